@@ -1,0 +1,236 @@
+//! Every environment variable of Strata, once: name, type, default, text.
+//!
+//! The table below is the only place that names a `STRATA_` variable. The [`Config`] struct, its defaults, the check for
+//! misspelt names, `strata info --env` and the README's table come from it. Variables marked *agreed* decide what all
+//! ranks must decide alike: rank 0's values are sent to all when a communicator is made.
+#![forbid(unsafe_code)]
+
+use crate::plan::Collective;
+use std::fmt::Display;
+use std::str::FromStr;
+
+/// One variable, as data.
+#[derive(Debug, Clone, Copy)]
+pub struct Variable {
+    /// Its name in the environment.
+    pub name: &'static str,
+    /// Its default, as text.
+    pub default: &'static str,
+    /// Whether rank 0's value counts for all ranks.
+    pub agreed: bool,
+    /// What it does, with its unit.
+    pub text: &'static str,
+}
+
+macro_rules! variables {
+    ($($name:literal $field:ident: $type:ty = $default:literal, $agreed:ident, $text:literal;)*) => {
+        /// All variables, in the order of the table.
+        pub const VARIABLES: &[Variable] = &[$(
+            Variable { name: $name, default: $default, agreed: variables!(@$agreed), text: $text },
+        )*];
+
+        /// The settings of one process, or of one communicator once rank 0's have been taken over.
+        #[derive(Debug, Clone, PartialEq)]
+        pub struct Config {
+            $(#[doc = $text] pub $field: $type,)*
+        }
+
+        impl Default for Config {
+            fn default() -> Config {
+                Config { $($field: $default.parse().expect("a default of the table parses"),)* }
+            }
+        }
+
+        impl Config {
+            /// Sets one variable from its text. `None`: no such variable; `Some(false)`: not of its type.
+            pub fn set(&mut self, name: &str, value: &str) -> Option<bool> {
+                match name {
+                    $($name => Some(assign(&mut self.$field, value)),)*
+                    _ => None,
+                }
+            }
+
+            /// The text of one variable.
+            pub fn get(&self, name: &str) -> Option<String> {
+                match name {
+                    $($name => Some(self.$field.to_string()),)*
+                    _ => None,
+                }
+            }
+        }
+    };
+    (@agreed) => { true };
+    (@local) => { false };
+}
+
+variables! {
+    "STRATA_TIMEOUT_MS" timeout_ms: u64 = "600000", agreed,
+        "Milliseconds a collective may wait for another rank before it ends with ncclTimeout; 0 waits for ever.";
+    "STRATA_BOOTSTRAP_TIMEOUT_MS" bootstrap_timeout_ms: u64 = "300000", local,
+        "Milliseconds the ranks may take to come together when a communicator is made.";
+    "STRATA_SEGMENT_BYTES" segment_bytes: usize = "0", agreed,
+        "Bytes of each block that a pipelined collective handles at a time; 0 lets Strata choose.";
+    "STRATA_WINDOW" window: usize = "4", agreed,
+        "Segments in flight at once.";
+    "STRATA_SCRATCH_BYTES" scratch_bytes: usize = "4194304", agreed,
+        "Most scratch memory of a communicator, all segments in flight together.";
+    "STRATA_ALL_REDUCE_ALGO" all_reduce_algo: String = "auto", agreed,
+        "Algorithm of ncclAllReduce; `strata info --algorithms` lists them.";
+    "STRATA_ALL_GATHER_ALGO" all_gather_algo: String = "auto", agreed,
+        "Algorithm of ncclAllGather.";
+    "STRATA_REDUCE_SCATTER_ALGO" reduce_scatter_algo: String = "auto", agreed,
+        "Algorithm of ncclReduceScatter.";
+    "STRATA_BROADCAST_ALGO" broadcast_algo: String = "auto", agreed,
+        "Algorithm of ncclBroadcast and ncclBcast.";
+    "STRATA_REDUCE_ALGO" reduce_algo: String = "auto", agreed,
+        "Algorithm of ncclReduce.";
+    "STRATA_ALL_TO_ALL_ALGO" all_to_all_algo: String = "auto", agreed,
+        "Algorithm of ncclAlltoAll.";
+    "STRATA_GATHER_ALGO" gather_algo: String = "auto", agreed,
+        "Algorithm of ncclGather.";
+    "STRATA_SCATTER_ALGO" scatter_algo: String = "auto", agreed,
+        "Algorithm of ncclScatter.";
+    "STRATA_DIRECT_MAX_BYTES" direct_max_bytes: usize = "16384", agreed,
+        "All-reduces of at most this many bytes on one node exchange whole vectors in one round.";
+    "STRATA_RD_MAX_BYTES" rd_max_bytes: usize = "67108864", agreed,
+        "Up to this many bytes (all-gather: output, reduce-scatter: input) the nodes exchange in a logarithmic number of rounds, beyond it around a ring.";
+    "STRATA_DIRECT_MAX_RANKS" direct_max_ranks: usize = "16", agreed,
+        "Nodes of at most this many ranks exchange directly, each rank with each; larger ones use rings or trees.";
+    "STRATA_SPIN_US" spin_us: u64 = "20", local,
+        "Microseconds a waiting rank polls before it yields the processor, and again before it sleeps.";
+    "STRATA_SHM" shm: bool = "true", local,
+        "Use shared memory between ranks of a node.";
+    "STRATA_CMA" cma: bool = "true", local,
+        "Read large messages straight out of a peer's memory (process_vm_readv) where the system allows it.";
+    "STRATA_EAGER_BYTES" eager_bytes: usize = "4096", local,
+        "Messages of at most this many bytes are copied through shared memory, larger ones are pulled by the receiver.";
+    "STRATA_TCP_CONNECTIONS" tcp_connections: usize = "2", agreed,
+        "Connections per pair of ranks on different nodes.";
+}
+
+fn assign<T: FromStr>(field: &mut T, value: &str) -> bool {
+    let spelt = match value {
+        "1" | "on" | "yes" if std::any::type_name::<T>() == "bool" => "true",
+        "0" | "off" | "no" if std::any::type_name::<T>() == "bool" => "false",
+        value => value,
+    };
+    match spelt.parse() {
+        Ok(parsed) => {
+            *field = parsed;
+            true
+        }
+        Err(_) => false,
+    }
+}
+
+impl Config {
+    /// The settings in these variables (name, value), and one warning for each `STRATA_` variable that is unknown or
+    /// does not parse.
+    pub fn from_vars(vars: impl Iterator<Item = (String, String)>) -> (Config, Vec<String>) {
+        let mut config = Config::default();
+        let mut warnings = Vec::new();
+        for (name, value) in vars.filter(|(name, _)| name.starts_with("STRATA_")) {
+            match config.set(&name, &value) {
+                Some(true) => {}
+                Some(false) => warnings.push(format!("{name}={value} has no meaning and is ignored")),
+                None => warnings.push(match nearest(&name) {
+                    Some(near) => format!("unknown variable {name}; did you mean {near}?"),
+                    None => format!("unknown variable {name}; `strata info --env` lists all"),
+                }),
+            }
+        }
+        (config, warnings)
+    }
+
+    /// This process's settings. Variables set by the launcher for the command itself are left alone.
+    pub fn from_env() -> (Config, Vec<String>) {
+        let vars = std::env::vars_os()
+            .map(|(name, value)| (name.to_string_lossy().into_owned(), value.to_string_lossy().into_owned()));
+        Config::from_vars(vars)
+    }
+
+    /// The agreed values as text, to be sent to the other ranks.
+    pub fn agreed(&self) -> String {
+        let line = |variable: &Variable| {
+            let value: &dyn Display = &self.get(variable.name).unwrap_or_default();
+            format!("{}={value}\n", variable.name)
+        };
+        VARIABLES.iter().filter(|variable| variable.agreed).map(line).collect()
+    }
+
+    /// Takes over rank 0's [`agreed`](Config::agreed) values; returns one line for each that differs from ours.
+    pub fn take_over(&mut self, agreed: &str) -> Vec<String> {
+        let mut differences = Vec::new();
+        for (name, value) in agreed.lines().filter_map(|line| line.split_once('=')) {
+            let ours = self.get(name);
+            if ours.as_deref() != Some(value) {
+                self.set(name, value);
+                differences
+                    .push(format!("{name} is {} here and {value} on rank 0, which counts", ours.unwrap_or_default()));
+            }
+        }
+        differences
+    }
+
+    /// The `STRATA_<COLLECTIVE>_ALGO` of a collective.
+    pub fn algorithm(&self, collective: Collective) -> &str {
+        match collective {
+            Collective::AllReduce => &self.all_reduce_algo,
+            Collective::AllGather => &self.all_gather_algo,
+            Collective::ReduceScatter => &self.reduce_scatter_algo,
+            Collective::Broadcast => &self.broadcast_algo,
+            Collective::Reduce => &self.reduce_algo,
+            Collective::AllToAll => &self.all_to_all_algo,
+            Collective::Gather => &self.gather_algo,
+            Collective::Scatter => &self.scatter_algo,
+        }
+    }
+}
+
+fn nearest(name: &str) -> Option<&'static str> {
+    let near =
+        VARIABLES.iter().map(|variable| (strsim::damerau_levenshtein(variable.name, name), variable.name)).min()?;
+    (near.0 <= name.len() / 3).then_some(near.1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(vars: &[(&str, &str)]) -> (Config, Vec<String>) {
+        Config::from_vars(vars.iter().map(|(name, value)| (name.to_string(), value.to_string())))
+    }
+
+    #[test]
+    fn a_misspelt_variable_is_answered_with_the_nearest_name() {
+        let (config, warnings) = parse(&[("STRATA_TIMEOUTMS", "5"), ("PATH", "/bin"), ("STRATA_CMA", "0")]);
+        assert_eq!(warnings, ["unknown variable STRATA_TIMEOUTMS; did you mean STRATA_TIMEOUT_MS?"]);
+        assert!(!config.cma);
+    }
+
+    #[test]
+    fn a_value_of_the_wrong_type_is_ignored_with_a_warning() {
+        let (config, warnings) = parse(&[("STRATA_WINDOW", "many")]);
+        assert_eq!(config, Config::default());
+        assert_eq!(warnings.len(), 1);
+    }
+
+    #[test]
+    fn rank_zero_s_values_are_taken_over_and_differences_told() {
+        let (zero, _) = parse(&[("STRATA_WINDOW", "7")]);
+        let (mut ours, _) = parse(&[("STRATA_CMA", "0")]);
+        let differences = ours.take_over(&zero.agreed());
+        assert_eq!(differences, ["STRATA_WINDOW is 4 here and 7 on rank 0, which counts"]);
+        assert_eq!(ours.window, 7);
+        assert!(!ours.cma, "a local variable stays local");
+    }
+
+    #[test]
+    fn every_variable_is_named_once_and_can_be_read_back() {
+        let config = Config::default();
+        for (index, variable) in VARIABLES.iter().enumerate() {
+            assert!(VARIABLES[..index].iter().all(|other| other.name != variable.name));
+            assert_eq!(config.get(variable.name).as_deref(), Some(variable.default));
+        }
+    }
+}

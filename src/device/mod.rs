@@ -1,0 +1,3 @@
+//! Where data lives and is computed on.
+
+pub mod host;

@@ -1,0 +1,102 @@
+//! Runs plans. The executor never blocks, never looks at a clock and touches no byte: time, messages, copies and
+//! reductions all come from a [`World`], so the simulated world runs this very code.
+#![forbid(unsafe_code)]
+
+use crate::error::Result;
+use crate::plan::layout::Piece;
+use crate::plan::{Call, Channel, Order};
+use crate::topo::Rank;
+
+/// Names a pending operation to the world that carries it out; chosen by the executor.
+pub type Token = u64;
+
+/// One operation, its chunks resolved to pieces of the call's buffers. Lists never contain empty pieces, and an
+/// operation of no bytes is never given to the world.
+#[derive(Debug, Clone, Copy)]
+pub enum Op<'a> {
+    /// Send one message.
+    Send {
+        /// The receiver.
+        to: Rank,
+        /// The message stream.
+        channel: Channel,
+        /// What is sent.
+        src: &'a [Piece],
+    },
+    /// Receive one message.
+    Recv {
+        /// The sender.
+        from: Rank,
+        /// The message stream.
+        channel: Channel,
+        /// Where it goes.
+        dst: &'a [Piece],
+    },
+    /// Receive one message and combine it with local data.
+    RecvReduce {
+        /// The sender.
+        from: Rank,
+        /// The message stream.
+        channel: Channel,
+        /// The local operand.
+        local: &'a [Piece],
+        /// Where the result goes.
+        dst: &'a [Piece],
+        /// Which operand comes first.
+        order: Order,
+        /// Apply the reduction's epilogue to the result.
+        finish: bool,
+    },
+    /// Copy.
+    Copy {
+        /// From here.
+        src: &'a [Piece],
+        /// To here.
+        dst: &'a [Piece],
+        /// Apply the reduction's prologue.
+        start: bool,
+        /// Apply the reduction's epilogue.
+        finish: bool,
+    },
+    /// Combine local data, folding from the left.
+    Reduce {
+        /// The operands.
+        srcs: &'a [&'a [Piece]],
+        /// Where the result goes.
+        dst: &'a [Piece],
+        /// Apply the reduction's epilogue to the result.
+        finish: bool,
+    },
+    /// A collective of another provider.
+    Call {
+        /// What and with whom.
+        call: &'a Call,
+        /// The input, per block.
+        src: &'a [&'a [Piece]],
+        /// The output, per block.
+        dst: &'a [&'a [Piece]],
+    },
+}
+
+/// How an operation began.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Started {
+    /// It is complete already.
+    Done,
+    /// It was accepted; [`World::poll`] will report its token.
+    Pending,
+    /// The channel is full. Nothing happened; try again after a later poll.
+    Busy,
+}
+
+/// Everything the executor needs from the outside.
+pub trait World {
+    /// The time, in ns from some start.
+    fn now_ns(&self) -> u64;
+
+    /// Starts an operation.
+    fn start(&mut self, token: Token, op: Op<'_>) -> Result<Started>;
+
+    /// Makes progress and appends the tokens of operations that have completed since the last call.
+    fn poll(&mut self, done: &mut Vec<Token>) -> Result<()>;
+}

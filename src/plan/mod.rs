@@ -1,0 +1,369 @@
+//! A collective, written out step by step for one rank.
+//!
+//! A plan speaks of *chunks*, never of bytes. Each buffer is a row of chunks: a *block* (the `count` elements of the
+//! NCCL call) is `chunks_per_block` consecutive chunks, and `Input` and `Output` have as many blocks as the collective
+//! says ([`Collective::input_blocks`], [`Collective::output_blocks`]). [`layout`] turns chunks into bytes at run time.
+//!
+//! **Order.** A plan has *lanes*. A lane issues its steps in order; a step other than `Send` completes before the next
+//! one of its lane is issued, a `Send` only has to be accepted by its channel. A dependency waits until the named step
+//! has *completed*, which for a `Send` means that its source may be written again. All of this holds per segment: when a
+//! long message is cut into segments, the plan runs once for each, lanes go from one segment to the next on their own,
+//! and segment `s + window` starts when segment `s` has completed.
+//!
+//! **Messages** from one rank to another on one channel arrive in the order in which they were sent. On each rank, one
+//! lane at most sends to, and one lane at most receives from, a given (peer, channel).
+#![forbid(unsafe_code)]
+
+pub mod layout;
+
+use crate::topo::{Grid, Rank};
+use std::sync::Arc;
+
+/// The contract a plan fulfils.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Collective {
+    /// Every rank gets the reduction of all vectors.
+    AllReduce,
+    /// Every rank gets every rank's block, in rank order.
+    AllGather,
+    /// Rank i gets block i of the reduction of all inputs.
+    ReduceScatter,
+    /// Every rank gets the root's vector.
+    Broadcast,
+    /// The root gets the reduction of all vectors.
+    Reduce,
+    /// Rank i gets block i of every rank's input, in rank order.
+    AllToAll,
+    /// The root gets every rank's block, in rank order.
+    Gather,
+    /// Rank i gets block i of the root's input.
+    Scatter,
+}
+
+impl Collective {
+    /// All collectives.
+    pub const ALL: [Collective; 8] = [
+        Collective::AllReduce,
+        Collective::AllGather,
+        Collective::ReduceScatter,
+        Collective::Broadcast,
+        Collective::Reduce,
+        Collective::AllToAll,
+        Collective::Gather,
+        Collective::Scatter,
+    ];
+
+    /// The name used in variables, logs and the command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Collective::AllReduce => "all_reduce",
+            Collective::AllGather => "all_gather",
+            Collective::ReduceScatter => "reduce_scatter",
+            Collective::Broadcast => "broadcast",
+            Collective::Reduce => "reduce",
+            Collective::AllToAll => "all_to_all",
+            Collective::Gather => "gather",
+            Collective::Scatter => "scatter",
+        }
+    }
+
+    /// The collective with this name; `-`, `_` and case do not matter (`AllGather`, `all-gather`, `allgather`).
+    pub fn from_name(name: &str) -> Option<Collective> {
+        let plain = |text: &str| text.replace(['_', '-'], "").to_ascii_lowercase();
+        Self::ALL.into_iter().find(|collective| plain(collective.name()) == plain(name))
+    }
+
+    /// Whether data of several ranks is combined.
+    pub const fn reduces(self) -> bool {
+        matches!(self, Collective::AllReduce | Collective::ReduceScatter | Collective::Reduce)
+    }
+
+    /// Whether one rank is special.
+    pub const fn has_root(self) -> bool {
+        matches!(self, Collective::Broadcast | Collective::Reduce | Collective::Gather | Collective::Scatter)
+    }
+
+    /// Blocks in a rank's `Input`. A rank that has none (a non-root of `Broadcast` and `Scatter`) may pass null.
+    pub fn input_blocks(self, nranks: usize, rank: Rank, root: Rank) -> usize {
+        match self {
+            Collective::AllReduce | Collective::AllGather | Collective::Reduce | Collective::Gather => 1,
+            Collective::ReduceScatter | Collective::AllToAll => nranks,
+            Collective::Broadcast => usize::from(rank == root),
+            Collective::Scatter => nranks * usize::from(rank == root),
+        }
+    }
+
+    /// Blocks in a rank's `Output`.
+    pub fn output_blocks(self, nranks: usize, rank: Rank, root: Rank) -> usize {
+        match self {
+            Collective::AllReduce | Collective::ReduceScatter | Collective::Broadcast | Collective::Scatter => 1,
+            Collective::AllGather | Collective::AllToAll => nranks,
+            Collective::Reduce => usize::from(rank == root),
+            Collective::Gather => nranks * usize::from(rank == root),
+        }
+    }
+}
+
+/// The blocks of a message seen from one rank: what an algorithm writes a plan for.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Shape {
+    /// What is to be done.
+    pub collective: Collective,
+    /// Who is where.
+    pub grid: Arc<Grid>,
+    /// The root, for collectives that have one (else rank 0).
+    pub root: Rank,
+    /// The buffers overlap as NCCL's in-place convention says: `Input` *is* `Output` (AllReduce, Broadcast, Reduce on
+    /// the root), or `Input` is block `rank` of `Output` (AllGather; Gather on the root), or `Output` is block `rank`
+    /// of `Input` (ReduceScatter; Scatter on the root). AllToAll has no in-place form.
+    pub in_place: bool,
+    /// Every rank's own input must pass through a `Copy` with `start` before it is reduced or sent.
+    pub prologue: bool,
+}
+
+impl Shape {
+    /// An out-of-place shape without prologue and with root 0.
+    pub fn new(collective: Collective, grid: Arc<Grid>) -> Shape {
+        Shape { collective, grid, root: Rank(0), in_place: false, prologue: false }
+    }
+
+    /// How many ranks take part.
+    pub fn nranks(&self) -> usize {
+        self.grid.nranks()
+    }
+}
+
+/// Where a chunk lives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Buffer {
+    /// The call's send buffer; never written (except where it is `Output` too).
+    Input,
+    /// The call's receive buffer.
+    Output,
+    /// Strata's own memory, one set per segment in flight; holds nothing when a segment starts.
+    Scratch,
+}
+
+/// Consecutive chunks of one buffer.
+///
+/// Chunks differ in size (a count need not divide), so a span says whose size its chunks have: chunk `start + i` is as
+/// large as chunk `like + i` of a row of blocks. For `Input` and `Output` `like` and `start` agree modulo
+/// `chunks_per_block`; a scratch slot takes a chunk of any size.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Span {
+    /// The buffer.
+    pub buffer: Buffer,
+    /// The first chunk.
+    pub start: u32,
+    /// How many chunks; at least one.
+    pub len: u32,
+    /// The first chunk whose size is meant.
+    pub like: u32,
+}
+
+impl Span {
+    /// Chunks of `Input` or `Output`, whose sizes follow from their place.
+    pub fn user(buffer: Buffer, start: usize, len: usize) -> Span {
+        Span { buffer, start: start as u32, len: len as u32, like: start as u32 }
+    }
+
+    /// `len` chunks of `Input` from `start`.
+    pub fn input(start: usize, len: usize) -> Span {
+        Span::user(Buffer::Input, start, len)
+    }
+
+    /// `len` chunks of `Output` from `start`.
+    pub fn output(start: usize, len: usize) -> Span {
+        Span::user(Buffer::Output, start, len)
+    }
+
+    /// `len` scratch slots from `start`, holding chunks as large as `like..like + len`.
+    pub fn scratch(start: usize, len: usize, like: usize) -> Span {
+        Span { buffer: Buffer::Scratch, start: start as u32, len: len as u32, like: like as u32 }
+    }
+}
+
+/// A list of spans, read or written in order: a gather or scatter list. Strided data is one span per run.
+pub type Spans = Vec<Span>;
+
+/// How many chunks a list of spans covers.
+pub fn chunks_in(spans: &[Span]) -> usize {
+    spans.iter().map(|span| span.len as usize).sum()
+}
+
+/// Which operand of a reduction comes first. All ranks that compute the same result must agree bit for bit, so the
+/// order is part of the plan.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Order {
+    /// `local (op) incoming`
+    LocalFirst,
+    /// `incoming (op) local`
+    IncomingFirst,
+}
+
+/// A message stream between two ranks. Messages of one channel from one rank to another keep their order.
+pub type Channel = u16;
+
+/// What a step does. Source and destination lists cover the same number of chunks, pairwise of the same size.
+/// A destination may be exactly a source (in place) and may not overlap one in any other way.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Action {
+    /// Sends the chunks of `src` as one message.
+    Send {
+        /// The receiver.
+        to: Rank,
+        /// The message stream.
+        channel: Channel,
+        /// What is sent.
+        src: Spans,
+    },
+    /// Receives one message into `dst`.
+    Recv {
+        /// The sender.
+        from: Rank,
+        /// The message stream.
+        channel: Channel,
+        /// Where it goes.
+        dst: Spans,
+    },
+    /// Receives one message, combines it with `local`, writes `dst`.
+    RecvReduce {
+        /// The sender.
+        from: Rank,
+        /// The message stream.
+        channel: Channel,
+        /// The local operand.
+        local: Spans,
+        /// Where the result goes.
+        dst: Spans,
+        /// Which operand comes first.
+        order: Order,
+        /// The result is final: apply the reduction's epilogue.
+        finish: bool,
+    },
+    /// Copies `src` to `dst`.
+    Copy {
+        /// From here.
+        src: Spans,
+        /// To here.
+        dst: Spans,
+        /// The data is this rank's own input, used for the first time: apply the reduction's prologue.
+        start: bool,
+        /// The data is a final result: apply the reduction's epilogue.
+        finish: bool,
+    },
+    /// `dst = srcs[0] (op) srcs[1] (op) ...`, folded from the left. At least two sources.
+    Reduce {
+        /// The operands.
+        srcs: Vec<Spans>,
+        /// Where the result goes.
+        dst: Spans,
+        /// The result is final: apply the reduction's epilogue.
+        finish: bool,
+    },
+    /// A whole collective over some of the ranks, given to another provider or replaced by another plan.
+    Call(Call),
+    /// Nothing; waits for its dependencies.
+    Nop,
+}
+
+/// A collective over a group of ranks, as one step. All members have equal calls (`collective`, `group`, `root`,
+/// `level`) in the same order, and their parts match in size.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Call {
+    /// What is to be done among the members.
+    pub collective: Collective,
+    /// Which links it uses; chooses the provider.
+    pub level: Level,
+    /// The members; a member's index here is its rank within the call.
+    pub group: Vec<Rank>,
+    /// The root's index in `group`, for collectives that have one (else 0).
+    pub root: usize,
+    /// The call's input, one list per block: `Collective::input_blocks` of them. Blocks may differ in size
+    /// (and be empty), as in a vectored collective.
+    pub src: Vec<Spans>,
+    /// The call's output, one list per block: `Collective::output_blocks` of them.
+    pub dst: Vec<Spans>,
+    /// The results are final: the epilogue is applied.
+    pub finish: bool,
+}
+
+/// Which links a [`Call`] runs over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Level {
+    /// Members share a node.
+    Node,
+    /// Members are on different nodes.
+    Rail,
+}
+
+/// A step of the same rank, by lane and position.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct StepRef {
+    /// Index of the lane.
+    pub lane: u32,
+    /// Index of the step in its lane.
+    pub step: u32,
+}
+
+/// One entry of a lane.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Step {
+    /// What is done.
+    pub action: Action,
+    /// Steps of other lanes that must have completed first.
+    pub deps: Vec<StepRef>,
+}
+
+impl From<Action> for Step {
+    fn from(action: Action) -> Step {
+        Step { action, deps: Vec::new() }
+    }
+}
+
+/// An in-order list of steps.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
+pub struct Lane {
+    /// The steps.
+    pub steps: Vec<Step>,
+}
+
+/// An algorithm, written out for one rank of one shape.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Plan {
+    /// What the plan was written for.
+    pub shape: Shape,
+    /// Whose plan it is.
+    pub rank: Rank,
+    /// The name of the algorithm.
+    pub algorithm: String,
+    /// Chunks in one block; the same on all ranks.
+    pub chunks_per_block: u32,
+    /// Scratch slots used, each as large as the largest chunk.
+    pub scratch_chunks: u32,
+    /// The lanes.
+    pub lanes: Vec<Lane>,
+}
+
+impl Plan {
+    /// Chunks in this rank's buffer.
+    pub fn chunks(&self, buffer: Buffer) -> usize {
+        let Shape { collective, root, .. } = self.shape;
+        let per_block = self.chunks_per_block as usize;
+        match buffer {
+            Buffer::Input => collective.input_blocks(self.shape.nranks(), self.rank, root) * per_block,
+            Buffer::Output => collective.output_blocks(self.shape.nranks(), self.rank, root) * per_block,
+            Buffer::Scratch => self.scratch_chunks as usize,
+        }
+    }
+
+    /// The step a reference names.
+    pub fn step(&self, at: StepRef) -> Option<&Step> {
+        self.lanes.get(at.lane as usize)?.steps.get(at.step as usize)
+    }
+
+    /// How many steps all lanes have together.
+    pub fn nsteps(&self) -> usize {
+        self.lanes.iter().map(|lane| lane.steps.len()).sum()
+    }
+}

@@ -1,0 +1,60 @@
+//! Moves bytes between ranks.
+//!
+//! A [`Transport`] carries ordered message streams between this rank and its peers. It never blocks: operations are
+//! posted and complete by token. What a receiver does with the bytes (store them, or combine them with local data while
+//! they are in cache) is its [`Sink`].
+
+use crate::device::host::Combine;
+use crate::error::Result;
+use crate::exec::{Started, Token};
+use crate::memory::Region;
+use crate::plan::Channel;
+use crate::topo::Rank;
+use std::time::Duration;
+
+/// What travels with a message, so that ranks that call different things find out instead of corrupting memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Envelope {
+    /// The message stream.
+    pub channel: Channel,
+    /// The number of the operation on its communicator (collectives), or of the message on its stream (send/receive).
+    pub sequence: u64,
+    /// A digest of what every rank must agree on: collective, count, type, operation, root, algorithm.
+    pub signature: u32,
+}
+
+/// What happens to a message's bytes on arrival. Lists are in message order and cover the message exactly.
+#[derive(Debug, Clone, Copy)]
+pub enum Sink<'a> {
+    /// Store them.
+    Store(&'a [Region]),
+    /// `dst = combine(local, incoming)`; `local` and `dst` are cut at the same places or not at all, element-aligned.
+    Reduce {
+        /// The local operand.
+        local: &'a [Region],
+        /// Where the result goes.
+        dst: &'a [Region],
+        /// How the two become one.
+        combine: Combine,
+    },
+}
+
+/// Message streams between this rank and its peers.
+pub trait Transport: Send {
+    /// Posts a message. The source must not be written until the token has completed.
+    /// `Busy` when the channel to `to` takes no more for now.
+    fn send(&mut self, token: Token, to: Rank, envelope: Envelope, src: &[Region]) -> Result<Started>;
+
+    /// Posts a receive for the next message of the stream. A message of another length, sequence or signature is an
+    /// `InvalidUsage` error that names the rank and both sides' values.
+    fn recv(&mut self, token: Token, from: Rank, envelope: Envelope, sink: Sink<'_>) -> Result<Started>;
+
+    /// Makes progress and appends the tokens that have completed. No system call while shared memory alone has work.
+    fn poll(&mut self, done: &mut Vec<Token>) -> Result<()>;
+
+    /// Sleeps until something may have happened, or for `limit`. Called after `poll` reported nothing for a while.
+    fn sleep(&mut self, limit: Duration) -> Result<()>;
+
+    /// Forgets all pending operations; afterwards no memory given to `send` or `recv` is touched any more by this rank.
+    fn cancel(&mut self);
+}
