@@ -1,8 +1,9 @@
-//! Half precision by the processor's own conversions, eight elements an instruction; the bits are those of
-//! [`Small<F16>`](super::element::Small).
+//! Half precision by the processor's own conversions, eight elements an instruction, and fp8 read by way of it; the bits
+//! are those of [`Small`].
 
-use super::element::{Element, Small, F16};
+use super::element::{Element, Format, Small, F16};
 use std::arch::x86_64::{__m128i, __m256, _mm256_cvtph_ps, _mm256_cvtps_ph, _MM_FROUND_TO_NEAREST_INT};
+use std::marker::PhantomData;
 use std::mem::transmute;
 
 /// IEEE half precision on a processor that has AVX2 and F16C; used by no other kernel than those that require them.
@@ -76,5 +77,42 @@ impl Element for HalfF16c {
             bits.copy_from_slice(&narrow8(&quiet));
         }
         bits
+    }
+}
+
+/// fp8 on such a processor: read through half precision, which holds every value of both formats; rounded and written
+/// as everywhere, since going back through half precision would round twice.
+pub(super) struct SmallF16c<F>(PhantomData<F>);
+
+impl<F: Format> Element for SmallF16c<F> {
+    type Bits = F::Bits;
+    type Wide = f32;
+
+    #[inline(always)]
+    fn widen(bits: F::Bits) -> f32 {
+        Small::<F>::widen(bits)
+    }
+
+    #[inline(always)]
+    fn settle(wide: f32) -> f32 {
+        Small::<F>::settle(wide)
+    }
+
+    #[inline(always)]
+    fn narrow(wide: f32) -> F::Bits {
+        Small::<F>::narrow(wide)
+    }
+
+    #[inline(always)]
+    fn widen_strip<const L: usize>(bits: &[F::Bits; L]) -> [f32; L] {
+        let mut halves = [0; L];
+        for i in 0..L {
+            halves[i] = F::half(bits[i]);
+        }
+        let mut wide = HalfF16c::widen_strip(&halves);
+        for value in &mut wide {
+            *value *= F::HALF_SCALE;
+        }
+        wide
     }
 }
