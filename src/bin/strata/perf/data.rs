@@ -6,7 +6,7 @@
 #![forbid(unsafe_code)]
 
 use super::collective::{Kind, Place, Reduce};
-use half::{bf16, f16};
+use strata::device::host::reference::{check, encode, premultiplied};
 use strata::dtype::{DataType, RedOp, ScalarBytes};
 use strata::memory::Region;
 
@@ -29,34 +29,6 @@ fn mixed(rank: usize, index: usize) -> u64 {
     x = (x ^ x >> 30).wrapping_add(0x9e37_79b9_7f4a_7c15).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     x = (x ^ x >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
     x ^ x >> 31
-}
-
-/// The bytes of a small number that every type can hold exactly: `halves / 2`, at most 8 in size, whole for integers.
-fn encode(dtype: DataType, halves: i32) -> ScalarBytes {
-    let value = f64::from(halves) / 2.0;
-    let mut bytes = [0; 8];
-    let mut put = |from: &[u8]| bytes[..from.len()].copy_from_slice(from);
-    match dtype {
-        DataType::F16 => put(&f16::from_f64(value).to_le_bytes()),
-        DataType::BF16 => put(&bf16::from_f64(value).to_le_bytes()),
-        DataType::F32 => put(&(value as f32).to_le_bytes()),
-        DataType::F64 => put(&value.to_le_bytes()),
-        DataType::F8E4M3 => put(&[eight_bits(value, 3, 7)]),
-        DataType::F8E5M2 => put(&[eight_bits(value, 2, 15)]),
-        _ => put(&i64::from(halves / 2).to_le_bytes()),
-    }
-    bytes
-}
-
-/// An 8-bit float of a value that it can hold exactly and that is not subnormal.
-fn eight_bits(value: f64, mantissa_bits: u32, bias: i32) -> u8 {
-    if value == 0.0 {
-        return 0;
-    }
-    let sign = if value < 0.0 { 0x80 } else { 0 };
-    let exponent = value.abs().log2().floor() as i32;
-    let mantissa = (value.abs() / f64::from(exponent).exp2() - 1.0) * f64::from(1 << mantissa_bits);
-    sign | ((exponent + bias) as u8) << mantissa_bits | mantissa as u8
 }
 
 impl Data {
@@ -99,34 +71,20 @@ impl Data {
             Reduce::Builtin(RedOp::Prod) if dtype.is_integer() => (random | 1).to_le_bytes(),
             Reduce::Builtin(RedOp::Prod) => {
                 let special = (index + rank) % self.nranks;
-                encode(
-                    dtype,
-                    if special == 0 {
-                        4
-                    } else if special == 1 {
-                        1
-                    } else {
-                        2
-                    },
-                )
+                encode(dtype, [2.0, 0.5].get(special).copied().unwrap_or(1.0))
             }
             Reduce::Builtin(RedOp::Max | RedOp::Min) if dtype.is_integer() => random.to_le_bytes(),
-            Reduce::Builtin(RedOp::Max | RedOp::Min) if dtype == DataType::F32 => {
-                let mut bytes = [0; 8];
-                bytes[..4].copy_from_slice(&(random as i32 as f32).to_le_bytes());
-                bytes
-            }
-            Reduce::Builtin(RedOp::Max | RedOp::Min) if dtype == DataType::F64 => (random as i64 as f64).to_le_bytes(),
+            Reduce::Builtin(RedOp::Max | RedOp::Min) => encode(dtype, f64::from(random as i8)),
             _ => {
-                let small = (random % 9) as i32;
-                encode(dtype, 2 * if unsigned { small } else { small - 4 })
+                let small = (random % 9) as f64;
+                encode(dtype, if unsigned { small } else { small - 4.0 })
             }
         }
     }
 
     /// The factor of the PreMulSum operation.
     pub fn scalar(dtype: DataType) -> ScalarBytes {
-        encode(dtype, 4)
+        encode(dtype, 2.0)
     }
 
     /// Writes a rank's input from element `first` on.
@@ -193,7 +151,7 @@ impl Data {
                 return;
             }
             let inputs: Vec<&[u8]> = self.tables.iter().map(|table| &table[bytes.clone()]).collect();
-            let found = self.compare(&inputs, &got);
+            let found = self.count_wrong(&inputs, &got);
             wrong += found;
             if found == 0 && bytes.len() == self.tables[0].len() {
                 right.clone_from(&got);
@@ -202,15 +160,86 @@ impl Data {
         wrong
     }
 
-    fn compare(&self, inputs: &[&[u8]], got: &[u8]) -> usize {
+    /// How many elements are not what the reduction of the inputs may be.
+    fn count_wrong(&self, inputs: &[&[u8]], got: &[u8]) -> usize {
         let size = self.dtype.size();
-        let read = |bytes: &[u8]| -> f64 {
-            match self.dtype {
-                DataType::F32 => f64::from(f32::from_le_bytes(bytes.try_into().unwrap_or_default())),
-                _ => f64::from(bytes[0]),
+        let products: Vec<Vec<u8>>;
+        let mut operands = inputs.to_vec();
+        let op = match self.reduce {
+            Reduce::Builtin(op) => op,
+            _ => {
+                let scalar = Data::scalar(self.dtype);
+                products = inputs.iter().map(|input| premultiplied(self.dtype, &scalar, input)).collect();
+                operands = products.iter().map(Vec::as_slice).collect();
+                RedOp::Sum
             }
         };
-        let sum = |at: usize| inputs.iter().map(|input| read(&input[at..at + size])).sum::<f64>();
-        (0..got.len()).step_by(size).filter(|&at| read(&got[at..at + size]) != sum(at)).count()
+        if check(op, self.dtype, &operands, got).is_ok() {
+            return 0;
+        }
+        let right = |at: usize| {
+            let element: Vec<&[u8]> = operands.iter().map(|operand| &operand[at..at + size]).collect();
+            check(op, self.dtype, &element, &got[at..at + size]).is_ok()
+        };
+        (0..got.len()).step_by(size).filter(|&at| !right(at)).count()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use strata::memory::Arena;
+
+    const PLACE: Place = Place { rank: 1, nranks: 3, root: 1 };
+
+    fn reduced(data: &Data, count: usize) -> Arena {
+        let size = data.dtype().size();
+        let mut arena = Arena::new(count * size);
+        let result = arena.region();
+        let mut srcs: Vec<Arena> = (0..3).map(|_| Arena::new(count * size)).collect();
+        let regions: Vec<Region> = srcs.iter_mut().map(Arena::region).collect();
+        regions.iter().enumerate().for_each(|(rank, region)| data.fill(*region, rank, 0));
+        strata::device::host::reduce(data.dtype(), strata::dtype::Operator::Sum, 1, &regions, result);
+        arena
+    }
+
+    #[test]
+    fn a_right_sum_is_accepted_and_every_changed_element_counted() {
+        for dtype in DataType::ALL {
+            let count = 3 * PERIOD + 5;
+            let data = Data::new(dtype, Reduce::Builtin(RedOp::Sum), 3, count);
+            let mut arena = reduced(&data, count);
+            let result = arena.region();
+            assert_eq!(data.wrong(Kind::AllReduce, result, count, PLACE), 0, "{dtype:?}");
+            for element in [0, PERIOD, 2 * PERIOD + 7, count - 1] {
+                result.part(element * dtype.size(), dtype.size()).write(&[0x55; 8][..dtype.size()]);
+            }
+            assert_eq!(data.wrong(Kind::AllReduce, result, count, PLACE), 4, "{dtype:?}");
+        }
+    }
+
+    #[test]
+    fn blocks_in_the_wrong_order_are_found() {
+        let data = Data::new(DataType::U8, Reduce::None, 3, 300);
+        let mut arena = Arena::new(300);
+        let result = arena.region();
+        (0..3).for_each(|rank| data.fill(result.part(rank * 100, 100), rank, 0));
+        assert_eq!(data.wrong(Kind::AllGather, result, 100, PLACE), 0);
+        data.fill(result.part(0, 100), 1, 0);
+        assert!(data.wrong(Kind::AllGather, result, 100, PLACE) > 90);
+        (0..3).for_each(|rank| data.fill(result.part(rank * 100, 100), rank, 100));
+        assert_eq!(data.wrong(Kind::AllToAll, result, 100, PLACE), 0);
+        assert!(data.wrong(Kind::AllGather, result, 100, PLACE) > 270);
+    }
+
+    #[test]
+    fn a_part_is_checked_against_its_own_place() {
+        let count = PERIOD / 2;
+        let data = Data::new(DataType::F32, Reduce::Builtin(RedOp::Sum), 3, 3 * count);
+        let mut arena = reduced(&data, 3 * count);
+        let part = |rank: usize, region: Region| region.part(rank * count * 4, count * 4);
+        let whole = arena.region();
+        assert_eq!(data.wrong(Kind::ReduceScatter, part(1, whole), count, PLACE), 0);
+        assert!(data.wrong(Kind::ReduceScatter, part(2, whole), count, PLACE) > count / 2);
     }
 }
