@@ -1,1 +1,4 @@
 //! Placeholder, replaced by its author.
+
+pub mod bootstrap;
+pub mod service;
