@@ -331,6 +331,27 @@ fn every_algorithm_does_its_collectives_for_1_to_16_ranks() {
 }
 
 #[test]
+fn every_algorithm_takes_any_placement_on_nodes() {
+    let grids = [
+        Grid::blocks(&[4, 4]),
+        Grid::blocks(&[2, 2, 2, 2]),
+        Grid::blocks(&[3, 3, 3]),
+        Grid::blocks(&[1, 1, 1, 1, 1]),
+        Grid::blocks(&[3, 1, 4]),
+        Grid::blocks(&[1, 6]),
+        Grid::blocks(&[6, 1, 2]),
+        Grid::round_robin(8, 2),
+        Grid::round_robin(11, 3),
+        Grid::from_labels(&[0, 1, 0, 0, 2, 1, 0, 2, 2, 2, 2]),
+    ];
+    for grid in grids.map(Arc::new) {
+        for algorithm in super::ALGORITHMS {
+            run_all(algorithm, &grid);
+        }
+    }
+}
+
+#[test]
 #[should_panic(expected = "capacity 1 order")]
 fn a_result_that_lands_on_a_vector_still_being_sent_is_noticed() {
     let shape = Shape::new(Collective::AllReduce, Arc::new(Grid::flat(8)));

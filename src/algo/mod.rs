@@ -8,6 +8,9 @@ mod builder;
 mod interpreter;
 mod log;
 mod rd;
+mod scatter_gather;
+mod tree;
+mod two_step;
 
 use crate::plan::{Collective, Plan, Shape};
 use crate::topo::Rank;
@@ -27,7 +30,15 @@ pub struct Algorithm {
 }
 
 /// All algorithms.
-pub const ALGORITHMS: &[&Algorithm] = &[&rd::RD, &rd::RD_ONE, &log::LOG];
+pub const ALGORITHMS: &[&Algorithm] = &[
+    &rd::RD,
+    &rd::RD_ONE,
+    &log::LOG,
+    &tree::TREE,
+    &scatter_gather::SCATTER_ALLGATHER,
+    &scatter_gather::REDUCE_SCATTER_GATHER,
+    &two_step::TWO_STEP,
+];
 
 /// The algorithm with this name.
 pub fn by_name(name: &str) -> Option<&'static Algorithm> {
