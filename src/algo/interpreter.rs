@@ -8,6 +8,7 @@
 use super::Algorithm;
 use crate::plan::{Action, Buffer, Channel, Collective, Order, Plan, Shape, Span, Step, StepRef};
 use crate::topo::{Grid, Rank};
+use crate::verify::{verify, Options, Report};
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
@@ -285,6 +286,17 @@ fn run(plans: &[Plan], label: &str) {
     }
 }
 
+/// What the verifier says of plans that it must accept.
+fn prove(plans: &[Plan]) -> Report {
+    let reports = [1, 8].map(|capacity| {
+        verify(plans, &Options { capacity }).unwrap_or_else(|rejection| {
+            let Plan { algorithm, shape, .. } = &plans[0];
+            panic!("{algorithm} {shape:?} capacity {capacity}: {rejection}\n{:#?}", plans[rejection.rank.index()])
+        })
+    });
+    reports[0]
+}
+
 /// Runs an algorithm on a grid: every collective it does, all roots up to 8 ranks, in place on all, some and no ranks, with
 /// and without prologue.
 fn run_all(algorithm: &Algorithm, grid: &Arc<Grid>) -> usize {
@@ -311,6 +323,9 @@ fn run_all(algorithm: &Algorithm, grid: &Arc<Grid>) -> usize {
                     })
                     .collect();
                 let name = collective.name();
+                if in_place < 2 {
+                    prove(&plans);
+                }
                 run(
                     &plans,
                     &format!("{} {name} on {grid} root {root} in place {in_place} prologue {prologue}", algorithm.name),
@@ -347,6 +362,60 @@ fn every_algorithm_takes_any_placement_on_nodes() {
     for grid in grids.map(Arc::new) {
         for algorithm in super::ALGORITHMS {
             run_all(algorithm, &grid);
+        }
+    }
+}
+
+#[test]
+fn rounds_are_logarithmic_and_no_block_travels_twice() {
+    let plans = |algorithm: &Algorithm, collective, nranks: usize| -> Vec<Plan> {
+        let shape = Shape::new(collective, Arc::new(Grid::flat(nranks)));
+        (0..nranks).map(|rank| (algorithm.build)(&shape, Rank::from_index(rank))).collect()
+    };
+    use Collective::*;
+    for nranks in [2usize, 3, 5, 7, 8, 13, 16, 31, 64, 100] {
+        let log = nranks.next_power_of_two().trailing_zeros() as usize;
+        let all = nranks * (nranks - 1);
+        let cases = [
+            (&super::log::LOG, AllGather, log, Some(all)),
+            (&super::log::LOG, ReduceScatter, log, Some(all)),
+            (&super::log::LOG, AllReduce, 2 * log, Some(2 * all)),
+            (&super::rd::RD, AllGather, log, Some(all)),
+            (&super::rd::RD, ReduceScatter, log, Some(all)),
+            (&super::rd::RD, AllReduce, 2 * log, Some(2 * all)),
+            (&super::rd::RD_ONE, AllReduce, log, Some(nranks * log)),
+            (&super::tree::TREE, Broadcast, log, Some(nranks - 1)),
+            (&super::tree::TREE, Reduce, log, Some(nranks - 1)),
+            (&super::tree::TREE, Gather, log, None),
+            (&super::tree::TREE, Scatter, log, None),
+            (&super::scatter_gather::SCATTER_ALLGATHER, Broadcast, 2 * log, Some(all)),
+            (&super::scatter_gather::REDUCE_SCATTER_GATHER, Reduce, 2 * log, None),
+        ];
+        for (algorithm, collective, rounds, chunks) in cases {
+            if !nranks.is_power_of_two() && algorithm.name.starts_with("rd") {
+                continue;
+            }
+            let report = prove(&plans(algorithm, collective, nranks));
+            let what = format!("{} {} {nranks}", algorithm.name, collective.name());
+            assert!(report.rounds <= rounds, "{what}: {} rounds", report.rounds);
+            assert!(chunks.is_none_or(|chunks| chunks == report.chunks), "{what}: {} chunks", report.chunks);
+        }
+    }
+}
+
+#[test]
+fn the_verifier_accepts_all_placements_of_many_ranks() {
+    let sizes: Vec<usize> = (0..20).map(|node| 1 + node * 7 % 5).collect();
+    for grid in [Grid::blocks(&sizes), Grid::round_robin(67, 9), Grid::flat(64), Grid::blocks(&[8; 16])].map(Arc::new) {
+        for algorithm in super::ALGORITHMS {
+            for &collective in algorithm.collectives {
+                let mut shape = Shape::new(collective, grid.clone());
+                shape.root = Rank(if collective.has_root() { 5 } else { 0 });
+                if algorithm.does(&shape) {
+                    let ranks = 0..grid.nranks();
+                    prove(&ranks.map(|rank| (algorithm.build)(&shape, Rank::from_index(rank))).collect::<Vec<_>>());
+                }
+            }
         }
     }
 }
