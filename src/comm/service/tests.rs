@@ -6,7 +6,7 @@
 use super::*;
 use crate::comm::bootstrap::{Exchange, Session, UniqueId};
 use crate::topo::Rank;
-use rustix::process::{kill_process, Pid, Signal};
+use rustix::process::{kill_process, waitpid, Pid, Signal, WaitOptions};
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command as Program, Stdio};
 use std::sync::atomic::AtomicBool;
@@ -125,7 +125,13 @@ impl Process {
     }
 
     fn signal(&self, signal: Signal) {
-        kill_process(Pid::from_child(&self.child), signal).unwrap();
+        let pid = Pid::from_child(&self.child);
+        kill_process(pid, signal).unwrap();
+        if signal == Signal::STOP {
+            // Its threads stop one after another.
+            let stopped = waitpid(Some(pid), WaitOptions::UNTRACED).unwrap();
+            assert!(stopped.is_some_and(|(_, status)| status.stopped()));
+        }
     }
 
     fn pid(&self) -> u32 {
