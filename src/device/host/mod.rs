@@ -1,5 +1,7 @@
 //! The host device: buffers are host memory, reductions run on the calling thread, vectorised for every type.
 
+pub mod stream;
+
 use crate::dtype::{DataType, Operator};
 use crate::plan::Order;
 
