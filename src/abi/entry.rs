@@ -10,6 +10,9 @@ use std::any::Any;
 use std::ffi::c_int;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 
+/// An argument's name, and how its type is written in C.
+pub type Argument = (&'static str, fn() -> String);
+
 /// One function of the interface, as data.
 pub struct Function {
     /// Its name.
@@ -26,8 +29,8 @@ pub struct Function {
     pub doc: &'static [&'static str],
     /// How its result is written in C.
     pub result: fn() -> String,
-    /// The names of its arguments and how their types are written in C.
-    pub arguments: &'static [(&'static str, fn() -> String)],
+    /// Its arguments.
+    pub arguments: &'static [Argument],
 }
 
 impl Function {

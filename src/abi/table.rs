@@ -3,7 +3,9 @@
 //! A line gives the release that added the function, its prototype, and its body: `native` names the function that does
 //! the work; `unsupported` says why the host device cannot, which is what callers are told with `ncclInvalidUsage`.
 //! The exported entries, their `pnccl` twins, the header's prototypes and comments, and the list of symbols come from it.
-#![allow(non_snake_case, unused_imports)]
+#![allow(non_snake_case)]
+// The interface's functions have as many arguments as NCCL gave them.
+#![allow(clippy::too_many_arguments)]
 
 use super::entry::Function;
 
@@ -13,7 +15,6 @@ pub mod nccl {
     use crate::abi::pointer::*;
     use crate::abi::types::*;
     use crate::abi::{communicators, info, memory, operations, params};
-    use crate::error::Result;
     use std::ffi::c_int;
 
     const WINDOWS: &str = "memory windows need GPUs whose memory their peers can reach; the host device has none";

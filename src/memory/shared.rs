@@ -18,6 +18,7 @@ pub fn allocate(bytes: usize) -> Result<NonNull<u8>> {
 }
 
 /// Frees what [`allocate`] returned.
+#[allow(clippy::not_unsafe_ptr_arg_deref)]
 pub fn free(start: *mut u8) -> Result<()> {
     let layout = LIVE.lock().unwrap().as_mut().and_then(|live| live.remove(&(start as usize)));
     let layout = layout.ok_or_else(|| Error::InvalidArgument(format!("{start:p} was not allocated")))?;
