@@ -192,25 +192,31 @@ fn one_round(shape: &Shape, rank: Rank) -> Plan {
     let mut local = if rank == Rank(0) { mine } else { partial };
     for index in usize::from(rank.0 == 0)..p {
         let peer = Rank::from_index(index);
-        let last = index == p - 1 || (index == p - 2 && rank.index() == p - 1 && p == 2);
-        let dst = if last { output } else { partial };
-        let mut deps = if last && overwrites { sent.clone() } else { Vec::new() };
-        deps.extend(&started);
+        if peer == rank && rank == Rank(1) {
+            // Rank 1 has met rank 0's vector with its own already.
+            continue;
+        }
+        let last = index == p - 1 || (p == 2 && rank == Rank(1));
+        // Where the result goes over the vector that is being sent, it goes there in a step of its own.
+        let direct = last && !overwrites;
+        let dst = if direct { output } else { partial };
         let action = if peer == rank {
-            Action::Reduce { srcs: vec![vec![local], vec![mine]], dst: vec![dst], finish: last }
+            Action::Reduce { srcs: vec![vec![local], vec![mine]], dst: vec![dst], finish: direct }
         } else if index == 0 && rank == Rank(1) {
             let order = Order::IncomingFirst;
-            Action::RecvReduce { from: peer, channel: 0, local: vec![mine], dst: vec![dst], order, finish: last }
+            Action::RecvReduce { from: peer, channel: 0, local: vec![mine], dst: vec![dst], order, finish: direct }
         } else if index == 0 {
             recv(peer, 0, partial)
         } else {
             let order = Order::LocalFirst;
-            Action::RecvReduce { from: peer, channel: 0, local: vec![local], dst: vec![dst], order, finish: last }
+            Action::RecvReduce { from: peer, channel: 0, local: vec![local], dst: vec![dst], order, finish: direct }
         };
         local = partial;
-        if !(peer == rank && rank == Rank(1)) {
-            builder.push_after(lane, action, &deps);
-        }
+        builder.push_after(lane, action, &started);
+    }
+    if overwrites {
+        let copy = Action::Copy { src: vec![partial], dst: vec![output], start: false, finish: true };
+        builder.push_after(lane, copy, &sent);
     }
     builder.plan()
 }

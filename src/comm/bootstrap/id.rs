@@ -17,6 +17,13 @@ const FIXED: u8 = 1;
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct UniqueId(pub [u8; 128]);
 
+impl std::fmt::Debug for UniqueId {
+    /// Without the secret.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("UniqueId")
+    }
+}
+
 /// What a unique id says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Meeting {

@@ -14,10 +14,4 @@ mod tests;
 pub use id::UniqueId;
 pub use session::{Derived, Session};
 
-use crate::error::Result;
-
-/// Ranks that can exchange bytes.
-pub trait Exchange {
-    /// Gives everybody's bytes to everybody, in rank order. All ranks call it equally often.
-    fn allgather(&mut self, mine: Vec<u8>) -> Result<Vec<Vec<u8>>>;
-}
+pub use crate::transport::Exchange;

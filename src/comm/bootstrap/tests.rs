@@ -1,5 +1,6 @@
 //! Threads as ranks: they meet, exchange, and are told why when they cannot.
 
+use crate::error::Result;
 use super::*;
 use crate::comm::service::wire::{Frame, Join};
 use crate::comm::service::{Credentials, Process, Service};

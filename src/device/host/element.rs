@@ -226,27 +226,6 @@ pub(super) trait Format {
     const NAN: u32;
     /// The low bits of `bits`.
     fn truncate(bits: u32) -> Self::Bits;
-    /// A half float that is the value divided by [`Format::HALF_SCALE`].
-    fn half(bits: Self::Bits) -> u16;
-    /// What the half float is to be multiplied by.
-    const HALF_SCALE: f32;
-}
-
-/// A half float holds E4M3's fields, shifted into place, with a bias that is larger by 8.
-#[inline(always)]
-fn half_of_e4m3(bits: u8) -> u16 {
-    let fields = (i16::from(bits as i8) << 7) as u16 & 0xbfff;
-    if bits & 0x7f == 0x7f {
-        0x7e00
-    } else {
-        fields
-    }
-}
-
-/// E5M2 is the upper half of a half float.
-#[inline(always)]
-fn half_of_e5m2(bits: u8) -> u16 {
-    u16::from(bits) << 8
 }
 
 /// IEEE half precision.
@@ -257,8 +236,7 @@ pub(super) struct E4m3;
 pub(super) struct E5m2;
 
 macro_rules! format {
-    ($name:ty, $bits:ty, $fraction:literal, $bias:literal, $top:literal, $clamp:literal, $infinity:literal, $nan:literal,
-     $half:expr, $scale:literal) => {
+    ($name:ty, $bits:ty, $fraction:literal, $bias:literal, $top:literal, $clamp:literal, $infinity:literal, $nan:literal) => {
         impl Format for $name {
             type Bits = $bits;
             const FRACTION: u32 = $fraction;
@@ -272,17 +250,12 @@ macro_rules! format {
             fn truncate(bits: u32) -> $bits {
                 bits as $bits
             }
-            #[inline(always)]
-            fn half(bits: $bits) -> u16 {
-                $half(bits)
-            }
-            const HALF_SCALE: f32 = $scale;
         }
     };
 }
-format!(F16, u16, 10, 15, 0x7c00, 65536.0, true, 0x7e00, std::convert::identity, 1.0);
-format!(E4m3, u8, 3, 7, 0x7e, 448.0, false, 0x7f, half_of_e4m3, 256.0);
-format!(E5m2, u8, 2, 15, 0x7c, 57344.0, true, 0x7f, half_of_e5m2, 1.0);
+format!(F16, u16, 10, 15, 0x7c00, 65536.0, true, 0x7e00);
+format!(E4m3, u8, 3, 7, 0x7e, 448.0, false, 0x7f);
+format!(E5m2, u8, 2, 15, 0x7c, 57344.0, true, 0x7f);
 
 /// A small float computed with in float32.
 pub(super) struct Small<F>(PhantomData<F>);
