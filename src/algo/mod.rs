@@ -7,8 +7,15 @@
 
 mod builder;
 mod direct;
+#[cfg(test)]
+mod interpreter;
+mod log;
+mod rd;
 mod ring;
+mod scatter_gather;
+mod tree;
 mod two_level;
+mod two_step;
 
 use crate::error::{Error, Result};
 use crate::plan::inline::inline;
@@ -38,8 +45,15 @@ pub const ALGORITHMS: &[&Algorithm] = &[
     &direct::DIRECT,
     &direct::ONE_ROUND,
     &direct::PAIRWISE,
+    &rd::RD,
+    &rd::RD_ONE,
+    &log::LOG,
+    &tree::TREE,
+    &scatter_gather::SCATTER_ALLGATHER,
+    &scatter_gather::REDUCE_SCATTER_GATHER,
     &two_level::TWO_LEVEL,
     &two_level::TWO_LEVEL_SHUFFLE,
+    &two_step::TWO_STEP,
 ];
 
 /// The algorithm with this name.
@@ -48,7 +62,8 @@ pub fn by_name(name: &str) -> Option<&'static Algorithm> {
 }
 
 impl Algorithm {
-    fn does(&self, shape: &Shape) -> bool {
+    /// Whether it does this shape.
+    pub fn does(&self, shape: &Shape) -> bool {
         self.collectives.contains(&shape.collective) && (self.supports)(shape)
     }
 

@@ -121,20 +121,22 @@ fn raise_descriptor_limit() {
 impl Service {
     /// The service of this process, started if there is none. After a fork the child gets its own.
     pub fn get() -> Result<Arc<Service>> {
+        Service::get_for(std::process::id())
+    }
+
+    fn get_for(pid: u32) -> Result<Arc<Service>> {
         let mut current = CURRENT.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        let pid = std::process::id();
         match &*current {
             Some(service) if service.pid == pid && !service.thread.is_finished() => Ok(service.clone()),
             _ => {
-                let service = Arc::new(Service::start()?);
+                let service = Arc::new(Service::start(pid)?);
                 *current = Some(service.clone());
                 Ok(service)
             }
         }
     }
 
-    /// A service of its own; `get` is what the library uses.
-    fn start() -> Result<Service> {
+    fn start(pid: u32) -> Result<Service> {
         raise_descriptor_limit();
         let interface = host::local_interface()?;
         let listener = listen(interface.with_port(0))?;
@@ -153,7 +155,7 @@ impl Service {
             let _ = before.thread_set_mask();
         }
         crate::info!("the bootstrap port is {} on {}", addr.0, interface.name);
-        Ok(Service { addr, pid: std::process::id(), handle: Mutex::new(Handle { commands, wake }), thread: thread? })
+        Ok(Service { addr, pid, handle: Mutex::new(Handle { commands, wake }), thread: thread? })
     }
 
     /// Where it listens.

@@ -21,8 +21,8 @@ use std::time::{Duration, Instant};
 
 /// How many communicators that are gone are still remembered, so that a late question gets its answer.
 const REMEMBERED: usize = 4096;
-/// How many words about communicators not known yet are kept until they are.
-const EARLY_WORDS: usize = 64;
+/// How many words about failed communicators are kept for ranks that start late.
+const KEPT_WORDS: usize = 64;
 /// How many services are told at the same time.
 const MESSENGERS: usize = 128;
 /// How often a successor that does not answer is tried again before it counts as dead.
@@ -60,7 +60,7 @@ pub struct Ring {
     entries: HashMap<LocalRank, Entry>,
     past: HashSet<LocalRank>,
     past_order: VecDeque<LocalRank>,
-    early: VecDeque<(Credentials, Error)>,
+    words: VecDeque<(Credentials, Error)>,
     errands: VecDeque<(SocketAddr, Arc<[u8]>)>,
     messengers: HashSet<u64>,
 }
@@ -114,7 +114,7 @@ impl Ring {
             told: false,
             watch,
         };
-        let early = self.early.iter().find(|(comm, _)| *comm == entry.watch.comm).map(|(_, error)| error.clone());
+        let early = self.words.iter().find(|(comm, _)| *comm == entry.watch.comm).map(|(_, error)| error.clone());
         if let Some(error) = early {
             entry.watch.status.fail(error);
         }
@@ -258,7 +258,18 @@ impl Ring {
         self.fail_here(comm, error, but);
     }
 
+    fn keep(&mut self, comm: Credentials, error: &Error) {
+        if self.words.iter().any(|(known, _)| *known == comm) {
+            return;
+        }
+        if self.words.len() == KEPT_WORDS {
+            self.words.pop_front();
+        }
+        self.words.push_back((comm, error.clone()));
+    }
+
     fn fail_here(&mut self, comm: Credentials, error: &Error, but: Option<u32>) {
+        self.keep(comm, error);
         let concerned = |entry: &&mut Entry| entry.watch.comm == comm && Some(entry.watch.me) != but;
         for entry in self.entries.values_mut().filter(concerned) {
             entry.watch.status.fail(error.clone());
@@ -274,10 +285,7 @@ impl Ring {
     pub fn notice(&mut self, comm: Credentials, error: Error) -> bool {
         let mut known = self.entries.values().filter(|entry| entry.watch.comm.key == comm.key).peekable();
         if known.peek().is_none() {
-            if self.early.len() == EARLY_WORDS {
-                self.early.pop_front();
-            }
-            self.early.push_back((comm, error));
+            self.keep(comm, &error);
             return true;
         }
         if !known.all(|entry| entry.watch.comm.secret_is(&comm.secret)) {

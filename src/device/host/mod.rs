@@ -12,6 +12,7 @@ mod element;
 mod f16c;
 mod kernel;
 pub mod reference;
+pub mod stream;
 
 #[cfg(test)]
 mod tests;
