@@ -127,9 +127,9 @@ fn close() -> Result<Option<Group>> {
     })?;
     match group {
         Some(Group { error: Some(error), .. }) => Err(error),
-        Some(group) if !group.tasks.is_empty() && !group.launches.is_empty() => Err(Error::InvalidUsage(
-            "communicators cannot be made or ended in one group with operations".to_string(),
-        )),
+        Some(group) if !group.tasks.is_empty() && !group.launches.is_empty() => {
+            Err(Error::InvalidUsage("communicators cannot be made or ended in one group with operations".to_string()))
+        }
         group => Ok(group),
     }
 }
