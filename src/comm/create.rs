@@ -227,7 +227,14 @@ impl Comm {
         Session::join_derived(Derived { leader, room }, ranks.len(), Rank::from_index(me), timeout, cancel)
     }
 
-    fn child(&self, ranks: &[usize], purpose: &str, number: u64, color: i32, options: CommOptions) -> Result<Arc<Comm>> {
+    fn child(
+        &self,
+        ranks: &[usize],
+        purpose: &str,
+        number: u64,
+        color: i32,
+        options: CommOptions,
+    ) -> Result<Arc<Comm>> {
         let cancel = AtomicBool::new(false);
         let session = self.meet(ranks, purpose, number, color, &cancel)?;
         let rank = ranks.iter().position(|&rank| rank == self.rank()).expect("meet checked it");

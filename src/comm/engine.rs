@@ -183,7 +183,9 @@ impl Engine {
     }
 
     fn prepare(&mut self, call: &CollectiveCall) -> Result<(Arc<Program>, Layout, usize)> {
-        if let Some((_, prepared, program, layout)) = self.recent.iter().find(|(known, ..)| known.same_shape(call, self.rank)) {
+        if let Some((_, prepared, program, layout)) =
+            self.recent.iter().find(|(known, ..)| known.same_shape(call, self.rank))
+        {
             return Ok((program.clone(), *layout, prepared.selection.window));
         }
         let prepared = self.choice(call)?;
@@ -291,12 +293,7 @@ impl Engine {
 }
 
 fn explain(error: Error, call: &CollectiveCall, sequence: u64) -> Error {
-    let what = format!(
-        "operation {sequence}, {} of {} {}: ",
-        call.collective.name(),
-        call.count,
-        call.dtype.name()
-    );
+    let what = format!("operation {sequence}, {} of {} {}: ", call.collective.name(), call.count, call.dtype.name());
     match error {
         Error::InvalidUsage(text) => Error::InvalidUsage(what + &text),
         Error::Timeout(text) => Error::Timeout(what + &text),

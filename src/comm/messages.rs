@@ -120,7 +120,11 @@ impl Messages {
             return Ok(());
         }
         let ranks: Vec<String> = self.waiting_for().iter().map(Rank::to_string).collect();
-        let text = format!("send/receive made no progress for {} ms; waiting for rank {}", waited / 1_000_000, ranks.join(", "));
+        let text = format!(
+            "send/receive made no progress for {} ms; waiting for rank {}",
+            waited / 1_000_000,
+            ranks.join(", ")
+        );
         Err(Error::Timeout(text))
     }
 

@@ -71,7 +71,9 @@ pub fn choose(request: &Request<'_>, grid: &Arc<Grid>, config: &Config) -> Resul
 
 fn named_choice(name: &str, collective: Collective, grid: &Arc<Grid>) -> Result<Choice> {
     let choice: Choice = name.parse()?;
-    if algo::choices(collective, grid).contains(&choice) || algo::supports(&choice, &Shape::new(collective, grid.clone())) {
+    if algo::choices(collective, grid).contains(&choice)
+        || algo::supports(&choice, &Shape::new(collective, grid.clone()))
+    {
         return Ok(choice);
     }
     let known: Vec<String> = algo::choices(collective, grid).iter().map(Choice::to_string).collect();
@@ -103,9 +105,13 @@ fn by_thresholds(request: &Request<'_>, grid: &Grid, config: &Config) -> (Choice
         Collective::Broadcast if grid.nnodes() == 1 && node_direct => {
             (Choice::flat("direct"), "one node: all ranks read the root's memory".to_string())
         }
-        Collective::Broadcast if bytes <= config.tree_max_bytes => (Choice::flat("tree"), format!("{bytes} bytes are few")),
+        Collective::Broadcast if bytes <= config.tree_max_bytes => {
+            (Choice::flat("tree"), format!("{bytes} bytes are few"))
+        }
         Collective::Broadcast => (Choice::flat("scatter_allgather"), format!("{bytes} bytes are many")),
-        Collective::Reduce if bytes <= config.tree_max_bytes => (Choice::flat("tree"), format!("{bytes} bytes are few")),
+        Collective::Reduce if bytes <= config.tree_max_bytes => {
+            (Choice::flat("tree"), format!("{bytes} bytes are few"))
+        }
         Collective::Reduce => (Choice::flat("reduce_scatter_gather"), format!("{bytes} bytes are many")),
         Collective::AllToAll if grid.nnodes() > 1 && grid.nrails() > 1 && bytes <= config.two_step_max_bytes => {
             (Choice::flat("two_step"), format!("blocks of {bytes} bytes are aggregated per node"))
@@ -114,7 +120,9 @@ fn by_thresholds(request: &Request<'_>, grid: &Grid, config: &Config) -> (Choice
         Collective::Gather | Collective::Scatter if nranks > 64 && bytes <= config.tree_max_bytes => {
             (Choice::flat("tree"), format!("blocks of {bytes} bytes are few on {nranks} ranks"))
         }
-        Collective::Gather | Collective::Scatter => (Choice::flat("direct"), "the root's link is the limit".to_string()),
+        Collective::Gather | Collective::Scatter => {
+            (Choice::flat("direct"), "the root's link is the limit".to_string())
+        }
     }
 }
 

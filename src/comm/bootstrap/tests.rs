@@ -1,10 +1,10 @@
 //! Threads as ranks: they meet, exchange, and are told why when they cannot.
 
-use crate::error::Result;
 use super::*;
 use crate::comm::service::wire::{Frame, Join};
 use crate::comm::service::{Credentials, Process, Service};
 use crate::error::Error;
+use crate::error::Result;
 use crate::topo::Rank;
 use std::io::{Read, Write};
 use std::net::TcpStream;
