@@ -38,6 +38,8 @@ enum Active {
 
 /// How long a rank that asks why it waits in vain gives the others to answer.
 const GRACE: Duration = Duration::from_millis(1000);
+/// Idle polls between two looks at whom a run waits for: by then it sleeps between polls.
+const TELL_POLLS: u32 = 64;
 /// How long a run waits for its turn before it looks for a failure.
 const TURN_WAIT: Duration = Duration::from_millis(50);
 /// How long a thread that has several runs sleeps on one of them.
@@ -190,6 +192,7 @@ impl Run {
             };
             match progress {
                 Progress::Done => {
+                    self.comm.status.wait_for(None);
                     self.comm.status.finish();
                     self.active = Active::Waiting;
                 }
@@ -234,6 +237,13 @@ impl Run {
         comm.failure().unwrap_or(error)
     }
 
+    /// Says which rank is awaited, for ranks that look for the one that holds everybody up.
+    fn tell(&self) {
+        if self.comm.turns.is(self.turn) {
+            self.comm.status.wait_for(self.waiting_for().first().copied());
+        }
+    }
+
     /// Passes a little time, at most `limit` where the wait is for another run.
     fn wait(&self, idle: &mut Idle, limit: Option<Duration>) {
         if !self.comm.turns.is(self.turn) {
@@ -270,7 +280,7 @@ fn drive(runs: &mut [Run]) -> Result<()> {
     let mut open: Vec<bool> = runs.iter().map(|_| true).collect();
     let mut left = runs.len();
     let mut idle = runs.first().map_or_else(|| Idle::new(0, true), |run| run.comm.idle());
-    let mut idle_polls = 0;
+    let mut idle_polls = 0u32;
     while left > 0 {
         let mut moved = false;
         for (run, open) in runs.iter_mut().zip(&mut open).filter(|(_, open)| **open) {
@@ -290,6 +300,9 @@ fn drive(runs: &mut [Run]) -> Result<()> {
             continue;
         }
         idle_polls += 1;
+        if idle_polls % TELL_POLLS == 0 {
+            runs.iter().zip(&open).filter(|(_, open)| **open).for_each(|(run, _)| run.tell());
+        }
         let Some((run, _)) = runs.iter().zip(&open).find(|(_, open)| **open) else { break };
         match left {
             1 => run.wait(&mut idle, None),
