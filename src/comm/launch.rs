@@ -9,7 +9,7 @@ use crate::transport::{Idle, Transport};
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Condvar, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// An operation, where it runs, and in what order.
 pub struct Launch {
@@ -40,6 +40,8 @@ enum Active {
 const GRACE: Duration = Duration::from_millis(1000);
 /// Idle polls between two looks at whom a run waits for: by then it sleeps between polls.
 const TELL_POLLS: u32 = 64;
+/// How long a rank whose link broke waits to hear why.
+const ECHO: Duration = Duration::from_millis(500);
 /// How long a run waits for its turn before it looks for a failure.
 const TURN_WAIT: Duration = Duration::from_millis(50);
 /// How long a thread that has several runs sleeps on one of them.
@@ -213,9 +215,15 @@ impl Run {
     /// Ends the communicator's work with `error`: nobody else waits for this rank, and later calls return it.
     fn fail(&mut self, error: Error) -> Error {
         let comm = &self.comm;
-        let first = comm.failure().is_none();
-        let error = match (first, error) {
-            (true, Error::Timeout(text)) => {
+        if matches!(error, Error::Remote(_)) {
+            // A link that breaks may be the echo of a failure elsewhere; the news of the failure itself is on its way.
+            let end = Instant::now() + ECHO;
+            while comm.failure().is_none() && Instant::now() < end {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+        let error = match (comm.failure(), error) {
+            (None, Error::Timeout(text)) => {
                 let waiting = self.waiting_for();
                 let why = locked(&comm.monitor).as_ref().map(|monitor| monitor.diagnose(&waiting, GRACE));
                 Error::Timeout(match why {
@@ -225,14 +233,14 @@ impl Run {
             }
             (_, error) => error,
         };
-        if let Some(engine) = locked(&comm.engine).as_mut() {
-            engine.cancel();
-        }
-        if first {
-            comm.status.fail(error.clone());
+        if comm.status.fail(error.clone()) {
+            // Told before the links are given up, so that the others hear the reason first.
             if let Some(monitor) = locked(&comm.monitor).as_ref() {
                 monitor.report(&error);
             }
+        }
+        if let Some(engine) = locked(&comm.engine).as_mut() {
+            engine.cancel();
         }
         comm.failure().unwrap_or(error)
     }
