@@ -92,6 +92,7 @@ fn parse(config: &Config) -> Result<CommOptions> {
         blocking: set(config, 21400, config.blocking) != Some(0),
         name: text(config, 22700, config.comm_name, "commName")?,
         split_share: set(config, 21800, config.split_share) == Some(1),
+        ..CommOptions::default()
     })
 }
 

@@ -4,7 +4,9 @@
 //! for shared mappings, several processes) read and write the memory behind it as the plan says; the verifier proves
 //! that no two of them conflict. Making a region is the unsafe act; using it is checked against its length.
 
+pub mod mapping;
 pub mod shared;
+pub mod vectored;
 
 /// A run of bytes in this process's address space.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
