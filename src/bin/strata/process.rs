@@ -184,3 +184,17 @@ impl Child {
         let _ = self.child.wait();
     }
 }
+
+/// Reads a number at an address of process `pid`, as ranks of a node do (`process_vm_readv`).
+pub fn read_memory_of(pid: u32, address: usize) -> std::io::Result<u64> {
+    let mut value = 0u64;
+    let len = std::mem::size_of_val(&value);
+    let into = libc::iovec { iov_base: (&raw mut value).cast(), iov_len: len };
+    let from = libc::iovec { iov_base: address as *mut libc::c_void, iov_len: len };
+    // SAFETY: the local range is writable; because it is a local variable. The kernel checks the remote one.
+    let got = unsafe { libc::process_vm_readv(pid as libc::pid_t, &into, 1, &from, 1, 0) };
+    match got {
+        0.. => Ok(value),
+        _ => Err(std::io::Error::last_os_error()),
+    }
+}
