@@ -143,7 +143,7 @@ mod tests {
     #[test]
     fn a_field_counts_only_if_the_program_s_release_has_it() {
         let mut config = Config { blocking: 0, split_share: 1, ..Config::DEFAULT };
-        assert_eq!(parsed(&mut config).unwrap().split_share, true);
+        assert!(parsed(&mut config).unwrap().split_share);
         config.head.version = 21703;
         let options = parsed(&mut config).unwrap();
         assert!(!options.split_share && !options.blocking);
