@@ -127,7 +127,13 @@ fn no_null_and_no_garbage_crashes_and_each_gets_nccl_s_code() {
     run("arguments.c", &[]);
 }
 
-/// Linked, preloaded and opened by name, a program gets the same.
+/// Groups, streams, children and nonblocking communicators, as one thread of a C program uses them.
+#[test]
+fn ranks_of_one_process_work_together_in_groups_on_streams_and_in_the_background() {
+    run("ranks.c", &[]);
+}
+
+/// As programs do that do not link against NCCL.
 #[test]
 fn a_program_that_opens_the_library_by_nccl_s_name_gets_this_one() {
     run("open.c", &["-ldl"]);

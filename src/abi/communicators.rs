@@ -108,7 +108,8 @@ fn run_on<F>(handle: Arc<Handle>, blocking: bool, work: F) -> Result<()>
 where
     F: FnOnce(&Handle) -> Result<()> + Send + 'static,
 {
-    let (communicator, cancel) = (handle.name.0, handle.cancel.clone());
+    // A failure ends this task's group, not what may be done with the communicator later.
+    let (communicator, cancel) = (handle.name.0, Arc::default());
     let busy = (!blocking).then(|| Busy::new(handle.clone()));
     let work = move || {
         let outcome = work(&handle);

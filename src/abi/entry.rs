@@ -93,14 +93,17 @@ returned_as_is! { () = (), c_int = -1, Text = Text::NULL, super::layouts::Team =
 
 /// The only place where an error becomes a result code. It is logged here, once, with the call it came from.
 fn report(call: &'static str, comm: CommHandle, error: &Error) -> Status {
-    let status = Status(error.code());
     if *error != Error::InProgress {
-        let text = error.text();
-        // Some texts are NCCL's own and name the call already.
-        let text = text.strip_prefix(call).map_or(text, |rest| rest.trim_start_matches([':', ' ']));
-        crate::log::warn(&format!("{call}: {text} (result {}{})", status.0, handles::describe(comm)));
+        crate::log::warn(&line(call, comm, error));
     }
-    status
+    Status(error.code())
+}
+
+fn line(call: &str, comm: CommHandle, error: &Error) -> String {
+    let text = error.text();
+    // Some texts are NCCL's own and name the call already.
+    let text = text.strip_prefix(call).map_or(text, |rest| rest.trim_start_matches([':', ' ']));
+    format!("{call}: {text} (result {}{})", error.code(), handles::describe(comm))
 }
 
 /// Runs the body of an entry. A panic is a bug of ours: it ends here and leaves the communicator unusable.
@@ -190,4 +193,27 @@ macro_rules! api {
             arguments: &[$((stringify!($argument), <$type as $crate::abi::types::CType>::c)),*],
         },)*)*];
     };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_ends_at_the_boundary_and_leaves_the_communicator_unusable() {
+        let handle = handles::Handle::reserve(true);
+        let status = enter::<Status>("ncclAllReduce", handle.name, || panic!("a test's panic"));
+        assert_eq!(status, Status(3));
+        assert_eq!(handle.outcome().err().unwrap().code(), 3);
+        assert_eq!(enter::<c_int>("ncclLLA2ACalcSlots", CommHandle::NULL, || panic!("another")), -1);
+        handle.remove();
+    }
+
+    #[test]
+    fn an_error_is_told_with_its_call_once() {
+        let error = Error::InvalidUsage("ncclGroupEnd: not in a group call.".to_string());
+        let told = line("ncclGroupEnd", CommHandle::NULL, &error);
+        assert_eq!(told, "ncclGroupEnd: not in a group call. (result 5)");
+        assert_eq!(line("ncclSend", CommHandle::NULL, &Error::Remote("gone".into())), "ncclSend: gone (result 6)");
+    }
 }

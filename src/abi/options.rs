@@ -92,7 +92,7 @@ fn parse(config: &Config) -> Result<CommOptions> {
         blocking: set(config, 21400, config.blocking) != Some(0),
         name: text(config, 22700, config.comm_name, "commName")?,
         split_share: set(config, 21800, config.split_share) == Some(1),
-        host_id: None,
+        ..CommOptions::default()
     })
 }
 
@@ -143,7 +143,7 @@ mod tests {
     #[test]
     fn a_field_counts_only_if_the_program_s_release_has_it() {
         let mut config = Config { blocking: 0, split_share: 1, ..Config::DEFAULT };
-        assert_eq!(parsed(&mut config).unwrap().split_share, true);
+        assert!(parsed(&mut config).unwrap().split_share);
         config.head.version = 21703;
         let options = parsed(&mut config).unwrap();
         assert!(!options.split_share && !options.blocking);

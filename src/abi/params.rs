@@ -12,6 +12,7 @@ use std::sync::LazyLock;
 /// The variables of NCCL's that Strata reads, and what holds when they are not set.
 const NCCL_VARIABLES: &[(&str, &str)] = &[
     ("NCCL_COMM_BLOCKING", "1"),
+    ("NCCL_COMM_ID", ""),
     ("NCCL_DEBUG", ""),
     ("NCCL_DEBUG_FILE", ""),
     ("NCCL_HOSTID", ""),

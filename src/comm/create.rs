@@ -146,8 +146,14 @@ impl Comm {
             self.turns.wait_all(Duration::from_secs(10));
         }
         let left: Vec<usize> = (0..self.nranks()).filter(|rank| !exclude.contains(rank)).collect();
-        let number = self.children.fetch_add(1, Ordering::AcqRel);
-        self.child(&left, "shrink", number, 0, options)
+        // The ranks left out do not call and do not count: the number is one of those who do.
+        let number = {
+            let mut shrinks = locked(&self.shrinks);
+            let shrinks = shrinks.entry(left.clone()).or_default();
+            *shrinks += 1;
+            *shrinks
+        };
+        self.child(&left, &format!("shrink to {left:?}"), number, 0, options)
     }
 
     /// An id for ranks that are to join this communicator by [`Comm::grow`].
@@ -302,6 +308,7 @@ impl Meeting<'_> {
             suspended: AtomicBool::new(false),
             operations: Mutex::new(ops::Operations::default()),
             children: AtomicU64::new(0),
+            shrinks: Mutex::default(),
             grow_id: Mutex::new(None),
         }))
     }

@@ -31,6 +31,7 @@ use crate::transport::Waker;
 use engine::Engine;
 use members::Member;
 use service::{Credentials, Monitor, Status};
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -189,7 +190,10 @@ pub struct Comm {
     phase: AtomicU32,
     suspended: AtomicBool,
     operations: Mutex<ops::Operations>,
+    /// How many communicators all ranks have made out of this one together.
     children: AtomicU64,
+    /// How many each set of ranks has made out of this one by leaving the others out.
+    shrinks: Mutex<HashMap<Vec<usize>, u64>>,
     grow_id: Mutex<Option<UniqueId>>,
 }
 
