@@ -26,12 +26,15 @@ fn moved(result: isize) -> io::Result<usize> {
     usize::try_from(result).map_err(|_| io::Error::last_os_error())
 }
 
-/// Sends as many bytes of the regions, in order, as the socket takes now. Never raises SIGPIPE, never blocks.
-pub fn send(socket: impl AsFd, regions: &[Region]) -> io::Result<usize> {
-    let mut parts = parts(regions);
+/// Sends as many bytes of the slices and then of the regions, in order, as the socket takes now. Never raises SIGPIPE,
+/// never blocks.
+pub fn send(socket: impl AsFd, slices: [&[u8]; 2], regions: &[Region]) -> io::Result<usize> {
+    let slice = |bytes: &&[u8]| libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
+    let mut parts: Parts = slices.iter().map(slice).chain(parts(regions)).collect();
     let message = message(&mut parts);
     let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
-    // SAFETY: the parts must be readable for the call; because regions are, by the promise of `Region::new`.
+    // SAFETY: the parts must be readable for the call; because the slices are borrowed until its end, and regions are
+    // readable by the promise of `Region::new`.
     moved(unsafe { libc::sendmsg(socket.as_fd().as_raw_fd(), &message, flags) })
 }
 

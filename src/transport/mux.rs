@@ -36,6 +36,7 @@ pub struct Mux {
     polls: u32,
     slept: Duration,
     oversubscribed: bool,
+    alone: bool,
 }
 
 /// Opens the transport between all ranks of `grid`. All ranks call it together; `exchange` is used for a few rounds.
@@ -59,8 +60,9 @@ pub(super) fn open_by(me: Rank, grid: &Grid, config: &Config, exchange: &mut dyn
     let tcp = Tcp::open(me, grid, &far, config, exchange, &bells)?;
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     let oversubscribed = grid.members(grid.node(me)).len() > processors;
+    let alone = shm.ranks().next().is_none();
     let routes = routes.into_iter().flatten().collect();
-    Ok(Mux { routes, shm, tcp, bells, polls: 0, slept: Duration::ZERO, oversubscribed })
+    Ok(Mux { routes, shm, tcp, bells, polls: 0, slept: Duration::ZERO, oversubscribed, alone })
 }
 
 impl Mux {
@@ -109,7 +111,7 @@ impl Transport for Mux {
         self.shm.poll(done)?;
         if let Some(tcp) = &mut self.tcp {
             self.polls = self.polls.wrapping_add(1);
-            if self.polls % POLLS_PER_SOCKET_POLL == 0 || tcp.is_alone() {
+            if self.polls % POLLS_PER_SOCKET_POLL == 0 || self.alone {
                 tcp.poll(done)?;
             }
         }

@@ -34,6 +34,8 @@ struct ChannelState {
 struct LaneState {
     /// The next step.
     next: u32,
+    /// It is in the list of lanes that wait for some step.
+    parked: bool,
     /// How many of its dependencies have been seen completed.
     deps_done: usize,
     queued: bool,
@@ -141,7 +143,12 @@ impl<'a> Run<'a> {
         let lane = &mut self.lanes[info.lane as usize];
         while let Some(&dep) = info.deps.get(lane.deps_done) {
             let Some(dep) = self.index.resolve(rank, dep) else { return false };
+            if lane.parked {
+                // Woken by a message, but still in the list of the step it waits for.
+                return false;
+            }
             if !self.completed[dep as usize] {
+                lane.parked = true;
                 self.next_waiter[info.lane as usize] = self.first_waiter[dep as usize];
                 self.first_waiter[dep as usize] = info.lane;
                 return false;
@@ -211,6 +218,7 @@ impl<'a> Run<'a> {
         let mut lane = std::mem::replace(&mut self.first_waiter[step as usize], NONE);
         while lane != NONE {
             let next = std::mem::replace(&mut self.next_waiter[lane as usize], NONE);
+            self.lanes[lane as usize].parked = false;
             self.wake(lane);
             lane = next;
         }
