@@ -15,6 +15,7 @@
 #![forbid(unsafe_code)]
 
 pub mod layout;
+pub mod text;
 
 use crate::topo::{Grid, Rank};
 use std::sync::Arc;
