@@ -210,8 +210,6 @@ fn every_module_uses_only_those_above_it() {
     let mut needed = BTreeSet::new();
     let files = files("rs");
     let tests = test_only(&files);
-    let is_test =
-        |path: &str| tests.iter().any(|test| path == format!("{test}.rs") || path.starts_with(&format!("{test}/")));
     for (path, source) in files {
         let Some(module) = module_of(&path).filter(|_| !is_in(&path, &tests)) else { continue };
         let Some(place) = ORDER.iter().position(|known| *known == module) else {

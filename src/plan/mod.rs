@@ -16,6 +16,7 @@
 
 pub mod inline;
 pub mod layout;
+pub mod text;
 
 use crate::topo::{Grid, Rank};
 use std::sync::Arc;

@@ -2,7 +2,6 @@
 #![forbid(unsafe_code)]
 
 mod grids;
-mod listing;
 mod prove;
 
 use clap::Subcommand;
@@ -11,7 +10,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use strata::algo::{self, Choice};
 use strata::error::{Error, Result};
-use strata::plan::{Collective, Shape};
+use strata::plan::{text, Collective, Shape};
 use strata::topo::{Grid, Rank};
 
 /// What to do with plans.
@@ -84,10 +83,11 @@ fn show(options: &Show) -> Result<ExitCode> {
     };
     let plans = ranks.iter().map(|&rank| algo::build(&options.algo, &shape, rank)).collect::<Result<Vec<_>>>()?;
     if options.draw {
-        println!("{} {} on {}", options.algo, shape.collective.name(), shape.grid);
-        print!("{}", listing::draw(&plans));
+        println!("{}", shape.grid);
+        print!("{}", text::draw(&plans));
+        println!("`>1 o0` sends chunk 0 of the output to rank 1, `<1 s2` receives from rank 1 into slot 2 of scratch, `i` is the input.");
     } else {
-        plans.iter().for_each(|plan| print!("{}", listing::list(plan)));
+        plans.iter().for_each(|plan| print!("{}", text::print(plan)));
     }
     Ok(ExitCode::SUCCESS)
 }
