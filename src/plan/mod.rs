@@ -14,6 +14,7 @@
 //! lane at most sends to, and one lane at most receives from, a given (peer, channel).
 #![forbid(unsafe_code)]
 
+pub mod inline;
 pub mod layout;
 
 use crate::topo::{Grid, Rank};
