@@ -4,6 +4,7 @@
 
 mod faults;
 mod plans;
+mod property;
 
 use super::*;
 use crate::plan::{Collective, Shape};
@@ -34,16 +35,19 @@ fn inputs(shape: &Shape, dtype: DataType, count: usize, random: &mut Random) -> 
     (0..shape.nranks()).map(|rank| input(rank, random)).collect()
 }
 
+/// Options, a count and more random numbers.
+fn circumstances(seed: u64) -> (SimOptions, usize, Random) {
+    let mut random = Random::new(!seed);
+    let window = 1 + (seed % 4) as usize;
+    let limit_ns = if seed % 3 == 0 { 50_000_000 } else { 0 };
+    let options = SimOptions { window, capacity: random.pick(&[1, 8]), limit_ns, faults: Vec::new() };
+    let count = random.pick(&[0, 1, 3, 16, 17, 40, 129, 300]);
+    (options, count, random)
+}
+
 /// Runs programs under circumstances that follow from the seed. An error says what was wrong and how to see it again.
 fn run_seed(sim: &mut Sim, shape: &Shape, programs: &[Arc<Program>], seed: u64) -> std::result::Result<u64, String> {
-    let mut random = Random::new(!seed);
-    let options = SimOptions {
-        window: 1 + (seed % 4) as usize,
-        capacity: random.pick(&[1, 8]),
-        limit_ns: if seed % 3 == 0 { 50_000_000 } else { 0 },
-        faults: Vec::new(),
-    };
-    let count = random.pick(&[1, 3, 16, 17, 40, 129, 300]);
+    let (options, count, mut random) = circumstances(seed);
     let dtype = random.pick(&[DataType::I32, DataType::U64, DataType::F32]);
     let inputs = inputs(shape, dtype, count, &mut random);
     let segment_bytes = random.pick(&[64, 192, 1 << 20]);
@@ -139,6 +143,7 @@ fn a_source_written_before_it_was_sent_is_caught_by_some_seed() {
 #[test]
 fn a_missing_prologue_or_a_second_epilogue_gives_a_wrong_result() {
     use crate::plan::Action;
+    let nonzero = (0..SEEDS).filter(|&seed| circumstances(seed).1 > 0).count();
     let mut shape = plans::flat(Collective::AllReduce, 4);
     let mut twice = plans::all(&shape, plans::ring_all_reduce);
     for step in twice.iter_mut().flat_map(|plan| &mut plan.lanes[1].steps) {
@@ -146,11 +151,11 @@ fn a_missing_prologue_or_a_second_epilogue_gives_a_wrong_result() {
             *finish = true;
         }
     }
-    assert_eq!(caught(&shape, twice), SEEDS as usize);
+    assert_eq!(caught(&shape, twice), nonzero);
     let without = plans::all(&shape, plans::doubling_all_reduce);
     shape.prologue = true;
     let without = without.into_iter().map(|plan| Plan { shape: shape.clone(), ..plan }).collect();
-    assert_eq!(caught(&shape, without), SEEDS as usize);
+    assert_eq!(caught(&shape, without), nonzero);
 }
 
 #[test]
