@@ -61,6 +61,28 @@ fn every_algorithm_is_proved_for_up_to_sixteen_ranks() {
 }
 
 #[test]
+fn two_level_plans_are_proved_with_their_calls_left_to_another_provider() {
+    for grid in [Grid::blocks(&[2, 2]), Grid::blocks(&[3, 1, 4]), Grid::blocks(&[4, 3, 2, 1]), Grid::round_robin(7, 3)]
+    {
+        let grid = Arc::new(grid);
+        for collective in Collective::ALL {
+            for choice in algo::choices(collective, &grid).iter().filter(|choice| choice.name.starts_with("two_level"))
+            {
+                for in_place in [false, true] {
+                    let shape = Shape { in_place, ..Shape::new(collective, grid.clone()) };
+                    let ranks = (0..shape.nranks()).map(Rank::from_index);
+                    let plans: Vec<Plan> =
+                        ranks.map(|rank| algo::build_with_calls(choice, &shape, rank).expect("a plan")).collect();
+                    verify(&plans, &Options::default()).unwrap_or_else(|why| {
+                        panic!("{} {choice} on {grid} in_place {in_place}: {why}", collective.name())
+                    });
+                }
+            }
+        }
+    }
+}
+
+#[test]
 fn every_algorithm_is_proved_on_some_large_shapes() {
     let options = [Options { capacity: 1 }];
     for grid in [Grid::blocks(&[8; 8]), Grid::blocks(&[5, 9, 13, 2, 16, 1]), Grid::round_robin(60, 7)] {

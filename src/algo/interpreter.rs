@@ -160,7 +160,7 @@ impl<'a> Run<'a> {
                 self.write(rank, dst, values);
             }
             Action::Nop => {}
-            Action::Reduce { .. } | Action::Call(_) => unimplemented!("no algorithm tested here has such steps"),
+            Action::Reduce { .. } | Action::Call(_) => panic!("no algorithm tested here has such steps"),
         }
         self.completed[rank][lane][at] = true;
         self.next[rank][lane] += 1;

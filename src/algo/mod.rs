@@ -19,7 +19,7 @@ mod two_step;
 
 use crate::error::{Error, Result};
 use crate::plan::inline::inline;
-use crate::plan::{Call, Collective, Level, Plan, Shape};
+use crate::plan::{Action, Call, Collective, Level, Plan, Shape, StepRef};
 use crate::topo::{Grid, Rank};
 use std::fmt;
 use std::str::FromStr;
@@ -157,8 +157,22 @@ pub fn choices(collective: Collective, grid: &Arc<Grid>) -> Vec<Choice> {
     choices
 }
 
-/// The plan of one rank, with its `Call`s left in.
+/// The plan of one rank, with its `Call`s left in. A rank that serves several rails makes their calls one after another,
+/// so that ranks with several calls in common make them in one order, as a provider needs it.
 pub fn build_with_calls(choice: &Choice, shape: &Shape, rank: Rank) -> Result<Plan> {
+    let mut plan = composed(choice, shape, rank)?;
+    let mut before = None;
+    for (lane, steps) in plan.lanes.iter_mut().enumerate() {
+        for (index, step) in steps.steps.iter_mut().enumerate() {
+            if matches!(&step.action, Action::Call(call) if call.level == Level::Rail) {
+                step.deps.extend(before.replace(StepRef { lane: lane as u32, step: index as u32 }));
+            }
+        }
+    }
+    Ok(plan)
+}
+
+fn composed(choice: &Choice, shape: &Shape, rank: Rank) -> Result<Plan> {
     let algorithm = by_name(&choice.name)
         .ok_or_else(|| Error::InvalidArgument(format!("there is no algorithm {}", choice.name)))?;
     if !algorithm.does(shape) {
@@ -172,7 +186,7 @@ pub fn build_with_calls(choice: &Choice, shape: &Shape, rank: Rank) -> Result<Pl
 
 /// The plan of one rank.
 pub fn build(choice: &Choice, shape: &Shape, rank: Rank) -> Result<Plan> {
-    let plan = build_with_calls(choice, shape, rank)?;
+    let plan = composed(choice, shape, rank)?;
     Ok(inline(plan, &|call, shape, rank| (inner(choice, call, shape).build)(shape, rank)))
 }
 

@@ -259,8 +259,12 @@ impl<'a> Run<'a> {
         let sender = self.index.channels[info.link as usize].sender;
         let channel = &mut self.channels[info.link as usize];
         let message = channel.queue.pop_front();
+        // Told once: two lanes that both receive first would wake each other for ever.
+        let news = message.is_some() || !channel.awaited;
         channel.awaited = message.is_none();
-        self.wake(sender);
+        if news {
+            self.wake(sender);
+        }
         let message = message?;
         let lane = &mut self.lanes[info.lane as usize];
         lane.rounds = lane.rounds.max(message.rounds + 1);
