@@ -80,7 +80,19 @@ struct ChoiceKey {
 struct Running {
     call: CollectiveCall,
     buffers: Buffers,
+    /// Index in `recent`.
+    ready: usize,
+}
+
+/// Everything a call of one shape needs, kept so that the next one of that shape allocates nothing.
+struct Ready {
+    call: CollectiveCall,
+    staged: Staged,
+    program: Arc<Program>,
+    layout: Layout,
+    window: usize,
     signature: u32,
+    execution: Execution,
 }
 
 /// Runs the operations of one communicator, one collective (or group of messages) at a time.
@@ -91,11 +103,10 @@ pub struct Engine {
     transport: Mux,
     programs: HashMap<PlanKey, Arc<Program>>,
     choices: HashMap<ChoiceKey, Arc<Prepared>>,
-    recent: Vec<(CollectiveCall, Staged, Arc<Prepared>, Arc<Program>, Layout)>,
+    recent: Vec<Ready>,
     explained: std::collections::HashSet<(Collective, u32, String)>,
     scratch: Scratch,
     lists: Lists,
-    execution: Execution,
     running: Option<Running>,
     sequence: u64,
     counters: Counters,
@@ -128,7 +139,6 @@ impl Engine {
             explained: Default::default(),
             scratch: Scratch::new(0),
             lists: Lists::default(),
-            execution: Execution::new(),
             running: None,
             sequence: 0,
         }
@@ -159,31 +169,33 @@ impl Engine {
         if call.count == 0 {
             return Ok(false);
         }
-        let (program, layout, window) = self.prepare(call)?;
-        let scratch_bytes = layout.scratch_bytes() * window.min(layout.segments());
+        let index = self.prepare(call)?;
+        let limit_ns = self.limit_ns();
+        let ready = &mut self.recent[index];
+        let scratch_bytes = ready.layout.scratch_bytes() * ready.window.min(ready.layout.segments());
         if scratch_bytes > self.scratch.bytes() {
             self.scratch = Scratch::new(scratch_bytes);
         }
         let buffers = Buffers { input: call.input, output: call.output, scratch: self.scratch.region() };
-        let algorithm = &program.plan().algorithm;
-        let signature = signature(call, algorithm);
-        self.execution.begin(program, layout, window, self.limit_ns());
-        self.running = Some(Running { call: call.clone(), buffers, signature });
+        ready.execution.begin(ready.program.clone(), ready.layout, ready.window, limit_ns);
+        self.running = Some(Running { call: call.clone(), buffers, ready: index });
         Ok(true)
     }
 
     /// Makes progress with the collective that is running.
     pub fn poll(&mut self) -> Result<Progress> {
         let running = self.running.as_ref().ok_or_else(|| Error::Internal("no collective is running".to_string()))?;
+        let ready = &mut self.recent[running.ready];
         let mut world = LiveWorld {
             transport: &mut self.transport,
             buffers: running.buffers,
             reduction: running.call.reduction,
             sequence: self.sequence,
-            signature: running.signature,
+            signature: ready.signature,
             lists: &mut self.lists,
         };
-        let progress = self.execution.poll(&mut world).map_err(|error| explain(error, &running.call, self.sequence))?;
+        let outcome = ready.execution.poll(&mut world);
+        let progress = outcome.map_err(|error| explain(error, &running.call, self.sequence))?;
         if progress == Progress::Done {
             self.running = None;
         }
@@ -208,10 +220,7 @@ impl Engine {
 
     /// The ranks that the running collective waits for.
     pub fn waiting_for(&self) -> Vec<Rank> {
-        match self.running {
-            Some(_) => self.execution.waiting_for(),
-            None => Vec::new(),
-        }
+        self.running.as_ref().map_or_else(Vec::new, |running| self.recent[running.ready].execution.waiting_for())
     }
 
     /// Forgets what is running; user memory is not touched afterwards.
@@ -220,17 +229,15 @@ impl Engine {
         self.running = None;
     }
 
-    fn prepare(&mut self, call: &CollectiveCall) -> Result<(Arc<Program>, Layout, usize)> {
+    /// The index in `recent` of what this call needs.
+    fn prepare(&mut self, call: &CollectiveCall) -> Result<usize> {
         let staged = self.staged(call);
-        let known = |(other, how, ..): &&(CollectiveCall, Staged, Arc<Prepared>, Arc<Program>, Layout)| {
-            *how == staged && other.same_shape(call, self.rank)
-        };
-        if let Some((_, _, prepared, program, layout)) = self.recent.iter().find(known) {
-            return Ok((program.clone(), *layout, prepared.selection.window));
+        let known = |ready: &Ready| ready.staged == staged && ready.call.same_shape(call, self.rank);
+        if let Some(index) = self.recent.iter().position(known) {
+            return Ok(index);
         }
         let prepared = self.choice(call)?;
         let program = self.program(&prepared.selection.choice, call, staged)?;
-        let elem_bytes = call.dtype.size();
         let k = program.plan().chunks_per_block as usize;
         let window = prepared.selection.window;
         // Scratch is `window * scratch_chunks` chunks on the rank that needs most: this bounds the segment on all.
@@ -239,13 +246,16 @@ impl Engine {
             0 => prepared.selection.segment_bytes,
             _ => prepared.selection.segment_bytes.min(most.max(64).saturating_mul(k)),
         };
-        let layout = Layout::new(call.count, elem_bytes, k, program.plan().scratch_chunks as usize, segment_bytes);
+        let scratch_chunks = program.plan().scratch_chunks as usize;
+        let layout = Layout::new(call.count, call.dtype.size(), k, scratch_chunks, segment_bytes);
         self.explain_choice(call, &prepared.selection, &layout);
         if self.recent.len() == RECENT {
             self.recent.remove(0);
         }
-        self.recent.push((call.clone(), staged, prepared, program.clone(), layout));
-        Ok((program, layout, window))
+        let signature = signature(call, &program.plan().algorithm);
+        let execution = Execution::new();
+        self.recent.push(Ready { call: call.clone(), staged, program, layout, window, signature, execution });
+        Ok(self.recent.len() - 1)
     }
 
     /// What of this call is staged: nothing when its messages are short enough to be copied into shared memory anyway.

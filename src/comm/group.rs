@@ -6,7 +6,7 @@
 //! any call inside a group makes the outermost end fail with the first error, and nothing of the group is done.
 #![forbid(unsafe_code)]
 
-use super::{launch, Launch, Operation};
+use super::{launch, launch_one, Launch, Operation};
 use crate::error::{Error, Result};
 use std::cell::RefCell;
 use std::panic::{catch_unwind, AssertUnwindSafe};
@@ -85,7 +85,7 @@ pub fn submit(operation: Launch, blocking: bool) -> Result<()> {
         group.launches.push(operation);
         Ok(None)
     })?;
-    alone.map_or(Ok(()), |operation| launch(vec![operation]))
+    alone.map_or(Ok(()), launch_one)
 }
 
 /// Records a task, or carries it out where no group is open.

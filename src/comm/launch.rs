@@ -6,7 +6,7 @@ use super::{locked, Comm, Direction, Message, Operation, StreamRef};
 use crate::error::{Error, Result};
 use crate::exec::Progress;
 use crate::transport::{Idle, Transport};
-use std::collections::VecDeque;
+use smallvec::SmallVec;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
@@ -25,7 +25,9 @@ pub struct Launch {
 struct Run {
     comm: Arc<Comm>,
     turn: u64,
-    collectives: VecDeque<super::CollectiveCall>,
+    collectives: SmallVec<[super::CollectiveCall; 1]>,
+    /// How many of the collectives have begun.
+    begun: usize,
     messages: Vec<Message>,
     active: Active,
 }
@@ -53,6 +55,24 @@ const SHARED_WAIT: Duration = Duration::from_micros(200);
 /// Per communicator, collectives run in the order in which they were recorded, then all sends and receives at once.
 /// A communicator used with several streams in one group waits for all of them and holds all of them up, as NCCL does.
 pub fn launch(batch: Vec<Launch>) -> Result<()> {
+    match <[Launch; 1]>::try_from(batch) {
+        Ok([alone]) => launch_one(alone),
+        Err(batch) => launch_group(batch),
+    }
+}
+
+/// Launches a single operation.
+pub fn launch_one(Launch { comm, operation, stream }: Launch) -> Result<()> {
+    let mut run = Run::new(comm);
+    run.add(operation);
+    run.turn = run.comm.turns.issue();
+    match stream {
+        StreamRef::Null => drive(std::slice::from_mut(&mut run)),
+        stream => stream.enqueue(move || on_stream(run, None)),
+    }
+}
+
+fn launch_group(batch: Vec<Launch>) -> Result<()> {
     let mut parts: Vec<(Run, Vec<StreamRef>)> = Vec::new();
     for Launch { comm, operation, stream } in batch {
         let index = parts.iter().position(|(run, _)| Arc::ptr_eq(&run.comm, &comm)).unwrap_or_else(|| {
@@ -138,12 +158,12 @@ impl Gate {
 
 impl Run {
     fn new(comm: Arc<Comm>) -> Run {
-        Run { comm, turn: 0, collectives: VecDeque::new(), messages: Vec::new(), active: Active::Waiting }
+        Run { comm, turn: 0, collectives: SmallVec::new(), begun: 0, messages: Vec::new(), active: Active::Waiting }
     }
 
     fn add(&mut self, operation: Operation) {
         match operation {
-            Operation::Collective(call) => self.collectives.push_back(call),
+            Operation::Collective(call) => self.collectives.push(call),
             Operation::Send { to, data } => {
                 self.messages.push(Message { direction: Direction::Send, peer: to, data });
             }
@@ -175,9 +195,10 @@ impl Run {
             }
             let progress = match &mut self.active {
                 Active::Waiting => {
-                    if let Some(call) = self.collectives.pop_front() {
+                    if let Some(call) = self.collectives.get(self.begun) {
+                        self.begun += 1;
                         self.comm.status.begin();
-                        if engine.begin(&call)? {
+                        if engine.begin(call)? {
                             self.active = Active::Collective;
                         }
                     } else if !self.messages.is_empty() {
@@ -285,7 +306,7 @@ fn ended() -> Error {
 /// Runs all of `runs` to their end on this thread. The first failure is returned; the others are run to their end.
 fn drive(runs: &mut [Run]) -> Result<()> {
     let mut first = Ok(());
-    let mut open: Vec<bool> = runs.iter().map(|_| true).collect();
+    let mut open: SmallVec<[bool; 8]> = runs.iter().map(|_| true).collect();
     let mut left = runs.len();
     let mut idle = runs.first().map_or_else(|| Idle::new(0, true), |run| run.comm.idle());
     let mut idle_polls = 0u32;

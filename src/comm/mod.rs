@@ -18,7 +18,7 @@ pub mod service;
 
 pub use bootstrap::UniqueId;
 pub use create::{CommOptions, InitParams};
-pub use launch::{launch, Launch};
+pub use launch::{launch, launch_one, Launch};
 
 use crate::config::Config;
 use crate::device::host::stream::StreamRef;
