@@ -96,13 +96,13 @@ variables! {
         "Up to this many bytes (all-gather: output, reduce-scatter: input) the nodes exchange in a logarithmic number of rounds, beyond it around a ring.";
     "STRATA_DIRECT_MAX_RANKS" direct_max_ranks: usize = "16", agreed,
         "Nodes of at most this many ranks exchange directly, each rank with each; larger ones use rings or trees.";
-    "STRATA_SPIN_US" spin_us: u64 = "20", local,
-        "Microseconds a waiting rank polls before it yields the processor, and again before it sleeps.";
+    "STRATA_SPIN_US" spin_us: u64 = "5", local,
+        "Microseconds a waiting rank polls before it yields the processor; after twenty times as long it sleeps.";
     "STRATA_SHM" shm: bool = "true", local,
         "Use shared memory between ranks of a node.";
     "STRATA_CMA" cma: bool = "true", local,
         "Read large messages straight out of a peer's memory (process_vm_readv) where the system allows it.";
-    "STRATA_EAGER_BYTES" eager_bytes: usize = "4096", local,
+    "STRATA_EAGER_BYTES" eager_bytes: usize = "16384", local,
         "Messages of at most this many bytes are copied through shared memory, larger ones are pulled by the receiver.";
     "STRATA_TCP_CONNECTIONS" tcp_connections: usize = "2", agreed,
         "Connections per pair of ranks on different nodes.";
