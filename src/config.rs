@@ -104,15 +104,15 @@ variables! {
         "All-to-alls with blocks of at most this many bytes are aggregated inside the node before they cross the network.";
     "STRATA_DIRECT_MAX_RANKS" direct_max_ranks: usize = "16", agreed,
         "Nodes of at most this many ranks exchange directly, each rank with each; larger ones use rings or trees.";
-    "STRATA_SPIN_US" spin_us: u64 = "20", local,
-        "Microseconds a waiting rank polls before it yields the processor, and again before it sleeps.";
+    "STRATA_SPIN_US" spin_us: u64 = "5", local,
+        "Microseconds a waiting rank polls before it yields the processor; after twenty times as long it sleeps.";
     "STRATA_SHM" shm: bool = "true", local,
         "Use shared memory between ranks of a node.";
     "STRATA_CMA" cma: bool = "true", local,
         "Read large messages straight out of a peer's memory (process_vm_readv) where the system allows it.";
     "STRATA_STAGE" stage: bool = "true", agreed,
         "Copy what is sent to ranks of the node into shared memory first, unless it is there already (ncclMemAlloc).";
-    "STRATA_EAGER_BYTES" eager_bytes: usize = "4096", local,
+    "STRATA_EAGER_BYTES" eager_bytes: usize = "16384", local,
         "Messages of at most this many bytes are copied through shared memory, larger ones are pulled by the receiver.";
     "STRATA_TCP_CONNECTIONS" tcp_connections: usize = "2", agreed,
         "Connections per pair of ranks on different nodes.";

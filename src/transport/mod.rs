@@ -12,6 +12,8 @@ use crate::plan::Channel;
 use crate::topo::Rank;
 use std::time::Duration;
 
+#[cfg(test)]
+mod figures;
 mod idle;
 mod mux;
 pub mod shm;

@@ -43,17 +43,14 @@ impl Pieces {
     /// Appends the runs that make up `len` bytes from `offset`, `most` runs at most; returns the bytes they cover.
     pub fn runs(&self, offset: usize, len: usize, most: usize, runs: &mut impl Extend<Region>) -> usize {
         let mut done = 0;
-        let mut index = self.ends.partition_point(|&end| end <= offset);
-        for _ in 0..most {
+        let first = self.ends.partition_point(|&end| end <= offset);
+        for (&end, piece) in self.ends[first..].iter().zip(&self.regions[first..]).take(most) {
             if done == len {
                 break;
             }
-            let end = self.ends[index];
-            let piece = self.regions[index];
             let take = (len - done).min(end - offset - done);
             runs.extend([piece.part(piece.len() - (end - offset - done), take)]);
             done += take;
-            index += 1;
         }
         done
     }

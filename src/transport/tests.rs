@@ -1,5 +1,6 @@
 //! All of the transport, between threads and between processes.
 
+use super::figures;
 use super::shm::open::Ways;
 use super::worlds::{as_rank, carry_out, processes, region, threads, Post, Processes, Setup};
 use super::{Envelope, Mux, Sink, Transport};
@@ -151,6 +152,9 @@ fn process_setup(scenario: &str) -> Setup {
 }
 
 fn play(scenario: &str, me: usize, exchange: &mut Processes) {
+    if figures::play(scenario, me, exchange) {
+        return;
+    }
     let setup = process_setup(scenario);
     let mux = setup.open(me, exchange);
     everything(me, mux, setup.grid.nranks());

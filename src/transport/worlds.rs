@@ -184,7 +184,7 @@ pub enum Post<'a> {
 
 /// Posts operations in order, those that are `Busy` again later, and waits until all have completed.
 pub fn carry_out(mux: &mut Mux, posts: &[Post<'_>]) -> Result<()> {
-    let mut idle = Idle::new(20, mux.oversubscribed());
+    let mut idle = Idle::new(spin_us(), mux.oversubscribed());
     let limit = Instant::now() + LIMIT;
     let (mut next, mut open, mut done) = (0, 0, Vec::new());
     while next < posts.len() || open > 0 {
@@ -215,4 +215,10 @@ pub fn carry_out(mux: &mut Mux, posts: &[Post<'_>]) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// How long ranks wait awake; measurements try other values than the default.
+fn spin_us() -> u64 {
+    let given = std::env::var("STRATA_SPIN_US").ok().and_then(|text| text.parse().ok());
+    given.unwrap_or(Config::default().spin_us)
 }

@@ -21,7 +21,7 @@ use crate::memory::{shared, Arena, Region};
 use crate::plan::Channel;
 use crate::topo::Rank;
 use bell::Bells;
-use pull::{Pull, Reach, SLICE, STAGING};
+use pull::{Pull, Reach, SLICE, STAGING_BUFFER};
 use record::{Header, Kind, Listing, NO_SLOT};
 use ring::{Consumer, Producer};
 use segment::{Segment, SlotBits, SLOTS};
@@ -272,7 +272,7 @@ impl Shm {
         match Pull::new(index, peer.rank, peer.reach, header.slot, &listing, posted) {
             Ok(pull) => self.pulls.push_back(pull),
             Err(posted) => {
-                peer.inflows.push(Inflow { slot: header.slot, posted, received: 0 });
+                peer.inflows.push(Inflow { slot: header.slot, posted: *posted, received: 0 });
                 set_bit(&self.segment.control(peer.local, self.local).granted.0, header.slot);
                 self.bells.ring(peer.local);
             }
@@ -472,5 +472,5 @@ impl Shm {
 
 /// Room to combine what the kernel copied.
 fn staging() -> Arena {
-    Arena::new(STAGING)
+    Arena::new(STAGING_BUFFER)
 }

@@ -17,9 +17,12 @@ use std::sync::atomic::Ordering;
 use std::sync::Arc;
 
 /// Bytes of a message fetched between two looks at everything else.
-pub const SLICE: usize = 1 << 20;
+pub const SLICE: usize = 2 << 20;
 /// Bytes that are combined at a time when the kernel copies them.
 pub const STAGING: usize = 128 << 10;
+/// The staging buffer: what it holds may begin anywhere in its first page.
+pub const STAGING_BUFFER: usize = STAGING + PAGE;
+const PAGE: usize = 4096;
 /// Pieces handed to the kernel at a time.
 const MAX_PIECES: usize = 256;
 
@@ -100,7 +103,7 @@ impl Pull {
         slot: u32,
         listing: &Listing,
         posted: Posted,
-    ) -> std::result::Result<Pull, Posted> {
+    ) -> std::result::Result<Pull, Box<Posted>> {
         let plain = || pieces_at(listing.pieces.iter().map(|&(address, len, _)| (address, len)));
         let source = match reach {
             _ if listing.pieces.is_empty() => None,
@@ -110,7 +113,7 @@ impl Pull {
         };
         match source {
             Some(source) => Ok(Pull { peer, slot, posted, rank, source, done: 0 }),
-            None => Err(posted),
+            None => Err(Box::new(posted)),
         }
     }
 
@@ -169,25 +172,29 @@ impl Pull {
     /// Has the kernel copy the next bytes.
     fn take_there(&self, pieces: &Pieces, pid: u32, left: usize, staging: Region) -> Result<usize> {
         let target = &self.posted.target;
-        let mut into: SmallVec<[Region; 16]> = SmallVec::new();
         let grain = target.grain();
-        let wanted = match target.store() {
+        let mut into: SmallVec<[Region; 16]> = SmallVec::new();
+        let mut from: SmallVec<[Region; 16]> = SmallVec::new();
+        let first = pieces.run(self.done, left);
+        let direct = target.store().filter(|dst| !copies_slowly(first, dst.run(self.done, left)));
+        // Equal places in their pages make the copy into the buffer a fast one.
+        let staged = staging.part(first.as_ptr() as usize % PAGE, STAGING);
+        let wanted = match direct {
             Some(dst) => dst.runs(self.done, left, MAX_PIECES, &mut into),
             None => {
-                let len = left.next_multiple_of(grain).min(staging.len());
-                into.push(staging.part(0, len));
+                let len = left.next_multiple_of(grain).min(self.left()).min(STAGING);
+                into.push(staged.part(0, len));
                 len
             }
         };
-        let mut from: SmallVec<[Region; 16]> = SmallVec::new();
         pieces.runs(self.done, wanted, MAX_PIECES, &mut from);
         let got = read_process(pid, &into, &from).map_err(|error| self.explain(&error, pid))?;
         let got = got - got % grain;
         if got == 0 {
             return Err(Error::Remote(format!("the memory of rank {} (process {pid}) cannot be read", self.rank)));
         }
-        if target.store().is_none() {
-            target.consume(self.done, staging.part(0, got));
+        if direct.is_none() {
+            target.consume(self.done, staged.part(0, got));
         }
         Ok(got)
     }
@@ -202,6 +209,14 @@ impl Pull {
             _ => Error::System(format!("reading the memory of rank {rank} (process {pid}): {error}")),
         }
     }
+}
+
+/// Whether the kernel's way of copying is slow for these addresses. Where the destination lies 1 to 31 bytes after the
+/// source within its page, as blocks that `malloc` gave out one after the other do, `rep movsb` runs at a sixth of its
+/// speed on some processors (measured on Zen 3: 2.4 instead of 11 GB/s); one more copy, in cache, is much cheaper.
+fn copies_slowly(from: Region, into: Region) -> bool {
+    let distance = (into.as_ptr() as usize).wrapping_sub(from.as_ptr() as usize) % PAGE;
+    (1..32).contains(&distance) && from.len() > PAGE && into.len() > PAGE
 }
 
 /// Copies bytes of process `pid` (the regions `from` name them there) into regions of ours.

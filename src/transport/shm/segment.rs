@@ -66,7 +66,7 @@ pub struct Segment {
 /// Bytes of each ring on a node of so many ranks.
 pub const fn ring_bytes(ranks: usize) -> usize {
     match ranks {
-        0..=16 => 128 << 10,
+        0..=16 => 256 << 10,
         17..=64 => 64 << 10,
         _ => 32 << 10,
     }
