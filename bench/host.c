@@ -33,13 +33,13 @@ static double median(double *times, int n) {
   return times[n / 2];
 }
 
-/* A barrier in which ranks that have nothing to do sleep instead of taking the measured ones' processors. */
-static void wait_asleep(int sleeping) {
+/* A barrier in which ranks sleep instead of taking the processors from those that are still at work. */
+static void wait_asleep(void) {
   MPI_Request request;
   int done = 0;
   MPI_Ibarrier(MPI_COMM_WORLD, &request);
   while (!done) {
-    if (sleeping) usleep(500);
+    usleep(100);
     MPI_Test(&request, &done, MPI_STATUS_IGNORE);
   }
 }
@@ -56,7 +56,7 @@ static double machine_rate(int add, const float *a, const float *b, float *c) {
     else if (rank < 2)
       memcpy(c, a, largest);
     double mine = MPI_Wtime() - start, slowest;
-    wait_asleep(rank >= 2);
+    wait_asleep();
     if (rank >= 2) mine = 0;
     MPI_Allreduce(&mine, &slowest, 1, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
     double rate = 2.0 * (double)largest / slowest;
@@ -80,8 +80,10 @@ static void run_theirs(int which, const float *send, float *recv, size_t bytes) 
   if (which == ALL_REDUCE) MPI_Allreduce(send, recv, count, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
 }
 
+/* Ranks that have finished sleep until all have: spinning, they would slow down the ranks that are still measured. */
 static double slowest_rank(double mine) {
   double slowest;
+  wait_asleep();
   MPI_Allreduce(&mine, &slowest, 1, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
   return slowest;
 }

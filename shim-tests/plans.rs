@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use strata::algo::{self, Choice};
+use strata::plan::stage::stage;
 use strata::plan::{Collective, Plan, Shape};
 use strata::topo::{Grid, Rank};
 use strata::verify::{verify, Options};
@@ -25,8 +26,9 @@ fn prove(grid: Grid, roots: &[usize], options: &[Options]) -> usize {
                     let root = Rank::from_index(root);
                     let shape = Shape { collective, grid: grid.clone(), root, in_place, prologue };
                     let plans = plans(&choice, &shape);
-                    for options in options {
-                        verify(&plans, options).unwrap_or_else(|rejection| {
+                    let staged: Vec<Plan> = plans.iter().map(|plan| stage(plan, &|_, _| true)).collect();
+                    for (options, plans) in options.iter().flat_map(|options| [(options, &plans), (options, &staged)]) {
+                        verify(plans, options).unwrap_or_else(|rejection| {
                             let what = format!("root {root} in_place {in_place} prologue {prologue} {options:?}");
                             panic!("{} {choice} on {grid}, {what}: {rejection}", collective.name())
                         });

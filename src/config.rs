@@ -110,6 +110,8 @@ variables! {
         "Use shared memory between ranks of a node.";
     "STRATA_CMA" cma: bool = "true", local,
         "Read large messages straight out of a peer's memory (process_vm_readv) where the system allows it.";
+    "STRATA_STAGE" stage: bool = "true", agreed,
+        "Copy what is sent to ranks of the node into shared memory first, unless it is there already (ncclMemAlloc).";
     "STRATA_EAGER_BYTES" eager_bytes: usize = "4096", local,
         "Messages of at most this many bytes are copied through shared memory, larger ones are pulled by the receiver.";
     "STRATA_TCP_CONNECTIONS" tcp_connections: usize = "2", agreed,

@@ -1,4 +1,6 @@
 //! Ranks as threads of one process, on as many "nodes" as a test wants, over the real transports.
+// Each test program uses a part of this.
+#![allow(dead_code)]
 
 use std::sync::atomic::AtomicBool;
 use std::sync::{mpsc, Arc, Barrier, Mutex};

@@ -9,9 +9,10 @@ use crate::config::Config;
 use crate::dtype::Prologue;
 use crate::error::{Error, Result};
 use crate::exec::{Execution, Program, Progress};
-use crate::memory::Arena;
+use crate::memory::{shared, Arena, Region};
 use crate::plan::layout::Layout;
-use crate::plan::{Collective, Shape};
+use crate::plan::stage::stage;
+use crate::plan::{Buffer, Collective, Plan, Shape, Span};
 use crate::select::{self, Request, Selection};
 use crate::topo::{Grid, Rank};
 use crate::transport::{Mux, Transport};
@@ -27,6 +28,43 @@ struct PlanKey {
     root: Rank,
     in_place: bool,
     prologue: bool,
+    staged: Staged,
+}
+
+/// Which of the call's buffers peers on the node cannot read in place, so that what is sent from there is staged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+struct Staged {
+    input: bool,
+    output: bool,
+}
+
+/// A communicator's own memory: shared with the node, so that peers read it in place, or ordinary.
+enum Scratch {
+    Shared(shared::Owned),
+    Plain(Arena),
+}
+
+impl Scratch {
+    fn new(bytes: usize) -> Scratch {
+        match shared::Owned::new(bytes) {
+            Ok(owned) if bytes > 0 => Scratch::Shared(owned),
+            _ => Scratch::Plain(Arena::new(bytes)),
+        }
+    }
+
+    fn region(&mut self) -> Region {
+        match self {
+            Scratch::Shared(owned) => owned.region(),
+            Scratch::Plain(arena) => arena.region(),
+        }
+    }
+
+    fn bytes(&self) -> usize {
+        match self {
+            Scratch::Shared(owned) => owned.region().len(),
+            Scratch::Plain(arena) => arena.len(),
+        }
+    }
 }
 
 /// What distinguishes two choices of one communicator: the collective, the power of two of the block's bytes on either
@@ -53,9 +91,9 @@ pub struct Engine {
     transport: Mux,
     programs: HashMap<PlanKey, Arc<Program>>,
     choices: HashMap<ChoiceKey, Arc<Prepared>>,
-    recent: Vec<(CollectiveCall, Arc<Prepared>, Arc<Program>, Layout)>,
+    recent: Vec<(CollectiveCall, Staged, Arc<Prepared>, Arc<Program>, Layout)>,
     explained: std::collections::HashSet<(Collective, u32, String)>,
-    scratch: Arena,
+    scratch: Scratch,
     lists: Lists,
     execution: Execution,
     running: Option<Running>,
@@ -88,7 +126,7 @@ impl Engine {
             choices: HashMap::new(),
             recent: Vec::new(),
             explained: Default::default(),
-            scratch: Arena::new(0),
+            scratch: Scratch::new(0),
             lists: Lists::default(),
             execution: Execution::new(),
             running: None,
@@ -103,12 +141,12 @@ impl Engine {
 
     /// Gives scratch memory back.
     pub fn free_scratch(&mut self) {
-        self.scratch = Arena::new(0);
+        self.scratch = Scratch::new(0);
     }
 
     /// Bytes of scratch memory held.
     pub fn scratch_bytes(&self) -> usize {
-        self.scratch.len()
+        self.scratch.bytes()
     }
 
     fn limit_ns(&self) -> u64 {
@@ -123,8 +161,8 @@ impl Engine {
         }
         let (program, layout, window) = self.prepare(call)?;
         let scratch_bytes = layout.scratch_bytes() * window.min(layout.segments());
-        if scratch_bytes > self.scratch.len() {
-            self.scratch = Arena::new(scratch_bytes);
+        if scratch_bytes > self.scratch.bytes() {
+            self.scratch = Scratch::new(scratch_bytes);
         }
         let buffers = Buffers { input: call.input, output: call.output, scratch: self.scratch.region() };
         let algorithm = &program.plan().algorithm;
@@ -183,13 +221,15 @@ impl Engine {
     }
 
     fn prepare(&mut self, call: &CollectiveCall) -> Result<(Arc<Program>, Layout, usize)> {
-        if let Some((_, prepared, program, layout)) =
-            self.recent.iter().find(|(known, ..)| known.same_shape(call, self.rank))
-        {
+        let staged = self.staged(call);
+        let known = |(other, how, ..): &&(CollectiveCall, Staged, Arc<Prepared>, Arc<Program>, Layout)| {
+            *how == staged && other.same_shape(call, self.rank)
+        };
+        if let Some((_, _, prepared, program, layout)) = self.recent.iter().find(known) {
             return Ok((program.clone(), *layout, prepared.selection.window));
         }
         let prepared = self.choice(call)?;
-        let program = self.program(&prepared.selection.choice, call)?;
+        let program = self.program(&prepared.selection.choice, call, staged)?;
         let elem_bytes = call.dtype.size();
         let k = program.plan().chunks_per_block as usize;
         let window = prepared.selection.window;
@@ -204,8 +244,33 @@ impl Engine {
         if self.recent.len() == RECENT {
             self.recent.remove(0);
         }
-        self.recent.push((call.clone(), prepared, program.clone(), layout));
+        self.recent.push((call.clone(), staged, prepared, program.clone(), layout));
         Ok((program, layout, window))
+    }
+
+    /// What of this call is staged: nothing when its messages are short enough to be copied into shared memory anyway.
+    fn staged(&self, call: &CollectiveCall) -> Staged {
+        let block_bytes = call.count * call.dtype.size();
+        if !self.config.stage || block_bytes <= self.config.eager_bytes {
+            return Staged::default();
+        }
+        let ordinary = |region: &Region| shared::find(region.as_ptr() as usize, region.len()).is_none();
+        Staged { input: ordinary(&call.input), output: ordinary(&call.output) }
+    }
+
+    /// The plan as this rank runs it.
+    fn plan(&self, choice: &algo::Choice, shape: &Shape, rank: Rank, staged: Staged) -> Result<Plan> {
+        let plan = algo::build(choice, shape, rank)?;
+        if staged == Staged::default() {
+            return Ok(plan);
+        }
+        let node = self.grid.node(rank);
+        let from_user = |span: &Span| match span.buffer {
+            Buffer::Input => staged.input,
+            Buffer::Output => staged.output,
+            Buffer::Scratch => false,
+        };
+        Ok(stage(&plan, &|to, src| self.grid.node(to) == node && src.iter().any(from_user)))
     }
 
     fn choice(&mut self, call: &CollectiveCall) -> Result<Arc<Prepared>> {
@@ -236,13 +301,14 @@ impl Engine {
         for rank in ranks {
             for in_place in [false, true] {
                 let shape = Shape { in_place, prologue, ..self.shape(call) };
-                let plan = algo::build(choice, &shape, Rank::from_index(rank))?;
+                let staged = Staged { input: self.config.stage, output: self.config.stage };
+                let plan = self.plan(choice, &shape, Rank::from_index(rank), staged)?;
                 most = most.max(plan.scratch_chunks as usize);
                 k = plan.chunks_per_block as usize;
             }
         }
-        // No algorithm holds more than the full vector twice.
-        Ok(if nranks <= EXACT_RANKS { most } else { 2 * nranks.max(k) * if k >= nranks { 1 } else { k } })
+        // No algorithm holds more than the full vector twice, and it is staged once.
+        Ok(if nranks <= EXACT_RANKS { most } else { 3 * nranks.max(k) * if k >= nranks { 1 } else { k } })
     }
 
     fn shape(&self, call: &CollectiveCall) -> Shape {
@@ -255,7 +321,7 @@ impl Engine {
         }
     }
 
-    fn program(&mut self, choice: &algo::Choice, call: &CollectiveCall) -> Result<Arc<Program>> {
+    fn program(&mut self, choice: &algo::Choice, call: &CollectiveCall, staged: Staged) -> Result<Arc<Program>> {
         let shape = self.shape(call);
         let key = PlanKey {
             choice: choice.clone(),
@@ -263,11 +329,12 @@ impl Engine {
             root: shape.root,
             in_place: shape.in_place,
             prologue: shape.prologue,
+            staged,
         };
         if let Some(program) = self.programs.get(&key) {
             return Ok(program.clone());
         }
-        let program = Arc::new(Program::new(algo::build(choice, &shape, self.rank)?)?);
+        let program = Arc::new(Program::new(self.plan(choice, &shape, self.rank, staged)?)?);
         self.programs.insert(key, program.clone());
         Ok(program)
     }

@@ -16,6 +16,7 @@
 
 pub mod inline;
 pub mod layout;
+pub mod stage;
 pub mod text;
 
 use crate::topo::{Grid, Rank};

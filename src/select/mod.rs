@@ -167,7 +167,7 @@ fn segment(choice: &Choice, collective: Collective, grid: &Grid) -> usize {
         (1, Collective::AllReduce | Collective::Reduce) if choice.name == "direct_one_round" => CACHE_BYTES,
         (1, Collective::AllReduce | Collective::Reduce) => CACHE_BYTES * nranks,
         (1, Collective::ReduceScatter) => CACHE_BYTES,
-        (1, _) => usize::MAX,
+        (1, _) => 2 * CACHE_BYTES,
         _ => (PIPELINE_BYTES / blocks).max(4096),
     }
 }
