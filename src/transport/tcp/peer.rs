@@ -77,6 +77,8 @@ pub struct Peer {
     granted: VecDeque<u64>,
     inflows: BTreeMap<u64, Inflow>,
     next_id: u64,
+    /// Changes when a send that was `Busy` may be accepted.
+    pub relief: u64,
 }
 
 impl Peer {
@@ -93,6 +95,7 @@ impl Peer {
             granted: VecDeque::new(),
             inflows: BTreeMap::new(),
             next_id: 0,
+            relief: 0,
         }
     }
 
@@ -280,7 +283,10 @@ impl Peer {
             }
             Kind::Grant if self.outgoing.contains_key(&header.id) => self.granted.push_back(header.id),
             Kind::Ack => match self.marks.remove(&header.id) {
-                Some(channel) => self.streams.at(channel).credit.mark_done(),
+                Some(channel) => {
+                    self.streams.at(channel).credit.mark_done();
+                    self.relief += 1;
+                }
                 None => return Err(self.nonsense("an acknowledgement of nothing")),
             },
             Kind::Data => {
@@ -301,7 +307,7 @@ impl Peer {
 
     /// Writes what the connections take: queued frames, then stripes of granted messages.
     pub fn write(&mut self, done: &mut Vec<Token>) {
-        let Peer { links, outgoing, granted, streams, .. } = self;
+        let Peer { links, outgoing, granted, streams, relief, .. } = self;
         for link in links.iter_mut().filter(|link| link.connection.ended.is_none()) {
             let connection = &mut link.connection;
             loop {
@@ -321,6 +327,7 @@ impl Peer {
                 if connection.is_flushed() {
                     break;
                 }
+                *relief += 1;
                 let mut left = smallvec::SmallVec::<[(u64, usize); 4]>::new();
                 let message = |id| outgoing.get(&id).map(|message| &message.src);
                 connection.flush(message, |id, bytes| left.push((id, bytes)));
