@@ -318,6 +318,7 @@ impl Drop for Tcp {
                 peer.write(&mut self.completed);
                 let waits = |link: &Link| {
                     link.connection.ended.is_none()
+                        && link.connection.output_lost.is_none()
                         && !is_reset(&link.connection.socket)
                         && (!link.connection.is_flushed()
                             || vectored::unacknowledged(&link.connection.socket).is_ok_and(|bytes| bytes > 0))

@@ -109,8 +109,8 @@ impl Peer {
 
     fn gone(&self) -> Error {
         let why = self.links.iter().find_map(|link| match &link.connection.ended {
-            Some(Ended::Broken(why)) => Some(why.as_str()),
-            _ => None,
+            Some(Ended::Broken(why) | Ended::Reset(why)) => Some(why.as_str()),
+            _ => link.connection.output_lost.as_deref(),
         });
         let why = why.unwrap_or("it has closed its connections");
         Error::Remote(format!("rank {} at {} is gone: {why}", self.rank, self.address))
@@ -123,7 +123,7 @@ impl Peer {
 
     /// Posts a message.
     pub fn send(&mut self, token: Token, envelope: Envelope, src: &[Region]) -> Result<Started> {
-        if self.is_gone() {
+        if self.is_gone() || self.links.iter().any(|link| link.connection.output_lost.is_some()) {
             return Err(self.gone());
         }
         let bytes: usize = src.iter().map(Region::len).sum();
@@ -308,7 +308,8 @@ impl Peer {
     /// Writes what the connections take: queued frames, then stripes of granted messages.
     pub fn write(&mut self, done: &mut Vec<Token>) {
         let Peer { links, outgoing, granted, streams, relief, .. } = self;
-        for link in links.iter_mut().filter(|link| link.connection.ended.is_none()) {
+        let writable = |link: &&mut Link| link.connection.output_lost.is_none() && link.connection.ended.is_none();
+        for link in links.iter_mut().filter(writable) {
             let connection = &mut link.connection;
             loop {
                 if connection.is_flushed() && link.index != super::frame::CALL {
@@ -340,7 +341,7 @@ impl Peer {
                         outgoing.remove(&id);
                     }
                 }
-                if !connection.is_flushed() || connection.ended.is_some() {
+                if !connection.is_flushed() || connection.output_lost.is_some() {
                     break;
                 }
             }
@@ -349,12 +350,15 @@ impl Peer {
 
     /// Fails when the peer is gone and something is still expected of it.
     pub fn check(&self) -> Result<()> {
-        let broken = |link: &Link| matches!(link.connection.ended, Some(Ended::Broken(_)));
-        if !self.is_gone() && !self.links.iter().any(broken) {
+        let failed = |link: &Link| match link.connection.ended {
+            Some(Ended::Broken(_)) => true,
+            Some(Ended::Reset(_)) => !self.outgoing.is_empty(),
+            _ => link.connection.output_lost.is_some() && !self.outgoing.is_empty(),
+        };
+        if !self.is_gone() && !self.links.iter().any(failed) {
             return Ok(());
         }
-        let unflushed = self.links.iter().any(|link| !link.connection.is_flushed());
-        let expects = unflushed || !self.outgoing.is_empty() || !self.inflows.is_empty() || self.streams.any_posted();
+        let expects = !self.outgoing.is_empty() || !self.inflows.is_empty() || self.streams.any_posted();
         if expects {
             Err(self.gone())
         } else {
