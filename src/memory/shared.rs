@@ -233,6 +233,31 @@ pub fn region_of(start: NonNull<u8>) -> Option<Region> {
     slot.as_ref()?.live.get(&(start.as_ptr() as usize)).map(|allocation| allocation.mapping.region())
 }
 
+/// Shared memory of our own, freed with the value.
+#[derive(Debug)]
+pub struct Owned(Region);
+
+impl Owned {
+    /// `bytes` of shared memory, zeroed.
+    pub fn new(bytes: usize) -> Result<Owned> {
+        let start = allocate(bytes)?;
+        let region = region_of(start).ok_or_else(|| Error::Internal("an allocation is not found".to_string()))?;
+        Ok(Owned(region))
+    }
+
+    /// Its bytes.
+    pub fn region(&self) -> Region {
+        self.0
+    }
+}
+
+impl Drop for Owned {
+    fn drop(&mut self) {
+        // A forked child does not have its parent's heap; then there is nothing of ours to free.
+        let _ = free(self.0.as_ptr());
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

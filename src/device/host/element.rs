@@ -311,8 +311,8 @@ impl<F: Format> Element for Small<F> {
     #[inline(always)]
     fn narrow(wide: f32) -> F::Bits {
         let (sum, _, exponent) = Self::round(wide);
-        let magnitude = (exponent >> (23 - F::FRACTION)) + (sum.to_bits() & ((2 << F::FRACTION) - 1));
-        let sign = wide.to_bits() / (0x8000_0000 / F::SIGN) & F::SIGN;
+        let magnitude = (exponent >> (23 - F::FRACTION)) + (sum.to_bits() & ((4 << F::FRACTION) - 1));
+        let sign = (wide.to_bits() / (0x8000_0000 / F::SIGN)) & F::SIGN;
         F::truncate(if wide.is_nan() { F::NAN } else { magnitude | sign })
     }
 }

@@ -1,8 +1,9 @@
-//! Half precision by the processor's own conversions, eight elements an instruction; the bits are those of
-//! [`Small<F16>`](super::element::Small).
+//! Half precision by the processor's own conversions, eight elements an instruction, and fp8 read by way of it; the bits
+//! are those of [`Small`].
 
-use super::element::{Element, Small, F16};
+use super::element::{E4m3, E5m2, Element, Format, Small, F16};
 use std::arch::x86_64::{__m128i, __m256, _mm256_cvtph_ps, _mm256_cvtps_ph, _MM_FROUND_TO_NEAREST_INT};
+use std::marker::PhantomData;
 use std::mem::transmute;
 
 /// IEEE half precision on a processor that has AVX2 and F16C; used by no other kernel than those that require them.
@@ -76,5 +77,75 @@ impl Element for HalfF16c {
             bits.copy_from_slice(&narrow8(&quiet));
         }
         bits
+    }
+}
+
+/// A format whose values half precision holds, but for a factor.
+pub(super) trait ThroughHalf: Format {
+    /// What the half float is to be multiplied by.
+    const FACTOR: f32;
+
+    /// The value divided by the factor, in half precision.
+    fn half(bits: Self::Bits) -> u16;
+}
+
+impl ThroughHalf for E4m3 {
+    /// A half float's bias is larger by 8.
+    const FACTOR: f32 = 256.0;
+
+    /// The fields are shifted into place. A NaN, the one magnitude that carries when 1 is added, gets the highest bit of
+    /// the exponent, whose others it has; said by arithmetic, since a selection would be moved behind the conversion.
+    #[inline(always)]
+    fn half(bits: u8) -> u16 {
+        let fields = (i16::from(bits as i8) << 7) as u16 & 0xbfff;
+        let carry = (u16::from(bits & 0x7f) + 1) & 0x80;
+        fields | (carry << 7)
+    }
+}
+
+impl ThroughHalf for E5m2 {
+    const FACTOR: f32 = 1.0;
+
+    /// E5M2 is the upper half of a half float.
+    #[inline(always)]
+    fn half(bits: u8) -> u16 {
+        u16::from(bits) << 8
+    }
+}
+
+/// fp8 on such a processor: read through half precision, which holds every value of both formats; rounded and written
+/// as everywhere, since going back through half precision would round twice.
+pub(super) struct SmallF16c<F>(PhantomData<F>);
+
+impl<F: ThroughHalf> Element for SmallF16c<F> {
+    type Bits = F::Bits;
+    type Wide = f32;
+
+    #[inline(always)]
+    fn widen(bits: F::Bits) -> f32 {
+        Small::<F>::widen(bits)
+    }
+
+    #[inline(always)]
+    fn settle(wide: f32) -> f32 {
+        Small::<F>::settle(wide)
+    }
+
+    #[inline(always)]
+    fn narrow(wide: f32) -> F::Bits {
+        Small::<F>::narrow(wide)
+    }
+
+    #[inline(always)]
+    fn widen_strip<const L: usize>(bits: &[F::Bits; L]) -> [f32; L] {
+        let mut halves = [0; L];
+        for i in 0..L {
+            halves[i] = F::half(bits[i]);
+        }
+        let mut wide = HalfF16c::widen_strip(&halves);
+        for value in &mut wide {
+            *value *= F::FACTOR;
+        }
+        wide
     }
 }

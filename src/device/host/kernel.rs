@@ -7,7 +7,7 @@
 use super::divide::Quotient;
 use super::element::{Bf16, E4m3, E5m2, Element, Larger, Pair, Prod, Ranked, Small, Smaller, Sum, Times, F16};
 #[cfg(target_arch = "x86_64")]
-use super::f16c::HalfF16c;
+use super::f16c::{HalfF16c, SmallF16c};
 use crate::dtype::{DataType, Operator, Prologue, ScalarBytes};
 use std::ops::Div;
 use std::ptr;
@@ -167,6 +167,20 @@ where
     }
 }
 
+/// The kernel for a type whose conversion depends on the level: half precision as `H`, the fp8 types as `A` and `B`.
+fn small_kernel<H, A, B>(level: Level, dtype: DataType, operator: Operator) -> Fold
+where
+    H: Element<Wide = f32>,
+    A: Element<Wide = f32>,
+    B: Element<Wide = f32>,
+{
+    match dtype {
+        DataType::F8E4M3 => floats::<A, Ranked<E4m3, true>, Ranked<E4m3, false>, 32, 128>(level, operator),
+        DataType::F8E5M2 => floats::<B, Ranked<E5m2, true>, Ranked<E5m2, false>, 32, 128>(level, operator),
+        _ => floats::<H, Ranked<F16, true>, Ranked<F16, false>, 32, 64>(level, operator),
+    }
+}
+
 /// The kernel that folds this type with this operator.
 pub(super) fn fold_kernel(level: Level, dtype: DataType, operator: Operator) -> Fold {
     match dtype {
@@ -179,12 +193,10 @@ pub(super) fn fold_kernel(level: Level, dtype: DataType, operator: Operator) -> 
         DataType::F32 => floats::<f32, Ranked<f32, true>, Ranked<f32, false>, 32, 32>(level, operator),
         DataType::F64 => floats::<f64, Ranked<f64, true>, Ranked<f64, false>, 16, 16>(level, operator),
         DataType::BF16 => floats::<Bf16, Ranked<Bf16, true>, Ranked<Bf16, false>, 32, 64>(level, operator),
-        DataType::F8E4M3 => floats::<Small<E4m3>, Ranked<E4m3, true>, Ranked<E4m3, false>, 32, 128>(level, operator),
-        DataType::F8E5M2 => floats::<Small<E5m2>, Ranked<E5m2, true>, Ranked<E5m2, false>, 32, 128>(level, operator),
-        DataType::F16 => match level {
-            Level::Portable => floats::<Small<F16>, Ranked<F16, true>, Ranked<F16, false>, 32, 64>(level, operator),
+        DataType::F16 | DataType::F8E4M3 | DataType::F8E5M2 => match level {
+            Level::Portable => small_kernel::<Small<F16>, Small<E4m3>, Small<E5m2>>(level, dtype, operator),
             #[cfg(target_arch = "x86_64")]
-            Level::Avx2 => floats::<HalfF16c, Ranked<F16, true>, Ranked<F16, false>, 32, 64>(level, operator),
+            Level::Avx2 => small_kernel::<HalfF16c, SmallF16c<E4m3>, SmallF16c<E5m2>>(level, dtype, operator),
         },
     }
 }
@@ -292,9 +304,14 @@ impl FromCount for f64 {
 }
 
 /// # Safety
-/// As for [`map`]; `H` must be usable on this processor.
+/// As for [`map`]; `H`, `A` and `B`, half precision and the fp8 types, must be usable on this processor.
 #[inline(always)]
-unsafe fn scale_any<H: Element<Wide = f32>>(dtype: DataType, scale: Scale, src: *const u8, dst: *mut u8, bytes: usize) {
+unsafe fn scale_any<H, A, B>(dtype: DataType, scale: Scale, src: *const u8, dst: *mut u8, bytes: usize)
+where
+    H: Element<Wide = f32>,
+    A: Element<Wide = f32>,
+    B: Element<Wide = f32>,
+{
     macro_rules! run {
         ($kernel:ident, $element:ty, $strip:literal) => {
             // SAFETY: as for `map`; by the caller's promise.
@@ -312,8 +329,8 @@ unsafe fn scale_any<H: Element<Wide = f32>>(dtype: DataType, scale: Scale, src: 
         DataType::F32 => run!(scale_floats, f32, 32),
         DataType::F64 => run!(scale_floats, f64, 16),
         DataType::BF16 => run!(scale_floats, Bf16, 32),
-        DataType::F8E4M3 => run!(scale_floats, Small<E4m3>, 32),
-        DataType::F8E5M2 => run!(scale_floats, Small<E5m2>, 32),
+        DataType::F8E4M3 => run!(scale_floats, A, 32),
+        DataType::F8E5M2 => run!(scale_floats, B, 32),
     }
 }
 
@@ -323,7 +340,7 @@ unsafe fn scale_any<H: Element<Wide = f32>>(dtype: DataType, scale: Scale, src: 
 #[target_feature(enable = "avx2,f16c")]
 unsafe fn scale_avx2(dtype: DataType, scale: Scale, src: *const u8, dst: *mut u8, bytes: usize) {
     // SAFETY: as for `scale_any`, by the caller's promise; this function's own requirement lets it use F16C.
-    unsafe { scale_any::<HalfF16c>(dtype, scale, src, dst, bytes) }
+    unsafe { scale_any::<HalfF16c, SmallF16c<E4m3>, SmallF16c<E5m2>>(dtype, scale, src, dst, bytes) }
 }
 
 /// Scales every element of `src` into `dst`.
@@ -334,7 +351,7 @@ unsafe fn scale_avx2(dtype: DataType, scale: Scale, src: *const u8, dst: *mut u8
 pub(super) unsafe fn scale(level: Level, dtype: DataType, how: Scale, src: *const u8, dst: *mut u8, bytes: usize) {
     match level {
         // SAFETY: as for `scale_any`; by the caller's promise.
-        Level::Portable => unsafe { scale_any::<Small<F16>>(dtype, how, src, dst, bytes) },
+        Level::Portable => unsafe { scale_any::<Small<F16>, Small<E4m3>, Small<E5m2>>(dtype, how, src, dst, bytes) },
         #[cfg(target_arch = "x86_64")]
         // SAFETY: the processor must have AVX2 and F16C, and the rest; by the caller's promise.
         Level::Avx2 => unsafe { scale_avx2(dtype, how, src, dst, bytes) },

@@ -12,6 +12,7 @@ mod element;
 mod f16c;
 mod kernel;
 pub mod reference;
+pub mod stream;
 
 #[cfg(test)]
 mod tests;
@@ -103,6 +104,8 @@ fn check(dtype: DataType, srcs: &[Region], dst: Region) {
     assert!(dst.len() % dtype.size() == 0, "{} bytes are not whole elements of {}", dst.len(), dtype.name());
     for src in srcs {
         assert_eq!(src.len(), dst.len(), "reduction of regions of different lengths");
+        let apart = (src.as_ptr() as usize).abs_diff(dst.as_ptr() as usize);
+        debug_assert!(apart == 0 || apart >= dst.len(), "a source overlaps the destination and is not it");
     }
 }
 

@@ -1,0 +1,217 @@
+//! Symbolic values: which chunk, whose contributions, reduced in which order.
+//!
+//! Values are interned, so two of them are the same tree exactly when they have the same number, and a value that a
+//! thousand ranks hold is stored once.
+#![forbid(unsafe_code)]
+
+use super::Check;
+use crate::plan::{Buffer, Collective, Plan};
+use std::collections::HashMap;
+
+/// A value's number.
+pub(super) type Expr = u32;
+
+/// Nothing has been stored here.
+pub(super) const EMPTY: Expr = u32::MAX;
+
+/// How a value was made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum Made {
+    /// Prologue.
+    Start,
+    /// Epilogue.
+    Finish,
+    /// `a (op) b`, in this order.
+    Reduce,
+    /// `a` and then `b` in the order of a call's members. What tree the provider uses is not known, only that equal
+    /// calls use the same one.
+    Call {
+        /// What the call does.
+        collective: Collective,
+        /// How many ranks take part.
+        members: u32,
+        /// Its root.
+        root: u32,
+    },
+}
+
+/// What is to be known of a value.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Info {
+    /// The chunk's position in the input; for reductions also the result's.
+    pub chunk: u32,
+    /// The set of ranks whose inputs are in it.
+    set: u32,
+    /// It passed the prologue.
+    pub started: bool,
+    /// It passed the epilogue.
+    pub finished: bool,
+}
+
+/// All values of a run. The first are the inputs of all ranks, in order.
+#[derive(Debug)]
+pub(super) struct Exprs {
+    first_input: Vec<u32>,
+    infos: Vec<Info>,
+    interned: HashMap<(Made, Expr, Expr), Expr>,
+    sets: Sets,
+    nranks: usize,
+}
+
+/// Why a value cannot be made: which check, and how to say so.
+pub(super) type Fault = (Check, String);
+
+impl Exprs {
+    /// The inputs of these plans' ranks.
+    pub fn new(plans: &[Plan]) -> Exprs {
+        let mut exprs = Exprs {
+            first_input: Vec::with_capacity(plans.len()),
+            infos: Vec::new(),
+            interned: HashMap::new(),
+            sets: Sets::new(plans.len()),
+            nranks: plans.len(),
+        };
+        for (rank, plan) in plans.iter().enumerate() {
+            exprs.first_input.push(exprs.infos.len() as u32);
+            let set = exprs.sets.single(rank);
+            let chunks = 0..plan.chunks(Buffer::Input) as u32;
+            exprs.infos.extend(chunks.map(|chunk| Info { chunk, set, started: false, finished: false }));
+        }
+        exprs
+    }
+
+    /// A chunk of a rank's input.
+    pub fn input(&self, rank: usize, chunk: u32) -> Expr {
+        self.first_input[rank] + chunk
+    }
+
+    /// What is known of a value.
+    pub fn info(&self, expr: Expr) -> Info {
+        self.infos[expr as usize]
+    }
+
+    /// Whether every rank has contributed, which is to say exactly once.
+    pub fn is_full(&self, expr: Expr) -> bool {
+        self.sets.len(self.info(expr).set) == self.nranks
+    }
+
+    /// The value after the prologue.
+    pub fn start(&mut self, expr: Expr) -> Expr {
+        let info = Info { started: true, ..self.info(expr) };
+        self.intern(Made::Start, expr, EMPTY, info)
+    }
+
+    /// The value after the epilogue.
+    pub fn finish(&mut self, expr: Expr) -> Expr {
+        let info = Info { finished: true, ..self.info(expr) };
+        self.intern(Made::Finish, expr, EMPTY, info)
+    }
+
+    /// `a` and `b` combined.
+    pub fn combine(&mut self, made: Made, a: Expr, b: Expr) -> Result<Expr, Fault> {
+        if let Some(&known) = self.interned.get(&(made, a, b)) {
+            return Ok(known);
+        }
+        let (left, right) = (self.info(a), self.info(b));
+        if left.finished || right.finished {
+            return Err((Check::Epilogue, format!("reduces {}, which is final already", self.describe(a))));
+        }
+        if left.chunk != right.chunk {
+            let text = format!("reduces {} with {}", self.describe(a), self.describe(b));
+            return Err((Check::Provenance, text));
+        }
+        let Some(set) = self.sets.union(left.set, right.set) else {
+            let twice = self.sets.common(left.set, right.set);
+            return Err((Check::ExactlyOnce, format!("rank {twice} would contribute twice to chunk {}", left.chunk)));
+        };
+        Ok(self.intern(made, a, b, Info { set, ..left }))
+    }
+
+    /// A value in words.
+    pub fn describe(&self, expr: Expr) -> String {
+        if expr == EMPTY {
+            return "nothing".into();
+        }
+        let info = self.info(expr);
+        let stage = if info.finished { "final " } else { "" };
+        let (ranks, chunk) = (self.sets.describe(info.set), info.chunk);
+        format!("{stage}chunk {chunk} of {ranks}")
+    }
+
+    fn intern(&mut self, made: Made, a: Expr, b: Expr, info: Info) -> Expr {
+        let next = self.infos.len() as Expr;
+        let expr = *self.interned.entry((made, a, b)).or_insert(next);
+        if expr == next {
+            self.infos.push(info);
+        }
+        expr
+    }
+}
+
+/// Sets of ranks, interned: row `i` of `words` is set `i`.
+#[derive(Debug)]
+struct Sets {
+    stride: usize,
+    words: Vec<u64>,
+    interned: HashMap<Box<[u64]>, u32>,
+}
+
+impl Sets {
+    fn new(nranks: usize) -> Sets {
+        Sets { stride: nranks.div_ceil(64), words: Vec::new(), interned: HashMap::new() }
+    }
+
+    fn get(&self, set: u32) -> &[u64] {
+        &self.words[set as usize * self.stride..][..self.stride]
+    }
+
+    fn single(&mut self, rank: usize) -> u32 {
+        let mut row = vec![0; self.stride];
+        row[rank / 64] = 1 << (rank % 64);
+        self.intern(row)
+    }
+
+    fn len(&self, set: u32) -> usize {
+        self.get(set).iter().map(|word| word.count_ones() as usize).sum()
+    }
+
+    /// The union of two sets, or nothing if they have a rank in common.
+    fn union(&mut self, a: u32, b: u32) -> Option<u32> {
+        let pairs = self.get(a).iter().zip(self.get(b));
+        let mut row = Vec::with_capacity(self.stride);
+        for (left, right) in pairs {
+            if left & right != 0 {
+                return None;
+            }
+            row.push(left | right);
+        }
+        Some(self.intern(row))
+    }
+
+    /// The first rank that is in both.
+    fn common(&self, a: u32, b: u32) -> usize {
+        let mut both = self.get(a).iter().zip(self.get(b)).map(|(left, right)| left & right).enumerate();
+        both.find(|(_, word)| *word != 0).map_or(0, |(at, word)| at * 64 + word.trailing_zeros() as usize)
+    }
+
+    fn describe(&self, set: u32) -> String {
+        let bits = self.get(set);
+        let has = |rank: &usize| bits[rank / 64] >> (rank % 64) & 1 == 1;
+        let ranks: Vec<usize> = (0..bits.len() * 64).filter(has).take(9).collect();
+        match ranks.as_slice() {
+            [rank] => format!("rank {rank}"),
+            _ if ranks.len() > 8 => format!("{} ranks", self.len(set)),
+            _ => format!("ranks {}", ranks.iter().map(usize::to_string).collect::<Vec<_>>().join("+")),
+        }
+    }
+
+    fn intern(&mut self, row: Vec<u64>) -> u32 {
+        if let Some(&known) = self.interned.get(row.as_slice()) {
+            return known;
+        }
+        let next = self.interned.len() as u32;
+        self.words.extend_from_slice(&row);
+        self.interned.insert(row.into_boxed_slice(), next);
+        next
+    }
+}

@@ -1,0 +1,320 @@
+//! What happens before what, and whether two accesses to one place are ordered.
+//!
+//! A step is before another if lane order, completed dependencies and delivered messages say so. That a `Send` was issued
+//! orders nothing after the end of its reading: that is ordered only by a dependency on the send, or by the receiver's
+//! having received. That a send has completed does not say that its message was received, nor does a full channel.
+//!
+//! The run executes steps in one order that agrees with "before". When a step touches a place that earlier steps have
+//! touched, a search from the step back through its causes must find each of them.
+#![forbid(unsafe_code)]
+
+use super::index::{Chunk, Index, NONE};
+use crate::plan::{Action, Collective, Spans};
+
+/// How many steps all searches together may look at; a bound on time.
+const MAX_VISITS: usize = 1 << 32;
+
+/// An access that a later one has to be ordered after.
+#[derive(Debug, Clone, Copy)]
+struct Access {
+    step: u32,
+    class: u32,
+    write: bool,
+    next: u32,
+}
+
+/// What the run has done so far, as far as order is concerned.
+#[derive(Debug)]
+pub(super) struct Order {
+    /// When each step was executed, or 0.
+    executed: Vec<u32>,
+    now: u32,
+    /// For a send its receive, for a receive its send, for a call its instance.
+    partner: Vec<u32>,
+    /// For a send the lowest position in a block among its chunks: with fewer elements it carries nothing.
+    class: Vec<u32>,
+    /// The steps of each call, in member order.
+    instances: Vec<Vec<u32>>,
+    /// The latest accesses of each place that later ones must be ordered after: heads of lists in `accesses`.
+    places: Vec<u32>,
+    accesses: Vec<Access>,
+    free: u32,
+    search: Search,
+}
+
+/// The state of one search, kept to be reused.
+#[derive(Debug, Default)]
+struct Search {
+    round: u32,
+    /// For each lane the round of its entry, and how many of its steps are known to be before.
+    reached: Vec<(u32, u32)>,
+    local: Vec<(u32, u32, u32)>,
+    remote: Vec<(u32, u32, u32)>,
+    visits: usize,
+}
+
+/// What one search looks for: that `step` has completed, told by messages that carry bytes when chunks of position
+/// `class` do.
+#[derive(Debug, Clone, Copy)]
+struct Goal {
+    step: u32,
+    class: u32,
+    since: u32,
+    home: u32,
+    /// The lane and position that show it when they are reached.
+    lane: u32,
+    position: u32,
+}
+
+impl Order {
+    /// Nothing has happened yet.
+    pub fn new(index: &Index) -> Order {
+        Order {
+            executed: vec![0; index.steps.len()],
+            now: 0,
+            partner: vec![NONE; index.steps.len()],
+            class: vec![NONE; index.steps.len()],
+            instances: Vec::new(),
+            places: vec![NONE; index.nplaces()],
+            accesses: Vec::new(),
+            free: NONE,
+            search: Search { reached: vec![(0, 0); index.lanes.len()], ..Search::default() },
+        }
+    }
+
+    /// Notes that a step has been executed.
+    pub fn execute(&mut self, step: u32) {
+        self.now += 1;
+        self.executed[step as usize] = self.now;
+    }
+
+    /// Notes what a send carries.
+    pub fn sent(&mut self, send: u32, lowest: u32) {
+        self.class[send as usize] = lowest;
+    }
+
+    /// Notes which send's message a receive takes.
+    pub fn received(&mut self, send: u32, receive: u32) {
+        self.partner[send as usize] = receive;
+        self.partner[receive as usize] = send;
+    }
+
+    /// Notes the steps that make up a call, in member order.
+    pub fn called(&mut self, steps: &[u32]) {
+        for &step in steps {
+            self.partner[step as usize] = self.instances.len() as u32;
+        }
+        self.instances.push(steps.to_vec());
+    }
+
+    /// Records what `step` reads and writes; says which earlier step it races with, if any.
+    pub fn access(&mut self, index: &Index, step: u32, reads: &[Chunk], writes: &[Chunk]) -> Result<(), u32> {
+        // What a receive writes has arrived, so it is ordered after whatever was before the sending.
+        let receives = matches!(index.steps[step as usize].action, Action::Recv { .. } | Action::RecvReduce { .. });
+        let mut earlier = Vec::new();
+        for (chunks, write) in [(reads, false), (writes, true)] {
+            for chunk in chunks {
+                let mut at = self.places[chunk.place as usize];
+                while let Some(&access) = self.accesses.get(at as usize) {
+                    if access.step != step && (write || access.write) {
+                        earlier.push((access.step, write && receives, access.class.max(chunk.class)));
+                    }
+                    at = access.next;
+                }
+            }
+        }
+        // Of several conflicts with one step the one with the lowest class decides: fewer messages carry bytes then.
+        earlier.sort_unstable();
+        earlier.dedup_by_key(|conflict| (conflict.0, conflict.1));
+        for (before, arrived, class) in earlier {
+            if !self.is_before(index, before, (step, arrived), class) {
+                return Err(before);
+            }
+        }
+        reads.iter().for_each(|chunk| self.note(step, chunk, false));
+        writes.iter().for_each(|chunk| self.note(step, chunk, true));
+        Ok(())
+    }
+
+    fn note(&mut self, step: u32, chunk: &Chunk, write: bool) {
+        let mut head = self.places[chunk.place as usize];
+        if write {
+            head = self.forget(head, chunk.class);
+        } else if self.accesses.get(head as usize).is_some_and(|access| access.step == step) {
+            return;
+        }
+        let access = Access { step, class: chunk.class, write, next: head };
+        let slot = if self.free == NONE {
+            self.accesses.push(access);
+            self.accesses.len() as u32 - 1
+        } else {
+            let slot = self.free;
+            self.free = self.accesses[slot as usize].next;
+            self.accesses[slot as usize] = access;
+            slot
+        };
+        self.places[chunk.place as usize] = slot;
+    }
+
+    /// Drops the accesses that a write of `class` supersedes: whoever is ordered after it is ordered after them. Not
+    /// those of a lower position: they touch the place even when the write is empty.
+    fn forget(&mut self, mut at: u32, class: u32) -> u32 {
+        let mut kept = NONE;
+        while let Some(&access) = self.accesses.get(at as usize) {
+            let list = if access.class >= class { &mut self.free } else { &mut kept };
+            self.accesses[at as usize].next = *list;
+            *list = at;
+            at = access.next;
+        }
+        kept
+    }
+
+    /// Whether `before` has completed whenever `after` is issued (or, if the flag is set, its message has arrived), in all
+    /// calls in which chunks of position `class` have bytes.
+    pub fn is_before(&mut self, index: &Index, before: u32, after: (u32, bool), class: u32) -> bool {
+        let is_send = matches!(index.steps[before as usize].action, Action::Send { .. });
+        // Of a send, what shows its completion is the receive; of all others, that the lane has got past it.
+        let shown_by = if is_send { self.partner[before as usize] } else { before };
+        let (lane, position) = if shown_by == NONE {
+            (NONE, 0)
+        } else {
+            let lane = index.steps[shown_by as usize].lane;
+            (lane, shown_by - index.lanes[lane as usize].first)
+        };
+        let since = self.executed[before as usize];
+        let goal = Goal { step: before, class, since, home: index.lane(before).rank, lane, position };
+        self.search.round += 1;
+        self.search.local.clear();
+        self.search.remote.clear();
+        self.find(index, &goal, after)
+    }
+
+    fn find(&mut self, index: &Index, goal: &Goal, (after, arrived): (u32, bool)) -> bool {
+        let lane = index.steps[after as usize].lane;
+        let position = after - index.lanes[lane as usize].first;
+        if self.see_deps(index, goal, after) || self.search.reach(index, goal, lane, position) {
+            return true;
+        }
+        if arrived && self.expand(index, goal, after) {
+            return true;
+        }
+        // Steps of the same rank first: most orders are local. Then the newest message first, which follows a chain of
+        // messages to its origin before it tries another.
+        while self.search.visits < MAX_VISITS {
+            let Some((lane, from, to)) = self.search.local.pop().or_else(|| self.search.remote.pop()) else { break };
+            let first = index.lanes[lane as usize].first;
+            let step = first + to - 1;
+            if self.executed[step as usize] <= goal.since {
+                continue;
+            }
+            if to - 1 > from {
+                self.search.push(index, goal, (lane, from, to - 1));
+            }
+            self.search.visits += 1;
+            if self.expand(index, goal, step) {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Whether the searches were cut short: an order that was not found may exist.
+    pub fn is_exhausted(&self) -> bool {
+        self.search.visits >= MAX_VISITS
+    }
+
+    /// Follows what must have happened before `step` was issued, beside its lane.
+    fn see_deps(&mut self, index: &Index, goal: &Goal, step: u32) -> bool {
+        let rank = index.rank(step);
+        for &dep in index.steps[step as usize].deps {
+            let Some(dep) = index.resolve(rank, dep) else { continue };
+            let lane = index.steps[dep as usize].lane;
+            if dep == goal.step || self.search.reach(index, goal, lane, dep - index.lanes[lane as usize].first + 1) {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Follows what must have happened before `step` completed (for a send: was issued), beside its lane.
+    fn expand(&mut self, index: &Index, goal: &Goal, step: u32) -> bool {
+        match index.steps[step as usize].action {
+            Action::Recv { .. } | Action::RecvReduce { .. } => {
+                let send = self.partner[step as usize];
+                if send != NONE && self.class[send as usize] <= goal.class {
+                    let lane = index.steps[send as usize].lane;
+                    let position = send - index.lanes[lane as usize].first + 1;
+                    if send == goal.step || self.search.reach(index, goal, lane, position) {
+                        return true;
+                    }
+                }
+            }
+            Action::Call(call) => {
+                let instance = self.partner[step as usize] as usize;
+                let me = call.group.iter().position(|member| member.index() == index.rank(step));
+                for member in 0..self.instances.get(instance).map_or(0, Vec::len) {
+                    let other = self.instances[instance][member];
+                    if other == step || lowest_flow(index, &self.instances[instance], member, me) > goal.class {
+                        continue;
+                    }
+                    let lane = index.steps[other as usize].lane;
+                    let position = other - index.lanes[lane as usize].first;
+                    if self.see_deps(index, goal, other) || self.search.reach(index, goal, lane, position) {
+                        return true;
+                    }
+                }
+            }
+            _ => {}
+        }
+        self.see_deps(index, goal, step)
+    }
+}
+
+impl Search {
+    /// Notes that the first `count` steps of a lane are before; says whether that shows the goal.
+    fn reach(&mut self, index: &Index, goal: &Goal, lane: u32, count: u32) -> bool {
+        if lane == goal.lane && count > goal.position {
+            return true;
+        }
+        let entry = &mut self.reached[lane as usize];
+        let from = if entry.0 == self.round { entry.1 } else { 0 };
+        if count > from {
+            *entry = (self.round, count);
+            self.push(index, goal, (lane, from, count));
+        }
+        false
+    }
+
+    fn push(&mut self, index: &Index, goal: &Goal, range: (u32, u32, u32)) {
+        if index.lanes[range.0 as usize].rank == goal.home {
+            self.local.push(range);
+        } else {
+            self.remote.push(range);
+        }
+    }
+}
+
+/// The lowest position in a block among the chunks whose data goes from one member of a call to another, or [`NONE`]
+/// if none does. Only data orders: a provider may let a member go that waits for nothing.
+fn lowest_flow(index: &Index, steps: &[u32], from: usize, to: Option<usize>) -> u32 {
+    let call_of = |member: usize| match index.steps[steps[member] as usize].action {
+        Action::Call(call) => Some(call),
+        _ => None,
+    };
+    let (Some(to), Some(source)) = (to, call_of(from)) else { return NONE };
+    let Some(target) = call_of(to) else { return NONE };
+    let lowest = |blocks: &[Spans], block: usize, member: usize| {
+        let spans = blocks.get(block).map_or(&[][..], Vec::as_slice);
+        let rank = index.rank(steps[member]);
+        index.chunks(rank, spans).map(|chunk| chunk.class).min().unwrap_or(NONE)
+    };
+    match source.collective {
+        Collective::AllReduce | Collective::AllGather => lowest(&source.src, 0, from),
+        Collective::Broadcast if from == source.root => lowest(&source.src, 0, from),
+        Collective::Reduce | Collective::Gather if to == source.root => lowest(&source.src, 0, from),
+        Collective::AllToAll => lowest(&source.src, to, from),
+        Collective::ReduceScatter => lowest(&target.dst, 0, to),
+        Collective::Scatter if from == source.root => lowest(&target.dst, 0, to),
+        _ => NONE,
+    }
+}

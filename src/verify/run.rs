@@ -1,0 +1,404 @@
+//! One run of all plans together, on symbols, and the checks made on the way.
+//!
+//! Lanes run until they wait for something; each message, completion and call wakes the lane that waits for it. In what
+//! order they run does not matter (see [`super`]), so there is no schedule to explore.
+#![forbid(unsafe_code)]
+
+use super::expr::{Expr, Exprs, Fault, Made, EMPTY};
+use super::index::{Chunk, Index, NONE};
+use super::order::Order;
+use super::{Check, Options, Rejection, Report};
+use crate::plan::{Action, Buffer, Call, Collective, Span};
+use crate::topo::Rank;
+use std::collections::{HashMap, VecDeque};
+
+mod calls;
+mod outcome;
+
+/// A message on its way.
+#[derive(Debug)]
+struct Message {
+    send: u32,
+    rounds: u32,
+    values: Vec<Expr>,
+}
+
+#[derive(Debug, Default)]
+struct ChannelState {
+    queue: VecDeque<Message>,
+    /// The receiver waits for the next message.
+    awaited: bool,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct LaneState {
+    /// The next step.
+    next: u32,
+    /// It is in the list of lanes that wait for some step.
+    parked: bool,
+    /// How many of its dependencies have been seen completed.
+    deps_done: usize,
+    queued: bool,
+    rounds: u32,
+}
+
+/// A call that some of its members have issued.
+#[derive(Debug)]
+struct Gathering {
+    steps: Vec<u32>,
+    missing: usize,
+}
+
+/// The calls a rank has made on one group.
+#[derive(Debug, Clone, Copy)]
+struct LastCall {
+    step: u32,
+    count: u32,
+}
+
+/// The state of a run.
+#[derive(Debug)]
+pub(super) struct Run<'a> {
+    index: &'a Index<'a>,
+    options: Options,
+    exprs: Exprs,
+    order: Order,
+    values: Vec<Expr>,
+    /// The step that last wrote each place.
+    writers: Vec<u32>,
+    lanes: Vec<LaneState>,
+    channels: Vec<ChannelState>,
+    completed: Vec<bool>,
+    rounds: Vec<u32>,
+    /// For each step the first lane that waits for it, for each lane the next one that waits for the same step.
+    first_waiter: Vec<u32>,
+    next_waiter: Vec<u32>,
+    ready: Vec<u32>,
+    gatherings: HashMap<(u32, u32), Gathering>,
+    /// For each rank the groups it has called.
+    last_calls: Vec<Vec<(u32, LastCall)>>,
+    overlaps: HashMap<(u32, u32), bool>,
+    report: Report,
+}
+
+type Verdict<T = ()> = Result<T, Rejection>;
+
+impl<'a> Run<'a> {
+    /// The state before the first step.
+    pub fn new(index: &'a Index<'a>, options: Options) -> Run<'a> {
+        let exprs = Exprs::new(index.plans);
+        let mut values = vec![EMPTY; index.nplaces()];
+        for (rank, plan) in index.plans.iter().enumerate() {
+            for chunk in 0..plan.chunks(Buffer::Input) as u32 {
+                values[index.user_place(rank, Buffer::Input, chunk) as usize] = exprs.input(rank, chunk);
+            }
+        }
+        let nlanes = index.lanes.len();
+        Run {
+            exprs,
+            options,
+            order: Order::new(index),
+            values,
+            writers: vec![NONE; index.nplaces()],
+            lanes: index
+                .lanes
+                .iter()
+                .map(|lane| LaneState { next: lane.first, queued: true, ..LaneState::default() })
+                .collect(),
+            channels: index.channels.iter().map(|_| ChannelState::default()).collect(),
+            completed: vec![false; index.steps.len()],
+            rounds: vec![0; index.steps.len()],
+            first_waiter: vec![NONE; index.steps.len()],
+            next_waiter: vec![NONE; nlanes],
+            ready: (0..nlanes as u32).rev().collect(),
+            gatherings: HashMap::new(),
+            last_calls: vec![Vec::new(); index.plans.len()],
+            overlaps: HashMap::new(),
+            report: Report { ranks: index.plans.len(), steps: index.steps.len(), ..Report::default() },
+            index,
+        }
+    }
+
+    /// Runs everything and judges the outcome.
+    pub fn run(mut self) -> Verdict<Report> {
+        while let Some(lane) = self.ready.pop() {
+            self.lanes[lane as usize].queued = false;
+            while self.lanes[lane as usize].next < self.index.lanes[lane as usize].end {
+                let step = self.lanes[lane as usize].next;
+                if !self.deps_completed(step) || !self.issue(step)? {
+                    break;
+                }
+            }
+        }
+        self.check_finished()?;
+        self.check_outputs()?;
+        self.report.rounds = self.rounds.iter().copied().max().unwrap_or(0) as usize;
+        Ok(self.report)
+    }
+
+    /// Whether the dependencies of a lane's next step have completed; if not, the lane will be woken.
+    fn deps_completed(&mut self, step: u32) -> bool {
+        let info = self.index.steps[step as usize];
+        let rank = self.index.rank(step);
+        let lane = &mut self.lanes[info.lane as usize];
+        while let Some(&dep) = info.deps.get(lane.deps_done) {
+            let Some(dep) = self.index.resolve(rank, dep) else { return false };
+            if lane.parked {
+                // Woken by a message, but still in the list of the step it waits for.
+                return false;
+            }
+            if !self.completed[dep as usize] {
+                lane.parked = true;
+                self.next_waiter[info.lane as usize] = self.first_waiter[dep as usize];
+                self.first_waiter[dep as usize] = info.lane;
+                return false;
+            }
+            lane.rounds = lane.rounds.max(self.rounds[dep as usize]);
+            lane.deps_done += 1;
+        }
+        true
+    }
+
+    /// Issues a step whose dependencies have completed. Says whether the lane can go on.
+    fn issue(&mut self, step: u32) -> Verdict<bool> {
+        match self.index.steps[step as usize].action {
+            Action::Send { src, .. } => return self.send(step, src),
+            Action::Recv { dst, .. } => {
+                let Some(message) = self.take(step) else { return Ok(false) };
+                self.check_length(step, message.values.len(), dst)?;
+                self.store(step, &[], dst, &message.values)?;
+            }
+            Action::RecvReduce { local, dst, order, finish, .. } => {
+                let Some(message) = self.take(step) else { return Ok(false) };
+                self.check_length(step, message.values.len(), dst)?;
+                let (reads, mine) = self.load(step, local)?;
+                let incoming_first = *order == crate::plan::Order::IncomingFirst;
+                let (left, right) = if incoming_first { (&message.values, &mine) } else { (&mine, &message.values) };
+                let results = self.combine(step, Made::Reduce, left, right)?;
+                let results = self.finish(step, results, *finish)?;
+                self.store(step, &reads, dst, &results)?;
+            }
+            Action::Copy { src, dst, start, finish } => {
+                let (reads, mut values) = self.load(step, src)?;
+                if *start {
+                    values = self.start(step, &values)?;
+                }
+                let values = self.finish(step, values, *finish)?;
+                self.store(step, &reads, dst, &values)?;
+            }
+            Action::Reduce { srcs, dst, finish } => {
+                let (mut reads, mut folded) = self.load(step, &srcs[0])?;
+                for src in &srcs[1..] {
+                    let (more, values) = self.load(step, src)?;
+                    reads.extend(more);
+                    folded = self.combine(step, Made::Reduce, &folded, &values)?;
+                }
+                let folded = self.finish(step, folded, *finish)?;
+                self.store(step, &reads, dst, &folded)?;
+            }
+            Action::Call(call) => return self.call(step, call),
+            Action::Nop => {}
+        }
+        self.order.execute(step);
+        self.move_on(step);
+        self.complete(step);
+        Ok(true)
+    }
+
+    /// The lane goes on to its next step.
+    fn move_on(&mut self, step: u32) {
+        let lane = &mut self.lanes[self.index.steps[step as usize].lane as usize];
+        lane.next = step + 1;
+        lane.deps_done = 0;
+        self.rounds[step as usize] = lane.rounds;
+    }
+
+    fn complete(&mut self, step: u32) {
+        self.completed[step as usize] = true;
+        let mut lane = std::mem::replace(&mut self.first_waiter[step as usize], NONE);
+        while lane != NONE {
+            let next = std::mem::replace(&mut self.next_waiter[lane as usize], NONE);
+            self.lanes[lane as usize].parked = false;
+            self.wake(lane);
+            lane = next;
+        }
+    }
+
+    fn wake(&mut self, lane: u32) {
+        if lane != NONE && !std::mem::replace(&mut self.lanes[lane as usize].queued, true) {
+            self.ready.push(lane);
+        }
+    }
+
+    fn send(&mut self, step: u32, src: &'a [Span]) -> Verdict<bool> {
+        let info = self.index.steps[step as usize];
+        let channel = &mut self.channels[info.link as usize];
+        let room = channel.queue.len() < self.options.capacity || (channel.awaited && channel.queue.is_empty());
+        if !room {
+            return Ok(false);
+        }
+        let (reads, values) = self.load(step, src)?;
+        self.check_started(step, &values)?;
+        self.access(step, &reads, &[])?;
+        self.order.execute(step);
+        self.order.sent(step, reads.iter().map(|chunk| chunk.class).min().unwrap_or(NONE));
+        self.report.messages += 1;
+        self.report.chunks += values.len();
+        let rounds = self.lanes[info.lane as usize].rounds;
+        let channel = &mut self.channels[info.link as usize];
+        channel.awaited = false;
+        channel.queue.push_back(Message { send: step, rounds, values });
+        self.wake(self.index.channels[info.link as usize].receiver);
+        self.move_on(step);
+        Ok(true)
+    }
+
+    /// Takes the next message for a receiving step, if it is there.
+    fn take(&mut self, step: u32) -> Option<Message> {
+        let info = self.index.steps[step as usize];
+        let sender = self.index.channels[info.link as usize].sender;
+        let channel = &mut self.channels[info.link as usize];
+        let message = channel.queue.pop_front();
+        // Told once: two lanes that both receive first would wake each other for ever.
+        let news = message.is_some() || !channel.awaited;
+        channel.awaited = message.is_none();
+        if news {
+            self.wake(sender);
+        }
+        let message = message?;
+        let lane = &mut self.lanes[info.lane as usize];
+        lane.rounds = lane.rounds.max(message.rounds + 1);
+        self.order.received(message.send, step);
+        self.complete(message.send);
+        Some(message)
+    }
+
+    fn check_length(&self, step: u32, count: usize, dst: &[Span]) -> Verdict {
+        let room = crate::plan::chunks_in(dst);
+        if count != room {
+            let text = format!("a message of {count} chunks arrives where {room} are expected");
+            return self.index.reject(Check::Bounds, step, text);
+        }
+        Ok(())
+    }
+
+    /// The chunks of a list and their values.
+    fn load(&self, step: u32, spans: &[Span]) -> Verdict<(Vec<Chunk>, Vec<Expr>)> {
+        let rank = self.index.rank(step);
+        let mut values = Vec::new();
+        let chunks: Vec<Chunk> = self.index.chunks(rank, spans).collect();
+        for chunk in &chunks {
+            let value = self.values[chunk.place as usize];
+            if value == EMPTY {
+                return self.index.reject(Check::Provenance, step, "reads a chunk that nothing has written".into());
+            }
+            self.check_class(step, chunk, value)?;
+            values.push(value);
+        }
+        Ok((chunks, values))
+    }
+
+    /// Stores values, and records the step's accesses: `reads` and these writes.
+    fn store(&mut self, step: u32, reads: &[Chunk], dst: &[Span], values: &[Expr]) -> Verdict {
+        let writes: Vec<Chunk> = self.index.chunks(self.index.rank(step), dst).collect();
+        self.access(step, reads, &writes)?;
+        self.put(step, &writes, values)
+    }
+
+    fn put(&mut self, step: u32, writes: &[Chunk], values: &[Expr]) -> Verdict {
+        for (chunk, &value) in writes.iter().zip(values) {
+            self.check_class(step, chunk, value)?;
+            self.values[chunk.place as usize] = value;
+            self.writers[chunk.place as usize] = step;
+        }
+        Ok(())
+    }
+
+    fn check_class(&self, step: u32, chunk: &Chunk, value: Expr) -> Verdict {
+        let class = self.exprs.info(value).chunk % self.index.per_block;
+        if class != chunk.class {
+            let value = self.exprs.describe(value);
+            let text = format!("{value} is as large as chunk {class} of a block, not chunk {}", chunk.class);
+            return self.index.reject(Check::Bounds, step, text);
+        }
+        Ok(())
+    }
+
+    fn access(&mut self, step: u32, reads: &[Chunk], writes: &[Chunk]) -> Verdict {
+        let Err(earlier) = self.order.access(self.index, step, reads, writes) else { return Ok(()) };
+        let name = self.index.name(earlier);
+        let text = match self.index.steps[earlier as usize].action {
+            _ if self.order.is_exhausted() => format!("its order after {name} is too long to find"),
+            Action::Send { .. } => format!("overwrites what {name} may still be sending"),
+            _ => format!("nothing orders it after {name}, which touches the same chunk"),
+        };
+        self.index.reject(Check::Race, step, text)
+    }
+
+    /// With a prologue, raw input may neither be reduced nor leave its rank.
+    fn check_started(&self, step: u32, values: &[Expr]) -> Verdict {
+        if !self.index.shape.prologue {
+            return Ok(());
+        }
+        match values.iter().find(|&&value| !self.exprs.info(value).started) {
+            Some(&raw) => {
+                let text = format!("uses {} without its prologue", self.exprs.describe(raw));
+                self.index.reject(Check::Epilogue, step, text)
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn start(&mut self, step: u32, values: &[Expr]) -> Verdict<Vec<Expr>> {
+        if !self.index.shape.prologue {
+            return self.index.reject(Check::Epilogue, step, "the shape has no prologue".into());
+        }
+        let mut started = Vec::with_capacity(values.len());
+        for &value in values {
+            let info = self.exprs.info(value);
+            if info.started || info.finished {
+                let text = format!("applies the prologue to {}, which has passed it", self.exprs.describe(value));
+                return self.index.reject(Check::Epilogue, step, text);
+            }
+            started.push(self.exprs.start(value));
+        }
+        Ok(started)
+    }
+
+    fn finish(&mut self, step: u32, values: Vec<Expr>, wanted: bool) -> Verdict<Vec<Expr>> {
+        if !wanted {
+            return Ok(values);
+        }
+        if !self.index.shape.collective.reduces() {
+            let text = format!("a value of {} has no epilogue", self.index.shape.collective.name());
+            return self.index.reject(Check::Epilogue, step, text);
+        }
+        self.check_started(step, &values)?;
+        let mut finished = Vec::with_capacity(values.len());
+        for value in values {
+            if self.exprs.info(value).finished || !self.exprs.is_full(value) {
+                let text = format!("applies the epilogue to {}", self.exprs.describe(value));
+                return self.index.reject(Check::Epilogue, step, text);
+            }
+            finished.push(self.exprs.finish(value));
+        }
+        Ok(finished)
+    }
+
+    fn combine(&mut self, step: u32, made: Made, left: &[Expr], right: &[Expr]) -> Verdict<Vec<Expr>> {
+        if !self.index.shape.collective.reduces() {
+            let text = format!("{} reduces nothing", self.index.shape.collective.name());
+            return self.index.reject(Check::Provenance, step, text);
+        }
+        self.check_started(step, left)?;
+        self.check_started(step, right)?;
+        let mut results = Vec::with_capacity(left.len());
+        for (&a, &b) in left.iter().zip(right) {
+            match self.exprs.combine(made, a, b) {
+                Ok(result) => results.push(result),
+                Err((check, text)) => return self.index.reject(check, step, text),
+            }
+        }
+        Ok(results)
+    }
+}
