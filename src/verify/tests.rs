@@ -43,3 +43,12 @@ fn a_ring_of_sends_needs_a_capacity() {
     assert_eq!(verdict.unwrap_err().check, Check::Progress);
     assert!(verify(&ring_all_gather(3, false), &Options { capacity: 0 }).is_ok(), "receives have a lane of their own");
 }
+
+#[test]
+fn every_sample_works_when_tried_out() {
+    for (name, plans) in all() {
+        if let Err(text) = oracle::try_out(&plans, 1) {
+            panic!("{name}: {text}");
+        }
+    }
+}
