@@ -19,6 +19,7 @@
 
 mod expr;
 mod index;
+pub mod mutate;
 pub mod oracle;
 mod order;
 mod run;
