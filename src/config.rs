@@ -74,35 +74,45 @@ variables! {
         "Segments in flight at once.";
     "STRATA_SCRATCH_BYTES" scratch_bytes: usize = "4194304", agreed,
         "Most scratch memory of a communicator, all segments in flight together.";
-    "STRATA_ALL_REDUCE_ALGO" all_reduce_algo: String = "auto", agreed,
+    "STRATA_ALLREDUCE_ALGO" all_reduce_algo: String = "auto", agreed,
         "Algorithm of ncclAllReduce; `strata info --algorithms` lists them.";
-    "STRATA_ALL_GATHER_ALGO" all_gather_algo: String = "auto", agreed,
+    "STRATA_ALLGATHER_ALGO" all_gather_algo: String = "auto", agreed,
         "Algorithm of ncclAllGather.";
-    "STRATA_REDUCE_SCATTER_ALGO" reduce_scatter_algo: String = "auto", agreed,
+    "STRATA_REDUCESCATTER_ALGO" reduce_scatter_algo: String = "auto", agreed,
         "Algorithm of ncclReduceScatter.";
     "STRATA_BROADCAST_ALGO" broadcast_algo: String = "auto", agreed,
         "Algorithm of ncclBroadcast and ncclBcast.";
     "STRATA_REDUCE_ALGO" reduce_algo: String = "auto", agreed,
         "Algorithm of ncclReduce.";
-    "STRATA_ALL_TO_ALL_ALGO" all_to_all_algo: String = "auto", agreed,
+    "STRATA_ALLTOALL_ALGO" all_to_all_algo: String = "auto", agreed,
         "Algorithm of ncclAlltoAll.";
     "STRATA_GATHER_ALGO" gather_algo: String = "auto", agreed,
         "Algorithm of ncclGather.";
     "STRATA_SCATTER_ALGO" scatter_algo: String = "auto", agreed,
         "Algorithm of ncclScatter.";
-    "STRATA_DIRECT_MAX_BYTES" direct_max_bytes: usize = "16384", agreed,
-        "All-reduces of at most this many bytes on one node exchange whole vectors in one round.";
-    "STRATA_RD_MAX_BYTES" rd_max_bytes: usize = "67108864", agreed,
-        "Up to this many bytes (all-gather: output, reduce-scatter: input) the nodes exchange in a logarithmic number of rounds, beyond it around a ring.";
+    "STRATA_ALLREDUCE_ONE_ROUND_MAX_BYTES" one_round_max_bytes: usize = "16384", agreed,
+        "All-reduces of at most this many bytes exchange whole vectors: one round on a node, log2 p rounds between nodes.";
+    "STRATA_ALLREDUCE_RD_MAX_BYTES" all_reduce_rd_max_bytes: usize = "67108864", agreed,
+        "Up to this many bytes of its vector an all-reduce takes a logarithmic number of rounds between nodes, beyond it a ring.";
+    "STRATA_ALLGATHER_RD_MAX_BYTES" all_gather_rd_max_bytes: usize = "67108864", agreed,
+        "The same for all-gather, in bytes of its output.";
+    "STRATA_REDUCESCATTER_RD_MAX_BYTES" reduce_scatter_rd_max_bytes: usize = "67108864", agreed,
+        "The same for reduce-scatter, in bytes of its input.";
+    "STRATA_TREE_MAX_BYTES" tree_max_bytes: usize = "65536", agreed,
+        "Broadcasts and reduces of at most this many bytes use a binomial tree; larger ones scatter and gather.";
+    "STRATA_ALLTOALL_TWO_STEP_MAX_BYTES" two_step_max_bytes: usize = "16384", agreed,
+        "All-to-alls with blocks of at most this many bytes are aggregated inside the node before they cross the network.";
     "STRATA_DIRECT_MAX_RANKS" direct_max_ranks: usize = "16", agreed,
         "Nodes of at most this many ranks exchange directly, each rank with each; larger ones use rings or trees.";
-    "STRATA_SPIN_US" spin_us: u64 = "20", local,
-        "Microseconds a waiting rank polls before it yields the processor, and again before it sleeps.";
+    "STRATA_SPIN_US" spin_us: u64 = "5", local,
+        "Microseconds a waiting rank polls before it yields the processor; after twenty times as long it sleeps.";
     "STRATA_SHM" shm: bool = "true", local,
         "Use shared memory between ranks of a node.";
     "STRATA_CMA" cma: bool = "true", local,
         "Read large messages straight out of a peer's memory (process_vm_readv) where the system allows it.";
-    "STRATA_EAGER_BYTES" eager_bytes: usize = "4096", local,
+    "STRATA_STAGE" stage: bool = "true", agreed,
+        "Copy what is sent to ranks of the node into shared memory first, unless it is there already (ncclMemAlloc).";
+    "STRATA_EAGER_BYTES" eager_bytes: usize = "16384", local,
         "Messages of at most this many bytes are copied through shared memory, larger ones are pulled by the receiver.";
     "STRATA_TCP_CONNECTIONS" tcp_connections: usize = "2", agreed,
         "Connections per pair of ranks on different nodes.";

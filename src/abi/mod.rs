@@ -1,1 +1,23 @@
-//! Placeholder, replaced by its author.
+//! The C interface: NCCL 2.32.3's 193 symbols, and a few of Strata's own.
+//!
+//! [`table`] declares every function once. From it come the exported entries and their `pnccl` twins, the prototypes of
+//! `include/nccl.h` ([`header`]) and the list that tests compare with the built library. An entry checks, converts,
+//! calls, converts back; its body is in the module named in its line.
+//!
+//! Nothing a program passes is dereferenced but what the interface says is memory ([`pointer`]); communicators and
+//! streams are names that are looked up ([`handles`], [`streams`]).
+
+mod communicators;
+pub mod entry;
+mod handles;
+pub mod header;
+mod info;
+pub mod layouts;
+mod memory;
+mod operations;
+mod options;
+mod params;
+mod pointer;
+mod streams;
+pub mod table;
+pub mod types;

@@ -1,1 +1,373 @@
-//! Placeholder, replaced by its author.
+//! Communicators: who takes part, in which state, and the order in which operations run.
+//!
+//! A [`Comm`] is what an `ncclComm_t` names. Its operations run one after another in the order in which they were
+//! launched (its *turns*), on the caller's thread for the null stream and on the stream's thread otherwise. Once an
+//! operation fails, or another rank reports a failure, the communicator keeps that first failure and every later call
+//! returns it.
+
+pub mod bootstrap;
+mod create;
+mod engine;
+pub mod group;
+mod launch;
+mod live;
+mod members;
+mod messages;
+mod ops;
+pub mod service;
+
+pub use bootstrap::UniqueId;
+pub use create::{CommOptions, InitParams};
+pub use launch::{launch, launch_one, Launch};
+
+use crate::config::Config;
+use crate::device::host::stream::StreamRef;
+use crate::dtype::{DataType, Reduction, ScalarBytes};
+use crate::error::{Error, Result};
+use crate::memory::Region;
+use crate::plan::Collective;
+use crate::topo::{Grid, Rank};
+use crate::transport::Waker;
+use engine::Engine;
+use members::Member;
+use service::{Credentials, Monitor, Status};
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+/// One operation of a program.
+#[derive(Debug, Clone)]
+pub enum Operation {
+    /// A collective.
+    Collective(CollectiveCall),
+    /// `ncclSend`
+    Send {
+        /// The receiver.
+        to: Rank,
+        /// What is sent.
+        data: Region,
+    },
+    /// `ncclRecv`
+    Recv {
+        /// The sender.
+        from: Rank,
+        /// Where it goes.
+        data: Region,
+    },
+}
+
+/// A collective's arguments.
+#[derive(Debug, Clone)]
+pub struct CollectiveCall {
+    /// What is to be done.
+    pub collective: Collective,
+    /// The send buffer; empty where the rank has none.
+    pub input: Region,
+    /// The receive buffer; empty where the rank has none.
+    pub output: Region,
+    /// Elements in one block.
+    pub count: usize,
+    /// The type of an element.
+    pub dtype: DataType,
+    /// What a reducing collective computes.
+    pub reduction: Option<Reduction>,
+    /// The root, where there is one (else rank 0).
+    pub root: Rank,
+    /// An algorithm named by the call.
+    pub algorithm: Option<String>,
+}
+
+impl CollectiveCall {
+    /// Whether the buffers of `rank` overlap as NCCL's in-place convention says.
+    pub fn in_place(&self, rank: Rank) -> bool {
+        let (input, output) = (self.input.as_ptr() as usize, self.output.as_ptr() as usize);
+        let block = self.count * self.dtype.size();
+        match self.collective {
+            Collective::AllReduce => input == output,
+            Collective::Broadcast | Collective::Reduce => rank == self.root && input == output,
+            Collective::AllGather => input == output + rank.index() * block,
+            Collective::ReduceScatter => output == input + rank.index() * block,
+            Collective::Gather => rank == self.root && input == output + rank.index() * block,
+            Collective::Scatter => rank == self.root && output == input + rank.index() * block,
+            Collective::AllToAll => false,
+        }
+    }
+
+    /// Whether another call of `rank` differs only in its buffers' addresses.
+    fn same_shape(&self, other: &CollectiveCall, rank: Rank) -> bool {
+        let key = |call: &CollectiveCall| (call.collective, call.count, call.dtype, call.root, call.in_place(rank));
+        key(self) == key(other) && self.reduction == other.reduction && self.algorithm == other.algorithm
+    }
+}
+
+/// Which way a message goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Direction {
+    Send,
+    Recv,
+}
+
+/// One send or receive.
+#[derive(Debug, Clone, Copy)]
+struct Message {
+    direction: Direction,
+    peer: Rank,
+    data: Region,
+}
+
+/// The order in which the operations of a communicator run.
+#[derive(Debug, Default)]
+struct Turns {
+    issued: AtomicU64,
+    current: AtomicU64,
+    /// Held while the current turn changes, so that waiting for it loses no wake-up.
+    lock: Mutex<()>,
+    changed: Condvar,
+}
+
+impl Turns {
+    fn issue(&self) -> u64 {
+        self.issued.fetch_add(1, Ordering::AcqRel)
+    }
+
+    fn is(&self, turn: u64) -> bool {
+        self.current.load(Ordering::Acquire) == turn
+    }
+
+    fn advance(&self) {
+        let _held = locked(&self.lock);
+        self.current.fetch_add(1, Ordering::AcqRel);
+        self.changed.notify_all();
+    }
+
+    /// Waits until it is `turn`, for at most `limit`.
+    fn wait(&self, turn: u64, limit: Duration) {
+        let held = locked(&self.lock);
+        let waiting = |_: &mut ()| self.current.load(Ordering::Acquire) < turn;
+        drop(self.changed.wait_timeout_while(held, limit, waiting));
+    }
+
+    /// Waits until all issued turns are over, for at most `limit`; whether they are.
+    fn wait_all(&self, limit: Duration) -> bool {
+        let end = Instant::now() + limit;
+        let issued = self.issued.load(Ordering::Acquire);
+        while self.current.load(Ordering::Acquire) < issued {
+            let now = Instant::now();
+            if now >= end {
+                return false;
+            }
+            self.wait(issued, end - now);
+        }
+        true
+    }
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+/// Where a communicator is in its life.
+const ALIVE: u32 = 0;
+const FINALIZED: u32 = 1;
+const REVOKED: u32 = 2;
+const ENDED: u32 = 3;
+
+/// A group of ranks that operate together.
+pub struct Comm {
+    credentials: Credentials,
+    rank: Rank,
+    device: i32,
+    grid: Arc<Grid>,
+    members: Vec<Member>,
+    config: Config,
+    options: CommOptions,
+    engine: Mutex<Option<Engine>>,
+    waker: Waker,
+    status: Arc<Status>,
+    monitor: Mutex<Option<Monitor>>,
+    turns: Turns,
+    phase: AtomicU32,
+    suspended: AtomicBool,
+    operations: Mutex<ops::Operations>,
+    /// How many communicators all ranks have made out of this one together.
+    children: AtomicU64,
+    /// How many each set of ranks has made out of this one by leaving the others out.
+    shrinks: Mutex<HashMap<Vec<usize>, u64>>,
+    grow_id: Mutex<Option<UniqueId>>,
+}
+
+impl Comm {
+    /// This process's rank.
+    pub fn rank(&self) -> usize {
+        self.rank.index()
+    }
+
+    /// How many ranks there are.
+    pub fn nranks(&self) -> usize {
+        self.grid.nranks()
+    }
+
+    /// The device given when the communicator was made.
+    pub fn device(&self) -> i32 {
+        self.device
+    }
+
+    /// Who is on which node.
+    pub fn grid(&self) -> &Arc<Grid> {
+        &self.grid
+    }
+
+    /// The options it was made with.
+    pub fn options(&self) -> &CommOptions {
+        &self.options
+    }
+
+    /// The first failure, if there is one.
+    pub fn failure(&self) -> Option<Error> {
+        self.status.failure().cloned()
+    }
+
+    /// An error if no operation can be started: ended, revoked, suspended, finalised, failed.
+    pub fn usable(&self) -> Result<()> {
+        match self.phase.load(Ordering::Acquire) {
+            ENDED => Err(Error::InvalidArgument("the communicator has been destroyed".to_string())),
+            REVOKED => Err(Error::InvalidUsage("the communicator has been revoked".to_string())),
+            FINALIZED => Err(Error::InvalidUsage("the communicator has been finalized".to_string())),
+            _ if self.suspended.load(Ordering::Acquire) => {
+                Err(Error::InvalidUsage("the communicator is suspended".to_string()))
+            }
+            _ => match self.failure() {
+                Some(failure) => Err(failure),
+                None => Ok(()),
+            },
+        }
+    }
+
+    fn enter_phase(&self, phase: u32, call: &str) -> Result<()> {
+        let entered = self.phase.fetch_update(Ordering::AcqRel, Ordering::Acquire, |old| match (old, phase) {
+            (ENDED, _) => None,
+            (FINALIZED | REVOKED, FINALIZED) => None,
+            _ => Some(phase),
+        });
+        match entered {
+            Ok(_) => Ok(()),
+            Err(ENDED) => Err(Error::InvalidArgument(format!("{call}: the communicator has been destroyed"))),
+            Err(REVOKED) => Err(Error::InvalidUsage(format!("{call}: the communicator has been revoked"))),
+            Err(_) => Err(Error::InvalidArgument(format!("{call}: the communicator has been finalized already"))),
+        }
+    }
+
+    fn quiesce(&self) -> Result<()> {
+        let limit = match self.config.timeout_ms {
+            0 => Duration::from_secs(u32::MAX as u64),
+            ms => Duration::from_millis(ms) + Duration::from_secs(5),
+        };
+        match self.turns.wait_all(limit) {
+            true => Ok(()),
+            false => Err(Error::Timeout(format!("operations did not end within {} ms", self.config.timeout_ms))),
+        }
+    }
+
+    /// Waits until all operations have ended; none may be started afterwards.
+    pub fn finalize(&self) -> Result<()> {
+        self.enter_phase(FINALIZED, "ncclCommFinalize")?;
+        self.quiesce()
+    }
+
+    /// Waits until all operations have ended and frees everything.
+    pub fn destroy(self: &Arc<Comm>) -> Result<()> {
+        self.enter_phase(ENDED, "ncclCommDestroy")?;
+        let quiet = self.quiesce();
+        if quiet.is_err() {
+            self.status.fail(Error::InvalidUsage("the communicator has been destroyed".to_string()));
+        }
+        self.release();
+        quiet
+    }
+
+    /// Ends operations at once, tells the other ranks, and frees everything.
+    pub fn abort(&self) {
+        if self.phase.swap(ENDED, Ordering::AcqRel) == ENDED {
+            return;
+        }
+        self.stop(Error::Remote(format!("rank {} aborted the communicator", self.rank)));
+        // What runs sees the failure at its next poll; the limit is for a thread that was stopped from outside.
+        self.turns.wait_all(Duration::from_secs(10));
+        self.release();
+    }
+
+    /// Ends operations at once; the communicator may be split, shrunk, grown and destroyed afterwards.
+    pub fn revoke(&self) -> Result<()> {
+        self.enter_phase(REVOKED, "ncclCommRevoke")?;
+        self.stop(Error::InvalidUsage(format!("rank {} revoked the communicator", self.rank)));
+        self.turns.wait_all(Duration::from_secs(10));
+        Ok(())
+    }
+
+    fn stop(&self, error: Error) {
+        let running = self.turns.current.load(Ordering::Acquire) < self.turns.issued.load(Ordering::Acquire);
+        self.status.fail(error.clone());
+        self.waker.wake();
+        if running || matches!(error, Error::Remote(_)) {
+            if let Some(monitor) = locked(&self.monitor).as_ref() {
+                monitor.report(&error);
+            }
+        }
+    }
+
+    fn release(&self) {
+        drop(locked(&self.monitor).take());
+        drop(locked(&self.engine).take());
+    }
+
+    /// Lets go of scratch memory; operations are refused until [`resume`](Comm::resume).
+    pub fn suspend(&self) -> Result<()> {
+        self.usable()?;
+        self.quiesce()?;
+        self.suspended.store(true, Ordering::Release);
+        if let Some(engine) = locked(&self.engine).as_mut() {
+            engine.free_scratch();
+        }
+        Ok(())
+    }
+
+    /// Ends a suspension.
+    pub fn resume(&self) -> Result<()> {
+        match self.suspended.swap(false, Ordering::AcqRel) {
+            true => Ok(()),
+            false => Err(Error::InvalidUsage("the communicator is not suspended".to_string())),
+        }
+    }
+
+    /// Whether the communicator is suspended.
+    pub fn is_suspended(&self) -> bool {
+        self.suspended.load(Ordering::Acquire)
+    }
+
+    /// Bytes of scratch memory held.
+    pub fn scratch_bytes(&self) -> usize {
+        locked(&self.engine).as_ref().map_or(0, Engine::scratch_bytes)
+    }
+
+    /// Makes a PreMulSum operation.
+    pub fn create_op(&self, dtype: DataType, scalar: ScalarBytes) -> Result<i32> {
+        Ok(locked(&self.operations).create(dtype, scalar))
+    }
+
+    /// Forgets an operation made by [`create_op`](Comm::create_op).
+    pub fn destroy_op(&self, op: i32) -> Result<()> {
+        locked(&self.operations).destroy(op)
+    }
+
+    /// What operation `op` does to elements of `dtype`.
+    pub fn reduction(&self, op: i32, dtype: DataType) -> Result<Reduction> {
+        locked(&self.operations).reduction(op, dtype, self.nranks())
+    }
+}
+
+impl Drop for Comm {
+    fn drop(&mut self) {
+        self.release();
+    }
+}

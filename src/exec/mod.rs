@@ -1,6 +1,18 @@
 //! Runs plans. The executor never blocks, never looks at a clock and touches no byte: time, messages, copies and
 //! reductions all come from a [`World`], so the simulated world runs this very code.
+//!
+//! A [`Program`] is a plan compiled for running, an [`Execution`] one run of it, driven by [`Execution::poll`].
 #![forbid(unsafe_code)]
+
+mod execution;
+mod lists;
+mod program;
+mod report;
+#[cfg(test)]
+mod tests;
+
+pub use execution::{Execution, Progress, Stats};
+pub use program::Program;
 
 use crate::error::Result;
 use crate::plan::layout::Piece;
@@ -11,7 +23,8 @@ use crate::topo::Rank;
 pub type Token = u64;
 
 /// One operation, its chunks resolved to pieces of the call's buffers. Lists never contain empty pieces, and an
-/// operation of no bytes is never given to the world.
+/// operation of no bytes is never given to the world; only a [`Op::Call`] of all-to-all, gather or scatter is, since the
+/// other members cannot know that this rank has nothing to move.
 #[derive(Debug, Clone, Copy)]
 pub enum Op<'a> {
     /// Send one message.
@@ -85,7 +98,7 @@ pub enum Started {
     Done,
     /// It was accepted; [`World::poll`] will report its token.
     Pending,
-    /// The channel is full. Nothing happened; try again after a later poll.
+    /// The channel is full. Nothing happened; the executor tries again after each later poll.
     Busy,
 }
 

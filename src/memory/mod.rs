@@ -4,6 +4,11 @@
 //! for shared mappings, several processes) read and write the memory behind it as the plan says; the verifier proves
 //! that no two of them conflict. Making a region is the unsafe act; using it is checked against its length.
 
+mod copy;
+pub mod mapping;
+pub mod shared;
+pub mod vectored;
+
 /// A run of bytes in this process's address space.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Region {
@@ -61,7 +66,7 @@ impl Region {
             return;
         }
         // SAFETY: both regions are valid for `len` bytes, by the promise of `Region::new`.
-        unsafe { std::ptr::copy(source.start, self.start, self.len) }
+        unsafe { copy::copy(source.start, self.start, self.len) }
     }
 
     /// Copies the bytes of a slice of the same length into the region.

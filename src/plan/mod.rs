@@ -14,7 +14,9 @@
 //! lane at most sends to, and one lane at most receives from, a given (peer, channel).
 #![forbid(unsafe_code)]
 
+pub mod inline;
 pub mod layout;
+pub mod stage;
 pub mod text;
 
 use crate::topo::{Grid, Rank};

@@ -1,1 +1,256 @@
-//! Placeholder, replaced by its author.
+//! The simulated world: all ranks of a collective in one thread, under a virtual clock and a seed.
+//!
+//! The ranks run the production executor. Messages, copies and calls take the times that a [`Durations`] says; with
+//! [`Chaos`] these are random, so that completions come in every order a transport may produce. Bytes move as late, or
+//! as early, as a transport may move them: a plan with a race gives a wrong result under some seeds. The same seed gives
+//! the same events.
+#![forbid(unsafe_code)]
+
+mod arithmetic;
+mod calls;
+mod durations;
+mod memory;
+mod network;
+mod outcome;
+mod random;
+mod stream;
+#[cfg(test)]
+mod tests;
+
+pub use arithmetic::{expected, Arithmetic};
+pub use durations::{Chaos, Durations, Transfer, Uniform};
+pub use outcome::{Outcome, SimFailure, SimReport};
+pub use random::Random;
+
+use crate::dtype::DataType;
+use crate::error::{Error, Result};
+use crate::exec::{Execution, Program, Progress};
+use crate::plan::Plan;
+use crate::topo::Rank;
+use memory::Memory;
+use network::{Event, Network, SimWorld};
+use std::sync::Arc;
+
+/// Something that goes wrong at a chosen time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fault {
+    /// The rank stops for ever.
+    Die {
+        /// Which.
+        rank: Rank,
+        /// When.
+        at_ns: u64,
+    },
+    /// The rank stops for a time; `u64::MAX` is for ever.
+    Freeze {
+        /// Which.
+        rank: Rank,
+        /// When.
+        at_ns: u64,
+        /// How long.
+        for_ns: u64,
+    },
+    /// The rank's next operation returns an error.
+    Fail {
+        /// Which.
+        rank: Rank,
+        /// When.
+        at_ns: u64,
+    },
+}
+
+/// The circumstances of a simulated run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SimOptions {
+    /// Segments in flight.
+    pub window: usize,
+    /// Messages under way from one rank to another on one channel; one more is refused. At least 1.
+    pub capacity: usize,
+    /// How long a rank waits without progress, in ns; 0 is for ever.
+    pub limit_ns: u64,
+    /// What goes wrong.
+    pub faults: Vec<Fault>,
+}
+
+impl Default for SimOptions {
+    fn default() -> SimOptions {
+        SimOptions { window: 2, capacity: 1, limit_ns: 0, faults: Vec::new() }
+    }
+}
+
+/// What is to be computed.
+#[derive(Debug, Clone, Copy)]
+pub struct Job<'a> {
+    /// Elements in a block.
+    pub count: usize,
+    /// Their type.
+    pub dtype: DataType,
+    /// Bytes of each block in a segment.
+    pub segment_bytes: usize,
+    /// One input per rank, of `Collective::input_blocks` blocks; None simulates sizes and times only.
+    pub inputs: Option<&'a [Vec<u8>]>,
+}
+
+/// Events after which a run is given up.
+const MOST_EVENTS: u64 = 1 << 32;
+
+/// A simulated machine.
+pub struct Sim<D = Chaos> {
+    seed: u64,
+    options: SimOptions,
+    durations: D,
+    /// One per rank; kept from run to run, as a communicator keeps its own.
+    executions: Vec<Execution>,
+}
+
+/// Compiles the plans of all ranks.
+pub fn compile(plans: Vec<Plan>) -> Result<Vec<Arc<Program>>> {
+    plans.into_iter().map(|plan| Program::new(plan).map(Arc::new)).collect()
+}
+
+impl Sim<Chaos> {
+    /// A world of random times.
+    pub fn new(seed: u64, options: SimOptions) -> Sim<Chaos> {
+        Sim::with_durations(seed, options, Chaos)
+    }
+}
+
+impl<D: Durations + Clone + 'static> Sim<D> {
+    /// A world with the times of a machine, each run beginning with a copy of `durations`.
+    pub fn with_durations(seed: u64, options: SimOptions, durations: D) -> Sim<D> {
+        Sim { seed, options, durations, executions: Vec::new() }
+    }
+
+    /// Changes seed and circumstances; the ranks' executions are used again.
+    pub fn reset(&mut self, seed: u64, options: SimOptions) {
+        self.seed = seed;
+        self.options = options;
+    }
+
+    /// Runs one collective, `programs[i]` on rank i, until every rank has come to an end. An error when a rank did not
+    /// succeed; that includes ranks which died as planned.
+    pub fn run(&mut self, programs: &[Arc<Program>], job: &Job<'_>) -> std::result::Result<SimReport, Box<SimFailure>> {
+        let mut outcomes = vec![Outcome::Running; programs.len()];
+        let mut network = match self.network(programs, job) {
+            Ok(network) => network,
+            Err(error) => return Err(self.failure(error.text().to_owned(), outcomes, 0)),
+        };
+        self.executions.resize_with(programs.len(), Execution::new);
+        for (rank, program) in programs.iter().enumerate() {
+            let layout = program.layout(job.count, job.dtype.size(), job.segment_bytes);
+            self.executions[rank].begin(Arc::clone(program), layout, self.options.window, self.options.limit_ns);
+            let start = network.soon(0);
+            network.at(start, Event::Poll(Rank::from_index(rank)));
+        }
+        let mut running = programs.len();
+        let mut events = 0;
+        while running > 0 && events < MOST_EVENTS {
+            let Some(wanted) = network.step() else { break };
+            events += 1;
+            if let Some(rank) = wanted.filter(|rank| outcomes[rank.index()] == Outcome::Running) {
+                outcomes[rank.index()] = self.poll(&mut network, rank);
+                running -= usize::from(outcomes[rank.index()] != Outcome::Running);
+            }
+            for rank in network.gone.drain(..) {
+                let outcome = &mut outcomes[rank.index()];
+                if *outcome == Outcome::Running {
+                    *outcome = Outcome::Gone { at_ns: network.now };
+                    running -= 1;
+                }
+            }
+        }
+        self.conclude(network, outcomes, events)
+    }
+
+    fn network(&self, programs: &[Arc<Program>], job: &Job<'_>) -> Result<Network> {
+        let prologue = programs.iter().any(|program| program.plan().shape.prologue);
+        let arithmetic = Arithmetic::new(job.dtype, prologue)?;
+        let memory = job.inputs.map(|inputs| {
+            let memory = |(program, input): (&Arc<Program>, &Vec<u8>)| {
+                let layout = program.layout(job.count, job.dtype.size(), job.segment_bytes);
+                Memory::new(program.plan(), &layout, self.options.window, input)
+            };
+            programs.iter().zip(inputs).map(memory).collect::<Vec<_>>()
+        });
+        if memory.as_ref().is_some_and(|memory| memory.len() != programs.len()) {
+            return Err(Error::InvalidArgument(String::from("there must be one input for each rank")));
+        }
+        let durations = Box::new(self.durations.clone());
+        let mut network = Network::new(programs.len(), Random::new(self.seed), durations, memory, arithmetic);
+        network.capacity = self.options.capacity.max(1);
+        network.faults.clone_from(&self.options.faults);
+        for (index, fault) in self.options.faults.iter().enumerate() {
+            let (Fault::Die { rank, at_ns } | Fault::Freeze { rank, at_ns, .. } | Fault::Fail { rank, at_ns }) = *fault;
+            if rank.index() >= programs.len() {
+                return Err(Error::InvalidArgument(format!("a fault is planned for rank {rank}, which is not there")));
+            }
+            network.at(at_ns, Event::Fault(index));
+        }
+        Ok(network)
+    }
+
+    /// Lets a rank run until it can do no more.
+    fn poll(&mut self, network: &mut Network, rank: Rank) -> Outcome {
+        let execution = &mut self.executions[rank.index()];
+        let mut moved = network.stations[rank.index()].deadline == 0;
+        loop {
+            match execution.poll(&mut SimWorld { network, rank }) {
+                Ok(Progress::Done) => return Outcome::Done { at_ns: network.now },
+                Ok(Progress::Moved) => moved = true,
+                Ok(Progress::Idle) => break,
+                Err(error) => {
+                    network.stations[rank.index()].alive = false;
+                    return Outcome::Failed { at_ns: network.now, error };
+                }
+            }
+        }
+        if self.options.limit_ns > 0 {
+            Self::set_alarm(network, rank, moved, self.options.limit_ns);
+        }
+        Outcome::Running
+    }
+
+    /// Sees to it that an idle rank is polled when its time is up. A rank has one alarm in the queue at most.
+    fn set_alarm(network: &mut Network, rank: Rank, moved: bool, limit_ns: u64) {
+        let now = network.now;
+        let station = &mut network.stations[rank.index()];
+        if moved {
+            station.deadline = now + limit_ns;
+        }
+        if station.alarm_at <= now {
+            let deadline = station.deadline;
+            station.alarm_at = deadline;
+            network.at(deadline, Event::Poll(rank));
+        }
+    }
+
+    fn conclude(
+        &self,
+        network: Network,
+        mut outcomes: Vec<Outcome>,
+        events: u64,
+    ) -> std::result::Result<SimReport, Box<SimFailure>> {
+        let stuck = outcomes.contains(&Outcome::Running);
+        for (outcome, execution) in outcomes.iter_mut().zip(&self.executions) {
+            if *outcome == Outcome::Running {
+                *outcome = Outcome::Stuck { place: execution.describe() };
+            }
+        }
+        let finish_ns: Vec<u64> = outcomes.iter().filter_map(Outcome::done_at).collect();
+        if finish_ns.len() < outcomes.len() {
+            let reason = if stuck { "ranks wait for each other for ever" } else { "not every rank succeeded" };
+            return Err(self.failure(reason.to_owned(), outcomes, network.trace));
+        }
+        Ok(SimReport {
+            outputs: network.memory.iter().flatten().map(|memory| memory.output().to_vec()).collect(),
+            finish_ns,
+            stats: self.executions[..outcomes.len()].iter().map(Execution::stats).collect(),
+            events,
+            trace: network.trace,
+        })
+    }
+
+    fn failure(&self, reason: String, outcomes: Vec<Outcome>, trace: u64) -> Box<SimFailure> {
+        Box::new(SimFailure { seed: self.seed, options: self.options.clone(), reason, outcomes, trace })
+    }
+}

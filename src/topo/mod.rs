@@ -1,6 +1,8 @@
 //! Where ranks live: nodes, local ranks, rails.
 #![forbid(unsafe_code)]
 
+pub mod host;
+
 use std::fmt;
 
 /// A process's (GPU's) number in a communicator.

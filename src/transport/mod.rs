@@ -12,6 +12,29 @@ use crate::plan::Channel;
 use crate::topo::Rank;
 use std::time::Duration;
 
+#[cfg(test)]
+mod figures;
+mod idle;
+mod mux;
+pub mod shm;
+mod streams;
+mod target;
+pub mod tcp;
+#[cfg(test)]
+mod tests;
+#[cfg(test)]
+mod worlds;
+
+pub use idle::Idle;
+pub use mux::{open, Mux};
+pub use shm::bell::Waker;
+
+/// How ranks tell each other what they need to know before any transport exists. The bootstrap implements it.
+pub trait Exchange {
+    /// Gives `mine` to all ranks and returns what each rank gave, in rank order. All ranks call it equally often.
+    fn allgather(&mut self, mine: Vec<u8>) -> Result<Vec<Vec<u8>>>;
+}
+
 /// What travels with a message, so that ranks that call different things find out instead of corrupting memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Envelope {

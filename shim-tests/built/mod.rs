@@ -1,0 +1,123 @@
+//! The built library, and C programs compiled against it.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+/// The shared library that cargo built beside this test.
+pub fn library() -> PathBuf {
+    let test = std::env::current_exe().unwrap();
+    let deps = test.parent().unwrap();
+    // `cargo test` leaves the library among the dependencies, `cargo build` one directory higher: the newer counts.
+    let candidates = [deps.join("libstrata.so"), deps.parent().unwrap().join("libstrata.so")];
+    let age = |path: &PathBuf| std::fs::metadata(path).and_then(|data| data.modified()).ok();
+    candidates.into_iter().filter(|path| path.exists()).max_by_key(age).expect("libstrata.so was not built")
+}
+
+/// Where `nccl.h` and `strata.h` are.
+pub fn header_dir() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("include")
+}
+
+/// Runs a command to its end within a limit; its output, if it succeeded.
+pub fn checked(command: &mut Command) -> String {
+    let shown = format!("{command:?}");
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let read = |mut stream: Box<dyn std::io::Read + Send>| {
+        std::thread::spawn(move || {
+            let mut text = String::new();
+            let _ = stream.read_to_string(&mut text);
+            text
+        })
+    };
+    let out = read(Box::new(child.stdout.take().unwrap()));
+    let err = read(Box::new(child.stderr.take().unwrap()));
+    let deadline = Instant::now() + Duration::from_secs(120);
+    let status = loop {
+        match child.try_wait().unwrap() {
+            Some(status) => break Some(status),
+            None if Instant::now() > deadline => {
+                child.kill().unwrap();
+                break None;
+            }
+            None => std::thread::yield_now(),
+        }
+    };
+    let (out, err) = (out.join().unwrap(), err.join().unwrap());
+    assert!(status.is_some_and(|status| status.success()), "{shown}: {status:?}\n{out}{err}");
+    out
+}
+
+/// A C or C++ compiler with our headers in sight.
+pub struct Compiler {
+    program: &'static str,
+    suffix: &'static str,
+    headers: bool,
+}
+
+impl Compiler {
+    /// The compiler of `c` or `c++`.
+    pub fn new(language: &str) -> Compiler {
+        match language {
+            "c" => Compiler { program: "cc", suffix: "c", headers: true },
+            _ => Compiler { program: "c++", suffix: "cc", headers: true },
+        }
+    }
+
+    /// The same without our headers.
+    pub fn without_headers(&self) -> Compiler {
+        Compiler { headers: false, ..*self }
+    }
+
+    /// Compiles a program and returns where it is.
+    pub fn compile(&self, source: &str, arguments: &[&str]) -> PathBuf {
+        static NUMBER: AtomicUsize = AtomicUsize::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let stem = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{}-{number}", std::process::id()));
+        let (file, program) = (stem.with_extension(self.suffix), stem.with_extension("out"));
+        std::fs::write(&file, source).unwrap();
+        let mut command = Command::new(self.program);
+        command.arg(&file);
+        if self.headers {
+            command.arg("-I").arg(header_dir());
+        }
+        command.args(arguments);
+        if !arguments.contains(&"-fsyntax-only") {
+            command.arg("-o").arg(&program);
+        }
+        checked(&mut command);
+        std::fs::remove_file(&file).unwrap();
+        program
+    }
+}
+
+/// A directory in which the library goes by NCCL's file names.
+pub fn library_dir() -> PathBuf {
+    let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("lib");
+    std::fs::create_dir_all(&dir).unwrap();
+    for name in ["libnccl.so", "libnccl.so.2"] {
+        let link = dir.join(name);
+        // Tests of several processes may do this at once: a link that is there already is the same link.
+        if std::fs::read_link(&link).ok() != Some(library()) {
+            let fresh = dir.join(format!("{name}.{}.{:?}", std::process::id(), std::thread::current().id()));
+            let _ = std::fs::remove_file(&fresh);
+            std::os::unix::fs::symlink(library(), &fresh).unwrap();
+            std::fs::rename(&fresh, &link).unwrap();
+        }
+    }
+    dir
+}
+
+/// Compiles `shim-tests/c/<name>` against the library and runs it.
+pub fn run(name: &str, arguments: &[&str]) -> String {
+    let dir = library_dir();
+    let source = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("shim-tests/c").join(name));
+    let path = dir.to_str().unwrap();
+    let strict = ["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-g", "-pthread", "-L", path, "-lnccl"];
+    let program = Compiler::new("c").compile(&source.unwrap(), &[&strict[..], arguments].concat());
+    let mut command = Command::new(&program);
+    let output = checked(command.env("LD_LIBRARY_PATH", dir).env("STRATA_BOOTSTRAP_TIMEOUT_MS", "30000"));
+    std::fs::remove_file(program).unwrap();
+    output
+}

@@ -1,0 +1,218 @@
+//! The life of communicators: split, shrink, grow, finalize, abort, revoke, several at once, streams, send and receive.
+
+mod world;
+
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex};
+use strata::comm::{launch, CollectiveCall, Comm, CommOptions, InitParams, Launch, Operation};
+use strata::device::host::stream::{Stream, StreamRef};
+use strata::dtype::{DataType, RedOp, Reduction};
+use strata::error::Error;
+use strata::plan::Collective;
+use strata::topo::{Grid, Rank};
+use world::{region, run};
+
+/// Sums one number of each rank over `comm`.
+fn sum(comm: &Arc<Comm>, number: i32) -> strata::error::Result<i32> {
+    let mut send = number.to_le_bytes().to_vec();
+    let mut recv = vec![0; 4];
+    let call = sum_call(comm, &mut send, &mut recv);
+    launch(vec![Launch { comm: comm.clone(), operation: Operation::Collective(call), stream: StreamRef::Null }])?;
+    Ok(i32::from_le_bytes(recv[..].try_into().expect("four bytes")))
+}
+
+fn sum_call(comm: &Comm, send: &mut [u8], recv: &mut [u8]) -> CollectiveCall {
+    CollectiveCall {
+        collective: Collective::AllReduce,
+        input: region(send),
+        output: region(recv),
+        count: send.len() / 4,
+        dtype: DataType::I32,
+        reduction: Some(Reduction::new(RedOp::Sum, DataType::I32, comm.nranks())),
+        root: Rank(0),
+        algorithm: None,
+    }
+}
+
+#[test]
+fn a_split_gives_each_color_its_own_ranks_in_key_order() {
+    run(Grid::blocks(&[3, 3]), |member| {
+        let rank = member.rank as i32;
+        let color = if rank == 5 { -1 } else { rank % 2 };
+        let child = member.comm.split(color, -rank, CommOptions::default()).expect("split");
+        let Some(child) = child else {
+            assert_eq!(rank, 5);
+            return;
+        };
+        let (nranks, first) = if color == 0 { (3, 4) } else { (2, 3) };
+        assert_eq!(child.nranks(), nranks);
+        assert_eq!(child.rank() as i32, (first - rank) / 2, "ordered by descending parent rank");
+        let expected = if color == 0 { 6 } else { 4 };
+        assert_eq!(sum(&child, rank).expect("sum"), expected);
+        child.destroy().expect("destroy");
+    });
+}
+
+#[test]
+fn a_shrunk_communicator_works_without_the_excluded_rank_and_the_parent_still_too() {
+    run(Grid::blocks(&[2, 2]), |member| {
+        if member.rank != 1 {
+            let child = member.comm.shrink(&[1], false, CommOptions::default()).expect("shrink");
+            assert_eq!(child.nranks(), 3);
+            assert_eq!(sum(&child, member.rank as i32).expect("sum"), 5);
+            child.destroy().expect("destroy");
+        }
+        assert_eq!(sum(&member.comm, 1).expect("sum"), 4);
+    });
+}
+
+#[test]
+fn new_ranks_join_by_growing() {
+    let id = Arc::new(Mutex::new(None));
+    run(Grid::flat(3), move |member| {
+        // Rank 2 of the thread world plays the newcomer: it takes no part in the first communicator's growth.
+        let two = if member.rank < 2 { 0 } else { -1 };
+        let old = member.comm.split(two, member.rank as i32, CommOptions::default()).expect("split");
+        if member.rank == 0 {
+            let fresh = old.as_ref().expect("in it").grow_id().expect("id");
+            assert!(old.as_ref().expect("in it").grow_id().is_err(), "one id at a time");
+            *id.lock().unwrap() = Some(fresh);
+        }
+        member.barrier.wait();
+        let given = (member.rank != 1).then(|| id.lock().unwrap().expect("set"));
+        let rank = (member.rank == 2).then_some(2);
+        let grown = Comm::grow(old.as_ref(), 3, given, rank, CommOptions::default()).expect("grow");
+        assert_eq!((grown.rank(), grown.nranks()), (member.rank, 3));
+        assert_eq!(sum(&grown, 1 << member.rank).expect("sum"), 7);
+        grown.destroy().expect("destroy");
+    });
+}
+
+#[test]
+fn a_revoked_communicator_refuses_operations_but_can_be_shrunk() {
+    run(Grid::flat(3), |member| {
+        assert_eq!(sum(&member.comm, 1).expect("sum"), 3);
+        member.barrier.wait();
+        member.comm.revoke().expect("revoke");
+        assert!(matches!(member.comm.usable(), Err(Error::InvalidUsage(_))));
+        assert!(matches!(member.comm.finalize(), Err(Error::InvalidUsage(_))));
+        let child = member.comm.shrink(&[], false, CommOptions::default()).expect("shrink");
+        assert_eq!(sum(&child, 2).expect("sum"), 6);
+        child.destroy().expect("destroy");
+    });
+}
+
+#[test]
+fn an_abort_ends_the_others_calls_with_an_error() {
+    run(Grid::blocks(&[2, 1]), |member| {
+        let twin = member.comm.split(0, 0, CommOptions::default()).expect("split").expect("in it");
+        if member.rank == 2 {
+            twin.abort();
+            twin.abort();
+        } else {
+            let error = sum(&twin, 1).expect_err("rank 2 aborted");
+            assert!(matches!(&error, Error::Remote(text) if text.contains("rank 2")), "{error:?}");
+            assert_eq!(twin.failure(), Some(error));
+            twin.abort();
+        }
+    });
+}
+
+#[test]
+fn finalize_is_allowed_once_and_ends_use() {
+    run(Grid::flat(2), |member| {
+        let twin = member.comm.split(0, 0, CommOptions::default()).expect("split").expect("in it");
+        assert_eq!(sum(&twin, 1).expect("sum"), 2);
+        twin.finalize().expect("finalize");
+        assert!(matches!(twin.finalize(), Err(Error::InvalidArgument(_))));
+        assert!(twin.usable().is_err());
+        twin.destroy().expect("destroy");
+        assert!(matches!(twin.destroy(), Err(Error::InvalidArgument(_))));
+    });
+}
+
+#[test]
+fn operations_on_a_stream_run_in_order_and_without_blocking_the_caller() {
+    run(Grid::blocks(&[2, 2]), |member| {
+        let stream = Stream::new();
+        let mut buffers: Vec<Vec<u8>> = (0..9).map(|_| vec![0u8; 40_000]).collect();
+        buffers[0].chunks_exact_mut(4).for_each(|word| word.copy_from_slice(&1i32.to_le_bytes()));
+        for i in 0..8 {
+            let (before, after) = buffers.split_at_mut(i + 1);
+            let call = sum_call(&member.comm, &mut before[i], &mut after[0]);
+            let operation = Operation::Collective(call);
+            launch(vec![Launch { comm: member.comm.clone(), operation, stream: StreamRef::Stream(stream.clone()) }])
+                .expect("launch");
+        }
+        stream.synchronize().expect("synchronize");
+        let last = &buffers[8];
+        assert!(last.chunks_exact(4).all(|word| word == 4i32.pow(8).to_le_bytes()));
+    });
+}
+
+#[test]
+fn one_group_may_use_several_streams_and_communicators() {
+    run(Grid::flat(3), |member| {
+        let twin = member.comm.split(0, 0, CommOptions::default()).expect("split").expect("in it");
+        let streams: Vec<Arc<Stream>> = (0..2).map(|_| Stream::new()).collect();
+        let mut sends: Vec<Vec<u8>> = (0..4).map(|i| (i + 1i32).to_le_bytes().to_vec()).collect();
+        let mut recvs = vec![vec![0u8; 4]; 4];
+        let mut batch = Vec::new();
+        for (i, (send, recv)) in sends.iter_mut().zip(&mut recvs).enumerate() {
+            let comm = if i < 2 { &member.comm } else { &twin };
+            let operation = Operation::Collective(sum_call(comm, send, recv));
+            let stream = StreamRef::Stream(streams[i % 2].clone());
+            batch.push(Launch { comm: comm.clone(), operation, stream });
+        }
+        launch(batch).expect("launch");
+        streams.iter().for_each(|stream| stream.synchronize().expect("synchronize"));
+        for (i, recv) in recvs.iter().enumerate() {
+            assert_eq!(recv[..], (3 * (i as i32 + 1)).to_le_bytes());
+        }
+        twin.destroy().expect("destroy");
+    });
+}
+
+#[test]
+fn grouped_sends_and_receives_of_any_size_and_order_complete() {
+    run(Grid::blocks(&[2, 3]), |member| {
+        let n = member.grid.nranks();
+        for bytes in [1usize, 100, 5000, 70_000, 3_000_000] {
+            let pattern = |from: usize, to: usize| (from * 16 + to) as u8;
+            let mut sends: Vec<Vec<u8>> = (0..n).map(|to| vec![pattern(member.rank, to); bytes]).collect();
+            let mut recvs = vec![vec![0u8; bytes]; n];
+            let mut batch = Vec::new();
+            let mut add = |operation| {
+                batch.push(Launch { comm: member.comm.clone(), operation, stream: StreamRef::Null });
+            };
+            for (from, recv) in recvs.iter_mut().enumerate() {
+                add(Operation::Recv { from: Rank::from_index(from), data: region(recv) });
+            }
+            for (to, send) in sends.iter_mut().enumerate().rev() {
+                add(Operation::Send { to: Rank::from_index(to), data: region(send) });
+            }
+            launch(batch).expect("launch");
+            for (from, recv) in recvs.iter().enumerate() {
+                assert!(recv.iter().all(|&byte| byte == pattern(from, member.rank)), "{bytes} bytes from {from}");
+            }
+        }
+    });
+}
+
+#[test]
+fn several_ids_bring_the_same_ranks_together() {
+    let ids = vec![Comm::unique_id().expect("id"), Comm::unique_id().expect("id")];
+    let threads: Vec<_> = (0..5)
+        .map(|rank| {
+            let ids = ids.clone();
+            std::thread::spawn(move || {
+                let options = CommOptions::default();
+                let params = InitParams { nranks: 5, rank, ids, options, device: 0 };
+                let comm = Comm::init(params, &Arc::new(AtomicBool::new(false))).expect("init");
+                assert_eq!(sum(&comm, 1).expect("sum"), 5);
+                comm.destroy().expect("destroy");
+            })
+        })
+        .collect();
+    threads.into_iter().for_each(|thread| thread.join().expect("a rank"));
+}

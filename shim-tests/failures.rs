@@ -1,0 +1,184 @@
+//! Ranks that die, freeze, or call something else: the others must learn of it, by name and in bounded time.
+//!
+//! Each rank is a process of its own: this test binary, started again with `STRATA_TEST_RANK` set by the parent test.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::sync::atomic::AtomicBool;
+use std::sync::{mpsc, Arc};
+use std::time::{Duration, Instant};
+use strata::comm::{launch, CollectiveCall, Comm, CommOptions, InitParams, Launch, Operation, UniqueId};
+use strata::device::host::stream::StreamRef;
+use strata::dtype::{DataType, RedOp, Reduction};
+use strata::error::{Error, Result};
+use strata::memory::Region;
+use strata::plan::Collective;
+use strata::topo::Rank;
+
+const COUNT: usize = 300_000;
+
+/// A rank's process, killed when the test ends however it ends.
+struct Process(Child);
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl Process {
+    fn signal(&self, name: &str) {
+        let pid = self.0.id().to_string();
+        let status = Command::new("kill").args(["-s", name, &pid]).status().expect("kill");
+        assert!(status.success());
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn unhex(text: &str) -> UniqueId {
+    let byte = |i: usize| u8::from_str_radix(&text[2 * i..2 * i + 2], 16).expect("hex");
+    UniqueId(std::array::from_fn(byte))
+}
+
+fn all_reduce(comm: &Arc<Comm>, count: usize) -> Result<()> {
+    let mut send = vec![1u8; count * 4];
+    let mut recv = vec![0u8; count * 4];
+    // SAFETY: both buffers outlive the call, which has ended when `launch` returns.
+    let region = |bytes: &mut Vec<u8>| unsafe { Region::new(bytes.as_mut_ptr(), bytes.len()) };
+    let call = CollectiveCall {
+        collective: Collective::AllReduce,
+        input: region(&mut send),
+        output: region(&mut recv),
+        count,
+        dtype: DataType::I32,
+        reduction: Some(Reduction::new(RedOp::Sum, DataType::I32, comm.nranks())),
+        root: Rank(0),
+        algorithm: None,
+    };
+    let operation = Operation::Collective(call);
+    launch(vec![Launch { comm: comm.clone(), operation, stream: StreamRef::Null }])
+}
+
+/// What a rank's process does: all-reduces until one fails, then says how.
+fn rank_main(rank: usize) {
+    let var = |name: &str| std::env::var(name).unwrap_or_default();
+    let nranks: usize = var("STRATA_TEST_NRANKS").parse().expect("a number of ranks");
+    let per_node: usize = var("STRATA_TEST_PER_NODE").parse().expect("ranks a node");
+    let options = CommOptions { host_id: Some(format!("node{}", rank / per_node)), ..CommOptions::default() };
+    let params = InitParams { nranks, rank, ids: vec![unhex(&var("STRATA_TEST_ID"))], options, device: 0 };
+    let comm = Comm::init(params, &Arc::new(AtomicBool::new(false))).expect("init");
+    let odd = var("STRATA_TEST_ODD_RANK") == rank.to_string();
+    let end = Instant::now() + Duration::from_secs(60);
+    let mut rounds = 0;
+    while Instant::now() < end {
+        let count = if odd && rounds == 20 { COUNT / 2 } else { COUNT };
+        if let Err(error) = all_reduce(&comm, count) {
+            println!("@@failed {} {}", error.code(), error);
+            assert_eq!(comm.usable().unwrap_err().code(), error.code(), "the failure is kept");
+            comm.abort();
+            return;
+        }
+        rounds += 1;
+        if rounds == 10 {
+            println!("@@running");
+        }
+    }
+    println!("@@never failed");
+}
+
+struct World {
+    processes: Vec<Process>,
+    lines: mpsc::Receiver<(usize, String)>,
+}
+
+fn start(nranks: usize, per_node: usize, vars: &[(&str, &str)]) -> World {
+    let id = Comm::unique_id().expect("a unique id");
+    let (send, lines) = mpsc::channel();
+    let processes = (0..nranks)
+        .map(|rank| {
+            let mut command = Command::new(std::env::current_exe().expect("this program"));
+            command.args(["a_rank_of_another_test", "--exact", "--nocapture", "--test-threads=1"]);
+            command.env("STRATA_TEST_RANK", rank.to_string()).env("STRATA_TEST_NRANKS", nranks.to_string());
+            command.env("STRATA_TEST_PER_NODE", per_node.to_string()).env("STRATA_TEST_ID", hex(&id.0));
+            command.envs(vars.iter().copied()).stdout(Stdio::piped());
+            let mut child = command.spawn().expect("a rank's process");
+            read_lines(rank, child.stdout.take().expect("its output"), send.clone());
+            Process(child)
+        })
+        .collect();
+    let world = World { processes, lines };
+    let mut running = 0;
+    while running < nranks {
+        let (rank, line) = world.lines.recv_timeout(Duration::from_secs(60)).expect("all ranks run");
+        assert!(line.starts_with("running"), "rank {rank}: {line}");
+        running += 1;
+    }
+    world
+}
+
+fn read_lines(rank: usize, output: ChildStdout, lines: mpsc::Sender<(usize, String)>) {
+    std::thread::spawn(move || {
+        for line in BufReader::new(output).lines().map_while(|line| line.ok()) {
+            // The test harness of the rank's process writes to the same output.
+            if let Some((_, said)) = line.split_once("@@") {
+                let _ = lines.send((rank, said.to_string()));
+            }
+        }
+    });
+}
+
+/// Every rank but `gone` must fail within `limit` with one of `codes`, naming `gone`.
+fn expect_failures(world: &World, gone: usize, codes: &[i32], limit: Duration) {
+    let end = Instant::now() + limit;
+    for _ in 0..world.processes.len() - 1 {
+        let left = end.saturating_duration_since(Instant::now());
+        let (rank, line) = world.lines.recv_timeout(left).expect("every other rank fails in time");
+        let code: i32 = line.split(' ').nth(1).and_then(|code| code.parse().ok()).unwrap_or(0);
+        println!("rank {rank}: {line}");
+        assert!(line.starts_with("failed") && codes.contains(&code), "rank {rank}: {line}");
+        assert!(line.contains(&format!("rank {gone} ")), "rank {rank} does not name rank {gone}: {line}");
+    }
+}
+
+#[test]
+fn a_rank_of_another_test() {
+    if let Ok(rank) = std::env::var("STRATA_TEST_RANK") {
+        rank_main(rank.parse().expect("a rank"));
+    }
+}
+
+#[test]
+fn a_killed_rank_is_named_by_all_others_at_once() {
+    for (nranks, per_node) in [(4, 4), (6, 2), (3, 1)] {
+        let world = start(nranks, per_node, &[]);
+        world.processes[1].signal("KILL");
+        expect_failures(&world, 1, &[6], Duration::from_secs(5));
+    }
+}
+
+#[test]
+fn a_frozen_rank_is_named_by_all_others_within_the_configured_time() {
+    for (nranks, per_node) in [(4, 4), (6, 2)] {
+        let world = start(nranks, per_node, &[("STRATA_TIMEOUT_MS", "1500")]);
+        world.processes[2].signal("STOP");
+        expect_failures(&world, 2, &[6, 8], Duration::from_secs(10));
+        world.processes[2].signal("CONT");
+    }
+}
+
+#[test]
+fn a_rank_that_calls_something_else_is_an_error_and_no_hang() {
+    let world = start(4, 2, &[("STRATA_TEST_ODD_RANK", "3"), ("STRATA_TIMEOUT_MS", "5000")]);
+    let mut invalid = 0;
+    for _ in 0..4 {
+        let (rank, line) = world.lines.recv_timeout(Duration::from_secs(20)).expect("every rank fails in time");
+        println!("rank {rank}: {line}");
+        assert!(line.starts_with("failed"), "rank {rank}: {line}");
+        invalid += usize::from(line.starts_with(&format!("failed {}", Error::InvalidUsage(String::new()).code())));
+    }
+    assert!(invalid >= 1, "somebody says what does not match");
+}

@@ -1,0 +1,93 @@
+//! Every plan of every algorithm is proved: all small shapes, and some large ones.
+
+use std::sync::Arc;
+use strata::algo::{self, Choice};
+use strata::plan::stage::stage;
+use strata::plan::{Collective, Plan, Shape};
+use strata::topo::{Grid, Rank};
+use strata::verify::{verify, Options};
+
+fn plans(choice: &Choice, shape: &Shape) -> Vec<Plan> {
+    let ranks = (0..shape.nranks()).map(Rank::from_index);
+    ranks.map(|rank| algo::build(choice, shape, rank).unwrap_or_else(|error| panic!("{choice}: {error}"))).collect()
+}
+
+/// Proves every choice for every collective on a grid, in place and not, with and without prologue, for the given roots.
+fn prove(grid: Grid, roots: &[usize], options: &[Options]) -> usize {
+    let grid = Arc::new(grid);
+    let mut proved = 0;
+    for collective in Collective::ALL {
+        for choice in algo::choices(collective, &grid) {
+            for &root in if collective.has_root() { roots } else { &[0] } {
+                for (in_place, prologue) in [(false, false), (true, false), (false, true), (true, true)] {
+                    if (in_place && collective == Collective::AllToAll) || (prologue && !collective.reduces()) {
+                        continue;
+                    }
+                    let root = Rank::from_index(root);
+                    let shape = Shape { collective, grid: grid.clone(), root, in_place, prologue };
+                    let plans = plans(&choice, &shape);
+                    let staged: Vec<Plan> = plans.iter().map(|plan| stage(plan, &|_, _| true)).collect();
+                    for (options, plans) in options.iter().flat_map(|options| [(options, &plans), (options, &staged)]) {
+                        verify(plans, options).unwrap_or_else(|rejection| {
+                            let what = format!("root {root} in_place {in_place} prologue {prologue} {options:?}");
+                            panic!("{} {choice} on {grid}, {what}: {rejection}", collective.name())
+                        });
+                        proved += 1;
+                    }
+                }
+            }
+        }
+    }
+    proved
+}
+
+const CAPACITIES: [Options; 2] = [Options { capacity: 1 }, Options { capacity: 8 }];
+
+#[test]
+fn every_algorithm_is_proved_for_up_to_sixteen_ranks() {
+    let mut proved = 0;
+    for p in 1..=16 {
+        let roots: Vec<usize> = if p <= 8 { (0..p).collect() } else { vec![0, p - 1] };
+        proved += prove(Grid::flat(p), &roots, &CAPACITIES);
+        for nodes in (2..=p).filter(|nodes| p % nodes == 0) {
+            proved += prove(Grid::blocks(&vec![p / nodes; nodes]), &[0, p / 2], &CAPACITIES);
+        }
+        if p > 2 {
+            proved += prove(Grid::round_robin(p, 2 + p % 3), &[0, p - 1], &CAPACITIES);
+        }
+    }
+    for sizes in [&[3, 1, 4][..], &[1, 2], &[2, 1], &[1, 1, 5], &[4, 3, 2, 1], &[7, 7, 1]] {
+        proved += prove(Grid::blocks(sizes), &[0, 2], &CAPACITIES);
+    }
+    println!("{proved} plans proved");
+}
+
+#[test]
+fn two_level_plans_are_proved_with_their_calls_left_to_another_provider() {
+    for grid in [Grid::blocks(&[2, 2]), Grid::blocks(&[3, 1, 4]), Grid::blocks(&[4, 3, 2, 1]), Grid::round_robin(7, 3)]
+    {
+        let grid = Arc::new(grid);
+        for collective in Collective::ALL {
+            for choice in algo::choices(collective, &grid).iter().filter(|choice| choice.name.starts_with("two_level"))
+            {
+                for in_place in [false, true] {
+                    let shape = Shape { in_place, ..Shape::new(collective, grid.clone()) };
+                    let ranks = (0..shape.nranks()).map(Rank::from_index);
+                    let plans: Vec<Plan> =
+                        ranks.map(|rank| algo::build_with_calls(choice, &shape, rank).expect("a plan")).collect();
+                    verify(&plans, &Options::default()).unwrap_or_else(|why| {
+                        panic!("{} {choice} on {grid} in_place {in_place}: {why}", collective.name())
+                    });
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn every_algorithm_is_proved_on_some_large_shapes() {
+    let options = [Options { capacity: 1 }];
+    for grid in [Grid::blocks(&[8; 8]), Grid::blocks(&[5, 9, 13, 2, 16, 1]), Grid::round_robin(60, 7)] {
+        prove(grid, &[3], &options);
+    }
+}

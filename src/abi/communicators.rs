@@ -1,0 +1,429 @@
+//! Bodies of the entries that make, change and end communicators.
+#![forbid(unsafe_code)]
+
+use super::handles::{self, Handle};
+use super::layouts::{Config, UniqueIdBytes};
+use super::options;
+use super::pointer::{ConstPtr, Ptr};
+use super::types::{null, CommHandle};
+use crate::comm::{group, Comm, CommOptions, InitParams, UniqueId};
+use crate::error::{Error, Result};
+use std::ffi::c_int;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
+
+/// `NCCL_SPLIT_NOCOLOR`
+const NO_COLOR: c_int = -1;
+
+fn invalid<T>(text: String) -> Result<T> {
+    Err(Error::InvalidArgument(text))
+}
+
+/// A handle whose communicator is being made. Whatever ends the making early, a group that is dropped included, takes
+/// the name away again.
+struct Unborn {
+    handle: Arc<Handle>,
+    settled: bool,
+}
+
+impl Unborn {
+    fn new(blocking: bool) -> Unborn {
+        let handle = Handle::reserve(blocking);
+        handle.begin();
+        Unborn { handle, settled: false }
+    }
+
+    /// Keeps the outcome: in the handle, which a program that does not wait still holds; a program that waited gets the
+    /// error and a null handle.
+    fn settle(mut self, made: Result<Arc<Comm>>, newcomm: Ptr<CommHandle>) -> Result<()> {
+        self.settled = true;
+        match made {
+            Ok(comm) => {
+                self.handle.made(comm);
+                Ok(())
+            }
+            Err(error) => {
+                self.handle.failed(error.clone());
+                if self.handle.blocking {
+                    self.handle.remove();
+                    newcomm.set("comm", CommHandle::NULL)?;
+                }
+                Err(error)
+            }
+        }
+    }
+}
+
+impl Drop for Unborn {
+    fn drop(&mut self) {
+        if !self.settled {
+            self.handle.failed(Error::Internal("making the communicator ended early".to_string()));
+            if self.handle.blocking {
+                self.handle.remove();
+            }
+        }
+    }
+}
+
+/// Makes a communicator whose name the program gets at once.
+fn make<F>(newcomm: Ptr<CommHandle>, blocking: bool, work: F) -> Result<()>
+where
+    F: FnOnce(&Arc<AtomicBool>) -> Result<Arc<Comm>> + Send + 'static,
+{
+    let unborn = Unborn::new(blocking);
+    let handle = unborn.handle.clone();
+    newcomm.set("comm", handle.name)?;
+    let cancel = handle.cancel.clone();
+    let work = move || unborn.settle(work(&cancel), newcomm);
+    let task =
+        group::Task { communicator: handle.name.0, blocking, cancel: handle.cancel.clone(), work: Box::new(work) };
+    group::manage(task)
+}
+
+/// Makes a communicator out of another one. Its name is written when it has been made, as NCCL does.
+fn derive<F>(parent: Arc<Handle>, newcomm: Ptr<CommHandle>, blocking: bool, work: F) -> Result<()>
+where
+    F: FnOnce() -> Result<Option<Arc<Comm>>> + Send + 'static,
+{
+    newcomm.set("newcomm", CommHandle::NULL)?;
+    let waits = parent.blocking;
+    let born = move |parent: &Handle, comm: Arc<Comm>| {
+        let child = Handle::reserve(blocking);
+        child.begin();
+        child.made(comm);
+        // A program that has ended the parent meanwhile may have freed what the pointer points at.
+        parent.while_named(|| newcomm.set("newcomm", child.name)).unwrap_or_else(|| {
+            child.remove().iter().for_each(|comm| comm.abort());
+            Ok(())
+        })
+    };
+    run_on(parent, waits, move |parent| match work()? {
+        Some(comm) => born(parent, comm),
+        None => Ok(()),
+    })
+}
+
+/// Runs a task on a communicator. Where nobody waits for it, the communicator is in progress until it has ended.
+fn run_on<F>(handle: Arc<Handle>, blocking: bool, work: F) -> Result<()>
+where
+    F: FnOnce(&Handle) -> Result<()> + Send + 'static,
+{
+    // A failure ends this task's group, not what may be done with the communicator later.
+    let (communicator, cancel) = (handle.name.0, Arc::default());
+    let busy = (!blocking).then(|| Busy::new(handle.clone()));
+    let work = move || {
+        let outcome = work(&handle);
+        if let (Some(busy), Err(error)) = (busy, &outcome) {
+            busy.fail(error.clone());
+        }
+        outcome
+    };
+    group::manage(group::Task { communicator, blocking, cancel, work: Box::new(work) })
+}
+
+/// Keeps a handle in progress for as long as it lives.
+struct Busy(Option<Arc<Handle>>);
+
+impl Busy {
+    fn new(handle: Arc<Handle>) -> Busy {
+        handle.begin();
+        Busy(Some(handle))
+    }
+
+    fn fail(mut self, error: Error) {
+        if let Some(handle) = self.0.take() {
+            handle.failed(error);
+        }
+    }
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        if let Some(handle) = self.0.take() {
+            handle.finish();
+        }
+    }
+}
+
+/// `ncclGetUniqueId`
+pub fn get_unique_id(out: Ptr<UniqueIdBytes>) -> Result<()> {
+    if out.is_null() {
+        return Err(null("uniqueId"));
+    }
+    out.set("uniqueId", UniqueIdBytes(Comm::unique_id()?.0))
+}
+
+/// `ncclCommInitRank`
+pub fn init_rank(newcomm: Ptr<CommHandle>, nranks: c_int, id: UniqueIdBytes, rank: c_int) -> Result<()> {
+    init_rank_config(newcomm, nranks, id, rank, Ptr::to(std::ptr::null_mut()))
+}
+
+/// `ncclCommInitRankConfig`
+pub fn init_rank_config(
+    newcomm: Ptr<CommHandle>,
+    nranks: c_int,
+    id: UniqueIdBytes,
+    rank: c_int,
+    config: Ptr<Config>,
+) -> Result<()> {
+    group::noted(init(newcomm, nranks, rank, config, || Ok(vec![UniqueId(id.0)])))
+}
+
+/// `ncclCommInitRankScalable`
+pub fn init_rank_scalable(
+    newcomm: Ptr<CommHandle>,
+    nranks: c_int,
+    rank: c_int,
+    nids: c_int,
+    ids: Ptr<UniqueIdBytes>,
+    config: Ptr<Config>,
+) -> Result<()> {
+    let read = || match usize::try_from(nids) {
+        Ok(count) if count > 0 && nids <= nranks => {
+            Ok(ids.as_const().get_all(count, "commIds")?.into_iter().map(|id| UniqueId(id.0)).collect())
+        }
+        _ => invalid(format!("improper number of ids: nId = {nids}, nranks = {nranks}")),
+    };
+    group::noted(init(newcomm, nranks, rank, config, read))
+}
+
+fn init(
+    newcomm: Ptr<CommHandle>,
+    nranks: c_int,
+    rank: c_int,
+    config: Ptr<Config>,
+    ids: impl FnOnce() -> Result<Vec<UniqueId>>,
+) -> Result<()> {
+    if newcomm.is_null() {
+        return Err(null("comm"));
+    }
+    let (nranks, rank) = ranks(nranks, rank)?;
+    let ids = ids()?;
+    let options = options::communicator(config.as_const(), None)?;
+    let blocking = options.blocking;
+    let params = InitParams { nranks, rank, ids, options, device: 0 };
+    make(newcomm, blocking, move |cancel| Comm::init(params, cancel))
+}
+
+fn ranks(nranks: c_int, rank: c_int) -> Result<(usize, usize)> {
+    match (usize::try_from(nranks), usize::try_from(rank)) {
+        (Ok(all), Ok(one)) if one < all => Ok((all, one)),
+        _ => invalid(format!("Invalid rank requested : {rank}/{nranks}")),
+    }
+}
+
+/// `ncclCommInitAll`
+pub fn init_all(comms: Ptr<CommHandle>, ndev: c_int, devices: ConstPtr<c_int>) -> Result<()> {
+    group::noted(init_all_unnoted(comms, ndev, devices))
+}
+
+fn init_all_unnoted(comms: Ptr<CommHandle>, ndev: c_int, devices: ConstPtr<c_int>) -> Result<()> {
+    if comms.is_null() {
+        return Err(null("comms"));
+    }
+    let nranks = usize::try_from(ndev).ok().filter(|&ndev| ndev > 0);
+    let Some(nranks) = nranks else {
+        return invalid(format!("invalid number of devices {ndev}"));
+    };
+    let devices = match devices.is_null() {
+        true => (0..ndev).collect(),
+        false => devices.get_all(nranks, "devlist")?,
+    };
+    for (index, device) in devices.iter().enumerate() {
+        if *device < 0 {
+            return invalid(format!("invalid device {device}"));
+        }
+        if devices[..index].contains(device) {
+            return Err(Error::InvalidUsage(format!("device {device} is listed more than once")));
+        }
+    }
+    let options = options::communicator(ConstPtr::null(), None)?;
+    let id = Comm::unique_id()?;
+    group::start();
+    let mut outcome = Ok(());
+    for (rank, device) in devices.into_iter().enumerate() {
+        let params = InitParams { nranks, rank, ids: vec![id], options: options.clone(), device };
+        let made = make(comms.at(rank), options.blocking, move |cancel| Comm::init(params, cancel));
+        outcome = outcome.and(group::noted(made));
+    }
+    outcome.and(group::end())
+}
+
+/// `ncclCommSplit`
+pub fn split(comm: CommHandle, color: c_int, key: c_int, newcomm: Ptr<CommHandle>, config: Ptr<Config>) -> Result<()> {
+    let record = || {
+        let (handle, parent, options) = parent(comm, newcomm, config)?;
+        if color < NO_COLOR {
+            return invalid(format!("invalid color {color}"));
+        }
+        derive(handle, newcomm, options.blocking, move || parent.split(color, key, options))
+    };
+    group::noted(record())
+}
+
+/// What the calls that derive a communicator check first.
+fn parent(
+    comm: CommHandle,
+    newcomm: Ptr<CommHandle>,
+    config: Ptr<Config>,
+) -> Result<(Arc<Handle>, Arc<Comm>, CommOptions)> {
+    let handle = handles::find(comm)?;
+    if newcomm.is_null() {
+        return Err(null("newcomm"));
+    }
+    let parent = handle.parent()?;
+    let options = options::communicator(config.as_const(), Some(parent.options()))?;
+    Ok((handle, parent, options))
+}
+
+/// `ncclCommShrink`
+pub fn shrink(
+    comm: CommHandle,
+    excluded: Ptr<c_int>,
+    count: c_int,
+    newcomm: Ptr<CommHandle>,
+    config: Ptr<Config>,
+    flags: c_int,
+) -> Result<()> {
+    let record = || {
+        let handle = handles::find(comm)?;
+        if newcomm.is_null() {
+            return Err(null("newcomm"));
+        }
+        let Some(count) = usize::try_from(count).ok().filter(|&count| count > 0) else {
+            return invalid(format!("invalid number of excluded ranks {count}"));
+        };
+        let listed = excluded.as_const().get_all(count, "excludeRanksList")?;
+        let abort = match flags {
+            0 => false,
+            1 => true,
+            _ => return invalid(format!("invalid shrink flags {flags:#x}")),
+        };
+        // A communicator that has failed is what SHRINK_ABORT is for.
+        let parent = if abort { handle.ready()? } else { handle.parent()? };
+        let excluded = excluded_ranks(&listed, &parent)?;
+        let options = options::communicator(config.as_const(), Some(parent.options()))?;
+        derive(handle, newcomm, options.blocking, move || parent.shrink(&excluded, abort, options).map(Some))
+    };
+    group::noted(record())
+}
+
+fn excluded_ranks(listed: &[c_int], parent: &Comm) -> Result<Vec<usize>> {
+    let mut excluded = Vec::new();
+    for &rank in listed {
+        match usize::try_from(rank) {
+            Ok(index) if index == parent.rank() => return invalid(format!("rank {rank} is excluded and calls")),
+            Ok(index) if index < parent.nranks() && !excluded.contains(&index) => excluded.push(index),
+            _ => return invalid(format!("rank {rank} is not one of {} ranks, or excluded twice", parent.nranks())),
+        }
+    }
+    Ok(excluded)
+}
+
+/// `ncclCommGetUniqueId`
+pub fn grow_id(comm: CommHandle, out: Ptr<UniqueIdBytes>) -> Result<()> {
+    let handle = handles::find(comm)?;
+    if out.is_null() {
+        return Err(null("uniqueId"));
+    }
+    out.set("uniqueId", UniqueIdBytes(handle.parent()?.grow_id()?.0))
+}
+
+/// `ncclCommGrow`
+pub fn grow(
+    comm: CommHandle,
+    nranks: c_int,
+    id: ConstPtr<UniqueIdBytes>,
+    rank: c_int,
+    newcomm: Ptr<CommHandle>,
+    config: Ptr<Config>,
+) -> Result<()> {
+    let read_id = || id.get("uniqueId").map(|id| UniqueId(id.0));
+    let join = || {
+        if newcomm.is_null() {
+            return Err(null("newcomm"));
+        }
+        let id = read_id()?;
+        let (nranks, rank) = ranks(nranks, rank)?;
+        let options = options::communicator(config.as_const(), None)?;
+        make(newcomm, options.blocking, move |_| Comm::grow(None, nranks, Some(id), Some(rank), options))
+    };
+    let extend = || {
+        let (handle, parent, options) = parent(comm, newcomm, config)?;
+        let id = if id.is_null() { None } else { Some(read_id()?) };
+        if rank != -1 {
+            return invalid(format!("existing ranks give rank -1, not {rank}"));
+        }
+        let Some(nranks) = usize::try_from(nranks).ok().filter(|&nranks| nranks > parent.nranks()) else {
+            return invalid(format!("a communicator of {} ranks cannot grow to {nranks}", parent.nranks()));
+        };
+        let blocking = options.blocking;
+        derive(handle, newcomm, blocking, move || Comm::grow(Some(&parent), nranks, id, None, options).map(Some))
+    };
+    group::noted(if comm.is_null() { join() } else { extend() })
+}
+
+/// `ncclCommFinalize`
+pub fn finalize(comm: CommHandle) -> Result<()> {
+    if comm.is_null() {
+        return Ok(());
+    }
+    let handle = handles::find(comm)?;
+    let record = || {
+        let comm = handle.ready()?;
+        let blocking = handle.blocking;
+        run_on(handle, blocking, move |_| comm.finalize())
+    };
+    group::noted(record())
+}
+
+/// `ncclCommDestroy`
+pub fn destroy(comm: CommHandle) -> Result<()> {
+    if comm.is_null() {
+        return Ok(());
+    }
+    let handle = handles::find(comm)?;
+    if handle.outcome() == Err(Error::InProgress) {
+        return handle.ready().map(drop);
+    }
+    // The name goes first, so that no other call finds a communicator that is being freed.
+    let Some(comm) = handle.remove() else {
+        return Ok(());
+    };
+    let waits = handle.blocking || !group::is_open();
+    run_on(handle, waits, move |_| comm.destroy())
+}
+
+/// `ncclCommAbort`
+pub fn abort(comm: CommHandle) -> Result<()> {
+    if comm.is_null() {
+        return Ok(());
+    }
+    let handle = handles::find(comm)?;
+    handle.cancel.store(true, Ordering::Release);
+    if let Some(comm) = handle.remove() {
+        comm.abort();
+    }
+    Ok(())
+}
+
+/// `ncclCommRevoke`
+pub fn revoke(comm: CommHandle, flags: c_int) -> Result<()> {
+    if comm.is_null() {
+        return Ok(());
+    }
+    let handle = handles::find(comm)?;
+    if flags != 0 {
+        return invalid(format!("invalid revoke flags {flags:#x}"));
+    }
+    let comm = handle.ready()?;
+    handle.set_revoked();
+    comm.revoke()
+}
+
+/// `ncclCommGetAsyncError`
+pub fn async_error(comm: CommHandle, out: Ptr<super::types::Status>) -> Result<()> {
+    let handle = handles::find(comm)?;
+    let code = handle.outcome().map_or_else(|error| error.code(), |()| crate::error::SUCCESS);
+    out.set("asyncError", super::types::Status(code))
+}

@@ -1,0 +1,233 @@
+//! The communicators a program holds: names for them, and the state that goes with a name.
+//!
+//! An `ncclComm_t` is a number that was never used before and cannot be an address, so a handle that was destroyed, or
+//! that never was one, is recognised by looking it up and is never dereferenced. A name can stand for a communicator
+//! that is still being made (nonblocking, or recorded in a group).
+#![forbid(unsafe_code)]
+
+use super::types::CommHandle;
+use crate::comm::Comm;
+use crate::error::{Error, Result};
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, RwLock};
+
+/// Names begin here. Bits 48 to 63 of an address of a user program are zero.
+const FIRST_NAME: usize = 0x0c0c_0000_0000_0010;
+const NAME_STEP: usize = 0x10;
+
+static NEXT_NAME: AtomicUsize = AtomicUsize::new(FIRST_NAME);
+static LIVE: LazyLock<RwLock<HashMap<usize, Arc<Handle>>>> = LazyLock::new(RwLock::default);
+
+/// A communicator as the program sees it.
+pub struct Handle {
+    /// Its name.
+    pub name: CommHandle,
+    /// Whether calls wait until they have ended.
+    pub blocking: bool,
+    /// Raised to end the making of the communicator.
+    pub cancel: Arc<AtomicBool>,
+    /// Buffers registered with it, by the number that was given out.
+    pub registered: Mutex<HashMap<usize, (usize, usize)>>,
+    revoked: AtomicBool,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    comm: Option<Arc<Comm>>,
+    /// Tasks on the communicator that have not ended.
+    busy: usize,
+    /// Why the communicator could not be made, or a bug that struck it.
+    failure: Option<Error>,
+    removed: bool,
+}
+
+impl Handle {
+    /// A new name, for a communicator that is still to be made.
+    pub fn reserve(blocking: bool) -> Arc<Handle> {
+        let name = NEXT_NAME.fetch_add(NAME_STEP, Ordering::Relaxed);
+        let handle = Arc::new(Handle {
+            name: CommHandle(name),
+            blocking,
+            cancel: Arc::default(),
+            registered: Mutex::default(),
+            revoked: AtomicBool::new(false),
+            state: Mutex::default(),
+        });
+        let mut live = LIVE.write().unwrap_or_else(|poisoned| poisoned.into_inner());
+        live.insert(name, handle.clone());
+        handle
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// Says that a task on the communicator has begun; each is followed by one of the three below.
+    pub fn begin(&self) {
+        self.state().busy += 1;
+    }
+
+    /// Says that a task has ended.
+    pub fn finish(&self) {
+        self.state().busy -= 1;
+    }
+
+    /// Says that the communicator has been made. A name that is gone by now ends the communicator.
+    pub fn made(&self, comm: Arc<Comm>) {
+        let mut state = self.state();
+        state.busy -= 1;
+        if state.removed {
+            drop(state);
+            comm.abort();
+        } else {
+            state.comm = Some(comm);
+        }
+    }
+
+    /// Says that a task has failed, which every later call will return.
+    pub fn failed(&self, error: Error) {
+        let mut state = self.state();
+        state.busy -= 1;
+        state.failure.get_or_insert(error);
+    }
+
+    /// Takes the name away and returns the communicator, if it had been made.
+    pub fn remove(&self) -> Option<Arc<Comm>> {
+        let mut live = LIVE.write().unwrap_or_else(|poisoned| poisoned.into_inner());
+        live.remove(&self.name.0);
+        drop(live);
+        let mut state = self.state();
+        state.removed = true;
+        state.comm.take()
+    }
+
+    /// Does something unless the name has been taken away, which cannot happen meanwhile.
+    pub fn while_named<T>(&self, act: impl FnOnce() -> T) -> Option<T> {
+        let state = self.state();
+        (!state.removed).then(act)
+    }
+
+    /// The communicator, once it is made and no task runs on it.
+    pub fn ready(&self) -> Result<Arc<Comm>> {
+        let state = self.state();
+        match (&state.failure, &state.comm) {
+            (Some(failure), _) => Err(failure.clone()),
+            (None, Some(comm)) if state.busy == 0 => Ok(comm.clone()),
+            _ => Err(Error::InvalidArgument(
+                "Attempt to use communicator before the previous operation returned ncclSuccess".to_string(),
+            )),
+        }
+    }
+
+    /// The communicator, if operations can be started on it.
+    pub fn usable(&self) -> Result<Arc<Comm>> {
+        let comm = self.ready()?;
+        if self.revoked.load(Ordering::Acquire) {
+            return Err(Error::InvalidUsage("the communicator has been revoked".to_string()));
+        }
+        comm.usable()?;
+        Ok(comm)
+    }
+
+    /// The communicator, if others can be made from it: after a revocation too, but not after a failure.
+    pub fn parent(&self) -> Result<Arc<Comm>> {
+        let comm = self.ready()?;
+        match comm.failure() {
+            Some(failure) if !self.revoked.load(Ordering::Acquire) => Err(failure),
+            _ => Ok(comm),
+        }
+    }
+
+    /// Notes that the program has revoked the communicator; it is no failure then that its operations have ended.
+    pub fn set_revoked(&self) {
+        self.revoked.store(true, Ordering::Release);
+    }
+
+    /// What `ncclCommGetAsyncError` tells.
+    pub fn outcome(&self) -> Result<()> {
+        let state = self.state();
+        match (&state.failure, &state.comm) {
+            (Some(failure), _) => Err(failure.clone()),
+            (None, _) if state.busy > 0 => Err(Error::InProgress),
+            (None, Some(comm)) if !self.revoked.load(Ordering::Acquire) => comm.failure().map_or(Ok(()), Err),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// The handle with this name. The name is all that is looked at, so any number may be given.
+pub fn find(name: CommHandle) -> Result<Arc<Handle>> {
+    if name.is_null() {
+        return Err(super::types::null("comm"));
+    }
+    let live = LIVE.read().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let was_one = (FIRST_NAME..NEXT_NAME.load(Ordering::Relaxed)).contains(&name.0) && name.0 % NAME_STEP == 0;
+    live.get(&name.0).cloned().ok_or_else(|| {
+        let what = if was_one { "has been destroyed" } else { "is not a communicator" };
+        Error::InvalidArgument(format!("comm argument {:#x} {what}", name.0))
+    })
+}
+
+/// Makes every later call on a communicator fail: a bug has struck it.
+pub fn poison(name: CommHandle, error: &Error) {
+    if let Ok(handle) = find(name) {
+        handle.state().failure.get_or_insert(error.clone());
+    }
+}
+
+/// Which rank of which communicator a log line is about.
+pub fn describe(name: CommHandle) -> String {
+    match find(name) {
+        Ok(handle) => match &handle.state().comm {
+            Some(comm) => format!(", rank {} of {} of communicator {:#x}", comm.rank(), comm.nranks(), name.0),
+            None => format!(", communicator {:#x}", name.0),
+        },
+        Err(_) => String::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_is_known_from_its_reservation_to_its_removal_and_never_again() {
+        let handle = Handle::reserve(true);
+        assert!(find(handle.name).is_ok());
+        handle.remove();
+        let error = find(handle.name).err().unwrap();
+        assert!(error.text().contains("has been destroyed"), "{error}");
+        assert_ne!(Handle::reserve(true).name, handle.name);
+    }
+
+    #[test]
+    fn any_other_number_is_not_a_communicator() {
+        for garbage in [1, 2, 0xdead_beef, usize::MAX, FIRST_NAME + 1, FIRST_NAME - NAME_STEP] {
+            let error = find(CommHandle(garbage)).err().unwrap();
+            assert_eq!(error.code(), 4);
+            assert!(error.text().contains("is not a communicator"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_communicator_that_is_being_made_is_in_progress_and_cannot_be_used() {
+        let handle = Handle::reserve(false);
+        handle.begin();
+        assert_eq!(handle.outcome(), Err(Error::InProgress));
+        assert_eq!(handle.ready().err().unwrap().code(), 4);
+        handle.failed(Error::Remote("nobody came".into()));
+        assert_eq!(handle.outcome().err().unwrap().code(), 6);
+        assert_eq!(handle.ready().err().unwrap().code(), 6);
+        handle.remove();
+    }
+
+    #[test]
+    fn a_bug_leaves_its_communicator_unusable() {
+        let handle = Handle::reserve(true);
+        poison(handle.name, &Error::Internal("bug".into()));
+        assert_eq!(handle.outcome(), Err(Error::Internal("bug".into())));
+        handle.remove();
+    }
+}

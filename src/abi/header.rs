@@ -1,0 +1,94 @@
+//! Writes `include/nccl.h` and `include/strata.h`: types from `nccl_types.h`, functions from the table.
+#![forbid(unsafe_code)]
+
+use super::entry::Function;
+use super::table;
+use std::fmt::Write;
+
+const TYPES: &str = include_str!("nccl_types.h");
+
+/// The text of `include/nccl.h`.
+pub fn nccl_h() -> String {
+    let mut text = String::new();
+    text.push_str("/* The C interface of NCCL 2.32.3, as Strata has it. Made from the table in src/abi/table.rs.\n");
+    text.push_str(
+        " * Needs no CUDA: without <cuda_runtime.h>, or with STRATA_NO_CUDA defined, streams are opaque.\n */\n",
+    );
+    text.push_str("#ifndef NCCL_H_\n#define NCCL_H_\n\n");
+    text.push_str(TYPES);
+    text.push_str("\n#ifdef __cplusplus\nextern \"C\" {\n#endif\n");
+    prototypes(&mut text, table::nccl_functions());
+    text.push_str("\n#ifdef __cplusplus\n} /* extern \"C\" */\n#endif\n\n#endif /* NCCL_H_ */\n");
+    text
+}
+
+/// The text of `include/strata.h`.
+pub fn strata_h() -> String {
+    let mut text = String::new();
+    text.push_str("/* What Strata has beyond NCCL: streams on a machine without a GPU. Made from src/abi/table.rs.\n");
+    text.push_str(" * A strataStream_t is passed where NCCL takes a cudaStream_t. With a null stream a call (or an\n");
+    text.push_str(" * outermost group) has ended when it returns.\n */\n");
+    text.push_str("#ifndef STRATA_H_\n#define STRATA_H_\n\n#include \"nccl.h\"\n\n");
+    text.push_str("typedef cudaStream_t strataStream_t;\ntypedef void (*strataCallback_t)(void* argument);\n");
+    text.push_str("\n#ifdef __cplusplus\nextern \"C\" {\n#endif\n");
+    prototypes(&mut text, table::own_functions());
+    text.push_str("\n#ifdef __cplusplus\n} /* extern \"C\" */\n#endif\n\n#endif /* STRATA_H_ */\n");
+    text
+}
+
+fn prototypes(text: &mut String, functions: impl Iterator<Item = &'static Function>) {
+    let mut section = "";
+    for function in functions {
+        if function.section != section {
+            section = function.section;
+            let _ = write!(text, "\n/* ---- {section} ---- */\n");
+        }
+        let doc: Vec<&str> = function.doc.iter().map(|line| line.trim()).collect();
+        let _ = write!(text, "\n/* {} Since {}. */\n", doc.join(" "), function.since);
+        for name in function.names() {
+            text.push_str(&wrapped(&function.prototype(&name)));
+            text.push('\n');
+        }
+    }
+}
+
+/// A prototype in lines of at most 110 columns, broken after commas.
+fn wrapped(prototype: &str) -> String {
+    let mut lines = vec![String::new()];
+    for part in prototype.split_inclusive(", ") {
+        let line = lines.last_mut().expect("there is always a line");
+        if !line.is_empty() && line.len() + part.trim_end().len() > 110 {
+            *line = line.trim_end().to_string();
+            lines.push(format!("    {part}"));
+        } else {
+            line.push_str(part);
+        }
+    }
+    lines.join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn prototypes_are_spelt_as_c_has_them() {
+        let find = |name: &str| table::nccl_functions().find(|function| function.name == name).unwrap();
+        assert_eq!(find("ncclGroupEnd").prototype("ncclGroupEnd"), "ncclResult_t ncclGroupEnd(void);");
+        assert_eq!(
+            find("ncclParamGetAllParameterKeys").prototype("pncclParamGetAllParameterKeys"),
+            "ncclResult_t pncclParamGetAllParameterKeys(const char*** table, int* tableLen);"
+        );
+        assert_eq!(
+            find("ncclCommRegister").prototype("ncclCommRegister"),
+            "ncclResult_t ncclCommRegister(ncclComm_t comm, void* buff, size_t size, void** handle);"
+        );
+    }
+
+    #[test]
+    fn a_long_prototype_is_broken_after_a_comma() {
+        let long = format!("int f({}int last);", "int argument, ".repeat(20));
+        assert!(wrapped(&long).lines().all(|line| line.len() <= 110));
+        assert_eq!(wrapped(&long).replace("\n    ", " "), long);
+    }
+}

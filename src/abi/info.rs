@@ -1,0 +1,143 @@
+//! Bodies of the entries that only tell something.
+#![forbid(unsafe_code)]
+
+use super::handles;
+use super::layouts::{read_versioned, write_versioned, CommProperties, EncryptionConfig, Team, VERSION};
+use super::pointer::{ConstPtr, Ptr, Text};
+use super::types::{CftTeamMode, CommHandle, Status};
+use crate::error::{Error, Result};
+use std::cell::RefCell;
+use std::ffi::{c_int, CString};
+
+/// `ncclGetVersion`
+pub fn get_version(out: Ptr<c_int>) -> Result<()> {
+    out.set("version", VERSION)
+}
+
+/// `ncclGetErrorString`
+pub fn error_string(status: Status) -> Text {
+    Text::to(match status.0 {
+        0 => c"no error",
+        1 => c"unhandled cuda error (run with NCCL_DEBUG=INFO for details)",
+        2 => c"unhandled system error (run with NCCL_DEBUG=INFO for details)",
+        3 => c"internal error - please report this issue to the NCCL developers",
+        4 => c"invalid argument (run with NCCL_DEBUG=WARN for details)",
+        5 => c"invalid usage (run with NCCL_DEBUG=WARN for details)",
+        6 => c"remote process exited or there was a network error",
+        7 => c"NCCL operation in progress",
+        8 => c"timeout",
+        _ => c"unknown result code",
+    })
+}
+
+/// `ncclGetLastError`. The text is the process's, whatever the communicator, and stays until this thread's next call.
+pub fn last_error(_comm: CommHandle) -> Text {
+    thread_local! {
+        static SHOWN: RefCell<CString> = RefCell::default();
+    }
+    SHOWN.with_borrow_mut(|shown| {
+        *shown = CString::new(crate::log::last_error().replace('\0', " ")).unwrap_or_default();
+        Text::to(shown)
+    })
+}
+
+/// `ncclResetDebugInit`. Strata reads its log settings once; there is nothing to reset.
+pub fn reset_debug() {}
+
+/// `ncclCommCount`
+pub fn count(comm: CommHandle, out: Ptr<c_int>) -> Result<()> {
+    number(comm, out, "count", |comm| comm.nranks() as c_int)
+}
+
+/// `ncclCommUserRank`
+pub fn user_rank(comm: CommHandle, out: Ptr<c_int>) -> Result<()> {
+    number(comm, out, "rank", |comm| comm.rank() as c_int)
+}
+
+/// `ncclCommCuDevice`
+pub fn device(comm: CommHandle, out: Ptr<c_int>) -> Result<()> {
+    number(comm, out, "device", |comm| comm.device())
+}
+
+fn number(
+    comm: CommHandle,
+    out: Ptr<c_int>,
+    name: &str,
+    value: impl FnOnce(&crate::comm::Comm) -> c_int,
+) -> Result<()> {
+    let handle = handles::find(comm)?;
+    if out.is_null() {
+        return Err(super::types::null(name));
+    }
+    out.set(name, value(handle.ready()?.as_ref()))
+}
+
+/// `ncclCommQueryProperties`: none of the abilities that need a GPU.
+pub fn properties(comm: CommHandle, out: Ptr<CommProperties>) -> Result<()> {
+    let handle = handles::find(comm)?;
+    let asked = read_versioned(out.as_const())?;
+    let comm = handle.ready()?;
+    let told = CommProperties {
+        head: asked.head,
+        rank: comm.rank() as c_int,
+        nranks: comm.nranks() as c_int,
+        cuda_dev: comm.device(),
+        nvml_dev: comm.device(),
+        n_lsa_teams: comm.nranks() as c_int,
+        ..<CommProperties as super::layouts::Versioned>::DEFAULT
+    };
+    write_versioned(out, &told)
+}
+
+/// `ncclSetEncryption`
+pub fn set_encryption(config: ConstPtr<EncryptionConfig>) -> Result<()> {
+    if config.is_null() {
+        return Ok(());
+    }
+    match read_versioned(config)?.mode {
+        0 => Ok(()),
+        1 => Err(Error::InvalidUsage("Strata does not encrypt; use a private network".to_string())),
+        mode => Err(Error::InvalidArgument(format!("invalid encryption mode {mode}"))),
+    }
+}
+
+/// `ncclTeamWorld`: all ranks.
+pub fn team_world(comm: CommHandle) -> Team {
+    ready_or_none(comm, |comm| Team { nranks: comm.nranks() as c_int, rank: comm.rank() as c_int, stride: 1 })
+}
+
+/// `ncclTeamLsa`: without a GPU no rank reaches another's memory by load and store, so each is a team of its own.
+pub fn team_lsa(comm: CommHandle) -> Team {
+    ready_or_none(comm, |_| Team { nranks: 1, rank: 0, stride: 1 })
+}
+
+/// `ncclTeamCft`
+pub fn team_cft(comm: CommHandle, _mode: CftTeamMode) -> Team {
+    team_lsa(comm)
+}
+
+/// `ncclTeamRankToWorld`: a team's rank as a rank of the communicator.
+pub fn rank_to_world(comm: CommHandle, team: Team, rank: c_int) -> c_int {
+    in_team(team_world(comm), team, rank)
+}
+
+/// `ncclTeamRankToLsa`
+pub fn rank_to_lsa(comm: CommHandle, team: Team, rank: c_int) -> c_int {
+    in_team(team_lsa(comm), team, rank)
+}
+
+fn in_team(outer: Team, team: Team, rank: c_int) -> c_int {
+    outer.rank.wrapping_add(rank.wrapping_sub(team.rank).wrapping_mul(team.stride))
+}
+
+fn ready_or_none(comm: CommHandle, team: impl FnOnce(&crate::comm::Comm) -> Team) -> Team {
+    match handles::find(comm).and_then(|handle| handle.ready()) {
+        Ok(comm) => team(&comm),
+        Err(_) => Team::NONE,
+    }
+}
+
+/// `ncclLLA2ACalcSlots`: slots are 8 bytes.
+pub fn lla2a_slots(elements: c_int, element_bytes: c_int) -> c_int {
+    elements.wrapping_mul(element_bytes.wrapping_add(7) / 8)
+}

@@ -1,0 +1,89 @@
+//! Bodies of the entries for memory: allocation, registration, suspension.
+#![forbid(unsafe_code)]
+
+use super::handles;
+use super::pointer::Ptr;
+use super::types::{null, Buffer, CommHandle, MemStat};
+use crate::error::{Error, Result};
+use crate::memory::shared;
+use std::ffi::c_int;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// `ncclMemAlloc`
+pub fn allocate(out: Ptr<Buffer>, size: usize) -> Result<()> {
+    if out.is_null() {
+        return Err(null("ptr"));
+    }
+    if isize::try_from(size).is_err() {
+        return Err(Error::InvalidArgument(format!("{size} bytes are more than memory can hold")));
+    }
+    out.set("ptr", Buffer(shared::allocate(size)?.as_ptr() as usize))
+}
+
+/// `ncclMemFree`
+pub fn free(start: Buffer) -> Result<()> {
+    match start.is_null() {
+        true => Ok(()),
+        false => shared::free(start.0 as *mut u8),
+    }
+}
+
+/// `ncclCommRegister`: on the host all memory is as good as registered, so only the books are kept.
+pub fn register(comm: CommHandle, start: Buffer, size: usize, out: Ptr<Buffer>) -> Result<()> {
+    static NEXT: AtomicUsize = AtomicUsize::new(1);
+    let handle = handles::find(comm)?;
+    handle.ready()?;
+    if start.is_null() {
+        return Err(null("buff"));
+    }
+    if out.is_null() {
+        return Err(null("handle"));
+    }
+    if size == 0 {
+        return Err(Error::InvalidArgument("a buffer of no bytes cannot be registered".to_string()));
+    }
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    let mut registered = handle.registered.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    registered.insert(number, (start.0, size));
+    out.set("handle", Buffer(number))
+}
+
+/// `ncclCommDeregister`
+pub fn deregister(comm: CommHandle, number: Buffer) -> Result<()> {
+    let handle = handles::find(comm)?;
+    let mut registered = handle.registered.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    match registered.remove(&number.0) {
+        Some(_) => Ok(()),
+        None => Err(Error::InvalidUsage(format!("nothing is registered under {:#x}", number.0))),
+    }
+}
+
+/// `ncclCommSuspend`
+pub fn suspend(comm: CommHandle, flags: c_int) -> Result<()> {
+    let handle = handles::find(comm)?;
+    if flags != 1 {
+        return Err(Error::InvalidArgument(format!("invalid suspend flags {flags:#x}")));
+    }
+    handle.usable()?.suspend()
+}
+
+/// `ncclCommResume`
+pub fn resume(comm: CommHandle) -> Result<()> {
+    handles::find(comm)?.ready()?.resume()
+}
+
+/// `ncclCommMemStats`: the device is the host, so its scratch memory is what could be suspended.
+pub fn statistics(comm: CommHandle, which: MemStat, out: Ptr<u64>) -> Result<()> {
+    let handle = handles::find(comm)?;
+    if out.is_null() {
+        return Err(null("value"));
+    }
+    let comm = handle.ready()?;
+    let value = match which.0 {
+        0 | 3 => comm.scratch_bytes() as u64,
+        1 => u64::from(comm.is_suspended()),
+        2 => 0,
+        other => return Err(Error::InvalidArgument(format!("invalid memory statistic {other}"))),
+    };
+    out.set("value", value)
+}

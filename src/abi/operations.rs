@@ -1,0 +1,245 @@
+//! Bodies of the entries for collectives, sends and receives, groups and reduction operations.
+//!
+//! Checks come in NCCL's order: the communicator, the root or peer, the type, the operation, the stream, then sizes and
+//! buffers. A call of no elements ends there, successfully.
+#![forbid(unsafe_code)]
+
+use super::handles;
+use super::layouts::{read_versioned, write_versioned, CollConfig, SimInfo};
+use super::options;
+use super::pointer::{ConstPtr, Ptr};
+use super::streams;
+use super::types::{null, Buffer, CommHandle, ConstBuffer, OpCode, Residence, StreamHandle, TypeCode};
+use crate::comm::{group, CollectiveCall, Comm, Launch, Operation};
+use crate::dtype::DataType;
+use crate::error::{Error, Result};
+use crate::plan::Collective;
+use crate::topo::Rank;
+use std::ffi::c_int;
+
+/// What all collectives have.
+struct Call {
+    collective: Collective,
+    send: ConstBuffer,
+    recv: Buffer,
+    count: usize,
+    dtype: TypeCode,
+    op: Option<OpCode>,
+    root: c_int,
+    comm: CommHandle,
+    stream: StreamHandle,
+    config: ConstPtr<CollConfig>,
+}
+
+impl Call {
+    fn record(self) -> Result<()> {
+        group::noted(self.checked())
+    }
+
+    fn checked(self) -> Result<()> {
+        let handle = handles::find(self.comm)?;
+        let comm = handle.usable()?;
+        let root = rank_of(&comm, self.root, "root")?;
+        let dtype = self.dtype.get()?;
+        let reduction = self.op.map(|op| comm.reduction(op.0, dtype)).transpose()?;
+        let stream = streams::find(self.stream)?;
+        let algorithm = options::collective(self.config)?;
+        let rank = Rank::from_index(comm.rank());
+        let blocks = |blocks: usize| bytes(self.count, blocks, dtype);
+        // The largest buffer of any rank, so that all ranks refuse a count alike.
+        blocks(if whole(self.collective) { 1 } else { comm.nranks() })?;
+        let input = self.send.region(blocks(self.collective.input_blocks(comm.nranks(), rank, root))?, "sendbuff")?;
+        let output = blocks(self.collective.output_blocks(comm.nranks(), rank, root))?;
+        let output = self.recv.as_const().region(output, "recvbuff")?;
+        if self.count == 0 {
+            return Ok(());
+        }
+        let collective = self.collective;
+        let call = CollectiveCall { collective, input, output, count: self.count, dtype, reduction, root, algorithm };
+        group::submit(Launch { comm, operation: Operation::Collective(call), stream }, handle.blocking)
+    }
+}
+
+/// Whether all buffers of a collective are one block.
+fn whole(collective: Collective) -> bool {
+    matches!(collective, Collective::AllReduce | Collective::Broadcast | Collective::Reduce)
+}
+
+fn rank_of(comm: &Comm, number: c_int, what: &str) -> Result<Rank> {
+    match usize::try_from(number) {
+        Ok(index) if index < comm.nranks() => Ok(Rank::from_index(index)),
+        _ => Err(Error::InvalidArgument(format!("invalid {what} {number} (nranks {})", comm.nranks()))),
+    }
+}
+
+/// The bytes of a buffer, which must be possible in an address space.
+fn bytes(count: usize, blocks: usize, dtype: DataType) -> Result<usize> {
+    count
+        .checked_mul(dtype.size())
+        .and_then(|block| block.checked_mul(blocks))
+        .filter(|&bytes| isize::try_from(bytes).is_ok())
+        .ok_or_else(|| Error::InvalidArgument(format!("count {count} of {blocks} blocks is more than memory can hold")))
+}
+
+macro_rules! collectives {
+    ($($(#[doc = $doc:literal])+ $plain:ident, $with_config:ident = $collective:ident(
+        $($argument:ident: $type:ty),*) { $($field:ident: $value:expr),* }
+    )*) => { $(
+        $(#[doc = $doc])+
+        #[allow(clippy::too_many_arguments)]
+        pub fn $plain(
+            send: ConstBuffer, recv: Buffer, count: usize, dtype: TypeCode, $($argument: $type,)*
+            comm: CommHandle, stream: StreamHandle,
+        ) -> Result<()> {
+            $with_config(send, recv, count, dtype, $($argument,)* comm, stream, ConstPtr::null())
+        }
+
+        $(#[doc = $doc])+
+        #[allow(clippy::too_many_arguments)]
+        pub fn $with_config(
+            send: ConstBuffer, recv: Buffer, count: usize, dtype: TypeCode, $($argument: $type,)*
+            comm: CommHandle, stream: StreamHandle, config: ConstPtr<CollConfig>,
+        ) -> Result<()> {
+            let collective = Collective::$collective;
+            let none = Call { collective, send, recv, count, dtype, op: None, root: 0, comm, stream, config };
+            Call { $($field: $value,)* ..none }.record()
+        }
+    )* };
+}
+
+collectives! {
+    /// `ncclAllReduce`
+    all_reduce, all_reduce_config = AllReduce(op: OpCode) { op: Some(op) }
+    /// `ncclBroadcast`
+    broadcast, broadcast_config = Broadcast(root: c_int) { root: root }
+    /// `ncclReduce`
+    reduce, reduce_config = Reduce(op: OpCode, root: c_int) { op: Some(op), root: root }
+    /// `ncclAllGather`
+    all_gather, all_gather_config = AllGather() {}
+    /// `ncclReduceScatter`
+    reduce_scatter, reduce_scatter_config = ReduceScatter(op: OpCode) { op: Some(op) }
+    /// `ncclAlltoAll`
+    all_to_all, all_to_all_config = AllToAll() {}
+    /// `ncclGather`
+    gather, gather_config = Gather(root: c_int) { root: root }
+    /// `ncclScatter`
+    scatter, scatter_config = Scatter(root: c_int) { root: root }
+}
+
+/// `ncclBcast`
+pub fn bcast(
+    buffer: Buffer,
+    count: usize,
+    dtype: TypeCode,
+    root: c_int,
+    comm: CommHandle,
+    stream: StreamHandle,
+) -> Result<()> {
+    broadcast(buffer.as_const(), buffer, count, dtype, root, comm, stream)
+}
+
+/// `ncclSend`
+pub fn send(
+    buffer: ConstBuffer,
+    count: usize,
+    dtype: TypeCode,
+    peer: c_int,
+    comm: CommHandle,
+    stream: StreamHandle,
+) -> Result<()> {
+    message(buffer, "sendbuff", count, dtype, peer, comm, stream, |to, data| Operation::Send { to, data })
+}
+
+/// `ncclRecv`
+pub fn recv(
+    buffer: Buffer,
+    count: usize,
+    dtype: TypeCode,
+    peer: c_int,
+    comm: CommHandle,
+    stream: StreamHandle,
+) -> Result<()> {
+    let operation = |from, data| Operation::Recv { from, data };
+    message(buffer.as_const(), "recvbuff", count, dtype, peer, comm, stream, operation)
+}
+
+#[allow(clippy::too_many_arguments)]
+fn message(
+    buffer: ConstBuffer,
+    name: &str,
+    count: usize,
+    dtype: TypeCode,
+    peer: c_int,
+    comm: CommHandle,
+    stream: StreamHandle,
+    operation: impl FnOnce(Rank, crate::memory::Region) -> Operation,
+) -> Result<()> {
+    let record = || {
+        let handle = handles::find(comm)?;
+        let comm = handle.usable()?;
+        let peer = rank_of(&comm, peer, "peer")?;
+        let dtype = dtype.get()?;
+        let stream = streams::find(stream)?;
+        let data = buffer.region(bytes(count, 1, dtype)?, name)?;
+        match count {
+            0 => Ok(()),
+            _ => group::submit(Launch { comm, operation: operation(peer, data), stream }, handle.blocking),
+        }
+    };
+    group::noted(record())
+}
+
+/// `ncclGroupStart`
+pub fn group_start() -> Result<()> {
+    group::start();
+    Ok(())
+}
+
+/// `ncclGroupEnd`
+pub fn group_end() -> Result<()> {
+    group::end()
+}
+
+/// `ncclGroupSimulateEnd`. The group is closed in any case, as NCCL does, and never launched.
+pub fn group_simulate_end(info: Ptr<SimInfo>) -> Result<()> {
+    let estimate = group::simulate_end()?;
+    if info.is_null() {
+        return Ok(());
+    }
+    let mut read = read_versioned(info.as_const())?;
+    if let Some(estimate) = estimate {
+        read.estimated_time = estimate;
+        write_versioned(info, &read)?;
+    }
+    Ok(())
+}
+
+/// `ncclRedOpCreatePreMulSum`. The scalar is read at once, also where it is declared to be device memory: device memory
+/// is host memory here.
+pub fn create_pre_mul_sum(
+    op: Ptr<OpCode>,
+    scalar: Buffer,
+    dtype: TypeCode,
+    residence: Residence,
+    comm: CommHandle,
+) -> Result<()> {
+    let comm = handles::find(comm)?.usable()?;
+    if op.is_null() {
+        return Err(null("op"));
+    }
+    let dtype = dtype.get()?;
+    if !(0..=1).contains(&residence.0) {
+        return Err(Error::InvalidArgument(format!("invalid scalar residence {}", residence.0)));
+    }
+    let mut bytes = [0; 8];
+    scalar.as_const().region(dtype.size(), "scalar")?.read(&mut bytes[..dtype.size()]);
+    op.set("op", OpCode(comm.create_op(dtype, bytes)?))
+}
+
+/// `ncclRedOpDestroy`
+pub fn destroy_op(op: OpCode, comm: CommHandle) -> Result<()> {
+    if (0..5).contains(&op.0) {
+        return Err(Error::InvalidArgument("operator is a NCCL builtin.".to_string()));
+    }
+    handles::find(comm)?.ready()?.destroy_op(op.0)
+}

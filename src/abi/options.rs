@@ -1,0 +1,188 @@
+//! `ncclConfig_t` and `ncclCollConfig_t`: what programs ask for, of whatever release their header is.
+//!
+//! A field counts if the structure is long enough to hold it *and* the program's release has it (two releases put new
+//! fields into the padding of the one before) *and* it was set. Values that NCCL refuses are refused; values that only
+//! mean something on a GPU are checked and have no further effect.
+#![forbid(unsafe_code)]
+
+use super::layouts::{read_versioned, CollConfig, Config, UNDEFINED};
+use super::pointer::{ConstPtr, Text};
+use crate::comm::CommOptions;
+use crate::error::{Error, Result};
+use std::ffi::c_int;
+
+/// What a value may be.
+type Check = fn(c_int) -> bool;
+
+const SWITCH: Check = |value| value == 0 || value == 1;
+const POSITIVE: Check = |value| value > 0;
+const NATURAL: Check = |value| value >= 0;
+
+/// A field of `ncclConfig_t`: its name, the release that has it, where it is, what it may be.
+type Field = (&'static str, u32, fn(&Config) -> c_int, Check);
+
+const FIELDS: &[Field] = &[
+    ("blocking", 21400, |config| config.blocking, SWITCH),
+    ("cgaClusterSize", 21700, |config| config.cga_cluster_size, NATURAL),
+    ("minCTAs", 21700, |config| config.min_ctas, POSITIVE),
+    ("maxCTAs", 21700, |config| config.max_ctas, POSITIVE),
+    ("splitShare", 21800, |config| config.split_share, SWITCH),
+    ("collnetEnable", 22700, |config| config.collnet_enable, SWITCH),
+    ("CTAPolicy", 22700, |config| config.cta_policy, |value| (0..=3).contains(&value)),
+    ("shrinkShare", 22700, |config| config.shrink_share, SWITCH),
+    ("nvlsCTAs", 22700, |config| config.nvls_ctas, POSITIVE),
+    ("nChannelsPerNetPeer", 22800, |config| config.n_channels_per_net_peer, POSITIVE),
+    ("nvlinkCentricSched", 22800, |config| config.nvlink_centric_sched, SWITCH),
+    ("graphUsageMode", 22900, |config| config.graph_usage_mode, |value| (0..=2).contains(&value)),
+    ("numRmaCtx", 22900, |config| config.num_rma_ctx, POSITIVE),
+    ("maxP2pPeers", 23000, |config| config.max_p2p_peers, POSITIVE),
+    ("graphStreamOrdering", 23005, |config| config.graph_stream_ordering, SWITCH),
+];
+
+/// The value of a field, if the program has set it.
+fn set(config: &Config, since: u32, value: c_int) -> Option<c_int> {
+    (config.head.version >= since && value != UNDEFINED).then_some(value)
+}
+
+fn text(config: &Config, since: u32, value: Text, name: &str) -> Result<Option<String>> {
+    match config.head.version >= since && !value.is_null() {
+        true => value.get(name).map(Some),
+        false => Ok(None),
+    }
+}
+
+/// `NCCL_COMM_BLOCKING`, which counts for more than the program's own wish.
+fn blocking_by_environment() -> Option<bool> {
+    match std::env::var("NCCL_COMM_BLOCKING").ok()?.trim() {
+        "0" => Some(false),
+        "1" => Some(true),
+        _ => None,
+    }
+}
+
+/// The options in a configuration; without one those of the parent, or the defaults.
+pub fn communicator(pointer: ConstPtr<Config>, parent: Option<&CommOptions>) -> Result<CommOptions> {
+    let mut options = match (pointer.is_null(), parent) {
+        (true, Some(parent)) => parent.clone(),
+        (true, None) => CommOptions::default(),
+        (false, _) => parse(&read_versioned(pointer)?)?,
+    };
+    if let Some(blocking) = blocking_by_environment() {
+        options.blocking = blocking;
+    }
+    Ok(options)
+}
+
+fn parse(config: &Config) -> Result<CommOptions> {
+    for (name, since, field, check) in FIELDS {
+        if let Some(value) = set(config, *since, field(config)).filter(|value| !check(*value)) {
+            return Err(Error::InvalidArgument(format!("invalid config {name} attribute value {value}")));
+        }
+    }
+    let least = set(config, 21700, config.min_ctas);
+    let most = set(config, 21700, config.max_ctas);
+    if let (Some(least), Some(most)) = (least, most) {
+        if least > most {
+            let text = format!("invalid config min/max CTAs attribute values {least}/{most}");
+            return Err(Error::InvalidArgument(text));
+        }
+    }
+    text(config, 21700, config.net_name, "netName")?;
+    Ok(CommOptions {
+        blocking: set(config, 21400, config.blocking) != Some(0),
+        name: text(config, 22700, config.comm_name, "commName")?,
+        split_share: set(config, 21800, config.split_share) == Some(1),
+        ..CommOptions::default()
+    })
+}
+
+/// The algorithm that a collective's configuration asks for.
+pub fn collective(pointer: ConstPtr<CollConfig>) -> Result<Option<String>> {
+    if pointer.is_null() {
+        return Ok(None);
+    }
+    let config = read_versioned(pointer)?;
+    let fields: [(&str, c_int, Check); 6] = [
+        ("minCTAs", config.min_ctas, POSITIVE),
+        ("maxCTAs", config.max_ctas, POSITIVE),
+        ("nvlsCTAs", config.nvls_ctas, POSITIVE),
+        ("cgaClusterSize", config.cga_cluster_size, NATURAL),
+        ("forceAlgSelection", config.force_alg_selection, SWITCH),
+        ("CTAPolicy", config.cta_policy, |value| (0..=3).contains(&value)),
+    ];
+    for (name, value, check) in fields {
+        if value != UNDEFINED && !check(value) {
+            return Err(Error::InvalidArgument(format!("invalid collective config {name} attribute value {value}")));
+        }
+    }
+    if config.head.version >= 23200 && config.launch_completion_event != 0 {
+        return Err(Error::InvalidUsage("launchCompletionEvent is a CUDA event; the host device has none".to_string()));
+    }
+    if config.alg_selection.is_null() {
+        return Ok(None);
+    }
+    let selection = config.alg_selection.get("algSelection")?;
+    match config.force_alg_selection {
+        _ if selection.is_empty() => Ok(None),
+        // A wish that need not be met: Strata's own choice stands.
+        0 => Ok(None),
+        _ => Ok(Some(selection)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::layouts::{Versioned, MAGIC};
+    use super::super::pointer::Ptr;
+    use super::*;
+
+    fn parsed(config: &mut Config) -> Result<CommOptions> {
+        communicator(Ptr::to(config).as_const(), None)
+    }
+
+    #[test]
+    fn a_field_counts_only_if_the_program_s_release_has_it() {
+        let mut config = Config { blocking: 0, split_share: 1, ..Config::DEFAULT };
+        assert!(parsed(&mut config).unwrap().split_share);
+        config.head.version = 21703;
+        let options = parsed(&mut config).unwrap();
+        assert!(!options.split_share && !options.blocking);
+        // The padding behind an old structure may hold anything.
+        config.graph_stream_ordering = 77;
+        config.head.version = 23003;
+        assert!(parsed(&mut config).is_ok());
+        config.head.version = 23005;
+        assert_eq!(parsed(&mut config).err().unwrap().code(), 4);
+    }
+
+    #[test]
+    fn nothing_beyond_the_program_s_size_is_read() {
+        let mut config = Config { blocking: 0, min_ctas: -9, ..Config::DEFAULT };
+        config.head.size = 24;
+        assert!(!parsed(&mut config).unwrap().blocking, "minCTAs begins at byte 24");
+        config.head.size = 1000;
+        assert_eq!(parsed(&mut config).err().unwrap().code(), 4, "a longer structure of a newer release");
+        config.head.size = 16;
+        assert_eq!(parsed(&mut config).err().unwrap().code(), 4);
+    }
+
+    #[test]
+    fn an_uninitialised_configuration_is_refused() {
+        let mut config = Config::DEFAULT;
+        config.head.magic = MAGIC + 1;
+        assert!(parsed(&mut config).err().unwrap().text().contains("not initialized"));
+        let mut config = CollConfig::DEFAULT;
+        config.head.magic = 0;
+        assert_eq!(collective(Ptr::to(&mut config).as_const()).err().unwrap().code(), 4);
+    }
+
+    #[test]
+    fn a_forced_algorithm_is_passed_on_and_a_wish_is_not() {
+        let mut config = CollConfig { alg_selection: Text::to(c"ring"), ..CollConfig::DEFAULT };
+        assert_eq!(collective(Ptr::to(&mut config).as_const()).unwrap().as_deref(), Some("ring"));
+        config.force_alg_selection = 0;
+        assert_eq!(collective(Ptr::to(&mut config).as_const()).unwrap(), None);
+        config.force_alg_selection = 2;
+        assert_eq!(collective(Ptr::to(&mut config).as_const()).err().unwrap().code(), 4);
+    }
+}

@@ -1,0 +1,239 @@
+//! Pointers that C programs pass, and the only ways to read and write through them.
+//!
+//! A pointer can be null, and that is checked at each use. What is not null is what the C interface says it is, or the
+//! program is wrong and was wrong with NVIDIA's library too: on this rest the few unsafe operations of this file.
+//! The types have no constructors but those for C, so no other code can make such a promise by accident.
+
+use super::types::{null, CType, ConstBuffer};
+use crate::error::{Error, Result};
+use crate::memory::Region;
+use std::ffi::{c_char, CStr};
+use std::mem::MaybeUninit;
+
+/// `T*`
+#[repr(transparent)]
+pub struct Ptr<T>(*mut T);
+
+/// `const T*`
+#[repr(transparent)]
+pub struct ConstPtr<T>(*const T);
+
+/// `const char*`
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(transparent)]
+pub struct Text(*const c_char);
+
+/// `void (*)(void*)`
+#[derive(Debug, Clone, Copy)]
+#[repr(transparent)]
+pub struct Callback(Option<extern "C" fn(usize)>);
+
+impl<T> Clone for Ptr<T> {
+    fn clone(&self) -> Ptr<T> {
+        *self
+    }
+}
+impl<T> Copy for Ptr<T> {}
+impl<T> Clone for ConstPtr<T> {
+    fn clone(&self) -> ConstPtr<T> {
+        *self
+    }
+}
+impl<T> Copy for ConstPtr<T> {}
+
+// SAFETY: the pointee may be written from another thread; because NCCL writes the handles of nonblocking communicators
+// from one of its own threads too, and the interface tells programs so.
+unsafe impl<T> Send for Ptr<T> {}
+
+impl<T: CType> CType for Ptr<T> {
+    fn c() -> String {
+        format!("{}*", T::c())
+    }
+
+    fn required(&self, name: &str) -> Result<()> {
+        if self.is_null() {
+            return Err(null(name));
+        }
+        Ok(())
+    }
+}
+
+impl<T: CType> CType for ConstPtr<T> {
+    fn c() -> String {
+        format!("const {}*", T::c())
+    }
+
+    fn required(&self, name: &str) -> Result<()> {
+        if self.is_null() {
+            return Err(null(name));
+        }
+        Ok(())
+    }
+}
+
+impl CType for Text {
+    fn c() -> String {
+        "const char*".to_string()
+    }
+}
+
+impl CType for Callback {
+    fn c() -> String {
+        "strataCallback_t".to_string()
+    }
+}
+
+impl<T> Ptr<T> {
+    /// A pointer for a C program to something that lives as long as the interface promises.
+    pub fn to(target: *mut T) -> Ptr<T> {
+        Ptr(target)
+    }
+
+    /// Whether it is null.
+    pub fn is_null(self) -> bool {
+        self.0.is_null()
+    }
+
+    /// A pointer to element `index`.
+    pub fn at(self, index: usize) -> Ptr<T> {
+        Ptr(self.0.wrapping_add(index))
+    }
+
+    /// Writes the value there.
+    pub fn set(self, name: &str, value: T) -> Result<()> {
+        if self.0.is_null() {
+            return Err(null(name));
+        }
+        // SAFETY: the place must be valid for a write; because it is not null and the C program gives room for it.
+        unsafe { self.0.write_unaligned(value) };
+        Ok(())
+    }
+
+    /// Writes the first `bytes` bytes of a structure.
+    pub fn set_prefix(self, bytes: usize, value: &T) -> Result<()>
+    where
+        T: PlainData,
+    {
+        if self.0.is_null() {
+            return Err(null("output"));
+        }
+        let bytes = bytes.min(size_of::<T>());
+        let source = std::ptr::from_ref(value).cast::<MaybeUninit<u8>>();
+        // SAFETY: both must be valid for so many bytes; because the program's structure says that it is as long and
+        // ours is no shorter.
+        unsafe { std::ptr::copy_nonoverlapping(source, self.0.cast(), bytes) };
+        Ok(())
+    }
+
+    /// The same, only read.
+    pub fn as_const(self) -> ConstPtr<T> {
+        ConstPtr(self.0)
+    }
+}
+
+impl<T: Copy> ConstPtr<T> {
+    /// Reads the value there.
+    pub fn get(self, name: &str) -> Result<T> {
+        self.get_at(0, name)
+    }
+
+    /// Reads element `index`.
+    pub fn get_at(self, index: usize, name: &str) -> Result<T> {
+        if self.0.is_null() {
+            return Err(null(name));
+        }
+        // SAFETY: the element must be initialised; because it is not null and the C program says that it is there.
+        Ok(unsafe { self.0.wrapping_add(index).read_unaligned() })
+    }
+
+    /// Reads `count` elements.
+    pub fn get_all(self, count: usize, name: &str) -> Result<Vec<T>> {
+        (0..count).map(|index| self.get_at(index, name)).collect()
+    }
+}
+
+impl<T> ConstPtr<T> {
+    /// Whether it is null.
+    pub fn is_null(self) -> bool {
+        self.0.is_null()
+    }
+
+    /// No pointer.
+    pub fn null() -> ConstPtr<T> {
+        ConstPtr(std::ptr::null())
+    }
+
+    /// The same address, for another type.
+    pub fn cast<U>(self) -> ConstPtr<U> {
+        ConstPtr(self.0.cast())
+    }
+
+    /// Reads the first `bytes` bytes of a structure that may be shorter or longer than ours; the rest comes from
+    /// `defaults`.
+    ///
+    /// `T` must be plain data for which any bytes are a value.
+    pub fn get_prefix(self, bytes: usize, mut defaults: T) -> T
+    where
+        T: PlainData,
+    {
+        let bytes = bytes.min(size_of::<T>());
+        let target = std::ptr::from_mut(&mut defaults).cast::<MaybeUninit<u8>>();
+        // SAFETY: both are valid for so many bytes and any bytes are a `T`; because the structure says that it is as
+        // long, `T` is no shorter, and the trait says so.
+        unsafe { std::ptr::copy_nonoverlapping(self.0.cast(), target, bytes) };
+        defaults
+    }
+}
+
+/// Structures for which any bytes are a value.
+///
+/// # Safety
+/// All fields are integers, floats, or types of this file.
+pub unsafe trait PlainData: Copy {}
+
+impl Text {
+    /// No text.
+    pub const NULL: Text = Text(std::ptr::null());
+
+    /// A text that outlives what the interface promises of it.
+    pub fn to(text: &CStr) -> Text {
+        Text(text.as_ptr())
+    }
+
+    /// Whether it is null.
+    pub fn is_null(self) -> bool {
+        self.0.is_null()
+    }
+
+    /// A copy of the text.
+    pub fn get(self, name: &str) -> Result<String> {
+        if self.0.is_null() {
+            return Err(null(name));
+        }
+        // SAFETY: the text must end with a zero byte; because it is not null and C strings do.
+        let text = unsafe { CStr::from_ptr(self.0) };
+        let text = text.to_str().map_err(|_| Error::InvalidArgument(format!("{name} argument is not UTF-8")))?;
+        Ok(text.to_string())
+    }
+}
+
+impl Callback {
+    /// The function, in a form that can be called.
+    pub fn get(self, name: &str) -> Result<impl Fn(usize) + Send> {
+        let function = self.0.ok_or_else(|| null(name))?;
+        Ok(move |argument| function(argument))
+    }
+}
+
+impl ConstBuffer {
+    /// The buffer as a region of `len` bytes; a null buffer has none.
+    pub fn region(self, len: usize, name: &str) -> Result<Region> {
+        match (len, self.is_null()) {
+            (0, _) => Ok(Region::EMPTY),
+            (_, true) => Err(null(name)),
+            // SAFETY: the bytes must be usable until the operation has ended; because the C program promises that of
+            // the buffers of an operation.
+            (_, false) => Ok(unsafe { Region::new(self.0 as *mut u8, len) }),
+        }
+    }
+}

@@ -1,0 +1,88 @@
+//! Streams as C programs see them, and the `strata` functions that make and end them.
+//!
+//! A stream's name, like a communicator's, is a number that is looked up and never dereferenced; so a stream of CUDA's
+//! is recognised as not ours. Null, `cudaStreamLegacy` (1) and `cudaStreamPerThread` (2) are the null stream.
+#![forbid(unsafe_code)]
+
+use super::pointer::{Callback, Ptr};
+use super::types::{null, StreamHandle};
+use crate::device::host::stream::{Stream, StreamRef};
+use crate::error::{Error, Result};
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, LazyLock, RwLock};
+
+/// Names begin here; no address of a user program has these bits.
+const FIRST_NAME: usize = 0x0c0d_0000_0000_0010;
+const NAME_STEP: usize = 0x10;
+const LAST_NULL: usize = 2;
+
+static NEXT_NAME: AtomicUsize = AtomicUsize::new(FIRST_NAME);
+static LIVE: LazyLock<RwLock<HashMap<usize, Arc<Stream>>>> = LazyLock::new(RwLock::default);
+
+/// The stream with this name.
+pub fn find(name: StreamHandle) -> Result<StreamRef> {
+    if name.0 <= LAST_NULL {
+        return Ok(StreamRef::Null);
+    }
+    let live = LIVE.read().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let stream = live.get(&name.0).cloned();
+    stream.map(StreamRef::Stream).ok_or_else(|| {
+        let text = match (FIRST_NAME..NEXT_NAME.load(Ordering::Relaxed)).contains(&name.0) {
+            true => format!("stream {:#x} has been destroyed", name.0),
+            false => format!(
+                "stream {:#x} is not one of strataStreamCreate's; without a GPU there are no CUDA streams",
+                name.0
+            ),
+        };
+        Error::InvalidArgument(text)
+    })
+}
+
+/// `strataStreamCreate`
+pub fn create(out: Ptr<StreamHandle>) -> Result<()> {
+    if out.is_null() {
+        return Err(null("stream"));
+    }
+    let name = NEXT_NAME.fetch_add(NAME_STEP, Ordering::Relaxed);
+    LIVE.write().unwrap_or_else(|poisoned| poisoned.into_inner()).insert(name, Stream::new());
+    out.set("stream", StreamHandle(name))
+}
+
+/// `strataStreamDestroy`
+pub fn destroy(name: StreamHandle) -> Result<()> {
+    match find(name)? {
+        StreamRef::Null => Err(Error::InvalidArgument("the null stream cannot be destroyed".to_string())),
+        StreamRef::Stream(stream) => {
+            LIVE.write().unwrap_or_else(|poisoned| poisoned.into_inner()).remove(&name.0);
+            stream.close();
+            Ok(())
+        }
+    }
+}
+
+/// `strataStreamSynchronize`
+pub fn synchronize(name: StreamHandle) -> Result<()> {
+    match find(name)? {
+        StreamRef::Null => Ok(()),
+        StreamRef::Stream(stream) => stream.synchronize(),
+    }
+}
+
+/// `strataStreamQuery`
+pub fn query(name: StreamHandle) -> Result<()> {
+    match find(name)? {
+        StreamRef::Null => Ok(()),
+        StreamRef::Stream(stream) => stream.query(),
+    }
+}
+
+/// `strataStreamAddCallback`
+pub fn add_callback(name: StreamHandle, callback: Callback, argument: super::types::Buffer) -> Result<()> {
+    let stream = find(name)?;
+    let callback = callback.get("callback")?;
+    stream.enqueue(move || {
+        callback(argument.0);
+        Ok(())
+    })
+}

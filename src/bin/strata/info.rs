@@ -1,0 +1,156 @@
+//! `strata info`: what was found on this machine, and every setting and algorithm.
+#![forbid(unsafe_code)]
+
+use crate::nccl::Library;
+use crate::process::read_memory_of;
+use std::fs;
+use std::path::PathBuf;
+use std::process::{Command, ExitCode};
+use strata::algo::ALGORITHMS;
+use strata::config::{Config, VARIABLES};
+use strata::error::{Error, Result};
+use strata::topo::host;
+
+/// Options of `strata info`.
+#[derive(clap::Args)]
+pub struct Options {
+    /// Every environment variable with its value, default and meaning.
+    #[arg(long)]
+    env: bool,
+    /// Every algorithm with its collectives.
+    #[arg(long)]
+    algorithms: bool,
+    /// The library to look at, instead of the one beside this command.
+    #[arg(long, value_name = "PATH")]
+    library: Option<PathBuf>,
+    /// For the command itself: reads `process:address` and says what is there.
+    #[arg(long, hide = true)]
+    probe: Option<String>,
+}
+
+/// Prints what was asked for.
+pub fn run(options: &Options) -> Result<ExitCode> {
+    if let Some(what) = &options.probe {
+        return probe(what);
+    }
+    if options.env {
+        print_variables();
+    }
+    if options.algorithms {
+        print_algorithms();
+    }
+    if !options.env && !options.algorithms {
+        print_found(options);
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn line(name: &str, value: impl std::fmt::Display) {
+    println!("{name:<16} {value}");
+}
+
+fn print_found(options: &Options) {
+    let (config, warnings) = Config::from_env();
+    line("strata", env!("CARGO_PKG_VERSION"));
+    match Library::open(options.library.as_deref()) {
+        Ok(library) => {
+            line("library", library.path().display());
+            line("NCCL version", library.version().unwrap_or_else(|error| error.to_string()));
+        }
+        Err(error) => line("library", format!("not found: {error}")),
+    }
+    line("device", "host (buffers are ordinary memory)");
+    line("host id", host::host_id());
+    let given = std::env::var("NCCL_HOSTID").is_ok_and(|value| !value.is_empty());
+    line("", if given { "from NCCL_HOSTID: ranks with the same one share a node" } else { "host name and boot id" });
+    match host::local_interface() {
+        Ok(found) => line("network", format!("{} ({})", found.addr, found.name)),
+        Err(error) => line("network", error),
+    }
+    line("shared memory", shared_memory(&config));
+    line("direct reads", direct_reads(&config));
+    line("processor", processor());
+    warnings.iter().for_each(|warning| line("warning", warning));
+}
+
+fn shared_memory(config: &Config) -> String {
+    if !config.shm {
+        return "off: STRATA_SHM is false".into();
+    }
+    // Ranks share memory through files in memory, which every process may make; what limits them is /dev/shm's size
+    // where a container has set one.
+    match fs::metadata("/dev/shm") {
+        Ok(_) => "on".into(),
+        Err(error) => format!("on, but /dev/shm cannot be used: {error}"),
+    }
+}
+
+/// Whether a process may read another's memory: tried out with a child that reads ours.
+fn direct_reads(config: &Config) -> String {
+    if !config.cma {
+        return "off: STRATA_CMA is false".into();
+    }
+    let secret = Box::new(0x5354_5241_5441_u64 ^ u64::from(std::process::id()));
+    let place = format!("{}:{}", std::process::id(), std::ptr::from_ref(&*secret) as usize);
+    let child = std::env::current_exe().and_then(|exe| Command::new(exe).args(["info", "--probe", &place]).output());
+    let said = match child {
+        Ok(output) => String::from_utf8_lossy(&output.stdout).trim().to_string(),
+        Err(error) => return format!("not known: cannot start a process to try it: {error}"),
+    };
+    if said == secret.to_string() {
+        return "on: a process may read another's memory (process_vm_readv)".into();
+    }
+    let scope = fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").unwrap_or_default();
+    let why = match scope.trim() {
+        "" | "0" => "a container's or sandbox's rules, most likely".to_string(),
+        scope => format!("kernel.yama.ptrace_scope is {scope}"),
+    };
+    format!("off: {said}; {why}. Large messages go through shared memory instead")
+}
+
+fn probe(what: &str) -> Result<ExitCode> {
+    let wrong = || Error::InvalidArgument(format!("`{what}` is not process:address"));
+    let (pid, address) = what.split_once(':').ok_or_else(wrong)?;
+    let (pid, address) = (pid.parse().map_err(|_| wrong())?, address.parse().map_err(|_| wrong())?);
+    match read_memory_of(pid, address) {
+        Ok(value) => println!("{value}"),
+        Err(error) => println!("process_vm_readv: {error}"),
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn processor() -> String {
+    let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let field = |name: &str| text.lines().find(|line| line.starts_with(name)).and_then(|line| line.split_once(": "));
+    let name = field("model name").map_or("unknown", |(_, value)| value);
+    let flags = field("flags").map_or("", |(_, value)| value);
+    let known = ["avx2", "f16c", "avx512f", "avx512_bf16", "avx512_fp16"];
+    let has: Vec<&str> = known.into_iter().filter(|known| flags.split(' ').any(|flag| flag == *known)).collect();
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    format!(
+        "{name}, {cores} usable cores, {}",
+        if has.is_empty() { "no vector extensions".into() } else { has.join(" ") }
+    )
+}
+
+fn print_variables() {
+    let (config, warnings) = Config::from_env();
+    for variable in VARIABLES {
+        let value = config.get(variable.name).unwrap_or_default();
+        let source = if value == variable.default { "default" } else { "set" };
+        let agreed = if variable.agreed { "; rank 0's value counts" } else { "" };
+        println!("{}={value}  ({source}{agreed})\n    {} Default: {}.", variable.name, variable.text, variable.default);
+    }
+    warnings.iter().for_each(|warning| println!("warning: {warning}"));
+}
+
+fn print_algorithms() {
+    for algorithm in ALGORITHMS {
+        let collectives: Vec<&str> = algorithm.collectives.iter().map(|collective| collective.name()).collect();
+        println!("{}\n    {}\n    {}", algorithm.name, algorithm.text, collectives.join(", "));
+    }
+    println!(
+        "\nSet STRATA_<COLLECTIVE>_ALGO to one of them, or to auto. A two-level one may name its inner ones:\n\
+         two_level(direct,log) is direct inside a node and log between nodes."
+    );
+}

@@ -1,0 +1,51 @@
+//! The command `strata`: starts ranks, measures collectives, shows and verifies plans, tells what was found.
+//!
+//! A thin binary. Measuring goes through the C interface of a shared library (Strata's own, or any other NCCL), the rest
+//! through the crate.
+
+mod info;
+mod launch;
+mod nccl;
+mod perf;
+mod plan;
+mod process;
+
+use clap::{Parser, Subcommand};
+use std::process::ExitCode;
+
+/// Two-level collectives behind NCCL's interface.
+#[derive(Parser)]
+#[command(name = "strata", version)]
+struct Command {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Subcommand)]
+enum What {
+    /// Start a program on several ranks and nodes of this machine, as torchrun does.
+    Launch(launch::Options),
+    /// Say what was found on this machine; list settings and algorithms.
+    Info(info::Options),
+    /// Show or prove the plans of algorithms.
+    #[command(subcommand)]
+    Plan(plan::Options),
+    /// Measure a collective, with nccl-tests' options and columns.
+    Perf(perf::Options),
+}
+
+fn main() -> ExitCode {
+    let outcome = match Command::parse().what {
+        What::Launch(options) => launch::run(&options),
+        What::Info(options) => info::run(&options),
+        What::Plan(options) => plan::run(&options),
+        What::Perf(options) => perf::run(&options),
+    };
+    match outcome {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("strata: {error}");
+            ExitCode::from(2)
+        }
+    }
+}

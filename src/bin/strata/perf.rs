@@ -1,0 +1,212 @@
+//! `strata perf`: measures a collective, with nccl-tests' options, columns and bandwidth factors.
+//!
+//! A client of the C interface like any other. It runs on the ranks that `strata launch` or torchrun started, several
+//! ranks per process with `-g`, or alone. Every size is first checked against a reference and then timed: a barrier,
+//! then a loop of calls; the time is that of the slowest rank.
+#![forbid(unsafe_code)]
+
+mod bench;
+mod collective;
+mod data;
+mod report;
+mod store;
+mod table;
+
+use crate::nccl::{Comm, Library, UniqueId};
+use bench::Bench;
+use collective::{parse_dtype, parse_reduce, Kind, Reduce};
+use data::Data;
+use report::Report;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use store::Store;
+use strata::error::{Error, Result};
+
+/// Options of `strata perf`; the short ones are nccl-tests'.
+#[derive(clap::Args)]
+pub struct Options {
+    /// all_reduce, all_gather, reduce_scatter, broadcast, reduce, alltoall, gather, scatter or sendrecv.
+    collective: Kind,
+    /// Smallest size in bytes; K, M and G are powers of 1024.
+    #[arg(short = 'b', long = "minbytes", default_value = "32M", value_parser = parse_size)]
+    min_bytes: usize,
+    /// Largest size.
+    #[arg(short = 'e', long = "maxbytes", default_value = "32M", value_parser = parse_size)]
+    max_bytes: usize,
+    /// Step between sizes, unless -f is given.
+    #[arg(short = 'i', long = "stepbytes", default_value = "1M", value_parser = parse_size)]
+    step_bytes: usize,
+    /// Factor between sizes.
+    #[arg(short = 'f', long = "stepfactor", value_parser = clap::value_parser!(u32).range(2..))]
+    factor: Option<u32>,
+    /// Timed iterations per size.
+    #[arg(short = 'n', long = "iters", default_value = "20", value_parser = positive)]
+    iterations: usize,
+    /// Calls joined in one group per iteration.
+    #[arg(short = 'm', long = "agg_iters", default_value = "1", value_parser = positive)]
+    aggregate: usize,
+    /// Iterations before timing starts.
+    #[arg(short = 'w', long = "warmup_iters", default_value = "5")]
+    warmup: usize,
+    /// Check results (1) or not (0).
+    #[arg(short = 'c', long = "check", default_value = "1")]
+    check: u32,
+    /// sum, prod, max, min, avg, mulsum or all.
+    #[arg(short = 'o', long = "op", default_value = "sum")]
+    op: String,
+    /// int8, uint8, int32, uint32, int64, uint64, half, float, double, bfloat16, f8e4m3, f8e5m2 or all.
+    #[arg(short = 'd', long = "datatype", default_value = "float")]
+    dtype: String,
+    /// The root, where there is one; -1: each rank in turn.
+    #[arg(short = 'r', long = "root", default_value = "0", allow_hyphen_values = true)]
+    root: i64,
+    /// A barrier before every iteration, outside its time (1), or only before the loop (0).
+    #[arg(short = 'z', long = "blocking", default_value = "0")]
+    blocking: u32,
+    /// Ranks in each process.
+    #[arg(short = 'g', long = "ngpus", default_value = "1", value_parser = positive)]
+    ranks_here: usize,
+    /// Taken and ignored, so that nccl-tests' command lines work: communicators of a process are made together.
+    #[arg(short = 'p', long = "parallel_init", hide = true)]
+    _parallel: Option<u32>,
+    /// Where buffers come from.
+    #[arg(long, value_enum, default_value = "malloc")]
+    memory: Memory,
+    /// The library to measure, instead of the one beside this command.
+    #[arg(long, value_name = "PATH")]
+    library: Option<PathBuf>,
+    /// Write all figures as JSON; `-` for standard output, without the table.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+/// Where buffers come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Memory {
+    /// Ordinary memory.
+    Malloc,
+    /// ncclMemAlloc.
+    Nccl,
+}
+
+fn positive(text: &str) -> std::result::Result<usize, String> {
+    text.parse().ok().filter(|&number| number > 0).ok_or_else(|| format!("`{text}` is not a number of 1 or more"))
+}
+
+fn parse_size(text: &str) -> std::result::Result<usize, String> {
+    let (number, unit) = match text.to_ascii_uppercase().chars().last() {
+        Some('K') => (&text[..text.len() - 1], 1u64 << 10),
+        Some('M') => (&text[..text.len() - 1], 1 << 20),
+        Some('G') => (&text[..text.len() - 1], 1 << 30),
+        _ => (text, 1),
+    };
+    match number.parse::<f64>() {
+        Ok(number) if number >= 0.0 && number.is_finite() => Ok((number * unit as f64) as usize),
+        _ => Err(format!("`{text}` is not a size such as 8, 64K, 1.5M or 2G")),
+    }
+}
+
+impl Options {
+    fn sizes(&self) -> Result<Vec<usize>> {
+        if self.min_bytes > self.max_bytes {
+            return Err(Error::InvalidArgument("-b is larger than -e".into()));
+        }
+        let next = |&size: &usize| match self.factor {
+            Some(factor) => size.max(1).checked_mul(factor as usize),
+            None => size.checked_add(self.step_bytes).filter(|_| self.step_bytes > 0),
+        };
+        let sizes = std::iter::successors(Some(self.min_bytes), next);
+        Ok(sizes.take_while(|&size| size <= self.max_bytes).collect())
+    }
+
+    fn roots(&self, nranks: usize) -> Result<Vec<usize>> {
+        match self.root {
+            _ if !self.collective.has_root() => Ok(vec![0]),
+            -1 => Ok((0..nranks).collect()),
+            root => match usize::try_from(root) {
+                Ok(root) if root < nranks => Ok(vec![root]),
+                _ => Err(Error::InvalidArgument(format!("there is no rank {root} among {nranks} for -r"))),
+            },
+        }
+    }
+}
+
+/// Runs the measurement; the exit code is 1 when a result was wrong.
+pub fn run(options: &Options) -> Result<ExitCode> {
+    let dtypes = parse_dtype(&options.dtype).map_err(|text| Error::InvalidArgument(format!("-d: {text}")))?;
+    let reduces = match options.collective.reduces() {
+        true => parse_reduce(&options.op).map_err(|text| Error::InvalidArgument(format!("-o: {text}")))?,
+        false => vec![Reduce::None],
+    };
+    let sizes = options.sizes()?;
+    let mut store = Store::from_env()?;
+    let library = Library::open(options.library.as_deref())?;
+    let nranks = store.size * options.ranks_here;
+    let roots = options.roots(nranks)?;
+    let comms = communicators(&library, &mut store, options.ranks_here)?;
+    let mut report = Report::new(options, &library, &store, sizes.len() * dtypes.len() * reduces.len() * roots.len())?;
+    let mut bench = Bench::new(options, &library, &comms, &mut store)?;
+    for &dtype in &dtypes {
+        for &reduce in &reduces {
+            let data = Data::new(dtype, reduce, nranks, options.max_bytes / dtype.size());
+            for &root in &roots {
+                for &size in &sizes {
+                    report.add(bench.row(&data, root, size)?);
+                }
+            }
+        }
+    }
+    drop(bench);
+    comms.into_iter().try_for_each(Comm::destroy)?;
+    report.finish()
+}
+
+/// One communicator for each rank of this process.
+fn communicators<'a>(library: &'a Library, store: &mut Store, here: usize) -> Result<Vec<Comm<'a>>> {
+    if store.size == 1 {
+        return library.init_all(here);
+    }
+    let id = if store.rank == 0 { library.unique_id()?.as_bytes().to_vec() } else { Vec::new() };
+    let id = UniqueId::from_bytes(&store.broadcast(&id)?)?;
+    library.init_ranks(store.size * here, id, store.rank * here, here)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        options: Options,
+    }
+
+    fn parse(line: &str) -> Options {
+        Line::try_parse_from(line.split_whitespace()).expect("the line parses").options
+    }
+
+    #[test]
+    fn nccl_tests_command_lines_are_understood() {
+        let options = parse("perf all_reduce -b 8 -e 64M -f 2 -g 1 -n 20 -w 5 -c 1 -z 0 -p 1 -o all -d all -r -1");
+        assert_eq!(options.sizes().unwrap().len(), 24);
+        assert_eq!(options.root, -1);
+    }
+
+    #[test]
+    fn sizes_step_by_bytes_or_by_a_factor() {
+        assert_eq!(parse("perf reduce -b 1K -e 3K -i 1K").sizes().unwrap(), [1024, 2048, 3072]);
+        assert_eq!(parse("perf reduce -b 0 -e 4 -f 2").sizes().unwrap(), [0, 2, 4]);
+        assert_eq!(parse("perf reduce -b 8 -e 8 -i 0").sizes().unwrap(), [8]);
+        assert!(parse("perf reduce -b 64M -e 8").sizes().is_err());
+        assert_eq!(parse_size("1.5M"), Ok(3 << 19));
+        assert!(parse_size("1T").is_err());
+    }
+
+    #[test]
+    fn a_root_must_exist() {
+        assert_eq!(parse("perf broadcast -r -1").roots(3).unwrap(), [0, 1, 2]);
+        assert!(parse("perf broadcast -r 3").roots(3).is_err());
+        assert_eq!(parse("perf all_reduce -r 3").roots(3).unwrap(), [0], "a root nobody asks for does not matter");
+    }
+}

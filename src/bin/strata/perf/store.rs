@@ -1,0 +1,215 @@
+//! The processes of a measurement find each other: a star of TCP connections around process 0.
+//!
+//! It carries the unique id, barriers and the times, a few hundred bytes each; never the data that is measured.
+#![forbid(unsafe_code)]
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::time::{Duration, Instant};
+use strata::error::{Error, Result};
+
+const GREETING: &[u8; 8] = b"strata1\n";
+const LIMIT: Duration = Duration::from_secs(300);
+/// No message of the command is larger; anything beyond it did not come from the command.
+const MAX_BYTES: usize = 64 << 20;
+
+/// This process and its connections.
+pub struct Store {
+    /// This process's number.
+    pub rank: usize,
+    /// How many processes there are.
+    pub size: usize,
+    // On process 0: to 1, 2, ... in order. Elsewhere: to process 0.
+    links: Vec<TcpStream>,
+}
+
+fn variable<T: std::str::FromStr>(name: &str) -> Result<Option<T>> {
+    match std::env::var(name) {
+        Err(_) => Ok(None),
+        Ok(text) => {
+            text.parse().map(Some).map_err(|_| Error::InvalidArgument(format!("{name}={text} is not a number")))
+        }
+    }
+}
+
+impl Store {
+    /// A store of one process.
+    pub fn alone() -> Store {
+        Store { rank: 0, size: 1, links: Vec::new() }
+    }
+
+    /// The processes named by `RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT`; alone without `WORLD_SIZE`.
+    pub fn from_env() -> Result<Store> {
+        let size = variable("WORLD_SIZE")?.unwrap_or(1);
+        if size == 1 {
+            return Ok(Store::alone());
+        }
+        let need = |name: &str| Error::InvalidArgument(format!("WORLD_SIZE is {size}, but {name} is not set"));
+        let rank: usize = variable("RANK")?.ok_or_else(|| need("RANK"))?;
+        let address = std::env::var("MASTER_ADDR").map_err(|_| need("MASTER_ADDR"))?;
+        let port: u16 = variable("MASTER_PORT")?.ok_or_else(|| need("MASTER_PORT"))?;
+        // torchrun's own agent listens on the port it announces.
+        let port = if std::env::var_os("TORCHELASTIC_RUN_ID").is_some() { port.wrapping_add(1) } else { port };
+        if rank >= size {
+            return Err(Error::InvalidArgument(format!("RANK is {rank}, but WORLD_SIZE is {size}")));
+        }
+        if rank == 0 {
+            Store::host(TcpListener::bind((address.as_str(), port))?, size, LIMIT)
+        } else {
+            Store::join(&address, port, rank, size, LIMIT)
+        }
+    }
+
+    /// Process 0 of `size`: accepts the others. Whoever does not greet as they do is sent away.
+    fn host(listener: TcpListener, size: usize, limit: Duration) -> Result<Store> {
+        let deadline = Instant::now() + limit;
+        let mut links: Vec<Option<TcpStream>> = (1..size).map(|_| None).collect();
+        listener.set_nonblocking(true)?;
+        while links.iter().any(Option::is_none) {
+            match listener.accept() {
+                Ok((mut stream, _)) => {
+                    stream.set_nonblocking(false)?;
+                    if let Ok(rank @ 1..) = greeted(&mut stream) {
+                        if let Some(link @ None) = links.get_mut(rank - 1) {
+                            prepare(&stream)?;
+                            *link = Some(stream);
+                        }
+                    }
+                }
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
+                    if Instant::now() >= deadline {
+                        let missing = links.iter().enumerate().filter(|(_, link)| link.is_none());
+                        let missing: Vec<usize> = missing.map(|(index, _)| index + 1).collect();
+                        return Err(Error::Timeout(format!("processes {missing:?} did not come")));
+                    }
+                    std::thread::sleep(Duration::from_millis(2));
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(Store { rank: 0, size, links: links.into_iter().flatten().collect() })
+    }
+
+    fn join(address: &str, port: u16, rank: usize, size: usize, limit: Duration) -> Result<Store> {
+        let deadline = Instant::now() + limit;
+        loop {
+            match TcpStream::connect((address, port)) {
+                Ok(mut stream) => {
+                    prepare(&stream)?;
+                    stream.write_all(GREETING)?;
+                    stream.write_all(&(rank as u32).to_le_bytes())?;
+                    return Ok(Store { rank, size, links: vec![stream] });
+                }
+                Err(error) if Instant::now() >= deadline => {
+                    return Err(Error::Timeout(format!("process 0 is not at {address}:{port}: {error}")));
+                }
+                // Process 0 may not have started yet.
+                Err(_) => std::thread::sleep(Duration::from_millis(10)),
+            }
+        }
+    }
+
+    /// Everybody's bytes, in order of processes.
+    pub fn all_gather(&mut self, mine: &[u8]) -> Result<Vec<Vec<u8>>> {
+        if self.rank != 0 {
+            let link = &mut self.links[0];
+            write_frame(link, mine).map_err(|error| lost(0, &error))?;
+            return (0..self.size).map(|_| read_frame(link).map_err(|error| lost(0, &error))).collect();
+        }
+        let mut all = vec![mine.to_vec()];
+        for (index, link) in self.links.iter_mut().enumerate() {
+            all.push(read_frame(link).map_err(|error| lost(index + 1, &error))?);
+        }
+        for (index, link) in self.links.iter_mut().enumerate() {
+            let mut frames = Vec::new();
+            all.iter().try_for_each(|bytes| write_frame(&mut frames, bytes))?;
+            link.write_all(&frames).map_err(|error| lost(index + 1, &error))?;
+        }
+        Ok(all)
+    }
+
+    /// Process 0's bytes, on all.
+    pub fn broadcast(&mut self, mine: &[u8]) -> Result<Vec<u8>> {
+        let mine = if self.rank == 0 { mine } else { &[] };
+        Ok(self.all_gather(mine)?.swap_remove(0))
+    }
+
+    /// Waits until all processes have come here.
+    pub fn barrier(&mut self) -> Result<()> {
+        self.all_gather(&[]).map(|_| ())
+    }
+}
+
+fn lost(rank: usize, error: &std::io::Error) -> Error {
+    Error::Remote(format!("lost process {rank} of the measurement: {error}"))
+}
+
+fn prepare(stream: &TcpStream) -> std::io::Result<()> {
+    stream.set_nodelay(true)?;
+    stream.set_read_timeout(Some(2 * LIMIT))
+}
+
+fn greeted(stream: &mut TcpStream) -> std::io::Result<usize> {
+    stream.set_read_timeout(Some(Duration::from_secs(2)))?;
+    let mut greeting = [0; 12];
+    stream.read_exact(&mut greeting)?;
+    let (word, rank) = greeting.split_at(8);
+    if word != GREETING {
+        return Err(std::io::ErrorKind::InvalidData.into());
+    }
+    Ok(rank.iter().rev().fold(0, |number, &byte| number << 8 | usize::from(byte)))
+}
+
+fn write_frame(to: &mut impl Write, bytes: &[u8]) -> std::io::Result<()> {
+    let mut frame = (bytes.len() as u32).to_le_bytes().to_vec();
+    frame.extend_from_slice(bytes);
+    to.write_all(&frame)
+}
+
+fn read_frame(from: &mut impl Read) -> std::io::Result<Vec<u8>> {
+    let mut len = [0; 4];
+    from.read_exact(&mut len)?;
+    let len = u32::from_le_bytes(len) as usize;
+    if len > MAX_BYTES {
+        return Err(std::io::ErrorKind::InvalidData.into());
+    }
+    let mut bytes = vec![0; len];
+    from.read_exact(&mut bytes)?;
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_process_gets_everybody_s_bytes_and_strangers_are_sent_away() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let limit = Duration::from_secs(20);
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                let mut stranger = TcpStream::connect(("127.0.0.1", port)).unwrap();
+                stranger.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
+            });
+            for rank in 1..3usize {
+                scope.spawn(move || {
+                    let mut store = Store::join("127.0.0.1", port, rank, 3, limit).unwrap();
+                    let all = store.all_gather(&vec![rank as u8; rank]).unwrap();
+                    assert_eq!(all, [vec![], vec![1], vec![2, 2]]);
+                    assert_eq!(store.broadcast(b"ignored").unwrap(), b"told");
+                });
+            }
+            let mut store = Store::host(listener, 3, limit).unwrap();
+            assert_eq!(store.all_gather(&[]).unwrap().len(), 3);
+            assert_eq!(store.broadcast(b"told").unwrap(), b"told");
+        });
+    }
+
+    #[test]
+    fn a_process_that_does_not_come_is_named() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let error = Store::host(listener, 3, Duration::from_millis(20)).map(|_| ()).unwrap_err();
+        assert_eq!(error, Error::Timeout("processes [1, 2] did not come".into()));
+    }
+}

@@ -1,0 +1,355 @@
+//! One rank's part in making a communicator: it joins its room, exchanges, and leaves.
+//!
+//! With several unique ids the ranks are spread over them in contiguous ranges, as NCCL spreads them. Each range meets
+//! in its own room; the first rank of each range also joins a room at the first id, where the ranges' results are
+//! merged, and hands the whole back to its range. So no root serves more than its range and the number of ids.
+#![forbid(unsafe_code)]
+
+use super::id::{Meeting, UniqueId};
+use super::Exchange;
+use crate::comm::service::conn::{Conn, NoFrame};
+use crate::comm::service::room::{first_of_root, LEADERS};
+use crate::comm::service::wire::{Frame, Join, FRAME_LIMIT, MAX_RANKS};
+use crate::comm::service::{Credentials, Process, Service, ServiceAddr};
+use crate::error::{Error, Result};
+use crate::topo::Rank;
+use std::io::ErrorKind;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// How long a root may take to say who is missing.
+const VERDICT: Duration = Duration::from_secs(1);
+/// How much longer the meeting of the ranges waits than a range, so that the range's own, better verdict comes first.
+const SLACK: Duration = Duration::from_secs(2);
+/// How long a root that refuses connections is tried. It listens from before its id exists, so it is gone for good.
+const REFUSED: Duration = Duration::from_secs(2);
+/// How often a root that hangs up without a word is tried.
+const HANG_UPS: u32 = 10;
+
+/// A room that needs no unique id: its members derive the same credentials from a communicator they share.
+#[derive(Debug, Clone, Copy)]
+pub struct Derived {
+    /// The service that has the room: a member's on which all agree.
+    pub leader: ServiceAddr,
+    /// A key no other room has, and the secret of the communicator that the leader has a monitor for.
+    pub room: Credentials,
+}
+
+/// A rank's connections while a communicator is made. Dropping it without [`close`](Session::close) fails the others.
+pub struct Session<'a> {
+    range: Seat<'a>,
+    top: Option<Seat<'a>>,
+    several: bool,
+    closed: bool,
+}
+
+/// How a room is found.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Place {
+    /// It must be there.
+    Opened,
+    /// It will be there when rank 0 comes.
+    Fixed,
+    /// It will be there when the leader knows the secret.
+    Derived,
+}
+
+/// One membership in one room.
+struct Seat<'a> {
+    conn: Conn,
+    root: ServiceAddr,
+    name: Rank,
+    cancel: &'a AtomicBool,
+    timeout: Duration,
+}
+
+impl<'a> Session<'a> {
+    /// Joins with the unique ids that all ranks have been given in the same order. Returns when all ranks have.
+    /// Setting `cancel` ends this and every later wait within milliseconds.
+    pub fn join(
+        ids: &[UniqueId],
+        nranks: usize,
+        rank: Rank,
+        timeout: Duration,
+        cancel: &'a AtomicBool,
+    ) -> Result<Session<'a>> {
+        let meetings: Vec<Meeting> = ids.iter().map(UniqueId::meeting).collect::<Result<_>>()?;
+        let total = check(nranks, rank)?;
+        if meetings.is_empty() || meetings.len() > nranks {
+            let text = format!("{} unique ids for {nranks} ranks: there must be 1 to {nranks}", ids.len());
+            return Err(Error::InvalidArgument(text));
+        }
+        if meetings.len() > 1 && meetings.iter().any(|meeting| meeting.fixed) {
+            let text = "several unique ids cannot be used together with NCCL_COMM_ID";
+            return Err(Error::InvalidArgument(text.to_string()));
+        }
+        let nroots = meetings.len() as u32;
+        let root = (0..nroots).rev().find(|&root| first_of_root(root, total, nroots) <= rank.0).unwrap_or(0);
+        let first = first_of_root(root, total, nroots);
+        let members = first_of_root(root + 1, total, nroots) - first;
+        let here = meetings[root as usize];
+        let deadline = Instant::now() + timeout;
+        if here.fixed && rank.0 == 0 {
+            here.listen(deadline, || cancel.load(Ordering::Acquire))?;
+        }
+        let wish = Join {
+            room: here.room,
+            nranks: members,
+            rank: rank.0 - first,
+            first_name: first,
+            total,
+            process: Process::this(),
+        };
+        let place = if here.fixed { Place::Fixed } else { Place::Opened };
+        let range = Seat::take(here.service, place, &wish, rank, timeout, cancel);
+        if nroots == 1 {
+            return Ok(Session { range: range?, top: None, several: false, closed: false });
+        }
+        let top = meetings[0];
+        let room = Credentials { key: !top.room.key, ..top.room };
+        let top_wish = Join { room, nranks: nroots, rank: root, first_name: LEADERS, ..wish };
+        Session::merge(range, top.service, top_wish, rank == Rank(first))
+    }
+
+    /// The ranges come together: their first ranks meet, and tell the others when they have.
+    fn merge(range: Result<Seat<'a>>, service: ServiceAddr, wish: Join, leads: bool) -> Result<Session<'a>> {
+        let range = match range {
+            Ok(range) => range,
+            Err(error) => {
+                if leads {
+                    Seat::decline(service, &wish, &error);
+                }
+                return Err(error);
+            }
+        };
+        let mut session = Session { range, top: None, several: true, closed: false };
+        if leads {
+            let (name, cancel) = (session.range.name, session.range.cancel);
+            let timeout = session.range.timeout + SLACK;
+            // A leader may have come only to say that its range has failed: a first round shows it.
+            let top = Seat::take(service, Place::Derived, &wish, name, timeout, cancel)
+                .and_then(|mut top| top.round(Vec::new(), Duration::ZERO).map(|_| top));
+            match top {
+                Ok(top) => session.top = Some(top),
+                Err(error) => return Err(session.fail(error)),
+            }
+        }
+        session.range.round(Vec::new(), 2 * SLACK).map_err(|error| session.fail(error))?;
+        Ok(session)
+    }
+
+    /// Joins a room that needs no unique id. The leader's service opens it for whoever comes first.
+    pub fn join_derived(
+        derived: Derived,
+        nranks: usize,
+        rank: Rank,
+        timeout: Duration,
+        cancel: &'a AtomicBool,
+    ) -> Result<Session<'a>> {
+        let total = check(nranks, rank)?;
+        let wish =
+            Join { room: derived.room, nranks: total, rank: rank.0, first_name: 0, total, process: Process::this() };
+        if Service::get()?.addr() == derived.leader {
+            Service::get()?.open_room(derived.room)?;
+        }
+        let range = Seat::take(derived.leader, Place::Derived, &wish, rank, timeout, cancel)?;
+        Ok(Session { range, top: None, several: false, closed: false })
+    }
+
+    fn gather(&mut self, mine: Vec<u8>) -> Result<Vec<Vec<u8>>> {
+        let ours = self.range.round(mine, Duration::ZERO)?;
+        if !self.several {
+            return Ok(ours);
+        }
+        let whole = match &mut self.top {
+            None => Vec::new(),
+            Some(top) => {
+                let ranges = top.round(Frame::All(ours).encode(), Duration::ZERO)?;
+                let mut all = Vec::new();
+                for range in ranges {
+                    all.extend(unpack(&range)?);
+                }
+                Frame::All(all).encode()
+            }
+        };
+        let answers = self.range.round(whole, 2 * SLACK)?;
+        unpack(&answers[0])
+    }
+
+    /// Tells those who still exchange that it is over, and why.
+    fn fail(&mut self, error: Error) -> Error {
+        if !std::mem::replace(&mut self.closed, true) {
+            self.range.give_up(&error);
+            if let Some(top) = &mut self.top {
+                top.give_up(&error);
+            }
+        }
+        error
+    }
+
+    /// Leaves in good order. The others may still be reading the last round.
+    pub fn close(mut self) {
+        self.closed = true;
+        let deadline = Instant::now() + VERDICT;
+        for seat in std::iter::once(&mut self.range).chain(&mut self.top) {
+            seat.conn.send(Frame::Leave.encode().into());
+            seat.conn.drain(deadline);
+        }
+    }
+}
+
+impl Exchange for Session<'_> {
+    fn allgather(&mut self, mine: Vec<u8>) -> Result<Vec<Vec<u8>>> {
+        if self.closed {
+            return Err(Error::InvalidUsage("the exchange has failed before".to_string()));
+        }
+        self.gather(mine).map_err(|error| self.fail(error))
+    }
+}
+
+impl Drop for Session<'_> {
+    fn drop(&mut self) {
+        if !self.closed {
+            let who = format!("rank {} ({})", self.range.name, Process::this());
+            self.fail(Error::Remote(format!("{who} gave up making the communicator")));
+        }
+    }
+}
+
+fn check(nranks: usize, rank: Rank) -> Result<u32> {
+    let total = u32::try_from(nranks).ok().filter(|&total| total <= MAX_RANKS);
+    match total {
+        Some(total) if rank.0 < total => Ok(total),
+        _ => Err(Error::InvalidArgument(format!("rank {rank} of {nranks}: there is no such rank"))),
+    }
+}
+
+fn unpack(bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
+    match Frame::decode(bytes, FRAME_LIMIT) {
+        Ok(Some((Frame::All(parts), _))) => Ok(parts),
+        _ => Err(Error::Internal("a range's result is no list".to_string())),
+    }
+}
+
+impl<'a> Seat<'a> {
+    /// Connects, joins, and waits until all have joined.
+    fn take(
+        root: ServiceAddr,
+        place: Place,
+        wish: &Join,
+        name: Rank,
+        timeout: Duration,
+        cancel: &'a AtomicBool,
+    ) -> Result<Seat<'a>> {
+        let began = Instant::now();
+        let deadline = began + timeout;
+        let mut attempt = 0;
+        loop {
+            let outcome = match Conn::dial(root.0) {
+                Ok(mut conn) => {
+                    conn.limit = FRAME_LIMIT;
+                    conn.send(Frame::Join(wish.clone()).encode().into());
+                    let mut seat = Seat { conn, root, name, cancel, timeout };
+                    match seat.conn.wait(deadline, cancel) {
+                        Err(NoFrame::Gone(error)) => Err(error),
+                        heard => match seat.settle(heard)? {
+                            Frame::Joined => return Ok(seat),
+                            Frame::Unknown if place == Place::Opened => return Err(seat.unknown()),
+                            Frame::Unknown => Ok(()),
+                            _ => return Err(Error::Internal(format!("the root at {} spoke out of turn", root.0))),
+                        },
+                    }
+                }
+                Err(error) => Err(error),
+            };
+            attempt += 1;
+            if let Err(error) = outcome {
+                let refused = error.kind() == ErrorKind::ConnectionRefused;
+                let final_refusal = refused && place != Place::Fixed && began.elapsed() >= REFUSED;
+                let hung_up = matches!(error.kind(), ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset);
+                if final_refusal || hung_up && attempt >= HANG_UPS && place != Place::Fixed {
+                    return Err(Error::Remote(format!(
+                        "rank {name}: the root at {} cannot be joined: {error} (its process has ended, or the id is wrong)",
+                        root.0
+                    )));
+                }
+                crate::trace!("rank {name}: joining at {}: {error}; trying again", root.0);
+            }
+            let now = Instant::now();
+            if now >= deadline {
+                let ms = timeout.as_millis();
+                let text = format!("rank {name}: the root at {} was not there within {ms} ms", root.0);
+                return Err(Error::Timeout(format!("{text} (STRATA_BOOTSTRAP_TIMEOUT_MS)")));
+            }
+            if cancel.load(Ordering::Acquire) {
+                return Err(cancelled());
+            }
+            std::thread::sleep(Duration::from_millis(2 << attempt.min(4)).min(deadline - now));
+        }
+    }
+
+    fn unknown(&self) -> Error {
+        Error::InvalidUsage(format!(
+            "the unique id is not known at {} any more: its process has been restarted, or it was used long ago",
+            self.root.0
+        ))
+    }
+
+    /// Brings a failed range's error to the meeting of the ranges.
+    fn decline(root: ServiceAddr, wish: &Join, error: &Error) {
+        let Ok(mut conn) = Conn::dial(root.0) else { return };
+        conn.send(Frame::Join(wish.clone()).encode().into());
+        conn.send(Frame::Fail(error.clone()).encode().into());
+        // The answer shows that it was heard; without one the others find out by their own time-out.
+        let _ = conn.wait(Instant::now() + VERDICT, &AtomicBool::new(false));
+    }
+
+    fn round(&mut self, part: Vec<u8>, slack: Duration) -> Result<Vec<Vec<u8>>> {
+        self.conn.send(Frame::Part(part).encode().into());
+        let heard = self.conn.wait(Instant::now() + self.timeout + slack, self.cancel);
+        match self.settle(heard)? {
+            Frame::All(parts) => Ok(parts),
+            _ => Err(Error::Internal(format!("the root at {} spoke out of turn", self.root.0))),
+        }
+    }
+
+    /// Turns what was heard, or not, into a frame or the error that it means.
+    fn settle(&mut self, heard: std::result::Result<Frame, NoFrame>) -> Result<Frame> {
+        let root = self.root.0;
+        match heard {
+            Ok(Frame::Fail(error)) => Err(error),
+            Ok(frame) => Ok(frame),
+            Err(NoFrame::Cancelled) => {
+                let who = format!("rank {} ({})", self.name, Process::this());
+                self.give_up(&Error::Remote(format!("{who} aborted while the communicator was being made")));
+                Err(cancelled())
+            }
+            Err(NoFrame::Gone(error)) => Err(Error::Remote(format!(
+                "rank {}: the root at {root} died while the communicator was being made: {error}",
+                self.name
+            ))),
+            Err(NoFrame::Late) => {
+                // The root knows who is missing, and tells the others as well.
+                let waited_ms = self.timeout.as_millis() as u64;
+                self.conn.send(Frame::TimedOut(waited_ms).encode().into());
+                match self.conn.wait(Instant::now() + VERDICT, &AtomicBool::new(false)) {
+                    Ok(Frame::Fail(error)) => Err(error),
+                    Ok(frame) => Ok(frame),
+                    Err(_) => Err(Error::Timeout(format!(
+                        "rank {}: the root at {root} has not answered within {waited_ms} ms (STRATA_BOOTSTRAP_TIMEOUT_MS)",
+                        self.name
+                    ))),
+                }
+            }
+        }
+    }
+
+    fn give_up(&mut self, error: &Error) {
+        self.conn.send(Frame::Fail(error.clone()).encode().into());
+        self.conn.drain(Instant::now() + VERDICT);
+    }
+}
+
+fn cancelled() -> Error {
+    Error::InvalidUsage("the communicator was aborted while it was being made".to_string())
+}

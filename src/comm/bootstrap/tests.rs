@@ -1,0 +1,260 @@
+//! Threads as ranks: they meet, exchange, and are told why when they cannot.
+
+use super::*;
+use crate::comm::service::wire::{Frame, Join};
+use crate::comm::service::{Credentials, Process, Service};
+use crate::error::Error;
+use crate::error::Result;
+use crate::topo::Rank;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+static NEVER: AtomicBool = AtomicBool::new(false);
+const LIMIT: Duration = Duration::from_secs(30);
+
+fn on_threads<T: Send>(ranks: impl IntoIterator<Item = u32>, body: impl Fn(u32) -> T + Sync) -> Vec<T> {
+    std::thread::scope(|scope| {
+        let body = &body;
+        let threads: Vec<_> = ranks.into_iter().map(|rank| scope.spawn(move || body(rank))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+fn ids(count: usize) -> Vec<UniqueId> {
+    (0..count).map(|_| UniqueId::create().unwrap()).collect()
+}
+
+fn join(ids: &[UniqueId], nranks: usize, rank: u32, timeout: Duration) -> Result<Session<'static>> {
+    Session::join(ids, nranks, Rank(rank), timeout, &NEVER)
+}
+
+fn part(rank: u32, round: u32) -> Vec<u8> {
+    vec![rank as u8; ((rank * 37 + round * 11) % 300) as usize]
+}
+
+fn exchange(mut session: Session<'_>, nranks: u32, rank: u32) {
+    for round in 0..3 {
+        let all = session.allgather(part(rank, round)).unwrap();
+        let expected: Vec<Vec<u8>> = (0..nranks).map(|other| part(other, round)).collect();
+        assert_eq!(all, expected);
+    }
+    session.close();
+}
+
+fn meet(nids: usize, nranks: u32) {
+    let ids = ids(nids);
+    on_threads(0..nranks, |rank| exchange(join(&ids, nranks as usize, rank, LIMIT).unwrap(), nranks, rank));
+}
+
+#[test]
+fn ranks_meet_and_exchange_in_rank_order() {
+    for nranks in [1, 2, 3, 7, 64] {
+        meet(1, nranks);
+    }
+}
+
+#[test]
+fn several_ids_share_the_ranks_and_merge() {
+    for (nids, nranks) in [(2, 2), (2, 5), (3, 7), (4, 33)] {
+        meet(nids, nranks);
+    }
+}
+
+#[test]
+fn a_thousand_ranks_meet() {
+    let ids = ids(1);
+    let ids = &ids;
+    let body = |rank| exchange(join(ids, 1000, rank, LIMIT).unwrap(), 1000, rank);
+    std::thread::scope(|scope| {
+        let thread = || std::thread::Builder::new().stack_size(1 << 18);
+        let threads: Vec<_> = (0..1000).map(|rank| thread().spawn_scoped(scope, move || body(rank)).unwrap()).collect();
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+    });
+}
+
+#[test]
+fn large_parts_arrive_whole() {
+    let ids = ids(1);
+    on_threads(0..4, |rank| {
+        let mut session = join(&ids, 4, rank, LIMIT).unwrap();
+        let all = session.allgather(vec![rank as u8; 3_000_000]).unwrap();
+        assert!((0..4).all(|other| all[other] == vec![other as u8; 3_000_000]));
+        session.close();
+    });
+}
+
+fn failures(ids: &[UniqueId], nranks: usize, ranks: &[u32], timeout: Duration) -> Vec<Error> {
+    on_threads(ranks.iter().copied(), |rank| join(ids, nranks, rank, timeout).err().expect("no communicator comes up"))
+}
+
+#[test]
+fn missing_ranks_are_named_on_every_rank_that_came() {
+    for error in failures(&ids(1), 8, &[0, 1, 2, 4], Duration::from_millis(300)) {
+        assert_eq!(
+            error,
+            Error::Timeout("ranks 3, 5-7 of 8 did not join within 300 ms (STRATA_BOOTSTRAP_TIMEOUT_MS)".to_string())
+        );
+    }
+}
+
+#[test]
+fn a_rank_missing_from_one_range_is_named_in_all_ranges() {
+    for error in failures(&ids(2), 6, &[0, 1, 2, 3, 5], Duration::from_millis(300)) {
+        assert!(error.text().starts_with("rank 4 of 6 did not join"), "{error}");
+        assert!(matches!(error, Error::Timeout(_)));
+    }
+    for error in failures(&ids(2), 6, &[0, 1, 2, 4, 5], Duration::from_millis(300)) {
+        assert!(error.text().starts_with("rank 3 of 6 did not join"), "{error}");
+    }
+}
+
+#[test]
+fn a_rank_given_twice_fails_all_that_came() {
+    let ids = ids(1);
+    for error in failures(&ids, 4, &[0, 1, 2, 1], LIMIT) {
+        assert!(matches!(&error, Error::InvalidUsage(text) if text.starts_with("rank 1 was given twice")), "{error}");
+    }
+    let late = join(&ids, 4, 3, LIMIT).err().unwrap();
+    assert!(late.text().starts_with("rank 1 was given twice"), "who comes later hears it too: {late}");
+}
+
+#[test]
+fn different_sizes_fail_all_that_came() {
+    let ids = ids(1);
+    let errors = on_threads(0..3, |rank| join(&ids, if rank == 2 { 5 } else { 4 }, rank, LIMIT).err().unwrap());
+    for error in errors {
+        assert!(matches!(&error, Error::InvalidUsage(text) if text.contains("disagree on the communicator's size")));
+    }
+}
+
+#[test]
+fn a_rank_that_gives_up_between_rounds_fails_the_others() {
+    let ids = ids(1);
+    let errors = on_threads(0..3, |rank| {
+        let mut session = join(&ids, 3, rank, LIMIT).unwrap();
+        if rank == 1 {
+            return None;
+        }
+        session.allgather(vec![]).err()
+    });
+    for error in errors.into_iter().flatten() {
+        assert!(matches!(&error, Error::Remote(text) if text.starts_with("rank 1 (")), "{error}");
+    }
+}
+
+#[test]
+fn cancelling_ends_the_wait_and_tells_the_others() {
+    let ids = ids(1);
+    let cancel = AtomicBool::new(false);
+    let began = Instant::now();
+    let errors = on_threads(0..3, |rank| match rank {
+        2 => {
+            cancel.store(true, Ordering::Release);
+            None
+        }
+        0 => Session::join(&ids, 3, Rank(0), LIMIT, &cancel).err(),
+        _ => join(&ids, 3, rank, LIMIT).err(),
+    });
+    assert!(matches!(errors[0], Some(Error::InvalidUsage(_))));
+    assert!(matches!(&errors[1], Some(Error::Remote(text)) if text.starts_with("rank 0 (")), "{errors:?}");
+    assert!(began.elapsed() < Duration::from_secs(5));
+}
+
+#[test]
+fn an_id_serves_one_communicator() {
+    let ids = ids(1);
+    on_threads(0..2, |rank| exchange(join(&ids, 2, rank, LIMIT).unwrap(), 2, rank));
+    let error = join(&ids, 2, 0, LIMIT).err().unwrap();
+    assert!(error.text().contains("already made a communicator of 2 ranks"), "{error}");
+}
+
+#[test]
+fn bad_arguments_are_told_at_once() {
+    let ids = ids(2);
+    for (given, nranks, rank) in [(&ids[..0], 2, 0), (&ids[..], 1, 0), (&ids[..1], 2, 2), (&ids[..1], 0, 0)] {
+        assert!(matches!(join(given, nranks, rank, LIMIT), Err(Error::InvalidArgument(_))));
+    }
+    assert!(matches!(join(&[UniqueId([1; 128])], 2, 0, LIMIT), Err(Error::InvalidArgument(_))));
+}
+
+#[test]
+fn a_fixed_address_serves_one_communicator_after_another() {
+    // A port that was free a moment ago.
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let ids = [UniqueId::from_address(&format!("127.0.0.1:{port}")).unwrap()];
+    on_threads(0..4, |rank| {
+        for _ in 0..5 {
+            exchange(join(&ids, 4, rank, LIMIT).unwrap(), 4, rank);
+        }
+    });
+    let deadline = Instant::now() + LIMIT;
+    while TcpStream::connect(("127.0.0.1", port)).is_ok() {
+        assert!(Instant::now() < deadline, "the address is still taken");
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn a_derived_room_needs_no_id() {
+    let leader = Service::get().unwrap().addr();
+    let room = Credentials::random().unwrap();
+    on_threads(0..5, |rank| {
+        let session = Session::join_derived(Derived { leader, room }, 5, Rank(rank), LIMIT, &NEVER).unwrap();
+        exchange(session, 5, rank);
+    });
+}
+
+/// A connection to the service that has said this; returns what came back until it was closed.
+fn provoke(bytes: &[u8]) -> Vec<u8> {
+    let mut stream = TcpStream::connect(Service::get().unwrap().addr().0).unwrap();
+    stream.set_read_timeout(Some(LIMIT)).unwrap();
+    // The service may close before all is written.
+    let _ = stream.write_all(bytes);
+    let mut answer = Vec::new();
+    // A reset is as good as an end here.
+    let _ = stream.read_to_end(&mut answer);
+    answer
+}
+
+#[test]
+fn strangers_are_refused_and_harm_nobody() {
+    let ids = ids(1);
+    let room = ids[0].credentials().unwrap();
+    let wish = |room| {
+        Frame::Join(Join { room, nranks: 9, rank: 0, first_name: 0, total: 9, process: Process::this() }).encode()
+    };
+    let silent: Vec<TcpStream> =
+        (0..300).map(|_| TcpStream::connect(Service::get().unwrap().addr().0).unwrap()).collect();
+    let mut half = TcpStream::connect(Service::get().unwrap().addr().0).unwrap();
+    half.write_all(&wish(room)[..20]).unwrap();
+    on_threads(0..4, |rank| {
+        if rank == 3 {
+            assert!(provoke(b"GET / HTTP/1.1\r\n\r\n").is_empty());
+            assert!(provoke(&[0xff; 5000]).is_empty());
+            let wrong = Credentials { secret: [0; 16], ..room };
+            assert!(provoke(&wish(wrong)).is_empty(), "a wrong secret gets no answer");
+            assert!(provoke(&Frame::Leave.encode()).is_empty());
+            assert!(provoke(&Frame::Part(vec![0; 1 << 20]).encode()).is_empty());
+        }
+        exchange(join(&ids, 4, rank, LIMIT).unwrap(), 4, rank);
+    });
+    drop(silent);
+}
+
+#[test]
+fn a_room_nobody_has_opened_is_not_known() {
+    let room = Credentials::random().unwrap();
+    let wish = Join { room, nranks: 2, rank: 0, first_name: 0, total: 2, process: Process::this() };
+    assert_eq!(provoke(&Frame::Join(wish).encode()), Frame::Unknown.encode());
+}
+
+#[test]
+fn a_root_that_is_gone_is_an_error_within_seconds() {
+    let mut id = ids(1)[0];
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    id.0[12..32].copy_from_slice(&crate::comm::service::ServiceAddr(free).encode());
+    let error = join(&[id], 2, 1, LIMIT).err().unwrap();
+    assert!(matches!(&error, Error::Remote(text) if text.contains("cannot be joined")), "{error}");
+}

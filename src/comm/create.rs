@@ -1,0 +1,315 @@
+//! Making communicators: from a unique id, and out of another communicator.
+#![forbid(unsafe_code)]
+
+use super::bootstrap::{Derived, Session, UniqueId};
+use super::engine::Engine;
+use super::members::Member;
+use super::service::{Credentials, Monitor, Service, ServiceAddr, Status};
+use super::{locked, ops, Comm, Turns, ALIVE, ENDED};
+use crate::config::Config;
+use crate::error::{Error, Result};
+use crate::topo::{host, Grid, Rank};
+use crate::transport::{self, Exchange as _};
+use std::hash::{Hash, Hasher};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, Once};
+use std::time::Duration;
+
+/// What a program may ask of a communicator (`ncclConfig_t`); what has no meaning on the host is kept and ignored.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CommOptions {
+    /// Calls wait until they have ended; else they return `InProgress`.
+    pub blocking: bool,
+    /// A name for messages.
+    pub name: Option<String>,
+    /// Children share the parent's resources.
+    pub split_share: bool,
+    /// The node this rank is on, if it is not the one the system says (ranks of one process on several "nodes").
+    pub host_id: Option<String>,
+}
+
+impl Default for CommOptions {
+    fn default() -> CommOptions {
+        CommOptions { blocking: true, name: None, split_share: false, host_id: None }
+    }
+}
+
+/// A rank's arguments for [`Comm::init`].
+#[derive(Debug, Clone)]
+pub struct InitParams {
+    /// How many ranks there will be.
+    pub nranks: usize,
+    /// This one's number.
+    pub rank: usize,
+    /// One id, or several that share the work of bringing the ranks together.
+    pub ids: Vec<UniqueId>,
+    /// What the program asks for.
+    pub options: CommOptions,
+    /// The rank's device.
+    pub device: i32,
+}
+
+/// Who a new communicator's ranks are and how they meet.
+struct Meeting<'a> {
+    session: Session<'a>,
+    rank: usize,
+    nranks: usize,
+    options: CommOptions,
+    device: i32,
+    cancel: &'a AtomicBool,
+}
+
+/// This process's settings; unknown variables are told once.
+fn settings() -> Config {
+    static TOLD: Once = Once::new();
+    let (config, warnings) = Config::from_env();
+    TOLD.call_once(|| warnings.iter().for_each(|warning| crate::log::warn(warning)));
+    config
+}
+
+fn myself(device: i32) -> Result<Member> {
+    Ok(Member {
+        host_id: host::host_id(),
+        host: crate::log::host_name(),
+        pid: std::process::id(),
+        device,
+        service: Service::get()?.addr().0.to_string(),
+        version: env!("CARGO_PKG_VERSION").to_string(),
+        color: 0,
+        key: 0,
+        extra: Vec::new(),
+    })
+}
+
+fn decode_all(infos: &[Vec<u8>]) -> Result<Vec<Member>> {
+    infos.iter().enumerate().map(|(rank, bytes)| Member::decode(rank, bytes)).collect()
+}
+
+fn parse<T: std::str::FromStr>(text: Option<&String>) -> Result<T> {
+    text.and_then(|text| text.parse().ok())
+        .ok_or_else(|| Error::Remote("rank 0 sent settings that cannot be read".to_string()))
+}
+
+/// A number that every member derives alike.
+fn derive(key: u128, purpose: &str, number: u64, color: i32) -> u128 {
+    let half = |salt: u8| {
+        let mut hasher = std::hash::DefaultHasher::new();
+        (salt, key, purpose, number, color).hash(&mut hasher);
+        u128::from(hasher.finish())
+    };
+    half(0) << 64 | half(1)
+}
+
+fn address(member: &Member) -> Result<ServiceAddr> {
+    parse(Some(&member.service)).map(ServiceAddr)
+}
+
+impl Comm {
+    /// A new unique id; this process brings together the ranks that use it.
+    pub fn unique_id() -> Result<UniqueId> {
+        UniqueId::create()
+    }
+
+    /// Makes a communicator together with the other ranks that have the same ids. Collective.
+    pub fn init(params: InitParams, cancel: &Arc<AtomicBool>) -> Result<Arc<Comm>> {
+        let InitParams { nranks, rank, ids, options, device } = params;
+        let timeout = Duration::from_millis(settings().bootstrap_timeout_ms);
+        let session = Session::join(&ids, nranks, Rank::from_index(rank), timeout, cancel)?;
+        Meeting { session, rank, nranks, options, device, cancel }.hold()
+    }
+
+    /// A communicator of the ranks that give the same `color`, ordered by `key` and rank. Collective over the parent.
+    pub fn split(self: &Arc<Comm>, color: i32, key: i32, options: CommOptions) -> Result<Option<Arc<Comm>>> {
+        let number = self.children.fetch_add(1, Ordering::AcqRel);
+        let mut me = myself(self.device)?;
+        (me.color, me.key) = (color, key);
+        let all: Vec<usize> = (0..self.nranks()).collect();
+        let cancel = AtomicBool::new(false);
+        let mut session = self.meet(&all, "split", number, 0, &cancel)?;
+        let told = decode_all(&session.allgather(me.encode())?)?;
+        session.close();
+        if color < 0 {
+            return Ok(None);
+        }
+        let mut ours: Vec<(i32, usize)> =
+            told.iter().enumerate().filter(|(_, m)| m.color == color).map(|(rank, m)| (m.key, rank)).collect();
+        ours.sort_unstable();
+        let ours: Vec<usize> = ours.into_iter().map(|(_, rank)| rank).collect();
+        self.child(&ours, "color", number, color, options).map(Some)
+    }
+
+    /// A communicator of all ranks but those in `exclude`, which do not call. Collective over the others.
+    /// With `abort` the parent's operations are ended first.
+    pub fn shrink(self: &Arc<Comm>, exclude: &[usize], abort: bool, options: CommOptions) -> Result<Arc<Comm>> {
+        if abort {
+            self.stop(Error::Remote(format!("rank {} shrank the communicator", self.rank)));
+            self.turns.wait_all(Duration::from_secs(10));
+        }
+        let left: Vec<usize> = (0..self.nranks()).filter(|rank| !exclude.contains(rank)).collect();
+        // The ranks left out do not call and do not count: the number is one of those who do.
+        let number = {
+            let mut shrinks = locked(&self.shrinks);
+            let shrinks = shrinks.entry(left.clone()).or_default();
+            *shrinks += 1;
+            *shrinks
+        };
+        self.child(&left, &format!("shrink to {left:?}"), number, 0, options)
+    }
+
+    /// An id for ranks that are to join this communicator by [`Comm::grow`].
+    pub fn grow_id(&self) -> Result<UniqueId> {
+        let mut pending = locked(&self.grow_id);
+        if pending.is_some() {
+            return Err(Error::InvalidUsage("the previous id of this communicator has not been used yet".to_string()));
+        }
+        let id = UniqueId::create()?;
+        *pending = Some(id);
+        Ok(id)
+    }
+
+    /// A communicator of `nranks` ranks: the parent's, which keep their numbers (`rank` is `None`, one of them gives the
+    /// `id`), and new ones (no parent, an `id` and a `rank`). Collective over all.
+    pub fn grow(
+        parent: Option<&Arc<Comm>>,
+        nranks: usize,
+        id: Option<UniqueId>,
+        rank: Option<usize>,
+        options: CommOptions,
+    ) -> Result<Arc<Comm>> {
+        let cancel = Arc::new(AtomicBool::new(false));
+        let missing = |what: &str| Error::InvalidArgument(format!("ncclCommGrow needs {what}"));
+        let (id, rank, device) = match parent {
+            None => (id.ok_or_else(|| missing("an id on a new rank"))?, rank.ok_or_else(|| missing("a rank"))?, 0),
+            Some(parent) => {
+                if nranks <= parent.nranks() {
+                    let text = format!("growing {} ranks to {nranks}", parent.nranks());
+                    return Err(Error::InvalidArgument(text));
+                }
+                (parent.pass_id(id)?, parent.rank(), parent.device)
+            }
+        };
+        let comm = Comm::init(InitParams { nranks, rank, ids: vec![id], options, device }, &cancel)?;
+        if let Some(parent) = parent {
+            *locked(&parent.grow_id) = None;
+        }
+        Ok(comm)
+    }
+
+    /// Gives the id that one of the parent's ranks has to all of them.
+    fn pass_id(&self, id: Option<UniqueId>) -> Result<UniqueId> {
+        let number = self.children.fetch_add(1, Ordering::AcqRel);
+        let all: Vec<usize> = (0..self.nranks()).collect();
+        let cancel = AtomicBool::new(false);
+        let mut session = self.meet(&all, "grow", number, 0, &cancel)?;
+        let told = session.allgather(id.map_or(Vec::new(), |id| id.0.to_vec()))?;
+        session.close();
+        let ids: Vec<&Vec<u8>> = told.iter().filter(|bytes| !bytes.is_empty()).collect();
+        match ids[..] {
+            [id] => <[u8; 128]>::try_from(&id[..])
+                .map(UniqueId)
+                .map_err(|_| Error::Remote("an id of a wrong length".to_string())),
+            _ => Err(Error::InvalidUsage(format!("{} of the existing ranks gave an id; one must", ids.len()))),
+        }
+    }
+
+    /// A session of some of this communicator's ranks, at the first one's service.
+    fn meet<'a>(
+        &self,
+        ranks: &[usize],
+        purpose: &str,
+        number: u64,
+        color: i32,
+        cancel: &'a AtomicBool,
+    ) -> Result<Session<'a>> {
+        if self.phase.load(Ordering::Acquire) == ENDED {
+            return Err(Error::InvalidArgument("the communicator has been destroyed".to_string()));
+        }
+        let position = ranks.iter().position(|&rank| rank == self.rank());
+        let me = position.ok_or_else(|| Error::InvalidArgument(format!("rank {} is excluded", self.rank)))?;
+        let leader = address(&self.members[ranks[0]])?;
+        let key = derive(self.credentials.key, purpose, number, color);
+        let room = Credentials { key, secret: self.credentials.secret };
+        let timeout = Duration::from_millis(self.config.bootstrap_timeout_ms);
+        Session::join_derived(Derived { leader, room }, ranks.len(), Rank::from_index(me), timeout, cancel)
+    }
+
+    fn child(
+        &self,
+        ranks: &[usize],
+        purpose: &str,
+        number: u64,
+        color: i32,
+        options: CommOptions,
+    ) -> Result<Arc<Comm>> {
+        let cancel = AtomicBool::new(false);
+        let session = self.meet(ranks, purpose, number, color, &cancel)?;
+        let rank = ranks.iter().position(|&rank| rank == self.rank()).expect("meet checked it");
+        let options = CommOptions { host_id: options.host_id.or_else(|| self.options.host_id.clone()), ..options };
+        Meeting { session, rank, nranks: ranks.len(), options, device: self.device, cancel: &cancel }.hold()
+    }
+}
+
+impl Meeting<'_> {
+    /// Exchanges what everybody must know and opens the links.
+    fn hold(mut self) -> Result<Arc<Comm>> {
+        let mut config = settings();
+        let mut me = myself(self.device)?;
+        if let Some(host_id) = &self.options.host_id {
+            me.host_id.clone_from(host_id);
+        }
+        if self.rank == 0 {
+            let Credentials { key, secret } = Credentials::random()?;
+            me.extra = vec![config.agreed(), key.to_string(), u128::from_le_bytes(secret).to_string()];
+        }
+        let members = decode_all(&self.session.allgather(me.encode())?)?;
+        let zero = &members[0].extra;
+        let secret = parse::<u128>(zero.get(2))?.to_le_bytes();
+        let credentials = Credentials { key: parse(zero.get(1))?, secret };
+        let differences = config.take_over(zero.first().map_or("", String::as_str));
+        differences.iter().for_each(|difference| crate::log::warn(difference));
+        if members.iter().any(|member| member.version != me.version) {
+            let text = format!("rank 0 runs Strata {}, this rank {}", members[0].version, me.version);
+            return Err(Error::InvalidUsage(text));
+        }
+        let labels: Vec<&str> = members.iter().map(|member| member.host_id.as_str()).collect();
+        let grid = Arc::new(Grid::from_labels(&labels));
+        let rank = Rank::from_index(self.rank);
+        let transport = transport::open(rank, &grid, &config, &mut self.session)?;
+        let waker = transport.waker();
+        let wake = waker.clone();
+        let status = Arc::new(Status::new(move || wake.wake()));
+        let addresses = members.iter().map(address).collect::<Result<Vec<ServiceAddr>>>()?;
+        let monitor = match self.nranks {
+            1 => None,
+            _ => Some(Monitor::start(credentials, rank, addresses, status.clone())?),
+        };
+        // Nobody may use a link, or leave, before everybody has it.
+        self.session.allgather(Vec::new())?;
+        self.session.close();
+        if self.cancel.load(Ordering::Acquire) {
+            return Err(Error::InvalidUsage("the communicator was aborted while it was made".to_string()));
+        }
+        let name = self.options.name.clone().unwrap_or_default();
+        crate::info!("comm {:032x} {name} rank {rank} nranks {} on {grid} Init COMPLETE", credentials.key, self.nranks);
+        Ok(Arc::new(Comm {
+            credentials,
+            rank,
+            device: self.device,
+            engine: Mutex::new(Some(Engine::new(rank, grid.clone(), config.clone(), transport))),
+            grid,
+            members,
+            config,
+            options: self.options,
+            waker,
+            status,
+            monitor: Mutex::new(monitor),
+            turns: Turns::default(),
+            phase: AtomicU32::new(ALIVE),
+            suspended: AtomicBool::new(false),
+            operations: Mutex::new(ops::Operations::default()),
+            children: AtomicU64::new(0),
+            shrinks: Mutex::default(),
+            grow_id: Mutex::new(None),
+        }))
+    }
+}

@@ -1,0 +1,396 @@
+//! What a communicator runs operations with: its transport, its plans, its scratch memory.
+#![forbid(unsafe_code)]
+
+use super::live::{Buffers, Lists, LiveWorld};
+use super::messages::{Counters, Messages};
+use super::CollectiveCall;
+use crate::algo;
+use crate::config::Config;
+use crate::dtype::Prologue;
+use crate::error::{Error, Result};
+use crate::exec::{Execution, Program, Progress};
+use crate::memory::{shared, Arena, Region};
+use crate::plan::layout::Layout;
+use crate::plan::stage::stage;
+use crate::plan::{Buffer, Collective, Plan, Shape, Span};
+use crate::select::{self, Request, Selection};
+use crate::topo::{Grid, Rank};
+use crate::transport::{Mux, Transport};
+use std::collections::HashMap;
+use std::hash::{Hash, Hasher};
+use std::sync::Arc;
+
+/// What distinguishes two plans of one communicator.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct PlanKey {
+    choice: algo::Choice,
+    collective: Collective,
+    root: Rank,
+    in_place: bool,
+    prologue: bool,
+    staged: Staged,
+}
+
+/// Which of the call's buffers peers on the node cannot read in place, so that what is sent from there is staged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+struct Staged {
+    input: bool,
+    output: bool,
+}
+
+/// A communicator's own memory: shared with the node, so that peers read it in place, or ordinary.
+enum Scratch {
+    Shared(shared::Owned),
+    Plain(Arena),
+}
+
+impl Scratch {
+    fn new(bytes: usize) -> Scratch {
+        match shared::Owned::new(bytes) {
+            Ok(owned) if bytes > 0 => Scratch::Shared(owned),
+            _ => Scratch::Plain(Arena::new(bytes)),
+        }
+    }
+
+    fn region(&mut self) -> Region {
+        match self {
+            Scratch::Shared(owned) => owned.region(),
+            Scratch::Plain(arena) => arena.region(),
+        }
+    }
+
+    fn bytes(&self) -> usize {
+        match self {
+            Scratch::Shared(owned) => owned.region().len(),
+            Scratch::Plain(arena) => arena.len(),
+        }
+    }
+}
+
+/// What distinguishes two choices of one communicator: the collective, the power of two of the block's bytes on either
+/// side of each threshold (so the bytes themselves), and the algorithm a call names.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct ChoiceKey {
+    collective: Collective,
+    block_bytes: usize,
+    named: Option<String>,
+}
+
+/// The call that is running.
+struct Running {
+    call: CollectiveCall,
+    buffers: Buffers,
+    /// Index in `recent`.
+    ready: usize,
+}
+
+/// Everything a call of one shape needs, kept so that the next one of that shape allocates nothing.
+struct Ready {
+    call: CollectiveCall,
+    staged: Staged,
+    program: Arc<Program>,
+    layout: Layout,
+    window: usize,
+    signature: u32,
+    execution: Execution,
+}
+
+/// Runs the operations of one communicator, one collective (or group of messages) at a time.
+pub struct Engine {
+    rank: Rank,
+    grid: Arc<Grid>,
+    config: Config,
+    transport: Mux,
+    programs: HashMap<PlanKey, Arc<Program>>,
+    choices: HashMap<ChoiceKey, Arc<Prepared>>,
+    recent: Vec<Ready>,
+    explained: std::collections::HashSet<(Collective, u32, String)>,
+    scratch: Scratch,
+    lists: Lists,
+    running: Option<Running>,
+    sequence: u64,
+    counters: Counters,
+}
+
+/// A selection with what it needs on every rank.
+#[derive(Debug)]
+struct Prepared {
+    selection: Selection,
+    scratch_chunks: usize,
+}
+
+/// How many recent calls are remembered whole, so that a training step's calls are prepared once.
+const RECENT: usize = 32;
+/// Up to this many ranks the scratch of every rank's plan is known exactly; beyond, bounded.
+const EXACT_RANKS: usize = 64;
+
+impl Engine {
+    /// The engine of `rank` on `grid`.
+    pub fn new(rank: Rank, grid: Arc<Grid>, config: Config, transport: Mux) -> Engine {
+        Engine {
+            rank,
+            counters: Counters::new(grid.nranks()),
+            grid,
+            config,
+            transport,
+            programs: HashMap::new(),
+            choices: HashMap::new(),
+            recent: Vec::new(),
+            explained: Default::default(),
+            scratch: Scratch::new(0),
+            lists: Lists::default(),
+            running: None,
+            sequence: 0,
+        }
+    }
+
+    /// The transport.
+    pub fn transport(&mut self) -> &mut Mux {
+        &mut self.transport
+    }
+
+    /// Gives scratch memory back.
+    pub fn free_scratch(&mut self) {
+        self.scratch = Scratch::new(0);
+    }
+
+    /// Bytes of scratch memory held.
+    pub fn scratch_bytes(&self) -> usize {
+        self.scratch.bytes()
+    }
+
+    fn limit_ns(&self) -> u64 {
+        self.config.timeout_ms.saturating_mul(1_000_000)
+    }
+
+    /// Begins a collective. Returns false when there is nothing to do.
+    pub fn begin(&mut self, call: &CollectiveCall) -> Result<bool> {
+        self.sequence += 1;
+        if call.count == 0 {
+            return Ok(false);
+        }
+        let index = self.prepare(call)?;
+        let limit_ns = self.limit_ns();
+        let ready = &mut self.recent[index];
+        let scratch_bytes = ready.layout.scratch_bytes() * ready.window.min(ready.layout.segments());
+        if scratch_bytes > self.scratch.bytes() {
+            self.scratch = Scratch::new(scratch_bytes);
+        }
+        let buffers = Buffers { input: call.input, output: call.output, scratch: self.scratch.region() };
+        ready.execution.begin(ready.program.clone(), ready.layout, ready.window, limit_ns);
+        self.running = Some(Running { call: call.clone(), buffers, ready: index });
+        Ok(true)
+    }
+
+    /// Makes progress with the collective that is running.
+    pub fn poll(&mut self) -> Result<Progress> {
+        let running = self.running.as_ref().ok_or_else(|| Error::Internal("no collective is running".to_string()))?;
+        let ready = &mut self.recent[running.ready];
+        let mut world = LiveWorld {
+            transport: &mut self.transport,
+            buffers: running.buffers,
+            reduction: running.call.reduction,
+            sequence: self.sequence,
+            signature: ready.signature,
+            lists: &mut self.lists,
+        };
+        let outcome = ready.execution.poll(&mut world);
+        let progress = outcome.map_err(|error| explain(error, &running.call, self.sequence))?;
+        if progress == Progress::Done {
+            self.running = None;
+        }
+        Ok(progress)
+    }
+
+    /// Begins a group of sends and receives.
+    pub fn begin_messages(&mut self, messages: Vec<super::Message>) -> Result<Messages> {
+        Messages::begin(messages, self.rank, &mut self.counters)
+    }
+
+    /// Makes progress with sends and receives.
+    pub fn poll_messages(&mut self, messages: &mut Messages) -> Result<Progress> {
+        let limit_ns = self.limit_ns();
+        let (done, moved) = messages.poll(&mut self.transport, limit_ns)?;
+        Ok(match (done, moved) {
+            (true, _) => Progress::Done,
+            (false, true) => Progress::Moved,
+            (false, false) => Progress::Idle,
+        })
+    }
+
+    /// The ranks that the running collective waits for.
+    pub fn waiting_for(&self) -> Vec<Rank> {
+        self.running.as_ref().map_or_else(Vec::new, |running| self.recent[running.ready].execution.waiting_for())
+    }
+
+    /// Forgets what is running; user memory is not touched afterwards.
+    pub fn cancel(&mut self) {
+        self.transport.cancel();
+        self.running = None;
+    }
+
+    /// The index in `recent` of what this call needs.
+    fn prepare(&mut self, call: &CollectiveCall) -> Result<usize> {
+        let staged = self.staged(call);
+        let known = |ready: &Ready| ready.staged == staged && ready.call.same_shape(call, self.rank);
+        if let Some(index) = self.recent.iter().position(known) {
+            return Ok(index);
+        }
+        let prepared = self.choice(call)?;
+        let program = self.program(&prepared.selection.choice, call, staged)?;
+        let k = program.plan().chunks_per_block as usize;
+        let window = prepared.selection.window;
+        // Scratch is `window * scratch_chunks` chunks on the rank that needs most: this bounds the segment on all.
+        let most = self.config.scratch_bytes / window / prepared.scratch_chunks.max(1);
+        let segment_bytes = match prepared.scratch_chunks {
+            0 => prepared.selection.segment_bytes,
+            _ => prepared.selection.segment_bytes.min(most.max(64).saturating_mul(k)),
+        };
+        let scratch_chunks = program.plan().scratch_chunks as usize;
+        let layout = Layout::new(call.count, call.dtype.size(), k, scratch_chunks, segment_bytes);
+        self.explain_choice(call, &prepared.selection, &layout);
+        if self.recent.len() == RECENT {
+            self.recent.remove(0);
+        }
+        let signature = signature(call, &program.plan().algorithm);
+        let execution = Execution::new();
+        self.recent.push(Ready { call: call.clone(), staged, program, layout, window, signature, execution });
+        Ok(self.recent.len() - 1)
+    }
+
+    /// What of this call is staged: nothing when its messages are short enough to be copied into shared memory anyway.
+    fn staged(&self, call: &CollectiveCall) -> Staged {
+        let block_bytes = call.count * call.dtype.size();
+        if !self.config.stage || block_bytes <= self.config.eager_bytes {
+            return Staged::default();
+        }
+        let ordinary = |region: &Region| shared::find(region.as_ptr() as usize, region.len()).is_none();
+        Staged { input: ordinary(&call.input), output: ordinary(&call.output) }
+    }
+
+    /// The plan as this rank runs it.
+    fn plan(&self, choice: &algo::Choice, shape: &Shape, rank: Rank, staged: Staged) -> Result<Plan> {
+        let plan = algo::build(choice, shape, rank)?;
+        if staged == Staged::default() {
+            return Ok(plan);
+        }
+        let node = self.grid.node(rank);
+        let from_user = |span: &Span| match span.buffer {
+            Buffer::Input => staged.input,
+            Buffer::Output => staged.output,
+            Buffer::Scratch => false,
+        };
+        Ok(stage(&plan, &|to, src| self.grid.node(to) == node && src.iter().any(from_user)))
+    }
+
+    fn choice(&mut self, call: &CollectiveCall) -> Result<Arc<Prepared>> {
+        let block_bytes = call.count * call.dtype.size();
+        let key = ChoiceKey { collective: call.collective, block_bytes, named: call.algorithm.clone() };
+        if let Some(prepared) = self.choices.get(&key) {
+            return Ok(prepared.clone());
+        }
+        let request = Request { collective: call.collective, block_bytes, named: call.algorithm.as_deref() };
+        let selection = select::choose(&request, &self.grid, &self.config)?;
+        let scratch_chunks = self.most_scratch(&selection.choice, call)?;
+        let prepared = Arc::new(Prepared { selection, scratch_chunks });
+        if self.choices.len() > 4096 {
+            self.choices.clear();
+        }
+        self.choices.insert(key, prepared.clone());
+        Ok(prepared)
+    }
+
+    /// Scratch chunks of the rank that needs most, whichever way it holds its buffers. All ranks must cut a message into
+    /// the same segments, and whether a call is in place is known to its own rank only.
+    fn most_scratch(&self, choice: &algo::Choice, call: &CollectiveCall) -> Result<usize> {
+        let nranks = self.grid.nranks();
+        let mut most = 0;
+        let prologue = call.reduction.is_some_and(|reduction| reduction.prologue != Prologue::None);
+        let ranks: Vec<usize> = if nranks <= EXACT_RANKS { (0..nranks).collect() } else { vec![self.rank.index()] };
+        let mut k = 1;
+        for rank in ranks {
+            for in_place in [false, true] {
+                let shape = Shape { in_place, prologue, ..self.shape(call) };
+                let staged = Staged { input: self.config.stage, output: self.config.stage };
+                let plan = self.plan(choice, &shape, Rank::from_index(rank), staged)?;
+                most = most.max(plan.scratch_chunks as usize);
+                k = plan.chunks_per_block as usize;
+            }
+        }
+        // No algorithm holds more than the full vector twice, and it is staged once.
+        Ok(if nranks <= EXACT_RANKS { most } else { 3 * nranks.max(k) * if k >= nranks { 1 } else { k } })
+    }
+
+    fn shape(&self, call: &CollectiveCall) -> Shape {
+        Shape {
+            collective: call.collective,
+            grid: self.grid.clone(),
+            root: call.root,
+            in_place: call.in_place(self.rank),
+            prologue: call.reduction.is_some_and(|reduction| reduction.needs_prologue()),
+        }
+    }
+
+    fn program(&mut self, choice: &algo::Choice, call: &CollectiveCall, staged: Staged) -> Result<Arc<Program>> {
+        let shape = self.shape(call);
+        let key = PlanKey {
+            choice: choice.clone(),
+            collective: shape.collective,
+            root: shape.root,
+            in_place: shape.in_place,
+            prologue: shape.prologue,
+            staged,
+        };
+        if let Some(program) = self.programs.get(&key) {
+            return Ok(program.clone());
+        }
+        let program = Arc::new(Program::new(self.plan(choice, &shape, self.rank, staged)?)?);
+        self.programs.insert(key, program.clone());
+        Ok(program)
+    }
+
+    fn explain_choice(&mut self, call: &CollectiveCall, selection: &Selection, layout: &Layout) {
+        if !crate::log::enabled(crate::log::Level::Info) {
+            return;
+        }
+        let bytes = layout.block_bytes();
+        let choice = selection.choice.to_string();
+        if self.explained.insert((call.collective, bytes.max(1).ilog2(), choice.clone())) {
+            let name = call.collective.name();
+            let segments = layout.segments();
+            crate::info!(
+                "{name}: {} elements of {} ({bytes} bytes a block) -> {choice}, {segments} segment{}, because: {}",
+                call.count,
+                call.dtype.name(),
+                if segments == 1 { "" } else { "s" },
+                selection.reason
+            );
+        }
+    }
+}
+
+fn explain(error: Error, call: &CollectiveCall, sequence: u64) -> Error {
+    let what = format!("operation {sequence}, {} of {} {}: ", call.collective.name(), call.count, call.dtype.name());
+    match error {
+        Error::InvalidUsage(text) => Error::InvalidUsage(what + &text),
+        Error::Timeout(text) => Error::Timeout(what + &text),
+        Error::Remote(text) => Error::Remote(what + &text),
+        other => other,
+    }
+}
+
+/// A digest of what all ranks of one collective must agree on.
+fn signature(call: &CollectiveCall, algorithm: &str) -> u32 {
+    let mut hasher = std::hash::DefaultHasher::new();
+    call.collective.hash(&mut hasher);
+    (call.count, call.dtype, call.root, algorithm).hash(&mut hasher);
+    if let Some(reduction) = call.reduction {
+        let kind = match reduction.prologue {
+            Prologue::None => 0,
+            Prologue::Scalar(_) => 1,
+            Prologue::Reciprocal(_) => 2,
+        };
+        (reduction.operator, reduction.divisor, kind).hash(&mut hasher);
+    }
+    hasher.finish() as u32
+}

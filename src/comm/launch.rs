@@ -1,0 +1,356 @@
+//! From recorded operations to running ones: turns, streams, and the loop that waits.
+#![forbid(unsafe_code)]
+
+use super::messages::Messages;
+use super::{locked, Comm, Direction, Message, Operation, StreamRef};
+use crate::error::{Error, Result};
+use crate::exec::Progress;
+use crate::transport::{Idle, Transport};
+use smallvec::SmallVec;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::{Duration, Instant};
+
+/// An operation, where it runs, and in what order.
+pub struct Launch {
+    /// The communicator.
+    pub comm: Arc<Comm>,
+    /// What is to be done.
+    pub operation: Operation,
+    /// The stream that orders it.
+    pub stream: StreamRef,
+}
+
+/// The operations of one communicator from one group.
+struct Run {
+    comm: Arc<Comm>,
+    turn: u64,
+    collectives: SmallVec<[super::CollectiveCall; 1]>,
+    /// How many of the collectives have begun.
+    begun: usize,
+    messages: Vec<Message>,
+    active: Active,
+}
+
+enum Active {
+    Waiting,
+    Collective,
+    Messages(Messages),
+}
+
+/// How long a rank that asks why it waits in vain gives the others to answer.
+const GRACE: Duration = Duration::from_millis(1000);
+/// Idle polls between two looks at whom a run waits for: by then it sleeps between polls.
+const TELL_POLLS: u32 = 64;
+/// How long a rank whose link broke waits to hear why.
+const ECHO: Duration = Duration::from_millis(500);
+/// How long a run waits for its turn before it looks for a failure.
+const TURN_WAIT: Duration = Duration::from_millis(50);
+/// How long a thread that has several runs sleeps on one of them.
+const SHARED_WAIT: Duration = Duration::from_micros(200);
+
+/// Launches the operations of a group (or a single one). Operations on null streams have ended when this returns;
+/// others are queued on their streams.
+///
+/// Per communicator, collectives run in the order in which they were recorded, then all sends and receives at once.
+/// A communicator used with several streams in one group waits for all of them and holds all of them up, as NCCL does.
+pub fn launch(batch: Vec<Launch>) -> Result<()> {
+    match <[Launch; 1]>::try_from(batch) {
+        Ok([alone]) => launch_one(alone),
+        Err(batch) => launch_group(batch),
+    }
+}
+
+/// Launches a single operation.
+pub fn launch_one(Launch { comm, operation, stream }: Launch) -> Result<()> {
+    let mut run = Run::new(comm);
+    run.add(operation);
+    run.turn = run.comm.turns.issue();
+    match stream {
+        StreamRef::Null => drive(std::slice::from_mut(&mut run)),
+        stream => stream.enqueue(move || on_stream(run, None)),
+    }
+}
+
+fn launch_group(batch: Vec<Launch>) -> Result<()> {
+    let mut parts: Vec<(Run, Vec<StreamRef>)> = Vec::new();
+    for Launch { comm, operation, stream } in batch {
+        let index = parts.iter().position(|(run, _)| Arc::ptr_eq(&run.comm, &comm)).unwrap_or_else(|| {
+            parts.push((Run::new(comm), Vec::new()));
+            parts.len() - 1
+        });
+        let (run, streams) = &mut parts[index];
+        run.add(operation);
+        if !streams.contains(&stream) {
+            streams.push(stream);
+        }
+    }
+    for (run, _) in &mut parts {
+        run.turn = run.comm.turns.issue();
+    }
+    let mut here = Vec::new();
+    let mut gates = Vec::new();
+    for (run, streams) in parts {
+        let first = streams.iter().position(StreamRef::is_null).unwrap_or(0);
+        let gate = (streams.len() > 1).then(|| Arc::new(Gate::new(streams.len() - 1)));
+        let mut home = StreamRef::Null;
+        for (index, stream) in streams.into_iter().enumerate() {
+            if index == first {
+                home = stream;
+            } else if let Some(gate) = gate.clone() {
+                stream.enqueue(move || gate.pass())?;
+            }
+        }
+        if home.is_null() {
+            here.push(run);
+            gates.extend(gate);
+        } else {
+            home.enqueue(move || on_stream(run, gate))?;
+        }
+    }
+    gates.iter().for_each(|gate| gate.wait_arrived());
+    let outcome = if here.is_empty() { Ok(()) } else { drive(&mut here) };
+    gates.iter().for_each(|gate| gate.open());
+    outcome
+}
+
+fn on_stream(run: Run, gate: Option<Arc<Gate>>) -> Result<()> {
+    if let Some(gate) = &gate {
+        gate.wait_arrived();
+    }
+    // The failure is kept in the communicator; the stream goes on, as a GPU stream would.
+    let outcome = drive(&mut [run]);
+    if let Some(gate) = &gate {
+        gate.open();
+    }
+    outcome
+}
+
+/// Holds streams up while another one works for them.
+struct Gate {
+    state: Mutex<(usize, bool)>,
+    changed: Condvar,
+}
+
+impl Gate {
+    fn new(expected: usize) -> Gate {
+        Gate { state: Mutex::new((expected, false)), changed: Condvar::new() }
+    }
+
+    /// Arrives and waits until the gate is open.
+    fn pass(&self) -> Result<()> {
+        let mut state = locked(&self.state);
+        state.0 -= 1;
+        self.changed.notify_all();
+        drop(self.changed.wait_while(state, |state| !state.1));
+        Ok(())
+    }
+
+    fn wait_arrived(&self) {
+        drop(self.changed.wait_while(locked(&self.state), |state| state.0 > 0));
+    }
+
+    fn open(&self) {
+        locked(&self.state).1 = true;
+        self.changed.notify_all();
+    }
+}
+
+impl Run {
+    fn new(comm: Arc<Comm>) -> Run {
+        Run { comm, turn: 0, collectives: SmallVec::new(), begun: 0, messages: Vec::new(), active: Active::Waiting }
+    }
+
+    fn add(&mut self, operation: Operation) {
+        match operation {
+            Operation::Collective(call) => self.collectives.push(call),
+            Operation::Send { to, data } => {
+                self.messages.push(Message { direction: Direction::Send, peer: to, data });
+            }
+            Operation::Recv { from, data } => {
+                self.messages.push(Message { direction: Direction::Recv, peer: from, data });
+            }
+        }
+    }
+
+    /// Goes as far as possible without waiting.
+    fn poll(&mut self) -> Result<Progress> {
+        if !self.comm.turns.is(self.turn) {
+            return Ok(Progress::Idle);
+        }
+        let outcome = self.advance();
+        if let Err(error) = outcome {
+            return Err(self.fail(error));
+        }
+        outcome
+    }
+
+    fn advance(&mut self) -> Result<Progress> {
+        let mut moved = false;
+        let mut engine = locked(&self.comm.engine);
+        let engine = engine.as_mut().ok_or_else(|| self.comm.usable().err().unwrap_or_else(ended))?;
+        loop {
+            if let Some(failure) = self.comm.failure() {
+                return Err(failure);
+            }
+            let progress = match &mut self.active {
+                Active::Waiting => {
+                    if let Some(call) = self.collectives.get(self.begun) {
+                        self.begun += 1;
+                        self.comm.status.begin();
+                        if engine.begin(call)? {
+                            self.active = Active::Collective;
+                        }
+                    } else if !self.messages.is_empty() {
+                        self.comm.status.begin();
+                        self.active = Active::Messages(engine.begin_messages(std::mem::take(&mut self.messages))?);
+                    } else {
+                        return Ok(Progress::Done);
+                    }
+                    moved = true;
+                    continue;
+                }
+                Active::Collective => engine.poll()?,
+                Active::Messages(messages) => engine.poll_messages(messages)?,
+            };
+            match progress {
+                Progress::Done => {
+                    self.comm.status.wait_for(None);
+                    self.comm.status.finish();
+                    self.active = Active::Waiting;
+                }
+                Progress::Moved => moved = true,
+                Progress::Idle => return Ok(if moved { Progress::Moved } else { Progress::Idle }),
+            }
+        }
+    }
+
+    /// The ranks this run waits for.
+    fn waiting_for(&self) -> Vec<crate::topo::Rank> {
+        match &self.active {
+            Active::Messages(messages) => messages.waiting_for(),
+            _ => locked(&self.comm.engine).as_ref().map_or_else(Vec::new, |engine| engine.waiting_for()),
+        }
+    }
+
+    /// Ends the communicator's work with `error`: nobody else waits for this rank, and later calls return it.
+    fn fail(&mut self, error: Error) -> Error {
+        let comm = &self.comm;
+        if matches!(error, Error::Remote(_)) {
+            // A link that breaks may be the echo of a failure elsewhere; the news of the failure itself is on its way.
+            let end = Instant::now() + ECHO;
+            while comm.failure().is_none() && Instant::now() < end {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+        let error = match (comm.failure(), error) {
+            (None, Error::Timeout(text)) => {
+                let waiting = self.waiting_for();
+                let why = locked(&comm.monitor).as_ref().map(|monitor| monitor.diagnose(&waiting, GRACE));
+                Error::Timeout(match why {
+                    Some(why) if !why.is_empty() => format!("{text}: {why}"),
+                    _ => text,
+                })
+            }
+            (_, error) => error,
+        };
+        if comm.status.fail(error.clone()) {
+            // Told before the links are given up, so that the others hear the reason first.
+            if let Some(monitor) = locked(&comm.monitor).as_ref() {
+                monitor.report(&error);
+            }
+        }
+        if let Some(engine) = locked(&comm.engine).as_mut() {
+            engine.cancel();
+        }
+        comm.failure().unwrap_or(error)
+    }
+
+    /// Says which rank is awaited, for ranks that look for the one that holds everybody up.
+    fn tell(&self) {
+        if self.comm.turns.is(self.turn) {
+            self.comm.status.wait_for(self.waiting_for().first().copied());
+        }
+    }
+
+    /// Passes a little time, at most `limit` where the wait is for another run.
+    fn wait(&self, idle: &mut Idle, limit: Option<Duration>) {
+        if !self.comm.turns.is(self.turn) {
+            return self.comm.turns.wait(self.turn, limit.unwrap_or(TURN_WAIT));
+        }
+        if let Some(engine) = locked(&self.comm.engine).as_mut() {
+            // An error shows at the next poll, which has the operation to name.
+            let _ = match limit {
+                None => idle.pause(engine.transport()),
+                Some(limit) => engine.transport().sleep(limit),
+            };
+        }
+    }
+}
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        // Turns end in order even when a run is given up before its own came.
+        let limit = Duration::from_secs(10);
+        if !self.comm.turns.is(self.turn) {
+            self.comm.turns.wait(self.turn, limit);
+        }
+        self.comm.turns.advance();
+    }
+}
+
+fn ended() -> Error {
+    Error::InvalidArgument("the communicator has been destroyed".to_string())
+}
+
+/// Runs all of `runs` to their end on this thread. The first failure is returned; the others are run to their end.
+fn drive(runs: &mut [Run]) -> Result<()> {
+    let mut first = Ok(());
+    let mut open: SmallVec<[bool; 8]> = runs.iter().map(|_| true).collect();
+    let mut left = runs.len();
+    let mut idle = runs.first().map_or_else(|| Idle::new(0, true), |run| run.comm.idle());
+    let mut idle_polls = 0u32;
+    while left > 0 {
+        let mut moved = false;
+        for (run, open) in runs.iter_mut().zip(&mut open).filter(|(_, open)| **open) {
+            match run.poll() {
+                Ok(Progress::Idle) => continue,
+                Ok(Progress::Moved) => {}
+                outcome => {
+                    (*open, left) = (false, left - 1);
+                    first = first.and(outcome.map(|_| ()));
+                }
+            }
+            moved = true;
+        }
+        if moved {
+            idle.reset();
+            idle_polls = 0;
+            continue;
+        }
+        idle_polls += 1;
+        if idle_polls % TELL_POLLS == 0 {
+            runs.iter().zip(&open).filter(|(_, open)| **open).for_each(|(run, _)| run.tell());
+        }
+        let Some((run, _)) = runs.iter().zip(&open).find(|(_, open)| **open) else { break };
+        match left {
+            1 => run.wait(&mut idle, None),
+            // Several runs on one thread: only one of them can be slept on, so not at once and not for long.
+            _ if idle_polls < 100 => std::thread::yield_now(),
+            _ => run.wait(&mut idle, Some(SHARED_WAIT)),
+        }
+    }
+    first
+}
+
+impl Comm {
+    fn idle(&self) -> Idle {
+        let crowded = locked(&self.engine).as_mut().is_some_and(|engine| engine.transport().oversubscribed());
+        Idle::new(self.config.spin_us, crowded)
+    }
+
+    /// Whether no operation is running or queued.
+    pub fn is_quiet(&self) -> bool {
+        self.turns.current.load(Ordering::Acquire) >= self.turns.issued.load(Ordering::Acquire)
+    }
+}

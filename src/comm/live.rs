@@ -1,0 +1,198 @@
+//! The world the executor runs in when the collective is real: this process's memory, device, clock and transport.
+#![forbid(unsafe_code)]
+
+use crate::device::host::{self, Combine};
+use crate::dtype::{DataType, Operator, Reduction};
+use crate::error::{Error, Result};
+use crate::exec::{Op, Started, Token, World};
+use crate::memory::Region;
+use crate::plan::layout::Piece;
+use crate::plan::{Buffer, Order};
+use crate::transport::{Envelope, Sink, Transport};
+use std::sync::OnceLock;
+use std::time::Instant;
+
+/// The memory of one call.
+#[derive(Debug, Clone, Copy)]
+pub struct Buffers {
+    /// The send buffer.
+    pub input: Region,
+    /// The receive buffer.
+    pub output: Region,
+    /// Our own memory.
+    pub scratch: Region,
+}
+
+/// Lists of regions, kept from call to call so that none is allocated twice.
+#[derive(Debug, Default)]
+pub struct Lists {
+    first: Vec<Region>,
+    second: Vec<Region>,
+}
+
+/// One call's view of the world.
+pub struct LiveWorld<'a> {
+    /// Carries messages.
+    pub transport: &'a mut dyn Transport,
+    /// The call's memory.
+    pub buffers: Buffers,
+    /// What reductions do; `None` for collectives that only move data.
+    pub reduction: Option<Reduction>,
+    /// The call's number on its communicator.
+    pub sequence: u64,
+    /// The call's digest.
+    pub signature: u32,
+    /// Reused lists.
+    pub lists: &'a mut Lists,
+}
+
+/// The time in ns since the process first asked.
+pub fn now_ns() -> u64 {
+    static START: OnceLock<Instant> = OnceLock::new();
+    START.get_or_init(Instant::now).elapsed().as_nanos() as u64
+}
+
+impl Buffers {
+    fn region(&self, piece: &Piece) -> Region {
+        let buffer = match piece.buffer {
+            Buffer::Input => self.input,
+            Buffer::Output => self.output,
+            Buffer::Scratch => self.scratch,
+        };
+        buffer.part(piece.offset, piece.len)
+    }
+
+    fn list(&self, pieces: &[Piece], regions: &mut Vec<Region>) {
+        regions.clear();
+        regions.extend(pieces.iter().map(|piece| self.region(piece)));
+    }
+}
+
+impl LiveWorld<'_> {
+    fn envelope(&self, channel: u16) -> Envelope {
+        Envelope { channel, sequence: self.sequence, signature: self.signature }
+    }
+
+    fn reduction(&self) -> Result<Reduction> {
+        self.reduction.ok_or_else(|| Error::Internal("a plan of a moving collective reduces".to_string()))
+    }
+
+    fn combine(&self, order: Order, finish: bool) -> Result<Combine> {
+        let Reduction { dtype, operator, divisor, .. } = self.reduction()?;
+        Ok(Combine { dtype, operator, order, divisor: if finish { divisor } else { 1 } })
+    }
+
+    fn copy(&mut self, src: &[Piece], dst: &[Piece], start: bool, finish: bool) -> Result<()> {
+        let reduction = match self.reduction {
+            Some(reduction) if (start && reduction.needs_prologue()) || (finish && reduction.divisor != 1) => reduction,
+            _ => {
+                walk(&[src, dst], |parts| self.buffers.region(&parts[1]).copy_from(self.buffers.region(&parts[0])));
+                return Ok(());
+            }
+        };
+        let divisor = if finish { reduction.divisor } else { 1 };
+        walk(&[src, dst], |parts| {
+            let (src, dst) = (self.buffers.region(&parts[0]), self.buffers.region(&parts[1]));
+            let mut from = src;
+            if start && reduction.needs_prologue() {
+                host::prologue(&reduction, src, dst);
+                from = dst;
+            }
+            if divisor != 1 {
+                host::divide(reduction.dtype, divisor, from, dst);
+            }
+        });
+        Ok(())
+    }
+
+    fn reduce(&mut self, srcs: &[&[Piece]], dst: &[Piece], finish: bool) -> Result<()> {
+        let Reduction { dtype, operator, divisor, .. } = self.reduction()?;
+        let divisor = if finish { divisor } else { 1 };
+        let mut rows: Vec<&[Piece]> = Vec::with_capacity(srcs.len() + 1);
+        rows.extend(srcs);
+        rows.push(dst);
+        let buffers = self.buffers;
+        walk(&rows, |parts| fold(dtype, operator, divisor, &buffers, parts));
+        Ok(())
+    }
+}
+
+fn fold(dtype: DataType, operator: Operator, divisor: u64, buffers: &Buffers, parts: &[Piece]) {
+    let (dst, srcs) = parts.split_last().expect("a row for the destination");
+    let regions: smallvec::SmallVec<[Region; 16]> = srcs.iter().map(|piece| buffers.region(piece)).collect();
+    host::reduce(dtype, operator, divisor, &regions, buffers.region(dst));
+}
+
+/// Goes through rows of pieces of equal total length in step, calling `visit` for each stretch that is one piece in all
+/// of them.
+fn walk(rows: &[&[Piece]], mut visit: impl FnMut(&[Piece])) {
+    let mut at: smallvec::SmallVec<[(usize, usize); 17]> = rows.iter().map(|_| (0, 0)).collect();
+    let mut parts: smallvec::SmallVec<[Piece; 17]> = smallvec::SmallVec::new();
+    while rows.iter().zip(&at).all(|(row, &(index, _))| index < row.len()) {
+        let len = rows.iter().zip(&at).map(|(row, &(index, done))| row[index].len - done).min().unwrap_or(0);
+        parts.clear();
+        for (row, (index, done)) in rows.iter().zip(&mut at) {
+            let piece = row[*index];
+            parts.push(Piece { offset: piece.offset + *done, len, ..piece });
+            *done += len;
+            if *done == piece.len {
+                (*index, *done) = (*index + 1, 0);
+            }
+        }
+        visit(&parts);
+    }
+}
+
+impl World for LiveWorld<'_> {
+    fn now_ns(&self) -> u64 {
+        now_ns()
+    }
+
+    fn start(&mut self, token: Token, op: Op<'_>) -> Result<Started> {
+        match op {
+            Op::Send { to, channel, src } => {
+                let envelope = self.envelope(channel);
+                self.buffers.list(src, &mut self.lists.first);
+                self.transport.send(token, to, envelope, &self.lists.first)
+            }
+            Op::Recv { from, channel, dst } => {
+                let envelope = self.envelope(channel);
+                self.buffers.list(dst, &mut self.lists.first);
+                self.transport.recv(token, from, envelope, Sink::Store(&self.lists.first))
+            }
+            Op::RecvReduce { from, channel, local, dst, order, finish } => {
+                let envelope = self.envelope(channel);
+                let combine = self.combine(order, finish)?;
+                self.buffers.list(local, &mut self.lists.first);
+                self.buffers.list(dst, &mut self.lists.second);
+                let sink = Sink::Reduce { local: &self.lists.first, dst: &self.lists.second, combine };
+                self.transport.recv(token, from, envelope, sink)
+            }
+            Op::Copy { src, dst, start, finish } => self.copy(src, dst, start, finish).map(|()| Started::Done),
+            Op::Reduce { srcs, dst, finish } => self.reduce(srcs, dst, finish).map(|()| Started::Done),
+            Op::Call { call, .. } => {
+                let text = format!("no provider for a {} call on the host device", call.collective.name());
+                Err(Error::Internal(text))
+            }
+        }
+    }
+
+    fn poll(&mut self, done: &mut Vec<Token>) -> Result<()> {
+        self.transport.poll(done)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_cut_at_different_places_are_walked_in_step() {
+        let piece = |offset, len| Piece { buffer: Buffer::Input, offset, len };
+        let mut seen = Vec::new();
+        walk(&[&[piece(0, 3), piece(10, 5)], &[piece(100, 8)]], |parts| {
+            seen.push((parts[0].offset, parts[1].offset, parts[0].len));
+        });
+        assert_eq!(seen, [(0, 100, 3), (10, 103, 5)]);
+    }
+}

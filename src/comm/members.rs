@@ -1,0 +1,89 @@
+//! What ranks tell each other about themselves when a communicator is made.
+#![forbid(unsafe_code)]
+
+use crate::error::{Error, Result};
+use serde_json::{json, Value};
+
+/// One rank, as the others know it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Member {
+    /// Its node's identity.
+    pub host_id: String,
+    /// Its host's name, for messages.
+    pub host: String,
+    /// Its process.
+    pub pid: u32,
+    /// Its device.
+    pub device: i32,
+    /// Where its process's service listens.
+    pub service: String,
+    /// The version of Strata it runs.
+    pub version: String,
+    /// Color and key of a split; 0 elsewhere.
+    pub color: i32,
+    /// See `color`.
+    pub key: i32,
+    /// Text that only the rank concerned fills in: rank 0's configuration, the communicator's key, a unique id.
+    pub extra: Vec<String>,
+}
+
+impl Member {
+    /// The member as bytes to be sent.
+    pub fn encode(&self) -> Vec<u8> {
+        json!({
+            "host_id": self.host_id, "host": self.host, "pid": self.pid, "device": self.device,
+            "service": self.service, "version": self.version, "color": self.color, "key": self.key,
+            "extra": self.extra,
+        })
+        .to_string()
+        .into_bytes()
+    }
+
+    /// The member that `rank` sent. Anything that is not one is a `Remote` error.
+    pub fn decode(rank: usize, bytes: &[u8]) -> Result<Member> {
+        let value: Value = serde_json::from_slice(bytes).map_err(|error| refuse(rank, &error.to_string()))?;
+        let text = |name: &str| value[name].as_str().map(str::to_string).ok_or_else(|| refuse(rank, name));
+        let number = |name: &str| value[name].as_i64().ok_or_else(|| refuse(rank, name));
+        let small = |name: &str| number(name).and_then(|n| i32::try_from(n).map_err(|_| refuse(rank, name)));
+        let extra = value["extra"].as_array().ok_or_else(|| refuse(rank, "extra"))?;
+        Ok(Member {
+            host_id: text("host_id")?,
+            host: text("host")?,
+            pid: u32::try_from(number("pid")?).map_err(|_| refuse(rank, "pid"))?,
+            device: small("device")?,
+            service: text("service")?,
+            version: text("version")?,
+            color: small("color")?,
+            key: small("key")?,
+            extra: extra.iter().filter_map(|entry| entry.as_str().map(str::to_string)).collect(),
+        })
+    }
+}
+
+fn refuse(rank: usize, what: &str) -> Error {
+    Error::Remote(format!("rank {rank} sent a description of itself that cannot be read: {what}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_member_round_trips_and_garbage_is_refused() {
+        let member = Member {
+            host_id: "node0".to_string(),
+            host: "a".to_string(),
+            pid: 7,
+            device: -1,
+            service: "127.0.0.1:9".to_string(),
+            version: "0.1.0".to_string(),
+            color: 3,
+            key: -4,
+            extra: vec!["x=1\n".to_string()],
+        };
+        assert_eq!(Member::decode(0, &member.encode()), Ok(member));
+        for bytes in [&b""[..], b"{}", b"\xff\xfe", b"[1,2]", br#"{"host_id":1}"#] {
+            assert!(Member::decode(5, bytes).unwrap_err().text().starts_with("rank 5 sent"));
+        }
+    }
+}

@@ -1,0 +1,190 @@
+//! The service of a process: one thread with one listening socket, for all its communicators.
+//!
+//! It holds the [rooms](room) in which the ranks of a communicator come together, keeps the [links](ring) by which
+//! they notice that one has died, and answers, however busy the process is, how its ranks are. It starts when first
+//! needed, blocks on nobody, and trusts nobody without the secret of the room or communicator spoken of.
+#![forbid(unsafe_code)]
+
+pub mod conn;
+mod diagnose;
+mod doors;
+mod monitor;
+mod net;
+mod reactor;
+mod ring;
+pub mod room;
+mod status;
+pub mod wire;
+
+#[cfg(test)]
+mod tests;
+
+pub use monitor::Monitor;
+pub use status::Status;
+pub use wire::{Credentials, Process};
+
+use crate::error::{Error, Result};
+use crate::topo::host;
+use reactor::{Command, Reactor};
+use std::io::Write;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener};
+use std::os::unix::net::UnixStream;
+use std::sync::mpsc::{channel, Sender};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+/// Connections that may wait to be accepted: all ranks of a large communicator come at once.
+const BACKLOG: i32 = 4096;
+
+/// Where a process's service listens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct ServiceAddr(pub SocketAddr);
+
+impl ServiceAddr {
+    /// Bytes of the encoded form.
+    pub const BYTES: usize = 20;
+
+    /// As bytes, to be sent to other ranks.
+    pub fn encode(&self) -> [u8; ServiceAddr::BYTES] {
+        let mut bytes = [0; ServiceAddr::BYTES];
+        bytes[2..4].copy_from_slice(&self.0.port().to_be_bytes());
+        match self.0.ip() {
+            IpAddr::V4(addr) => {
+                bytes[0] = 4;
+                bytes[4..8].copy_from_slice(&addr.octets());
+            }
+            IpAddr::V6(addr) => {
+                bytes[0] = 6;
+                bytes[4..20].copy_from_slice(&addr.octets());
+            }
+        }
+        bytes
+    }
+
+    /// From bytes another rank has sent; `None` when they are no address. A link-local address is taken to be on the
+    /// link that this process uses itself.
+    pub fn decode(bytes: &[u8]) -> Option<ServiceAddr> {
+        let bytes: &[u8; ServiceAddr::BYTES] = bytes.try_into().ok()?;
+        let port = u16::from_be_bytes([bytes[2], bytes[3]]);
+        let addr = &bytes[4..];
+        match bytes[0] {
+            4 => Some(ServiceAddr(SocketAddr::from(([addr[0], addr[1], addr[2], addr[3]], port)))),
+            6 => {
+                let addr = Ipv6Addr::from(<[u8; 16]>::try_from(addr).ok()?);
+                let mut found = SocketAddr::from((addr, port));
+                if let (SocketAddr::V6(found), true) = (&mut found, host::is_link_local(&addr)) {
+                    found.set_scope_id(host::local_interface().map_or(0, |interface| interface.scope));
+                }
+                Some(ServiceAddr(found))
+            }
+            _ => None,
+        }
+    }
+}
+
+struct Handle {
+    commands: Sender<Command>,
+    wake: UnixStream,
+}
+
+/// This process's service.
+pub struct Service {
+    addr: ServiceAddr,
+    pid: u32,
+    handle: Mutex<Handle>,
+    thread: JoinHandle<()>,
+}
+
+static CURRENT: Mutex<Option<Arc<Service>>> = Mutex::new(None);
+
+/// A listening socket that does not block.
+pub(super) fn listen(addr: SocketAddr) -> Result<TcpListener> {
+    let refused = |error: std::io::Error| Error::System(format!("listening at {addr}: {error}"));
+    let listener = TcpListener::bind(addr).map_err(refused)?;
+    listener.set_nonblocking(true).map_err(refused)?;
+    // The standard library's backlog is too short for a thousand ranks.
+    rustix::net::listen(&listener, BACKLOG).map_err(|error| refused(error.into()))?;
+    Ok(listener)
+}
+
+/// Lets the process open as many connections as the administrator allows it: a root of many ranks needs one for each.
+fn raise_descriptor_limit() {
+    use rustix::process::{getrlimit, setrlimit, Resource, Rlimit};
+    let limit = getrlimit(Resource::Nofile);
+    if limit.current < limit.maximum {
+        // A root of few ranks does without.
+        let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
+    }
+}
+
+impl Service {
+    /// The service of this process, started if there is none. After a fork the child gets its own.
+    pub fn get() -> Result<Arc<Service>> {
+        Service::get_for(std::process::id())
+    }
+
+    fn get_for(pid: u32) -> Result<Arc<Service>> {
+        let mut current = CURRENT.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        match &*current {
+            Some(service) if service.pid == pid && !service.thread.is_finished() => Ok(service.clone()),
+            _ => {
+                let service = Arc::new(Service::start(pid)?);
+                *current = Some(service.clone());
+                Ok(service)
+            }
+        }
+    }
+
+    fn start(pid: u32) -> Result<Service> {
+        raise_descriptor_limit();
+        let interface = host::local_interface()?;
+        let listener = listen(interface.with_port(0))?;
+        let addr = ServiceAddr(listener.local_addr()?);
+        let (wake, woken) = UnixStream::pair()?;
+        woken.set_nonblocking(true)?;
+        wake.set_nonblocking(true)?;
+        let (commands, obeyed) = channel();
+        let reactor = Reactor::new(listener, addr, woken, obeyed);
+        // The program's signals are for the program's threads.
+        let all = nix::sys::signal::SigSet::all();
+        let before = all.thread_swap_mask(nix::sys::signal::SigmaskHow::SIG_BLOCK);
+        let thread = std::thread::Builder::new().name("strata-service".to_string()).spawn(move || reactor.run());
+        if let Ok(before) = before {
+            // Restoring a mask that was valid does not fail.
+            let _ = before.thread_set_mask();
+        }
+        crate::info!("the bootstrap port is {} on {}", addr.0, interface.name);
+        Ok(Service { addr, pid, handle: Mutex::new(Handle { commands, wake }), thread: thread? })
+    }
+
+    /// Where it listens.
+    pub fn addr(&self) -> ServiceAddr {
+        self.addr
+    }
+
+    /// Opens a room for a unique id.
+    pub fn open_room(&self, credentials: Credentials) -> Result<()> {
+        self.command(Command::Open(credentials))
+    }
+
+    /// Listens at a fixed address as well, until one communicator has come together there.
+    pub fn listen_at(&self, addr: SocketAddr, credentials: Credentials, deadline: Instant) -> Result<()> {
+        let (reply, replied) = channel();
+        self.command(Command::ListenAt(addr, credentials, reply))?;
+        let rest = deadline.saturating_duration_since(Instant::now());
+        replied.recv_timeout(rest).map_err(|_| Error::Timeout(format!("listening at {addr} took too long")))?
+    }
+
+    fn command(&self, command: Command) -> Result<()> {
+        let gone = || Error::Internal("the service's thread has ended".to_string());
+        let mut handle = self.handle.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        handle.commands.send(command).map_err(|_| gone())?;
+        match handle.wake.write(&[1]) {
+            Ok(_) => Ok(()),
+            // So many bytes are under way that the thread wakes in any case.
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => Ok(()),
+            Err(_) => Err(gone()),
+        }
+    }
+}

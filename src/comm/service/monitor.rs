@@ -1,0 +1,97 @@
+//! The watch over one rank of one communicator, as the communicator holds it.
+#![forbid(unsafe_code)]
+
+use super::diagnose::{self, Inquiry};
+use super::reactor::Command;
+use super::ring::Watch;
+use super::{Credentials, Service, ServiceAddr, Status};
+use crate::error::{Error, Result};
+use crate::topo::Rank;
+use std::sync::mpsc::{channel, RecvTimeoutError};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How long a rank waits for its neighbours' links. All ranks start their monitors at about the same time; a rank that
+/// is late is watched as soon as it comes.
+const LINK_PATIENCE: Duration = Duration::from_secs(10);
+/// How long a leaving rank waits for the service, which itself waits for the goodbye to be sent.
+const LEAVE_PATIENCE: Duration = Duration::from_secs(2);
+
+/// Tells a rank when another dies, and the others when this one fails or leaves. Dropping it leaves in good order.
+pub struct Monitor {
+    service: Arc<Service>,
+    comm: Credentials,
+    me: Rank,
+    members: Vec<ServiceAddr>,
+    status: Arc<Status>,
+}
+
+impl Monitor {
+    /// Starts the watch. All ranks call this with the same credentials and members (rank `i`'s service is
+    /// `members[i]`); it returns when the links to both neighbours stand, so that whoever leaves later is missed by
+    /// somebody. Fails if a neighbour is dead already.
+    pub fn start(comm: Credentials, me: Rank, members: Vec<ServiceAddr>, status: Arc<Status>) -> Result<Monitor> {
+        if me.index() >= members.len() {
+            return Err(Error::Internal(format!("rank {me} watches a communicator of {} ranks", members.len())));
+        }
+        let service = Service::get()?;
+        let (ready, standing) = channel();
+        let watch = Watch { comm, me: me.0, members: members.clone(), status: status.clone(), ready };
+        service.command(Command::Start(watch))?;
+        let monitor = Monitor { service, comm, me, members, status };
+        let deadline = Instant::now() + LINK_PATIENCE;
+        loop {
+            match standing.recv_timeout(Duration::from_millis(20)) {
+                Ok(()) => break,
+                Err(RecvTimeoutError::Disconnected) => {
+                    return Err(Error::Internal("the service's thread has ended".to_string()))
+                }
+                Err(RecvTimeoutError::Timeout) => {
+                    if let Some(error) = monitor.status.failure() {
+                        return Err(error.clone());
+                    }
+                    if Instant::now() > deadline {
+                        crate::info!("rank {me}: the neighbours' links do not stand yet; going on without waiting");
+                        break;
+                    }
+                }
+            }
+        }
+        Ok(monitor)
+    }
+
+    /// The state that others are told.
+    pub fn status(&self) -> &Arc<Status> {
+        &self.status
+    }
+
+    /// Tells all other ranks that this one has failed, timed out or aborted. They get a `Timeout` for a `Timeout`, else
+    /// a `Remote`, with this rank's number and the text.
+    pub fn report(&self, error: &Error) {
+        let text = format!("rank {} ({}): {error}", self.me, super::Process::this());
+        let told = match error {
+            Error::Timeout(_) => Error::Timeout(text),
+            _ => Error::Remote(text),
+        };
+        if let Err(error) = self.service.command(Command::Report((self.comm.key, self.me.0), told)) {
+            crate::info!("the other ranks could not be told: {error}");
+        }
+    }
+
+    /// Why the awaited ranks do not come: asks their services, follows those who wait themselves, and names the
+    /// culprits. Takes `grace` in all if somebody does not answer, and milliseconds if everybody does.
+    pub fn diagnose(&self, waiting_for: &[Rank], grace: Duration) -> String {
+        let inquiry = Inquiry { comm: self.comm, me: self.me.0, members: &self.members, begun: self.status.begun() };
+        diagnose::diagnose(&inquiry, waiting_for, grace)
+    }
+}
+
+impl Drop for Monitor {
+    fn drop(&mut self) {
+        let (done, left) = channel();
+        if self.service.command(Command::Leave((self.comm.key, self.me.0), done)).is_ok() {
+            // A goodbye that is not sent in time looks like a death to the others: the log of one of them will say so.
+            let _ = left.recv_timeout(LEAVE_PATIENCE);
+        }
+    }
+}

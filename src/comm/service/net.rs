@@ -1,0 +1,134 @@
+//! The connections of the service's thread, by number, each with the part it plays.
+#![forbid(unsafe_code)]
+
+use super::conn::Conn;
+use super::wire::{Frame, Process, FRAME_LIMIT};
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How long a connection may take to say who it is, or to take a last word.
+pub const PATIENCE: Duration = Duration::from_secs(5);
+
+/// One communicator's rank in this process.
+pub type LocalRank = (u128, u32);
+
+/// The part a connection plays.
+#[derive(Debug, Clone)]
+pub enum Role {
+    /// It has not said yet what it wants.
+    New,
+    /// A member of a room.
+    Member {
+        /// The room's number.
+        room: u64,
+        /// The member's.
+        member: u32,
+    },
+    /// The link from a rank's predecessor.
+    LinkIn {
+        /// Whose predecessor.
+        of: LocalRank,
+        /// Its rank.
+        from: u32,
+        /// Its process.
+        process: Process,
+    },
+    /// The link to a rank's successor.
+    LinkOut {
+        /// Whose successor.
+        of: LocalRank,
+        /// Its rank.
+        to: u32,
+        /// Its process, once it has answered.
+        process: Option<Process>,
+    },
+    /// It carries a last word and is closed when that is sent.
+    Ending,
+}
+
+/// A connection and its part.
+pub struct Peer {
+    /// The connection.
+    pub conn: Conn,
+    /// Its part.
+    pub role: Role,
+    /// When it is closed whatever happens.
+    pub deadline: Option<Instant>,
+}
+
+/// All connections of the service.
+#[derive(Default)]
+pub struct Net {
+    /// By number.
+    pub peers: HashMap<u64, Peer>,
+    next: u64,
+}
+
+impl Net {
+    fn add(&mut self, conn: Conn, role: Role, deadline: Option<Instant>) -> u64 {
+        self.next += 1;
+        self.peers.insert(self.next, Peer { conn, role, deadline });
+        self.next
+    }
+
+    /// Takes in a connection that has just been accepted.
+    pub fn accept(&mut self, conn: Conn) -> u64 {
+        self.add(conn, Role::New, Some(Instant::now() + PATIENCE))
+    }
+
+    /// Connects to another service and says `first`.
+    pub fn dial(&mut self, addr: SocketAddr, role: Role, first: &[Arc<[u8]>]) -> std::io::Result<u64> {
+        let mut conn = Conn::dial(addr)?;
+        first.iter().for_each(|bytes| conn.send(bytes.clone()));
+        if matches!(role, Role::LinkOut { .. }) {
+            conn.keep_alive()?;
+        }
+        Ok(self.add(conn, role, Some(Instant::now() + PATIENCE)))
+    }
+
+    /// The connection has shown that it belongs here: it may stay, and send what its part allows.
+    pub fn admit(&mut self, id: u64, role: Role) {
+        if let Some(peer) = self.peers.get_mut(&id) {
+            peer.conn.limit = FRAME_LIMIT;
+            peer.role = role;
+            peer.deadline = None;
+        }
+    }
+
+    /// Sends a frame. Failures show when the connection is next polled.
+    pub fn send(&mut self, id: u64, frame: &Frame) {
+        self.send_all(std::iter::once(id), frame);
+    }
+
+    /// Sends one frame to many; it is encoded once.
+    pub fn send_all(&mut self, ids: impl Iterator<Item = u64>, frame: &Frame) {
+        let bytes: Arc<[u8]> = frame.encode().into();
+        for id in ids {
+            if let Some(peer) = self.peers.get_mut(&id) {
+                peer.conn.send(bytes.clone());
+                // An error is met again at the next poll.
+                let _ = peer.conn.flush();
+            }
+        }
+    }
+
+    /// Closes a connection once what was sent on it is out.
+    pub fn end(&mut self, id: u64) {
+        if let Some(peer) = self.peers.get_mut(&id) {
+            peer.role = Role::Ending;
+            peer.deadline = Some(Instant::now() + PATIENCE);
+        }
+    }
+
+    /// Whether a connection still has something to say.
+    pub fn is_sending(&self, id: u64) -> bool {
+        self.peers.get(&id).is_some_and(|peer| !peer.conn.flushed())
+    }
+
+    /// Closes a connection now.
+    pub fn close(&mut self, id: u64) {
+        self.peers.remove(&id);
+    }
+}

@@ -1,0 +1,333 @@
+//! The service's thread: one loop over all its sockets that never blocks on one of them.
+#![forbid(unsafe_code)]
+
+use super::conn::{until, Conn};
+use super::doors::{Doors, Entry};
+use super::net::{LocalRank, Net, Role};
+use super::ring::{Ring, Watch};
+use super::wire::{Credentials, Frame, Malformed};
+use super::ServiceAddr;
+use crate::error::{Error, Result};
+use rustix::event::{poll, PollFd, PollFlags};
+use std::io::{ErrorKind, Read};
+use std::net::{SocketAddr, TcpListener};
+use std::os::unix::net::UnixStream;
+use std::sync::mpsc::{Receiver, Sender};
+use std::time::{Duration, Instant};
+
+/// How many connections may be silent at once. Beyond it the one that has been silent longest is closed.
+const SILENT_CONNECTIONS: usize = 256;
+/// How many connections are accepted before those that stand are heard again.
+const ACCEPTS_A_TURN: usize = 64;
+/// Strangers are logged one by one until it looks like an attack on the log.
+const LOGGED_STRANGERS: u32 = 100;
+/// The longest sleep: a safeguard, as everything that happens wakes the loop.
+const NAP: Duration = Duration::from_secs(5);
+/// How long a leaving rank waits for its goodbye to be on its way.
+const FAREWELL: Duration = Duration::from_secs(1);
+
+/// What the process asks of its service.
+pub enum Command {
+    /// Open a door for a unique id.
+    Open(Credentials),
+    /// Listen at a fixed address too, for one communicator.
+    ListenAt(SocketAddr, Credentials, Sender<Result<()>>),
+    /// Watch over a rank.
+    Start(Watch),
+    /// A rank reports a failure.
+    Report(LocalRank, Error),
+    /// A rank leaves in good order; the sender hears when the others can know.
+    Leave(LocalRank, Sender<()>),
+}
+
+struct Farewell {
+    deadline: Instant,
+    links: Vec<u64>,
+    done: Sender<()>,
+}
+
+/// All the service's thread has.
+pub struct Reactor {
+    listener: TcpListener,
+    fixed: Vec<(u128, SocketAddr, TcpListener)>,
+    wake: UnixStream,
+    commands: Receiver<Command>,
+    net: Net,
+    doors: Doors,
+    ring: Ring,
+    farewells: Vec<Farewell>,
+    strangers: u32,
+    accepting_from: Instant,
+}
+
+impl Reactor {
+    /// A loop around a listener. A byte on `wake` makes it look at its commands.
+    pub fn new(listener: TcpListener, here: ServiceAddr, wake: UnixStream, commands: Receiver<Command>) -> Reactor {
+        Reactor {
+            listener,
+            fixed: Vec::new(),
+            wake,
+            commands,
+            net: Net::default(),
+            doors: Doors::default(),
+            ring: Ring::new(here),
+            farewells: Vec::new(),
+            strangers: 0,
+            accepting_from: Instant::now(),
+        }
+    }
+
+    /// Serves until the process's last handle is gone.
+    pub fn run(mut self) {
+        loop {
+            let ready = self.sleep();
+            // Commands go first: a connection may speak of what they open.
+            if !self.obey() {
+                return;
+            }
+            let (sockets, listeners) = ready;
+            for (id, events) in sockets {
+                self.serve(id, events);
+            }
+            if listeners {
+                self.accept();
+            }
+            self.tick();
+        }
+    }
+
+    /// Sleeps until something happens. Returns the ready connections, and whether a listener may be.
+    fn sleep(&self) -> (Vec<(u64, PollFlags)>, bool) {
+        let now = Instant::now();
+        let farewells = self.farewells.iter().map(|farewell| farewell.deadline);
+        let deadlines = self.net.peers.values().filter_map(|peer| peer.deadline);
+        let paused = Some(self.accepting_from).filter(|&from| from > now);
+        let next = deadlines.chain(farewells).chain(self.ring.next_due()).chain(paused).min();
+        let mut fds = vec![PollFd::new(&self.wake, PollFlags::IN)];
+        if paused.is_none() {
+            fds.push(PollFd::new(&self.listener, PollFlags::IN));
+            fds.extend(self.fixed.iter().map(|(_, _, listener)| PollFd::new(listener, PollFlags::IN)));
+        }
+        let first = fds.len();
+        let ids: Vec<u64> = self.net.peers.keys().copied().collect();
+        fds.extend(self.net.peers.values().map(|peer| PollFd::new(peer.conn.stream(), peer.conn.interest())));
+        if let Err(error) = poll(&mut fds, Some(&until(next.unwrap_or(now + NAP), NAP))) {
+            if error != rustix::io::Errno::INTR {
+                crate::info!("the service cannot poll: {error}");
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            return (Vec::new(), false);
+        }
+        let ready =
+            ids.into_iter().zip(fds[first..].iter().map(PollFd::revents)).filter(|(_, events)| !events.is_empty());
+        (ready.collect(), fds[1..first].iter().any(|fd| !fd.revents().is_empty()))
+    }
+
+    fn obey(&mut self) -> bool {
+        let mut bytes = [0; 64];
+        let mut open = true;
+        loop {
+            match self.wake.read(&mut bytes) {
+                Ok(0) => {
+                    open = false;
+                    break;
+                }
+                Ok(_) => {}
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(_) => break,
+            }
+        }
+        while let Ok(command) = self.commands.try_recv() {
+            match command {
+                Command::Open(credentials) => self.doors.open(credentials, false),
+                Command::ListenAt(addr, credentials, reply) => {
+                    // Who asked may have been cancelled.
+                    let _ = reply.send(self.listen_at(addr, credentials));
+                }
+                Command::Start(watch) => self.ring.start(&mut self.net, watch),
+                Command::Report(of, error) => self.ring.report(of, &error),
+                Command::Leave(of, done) => {
+                    let links = self.ring.leave(&mut self.net, of);
+                    self.farewells.push(Farewell { deadline: Instant::now() + FAREWELL, links, done });
+                }
+            }
+        }
+        open
+    }
+
+    fn listen_at(&mut self, addr: SocketAddr, credentials: Credentials) -> Result<()> {
+        if !self.fixed.iter().any(|(_, known, _)| *known == addr) {
+            let listener = super::listen(addr)?;
+            self.fixed.push((credentials.key, addr, listener));
+        }
+        self.doors.open(credentials, true);
+        Ok(())
+    }
+
+    fn accept(&mut self) {
+        let listeners = std::iter::once(&self.listener).chain(self.fixed.iter().map(|(_, _, listener)| listener));
+        let mut accepted = Vec::new();
+        for listener in listeners {
+            while accepted.len() < ACCEPTS_A_TURN {
+                match listener.accept() {
+                    Ok((stream, from)) => accepted.push((stream, from)),
+                    Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+                    Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                    Err(error) if error.kind() == ErrorKind::ConnectionAborted => {}
+                    Err(error) => {
+                        // Out of descriptors, most likely: accepting at once again would only spin.
+                        crate::info!("the service cannot accept a connection: {error}");
+                        self.accepting_from = Instant::now() + Duration::from_millis(100);
+                        break;
+                    }
+                }
+            }
+        }
+        for (stream, _) in accepted {
+            if let Ok(conn) = Conn::accepted(stream) {
+                self.net.accept(conn);
+            }
+        }
+        let silent = |role: &Role| matches!(role, Role::New);
+        let mut waiting: Vec<(Option<Instant>, u64)> = self
+            .net
+            .peers
+            .iter()
+            .filter(|(_, peer)| silent(&peer.role))
+            .map(|(id, peer)| (peer.deadline, *id))
+            .collect();
+        if waiting.len() > SILENT_CONNECTIONS {
+            waiting.sort_unstable();
+            let surplus = waiting.len() - SILENT_CONNECTIONS;
+            waiting[..surplus].iter().for_each(|(_, id)| self.refuse(*id, "too many connections say nothing"));
+        }
+    }
+
+    fn serve(&mut self, id: u64, events: PollFlags) {
+        let Some(peer) = self.net.peers.get_mut(&id) else { return };
+        let mut broken = None;
+        if events.intersects(PollFlags::OUT | PollFlags::ERR | PollFlags::HUP) {
+            broken = peer.conn.flush().err().map(|error| error.kind());
+        }
+        let open = match peer.conn.receive() {
+            Ok(open) => open && broken.is_none(),
+            Err(error) => {
+                broken = broken.or(Some(error.kind()));
+                false
+            }
+        };
+        // Everything said before the end still counts: above all a goodbye.
+        loop {
+            let Some(peer) = self.net.peers.get_mut(&id) else { return };
+            if matches!(peer.role, Role::Ending) {
+                peer.conn.discard();
+                break;
+            }
+            match peer.conn.next_frame() {
+                Ok(Some(frame)) => self.frame(id, frame),
+                Ok(None) => break,
+                Err(Malformed(why)) => return self.refuse(id, why),
+            }
+        }
+        if !open {
+            self.lost(id, broken);
+        }
+    }
+
+    fn frame(&mut self, id: u64, frame: Frame) {
+        let Some(peer) = self.net.peers.get(&id) else { return };
+        match peer.role.clone() {
+            Role::New => self.first_frame(id, frame),
+            Role::Member { room, member } => self.doors.hear(&mut self.net, room, member, frame),
+            role @ (Role::LinkIn { .. } | Role::LinkOut { .. }) => self.ring.hear(&mut self.net, id, role, frame),
+            Role::Ending => {}
+        }
+    }
+
+    fn first_frame(&mut self, id: u64, frame: Frame) {
+        let welcome = match frame {
+            Frame::Join(join) => {
+                let trusted = self.ring.knows(&join.room.secret);
+                !matches!(self.doors.join(&mut self.net, id, &join, trusted), Entry::Intruder)
+            }
+            Frame::Link { comm, from, to, process } => self.ring.welcome(&mut self.net, id, (comm, from, to, process)),
+            Frame::Query { comm, rank } => match self.ring.answer(comm, rank) {
+                Some(answer) => {
+                    self.net.send(id, &answer);
+                    self.net.end(id);
+                    true
+                }
+                None => false,
+            },
+            Frame::Notice { comm, error } => {
+                let welcome = self.ring.notice(comm, error);
+                self.net.end(id);
+                welcome
+            }
+            _ => return self.refuse(id, "it does not begin with a greeting"),
+        };
+        if !welcome {
+            self.refuse(id, "its secret is wrong");
+        }
+    }
+
+    /// Closes a connection that does not belong here.
+    fn refuse(&mut self, id: u64, why: &str) {
+        let Some(peer) = self.net.peers.remove(&id) else { return };
+        if matches!(peer.role, Role::New | Role::Ending) {
+            self.strangers += 1;
+            if self.strangers <= LOGGED_STRANGERS {
+                let from = peer.conn.stream().peer_addr().map_or("somewhere".to_string(), |addr| addr.to_string());
+                crate::info!("the bootstrap port refused a connection from {from}: {why}");
+            }
+            return;
+        }
+        self.ended(peer.role, Some(ErrorKind::InvalidData));
+    }
+
+    fn lost(&mut self, id: u64, why: Option<ErrorKind>) {
+        if let Some(peer) = self.net.peers.remove(&id) {
+            self.ended(peer.role, why);
+        }
+    }
+
+    fn ended(&mut self, role: Role, why: Option<ErrorKind>) {
+        match role {
+            Role::Member { room, member } => self.doors.gone(&mut self.net, room, member),
+            role => self.ring.gone(&mut self.net, role, why),
+        }
+    }
+
+    fn tick(&mut self) {
+        let now = Instant::now();
+        for peer in self.net.peers.values_mut().filter(|peer| matches!(peer.role, Role::Ending)) {
+            if peer.conn.flushed() {
+                peer.conn.shut();
+            }
+        }
+        let late = |deadline: Option<Instant>| deadline.is_some_and(|deadline| deadline <= now);
+        let overdue: Vec<u64> =
+            self.net.peers.iter().filter(|(_, peer)| late(peer.deadline)).map(|(id, _)| *id).collect();
+        for id in overdue {
+            match self.net.peers.get(&id).map(|peer| &peer.role) {
+                Some(Role::New) => self.refuse(id, "it said nothing in time"),
+                _ => self.lost(id, Some(ErrorKind::TimedOut)),
+            }
+        }
+        for key in std::mem::take(&mut self.doors.served) {
+            self.fixed.retain(|(served, _, _)| *served != key);
+        }
+        self.ring.tick(&mut self.net, now);
+        let all_told = self.ring.all_told(&self.net);
+        let net = &self.net;
+        self.farewells.retain(|farewell| {
+            let under_way = !all_told || farewell.links.iter().any(|id| net.is_sending(*id));
+            if under_way && farewell.deadline > now {
+                return true;
+            }
+            // The rank may have stopped waiting.
+            let _ = farewell.done.send(());
+            false
+        });
+    }
+}

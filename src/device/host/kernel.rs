@@ -1,0 +1,359 @@
+//! The loops over memory, compiled once for any processor and once for AVX2, and the table that chooses among them.
+//!
+//! Data is taken in strips of 128 bytes of the wide form: four vector registers that hold the accumulator while every
+//! source is read once. The last, shorter strip goes through the same arithmetic in a buffer, so that an element's bits
+//! depend neither on its place nor on alignment.
+
+use super::divide::Quotient;
+use super::element::{Bf16, E4m3, E5m2, Element, Larger, Pair, Prod, Ranked, Small, Smaller, Sum, Times, F16};
+#[cfg(target_arch = "x86_64")]
+use super::f16c::{HalfF16c, SmallF16c};
+use crate::dtype::{DataType, Operator, Prologue, ScalarBytes};
+use std::ops::Div;
+use std::ptr;
+
+/// Which instructions may be used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Level {
+    /// What every processor of the architecture has.
+    Portable,
+    /// AVX2 and F16C.
+    #[cfg(target_arch = "x86_64")]
+    Avx2,
+}
+
+impl Level {
+    /// The best level of this processor.
+    pub(super) fn best() -> Level {
+        #[cfg(target_arch = "x86_64")]
+        if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("f16c") {
+            return Level::Avx2;
+        }
+        Level::Portable
+    }
+}
+
+/// Folds sources of `bytes` bytes from the left into a destination, which may be exactly one of them.
+///
+/// # Safety
+/// The processor must have the level that the kernel was chosen for; there must be a source; every source must be
+/// readable and the destination writable for the given number of bytes.
+pub(super) type Fold = unsafe fn(srcs: &[*const u8], dst: *mut u8, bytes: usize);
+
+/// # Safety
+/// `from` must be readable for `count` elements, and `count` at most `L`.
+#[inline(always)]
+unsafe fn load<B: Copy + Default, const L: usize>(from: *const u8, count: usize) -> [B; L] {
+    if count == L {
+        // SAFETY: `L` elements must be readable; because `count` are. Alignment does not matter.
+        return unsafe { ptr::read_unaligned(from.cast()) };
+    }
+    let mut strip = [B::default(); L];
+    // SAFETY: `count` elements must be readable, and fit the strip, which is elsewhere; by the caller's promise.
+    unsafe { ptr::copy_nonoverlapping(from, strip.as_mut_ptr().cast(), count * size_of::<B>()) };
+    strip
+}
+
+/// # Safety
+/// `to` must be writable for `count` elements, and `count` at most `L`.
+#[inline(always)]
+unsafe fn store<B: Copy, const L: usize>(to: *mut u8, strip: [B; L], count: usize) {
+    if count == L {
+        // SAFETY: `L` elements must be writable; because `count` are. Alignment does not matter.
+        return unsafe { ptr::write_unaligned(to.cast(), strip) };
+    }
+    // SAFETY: `count` elements must be writable, and the strip, which is elsewhere, has them; by the caller's promise.
+    unsafe { ptr::copy_nonoverlapping(strip.as_ptr().cast(), to, count * size_of::<B>()) };
+}
+
+/// Folds one strip: `count` elements at `at`.
+///
+/// # Safety
+/// As for [`Fold`], for the bytes of the strip.
+#[inline(always)]
+unsafe fn fold_strip<E: Element, P: Pair<E::Wide>, const L: usize>(
+    srcs: &[*const u8],
+    dst: *mut u8,
+    at: usize,
+    count: usize,
+) {
+    // SAFETY: the strip must be readable; by the caller's promise.
+    let first = unsafe { load::<E::Bits, L>(srcs[0].wrapping_add(at), count) };
+    let mut folded = E::widen_strip(&first);
+    for (k, src) in srcs[1..].iter().enumerate() {
+        if k > 0 {
+            E::settle_strip(&mut folded);
+        }
+        // SAFETY: the strip must be readable; by the caller's promise.
+        let next = unsafe { load::<E::Bits, L>(src.wrapping_add(at), count) };
+        let next = E::widen_strip(&next);
+        for i in 0..L {
+            folded[i] = P::pair(folded[i], next[i]);
+        }
+    }
+    // SAFETY: the strip must be writable; by the caller's promise.
+    unsafe { store(dst.wrapping_add(at), E::narrow_strip(&folded), count) };
+}
+
+/// # Safety
+/// As for [`Fold`].
+#[inline(always)]
+unsafe fn fold<E: Element, P: Pair<E::Wide>, const L: usize>(srcs: &[*const u8], dst: *mut u8, bytes: usize) {
+    let strip = L * size_of::<E::Bits>();
+    let mut at = 0;
+    while at + strip <= bytes {
+        // SAFETY: the strip must lie inside the buffers; as the loop's condition says.
+        unsafe { fold_strip::<E, P, L>(srcs, dst, at, L) };
+        at += strip;
+    }
+    if at < bytes {
+        // SAFETY: the strip must lie inside the buffers; because it ends where they do.
+        unsafe { fold_strip::<E, P, L>(srcs, dst, at, (bytes - at) / size_of::<E::Bits>()) };
+    }
+}
+
+/// # Safety
+/// As for [`Fold`].
+unsafe fn fold_portable<E: Element, P: Pair<E::Wide>, const L: usize>(srcs: &[*const u8], dst: *mut u8, bytes: usize) {
+    // SAFETY: as for `Fold`; by the caller's promise.
+    unsafe { fold::<E, P, L>(srcs, dst, bytes) }
+}
+
+/// # Safety
+/// As for [`Fold`].
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,f16c")]
+unsafe fn fold_avx2<E: Element, P: Pair<E::Wide>, const L: usize>(srcs: &[*const u8], dst: *mut u8, bytes: usize) {
+    // SAFETY: as for `Fold`; by the caller's promise.
+    unsafe { fold::<E, P, L>(srcs, dst, bytes) }
+}
+
+fn choose<E: Element, P: Pair<E::Wide>, const L: usize>(level: Level) -> Fold {
+    match level {
+        Level::Portable => fold_portable::<E, P, L>,
+        #[cfg(target_arch = "x86_64")]
+        Level::Avx2 => fold_avx2::<E, P, L>,
+    }
+}
+
+fn integers<T, const L: usize>(level: Level, operator: Operator) -> Fold
+where
+    T: Element<Wide = T> + Ord,
+    Sum: Pair<T>,
+    Prod: Pair<T>,
+{
+    match operator {
+        Operator::Sum => choose::<T, Sum, L>(level),
+        Operator::Prod => choose::<T, Prod, L>(level),
+        Operator::Max => choose::<T, Larger, L>(level),
+        Operator::Min => choose::<T, Smaller, L>(level),
+    }
+}
+
+/// `E` computes in floats, `L` elements a strip; `R` and `S` rank for the larger and the smaller, `M` a strip.
+fn floats<E, R, S, const L: usize, const M: usize>(level: Level, operator: Operator) -> Fold
+where
+    E: Element,
+    R: Element<Wide: Ord>,
+    S: Element<Wide: Ord>,
+    Sum: Pair<E::Wide>,
+    Prod: Pair<E::Wide>,
+{
+    match operator {
+        Operator::Sum => choose::<E, Sum, L>(level),
+        Operator::Prod => choose::<E, Prod, L>(level),
+        Operator::Max => choose::<R, Larger, M>(level),
+        Operator::Min => choose::<S, Smaller, M>(level),
+    }
+}
+
+/// The kernel for a type whose conversion depends on the level: half precision as `H`, the fp8 types as `A` and `B`.
+fn small_kernel<H, A, B>(level: Level, dtype: DataType, operator: Operator) -> Fold
+where
+    H: Element<Wide = f32>,
+    A: Element<Wide = f32>,
+    B: Element<Wide = f32>,
+{
+    match dtype {
+        DataType::F8E4M3 => floats::<A, Ranked<E4m3, true>, Ranked<E4m3, false>, 32, 128>(level, operator),
+        DataType::F8E5M2 => floats::<B, Ranked<E5m2, true>, Ranked<E5m2, false>, 32, 128>(level, operator),
+        _ => floats::<H, Ranked<F16, true>, Ranked<F16, false>, 32, 64>(level, operator),
+    }
+}
+
+/// The kernel that folds this type with this operator.
+pub(super) fn fold_kernel(level: Level, dtype: DataType, operator: Operator) -> Fold {
+    match dtype {
+        DataType::I8 => integers::<i8, 128>(level, operator),
+        DataType::U8 => integers::<u8, 128>(level, operator),
+        DataType::I32 => integers::<i32, 32>(level, operator),
+        DataType::U32 => integers::<u32, 32>(level, operator),
+        DataType::I64 => integers::<i64, 16>(level, operator),
+        DataType::U64 => integers::<u64, 16>(level, operator),
+        DataType::F32 => floats::<f32, Ranked<f32, true>, Ranked<f32, false>, 32, 32>(level, operator),
+        DataType::F64 => floats::<f64, Ranked<f64, true>, Ranked<f64, false>, 16, 16>(level, operator),
+        DataType::BF16 => floats::<Bf16, Ranked<Bf16, true>, Ranked<Bf16, false>, 32, 64>(level, operator),
+        DataType::F16 | DataType::F8E4M3 | DataType::F8E5M2 => match level {
+            Level::Portable => small_kernel::<Small<F16>, Small<E4m3>, Small<E5m2>>(level, dtype, operator),
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx2 => small_kernel::<HalfF16c, SmallF16c<E4m3>, SmallF16c<E5m2>>(level, dtype, operator),
+        },
+    }
+}
+
+/// What is done to every element of one buffer.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) enum Scale {
+    /// The prologue.
+    Multiply(Prologue),
+    /// The epilogue.
+    Divide(u64),
+}
+
+/// # Safety
+/// `src` must be readable and `dst`, which may be `src`, writable for `bytes` bytes.
+#[inline(always)]
+unsafe fn map<E: Element, const L: usize>(f: impl Fn(E::Wide) -> E::Wide, src: *const u8, dst: *mut u8, bytes: usize) {
+    let strip = L * size_of::<E::Bits>();
+    for at in (0..bytes).step_by(strip) {
+        let count = strip.min(bytes - at) / size_of::<E::Bits>();
+        // SAFETY: the strip must be readable; because it ends with the buffer at the latest.
+        let bits = unsafe { load::<E::Bits, L>(src.wrapping_add(at), count) };
+        let mut wide = E::widen_strip(&bits);
+        for value in &mut wide {
+            *value = f(*value);
+        }
+        // SAFETY: the strip must be writable; because it ends with the buffer at the latest.
+        unsafe { store(dst.wrapping_add(at), E::narrow_strip(&wide), count) };
+    }
+}
+
+/// The first bytes of a scalar, as an element.
+fn scalar<T: Copy + Default>(bytes: &ScalarBytes) -> T {
+    // SAFETY: an element of at most 8 bytes must be readable; because a scalar has 8.
+    unsafe { load::<T, 1>(bytes.as_ptr(), 1)[0] }
+}
+
+/// # Safety
+/// As for [`map`].
+#[inline(always)]
+unsafe fn scale_integers<T, const L: usize>(scale: Scale, src: *const u8, dst: *mut u8, bytes: usize)
+where
+    T: Element<Wide = T, Bits = T> + Quotient + Times + Default,
+{
+    match scale {
+        Scale::Multiply(Prologue::Scalar(factor)) => {
+            let factor = scalar::<T>(&factor);
+            // SAFETY: as for `map`; by the caller's promise.
+            unsafe { map::<T, L>(|x| x.times(factor), src, dst, bytes) }
+        }
+        Scale::Multiply(Prologue::Reciprocal(n)) | Scale::Divide(n) if n != 1 => {
+            let divisor = T::ready(n);
+            // SAFETY: as for `map`; by the caller's promise.
+            unsafe { map::<T, L>(|x| x.over(&divisor), src, dst, bytes) }
+        }
+        // SAFETY: as for `map`; by the caller's promise.
+        _ => unsafe { ptr::copy(src, dst, bytes) },
+    }
+}
+
+/// # Safety
+/// As for [`map`].
+#[inline(always)]
+unsafe fn scale_floats<E, const L: usize>(scale: Scale, src: *const u8, dst: *mut u8, bytes: usize)
+where
+    E: Element<Wide: Times + FromCount + From<f32> + Div<Output = E::Wide>>,
+{
+    match scale {
+        Scale::Multiply(Prologue::Scalar(factor)) => {
+            let factor = E::widen(scalar::<E::Bits>(&factor));
+            // SAFETY: as for `map`; by the caller's promise.
+            unsafe { map::<E, L>(|x| x.times(factor), src, dst, bytes) }
+        }
+        Scale::Multiply(Prologue::Reciprocal(n)) => {
+            let factor = E::Wide::from(1.0 / n as f32);
+            // SAFETY: as for `map`; by the caller's promise.
+            unsafe { map::<E, L>(|x| x.times(factor), src, dst, bytes) }
+        }
+        Scale::Divide(n) if n != 1 => {
+            let divisor = E::Wide::from_count(n);
+            // SAFETY: as for `map`; by the caller's promise.
+            unsafe { map::<E, L>(|x| x / divisor, src, dst, bytes) }
+        }
+        // SAFETY: as for `map`; by the caller's promise.
+        _ => unsafe { ptr::copy(src, dst, bytes) },
+    }
+}
+
+/// A float made from a number of ranks.
+trait FromCount {
+    /// The nearest float.
+    fn from_count(count: u64) -> Self;
+}
+
+impl FromCount for f32 {
+    fn from_count(count: u64) -> f32 {
+        count as f32
+    }
+}
+
+impl FromCount for f64 {
+    fn from_count(count: u64) -> f64 {
+        count as f64
+    }
+}
+
+/// # Safety
+/// As for [`map`]; `H`, `A` and `B`, half precision and the fp8 types, must be usable on this processor.
+#[inline(always)]
+unsafe fn scale_any<H, A, B>(dtype: DataType, scale: Scale, src: *const u8, dst: *mut u8, bytes: usize)
+where
+    H: Element<Wide = f32>,
+    A: Element<Wide = f32>,
+    B: Element<Wide = f32>,
+{
+    macro_rules! run {
+        ($kernel:ident, $element:ty, $strip:literal) => {
+            // SAFETY: as for `map`; by the caller's promise.
+            unsafe { $kernel::<$element, $strip>(scale, src, dst, bytes) }
+        };
+    }
+    match dtype {
+        DataType::I8 => run!(scale_integers, i8, 128),
+        DataType::U8 => run!(scale_integers, u8, 128),
+        DataType::I32 => run!(scale_integers, i32, 32),
+        DataType::U32 => run!(scale_integers, u32, 32),
+        DataType::I64 => run!(scale_integers, i64, 16),
+        DataType::U64 => run!(scale_integers, u64, 16),
+        DataType::F16 => run!(scale_floats, H, 32),
+        DataType::F32 => run!(scale_floats, f32, 32),
+        DataType::F64 => run!(scale_floats, f64, 16),
+        DataType::BF16 => run!(scale_floats, Bf16, 32),
+        DataType::F8E4M3 => run!(scale_floats, A, 32),
+        DataType::F8E5M2 => run!(scale_floats, B, 32),
+    }
+}
+
+/// # Safety
+/// As for [`scale`]; the processor must have AVX2 and F16C.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,f16c")]
+unsafe fn scale_avx2(dtype: DataType, scale: Scale, src: *const u8, dst: *mut u8, bytes: usize) {
+    // SAFETY: as for `scale_any`, by the caller's promise; this function's own requirement lets it use F16C.
+    unsafe { scale_any::<HalfF16c, SmallF16c<E4m3>, SmallF16c<E5m2>>(dtype, scale, src, dst, bytes) }
+}
+
+/// Scales every element of `src` into `dst`.
+///
+/// # Safety
+/// The processor must have `level`; `src` must be readable and `dst`, which may be exactly `src`, writable for `bytes`
+/// bytes.
+pub(super) unsafe fn scale(level: Level, dtype: DataType, how: Scale, src: *const u8, dst: *mut u8, bytes: usize) {
+    match level {
+        // SAFETY: as for `scale_any`; by the caller's promise.
+        Level::Portable => unsafe { scale_any::<Small<F16>, Small<E4m3>, Small<E5m2>>(dtype, how, src, dst, bytes) },
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: the processor must have AVX2 and F16C, and the rest; by the caller's promise.
+        Level::Avx2 => unsafe { scale_avx2(dtype, how, src, dst, bytes) },
+    }
+}

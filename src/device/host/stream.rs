@@ -1,0 +1,238 @@
+//! Streams of the host device: ordered queues of jobs, each run by a thread of its own.
+//!
+//! Jobs of one stream run one after another in the order in which they were queued, off the caller's thread. The
+//! thread starts with the first job and ends when the stream is closed and its queue is empty, so a stream that is
+//! never used costs nothing. The null stream has no queue: what is given to it runs at once on the calling thread.
+#![forbid(unsafe_code)]
+
+use crate::error::{Error, Result};
+use std::collections::VecDeque;
+use std::fmt;
+use std::panic::{catch_unwind, AssertUnwindSafe};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::thread::ThreadId;
+
+type Job = Box<dyn FnOnce() -> Result<()> + Send>;
+
+#[derive(Default)]
+struct Queue {
+    jobs: VecDeque<Job>,
+    /// Jobs queued or running.
+    pending: usize,
+    worker: Option<ThreadId>,
+    closed: bool,
+    failure: Option<Error>,
+}
+
+/// An ordered queue of jobs.
+#[derive(Default)]
+pub struct Stream {
+    queue: Mutex<Queue>,
+    changed: Condvar,
+}
+
+impl fmt::Debug for Stream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Stream({} pending)", self.locked().pending)
+    }
+}
+
+impl Stream {
+    /// A stream with nothing in it.
+    pub fn new() -> Arc<Stream> {
+        Arc::default()
+    }
+
+    fn locked(&self) -> MutexGuard<'_, Queue> {
+        // Jobs run without the lock, so a panic cannot leave the queue half changed.
+        self.queue.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// Queues a job. Returns at once; the job's error is kept for [`synchronize`](Stream::synchronize).
+    pub fn enqueue(self: &Arc<Stream>, job: impl FnOnce() -> Result<()> + Send + 'static) -> Result<()> {
+        let mut queue = self.locked();
+        if queue.closed {
+            return Err(Error::InvalidArgument("the stream has been destroyed".to_string()));
+        }
+        if queue.worker.is_none() {
+            let stream = self.clone();
+            let worker = std::thread::Builder::new()
+                .name("strata-stream".to_string())
+                .spawn(move || stream.work())
+                .map_err(|error| Error::System(format!("starting a stream's thread: {error}")))?;
+            queue.worker = Some(worker.thread().id());
+        }
+        queue.jobs.push_back(Box::new(job));
+        queue.pending += 1;
+        drop(queue);
+        self.changed.notify_all();
+        Ok(())
+    }
+
+    fn work(&self) {
+        let mut queue = self.locked();
+        loop {
+            if let Some(job) = queue.jobs.pop_front() {
+                drop(queue);
+                let outcome = catch_unwind(AssertUnwindSafe(job))
+                    .unwrap_or_else(|_| Err(Error::Internal("a job of a stream panicked".to_string())));
+                queue = self.locked();
+                queue.pending -= 1;
+                if let Err(error) = outcome {
+                    queue.failure.get_or_insert(error);
+                }
+                self.changed.notify_all();
+            } else if queue.closed {
+                return;
+            } else {
+                queue = self.changed.wait(queue).unwrap_or_else(|poisoned| poisoned.into_inner());
+            }
+        }
+    }
+
+    /// Waits until all jobs queued so far and since have ended. Returns the first error of the jobs since the last
+    /// call. A job waits at most as long as its communicator's time limit, so this ends too.
+    pub fn synchronize(&self) -> Result<()> {
+        let mut queue = self.locked();
+        if queue.worker == Some(std::thread::current().id()) {
+            return Err(Error::InvalidUsage("a job cannot wait for its own stream".to_string()));
+        }
+        while queue.pending > 0 {
+            queue = self.changed.wait(queue).unwrap_or_else(|poisoned| poisoned.into_inner());
+        }
+        queue.failure.take().map_or(Ok(()), Err)
+    }
+
+    /// [`Error::InProgress`] while jobs are queued or running, else the first error, which stays.
+    pub fn query(&self) -> Result<()> {
+        let queue = self.locked();
+        match queue.pending {
+            0 => queue.failure.clone().map_or(Ok(()), Err),
+            _ => Err(Error::InProgress),
+        }
+    }
+
+    /// Takes no more jobs. Those that are queued run to their end, then the thread ends; this does not wait for it.
+    pub fn close(&self) {
+        self.locked().closed = true;
+        self.changed.notify_all();
+    }
+}
+
+/// Where an operation is ordered.
+#[derive(Debug, Clone)]
+pub enum StreamRef {
+    /// The null stream: finished when the call returns.
+    Null,
+    /// A stream of the program.
+    Stream(Arc<Stream>),
+}
+
+impl PartialEq for StreamRef {
+    fn eq(&self, other: &StreamRef) -> bool {
+        match (self, other) {
+            (StreamRef::Null, StreamRef::Null) => true,
+            (StreamRef::Stream(one), StreamRef::Stream(two)) => Arc::ptr_eq(one, two),
+            _ => false,
+        }
+    }
+}
+
+impl StreamRef {
+    /// Whether this is the null stream.
+    pub fn is_null(&self) -> bool {
+        matches!(self, StreamRef::Null)
+    }
+
+    /// Queues a job; on the null stream runs it and returns its outcome.
+    pub fn enqueue(&self, job: impl FnOnce() -> Result<()> + Send + 'static) -> Result<()> {
+        match self {
+            StreamRef::Null => job(),
+            StreamRef::Stream(stream) => stream.enqueue(job),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    const LIMIT: Duration = Duration::from_secs(20);
+
+    #[test]
+    fn jobs_run_in_order_and_off_the_caller_s_thread() {
+        let stream = Stream::new();
+        let (sender, receiver) = mpsc::channel();
+        for number in 0..100 {
+            let sender = sender.clone();
+            let job = move || sender.send((number, std::thread::current().id())).map_err(|_| Error::InProgress);
+            stream.enqueue(job).unwrap();
+        }
+        stream.synchronize().unwrap();
+        let ran: Vec<_> = receiver.try_iter().collect();
+        assert!(ran.iter().map(|(number, _)| *number).eq(0..100));
+        assert!(ran.iter().all(|(_, thread)| *thread != std::thread::current().id()));
+        stream.close();
+    }
+
+    #[test]
+    fn a_stream_is_in_progress_until_its_last_job_has_ended() {
+        let stream = Stream::new();
+        let (go, wait) = mpsc::channel::<()>();
+        stream.enqueue(move || wait.recv_timeout(LIMIT).map_err(|_| Error::Timeout("never told".into()))).unwrap();
+        assert_eq!(stream.query(), Err(Error::InProgress));
+        go.send(()).unwrap();
+        stream.synchronize().unwrap();
+        assert_eq!(stream.query(), Ok(()));
+        stream.close();
+    }
+
+    #[test]
+    fn the_first_error_is_told_once_by_synchronize_and_later_jobs_still_run() {
+        let stream = Stream::new();
+        let (sender, receiver) = mpsc::channel();
+        stream.enqueue(|| Err(Error::Remote("first".into()))).unwrap();
+        stream.enqueue(|| panic!("a test's panic")).unwrap();
+        stream.enqueue(move || sender.send(()).map_err(|_| Error::InProgress)).unwrap();
+        receiver.recv_timeout(LIMIT).unwrap();
+        assert_eq!(stream.synchronize(), Err(Error::Remote("first".into())));
+        assert_eq!(stream.synchronize(), Ok(()));
+        stream.close();
+    }
+
+    #[test]
+    fn a_closed_stream_finishes_its_jobs_ends_its_thread_and_takes_no_more() {
+        let stream = Stream::new();
+        let (sender, receiver) = mpsc::channel();
+        stream.enqueue(move || sender.send(()).map_err(|_| Error::InProgress)).unwrap();
+        stream.close();
+        receiver.recv_timeout(LIMIT).unwrap();
+        assert!(matches!(stream.enqueue(|| Ok(())), Err(Error::InvalidArgument(_))));
+        let deadline = std::time::Instant::now() + LIMIT;
+        while Arc::strong_count(&stream) > 1 {
+            assert!(std::time::Instant::now() < deadline, "the stream's thread never ended");
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn a_job_that_waits_for_its_own_stream_is_refused() {
+        let stream = Stream::new();
+        let inner = stream.clone();
+        stream.enqueue(move || inner.synchronize()).unwrap();
+        assert!(matches!(stream.synchronize(), Err(Error::InvalidUsage(_))));
+        stream.close();
+    }
+
+    #[test]
+    fn the_null_stream_runs_a_job_on_the_calling_thread() {
+        let here = std::thread::current().id();
+        let job = move || match std::thread::current().id() == here {
+            true => Err(Error::Remote("here".into())),
+            false => Ok(()),
+        };
+        assert_eq!(StreamRef::Null.enqueue(job), Err(Error::Remote("here".into())));
+    }
+}

@@ -1,0 +1,452 @@
+//! One run of a program.
+//!
+//! Each lane has a place (segment, step). A lane that can go on is in `ready`; one that cannot is found again through
+//! what it waits for: the token of its operation, the last of its dependencies, the end of an older segment, or, for a
+//! full channel, the next poll. So a poll costs what it moves.
+#![forbid(unsafe_code)]
+
+use super::lists::{Lists, View};
+use super::program::{Code, Kind, Program};
+use super::{Op, Started, Token, World};
+use crate::error::{Error, Result};
+use crate::plan::layout::{Layout, Piece};
+use crate::plan::Collective;
+use std::sync::Arc;
+
+/// What a poll achieved.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Progress {
+    /// All steps of all segments have completed.
+    Done,
+    /// Something started or completed; poll again.
+    Moved,
+    /// Nothing to do until the world reports something.
+    Idle,
+}
+
+/// What a run has done so far.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Stats {
+    /// Messages sent.
+    pub messages: u64,
+    /// Bytes sent.
+    pub bytes_sent: u64,
+    /// The longest chain of receives on this rank in one segment, each waiting for the one before.
+    pub rounds: usize,
+}
+
+/// One run of one program. Reusable: a second run of the same program and sizes allocates nothing.
+#[derive(Debug, Default)]
+pub struct Execution {
+    pub(super) run: Option<Run>,
+    pub(super) state: State,
+    resolved: Resolved,
+    limit_ns: u64,
+    /// When the first of the polls that found nothing to do was, if the last one did not.
+    idle_since: Option<u64>,
+    ended: Option<Result<()>>,
+}
+
+/// What is being run.
+#[derive(Debug)]
+pub(super) struct Run {
+    pub(super) program: Arc<Program>,
+    pub(super) layout: Layout,
+}
+
+/// The lists of the steps, and memory to hand them to the world.
+#[derive(Debug, Default)]
+struct Resolved {
+    lists: Lists,
+    /// Whether `lists` holds all lists of the program for the layout of the run, which has one segment.
+    whole: bool,
+    /// Kept for its allocation; empty between steps.
+    refs: Vec<&'static [Piece]>,
+}
+
+/// Why a lane stands where it stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Wait {
+    /// It is in `ready`.
+    Nothing,
+    /// Its step is running.
+    Operation,
+    /// Its channel was full; it is in `full`.
+    Channel,
+    /// Other steps must complete first.
+    Dependency,
+    /// An older segment must complete first.
+    Segment,
+    /// It has gone through all segments.
+    End,
+}
+
+/// Where a lane is.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Place {
+    pub(super) segment: u32,
+    pub(super) slot: u32,
+    /// Index in [`Program::steps`].
+    pub(super) step: u32,
+    pub(super) wait: Wait,
+}
+
+/// A segment in flight.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Slot {
+    /// Its number.
+    segment: u32,
+    /// Steps that have not completed.
+    left: u32,
+}
+
+/// Places and counters of a run. What belongs to a step is indexed by `slot * steps + step`.
+#[derive(Debug, Default)]
+pub(super) struct State {
+    pub(super) segments: u32,
+    pub(super) places: Vec<Place>,
+    pub(super) slots: Vec<Slot>,
+    /// Dependencies that have not completed. Set to the full number when the step starts, for the slot's next segment.
+    missing: Vec<u32>,
+    /// Whether the world has the step and has not reported its end.
+    pub(super) pending: Vec<bool>,
+    npending: usize,
+    segments_left: u32,
+    ready: Vec<u32>,
+    full: Vec<u32>,
+    done: Vec<Token>,
+    moves: u64,
+    messages: u64,
+    bytes_sent: u64,
+}
+
+impl Execution {
+    /// An execution of nothing: it is done.
+    pub fn new() -> Execution {
+        Execution::default()
+    }
+
+    /// Starts over with a program, forgetting whatever ran before. At most `window` segments are in flight, which
+    /// needs `window` times the layout's scratch. `limit_ns` is how long, by the world's time, the run may go without
+    /// any progress before it ends in [`Error::Timeout`]; 0 is for ever.
+    pub fn begin(&mut self, program: Arc<Program>, layout: Layout, window: usize, limit_ns: u64) {
+        let again = self.run.as_ref().is_some_and(|run| Arc::ptr_eq(&run.program, &program));
+        let same = again && self.run.as_ref().is_some_and(|run| run.layout == layout);
+        let clean = again && matches!(self.ended, Some(Ok(())));
+        self.state.begin(&program, layout.segments(), window, clean);
+        if layout.segments() > 1 {
+            self.resolved.whole = false;
+        } else if !(same && self.resolved.whole) {
+            self.resolved.lists.resolve(&program, &layout, (0, 0), 0..program.nlists());
+            self.resolved.whole = true;
+        }
+        self.limit_ns = limit_ns;
+        self.idle_since = None;
+        self.ended = None;
+        if !again {
+            self.run = Some(Run { program, layout });
+        } else if let Some(run) = &mut self.run {
+            run.layout = layout;
+        }
+    }
+
+    /// Does what can be done now. After an error (the world's, or a time-out) every poll returns that error; the owner
+    /// of the world sees to it that operations still pending there are cancelled.
+    pub fn poll<W: World + ?Sized>(&mut self, world: &mut W) -> Result<Progress> {
+        if let Some(ended) = &self.ended {
+            return ended.clone().map(|()| Progress::Done);
+        }
+        let outcome = self.advance(world);
+        match &outcome {
+            Ok(Progress::Done) => self.ended = Some(Ok(())),
+            Ok(_) => {}
+            Err(error) => self.ended = Some(Err(error.clone())),
+        }
+        outcome
+    }
+
+    /// What the run has done so far.
+    pub fn stats(&self) -> Stats {
+        let rounds = self.run.as_ref().map_or(0, |run| run.program.rounds());
+        Stats { messages: self.state.messages, bytes_sent: self.state.bytes_sent, rounds }
+    }
+
+    fn advance<W: World + ?Sized>(&mut self, world: &mut W) -> Result<Progress> {
+        let Some(run) = &self.run else { return Ok(Progress::Done) };
+        let moves = self.state.moves;
+        if self.state.npending > 0 || !self.state.full.is_empty() {
+            self.state.collect(&run.program, world)?;
+        }
+        self.state.issue(run, &mut self.resolved, world)?;
+        if self.state.segments_left == 0 {
+            return Ok(Progress::Done);
+        }
+        if self.state.moves != moves {
+            self.idle_since = None;
+            return Ok(Progress::Moved);
+        }
+        if self.state.npending == 0 && self.state.full.is_empty() {
+            return Err(Error::Internal(format!("nothing is left to wait for; {}", self.describe())));
+        }
+        if self.limit_ns > 0 {
+            let now = world.now_ns();
+            let since = *self.idle_since.get_or_insert(now);
+            if now.saturating_sub(since) >= self.limit_ns {
+                return Err(self.time_out(self.limit_ns));
+            }
+        }
+        Ok(Progress::Idle)
+    }
+}
+
+impl State {
+    /// `clean` says that the last run was of the same program and came to its end, so that counters are as they
+    /// must be at the start.
+    fn begin(&mut self, program: &Program, segments: usize, window: usize, clean: bool) {
+        let nsteps = program.steps.len();
+        let nslots = window.clamp(1, segments);
+        if !(clean && self.slots.len() == nslots) {
+            self.missing.clear();
+            self.missing.extend((0..nslots).flat_map(|_| program.steps.iter().map(|step| step.ndeps)));
+            self.pending.clear();
+            self.pending.resize(nslots * nsteps, false);
+        }
+        self.slots.clear();
+        self.slots.extend((0..nslots as u32).map(|segment| Slot { segment, left: nsteps as u32 }));
+        self.places.clear();
+        self.places.extend(program.lanes.iter().map(|lane| Place {
+            segment: 0,
+            slot: 0,
+            step: lane.start,
+            wait: Wait::Nothing,
+        }));
+        self.segments = segments as u32;
+        self.segments_left = if nsteps == 0 { 0 } else { segments as u32 };
+        self.ready.clear();
+        self.ready.extend(0..program.lanes.len() as u32);
+        self.full.clear();
+        self.done.clear();
+        self.npending = 0;
+        self.messages = 0;
+        self.bytes_sent = 0;
+    }
+
+    /// Takes in what the world has finished, and makes lanes ready whose channel was full.
+    fn collect<W: World + ?Sized>(&mut self, program: &Program, world: &mut W) -> Result<()> {
+        world.poll(&mut self.done)?;
+        for lane in self.full.drain(..) {
+            self.ready.push(lane);
+        }
+        let mut index = 0;
+        while let Some(&token) = self.done.get(index) {
+            index += 1;
+            let (slot, step) = from_token(token);
+            let at = slot as usize * program.steps.len() + step as usize;
+            if slot as usize >= self.slots.len() || step as usize >= program.steps.len() || !self.pending[at] {
+                return Err(Error::Internal(format!("the world finished token {token:#x}, which is not pending")));
+            }
+            self.pending[at] = false;
+            self.npending -= 1;
+            self.complete(program, slot, step);
+            let place = &mut self.places[program.steps[step as usize].lane as usize];
+            if (place.wait, place.slot, place.step) == (Wait::Operation, slot, step) {
+                place.step += 1;
+                place.wait = Wait::Nothing;
+                self.ready.push(program.steps[step as usize].lane);
+            }
+        }
+        self.done.clear();
+        Ok(())
+    }
+
+    /// Lets every ready lane run as far as it can.
+    fn issue<W: World + ?Sized>(&mut self, run: &Run, resolved: &mut Resolved, world: &mut W) -> Result<()> {
+        let mut index = 0;
+        while let Some(&lane) = self.ready.get(index) {
+            index += 1;
+            self.run_lane(run, resolved, lane, world)?;
+        }
+        self.ready.clear();
+        Ok(())
+    }
+
+    fn run_lane<W: World + ?Sized>(
+        &mut self,
+        run: &Run,
+        resolved: &mut Resolved,
+        lane: u32,
+        world: &mut W,
+    ) -> Result<()> {
+        let program = &*run.program;
+        let steps = program.lanes[lane as usize].clone();
+        let mut place = self.places[lane as usize];
+        place.wait = loop {
+            if place.step == steps.end {
+                place.segment += 1;
+                if place.segment == self.segments {
+                    break Wait::End;
+                }
+                place.step = steps.start;
+                place.slot = if place.slot as usize + 1 == self.slots.len() { 0 } else { place.slot + 1 };
+            }
+            if self.slots[place.slot as usize].segment != place.segment {
+                break Wait::Segment;
+            }
+            let code = &program.steps[place.step as usize];
+            let at = place.slot as usize * program.steps.len() + place.step as usize;
+            if self.missing[at] > 0 {
+                break Wait::Dependency;
+            }
+            // Completing a step wakes the lanes that wait; this one is on its way and must not be among them.
+            self.places[lane as usize] = Place { wait: Wait::Nothing, ..place };
+            match self.start(run, resolved, code, place, world)? {
+                Started::Busy => {
+                    self.full.push(lane);
+                    break Wait::Channel;
+                }
+                Started::Done => {
+                    self.missing[at] = code.ndeps;
+                    self.moves += 1;
+                    self.complete(program, place.slot, place.step);
+                }
+                Started::Pending => {
+                    self.missing[at] = code.ndeps;
+                    self.moves += 1;
+                    self.pending[at] = true;
+                    self.npending += 1;
+                    if !matches!(code.kind, Kind::Send { .. }) {
+                        break Wait::Operation;
+                    }
+                }
+            }
+            place.step += 1;
+        };
+        self.places[lane as usize] = place;
+        Ok(())
+    }
+
+    fn start<W: World + ?Sized>(
+        &mut self,
+        run: &Run,
+        resolved: &mut Resolved,
+        code: &Code,
+        place: Place,
+        world: &mut W,
+    ) -> Result<Started> {
+        let Run { program, layout } = run;
+        let view = if resolved.whole {
+            resolved.lists.view(code.lists.clone())
+        } else {
+            let at = (place.segment as usize, place.slot as usize);
+            resolved.lists.resolve(program, layout, at, code.lists.clone());
+            resolved.lists.view(0..code.lists.end - code.lists.start)
+        };
+        if view.is_empty() && moves_nothing(program, code) {
+            return Ok(Started::Done);
+        }
+        let token = to_token(place.slot, place.step);
+        let started = start_op(world, token, (program, code), view, &mut resolved.refs)?;
+        if matches!(code.kind, Kind::Send { .. }) && started != Started::Busy {
+            self.messages += 1;
+            self.bytes_sent += view.list(0).iter().map(|piece| piece.len as u64).sum::<u64>();
+        }
+        Ok(started)
+    }
+
+    /// A step has completed: tells the steps that wait for it, and ends the segment after its last step.
+    fn complete(&mut self, program: &Program, slot: u32, step: u32) {
+        self.moves += 1;
+        let base = slot as usize * program.steps.len();
+        let waiting = program.steps[step as usize].dependents.clone();
+        for &next in &program.dependents[waiting.start as usize..waiting.end as usize] {
+            let missing = &mut self.missing[base + next as usize];
+            *missing -= 1;
+            if *missing == 0 {
+                let lane = program.steps[next as usize].lane;
+                let place = &mut self.places[lane as usize];
+                if (place.wait, place.slot, place.step) == (Wait::Dependency, slot, next) {
+                    place.wait = Wait::Nothing;
+                    self.ready.push(lane);
+                }
+            }
+        }
+        let nslots = self.slots.len() as u32;
+        let ending = &mut self.slots[slot as usize];
+        ending.left -= 1;
+        if ending.left > 0 {
+            return;
+        }
+        self.segments_left -= 1;
+        let next = ending.segment.saturating_add(nslots);
+        *ending = Slot { segment: next, left: program.steps.len() as u32 };
+        for (lane, place) in self.places.iter_mut().enumerate() {
+            if place.wait == Wait::Segment && place.segment == next {
+                place.wait = Wait::Nothing;
+                self.ready.push(lane as u32);
+            }
+        }
+    }
+}
+
+/// Whether a step whose lists are all empty has no part in any message. In these collectives a member without bytes
+/// means that no member has any.
+fn moves_nothing(program: &Program, code: &Code) -> bool {
+    let Kind::Call { .. } = code.kind else { return true };
+    let collective = program.call(code.at).map(|call| call.collective);
+    !matches!(collective, Some(Collective::AllToAll | Collective::Gather | Collective::Scatter))
+}
+
+fn start_op<W: World + ?Sized>(
+    world: &mut W,
+    token: Token,
+    (program, code): (&Program, &Code),
+    view: View<'_>,
+    refs: &mut Vec<&'static [Piece]>,
+) -> Result<Started> {
+    match code.kind {
+        Kind::Send { to, channel } => world.start(token, Op::Send { to, channel, src: view.list(0) }),
+        Kind::Recv { from, channel } => world.start(token, Op::Recv { from, channel, dst: view.list(0) }),
+        Kind::RecvReduce { from, channel, order, finish } => {
+            let (local, dst) = (view.list(0), view.list(1));
+            world.start(token, Op::RecvReduce { from, channel, local, dst, order, finish })
+        }
+        Kind::Copy { start, finish } => {
+            world.start(token, Op::Copy { src: view.list(0), dst: view.list(1), start, finish })
+        }
+        Kind::Reduce { finish } => {
+            let last = view.len() - 1;
+            let mut srcs = std::mem::take(refs);
+            srcs.extend(view.lists(0..last));
+            let started = world.start(token, Op::Reduce { srcs: &srcs, dst: view.list(last), finish });
+            *refs = emptied(srcs);
+            started
+        }
+        Kind::Call { nsrc } => {
+            let Some(call) = program.call(code.at) else {
+                return Err(Error::Internal(String::from("a compiled call has no call in its plan")));
+            };
+            let mut lists = std::mem::take(refs);
+            lists.extend(view.lists(0..view.len()));
+            let (src, dst) = lists.split_at(nsrc as usize);
+            let started = world.start(token, Op::Call { call, src, dst });
+            *refs = emptied(lists);
+            started
+        }
+        Kind::Nop => Ok(Started::Done),
+    }
+}
+
+/// The same memory for references of another lifetime: collecting the items of a vector, here none, into a vector of
+/// equal layout keeps the allocation.
+fn emptied(mut refs: Vec<&[Piece]>) -> Vec<&'static [Piece]> {
+    refs.clear();
+    refs.into_iter().map(|_| -> &'static [Piece] { &[] }).collect()
+}
+
+fn to_token(slot: u32, step: u32) -> Token {
+    Token::from(slot) << 32 | Token::from(step)
+}
+
+fn from_token(token: Token) -> (u32, u32) {
+    ((token >> 32) as u32, token as u32)
+}

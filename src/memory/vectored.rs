@@ -1,0 +1,55 @@
+//! Sends and receives on sockets straight from and to regions, without a Rust reference to their bytes.
+
+use super::Region;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd};
+
+/// Regions that one call handles; the rest is left for the next call.
+const MAX_REGIONS: usize = 64;
+
+type Parts = smallvec::SmallVec<[libc::iovec; MAX_REGIONS]>;
+
+fn parts(regions: &[Region]) -> Parts {
+    let part = |region: &Region| libc::iovec { iov_base: region.as_ptr().cast(), iov_len: region.len() };
+    regions.iter().take(MAX_REGIONS).map(part).collect()
+}
+
+fn message(parts: &mut Parts) -> libc::msghdr {
+    // SAFETY: all bytes zero must be a valid value; because a msghdr is pointers and lengths, none of them a reference.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    message.msg_iov = parts.as_mut_ptr();
+    message.msg_iovlen = parts.len() as _;
+    message
+}
+
+fn moved(result: isize) -> io::Result<usize> {
+    usize::try_from(result).map_err(|_| io::Error::last_os_error())
+}
+
+/// Sends as many bytes of the slices and then of the regions, in order, as the socket takes now. Never raises SIGPIPE,
+/// never blocks.
+pub fn send(socket: impl AsFd, slices: [&[u8]; 2], regions: &[Region]) -> io::Result<usize> {
+    let slice = |bytes: &&[u8]| libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
+    let mut parts: Parts = slices.iter().map(slice).chain(parts(regions)).collect();
+    let message = message(&mut parts);
+    let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
+    // SAFETY: the parts must be readable for the call; because the slices are borrowed until its end, and regions are
+    // readable by the promise of `Region::new`.
+    moved(unsafe { libc::sendmsg(socket.as_fd().as_raw_fd(), &message, flags) })
+}
+
+/// Receives into the regions, in order, as many bytes as the socket has now. Zero means that the peer has closed.
+pub fn receive(socket: impl AsFd, regions: &[Region]) -> io::Result<usize> {
+    let mut parts = parts(regions);
+    let mut message = message(&mut parts);
+    // SAFETY: the parts must be writable for the call; because regions are, by the promise of `Region::new`.
+    moved(unsafe { libc::recvmsg(socket.as_fd().as_raw_fd(), &mut message, libc::MSG_DONTWAIT) })
+}
+
+/// Bytes sent on the socket that the other side's kernel has not yet acknowledged.
+pub fn unacknowledged(socket: impl AsFd) -> io::Result<usize> {
+    let mut bytes: libc::c_int = 0;
+    // SAFETY: the request must get a pointer to an int; because TIOCOUTQ writes one int, and this is one.
+    let result = unsafe { libc::ioctl(socket.as_fd().as_raw_fd(), libc::TIOCOUTQ, &mut bytes) };
+    moved(result as isize).map(|_| bytes.max(0) as usize)
+}

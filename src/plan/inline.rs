@@ -1,0 +1,252 @@
+//! Replaces the `Call`s of a plan by the steps of other plans.
+//!
+//! A call becomes two `Nop`s in its lane: one that begins it, which the inner plan's steps wait for, and one that ends
+//! it, which waits for them. The inner lanes become lanes of their own, so calls of different lanes still overlap, and
+//! successive calls of one lane share them.
+//!
+//! Channels are allotted by the position of a call (lane, number in the lane), so members of a group must have it at the
+//! same position: builders put the same phase into the same lane on all ranks, empty where a rank has no part in it.
+#![forbid(unsafe_code)]
+
+use super::{chunks_in, Action, Buffer, Call, Channel, Collective, Lane, Plan, Shape, Span, Spans, Step, StepRef};
+use crate::topo::{Grid, Rank};
+use std::sync::Arc;
+
+/// Channels an inner plan may use.
+const CHANNELS: Channel = 16;
+/// Calls that one lane may have.
+const CALLS: usize = 8;
+
+/// Writes the plan of one member of a call.
+pub type Inner<'a> = &'a dyn Fn(&Call, &Shape, Rank) -> Plan;
+
+/// The plan without calls: `inner` writes the plan that replaces each.
+pub fn inline(plan: Plan, inner: Inner<'_>) -> Plan {
+    let has_calls = |lane: &Lane| lane.steps.iter().any(|step| matches!(step.action, Action::Call(_)));
+    if !plan.lanes.iter().any(has_calls) {
+        return plan;
+    }
+    let positions: Vec<Vec<u32>> = plan.lanes.iter().map(positions_after).collect();
+    let lanes = plan.lanes.len();
+    let mut out = Plan { lanes: vec![Lane::default(); lanes], ..plan };
+    for (index, lane) in plan.lanes.into_iter().enumerate() {
+        let mut derived = Vec::new();
+        let mut calls = 0;
+        for Step { action, deps } in lane.steps {
+            let deps = deps
+                .iter()
+                .map(|dep| StepRef { step: positions[dep.lane as usize][dep.step as usize], ..*dep })
+                .collect();
+            match action {
+                Action::Call(call) => {
+                    assert!(calls < CALLS, "a lane of at most {CALLS} calls");
+                    let first_channel = (index * CALLS + calls) as Channel * CHANNELS;
+                    replace(&mut out, index, &mut derived, &call, deps, first_channel, inner);
+                    calls += 1;
+                }
+                action => out.lanes[index].steps.push(Step { action, deps }),
+            }
+        }
+    }
+    out
+}
+
+/// Where each step of a lane ends up: a call takes two places, and its end is what others wait for.
+fn positions_after(lane: &Lane) -> Vec<u32> {
+    let mut at = 0;
+    let place = |step: &Step| {
+        at += if matches!(step.action, Action::Call(_)) { 2 } else { 1 };
+        at - 1
+    };
+    lane.steps.iter().map(place).collect()
+}
+
+fn replace(
+    out: &mut Plan,
+    lane: usize,
+    derived: &mut Vec<usize>,
+    call: &Call,
+    deps: Vec<StepRef>,
+    first_channel: Channel,
+    inner: Inner<'_>,
+) {
+    let me = call.group.iter().position(|&member| member == out.rank).expect("a call's rank is a member");
+    let shape = Shape {
+        collective: call.collective,
+        grid: Arc::new(Grid::flat(call.group.len())),
+        root: Rank::from_index(call.root),
+        in_place: is_in_place(call, me),
+        prologue: false,
+    };
+    let plan = inner(call, &shape, Rank::from_index(me));
+    let begin = out.lanes[lane].steps.len() as u32;
+    out.lanes[lane].steps.push(Step { action: Action::Nop, deps });
+    let begin = StepRef { lane: lane as u32, step: begin };
+    while derived.len() < plan.lanes.len() {
+        out.lanes.push(Lane::default());
+        derived.push(out.lanes.len() - 1);
+    }
+    let mapping = Mapping::new(call, &plan, out.scratch_chunks as usize);
+    out.scratch_chunks += mapping.slots(plan.scratch_chunks as usize) as u32;
+    let offsets: Vec<u32> = derived.iter().map(|&lane| out.lanes[lane].steps.len() as u32).collect();
+    let moved =
+        |at: &StepRef| StepRef { lane: derived[at.lane as usize] as u32, step: offsets[at.lane as usize] + at.step };
+    let mut ends = vec![begin];
+    for (inner_lane, steps) in plan.lanes.iter().enumerate() {
+        let last = steps.steps.len().wrapping_sub(1);
+        for (index, step) in steps.steps.iter().enumerate() {
+            let mut deps: Vec<StepRef> = step.deps.iter().map(moved).collect();
+            if index == 0 {
+                deps.push(begin);
+            }
+            let action = mapping.action(&step.action, call, first_channel);
+            if index == last || matches!(action, Action::Send { .. }) {
+                ends.push(moved(&StepRef { lane: inner_lane as u32, step: index as u32 }));
+            }
+            out.lanes[derived[inner_lane]].steps.push(Step { action, deps });
+        }
+    }
+    ends.remove(0);
+    out.lanes[lane].steps.push(Step { action: Action::Nop, deps: ends });
+}
+
+/// Whether a member's part of the call's smaller side lies exactly in its place on the larger side.
+fn is_in_place(call: &Call, me: usize) -> bool {
+    match call.collective {
+        Collective::AllReduce => call.src[0] == call.dst[0],
+        Collective::AllGather => call.src[0] == call.dst[me],
+        Collective::ReduceScatter => call.dst[0] == call.src[me],
+        Collective::Broadcast | Collective::Reduce if me == call.root => call.src[0] == call.dst[0],
+        Collective::Gather if me == call.root => call.src[0] == call.dst[me],
+        Collective::Scatter if me == call.root => call.dst[0] == call.src[me],
+        _ => false,
+    }
+}
+
+/// From the chunks of an inner plan to those of the plan around it.
+struct Mapping {
+    per_block: usize,
+    input: Vec<Vec<Span>>,
+    output: Vec<Vec<Span>>,
+    /// The side that has all blocks, for the sizes of scratch slots.
+    full: Vec<Vec<Span>>,
+    first_slot: usize,
+    widest: usize,
+}
+
+impl Mapping {
+    fn new(call: &Call, plan: &Plan, first_slot: usize) -> Mapping {
+        let per_block = plan.chunks_per_block as usize;
+        let single = |blocks: &[Spans]| -> Vec<Vec<Span>> { blocks.iter().map(|block| one_by_one(block)).collect() };
+        let (input, output) = (single(&call.src), single(&call.dst));
+        let full = if input.len() > output.len() { input.clone() } else { output.clone() };
+        let widest = full.iter().map(|block| block.len().div_ceil(per_block)).max().unwrap_or(0);
+        Mapping { per_block, input, output, full, first_slot, widest }
+    }
+
+    /// Slots of the outer plan for `slots` of the inner one.
+    fn slots(&self, slots: usize) -> usize {
+        slots * self.widest
+    }
+
+    /// The outer chunks of inner chunk `index` of a row of blocks.
+    fn run<'a>(&self, blocks: &'a [Vec<Span>], index: usize) -> &'a [Span] {
+        let (block, part) = (&blocks[index / self.per_block], index % self.per_block);
+        &block[part * block.len() / self.per_block..(part + 1) * block.len() / self.per_block]
+    }
+
+    fn spans(&self, spans: &[Span]) -> Spans {
+        let mut mapped = Spans::new();
+        for span in spans {
+            for offset in 0..span.len as usize {
+                let index = span.start as usize + offset;
+                match span.buffer {
+                    Buffer::Input => self.run(&self.input, index).iter().for_each(|&chunk| join(&mut mapped, chunk)),
+                    Buffer::Output => self.run(&self.output, index).iter().for_each(|&chunk| join(&mut mapped, chunk)),
+                    Buffer::Scratch => {
+                        let like = self.run(&self.full, span.like as usize + offset);
+                        for (position, chunk) in like.iter().enumerate() {
+                            let slot = self.first_slot + index * self.widest + position;
+                            join(&mut mapped, Span::scratch(slot, 1, chunk.like as usize));
+                        }
+                    }
+                }
+            }
+        }
+        mapped
+    }
+
+    fn action(&self, action: &Action, call: &Call, first_channel: Channel) -> Action {
+        let rank = |member: Rank| call.group[member.index()];
+        let stream = |channel: Channel| {
+            assert!(channel < CHANNELS, "an inner plan of at most {CHANNELS} channels");
+            first_channel + channel
+        };
+        let mapped = match action {
+            Action::Send { to, channel, src } => {
+                Action::Send { to: rank(*to), channel: stream(*channel), src: self.spans(src) }
+            }
+            Action::Recv { from, channel, dst } => {
+                Action::Recv { from: rank(*from), channel: stream(*channel), dst: self.spans(dst) }
+            }
+            Action::RecvReduce { from, channel, local, dst, order, finish } => Action::RecvReduce {
+                from: rank(*from),
+                channel: stream(*channel),
+                local: self.spans(local),
+                dst: self.spans(dst),
+                order: *order,
+                finish: *finish && call.finish,
+            },
+            Action::Copy { src, dst, start, finish } => Action::Copy {
+                src: self.spans(src),
+                dst: self.spans(dst),
+                start: *start,
+                finish: *finish && call.finish,
+            },
+            Action::Reduce { srcs, dst, finish } => Action::Reduce {
+                srcs: srcs.iter().map(|src| self.spans(src)).collect(),
+                dst: self.spans(dst),
+                finish: *finish && call.finish,
+            },
+            Action::Call(_) | Action::Nop => Action::Nop,
+        };
+        if is_empty(&mapped) {
+            Action::Nop
+        } else {
+            mapped
+        }
+    }
+}
+
+/// Whether nothing is left of a step: its blocks are empty on all members alike.
+fn is_empty(action: &Action) -> bool {
+    match action {
+        Action::Send { src, .. } => chunks_in(src) == 0,
+        Action::Recv { dst, .. } | Action::RecvReduce { dst, .. } | Action::Reduce { dst, .. } => chunks_in(dst) == 0,
+        Action::Copy { src, dst, finish, start } => chunks_in(dst) == 0 || (src == dst && !finish && !start),
+        Action::Call(_) | Action::Nop => false,
+    }
+}
+
+/// Each chunk as a span of its own.
+fn one_by_one(spans: &[Span]) -> Vec<Span> {
+    let single = |span: &Span| {
+        let span = *span;
+        (0..span.len).map(move |i| Span { start: span.start + i, like: span.like + i, len: 1, ..span })
+    };
+    spans.iter().flat_map(single).collect()
+}
+
+/// Appends a chunk, to the last span where it continues it.
+fn join(spans: &mut Spans, chunk: Span) {
+    match spans.last_mut() {
+        Some(last)
+            if last.buffer == chunk.buffer
+                && last.start + last.len == chunk.start
+                && last.like + last.len == chunk.like =>
+        {
+            last.len += 1;
+        }
+        _ => spans.push(chunk),
+    }
+}

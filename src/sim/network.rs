@@ -1,0 +1,327 @@
+//! What the simulated ranks have in common: the clock, the queue of events, and who is alive.
+#![forbid(unsafe_code)]
+
+use super::arithmetic::Arithmetic;
+use super::calls::CallQueue;
+use super::durations::Durations;
+use super::memory::Memory;
+use super::random::{mix, Random};
+use super::stream::{Number, Stream, StreamId};
+use super::Fault;
+use crate::error::{Error, Result};
+use crate::exec::{Op, Started, Token, World};
+use crate::plan::layout::Piece;
+use crate::plan::{Channel, Collective, Level};
+use crate::topo::Rank;
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap};
+
+/// Something that happens at one moment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Event {
+    /// A rank gets to run.
+    Poll(Rank),
+    /// A rank learns that its operation has completed.
+    Complete(Rank, Token),
+    /// A copy or reduction takes effect.
+    Local(Rank, Token),
+    /// An eager message leaves: its source is copied.
+    Leave(StreamId, Number),
+    /// An eager message is at its receiver.
+    Arrive(StreamId, Number),
+    /// A message meets its receive; the source of one that is not eager is copied now.
+    Deliver(StreamId, Number),
+    /// A message's destination is written.
+    Write(StreamId, Number),
+    /// A call takes effect on all members.
+    Call(usize, u64),
+    /// A planned fault, by index.
+    Fault(usize),
+}
+
+/// One rank's side of the network.
+#[derive(Debug, Default)]
+pub(super) struct Station {
+    /// Neither dead nor ended in an error.
+    pub(super) alive: bool,
+    /// Runs again at this time.
+    pub(super) frozen_until: u64,
+    /// What its next contact with the world returns.
+    pub(super) error: Option<Error>,
+    /// When it must run again even if nothing happens, to notice a time-out.
+    pub(super) deadline: u64,
+    /// When an event for that is in the queue.
+    pub(super) alarm_at: u64,
+    done: Vec<Token>,
+    locals: Vec<(Token, Local)>,
+}
+
+/// A copy or reduction under way.
+#[derive(Debug)]
+struct Local {
+    srcs: Vec<Vec<Piece>>,
+    dst: Vec<Piece>,
+    start: bool,
+    finish: bool,
+}
+
+/// The network.
+pub(super) struct Network {
+    pub(super) now: u64,
+    pub(super) random: Random,
+    pub(super) durations: Box<dyn Durations>,
+    /// Messages of one stream that may be under way.
+    pub(super) capacity: usize,
+    pub(super) stations: Vec<Station>,
+    pub(super) streams: Vec<Stream>,
+    pub(super) stream_of: HashMap<(Rank, Rank, Channel), StreamId>,
+    pub(super) calls: Vec<CallQueue>,
+    pub(super) call_of: HashMap<(Level, Collective, usize, Vec<Rank>), usize>,
+    /// None when only sizes are simulated.
+    pub(super) memory: Option<Vec<Memory>>,
+    pub(super) arithmetic: Arithmetic,
+    pub(super) faults: Vec<Fault>,
+    /// Ranks that have stopped for ever and of which the simulation has not taken note.
+    pub(super) gone: Vec<Rank>,
+    /// A digest of all events so far.
+    pub(super) trace: u64,
+    queue: BinaryHeap<Reverse<(u64, u64, Event)>>,
+    queued: u64,
+}
+
+impl Network {
+    pub(super) fn new(
+        nranks: usize,
+        random: Random,
+        durations: Box<dyn Durations>,
+        memory: Option<Vec<Memory>>,
+        arithmetic: Arithmetic,
+    ) -> Network {
+        let stations = (0..nranks).map(|_| Station { alive: true, ..Station::default() }).collect();
+        Network {
+            now: 0,
+            random,
+            durations,
+            capacity: 1,
+            stations,
+            streams: Vec::new(),
+            stream_of: HashMap::new(),
+            calls: Vec::new(),
+            call_of: HashMap::new(),
+            memory,
+            arithmetic,
+            faults: Vec::new(),
+            gone: Vec::new(),
+            trace: 0,
+            queue: BinaryHeap::new(),
+            queued: 0,
+        }
+    }
+
+    /// Puts an event into the queue. Events of one moment happen in the order in which they were put there.
+    pub(super) fn at(&mut self, time_ns: u64, event: Event) {
+        self.queued += 1;
+        self.queue.push(Reverse((time_ns.max(self.now), self.queued, event)));
+    }
+
+    /// A moment from now on at which a rank may learn of something, not before `earliest`.
+    pub(super) fn soon(&mut self, earliest: u64) -> u64 {
+        let notice = self.durations.notice_ns(&mut self.random);
+        earliest.max(self.now + notice)
+    }
+
+    /// Advances the clock to the next event and lets it happen. Returns the rank that should run now.
+    /// None when nothing will ever happen again.
+    pub(super) fn step(&mut self) -> Option<Option<Rank>> {
+        let Reverse((time, _, event)) = self.queue.pop()?;
+        self.now = time;
+        if let Some(owner) = self.owner(event) {
+            let station = &self.stations[owner.index()];
+            if !station.alive || station.frozen_until == u64::MAX {
+                return Some(None);
+            }
+            if station.frozen_until > time {
+                let thaw = station.frozen_until;
+                self.at(thaw, event);
+                return Some(None);
+            }
+        }
+        self.record(time, event);
+        Some(self.happen(event))
+    }
+
+    /// The rank without whose doing an event cannot happen.
+    fn owner(&self, event: Event) -> Option<Rank> {
+        match event {
+            Event::Poll(rank) | Event::Complete(rank, _) | Event::Local(rank, _) => Some(rank),
+            Event::Leave(stream, _) => Some(self.streams[stream].from),
+            Event::Deliver(stream, _) | Event::Write(stream, _) => Some(self.streams[stream].to),
+            Event::Arrive(..) | Event::Call(..) | Event::Fault(_) => None,
+        }
+    }
+
+    fn record(&mut self, time: u64, event: Event) {
+        let (kind, first, second) = match event {
+            Event::Poll(rank) => (0, u64::from(rank.0), 0),
+            Event::Complete(rank, token) => (1, u64::from(rank.0), token),
+            Event::Local(rank, token) => (2, u64::from(rank.0), token),
+            Event::Leave(stream, number) => (3, stream as u64, number),
+            Event::Arrive(stream, number) => (4, stream as u64, number),
+            Event::Deliver(stream, number) => (5, stream as u64, number),
+            Event::Write(stream, number) => (6, stream as u64, number),
+            Event::Call(queue, number) => (7, queue as u64, number),
+            Event::Fault(index) => (8, index as u64, 0),
+        };
+        for part in [time, kind, first, second] {
+            self.trace = mix(self.trace.wrapping_mul(31).wrapping_add(part));
+        }
+    }
+
+    fn happen(&mut self, event: Event) -> Option<Rank> {
+        match event {
+            Event::Poll(rank) => return Some(rank),
+            Event::Complete(rank, token) => {
+                self.stations[rank.index()].done.push(token);
+                return Some(rank);
+            }
+            Event::Local(rank, token) => self.end_local(rank, token),
+            Event::Leave(stream, number) => self.leave(stream, number),
+            Event::Arrive(stream, number) => self.arrive(stream, number),
+            Event::Deliver(stream, number) => self.deliver(stream, number),
+            Event::Write(stream, number) => {
+                let token = self.write(stream, number);
+                let done = self.soon(self.streams[stream].noticed_at);
+                self.streams[stream].noticed_at = done;
+                self.at(done, Event::Complete(self.streams[stream].to, token));
+            }
+            Event::Call(queue, number) => self.end_call(queue, number),
+            Event::Fault(index) => self.begin_fault(index),
+        }
+        None
+    }
+
+    fn begin_fault(&mut self, index: usize) {
+        match self.faults[index] {
+            Fault::Die { rank, .. } => {
+                self.stations[rank.index()].alive = false;
+                self.gone.push(rank);
+            }
+            Fault::Freeze { rank, for_ns, .. } => {
+                let until = self.now.saturating_add(for_ns);
+                self.stations[rank.index()].frozen_until = until;
+                self.gone.extend((until == u64::MAX).then_some(rank));
+            }
+            Fault::Fail { rank, at_ns } => {
+                self.fail(rank, Error::System(format!("the fault planned for {at_ns} ns")));
+            }
+        }
+    }
+
+    /// Makes a rank's next contact with the world an error.
+    pub(super) fn fail(&mut self, rank: Rank, error: Error) {
+        self.stations[rank.index()].error.get_or_insert(error);
+        self.at(self.now, Event::Poll(rank));
+    }
+
+    /// Pieces, where there are bytes to move.
+    pub(super) fn keep(&self, pieces: &[Piece]) -> Vec<Piece> {
+        match self.memory {
+            Some(_) => pieces.to_vec(),
+            None => Vec::new(),
+        }
+    }
+
+    fn start_local(&mut self, rank: Rank, token: Token, local: Local, bytes: usize) -> Started {
+        let time = self.durations.local_ns(rank, bytes, &mut self.random);
+        if time == 0 {
+            self.apply_local(rank, &local);
+            return Started::Done;
+        }
+        self.stations[rank.index()].locals.push((token, local));
+        self.at(self.now + time, Event::Local(rank, token));
+        Started::Pending
+    }
+
+    fn end_local(&mut self, rank: Rank, token: Token) {
+        let locals = &mut self.stations[rank.index()].locals;
+        let Some(index) = locals.iter().position(|(pending, _)| *pending == token) else { return };
+        let (_, local) = locals.swap_remove(index);
+        self.apply_local(rank, &local);
+        let done = self.soon(0);
+        self.at(done, Event::Complete(rank, token));
+    }
+
+    fn apply_local(&mut self, rank: Rank, local: &Local) {
+        let Some(memory) = &mut self.memory else { return };
+        let memory = &mut memory[rank.index()];
+        let mut operands = local.srcs.iter().map(|src| memory.read(src));
+        let Some(mut result) = operands.next() else { return };
+        if local.start {
+            self.arithmetic.start(&mut result);
+        }
+        operands.for_each(|operand| self.arithmetic.add(&mut result, &operand));
+        if local.finish {
+            self.arithmetic.finish(&mut result);
+        }
+        if !memory.write(&local.dst, &result) {
+            self.fail(rank, Error::Internal(String::from("a copy or reduction whose lists differ in size")));
+        }
+    }
+}
+
+/// The world as one rank sees it.
+pub(super) struct SimWorld<'a> {
+    pub(super) network: &'a mut Network,
+    pub(super) rank: Rank,
+}
+
+impl SimWorld<'_> {
+    fn check(&mut self) -> Result<()> {
+        match &self.network.stations[self.rank.index()].error {
+            Some(error) => Err(error.clone()),
+            None => Ok(()),
+        }
+    }
+}
+
+impl World for SimWorld<'_> {
+    fn now_ns(&self) -> u64 {
+        self.network.now
+    }
+
+    fn start(&mut self, token: Token, op: Op<'_>) -> Result<Started> {
+        self.check()?;
+        let (network, rank) = (&mut *self.network, self.rank);
+        Ok(match op {
+            Op::Send { to, channel, src } => network.start_send(token, (rank, to, channel), src),
+            Op::Recv { from, channel, dst } => network.start_recv(token, (from, rank, channel), None, dst),
+            Op::RecvReduce { from, channel, local, dst, order, finish } => {
+                network.start_recv(token, (from, rank, channel), Some((local, order, finish)), dst)
+            }
+            Op::Copy { src, dst, start, finish } => {
+                let local = Local { srcs: vec![network.keep(src)], dst: network.keep(dst), start, finish };
+                network.start_local(rank, token, local, bytes_in(dst))
+            }
+            Op::Reduce { srcs, dst, finish } => {
+                let srcs = srcs.iter().map(|src| network.keep(src)).collect();
+                let local = Local { srcs, dst: network.keep(dst), start: false, finish };
+                network.start_local(rank, token, local, bytes_in(dst))
+            }
+            Op::Call { call, src, dst } => {
+                network.start_call(rank, token, call, src, dst)?;
+                Started::Pending
+            }
+        })
+    }
+
+    fn poll(&mut self, done: &mut Vec<Token>) -> Result<()> {
+        self.check()?;
+        done.append(&mut self.network.stations[self.rank.index()].done);
+        Ok(())
+    }
+}
+
+/// How many bytes the pieces have together.
+pub(super) fn bytes_in(pieces: &[Piece]) -> usize {
+    pieces.iter().map(|piece| piece.len).sum()
+}

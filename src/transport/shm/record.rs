@@ -1,0 +1,208 @@
+//! What travels through a ring: records of a header of one cache line and a body.
+#![forbid(unsafe_code)]
+
+use crate::error::{Error, Result};
+use crate::memory::shared::SegmentKey;
+use crate::memory::Region;
+use crate::transport::Envelope;
+
+/// Bytes of a header, and the unit of all records.
+pub const HEADER: usize = 64;
+const PIECE: usize = 24;
+const KEY: usize = 48;
+/// A slot number that names none.
+pub const NO_SLOT: u32 = u32::MAX;
+
+/// What a record is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Kind {
+    /// A message with its bytes. If it has a slot, it is to be acknowledged when it is received.
+    Eager = 1,
+    /// The announcement of a message that the receiver fetches; the body lists where its bytes lie.
+    Large = 2,
+    /// The next bytes of a message that comes through the ring.
+    Chunk = 3,
+    /// Nothing; the next record is at the ring's start.
+    Skip = 4,
+}
+
+/// The first cache line of a record.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Header {
+    /// What it is.
+    pub kind: Kind,
+    /// Bytes of the record, header included.
+    pub len: usize,
+    /// The message's envelope.
+    pub envelope: Envelope,
+    /// Bytes of the message; of a chunk: where in the message it begins.
+    pub bytes: usize,
+    /// The sender's number of the message.
+    pub slot: u32,
+    /// How many pieces the body lists.
+    pub pieces: u32,
+    /// How many keys the body lists.
+    pub keys: u32,
+    /// Bytes of the body.
+    pub body: u32,
+}
+
+fn put(bytes: &mut [u8], at: usize, value: &[u8]) {
+    bytes[at..at + value.len()].copy_from_slice(value);
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes(std::array::from_fn(|i| bytes[at + i]))
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> u64 {
+    u64::from_le_bytes(std::array::from_fn(|i| bytes[at + i]))
+}
+
+impl Header {
+    /// The header as bytes.
+    pub fn encode(&self) -> [u8; HEADER] {
+        let mut bytes = [0; HEADER];
+        put(&mut bytes, 0, &[self.kind as u8]);
+        put(&mut bytes, 2, &self.envelope.channel.to_le_bytes());
+        put(&mut bytes, 4, &self.envelope.signature.to_le_bytes());
+        put(&mut bytes, 8, &self.envelope.sequence.to_le_bytes());
+        put(&mut bytes, 16, &(self.bytes as u64).to_le_bytes());
+        put(&mut bytes, 24, &(self.len as u64).to_le_bytes());
+        put(&mut bytes, 32, &self.slot.to_le_bytes());
+        put(&mut bytes, 36, &self.pieces.to_le_bytes());
+        put(&mut bytes, 40, &self.keys.to_le_bytes());
+        put(&mut bytes, 44, &self.body.to_le_bytes());
+        bytes
+    }
+
+    /// The header in these bytes.
+    pub fn decode(bytes: &[u8; HEADER]) -> Result<Header> {
+        let kind = match bytes[0] {
+            1 => Kind::Eager,
+            2 => Kind::Large,
+            3 => Kind::Chunk,
+            4 => Kind::Skip,
+            other => return Err(Error::Internal(format!("a shared-memory record of kind {other}"))),
+        };
+        let channel = u16::from_le_bytes([bytes[2], bytes[3]]);
+        let envelope = Envelope { channel, sequence: u64_at(bytes, 8), signature: u32_at(bytes, 4) };
+        Ok(Header {
+            kind,
+            envelope,
+            bytes: u64_at(bytes, 16) as usize,
+            len: u64_at(bytes, 24) as usize,
+            slot: u32_at(bytes, 32),
+            pieces: u32_at(bytes, 36),
+            keys: u32_at(bytes, 40),
+            body: u32_at(bytes, 44),
+        })
+    }
+}
+
+/// Where a large message lies in its sender's memory.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Listing {
+    /// Address and bytes of each piece, and the index of the key of the allocation that holds it.
+    pub pieces: Vec<(u64, u64, Option<usize>)>,
+    /// Shared allocations, and their address in the sender.
+    pub keys: Vec<(SegmentKey, u64)>,
+}
+
+impl Listing {
+    /// The listing of a message. `find` knows shared allocations.
+    pub fn new(src: &[Region], find: impl Fn(usize, usize) -> Option<(SegmentKey, usize)>) -> Listing {
+        let mut listing = Listing::default();
+        for region in src {
+            let address = region.as_ptr() as usize;
+            let key = find(address, region.len()).map(|(key, offset)| {
+                let known = listing.keys.iter().rposition(|(known, _)| *known == key);
+                known.unwrap_or_else(|| {
+                    listing.keys.push((key, (address - offset) as u64));
+                    listing.keys.len() - 1
+                })
+            });
+            listing.pieces.push((address as u64, region.len() as u64, key));
+        }
+        listing
+    }
+
+    /// Bytes of the body that [`encode`](Listing::encode) makes.
+    pub fn encoded_len(&self) -> usize {
+        self.pieces.len() * PIECE + self.keys.len() * KEY
+    }
+
+    /// The listing as the body of a record.
+    pub fn encode(&self, body: &mut Vec<u8>) {
+        body.clear();
+        for (address, len, key) in &self.pieces {
+            body.extend_from_slice(&address.to_le_bytes());
+            body.extend_from_slice(&len.to_le_bytes());
+            body.extend_from_slice(&key.map_or(u64::MAX, |key| key as u64).to_le_bytes());
+        }
+        for (key, base) in &self.keys {
+            body.extend_from_slice(&key.pid.to_le_bytes());
+            body.extend_from_slice(&key.fd.to_le_bytes());
+            for word in [key.inode, key.start, key.len, key.generation, *base] {
+                body.extend_from_slice(&word.to_le_bytes());
+            }
+        }
+    }
+
+    /// The listing in a body.
+    pub fn decode(header: &Header, body: &[u8]) -> Listing {
+        let (pieces, keys) = body.split_at(header.pieces as usize * PIECE);
+        let piece = |bytes: &[u8]| {
+            let key = u64_at(bytes, 16);
+            (u64_at(bytes, 0), u64_at(bytes, 8), (key != u64::MAX).then_some(key as usize))
+        };
+        let key = |bytes: &[u8]| {
+            let key = SegmentKey {
+                pid: u32_at(bytes, 0),
+                fd: u32_at(bytes, 4),
+                inode: u64_at(bytes, 8),
+                start: u64_at(bytes, 16),
+                len: u64_at(bytes, 24),
+                generation: u64_at(bytes, 32),
+            };
+            (key, u64_at(bytes, 40))
+        };
+        Listing {
+            pieces: pieces.chunks_exact(PIECE).map(piece).collect(),
+            keys: keys.chunks_exact(KEY).map(key).collect(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::Arena;
+
+    #[test]
+    fn headers_and_listings_survive_the_ring() {
+        let mut arena = Arena::new(4096);
+        let region = arena.region();
+        let base = region.as_ptr() as usize;
+        let key = SegmentKey { pid: 1, fd: 2, inode: 3, start: 4096, len: 8192, generation: 9 };
+        let find = |address, _| (address >= base + 100).then_some((key, address - base));
+        let listing = Listing::new(&[region.part(0, 7), region.part(100, 8), region.part(200, 9)], find);
+        assert_eq!(listing.keys, [(key, base as u64)]);
+        let mut body = Vec::new();
+        listing.encode(&mut body);
+        assert_eq!(body.len(), listing.encoded_len());
+        let header = Header {
+            kind: Kind::Large,
+            len: 640,
+            envelope: Envelope { channel: 5, sequence: u64::MAX - 1, signature: 0xdead_beef },
+            bytes: 5 << 32,
+            slot: 17,
+            pieces: 3,
+            keys: 1,
+            body: body.len() as u32,
+        };
+        assert_eq!(Header::decode(&header.encode()), Ok(header));
+        assert_eq!(Listing::decode(&header, &body), listing);
+    }
+}

@@ -1,0 +1,165 @@
+//! The ring of one ordered pair: a byte queue of records, written by one rank and read by another.
+//!
+//! Positions count bytes ever written or consumed. A record is contiguous: where it would cross the end of the ring, a
+//! `Skip` fills the rest. The sender publishes by storing its position (release), the receiver frees by storing its own.
+#![forbid(unsafe_code)]
+
+use super::record::{Header, Kind, HEADER, NO_SLOT};
+use super::segment::{Control, Segment};
+use crate::error::Result;
+use crate::memory::Region;
+use crate::transport::Envelope;
+use std::sync::atomic::Ordering;
+
+/// The sender's end.
+#[derive(Debug)]
+pub struct Producer {
+    from: usize,
+    to: usize,
+    ring: Region,
+    tail: u64,
+    head: u64,
+    starved: bool,
+}
+
+/// The receiver's end.
+#[derive(Debug)]
+pub struct Consumer {
+    from: usize,
+    to: usize,
+    ring: Region,
+    head: u64,
+}
+
+const NOTHING: Envelope = Envelope { channel: 0, sequence: 0, signature: 0 };
+
+/// Bytes a record with this body takes in a ring.
+pub fn record_len(body: usize) -> usize {
+    (HEADER + body).next_multiple_of(HEADER)
+}
+
+impl Producer {
+    /// The end of `from`, which sends to `to`.
+    pub fn new(segment: &Segment, from: usize, to: usize) -> Producer {
+        Producer { from, to, ring: segment.ring(from, to), tail: 0, head: 0, starved: false }
+    }
+
+    /// The largest body that always finds room once the ring is empty.
+    pub fn max_body(&self) -> usize {
+        self.ring.len() / 2 - HEADER
+    }
+
+    fn control<'a>(&self, segment: &'a Segment) -> &'a Control {
+        segment.control(self.from, self.to)
+    }
+
+    fn fits(&self, needed: usize) -> bool {
+        self.tail + needed as u64 - self.head <= self.ring.len() as u64
+    }
+
+    /// Finds room for a record with this body: `None`, and the receiver will wake us when it has made some, or where
+    /// the record begins.
+    pub fn reserve(&mut self, segment: &Segment, body: usize) -> Option<usize> {
+        let len = record_len(body);
+        let at = self.tail as usize % self.ring.len();
+        let rest = self.ring.len() - at;
+        let needed = if rest < len { rest + len } else { len };
+        if !self.fits(needed) {
+            let control = self.control(segment);
+            self.head = control.head.0.load(Ordering::Acquire);
+            if !self.fits(needed) {
+                // Sequentially consistent on both sides: either we see the space that the receiver has made, or the
+                // receiver, which looks at `hungry` after making it, sees that we want it.
+                control.hungry.0.store(1, Ordering::SeqCst);
+                self.head = control.head.0.load(Ordering::SeqCst);
+                if !self.fits(needed) {
+                    self.starved = true;
+                    return None;
+                }
+                control.hungry.0.store(0, Ordering::Relaxed);
+            }
+        }
+        self.starved = false;
+        if rest >= len {
+            return Some(at);
+        }
+        let skip = Header {
+            kind: Kind::Skip,
+            len: rest,
+            envelope: NOTHING,
+            bytes: 0,
+            slot: NO_SLOT,
+            pieces: 0,
+            keys: 0,
+            body: 0,
+        };
+        self.ring.part(at, HEADER).write(&skip.encode());
+        self.tail += rest as u64;
+        Some(0)
+    }
+
+    /// The place of the body of the record that begins at `at`.
+    pub fn body(&self, at: usize, len: usize) -> Region {
+        self.ring.part(at + HEADER, len)
+    }
+
+    /// Completes the record reserved at `at`, whose body is in place, and shows it to the receiver.
+    pub fn publish(&mut self, segment: &Segment, at: usize, mut header: Header) {
+        header.len = record_len(header.body as usize);
+        self.ring.part(at, HEADER).write(&header.encode());
+        self.tail += header.len as u64;
+        self.control(segment).tail.0.store(self.tail, Ordering::Release);
+    }
+
+    /// Whether the receiver has made space since [`reserve`](Producer::reserve) found none; told once.
+    pub fn take_relief(&mut self, segment: &Segment) -> bool {
+        let relief = self.starved && self.control(segment).head.0.load(Ordering::SeqCst) != self.head;
+        self.starved &= !relief;
+        relief
+    }
+}
+
+impl Consumer {
+    /// The end of `to`, which receives from `from`.
+    pub fn new(segment: &Segment, from: usize, to: usize) -> Consumer {
+        Consumer { from, to, ring: segment.ring(from, to), head: 0 }
+    }
+
+    /// Whether a record waits.
+    pub fn has_record(&self, segment: &Segment) -> bool {
+        segment.control(self.from, self.to).tail.0.load(Ordering::Acquire) != self.head
+    }
+
+    /// The next record and its body.
+    pub fn next(&mut self, segment: &Segment) -> Result<Option<(Header, Region)>> {
+        while self.has_record(segment) {
+            let at = self.head as usize % self.ring.len();
+            let mut bytes = [0; HEADER];
+            self.ring.part(at, HEADER).read(&mut bytes);
+            let header = Header::decode(&bytes)?;
+            if header.kind != Kind::Skip {
+                return Ok(Some((header, self.ring.part(at + HEADER, header.body as usize))));
+            }
+            self.advance(segment, &header);
+        }
+        Ok(None)
+    }
+
+    /// Gives the space of a record back.
+    pub fn advance(&mut self, segment: &Segment, header: &Header) {
+        self.head += header.len as u64;
+        segment.control(self.from, self.to).head.0.store(self.head, Ordering::Release);
+    }
+
+    /// Whether the sender waits for the space that has been given back; asked once after some records.
+    pub fn take_hunger(&self, segment: &Segment) -> bool {
+        let hungry = &segment.control(self.from, self.to).hungry.0;
+        std::sync::atomic::fence(Ordering::SeqCst);
+        hungry.load(Ordering::Relaxed) != 0 && hungry.swap(0, Ordering::SeqCst) != 0
+    }
+}
+
+/// The largest message that is copied through a ring: several of them fit.
+pub fn max_eager(segment: &Segment) -> usize {
+    super::segment::ring_bytes(segment.ranks()) / 8
+}

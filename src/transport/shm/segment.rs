@@ -1,0 +1,131 @@
+//! The shared segment of one communicator on one node: its layout, and safe access to it.
+//!
+//! ```text
+//! bells     one cache line per local rank: whether it sleeps, and how it wants to be woken
+//! controls  one set of cache lines per ordered pair, [to][from]: positions and acknowledgements
+//! rings     one per ordered pair, [to][from]: records, from the sender to the receiver
+//! ```
+//! Pages are touched only where ranks exchange messages, so the rings of pairs that never do cost nothing.
+
+use crate::error::{Error, Result};
+use crate::memory::mapping::{Access, Mapping};
+use crate::memory::Region;
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicU32, AtomicU64};
+
+const PAGE: usize = 4096;
+
+/// A value with a cache line of its own.
+#[derive(Debug, Default)]
+#[repr(C, align(64))]
+pub struct Line<T>(pub T);
+
+/// How a rank sleeps.
+#[derive(Debug)]
+#[repr(C, align(64))]
+pub struct BellCell {
+    /// One of the states of [`super::bell`]; also the futex word.
+    pub state: AtomicU32,
+    /// A peer could not reach the rank's doorbell: it must not sleep long.
+    pub deaf: AtomicU32,
+}
+
+/// One bit per slot of a sender's table of messages in flight.
+pub const SLOTS: usize = 512;
+
+/// Bits that one side sets and the other takes.
+pub type SlotBits = [AtomicU64; SLOTS / 64];
+
+/// What the two ends of an ordered pair tell each other besides records.
+#[derive(Debug)]
+#[repr(C, align(64))]
+pub struct Control {
+    /// Bytes ever written to the ring; the sender's.
+    pub tail: Line<AtomicU64>,
+    /// Bytes ever consumed; the receiver's.
+    pub head: Line<AtomicU64>,
+    /// The sender waits for space; set by the sender, taken by the receiver.
+    pub hungry: Line<AtomicU32>,
+    /// Messages received; set by the receiver, taken by the sender.
+    pub acked: Line<SlotBits>,
+    /// Messages that shall come through the ring; set by the receiver, taken by the sender.
+    pub granted: Line<SlotBits>,
+    /// The sender has cancelled: its memory must not be touched any more.
+    pub cancelled: Line<AtomicU32>,
+    /// The receiver is reading the sender's memory directly.
+    pub reading: Line<AtomicU32>,
+}
+
+/// The mapped segment.
+#[derive(Debug)]
+pub struct Segment {
+    mapping: Mapping,
+    ranks: usize,
+}
+
+/// Bytes of each ring on a node of so many ranks.
+pub const fn ring_bytes(ranks: usize) -> usize {
+    match ranks {
+        0..=16 => 256 << 10,
+        17..=64 => 64 << 10,
+        _ => 32 << 10,
+    }
+}
+
+fn controls_at(ranks: usize) -> usize {
+    (ranks * size_of::<BellCell>()).next_multiple_of(PAGE)
+}
+
+fn rings_at(ranks: usize) -> usize {
+    (controls_at(ranks) + ranks * ranks * size_of::<Control>()).next_multiple_of(PAGE)
+}
+
+impl Segment {
+    /// Bytes of the segment for so many local ranks.
+    pub fn bytes(ranks: usize) -> usize {
+        rings_at(ranks) + ranks * ranks * ring_bytes(ranks)
+    }
+
+    /// Maps a file of [`Segment::bytes`] bytes, all zero when it was made.
+    pub fn map(file: impl AsFd, ranks: usize) -> Result<Segment> {
+        let mapping = Mapping::new(file, 0, Segment::bytes(ranks), Access::ReadWrite, false)
+            .map_err(|error| Error::System(format!("mapping the node's shared segment: {error}")))?;
+        Ok(Segment { mapping, ranks })
+    }
+
+    /// How many local ranks it is for.
+    pub fn ranks(&self) -> usize {
+        self.ranks
+    }
+
+    /// A reference to atomics in the segment.
+    fn at<T>(&self, offset: usize) -> &T {
+        let place = self.mapping.region().part(offset, size_of::<T>());
+        assert!(place.as_ptr().cast::<T>().is_aligned());
+        // SAFETY: the place must hold a T and be written only through atomics; because it lies inside the mapping, is
+        // aligned, T consists of atomic integers (any bits are valid), and no ring overlaps it.
+        unsafe { &*place.as_ptr().cast::<T>() }
+    }
+
+    /// The bell of a local rank.
+    pub fn bell(&self, local: usize) -> &BellCell {
+        assert!(local < self.ranks);
+        self.at(local * size_of::<BellCell>())
+    }
+
+    fn pair(&self, from: usize, to: usize) -> usize {
+        assert!(from < self.ranks && to < self.ranks);
+        to * self.ranks + from
+    }
+
+    /// What `from` and `to` tell each other about messages in this direction.
+    pub fn control(&self, from: usize, to: usize) -> &Control {
+        self.at(controls_at(self.ranks) + self.pair(from, to) * size_of::<Control>())
+    }
+
+    /// The ring from `from` to `to`.
+    pub fn ring(&self, from: usize, to: usize) -> Region {
+        let bytes = ring_bytes(self.ranks);
+        self.mapping.region().part(rings_at(self.ranks) + self.pair(from, to) * bytes, bytes)
+    }
+}

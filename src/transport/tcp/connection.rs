@@ -1,0 +1,254 @@
+//! One connection: a queue of frames to be written, and a buffer of bytes read ahead.
+//!
+//! Nothing blocks. Bodies of large messages go straight from the sender's pieces to the socket, and from the socket to
+//! the receiver's pieces; only headers, small messages and data to be combined pass through the buffer.
+#![forbid(unsafe_code)]
+
+use super::frame::HEADER;
+use crate::memory::{vectored, Arena, Region};
+use crate::transport::target::{Pieces, Target};
+use smallvec::SmallVec;
+use std::collections::VecDeque;
+use std::io::ErrorKind;
+use std::net::TcpStream;
+
+/// Bytes read ahead at most. A small message with its header fits.
+pub const BUFFER: usize = 128 << 10;
+/// A body with at least so many bytes to come is read past the buffer.
+const DIRECT: usize = 16 << 10;
+/// Regions given to the kernel at a time.
+const MAX_RUNS: usize = 60;
+
+/// The bytes of a frame to be written, after its header.
+#[derive(Debug)]
+pub enum Body {
+    /// None, or bytes of our own.
+    Owned(Vec<u8>),
+    /// A part of the message with this number, in its sender's memory.
+    Part {
+        /// The message's number.
+        id: u64,
+        /// Where in the message.
+        offset: usize,
+        /// How many bytes.
+        len: usize,
+    },
+}
+
+/// A frame to be written.
+#[derive(Debug)]
+struct Outgoing {
+    head: [u8; HEADER],
+    body: Body,
+    written: usize,
+}
+
+/// Why a connection is of no use any more.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Ended {
+    /// The peer has closed it, between two frames.
+    Closed,
+    /// It broke.
+    Broken(String),
+}
+
+/// Bytes of a granted message that are being read.
+#[derive(Debug, Clone, Copy)]
+pub struct Inbound {
+    /// The message's number.
+    pub id: u64,
+    /// Where in the message the next byte belongs.
+    pub offset: usize,
+    /// Bytes to come.
+    pub left: usize,
+}
+
+/// A connection.
+#[derive(Debug)]
+pub struct Connection {
+    /// The socket.
+    pub socket: TcpStream,
+    /// Whether the poller shall tell when the socket can be written.
+    pub watches_output: bool,
+    /// The data frame that is being read.
+    pub inbound: Option<Inbound>,
+    /// Set once the connection is of no use any more.
+    pub ended: Option<Ended>,
+    output: VecDeque<Outgoing>,
+    queued: usize,
+    buffer: Arena,
+    start: usize,
+    end: usize,
+}
+
+fn broken(error: &std::io::Error) -> Ended {
+    Ended::Broken(error.to_string())
+}
+
+impl Connection {
+    /// A connection over a socket that does not block.
+    pub fn new(socket: TcpStream) -> Connection {
+        Connection {
+            socket,
+            watches_output: false,
+            inbound: None,
+            ended: None,
+            output: VecDeque::new(),
+            queued: 0,
+            buffer: Arena::new(BUFFER),
+            start: 0,
+            end: 0,
+        }
+    }
+
+    /// Whether nothing waits to be written.
+    pub fn is_flushed(&self) -> bool {
+        self.output.is_empty()
+    }
+
+    /// Bytes of our own that wait to be written.
+    pub fn queued(&self) -> usize {
+        self.queued
+    }
+
+    /// Appends a frame.
+    pub fn push(&mut self, head: [u8; HEADER], body: Body) {
+        self.queued += HEADER + if let Body::Owned(bytes) = &body { bytes.len() } else { 0 };
+        self.output.push_back(Outgoing { head, body, written: 0 });
+    }
+
+    /// Appends a frame whose body lies in pieces that are free again when this returns: writes what the socket takes,
+    /// keeps a copy of the rest.
+    pub fn push_copy(&mut self, head: [u8; HEADER], src: &[Region]) {
+        let mut written = 0;
+        if self.output.is_empty() && self.ended.is_none() {
+            // An error shows again when the queue is flushed.
+            written = vectored::send(&self.socket, [&head, &[]], src).unwrap_or(0);
+        }
+        let len: usize = src.iter().map(Region::len).sum();
+        if written == HEADER + len {
+            return;
+        }
+        let mut bytes = vec![0; len];
+        let mut done = 0;
+        for region in src {
+            region.read(&mut bytes[done..done + region.len()]);
+            done += region.len();
+        }
+        self.queued += HEADER + len;
+        self.output.push_back(Outgoing { head, body: Body::Owned(bytes), written });
+    }
+
+    /// Writes what the socket takes. `message` gives the pieces of a message by its number; `written` is told how many
+    /// bytes of which message have left.
+    pub fn flush<'a>(&mut self, message: impl Fn(u64) -> Option<&'a Pieces>, mut written: impl FnMut(u64, usize)) {
+        while let Some(frame) = self.output.front_mut() {
+            let mut parts: SmallVec<[Region; 8]> = SmallVec::new();
+            let in_body = frame.written.saturating_sub(HEADER);
+            let head = &frame.head[frame.written.min(HEADER)..];
+            let (owned, total): (&[u8], usize) = match &frame.body {
+                Body::Owned(bytes) => (&bytes[in_body..], HEADER + bytes.len()),
+                Body::Part { id, offset, len } => {
+                    let Some(pieces) = message(*id) else {
+                        self.ended = Some(Ended::Broken("a message was forgotten while it was being sent".into()));
+                        return;
+                    };
+                    pieces.runs(*offset + in_body, *len - in_body, MAX_RUNS, &mut parts);
+                    (&[], HEADER + *len)
+                }
+            };
+            match vectored::send(&self.socket, [head, owned], &parts) {
+                Ok(sent) => {
+                    frame.written += sent;
+                    if let Body::Part { id, .. } = frame.body {
+                        written(id, frame.written.saturating_sub(HEADER) - in_body);
+                    }
+                    if frame.written == total {
+                        self.queued -= HEADER + if let Body::Owned(bytes) = &frame.body { bytes.len() } else { 0 };
+                        self.output.pop_front();
+                    }
+                }
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => {
+                    self.ended = Some(broken(&error));
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Reads ahead; false when the socket has nothing now.
+    pub fn fill(&mut self) -> bool {
+        let all = self.buffer.region();
+        if self.start > 0 {
+            let held = self.end - self.start;
+            all.part(0, held).copy_from(all.part(self.start, held));
+            (self.start, self.end) = (0, held);
+        }
+        if self.end == BUFFER {
+            return true;
+        }
+        let got = self.receive(&[all.part(self.end, BUFFER - self.end)]);
+        self.end += got.unwrap_or(0);
+        got.is_some()
+    }
+
+    fn receive(&mut self, into: &[Region]) -> Option<usize> {
+        match vectored::receive(&self.socket, into) {
+            Ok(0) => {
+                let whole = self.start == self.end && self.inbound.is_none();
+                let middle = || Ended::Broken("it was closed in the middle of a message".into());
+                self.ended = Some(if whole { Ended::Closed } else { middle() });
+                None
+            }
+            Ok(got) => Some(got),
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => None,
+            Err(error) => {
+                self.ended = Some(broken(&error));
+                None
+            }
+        }
+    }
+
+    /// The first `len` bytes that were read ahead, if they are there.
+    pub fn peek(&mut self, len: usize) -> Option<Region> {
+        (self.end - self.start >= len).then(|| self.buffer.region().part(self.start, len))
+    }
+
+    /// Drops the first bytes that were read ahead.
+    pub fn skip(&mut self, len: usize) {
+        self.start += len;
+    }
+
+    /// Reads bytes of the data frame into their target: how many, or `None` when the socket has nothing now.
+    pub fn read_data(&mut self, target: &Target) -> Option<usize> {
+        let Inbound { offset, left, .. } = self.inbound?;
+        let grain = target.grain();
+        let held = (self.end - self.start).min(left);
+        let whole = held - held % grain;
+        if whole > 0 {
+            target.consume(offset, self.buffer.region().part(self.start, whole));
+            self.start += whole;
+            return Some(self.took(whole));
+        }
+        if let (Some(pieces), true) = (target.store(), left >= DIRECT) {
+            let mut runs: SmallVec<[Region; 8]> = SmallVec::new();
+            pieces.runs(offset, left, MAX_RUNS, &mut runs);
+            let got = self.receive(&runs)?;
+            return Some(self.took(got));
+        }
+        self.fill().then_some(0)
+    }
+
+    fn took(&mut self, bytes: usize) -> usize {
+        if let Some(inbound) = &mut self.inbound {
+            inbound.offset += bytes;
+            inbound.left -= bytes;
+            if inbound.left == 0 {
+                self.inbound = None;
+            }
+        }
+        bytes
+    }
+}

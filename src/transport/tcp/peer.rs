@@ -1,0 +1,372 @@
+//! One peer on another node: its connections and the messages between it and us.
+//!
+//! Headers and small messages keep to the pair's first connection, so they stay in order. A large message is announced
+//! there; when its receive has been posted the receiver grants it, and its bytes come in stripes over whichever
+//! connections have room. So a connection carries nothing that its reader has no place for, and no stream blocks another.
+#![forbid(unsafe_code)]
+
+use super::connection::{Body, Connection, Ended, Inbound};
+use super::frame::{Header, Kind, Secret, HEADER, NO_ID};
+use crate::error::{Error, Result};
+use crate::exec::{Started, Token};
+use crate::memory::{Arena, Region};
+use crate::plan::Channel;
+use crate::topo::Rank;
+use crate::transport::streams::{Posted, Streams};
+use crate::transport::target::Pieces;
+use crate::transport::{Envelope, Sink};
+use std::collections::{BTreeMap, VecDeque};
+use std::net::SocketAddr;
+
+/// Messages of at most this many bytes travel with their header.
+pub const SMALL: usize = 32 << 10;
+/// Bytes of a large message in one frame.
+const STRIPE: usize = 256 << 10;
+/// Bytes read from one connection before others get their turn.
+const TURN: usize = 1 << 20;
+/// Small messages stop when so many bytes wait to be written.
+const MAX_QUEUED: usize = 1 << 20;
+
+/// A message that came before its receive was posted.
+#[derive(Debug)]
+struct Arrival {
+    header: Header,
+    body: Vec<u8>,
+}
+
+/// A large message on its way out.
+#[derive(Debug)]
+struct Outgoing {
+    token: Token,
+    channel: Channel,
+    src: Pieces,
+    striped: usize,
+    written: usize,
+}
+
+/// A large message on its way in.
+#[derive(Debug)]
+struct Inflow {
+    posted: Posted,
+    received: usize,
+}
+
+/// A connection and its number within the pair.
+#[derive(Debug)]
+pub struct Link {
+    /// The number, or [`super::frame::CALL`].
+    pub index: u8,
+    /// The connection.
+    pub connection: Connection,
+}
+
+/// A peer.
+#[derive(Debug)]
+pub struct Peer {
+    /// Its rank.
+    pub rank: Rank,
+    /// Where it listens.
+    pub address: SocketAddr,
+    /// What it wants to hear first.
+    pub secret: Secret,
+    /// The connections.
+    pub links: Vec<Link>,
+    streams: Streams<Arrival>,
+    outgoing: BTreeMap<u64, Outgoing>,
+    marks: BTreeMap<u64, Channel>,
+    granted: VecDeque<u64>,
+    inflows: BTreeMap<u64, Inflow>,
+    next_id: u64,
+}
+
+impl Peer {
+    /// A peer to which there is no connection yet.
+    pub fn new(rank: Rank, address: SocketAddr, secret: Secret) -> Peer {
+        Peer {
+            rank,
+            address,
+            secret,
+            links: Vec::new(),
+            streams: Streams::default(),
+            outgoing: BTreeMap::new(),
+            marks: BTreeMap::new(),
+            granted: VecDeque::new(),
+            inflows: BTreeMap::new(),
+            next_id: 0,
+        }
+    }
+
+    fn control(&mut self) -> Option<&mut Connection> {
+        self.links.iter_mut().find(|link| link.index == 0).map(|link| &mut link.connection)
+    }
+
+    fn is_gone(&self) -> bool {
+        !self.links.is_empty() && self.links.iter().all(|link| link.connection.ended.is_some())
+    }
+
+    fn gone(&self) -> Error {
+        let why = self.links.iter().find_map(|link| match &link.connection.ended {
+            Some(Ended::Broken(why)) => Some(why.as_str()),
+            _ => None,
+        });
+        let why = why.unwrap_or("it has closed its connections");
+        Error::Remote(format!("rank {} at {} is gone: {why}", self.rank, self.address))
+    }
+
+    fn take_id(&mut self) -> u64 {
+        self.next_id += 1;
+        self.next_id - 1
+    }
+
+    /// Posts a message.
+    pub fn send(&mut self, token: Token, envelope: Envelope, src: &[Region]) -> Result<Started> {
+        if self.is_gone() {
+            return Err(self.gone());
+        }
+        let bytes: usize = src.iter().map(Region::len).sum();
+        match self.control() {
+            None => return Ok(Started::Busy),
+            Some(control) if control.queued() > MAX_QUEUED => return Ok(Started::Busy),
+            Some(_) => {}
+        }
+        let credit = &self.streams.at(envelope.channel).credit;
+        let small = bytes <= SMALL;
+        let marked = small && credit.next_is_marked();
+        if !(if small { credit.takes_small() } else { credit.takes_large() }) {
+            return Ok(Started::Busy);
+        }
+        let id = if marked || !small { self.take_id() } else { NO_ID };
+        let kind = if small { Kind::Small } else { Kind::Large };
+        let body = if small { bytes as u64 } else { 0 };
+        let head = Header { kind, envelope, bytes: bytes as u64, id, body }.encode();
+        let channel = envelope.channel;
+        if marked {
+            self.marks.insert(id, channel);
+        }
+        if small {
+            self.streams.at(channel).credit.small_sent();
+            self.control().expect("looked up above").push_copy(head, src);
+            return Ok(Started::Done);
+        }
+        self.streams.at(channel).credit.large_sent();
+        let src = Pieces::new(src);
+        self.outgoing.insert(id, Outgoing { token, channel, src, striped: 0, written: 0 });
+        self.control().expect("looked up above").push_copy(head, &[]);
+        Ok(Started::Pending)
+    }
+
+    /// Posts a receive. `staging` has room for a small message.
+    pub fn recv(&mut self, token: Token, envelope: Envelope, sink: Sink<'_>, staging: Region) -> Result<Started> {
+        let posted = Posted::new(token, envelope, sink);
+        let stream = self.streams.at(envelope.channel);
+        let Some(Arrival { header, body }) = stream.arrived.pop_front() else {
+            if self.is_gone() {
+                return Err(self.gone());
+            }
+            self.streams.at(envelope.channel).posted.push_back(posted);
+            return Ok(Started::Pending);
+        };
+        if header.kind == Kind::Large {
+            self.grant(posted, &header)?;
+            return Ok(Started::Pending);
+        }
+        let staged = staging.part(0, body.len());
+        staged.write(&body);
+        self.deliver(&posted, &header, staged)?;
+        Ok(Started::Done)
+    }
+
+    fn reply(&mut self, kind: Kind, id: u64) -> Result<()> {
+        let gone = self.gone();
+        self.control().ok_or(gone)?.push_copy(Header::about(kind, id).encode(), &[]);
+        Ok(())
+    }
+
+    fn deliver(&mut self, posted: &Posted, header: &Header, body: Region) -> Result<()> {
+        posted.check(self.rank, header.envelope, header.bytes as usize)?;
+        posted.target.consume(0, body);
+        if header.id != NO_ID {
+            self.reply(Kind::Ack, header.id)?;
+        }
+        Ok(())
+    }
+
+    fn grant(&mut self, posted: Posted, header: &Header) -> Result<()> {
+        posted.check(self.rank, header.envelope, header.bytes as usize)?;
+        self.inflows.insert(header.id, Inflow { posted, received: 0 });
+        self.reply(Kind::Grant, header.id)
+    }
+
+    fn nonsense(&self, what: &str) -> Error {
+        Error::Internal(format!("rank {} sent {what}", self.rank))
+    }
+
+    /// Reads from one connection and does what its frames say.
+    pub fn read(&mut self, link: usize, done: &mut Vec<Token>) -> Result<()> {
+        let mut budget = TURN;
+        while budget > 0 {
+            let connection = &mut self.links[link].connection;
+            if connection.ended.is_some() {
+                return Ok(());
+            }
+            if let Some(Inbound { id, .. }) = connection.inbound {
+                let Some(inflow) = self.inflows.get_mut(&id) else {
+                    return Err(self.nonsense("bytes nobody asked for"));
+                };
+                let Some(got) = connection.read_data(&inflow.posted.target) else { return Ok(()) };
+                inflow.received += got;
+                budget = budget.saturating_sub(got);
+                if inflow.received == inflow.posted.target.bytes() {
+                    done.push(inflow.posted.token);
+                    self.inflows.remove(&id);
+                }
+                continue;
+            }
+            let Some(head) = connection.peek(HEADER) else {
+                if !connection.fill() {
+                    return Ok(());
+                }
+                continue;
+            };
+            let mut bytes = [0; HEADER];
+            head.read(&mut bytes);
+            let Some(header) = Header::decode(&bytes) else { return Err(self.nonsense("a frame of no known kind")) };
+            if header.kind != Kind::Small {
+                connection.skip(HEADER);
+                self.take_header(link, &header)?;
+                continue;
+            }
+            if header.body as usize > SMALL {
+                return Err(self.nonsense("a small message that is too long"));
+            }
+            let len = HEADER + header.body as usize;
+            let Some(frame) = connection.peek(len) else {
+                if !connection.fill() {
+                    return Ok(());
+                }
+                continue;
+            };
+            connection.skip(len);
+            self.take_small(&header, frame.part(HEADER, len - HEADER), done)?;
+            budget = budget.saturating_sub(len);
+        }
+        Ok(())
+    }
+
+    fn take_small(&mut self, header: &Header, body: Region, done: &mut Vec<Token>) -> Result<()> {
+        let stream = self.streams.at(header.envelope.channel);
+        match stream.posted.pop_front() {
+            Some(posted) => {
+                self.deliver(&posted, header, body)?;
+                done.push(posted.token);
+            }
+            None => {
+                let mut bytes = vec![0; body.len()];
+                body.read(&mut bytes);
+                stream.arrived.push_back(Arrival { header: *header, body: bytes });
+            }
+        }
+        Ok(())
+    }
+
+    fn take_header(&mut self, link: usize, header: &Header) -> Result<()> {
+        match header.kind {
+            Kind::Large => {
+                let stream = self.streams.at(header.envelope.channel);
+                match stream.posted.pop_front() {
+                    Some(posted) => self.grant(posted, header)?,
+                    None => stream.arrived.push_back(Arrival { header: *header, body: Vec::new() }),
+                }
+            }
+            Kind::Grant if self.outgoing.contains_key(&header.id) => self.granted.push_back(header.id),
+            Kind::Ack => match self.marks.remove(&header.id) {
+                Some(channel) => self.streams.at(channel).credit.mark_done(),
+                None => return Err(self.nonsense("an acknowledgement of nothing")),
+            },
+            Kind::Data => {
+                let Some(inflow) = self.inflows.get(&header.id) else {
+                    return Err(self.nonsense("bytes nobody asked for"));
+                };
+                let (offset, left) = (header.bytes as usize, header.body as usize);
+                let fits = offset.checked_add(left).is_some_and(|end| end <= inflow.posted.target.bytes());
+                if !fits || left == 0 {
+                    return Err(self.nonsense("bytes beyond the end of a message"));
+                }
+                self.links[link].connection.inbound = Some(Inbound { id: header.id, offset, left });
+            }
+            _ => return Err(self.nonsense("an answer to no message")),
+        }
+        Ok(())
+    }
+
+    /// Writes what the connections take: queued frames, then stripes of granted messages.
+    pub fn write(&mut self, done: &mut Vec<Token>) {
+        let Peer { links, outgoing, granted, streams, .. } = self;
+        for link in links.iter_mut().filter(|link| link.connection.ended.is_none()) {
+            let connection = &mut link.connection;
+            loop {
+                if connection.is_flushed() && link.index != super::frame::CALL {
+                    if let Some(&id) = granted.front() {
+                        let message = outgoing.get_mut(&id).expect("granted messages are still here");
+                        let (offset, all) = (message.striped, message.src.bytes());
+                        let len = STRIPE.min(all - offset);
+                        message.striped += len;
+                        let head = Header { bytes: offset as u64, body: len as u64, ..Header::about(Kind::Data, id) };
+                        connection.push(head.encode(), Body::Part { id, offset, len });
+                        if message.striped == all {
+                            granted.pop_front();
+                        }
+                    }
+                }
+                if connection.is_flushed() {
+                    break;
+                }
+                let mut left = smallvec::SmallVec::<[(u64, usize); 4]>::new();
+                let message = |id| outgoing.get(&id).map(|message| &message.src);
+                connection.flush(message, |id, bytes| left.push((id, bytes)));
+                for (id, bytes) in left {
+                    let Some(message) = outgoing.get_mut(&id) else { continue };
+                    message.written += bytes;
+                    if message.written == message.src.bytes() {
+                        done.push(message.token);
+                        streams.at(message.channel).credit.large_done();
+                        outgoing.remove(&id);
+                    }
+                }
+                if !connection.is_flushed() || connection.ended.is_some() {
+                    break;
+                }
+            }
+        }
+    }
+
+    /// Fails when the peer is gone and something is still expected of it.
+    pub fn check(&self) -> Result<()> {
+        let broken = |link: &Link| matches!(link.connection.ended, Some(Ended::Broken(_)));
+        if !self.is_gone() && !self.links.iter().any(broken) {
+            return Ok(());
+        }
+        let unflushed = self.links.iter().any(|link| !link.connection.is_flushed());
+        let expects = unflushed || !self.outgoing.is_empty() || !self.inflows.is_empty() || self.streams.any_posted();
+        if expects {
+            Err(self.gone())
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Forgets everything. Connections in the middle of a message are of no use any more, so all are closed.
+    pub fn cancel(&mut self) {
+        self.links.clear();
+        self.streams.clear();
+        self.outgoing.clear();
+        self.marks.clear();
+        self.granted.clear();
+        self.inflows.clear();
+    }
+}
+
+/// Room for a small message.
+pub fn staging() -> Arena {
+    Arena::new(SMALL)
+}

@@ -1,0 +1,224 @@
+//! Test worlds: ranks as threads of one process, and ranks as processes (this very test program, started again).
+
+use super::mux::open_by;
+use super::shm::open::Ways;
+use super::{Envelope, Exchange, Idle, Mux, Sink, Transport};
+use crate::config::Config;
+use crate::error::{Error, Result};
+use crate::exec::{Started, Token};
+use crate::memory::Region;
+use crate::topo::{Grid, Rank};
+use std::io::{Read, Write};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::process::{Child, Command};
+use std::sync::{Arc, Barrier, Mutex};
+use std::time::{Duration, Instant};
+
+/// No test waits longer.
+pub const LIMIT: Duration = Duration::from_secs(60);
+
+/// How the ranks of a world are set up.
+#[derive(Clone)]
+pub struct Setup {
+    pub grid: Grid,
+    pub config: Config,
+    pub ways: Ways,
+}
+
+impl Setup {
+    pub fn new(grid: Grid) -> Setup {
+        Setup { grid, config: Config::default(), ways: Ways { proc: true, file: true } }
+    }
+
+    pub fn with(mut self, change: impl FnOnce(&mut Config)) -> Setup {
+        change(&mut self.config);
+        self
+    }
+
+    pub fn open(&self, me: usize, exchange: &mut dyn Exchange) -> Mux {
+        open_by(Rank::from_index(me), &self.grid, &self.config, exchange, self.ways).unwrap()
+    }
+}
+
+/// An exchange between threads.
+pub struct Threads {
+    me: usize,
+    board: Arc<(Barrier, Mutex<Vec<Vec<u8>>>)>,
+}
+
+impl Exchange for Threads {
+    fn allgather(&mut self, mine: Vec<u8>) -> Result<Vec<Vec<u8>>> {
+        self.board.1.lock().unwrap()[self.me] = mine;
+        self.board.0.wait();
+        let all = self.board.1.lock().unwrap().clone();
+        self.board.0.wait();
+        Ok(all)
+    }
+}
+
+/// Runs `body` as every rank, each in a thread.
+pub fn threads(setup: &Setup, body: impl Fn(usize, Mux) + Sync) {
+    let n = setup.grid.nranks();
+    let board = Arc::new((Barrier::new(n), Mutex::new(vec![Vec::new(); n])));
+    std::thread::scope(|scope| {
+        for me in 0..n {
+            let mut exchange = Threads { me, board: board.clone() };
+            let body = &body;
+            scope.spawn(move || body(me, setup.open(me, &mut exchange)));
+        }
+    });
+}
+
+/// An exchange between processes, through a hub in the parent.
+pub struct Processes {
+    stream: UnixStream,
+}
+
+fn put(stream: &mut UnixStream, bytes: &[u8]) -> std::io::Result<()> {
+    stream.write_all(&(bytes.len() as u64).to_le_bytes())?;
+    stream.write_all(bytes)
+}
+
+fn get(stream: &mut UnixStream) -> std::io::Result<Vec<u8>> {
+    let mut len = [0; 8];
+    stream.read_exact(&mut len)?;
+    let mut bytes = vec![0; u64::from_le_bytes(len) as usize];
+    stream.read_exact(&mut bytes)?;
+    Ok(bytes)
+}
+
+impl Exchange for Processes {
+    fn allgather(&mut self, mine: Vec<u8>) -> Result<Vec<Vec<u8>>> {
+        put(&mut self.stream, &mine)?;
+        let count = u64::from_le_bytes(get(&mut self.stream)?.try_into().unwrap());
+        (0..count).map(|_| Ok(get(&mut self.stream)?)).collect()
+    }
+}
+
+impl Processes {
+    /// Waits until all ranks are here.
+    pub fn barrier(&mut self) {
+        self.allgather(Vec::new()).unwrap();
+    }
+}
+
+/// In a process that was started as a rank: the scenario's name, the rank, and the exchange.
+pub fn as_rank() -> Option<(String, usize, Processes)> {
+    let place = std::env::var("TRANSPORT_TEST_RANK").ok()?;
+    let mut parts = place.split(' ');
+    let (hub, scenario, me) = (parts.next()?, parts.next()?, parts.next()?.parse().ok()?);
+    let stream = UnixStream::connect_addr(&SocketAddr::from_abstract_name(hub).unwrap()).unwrap();
+    stream.set_read_timeout(Some(LIMIT)).unwrap();
+    let mut exchange = Processes { stream };
+    put(&mut exchange.stream, &(me as u64).to_le_bytes()).unwrap();
+    Some((scenario.to_string(), me, exchange))
+}
+
+fn serve(mut streams: Vec<UnixStream>) {
+    loop {
+        let told: Vec<_> = streams.iter_mut().map(get).collect();
+        if told.iter().any(|told| told.is_err()) {
+            return;
+        }
+        for stream in &mut streams {
+            let _ = put(stream, &(told.len() as u64).to_le_bytes());
+            for bytes in told.iter().flatten() {
+                let _ = put(stream, bytes);
+            }
+        }
+    }
+}
+
+/// Starts the scenario in `n` processes and returns them, in rank order.
+pub fn start(scenario: &str, n: usize) -> Vec<Child> {
+    let hub = format!("strata-test-{:016x}", super::shm::open::random().unwrap());
+    let listener = UnixListener::bind_addr(&SocketAddr::from_abstract_name(&hub).unwrap()).unwrap();
+    let start = |me| {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["transport::tests::a_process_plays_its_rank", "--exact", "--nocapture"]);
+        command.env("TRANSPORT_TEST_RANK", format!("{hub} {scenario} {me}")).spawn().unwrap()
+    };
+    let children: Vec<Child> = (0..n).map(start).collect();
+    std::thread::spawn(move || {
+        let mut streams: Vec<Option<UnixStream>> = (0..n).map(|_| None).collect();
+        for _ in 0..n {
+            let (mut stream, _) = listener.accept().unwrap();
+            let me = u64::from_le_bytes(get(&mut stream).unwrap().try_into().unwrap());
+            streams[me as usize] = Some(stream);
+        }
+        serve(streams.into_iter().flatten().collect());
+    });
+    children
+}
+
+/// Runs the scenario in `n` processes; all must succeed.
+pub fn processes(scenario: &str, n: usize) {
+    let limit = Instant::now() + LIMIT;
+    for (me, mut child) in start(scenario, n).into_iter().enumerate() {
+        let status = loop {
+            match child.try_wait().unwrap() {
+                Some(status) => break status,
+                None if Instant::now() > limit => {
+                    child.kill().unwrap();
+                    break child.wait().unwrap();
+                }
+                None => std::thread::sleep(Duration::from_millis(5)),
+            }
+        };
+        assert!(status.success(), "rank {me} of {scenario}: {status}");
+    }
+}
+
+/// Memory of a test, as a region.
+pub fn region(bytes: &mut [u8]) -> Region {
+    // SAFETY: the bytes must outlive the region's use; because tests keep them until their operations have completed.
+    unsafe { Region::new(bytes.as_mut_ptr(), bytes.len()) }
+}
+
+/// Something to post.
+pub enum Post<'a> {
+    Send(usize, Envelope, Vec<Region>),
+    Recv(usize, Envelope, Sink<'a>),
+}
+
+/// Posts operations in order, those that are `Busy` again later, and waits until all have completed.
+pub fn carry_out(mux: &mut Mux, posts: &[Post<'_>]) -> Result<()> {
+    let mut idle = Idle::new(spin_us(), mux.oversubscribed());
+    let limit = Instant::now() + LIMIT;
+    let (mut next, mut open, mut done) = (0, 0, Vec::new());
+    while next < posts.len() || open > 0 {
+        let before = next;
+        while next < posts.len() {
+            let token = next as Token;
+            let started = match &posts[next] {
+                Post::Send(to, envelope, src) => mux.send(token, Rank::from_index(*to), *envelope, src)?,
+                Post::Recv(from, envelope, sink) => mux.recv(token, Rank::from_index(*from), *envelope, *sink)?,
+            };
+            match started {
+                Started::Busy => break,
+                Started::Pending => open += 1,
+                Started::Done => {}
+            }
+            next += 1;
+        }
+        done.clear();
+        mux.poll(&mut done)?;
+        open -= done.len();
+        if done.is_empty() && next == before {
+            idle.pause(mux)?;
+            if Instant::now() > limit {
+                return Err(Error::Timeout(format!("{open} operations are open, {next} of {} posted", posts.len())));
+            }
+        } else {
+            idle.reset();
+        }
+    }
+    Ok(())
+}
+
+/// How long ranks wait awake; measurements try other values than the default.
+fn spin_us() -> u64 {
+    let given = std::env::var("STRATA_SPIN_US").ok().and_then(|text| text.parse().ok());
+    given.unwrap_or(Config::default().spin_us)
+}
