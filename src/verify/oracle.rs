@@ -132,7 +132,9 @@ fn steps(plans: &[Plan]) -> impl Iterator<Item = (At, &crate::plan::Step)> {
 fn well_formed(plans: &[Plan]) -> Result<(), String> {
     let first = plans.first().ok_or("no plans")?;
     for (rank, plan) in plans.iter().enumerate() {
-        let same = plan.shape == first.shape && plan.chunks_per_block == first.chunks_per_block;
+        // Whether it calls in place is each rank's own affair.
+        let shape = crate::plan::Shape { in_place: first.shape.in_place, ..plan.shape.clone() };
+        let same = shape == first.shape && plan.chunks_per_block == first.chunks_per_block;
         if !same || plan.rank.index() != rank || plans.len() != plan.shape.nranks() || plan.chunks_per_block == 0 {
             return Err(format!("the plan of rank {rank} does not belong here"));
         }

@@ -133,6 +133,14 @@ proptest! {
 }
 
 #[test]
+fn ranks_may_call_in_place_or_not_each_on_its_own() {
+    let mut plans = ring_all_gather(3, false);
+    plans[1] = ring_all_gather(3, true).swap_remove(1);
+    assert_eq!(check(&plans), None);
+    assert_eq!(oracle::try_out(&plans, 1), Ok(()));
+}
+
+#[test]
 fn nonsense_gets_a_verdict() {
     assert_eq!(check(&[]), Some(Check::Bounds));
     let mut plans = ring_all_gather(3, false);
@@ -156,12 +164,13 @@ fn nonsense_gets_a_verdict() {
 #[ignore = "a measurement"]
 fn verifying_at_scale_takes_seconds() {
     type Family = (&'static str, fn() -> Vec<Plan>);
-    let families: [Family; 8] = [
+    let families: [Family; 9] = [
         ("two-level all-reduce 128x8", || two_level_all_reduce(128, 8)),
         ("doubling all-reduce 1024, 1 chunk", || doubling_all_reduce(1024, 1, false, true)),
         ("doubling all-reduce 1024, 64 chunks", || doubling_all_reduce(1024, 64, false, true)),
         ("ring all-gather 1024", || ring_all_gather(1024, false)),
         ("ring reduce-scatter 1024", || ring_reduce_scatter(1024)),
+        ("ring all-reduce 1024", || ring_all_reduce(1024)),
         ("ring all-reduce 256", || ring_all_reduce(256)),
         ("ring all-reduce 16", || ring_all_reduce(16)),
         ("doubling all-reduce 16", || doubling_all_reduce(16, 1, false, false)),
