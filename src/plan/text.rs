@@ -150,4 +150,4 @@ fn escaped(name: &str) -> String {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

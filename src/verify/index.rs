@@ -8,6 +8,7 @@ use super::{Check, Rejection};
 use crate::plan::{Action, Buffer, Call, Channel, Collective, Plan, Shape, Span, Spans, StepRef};
 use crate::topo::Rank;
 use std::collections::HashMap;
+use std::sync::Arc;
 
 /// Stands for "no such index".
 pub(super) const NONE: u32 = u32::MAX;
@@ -482,9 +483,6 @@ fn agree(plans: &[Plan]) -> Result<(&Shape, u32), Rejection> {
     if shape.root.index() >= plans.len() || (!shape.collective.has_root() && shape.root != Rank(0)) {
         return reject_plan(0, format!("there is no root {}", shape.root));
     }
-    if shape.in_place && shape.collective == Collective::AllToAll {
-        return reject_plan(0, "all_to_all has no in-place form".into());
-    }
     if first.chunks_per_block == 0 {
         return reject_plan(0, "a block has no chunks".into());
     }
@@ -492,8 +490,11 @@ fn agree(plans: &[Plan]) -> Result<(&Shape, u32), Rejection> {
         if plan.rank.index() != rank {
             return reject_plan(rank, format!("the plan is rank {}'s", plan.rank));
         }
-        if plan.shape != *shape {
+        if !same_but_in_place(&plan.shape, shape) {
             return reject_plan(rank, "the plan is for another shape than rank 0's".into());
+        }
+        if plan.shape.in_place && shape.collective == Collective::AllToAll {
+            return reject_plan(rank, "all_to_all has no in-place form".into());
         }
         if plan.chunks_per_block != first.chunks_per_block {
             let (mine, zero) = (plan.chunks_per_block, first.chunks_per_block);
@@ -501,6 +502,13 @@ fn agree(plans: &[Plan]) -> Result<(&Shape, u32), Rejection> {
         }
     }
     Ok((shape, first.chunks_per_block))
+}
+
+/// Whether two shapes agree in all that ranks must agree in: whether it calls in place is each rank's own affair.
+fn same_but_in_place(a: &Shape, b: &Shape) -> bool {
+    let Shape { collective, grid, root, in_place: _, prologue } = a;
+    (*collective, *root, *prologue) == (b.collective, b.root, b.prologue)
+        && (Arc::ptr_eq(grid, &b.grid) || *grid == b.grid)
 }
 
 /// One past the last scratch slot that a plan uses and may use.

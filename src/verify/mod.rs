@@ -19,6 +19,8 @@
 
 mod expr;
 mod index;
+pub mod mutate;
+pub mod oracle;
 mod order;
 mod run;
 #[cfg(test)]

@@ -10,9 +10,10 @@
 
 use super::index::{Chunk, Index, NONE};
 use crate::plan::{Action, Collective, Spans};
+use std::collections::VecDeque;
 
 /// How many steps all searches together may look at; a bound on time.
-const MAX_VISITS: usize = 1 << 32;
+const MAX_VISITS: u64 = 1 << 33;
 
 /// An access that a later one has to be ordered after.
 #[derive(Debug, Clone, Copy)]
@@ -49,8 +50,11 @@ struct Search {
     /// For each lane the round of its entry, and how many of its steps are known to be before.
     reached: Vec<(u32, u32)>,
     local: Vec<(u32, u32, u32)>,
-    remote: Vec<(u32, u32, u32)>,
-    visits: usize,
+    /// Taken from the back. What steps of the goal's rank lead to waits at the front: the newest of them is followed to
+    /// its origin before the next.
+    remote: VecDeque<(u32, u32, u32)>,
+    at_home: bool,
+    visits: u64,
 }
 
 /// What one search looks for: that `step` has completed, told by messages that carry bytes when chunks of position
@@ -192,21 +196,24 @@ impl Order {
     fn find(&mut self, index: &Index, goal: &Goal, (after, arrived): (u32, bool)) -> bool {
         let lane = index.steps[after as usize].lane;
         let position = after - index.lanes[lane as usize].first;
+        self.search.at_home = true;
         if self.see_deps(index, goal, after) || self.search.reach(index, goal, lane, position) {
             return true;
         }
         if arrived && self.expand(index, goal, after) {
             return true;
         }
-        // Steps of the same rank first: most orders are local. Then the newest message first, which follows a chain of
-        // messages to its origin before it tries another.
+        // In turns a step of the same rank, since most orders are local, and one of another rank.
         while self.search.visits < MAX_VISITS {
-            let Some((lane, from, to)) = self.search.local.pop().or_else(|| self.search.remote.pop()) else { break };
+            let Search { local, remote, visits, .. } = &mut self.search;
+            let next = if *visits % 2 == 0 { local.pop() } else { remote.pop_back() };
+            let Some((lane, from, to)) = next.or_else(|| local.pop()).or_else(|| remote.pop_back()) else { break };
             let first = index.lanes[lane as usize].first;
             let step = first + to - 1;
             if self.executed[step as usize] <= goal.since {
                 continue;
             }
+            self.search.at_home = index.lanes[lane as usize].rank == goal.home;
             if to - 1 > from {
                 self.search.push(index, goal, (lane, from, to - 1));
             }
@@ -288,8 +295,10 @@ impl Search {
     fn push(&mut self, index: &Index, goal: &Goal, range: (u32, u32, u32)) {
         if index.lanes[range.0 as usize].rank == goal.home {
             self.local.push(range);
+        } else if self.at_home {
+            self.remote.push_front(range);
         } else {
-            self.remote.push(range);
+            self.remote.push_back(range);
         }
     }
 }

@@ -30,16 +30,22 @@ struct ChannelState {
     awaited: bool,
 }
 
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy)]
 struct LaneState {
     /// The next step.
     next: u32,
-    /// It is in the list of lanes that wait for some step.
-    parked: bool,
     /// How many of its dependencies have been seen completed.
     deps_done: usize,
+    /// The step in whose list of waiters it is, or [`NONE`].
+    waits_for: u32,
     queued: bool,
     rounds: u32,
+}
+
+impl LaneState {
+    fn at(first: u32) -> LaneState {
+        LaneState { next: first, deps_done: 0, waits_for: NONE, queued: true, rounds: 0 }
+    }
 }
 
 /// A call that some of its members have issued.
@@ -100,11 +106,7 @@ impl<'a> Run<'a> {
             order: Order::new(index),
             values,
             writers: vec![NONE; index.nplaces()],
-            lanes: index
-                .lanes
-                .iter()
-                .map(|lane| LaneState { next: lane.first, queued: true, ..LaneState::default() })
-                .collect(),
+            lanes: index.lanes.iter().map(|lane| LaneState::at(lane.first)).collect(),
             channels: index.channels.iter().map(|_| ChannelState::default()).collect(),
             completed: vec![false; index.steps.len()],
             rounds: vec![0; index.steps.len()],
@@ -143,14 +145,13 @@ impl<'a> Run<'a> {
         let lane = &mut self.lanes[info.lane as usize];
         while let Some(&dep) = info.deps.get(lane.deps_done) {
             let Some(dep) = self.index.resolve(rank, dep) else { return false };
-            if lane.parked {
-                // Woken by a message, but still in the list of the step it waits for.
-                return false;
-            }
             if !self.completed[dep as usize] {
-                lane.parked = true;
-                self.next_waiter[info.lane as usize] = self.first_waiter[dep as usize];
-                self.first_waiter[dep as usize] = info.lane;
+                // A lane may be woken for another reason, and is in the list already.
+                if lane.waits_for != dep {
+                    lane.waits_for = dep;
+                    self.next_waiter[info.lane as usize] = self.first_waiter[dep as usize];
+                    self.first_waiter[dep as usize] = info.lane;
+                }
                 return false;
             }
             lane.rounds = lane.rounds.max(self.rounds[dep as usize]);
@@ -218,7 +219,7 @@ impl<'a> Run<'a> {
         let mut lane = std::mem::replace(&mut self.first_waiter[step as usize], NONE);
         while lane != NONE {
             let next = std::mem::replace(&mut self.next_waiter[lane as usize], NONE);
-            self.lanes[lane as usize].parked = false;
+            self.lanes[lane as usize].waits_for = NONE;
             self.wake(lane);
             lane = next;
         }
@@ -259,10 +260,9 @@ impl<'a> Run<'a> {
         let sender = self.index.channels[info.link as usize].sender;
         let channel = &mut self.channels[info.link as usize];
         let message = channel.queue.pop_front();
-        // Told once: two lanes that both receive first would wake each other for ever.
-        let news = message.is_some() || !channel.awaited;
-        channel.awaited = message.is_none();
-        if news {
+        // Only news wakes a lane, or lanes that wait for each other would wake each other for ever.
+        if message.is_some() || !channel.awaited {
+            channel.awaited = message.is_none();
             self.wake(sender);
         }
         let message = message?;

@@ -220,7 +220,7 @@ pub(crate) fn binomial_broadcast(p: usize, root: usize, in_place: bool) -> Vec<P
 /// Every family at small sizes, by name.
 pub(crate) fn all() -> Vec<(String, Vec<Plan>)> {
     let mut plans = Vec::new();
-    for p in 1..=5 {
+    for p in 1..=4 {
         plans.push((format!("ring_all_gather {p}"), ring_all_gather(p, false)));
         plans.push((format!("ring_all_gather {p} in place"), ring_all_gather(p, true)));
         plans.push((format!("ring_reduce_scatter {p}"), ring_reduce_scatter(p)));

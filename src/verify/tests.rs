@@ -3,7 +3,9 @@
 
 use super::samples::*;
 use super::*;
+use crate::plan::text::tests::any_action;
 use crate::plan::StepRef;
+use proptest::prelude::*;
 
 fn check(plans: &[Plan]) -> Option<Check> {
     verify(plans, &Options::default()).err().map(|rejection| rejection.check)
@@ -37,9 +39,146 @@ fn waiting_for_ones_own_send_before_receiving_is_a_deadlock() {
 }
 
 #[test]
+fn lanes_that_all_wait_for_messages_are_a_deadlock() {
+    let mut plans = ring_reduce_scatter(3);
+    plans.iter_mut().for_each(|plan| plan.lanes[0].steps.rotate_left(1));
+    assert_eq!(check(&plans), Some(Check::Progress));
+}
+
+#[test]
 fn a_ring_of_sends_needs_a_capacity() {
     let plans = ring_all_reduce(3);
     let verdict = verify(&plans, &Options { capacity: 0 });
     assert_eq!(verdict.unwrap_err().check, Check::Progress);
     assert!(verify(&ring_all_gather(3, false), &Options { capacity: 0 }).is_ok(), "receives have a lane of their own");
+}
+
+#[test]
+fn every_sample_works_when_tried_out() {
+    for (name, plans) in all() {
+        if let Err(text) = oracle::try_out(&plans, 1) {
+            panic!("{name}: {text}");
+        }
+    }
+}
+
+#[test]
+fn every_mutant_that_does_not_work_is_rejected() {
+    let mut total = mutate::Outcome::default();
+    for (name, plans) in all() {
+        let outcome = mutate::kill(&plans, &Options::default());
+        assert_eq!(outcome.missed, [], "{name}");
+        assert_eq!(outcome.killed + outcome.equivalent, outcome.mutants);
+        total.mutants += outcome.mutants;
+        total.killed += outcome.killed;
+    }
+    println!("{} mutants, {} killed, all others equivalent", total.mutants, total.killed);
+    assert!(total.killed * 4 > total.mutants * 3, "most mutants do not work: {total:?}");
+}
+
+/// Mutants of mutants that are still accepted: several changes can be wrong where none is alone.
+#[test]
+fn every_mutant_of_an_equivalent_mutant_that_does_not_work_is_rejected() {
+    let mut seen = 0;
+    for (name, plans) in all().into_iter().filter(|(_, plans)| plans.len() <= 3) {
+        let accepted = mutate::mutants(&plans).filter(|(_, mutant)| check(mutant).is_none());
+        for (first, mutant) in accepted.step_by(7) {
+            for (second, plans) in mutate::mutants(&mutant).step_by(5) {
+                seen += 1;
+                if check(&plans).is_none() {
+                    let tried = oracle::try_out(&plans, 1);
+                    assert!(tried.is_ok(), "{name}, {first}, {second}: {}", tried.unwrap_err());
+                }
+            }
+        }
+    }
+    assert!(seen > 1000, "{seen}");
+}
+
+/// The other direction: the verifier is stricter than what happens to work only where a rule says so.
+#[test]
+fn what_is_rejected_although_it_works_breaks_a_rule() {
+    let rules = ["there is no root", "has no epilogue", "a destination overlaps a source"];
+    for (family, plans) in all() {
+        for (name, mutant) in mutate::mutants(&plans).step_by(3) {
+            let Err(rejection) = verify(&mutant, &Options::default()) else { continue };
+            let strict = !rules.iter().any(|rule| rejection.text.contains(rule));
+            assert!(!strict || oracle::try_out(&mutant, 1).is_err(), "{family}, {name}: {rejection}");
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn any_plans_get_a_verdict(
+        sample in any::<prop::sample::Index>(),
+        changes in prop::collection::vec((any::<prop::sample::Index>(), any_action()), 1..4),
+        capacity in 0usize..3
+    ) {
+        let mut samples = all();
+        let sample = sample.index(samples.len());
+        let plans = &mut samples[sample].1;
+        for (at, action) in changes {
+            let mut steps: Vec<_> =
+                plans.iter_mut().flat_map(|plan| &mut plan.lanes).flat_map(|lane| &mut lane.steps).collect();
+            if !steps.is_empty() {
+                let at = at.index(steps.len());
+                steps[at].action = action;
+            }
+        }
+        if verify(plans, &Options { capacity }).is_ok() && capacity > 0 {
+            prop_assert_eq!(oracle::try_out(plans, capacity), Ok(()));
+        }
+    }
+}
+
+#[test]
+fn ranks_may_call_in_place_or_not_each_on_its_own() {
+    let mut plans = ring_all_gather(3, false);
+    plans[1] = ring_all_gather(3, true).swap_remove(1);
+    assert_eq!(check(&plans), None);
+    assert_eq!(oracle::try_out(&plans, 1), Ok(()));
+}
+
+#[test]
+fn nonsense_gets_a_verdict() {
+    assert_eq!(check(&[]), Some(Check::Bounds));
+    let mut plans = ring_all_gather(3, false);
+    plans[1].chunks_per_block = 0;
+    assert_eq!(check(&plans), Some(Check::Bounds));
+    plans.iter_mut().for_each(|plan| plan.chunks_per_block = u32::MAX);
+    assert_eq!(check(&plans), Some(Check::Bounds));
+    plans.iter_mut().for_each(|plan| plan.lanes.clear());
+    assert_eq!(check(&plans), Some(Check::Bounds));
+    plans.iter_mut().for_each(|plan| plan.chunks_per_block = 1);
+    assert_eq!(check(&plans), Some(Check::Completeness));
+    let mut plans = ring_reduce_scatter(3);
+    plans.iter_mut().for_each(|plan| plan.scratch_chunks = u32::MAX);
+    assert_eq!(check(&plans), None, "scratch that is declared and not used costs nothing");
+    plans[0].lanes[0].steps[0].deps = vec![StepRef { lane: u32::MAX, step: u32::MAX }];
+    assert_eq!(check(&plans), Some(Check::Bounds));
+}
+
+/// Prints how long verifying takes: `cargo test --release verifying_at_scale -- --ignored --nocapture`.
+#[test]
+#[ignore = "a measurement"]
+fn verifying_at_scale_takes_seconds() {
+    type Family = (&'static str, fn() -> Vec<Plan>);
+    let families: [Family; 9] = [
+        ("two-level all-reduce 128x8", || two_level_all_reduce(128, 8)),
+        ("doubling all-reduce 1024, 1 chunk", || doubling_all_reduce(1024, 1, false, true)),
+        ("doubling all-reduce 1024, 64 chunks", || doubling_all_reduce(1024, 64, false, true)),
+        ("ring all-gather 1024", || ring_all_gather(1024, false)),
+        ("ring reduce-scatter 1024", || ring_reduce_scatter(1024)),
+        ("ring all-reduce 1024", || ring_all_reduce(1024)),
+        ("ring all-reduce 256", || ring_all_reduce(256)),
+        ("ring all-reduce 16", || ring_all_reduce(16)),
+        ("doubling all-reduce 16", || doubling_all_reduce(16, 1, false, false)),
+    ];
+    for (name, make) in families {
+        let plans = make();
+        let start = std::time::Instant::now();
+        let report = verify(&plans, &Options::default()).unwrap();
+        println!("{name}: {:?}, {report:?}", start.elapsed());
+    }
 }

@@ -16,7 +16,8 @@ fn any_spans() -> impl Strategy<Value = Vec<Span>> {
     prop::collection::vec(span, 0..4)
 }
 
-fn any_action() -> impl Strategy<Value = Action> {
+/// Any action, most of them nonsense.
+pub(crate) fn any_action() -> impl Strategy<Value = Action> {
     let spans = any_spans;
     let blocks = || prop::collection::vec(any_spans(), 0..4);
     let order = || prop::sample::select(vec![Order::LocalFirst, Order::IncomingFirst]);
