@@ -70,6 +70,7 @@ fn make<F>(newcomm: Ptr<CommHandle>, blocking: bool, work: F) -> Result<()>
 where
     F: FnOnce(&Arc<AtomicBool>) -> Result<Arc<Comm>> + Send + 'static,
 {
+    super::exit::register();
     let unborn = Unborn::new(blocking);
     let handle = unborn.handle.clone();
     newcomm.set("comm", handle.name)?;

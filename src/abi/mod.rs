@@ -9,6 +9,7 @@
 
 mod communicators;
 pub mod entry;
+mod exit;
 mod handles;
 pub mod header;
 mod info;

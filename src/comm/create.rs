@@ -291,7 +291,7 @@ impl Meeting<'_> {
         }
         let name = self.options.name.clone().unwrap_or_default();
         crate::info!("comm {:032x} {name} rank {rank} nranks {} on {grid} Init COMPLETE", credentials.key, self.nranks);
-        Ok(Arc::new(Comm {
+        let comm = Arc::new(Comm {
             credentials,
             rank,
             device: self.device,
@@ -310,6 +310,8 @@ impl Meeting<'_> {
             children: AtomicU64::new(0),
             shrinks: Mutex::default(),
             grow_id: Mutex::new(None),
-        }))
+        });
+        super::exit::remember(&comm);
+        Ok(comm)
     }
 }

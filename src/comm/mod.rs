@@ -8,6 +8,7 @@
 pub mod bootstrap;
 mod create;
 mod engine;
+pub mod exit;
 pub mod group;
 mod launch;
 mod live;

@@ -1,0 +1,42 @@
+//! Leaving in good order when the program ends without destroying its communicators, as many do.
+//!
+//! A rank whose process just ends looks as if it had died, and ends the calls of ranks that are still in the last
+//! collective. So at exit every communicator says goodbye.
+#![forbid(unsafe_code)]
+
+use super::Comm;
+use std::sync::{Arc, Mutex, Weak};
+
+/// The communicators of this process, and the process: a forked child must not speak for its parent.
+static LIVE: Mutex<(u32, Vec<Weak<Comm>>)> = Mutex::new((0, Vec::new()));
+
+/// Notes a communicator that has come to life.
+pub(super) fn remember(comm: &Arc<Comm>) {
+    let mut live = super::locked(&LIVE);
+    if live.0 != std::process::id() {
+        *live = (std::process::id(), Vec::new());
+    }
+    live.1.retain(|other| other.strong_count() > 0);
+    live.1.push(Arc::downgrade(comm));
+}
+
+/// Says goodbye for every communicator that is still there. Called while the process exits: takes no lock that another
+/// thread may hold for ever.
+pub fn leave_all() {
+    let Ok(mut live) = LIVE.try_lock() else { return };
+    if live.0 != std::process::id() {
+        return;
+    }
+    for comm in live.1.drain(..).filter_map(|comm| comm.upgrade()) {
+        // A rank that ends in the middle of an operation has not left in good order.
+        if comm.is_quiet() && comm.failure().is_none() {
+            let monitor = comm.monitor.try_lock().ok().and_then(|mut monitor| monitor.take());
+            drop(monitor);
+            // Links that are closed in order deliver what is still on its way.
+            let engine = comm.engine.try_lock().ok().and_then(|mut engine| engine.take());
+            drop(engine);
+        }
+        // What the program's other threads still use stays where it is.
+        std::mem::forget(comm);
+    }
+}
