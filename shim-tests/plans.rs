@@ -5,6 +5,7 @@ use strata::algo::{self, Choice};
 use strata::plan::stage::stage;
 use strata::plan::{Collective, Plan, Shape};
 use strata::topo::{Grid, Rank};
+use strata::verify::mutate::kill;
 use strata::verify::{verify, Options};
 
 fn plans(choice: &Choice, shape: &Shape) -> Vec<Plan> {
@@ -90,4 +91,30 @@ fn every_algorithm_is_proved_on_some_large_shapes() {
     for grid in [Grid::blocks(&[8; 8]), Grid::blocks(&[5, 9, 13, 2, 16, 1]), Grid::round_robin(60, 7)] {
         prove(grid, &[3], &options);
     }
+}
+
+#[test]
+fn every_mutant_of_every_algorithm_is_rejected_or_as_good_as_the_original() {
+    let (mut mutants, mut killed, mut equivalent) = (0, 0, 0);
+    for grid in [Grid::flat(2), Grid::flat(3), Grid::flat(4), Grid::blocks(&[2, 1]), Grid::blocks(&[2, 2])] {
+        let grid = Arc::new(grid);
+        for collective in Collective::ALL {
+            for choice in algo::choices(collective, &grid) {
+                for in_place in [false, true] {
+                    // Four ranks in place add minutes and no kind of mutant.
+                    if in_place && (collective == Collective::AllToAll || grid.nranks() == 4) {
+                        continue;
+                    }
+                    let shape = Shape { in_place, ..Shape::new(collective, grid.clone()) };
+                    let outcome = kill(&plans(&choice, &shape), &Options { capacity: 1 });
+                    let what = format!("{} {choice} on {grid} in_place {in_place}", collective.name());
+                    assert_eq!(outcome.missed, [], "{what}: accepted, and wrong");
+                    mutants += outcome.mutants;
+                    killed += outcome.killed;
+                    equivalent += outcome.equivalent;
+                }
+            }
+        }
+    }
+    println!("{mutants} mutants: {killed} rejected, {equivalent} equivalent");
 }

@@ -23,6 +23,8 @@ pub mod tcp;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]
+mod trials;
+#[cfg(test)]
 mod worlds;
 
 pub use idle::Idle;

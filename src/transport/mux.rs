@@ -35,6 +35,7 @@ pub struct Mux {
     bells: Arc<Bells>,
     polls: u32,
     slept: Duration,
+    busy_at: Option<u64>,
     oversubscribed: bool,
     alone: bool,
 }
@@ -62,7 +63,7 @@ pub(super) fn open_by(me: Rank, grid: &Grid, config: &Config, exchange: &mut dyn
     let oversubscribed = grid.members(grid.node(me)).len() > processors;
     let alone = shm.ranks().next().is_none();
     let routes = routes.into_iter().flatten().collect();
-    Ok(Mux { routes, shm, tcp, bells, polls: 0, slept: Duration::ZERO, oversubscribed, alone })
+    Ok(Mux { routes, shm, tcp, bells, polls: 0, slept: Duration::ZERO, busy_at: None, oversubscribed, alone })
 }
 
 impl Mux {
@@ -84,6 +85,11 @@ impl Mux {
         }
     }
 
+    /// Changes when a send that was `Busy` may be accepted.
+    fn relief(&self) -> u64 {
+        self.shm.relief() + self.tcp.as_ref().map_or(0, Tcp::relief)
+    }
+
     fn tcp(&mut self) -> Result<&mut Tcp> {
         self.tcp.as_mut().ok_or_else(|| Error::Internal("a route over TCP without TCP".into()))
     }
@@ -91,11 +97,15 @@ impl Mux {
 
 impl Transport for Mux {
     fn send(&mut self, token: Token, to: Rank, envelope: Envelope, src: &[Region]) -> Result<Started> {
-        match self.route(to)? {
+        let started = match self.route(to)? {
             Route::Shm(peer) => self.shm.send(peer, token, envelope, src),
             Route::Tcp(peer) => self.tcp()?.send(peer, token, envelope, src),
             Route::Myself => unreachable!("`route` refuses it"),
+        }?;
+        if started == Started::Busy {
+            self.busy_at.get_or_insert(self.relief());
         }
+        Ok(started)
     }
 
     fn recv(&mut self, token: Token, from: Rank, envelope: Envelope, sink: Sink<'_>) -> Result<Started> {
@@ -122,6 +132,10 @@ impl Transport for Mux {
     }
 
     fn sleep(&mut self, limit: Duration) -> Result<()> {
+        if self.busy_at.take().is_some_and(|relief| relief != self.relief()) {
+            // A poll took what a `Busy` send waited for, with no token to show for it.
+            return Ok(());
+        }
         let before = std::time::Instant::now();
         if self.bells.announce() && !self.shm.has_work() {
             match &mut self.tcp {

@@ -1,8 +1,8 @@
 //! All of the transport, between threads and between processes.
 
-use super::figures;
 use super::shm::open::Ways;
 use super::worlds::{as_rank, carry_out, processes, region, threads, Post, Processes, Setup};
+use super::{figures, trials};
 use super::{Envelope, Mux, Sink, Transport};
 use crate::device::host::Combine;
 use crate::dtype::{DataType, Operator};
@@ -152,7 +152,7 @@ fn process_setup(scenario: &str) -> Setup {
 }
 
 fn play(scenario: &str, me: usize, exchange: &mut Processes) {
-    if figures::play(scenario, me, exchange) {
+    if figures::play(scenario, me, exchange) || trials::play(scenario, me, exchange) {
         return;
     }
     let setup = process_setup(scenario);

@@ -59,13 +59,17 @@ impl Exchange for Threads {
 
 /// Runs `body` as every rank, each in a thread.
 pub fn threads(setup: &Setup, body: impl Fn(usize, Mux) + Sync) {
-    let n = setup.grid.nranks();
+    threads_with(setup.grid.nranks(), |me, exchange| body(me, setup.open(me, exchange)));
+}
+
+/// Runs `body` as every rank, each in a thread, with an exchange and no transport yet.
+pub fn threads_with(n: usize, body: impl Fn(usize, &mut Threads) + Sync) {
     let board = Arc::new((Barrier::new(n), Mutex::new(vec![Vec::new(); n])));
     std::thread::scope(|scope| {
         for me in 0..n {
             let mut exchange = Threads { me, board: board.clone() };
             let body = &body;
-            scope.spawn(move || body(me, setup.open(me, &mut exchange)));
+            scope.spawn(move || body(me, &mut exchange));
         }
     });
 }
@@ -154,6 +158,11 @@ pub fn start(scenario: &str, n: usize) -> Vec<Child> {
 
 /// Runs the scenario in `n` processes; all must succeed.
 pub fn processes(scenario: &str, n: usize) {
+    processes_with_losses(scenario, n, &[]);
+}
+
+/// Runs the scenario in `n` processes; all but the `lost` ones must succeed.
+pub fn processes_with_losses(scenario: &str, n: usize, lost: &[usize]) {
     let limit = Instant::now() + LIMIT;
     for (me, mut child) in start(scenario, n).into_iter().enumerate() {
         let status = loop {
@@ -166,7 +175,7 @@ pub fn processes(scenario: &str, n: usize) {
                 None => std::thread::sleep(Duration::from_millis(5)),
             }
         };
-        assert!(status.success(), "rank {me} of {scenario}: {status}");
+        assert_eq!(status.success(), !lost.contains(&me), "rank {me} of {scenario}: {status}");
     }
 }
 

@@ -94,6 +94,7 @@ pub struct Shm {
     staging: Arena,
     eager_bytes: usize,
     body: Vec<u8>,
+    relief: u64,
     cancelled: bool,
 }
 
@@ -297,8 +298,10 @@ impl Shm {
             return Ok(());
         }
         let control = self.segment.control(self.local, peer.local);
+        let relief = &mut self.relief;
         take_bits(&control.acked.0, |slot| {
             done.extend(peer.close_slot(slot)?);
+            *relief += 1;
             Ok(())
         })?;
         take_bits(&control.granted.0, |slot| {
@@ -382,6 +385,7 @@ impl Shm {
                 self.bells.ring(peer.local);
             }
             peer.outflows.pop_front();
+            self.relief += 1;
             done.extend(peer.close_slot(slot)?);
         }
         Ok(())
@@ -423,7 +427,10 @@ impl Shm {
     /// Fails when the process of a peer that we wait for has ended.
     pub fn check_alive(&self) -> Result<()> {
         use rustix::event::{poll, PollFd, PollFlags, Timespec};
-        let waiting = |peer: &&Peer| peer.open_slots > 0 || !peer.inflows.is_empty() || peer.streams.any_posted();
+        let large = |outgoing: &Outgoing| matches!(outgoing, Outgoing::Large { .. });
+        let waiting = |peer: &&Peer| {
+            !peer.inflows.is_empty() || peer.streams.any_posted() || peer.slots.iter().flatten().any(large)
+        };
         for peer in self.peers.iter().filter(waiting) {
             let Some(process) = &peer.process else { continue };
             let mut watched = [PollFd::new(process, PollFlags::IN)];
@@ -459,6 +466,11 @@ impl Shm {
         }
     }
 
+    /// A number that changes when a send that was `Busy` may be accepted.
+    pub fn relief(&self) -> u64 {
+        self.relief
+    }
+
     /// The bells of this node.
     pub fn bells(&self) -> &Arc<Bells> {
         &self.bells
@@ -467,6 +479,13 @@ impl Shm {
     /// The peers, in the order of their indices.
     pub fn ranks(&self) -> impl Iterator<Item = Rank> + '_ {
         self.peers.iter().map(|peer| peer.rank)
+    }
+}
+
+impl Drop for Shm {
+    /// Threads of this process must not read our user's memory when we are gone.
+    fn drop(&mut self) {
+        self.cancel();
     }
 }
 

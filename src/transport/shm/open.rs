@@ -41,6 +41,7 @@ struct Card {
     doorbell: u64,
     fd: u64,
     inode: u64,
+    namespace: u64,
 }
 
 fn words(words: &[u64]) -> Vec<u8> {
@@ -54,7 +55,16 @@ fn word(bytes: &[u8], index: usize) -> Result<u64> {
 
 impl Card {
     fn encode(&self) -> Vec<u8> {
-        words(&[self.pid, self.process, self.process_at, self.wants, self.doorbell, self.fd, self.inode])
+        words(&[
+            self.pid,
+            self.process,
+            self.process_at,
+            self.wants,
+            self.doorbell,
+            self.fd,
+            self.inode,
+            self.namespace,
+        ])
     }
 
     fn decode(bytes: &[u8]) -> Result<Card> {
@@ -67,6 +77,7 @@ impl Card {
             doorbell: at(4)?,
             fd: at(5)?,
             inode: at(6)?,
+            namespace: at(7)?,
         })
     }
 }
@@ -89,6 +100,11 @@ fn process() -> Result<&'static u64> {
             Ok(PROCESS.get_or_init(|| number))
         }
     }
+}
+
+/// The name space our process number belongs to; 0 when the system does not tell.
+fn namespace() -> u64 {
+    std::fs::metadata("/proc/self/ns/pid").map_or(0, |file| std::os::unix::fs::MetadataExt::ino(&file))
 }
 
 fn memory_file(ranks: usize) -> Result<OwnedFd> {
@@ -190,6 +206,7 @@ pub fn open(me: Rank, grid: &Grid, config: &Config, ways: Ways, exchange: &mut d
         doorbell: random()?,
         fd: own.as_ref().map_or(u64::MAX, |file| file.as_raw_fd() as u64),
         inode: own.as_ref().map(inode).transpose().map_err(std::io::Error::from)?.unwrap_or(0),
+        namespace: namespace(),
     };
     let told = exchange.allgather(card.encode())?;
     let cards = told.iter().map(|bytes| Card::decode(bytes)).collect::<Result<Vec<Card>>>()?;
@@ -222,6 +239,7 @@ pub fn open(me: Rank, grid: &Grid, config: &Config, ways: Ways, exchange: &mut d
         staging: super::staging(),
         eager_bytes: config.eager_bytes.min(super::ring::max_eager(&segment)),
         body: Vec::new(),
+        relief: 0,
         cancelled: false,
         bells,
         segment,
@@ -238,12 +256,10 @@ fn peer(rank: Rank, local: usize, me: usize, card: &Card, mine: &Card, segment: 
         Reach::Ring { pid }
     };
     crate::info!("rank {rank} is on this node: {reach:?}");
-    let process = match reach {
-        // Only what we have read shows that the number means the same process to us.
-        Reach::Kernel { pid } => rustix::process::Pid::from_raw(pid as i32)
-            .and_then(|pid| rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).ok()),
-        _ => None,
-    };
+    // Elsewhere the number means another process, or none.
+    let process = rustix::process::Pid::from_raw(pid as i32)
+        .filter(|_| mine.namespace != 0 && card.namespace == mine.namespace && card.pid != mine.pid)
+        .and_then(|pid| rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).ok());
     Peer {
         rank,
         local,

@@ -48,7 +48,9 @@ struct Outgoing {
 pub enum Ended {
     /// The peer has closed it, between two frames.
     Closed,
-    /// It broke.
+    /// It failed, between two frames.
+    Reset(String),
+    /// It failed or was closed within a frame.
     Broken(String),
 }
 
@@ -72,17 +74,16 @@ pub struct Connection {
     pub watches_output: bool,
     /// The data frame that is being read.
     pub inbound: Option<Inbound>,
-    /// Set once the connection is of no use any more.
+    /// Set once there is nothing more to read, so that the connection is of no use any more.
     pub ended: Option<Ended>,
+    /// Why nothing can be written any more. There may still be something to read: a peer that leaves closes its end
+    /// when we have yet to read its last messages, and does not care for our answers.
+    pub output_lost: Option<String>,
     output: VecDeque<Outgoing>,
     queued: usize,
     buffer: Arena,
     start: usize,
     end: usize,
-}
-
-fn broken(error: &std::io::Error) -> Ended {
-    Ended::Broken(error.to_string())
 }
 
 impl Connection {
@@ -93,6 +94,7 @@ impl Connection {
             watches_output: false,
             inbound: None,
             ended: None,
+            output_lost: None,
             output: VecDeque::new(),
             queued: 0,
             buffer: Arena::new(BUFFER),
@@ -113,6 +115,9 @@ impl Connection {
 
     /// Appends a frame.
     pub fn push(&mut self, head: [u8; HEADER], body: Body) {
+        if self.output_lost.is_some() {
+            return;
+        }
         self.queued += HEADER + if let Body::Owned(bytes) = &body { bytes.len() } else { 0 };
         self.output.push_back(Outgoing { head, body, written: 0 });
     }
@@ -120,8 +125,11 @@ impl Connection {
     /// Appends a frame whose body lies in pieces that are free again when this returns: writes what the socket takes,
     /// keeps a copy of the rest.
     pub fn push_copy(&mut self, head: [u8; HEADER], src: &[Region]) {
+        if self.output_lost.is_some() {
+            return;
+        }
         let mut written = 0;
-        if self.output.is_empty() && self.ended.is_none() {
+        if self.output.is_empty() {
             // An error shows again when the queue is flushed.
             written = vectored::send(&self.socket, [&head, &[]], src).unwrap_or(0);
         }
@@ -150,8 +158,7 @@ impl Connection {
                 Body::Owned(bytes) => (&bytes[in_body..], HEADER + bytes.len()),
                 Body::Part { id, offset, len } => {
                     let Some(pieces) = message(*id) else {
-                        self.ended = Some(Ended::Broken("a message was forgotten while it was being sent".into()));
-                        return;
+                        return self.lose_output("a message was forgotten while it was being sent".into());
                     };
                     pieces.runs(*offset + in_body, *len - in_body, MAX_RUNS, &mut parts);
                     (&[], HEADER + *len)
@@ -171,11 +178,16 @@ impl Connection {
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) => {
-                    self.ended = Some(broken(&error));
-                    return;
+                    return self.lose_output(error.to_string());
                 }
             }
         }
+    }
+
+    fn lose_output(&mut self, why: String) {
+        self.output_lost = Some(why);
+        self.output.clear();
+        self.queued = 0;
     }
 
     /// Reads ahead; false when the socket has nothing now.
@@ -196,19 +208,21 @@ impl Connection {
 
     fn receive(&mut self, into: &[Region]) -> Option<usize> {
         match vectored::receive(&self.socket, into) {
-            Ok(0) => {
-                let whole = self.start == self.end && self.inbound.is_none();
-                let middle = || Ended::Broken("it was closed in the middle of a message".into());
-                self.ended = Some(if whole { Ended::Closed } else { middle() });
-                None
-            }
+            Ok(0) => self.end(None),
             Ok(got) => Some(got),
             Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => None,
-            Err(error) => {
-                self.ended = Some(broken(&error));
-                None
-            }
+            Err(error) => self.end(Some(error.to_string())),
         }
+    }
+
+    fn end(&mut self, error: Option<String>) -> Option<usize> {
+        let between_frames = self.start == self.end && self.inbound.is_none();
+        self.ended = Some(match error {
+            None if between_frames => Ended::Closed,
+            Some(why) if between_frames => Ended::Reset(why),
+            why => Ended::Broken(why.unwrap_or_else(|| "it left in the middle of a message".into())),
+        });
+        None
     }
 
     /// The first `len` bytes that were read ahead, if they are there.

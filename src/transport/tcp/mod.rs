@@ -190,6 +190,7 @@ impl Tcp {
         };
         tune().map_err(|error: std::io::Error| Error::System(format!("preparing a connection: {error}")))?;
         watch(&self.poller, &socket, link_number(peer, index))?;
+        self.peers[peer].relief += 1;
         self.peers[peer].links.push(Link { index, connection: Connection::new(socket) });
         Ok(())
     }
@@ -278,6 +279,11 @@ impl Tcp {
         self.adopt(peer, index, socket)
     }
 
+    /// A number that changes when a send that was `Busy` may be accepted.
+    pub fn relief(&self) -> u64 {
+        self.peers.iter().map(|peer| peer.relief).sum()
+    }
+
     /// Blocks until a socket or the doorbell has something, or for `limit`.
     pub fn wait(&mut self, limit: Duration) -> Result<()> {
         if self.completed.is_empty() {
@@ -294,6 +300,14 @@ impl Tcp {
     }
 }
 
+/// Whether the peer has reset the connection; what it has not acknowledged then, it never will.
+fn is_reset(socket: &TcpStream) -> bool {
+    use rustix::event::{poll, PollFd, PollFlags};
+    let mut watched = [PollFd::new(socket, PollFlags::empty())];
+    let told = poll(&mut watched, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
+    told.is_ok_and(|told| told > 0) && watched[0].revents().intersects(PollFlags::ERR | PollFlags::HUP)
+}
+
 impl Drop for Tcp {
     /// Closing a socket that still has bytes to read resets the connection, and bytes on their way would be lost: so
     /// what was sent must have arrived first.
@@ -304,6 +318,8 @@ impl Drop for Tcp {
                 peer.write(&mut self.completed);
                 let waits = |link: &Link| {
                     link.connection.ended.is_none()
+                        && link.connection.output_lost.is_none()
+                        && !is_reset(&link.connection.socket)
                         && (!link.connection.is_flushed()
                             || vectored::unacknowledged(&link.connection.socket).is_ok_and(|bytes| bytes > 0))
                 };

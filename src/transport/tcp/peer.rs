@@ -77,6 +77,8 @@ pub struct Peer {
     granted: VecDeque<u64>,
     inflows: BTreeMap<u64, Inflow>,
     next_id: u64,
+    /// Changes when a send that was `Busy` may be accepted.
+    pub relief: u64,
 }
 
 impl Peer {
@@ -93,6 +95,7 @@ impl Peer {
             granted: VecDeque::new(),
             inflows: BTreeMap::new(),
             next_id: 0,
+            relief: 0,
         }
     }
 
@@ -106,8 +109,8 @@ impl Peer {
 
     fn gone(&self) -> Error {
         let why = self.links.iter().find_map(|link| match &link.connection.ended {
-            Some(Ended::Broken(why)) => Some(why.as_str()),
-            _ => None,
+            Some(Ended::Broken(why) | Ended::Reset(why)) => Some(why.as_str()),
+            _ => link.connection.output_lost.as_deref(),
         });
         let why = why.unwrap_or("it has closed its connections");
         Error::Remote(format!("rank {} at {} is gone: {why}", self.rank, self.address))
@@ -120,7 +123,7 @@ impl Peer {
 
     /// Posts a message.
     pub fn send(&mut self, token: Token, envelope: Envelope, src: &[Region]) -> Result<Started> {
-        if self.is_gone() {
+        if self.is_gone() || self.links.iter().any(|link| link.connection.output_lost.is_some()) {
             return Err(self.gone());
         }
         let bytes: usize = src.iter().map(Region::len).sum();
@@ -280,7 +283,10 @@ impl Peer {
             }
             Kind::Grant if self.outgoing.contains_key(&header.id) => self.granted.push_back(header.id),
             Kind::Ack => match self.marks.remove(&header.id) {
-                Some(channel) => self.streams.at(channel).credit.mark_done(),
+                Some(channel) => {
+                    self.streams.at(channel).credit.mark_done();
+                    self.relief += 1;
+                }
                 None => return Err(self.nonsense("an acknowledgement of nothing")),
             },
             Kind::Data => {
@@ -301,8 +307,9 @@ impl Peer {
 
     /// Writes what the connections take: queued frames, then stripes of granted messages.
     pub fn write(&mut self, done: &mut Vec<Token>) {
-        let Peer { links, outgoing, granted, streams, .. } = self;
-        for link in links.iter_mut().filter(|link| link.connection.ended.is_none()) {
+        let Peer { links, outgoing, granted, streams, relief, .. } = self;
+        let writable = |link: &&mut Link| link.connection.output_lost.is_none() && link.connection.ended.is_none();
+        for link in links.iter_mut().filter(writable) {
             let connection = &mut link.connection;
             loop {
                 if connection.is_flushed() && link.index != super::frame::CALL {
@@ -321,6 +328,7 @@ impl Peer {
                 if connection.is_flushed() {
                     break;
                 }
+                *relief += 1;
                 let mut left = smallvec::SmallVec::<[(u64, usize); 4]>::new();
                 let message = |id| outgoing.get(&id).map(|message| &message.src);
                 connection.flush(message, |id, bytes| left.push((id, bytes)));
@@ -333,7 +341,7 @@ impl Peer {
                         outgoing.remove(&id);
                     }
                 }
-                if !connection.is_flushed() || connection.ended.is_some() {
+                if !connection.is_flushed() || connection.output_lost.is_some() {
                     break;
                 }
             }
@@ -342,12 +350,15 @@ impl Peer {
 
     /// Fails when the peer is gone and something is still expected of it.
     pub fn check(&self) -> Result<()> {
-        let broken = |link: &Link| matches!(link.connection.ended, Some(Ended::Broken(_)));
-        if !self.is_gone() && !self.links.iter().any(broken) {
+        let failed = |link: &Link| match link.connection.ended {
+            Some(Ended::Broken(_)) => true,
+            Some(Ended::Reset(_)) => !self.outgoing.is_empty(),
+            _ => link.connection.output_lost.is_some() && !self.outgoing.is_empty(),
+        };
+        if !self.is_gone() && !self.links.iter().any(failed) {
             return Ok(());
         }
-        let unflushed = self.links.iter().any(|link| !link.connection.is_flushed());
-        let expects = unflushed || !self.outgoing.is_empty() || !self.inflows.is_empty() || self.streams.any_posted();
+        let expects = !self.outgoing.is_empty() || !self.inflows.is_empty() || self.streams.any_posted();
         if expects {
             Err(self.gone())
         } else {

@@ -32,7 +32,13 @@ pub struct Options {
     /// Messages that a channel holds before it takes no more.
     #[arg(long, default_value = "1")]
     capacity: usize,
+    /// Also change every plan of up to four ranks in every way, and demand that each change is rejected or does no harm.
+    #[arg(long)]
+    mutate: bool,
 }
+
+/// The most ranks whose mutants are tried: their number grows with the square of the ranks and more.
+const MUTATED_RANKS: usize = 4;
 
 /// One line of the table.
 struct Line {
@@ -47,6 +53,7 @@ struct Verdict {
     accepted: usize,
     rejected: Vec<String>,
     messages: usize,
+    mutants: usize,
     took: Duration,
 }
 
@@ -84,6 +91,11 @@ pub fn run(options: &Options) -> Result<ExitCode> {
         total - rejected,
         start.elapsed().as_secs_f64()
     );
+    if options.mutate {
+        let mutants: usize = verdicts.iter().map(|verdict| verdict.mutants).sum();
+        let verdict = if rejected == 0 { "all rejected, or as good as the original" } else { "see above" };
+        println!("{mutants} mutants of plans of up to {MUTATED_RANKS} ranks: {verdict}");
+    }
     Ok(if rejected == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
@@ -147,10 +159,11 @@ fn prove(line: &Line, options: &Options, bar: &ProgressBar) -> Verdict {
     let start = Instant::now();
     let mut verdict = Verdict::default();
     for shape in &line.shapes {
-        match prove_shape(&line.choice, shape, options.capacity) {
-            Ok(messages) => {
+        match prove_shape(&line.choice, shape, options) {
+            Ok((messages, mutants)) => {
                 verdict.accepted += 1;
                 verdict.messages += messages;
+                verdict.mutants += mutants;
             }
             Err(text) => verdict.rejected.push(format!("{}: {text}", describe(shape))),
         }
@@ -160,14 +173,23 @@ fn prove(line: &Line, options: &Options, bar: &ProgressBar) -> Verdict {
     verdict
 }
 
-fn prove_shape(choice: &Choice, shape: &Shape, capacity: usize) -> std::result::Result<usize, String> {
+/// How many messages the plans of a shape send, and how many mutants of them were tried.
+fn prove_shape(choice: &Choice, shape: &Shape, options: &Options) -> std::result::Result<(usize, usize), String> {
     let ranks = || (0..shape.nranks()).map(Rank::from_index);
     let build = || ranks().map(|rank| algo::build(choice, shape, rank)).collect::<Result<Vec<_>>>();
     // A builder that panics is a mistake like any other here; the shape that shows it must be named.
     let built = std::panic::catch_unwind(std::panic::AssertUnwindSafe(build));
     let plans = built.map_err(|_| "the builder panicked")?.map_err(|error| error.to_string())?;
-    let report = verify(&plans, &verify::Options { capacity }).map_err(|rejection| rejection.to_string())?;
-    Ok(report.messages)
+    let how = verify::Options { capacity: options.capacity };
+    let report = verify(&plans, &how).map_err(|rejection| rejection.to_string())?;
+    if !options.mutate || options.capacity == 0 || shape.nranks() > MUTATED_RANKS {
+        return Ok((report.messages, 0));
+    }
+    let outcome = verify::mutate::kill(&plans, &how);
+    match outcome.missed.first() {
+        Some((change, harm)) => Err(format!("a mutant was accepted: {change}; it fails: {harm}")),
+        None => Ok((report.messages, outcome.mutants)),
+    }
 }
 
 fn describe(shape: &Shape) -> String {
