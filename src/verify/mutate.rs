@@ -194,16 +194,14 @@ fn action_edits(plan: &Plan, action: &Action) -> Vec<(String, Action)> {
             srcs.rotate_left(1);
         }
     });
-    edit("an operand left out", &|action| {
-        if let Action::Reduce { srcs, .. } = action {
-            srcs.pop();
-        }
-    });
-    edit("an operand taken twice", &|action| {
-        if let Action::Reduce { srcs, .. } = action {
-            srcs.extend(srcs.first().cloned());
-        }
-    });
+    for count in [1, 3] {
+        edit(&format!("{count} operands"), &|action| {
+            if let Action::Reduce { srcs, .. } = action {
+                let first = srcs.first().cloned().unwrap_or_default();
+                srcs.resize(count, first);
+            }
+        });
+    }
     edit("finish turned", &|action| match action {
         Action::RecvReduce { finish, .. } | Action::Copy { finish, .. } => *finish ^= true,
         Action::Reduce { finish, .. } => *finish ^= true,
