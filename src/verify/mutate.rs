@@ -213,7 +213,16 @@ fn action_edits(plan: &Plan, action: &Action) -> Vec<(String, Action)> {
             *start ^= true;
         }
     });
-    edit("another kind of step", &|action| match action.clone() {
+    edit("another kind of step", &change_kind);
+    if let Action::Call(call) = action {
+        edits.extend(call_edits(plan, call).into_iter().map(|(name, call)| (name, Action::Call(call))));
+    }
+    edits
+}
+
+/// Makes a step one of another kind with the same lists.
+fn change_kind(action: &mut Action) {
+    match action.clone() {
         Action::RecvReduce { from, channel, dst, .. } => *action = Action::Recv { from, channel, dst },
         Action::Recv { from, channel, dst } => {
             let (local, order) = (dst.clone(), Order::LocalFirst);
@@ -225,11 +234,7 @@ fn action_edits(plan: &Plan, action: &Action) -> Vec<(String, Action)> {
             *action = Action::Copy { src, dst, start: false, finish };
         }
         _ => {}
-    });
-    if let Action::Call(call) = action {
-        edits.extend(call_edits(plan, call).into_iter().map(|(name, call)| (name, Action::Call(call))));
     }
-    edits
 }
 
 fn call_edits(plan: &Plan, call: &Call) -> Vec<(String, Call)> {
