@@ -194,16 +194,14 @@ fn action_edits(plan: &Plan, action: &Action) -> Vec<(String, Action)> {
             srcs.rotate_left(1);
         }
     });
-    edit("an operand left out", &|action| {
-        if let Action::Reduce { srcs, .. } = action {
-            srcs.pop();
-        }
-    });
-    edit("an operand taken twice", &|action| {
-        if let Action::Reduce { srcs, .. } = action {
-            srcs.extend(srcs.first().cloned());
-        }
-    });
+    for count in [1, 3] {
+        edit(&format!("{count} operands"), &|action| {
+            if let Action::Reduce { srcs, .. } = action {
+                let first = srcs.first().cloned().unwrap_or_default();
+                srcs.resize(count, first);
+            }
+        });
+    }
     edit("finish turned", &|action| match action {
         Action::RecvReduce { finish, .. } | Action::Copy { finish, .. } => *finish ^= true,
         Action::Reduce { finish, .. } => *finish ^= true,
@@ -215,7 +213,16 @@ fn action_edits(plan: &Plan, action: &Action) -> Vec<(String, Action)> {
             *start ^= true;
         }
     });
-    edit("another kind of step", &|action| match action.clone() {
+    edit("another kind of step", &change_kind);
+    if let Action::Call(call) = action {
+        edits.extend(call_edits(plan, call).into_iter().map(|(name, call)| (name, Action::Call(call))));
+    }
+    edits
+}
+
+/// Makes a step one of another kind with the same lists.
+fn change_kind(action: &mut Action) {
+    match action.clone() {
         Action::RecvReduce { from, channel, dst, .. } => *action = Action::Recv { from, channel, dst },
         Action::Recv { from, channel, dst } => {
             let (local, order) = (dst.clone(), Order::LocalFirst);
@@ -227,11 +234,7 @@ fn action_edits(plan: &Plan, action: &Action) -> Vec<(String, Action)> {
             *action = Action::Copy { src, dst, start: false, finish };
         }
         _ => {}
-    });
-    if let Action::Call(call) = action {
-        edits.extend(call_edits(plan, call).into_iter().map(|(name, call)| (name, Action::Call(call))));
     }
-    edits
 }
 
 fn call_edits(plan: &Plan, call: &Call) -> Vec<(String, Call)> {

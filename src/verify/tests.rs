@@ -4,8 +4,10 @@
 use super::samples::*;
 use super::*;
 use crate::plan::text::tests::any_action;
-use crate::plan::StepRef;
+use crate::plan::{Action, Collective, Order, Shape, Span, StepRef};
+use crate::topo::Grid;
 use proptest::prelude::*;
+use std::sync::Arc;
 
 fn check(plans: &[Plan]) -> Option<Check> {
     verify(plans, &Options::default()).err().map(|rejection| rejection.check)
@@ -36,6 +38,109 @@ fn waiting_for_ones_own_send_before_receiving_is_a_deadlock() {
         plan.lanes[0].steps[2].deps = vec![StepRef { lane: 0, step: 1 }];
     }
     assert_eq!(check(&plans), Some(Check::Progress));
+}
+
+/// Plans with one step replaced.
+fn with(mut plans: Vec<Plan>, (rank, lane, step): (usize, usize, usize), change: impl Fn(&mut Action)) -> Vec<Plan> {
+    change(&mut plans[rank].lanes[lane].steps[step].action);
+    plans
+}
+
+fn turn_finish(action: &mut Action) {
+    match action {
+        Action::Copy { finish, .. } | Action::RecvReduce { finish, .. } | Action::Reduce { finish, .. } => {
+            *finish ^= true
+        }
+        Action::Call(call) => call.finish ^= true,
+        _ => {}
+    }
+}
+
+#[test]
+fn each_check_finds_what_it_is_for() {
+    let doubling = || doubling_all_reduce(2, 2, false, true);
+    let to_own_block = with(direct_all_gather(3), (1, 2, 0), |action| {
+        let Action::Recv { dst, .. } = action else { panic!("{action:?}") };
+        *dst = vec![Span::output(2, 1)];
+    });
+    assert_eq!(check(&to_own_block), Some(Check::Race), "two receives write block 2");
+    let wrong_block = with(ring_all_gather(3, false), (0, 0, 1), |action| {
+        let Action::Send { src, .. } = action else { panic!("{action:?}") };
+        *src = vec![Span::input(0, 1)];
+    });
+    assert_eq!(check(&wrong_block), Some(Check::Provenance));
+    let twice = with(doubling_all_reduce(2, 1, false, false), (0, 0, 0), |action| {
+        let Action::Copy { src, dst, .. } = action.clone() else { panic!("{action:?}") };
+        *action = Action::Reduce { srcs: vec![src.clone(), src], dst, finish: false };
+    });
+    assert_eq!(check(&twice), Some(Check::ExactlyOnce));
+    let no_copy = with(direct_all_gather(3), (1, 0, 0), |action| *action = Action::Nop);
+    assert_eq!(check(&no_copy), Some(Check::Completeness));
+    let unsent = with(direct_all_gather(3), (1, 1, 0), |action| *action = Action::Nop);
+    assert_eq!(check(&unsent), Some(Check::Progress));
+    let mut unordered = ring_reduce_scatter(5);
+    unordered.iter_mut().flat_map(|plan| &mut plan.lanes[0].steps).for_each(|step| step.deps.clear());
+    assert_eq!(check(&unordered), Some(Check::Race));
+    let exchanged = with(doubling(), (1, 0, 2), |action| {
+        let Action::RecvReduce { order, .. } = action else { panic!("{action:?}") };
+        *order = Order::LocalFirst;
+    });
+    assert_eq!(check(&exchanged), Some(Check::SameTree));
+    let unscaled = with(doubling(), (1, 0, 2), turn_finish);
+    assert_eq!(check(&unscaled), Some(Check::Epilogue));
+    let scaled_early = with(two_level_all_reduce(2, 2), (1, 0, 0), turn_finish);
+    assert_eq!(check(&scaled_early), Some(Check::Calls), "the other members' calls do not finish");
+    let unstarted = with(doubling(), (1, 0, 0), |action| {
+        let Action::Copy { start, .. } = action else { panic!("{action:?}") };
+        *start = false;
+    });
+    assert_eq!(check(&unstarted), Some(Check::Epilogue));
+    let outside = with(ring_all_gather(3, false), (2, 1, 0), |action| {
+        let Action::Recv { dst, .. } = action else { panic!("{action:?}") };
+        dst[0].len = u32::MAX;
+    });
+    assert_eq!(check(&outside), Some(Check::Bounds));
+}
+
+/// The root sends a scratch slot, waits for an answer of one chunk, and writes the slot again.
+fn reuse_after_answer(answer: usize) -> Vec<Plan> {
+    let shape = Shape::new(Collective::Broadcast, Arc::new(Grid::flat(2)));
+    let [mut root, mut other] = [blank(&shape, 0, 2, 2, 1), blank(&shape, 1, 2, 0, 1)];
+    let copy = |src, dst| Action::Copy { src: vec![src], dst: vec![dst], start: false, finish: false };
+    let send = |to, src| Action::Send { to: Rank(to), channel: 0, src: vec![src] };
+    let recv = |from, dst| Action::Recv { from: Rank(from), channel: 0, dst: vec![dst] };
+    for action in [
+        copy(Span::input(0, 2), Span::output(0, 2)),
+        send(1, Span::input(1, 1)),
+        copy(Span::input(0, 1), Span::scratch(0, 1, 0)),
+        send(1, Span::scratch(0, 1, 0)),
+        recv(1, Span::scratch(1, 1, answer)),
+        copy(Span::input(0, 1), Span::scratch(0, 1, 0)),
+    ] {
+        push(&mut root, 0, action, &[]);
+    }
+    for action in [recv(0, Span::output(1, 1)), recv(0, Span::output(0, 1)), send(0, Span::output(answer, 1))] {
+        push(&mut other, 0, action, &[]);
+    }
+    vec![root, other]
+}
+
+#[test]
+fn a_message_that_can_be_empty_orders_nothing_for_chunks_that_are_not() {
+    assert_eq!(check(&reuse_after_answer(0)), None);
+    assert_eq!(oracle::try_out(&reuse_after_answer(0), 1), Ok(()));
+    assert_eq!(check(&reuse_after_answer(1)), Some(Check::Race));
+    assert!(oracle::try_out(&reuse_after_answer(1), 1).is_err());
+}
+
+#[test]
+fn calls_with_members_in_common_must_be_ordered() {
+    let mut plans = two_level_all_reduce(1, 2);
+    let gather = plans[0].lanes[0].steps.remove(1);
+    plans[0].lanes.push(crate::plan::Lane { steps: vec![gather] });
+    assert_eq!(check(&plans), None, "a dependency orders the calls as well as a lane");
+    plans[0].lanes[2].steps[0].deps.clear();
+    assert_eq!(check(&plans), Some(Check::Calls));
 }
 
 #[test]
