@@ -4,7 +4,7 @@
 //! `include/nccl.h` ([`header`]) and the list that tests compare with the built library. An entry checks, converts,
 //! calls, converts back; its body is in the module named in its line.
 //!
-//! Nothing a program passes is dereferenced but what the interface says is memory ([`pointer`]); communicators and
+//! Nothing a program passes is dereferenced but what the interface says is memory ([`mod@pointer`]); communicators and
 //! streams are names that are looked up ([`handles`], [`streams`]).
 
 mod communicators;

@@ -1,7 +1,7 @@
 //! Mutants: plans with one thing changed, to test that the verifier notices.
 //!
 //! A mutant that the verifier accepts must be *equivalent*: as good a plan as the original, which
-//! [`oracle::try_out`](super::oracle::try_out) decides on its own, by running it.
+//! [`oracle::try_out`] decides on its own, by running it.
 #![forbid(unsafe_code)]
 
 use super::{oracle, verify, Options};
