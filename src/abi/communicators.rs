@@ -294,7 +294,6 @@ pub fn shrink(
         let Some(count) = usize::try_from(count).ok().filter(|&count| count > 0) else {
             return invalid(format!("invalid number of excluded ranks {count}"));
         };
-        let listed = excluded.as_const().get_all(count, "excludeRanksList")?;
         let abort = match flags {
             0 => false,
             1 => true,
@@ -302,6 +301,11 @@ pub fn shrink(
         };
         // A communicator that has failed is what SHRINK_ABORT is for.
         let parent = if abort { handle.ready()? } else { handle.parent()? };
+        // Checked before the list is read: nobody can be excluded twice, and somebody must be left.
+        if count >= parent.nranks() {
+            return invalid(format!("{count} of {} ranks cannot be excluded", parent.nranks()));
+        }
+        let listed = excluded.as_const().get_all(count, "excludeRanksList")?;
         let excluded = excluded_ranks(&listed, &parent)?;
         let options = options::communicator(config.as_const(), Some(parent.options()))?;
         derive(handle, newcomm, options.blocking, move || parent.shrink(&excluded, abort, options).map(Some))

@@ -81,9 +81,20 @@ fn seconds(text: &str) -> std::result::Result<Duration, String> {
     Duration::try_from_secs_f64(number).map_err(|error| error.to_string())
 }
 
+/// More processes than one machine can be meant to hold.
+const MOST_RANKS: usize = 65_536;
+
 /// Ranks on each node.
 fn node_sizes(ranks: Option<usize>, nodes: &Nodes) -> Result<Vec<usize>> {
     let wrong = |text: String| Err(Error::InvalidArgument(text));
+    let too_many = |ranks: usize| ranks > MOST_RANKS;
+    let listed = match nodes {
+        Nodes::Sizes(sizes) => sizes.iter().fold(0usize, |sum, &size| sum.saturating_add(size)),
+        Nodes::Count(_) => 0,
+    };
+    if ranks.is_some_and(too_many) || too_many(listed) {
+        return wrong(format!("more than {MOST_RANKS} ranks on one machine"));
+    }
     match (ranks, nodes) {
         (Some(0), _) => wrong("-n must be 1 or more".into()),
         (None, Nodes::Count(_)) => {
