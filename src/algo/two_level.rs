@@ -85,6 +85,16 @@ impl View<'_> {
         grid.node_ids().map(|node| grid.members(node).get(rail).copied()).collect()
     }
 
+    /// For each node the place of the block that travels on `rail`, where `places[i]` is that of `served[i]`; empty for a
+    /// node that has none.
+    fn parts_on(&self, rail: usize, served: &[Rank], places: &[Span]) -> Vec<Spans> {
+        let place = |block: Option<Rank>| -> Spans {
+            let index = block.and_then(|block| served.iter().position(|&other| other == block));
+            index.map(|index| places[index]).into_iter().collect()
+        };
+        self.blocks_on(rail).into_iter().map(place).collect()
+    }
+
     /// The ranks whose blocks a member of this node serves, rail by rail.
     fn served_by(&self, member: Rank) -> Vec<Rank> {
         self.rails_of(member).into_iter().flat_map(|rail| self.blocks_on(rail)).flatten().collect()
@@ -123,11 +133,7 @@ fn all_gather(shape: &Shape, rank: Rank, shuffle: bool) -> Plan {
         if grid.owner(view.node, rail) != rank {
             continue;
         }
-        let place = |block: Option<Rank>| -> Spans {
-            let index = block.and_then(|block| served.iter().position(|&other| other == block));
-            index.map(|index| gathered[index]).into_iter().collect()
-        };
-        let dst: Vec<Spans> = view.blocks_on(rail).into_iter().map(place).collect();
+        let dst = view.parts_on(rail, &served, &gathered);
         let src = if grid.local(rank) == rail { vec![mine] } else { Vec::new() };
         let call = view.call(Collective::AllGather, Level::Rail, grid.rail(rail), vec![src], dst);
         rails_done.push(builder.push(lane, Action::Call(call)));
@@ -197,11 +203,7 @@ fn reduce_scatter(shape: &Shape, rank: Rank, shuffle: bool) -> Plan {
         if grid.owner(view.node, rail) != rank {
             continue;
         }
-        let place = |block: Option<Rank>| -> Spans {
-            let index = block.and_then(|block| served.iter().position(|&other| other == block));
-            index.map(|index| partial[index]).into_iter().collect()
-        };
-        let src: Vec<Spans> = view.blocks_on(rail).into_iter().map(place).collect();
+        let src = view.parts_on(rail, &served, &partial);
         let dst = if grid.local(rank) == rail { vec![Span::output(0, 1)] } else { Vec::new() };
         let mut call = view.call(Collective::ReduceScatter, Level::Rail, grid.rail(rail), src, vec![dst]);
         call.finish = true;

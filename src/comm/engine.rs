@@ -67,8 +67,7 @@ impl Scratch {
     }
 }
 
-/// What distinguishes two choices of one communicator: the collective, the power of two of the block's bytes on either
-/// side of each threshold (so the bytes themselves), and the algorithm a call names.
+/// What distinguishes two choices of one communicator.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct ChoiceKey {
     collective: Collective,
