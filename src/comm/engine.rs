@@ -219,6 +219,10 @@ impl Engine {
 
     /// The ranks that the running collective waits for.
     pub fn waiting_for(&self) -> Vec<Rank> {
+        let missing = self.transport.missing();
+        if !missing.is_empty() {
+            return missing;
+        }
         self.running.as_ref().map_or_else(Vec::new, |running| self.recent[running.ready].execution.waiting_for())
     }
 
@@ -288,7 +292,9 @@ impl Engine {
         if let Some(prepared) = self.choices.get(&key) {
             return Ok(prepared.clone());
         }
-        let request = Request { collective: call.collective, block_bytes, named: call.algorithm.as_deref() };
+        let named = call.algorithm.as_deref();
+        let board = self.transport.has_board();
+        let request = Request { collective: call.collective, block_bytes, named, board };
         let selection = select::choose(&request, &self.grid, &self.config)?;
         let scratch_chunks = self.most_scratch(&selection.choice, call)?;
         let prepared = Arc::new(Prepared { selection, scratch_chunks });

@@ -8,7 +8,7 @@ use crate::exec::{Op, Started, Token, World};
 use crate::memory::Region;
 use crate::plan::layout::Piece;
 use crate::plan::{Buffer, Order};
-use crate::transport::{Envelope, Sink, Transport};
+use crate::transport::{Blocks, Envelope, NodeCall, Sink, Transport};
 use std::sync::OnceLock;
 use std::time::Instant;
 
@@ -28,6 +28,8 @@ pub struct Buffers {
 pub struct Lists {
     first: Vec<Region>,
     second: Vec<Region>,
+    src: Blocks,
+    dst: Blocks,
 }
 
 /// One call's view of the world.
@@ -65,6 +67,11 @@ impl Buffers {
     fn list(&self, pieces: &[Piece], regions: &mut Vec<Region>) {
         regions.clear();
         regions.extend(pieces.iter().map(|piece| self.region(piece)));
+    }
+
+    fn blocks(&self, lists: &[&[Piece]], blocks: &mut Blocks) {
+        blocks.clear();
+        lists.iter().for_each(|pieces| blocks.push(pieces.iter().map(|piece| self.region(piece))));
     }
 }
 
@@ -170,9 +177,16 @@ impl World for LiveWorld<'_> {
             }
             Op::Copy { src, dst, start, finish } => self.copy(src, dst, start, finish).map(|()| Started::Done),
             Op::Reduce { srcs, dst, finish } => self.reduce(srcs, dst, finish).map(|()| Started::Done),
-            Op::Call { call, .. } => {
-                let text = format!("no provider for a {} call on the host device", call.collective.name());
-                Err(Error::Internal(text))
+            Op::Call { call, src, dst } => {
+                let envelope = self.envelope(0);
+                let combine = match call.collective.reduces() {
+                    true => Some(self.combine(Order::LocalFirst, call.finish)?),
+                    false => None,
+                };
+                self.buffers.blocks(src, &mut self.lists.src);
+                self.buffers.blocks(dst, &mut self.lists.dst);
+                let Lists { src, dst, .. } = &*self.lists;
+                self.transport.call(token, envelope, NodeCall { collective: call.collective, src, dst, combine })
             }
         }
     }

@@ -10,6 +10,7 @@ use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::plan::{Collective, Shape};
 use crate::topo::Grid;
+use crate::transport::shm::BOARD_BYTES;
 use std::sync::Arc;
 
 /// What is known of a call when its algorithm is chosen.
@@ -21,6 +22,8 @@ pub struct Request<'a> {
     pub block_bytes: usize,
     /// An algorithm named by the call itself.
     pub named: Option<&'a str>,
+    /// Whether all ranks of the one node share a board; the same on all of them.
+    pub board: bool,
 }
 
 /// How a call is run.
@@ -36,6 +39,8 @@ pub struct Selection {
     pub reason: String,
 }
 
+/// The algorithm that needs a board.
+const BOARD: &str = "board";
 /// A piece of a message that stays in a core's cache while it is pulled and reduced.
 const CACHE_BYTES: usize = 128 << 10;
 /// What crosses the network at a time when phases overlap: large enough for full rate, small against the message.
@@ -60,9 +65,18 @@ pub fn choose(request: &Request<'_>, grid: &Arc<Grid>, config: &Config) -> Resul
     };
     let (choice, reason) = match named {
         Some((name, by)) => (named_choice(name, collective, grid)?, by.to_string()),
-        None => by_thresholds(request, grid, config),
+        None => match on_board(request, grid, config) {
+            Some(chosen) => chosen,
+            None => by_thresholds(request, grid, config),
+        },
     };
+    let on_board = choice.name == BOARD;
+    if on_board && !request.board {
+        let text = "algorithm board needs shared memory between all ranks of the node";
+        return Err(Error::InvalidUsage(text.to_string()));
+    }
     let segment_bytes = match config.segment_bytes {
+        _ if on_board => board_segment(collective, grid.nranks()),
         0 => segment(&choice, collective, grid),
         bytes => bytes,
     };
@@ -82,6 +96,28 @@ fn named_choice(name: &str, collective: Collective, grid: &Arc<Grid>) -> Result<
         collective.name(),
         known.join(", ")
     )))
+}
+
+/// The board, for few bytes on one node whose ranks share one.
+fn on_board(request: &Request<'_>, grid: &Grid, config: &Config) -> Option<(Choice, String)> {
+    let collective = request.collective;
+    let does = matches!(collective, Collective::AllReduce | Collective::AllGather | Collective::ReduceScatter);
+    if !(does && request.board && grid.nnodes() == 1 && grid.nranks() > 1) {
+        return None;
+    }
+    // What a rank reads: all vectors of an all-reduce, one part of each rank in the others.
+    let bytes = request.block_bytes.saturating_mul(grid.nranks());
+    let fits = request.block_bytes <= board_segment(collective, grid.nranks());
+    (fits && bytes <= config.board_max_bytes)
+        .then(|| (Choice::flat(BOARD), format!("one node, {bytes} bytes to read: a board in shared memory")))
+}
+
+/// The bytes of a block such that what a rank brings fits on its board.
+fn board_segment(collective: Collective, nranks: usize) -> usize {
+    match collective {
+        Collective::ReduceScatter => BOARD_BYTES / nranks,
+        _ => BOARD_BYTES,
+    }
 }
 
 fn by_thresholds(request: &Request<'_>, grid: &Grid, config: &Config) -> (Choice, String) {
@@ -177,7 +213,7 @@ mod tests {
     use super::*;
 
     fn chosen(collective: Collective, block_bytes: usize, grid: Grid, config: &Config) -> String {
-        let request = Request { collective, block_bytes, named: None };
+        let request = Request { collective, block_bytes, named: None, board: true };
         choose(&request, &Arc::new(grid), config).unwrap().choice.to_string()
     }
 
@@ -195,7 +231,7 @@ mod tests {
         let config = Config { all_gather_algo: "ring".to_string(), ..Config::default() };
         assert_eq!(chosen(Collective::AllGather, 1, Grid::flat(4), &config), "ring");
         let config = Config { all_gather_algo: "rd".to_string(), ..Config::default() };
-        let request = Request { collective: Collective::AllGather, block_bytes: 1, named: None };
+        let request = Request { collective: Collective::AllGather, block_bytes: 1, named: None, board: true };
         let error = choose(&request, &Arc::new(Grid::flat(3)), &config).unwrap_err();
         assert!(matches!(&error, Error::InvalidUsage(text) if text.contains("these do: ")), "{error:?}");
     }
@@ -207,7 +243,7 @@ mod tests {
             let grid = Arc::new(Grid::blocks(&sizes));
             for collective in Collective::ALL {
                 for block_bytes in [1, 1 << 12, 1 << 20, 1 << 30] {
-                    let request = Request { collective, block_bytes, named: None };
+                    let request = Request { collective, block_bytes, named: None, board: true };
                     let selection = choose(&request, &grid, &Config::default()).unwrap();
                     let shape = Shape::new(collective, grid.clone());
                     assert!(algo::supports(&selection.choice, &shape), "{} {sizes:?}", selection.choice);

@@ -5,10 +5,10 @@
 //! they are in cache) is its [`Sink`].
 
 use crate::device::host::Combine;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::exec::{Started, Token};
 use crate::memory::Region;
-use crate::plan::Channel;
+use crate::plan::{Channel, Collective};
 use crate::topo::Rank;
 use std::time::Duration;
 
@@ -64,6 +64,76 @@ pub enum Sink<'a> {
     },
 }
 
+/// Lists of regions, one list per block.
+#[derive(Debug, Clone, Default)]
+pub struct Blocks {
+    regions: Vec<Region>,
+    ends: Vec<u32>,
+}
+
+impl Blocks {
+    /// Forgets all blocks.
+    pub fn clear(&mut self) {
+        self.regions.clear();
+        self.ends.clear();
+    }
+
+    /// Appends a block.
+    pub fn push(&mut self, block: impl Iterator<Item = Region>) {
+        self.regions.extend(block);
+        self.ends.push(self.regions.len() as u32);
+    }
+
+    /// How many blocks there are.
+    pub fn len(&self) -> usize {
+        self.ends.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.ends.is_empty()
+    }
+
+    /// The regions of one block.
+    pub fn block(&self, index: usize) -> &[Region] {
+        let start = if index == 0 { 0 } else { self.ends[index - 1] };
+        &self.regions[start as usize..self.ends[index] as usize]
+    }
+
+    /// The bytes of one block.
+    pub fn block_bytes(&self, index: usize) -> usize {
+        self.block(index).iter().map(Region::len).sum()
+    }
+
+    /// The regions of all blocks.
+    pub fn regions(&self) -> &[Region] {
+        &self.regions
+    }
+
+    /// The bytes of all blocks.
+    pub fn bytes(&self) -> usize {
+        self.regions.iter().map(Region::len).sum()
+    }
+
+    fn clone_from(&mut self, other: &Blocks) {
+        self.regions.clone_from(&other.regions);
+        self.ends.clone_from(&other.ends);
+    }
+}
+
+/// A rank's part of an all-gather, reduce-scatter or all-reduce of all ranks of its node.
+#[derive(Debug, Clone, Copy)]
+pub struct NodeCall<'a> {
+    /// What is done.
+    pub collective: Collective,
+    /// The input, read before the call begins to wait.
+    pub src: &'a Blocks,
+    /// Where the results go.
+    pub dst: &'a Blocks,
+    /// How inputs become one; `None` for an all-gather.
+    pub combine: Option<Combine>,
+}
+
 /// Message streams between this rank and its peers.
 pub trait Transport: Send {
     /// Posts a message. The source must not be written until the token has completed.
@@ -73,6 +143,11 @@ pub trait Transport: Send {
     /// Posts a receive for the next message of the stream. A message of another length, sequence or signature is an
     /// `InvalidUsage` error that names the rank and both sides' values.
     fn recv(&mut self, token: Token, from: Rank, envelope: Envelope, sink: Sink<'_>) -> Result<Started>;
+
+    /// Posts a call of all ranks of this node. `Busy` while another one runs.
+    fn call(&mut self, _token: Token, _envelope: Envelope, call: NodeCall<'_>) -> Result<Started> {
+        Err(Error::Internal(format!("this transport does no {} by itself", call.collective.name())))
+    }
 
     /// Makes progress and appends the tokens that have completed. No system call while shared memory alone has work.
     fn poll(&mut self, done: &mut Vec<Token>) -> Result<()>;

@@ -5,7 +5,7 @@ use super::shm::bell::{Bells, Waker};
 use super::shm::open::Ways;
 use super::shm::{self, Shm};
 use super::tcp::Tcp;
-use super::{Envelope, Exchange, Sink, Transport};
+use super::{Envelope, Exchange, NodeCall, Sink, Transport};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::exec::{Started, Token};
@@ -77,6 +77,16 @@ impl Mux {
         self.oversubscribed
     }
 
+    /// Whether all ranks of this rank's node share a board, so that the node's small calls can be posted on it.
+    pub fn has_board(&self) -> bool {
+        self.shm.has_board()
+    }
+
+    /// The ranks that a call on the board waits for.
+    pub fn missing(&self) -> Vec<Rank> {
+        self.shm.missing()
+    }
+
     fn route(&self, rank: Rank) -> Result<Route> {
         match self.routes.get(rank.index()) {
             None => Err(Error::Internal(format!("rank {rank} of {}", self.routes.len()))),
@@ -114,6 +124,10 @@ impl Transport for Mux {
             Route::Tcp(peer) => self.tcp()?.recv(peer, token, envelope, sink),
             Route::Myself => unreachable!("`route` refuses it"),
         }
+    }
+
+    fn call(&mut self, token: Token, envelope: Envelope, call: NodeCall<'_>) -> Result<Started> {
+        self.shm.call(token, envelope, call)
     }
 
     fn poll(&mut self, done: &mut Vec<Token>) -> Result<()> {

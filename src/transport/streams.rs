@@ -39,18 +39,21 @@ impl Posted {
 
     /// Fails unless the message `arrived`, of so many bytes, is the one this receive expects.
     pub fn check(&self, from: Rank, arrived: Envelope, bytes: usize) -> Result<()> {
-        if self.envelope == arrived && self.target.bytes() == bytes {
+        self.envelope.check(from, arrived, self.target.bytes(), bytes)
+    }
+}
+
+impl Envelope {
+    /// Fails unless what `arrived` from a rank, of so many `bytes`, is what this rank expects.
+    pub fn check(&self, from: Rank, arrived: Envelope, expected: usize, bytes: usize) -> Result<()> {
+        if *self == arrived && expected == bytes {
             return Ok(());
         }
         Err(Error::InvalidUsage(format!(
             "rank {from} sent operation {} with signature {:08x} and {bytes} bytes on channel {} where operation {} with \
-             signature {:08x} and {} bytes was expected: the ranks do not call the same collectives with the same arguments",
-            arrived.sequence,
-            arrived.signature,
-            arrived.channel,
-            self.envelope.sequence,
-            self.envelope.signature,
-            self.target.bytes()
+             signature {:08x} and {expected} bytes was expected: the ranks do not call the same collectives with the same \
+             arguments",
+            arrived.sequence, arrived.signature, arrived.channel, self.sequence, self.signature,
         )))
     }
 }

@@ -64,8 +64,18 @@ impl Bells {
 
     /// Wakes a local rank if it sleeps; what it shall find has been published before.
     pub fn ring(&self, local: usize) {
-        let bell = self.segment.bell(local);
         fence(Ordering::SeqCst);
+        self.ring_after_fence(local);
+    }
+
+    /// Wakes all other local ranks that sleep.
+    pub fn ring_others(&self) {
+        fence(Ordering::SeqCst);
+        (0..self.segment.ranks()).filter(|&local| local != self.local).for_each(|local| self.ring_after_fence(local));
+    }
+
+    fn ring_after_fence(&self, local: usize) {
+        let bell = self.segment.bell(local);
         if bell.state.load(Ordering::Relaxed) == AWAKE {
             return;
         }

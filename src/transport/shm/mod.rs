@@ -5,10 +5,13 @@
 //! when it has a place for them, and acknowledges. Where it may not read the sender's memory it *grants* instead, and the
 //! sender passes the bytes through the ring in chunks.
 //!
+//! Where all ranks of the node share the segment, a small collective of all of them can do without messages ([`board`]).
+//!
 //! A receiver always takes records out of the ring, whether or not their receives have been posted, so streams do not
 //! hold each other up; [`super::streams`] says what bounds the messages that wait.
 
 pub mod bell;
+mod board;
 pub mod open;
 mod pull;
 mod record;
@@ -21,6 +24,7 @@ use crate::memory::{shared, Arena, Region};
 use crate::plan::Channel;
 use crate::topo::Rank;
 use bell::Bells;
+use board::Board;
 use pull::{Pull, Reach, SLICE, STAGING_BUFFER};
 use record::{Header, Kind, Listing, NO_SLOT};
 use ring::{Consumer, Producer};
@@ -33,12 +37,14 @@ use std::time::{Duration, Instant};
 
 use super::streams::{Posted, Streams};
 use super::target::Pieces;
-use super::{Envelope, Sink};
+use super::{Envelope, NodeCall, Sink};
 
 /// Bytes of a message that go through the ring at a time.
 const CHUNK: usize = 16 << 10;
 /// Records taken from one peer before the next one gets its turn.
 const RECORDS_PER_POLL: usize = 64;
+/// While a call waits on the board, the rings are looked at once in so many polls.
+const BOARD_POLLS_PER_RING_POLL: u32 = 16;
 /// The longest wait for a thread of this process that reads our memory when we cancel: it reads a slice at most.
 const CANCEL_LIMIT: Duration = Duration::from_secs(2);
 
@@ -96,6 +102,10 @@ pub struct Shm {
     body: Vec<u8>,
     relief: u64,
     cancelled: bool,
+    /// Where all ranks of the node share the segment.
+    board: Option<Board>,
+    /// Polls since the rings were looked at.
+    board_polls: u32,
 }
 
 fn header(kind: Kind, envelope: Envelope, bytes: usize, slot: u32, body: usize) -> Header {
@@ -281,8 +291,32 @@ impl Shm {
         Ok(())
     }
 
+    /// Posts our part of a collective of all ranks of the node.
+    pub fn call(&mut self, token: Token, envelope: Envelope, call: NodeCall<'_>) -> Result<Started> {
+        self.check_usable()?;
+        let board = self.board.as_mut().ok_or_else(|| Error::Internal("a call on a node without a board".into()))?;
+        board.call(token, envelope, call)
+    }
+
+    /// Whether the ranks of the node share a board.
+    pub fn has_board(&self) -> bool {
+        self.board.is_some()
+    }
+
+    /// The ranks that a call on the board waits for.
+    pub fn missing(&self) -> Vec<Rank> {
+        self.board.as_ref().map_or_else(Vec::new, Board::missing)
+    }
+
     /// Makes progress; appends the tokens that have completed.
     pub fn poll(&mut self, done: &mut Vec<Token>) -> Result<()> {
+        if let Some(board) = self.board.as_mut().filter(|board| board.is_waiting()) {
+            done.extend(board.advance()?);
+            self.board_polls += 1;
+            if self.board_polls % BOARD_POLLS_PER_RING_POLL != 0 {
+                return Ok(());
+            }
+        }
         for index in 0..self.peers.len() {
             self.take_answers(index, done)?;
             self.take_records(index, done)?;
@@ -416,6 +450,7 @@ impl Shm {
     pub fn has_work(&mut self) -> bool {
         let (segment, local) = (&self.segment, self.local);
         !self.pulls.is_empty()
+            || self.board.as_ref().is_some_and(Board::has_work)
             || self.peers.iter_mut().any(|peer| {
                 let control = segment.control(local, peer.local);
                 peer.input.has_record(segment)
@@ -428,15 +463,18 @@ impl Shm {
     pub fn check_alive(&self) -> Result<()> {
         use rustix::event::{poll, PollFd, PollFlags, Timespec};
         let large = |outgoing: &Outgoing| matches!(outgoing, Outgoing::Large { .. });
+        let missing = self.missing();
         let waiting = |peer: &&Peer| {
-            !peer.inflows.is_empty() || peer.streams.any_posted() || peer.slots.iter().flatten().any(large)
+            missing.contains(&peer.rank)
+                || !peer.inflows.is_empty() || peer.streams.any_posted() || peer.slots.iter().flatten().any(large)
         };
         for peer in self.peers.iter().filter(waiting) {
             let Some(process) = &peer.process else { continue };
             let mut watched = [PollFd::new(process, PollFlags::IN)];
             let ended = poll(&mut watched, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).is_ok_and(|ready| ready > 0);
-            // What it sent before it ended still counts.
-            if ended && !peer.input.has_record(&self.segment) {
+            // What it sent or posted before it ended still counts.
+            let came = peer.input.has_record(&self.segment) || self.board.as_ref().is_some_and(Board::has_work);
+            if ended && !came {
                 return Err(Error::Remote(format!("rank {} is gone: its process has ended", peer.rank)));
             }
         }
@@ -447,6 +485,9 @@ impl Shm {
     pub fn cancel(&mut self) {
         self.cancelled = true;
         self.pulls.clear();
+        if let Some(board) = &mut self.board {
+            board.cancel();
+        }
         let limit = Instant::now() + CANCEL_LIMIT;
         for peer in &mut self.peers {
             peer.streams.clear();
@@ -488,6 +529,9 @@ impl Drop for Shm {
         self.cancel();
     }
 }
+
+/// The most bytes a rank brings to a call on the board.
+pub const BOARD_BYTES: usize = segment::BOARD_BYTES;
 
 /// Room to combine what the kernel copied.
 fn staging() -> Arena {

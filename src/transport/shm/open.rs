@@ -6,6 +6,7 @@
 //! ends of a pair decide alike.
 
 use super::bell::{doorbell, Bells};
+use super::board::Board;
 use super::pull::{probe, Reach};
 use super::ring::{Consumer, Producer};
 use super::segment::Segment;
@@ -232,7 +233,11 @@ pub fn open(me: Rank, grid: &Grid, config: &Config, ways: Ways, exchange: &mut d
     let bells = Arc::new(Bells::new(segment.clone(), local, names, doorbell)?);
     let peers =
         reached.iter().map(|&rank| peer(rank, grid.local(rank), local, &cards[rank.index()], &card, &segment, config));
+    let complete = members.len() > 1 && members.iter().all(|rank| usable[rank.index()]);
+    let board = complete.then(|| Board::new(segment.clone(), bells.clone(), local, members.to_vec()));
     Ok(Shm {
+        board,
+        board_polls: 0,
         local,
         peers: peers.collect(),
         pulls: VecDeque::new(),

@@ -4,6 +4,8 @@
 //! bells     one cache line per local rank: whether it sleeps, and how it wants to be woken
 //! controls  one set of cache lines per ordered pair, [to][from]: positions and acknowledgements
 //! rings     one per ordered pair, [to][from]: records, from the sender to the receiver
+//! faces     two cache lines per local rank: what its board's faces hold
+//! boards    two faces per local rank: its part of a call, read by all
 //! ```
 //! Pages are touched only where ranks exchange messages, so the rings of pairs that never do cost nothing.
 
@@ -56,6 +58,34 @@ pub struct Control {
     pub reading: Line<AtomicU32>,
 }
 
+/// What a face of a board holds.
+#[derive(Debug)]
+#[repr(C, align(64))]
+pub struct FaceCell {
+    /// The number of the call; stored last.
+    pub call: AtomicU64,
+    /// The operation of the communicator that the call belongs to.
+    pub sequence: AtomicU64,
+    /// The operation's digest.
+    pub signature: AtomicU32,
+    /// Bytes posted.
+    pub bytes: AtomicU64,
+}
+
+/// One face of a rank's board.
+#[derive(Debug, Clone, Copy)]
+pub struct Face<'a> {
+    /// What it holds.
+    pub cell: &'a FaceCell,
+    /// The bytes.
+    pub data: Region,
+}
+
+/// Bytes of a face.
+pub const BOARD_BYTES: usize = 64 << 10;
+/// Faces of a board.
+pub const FACES: usize = 2;
+
 /// The mapped segment.
 #[derive(Debug)]
 pub struct Segment {
@@ -80,10 +110,18 @@ fn rings_at(ranks: usize) -> usize {
     (controls_at(ranks) + ranks * ranks * size_of::<Control>()).next_multiple_of(PAGE)
 }
 
+fn faces_at(ranks: usize) -> usize {
+    rings_at(ranks) + ranks * ranks * ring_bytes(ranks)
+}
+
+fn boards_at(ranks: usize) -> usize {
+    (faces_at(ranks) + ranks * FACES * size_of::<FaceCell>()).next_multiple_of(PAGE)
+}
+
 impl Segment {
     /// Bytes of the segment for so many local ranks.
     pub fn bytes(ranks: usize) -> usize {
-        rings_at(ranks) + ranks * ranks * ring_bytes(ranks)
+        boards_at(ranks) + ranks * FACES * BOARD_BYTES
     }
 
     /// Maps a file of [`Segment::bytes`] bytes, all zero when it was made.
@@ -111,6 +149,14 @@ impl Segment {
     pub fn bell(&self, local: usize) -> &BellCell {
         assert!(local < self.ranks);
         self.at(local * size_of::<BellCell>())
+    }
+
+    /// A face of a local rank's board.
+    pub fn board(&self, local: usize, face: usize) -> Face<'_> {
+        assert!(local < self.ranks && face < FACES);
+        let index = local * FACES + face;
+        let cell = self.at(faces_at(self.ranks) + index * size_of::<FaceCell>());
+        Face { cell, data: self.mapping.region().part(boards_at(self.ranks) + index * BOARD_BYTES, BOARD_BYTES) }
     }
 
     fn pair(&self, from: usize, to: usize) -> usize {
