@@ -90,10 +90,10 @@ variables! {
         "Algorithm of ncclGather.";
     "STRATA_SCATTER_ALGO" scatter_algo: String = "auto", agreed,
         "Algorithm of ncclScatter.";
-    "STRATA_ALLREDUCE_ONE_ROUND_MAX_BYTES" one_round_max_bytes: usize = "16384", agreed,
-        "All-reduces of at most this many bytes exchange whole vectors: one round on a node, log2 p rounds between nodes.";
-    "STRATA_BOARD_MAX_BYTES" board_max_bytes: usize = "65536", agreed,
-        "Reductions and gathers on one node go over a shared board while each rank reads at most this many bytes; 0 turns it off.";
+    "STRATA_ALLREDUCE_ONE_ROUND_MAX_BYTES" one_round_max_bytes: usize = "131072", agreed,
+        "All-reduces exchange whole vectors (one round on a node, log2 p between nodes) while a rank receives at most so many bytes.";
+    "STRATA_BOARD" board: bool = "true", agreed,
+        "Let the ranks of a single node exchange through a shared board, where all of them share memory.";
     "STRATA_ALLREDUCE_RD_MAX_BYTES" all_reduce_rd_max_bytes: usize = "67108864", agreed,
         "Up to this many bytes of its vector an all-reduce takes a logarithmic number of rounds between nodes, beyond it a ring.";
     "STRATA_ALLGATHER_RD_MAX_BYTES" all_gather_rd_max_bytes: usize = "67108864", agreed,

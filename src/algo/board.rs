@@ -7,7 +7,7 @@
 
 use super::builder::{own, Builder};
 use super::Algorithm;
-use crate::plan::{Action, Call, Collective, Level, Plan, Shape, Span};
+use crate::plan::{Action, Buffer, Call, Collective, Level, Plan, Shape, Span};
 use crate::topo::Rank;
 
 /// All parts on a shared board.
@@ -15,38 +15,77 @@ pub const BOARD: Algorithm = Algorithm {
     name: "board",
     text: "every rank writes its part in shared memory and reads everybody's: no messages, for few bytes on one node",
     collectives: &[Collective::AllReduce, Collective::AllGather, Collective::ReduceScatter],
-    supports: |shape| shape.grid.nnodes() == 1 && shape.nranks() > 1,
+    supports,
     build,
 };
+
+/// A reduce-scatter and an all-gather on the board.
+pub const TWO_ROUNDS: Algorithm = Algorithm {
+    name: "board_two_rounds",
+    text: "all-reduce as a reduce-scatter and an all-gather on the board",
+    collectives: &[Collective::AllReduce],
+    supports,
+    build: two_rounds,
+};
+
+/// More ranks would leave less than a cache line or two of a board for each.
+const MOST_RANKS: usize = 512;
+
+fn supports(shape: &Shape) -> bool {
+    shape.grid.nnodes() == 1 && (2..=MOST_RANKS).contains(&shape.nranks())
+}
+
+fn call(shape: &Shape, collective: Collective, src: Vec<Span>, dst: Vec<Span>, finish: bool) -> Action {
+    let lists = |spans: Vec<Span>| spans.into_iter().map(|span| vec![span]).collect();
+    Action::Call(Call {
+        collective,
+        level: Level::Node,
+        group: (0..shape.nranks()).map(Rank::from_index).collect(),
+        root: 0,
+        src: lists(src),
+        dst: lists(dst),
+        finish,
+    })
+}
+
+fn blocks(buffer: Buffer, n: usize) -> Vec<Span> {
+    (0..n).map(|block| Span::user(buffer, block, 1)).collect()
+}
+
+/// The input after the prologue.
+fn started(builder: &mut Builder, lane: usize, shape: &Shape, src: Vec<Span>) -> Vec<Span> {
+    if !shape.prologue {
+        return src;
+    }
+    let first = builder.scratch(src.len());
+    let scaled: Vec<Span> = (0..src.len()).map(|block| Span::scratch(first + block, 1, block)).collect();
+    builder.push(lane, Action::Copy { src, dst: scaled.clone(), start: true, finish: false });
+    scaled
+}
 
 fn build(shape: &Shape, rank: Rank) -> Plan {
     let p = shape.nranks();
     let mut builder = Builder::new(shape, rank, "board", 1);
     let lane = builder.lane();
-    let (mut src, dst): (Vec<Span>, Vec<Span>) = match shape.collective {
-        Collective::AllGather => {
-            let home = Span::output(rank.index(), 1);
-            let mine = if shape.in_place { home } else { Span::input(0, 1) };
-            (vec![mine], (0..p).map(|block| Span::output(block, 1)).collect())
-        }
-        Collective::ReduceScatter => ((0..p).map(|block| Span::input(block, 1)).collect(), vec![Span::output(0, 1)]),
+    let (src, dst) = match shape.collective {
+        Collective::AllGather if shape.in_place => (vec![Span::output(rank.index(), 1)], blocks(Buffer::Output, p)),
+        Collective::AllGather => (vec![Span::input(0, 1)], blocks(Buffer::Output, p)),
+        Collective::ReduceScatter => (blocks(Buffer::Input, p), vec![Span::output(0, 1)]),
         _ => (vec![own(shape, 0, 1)], vec![Span::output(0, 1)]),
     };
-    if shape.prologue {
-        let first = builder.scratch(src.len());
-        let scaled: Vec<Span> = (0..src.len()).map(|block| Span::scratch(first + block, 1, block)).collect();
-        builder.push(lane, Action::Copy { src, dst: scaled.clone(), start: true, finish: false });
-        src = scaled;
-    }
-    let call = Call {
-        collective: shape.collective,
-        level: Level::Node,
-        group: (0..p).map(Rank::from_index).collect(),
-        root: 0,
-        src: src.into_iter().map(|span| vec![span]).collect(),
-        dst: dst.into_iter().map(|span| vec![span]).collect(),
-        finish: shape.collective.reduces(),
-    };
-    builder.push(lane, Action::Call(call));
+    let src = started(&mut builder, lane, shape, src);
+    builder.push(lane, call(shape, shape.collective, src, dst, shape.collective.reduces()));
+    builder.plan()
+}
+
+fn two_rounds(shape: &Shape, rank: Rank) -> Plan {
+    let p = shape.nranks();
+    let mut builder = Builder::new(shape, rank, "board_two_rounds", p);
+    let lane = builder.lane();
+    let src = (0..p).map(|chunk| own(shape, chunk, 1)).collect();
+    let src = started(&mut builder, lane, shape, src);
+    let mine = vec![Span::output(rank.index(), 1)];
+    builder.push(lane, call(shape, Collective::ReduceScatter, src, mine.clone(), true));
+    builder.push(lane, call(shape, Collective::AllGather, mine, blocks(Buffer::Output, p), false));
     builder.plan()
 }

@@ -5,7 +5,7 @@
 //! has to carry is an error, so overwritten sources show.
 #![forbid(unsafe_code)]
 
-use super::{build, build_with_calls, choices, supports, Algorithm, Choice};
+use super::{build, build_with_calls, choices, is_on_board, supports, Algorithm, Choice};
 use crate::plan::{Action, Buffer, Channel, Collective, Order, Plan, Shape, Span, Step, StepRef};
 use crate::topo::{Grid, Rank};
 use crate::verify::{verify, Options, Report};
@@ -331,9 +331,11 @@ fn run_all(grid: &Arc<Grid>) -> BTreeSet<String> {
             (true, ..=8) => (0..nranks).collect(),
             (true, _) => vec![0, 1, nranks / 2 + 1, nranks - 1],
         };
-        for (choice, root) in
-            choices(collective, grid).iter().flat_map(|choice| roots.iter().map(move |&r| (choice, r)))
-        {
+        // The plan of a board is one call, for which this interpreter knows no provider; the verifier and the simulated
+        // world do.
+        let choices: Vec<Choice> =
+            choices(collective, grid).into_iter().filter(|choice| !is_on_board(choice)).collect();
+        for (choice, root) in choices.iter().flat_map(|choice| roots.iter().map(move |&r| (choice, r))) {
             for (in_place, prologue) in [(0, false), (1, false), (2, false), (0, true), (1, true), (2, true)] {
                 if (in_place > 0 && collective == Collective::AllToAll) || (prologue && !collective.reduces()) {
                     continue;
@@ -365,7 +367,8 @@ fn every_algorithm_does_its_collectives_for_1_to_16_ranks() {
     for nnodes in 2..=8 {
         names.extend(run_all(&Arc::new(Grid::blocks(&vec![2; nnodes]))));
     }
-    for algorithm in super::ALGORITHMS {
+    let on_board = |name: &str| is_on_board(&Choice::flat(name));
+    for algorithm in super::ALGORITHMS.iter().filter(|algorithm| !on_board(algorithm.name)) {
         assert!(names.contains(algorithm.name), "{} was never run", algorithm.name);
     }
 }

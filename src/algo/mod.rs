@@ -56,6 +56,7 @@ pub const ALGORITHMS: &[&Algorithm] = &[
     &two_level::TWO_LEVEL_SHUFFLE,
     &two_step::TWO_STEP,
     &board::BOARD,
+    &board::TWO_ROUNDS,
 ];
 
 /// The algorithm with this name.
@@ -138,6 +139,11 @@ pub fn supports(choice: &Choice, shape: &Shape) -> bool {
     by_name(&choice.name).is_some_and(|algorithm| algorithm.does(shape))
 }
 
+/// Whether a choice needs a board that all ranks of the one node share.
+pub fn is_on_board(choice: &Choice) -> bool {
+    [board::BOARD.name, board::TWO_ROUNDS.name].contains(&choice.name.as_str())
+}
+
 /// Every choice for a collective on a grid.
 pub fn choices(collective: Collective, grid: &Arc<Grid>) -> Vec<Choice> {
     let shape = Shape::new(collective, grid.clone());
@@ -189,7 +195,7 @@ fn composed(choice: &Choice, shape: &Shape, rank: Rank) -> Result<Plan> {
 /// The plan of one rank.
 pub fn build(choice: &Choice, shape: &Shape, rank: Rank) -> Result<Plan> {
     let plan = composed(choice, shape, rank)?;
-    if choice.name == board::BOARD.name {
+    if is_on_board(choice) {
         return Ok(plan);
     }
     Ok(inline(plan, &|call, shape, rank| (inner(choice, call, shape).build)(shape, rank)))

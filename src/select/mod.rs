@@ -39,10 +39,10 @@ pub struct Selection {
     pub reason: String,
 }
 
-/// The algorithm that needs a board.
-const BOARD: &str = "board";
 /// A piece of a message that stays in a core's cache while it is pulled and reduced.
 const CACHE_BYTES: usize = 128 << 10;
+/// What a rank reduces of everybody's part at a time on the board.
+const BOARD_PART_BYTES: usize = 32 << 10;
 /// What crosses the network at a time when phases overlap: large enough for full rate, small against the message.
 const PIPELINE_BYTES: usize = 2 << 20;
 
@@ -70,7 +70,7 @@ pub fn choose(request: &Request<'_>, grid: &Arc<Grid>, config: &Config) -> Resul
             None => by_thresholds(request, grid, config),
         },
     };
-    let on_board = choice.name == BOARD;
+    let on_board = algo::is_on_board(&choice);
     if on_board && !request.board {
         let text = "algorithm board needs shared memory between all ranks of the node";
         return Err(Error::InvalidUsage(text.to_string()));
@@ -98,25 +98,27 @@ fn named_choice(name: &str, collective: Collective, grid: &Arc<Grid>) -> Result<
     )))
 }
 
-/// The board, for few bytes on one node whose ranks share one.
-fn on_board(request: &Request<'_>, grid: &Grid, config: &Config) -> Option<(Choice, String)> {
-    let collective = request.collective;
-    let does = matches!(collective, Collective::AllReduce | Collective::AllGather | Collective::ReduceScatter);
-    if !(does && request.board && grid.nnodes() == 1 && grid.nranks() > 1) {
-        return None;
-    }
-    // What a rank reads: all vectors of an all-reduce, one part of each rank in the others.
-    let bytes = request.block_bytes.saturating_mul(grid.nranks());
-    let fits = request.block_bytes <= board_segment(collective, grid.nranks());
-    (fits && bytes <= config.board_max_bytes)
-        .then(|| (Choice::flat(BOARD), format!("one node, {bytes} bytes to read: a board in shared memory")))
+/// The board, on one node whose ranks share one.
+fn on_board(request: &Request<'_>, grid: &Arc<Grid>, config: &Config) -> Option<(Choice, String)> {
+    let Request { collective, block_bytes, board, .. } = *request;
+    let one_round = collective != Collective::AllReduce || whole_vectors(block_bytes, grid.nranks() - 1, config);
+    let choice = Choice::flat(if one_round { "board" } else { "board_two_rounds" });
+    let can = board && config.board && algo::supports(&choice, &Shape::new(collective, grid.clone()));
+    can.then(|| (choice, format!("one node, {block_bytes} bytes a block: a board in shared memory")))
 }
 
-/// The bytes of a block such that what a rank brings fits on its board.
+/// Whether an all-reduce that receives `vectors` vectors does so in one go.
+fn whole_vectors(bytes: usize, vectors: usize, config: &Config) -> bool {
+    bytes.saturating_mul(vectors) <= config.one_round_max_bytes
+}
+
+/// The bytes of a block that go on the board at a time: what is copied or reduced together stays in a core's cache, and
+/// what a rank brings fits on its board. Segments begin at multiples of 64 bytes.
 fn board_segment(collective: Collective, nranks: usize) -> usize {
     match collective {
-        Collective::ReduceScatter => BOARD_BYTES / nranks,
-        _ => BOARD_BYTES,
+        Collective::ReduceScatter => BOARD_PART_BYTES.min(BOARD_BYTES / nranks / 64 * 64),
+        Collective::AllReduce => (BOARD_PART_BYTES * nranks).min(BOARD_BYTES),
+        _ => CACHE_BYTES,
     }
 }
 
@@ -171,11 +173,12 @@ fn rail_algorithm(bytes: usize, logarithmic_max: usize) -> &'static str {
 }
 
 fn all_reduce(bytes: usize, rail: &'static str, grid: &Grid, config: &Config, node_direct: bool) -> (Choice, String) {
-    let small = bytes <= config.one_round_max_bytes;
-    if grid.nnodes() == 1 && node_direct && small {
+    if grid.nnodes() == 1 && node_direct && whole_vectors(bytes, grid.nranks() - 1, config) {
         return (Choice::flat("direct_one_round"), format!("one node, {bytes} bytes: whole vectors in one round"));
     }
-    if small && grid.nranks() == grid.nnodes() && grid.nranks().is_power_of_two() {
+    let rounds = grid.nranks().ilog2() as usize;
+    let one_each = grid.nranks() == grid.nnodes() && grid.nranks().is_power_of_two();
+    if one_each && whole_vectors(bytes, rounds, config) {
         return (Choice::flat("rd_one"), format!("one rank a node, {bytes} bytes: whole vectors in log2 p rounds"));
     }
     leveled(grid, node_direct, rail, bytes)
@@ -203,7 +206,7 @@ fn segment(choice: &Choice, collective: Collective, grid: &Grid) -> usize {
         (1, Collective::AllReduce | Collective::Reduce) if choice.name == "direct_one_round" => CACHE_BYTES,
         (1, Collective::AllReduce | Collective::Reduce) => CACHE_BYTES * nranks,
         (1, Collective::ReduceScatter) => CACHE_BYTES,
-        (1, _) => 2 * CACHE_BYTES,
+        (1, _) => CACHE_BYTES,
         _ => (PIPELINE_BYTES / blocks).max(4096),
     }
 }
@@ -223,7 +226,25 @@ mod tests {
         let grid = Grid::blocks(&[4, 4]);
         assert_eq!(chosen(Collective::AllGather, 1000, grid.clone(), &config), "two_level(direct,log)");
         assert_eq!(chosen(Collective::AllGather, 1001, grid, &config), "two_level(direct,ring)");
-        assert_eq!(chosen(Collective::AllGather, 1001, Grid::flat(4), &config), "direct");
+    }
+
+    #[test]
+    fn one_node_gets_the_board_where_its_ranks_share_one() {
+        let config = Config::default();
+        let on = |board, collective, block_bytes, config: &Config| {
+            let request = Request { collective, block_bytes, named: None, board };
+            choose(&request, &Arc::new(Grid::flat(4)), config).unwrap().choice.to_string()
+        };
+        assert_eq!(on(true, Collective::AllGather, 1001, &config), "board");
+        assert_eq!(on(true, Collective::AllReduce, 131_072 / 3, &config), "board");
+        assert_eq!(on(true, Collective::AllReduce, 131_072 / 3 + 1, &config), "board_two_rounds");
+        assert_eq!(on(false, Collective::AllGather, 1001, &config), "direct");
+        assert_eq!(on(true, Collective::AllToAll, 1001, &config), "direct");
+        let off = Config { board: false, ..config };
+        assert_eq!(on(true, Collective::AllGather, 1001, &off), "direct");
+        let named = Request { collective: Collective::AllGather, block_bytes: 8, named: Some("board"), board: false };
+        let refused = choose(&named, &Arc::new(Grid::flat(4)), &off);
+        assert!(matches!(refused, Err(Error::InvalidUsage(_))), "{refused:?}");
     }
 
     #[test]

@@ -13,6 +13,8 @@ use crate::topo::Rank;
 use std::time::Duration;
 
 #[cfg(test)]
+mod boards;
+#[cfg(test)]
 mod figures;
 mod idle;
 mod mux;

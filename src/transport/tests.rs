@@ -143,7 +143,7 @@ fn threads_on_several_nodes_use_both_ways() {
 
 fn process_setup(scenario: &str) -> Setup {
     match scenario {
-        "cma" => Setup::new(Grid::flat(3)),
+        "cma" | "board" => Setup::new(Grid::flat(3)),
         "ring" => Setup::new(Grid::flat(3)).with(|config| config.cma = false),
         "nodes" => Setup::new(Grid::round_robin(4, 2)),
         "tcp" => Setup::new(Grid::flat(3)).with(|config| config.shm = false),
@@ -156,6 +156,10 @@ fn play(scenario: &str, me: usize, exchange: &mut Processes) {
         return;
     }
     let setup = process_setup(scenario);
+    if scenario == "board" {
+        super::boards::every_call(me, &mut setup.open(me, exchange), setup.grid.nranks());
+        return exchange.barrier();
+    }
     let mux = setup.open(me, exchange);
     everything(me, mux, setup.grid.nranks());
     exchange.barrier();
@@ -171,6 +175,11 @@ fn a_process_plays_its_rank() {
 #[test]
 fn processes_exchange_everything() {
     processes("cma", 3);
+}
+
+#[test]
+fn processes_call_on_the_board() {
+    processes("board", 3);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use super::mux::open_by;
 use super::shm::open::Ways;
-use super::{Envelope, Exchange, Idle, Mux, Sink, Transport};
+use super::{Envelope, Exchange, Idle, Mux, NodeCall, Sink, Transport};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::exec::{Started, Token};
@@ -221,6 +221,25 @@ pub fn carry_out(mux: &mut Mux, posts: &[Post<'_>]) -> Result<()> {
             }
         } else {
             idle.reset();
+        }
+    }
+    Ok(())
+}
+
+/// Posts a call and waits until it has completed.
+pub fn call(mux: &mut Mux, envelope: Envelope, call: NodeCall<'_>) -> Result<()> {
+    let mut idle = Idle::new(spin_us(), mux.oversubscribed());
+    let limit = Instant::now() + LIMIT;
+    let mut done = Vec::new();
+    let mut complete = mux.call(7, envelope, call)? == Started::Done;
+    while !complete {
+        mux.poll(&mut done)?;
+        complete = done == [7];
+        if !complete {
+            idle.pause(mux)?;
+        }
+        if Instant::now() > limit {
+            return Err(Error::Timeout(format!("a call waits for {:?}", mux.missing())));
         }
     }
     Ok(())

@@ -279,7 +279,7 @@ impl Shm {
     fn fetch(&mut self, index: usize, posted: Posted, header: &Header, body: &[u8]) -> Result<()> {
         let peer = &mut self.peers[index];
         posted.check(peer.rank, header.envelope, header.bytes)?;
-        let listing = Listing::decode(header, body);
+        let listing = Listing::decode(header.pieces, body);
         match Pull::new(index, peer.rank, peer.reach, header.slot, &listing, posted) {
             Ok(pull) => self.pulls.push_back(pull),
             Err(posted) => {
@@ -466,7 +466,9 @@ impl Shm {
         let missing = self.missing();
         let waiting = |peer: &&Peer| {
             missing.contains(&peer.rank)
-                || !peer.inflows.is_empty() || peer.streams.any_posted() || peer.slots.iter().flatten().any(large)
+                || !peer.inflows.is_empty()
+                || peer.streams.any_posted()
+                || peer.slots.iter().flatten().any(large)
         };
         for peer in self.peers.iter().filter(waiting) {
             let Some(process) = &peer.process else { continue };

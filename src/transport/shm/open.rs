@@ -231,15 +231,18 @@ pub fn open(me: Rank, grid: &Grid, config: &Config, ways: Ways, exchange: &mut d
     let waits_for_sockets = reached.len() + 1 < grid.nranks();
     let doorbell = if waits_for_sockets { Some(doorbell(card.doorbell)?) } else { None };
     let bells = Arc::new(Bells::new(segment.clone(), local, names, doorbell)?);
-    let peers =
-        reached.iter().map(|&rank| peer(rank, grid.local(rank), local, &cards[rank.index()], &card, &segment, config));
+    let peers: Vec<Peer> = reached
+        .iter()
+        .map(|&rank| peer(rank, grid.local(rank), local, &cards[rank.index()], &card, &segment, config))
+        .collect();
     let complete = members.len() > 1 && members.iter().all(|rank| usable[rank.index()]);
-    let board = complete.then(|| Board::new(segment.clone(), bells.clone(), local, members.to_vec()));
+    let maps = peers.iter().all(|peer| !matches!(peer.reach, Reach::Ring { .. }));
+    let board = complete.then(|| Board::new(segment.clone(), bells.clone(), local, members.to_vec(), maps));
     Ok(Shm {
         board,
         board_polls: 0,
         local,
-        peers: peers.collect(),
+        peers,
         pulls: VecDeque::new(),
         staging: super::staging(),
         eager_bytes: config.eager_bytes.min(super::ring::max_eager(&segment)),

@@ -47,7 +47,7 @@ pub enum Reach {
 #[derive(Debug)]
 enum Source {
     /// In our address space, kept there by these mappings.
-    Here { pieces: Pieces, _mappings: SmallVec<[Arc<Mapping>; 2]> },
+    Here { pieces: Pieces, _mappings: Mappings },
     /// At these addresses of another process. The regions are never used as such.
     There { pieces: Pieces, pid: u32 },
 }
@@ -76,13 +76,16 @@ fn pieces_at(places: impl Iterator<Item = (u64, u64)>) -> Pieces {
     Pieces::new(&places.map(region).collect::<SmallVec<[Region; 4]>>())
 }
 
-fn mapped(listing: &Listing) -> Option<Source> {
+/// The mappings that keep a peer's shared memory in our address space.
+pub type Mappings = SmallVec<[Arc<Mapping>; 2]>;
+
+/// The pieces of a listing in our address space, if all of them lie in shared allocations that can be mapped.
+pub fn mapped(listing: &Listing) -> Option<(Pieces, Mappings)> {
     let keyed = listing.pieces.iter().all(|(_, _, key)| key.is_some());
     if !keyed || listing.pieces.is_empty() {
         return None;
     }
-    let mappings: SmallVec<[Arc<Mapping>; 2]> =
-        listing.keys.iter().map(|(key, _)| shared::map_peer(key)).collect::<Option<_>>()?;
+    let mappings: Mappings = listing.keys.iter().map(|(key, _)| shared::map_peer(key)).collect::<Option<_>>()?;
     let place = |&(address, len, key): &(u64, u64, Option<usize>)| {
         let index = key?;
         let offset = address.checked_sub(listing.keys.get(index)?.1)? as usize;
@@ -91,7 +94,7 @@ fn mapped(listing: &Listing) -> Option<Source> {
         inside.then(|| region.part(offset, len as usize))
     };
     let regions: SmallVec<[Region; 4]> = listing.pieces.iter().map(place).collect::<Option<_>>()?;
-    Some(Source::Here { pieces: Pieces::new(&regions), _mappings: mappings })
+    Some((Pieces::new(&regions), mappings))
 }
 
 impl Pull {
@@ -105,11 +108,12 @@ impl Pull {
         posted: Posted,
     ) -> std::result::Result<Pull, Box<Posted>> {
         let plain = || pieces_at(listing.pieces.iter().map(|&(address, len, _)| (address, len)));
+        let here = || mapped(listing).map(|(pieces, mappings)| Source::Here { pieces, _mappings: mappings });
         let source = match reach {
             _ if listing.pieces.is_empty() => None,
             Reach::SameProcess => Some(Source::Here { pieces: plain(), _mappings: SmallVec::new() }),
-            Reach::Kernel { pid } => mapped(listing).or_else(|| Some(Source::There { pieces: plain(), pid })),
-            Reach::Ring { .. } => mapped(listing),
+            Reach::Kernel { pid } => here().or_else(|| Some(Source::There { pieces: plain(), pid })),
+            Reach::Ring { .. } => here(),
         };
         match source {
             Some(source) => Ok(Pull { peer, slot, posted, rank, source, done: 0 }),

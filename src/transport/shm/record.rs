@@ -130,7 +130,12 @@ impl Listing {
 
     /// Bytes of the body that [`encode`](Listing::encode) makes.
     pub fn encoded_len(&self) -> usize {
-        self.pieces.len() * PIECE + self.keys.len() * KEY
+        Listing::bytes(self.pieces.len() as u32, self.keys.len() as u32)
+    }
+
+    /// Bytes of a listing of so many pieces and keys.
+    pub fn bytes(pieces: u32, keys: u32) -> usize {
+        pieces as usize * PIECE + keys as usize * KEY
     }
 
     /// The listing as the body of a record.
@@ -150,9 +155,9 @@ impl Listing {
         }
     }
 
-    /// The listing in a body.
-    pub fn decode(header: &Header, body: &[u8]) -> Listing {
-        let (pieces, keys) = body.split_at(header.pieces as usize * PIECE);
+    /// The listing in a body that begins with so many pieces.
+    pub fn decode(pieces: u32, body: &[u8]) -> Listing {
+        let (pieces, keys) = body.split_at(pieces as usize * PIECE);
         let piece = |bytes: &[u8]| {
             let key = u64_at(bytes, 16);
             (u64_at(bytes, 0), u64_at(bytes, 8), (key != u64::MAX).then_some(key as usize))
@@ -203,6 +208,6 @@ mod tests {
             body: body.len() as u32,
         };
         assert_eq!(Header::decode(&header.encode()), Ok(header));
-        assert_eq!(Listing::decode(&header, &body), listing);
+        assert_eq!(Listing::decode(header.pieces, &body), listing);
     }
 }

@@ -4,7 +4,7 @@
 //! bells     one cache line per local rank: whether it sleeps, and how it wants to be woken
 //! controls  one set of cache lines per ordered pair, [to][from]: positions and acknowledgements
 //! rings     one per ordered pair, [to][from]: records, from the sender to the receiver
-//! faces     two cache lines per local rank: what its board's faces hold
+//! cells     three cache lines per local rank: what its board's faces hold, and how far it has read
 //! boards    two faces per local rank: its part of a call, read by all
 //! ```
 //! Pages are touched only where ranks exchange messages, so the rings of pairs that never do cost nothing.
@@ -70,6 +70,20 @@ pub struct FaceCell {
     pub signature: AtomicU32,
     /// Bytes posted.
     pub bytes: AtomicU64,
+    /// How many pieces the face lists instead of holding the bytes themselves; 0 when it holds them.
+    pub pieces: AtomicU32,
+    /// How many keys the face lists.
+    pub keys: AtomicU32,
+}
+
+/// What a rank tells about its board.
+#[derive(Debug)]
+#[repr(C, align(64))]
+pub struct BoardCell {
+    /// What the faces hold.
+    pub faces: [FaceCell; FACES],
+    /// The number of the last call in which this rank has read all it needs.
+    pub read: Line<AtomicU64>,
 }
 
 /// One face of a rank's board.
@@ -81,8 +95,8 @@ pub struct Face<'a> {
     pub data: Region,
 }
 
-/// Bytes of a face.
-pub const BOARD_BYTES: usize = 64 << 10;
+/// Bytes of a face. Only what is used of it takes memory.
+pub const BOARD_BYTES: usize = 512 << 10;
 /// Faces of a board.
 pub const FACES: usize = 2;
 
@@ -110,12 +124,12 @@ fn rings_at(ranks: usize) -> usize {
     (controls_at(ranks) + ranks * ranks * size_of::<Control>()).next_multiple_of(PAGE)
 }
 
-fn faces_at(ranks: usize) -> usize {
+fn cells_at(ranks: usize) -> usize {
     rings_at(ranks) + ranks * ranks * ring_bytes(ranks)
 }
 
 fn boards_at(ranks: usize) -> usize {
-    (faces_at(ranks) + ranks * FACES * size_of::<FaceCell>()).next_multiple_of(PAGE)
+    (cells_at(ranks) + ranks * size_of::<BoardCell>()).next_multiple_of(PAGE)
 }
 
 impl Segment {
@@ -151,12 +165,17 @@ impl Segment {
         self.at(local * size_of::<BellCell>())
     }
 
+    /// What a local rank tells about its board.
+    pub fn board(&self, local: usize) -> &BoardCell {
+        assert!(local < self.ranks);
+        self.at(cells_at(self.ranks) + local * size_of::<BoardCell>())
+    }
+
     /// A face of a local rank's board.
-    pub fn board(&self, local: usize, face: usize) -> Face<'_> {
-        assert!(local < self.ranks && face < FACES);
-        let index = local * FACES + face;
-        let cell = self.at(faces_at(self.ranks) + index * size_of::<FaceCell>());
-        Face { cell, data: self.mapping.region().part(boards_at(self.ranks) + index * BOARD_BYTES, BOARD_BYTES) }
+    pub fn face(&self, local: usize, face: usize) -> Face<'_> {
+        let cell = &self.board(local).faces[face];
+        let offset = boards_at(self.ranks) + (local * FACES + face) * BOARD_BYTES;
+        Face { cell, data: self.mapping.region().part(offset, BOARD_BYTES) }
     }
 
     fn pair(&self, from: usize, to: usize) -> usize {

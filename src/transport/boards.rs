@@ -1,0 +1,150 @@
+//! Calls of a whole node on the board, between threads and between processes.
+
+use super::worlds::{call, region, threads, Setup};
+use super::{Blocks, Envelope, Mux, NodeCall, Transport};
+use crate::device::host::Combine;
+use crate::dtype::{DataType, Operator};
+use crate::error::Error;
+use crate::memory::shared::Owned;
+use crate::memory::Region;
+use crate::plan::{Collective, Order};
+use crate::topo::{Grid, Rank};
+
+const SUM: Combine = Combine { dtype: DataType::U32, operator: Operator::Sum, order: Order::LocalFirst, divisor: 1 };
+/// Elements of a part, below and above where shared memory is read in place; the largest fits on a board of 4 ranks.
+const COUNTS: [usize; 5] = [1, 33, 2047, 9000, 30_000];
+
+fn envelope(sequence: u64) -> Envelope {
+    Envelope { channel: 0, sequence, signature: 0xb0a7d }
+}
+
+fn value(rank: usize, seed: usize, at: usize) -> u32 {
+    (rank as u32 + 1).wrapping_mul(0x0101_0407).wrapping_add((seed * 31 + at) as u32)
+}
+
+fn fill(memory: Region, rank: usize, seed: usize) {
+    let bytes: Vec<u8> = (0..memory.len() / 4).flat_map(|at| value(rank, seed, at).to_ne_bytes()).collect();
+    memory.write(&bytes);
+}
+
+fn element(memory: Region, at: usize) -> u32 {
+    let mut bytes = [0; 4];
+    memory.part(at * 4, 4).read(&mut bytes);
+    u32::from_ne_bytes(bytes)
+}
+
+/// Blocks of `count` elements, each cut in two pieces at another place.
+fn cut(memory: Region, nblocks: usize, count: usize, at: usize) -> Blocks {
+    let mut blocks = Blocks::default();
+    for index in 0..nblocks {
+        let block = memory.part(index * count * 4, count * 4);
+        let first = at.min(count) * 4;
+        let parts = [block.part(0, first), block.part(first, block.len() - first)];
+        blocks.push(parts.into_iter().filter(|part| !part.is_empty()));
+    }
+    blocks
+}
+
+/// One call of every kind and size; some ranks bring shared memory and others not, in place and not.
+pub fn every_call(me: usize, mux: &mut Mux, n: usize) {
+    assert!(mux.has_board());
+    let largest = COUNTS[COUNTS.len() - 1] * 4;
+    let (shared_in, shared_out) = (Owned::new(n * largest).unwrap(), Owned::new(n * largest).unwrap());
+    let (mut plain_in, mut plain_out) = (vec![0u8; n * largest], vec![0u8; n * largest]);
+    let plain = (region(&mut plain_in), region(&mut plain_out));
+    let mut sequence = 0;
+    for (round, &count) in COUNTS.iter().enumerate() {
+        for collective in [Collective::AllGather, Collective::ReduceScatter, Collective::AllReduce] {
+            for variant in 0..6 {
+                sequence += 1;
+                let in_place = variant % 2 == 1;
+                // All ranks, some of them, or none.
+                let is_shared = [true, (me + round) % 2 == 0, false][variant / 2];
+                let (input, output) = if is_shared { (shared_in.region(), shared_out.region()) } else { plain };
+                one_call(mux, (me, n, collective), (input, output), count, in_place, sequence);
+            }
+        }
+    }
+}
+
+fn one_call(
+    mux: &mut Mux,
+    (me, n, collective): (usize, usize, Collective),
+    (input, output): (Region, Region),
+    count: usize,
+    in_place: bool,
+    sequence: usize,
+) {
+    let nsrc = collective.input_blocks(n, Rank(0), Rank(0));
+    let ndst = collective.output_blocks(n, Rank(0), Rank(0));
+    let bytes = |blocks: usize| blocks * count * 4;
+    let (src, dst) = match (in_place, collective) {
+        (false, _) => (input.part(0, bytes(nsrc)), output.part(0, bytes(ndst))),
+        (true, Collective::AllGather) => (output.part(bytes(me), bytes(1)), output.part(0, bytes(n))),
+        (true, Collective::ReduceScatter) => (input.part(0, bytes(n)), input.part(bytes(me), bytes(1))),
+        (true, _) => (output.part(0, bytes(1)), output.part(0, bytes(1))),
+    };
+    fill(src, me, sequence);
+    let (src, places) = (cut(src, nsrc, count, me + 3), cut(dst, ndst, count, 7 * me + 1));
+    let combine = collective.reduces().then_some(SUM);
+    call(mux, envelope(sequence as u64), NodeCall { collective, src: &src, dst: &places, combine }).unwrap();
+    for at in 0..ndst * count {
+        let expected = match collective {
+            Collective::AllGather => value(at / count, sequence, at % count),
+            Collective::ReduceScatter => sum(n, sequence, me * count + at),
+            _ => sum(n, sequence, at),
+        };
+        assert_eq!(element(dst, at), expected, "rank {me}, {collective:?} of {count}, in place: {in_place}, at {at}");
+    }
+}
+
+fn sum(n: usize, seed: usize, at: usize) -> u32 {
+    (0..n).map(|rank| value(rank, seed, at)).fold(0, u32::wrapping_add)
+}
+
+#[test]
+fn threads_call_on_the_board() {
+    for n in [2, 4] {
+        threads(&Setup::new(Grid::flat(n)), |me, mut mux| every_call(me, &mut mux, n));
+    }
+}
+
+#[test]
+fn ranks_that_share_no_memory_have_no_board() {
+    threads(&Setup::new(Grid::flat(2)).with(|config| config.shm = false), |_, mux| assert!(!mux.has_board()));
+}
+
+#[test]
+fn a_call_of_another_kind_is_a_usage_error_that_names_the_peer() {
+    threads(&Setup::new(Grid::flat(2)), |me, mut mux| {
+        let mut bytes = [0u8; 64];
+        let memory = region(&mut bytes);
+        let (mut src, mut dst) = (Blocks::default(), Blocks::default());
+        // Rank 1 brings less than rank 0 expects.
+        let len = [16, 8][me];
+        src.push([memory.part(0, len)].into_iter());
+        (0..2).for_each(|block| dst.push([memory.part(16 + 16 * block, len)].into_iter()));
+        let mine = NodeCall { collective: Collective::AllGather, src: &src, dst: &dst, combine: None };
+        let failed = call(&mut mux, envelope(1), mine);
+        let Err(Error::InvalidUsage(text)) = failed else { panic!("{failed:?}") };
+        assert!(text.contains(&format!("rank {}", 1 - me)) && text.contains("8 bytes"), "{text}");
+    });
+}
+
+#[test]
+fn a_call_names_whom_it_waits_for() {
+    threads(&Setup::new(Grid::flat(3)), |me, mut mux| {
+        if me > 0 {
+            return;
+        }
+        let mut bytes = [0u8; 64];
+        let memory = region(&mut bytes);
+        let mut blocks = Blocks::default();
+        blocks.push([memory.part(0, 8)].into_iter());
+        let mine = NodeCall { collective: Collective::AllReduce, src: &blocks, dst: &blocks, combine: Some(SUM) };
+        mux.call(0, envelope(1), mine).unwrap();
+        mux.poll(&mut Vec::new()).unwrap();
+        assert_eq!(mux.missing(), [Rank(1), Rank(2)]);
+        mux.cancel();
+    });
+}
