@@ -4,7 +4,7 @@ mod world;
 
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
-use strata::comm::{launch, CollectiveCall, Comm, CommOptions, InitParams, Launch, Operation};
+use strata::comm::{launch, CollectiveCall, Comm, CommOptions, Elements, InitParams, Launch, Operation};
 use strata::device::host::stream::{Stream, StreamRef};
 use strata::dtype::{DataType, RedOp, Reduction};
 use strata::error::Error;
@@ -181,15 +181,16 @@ fn grouped_sends_and_receives_of_any_size_and_order_complete() {
             let pattern = |from: usize, to: usize| (from * 16 + to) as u8;
             let mut sends: Vec<Vec<u8>> = (0..n).map(|to| vec![pattern(member.rank, to); bytes]).collect();
             let mut recvs = vec![vec![0u8; bytes]; n];
+            let elements = Elements { count: bytes, dtype: DataType::U8 };
             let mut batch = Vec::new();
             let mut add = |operation| {
                 batch.push(Launch { comm: member.comm.clone(), operation, stream: StreamRef::Null });
             };
             for (from, recv) in recvs.iter_mut().enumerate() {
-                add(Operation::Recv { from: Rank::from_index(from), data: region(recv) });
+                add(Operation::Recv { from: Rank::from_index(from), data: region(recv), elements });
             }
             for (to, send) in sends.iter_mut().enumerate().rev() {
-                add(Operation::Send { to: Rank::from_index(to), data: region(send) });
+                add(Operation::Send { to: Rank::from_index(to), data: region(send), elements });
             }
             launch(batch).expect("launch");
             for (from, recv) in recvs.iter().enumerate() {
@@ -215,4 +216,32 @@ fn several_ids_bring_the_same_ranks_together() {
         })
         .collect();
     threads.into_iter().for_each(|thread| thread.join().expect("a rank"));
+}
+
+#[test]
+fn a_message_to_oneself_of_another_size_is_refused_before_anything_of_its_group_begins() {
+    run(Grid::flat(2), |member| {
+        let own = Rank::from_index(member.rank);
+        let (mut send, mut recv) = (vec![7u8; 32], vec![0u8; 32]);
+        let (mut number, mut total) = (vec![1, 0, 0, 0], vec![0u8; 4]);
+        let one = |operation| Launch { comm: member.comm.clone(), operation, stream: StreamRef::Null };
+        let elements = |count| Elements { count, dtype: DataType::I32 };
+        let sends = |data, count| Operation::Send { to: own, data, elements: elements(count) };
+        let recvs = |data, count| Operation::Recv { from: own, data, elements: elements(count) };
+        let refused = |batch: Vec<Launch>, told: &str| {
+            let error = launch(batch).expect_err("it can never be received");
+            assert!(matches!(&error, Error::InvalidUsage(text) if text.contains(told)), "{error}");
+        };
+        let batch = vec![
+            one(Operation::Collective(sum_call(&member.comm, &mut number, &mut total))),
+            one(sends(region(&mut send[..16]), 4)),
+            one(recvs(region(&mut recv), 8)),
+        ];
+        refused(batch, "sends itself 4 elements of int32 (16 bytes) and receives 8 elements of int32 (32 bytes)");
+        refused(vec![one(sends(region(&mut send), 8))], "1 sends to itself in this group and 0 receives");
+        assert_eq!((&recv[..], &total[..]), (&[0; 32][..], &[0; 4][..]), "nothing of the group is done");
+        assert_eq!(sum(&member.comm, 1), Ok(2), "the communicator is as good as before");
+        launch(vec![one(sends(region(&mut send), 8)), one(recvs(region(&mut recv), 8))]).expect("equal lengths");
+        assert_eq!(recv, send);
+    });
 }

@@ -5,7 +5,7 @@
 mod world;
 
 use std::sync::Mutex;
-use strata::comm::{launch, CollectiveCall, Launch, Operation};
+use strata::comm::{launch, CollectiveCall, Elements, Launch, Operation};
 use strata::device::host::stream::StreamRef;
 use strata::dtype::{DataType, RedOp, Reduction};
 use strata::plan::Collective;
@@ -65,9 +65,10 @@ fn one_message_of_more_than_two_gibibytes_arrives_over_either_transport() {
                 0 => (0..BEYOND).map(|i| pattern(7, i)).collect(),
                 _ => vec![0; BEYOND],
             };
+            let elements = Elements { count: BEYOND, dtype: DataType::U8 };
             let operation = match member.rank {
-                0 => Operation::Send { to: Rank(1), data: region(&mut data) },
-                _ => Operation::Recv { from: Rank(0), data: region(&mut data) },
+                0 => Operation::Send { to: Rank(1), data: region(&mut data), elements },
+                _ => Operation::Recv { from: Rank(0), data: region(&mut data), elements },
             };
             launch(vec![Launch { comm: member.comm.clone(), operation, stream: StreamRef::Null }]).expect("a message");
             assert!(data.iter().enumerate().all(|(i, &byte)| byte == pattern(7, i)));

@@ -107,6 +107,61 @@ static void making_and_using_do_not_mix(void) {
   CHECK(ncclGroupEnd() == ncclInvalidUsage && child == NULL);
 }
 
+/* Half of one's messages to oneself would never be received; nothing is done then, and nothing is broken. */
+static void a_message_to_oneself_of_another_size_is_refused(void) {
+  float out[4] = {1, 2, 3, 4}, in[8] = {0};
+  OK(ncclGroupStart());
+  OK(ncclSend(out, 4, ncclFloat, 0, comms[0], NULL));
+  OK(ncclRecv(in, 8, ncclFloat, 0, comms[0], NULL));
+  CHECK(ncclGroupEnd() == ncclInvalidUsage);
+  CHECK(strstr(ncclGetLastError(NULL), "4 elements") && strstr(ncclGetLastError(NULL), "8 elements"));
+  ncclResult_t state;
+  OK(ncclCommGetAsyncError(comms[0], &state)); CHECK(state == ncclSuccess);
+}
+
+static void a_communicator_destroyed_in_a_group_ends_after_its_operations(void) {
+  ncclComm_t twins[RANKS];
+  float in[RANKS], out[RANKS];
+  OK(ncclGroupStart());
+  for (int i = 0; i < RANKS; i++) OK(ncclCommSplit(comms[i], 0, i, &twins[i], NULL));
+  OK(ncclGroupEnd());
+  /* A group that is dropped destroys nothing. */
+  OK(ncclGroupStart());
+  OK(ncclCommDestroy(twins[0]));
+  CHECK(ncclAllReduce(in, out, 1, ncclFloat, ncclSum, twins[0], NULL) == ncclInvalidArgument);
+  CHECK(ncclGroupEnd() == ncclInvalidArgument);
+  sum_of_ranks(twins, RANKS, NULL, 1);
+  OK(ncclGroupStart());
+  for (int i = 0; i < RANKS; i++) {
+    in[i] = (float)i;
+    OK(ncclAllReduce(&in[i], &out[i], 1, ncclFloat, ncclSum, twins[i], NULL));
+    OK(ncclCommDestroy(twins[i]));
+  }
+  OK(ncclGroupEnd());
+  for (int i = 0; i < RANKS; i++) CHECK(out[i] == 6);
+  int count;
+  CHECK(ncclCommCount(twins[0], &count) == ncclInvalidArgument);
+}
+
+/* Were it not for the place of the result, this many bytes would take years. */
+static void what_lies_in_its_place_takes_no_time(void) {
+  ncclComm_t alone;
+  size_t huge = (size_t)1 << 60;
+  char* buffer = (char*)4096;
+  int device = 0;
+  OK(ncclCommInitAll(&alone, 1, &device));
+  OK(ncclAllReduce(buffer, buffer, huge, ncclUint8, ncclSum, alone, NULL));
+  OK(ncclAllReduce(buffer, buffer, huge, ncclUint8, ncclAvg, alone, NULL));
+  OK(ncclReduceScatter(buffer, buffer, huge, ncclUint8, ncclMax, alone, NULL));
+  OK(ncclReduce(buffer, buffer, huge, ncclUint8, ncclSum, 0, alone, NULL));
+  OK(ncclAllGather(buffer, buffer, huge, ncclUint8, alone, NULL));
+  OK(ncclBroadcast(buffer, buffer, huge, ncclUint8, 0, alone, NULL));
+  OK(ncclAlltoAll(buffer, buffer, huge, ncclUint8, alone, NULL));
+  OK(ncclGather(buffer, buffer, huge, ncclUint8, 0, alone, NULL));
+  OK(ncclScatter(buffer, buffer, huge, ncclUint8, 0, alone, NULL));
+  OK(ncclCommDestroy(alone));
+}
+
 static void communicators_split(void) {
   ncclComm_t halves[RANKS];
   OK(ncclGroupStart());
@@ -234,6 +289,9 @@ int main(void) {
   an_error_in_a_group_drops_the_group();
   a_simulated_group_is_not_launched();
   making_and_using_do_not_mix();
+  a_message_to_oneself_of_another_size_is_refused();
+  a_communicator_destroyed_in_a_group_ends_after_its_operations();
+  what_lies_in_its_place_takes_no_time();
   sum_of_ranks(comms, RANKS, NULL, 1);
   communicators_split();
   communicators_shrink();

@@ -76,8 +76,13 @@ where
     newcomm.set("comm", handle.name)?;
     let cancel = handle.cancel.clone();
     let work = move || unborn.settle(work(&cancel), newcomm);
-    let task =
-        group::Task { communicator: handle.name.0, blocking, cancel: handle.cancel.clone(), work: Box::new(work) };
+    let task = group::Task {
+        communicator: handle.name.0,
+        blocking,
+        ends: false,
+        cancel: handle.cancel.clone(),
+        work: Box::new(work),
+    };
     group::manage(task)
 }
 
@@ -98,14 +103,15 @@ where
             Ok(())
         })
     };
-    run_on(parent, waits, move |parent| match work()? {
+    run_on(parent, waits, false, move |parent| match work()? {
         Some(comm) => born(parent, comm),
         None => Ok(()),
     })
 }
 
-/// Runs a task on a communicator. Where nobody waits for it, the communicator is in progress until it has ended.
-fn run_on<F>(handle: Arc<Handle>, blocking: bool, work: F) -> Result<()>
+/// Runs a task on a communicator, which may be its last. Where nobody waits for it, the communicator is in progress
+/// until it has ended.
+fn run_on<F>(handle: Arc<Handle>, blocking: bool, ends: bool, work: F) -> Result<()>
 where
     F: FnOnce(&Handle) -> Result<()> + Send + 'static,
 {
@@ -119,7 +125,7 @@ where
         }
         outcome
     };
-    group::manage(group::Task { communicator, blocking, cancel, work: Box::new(work) })
+    group::manage(group::Task { communicator, blocking, ends, cancel, work: Box::new(work) })
 }
 
 /// Keeps a handle in progress for as long as it lives.
@@ -377,7 +383,7 @@ pub fn finalize(comm: CommHandle) -> Result<()> {
     let record = || {
         let comm = handle.ready()?;
         let blocking = handle.blocking;
-        run_on(handle, blocking, move |_| comm.finalize())
+        run_on(handle, blocking, false, move |_| comm.finalize())
     };
     group::noted(record())
 }
@@ -396,7 +402,22 @@ pub fn destroy(comm: CommHandle) -> Result<()> {
         return Ok(());
     };
     let waits = handle.blocking || !group::is_open();
-    run_on(handle, waits, move |_| comm.destroy())
+    let mut doomed = Doomed { handle: handle.clone(), comm: Some(comm) };
+    run_on(handle, waits, true, move |_| doomed.comm.take().map_or(Ok(()), |comm| comm.destroy()))
+}
+
+/// A communicator whose name has been taken away. A group that is dropped does nothing, so it gives the name back.
+struct Doomed {
+    handle: Arc<Handle>,
+    comm: Option<Arc<Comm>>,
+}
+
+impl Drop for Doomed {
+    fn drop(&mut self) {
+        if let Some(comm) = self.comm.take() {
+            self.handle.restore(comm);
+        }
+    }
 }
 
 /// `ncclCommAbort`

@@ -103,6 +103,16 @@ impl Handle {
         state.comm.take()
     }
 
+    /// Takes a removal back.
+    pub fn restore(self: &Arc<Handle>, comm: Arc<Comm>) {
+        let mut state = self.state();
+        state.removed = false;
+        state.comm = Some(comm);
+        drop(state);
+        let mut live = LIVE.write().unwrap_or_else(|poisoned| poisoned.into_inner());
+        live.insert(self.name.0, self.clone());
+    }
+
     /// Does something unless the name has been taken away, which cannot happen meanwhile.
     pub fn while_named<T>(&self, act: impl FnOnce() -> T) -> Option<T> {
         let state = self.state();

@@ -10,7 +10,7 @@ use super::options;
 use super::pointer::{ConstPtr, Ptr};
 use super::streams;
 use super::types::{null, Buffer, CommHandle, ConstBuffer, OpCode, Residence, StreamHandle, TypeCode};
-use crate::comm::{group, CollectiveCall, Comm, Launch, Operation};
+use crate::comm::{group, CollectiveCall, Comm, Elements, Launch, Operation};
 use crate::dtype::DataType;
 use crate::error::{Error, Result};
 use crate::plan::Collective;
@@ -147,7 +147,11 @@ pub fn send(
     comm: CommHandle,
     stream: StreamHandle,
 ) -> Result<()> {
-    message(buffer, "sendbuff", count, dtype, peer, comm, stream, |to, data| Operation::Send { to, data })
+    message(buffer, "sendbuff", count, dtype, peer, comm, stream, |to, data, elements| Operation::Send {
+        to,
+        data,
+        elements,
+    })
 }
 
 /// `ncclRecv`
@@ -159,7 +163,7 @@ pub fn recv(
     comm: CommHandle,
     stream: StreamHandle,
 ) -> Result<()> {
-    let operation = |from, data| Operation::Recv { from, data };
+    let operation = |from, data, elements| Operation::Recv { from, data, elements };
     message(buffer.as_const(), "recvbuff", count, dtype, peer, comm, stream, operation)
 }
 
@@ -172,7 +176,7 @@ fn message(
     peer: c_int,
     comm: CommHandle,
     stream: StreamHandle,
-    operation: impl FnOnce(Rank, crate::memory::Region) -> Operation,
+    operation: impl FnOnce(Rank, crate::memory::Region, Elements) -> Operation,
 ) -> Result<()> {
     let record = || {
         let handle = handles::find(comm)?;
@@ -181,10 +185,11 @@ fn message(
         let dtype = dtype.get()?;
         let stream = streams::find(stream)?;
         let data = buffer.region(bytes(count, 1, dtype)?, name)?;
-        match count {
-            0 => Ok(()),
-            _ => group::submit(Launch { comm, operation: operation(peer, data), stream }, handle.blocking),
+        if count == 0 {
+            return Ok(());
         }
+        let operation = operation(peer, data, Elements { count, dtype });
+        group::submit(Launch { comm, operation, stream }, handle.blocking)
     };
     group::noted(record())
 }

@@ -165,7 +165,7 @@ impl Engine {
     /// Begins a collective. Returns false when there is nothing to do.
     pub fn begin(&mut self, call: &CollectiveCall) -> Result<bool> {
         self.sequence += 1;
-        if call.count == 0 {
+        if call.moves_nothing(self.grid.nranks()) {
             return Ok(false);
         }
         let index = self.prepare(call)?;
@@ -202,7 +202,7 @@ impl Engine {
     }
 
     /// Begins a group of sends and receives.
-    pub fn begin_messages(&mut self, messages: Vec<super::Message>) -> Result<Messages> {
+    pub fn begin_messages(&mut self, messages: Vec<super::Message>) -> Messages {
         Messages::begin(messages, self.rank, &mut self.counters)
     }
 

@@ -1,7 +1,8 @@
 //! Groups: calls between `ncclGroupStart` and `ncclGroupEnd` are recorded and act together at the outermost end.
 //!
-//! Each thread has its own group. It holds either operations or management tasks (communicators being made, finalised,
-//! destroyed), never both. Tasks of different communicators run at once, each on a thread of its own, so one thread can
+//! Each thread has its own group. It holds either operations or management tasks (communicators being made, finalised),
+//! never both; communicators that are destroyed in it end when all else of the group has. Tasks of different
+//! communicators run at once, each on a thread of its own, so one thread can
 //! make all ranks of a communicator; tasks of one communicator run in the order in which they were recorded. An error of
 //! any call inside a group makes the outermost end fail with the first error, and nothing of the group is done.
 #![forbid(unsafe_code)]
@@ -19,6 +20,8 @@ pub struct Task {
     pub communicator: usize,
     /// Whether the call that ends the group waits for it.
     pub blocking: bool,
+    /// Whether the communicator ends with it, so that it comes after everything else of its group.
+    pub ends: bool,
     /// Raised when another task of the group has failed, so that this one need not wait for its peer.
     pub cancel: Arc<AtomicBool>,
     /// The work. It reports its outcome where it is asked for later; what it returns is for the waiting call.
@@ -32,6 +35,7 @@ struct Group {
     blocking: Option<bool>,
     launches: Vec<Launch>,
     tasks: Vec<Task>,
+    endings: Vec<Task>,
 }
 
 thread_local! {
@@ -95,20 +99,19 @@ pub fn manage(task: Task) -> Result<()> {
             return Ok(Some(task));
         }
         group.join(task.blocking)?;
-        group.tasks.push(task);
+        if task.ends { &mut group.endings } else { &mut group.tasks }.push(task);
         Ok(None)
     })?;
-    alone.map_or(Ok(()), |task| carry_out(vec![task]))
+    alone.map_or(Ok(()), |task| carry_out([vec![task], Vec::new()]))
 }
 
 /// Closes the innermost group; the outermost one acts.
 pub fn end() -> Result<()> {
-    match close()? {
-        None => Ok(()),
-        Some(group) if group.tasks.is_empty() && group.launches.is_empty() => Ok(()),
-        Some(group) if group.tasks.is_empty() => launch(group.launches),
-        Some(group) => carry_out(group.tasks),
-    }
+    let Some(group) = close()? else { return Ok(()) };
+    // A communicator ends even where its last operations have failed.
+    let launched = if group.launches.is_empty() { Ok(()) } else { launch(group.launches) };
+    let managed = carry_out([group.tasks, group.endings]);
+    launched.and(managed)
 }
 
 /// Closes the innermost group; the outermost one is forgotten, and its estimated time in microseconds returned.
@@ -144,15 +147,20 @@ fn estimate_us(operation: &Launch) -> f64 {
     2.0 * f64::from(rounds.max(1)) + bytes as f64 / 5_000.0
 }
 
-/// Carries tasks out: now if they are of blocking communicators, in the background otherwise.
-fn carry_out(tasks: Vec<Task>) -> Result<()> {
-    if tasks.iter().all(|task| task.blocking) {
-        return run_all(tasks);
+/// Carries tasks out, the second list after the first: now if they are of blocking communicators, in the background
+/// otherwise.
+fn carry_out(tasks: [Vec<Task>; 2]) -> Result<()> {
+    let run = |[first, last]: [Vec<Task>; 2]| {
+        let outcome = run_all(first);
+        outcome.and(run_all(last))
+    };
+    if tasks.iter().flatten().all(|task| task.blocking) {
+        return run(tasks);
     }
     std::thread::Builder::new()
         .name("strata-init".to_string())
         // The tasks keep their outcomes themselves; nobody waits for the thread.
-        .spawn(move || run_all(tasks))
+        .spawn(move || run(tasks))
         .map_err(|error| Error::System(format!("starting a thread for a nonblocking communicator: {error}")))?;
     Err(Error::InProgress)
 }
@@ -214,7 +222,7 @@ mod tests {
     use std::sync::Barrier;
 
     fn task(communicator: usize, work: impl FnOnce() -> Result<()> + Send + 'static) -> Task {
-        Task { communicator, blocking: true, cancel: Arc::default(), work: Box::new(work) }
+        Task { communicator, blocking: true, ends: false, cancel: Arc::default(), work: Box::new(work) }
     }
 
     #[test]

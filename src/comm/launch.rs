@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 
 use super::messages::Messages;
-use super::{locked, Comm, Direction, Message, Operation, StreamRef};
+use super::{locked, Comm, Direction, Elements, Message, Operation, StreamRef};
 use crate::error::{Error, Result};
 use crate::exec::Progress;
 use crate::transport::{Idle, Transport};
@@ -62,7 +62,9 @@ pub fn launch(batch: Vec<Launch>) -> Result<()> {
 }
 
 /// Launches a single operation.
-pub fn launch_one(Launch { comm, operation, stream }: Launch) -> Result<()> {
+pub fn launch_one(alone: Launch) -> Result<()> {
+    check_own(std::slice::from_ref(&alone))?;
+    let Launch { comm, operation, stream } = alone;
     let mut run = Run::new(comm);
     run.add(operation);
     run.turn = run.comm.turns.issue();
@@ -72,7 +74,47 @@ pub fn launch_one(Launch { comm, operation, stream }: Launch) -> Result<()> {
     }
 }
 
+/// Refuses messages of a rank to itself that could never be received as they are sent, before anything of their group
+/// begins: nothing has happened then, and the communicators are as good as before.
+fn check_own(batch: &[Launch]) -> Result<()> {
+    type Ends<'a> = (SmallVec<[&'a Elements; 4]>, SmallVec<[&'a Elements; 4]>);
+    let mut own: SmallVec<[(&Arc<Comm>, Ends<'_>); 1]> = SmallVec::new();
+    for Launch { comm, operation, .. } in batch {
+        let (peer, elements, receives) = match operation {
+            Operation::Send { to, elements, .. } => (to, elements, false),
+            Operation::Recv { from, elements, .. } => (from, elements, true),
+            Operation::Collective(_) => continue,
+        };
+        if peer.index() != comm.rank() {
+            continue;
+        }
+        let index = own.iter().position(|(other, _)| Arc::ptr_eq(other, comm)).unwrap_or_else(|| {
+            own.push((comm, Ends::default()));
+            own.len() - 1
+        });
+        let (sends, receives_of) = &mut own[index].1;
+        if receives {
+            receives_of.push(elements)
+        } else {
+            sends.push(elements)
+        }
+    }
+    for (comm, (sends, receives)) in own {
+        let rank = comm.rank();
+        if sends.len() != receives.len() {
+            let (sends, receives) = (sends.len(), receives.len());
+            let text = format!("rank {rank} has {sends} sends to itself in this group and {receives} receives");
+            return Err(Error::InvalidUsage(text));
+        }
+        if let Some((sent, received)) = sends.iter().zip(&receives).find(|(sent, got)| sent.bytes() != got.bytes()) {
+            return Err(Error::InvalidUsage(format!("rank {rank} sends itself {sent} and receives {received}")));
+        }
+    }
+    Ok(())
+}
+
 fn launch_group(batch: Vec<Launch>) -> Result<()> {
+    check_own(&batch)?;
     let mut parts: Vec<(Run, Vec<StreamRef>)> = Vec::new();
     for Launch { comm, operation, stream } in batch {
         let index = parts.iter().position(|(run, _)| Arc::ptr_eq(&run.comm, &comm)).unwrap_or_else(|| {
@@ -164,10 +206,10 @@ impl Run {
     fn add(&mut self, operation: Operation) {
         match operation {
             Operation::Collective(call) => self.collectives.push(call),
-            Operation::Send { to, data } => {
+            Operation::Send { to, data, .. } => {
                 self.messages.push(Message { direction: Direction::Send, peer: to, data });
             }
-            Operation::Recv { from, data } => {
+            Operation::Recv { from, data, .. } => {
                 self.messages.push(Message { direction: Direction::Recv, peer: from, data });
             }
         }
@@ -198,12 +240,13 @@ impl Run {
                     if let Some(call) = self.collectives.get(self.begun) {
                         self.begun += 1;
                         self.comm.status.begin();
-                        if engine.begin(call)? {
-                            self.active = Active::Collective;
+                        match engine.begin(call)? {
+                            true => self.active = Active::Collective,
+                            false => self.comm.status.finish(),
                         }
                     } else if !self.messages.is_empty() {
                         self.comm.status.begin();
-                        self.active = Active::Messages(engine.begin_messages(std::mem::take(&mut self.messages))?);
+                        self.active = Active::Messages(engine.begin_messages(std::mem::take(&mut self.messages)));
                     } else {
                         return Ok(Progress::Done);
                     }

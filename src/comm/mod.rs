@@ -33,6 +33,7 @@ use engine::Engine;
 use members::Member;
 use service::{Credentials, Monitor, Status};
 use std::collections::HashMap;
+use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -48,6 +49,8 @@ pub enum Operation {
         to: Rank,
         /// What is sent.
         data: Region,
+        /// How the program counts it.
+        elements: Elements,
     },
     /// `ncclRecv`
     Recv {
@@ -55,7 +58,30 @@ pub enum Operation {
         from: Rank,
         /// Where it goes.
         data: Region,
+        /// How the program counts it.
+        elements: Elements,
     },
+}
+
+/// A number of elements, for messages to a reader.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Elements {
+    /// How many.
+    pub count: usize,
+    /// Of this type.
+    pub dtype: DataType,
+}
+
+impl Elements {
+    fn bytes(self) -> usize {
+        self.count * self.dtype.size()
+    }
+}
+
+impl fmt::Display for Elements {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} elements of {} ({} bytes)", self.count, self.dtype.name(), self.bytes())
+    }
 }
 
 /// A collective's arguments.
@@ -93,6 +119,14 @@ impl CollectiveCall {
             Collective::Scatter => rank == self.root && output == input + rank.index() * block,
             Collective::AllToAll => false,
         }
+    }
+
+    /// Whether there is nothing to do on a communicator of `nranks`: no elements, or one rank whose result lies there
+    /// already.
+    fn moves_nothing(&self, nranks: usize) -> bool {
+        let unchanged = |reduction: Reduction| !reduction.needs_prologue() && reduction.divisor == 1;
+        let in_place = self.input.as_ptr() == self.output.as_ptr();
+        self.count == 0 || (nranks == 1 && in_place && self.reduction.is_none_or(unchanged))
     }
 
     /// Whether another call of `rank` differs only in its buffers' addresses.

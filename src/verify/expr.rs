@@ -6,7 +6,7 @@
 
 use super::Check;
 use crate::plan::{Buffer, Collective, Plan};
-use std::collections::HashMap;
+use rustc_hash::FxHashMap;
 
 /// A value's number.
 pub(super) type Expr = u32;
@@ -40,6 +40,8 @@ pub(super) enum Made {
 pub(super) struct Info {
     /// The chunk's position in the input; for reductions also the result's.
     pub chunk: u32,
+    /// Its position in a block.
+    pub class: u32,
     /// The set of ranks whose inputs are in it.
     set: u32,
     /// It passed the prologue.
@@ -53,7 +55,7 @@ pub(super) struct Info {
 pub(super) struct Exprs {
     first_input: Vec<u32>,
     infos: Vec<Info>,
-    interned: HashMap<(Made, Expr, Expr), Expr>,
+    interned: FxHashMap<(Made, Expr, Expr), Expr>,
     sets: Sets,
     nranks: usize,
 }
@@ -67,7 +69,7 @@ impl Exprs {
         let mut exprs = Exprs {
             first_input: Vec::with_capacity(plans.len()),
             infos: Vec::new(),
-            interned: HashMap::new(),
+            interned: FxHashMap::default(),
             sets: Sets::new(plans.len()),
             nranks: plans.len(),
         };
@@ -75,7 +77,9 @@ impl Exprs {
             exprs.first_input.push(exprs.infos.len() as u32);
             let set = exprs.sets.single(rank);
             let chunks = 0..plan.chunks(Buffer::Input) as u32;
-            exprs.infos.extend(chunks.map(|chunk| Info { chunk, set, started: false, finished: false }));
+            let per_block = plan.chunks_per_block;
+            let input = |chunk| Info { chunk, class: chunk % per_block, set, started: false, finished: false };
+            exprs.infos.extend(chunks.map(input));
         }
         exprs
     }
@@ -92,7 +96,7 @@ impl Exprs {
 
     /// Whether every rank has contributed, which is to say exactly once.
     pub fn is_full(&self, expr: Expr) -> bool {
-        self.sets.len(self.info(expr).set) == self.nranks
+        self.sets.lens[self.info(expr).set as usize] as usize == self.nranks
     }
 
     /// The value after the prologue.
@@ -148,17 +152,18 @@ impl Exprs {
     }
 }
 
-/// Sets of ranks, interned: row `i` of `words` is set `i`.
+/// Sets of ranks: row `i` of `words` is set `i`. The same two sets have one union, however many chunks are reduced alike.
 #[derive(Debug)]
 struct Sets {
     stride: usize,
     words: Vec<u64>,
-    interned: HashMap<Box<[u64]>, u32>,
+    lens: Vec<u32>,
+    unions: FxHashMap<(u32, u32), u32>,
 }
 
 impl Sets {
     fn new(nranks: usize) -> Sets {
-        Sets { stride: nranks.div_ceil(64), words: Vec::new(), interned: HashMap::new() }
+        Sets { stride: nranks.div_ceil(64), words: Vec::new(), lens: Vec::new(), unions: FxHashMap::default() }
     }
 
     fn get(&self, set: u32) -> &[u64] {
@@ -166,26 +171,29 @@ impl Sets {
     }
 
     fn single(&mut self, rank: usize) -> u32 {
-        let mut row = vec![0; self.stride];
-        row[rank / 64] = 1 << (rank % 64);
-        self.intern(row)
-    }
-
-    fn len(&self, set: u32) -> usize {
-        self.get(set).iter().map(|word| word.count_ones() as usize).sum()
+        let start = self.words.len();
+        self.words.resize(start + self.stride, 0);
+        self.words[start + rank / 64] = 1 << (rank % 64);
+        self.lens.push(1);
+        self.lens.len() as u32 - 1
     }
 
     /// The union of two sets, or nothing if they have a rank in common.
     fn union(&mut self, a: u32, b: u32) -> Option<u32> {
-        let pairs = self.get(a).iter().zip(self.get(b));
-        let mut row = Vec::with_capacity(self.stride);
-        for (left, right) in pairs {
-            if left & right != 0 {
-                return None;
-            }
-            row.push(left | right);
+        if let Some(&known) = self.unions.get(&(a, b)) {
+            return Some(known);
         }
-        Some(self.intern(row))
+        if self.get(a).iter().zip(self.get(b)).any(|(left, right)| left & right != 0) {
+            return None;
+        }
+        let (left, right) = (a as usize * self.stride, b as usize * self.stride);
+        for word in 0..self.stride {
+            self.words.push(self.words[left + word] | self.words[right + word]);
+        }
+        self.lens.push(self.lens[a as usize] + self.lens[b as usize]);
+        let set = self.lens.len() as u32 - 1;
+        self.unions.insert((a, b), set);
+        Some(set)
     }
 
     /// The first rank that is in both.
@@ -200,18 +208,8 @@ impl Sets {
         let ranks: Vec<usize> = (0..bits.len() * 64).filter(has).take(9).collect();
         match ranks.as_slice() {
             [rank] => format!("rank {rank}"),
-            _ if ranks.len() > 8 => format!("{} ranks", self.len(set)),
+            _ if ranks.len() > 8 => format!("{} ranks", self.lens[set as usize]),
             _ => format!("ranks {}", ranks.iter().map(usize::to_string).collect::<Vec<_>>().join("+")),
         }
-    }
-
-    fn intern(&mut self, row: Vec<u64>) -> u32 {
-        if let Some(&known) = self.interned.get(row.as_slice()) {
-            return known;
-        }
-        let next = self.interned.len() as u32;
-        self.words.extend_from_slice(&row);
-        self.interned.insert(row.into_boxed_slice(), next);
-        next
     }
 }

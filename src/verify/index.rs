@@ -7,7 +7,7 @@
 use super::{Check, Rejection};
 use crate::plan::{Action, Buffer, Call, Channel, Collective, Plan, Shape, Span, Spans, StepRef};
 use crate::topo::Rank;
-use std::collections::HashMap;
+use rustc_hash::FxHashMap;
 use std::sync::Arc;
 
 /// Stands for "no such index".
@@ -97,8 +97,8 @@ pub(super) struct Index<'a> {
 
 /// The tables that only this pass needs.
 struct Pass<'a> {
-    channels: HashMap<(u32, u32, Channel), u32>,
-    groups: HashMap<&'a [Rank], u32>,
+    channels: FxHashMap<(u32, u32, Channel), u32>,
+    groups: FxHashMap<&'a [Rank], u32>,
     accesses: usize,
     /// For each place of a rank, the step that last wrote it and at which position of its list.
     written: Vec<(u32, u32)>,
@@ -125,8 +125,8 @@ impl<'a> Index<'a> {
         index.number_steps()?;
         let most = index.buffers.iter().map(|buffers| buffers.end - buffers.base).max().unwrap_or(0);
         let mut pass = Pass {
-            channels: HashMap::new(),
-            groups: HashMap::new(),
+            channels: FxHashMap::default(),
+            groups: FxHashMap::default(),
             accesses: 0,
             written: vec![(NONE, 0); most as usize],
             members: vec![NONE; plans.len()],
@@ -153,11 +153,15 @@ impl<'a> Index<'a> {
     /// The chunks of a list, in order.
     pub fn chunks<'s>(&self, rank: usize, spans: &'s [Span]) -> impl Iterator<Item = Chunk> + 's {
         let buffers = self.buffers[rank];
-        let per_block = u64::from(self.per_block);
+        let per_block = self.per_block;
         spans.iter().flat_map(move |span| {
             let first = buffers.place(span.buffer) + span.start;
-            let like = u64::from(span.like);
-            (0..span.len).map(move |i| Chunk { place: first + i, class: ((like + u64::from(i)) % per_block) as u32 })
+            let mut next = span.like % per_block;
+            (first..first + span.len).map(move |place| {
+                let class = next;
+                next = if class + 1 == per_block { 0 } else { class + 1 };
+                Chunk { place, class }
+            })
         })
     }
 
@@ -308,20 +312,20 @@ impl<'a> Index<'a> {
         }
         for span in spans {
             let (start, end) = (u64::from(span.start), u64::from(span.start) + u64::from(span.len));
-            let name = format_args!("{:?}[{start}..{end}]", span.buffer).to_string();
+            let name = || format!("{:?}[{start}..{end}]", span.buffer);
             if span.len == 0 {
-                return bad(format!("{name} is an empty span"));
+                return bad(format!("{} is an empty span", name()));
             }
             if end > plan.chunks(span.buffer) as u64 {
-                return bad(format!("{name} ends after the buffer's {} chunks", plan.chunks(span.buffer)));
+                return bad(format!("{} ends after the buffer's {} chunks", name(), plan.chunks(span.buffer)));
             }
             if span.buffer != Buffer::Scratch && span.like % self.per_block != span.start % self.per_block {
-                return bad(format!("{name} cannot be as large as chunk {}", span.like));
+                return bad(format!("{} cannot be as large as chunk {}", name(), span.like));
             }
             let first = buffers.place(Buffer::Input) + span.start;
             let in_output = first >= buffers.output && first + span.len <= buffers.output + buffers.output_len;
             if write && span.buffer == Buffer::Input && !in_output {
-                return bad(format!("{name} is written, but belongs to the caller's send buffer"));
+                return bad(format!("{} is written, but belongs to the caller's send buffer", name()));
             }
             pass.accesses = pass.accesses.saturating_add(span.len as usize);
         }

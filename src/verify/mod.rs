@@ -22,6 +22,7 @@ mod index;
 pub mod mutate;
 pub mod oracle;
 mod order;
+mod origins;
 mod run;
 #[cfg(test)]
 mod samples;

@@ -5,10 +5,12 @@
 //! having received. That a send has completed does not say that its message was received, nor does a full channel.
 //!
 //! The run executes steps in one order that agrees with "before". When a step touches a place that earlier steps have
-//! touched, a search from the step back through its causes must find each of them.
+//! touched, each of them must be found among its causes: in its own lane or its dependencies, else among the origins of
+//! its data ([`Origins`]), else by a search back through all that must have happened.
 #![forbid(unsafe_code)]
 
 use super::index::{Chunk, Index, NONE};
+use super::origins::Origins;
 use crate::plan::{Action, Collective, Spans};
 use std::collections::VecDeque;
 
@@ -20,8 +22,21 @@ const MAX_VISITS: u64 = 1 << 33;
 struct Access {
     step: u32,
     class: u32,
-    write: bool,
     next: u32,
+}
+
+/// How many steps that are before another are asked for the origins of their data, before a search.
+const ORIGINS: usize = 4;
+
+/// Up to this many steps, unit tests demand that a search confirms what the origins of data tell.
+const SEARCHED_TOO: usize = 100_000;
+
+/// The accesses of one place. Reads are apart, since another read has nothing to do with them: what a rank sends to all
+/// others it reads as often.
+#[derive(Debug, Clone, Copy)]
+struct Place {
+    reads: u32,
+    writes: u32,
 }
 
 /// What the run has done so far, as far as order is concerned.
@@ -37,9 +52,12 @@ pub(super) struct Order {
     /// The steps of each call, in member order.
     instances: Vec<Vec<u32>>,
     /// The latest accesses of each place that later ones must be ordered after: heads of lists in `accesses`.
-    places: Vec<u32>,
+    places: Vec<Place>,
     accesses: Vec<Access>,
     free: u32,
+    origins: Origins,
+    /// Conflicts of the step at hand, kept to be reused.
+    conflicts: Vec<(u32, bool, u32)>,
     search: Search,
 }
 
@@ -55,6 +73,8 @@ struct Search {
     remote: VecDeque<(u32, u32, u32)>,
     at_home: bool,
     visits: u64,
+    /// The dependencies of the step at hand, in order.
+    deps: Vec<u32>,
 }
 
 /// What one search looks for: that `step` has completed, told by messages that carry bytes when chunks of position
@@ -79,9 +99,11 @@ impl Order {
             partner: vec![NONE; index.steps.len()],
             class: vec![NONE; index.steps.len()],
             instances: Vec::new(),
-            places: vec![NONE; index.nplaces()],
+            places: vec![Place { reads: NONE, writes: NONE }; index.nplaces()],
             accesses: Vec::new(),
             free: NONE,
+            origins: Origins::new(index.steps.len()),
+            conflicts: Vec::new(),
             search: Search { reached: vec![(0, 0); index.lanes.len()], ..Search::default() },
         }
     }
@@ -101,6 +123,12 @@ impl Order {
     pub fn received(&mut self, send: u32, receive: u32) {
         self.partner[send as usize] = receive;
         self.partner[receive as usize] = send;
+        self.origins.link(receive, send, self.class[send as usize]);
+    }
+
+    /// Notes that a step, which is no receive, has read what `writer` wrote, a chunk of position `class`.
+    pub fn read(&mut self, step: u32, writer: u32, class: u32) {
+        self.origins.link(step, writer, class);
     }
 
     /// Notes the steps that make up a call, in member order.
@@ -114,26 +142,40 @@ impl Order {
     /// Records what `step` reads and writes; says which earlier step it races with, if any.
     pub fn access(&mut self, index: &Index, step: u32, reads: &[Chunk], writes: &[Chunk]) -> Result<(), u32> {
         // What a receive writes has arrived, so it is ordered after whatever was before the sending.
-        let receives = matches!(index.steps[step as usize].action, Action::Recv { .. } | Action::RecvReduce { .. });
-        let mut earlier = Vec::new();
-        for (chunks, write) in [(reads, false), (writes, true)] {
-            for chunk in chunks {
-                let mut at = self.places[chunk.place as usize];
-                while let Some(&access) = self.accesses.get(at as usize) {
-                    if access.step != step && (write || access.write) {
-                        earlier.push((access.step, write && receives, access.class.max(chunk.class)));
-                    }
-                    at = access.next;
+        let info = &index.steps[step as usize];
+        let receives = matches!(info.action, Action::Recv { .. } | Action::RecvReduce { .. });
+        let mut conflicts = std::mem::take(&mut self.conflicts);
+        conflicts.clear();
+        let mut collect = |mut at: u32, chunk: &Chunk, arrives: bool| {
+            while let Some(&access) = self.accesses.get(at as usize) {
+                at = access.next;
+                let earlier = &index.steps[access.step as usize];
+                let apart = earlier.lane != info.lane || matches!(earlier.action, Action::Send { .. });
+                if access.step != step && apart {
+                    conflicts.push((access.step, arrives, access.class.max(chunk.class)));
                 }
             }
+        };
+        for chunk in reads {
+            collect(self.places[chunk.place as usize].writes, chunk, false);
+        }
+        for chunk in writes {
+            let Place { reads, writes } = self.places[chunk.place as usize];
+            collect(reads, chunk, receives);
+            collect(writes, chunk, receives);
         }
         // Of several conflicts with one step the one with the lowest class decides: fewer messages carry bytes then.
-        earlier.sort_unstable();
-        earlier.dedup_by_key(|conflict| (conflict.0, conflict.1));
-        for (before, arrived, class) in earlier {
-            if !self.is_before(index, before, (step, arrived), class) {
-                return Err(before);
-            }
+        conflicts.sort_unstable();
+        conflicts.dedup_by_key(|conflict| (conflict.0, conflict.1));
+        // A step may wait for as many others as it conflicts with.
+        self.search.mark_deps(index, step, conflicts.len());
+        let unordered = conflicts.iter().find(|&&(before, arrived, class)| {
+            !self.search.is_marked(before) && !self.is_before(index, before, (step, arrived), class)
+        });
+        let unordered = unordered.map(|conflict| conflict.0);
+        self.conflicts = conflicts;
+        if let Some(before) = unordered {
+            return Err(before);
         }
         reads.iter().for_each(|chunk| self.note(step, chunk, false));
         writes.iter().for_each(|chunk| self.note(step, chunk, true));
@@ -141,14 +183,16 @@ impl Order {
     }
 
     fn note(&mut self, step: u32, chunk: &Chunk, write: bool) {
-        let mut head = self.places[chunk.place as usize];
+        let mut place = self.places[chunk.place as usize];
         if write {
-            head = self.forget(head, chunk.class);
-        } else if self.accesses.get(head as usize).is_some_and(|access| access.step == step) {
+            place.reads = self.forget(place.reads, chunk.class);
+            place.writes = self.forget(place.writes, chunk.class);
+        } else if self.accesses.get(place.reads as usize).is_some_and(|access| access.step == step) {
             return;
         }
-        let access = Access { step, class: chunk.class, write, next: head };
-        let slot = if self.free == NONE {
+        let head = if write { &mut place.writes } else { &mut place.reads };
+        let access = Access { step, class: chunk.class, next: *head };
+        *head = if self.free == NONE {
             self.accesses.push(access);
             self.accesses.len() as u32 - 1
         } else {
@@ -157,7 +201,7 @@ impl Order {
             self.accesses[slot as usize] = access;
             slot
         };
-        self.places[chunk.place as usize] = slot;
+        self.places[chunk.place as usize] = place;
     }
 
     /// Drops the accesses that a write of `class` supersedes: whoever is ordered after it is ordered after them. Not
@@ -187,10 +231,31 @@ impl Order {
         };
         let since = self.executed[before as usize];
         let goal = Goal { step: before, class, since, home: index.lane(before).rank, lane, position };
+        let told = shown_by != NONE && self.is_origin(index, &goal, shown_by, after);
+        if told && !(cfg!(test) && index.steps.len() < SEARCHED_TOO) {
+            return true;
+        }
         self.search.round += 1;
         self.search.local.clear();
         self.search.remote.clear();
-        self.find(index, &goal, after)
+        let found = self.find(index, &goal, after);
+        debug_assert!(found || !told, "step {after:?} has data of step {before} and is not after it");
+        found
+    }
+
+    /// Whether data that arrives with a step, or that steps before it have, came by `shown_by` or a later step of its lane.
+    fn is_origin(&self, index: &Index, goal: &Goal, shown_by: u32, (after, arrived): (u32, bool)) -> bool {
+        let info = &index.steps[after as usize];
+        let rank = index.rank(after);
+        let previous = (after > index.lane(after).first).then(|| after - 1);
+        let deps = info.deps.iter().filter_map(|&dep| index.resolve(rank, dep));
+        let starts = arrived.then_some(after).into_iter().chain(previous).chain(deps);
+        let since = self.executed[shown_by as usize];
+        let is_later = |step: u32| self.executed[step as usize] >= since;
+        starts.take(ORIGINS).any(|start| {
+            let origin = self.origins.farthest(start, goal.class, is_later);
+            index.steps[origin as usize].lane == goal.lane && origin >= shown_by
+        })
     }
 
     fn find(&mut self, index: &Index, goal: &Goal, (after, arrived): (u32, bool)) -> bool {
@@ -278,6 +343,21 @@ impl Order {
 }
 
 impl Search {
+    /// Notes the dependencies of a step, if there is something to ask about them.
+    fn mark_deps(&mut self, index: &Index, step: u32, questions: usize) {
+        self.deps.clear();
+        if questions > 0 {
+            let rank = index.rank(step);
+            let deps = index.steps[step as usize].deps.iter();
+            self.deps.extend(deps.filter_map(|&dep| index.resolve(rank, dep)));
+            self.deps.sort_unstable();
+        }
+    }
+
+    fn is_marked(&self, step: u32) -> bool {
+        self.deps.binary_search(&step).is_ok()
+    }
+
     /// Notes that the first `count` steps of a lane are before; says whether that shows the goal.
     fn reach(&mut self, index: &Index, goal: &Goal, lane: u32, count: u32) -> bool {
         if lane == goal.lane && count > goal.position {

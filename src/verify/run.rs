@@ -10,24 +10,25 @@ use super::order::Order;
 use super::{Check, Options, Rejection, Report};
 use crate::plan::{Action, Buffer, Call, Collective, Span};
 use crate::topo::Rank;
-use std::collections::{HashMap, VecDeque};
+use queues::Queues;
+use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
 
 mod calls;
 mod outcome;
+mod queues;
+
+/// The chunks of most steps are few.
+type Chunks = SmallVec<[Chunk; 4]>;
+/// Their values.
+type Values = SmallVec<[Expr; 4]>;
 
 /// A message on its way.
 #[derive(Debug)]
 struct Message {
     send: u32,
     rounds: u32,
-    values: Vec<Expr>,
-}
-
-#[derive(Debug, Default)]
-struct ChannelState {
-    queue: VecDeque<Message>,
-    /// The receiver waits for the next message.
-    awaited: bool,
+    values: Values,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -73,17 +74,17 @@ pub(super) struct Run<'a> {
     /// The step that last wrote each place.
     writers: Vec<u32>,
     lanes: Vec<LaneState>,
-    channels: Vec<ChannelState>,
+    channels: Queues,
     completed: Vec<bool>,
     rounds: Vec<u32>,
     /// For each step the first lane that waits for it, for each lane the next one that waits for the same step.
     first_waiter: Vec<u32>,
     next_waiter: Vec<u32>,
     ready: Vec<u32>,
-    gatherings: HashMap<(u32, u32), Gathering>,
+    gatherings: FxHashMap<(u32, u32), Gathering>,
     /// For each rank the groups it has called.
     last_calls: Vec<Vec<(u32, LastCall)>>,
-    overlaps: HashMap<(u32, u32), bool>,
+    overlaps: FxHashMap<(u32, u32), bool>,
     report: Report,
 }
 
@@ -107,15 +108,15 @@ impl<'a> Run<'a> {
             values,
             writers: vec![NONE; index.nplaces()],
             lanes: index.lanes.iter().map(|lane| LaneState::at(lane.first)).collect(),
-            channels: index.channels.iter().map(|_| ChannelState::default()).collect(),
+            channels: Queues::new(index.channels.len()),
             completed: vec![false; index.steps.len()],
             rounds: vec![0; index.steps.len()],
             first_waiter: vec![NONE; index.steps.len()],
             next_waiter: vec![NONE; nlanes],
             ready: (0..nlanes as u32).rev().collect(),
-            gatherings: HashMap::new(),
+            gatherings: FxHashMap::default(),
             last_calls: vec![Vec::new(); index.plans.len()],
-            overlaps: HashMap::new(),
+            overlaps: FxHashMap::default(),
             report: Report { ranks: index.plans.len(), steps: index.steps.len(), ..Report::default() },
             index,
         }
@@ -233,9 +234,7 @@ impl<'a> Run<'a> {
 
     fn send(&mut self, step: u32, src: &'a [Span]) -> Verdict<bool> {
         let info = self.index.steps[step as usize];
-        let channel = &mut self.channels[info.link as usize];
-        let room = channel.queue.len() < self.options.capacity || (channel.awaited && channel.queue.is_empty());
-        if !room {
+        if !self.channels.has_room(info.link, self.options.capacity) {
             return Ok(false);
         }
         let (reads, values) = self.load(step, src)?;
@@ -246,9 +245,7 @@ impl<'a> Run<'a> {
         self.report.messages += 1;
         self.report.chunks += values.len();
         let rounds = self.lanes[info.lane as usize].rounds;
-        let channel = &mut self.channels[info.link as usize];
-        channel.awaited = false;
-        channel.queue.push_back(Message { send: step, rounds, values });
+        self.channels.push(info.link, Message { send: step, rounds, values });
         self.wake(self.index.channels[info.link as usize].receiver);
         self.move_on(step);
         Ok(true)
@@ -258,11 +255,9 @@ impl<'a> Run<'a> {
     fn take(&mut self, step: u32) -> Option<Message> {
         let info = self.index.steps[step as usize];
         let sender = self.index.channels[info.link as usize].sender;
-        let channel = &mut self.channels[info.link as usize];
-        let message = channel.queue.pop_front();
+        let (message, news) = self.channels.pop(info.link);
         // Only news wakes a lane, or lanes that wait for each other would wake each other for ever.
-        if message.is_some() || !channel.awaited {
-            channel.awaited = message.is_none();
+        if news {
             self.wake(sender);
         }
         let message = message?;
@@ -283,10 +278,10 @@ impl<'a> Run<'a> {
     }
 
     /// The chunks of a list and their values.
-    fn load(&self, step: u32, spans: &[Span]) -> Verdict<(Vec<Chunk>, Vec<Expr>)> {
+    fn load(&self, step: u32, spans: &[Span]) -> Verdict<(Chunks, Values)> {
         let rank = self.index.rank(step);
-        let mut values = Vec::new();
-        let chunks: Vec<Chunk> = self.index.chunks(rank, spans).collect();
+        let chunks: Chunks = self.index.chunks(rank, spans).collect();
+        let mut values = Values::with_capacity(chunks.len());
         for chunk in &chunks {
             let value = self.values[chunk.place as usize];
             if value == EMPTY {
@@ -300,7 +295,7 @@ impl<'a> Run<'a> {
 
     /// Stores values, and records the step's accesses: `reads` and these writes.
     fn store(&mut self, step: u32, reads: &[Chunk], dst: &[Span], values: &[Expr]) -> Verdict {
-        let writes: Vec<Chunk> = self.index.chunks(self.index.rank(step), dst).collect();
+        let writes: Chunks = self.index.chunks(self.index.rank(step), dst).collect();
         self.access(step, reads, &writes)?;
         self.put(step, &writes, values)
     }
@@ -315,7 +310,7 @@ impl<'a> Run<'a> {
     }
 
     fn check_class(&self, step: u32, chunk: &Chunk, value: Expr) -> Verdict {
-        let class = self.exprs.info(value).chunk % self.index.per_block;
+        let class = self.exprs.info(value).class;
         if class != chunk.class {
             let value = self.exprs.describe(value);
             let text = format!("{value} is as large as chunk {class} of a block, not chunk {}", chunk.class);
@@ -325,7 +320,15 @@ impl<'a> Run<'a> {
     }
 
     fn access(&mut self, step: u32, reads: &[Chunk], writes: &[Chunk]) -> Verdict {
-        let Err(earlier) = self.order.access(self.index, step, reads, writes) else { return Ok(()) };
+        let action = self.index.steps[step as usize].action;
+        let Err(earlier) = self.order.access(self.index, step, reads, writes) else {
+            // What a receive has comes from its message first of all.
+            let lowest = reads.iter().min_by_key(|chunk| chunk.class);
+            if let (Some(lowest), false) = (lowest, matches!(action, Action::RecvReduce { .. })) {
+                self.order.read(step, self.writers[lowest.place as usize], lowest.class);
+            }
+            return Ok(());
+        };
         let name = self.index.name(earlier);
         let text = match self.index.steps[earlier as usize].action {
             _ if self.order.is_exhausted() => format!("its order after {name} is too long to find"),
@@ -349,11 +352,11 @@ impl<'a> Run<'a> {
         }
     }
 
-    fn start(&mut self, step: u32, values: &[Expr]) -> Verdict<Vec<Expr>> {
+    fn start(&mut self, step: u32, values: &[Expr]) -> Verdict<Values> {
         if !self.index.shape.prologue {
             return self.index.reject(Check::Epilogue, step, "the shape has no prologue".into());
         }
-        let mut started = Vec::with_capacity(values.len());
+        let mut started = Values::with_capacity(values.len());
         for &value in values {
             let info = self.exprs.info(value);
             if info.started || info.finished {
@@ -365,7 +368,7 @@ impl<'a> Run<'a> {
         Ok(started)
     }
 
-    fn finish(&mut self, step: u32, values: Vec<Expr>, wanted: bool) -> Verdict<Vec<Expr>> {
+    fn finish(&mut self, step: u32, values: Values, wanted: bool) -> Verdict<Values> {
         if !wanted {
             return Ok(values);
         }
@@ -374,7 +377,7 @@ impl<'a> Run<'a> {
             return self.index.reject(Check::Epilogue, step, text);
         }
         self.check_started(step, &values)?;
-        let mut finished = Vec::with_capacity(values.len());
+        let mut finished = Values::with_capacity(values.len());
         for value in values {
             if self.exprs.info(value).finished || !self.exprs.is_full(value) {
                 let text = format!("applies the epilogue to {}", self.exprs.describe(value));
@@ -385,14 +388,14 @@ impl<'a> Run<'a> {
         Ok(finished)
     }
 
-    fn combine(&mut self, step: u32, made: Made, left: &[Expr], right: &[Expr]) -> Verdict<Vec<Expr>> {
+    fn combine(&mut self, step: u32, made: Made, left: &[Expr], right: &[Expr]) -> Verdict<Values> {
         if !self.index.shape.collective.reduces() {
             let text = format!("{} reduces nothing", self.index.shape.collective.name());
             return self.index.reject(Check::Provenance, step, text);
         }
         self.check_started(step, left)?;
         self.check_started(step, right)?;
-        let mut results = Vec::with_capacity(left.len());
+        let mut results = Values::with_capacity(left.len());
         for (&a, &b) in left.iter().zip(right) {
             match self.exprs.combine(made, a, b) {
                 Ok(result) => results.push(result),

@@ -192,7 +192,7 @@ impl Pull {
             }
         };
         pieces.runs(self.done, wanted, MAX_PIECES, &mut from);
-        let got = read_process(pid, &into, &from).map_err(|error| self.explain(&error, pid))?;
+        let got = read_process(pid, &into, &from).map_err(|error| self.explain(&error, pid, &into))?;
         let got = got - got % grain;
         if got == 0 {
             return Err(Error::Remote(format!("the memory of rank {} (process {pid}) cannot be read", self.rank)));
@@ -203,10 +203,14 @@ impl Pull {
         Ok(got)
     }
 
-    fn explain(&self, error: &std::io::Error, pid: u32) -> Error {
+    fn explain(&self, error: &std::io::Error, pid: u32, into: &[Region]) -> Error {
         let rank = self.rank;
         match error.raw_os_error() {
             Some(libc::ESRCH) => Error::Remote(format!("rank {rank} is gone: its process {pid} has ended")),
+            // The kernel does not say on which side it could not go on.
+            Some(libc::EFAULT) if !is_writable(into) => {
+                Error::InvalidArgument(format!("the buffer for a message of rank {rank} cannot be written"))
+            }
             Some(libc::EFAULT) => {
                 Error::Remote(format!("a buffer of rank {rank} (process {pid}) was unmapped while it was being sent"))
             }
@@ -238,6 +242,13 @@ pub fn read_process(pid: u32, into: &[Region], from: &[Region]) -> std::io::Resu
     usize::try_from(got).map_err(|_| std::io::Error::last_os_error())
 }
 
+/// Whether memory of ours, which nobody else uses now, can be read and written, shown by having the kernel copy it onto
+/// itself.
+fn is_writable(regions: &[Region]) -> bool {
+    let bytes: usize = regions.iter().map(Region::len).sum();
+    read_process(std::process::id(), regions, regions).is_ok_and(|copied| copied == bytes)
+}
+
 /// Whether the kernel lets us read process `pid`, shown by a value known to be at `address` there.
 pub fn probe(pid: u32, address: u64, value: u64) -> bool {
     let mut bytes = [0u8; 8];
@@ -246,4 +257,44 @@ pub fn probe(pid: u32, address: u64, value: u64) -> bool {
     // SAFETY: the region must not be used as memory; because it only carries an address of another process.
     let from = unsafe { Region::new(address as *mut u8, 8) };
     read_process(pid, &[into], &[from]).is_ok_and(|got| got == 8) && u64::from_ne_bytes(bytes) == value
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::Arena;
+    use crate::transport::{Envelope, Sink};
+
+    /// Pages of which the kernel allows no use beyond `protection`.
+    fn pages(protection: libc::c_int) -> Region {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        // SAFETY: the arguments must be those of a fresh mapping; because there is no address and no file.
+        let address = unsafe { libc::mmap(std::ptr::null_mut(), 4 * PAGE, protection, flags, -1, 0) };
+        assert_ne!(address, libc::MAP_FAILED);
+        // SAFETY: the bytes must be usable as the test uses them; because only the kernel touches them, and it checks.
+        unsafe { Region::new(address.cast(), 4 * PAGE) }
+    }
+
+    /// Fetches a message through the kernel, as from another process.
+    fn fetch(from: Region, into: Region) -> Result<()> {
+        let envelope = Envelope { channel: 0, sequence: 1, signature: 0 };
+        let posted = Posted::new(0, envelope, Sink::Store(&[into]));
+        let listing = Listing { pieces: vec![(from.as_ptr() as u64, from.len() as u64, None)], keys: Vec::new() };
+        let reach = Reach::Kernel { pid: std::process::id() };
+        let pull = Pull::new(0, Rank(3), reach, 0, &listing, posted);
+        let mut staging = Arena::new(STAGING_BUFFER);
+        pull.expect("it can be reached").fetch(from.len(), staging.region())
+    }
+
+    #[test]
+    fn memory_that_cannot_be_used_is_blamed_on_the_side_that_has_it() {
+        let both = libc::PROT_READ | libc::PROT_WRITE;
+        assert_eq!(fetch(pages(both), pages(both)), Ok(()));
+        for unwritable in [libc::PROT_READ, libc::PROT_NONE] {
+            let ours = fetch(pages(both), pages(unwritable)).expect_err("nothing can be stored");
+            assert!(matches!(&ours, Error::InvalidArgument(text) if text.contains("cannot be written")), "{ours}");
+        }
+        let theirs = fetch(pages(libc::PROT_NONE), pages(both)).expect_err("nothing can be read");
+        assert!(matches!(&theirs, Error::Remote(text) if text.contains("rank 3")), "{theirs}");
+    }
 }

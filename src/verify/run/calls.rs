@@ -98,7 +98,7 @@ impl<'a> Run<'a> {
         let mut reads = Vec::with_capacity(calls.len());
         let mut inputs = Vec::with_capacity(calls.len());
         for (&step, call) in steps.iter().zip(&calls) {
-            let (mut chunks, mut blocks) = (Vec::new(), Vec::new());
+            let (mut chunks, mut blocks) = (Chunks::new(), Vec::new());
             for spans in &call.src {
                 let (places, values) = self.load(step, spans)?;
                 self.check_started(step, &values)?;
@@ -111,8 +111,8 @@ impl<'a> Run<'a> {
         self.order.called(steps);
         let mut shared = None;
         for (me, (&step, call)) in steps.iter().zip(&calls).enumerate() {
-            let mut writes = Vec::new();
-            let mut results = Vec::new();
+            let mut writes = Chunks::new();
+            let mut results = Values::new();
             for (block, spans) in call.dst.iter().enumerate() {
                 let values = match first.collective {
                     Collective::AllReduce if shared.is_some() => shared.clone().unwrap_or_default(),
@@ -163,7 +163,7 @@ impl<'a> Run<'a> {
         Ok(calls)
     }
 
-    fn fold(&mut self, step: u32, made: Made, inputs: &[Vec<Vec<Expr>>], block: usize) -> Verdict<Vec<Expr>> {
+    fn fold(&mut self, step: u32, made: Made, inputs: &[Vec<Values>], block: usize) -> Verdict<Values> {
         let mut folded = inputs[0][block].clone();
         for member in &inputs[1..] {
             if member[block].len() != folded.len() {

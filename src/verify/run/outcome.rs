@@ -11,8 +11,8 @@ impl Run<'_> {
                 return self.index.reject(Check::Progress, state.next, self.why_stuck(state.next));
             }
         }
-        for channel in &self.channels {
-            if let Some(message) = channel.queue.front() {
+        for channel in 0..self.index.channels.len() as u32 {
+            if let Some(message) = self.channels.front(channel) {
                 return self.index.reject(Check::Progress, message.send, "nobody receives the message".into());
             }
         }
@@ -52,7 +52,7 @@ impl Run<'_> {
 
     /// Every output chunk must be what the collective promises, and the same value on all ranks.
     pub(super) fn check_outputs(&mut self) -> Verdict {
-        let mut trees: HashMap<u32, (Expr, usize)> = HashMap::new();
+        let mut trees = FxHashMap::default();
         for (rank, plan) in self.index.plans.iter().enumerate() {
             for chunk in 0..plan.chunks(Buffer::Output) as u32 {
                 let place = self.index.user_place(rank, Buffer::Output, chunk);
@@ -75,7 +75,7 @@ impl Run<'_> {
         rank: usize,
         chunk: u32,
         value: Expr,
-        trees: &mut HashMap<u32, (Expr, usize)>,
+        trees: &mut FxHashMap<u32, (Expr, usize)>,
     ) -> Result<(), Fault> {
         let shape = self.index.shape;
         let per_block = self.index.per_block;

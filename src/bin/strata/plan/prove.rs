@@ -29,6 +29,9 @@ pub struct Options {
     /// A further shape (`64x8`, `3,1,4`, `rr:8/3`); may be given several times. With --max-ranks 0: only these.
     #[arg(long = "shape", value_parser = parse_grid)]
     shapes: Vec<Grid>,
+    /// Of each shape only the hardest form: in place, with a prologue, and the last rank as root.
+    #[arg(long)]
+    hardest: bool,
     /// Messages that a channel holds before it takes no more.
     #[arg(long, default_value = "1")]
     capacity: usize,
@@ -66,7 +69,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     }
     let bar = progress(total);
     let start = Instant::now();
-    let verdicts = in_parallel(&lines, |line| prove(line, options, &bar));
+    let verdicts = prove(&lines, options, &bar);
     bar.finish_and_clear();
     println!(
         "{:<15} {:<30} {:>7} {:>9} {:>11} {:>9}",
@@ -126,7 +129,8 @@ fn lines(options: &Options) -> Result<Vec<Line>> {
                 choices = vec![wanted.clone()];
             }
             for choice in choices {
-                let shapes = shapes(collective, grid).into_iter().filter(|shape| algo::supports(&choice, shape));
+                let forms = forms(collective, grid, options.hardest);
+                let shapes = forms.into_iter().filter(|shape| algo::supports(&choice, shape));
                 match lines.iter_mut().find(|line| line.collective == collective && line.choice == choice) {
                     Some(line) => line.shapes.extend(shapes),
                     None => lines.push(Line { collective, shapes: shapes.collect(), choice }),
@@ -138,28 +142,44 @@ fn lines(options: &Options) -> Result<Vec<Line>> {
     Ok(lines)
 }
 
-/// A collective on a grid: in and out of place, with and without a prologue, with the first and the last rank as root.
-fn shapes(collective: Collective, grid: &Arc<Grid>) -> Vec<Shape> {
+/// A collective on a grid: in and out of place, with and without a prologue, with the first and the last rank as root;
+/// or only the last of these.
+fn forms(collective: Collective, grid: &Arc<Grid>, hardest: bool) -> Vec<Shape> {
     let last = Rank::from_index(grid.nranks() - 1);
     let roots = if collective.has_root() && last != Rank(0) { vec![Rank(0), last] } else { vec![Rank(0)] };
     let in_place = if collective == Collective::AllToAll { &[false][..] } else { &[false, true] };
     let prologue = if collective.reduces() { &[false, true][..] } else { &[false] };
-    let mut shapes = Vec::new();
+    let mut forms = Vec::new();
     for root in roots {
         for &in_place in in_place {
             for &prologue in prologue {
-                shapes.push(Shape { root, in_place, prologue, ..Shape::new(collective, grid.clone()) });
+                forms.push(Shape { root, in_place, prologue, ..Shape::new(collective, grid.clone()) });
             }
         }
     }
-    shapes
+    if hardest {
+        forms.drain(..forms.len() - 1);
+    }
+    forms
 }
 
-fn prove(line: &Line, options: &Options, bar: &ProgressBar) -> Verdict {
-    let start = Instant::now();
-    let mut verdict = Verdict::default();
-    for shape in &line.shapes {
-        match prove_shape(&line.choice, shape, options) {
+/// Proves all shapes of all lines; the verdicts are in the order of the lines.
+fn prove(lines: &[Line], options: &Options, bar: &ProgressBar) -> Vec<Verdict> {
+    let mut work: Vec<(usize, &Line, &Shape)> = Vec::new();
+    for (index, line) in lines.iter().enumerate() {
+        work.extend(line.shapes.iter().map(|shape| (index, line, shape)));
+    }
+    let outcomes = in_parallel(&work, |(_, line, shape)| {
+        let start = Instant::now();
+        let outcome = prove_shape(&line.choice, shape, options);
+        bar.inc(1);
+        (outcome, start.elapsed())
+    });
+    let mut verdicts: Vec<Verdict> = lines.iter().map(|_| Verdict::default()).collect();
+    for ((index, _, shape), (outcome, took)) in work.iter().zip(outcomes) {
+        let verdict = &mut verdicts[*index];
+        verdict.took += took;
+        match outcome {
             Ok((messages, mutants)) => {
                 verdict.accepted += 1;
                 verdict.messages += messages;
@@ -167,10 +187,8 @@ fn prove(line: &Line, options: &Options, bar: &ProgressBar) -> Verdict {
             }
             Err(text) => verdict.rejected.push(format!("{}: {text}", describe(shape))),
         }
-        bar.inc(1);
     }
-    verdict.took = start.elapsed();
-    verdict
+    verdicts
 }
 
 /// How many messages the plans of a shape send, and how many mutants of them were tried.
