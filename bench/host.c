@@ -5,44 +5,10 @@
  * limit: the bytes that must be copied (all-gather) or reduced (reduce-scatter) or both (all-reduce), over the rates two
  * threads reach in this very run with memcpy and with c[i] = a[i] + b[i].
  */
-#include <mpi.h>
-#include <nccl.h>
-#include <stdio.h>
-#include <stdlib.h>
+#include "both.h"
 #include <string.h>
-#include <unistd.h>
 
-enum { ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE, COLLECTIVES };
-static const char *names[COLLECTIVES] = {"all_gather", "reduce_scatter", "all_reduce"};
 static const size_t largest = (size_t)64 << 20;
-static int rank, nranks;
-
-static void check(ncclResult_t result, const char *what) {
-  if (result == ncclSuccess) return;
-  fprintf(stderr, "rank %d: %s: %s (%s)\n", rank, what, ncclGetErrorString(result), ncclGetLastError(NULL));
-  MPI_Abort(MPI_COMM_WORLD, 1);
-}
-
-static int ascending(const void *a, const void *b) {
-  double x = *(const double *)a, y = *(const double *)b;
-  return (x > y) - (x < y);
-}
-
-static double median(double *times, int n) {
-  qsort(times, (size_t)n, sizeof *times, ascending);
-  return times[n / 2];
-}
-
-/* A barrier in which ranks sleep instead of taking the processors from those that are still at work. */
-static void wait_asleep(void) {
-  MPI_Request request;
-  int done = 0;
-  MPI_Ibarrier(MPI_COMM_WORLD, &request);
-  while (!done) {
-    usleep(100);
-    MPI_Test(&request, &done, MPI_STATUS_IGNORE);
-  }
-}
 
 /* Bytes a second of result that ranks 0 and 1 together copy or add, each in buffers of its own. */
 static double machine_rate(int add, const float *a, const float *b, float *c) {
@@ -65,29 +31,6 @@ static double machine_rate(int add, const float *a, const float *b, float *c) {
   return best;
 }
 
-static void run_ours(int which, const float *send, float *recv, size_t bytes, ncclComm_t comm) {
-  size_t count = bytes / sizeof(float), block = count / (size_t)nranks;
-  if (which == ALL_GATHER) check(ncclAllGather(send, recv, block, ncclFloat, comm, NULL), "ncclAllGather");
-  if (which == REDUCE_SCATTER)
-    check(ncclReduceScatter(send, recv, block, ncclFloat, ncclSum, comm, NULL), "ncclReduceScatter");
-  if (which == ALL_REDUCE) check(ncclAllReduce(send, recv, count, ncclFloat, ncclSum, comm, NULL), "ncclAllReduce");
-}
-
-static void run_theirs(int which, const float *send, float *recv, size_t bytes) {
-  int count = (int)(bytes / sizeof(float)), block = count / nranks;
-  if (which == ALL_GATHER) MPI_Allgather(send, block, MPI_FLOAT, recv, block, MPI_FLOAT, MPI_COMM_WORLD);
-  if (which == REDUCE_SCATTER) MPI_Reduce_scatter_block(send, recv, block, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
-  if (which == ALL_REDUCE) MPI_Allreduce(send, recv, count, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
-}
-
-/* Ranks that have finished sleep until all have: spinning, they would slow down the ranks that are still measured. */
-static double slowest_rank(double mine) {
-  double slowest;
-  wait_asleep();
-  MPI_Allreduce(&mine, &slowest, 1, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
-  return slowest;
-}
-
 /* Seconds per operation: a timed iteration repeats small operations, as nccl-tests and the OSU benchmarks do. */
 static double timed(int which, int ours, const float *send, float *recv, size_t bytes, ncclComm_t comm, int repeat) {
   MPI_Barrier(MPI_COMM_WORLD);
@@ -104,17 +47,6 @@ static double limit(int which, size_t bytes, double copy, double add) {
   if (which == ALL_GATHER) return all / copy;
   if (which == REDUCE_SCATTER) return all / add;
   return all / add + all / copy;
-}
-
-static void same_result(int which, const float *send, float *ours, float *theirs, size_t bytes, ncclComm_t comm) {
-  size_t n = which == REDUCE_SCATTER ? bytes / 4 / (size_t)nranks : bytes / 4;
-  run_ours(which, send, ours, bytes, comm);
-  run_theirs(which, send, theirs, bytes);
-  for (size_t i = 0; i < n; i++)
-    if (ours[i] != theirs[i]) {
-      fprintf(stderr, "rank %d: %s of %zu bytes: element %zu is %g, MPI has %g\n", rank, names[which], bytes, i, ours[i], theirs[i]);
-      MPI_Abort(MPI_COMM_WORLD, 1);
-    }
 }
 
 static void bench(const char *memory, const float *send, float *recv, float *theirs_recv, double copy, double add, ncclComm_t comm) {
@@ -142,14 +74,7 @@ static void bench(const char *memory, const float *send, float *recv, float *the
 }
 
 int main(int argc, char **argv) {
-  MPI_Init(&argc, &argv);
-  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-  MPI_Comm_size(MPI_COMM_WORLD, &nranks);
-  ncclUniqueId id;
-  ncclComm_t comm;
-  if (rank == 0) check(ncclGetUniqueId(&id), "ncclGetUniqueId");
-  MPI_Bcast(&id, sizeof id, MPI_BYTE, 0, MPI_COMM_WORLD);
-  check(ncclCommInitRank(&comm, nranks, id, rank), "ncclCommInitRank");
+  ncclComm_t comm = join(&argc, &argv);
   float *send = malloc(largest), *recv = malloc(largest), *theirs = malloc(largest);
   float *shared_send, *shared_recv;
   check(ncclMemAlloc((void **)&shared_send, largest), "ncclMemAlloc");

@@ -2,8 +2,12 @@
 
 use std::sync::Arc;
 use strata::algo::{self, Choice};
+use strata::config::Config;
+use strata::dtype::DataType;
 use strata::plan::stage::stage;
 use strata::plan::{Collective, Plan, Shape};
+use strata::select::{self, Request};
+use strata::sim::{self, Job, Sim, SimOptions, Uniform};
 use strata::topo::{Grid, Rank};
 use strata::verify::mutate::kill;
 use strata::verify::{verify, Options};
@@ -117,4 +121,45 @@ fn every_mutant_of_every_algorithm_is_rejected_or_as_good_as_the_original() {
         }
     }
     println!("{mutants} mutants: {killed} rejected, {equivalent} equivalent");
+}
+
+/// Rounds of what is chosen for a kilobyte on these nodes: by the executor's count on each rank, which is the longest
+/// chain of messages it receives, and by a clock that only messages advance.
+fn rounds(collective: Collective, grid: &Arc<Grid>, named: Option<&str>) -> (usize, u64) {
+    let block_bytes = if collective == Collective::AllReduce { 1024 } else { 1024 / grid.nranks() };
+    let request = Request { collective, block_bytes, named };
+    let choice = select::choose(&request, grid, &Config::default()).unwrap().choice;
+    let programs = sim::compile(plans(&choice, &Shape::new(collective, grid.clone()))).unwrap();
+    let job = Job { count: block_bytes / 4, dtype: DataType::F32, segment_bytes: usize::MAX, inputs: None };
+    let clock = Uniform { alpha_ns: 1, beta_ps: 0 };
+    let report = Sim::with_durations(1, SimOptions::default(), clock).run(&programs, &job).unwrap();
+    let counted = report.stats.iter().map(|stats| stats.rounds).max().unwrap();
+    (counted, report.last_ns())
+}
+
+#[test]
+fn sixteen_nodes_of_one_rank_exchange_short_messages_in_four_rounds() {
+    let grid = Arc::new(Grid::blocks(&[1; 16]));
+    for collective in [Collective::AllGather, Collective::ReduceScatter, Collective::AllReduce] {
+        assert_eq!(rounds(collective, &grid, None), (4, 4), "{}", collective.name());
+        let around = if collective == Collective::AllReduce { 30 } else { 15 };
+        assert_eq!(rounds(collective, &grid, Some("ring")), (around, around as u64), "{}", collective.name());
+    }
+}
+
+#[test]
+fn rounds_between_any_number_of_nodes_are_the_logarithm_rounded_up() {
+    for nnodes in 2..=33_usize {
+        let log = nnodes.next_power_of_two().trailing_zeros() as usize;
+        let grid = Arc::new(Grid::blocks(&vec![1; nnodes]));
+        for collective in [Collective::AllGather, Collective::ReduceScatter] {
+            assert_eq!(rounds(collective, &grid, None), (log, log as u64), "{} on {grid}", collective.name());
+        }
+        // Whole vectors can be exchanged only between as many ranks as a power of two; others gather what they reduced.
+        let both = if nnodes.is_power_of_two() { log } else { 2 * log };
+        assert_eq!(rounds(Collective::AllReduce, &grid, None), (both, both as u64), "{grid}");
+        // Inside a node there is one round more for each phase.
+        let grid = Arc::new(Grid::blocks(&vec![4; nnodes]));
+        assert_eq!(rounds(Collective::AllGather, &grid, None), (log + 1, log as u64 + 1), "{grid}");
+    }
 }

@@ -251,7 +251,7 @@ impl Engine {
         };
         let scratch_chunks = program.plan().scratch_chunks as usize;
         let layout = Layout::new(call.count, call.dtype.size(), k, scratch_chunks, segment_bytes);
-        self.explain_choice(call, &prepared.selection, &layout);
+        self.explain_choice(call, &prepared.selection, &layout, program.rounds());
         if self.recent.len() == RECENT {
             self.recent.remove(0);
         }
@@ -354,7 +354,7 @@ impl Engine {
         Ok(program)
     }
 
-    fn explain_choice(&mut self, call: &CollectiveCall, selection: &Selection, layout: &Layout) {
+    fn explain_choice(&mut self, call: &CollectiveCall, selection: &Selection, layout: &Layout, rounds: usize) {
         if !crate::log::enabled(crate::log::Level::Info) {
             return;
         }
@@ -364,10 +364,11 @@ impl Engine {
             let name = call.collective.name();
             let segments = layout.segments();
             crate::info!(
-                "{name}: {} elements of {} ({bytes} bytes a block) -> {choice}, {segments} segment{}, because: {}",
+                "{name}: {} elements of {} ({bytes} bytes a block) -> {choice}, {segments} segment{} of {rounds} round{}, because: {}",
                 call.count,
                 call.dtype.name(),
                 if segments == 1 { "" } else { "s" },
+                if rounds == 1 { "" } else { "s" },
                 selection.reason
             );
         }
