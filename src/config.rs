@@ -116,6 +116,8 @@ variables! {
         "Copy what is sent to ranks of the node into shared memory first, unless it is there already (ncclMemAlloc).";
     "STRATA_EAGER_BYTES" eager_bytes: usize = "16384", local,
         "Messages of at most this many bytes are copied through shared memory, larger ones are pulled by the receiver.";
+    "STRATA_NIC_MAP" nic_map: String = "auto", local,
+        "Which NIC each local rank uses: names separated by commas, from the beginning again for more ranks; auto is evenly, the nearest.";
     "STRATA_TCP_CONNECTIONS" tcp_connections: usize = "2", agreed,
         "Connections per pair of ranks on different nodes.";
 }

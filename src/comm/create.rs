@@ -5,9 +5,10 @@ use super::bootstrap::{Derived, Session, UniqueId};
 use super::engine::Engine;
 use super::members::Member;
 use super::service::{Credentials, Monitor, Service, ServiceAddr, Status};
-use super::{locked, ops, Comm, Turns, ALIVE, ENDED};
+use super::{locked, nics, ops, Comm, Turns, ALIVE, ENDED};
 use crate::config::Config;
 use crate::error::{Error, Result};
+use crate::topo::local::LocalRank;
 use crate::topo::{host, Grid, Rank};
 use crate::transport::{self, Exchange as _};
 use std::hash::{Hash, Hasher};
@@ -73,6 +74,8 @@ fn myself(device: i32) -> Result<Member> {
         host: crate::log::host_name(),
         pid: std::process::id(),
         device,
+        local: LocalRank::from_env().map(|local| (local.rank, local.size)),
+        gpu: nics::gpu_of_this_process(device),
         service: Service::get()?.addr().0.to_string(),
         version: env!("CARGO_PKG_VERSION").to_string(),
         color: 0,
@@ -274,7 +277,8 @@ impl Meeting<'_> {
         let labels: Vec<&str> = members.iter().map(|member| member.host_id.as_str()).collect();
         let grid = Arc::new(Grid::from_labels(&labels));
         let rank = Rank::from_index(self.rank);
-        let transport = transport::open(rank, &grid, &config, &mut self.session)?;
+        let nic = || nics::binding(rank, &grid, &members, &config);
+        let transport = transport::open(rank, &grid, &config, &nic, &mut self.session)?;
         let waker = transport.waker();
         let wake = waker.clone();
         let status = Arc::new(Status::new(move || wake.wake()));

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 use crate::error::{Error, Result};
+use crate::topo::distance::PciAddress;
 use serde_json::{json, Value};
 
 /// One rank, as the others know it.
@@ -15,6 +16,10 @@ pub struct Member {
     pub pid: u32,
     /// Its device.
     pub device: i32,
+    /// Its local rank and the ranks of its node, if its launcher has told.
+    pub local: Option<(usize, usize)>,
+    /// Its GPU, if it has one.
+    pub gpu: Option<PciAddress>,
     /// Where its process's service listens.
     pub service: String,
     /// The version of Strata it runs.
@@ -32,6 +37,7 @@ impl Member {
     pub fn encode(&self) -> Vec<u8> {
         json!({
             "host_id": self.host_id, "host": self.host, "pid": self.pid, "device": self.device,
+            "local": self.local.map(|(rank, size)| [rank, size]), "gpu": self.gpu.map(|gpu| gpu.to_string()),
             "service": self.service, "version": self.version, "color": self.color, "key": self.key,
             "extra": self.extra,
         })
@@ -51,6 +57,8 @@ impl Member {
             host: text("host")?,
             pid: u32::try_from(number("pid")?).map_err(|_| refuse(rank, "pid"))?,
             device: small("device")?,
+            local: local(&value["local"]),
+            gpu: value["gpu"].as_str().and_then(|gpu| gpu.parse().ok()),
             service: text("service")?,
             version: text("version")?,
             color: small("color")?,
@@ -58,6 +66,13 @@ impl Member {
             extra: extra.iter().filter_map(|entry| entry.as_str().map(str::to_string)).collect(),
         })
     }
+}
+
+fn local(value: &Value) -> Option<(usize, usize)> {
+    let number = |at: usize| usize::try_from(value.get(at)?.as_u64()?).ok();
+    let (rank, size) = (number(0)?, number(1)?);
+    // A node of more ranks than these is nobody's.
+    (rank < size && size <= 1 << 16).then_some((rank, size))
 }
 
 fn refuse(rank: usize, what: &str) -> Error {
@@ -75,6 +90,8 @@ mod tests {
             host: "a".to_string(),
             pid: 7,
             device: -1,
+            local: Some((3, 8)),
+            gpu: "0000:c1:00.0".parse().ok(),
             service: "127.0.0.1:9".to_string(),
             version: "0.1.0".to_string(),
             color: 3,

@@ -14,6 +14,7 @@ mod launch;
 mod live;
 mod members;
 mod messages;
+mod nics;
 mod ops;
 pub mod service;
 

@@ -1,7 +1,21 @@
-//! Where ranks live: nodes, local ranks, rails.
+//! Where ranks live: nodes, local ranks, rails; and what a node has for them: GPUs, NICs, and which rank uses which.
+//!
+//! [`machine`] reads GPUs and NICs, [`nics`] says which NICs are fit for use, [`pinning`] gives each local rank its own,
+//! [`binding`] holds sockets to it and [`export`] tells it to an MPI.
 #![forbid(unsafe_code)]
 
+mod assign;
+pub mod binding;
+pub mod distance;
+pub mod export;
 pub mod host;
+pub mod interface;
+pub mod local;
+pub mod machine;
+pub mod nics;
+pub mod pinning;
+#[cfg(test)]
+mod recorded;
 
 use std::fmt;
 

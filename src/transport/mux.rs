@@ -10,6 +10,7 @@ use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::exec::{Started, Token};
 use crate::memory::Region;
+use crate::topo::binding::Binding;
 use crate::topo::{Grid, Rank};
 use std::sync::Arc;
 use std::time::Duration;
@@ -41,11 +42,25 @@ pub struct Mux {
 }
 
 /// Opens the transport between all ranks of `grid`. All ranks call it together; `exchange` is used for a few rounds.
-pub fn open(me: Rank, grid: &Grid, config: &Config, exchange: &mut dyn Exchange) -> Result<Mux> {
-    open_by(me, grid, config, exchange, Ways { proc: true, file: true })
+/// `binding` finds the NIC to other nodes; it is called only where one is needed.
+pub fn open(
+    me: Rank,
+    grid: &Grid,
+    config: &Config,
+    binding: &dyn Fn() -> Result<Binding>,
+    exchange: &mut dyn Exchange,
+) -> Result<Mux> {
+    open_by(me, grid, config, binding, exchange, Ways { proc: true, file: true })
 }
 
-pub(super) fn open_by(me: Rank, grid: &Grid, config: &Config, exchange: &mut dyn Exchange, ways: Ways) -> Result<Mux> {
+pub(super) fn open_by(
+    me: Rank,
+    grid: &Grid,
+    config: &Config,
+    binding: &dyn Fn() -> Result<Binding>,
+    exchange: &mut dyn Exchange,
+    ways: Ways,
+) -> Result<Mux> {
     let shm = shm::open::open(me, grid, config, ways, exchange)?;
     let mut routes = vec![None; grid.nranks()];
     routes[me.index()] = Some(Route::Myself);
@@ -58,7 +73,7 @@ pub(super) fn open_by(me: Rank, grid: &Grid, config: &Config, exchange: &mut dyn
         routes[rank.index()] = Some(Route::Tcp(index));
     }
     let bells = shm.bells().clone();
-    let tcp = Tcp::open(me, grid, &far, config, exchange, &bells)?;
+    let tcp = Tcp::open(me, &far, config, binding, exchange, &bells)?;
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     let oversubscribed = grid.members(grid.node(me)).len() > processors;
     let alone = shm.ranks().next().is_none();

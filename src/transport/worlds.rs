@@ -7,6 +7,7 @@ use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::exec::{Started, Token};
 use crate::memory::Region;
+use crate::topo::binding::Binding;
 use crate::topo::{Grid, Rank};
 use std::io::{Read, Write};
 use std::os::linux::net::SocketAddrExt;
@@ -37,7 +38,7 @@ impl Setup {
     }
 
     pub fn open(&self, me: usize, exchange: &mut dyn Exchange) -> Mux {
-        open_by(Rank::from_index(me), &self.grid, &self.config, exchange, self.ways).unwrap()
+        open_by(Rank::from_index(me), &self.grid, &self.config, &Binding::of_first_nic, exchange, self.ways).unwrap()
     }
 }
 

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 use crate::nccl::Library;
+use crate::nics;
 use crate::process::read_memory_of;
 use std::fs;
 use std::path::PathBuf;
@@ -17,6 +18,15 @@ pub struct Options {
     /// Every environment variable with its value, default and meaning.
     #[arg(long)]
     env: bool,
+    /// GPUs and NICs, and which local rank uses which NIC and why.
+    #[arg(long)]
+    nics: bool,
+    /// With --nics: how many ranks the node has; by default what the launcher has told, else as many as GPUs, or NICs.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    ranks: Option<u16>,
+    /// With --nics: another machine's sysfs, with a file `addresses` of lines such as `eth0 10.0.0.1/24`.
+    #[arg(long, value_name = "FOLDER")]
+    sysfs: Option<PathBuf>,
     /// Every algorithm with its collectives.
     #[arg(long)]
     algorithms: bool,
@@ -38,6 +48,9 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     }
     if options.algorithms {
         print_algorithms();
+    }
+    if options.nics || options.sysfs.is_some() {
+        return nics::print(options.sysfs.as_deref(), options.ranks.map(usize::from));
     }
     if !options.env && !options.algorithms {
         print_found(options);
@@ -63,10 +76,8 @@ fn print_found(options: &Options) {
     line("host id", host::host_id());
     let given = std::env::var("NCCL_HOSTID").is_ok_and(|value| !value.is_empty());
     line("", if given { "from NCCL_HOSTID: ranks with the same one share a node" } else { "host name and boot id" });
-    match host::local_interface() {
-        Ok(found) => line("network", format!("{} ({})", found.addr, found.name)),
-        Err(error) => line("network", error),
-    }
+    let network = nics::summary().unwrap_or_else(|error| vec![error.to_string()]);
+    network.iter().enumerate().for_each(|(index, text)| line(if index == 0 { "network" } else { "" }, text));
     line("shared memory", shared_memory(&config));
     line("direct reads", direct_reads(&config));
     line("processor", processor());

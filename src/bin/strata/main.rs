@@ -6,6 +6,7 @@
 mod info;
 mod launch;
 mod nccl;
+mod nics;
 mod perf;
 mod plan;
 mod process;

@@ -24,7 +24,9 @@ pub use status::Status;
 pub use wire::{Credentials, Process};
 
 use crate::error::{Error, Result};
-use crate::topo::host;
+use crate::topo::interface::{self, Filter, Interface};
+use crate::topo::machine::Machine;
+use crate::topo::nics;
 use reactor::{Command, Reactor};
 use std::io::Write;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener};
@@ -73,8 +75,8 @@ impl ServiceAddr {
             6 => {
                 let addr = Ipv6Addr::from(<[u8; 16]>::try_from(addr).ok()?);
                 let mut found = SocketAddr::from((addr, port));
-                if let (SocketAddr::V6(found), true) = (&mut found, host::is_link_local(&addr)) {
-                    found.set_scope_id(host::local_interface().map_or(0, |interface| interface.scope));
+                if let (SocketAddr::V6(found), true) = (&mut found, interface::is_link_local(&addr)) {
+                    found.set_scope_id(meeting_interface().map_or(0, |interface| interface.scope));
                 }
                 Some(ServiceAddr(found))
             }
@@ -97,6 +99,16 @@ pub struct Service {
 }
 
 static CURRENT: Mutex<Option<Arc<Service>>> = Mutex::new(None);
+
+/// The address of this host at which ranks of other nodes find its processes.
+pub fn meeting_interface() -> Result<Interface> {
+    let (machine, filter) = (Machine::this()?, Filter::from_env());
+    nics::meeting_address(&machine, &filter).ok_or_else(|| {
+        let known: Vec<&str> = machine.nics.iter().map(|nic| nic.name()).collect();
+        let text = format!("{} leaves no network interface with an address; there are", filter.text());
+        Error::InvalidUsage(format!("{text} {}", known.join(", ")))
+    })
+}
 
 /// A listening socket that does not block.
 pub(super) fn listen(addr: SocketAddr) -> Result<TcpListener> {
@@ -138,7 +150,7 @@ impl Service {
 
     fn start(pid: u32) -> Result<Service> {
         raise_descriptor_limit();
-        let interface = host::local_interface()?;
+        let interface = meeting_interface()?;
         let listener = listen(interface.with_port(0))?;
         let addr = ServiceAddr(listener.local_addr()?);
         let (wake, woken) = UnixStream::pair()?;

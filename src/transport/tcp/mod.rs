@@ -2,13 +2,12 @@
 //!
 //! Ranks connect when they first have to do with each other. Of a pair the lower rank connects, as often as configured;
 //! a higher rank that needs the connection first *calls*: its connection only asks to be connected to. See [`peer`] for
-//! how messages travel and [`accept`] for who is let in.
+//! how messages travel and [`accept`] for who is let in. Both ends are held to the NICs of their ranks.
 #![forbid(unsafe_code)]
 
 mod accept;
 mod connection;
 mod frame;
-pub mod interface;
 mod peer;
 
 use super::shm::bell::Bells;
@@ -17,14 +16,15 @@ use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::exec::{Started, Token};
 use crate::memory::{vectored, Arena, Region};
-use crate::topo::{Grid, Rank};
+use crate::topo::binding::{Binding, Source};
+use crate::topo::Rank;
 use accept::Door;
 use connection::{Body, Connection};
 use frame::{Greeting, Secret, CALL};
 use peer::{Link, Peer};
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::event::Timespec;
-use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -39,7 +39,7 @@ const LINGER: Duration = Duration::from_secs(2);
 #[derive(Debug)]
 pub struct Tcp {
     me: Rank,
-    address: IpAddr,
+    binding: Binding,
     connections: u8,
     poller: OwnedFd,
     door: Door,
@@ -68,13 +68,13 @@ fn link_number(peer: usize, index: u8) -> u64 {
 }
 
 impl Tcp {
-    /// Opens a port for the ranks `far`, which are to be reached over TCP. All ranks of the grid call it together; those
+    /// Opens a port for the ranks `far`, which are to be reached over TCP, at the NIC that `binding` finds. All ranks of the grid call it together; those
     /// that have no such peers get `None`.
     pub fn open(
         me: Rank,
-        grid: &Grid,
         far: &[Rank],
         config: &Config,
+        binding: &dyn Fn() -> Result<Binding>,
         exchange: &mut dyn Exchange,
         bells: &Arc<Bells>,
     ) -> Result<Option<Tcp>> {
@@ -82,12 +82,10 @@ impl Tcp {
             exchange.allgather(Vec::new())?;
             return Ok(None);
         }
-        let spec = std::env::var("NCCL_SOCKET_IFNAME").ok();
-        let usable = interface::choose(spec.as_deref(), &interface::all()?)?;
-        let ours = &usable[grid.local(me) % usable.len()];
+        let binding = binding()?;
         let secret = secret()?;
-        let door = Door::open(ours.address, secret)?;
-        crate::info!("rank {me} uses {} at {} for TCP", ours.name, door.address()?);
+        let door = Door::open(binding.address.addr, secret)?;
+        crate::info!("rank {me} uses {} at {} for TCP", binding.address.name, door.address()?);
         let mut card = secret.to_vec();
         card.extend(door.address()?.to_string().bytes());
         let cards = exchange.allgather(card)?;
@@ -107,7 +105,7 @@ impl Tcp {
         }
         Ok(Some(Tcp {
             me,
-            address: ours.address,
+            binding,
             connections: config.tcp_connections.clamp(1, usize::from(CALL) - 1) as u8,
             poller,
             door,
@@ -162,8 +160,12 @@ impl Tcp {
             let kind = socket2::Type::STREAM.nonblocking().cloexec();
             let domain = socket2::Domain::for_address(address);
             let socket = socket2::Socket::new(domain, kind, Some(socket2::Protocol::TCP))?;
-            if self.address.is_ipv4() == address.is_ipv4() {
-                socket.bind(&SocketAddr::new(self.address, 0).into())?;
+            let source = self.binding.towards(address.ip());
+            if source == Source::Device {
+                self.hold_to_nic(&socket);
+            }
+            if source != Source::Any {
+                socket.bind(&SocketAddr::new(self.binding.address.addr, 0).into())?;
             }
             match socket.connect(&address.into()) {
                 Err(error) if error.raw_os_error() != Some(rustix::io::Errno::INPROGRESS.raw_os_error()) => Err(error),
@@ -179,6 +181,12 @@ impl Tcp {
             link.connection.push(greeting.encode(), Body::Owned(Vec::new()));
         }
         self.write(peer)
+    }
+
+    /// Binds a socket to the NIC. Kernels before 5.7 allow it to the administrator only; then it is bound to the NIC's
+    /// address all the same, and the kernel's routes decide.
+    fn hold_to_nic<'a>(&self, socket: impl Into<socket2::SockRef<'a>>) {
+        let _ = socket.into().bind_device(Some(self.binding.address.name.as_bytes()));
     }
 
     /// Takes a socket as a connection of a peer.
@@ -273,6 +281,9 @@ impl Tcp {
         };
         // It was watched as a caller; from now on as a connection.
         epoll::delete(&self.poller, &socket).map_err(std::io::Error::from)?;
+        if socket.peer_addr().is_ok_and(|caller| self.binding.towards(caller.ip()) == Source::Device) {
+            self.hold_to_nic(&socket);
+        }
         if index == CALL {
             self.reach_out(peer)?;
         }

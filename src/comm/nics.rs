@@ -1,0 +1,96 @@
+//! Which NIC a rank of a communicator uses, from what the ranks of its node have told of themselves.
+#![forbid(unsafe_code)]
+
+use super::members::Member;
+use crate::config::Config;
+use crate::error::Result;
+use crate::log::Level;
+use crate::topo::binding::Binding;
+use crate::topo::distance::PciAddress;
+use crate::topo::interface::Filter;
+use crate::topo::machine::{gpu_of, gpus_of_ranks, visible_from_env, Machine};
+use crate::topo::nics::Purpose;
+use crate::topo::pinning::{pin, Rules};
+use crate::topo::{Grid, Rank};
+
+/// The GPU that this process means by a device number.
+pub fn gpu_of_this_process(device: i32) -> Option<PciAddress> {
+    let machine = Machine::read(std::path::Path::new("/sys"), &[]);
+    gpu_of(&machine, usize::try_from(device).ok()?, visible_from_env().as_deref())
+}
+
+/// The local rank of each of a node's members, and the ranks of the node. What the launcher has told counts, so that a
+/// rank uses one NIC in all communicators; without it, or where several ranks are one process, the communicator's own
+/// order does.
+fn local_ranks(node: &[&Member]) -> (Vec<usize>, usize) {
+    let told: Option<Vec<(usize, usize)>> = node.iter().map(|member| member.local).collect();
+    let agree = |told: &Vec<(usize, usize)>| {
+        let mut ranks: Vec<usize> = told.iter().map(|&(rank, _)| rank).collect();
+        ranks.sort_unstable();
+        ranks.dedup();
+        ranks.len() == told.len() && told.iter().all(|&(_, size)| size == told[0].1)
+    };
+    match told.filter(agree) {
+        Some(told) => (told.iter().map(|&(rank, _)| rank).collect(), told[0].1),
+        None => ((0..node.len()).collect(), node.len()),
+    }
+}
+
+/// The NIC over which a rank reaches other nodes. All ranks of its node find the same for each of them.
+pub fn binding(rank: Rank, grid: &Grid, members: &[Member], config: &Config) -> Result<Binding> {
+    let node: Vec<&Member> = grid.members(grid.node(rank)).iter().map(|member| &members[member.index()]).collect();
+    let (local, size) = local_ranks(&node);
+    let machine = Machine::this()?;
+    let mut claims = vec![None; size];
+    for (member, &local) in node.iter().zip(&local) {
+        claims[local] = member.gpu;
+    }
+    let rules = Rules::new(&config.nic_map, Filter::from_env())?;
+    let pinning = pin(&machine, &gpus_of_ranks(&machine, &claims), &rules, Purpose::Tcp)?;
+    let mine = &pinning.pins[local[grid.local(rank)]];
+    let binding = Binding::to_nic(&machine, mine.nic, &rules.filter)?;
+    let distance = mine.distance.map_or(String::new(), |distance| format!(" at distance {distance}"));
+    crate::info!("rank {rank} uses {}{distance}: {}", machine.nics[mine.nic].name(), mine.why);
+    if let Some(note) = &binding.note {
+        crate::info!("{note}");
+    }
+    // Once a node.
+    if let (0, Some(warning)) = (grid.local(rank), &pinning.warning) {
+        crate::log::write(Level::Warn, &format!("on {}: {warning}", node[0].host));
+    }
+    Ok(binding)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn member(local: Option<(usize, usize)>) -> Member {
+        Member {
+            host_id: String::new(),
+            host: String::new(),
+            pid: 1,
+            device: 0,
+            local,
+            gpu: None,
+            service: String::new(),
+            version: String::new(),
+            color: 0,
+            key: 0,
+            extra: Vec::new(),
+        }
+    }
+
+    fn ranks(told: &[Option<(usize, usize)>]) -> (Vec<usize>, usize) {
+        let members: Vec<Member> = told.iter().map(|&local| member(local)).collect();
+        local_ranks(&members.iter().collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn the_launchers_local_ranks_count_when_they_make_sense() {
+        assert_eq!(ranks(&[Some((5, 8)), Some((2, 8))]), (vec![5, 2], 8), "a part of the node's ranks");
+        assert_eq!(ranks(&[Some((0, 8)), None]), (vec![0, 1], 2));
+        assert_eq!(ranks(&[Some((0, 4)), Some((0, 4)), Some((0, 4))]), (vec![0, 1, 2], 3), "threads of a process");
+        assert_eq!(ranks(&[Some((0, 2)), Some((1, 4))]), (vec![0, 1], 2));
+    }
+}
