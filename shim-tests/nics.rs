@@ -105,20 +105,21 @@ impl Cluster {
         Ok(cluster)
     }
 
-    fn start(&self, rank: usize) -> Child {
+    fn start(&self, rank: usize, map: &str) -> Child {
         let (node, local) = (rank / 2, rank % 2);
         let mut command = Command::new("ip");
         command.args(["netns", "exec", &self.nodes[node], env!("CARGO_BIN_EXE_strata"), "perf", "all_reduce"]);
         command.args(["-b", "4M", "-e", "4M", "-n", "4", "-w", "1", "--library"]).arg(built::library());
         command.env("RANK", rank.to_string()).env("WORLD_SIZE", "4").env("NCCL_HOSTID", &self.nodes[node]);
         command.env("LOCAL_RANK", local.to_string()).env("LOCAL_WORLD_SIZE", "2").env("NCCL_DEBUG", "INFO");
+        command.env("STRATA_NIC_MAP", map);
         command.env("MASTER_ADDR", "10.77.0.1").env("MASTER_PORT", "29571");
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("a rank starts")
     }
 
-    /// Runs an all-reduce on two ranks a node; what each NIC has sent since it is there.
-    fn sent(&self) -> [[u64; 2]; 2] {
-        let ranks: Vec<_> = (0..4).map(|rank| self.start(rank)).collect();
+    /// Runs an all-reduce on two ranks a node; what the ranks have said.
+    fn run(&self, map: &str) -> Vec<String> {
+        let ranks: Vec<_> = (0..4).map(|rank| self.start(rank, map)).collect();
         let pids: Vec<u32> = ranks.iter().map(Child::id).collect();
         let waits: Vec<_> = ranks.into_iter().map(|rank| std::thread::spawn(|| rank.wait_with_output())).collect();
         let deadline = Instant::now() + LIMIT;
@@ -132,9 +133,16 @@ impl Cluster {
             std::thread::sleep(Duration::from_millis(20));
         }
         let outputs: Vec<Output> = waits.into_iter().map(|wait| wait.join().unwrap().unwrap()).collect();
-        for (rank, output) in outputs.iter().enumerate() {
-            assert!(output.status.success(), "rank {rank}: {}", String::from_utf8_lossy(&output.stderr));
-        }
+        let said = |(rank, output): (usize, &Output)| {
+            let said = String::from_utf8_lossy(&output.stderr).into_owned();
+            assert!(output.status.success(), "rank {rank}: {said}");
+            said
+        };
+        outputs.iter().enumerate().map(said).collect()
+    }
+
+    /// What each NIC has sent since it is there.
+    fn counters(&self) -> [[u64; 2]; 2] {
         [0, 1].map(|node| [0, 1].map(|rail| self.counter(node, rail)))
     }
 
@@ -148,12 +156,29 @@ impl Cluster {
 /// Bytes that the NICs of two nodes have sent; `None`, and a line that says why, where there can be no namespaces.
 fn sent(name: &str, wiring: Wiring, arp: [u32; 2]) -> Option<[[u64; 2]; 2]> {
     match Cluster::new(name, wiring, arp) {
-        Ok(cluster) => Some(cluster.sent()),
-        Err(why) => {
-            println!("SKIPPED: {name}: network namespaces cannot be made: {why}");
-            None
+        Ok(cluster) => {
+            cluster.run("auto");
+            Some(cluster.counters())
         }
+        Err(why) => skip(name, &why),
     }
+}
+
+fn skip<T>(name: &str, why: &str) -> Option<T> {
+    println!("SKIPPED: {name}: network namespaces cannot be made: {why}");
+    None
+}
+
+#[test]
+fn a_node_whose_ranks_share_a_nic_while_another_idles_is_warned_of_once() {
+    let cluster = Cluster::new("crowded", Wiring::OneSubnetEach, [0, 0]).or_else(|why| skip("crowded", &why).ok_or(()));
+    let Ok(cluster) = cluster else { return };
+    let said = cluster.run("hsn0");
+    let warns =
+        |said: &String| said.contains("WARN on ") && said.contains("local ranks 0, 1 share hsn0 while hsn1 idles");
+    assert_eq!(said.iter().map(warns).collect::<Vec<_>>(), [true, false, true, false], "{said:?}");
+    let sent = cluster.counters();
+    assert!(sent.iter().all(|[first, second]| first > &(4 << 20) && second < &(1 << 20)), "{sent:?}");
 }
 
 fn assert_even(sent: [[u64; 2]; 2]) {

@@ -313,12 +313,14 @@ fn gpus(root: &Path) -> Vec<Gpu> {
         let device = fs::canonicalize(folder.join(name)).ok()?;
         let about = |what: &str| text(&device.join(what)).unwrap_or_default();
         // VGA, 3D, other display controllers, and accelerators, by the first two bytes of the class.
-        let fits = match (about("vendor").as_str(), about("class").get(..6)) {
-            (NVIDIA, Some("0x0300" | "0x0302")) => true,
-            (AMD, Some("0x0300" | "0x0302" | "0x0380" | "0x1200")) => true,
-            _ => false,
+        let classes: &[&str] = match about("vendor").as_str() {
+            NVIDIA => &["0x0300", "0x0302"],
+            AMD => &["0x0300", "0x0302", "0x0380", "0x1200"],
+            _ => &[],
         };
-        fits.then_some(())?;
+        if !classes.contains(&about("class").get(..6)?) {
+            return None;
+        }
         pci(&device).map(|pci| Gpu { pci })
     };
     let mut gpus: Vec<Gpu> = names(&folder).into_iter().filter_map(gpu).collect();
