@@ -7,7 +7,7 @@ use super::CollectiveCall;
 use crate::algo;
 use crate::config::Config;
 use crate::dtype::Prologue;
-use crate::error::{Error, Result};
+use crate::error::{counted, Error, Result};
 use crate::exec::{Execution, Program, Progress};
 use crate::memory::{shared, Arena, Region};
 use crate::plan::layout::Layout;
@@ -356,12 +356,12 @@ impl Engine {
         let choice = selection.choice.to_string();
         if self.explained.insert((call.collective, bytes.max(1).ilog2(), choice.clone())) {
             let name = call.collective.name();
-            let segments = layout.segments();
             crate::info!(
-                "{name}: {} elements of {} ({bytes} bytes a block) -> {choice}, {segments} segment{}, because: {}",
-                call.count,
+                "{name}: {} of {} ({} a block) -> {choice}, {}, because: {}",
+                counted(call.count, "element"),
                 call.dtype.name(),
-                if segments == 1 { "" } else { "s" },
+                counted(bytes, "byte"),
+                counted(layout.segments(), "segment"),
                 selection.reason
             );
         }

@@ -195,8 +195,9 @@ impl Run {
             }
             let progress = match &mut self.active {
                 Active::Waiting => {
-                    if let Some(call) = self.collectives.get(self.begun) {
+                    if let Some(call) = self.collectives.get_mut(self.begun) {
                         self.begun += 1;
+                        call.read_factor();
                         self.comm.status.begin();
                         if engine.begin(call)? {
                             self.active = Active::Collective;

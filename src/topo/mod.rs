@@ -3,6 +3,7 @@
 
 pub mod host;
 
+use crate::error::counted;
 use std::fmt;
 
 /// A process's (GPU's) number in a communicator.
@@ -143,7 +144,7 @@ impl fmt::Display for Grid {
         } else {
             sizes.join("+")
         };
-        write!(f, "{} ranks on {} nodes ({sizes})", self.nranks(), self.nnodes())
+        write!(f, "{} on {} ({sizes})", counted(self.nranks(), "rank"), counted(self.nnodes(), "node"))
     }
 }
 

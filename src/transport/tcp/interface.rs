@@ -67,8 +67,8 @@ pub fn choose(spec: Option<&str>, all: &[Interface]) -> Result<Vec<Interface>> {
     }
     if one_each.is_empty() {
         let names: Vec<&str> = all.iter().map(|interface| interface.name.as_str()).collect();
-        let spec = spec.unwrap_or("");
-        return Err(Error::System(format!("NCCL_SOCKET_IFNAME={spec} leaves none of the interfaces {names:?}")));
+        let (spec, names) = (spec.unwrap_or(""), names.join(", "));
+        return Err(Error::System(format!("NCCL_SOCKET_IFNAME={spec} leaves none of the interfaces {names}")));
     }
     Ok(one_each)
 }
