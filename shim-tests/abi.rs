@@ -135,6 +135,11 @@ fn ranks_of_one_process_work_together_in_groups_on_streams_and_in_the_background
 
 /// As programs do that do not link against NCCL.
 #[test]
+fn the_smallest_stack_of_a_thread_is_enough() {
+    print!("{}", run("stack.c", &[]));
+}
+
+#[test]
 fn a_program_that_opens_the_library_by_nccl_s_name_gets_this_one() {
     run("open.c", &["-ldl"]);
 }

@@ -77,7 +77,17 @@ fn check(member: &Member, case: &Case) {
         (input, output) = place(collective, me, me == root, block, &inputs[me], input, output);
     }
     let reduction = op.map(|op| Reduction::new(op, dtype, nranks));
-    let call = CollectiveCall { collective, input, output, count, dtype, reduction, root: root_rank, algorithm: None };
+    let call = CollectiveCall {
+        collective,
+        input,
+        output,
+        count,
+        dtype,
+        reduction,
+        factor_at: None,
+        root: root_rank,
+        algorithm: None,
+    };
     let what = format!(
         "{} {} {:?} count {count} root {root} in_place {in_place} misaligned {misalign} rank {me} of {}",
         collective.name(),
@@ -247,6 +257,7 @@ fn every_algorithm_moves_real_data_right() {
                         count,
                         dtype,
                         reduction: op.map(|op| Reduction::new(op, dtype, nranks)),
+                        factor_at: None,
                         root: Rank(0),
                         algorithm: Some(choice.to_string()),
                     };

@@ -56,6 +56,7 @@ fn all_reduce(comm: &Arc<Comm>, count: usize) -> Result<()> {
         count,
         dtype: DataType::I32,
         reduction: Some(Reduction::new(RedOp::Sum, DataType::I32, comm.nranks())),
+        factor_at: None,
         root: Rank(0),
         algorithm: None,
     };

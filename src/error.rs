@@ -80,9 +80,26 @@ impl From<std::io::Error> for Error {
     }
 }
 
+/// `1 rank`, `2 ranks`: a number and what is counted, for texts.
+pub fn counted(number: usize, what: &str) -> String {
+    let ending = match (number, what.ends_with("ss")) {
+        (1, _) => "",
+        (_, true) => "es",
+        (_, false) => "s",
+    };
+    format!("{number} {what}{ending}")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_counted_has_its_plural() {
+        assert_eq!(counted(1, "rank"), "1 rank");
+        assert_eq!(counted(0, "node"), "0 nodes");
+        assert_eq!(counted(3, "process"), "3 processes");
+    }
 
     #[test]
     fn every_kind_has_its_nccl_code() {

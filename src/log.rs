@@ -81,10 +81,19 @@ pub fn enabled(level: Level) -> bool {
 
 /// Writes one line. Prefer the macros, which do not format what is not written.
 pub fn write(level: Level, text: &str) {
-    let log = log();
-    if log.level < level {
-        return;
+    if enabled(level) {
+        put(level, text);
     }
+}
+
+/// Writes a warning whatever `NCCL_DEBUG` says: for what the user got wrong and would not hear of otherwise. To be said
+/// by one process of a job.
+pub fn notice(text: &str) {
+    put(Level::Warn, text);
+}
+
+fn put(level: Level, text: &str) {
+    let log = log();
     let tag = match level {
         Level::Warn => "WARN",
         Level::Trace => "TRACE",

@@ -282,6 +282,44 @@ static void nonblocking_communicators_tell_when_they_are_ready(void) {
   CHECK(ncclCommCount(mixed, &count) == ncclInvalidArgument);
 }
 
+static float device_scalar;
+static void set_device_scalar(void* argument) { device_scalar = *(float*)argument; }
+
+static void a_factor_in_device_memory_is_read_when_the_operation_runs(void) {
+  float factor = 3, in[RANKS] = {1, 1, 1, 1}, out[RANKS];
+  ncclRedOp_t ops[RANKS];
+  strataStream_t streams[RANKS];
+  device_scalar = 100;
+  for (int i = 0; i < RANKS; i++) {
+    OK(strataStreamCreate(&streams[i]));
+    OK(ncclRedOpCreatePreMulSum(&ops[i], &device_scalar, ncclFloat, ncclScalarDevice, comms[i]));
+  }
+  /* The factor of the call is what the stream wrote before it; each rank has its own. */
+  for (int i = 0; i < RANKS; i++) {
+    OK(strataStreamAddCallback(streams[i], set_device_scalar, &factor));
+    OK(ncclAllReduce(&in[i], &out[i], 1, ncclFloat, ops[i], comms[i], streams[i]));
+    OK(ncclRedOpDestroy(ops[i], comms[i]));
+  }
+  for (int i = 0; i < RANKS; i++) OK(strataStreamSynchronize(streams[i]));
+  for (int i = 0; i < RANKS; i++) CHECK(out[i] == 12);
+  for (int i = 0; i < RANKS; i++) OK(strataStreamDestroy(streams[i]));
+}
+
+static void a_failure_in_the_background_is_the_last_error(void) {
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.blocking = 0;
+  ncclUniqueId id;
+  ncclComm_t same[2];
+  OK(ncclGetUniqueId(&id));
+  CHECK(ncclGroupEnd() == ncclInvalidUsage); /* An older error. */
+  for (int i = 0; i < 2; i++) CHECK(ncclCommInitRankConfig(&same[i], 3, id, 1, &config) == ncclInProgress);
+  CHECK(settled(same[0]) == ncclInvalidUsage);
+  CHECK(strstr(ncclGetLastError(NULL), "rank 1 was given twice") != NULL);
+  CHECK(settled(same[1]) == ncclInvalidUsage);
+  CHECK(strstr(ncclGetLastError(NULL), "rank 1 was given twice") != NULL);
+  for (int i = 0; i < 2; i++) OK(ncclCommAbort(same[i]));
+}
+
 int main(void) {
   every_rank_has_its_place();
   operations_act_at_the_end_of_the_group();
@@ -298,7 +336,9 @@ int main(void) {
   communicators_grow();
   streams_keep_order_and_do_not_hold_the_caller_up();
   an_operation_of_the_program_scales_once();
+  a_factor_in_device_memory_is_read_when_the_operation_runs();
   nonblocking_communicators_tell_when_they_are_ready();
+  a_failure_in_the_background_is_the_last_error();
   sum_of_ranks(comms, RANKS, NULL, 1);
   for (int i = 0; i < RANKS; i++) OK(ncclCommDestroy(comms[i]));
   return 0;

@@ -7,7 +7,7 @@ use super::options;
 use super::pointer::{ConstPtr, Ptr};
 use super::types::{null, CommHandle};
 use crate::comm::{group, Comm, CommOptions, InitParams, UniqueId};
-use crate::error::{Error, Result};
+use crate::error::{counted, Error, Result};
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
@@ -43,6 +43,7 @@ impl Unborn {
                 Ok(())
             }
             Err(error) => {
+                tell(&self.handle, &error);
                 self.handle.failed(error.clone());
                 if self.handle.blocking {
                     self.handle.remove();
@@ -51,6 +52,15 @@ impl Unborn {
                 Err(error)
             }
         }
+    }
+}
+
+/// Logs an error that no call returns, before the program can see that there is one. What another failure of the group
+/// has ended says nothing: its cause is the text that counts.
+fn tell(handle: &Handle, error: &Error) {
+    if !handle.blocking && !handle.cancel.load(Ordering::Acquire) {
+        let text = format!("communicator {:#x}: {error} (result {})", handle.name.0, error.code());
+        crate::log::warn(&text);
     }
 }
 
@@ -139,6 +149,7 @@ impl Busy {
 
     fn fail(mut self, error: Error) {
         if let Some(handle) = self.0.take() {
+            tell(&handle, &error);
             handle.failed(error);
         }
     }
@@ -309,7 +320,7 @@ pub fn shrink(
         let parent = if abort { handle.ready()? } else { handle.parent()? };
         // Checked before the list is read: nobody can be excluded twice, and somebody must be left.
         if count >= parent.nranks() {
-            return invalid(format!("{count} of {} ranks cannot be excluded", parent.nranks()));
+            return invalid(format!("{count} of {} cannot be excluded", counted(parent.nranks(), "rank")));
         }
         let listed = excluded.as_const().get_all(count, "excludeRanksList")?;
         let excluded = excluded_ranks(&listed, &parent)?;
@@ -325,7 +336,12 @@ fn excluded_ranks(listed: &[c_int], parent: &Comm) -> Result<Vec<usize>> {
         match usize::try_from(rank) {
             Ok(index) if index == parent.rank() => return invalid(format!("rank {rank} is excluded and calls")),
             Ok(index) if index < parent.nranks() && !excluded.contains(&index) => excluded.push(index),
-            _ => return invalid(format!("rank {rank} is not one of {} ranks, or excluded twice", parent.nranks())),
+            _ => {
+                return invalid(format!(
+                    "rank {rank} is not one of {}, or excluded twice",
+                    counted(parent.nranks(), "rank")
+                ))
+            }
         }
     }
     Ok(excluded)
@@ -366,7 +382,7 @@ pub fn grow(
             return invalid(format!("existing ranks give rank -1, not {rank}"));
         }
         let Some(nranks) = usize::try_from(nranks).ok().filter(|&nranks| nranks > parent.nranks()) else {
-            return invalid(format!("a communicator of {} ranks cannot grow to {nranks}", parent.nranks()));
+            return invalid(format!("a communicator of {} cannot grow to {nranks}", counted(parent.nranks(), "rank")));
         };
         let blocking = options.blocking;
         derive(handle, newcomm, blocking, move || Comm::grow(Some(&parent), nranks, id, None, options).map(Some))

@@ -10,7 +10,7 @@ use super::options;
 use super::pointer::{ConstPtr, Ptr};
 use super::streams;
 use super::types::{null, Buffer, CommHandle, ConstBuffer, OpCode, Residence, StreamHandle, TypeCode};
-use crate::comm::{group, CollectiveCall, Comm, Elements, Launch, Operation};
+use crate::comm::{group, CollectiveCall, Comm, Elements, Factor, Launch, Operation};
 use crate::dtype::DataType;
 use crate::error::{Error, Result};
 use crate::plan::Collective;
@@ -42,8 +42,10 @@ impl Call {
         let root = rank_of(&comm, self.root, "root")?;
         let dtype = self.dtype.get()?;
         let reduction = self.op.map(|op| comm.reduction(op.0, dtype)).transpose()?;
+        let (reduction, factor_at) = reduction.map_or((None, None), |(reduction, place)| (Some(reduction), place));
         let stream = streams::find(self.stream)?;
-        let algorithm = options::collective(self.config)?;
+        let wish = options::collective(self.config)?;
+        let algorithm = wish.map_or(Ok(None), |wish| wish.settle(self.collective, comm.grid()))?;
         let rank = Rank::from_index(comm.rank());
         let blocks = |blocks: usize| bytes(self.count, blocks, dtype);
         // The largest buffer of any rank, so that all ranks refuse a count alike.
@@ -55,7 +57,8 @@ impl Call {
             return Ok(());
         }
         let collective = self.collective;
-        let call = CollectiveCall { collective, input, output, count: self.count, dtype, reduction, root, algorithm };
+        let count = self.count;
+        let call = CollectiveCall { collective, input, output, count, dtype, reduction, factor_at, root, algorithm };
         group::submit(Launch { comm, operation: Operation::Collective(call), stream }, handle.blocking)
     }
 }
@@ -219,8 +222,8 @@ pub fn group_simulate_end(info: Ptr<SimInfo>) -> Result<()> {
     Ok(())
 }
 
-/// `ncclRedOpCreatePreMulSum`. The scalar is read at once, also where it is declared to be device memory: device memory
-/// is host memory here.
+/// `ncclRedOpCreatePreMulSum`. A scalar in host memory is read at once; one in device memory, which is host memory here,
+/// when an operation runs that uses it.
 pub fn create_pre_mul_sum(
     op: Ptr<OpCode>,
     scalar: Buffer,
@@ -236,9 +239,16 @@ pub fn create_pre_mul_sum(
     if !(0..=1).contains(&residence.0) {
         return Err(Error::InvalidArgument(format!("invalid scalar residence {}", residence.0)));
     }
-    let mut bytes = [0; 8];
-    scalar.as_const().region(dtype.size(), "scalar")?.read(&mut bytes[..dtype.size()]);
-    op.set("op", OpCode(comm.create_op(dtype, bytes)?))
+    let place = scalar.as_const().region(dtype.size(), "scalar")?;
+    let factor = match residence.0 {
+        0 => Factor::At(place),
+        _ => {
+            let mut bytes = [0; 8];
+            place.read(&mut bytes[..place.len()]);
+            Factor::Value(bytes)
+        }
+    };
+    op.set("op", OpCode(comm.create_op(dtype, factor)?))
 }
 
 /// `ncclRedOpDestroy`

@@ -7,9 +7,14 @@
 
 use super::layouts::{read_versioned, CollConfig, Config, UNDEFINED};
 use super::pointer::{ConstPtr, Text};
+use crate::algo;
 use crate::comm::CommOptions;
 use crate::error::{Error, Result};
+use crate::plan::Collective;
+use crate::select;
+use crate::topo::Grid;
 use std::ffi::c_int;
+use std::sync::{Arc, Once};
 
 /// What a value may be.
 type Check = fn(c_int) -> bool;
@@ -38,6 +43,9 @@ const FIELDS: &[Field] = &[
     ("maxP2pPeers", 23000, |config| config.max_p2p_peers, POSITIVE),
     ("graphStreamOrdering", 23005, |config| config.graph_stream_ordering, SWITCH),
 ];
+
+/// Fields that mean something here too, or whose meaning is met anyway: resources are not shared, which nobody sees.
+const KEPT: [&str; 3] = ["blocking", "splitShare", "shrinkShare"];
 
 /// The value of a field, if the program has set it.
 fn set(config: &Config, since: u32, value: c_int) -> Option<c_int> {
@@ -88,6 +96,7 @@ fn parse(config: &Config) -> Result<CommOptions> {
         }
     }
     text(config, 21700, config.net_name, "netName")?;
+    tell_ignored(config);
     Ok(CommOptions {
         blocking: set(config, 21400, config.blocking) != Some(0),
         name: text(config, 22700, config.comm_name, "commName")?,
@@ -96,8 +105,46 @@ fn parse(config: &Config) -> Result<CommOptions> {
     })
 }
 
+/// Says once which fields a program sets that mean something on a GPU only.
+fn tell_ignored(config: &Config) {
+    static TOLD: Once = Once::new();
+    let number = |(name, since, field, _): &Field| set(config, *since, field(config)).map(|_| *name);
+    let mut names: Vec<&str> = FIELDS.iter().filter_map(number).filter(|name| !KEPT.contains(name)).collect();
+    names.extend(set(config, 22602, config.traffic_class).map(|_| "trafficClass"));
+    names.extend((config.head.version >= 21700 && !config.net_name.is_null()).then_some("netName"));
+    if !names.is_empty() {
+        TOLD.call_once(|| crate::info!("ncclConfig_t: without a meaning on the host device: {}", names.join(", ")));
+    }
+}
+
+/// The algorithm that a call asks for.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Wish {
+    /// Its name, NCCL's or ours.
+    pub name: String,
+    /// Whether the call must fail where it cannot be had.
+    pub forced: bool,
+}
+
+impl Wish {
+    /// Our name for it. What cannot be had is an error if it is forced; else Strata chooses.
+    pub fn settle(self, collective: Collective, grid: &Arc<Grid>) -> Result<Option<String>> {
+        match select::by_nccl_name(&self.name, collective, grid) {
+            Some(name) => Ok(Some(name)),
+            None if self.forced => Err(Error::InvalidUsage(format!(
+                "algSelection {} stands for no algorithm that does {} on {grid}; there are {}, and forceAlgSelection = 0 \
+                 leaves the choice to Strata",
+                self.name,
+                collective.name(),
+                algo::choices(collective, grid).iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+            ))),
+            None => Ok(None),
+        }
+    }
+}
+
 /// The algorithm that a collective's configuration asks for.
-pub fn collective(pointer: ConstPtr<CollConfig>) -> Result<Option<String>> {
+pub fn collective(pointer: ConstPtr<CollConfig>) -> Result<Option<Wish>> {
     if pointer.is_null() {
         return Ok(None);
     }
@@ -122,12 +169,9 @@ pub fn collective(pointer: ConstPtr<CollConfig>) -> Result<Option<String>> {
         return Ok(None);
     }
     let selection = config.alg_selection.get("algSelection")?;
-    match config.force_alg_selection {
-        _ if selection.is_empty() => Ok(None),
-        // A wish that need not be met: Strata's own choice stands.
-        0 => Ok(None),
-        _ => Ok(Some(selection)),
-    }
+    // What is not set is forced, as in NCCL.
+    let forced = config.force_alg_selection != 0;
+    Ok(Some(selection).filter(|name| !name.is_empty()).map(|name| Wish { name, forced }))
 }
 
 #[cfg(test)]
@@ -177,11 +221,20 @@ mod tests {
     }
 
     #[test]
-    fn a_forced_algorithm_is_passed_on_and_a_wish_is_not() {
-        let mut config = CollConfig { alg_selection: Text::to(c"ring"), ..CollConfig::DEFAULT };
-        assert_eq!(collective(Ptr::to(&mut config).as_const()).unwrap().as_deref(), Some("ring"));
+    fn a_forced_algorithm_must_be_had_and_a_wish_need_not() {
+        let grid = Arc::new(Grid::blocks(&[2, 2]));
+        let settled = |config: &mut CollConfig| {
+            let wish = collective(Ptr::to(config).as_const())?.expect("a wish");
+            wish.settle(Collective::AllReduce, &grid)
+        };
+        let mut config = CollConfig { alg_selection: Text::to(c"RING_SIMPLE"), ..CollConfig::DEFAULT };
+        assert_eq!(settled(&mut config).unwrap().as_deref(), Some("ring"));
         config.force_alg_selection = 0;
-        assert_eq!(collective(Ptr::to(&mut config).as_const()).unwrap(), None);
+        assert_eq!(settled(&mut config).unwrap().as_deref(), Some("ring"));
+        config.alg_selection = Text::to(c"NVLS_SIMPLE");
+        assert_eq!(settled(&mut config).unwrap(), None);
+        config.force_alg_selection = 1;
+        assert_eq!(settled(&mut config).err().unwrap().code(), 5);
         config.force_alg_selection = 2;
         assert_eq!(collective(Ptr::to(&mut config).as_const()).err().unwrap().code(), 4);
     }

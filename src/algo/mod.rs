@@ -118,7 +118,7 @@ impl FromStr for Choice {
         };
         let algorithm = by_name(name).ok_or_else(|| {
             let known: Vec<&str> = ALGORITHMS.iter().map(|algorithm| algorithm.name).collect();
-            wrong(&format!("unknown; there are {}", known.join(", ")))
+            wrong(&format!("unknown; {}there are {}", meant(name), known.join(", ")))
         })?;
         let Some(inner) = inner else { return Ok(Choice::flat(name)) };
         if !algorithm.is_leveled() {
@@ -127,11 +127,27 @@ impl FromStr for Choice {
         let (node, rail) = inner.split_once(',').ok_or_else(|| wrong("two inner algorithms, (node,rail)"))?;
         for inner in [node, rail] {
             if by_name(inner).is_none_or(Algorithm::is_leveled) {
-                return Err(wrong(&format!("{inner} is no inner algorithm")));
+                return Err(wrong(&format!("{}{inner} is no inner algorithm", meant(inner))));
             }
         }
         Ok(Choice::leveled(name, node, rail))
     }
+}
+
+/// `did you mean ring? `, where a name is near.
+fn meant(name: &str) -> String {
+    let distance = |known: &str| strsim::damerau_levenshtein(known, name);
+    let near = ALGORITHMS.iter().map(|algorithm| (distance(algorithm.name), algorithm.name)).min();
+    match near {
+        Some((0, _)) | None => String::new(),
+        Some((far, _)) if far > name.len().div_ceil(3) => String::new(),
+        Some((_, near)) => format!("did you mean {near}? "),
+    }
+}
+
+/// Whether a choice does a collective on some grid.
+pub fn does(choice: &Choice, collective: Collective) -> bool {
+    by_name(&choice.name).is_some_and(|algorithm| algorithm.collectives.contains(&collective))
 }
 
 /// Whether a choice does a shape.

@@ -7,13 +7,15 @@ use super::members::Member;
 use super::service::{Credentials, Monitor, Service, ServiceAddr, Status};
 use super::{locked, nics, ops, Comm, Turns, ALIVE, ENDED};
 use crate::config::Config;
-use crate::error::{Error, Result};
+use crate::error::{counted, Error, Result};
+use crate::log::Level;
+use crate::select;
 use crate::topo::local::LocalRank;
 use crate::topo::{host, Grid, Rank};
 use crate::transport::{self, Exchange as _};
 use std::hash::{Hash, Hasher};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, Once};
+use std::sync::{Arc, Mutex, Once, OnceLock};
 use std::time::Duration;
 
 /// What a program may ask of a communicator (`ncclConfig_t`); what has no meaning on the host is kept and ignored.
@@ -60,12 +62,28 @@ struct Meeting<'a> {
     cancel: &'a AtomicBool,
 }
 
-/// This process's settings; unknown variables are told once.
+/// This process's settings.
 fn settings() -> Config {
-    static TOLD: Once = Once::new();
-    let (config, warnings) = Config::from_env();
-    TOLD.call_once(|| warnings.iter().for_each(|warning| crate::log::warn(warning)));
-    config
+    Config::from_env().0
+}
+
+/// Tells what is wrong with the settings, once: on rank 0 of the process's first communicator, which is one process of a
+/// job of any size, in any case; elsewhere only to those who asked for warnings.
+fn tell_wrong_settings(rank: usize, id: &UniqueId) {
+    static FIRST: OnceLock<UniqueId> = OnceLock::new();
+    static TOLD: [Once; 2] = [const { Once::new() }; 2];
+    if FIRST.get_or_init(|| *id).0 != id.0 {
+        return;
+    }
+    let tell = |text: &String| match rank {
+        0 => crate::log::notice(text),
+        _ => crate::log::write(Level::Warn, text),
+    };
+    TOLD[usize::from(rank == 0)].call_once(|| {
+        let (config, mut warnings) = Config::from_env();
+        warnings.extend(select::unknown_algorithms(&config));
+        warnings.iter().for_each(tell);
+    });
 }
 
 fn myself(device: i32) -> Result<Member> {
@@ -116,6 +134,9 @@ impl Comm {
     /// Makes a communicator together with the other ranks that have the same ids. Collective.
     pub fn init(params: InitParams, cancel: &Arc<AtomicBool>) -> Result<Arc<Comm>> {
         let InitParams { nranks, rank, ids, options, device } = params;
+        if let Some(id) = ids.first() {
+            tell_wrong_settings(rank, id);
+        }
         let timeout = Duration::from_millis(settings().bootstrap_timeout_ms);
         let session = Session::join(&ids, nranks, Rank::from_index(rank), timeout, cancel)?;
         Meeting { session, rank, nranks, options, device, cancel }.hold()
@@ -185,7 +206,7 @@ impl Comm {
             None => (id.ok_or_else(|| missing("an id on a new rank"))?, rank.ok_or_else(|| missing("a rank"))?, 0),
             Some(parent) => {
                 if nranks <= parent.nranks() {
-                    let text = format!("growing {} ranks to {nranks}", parent.nranks());
+                    let text = format!("growing {} to {nranks}", counted(parent.nranks(), "rank"));
                     return Err(Error::InvalidArgument(text));
                 }
                 (parent.pass_id(id)?, parent.rank(), parent.device)
@@ -293,8 +314,8 @@ impl Meeting<'_> {
         if self.cancel.load(Ordering::Acquire) {
             return Err(Error::InvalidUsage("the communicator was aborted while it was made".to_string()));
         }
-        let name = self.options.name.clone().unwrap_or_default();
-        crate::info!("comm {:032x} {name} rank {rank} nranks {} on {grid} Init COMPLETE", credentials.key, self.nranks);
+        let name = self.options.name.as_ref().map_or(String::new(), |name| format!(" {name}"));
+        crate::info!("comm {:032x}{name} rank {rank} nranks {} on {grid} Init COMPLETE", credentials.key, self.nranks);
         let comm = Arc::new(Comm {
             credentials,
             rank,

@@ -7,7 +7,7 @@ use super::CollectiveCall;
 use crate::algo;
 use crate::config::Config;
 use crate::dtype::Prologue;
-use crate::error::{Error, Result};
+use crate::error::{counted, Error, Result};
 use crate::exec::{Execution, Program, Progress};
 use crate::memory::{shared, Arena, Region};
 use crate::plan::layout::Layout;
@@ -362,13 +362,13 @@ impl Engine {
         let choice = selection.choice.to_string();
         if self.explained.insert((call.collective, bytes.max(1).ilog2(), choice.clone())) {
             let name = call.collective.name();
-            let segments = layout.segments();
             crate::info!(
-                "{name}: {} elements of {} ({bytes} bytes a block) -> {choice}, {segments} segment{} of {rounds} round{}, because: {}",
-                call.count,
+                "{name}: {} of {} ({} a block) -> {choice}, {} of {}, because: {}",
+                counted(call.count, "element"),
                 call.dtype.name(),
-                if segments == 1 { "" } else { "s" },
-                if rounds == 1 { "" } else { "s" },
+                counted(bytes, "byte"),
+                counted(layout.segments(), "segment"),
+                counted(rounds, "round"),
                 selection.reason
             );
         }

@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use std::cell::RefCell;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 /// Work on a communicator itself rather than an operation on it.
 pub struct Task {
@@ -165,7 +165,8 @@ fn carry_out(tasks: [Vec<Task>; 2]) -> Result<()> {
     Err(Error::InProgress)
 }
 
-/// Runs the tasks, one thread for each communicator; the first error in the order of recording.
+/// Runs the tasks, one thread for each communicator, also where there is only one: the calling thread's stack may be too
+/// small. Returns the first error in the order of recording.
 fn run_all(tasks: Vec<Task>) -> Result<()> {
     let cancels: Vec<_> = tasks.iter().map(|task| task.cancel.clone()).collect();
     let mut queues: Vec<(usize, Vec<(usize, Task)>)> = Vec::new();
@@ -183,21 +184,22 @@ fn run_all(tasks: Vec<Task>) -> Result<()> {
         }
         failures
     };
-    let last = queues.pop();
+    let slots: Vec<_> = queues.into_iter().map(|(_, queue)| (queue[0].0, Mutex::new(Some(queue)))).collect();
+    let take = |slot: &Mutex<Option<Vec<(usize, Task)>>>| super::locked(slot).take().map_or(Vec::new(), run);
     let mut failures = std::thread::scope(|scope| {
         let mut threads = Vec::new();
         let mut failures = Vec::new();
-        for (_, queue) in queues {
-            let first = queue[0].0;
-            match std::thread::Builder::new().spawn_scoped(scope, || run(queue)) {
+        for (place, (first, slot)) in slots.iter().enumerate() {
+            match std::thread::Builder::new().spawn_scoped(scope, || take(slot)) {
                 Ok(thread) => threads.push(thread),
+                // One of them can do without.
+                Err(_) if place + 1 == slots.len() => failures.extend(take(slot)),
                 Err(error) => {
                     cancels.iter().for_each(|cancel| cancel.store(true, Ordering::Release));
-                    failures.push((first, Error::System(format!("starting a thread for a communicator: {error}"))));
+                    failures.push((*first, Error::System(format!("starting a thread for a communicator: {error}"))));
                 }
             }
         }
-        failures.extend(last.map_or(Vec::new(), |(_, queue)| run(queue)));
         for thread in threads {
             failures.extend(thread.join().unwrap_or_default());
         }

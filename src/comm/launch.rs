@@ -237,8 +237,9 @@ impl Run {
             }
             let progress = match &mut self.active {
                 Active::Waiting => {
-                    if let Some(call) = self.collectives.get(self.begun) {
+                    if let Some(call) = self.collectives.get_mut(self.begun) {
                         self.begun += 1;
+                        call.read_factor();
                         self.comm.status.begin();
                         match engine.begin(call)? {
                             true => self.active = Active::Collective,

@@ -21,10 +21,11 @@ pub mod service;
 pub use bootstrap::UniqueId;
 pub use create::{CommOptions, InitParams};
 pub use launch::{launch, launch_one, Launch};
+pub use ops::Factor;
 
 use crate::config::Config;
 use crate::device::host::stream::StreamRef;
-use crate::dtype::{DataType, Reduction, ScalarBytes};
+use crate::dtype::{DataType, Prologue, Reduction};
 use crate::error::{Error, Result};
 use crate::memory::Region;
 use crate::plan::Collective;
@@ -100,6 +101,8 @@ pub struct CollectiveCall {
     pub dtype: DataType,
     /// What a reducing collective computes.
     pub reduction: Option<Reduction>,
+    /// Where the factor of the reduction is read when the call runs, if not known before.
+    pub factor_at: Option<Region>,
     /// The root, where there is one (else rank 0).
     pub root: Rank,
     /// An algorithm named by the call.
@@ -128,6 +131,15 @@ impl CollectiveCall {
         let unchanged = |reduction: Reduction| !reduction.needs_prologue() && reduction.divisor == 1;
         let in_place = self.input.as_ptr() == self.output.as_ptr();
         self.count == 0 || (nranks == 1 && in_place && self.reduction.is_none_or(unchanged))
+    }
+
+    /// Reads the factor of the reduction. To be done when the call runs: what its stream did before may have written it.
+    fn read_factor(&mut self) {
+        if let (Some(place), Some(reduction)) = (self.factor_at, &mut self.reduction) {
+            let mut scalar = [0; 8];
+            place.read(&mut scalar[..place.len()]);
+            reduction.prologue = Prologue::Scalar(scalar);
+        }
     }
 
     /// Whether another call of `rank` differs only in its buffers' addresses.
@@ -387,8 +399,8 @@ impl Comm {
     }
 
     /// Makes a PreMulSum operation.
-    pub fn create_op(&self, dtype: DataType, scalar: ScalarBytes) -> Result<i32> {
-        Ok(locked(&self.operations).create(dtype, scalar))
+    pub fn create_op(&self, dtype: DataType, factor: Factor) -> Result<i32> {
+        Ok(locked(&self.operations).create(dtype, factor))
     }
 
     /// Forgets an operation made by [`create_op`](Comm::create_op).
@@ -396,8 +408,8 @@ impl Comm {
         locked(&self.operations).destroy(op)
     }
 
-    /// What operation `op` does to elements of `dtype`.
-    pub fn reduction(&self, op: i32, dtype: DataType) -> Result<Reduction> {
+    /// What operation `op` does to elements of `dtype`, and where its factor is read when the call runs.
+    pub fn reduction(&self, op: i32, dtype: DataType) -> Result<(Reduction, Option<Region>)> {
         locked(&self.operations).reduction(op, dtype, self.nranks())
     }
 }

@@ -9,6 +9,9 @@ pub mod mapping;
 pub mod shared;
 pub mod vectored;
 
+use std::alloc::{alloc_zeroed, dealloc, handle_alloc_error, Layout};
+use std::ptr::NonNull;
+
 /// A run of bytes in this process's address space.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Region {
@@ -91,34 +94,57 @@ impl Region {
 /// Memory of our own, aligned to a page, that regions are cut from.
 #[derive(Debug)]
 pub struct Arena {
-    bytes: Vec<Page>,
-    len: usize,
+    start: NonNull<u8>,
+    layout: Layout,
 }
 
-#[derive(Debug, Clone, Copy)]
-#[repr(align(4096))]
-struct Page(#[allow(dead_code)] [u8; 4096]);
+const PAGE: usize = 4096;
+
+// SAFETY: the bytes are the arena's own, reached only through regions, which may be used from any thread.
+unsafe impl Send for Arena {}
+// SAFETY: as above; a shared arena offers nothing but its length.
+unsafe impl Sync for Arena {}
 
 impl Arena {
-    /// An arena of `len` bytes, zeroed.
+    /// An arena of `len` bytes, zeroed. Without memory for it the process ends, as for any other Rust allocation.
     pub fn new(len: usize) -> Arena {
-        Arena { bytes: vec![Page([0; 4096]); len.div_ceil(4096)], len }
+        let layout = || Layout::array::<u8>(len).unwrap_or(Layout::new::<u8>());
+        Arena::try_new(len).unwrap_or_else(|| handle_alloc_error(layout()))
+    }
+
+    /// An arena of `len` bytes, zeroed; `None` where there is no memory for it.
+    pub fn try_new(len: usize) -> Option<Arena> {
+        let layout = Layout::from_size_align(len, PAGE).ok()?;
+        if len == 0 {
+            return Some(Arena { start: NonNull::dangling(), layout });
+        }
+        // SAFETY: the layout must not be empty; because `len` is not 0.
+        NonNull::new(unsafe { alloc_zeroed(layout) }).map(|start| Arena { start, layout })
     }
 
     /// The length in bytes.
     pub fn len(&self) -> usize {
-        self.len
+        self.layout.size()
     }
 
     /// Whether the arena has no bytes.
     pub fn is_empty(&self) -> bool {
-        self.len == 0
+        self.len() == 0
     }
 
-    /// The whole arena. The region is valid for as long as the arena lives and is not moved out of.
+    /// The whole arena. The region is valid for as long as the arena lives.
     pub fn region(&mut self) -> Region {
         // SAFETY: the bytes are ours and initialised; `&mut self` shows that no reference into them is alive.
-        unsafe { Region::new(self.bytes.as_mut_ptr().cast(), self.len) }
+        unsafe { Region::new(self.start.as_ptr(), self.len()) }
+    }
+}
+
+impl Drop for Arena {
+    fn drop(&mut self) {
+        if !self.is_empty() {
+            // SAFETY: the memory must come from this allocator with this layout; because `try_new` got it so.
+            unsafe { dealloc(self.start.as_ptr(), self.layout) }
+        }
     }
 }
 
@@ -135,6 +161,19 @@ mod tests {
         let mut bytes = [0; 10];
         region.read(&mut bytes);
         assert_eq!(bytes, [0, 0, 7, 8, 9, 7, 8, 9, 0, 0]);
+    }
+
+    #[test]
+    fn an_arena_is_zeroed_aligned_to_a_page_and_refused_where_there_is_no_memory() {
+        let mut arena = Arena::new(5000);
+        let mut bytes = [1; 5000];
+        arena.region().read(&mut bytes);
+        assert_eq!(bytes, [0; 5000]);
+        assert_eq!(arena.region().as_ptr() as usize % PAGE, 0);
+        // An allocation that nobody looks at need not be made.
+        assert!(std::hint::black_box(Arena::try_new(isize::MAX as usize - PAGE)).is_none());
+        assert!(Arena::try_new(usize::MAX).is_none());
+        assert!(Arena::new(0).region().is_empty());
     }
 
     #[test]

@@ -9,9 +9,10 @@ const MAX_REGIONS: usize = 64;
 
 type Parts = smallvec::SmallVec<[libc::iovec; MAX_REGIONS]>;
 
-fn parts(regions: &[Region]) -> Parts {
+fn add(parts: &mut Parts, regions: &[Region]) {
     let part = |region: &Region| libc::iovec { iov_base: region.as_ptr().cast(), iov_len: region.len() };
-    regions.iter().take(MAX_REGIONS).map(part).collect()
+    let room = MAX_REGIONS - parts.len();
+    parts.extend(regions.iter().take(room).map(part));
 }
 
 fn message(parts: &mut Parts) -> libc::msghdr {
@@ -30,7 +31,9 @@ fn moved(result: isize) -> io::Result<usize> {
 /// never blocks.
 pub fn send(socket: impl AsFd, slices: [&[u8]; 2], regions: &[Region]) -> io::Result<usize> {
     let slice = |bytes: &&[u8]| libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
-    let mut parts: Parts = slices.iter().map(slice).chain(parts(regions)).collect();
+    let mut parts = Parts::new();
+    parts.extend(slices.iter().map(slice));
+    add(&mut parts, regions);
     let message = message(&mut parts);
     let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
     // SAFETY: the parts must be readable for the call; because the slices are borrowed until its end, and regions are
@@ -40,7 +43,8 @@ pub fn send(socket: impl AsFd, slices: [&[u8]; 2], regions: &[Region]) -> io::Re
 
 /// Receives into the regions, in order, as many bytes as the socket has now. Zero means that the peer has closed.
 pub fn receive(socket: impl AsFd, regions: &[Region]) -> io::Result<usize> {
-    let mut parts = parts(regions);
+    let mut parts = Parts::new();
+    add(&mut parts, regions);
     let mut message = message(&mut parts);
     // SAFETY: the parts must be writable for the call; because regions are, by the promise of `Region::new`.
     moved(unsafe { libc::recvmsg(socket.as_fd().as_raw_fd(), &mut message, libc::MSG_DONTWAIT) })

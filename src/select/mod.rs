@@ -7,7 +7,7 @@
 
 use crate::algo::{self, Choice};
 use crate::config::Config;
-use crate::error::{Error, Result};
+use crate::error::{counted, Error, Result};
 use crate::plan::{Collective, Shape};
 use crate::topo::Grid;
 use crate::transport::shm::BOARD_BYTES;
@@ -83,6 +83,45 @@ pub fn choose(request: &Request<'_>, grid: &Arc<Grid>, config: &Config) -> Resul
     Ok(Selection { choice, segment_bytes, window: config.window.clamp(1, 64), reason })
 }
 
+/// One warning for each `STRATA_<COLLECTIVE>_ALGO` that names no algorithm, or one that never does the collective.
+pub fn unknown_algorithms(config: &Config) -> Vec<String> {
+    let wrong = |collective: Collective| -> Option<String> {
+        let name = config.algorithm(collective);
+        if name == "auto" {
+            return None;
+        }
+        match name.parse::<Choice>() {
+            Err(error) => Some(error.to_string()),
+            Ok(choice) => match algo::does(&choice, collective) {
+                true => None,
+                false => Some(format!("algorithm {name} does not do {}", collective.name())),
+            },
+        }
+    };
+    let line = |collective: Collective| {
+        wrong(collective).map(|why| {
+            let variable = format!("STRATA_{}_ALGO", collective.name().replace('_', "").to_ascii_uppercase());
+            format!("{variable}={}: {why}; every such call will fail", config.algorithm(collective))
+        })
+    };
+    Collective::ALL.into_iter().filter_map(line).collect()
+}
+
+/// The algorithm that the call of a program asks for under a name of NCCL's (`RING_SIMPLE`), or under one of ours, if
+/// there is one that does this.
+pub fn by_nccl_name(name: &str, collective: Collective, grid: &Arc<Grid>) -> Option<String> {
+    let base = name.to_ascii_lowercase();
+    // Protocols mean something on a GPU only.
+    let base = ["_simple", "_ll128", "_ll"].iter().find_map(|protocol| base.strip_suffix(protocol)).unwrap_or(&base);
+    let candidates: &[&str] = match base {
+        // NCCL's trees are logarithmic, and so are PAT's.
+        "tree" => &["tree", "log"],
+        "pat" => &["log"],
+        base => &[name, base],
+    };
+    candidates.iter().find(|candidate| named_choice(candidate, collective, grid).is_ok()).map(ToString::to_string)
+}
+
 fn named_choice(name: &str, collective: Collective, grid: &Arc<Grid>) -> Result<Choice> {
     let choice: Choice = name.parse()?;
     if algo::choices(collective, grid).contains(&choice)
@@ -104,7 +143,7 @@ fn on_board(request: &Request<'_>, grid: &Arc<Grid>, config: &Config) -> Option<
     let one_round = collective != Collective::AllReduce || whole_vectors(block_bytes, grid.nranks() - 1, config);
     let choice = Choice::flat(if one_round { "board" } else { "board_two_rounds" });
     let can = board && config.board && algo::supports(&choice, &Shape::new(collective, grid.clone()));
-    can.then(|| (choice, format!("one node, {block_bytes} bytes a block: a board in shared memory")))
+    can.then(|| (choice, format!("one node, {} a block: a board in shared memory", counted(block_bytes, "byte"))))
 }
 
 /// Whether an all-reduce that receives `vectors` vectors does so in one go.
@@ -144,19 +183,25 @@ fn by_thresholds(request: &Request<'_>, grid: &Grid, config: &Config) -> (Choice
             (Choice::flat("direct"), "one node: all ranks read the root's memory".to_string())
         }
         Collective::Broadcast if bytes <= config.tree_max_bytes => {
-            (Choice::flat("tree"), format!("{bytes} bytes are few"))
+            (Choice::flat("tree"), format!("{} of data: few", counted(bytes, "byte")))
         }
-        Collective::Broadcast => (Choice::flat("scatter_allgather"), format!("{bytes} bytes are many")),
+        Collective::Broadcast => {
+            (Choice::flat("scatter_allgather"), format!("{} of data: many", counted(bytes, "byte")))
+        }
         Collective::Reduce if bytes <= config.tree_max_bytes => {
-            (Choice::flat("tree"), format!("{bytes} bytes are few"))
+            (Choice::flat("tree"), format!("{} of data: few", counted(bytes, "byte")))
         }
-        Collective::Reduce => (Choice::flat("reduce_scatter_gather"), format!("{bytes} bytes are many")),
+        Collective::Reduce => {
+            (Choice::flat("reduce_scatter_gather"), format!("{} of data: many", counted(bytes, "byte")))
+        }
         Collective::AllToAll if grid.nnodes() > 1 && grid.nrails() > 1 && bytes <= config.two_step_max_bytes => {
-            (Choice::flat("two_step"), format!("blocks of {bytes} bytes are aggregated per node"))
+            (Choice::flat("two_step"), format!("blocks of {} are aggregated per node", counted(bytes, "byte")))
         }
-        Collective::AllToAll => (Choice::flat("direct"), format!("blocks of {bytes} bytes travel on their own")),
+        Collective::AllToAll => {
+            (Choice::flat("direct"), format!("blocks of {} travel on their own", counted(bytes, "byte")))
+        }
         Collective::Gather | Collective::Scatter if nranks > 64 && bytes <= config.tree_max_bytes => {
-            (Choice::flat("tree"), format!("blocks of {bytes} bytes are few on {nranks} ranks"))
+            (Choice::flat("tree"), format!("blocks of {} are few on {nranks} ranks", counted(bytes, "byte")))
         }
         Collective::Gather | Collective::Scatter => {
             (Choice::flat("direct"), "the root's link is the limit".to_string())
@@ -174,12 +219,18 @@ fn rail_algorithm(bytes: usize, logarithmic_max: usize) -> &'static str {
 
 fn all_reduce(bytes: usize, rail: &'static str, grid: &Grid, config: &Config, node_direct: bool) -> (Choice, String) {
     if grid.nnodes() == 1 && node_direct && whole_vectors(bytes, grid.nranks() - 1, config) {
-        return (Choice::flat("direct_one_round"), format!("one node, {bytes} bytes: whole vectors in one round"));
+        return (
+            Choice::flat("direct_one_round"),
+            format!("one node, {}: whole vectors in one round", counted(bytes, "byte")),
+        );
     }
     let rounds = grid.nranks().ilog2() as usize;
     let one_each = grid.nranks() == grid.nnodes() && grid.nranks().is_power_of_two();
     if one_each && whole_vectors(bytes, rounds, config) {
-        return (Choice::flat("rd_one"), format!("one rank a node, {bytes} bytes: whole vectors in log2 p rounds"));
+        return (
+            Choice::flat("rd_one"),
+            format!("one rank a node, {}: whole vectors in log2 p rounds", counted(bytes, "byte")),
+        );
     }
     leveled(grid, node_direct, rail, bytes)
 }
@@ -187,10 +238,11 @@ fn all_reduce(bytes: usize, rail: &'static str, grid: &Grid, config: &Config, no
 fn leveled(grid: &Grid, node_direct: bool, rail: &'static str, bytes: usize) -> (Choice, String) {
     let node = if node_direct { "direct" } else { "ring" };
     let rounds = if rail == "log" { "a logarithmic number of rounds" } else { "a ring" };
+    let bytes = counted(bytes, "byte");
     match (grid.nnodes(), grid.nrails()) {
-        (1, _) => (Choice::flat(node), format!("one node, {bytes} bytes")),
-        (_, 1) => (Choice::flat(rail), format!("one rank a node, {bytes} bytes: {rounds}")),
-        _ => (Choice::leveled("two_level", node, rail), format!("{grid}, {bytes} bytes: {rounds} between nodes")),
+        (1, _) => (Choice::flat(node), format!("one node, {bytes}")),
+        (_, 1) => (Choice::flat(rail), format!("one rank a node, {bytes}: {rounds}")),
+        _ => (Choice::leveled("two_level", node, rail), format!("{grid}, {bytes}: {rounds} between nodes")),
     }
 }
 
@@ -255,6 +307,36 @@ mod tests {
         let request = Request { collective: Collective::AllGather, block_bytes: 1, named: None, board: true };
         let error = choose(&request, &Arc::new(Grid::flat(3)), &config).unwrap_err();
         assert!(matches!(&error, Error::InvalidUsage(text) if text.contains("these do: ")), "{error:?}");
+    }
+
+    #[test]
+    fn a_wrong_name_is_told_with_the_nearest_one_and_a_right_one_is_not() {
+        let named = |name: &str| unknown_algorithms(&Config { all_gather_algo: name.to_string(), ..Config::default() });
+        for right in ["auto", "ring", "two_level", "two_level(direct,log)"] {
+            assert_eq!(named(right), [""; 0], "{right}");
+        }
+        assert!(named("rign")[0].starts_with("STRATA_ALLGATHER_ALGO=rign: algorithm rign: unknown; did you mean ring?"));
+        assert!(named("two_level(dircet,log)")[0].contains("did you mean direct?"));
+        assert!(named("reduce_scatter_gather")[0].contains("does not do all_gather"));
+        for collective in Collective::ALL {
+            let variable = format!("STRATA_{}_ALGO", collective.name().replace('_', "").to_ascii_uppercase());
+            let mut config = Config::default();
+            assert_eq!(config.set(&variable, "nothing"), Some(true), "{variable}");
+            assert_eq!(unknown_algorithms(&config).len(), 1);
+        }
+    }
+
+    #[test]
+    fn nccl_s_names_of_algorithms_stand_for_ours() {
+        let grid = Arc::new(Grid::blocks(&[2, 2]));
+        let ours = |name: &str, collective| by_nccl_name(name, collective, &grid);
+        assert_eq!(ours("RING_SIMPLE", Collective::AllReduce).as_deref(), Some("ring"));
+        assert_eq!(ours("RING_LL128", Collective::AllGather).as_deref(), Some("ring"));
+        assert_eq!(ours("PAT_SIMPLE", Collective::ReduceScatter).as_deref(), Some("log"));
+        assert_eq!(ours("TREE_LL", Collective::AllReduce).as_deref(), Some("log"));
+        assert_eq!(ours("TREE_LL", Collective::Broadcast).as_deref(), Some("tree"));
+        assert_eq!(ours("two_level(ring,ring)", Collective::AllGather).as_deref(), Some("two_level(ring,ring)"));
+        assert_eq!(ours("NVLS_SIMPLE", Collective::AllReduce), None);
     }
 
     #[test]

@@ -17,6 +17,7 @@ pub mod pinning;
 #[cfg(test)]
 mod recorded;
 
+use crate::error::counted;
 use std::fmt;
 
 /// A process's (GPU's) number in a communicator.
@@ -157,7 +158,7 @@ impl fmt::Display for Grid {
         } else {
             sizes.join("+")
         };
-        write!(f, "{} ranks on {} nodes ({sizes})", self.nranks(), self.nnodes())
+        write!(f, "{} on {} ({sizes})", counted(self.nranks(), "rank"), counted(self.nnodes(), "node"))
     }
 }
 

@@ -10,6 +10,7 @@ use std::process::{Command, ExitCode};
 use strata::algo::ALGORITHMS;
 use strata::config::{Config, VARIABLES};
 use strata::error::{Error, Result};
+use strata::select::unknown_algorithms;
 use strata::topo::host;
 
 /// Options of `strata info`.
@@ -81,7 +82,7 @@ fn print_found(options: &Options) {
     line("shared memory", shared_memory(&config));
     line("direct reads", direct_reads(&config));
     line("processor", processor());
-    warnings.iter().for_each(|warning| line("warning", warning));
+    warnings.iter().chain(&unknown_algorithms(&config)).for_each(|warning| line("warning", warning));
 }
 
 fn shared_memory(config: &Config) -> String {
@@ -152,7 +153,7 @@ fn print_variables() {
         let agreed = if variable.agreed { "; rank 0's value counts" } else { "" };
         println!("{}={value}  ({source}{agreed})\n    {} Default: {}.", variable.name, variable.text, variable.default);
     }
-    warnings.iter().for_each(|warning| println!("warning: {warning}"));
+    warnings.iter().chain(&unknown_algorithms(&config)).for_each(|warning| println!("warning: {warning}"));
 }
 
 fn print_algorithms() {

@@ -6,11 +6,11 @@
 //! are ever signalled.
 #![forbid(unsafe_code)]
 
+use crate::options::Spread;
 use crate::process::{Child, Ended, Event, Signals};
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Command, ExitCode, Stdio};
-use std::str::FromStr;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 use strata::error::{Error, Result};
@@ -18,15 +18,8 @@ use strata::error::{Error, Result};
 /// Options of `strata launch`.
 #[derive(clap::Args)]
 pub struct Options {
-    /// Ranks in all; may be left out when `--nodes` gives the size of each node.
-    #[arg(short = 'n', long = "ranks")]
-    ranks: Option<usize>,
-    /// Nodes: how many (`2`), or the ranks on each (`3,1,4`).
-    #[arg(long, default_value = "1")]
-    nodes: Nodes,
-    /// How ranks are dealt out to the nodes.
-    #[arg(long, value_enum, default_value = "block")]
-    placement: Placement,
+    #[command(flatten)]
+    spread: Spread,
     /// End all ranks after this many seconds.
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     timeout: Option<Duration>,
@@ -37,97 +30,16 @@ pub struct Options {
     #[arg(long)]
     tag_output: bool,
     /// MASTER_PORT; a free port by default.
-    #[arg(long)]
+    #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
     master_port: Option<u16>,
     /// The program and its arguments.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true)]
     program: Vec<OsString>,
 }
 
-/// The value of `--nodes`.
-#[derive(Debug, Clone, PartialEq, Eq)]
-enum Nodes {
-    Count(usize),
-    Sizes(Vec<usize>),
-}
-
-impl FromStr for Nodes {
-    type Err = String;
-
-    fn from_str(text: &str) -> std::result::Result<Nodes, String> {
-        let number = |part: &str| match part.trim().parse::<usize>() {
-            Ok(number) if number > 0 => Ok(number),
-            _ => Err(format!("`{part}` is not a number of 1 or more")),
-        };
-        if text.contains(',') {
-            text.split(',').map(number).collect::<std::result::Result<_, _>>().map(Nodes::Sizes)
-        } else {
-            number(text).map(Nodes::Count)
-        }
-    }
-}
-
-/// How ranks are dealt out to the nodes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-enum Placement {
-    /// Consecutive ranks share a node.
-    Block,
-    /// Ranks are dealt out one by one.
-    RoundRobin,
-}
-
 fn seconds(text: &str) -> std::result::Result<Duration, String> {
     let number: f64 = text.parse().map_err(|_| format!("`{text}` is not a number of seconds"))?;
     Duration::try_from_secs_f64(number).map_err(|error| error.to_string())
-}
-
-/// More processes than one machine can be meant to hold.
-const MOST_RANKS: usize = 65_536;
-
-/// Ranks on each node.
-fn node_sizes(ranks: Option<usize>, nodes: &Nodes) -> Result<Vec<usize>> {
-    let wrong = |text: String| Err(Error::InvalidArgument(text));
-    let too_many = |ranks: usize| ranks > MOST_RANKS;
-    let listed = match nodes {
-        Nodes::Sizes(sizes) => sizes.iter().fold(0usize, |sum, &size| sum.saturating_add(size)),
-        Nodes::Count(_) => 0,
-    };
-    if ranks.is_some_and(too_many) || too_many(listed) {
-        return wrong(format!("more than {MOST_RANKS} ranks on one machine"));
-    }
-    match (ranks, nodes) {
-        (Some(0), _) => wrong("-n must be 1 or more".into()),
-        (None, Nodes::Count(_)) => {
-            wrong("give the number of ranks (-n), or the size of each node (--nodes 3,1,4)".into())
-        }
-        (Some(ranks), Nodes::Count(count)) if ranks < *count => {
-            wrong(format!("{ranks} ranks cannot fill {count} nodes"))
-        }
-        (Some(ranks), Nodes::Count(count)) => {
-            Ok((0..*count).map(|node| ranks / count + usize::from(node < ranks % count)).collect())
-        }
-        (ranks, Nodes::Sizes(sizes)) => {
-            let total: usize = sizes.iter().sum();
-            match ranks {
-                Some(ranks) if ranks != total => {
-                    wrong(format!("-n {ranks} and --nodes contradict each other: the nodes hold {total} ranks"))
-                }
-                _ => Ok(sizes.clone()),
-            }
-        }
-    }
-}
-
-/// The node of each rank.
-fn place(sizes: &[usize], placement: Placement) -> Vec<usize> {
-    match placement {
-        Placement::Block => sizes.iter().enumerate().flat_map(|(node, &size)| vec![node; size]).collect(),
-        Placement::RoundRobin => {
-            let rounds = sizes.iter().copied().max().unwrap_or(0);
-            let deal = |round: usize| (0..sizes.len()).filter(move |&node| round < sizes[node]);
-            (0..rounds).flat_map(deal).collect()
-        }
-    }
 }
 
 /// What every rank of one launch is told.
@@ -140,8 +52,7 @@ struct Job {
 
 impl Job {
     fn new(options: &Options) -> Result<Job> {
-        let sizes = node_sizes(options.ranks, &options.nodes)?;
-        let nodes = place(&sizes, options.placement);
+        let (sizes, nodes) = options.spread.resolve()?;
         let port = match options.master_port {
             Some(port) => port,
             None => std::net::TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port(),
@@ -181,7 +92,8 @@ pub fn run(options: &Options) -> Result<ExitCode> {
             return Err(error);
         }
     }
-    let deadline = options.timeout.map(|timeout| Instant::now() + timeout);
+    // A limit beyond what the clock can tell is none.
+    let deadline = options.timeout.and_then(|timeout| Instant::now().checked_add(timeout));
     let code = ranks.supervise(&signals, deadline)?;
     Ok(ExitCode::from(code))
 }
@@ -216,7 +128,7 @@ impl Ranks {
     fn supervise(&mut self, signals: &Signals, deadline: Option<Instant>) -> Result<u8> {
         loop {
             if let Some((rank, ended)) = self.first_failure()? {
-                eprintln!("strata launch: rank {rank} {ended}; ending the others");
+                tell!("strata launch: rank {rank} {ended}; ending the others");
                 self.end_all(signals);
                 return Ok(ended.code());
             }
@@ -228,12 +140,12 @@ impl Ranks {
             match signals.wait(deadline)? {
                 Event::Child => {}
                 Event::TimedOut => {
-                    eprintln!("strata launch: time is up; still running: ranks {}", list(&running));
+                    tell!("strata launch: time is up; still running: ranks {}", list(&running));
                     self.end_all(signals);
                     return Ok(124);
                 }
                 Event::Told(signal) => {
-                    eprintln!("strata launch: told to end by signal {signal}; ending ranks {}", list(&running));
+                    tell!("strata launch: told to end by signal {signal}; ending ranks {}", list(&running));
                     self.end_all(signals);
                     return Ok(128u8.wrapping_add(signal as u8));
                 }
@@ -259,9 +171,9 @@ impl Ranks {
     /// SIGTERM, a grace, SIGKILL; to the process groups of our children and to nobody else.
     fn end_all(&mut self, signals: &Signals) {
         self.children.iter().for_each(Child::terminate_group);
-        let deadline = Instant::now() + self.grace;
+        let deadline = Instant::now().checked_add(self.grace);
         while !self.running().is_empty() {
-            match signals.wait(Some(deadline)) {
+            match signals.wait(deadline) {
                 Ok(Event::Child) => {}
                 // A second Ctrl-C, or the end of the grace: no more waiting.
                 _ => break,
@@ -335,21 +247,7 @@ impl Readers {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn ranks_are_split_over_nodes_as_evenly_as_possible() {
-        assert_eq!(node_sizes(Some(8), &Nodes::Count(3)).unwrap(), [3, 3, 2]);
-        assert_eq!(node_sizes(None, &"3,1,4".parse().unwrap()).unwrap(), [3, 1, 4]);
-        assert!(node_sizes(Some(7), &"3,1,4".parse().unwrap()).is_err());
-        assert!(node_sizes(Some(2), &Nodes::Count(3)).is_err());
-        assert!("3,0".parse::<Nodes>().is_err());
-    }
-
-    #[test]
-    fn round_robin_deals_ranks_to_nodes_that_have_room() {
-        assert_eq!(place(&[3, 1, 4], Placement::Block), [0, 0, 0, 1, 2, 2, 2, 2]);
-        assert_eq!(place(&[3, 1, 4], Placement::RoundRobin), [0, 1, 2, 0, 2, 0, 2, 2]);
-    }
+    use crate::options::{place, Placement};
 
     #[test]
     fn every_rank_gets_torchrun_s_variables() {

@@ -3,10 +3,19 @@
 //! A thin binary. Measuring goes through the C interface of a shared library (Strata's own, or any other NCCL), the rest
 //! through the crate.
 
+/// Says something on the standard error; a closed one is no reason to stop.
+macro_rules! tell {
+    ($($argument:tt)*) => {{
+        use std::io::Write as _;
+        let _ = writeln!(std::io::stderr(), $($argument)*);
+    }};
+}
+
 mod info;
 mod launch;
 mod nccl;
 mod nics;
+mod options;
 mod perf;
 mod plan;
 mod process;
@@ -36,7 +45,12 @@ enum What {
 }
 
 fn main() -> ExitCode {
-    let outcome = match Command::parse().what {
+    let what = Command::parse().what;
+    // Ranks are not ended because nobody reads what the launcher says.
+    if !matches!(what, What::Launch(_)) {
+        process::end_on_closed_output();
+    }
+    let outcome = match what {
         What::Launch(options) => launch::run(&options),
         What::Info(options) => info::run(&options),
         What::Plan(options) => plan::run(&options),
@@ -45,7 +59,7 @@ fn main() -> ExitCode {
     match outcome {
         Ok(code) => code,
         Err(error) => {
-            eprintln!("strata: {error}");
+            tell!("strata: {error}");
             ExitCode::from(2)
         }
     }

@@ -13,6 +13,8 @@ mod store;
 mod table;
 
 use crate::nccl::{Comm, Library, UniqueId};
+use crate::options::{number, parse_size};
+use crate::process;
 use bench::Bench;
 use collective::{parse_dtype, parse_reduce, Kind, Reduce};
 use data::Data;
@@ -20,10 +22,35 @@ use report::Report;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use store::Store;
-use strata::error::{Error, Result};
+use strata::error::{counted, Error, Result};
+
+/// More iterations, or calls in a group, than a measurement can be meant to have.
+const MOST_CALLS: u64 = 1_000_000;
+/// More ranks than one process can be meant to have.
+const MOST_RANKS_HERE: u64 = 1024;
+/// More sizes than a table can be meant to have.
+const MOST_SIZES: usize = 10_000;
+
+/// What the printed figures mean, for `--help`.
+const FIGURES: &str = "\
+Columns, as in nccl-tests:
+  size      bytes that bandwidths refer to: the larger of a rank's two buffers, in whole blocks
+  count     elements given to the call
+  time      microseconds a call takes: the loop of -n iterations over their number (and over -m), on the slowest process
+            (nccl-tests: averaged over the processes, unless -a 3 is given)
+  algbw     size / time, in 10^9 bytes a second
+  busbw     algbw times what each link must carry of the size: 2(n-1)/n for all_reduce on n ranks, (n-1)/n for all_gather,
+            reduce_scatter, alltoall, gather and scatter, 1 for broadcast, reduce and sendrecv
+  #wrong    elements of all ranks that are not what they should be; N/A with -c 0
+
+Figures of --json, for out_of_place and in_place each:
+  time_us, algbw_gbs, busbw_gbs, wrong    the columns time, algbw, busbw and #wrong; time_us is a mean
+  min_us, median_us, max_us               of the single iterations, each on its slowest process
+  iterations                              how many iterations these three are taken from";
 
 /// Options of `strata perf`; the short ones are nccl-tests'.
 #[derive(clap::Args)]
+#[command(after_long_help = FIGURES)]
 pub struct Options {
     /// all_reduce, all_gather, reduce_scatter, broadcast, reduce, alltoall, gather, scatter or sendrecv.
     collective: Kind,
@@ -40,13 +67,13 @@ pub struct Options {
     #[arg(short = 'f', long = "stepfactor", value_parser = clap::value_parser!(u32).range(2..))]
     factor: Option<u32>,
     /// Timed iterations per size.
-    #[arg(short = 'n', long = "iters", default_value = "20", value_parser = positive)]
+    #[arg(short = 'n', long = "iters", default_value = "20", value_parser = number(1..=MOST_CALLS))]
     iterations: usize,
     /// Calls joined in one group per iteration.
-    #[arg(short = 'm', long = "agg_iters", default_value = "1", value_parser = positive)]
+    #[arg(short = 'm', long = "agg_iters", default_value = "1", value_parser = number(1..=MOST_CALLS))]
     aggregate: usize,
     /// Iterations before timing starts.
-    #[arg(short = 'w', long = "warmup_iters", default_value = "5")]
+    #[arg(short = 'w', long = "warmup_iters", default_value = "5", value_parser = number(0..=MOST_CALLS))]
     warmup: usize,
     /// Check results (1) or not (0).
     #[arg(short = 'c', long = "check", default_value = "1")]
@@ -64,7 +91,7 @@ pub struct Options {
     #[arg(short = 'z', long = "blocking", default_value = "0")]
     blocking: u32,
     /// Ranks in each process.
-    #[arg(short = 'g', long = "ngpus", default_value = "1", value_parser = positive)]
+    #[arg(short = 'g', long = "ngpus", default_value = "1", value_parser = number(1..=MOST_RANKS_HERE))]
     ranks_here: usize,
     /// Taken and ignored, so that nccl-tests' command lines work: communicators of a process are made together.
     #[arg(short = 'p', long = "parallel_init", hide = true)]
@@ -89,20 +116,12 @@ enum Memory {
     Nccl,
 }
 
-fn positive(text: &str) -> std::result::Result<usize, String> {
-    text.parse().ok().filter(|&number| number > 0).ok_or_else(|| format!("`{text}` is not a number of 1 or more"))
-}
-
-fn parse_size(text: &str) -> std::result::Result<usize, String> {
-    let (number, unit) = match text.to_ascii_uppercase().chars().last() {
-        Some('K') => (&text[..text.len() - 1], 1u64 << 10),
-        Some('M') => (&text[..text.len() - 1], 1 << 20),
-        Some('G') => (&text[..text.len() - 1], 1 << 30),
-        _ => (text, 1),
-    };
-    match number.parse::<f64>() {
-        Ok(number) if number >= 0.0 && number.is_finite() => Ok((number * unit as f64) as usize),
-        _ => Err(format!("`{text}` is not a size such as 8, 64K, 1.5M or 2G")),
+impl Memory {
+    fn name(self) -> &'static str {
+        match self {
+            Memory::Malloc => "malloc",
+            Memory::Nccl => "nccl",
+        }
     }
 }
 
@@ -115,8 +134,31 @@ impl Options {
             Some(factor) => size.max(1).checked_mul(factor as usize),
             None => size.checked_add(self.step_bytes).filter(|_| self.step_bytes > 0),
         };
-        let sizes = std::iter::successors(Some(self.min_bytes), next);
-        Ok(sizes.take_while(|&size| size <= self.max_bytes).collect())
+        let sizes = std::iter::successors(Some(self.min_bytes), next).take_while(|&size| size <= self.max_bytes);
+        let sizes: Vec<usize> = sizes.take(MOST_SIZES + 1).collect();
+        match sizes.len() {
+            ..=MOST_SIZES => Ok(sizes),
+            _ => Err(Error::InvalidArgument(format!("-b, -e, -i and -f give more than {MOST_SIZES} sizes"))),
+        }
+    }
+
+    /// Fails when the buffers of all processes on this machine cannot be in its memory.
+    fn fits(&self, nranks: usize, processes: usize, available: u64) -> Result<()> {
+        let buffers = 2 * self.ranks_here as u128 * self.max_bytes as u128;
+        let tables = data::table_bytes(nranks, self.max_bytes) as u128;
+        let needed = (buffers + tables) * processes as u128;
+        if needed <= u128::from(available) {
+            return Ok(());
+        }
+        let gib = |bytes: u128| bytes as f64 / (1u64 << 30) as f64;
+        Err(Error::InvalidArgument(format!(
+            "sizes up to {:.1} GiB (-e) need {:.1} GiB of memory in {} of {} each; this machine has {:.1} GiB left",
+            gib(self.max_bytes as u128),
+            gib(needed),
+            counted(processes, "process"),
+            counted(self.ranks_here, "rank"),
+            gib(u128::from(available))
+        )))
     }
 
     fn roots(&self, nranks: usize) -> Result<Vec<usize>> {
@@ -142,6 +184,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     let mut store = Store::from_env()?;
     let library = Library::open(options.library.as_deref())?;
     let nranks = store.size * options.ranks_here;
+    options.fits(nranks, store.here, process::available_memory())?;
     let roots = options.roots(nranks)?;
     let comms = communicators(&library, &mut store, options.ranks_here)?;
     let mut report = Report::new(options, &library, &store, sizes.len() * dtypes.len() * reduces.len() * roots.len())?;
@@ -199,8 +242,19 @@ mod tests {
         assert_eq!(parse("perf reduce -b 0 -e 4 -f 2").sizes().unwrap(), [0, 2, 4]);
         assert_eq!(parse("perf reduce -b 8 -e 8 -i 0").sizes().unwrap(), [8]);
         assert!(parse("perf reduce -b 64M -e 8").sizes().is_err());
-        assert_eq!(parse_size("1.5M"), Ok(3 << 19));
-        assert!(parse_size("1T").is_err());
+        assert!(parse("perf reduce -b 0 -e 1G -i 1").sizes().is_err(), "a thousand million sizes");
+    }
+
+    #[test]
+    fn what_memory_cannot_hold_is_refused_with_both_numbers() {
+        let options = parse("perf all_reduce -b 8 -e 1000G -g 3");
+        let error = options.fits(12, 4, 64 << 30).unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "sizes up to 1000.0 GiB (-e) need 24000.0 GiB of memory in 4 processes of 3 ranks each; \
+             this machine has 64.0 GiB left"
+        );
+        assert_eq!(parse("perf all_reduce -e 64M").fits(8, 8, 64 << 30), Ok(()));
     }
 
     #[test]

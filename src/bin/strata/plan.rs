@@ -4,13 +4,15 @@
 mod grids;
 mod prove;
 
+use crate::options::{parse_size, Nodes, Spread};
 use clap::Subcommand;
-use grids::parse_grid;
 use std::process::ExitCode;
 use std::sync::Arc;
 use strata::algo::{self, Choice};
+use strata::config::Config;
 use strata::error::{Error, Result};
 use strata::plan::{text, Collective, Shape};
+use strata::select::{self, message_bytes, Request};
 use strata::topo::{Grid, Rank};
 
 /// What to do with plans.
@@ -22,24 +24,37 @@ pub enum Options {
     Verify(prove::Options),
 }
 
+/// How a drawing is read; printed under it and with `--help`.
+const LEGEND: &str = "\
+Ranks stand side by side; time goes down. A step stands in the first round in which it can happen if every message takes
+one round. Chunks are those of the input (i), of the output (o) and of scratch memory (s), counted from 0:
+  >1 o0       sends chunk 0 of the output to rank 1
+  <1 s2       receives from rank 1 into chunk 2 of scratch
+  <1+ o2      receives from rank 1 and reduces into chunk 2 of the output
+  <1+ i2=o2   receives from rank 1, reduces with chunk 2 of the input, writes chunk 2 of the output
+  i0=o3       copies chunk 0 of the input to chunk 3 of the output
+  i0+s1=o0    reduces two chunks into a third
+  o4-7,o9     chunks 4 to 7 and 9
+  nop         waits for other steps; nothing moves";
+
+/// More ranks than a drawing can show side by side.
+const MOST_DRAWN: usize = 64;
+
 /// Options of `strata plan show`.
 #[derive(clap::Args)]
+#[command(after_long_help = format!("Drawings (--draw):\n{LEGEND}"))]
 pub struct Show {
-    /// all_reduce, all_gather, reduce_scatter, broadcast, reduce, all_to_all, gather or scatter.
+    /// all_reduce, all_gather, reduce_scatter, broadcast, reduce, alltoall, gather or scatter.
     #[arg(value_parser = parse_collective)]
     collective: Collective,
-    /// The algorithm, such as `ring` or `two_level(direct,log)`.
-    #[arg(long, default_value = "two_level")]
-    algo: Choice,
-    /// Ranks in all.
-    #[arg(long, default_value = "4")]
-    ranks: usize,
-    /// Nodes: how many (`2`), or the ranks on each (`3,1,4`, which wins over --ranks).
-    #[arg(long, default_value = "2")]
-    nodes: String,
-    /// Deal ranks out to the nodes one by one instead of in blocks.
+    /// The algorithm, such as `ring` or `two_level(direct,log)`; by default the one that Strata would take.
     #[arg(long)]
-    round_robin: bool,
+    algo: Option<Choice>,
+    /// Bytes of the message by which Strata would choose.
+    #[arg(long, default_value = "1M", value_parser = parse_size)]
+    bytes: usize,
+    #[command(flatten)]
+    spread: Spread,
     /// Only this rank.
     #[arg(long)]
     rank: Option<usize>,
@@ -68,8 +83,11 @@ pub fn run(options: &Options) -> Result<ExitCode> {
 }
 
 fn show(options: &Show) -> Result<ExitCode> {
-    let grid = grid_of(options)?;
+    let grid = grid_of(&options.spread)?;
     let nranks = grid.nranks();
+    if options.draw && nranks > MOST_DRAWN {
+        return Err(Error::InvalidArgument(format!("a drawing has room for {MOST_DRAWN} ranks, not for {nranks}")));
+    }
     let exists = |rank: usize| match rank < nranks {
         true => Ok(Rank::from_index(rank)),
         false => Err(Error::InvalidArgument(format!("there is no rank {rank} among {nranks}"))),
@@ -77,32 +95,40 @@ fn show(options: &Show) -> Result<ExitCode> {
     let mut shape = Shape::new(options.collective, grid);
     shape.root = exists(options.root)?;
     shape.in_place = options.in_place;
-    let ranks: Vec<Rank> = match options.rank.filter(|_| !options.draw) {
-        Some(rank) => vec![exists(rank)?],
-        None => (0..nranks).map(Rank::from_index).collect(),
+    let choice = match &options.algo {
+        Some(choice) => choice.clone(),
+        None => chosen(options, &shape.grid)?,
     };
-    let plans = ranks.iter().map(|&rank| algo::build(&options.algo, &shape, rank)).collect::<Result<Vec<_>>>()?;
     if options.draw {
-        println!("{}", shape.grid);
-        print!("{}", text::draw(&plans));
-        println!("`>1 o0` sends chunk 0 of the output to rank 1, `<1 s2` receives from rank 1 into slot 2 of scratch, `i` is the input.");
-    } else {
-        plans.iter().for_each(|plan| print!("{}", text::print(plan)));
+        let ranks = (0..nranks).map(Rank::from_index);
+        let plans = ranks.map(|rank| algo::build(&choice, &shape, rank)).collect::<Result<Vec<_>>>()?;
+        print!("{}\n{}\n{LEGEND}\n", shape.grid, text::draw(&plans));
+        return Ok(ExitCode::SUCCESS);
+    }
+    let ranks = match options.rank {
+        Some(rank) => exists(rank)?.index()..rank + 1,
+        None => 0..nranks,
+    };
+    // One at a time: all plans of a large shape need not be in memory at once.
+    for rank in ranks.map(Rank::from_index) {
+        print!("{}", text::print(&algo::build(&choice, &shape, rank)?));
     }
     Ok(ExitCode::SUCCESS)
 }
 
-fn grid_of(options: &Show) -> Result<Arc<Grid>> {
-    let wrong = |text: String| Err(Error::InvalidArgument(text));
-    if options.nodes.contains(',') {
-        return Ok(Arc::new(parse_grid(&options.nodes).map_err(Error::InvalidArgument)?));
-    }
-    let nodes: usize = match options.nodes.parse() {
-        Ok(nodes) if nodes > 0 && nodes <= options.ranks => nodes,
-        _ => return wrong(format!("--nodes {} must be between 1 and the {} ranks", options.nodes, options.ranks)),
+/// What Strata would take with its default settings.
+fn chosen(options: &Show, grid: &Arc<Grid>) -> Result<Choice> {
+    let blocks = message_bytes(options.collective, grid.nranks(), 1);
+    let block_bytes = options.bytes / blocks;
+    let request = Request { collective: options.collective, block_bytes, named: None, board: true };
+    Ok(select::choose(&request, grid, &Config::default())?.choice)
+}
+
+fn grid_of(spread: &Spread) -> Result<Arc<Grid>> {
+    let ranks = match (spread.ranks, &spread.nodes) {
+        (None, Nodes::Count(count)) => Some(4.max(*count)),
+        (ranks, _) => ranks,
     };
-    Ok(Arc::new(match options.round_robin {
-        true => Grid::round_robin(options.ranks, nodes),
-        false => grids::even(options.ranks, nodes),
-    }))
+    let (_, nodes) = Spread { ranks, nodes: spread.nodes.clone(), ..*spread }.resolve()?;
+    Ok(Arc::new(Grid::from_labels(&nodes)))
 }

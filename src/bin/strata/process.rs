@@ -9,6 +9,26 @@ use std::process::{ChildStderr, ChildStdout, Command};
 use std::time::Instant;
 use strata::error::{Error, Result};
 
+/// Makes a closed output end this process without a word, as it ends other commands (`strata info --env | head -1`);
+/// Rust's own default is a panic.
+pub fn end_on_closed_output() {
+    // SAFETY: the default action is valid for SIGPIPE, and no other thread has been started yet.
+    unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
+}
+
+/// Bytes of memory that processes can still get: the machine's, or what is left of the control group's share. Without an
+/// answer of the system, all there may be.
+pub fn available_memory() -> u64 {
+    let number = |text: &str| text.trim().parse::<u64>().ok();
+    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+    let info = read("/proc/meminfo");
+    let line = info.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
+    let machine = line.and_then(|line| number(line.trim_end_matches("kB"))).map_or(u64::MAX, |kib| kib << 10);
+    let limit = number(&read("/sys/fs/cgroup/memory.max")).unwrap_or(u64::MAX);
+    let used = number(&read("/sys/fs/cgroup/memory.current")).unwrap_or(0);
+    machine.min(limit.saturating_sub(used))
+}
+
 /// Why [`Signals::wait`] returned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Event {
@@ -42,10 +62,9 @@ impl Signals {
 
     /// Waits for one of the signals, or for the deadline.
     pub fn wait(&self, deadline: Option<Instant>) -> Result<Event> {
-        // Without a deadline an hour at a time, so that there is one call and not two.
-        let left = deadline.map_or(std::time::Duration::from_secs(3600), |deadline| {
-            deadline.saturating_duration_since(Instant::now())
-        });
+        // An hour at a time at most, so that any deadline, or none, is a limit that the kernel takes.
+        let hour = std::time::Duration::from_secs(3600);
+        let left = deadline.map_or(hour, |deadline| deadline.saturating_duration_since(Instant::now()).min(hour));
         let limit = libc::timespec { tv_sec: left.as_secs() as libc::time_t, tv_nsec: left.subsec_nanos().into() };
         // SAFETY: set and limit are valid for reading and the information may be null; because they are locals.
         match unsafe { libc::sigtimedwait(&self.set, std::ptr::null_mut(), &limit) } {

@@ -17,6 +17,8 @@ use std::time::{Duration, Instant};
 const CANCEL_SLICE: Duration = Duration::from_millis(20);
 /// How much one connection may read before others have their turn.
 const TURN_BYTES: usize = 1 << 18;
+/// How much is read at a time.
+const READ_BYTES: usize = 1 << 14;
 
 /// One TCP connection with what has arrived and what is still to be sent.
 pub struct Conn {
@@ -136,19 +138,24 @@ impl Conn {
         if self.connecting {
             return Ok(true);
         }
-        let mut buffer = [0; 1 << 14];
         let mut turn = 0;
         while turn < TURN_BYTES && self.inbox.len() < HEAD_BYTES + self.limit {
-            match self.stream.read(&mut buffer) {
+            // Not by way of the stack: this runs on the program's thread, whose stack may be small.
+            let have = self.inbox.len();
+            self.inbox.resize(have + READ_BYTES, 0);
+            let read = self.stream.read(&mut self.inbox[have..]);
+            self.inbox.truncate(have + read.as_ref().map_or(0, |&got| got));
+            match read {
                 Ok(0) => return Ok(false),
-                Ok(got) => {
-                    self.inbox.extend_from_slice(&buffer[..got]);
-                    turn += got;
-                }
+                Ok(got) => turn += got,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) => return Err(error),
             }
+        }
+        if self.inbox.is_empty() {
+            // A service has many connections, and most of them are silent.
+            self.inbox = Vec::new();
         }
         Ok(true)
     }

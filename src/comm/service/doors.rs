@@ -7,7 +7,7 @@
 use super::net::{Net, Role};
 use super::room::{Outcome, Room};
 use super::wire::{Credentials, Frame, Join};
-use crate::error::Error;
+use crate::error::{counted, Error};
 use std::collections::{HashMap, VecDeque};
 
 /// How many closed doors still say why they are closed.
@@ -109,8 +109,8 @@ impl Doors {
             self.shut(
                 key,
                 Error::InvalidUsage(format!(
-                    "this unique id has already made a communicator of {} ranks: all are there",
-                    join.total
+                    "this unique id has already made a communicator of {}: all are there",
+                    counted(join.total as usize, "rank")
                 )),
             );
         }
@@ -154,7 +154,7 @@ impl Doors {
             Outcome::Wait => {}
             Outcome::Tell(frame) => net.send_all(conns.into_iter(), &frame),
             Outcome::Fail(error) => {
-                crate::info!("a communicator of {} ranks could not be made: {error}", room.total());
+                crate::info!("a communicator of {} could not be made: {error}", counted(room.total() as usize, "rank"));
                 net.send_all(conns.iter().copied(), &Frame::Fail(error.clone()));
                 conns.into_iter().for_each(|conn| net.end(conn));
                 self.rooms.remove(&room_id);

@@ -5,7 +5,7 @@
 #![forbid(unsafe_code)]
 
 use super::wire::{Frame, Join, Process, MAX_RANKS};
-use crate::error::Error;
+use crate::error::{counted, Error};
 
 /// The most bytes all ranks together may give in one round.
 pub const ROUND_LIMIT_BYTES: usize = 1 << 28;
@@ -130,14 +130,17 @@ impl Room {
             let seated = (0..self.seats.len()).find(|&member| self.seats[member].is_some());
             let first = seated.map_or_else(|| "another rank".to_string(), |member| self.describe(member));
             return Outcome::Fail(Error::InvalidUsage(format!(
-                "ranks disagree on the communicator's size: rank {name} ({}) says {} ranks, {first} says {}",
-                join.process, join.total, self.total
+                "ranks disagree on the communicator's size: rank {name} ({}) says {}, {first} says {}",
+                join.process,
+                counted(join.total as usize, "rank"),
+                self.total
             )));
         }
         let Some(seat) = self.seats.get_mut(join.rank as usize) else {
             return Outcome::Fail(Error::InvalidUsage(format!(
-                "rank {name} ({}) does not exist in a communicator of {} ranks",
-                join.process, self.total
+                "rank {name} ({}) does not exist in a communicator of {}",
+                join.process,
+                counted(self.total as usize, "rank")
             )));
         };
         if let Some(other) = seat {

@@ -18,9 +18,10 @@ pub mod stream;
 mod tests;
 
 use crate::dtype::{DataType, Operator, Prologue, Reduction};
-use crate::memory::Region;
+use crate::memory::{Arena, Region};
 use crate::plan::Order;
 use kernel::{Level, Scale};
+use std::cell::RefCell;
 
 /// How an incoming element meets a local one.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -130,9 +131,10 @@ fn reduce_at(level: Level, dtype: DataType, operator: Operator, divisor: u64, sr
     }
 }
 
-/// Memory for a partial result.
-#[repr(align(64))]
-struct Block([u8; BLOCK_BYTES]);
+thread_local! {
+    /// Memory for a partial result. Not on the stack: the program's thread may have a small one.
+    static PARTIAL: RefCell<Arena> = RefCell::new(Arena::new(BLOCK_BYTES));
+}
 
 /// Folds the block of the sources at `at` into `dst`.
 fn fold_block(level: Level, dtype: DataType, operator: Operator, srcs: &[Region], at: usize, dst: Region) {
@@ -154,8 +156,7 @@ fn fold_block(level: Level, dtype: DataType, operator: Operator, srcs: &[Region]
         return run(&streams[..srcs.len()], dst.as_ptr(), dst.len());
     }
     // The destination may be a source that is read later, so it is written last.
-    let mut partial = Block([0; BLOCK_BYTES]);
-    let partial = partial.0.as_mut_ptr();
+    let partial = PARTIAL.with_borrow_mut(Arena::region).as_ptr();
     for (k, stream) in streams.iter_mut().enumerate() {
         *stream = pointer(&srcs[k]);
     }

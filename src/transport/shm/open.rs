@@ -263,7 +263,7 @@ fn peer(rank: Rank, local: usize, me: usize, card: &Card, mine: &Card, segment: 
     } else {
         Reach::Ring { pid }
     };
-    crate::info!("rank {rank} is on this node: {reach:?}");
+    crate::info!("rank {rank} is on this node: {reach}");
     // Elsewhere the number means another process, or none.
     let process = rustix::process::Pid::from_raw(pid as i32)
         .filter(|_| mine.namespace != 0 && card.namespace == mine.namespace && card.pid != mine.pid)

@@ -13,6 +13,7 @@ use crate::topo::Rank;
 use crate::transport::streams::Posted;
 use crate::transport::target::Pieces;
 use smallvec::SmallVec;
+use std::fmt;
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
 
@@ -41,6 +42,16 @@ pub enum Reach {
         /// The peer's process.
         pid: u32,
     },
+}
+
+impl fmt::Display for Reach {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Reach::SameProcess => f.write_str("large messages are read in place, in this process"),
+            Reach::Kernel { pid } => write!(f, "large messages are read from process {pid} (process_vm_readv)"),
+            Reach::Ring { pid } => write!(f, "large messages of process {pid} come through shared memory"),
+        }
+    }
 }
 
 /// Where the bytes of a message are.

@@ -60,7 +60,9 @@ impl<'a, 'lib> Bench<'a, 'lib> {
         // Blocks are rounded down, so no total is larger than the largest size asked for.
         let len = options.max_bytes;
         let allocate = || match options.memory {
-            Memory::Malloc => Ok(Owned::Malloc(Arena::new(len))),
+            Memory::Malloc => Arena::try_new(len)
+                .map(Owned::Malloc)
+                .ok_or_else(|| Error::System(format!("there is no memory for a buffer of {len} bytes"))),
             Memory::Nccl => library.allocate(len).map(Owned::Nccl),
         };
         let pair = |_| Ok([allocate()?, allocate()?]);

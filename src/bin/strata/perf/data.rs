@@ -13,6 +13,11 @@ use strata::memory::Region;
 /// Elements after which a rank's input repeats.
 const PERIOD: usize = 65521;
 
+/// Bytes of the tables of `nranks` ranks, at most, for buffers of `bytes` bytes.
+pub fn table_bytes(nranks: usize, bytes: usize) -> usize {
+    nranks.saturating_mul(bytes.clamp(8, 8 * PERIOD))
+}
+
 /// The data of one collective, type and reduction.
 pub struct Data {
     dtype: DataType,

@@ -10,7 +10,7 @@ use serde_json::{json, Value};
 use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
-use strata::error::{Error, Result};
+use strata::error::{counted, Error, Result};
 
 /// Collects rows; only process 0 says anything.
 pub struct Report {
@@ -38,11 +38,12 @@ impl Report {
         bar.set_style(style.map_err(|error| Error::Internal(error.to_string()))?);
         if table {
             println!(
-                "# strata perf {}: {nranks} ranks in {} processes\n\
+                "# strata perf {}: {} in {}\n\
                  # library {path}, NCCL {version}\n\
                  # minBytes {} maxBytes {} step: {} warmup iters: {} iters: {} agg iters: {} validation: {}\n#\n{}",
                 options.collective.name(),
-                store.size,
+                counted(nranks, "rank"),
+                counted(store.size, "process"),
                 options.min_bytes,
                 options.max_bytes,
                 options.factor.map_or(format!("{}(bytes)", options.step_bytes), |factor| format!("{factor}(factor)")),
@@ -57,7 +58,7 @@ impl Report {
             "collective": options.collective.name(), "library": path, "nccl_version": version, "ranks": nranks,
             "processes": store.size, "iterations": options.iterations, "warmup": options.warmup,
             "aggregate": options.aggregate, "barrier_each_iteration": options.blocking > 0,
-            "memory": format!("{:?}", options.memory).to_lowercase(),
+            "memory": options.memory.name(),
         });
         Ok(Report { rows: Vec::new(), speaks, table, json: options.json.clone(), about, bar })
     }

@@ -3,10 +3,11 @@
 //! It carries the unique id, barriers and the times, a few hundred bytes each; never the data that is measured.
 #![forbid(unsafe_code)]
 
+use crate::options::MOST_RANKS;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::time::{Duration, Instant};
-use strata::error::{Error, Result};
+use strata::error::{counted, Error, Result};
 
 const GREETING: &[u8; 8] = b"strata1\n";
 const LIMIT: Duration = Duration::from_secs(300);
@@ -19,6 +20,8 @@ pub struct Store {
     pub rank: usize,
     /// How many processes there are.
     pub size: usize,
+    /// How many of them share this machine, as far as the environment tells.
+    pub here: usize,
     // On process 0: to 1, 2, ... in order. Elsewhere: to process 0.
     links: Vec<TcpStream>,
 }
@@ -35,7 +38,7 @@ fn variable<T: std::str::FromStr>(name: &str) -> Result<Option<T>> {
 impl Store {
     /// A store of one process.
     pub fn alone() -> Store {
-        Store { rank: 0, size: 1, links: Vec::new() }
+        Store { rank: 0, size: 1, here: 1, links: Vec::new() }
     }
 
     /// The processes named by `RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT`; alone without `WORLD_SIZE`.
@@ -50,14 +53,18 @@ impl Store {
         let port: u16 = variable("MASTER_PORT")?.ok_or_else(|| need("MASTER_PORT"))?;
         // torchrun's own agent listens on the port it announces.
         let port = if std::env::var_os("TORCHELASTIC_RUN_ID").is_some() { port.wrapping_add(1) } else { port };
-        if rank >= size {
-            return Err(Error::InvalidArgument(format!("RANK is {rank}, but WORLD_SIZE is {size}")));
+        if rank >= size || size > MOST_RANKS {
+            return Err(Error::InvalidArgument(format!("RANK is {rank}, and WORLD_SIZE is {size}")));
         }
-        if rank == 0 {
-            Store::host(TcpListener::bind((address.as_str(), port))?, size, LIMIT)
+        // Make-believe nodes are all on this machine, whatever LOCAL_WORLD_SIZE says.
+        let alone = matches!(address.as_str(), "127.0.0.1" | "localhost" | "::1");
+        let here = if alone { size } else { variable("LOCAL_WORLD_SIZE")?.unwrap_or(1) };
+        let store = if rank == 0 {
+            Store::host(TcpListener::bind((address.as_str(), port))?, size, LIMIT)?
         } else {
-            Store::join(&address, port, rank, size, LIMIT)
-        }
+            Store::join(&address, port, rank, size, LIMIT)?
+        };
+        Ok(Store { here, ..store })
     }
 
     /// Process 0 of `size`: accepts the others. Whoever does not greet as they do is sent away.
@@ -79,15 +86,19 @@ impl Store {
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
                     if Instant::now() >= deadline {
                         let missing = links.iter().enumerate().filter(|(_, link)| link.is_none());
-                        let missing: Vec<usize> = missing.map(|(index, _)| index + 1).collect();
-                        return Err(Error::Timeout(format!("processes {missing:?} did not come")));
+                        let missing: Vec<String> = missing.map(|(index, _)| (index + 1).to_string()).collect();
+                        return Err(Error::Timeout(format!(
+                            "{} of {size} did not come: {}",
+                            counted(missing.len(), "process"),
+                            missing.join(", ")
+                        )));
                     }
                     std::thread::sleep(Duration::from_millis(2));
                 }
                 Err(error) => return Err(error.into()),
             }
         }
-        Ok(Store { rank: 0, size, links: links.into_iter().flatten().collect() })
+        Ok(Store { rank: 0, size, here: 1, links: links.into_iter().flatten().collect() })
     }
 
     fn join(address: &str, port: u16, rank: usize, size: usize, limit: Duration) -> Result<Store> {
@@ -98,7 +109,7 @@ impl Store {
                     prepare(&stream)?;
                     stream.write_all(GREETING)?;
                     stream.write_all(&(rank as u32).to_le_bytes())?;
-                    return Ok(Store { rank, size, links: vec![stream] });
+                    return Ok(Store { rank, size, here: 1, links: vec![stream] });
                 }
                 Err(error) if Instant::now() >= deadline => {
                     return Err(Error::Timeout(format!("process 0 is not at {address}:{port}: {error}")));
@@ -210,6 +221,6 @@ mod tests {
     fn a_process_that_does_not_come_is_named() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let error = Store::host(listener, 3, Duration::from_millis(20)).map(|_| ()).unwrap_err();
-        assert_eq!(error, Error::Timeout("processes [1, 2] did not come".into()));
+        assert_eq!(error, Error::Timeout("2 processes of 3 did not come: 1, 2".into()));
     }
 }

@@ -4,6 +4,9 @@
 use std::sync::Arc;
 use strata::topo::Grid;
 
+/// More ranks than can be proved in a sitting: the steps of all of them are held in memory.
+pub const MOST_PROVED: usize = 4096;
+
 /// Consecutive ranks on nodes as even as possible.
 pub fn even(nranks: usize, nodes: usize) -> Grid {
     let sizes: Vec<usize> = (0..nodes).map(|node| nranks / nodes + usize::from(node < nranks % nodes)).collect();
@@ -14,17 +17,24 @@ pub fn even(nranks: usize, nodes: usize) -> Grid {
 /// nodes).
 pub fn parse_grid(text: &str) -> Result<Grid, String> {
     let number = |part: &str| match part.trim().parse::<usize>() {
-        Ok(number) if (1..=65536).contains(&number) => Ok(number),
+        Ok(number) if number > 0 => Ok(number),
         _ => Err(format!("`{text}` is not a shape such as 2x4, 3,1,4 or rr:8/3")),
     };
+    let room = |ranks: Option<usize>| match ranks {
+        Some(ranks) if ranks <= MOST_PROVED => Ok(ranks),
+        _ => Err(format!("`{text}` has more than {MOST_PROVED} ranks")),
+    };
     if let Some((ranks, nodes)) = text.strip_prefix("rr:").and_then(|rest| rest.split_once('/')) {
-        let (ranks, nodes) = (number(ranks)?, number(nodes)?);
+        let (ranks, nodes) = (room(Some(number(ranks)?))?, number(nodes)?);
         return if nodes <= ranks { Ok(Grid::round_robin(ranks, nodes)) } else { Err("more nodes than ranks".into()) };
     }
     if let Some((nodes, ranks)) = text.split_once('x') {
-        return Ok(Grid::blocks(&vec![number(ranks)?; number(nodes)?]));
+        let (nodes, ranks) = (number(nodes)?, number(ranks)?);
+        room(nodes.checked_mul(ranks))?;
+        return Ok(Grid::blocks(&vec![ranks; nodes]));
     }
     let sizes = text.split(',').map(number).collect::<Result<Vec<_>, _>>()?;
+    room(sizes.iter().try_fold(0usize, |sum, &size| sum.checked_add(size)))?;
     Ok(Grid::blocks(&sizes))
 }
 
@@ -60,7 +70,9 @@ mod tests {
         assert_eq!(parse_grid("3,1,4"), Ok(Grid::blocks(&[3, 1, 4])));
         assert_eq!(parse_grid("rr:5/2"), Ok(Grid::round_robin(5, 2)));
         assert_eq!(parse_grid("8"), Ok(Grid::flat(8)));
-        for text in ["", "0x4", "rr:2/3", "2x", "a"] {
+        for text in
+            ["", "0x4", "rr:2/3", "2x", "a", "65536x65536", "-1", "4000,97", "rr:5000/2", "18446744073709551615,2"]
+        {
             assert!(parse_grid(text).is_err(), "{text}");
         }
     }

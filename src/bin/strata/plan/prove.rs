@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 use super::grids::{parse_grid, standard};
+use crate::options::number;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::IsTerminal;
 use std::process::ExitCode;
@@ -9,7 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use strata::algo::{self, Choice};
-use strata::error::{Error, Result};
+use strata::error::{counted, Error, Result};
 use strata::plan::{Collective, Shape};
 use strata::topo::{Grid, Rank};
 use strata::verify::{self, verify};
@@ -24,7 +25,7 @@ pub struct Options {
     #[arg(long)]
     algo: Option<Choice>,
     /// Every number of ranks up to this one, on several shapes of nodes.
-    #[arg(long, default_value = "16")]
+    #[arg(long, default_value = "16", value_parser = number(0..=256))]
     max_ranks: usize,
     /// A further shape (`64x8`, `3,1,4`, `rr:8/3`); may be given several times. With --max-ranks 0: only these.
     #[arg(long = "shape", value_parser = parse_grid)]
@@ -89,15 +90,17 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     }
     let rejected: usize = verdicts.iter().map(|verdict| verdict.rejected.len()).sum();
     println!(
-        "{} algorithms on {total} shapes: {} accepted, {rejected} rejected, in {:.1} s",
-        lines.len(),
+        "{} on {}: {} accepted, {rejected} rejected, in {:.1} s",
+        counted(lines.len(), "algorithm"),
+        counted(total, "shape"),
         total - rejected,
         start.elapsed().as_secs_f64()
     );
     if options.mutate {
         let mutants: usize = verdicts.iter().map(|verdict| verdict.mutants).sum();
         let verdict = if rejected == 0 { "all rejected, or as good as the original" } else { "see above" };
-        println!("{mutants} mutants of plans of up to {MUTATED_RANKS} ranks: {verdict}");
+        let mutants = counted(mutants, "mutant");
+        println!("{mutants} of plans of up to {MUTATED_RANKS} ranks: {verdict}");
     }
     Ok(if rejected == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
