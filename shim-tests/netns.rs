@@ -278,7 +278,7 @@ fn a_killed_up_leaves_nothing_that_the_next_one_minds() {
 fn a_machine_that_does_not_allow_it_is_told_why() {
     let tools = std::env::temp_dir().join(format!("strata-netns-tools-{}", std::process::id()));
     std::fs::create_dir_all(&tools).unwrap();
-    for tool in ["bash", "env", "realpath", "uname", "id", "ip", "nsenter", "flock"] {
+    for tool in ["bash", "env", "realpath", "uname", "id", "ip", "nsenter", "flock", "hostname"] {
         let found = std::env::split_paths(&std::env::var_os("PATH").unwrap())
             .map(|dir| dir.join(tool))
             .find(|path| path.exists());
