@@ -114,6 +114,10 @@ variables! {
         "Copy what is sent to ranks of the node into shared memory first, unless it is there already (ncclMemAlloc).";
     "STRATA_EAGER_BYTES" eager_bytes: usize = "16384", local,
         "Messages of at most this many bytes are copied through shared memory, larger ones are pulled by the receiver.";
+    "STRATA_INTER" inter: String = "auto", agreed,
+        "What carries messages between nodes: mpi, tcp, or auto, which is MPI where an MPI launcher started the job.";
+    "STRATA_MPI_PLUGIN" mpi_plugin: String = "", local,
+        "The MPI plugin to open; without it one is looked for beside the library.";
     "STRATA_TCP_CONNECTIONS" tcp_connections: usize = "2", agreed,
         "Connections per pair of ranks on different nodes.";
 }

@@ -1,6 +1,7 @@
 //! Test worlds: ranks as threads of one process, and ranks as processes (this very test program, started again).
 
 use super::mux::open_by;
+use super::plugin::Site;
 use super::shm::open::Ways;
 use super::{Envelope, Exchange, Idle, Mux, Sink, Transport};
 use crate::config::Config;
@@ -37,7 +38,7 @@ impl Setup {
     }
 
     pub fn open(&self, me: usize, exchange: &mut dyn Exchange) -> Mux {
-        open_by(Rank::from_index(me), &self.grid, &self.config, exchange, self.ways).unwrap()
+        open_by(Rank::from_index(me), &self.grid, &self.config, exchange, self.ways, &Site::of_this_process()).unwrap()
     }
 }
 
