@@ -34,10 +34,12 @@ const EXCEPTIONS: [(&str, &str, &str); 4] = [
 ];
 
 /// Where `unsafe` may stand, and for what.
-const UNSAFE: [(&str, &str); 7] = [
+const UNSAFE: [(&str, &str); 9] = [
     ("src/abi", "pointers of C callers"),
     ("src/memory", "regions, arenas, mappings, and the system calls that fill them"),
     ("src/transport/shm", "shared memory between processes"),
+    ("src/transport/plugin", "functions of a library opened at run time"),
+    ("plugins/mpi/src", "calls of MPI"),
     ("src/device/host", "vector instructions and loops over raw elements"),
     ("src/log.rs", "gettid"),
     ("src/bin/strata/nccl.rs", "calls of a library opened at run time"),

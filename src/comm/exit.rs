@@ -39,4 +39,5 @@ pub fn leave_all() {
         // What the program's other threads still use stays where it is.
         std::mem::forget(comm);
     }
+    crate::transport::plugin::leave();
 }

@@ -16,8 +16,10 @@ use std::time::Duration;
 mod boards;
 #[cfg(test)]
 mod figures;
+mod header;
 mod idle;
 mod mux;
+pub mod plugin;
 pub mod shm;
 mod streams;
 mod target;
@@ -134,6 +136,30 @@ pub struct NodeCall<'a> {
     pub dst: &'a Blocks,
     /// How inputs become one; `None` for an all-gather.
     pub combine: Option<Combine>,
+}
+
+/// Message streams to the ranks that shared memory does not reach. Peers go by their place among those.
+trait Network: Send + std::fmt::Debug {
+    /// Posts a message to a peer.
+    fn send(&mut self, peer: usize, token: Token, envelope: Envelope, src: &[Region]) -> Result<Started>;
+
+    /// Posts a receive from a peer.
+    fn recv(&mut self, peer: usize, token: Token, envelope: Envelope, sink: Sink<'_>) -> Result<Started>;
+
+    /// Makes progress; appends the tokens that have completed.
+    fn poll(&mut self, done: &mut Vec<Token>) -> Result<()>;
+
+    /// How many polls of shared memory go to one poll of this, by what that costs.
+    fn polls_per_poll(&self) -> u32;
+
+    /// A number that changes when a send that was `Busy` may be accepted.
+    fn relief(&self) -> u64;
+
+    /// Blocks until there is something to poll for, the rank's bell rings, or for `limit`.
+    fn wait(&mut self, limit: Duration) -> Result<()>;
+
+    /// Forgets all pending operations.
+    fn cancel(&mut self);
 }
 
 /// Message streams between this rank and its peers.

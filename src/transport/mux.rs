@@ -1,11 +1,12 @@
-//! One transport for all peers: shared memory for those of this node, TCP for the others.
+//! One transport for all peers: shared memory for those of this node, MPI or TCP for the others.
 #![forbid(unsafe_code)]
 
+use super::plugin::{self, Site};
 use super::shm::bell::{Bells, Waker};
 use super::shm::open::Ways;
 use super::shm::{self, Shm};
 use super::tcp::Tcp;
-use super::{Envelope, Exchange, NodeCall, Sink, Transport};
+use super::{Envelope, Exchange, Network, NodeCall, Sink, Transport};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::exec::{Started, Token};
@@ -15,8 +16,6 @@ use crate::topo::{Grid, Rank};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Sockets are looked at once in so many polls of shared memory.
-const POLLS_PER_SOCKET_POLL: u32 = 8;
 /// After so much sleep without an event, look whether the peers still live.
 const LIVENESS_INTERVAL: Duration = Duration::from_millis(100);
 
@@ -24,7 +23,7 @@ const LIVENESS_INTERVAL: Duration = Duration::from_millis(100);
 enum Route {
     Myself,
     Shm(usize),
-    Tcp(usize),
+    Network(usize),
 }
 
 /// The transport of one rank of one communicator.
@@ -32,7 +31,7 @@ enum Route {
 pub struct Mux {
     routes: Vec<Route>,
     shm: Shm,
-    tcp: Option<Tcp>,
+    network: Option<Box<dyn Network>>,
     bells: Arc<Bells>,
     polls: u32,
     slept: Duration,
@@ -50,7 +49,7 @@ pub fn open(
     binding: &dyn Fn() -> Result<Binding>,
     exchange: &mut dyn Exchange,
 ) -> Result<Mux> {
-    open_by(me, grid, config, binding, exchange, Ways { proc: true, file: true })
+    open_by(me, grid, config, binding, exchange, Ways { proc: true, file: true }, &Site::of_this_process())
 }
 
 pub(super) fn open_by(
@@ -60,8 +59,10 @@ pub(super) fn open_by(
     binding: &dyn Fn() -> Result<Binding>,
     exchange: &mut dyn Exchange,
     ways: Ways,
+    site: &Site,
 ) -> Result<Mux> {
-    let shm = shm::open::open(me, grid, config, ways, exchange)?;
+    let mpi = plugin::join(me, grid, config, exchange, site)?;
+    let shm = shm::open::open(me, grid, config, ways, mpi.is_none(), exchange)?;
     let mut routes = vec![None; grid.nranks()];
     routes[me.index()] = Some(Route::Myself);
     for (index, rank) in shm.ranks().enumerate() {
@@ -70,15 +71,21 @@ pub(super) fn open_by(
     let far: Vec<Rank> =
         (0..grid.nranks()).map(Rank::from_index).filter(|rank| routes[rank.index()].is_none()).collect();
     for (index, rank) in far.iter().enumerate() {
-        routes[rank.index()] = Some(Route::Tcp(index));
+        routes[rank.index()] = Some(Route::Network(index));
     }
     let bells = shm.bells().clone();
-    let tcp = Tcp::open(me, &far, config, binding, exchange, &bells)?;
+    let network: Option<Box<dyn Network>> = match mpi {
+        Some(joined) => Some(Box::new(joined.open(&far, exchange, &bells)?)),
+        None => match Tcp::open(me, &far, config, binding, exchange, &bells)? {
+            Some(tcp) => Some(Box::new(tcp)),
+            None => None,
+        },
+    };
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     let oversubscribed = grid.members(grid.node(me)).len() > processors;
     let alone = shm.ranks().next().is_none();
     let routes = routes.into_iter().flatten().collect();
-    Ok(Mux { routes, shm, tcp, bells, polls: 0, slept: Duration::ZERO, busy_at: None, oversubscribed, alone })
+    Ok(Mux { routes, shm, network, bells, polls: 0, slept: Duration::ZERO, busy_at: None, oversubscribed, alone })
 }
 
 impl Mux {
@@ -112,11 +119,14 @@ impl Mux {
 
     /// Changes when a send that was `Busy` may be accepted.
     fn relief(&self) -> u64 {
-        self.shm.relief() + self.tcp.as_ref().map_or(0, Tcp::relief)
+        self.shm.relief() + self.network.as_ref().map_or(0, |network| network.relief())
     }
 
-    fn tcp(&mut self) -> Result<&mut Tcp> {
-        self.tcp.as_mut().ok_or_else(|| Error::Internal("a route over TCP without TCP".into()))
+    fn network(&mut self) -> Result<&mut dyn Network> {
+        match &mut self.network {
+            Some(network) => Ok(network.as_mut()),
+            None => Err(Error::Internal("a route over the network without one".into())),
+        }
     }
 }
 
@@ -124,7 +134,7 @@ impl Transport for Mux {
     fn send(&mut self, token: Token, to: Rank, envelope: Envelope, src: &[Region]) -> Result<Started> {
         let started = match self.route(to)? {
             Route::Shm(peer) => self.shm.send(peer, token, envelope, src),
-            Route::Tcp(peer) => self.tcp()?.send(peer, token, envelope, src),
+            Route::Network(peer) => self.network()?.send(peer, token, envelope, src),
             Route::Myself => unreachable!("`route` refuses it"),
         }?;
         if started == Started::Busy {
@@ -136,7 +146,7 @@ impl Transport for Mux {
     fn recv(&mut self, token: Token, from: Rank, envelope: Envelope, sink: Sink<'_>) -> Result<Started> {
         match self.route(from)? {
             Route::Shm(peer) => self.shm.recv(peer, token, envelope, sink),
-            Route::Tcp(peer) => self.tcp()?.recv(peer, token, envelope, sink),
+            Route::Network(peer) => self.network()?.recv(peer, token, envelope, sink),
             Route::Myself => unreachable!("`route` refuses it"),
         }
     }
@@ -148,10 +158,11 @@ impl Transport for Mux {
     fn poll(&mut self, done: &mut Vec<Token>) -> Result<()> {
         let before = done.len();
         self.shm.poll(done)?;
-        if let Some(tcp) = &mut self.tcp {
-            self.polls = self.polls.wrapping_add(1);
-            if self.polls % POLLS_PER_SOCKET_POLL == 0 || self.alone {
-                tcp.poll(done)?;
+        if let Some(network) = &mut self.network {
+            self.polls = self.polls.saturating_add(1);
+            if self.polls >= network.polls_per_poll() || self.alone {
+                self.polls = 0;
+                network.poll(done)?;
             }
         }
         if done.len() > before {
@@ -167,8 +178,8 @@ impl Transport for Mux {
         }
         let before = std::time::Instant::now();
         if self.bells.announce() && !self.shm.has_work() {
-            match &mut self.tcp {
-                Some(tcp) => tcp.wait(self.bells.cap(limit))?,
+            match &mut self.network {
+                Some(network) => network.wait(limit)?,
                 None => self.bells.wait(limit),
             }
         }
@@ -178,15 +189,15 @@ impl Transport for Mux {
             self.slept = Duration::ZERO;
             self.shm.check_alive()?;
         }
-        // The sockets may have been what woke us: look at them in the next poll.
-        self.polls = POLLS_PER_SOCKET_POLL - 1;
+        // The network may have been what woke us: look at it in the next poll.
+        self.polls = u32::MAX;
         Ok(())
     }
 
     fn cancel(&mut self) {
         self.shm.cancel();
-        if let Some(tcp) = &mut self.tcp {
-            tcp.cancel();
+        if let Some(network) = &mut self.network {
+            network.cancel();
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Test worlds: ranks as threads of one process, and ranks as processes (this very test program, started again).
 
 use super::mux::open_by;
+use super::plugin::Site;
 use super::shm::open::Ways;
 use super::{Envelope, Exchange, Idle, Mux, NodeCall, Sink, Transport};
 use crate::config::Config;
@@ -38,7 +39,8 @@ impl Setup {
     }
 
     pub fn open(&self, me: usize, exchange: &mut dyn Exchange) -> Mux {
-        open_by(Rank::from_index(me), &self.grid, &self.config, &Binding::of_first_nic, exchange, self.ways).unwrap()
+        let (me, site) = (Rank::from_index(me), Site::of_this_process());
+        open_by(me, &self.grid, &self.config, &Binding::of_first_nic, exchange, self.ways, &site).unwrap()
     }
 }
 

@@ -193,8 +193,16 @@ fn agree(
     Ok(Agreement { segment, usable })
 }
 
-/// Opens the shared memory of a communicator. All ranks call it together.
-pub fn open(me: Rank, grid: &Grid, config: &Config, ways: Ways, exchange: &mut dyn Exchange) -> Result<Shm> {
+/// Opens the shared memory of a communicator. All ranks call it together. `sockets`: the ranks it does not reach are
+/// reached by sockets, so that this rank waits for those too.
+pub fn open(
+    me: Rank,
+    grid: &Grid,
+    config: &Config,
+    ways: Ways,
+    sockets: bool,
+    exchange: &mut dyn Exchange,
+) -> Result<Shm> {
     let process = process()?;
     let members = grid.members(grid.node(me));
     let own = if me == members[0] { Some(memory_file(members.len())?) } else { None };
@@ -228,7 +236,7 @@ pub fn open(me: Rank, grid: &Grid, config: &Config, ways: Ways, exchange: &mut d
         true => vec![card.doorbell; segment.ranks()],
         false => members.iter().map(|rank| cards[rank.index()].doorbell).collect(),
     };
-    let waits_for_sockets = reached.len() + 1 < grid.nranks();
+    let waits_for_sockets = sockets && reached.len() + 1 < grid.nranks();
     let doorbell = if waits_for_sockets { Some(doorbell(card.doorbell)?) } else { None };
     let bells = Arc::new(Bells::new(segment.clone(), local, names, doorbell)?);
     let peers: Vec<Peer> = reached

@@ -5,9 +5,10 @@
 //! which gives way. Nothing here waits for a caller.
 #![forbid(unsafe_code)]
 
-use super::frame::{same_secret, Greeting, Secret, HEADER};
+use super::frame::{same_secret, Greeting, Secret};
 use crate::error::{Error, Result};
 use crate::log::Level;
+use crate::transport::header::HEADER;
 use std::io::{ErrorKind, Read};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};

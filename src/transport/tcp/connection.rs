@@ -4,8 +4,8 @@
 //! the receiver's pieces; only headers, small messages and data to be combined pass through the buffer.
 #![forbid(unsafe_code)]
 
-use super::frame::HEADER;
 use crate::memory::{vectored, Arena, Region};
+use crate::transport::header::HEADER;
 use crate::transport::target::{Pieces, Target};
 use smallvec::SmallVec;
 use std::collections::VecDeque;

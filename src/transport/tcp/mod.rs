@@ -11,7 +11,7 @@ mod frame;
 mod peer;
 
 use super::shm::bell::Bells;
-use super::{Envelope, Exchange, Sink};
+use super::{Envelope, Exchange, Network, Sink};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::exec::{Started, Token};
@@ -32,6 +32,8 @@ use std::time::{Duration, Instant};
 const DOOR: u64 = u64::MAX;
 const DOORBELL: u64 = u64::MAX - 1;
 const CALLERS: u64 = 1 << 62;
+/// Sockets are looked at once in so many polls of shared memory.
+const POLLS_PER_SOCKET_POLL: u32 = 8;
 /// How long a rank that leaves waits for its last bytes to arrive.
 const LINGER: Duration = Duration::from_secs(2);
 
@@ -48,7 +50,7 @@ pub struct Tcp {
     staging: Arena,
     cancelled: bool,
     // The poller watches its doorbell.
-    _bells: Arc<Bells>,
+    bells: Arc<Bells>,
 }
 
 fn secret() -> Result<Secret> {
@@ -113,7 +115,7 @@ impl Tcp {
             completed: Vec::new(),
             staging: peer::staging(),
             cancelled: false,
-            _bells: bells.clone(),
+            bells: bells.clone(),
         }))
     }
 
@@ -122,24 +124,6 @@ impl Tcp {
             true => Err(Error::InvalidUsage("the communicator's operations have been cancelled".into())),
             false => Ok(()),
         }
-    }
-
-    /// Posts a message to a peer.
-    pub fn send(&mut self, peer: usize, token: Token, envelope: Envelope, src: &[Region]) -> Result<Started> {
-        self.check_usable()?;
-        self.reach_out(peer)?;
-        let started = self.peers[peer].send(token, envelope, src)?;
-        self.write(peer)?;
-        Ok(started)
-    }
-
-    /// Posts a receive from a peer.
-    pub fn recv(&mut self, peer: usize, token: Token, envelope: Envelope, sink: Sink<'_>) -> Result<Started> {
-        self.check_usable()?;
-        self.reach_out(peer)?;
-        let started = self.peers[peer].recv(token, envelope, sink, self.staging.region())?;
-        self.write(peer)?;
-        Ok(started)
     }
 
     /// Begins to connect to a peer, unless that was done.
@@ -241,20 +225,6 @@ impl Tcp {
         Ok(events.iter().map(|event: &epoll::Event| event.data.u64()).collect())
     }
 
-    /// Makes progress; appends the tokens that have completed.
-    pub fn poll(&mut self, done: &mut Vec<Token>) -> Result<()> {
-        for number in self.events(Duration::ZERO)? {
-            match number {
-                DOOR => self.let_in()?,
-                DOORBELL => {}
-                CALLERS.. => self.hear(number - CALLERS)?,
-                _ => self.serve((number >> 8) as usize, number as u8, done)?,
-            }
-        }
-        done.append(&mut self.completed);
-        Ok(())
-    }
-
     fn serve(&mut self, peer: usize, index: u8, done: &mut Vec<Token>) -> Result<()> {
         let links = &self.peers[peer].links;
         let Some(link) = links.iter().position(|link| link.index == index) else { return Ok(()) };
@@ -289,22 +259,54 @@ impl Tcp {
         }
         self.adopt(peer, index, socket)
     }
+}
 
-    /// A number that changes when a send that was `Busy` may be accepted.
-    pub fn relief(&self) -> u64 {
+impl Network for Tcp {
+    fn send(&mut self, peer: usize, token: Token, envelope: Envelope, src: &[Region]) -> Result<Started> {
+        self.check_usable()?;
+        self.reach_out(peer)?;
+        let started = self.peers[peer].send(token, envelope, src)?;
+        self.write(peer)?;
+        Ok(started)
+    }
+
+    fn recv(&mut self, peer: usize, token: Token, envelope: Envelope, sink: Sink<'_>) -> Result<Started> {
+        self.check_usable()?;
+        self.reach_out(peer)?;
+        let started = self.peers[peer].recv(token, envelope, sink, self.staging.region())?;
+        self.write(peer)?;
+        Ok(started)
+    }
+
+    fn poll(&mut self, done: &mut Vec<Token>) -> Result<()> {
+        for number in self.events(Duration::ZERO)? {
+            match number {
+                DOOR => self.let_in()?,
+                DOORBELL => {}
+                CALLERS.. => self.hear(number - CALLERS)?,
+                _ => self.serve((number >> 8) as usize, number as u8, done)?,
+            }
+        }
+        done.append(&mut self.completed);
+        Ok(())
+    }
+
+    fn polls_per_poll(&self) -> u32 {
+        POLLS_PER_SOCKET_POLL
+    }
+
+    fn relief(&self) -> u64 {
         self.peers.iter().map(|peer| peer.relief).sum()
     }
 
-    /// Blocks until a socket or the doorbell has something, or for `limit`.
-    pub fn wait(&mut self, limit: Duration) -> Result<()> {
+    fn wait(&mut self, limit: Duration) -> Result<()> {
         if self.completed.is_empty() {
-            self.events(limit)?;
+            self.events(self.bells.cap(limit))?;
         }
         Ok(())
     }
 
-    /// Forgets all pending operations and closes all connections.
-    pub fn cancel(&mut self) {
+    fn cancel(&mut self) {
         self.cancelled = true;
         self.peers.iter_mut().for_each(Peer::cancel);
         self.completed.clear();

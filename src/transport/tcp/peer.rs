@@ -6,12 +6,13 @@
 #![forbid(unsafe_code)]
 
 use super::connection::{Body, Connection, Ended, Inbound};
-use super::frame::{Header, Kind, Secret, HEADER, NO_ID};
+use super::frame::Secret;
 use crate::error::{Error, Result};
 use crate::exec::{Started, Token};
 use crate::memory::{Arena, Region};
 use crate::plan::Channel;
 use crate::topo::Rank;
+use crate::transport::header::{Header, Kind, HEADER, NO_ID};
 use crate::transport::streams::{Posted, Streams};
 use crate::transport::target::Pieces;
 use crate::transport::{Envelope, Sink};
@@ -141,7 +142,7 @@ impl Peer {
         let id = if marked || !small { self.take_id() } else { NO_ID };
         let kind = if small { Kind::Small } else { Kind::Large };
         let body = if small { bytes as u64 } else { 0 };
-        let head = Header { kind, envelope, bytes: bytes as u64, id, body }.encode();
+        let head = Header { kind, envelope, bytes: bytes as u64, id, body, nonce: 0 }.encode();
         let channel = envelope.channel;
         if marked {
             self.marks.insert(id, channel);

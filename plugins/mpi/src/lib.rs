@@ -1,0 +1,373 @@
+//! MPI as a transport of Strata: a table of plain functions around a dozen calls of MPI, and nothing more.
+//!
+//! `libstrata.so` opens this library at run time and makes all calls on one thread. See [`vtable`] for the contract.
+
+#[cfg(feature = "abi")]
+mod abi;
+#[cfg(feature = "rsmpi")]
+mod mpi_crate;
+pub mod vtable;
+
+#[cfg(feature = "abi")]
+use abi as sys;
+#[cfg(feature = "rsmpi")]
+use mpi_crate as sys;
+
+use std::ffi::{c_char, c_int, CStr};
+use std::mem::MaybeUninit;
+use sys::{MPI_Comm, MPI_Errhandler, MPI_Request, MPI_Status};
+use vtable::{fault, state, thread_level, Completion, Vtable, World, NO_REQUEST, SUCCESS, VERSION};
+
+/// What the MPI that this plugin was built for calls itself; empty for the standard ABI.
+const FLAVOUR: &str = env!("STRATA_MPI_FLAVOUR");
+/// More than any MPI says of itself.
+const DESCRIPTION_BYTES: usize = 8192;
+/// Requests tested without allocating.
+const FEW: usize = 64;
+
+/// A handle as 64 bits.
+fn bits<H: Copy>(handle: H) -> u64 {
+    const { assert!(size_of::<H>() <= 8) };
+    let mut bits = 0u64;
+    // SAFETY: both places are valid for the bytes of the handle, and every handle is an integer or a pointer.
+    unsafe { std::ptr::copy_nonoverlapping((&raw const handle).cast(), (&raw mut bits).cast::<u8>(), size_of::<H>()) };
+    bits
+}
+
+/// The handle with these bits.
+fn handle<H: Copy>(bits: u64) -> H {
+    const { assert!(size_of::<H>() <= 8) };
+    let mut handle = MaybeUninit::<H>::uninit();
+    // SAFETY: both places are valid for the bytes of a handle.
+    unsafe {
+        std::ptr::copy_nonoverlapping((&raw const bits).cast(), handle.as_mut_ptr().cast::<u8>(), size_of::<H>())
+    };
+    // SAFETY: all bytes are written, and they are those of a handle that `bits` took apart.
+    unsafe { handle.assume_init() }
+}
+
+/// Writes `text` and a NUL into `len` bytes, as much as fits.
+///
+/// # Safety
+/// `place` is valid for writes of `len` bytes.
+unsafe fn put(text: &[u8], place: *mut c_char, len: usize) {
+    let Some(room) = len.checked_sub(1) else { return };
+    let bytes = text.len().min(room);
+    // SAFETY: at most `len - 1` bytes are written; because `bytes` is bounded by that.
+    unsafe { std::ptr::copy_nonoverlapping(text.as_ptr().cast(), place, bytes) };
+    // SAFETY: the index is below `len`.
+    unsafe { place.add(bytes).write(0) };
+}
+
+/// The text that an MPI function writes into a buffer.
+fn text(write: impl FnOnce(*mut c_char, *mut c_int) -> c_int) -> Vec<u8> {
+    let mut buffer = vec![0u8; DESCRIPTION_BYTES + 1];
+    let mut len = 0;
+    if write(buffer.as_mut_ptr().cast(), &mut len) != SUCCESS {
+        return Vec::new();
+    }
+    let end = CStr::from_bytes_until_nul(&buffer).map_or(0, |text| text.to_bytes().len());
+    buffer.truncate(end);
+    buffer
+}
+
+unsafe extern "C" fn describe(place: *mut c_char, len: usize) -> c_int {
+    // SAFETY: the buffer holds more than MPI_MAX_LIBRARY_VERSION_STRING of every MPI; allowed before initialisation.
+    let description = text(|text, written| unsafe { sys::MPI_Get_library_version(text, written) });
+    // SAFETY: the caller gives a place of `len` bytes.
+    unsafe { put(&description, place, len) };
+    // Another MPI in the program takes this library's calls for itself: then nothing here means what it should.
+    let mut words = FLAVOUR.rsplitn(2, ' ');
+    let (_major, name) = (words.next(), words.next().unwrap_or_default());
+    let known = String::from_utf8_lossy(&description).contains(name);
+    c_int::from(!known)
+}
+
+unsafe extern "C" fn look(world: *mut World) -> c_int {
+    let mut found = World::default();
+    let (mut initialized, mut finalized) = (0, 0);
+    // SAFETY: allowed at any time, from any thread; the places are valid.
+    let mut error = unsafe { sys::MPI_Initialized(&mut initialized) };
+    // SAFETY: as above.
+    error |= unsafe { sys::MPI_Finalized(&mut finalized) };
+    found.state = match (initialized, finalized) {
+        (_, 1..) => state::FINALIZED,
+        (0, _) => state::FRESH,
+        _ => state::RUNNING,
+    };
+    if error == SUCCESS && found.state == state::RUNNING {
+        let mut level = 0;
+        // SAFETY: MPI is running; allowed from any thread.
+        error |= unsafe { sys::MPI_Query_thread(&mut level) };
+        // SAFETY: constants of the MPI at hand are never written.
+        let (multiple, serialized, funneled) = unsafe { (sys::MULTIPLE, sys::SERIALIZED, sys::FUNNELED) };
+        found.thread_level = match level {
+            level if level >= multiple => thread_level::MULTIPLE,
+            level if level >= serialized => thread_level::SERIALIZED,
+            level if level >= funneled => thread_level::FUNNELED,
+            _ => thread_level::SINGLE,
+        };
+        if found.thread_level >= thread_level::SERIALIZED {
+            // SAFETY: MPI is running, at a level that allows calls from this thread.
+            error |= unsafe { sys::MPI_Comm_rank(sys::COMM_WORLD, &mut found.rank) };
+            // SAFETY: as above.
+            error |= unsafe { sys::MPI_Comm_size(sys::COMM_WORLD, &mut found.size) };
+        }
+    }
+    // SAFETY: the caller gives a valid place.
+    unsafe { world.write(found) };
+    error
+}
+
+unsafe extern "C" fn init() -> c_int {
+    let mut provided = 0;
+    // SAFETY: MPI takes null for no arguments; the caller has seen that MPI is not initialised.
+    let error =
+        unsafe { sys::MPI_Init_thread(std::ptr::null_mut(), std::ptr::null_mut(), sys::MULTIPLE, &mut provided) };
+    if error != SUCCESS {
+        return error;
+    }
+    // SAFETY: MPI is running.
+    unsafe { sys::MPI_Comm_set_errhandler(sys::COMM_WORLD, sys::ERRORS_RETURN) }
+}
+
+unsafe extern "C" fn finalize() -> c_int {
+    // SAFETY: the caller initialised MPI on this thread and has nothing pending.
+    unsafe { sys::MPI_Finalize() }
+}
+
+/// Makes a communicator of ranks of the world.
+fn create(ranks: &[c_int], tag: c_int) -> Result<MPI_Comm, c_int> {
+    let check = |error: c_int| if error == SUCCESS { Ok(()) } else { Err(error) };
+    let (mut all, mut group, mut comm) = (MaybeUninit::uninit(), MaybeUninit::uninit(), MaybeUninit::uninit());
+    // SAFETY: MPI is running, and the place is valid.
+    check(unsafe { sys::MPI_Comm_group(sys::COMM_WORLD, all.as_mut_ptr()) })?;
+    // SAFETY: the call above has written the group.
+    let mut all = unsafe { all.assume_init() };
+    // SAFETY: the ranks are distinct ranks of the world; a wrong one is an error.
+    let included = unsafe { sys::MPI_Group_incl(all, ranks.len() as c_int, ranks.as_ptr(), group.as_mut_ptr()) };
+    // SAFETY: the group is not used any more.
+    let freed = unsafe { sys::MPI_Group_free(&mut all) };
+    check(included)?;
+    check(freed)?;
+    // SAFETY: the call above has written the group.
+    let mut group = unsafe { group.assume_init() };
+    // SAFETY: all members of the group call this, on one thread each.
+    let created = unsafe { sys::MPI_Comm_create_group(sys::COMM_WORLD, group, tag, comm.as_mut_ptr()) };
+    // SAFETY: the group is not used any more.
+    let freed = unsafe { sys::MPI_Group_free(&mut group) };
+    check(created)?;
+    check(freed)?;
+    // SAFETY: the call above has written the communicator.
+    let comm: MPI_Comm = unsafe { comm.assume_init() };
+    // SAFETY: the communicator is valid.
+    check(unsafe { sys::MPI_Comm_set_errhandler(comm, sys::ERRORS_RETURN) })?;
+    Ok(comm)
+}
+
+unsafe extern "C" fn comm_create(ranks: *const c_int, count: c_int, tag: c_int, comm: *mut u64) -> c_int {
+    // SAFETY: the caller gives `count` ranks.
+    let ranks = unsafe { std::slice::from_raw_parts(ranks, count as usize) };
+    // An error of the calls on the world must come back too, whatever the program has chosen for itself.
+    let mut theirs = MaybeUninit::<MPI_Errhandler>::uninit();
+    // SAFETY: MPI is running, and the place is valid.
+    let got = unsafe { sys::MPI_Comm_get_errhandler(sys::COMM_WORLD, theirs.as_mut_ptr()) };
+    if got != SUCCESS {
+        return got;
+    }
+    // SAFETY: the call above has written the handler.
+    let mut theirs = unsafe { theirs.assume_init() };
+    // SAFETY: MPI is running.
+    let set = unsafe { sys::MPI_Comm_set_errhandler(sys::COMM_WORLD, sys::ERRORS_RETURN) };
+    let created = if set == SUCCESS { create(ranks, tag) } else { Err(set) };
+    // SAFETY: the handler is the one that was there. A failure leaves errors returned, which harms nobody.
+    let _ = unsafe { sys::MPI_Comm_set_errhandler(sys::COMM_WORLD, theirs) };
+    // SAFETY: `MPI_Comm_get_errhandler` made a reference of our own.
+    let _ = unsafe { sys::MPI_Errhandler_free(&mut theirs) };
+    match created {
+        Ok(made) => {
+            // SAFETY: the caller gives a valid place.
+            unsafe { comm.write(bits(made)) };
+            SUCCESS
+        }
+        Err(error) => error,
+    }
+}
+
+unsafe extern "C" fn comm_free(comm: u64) -> c_int {
+    let mut comm: MPI_Comm = handle(comm);
+    // SAFETY: the communicator came from `comm_create` and nothing is pending on it.
+    unsafe { sys::MPI_Comm_free(&mut comm) }
+}
+
+/// The length as MPI's count.
+fn count(len: u64) -> Result<c_int, c_int> {
+    c_int::try_from(len).map_err(|_| sys::MPI_ERR_COUNT as c_int)
+}
+
+unsafe extern "C" fn isend(comm: u64, bytes: *const u8, len: u64, to: c_int, tag: c_int, request: *mut u64) -> c_int {
+    let count = match count(len) {
+        Ok(count) => count,
+        Err(error) => return error,
+    };
+    let mut made = MaybeUninit::<MPI_Request>::uninit();
+    let place = made.as_mut_ptr();
+    // SAFETY: the bytes stay as they are until the request has ended, by the caller's promise.
+    let error = unsafe { sys::MPI_Isend(bytes.cast(), count, sys::BYTE, to, tag, handle(comm), place) };
+    if error == SUCCESS {
+        // SAFETY: the call has written the request.
+        let made = unsafe { made.assume_init() };
+        // SAFETY: the caller gives a valid place.
+        unsafe { request.write(bits(made)) };
+    }
+    error
+}
+
+unsafe extern "C" fn irecv(comm: u64, bytes: *mut u8, len: u64, from: c_int, tag: c_int, request: *mut u64) -> c_int {
+    let count = match count(len) {
+        Ok(count) => count,
+        Err(error) => return error,
+    };
+    // SAFETY: a constant of the MPI at hand is never written.
+    let any = unsafe { sys::ANY_SOURCE };
+    let from = if from == vtable::ANY_SOURCE { any } else { from };
+    let mut made = MaybeUninit::<MPI_Request>::uninit();
+    let place = made.as_mut_ptr();
+    // SAFETY: nobody else uses the bytes until the request has ended, by the caller's promise.
+    let error = unsafe { sys::MPI_Irecv(bytes.cast(), count, sys::BYTE, from, tag, handle(comm), place) };
+    if error == SUCCESS {
+        // SAFETY: the call has written the request.
+        let made = unsafe { made.assume_init() };
+        // SAFETY: the caller gives a valid place.
+        unsafe { request.write(bits(made)) };
+    }
+    error
+}
+
+/// What a status says.
+fn completion(index: c_int, status: &MPI_Status, error: c_int) -> Completion {
+    let (mut cancelled, mut bytes) = (0, 0);
+    // SAFETY: the status belongs to a request that has ended.
+    let told = unsafe { sys::MPI_Test_cancelled(status, &mut cancelled) };
+    if error == SUCCESS && told == SUCCESS && cancelled == 0 {
+        // SAFETY: as above. Of a send it is meaningless, and nobody looks.
+        let _ = unsafe { sys::MPI_Get_count(status, sys::BYTE, &mut bytes) };
+    }
+    let bytes = u64::try_from(bytes).unwrap_or(0);
+    Completion { index: index as u32, error, source: status.MPI_SOURCE, cancelled, bytes }
+}
+
+unsafe extern "C" fn test_some(
+    requests: *mut u64,
+    count: usize,
+    ended: *mut Completion,
+    how_many: *mut usize,
+) -> c_int {
+    // SAFETY: the caller gives `count` requests.
+    let requests = unsafe { std::slice::from_raw_parts_mut(requests, count) };
+    // SAFETY: a constant of the MPI at hand is never written.
+    let null = unsafe { sys::REQUEST_NULL };
+    let request = |bits: u64| if bits == NO_REQUEST { null } else { handle(bits) };
+    let mut few = [null; FEW];
+    let mut many = Vec::new();
+    let list: &mut [MPI_Request] = if count <= FEW {
+        few.iter_mut().zip(requests.iter()).for_each(|(place, &bits)| *place = request(bits));
+        &mut few[..count]
+    } else {
+        many.extend(requests.iter().map(|&bits| request(bits)));
+        &mut many
+    };
+    let mut few_places = [0 as c_int; FEW];
+    let mut many_places = Vec::new();
+    // SAFETY: a status is plain integers.
+    let mut few_statuses = [unsafe { MaybeUninit::<MPI_Status>::zeroed().assume_init() }; FEW];
+    let mut many_statuses = Vec::new();
+    let (places, statuses): (&mut [c_int], &mut [MPI_Status]) = if count <= FEW {
+        (&mut few_places[..], &mut few_statuses[..])
+    } else {
+        many_places.resize(count, 0);
+        many_statuses.resize(count, few_statuses[0]);
+        (&mut many_places, &mut many_statuses)
+    };
+    let mut done = 0;
+    let size = count as c_int;
+    let (at, told) = (places.as_mut_ptr(), statuses.as_mut_ptr());
+    // SAFETY: all three lists have room for `count` entries, and the requests are ours.
+    let error = unsafe { sys::MPI_Testsome(size, list.as_mut_ptr(), &mut done, at, told) };
+    let in_status = error == sys::MPI_ERR_IN_STATUS as c_int;
+    // SAFETY: a constant of the MPI at hand is never written.
+    let undefined = unsafe { sys::UNDEFINED };
+    let done = if done == undefined || (error != SUCCESS && !in_status) { 0 } else { done as usize };
+    for (nth, (&index, status)) in places[..done].iter().zip(statuses.iter()).enumerate() {
+        requests[index as usize] = NO_REQUEST;
+        // The error of a status is set only if there is one among them.
+        let error = if in_status { status.MPI_ERROR } else { SUCCESS };
+        // SAFETY: the caller gives room for `count` completions.
+        unsafe { ended.add(nth).write(completion(index, status, error)) };
+    }
+    // SAFETY: the caller gives a valid place.
+    unsafe { how_many.write(done) };
+    if in_status {
+        SUCCESS
+    } else {
+        error
+    }
+}
+
+unsafe extern "C" fn cancel(request: u64) -> c_int {
+    let mut request: MPI_Request = handle(request);
+    // SAFETY: the request is pending.
+    unsafe { sys::MPI_Cancel(&mut request) }
+}
+
+unsafe extern "C" fn error_text(error: c_int, place: *mut c_char, len: usize) -> c_int {
+    // SAFETY: the buffer holds more than MPI_MAX_ERROR_STRING of every MPI.
+    let message = text(|text, written| unsafe { sys::MPI_Error_string(error, text, written) });
+    // SAFETY: the caller gives a place of `len` bytes.
+    unsafe { put(&message, place, len) };
+    let mut class = 0;
+    // SAFETY: the place is valid.
+    if unsafe { sys::MPI_Error_class(error, &mut class) } != SUCCESS {
+        return fault::LOCAL;
+    }
+    let local = [
+        sys::MPI_ERR_BUFFER,
+        sys::MPI_ERR_COUNT,
+        sys::MPI_ERR_TYPE,
+        sys::MPI_ERR_TAG,
+        sys::MPI_ERR_COMM,
+        sys::MPI_ERR_RANK,
+        sys::MPI_ERR_REQUEST,
+        sys::MPI_ERR_GROUP,
+        sys::MPI_ERR_ARG,
+        sys::MPI_ERR_TRUNCATE,
+        sys::MPI_ERR_NO_MEM,
+    ];
+    if local.iter().any(|&known| known as c_int == class) {
+        fault::LOCAL
+    } else {
+        fault::REMOTE
+    }
+}
+
+static VTABLE: Vtable = Vtable {
+    version: VERSION,
+    size: size_of::<Vtable>() as u32,
+    describe,
+    look,
+    init,
+    finalize,
+    comm_create,
+    comm_free,
+    isend,
+    irecv,
+    test_some,
+    cancel,
+    error_text,
+};
+
+/// The one symbol of a plugin: its table of functions.
+#[no_mangle]
+pub extern "C" fn strata_mpi_plugin() -> *const Vtable {
+    &VTABLE
+}

@@ -1,0 +1,120 @@
+//! The contract between `libstrata.so` and an MPI plugin; both compile this very file.
+//!
+//! Everything here is plain C. Of a plugin of another version only the first two words may be looked at. All functions
+//! but `describe` are called on one thread. Handles of MPI travel as 64 bits, whatever they are to the MPI at hand.
+//! Functions that can fail return an MPI error code, [`SUCCESS`] for none.
+
+use std::ffi::{c_char, c_int};
+
+/// The version of everything below. It changes whenever anything here does.
+pub const VERSION: u32 = 1;
+/// The function that a plugin exports: `const Vtable *strata_mpi_plugin(void)`.
+pub const SYMBOL: &[u8] = b"strata_mpi_plugin";
+/// `MPI_SUCCESS`.
+pub const SUCCESS: c_int = 0;
+/// For `irecv`: whoever sends.
+pub const ANY_SOURCE: c_int = -1;
+/// Tags up to here are valid with every MPI.
+pub const MAX_TAG: c_int = 32_767;
+/// A request that is none, or is complete.
+pub const NO_REQUEST: u64 = u64::MAX;
+
+/// The state that MPI is in.
+pub mod state {
+    /// Not initialised.
+    pub const FRESH: i32 = 0;
+    /// Initialised.
+    pub const RUNNING: i32 = 1;
+    /// Finalised; it cannot be initialised again.
+    pub const FINALIZED: i32 = 2;
+}
+
+/// The levels of `MPI_Init_thread`.
+pub mod thread_level {
+    /// One thread.
+    pub const SINGLE: i32 = 0;
+    /// Only the thread that initialised MPI calls it.
+    pub const FUNNELED: i32 = 1;
+    /// One thread at a time calls MPI.
+    pub const SERIALIZED: i32 = 2;
+    /// All threads may call MPI.
+    pub const MULTIPLE: i32 = 3;
+}
+
+/// How an error came about.
+pub mod fault {
+    /// Something of this process or this machine.
+    pub const LOCAL: i32 = 0;
+    /// Something beyond it.
+    pub const REMOTE: i32 = 1;
+}
+
+/// What is to be known of MPI in this process.
+#[derive(Debug, Clone, Copy, Default)]
+#[repr(C)]
+pub struct World {
+    /// One of [`state`].
+    pub state: i32,
+    /// One of [`thread_level`]; meaningful while MPI is running.
+    pub thread_level: i32,
+    /// The rank in `MPI_COMM_WORLD`; likewise.
+    pub rank: i32,
+    /// The size of `MPI_COMM_WORLD`; likewise.
+    pub size: i32,
+}
+
+/// The end of a request.
+#[derive(Debug, Clone, Copy, Default)]
+#[repr(C)]
+pub struct Completion {
+    /// Its place in the list that was tested.
+    pub index: u32,
+    /// [`SUCCESS`], or the error it ended with.
+    pub error: i32,
+    /// Of a receive: the sender, as a rank of the communicator.
+    pub source: i32,
+    /// Whether it was cancelled before anything happened.
+    pub cancelled: i32,
+    /// Of a receive: the bytes that came.
+    pub bytes: u64,
+}
+
+/// What a plugin does.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct Vtable {
+    /// [`VERSION`].
+    pub version: u32,
+    /// Bytes of this table.
+    pub size: u32,
+    /// Writes MPI's own description of itself, NUL-terminated, into `len` bytes; [`SUCCESS`] if it is the MPI that the
+    /// plugin was built for.
+    pub describe: unsafe extern "C" fn(text: *mut c_char, len: usize) -> c_int,
+    /// Looks at the state of MPI.
+    pub look: unsafe extern "C" fn(world: *mut World) -> c_int,
+    /// Initialises MPI at the highest thread level. Errors are returned from then on, never fatal.
+    pub init: unsafe extern "C" fn() -> c_int,
+    /// Finalises MPI.
+    pub finalize: unsafe extern "C" fn() -> c_int,
+    /// Makes a communicator of these ranks of `MPI_COMM_WORLD`; they all call it, and nobody else. Errors on it are
+    /// returned.
+    pub comm_create: unsafe extern "C" fn(ranks: *const c_int, count: c_int, tag: c_int, comm: *mut u64) -> c_int,
+    /// Frees a communicator on which nothing is pending.
+    pub comm_free: unsafe extern "C" fn(comm: u64) -> c_int,
+    /// Sends bytes.
+    pub isend:
+        unsafe extern "C" fn(comm: u64, bytes: *const u8, len: u64, to: c_int, tag: c_int, request: *mut u64) -> c_int,
+    /// Receives at most `len` bytes.
+    pub irecv:
+        unsafe extern "C" fn(comm: u64, bytes: *mut u8, len: u64, from: c_int, tag: c_int, request: *mut u64) -> c_int,
+    /// Makes progress; writes at most `count` completions and turns the requests that ended into [`NO_REQUEST`].
+    pub test_some:
+        unsafe extern "C" fn(requests: *mut u64, count: usize, ended: *mut Completion, how_many: *mut usize) -> c_int,
+    /// Asks for the end of a request; `test_some` still reports it.
+    pub cancel: unsafe extern "C" fn(request: u64) -> c_int,
+    /// Writes an error's text, NUL-terminated, into `len` bytes; returns one of [`fault`].
+    pub error_text: unsafe extern "C" fn(error: c_int, text: *mut c_char, len: usize) -> c_int,
+}
+
+/// The type of the exported function.
+pub type Entry = unsafe extern "C" fn() -> *const Vtable;

@@ -1,0 +1,100 @@
+//! The head of what goes between ranks of different nodes, whichever way it goes.
+#![forbid(unsafe_code)]
+
+use super::Envelope;
+
+/// Bytes of a header.
+pub const HEADER: usize = 48;
+/// A message number that names none.
+pub const NO_ID: u64 = u64::MAX;
+
+/// What a frame is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Kind {
+    /// A message with its bytes; to be acknowledged when it is received if it has a number.
+    Small = 1,
+    /// The announcement of a message.
+    Large = 2,
+    /// The message with this number may be sent.
+    Grant = 3,
+    /// Bytes of a granted message.
+    Data = 4,
+    /// The small message with this number has been received.
+    Ack = 5,
+}
+
+/// The head of a frame.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Header {
+    /// What it is.
+    pub kind: Kind,
+    /// The message's envelope.
+    pub envelope: Envelope,
+    /// Bytes of the message; of `Data`: where in the message its bytes begin.
+    pub bytes: u64,
+    /// The sender's number of the message.
+    pub id: u64,
+    /// Bytes that follow.
+    pub body: u64,
+    /// Which communicator it belongs to, where messages of a past one could still come in; else 0.
+    pub nonce: u64,
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> u64 {
+    u64::from_le_bytes(std::array::from_fn(|i| bytes[at + i]))
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes(std::array::from_fn(|i| bytes[at + i]))
+}
+
+impl Header {
+    /// A header that concerns the message numbered `id` and has no body.
+    pub fn about(kind: Kind, id: u64) -> Header {
+        let envelope = Envelope { channel: 0, sequence: 0, signature: 0 };
+        Header { kind, envelope, bytes: 0, id, body: 0, nonce: 0 }
+    }
+
+    /// The header as bytes.
+    pub fn encode(&self) -> [u8; HEADER] {
+        let mut bytes = [0; HEADER];
+        bytes[0] = self.kind as u8;
+        bytes[2..4].copy_from_slice(&self.envelope.channel.to_le_bytes());
+        bytes[4..8].copy_from_slice(&self.envelope.signature.to_le_bytes());
+        let words = [self.envelope.sequence, self.bytes, self.id, self.body, self.nonce];
+        for (place, word) in bytes[8..].chunks_exact_mut(8).zip(words) {
+            place.copy_from_slice(&word.to_le_bytes());
+        }
+        bytes
+    }
+
+    /// The header in these bytes, if it is one.
+    pub fn decode(bytes: &[u8; HEADER]) -> Option<Header> {
+        let kind = match bytes[0] {
+            1 => Kind::Small,
+            2 => Kind::Large,
+            3 => Kind::Grant,
+            4 => Kind::Data,
+            5 => Kind::Ack,
+            _ => return None,
+        };
+        let channel = u16::from_le_bytes([bytes[2], bytes[3]]);
+        let envelope = Envelope { channel, signature: u32_at(bytes, 4), sequence: u64_at(bytes, 8) };
+        let [bytes, id, body, nonce] = [16, 24, 32, 40].map(|at| u64_at(bytes, at));
+        Some(Header { kind, envelope, bytes, id, body, nonce })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn headers_survive_the_wire() {
+        let envelope = Envelope { channel: 65_535, sequence: 1 << 40, signature: 7 };
+        let header = Header { kind: Kind::Data, envelope, bytes: 5 << 32, id: 3, body: 1 << 33, nonce: 1 << 60 };
+        assert_eq!(Header::decode(&header.encode()), Some(header));
+        assert_eq!(Header::decode(&[9; HEADER]), None);
+    }
+}

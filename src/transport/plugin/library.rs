@@ -1,0 +1,101 @@
+//! Finding and opening an MPI plugin.
+//!
+//! A plugin is never closed: MPI cannot be taken out of a process again. It is opened for itself alone
+//! (`RTLD_LOCAL`), which Open MPI has allowed since version 3, MPICH always.
+
+use super::calls::Calls;
+use super::vtable::{Entry, Vtable, SYMBOL};
+use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
+use std::ffi::{c_void, CStr, OsStr};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+/// An opened plugin.
+#[derive(Debug, Clone)]
+pub struct Plugin {
+    /// Its functions.
+    pub calls: Calls,
+    /// MPI's description of itself.
+    pub description: String,
+}
+
+/// The file that this code is in.
+fn own_file() -> Option<PathBuf> {
+    let mut found = std::mem::MaybeUninit::<libc::Dl_info>::zeroed();
+    // SAFETY: the place is valid; the address is that of a function of ours.
+    if unsafe { libc::dladdr(own_file as *const c_void, found.as_mut_ptr()) } == 0 {
+        return None;
+    }
+    // SAFETY: `dladdr` succeeded and has written it.
+    let found = unsafe { found.assume_init() };
+    if found.dli_fname.is_null() {
+        return None;
+    }
+    // SAFETY: the name is a C string that lives as long as the object is loaded, which is for ever.
+    let name = unsafe { CStr::from_ptr(found.dli_fname) };
+    std::fs::canonicalize(OsStr::from_bytes(name.to_bytes())).ok()
+}
+
+/// The plugins in a directory, by name.
+fn plugins_in(dir: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+    let is_plugin = |path: &PathBuf| {
+        let name = path.file_name().and_then(OsStr::to_str).unwrap_or_default();
+        name.starts_with("libstrata_mpi") && name.ends_with(".so")
+    };
+    let mut found: Vec<PathBuf> = entries.map(|entry| entry.path()).filter(is_plugin).collect();
+    found.sort();
+    found
+}
+
+/// Opens one plugin, or says why it cannot be used.
+fn open(path: &Path) -> Result<Plugin, String> {
+    let why = |error: libloading::Error| {
+        let text = std::error::Error::source(&error).map_or_else(|| error.to_string(), ToString::to_string);
+        format!("{} cannot be opened: {text}", path.display())
+    };
+    // SAFETY: the plugin's initialisers are those of MPI's library, which are made to run at any time.
+    let library = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) }.map_err(why)?;
+    // SAFETY: the symbol has this type in every version of the contract.
+    let entry = *unsafe { library.get::<Entry>(SYMBOL) }.map_err(why)?;
+    std::mem::forget(library);
+    // SAFETY: the function has no preconditions.
+    let table: *const Vtable = unsafe { entry() };
+    // SAFETY: a plugin of any version returns a table that is never freed and begins with these two words.
+    let words = unsafe { table.cast::<[u32; 2]>().read() };
+    // Only words of a table of our own version mean what we think.
+    let refuse = |text: String| format!("{} is refused: {text}", path.display());
+    Calls::version(words[0], words[1]).map_err(refuse)?;
+    // SAFETY: the table is of our version and lives for ever.
+    let calls = Calls::new(unsafe { &*table });
+    match calls.describe() {
+        (description, true) => Ok(Plugin { calls, description }),
+        (description, false) => {
+            Err(refuse(format!("it was built for another MPI than the one in this process, {description}")))
+        }
+    }
+}
+
+/// Opens the plugin at `given`, or the one beside the library that fits best: whose MPI calls itself as `prefer` says,
+/// else the first that can be opened. The reason, if there is none.
+pub fn find(given: &str, prefer: Option<&str>) -> Result<Plugin, String> {
+    if !given.is_empty() {
+        return open(Path::new(given));
+    }
+    let Some(dir) = own_file().and_then(|file| file.parent().map(Path::to_path_buf)) else {
+        return Err("the place of this library is not known".to_string());
+    };
+    let paths = [plugins_in(&dir.join("strata")), plugins_in(&dir)].concat();
+    if paths.is_empty() {
+        return Err(format!("there is no MPI plugin beside the library, in {}/strata", dir.display()));
+    }
+    let (mut fallback, mut reasons) = (None, Vec::new());
+    for path in paths {
+        match open(&path) {
+            Ok(plugin) if prefer.is_none_or(|name| plugin.description.contains(name)) => return Ok(plugin),
+            Ok(plugin) => fallback = fallback.or(Some(plugin)),
+            Err(why) => reasons.push(why),
+        }
+    }
+    fallback.ok_or_else(|| reasons.join("; "))
+}

@@ -1,0 +1,226 @@
+//! MPI between nodes, through a plugin that is opened at run time.
+//!
+//! `libstrata.so` links no MPI, so that one build loads everywhere. A plugin, built against the site's MPI, is a table of
+//! functions ([`vtable`], the one file that both compile). All calls of MPI are made on one thread ([`thread`]). All
+//! ranks of a communicator use MPI or none does: they tell each other what they have ([`card`]) and decide alike.
+
+mod calls;
+mod card;
+mod library;
+mod mpi;
+mod peer;
+mod thread;
+// The plugin uses what the library does not.
+#[allow(dead_code)]
+#[path = "../../../plugins/mpi/src/vtable.rs"]
+mod vtable;
+
+use super::shm::bell::{Bells, Waker};
+use super::Exchange;
+use crate::config::Config;
+use crate::error::{Error, Result};
+use crate::log::Level;
+use crate::topo::{Grid, Rank};
+use card::{decide, Card, Launch};
+use mpi::Mpi;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+use thread::Hub;
+
+/// What a process has of MPI: what the launcher said, and the way to the thread that calls it.
+pub struct Site {
+    launch: Launch,
+    hub: Box<dyn Fn(&Config, &Launch) -> std::result::Result<Arc<Hub>, String> + Send + Sync>,
+}
+
+/// The thread of this process, and the process: a forked child has none.
+static HUB: Mutex<Option<(u32, Arc<Hub>)>> = Mutex::new(None);
+
+/// Variables that tell MPI which adapters to use, set before it starts unless the user has set them.
+fn export(variables: &[(String, String)]) {
+    for (name, value) in variables {
+        if std::env::var_os(name).is_none() {
+            std::env::set_var(name, value);
+        }
+    }
+}
+
+fn hub(config: &Config, launch: &Launch) -> std::result::Result<Arc<Hub>, String> {
+    let mut hub = HUB.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    match &*hub {
+        Some((pid, hub)) if *pid == std::process::id() => return Ok(hub.clone()),
+        Some(_) => return Err("it is a forked child of a process that uses MPI".to_string()),
+        None => {}
+    }
+    let plugin = library::find(&config.mpi_plugin, launch.flavour)?;
+    let started = Hub::start(plugin.calls, plugin.description, || export(&[])).map_err(|error| error.to_string())?;
+    let started = Arc::new(started);
+    *hub = Some((std::process::id(), started.clone()));
+    Ok(started)
+}
+
+/// Finalises MPI if we initialised it. Called while the process exits.
+pub fn leave() {
+    let Ok(hub) = HUB.try_lock() else { return };
+    let Some((_, hub)) = hub.as_ref().filter(|(pid, _)| *pid == std::process::id()) else { return };
+    // The other ranks may be busy for long after this one has ended, and a launcher takes an end without
+    // MPI_Finalize for a failure of the job.
+    let limit = match Config::from_env().0.timeout_ms {
+        0 => Duration::from_secs(u64::from(u32::MAX)),
+        ms => Duration::from_millis(ms),
+    };
+    if let Err(error) = hub.leave(limit) {
+        crate::info!("MPI was not finalised: {error}");
+    }
+}
+
+impl Site {
+    /// The real one.
+    pub fn of_this_process() -> Site {
+        Site { launch: Launch::from_vars(|name| std::env::var(name).ok()), hub: Box::new(hub) }
+    }
+}
+
+/// What `STRATA_INTER` asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Wish {
+    Auto,
+    Mpi,
+    Tcp,
+}
+
+fn wish(text: &str) -> Result<Wish> {
+    match text {
+        "auto" => Ok(Wish::Auto),
+        "mpi" => Ok(Wish::Mpi),
+        "tcp" => Ok(Wish::Tcp),
+        "vendor" => Err(Error::InvalidUsage(
+            "STRATA_INTER=vendor: no vendor library is used between nodes; choose auto, mpi or tcp".to_string(),
+        )),
+        other => Err(Error::InvalidUsage(format!("STRATA_INTER={other} is none of auto, mpi and tcp"))),
+    }
+}
+
+/// A decision for MPI.
+pub struct Joined {
+    me: Rank,
+    hub: Arc<Hub>,
+    /// Each rank's rank in MPI's world.
+    world: Vec<i32>,
+    exclusive: bool,
+    limit: Duration,
+}
+
+fn cards(exchange: &mut dyn Exchange, mine: &Card) -> Result<Vec<Card>> {
+    exchange.allgather(mine.encode())?.iter().map(|bytes| Card::decode(bytes)).collect()
+}
+
+/// Decides with all ranks whether MPI carries what goes between their nodes; initialises it if need be.
+pub fn join(
+    me: Rank,
+    grid: &Grid,
+    config: &Config,
+    exchange: &mut dyn Exchange,
+    site: &Site,
+) -> Result<Option<Joined>> {
+    let wish = wish(&config.inter)?;
+    if wish == Wish::Tcp || grid.node_ids().count() < 2 {
+        return Ok(None);
+    }
+    let limit = Duration::from_millis(config.bootstrap_timeout_ms);
+    let (hub, mut card, mut exclusive) = look(config, site);
+    let told = cards(exchange, &card)?;
+    let mut outcome = decide(&told).map(|running| (running, told));
+    if let (Some(hub), Ok((false, _))) = (&hub, &outcome) {
+        card = match hub.init(limit) {
+            Ok(world) => Card::new(&world, &site.launch, &hub.description),
+            Err(error) => Card::refusal(error.text()),
+        };
+        exclusive = false;
+        let told = cards(exchange, &card)?;
+        outcome = decide(&told).map(|running| (running, told));
+    }
+    match (hub, outcome) {
+        (Some(hub), Ok((_, told))) => {
+            crate::info!("rank {me} is rank {} of the world of {}", card.world_rank, hub.description);
+            let world = told.iter().map(|card| card.world_rank).collect();
+            Ok(Some(Joined { me, hub, world, exclusive, limit }))
+        }
+        (_, outcome) => {
+            let why = outcome.err().unwrap_or_default();
+            if me == Rank(0) {
+                let level = if wish == Wish::Mpi { Level::Warn } else { Level::Info };
+                crate::log::write(level, &format!("TCP carries messages between nodes, not MPI: {why}"));
+            }
+            Ok(None)
+        }
+    }
+}
+
+/// What this process has of MPI. Without a launcher, and unless the user asks for MPI, no plugin is looked for.
+fn look(config: &Config, site: &Site) -> (Option<Arc<Hub>>, Card, bool) {
+    if site.launch.rank.is_none() && config.inter != "mpi" {
+        return (None, Card::refusal("no MPI launcher started it"), false);
+    }
+    let found = (site.hub)(config, &site.launch);
+    let hub = match found {
+        Ok(hub) => hub,
+        Err(why) => return (None, Card::refusal(&why), false),
+    };
+    match hub.look() {
+        Ok(world) => {
+            let card = Card::new(&world, &site.launch, &hub.description);
+            let exclusive = world.thread_level < vtable::thread_level::MULTIPLE;
+            (Some(hub), card, exclusive)
+        }
+        Err(error) => (None, Card::refusal(error.text()), false),
+    }
+}
+
+impl Joined {
+    /// Makes the MPI communicator and the transport to the ranks `far`. All ranks call it together.
+    pub fn open(self, far: &[Rank], exchange: &mut dyn Exchange, bells: &Arc<Bells>) -> Result<Mpi> {
+        let nonce = exchange.allgather(super::shm::open::random()?.to_le_bytes().to_vec())?;
+        let nonce = nonce.first().and_then(|bytes| bytes.as_slice().try_into().ok()).map(u64::from_le_bytes);
+        let nonce = nonce.ok_or_else(|| Error::Remote("rank 0 told no number".to_string()))?;
+        self.take_turns(nonce, exchange)?;
+        let tag = (nonce % vtable::MAX_TAG as u64) as i32;
+        let waker = Waker::new(bells.clone());
+        let link = self.hub.create(self.world, tag, self.exclusive, waker, self.limit);
+        self.hub.let_create();
+        let failed = link.as_ref().err().map(|error| error.text().to_string()).unwrap_or_default();
+        let told = exchange.allgather(failed.into_bytes())?;
+        let link = link?;
+        if let Some(rank) = told.iter().position(|why| !why.is_empty()) {
+            let text = String::from_utf8_lossy(&told[rank]).into_owned();
+            return Err(Error::Remote(format!("rank {rank}: {text}")));
+        }
+        Ok(Mpi::new(self.me, link, nonce, far, bells.clone()))
+    }
+
+    /// Waits until every rank's process makes this communicator and no other: making one blocks the thread that calls
+    /// MPI, so two processes that made two in opposite orders would wait for each other for ever.
+    fn take_turns(&self, nonce: u64, exchange: &mut dyn Exchange) -> Result<()> {
+        let end = Instant::now() + self.limit;
+        let mut pause = Duration::from_micros(200);
+        loop {
+            let mine = self.hub.may_create();
+            let told = exchange.allgather(vec![u8::from(mine)]);
+            if told.as_ref().is_ok_and(|told| told.iter().all(|may| may == &[1])) {
+                return Ok(());
+            }
+            if mine {
+                self.hub.let_create();
+            }
+            told?;
+            if Instant::now() > end {
+                let text = "the ranks' processes were busy making other communicators until the time was up";
+                return Err(Error::Timeout(text.to_string()));
+            }
+            // All ranks of one communicator pause alike, those of different ones differently.
+            let jitter = nonce.rotate_left(pause.subsec_micros() % 64) % 1000;
+            std::thread::sleep(pause + pause * jitter as u32 / 500);
+            pause = (2 * pause).min(Duration::from_millis(50));
+        }
+    }
+}

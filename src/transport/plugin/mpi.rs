@@ -1,0 +1,247 @@
+//! The transport over MPI of one rank of one communicator.
+#![forbid(unsafe_code)]
+
+use super::peer::{Io, Operation, Peer, PACKET, SMALL};
+use super::thread::{Event, Link};
+use crate::error::{Error, Result};
+use crate::exec::{Started, Token};
+use crate::memory::{Arena, Region};
+use crate::topo::Rank;
+use crate::transport::header::HEADER;
+use crate::transport::shm::bell::Bells;
+use crate::transport::{Envelope, Network, Sink};
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Receives for headers that are posted at a time.
+const LISTENERS: usize = 16;
+/// How long a rank that leaves waits for its last bytes to leave.
+const LINGER: Duration = Duration::from_secs(2);
+
+/// A posted receive for a packet, and what has come.
+#[derive(Debug)]
+struct Slot {
+    id: usize,
+    packet: Option<(Arena, usize, i32)>,
+}
+
+/// The MPI side of one rank.
+#[derive(Debug)]
+pub struct Mpi {
+    me: Rank,
+    io: Io,
+    peers: Vec<Peer>,
+    /// The place among the peers of each rank that is one.
+    places: Vec<Option<usize>>,
+    /// In the order they were posted, which is the order in which MPI fills them.
+    slots: VecDeque<Slot>,
+    events: Vec<Event>,
+    completed: Vec<Token>,
+    staging: Arena,
+    /// Operations that have been accepted and have not completed.
+    open: usize,
+    busy: bool,
+    left: u64,
+    cancelled: bool,
+    bells: Arc<Bells>,
+}
+
+impl Mpi {
+    /// The transport to the ranks `far` over a communicator whose ranks are ours.
+    pub fn new(me: Rank, link: Link, nonce: u64, far: &[Rank], bells: Arc<Bells>) -> Mpi {
+        let mut io = Io::new(link, nonce);
+        let listen = |_| Slot { id: io.listen(Arena::new(PACKET)), packet: None };
+        let slots = (0..if far.is_empty() { 0 } else { LISTENERS }).map(listen).collect();
+        let mut places = vec![None; far.iter().map(|rank| rank.index() + 1).max().unwrap_or(0)];
+        far.iter().enumerate().for_each(|(place, rank)| places[rank.index()] = Some(place));
+        let peers = far.iter().enumerate().map(|(index, &rank)| Peer::new(index, rank)).collect();
+        Mpi {
+            me,
+            io,
+            peers,
+            places,
+            slots,
+            events: Vec::new(),
+            completed: Vec::new(),
+            staging: Arena::new(SMALL),
+            open: 0,
+            busy: false,
+            left: 0,
+            cancelled: false,
+            bells,
+        }
+    }
+
+    fn check_usable(&self) -> Result<()> {
+        match self.cancelled {
+            true => Err(Error::InvalidUsage("the communicator's operations have been cancelled".into())),
+            false => Ok(()),
+        }
+    }
+
+    /// Where the program may call MPI once its operation has ended, what we answered must have left by then.
+    fn holds_back(&self) -> bool {
+        self.io.link.exclusive() && self.io.silent > 0
+    }
+
+    fn note_interest(&mut self) {
+        let waits = self.open > 0 || self.busy || self.holds_back();
+        self.io.link.wait_for(waits);
+    }
+
+    fn lost(&self, peer: Option<usize>, error: Error) -> Error {
+        let who = match peer {
+            Some(peer) => format!("between ranks {} and {}", self.me, self.peers[peer].rank),
+            None => format!("at rank {}", self.me),
+        };
+        match error {
+            Error::System(text) => Error::System(format!("MPI {who}: {text}")),
+            error => Error::Remote(format!("MPI {who}: {error}")),
+        }
+    }
+
+    fn take_event(&mut self, event: Event) -> Result<()> {
+        let Event { id, source, outcome, mut buffer } = event;
+        let Some(operation) = self.io.end(id) else { return Ok(()) };
+        let peer = match operation {
+            Operation::Listen => None,
+            Operation::Packet { peer, .. } | Operation::Out { peer, .. } | Operation::In { peer, .. } => Some(peer),
+        };
+        let came = outcome.map_err(|error| self.lost(peer, error))?;
+        match operation {
+            Operation::Listen => {
+                let slot = self.slots.iter_mut().find(|slot| slot.id == id && slot.packet.is_none());
+                if let (Some(slot), Some(packet)) = (slot, buffer.take()) {
+                    slot.packet = Some((packet, came, source));
+                }
+            }
+            Operation::Packet { peer, bytes, token } => {
+                self.peers[peer].queued -= bytes;
+                self.left += 1;
+                self.io.silent -= usize::from(token.is_none());
+                self.completed.extend(token);
+                self.io.keep_packet(buffer);
+            }
+            Operation::Out { peer, id, len } => {
+                self.peers[peer].pushed(&mut self.io, id, len, buffer, &mut self.completed);
+            }
+            Operation::In { peer, len, .. } if came != len => {
+                let text = format!("rank {} sent {came} bytes where {len} were due", self.peers[peer].rank);
+                return Err(Error::Internal(text));
+            }
+            Operation::In { peer, id, offset, len } => {
+                self.peers[peer].pulled(&mut self.io, (id, offset, len), buffer, &mut self.completed);
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes the packets that have come, in order.
+    fn take_packets(&mut self) -> Result<()> {
+        while let Some((mut packet, bytes, source)) = self.slots.front_mut().and_then(|slot| slot.packet.take()) {
+            self.slots.pop_front();
+            let all = packet.region().part(0, bytes);
+            // What is not of this communicator is left over from one that had the same number in MPI.
+            if let Some(header) = self.io.header(all) {
+                let place = usize::try_from(source).ok().and_then(|rank| *self.places.get(rank)?);
+                let Some(place) = place else {
+                    return Err(Error::Internal(format!("rank {source} sent a message, and is no peer")));
+                };
+                let body = all.part(HEADER, bytes - HEADER);
+                self.peers[place].take(&mut self.io, &header, body, &mut self.completed)?;
+            }
+            let id = self.io.listen(packet);
+            self.slots.push_back(Slot { id, packet: None });
+        }
+        Ok(())
+    }
+}
+
+impl Network for Mpi {
+    fn send(&mut self, peer: usize, token: Token, envelope: Envelope, src: &[Region]) -> Result<Started> {
+        self.check_usable()?;
+        let silently = !self.io.link.exclusive();
+        let started = self.peers[peer].send(&mut self.io, token, envelope, src, silently)?;
+        match started {
+            Started::Pending => self.open += 1,
+            Started::Busy => self.busy = true,
+            Started::Done => {}
+        }
+        self.note_interest();
+        Ok(started)
+    }
+
+    fn recv(&mut self, peer: usize, token: Token, envelope: Envelope, sink: Sink<'_>) -> Result<Started> {
+        self.check_usable()?;
+        let staging = self.staging.region();
+        let mut started = self.peers[peer].recv(&mut self.io, token, envelope, sink, staging)?;
+        if started == Started::Done && self.holds_back() {
+            self.completed.push(token);
+            started = Started::Pending;
+        }
+        self.open += usize::from(started == Started::Pending);
+        self.note_interest();
+        Ok(started)
+    }
+
+    fn poll(&mut self, done: &mut Vec<Token>) -> Result<()> {
+        if self.cancelled {
+            return Ok(());
+        }
+        self.busy = false;
+        let mut events = std::mem::take(&mut self.events);
+        self.io.link.take(&mut events)?;
+        events.drain(..).try_for_each(|event| self.take_event(event))?;
+        self.events = events;
+        self.take_packets()?;
+        if !self.holds_back() {
+            self.open -= self.completed.len();
+            done.append(&mut self.completed);
+        }
+        self.note_interest();
+        Ok(())
+    }
+
+    fn polls_per_poll(&self) -> u32 {
+        1
+    }
+
+    fn relief(&self) -> u64 {
+        self.left + self.peers.iter().map(|peer| peer.relief).sum::<u64>()
+    }
+
+    fn wait(&mut self, limit: Duration) -> Result<()> {
+        if !self.io.link.has_events() {
+            self.bells.wait(limit);
+        }
+        Ok(())
+    }
+
+    fn cancel(&mut self) {
+        if !std::mem::replace(&mut self.cancelled, true) {
+            self.io.link.cancel();
+        }
+        self.peers.iter_mut().for_each(Peer::cancel);
+        self.completed.clear();
+    }
+}
+
+impl Drop for Mpi {
+    /// What was sent must have left before the communicator goes.
+    fn drop(&mut self) {
+        if self.cancelled {
+            return;
+        }
+        let end = Instant::now() + LINGER;
+        let mut done = Vec::new();
+        while self.peers.iter().any(|peer| peer.queued > 0) && Instant::now() < end {
+            if self.poll(&mut done).is_err() {
+                break;
+            }
+            std::thread::yield_now();
+        }
+        self.io.link.wait_for(false);
+        self.io.link.free();
+    }
+}
