@@ -20,6 +20,11 @@ use super::Exchange;
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::log::Level;
+use crate::topo::export::{self, export_nic};
+use crate::topo::interface::Filter;
+use crate::topo::local::LocalRank;
+use crate::topo::machine::{gpus_of_ranks, Machine};
+use crate::topo::pinning::Rules;
 use crate::topo::{Grid, Rank};
 use card::{decide, Card, Launch};
 use mpi::Mpi;
@@ -36,12 +41,15 @@ pub struct Site {
 /// The thread of this process, and the process: a forked child has none.
 static HUB: Mutex<Option<(u32, Arc<Hub>)>> = Mutex::new(None);
 
-/// Variables that tell MPI which adapters to use, set before it starts unless the user has set them.
-fn export(variables: &[(String, String)]) {
-    for (name, value) in variables {
-        if std::env::var_os(name).is_none() {
-            std::env::set_var(name, value);
-        }
+/// Tells MPI which NIC this process uses, where the launcher has told its local rank. MPI does without if that fails.
+fn export(description: &str, nic_map: &str) {
+    let Some(local) = LocalRank::from_env() else { return };
+    let exported = Machine::this().and_then(|machine| {
+        let gpus = gpus_of_ranks(&machine, &vec![None; local.size]);
+        export_nic(export::Mpi::from_version(description), local, &gpus, &Rules::new(nic_map, Filter::from_env())?)
+    });
+    if let Err(error) = exported {
+        crate::log::write(Level::Warn, &format!("MPI is not told which NIC to use: {error}"));
     }
 }
 
@@ -53,7 +61,9 @@ fn hub(config: &Config, launch: &Launch) -> std::result::Result<Arc<Hub>, String
         None => {}
     }
     let plugin = library::find(&config.mpi_plugin, launch.flavour)?;
-    let started = Hub::start(plugin.calls, plugin.description, || export(&[])).map_err(|error| error.to_string())?;
+    let (description, nic_map) = (plugin.description.clone(), config.nic_map.clone());
+    let started = Hub::start(plugin.calls, plugin.description, move || export(&description, &nic_map));
+    let started = started.map_err(|error| error.to_string())?;
     let started = Arc::new(started);
     *hub = Some((std::process::id(), started.clone()));
     Ok(started)
