@@ -25,11 +25,13 @@ pub struct Setup {
     pub grid: Grid,
     pub config: Config,
     pub ways: Ways,
+    /// What each rank has of MPI, for setups of threads.
+    pub sites: Option<Arc<dyn Fn(usize) -> Arc<Site> + Send + Sync>>,
 }
 
 impl Setup {
     pub fn new(grid: Grid) -> Setup {
-        Setup { grid, config: Config::default(), ways: Ways { proc: true, file: true } }
+        Setup { grid, config: Config::default(), ways: Ways { proc: true, file: true }, sites: None }
     }
 
     pub fn with(mut self, change: impl FnOnce(&mut Config)) -> Setup {
@@ -38,7 +40,8 @@ impl Setup {
     }
 
     pub fn open(&self, me: usize, exchange: &mut dyn Exchange) -> Mux {
-        open_by(Rank::from_index(me), &self.grid, &self.config, exchange, self.ways, &Site::of_this_process()).unwrap()
+        let site = self.sites.as_ref().map_or_else(|| Arc::new(Site::of_this_process()), |site| site(me));
+        open_by(Rank::from_index(me), &self.grid, &self.config, exchange, self.ways, &site).unwrap()
     }
 }
 
