@@ -28,6 +28,9 @@ pub fn leave_all() {
         return;
     }
     for comm in live.1.drain(..).filter_map(|comm| comm.upgrade()) {
+        if comm.failure().is_some() {
+            crate::transport::plugin::note_failure();
+        }
         // A rank that ends in the middle of an operation has not left in good order.
         if comm.is_quiet() && comm.failure().is_none() {
             let monitor = comm.monitor.try_lock().ok().and_then(|mut monitor| monitor.take());

@@ -365,6 +365,9 @@ impl Comm {
     }
 
     fn release(&self) {
+        if self.failure().is_some() {
+            crate::transport::plugin::note_failure();
+        }
         drop(locked(&self.monitor).take());
         drop(locked(&self.engine).take());
     }

@@ -10,7 +10,7 @@ use crate::error::Error;
 use crate::plan::{Channel, Order};
 use crate::topo::Grid;
 
-fn envelope(channel: Channel, sequence: u64) -> Envelope {
+pub(super) fn envelope(channel: Channel, sequence: u64) -> Envelope {
     Envelope { channel, sequence, signature: 0x5eed }
 }
 
@@ -115,7 +115,7 @@ fn many_channels(me: usize, mux: &mut Mux, n: usize) {
     }
 }
 
-fn everything(me: usize, mut mux: Mux, n: usize) {
+pub(super) fn everything(me: usize, mut mux: Mux, n: usize) {
     all_sizes(me, &mut mux, n);
     reductions(me, &mut mux, n);
     many_channels(me, &mut mux, n);

@@ -26,11 +26,13 @@ pub struct Setup {
     pub grid: Grid,
     pub config: Config,
     pub ways: Ways,
+    /// What each rank has of MPI, for setups of threads.
+    pub sites: Option<Arc<dyn Fn(usize) -> Arc<Site> + Send + Sync>>,
 }
 
 impl Setup {
     pub fn new(grid: Grid) -> Setup {
-        Setup { grid, config: Config::default(), ways: Ways { proc: true, file: true } }
+        Setup { grid, config: Config::default(), ways: Ways { proc: true, file: true }, sites: None }
     }
 
     pub fn with(mut self, change: impl FnOnce(&mut Config)) -> Setup {
@@ -39,7 +41,8 @@ impl Setup {
     }
 
     pub fn open(&self, me: usize, exchange: &mut dyn Exchange) -> Mux {
-        let (me, site) = (Rank::from_index(me), Site::of_this_process());
+        let site = self.sites.as_ref().map_or_else(|| Arc::new(Site::of_this_process()), |site| site(me));
+        let me = Rank::from_index(me);
         open_by(me, &self.grid, &self.config, &Binding::of_first_nic, exchange, self.ways, &site).unwrap()
     }
 }

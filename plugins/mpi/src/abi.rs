@@ -1,1 +1,117 @@
+//! MPI as the standard ABI of MPI 5 has it: the dozen calls of the plugin, declared by hand.
+//!
+//! The ABI fixes handles as pointers, the numbers below and the layout of a status, so one build serves every MPI that
+//! has a `libmpi_abi.so.1`. The `mpi` crate cannot be used here: its C part (0.8.2) does not compile with `mpicc_abi`.
+//! Source: MPI 5.0, chapter "Application Binary Interface".
 
+// Names are MPI's.
+#![allow(non_camel_case_types, non_snake_case, missing_docs)]
+
+use std::ffi::{c_char, c_int, c_void};
+
+macro_rules! handles {
+    ($($name:ident)*) => {
+        $(
+            /// A handle.
+            #[derive(Debug, Clone, Copy)]
+            #[repr(transparent)]
+            pub struct $name(*mut c_void);
+        )*
+    };
+}
+
+handles! { MPI_Comm MPI_Datatype MPI_Errhandler MPI_Group MPI_Request }
+
+/// What is known of a request that has ended.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct MPI_Status {
+    /// The sender.
+    pub MPI_SOURCE: c_int,
+    /// The tag.
+    pub MPI_TAG: c_int,
+    /// The error.
+    pub MPI_ERROR: c_int,
+    internal: [c_int; 5],
+}
+
+const fn value(number: usize) -> *mut c_void {
+    std::ptr::without_provenance_mut(number)
+}
+
+pub const COMM_WORLD: MPI_Comm = MPI_Comm(value(0x101));
+pub const ERRORS_RETURN: MPI_Errhandler = MPI_Errhandler(value(0x143));
+pub const REQUEST_NULL: MPI_Request = MPI_Request(value(0x180));
+pub const BYTE: MPI_Datatype = MPI_Datatype(value(0x247));
+pub const ANY_SOURCE: c_int = -1;
+pub const UNDEFINED: c_int = -32766;
+pub const FUNNELED: c_int = 1024;
+pub const SERIALIZED: c_int = 2048;
+pub const MULTIPLE: c_int = 4096;
+
+pub const MPI_ERR_BUFFER: c_int = 1;
+pub const MPI_ERR_COUNT: c_int = 2;
+pub const MPI_ERR_TYPE: c_int = 3;
+pub const MPI_ERR_TAG: c_int = 4;
+pub const MPI_ERR_COMM: c_int = 5;
+pub const MPI_ERR_RANK: c_int = 6;
+pub const MPI_ERR_REQUEST: c_int = 7;
+pub const MPI_ERR_GROUP: c_int = 9;
+pub const MPI_ERR_ARG: c_int = 13;
+pub const MPI_ERR_TRUNCATE: c_int = 15;
+pub const MPI_ERR_IN_STATUS: c_int = 19;
+pub const MPI_ERR_NO_MEM: c_int = 39;
+
+extern "C" {
+    pub fn MPI_Get_library_version(version: *mut c_char, len: *mut c_int) -> c_int;
+    pub fn MPI_Initialized(flag: *mut c_int) -> c_int;
+    pub fn MPI_Finalized(flag: *mut c_int) -> c_int;
+    pub fn MPI_Init_thread(
+        argc: *mut c_int,
+        argv: *mut *mut *mut c_char,
+        required: c_int,
+        provided: *mut c_int,
+    ) -> c_int;
+    pub fn MPI_Query_thread(provided: *mut c_int) -> c_int;
+    pub fn MPI_Finalize() -> c_int;
+    pub fn MPI_Comm_rank(comm: MPI_Comm, rank: *mut c_int) -> c_int;
+    pub fn MPI_Comm_size(comm: MPI_Comm, size: *mut c_int) -> c_int;
+    pub fn MPI_Comm_group(comm: MPI_Comm, group: *mut MPI_Group) -> c_int;
+    pub fn MPI_Group_incl(group: MPI_Group, n: c_int, ranks: *const c_int, new: *mut MPI_Group) -> c_int;
+    pub fn MPI_Group_free(group: *mut MPI_Group) -> c_int;
+    pub fn MPI_Comm_create_group(comm: MPI_Comm, group: MPI_Group, tag: c_int, new: *mut MPI_Comm) -> c_int;
+    pub fn MPI_Comm_free(comm: *mut MPI_Comm) -> c_int;
+    pub fn MPI_Comm_set_errhandler(comm: MPI_Comm, handler: MPI_Errhandler) -> c_int;
+    pub fn MPI_Comm_get_errhandler(comm: MPI_Comm, handler: *mut MPI_Errhandler) -> c_int;
+    pub fn MPI_Errhandler_free(handler: *mut MPI_Errhandler) -> c_int;
+    pub fn MPI_Isend(
+        bytes: *const c_void,
+        count: c_int,
+        datatype: MPI_Datatype,
+        to: c_int,
+        tag: c_int,
+        comm: MPI_Comm,
+        request: *mut MPI_Request,
+    ) -> c_int;
+    pub fn MPI_Irecv(
+        bytes: *mut c_void,
+        count: c_int,
+        datatype: MPI_Datatype,
+        from: c_int,
+        tag: c_int,
+        comm: MPI_Comm,
+        request: *mut MPI_Request,
+    ) -> c_int;
+    pub fn MPI_Testsome(
+        count: c_int,
+        requests: *mut MPI_Request,
+        done: *mut c_int,
+        places: *mut c_int,
+        statuses: *mut MPI_Status,
+    ) -> c_int;
+    pub fn MPI_Cancel(request: *mut MPI_Request) -> c_int;
+    pub fn MPI_Test_cancelled(status: *const MPI_Status, flag: *mut c_int) -> c_int;
+    pub fn MPI_Get_count(status: *const MPI_Status, datatype: MPI_Datatype, count: *mut c_int) -> c_int;
+    pub fn MPI_Error_string(error: c_int, text: *mut c_char, len: *mut c_int) -> c_int;
+    pub fn MPI_Error_class(error: c_int, class: *mut c_int) -> c_int;
+}

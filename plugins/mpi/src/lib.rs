@@ -2,6 +2,9 @@
 //!
 //! `libstrata.so` opens this library at run time and makes all calls on one thread. See [`vtable`] for the contract.
 
+// The `mpi` crate has MPI's constants as variables of C, the standard ABI as numbers.
+#![cfg_attr(feature = "abi", allow(unused_unsafe))]
+
 #[cfg(feature = "abi")]
 mod abi;
 #[cfg(feature = "rsmpi")]

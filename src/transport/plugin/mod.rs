@@ -6,9 +6,13 @@
 
 mod calls;
 mod card;
+#[cfg(test)]
+mod fake;
 mod library;
 mod mpi;
 mod peer;
+#[cfg(test)]
+mod tests;
 mod thread;
 // The plugin uses what the library does not.
 #[allow(dead_code)]
@@ -28,6 +32,7 @@ use crate::topo::pinning::Rules;
 use crate::topo::{Grid, Rank};
 use card::{decide, Card, Launch};
 use mpi::Mpi;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use thread::Hub;
@@ -40,6 +45,11 @@ pub struct Site {
 
 /// The thread of this process, and the process: a forked child has none.
 static HUB: Mutex<Option<(u32, Arc<Hub>)>> = Mutex::new(None);
+
+/// Whether a communicator of this process has failed.
+static FAILED: AtomicBool = AtomicBool::new(false);
+/// How long `MPI_Finalize` may then take.
+const FAILED_LIMIT: Duration = Duration::from_secs(5);
 
 /// Tells MPI which NIC this process uses, where the launcher has told its local rank. MPI does without if that fails.
 fn export(description: &str, nic_map: &str) {
@@ -62,11 +72,17 @@ fn hub(config: &Config, launch: &Launch) -> std::result::Result<Arc<Hub>, String
     }
     let plugin = library::find(&config.mpi_plugin, launch.flavour)?;
     let (description, nic_map) = (plugin.description.clone(), config.nic_map.clone());
-    let started = Hub::start(plugin.calls, plugin.description, move || export(&description, &nic_map));
-    let started = started.map_err(|error| error.to_string())?;
+    let before_init = move || export(&description, &nic_map);
+    let started =
+        Hub::start(plugin.calls, plugin.description, || {}, before_init).map_err(|error| error.to_string())?;
     let started = Arc::new(started);
     *hub = Some((std::process::id(), started.clone()));
     Ok(started)
+}
+
+/// A communicator has failed: the job's other ranks may not be there any more when this process ends.
+pub fn note_failure() {
+    FAILED.store(true, Ordering::Relaxed);
 }
 
 /// Finalises MPI if we initialised it. Called while the process exits.
@@ -76,6 +92,7 @@ pub fn leave() {
     // The other ranks may be busy for long after this one has ended, and a launcher takes an end without
     // MPI_Finalize for a failure of the job.
     let limit = match Config::from_env().0.timeout_ms {
+        _ if FAILED.load(Ordering::Relaxed) => FAILED_LIMIT,
         0 => Duration::from_secs(u64::from(u32::MAX)),
         ms => Duration::from_millis(ms),
     };

@@ -96,6 +96,7 @@ enum Command {
     Post(Transfer),
     Cancel { comm: usize, answer: Sender<()> },
     Free { comm: usize, answer: Sender<()> },
+    Quiet(Sender<()>),
     Leave(Sender<Result<()>>),
 }
 
@@ -109,8 +110,6 @@ struct Queue {
 struct Shared {
     queue: Mutex<Queue>,
     bell: Condvar,
-    /// Held while MPI is called.
-    calling: Mutex<()>,
     /// Somebody makes a communicator.
     creating: AtomicBool,
     /// Why MPI cannot be used in this process any more.
@@ -166,13 +165,17 @@ impl std::fmt::Debug for Hub {
 }
 
 impl Hub {
-    /// Starts the thread. `before_init` runs on it just before MPI is initialised, if it has to be: the place for
-    /// variables that MPI reads then.
-    pub fn start(calls: Calls, description: String, before_init: impl FnOnce() + Send + 'static) -> Result<Hub> {
+    /// Starts the thread. `at_start` runs on it first; `before_init` just before MPI is initialised, if it has to be: the
+    /// place for variables that MPI reads then.
+    pub fn start(
+        calls: Calls,
+        description: String,
+        at_start: impl FnOnce() + Send + 'static,
+        before_init: impl FnOnce() + Send + 'static,
+    ) -> Result<Hub> {
         let shared = Arc::new(Shared {
             queue: Mutex::default(),
             bell: Condvar::new(),
-            calling: Mutex::new(()),
             creating: AtomicBool::new(false),
             given_up: Mutex::new(None),
         });
@@ -192,7 +195,10 @@ impl Hub {
         };
         let thread = std::thread::Builder::new().name("strata-mpi".to_string());
         thread
-            .spawn(move || worker.run())
+            .spawn(move || {
+                at_start();
+                worker.run();
+            })
             .map_err(|error| Error::System(format!("starting the thread for MPI: {error}")))?;
         Ok(Hub { shared, description })
     }
@@ -229,7 +235,8 @@ impl Hub {
         let theirs = mailbox.clone();
         let create = |answer| Command::Create { ranks, tag, mailbox: theirs, answer };
         let comm = self.shared.ask(limit, "MPI_Comm_create_group", create)?;
-        Ok(Link { shared: self.shared.clone(), comm, mailbox, exclusive })
+        let posted = AtomicBool::new(false);
+        Ok(Link { shared: self.shared.clone(), comm, mailbox, exclusive, posted })
     }
 
     /// Finalises MPI if this thread initialised it and nothing has gone wrong; waits for the job's other ranks as
@@ -245,6 +252,8 @@ pub struct Link {
     comm: usize,
     mailbox: Arc<Mailbox>,
     exclusive: bool,
+    /// Transfers have been posted since MPI was last known to be silent.
+    posted: AtomicBool,
 }
 
 impl std::fmt::Debug for Link {
@@ -259,30 +268,25 @@ impl Link {
         self.exclusive
     }
 
+    fn post(&self, id: usize, bytes: Bytes, peer: Option<i32>, tag: i32, send: bool) {
+        self.posted.store(true, Ordering::Relaxed);
+        let transfer = Transfer { comm: self.comm, id, bytes, peer, tag, send, idle: peer.is_none() };
+        self.shared.command(Command::Post(transfer));
+    }
+
     /// Sends bytes to a rank of the communicator.
     pub fn send(&self, id: usize, bytes: Bytes, to: i32, tag: i32) {
-        let peer = Some(to);
-        self.shared.command(Command::Post(Transfer { comm: self.comm, id, bytes, peer, tag, send: true, idle: false }));
+        self.post(id, bytes, Some(to), tag, true);
     }
 
     /// Receives bytes from a rank.
     pub fn recv(&self, id: usize, bytes: Bytes, from: i32, tag: i32) {
-        let peer = Some(from);
-        self.shared.command(Command::Post(Transfer {
-            comm: self.comm,
-            id,
-            bytes,
-            peer,
-            tag,
-            send: false,
-            idle: false,
-        }));
+        self.post(id, bytes, Some(from), tag, false);
     }
 
     /// Receives bytes from any rank, some day.
     pub fn listen(&self, id: usize, bytes: Bytes, tag: i32) {
-        let transfer = Transfer { comm: self.comm, id, bytes, peer: None, tag, send: false, idle: true };
-        self.shared.command(Command::Post(transfer));
+        self.post(id, bytes, None, tag, false);
     }
 
     /// Appends what has ended.
@@ -300,20 +304,23 @@ impl Link {
         self.mailbox.full.load(Ordering::Acquire)
     }
 
-    /// Says whether the rank waits for something. When it stops waiting and the program may call MPI itself, MPI is
-    /// silent when this returns.
+    /// Says whether the rank waits for something. When it does not and the program may call MPI itself, MPI is silent
+    /// when this returns.
     pub fn wait_for(&self, something: bool) {
-        if self.mailbox.waiting.load(Ordering::Relaxed) == something {
-            return;
+        let waited = self.mailbox.waiting.load(Ordering::Relaxed);
+        if waited != something {
+            self.mailbox.waiting.store(something, Ordering::SeqCst);
         }
-        self.mailbox.waiting.store(something, Ordering::SeqCst);
-        if something {
+        if something && !waited {
             let queue = locked(&self.shared.queue);
             if queue.asleep {
                 self.shared.bell.notify_one();
             }
-        } else if self.exclusive {
-            drop(locked(&self.shared.calling));
+        } else if !something && self.exclusive && (self.posted.swap(false, Ordering::Relaxed) || waited) {
+            let (answer, answered) = channel();
+            self.shared.command(Command::Quiet(answer));
+            // A thread that does not answer is stuck in MPI, which others find out.
+            let _ = answered.recv_timeout(ANSWER_PATIENCE);
         }
     }
 
@@ -363,8 +370,6 @@ impl Worker {
     fn run(mut self) {
         loop {
             let commands = self.next();
-            let shared = self.shared.clone();
-            let calling = locked(&shared.calling);
             for command in commands {
                 self.carry_out(command);
                 self.moved();
@@ -372,7 +377,6 @@ impl Worker {
             if self.is_busy() && self.shared.usable().is_ok() && self.poll() {
                 self.moved();
             }
-            drop(calling);
         }
     }
 
@@ -438,6 +442,9 @@ impl Worker {
             }
             Command::Free { comm, answer } => {
                 self.free(comm);
+                let _ = answer.send(());
+            }
+            Command::Quiet(answer) => {
                 let _ = answer.send(());
             }
             Command::Leave(answer) => drop(answer.send(self.leave())),
@@ -575,6 +582,8 @@ impl Worker {
     /// nobody receives stays behind: MPI reads it only if the receiver, which hears of the failure at the same time,
     /// takes it after all.
     fn cancel(&mut self, comm: usize) {
+        // Whoever has to be cancelled for may be dead, and MPI_Finalize would wait for it.
+        self.troubled = true;
         if self.shared.usable().is_err() {
             return;
         }
@@ -586,7 +595,7 @@ impl Worker {
             crate::log::warn(text);
             self.fail_all(Error::Remote(text.to_string()));
         }
-        self.troubled |= !self.drain(comm, |_| true, SEND_PATIENCE);
+        self.drain(comm, |_| true, SEND_PATIENCE);
         // What is left does not keep the thread awake.
         for transfer in self.transfers.iter_mut().filter(|transfer| transfer.comm == comm) {
             transfer.idle = true;
@@ -596,6 +605,12 @@ impl Worker {
     fn free(&mut self, comm: usize) {
         if self.shared.usable().is_err() {
             return;
+        }
+        // MPI may have taken more than it has sent.
+        let end = Instant::now() + LINGER;
+        while Instant::now() < end {
+            self.poll();
+            std::thread::yield_now();
         }
         self.cancel_receives(comm);
         let quiet = self.drain(comm, |_| true, CANCEL_PATIENCE);

@@ -1,0 +1,263 @@
+//! MPI between nodes, with a real MPI: all collectives, programs that have initialised MPI, plugins of another version,
+//! and ranks that die.
+//!
+//! `STRATA_TEST_MPICC` names the compiler wrapper of the MPI to test with (default `mpicc`), `STRATA_TEST_MPIEXEC` its
+//! launcher (default `mpirun`). Nodes are make-believe: `NCCL_HOSTID` says who shares one.
+
+#[allow(dead_code)]
+mod built;
+
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{channel, Receiver};
+use std::sync::{Mutex, OnceLock};
+use std::time::{Duration, Instant};
+
+const LIMIT: Duration = Duration::from_secs(180);
+
+/// Held by the test that runs ranks: they are many for one machine.
+static ALONE: Mutex<()> = Mutex::new(());
+
+/// The MPI at hand.
+struct Mpi {
+    mpicc: String,
+    mpiexec: String,
+    is_open_mpi: bool,
+    plugin: PathBuf,
+}
+
+fn variable(name: &str, default: &str) -> String {
+    std::env::var(name).unwrap_or_else(|_| default.to_string())
+}
+
+fn output(command: &mut Command) -> Option<String> {
+    let output = command.output().ok()?;
+    let text = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+    output.status.success().then_some(text)
+}
+
+/// The MPI at hand with its plugin, built once; without an MPI a line says that the test was skipped.
+fn mpi() -> Option<&'static Mpi> {
+    static MPI: OnceLock<Result<Mpi, String>> = OnceLock::new();
+    let made = MPI.get_or_init(|| {
+        let (mpicc, mpiexec) = (variable("STRATA_TEST_MPICC", "mpicc"), variable("STRATA_TEST_MPIEXEC", "mpirun"));
+        output(Command::new(&mpicc).arg("-show")).ok_or(format!("there is no {mpicc}"))?;
+        let version =
+            output(Command::new(&mpiexec).arg("--version")).ok_or(format!("there is no {mpiexec} for {mpicc}"))?;
+        let plugin = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("strata_mpi-{}.so", std::process::id()));
+        let build = Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts/build-mpi");
+        let build = Command::new(build).args(["--mpicc", &mpicc, "--out"]).arg(&plugin).output();
+        let build = build.map_err(|error| error.to_string())?;
+        assert!(build.status.success(), "scripts/build-mpi: {}", String::from_utf8_lossy(&build.stderr));
+        Ok(Mpi { mpicc, mpiexec, is_open_mpi: version.contains("Open MPI") || version.contains("OpenRTE"), plugin })
+    });
+    match made {
+        Ok(mpi) => Some(mpi),
+        Err(why) => {
+            println!("SKIPPED: {why}, so MPI is not tested");
+            None
+        }
+    }
+}
+
+/// A launcher's processes, ended when the test is, however it ends.
+struct Job {
+    child: Child,
+    lines: Receiver<String>,
+}
+
+impl Drop for Job {
+    fn drop(&mut self) {
+        // Asked kindly, a launcher ends its ranks; a process that is killed leaves them behind.
+        if matches!(self.child.try_wait(), Ok(None)) {
+            let _ = Command::new("kill").arg(self.child.id().to_string()).status();
+        }
+        let end = Instant::now() + Duration::from_secs(10);
+        while Instant::now() < end && matches!(self.child.try_wait(), Ok(None)) {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// What a rank does first: it takes its place from the launcher's variables.
+const PLACE: &str = "RANK=${OMPI_COMM_WORLD_RANK:-$PMI_RANK}; WORLD_SIZE=${OMPI_COMM_WORLD_SIZE:-$PMI_SIZE}; \
+                     NCCL_HOSTID=node$(((RANK + 1) / 2)); export RANK WORLD_SIZE NCCL_HOSTID;";
+
+impl Mpi {
+    /// Starts `n` ranks, on nodes of 1, 2, 2, ... ranks. Each runs `script` with these arguments.
+    fn start(&self, n: usize, options: &[&str], script: &str, arguments: &[&str], vars: &[(&str, &str)]) -> Job {
+        let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let mut command = Command::new(&self.mpiexec);
+        if self.is_open_mpi {
+            command.args(["--oversubscribe"]);
+            command.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
+        }
+        command.args(options).args(["-n", &n.to_string(), "sh", "-c", &format!("{PLACE} {script}"), "sh"]);
+        command.args(arguments);
+        command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", port.to_string());
+        command.env("NCCL_DEBUG", "INFO").env("STRATA_MPI_PLUGIN", &self.plugin).env("STRATA_INTER", "auto");
+        command.env("LD_LIBRARY_PATH", built::library_dir()).envs(vars.iter().copied());
+        let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let (send, lines) = channel();
+        let streams: [Box<dyn std::io::Read + Send>; 2] =
+            [Box::new(child.stdout.take().unwrap()), Box::new(child.stderr.take().unwrap())];
+        for stream in streams {
+            let send = send.clone();
+            std::thread::spawn(move || {
+                for line in BufReader::new(stream).lines().map_while(Result::ok) {
+                    let _ = send.send(line);
+                }
+            });
+        }
+        Job { child, lines }
+    }
+
+    /// Runs ranks to their end, which must be good; what they said.
+    fn run(&self, n: usize, script: &str, arguments: &[&str], vars: &[(&str, &str)]) -> String {
+        let mut job = self.start(n, &[], script, arguments, vars);
+        let end = Instant::now() + LIMIT;
+        let mut said = String::new();
+        while let Ok(line) = job.lines.recv_timeout(end.saturating_duration_since(Instant::now())) {
+            said += &line;
+            said.push('\n');
+        }
+        while matches!(job.child.try_wait(), Ok(None)) && Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let status = job.child.try_wait().unwrap();
+        assert!(status.is_some_and(|status| status.success()), "{arguments:?}: {status:?}\n{said}");
+        said
+    }
+
+    /// Measures, with results checked, and returns what was said.
+    fn perf(&self, n: usize, arguments: &[&str], vars: &[(&str, &str)]) -> String {
+        let library = built::library();
+        let fixed = [env!("CARGO_BIN_EXE_strata"), "perf", "--library", library.to_str().unwrap()];
+        let said = self.run(n, "exec \"$@\"", &[&fixed, arguments].concat(), vars);
+        assert!(said.contains("# Out of bounds values : 0 OK"), "{arguments:?}\n{said}");
+        said
+    }
+}
+
+fn alone() -> std::sync::MutexGuard<'static, ()> {
+    ALONE.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+#[test]
+fn every_collective_is_right_over_mpi_on_uneven_nodes() {
+    let (_alone, Some(mpi)) = (alone(), mpi()) else { return };
+    let collectives = [
+        "all_reduce",
+        "all_gather",
+        "reduce_scatter",
+        "broadcast",
+        "reduce",
+        "alltoall",
+        "gather",
+        "scatter",
+        "sendrecv",
+    ];
+    for collective in collectives {
+        let said = mpi.perf(4, &[collective, "-b", "8", "-e", "8M", "-f", "32", "-n", "2", "-w", "1", "-c", "1"], &[]);
+        assert!(said.contains("of the world of"), "MPI was not used\n{said}");
+    }
+    let kinds = ["all_reduce", "-b", "64K", "-e", "64K", "-n", "1", "-w", "0", "-d", "all", "-o", "all", "-c", "1"];
+    mpi.perf(3, &kinds, &[]);
+}
+
+#[test]
+fn with_tcp_asked_for_mpi_is_left_alone() {
+    let (_alone, Some(mpi)) = (alone(), mpi()) else { return };
+    let said = mpi.perf(2, &["all_reduce", "-b", "8", "-e", "8", "-n", "1"], &[("STRATA_INTER", "tcp")]);
+    assert!(!said.contains("of the world of"), "{said}");
+}
+
+#[test]
+fn a_program_that_has_initialised_mpi_is_served_as_its_thread_level_allows() {
+    let (_alone, Some(mpi)) = (alone(), mpi()) else { return };
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("shim-tests/c/mpi/initialised.c");
+    let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("initialised-{}", std::process::id()));
+    let mut command = Command::new(&mpi.mpicc);
+    command.arg(source).args(["-Wall", "-Wextra", "-Werror", "-pthread", "-I"]).arg(built::header_dir());
+    built::checked(command.arg("-L").arg(built::library_dir()).arg("-lnccl").arg("-o").arg(&program));
+    for (level, told) in [
+        ("single", "MPI_THREAD_SINGLE"),
+        ("funneled", "MPI_THREAD_FUNNELED"),
+        ("serialized", "of the world of"),
+        ("multiple", "of the world of"),
+    ] {
+        let said = mpi.run(3, "exec \"$@\"", &[program.to_str().unwrap(), level], &[]);
+        assert!(said.contains("all sums are right"), "{level}\n{said}");
+        // An MPI may provide more than was asked for.
+        let more = level != "multiple" && said.contains("of the world of");
+        assert!(said.contains(told) || more, "{level}: {told} is missing\n{said}");
+    }
+    let _ = std::fs::remove_file(program);
+}
+
+#[test]
+fn a_plugin_of_another_version_is_refused_with_a_message_and_tcp_is_used() {
+    let (_alone, Some(mpi)) = (alone(), mpi()) else { return };
+    let source = "static const unsigned table[2] = {999, 8};\n\
+                  const void* strata_mpi_plugin(void) { return table; }\n";
+    let plugin = built::Compiler::new("c").compile(source, &["-shared", "-fPIC"]);
+    let vars = [("STRATA_MPI_PLUGIN", plugin.to_str().unwrap()), ("STRATA_INTER", "mpi")];
+    let said = mpi.perf(2, &["all_reduce", "-b", "8", "-e", "8", "-n", "1"], &vars);
+    let warned = |line: &str| line.contains("NCCL WARN") && line.contains("is refused: it is of version 999");
+    assert_eq!(said.lines().filter(|line| warned(line)).count(), 1, "{said}");
+    let _ = std::fs::remove_file(plugin);
+}
+
+#[test]
+fn without_a_plugin_tcp_is_used_and_one_line_says_so() {
+    let (_alone, Some(mpi)) = (alone(), mpi()) else { return };
+    let vars = [("STRATA_MPI_PLUGIN", "/nonexistent/plugin.so")];
+    let said = mpi.perf(2, &["all_reduce", "-b", "8", "-e", "8", "-n", "1"], &vars);
+    assert_eq!(said.lines().filter(|line| line.contains("TCP carries messages between nodes")).count(), 1, "{said}");
+}
+
+#[test]
+fn survivors_of_a_killed_rank_learn_of_it_when_the_launcher_does_not_end_them() {
+    let (_alone, Some(mpi)) = (alone(), mpi()) else { return };
+    let options: &[&str] = match mpi.is_open_mpi {
+        true => &["--mca", "orte_abort_on_non_zero_status", "0", "--enable-recovery"],
+        false => &["-disable-auto-cleanup"],
+    };
+    let library = built::library();
+    let perf = [env!("CARGO_BIN_EXE_strata"), "perf", "--library", library.to_str().unwrap(), "all_reduce"];
+    let arguments = [&perf[..], &["-b", "2M", "-e", "2M", "-n", "1000000", "-c", "0"]].concat();
+    let job = mpi.start(4, options, "echo \"@@process $RANK $$\"; exec \"$@\"", &arguments, &[]);
+    let end = Instant::now() + LIMIT;
+    let (mut victim, mut running, mut survivors, mut said) = (None, 0, Vec::new(), String::new());
+    while survivors.len() < 3 {
+        let line = job.lines.recv_timeout(end.saturating_duration_since(Instant::now()));
+        let line = line.unwrap_or_else(|_| panic!("{survivors:?} have learnt of it\n{said}"));
+        said += &format!("{line}\n");
+        if let Some(pid) = line.strip_prefix("@@process 3 ") {
+            victim = Some(pid.to_string());
+        }
+        // The collective is chosen when the first call has begun on that rank.
+        running += usize::from(line.contains("all_reduce: 524288 elements"));
+        if running == 4 {
+            running = 0;
+            assert!(said.contains("of the world of"), "MPI was not used\n{said}");
+            let pid = victim.take().expect("rank 3 told its process");
+            assert!(Command::new("kill").args(["-9", &pid]).status().unwrap().success());
+        }
+        if let Some(rank) = line.strip_prefix("strata: rank ") {
+            assert!(line.contains("rank 3"), "{line}");
+            survivors.push(rank.chars().next());
+        }
+    }
+}
+
+#[test]
+#[ignore = "takes 10 GiB of memory"]
+fn one_message_may_be_longer_than_two_gibibytes() {
+    let (_alone, Some(mpi)) = (alone(), mpi()) else { return };
+    let said = mpi.perf(2, &["sendrecv", "-b", "2100M", "-e", "2100M", "-n", "1", "-w", "0", "-c", "1"], &[]);
+    assert!(said.contains("of the world of"), "MPI was not used\n{said}");
+}

@@ -1,0 +1,321 @@
+//! A make-believe MPI for tests: several worlds in one process, whose "processes" are the threads that call it.
+//!
+//! It matches messages as MPI must (in order between two ranks under one tag) and completes what is matched in an
+//! adversarial order: each test of a list completes some of the matched requests, chosen by a seed, and others later.
+
+use super::calls::Calls;
+use super::card::Launch;
+use super::thread::Hub;
+use super::vtable::{state, thread_level, Completion, Vtable, World, ANY_SOURCE, NO_REQUEST, SUCCESS, VERSION};
+use super::Site;
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::ffi::{c_char, c_int};
+use std::sync::{Arc, Condvar, Mutex, OnceLock};
+
+/// An error code of this MPI: what a test planted.
+pub const PLANTED: c_int = 77;
+
+struct Pending {
+    owner: usize,
+    comm: u64,
+    peer: i32,
+    tag: i32,
+    start: usize,
+    len: usize,
+    send: bool,
+    order: u64,
+    outcome: Option<Completion>,
+    matched: Option<u64>,
+}
+
+#[derive(Default)]
+struct State {
+    initialised: Vec<bool>,
+    comms: HashMap<u64, Vec<i32>>,
+    gathering: HashMap<(Vec<i32>, i32), (u64, usize)>,
+    requests: HashMap<u64, Pending>,
+    next: u64,
+    random: u64,
+    /// Ranks of the world whose next send fails.
+    planted: Vec<usize>,
+    /// Calls made so far.
+    calls: u64,
+}
+
+/// A world of make-believe processes.
+pub struct Universe {
+    size: usize,
+    level: i32,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+thread_local! {
+    static PLACE: RefCell<Option<(Arc<Universe>, usize)>> = const { RefCell::new(None) };
+}
+
+impl Universe {
+    /// A world of so many processes whose programs have initialised MPI at `level`, or not at all.
+    pub fn new(size: usize, level: Option<i32>, seed: u64) -> Arc<Universe> {
+        let state = State { initialised: vec![level.is_some(); size], random: seed | 1, ..State::default() };
+        let level = level.unwrap_or(thread_level::MULTIPLE);
+        Arc::new(Universe { size, level, state: Mutex::new(state), changed: Condvar::new() })
+    }
+
+    /// What the process of this rank has of MPI.
+    pub fn site(self: &Arc<Universe>, rank: usize) -> Site {
+        let launch =
+            Launch { rank: Some(rank as i32), size: Some(self.size as i32), job: "test".into(), flavour: None };
+        let (universe, hub) = (self.clone(), OnceLock::new());
+        let hub = move |_: &_, _: &_| {
+            let start = || {
+                let place = (universe.clone(), rank);
+                // The thread takes its place before it makes its first call.
+                let take_place = move || PLACE.with_borrow_mut(|here| *here = Some(place));
+                Arc::new(Hub::start(Calls::new(&TABLE), "Make-believe MPI".into(), take_place, || {}).unwrap())
+            };
+            Ok(hub.get_or_init(start).clone())
+        };
+        Site { launch, hub: Box::new(hub) }
+    }
+
+    /// Makes the next send of a rank fail.
+    pub fn plant(&self, rank: usize) {
+        self.state.lock().unwrap().planted.push(rank);
+    }
+
+    /// Calls of MPI so far, all ranks together.
+    pub fn calls(&self) -> u64 {
+        self.state.lock().unwrap().calls
+    }
+}
+
+fn here<T>(act: impl FnOnce(&Universe, usize, &mut State) -> T) -> T {
+    PLACE.with_borrow(|place| {
+        let (universe, rank) = place.as_ref().expect("a thread with a place");
+        let mut state = universe.state.lock().unwrap();
+        state.calls += 1;
+        act(universe, *rank, &mut state)
+    })
+}
+
+unsafe fn put(text: &str, place: *mut c_char, len: usize) {
+    let bytes = text.len().min(len - 1);
+    // SAFETY: the caller gives a place of `len` bytes, of which fewer are written.
+    unsafe { std::ptr::copy_nonoverlapping(text.as_ptr(), place.cast(), bytes) };
+    // SAFETY: as above.
+    unsafe { place.add(bytes).write(0) };
+}
+
+unsafe extern "C" fn describe(place: *mut c_char, len: usize) -> c_int {
+    // SAFETY: the caller gives a place of `len` bytes.
+    unsafe { put("Make-believe MPI", place, len) };
+    SUCCESS
+}
+
+unsafe extern "C" fn look(world: *mut World) -> c_int {
+    let found = here(|universe, rank, state| World {
+        state: if state.initialised[rank] { state::RUNNING } else { state::FRESH },
+        thread_level: universe.level,
+        rank: rank as i32,
+        size: universe.size as i32,
+    });
+    // SAFETY: the caller gives a valid place.
+    unsafe { world.write(found) };
+    SUCCESS
+}
+
+unsafe extern "C" fn init() -> c_int {
+    here(|_, rank, state| state.initialised[rank] = true);
+    SUCCESS
+}
+
+unsafe extern "C" fn finalize() -> c_int {
+    SUCCESS
+}
+
+unsafe extern "C" fn comm_create(ranks: *const c_int, count: c_int, tag: c_int, comm: *mut u64) -> c_int {
+    // SAFETY: the caller gives `count` ranks.
+    let ranks = unsafe { std::slice::from_raw_parts(ranks, count as usize) }.to_vec();
+    let (universe, _) = PLACE.with_borrow(|place| place.clone()).expect("a thread with a place");
+    let mut state = universe.state.lock().unwrap();
+    state.next += 1;
+    let fresh = state.next;
+    let key = (ranks.clone(), tag);
+    let (made, here) = state.gathering.get(&key).copied().unwrap_or((fresh, 0));
+    state.gathering.insert(key, (made, here + 1));
+    state.comms.insert(made, ranks.clone());
+    universe.changed.notify_all();
+    // Like the real one it returns when all members are here, and until then its thread does nothing else.
+    let everybody = |state: &mut State| state.gathering[&(ranks.clone(), tag)].1 < ranks.len();
+    drop(universe.changed.wait_while(state, everybody).unwrap());
+    // SAFETY: the caller gives a valid place.
+    unsafe { comm.write(made) };
+    SUCCESS
+}
+
+unsafe extern "C" fn comm_free(_: u64) -> c_int {
+    SUCCESS
+}
+
+fn post(comm: u64, start: usize, len: u64, peer: i32, tag: i32, send: bool) -> Result<u64, c_int> {
+    here(|_, rank, state| {
+        if let Some(at) = state.planted.iter().position(|&planted| send && planted == rank) {
+            state.planted.remove(at);
+            return Err(PLANTED);
+        }
+        state.next += 1;
+        let order = state.next;
+        let owner = state.comms[&comm].iter().position(|&member| member as usize == rank).unwrap();
+        let len = len as usize;
+        let pending = Pending { owner, comm, peer, tag, start, len, send, order, outcome: None, matched: None };
+        state.requests.insert(order, pending);
+        Ok(order)
+    })
+}
+
+fn answer(posted: Result<u64, c_int>, place: *mut u64) -> c_int {
+    match posted {
+        Ok(request) => {
+            // SAFETY: the caller gives a valid place.
+            unsafe { place.write(request) };
+            SUCCESS
+        }
+        Err(error) => error,
+    }
+}
+
+unsafe extern "C" fn isend(comm: u64, start: *const u8, len: u64, to: c_int, tag: c_int, request: *mut u64) -> c_int {
+    answer(post(comm, start as usize, len, to, tag, true), request)
+}
+
+unsafe extern "C" fn irecv(comm: u64, start: *mut u8, len: u64, from: c_int, tag: c_int, request: *mut u64) -> c_int {
+    answer(post(comm, start as usize, len, from, tag, false), request)
+}
+
+impl State {
+    fn random(&mut self, below: usize) -> usize {
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        (self.random % below.max(1) as u64) as usize
+    }
+
+    /// Pairs sends with receives, each in the order they were posted.
+    fn pair_up(&mut self) {
+        let open = |send: bool| {
+            let mut open: Vec<u64> = self
+                .requests
+                .values()
+                .filter(|one| one.send == send && one.matched.is_none())
+                .map(|one| one.order)
+                .collect();
+            open.sort_unstable();
+            open
+        };
+        let (sends, receives) = (open(true), open(false));
+        for send in sends {
+            let out = &self.requests[&send];
+            let fits = |receive: &&u64| {
+                let into = &self.requests[*receive];
+                into.matched.is_none()
+                    && (into.comm, into.tag, into.owner as i32) == (out.comm, out.tag, out.peer)
+                    && (into.peer == ANY_SOURCE || into.peer == out.owner as i32)
+            };
+            if let Some(&receive) = receives.iter().find(fits) {
+                self.requests.get_mut(&send).unwrap().matched = Some(receive);
+                self.requests.get_mut(&receive).unwrap().matched = Some(send);
+            }
+        }
+    }
+
+    /// Moves the bytes of a matched pair.
+    fn complete(&mut self, request: u64) {
+        let Some(other) = self.requests[&request].matched else { return };
+        let (send, receive) = if self.requests[&request].send { (request, other) } else { (other, request) };
+        let (out, into) = (&self.requests[&send], &self.requests[&receive]);
+        assert!(out.len <= into.len, "a message of {} bytes for a receive of {}", out.len, into.len);
+        // SAFETY: both sides keep their bytes valid until they have been told of the end, which comes after this.
+        unsafe { std::ptr::copy_nonoverlapping(out.start as *const u8, into.start as *mut u8, out.len) };
+        let told = Completion { source: out.owner as i32, bytes: out.len as u64, ..Completion::default() };
+        for id in [send, receive] {
+            self.requests.get_mut(&id).unwrap().outcome = Some(told);
+        }
+    }
+}
+
+unsafe extern "C" fn test_some(
+    requests: *mut u64,
+    count: usize,
+    ended: *mut Completion,
+    how_many: *mut usize,
+) -> c_int {
+    // SAFETY: the caller gives `count` requests.
+    let requests = unsafe { std::slice::from_raw_parts_mut(requests, count) };
+    let mut told = Vec::new();
+    here(|_, _, state| {
+        state.pair_up();
+        for _ in 0..count.min(8) {
+            let place = state.random(count);
+            let ready = |id: &u64| state.requests.get(id).is_some_and(|one| one.outcome.is_none());
+            if ready(&requests[place]) && state.random(3) > 0 {
+                state.complete(requests[place]);
+            }
+        }
+        for (index, request) in requests.iter_mut().enumerate() {
+            let over = state.requests.get(request).and_then(|one| one.outcome);
+            if let Some(outcome) = over.filter(|_| state.random(4) > 0) {
+                state.requests.remove(request);
+                *request = NO_REQUEST;
+                told.push(Completion { index: index as u32, ..outcome });
+            }
+        }
+        for at in (1..told.len()).rev() {
+            let other = state.random(at + 1);
+            told.swap(at, other);
+        }
+    });
+    for (nth, completion) in told.iter().enumerate() {
+        // SAFETY: the caller gives room for `count` completions.
+        unsafe { ended.add(nth).write(*completion) };
+    }
+    // SAFETY: the caller gives a valid place.
+    unsafe { how_many.write(told.len()) };
+    SUCCESS
+}
+
+unsafe extern "C" fn cancel(request: u64) -> c_int {
+    here(|_, _, state| {
+        let one = state.requests.get_mut(&request).unwrap();
+        // What is matched cannot be cancelled any more.
+        if one.matched.is_none() {
+            one.matched = Some(request);
+            one.outcome = Some(Completion { cancelled: 1, ..Completion::default() });
+        }
+    });
+    SUCCESS
+}
+
+unsafe extern "C" fn error_text(error: c_int, place: *mut c_char, len: usize) -> c_int {
+    // SAFETY: the caller gives a place of `len` bytes.
+    unsafe { put(&format!("planted error {error}"), place, len) };
+    super::vtable::fault::REMOTE
+}
+
+/// The make-believe plugin.
+pub static TABLE: Vtable = Vtable {
+    version: VERSION,
+    size: size_of::<Vtable>() as u32,
+    describe,
+    look,
+    init,
+    finalize,
+    comm_create,
+    comm_free,
+    isend,
+    irecv,
+    test_some,
+    cancel,
+    error_text,
+};

@@ -1,0 +1,235 @@
+//! The transport over a make-believe MPI: ranks are threads, and each has an MPI "process" of its own.
+
+use super::fake::Universe;
+use super::vtable::{thread_level, VERSION};
+use super::{wish, Wish};
+use crate::error::Error;
+use crate::exec::Started;
+use crate::topo::{Grid, Rank};
+use crate::transport::tests::{envelope, everything};
+use crate::transport::worlds::{carry_out, region, threads, threads_with, Post, Setup};
+use crate::transport::{Exchange, Sink, Transport};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+fn setup(grid: Grid, universe: &Arc<Universe>) -> Setup {
+    let universe = universe.clone();
+    let sites: Vec<_> = (0..grid.nranks()).map(|rank| Arc::new(universe.site(rank))).collect();
+    let site = move |rank: usize| sites[rank].clone();
+    Setup { sites: Some(Arc::new(site)), ..Setup::new(grid) }
+}
+
+#[test]
+fn ranks_on_several_nodes_exchange_everything_over_mpi() {
+    for (seed, nodes) in [(1, vec![1, 1]), (2, vec![2, 1, 2]), (3, vec![1, 1, 1])] {
+        let grid = Grid::blocks(&nodes);
+        let n = grid.nranks();
+        let universe = Universe::new(n, None, seed);
+        threads(&setup(grid, &universe), |me, mux| everything(me, mux, n));
+        assert!(universe.calls() > 100, "MPI was not used");
+    }
+}
+
+#[test]
+fn a_program_that_serialises_its_calls_finds_mpi_silent_between_operations() {
+    let universe = Universe::new(2, Some(thread_level::SERIALIZED), 5);
+    let setup = setup(Grid::blocks(&[1, 1]), &universe);
+    threads_with(2, |me, exchange| {
+        let mut mux = setup.open(me, exchange);
+        let mut bytes = vec![me as u8; 700_000];
+        let mut into = vec![9u8; 700_000];
+        let (src, sinks) = (region(&mut bytes), region(&mut into));
+        for (round, size) in [700_000, 8, 0, 8192, 8193, 30].into_iter().cycle().take(60).enumerate() {
+            let sink = [sinks.part(0, size)];
+            let posts = [
+                Post::Send(1 - me, envelope(0, round as u64), vec![src.part(0, size)]),
+                Post::Recv(1 - me, envelope(0, round as u64), Sink::Store(&sink)),
+            ];
+            carry_out(&mut mux, &posts).unwrap();
+            // Both ranks have ended their operation: from here on nobody calls MPI.
+            exchange.allgather(Vec::new()).unwrap();
+            let before = universe.calls();
+            std::thread::sleep(Duration::from_millis(3));
+            assert_eq!(universe.calls(), before, "MPI was called between operations");
+            exchange.allgather(Vec::new()).unwrap();
+        }
+        assert!(into.iter().all(|&byte| byte == 1 - me as u8));
+    });
+}
+
+#[test]
+fn a_mismatch_is_a_usage_error_that_names_the_peer() {
+    for sizes in [[8usize, 16], [100_000, 8], [100_000, 100_001]] {
+        let universe = Universe::new(2, None, 7);
+        threads(&setup(Grid::blocks(&[1, 1]), &universe), |me, mut mux| {
+            let mut bytes = vec![0; sizes[me]];
+            let all = [region(&mut bytes)];
+            if me == 0 {
+                mux.send(0, Rank(1), envelope(0, 0), &all).unwrap();
+            } else {
+                let failed = carry_out(&mut mux, &[Post::Recv(0, envelope(0, 0), Sink::Store(&all))]);
+                let Err(Error::InvalidUsage(text)) = failed else { panic!("{failed:?}") };
+                assert!(text.contains("rank 0") && text.contains(&sizes[0].to_string()), "{text}");
+            }
+            mux.cancel();
+        });
+    }
+}
+
+#[test]
+fn after_cancel_nobody_writes_the_receiver_s_memory_and_nothing_is_taken() {
+    let universe = Universe::new(2, None, 9);
+    threads(&setup(Grid::blocks(&[1, 1]), &universe), |me, mut mux| {
+        let mut bytes = vec![me as u8; 4 << 20];
+        let all = [region(&mut bytes)];
+        if me == 1 {
+            mux.recv(0, Rank(0), envelope(0, 0), Sink::Store(&all)).unwrap();
+        } else {
+            mux.send(0, Rank(1), envelope(0, 0), &all).unwrap();
+        }
+        mux.poll(&mut Vec::new()).unwrap();
+        mux.cancel();
+        let seen = bytes.clone();
+        std::thread::sleep(Duration::from_millis(20));
+        assert_eq!(bytes, seen);
+        assert!(mux.send(1, Rank(1 - me as u32), envelope(0, 1), &[]).is_err());
+    });
+}
+
+#[test]
+fn an_error_of_mpi_comes_back_with_its_text_and_the_ranks() {
+    let universe = Universe::new(2, None, 11);
+    threads(&setup(Grid::blocks(&[1, 1]), &universe), |me, mut mux| {
+        if me == 1 {
+            return;
+        }
+        let mut bytes = vec![0; 1 << 20];
+        universe.plant(0);
+        let failed = carry_out(&mut mux, &[Post::Send(1, envelope(0, 0), vec![region(&mut bytes)])]);
+        let Err(Error::Remote(text)) = failed else { panic!("{failed:?}") };
+        assert!(text.contains("planted error") && text.contains("ranks 0 and 1"), "{text}");
+        mux.cancel();
+    });
+}
+
+#[test]
+fn a_sender_stops_when_nobody_receives_and_goes_on_when_somebody_does() {
+    let universe = Universe::new(2, None, 13);
+    threads(&setup(Grid::blocks(&[1, 1]), &universe), |me, mut mux| {
+        for (size, most) in [(8usize, 48), (20_000, 8)] {
+            let mut bytes = vec![0; size];
+            let all = [region(&mut bytes)];
+            let channel = size as u16;
+            if me == 0 {
+                let (mut sent, mut pending, mut done) = (0, 0, Vec::new());
+                let end = Instant::now() + Duration::from_secs(20);
+                while sent < 200 {
+                    match mux.send(sent, Rank(1), envelope(channel, sent), &all).unwrap() {
+                        Started::Busy => mux.poll(&mut done).unwrap(),
+                        started => {
+                            pending += usize::from(started == Started::Pending);
+                            sent += 1;
+                        }
+                    }
+                    assert!(Instant::now() < end);
+                }
+                while done.len() < pending {
+                    mux.poll(&mut done).unwrap();
+                    assert!(Instant::now() < end);
+                }
+            } else {
+                // More than may wait is never on its way, however long the receiver takes.
+                assert!(most < 200);
+                let posts: Vec<_> =
+                    (0..200).map(|sequence| Post::Recv(0, envelope(channel, sequence), Sink::Store(&all))).collect();
+                carry_out(&mut mux, &posts).unwrap();
+            }
+        }
+    });
+}
+
+#[test]
+fn two_communicators_made_at_once_in_opposite_orders_both_come_about() {
+    let universe = Universe::new(2, None, 15);
+    let setup = setup(Grid::blocks(&[1, 1]), &universe);
+    // MPI runs already when the two are made.
+    threads(&setup, |_, _| {});
+    for _ in 0..20 {
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                let setup = &setup;
+                scope.spawn(move || {
+                    threads(setup, |me, mut mux| {
+                        let mut bytes = [me as u8; 8];
+                        let all = [region(&mut bytes)];
+                        let post = match me {
+                            0 => Post::Send(1, envelope(0, 0), all.to_vec()),
+                            _ => Post::Recv(0, envelope(0, 0), Sink::Store(&all)),
+                        };
+                        carry_out(&mut mux, &[post]).unwrap();
+                        assert_eq!(bytes, [0; 8]);
+                    });
+                });
+            }
+        });
+    }
+}
+
+#[test]
+fn a_rank_that_sleeps_is_woken_by_mpi() {
+    let universe = Universe::new(2, None, 17);
+    threads(&setup(Grid::blocks(&[1, 1]), &universe), |me, mut mux| {
+        let mut bytes = vec![me as u8; 20_000];
+        let all = [region(&mut bytes)];
+        for round in 0..50 {
+            if (me as u64 + round) % 2 == 0 {
+                carry_out(&mut mux, &[Post::Send(1 - me, envelope(0, round), all.to_vec())]).unwrap();
+                continue;
+            }
+            let mut done = Vec::new();
+            let sink = Sink::Store(&all);
+            if mux.recv(0, Rank(1 - me as u32), envelope(0, round), sink).unwrap() == Started::Done {
+                continue;
+            }
+            while done.is_empty() {
+                let begin = Instant::now();
+                mux.sleep(Duration::from_secs(20)).unwrap();
+                assert!(begin.elapsed() < Duration::from_secs(10), "a wake-up was lost");
+                mux.poll(&mut done).unwrap();
+            }
+        }
+    });
+}
+
+#[test]
+fn one_node_or_a_wish_for_tcp_leaves_mpi_alone() {
+    let universe = Universe::new(2, None, 19);
+    threads(&setup(Grid::flat(2), &universe), |_, _| {});
+    let tcp = setup(Grid::blocks(&[1, 1]), &universe).with(|config| config.inter = "tcp".to_string());
+    threads(&tcp, |_, _| {});
+    let low = Universe::new(2, Some(thread_level::FUNNELED), 19);
+    threads(&setup(Grid::blocks(&[1, 1]), &low), |me, mux| everything(me, mux, 2));
+    assert_eq!(universe.calls(), 0);
+    assert!(low.calls() <= 2, "a look at its state each, and nothing more");
+}
+
+#[test]
+fn what_carries_messages_between_nodes_is_auto_mpi_or_tcp() {
+    assert_eq!(wish("auto"), Ok(Wish::Auto));
+    assert_eq!(wish("mpi"), Ok(Wish::Mpi));
+    assert_eq!(wish("tcp"), Ok(Wish::Tcp));
+    for text in ["vendor", "infiniband", ""] {
+        let Err(Error::InvalidUsage(why)) = wish(text) else { panic!("{text}") };
+        assert!(why.contains("STRATA_INTER"), "{why}");
+    }
+}
+
+#[test]
+fn a_table_of_another_version_is_refused_with_a_message() {
+    let size = size_of::<super::vtable::Vtable>() as u32;
+    assert_eq!(super::calls::Calls::version(VERSION, size), Ok(()));
+    for (version, size) in [(VERSION + 1, size), (0, size), (VERSION, size - 8)] {
+        let why = super::calls::Calls::version(version, size).unwrap_err();
+        assert!(why.contains(&version.to_string()) && why.contains("scripts/build-mpi"), "{why}");
+    }
+}
