@@ -8,6 +8,7 @@ use super::service::{Credentials, Monitor, Service, ServiceAddr, Status};
 use super::{locked, ops, Comm, Turns, ALIVE, ENDED};
 use crate::config::Config;
 use crate::error::{Error, Result};
+use crate::fork::Origin;
 use crate::topo::{host, Grid, Rank};
 use crate::transport::{self, Exchange as _};
 use std::hash::{Hash, Hasher};
@@ -141,6 +142,7 @@ impl Comm {
     /// A communicator of all ranks but those in `exclude`, which do not call. Collective over the others.
     /// With `abort` the parent's operations are ended first.
     pub fn shrink(self: &Arc<Comm>, exclude: &[usize], abort: bool, options: CommOptions) -> Result<Arc<Comm>> {
+        self.at_home()?;
         if abort {
             self.stop(Error::Remote(format!("rank {} shrank the communicator", self.rank)));
             self.turns.wait_all(Duration::from_secs(10));
@@ -221,6 +223,7 @@ impl Comm {
         color: i32,
         cancel: &'a AtomicBool,
     ) -> Result<Session<'a>> {
+        self.at_home()?;
         if self.phase.load(Ordering::Acquire) == ENDED {
             return Err(Error::InvalidArgument("the communicator has been destroyed".to_string()));
         }
@@ -292,6 +295,7 @@ impl Meeting<'_> {
         let name = self.options.name.clone().unwrap_or_default();
         crate::info!("comm {:032x} {name} rank {rank} nranks {} on {grid} Init COMPLETE", credentials.key, self.nranks);
         let comm = Arc::new(Comm {
+            origin: Origin::here(),
             credentials,
             rank,
             device: self.device,

@@ -63,6 +63,7 @@ pub fn launch(batch: Vec<Launch>) -> Result<()> {
 
 /// Launches a single operation.
 pub fn launch_one(Launch { comm, operation, stream }: Launch) -> Result<()> {
+    comm.at_home()?;
     let mut run = Run::new(comm);
     run.add(operation);
     run.turn = run.comm.turns.issue();
@@ -73,6 +74,7 @@ pub fn launch_one(Launch { comm, operation, stream }: Launch) -> Result<()> {
 }
 
 fn launch_group(batch: Vec<Launch>) -> Result<()> {
+    batch.iter().try_for_each(|launch| launch.comm.at_home())?;
     let mut parts: Vec<(Run, Vec<StreamRef>)> = Vec::new();
     for Launch { comm, operation, stream } in batch {
         let index = parts.iter().position(|(run, _)| Arc::ptr_eq(&run.comm, &comm)).unwrap_or_else(|| {
