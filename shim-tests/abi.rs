@@ -133,6 +133,12 @@ fn ranks_of_one_process_work_together_in_groups_on_streams_and_in_the_background
     run("ranks.c", &[]);
 }
 
+/// Ranks in processes of their own, which fork, and which end with or without a word.
+#[test]
+fn processes_may_fork_and_end_without_destroying_their_communicators() {
+    run("processes.c", &[]);
+}
+
 /// As programs do that do not link against NCCL.
 #[test]
 fn the_smallest_stack_of_a_thread_is_enough() {

@@ -64,6 +64,20 @@ fn all_reduce(comm: &Arc<Comm>, count: usize) -> Result<()> {
     launch(vec![Launch { comm: comm.clone(), operation, stream: StreamRef::Null }])
 }
 
+/// Forks a child that outlives its parent: it ends when the test closes the standard input that both have.
+fn fork_a_child(comm: &Arc<Comm>) {
+    // SAFETY: the child must not wait for other threads of its parent; because it only asks a failure's text and reads.
+    if unsafe { libc::fork() } != 0 {
+        return;
+    }
+    let refused = matches!(comm.usable(), Err(Error::InvalidUsage(text)) if text.contains("forked child"));
+    let mut byte = 0u8;
+    // SAFETY: `byte` outlives the call.
+    while unsafe { libc::read(0, std::ptr::from_mut(&mut byte).cast(), 1) } > 0 {}
+    // SAFETY: nothing of the parent's may run at the child's end; because `_exit` runs nothing.
+    unsafe { libc::_exit(i32::from(!refused)) };
+}
+
 /// What a rank's process does: all-reduces until one fails, then says how.
 fn rank_main(rank: usize) {
     let var = |name: &str| std::env::var(name).unwrap_or_default();
@@ -72,6 +86,9 @@ fn rank_main(rank: usize) {
     let options = CommOptions { host_id: Some(format!("node{}", rank / per_node)), ..CommOptions::default() };
     let params = InitParams { nranks, rank, ids: vec![unhex(&var("STRATA_TEST_ID"))], options, device: 0 };
     let comm = Comm::init(params, &Arc::new(AtomicBool::new(false))).expect("init");
+    if var("STRATA_TEST_FORK") == rank.to_string() {
+        fork_a_child(&comm);
+    }
     let odd = var("STRATA_TEST_ODD_RANK") == rank.to_string();
     let end = Instant::now() + Duration::from_secs(60);
     let mut rounds = 0;
@@ -105,7 +122,7 @@ fn start(nranks: usize, per_node: usize, vars: &[(&str, &str)]) -> World {
             command.args(["a_rank_of_another_test", "--exact", "--nocapture", "--test-threads=1"]);
             command.env("STRATA_TEST_RANK", rank.to_string()).env("STRATA_TEST_NRANKS", nranks.to_string());
             command.env("STRATA_TEST_PER_NODE", per_node.to_string()).env("STRATA_TEST_ID", hex(&id.0));
-            command.envs(vars.iter().copied()).stdout(Stdio::piped());
+            command.envs(vars.iter().copied()).stdin(Stdio::piped()).stdout(Stdio::piped());
             let mut child = command.spawn().expect("a rank's process");
             read_lines(rank, child.stdout.take().expect("its output"), send.clone());
             Process(child)
@@ -156,6 +173,15 @@ fn a_rank_of_another_test() {
 fn a_killed_rank_is_named_by_all_others_at_once() {
     for (nranks, per_node) in [(4, 4), (6, 2), (3, 1)] {
         let world = start(nranks, per_node, &[]);
+        world.processes[1].signal("KILL");
+        expect_failures(&world, 1, &[6], Duration::from_secs(5));
+    }
+}
+
+#[test]
+fn a_killed_rank_is_missed_at_once_even_if_a_forked_child_of_it_lives() {
+    for (nranks, per_node) in [(3, 3), (4, 2), (3, 1)] {
+        let world = start(nranks, per_node, &[("STRATA_TEST_FORK", "1")]);
         world.processes[1].signal("KILL");
         expect_failures(&world, 1, &[6], Duration::from_secs(5));
     }

@@ -6,9 +6,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// The library's modules, lowest first: each may use those before it.
-const ORDER: [&str; 16] = [
+const ORDER: [&str; 17] = [
     "error",
     "config",
+    "fork",
     "log",
     "dtype",
     "memory",
@@ -34,7 +35,8 @@ const EXCEPTIONS: [(&str, &str, &str); 4] = [
 ];
 
 /// Where `unsafe` may stand, and for what.
-const UNSAFE: [(&str, &str); 9] = [
+const UNSAFE: [(&str, &str); 10] = [
+    ("src/fork.rs", "handlers of fork, and values that live as long as the process"),
     ("src/abi", "pointers of C callers"),
     ("src/memory", "regions, arenas, mappings, and the system calls that fill them"),
     ("src/transport/shm", "shared memory between processes"),

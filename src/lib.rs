@@ -14,6 +14,7 @@ pub mod device;
 pub mod dtype;
 pub mod error;
 pub mod exec;
+pub mod fork;
 pub mod log;
 pub mod memory;
 pub mod plan;

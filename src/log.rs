@@ -4,7 +4,9 @@
 //! place. Lines look as NCCL's do: `host:pid:tid [device] NCCL INFO text`. Without a file they go to stderr: a library
 //! in other people's programs leaves stdout alone.
 
-use std::io::Write;
+use crate::fork::PerProcess;
+use std::fs::File;
+use std::os::fd::AsFd;
 use std::sync::{Mutex, OnceLock};
 
 /// How much is said.
@@ -24,12 +26,16 @@ pub enum Level {
 
 struct Log {
     level: Level,
-    out: Mutex<Box<dyn Write + Send>>,
+    /// Where lines go; else to stderr.
+    file: Option<File>,
     host: String,
 }
 
 static LOG: OnceLock<Log> = OnceLock::new();
-static LAST_ERROR: Mutex<String> = Mutex::new(String::new());
+/// Held while a line is written. Neither this nor the lock of the standard library's stderr may be one that a forked
+/// child finds held for ever.
+static WRITING: PerProcess<Mutex<()>> = PerProcess::new(Mutex::default);
+static LAST_ERROR: PerProcess<Mutex<String>> = PerProcess::new(Mutex::default);
 
 /// The short name of this host.
 pub fn host_name() -> String {
@@ -48,14 +54,8 @@ fn log() -> &'static Log {
         };
         let host = host_name();
         let file = std::env::var("NCCL_DEBUG_FILE").ok().filter(|name| !name.is_empty() && level > Level::None);
-        let out: Box<dyn Write + Send> = match file.map(|name| expand(&name, &host)) {
-            Some(name) => match std::fs::File::create(&name) {
-                Ok(file) => Box::new(file),
-                Err(_) => Box::new(std::io::stderr()),
-            },
-            None => Box::new(std::io::stderr()),
-        };
-        Log { level, out: Mutex::new(out), host }
+        let file = file.and_then(|name| File::create(expand(&name, &host)).ok());
+        Log { level, file, host }
     })
 }
 
@@ -104,21 +104,25 @@ fn put(level: Level, text: &str) {
     // SAFETY: gettid has no preconditions.
     let tid = unsafe { libc::gettid() };
     let line = format!("{}:{pid}:{tid} [0] NCCL {tag} {text}\n", log.host);
-    let mut out = log.out.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let _writing = WRITING.get().lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let stderr = std::io::stderr();
+    let out = log.file.as_ref().map_or_else(|| stderr.as_fd(), File::as_fd);
+    let mut rest = line.as_bytes();
     // A log that cannot be written must not stop a collective.
-    let _ = out.write_all(line.as_bytes());
-    let _ = out.flush();
+    while let Ok(written @ 1..) = rustix::io::retry_on_intr(|| rustix::io::write(out, rest)) {
+        rest = &rest[written..];
+    }
 }
 
 /// Keeps `text` as the process's last error (whether or not it is printed) and warns.
 pub fn warn(text: &str) {
-    *LAST_ERROR.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = text.to_string();
+    *LAST_ERROR.get().lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = text.to_string();
     write(Level::Warn, text);
 }
 
 /// The text of the last [`warn`].
 pub fn last_error() -> String {
-    LAST_ERROR.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).clone()
+    LAST_ERROR.get().lock().unwrap_or_else(|poisoned| poisoned.into_inner()).clone()
 }
 
 /// Writes an INFO line.

@@ -3,21 +3,32 @@
 //! An `ncclComm_t` is a number that was never used before and cannot be an address, so a handle that was destroyed, or
 //! that never was one, is recognised by looking it up and is never dereferenced. A name can stand for a communicator
 //! that is still being made (nonblocking, or recorded in a group).
+//!
+//! A forked child begins with no communicators: its parent's it knows by their numbers alone, and refuses them.
 #![forbid(unsafe_code)]
 
 use super::types::CommHandle;
 use crate::comm::Comm;
 use crate::error::{Error, Result};
+use crate::fork::PerProcess;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, RwLock};
 
 /// Names begin here. Bits 48 to 63 of an address of a user program are zero.
 const FIRST_NAME: usize = 0x0c0c_0000_0000_0010;
 const NAME_STEP: usize = 0x10;
 
 static NEXT_NAME: AtomicUsize = AtomicUsize::new(FIRST_NAME);
-static LIVE: LazyLock<RwLock<HashMap<usize, Arc<Handle>>>> = LazyLock::new(RwLock::default);
+static NAMES: PerProcess<Names> =
+    PerProcess::new(|| Names { first: NEXT_NAME.load(Ordering::Relaxed), live: RwLock::default() });
+
+/// The communicators of one process.
+struct Names {
+    /// Lower numbers are names that the process this one was forked from gave out.
+    first: usize,
+    live: RwLock<HashMap<usize, Arc<Handle>>>,
+}
 
 /// A communicator as the program sees it.
 pub struct Handle {
@@ -55,7 +66,7 @@ impl Handle {
             revoked: AtomicBool::new(false),
             state: Mutex::default(),
         });
-        let mut live = LIVE.write().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let mut live = NAMES.get().live.write().unwrap_or_else(|poisoned| poisoned.into_inner());
         live.insert(name, handle.clone());
         handle
     }
@@ -95,7 +106,7 @@ impl Handle {
 
     /// Takes the name away and returns the communicator, if it had been made.
     pub fn remove(&self) -> Option<Arc<Comm>> {
-        let mut live = LIVE.write().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let mut live = NAMES.get().live.write().unwrap_or_else(|poisoned| poisoned.into_inner());
         live.remove(&self.name.0);
         drop(live);
         let mut state = self.state();
@@ -109,7 +120,7 @@ impl Handle {
         state.removed = false;
         state.comm = Some(comm);
         drop(state);
-        let mut live = LIVE.write().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let mut live = NAMES.get().live.write().unwrap_or_else(|poisoned| poisoned.into_inner());
         live.insert(self.name.0, self.clone());
     }
 
@@ -172,11 +183,20 @@ pub fn find(name: CommHandle) -> Result<Arc<Handle>> {
     if name.is_null() {
         return Err(super::types::null("comm"));
     }
-    let live = LIVE.read().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let names = NAMES.get();
+    let live = names.live.read().unwrap_or_else(|poisoned| poisoned.into_inner());
     let was_one = (FIRST_NAME..NEXT_NAME.load(Ordering::Relaxed)).contains(&name.0) && name.0 % NAME_STEP == 0;
     live.get(&name.0).cloned().ok_or_else(|| {
-        let what = if was_one { "has been destroyed" } else { "is not a communicator" };
-        Error::InvalidArgument(format!("comm argument {:#x} {what}", name.0))
+        let name = name.0;
+        match was_one {
+            false => Error::InvalidArgument(format!("comm argument {name:#x} is not a communicator")),
+            true if name < names.first => Error::InvalidUsage(format!(
+                "communicator {name:#x} is of the process that forked this one, {}: a forked child cannot use its \
+                 parent's communicators, nor destroy them; start it with exec (\"spawn\"), or let it make its own",
+                std::process::id()
+            )),
+            true => Error::InvalidArgument(format!("comm argument {name:#x} has been destroyed")),
+        }
     })
 }
 

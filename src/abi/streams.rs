@@ -8,9 +8,10 @@ use super::pointer::{Callback, Ptr};
 use super::types::{null, StreamHandle};
 use crate::device::host::stream::{Stream, StreamRef};
 use crate::error::{Error, Result};
+use crate::fork::PerProcess;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, LazyLock, RwLock};
+use std::sync::{Arc, RwLock};
 
 /// Names begin here; no address of a user program has these bits.
 const FIRST_NAME: usize = 0x0c0d_0000_0000_0010;
@@ -18,18 +19,19 @@ const NAME_STEP: usize = 0x10;
 const LAST_NULL: usize = 2;
 
 static NEXT_NAME: AtomicUsize = AtomicUsize::new(FIRST_NAME);
-static LIVE: LazyLock<RwLock<HashMap<usize, Arc<Stream>>>> = LazyLock::new(RwLock::default);
+/// A forked child has none of its parent's streams: their threads are not there.
+static LIVE: PerProcess<RwLock<HashMap<usize, Arc<Stream>>>> = PerProcess::new(RwLock::default);
 
 /// The stream with this name.
 pub fn find(name: StreamHandle) -> Result<StreamRef> {
     if name.0 <= LAST_NULL {
         return Ok(StreamRef::Null);
     }
-    let live = LIVE.read().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let live = LIVE.get().read().unwrap_or_else(|poisoned| poisoned.into_inner());
     let stream = live.get(&name.0).cloned();
     stream.map(StreamRef::Stream).ok_or_else(|| {
         let text = match (FIRST_NAME..NEXT_NAME.load(Ordering::Relaxed)).contains(&name.0) {
-            true => format!("stream {:#x} has been destroyed", name.0),
+            true => format!("stream {:#x} has been destroyed, or is of the process that forked this one", name.0),
             false => format!(
                 "stream {:#x} is not one of strataStreamCreate's; without a GPU there are no CUDA streams",
                 name.0
@@ -45,7 +47,7 @@ pub fn create(out: Ptr<StreamHandle>) -> Result<()> {
         return Err(null("stream"));
     }
     let name = NEXT_NAME.fetch_add(NAME_STEP, Ordering::Relaxed);
-    LIVE.write().unwrap_or_else(|poisoned| poisoned.into_inner()).insert(name, Stream::new());
+    LIVE.get().write().unwrap_or_else(|poisoned| poisoned.into_inner()).insert(name, Stream::new());
     out.set("stream", StreamHandle(name))
 }
 
@@ -54,7 +56,7 @@ pub fn destroy(name: StreamHandle) -> Result<()> {
     match find(name)? {
         StreamRef::Null => Err(Error::InvalidArgument("the null stream cannot be destroyed".to_string())),
         StreamRef::Stream(stream) => {
-            LIVE.write().unwrap_or_else(|poisoned| poisoned.into_inner()).remove(&name.0);
+            LIVE.get().write().unwrap_or_else(|poisoned| poisoned.into_inner()).remove(&name.0);
             stream.close();
             Ok(())
         }

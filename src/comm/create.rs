@@ -8,6 +8,7 @@ use super::service::{Credentials, Monitor, Service, ServiceAddr, Status};
 use super::{locked, nics, ops, Comm, Turns, ALIVE, ENDED};
 use crate::config::Config;
 use crate::error::{counted, Error, Result};
+use crate::fork::Origin;
 use crate::log::Level;
 use crate::select;
 use crate::topo::local::LocalRank;
@@ -165,6 +166,7 @@ impl Comm {
     /// A communicator of all ranks but those in `exclude`, which do not call. Collective over the others.
     /// With `abort` the parent's operations are ended first.
     pub fn shrink(self: &Arc<Comm>, exclude: &[usize], abort: bool, options: CommOptions) -> Result<Arc<Comm>> {
+        self.at_home()?;
         if abort {
             self.stop(Error::Remote(format!("rank {} shrank the communicator", self.rank)));
             self.turns.wait_all(Duration::from_secs(10));
@@ -245,6 +247,7 @@ impl Comm {
         color: i32,
         cancel: &'a AtomicBool,
     ) -> Result<Session<'a>> {
+        self.at_home()?;
         if self.phase.load(Ordering::Acquire) == ENDED {
             return Err(Error::InvalidArgument("the communicator has been destroyed".to_string()));
         }
@@ -317,6 +320,7 @@ impl Meeting<'_> {
         let name = self.options.name.as_ref().map_or(String::new(), |name| format!(" {name}"));
         crate::info!("comm {:032x}{name} rank {rank} nranks {} on {grid} Init COMPLETE", credentials.key, self.nranks);
         let comm = Arc::new(Comm {
+            origin: Origin::here(),
             credentials,
             rank,
             device: self.device,

@@ -5,29 +5,24 @@
 #![forbid(unsafe_code)]
 
 use super::Comm;
+use crate::fork::PerProcess;
 use std::sync::{Arc, Mutex, Weak};
 
-/// The communicators of this process, and the process: a forked child must not speak for its parent.
-static LIVE: Mutex<(u32, Vec<Weak<Comm>>)> = Mutex::new((0, Vec::new()));
+/// The communicators of this process. A forked child does not speak for its parent.
+static LIVE: PerProcess<Mutex<Vec<Weak<Comm>>>> = PerProcess::new(Mutex::default);
 
 /// Notes a communicator that has come to life.
 pub(super) fn remember(comm: &Arc<Comm>) {
-    let mut live = super::locked(&LIVE);
-    if live.0 != std::process::id() {
-        *live = (std::process::id(), Vec::new());
-    }
-    live.1.retain(|other| other.strong_count() > 0);
-    live.1.push(Arc::downgrade(comm));
+    let mut live = super::locked(LIVE.get());
+    live.retain(|other| other.strong_count() > 0);
+    live.push(Arc::downgrade(comm));
 }
 
 /// Says goodbye for every communicator that is still there. Called while the process exits: takes no lock that another
 /// thread may hold for ever.
 pub fn leave_all() {
-    let Ok(mut live) = LIVE.try_lock() else { return };
-    if live.0 != std::process::id() {
-        return;
-    }
-    for comm in live.1.drain(..).filter_map(|comm| comm.upgrade()) {
+    let Ok(mut live) = LIVE.get().try_lock() else { return };
+    for comm in live.drain(..).filter_map(|comm| comm.upgrade()) {
         if comm.failure().is_some() {
             crate::transport::plugin::note_failure();
         }

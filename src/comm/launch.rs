@@ -63,6 +63,7 @@ pub fn launch(batch: Vec<Launch>) -> Result<()> {
 
 /// Launches a single operation.
 pub fn launch_one(alone: Launch) -> Result<()> {
+    alone.comm.at_home()?;
     check_own(std::slice::from_ref(&alone))?;
     let Launch { comm, operation, stream } = alone;
     let mut run = Run::new(comm);
@@ -114,6 +115,7 @@ fn check_own(batch: &[Launch]) -> Result<()> {
 }
 
 fn launch_group(batch: Vec<Launch>) -> Result<()> {
+    batch.iter().try_for_each(|launch| launch.comm.at_home())?;
     check_own(&batch)?;
     let mut parts: Vec<(Run, Vec<StreamRef>)> = Vec::new();
     for Launch { comm, operation, stream } in batch {

@@ -27,6 +27,7 @@ use crate::config::Config;
 use crate::device::host::stream::StreamRef;
 use crate::dtype::{DataType, Prologue, Reduction};
 use crate::error::{Error, Result};
+use crate::fork::Origin;
 use crate::memory::Region;
 use crate::plan::Collective;
 use crate::topo::{Grid, Rank};
@@ -223,6 +224,8 @@ const ENDED: u32 = 3;
 
 /// A group of ranks that operate together.
 pub struct Comm {
+    /// The process it belongs to; forked children do not.
+    origin: Origin,
     credentials: Credentials,
     rank: Rank,
     device: i32,
@@ -276,8 +279,17 @@ impl Comm {
         self.status.failure().cloned()
     }
 
+    /// An error in a forked child, which has neither the links nor the threads.
+    fn at_home(&self) -> Result<()> {
+        match self.origin.is_here() {
+            true => Ok(()),
+            false => Err(Error::InvalidUsage("a forked child cannot use its parent's communicators".to_string())),
+        }
+    }
+
     /// An error if no operation can be started: ended, revoked, suspended, finalised, failed.
     pub fn usable(&self) -> Result<()> {
+        self.at_home()?;
         match self.phase.load(Ordering::Acquire) {
             ENDED => Err(Error::InvalidArgument("the communicator has been destroyed".to_string())),
             REVOKED => Err(Error::InvalidUsage("the communicator has been revoked".to_string())),
@@ -293,6 +305,7 @@ impl Comm {
     }
 
     fn enter_phase(&self, phase: u32, call: &str) -> Result<()> {
+        self.at_home()?;
         let entered = self.phase.fetch_update(Ordering::AcqRel, Ordering::Acquire, |old| match (old, phase) {
             (ENDED, _) => None,
             (FINALIZED | REVOKED, FINALIZED) => None,
@@ -336,7 +349,7 @@ impl Comm {
 
     /// Ends operations at once, tells the other ranks, and frees everything.
     pub fn abort(&self) {
-        if self.phase.swap(ENDED, Ordering::AcqRel) == ENDED {
+        if !self.origin.is_here() || self.phase.swap(ENDED, Ordering::AcqRel) == ENDED {
             return;
         }
         self.stop(Error::Remote(format!("rank {} aborted the communicator", self.rank)));
@@ -419,6 +432,13 @@ impl Comm {
 
 impl Drop for Comm {
     fn drop(&mut self) {
-        self.release();
+        if self.origin.is_here() {
+            return self.release();
+        }
+        // What lies in memory shared with the node is still the parent's.
+        let monitor = self.monitor.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner());
+        std::mem::forget(monitor.take());
+        let engine = self.engine.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner());
+        std::mem::forget(engine.take());
     }
 }

@@ -11,6 +11,7 @@
 use super::mapping::{Access, Mapping};
 use super::Region;
 use crate::error::{Error, Result};
+use crate::fork::PerProcess;
 use rustix::fs::{FallocateFlags, MemfdFlags};
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -56,7 +57,8 @@ struct Allocation {
     key: SegmentKey,
 }
 
-static HEAP: RwLock<Option<Heap>> = RwLock::new(None);
+/// A forked child may use what it inherited, but not free it: the pages are its parent's.
+static HEAP: PerProcess<RwLock<Option<Heap>>> = PerProcess::new(RwLock::default);
 /// Bounds of all addresses ever allocated: most look-ups are for ordinary memory and end here.
 static LOWEST: AtomicUsize = AtomicUsize::new(usize::MAX);
 static HIGHEST: AtomicUsize = AtomicUsize::new(0);
@@ -65,21 +67,16 @@ static HIGHEST: AtomicUsize = AtomicUsize::new(0);
 pub fn allocate(bytes: usize) -> Result<NonNull<u8>> {
     let len = bytes.max(1).checked_next_multiple_of(PAGE);
     let len = len.ok_or_else(|| Error::InvalidArgument(format!("no allocation has {bytes} bytes")))?;
-    let mut slot = HEAP.write().unwrap_or_else(PoisonError::into_inner);
-    let pid = std::process::id();
-    if slot.as_ref().is_some_and(|heap| heap.pid != pid) {
-        // A forked child shares its parent's heap file: it may use what it inherited, but not hand out more of it.
-        std::mem::forget(slot.take());
-    }
+    let mut slot = HEAP.get().write().unwrap_or_else(PoisonError::into_inner);
     if slot.is_none() {
-        *slot = Some(Heap::new(pid)?);
+        *slot = Some(Heap::new()?);
     }
     slot.as_mut().expect("the heap was made above").allocate(len)
 }
 
 /// Frees what [`allocate`] returned.
 pub fn free(start: *mut u8) -> Result<()> {
-    let mut slot = HEAP.write().unwrap_or_else(PoisonError::into_inner);
+    let mut slot = HEAP.get().write().unwrap_or_else(PoisonError::into_inner);
     let unknown = || Error::InvalidArgument(format!("{start:p} was not allocated by ncclMemAlloc"));
     slot.as_mut().ok_or_else(unknown)?.free(start as usize).ok_or_else(unknown)
 }
@@ -90,18 +87,26 @@ pub fn find(address: usize, len: usize) -> Option<(SegmentKey, usize)> {
     if address < LOWEST.load(Ordering::Relaxed) || end > HIGHEST.load(Ordering::Relaxed) {
         return None;
     }
-    let slot = HEAP.read().unwrap_or_else(PoisonError::into_inner);
+    let slot = HEAP.get().read().unwrap_or_else(PoisonError::into_inner);
     let (start, allocation) = slot.as_ref()?.live.range(..=address).next_back()?;
     let offset = address - start;
     (offset + len <= allocation.mapping.region().len()).then_some((allocation.key, offset))
 }
 
 impl Heap {
-    fn new(pid: u32) -> Result<Heap> {
+    fn new() -> Result<Heap> {
         let failed = |error: rustix::io::Errno| Error::System(format!("making shared memory: {error}"));
         let file = rustix::fs::memfd_create("strata-heap", MemfdFlags::CLOEXEC).map_err(failed)?;
         let inode = rustix::fs::fstat(&file).map_err(failed)?.st_ino;
-        Ok(Heap { pid, file, inode, size: 0, free: BTreeMap::new(), generations: 0, live: BTreeMap::new() })
+        Ok(Heap {
+            pid: std::process::id(),
+            file,
+            inode,
+            size: 0,
+            free: BTreeMap::new(),
+            generations: 0,
+            live: BTreeMap::new(),
+        })
     }
 
     fn allocate(&mut self, len: usize) -> Result<NonNull<u8>> {
@@ -180,12 +185,12 @@ struct Peers {
     clock: u64,
 }
 
-static PEERS: Mutex<Option<Peers>> = Mutex::new(None);
+static PEERS: PerProcess<Mutex<Peers>> = PerProcess::new(Mutex::default);
 
 /// The bytes of another process's allocation, for reading. `None` when that process does not let us map it.
 pub fn map_peer(key: &SegmentKey) -> Option<Arc<Mapping>> {
-    let mut slot = PEERS.lock().unwrap_or_else(PoisonError::into_inner);
-    let peers = slot.get_or_insert_with(Peers::default);
+    let mut peers = PEERS.get().lock().unwrap_or_else(PoisonError::into_inner);
+    let peers = &mut *peers;
     peers.clock += 1;
     let now = peers.clock;
     if let Some((mapping, used)) = peers.mapped.get_mut(key) {
@@ -229,7 +234,7 @@ pub fn open_peer(pid: u32, fd: u32, inode: u64) -> Option<OwnedFd> {
 
 /// The bytes of an allocation of this process; for tests and for the owner itself.
 pub fn region_of(start: NonNull<u8>) -> Option<Region> {
-    let slot = HEAP.read().unwrap_or_else(PoisonError::into_inner);
+    let slot = HEAP.get().read().unwrap_or_else(PoisonError::into_inner);
     slot.as_ref()?.live.get(&(start.as_ptr() as usize)).map(|allocation| allocation.mapping.region())
 }
 
@@ -292,8 +297,8 @@ mod tests {
             free(start.as_ptr()).unwrap();
         }
         assert!(descriptors() < before + 50, "other tests open some");
-        assert!(PEERS.lock().unwrap().as_ref().unwrap().mapped.len() <= MAX_MAPPED);
-        assert!(HEAP.read().unwrap().as_ref().unwrap().size < 1 << 30);
+        assert!(PEERS.get().lock().unwrap().mapped.len() <= MAX_MAPPED);
+        assert!(HEAP.get().read().unwrap().as_ref().unwrap().size < 1 << 30);
     }
 
     #[test]

@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 use super::wire::{Frame, Malformed, FIRST_FRAME_LIMIT, HEAD_BYTES};
+use crate::fork::{self, Unshared};
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use rustix::net::{sockopt, AddressFamily, SocketFlags, SocketType};
 use std::collections::VecDeque;
@@ -22,7 +23,7 @@ const READ_BYTES: usize = 1 << 14;
 
 /// One TCP connection with what has arrived and what is still to be sent.
 pub struct Conn {
-    stream: TcpStream,
+    stream: Unshared<TcpStream>,
     inbox: Vec<u8>,
     outbox: VecDeque<(Arc<[u8]>, usize)>,
     connecting: bool,
@@ -51,7 +52,7 @@ pub fn until(deadline: Instant, most: Duration) -> Timespec {
 
 impl Conn {
     /// Takes over an accepted connection.
-    pub fn accepted(stream: TcpStream) -> io::Result<Conn> {
+    pub fn accepted(stream: Unshared<TcpStream>) -> io::Result<Conn> {
         stream.set_nonblocking(true)?;
         stream.set_nodelay(true)?;
         Ok(Conn { stream, inbox: Vec::new(), outbox: VecDeque::new(), connecting: false, limit: FIRST_FRAME_LIMIT })
@@ -61,23 +62,26 @@ impl Conn {
     pub fn dial(addr: SocketAddr) -> io::Result<Conn> {
         let family = if addr.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
-        let socket = rustix::net::socket_with(family, SocketType::STREAM, flags, None)?;
-        let connecting = match rustix::net::connect(&socket, &addr) {
+        let stream = {
+            let hold = fork::hold();
+            let socket = rustix::net::socket_with(family, SocketType::STREAM, flags, None)?;
+            Unshared::new(TcpStream::from(socket), &hold)
+        };
+        let connecting = match rustix::net::connect(&*stream, &addr) {
             Ok(()) => false,
             Err(rustix::io::Errno::INPROGRESS | rustix::io::Errno::INTR) => true,
             Err(error) => return Err(error.into()),
         };
-        let stream = TcpStream::from(socket);
         stream.set_nodelay(true)?;
         Ok(Conn { stream, inbox: Vec::new(), outbox: VecDeque::new(), connecting, limit: FIRST_FRAME_LIMIT })
     }
 
     /// Lets the kernel find out within half a minute that the other host has vanished.
     pub fn keep_alive(&self) -> io::Result<()> {
-        sockopt::set_socket_keepalive(&self.stream, true)?;
-        sockopt::set_tcp_keepidle(&self.stream, Duration::from_secs(10))?;
-        sockopt::set_tcp_keepintvl(&self.stream, Duration::from_secs(5))?;
-        sockopt::set_tcp_keepcnt(&self.stream, 4)?;
+        sockopt::set_socket_keepalive(&*self.stream, true)?;
+        sockopt::set_tcp_keepidle(&*self.stream, Duration::from_secs(10))?;
+        sockopt::set_tcp_keepintvl(&*self.stream, Duration::from_secs(5))?;
+        sockopt::set_tcp_keepcnt(&*self.stream, 4)?;
         Ok(())
     }
 
@@ -120,7 +124,7 @@ impl Conn {
             }
         }
         while let Some((bytes, sent)) = self.outbox.front_mut() {
-            match self.stream.write(&bytes[*sent..]) {
+            match (&*self.stream).write(&bytes[*sent..]) {
                 Ok(written) => *sent += written,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
                 Err(error) if error.kind() == ErrorKind::Interrupted => continue,
@@ -143,7 +147,7 @@ impl Conn {
             // Not by way of the stack: this runs on the program's thread, whose stack may be small.
             let have = self.inbox.len();
             self.inbox.resize(have + READ_BYTES, 0);
-            let read = self.stream.read(&mut self.inbox[have..]);
+            let read = (&*self.stream).read(&mut self.inbox[have..]);
             self.inbox.truncate(have + read.as_ref().map_or(0, |&got| got));
             match read {
                 Ok(0) => return Ok(false),
@@ -194,7 +198,7 @@ impl Conn {
             if cancel.load(Ordering::Acquire) {
                 return Err(NoFrame::Cancelled);
             }
-            let mut fds = [PollFd::new(&self.stream, self.interest())];
+            let mut fds = [PollFd::new(&*self.stream, self.interest())];
             match poll(&mut fds, Some(&until(deadline, CANCEL_SLICE))) {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
                 Err(error) => return Err(NoFrame::Gone(error.into())),
@@ -220,7 +224,7 @@ impl Conn {
     /// Waits until everything is handed to the kernel, or until `deadline`. For a last word; failures do not matter.
     pub fn drain(&mut self, deadline: Instant) {
         while self.flush().is_ok() && !self.flushed() && Instant::now() < deadline {
-            let mut fds = [PollFd::new(&self.stream, PollFlags::OUT)];
+            let mut fds = [PollFd::new(&*self.stream, PollFlags::OUT)];
             if poll(&mut fds, Some(&until(deadline, CANCEL_SLICE))).is_err() {
                 return;
             }

@@ -24,6 +24,7 @@ pub use status::Status;
 pub use wire::{Credentials, Process};
 
 use crate::error::{Error, Result};
+use crate::fork::{self, PerProcess, Unshared};
 use crate::topo::interface::{self, Filter, Interface};
 use crate::topo::machine::Machine;
 use crate::topo::nics;
@@ -93,12 +94,11 @@ struct Handle {
 /// This process's service.
 pub struct Service {
     addr: ServiceAddr,
-    pid: u32,
     handle: Mutex<Handle>,
     thread: JoinHandle<()>,
 }
 
-static CURRENT: Mutex<Option<Arc<Service>>> = Mutex::new(None);
+static CURRENT: PerProcess<Mutex<Option<Arc<Service>>>> = PerProcess::new(Mutex::default);
 
 /// The address of this host at which ranks of other nodes find its processes.
 pub fn meeting_interface() -> Result<Interface> {
@@ -111,12 +111,15 @@ pub fn meeting_interface() -> Result<Interface> {
 }
 
 /// A listening socket that does not block.
-pub(super) fn listen(addr: SocketAddr) -> Result<TcpListener> {
+pub(super) fn listen(addr: SocketAddr) -> Result<Unshared<TcpListener>> {
     let refused = |error: std::io::Error| Error::System(format!("listening at {addr}: {error}"));
-    let listener = TcpListener::bind(addr).map_err(refused)?;
+    let listener = {
+        let hold = fork::hold();
+        Unshared::new(TcpListener::bind(addr).map_err(refused)?, &hold)
+    };
     listener.set_nonblocking(true).map_err(refused)?;
     // The standard library's backlog is too short for a thousand ranks.
-    rustix::net::listen(&listener, BACKLOG).map_err(|error| refused(error.into()))?;
+    rustix::net::listen(&*listener, BACKLOG).map_err(|error| refused(error.into()))?;
     Ok(listener)
 }
 
@@ -133,22 +136,18 @@ fn raise_descriptor_limit() {
 impl Service {
     /// The service of this process, started if there is none. After a fork the child gets its own.
     pub fn get() -> Result<Arc<Service>> {
-        Service::get_for(std::process::id())
-    }
-
-    fn get_for(pid: u32) -> Result<Arc<Service>> {
-        let mut current = CURRENT.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let mut current = CURRENT.get().lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         match &*current {
-            Some(service) if service.pid == pid && !service.thread.is_finished() => Ok(service.clone()),
+            Some(service) if !service.thread.is_finished() => Ok(service.clone()),
             _ => {
-                let service = Arc::new(Service::start(pid)?);
+                let service = Arc::new(Service::start()?);
                 *current = Some(service.clone());
                 Ok(service)
             }
         }
     }
 
-    fn start(pid: u32) -> Result<Service> {
+    fn start() -> Result<Service> {
         raise_descriptor_limit();
         let interface = meeting_interface()?;
         let listener = listen(interface.with_port(0))?;
@@ -167,7 +166,7 @@ impl Service {
             let _ = before.thread_set_mask();
         }
         crate::info!("the bootstrap port is {} on {}", addr.0, interface.name);
-        Ok(Service { addr, pid, handle: Mutex::new(Handle { commands, wake }), thread: thread? })
+        Ok(Service { addr, handle: Mutex::new(Handle { commands, wake }), thread: thread? })
     }
 
     /// Where it listens.

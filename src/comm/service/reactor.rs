@@ -8,6 +8,7 @@ use super::ring::{Ring, Watch};
 use super::wire::{Credentials, Frame, Malformed};
 use super::ServiceAddr;
 use crate::error::{Error, Result};
+use crate::fork::{self, Unshared};
 use rustix::event::{poll, PollFd, PollFlags};
 use std::io::{ErrorKind, Read};
 use std::net::{SocketAddr, TcpListener};
@@ -48,8 +49,8 @@ struct Farewell {
 
 /// All the service's thread has.
 pub struct Reactor {
-    listener: TcpListener,
-    fixed: Vec<(u128, SocketAddr, TcpListener)>,
+    listener: Unshared<TcpListener>,
+    fixed: Vec<(u128, SocketAddr, Unshared<TcpListener>)>,
     wake: UnixStream,
     commands: Receiver<Command>,
     net: Net,
@@ -62,7 +63,12 @@ pub struct Reactor {
 
 impl Reactor {
     /// A loop around a listener. A byte on `wake` makes it look at its commands.
-    pub fn new(listener: TcpListener, here: ServiceAddr, wake: UnixStream, commands: Receiver<Command>) -> Reactor {
+    pub fn new(
+        listener: Unshared<TcpListener>,
+        here: ServiceAddr,
+        wake: UnixStream,
+        commands: Receiver<Command>,
+    ) -> Reactor {
         Reactor {
             listener,
             fixed: Vec::new(),
@@ -105,8 +111,8 @@ impl Reactor {
         let next = deadlines.chain(farewells).chain(self.ring.next_due()).chain(paused).min();
         let mut fds = vec![PollFd::new(&self.wake, PollFlags::IN)];
         if paused.is_none() {
-            fds.push(PollFd::new(&self.listener, PollFlags::IN));
-            fds.extend(self.fixed.iter().map(|(_, _, listener)| PollFd::new(listener, PollFlags::IN)));
+            fds.push(PollFd::new(&*self.listener, PollFlags::IN));
+            fds.extend(self.fixed.iter().map(|(_, _, listener)| PollFd::new(&**listener, PollFlags::IN)));
         }
         let first = fds.len();
         let ids: Vec<u64> = self.net.peers.keys().copied().collect();
@@ -169,8 +175,12 @@ impl Reactor {
         let mut accepted = Vec::new();
         for listener in listeners {
             while accepted.len() < ACCEPTS_A_TURN {
-                match listener.accept() {
-                    Ok((stream, from)) => accepted.push((stream, from)),
+                let next = {
+                    let hold = fork::hold();
+                    listener.accept().map(|(stream, _)| Unshared::new(stream, &hold))
+                };
+                match next {
+                    Ok(stream) => accepted.push(stream),
                     Err(error) if error.kind() == ErrorKind::WouldBlock => break,
                     Err(error) if error.kind() == ErrorKind::Interrupted => {}
                     Err(error) if error.kind() == ErrorKind::ConnectionAborted => {}
@@ -183,7 +193,7 @@ impl Reactor {
                 }
             }
         }
-        for (stream, _) in accepted {
+        for stream in accepted {
             if let Ok(conn) = Conn::accepted(stream) {
                 self.net.accept(conn);
             }

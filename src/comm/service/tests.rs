@@ -81,11 +81,6 @@ fn obey(line: &str, status: &Status, monitor: &mut Option<Monitor>, wakes: &Rece
             *monitor = None;
             "left".to_string()
         }
-        "fork" => {
-            let before = Service::get().unwrap().addr();
-            let after = Service::get_for(std::process::id() + 1).unwrap().addr();
-            (before != after).to_string()
-        }
         other => panic!("no such order: {other}"),
     }
 }
@@ -266,11 +261,6 @@ fn a_reported_time_out_reaches_all_others_with_its_text() {
         assert!(text.starts_with("8 rank 1 (") && text.ends_with("operation 7 took too long"), "{rank}: {text}");
     }
     assert_eq!(ranks[1].ask("failure 0"), "none", "the reporter has its own error");
-}
-
-#[test]
-fn a_process_with_a_new_id_has_a_service_of_its_own() {
-    assert_eq!(ranks(1)[0].ask("fork"), "true");
 }
 
 #[test]

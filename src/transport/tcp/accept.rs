@@ -7,6 +7,7 @@
 
 use super::frame::{same_secret, Greeting, Secret};
 use crate::error::{Error, Result};
+use crate::fork::{self, Unshared};
 use crate::log::Level;
 use crate::transport::header::HEADER;
 use std::io::{ErrorKind, Read};
@@ -20,7 +21,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 struct Caller {
     number: u64,
-    socket: TcpStream,
+    socket: Unshared<TcpStream>,
     from: SocketAddr,
     since: Instant,
     greeting: [u8; HEADER],
@@ -29,7 +30,7 @@ struct Caller {
 
 /// The listening socket and the callers at the door.
 pub struct Door {
-    listener: TcpListener,
+    listener: Unshared<TcpListener>,
     secret: Secret,
     callers: Vec<Caller>,
     next: u64,
@@ -52,10 +53,15 @@ impl Door {
         let open = || {
             let at = SocketAddr::new(address, 0);
             let kind = socket2::Type::STREAM.nonblocking().cloexec();
-            let socket = socket2::Socket::new(socket2::Domain::for_address(at), kind, Some(socket2::Protocol::TCP))?;
-            socket.bind(&at.into())?;
-            socket.listen(1024)?;
-            Ok(socket.into())
+            let domain = socket2::Domain::for_address(at);
+            let socket = {
+                let hold = fork::hold();
+                Unshared::new(socket2::Socket::new(domain, kind, Some(socket2::Protocol::TCP))?.into(), &hold)
+            };
+            let made = socket2::SockRef::from(&*socket);
+            made.bind(&at.into())?;
+            made.listen(1024)?;
+            Ok(socket)
         };
         let listener = open()
             .map_err(|error: std::io::Error| Error::System(format!("listening at address {address}: {error}")))?;
@@ -72,8 +78,14 @@ impl Door {
         Ok(self.listener.local_addr()?)
     }
 
+    fn accept(&self) -> Option<(Unshared<TcpStream>, SocketAddr)> {
+        let hold = fork::hold();
+        let (socket, from) = self.listener.accept().ok()?;
+        Some((Unshared::new(socket, &hold), from))
+    }
+
     /// Lets callers in; returns their numbers and sockets, to be watched.
-    pub fn let_in(&mut self) -> Vec<(u64, &TcpStream)> {
+    pub fn let_in(&mut self) -> Vec<(u64, &Unshared<TcpStream>)> {
         let first = self.next;
         let now = Instant::now();
         self.callers.retain(|caller| {
@@ -83,7 +95,7 @@ impl Door {
             }
             patient
         });
-        while let Ok((socket, from)) = self.listener.accept() {
+        while let Some((socket, from)) = self.accept() {
             if socket.set_nonblocking(true).is_err() {
                 continue;
             }
@@ -99,10 +111,10 @@ impl Door {
     }
 
     /// Hears a caller; its greeting and socket once it has greeted with the secret.
-    pub fn hear(&mut self, number: u64) -> Option<(Greeting, TcpStream)> {
+    pub fn hear(&mut self, number: u64) -> Option<(Greeting, Unshared<TcpStream>)> {
         let at = self.callers.iter().position(|caller| caller.number == number)?;
         let caller = &mut self.callers[at];
-        match (&caller.socket).read(&mut caller.greeting[caller.have..]) {
+        match (&*caller.socket).read(&mut caller.greeting[caller.have..]) {
             Ok(0) => {
                 turn_away(self.callers.remove(at).from, "it left without a greeting");
                 return None;

@@ -4,6 +4,7 @@
 //! the receiver's pieces; only headers, small messages and data to be combined pass through the buffer.
 #![forbid(unsafe_code)]
 
+use crate::fork::Unshared;
 use crate::memory::{vectored, Arena, Region};
 use crate::transport::header::HEADER;
 use crate::transport::target::{Pieces, Target};
@@ -69,7 +70,7 @@ pub struct Inbound {
 #[derive(Debug)]
 pub struct Connection {
     /// The socket.
-    pub socket: TcpStream,
+    pub socket: Unshared<TcpStream>,
     /// Whether the poller shall tell when the socket can be written.
     pub watches_output: bool,
     /// The data frame that is being read.
@@ -88,7 +89,7 @@ pub struct Connection {
 
 impl Connection {
     /// A connection over a socket that does not block.
-    pub fn new(socket: TcpStream) -> Connection {
+    pub fn new(socket: Unshared<TcpStream>) -> Connection {
         Connection {
             socket,
             watches_output: false,
@@ -131,7 +132,7 @@ impl Connection {
         let mut written = 0;
         if self.output.is_empty() {
             // An error shows again when the queue is flushed.
-            written = vectored::send(&self.socket, [&head, &[]], src).unwrap_or(0);
+            written = vectored::send(&*self.socket, [&head, &[]], src).unwrap_or(0);
         }
         let len: usize = src.iter().map(Region::len).sum();
         if written == HEADER + len {
@@ -164,7 +165,7 @@ impl Connection {
                     (&[], HEADER + *len)
                 }
             };
-            match vectored::send(&self.socket, [head, owned], &parts) {
+            match vectored::send(&*self.socket, [head, owned], &parts) {
                 Ok(sent) => {
                     frame.written += sent;
                     if let Body::Part { id, .. } = frame.body {
@@ -207,7 +208,7 @@ impl Connection {
     }
 
     fn receive(&mut self, into: &[Region]) -> Option<usize> {
-        match vectored::receive(&self.socket, into) {
+        match vectored::receive(&*self.socket, into) {
             Ok(0) => self.end(None),
             Ok(got) => Some(got),
             Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => None,

@@ -15,6 +15,7 @@ use super::{Envelope, Exchange, Network, Sink};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::exec::{Started, Token};
+use crate::fork::{self, Unshared};
 use crate::memory::{vectored, Arena, Region};
 use crate::topo::binding::{Binding, Source};
 use crate::topo::Rank;
@@ -143,17 +144,21 @@ impl Tcp {
         let begin = || {
             let kind = socket2::Type::STREAM.nonblocking().cloexec();
             let domain = socket2::Domain::for_address(address);
-            let socket = socket2::Socket::new(domain, kind, Some(socket2::Protocol::TCP))?;
+            let stream = {
+                let hold = fork::hold();
+                Unshared::new(socket2::Socket::new(domain, kind, Some(socket2::Protocol::TCP))?.into(), &hold)
+            };
+            let socket = socket2::SockRef::from(&*stream);
             let source = self.binding.towards(address.ip());
             if source == Source::Device {
-                self.hold_to_nic(&socket);
+                self.hold_to_nic(&*stream);
             }
             if source != Source::Any {
                 socket.bind(&SocketAddr::new(self.binding.address.addr, 0).into())?;
             }
             match socket.connect(&address.into()) {
                 Err(error) if error.raw_os_error() != Some(rustix::io::Errno::INPROGRESS.raw_os_error()) => Err(error),
-                _ => Ok(TcpStream::from(socket)),
+                _ => Ok(stream),
             }
         };
         let socket = begin().map_err(|error: std::io::Error| {
@@ -174,14 +179,14 @@ impl Tcp {
     }
 
     /// Takes a socket as a connection of a peer.
-    fn adopt(&mut self, peer: usize, index: u8, socket: TcpStream) -> Result<()> {
+    fn adopt(&mut self, peer: usize, index: u8, socket: Unshared<TcpStream>) -> Result<()> {
         let tune = || {
             socket.set_nodelay(true)?;
             let keepalive = socket2::TcpKeepalive::new().with_time(Duration::from_secs(30));
-            socket2::SockRef::from(&socket).set_tcp_keepalive(&keepalive.with_interval(Duration::from_secs(10)))
+            socket2::SockRef::from(&*socket).set_tcp_keepalive(&keepalive.with_interval(Duration::from_secs(10)))
         };
         tune().map_err(|error: std::io::Error| Error::System(format!("preparing a connection: {error}")))?;
-        watch(&self.poller, &socket, link_number(peer, index))?;
+        watch(&self.poller, &*socket, link_number(peer, index))?;
         self.peers[peer].relief += 1;
         self.peers[peer].links.push(Link { index, connection: Connection::new(socket) });
         Ok(())
@@ -197,7 +202,7 @@ impl Tcp {
                 let mut flags = EventFlags::IN;
                 flags.set(EventFlags::OUT, full);
                 let number = EventData::new_u64(link_number(peer, *index));
-                epoll::modify(&self.poller, &connection.socket, number, flags)
+                epoll::modify(&self.poller, &*connection.socket, number, flags)
                     .map_err(|error| Error::System(format!("watching a socket: {error}")))?;
             }
         }
@@ -209,7 +214,7 @@ impl Tcp {
         for link in &self.peers[peer].links {
             if link.connection.ended.is_some() {
                 // A socket that is not watched any more is an error without consequences.
-                let _ = epoll::delete(&self.poller, &link.connection.socket);
+                let _ = epoll::delete(&self.poller, &*link.connection.socket);
             }
         }
         self.peers[peer].check()
@@ -234,7 +239,7 @@ impl Tcp {
 
     fn let_in(&mut self) -> Result<()> {
         for (number, socket) in self.door.let_in() {
-            watch(&self.poller, socket, CALLERS + number)?;
+            watch(&self.poller, &**socket, CALLERS + number)?;
         }
         Ok(())
     }
@@ -250,9 +255,9 @@ impl Tcp {
             return Ok(());
         };
         // It was watched as a caller; from now on as a connection.
-        epoll::delete(&self.poller, &socket).map_err(std::io::Error::from)?;
+        epoll::delete(&self.poller, &*socket).map_err(std::io::Error::from)?;
         if socket.peer_addr().is_ok_and(|caller| self.binding.towards(caller.ip()) == Source::Device) {
-            self.hold_to_nic(&socket);
+            self.hold_to_nic(&*socket);
         }
         if index == CALL {
             self.reach_out(peer)?;
@@ -334,7 +339,7 @@ impl Drop for Tcp {
                         && link.connection.output_lost.is_none()
                         && !is_reset(&link.connection.socket)
                         && (!link.connection.is_flushed()
-                            || vectored::unacknowledged(&link.connection.socket).is_ok_and(|bytes| bytes > 0))
+                            || vectored::unacknowledged(&*link.connection.socket).is_ok_and(|bytes| bytes > 0))
                 };
                 if !peer.links.iter().any(waits) || Instant::now() > limit {
                     break;
