@@ -9,7 +9,7 @@ use super::types::{null, CommHandle};
 use crate::comm::{group, Comm, CommOptions, InitParams, UniqueId};
 use crate::error::{Error, Result};
 use std::ffi::c_int;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::sync::Arc;
 
 /// `NCCL_SPLIT_NOCOLOR`
@@ -68,23 +68,22 @@ impl Drop for Unborn {
 /// Makes a communicator whose name the program gets at once.
 fn make<F>(newcomm: Ptr<CommHandle>, blocking: bool, work: F) -> Result<()>
 where
-    F: FnOnce(&Arc<AtomicBool>) -> Result<Arc<Comm>> + Send + 'static,
+    F: FnOnce(&AtomicBool) -> Result<Arc<Comm>> + Send + 'static,
 {
     super::exit::register();
     let unborn = Unborn::new(blocking);
     let handle = unborn.handle.clone();
     newcomm.set("comm", handle.name)?;
-    let cancel = handle.cancel.clone();
-    let work = move || unborn.settle(work(&cancel), newcomm);
-    let task =
-        group::Task { communicator: handle.name.0, blocking, cancel: handle.cancel.clone(), work: Box::new(work) };
-    group::manage(task)
+    let cancel = handle.cancellable();
+    let cancelled = cancel.clone();
+    let work = move || unborn.settle(work(&cancelled), newcomm);
+    group::manage(group::Task { communicator: handle.name.0, blocking, cancel, work: Box::new(work) })
 }
 
 /// Makes a communicator out of another one. Its name is written when it has been made, as NCCL does.
 fn derive<F>(parent: Arc<Handle>, newcomm: Ptr<CommHandle>, blocking: bool, work: F) -> Result<()>
 where
-    F: FnOnce() -> Result<Option<Arc<Comm>>> + Send + 'static,
+    F: FnOnce(&AtomicBool) -> Result<Option<Arc<Comm>>> + Send + 'static,
 {
     newcomm.set("newcomm", CommHandle::NULL)?;
     let waits = parent.blocking;
@@ -98,7 +97,7 @@ where
             Ok(())
         })
     };
-    run_on(parent, waits, move |parent| match work()? {
+    run_on(parent, waits, move |parent, cancel| match work(cancel)? {
         Some(comm) => born(parent, comm),
         None => Ok(()),
     })
@@ -107,13 +106,14 @@ where
 /// Runs a task on a communicator. Where nobody waits for it, the communicator is in progress until it has ended.
 fn run_on<F>(handle: Arc<Handle>, blocking: bool, work: F) -> Result<()>
 where
-    F: FnOnce(&Handle) -> Result<()> + Send + 'static,
+    F: FnOnce(&Handle, &AtomicBool) -> Result<()> + Send + 'static,
 {
     // A failure ends this task's group, not what may be done with the communicator later.
-    let (communicator, cancel) = (handle.name.0, Arc::default());
+    let (communicator, cancel) = (handle.name.0, handle.cancellable());
+    let cancelled = cancel.clone();
     let busy = (!blocking).then(|| Busy::new(handle.clone()));
     let work = move || {
-        let outcome = work(&handle);
+        let outcome = work(&handle, &cancelled);
         if let (Some(busy), Err(error)) = (busy, &outcome) {
             busy.fail(error.clone());
         }
@@ -257,7 +257,7 @@ pub fn split(comm: CommHandle, color: c_int, key: c_int, newcomm: Ptr<CommHandle
         if color < NO_COLOR {
             return invalid(format!("invalid color {color}"));
         }
-        derive(handle, newcomm, options.blocking, move || parent.split(color, key, options))
+        derive(handle, newcomm, options.blocking, move |cancel| parent.split(color, key, options, cancel))
     };
     group::noted(record())
 }
@@ -308,7 +308,9 @@ pub fn shrink(
         let listed = excluded.as_const().get_all(count, "excludeRanksList")?;
         let excluded = excluded_ranks(&listed, &parent)?;
         let options = options::communicator(config.as_const(), Some(parent.options()))?;
-        derive(handle, newcomm, options.blocking, move || parent.shrink(&excluded, abort, options).map(Some))
+        derive(handle, newcomm, options.blocking, move |cancel| {
+            parent.shrink(&excluded, abort, options, cancel).map(Some)
+        })
     };
     group::noted(record())
 }
@@ -351,7 +353,7 @@ pub fn grow(
         let id = read_id()?;
         let (nranks, rank) = ranks(nranks, rank)?;
         let options = options::communicator(config.as_const(), None)?;
-        make(newcomm, options.blocking, move |_| Comm::grow(None, nranks, Some(id), Some(rank), options))
+        make(newcomm, options.blocking, move |cancel| Comm::grow(None, nranks, Some(id), Some(rank), options, cancel))
     };
     let extend = || {
         let (handle, parent, options) = parent(comm, newcomm, config)?;
@@ -363,7 +365,9 @@ pub fn grow(
             return invalid(format!("a communicator of {} ranks cannot grow to {nranks}", parent.nranks()));
         };
         let blocking = options.blocking;
-        derive(handle, newcomm, blocking, move || Comm::grow(Some(&parent), nranks, id, None, options).map(Some))
+        derive(handle, newcomm, blocking, move |cancel| {
+            Comm::grow(Some(&parent), nranks, id, None, options, cancel).map(Some)
+        })
     };
     group::noted(if comm.is_null() { join() } else { extend() })
 }
@@ -377,7 +381,7 @@ pub fn finalize(comm: CommHandle) -> Result<()> {
     let record = || {
         let comm = handle.ready()?;
         let blocking = handle.blocking;
-        run_on(handle, blocking, move |_| comm.finalize())
+        run_on(handle, blocking, move |_, _| comm.finalize())
     };
     group::noted(record())
 }
@@ -396,7 +400,7 @@ pub fn destroy(comm: CommHandle) -> Result<()> {
         return Ok(());
     };
     let waits = handle.blocking || !group::is_open();
-    run_on(handle, waits, move |_| comm.destroy())
+    run_on(handle, waits, move |_, _| comm.destroy())
 }
 
 /// `ncclCommAbort`
@@ -405,7 +409,7 @@ pub fn abort(comm: CommHandle) -> Result<()> {
         return Ok(());
     }
     let handle = handles::find(comm)?;
-    handle.cancel.store(true, Ordering::Release);
+    handle.cancel();
     if let Some(comm) = handle.remove() {
         comm.abort();
     }
