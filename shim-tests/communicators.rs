@@ -12,6 +12,8 @@ use strata::plan::Collective;
 use strata::topo::{Grid, Rank};
 use world::{region, run};
 
+static NEVER: AtomicBool = AtomicBool::new(false);
+
 /// Sums one number of each rank over `comm`.
 fn sum(comm: &Arc<Comm>, number: i32) -> strata::error::Result<i32> {
     let mut send = number.to_le_bytes().to_vec();
@@ -40,7 +42,7 @@ fn a_split_gives_each_color_its_own_ranks_in_key_order() {
     run(Grid::blocks(&[3, 3]), |member| {
         let rank = member.rank as i32;
         let color = if rank == 5 { -1 } else { rank % 2 };
-        let child = member.comm.split(color, -rank, CommOptions::default()).expect("split");
+        let child = member.comm.split(color, -rank, CommOptions::default(), &NEVER).expect("split");
         let Some(child) = child else {
             assert_eq!(rank, 5);
             return;
@@ -58,7 +60,7 @@ fn a_split_gives_each_color_its_own_ranks_in_key_order() {
 fn a_shrunk_communicator_works_without_the_excluded_rank_and_the_parent_still_too() {
     run(Grid::blocks(&[2, 2]), |member| {
         if member.rank != 1 {
-            let child = member.comm.shrink(&[1], false, CommOptions::default()).expect("shrink");
+            let child = member.comm.shrink(&[1], false, CommOptions::default(), &NEVER).expect("shrink");
             assert_eq!(child.nranks(), 3);
             assert_eq!(sum(&child, member.rank as i32).expect("sum"), 5);
             child.destroy().expect("destroy");
@@ -73,7 +75,7 @@ fn new_ranks_join_by_growing() {
     run(Grid::flat(3), move |member| {
         // Rank 2 of the thread world plays the newcomer: it takes no part in the first communicator's growth.
         let two = if member.rank < 2 { 0 } else { -1 };
-        let old = member.comm.split(two, member.rank as i32, CommOptions::default()).expect("split");
+        let old = member.comm.split(two, member.rank as i32, CommOptions::default(), &NEVER).expect("split");
         if member.rank == 0 {
             let fresh = old.as_ref().expect("in it").grow_id().expect("id");
             assert!(old.as_ref().expect("in it").grow_id().is_err(), "one id at a time");
@@ -82,7 +84,7 @@ fn new_ranks_join_by_growing() {
         member.barrier.wait();
         let given = (member.rank != 1).then(|| id.lock().unwrap().expect("set"));
         let rank = (member.rank == 2).then_some(2);
-        let grown = Comm::grow(old.as_ref(), 3, given, rank, CommOptions::default()).expect("grow");
+        let grown = Comm::grow(old.as_ref(), 3, given, rank, CommOptions::default(), &NEVER).expect("grow");
         assert_eq!((grown.rank(), grown.nranks()), (member.rank, 3));
         assert_eq!(sum(&grown, 1 << member.rank).expect("sum"), 7);
         grown.destroy().expect("destroy");
@@ -97,7 +99,7 @@ fn a_revoked_communicator_refuses_operations_but_can_be_shrunk() {
         member.comm.revoke().expect("revoke");
         assert!(matches!(member.comm.usable(), Err(Error::InvalidUsage(_))));
         assert!(matches!(member.comm.finalize(), Err(Error::InvalidUsage(_))));
-        let child = member.comm.shrink(&[], false, CommOptions::default()).expect("shrink");
+        let child = member.comm.shrink(&[], false, CommOptions::default(), &NEVER).expect("shrink");
         assert_eq!(sum(&child, 2).expect("sum"), 6);
         child.destroy().expect("destroy");
     });
@@ -106,7 +108,7 @@ fn a_revoked_communicator_refuses_operations_but_can_be_shrunk() {
 #[test]
 fn an_abort_ends_the_others_calls_with_an_error() {
     run(Grid::blocks(&[2, 1]), |member| {
-        let twin = member.comm.split(0, 0, CommOptions::default()).expect("split").expect("in it");
+        let twin = member.comm.split(0, 0, CommOptions::default(), &NEVER).expect("split").expect("in it");
         if member.rank == 2 {
             twin.abort();
             twin.abort();
@@ -120,9 +122,33 @@ fn an_abort_ends_the_others_calls_with_an_error() {
 }
 
 #[test]
+fn a_cancelled_split_shrink_or_grow_ends_and_the_others_are_told() {
+    run(Grid::blocks(&[2, 1]), |member| {
+        let comm = &member.comm;
+        let cancel = AtomicBool::new(member.rank == 1);
+        for round in 0..3 {
+            // Rank 0 does not come: only the cancelling ends it.
+            let outcome = match (member.rank, round) {
+                (0, _) => continue,
+                (_, 0) => comm.split(0, 0, CommOptions::default(), &cancel).map(drop),
+                (_, 1) => comm.shrink(&[], false, CommOptions::default(), &cancel).map(drop),
+                _ => Comm::grow(Some(comm), 4, None, None, CommOptions::default(), &cancel).map(drop),
+            };
+            let error = outcome.expect_err("rank 1 has cancelled it");
+            match member.rank {
+                1 => assert!(matches!(&error, Error::InvalidUsage(text) if text.contains("aborted")), "{error:?}"),
+                _ => assert!(matches!(&error, Error::Remote(text) if text.contains("rank 1 (")), "{error:?}"),
+            }
+        }
+        member.barrier.wait();
+        assert_eq!(sum(comm, 1).expect("the parent is as it was"), 3);
+    });
+}
+
+#[test]
 fn finalize_is_allowed_once_and_ends_use() {
     run(Grid::flat(2), |member| {
-        let twin = member.comm.split(0, 0, CommOptions::default()).expect("split").expect("in it");
+        let twin = member.comm.split(0, 0, CommOptions::default(), &NEVER).expect("split").expect("in it");
         assert_eq!(sum(&twin, 1).expect("sum"), 2);
         twin.finalize().expect("finalize");
         assert!(matches!(twin.finalize(), Err(Error::InvalidArgument(_))));
@@ -154,7 +180,7 @@ fn operations_on_a_stream_run_in_order_and_without_blocking_the_caller() {
 #[test]
 fn one_group_may_use_several_streams_and_communicators() {
     run(Grid::flat(3), |member| {
-        let twin = member.comm.split(0, 0, CommOptions::default()).expect("split").expect("in it");
+        let twin = member.comm.split(0, 0, CommOptions::default(), &NEVER).expect("split").expect("in it");
         let streams: Vec<Arc<Stream>> = (0..2).map(|_| Stream::new()).collect();
         let mut sends: Vec<Vec<u8>> = (0..4).map(|i| (i + 1i32).to_le_bytes().to_vec()).collect();
         let mut recvs = vec![vec![0u8; 4]; 4];

@@ -8,6 +8,7 @@
 use crate::plan::Collective;
 use std::fmt::Display;
 use std::str::FromStr;
+use std::time::Duration;
 
 /// One variable, as data.
 #[derive(Debug, Clone, Copy)]
@@ -67,7 +68,7 @@ variables! {
     "STRATA_TIMEOUT_MS" timeout_ms: u64 = "600000", agreed,
         "Milliseconds a collective may wait for another rank before it ends with ncclTimeout; 0 waits for ever.";
     "STRATA_BOOTSTRAP_TIMEOUT_MS" bootstrap_timeout_ms: u64 = "300000", local,
-        "Milliseconds the ranks may take to come together when a communicator is made.";
+        "Milliseconds the ranks may take to come together when a communicator is made; 0 waits for ever.";
     "STRATA_SEGMENT_BYTES" segment_bytes: usize = "0", agreed,
         "Bytes of each block that a pipelined collective handles at a time; 0 lets Strata choose.";
     "STRATA_WINDOW" window: usize = "4", agreed,
@@ -190,6 +191,14 @@ impl Config {
         differences
     }
 
+    /// How long the ranks may take to come together. For ever is a century.
+    pub fn bootstrap_limit(&self) -> Duration {
+        match self.bootstrap_timeout_ms {
+            0 => Duration::from_secs(u64::from(u32::MAX)),
+            ms => Duration::from_millis(ms.min(u64::from(u32::MAX) * 1000)),
+        }
+    }
+
     /// The `STRATA_<COLLECTIVE>_ALGO` of a collective.
     pub fn algorithm(&self, collective: Collective) -> &str {
         match collective {
@@ -241,6 +250,15 @@ mod tests {
         assert_eq!(differences, ["STRATA_WINDOW is 4 here and 7 on rank 0, which counts"]);
         assert_eq!(ours.window, 7);
         assert!(!ours.cma, "a local variable stays local");
+    }
+
+    #[test]
+    fn a_bootstrap_limit_of_zero_is_for_ever_and_none_is_too_long_for_a_clock() {
+        let limit = |value| parse(&[("STRATA_BOOTSTRAP_TIMEOUT_MS", value)]).0.bootstrap_limit();
+        assert_eq!(limit("70"), Duration::from_millis(70));
+        let for_ever = limit("0");
+        assert!(for_ever > Duration::from_secs(100 * 365 * 86_400));
+        assert!(limit(&u64::MAX.to_string()) >= for_ever && std::time::Instant::now().checked_add(for_ever).is_some());
     }
 
     #[test]

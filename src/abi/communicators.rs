@@ -9,7 +9,7 @@ use super::types::{null, CommHandle};
 use crate::comm::{group, Comm, CommOptions, InitParams, UniqueId};
 use crate::error::{counted, Error, Result};
 use std::ffi::c_int;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::sync::Arc;
 
 /// `NCCL_SPLIT_NOCOLOR`
@@ -58,7 +58,7 @@ impl Unborn {
 /// Logs an error that no call returns, before the program can see that there is one. What another failure of the group
 /// has ended says nothing: its cause is the text that counts.
 fn tell(handle: &Handle, error: &Error) {
-    if !handle.blocking && !handle.cancel.load(Ordering::Acquire) {
+    if !handle.blocking && !handle.is_cancelled() {
         let text = format!("communicator {:#x}: {error} (result {})", handle.name.0, error.code());
         crate::log::warn(&text);
     }
@@ -78,28 +78,23 @@ impl Drop for Unborn {
 /// Makes a communicator whose name the program gets at once.
 fn make<F>(newcomm: Ptr<CommHandle>, blocking: bool, work: F) -> Result<()>
 where
-    F: FnOnce(&Arc<AtomicBool>) -> Result<Arc<Comm>> + Send + 'static,
+    F: FnOnce(&AtomicBool) -> Result<Arc<Comm>> + Send + 'static,
 {
     super::exit::register();
     let unborn = Unborn::new(blocking);
     let handle = unborn.handle.clone();
     newcomm.set("comm", handle.name)?;
-    let cancel = handle.cancel.clone();
-    let work = move || unborn.settle(work(&cancel), newcomm);
-    let task = group::Task {
-        communicator: handle.name.0,
-        blocking,
-        ends: false,
-        cancel: handle.cancel.clone(),
-        work: Box::new(work),
-    };
+    let cancel = handle.cancellable();
+    let cancelled = cancel.clone();
+    let work = move || unborn.settle(work(&cancelled), newcomm);
+    let task = group::Task { communicator: handle.name.0, blocking, ends: false, cancel, work: Box::new(work) };
     group::manage(task)
 }
 
 /// Makes a communicator out of another one. Its name is written when it has been made, as NCCL does.
 fn derive<F>(parent: Arc<Handle>, newcomm: Ptr<CommHandle>, blocking: bool, work: F) -> Result<()>
 where
-    F: FnOnce() -> Result<Option<Arc<Comm>>> + Send + 'static,
+    F: FnOnce(&AtomicBool) -> Result<Option<Arc<Comm>>> + Send + 'static,
 {
     newcomm.set("newcomm", CommHandle::NULL)?;
     let waits = parent.blocking;
@@ -113,7 +108,7 @@ where
             Ok(())
         })
     };
-    run_on(parent, waits, false, move |parent| match work()? {
+    run_on(parent, waits, false, move |parent, cancel| match work(cancel)? {
         Some(comm) => born(parent, comm),
         None => Ok(()),
     })
@@ -123,13 +118,14 @@ where
 /// until it has ended.
 fn run_on<F>(handle: Arc<Handle>, blocking: bool, ends: bool, work: F) -> Result<()>
 where
-    F: FnOnce(&Handle) -> Result<()> + Send + 'static,
+    F: FnOnce(&Handle, &AtomicBool) -> Result<()> + Send + 'static,
 {
     // A failure ends this task's group, not what may be done with the communicator later.
-    let (communicator, cancel) = (handle.name.0, Arc::default());
+    let (communicator, cancel) = (handle.name.0, handle.cancellable());
+    let cancelled = cancel.clone();
     let busy = (!blocking).then(|| Busy::new(handle.clone()));
     let work = move || {
-        let outcome = work(&handle);
+        let outcome = work(&handle, &cancelled);
         if let (Some(busy), Err(error)) = (busy, &outcome) {
             busy.fail(error.clone());
         }
@@ -274,7 +270,7 @@ pub fn split(comm: CommHandle, color: c_int, key: c_int, newcomm: Ptr<CommHandle
         if color < NO_COLOR {
             return invalid(format!("invalid color {color}"));
         }
-        derive(handle, newcomm, options.blocking, move || parent.split(color, key, options))
+        derive(handle, newcomm, options.blocking, move |cancel| parent.split(color, key, options, cancel))
     };
     group::noted(record())
 }
@@ -325,7 +321,9 @@ pub fn shrink(
         let listed = excluded.as_const().get_all(count, "excludeRanksList")?;
         let excluded = excluded_ranks(&listed, &parent)?;
         let options = options::communicator(config.as_const(), Some(parent.options()))?;
-        derive(handle, newcomm, options.blocking, move || parent.shrink(&excluded, abort, options).map(Some))
+        derive(handle, newcomm, options.blocking, move |cancel| {
+            parent.shrink(&excluded, abort, options, cancel).map(Some)
+        })
     };
     group::noted(record())
 }
@@ -373,7 +371,7 @@ pub fn grow(
         let id = read_id()?;
         let (nranks, rank) = ranks(nranks, rank)?;
         let options = options::communicator(config.as_const(), None)?;
-        make(newcomm, options.blocking, move |_| Comm::grow(None, nranks, Some(id), Some(rank), options))
+        make(newcomm, options.blocking, move |cancel| Comm::grow(None, nranks, Some(id), Some(rank), options, cancel))
     };
     let extend = || {
         let (handle, parent, options) = parent(comm, newcomm, config)?;
@@ -385,7 +383,9 @@ pub fn grow(
             return invalid(format!("a communicator of {} cannot grow to {nranks}", counted(parent.nranks(), "rank")));
         };
         let blocking = options.blocking;
-        derive(handle, newcomm, blocking, move || Comm::grow(Some(&parent), nranks, id, None, options).map(Some))
+        derive(handle, newcomm, blocking, move |cancel| {
+            Comm::grow(Some(&parent), nranks, id, None, options, cancel).map(Some)
+        })
     };
     group::noted(if comm.is_null() { join() } else { extend() })
 }
@@ -399,7 +399,7 @@ pub fn finalize(comm: CommHandle) -> Result<()> {
     let record = || {
         let comm = handle.ready()?;
         let blocking = handle.blocking;
-        run_on(handle, blocking, false, move |_| comm.finalize())
+        run_on(handle, blocking, false, move |_, _| comm.finalize())
     };
     group::noted(record())
 }
@@ -419,7 +419,7 @@ pub fn destroy(comm: CommHandle) -> Result<()> {
     };
     let waits = handle.blocking || !group::is_open();
     let mut doomed = Doomed { handle: handle.clone(), comm: Some(comm) };
-    run_on(handle, waits, true, move |_| doomed.comm.take().map_or(Ok(()), |comm| comm.destroy()))
+    run_on(handle, waits, true, move |_, _| doomed.comm.take().map_or(Ok(()), |comm| comm.destroy()))
 }
 
 /// A communicator whose name has been taken away. A group that is dropped does nothing, so it gives the name back.
@@ -442,7 +442,7 @@ pub fn abort(comm: CommHandle) -> Result<()> {
         return Ok(());
     }
     let handle = handles::find(comm)?;
-    handle.cancel.store(true, Ordering::Release);
+    handle.cancel();
     if let Some(comm) = handle.remove() {
         comm.abort();
     }

@@ -36,8 +36,6 @@ pub struct Handle {
     pub name: CommHandle,
     /// Whether calls wait until they have ended.
     pub blocking: bool,
-    /// Raised to end the making of the communicator.
-    pub cancel: Arc<AtomicBool>,
     /// Buffers registered with it, by the number that was given out.
     pub registered: Mutex<HashMap<usize, (usize, usize)>>,
     revoked: AtomicBool,
@@ -52,21 +50,25 @@ struct State {
     /// Why the communicator could not be made, or a bug that struck it.
     failure: Option<Error>,
     removed: bool,
+    /// Raised to end the tasks that make communicators: this one, or others out of it.
+    cancels: Vec<Arc<AtomicBool>>,
+    cancelled: bool,
 }
 
 impl Handle {
     /// A new name, for a communicator that is still to be made.
     pub fn reserve(blocking: bool) -> Arc<Handle> {
+        // Before a number is taken: what this process takes is its own.
+        let names = NAMES.get();
         let name = NEXT_NAME.fetch_add(NAME_STEP, Ordering::Relaxed);
         let handle = Arc::new(Handle {
             name: CommHandle(name),
             blocking,
-            cancel: Arc::default(),
             registered: Mutex::default(),
             revoked: AtomicBool::new(false),
             state: Mutex::default(),
         });
-        let mut live = NAMES.get().live.write().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let mut live = names.live.write().unwrap_or_else(|poisoned| poisoned.into_inner());
         live.insert(name, handle.clone());
         handle
     }
@@ -78,6 +80,28 @@ impl Handle {
     /// Says that a task on the communicator has begun; each is followed by one of the three below.
     pub fn begin(&self) {
         self.state().busy += 1;
+    }
+
+    /// A flag for a task on the communicator, which [`cancel`](Handle::cancel) raises.
+    pub fn cancellable(&self) -> Arc<AtomicBool> {
+        let mut state = self.state();
+        state.cancels.retain(|cancel| Arc::strong_count(cancel) > 1);
+        let cancel = Arc::new(AtomicBool::new(state.cancelled));
+        state.cancels.push(cancel.clone());
+        cancel
+    }
+
+    /// Whether a task on the communicator has been told to end early, by an abort or by the failure of its group.
+    pub fn is_cancelled(&self) -> bool {
+        let state = self.state();
+        state.cancelled || state.cancels.iter().any(|cancel| cancel.load(Ordering::Acquire))
+    }
+
+    /// Ends all tasks on the communicator that can be ended, those still to come included.
+    pub fn cancel(&self) {
+        let mut state = self.state();
+        state.cancelled = true;
+        state.cancels.iter().for_each(|cancel| cancel.store(true, Ordering::Release));
     }
 
     /// Says that a task has ended.
@@ -250,6 +274,17 @@ mod tests {
         handle.failed(Error::Remote("nobody came".into()));
         assert_eq!(handle.outcome().err().unwrap().code(), 6);
         assert_eq!(handle.ready().err().unwrap().code(), 6);
+        handle.remove();
+    }
+
+    #[test]
+    fn a_cancelled_handle_ends_the_tasks_on_it_and_those_that_come_too_late() {
+        let handle = Handle::reserve(false);
+        let [one, other] = [handle.cancellable(), handle.cancellable()];
+        one.store(true, Ordering::Release);
+        assert!(!other.load(Ordering::Acquire), "a task that fails ends only its own group");
+        handle.cancel();
+        assert!(other.load(Ordering::Acquire) && handle.cancellable().load(Ordering::Acquire));
         handle.remove();
     }
 

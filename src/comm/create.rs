@@ -133,24 +133,30 @@ impl Comm {
     }
 
     /// Makes a communicator together with the other ranks that have the same ids. Collective.
-    pub fn init(params: InitParams, cancel: &Arc<AtomicBool>) -> Result<Arc<Comm>> {
+    pub fn init(params: InitParams, cancel: &AtomicBool) -> Result<Arc<Comm>> {
         let InitParams { nranks, rank, ids, options, device } = params;
         if let Some(id) = ids.first() {
             tell_wrong_settings(rank, id);
         }
-        let timeout = Duration::from_millis(settings().bootstrap_timeout_ms);
+        let timeout = settings().bootstrap_limit();
         let session = Session::join(&ids, nranks, Rank::from_index(rank), timeout, cancel)?;
         Meeting { session, rank, nranks, options, device, cancel }.hold()
     }
 
     /// A communicator of the ranks that give the same `color`, ordered by `key` and rank. Collective over the parent.
-    pub fn split(self: &Arc<Comm>, color: i32, key: i32, options: CommOptions) -> Result<Option<Arc<Comm>>> {
+    /// Setting `cancel` ends it within milliseconds, here and in what follows.
+    pub fn split(
+        self: &Arc<Comm>,
+        color: i32,
+        key: i32,
+        options: CommOptions,
+        cancel: &AtomicBool,
+    ) -> Result<Option<Arc<Comm>>> {
         let number = self.children.fetch_add(1, Ordering::AcqRel);
         let mut me = myself(self.device)?;
         (me.color, me.key) = (color, key);
         let all: Vec<usize> = (0..self.nranks()).collect();
-        let cancel = AtomicBool::new(false);
-        let mut session = self.meet(&all, "split", number, 0, &cancel)?;
+        let mut session = self.meet(&all, "split", number, 0, cancel)?;
         let told = decode_all(&session.allgather(me.encode())?)?;
         session.close();
         if color < 0 {
@@ -160,12 +166,18 @@ impl Comm {
             told.iter().enumerate().filter(|(_, m)| m.color == color).map(|(rank, m)| (m.key, rank)).collect();
         ours.sort_unstable();
         let ours: Vec<usize> = ours.into_iter().map(|(_, rank)| rank).collect();
-        self.child(&ours, "color", number, color, options).map(Some)
+        self.child(&ours, ("color", number, color), options, cancel).map(Some)
     }
 
     /// A communicator of all ranks but those in `exclude`, which do not call. Collective over the others.
     /// With `abort` the parent's operations are ended first.
-    pub fn shrink(self: &Arc<Comm>, exclude: &[usize], abort: bool, options: CommOptions) -> Result<Arc<Comm>> {
+    pub fn shrink(
+        self: &Arc<Comm>,
+        exclude: &[usize],
+        abort: bool,
+        options: CommOptions,
+        cancel: &AtomicBool,
+    ) -> Result<Arc<Comm>> {
         self.at_home()?;
         if abort {
             self.stop(Error::Remote(format!("rank {} shrank the communicator", self.rank)));
@@ -179,7 +191,7 @@ impl Comm {
             *shrinks += 1;
             *shrinks
         };
-        self.child(&left, &format!("shrink to {left:?}"), number, 0, options)
+        self.child(&left, (&format!("shrink to {left:?}"), number, 0), options, cancel)
     }
 
     /// An id for ranks that are to join this communicator by [`Comm::grow`].
@@ -201,8 +213,8 @@ impl Comm {
         id: Option<UniqueId>,
         rank: Option<usize>,
         options: CommOptions,
+        cancel: &AtomicBool,
     ) -> Result<Arc<Comm>> {
-        let cancel = Arc::new(AtomicBool::new(false));
         let missing = |what: &str| Error::InvalidArgument(format!("ncclCommGrow needs {what}"));
         let (id, rank, device) = match parent {
             None => (id.ok_or_else(|| missing("an id on a new rank"))?, rank.ok_or_else(|| missing("a rank"))?, 0),
@@ -211,10 +223,10 @@ impl Comm {
                     let text = format!("growing {} to {nranks}", counted(parent.nranks(), "rank"));
                     return Err(Error::InvalidArgument(text));
                 }
-                (parent.pass_id(id)?, parent.rank(), parent.device)
+                (parent.pass_id(id, cancel)?, parent.rank(), parent.device)
             }
         };
-        let comm = Comm::init(InitParams { nranks, rank, ids: vec![id], options, device }, &cancel)?;
+        let comm = Comm::init(InitParams { nranks, rank, ids: vec![id], options, device }, cancel)?;
         if let Some(parent) = parent {
             *locked(&parent.grow_id) = None;
         }
@@ -222,11 +234,10 @@ impl Comm {
     }
 
     /// Gives the id that one of the parent's ranks has to all of them.
-    fn pass_id(&self, id: Option<UniqueId>) -> Result<UniqueId> {
+    fn pass_id(&self, id: Option<UniqueId>, cancel: &AtomicBool) -> Result<UniqueId> {
         let number = self.children.fetch_add(1, Ordering::AcqRel);
         let all: Vec<usize> = (0..self.nranks()).collect();
-        let cancel = AtomicBool::new(false);
-        let mut session = self.meet(&all, "grow", number, 0, &cancel)?;
+        let mut session = self.meet(&all, "grow", number, 0, cancel)?;
         let told = session.allgather(id.map_or(Vec::new(), |id| id.0.to_vec()))?;
         session.close();
         let ids: Vec<&Vec<u8>> = told.iter().filter(|bytes| !bytes.is_empty()).collect();
@@ -256,24 +267,33 @@ impl Comm {
         let leader = address(&self.members[ranks[0]])?;
         let key = derive(self.credentials.key, purpose, number, color);
         let room = Credentials { key, secret: self.credentials.secret };
-        let timeout = Duration::from_millis(self.config.bootstrap_timeout_ms);
+        let timeout = self.config.bootstrap_limit();
         Session::join_derived(Derived { leader, room }, ranks.len(), Rank::from_index(me), timeout, cancel)
     }
 
     fn child(
         &self,
         ranks: &[usize],
-        purpose: &str,
-        number: u64,
-        color: i32,
+        (purpose, number, color): (&str, u64, i32),
         options: CommOptions,
+        cancel: &AtomicBool,
     ) -> Result<Arc<Comm>> {
-        let cancel = AtomicBool::new(false);
-        let session = self.meet(ranks, purpose, number, color, &cancel)?;
+        let session = self.meet(ranks, purpose, number, color, cancel)?;
         let rank = ranks.iter().position(|&rank| rank == self.rank()).expect("meet checked it");
         let options = CommOptions { host_id: options.host_id.or_else(|| self.options.host_id.clone()), ..options };
-        Meeting { session, rank, nranks: ranks.len(), options, device: self.device, cancel: &cancel }.hold()
+        Meeting { session, rank, nranks: ranks.len(), options, device: self.device, cancel }.hold()
     }
+}
+
+/// Waits for the links, unless the making is cancelled; the others, who have the communicator by now, are told that.
+fn link(monitor: Option<&Monitor>, config: &Config, cancel: &AtomicBool) -> Result<()> {
+    let linked = monitor.map_or(Ok(()), |monitor| monitor.wait_linked(config.bootstrap_limit(), cancel));
+    if !cancel.load(Ordering::Acquire) {
+        return linked;
+    }
+    let aborted = Error::Remote("it aborted the communicator while it was being made".to_string());
+    monitor.iter().for_each(|monitor| monitor.report(&aborted));
+    Err(Error::InvalidUsage("the communicator was aborted while it was being made".to_string()))
 }
 
 impl Meeting<'_> {
@@ -311,12 +331,11 @@ impl Meeting<'_> {
             1 => None,
             _ => Some(Monitor::start(credentials, rank, addresses, status.clone())?),
         };
-        // Nobody may use a link, or leave, before everybody has it.
+        // Nobody may use a link, or leave, before everybody has it. Nothing may be waited for before this round but
+        // what the session knows of: it names those who do not come to the round.
         self.session.allgather(Vec::new())?;
         self.session.close();
-        if self.cancel.load(Ordering::Acquire) {
-            return Err(Error::InvalidUsage("the communicator was aborted while it was made".to_string()));
-        }
+        link(monitor.as_ref(), &config, self.cancel)?;
         let name = self.options.name.as_ref().map_or(String::new(), |name| format!(" {name}"));
         crate::info!("comm {:032x}{name} rank {rank} nranks {} on {grid} Init COMPLETE", credentials.key, self.nranks);
         let comm = Arc::new(Comm {

@@ -2,9 +2,11 @@
 #![forbid(unsafe_code)]
 
 use super::messages::Messages;
+use super::service::Call;
 use super::{locked, Comm, Direction, Elements, Message, Operation, StreamRef};
 use crate::error::{Error, Result};
 use crate::exec::Progress;
+use crate::topo::Rank;
 use crate::transport::{Idle, Transport};
 use smallvec::SmallVec;
 use std::sync::atomic::Ordering;
@@ -42,7 +44,13 @@ enum Active {
 const GRACE: Duration = Duration::from_millis(1000);
 /// Idle polls between two looks at whom a run waits for: by then it sleeps between polls.
 const TELL_POLLS: u32 = 64;
-/// How long a rank whose link broke waits to hear why.
+/// How long nothing moves before ranks compare what they call.
+const STALL: Duration = Duration::from_secs(1);
+/// How many ranks are asked each time.
+const ASKED_AT_ONCE: usize = 16;
+/// The longest time between two comparisons.
+const LONGEST_STALL: Duration = Duration::from_secs(60);
+/// How long a rank that has met the consequence of a failure waits to hear of the failure.
 const ECHO: Duration = Duration::from_millis(500);
 /// How long a run waits for its turn before it looks for a failure.
 const TURN_WAIT: Duration = Duration::from_millis(50);
@@ -242,13 +250,13 @@ impl Run {
                     if let Some(call) = self.collectives.get_mut(self.begun) {
                         self.begun += 1;
                         call.read_factor();
-                        self.comm.status.begin();
+                        let super::CollectiveCall { collective, count, dtype, reduction, root, .. } = *call;
+                        self.comm.status.begin(Call::new(collective, count, dtype, reduction, root));
                         match engine.begin(call)? {
                             true => self.active = Active::Collective,
                             false => self.comm.status.finish(),
                         }
                     } else if !self.messages.is_empty() {
-                        self.comm.status.begin();
                         self.active = Active::Messages(engine.begin_messages(std::mem::take(&mut self.messages)));
                     } else {
                         return Ok(Progress::Done);
@@ -262,7 +270,9 @@ impl Run {
             match progress {
                 Progress::Done => {
                     self.comm.status.wait_for(None);
-                    self.comm.status.finish();
+                    if matches!(self.active, Active::Collective) {
+                        self.comm.status.finish();
+                    }
                     self.active = Active::Waiting;
                 }
                 Progress::Moved => moved = true,
@@ -272,7 +282,7 @@ impl Run {
     }
 
     /// The ranks this run waits for.
-    fn waiting_for(&self) -> Vec<crate::topo::Rank> {
+    fn waiting_for(&self) -> Vec<Rank> {
         match &self.active {
             Active::Messages(messages) => messages.waiting_for(),
             _ => locked(&self.comm.engine).as_ref().map_or_else(Vec::new, |engine| engine.waiting_for()),
@@ -284,10 +294,7 @@ impl Run {
         let comm = &self.comm;
         if matches!(error, Error::Remote(_)) {
             // A link that breaks may be the echo of a failure elsewhere; the news of the failure itself is on its way.
-            let end = Instant::now() + ECHO;
-            while comm.failure().is_none() && Instant::now() < end {
-                std::thread::sleep(Duration::from_millis(1));
-            }
+            comm.await_news();
         }
         let error = match (comm.failure(), error) {
             (None, Error::Timeout(text)) => {
@@ -297,6 +304,17 @@ impl Run {
                     Some(why) if !why.is_empty() => format!("{text}: {why}"),
                     _ => text,
                 })
+            }
+            (None, Error::InvalidUsage(text)) if matches!(self.active, Active::Collective) => {
+                // Two messages did not match: what was called says more than what arrived.
+                let waiting = self.waiting_for();
+                let words = locked(&comm.monitor).as_ref().and_then(|monitor| monitor.mismatch(&waiting, GRACE));
+                crate::info!("{text}");
+                if words.is_none() {
+                    // The other may have found out first, told it and left.
+                    comm.await_news();
+                }
+                Error::InvalidUsage(words.unwrap_or(text))
             }
             (_, error) => error,
         };
@@ -316,6 +334,19 @@ impl Run {
     fn tell(&self) {
         if self.comm.turns.is(self.turn) {
             self.comm.status.wait_for(self.waiting_for().first().copied());
+        }
+    }
+
+    /// Has those who are awaited asked whether they call the same; others each `time` if they are many.
+    fn compare(&self, time: usize) {
+        if !self.comm.turns.is(self.turn) || !matches!(self.active, Active::Collective) {
+            return;
+        }
+        let waiting = self.waiting_for();
+        let asked = waiting.len().min(ASKED_AT_ONCE);
+        let others: Vec<Rank> = waiting.iter().copied().cycle().skip(time * ASKED_AT_ONCE).take(asked).collect();
+        if let Some(monitor) = locked(&self.comm.monitor).as_ref() {
+            monitor.compare(&others);
         }
     }
 
@@ -345,6 +376,29 @@ impl Drop for Run {
     }
 }
 
+/// How long nothing has moved, and when to ask about it: after a second, and at growing distances, since a rank that is
+/// late may call something else when it comes.
+struct Stall {
+    since: Option<Instant>,
+    asks_after: Duration,
+    asked: usize,
+}
+
+impl Stall {
+    const NONE: Stall = Stall { since: None, asks_after: STALL, asked: 0 };
+
+    /// How often it has been asked before, if it is to be asked now.
+    fn due(&mut self) -> Option<usize> {
+        let waited = self.since.get_or_insert_with(Instant::now).elapsed();
+        let due = waited >= self.asks_after;
+        if due {
+            self.asks_after = waited + waited.min(LONGEST_STALL);
+            self.asked += 1;
+        }
+        due.then(|| self.asked - 1)
+    }
+}
+
 fn ended() -> Error {
     Error::InvalidArgument("the communicator has been destroyed".to_string())
 }
@@ -356,6 +410,7 @@ fn drive(runs: &mut [Run]) -> Result<()> {
     let mut left = runs.len();
     let mut idle = runs.first().map_or_else(|| Idle::new(0, true), |run| run.comm.idle());
     let mut idle_polls = 0u32;
+    let mut stall = Stall::NONE;
     while left > 0 {
         let mut moved = false;
         for (run, open) in runs.iter_mut().zip(&mut open).filter(|(_, open)| **open) {
@@ -372,11 +427,16 @@ fn drive(runs: &mut [Run]) -> Result<()> {
         if moved {
             idle.reset();
             idle_polls = 0;
+            stall = Stall::NONE;
             continue;
         }
         idle_polls += 1;
-        if idle_polls % TELL_POLLS == 0 {
-            runs.iter().zip(&open).filter(|(_, open)| **open).for_each(|(run, _)| run.tell());
+        if idle_polls % TELL_POLLS == 0 || idle.sleeps() {
+            let waiting = runs.iter().zip(&open).filter(|(_, open)| **open).map(|(run, _)| run);
+            waiting.clone().for_each(Run::tell);
+            if let Some(time) = stall.due() {
+                waiting.for_each(|run| run.compare(time));
+            }
         }
         let Some((run, _)) = runs.iter().zip(&open).find(|(_, open)| **open) else { break };
         match left {
@@ -390,6 +450,14 @@ fn drive(runs: &mut [Run]) -> Result<()> {
 }
 
 impl Comm {
+    /// Waits a little for another rank's word about a failure.
+    fn await_news(&self) {
+        let end = Instant::now() + ECHO;
+        while self.failure().is_none() && Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
     fn idle(&self) -> Idle {
         let crowded = locked(&self.engine).as_mut().is_some_and(|engine| engine.transport().oversubscribed());
         Idle::new(self.config.spin_us, crowded)

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 use super::live;
+use super::service::room::name_ranks;
 use super::{Direction, Message};
 use crate::error::{Error, Result};
 use crate::exec::{Started, Token};
@@ -111,13 +112,9 @@ impl Messages {
         if self.open == 0 || waited < limit_ns {
             return Ok(());
         }
-        let ranks: Vec<String> = self.waiting_for().iter().map(Rank::to_string).collect();
-        let text = format!(
-            "send/receive made no progress for {} ms; waiting for rank {}",
-            waited / 1_000_000,
-            ranks.join(", ")
-        );
-        Err(Error::Timeout(text))
+        let ranks: Vec<u32> = self.waiting_for().iter().map(|rank| rank.0).collect();
+        let (ms, ranks) = (waited / 1_000_000, name_ranks(&ranks));
+        Err(Error::Timeout(format!("send/receive made no progress for {ms} ms, waiting for {ranks}")))
     }
 
     /// The peers of messages that are still open.

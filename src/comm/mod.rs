@@ -372,7 +372,8 @@ impl Comm {
         self.waker.wake();
         if running || matches!(error, Error::Remote(_)) {
             if let Some(monitor) = locked(&self.monitor).as_ref() {
-                monitor.report(&error);
+                // Nothing was wrong with the others' calls.
+                monitor.report(&Error::Remote(error.text().to_string()));
             }
         }
     }

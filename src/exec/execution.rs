@@ -299,7 +299,12 @@ impl State {
             }
             // Completing a step wakes the lanes that wait; this one is on its way and must not be among them.
             self.places[lane as usize] = Place { wait: Wait::Nothing, ..place };
-            match self.start(run, resolved, code, place, world)? {
+            let started = self.start(run, resolved, code, place, world);
+            if started.is_err() {
+                // The peer of a step that fails is among those whom the run waits for.
+                self.places[lane as usize].wait = Wait::Channel;
+            }
+            match started? {
                 Started::Busy => {
                     self.full.push(lane);
                     break Wait::Channel;

@@ -4,11 +4,14 @@
 use super::execution::{Execution, Place, Run, Wait};
 use super::program::Kind;
 use crate::error::Error;
+use crate::log::Level;
 use crate::topo::Rank;
 use std::fmt::Write;
 
 /// Lanes that are described one by one; of more only the number is told.
 const LANES_SHOWN: usize = 16;
+/// Awaited ranks that an error names one by one; the log has them all.
+const RANKS_SHOWN: usize = 8;
 
 impl Execution {
     /// The ranks whose message, whose taking of a message, or whose part in a call is being awaited, in rank order.
@@ -50,12 +53,18 @@ impl Execution {
         text
     }
 
-    /// The error of a run that made no progress.
+    /// The error of a run that made no progress, short; where each lane stands goes into the log.
     pub(super) fn time_out(&self, limit_ns: u64) -> Error {
         let ranks: Vec<String> = self.waiting_for().iter().map(Rank::to_string).collect();
-        let ranks = if ranks.is_empty() { String::from("none") } else { ranks.join(", ") };
         let limit_ms = limit_ns as f64 / 1e6;
-        Error::Timeout(format!("no progress for {limit_ms} ms, waiting for ranks: {ranks}; {}", self.describe()))
+        let all = if ranks.is_empty() { String::from("none") } else { ranks.join(", ") };
+        crate::log::write(Level::Warn, &format!("no progress, waiting for ranks: {all}; {}", self.describe()));
+        let more = match ranks.len().saturating_sub(RANKS_SHOWN) {
+            0 => String::new(),
+            more => format!(" and {more} more"),
+        };
+        let first = if ranks.is_empty() { all } else { ranks[..ranks.len().min(RANKS_SHOWN)].join(", ") };
+        Error::Timeout(format!("no progress for {limit_ms} ms, waiting for ranks: {first}{more}"))
     }
 
     fn describe_lane(&self, run: &Run, lane: usize, place: &Place, text: &mut String) {

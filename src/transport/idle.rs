@@ -47,6 +47,11 @@ impl Idle {
         self.sleep = FIRST_SLEEP;
     }
 
+    /// Whether the wait has become a sleep.
+    pub fn sleeps(&self) -> bool {
+        self.sleep > FIRST_SLEEP
+    }
+
     /// Nothing happened: passes a little time. Called between polls, with no lock held.
     pub fn pause(&mut self, transport: &mut dyn Transport) -> Result<()> {
         self.polls = self.polls.wrapping_add(1);

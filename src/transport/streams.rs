@@ -49,12 +49,17 @@ impl Envelope {
         if *self == arrived && expected == bytes {
             return Ok(());
         }
-        Err(Error::InvalidUsage(format!(
-            "rank {from} sent operation {} with signature {:08x} and {bytes} bytes on channel {} where operation {} with \
-             signature {:08x} and {expected} bytes was expected: the ranks do not call the same collectives with the same \
-             arguments",
-            arrived.sequence, arrived.signature, arrived.channel, self.sequence, self.signature,
-        )))
+        // What was called is known to whoever gave the operations their numbers.
+        let (theirs, ours) = (arrived.sequence, self.sequence);
+        let found = if theirs != ours {
+            format!("a message of operation {theirs} where one of operation {ours} was expected")
+        } else if arrived.signature != self.signature {
+            format!("a message of another call than this rank's operation {ours}")
+        } else {
+            format!("{bytes} bytes where {expected} were expected")
+        };
+        let why = "the ranks do not call the same operations with the same arguments";
+        Err(Error::InvalidUsage(format!("rank {from} sent {found}: {why}")))
     }
 }
 
@@ -175,11 +180,17 @@ mod tests {
         let envelope = Envelope { channel: 3, sequence: 7, signature: 0xab };
         let posted = Posted::new(1, envelope, Sink::Store(&[]));
         assert!(posted.check(Rank(4), envelope, 0).is_ok());
-        let Err(Error::InvalidUsage(text)) = posted.check(Rank(4), Envelope { sequence: 8, ..envelope }, 5) else {
-            panic!("a mismatch is an InvalidUsage");
-        };
-        for part in ["rank 4", "operation 8", "operation 7", "5 bytes", "0 bytes", "channel 3"] {
-            assert!(text.contains(part), "{part} is missing in: {text}");
+        let other_operation = posted.check(Rank(4), Envelope { sequence: 8, ..envelope }, 0);
+        let other_call = posted.check(Rank(4), Envelope { signature: 0xac, ..envelope }, 0);
+        let other_size = posted.check(Rank(4), envelope, 5);
+        let told = [
+            (other_operation, "a message of operation 8 where one of operation 7"),
+            (other_call, "a message of another call than this rank's operation 7"),
+            (other_size, "5 bytes where 0 were"),
+        ];
+        for (outcome, part) in told {
+            let Err(Error::InvalidUsage(text)) = outcome else { panic!("a mismatch is an InvalidUsage") };
+            assert!(text.starts_with(&format!("rank 4 sent {part}")), "{text}");
         }
     }
 }

@@ -102,13 +102,15 @@ impl<'a> Session<'a> {
         };
         let place = if here.fixed { Place::Fixed } else { Place::Opened };
         let range = Seat::take(here.service, place, &wish, rank, timeout, cancel);
-        if nroots == 1 {
-            return Ok(Session { range: range?, top: None, several: false, closed: false });
-        }
-        let top = meetings[0];
-        let room = Credentials { key: !top.room.key, ..top.room };
-        let top_wish = Join { room, nranks: nroots, rank: root, first_name: LEADERS, ..wish };
-        Session::merge(range, top.service, top_wish, rank == Rank(first))
+        let session = if nroots == 1 {
+            range.map(|range| Session { range, top: None, several: false, closed: false })
+        } else {
+            let top = meetings[0];
+            let room = Credentials { key: !top.room.key, ..top.room };
+            let top_wish = Join { room, nranks: nroots, rank: root, first_name: LEADERS, ..wish };
+            Session::merge(range, top.service, top_wish, rank == Rank(first))
+        };
+        session.inspect_err(|_| settle(&meetings.iter().map(|meeting| meeting.service).collect::<Vec<_>>()))
     }
 
     /// The ranges come together: their first ranks meet, and tell the others when they have.
@@ -152,7 +154,8 @@ impl<'a> Session<'a> {
         if Service::get()?.addr() == derived.leader {
             Service::get()?.open_room(derived.room)?;
         }
-        let range = Seat::take(derived.leader, Place::Derived, &wish, rank, timeout, cancel)?;
+        let range = Seat::take(derived.leader, Place::Derived, &wish, rank, timeout, cancel)
+            .inspect_err(|_| settle(&[derived.leader]))?;
         Ok(Session { range, top: None, several: false, closed: false })
     }
 
@@ -179,10 +182,13 @@ impl<'a> Session<'a> {
     /// Tells those who still exchange that it is over, and why.
     fn fail(&mut self, error: Error) -> Error {
         if !std::mem::replace(&mut self.closed, true) {
-            self.range.give_up(&error);
-            if let Some(top) = &mut self.top {
-                top.give_up(&error);
+            let mut roots = Vec::new();
+            for seat in std::iter::once(&mut self.range).chain(&mut self.top) {
+                seat.give_up(&error);
+                seat.conn.shut();
+                roots.push(seat.root);
             }
+            settle(&roots);
         }
         error
     }
@@ -212,6 +218,15 @@ impl Drop for Session<'_> {
         if !self.closed {
             let who = format!("rank {} ({})", self.range.name, Process::this());
             self.fail(Error::Remote(format!("{who} gave up making the communicator")));
+        }
+    }
+}
+
+/// After a failure the process of a root stays until the others have heard the verdict, although its own rank knows it.
+fn settle(roots: &[ServiceAddr]) {
+    if let Ok(service) = Service::get() {
+        if roots.contains(&service.addr()) {
+            service.settle();
         }
     }
 }

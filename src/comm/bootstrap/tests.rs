@@ -111,6 +111,28 @@ fn a_rank_missing_from_one_range_is_named_in_all_ranges() {
 }
 
 #[test]
+fn a_root_stays_until_the_others_have_heard_its_verdict() {
+    let ids = ids(1);
+    let (room, heard) = (ids[0].credentials().unwrap(), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        let joined = Join { room, nranks: 3, rank: 1, first_name: 0, total: 3, process: Process::this() };
+        let mut stream = TcpStream::connect(Service::get().unwrap().addr().0).unwrap();
+        stream.write_all(&Frame::Join(joined).encode()).unwrap();
+        let heard = &heard;
+        scope.spawn(move || {
+            let mut verdict = Vec::new();
+            stream.read_to_end(&mut verdict).unwrap();
+            // A slow one: its process gets little time.
+            std::thread::sleep(Duration::from_millis(200));
+            heard.store(verdict.windows(12).any(|text| text == b"did not join"), Ordering::Release);
+        });
+        let error = join(&ids, 3, 0, Duration::from_millis(100)).err().unwrap();
+        assert!(error.text().starts_with("rank 2 of 3 did not join"), "{error}");
+        assert!(heard.load(Ordering::Acquire), "its process could end now, and the verdict with it");
+    });
+}
+
+#[test]
 fn a_rank_given_twice_fails_all_that_came() {
     let ids = ids(1);
     for error in failures(&ids, 4, &[0, 1, 2, 1], LIMIT) {

@@ -7,7 +7,8 @@
 use super::conn::{until, Conn};
 use super::room::name_ranks;
 use super::wire::{Answer, Credentials, Frame};
-use super::ServiceAddr;
+use super::{Call, ServiceAddr};
+use crate::log::Level;
 use crate::topo::Rank;
 use rustix::event::{poll, PollFd};
 use std::collections::BTreeMap;
@@ -15,7 +16,7 @@ use std::io::ErrorKind;
 use std::time::{Duration, Instant};
 
 /// Ranks named one by one; the rest are counted.
-const NAMED: usize = 8;
+const NAMED: usize = 3;
 /// Questions under way at the same time.
 const AT_ONCE: usize = 256;
 
@@ -27,8 +28,10 @@ pub struct Inquiry<'a> {
     pub me: u32,
     /// The services of all ranks.
     pub members: &'a [ServiceAddr],
-    /// Operations the asking rank has begun: the last of them is the one that does not end.
+    /// Collectives the asking rank has begun: the last of them is the one that does not end.
     pub begun: u64,
+    /// What it called as that.
+    pub call: Option<Call>,
 }
 
 /// What was found out about a rank.
@@ -40,8 +43,33 @@ enum Found {
     Refused,
 }
 
-/// Asks until everybody has answered or `grace` is over, and says who is to blame.
+/// Asks until everybody has answered or `grace` is over, and says who is to blame: a few here, all in the log.
 pub fn diagnose(inquiry: &Inquiry<'_>, waiting_for: &[Rank], grace: Duration) -> String {
+    let found = ask(inquiry, waiting_for, grace);
+    crate::log::write(Level::Warn, &format!("who is waited for: {}", explain(inquiry, &found, usize::MAX)));
+    explain(inquiry, &found, NAMED)
+}
+
+/// Whether somebody who is waited for has called something else, in words.
+pub fn mismatch(inquiry: &Inquiry<'_>, waiting_for: &[Rank], grace: Duration) -> Option<String> {
+    other_calls(inquiry, &ask(inquiry, waiting_for, grace)).next()
+}
+
+/// Two ranks have called different things.
+pub fn differs(number: u64, (me, ours): (u32, Call), (other, theirs): (u32, Call)) -> String {
+    format!("operation {number} is not the same on all ranks: rank {me} called {ours}, rank {other} called {theirs}")
+}
+
+fn other_calls<'a>(inquiry: &'a Inquiry<'_>, found: &'a BTreeMap<u32, Found>) -> impl Iterator<Item = String> + 'a {
+    found.iter().filter_map(|(&rank, found)| match (found, inquiry.call) {
+        (Found::Answer(Answer { call: Some(theirs), .. }), Some(ours)) if ours != *theirs => {
+            Some(differs(inquiry.begun, (inquiry.me, ours), (rank, *theirs)))
+        }
+        _ => None,
+    })
+}
+
+fn ask(inquiry: &Inquiry<'_>, waiting_for: &[Rank], grace: Duration) -> BTreeMap<u32, Found> {
     let deadline = Instant::now() + grace;
     let mut found: BTreeMap<u32, Found> = BTreeMap::new();
     let mut queue: Vec<u32> = waiting_for.iter().map(|rank| rank.0).collect();
@@ -55,7 +83,7 @@ pub fn diagnose(inquiry: &Inquiry<'_>, waiting_for: &[Rank], grace: Duration) ->
             found.insert(rank, Found::Asked);
             match Conn::dial(inquiry.members[rank as usize].0) {
                 Ok(mut conn) => {
-                    conn.send(Frame::Query { comm: inquiry.comm, rank }.encode().into());
+                    conn.send(Frame::Query { comm: inquiry.comm, rank, number: inquiry.begun }.encode().into());
                     open.push((rank, conn));
                 }
                 Err(error) => {
@@ -86,7 +114,7 @@ pub fn diagnose(inquiry: &Inquiry<'_>, waiting_for: &[Rank], grace: Duration) ->
             }
         });
     }
-    explain(inquiry, &found)
+    found
 }
 
 /// What a connection that is ready has to say, if it is complete.
@@ -107,7 +135,7 @@ fn hear(conn: &mut Conn) -> Option<Found> {
     }
 }
 
-fn explain(inquiry: &Inquiry<'_>, found: &BTreeMap<u32, Found>) -> String {
+fn explain(inquiry: &Inquiry<'_>, found: &BTreeMap<u32, Found>, named: usize) -> String {
     let mut silent = Vec::new();
     let mut gone = Vec::new();
     let mut behind: BTreeMap<u64, Vec<u32>> = BTreeMap::new();
@@ -129,7 +157,7 @@ fn explain(inquiry: &Inquiry<'_>, found: &BTreeMap<u32, Found>) -> String {
             Found::Answer(answer) => waiting.push((rank, answer)),
         }
     }
-    let mut culprits = Vec::new();
+    let mut culprits: Vec<String> = other_calls(inquiry, found).take(named).collect();
     if !gone.is_empty() {
         culprits.push(format!("{} {} gone: the process has ended", name_ranks(&gone), plural(&gone, "is", "are")));
     }
@@ -146,9 +174,9 @@ fn explain(inquiry: &Inquiry<'_>, found: &BTreeMap<u32, Found>) -> String {
             inquiry.begun
         ));
     }
-    culprits.extend(others.into_iter().take(NAMED));
+    culprits.extend(others.into_iter().take(named));
     if culprits.is_empty() {
-        culprits.extend(waiting.iter().take(NAMED).map(|(rank, answer)| stuck(*rank, answer)));
+        culprits.extend(waiting.iter().take(named).map(|(rank, answer)| stuck(*rank, answer)));
     }
     if culprits.is_empty() {
         culprits.push("no rank was asked".to_string());
@@ -180,8 +208,8 @@ mod tests {
 
     fn explained(found: &[(u32, Found)]) -> String {
         let comm = Credentials { key: 1, secret: [0; 16] };
-        let inquiry = Inquiry { comm, me: 0, members: &[], begun: 12 };
-        explain(&inquiry, &found.iter().cloned().collect())
+        let inquiry = Inquiry { comm, me: 0, members: &[], begun: 12, call: Some(Call([4, 0])) };
+        explain(&inquiry, &found.iter().cloned().collect(), NAMED)
     }
 
     fn answer(begun: u64, waiting_for: Option<u32>) -> Found {
@@ -205,6 +233,20 @@ mod tests {
             text,
             "ranks 1, 2 are gone: the process has ended; \
              ranks 4, 5 are alive but have not joined operation 12 (they have begun 0)"
+        );
+    }
+
+    #[test]
+    fn who_called_something_else_is_named_first_with_both_calls() {
+        let other = Answer { begun: 13, call: Some(Call([5, 0])), ..Answer::default() };
+        let same = Answer { begun: 12, call: Some(Call([4, 0])), ..Answer::default() };
+        let text = explained(&[(1, Found::Refused), (2, Found::Answer(other)), (3, Found::Answer(same))]);
+        assert!(
+            text.starts_with(
+                "operation 12 is not the same on all ranks: rank 0 called all_reduce of 4 int8 (no operation), \
+                 rank 2 called all_reduce of 5 int8 (no operation); rank 1 is gone"
+            ),
+            "{text}"
         );
     }
 

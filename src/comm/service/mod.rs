@@ -5,6 +5,7 @@
 //! needed, blocks on nobody, and trusts nobody without the secret of the room or communicator spoken of.
 #![forbid(unsafe_code)]
 
+mod call;
 pub mod conn;
 mod diagnose;
 mod doors;
@@ -19,6 +20,7 @@ pub mod wire;
 #[cfg(test)]
 mod tests;
 
+pub use call::Call;
 pub use monitor::Monitor;
 pub use status::Status;
 pub use wire::{Credentials, Process};
@@ -35,10 +37,13 @@ use std::os::unix::net::UnixStream;
 use std::sync::mpsc::{channel, Sender};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Connections that may wait to be accepted: all ranks of a large communicator come at once.
 const BACKLOG: i32 = 4096;
+
+/// How long [`Service::settle`] waits for the service, which itself waits less for the others.
+const SETTLE_PATIENCE: Duration = Duration::from_secs(2);
 
 /// Where a process's service listens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -185,6 +190,16 @@ impl Service {
         self.command(Command::ListenAt(addr, credentials, reply))?;
         let rest = deadline.saturating_duration_since(Instant::now());
         replied.recv_timeout(rest).map_err(|_| Error::Timeout(format!("listening at {addr} took too long")))?
+    }
+
+    /// Waits until all who were told why their communicator could not be made have heard it; a second at most. A process
+    /// that ends at once after a failure would take the word with it.
+    pub fn settle(&self) {
+        let (done, settled) = channel();
+        if self.command(Command::Settle(done)).is_ok() {
+            // Longer nobody waits for those who may be frozen.
+            let _ = settled.recv_timeout(SETTLE_PATIENCE);
+        }
     }
 
     fn command(&self, command: Command) -> Result<()> {

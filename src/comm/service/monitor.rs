@@ -7,12 +7,13 @@ use super::ring::Watch;
 use super::{Credentials, Service, ServiceAddr, Status};
 use crate::error::{Error, Result};
 use crate::topo::Rank;
-use std::sync::mpsc::{channel, RecvTimeoutError};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{channel, Receiver, RecvTimeoutError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// How long a rank waits for its neighbours' links. All ranks start their monitors at about the same time; a rank that
-/// is late is watched as soon as it comes.
+/// How long a rank waits at most for its neighbours' links. All ranks have started their monitors by then; one that
+/// does not answer is watched as soon as it does.
 const LINK_PATIENCE: Duration = Duration::from_secs(10);
 /// How long a leaving rank waits for the service, which itself waits for the goodbye to be sent.
 const LEAVE_PATIENCE: Duration = Duration::from_secs(2);
@@ -24,12 +25,12 @@ pub struct Monitor {
     me: Rank,
     members: Vec<ServiceAddr>,
     status: Arc<Status>,
+    standing: Mutex<Receiver<()>>,
 }
 
 impl Monitor {
     /// Starts the watch. All ranks call this with the same credentials and members (rank `i`'s service is
-    /// `members[i]`); it returns when the links to both neighbours stand, so that whoever leaves later is missed by
-    /// somebody. Fails if a neighbour is dead already.
+    /// `members[i]`). It waits for nobody: the links to the neighbours come to stand by and by.
     pub fn start(comm: Credentials, me: Rank, members: Vec<ServiceAddr>, status: Arc<Status>) -> Result<Monitor> {
         if me.index() >= members.len() {
             return Err(Error::Internal(format!("rank {me} watches a communicator of {} ranks", members.len())));
@@ -38,26 +39,34 @@ impl Monitor {
         let (ready, standing) = channel();
         let watch = Watch { comm, me: me.0, members: members.clone(), status: status.clone(), ready };
         service.command(Command::Start(watch))?;
-        let monitor = Monitor { service, comm, me, members, status };
-        let deadline = Instant::now() + LINK_PATIENCE;
-        loop {
+        Ok(Monitor { service, comm, me, members, status, standing: Mutex::new(standing) })
+    }
+
+    /// Waits until the links to both neighbours stand, so that whoever leaves later is missed by somebody; no longer
+    /// than `limit`, and not once `cancel` is set. To be called when all ranks are known to have started their watch.
+    /// Fails if a neighbour is dead already.
+    pub fn wait_linked(&self, limit: Duration, cancel: &AtomicBool) -> Result<()> {
+        let standing = self.standing.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let deadline = Instant::now() + limit.min(LINK_PATIENCE);
+        while !cancel.load(Ordering::Acquire) {
             match standing.recv_timeout(Duration::from_millis(20)) {
                 Ok(()) => break,
                 Err(RecvTimeoutError::Disconnected) => {
                     return Err(Error::Internal("the service's thread has ended".to_string()))
                 }
                 Err(RecvTimeoutError::Timeout) => {
-                    if let Some(error) = monitor.status.failure() {
+                    if let Some(error) = self.status.failure() {
                         return Err(error.clone());
                     }
                     if Instant::now() > deadline {
+                        let me = self.me;
                         crate::info!("rank {me}: the neighbours' links do not stand yet; going on without waiting");
                         break;
                     }
                 }
             }
         }
-        Ok(monitor)
+        Ok(())
     }
 
     /// The state that others are told.
@@ -65,12 +74,13 @@ impl Monitor {
         &self.status
     }
 
-    /// Tells all other ranks that this one has failed, timed out or aborted. They get a `Timeout` for a `Timeout`, else
-    /// a `Remote`, with this rank's number and the text.
+    /// Tells all other ranks that this one has failed, timed out or aborted. They get a `Timeout` for a `Timeout`, an
+    /// `InvalidUsage` for an `InvalidUsage`, else a `Remote`, with this rank's number and the text.
     pub fn report(&self, error: &Error) {
         let text = format!("rank {} ({}): {error}", self.me, super::Process::this());
         let told = match error {
             Error::Timeout(_) => Error::Timeout(text),
+            Error::InvalidUsage(_) => Error::InvalidUsage(text),
             _ => Error::Remote(text),
         };
         if let Err(error) = self.service.command(Command::Report((self.comm.key, self.me.0), told)) {
@@ -81,8 +91,26 @@ impl Monitor {
     /// Why the awaited ranks do not come: asks their services, follows those who wait themselves, and names the
     /// culprits. Takes `grace` in all if somebody does not answer, and milliseconds if everybody does.
     pub fn diagnose(&self, waiting_for: &[Rank], grace: Duration) -> String {
-        let inquiry = Inquiry { comm: self.comm, me: self.me.0, members: &self.members, begun: self.status.begun() };
-        diagnose::diagnose(&inquiry, waiting_for, grace)
+        diagnose::diagnose(&self.inquiry(), waiting_for, grace)
+    }
+
+    /// In words, what this rank and one that it waits for have called, if that differs. Takes as long as
+    /// [`diagnose`](Monitor::diagnose).
+    pub fn mismatch(&self, waiting_for: &[Rank], grace: Duration) -> Option<String> {
+        diagnose::mismatch(&self.inquiry(), waiting_for, grace)
+    }
+
+    /// Has the service find out whether those who are waited for call what this rank calls. Returns at once; if not,
+    /// all ranks get an `InvalidUsage` that says so.
+    pub fn compare(&self, waiting_for: &[Rank]) {
+        let others = waiting_for.iter().map(|rank| rank.0).collect();
+        // Without a service nobody is asked; the wait has its limit all the same.
+        let _ = self.service.command(Command::Compare((self.comm.key, self.me.0), others));
+    }
+
+    fn inquiry(&self) -> Inquiry<'_> {
+        let begun = self.status.begun();
+        Inquiry { comm: self.comm, me: self.me.0, members: &self.members, begun, call: self.status.call(begun) }
     }
 }
 

@@ -44,6 +44,15 @@ pub enum Role {
         /// Its process, once it has answered.
         process: Option<Process>,
     },
+    /// It asks another rank about an operation on behalf of one that gets no further.
+    Asked {
+        /// Who asks.
+        of: LocalRank,
+        /// Who is asked.
+        rank: u32,
+        /// The operation's number.
+        number: u64,
+    },
     /// It carries a last word and is closed when that is sent.
     Ending,
 }

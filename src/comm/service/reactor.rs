@@ -24,7 +24,7 @@ const ACCEPTS_A_TURN: usize = 64;
 const LOGGED_STRANGERS: u32 = 100;
 /// The longest sleep: a safeguard, as everything that happens wakes the loop.
 const NAP: Duration = Duration::from_secs(5);
-/// How long a leaving rank waits for its goodbye to be on its way.
+/// How long a leaving rank waits for its goodbye to be on its way, and a root for its verdict to be heard.
 const FAREWELL: Duration = Duration::from_secs(1);
 
 /// What the process asks of its service.
@@ -37,13 +37,19 @@ pub enum Command {
     Start(Watch),
     /// A rank reports a failure.
     Report(LocalRank, Error),
+    /// A rank gets no further and waits for these: do they call what it calls?
+    Compare(LocalRank, Vec<u32>),
     /// A rank leaves in good order; the sender hears when the others can know.
     Leave(LocalRank, Sender<()>),
+    /// The sender hears when everybody who was told a last word has heard it and hung up.
+    Settle(Sender<()>),
 }
 
 struct Farewell {
     deadline: Instant,
     links: Vec<u64>,
+    /// Whether the others must have hung up; else it is enough that all is sent.
+    heard: bool,
     done: Sender<()>,
 }
 
@@ -152,9 +158,15 @@ impl Reactor {
                 }
                 Command::Start(watch) => self.ring.start(&mut self.net, watch),
                 Command::Report(of, error) => self.ring.report(of, &error),
+                Command::Compare(of, others) => self.ring.compare(&mut self.net, of, &others),
                 Command::Leave(of, done) => {
                     let links = self.ring.leave(&mut self.net, of);
-                    self.farewells.push(Farewell { deadline: Instant::now() + FAREWELL, links, done });
+                    self.farewells.push(Farewell { deadline: Instant::now() + FAREWELL, links, heard: false, done });
+                }
+                Command::Settle(done) => {
+                    let ending = self.net.peers.iter().filter(|(_, peer)| matches!(peer.role, Role::Ending));
+                    let links = ending.map(|(id, _)| *id).collect();
+                    self.farewells.push(Farewell { deadline: Instant::now() + FAREWELL, links, heard: true, done });
                 }
             }
         }
@@ -249,7 +261,9 @@ impl Reactor {
         match peer.role.clone() {
             Role::New => self.first_frame(id, frame),
             Role::Member { room, member } => self.doors.hear(&mut self.net, room, member, frame),
-            role @ (Role::LinkIn { .. } | Role::LinkOut { .. }) => self.ring.hear(&mut self.net, id, role, frame),
+            role @ (Role::LinkIn { .. } | Role::LinkOut { .. } | Role::Asked { .. }) => {
+                self.ring.hear(&mut self.net, id, role, frame)
+            }
             Role::Ending => {}
         }
     }
@@ -261,7 +275,7 @@ impl Reactor {
                 !matches!(self.doors.join(&mut self.net, id, &join, trusted), Entry::Intruder)
             }
             Frame::Link { comm, from, to, process } => self.ring.welcome(&mut self.net, id, (comm, from, to, process)),
-            Frame::Query { comm, rank } => match self.ring.answer(comm, rank) {
+            Frame::Query { comm, rank, number } => match self.ring.answer(comm, rank, number) {
                 Some(answer) => {
                     self.net.send(id, &answer);
                     self.net.end(id);
@@ -331,7 +345,10 @@ impl Reactor {
         let all_told = self.ring.all_told(&self.net);
         let net = &self.net;
         self.farewells.retain(|farewell| {
-            let under_way = !all_told || farewell.links.iter().any(|id| net.is_sending(*id));
+            let under_way = match farewell.heard {
+                true => farewell.links.iter().any(|id| net.peers.contains_key(id)),
+                false => !all_told || farewell.links.iter().any(|id| net.is_sending(*id)),
+            };
             if under_way && farewell.deadline > now {
                 return true;
             }

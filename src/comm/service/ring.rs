@@ -6,11 +6,12 @@
 //! everybody it knows to have left, and its predecessor links to the next that remains.
 #![forbid(unsafe_code)]
 
+use super::diagnose::differs;
 use super::net::{LocalRank, Net, Role};
 use super::room::name_ranks;
 use super::status::Status;
 use super::wire::{Answer, Credentials, Frame, Process};
-use super::ServiceAddr;
+use super::{Call, ServiceAddr};
 use crate::error::Error;
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::io::ErrorKind;
@@ -213,7 +214,34 @@ impl Ring {
                     entry.departed.extend(departed);
                 }
             }
+            (Role::Asked { of, rank, number }, Frame::Answer(Answer { call: Some(theirs), .. })) => {
+                net.end(id);
+                self.heard_call(of, rank, number, theirs);
+            }
             _ => {}
+        }
+    }
+
+    /// A rank gets no further: asks those it waits for what they have called as the operation it is in. Whoever has not
+    /// called it yet is merely late, and whoever does not answer is found by other means.
+    pub fn compare(&mut self, net: &mut Net, of: LocalRank, others: &[u32]) {
+        let Some(entry) = self.entries.get(&of) else { return };
+        let (comm, number) = (entry.watch.comm, entry.watch.status.begun());
+        for &rank in others.iter().filter(|&&rank| rank != of.1) {
+            let Some(addr) = entry.watch.members.get(rank as usize) else { continue };
+            let question = Frame::Query { comm, rank, number }.encode().into();
+            if let Err(error) = net.dial(addr.0, Role::Asked { of, rank, number }, &[question]) {
+                crate::info!("asking rank {rank}: {error}");
+            }
+        }
+    }
+
+    fn heard_call(&mut self, of: LocalRank, rank: u32, number: u64, theirs: Call) {
+        let Some(ours) = self.entries.get(&of).and_then(|entry| entry.watch.status.call(number)) else { return };
+        if ours != theirs {
+            let error = Error::InvalidUsage(differs(number, (of.1, ours), (rank, theirs)));
+            crate::info!("{error}");
+            self.tell(of, &error, None, None);
         }
     }
 
@@ -296,11 +324,11 @@ impl Ring {
     }
 
     /// The answer to a question about a rank, or `None` for a wrong secret.
-    pub fn answer(&self, comm: Credentials, rank: u32) -> Option<Frame> {
+    pub fn answer(&self, comm: Credentials, rank: u32, number: u64) -> Option<Frame> {
         let of = (comm.key, rank);
         match self.entries.get(&of) {
             Some(entry) if !entry.watch.comm.secret_is(&comm.secret) => None,
-            Some(entry) => Some(Frame::Answer(entry.watch.status.answer())),
+            Some(entry) => Some(Frame::Answer(entry.watch.status.answer(number))),
             None if self.past.contains(&of) => Some(Frame::Answer(Answer { left: true, ..Answer::default() })),
             None => Some(Frame::Unknown),
         }

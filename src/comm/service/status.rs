@@ -2,17 +2,28 @@
 #![forbid(unsafe_code)]
 
 use super::wire::Answer;
+use super::Call;
 use crate::error::Error;
 use crate::topo::Rank;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{fence, AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock};
 
 type Wake = Box<dyn Fn() + Send + Sync>;
 
-/// One rank's state in one communicator.
+/// How many calls are remembered: no rank is further ahead of one that waits for it.
+const KEPT: usize = 64;
+
+/// A call and the operation's number, which is 0 while the call is written. One thread at a time writes.
 #[derive(Default)]
+struct Noted {
+    number: AtomicU64,
+    words: [AtomicU64; 2],
+}
+
+/// One rank's state in one communicator.
 pub struct Status {
+    calls: [Noted; KEPT],
     begun: AtomicU64,
     finished: AtomicU64,
     /// The awaited rank and one, or 0.
@@ -22,28 +33,67 @@ pub struct Status {
     wake: Mutex<Option<Wake>>,
 }
 
+impl Default for Status {
+    fn default() -> Status {
+        Status {
+            calls: std::array::from_fn(|_| Noted::default()),
+            begun: AtomicU64::new(0),
+            finished: AtomicU64::new(0),
+            waiting_for: AtomicU64::new(0),
+            aborted: AtomicBool::new(false),
+            failure: OnceLock::new(),
+            wake: Mutex::default(),
+        }
+    }
+}
+
+impl Noted {
+    fn write(&self, number: u64, call: Call) {
+        self.number.store(0, Ordering::Relaxed);
+        fence(Ordering::Release);
+        self.words.iter().zip(call.0).for_each(|(word, value)| word.store(value, Ordering::Relaxed));
+        self.number.store(number, Ordering::Release);
+    }
+
+    fn read(&self, number: u64) -> Option<Call> {
+        let before = self.number.load(Ordering::Acquire);
+        let call = Call([0, 1].map(|index| self.words[index].load(Ordering::Relaxed)));
+        fence(Ordering::Acquire);
+        (before == number && self.number.load(Ordering::Relaxed) == number).then_some(call)
+    }
+}
+
 impl Status {
     /// A rank that has done nothing yet. `wake` is called once, from the service's thread, when a failure arrives.
     pub fn new(wake: impl Fn() + Send + Sync + 'static) -> Status {
         Status { wake: Mutex::new(Some(Box::new(wake))), ..Status::default() }
     }
 
-    /// Another operation has been begun; returns its number, from 1.
-    pub fn begin(&self) -> u64 {
-        self.begun.fetch_add(1, Ordering::Relaxed) + 1
+    /// Another collective has been begun; returns its number, from 1. Sends and receives are not counted: ranks need
+    /// not have made equally many.
+    pub fn begin(&self, call: Call) -> u64 {
+        let number = self.begun.load(Ordering::Relaxed) + 1;
+        self.calls[number as usize % KEPT].write(number, call);
+        self.begun.store(number, Ordering::Release);
+        number
     }
 
-    /// Another operation has been finished.
+    /// What was called as the operation with this number, if it has been begun and is not long past.
+    pub fn call(&self, number: u64) -> Option<Call> {
+        self.calls[number as usize % KEPT].read(number).filter(|_| number > 0)
+    }
+
+    /// Another collective has been finished.
     pub fn finish(&self) {
         self.finished.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// How many operations have been begun.
+    /// How many collectives have been begun.
     pub fn begun(&self) -> u64 {
-        self.begun.load(Ordering::Relaxed)
+        self.begun.load(Ordering::Acquire)
     }
 
-    /// How many operations have been finished.
+    /// How many collectives have been finished.
     pub fn finished(&self) -> u64 {
         self.finished.load(Ordering::Relaxed)
     }
@@ -80,8 +130,8 @@ impl Status {
         first
     }
 
-    /// As others are told.
-    pub fn answer(&self) -> Answer {
+    /// As others are told who ask about the operation with this number.
+    pub fn answer(&self, number: u64) -> Answer {
         let waiting_for = self.waiting_for.load(Ordering::Relaxed);
         Answer {
             begun: self.begun(),
@@ -89,6 +139,7 @@ impl Status {
             waiting_for: waiting_for.checked_sub(1).and_then(|rank| u32::try_from(rank).ok()),
             aborted: self.aborted(),
             left: false,
+            call: self.call(number),
             failure: self.failure().map(|error| error.text().to_string()).unwrap_or_default(),
         }
     }
@@ -96,7 +147,7 @@ impl Status {
 
 impl fmt::Debug for Status {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.answer().fmt(f)
+        self.answer(self.begun()).fmt(f)
     }
 }
 
@@ -121,13 +172,25 @@ mod tests {
     #[test]
     fn an_answer_tells_counts_and_the_awaited_rank() {
         let status = Status::default();
-        assert_eq!(status.begin(), 1);
-        status.begin();
+        let call = |count| Call([count, 7]);
+        assert_eq!(status.begin(call(1)), 1);
+        status.begin(call(2));
         status.finish();
         status.wait_for(Some(Rank(0)));
-        let answer = status.answer();
+        let answer = status.answer(1);
+        assert_eq!(answer.call, Some(call(1)));
         assert_eq!((answer.begun, answer.finished, answer.waiting_for), (2, 1, Some(0)));
         status.wait_for(None);
-        assert_eq!(status.answer().waiting_for, None);
+        assert_eq!(status.answer(0).waiting_for, None);
+    }
+
+    #[test]
+    fn calls_are_known_by_number_until_they_are_long_past() {
+        let status = Status::default();
+        assert!(status.call(0).is_none() && status.call(1).is_none());
+        (1..=100).for_each(|number| assert_eq!(status.begin(Call([number, 0])), number));
+        assert_eq!(status.call(100), Some(Call([100, 0])));
+        assert_eq!(status.call(37), Some(Call([37, 0])));
+        assert!(status.call(36).is_none() && status.call(101).is_none());
     }
 }

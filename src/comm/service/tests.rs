@@ -46,7 +46,9 @@ fn a_rank_in_a_process_of_its_own_obeys_its_parent() {
         // The main thread may have looked at the status already.
         let _ = woken.lock().unwrap().send(());
     }));
-    let mut monitor = Some(Monitor::start(id.credentials().unwrap(), rank, members, status.clone()).unwrap());
+    let monitor = Monitor::start(id.credentials().unwrap(), rank, members, status.clone()).unwrap();
+    monitor.wait_linked(LIMIT, &NEVER).unwrap();
+    let mut monitor = Some(monitor);
     println!("@ready");
     for line in std::io::stdin().lines() {
         println!("@{}", obey(&line.unwrap(), &status, &mut monitor, &wakes));
@@ -57,7 +59,7 @@ fn obey(line: &str, status: &Status, monitor: &mut Option<Monitor>, wakes: &Rece
     let words: Vec<&str> = line.split(' ').collect();
     let rank = |at: usize| Rank(words[at].parse().unwrap());
     match words[0] {
-        "begin" => status.begin().to_string(),
+        "begin" => status.begin(Call::default()).to_string(),
         "wait" => {
             status.wait_for(Some(rank(1)));
             "waiting".to_string()
@@ -274,6 +276,9 @@ fn ranks_that_share_a_process_hear_of_each_other() {
                 let (woken, wakes) = channel();
                 let status = Arc::new(Status::new(move || woken.send(()).unwrap()));
                 let monitor = Monitor::start(comm, rank, members, status.clone()).unwrap();
+                if let Err(error) = monitor.wait_linked(LIMIT, &NEVER) {
+                    assert_eq!(Some(&error), status.failure());
+                }
                 if rank == Rank(3) {
                     monitor.report(&Error::Remote("my device is on fire".to_string()));
                     return;
@@ -285,6 +290,20 @@ fn ranks_that_share_a_process_hear_of_each_other() {
             });
         }
     });
+}
+
+/// A neighbour that never answers: its host takes connections, its process is frozen.
+#[test]
+fn waiting_for_links_ends_with_the_limit_or_when_cancelled() {
+    let frozen = TcpListener::bind("127.0.0.1:0").unwrap();
+    let comm = Credentials::random().unwrap();
+    let members = vec![Service::get().unwrap().addr(), ServiceAddr(frozen.local_addr().unwrap())];
+    let monitor = Monitor::start(comm, Rank(0), members, Arc::default()).unwrap();
+    for (limit, cancelled) in [(Duration::from_millis(50), false), (LIMIT, true)] {
+        let began = Instant::now();
+        monitor.wait_linked(limit, &AtomicBool::new(cancelled)).unwrap();
+        assert!(began.elapsed() < Duration::from_secs(8), "it waited for the link");
+    }
 }
 
 #[test]

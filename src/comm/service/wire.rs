@@ -4,6 +4,7 @@
 //! arrived, whatever lengths the bytes claim.
 #![forbid(unsafe_code)]
 
+use super::Call;
 use crate::error::{Code, Error};
 use std::fmt;
 
@@ -105,9 +106,9 @@ pub struct Join {
 /// A rank's state, as its service tells it.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Answer {
-    /// Operations this rank has begun.
+    /// Collectives this rank has begun.
     pub begun: u64,
-    /// Operations this rank has finished.
+    /// Collectives this rank has finished.
     pub finished: u64,
     /// The rank it waits for.
     pub waiting_for: Option<u32>,
@@ -115,6 +116,8 @@ pub struct Answer {
     pub aborted: bool,
     /// Whether it has destroyed the communicator in good order.
     pub left: bool,
+    /// What it called as the operation that was asked about, if it has and still knows.
+    pub call: Option<Call>,
     /// What failed there, or nothing.
     pub failure: String,
 }
@@ -159,6 +162,8 @@ pub enum Frame {
         comm: Credentials,
         /// Which rank.
         rank: u32,
+        /// The number of the operation in question.
+        number: u64,
     },
     /// The answer to a query.
     Answer(Answer),
@@ -224,16 +229,20 @@ impl Frame {
             }
             Frame::Welcome(process) => out.process(process),
             Frame::Goodbye(departed) => departed.iter().for_each(|rank| out.u32(*rank)),
-            Frame::Query { comm, rank } => {
+            Frame::Query { comm, rank, number } => {
                 out.credentials(comm);
                 out.u32(*rank);
+                out.u64(*number);
             }
             Frame::Answer(answer) => {
                 out.u64(answer.begun);
                 out.u64(answer.finished);
                 out.u64(answer.waiting_for.map_or(0, |rank| u64::from(rank) + 1));
-                out.u32(u32::from(answer.aborted) | u32::from(answer.left) << 1);
-                out.text(&answer.failure, MAX_TEXT_BYTES / 2);
+                let flags = [answer.aborted, answer.left, answer.call.is_some()];
+                out.u32(flags.iter().rev().fold(0, |bits, &flag| bits << 1 | u32::from(flag)));
+                answer.call.unwrap_or_default().0.iter().for_each(|word| out.u64(*word));
+                // Short enough for a first frame.
+                out.text(&answer.failure, FIRST_FRAME_LIMIT / 2);
             }
             Frame::Notice { comm, error } => {
                 out.credentials(comm);
@@ -302,16 +311,18 @@ fn decode_body(kind: u32, body: &mut Reader<'_>) -> Result<Frame, Malformed> {
             }
             Frame::Goodbye(departed)
         }
-        12 => Frame::Query { comm: body.credentials()?, rank: body.u32()? },
+        12 => Frame::Query { comm: body.credentials()?, rank: body.u32()?, number: body.u64()? },
         13 => {
             let (begun, finished, waiting) = (body.u64()?, body.u64()?, body.u64()?);
             let flags = body.u32()?;
+            let call = Call([body.u64()?, body.u64()?]);
             Frame::Answer(Answer {
                 begun,
                 finished,
                 waiting_for: waiting.checked_sub(1).and_then(|rank| u32::try_from(rank).ok()),
                 aborted: flags & 1 != 0,
                 left: flags & 2 != 0,
+                call: (flags & 4 != 0).then_some(call),
                 failure: body.text(MAX_TEXT_BYTES)?,
             })
         }
@@ -431,8 +442,9 @@ mod tests {
             Frame::Link { comm, from: 1, to: 2, process: process.clone() },
             Frame::Welcome(process),
             Frame::Goodbye(vec![4, 5]),
-            Frame::Query { comm, rank: 6 },
+            Frame::Query { comm, rank: 6, number: 1 << 40 },
             Frame::Answer(Answer { begun: 3, waiting_for: Some(0), aborted: true, ..Answer::default() }),
+            Frame::Answer(Answer { left: true, call: Some(Call([5, 6])), ..Answer::default() }),
             Frame::Notice { comm, error: Error::Remote("rank 5 died".to_string()) },
         ]
     }
