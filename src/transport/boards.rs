@@ -127,7 +127,9 @@ fn a_call_of_another_kind_is_a_usage_error_that_names_the_peer() {
         let mine = NodeCall { collective: Collective::AllGather, src: &src, dst: &dst, combine: None };
         let failed = call(&mut mux, envelope(1), mine);
         let Err(Error::InvalidUsage(text)) = failed else { panic!("{failed:?}") };
-        assert!(text.contains(&format!("rank {}", 1 - me)) && text.contains("8 bytes"), "{text}");
+        let [theirs, ours] = [[8, 16][me], len];
+        let sizes = format!("rank {} sent {theirs} bytes where {ours} were expected", 1 - me);
+        assert!(text.contains(&sizes), "{text}");
     });
 }
 
