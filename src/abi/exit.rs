@@ -12,6 +12,7 @@ extern "C" fn leave() {
 pub fn register() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
+        crate::transport::plugin::note_exit_handler(leave);
         // SAFETY: the function must stay mapped until the process exits; because the library is linked `-z nodelete`.
         // A refusal means that nothing is said at exit, which the other ranks take for a death.
         let _ = unsafe { libc::atexit(leave) };

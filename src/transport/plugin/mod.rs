@@ -33,7 +33,7 @@ use crate::topo::{Grid, Rank};
 use card::{decide, Card, Launch};
 use mpi::Mpi;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 use thread::Hub;
 
@@ -45,6 +45,24 @@ pub struct Site {
 
 /// The thread of this process, and the process: a forked child has none.
 static HUB: Mutex<Option<(u32, Arc<Hub>)>> = Mutex::new(None);
+
+/// What the program's exit calls, if anything.
+static AT_EXIT: OnceLock<extern "C" fn()> = OnceLock::new();
+
+/// Notes what was registered with `atexit` and ends in [`leave`].
+pub fn note_exit_handler(handler: extern "C" fn()) {
+    // The first one counts; there is only one.
+    let _ = AT_EXIT.set(handler);
+}
+
+/// Registers the exit handler once more. Handlers run in the opposite order of their registration, and MPICH registers
+/// one when it is initialised that tells the launcher of the end, if MPI has been finalised by then.
+fn leave_before_mpi() {
+    if let Some(&handler) = AT_EXIT.get() {
+        // SAFETY: the function must stay mapped until the process exits; because the library is linked `-z nodelete`.
+        let _ = unsafe { libc::atexit(handler) };
+    }
+}
 
 /// Whether a communicator of this process has failed.
 static FAILED: AtomicBool = AtomicBool::new(false);
@@ -163,6 +181,7 @@ pub fn join(
             Ok(world) => Card::new(&world, &site.launch, &hub.description),
             Err(error) => Card::refusal(error.text()),
         };
+        leave_before_mpi();
         exclusive = false;
         let told = cards(exchange, &card)?;
         outcome = decide(&told).map(|running| (running, told));

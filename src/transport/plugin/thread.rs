@@ -626,14 +626,18 @@ impl Worker {
     }
 
     fn leave(&mut self) -> Result<()> {
-        if !self.initialised || self.troubled {
+        if !self.initialised {
             return Ok(());
         }
         self.initialised = false;
+        let left = || Error::Remote("operations have failed or are still under way".to_string());
+        if self.troubled {
+            return Err(left());
+        }
         for comm in 0..self.comms.len() {
             self.cancel_receives(comm);
             if !self.drain(comm, |_| true, SEND_PATIENCE) {
-                return Ok(());
+                return Err(left());
             }
         }
         self.calls.finalize()
