@@ -151,7 +151,8 @@ fn collectives_and_placements_go_by_each_of_their_names() {
 #[test]
 fn a_plan_is_shown_on_one_node_unless_told_otherwise_and_a_drawing_is_explained() {
     let drawn = succeeds(&["plan", "show", "all_gather", "--draw"]);
-    assert!(drawn.starts_with("4 ranks on 1 node (4)\nall_gather direct\n"), "{drawn}");
+    assert!(drawn.starts_with("4 ranks on 1 node (4)\nall_gather board\n"), "{drawn}");
+    let drawn = succeeds(&["plan", "show", "all_gather", "--algo", "direct", "--draw"]);
     assert!(drawn.contains(">1 o0       sends chunk 0"), "{drawn}");
     let drawn = succeeds(&["plan", "show", "all_gather", "-n", "8", "--nodes", "2", "--draw"]);
     assert!(drawn.contains("two_level(direct,log)"), "{drawn}");

@@ -105,7 +105,7 @@ unsafe fn put(text: &str, place: *mut c_char, len: usize) {
     // SAFETY: the caller gives a place of `len` bytes, of which fewer are written.
     unsafe { std::ptr::copy_nonoverlapping(text.as_ptr(), place.cast(), bytes) };
     // SAFETY: as above.
-    unsafe { place.add(bytes).write(0) };
+    unsafe { place.wrapping_add(bytes).write(0) };
 }
 
 unsafe extern "C" fn describe(place: *mut c_char, len: usize) -> c_int {
@@ -278,7 +278,7 @@ unsafe extern "C" fn test_some(
     });
     for (nth, completion) in told.iter().enumerate() {
         // SAFETY: the caller gives room for `count` completions.
-        unsafe { ended.add(nth).write(*completion) };
+        unsafe { ended.wrapping_add(nth).write(*completion) };
     }
     // SAFETY: the caller gives a valid place.
     unsafe { how_many.write(told.len()) };

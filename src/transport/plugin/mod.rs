@@ -37,10 +37,13 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 use thread::Hub;
 
+/// Finds the thread that calls MPI, or says why there is none.
+type FindHub = dyn Fn(&Config, &Launch) -> std::result::Result<Arc<Hub>, String> + Send + Sync;
+
 /// What a process has of MPI: what the launcher said, and the way to the thread that calls it.
 pub struct Site {
     launch: Launch,
-    hub: Box<dyn Fn(&Config, &Launch) -> std::result::Result<Arc<Hub>, String> + Send + Sync>,
+    hub: Box<FindHub>,
 }
 
 /// The thread of this process, and the process: a forked child has none.
