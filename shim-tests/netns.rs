@@ -150,7 +150,7 @@ fn every_nic_carries_the_same_and_results_are_right() {
 }
 
 #[test]
-fn uneven_nodes_are_right_and_every_rank_s_nic_sends() {
+fn uneven_nodes_are_right_and_every_nic_with_a_counterpart_sends() {
     if !allowed() {
         return;
     }
@@ -161,8 +161,9 @@ fn uneven_nodes_are_right_and_every_rank_s_nic_sends() {
             // The third rail carries one block only, which a rank of node0 keeps and does not send.
             continue;
         }
-        for (node, ranks) in [("node0", 3), ("node1", 1), ("node2", 2)] {
-            let used = (0..ranks).map(|nic| sent[&(node.to_string(), format!("eth{nic}"))]);
+        // Node0's third NIC shares a subnet with no NIC of another node, so the kernel's routes decide there.
+        for (node, nics) in [("node0", 2), ("node1", 1), ("node2", 2)] {
+            let used = (0..nics).map(|nic| sent[&(node.to_string(), format!("eth{nic}"))]);
             assert!(used.clone().all(|sent| sent > 500_000), "{name}: {node} sent {:?}", used.collect::<Vec<_>>());
         }
     }
