@@ -1,6 +1,5 @@
 //! The command `strata` as strangers use it: wrong numbers, wrong names, closed pipes, and what it says then.
 
-#[allow(dead_code)]
 mod built;
 
 use std::process::{Command, Output, Stdio};

@@ -4,7 +4,6 @@
 //! `STRATA_TEST_MPICC` names the compiler wrapper of the MPI to test with (default `mpicc`), `STRATA_TEST_MPIEXEC` its
 //! launcher (default `mpirun`). Nodes are make-believe: `NCCL_HOSTID` says who shares one.
 
-#[allow(dead_code)]
 mod built;
 
 use std::io::{BufRead, BufReader};
