@@ -2,7 +2,6 @@
 //! counted by the kernel in network namespaces that stand for nodes.
 
 // Other tests use the rest.
-#[allow(dead_code)]
 mod built;
 mod machines;
 
