@@ -116,8 +116,8 @@ variables! {
         "Messages of at most this many bytes are copied through shared memory, larger ones are pulled by the receiver.";
     "STRATA_INTER" inter: String = "auto", agreed,
         "What carries messages between nodes: mpi, tcp, or auto, which is MPI where an MPI launcher started the job.";
-    "STRATA_MPI_PLUGIN" mpi_plugin: String = "", local,
-        "The MPI plugin to open; without it one is looked for beside the library.";
+    "STRATA_MPI_PLUGIN" mpi_plugin: String = "auto", local,
+        "The MPI plugin to open, as a path; auto looks for one beside the library.";
     "STRATA_TCP_CONNECTIONS" tcp_connections: usize = "2", agreed,
         "Connections per pair of ranks on different nodes.";
 }

@@ -8,6 +8,7 @@ mod calls;
 mod card;
 #[cfg(test)]
 mod fake;
+mod hub;
 mod library;
 mod mpi;
 mod peer;
@@ -30,7 +31,7 @@ use mpi::Mpi;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
-use thread::Hub;
+use hub::Hub;
 
 /// What a process has of MPI: what the launcher said, and the way to the thread that calls it.
 pub struct Site {
