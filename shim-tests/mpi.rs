@@ -232,8 +232,10 @@ fn survivors_of_a_killed_rank_learn_of_it_when_the_launcher_does_not_end_them() 
     let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("survivors-{}", std::process::id()));
     std::fs::create_dir_all(&dir).unwrap();
     let vars = [("SAID", dir.to_str().unwrap())];
-    let script = "exec >\"$SAID/$RANK\" 2>&1; echo $$ >\"$SAID/$RANK.pid\"; exec \"$@\"";
-    let _job = mpi.start(4, options, script, &arguments, &vars);
+    let rank = "exec >\"$SAID/$RANK\" 2>&1; echo $$ >\"$SAID/$RANK.pid\"; exec \"$@\"";
+    // MPICH's launcher ends all ranks when a second one has ended, so there each has a shell that stays.
+    let stays = format!("trap '' USR1; sh -c '{rank}' sh \"$@\"; sleep 200");
+    let _job = mpi.start(4, options, if mpi.is_open_mpi { rank } else { &stays }, &arguments, &vars);
     let said = |rank: usize| std::fs::read_to_string(dir.join(rank.to_string())).unwrap_or_default();
     let all = || (0..4).map(said).collect::<String>();
     let until = |what: &str, holds: &dyn Fn() -> bool| {

@@ -121,8 +121,8 @@ variables! {
         "Which NIC each local rank uses: names separated by commas, from the beginning again for more ranks; auto is evenly, the nearest.";
     "STRATA_INTER" inter: String = "auto", agreed,
         "What carries messages between nodes: mpi, tcp, or auto, which is MPI where an MPI launcher started the job.";
-    "STRATA_MPI_PLUGIN" mpi_plugin: String = "", local,
-        "The MPI plugin to open; without it one is looked for beside the library.";
+    "STRATA_MPI_PLUGIN" mpi_plugin: String = "auto", local,
+        "The MPI plugin to open, as a path; auto looks for one beside the library.";
     "STRATA_TCP_CONNECTIONS" tcp_connections: usize = "2", agreed,
         "Connections per pair of ranks on different nodes.";
 }

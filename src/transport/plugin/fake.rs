@@ -5,7 +5,7 @@
 
 use super::calls::Calls;
 use super::card::Launch;
-use super::thread::Hub;
+use super::hub::Hub;
 use super::vtable::{state, thread_level, Completion, Vtable, World, ANY_SOURCE, NO_REQUEST, SUCCESS, VERSION};
 use super::Site;
 use std::cell::RefCell;

@@ -76,10 +76,10 @@ fn open(path: &Path) -> Result<Plugin, String> {
     }
 }
 
-/// Opens the plugin at `given`, or the one beside the library that fits best: whose MPI calls itself as `prefer` says,
+/// Opens the plugin at `given`, or for `auto` the one beside the library that fits best: whose MPI calls itself as `prefer` says,
 /// else the first that can be opened. The reason, if there is none.
 pub fn find(given: &str, prefer: Option<&str>) -> Result<Plugin, String> {
-    if !given.is_empty() {
+    if given != "auto" {
         return open(Path::new(given));
     }
     let Some(dir) = own_file().and_then(|file| file.parent().map(Path::to_path_buf)) else {

@@ -8,6 +8,7 @@ mod calls;
 mod card;
 #[cfg(test)]
 mod fake;
+mod hub;
 mod library;
 mod mpi;
 mod peer;
@@ -35,7 +36,7 @@ use mpi::Mpi;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
-use thread::Hub;
+use hub::Hub;
 
 /// Finds the thread that calls MPI, or says why there is none.
 type FindHub = dyn Fn(&Config, &Launch) -> std::result::Result<Arc<Hub>, String> + Send + Sync;

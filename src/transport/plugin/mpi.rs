@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 
 use super::peer::{Io, Operation, Peer, PACKET, SMALL};
-use super::thread::{Event, Link};
+use super::hub::{Event, Link};
 use crate::error::{Error, Result};
 use crate::exec::{Started, Token};
 use crate::memory::{Arena, Region};

@@ -6,7 +6,7 @@
 //! chunk is stored in one piece, else into a staging buffer, from which it is combined while the next ones arrive.
 #![forbid(unsafe_code)]
 
-use super::thread::{Bytes, Link};
+use super::hub::{Bytes, Link};
 use super::vtable::MAX_TAG;
 use crate::error::{Error, Result};
 use crate::exec::{Started, Token};

@@ -1,19 +1,16 @@
 //! The one thread of this process that calls MPI.
 //!
-//! Ranks hand it commands through a queue and find what has ended in their mailbox; a rank that sleeps is woken. It
-//! calls MPI only while something is under way: a transfer that is not complete, or a rank that waits for one. Between
+//! It calls MPI only while something is under way: a transfer that is not complete, or a rank that waits for one. Between
 //! polls that find nothing it spins briefly, then gives way, then sleeps for some tens of microseconds, since there may
 //! be fewer processors than threads.
+#![forbid(unsafe_code)]
 
 use super::calls::Calls;
-use super::vtable::{state, thread_level, Completion, World};
+use super::hub::{locked, Bytes, Command, Event, Mailbox, Shared, Transfer, CANCEL_PATIENCE};
+use super::vtable::{state, thread_level, Completion, World, SUCCESS};
 use crate::error::{Error, Result};
-use crate::memory::{Arena, Region};
-use crate::transport::Waker;
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{channel, Sender};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Polls without a pause after something has happened.
@@ -24,334 +21,16 @@ const YIELDS: Duration = Duration::from_micros(200);
 const NAP: Duration = Duration::from_micros(50);
 /// How long it goes on polling when nothing is under way any more, so that what MPI holds back still leaves.
 const LINGER: Duration = Duration::from_millis(2);
-/// How long cancelled operations may take to end.
-const CANCEL_PATIENCE: Duration = Duration::from_secs(1);
 /// How long a cancel waits for sends that nobody receives. They only read, and mostly nobody will ever take them.
 const SEND_PATIENCE: Duration = Duration::from_millis(100);
-/// How long a rank waits for the answer to a command that does not wait for other ranks.
-const ANSWER_PATIENCE: Duration = Duration::from_secs(10);
-
-/// The bytes of a transfer.
-#[derive(Debug)]
-pub enum Bytes {
-    /// The user's; they stay valid until the transfer has ended or the communicator is cancelled.
-    Theirs(Region),
-    /// Ours, of which the first so many count; given back with the event.
-    Ours(Arena, usize),
-}
-
-impl Bytes {
-    fn region(&mut self) -> Region {
-        match self {
-            Bytes::Theirs(region) => *region,
-            Bytes::Ours(arena, len) => arena.region().part(0, *len),
-        }
-    }
-}
-
-/// The end of a transfer.
-#[derive(Debug)]
-pub struct Event {
-    /// The number it was posted with.
-    pub id: usize,
-    /// Of a receive: the sender's rank in the communicator.
-    pub source: i32,
-    /// The bytes received, or what went wrong.
-    pub outcome: Result<usize>,
-    /// The buffer, if it was ours.
-    pub buffer: Option<Arena>,
-}
-
-/// Where a communicator's events go.
-struct Mailbox {
-    events: Mutex<Vec<Event>>,
-    full: AtomicBool,
-    /// The rank waits for something.
-    waiting: AtomicBool,
-    waker: Waker,
-}
-
-impl Mailbox {
-    fn put(&self, event: Event) {
-        locked(&self.events).push(event);
-        self.full.store(true, Ordering::Release);
-    }
-}
-
-struct Transfer {
-    comm: usize,
-    id: usize,
-    bytes: Bytes,
-    peer: Option<i32>,
-    tag: i32,
-    send: bool,
-    /// It waits for whatever may come, and is no reason to call MPI.
-    idle: bool,
-}
-
-enum Command {
-    Look(Sender<Result<World>>),
-    Init(Sender<Result<World>>),
-    Create { ranks: Vec<i32>, tag: i32, mailbox: Arc<Mailbox>, answer: Sender<Result<usize>> },
-    Post(Transfer),
-    Cancel { comm: usize, answer: Sender<()> },
-    Free { comm: usize, answer: Sender<()> },
-    Quiet(Sender<()>),
-    Leave(Sender<Result<()>>),
-}
-
-#[derive(Default)]
-struct Queue {
-    commands: VecDeque<Command>,
-    asleep: bool,
-}
-
-/// What the thread and the ranks share.
-struct Shared {
-    queue: Mutex<Queue>,
-    bell: Condvar,
-    /// Somebody makes a communicator.
-    creating: AtomicBool,
-    /// Why MPI cannot be used in this process any more.
-    given_up: Mutex<Option<Error>>,
-}
-
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
-}
-
-impl Shared {
-    fn command(&self, command: Command) {
-        let mut queue = locked(&self.queue);
-        queue.commands.push_back(command);
-        if queue.asleep {
-            self.bell.notify_one();
-        }
-    }
-
-    fn give_up(&self, why: Error) -> Error {
-        locked(&self.given_up).get_or_insert(why).clone()
-    }
-
-    fn usable(&self) -> Result<()> {
-        match &*locked(&self.given_up) {
-            None => Ok(()),
-            Some(error) => Err(error.clone()),
-        }
-    }
-
-    /// Sends a command and waits for its answer. One that does not come means that MPI does not return.
-    fn ask<T>(&self, limit: Duration, doing: &str, command: impl FnOnce(Sender<Result<T>>) -> Command) -> Result<T> {
-        self.usable()?;
-        let (answer, answered) = channel();
-        self.command(command(answer));
-        answered.recv_timeout(limit).unwrap_or_else(|_| {
-            Err(self.give_up(Error::Timeout(format!("{doing} did not return within {} ms", limit.as_millis()))))
-        })
-    }
-}
-
-/// The thread that calls MPI, as the process knows it.
-pub struct Hub {
-    shared: Arc<Shared>,
-    /// MPI's description of itself.
-    pub description: String,
-}
-
-impl std::fmt::Debug for Hub {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Hub").field("description", &self.description).finish_non_exhaustive()
-    }
-}
-
-impl Hub {
-    /// Starts the thread. `at_start` runs on it first; `before_init` just before MPI is initialised, if it has to be: the
-    /// place for variables that MPI reads then.
-    pub fn start(
-        calls: Calls,
-        description: String,
-        at_start: impl FnOnce() + Send + 'static,
-        before_init: impl FnOnce() + Send + 'static,
-    ) -> Result<Hub> {
-        let shared = Arc::new(Shared {
-            queue: Mutex::default(),
-            bell: Condvar::new(),
-            creating: AtomicBool::new(false),
-            given_up: Mutex::new(None),
-        });
-        let worker = Worker {
-            calls,
-            shared: shared.clone(),
-            comms: Vec::new(),
-            requests: Vec::new(),
-            transfers: Vec::new(),
-            ended: Vec::new(),
-            before_init: Some(Box::new(before_init)),
-            initialised: false,
-            exclusive: false,
-            troubled: false,
-            last: Instant::now(),
-            idle_polls: 0,
-        };
-        let thread = std::thread::Builder::new().name("strata-mpi".to_string());
-        thread
-            .spawn(move || {
-                at_start();
-                worker.run();
-            })
-            .map_err(|error| Error::System(format!("starting the thread for MPI: {error}")))?;
-        Ok(Hub { shared, description })
-    }
-
-    /// The state of MPI in this process.
-    pub fn look(&self) -> Result<World> {
-        self.shared.ask(ANSWER_PATIENCE, "asking for the state of MPI", Command::Look)
-    }
-
-    /// Initialises MPI together with the whole job, and says what came of it.
-    pub fn init(&self, limit: Duration) -> Result<World> {
-        self.shared.ask(limit, "MPI_Init_thread", Command::Init)
-    }
-
-    /// Whether the caller may make a communicator now; if so it has to [`let_create`](Hub::let_create) afterwards.
-    pub fn may_create(&self) -> bool {
-        !self.shared.creating.swap(true, Ordering::AcqRel)
-    }
-
-    /// Lets others make communicators.
-    pub fn let_create(&self) {
-        self.shared.creating.store(false, Ordering::Release);
-    }
-
-    /// Makes a communicator of these ranks of the world, all of which call this. `exclusive`: the program may call MPI
-    /// whenever none of its own operations is under way here.
-    pub fn create(&self, ranks: Vec<i32>, tag: i32, exclusive: bool, waker: Waker, limit: Duration) -> Result<Link> {
-        let mailbox = Arc::new(Mailbox {
-            events: Mutex::default(),
-            full: AtomicBool::new(false),
-            waiting: AtomicBool::new(false),
-            waker,
-        });
-        let theirs = mailbox.clone();
-        let create = |answer| Command::Create { ranks, tag, mailbox: theirs, answer };
-        let comm = self.shared.ask(limit, "MPI_Comm_create_group", create)?;
-        let posted = AtomicBool::new(false);
-        Ok(Link { shared: self.shared.clone(), comm, mailbox, exclusive, posted })
-    }
-
-    /// Finalises MPI if this thread initialised it and nothing has gone wrong; waits for the job's other ranks as
-    /// `MPI_Finalize` does, up to `limit`.
-    pub fn leave(&self, limit: Duration) -> Result<()> {
-        self.shared.ask(limit, "MPI_Finalize", Command::Leave)
-    }
-}
-
-/// One communicator, as its rank holds it.
-pub struct Link {
-    shared: Arc<Shared>,
-    comm: usize,
-    mailbox: Arc<Mailbox>,
-    exclusive: bool,
-    /// Transfers have been posted since MPI was last known to be silent.
-    posted: AtomicBool,
-}
-
-impl std::fmt::Debug for Link {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Link").field("comm", &self.comm).finish_non_exhaustive()
-    }
-}
-
-impl Link {
-    /// Whether the program may call MPI whenever nothing of ours is under way.
-    pub fn exclusive(&self) -> bool {
-        self.exclusive
-    }
-
-    fn post(&self, id: usize, bytes: Bytes, peer: Option<i32>, tag: i32, send: bool) {
-        self.posted.store(true, Ordering::Relaxed);
-        let transfer = Transfer { comm: self.comm, id, bytes, peer, tag, send, idle: peer.is_none() };
-        self.shared.command(Command::Post(transfer));
-    }
-
-    /// Sends bytes to a rank of the communicator.
-    pub fn send(&self, id: usize, bytes: Bytes, to: i32, tag: i32) {
-        self.post(id, bytes, Some(to), tag, true);
-    }
-
-    /// Receives bytes from a rank.
-    pub fn recv(&self, id: usize, bytes: Bytes, from: i32, tag: i32) {
-        self.post(id, bytes, Some(from), tag, false);
-    }
-
-    /// Receives bytes from any rank, some day.
-    pub fn listen(&self, id: usize, bytes: Bytes, tag: i32) {
-        self.post(id, bytes, None, tag, false);
-    }
-
-    /// Appends what has ended.
-    pub fn take(&self, events: &mut Vec<Event>) -> Result<()> {
-        if self.mailbox.full.load(Ordering::Acquire) {
-            let mut mailbox = locked(&self.mailbox.events);
-            self.mailbox.full.store(false, Ordering::Relaxed);
-            events.append(&mut mailbox);
-        }
-        Ok(())
-    }
-
-    /// Whether there is something to take.
-    pub fn has_events(&self) -> bool {
-        self.mailbox.full.load(Ordering::Acquire)
-    }
-
-    /// Says whether the rank waits for something. When it does not and the program may call MPI itself, MPI is silent
-    /// when this returns.
-    pub fn wait_for(&self, something: bool) {
-        let waited = self.mailbox.waiting.load(Ordering::Relaxed);
-        if waited != something {
-            self.mailbox.waiting.store(something, Ordering::SeqCst);
-        }
-        if something && !waited {
-            let queue = locked(&self.shared.queue);
-            if queue.asleep {
-                self.shared.bell.notify_one();
-            }
-        } else if !something && self.exclusive && (self.posted.swap(false, Ordering::Relaxed) || waited) {
-            let (answer, answered) = channel();
-            self.shared.command(Command::Quiet(answer));
-            // A thread that does not answer is stuck in MPI, which others find out.
-            let _ = answered.recv_timeout(ANSWER_PATIENCE);
-        }
-    }
-
-    /// Ends all transfers; afterwards no memory of the user is written any more.
-    pub fn cancel(&self) {
-        self.mailbox.waiting.store(false, Ordering::SeqCst);
-        let (answer, answered) = channel();
-        self.shared.command(Command::Cancel { comm: self.comm, answer });
-        if answered.recv_timeout(CANCEL_PATIENCE + ANSWER_PATIENCE).is_err() {
-            let text = "MPI did not return, so an operation could not be cancelled";
-            self.shared.give_up(Error::Internal(text.to_string()));
-            crate::log::warn(text);
-        }
-    }
-
-    /// Frees the communicator, on which only receives from anybody are pending.
-    pub fn free(&self) {
-        let (answer, answered) = channel();
-        self.shared.command(Command::Free { comm: self.comm, answer });
-        // A thread that does not answer is stuck in MPI; then nothing can be freed.
-        let _ = answered.recv_timeout(ANSWER_PATIENCE);
-    }
-}
 
 struct Member {
     comm: u64,
     mailbox: Arc<Mailbox>,
 }
 
-/// The thread's own side.
-struct Worker {
+/// What the thread has.
+pub struct Worker {
     calls: Calls,
     shared: Arc<Shared>,
     comms: Vec<Option<Member>>,
@@ -367,7 +46,26 @@ struct Worker {
 }
 
 impl Worker {
-    fn run(mut self) {
+    /// A thread that has done nothing. `before_init` runs just before it initialises MPI.
+    pub fn new(calls: Calls, shared: Arc<Shared>, before_init: Box<dyn FnOnce() + Send>) -> Worker {
+        Worker {
+            calls,
+            shared,
+            comms: Vec::new(),
+            requests: Vec::new(),
+            transfers: Vec::new(),
+            ended: Vec::new(),
+            before_init: Some(before_init),
+            initialised: false,
+            exclusive: false,
+            troubled: false,
+            last: Instant::now(),
+            idle_polls: 0,
+        }
+    }
+
+    /// Carries out commands for ever.
+    pub fn run(mut self) {
         loop {
             let commands = self.next();
             for command in commands {
@@ -387,7 +85,7 @@ impl Worker {
 
     /// Whether somebody needs MPI to be called.
     fn is_busy(&self) -> bool {
-        let waits = |member: &Member| member.mailbox.waiting.load(Ordering::SeqCst);
+        let waits = |member: &Member| member.mailbox.is_awaited();
         self.transfers.iter().any(|transfer| !transfer.idle)
             || self.comms.iter().flatten().any(waits)
             || (!self.exclusive && !self.transfers.is_empty() && self.last.elapsed() < LINGER)
@@ -486,7 +184,6 @@ impl Worker {
             }
             Err(error) => {
                 member.mailbox.put(event(transfer, -1, Err(error)));
-                member.mailbox.waker.wake();
             }
         }
     }
@@ -525,12 +222,11 @@ impl Worker {
     fn deliver(&mut self, transfer: Transfer, completion: &Completion) {
         let Some(Some(member)) = self.comms.get(transfer.comm) else { return };
         let outcome = match (completion.cancelled, completion.error) {
-            (0, super::vtable::SUCCESS) => Ok(completion.bytes as usize),
+            (0, SUCCESS) => Ok(completion.bytes as usize),
             (0, error) => Err(self.calls.error(if transfer.send { "MPI_Isend" } else { "MPI_Irecv" }, error)),
             _ => return,
         };
         member.mailbox.put(event(transfer, completion.source, outcome));
-        member.mailbox.waker.wake();
     }
 
     /// MPI itself has failed: every communicator learns it.
@@ -545,7 +241,6 @@ impl Worker {
                 let (id, outcome) = (transfer.id, Err(error.clone()));
                 std::mem::forget(transfer.bytes);
                 member.mailbox.put(Event { id, source: -1, outcome, buffer: None });
-                member.mailbox.waker.wake();
             }
         }
     }

@@ -1,0 +1,371 @@
+//! How ranks reach the one thread of this process that calls MPI: they hand it commands through a queue, find what has
+//! ended in their mailbox, and are woken if they sleep.
+#![forbid(unsafe_code)]
+
+use super::calls::Calls;
+use super::thread::Worker;
+use super::vtable::World;
+use crate::error::{Error, Result};
+use crate::memory::{Arena, Region};
+use crate::transport::Waker;
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{channel, Sender};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::time::Duration;
+
+/// How long cancelled operations may take to end.
+pub const CANCEL_PATIENCE: Duration = Duration::from_secs(1);
+/// How long a rank waits for the answer to a command that does not wait for other ranks.
+const ANSWER_PATIENCE: Duration = Duration::from_secs(10);
+
+/// The bytes of a transfer.
+#[derive(Debug)]
+pub enum Bytes {
+    /// The user's; they stay valid until the transfer has ended or the communicator is cancelled.
+    Theirs(Region),
+    /// Ours, of which the first so many count; given back with the event.
+    Ours(Arena, usize),
+}
+
+impl Bytes {
+    /// The bytes themselves.
+    pub fn region(&mut self) -> Region {
+        match self {
+            Bytes::Theirs(region) => *region,
+            Bytes::Ours(arena, len) => arena.region().part(0, *len),
+        }
+    }
+}
+
+/// The end of a transfer.
+#[derive(Debug)]
+pub struct Event {
+    /// The number it was posted with.
+    pub id: usize,
+    /// Of a receive: the sender's rank in the communicator.
+    pub source: i32,
+    /// The bytes received, or what went wrong.
+    pub outcome: Result<usize>,
+    /// The buffer, if it was ours.
+    pub buffer: Option<Arena>,
+}
+
+/// Where a communicator's events go.
+pub struct Mailbox {
+    events: Mutex<Vec<Event>>,
+    full: AtomicBool,
+    waiting: AtomicBool,
+    waker: Waker,
+}
+
+impl Mailbox {
+    /// Puts an event in and wakes the rank.
+    pub fn put(&self, event: Event) {
+        locked(&self.events).push(event);
+        self.full.store(true, Ordering::Release);
+        self.waker.wake();
+    }
+
+    /// Whether the rank waits for something.
+    pub fn is_awaited(&self) -> bool {
+        self.waiting.load(Ordering::SeqCst)
+    }
+}
+
+/// A message, or a part of one, on its way.
+pub struct Transfer {
+    /// The communicator's number.
+    pub comm: usize,
+    /// The number that its rank gave it.
+    pub id: usize,
+    /// Its bytes.
+    pub bytes: Bytes,
+    /// The other rank; none for whoever sends.
+    pub peer: Option<i32>,
+    /// The tag.
+    pub tag: i32,
+    /// Sent, not received.
+    pub send: bool,
+    /// It waits for whatever may come, and is no reason to call MPI.
+    pub idle: bool,
+}
+
+/// What the thread is asked to do.
+pub enum Command {
+    /// Tell the state of MPI.
+    Look(Sender<Result<World>>),
+    /// Initialise MPI.
+    Init(Sender<Result<World>>),
+    /// Make a communicator of these ranks of the world.
+    Create {
+        /// The ranks.
+        ranks: Vec<i32>,
+        /// The tag that the making uses.
+        tag: i32,
+        /// Where its events go.
+        mailbox: Arc<Mailbox>,
+        /// Its number.
+        answer: Sender<Result<usize>>,
+    },
+    /// Begin a transfer.
+    Post(Transfer),
+    /// End a communicator's transfers.
+    Cancel {
+        /// The communicator.
+        comm: usize,
+        /// It is done.
+        answer: Sender<()>,
+    },
+    /// Free a communicator.
+    Free {
+        /// The communicator.
+        comm: usize,
+        /// It is done.
+        answer: Sender<()>,
+    },
+    /// Say that all earlier commands have been carried out.
+    Quiet(Sender<()>),
+    /// Finalise MPI.
+    Leave(Sender<Result<()>>),
+}
+
+/// Commands that have come, and whether the thread has to be woken for more.
+#[derive(Default)]
+pub struct Queue {
+    /// In the order they came.
+    pub commands: VecDeque<Command>,
+    /// The thread sleeps.
+    pub asleep: bool,
+}
+
+/// What the thread and the ranks share.
+pub struct Shared {
+    /// The commands.
+    pub queue: Mutex<Queue>,
+    /// Wakes the thread.
+    pub bell: Condvar,
+    /// Somebody makes a communicator.
+    creating: AtomicBool,
+    /// Why MPI cannot be used in this process any more.
+    given_up: Mutex<Option<Error>>,
+}
+
+/// Locks, whatever became of whoever held the lock before.
+pub fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+impl Shared {
+    fn command(&self, command: Command) {
+        let mut queue = locked(&self.queue);
+        queue.commands.push_back(command);
+        if queue.asleep {
+            self.bell.notify_one();
+        }
+    }
+
+    /// Ends the use of MPI in this process; returns the reason, which is the first one given.
+    pub fn give_up(&self, why: Error) -> Error {
+        locked(&self.given_up).get_or_insert(why).clone()
+    }
+
+    /// Fails once MPI has been given up.
+    pub fn usable(&self) -> Result<()> {
+        match &*locked(&self.given_up) {
+            None => Ok(()),
+            Some(error) => Err(error.clone()),
+        }
+    }
+
+    /// Sends a command and waits for its answer. One that does not come means that MPI does not return.
+    fn ask<T>(&self, limit: Duration, doing: &str, command: impl FnOnce(Sender<Result<T>>) -> Command) -> Result<T> {
+        self.usable()?;
+        let (answer, answered) = channel();
+        self.command(command(answer));
+        answered.recv_timeout(limit).unwrap_or_else(|_| {
+            Err(self.give_up(Error::Timeout(format!("{doing} did not return within {} ms", limit.as_millis()))))
+        })
+    }
+}
+
+/// The thread that calls MPI, as the process knows it.
+pub struct Hub {
+    shared: Arc<Shared>,
+    /// MPI's description of itself.
+    pub description: String,
+}
+
+impl std::fmt::Debug for Hub {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Hub").field("description", &self.description).finish_non_exhaustive()
+    }
+}
+
+impl Hub {
+    /// Starts the thread. `at_start` runs on it first; `before_init` just before MPI is initialised, if it has to be: the
+    /// place for variables that MPI reads then.
+    pub fn start(
+        calls: Calls,
+        description: String,
+        at_start: impl FnOnce() + Send + 'static,
+        before_init: impl FnOnce() + Send + 'static,
+    ) -> Result<Hub> {
+        let shared = Arc::new(Shared {
+            queue: Mutex::default(),
+            bell: Condvar::new(),
+            creating: AtomicBool::new(false),
+            given_up: Mutex::new(None),
+        });
+        let worker = Worker::new(calls, shared.clone(), Box::new(before_init));
+        let thread = std::thread::Builder::new().name("strata-mpi".to_string());
+        thread
+            .spawn(move || {
+                at_start();
+                worker.run();
+            })
+            .map_err(|error| Error::System(format!("starting the thread for MPI: {error}")))?;
+        Ok(Hub { shared, description })
+    }
+
+    /// The state of MPI in this process.
+    pub fn look(&self) -> Result<World> {
+        self.shared.ask(ANSWER_PATIENCE, "asking for the state of MPI", Command::Look)
+    }
+
+    /// Initialises MPI together with the whole job, and says what came of it.
+    pub fn init(&self, limit: Duration) -> Result<World> {
+        self.shared.ask(limit, "MPI_Init_thread", Command::Init)
+    }
+
+    /// Whether the caller may make a communicator now; if so it has to [`let_create`](Hub::let_create) afterwards.
+    pub fn may_create(&self) -> bool {
+        !self.shared.creating.swap(true, Ordering::AcqRel)
+    }
+
+    /// Lets others make communicators.
+    pub fn let_create(&self) {
+        self.shared.creating.store(false, Ordering::Release);
+    }
+
+    /// Makes a communicator of these ranks of the world, all of which call this. `exclusive`: the program may call MPI
+    /// whenever none of its own operations is under way here.
+    pub fn create(&self, ranks: Vec<i32>, tag: i32, exclusive: bool, waker: Waker, limit: Duration) -> Result<Link> {
+        let mailbox = Arc::new(Mailbox {
+            events: Mutex::default(),
+            full: AtomicBool::new(false),
+            waiting: AtomicBool::new(false),
+            waker,
+        });
+        let theirs = mailbox.clone();
+        let create = |answer| Command::Create { ranks, tag, mailbox: theirs, answer };
+        let comm = self.shared.ask(limit, "MPI_Comm_create_group", create)?;
+        let posted = AtomicBool::new(false);
+        Ok(Link { shared: self.shared.clone(), comm, mailbox, exclusive, posted })
+    }
+
+    /// Finalises MPI if this thread initialised it and nothing has gone wrong; waits for the job's other ranks as
+    /// `MPI_Finalize` does, up to `limit`.
+    pub fn leave(&self, limit: Duration) -> Result<()> {
+        self.shared.ask(limit, "MPI_Finalize", Command::Leave)
+    }
+}
+
+/// One communicator, as its rank holds it.
+pub struct Link {
+    shared: Arc<Shared>,
+    comm: usize,
+    mailbox: Arc<Mailbox>,
+    exclusive: bool,
+    /// Transfers have been posted since MPI was last known to be silent.
+    posted: AtomicBool,
+}
+
+impl std::fmt::Debug for Link {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Link").field("comm", &self.comm).finish_non_exhaustive()
+    }
+}
+
+impl Link {
+    /// Whether the program may call MPI whenever nothing of ours is under way.
+    pub fn exclusive(&self) -> bool {
+        self.exclusive
+    }
+
+    fn post(&self, id: usize, bytes: Bytes, peer: Option<i32>, tag: i32, send: bool) {
+        self.posted.store(true, Ordering::Relaxed);
+        let transfer = Transfer { comm: self.comm, id, bytes, peer, tag, send, idle: peer.is_none() };
+        self.shared.command(Command::Post(transfer));
+    }
+
+    /// Sends bytes to a rank of the communicator.
+    pub fn send(&self, id: usize, bytes: Bytes, to: i32, tag: i32) {
+        self.post(id, bytes, Some(to), tag, true);
+    }
+
+    /// Receives bytes from a rank.
+    pub fn recv(&self, id: usize, bytes: Bytes, from: i32, tag: i32) {
+        self.post(id, bytes, Some(from), tag, false);
+    }
+
+    /// Receives bytes from any rank, some day.
+    pub fn listen(&self, id: usize, bytes: Bytes, tag: i32) {
+        self.post(id, bytes, None, tag, false);
+    }
+
+    /// Appends what has ended.
+    pub fn take(&self, events: &mut Vec<Event>) -> Result<()> {
+        if self.mailbox.full.load(Ordering::Acquire) {
+            let mut mailbox = locked(&self.mailbox.events);
+            self.mailbox.full.store(false, Ordering::Relaxed);
+            events.append(&mut mailbox);
+        }
+        Ok(())
+    }
+
+    /// Whether there is something to take.
+    pub fn has_events(&self) -> bool {
+        self.mailbox.full.load(Ordering::Acquire)
+    }
+
+    /// Says whether the rank waits for something. When it does not and the program may call MPI itself, MPI is silent
+    /// when this returns.
+    pub fn wait_for(&self, something: bool) {
+        let waited = self.mailbox.waiting.load(Ordering::Relaxed);
+        if waited != something {
+            self.mailbox.waiting.store(something, Ordering::SeqCst);
+        }
+        if something && !waited {
+            let queue = locked(&self.shared.queue);
+            if queue.asleep {
+                self.shared.bell.notify_one();
+            }
+        } else if !something && self.exclusive && (self.posted.swap(false, Ordering::Relaxed) || waited) {
+            let (answer, answered) = channel();
+            self.shared.command(Command::Quiet(answer));
+            // A thread that does not answer is stuck in MPI, which others find out.
+            let _ = answered.recv_timeout(ANSWER_PATIENCE);
+        }
+    }
+
+    /// Ends all transfers; afterwards no memory of the user is written any more.
+    pub fn cancel(&self) {
+        self.mailbox.waiting.store(false, Ordering::SeqCst);
+        let (answer, answered) = channel();
+        self.shared.command(Command::Cancel { comm: self.comm, answer });
+        if answered.recv_timeout(CANCEL_PATIENCE + ANSWER_PATIENCE).is_err() {
+            let text = "MPI did not return, so an operation could not be cancelled";
+            self.shared.give_up(Error::Internal(text.to_string()));
+            crate::log::warn(text);
+        }
+    }
+
+    /// Frees the communicator, on which only receives from anybody are pending.
+    pub fn free(&self) {
+        let (answer, answered) = channel();
+        self.shared.command(Command::Free { comm: self.comm, answer });
+        // A thread that does not answer is stuck in MPI; then nothing can be freed.
+        let _ = answered.recv_timeout(ANSWER_PATIENCE);
+    }
+}
