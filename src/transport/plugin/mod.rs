@@ -32,11 +32,11 @@ use crate::topo::machine::{gpus_of_ranks, Machine};
 use crate::topo::pinning::Rules;
 use crate::topo::{Grid, Rank};
 use card::{decide, Card, Launch};
+use hub::Hub;
 use mpi::Mpi;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
-use hub::Hub;
 
 /// Finds the thread that calls MPI, or says why there is none.
 type FindHub = dyn Fn(&Config, &Launch) -> std::result::Result<Arc<Hub>, String> + Send + Sync;

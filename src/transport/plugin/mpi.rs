@@ -1,8 +1,8 @@
 //! The transport over MPI of one rank of one communicator.
 #![forbid(unsafe_code)]
 
-use super::peer::{Io, Operation, Peer, PACKET, SMALL};
 use super::hub::{Event, Link};
+use super::peer::{Io, Operation, Peer, PACKET, SMALL};
 use crate::error::{Error, Result};
 use crate::exec::{Started, Token};
 use crate::memory::{Arena, Region};
