@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// The library's modules, lowest first: each may use those before it.
-const ORDER: [&str; 17] = [
+const ORDER: [&str; 18] = [
     "error",
     "config",
     "fork",
@@ -22,6 +22,7 @@ const ORDER: [&str; 17] = [
     "exec",
     "sim",
     "select",
+    "vendor",
     "comm",
     "abi",
 ];
@@ -35,12 +36,13 @@ const EXCEPTIONS: [(&str, &str, &str); 4] = [
 ];
 
 /// Where `unsafe` may stand, and for what.
-const UNSAFE: [(&str, &str); 10] = [
+const UNSAFE: [(&str, &str); 11] = [
     ("src/fork.rs", "handlers of fork, and values that live as long as the process"),
     ("src/abi", "pointers of C callers"),
     ("src/memory", "regions, arenas, mappings, and the system calls that fill them"),
     ("src/transport/shm", "shared memory between processes"),
     ("src/transport/plugin", "functions of a library opened at run time"),
+    ("src/vendor", "functions of the vendor's library, and jumps to them"),
     ("plugins/mpi/src", "calls of MPI"),
     ("src/device/host", "vector instructions and loops over raw elements"),
     ("src/log.rs", "gettid"),

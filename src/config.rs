@@ -65,6 +65,10 @@ macro_rules! variables {
 }
 
 variables! {
+    "STRATA_NCCL_LIB" nccl_lib: String = "auto", local,
+        "The vendor's library, as a path; auto looks for one, none does without: Strata is the library then, on the host device.";
+    "STRATA_DISABLE" disable: bool = "false", local,
+        "Hand every call to the vendor's library as it is.";
     "STRATA_TIMEOUT_MS" timeout_ms: u64 = "600000", agreed,
         "Milliseconds a collective may wait for another rank before it ends with ncclTimeout; 0 waits for ever.";
     "STRATA_BOOTSTRAP_TIMEOUT_MS" bootstrap_timeout_ms: u64 = "300000", local,

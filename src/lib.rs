@@ -22,4 +22,5 @@ pub mod select;
 pub mod sim;
 pub mod topo;
 pub mod transport;
+pub mod vendor;
 pub mod verify;

@@ -6,6 +6,7 @@ use super::handles;
 use super::pointer::Text;
 use super::types::{CType, CommHandle, Status};
 use crate::error::{Error, Result};
+use crate::vendor::{self, Mode};
 use std::any::Any;
 use std::ffi::c_int;
 use std::panic::{catch_unwind, AssertUnwindSafe};
@@ -21,6 +22,8 @@ pub struct Function {
     pub since: &'static str,
     /// `native`, or `unsupported` on the host device.
     pub kind: &'static str,
+    /// Whether Strata looks at calls that the vendor's library answers; else they are handed on as they are.
+    pub looked_at: bool,
     /// Whether it has a twin whose name starts with `p`.
     pub twin: bool,
     /// The part of the interface it belongs to.
@@ -49,13 +52,17 @@ impl Function {
 }
 
 /// What an entry returns to C, and what its body returns to the boundary.
-pub trait Returned: CType {
+pub trait Returned: CType + Sized {
     /// What the body returns.
     type Body;
     /// The C value for it.
     fn deliver(call: &'static str, comm: CommHandle, body: Self::Body) -> Self;
     /// The C value after a bug.
     fn broken() -> Self;
+    /// The C value where the vendor's library does not have the function.
+    fn absent() -> Self {
+        Self::broken()
+    }
 }
 
 impl Returned for Status {
@@ -70,6 +77,10 @@ impl Returned for Status {
 
     fn broken() -> Status {
         Status(Error::Internal(String::new()).code())
+    }
+
+    fn absent() -> Status {
+        Status(Error::InvalidUsage(String::new()).code())
     }
 }
 
@@ -119,6 +130,25 @@ pub fn enter<R: Returned>(call: &'static str, comm: CommHandle, body: impl FnOnc
     }
 }
 
+/// Runs what looks at a call that the vendor's library answers. A panic is a bug of ours and ends here.
+pub fn guarded<R: Returned>(call: &'static str, body: impl FnOnce() -> R) -> R {
+    catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| {
+        crate::log::warn(&format!("{call}: a bug in Strata: {}", panic_text(panic.as_ref())));
+        R::broken()
+    })
+}
+
+/// Answers in the place of a library that does not have the function.
+pub fn absent<R: Returned>(call: &'static str, since: &'static str) -> R {
+    let text = match vendor::mode() {
+        Mode::Over(library) | Mode::PassThrough(library) => format!("it is not in {library}; NCCL has it since {since}"),
+        Mode::Nobody(why) => why.clone(),
+        Mode::Host => "there is no library of the vendor's".to_string(),
+    };
+    crate::log::warn(&format!("{call}: {text}"));
+    R::absent()
+}
+
 /// What a panic said.
 pub fn panic_text(panic: &(dyn Any + Send)) -> &str {
     match (panic.downcast_ref::<&str>(), panic.downcast_ref::<String>()) {
@@ -129,6 +159,9 @@ pub fn panic_text(panic: &(dyn Any + Send)) -> &str {
 }
 
 /// Declares functions of the C interface: the exported entries, their twins, and the list of them as data.
+///
+/// Three functions stand behind each: `host` is Strata's own, on the host device; `over` looks at calls that the vendor's
+/// library answers, where the table says so; `absent` answers where that library does not have the function.
 #[macro_export]
 #[doc(hidden)]
 macro_rules! api {
@@ -142,13 +175,35 @@ macro_rules! api {
         };
         refuse()
     }};
-    (@twins yes $(fn $name:ident($($argument:ident: $type:ty),*) -> $result:ty;)*) => {
+    (@over $name:ident) => { None };
+    (@over $name:ident $over:path) => { Some($crate::vendor::entry::Code(over::$name as *const std::ffi::c_void)) };
+    (@looked_at) => { false };
+    (@looked_at $over:path) => { true };
+    (@jump $name:ident) => { $crate::jump!(forwarded entries::$name) };
+    (@jump $name:ident $over:path) => { $crate::jump!(looked_at entries::$name) };
+    (@over_body $name:ident($($argument:ident: $type:ty),*) -> $result:ty;) => {};
+    (@over_body $name:ident($($argument:ident: $type:ty),*) -> $result:ty; $over:path) => {
+        pub extern "C" fn $name($($argument: $type),*) -> $result {
+            let vendor = entries::$name.vendor();
+            // SAFETY: the address must be of a function with this signature; because it is the vendor's function of this
+            // name, or the one of `absent`.
+            let vendor = unsafe {
+                std::mem::transmute::<*const std::ffi::c_void, extern "C" fn($($type),*) -> $result>(vendor)
+            };
+            if $crate::vendor::guard::is_inside() {
+                return vendor($($argument),*);
+            }
+            $crate::abi::entry::guarded(stringify!($name), || $over(vendor, $($argument),*))
+        }
+    };
+    (@twins yes $(fn $name:ident $(over($over:path))?;)*) => {
         mod twins {
             use super::*;
             $(
+                #[unsafe(naked)]
                 #[export_name = concat!("p", stringify!($name))]
-                extern "C" fn $name($($argument: $type),*) -> $result {
-                    inner::$name($($argument),*)
+                extern "C" fn $name() {
+                    $crate::api!(@jump $name $($over)?)
                 }
             )*
         }
@@ -156,13 +211,13 @@ macro_rules! api {
     (@twins no $($rest:tt)*) => {};
     ($twin:ident $($section:literal { $(
         $(#[doc = $doc:literal])+
-        $since:literal fn $name:ident($($argument:ident: $type:ty),* $(,)?) -> $result:ty = $kind:ident($target:expr);
+        $since:literal fn $name:ident($($argument:ident: $type:ty),* $(,)?) -> $result:ty
+            = $kind:ident($target:expr) $(, over($over:path))?;
     )* })*) => {
-        // Both names lead here, never to each other: a profiler that takes the place of one of them calls the other.
-        mod inner {
+        mod host {
             use super::*;
             $($(
-                pub fn $name($($argument: $type),*) -> $result {
+                pub extern "C" fn $name($($argument: $type),*) -> $result {
                     let comm = $crate::abi::types::CommHandle::NULL
                         $(.or($crate::abi::types::CType::communicator(&$argument)))*;
                     $crate::abi::entry::enter::<$result>(stringify!($name), comm, || {
@@ -172,20 +227,72 @@ macro_rules! api {
             )*)*
         }
 
+        #[allow(unused_imports)]
+        mod over {
+            use super::*;
+            $($(
+                $crate::api! { @over_body $name($($argument: $type),*) -> $result; $($over)? }
+            )*)*
+        }
+
+        #[allow(unused_imports)]
+        mod absent {
+            use super::*;
+            $($(
+                #[allow(unused_variables)]
+                pub extern "C" fn $name($($argument: $type),*) -> $result {
+                    $crate::abi::entry::absent(stringify!($name), $since)
+                }
+            )*)*
+        }
+
+        mod first {
+            use super::entries;
+            $($(
+                #[unsafe(naked)]
+                pub extern "C" fn $name() {
+                    $crate::jump!(first entries::$name)
+                }
+            )*)*
+        }
+
+        #[allow(non_upper_case_globals)]
+        mod entries {
+            use super::*;
+            use $crate::vendor::entry::{Code, Entry};
+            use std::ffi::{c_void, CStr};
+            $($(
+                pub static $name: Entry = Entry::new(
+                    match CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
+                        Ok(name) => name,
+                        Err(_) => c"",
+                    },
+                    first::$name as *const c_void,
+                    Code(host::$name as *const c_void),
+                    $crate::api!(@over $name $($over)?),
+                    Code(absent::$name as *const c_void),
+                );
+            )*)*
+        }
+
+        // Both names lead through the entry, never to each other: a profiler that takes the place of one of them calls
+        // the other.
         $($(
+            #[unsafe(naked)]
             #[no_mangle]
-            extern "C" fn $name($($argument: $type),*) -> $result {
-                inner::$name($($argument),*)
+            extern "C" fn $name() {
+                $crate::api!(@jump $name $($over)?)
             }
         )*)*
 
-        $crate::api!(@twins $twin $($(fn $name($($argument: $type),*) -> $result;)*)*);
+        $crate::api!(@twins $twin $($(fn $name $(over($over))?;)*)*);
 
         /// The functions declared here.
         pub const FUNCTIONS: &[$crate::abi::entry::Function] = &[$($($crate::abi::entry::Function {
             name: stringify!($name),
             since: $since,
             kind: stringify!($kind),
+            looked_at: $crate::api!(@looked_at $($over)?),
             twin: $crate::api!(@twin $twin),
             section: $section,
             doc: &[$($doc),+],

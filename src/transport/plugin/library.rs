@@ -20,7 +20,7 @@ pub struct Plugin {
 }
 
 /// The file that this code is in.
-fn own_file() -> Option<PathBuf> {
+pub fn own_file() -> Option<PathBuf> {
     let mut found = std::mem::MaybeUninit::<libc::Dl_info>::zeroed();
     // SAFETY: the place is valid; the address is that of a function of ours.
     if unsafe { libc::dladdr(own_file as *const c_void, found.as_mut_ptr()) } == 0 {

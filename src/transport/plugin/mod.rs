@@ -20,6 +20,8 @@ mod thread;
 #[path = "../../../plugins/mpi/src/vtable.rs"]
 mod vtable;
 
+pub use library::own_file;
+
 use super::shm::bell::{Bells, Waker};
 use super::Exchange;
 use crate::config::Config;
