@@ -69,6 +69,12 @@ variables! {
         "The vendor's library, as a path; auto looks for one, none does without: Strata is the library then, on the host device.";
     "STRATA_DISABLE" disable: bool = "false", local,
         "Hand every call to the vendor's library as it is.";
+    "STRATA_VENDOR_ONLY" vendor_only: String = "", agreed,
+        "Collectives that are always the vendor's, separated by commas: allgather, reducescatter, allreduce.";
+    "STRATA_TWO_LEVEL_MIN_NODES" two_level_min_nodes: usize = "8", agreed,
+        "From this number of nodes on Strata takes over the vendor's all-gathers and reduce-scatters by itself.";
+    "STRATA_VENDOR_SCRATCH_BYTES" vendor_scratch_bytes: usize = "268435456", agreed,
+        "Most device memory that a collective in two levels over the vendor's library may take beside the program's.";
     "STRATA_TIMEOUT_MS" timeout_ms: u64 = "600000", agreed,
         "Milliseconds a collective may wait for another rank before it ends with ncclTimeout; 0 waits for ever.";
     "STRATA_BOOTSTRAP_TIMEOUT_MS" bootstrap_timeout_ms: u64 = "300000", local,
@@ -201,6 +207,11 @@ impl Config {
             0 => Duration::from_secs(u64::from(u32::MAX)),
             ms => Duration::from_millis(ms.min(u64::from(u32::MAX) * 1000)),
         }
+    }
+
+    /// Whether `STRATA_VENDOR_ONLY` names a collective.
+    pub fn leaves_to_vendor(&self, collective: Collective) -> bool {
+        self.vendor_only.split(',').any(|name| Collective::from_name(name.trim()) == Some(collective))
     }
 
     /// The `STRATA_<COLLECTIVE>_ALGO` of a collective.

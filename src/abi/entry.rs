@@ -176,13 +176,18 @@ macro_rules! api {
         refuse()
     }};
     (@over $name:ident) => { None };
-    (@over $name:ident $over:path) => { Some($crate::vendor::entry::Code(over::$name as *const std::ffi::c_void)) };
+    (@over $name:ident $($over:tt)+) => { Some($crate::vendor::entry::Code(looking::$name as *const std::ffi::c_void)) };
     (@looked_at) => { false };
-    (@looked_at $over:path) => { true };
+    (@looked_at $($over:tt)+) => { true };
     (@jump $name:ident) => { $crate::jump!(forwarded entries::$name) };
-    (@jump $name:ident $over:path) => { $crate::jump!(looked_at entries::$name) };
+    (@jump $name:ident $($over:tt)+) => { $crate::jump!(looked_at entries::$name) };
+    // The vendor's function calls others of the interface.
+    (@look (inside) $vendor:ident, $($argument:ident),*) => {
+        $crate::vendor::guard::inside(|| $vendor($($argument),*))
+    };
+    (@look ($over:path) $vendor:ident, $($argument:ident),*) => { $over($vendor, $($argument),*) };
     (@over_body $name:ident($($argument:ident: $type:ty),*) -> $result:ty;) => {};
-    (@over_body $name:ident($($argument:ident: $type:ty),*) -> $result:ty; $over:path) => {
+    (@over_body $name:ident($($argument:ident: $type:ty),*) -> $result:ty; $($over:tt)+) => {
         pub extern "C" fn $name($($argument: $type),*) -> $result {
             let vendor = entries::$name.vendor();
             // SAFETY: the address must be of a function with this signature; because it is the vendor's function of this
@@ -193,17 +198,17 @@ macro_rules! api {
             if $crate::vendor::guard::is_inside() {
                 return vendor($($argument),*);
             }
-            $crate::abi::entry::guarded(stringify!($name), || $over(vendor, $($argument),*))
+            $crate::abi::entry::guarded(stringify!($name), || $crate::api!(@look ($($over)+) vendor, $($argument),*))
         }
     };
-    (@twins yes $(fn $name:ident $(over($over:path))?;)*) => {
+    (@twins yes $(fn $name:ident $(over($($over:tt)+))?;)*) => {
         mod twins {
             use super::*;
             $(
                 #[unsafe(naked)]
                 #[export_name = concat!("p", stringify!($name))]
                 extern "C" fn $name() {
-                    $crate::api!(@jump $name $($over)?)
+                    $crate::api!(@jump $name $($($over)+)?)
                 }
             )*
         }
@@ -212,7 +217,7 @@ macro_rules! api {
     ($twin:ident $($section:literal { $(
         $(#[doc = $doc:literal])+
         $since:literal fn $name:ident($($argument:ident: $type:ty),* $(,)?) -> $result:ty
-            = $kind:ident($target:expr) $(, over($over:path))?;
+            = $kind:ident($target:expr) $(, over($($over:tt)+))?;
     )* })*) => {
         mod host {
             use super::*;
@@ -228,10 +233,10 @@ macro_rules! api {
         }
 
         #[allow(unused_imports)]
-        mod over {
+        mod looking {
             use super::*;
             $($(
-                $crate::api! { @over_body $name($($argument: $type),*) -> $result; $($over)? }
+                $crate::api! { @over_body $name($($argument: $type),*) -> $result; $($($over)+)? }
             )*)*
         }
 
@@ -269,7 +274,7 @@ macro_rules! api {
                     },
                     first::$name as *const c_void,
                     Code(host::$name as *const c_void),
-                    $crate::api!(@over $name $($over)?),
+                    $crate::api!(@over $name $($($over)+)?),
                     Code(absent::$name as *const c_void),
                 );
             )*)*
@@ -281,18 +286,18 @@ macro_rules! api {
             #[unsafe(naked)]
             #[no_mangle]
             extern "C" fn $name() {
-                $crate::api!(@jump $name $($over)?)
+                $crate::api!(@jump $name $($($over)+)?)
             }
         )*)*
 
-        $crate::api!(@twins $twin $($(fn $name $(over($over))?;)*)*);
+        $crate::api!(@twins $twin $($(fn $name $(over($($over)+))?;)*)*);
 
         /// The functions declared here.
         pub const FUNCTIONS: &[$crate::abi::entry::Function] = &[$($($crate::abi::entry::Function {
             name: stringify!($name),
             since: $since,
             kind: stringify!($kind),
-            looked_at: $crate::api!(@looked_at $($over)?),
+            looked_at: $crate::api!(@looked_at $($($over)+)?),
             twin: $crate::api!(@twin $twin),
             section: $section,
             doc: &[$($doc),+],

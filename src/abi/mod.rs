@@ -17,6 +17,7 @@ pub mod layouts;
 mod memory;
 mod operations;
 mod options;
+mod over;
 mod params;
 mod pointer;
 mod streams;

@@ -94,6 +94,11 @@ impl<T> Ptr<T> {
         self.0.is_null()
     }
 
+    /// Where it points, for whoever reads what another thread writes there.
+    pub fn address<U>(self) -> *const U {
+        self.0.cast_const().cast()
+    }
+
     /// A pointer to element `index`.
     pub fn at(self, index: usize) -> Ptr<T> {
         Ptr(self.0.wrapping_add(index))

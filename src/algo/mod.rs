@@ -54,6 +54,7 @@ pub const ALGORITHMS: &[&Algorithm] = &[
     &scatter_gather::REDUCE_SCATTER_GATHER,
     &two_level::TWO_LEVEL,
     &two_level::TWO_LEVEL_SHUFFLE,
+    &two_level::TWO_LEVEL_STAGED,
     &two_step::TWO_STEP,
     &board::BOARD,
     &board::TWO_ROUNDS,

@@ -15,8 +15,9 @@
 //! node 0: 0 and 1, node 1: 2 and 3       ABCD      ABCD  |    ABCD      ABCD
 //! ```
 //!
-//! Without the shuffle, parts go straight to their place in rank order; `two_level_shuffle` keeps every call's parts
-//! contiguous in scratch and permutes once at the end, for providers that want that.
+//! Parts go straight to their place in rank order. Providers whose buffers must be contiguous get them in two other ways:
+//! `two_level_staged` gathers each rail in scratch, from where the node's calls place the parts; `two_level_shuffle`
+//! keeps every call's parts contiguous in scratch and permutes once at the end.
 #![forbid(unsafe_code)]
 
 use super::builder::{own, Builder};
@@ -37,7 +38,7 @@ pub const TWO_LEVEL: Algorithm = Algorithm {
     ],
     supports: has_levels,
     build: |shape, rank| match shape.collective {
-        Collective::AllGather => all_gather(shape, rank, false),
+        Collective::AllGather => all_gather(shape, rank, Parts::Placed),
         Collective::ReduceScatter => reduce_scatter(shape, rank, false),
         Collective::AllReduce => all_reduce(shape, rank),
         Collective::Broadcast => broadcast(shape, rank),
@@ -52,10 +53,30 @@ pub const TWO_LEVEL_SHUFFLE: Algorithm = Algorithm {
     collectives: &[Collective::AllGather, Collective::ReduceScatter],
     supports: has_levels,
     build: |shape, rank| match shape.collective {
-        Collective::AllGather => all_gather(shape, rank, true),
+        Collective::AllGather => all_gather(shape, rank, Parts::Shuffled),
         _ => reduce_scatter(shape, rank, true),
     },
 };
+
+/// Two levels, each rail's parts contiguous in scratch before the node's calls place them.
+pub const TWO_LEVEL_STAGED: Algorithm = Algorithm {
+    name: "two_level_staged",
+    text: "the same with each rail's parts contiguous in scratch, as a vendor's all-gather wants them",
+    collectives: &[Collective::AllGather],
+    supports: has_levels,
+    build: |shape, rank| all_gather(shape, rank, Parts::Staged),
+};
+
+/// Where an all-gather's parts are between its calls.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Parts {
+    /// In their place.
+    Placed,
+    /// The rail's in scratch.
+    Staged,
+    /// The rail's and the node's in scratch.
+    Shuffled,
+}
 
 fn has_levels(shape: &Shape) -> bool {
     shape.grid.nnodes() > 1 && shape.grid.nrails() > 1
@@ -118,14 +139,20 @@ fn inputs(ranks: &[Rank]) -> Spans {
     ranks.iter().map(|rank| Span::input(rank.index(), 1)).collect()
 }
 
-fn all_gather(shape: &Shape, rank: Rank, shuffle: bool) -> Plan {
+fn all_gather(shape: &Shape, rank: Rank, parts: Parts) -> Plan {
     let view = View::new(shape, rank);
     let grid = &shape.grid;
     let mut builder = Builder::new(shape, rank, "two_level", 1);
     let home = Span::output(rank.index(), 1);
     let mine = if shape.in_place { home } else { Span::input(0, 1) };
     let served = view.served_by(rank);
-    let gathered = if shuffle { slots(builder.scratch(served.len()), &served) } else { outputs(&served) };
+    // A node of one has no call that would place its parts.
+    let alone = view.members.len() == 1;
+    let gathered = match parts {
+        Parts::Placed => outputs(&served),
+        Parts::Staged if alone => outputs(&served),
+        _ => slots(builder.scratch(served.len()), &served),
+    };
     let mut rails_done = Vec::new();
     for rail in 0..grid.nrails() {
         // One lane for each rail, on every rank: channels follow from it.
@@ -139,11 +166,11 @@ fn all_gather(shape: &Shape, rank: Rank, shuffle: bool) -> Plan {
         rails_done.push(builder.push(lane, Action::Call(call)));
     }
     let lane = builder.lane();
-    let parts: Vec<Vec<Rank>> = view.members.iter().map(|&member| view.served_by(member)).collect();
-    let all: Vec<Rank> = parts.concat();
-    if !shuffle {
-        if view.members.len() > 1 {
-            let dst = parts.iter().map(|part| outputs(part)).collect();
+    let served_by: Vec<Vec<Rank>> = view.members.iter().map(|&member| view.served_by(member)).collect();
+    let all: Vec<Rank> = served_by.concat();
+    if parts != Parts::Shuffled {
+        if !alone {
+            let dst = served_by.iter().map(|part| outputs(part)).collect();
             let call = view.call(Collective::AllGather, Level::Node, view.members.clone(), vec![gathered], dst);
             builder.push_after(lane, Action::Call(call), &rails_done);
         }
@@ -151,10 +178,10 @@ fn all_gather(shape: &Shape, rank: Rank, shuffle: bool) -> Plan {
     }
     let mut staged = gathered.clone();
     let mut ready = rails_done;
-    if view.members.len() > 1 {
+    if !alone {
         staged = slots(builder.scratch(all.len()), &all);
         let mut rest = &staged[..];
-        let dst = parts.iter().map(|part| take(&mut rest, part.len())).collect();
+        let dst = served_by.iter().map(|part| take(&mut rest, part.len())).collect();
         let call = view.call(Collective::AllGather, Level::Node, view.members.clone(), vec![gathered], dst);
         ready = vec![builder.push_after(lane, Action::Call(call), &ready)];
     }

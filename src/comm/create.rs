@@ -13,7 +13,7 @@ use crate::log::Level;
 use crate::select;
 use crate::topo::local::LocalRank;
 use crate::topo::{host, Grid, Rank};
-use crate::transport::{self, Exchange as _};
+use crate::transport::{self, Exchange as _, Waker};
 use std::hash::{Hash, Hasher};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Once, OnceLock};
@@ -30,11 +30,13 @@ pub struct CommOptions {
     pub split_share: bool,
     /// The node this rank is on, if it is not the one the system says (ranks of one process on several "nodes").
     pub host_id: Option<String>,
+    /// The ranks only come together: the communicator moves no data, and stands beside one of the vendor's.
+    pub companion: bool,
 }
 
 impl Default for CommOptions {
     fn default() -> CommOptions {
-        CommOptions { blocking: true, name: None, split_share: false, host_id: None }
+        CommOptions { blocking: true, name: None, split_share: false, host_id: None, companion: false }
     }
 }
 
@@ -62,6 +64,9 @@ struct Meeting<'a> {
     device: i32,
     cancel: &'a AtomicBool,
 }
+
+/// How long ranks whose vendor's communicator stands already wait for each other. Who does not come by then has no Strata.
+const COMPANION_PATIENCE: Duration = Duration::from_secs(30);
 
 /// This process's settings.
 fn settings() -> Config {
@@ -138,7 +143,10 @@ impl Comm {
         if let Some(id) = ids.first() {
             tell_wrong_settings(rank, id);
         }
-        let timeout = settings().bootstrap_limit();
+        let mut timeout = settings().bootstrap_limit();
+        if options.companion {
+            timeout = timeout.min(COMPANION_PATIENCE);
+        }
         let session = Session::join(&ids, nranks, Rank::from_index(rank), timeout, cancel)?;
         Meeting { session, rank, nranks, options, device, cancel }.hold()
     }
@@ -152,13 +160,10 @@ impl Comm {
         options: CommOptions,
         cancel: &AtomicBool,
     ) -> Result<Option<Arc<Comm>>> {
-        let number = self.children.fetch_add(1, Ordering::AcqRel);
+        let number = self.children.load(Ordering::Acquire);
         let mut me = myself(self.device)?;
         (me.color, me.key) = (color, key);
-        let all: Vec<usize> = (0..self.nranks()).collect();
-        let mut session = self.meet(&all, "split", number, 0, cancel)?;
-        let told = decode_all(&session.allgather(me.encode())?)?;
-        session.close();
+        let told = decode_all(&self.tell(me.encode(), cancel)?)?;
         if color < 0 {
             return Ok(None);
         }
@@ -233,13 +238,19 @@ impl Comm {
         Ok(comm)
     }
 
-    /// Gives the id that one of the parent's ranks has to all of them.
-    fn pass_id(&self, id: Option<UniqueId>, cancel: &AtomicBool) -> Result<UniqueId> {
+    /// Gives every rank what each has to say. Collective.
+    pub fn tell(&self, said: Vec<u8>, cancel: &AtomicBool) -> Result<Vec<Vec<u8>>> {
         let number = self.children.fetch_add(1, Ordering::AcqRel);
         let all: Vec<usize> = (0..self.nranks()).collect();
-        let mut session = self.meet(&all, "grow", number, 0, cancel)?;
-        let told = session.allgather(id.map_or(Vec::new(), |id| id.0.to_vec()))?;
+        let mut session = self.meet(&all, "tell", number, 0, cancel)?;
+        let told = session.allgather(said)?;
         session.close();
+        Ok(told)
+    }
+
+    /// Gives the id that one of the parent's ranks has to all of them.
+    fn pass_id(&self, id: Option<UniqueId>, cancel: &AtomicBool) -> Result<UniqueId> {
+        let told = self.tell(id.map_or(Vec::new(), |id| id.0.to_vec()), cancel)?;
         let ids: Vec<&Vec<u8>> = told.iter().filter(|bytes| !bytes.is_empty()).collect();
         match ids[..] {
             [id] => <[u8; 128]>::try_from(&id[..])
@@ -300,6 +311,9 @@ impl Meeting<'_> {
     /// Exchanges what everybody must know and opens the links.
     fn hold(mut self) -> Result<Arc<Comm>> {
         let mut config = settings();
+        if self.options.companion {
+            config.vendor_only = select::over::left_to_vendor(&config.vendor_only);
+        }
         let mut me = myself(self.device)?;
         if let Some(host_id) = &self.options.host_id {
             me.host_id.clone_from(host_id);
@@ -321,11 +335,17 @@ impl Meeting<'_> {
         let labels: Vec<&str> = members.iter().map(|member| member.host_id.as_str()).collect();
         let grid = Arc::new(Grid::from_labels(&labels));
         let rank = Rank::from_index(self.rank);
-        let nic = || nics::binding(rank, &grid, &members, &config);
-        let transport = transport::open(rank, &grid, &config, &nic, &mut self.session)?;
-        let waker = transport.waker();
+        let engine = match self.options.companion {
+            true => None,
+            false => {
+                let nic = || nics::binding(rank, &grid, &members, &config);
+                let transport = transport::open(rank, &grid, &config, &nic, &mut self.session)?;
+                Some(Engine::new(rank, grid.clone(), config.clone(), transport))
+            }
+        };
+        let waker = engine.as_ref().map(Engine::waker);
         let wake = waker.clone();
-        let status = Arc::new(Status::new(move || wake.wake()));
+        let status = Arc::new(Status::new(move || wake.iter().for_each(Waker::wake)));
         let addresses = members.iter().map(address).collect::<Result<Vec<ServiceAddr>>>()?;
         let monitor = match self.nranks {
             1 => None,
@@ -343,7 +363,7 @@ impl Meeting<'_> {
             credentials,
             rank,
             device: self.device,
-            engine: Mutex::new(Some(Engine::new(rank, grid.clone(), config.clone(), transport))),
+            engine: Mutex::new(engine),
             grid,
             members,
             config,

@@ -15,7 +15,7 @@ use crate::plan::stage::stage;
 use crate::plan::{Buffer, Collective, Plan, Shape, Span};
 use crate::select::{self, Request, Selection};
 use crate::topo::{Grid, Rank};
-use crate::transport::{Mux, Transport};
+use crate::transport::{Mux, Transport, Waker};
 use std::collections::HashMap;
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
@@ -141,6 +141,11 @@ impl Engine {
             running: None,
             sequence: 0,
         }
+    }
+
+    /// Wakes the thread that waits for an operation.
+    pub fn waker(&self) -> Waker {
+        self.transport.waker()
     }
 
     /// The transport.

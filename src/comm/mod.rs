@@ -16,6 +16,7 @@ mod members;
 mod messages;
 mod nics;
 mod ops;
+pub mod over;
 pub mod service;
 
 pub use bootstrap::UniqueId;
@@ -234,7 +235,8 @@ pub struct Comm {
     config: Config,
     options: CommOptions,
     engine: Mutex<Option<Engine>>,
-    waker: Waker,
+    /// Wakes the thread that runs an operation; a companion has none.
+    waker: Option<Waker>,
     status: Arc<Status>,
     monitor: Mutex<Option<Monitor>>,
     turns: Turns,
@@ -369,7 +371,7 @@ impl Comm {
     fn stop(&self, error: Error) {
         let running = self.turns.current.load(Ordering::Acquire) < self.turns.issued.load(Ordering::Acquire);
         self.status.fail(error.clone());
-        self.waker.wake();
+        self.waker.iter().for_each(Waker::wake);
         if running || matches!(error, Error::Remote(_)) {
             if let Some(monitor) = locked(&self.monitor).as_ref() {
                 // Nothing was wrong with the others' calls.

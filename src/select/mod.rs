@@ -5,6 +5,8 @@
 //! then the thresholds below, in bytes.
 #![forbid(unsafe_code)]
 
+pub mod over;
+
 use crate::algo::{self, Choice};
 use crate::config::Config;
 use crate::error::{counted, Error, Result};

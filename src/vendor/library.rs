@@ -4,10 +4,11 @@
 //! (`RTLD_DEEPBIND`, which has no effect where the program has mapped the file before). It is never closed: the
 //! interface's entries hold its addresses.
 
+use super::calls::Calls;
 use super::guard;
 use crate::error::Code;
 use libloading::os::unix::{Library as Opened, RTLD_LOCAL, RTLD_NOW};
-use std::ffi::{c_int, c_void, CStr, CString, OsStr};
+use std::ffi::{c_int, c_void, CStr, OsStr};
 use std::fmt;
 use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
@@ -22,6 +23,8 @@ pub struct Library {
     pub version: c_int,
     /// Where its code lies.
     pub code: Range<usize>,
+    /// The functions that Strata calls itself.
+    pub(super) calls: Calls,
     opened: Opened,
 }
 
@@ -52,7 +55,8 @@ impl Library {
         // SAFETY: the initialisers must be fit to run now; because they are those of the library that the program would
         // have loaded in our place.
         let opened = unsafe { Opened::open(Some(path), flags) }.map_err(why)?;
-        let mut library = Library { path: path.to_path_buf(), version: 0, code: 0..0, opened };
+        let calls = Calls::of(|name| address(&opened, name));
+        let mut library = Library { path: path.to_path_buf(), version: 0, code: 0..0, calls, opened };
         let refuse = |what: &str| Err(format!("{} is refused: {what}", path.display()));
         if library.address(c"strataStreamCreate").is_some() {
             return refuse("it is a Strata itself");
@@ -72,9 +76,7 @@ impl Library {
 
     /// The address of a function, if the library has it.
     pub fn address(&self, name: &CStr) -> Option<*const c_void> {
-        // SAFETY: the symbol must be of this type; because an address is all that is asked for.
-        let symbol = unsafe { self.opened.get::<*const c_void>(name.to_bytes_with_nul()) }.ok()?;
-        Some(symbol.into_raw().cast_const().cast())
+        address(&self.opened, name)
     }
 
     /// Whether it is AMD's.
@@ -86,6 +88,12 @@ impl Library {
     pub fn release(&self) -> String {
         dotted(self.version)
     }
+}
+
+fn address(opened: &Opened, name: &CStr) -> Option<*const c_void> {
+    // SAFETY: the symbol must be of this type; because an address is all that is asked for.
+    let symbol = unsafe { opened.get::<*const c_void>(name.to_bytes_with_nul()) }.ok()?;
+    Some(symbol.into_raw().cast_const().cast())
 }
 
 /// The mapped code of the object that has this address.
@@ -135,11 +143,6 @@ pub fn mapped() -> Vec<PathBuf> {
     // SAFETY: as in `code_around`.
     unsafe { libc::dl_iterate_phdr(Some(note), place.cast()) };
     paths
-}
-
-/// A name as the linker wants it.
-pub fn symbol(name: &str) -> CString {
-    CString::new(name).expect("names of functions have no zero byte")
 }
 
 #[cfg(test)]

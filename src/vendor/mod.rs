@@ -6,10 +6,13 @@
 //!
 //! The library is found and opened at the first call of any function: a program that never uses NCCL pays nothing.
 
+pub mod calls;
+pub mod capture;
 pub mod entry;
 pub mod find;
 pub mod guard;
 pub mod library;
+pub mod lower;
 
 pub use library::Library;
 

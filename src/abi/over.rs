@@ -1,0 +1,367 @@
+//! Bodies of the entries through which Strata looks at calls that the vendor's library answers.
+//!
+//! Each gets the vendor's function and calls it: before, after, or instead of it comes what Strata does. What the vendor
+//! returns, the program gets.
+#![forbid(unsafe_code)]
+
+use super::layouts::{CollConfig, Config, SimInfo, UniqueIdBytes};
+use super::pointer::{ConstPtr, Ptr};
+use super::types::{Buffer, CommHandle, ConstBuffer, OpCode, Status, StreamHandle, TypeCode, Window};
+use crate::comm::over::{self, after, group, join_id, read_id, Attached, Call, End, Making, Origin};
+use crate::comm::UniqueId;
+use crate::error::{Code, SUCCESS};
+use crate::plan::Collective;
+use crate::vendor::guard::inside;
+use crate::vendor::{self, Library};
+use std::ffi::c_int;
+use std::sync::Arc;
+
+/// A window for the vendor's symmetric kernels.
+const COLL_SYMMETRIC: c_int = 1;
+
+/// The vendor's library, which is there if calls come here.
+fn library() -> Option<&'static Library> {
+    vendor::library()
+}
+
+/// Strata's part of the ids; none if one of them has none.
+fn own_ids(ids: Vec<UniqueIdBytes>) -> Option<Vec<UniqueId>> {
+    ids.iter().map(|id| read_id(&id.0)).collect()
+}
+
+/// `ncclGetUniqueId`
+pub fn get_unique_id(vendor: extern "C" fn(Ptr<UniqueIdBytes>) -> Status, out: Ptr<UniqueIdBytes>) -> Status {
+    let status = inside(|| vendor(out));
+    // All ranks derive an id of NCCL_COMM_ID themselves, and it must be the same everywhere.
+    let derived = std::env::var_os("NCCL_COMM_ID").is_some_and(|address| !address.is_empty());
+    if status == Status::SUCCESS && !derived {
+        match UniqueId::create() {
+            Ok(own) => carry(out, own),
+            Err(error) => crate::info!("the unique id is the vendor's alone: {error}"),
+        }
+    }
+    status
+}
+
+/// Adds Strata's part to an id of the vendor's.
+fn carry(out: Ptr<UniqueIdBytes>, own: UniqueId) {
+    if let Ok(id) = out.as_const().get("uniqueId") {
+        // It is there: it has just been read.
+        let _ = out.set("uniqueId", UniqueIdBytes(join_id(id.0, own)));
+    }
+}
+
+/// What follows the making of a communicator.
+fn made(origin: Option<Origin>, place: Ptr<CommHandle>, status: Status) -> Status {
+    match (origin, library()) {
+        (Some(origin), Some(library)) => Status(after(Making { origin, place: place.address() }, status.0, library)),
+        _ => status,
+    }
+}
+
+/// Ranks of one communicator from ids; a single rank needs no companion.
+fn from_ids(ids: impl FnOnce() -> Option<Vec<UniqueId>>, nranks: c_int, rank: c_int) -> Option<Origin> {
+    let (nranks, rank) = (usize::try_from(nranks).ok()?, usize::try_from(rank).ok()?);
+    (nranks > 1 && rank < nranks).then(ids).flatten().map(|ids| Origin::Ids { ids, nranks, rank })
+}
+
+/// `ncclCommInitRank`
+pub fn init_rank(
+    vendor: extern "C" fn(Ptr<CommHandle>, c_int, UniqueIdBytes, c_int) -> Status,
+    comm: Ptr<CommHandle>,
+    nranks: c_int,
+    id: UniqueIdBytes,
+    rank: c_int,
+) -> Status {
+    let status = inside(|| vendor(comm, nranks, id, rank));
+    made(from_ids(|| own_ids(vec![id]), nranks, rank), comm, status)
+}
+
+/// `ncclCommInitRankConfig`
+pub fn init_rank_config(
+    vendor: extern "C" fn(Ptr<CommHandle>, c_int, UniqueIdBytes, c_int, Ptr<Config>) -> Status,
+    comm: Ptr<CommHandle>,
+    nranks: c_int,
+    id: UniqueIdBytes,
+    rank: c_int,
+    config: Ptr<Config>,
+) -> Status {
+    let status = inside(|| vendor(comm, nranks, id, rank, config));
+    made(from_ids(|| own_ids(vec![id]), nranks, rank), comm, status)
+}
+
+/// `ncclCommInitRankScalable`
+#[allow(clippy::too_many_arguments)]
+pub fn init_rank_scalable(
+    vendor: extern "C" fn(Ptr<CommHandle>, c_int, c_int, c_int, Ptr<UniqueIdBytes>, Ptr<Config>) -> Status,
+    comm: Ptr<CommHandle>,
+    nranks: c_int,
+    rank: c_int,
+    nids: c_int,
+    ids: Ptr<UniqueIdBytes>,
+    config: Ptr<Config>,
+) -> Status {
+    let status = inside(|| vendor(comm, nranks, rank, nids, ids, config));
+    let read = || {
+        let count = usize::try_from(nids).ok()?;
+        own_ids(ids.as_const().get_all(count, "commIds").ok()?)
+    };
+    made(from_ids(read, nranks, rank), comm, status)
+}
+
+/// `ncclCommSplit`
+pub fn split(
+    vendor: extern "C" fn(CommHandle, c_int, c_int, Ptr<CommHandle>, Ptr<Config>) -> Status,
+    comm: CommHandle,
+    color: c_int,
+    key: c_int,
+    newcomm: Ptr<CommHandle>,
+    config: Ptr<Config>,
+) -> Status {
+    let status = inside(|| vendor(comm, color, key, newcomm, config));
+    made(parent(comm).map(|parent| Origin::Split { parent, color, key }), newcomm, status)
+}
+
+/// A parent whose children can come to run in two levels.
+fn parent(comm: CommHandle) -> Option<Arc<Attached>> {
+    over::find(comm.0).filter(|attached| attached.has_companion())
+}
+
+/// `ncclCommShrink`
+#[allow(clippy::too_many_arguments)]
+pub fn shrink(
+    vendor: extern "C" fn(CommHandle, Ptr<c_int>, c_int, Ptr<CommHandle>, Ptr<Config>, c_int) -> Status,
+    comm: CommHandle,
+    list: Ptr<c_int>,
+    count: c_int,
+    newcomm: Ptr<CommHandle>,
+    config: Ptr<Config>,
+    flags: c_int,
+) -> Status {
+    let parent = parent(comm);
+    // Before the call: the vendor sorts the list.
+    let listed = parent.is_some().then(|| list.as_const().get_all(usize::try_from(count).unwrap_or(0), "list").ok());
+    let status = inside(|| vendor(comm, list, count, newcomm, config, flags));
+    let origin = parent.zip(listed.flatten()).map(|(parent, listed)| {
+        let excluded = listed.into_iter().filter_map(|rank| usize::try_from(rank).ok()).collect();
+        Origin::Shrink { parent, excluded, abort: flags != 0 }
+    });
+    made(origin, newcomm, status)
+}
+
+/// `ncclCommGetUniqueId`
+pub fn grow_id(
+    vendor: extern "C" fn(CommHandle, Ptr<UniqueIdBytes>) -> Status,
+    comm: CommHandle,
+    out: Ptr<UniqueIdBytes>,
+) -> Status {
+    let status = inside(|| vendor(comm, out));
+    if status == Status::SUCCESS {
+        if let Some(own) = parent(comm).and_then(|parent| parent.grow_id()) {
+            carry(out, own);
+        }
+    }
+    status
+}
+
+/// `ncclCommGrow`
+#[allow(clippy::too_many_arguments)]
+pub fn grow(
+    vendor: extern "C" fn(
+        CommHandle,
+        c_int,
+        ConstPtr<UniqueIdBytes>,
+        c_int,
+        Ptr<CommHandle>,
+        Ptr<Config>,
+    ) -> Status,
+    comm: CommHandle,
+    nranks: c_int,
+    id: ConstPtr<UniqueIdBytes>,
+    rank: c_int,
+    newcomm: Ptr<CommHandle>,
+    config: Ptr<Config>,
+) -> Status {
+    let status = inside(|| vendor(comm, nranks, id, rank, newcomm, config));
+    let own = id.get("uniqueId").ok().and_then(|id| read_id(&id.0));
+    let nranks = usize::try_from(nranks).unwrap_or(0);
+    let origin = match comm.is_null() {
+        false => parent(comm).map(|parent| Origin::Grow { parent, nranks, id: own }),
+        true => own.zip(usize::try_from(rank).ok()).map(|(id, rank)| Origin::Join { id, nranks, rank }),
+    };
+    made(origin, newcomm, status)
+}
+
+/// Does to the communicators that serve one what the program does to it, and then has the vendor do it.
+fn with_levels(
+    comm: CommHandle,
+    mut act: impl FnMut(&Library, usize) -> Result<(), Code>,
+    vendor: impl FnOnce() -> Status,
+) -> Status {
+    let served = over::find(comm.0).zip(library()).map_or(Ok(()), |(attached, library)| {
+        attached.each_level(|level| act(library, level))
+    });
+    let status = inside(vendor);
+    match (status, served) {
+        (Status::SUCCESS, Err(code)) => Status(code),
+        _ => status,
+    }
+}
+
+/// `ncclCommFinalize`
+pub fn finalize(vendor: extern "C" fn(CommHandle) -> Status, comm: CommHandle) -> Status {
+    with_levels(comm, over::finalize, || vendor(comm))
+}
+
+/// `ncclCommRevoke`
+pub fn revoke(vendor: extern "C" fn(CommHandle, c_int) -> Status, comm: CommHandle, flags: c_int) -> Status {
+    with_levels(comm, |library, level| over::revoke(library, level, flags), || vendor(comm, flags))
+}
+
+/// `ncclCommSuspend`
+pub fn suspend(vendor: extern "C" fn(CommHandle, c_int) -> Status, comm: CommHandle, flags: c_int) -> Status {
+    with_levels(comm, |library, level| over::suspend(library, level, flags), || vendor(comm, flags))
+}
+
+/// `ncclCommResume`
+pub fn resume(vendor: extern "C" fn(CommHandle) -> Status, comm: CommHandle) -> Status {
+    with_levels(comm, over::resume, || vendor(comm))
+}
+
+/// Has the vendor end a communicator once Strata has forgotten it.
+fn end(vendor: extern "C" fn(CommHandle) -> Status, comm: CommHandle, end: End) -> Status {
+    if let Some(library) = library() {
+        over::forget(comm.0, end, library);
+    }
+    inside(|| vendor(comm))
+}
+
+/// `ncclCommDestroy`
+pub fn destroy(vendor: extern "C" fn(CommHandle) -> Status, comm: CommHandle) -> Status {
+    end(vendor, comm, End::Destroy)
+}
+
+/// `ncclCommAbort`
+pub fn abort(vendor: extern "C" fn(CommHandle) -> Status, comm: CommHandle) -> Status {
+    end(vendor, comm, End::Abort)
+}
+
+/// `ncclCommGetAsyncError`
+pub fn async_error(
+    vendor: extern "C" fn(CommHandle, Ptr<Status>) -> Status,
+    comm: CommHandle,
+    out: Ptr<Status>,
+) -> Status {
+    // Before the vendor is asked: what is being made would then be missed if it ended in between.
+    let attached = over::find(comm.0);
+    let status = inside(|| vendor(comm, out));
+    if let (Status::SUCCESS, Some(attached), Some(library)) = (status, attached, library()) {
+        if let Ok(told) = out.as_const().get("asyncError") {
+            // It is there: it has just been read.
+            let _ = out.set("asyncError", Status(attached.async_error(library, told.0)));
+        }
+    }
+    status
+}
+
+/// `ncclCommWindowRegister`
+pub fn window_register(
+    vendor: extern "C" fn(CommHandle, Buffer, usize, Ptr<Window>, c_int) -> Status,
+    comm: CommHandle,
+    buffer: Buffer,
+    bytes: usize,
+    window: Ptr<Window>,
+    flags: c_int,
+) -> Status {
+    if flags & COLL_SYMMETRIC != 0 {
+        // All ranks register windows together, so all of them know.
+        over::find(comm.0).iter().for_each(|attached| attached.note_symmetric());
+    }
+    inside(|| vendor(comm, buffer, bytes, window, flags))
+}
+
+/// `ncclGroupStart`
+pub fn group_start(vendor: extern "C" fn() -> Status) -> Status {
+    Status(group::start(|| inside(|| vendor().0)))
+}
+
+/// `ncclGroupEnd`
+pub fn group_end(vendor: extern "C" fn() -> Status) -> Status {
+    let vendor = || inside(|| vendor().0);
+    Status(library().map_or(SUCCESS, |library| group::end(library, vendor)))
+}
+
+/// `ncclGroupSimulateEnd`
+pub fn group_simulate_end(vendor: extern "C" fn(Ptr<SimInfo>) -> Status, info: Ptr<SimInfo>) -> Status {
+    let vendor = || inside(|| vendor(info).0);
+    Status(library().map_or(SUCCESS, |library| group::simulate_end(library, vendor)))
+}
+
+/// Runs a call in two levels, or has the vendor do it.
+fn collective(comm: CommHandle, call: Call, vendor: impl FnOnce() -> Status) -> Status {
+    let prepared = over::find(comm.0).zip(library()).and_then(|(attached, library)| {
+        Some((attached.prepare(call, library)?, library))
+    });
+    match prepared {
+        Some((Ok(call), library)) => Status(group::submit(call, library)),
+        Some((Err(code), _)) => Status(code),
+        None => inside(vendor),
+    }
+}
+
+macro_rules! collectives {
+    ($($(#[doc = $doc:literal])+ $plain:ident, $with_config:ident = $collective:ident($($op:ident)?);)*) => { $(
+        $(#[doc = $doc])+
+        #[allow(clippy::too_many_arguments)]
+        pub fn $plain(
+            vendor: extern "C" fn(
+                ConstBuffer, Buffer, usize, TypeCode, $(collectives!(@type $op),)? CommHandle, StreamHandle
+            ) -> Status,
+            send: ConstBuffer, recv: Buffer, count: usize, dtype: TypeCode, $($op: OpCode,)?
+            comm: CommHandle, stream: StreamHandle,
+        ) -> Status {
+            let call = collectives!(@call $collective, send, recv, count, dtype, stream $(, $op)?);
+            collective(comm, call, || vendor(send, recv, count, dtype, $($op,)? comm, stream))
+        }
+
+        $(#[doc = $doc])+
+        #[allow(clippy::too_many_arguments)]
+        pub fn $with_config(
+            vendor: extern "C" fn(
+                ConstBuffer, Buffer, usize, TypeCode, $(collectives!(@type $op),)? CommHandle, StreamHandle,
+                ConstPtr<CollConfig>
+            ) -> Status,
+            send: ConstBuffer, recv: Buffer, count: usize, dtype: TypeCode, $($op: OpCode,)?
+            comm: CommHandle, stream: StreamHandle, config: ConstPtr<CollConfig>,
+        ) -> Status {
+            let through = || vendor(send, recv, count, dtype, $($op,)? comm, stream, config);
+            if !config.is_null() {
+                // Options are for the vendor's algorithms.
+                return inside(through);
+            }
+            let call = collectives!(@call $collective, send, recv, count, dtype, stream $(, $op)?);
+            collective(comm, call, through)
+        }
+    )* };
+    (@type $op:ident) => { OpCode };
+    (@call $collective:ident, $send:ident, $recv:ident, $count:ident, $dtype:ident, $stream:ident $(, $op:ident)?) => {
+        Call {
+            collective: Collective::$collective,
+            send: $send.0,
+            recv: $recv.0,
+            count: $count,
+            dtype: $dtype.0,
+            op: 0 $(+ $op.0)?,
+            stream: $stream.0,
+        }
+    };
+}
+
+collectives! {
+    /// `ncclAllGather`
+    all_gather, all_gather_config = AllGather();
+    /// `ncclReduceScatter`
+    reduce_scatter, reduce_scatter_config = ReduceScatter(op);
+    /// `ncclAllReduce`
+    all_reduce, all_reduce_config = AllReduce(op);
+}

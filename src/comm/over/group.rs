@@ -1,0 +1,132 @@
+//! Groups of a program's calls, where some of them run in two levels.
+//!
+//! The vendor's group is opened and closed as the program does it, so that what Strata does not look at goes there as it
+//! is. Calls that run in two levels are recorded; at the outermost end their first phase joins the open group, and each
+//! further phase is a group of its own. So calls of one group, also on several devices of one thread, go on together
+//! phase by phase, as all ranks do it.
+#![forbid(unsafe_code)]
+
+use super::levels::Prepared;
+use super::making::{self, Making};
+use super::{calls, Attached, IN_PROGRESS};
+use crate::error::{Code, SUCCESS};
+use crate::vendor::Library;
+use std::cell::RefCell;
+use std::sync::Arc;
+
+#[derive(Default)]
+struct Recording {
+    depth: usize,
+    calls: Vec<Prepared>,
+    makings: Vec<Making>,
+}
+
+thread_local! {
+    static RECORDING: RefCell<Recording> = RefCell::default();
+}
+
+/// Whether the program has a group open on this thread.
+pub fn is_open() -> bool {
+    RECORDING.with_borrow(|recording| recording.depth > 0)
+}
+
+/// `ncclGroupStart`; `vendor` is the vendor's.
+pub fn start(vendor: impl FnOnce() -> Code) -> Code {
+    let code = vendor();
+    if code == SUCCESS {
+        RECORDING.with_borrow_mut(|recording| recording.depth += 1);
+    }
+    code
+}
+
+/// Records a call, or issues it where no group is open.
+pub fn submit(call: Prepared, library: &Library) -> Code {
+    let alone = RECORDING.with_borrow_mut(|recording| match recording.depth {
+        0 => Some(call),
+        _ => {
+            recording.calls.push(call);
+            None
+        }
+    });
+    alone.map_or(SUCCESS, |call| issue_from(0, std::slice::from_ref(&call), library))
+}
+
+/// Records that a communicator is being made in the open group.
+pub(super) fn record_making(making: Making) {
+    RECORDING.with_borrow_mut(|recording| recording.makings.push(making));
+}
+
+/// Forgets recorded calls of a communicator that ends.
+pub(super) fn drop_calls_of(attached: &Arc<Attached>) {
+    let keep = |call: &Prepared| !Arc::ptr_eq(&call.attached, attached);
+    RECORDING.with_borrow_mut(|recording| recording.calls.retain(keep));
+}
+
+/// Closes the innermost group; what was recorded, if it was the outermost one.
+fn close() -> Option<Recording> {
+    RECORDING.with_borrow_mut(|recording| match recording.depth {
+        0 => None,
+        1 => Some(std::mem::take(recording)),
+        _ => {
+            recording.depth -= 1;
+            None
+        }
+    })
+}
+
+/// `ncclGroupEnd`; `vendor` is the vendor's.
+pub fn end(library: &'static Library, vendor: impl FnOnce() -> Code) -> Code {
+    let Some(Recording { calls, makings, .. }) = close() else { return vendor() };
+    // Communicators of both kinds cannot share a group, and those that serve a nonblocking one are blocking themselves.
+    let joins = calls.iter().all(|call| call.attached.blocking);
+    if joins {
+        if let Err(code) = issue(0, &calls, library) {
+            // The vendor closes its group and drops it.
+            let ended = vendor();
+            return if ended == SUCCESS { code } else { ended };
+        }
+    }
+    let ended = vendor();
+    if ended != SUCCESS && ended != IN_PROGRESS {
+        return ended;
+    }
+    let code = issue_from(usize::from(joins), &calls, library);
+    making::finish(makings, ended, library);
+    if code == SUCCESS {
+        ended
+    } else {
+        code
+    }
+}
+
+/// `ncclGroupSimulateEnd`; `vendor` is the vendor's, which sees the calls as the program made them.
+pub fn simulate_end(library: &Library, vendor: impl FnOnce() -> Code) -> Code {
+    for call in close().into_iter().flat_map(|recording| recording.calls) {
+        if let Err(code) = calls::as_made(&call, library) {
+            let ended = vendor();
+            return if ended == SUCCESS { code } else { ended };
+        }
+    }
+    vendor()
+}
+
+/// Issues the phases from `first` on, each as a group.
+fn issue_from(first: usize, calls: &[Prepared], library: &Library) -> Code {
+    let phases = calls.iter().map(Prepared::phases).max().unwrap_or(0);
+    for phase in first..phases {
+        let width: usize = calls.iter().map(|call| call.width(phase)).sum();
+        let outcome = match width {
+            0 => Ok(()),
+            1 => issue(phase, calls, library),
+            _ => calls::in_group(library, || issue(phase, calls, library)),
+        };
+        if let Err(code) = outcome {
+            return code;
+        }
+    }
+    SUCCESS
+}
+
+fn issue(phase: usize, calls: &[Prepared], library: &Library) -> Result<(), Code> {
+    calls.iter().try_for_each(|call| call.issue(phase, library))
+}

@@ -1,0 +1,259 @@
+//! A communicator's two levels: the vendor's communicators of the node and of the rail, and how calls run over them.
+
+use super::scratch::Scratch;
+use super::{calls, told, Attached, End, Handle};
+use crate::algo::{build_with_calls, Choice};
+use crate::comm::Comm;
+use crate::error::{Code, Error, Result, SUCCESS};
+use crate::plan::{Buffer, Collective, Level, Shape};
+use crate::select::over::{self as route, Request, Route, Vendor};
+use crate::topo::Rank;
+use crate::vendor::calls::{Address, Stream, SubConfig};
+use crate::vendor::lower::{lower, Lowered};
+use crate::vendor::{capture, Library};
+use std::collections::HashMap;
+use std::ffi::CString;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+
+/// One collective as the program calls it. Numbers are the program's.
+#[derive(Debug, Clone, Copy)]
+pub struct Call {
+    /// What is to be done.
+    pub collective: Collective,
+    /// The send buffer.
+    pub send: Address,
+    /// The receive buffer.
+    pub recv: Address,
+    /// Elements in one block.
+    pub count: usize,
+    /// The type of an element.
+    pub dtype: i32,
+    /// The operation; 0 where nothing is reduced.
+    pub op: i32,
+    /// The stream that orders it.
+    pub stream: Stream,
+}
+
+/// The vendor's communicators that serve one of the program's, and the plans over them.
+pub struct Levels {
+    node: Handle,
+    rail: Handle,
+    vendor: Vendor,
+    companion: Arc<Comm>,
+    scratch: Scratch,
+    plans: Mutex<HashMap<(Collective, bool), Option<Arc<Lowered>>>>,
+}
+
+/// A call with its plan, ready to be issued phase by phase.
+pub struct Prepared {
+    /// The program's communicator.
+    pub attached: Arc<Attached>,
+    /// The call as the program made it.
+    pub call: Call,
+    plan: Arc<Lowered>,
+    scratch: Address,
+    element: usize,
+    /// Elements of a block that the plan divides evenly; the others follow it.
+    whole: usize,
+}
+
+fn agreed(companion: &Comm, said: String, cancel: &AtomicBool) -> Result<bool> {
+    let told = companion.tell(said.clone().into_bytes(), cancel)?;
+    Ok(told.iter().all(|other| *other == said.as_bytes()))
+}
+
+impl Levels {
+    /// Makes the node's and the rail's communicator out of the program's, if all ranks can and it can pay. Collective.
+    pub fn make(
+        attached: &Attached,
+        companion: &Arc<Comm>,
+        library: &Library,
+        cancel: &AtomicBool,
+    ) -> Result<Option<Levels>> {
+        let (grid, config) = (companion.grid(), &companion.config);
+        let vendor = Vendor { version: library.version, rccl: library.is_rccl() };
+        let said = format!("{vendor:?} {}", library.can_split());
+        if !agreed(companion, said, cancel)? {
+            if companion.rank() == 0 {
+                crate::log::notice("the ranks have different releases of the vendor's library: it serves them alone");
+            }
+            return Ok(None);
+        }
+        if !library.can_split() || !route::can_profit(grid, config, vendor) {
+            return Ok(None);
+        }
+        let me = Rank::from_index(companion.rank());
+        let (node, rail) = (grid.node(me).index(), grid.local(me));
+        let parent = attached.handle;
+        let split = |level: &str, color: usize, key: usize| -> std::result::Result<Handle, Code> {
+            let name = CString::new(format!("strata-{level}{color}")).unwrap_or_default();
+            let mut made = 0;
+            let mut options = SubConfig::new(library, &name);
+            // SAFETY: the parent must be alive and used by nobody else meanwhile; because the program waits for its
+            // making, or is told that it is in progress.
+            let outcome = unsafe { library.comm_split(parent, color as i32, key as i32, &mut made, &mut options) };
+            match outcome {
+                Err(super::IN_PROGRESS) => calls::wait_ready(library, parent, cancel).map(|()| made),
+                outcome => outcome.map(|()| made),
+            }
+        };
+        let node_comm = split("node", node, rail);
+        let rail_comm = split("rail", rail, node);
+        let fine = node_comm.is_ok() && rail_comm.is_ok();
+        let all = agreed(companion, "made".to_string() + if fine { "" } else { " not" }, cancel)? && fine;
+        if let (true, Ok(node), Ok(rail)) = (all, node_comm, rail_comm) {
+            let scratch = Scratch::default();
+            let companion = companion.clone();
+            return Ok(Some(Levels { node, rail, vendor, companion, scratch, plans: Mutex::default() }));
+        }
+        for (level, made) in [("node", node_comm), ("rail", rail_comm)] {
+            match made {
+                Ok(made) => drop(calls::destroy(library, made)),
+                Err(code) => crate::log::warn(told(&format!("splitting off the {level}"), code).text()),
+            }
+        }
+        Ok(None)
+    }
+
+    /// A call with its plan, if it runs in two levels.
+    pub fn prepare(&self, attached: &Arc<Attached>, call: Call, library: &Library) -> Option<std::result::Result<Prepared, Code>> {
+        let (grid, config) = (self.companion.grid(), &self.companion.config);
+        let Call { collective, count, dtype, op, .. } = call;
+        let request = Request { collective, count, dtype, op };
+        let Route::TwoLevel(reason) = route::route(&request, grid, config, self.vendor) else { return None };
+        if attached.symmetric.load(Ordering::Acquire) || call.send == 0 || call.recv == 0 {
+            return None;
+        }
+        let element = crate::dtype::DataType::from_code(dtype)?.size();
+        let plan = self.plan(collective, self.in_place(&call, element), &reason)?;
+        let chunk = count / plan.chunks_per_block;
+        let bytes = plan.scratch_chunks.checked_mul(chunk)?.checked_mul(element)?;
+        if bytes > config.vendor_scratch_bytes || capture::is_captured(call.stream) {
+            return None;
+        }
+        let whole = chunk * plan.chunks_per_block;
+        let place = match bytes {
+            0 => Ok(0),
+            bytes => self.scratch.of(call.stream, bytes, library),
+        };
+        let attached = attached.clone();
+        Some(place.map(|scratch| Prepared { attached, call, plan, scratch, element, whole }))
+    }
+
+    fn in_place(&self, call: &Call, element: usize) -> bool {
+        let mine = self.companion.rank() * call.count * element;
+        match call.collective {
+            Collective::AllGather => call.send == call.recv + mine,
+            Collective::ReduceScatter => call.recv == call.send + mine,
+            _ => call.send == call.recv,
+        }
+    }
+
+    fn plan(&self, collective: Collective, in_place: bool, reason: &str) -> Option<Arc<Lowered>> {
+        let mut plans = crate::comm::locked(&self.plans);
+        let make = || {
+            let grid = self.companion.grid();
+            let shape = Shape { in_place, ..Shape::new(collective, grid.clone()) };
+            let me = Rank::from_index(self.companion.rank());
+            let found = ["two_level", "two_level_staged"].iter().find_map(|name| {
+                // The inner algorithms are the vendor's.
+                let plan = build_with_calls(&Choice::leveled(name, "direct", "log"), &shape, me).ok()?;
+                Some((name, lower(&plan).ok()?))
+            });
+            if let Some((name, plan)) = &found {
+                let phases = plan.phases.len();
+                crate::info!("{} runs as {name} in {phases} phases over the vendor: {reason}", collective.name());
+            }
+            found.map(|(_, plan)| Arc::new(plan))
+        };
+        plans.entry((collective, in_place)).or_insert_with(make).clone()
+    }
+
+    fn of(&self, level: Level) -> Handle {
+        match level {
+            Level::Node => self.node,
+            Level::Rail => self.rail,
+        }
+    }
+
+    /// The first failure of the two.
+    pub fn async_error(&self, library: &Library) -> Code {
+        let told = [self.node, self.rail].map(|comm| calls::async_error(library, comm));
+        told.into_iter().find(|&code| code != SUCCESS).unwrap_or(SUCCESS)
+    }
+
+    /// Does something to both, and returns the first failure.
+    pub fn each(&self, act: impl FnMut(Handle) -> std::result::Result<(), Code>) -> std::result::Result<(), Code> {
+        let outcomes: Vec<_> = [self.node, self.rail].into_iter().map(act).collect();
+        outcomes.into_iter().collect()
+    }
+
+    /// Ends both and frees what was made for them.
+    pub fn end(&self, library: &Library, end: End) {
+        let outcome = self.each(|comm| match end {
+            End::Destroy => calls::destroy(library, comm),
+            End::Abort => calls::abort(library, comm),
+        });
+        if let Err(code) = outcome {
+            crate::info!("{}", told("ending the node's and the rail's communicator", code));
+        }
+        self.scratch.free(library);
+    }
+}
+
+impl Prepared {
+    /// How many phases the call has.
+    pub fn phases(&self) -> usize {
+        self.plan.phases.len()
+    }
+
+    /// How many of the vendor's collectives one phase has.
+    pub fn width(&self, phase: usize) -> usize {
+        let whole = if self.whole > 0 { self.plan.phases.get(phase).map_or(0, Vec::len) } else { 0 };
+        whole + usize::from(self.rest(phase).is_some())
+    }
+
+    /// Issues one phase, on the program's stream.
+    pub fn issue(&self, phase: usize, library: &Library) -> std::result::Result<(), Code> {
+        let Some(levels) = self.attached.levels.get() else { return Ok(()) };
+        if self.attached.ended.load(Ordering::Acquire) {
+            return Err(Error::InvalidUsage(String::new()).code());
+        }
+        if self.whole > 0 {
+            let chunk = self.whole / self.plan.chunks_per_block;
+            for op in self.plan.phases.get(phase).into_iter().flatten() {
+                let [send, recv] = [op.send, op.recv].map(|run| self.base(run.buffer) + run.start * chunk * self.element);
+                let comm = levels.of(op.level);
+                calls::collective(&self.call, op.collective, comm, [send, recv], op.chunks * chunk, library)?;
+            }
+        }
+        match self.rest(phase) {
+            None => Ok(()),
+            Some((level, send)) => {
+                let after = self.whole * self.element;
+                let buffers = [self.base(send) + after, self.base(Buffer::Output) + after];
+                let count = self.call.count - self.whole;
+                calls::collective(&self.call, Collective::AllReduce, levels.of(level), buffers, count, library)
+            }
+        }
+    }
+
+    /// The elements that do not divide are reduced whole, on every rail alike: first over the node, then over the rail.
+    fn rest(&self, phase: usize) -> Option<(Level, Buffer)> {
+        match phase {
+            _ if self.whole == self.call.count => None,
+            0 => Some((Level::Node, Buffer::Input)),
+            1 => Some((Level::Rail, Buffer::Output)),
+            _ => None,
+        }
+    }
+
+    fn base(&self, buffer: Buffer) -> Address {
+        match buffer {
+            Buffer::Input => self.call.send,
+            Buffer::Output => self.call.recv,
+            Buffer::Scratch => self.scratch,
+        }
+    }
+}

@@ -1,0 +1,212 @@
+//! Which calls run in two levels over the vendor's communicators, and which are the vendor's alone.
+//!
+//! The choice is a pure function of what is equal on all ranks: the call's count, type and operation, the grid, the
+//! agreed configuration, and the vendor's release. In order: `STRATA_VENDOR_ONLY` and `NCCL_ALGO` leave a collective to
+//! the vendor; `STRATA_<COLLECTIVE>_ALGO` names `vendor` or `two_level`; else two levels are taken where the vendor's own
+//! rings pay for every rank in turn and bandwidth does not rule.
+//!
+//! Facts behind the last: NVIDIA's all-gather and reduce-scatter use rings wherever a node has several GPUs, while its
+//! all-reduce has trees; AMD's all-gather has two levels of its own since 2.28.3.
+#![forbid(unsafe_code)]
+
+use super::message_bytes;
+use crate::config::Config;
+use crate::dtype::{DataType, RedOp};
+use crate::plan::Collective;
+use crate::topo::Grid;
+
+/// The collectives that can run in two levels.
+pub const COLLECTIVES: [Collective; 3] = [Collective::AllGather, Collective::ReduceScatter, Collective::AllReduce];
+
+/// AMD's first release whose all-gather has two levels.
+const RCCL_HIERARCHICAL: i32 = 22803;
+
+/// The vendor's library.
+#[derive(Debug, Clone, Copy)]
+pub struct Vendor {
+    /// Its release, as `ncclGetVersion` tells it.
+    pub version: i32,
+    /// Whether it is AMD's.
+    pub rccl: bool,
+}
+
+/// What is known of a call.
+#[derive(Debug, Clone, Copy)]
+pub struct Request {
+    /// What is to be done.
+    pub collective: Collective,
+    /// Elements in one block.
+    pub count: usize,
+    /// The type of an element.
+    pub dtype: i32,
+    /// The operation, for those that reduce.
+    pub op: i32,
+}
+
+/// Why a call runs in two levels, or why the vendor's library does it alone.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Route {
+    /// In two levels.
+    TwoLevel(String),
+    /// The vendor's alone.
+    Vendor(String),
+}
+
+/// Whether any call can come to run in two levels on a communicator: else it needs no further ones.
+pub fn can_profit(grid: &Grid, config: &Config, vendor: Vendor) -> bool {
+    let tiny = |collective| Request { collective, count: 1, dtype: DataType::F32 as i32, op: RedOp::Sum as i32 };
+    COLLECTIVES.iter().any(|&collective| matches!(route(&tiny(collective), grid, config, vendor), Route::TwoLevel(_)))
+}
+
+/// Decides for one call.
+pub fn route(request: &Request, grid: &Grid, config: &Config, vendor: Vendor) -> Route {
+    let Request { collective, count, dtype, op } = *request;
+    let left = |why: &str| Route::Vendor(why.to_string());
+    let Some(dtype) = DataType::from_code(dtype) else { return left("an unknown type") };
+    if count == 0 {
+        return left("no elements");
+    }
+    if collective.reduces() {
+        match RedOp::from_code(op) {
+            None => return left("an operation of the program's own"),
+            Some(RedOp::Avg) if dtype.is_integer() => return left("averages of integers are rounded once"),
+            Some(_) => {}
+        }
+    }
+    if !COLLECTIVES.contains(&collective) {
+        return left("no two levels for this collective");
+    }
+    if config.leaves_to_vendor(collective) {
+        return left("STRATA_VENDOR_ONLY or NCCL_ALGO names it");
+    }
+    if !is_even(grid) {
+        return left("nodes of different sizes, or one rank a node, or one node");
+    }
+    match config.algorithm(collective) {
+        "auto" => {}
+        name if name.starts_with("two_level") => return Route::TwoLevel("named by the environment".to_string()),
+        _ => return left("named by the environment"),
+    }
+    let nodes = grid.nnodes();
+    if nodes < config.two_level_min_nodes {
+        return left("few nodes");
+    }
+    let most = match collective {
+        Collective::AllGather if vendor.rccl && vendor.version >= RCCL_HIERARCHICAL => {
+            return left("RCCL has two levels of its own")
+        }
+        Collective::AllGather => config.all_gather_rd_max_bytes,
+        Collective::ReduceScatter => config.reduce_scatter_rd_max_bytes,
+        _ => return left("the vendor's trees are logarithmic"),
+    };
+    let bytes = message_bytes(collective, grid.nranks(), count.saturating_mul(dtype.size()));
+    match bytes <= most {
+        true => Route::TwoLevel(format!("{grid}, {bytes} bytes: {nodes} nodes instead of {} ranks in turn", grid.nranks())),
+        false => left("bandwidth rules"),
+    }
+}
+
+/// Whether all nodes have the same number of ranks, more than one, and there are several nodes.
+fn is_even(grid: &Grid) -> bool {
+    let (nodes, rails) = (grid.nnodes(), grid.nrails());
+    nodes > 1 && rails > 1 && grid.nranks() == nodes * rails
+}
+
+/// What is left to the vendor in this process: what `STRATA_VENDOR_ONLY` names, and what `NCCL_ALGO` speaks of.
+pub fn left_to_vendor(vendor_only: &str) -> String {
+    let forced = named_by_nccl_algo(&std::env::var("NCCL_ALGO").unwrap_or_default());
+    let names = vendor_only.split(',').map(str::trim).chain(forced.iter().map(|collective| collective.name()));
+    let names: Vec<&str> = names.filter(|name| !name.is_empty()).collect();
+    names.join(",")
+}
+
+/// The collectives that `NCCL_ALGO` speaks of: its user wants the vendor's algorithm.
+pub fn named_by_nccl_algo(value: &str) -> Vec<Collective> {
+    let mut named = Vec::new();
+    for entry in value.split(';').map(str::trim).filter(|entry| !entry.is_empty()) {
+        match entry.split_once(':') {
+            Some((function, _)) => named.extend(Collective::from_name(function.trim())),
+            None => return Collective::ALL.to_vec(),
+        }
+    }
+    named
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NCCL: Vendor = Vendor { version: 23203, rccl: false };
+    const F32: i32 = 7;
+
+    fn routed(collective: Collective, count: usize, sizes: &[usize], config: &Config) -> bool {
+        let request = Request { collective, count, dtype: F32, op: 0 };
+        matches!(route(&request, &Grid::blocks(sizes), config, NCCL), Route::TwoLevel(_))
+    }
+
+    #[test]
+    fn small_messages_on_many_nodes_run_in_two_levels_and_others_do_not() {
+        let config = Config::default();
+        let many = [4; 8];
+        assert!(routed(Collective::AllGather, 1000, &many, &config));
+        assert!(routed(Collective::ReduceScatter, 1000, &many, &config));
+        assert!(!routed(Collective::AllReduce, 1000, &many, &config), "NCCL has trees for it");
+        assert!(!routed(Collective::AllGather, 1 << 20, &many, &config), "128 MiB");
+        assert!(!routed(Collective::AllGather, 1000, &[4; 7], &config));
+        assert!(!routed(Collective::AllGather, 0, &many, &config));
+        assert!(!routed(Collective::Broadcast, 1000, &many, &config));
+    }
+
+    #[test]
+    fn shapes_that_are_not_even_are_left_to_the_vendor_even_if_named() {
+        let named = Config { all_gather_algo: "two_level".to_string(), ..Config::default() };
+        assert!(routed(Collective::AllGather, 1, &[2, 2], &named));
+        for sizes in [&[3, 1][..], &[1, 1], &[4], &[2, 2, 1]] {
+            assert!(!routed(Collective::AllGather, 1, sizes, &named), "{sizes:?}");
+        }
+    }
+
+    #[test]
+    fn what_the_user_leaves_to_the_vendor_stays_there() {
+        let named = Config { all_reduce_algo: "two_level".to_string(), ..Config::default() };
+        assert!(routed(Collective::AllReduce, 1, &[2, 2], &named));
+        let left = Config { vendor_only: "all_reduce,broadcast".to_string(), ..named };
+        assert!(!routed(Collective::AllReduce, 1, &[2, 2], &left));
+        let vendor = Config { all_gather_algo: "vendor".to_string(), ..Config::default() };
+        assert!(!routed(Collective::AllGather, 1, &[4; 8], &vendor));
+    }
+
+    #[test]
+    fn operations_that_do_not_compose_are_left_to_the_vendor() {
+        let config = Config { reduce_scatter_algo: "two_level".to_string(), ..Config::default() };
+        let routed = |dtype, op| {
+            let request = Request { collective: Collective::ReduceScatter, count: 1, dtype, op };
+            matches!(route(&request, &Grid::blocks(&[2, 2]), &config, NCCL), Route::TwoLevel(_))
+        };
+        assert!(routed(F32, 4), "averages of floats");
+        assert!(!routed(2, 4), "averages of integers");
+        assert!(!routed(F32, 5), "made by the program");
+        assert!(!routed(99, 0));
+    }
+
+    #[test]
+    fn rccl_keeps_its_own_two_levels() {
+        let request = Request { collective: Collective::AllGather, count: 1, dtype: F32, op: 0 };
+        let routed = |version| {
+            let vendor = Vendor { version, rccl: true };
+            matches!(route(&request, &Grid::blocks(&[4; 8]), &Config::default(), vendor), Route::TwoLevel(_))
+        };
+        assert!(routed(22707));
+        assert!(!routed(22803));
+    }
+
+    #[test]
+    fn nccl_algo_names_functions_or_all() {
+        use Collective::{AllGather, AllReduce};
+        assert_eq!(named_by_nccl_algo("allgather:ring;allreduce:tree,ring"), [AllGather, AllReduce]);
+        assert_eq!(named_by_nccl_algo("Ring,Tree"), Collective::ALL);
+        assert_eq!(named_by_nccl_algo("^tree"), Collective::ALL);
+        assert_eq!(named_by_nccl_algo("allgather:^ring"), [AllGather]);
+        assert_eq!(named_by_nccl_algo(""), []);
+    }
+}
