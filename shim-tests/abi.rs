@@ -5,11 +5,11 @@
 
 mod built;
 
-use built::{checked, header_dir, library, run, Compiler};
+use built::{checked, library, run, Compiler};
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::Command;
-use strata::abi::{header, table};
+use strata::abi::{header, matrix, table};
 
 fn exported() -> BTreeSet<String> {
     let listing = checked(Command::new("nm").args(["-D", "--defined-only"]).arg(library()));
@@ -59,9 +59,14 @@ fn the_library_has_nccl_s_name_stays_loaded_and_needs_only_the_system() {
 }
 
 #[test]
-fn the_headers_are_what_the_table_makes() {
-    for (name, text) in [("nccl.h", header::nccl_h()), ("strata.h", header::strata_h())] {
-        let path = header_dir().join(name);
+fn the_headers_and_the_matrix_are_what_the_table_makes() {
+    let files = [
+        ("include/nccl.h", header::nccl_h()),
+        ("include/strata.h", header::strata_h()),
+        ("MATRIX.md", matrix::matrix_md()),
+    ];
+    for (name, text) in files {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(name);
         if std::env::var_os("UPDATE").is_some() {
             std::fs::write(&path, &text).unwrap();
         }

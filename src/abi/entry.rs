@@ -22,8 +22,8 @@ pub struct Function {
     pub since: &'static str,
     /// `native`, or `unsupported` on the host device.
     pub kind: &'static str,
-    /// Whether Strata looks at calls that the vendor's library answers; else they are handed on as they are.
-    pub looked_at: bool,
+    /// What becomes of calls over the vendor's library: `forwarded`, `looked at` or `guarded`.
+    pub over: &'static str,
     /// Whether it has a twin whose name starts with `p`.
     pub twin: bool,
     /// The part of the interface it belongs to.
@@ -141,7 +141,9 @@ pub fn guarded<R: Returned>(call: &'static str, body: impl FnOnce() -> R) -> R {
 /// Answers in the place of a library that does not have the function.
 pub fn absent<R: Returned>(call: &'static str, since: &'static str) -> R {
     let text = match vendor::mode() {
-        Mode::Over(library) | Mode::PassThrough(library) => format!("it is not in {library}; NCCL has it since {since}"),
+        Mode::Over(library) | Mode::PassThrough(library) => {
+            format!("it is not in {library}; NCCL has it since {since}")
+        }
         Mode::Nobody(why) => why.clone(),
         Mode::Host => "there is no library of the vendor's".to_string(),
     };
@@ -165,8 +167,24 @@ pub fn panic_text(panic: &(dyn Any + Send)) -> &str {
 #[macro_export]
 #[doc(hidden)]
 macro_rules! api {
-    (@twin yes) => { true };
-    (@twin no) => { false };
+    // AMD's library has no twins.
+    (@twin yes) => { cfg!(not(feature = "rccl")) };
+    (@twin $other:ident) => { false };
+    (@export rccl $name:ident $($over:tt)*) => {
+        #[cfg(feature = "rccl")]
+        #[unsafe(naked)]
+        #[no_mangle]
+        extern "C" fn $name() {
+            $crate::api!(@jump $name $($over)*)
+        }
+    };
+    (@export $other:ident $name:ident $($over:tt)*) => {
+        #[unsafe(naked)]
+        #[no_mangle]
+        extern "C" fn $name() {
+            $crate::api!(@jump $name $($over)*)
+        }
+    };
     (@run native, $target:expr, $($argument:ident)*) => { $target($($argument),*) };
     (@run unsupported, $why:expr, $($argument:ident)*) => {{
         let refuse = || -> $crate::error::Result<()> {
@@ -177,8 +195,9 @@ macro_rules! api {
     }};
     (@over $name:ident) => { None };
     (@over $name:ident $($over:tt)+) => { Some($crate::vendor::entry::Code(looking::$name as *const std::ffi::c_void)) };
-    (@looked_at) => { false };
-    (@looked_at $($over:tt)+) => { true };
+    (@how) => { "forwarded" };
+    (@how inside) => { "guarded" };
+    (@how $($over:tt)+) => { "looked at" };
     (@jump $name:ident) => { $crate::jump!(forwarded entries::$name) };
     (@jump $name:ident $($over:tt)+) => { $crate::jump!(looked_at entries::$name) };
     // The vendor's function calls others of the interface.
@@ -202,6 +221,7 @@ macro_rules! api {
         }
     };
     (@twins yes $(fn $name:ident $(over($($over:tt)+))?;)*) => {
+        #[cfg(not(feature = "rccl"))]
         mod twins {
             use super::*;
             $(
@@ -213,7 +233,7 @@ macro_rules! api {
             )*
         }
     };
-    (@twins no $($rest:tt)*) => {};
+    (@twins $other:ident $($rest:tt)*) => {};
     ($twin:ident $($section:literal { $(
         $(#[doc = $doc:literal])+
         $since:literal fn $name:ident($($argument:ident: $type:ty),* $(,)?) -> $result:ty
@@ -283,11 +303,7 @@ macro_rules! api {
         // Both names lead through the entry, never to each other: a profiler that takes the place of one of them calls
         // the other.
         $($(
-            #[unsafe(naked)]
-            #[no_mangle]
-            extern "C" fn $name() {
-                $crate::api!(@jump $name $($($over)+)?)
-            }
+            $crate::api! { @export $twin $name $($($over)+)? }
         )*)*
 
         $crate::api!(@twins $twin $($(fn $name $(over($($over)+))?;)*)*);
@@ -297,7 +313,7 @@ macro_rules! api {
             name: stringify!($name),
             since: $since,
             kind: stringify!($kind),
-            looked_at: $crate::api!(@looked_at $($($over)+)?),
+            over: $crate::api!(@how $($($over)+)?),
             twin: $crate::api!(@twin $twin),
             section: $section,
             doc: &[$($doc),+],

@@ -14,6 +14,7 @@ mod handles;
 pub mod header;
 mod info;
 pub mod layouts;
+pub mod matrix;
 mod memory;
 mod operations;
 mod options;

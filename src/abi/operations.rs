@@ -197,6 +197,36 @@ fn message(
     group::noted(record())
 }
 
+/// `ncclAlltoAllv`: a message to and from every rank, in one group. Counts and displacements are in elements.
+#[allow(clippy::too_many_arguments)]
+pub fn all_to_all_v(
+    send_buffer: ConstBuffer,
+    send_counts: ConstPtr<usize>,
+    send_places: ConstPtr<usize>,
+    recv_buffer: Buffer,
+    recv_counts: ConstPtr<usize>,
+    recv_places: ConstPtr<usize>,
+    dtype: TypeCode,
+    comm: CommHandle,
+    stream: StreamHandle,
+) -> Result<()> {
+    let record = || {
+        let nranks = handles::find(comm)?.usable()?.nranks();
+        let element = dtype.get()?.size();
+        let at = |base: usize, place: usize| base.wrapping_add(place.wrapping_mul(element));
+        for peer in 0..nranks {
+            let (count, place) = (send_counts.get_at(peer, "sendcounts")?, send_places.get_at(peer, "sdispls")?);
+            send(ConstBuffer(at(send_buffer.0, place)), count, dtype, peer as c_int, comm, stream)?;
+            let (count, place) = (recv_counts.get_at(peer, "recvcounts")?, recv_places.get_at(peer, "rdispls")?);
+            recv(Buffer(at(recv_buffer.0, place)), count, dtype, peer as c_int, comm, stream)?;
+        }
+        Ok(())
+    };
+    group::start();
+    let recorded = group::noted(record());
+    group::end().and(recorded)
+}
+
 /// `ncclGroupStart`
 pub fn group_start() -> Result<()> {
     group::start();

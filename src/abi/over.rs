@@ -167,14 +167,7 @@ pub fn grow_id(
 /// `ncclCommGrow`
 #[allow(clippy::too_many_arguments)]
 pub fn grow(
-    vendor: extern "C" fn(
-        CommHandle,
-        c_int,
-        ConstPtr<UniqueIdBytes>,
-        c_int,
-        Ptr<CommHandle>,
-        Ptr<Config>,
-    ) -> Status,
+    vendor: extern "C" fn(CommHandle, c_int, ConstPtr<UniqueIdBytes>, c_int, Ptr<CommHandle>, Ptr<Config>) -> Status,
     comm: CommHandle,
     nranks: c_int,
     id: ConstPtr<UniqueIdBytes>,
@@ -198,9 +191,9 @@ fn with_levels(
     mut act: impl FnMut(&Library, usize) -> Result<(), Code>,
     vendor: impl FnOnce() -> Status,
 ) -> Status {
-    let served = over::find(comm.0).zip(library()).map_or(Ok(()), |(attached, library)| {
-        attached.each_level(|level| act(library, level))
-    });
+    let served = over::find(comm.0)
+        .zip(library())
+        .map_or(Ok(()), |(attached, library)| attached.each_level(|level| act(library, level)));
     let status = inside(vendor);
     match (status, served) {
         (Status::SUCCESS, Err(code)) => Status(code),
@@ -299,9 +292,9 @@ pub fn group_simulate_end(vendor: extern "C" fn(Ptr<SimInfo>) -> Status, info: P
 
 /// Runs a call in two levels, or has the vendor do it.
 fn collective(comm: CommHandle, call: Call, vendor: impl FnOnce() -> Status) -> Status {
-    let prepared = over::find(comm.0).zip(library()).and_then(|(attached, library)| {
-        Some((attached.prepare(call, library)?, library))
-    });
+    let prepared = over::find(comm.0)
+        .zip(library())
+        .and_then(|(attached, library)| Some((attached.prepare(call, library)?, library)));
     match prepared {
         Some((Ok(call), library)) => Status(group::submit(call, library)),
         Some((Err(code), _)) => Status(code),

@@ -396,6 +396,59 @@ pub mod single {
     }
 }
 
+/// Functions that AMD's library has beside NVIDIA's. Only a Strata under RCCL's name exports them.
+#[cfg_attr(not(feature = "rccl"), allow(dead_code))]
+pub mod rccl {
+    use crate::abi::operations;
+    use crate::abi::pointer::*;
+    use crate::abi::types::*;
+    use std::ffi::c_int;
+
+    const BIAS: &str = "reductions with a bias need a GPU; the host device has none";
+    const MSCCL: &str = "programs for collectives are RCCL's; the host device runs Strata's own algorithms";
+
+    crate::api! { rccl
+        "RCCL: collectives" {
+            /// Every rank gets its block of every rank's vector; the blocks differ in size.
+            "RCCL" fn ncclAlltoAllv(
+                sendbuff: ConstBuffer, sendcounts: ConstPtr<usize>, sdispls: ConstPtr<usize>, recvbuff: Buffer,
+                recvcounts: ConstPtr<usize>, rdispls: ConstPtr<usize>, datatype: TypeCode, comm: CommHandle,
+                stream: StreamHandle
+            ) -> Status = native(operations::all_to_all_v), over(inside);
+            /// ncclAlltoAllv under its older name.
+            "RCCL" fn ncclAllToAllv(
+                sendbuff: ConstBuffer, sendcounts: ConstPtr<usize>, sdispls: ConstPtr<usize>, recvbuff: Buffer,
+                recvcounts: ConstPtr<usize>, rdispls: ConstPtr<usize>, datatype: TypeCode, comm: CommHandle,
+                stream: StreamHandle
+            ) -> Status = native(operations::all_to_all_v), over(inside);
+            /// ncclAlltoAll under its older name.
+            "RCCL" fn ncclAllToAll(
+                sendbuff: ConstBuffer, recvbuff: Buffer, count: usize, datatype: TypeCode, comm: CommHandle,
+                stream: StreamHandle
+            ) -> Status = native(operations::all_to_all), over(inside);
+            /// Every rank gets the reduction of all vectors and of a bias.
+            "RCCL 2.28.3" fn ncclAllReduceWithBias(
+                sendbuff: ConstBuffer, recvbuff: Buffer, count: usize, datatype: TypeCode, op: OpCode,
+                comm: CommHandle, stream: StreamHandle, acc: ConstBuffer
+            ) -> Status = unsupported(BIAS), over(inside);
+        }
+        "RCCL: programs for collectives" {
+            /// Loads a program.
+            "RCCL" fn mscclLoadAlgo(
+                mscclAlgoFilePath: Text, mscclAlgoHandle: Ptr<c_int>, rank: c_int
+            ) -> Status = unsupported(MSCCL), over(inside);
+            /// Runs a program.
+            "RCCL" fn mscclRunAlgo(
+                sendBuff: ConstBuffer, sendCounts: ConstPtr<usize>, sDisPls: ConstPtr<usize>, recvBuff: Buffer,
+                recvCounts: ConstPtr<usize>, rDisPls: ConstPtr<usize>, count: usize, dataType: TypeCode, root: c_int,
+                peer: c_int, op: OpCode, mscclAlgoHandle: c_int, comm: CommHandle, stream: StreamHandle
+            ) -> Status = unsupported(MSCCL), over(inside);
+            /// Ends a program.
+            "RCCL" fn mscclUnloadAlgo(mscclAlgoHandle: c_int) -> Status = unsupported(MSCCL), over(inside);
+        }
+    }
+}
+
 /// Strata's own functions.
 pub mod own {
     use crate::abi::pointer::*;
@@ -425,6 +478,11 @@ pub fn nccl_functions() -> impl Iterator<Item = &'static Function> {
     nccl::FUNCTIONS.iter().chain(single::FUNCTIONS)
 }
 
+/// Every function that only AMD's library has.
+pub fn rccl_functions() -> impl Iterator<Item = &'static Function> {
+    rccl::FUNCTIONS.iter()
+}
+
 /// Every function of Strata's own.
 pub fn own_functions() -> impl Iterator<Item = &'static Function> {
     own::FUNCTIONS.iter()
@@ -432,5 +490,6 @@ pub fn own_functions() -> impl Iterator<Item = &'static Function> {
 
 /// Every name the library exports.
 pub fn exported_names() -> Vec<String> {
-    nccl_functions().chain(own_functions()).flat_map(Function::names).collect()
+    let rccl = rccl_functions().filter(|_| cfg!(feature = "rccl"));
+    nccl_functions().chain(rccl).chain(own_functions()).flat_map(Function::names).collect()
 }

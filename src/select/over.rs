@@ -101,7 +101,9 @@ pub fn route(request: &Request, grid: &Grid, config: &Config, vendor: Vendor) ->
     };
     let bytes = message_bytes(collective, grid.nranks(), count.saturating_mul(dtype.size()));
     match bytes <= most {
-        true => Route::TwoLevel(format!("{grid}, {bytes} bytes: {nodes} nodes instead of {} ranks in turn", grid.nranks())),
+        true => {
+            Route::TwoLevel(format!("{grid}, {bytes} bytes: {nodes} nodes instead of {} ranks in turn", grid.nranks()))
+        }
         false => left("bandwidth rules"),
     }
 }

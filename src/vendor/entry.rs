@@ -51,14 +51,15 @@ pub static VENDOR_CODE: VendorCode = VendorCode { start: AtomicUsize::new(0), le
 
 impl Entry {
     /// An entry that `first` settles at its first call.
-    pub const fn new(
-        name: &'static CStr,
-        first: *const c_void,
-        host: Code,
-        over: Option<Code>,
-        absent: Code,
-    ) -> Entry {
-        Entry { to: AtomicPtr::new(first.cast_mut()), vendor: AtomicPtr::new(first.cast_mut()), name, host, over, absent }
+    pub const fn new(name: &'static CStr, first: *const c_void, host: Code, over: Option<Code>, absent: Code) -> Entry {
+        Entry {
+            to: AtomicPtr::new(first.cast_mut()),
+            vendor: AtomicPtr::new(first.cast_mut()),
+            name,
+            host,
+            over,
+            absent,
+        }
     }
 
     /// The vendor's function, or what answers in its place.

@@ -108,10 +108,15 @@ fn in_packages_of(prefix: &Path) -> Vec<PathBuf> {
         let digits: String = path.to_string_lossy().rsplit('.').next().unwrap_or_default().to_string();
         std::cmp::Reverse(digits.parse::<u32>().unwrap_or(0))
     });
-    let packages = versions.iter().flat_map(|version| ["site-packages", "dist-packages"].map(|name| version.join(name)));
+    let packages =
+        versions.iter().flat_map(|version| ["site-packages", "dist-packages"].map(|name| version.join(name)));
     packages
         .flat_map(|packages| {
-            [packages.join("nvidia/nccl/lib/libnccl.so.2"), packages.join("torch/lib/librccl.so.1"), packages.join("torch/lib/librccl.so")]
+            [
+                packages.join("nvidia/nccl/lib/libnccl.so.2"),
+                packages.join("torch/lib/librccl.so.1"),
+                packages.join("torch/lib/librccl.so"),
+            ]
         })
         .filter(|path| path.exists())
         .collect()
@@ -137,9 +142,8 @@ impl Surroundings {
 fn python_prefixes() -> Vec<PathBuf> {
     let named = ["VIRTUAL_ENV", "CONDA_PREFIX"].map(|name| std::env::var_os(name).map(PathBuf::from));
     let mut prefixes: Vec<PathBuf> = named.into_iter().flatten().collect();
-    let is_python = |path: &Path| {
-        path.file_name().and_then(OsStr::to_str).is_some_and(|name| name.starts_with("python"))
-    };
+    let is_python =
+        |path: &Path| path.file_name().and_then(OsStr::to_str).is_some_and(|name| name.starts_with("python"));
     let exe = fs::read_link("/proc/self/exe").ok().filter(|exe| is_python(exe));
     if let Some(exe) = exe {
         // A virtual environment's python is a link, known by the name it was started by.
@@ -211,8 +215,7 @@ mod tests {
             linker_cache: vec![at("cache/libnccl.so.2"), at("cache/libz.so")],
             own: Some(at("own/libnccl.so.2")),
         };
-        let found: Vec<PathBuf> =
-            candidates(&here).into_iter().filter(|path| path.starts_with(&folder.0)).collect();
+        let found: Vec<PathBuf> = candidates(&here).into_iter().filter(|path| path.starts_with(&folder.0)).collect();
         assert_eq!(found, [files[0], files[2], files[1], files[3], files[4]].map(at));
     }
 

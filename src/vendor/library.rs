@@ -66,7 +66,8 @@ impl Library {
         };
         library.code = code_around(get_version);
         // SAFETY: the function must have this signature; because the interface says so of its name.
-        let get_version = unsafe { std::mem::transmute::<*const c_void, extern "C" fn(*mut c_int) -> Code>(get_version) };
+        let get_version =
+            unsafe { std::mem::transmute::<*const c_void, extern "C" fn(*mut c_int) -> Code>(get_version) };
         let mut version = 0;
         match guard::inside(|| get_version(&mut version)) {
             0 => Ok(Library { version, ..library }),
@@ -108,7 +109,8 @@ fn code_around(address: *const c_void) -> Range<usize> {
         let count = usize::from(info.dlpi_phnum);
         // SAFETY: the table must have so many entries; because the loader says so.
         let headers = unsafe { std::slice::from_raw_parts(info.dlpi_phdr, count) };
-        let executable = headers.iter().filter(|header| header.p_type == libc::PT_LOAD && header.p_flags & libc::PF_X != 0);
+        let executable =
+            headers.iter().filter(|header| header.p_type == libc::PT_LOAD && header.p_flags & libc::PF_X != 0);
         for header in executable {
             let start = (info.dlpi_addr + header.p_vaddr) as usize;
             let range = start..start + header.p_memsz as usize;

@@ -79,7 +79,9 @@ pub fn lower(plan: &Plan) -> Result<Lowered, String> {
 fn refs(plan: &Plan) -> Vec<StepRef> {
     let lanes = plan.lanes.iter().enumerate();
     lanes
-        .flat_map(|(lane, steps)| (0..steps.steps.len()).map(move |step| StepRef { lane: lane as u32, step: step as u32 }))
+        .flat_map(|(lane, steps)| {
+            (0..steps.steps.len()).map(move |step| StepRef { lane: lane as u32, step: step as u32 })
+        })
         .collect()
 }
 

@@ -117,7 +117,12 @@ impl Levels {
     }
 
     /// A call with its plan, if it runs in two levels.
-    pub fn prepare(&self, attached: &Arc<Attached>, call: Call, library: &Library) -> Option<std::result::Result<Prepared, Code>> {
+    pub fn prepare(
+        &self,
+        attached: &Arc<Attached>,
+        call: Call,
+        library: &Library,
+    ) -> Option<std::result::Result<Prepared, Code>> {
         let (grid, config) = (self.companion.grid(), &self.companion.config);
         let Call { collective, count, dtype, op, .. } = call;
         let request = Request { collective, count, dtype, op };
@@ -223,7 +228,8 @@ impl Prepared {
         if self.whole > 0 {
             let chunk = self.whole / self.plan.chunks_per_block;
             for op in self.plan.phases.get(phase).into_iter().flatten() {
-                let [send, recv] = [op.send, op.recv].map(|run| self.base(run.buffer) + run.start * chunk * self.element);
+                let [send, recv] =
+                    [op.send, op.recv].map(|run| self.base(run.buffer) + run.start * chunk * self.element);
                 let comm = levels.of(op.level);
                 calls::collective(&self.call, op.collective, comm, [send, recv], op.chunks * chunk, library)?;
             }

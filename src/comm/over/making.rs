@@ -160,7 +160,8 @@ pub(super) fn finish(makings: Vec<Making>, code: Code, library: &'static Library
             // Each on a thread of its own: they wait for other ranks, which may be this process's, too.
             for making in makings {
                 let work = move || make(&making, Attached::new(making.handle(), true), library);
-                if let Err(error) = std::thread::Builder::new().name("strata-attach".to_string()).spawn_scoped(scope, work)
+                if let Err(error) =
+                    std::thread::Builder::new().name("strata-attach".to_string()).spawn_scoped(scope, work)
                 {
                     crate::log::warn(&format!("starting a thread for a communicator: {error}"));
                 }
