@@ -292,12 +292,10 @@ pub fn group_simulate_end(vendor: extern "C" fn(Ptr<SimInfo>) -> Status, info: P
 
 /// Runs a call in two levels, or has the vendor do it.
 fn collective(comm: CommHandle, call: Call, vendor: impl FnOnce() -> Status) -> Status {
-    let prepared = over::find(comm.0)
-        .zip(library())
-        .and_then(|(attached, library)| Some((attached.prepare(call, library)?, library)));
+    let prepared =
+        over::find(comm.0).zip(library()).and_then(|(attached, library)| Some((attached.prepare(call)?, library)));
     match prepared {
-        Some((Ok(call), library)) => Status(group::submit(call, library)),
-        Some((Err(code), _)) => Status(code),
+        Some((call, library)) => Status(group::submit(call, library)),
         None => inside(vendor),
     }
 }

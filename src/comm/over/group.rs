@@ -8,7 +8,7 @@
 
 use super::levels::Prepared;
 use super::making::{self, Making};
-use super::{calls, Attached, IN_PROGRESS};
+use super::{calls, scratch, Attached, IN_PROGRESS};
 use crate::error::{Code, SUCCESS};
 use crate::vendor::Library;
 use std::cell::RefCell;
@@ -48,7 +48,12 @@ pub fn submit(call: Prepared, library: &Library) -> Code {
             None
         }
     });
-    alone.map_or(SUCCESS, |call| issue_from(0, std::slice::from_ref(&call), library))
+    let Some(call) = alone else { return SUCCESS };
+    let mut alone = [call];
+    match scratch::share_out(&mut alone, library) {
+        Ok(()) => issue_from(0, &alone, library),
+        Err(code) => code,
+    }
 }
 
 /// Records that a communicator is being made in the open group.
@@ -77,16 +82,21 @@ fn close() -> Option<Recording> {
 /// `ncclGroupEnd`; `vendor` is the vendor's.
 pub fn end(library: &'static Library, vendor: impl FnOnce() -> Code) -> Code {
     let Some(Recording { calls, makings, .. }) = close() else { return vendor() };
+    let (mut calls, left) = scratch::what_fits(calls);
     // Communicators of both kinds cannot share a group, and those that serve a nonblocking one are blocking themselves.
     let joins = calls.iter().all(|call| call.attached.blocking);
-    if joins {
-        if let Err(code) = issue(0, &calls, library) {
-            // The vendor closes its group and drops it.
-            let ended = vendor();
-            return if ended == SUCCESS { code } else { ended };
+    let begun = left.iter().try_for_each(|call| calls::as_made(call, library)).and_then(|()| {
+        scratch::share_out(&mut calls, library)?;
+        if joins {
+            issue(0, &calls, library)?;
         }
-    }
+        Ok(())
+    });
     let ended = vendor();
+    if let Err(code) = begun {
+        // The vendor drops a group in which a call has failed.
+        return if ended == SUCCESS { code } else { ended };
+    }
     if ended != SUCCESS && ended != IN_PROGRESS {
         return ended;
     }

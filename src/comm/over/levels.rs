@@ -52,7 +52,10 @@ pub struct Prepared {
     /// The call as the program made it.
     pub call: Call,
     plan: Arc<Lowered>,
-    scratch: Address,
+    /// Bytes of scratch memory that it needs.
+    pub scratch_bytes: usize,
+    /// Where they are, once the call is about to be issued.
+    pub scratch: Address,
     element: usize,
     /// Elements of a block that the plan divides evenly; the others follow it.
     whole: usize,
@@ -117,12 +120,7 @@ impl Levels {
     }
 
     /// A call with its plan, if it runs in two levels.
-    pub fn prepare(
-        &self,
-        attached: &Arc<Attached>,
-        call: Call,
-        library: &Library,
-    ) -> Option<std::result::Result<Prepared, Code>> {
+    pub fn prepare(&self, attached: &Arc<Attached>, call: Call) -> Option<Prepared> {
         let (grid, config) = (self.companion.grid(), &self.companion.config);
         let Call { collective, count, dtype, op, .. } = call;
         let request = Request { collective, count, dtype, op };
@@ -133,17 +131,22 @@ impl Levels {
         let element = crate::dtype::DataType::from_code(dtype)?.size();
         let plan = self.plan(collective, self.in_place(&call, element), &reason)?;
         let chunk = count / plan.chunks_per_block;
-        let bytes = plan.scratch_chunks.checked_mul(chunk)?.checked_mul(element)?;
-        if bytes > config.vendor_scratch_bytes || capture::is_captured(call.stream) {
+        let scratch_bytes = plan.scratch_chunks.checked_mul(chunk)?.checked_mul(element)?;
+        if scratch_bytes > self.most_scratch() || capture::is_captured(call.stream) {
             return None;
         }
         let whole = chunk * plan.chunks_per_block;
-        let place = match bytes {
-            0 => Ok(0),
-            bytes => self.scratch.of(call.stream, bytes, library),
-        };
-        let attached = attached.clone();
-        Some(place.map(|scratch| Prepared { attached, call, plan, scratch, element, whole }))
+        Some(Prepared { attached: attached.clone(), call, plan, scratch_bytes, scratch: 0, element, whole })
+    }
+
+    /// The most scratch memory that calls which run at once may take.
+    pub fn most_scratch(&self) -> usize {
+        self.companion.config.vendor_scratch_bytes
+    }
+
+    /// At least `bytes` bytes of scratch memory for a stream.
+    pub fn scratch(&self, stream: Stream, bytes: usize, library: &Library) -> std::result::Result<Address, Code> {
+        self.scratch.of(stream, bytes, library)
     }
 
     fn in_place(&self, call: &Call, element: usize) -> bool {

@@ -117,9 +117,9 @@ impl Attached {
         self.levels.get().map_or(Ok(()), |levels| levels.each(act))
     }
 
-    /// A call with its plan, if it runs in two levels; the vendor's code if memory for it cannot be had.
-    pub fn prepare(self: &Arc<Self>, call: Call, library: &Library) -> Option<Result<Prepared, Code>> {
-        self.levels.get()?.prepare(self, call, library)
+    /// A call with its plan, if it runs in two levels.
+    pub fn prepare(self: &Arc<Self>, call: Call) -> Option<Prepared> {
+        self.levels.get()?.prepare(self, call)
     }
 
     /// Waits for what is being made out of the communicator, which has been told to end.
