@@ -86,7 +86,7 @@ variables! {
     "STRATA_SCRATCH_BYTES" scratch_bytes: usize = "4194304", agreed,
         "Most scratch memory of a communicator, all segments in flight together.";
     "STRATA_ALLREDUCE_ALGO" all_reduce_algo: String = "auto", agreed,
-        "Algorithm of ncclAllReduce; `strata info --algorithms` lists them.";
+        "Algorithm of ncclAllReduce; `strata info --algorithms` lists them. Over a vendor's library: vendor or two_level.";
     "STRATA_ALLGATHER_ALGO" all_gather_algo: String = "auto", agreed,
         "Algorithm of ncclAllGather.";
     "STRATA_REDUCESCATTER_ALGO" reduce_scatter_algo: String = "auto", agreed,

@@ -89,7 +89,7 @@ pub fn choose(request: &Request<'_>, grid: &Arc<Grid>, config: &Config) -> Resul
 pub fn unknown_algorithms(config: &Config) -> Vec<String> {
     let wrong = |collective: Collective| -> Option<String> {
         let name = config.algorithm(collective);
-        if name == "auto" {
+        if name == "auto" || name == over::VENDOR {
             return None;
         }
         match name.parse::<Choice>() {
@@ -125,6 +125,10 @@ pub fn by_nccl_name(name: &str, collective: Collective, grid: &Arc<Grid>) -> Opt
 }
 
 fn named_choice(name: &str, collective: Collective, grid: &Arc<Grid>) -> Result<Choice> {
+    if name == over::VENDOR {
+        let text = format!("{} is left to the vendor's library, and there is none", collective.name());
+        return Err(Error::InvalidUsage(text));
+    }
     let choice: Choice = name.parse()?;
     if algo::choices(collective, grid).contains(&choice)
         || algo::supports(&choice, &Shape::new(collective, grid.clone()))
@@ -314,7 +318,7 @@ mod tests {
     #[test]
     fn a_wrong_name_is_told_with_the_nearest_one_and_a_right_one_is_not() {
         let named = |name: &str| unknown_algorithms(&Config { all_gather_algo: name.to_string(), ..Config::default() });
-        for right in ["auto", "ring", "two_level", "two_level(direct,log)"] {
+        for right in ["auto", "vendor", "ring", "two_level", "two_level(direct,log)"] {
             assert_eq!(named(right), [""; 0], "{right}");
         }
         assert!(named("rign")[0].starts_with("STRATA_ALLGATHER_ALGO=rign: algorithm rign: unknown; did you mean ring?"));

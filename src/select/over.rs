@@ -18,6 +18,9 @@ use crate::topo::Grid;
 /// The collectives that can run in two levels.
 pub const COLLECTIVES: [Collective; 3] = [Collective::AllGather, Collective::ReduceScatter, Collective::AllReduce];
 
+/// What `STRATA_<COLLECTIVE>_ALGO` calls the vendor's own.
+pub const VENDOR: &str = "vendor";
+
 /// AMD's first release whose all-gather has two levels.
 const RCCL_HIERARCHICAL: i32 = 22803;
 
@@ -85,7 +88,8 @@ pub fn route(request: &Request, grid: &Grid, config: &Config, vendor: Vendor) ->
     match config.algorithm(collective) {
         "auto" => {}
         name if name.starts_with("two_level") => return Route::TwoLevel("named by the environment".to_string()),
-        _ => return left("named by the environment"),
+        VENDOR => return left("named by the environment"),
+        _ => return left("the environment names an algorithm of the host device's"),
     }
     let nodes = grid.nnodes();
     if nodes < config.two_level_min_nodes {

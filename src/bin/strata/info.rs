@@ -12,6 +12,7 @@ use strata::config::{Config, VARIABLES};
 use strata::error::{Error, Result};
 use strata::select::unknown_algorithms;
 use strata::topo::host;
+use strata::vendor::find;
 
 /// Options of `strata info`.
 #[derive(clap::Args)]
@@ -73,7 +74,16 @@ fn print_found(options: &Options) {
         }
         Err(error) => line("library", format!("not found: {error}")),
     }
-    line("device", "host (buffers are ordinary memory)");
+    match (find::find(&config.nccl_lib), config.nccl_lib.as_str()) {
+        (_, "none") => line("device", "host (buffers are ordinary memory): STRATA_NCCL_LIB is none"),
+        (Ok(vendor), _) => {
+            line("over", format!("{vendor}{}", if config.disable { ": STRATA_DISABLE hands it all calls" } else { "" }))
+        }
+        (Err(why), "auto") => line("device", format!("host (buffers are ordinary memory): {why}")),
+        (Err(why), wanted) => {
+            line("over", format!("nothing, and all calls will fail: STRATA_NCCL_LIB={wanted}: {why}"))
+        }
+    }
     line("host id", host::host_id());
     let given = std::env::var("NCCL_HOSTID").is_ok_and(|value| !value.is_empty());
     line("", if given { "from NCCL_HOSTID: ranks with the same one share a node" } else { "host name and boot id" });

@@ -182,6 +182,10 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     };
     let sizes = options.sizes()?;
     let mut store = Store::from_env()?;
+    // The buffers are ordinary memory.
+    if std::env::var_os("STRATA_NCCL_LIB").is_none() {
+        std::env::set_var("STRATA_NCCL_LIB", "none");
+    }
     let library = Library::open(options.library.as_deref())?;
     let nranks = store.size * options.ranks_here;
     options.fits(nranks, store.here, process::available_memory())?;
