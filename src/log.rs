@@ -1,12 +1,14 @@
 //! Log lines in NCCL's format and at NCCL's levels, and the text behind `ncclGetLastError`.
 //!
 //! `NCCL_DEBUG` (VERSION, WARN, INFO, TRACE) sets the level, `NCCL_DEBUG_FILE` (`%h` host, `%p` process, `%%`) the
-//! place. Lines look as NCCL's do: `host:pid:tid [device] NCCL INFO text`. Without a file they go to stderr: a library
+//! place; over a vendor's library, which writes its own lines there and would overwrite ours, the place is that name with
+//! `.strata` at the end. Lines look as NCCL's do: `host:pid:tid [device] NCCL INFO text`. Without a file they go to stderr: a library
 //! in other people's programs leaves stdout alone.
 
 use crate::fork::PerProcess;
 use std::fs::File;
 use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, OnceLock};
 
 /// How much is said.
@@ -43,6 +45,14 @@ pub fn host_name() -> String {
     name.trim().split('.').next().unwrap_or("").to_string()
 }
 
+/// Whether a vendor's library writes to the file that `NCCL_DEBUG_FILE` names.
+static VENDOR_WRITES: AtomicBool = AtomicBool::new(false);
+
+/// Leaves the file of the log to a vendor's library. To be called before anything is logged.
+pub fn leave_file_to_vendor() {
+    VENDOR_WRITES.store(true, Ordering::Relaxed);
+}
+
 fn log() -> &'static Log {
     LOG.get_or_init(|| {
         let level = match std::env::var("NCCL_DEBUG").unwrap_or_default().to_ascii_uppercase().as_str() {
@@ -54,7 +64,8 @@ fn log() -> &'static Log {
         };
         let host = host_name();
         let file = std::env::var("NCCL_DEBUG_FILE").ok().filter(|name| !name.is_empty() && level > Level::None);
-        let file = file.and_then(|name| File::create(expand(&name, &host)).ok());
+        let ours = if VENDOR_WRITES.load(Ordering::Relaxed) { ".strata" } else { "" };
+        let file = file.and_then(|name| File::create(expand(&name, &host) + ours).ok());
         Log { level, file, host }
     })
 }

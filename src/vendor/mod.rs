@@ -39,6 +39,9 @@ pub fn mode() -> &'static Mode {
     MODE.get_or_init(|| {
         let (config, _) = Config::from_env();
         let mode = decide(&config);
+        if matches!(mode, Mode::Over(_) | Mode::PassThrough(_)) {
+            crate::log::leave_file_to_vendor();
+        }
         match &mode {
             Mode::Over(library) => crate::info!("Strata {} over {library}", env!("CARGO_PKG_VERSION")),
             Mode::PassThrough(library) => crate::info!("STRATA_DISABLE: all calls go to {library}"),
