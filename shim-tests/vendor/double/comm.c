@@ -47,6 +47,9 @@ static int blocking_of(const ncclConfig_t* config, const struct ncclComm* parent
   return parent ? parent->blocking : 1;
 }
 
+/* Those with a name of their own are not counted: names stay the same beside communicators of another library's making. */
+static _Atomic long unnamed;
+
 struct ncclComm* comm_new(const ncclConfig_t* config, const struct ncclComm* parent) {
   struct ncclComm* comm = calloc(1, sizeof(*comm));
   if (!comm) return NULL;
@@ -58,7 +61,7 @@ struct ncclComm* comm_new(const ncclConfig_t* config, const struct ncclComm* par
   if (DOUBLE_VERSION >= 22703 && HAS(config, commName, 22703) && config->commName)
     snprintf(comm->name, sizeof(comm->name), "%s", config->commName);
   else
-    snprintf(comm->name, sizeof(comm->name), "comm%d", comm->number);
+    snprintf(comm->name, sizeof(comm->name), "comm%ld", atomic_fetch_add(&unnamed, 1));
   atomic_fetch_add(&live_comms, 1);
   return comm;
 }

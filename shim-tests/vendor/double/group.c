@@ -142,7 +142,8 @@ static ncclResult_t run_lanes(struct lane* lanes, size_t count) {
   free(threads);
   for (size_t i = 0; i < count; i++) {
     if (lanes[i].result == ncclSuccess) continue;
-    atomic_store(&lanes[i].ops[0]->comm->state, lanes[i].result);
+    struct ncclComm* comm = lanes[i].ops[0]->comm;
+    if (!atomic_load(&comm->revoked)) atomic_store(&comm->state, lanes[i].result);
     if (result == ncclSuccess) result = lanes[i].result;
   }
   return result;

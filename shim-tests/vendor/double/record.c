@@ -150,7 +150,7 @@ void record_launch(struct op* const* ops, size_t count) {
 
 __attribute__((destructor)) static void record_exit(void) {
   char text[256];
-  if (!wanted()) return;
+  if (!wanted() || file_of != getpid()) return; /* nothing was called here */
   int len = snprintf(text, sizeof(text), "exit comms=%ld made=%ld bytes=%ld redops=%ld registrations=%ld windows=%ld\n",
                      live_comms, made_comms, live_bytes, live_redops, live_registrations, live_windows);
   write_line(text, (size_t)len);
