@@ -1,5 +1,6 @@
 /* Makes and ends communicators over and over, with children and operations, and tells what that leaves behind: memory,
- * mappings, files, threads, after the first tenth and at the end.
+ * mappings, files, threads, after the first tenth and at the end. More files or threads, or a mapping for every second
+ * cycle, are an error; memory is for the reader to judge.
  *
  * cycles GRID CYCLES */
 #include "ranks.h"
@@ -26,15 +27,23 @@ static long lines(const char* path) {
 }
 
 static void tell(int rank, int cycle) {
-  long pages, resident;
+  static long maps_before;
+  static int files_before, threads_before;
+  long pages, resident, maps = lines("/proc/self/maps");
+  int files = entries("/proc/self/fd"), threads = entries("/proc/self/task") + 1;
   FILE* file = fopen("/proc/self/statm", "r");
   CHECK(file && fscanf(file, "%ld %ld", &pages, &resident) == 2);
   fclose(file);
   char text[200];
   int len = snprintf(text, sizeof(text), "rank %d cycle %d: rss_kb=%ld maps=%ld files=%d threads=%d\n", rank, cycle,
-                     resident * (sysconf(_SC_PAGESIZE) / 1024), lines("/proc/self/maps"), entries("/proc/self/fd"),
-                     entries("/proc/self/task") + 1);
+                     resident * (sysconf(_SC_PAGESIZE) / 1024), maps, files, threads);
   CHECK(write(1, text, (size_t)len) == len);
+  if (maps_before > 0) {
+    CHECK(maps <= maps_before + cycles / 2 && files <= files_before && threads <= threads_before);
+  }
+  maps_before = maps;
+  files_before = files;
+  threads_before = threads;
 }
 
 static void cycle(int rank, int n, int number) {

@@ -241,6 +241,14 @@ static void verify(struct lane* lane, struct work* work) {
   free(work->sent);
 }
 
+static void check_place(ncclComm_t comm, int rank, int size) {
+  int got;
+  OK(ncclCommUserRank(comm, &got));
+  CHECK(got == rank);
+  OK(ncclCommCount(comm, &got));
+  CHECK(got == size);
+}
+
 static void make_splits(struct lane* lane) {
   int rank = lane->rank, n = lane->grid->nranks, epoch = lane->epoch++;
   for (int kind = PARITY; kind <= HALVES; kind++)
@@ -251,6 +259,10 @@ static void make_splits(struct lane* lane) {
   int color = left_out ? NCCL_SPLIT_NOCOLOR : rank / ((n + 1) / 2);
   OK(ncclCommSplit(lane->comms[WORLD], color, 0, &lane->comms[HALVES], NULL));
   CHECK(left_out == (lane->comms[HALVES] == NULL));
+  int size = (n + 1 - rank % 2) / 2, place = rank / 2;
+  check_place(lane->comms[PARITY], epoch % 2 ? size - 1 - place : place, size);
+  int half = (n + 1) / 2, others = n - half - epoch % 2;
+  if (!left_out) check_place(lane->comms[HALVES], rank % half, color == 0 ? half : others);
 }
 
 static void make_comms(struct lane* lane) {
