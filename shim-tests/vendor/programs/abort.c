@@ -41,8 +41,8 @@ static ncclComm_t make(int rank, int nranks, int blocking) {
   return comm;
 }
 
-static void in_the_background(int rank, int n) {
-  int value = rank, out;
+static void in_the_background(int rank, const struct grid* grid) {
+  int n = grid->nranks, value = rank, out;
   ncclComm_t comm = make(rank, n, 0);
   CHECK(settled(comm) == ncclSuccess);
   OK(sum(comm, n));
@@ -52,6 +52,7 @@ static void in_the_background(int rank, int n) {
     OK(ncclCommGetAsyncError(comm, &state));
     CHECK(state == ncclInProgress);
   }
+  meet(grid); /* Whoever aborts first is seen by the others. */
   OK(ncclCommAbort(comm));
 }
 
@@ -115,7 +116,7 @@ static void waited_for_in_vain(int rank, const struct grid* grid) {
 }
 
 static void rank_main(int rank, const struct grid* grid) {
-  if (is("background")) in_the_background(rank, grid->nranks);
+  if (is("background")) in_the_background(rank, grid);
   else if (is("init")) never_all_there(rank, grid->nranks);
   else if (is("revoke")) revoked(rank, grid);
   else waited_for_in_vain(rank, grid);
