@@ -27,7 +27,7 @@ static const char* const refuse[] = {
     "MemFree", "GroupEnd", "GroupSimulateEnd"};
 /* The same for releases that have them. */
 static const char* const newer[] = {
-    "CommShrink", "CommGrow", "CommGetUniqueId", "CommRevoke", "CommSuspend", "CommResume", "CommMemStats", "AlltoAll",
+    "CommGrow", "CommGetUniqueId", "CommRevoke", "CommSuspend", "CommResume", "CommMemStats", "AlltoAll",
     "Gather", "Scatter", "CommWindowDeregister", "CommWindowRegister", "AllReduceConfig", "AllGatherConfig",
     "ReduceScatterConfig", "CommQueryProperties"};
 

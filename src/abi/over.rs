@@ -31,23 +31,36 @@ fn own_ids(ids: Vec<UniqueIdBytes>) -> Option<Vec<UniqueId>> {
 
 /// `ncclGetUniqueId`
 pub fn get_unique_id(vendor: extern "C" fn(Ptr<UniqueIdBytes>) -> Status, out: Ptr<UniqueIdBytes>) -> Status {
-    let status = inside(|| vendor(out));
     // All ranks derive an id of NCCL_COMM_ID themselves, and it must be the same everywhere.
     let derived = std::env::var_os("NCCL_COMM_ID").is_some_and(|address| !address.is_empty());
-    if status == Status::SUCCESS && !derived {
-        match UniqueId::create() {
-            Ok(own) => carry(out, own),
-            Err(error) => crate::info!("the unique id is the vendor's alone: {error}"),
-        }
+    if out.is_null() || derived {
+        return inside(|| vendor(out));
     }
-    status
+    carrying(out, |out| inside(|| vendor(out)), || UniqueId::create().map_err(|error| error.to_string()))
 }
 
-/// Adds Strata's part to an id of the vendor's.
-fn carry(out: Ptr<UniqueIdBytes>, own: UniqueId) {
-    if let Ok(id) = out.as_const().get("uniqueId") {
-        // It is there: it has just been read.
-        let _ = out.set("uniqueId", UniqueIdBytes(join_id(id.0, own)));
+/// Has the vendor make an id, and adds Strata's part. The vendor may write to the bytes alone that it uses, so it gets
+/// zeros to write on: those it leaves are free.
+fn carrying(
+    out: Ptr<UniqueIdBytes>,
+    vendor: impl FnOnce(Ptr<UniqueIdBytes>) -> Status,
+    own: impl FnOnce() -> Result<UniqueId, String>,
+) -> Status {
+    let mut id = UniqueIdBytes([0; 128]);
+    let status = vendor(Ptr::to(&mut id));
+    if status != Status::SUCCESS {
+        return status;
+    }
+    let id = match own() {
+        Ok(own) => join_id(id.0, own),
+        Err(why) => {
+            crate::info!("the unique id is the vendor's alone: {why}");
+            id.0
+        }
+    };
+    match out.set("uniqueId", UniqueIdBytes(id)) {
+        Ok(()) => status,
+        Err(error) => Status(error.code()),
     }
 }
 
@@ -155,13 +168,13 @@ pub fn grow_id(
     comm: CommHandle,
     out: Ptr<UniqueIdBytes>,
 ) -> Status {
-    let status = inside(|| vendor(comm, out));
-    if status == Status::SUCCESS {
-        if let Some(own) = parent(comm).and_then(|parent| parent.grow_id()) {
-            carry(out, own);
+    match parent(comm) {
+        Some(parent) if !out.is_null() => {
+            let own = || parent.grow_id().ok_or_else(|| "its companion has none".to_string());
+            carrying(out, |out| inside(|| vendor(comm, out)), own)
         }
+        _ => inside(|| vendor(comm, out)),
     }
-    status
 }
 
 /// `ncclCommGrow`
