@@ -44,9 +44,14 @@ fn program() -> PathBuf {
 
 /// What the program prints, alone in front of the real library or with Strata between.
 fn answers(program: &Path, real: &Path, through: Option<&Path>) -> String {
+    checked(asking(program, real).env("NCCL_NAME", through.unwrap_or(real)))
+}
+
+/// The program, in front of a release.
+fn asking(program: &Path, real: &Path) -> Command {
     let mut command = Command::new(program);
-    command.env("STRATA_NCCL_LIB", real).env("NCCL_NAME", through.unwrap_or(real)).env_remove("NCCL_DEBUG");
-    checked(&mut command)
+    command.env("STRATA_NCCL_LIB", real).env("NCCL_COMM_ID", "127.0.0.1:45678").env_remove("NCCL_DEBUG");
+    command
 }
 
 #[test]
@@ -86,9 +91,8 @@ fn there_is_no_recursion_whichever_library_is_mapped_first() {
     each_release(|release, real| {
         let alone = answers(&program, real, None);
         for preload in [format!("{} {}", library().display(), real.display()), library().display().to_string()] {
-            let mut command = Command::new(&program);
-            command.env("STRATA_NCCL_LIB", real).env("NCCL_NAME", "preloaded").env("LD_PRELOAD", &preload);
-            assert_eq!(checked(&mut command), alone, "{release} {preload}");
+            let mut command = asking(&program, real);
+            assert_eq!(checked(command.env("NCCL_NAME", "preloaded").env("LD_PRELOAD", &preload)), alone, "{release} {preload}");
         }
     });
     std::fs::remove_file(program).unwrap();
@@ -116,9 +120,8 @@ fn a_function_that_an_older_release_lacks_is_refused_with_the_release() {
 fn the_real_library_alone_answers_when_strata_is_disabled() {
     let program = program();
     each_release(|release, real| {
-        let mut command = Command::new(&program);
-        command.env("STRATA_NCCL_LIB", real).env("NCCL_NAME", library()).env("STRATA_DISABLE", "1");
-        assert_eq!(checked(&mut command), answers(&program, real, None), "{release}");
+        let mut command = asking(&program, real);
+        assert_eq!(checked(command.env("NCCL_NAME", library()).env("STRATA_DISABLE", "1")), answers(&program, real, None), "{release}");
     });
     std::fs::remove_file(program).unwrap();
 }
