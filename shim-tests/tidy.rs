@@ -36,13 +36,14 @@ const EXCEPTIONS: [(&str, &str, &str); 4] = [
 ];
 
 /// Where `unsafe` may stand, and for what.
-const UNSAFE: [(&str, &str); 11] = [
+const UNSAFE: [(&str, &str); 12] = [
     ("src/fork.rs", "handlers of fork, and values that live as long as the process"),
     ("src/abi", "pointers of C callers"),
     ("src/memory", "regions, arenas, mappings, and the system calls that fill them"),
     ("src/transport/shm", "shared memory between processes"),
     ("src/transport/plugin", "functions of a library opened at run time"),
     ("src/vendor", "functions of the vendor's library, and jumps to them"),
+    ("src/comm/over", "functions of the vendor's library, with what Strata knows of its communicators"),
     ("plugins/mpi/src", "calls of MPI"),
     ("src/device/host", "vector instructions and loops over raw elements"),
     ("src/log.rs", "gettid"),

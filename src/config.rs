@@ -69,7 +69,7 @@ variables! {
         "The vendor's library, as a path; auto looks for one, none does without: Strata is the library then, on the host device.";
     "STRATA_DISABLE" disable: bool = "false", local,
         "Hand every call to the vendor's library as it is.";
-    "STRATA_VENDOR_ONLY" vendor_only: String = "", agreed,
+    "STRATA_VENDOR_ONLY" vendor_only: String = "none", agreed,
         "Collectives that are always the vendor's, separated by commas: allgather, reducescatter, allreduce.";
     "STRATA_TWO_LEVEL_MIN_NODES" two_level_min_nodes: usize = "8", agreed,
         "From this number of nodes on Strata takes over the vendor's all-gathers and reduce-scatters by itself.";

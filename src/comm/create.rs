@@ -308,6 +308,16 @@ fn link(monitor: Option<&Monitor>, config: &Config, cancel: &AtomicBool) -> Resu
 }
 
 impl Meeting<'_> {
+    /// What moves the data; a companion moves none.
+    fn engine(&mut self, rank: Rank, grid: &Arc<Grid>, members: &[Member], config: &Config) -> Result<Option<Engine>> {
+        if self.options.companion {
+            return Ok(None);
+        }
+        let nic = || nics::binding(rank, grid, members, config);
+        let transport = transport::open(rank, grid, config, &nic, &mut self.session)?;
+        Ok(Some(Engine::new(rank, grid.clone(), config.clone(), transport)))
+    }
+
     /// Exchanges what everybody must know and opens the links.
     fn hold(mut self) -> Result<Arc<Comm>> {
         let mut config = settings();
@@ -335,14 +345,7 @@ impl Meeting<'_> {
         let labels: Vec<&str> = members.iter().map(|member| member.host_id.as_str()).collect();
         let grid = Arc::new(Grid::from_labels(&labels));
         let rank = Rank::from_index(self.rank);
-        let engine = match self.options.companion {
-            true => None,
-            false => {
-                let nic = || nics::binding(rank, &grid, &members, &config);
-                let transport = transport::open(rank, &grid, &config, &nic, &mut self.session)?;
-                Some(Engine::new(rank, grid.clone(), config.clone(), transport))
-            }
-        };
+        let engine = self.engine(rank, &grid, &members, &config)?;
         let waker = engine.as_ref().map(Engine::waker);
         let wake = waker.clone();
         let status = Arc::new(Status::new(move || wake.iter().for_each(Waker::wake)));

@@ -121,9 +121,8 @@ fn is_even(grid: &Grid) -> bool {
 /// What is left to the vendor in this process: what `STRATA_VENDOR_ONLY` names, and what `NCCL_ALGO` speaks of.
 pub fn left_to_vendor(vendor_only: &str) -> String {
     let forced = named_by_nccl_algo(&std::env::var("NCCL_ALGO").unwrap_or_default());
-    let names = vendor_only.split(',').map(str::trim).chain(forced.iter().map(|collective| collective.name()));
-    let names: Vec<&str> = names.filter(|name| !name.is_empty()).collect();
-    names.join(",")
+    let names = vendor_only.split(',').chain(forced.iter().map(|collective| collective.name()));
+    names.collect::<Vec<&str>>().join(",")
 }
 
 /// The collectives that `NCCL_ALGO` speaks of: its user wants the vendor's algorithm.
