@@ -46,69 +46,98 @@ pub struct Request {
     pub op: i32,
 }
 
-/// Why a call runs in two levels, or why the vendor's library does it alone.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// Who does a call, and why.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Route {
-    /// In two levels.
-    TwoLevel(String),
-    /// The vendor's alone.
-    Vendor(String),
+    /// Strata, in two levels.
+    TwoLevel(&'static str),
+    /// The vendor's library alone.
+    Vendor(&'static str),
 }
 
-/// Whether any call can come to run in two levels on a communicator: else it needs no further ones.
-pub fn can_profit(grid: &Grid, config: &Config, vendor: Vendor) -> bool {
-    let tiny = |collective| Request { collective, count: 1, dtype: DataType::F32 as i32, op: RedOp::Sum as i32 };
-    COLLECTIVES.iter().any(|&collective| matches!(route(&tiny(collective), grid, config, vendor), Route::TwoLevel(_)))
+/// What holds for all calls of one collective on a communicator.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Rule {
+    /// They are the vendor's.
+    Vendor(&'static str),
+    /// They run in two levels where that is possible.
+    TwoLevel(&'static str),
+    /// They run in two levels up to so many bytes.
+    UpTo(usize),
 }
 
-/// Decides for one call.
-pub fn route(request: &Request, grid: &Grid, config: &Config, vendor: Vendor) -> Route {
-    let Request { collective, count, dtype, op } = *request;
-    let left = |why: &str| Route::Vendor(why.to_string());
-    let Some(dtype) = DataType::from_code(dtype) else { return left("an unknown type") };
-    if count == 0 {
-        return left("no elements");
+/// What holds on one communicator: decided once, so that a call costs a look.
+#[derive(Debug, Clone)]
+pub struct Rules {
+    nranks: usize,
+    of: [Rule; COLLECTIVES.len()],
+}
+
+impl Rules {
+    /// The rules on this grid, under the agreed configuration.
+    pub fn new(grid: &Grid, config: &Config, vendor: Vendor) -> Rules {
+        Rules { nranks: grid.nranks(), of: COLLECTIVES.map(|collective| rule(collective, grid, config, vendor)) }
     }
-    if collective.reduces() {
-        match RedOp::from_code(op) {
-            None => return left("an operation of the program's own"),
-            Some(RedOp::Avg) if dtype.is_integer() => return left("averages of integers are rounded once"),
-            Some(_) => {}
+
+    /// Whether any call can come to run in two levels: else the communicator needs no further ones.
+    pub fn can_profit(&self) -> bool {
+        self.of.iter().any(|rule| !matches!(rule, Rule::Vendor(_)))
+    }
+
+    /// Decides for one call.
+    pub fn route(&self, request: &Request) -> Route {
+        let Request { collective, count, dtype, op } = *request;
+        let Some(index) = COLLECTIVES.iter().position(|&other| other == collective) else {
+            return Route::Vendor("no two levels for this collective");
+        };
+        let Some(dtype) = DataType::from_code(dtype) else { return Route::Vendor("an unknown type") };
+        if count == 0 {
+            return Route::Vendor("no elements");
+        }
+        if collective.reduces() {
+            match RedOp::from_code(op) {
+                None => return Route::Vendor("an operation of the program's own"),
+                Some(RedOp::Avg) if dtype.is_integer() => {
+                    return Route::Vendor("averages of integers are rounded once")
+                }
+                Some(_) => {}
+            }
+        }
+        match self.of[index] {
+            Rule::Vendor(why) => Route::Vendor(why),
+            Rule::TwoLevel(why) => Route::TwoLevel(why),
+            Rule::UpTo(most) => {
+                let bytes = message_bytes(collective, self.nranks, count.saturating_mul(dtype.size()));
+                match bytes <= most {
+                    true => Route::TwoLevel("nodes take turns, not ranks"),
+                    false => Route::Vendor("bandwidth rules"),
+                }
+            }
         }
     }
-    if !COLLECTIVES.contains(&collective) {
-        return left("no two levels for this collective");
-    }
+}
+
+fn rule(collective: Collective, grid: &Grid, config: &Config, vendor: Vendor) -> Rule {
     if config.leaves_to_vendor(collective) {
-        return left("STRATA_VENDOR_ONLY or NCCL_ALGO names it");
+        return Rule::Vendor("STRATA_VENDOR_ONLY or NCCL_ALGO names it");
     }
     if !is_even(grid) {
-        return left("nodes of different sizes, or one rank a node, or one node");
+        return Rule::Vendor("nodes of different sizes, or one rank a node, or one node");
     }
     match config.algorithm(collective) {
         "auto" => {}
-        name if name.starts_with("two_level") => return Route::TwoLevel("named by the environment".to_string()),
-        VENDOR => return left("named by the environment"),
-        _ => return left("the environment names an algorithm of the host device's"),
+        name if name.starts_with("two_level") => return Rule::TwoLevel("named by the environment"),
+        VENDOR => return Rule::Vendor("named by the environment"),
+        _ => return Rule::Vendor("the environment names an algorithm of the host device's"),
     }
-    let nodes = grid.nnodes();
-    if nodes < config.two_level_min_nodes {
-        return left("few nodes");
-    }
-    let most = match collective {
+    match collective {
+        _ if grid.nnodes() < config.two_level_min_nodes => Rule::Vendor("few nodes"),
         Collective::AllGather if vendor.rccl && vendor.version >= RCCL_HIERARCHICAL => {
-            return left("RCCL has two levels of its own")
+            Rule::Vendor("RCCL has two levels of its own")
         }
-        Collective::AllGather => config.all_gather_rd_max_bytes,
-        Collective::ReduceScatter => config.reduce_scatter_rd_max_bytes,
-        _ => return left("the vendor's trees are logarithmic"),
-    };
-    let bytes = message_bytes(collective, grid.nranks(), count.saturating_mul(dtype.size()));
-    match bytes <= most {
-        true => {
-            Route::TwoLevel(format!("{grid}, {bytes} bytes: {nodes} nodes instead of {} ranks in turn", grid.nranks()))
-        }
-        false => left("bandwidth rules"),
+        Collective::AllGather => Rule::UpTo(config.all_gather_rd_max_bytes),
+        Collective::ReduceScatter => Rule::UpTo(config.reduce_scatter_rd_max_bytes),
+        _ => Rule::Vendor("the vendor's trees are logarithmic"),
     }
 }
 
@@ -146,7 +175,7 @@ mod tests {
 
     fn routed(collective: Collective, count: usize, sizes: &[usize], config: &Config) -> bool {
         let request = Request { collective, count, dtype: F32, op: 0 };
-        matches!(route(&request, &Grid::blocks(sizes), config, NCCL), Route::TwoLevel(_))
+        matches!(Rules::new(&Grid::blocks(sizes), config, NCCL).route(&request), Route::TwoLevel(_))
     }
 
     #[test]
@@ -186,7 +215,7 @@ mod tests {
         let config = Config { reduce_scatter_algo: "two_level".to_string(), ..Config::default() };
         let routed = |dtype, op| {
             let request = Request { collective: Collective::ReduceScatter, count: 1, dtype, op };
-            matches!(route(&request, &Grid::blocks(&[2, 2]), &config, NCCL), Route::TwoLevel(_))
+            matches!(Rules::new(&Grid::blocks(&[2, 2]), &config, NCCL).route(&request), Route::TwoLevel(_))
         };
         assert!(routed(F32, 4), "averages of floats");
         assert!(!routed(2, 4), "averages of integers");
@@ -199,7 +228,7 @@ mod tests {
         let request = Request { collective: Collective::AllGather, count: 1, dtype: F32, op: 0 };
         let routed = |version| {
             let vendor = Vendor { version, rccl: true };
-            matches!(route(&request, &Grid::blocks(&[4; 8]), &Config::default(), vendor), Route::TwoLevel(_))
+            matches!(Rules::new(&Grid::blocks(&[4; 8]), &Config::default(), vendor).route(&request), Route::TwoLevel(_))
         };
         assert!(routed(22707));
         assert!(!routed(22803));

@@ -94,6 +94,8 @@ calls! {
     fn comm_resume(comm: Comm) = c"ncclCommResume";
     /// `ncclCommGetAsyncError`
     fn comm_async_error(comm: Comm, error: *mut Code) = c"ncclCommGetAsyncError";
+    /// `ncclCommCuDevice`
+    fn comm_device(comm: Comm, device: *mut c_int) = c"ncclCommCuDevice";
     /// `ncclMemAlloc`
     fn mem_alloc(place: *mut Address, bytes: usize) = c"ncclMemAlloc";
     /// `ncclMemFree`

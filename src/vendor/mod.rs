@@ -7,7 +7,7 @@
 //! The library is found and opened at the first call of any function: a program that never uses NCCL pays nothing.
 
 pub mod calls;
-pub mod capture;
+pub mod driver;
 pub mod entry;
 pub mod find;
 pub mod guard;

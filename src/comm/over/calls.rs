@@ -61,6 +61,16 @@ pub fn async_error(library: &Library, comm: Handle) -> Code {
     }
 }
 
+/// The number of a communicator's GPU, or -1.
+pub fn device(library: &Library, comm: Handle) -> i32 {
+    let mut device = -1;
+    // SAFETY: the communicator must be alive; because its making waits for this.
+    match unsafe { library.comm_device(comm, &mut device) } {
+        Ok(()) => device,
+        Err(_) => -1,
+    }
+}
+
 /// Waits until a communicator of the vendor's is not in progress any more.
 pub fn wait_ready(library: &Library, comm: Handle, cancel: &AtomicBool) -> Result<(), Code> {
     loop {

@@ -6,11 +6,11 @@ use crate::algo::{build_with_calls, Choice};
 use crate::comm::Comm;
 use crate::error::{Code, Error, Result, SUCCESS};
 use crate::plan::{Buffer, Collective, Level, Shape};
-use crate::select::over::{self as route, Request, Route, Vendor};
+use crate::select::over::{Request, Route, Rules, Vendor};
 use crate::topo::Rank;
 use crate::vendor::calls::{Address, Stream, SubConfig};
 use crate::vendor::lower::{lower, Lowered};
-use crate::vendor::{capture, Library};
+use crate::vendor::{driver, Library};
 use std::collections::HashMap;
 use std::ffi::CString;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -39,7 +39,9 @@ pub struct Call {
 pub struct Levels {
     node: Handle,
     rail: Handle,
-    vendor: Vendor,
+    /// The program's number of the communicator's GPU.
+    device: i32,
+    rules: Rules,
     companion: Arc<Comm>,
     scratch: Scratch,
     plans: Mutex<HashMap<(Collective, bool), Option<Arc<Lowered>>>>,
@@ -83,7 +85,8 @@ impl Levels {
             }
             return Ok(None);
         }
-        if !library.can_split() || !route::can_profit(grid, config, vendor) {
+        let rules = Rules::new(grid, config, vendor);
+        if !library.can_split() || !rules.can_profit() {
             return Ok(None);
         }
         let me = Rank::from_index(companion.rank());
@@ -106,9 +109,9 @@ impl Levels {
         let fine = node_comm.is_ok() && rail_comm.is_ok();
         let all = agreed(companion, "made".to_string() + if fine { "" } else { " not" }, cancel)? && fine;
         if let (true, Ok(node), Ok(rail)) = (all, node_comm, rail_comm) {
-            let scratch = Scratch::default();
+            let (scratch, device) = (Scratch::default(), calls::device(library, parent));
             let companion = companion.clone();
-            return Ok(Some(Levels { node, rail, vendor, companion, scratch, plans: Mutex::default() }));
+            return Ok(Some(Levels { node, rail, device, rules, companion, scratch, plans: Mutex::default() }));
         }
         for (level, made) in [("node", node_comm), ("rail", rail_comm)] {
             match made {
@@ -121,18 +124,16 @@ impl Levels {
 
     /// A call with its plan, if it runs in two levels.
     pub fn prepare(&self, attached: &Arc<Attached>, call: Call) -> Option<Prepared> {
-        let (grid, config) = (self.companion.grid(), &self.companion.config);
         let Call { collective, count, dtype, op, .. } = call;
-        let request = Request { collective, count, dtype, op };
-        let Route::TwoLevel(reason) = route::route(&request, grid, config, self.vendor) else { return None };
+        let Route::TwoLevel(reason) = self.rules.route(&Request { collective, count, dtype, op }) else { return None };
         if attached.symmetric.load(Ordering::Acquire) || call.send == 0 || call.recv == 0 {
             return None;
         }
         let element = crate::dtype::DataType::from_code(dtype)?.size();
-        let plan = self.plan(collective, self.in_place(&call, element), &reason)?;
+        let plan = self.plan(collective, self.in_place(&call, element), reason)?;
         let chunk = count / plan.chunks_per_block;
         let scratch_bytes = plan.scratch_chunks.checked_mul(chunk)?.checked_mul(element)?;
-        if scratch_bytes > self.most_scratch() || capture::is_captured(call.stream) {
+        if scratch_bytes > self.most_scratch() || driver::is_captured(call.stream) {
             return None;
         }
         let whole = chunk * plan.chunks_per_block;
@@ -146,7 +147,8 @@ impl Levels {
 
     /// At least `bytes` bytes of scratch memory for a stream.
     pub fn scratch(&self, stream: Stream, bytes: usize, library: &Library) -> std::result::Result<Address, Code> {
-        self.scratch.of(stream, bytes, library)
+        // The vendor gives memory of the thread's current device, which may be another one's of the same thread.
+        driver::on_device(self.device, || self.scratch.of(stream, bytes, library))
     }
 
     fn in_place(&self, call: &Call, element: usize) -> bool {
