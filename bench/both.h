@@ -80,10 +80,39 @@ static ncclComm_t communicator(void) {
   return comm;
 }
 
-/* Joins the ranks of both libraries. */
-static ncclComm_t join(int *argc, char ***argv) {
-  MPI_Init(argc, argv);
+/* A number of this rank from its launcher: Open MPI's mpirun, or hydra, which MPICH uses. */
+static int told(const char *open_mpi, const char *hydra) {
+  const char *text = getenv(open_mpi) ? getenv(open_mpi) : getenv(hydra);
+  if (!text) fprintf(stderr, "neither %s nor %s is set: mpirun starts this\n", open_mpi, hydra), exit(1);
+  return atoi(text);
+}
+
+static int strata_ends_mpi;
+
+/* Joins the ranks of both libraries. With NCCL_COMM_ID set Strata comes first, and where MPI is to carry its bytes it starts
+ * MPI, with the threads that it needs and a NIC for each rank. Otherwise, and over TCP, MPI is started as ever. */
+static inline ncclComm_t join(int *argc, char ***argv) {
+  ncclComm_t comm = NULL;
+  if (getenv("NCCL_COMM_ID")) {
+    ncclUniqueId id;
+    rank = told("OMPI_COMM_WORLD_RANK", "PMI_RANK"), nranks = told("OMPI_COMM_WORLD_SIZE", "PMI_SIZE");
+    if (ncclGetUniqueId(&id) != ncclSuccess || ncclCommInitRank(&comm, nranks, id, rank) != ncclSuccess) {
+      fprintf(stderr, "rank %d: %s\n", rank, ncclGetLastError(NULL));
+      exit(1);
+    }
+    unsetenv("NCCL_COMM_ID"); /* Further communicators have ids of their own. */
+  }
+  MPI_Initialized(&strata_ends_mpi);
+  if (!strata_ends_mpi) MPI_Init(argc, argv);
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
   MPI_Comm_size(MPI_COMM_WORLD, &nranks);
-  return communicator();
+  return comm ? comm : communicator();
+}
+
+/* Whoever started MPI ends it; Strata does so at exit. */
+static inline void leave(ncclComm_t comm) {
+  check(ncclCommDestroy(comm), "ncclCommDestroy");
+  wait_asleep();
+  if (rank == 0) puts("# done"), fflush(stdout);
+  if (!strata_ends_mpi) MPI_Finalize();
 }

@@ -93,8 +93,7 @@ int main(int argc, char **argv) {
   bench("nccl", shared_send, shared_recv, theirs, copy, add, comm);
   check(ncclMemFree(shared_send), "ncclMemFree");
   check(ncclMemFree(shared_recv), "ncclMemFree");
-  check(ncclCommDestroy(comm), "ncclCommDestroy");
   free(send), free(recv), free(theirs);
-  MPI_Finalize();
+  leave(comm);
   return 0;
 }

@@ -44,7 +44,6 @@ int main(int argc, char **argv) {
       fflush(stdout);
     }
   check(ncclCommDestroy(ring), "ncclCommDestroy");
-  check(ncclCommDestroy(chosen), "ncclCommDestroy");
-  MPI_Finalize();
+  leave(chosen);
   return 0;
 }

@@ -5,12 +5,18 @@
 //! are bound to the device. A socket bound to a device hears nothing that comes in by another one, so this is done only
 //! where the host lets others know each address by its own NIC alone: neither answers for it on another one
 //! (`arp_ignore` 1 or more) nor asks in its name there (`arp_announce` 2). With IPv6 that is always so.
+//!
+//! A peer may be in the subnet of another NIC of this host: by where bytes go, that NIC would carry them and ours would
+//! idle. Where the host routes by source address, bytes from our address leave by our NIC all the same, so the kernel is
+//! asked. The peer's answers come to our address by the routes of the peer, which is right where the network carries
+//! each address and all hosts are set up alike; a host without such routes is taken to live in a network without.
 #![forbid(unsafe_code)]
 
 use super::interface::{Filter, Interface};
 use super::machine::Machine;
 use super::nics::{address, Purpose};
 use super::pinning::{pin, Rules};
+use super::route;
 use crate::error::{Error, Result};
 use std::fs;
 use std::net::IpAddr;
@@ -89,6 +95,11 @@ impl Binding {
 
     /// How to bind a socket that talks to `peer`.
     pub fn towards(&self, peer: IpAddr) -> Source {
+        self.towards_if(peer, route::leaves_by)
+    }
+
+    /// The same; `leaves_by` says whether what is sent from a NIC's address to another address leaves by that NIC.
+    fn towards_if(&self, peer: IpAddr, leaves_by: impl FnOnce(&Interface, IpAddr) -> bool) -> Source {
         let ours = &self.address;
         if peer.is_ipv4() != ours.addr.is_ipv4() {
             Source::Any
@@ -101,8 +112,8 @@ impl Binding {
             } else {
                 Source::Address
             }
-        } else if self.host.iter().any(|own| own.up && own.shares_subnet_with(peer)) {
-            // Answers to our address would come in by another way than they were asked for.
+        } else if self.host.iter().any(|own| own.up && own.shares_subnet_with(peer)) && !leaves_by(ours, peer) {
+            // Bytes would leave by the NIC there, and answers to our address come in by another one.
             Source::Any
         } else {
             Source::Address
@@ -121,8 +132,18 @@ mod tests {
     }
 
     /// How the first of these interfaces is bound towards a peer, with `arp_ignore` and
-    /// `arp_announce` set for all.
-    fn towards(host: &[(&str, &str)], [ignore, announce]: [u32; 2], peer: &str) -> Source {
+    /// `arp_announce` set for all, on a host that routes by destination alone.
+    fn towards(host: &[(&str, &str)], arp: [u32; 2], peer: &str) -> Source {
+        towards_if(host, arp, peer, |_, _| false)
+    }
+
+    /// The same on a host with these routes.
+    fn towards_if(
+        host: &[(&str, &str)],
+        [ignore, announce]: [u32; 2],
+        peer: &str,
+        leaves_by: impl FnOnce(&Interface, IpAddr) -> bool,
+    ) -> Source {
         let number = {
             use std::sync::atomic::{AtomicU32, Ordering};
             static NEXT: AtomicU32 = AtomicU32::new(0);
@@ -137,7 +158,7 @@ mod tests {
         let binding = Binding::new(host[0].clone(), host, &root);
         std::fs::remove_dir_all(&root).unwrap();
         assert_eq!(binding.note.is_some(), !binding.device && towards_needs_device(&binding));
-        binding.towards(peer.parse().unwrap())
+        binding.towards_if(peer.parse().unwrap(), leaves_by)
     }
 
     const LAX: [u32; 2] = [0, 0];
@@ -168,5 +189,24 @@ mod tests {
         assert_eq!(towards(&host, STRICT, "10.9.0.20"), Source::Address, "through a router");
         assert_eq!(towards(&host, STRICT, "fd00::20"), Source::Any);
         assert_eq!(towards(&[("lo", "127.0.0.1"), ("lo", "127.0.0.2")], LAX, "127.0.0.1"), Source::Address);
+    }
+
+    #[test]
+    fn peers_in_another_nics_subnet_are_reached_by_our_nic_where_routes_go_by_source() {
+        let host = [("hsn1", "10.0.1.11"), ("hsn0", "10.0.0.10"), ("lo", "127.0.0.1")];
+        let by_source = |nic: &Interface, to: IpAddr| {
+            assert_eq!((nic.name.as_str(), to.to_string()), ("hsn1", "10.0.0.20".to_string()));
+            true
+        };
+        assert_eq!(towards_if(&host, STRICT, "10.0.0.20", by_source), Source::Address);
+        // Where only one thing can be right the kernel is not asked.
+        let never = |_: &Interface, to: IpAddr| -> bool { panic!("asked for the way to {to}") };
+        for (peer, source) in
+            [("10.0.1.20", Source::Address), ("10.9.0.20", Source::Address), ("fd00::20", Source::Any)]
+        {
+            assert_eq!(towards_if(&host, STRICT, peer, never), source, "{peer}");
+        }
+        let crowded = [("hsn1", "10.0.0.11"), ("hsn0", "10.0.0.10")];
+        assert_eq!(towards_if(&crowded, STRICT, "10.0.0.20", never), Source::Device);
     }
 }

@@ -9,8 +9,9 @@
 //! | `FI_TCP_IFACE`, `FI_SOCKETS_IFACE` | libfabric's providers over TCP, below MPICH and Intel MPI | `eth0` |
 //!
 //! A variable that the user has set stays as it is, and so do those that would contradict one. Ranks on different NICs
-//! must still reach each other: names of interfaces are given only where all the NICs in use are in one subnet, unless
-//! the user has mapped the ranks to NICs and so knows. InfiniBand and Slingshot are one network whatever the NIC.
+//! must still reach each other: names of interfaces are given only where all the NICs in use are in one subnet, or the
+//! host routes by source address, so that each NIC leads to the others' subnets too, unless the user has mapped the
+//! ranks to NICs and so knows. InfiniBand and Slingshot are one network whatever the NIC.
 #![forbid(unsafe_code)]
 
 use super::distance::PciAddress;
@@ -19,7 +20,9 @@ use super::local::LocalRank;
 use super::machine::{Kind, Machine, Nic};
 use super::nics::{address, Purpose};
 use super::pinning::{pin, Pinning, Rules};
+use super::route;
 use crate::error::Result;
+use std::net::IpAddr;
 
 /// An MPI library.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -69,7 +72,8 @@ impl Exports {
     }
 }
 
-/// What to tell the MPI of the process with local rank `local`. `is_set` says whether the environment has a variable.
+/// What to tell the MPI of the process with local rank `local`. `is_set` says whether the environment has a variable,
+/// `leaves_by` whether what is sent from a NIC's address to another address leaves by that NIC.
 pub fn exports(
     mpi: Mpi,
     machine: &Machine,
@@ -77,6 +81,7 @@ pub fn exports(
     local: usize,
     rules: &Rules,
     is_set: impl Fn(&str) -> bool,
+    leaves_by: impl Fn(&Interface, IpAddr) -> bool,
 ) -> Exports {
     let mut exports = Exports::default();
     let nic = &machine.nics[pinning.pins[local].nic];
@@ -85,7 +90,7 @@ pub fn exports(
     } else if let (Kind::Cxi, Some((device, _))) = (nic.kind, &nic.device) {
         exports.offer("FI_CXI_DEVICE_NAME", device, &is_set);
     }
-    let apart = if rules.has_map() { None } else { subnets(machine, pinning, rules) };
+    let apart = if rules.has_map() { None } else { apart(machine, pinning, rules, leaves_by) };
     let by_address = |exports: &mut Exports, name: &'static str, value: &str| match &apart {
         Some(apart) => exports.kept.push(format!("{name}: {apart}")),
         None => exports.offer(name, value, &is_set),
@@ -142,16 +147,24 @@ fn mapping(machine: &Machine, pinning: &Pinning, exports: &mut Exports, is_set: 
     exports.set.push(("MPICH_OFI_NIC_MAPPING", parts.join(";")));
 }
 
-/// Says so when NICs in use are in different subnets.
-fn subnets(machine: &Machine, pinning: &Pinning, rules: &Rules) -> Option<String> {
+/// Says so when NICs in use are in different subnets and the host does not route from each to the others' subnets.
+fn apart(
+    machine: &Machine,
+    pinning: &Pinning,
+    rules: &Rules,
+    leaves_by: impl Fn(&Interface, IpAddr) -> bool,
+) -> Option<String> {
     let used = |nic: &Nic| -> Option<Interface> { address(nic, &rules.filter).cloned() };
-    let addresses: Vec<Interface> = pinning.pins.iter().filter_map(|pin| used(&machine.nics[pin.nic])).collect();
-    let (first, rest) = addresses.split_first()?;
-    let other = rest.iter().find(|other| !first.shares_subnet_with(other.addr))?;
+    let mut addresses: Vec<Interface> = pinning.pins.iter().filter_map(|pin| used(&machine.nics[pin.nic])).collect();
+    addresses.dedup();
+    let leads = |from: &Interface, to: &Interface| to.neighbour().is_some_and(|peer| leaves_by(from, peer));
+    let pairs = addresses.iter().flat_map(|one| addresses.iter().map(move |other| (one, other)));
+    let (one, other) =
+        pairs.into_iter().find(|(one, other)| !one.shares_subnet_with(other.addr) && !leads(one, other))?;
     Some(format!(
         "{} and {} are in different subnets, so ranks on one might not reach ranks on the other; STRATA_NIC_MAP would \
-         settle it",
-        first.name, other.name
+         settle it, or routes by source address",
+        one.name, other.name
     ))
 }
 
@@ -168,7 +181,8 @@ pub fn export_nic(mpi: Mpi, local: LocalRank, gpus: &[Option<PciAddress>], rules
     let mut gpus = gpus.to_vec();
     gpus.resize(local.size, None);
     let pinning = pin(&machine, &gpus, rules, Purpose::Mpi)?;
-    let exports = exports(mpi, &machine, &pinning, local.rank, rules, |name| std::env::var_os(name).is_some());
+    let is_set = |name: &str| std::env::var_os(name).is_some();
+    let exports = exports(mpi, &machine, &pinning, local.rank, rules, is_set, route::leaves_by);
     for (name, value) in &exports.set {
         crate::info!("local rank {} of {}: {name}={value} for {mpi:?}", local.rank, local.size);
         std::env::set_var(name, value);

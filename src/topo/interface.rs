@@ -6,7 +6,7 @@
 #![forbid(unsafe_code)]
 
 use crate::error::{Error, Result};
-use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
 /// One address of a network interface.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -47,6 +47,23 @@ impl Interface {
             _ => return false,
         };
         differ.leading_zeros() >= u32::from(self.prefix)
+    }
+
+    /// An address that another host of this subnet may have; none where the subnet is a single address.
+    pub fn neighbour(&self) -> Option<IpAddr> {
+        let (own, width) = match self.addr {
+            IpAddr::V4(addr) => (u128::from(addr.to_bits()), 32),
+            IpAddr::V6(addr) => (addr.to_bits(), 128),
+        };
+        let rest = (1_u128 << (width - u32::from(self.prefix)).min(127)) - 1;
+        // The lowest and the highest address of a subnet mean all its hosts, or its router; two are too few for that.
+        let is_host = |bits: &u128| rest == 1 || ![0, rest].contains(&(bits & rest));
+        let found =
+            [1, 2, 3].map(|change| own ^ change).into_iter().find(|bits| (bits ^ own) <= rest && is_host(bits))?;
+        Some(match self.addr {
+            IpAddr::V4(_) => IpAddr::from(Ipv4Addr::from_bits(found as u32)),
+            IpAddr::V6(_) => IpAddr::from(Ipv6Addr::from_bits(found)),
+        })
     }
 }
 
@@ -215,6 +232,22 @@ mod tests {
         assert!(!at("fd00::1", 64).shares_subnet_with(ip("10.0.0.1")));
         assert!(!at("10.0.0.1", 32).shares_subnet_with(ip("10.0.0.2")));
         assert!(at("10.0.0.1", 0).shares_subnet_with(ip("192.168.0.1")));
+    }
+
+    #[test]
+    fn a_neighbour_is_another_host_of_the_subnet() {
+        let neighbour = |addr: &str, prefix| at(addr, prefix).neighbour().map(|addr| addr.to_string());
+        let beside = |addr: &str, prefix, other: &str| assert_eq!(neighbour(addr, prefix).as_deref(), Some(other));
+        beside("10.0.0.1", 16, "10.0.0.3");
+        beside("10.0.0.2", 16, "10.0.0.3");
+        beside("10.0.1.0", 16, "10.0.1.1");
+        beside("10.0.0.254", 24, "10.0.0.252");
+        beside("10.0.0.5", 30, "10.0.0.6");
+        beside("10.0.0.4", 31, "10.0.0.5");
+        beside("fd00::1", 64, "fd00::3");
+        beside("fd00::1", 127, "fd00::");
+        assert_eq!(neighbour("10.0.0.4", 32), None);
+        assert_eq!(neighbour("fd00::1", 128), None);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Where ranks live: nodes, local ranks, rails; and what a node has for them: GPUs, NICs, and which rank uses which.
 //!
 //! [`machine`] reads GPUs and NICs, [`nics`] says which NICs are fit for use, [`pinning`] gives each local rank its own,
-//! [`binding`] holds sockets to it and [`export`] tells it to an MPI.
+//! [`binding`] holds sockets to it and [`export`] tells it to an MPI. Both ask the kernel's routes (`route`).
 #![forbid(unsafe_code)]
 
 mod assign;
@@ -16,6 +16,7 @@ pub mod nics;
 pub mod pinning;
 #[cfg(test)]
 mod recorded;
+mod route;
 
 use crate::error::counted;
 use std::fmt;

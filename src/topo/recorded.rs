@@ -187,7 +187,7 @@ fn told(name: &str, mpi: Mpi, ranks: usize, local: usize, map: &str, user: &[&st
     let machine = machine(name);
     let rules = rules(map, None);
     let pinning = pinned(&machine, ranks, &rules, Purpose::Mpi).unwrap();
-    exports(mpi, &machine, &pinning, local, &rules, |name| user.contains(&name))
+    exports(mpi, &machine, &pinning, local, &rules, |name| user.contains(&name), |_, _| false)
 }
 
 fn set(exports: &Exports) -> Vec<String> {
@@ -228,7 +228,7 @@ fn mpis_over_tcp_are_told_the_interface() {
 }
 
 #[test]
-fn nics_in_different_subnets_are_told_only_when_the_user_maps_them() {
+fn nics_in_different_subnets_are_told_only_when_the_user_maps_them_or_the_host_routes_by_source() {
     let apart = told("server", Mpi::OpenMpi, 2, 1, "eno1,ens1f0np0", &[]);
     assert_eq!(set(&apart).len(), 2);
     let mut machine = machine("server");
@@ -237,10 +237,14 @@ fn nics_in_different_subnets_are_told_only_when_the_user_maps_them() {
     let rules = rules("auto", None);
     let pinning = pinned(&machine, 2, &rules, Purpose::Mpi).unwrap();
     assert_eq!(names(&machine, &pinning), ["eno1", "ens1f0np0"]);
-    let exports = exports(Mpi::OpenMpi, &machine, &pinning, 1, &rules, |_| false);
-    assert_eq!(set(&exports), [""; 0]);
+    let by_destination = exports(Mpi::OpenMpi, &machine, &pinning, 1, &rules, |_| false, |_, _| false);
+    assert_eq!(set(&by_destination), [""; 0]);
     let why = "OMPI_MCA_btl_tcp_if_include: eno1 and ens1f0np0 are in different subnets";
-    assert!(exports.kept.iter().any(|kept| kept.starts_with(why)), "{:?}", exports.kept);
+    assert!(by_destination.kept.iter().any(|kept| kept.starts_with(why)), "{:?}", by_destination.kept);
+    let by_source = exports(Mpi::OpenMpi, &machine, &pinning, 1, &rules, |_| false, |_, _| true);
+    assert_eq!((set(&by_source).len(), &by_source.kept[..]), (2, &[][..]));
+    let one_way = exports(Mpi::OpenMpi, &machine, &pinning, 1, &rules, |_| false, |from, _| from.name == "eno1");
+    assert_eq!(set(&one_way), [""; 0], "no way from the other one");
 }
 
 #[test]
