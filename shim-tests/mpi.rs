@@ -143,18 +143,25 @@ impl Mpi {
 
 impl Mpi {
     /// Compiles `shim-tests/c/mpi/<name>.c` with MPI's compiler.
-    fn compile(&self, name: &str) -> PathBuf {
+    fn compile(&self, name: &str, options: &[&str]) -> PathBuf {
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("shim-tests/c/mpi/{name}.c"));
-        let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{}", std::process::id()));
+        let number = format!("{name}-{}-{}", std::process::id(), options.len());
+        let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join(number);
         let mut command = Command::new(&self.mpicc);
         command.arg(source).args(["-Wall", "-Wextra", "-Werror", "-pthread", "-I"]).arg(built::header_dir());
-        built::checked(command.arg("-L").arg(built::library_dir()).arg("-lnccl").arg("-o").arg(&program));
+        command.arg("-L").arg(built::library_dir()).args(["-lnccl", "-ldl"]).args(options);
+        built::checked(command.arg("-o").arg(&program));
         program
+    }
+
+    /// Whether the plugin is for the standard ABI, which any MPI may serve.
+    fn has_standard_abi(&self) -> bool {
+        output(Command::new(&self.mpicc).arg("-show")).is_some_and(|shown| shown.contains("-lmpi_abi"))
     }
 
     /// Runs `order.c` in one of its ways; what was said.
     fn order(&self, way: &str) -> String {
-        let program = self.compile("order");
+        let program = self.compile("order", &[]);
         let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("order-{way}-{}", std::process::id()));
         std::fs::create_dir_all(&dir).unwrap();
         let file = dir.join("id");
@@ -193,6 +200,23 @@ fn every_collective_is_right_over_mpi_on_uneven_nodes() {
 }
 
 #[test]
+fn the_plugin_keeps_its_contract_with_the_library() {
+    let (_alone, Some(mpi)) = (alone(), mpi()) else { return };
+    let plugin = mpi.plugin.to_str().unwrap();
+    let mut ways: Vec<&[&str]> = vec![&[]];
+    if !mpi.has_standard_abi() {
+        // The program has functions of MPI's names, as one that is linked with another MPI.
+        ways.push(&["-DOTHER", "-rdynamic", "-Wno-unused"]);
+    }
+    for options in ways {
+        let program = mpi.compile("contract", options);
+        let said = mpi.run(1, "exec \"$@\"", &[program.to_str().unwrap(), plugin], &[]);
+        assert!(said.contains("the contract holds"), "{said}");
+        std::fs::remove_file(program).unwrap();
+    }
+}
+
+#[test]
 fn with_tcp_asked_for_mpi_is_left_alone() {
     let (_alone, Some(mpi)) = (alone(), mpi()) else { return };
     let said = mpi.perf(2, &["all_reduce", "-b", "8", "-e", "8", "-n", "1"], &[("STRATA_INTER", "tcp")]);
@@ -202,7 +226,7 @@ fn with_tcp_asked_for_mpi_is_left_alone() {
 #[test]
 fn a_program_that_has_initialised_mpi_is_served_as_its_thread_level_allows() {
     let (_alone, Some(mpi)) = (alone(), mpi()) else { return };
-    let program = mpi.compile("initialised");
+    let program = mpi.compile("initialised", &[]);
     for (level, told) in [
         ("single", "MPI_THREAD_SINGLE"),
         ("funneled", "MPI_THREAD_FUNNELED"),

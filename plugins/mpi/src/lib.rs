@@ -130,8 +130,15 @@ unsafe extern "C" fn init() -> c_int {
     if error != SUCCESS {
         return error;
     }
+    // What goes wrong with no communicator at hand is an error of the one or the other, before and since MPI 4.
     // SAFETY: MPI is running.
-    unsafe { sys::MPI_Comm_set_errhandler(sys::COMM_WORLD, sys::ERRORS_RETURN) }
+    let world = unsafe { sys::MPI_Comm_set_errhandler(sys::COMM_WORLD, sys::ERRORS_RETURN) };
+    // SAFETY: as above.
+    let own = unsafe { sys::MPI_Comm_set_errhandler(sys::COMM_SELF, sys::ERRORS_RETURN) };
+    if world != SUCCESS {
+        return world;
+    }
+    own
 }
 
 unsafe extern "C" fn finalize() -> c_int {
