@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define CHECK(condition)                                                                             \
   do {                                                                                               \
@@ -88,6 +89,17 @@ static void messages(uint64_t comm) {
   MPI_Wait(&theirs, MPI_STATUS_IGNORE);
 }
 
+/* Open MPI cuts what a process sends to itself without a word. */
+static int tells_of_truncation(void) {
+  static char bytes[64], into[64];
+  MPI_Request send, receive;
+  MPI_Irecv(into, 8, MPI_BYTE, 0, 1, MPI_COMM_WORLD, &receive);
+  MPI_Isend(bytes, 64, MPI_BYTE, 0, 1, MPI_COMM_WORLD, &send);
+  int told = MPI_Wait(&receive, MPI_STATUS_IGNORE) != MPI_SUCCESS;
+  MPI_Wait(&send, MPI_STATUS_IGNORE);
+  return told;
+}
+
 static void errors(uint64_t comm) {
   static char bytes[64], into[64];
   char text[100] = "";
@@ -96,14 +108,13 @@ static void errors(uint64_t comm) {
   CHECK(plugin->irecv(comm, into, 8, 0, 1, &requests[0]) == 0);
   CHECK(plugin->isend(comm, bytes, 64, 0, 1, &requests[1]) == 0);
   finish(requests, 2, ended, 2);
-  /* Open MPI cuts what a process sends to itself without a word. */
-  CHECK(ended[1].error == 0 && (ended[0].error != 0 || ended[0].bytes == 8));
+  CHECK(ended[1].error == 0 && (ended[0].error != 0) == tells_of_truncation());
   CHECK(plugin->error_text(ended[0].error ? ended[0].error : MPI_ERR_TRUNCATE, text, sizeof text) == 0);
   CHECK(strlen(text) > 5);
   CHECK(plugin->isend(comm, bytes, 8, 77, 1, &request) != 0);
   CHECK(plugin->irecv(comm, bytes, 8, 77, 1, &request) != 0);
-  CHECK(plugin->isend(comm, bytes, UINT64_C(1) << 31, 0, 1, &request) != 0);
-  CHECK(plugin->irecv(comm, bytes, UINT64_C(1) << 31, 0, 1, &request) != 0);
+  CHECK(plugin->isend(comm, bytes, (UINT64_C(1) << 32) + 8, 0, 1, &request) != 0);
+  CHECK(plugin->irecv(comm, bytes, (UINT64_C(1) << 32) + 8, 0, 1, &request) != 0);
   CHECK(plugin->error_text(MPI_ERR_INTERN, text, 6) == 1 && strlen(text) == 5);
 }
 
@@ -121,6 +132,7 @@ static void hook(void) {
 
 int main(int argc, char** argv) {
   CHECK(argc == 2);
+  alarm(60);
   void* library = dlopen(argv[1], RTLD_NOW | RTLD_LOCAL);
   CHECK(library);
   const struct table* (*entry)(void) = (const struct table* (*)(void))dlsym(library, "strata_mpi_plugin");

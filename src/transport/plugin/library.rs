@@ -19,6 +19,14 @@ pub struct Plugin {
     pub description: String,
 }
 
+impl Plugin {
+    /// The MPI's name and version; what follows, such as how it was built, fills pages.
+    fn name(&self) -> &str {
+        let text = self.description.split(',').next().unwrap_or_default();
+        text.split(" MPICH ").next().unwrap_or_default()
+    }
+}
+
 /// The file that this code is in.
 fn own_file() -> Option<PathBuf> {
     let mut found = std::mem::MaybeUninit::<libc::Dl_info>::zeroed();
@@ -93,6 +101,28 @@ fn open(path: &Path) -> Result<Plugin, String> {
     }
 }
 
+/// For people: each plugin that the library in this file would open, with its MPI, or why there is none.
+pub fn survey(given: &str, library: &Path) -> Vec<String> {
+    let paths = match (given, std::fs::canonicalize(library).ok().as_deref().and_then(Path::parent)) {
+        ("auto", Some(dir)) => beside(dir),
+        ("auto", None) => Vec::new(),
+        (path, _) => vec![PathBuf::from(path)],
+    };
+    let tell = |path: &PathBuf| match open(path) {
+        Ok(plugin) => format!("{}, by {}", plugin.name(), path.display()),
+        Err(why) => why,
+    };
+    match paths.is_empty() {
+        true => vec!["none: there is no plugin beside the library, which scripts/build-mpi makes".to_string()],
+        false => paths.iter().map(tell).collect(),
+    }
+}
+
+/// The plugins beside a library in `dir`, the likeliest place first.
+fn beside(dir: &Path) -> Vec<PathBuf> {
+    [plugins_in(&dir.join("strata")), plugins_in(dir)].concat()
+}
+
 /// Opens the plugin at `given`, or for `auto` the one beside the library that fits best: whose MPI calls itself as `prefer` says,
 /// else the first that can be opened. The reason, if there is none.
 pub fn find(given: &str, prefer: Option<&str>) -> Result<Plugin, String> {
@@ -109,7 +139,7 @@ pub fn find(given: &str, prefer: Option<&str>) -> Result<Plugin, String> {
 
 /// The plugin that fits best of those beside a library in `dir`.
 fn find_in(dir: &Path, prefer: Option<&str>) -> Result<Plugin, String> {
-    let paths = [plugins_in(&dir.join("strata")), plugins_in(&dir)].concat();
+    let paths = beside(dir);
     if paths.is_empty() {
         return Err(format!(
             "there is no MPI plugin in {}/strata; scripts/install or scripts/build-mpi makes one where there is an MPI",

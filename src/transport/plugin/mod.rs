@@ -176,6 +176,14 @@ pub struct Joined {
     limit: Duration,
 }
 
+/// For people: which MPIs the library in this file could use, or why none is.
+pub fn survey(config: &Config, file: &std::path::Path) -> Vec<String> {
+    match config.inter.as_str() {
+        "tcp" => vec!["off: STRATA_INTER is tcp".to_string()],
+        _ => library::survey(&config.mpi_plugin, file),
+    }
+}
+
 fn cards(exchange: &mut dyn Exchange, mine: &Card) -> Result<Vec<Card>> {
     exchange.allgather(mine.encode())?.iter().map(|bytes| Card::decode(bytes)).collect()
 }
