@@ -36,9 +36,8 @@ pub struct MPI_Status {
 }
 
 /// Copies an attribute along with its communicator, or does not.
-pub type MPI_Comm_copy_attr_function = Option<
-    unsafe extern "C" fn(MPI_Comm, c_int, *mut c_void, *mut c_void, *mut c_void, copied: *mut c_int) -> c_int,
->;
+pub type MPI_Comm_copy_attr_function =
+    Option<unsafe extern "C" fn(MPI_Comm, c_int, *mut c_void, *mut c_void, *mut c_void, copied: *mut c_int) -> c_int>;
 /// Hears that an attribute goes.
 pub type MPI_Comm_delete_attr_function =
     Option<unsafe extern "C" fn(MPI_Comm, c_int, *mut c_void, *mut c_void) -> c_int>;

@@ -59,7 +59,7 @@ unsafe fn put(text: &[u8], place: *mut c_char, len: usize) {
     // SAFETY: at most `len - 1` bytes are written; because `bytes` is bounded by that.
     unsafe { std::ptr::copy_nonoverlapping(text.as_ptr().cast(), place, bytes) };
     // SAFETY: the index is below `len`.
-    unsafe { place.add(bytes).write(0) };
+    unsafe { place.wrapping_add(bytes).write(0) };
 }
 
 /// The text that an MPI function writes into a buffer.
@@ -171,9 +171,8 @@ unsafe extern "C" fn self_is_freed(_: MPI_Comm, _: c_int, hook: *mut c_void, _: 
 unsafe extern "C" fn at_finalize(hook: Hook) -> c_int {
     let mut key = 0;
     // SAFETY: MPI is running; the functions are of the types that MPI wants, and the place is valid.
-    let error = unsafe {
-        sys::MPI_Comm_create_keyval(Some(not_copied), Some(self_is_freed), &mut key, std::ptr::null_mut())
-    };
+    let error =
+        unsafe { sys::MPI_Comm_create_keyval(Some(not_copied), Some(self_is_freed), &mut key, std::ptr::null_mut()) };
     if error != SUCCESS {
         return error;
     }
@@ -354,7 +353,7 @@ unsafe extern "C" fn test_some(
         // The error of a status is set only if there is one among them.
         let error = if in_status { status.MPI_ERROR } else { SUCCESS };
         // SAFETY: the caller gives room for `count` completions.
-        unsafe { ended.add(nth).write(completion(index, status, error)) };
+        unsafe { ended.wrapping_add(nth).write(completion(index, status, error)) };
     }
     // SAFETY: the caller gives a valid place.
     unsafe { how_many.write(done) };
