@@ -326,12 +326,7 @@ impl Worker {
         if self.shared.usable().is_err() {
             return;
         }
-        // MPI may have taken more than it has sent.
-        let end = Instant::now() + LINGER;
-        while Instant::now() < end {
-            self.poll();
-            std::thread::yield_now();
-        }
+        self.linger();
         self.cancel_receives(comm);
         let quiet = self.drain(comm, |_| true, CANCEL_PATIENCE);
         let Some(member) = self.comms.get_mut(comm).and_then(Option::take) else { return };
@@ -342,6 +337,15 @@ impl Worker {
             }
         } else {
             self.troubled = true;
+        }
+    }
+
+    /// Polls a little longer: MPI may have taken more than it has sent, and the last acknowledgements are on their way.
+    fn linger(&mut self) {
+        let end = Instant::now() + LINGER;
+        while Instant::now() < end {
+            self.poll();
+            std::thread::yield_now();
         }
     }
 
@@ -362,6 +366,7 @@ impl Worker {
 
     /// Ends what is pending on all communicators; whether all of it has ended.
     fn settle(&mut self) -> bool {
+        self.linger();
         let mut settled = true;
         for comm in 0..self.comms.len() {
             self.cancel_receives(comm);
