@@ -171,6 +171,25 @@ fn a_wrong_algorithm_or_variable_is_told_by_info() {
 }
 
 #[test]
+fn info_says_which_mpi_may_carry_messages_or_why_none_does() {
+    let said = |variables: &[(&str, &str)]| {
+        let mut command = strata(&["info", "--library", library()]);
+        command.env_remove("STRATA_INTER").env_remove("STRATA_MPI_PLUGIN").envs(variables.iter().copied());
+        let said = text(&output(&mut command).stdout);
+        assert!(said.contains("nodes talk over TCP"), "{said}");
+        said.lines().find(|line| line.starts_with("MPI ")).unwrap_or_else(|| panic!("{said}")).to_string()
+    };
+    assert!(said(&[]).contains("none: there is no plugin beside the library"));
+    assert!(said(&[("STRATA_INTER", "tcp")]).contains("off: STRATA_INTER is tcp"));
+    assert!(said(&[("STRATA_MPI_PLUGIN", "/none.so")]).contains("/none.so cannot be opened"));
+    let source = "static const unsigned table[2] = {999, 8};\n\
+                  const void* strata_mpi_plugin(void) { return table; }\n";
+    let plugin = built::Compiler::new("c").compile(source, &["-shared", "-fPIC"]);
+    assert!(said(&[("STRATA_MPI_PLUGIN", plugin.to_str().unwrap())]).contains("is refused: it is of version 999"));
+    std::fs::remove_file(plugin).unwrap();
+}
+
+#[test]
 fn a_wrong_setting_is_told_once_per_job_without_being_asked_for() {
     let told = |debug: Option<&str>| {
         let exe = env!("CARGO_BIN_EXE_strata");

@@ -35,11 +35,19 @@ pub struct MPI_Status {
     internal: [c_int; 5],
 }
 
+/// Copies an attribute along with its communicator, or does not.
+pub type MPI_Comm_copy_attr_function =
+    Option<unsafe extern "C" fn(MPI_Comm, c_int, *mut c_void, *mut c_void, *mut c_void, copied: *mut c_int) -> c_int>;
+/// Hears that an attribute goes.
+pub type MPI_Comm_delete_attr_function =
+    Option<unsafe extern "C" fn(MPI_Comm, c_int, *mut c_void, *mut c_void) -> c_int>;
+
 const fn value(number: usize) -> *mut c_void {
     std::ptr::without_provenance_mut(number)
 }
 
 pub const COMM_WORLD: MPI_Comm = MPI_Comm(value(0x101));
+pub const COMM_SELF: MPI_Comm = MPI_Comm(value(0x102));
 pub const ERRORS_RETURN: MPI_Errhandler = MPI_Errhandler(value(0x143));
 pub const REQUEST_NULL: MPI_Request = MPI_Request(value(0x180));
 pub const BYTE: MPI_Datatype = MPI_Datatype(value(0x247));
@@ -74,6 +82,14 @@ extern "C" {
     ) -> c_int;
     pub fn MPI_Query_thread(provided: *mut c_int) -> c_int;
     pub fn MPI_Finalize() -> c_int;
+    pub fn MPI_Comm_create_keyval(
+        copy: MPI_Comm_copy_attr_function,
+        delete: MPI_Comm_delete_attr_function,
+        key: *mut c_int,
+        extra: *mut c_void,
+    ) -> c_int;
+    pub fn MPI_Comm_set_attr(comm: MPI_Comm, key: c_int, value: *mut c_void) -> c_int;
+    pub fn MPI_Comm_free_keyval(key: *mut c_int) -> c_int;
     pub fn MPI_Comm_rank(comm: MPI_Comm, rank: *mut c_int) -> c_int;
     pub fn MPI_Comm_size(comm: MPI_Comm, size: *mut c_int) -> c_int;
     pub fn MPI_Comm_group(comm: MPI_Comm, group: *mut MPI_Group) -> c_int;

@@ -16,10 +16,10 @@ use abi as sys;
 #[cfg(feature = "rsmpi")]
 use mpi_crate as sys;
 
-use std::ffi::{c_char, c_int, CStr};
+use std::ffi::{c_char, c_int, c_void, CStr};
 use std::mem::MaybeUninit;
 use sys::{MPI_Comm, MPI_Errhandler, MPI_Request, MPI_Status};
-use vtable::{fault, state, thread_level, Completion, Vtable, World, NO_REQUEST, SUCCESS, VERSION};
+use vtable::{fault, state, thread_level, Completion, Hook, Vtable, World, NO_REQUEST, SUCCESS, VERSION};
 
 /// What the MPI that this plugin was built for calls itself; empty for the standard ABI.
 const FLAVOUR: &str = env!("STRATA_MPI_FLAVOUR");
@@ -59,7 +59,7 @@ unsafe fn put(text: &[u8], place: *mut c_char, len: usize) {
     // SAFETY: at most `len - 1` bytes are written; because `bytes` is bounded by that.
     unsafe { std::ptr::copy_nonoverlapping(text.as_ptr().cast(), place, bytes) };
     // SAFETY: the index is below `len`.
-    unsafe { place.add(bytes).write(0) };
+    unsafe { place.wrapping_add(bytes).write(0) };
 }
 
 /// The text that an MPI function writes into a buffer.
@@ -130,13 +130,60 @@ unsafe extern "C" fn init() -> c_int {
     if error != SUCCESS {
         return error;
     }
+    // What goes wrong with no communicator at hand is an error of the one or the other, before and since MPI 4.
     // SAFETY: MPI is running.
-    unsafe { sys::MPI_Comm_set_errhandler(sys::COMM_WORLD, sys::ERRORS_RETURN) }
+    let world = unsafe { sys::MPI_Comm_set_errhandler(sys::COMM_WORLD, sys::ERRORS_RETURN) };
+    // SAFETY: as above.
+    let own = unsafe { sys::MPI_Comm_set_errhandler(sys::COMM_SELF, sys::ERRORS_RETURN) };
+    if world != SUCCESS {
+        return world;
+    }
+    own
 }
 
 unsafe extern "C" fn finalize() -> c_int {
     // SAFETY: the caller initialised MPI on this thread and has nothing pending.
     unsafe { sys::MPI_Finalize() }
+}
+
+/// A copy of `MPI_COMM_SELF` is not what is going to be freed first.
+unsafe extern "C" fn not_copied(
+    _: MPI_Comm,
+    _: c_int,
+    _: *mut c_void,
+    _: *mut c_void,
+    _: *mut c_void,
+    copied: *mut c_int,
+) -> c_int {
+    // SAFETY: MPI gives a valid place.
+    unsafe { copied.write(0) };
+    SUCCESS
+}
+
+unsafe extern "C" fn self_is_freed(_: MPI_Comm, _: c_int, hook: *mut c_void, _: *mut c_void) -> c_int {
+    // SAFETY: the value is the function that `at_finalize` took.
+    let hook = unsafe { std::mem::transmute::<*mut c_void, Hook>(hook) };
+    hook();
+    SUCCESS
+}
+
+/// `MPI_Finalize` frees `MPI_COMM_SELF` and what is attached to it before anything else (MPI 4.1, section 11.2.4).
+unsafe extern "C" fn at_finalize(hook: Hook) -> c_int {
+    let mut key = 0;
+    // SAFETY: MPI is running; the functions are of the types that MPI wants, and the place is valid.
+    let error =
+        unsafe { sys::MPI_Comm_create_keyval(Some(not_copied), Some(self_is_freed), &mut key, std::ptr::null_mut()) };
+    if error != SUCCESS {
+        return error;
+    }
+    // SAFETY: the key was made for this; the value is never written to.
+    let set = unsafe { sys::MPI_Comm_set_attr(sys::COMM_SELF, key, hook as *mut c_void) };
+    // SAFETY: a key lives on for as long as something is attached with it.
+    let freed = unsafe { sys::MPI_Comm_free_keyval(&mut key) };
+    if set != SUCCESS {
+        return set;
+    }
+    freed
 }
 
 /// Makes a communicator of ranks of the world.
@@ -306,7 +353,7 @@ unsafe extern "C" fn test_some(
         // The error of a status is set only if there is one among them.
         let error = if in_status { status.MPI_ERROR } else { SUCCESS };
         // SAFETY: the caller gives room for `count` completions.
-        unsafe { ended.add(nth).write(completion(index, status, error)) };
+        unsafe { ended.wrapping_add(nth).write(completion(index, status, error)) };
     }
     // SAFETY: the caller gives a valid place.
     unsafe { how_many.write(done) };
@@ -360,6 +407,7 @@ static VTABLE: Vtable = Vtable {
     look,
     init,
     finalize,
+    at_finalize,
     comm_create,
     comm_free,
     isend,

@@ -7,7 +7,7 @@
 use std::ffi::{c_char, c_int};
 
 /// The version of everything below. It changes whenever anything here does.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// The function that a plugin exports: `const Vtable *strata_mpi_plugin(void)`.
 pub const SYMBOL: &[u8] = b"strata_mpi_plugin";
 /// `MPI_SUCCESS`.
@@ -96,6 +96,9 @@ pub struct Vtable {
     pub init: unsafe extern "C" fn() -> c_int,
     /// Finalises MPI.
     pub finalize: unsafe extern "C" fn() -> c_int,
+    /// Has `hook` called by `MPI_Finalize`, whoever calls that and on their thread, while MPI is still whole. To be asked
+    /// for once.
+    pub at_finalize: unsafe extern "C" fn(hook: Hook) -> c_int,
     /// Makes a communicator of these ranks of `MPI_COMM_WORLD`; they all call it, and nobody else. Errors on it are
     /// returned.
     pub comm_create: unsafe extern "C" fn(ranks: *const c_int, count: c_int, tag: c_int, comm: *mut u64) -> c_int,
@@ -115,6 +118,9 @@ pub struct Vtable {
     /// Writes an error's text, NUL-terminated, into `len` bytes; returns one of [`fault`].
     pub error_text: unsafe extern "C" fn(error: c_int, text: *mut c_char, len: usize) -> c_int,
 }
+
+/// What `MPI_Finalize` calls before anything else.
+pub type Hook = extern "C" fn();
 
 /// The type of the exported function.
 pub type Entry = unsafe extern "C" fn() -> *const Vtable;

@@ -68,6 +68,10 @@ int main(int argc, char** argv) {
   }
   CHECK(MPI_Finalized(&finalized) == MPI_SUCCESS && !finalized);
   MPI_Finalize();
-  if (rank == 0) puts("all sums are right");
+  const char* name = provided == MPI_THREAD_SINGLE       ? "single"
+                     : provided == MPI_THREAD_FUNNELED   ? "funneled"
+                     : provided == MPI_THREAD_SERIALIZED ? "serialized"
+                                                         : "multiple";
+  if (rank == 0) printf("all sums are right at the level %s\n", name);
   return 0;
 }

@@ -12,6 +12,7 @@ use strata::config::{Config, VARIABLES};
 use strata::error::{Error, Result};
 use strata::select::unknown_algorithms;
 use strata::topo::host;
+use strata::transport::plugin;
 use strata::vendor::find;
 
 /// Options of `strata info`.
@@ -66,10 +67,12 @@ fn line(name: &str, value: impl std::fmt::Display) {
 
 fn print_found(options: &Options) {
     let (config, warnings) = Config::from_env();
+    let mut mpi = Vec::new();
     line("strata", env!("CARGO_PKG_VERSION"));
     match Library::open(options.library.as_deref()) {
         Ok(library) => {
             line("library", library.path().display());
+            mpi = plugin::survey(&config, library.path());
             line("NCCL version", library.version().unwrap_or_else(|error| error.to_string()));
         }
         Err(error) => line("library", format!("not found: {error}")),
@@ -89,6 +92,8 @@ fn print_found(options: &Options) {
     line("", if given { "from NCCL_HOSTID: ranks with the same one share a node" } else { "host name and boot id" });
     let network = nics::summary().unwrap_or_else(|error| vec![error.to_string()]);
     network.iter().enumerate().for_each(|(index, text)| line(if index == 0 { "network" } else { "" }, text));
+    mpi.push("where it cannot be used, or no MPI launcher starts the job, nodes talk over TCP".to_string());
+    mpi.iter().enumerate().for_each(|(index, text)| line(if index == 0 { "MPI" } else { "" }, text));
     line("shared memory", shared_memory(&config));
     line("direct reads", direct_reads(&config));
     line("processor", processor());

@@ -1,6 +1,6 @@
 //! A plugin's functions as safe calls. Only the thread that owns MPI makes them.
 
-use super::vtable::{self, fault, Completion, Vtable, World, ANY_SOURCE, SUCCESS};
+use super::vtable::{self, fault, Completion, Hook, Vtable, World, ANY_SOURCE, SUCCESS};
 use crate::error::{Error, Result};
 use crate::memory::Region;
 use std::ffi::{c_char, c_int, CStr};
@@ -73,6 +73,12 @@ impl Calls {
     pub fn finalize(&self) -> Result<()> {
         // SAFETY: this is the thread that initialised MPI, and nothing is pending, as the caller knows.
         self.check("MPI_Finalize", unsafe { (self.table.finalize)() })
+    }
+
+    /// Has `MPI_Finalize` call `hook` first.
+    pub fn at_finalize(&self, hook: Hook) -> Result<()> {
+        // SAFETY: MPI is running; a function of ours stays mapped for ever.
+        self.check("MPI_Comm_set_attr", unsafe { (self.table.at_finalize)(hook) })
     }
 
     /// Makes a communicator of ranks of the world, together with them all.

@@ -6,7 +6,7 @@
 use super::calls::Calls;
 use super::card::Launch;
 use super::hub::Hub;
-use super::vtable::{state, thread_level, Completion, Vtable, World, ANY_SOURCE, NO_REQUEST, SUCCESS, VERSION};
+use super::vtable::{state, thread_level, Completion, Hook, Vtable, World, ANY_SOURCE, NO_REQUEST, SUCCESS, VERSION};
 use super::Site;
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -39,6 +39,8 @@ struct State {
     random: u64,
     /// Ranks of the world whose next send fails.
     planted: Vec<usize>,
+    /// Ranks that have asked to hear of the end of MPI.
+    hooks: Vec<usize>,
     /// Calls made so far.
     calls: u64,
 }
@@ -65,24 +67,46 @@ impl Universe {
 
     /// What the process of this rank has of MPI.
     pub fn site(self: &Arc<Universe>, rank: usize) -> Site {
+        self.site_with(rank, false)
+    }
+
+    /// The same, with or without an MPI of the program's own.
+    pub fn site_with(self: &Arc<Universe>, rank: usize, program_has_mpi: bool) -> Site {
         let launch =
             Launch { rank: Some(rank as i32), size: Some(self.size as i32), job: "test".into(), flavour: None };
         let (universe, hub) = (self.clone(), OnceLock::new());
         let hub = move |_: &_, _: &_| {
             let start = || {
-                let place = (universe.clone(), rank);
+                let universe = universe.clone();
                 // The thread takes its place before it makes its first call.
-                let take_place = move || PLACE.with_borrow_mut(|here| *here = Some(place));
-                Arc::new(Hub::start(Calls::new(&TABLE), "Make-believe MPI".into(), take_place, || {}).unwrap())
+                let take_place = move || universe.take_place(rank);
+                let mut hub = Hub::start(Calls::new(&TABLE), "Make-believe MPI".into(), take_place, || {}).unwrap();
+                hub.program_has_mpi = program_has_mpi;
+                Arc::new(hub)
             };
             Ok(hub.get_or_init(start).clone())
         };
         Site { launch, hub: Box::new(hub) }
     }
 
+    /// Makes the calling thread one of the process of this rank.
+    pub fn take_place(self: &Arc<Universe>, rank: usize) {
+        PLACE.with_borrow_mut(|here| *here = Some((self.clone(), rank)));
+    }
+
+    /// Requests that have not been reported as ended.
+    pub fn pending(&self) -> usize {
+        self.state.lock().unwrap().requests.len()
+    }
+
     /// Makes the next send of a rank fail.
     pub fn plant(&self, rank: usize) {
         self.state.lock().unwrap().planted.push(rank);
+    }
+
+    /// The ranks that have asked to hear of the end of MPI, each as often as it asked.
+    pub fn hooks(&self) -> Vec<usize> {
+        self.state.lock().unwrap().hooks.clone()
     }
 
     /// Calls of MPI so far, all ranks together.
@@ -132,6 +156,11 @@ unsafe extern "C" fn init() -> c_int {
 }
 
 unsafe extern "C" fn finalize() -> c_int {
+    SUCCESS
+}
+
+unsafe extern "C" fn at_finalize(_: Hook) -> c_int {
+    here(|_, rank, state| state.hooks.push(rank));
     SUCCESS
 }
 
@@ -311,6 +340,7 @@ pub static TABLE: Vtable = Vtable {
     look,
     init,
     finalize,
+    at_finalize,
     comm_create,
     comm_free,
     isend,

@@ -10,7 +10,7 @@ use crate::memory::{Arena, Region};
 use crate::transport::Waker;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{channel, Sender};
+use std::sync::mpsc::{channel, Receiver, Sender};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -128,6 +128,8 @@ pub enum Command {
     Quiet(Sender<()>),
     /// Finalise MPI.
     Leave(Sender<Result<()>>),
+    /// Let another thread do this one's work, and wait until it is given back.
+    Lend(Sender<Worker>, Receiver<Worker>),
 }
 
 /// Commands that have come, and whether the thread has to be woken for more.
@@ -147,6 +149,8 @@ pub struct Shared {
     pub bell: Condvar,
     /// Somebody makes a communicator.
     creating: AtomicBool,
+    /// The program has finalised MPI.
+    retired: AtomicBool,
     /// Why MPI cannot be used in this process any more.
     given_up: Mutex<Option<Error>>,
 }
@@ -194,6 +198,8 @@ pub struct Hub {
     shared: Arc<Shared>,
     /// MPI's description of itself.
     pub description: String,
+    /// The program has an MPI of its own, which it may initialise whenever it likes.
+    pub program_has_mpi: bool,
 }
 
 impl std::fmt::Debug for Hub {
@@ -215,6 +221,7 @@ impl Hub {
             queue: Mutex::default(),
             bell: Condvar::new(),
             creating: AtomicBool::new(false),
+            retired: AtomicBool::new(false),
             given_up: Mutex::new(None),
         });
         let worker = Worker::new(calls, shared.clone(), Box::new(before_init));
@@ -225,7 +232,7 @@ impl Hub {
                 worker.run();
             })
             .map_err(|error| Error::System(format!("starting the thread for MPI: {error}")))?;
-        Ok(Hub { shared, description })
+        Ok(Hub { shared, description, program_has_mpi: false })
     }
 
     /// The state of MPI in this process.
@@ -267,7 +274,31 @@ impl Hub {
     /// Finalises MPI if this thread initialised it and nothing has gone wrong; waits for the job's other ranks as
     /// `MPI_Finalize` does, up to `limit`.
     pub fn leave(&self, limit: Duration) -> Result<()> {
+        if self.shared.retired.load(Ordering::Acquire) {
+            return Ok(());
+        }
         self.shared.ask(limit, "MPI_Finalize", Command::Leave)
+    }
+}
+
+impl Hub {
+    /// The program finalises MPI, on the calling thread and with MPI still whole: what is pending ends, and MPI is not
+    /// called afterwards. The calling thread does that, since MPI may have locked others out.
+    pub fn retire(&self) {
+        self.shared.retired.store(true, Ordering::Release);
+        let ((lend, lent), (give_back, back)) = (channel(), channel());
+        self.shared.command(Command::Lend(lend, back));
+        match lent.recv_timeout(ANSWER_PATIENCE) {
+            Ok(mut worker) => {
+                worker.retire();
+                // The thread waits for it.
+                let _ = give_back.send(worker);
+            }
+            Err(_) => {
+                let text = "the program has finalised MPI while another thread was in a call of MPI";
+                self.shared.give_up(Error::InvalidUsage(text.to_string()));
+            }
+        }
     }
 }
 

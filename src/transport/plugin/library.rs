@@ -5,7 +5,7 @@
 
 use super::calls::Calls;
 use super::vtable::{Entry, Vtable, SYMBOL};
-use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
+use libloading::os::unix::{Library, RTLD_LAZY, RTLD_LOCAL, RTLD_NOW};
 use std::ffi::{c_void, CStr, OsStr};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -17,6 +17,14 @@ pub struct Plugin {
     pub calls: Calls,
     /// MPI's description of itself.
     pub description: String,
+}
+
+impl Plugin {
+    /// The MPI's name and version; what follows, such as how it was built, fills pages.
+    fn name(&self) -> &str {
+        let text = self.description.split(',').next().unwrap_or_default();
+        text.split(" MPICH ").next().unwrap_or_default()
+    }
 }
 
 /// The file that this code is in.
@@ -48,6 +56,20 @@ fn plugins_in(dir: &Path) -> Vec<PathBuf> {
     found
 }
 
+/// Whether the program has an MPI of its own loaded. To be asked before a plugin brings one in.
+pub fn program_has_mpi() -> bool {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
+    let mut files: Vec<&str> = maps.lines().filter_map(|line| line.find('/').map(|at| &line[at..])).collect();
+    files.dedup();
+    let is_named = |file: &&str| file.rsplit('/').next().is_some_and(|name| name.starts_with("libmpi"));
+    files.into_iter().filter(is_named).any(|file| {
+        // SAFETY: nothing is initialised by this; because with RTLD_NOLOAD only what is loaded already is found.
+        let library = unsafe { Library::open(Some(file), RTLD_LAZY | libc::RTLD_NOLOAD) };
+        // SAFETY: the symbol is only looked for, not used.
+        library.is_ok_and(|library| unsafe { library.get::<*const c_void>(b"MPI_Init") }.is_ok())
+    })
+}
+
 /// Opens one plugin, or says why it cannot be used.
 fn open(path: &Path) -> Result<Plugin, String> {
     let why = |error: libloading::Error| {
@@ -61,6 +83,9 @@ fn open(path: &Path) -> Result<Plugin, String> {
     std::mem::forget(library);
     // SAFETY: the function has no preconditions.
     let table: *const Vtable = unsafe { entry() };
+    if table.is_null() {
+        return Err(format!("{} is refused: it has no table of functions", path.display()));
+    }
     // SAFETY: a plugin of any version returns a table that is never freed and begins with these two words.
     let words = unsafe { table.cast::<[u32; 2]>().read() };
     // Only words of a table of our own version mean what we think.
@@ -76,18 +101,50 @@ fn open(path: &Path) -> Result<Plugin, String> {
     }
 }
 
+/// For people: each plugin that the library in this file would open, with its MPI, or why there is none.
+pub fn survey(given: &str, library: &Path) -> Vec<String> {
+    let paths = match (given, std::fs::canonicalize(library).ok().as_deref().and_then(Path::parent)) {
+        ("auto", Some(dir)) => beside(dir),
+        ("auto", None) => Vec::new(),
+        (path, _) => vec![PathBuf::from(path)],
+    };
+    let tell = |path: &PathBuf| match open(path) {
+        Ok(plugin) => format!("{}, by {}", plugin.name(), path.display()),
+        Err(why) => why,
+    };
+    match paths.is_empty() {
+        true => vec!["none: there is no plugin beside the library, which scripts/build-mpi makes".to_string()],
+        false => paths.iter().map(tell).collect(),
+    }
+}
+
+/// The plugins beside a library in `dir`, the likeliest place first.
+fn beside(dir: &Path) -> Vec<PathBuf> {
+    [plugins_in(&dir.join("strata")), plugins_in(dir)].concat()
+}
+
 /// Opens the plugin at `given`, or for `auto` the one beside the library that fits best: whose MPI calls itself as `prefer` says,
 /// else the first that can be opened. The reason, if there is none.
 pub fn find(given: &str, prefer: Option<&str>) -> Result<Plugin, String> {
-    if given != "auto" {
-        return open(Path::new(given));
+    match given {
+        "auto" => {}
+        "" => return Err("STRATA_MPI_PLUGIN is empty; it takes a path, or auto".to_string()),
+        path => return open(Path::new(path)),
     }
     let Some(dir) = own_file().and_then(|file| file.parent().map(Path::to_path_buf)) else {
         return Err("the place of this library is not known".to_string());
     };
-    let paths = [plugins_in(&dir.join("strata")), plugins_in(&dir)].concat();
+    find_in(&dir, prefer)
+}
+
+/// The plugin that fits best of those beside a library in `dir`.
+fn find_in(dir: &Path, prefer: Option<&str>) -> Result<Plugin, String> {
+    let paths = beside(dir);
     if paths.is_empty() {
-        return Err(format!("there is no MPI plugin beside the library, in {}/strata", dir.display()));
+        return Err(format!(
+            "there is no MPI plugin in {}/strata; scripts/install or scripts/build-mpi makes one where there is an MPI",
+            dir.display()
+        ));
     }
     let (mut fallback, mut reasons) = (None, Vec::new());
     for path in paths {

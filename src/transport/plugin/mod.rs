@@ -52,6 +52,9 @@ pub struct Site {
 /// The thread of this process, and the process: a forked child has none.
 static HUB: Mutex<Option<(u32, Arc<Hub>)>> = Mutex::new(None);
 
+/// Whether the program had an MPI before a plugin was looked for.
+static PROGRAM_HAS_MPI: OnceLock<bool> = OnceLock::new();
+
 /// What the program's exit calls, if anything.
 static AT_EXIT: OnceLock<extern "C" fn()> = OnceLock::new();
 
@@ -94,14 +97,27 @@ fn hub(config: &Config, launch: &Launch) -> std::result::Result<Arc<Hub>, String
         Some(_) => return Err("it is a forked child of a process that uses MPI".to_string()),
         None => {}
     }
+    // Asked for once, since a plugin that cannot be used may have brought an MPI with it all the same.
+    let program_has_mpi = *PROGRAM_HAS_MPI.get_or_init(library::program_has_mpi);
     let plugin = library::find(&config.mpi_plugin, launch.flavour)?;
     let (description, nic_map) = (plugin.description.clone(), config.nic_map.clone());
     let before_init = move || export(&description, &nic_map);
-    let started =
+    let mut started =
         Hub::start(plugin.calls, plugin.description, || {}, before_init).map_err(|error| error.to_string())?;
+    started.program_has_mpi = program_has_mpi;
     let started = Arc::new(started);
     *hub = Some((std::process::id(), started.clone()));
     Ok(started)
+}
+
+/// What `MPI_Finalize` calls first, on the thread of whoever calls it.
+extern "C" fn mpi_ends() {
+    // While `leave` finalises MPI itself it holds the lock, and there is nothing to be done here.
+    let Ok(hub) = HUB.try_lock() else { return };
+    let hub = hub.as_ref().filter(|(pid, _)| *pid == std::process::id()).map(|(_, hub)| hub.clone());
+    if let Some(hub) = hub {
+        hub.retire();
+    }
 }
 
 /// A communicator has failed: the job's other ranks may not be there any more when this process ends.
@@ -162,6 +178,14 @@ pub struct Joined {
     limit: Duration,
 }
 
+/// For people: which MPIs the library in this file could use, or why none is.
+pub fn survey(config: &Config, file: &std::path::Path) -> Vec<String> {
+    match config.inter.as_str() {
+        "tcp" => vec!["off: STRATA_INTER is tcp".to_string()],
+        _ => library::survey(&config.mpi_plugin, file),
+    }
+}
+
 fn cards(exchange: &mut dyn Exchange, mine: &Card) -> Result<Vec<Card>> {
     exchange.allgather(mine.encode())?.iter().map(|bytes| Card::decode(bytes)).collect()
 }
@@ -200,12 +224,22 @@ pub fn join(
         }
         (_, outcome) => {
             let why = outcome.err().unwrap_or_default();
-            if me == Rank(0) {
-                let level = if wish == Wish::Mpi { Level::Warn } else { Level::Info };
-                crate::log::write(level, &format!("TCP carries messages between nodes, not MPI: {why}"));
-            }
+            tell(me, wish, &format!("TCP carries messages between nodes, not MPI: {why}"));
             Ok(None)
         }
+    }
+}
+
+/// Tells why MPI is not used, on rank 0. Who asks for MPI hears it whatever `NCCL_DEBUG` says, but once: from rank 0 of
+/// a process's first communicator.
+fn tell(me: Rank, wish: Wish, text: &str) {
+    static LATER: AtomicBool = AtomicBool::new(false);
+    let first = !LATER.swap(true, Ordering::Relaxed);
+    match (me, wish) {
+        (Rank(0), Wish::Mpi) if first => crate::log::notice(text),
+        (Rank(0), Wish::Mpi) => crate::log::write(Level::Warn, text),
+        (Rank(0), _) => crate::log::write(Level::Info, text),
+        _ => {}
     }
 }
 
@@ -220,6 +254,12 @@ fn look(config: &Config, site: &Site) -> (Option<Arc<Hub>>, Card, bool) {
         Err(why) => return (None, Card::refusal(&why), false),
     };
     match hub.look() {
+        // MPI may be initialised once, and a program that finds it done by us would be ended by MPI.
+        Ok(world) if world.state == vtable::state::FRESH && hub.program_has_mpi && config.inter != "mpi" => {
+            let why = "the program has an MPI of its own and has not initialised it: that has to happen before the \
+                       first communicator, or STRATA_INTER=mpi lets Strata do it";
+            (None, Card::refusal(why), false)
+        }
         Ok(world) => {
             let card = Card::new(&world, &site.launch, &hub.description);
             let exclusive = world.thread_level < vtable::thread_level::MULTIPLE;

@@ -97,6 +97,7 @@ impl Mpi {
         };
         match error {
             Error::System(text) => Error::System(format!("MPI {who}: {text}")),
+            Error::InvalidUsage(text) => Error::InvalidUsage(format!("MPI {who}: {text}")),
             error => Error::Remote(format!("MPI {who}: {error}")),
         }
     }

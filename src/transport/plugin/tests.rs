@@ -1,6 +1,7 @@
 //! The transport over a make-believe MPI: ranks are threads, and each has an MPI "process" of its own.
 
 use super::fake::Universe;
+use super::hub::Hub;
 use super::vtable::{thread_level, VERSION};
 use super::{wish, Wish};
 use crate::error::Error;
@@ -17,6 +18,11 @@ fn setup(grid: Grid, universe: &Arc<Universe>) -> Setup {
     let sites: Vec<_> = (0..grid.nranks()).map(|rank| Arc::new(universe.site(rank))).collect();
     let site = move |rank: usize| sites[rank].clone();
     Setup { sites: Some(Arc::new(site)), ..Setup::new(grid) }
+}
+
+fn hub(setup: &Setup, rank: usize) -> Arc<Hub> {
+    let site = setup.sites.as_ref().unwrap()(rank);
+    (site.hub)(&setup.config, &site.launch).unwrap()
 }
 
 #[test]
@@ -231,5 +237,54 @@ fn a_table_of_another_version_is_refused_with_a_message() {
     for (version, size) in [(VERSION + 1, size), (0, size), (VERSION, size - 8)] {
         let why = super::calls::Calls::version(version, size).unwrap_err();
         assert!(why.contains(&version.to_string()) && why.contains("scripts/build-mpi"), "{why}");
+    }
+}
+
+#[test]
+fn when_the_program_finalises_mpi_nothing_of_ours_is_pending_and_no_call_follows() {
+    let universe = Universe::new(2, Some(thread_level::MULTIPLE), 21);
+    let setup = setup(Grid::blocks(&[1, 1]), &universe);
+    threads_with(2, |me, exchange| {
+        let mut mux = setup.open(me, exchange);
+        let mut other = setup.open(me, exchange);
+        let mut bytes = vec![me as u8; 100_000];
+        let all = [region(&mut bytes)];
+        let post = match me {
+            0 => Post::Send(1, envelope(0, 0), all.to_vec()),
+            _ => Post::Recv(0, envelope(0, 0), Sink::Store(&all)),
+        };
+        carry_out(&mut mux, &[post]).unwrap();
+        exchange.allgather(Vec::new()).unwrap();
+        // Like a program's thread that is in MPI_Finalize.
+        universe.take_place(me);
+        hub(&setup, me).retire();
+        exchange.allgather(Vec::new()).unwrap();
+        assert_eq!(universe.pending(), 0, "receives are left behind");
+        let before = universe.calls();
+        for mux in [&mut mux, &mut other] {
+            let failed = carry_out(mux, &[Post::Send(1 - me, envelope(0, 1), all.to_vec())]);
+            let Err(Error::InvalidUsage(text)) = failed else { panic!("{failed:?}") };
+            assert!(text.contains("the program has finalised MPI"), "{text}");
+        }
+        mux.cancel();
+        other.cancel();
+        drop((mux, other));
+        exchange.allgather(Vec::new()).unwrap();
+        assert_eq!(universe.calls(), before, "MPI was called after its end");
+    });
+    let mut hooks = universe.hooks();
+    hooks.sort_unstable();
+    assert_eq!(hooks, [0, 1], "each process asks once to hear of the end, however many communicators it makes");
+}
+
+#[test]
+fn a_program_with_an_mpi_that_it_has_not_initialised_keeps_it_unless_mpi_is_asked_for() {
+    for (inter, used) in [("auto", false), ("mpi", true)] {
+        let universe = Universe::new(2, None, 23);
+        let sites = [0, 1].map(|rank| Arc::new(universe.site_with(rank, true)));
+        let site = move |rank: usize| sites[rank].clone();
+        let setup = Setup { sites: Some(Arc::new(site)), ..Setup::new(Grid::blocks(&[1, 1])) };
+        threads(&setup.with(|config| config.inter = inter.to_string()), |me, mux| everything(me, mux, 2));
+        assert_eq!(universe.calls() > 100, used, "{inter}");
     }
 }

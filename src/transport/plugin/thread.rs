@@ -39,6 +39,7 @@ pub struct Worker {
     ended: Vec<Completion>,
     before_init: Option<Box<dyn FnOnce() + Send>>,
     initialised: bool,
+    hooked: bool,
     exclusive: bool,
     troubled: bool,
     last: Instant,
@@ -57,6 +58,7 @@ impl Worker {
             ended: Vec::new(),
             before_init: Some(before_init),
             initialised: false,
+            hooked: false,
             exclusive: false,
             troubled: false,
             last: Instant::now(),
@@ -69,7 +71,19 @@ impl Worker {
         loop {
             let commands = self.next();
             for command in commands {
-                self.carry_out(command);
+                match command {
+                    Command::Lend(lend, back) => {
+                        // Whoever does not take it has stopped waiting. With whom it is lost there is nothing to do.
+                        match lend.send(self) {
+                            Ok(()) => match back.recv() {
+                                Ok(worker) => self = worker,
+                                Err(_) => return,
+                            },
+                            Err(unsent) => self = unsent.0,
+                        }
+                    }
+                    command => self.carry_out(command),
+                }
                 self.moved();
             }
             if self.is_busy() && self.shared.usable().is_ok() && self.poll() {
@@ -127,11 +141,12 @@ impl Worker {
             Command::Look(answer) => drop(answer.send(self.look())),
             Command::Init(answer) => drop(answer.send(self.init())),
             Command::Create { ranks, tag, mailbox, answer } => {
-                let made = self.calls.comm_create(&ranks, tag).map(|comm| {
+                let made = self.hook().and_then(|()| self.calls.comm_create(&ranks, tag));
+                let numbered = made.map(|comm| {
                     self.comms.push(Some(Member { comm, mailbox }));
                     self.comms.len() - 1
                 });
-                drop(answer.send(made));
+                drop(answer.send(numbered));
             }
             Command::Post(transfer) => self.post(transfer),
             Command::Cancel { comm, answer } => {
@@ -146,6 +161,7 @@ impl Worker {
                 let _ = answer.send(());
             }
             Command::Leave(answer) => drop(answer.send(self.leave())),
+            Command::Lend(..) => {}
         }
     }
 
@@ -168,6 +184,15 @@ impl Worker {
             self.initialised = true;
         }
         self.look()
+    }
+
+    /// Asks to be told when the program finalises MPI, which it may do with communicators of ours alive.
+    fn hook(&mut self) -> Result<()> {
+        if !self.hooked {
+            self.calls.at_finalize(super::mpi_ends)?;
+            self.hooked = true;
+        }
+        Ok(())
     }
 
     fn post(&mut self, mut transfer: Transfer) {
@@ -301,12 +326,7 @@ impl Worker {
         if self.shared.usable().is_err() {
             return;
         }
-        // MPI may have taken more than it has sent.
-        let end = Instant::now() + LINGER;
-        while Instant::now() < end {
-            self.poll();
-            std::thread::yield_now();
-        }
+        self.linger();
         self.cancel_receives(comm);
         let quiet = self.drain(comm, |_| true, CANCEL_PATIENCE);
         let Some(member) = self.comms.get_mut(comm).and_then(Option::take) else { return };
@@ -320,6 +340,15 @@ impl Worker {
         }
     }
 
+    /// Polls a little longer: MPI may have taken more than it has sent, and the last acknowledgements are on their way.
+    fn linger(&mut self) {
+        let end = Instant::now() + LINGER;
+        while Instant::now() < end {
+            self.poll();
+            std::thread::yield_now();
+        }
+    }
+
     fn leave(&mut self) -> Result<()> {
         if !self.initialised {
             return Ok(());
@@ -329,13 +358,32 @@ impl Worker {
         if self.troubled {
             return Err(left());
         }
-        for comm in 0..self.comms.len() {
-            self.cancel_receives(comm);
-            if !self.drain(comm, |_| true, SEND_PATIENCE) {
-                return Err(left());
-            }
+        if !self.settle() {
+            return Err(left());
         }
         self.calls.finalize()
+    }
+
+    /// Ends what is pending on all communicators; whether all of it has ended.
+    fn settle(&mut self) -> bool {
+        self.linger();
+        let mut settled = true;
+        for comm in 0..self.comms.len() {
+            self.cancel_receives(comm);
+            settled &= self.drain(comm, |_| true, SEND_PATIENCE);
+        }
+        settled
+    }
+
+    /// The program finalises MPI on the calling thread, which has been lent this: from here on MPI is not called any more.
+    pub fn retire(&mut self) {
+        self.initialised = false;
+        if self.shared.usable().is_ok() {
+            self.settle();
+        }
+        let text = "the program has finalised MPI, which carried what goes between nodes; communicators have to be \
+                    destroyed before";
+        self.fail_all(Error::InvalidUsage(text.to_string()));
     }
 }
 

@@ -1,0 +1,183 @@
+/* The plugin's table of functions, called as the library calls it: plugins/mpi/src/vtable.rs in C. One process.
+   Built with -DOTHER and -rdynamic this program is an MPI of another make to the plugin. */
+#include <dlfcn.h>
+#include <mpi.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define CHECK(condition)                                                                             \
+  do {                                                                                               \
+    if (!(condition)) {                                                                              \
+      fprintf(stderr, "line %d: %s\n", __LINE__, #condition);                                        \
+      exit(1);                                                                                       \
+    }                                                                                                \
+  } while (0)
+
+struct world { int32_t state, level, rank, size; };
+struct ended { uint32_t index; int32_t error, source, cancelled; uint64_t bytes; };
+struct table {
+  uint32_t version, size;
+  int (*describe)(char*, size_t);
+  int (*look)(struct world*);
+  int (*init)(void);
+  int (*finalize)(void);
+  int (*at_finalize)(void (*)(void));
+  int (*comm_create)(const int*, int, int, uint64_t*);
+  int (*comm_free)(uint64_t);
+  int (*isend)(uint64_t, const void*, uint64_t, int, int, uint64_t*);
+  int (*irecv)(uint64_t, void*, uint64_t, int, int, uint64_t*);
+  int (*test_some)(uint64_t*, size_t, struct ended*, size_t*);
+  int (*cancel)(uint64_t);
+  int (*error_text)(int, char*, size_t);
+};
+enum { MANY = 200 };
+
+static const struct table* plugin;
+static int ended_before_mpi;
+
+#ifdef OTHER
+int MPI_Get_library_version(char* text, int* length) {
+  *length = sprintf(text, "Another MPI");
+  return 0;
+}
+#endif
+
+/* Tests these requests until `wanted` have ended; each is in `ended` at its place. */
+static void finish(uint64_t* requests, size_t count, struct ended* ended, size_t wanted) {
+  struct ended told[MANY];
+  size_t all = 0;
+  for (long tries = 0; all < wanted; tries++) {
+    size_t some = SIZE_MAX;
+    CHECK(tries < 100000000 && plugin->test_some(requests, count, told, &some) == 0 && some <= count);
+    for (size_t i = 0; i < some; i++) {
+      CHECK(told[i].index < count && requests[told[i].index] == UINT64_MAX);
+      ended[told[i].index] = told[i];
+    }
+    all += some;
+  }
+}
+
+static void messages(uint64_t comm) {
+  static char from[MANY][64], into[MANY][64];
+  uint64_t requests[MANY];
+  struct ended ended[MANY];
+  /* More requests than are tested without allocating, each under a tag and with a length of its own. */
+  for (int i = 0; i < MANY / 2; i++) {
+    memset(from[i], i + 1, sizeof from[i]);
+    CHECK(plugin->irecv(comm, into[i], sizeof into[i], i % 2 ? 0 : -1, i, &requests[MANY / 2 + i]) == 0);
+  }
+  for (int i = 0; i < MANY / 2; i++) CHECK(plugin->isend(comm, from[i], i % 64, 0, i, &requests[i]) == 0);
+  finish(requests, MANY, ended, MANY);
+  for (int i = 0; i < MANY / 2; i++) {
+    struct ended* one = &ended[MANY / 2 + i];
+    CHECK(one->error == 0 && one->cancelled == 0 && one->source == 0 && one->bytes == (uint64_t)(i % 64));
+    for (int at = 0; at < 64; at++) CHECK(into[i][at] == (at < i % 64 ? i + 1 : 0));
+  }
+  /* What is meant for the program is not ours, even under the same tag. */
+  MPI_Request theirs;
+  MPI_Isend(from[0], 8, MPI_BYTE, 0, 5, MPI_COMM_WORLD, &theirs);
+  CHECK(plugin->irecv(comm, into[0], 64, -1, 5, &requests[0]) == 0);
+  size_t some;
+  for (int i = 0; i < 1000; i++) CHECK(plugin->test_some(requests, 1, ended, &some) == 0 && some == 0);
+  CHECK(plugin->cancel(requests[0]) == 0);
+  finish(requests, 1, ended, 1);
+  CHECK(ended[0].cancelled == 1);
+  MPI_Recv(into[0], 8, MPI_BYTE, 0, 5, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+  MPI_Wait(&theirs, MPI_STATUS_IGNORE);
+}
+
+/* Open MPI cuts what a process sends to itself without a word. */
+static int tells_of_truncation(void) {
+  static char bytes[64], into[64];
+  MPI_Request send, receive;
+  MPI_Irecv(into, 8, MPI_BYTE, 0, 1, MPI_COMM_WORLD, &receive);
+  MPI_Isend(bytes, 64, MPI_BYTE, 0, 1, MPI_COMM_WORLD, &send);
+  int told = MPI_Wait(&receive, MPI_STATUS_IGNORE) != MPI_SUCCESS;
+  MPI_Wait(&send, MPI_STATUS_IGNORE);
+  return told;
+}
+
+static void errors(uint64_t comm) {
+  static char bytes[64], into[64];
+  char text[100] = "";
+  uint64_t request, requests[2];
+  struct ended ended[2];
+  CHECK(plugin->irecv(comm, into, 8, 0, 1, &requests[0]) == 0);
+  CHECK(plugin->isend(comm, bytes, 64, 0, 1, &requests[1]) == 0);
+  finish(requests, 2, ended, 2);
+  CHECK(ended[1].error == 0 && (ended[0].error != 0) == tells_of_truncation());
+  CHECK(plugin->error_text(ended[0].error ? ended[0].error : MPI_ERR_TRUNCATE, text, sizeof text) == 0);
+  CHECK(strlen(text) > 5);
+  CHECK(plugin->isend(comm, bytes, 8, 77, 1, &request) != 0);
+  CHECK(plugin->irecv(comm, bytes, 8, 77, 1, &request) != 0);
+  CHECK(plugin->isend(comm, bytes, (UINT64_C(1) << 32) + 8, 0, 1, &request) != 0);
+  CHECK(plugin->irecv(comm, bytes, (UINT64_C(1) << 32) + 8, 0, 1, &request) != 0);
+  CHECK(plugin->error_text(MPI_ERR_INTERN, text, 6) == 1 && strlen(text) == 5);
+}
+
+static void fatal(MPI_Comm* comm, int* error, ...) {
+  (void)comm;
+  fprintf(stderr, "the program's error handler was called for %d\n", *error);
+  exit(1);
+}
+
+static void hook(void) {
+  struct world world;
+  CHECK(plugin->look(&world) == 0 && world.state == 1);
+  ended_before_mpi++;
+}
+
+int main(int argc, char** argv) {
+  CHECK(argc == 2);
+  alarm(60);
+  void* library = dlopen(argv[1], RTLD_NOW | RTLD_LOCAL);
+  CHECK(library);
+  const struct table* (*entry)(void) = (const struct table* (*)(void))dlsym(library, "strata_mpi_plugin");
+  CHECK(entry);
+  plugin = entry();
+  CHECK(plugin->version == 2 && plugin->size == sizeof *plugin);
+  char text[8192];
+  int known = plugin->describe(text, sizeof text);
+#ifdef OTHER
+  CHECK(known != 0 && !strcmp(text, "Another MPI"));
+#else
+  struct world world;
+  CHECK(known == 0 && strlen(text) > 5 && plugin->look(&world) == 0 && world.state == 0);
+  CHECK(plugin->init() == 0 && plugin->look(&world) == 0);
+  CHECK(world.state == 1 && world.level == 3 && world.rank == 0 && world.size == 1);
+  CHECK(plugin->at_finalize(hook) == 0);
+  MPI_Errhandler theirs, found;
+  MPI_Comm whole[2] = {MPI_COMM_WORLD, MPI_COMM_SELF};
+  for (int i = 0; i < 2; i++) {
+    MPI_Comm_get_errhandler(whole[i], &found);
+    CHECK(found == MPI_ERRORS_RETURN);
+  }
+  /* The program's own ways with errors stay as they are. */
+  MPI_Comm_create_errhandler(fatal, &theirs);
+  MPI_Comm_set_errhandler(MPI_COMM_WORLD, theirs);
+  uint64_t comm;
+  int first = 0;
+  int wrong = 77;
+  CHECK(plugin->comm_create(&wrong, 1, 1, &comm) != 0);
+  CHECK(plugin->comm_create(&first, 1, 1, &comm) == 0);
+  messages(comm);
+  MPI_Comm_get_errhandler(MPI_COMM_WORLD, &found);
+  CHECK(found == theirs);
+  /* What goes wrong in a test of requests counts as an error of the world. */
+  MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
+  errors(comm);
+  /* Far more than an MPI has numbers for: they must be given back. */
+  for (int i = 0; i < 5000; i++) {
+    uint64_t another;
+    CHECK(plugin->comm_create(&first, 1, i, &another) == 0 && plugin->comm_free(another) == 0);
+  }
+  CHECK(plugin->comm_free(comm) == 0 && ended_before_mpi == 0);
+  CHECK(plugin->finalize() == 0 && ended_before_mpi == 1);
+  CHECK(plugin->look(&world) == 0 && world.state == 2);
+#endif
+  puts("the contract holds");
+  return 0;
+}
