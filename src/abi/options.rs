@@ -68,6 +68,15 @@ fn blocking_by_environment() -> Option<bool> {
     }
 }
 
+/// Whether calls on a communicator wait, as the environment or its configuration says; without one, as on its parent.
+pub fn waits(pointer: ConstPtr<Config>) -> Option<bool> {
+    let configured = || match pointer.is_null() {
+        true => None,
+        false => read_versioned(pointer).ok().map(|config| set(&config, 21400, config.blocking) != Some(0)),
+    };
+    blocking_by_environment().or_else(configured)
+}
+
 /// The options in a configuration; without one those of the parent, or the defaults.
 pub fn communicator(pointer: ConstPtr<Config>, parent: Option<&CommOptions>) -> Result<CommOptions> {
     let mut options = match (pointer.is_null(), parent) {

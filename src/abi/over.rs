@@ -5,15 +5,17 @@
 #![forbid(unsafe_code)]
 
 use super::layouts::{CollConfig, Config, SimInfo, UniqueIdBytes};
+use super::options;
 use super::pointer::{ConstPtr, Ptr};
 use super::types::{Buffer, CommHandle, ConstBuffer, OpCode, Status, StreamHandle, TypeCode, Window};
 use crate::comm::over::{self, after, group, join_id, read_id, Attached, Call, End, Making, Origin};
 use crate::comm::UniqueId;
-use crate::error::{Code, SUCCESS};
+use crate::error::{Code, Error, SUCCESS};
 use crate::plan::Collective;
 use crate::vendor::guard::inside;
 use crate::vendor::{self, Library};
 use std::ffi::c_int;
+use std::ptr::null_mut;
 use std::sync::Arc;
 
 /// A window for the vendor's symmetric kernels.
@@ -65,9 +67,12 @@ fn carrying(
 }
 
 /// What follows the making of a communicator.
-fn made(origin: Option<Origin>, place: Ptr<CommHandle>, status: Status) -> Status {
+fn made(origin: Option<Origin>, place: Ptr<CommHandle>, config: Ptr<Config>, status: Status) -> Status {
     match (origin, library()) {
-        (Some(origin), Some(library)) => Status(after(Making { origin, place: place.address() }, status.0, library)),
+        (Some(origin), Some(library)) => {
+            let making = Making { origin, place: place.address(), blocking: options::waits(config.as_const()) };
+            Status(after(making, status.0, library))
+        }
         _ => status,
     }
 }
@@ -87,7 +92,7 @@ pub fn init_rank(
     rank: c_int,
 ) -> Status {
     let status = inside(|| vendor(comm, nranks, id, rank));
-    made(from_ids(|| own_ids(vec![id]), nranks, rank), comm, status)
+    made(from_ids(|| own_ids(vec![id]), nranks, rank), comm, Ptr::to(null_mut()), status)
 }
 
 /// `ncclCommInitRankConfig`
@@ -100,7 +105,7 @@ pub fn init_rank_config(
     config: Ptr<Config>,
 ) -> Status {
     let status = inside(|| vendor(comm, nranks, id, rank, config));
-    made(from_ids(|| own_ids(vec![id]), nranks, rank), comm, status)
+    made(from_ids(|| own_ids(vec![id]), nranks, rank), comm, config, status)
 }
 
 /// `ncclCommInitRankScalable`
@@ -119,7 +124,7 @@ pub fn init_rank_scalable(
         let count = usize::try_from(nids).ok()?;
         own_ids(ids.as_const().get_all(count, "commIds").ok()?)
     };
-    made(from_ids(read, nranks, rank), comm, status)
+    made(from_ids(read, nranks, rank), comm, config, status)
 }
 
 /// `ncclCommSplit`
@@ -132,7 +137,7 @@ pub fn split(
     config: Ptr<Config>,
 ) -> Status {
     let status = inside(|| vendor(comm, color, key, newcomm, config));
-    made(parent(comm).map(|parent| Origin::Split { parent, color, key }), newcomm, status)
+    made(parent(comm).map(|parent| Origin::Split { parent, color, key }), newcomm, config, status)
 }
 
 /// A parent whose children can come to run in two levels.
@@ -159,7 +164,7 @@ pub fn shrink(
         let excluded = listed.into_iter().filter_map(|rank| usize::try_from(rank).ok()).collect();
         Origin::Shrink { parent, excluded, abort: flags != 0 }
     });
-    made(origin, newcomm, status)
+    made(origin, newcomm, config, status)
 }
 
 /// `ncclCommGetUniqueId`
@@ -195,7 +200,7 @@ pub fn grow(
         false => parent(comm).map(|parent| Origin::Grow { parent, nranks, id: own }),
         true => own.zip(usize::try_from(rank).ok()).map(|(id, rank)| Origin::Join { id, nranks, rank }),
     };
-    made(origin, newcomm, status)
+    made(origin, newcomm, config, status)
 }
 
 /// Does to the communicators that serve one what the program does to it, and then has the vendor do it.
@@ -236,10 +241,11 @@ pub fn resume(vendor: extern "C" fn(CommHandle) -> Status, comm: CommHandle) -> 
 
 /// Has the vendor end a communicator once Strata has forgotten it.
 fn end(vendor: extern "C" fn(CommHandle) -> Status, comm: CommHandle, end: End) -> Status {
-    if let Some(library) = library() {
-        over::forget(comm.0, end, library);
-    }
-    inside(|| vendor(comm))
+    let Some(library) = library() else { return inside(|| vendor(comm)) };
+    over::forget(comm.0, end, library);
+    let status = inside(|| vendor(comm));
+    over::end_given_up(comm.0, library);
+    status
 }
 
 /// `ncclCommDestroy`
@@ -259,15 +265,19 @@ pub fn async_error(
     out: Ptr<Status>,
 ) -> Status {
     // Before the vendor is asked: what is being made would then be missed if it ended in between.
-    let attached = over::find(comm.0);
-    let status = inside(|| vendor(comm, out));
-    if let (Status::SUCCESS, Some(attached), Some(library)) = (status, attached, library()) {
-        if let Ok(told) = out.as_const().get("asyncError") {
-            // It is there: it has just been read.
-            let _ = out.set("asyncError", Status(attached.async_error(library, told.0)));
-        }
+    let known = over::find(comm.0).zip(library()).filter(|_| !out.is_null());
+    let Some((attached, library)) = known else { return inside(|| vendor(comm, out)) };
+    let tell = |code: Code| match out.set("asyncError", Status(code)) {
+        Ok(()) => Status::SUCCESS,
+        Err(error) => Status(error.code()),
+    };
+    if let Some(code) = attached.meanwhile(library) {
+        return tell(code);
     }
-    status
+    match (inside(|| vendor(comm, out)), out.as_const().get("asyncError")) {
+        (Status::SUCCESS, Ok(told)) => tell(attached.async_error(library, told.0)),
+        (status, _) => status,
+    }
 }
 
 /// `ncclCommWindowRegister`
@@ -305,10 +315,14 @@ pub fn group_simulate_end(vendor: extern "C" fn(Ptr<SimInfo>) -> Status, info: P
 
 /// Runs a call in two levels, or has the vendor do it.
 fn collective(comm: CommHandle, call: Call, vendor: impl FnOnce() -> Status) -> Status {
-    let prepared =
-        over::find(comm.0).zip(library()).and_then(|(attached, library)| Some((attached.prepare(call)?, library)));
-    match prepared {
-        Some((call, library)) => Status(group::submit(call, library)),
+    let Some((attached, library)) = over::find(comm.0).zip(library()) else { return inside(vendor) };
+    if attached.in_progress() {
+        let early = "Attempt to use communicator before the previous operation returned ncclSuccess";
+        crate::log::warn(early);
+        return Status(Error::InvalidArgument(String::new()).code());
+    }
+    match attached.prepare(call) {
+        Some(call) => Status(group::submit(call, library)),
         None => inside(vendor),
     }
 }

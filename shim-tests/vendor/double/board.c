@@ -96,7 +96,8 @@ void wait_look(ncclComm_t comm, struct waiting* waiting) { waiting->bell = atomi
 ncclResult_t wait_step(ncclComm_t comm, struct waiting* waiting, int missing) {
   struct board* board = comm->board;
   struct seat* seat = &board->seats[missing];
-  REFUSE(atomic_load(&comm->aborted), ncclInternalError, "rank %d was aborted while it waited for rank %d", comm->rank,
+  int aborted = atomic_load(&comm->aborted) || (comm->maker && atomic_load(&comm->maker->aborted));
+  REFUSE(aborted, ncclInternalError, "rank %d was aborted while it waited for rank %d", comm->rank,
          missing);
   int failed = (int)atomic_load(&board->broken), left = (int)atomic_load(&seat->gone);
   /* It may have done its part before that: then the bell has rung since the caller looked, who looks again. */

@@ -44,7 +44,7 @@ static int blocking_of(const ncclConfig_t* config, const struct ncclComm* parent
   const char* forced = getenv("NCCL_COMM_BLOCKING");
   if (forced && *forced) return atoi(forced) != 0;
   if (HAS(config, blocking, 21400) && config->blocking != NCCL_CONFIG_UNDEF_INT) return config->blocking;
-  return parent ? parent->blocking : 1;
+  return !config && parent ? parent->blocking : 1;
 }
 
 /* Those with a name of their own are not counted: names stay the same beside communicators of another library's making. */

@@ -119,6 +119,7 @@ struct ncclComm {
   int nranks, rank, device, number;
   int blocking;
   char name[48];
+  const struct ncclComm* maker; /* What it is being made out of; whoever aborts that gives this up, too. */
   uint64_t turn[TRACKS];
   struct {
     uint64_t list;

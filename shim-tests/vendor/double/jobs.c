@@ -121,6 +121,7 @@ void job_run(struct job* job) {
   job->result = consult_parent(job);
   int left_out = job->kind == JOB_SPLIT && job->post.color == NCCL_SPLIT_NOCOLOR;
   if (job->result == ncclSuccess && !left_out) job->result = board_take_seat(comm);
+  comm->maker = NULL;
   int keep = job->result == ncclSuccess ? !left_out : job->background && !job->late;
   if (!keep) *job->out = NULL;
   else if (job->late) *job->out = comm;
@@ -159,6 +160,7 @@ ncclResult_t job_launch(const struct job* job) {
 ncclResult_t job_submit(const struct job* job) {
   atomic_fetch_add(&job->comm->users, 1);
   if (job->parent) atomic_fetch_add(&job->parent->users, 1);
+  if (job->parent && !atomic_load(&job->parent->aborted)) job->comm->maker = job->parent;
   if (job->background && job->parent) atomic_store(&job->parent->state, ncclInProgress);
   if (group_depth() == 0) return job_launch(job);
   ncclResult_t result = group_take_job(job);

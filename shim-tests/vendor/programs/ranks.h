@@ -1,4 +1,7 @@
-/* Programs of several processes: a grid of nodes, a process for each rank, memory that they share for ids and results. */
+/* Programs of several processes: a grid of nodes, a process for each rank, memory that they share for ids and results.
+ *
+ * RANK_ENV_<rank>="NAME=VALUE;..." in the environment is for that rank alone, which then begins anew as if a launcher had
+ * started it so: what is preloaded may differ, too. */
 #ifndef RANKS_H
 #define RANKS_H
 
@@ -61,14 +64,46 @@ __attribute__((unused)) static ncclUniqueId shared_id(int number, int rank) {
   return shared->ids[number];
 }
 
+static char** own_arguments;
+
+__attribute__((constructor)) static void keep_arguments(int argc, char** argv) {
+  (void)argc;
+  own_arguments = argv;
+}
+
+static void map_shared(int file) {
+  shared = mmap(NULL, sizeof(*shared), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+  CHECK(shared != MAP_FAILED);
+}
+
+/* Begins anew where the rank has an environment of its own. */
+static void take_own_environment(int rank, int file) {
+  char name[32], place[32];
+  snprintf(name, sizeof(name), "RANK_ENV_%d", rank);
+  char* own = getenv(name);
+  if (!own) return;
+  for (char* at = strtok(strdup(own), ";"); at; at = strtok(NULL, ";")) CHECK(putenv(at) == 0);
+  snprintf(place, sizeof(place), "%d %d", rank, file);
+  setenv("RANK_PLACE", place, 1);
+  execv("/proc/self/exe", own_arguments);
+  CHECK(!"execv");
+}
+
 /* Forks a process for each rank before anything of NCCL is called; returns how many failed. `expected`: the exit status
  * of each rank, all 0 without it. */
 static int run_ranks(const struct grid* grid, void (*rank_main)(int rank, const struct grid* grid), unsigned limit,
                      const int* expected) {
   pid_t pids[MAX_RANKS];
-  int failed = 0;
-  shared = mmap(NULL, sizeof(*shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-  CHECK(shared != MAP_FAILED);
+  int failed = 0, own_rank, file;
+  const char* place = getenv("RANK_PLACE");
+  if (place && sscanf(place, "%d %d", &own_rank, &file) == 2) {
+    map_shared(file);
+    rank_main(own_rank, grid);
+    exit(0);
+  }
+  file = memfd_create("ranks", 0);
+  CHECK(file >= 0 && ftruncate(file, sizeof(*shared)) == 0);
+  map_shared(file);
   for (int rank = 0; rank < grid->nranks; rank++) {
     fflush(NULL);
     pids[rank] = fork();
@@ -79,6 +114,7 @@ static int run_ranks(const struct grid* grid, void (*rank_main)(int rank, const 
       alarm(limit);
       snprintf(node, sizeof(node), "node%d", grid->node[rank]);
       setenv("NCCL_HOSTID", node, 1);
+      take_own_environment(rank, file);
       rank_main(rank, grid);
       exit(0);
     }

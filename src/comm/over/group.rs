@@ -3,13 +3,14 @@
 //! The vendor's group is opened and closed as the program does it, so that what Strata does not look at goes there as it
 //! is. Calls that run in two levels are recorded; at the outermost end their first phase joins the open group, and each
 //! further phase is a group of its own. So calls of one group, also on several devices of one thread, go on together
-//! phase by phase, as all ranks do it.
+//! phase by phase, as all ranks do it. Those on communicators whose calls do not wait are issued by a thread of their own:
+//! the vendor's calls on the two levels do wait.
 #![forbid(unsafe_code)]
 
 use super::levels::Prepared;
 use super::making::{self, Making};
-use super::{calls, scratch, Attached, IN_PROGRESS};
-use crate::error::{Code, SUCCESS};
+use super::{calls, scratch, Attached, Busy, IN_PROGRESS};
+use crate::error::{Code, Error, SUCCESS};
 use crate::vendor::Library;
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -40,7 +41,7 @@ pub fn start(vendor: impl FnOnce() -> Code) -> Code {
 }
 
 /// Records a call, or issues it where no group is open.
-pub fn submit(call: Prepared, library: &Library) -> Code {
+pub fn submit(call: Prepared, library: &'static Library) -> Code {
     let alone = RECORDING.with_borrow_mut(|recording| match recording.depth {
         0 => Some(call),
         _ => {
@@ -49,9 +50,11 @@ pub fn submit(call: Prepared, library: &Library) -> Code {
         }
     });
     let Some(call) = alone else { return SUCCESS };
+    let waits = call.attached.blocking;
     let mut alone = [call];
     match scratch::share_out(&mut alone, library) {
-        Ok(()) => issue_from(0, &alone, library),
+        Ok(()) if waits => issue_from(0, &alone, library),
+        Ok(()) => issue_in_background(alone.into(), library),
         Err(code) => code,
     }
 }
@@ -84,10 +87,10 @@ pub fn end(library: &'static Library, vendor: impl FnOnce() -> Code) -> Code {
     let Some(Recording { calls, makings, .. }) = close() else { return vendor() };
     let (mut calls, left) = scratch::what_fits(calls);
     // Communicators of both kinds cannot share a group, and those that serve a nonblocking one are blocking themselves.
-    let joins = calls.iter().all(|call| call.attached.blocking);
+    let waits = calls.iter().all(|call| call.attached.blocking);
     let begun = left.iter().try_for_each(|call| calls::as_made(call, library)).and_then(|()| {
         scratch::share_out(&mut calls, library)?;
-        if joins {
+        if waits {
             issue(0, &calls, library)?;
         }
         Ok(())
@@ -100,7 +103,10 @@ pub fn end(library: &'static Library, vendor: impl FnOnce() -> Code) -> Code {
     if ended != SUCCESS && ended != IN_PROGRESS {
         return ended;
     }
-    let code = issue_from(usize::from(joins), &calls, library);
+    let code = match waits {
+        true => issue_from(1, &calls, library),
+        false => issue_in_background(calls, library),
+    };
     making::finish(makings, ended, library);
     if code == SUCCESS {
         ended
@@ -118,6 +124,31 @@ pub fn simulate_end(library: &Library, vendor: impl FnOnce() -> Code) -> Code {
         }
     }
     vendor()
+}
+
+/// Issues all phases of calls that do not wait. Their communicators are in progress meanwhile.
+fn issue_in_background(calls: Vec<Prepared>, library: &'static Library) -> Code {
+    let busy: Vec<Busy> = calls.iter().map(|call| Busy::new(&call.attached)).collect();
+    let work = move || {
+        // The vendor's part of the group first, as on all other ranks: its threads may still be about to issue it.
+        let vendor_s = |call: &Prepared| calls::wait_ready(library, call.attached.handle, &call.attached.ended);
+        let code = match calls.iter().try_for_each(vendor_s) {
+            Ok(()) => issue_from(0, &calls, library),
+            Err(code) => code,
+        };
+        if code != SUCCESS {
+            calls.iter().for_each(|call| call.attached.fail(code));
+        }
+        drop(busy);
+    };
+    match std::thread::Builder::new().name("strata-issue".to_string()).spawn(work) {
+        Ok(_) => IN_PROGRESS,
+        Err(error) => {
+            let error = Error::System(format!("starting a thread for calls: {error}"));
+            crate::log::warn(error.text());
+            error.code()
+        }
+    }
 }
 
 /// Issues the phases from `first` on, each as a group.

@@ -13,8 +13,8 @@ use crate::vendor::lower::{lower, Lowered};
 use crate::vendor::{driver, Library};
 use std::collections::HashMap;
 use std::ffi::CString;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, Once};
 
 /// One collective as the program calls it. Numbers are the program's.
 #[derive(Debug, Clone, Copy)]
@@ -45,6 +45,7 @@ pub struct Levels {
     companion: Arc<Comm>,
     scratch: Scratch,
     plans: Mutex<HashMap<(Collective, bool), Option<Arc<Lowered>>>>,
+    ended: Once,
 }
 
 /// A call with its plan, ready to be issued phase by phase.
@@ -94,32 +95,43 @@ impl Levels {
         let parent = attached.handle;
         let split = |level: &str, color: usize, key: usize| -> std::result::Result<Handle, Code> {
             let name = CString::new(format!("strata-{level}{color}")).unwrap_or_default();
-            let mut made = 0;
+            // On the heap: a making that is cancelled goes on on the vendor's threads, which write here when it ends.
+            let made = Box::into_raw(Box::new(0));
             let mut options = SubConfig::new(library, &name);
             // SAFETY: the parent must be alive and used by nobody else meanwhile; because the program waits for its
             // making, or is told that it is in progress.
-            let outcome = unsafe { library.comm_split(parent, color as i32, key as i32, &mut made, &mut options) };
-            match outcome {
-                Err(super::IN_PROGRESS) => calls::wait_ready(library, parent, cancel).map(|()| made),
-                outcome => outcome.map(|()| made),
+            let outcome = unsafe { library.comm_split(parent, color as i32, key as i32, made, &mut options) };
+            let outcome = match outcome {
+                Err(super::IN_PROGRESS) => calls::wait_ready(library, parent, cancel),
+                outcome => outcome,
+            };
+            if outcome == Err(super::IN_PROGRESS) {
+                // SAFETY: the place must stay; because the box is leaked.
+                super::give_up(parent, unsafe { AtomicUsize::from_ptr(made) });
+                return Err(super::IN_PROGRESS);
             }
+            // SAFETY: the place must be a box of ours that nobody else uses; because the making has ended.
+            let made = unsafe { Box::from_raw(made) };
+            outcome.map(|()| *made)
         };
         let node_comm = split("node", node, rail);
         let rail_comm = split("rail", rail, node);
         let fine = node_comm.is_ok() && rail_comm.is_ok();
-        let all = agreed(companion, "made".to_string() + if fine { "" } else { " not" }, cancel)? && fine;
-        if let (true, Ok(node), Ok(rail)) = (all, node_comm, rail_comm) {
+        let all = agreed(companion, "made".to_string() + if fine { "" } else { " not" }, cancel);
+        if let (Ok(true), Ok(node), Ok(rail)) = (&all, node_comm, rail_comm) {
             let (scratch, device) = (Scratch::default(), calls::device(library, parent));
-            let companion = companion.clone();
-            return Ok(Some(Levels { node, rail, device, rules, companion, scratch, plans: Mutex::default() }));
+            let (companion, plans) = (companion.clone(), Mutex::default());
+            let ended = Once::new();
+            return Ok(Some(Levels { node, rail, device, rules, companion, scratch, plans, ended }));
         }
         for (level, made) in [("node", node_comm), ("rail", rail_comm)] {
             match made {
-                Ok(made) => drop(calls::destroy(library, made)),
+                Ok(made) if all.is_ok() => drop(calls::destroy(library, made)),
+                Ok(made) => drop(calls::abort(library, made)),
                 Err(code) => crate::log::warn(told(&format!("splitting off the {level}"), code).text()),
             }
         }
-        Ok(None)
+        all.map(|_| None)
     }
 
     /// A call with its plan, if it runs in two levels.
@@ -199,15 +211,21 @@ impl Levels {
         outcomes.into_iter().collect()
     }
 
-    /// Ends both and frees what was made for them.
+    /// Ends both, once.
     pub fn end(&self, library: &Library, end: End) {
-        let outcome = self.each(|comm| match end {
-            End::Destroy => calls::destroy(library, comm),
-            End::Abort => calls::abort(library, comm),
+        self.ended.call_once(|| {
+            let outcome = self.each(|comm| match end {
+                End::Destroy => calls::destroy(library, comm),
+                End::Abort => calls::abort(library, comm),
+            });
+            if let Err(code) = outcome {
+                crate::info!("{}", told("ending the node's and the rail's communicator", code));
+            }
         });
-        if let Err(code) = outcome {
-            crate::info!("{}", told("ending the node's and the rail's communicator", code));
-        }
+    }
+
+    /// Frees what was made for both. They must have ended.
+    pub fn free(&self, library: &Library) {
         self.scratch.free(library);
     }
 }

@@ -10,12 +10,12 @@
 
 use super::calls::wait_ready;
 use super::levels::Levels;
-use super::{companion_options, group, insert, remove, Attached, Handle, IN_PROGRESS};
+use super::{companion_options, group, insert, remove, Attached, Busy, Handle, IN_PROGRESS};
 use crate::comm::{Comm, InitParams, UniqueId};
 use crate::error::{Code, Error, Result, SUCCESS};
 use crate::log::Level;
 use crate::vendor::Library;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::sync::Arc;
 
 /// Bytes of an id that are the vendor's.
@@ -76,6 +76,8 @@ pub struct Making {
     pub origin: Origin,
     /// Where the vendor writes its handle.
     pub place: *const Handle,
+    /// Whether calls on it will wait; none where that is as on its parent.
+    pub blocking: Option<bool>,
 }
 
 // SAFETY: the place may be read from another thread; because the vendor itself writes there from its own threads, and the
@@ -94,6 +96,11 @@ impl Making {
             Origin::Split { parent, .. } | Origin::Shrink { parent, .. } | Origin::Grow { parent, .. } => Some(parent),
             Origin::Ids { .. } | Origin::Join { .. } => None,
         }
+    }
+
+    fn attached(&self) -> Arc<Attached> {
+        let inherited = || self.parent().is_none_or(|parent| parent.blocking);
+        Attached::new(self.handle(), self.blocking.unwrap_or_else(inherited))
     }
 
     /// Strata's communicator of the same ranks. Collective. None for a rank that gets none.
@@ -159,7 +166,7 @@ pub(super) fn finish(makings: Vec<Making>, code: Code, library: &'static Library
         SUCCESS => std::thread::scope(|scope| {
             // Each on a thread of its own: they wait for other ranks, which may be this process's, too.
             for making in makings {
-                let work = move || make(&making, Attached::new(making.handle(), true), library);
+                let work = move || make(&making, making.attached(), library);
                 if let Err(error) =
                     std::thread::Builder::new().name("strata-attach".to_string()).spawn_scoped(scope, work)
                 {
@@ -171,27 +178,11 @@ pub(super) fn finish(makings: Vec<Making>, code: Code, library: &'static Library
     }
 }
 
-/// Raises the count of what is being made out of a communicator, for as long as it lives.
-struct Busy(Arc<Attached>);
-
-impl Busy {
-    fn new(attached: &Arc<Attached>) -> Busy {
-        attached.busy.fetch_add(1, Ordering::AcqRel);
-        Busy(attached.clone())
-    }
-}
-
-impl Drop for Busy {
-    fn drop(&mut self) {
-        self.0.busy.fetch_sub(1, Ordering::AcqRel);
-    }
-}
-
 fn in_background(making: Making, library: &'static Library) {
     let parent = making.parent().map(Busy::new);
     // A communicator that has no parent has its handle at once.
     let own = parent.is_none().then(|| {
-        let attached = Attached::new(making.handle(), false);
+        let attached = making.attached();
         insert(&attached);
         Busy::new(&attached)
     });
@@ -199,20 +190,18 @@ fn in_background(making: Making, library: &'static Library) {
         let watched = own.as_ref().or(parent.as_ref()).map(|busy| busy.0.clone());
         let Some(watched) = watched else { return };
         if wait_ready(library, watched.handle, &watched.ended).is_err() {
-            if own.is_some() {
-                remove(watched.handle);
-            }
+            own.iter().for_each(|own| remove(&own.0));
             return;
         }
         match &own {
             Some(own) => make(&making, own.0.clone(), library),
             None => {
-                let attached = Attached::new(making.handle(), false);
+                let attached = making.attached();
                 let busy = Busy::new(&attached);
                 if attached.handle != 0 {
                     insert(&attached);
                     if wait_ready(library, attached.handle, &watched.ended).is_err() {
-                        remove(attached.handle);
+                        remove(&attached);
                         return;
                     }
                 }
@@ -232,9 +221,9 @@ fn make(making: &Making, attached: Arc<Attached>, library: &Library) {
     let cancel = making.parent().map_or(&attached, |parent| parent).ended.clone();
     match try_make(making, &attached, library, &cancel) {
         Ok(true) => insert(&attached),
-        Ok(false) => drop(remove(attached.handle)),
+        Ok(false) => remove(&attached),
         Err(error) => {
-            remove(attached.handle);
+            remove(&attached);
             let text = format!("the vendor's library alone serves a communicator: {error}");
             crate::log::write(Level::Warn, &text);
         }

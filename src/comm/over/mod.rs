@@ -23,13 +23,13 @@ use crate::vendor::calls::Comm as Handle;
 use crate::vendor::Library;
 use levels::Levels;
 use rustc_hash::FxHashMap;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, LazyLock, OnceLock, RwLock};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
+use std::sync::{Arc, LazyLock, Mutex, OnceLock, RwLock};
 use std::time::{Duration, Instant};
 
 /// `ncclInProgress`
 const IN_PROGRESS: Code = 7;
-/// How long an abort waits for what is still being made out of the communicator.
+/// How long the end of a communicator waits for what still goes on with it in the background.
 const MAKING_PATIENCE: Duration = Duration::from_secs(10);
 
 /// What Strata knows of one of the vendor's communicators.
@@ -41,10 +41,13 @@ pub struct Attached {
     /// Strata's own communicator of the same ranks.
     companion: OnceLock<Arc<super::Comm>>,
     levels: OnceLock<Levels>,
-    /// Communicators that are being made: this one, or others out of it. The program is told that it is in progress.
+    /// What goes on in the background: this one is being made, or others out of it, or calls on it are being issued. The
+    /// program is told that it is in progress.
     busy: AtomicUsize,
     /// Raised when the program ends the communicator.
     ended: Arc<AtomicBool>,
+    /// The first failure of calls that were issued after the program's had returned.
+    failed: AtomicI32,
     /// Memory windows that the vendor's own kernels want have been registered: it does better then.
     symmetric: AtomicBool,
 }
@@ -62,14 +65,44 @@ pub fn known() -> usize {
     TABLE.read().unwrap_or_else(|poisoned| poisoned.into_inner()).len()
 }
 
+/// Adds a communicator, unless the program has ended it meanwhile: the handle may be another one's by now.
 fn insert(attached: &Arc<Attached>) {
     let mut table = TABLE.write().unwrap_or_else(|poisoned| poisoned.into_inner());
-    table.insert(attached.handle, attached.clone());
+    if !attached.ended.load(Ordering::Acquire) {
+        table.insert(attached.handle, attached.clone());
+    }
 }
 
-fn remove(handle: Handle) -> Option<Arc<Attached>> {
+/// Leaves a communicator to the vendor alone.
+fn remove(attached: &Arc<Attached>) {
     let mut table = TABLE.write().unwrap_or_else(|poisoned| poisoned.into_inner());
-    table.remove(&handle)
+    if table.get(&attached.handle).is_some_and(|known| Arc::ptr_eq(known, attached)) {
+        table.remove(&attached.handle);
+    }
+}
+
+/// Takes a communicator that the program ends out of the table for good.
+fn take(handle: Handle) -> Option<Arc<Attached>> {
+    let mut table = TABLE.write().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let attached = table.remove(&handle)?;
+    attached.ended.store(true, Ordering::Release);
+    Some(attached)
+}
+
+/// Raises the count of what goes on with a communicator while its program has other things to do, for as long as it lives.
+struct Busy(Arc<Attached>);
+
+impl Busy {
+    fn new(attached: &Arc<Attached>) -> Busy {
+        attached.busy.fetch_add(1, Ordering::AcqRel);
+        Busy(attached.clone())
+    }
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        self.0.busy.fetch_sub(1, Ordering::AcqRel);
+    }
 }
 
 impl Attached {
@@ -81,6 +114,7 @@ impl Attached {
             levels: OnceLock::new(),
             busy: AtomicUsize::new(0),
             ended: Arc::default(),
+            failed: AtomicI32::new(SUCCESS),
             symmetric: AtomicBool::new(false),
         })
     }
@@ -100,16 +134,37 @@ impl Attached {
         self.companion.get()?.grow_id().ok()
     }
 
-    /// What `ncclCommGetAsyncError` tells where the vendor tells `told`: while something is being made, in progress; else
-    /// the first failure of the communicators that serve this one.
+    /// What `ncclCommGetAsyncError` tells while something goes on in the background: that, or the first failure of the
+    /// communicators that serve this one. The vendor is not asked: a thread of ours does that, and NCCL joins its own
+    /// threads then, which is for one at a time.
+    pub fn meanwhile(&self, library: &Library) -> Option<Code> {
+        self.in_progress().then(|| match self.levels_error(library) {
+            SUCCESS => IN_PROGRESS,
+            code => code,
+        })
+    }
+
+    /// What `ncclCommGetAsyncError` tells where the vendor tells `told`: the first failure of all that serve the program.
     pub fn async_error(&self, library: &Library, told: Code) -> Code {
-        if told != SUCCESS {
-            return told;
+        match (told, self.failed.load(Ordering::Acquire)) {
+            (SUCCESS, SUCCESS) => self.levels_error(library),
+            (SUCCESS, failed) => failed,
+            (told, _) => told,
         }
-        if self.busy.load(Ordering::Acquire) > 0 {
-            return IN_PROGRESS;
-        }
+    }
+
+    fn levels_error(&self, library: &Library) -> Code {
         self.levels.get().map_or(SUCCESS, |levels| levels.async_error(library))
+    }
+
+    /// Whether the program must not use it yet.
+    pub fn in_progress(&self) -> bool {
+        self.busy.load(Ordering::Acquire) > 0
+    }
+
+    /// Keeps the first failure of calls that the program was told are in progress.
+    fn fail(&self, code: Code) {
+        let _ = self.failed.compare_exchange(SUCCESS, code, Ordering::AcqRel, Ordering::Acquire);
     }
 
     /// Does the same to the communicators that serve this one as the program does to it.
@@ -122,10 +177,10 @@ impl Attached {
         self.levels.get()?.prepare(self, call)
     }
 
-    /// Waits for what is being made out of the communicator, which has been told to end.
-    fn wait_made(&self) {
+    /// Waits for what goes on in the background, which has been told to end.
+    fn wait_quiet(&self) {
         let deadline = Instant::now() + MAKING_PATIENCE;
-        while self.busy.load(Ordering::Acquire) > 0 && Instant::now() < deadline {
+        while self.in_progress() && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(1));
         }
     }
@@ -143,20 +198,41 @@ pub enum End {
 /// Forgets a communicator that is about to end, and ends those that serve it. To be called before the vendor ends it:
 /// its handle may be another one's as soon as it has.
 pub fn forget(handle: Handle, end: End, library: &Library) {
-    let Some(attached) = remove(handle) else { return };
-    attached.ended.store(true, Ordering::Release);
+    let Some(attached) = take(handle) else { return };
     group::drop_calls_of(&attached);
-    attached.wait_made();
-    let Some(companion) = attached.companion.get() else { return };
+    if end == End::Abort {
+        // First: what goes on may wait inside calls on them.
+        attached.levels.get().iter().for_each(|levels| levels.end(library, end));
+    }
+    attached.wait_quiet();
     if let Some(levels) = attached.levels.get() {
         levels.end(library, end);
+        levels.free(library);
     }
+    let Some(companion) = attached.companion.get() else { return };
     match end {
         End::Abort => companion.abort(),
         End::Destroy => {
             if let Err(error) = companion.destroy() {
                 crate::info!("ending a companion: {error}");
             }
+        }
+    }
+}
+
+/// Communicators whose making was given up: that out of which they are made, and where the vendor writes their handles.
+static GIVEN_UP: Mutex<Vec<(Handle, &AtomicUsize)>> = Mutex::new(Vec::new());
+
+fn give_up(parent: Handle, place: &'static AtomicUsize) {
+    super::locked(&GIVEN_UP).push((parent, place));
+}
+
+/// To be called after the vendor has ended a communicator, and with it the making of others out of it.
+pub fn end_given_up(parent: Handle, library: &Library) {
+    let ended: Vec<_> = super::locked(&GIVEN_UP).extract_if(.., |(of, _)| *of == parent).collect();
+    for handle in ended.into_iter().map(|(_, place)| place.load(Ordering::Acquire)).filter(|&handle| handle != 0) {
+        if let Err(code) = calls::abort(library, handle) {
+            crate::info!("{}", told("ending a communicator whose making was given up", code));
         }
     }
 }
