@@ -10,6 +10,7 @@ use built::{checked, library, library_dir};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::{Duration, Instant};
 use vendor::{cuda_dir, Double, Recording, Way, NCCL, OLD_NCCL, OLD_RCCL, RCCL};
 
 /// How a program comes by Strata.
@@ -133,6 +134,11 @@ fn calls_that_do_not_fit_into_scratch_memory_are_the_vendor_s() {
     let own = |lines: &[String]| launches(lines).iter().map(|line| line.matches("strata-").count()).sum::<usize>();
     let (plenty, little) = (own(&plenty.1[0]), own(&little.1[0]));
     assert!(0 < little && little < plenty, "{little} of {plenty}");
+    // There is room for the parts of one all-gather of a group, not for those of two.
+    let mut command = served(NCCL, Linked, "nodes", &["2x2"]);
+    let (_, processes) = recorded(command.envs(TWO_LEVEL).env("STRATA_VENDOR_SCRATCH_BYTES", "600"));
+    let halves = |line: &String| line.contains("AllGather world 1 | ") && line.contains("AllGather strata-rail0 1");
+    assert!(launches(&processes[0]).iter().any(halves), "{:#?}", launches(&processes[0]));
 }
 
 #[test]
@@ -274,8 +280,9 @@ fn one_thread_may_drive_the_ranks_of_a_node() {
         [(NCCL, "2x2", Linked), (NCCL, "3x2", Preloaded), (NCCL, "2x4", ByName), (OLD_NCCL, "2x3", Preloaded)]
     {
         for kind in [&[grid][..], &[grid, "nonblocking"]] {
-            checked(&mut alone(double, "nodes", kind));
-            let (_, processes) = recorded(served(double, through, "nodes", kind).envs(TWO_LEVEL));
+            let expected = checked(&mut alone(double, "nodes", kind));
+            let (output, processes) = recorded(served(double, through, "nodes", kind).envs(TWO_LEVEL));
+            assert_eq!(output, expected);
             assert!(processes.iter().all(|lines| nothing_is_left(lines)), "{grid}");
             if double == NCCL {
                 assert!(processes.iter().all(|lines| has_levels(lines)), "{grid} {kind:?}");
@@ -285,11 +292,18 @@ fn one_thread_may_drive_the_ranks_of_a_node() {
     let (_, processes) = recorded(served(NCCL, Linked, "nodes", &["2x2"]).envs(TWO_LEVEL));
     let launched = launches(&processes[0]);
     // Messages join the first phases of both ranks.
-    let mixed = "8 | Send world 1 | Recv world 1 | Send world 1 | Recv world 1 | AllGather strata-rail0 1 | \
-                 ReduceScatter strata-node0 50 | ReduceScatter strata-node0 50 | AllGather strata-rail1 1";
-    let sorted = |line: &str| line.split(" | ").map(str::to_string).collect::<BTreeSet<String>>();
-    assert!(launched.iter().any(|line| sorted(line) == sorted(mixed)), "{launched:#?}");
-    for rest in ["6 | ", "2 | AllGather strata-node0 50"] {
+    let mut mixed =
+        ["10", "Send world 1", "Recv world 1", "AllGather strata-rail0 1", "AllGather strata-rail1 1"].to_vec();
+    mixed.extend(["Send world 1", "Recv world 1", "AllGather strata-rail0 1", "AllGather strata-rail1 1"]);
+    mixed.extend(["ReduceScatter strata-node0 50"; 2]);
+    mixed.sort();
+    let sorted = |line: &str| {
+        let mut calls: Vec<String> = line.split(" | ").map(str::to_string).collect();
+        calls.sort();
+        calls
+    };
+    assert!(launched.iter().any(|line| sorted(line) == mixed), "{launched:#?}");
+    for rest in ["10 | AllGather strata-node0 1 | ", "2 | AllGather strata-node0 50"] {
         assert!(launched.iter().any(|line| line.starts_with(rest)), "{rest}: {launched:#?}");
     }
 }
@@ -340,12 +354,15 @@ fn what_ends_while_it_is_being_made_leaves_nothing_behind() {
 fn nobody_waits_for_ever() {
     // With one of the vendor's communicators for each level, a rank may wait for one that the double does not know to be
     // in trouble: the double's own patience counts.
-    let patience = ("DOUBLE_TIMEOUT_S", "3");
-    for case in ["thread", "vanish", "background", "init", "revoke"] {
+    for (case, patience) in [("thread", "3"), ("vanish", "3"), ("background", "60"), ("init", "60"), ("revoke", "60")] {
+        let patience = ("DOUBLE_TIMEOUT_S", patience);
         let expected = checked(alone(NCCL, "abort", &["2x2", case]).envs([patience]));
         for through in [Linked, BothPreloaded] {
+            let begun = Instant::now();
             let mut command = served(NCCL, through, "abort", &["2x2", case]);
             assert_eq!(checked(command.envs(TWO_LEVEL).envs([patience])), expected);
+            // An abort frees those that wait inside calls; Strata waits for them for 10 s at most.
+            assert!(begun.elapsed() < Duration::from_secs(8), "{case} {through:?}: {:?}", begun.elapsed());
         }
     }
 }

@@ -90,5 +90,5 @@ int main(int argc, char** argv) {
   }
   struct grid grid = parse_grid(argv[1]);
   cycles = atoi(argv[2]);
-  return run_ranks(&grid, rank_main, 300, NULL) != 0;
+  return run_ranks(&grid, rank_main, 300 + (unsigned)cycles / 10, NULL) != 0;
 }

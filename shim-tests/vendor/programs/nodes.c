@@ -67,9 +67,9 @@ static void collectives(void) {
     for (int i = 0; i < COUNT; i++) CHECK(out[local][i] == sum_at((first + local) * COUNT + i));
 }
 
-/* Two kinds of collectives for each rank, and messages around the ring, all in one group. */
+/* Collectives of two kinds for each rank, one twice, and messages around the ring, all in one group. */
 static void a_mixed_group(void) {
-  static int tokens[MOST], got[MOST], all[MOST][MAX_RANKS];
+  static int tokens[MOST], got[MOST], all[MOST][MAX_RANKS], twice[MOST][MAX_RANKS];
   fill();
   CALL(ncclGroupStart());
   for (int local = 0; local < each; local++) {
@@ -78,15 +78,55 @@ static void a_mixed_group(void) {
     CALL(ncclSend(&tokens[local], 1, ncclInt, (rank + 1) % n, comms[local], NULL));
     CALL(ncclAllGather(&tokens[local], all[local], 1, ncclInt, comms[local], NULL));
     CALL(ncclAllReduce(in[local], out[local], COUNT, ncclFloat, ncclSum, comms[local], NULL));
+    CALL(ncclAllGather(&tokens[local], twice[local], 1, ncclInt, comms[local], NULL));
     CALL(ncclRecv(&got[local], 1, ncclInt, (rank + n - 1) % n, comms[local], NULL));
   }
   CALL(ncclGroupEnd());
   wait_for(comms);
   for (int local = 0; local < each; local++) {
     CHECK(got[local] == 100 + (first + local + n - 1) % n);
-    for (int i = 0; i < n; i++) CHECK(all[local][i] == 100 + i);
+    for (int i = 0; i < n; i++) CHECK(all[local][i] == 100 + i && twice[local][i] == 100 + i);
     for (int i = 0; i < COUNT; i++) CHECK(out[local][i] == sum_at(i));
   }
+}
+
+/* Ever longer messages, for which a library in front needs ever more memory. */
+static void growing(void) {
+  for (size_t count = 1000; count <= 1000000; count *= 10) {
+    char *mine[MOST], *all[MOST];
+    for (int local = 0; local < each; local++) {
+      mine[local] = malloc(count);
+      all[local] = malloc(count * (size_t)n);
+      CHECK(mine[local] && all[local]);
+      memset(mine[local], first + local + 1, count);
+    }
+    CALL(ncclGroupStart());
+    for (int local = 0; local < each; local++)
+      CALL(ncclAllGather(mine[local], all[local], count, ncclInt8, comms[local], NULL));
+    CALL(ncclGroupEnd());
+    wait_for(comms);
+    for (int local = 0; local < each; local++) {
+      for (size_t i = 0; i < count * (size_t)n; i += 997) CHECK(all[local][i] == (char)(1 + i / count));
+      free(mine[local]);
+      free(all[local]);
+    }
+  }
+}
+
+/* A group that is not to be done: the vendor tells how long all of its calls would take. */
+static void an_estimate(void) {
+  ncclSimInfo_t info = NCCL_SIM_INFO_INITIALIZER;
+  int got = -1;
+  if (nonblocking || version_of_nccl() < 22203) return;
+  fill();
+  OK(ncclGroupStart());
+  for (int local = 0; local < each; local++) {
+    OK(ncclAllReduce(in[local], out[local], COUNT, ncclFloat, ncclSum, comms[local], NULL));
+    OK(ncclRecv(&got, 1, ncclInt, (first + local + n - 1) % n, comms[local], NULL));
+  }
+  OK(ncclGroupSimulateEnd(&info));
+  CHECK(got == -1 && out[0][0] == 0 && out[0][COUNT - 1] == 0);
+  if (first == 0) printf("an estimate: %g\n", (double)info.estimatedTime);
 }
 
 /* The same ranks backwards, and all of them once more, made in one group each and used in one. */
@@ -128,8 +168,10 @@ static void node_main(int node, const struct grid* grid) {
   for (int round = 0; round < 2; round++) {
     collectives();
     a_mixed_group();
+    an_estimate();
     children();
   }
+  growing();
   CALL(ncclGroupStart());
   for (int local = 0; local < each; local++) CALL(ncclCommFinalize(comms[local]));
   CALL(ncclGroupEnd());
