@@ -160,12 +160,13 @@ fn other_releases_and_rccl_are_served_alike() {
 
 #[test]
 fn what_strata_leaves_alone_reaches_the_vendor_call_by_call() {
-    let vendor_only = ("STRATA_VENDOR_ONLY", "allgather,reducescatter,allreduce");
-    let cases: [(&str, Through, &[(&str, &str)]); 7] = [
+    const VENDOR_ONLY: (&str, &str) = ("STRATA_VENDOR_ONLY", "allgather,reducescatter,allreduce");
+    type Case = (&'static str, Through, &'static [(&'static str, &'static str)]);
+    let cases: [Case; 7] = [
         ("2x2", Linked, &[]),
         ("3x2", Preloaded, &[]),
         ("2x2", BothPreloaded, &[("STRATA_DISABLE", "1")]),
-        ("rr3x2", ByName, &[vendor_only]),
+        ("rr3x2", ByName, &[VENDOR_ONLY]),
         ("2x2", ByNamePreloaded, &[("NCCL_ALGO", "Ring")]),
         ("3+1", Linked, &TWO_LEVEL),
         ("1x4", Preloaded, &TWO_LEVEL),

@@ -209,7 +209,7 @@ pub fn find(name: CommHandle) -> Result<Arc<Handle>> {
     }
     let names = NAMES.get();
     let live = names.live.read().unwrap_or_else(|poisoned| poisoned.into_inner());
-    let was_one = (FIRST_NAME..NEXT_NAME.load(Ordering::Relaxed)).contains(&name.0) && name.0 % NAME_STEP == 0;
+    let was_one = (FIRST_NAME..NEXT_NAME.load(Ordering::Relaxed)).contains(&name.0) && name.0.is_multiple_of(NAME_STEP);
     live.get(&name.0).cloned().ok_or_else(|| {
         let name = name.0;
         match was_one {

@@ -166,7 +166,7 @@ fn build_one(shape: &Shape, rank: Rank) -> Plan {
     // The vector alternates between two places, so that a round's result never lands on what the round sends; the last
     // result lands in the output.
     let (output, other) = (Span::output(0, 1), Span::scratch(0, 1, 0));
-    let place = |round: usize| if (rounds - round) % 2 == 0 { output } else { other };
+    let place = |round: usize| if (rounds - round).is_multiple_of(2) { output } else { other };
     let copied = shape.prologue || (shape.in_place && place(0) != output);
     if rounds > 1 || copied {
         builder.scratch(1);

@@ -431,7 +431,7 @@ fn drive(runs: &mut [Run]) -> Result<()> {
             continue;
         }
         idle_polls += 1;
-        if idle_polls % TELL_POLLS == 0 || idle.sleeps() {
+        if idle_polls.is_multiple_of(TELL_POLLS) || idle.sleeps() {
             let waiting = runs.iter().zip(&open).filter(|(_, open)| **open).map(|(run, _)| run);
             waiting.clone().for_each(Run::tell);
             if let Some(time) = stall.due() {

@@ -59,7 +59,7 @@ pub fn every_call(me: usize, mux: &mut Mux, n: usize) {
                 sequence += 1;
                 let in_place = variant % 2 == 1;
                 // All ranks, some of them, or none.
-                let is_shared = [true, (me + round) % 2 == 0, false][variant / 2];
+                let is_shared = [true, (me + round).is_multiple_of(2), false][variant / 2];
                 let (input, output) = if is_shared { (shared_in.region(), shared_out.region()) } else { plain };
                 one_call(mux, (me, n, collective), (input, output), count, in_place, sequence);
             }

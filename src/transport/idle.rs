@@ -59,7 +59,7 @@ impl Idle {
             self.since = Some(Instant::now());
             return Ok(());
         };
-        if self.spin > Duration::ZERO && self.polls % POLLS_PER_LOOK != 0 {
+        if self.spin > Duration::ZERO && !self.polls.is_multiple_of(POLLS_PER_LOOK) {
             std::hint::spin_loop();
             return Ok(());
         }

@@ -1,7 +1,7 @@
 //! The vendor's functions that Strata calls itself.
 //!
 //! Handles and buffers are numbers here: they are the program's or the vendor's, and Strata never looks behind them. Each
-//! call raises the [guard](super::guard).
+//! call raises the [guard].
 
 use super::guard;
 use super::library::Library;

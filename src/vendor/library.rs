@@ -104,8 +104,10 @@ fn code_around(address: *const c_void) -> Range<usize> {
         found: Range<usize>,
     }
     extern "C" fn look(info: *mut libc::dl_phdr_info, _size: usize, search: *mut c_void) -> c_int {
-        // SAFETY: both point at what `dl_iterate_phdr` was given or gives; because it calls with those alone.
-        let (info, search) = unsafe { (&*info, &mut *search.cast::<Search>()) };
+        // SAFETY: it must point at an object's description; because the loader gives one for the time of this call.
+        let info = unsafe { &*info };
+        // SAFETY: it must point at a `Search` nobody else uses; because `dl_iterate_phdr` was given one and passes it on.
+        let search = unsafe { &mut *search.cast::<Search>() };
         let count = usize::from(info.dlpi_phnum);
         // SAFETY: the table must have so many entries; because the loader says so.
         let headers = unsafe { std::slice::from_raw_parts(info.dlpi_phdr, count) };
@@ -132,7 +134,9 @@ fn code_around(address: *const c_void) -> Range<usize> {
 pub fn mapped() -> Vec<PathBuf> {
     extern "C" fn note(info: *mut libc::dl_phdr_info, _size: usize, paths: *mut c_void) -> c_int {
         // SAFETY: as in `code_around`.
-        let (info, paths) = unsafe { (&*info, &mut *paths.cast::<Vec<PathBuf>>()) };
+        let info = unsafe { &*info };
+        // SAFETY: as in `code_around`, with a list of paths.
+        let paths = unsafe { &mut *paths.cast::<Vec<PathBuf>>() };
         if !info.dlpi_name.is_null() {
             // SAFETY: the name must end with a zero byte; because the loader's names do.
             let name = unsafe { CStr::from_ptr(info.dlpi_name) };

@@ -35,6 +35,9 @@ pub struct Call {
     pub stream: Stream,
 }
 
+/// The plans that were asked for: by the collective and whether it works in place; none where two levels cannot do it.
+type Plans = HashMap<(Collective, bool), Option<Arc<Lowered>>>;
+
 /// The vendor's communicators that serve one of the program's, and the plans over them.
 pub struct Levels {
     node: Handle,
@@ -44,7 +47,7 @@ pub struct Levels {
     rules: Rules,
     companion: Arc<Comm>,
     scratch: Scratch,
-    plans: Mutex<HashMap<(Collective, bool), Option<Arc<Lowered>>>>,
+    plans: Mutex<Plans>,
     ended: Once,
 }
 

@@ -245,7 +245,9 @@ fn try_make(making: &Making, attached: &Arc<Attached>, library: &Library, cancel
                 crate::info!("rank {rank} of {nranks}: two levels over {library}, {grid}");
             }
             // Nobody else knows the communicator yet.
-            let _ = levels.map(|levels| attached.levels.set(levels));
+            if let Some(levels) = levels {
+                let _ = attached.levels.set(levels);
+            }
             let _ = attached.companion.set(companion);
             Ok(true)
         }

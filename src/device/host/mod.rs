@@ -102,7 +102,7 @@ pub fn copy(dst: Region, src: Region) {
 }
 
 fn check(dtype: DataType, srcs: &[Region], dst: Region) {
-    assert!(dst.len() % dtype.size() == 0, "{} bytes are not whole elements of {}", dst.len(), dtype.name());
+    assert!(dst.len().is_multiple_of(dtype.size()), "{} bytes are not whole elements of {}", dst.len(), dtype.name());
     for src in srcs {
         assert_eq!(src.len(), dst.len(), "reduction of regions of different lengths");
         let apart = (src.as_ptr() as usize).abs_diff(dst.as_ptr() as usize);

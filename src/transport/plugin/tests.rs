@@ -188,7 +188,7 @@ fn a_rank_that_sleeps_is_woken_by_mpi() {
         let mut bytes = vec![me as u8; 20_000];
         let all = [region(&mut bytes)];
         for round in 0..50 {
-            if (me as u64 + round) % 2 == 0 {
+            if (me as u64 + round).is_multiple_of(2) {
                 carry_out(&mut mux, &[Post::Send(1 - me, envelope(0, round), all.to_vec())]).unwrap();
                 continue;
             }

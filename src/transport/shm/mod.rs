@@ -313,7 +313,7 @@ impl Shm {
         if let Some(board) = self.board.as_mut().filter(|board| board.is_waiting()) {
             done.extend(board.advance()?);
             self.board_polls += 1;
-            if self.board_polls % BOARD_POLLS_PER_RING_POLL != 0 {
+            if !self.board_polls.is_multiple_of(BOARD_POLLS_PER_RING_POLL) {
                 return Ok(());
             }
         }
