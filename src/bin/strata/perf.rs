@@ -1,13 +1,14 @@
 //! `strata perf`: measures a collective, with nccl-tests' options, columns and bandwidth factors.
 //!
-//! A client of the C interface like any other. It runs on the ranks that `strata launch` or torchrun started, several
-//! ranks per process with `-g`, or alone. Every size is first checked against a reference and then timed: a barrier,
-//! then a loop of calls; the time is that of the slowest rank.
+//! A client of the C interface like any other. It runs on the ranks that `strata launch`, torchrun, MPI's launchers or
+//! `srun` started, several ranks per process with `-g`, or alone. Every size is first checked against a reference and
+//! then timed: a barrier, then a loop of calls; the time is that of the slowest rank.
 #![forbid(unsafe_code)]
 
 mod bench;
 mod collective;
 mod data;
+mod place;
 mod report;
 mod store;
 mod table;

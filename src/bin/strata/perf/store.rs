@@ -3,7 +3,7 @@
 //! It carries the unique id, barriers and the times, a few hundred bytes each; never the data that is measured.
 #![forbid(unsafe_code)]
 
-use crate::options::MOST_RANKS;
+use super::place::Place;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::time::{Duration, Instant};
@@ -26,41 +26,24 @@ pub struct Store {
     links: Vec<TcpStream>,
 }
 
-fn variable<T: std::str::FromStr>(name: &str) -> Result<Option<T>> {
-    match std::env::var(name) {
-        Err(_) => Ok(None),
-        Ok(text) => {
-            text.parse().map(Some).map_err(|_| Error::InvalidArgument(format!("{name}={text} is not a number")))
-        }
-    }
-}
-
 impl Store {
     /// A store of one process.
     pub fn alone() -> Store {
         Store { rank: 0, size: 1, here: 1, links: Vec::new() }
     }
 
-    /// The processes named by `RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT`; alone without `WORLD_SIZE`.
+    /// The processes that a launcher has started; alone without one.
     pub fn from_env() -> Result<Store> {
-        let size = variable("WORLD_SIZE")?.unwrap_or(1);
-        if size == 1 {
+        let Some(Place { rank, size, here, address, port }) = Place::from_env()? else {
             return Ok(Store::alone());
-        }
-        let need = |name: &str| Error::InvalidArgument(format!("WORLD_SIZE is {size}, but {name} is not set"));
-        let rank: usize = variable("RANK")?.ok_or_else(|| need("RANK"))?;
-        let address = std::env::var("MASTER_ADDR").map_err(|_| need("MASTER_ADDR"))?;
-        let port: u16 = variable("MASTER_PORT")?.ok_or_else(|| need("MASTER_PORT"))?;
-        // torchrun's own agent listens on the port it announces.
-        let port = if std::env::var_os("TORCHELASTIC_RUN_ID").is_some() { port.wrapping_add(1) } else { port };
-        if rank >= size || size > MOST_RANKS {
-            return Err(Error::InvalidArgument(format!("RANK is {rank}, and WORLD_SIZE is {size}")));
-        }
-        // Make-believe nodes are all on this machine, whatever LOCAL_WORLD_SIZE says.
-        let alone = matches!(address.as_str(), "127.0.0.1" | "localhost" | "::1");
-        let here = if alone { size } else { variable("LOCAL_WORLD_SIZE")?.unwrap_or(1) };
+        };
         let store = if rank == 0 {
-            Store::host(TcpListener::bind((address.as_str(), port))?, size, LIMIT)?
+            let listener = TcpListener::bind((address.as_str(), port)).map_err(|error| {
+                Error::InvalidArgument(format!(
+                    "process 0 cannot listen at {address}:{port} (MASTER_ADDR, MASTER_PORT): {error}"
+                ))
+            })?;
+            Store::host(listener, size, LIMIT)?
         } else {
             Store::join(&address, port, rank, size, LIMIT)?
         };
