@@ -195,7 +195,7 @@ fn every_collective_is_right_over_mpi_on_uneven_nodes() {
     ];
     for collective in collectives {
         let said = mpi.perf(4, &[collective, "-b", "8", "-e", "8M", "-f", "32", "-n", "2", "-w", "1", "-c", "1"], &[]);
-        assert!(said.contains("of the world of"), "MPI was not used\n{said}");
+        assert!(said.contains("MPI carries messages between nodes"), "MPI was not used\n{said}");
     }
     let kinds = ["all_reduce", "-b", "64K", "-e", "64K", "-n", "1", "-w", "0", "-d", "all", "-o", "all", "-c", "1"];
     mpi.perf(3, &kinds, &[]);
@@ -218,11 +218,45 @@ fn the_plugin_keeps_its_contract_with_the_library() {
     }
 }
 
+/// With nothing but the launcher's own variables, behind another program.
+#[test]
+fn a_measurement_finds_its_processes_by_the_launcher_s_variables() {
+    let (_alone, Some(mpi)) = (alone(), mpi()) else { return };
+    let library = built::library();
+    let line = [env!("CARGO_BIN_EXE_strata"), "perf", "all_gather", "-b", "8", "-e", "8", "-n", "1", "--library"];
+    let script = "unset RANK WORLD_SIZE MASTER_ADDR MASTER_PORT; sh -c '\"$@\" || exit 1' sh \"$@\"";
+    let said = mpi.run(3, script, &[&line[..], &[library.to_str().unwrap()]].concat(), &[]);
+    assert!(said.contains("3 ranks in 3 processes") && said.contains("# Out of bounds values : 0 OK"), "{said}");
+    let told = "MPI carries messages between nodes: rank 2 is rank 2 of 3 in ";
+    assert!(said.contains(told), "{said}");
+}
+
+#[test]
+fn where_all_ranks_share_a_node_one_line_says_that_mpi_has_nothing_to_carry() {
+    let (_alone, Some(mpi)) = (alone(), mpi()) else { return };
+    let said = mpi.perf(2, &["all_reduce", "-b", "8", "-e", "8", "-n", "1"], &[("STRATA_INTER", "auto")]);
+    assert!(!said.contains("MPI has nothing to carry"), "two nodes\n{said}");
+    let library = built::library();
+    let line = [env!("CARGO_BIN_EXE_strata"), "perf", "all_gather", "-b", "8", "-e", "8", "-n", "1", "--library"];
+    let line = [&line[..], &[library.to_str().unwrap()]].concat();
+    let said = mpi.run(2, "unset NCCL_HOSTID; exec \"$@\"", &line, &[]);
+    assert_eq!(said.lines().filter(|line| line.contains("MPI has nothing to carry")).count(), 1, "{said}");
+}
+
+#[test]
+fn a_nic_that_is_not_there_is_told_although_mpi_goes_on_without() {
+    let (_alone, Some(mpi)) = (alone(), mpi()) else { return };
+    let vars = [("STRATA_NIC_MAP", "nowhere0"), ("NCCL_DEBUG", "")];
+    let said = mpi.perf(2, &["all_reduce", "-b", "8", "-e", "8", "-n", "1"], &vars);
+    let told = "MPI is not told which NIC to use: STRATA_NIC_MAP=nowhere0 names nowhere0";
+    assert_eq!(said.lines().filter(|line| line.contains(told)).count(), 1, "{said}");
+}
+
 #[test]
 fn with_tcp_asked_for_mpi_is_left_alone() {
     let (_alone, Some(mpi)) = (alone(), mpi()) else { return };
     let said = mpi.perf(2, &["all_reduce", "-b", "8", "-e", "8", "-n", "1"], &[("STRATA_INTER", "tcp")]);
-    assert!(!said.contains("of the world of"), "{said}");
+    assert!(!said.contains("MPI carries messages between nodes"), "{said}");
 }
 
 #[test]
@@ -236,7 +270,7 @@ fn a_program_that_has_initialised_mpi_is_served_as_its_thread_level_allows() {
         let told = match provided.lines().next() {
             Some("single") => "the program has initialised MPI with MPI_THREAD_SINGLE",
             Some("funneled") => "the program has initialised MPI with MPI_THREAD_FUNNELED",
-            _ => "of the world of",
+            _ => "MPI carries messages between nodes",
         };
         assert!(said.contains(told), "{level}: {told} is missing\n{said}");
     }
@@ -255,7 +289,7 @@ fn a_program_may_finalise_mpi_before_it_destroys_its_communicators_or_without() 
     let (_alone, Some(mpi)) = (alone(), mpi()) else { return };
     for way in ["early", "leak"] {
         let said = mpi.order(way);
-        assert!(said.contains("of the world of"), "MPI was not used\n{said}");
+        assert!(said.contains("MPI carries messages between nodes"), "MPI was not used\n{said}");
     }
 }
 
@@ -327,7 +361,7 @@ fn survivors_of_a_killed_rank_learn_of_it_when_the_launcher_does_not_end_them() 
     };
     // A rank says how it goes about a collective when its first call has begun.
     until("not all ranks run", &|| (0..4).all(|rank| said(rank).contains("all_reduce: 524288 elements")));
-    assert!(all().contains("of the world of"), "MPI was not used\n{}", all());
+    assert!(all().contains("MPI carries messages between nodes"), "MPI was not used\n{}", all());
     let victim = std::fs::read_to_string(dir.join("3.pid")).unwrap();
     assert!(Command::new("kill").args(["-9", victim.trim()]).status().unwrap().success());
     let knows =
@@ -341,5 +375,5 @@ fn survivors_of_a_killed_rank_learn_of_it_when_the_launcher_does_not_end_them() 
 fn one_message_may_be_longer_than_two_gibibytes() {
     let (_alone, Some(mpi)) = (alone(), mpi()) else { return };
     let said = mpi.perf(2, &["sendrecv", "-b", "2100M", "-e", "2100M", "-n", "1", "-w", "0", "-c", "1"], &[]);
-    assert!(said.contains("of the world of"), "MPI was not used\n{said}");
+    assert!(said.contains("MPI carries messages between nodes"), "MPI was not used\n{said}");
 }

@@ -125,6 +125,10 @@ fn nodes_have_names_and_reach_each_other_over_every_rail() {
     let expected: Vec<String> =
         (0..6).map(|rank| format!("{rank} 6 node{} {} 2 10.0.0.1", rank % 3, rank / 3)).collect();
     assert_eq!(ranks, expected);
+    // MPI's launchers run in node0, where rank 0 will be, and hand on what they are told.
+    let told =
+        cluster.run(&[], &["sh", "-c", "echo $(hostname) $MASTER_ADDR; [ \"$MASTER_PORT\" -gt 1023 ] && echo port"]);
+    assert_eq!(told, "node0 10.0.0.1\nport\n");
     for rail in 0..2 {
         let answered = |cluster: &Cluster| cluster.sent()[&("node2".to_string(), format!("eth{rail}"))];
         let before = answered(&cluster);

@@ -139,6 +139,38 @@ fn the_real_library_alone_answers_when_strata_is_disabled() {
     std::fs::remove_file(program).unwrap();
 }
 
+/// The linker takes a preloaded Strata for the vendor's library, and never goes where the program says that it is.
+#[test]
+fn the_library_that_a_program_names_by_its_run_path_is_found_behind_a_preloaded_strata() {
+    let Some(real) = real("2.21.5") else { return };
+    let source = "#include <nccl.h>\n#include <stdio.h>\nint main(void) { int version = 0; ncclGetVersion(&version); \
+                  printf(\"%d\\n\", version); return 0; }\n";
+    let (real, dir) = (real.to_str().unwrap(), real.parent().unwrap().display());
+    for tags in ["disable", "enable"] {
+        let path = format!("-Wl,--allow-shlib-undefined,--{tags}-new-dtags,-rpath,{dir}");
+        let program = Compiler::new("c").compile(source, &[real, &path]);
+        let mut command = Command::new(&program);
+        command.env_remove("LD_LIBRARY_PATH").env_remove("STRATA_NCCL_LIB").env("LD_PRELOAD", library());
+        assert_eq!(checked(&mut command), "22105\n", "{tags}-new-dtags");
+        std::fs::remove_file(program).unwrap();
+    }
+}
+
+/// Programs make strings of these texts, which a null ends.
+#[test]
+fn errors_have_a_text_where_the_library_asked_for_is_not_there() {
+    let source = "#include <nccl.h>\n#include <stdio.h>\nint main(void) { int version; \
+                  ncclResult_t result = ncclGetVersion(&version); \
+                  puts(ncclGetErrorString(result)); puts(ncclGetLastError(NULL)); return 0; }\n";
+    let dir = built::library_dir();
+    let program = Compiler::new("c").compile(source, &["-L", dir.to_str().unwrap(), "-lnccl"]);
+    let mut command = Command::new(&program);
+    let said = checked(command.env("LD_LIBRARY_PATH", &dir).env("STRATA_NCCL_LIB", "/nowhere/libnccl.so.2"));
+    assert!(said.starts_with("invalid usage"), "{said}");
+    assert!(said.contains("ncclGetVersion: STRATA_NCCL_LIB=/nowhere/libnccl.so.2: No such file"), "{said}");
+    std::fs::remove_file(program).unwrap();
+}
+
 /// A preload costs a program that never uses NCCL nothing but the mapping of Strata's own file.
 #[test]
 fn a_program_that_never_calls_has_no_thread_no_output_and_no_library_of_the_vendor_s() {

@@ -87,7 +87,7 @@ fn tell_wrong_settings(rank: usize, id: &UniqueId) {
     };
     TOLD[usize::from(rank == 0)].call_once(|| {
         let (config, mut warnings) = Config::from_env();
-        warnings.extend(select::unknown_algorithms(&config));
+        warnings.extend(select::unknown_names(&config));
         warnings.iter().for_each(tell);
     });
 }

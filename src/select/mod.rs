@@ -85,8 +85,23 @@ pub fn choose(request: &Request<'_>, grid: &Arc<Grid>, config: &Config) -> Resul
     Ok(Selection { choice, segment_bytes, window: config.window.clamp(1, 64), reason })
 }
 
-/// One warning for each `STRATA_<COLLECTIVE>_ALGO` that names no algorithm, or one that never does the collective.
-pub fn unknown_algorithms(config: &Config) -> Vec<String> {
+/// One warning for each `STRATA_<COLLECTIVE>_ALGO` that names no algorithm, or one that never does the collective, and for
+/// each other name in the settings that nothing has.
+pub fn unknown_names(config: &Config) -> Vec<String> {
+    let mut warnings = unknown_algorithms(config);
+    let names = config.vendor_only.split(',').map(str::trim).filter(|name| !["", "none"].contains(name));
+    let strange = names.filter(|name| Collective::from_name(name).is_none());
+    warnings.extend(
+        strange.map(|name| format!("STRATA_VENDOR_ONLY={}: there is no collective {name}", config.vendor_only)),
+    );
+    if !["auto", "mpi", "tcp"].contains(&config.inter.as_str()) {
+        warnings
+            .push(format!("STRATA_INTER={} is none of auto, mpi and tcp; no communicator can be made", config.inter));
+    }
+    warnings
+}
+
+fn unknown_algorithms(config: &Config) -> Vec<String> {
     let wrong = |collective: Collective| -> Option<String> {
         let name = config.algorithm(collective);
         if name == "auto" || name == over::VENDOR {
@@ -313,6 +328,17 @@ mod tests {
         let request = Request { collective: Collective::AllGather, block_bytes: 1, named: None, board: true };
         let error = choose(&request, &Arc::new(Grid::flat(3)), &config).unwrap_err();
         assert!(matches!(&error, Error::InvalidUsage(text) if text.contains("these do: ")), "{error:?}");
+    }
+
+    #[test]
+    fn a_collective_or_a_carrier_that_does_not_exist_is_told() {
+        let left = |names: &str| unknown_names(&Config { vendor_only: names.to_string(), ..Config::default() });
+        for right in ["none", "allgather", "all_gather, ReduceScatter", ""] {
+            assert_eq!(left(right), [""; 0], "{right}");
+        }
+        assert_eq!(left("allgather,gathr"), ["STRATA_VENDOR_ONLY=allgather,gathr: there is no collective gathr"]);
+        let told = unknown_names(&Config { inter: "mpl".to_string(), ..Config::default() });
+        assert!(told.len() == 1 && told[0].starts_with("STRATA_INTER=mpl is none of"), "{told:?}");
     }
 
     #[test]

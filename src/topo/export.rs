@@ -22,6 +22,7 @@ use super::nics::{address, Purpose};
 use super::pinning::{pin, Pinning, Rules};
 use super::route;
 use crate::error::Result;
+use std::fmt;
 use std::net::IpAddr;
 
 /// An MPI library.
@@ -37,6 +38,18 @@ pub enum Mpi {
     Intel,
     /// One of which only the layers below it are known.
     Other,
+}
+
+impl fmt::Display for Mpi {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Mpi::OpenMpi => "Open MPI",
+            Mpi::CrayMpich => "Cray MPICH",
+            Mpi::Mpich => "MPICH",
+            Mpi::Intel => "Intel MPI",
+            Mpi::Other => "an unknown MPI",
+        })
+    }
 }
 
 impl Mpi {
@@ -184,9 +197,9 @@ pub fn export_nic(mpi: Mpi, local: LocalRank, gpus: &[Option<PciAddress>], rules
     let is_set = |name: &str| std::env::var_os(name).is_some();
     let exports = exports(mpi, &machine, &pinning, local.rank, rules, is_set, route::leaves_by);
     for (name, value) in &exports.set {
-        crate::info!("local rank {} of {}: {name}={value} for {mpi:?}", local.rank, local.size);
+        crate::info!("local rank {} of {}: {name}={value} for {mpi}", local.rank, local.size);
         std::env::set_var(name, value);
     }
-    exports.kept.iter().for_each(|kept| crate::info!("not told to {mpi:?}: {kept}"));
+    exports.kept.iter().for_each(|kept| crate::info!("not told to {mpi}: {kept}"));
     Ok(exports)
 }

@@ -71,6 +71,8 @@ impl Entry {
     fn settle(&self) -> *const c_void {
         let (vendor, to) = match mode() {
             Mode::Host => (self.absent.0, self.host.0),
+            // Programs make strings of these texts, which a null ends.
+            Mode::Nobody(_) if self.is_text() => (self.host.0, self.host.0),
             Mode::Nobody(_) => (self.absent.0, self.absent.0),
             Mode::PassThrough(library) => {
                 let vendor = self.of(library);
@@ -91,6 +93,11 @@ impl Entry {
             true => vendor,
             false => to,
         }
+    }
+
+    /// Whether the function tells what a result means or what went wrong last.
+    fn is_text(&self) -> bool {
+        self.name == c"ncclGetErrorString" || self.name == c"ncclGetLastError"
     }
 
     fn of(&self, library: &Library) -> *const c_void {

@@ -1,12 +1,14 @@
 //! Where the vendor's library is.
 //!
-//! In this order: the file that `STRATA_NCCL_LIB` names; one that the program has mapped already; the one of the Python
-//! packages (`nvidia/nccl/lib`) that this process or its environment uses; one in `LD_LIBRARY_PATH`; one that the system's
-//! linker knows; one in the folders where vendors install. Always by absolute path: by its bare name the linker would give
-//! back Strata, which bears the same.
+//! In this order: the file that `STRATA_NCCL_LIB` names; one that the program has mapped already; one in the `DT_RPATH` of
+//! what the program has mapped; the one of the Python packages (`nvidia/nccl/lib`) that this process or its environment
+//! uses; one in `LD_LIBRARY_PATH`; one in the `DT_RUNPATH` of what is mapped; one that the system's linker knows; one in the
+//! folders where vendors install. Always by absolute path: by its bare name the linker would give back Strata, which bears
+//! the same.
 #![forbid(unsafe_code)]
 
 use super::library::{mapped, Library};
+use super::runpath::RunPaths;
 use crate::transport::plugin::own_file;
 use std::collections::HashSet;
 use std::ffi::OsStr;
@@ -17,6 +19,9 @@ use std::path::{Path, PathBuf};
 /// The names of the vendors' libraries, that of the flavour built first.
 const NAMES: [&str; 2] =
     if cfg!(feature = "rccl") { ["librccl.so.1", "libnccl.so.2"] } else { ["libnccl.so.2", "librccl.so.1"] };
+
+/// How these begin, whatever the release.
+const STEMS: [&str; 2] = ["libnccl.so", "librccl.so"];
 
 /// Where vendors install, and the folders every linker knows.
 const FOLDERS: [&str; 9] = [
@@ -34,6 +39,8 @@ const FOLDERS: [&str; 9] = [
 /// What a process can be told by: enough to test the order without being it.
 struct Surroundings {
     mapped: Vec<PathBuf>,
+    /// What the mapped objects name.
+    run_paths: RunPaths,
     /// Prefixes of Python installations, the process's own first.
     prefixes: Vec<PathBuf>,
     library_path: Vec<PathBuf>,
@@ -74,8 +81,10 @@ fn candidates(here: &Surroundings) -> Vec<PathBuf> {
     let in_folders = |folders: &[PathBuf]| -> Vec<PathBuf> {
         NAMES.iter().flat_map(|name| folders.iter().map(move |folder| folder.join(name))).collect()
     };
+    found.extend(in_folders(&here.run_paths.before_environment));
     found.extend(here.prefixes.iter().flat_map(|prefix| in_packages_of(prefix)));
     found.extend(in_folders(&here.library_path));
+    found.extend(in_folders(&here.run_paths.after_environment));
     found.extend(NAMES.iter().flat_map(|name| {
         here.linker_cache.iter().filter(move |path| path.file_name() == Some(OsStr::new(name))).cloned()
     }));
@@ -91,7 +100,7 @@ fn candidates(here: &Surroundings) -> Vec<PathBuf> {
 /// Whether a mapped object has the vendor's name, whatever its release.
 fn is_vendor_s(path: &Path) -> bool {
     let name = path.file_name().and_then(OsStr::to_str).unwrap_or_default();
-    path.is_absolute() && ["libnccl.so", "librccl.so"].iter().any(|start| name.starts_with(start))
+    path.is_absolute() && STEMS.iter().any(|start| name.starts_with(start))
 }
 
 /// The libraries among the Python packages below a prefix, of the newest Python first.
@@ -127,8 +136,10 @@ impl Surroundings {
         let folders = |name: &str| -> Vec<PathBuf> {
             std::env::var_os(name).map_or(Vec::new(), |value| std::env::split_paths(&value).collect())
         };
+        let mapped = mapped();
         Surroundings {
-            mapped: mapped(),
+            run_paths: RunPaths::of(&mapped, &STEMS),
+            mapped,
             prefixes: python_prefixes(),
             library_path: folders("LD_LIBRARY_PATH").into_iter().filter(|path| path.is_absolute()).collect(),
             linker_cache: fs::read("/etc/ld.so.cache").map_or(Vec::new(), |cache| in_linker_cache(&cache)),
@@ -203,6 +214,8 @@ mod tests {
             "venv/lib/python3.9/site-packages/nvidia/nccl/lib/libnccl.so.2",
             "venv/lib/python3.11/site-packages/nvidia/nccl/lib/libnccl.so.2",
             "ld/libnccl.so.2",
+            "rpath/libnccl.so.2",
+            "runpath/libnccl.so.2",
             "cache/libnccl.so.2",
             "own/libnccl.so.2",
         ];
@@ -210,13 +223,14 @@ mod tests {
         let at = |name: &str| folder.0.join(name);
         let here = Surroundings {
             mapped: vec![at("mapped/libc.so.6"), at("mapped/libnccl.so.2.32.3"), at("own/libnccl.so.2")],
+            run_paths: RunPaths { before_environment: vec![at("rpath")], after_environment: vec![at("runpath")] },
             prefixes: vec![at("venv"), at("none")],
             library_path: vec![at("ld"), at("own"), at("mapped")],
             linker_cache: vec![at("cache/libnccl.so.2"), at("cache/libz.so")],
             own: Some(at("own/libnccl.so.2")),
         };
         let found: Vec<PathBuf> = candidates(&here).into_iter().filter(|path| path.starts_with(&folder.0)).collect();
-        assert_eq!(found, [files[0], files[2], files[1], files[3], files[4]].map(at));
+        assert_eq!(found, [0, 4, 2, 1, 3, 5, 6].map(|file| at(files[file])));
     }
 
     #[test]

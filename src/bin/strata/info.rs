@@ -10,7 +10,7 @@ use std::process::{Command, ExitCode};
 use strata::algo::ALGORITHMS;
 use strata::config::{Config, VARIABLES};
 use strata::error::{Error, Result};
-use strata::select::unknown_algorithms;
+use strata::select::unknown_names;
 use strata::topo::host;
 use strata::transport::plugin;
 use strata::vendor::find;
@@ -97,7 +97,7 @@ fn print_found(options: &Options) {
     line("shared memory", shared_memory(&config));
     line("direct reads", direct_reads(&config));
     line("processor", processor());
-    warnings.iter().chain(&unknown_algorithms(&config)).for_each(|warning| line("warning", warning));
+    warnings.iter().chain(&unknown_names(&config)).for_each(|warning| line("warning", warning));
 }
 
 fn shared_memory(config: &Config) -> String {
@@ -168,7 +168,7 @@ fn print_variables() {
         let agreed = if variable.agreed { "; rank 0's value counts" } else { "" };
         println!("{}={value}  ({source}{agreed})\n    {} Default: {}.", variable.name, variable.text, variable.default);
     }
-    warnings.iter().chain(&unknown_algorithms(&config)).for_each(|warning| println!("warning: {warning}"));
+    warnings.iter().chain(&unknown_names(&config)).for_each(|warning| println!("warning: {warning}"));
 }
 
 fn print_algorithms() {

@@ -19,12 +19,11 @@ pub struct Plugin {
     pub description: String,
 }
 
-impl Plugin {
-    /// The MPI's name and version; what follows, such as how it was built, fills pages.
-    fn name(&self) -> &str {
-        let text = self.description.split(',').next().unwrap_or_default();
-        text.split(" MPICH ").next().unwrap_or_default()
-    }
+/// The MPI's name and version in its description; what follows, such as how it was built, fills pages.
+pub fn name_in(description: &str) -> String {
+    let text = description.split(',').next().unwrap_or_default();
+    let text = text.split(" MPICH ").next().unwrap_or_default();
+    text.split_whitespace().filter(|word| *word != "Version:").collect::<Vec<&str>>().join(" ")
 }
 
 /// The file that this code is in.
@@ -109,7 +108,7 @@ pub fn survey(given: &str, library: &Path) -> Vec<String> {
         (path, _) => vec![PathBuf::from(path)],
     };
     let tell = |path: &PathBuf| match open(path) {
-        Ok(plugin) => format!("{}, by {}", plugin.name(), path.display()),
+        Ok(plugin) => format!("{}, by {}", name_in(&plugin.description), path.display()),
         Err(why) => why,
     };
     match paths.is_empty() {

@@ -78,7 +78,8 @@ static FAILED: AtomicBool = AtomicBool::new(false);
 /// How long `MPI_Finalize` may then take.
 const FAILED_LIMIT: Duration = Duration::from_secs(5);
 
-/// Tells MPI which NIC this process uses, where the launcher has told its local rank. MPI does without if that fails.
+/// Tells MPI which NIC this process uses, where the launcher has told its local rank. MPI does without if that fails; who
+/// wrote a map hears of it whatever `NCCL_DEBUG` says.
 fn export(description: &str, nic_map: &str) {
     let Some(local) = LocalRank::from_env() else { return };
     let exported = Machine::this().and_then(|machine| {
@@ -86,7 +87,11 @@ fn export(description: &str, nic_map: &str) {
         export_nic(export::Mpi::from_version(description), local, &gpus, &Rules::new(nic_map, Filter::from_env())?)
     });
     if let Err(error) = exported {
-        crate::log::write(Level::Warn, &format!("MPI is not told which NIC to use: {error}"));
+        let text = format!("MPI is not told which NIC to use: {error}");
+        match (local.rank, nic_map) {
+            (0, map) if map != "auto" => crate::log::notice(&text),
+            _ => crate::log::write(Level::Warn, &text),
+        }
     }
 }
 
@@ -200,6 +205,9 @@ pub fn join(
 ) -> Result<Option<Joined>> {
     let wish = wish(&config.inter)?;
     if wish == Wish::Tcp || grid.node_ids().count() < 2 {
+        if me == Rank(0) && wish != Wish::Tcp && site.launch.rank.is_some() {
+            crate::info!("MPI has nothing to carry: all ranks are on one node (NCCL_HOSTID makes it several)");
+        }
         return Ok(None);
     }
     let limit = Duration::from_millis(config.bootstrap_timeout_ms);
@@ -218,7 +226,9 @@ pub fn join(
     }
     match (hub, outcome) {
         (Some(hub), Ok((_, told))) => {
-            crate::info!("rank {me} is rank {} of the world of {}", card.world_rank, hub.description);
+            let name = library::name_in(&hub.description);
+            let (rank, size) = (card.world_rank, card.world_size);
+            crate::info!("MPI carries messages between nodes: rank {me} is rank {rank} of {size} in {name}");
             let world = told.iter().map(|card| card.world_rank).collect();
             Ok(Some(Joined { me, hub, world, exclusive, limit }))
         }

@@ -91,8 +91,8 @@ fn number(name: &str, text: Option<String>) -> Result<Option<usize>> {
 
 fn not_told(rank_name: &str, rank: usize, size: usize) -> Error {
     let pass = match rank_name {
-        "OMPI_COMM_WORLD_RANK" => " (mpirun -x MASTER_ADDR=node0 -x MASTER_PORT=29500 ...)",
-        "PMI_RANK" => " (mpiexec -genv MASTER_ADDR node0 -genv MASTER_PORT 29500 ...)",
+        "OMPI_COMM_WORLD_RANK" => " (mpirun -x MASTER_ADDR=HOST -x MASTER_PORT=29500 ...)",
+        "PMI_RANK" => " (mpiexec -genv MASTER_ADDR HOST -genv MASTER_PORT 29500 ...)",
         _ => " (export MASTER_ADDR=$(scontrol show hostnames | head -n 1) MASTER_PORT=29500)",
     };
     Error::InvalidArgument(format!(
