@@ -80,7 +80,7 @@ fn nonblocking_communicators_appear_later() {
 
 #[test]
 fn nobody_waits_for_ever() {
-    for case in ["thread", "vanish", "background", "init", "revoke"] {
+    for case in ["thread", "vanish", "background", "late", "init", "revoke"] {
         checked(&mut NCCL.command("abort", Way::Linked, &["2x2", case]));
     }
 }

@@ -153,6 +153,10 @@ fn other_releases_and_rccl_are_served_alike() {
                 // Older releases give their communicators no names.
                 let splits = lines.iter().filter(|line| line.starts_with("ncclCommSplit")).count();
                 assert!(splits > 6 && nothing_is_left(&lines), "{double:?} {grid}: {splits} {:?}", lines.last());
+                // Nor do they take more options than they know.
+                let named = double.version >= 22703;
+                let options = if named { "size=72 version=22703" } else { "size=48 version=21801" };
+                assert!(lines.iter().any(|line| line.contains(&format!("config({options} blocking=1"))), "{double:?}");
             }
         }
     }
@@ -236,10 +240,11 @@ fn with_cuda(through: Through) -> Command {
 #[test]
 fn captured_streams_are_the_vendor_s_and_others_run_phase_by_phase() {
     for through in [Linked, Preloaded] {
-        let (_, processes) = recorded(with_cuda(through).envs(TWO_LEVEL));
+        let (output, processes) = recorded(with_cuda(through).envs(TWO_LEVEL));
+        assert!(output.contains("a device was made current, contexts left: 0"), "{output}");
         let vendor_s = ["1 | AllGather world 64", "1 | AllReduce world 64", "1 | ReduceScatter world 1"];
         let vendor_s_group = ["2 | AllGather world 64 | AllReduce world 64", "1 | ReduceScatter world 1"];
-        let expected = [&IN_TURN[..], &vendor_s, &IN_TURN, &vendor_s_group, &TOGETHER, &TOGETHER].concat();
+        let expected = [&IN_TURN[..], &vendor_s, &IN_TURN, &vendor_s_group, &TOGETHER, &vendor_s, &TOGETHER].concat();
         assert_eq!(launches(&processes[0]), expected);
         let rank = |name: &str| launches(&processes[3]).iter().filter(|line| line.contains(name)).count();
         assert_eq!((rank("strata-node0"), rank("strata-rail0")), (0, 0), "rank 3 is on node 1 and rail 1");
@@ -275,6 +280,17 @@ fn one_collective_alone_can_be_left_to_the_vendor() {
     }
 }
 
+/// Memory that a stream may still use is not given back: nothing is launched between a communicator's end and that.
+fn frees_after_the_end(lines: &[String]) {
+    let (mut ended, mut freed) = (false, 0);
+    for line in lines {
+        ended = (ended || line.starts_with("ncclCommDestroy")) && !line.starts_with("launch");
+        assert!(ended || !line.starts_with("ncclMemFree"), "{line}");
+        freed += usize::from(line.starts_with("ncclMemFree"));
+    }
+    assert!(freed > 4, "{freed}");
+}
+
 #[test]
 fn one_thread_may_drive_the_ranks_of_a_node() {
     for (double, grid, through) in
@@ -291,6 +307,7 @@ fn one_thread_may_drive_the_ranks_of_a_node() {
         }
     }
     let (_, processes) = recorded(served(NCCL, Linked, "nodes", &["2x2"]).envs(TWO_LEVEL));
+    processes.iter().for_each(|lines| frees_after_the_end(lines));
     let launched = launches(&processes[0]);
     // Messages join the first phases of both ranks.
     let mut mixed =
@@ -343,6 +360,52 @@ fn calls_return_what_the_communicator_s_own_kind_returns() {
 }
 
 #[test]
+fn streams_of_a_group_wrong_calls_and_windows_are_as_with_the_vendor_alone() {
+    checked(&mut alone(NCCL, "corners", &["2x2"]));
+    for grid in ["2x2", "3x2"] {
+        let (_, processes) = recorded(served(NCCL, Linked, "corners", &[grid]).envs(TWO_LEVEL));
+        for lines in processes {
+            assert!(nothing_is_left(&lines));
+            let launched = launches(&lines);
+            let is = |line: &String, comm: &str| line.contains(&format!("AllGather {comm}"));
+            assert!(launched.iter().any(|line| is(line, "strata-node")), "{launched:#?}");
+            // With a window for them, the vendor's own kernels do better.
+            let last = launched.iter().rposition(|line| line.contains("AllGather"));
+            assert!(last.is_some_and(|last| launched[last] == "1 | AllGather world 300"), "{launched:#?}");
+        }
+    }
+}
+
+#[test]
+fn a_failure_of_a_call_that_strata_makes_is_the_program_s() {
+    let run = |fails: &str| {
+        checked(served(NCCL, Linked, "corners", &["2x2", "failing"]).envs(TWO_LEVEL).env("DOUBLE_FAIL_CALLS", fails))
+    };
+    for (fails, code) in [("nothing", 0), ("strata-", 3)] {
+        let told = run(fails);
+        for kind in ["waits", "does not"] {
+            assert!(told.contains(&format!("a call that {kind}: {code}\n")), "{fails}: {told}");
+        }
+    }
+}
+
+#[test]
+fn where_one_rank_cannot_make_its_levels_the_vendor_serves_all() {
+    let arguments = ["2x2", "61", "20", "1"];
+    let expected = checked(&mut alone(NCCL, "differential", &arguments));
+    for level in ["strata-node", "strata-rail"] {
+        let settings = rank_environment(&[1], &[("DOUBLE_FAIL_SPLIT", level.to_string())]);
+        let mut command = served(NCCL, Linked, "differential", &arguments);
+        let (output, processes) = recorded(command.envs(TWO_LEVEL).envs(settings));
+        assert_eq!(output, expected, "{level}");
+        for (rank, lines) in processes.iter().enumerate() {
+            let used = lines.iter().any(|line| line.starts_with("launch") && line.contains("comm=strata-"));
+            assert!(!used && nothing_is_left(lines), "{level}, rank {rank}: {:?}", lines.last());
+        }
+    }
+}
+
+#[test]
 fn what_ends_while_it_is_being_made_leaves_nothing_behind() {
     checked(&mut alone(NCCL, "races", &["2x2", "10"]));
     let (_, processes) = recorded(served(NCCL, Linked, "races", &["2x2", "60"]).envs(TWO_LEVEL));
@@ -355,7 +418,9 @@ fn what_ends_while_it_is_being_made_leaves_nothing_behind() {
 fn nobody_waits_for_ever() {
     // With one of the vendor's communicators for each level, a rank may wait for one that the double does not know to be
     // in trouble: the double's own patience counts.
-    for (case, patience) in [("thread", "3"), ("vanish", "3"), ("background", "60"), ("init", "60"), ("revoke", "60")] {
+    let mut cases = vec![("thread", "3"), ("vanish", "3"), ("background", "60"), ("late", "60")];
+    cases.extend([("init", "60"), ("revoke", "60")]);
+    for (case, patience) in cases {
         let patience = ("DOUBLE_TIMEOUT_S", patience);
         let expected = checked(alone(NCCL, "abort", &["2x2", case]).envs([patience]));
         for through in [Linked, BothPreloaded] {

@@ -12,6 +12,12 @@ ncclResult_t comm_check(ncclComm_t comm) {
   return ncclSuccess;
 }
 
+/* Whether a variable names this communicator: its name, or how it begins. */
+int is_named_by(const struct ncclComm* comm, const char* variable) {
+  const char* name = getenv(variable);
+  return name && strncmp(comm->name, name, strlen(name)) == 0;
+}
+
 /* Whether operations may be issued. */
 ncclResult_t comm_ready(ncclComm_t comm) {
   TRY(comm_check(comm));

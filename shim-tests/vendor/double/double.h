@@ -150,6 +150,7 @@ struct job {
 
 ncclResult_t comm_check(ncclComm_t comm);
 ncclResult_t comm_ready(ncclComm_t comm);
+int is_named_by(const struct ncclComm* comm, const char* variable);
 ncclResult_t config_check(const ncclConfig_t* config);
 struct ncclComm* comm_new(const ncclConfig_t* config, const struct ncclComm* parent);
 void comm_free(struct ncclComm* comm);

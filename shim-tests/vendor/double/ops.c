@@ -67,6 +67,7 @@ static ncclResult_t check_reduction(struct op* op) {
 ncclResult_t op_check(struct op* op) {
   REFUSE(!op->comm, ncclInvalidArgument, "%s : comm argument is NULL", op->name);
   TRY(comm_ready(op->comm));
+  REFUSE(is_named_by(op->comm, "DOUBLE_FAIL_CALLS"), ncclInternalError, "%s : fails as a test wants it", op->name);
   int n = op->comm->nranks;
   int has_peer = op->func == SEND || op->func == RECV || func_has_root(op->func);
   REFUSE(has_peer && (op->root < 0 || op->root >= n), ncclInvalidArgument, "%s : invalid root %d (root should be in the 0..%d range)",

@@ -2,7 +2,8 @@
  *
  * abort GRID CASE; cases: "thread" (another thread of rank 0 aborts while the others wait for a rank that does not
  * come), "vanish" (a rank ends within a collective of the others), "background" (a nonblocking communicator is aborted
- * with an operation under way), "init" (a nonblocking one whose ranks never all come), "revoke". */
+ * with an operation under way), "late" (the same, and the rank that is waited for aborts when the others have), "init"
+ * (a nonblocking one whose ranks never all come), "revoke". */
 #include "ranks.h"
 #include <pthread.h>
 
@@ -53,7 +54,9 @@ static void in_the_background(int rank, const struct grid* grid) {
     CHECK(state == ncclInProgress);
   }
   meet(grid); /* Whoever aborts first is seen by the others. */
+  if (is("late") && rank == n - 1) meet(grid);
   OK(ncclCommAbort(comm));
+  if (is("late") && rank != n - 1) meet(grid);
 }
 
 static void never_all_there(int rank, int n) {
@@ -116,7 +119,7 @@ static void waited_for_in_vain(int rank, const struct grid* grid) {
 }
 
 static void rank_main(int rank, const struct grid* grid) {
-  if (is("background")) in_the_background(rank, grid);
+  if (is("background") || is("late")) in_the_background(rank, grid);
   else if (is("init")) never_all_there(rank, grid->nranks);
   else if (is("revoke")) revoked(rank, grid);
   else waited_for_in_vain(rank, grid);

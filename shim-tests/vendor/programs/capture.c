@@ -6,6 +6,7 @@
 #include <dlfcn.h>
 
 static void (*set_capturing)(cudaStream_t stream, int capturing);
+static void (*contexts)(int* current, int* left);
 static char streams[2]; /* Their addresses are the streams. */
 
 static void calls(ncclComm_t comm, int rank, int n, cudaStream_t stream, int in_group) {
@@ -22,7 +23,7 @@ static void calls(ncclComm_t comm, int rank, int n, cudaStream_t stream, int in_
 }
 
 static void rank_main(int rank, const struct grid* grid) {
-  int n = grid->nranks;
+  int n = grid->nranks, current, left;
   ncclComm_t comm;
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   cudaStream_t captured = (cudaStream_t)(void*)&streams[0], plain = (cudaStream_t)(void*)&streams[1];
@@ -38,9 +39,14 @@ static void rank_main(int rank, const struct grid* grid) {
     calls(comm, rank, n, captured, in_group);
     calls(comm, rank, n, plain, in_group);
   }
+  calls(comm, rank, n, NULL, 0); /* the legacy stream */
   set_capturing(captured, 0);
   calls(comm, rank, n, captured, 1);
   OK(ncclCommDestroy(comm));
+  *(void**)&contexts = dlsym(cuda, "doubleCudaContexts");
+  CHECK(contexts);
+  contexts(&current, &left);
+  if (rank == 0) printf("a device was %s current, contexts left: %d\n", current ? "made" : "never made", left);
 }
 
 int main(int argc, char** argv) {

@@ -246,3 +246,25 @@ fn told(call: &str, code: Code) -> Error {
 fn companion_options() -> super::CommOptions {
     super::CommOptions { companion: true, ..super::CommOptions::default() }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_has_ended_does_not_come_back_and_leaves_its_successor_in_the_table() {
+        let handle = usize::MAX - 1;
+        let is = |attached: &Arc<Attached>| find(handle).is_some_and(|known| Arc::ptr_eq(&known, attached));
+        let old = Attached::new(handle, true);
+        insert(&old);
+        assert!(is(&old) && take(handle).is_some() && find(handle).is_none());
+        insert(&old);
+        assert!(find(handle).is_none(), "its program has ended it");
+        let new = Attached::new(handle, true);
+        insert(&new);
+        remove(&old);
+        assert!(is(&new), "the same handle, and another communicator");
+        remove(&new);
+        assert!(find(handle).is_none());
+    }
+}

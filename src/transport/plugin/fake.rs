@@ -39,8 +39,14 @@ struct State {
     random: u64,
     /// Ranks of the world whose next send fails.
     planted: Vec<usize>,
+    /// Ranks of the world that cannot learn what has ended.
+    deaf: Vec<usize>,
+    /// Ranks that have finalised MPI.
+    finalised: Vec<usize>,
     /// Ranks that have asked to hear of the end of MPI.
     hooks: Vec<usize>,
+    /// The rank and the communicator of each that was freed.
+    freed: Vec<(usize, u64)>,
     /// Calls made so far.
     calls: u64,
 }
@@ -104,9 +110,33 @@ impl Universe {
         self.state.lock().unwrap().planted.push(rank);
     }
 
+    /// Makes each look of a rank at its requests fail.
+    pub fn deafen(&self, rank: usize) {
+        self.state.lock().unwrap().deaf.push(rank);
+    }
+
+    /// The ranks whose MPI was finalised, in that order.
+    pub fn finalised(&self) -> Vec<usize> {
+        self.state.lock().unwrap().finalised.clone()
+    }
+
     /// The ranks that have asked to hear of the end of MPI, each as often as it asked.
     pub fn hooks(&self) -> Vec<usize> {
         self.state.lock().unwrap().hooks.clone()
+    }
+
+    /// How many communicators have been made, and how many of them each of their ranks has freed, once.
+    pub fn made_and_freed(&self) -> (usize, usize) {
+        let state = self.state.lock().unwrap();
+        let freed_by_all = |(comm, ranks): (&u64, &Vec<i32>)| {
+            ranks.iter().all(|&rank| state.freed.iter().filter(|&&one| one == (rank as usize, *comm)).count() == 1)
+        };
+        (state.comms.len(), state.comms.iter().filter(|&comm| freed_by_all(comm)).count())
+    }
+
+    /// The communicator that was made last.
+    pub fn last_comm(&self) -> u64 {
+        self.state.lock().unwrap().comms.keys().copied().max().unwrap()
     }
 
     /// Calls of MPI so far, all ranks together.
@@ -156,6 +186,7 @@ unsafe extern "C" fn init() -> c_int {
 }
 
 unsafe extern "C" fn finalize() -> c_int {
+    here(|_, rank, state| state.finalised.push(rank));
     SUCCESS
 }
 
@@ -184,7 +215,8 @@ unsafe extern "C" fn comm_create(ranks: *const c_int, count: c_int, tag: c_int, 
     SUCCESS
 }
 
-unsafe extern "C" fn comm_free(_: u64) -> c_int {
+unsafe extern "C" fn comm_free(comm: u64) -> c_int {
+    here(|_, rank, state| state.freed.push((rank, comm)));
     SUCCESS
 }
 
@@ -283,6 +315,9 @@ unsafe extern "C" fn test_some(
     // SAFETY: the caller gives `count` requests.
     let requests = unsafe { std::slice::from_raw_parts_mut(requests, count) };
     let mut told = Vec::new();
+    if here(|_, rank, state| state.deaf.contains(&rank)) {
+        return PLANTED;
+    }
     here(|_, _, state| {
         state.pair_up();
         for _ in 0..count.min(8) {

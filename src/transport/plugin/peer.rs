@@ -500,3 +500,18 @@ fn pack(src: &Pieces, offset: usize, into: Region) {
         done += run.len();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_come_round_again_and_those_in_use_are_left_out() {
+        let mut peer = Peer::new(0, Rank(1));
+        assert_eq!(peer.take_id(), 1);
+        peer.last_id = MAX_TAG as u64;
+        peer.marks.insert(1, 0);
+        peer.marks.insert(2, 0);
+        assert_eq!(peer.take_id(), 3);
+    }
+}

@@ -1,12 +1,14 @@
 //! The transport over a make-believe MPI: ranks are threads, and each has an MPI "process" of its own.
 
-use super::fake::Universe;
+use super::calls::Calls;
+use super::fake::{Universe, TABLE};
 use super::hub::Hub;
 use super::vtable::{thread_level, VERSION};
 use super::{wish, Wish};
 use crate::error::Error;
 use crate::exec::Started;
 use crate::topo::{Grid, Rank};
+use crate::transport::header::{Header, Kind};
 use crate::transport::tests::{envelope, everything};
 use crate::transport::worlds::{carry_out, region, threads, threads_with, Post, Setup};
 use crate::transport::{Exchange, Sink, Transport};
@@ -33,6 +35,7 @@ fn ranks_on_several_nodes_exchange_everything_over_mpi() {
         let universe = Universe::new(n, None, seed);
         threads(&setup(grid, &universe), |me, mux| everything(me, mux, n));
         assert!(universe.calls() > 100, "MPI was not used");
+        assert_eq!(universe.made_and_freed(), (1, 1));
     }
 }
 
@@ -103,6 +106,67 @@ fn after_cancel_nobody_writes_the_receiver_s_memory_and_nothing_is_taken() {
 }
 
 #[test]
+fn a_cancel_takes_back_receives_for_which_nothing_comes_and_leaves_mpi_to_others() {
+    let universe = Universe::new(2, None, 25);
+    let setup = setup(Grid::blocks(&[1, 1]), &universe);
+    threads_with(2, |me, exchange| {
+        let mut mux = setup.open(me, exchange);
+        let mut bytes = vec![me as u8; 8 << 20];
+        let all = [region(&mut bytes)];
+        if me == 1 {
+            mux.recv(0, Rank(0), envelope(0, 0), Sink::Store(&all)).unwrap();
+            let end = Instant::now() + Duration::from_millis(300);
+            while Instant::now() < end {
+                mux.poll(&mut Vec::new()).unwrap();
+            }
+        } else {
+            // Without a poll no more than the first parts leave, and the receiver waits for the next ones.
+            // Of the second message nothing is received.
+            mux.send(0, Rank(1), envelope(0, 0), &all).unwrap();
+            mux.send(1, Rank(1), envelope(1, 0), &all).unwrap();
+        }
+        exchange.allgather(Vec::new()).unwrap();
+        mux.cancel();
+        hub(&setup, me).look().unwrap();
+        exchange.allgather(Vec::new()).unwrap();
+        // What is left behind is no reason to call MPI for ever.
+        std::thread::sleep(Duration::from_millis(50));
+        let before = universe.calls();
+        std::thread::sleep(Duration::from_millis(20));
+        assert!(universe.pending() > 0 && universe.calls() == before);
+        exchange.allgather(Vec::new()).unwrap();
+    });
+}
+
+/// MPI gives a communicator a number that a past one had.
+#[test]
+fn what_a_past_communicator_has_left_behind_is_no_message() {
+    let universe = Universe::new(2, None, 27);
+    let setup = setup(Grid::blocks(&[1, 1]), &universe);
+    threads_with(2, |me, exchange| {
+        let mut mux = setup.open(me, exchange);
+        let mut stale = Header { nonce: 1, ..Header::about(Kind::Ack, 9) }.encode();
+        let stale = region(&mut stale);
+        if me == 0 {
+            universe.take_place(0);
+            let calls = Calls::new(&TABLE);
+            for bytes in [stale, stale.part(0, 20), stale.part(0, 0)] {
+                calls.isend(universe.last_comm(), bytes, 1, 0).unwrap();
+            }
+        }
+        let mut bytes = [me as u8; 8];
+        let all = [region(&mut bytes)];
+        let post = match me {
+            0 => Post::Send(1, envelope(0, 0), all.to_vec()),
+            _ => Post::Recv(0, envelope(0, 0), Sink::Store(&all)),
+        };
+        carry_out(&mut mux, &[post]).unwrap();
+        assert_eq!(bytes, [0; 8]);
+        exchange.allgather(Vec::new()).unwrap();
+    });
+}
+
+#[test]
 fn an_error_of_mpi_comes_back_with_its_text_and_the_ranks() {
     let universe = Universe::new(2, None, 11);
     threads(&setup(Grid::blocks(&[1, 1]), &universe), |me, mut mux| {
@@ -115,6 +179,82 @@ fn an_error_of_mpi_comes_back_with_its_text_and_the_ranks() {
         let Err(Error::Remote(text)) = failed else { panic!("{failed:?}") };
         assert!(text.contains("planted error") && text.contains("ranks 0 and 1"), "{text}");
         mux.cancel();
+    });
+}
+
+#[test]
+fn where_mpi_itself_fails_whoever_waits_is_told_and_mpi_is_not_finalised() {
+    let universe = Universe::new(2, None, 29);
+    let setup = setup(Grid::blocks(&[1, 1]), &universe);
+    threads_with(2, |me, exchange| {
+        let mut mux = setup.open(me, exchange);
+        let mut bytes = vec![0; 100];
+        let all = [region(&mut bytes)];
+        if me == 1 {
+            let mut done = Vec::new();
+            mux.recv(0, Rank(0), envelope(0, 0), Sink::Store(&all)).unwrap();
+            mux.poll(&mut done).unwrap();
+            universe.deafen(1);
+            let end = Instant::now() + Duration::from_secs(10);
+            let failed = loop {
+                if let Err(error) = mux.poll(&mut done) {
+                    break error;
+                }
+                assert!(Instant::now() < end, "nobody was told");
+            };
+            assert!(failed.to_string().contains("planted error"), "{failed}");
+            mux.cancel();
+        }
+        drop(mux);
+        let left = hub(&setup, me).leave(Duration::from_secs(10));
+        assert_eq!(left.is_ok(), me == 0, "{left:?}");
+        exchange.allgather(Vec::new()).unwrap();
+    });
+    assert_eq!(universe.finalised(), [0]);
+}
+
+#[test]
+fn after_a_cancel_mpi_is_not_finalised() {
+    let universe = Universe::new(2, None, 31);
+    let setup = setup(Grid::blocks(&[1, 1]), &universe);
+    threads_with(2, |me, exchange| {
+        let mut mux = setup.open(me, exchange);
+        exchange.allgather(Vec::new()).unwrap();
+        mux.cancel();
+        drop(mux);
+        assert!(hub(&setup, me).leave(Duration::from_secs(10)).is_err());
+    });
+    assert!(universe.finalised().is_empty());
+}
+
+#[test]
+fn a_sender_on_many_streams_stops_at_so_many_bytes() {
+    let universe = Universe::new(2, None, 33);
+    let setup = setup(Grid::blocks(&[1, 1]), &universe);
+    threads_with(2, |me, exchange| {
+        let mut mux = setup.open(me, exchange);
+        let mut bytes = vec![0; 8 << 10];
+        let all = [region(&mut bytes)];
+        let messages = || (0..10u16).flat_map(|channel| (0..30u64).map(move |sequence| envelope(channel, sequence)));
+        if me == 1 {
+            exchange.allgather(Vec::new()).unwrap();
+            let posts: Vec<_> = messages().map(|envelope| Post::Recv(0, envelope, Sink::Store(&all))).collect();
+            carry_out(&mut mux, &posts).unwrap();
+            return;
+        }
+        let (mut sent, mut at_first) = (0, None);
+        for envelope in messages() {
+            while mux.send(sent, Rank(1), envelope, &all).unwrap() == Started::Busy {
+                if at_first.is_none() {
+                    at_first = Some(sent);
+                    exchange.allgather(Vec::new()).unwrap();
+                }
+                mux.poll(&mut Vec::new()).unwrap();
+            }
+            sent += 1;
+        }
+        // 1 MiB, and what the receiver has taken without being asked.
+        assert!(at_first.is_some_and(|sent| (128..170).contains(&sent)), "{at_first:?}");
     });
 }
 
