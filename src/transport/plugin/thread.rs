@@ -17,8 +17,13 @@ use std::time::{Duration, Instant};
 const SPINS: u32 = 50;
 /// How long the thread then yields between polls.
 const YIELDS: Duration = Duration::from_micros(200);
-/// What it sleeps between polls after that.
+/// What it sleeps between polls after that, at first. The longer nothing has ended, the longer it sleeps, as a part of that
+/// time: where many ranks share few processors their polling would take what their messages need.
 const NAP: Duration = Duration::from_micros(50);
+/// The longest sleep between polls.
+const LONGEST_NAP: Duration = Duration::from_millis(1);
+/// What has passed since something ended is so many times as long as a sleep.
+const WAIT_PER_NAP: u32 = 16;
 /// How long it goes on polling when nothing is under way any more, so that what MPI holds back still leaves.
 const LINGER: Duration = Duration::from_millis(2);
 /// How long a cancel waits for sends that nobody receives. They only read, and mostly nobody will ever take them.
@@ -128,7 +133,8 @@ impl Worker {
                 break;
             }
             queue.asleep = true;
-            (queue, _) = shared.bell.wait_timeout(queue, NAP).unwrap_or_else(|poisoned| poisoned.into_inner());
+            let nap = (self.last.elapsed() / WAIT_PER_NAP).clamp(NAP, LONGEST_NAP);
+            (queue, _) = shared.bell.wait_timeout(queue, nap).unwrap_or_else(|poisoned| poisoned.into_inner());
             queue.asleep = false;
             break;
         }
