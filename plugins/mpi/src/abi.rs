@@ -81,6 +81,7 @@ extern "C" {
         provided: *mut c_int,
     ) -> c_int;
     pub fn MPI_Query_thread(provided: *mut c_int) -> c_int;
+    pub fn MPI_Barrier(comm: MPI_Comm) -> c_int;
     pub fn MPI_Finalize() -> c_int;
     pub fn MPI_Comm_create_keyval(
         copy: MPI_Comm_copy_attr_function,

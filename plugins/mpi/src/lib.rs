@@ -141,6 +141,11 @@ unsafe extern "C" fn init() -> c_int {
     own
 }
 
+unsafe extern "C" fn barrier() -> c_int {
+    // SAFETY: MPI is running, and its world is valid.
+    unsafe { sys::MPI_Barrier(sys::COMM_WORLD) }
+}
+
 unsafe extern "C" fn finalize() -> c_int {
     // SAFETY: the caller initialised MPI on this thread and has nothing pending.
     unsafe { sys::MPI_Finalize() }
@@ -406,6 +411,7 @@ static VTABLE: Vtable = Vtable {
     describe,
     look,
     init,
+    barrier,
     finalize,
     at_finalize,
     comm_create,

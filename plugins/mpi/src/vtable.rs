@@ -7,7 +7,7 @@
 use std::ffi::{c_char, c_int};
 
 /// The version of everything below. It changes whenever anything here does.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 /// The function that a plugin exports: `const Vtable *strata_mpi_plugin(void)`.
 pub const SYMBOL: &[u8] = b"strata_mpi_plugin";
 /// `MPI_SUCCESS`.
@@ -94,6 +94,8 @@ pub struct Vtable {
     pub look: unsafe extern "C" fn(world: *mut World) -> c_int,
     /// Initialises MPI at the highest thread level. Errors are returned from then on, never fatal.
     pub init: unsafe extern "C" fn() -> c_int,
+    /// Waits until all processes of `MPI_COMM_WORLD` have come here.
+    pub barrier: unsafe extern "C" fn() -> c_int,
     /// Finalises MPI.
     pub finalize: unsafe extern "C" fn() -> c_int,
     /// Has `hook` called by `MPI_Finalize`, whoever calls that and on their thread, while MPI is still whole. To be asked

@@ -69,6 +69,12 @@ impl Calls {
         self.check("MPI_Init_thread", unsafe { (self.table.init)() })
     }
 
+    /// Waits until all processes of the world have come here.
+    pub fn barrier(&self) -> Result<()> {
+        // SAFETY: this is the thread that initialised MPI, which is running, as the caller knows.
+        self.check("MPI_Barrier", unsafe { (self.table.barrier)() })
+    }
+
     /// Finalises MPI, which `init` initialised and on which nothing is pending.
     pub fn finalize(&self) -> Result<()> {
         // SAFETY: this is the thread that initialised MPI, and nothing is pending, as the caller knows.

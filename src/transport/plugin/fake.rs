@@ -39,6 +39,8 @@ struct State {
     random: u64,
     /// Ranks of the world whose next send fails.
     planted: Vec<usize>,
+    /// Ranks whose `MPI_Finalize` never returns.
+    stuck: Vec<usize>,
     /// Ranks of the world that cannot learn what has ended.
     deaf: Vec<usize>,
     /// Ranks that have finalised MPI.
@@ -115,6 +117,11 @@ impl Universe {
         self.state.lock().unwrap().deaf.push(rank);
     }
 
+    /// Lets a rank's `MPI_Finalize` never return.
+    pub fn stick(&self, rank: usize) {
+        self.state.lock().unwrap().stuck.push(rank);
+    }
+
     /// The ranks whose MPI was finalised, in that order.
     pub fn finalised(&self) -> Vec<usize> {
         self.state.lock().unwrap().finalised.clone()
@@ -185,8 +192,19 @@ unsafe extern "C" fn init() -> c_int {
     SUCCESS
 }
 
+unsafe extern "C" fn barrier() -> c_int {
+    SUCCESS
+}
+
 unsafe extern "C" fn finalize() -> c_int {
-    here(|_, rank, state| state.finalised.push(rank));
+    let mut stuck = false;
+    here(|_, rank, state| {
+        state.finalised.push(rank);
+        stuck = state.stuck.contains(&rank);
+    });
+    while stuck {
+        std::thread::park();
+    }
     SUCCESS
 }
 
@@ -374,6 +392,7 @@ pub static TABLE: Vtable = Vtable {
     describe,
     look,
     init,
+    barrier,
     finalize,
     at_finalize,
     comm_create,

@@ -18,6 +18,8 @@ use std::time::Duration;
 pub const CANCEL_PATIENCE: Duration = Duration::from_secs(1);
 /// How long a rank waits for the answer to a command that does not wait for other ranks.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(10);
+/// How long `MPI_Finalize` may take once all ranks are about to call it.
+const FINALIZE_LIMIT: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 20 });
 
 /// The bytes of a transfer.
 #[derive(Debug)]
@@ -127,7 +129,9 @@ pub enum Command {
     /// Say that all earlier commands have been carried out.
     Quiet(Sender<()>),
     /// Finalise MPI.
-    Leave(Sender<Result<()>>),
+    Leave(Sender<Result<bool>>),
+    /// Finalise MPI.
+    Finalize(Sender<Result<()>>),
     /// Let another thread do this one's work, and wait until it is given back.
     Lend(Sender<Worker>, Receiver<Worker>),
 }
@@ -272,12 +276,16 @@ impl Hub {
     }
 
     /// Finalises MPI if this thread initialised it and nothing has gone wrong; waits for the job's other ranks as
-    /// `MPI_Finalize` does, up to `limit`.
+    /// `MPI_Finalize` does, up to `limit`. Once they are all there it takes no time, or for ever: MPICH 4.0 over UCX can
+    /// wait in it for what a rank that is further on will never do. Hydra does not mind processes that leave it out.
     pub fn leave(&self, limit: Duration) -> Result<()> {
         if self.shared.retired.load(Ordering::Acquire) {
             return Ok(());
         }
-        self.shared.ask(limit, "MPI_Finalize", Command::Leave)
+        match self.shared.ask(limit, "MPI_Barrier before MPI_Finalize", Command::Leave)? {
+            true => self.shared.ask(limit.min(FINALIZE_LIMIT), "MPI_Finalize", Command::Finalize),
+            false => Ok(()),
+        }
     }
 }
 

@@ -228,6 +228,22 @@ fn after_a_cancel_mpi_is_not_finalised() {
 }
 
 #[test]
+fn an_end_of_mpi_that_never_comes_does_not_keep_the_process() {
+    let universe = Universe::new(2, None, 35);
+    universe.stick(0);
+    let setup = setup(Grid::blocks(&[1, 1]), &universe);
+    threads_with(2, |me, exchange| {
+        let mux = setup.open(me, exchange);
+        exchange.allgather(Vec::new()).unwrap();
+        drop(mux);
+        let begin = Instant::now();
+        let left = hub(&setup, me).leave(Duration::from_secs(1000));
+        assert_eq!(left.is_ok(), me == 1, "{left:?}");
+        assert!(begin.elapsed() < Duration::from_secs(20));
+    });
+}
+
+#[test]
 fn a_sender_on_many_streams_stops_at_so_many_bytes() {
     let universe = Universe::new(2, None, 33);
     let setup = setup(Grid::blocks(&[1, 1]), &universe);

@@ -167,6 +167,7 @@ impl Worker {
                 let _ = answer.send(());
             }
             Command::Leave(answer) => drop(answer.send(self.leave())),
+            Command::Finalize(answer) => drop(answer.send(self.calls.finalize())),
             Command::Lend(..) => {}
         }
     }
@@ -355,9 +356,10 @@ impl Worker {
         }
     }
 
-    fn leave(&mut self) -> Result<()> {
+    /// Comes to the end of MPI together with all ranks; whether it is to be finalised here.
+    fn leave(&mut self) -> Result<bool> {
         if !self.initialised {
-            return Ok(());
+            return Ok(false);
         }
         self.initialised = false;
         let left = || Error::Remote("operations have failed or are still under way".to_string());
@@ -367,7 +369,7 @@ impl Worker {
         if !self.settle() {
             return Err(left());
         }
-        self.calls.finalize()
+        self.calls.barrier().map(|()| true)
     }
 
     /// Ends what is pending on all communicators; whether all of it has ended.
