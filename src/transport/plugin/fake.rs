@@ -202,8 +202,10 @@ unsafe extern "C" fn finalize() -> c_int {
         state.finalised.push(rank);
         stuck = state.stuck.contains(&rank);
     });
-    while stuck {
-        std::thread::park();
+    if stuck {
+        loop {
+            std::thread::park();
+        }
     }
     SUCCESS
 }
