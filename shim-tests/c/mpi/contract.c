@@ -23,6 +23,7 @@ struct table {
   int (*describe)(char*, size_t);
   int (*look)(struct world*);
   int (*init)(void);
+  int (*barrier)(void);
   int (*finalize)(void);
   int (*at_finalize)(void (*)(void));
   int (*comm_create)(const int*, int, int, uint64_t*);
@@ -138,7 +139,7 @@ int main(int argc, char** argv) {
   const struct table* (*entry)(void) = (const struct table* (*)(void))dlsym(library, "strata_mpi_plugin");
   CHECK(entry);
   plugin = entry();
-  CHECK(plugin->version == 2 && plugin->size == sizeof *plugin);
+  CHECK(plugin->version == 3 && plugin->size == sizeof *plugin);
   char text[8192];
   int known = plugin->describe(text, sizeof text);
 #ifdef OTHER
@@ -175,6 +176,7 @@ int main(int argc, char** argv) {
     CHECK(plugin->comm_create(&first, 1, i, &another) == 0 && plugin->comm_free(another) == 0);
   }
   CHECK(plugin->comm_free(comm) == 0 && ended_before_mpi == 0);
+  CHECK(plugin->barrier() == 0 && ended_before_mpi == 0);
   CHECK(plugin->finalize() == 0 && ended_before_mpi == 1);
   CHECK(plugin->look(&world) == 0 && world.state == 2);
 #endif
