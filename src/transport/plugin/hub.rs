@@ -277,7 +277,7 @@ impl Hub {
 
     /// Finalises MPI if this thread initialised it and nothing has gone wrong; waits for the job's other ranks as
     /// `MPI_Finalize` does, up to `limit`. Once they are all there it takes no time, or for ever: MPICH 4.0 over UCX can
-    /// wait in it for what a rank that is further on will never do. Hydra does not mind processes that leave it out.
+    /// wait in it for what a rank that is further on will never do. Hydra mostly takes processes that leave it out for ended.
     pub fn leave(&self, limit: Duration) -> Result<()> {
         if self.shared.retired.load(Ordering::Acquire) {
             return Ok(());
