@@ -128,7 +128,7 @@ pub enum Command {
     },
     /// Say that all earlier commands have been carried out.
     Quiet(Sender<()>),
-    /// Finalise MPI.
+    /// Come to the end of MPI with all ranks, and say whether it is to be finalised here.
     Leave(Sender<Result<bool>>),
     /// Finalise MPI.
     Finalize(Sender<Result<()>>),

@@ -9,6 +9,7 @@ use crate::error::Error;
 use crate::exec::Started;
 use crate::topo::{Grid, Rank};
 use crate::transport::header::{Header, Kind};
+use crate::transport::mux::Mux;
 use crate::transport::tests::{envelope, everything};
 use crate::transport::worlds::{carry_out, region, threads, threads_with, Post, Setup};
 use crate::transport::{Exchange, Sink, Transport};
@@ -25,6 +26,25 @@ fn setup(grid: Grid, universe: &Arc<Universe>) -> Setup {
 fn hub(setup: &Setup, rank: usize) -> Arc<Hub> {
     let site = setup.sites.as_ref().unwrap()(rank);
     (site.hub)(&setup.config, &site.launch).unwrap()
+}
+
+/// Two ranks on a node each.
+fn two_nodes(seed: u64) -> (Arc<Universe>, Setup) {
+    let universe = Universe::new(2, None, seed);
+    let setup = setup(Grid::blocks(&[1, 1]), &universe);
+    (universe, setup)
+}
+
+/// From rank 0 to rank 1.
+fn pass_one_message(me: usize, mux: &mut Mux) {
+    let mut bytes = [me as u8; 8];
+    let all = [region(&mut bytes)];
+    let post = match me {
+        0 => Post::Send(1, envelope(0, 0), all.to_vec()),
+        _ => Post::Recv(0, envelope(0, 0), Sink::Store(&all)),
+    };
+    carry_out(mux, &[post]).unwrap();
+    assert_eq!(bytes, [0; 8]);
 }
 
 #[test]
@@ -107,8 +127,7 @@ fn after_cancel_nobody_writes_the_receiver_s_memory_and_nothing_is_taken() {
 
 #[test]
 fn a_cancel_takes_back_receives_for_which_nothing_comes_and_leaves_mpi_to_others() {
-    let universe = Universe::new(2, None, 25);
-    let setup = setup(Grid::blocks(&[1, 1]), &universe);
+    let (universe, setup) = two_nodes(25);
     threads_with(2, |me, exchange| {
         let mut mux = setup.open(me, exchange);
         let mut bytes = vec![me as u8; 8 << 20];
@@ -141,8 +160,7 @@ fn a_cancel_takes_back_receives_for_which_nothing_comes_and_leaves_mpi_to_others
 /// MPI gives a communicator a number that a past one had.
 #[test]
 fn what_a_past_communicator_has_left_behind_is_no_message() {
-    let universe = Universe::new(2, None, 27);
-    let setup = setup(Grid::blocks(&[1, 1]), &universe);
+    let (universe, setup) = two_nodes(27);
     threads_with(2, |me, exchange| {
         let mut mux = setup.open(me, exchange);
         let mut stale = Header { nonce: 1, ..Header::about(Kind::Ack, 9) }.encode();
@@ -154,14 +172,7 @@ fn what_a_past_communicator_has_left_behind_is_no_message() {
                 calls.isend(universe.last_comm(), bytes, 1, 0).unwrap();
             }
         }
-        let mut bytes = [me as u8; 8];
-        let all = [region(&mut bytes)];
-        let post = match me {
-            0 => Post::Send(1, envelope(0, 0), all.to_vec()),
-            _ => Post::Recv(0, envelope(0, 0), Sink::Store(&all)),
-        };
-        carry_out(&mut mux, &[post]).unwrap();
-        assert_eq!(bytes, [0; 8]);
+        pass_one_message(me, &mut mux);
         exchange.allgather(Vec::new()).unwrap();
     });
 }
@@ -184,8 +195,7 @@ fn an_error_of_mpi_comes_back_with_its_text_and_the_ranks() {
 
 #[test]
 fn where_mpi_itself_fails_whoever_waits_is_told_and_mpi_is_not_finalised() {
-    let universe = Universe::new(2, None, 29);
-    let setup = setup(Grid::blocks(&[1, 1]), &universe);
+    let (universe, setup) = two_nodes(29);
     threads_with(2, |me, exchange| {
         let mut mux = setup.open(me, exchange);
         let mut bytes = vec![0; 100];
@@ -215,8 +225,7 @@ fn where_mpi_itself_fails_whoever_waits_is_told_and_mpi_is_not_finalised() {
 
 #[test]
 fn after_a_cancel_mpi_is_not_finalised() {
-    let universe = Universe::new(2, None, 31);
-    let setup = setup(Grid::blocks(&[1, 1]), &universe);
+    let (universe, setup) = two_nodes(31);
     threads_with(2, |me, exchange| {
         let mut mux = setup.open(me, exchange);
         exchange.allgather(Vec::new()).unwrap();
@@ -229,9 +238,8 @@ fn after_a_cancel_mpi_is_not_finalised() {
 
 #[test]
 fn an_end_of_mpi_that_never_comes_does_not_keep_the_process() {
-    let universe = Universe::new(2, None, 35);
+    let (universe, setup) = two_nodes(35);
     universe.stick(0);
-    let setup = setup(Grid::blocks(&[1, 1]), &universe);
     threads_with(2, |me, exchange| {
         let mux = setup.open(me, exchange);
         exchange.allgather(Vec::new()).unwrap();
@@ -245,8 +253,7 @@ fn an_end_of_mpi_that_never_comes_does_not_keep_the_process() {
 
 #[test]
 fn a_sender_on_many_streams_stops_at_so_many_bytes() {
-    let universe = Universe::new(2, None, 33);
-    let setup = setup(Grid::blocks(&[1, 1]), &universe);
+    let (_, setup) = two_nodes(33);
     threads_with(2, |me, exchange| {
         let mut mux = setup.open(me, exchange);
         let mut bytes = vec![0; 8 << 10];
@@ -312,8 +319,7 @@ fn a_sender_stops_when_nobody_receives_and_goes_on_when_somebody_does() {
 
 #[test]
 fn two_communicators_made_at_once_in_opposite_orders_both_come_about() {
-    let universe = Universe::new(2, None, 15);
-    let setup = setup(Grid::blocks(&[1, 1]), &universe);
+    let (_, setup) = two_nodes(15);
     // MPI runs already when the two are made.
     threads(&setup, |_, _| {});
     for _ in 0..20 {
@@ -322,14 +328,7 @@ fn two_communicators_made_at_once_in_opposite_orders_both_come_about() {
                 let setup = &setup;
                 scope.spawn(move || {
                     threads(setup, |me, mut mux| {
-                        let mut bytes = [me as u8; 8];
-                        let all = [region(&mut bytes)];
-                        let post = match me {
-                            0 => Post::Send(1, envelope(0, 0), all.to_vec()),
-                            _ => Post::Recv(0, envelope(0, 0), Sink::Store(&all)),
-                        };
-                        carry_out(&mut mux, &[post]).unwrap();
-                        assert_eq!(bytes, [0; 8]);
+                        pass_one_message(me, &mut mux);
                     });
                 });
             }

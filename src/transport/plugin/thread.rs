@@ -126,14 +126,15 @@ impl Worker {
             if self.idle_polls < SPINS {
                 break;
             }
-            if self.last.elapsed() < YIELDS {
+            let waited = self.last.elapsed();
+            if waited < YIELDS {
                 drop(queue);
                 std::thread::yield_now();
                 queue = locked(&shared.queue);
                 break;
             }
             queue.asleep = true;
-            let nap = (self.last.elapsed() / WAIT_PER_NAP).clamp(NAP, LONGEST_NAP);
+            let nap = (waited / WAIT_PER_NAP).clamp(NAP, LONGEST_NAP);
             (queue, _) = shared.bell.wait_timeout(queue, nap).unwrap_or_else(|poisoned| poisoned.into_inner());
             queue.asleep = false;
             break;
