@@ -1,3 +1,4 @@
 //! Where data lives and is computed on.
 
+pub mod gpu;
 pub mod host;

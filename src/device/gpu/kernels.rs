@@ -1,0 +1,127 @@
+//! The kernels by name, and the arguments they take.
+//!
+//! Each kernel has one argument, a structure by value. Reductions, scalings and copies take a [`Batch`] of jobs, so that
+//! all that is ready goes out in one launch: `gridDim.y` is the number of jobs, and the blocks along x share a job.
+//! A kernel computes the bits that the host device computes.
+#![forbid(unsafe_code)]
+
+use crate::dtype::{DataType, Operator};
+
+/// 64-bit words of a [`Batch`] for its jobs: with its head, what a kernel's arguments may have.
+pub const WORDS: usize = 498;
+
+/// What happens to the result of each element of a [`Batch`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Scale {
+    /// Nothing.
+    None = 0,
+    /// It is multiplied by `factor`, a scalar of the element type in the low bytes.
+    Multiply = 1,
+    /// It is multiplied by 1/`factor` as a float32; integers are divided.
+    Reciprocal = 2,
+    /// It is divided by `factor`, as [`host::divide`](crate::device::host::divide) does it.
+    Divide = 3,
+}
+
+/// Jobs of one launch.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct Batch {
+    /// How many jobs there are.
+    pub njobs: u32,
+    /// How many sources each job has.
+    pub nsrcs: u32,
+    /// A [`Scale`].
+    pub scale: u32,
+    /// 0.
+    pub reserved: u32,
+    /// The scale's factor.
+    pub factor: u64,
+    /// Job after job: its bytes, its destination, its sources in the order of the fold.
+    pub words: [u64; WORDS],
+}
+
+/// A permutation of blocks: block `(row, column)` of `src` goes to block `(row, column)` of `dst`, each with strides of its
+/// own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(C)]
+pub struct Shuffle {
+    /// Where the first block is.
+    pub src: u64,
+    /// Where it goes.
+    pub dst: u64,
+    /// Bytes of a block.
+    pub block_bytes: u64,
+    /// Rows of blocks.
+    pub rows: u64,
+    /// Columns of blocks.
+    pub columns: u64,
+    /// Bytes from one row of the source to the next.
+    pub src_row_bytes: u64,
+    /// Bytes from one column of the source to the next.
+    pub src_column_bytes: u64,
+    /// The same of the destination.
+    pub dst_row_bytes: u64,
+    /// The same of the destination.
+    pub dst_column_bytes: u64,
+}
+
+/// A 32-bit word in memory that host and device share.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(C)]
+pub struct Flag {
+    /// Where it is.
+    pub address: u64,
+    /// What is waited for, or written. A wait ends when `(int32_t)(*address - value) >= 0`.
+    pub value: u32,
+    /// 0.
+    pub reserved: u32,
+}
+
+/// Copies: one source a job, any alignment.
+pub const COPY: &str = "strata_copy";
+/// Takes a [`Shuffle`].
+pub const SHUFFLE: &str = "strata_shuffle";
+/// Takes a [`Flag`] and ends when the word has come so far. One thread.
+pub const WAIT: &str = "strata_wait";
+/// Takes a [`Flag`] and writes the word after everything before it on the stream is visible to the host. One thread.
+pub const RAISE: &str = "strata_raise";
+
+/// A type in the names of kernels.
+pub const fn type_name(dtype: DataType) -> &'static str {
+    match dtype {
+        DataType::I8 => "i8",
+        DataType::U8 => "u8",
+        DataType::I32 => "i32",
+        DataType::U32 => "u32",
+        DataType::I64 => "i64",
+        DataType::U64 => "u64",
+        DataType::F16 => "f16",
+        DataType::F32 => "f32",
+        DataType::F64 => "f64",
+        DataType::BF16 => "bf16",
+        DataType::F8E4M3 => "e4m3",
+        DataType::F8E5M2 => "e5m2",
+    }
+}
+
+/// An operation in the names of kernels.
+pub const fn operator_name(operator: Operator) -> &'static str {
+    match operator {
+        Operator::Sum => "sum",
+        Operator::Prod => "prod",
+        Operator::Max => "max",
+        Operator::Min => "min",
+    }
+}
+
+/// The kernel that folds the sources of each job from the left, and may divide the result ([`Scale::Divide`]).
+pub fn reduce(dtype: DataType, operator: Operator) -> String {
+    format!("strata_reduce_{}_{}", operator_name(operator), type_name(dtype))
+}
+
+/// The kernel that scales the one source of each job.
+pub fn scale(dtype: DataType) -> String {
+    format!("strata_scale_{}", type_name(dtype))
+}

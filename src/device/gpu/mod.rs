@@ -1,0 +1,3 @@
+//! GPUs, NVIDIA's and AMD's: memory, streams and kernels through the driver that the program uses.
+
+pub mod kernels;
