@@ -8,7 +8,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{mpsc, Arc};
 use std::time::{Duration, Instant};
 use strata::comm::{launch, CollectiveCall, Comm, CommOptions, InitParams, Launch, Operation, UniqueId};
-use strata::device::host::stream::StreamRef;
+use strata::device::StreamRef;
 use strata::dtype::{DataType, RedOp, Reduction};
 use strata::error::{Error, Result};
 use strata::memory::Region;

@@ -6,7 +6,7 @@ mod world;
 
 use std::sync::Mutex;
 use strata::comm::{launch, CollectiveCall, Elements, Launch, Operation};
-use strata::device::host::stream::StreamRef;
+use strata::device::StreamRef;
 use strata::dtype::{DataType, RedOp, Reduction};
 use strata::plan::Collective;
 use strata::topo::{Grid, Rank};

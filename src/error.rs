@@ -9,6 +9,8 @@ pub type Result<T> = std::result::Result<T, Error>;
 /// Why a call failed. The kinds are NCCL's result codes; the text says what happened, on which rank, in which call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Error {
+    /// The GPU's driver refused something, or reports a failure.
+    Device(String),
     /// The operating system refused something.
     System(String),
     /// A bug in Strata: an invariant does not hold.
@@ -37,6 +39,7 @@ impl Error {
     /// The `ncclResult_t` for this error.
     pub fn code(&self) -> Code {
         match self {
+            Error::Device(_) => 1,
             Error::System(_) => 2,
             Error::Internal(_) => 3,
             Error::InvalidArgument(_) => 4,
@@ -51,7 +54,8 @@ impl Error {
     pub fn text(&self) -> &str {
         match self {
             Error::InProgress => "operation in progress",
-            Error::System(text)
+            Error::Device(text)
+            | Error::System(text)
             | Error::Internal(text)
             | Error::InvalidArgument(text)
             | Error::InvalidUsage(text)
@@ -105,6 +109,7 @@ mod tests {
     fn every_kind_has_its_nccl_code() {
         let text = String::new;
         let kinds = [
+            Error::Device(text()),
             Error::System(text()),
             Error::Internal(text()),
             Error::InvalidArgument(text()),
@@ -114,6 +119,6 @@ mod tests {
             Error::Timeout(text()),
         ];
         let codes: Vec<Code> = kinds.iter().map(Error::code).collect();
-        assert_eq!(codes, [2, 3, 4, 5, 6, 7, 8]);
+        assert_eq!(codes, [1, 2, 3, 4, 5, 6, 7, 8]);
     }
 }

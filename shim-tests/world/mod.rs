@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{mpsc, Arc, Barrier, Mutex};
 use std::time::Duration;
 use strata::comm::{launch, CollectiveCall, Comm, CommOptions, InitParams, Launch, Operation};
-use strata::device::host::stream::StreamRef;
+use strata::device::StreamRef;
 use strata::error::Result;
 use strata::memory::Region;
 use strata::topo::{Grid, Rank};

@@ -6,7 +6,8 @@
 
 use super::pointer::{Callback, Ptr};
 use super::types::{null, StreamHandle};
-use crate::device::host::stream::{Stream, StreamRef};
+use crate::device::host::stream::Stream;
+use crate::device::StreamRef;
 use crate::error::{Error, Result};
 use crate::fork::PerProcess;
 use std::collections::HashMap;

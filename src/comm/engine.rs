@@ -191,7 +191,7 @@ impl Engine {
         let running = self.running.as_ref().ok_or_else(|| Error::Internal("no collective is running".to_string()))?;
         let ready = &mut self.recent[running.ready];
         let mut world = LiveWorld {
-            transport: &mut self.transport,
+            hands: &mut self.transport,
             buffers: running.buffers,
             reduction: running.call.reduction,
             sequence: self.sequence,

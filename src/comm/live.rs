@@ -8,7 +8,7 @@ use crate::exec::{Op, Started, Token, World};
 use crate::memory::Region;
 use crate::plan::layout::Piece;
 use crate::plan::{Buffer, Order};
-use crate::transport::{Blocks, Envelope, NodeCall, Sink, Transport};
+use crate::transport::{Blocks, Envelope, Mux, NodeCall, Sink, Transport};
 use std::sync::OnceLock;
 use std::time::Instant;
 
@@ -32,10 +32,62 @@ pub struct Lists {
     dst: Blocks,
 }
 
+/// What a copy does to the elements on their way.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Scaling {
+    /// Of which the prologue is taken.
+    pub reduction: Reduction,
+    /// Apply the prologue.
+    pub start: bool,
+    /// Divide by this; 1 leaves it.
+    pub divisor: u64,
+}
+
+/// What carries a call's steps out: messages, and the local half on the device where the data is.
+pub trait Hands: Transport {
+    /// Copies one stretch, a part of the next step.
+    fn copy(&mut self, scaling: Option<Scaling>, src: Region, dst: Region) -> Result<()>;
+
+    /// Folds one stretch of all sources from the left and divides it, a part of the next step.
+    fn reduce(&mut self, how: (DataType, Operator, u64), srcs: &[Region], dst: Region) -> Result<()>;
+
+    /// All stretches of the step have been given.
+    fn step(&mut self, token: Token) -> Started;
+}
+
+/// On the host local steps are done when they are given.
+impl Hands for Mux {
+    fn copy(&mut self, scaling: Option<Scaling>, src: Region, dst: Region) -> Result<()> {
+        let Some(Scaling { reduction, start, divisor }) = scaling else {
+            dst.copy_from(src);
+            return Ok(());
+        };
+        let mut from = src;
+        if start {
+            host::prologue(&reduction, src, dst);
+            from = dst;
+        }
+        if divisor != 1 {
+            host::divide(reduction.dtype, divisor, from, dst);
+        }
+        Ok(())
+    }
+
+    fn reduce(&mut self, how: (DataType, Operator, u64), srcs: &[Region], dst: Region) -> Result<()> {
+        let (dtype, operator, divisor) = how;
+        host::reduce(dtype, operator, divisor, srcs, dst);
+        Ok(())
+    }
+
+    fn step(&mut self, _token: Token) -> Started {
+        Started::Done
+    }
+}
+
 /// One call's view of the world.
 pub struct LiveWorld<'a> {
-    /// Carries messages.
-    pub transport: &'a mut dyn Transport,
+    /// Carries messages, and does the local half.
+    pub hands: &'a mut dyn Hands,
     /// The call's memory.
     pub buffers: Buffers,
     /// What reductions do; `None` for collectives that only move data.
@@ -89,50 +141,39 @@ impl LiveWorld<'_> {
         Ok(Combine { dtype, operator, order, divisor: if finish { divisor } else { 1 } })
     }
 
-    fn copy(&mut self, src: &[Piece], dst: &[Piece], start: bool, finish: bool) -> Result<()> {
-        let reduction = match self.reduction {
-            Some(reduction) if (start && reduction.needs_prologue()) || (finish && reduction.divisor != 1) => reduction,
-            _ => {
-                walk(&[src, dst], |parts| self.buffers.region(&parts[1]).copy_from(self.buffers.region(&parts[0])));
-                return Ok(());
-            }
-        };
-        let divisor = if finish { reduction.divisor } else { 1 };
-        walk(&[src, dst], |parts| {
-            let (src, dst) = (self.buffers.region(&parts[0]), self.buffers.region(&parts[1]));
-            let mut from = src;
-            if start && reduction.needs_prologue() {
-                host::prologue(&reduction, src, dst);
-                from = dst;
-            }
-            if divisor != 1 {
-                host::divide(reduction.dtype, divisor, from, dst);
-            }
+    fn copy(&mut self, token: Token, src: &[Piece], dst: &[Piece], start: bool, finish: bool) -> Result<Started> {
+        let scaling = self.reduction.and_then(|reduction| {
+            let scaling = Scaling {
+                reduction,
+                start: start && reduction.needs_prologue(),
+                divisor: if finish { reduction.divisor } else { 1 },
+            };
+            (scaling.start || scaling.divisor != 1).then_some(scaling)
         });
-        Ok(())
+        let (buffers, hands) = (self.buffers, &mut *self.hands);
+        walk(&[src, dst], |parts| hands.copy(scaling, buffers.region(&parts[0]), buffers.region(&parts[1])))?;
+        Ok(hands.step(token))
     }
 
-    fn reduce(&mut self, srcs: &[&[Piece]], dst: &[Piece], finish: bool) -> Result<()> {
+    fn reduce(&mut self, token: Token, srcs: &[&[Piece]], dst: &[Piece], finish: bool) -> Result<Started> {
         let Reduction { dtype, operator, divisor, .. } = self.reduction()?;
-        let divisor = if finish { divisor } else { 1 };
+        let how = (dtype, operator, if finish { divisor } else { 1 });
         let mut rows: Vec<&[Piece]> = Vec::with_capacity(srcs.len() + 1);
         rows.extend(srcs);
         rows.push(dst);
-        let buffers = self.buffers;
-        walk(&rows, |parts| fold(dtype, operator, divisor, &buffers, parts));
-        Ok(())
+        let (buffers, hands) = (self.buffers, &mut *self.hands);
+        walk(&rows, |parts| {
+            let (dst, srcs) = parts.split_last().expect("a row for the destination");
+            let regions: smallvec::SmallVec<[Region; 16]> = srcs.iter().map(|piece| buffers.region(piece)).collect();
+            hands.reduce(how, &regions, buffers.region(dst))
+        })?;
+        Ok(hands.step(token))
     }
-}
-
-fn fold(dtype: DataType, operator: Operator, divisor: u64, buffers: &Buffers, parts: &[Piece]) {
-    let (dst, srcs) = parts.split_last().expect("a row for the destination");
-    let regions: smallvec::SmallVec<[Region; 16]> = srcs.iter().map(|piece| buffers.region(piece)).collect();
-    host::reduce(dtype, operator, divisor, &regions, buffers.region(dst));
 }
 
 /// Goes through rows of pieces of equal total length in step, calling `visit` for each stretch that is one piece in all
 /// of them.
-fn walk(rows: &[&[Piece]], mut visit: impl FnMut(&[Piece])) {
+fn walk(rows: &[&[Piece]], mut visit: impl FnMut(&[Piece]) -> Result<()>) -> Result<()> {
     let mut at: smallvec::SmallVec<[(usize, usize); 17]> = rows.iter().map(|_| (0, 0)).collect();
     let mut parts: smallvec::SmallVec<[Piece; 17]> = smallvec::SmallVec::new();
     while rows.iter().zip(&at).all(|(row, &(index, _))| index < row.len()) {
@@ -146,8 +187,9 @@ fn walk(rows: &[&[Piece]], mut visit: impl FnMut(&[Piece])) {
                 (*index, *done) = (*index + 1, 0);
             }
         }
-        visit(&parts);
+        visit(&parts)?;
     }
+    Ok(())
 }
 
 impl World for LiveWorld<'_> {
@@ -160,12 +202,12 @@ impl World for LiveWorld<'_> {
             Op::Send { to, channel, src } => {
                 let envelope = self.envelope(channel);
                 self.buffers.list(src, &mut self.lists.first);
-                self.transport.send(token, to, envelope, &self.lists.first)
+                self.hands.send(token, to, envelope, &self.lists.first)
             }
             Op::Recv { from, channel, dst } => {
                 let envelope = self.envelope(channel);
                 self.buffers.list(dst, &mut self.lists.first);
-                self.transport.recv(token, from, envelope, Sink::Store(&self.lists.first))
+                self.hands.recv(token, from, envelope, Sink::Store(&self.lists.first))
             }
             Op::RecvReduce { from, channel, local, dst, order, finish } => {
                 let envelope = self.envelope(channel);
@@ -173,10 +215,10 @@ impl World for LiveWorld<'_> {
                 self.buffers.list(local, &mut self.lists.first);
                 self.buffers.list(dst, &mut self.lists.second);
                 let sink = Sink::Reduce { local: &self.lists.first, dst: &self.lists.second, combine };
-                self.transport.recv(token, from, envelope, sink)
+                self.hands.recv(token, from, envelope, sink)
             }
-            Op::Copy { src, dst, start, finish } => self.copy(src, dst, start, finish).map(|()| Started::Done),
-            Op::Reduce { srcs, dst, finish } => self.reduce(srcs, dst, finish).map(|()| Started::Done),
+            Op::Copy { src, dst, start, finish } => self.copy(token, src, dst, start, finish),
+            Op::Reduce { srcs, dst, finish } => self.reduce(token, srcs, dst, finish),
             Op::Call { call, src, dst } => {
                 let envelope = self.envelope(0);
                 let combine = match call.collective.reduces() {
@@ -186,13 +228,13 @@ impl World for LiveWorld<'_> {
                 self.buffers.blocks(src, &mut self.lists.src);
                 self.buffers.blocks(dst, &mut self.lists.dst);
                 let Lists { src, dst, .. } = &*self.lists;
-                self.transport.call(token, envelope, NodeCall { collective: call.collective, src, dst, combine })
+                self.hands.call(token, envelope, NodeCall { collective: call.collective, src, dst, combine })
             }
         }
     }
 
     fn poll(&mut self, done: &mut Vec<Token>) -> Result<()> {
-        self.transport.poll(done)
+        self.hands.poll(done)
     }
 }
 
@@ -206,7 +248,9 @@ mod tests {
         let mut seen = Vec::new();
         walk(&[&[piece(0, 3), piece(10, 5)], &[piece(100, 8)]], |parts| {
             seen.push((parts[0].offset, parts[1].offset, parts[0].len));
-        });
+            Ok(())
+        })
+        .unwrap();
         assert_eq!(seen, [(0, 100, 3), (10, 103, 5)]);
     }
 }

@@ -25,7 +25,7 @@ pub use launch::{launch, launch_one, Launch};
 pub use ops::Factor;
 
 use crate::config::Config;
-use crate::device::host::stream::StreamRef;
+use crate::device::StreamRef;
 use crate::dtype::{DataType, Prologue, Reduction};
 use crate::error::{Error, Result};
 use crate::fork::Origin;

@@ -6,6 +6,7 @@
 
 mod copy;
 pub mod mapping;
+pub mod objects;
 pub mod shared;
 pub mod vectored;
 

@@ -7,8 +7,9 @@
 //! the same.
 #![forbid(unsafe_code)]
 
-use super::library::{mapped, Library};
+use super::library::Library;
 use super::runpath::RunPaths;
+use crate::memory::objects::mapped;
 use crate::transport::plugin::own_file;
 use std::collections::HashSet;
 use std::ffi::OsStr;

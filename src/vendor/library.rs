@@ -8,7 +8,7 @@ use super::calls::Calls;
 use super::guard;
 use crate::error::Code;
 use libloading::os::unix::{Library as Opened, RTLD_LOCAL, RTLD_NOW};
-use std::ffi::{c_int, c_void, CStr, OsStr};
+use std::ffi::{c_int, c_void, CStr};
 use std::fmt;
 use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
@@ -130,27 +130,6 @@ fn code_around(address: *const c_void) -> Range<usize> {
     search.found
 }
 
-/// The paths of all objects that are mapped into this process.
-pub fn mapped() -> Vec<PathBuf> {
-    extern "C" fn note(info: *mut libc::dl_phdr_info, _size: usize, paths: *mut c_void) -> c_int {
-        // SAFETY: as in `code_around`.
-        let info = unsafe { &*info };
-        // SAFETY: as in `code_around`, with a list of paths.
-        let paths = unsafe { &mut *paths.cast::<Vec<PathBuf>>() };
-        if !info.dlpi_name.is_null() {
-            // SAFETY: the name must end with a zero byte; because the loader's names do.
-            let name = unsafe { CStr::from_ptr(info.dlpi_name) };
-            paths.push(PathBuf::from(OsStr::from_bytes(name.to_bytes())));
-        }
-        0
-    }
-    let mut paths: Vec<PathBuf> = Vec::new();
-    let place: *mut Vec<PathBuf> = &mut paths;
-    // SAFETY: as in `code_around`.
-    unsafe { libc::dl_iterate_phdr(Some(note), place.cast()) };
-    paths
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -165,7 +144,6 @@ mod tests {
         let own = code_around as *const c_void;
         assert!(code_around(own).contains(&(own as usize)));
         assert_eq!(code_around(std::ptr::null()), 0..0);
-        assert!(mapped().iter().any(|path| path.to_string_lossy().contains("libc.so")));
     }
 
     #[test]

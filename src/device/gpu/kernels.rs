@@ -7,6 +7,22 @@
 
 use crate::dtype::{DataType, Operator};
 
+/// What is loaded at once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Module {
+    /// Reductions and scalings of a type.
+    Of(DataType),
+    /// Copies, shuffles, flags.
+    Move,
+}
+
+/// What a kernel takes.
+pub trait Argument: Copy {}
+
+impl Argument for Batch {}
+impl Argument for Shuffle {}
+impl Argument for Flag {}
+
 /// 64-bit words of a [`Batch`] for its jobs: with its head, what a kernel's arguments may have.
 pub const WORDS: usize = 498;
 
@@ -124,4 +140,15 @@ pub fn reduce(dtype: DataType, operator: Operator) -> String {
 /// The kernel that scales the one source of each job.
 pub fn scale(dtype: DataType) -> String {
     format!("strata_scale_{}", type_name(dtype))
+}
+
+/// The kernels of a module.
+pub fn names_of(module: Module) -> Vec<String> {
+    match module {
+        Module::Of(dtype) => {
+            let operators = [Operator::Sum, Operator::Prod, Operator::Max, Operator::Min];
+            operators.into_iter().map(|operator| reduce(dtype, operator)).chain([scale(dtype)]).collect()
+        }
+        Module::Move => [COPY, SHUFFLE, WAIT, RAISE].map(str::to_string).to_vec(),
+    }
 }

@@ -1,3 +1,295 @@
 //! GPUs, NVIDIA's and AMD's: memory, streams and kernels through the driver that the program uses.
+//!
+//! A [`Gpu`] is a context of the program's. Nothing here waits for the device but what says so, and the context that is
+//! current on a thread of the program's is the same after every call as before.
 
+pub mod driver;
+mod images;
 pub mod kernels;
+pub mod memory;
+pub mod order;
+pub mod stream;
+
+use crate::error::{Error, Result};
+use crate::fork::PerProcess;
+use driver::{Address, Driver, Handle, Kind, Status, NOT_READY, SUCCESS};
+use kernels::Module;
+use order::Word;
+use std::collections::HashMap;
+use std::ffi::{c_int, c_void, CString};
+use std::fmt;
+use std::ptr::null_mut;
+use std::sync::{Arc, Mutex, MutexGuard};
+use stream::Event;
+
+/// Properties of a device, by CUDA's and HIP's numbers.
+const MULTIPROCESSORS: (c_int, c_int) = (16, 63);
+/// `CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS`; of HIP's devices it is not asked.
+const PAGEABLE_MEMORY_ACCESS: c_int = 88;
+/// `CU_POINTER_ATTRIBUTE_MEMORY_TYPE`, `HIP_POINTER_ATTRIBUTE_MEMORY_TYPE`
+const MEMORY_TYPE: c_int = 2;
+/// From this release of HIP on a memory type of 0 means memory that the runtime does not know.
+const HIP_UNKNOWN_IS_ZERO: c_int = 60_000_000;
+/// Threads of a block of every kernel that works on elements.
+const THREADS: u32 = 512;
+
+/// A device as the program uses it: one of its contexts. Lives as long as the process.
+pub struct Gpu {
+    driver: &'static Driver,
+    /// The program's number of the device.
+    number: c_int,
+    /// Of CUDA; HIP has one a device.
+    context: Handle,
+    multiprocessors: u32,
+    /// Whether kernels may use any address of the process.
+    any_address: bool,
+    functions: Mutex<HashMap<String, Handle>>,
+    modules: Mutex<HashMap<Module, Handle>>,
+    events: Mutex<Vec<Handle>>,
+    words: Mutex<Vec<Word>>,
+    /// Asked to find out whether the context is still there.
+    witness: Handle,
+}
+
+impl fmt::Debug for Gpu {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Gpu({:?} {})", self.driver.kind, self.number)
+    }
+}
+
+/// The contexts that were used so far. A forked child has none: drivers do not survive a fork.
+static KNOWN: PerProcess<Mutex<Vec<Arc<Gpu>>>> = PerProcess::new(Mutex::default);
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+/// The context is current while this lives; afterwards it is the one before.
+pub struct Entered<'a> {
+    gpu: &'a Gpu,
+    /// The thread's device before, of HIP.
+    before: c_int,
+}
+
+impl Drop for Entered<'_> {
+    fn drop(&mut self) {
+        let mut context = 0;
+        match self.gpu.driver.kind {
+            // SAFETY: the place must be valid; because it is a local. What is popped is what was pushed.
+            Kind::Cuda => unsafe { self.gpu.driver.context_pop(&mut context) },
+            // SAFETY: the function has no preconditions.
+            Kind::Hip if self.before != self.gpu.number => unsafe { self.gpu.driver.device_set(self.before) },
+            Kind::Hip => SUCCESS,
+        };
+    }
+}
+
+impl Gpu {
+    /// The device that is current on this thread, as the program has left it; none where the program uses no GPU. With a
+    /// `number` the device of that number.
+    pub fn of_thread(number: Option<i32>) -> Result<Option<Arc<Gpu>>> {
+        let Some(driver) = Driver::get() else { return Ok(None) };
+        let mut context = 0;
+        let mut current: c_int = 0;
+        match (driver.kind, number) {
+            (Kind::Hip, Some(number)) => current = number,
+            (Kind::Hip, None) => {
+                // SAFETY: the place must be valid; because it is a local.
+                driver.check("device_current", unsafe { driver.device_current(&mut current) })?;
+            }
+            (Kind::Cuda, Some(number)) => (current, context) = (number, primary(driver, number)?),
+            (Kind::Cuda, None) => {
+                // SAFETY: the place must be valid; because it is a local.
+                let status = unsafe { driver.context_current(&mut context) };
+                if status != SUCCESS || context == 0 {
+                    return Ok(None);
+                }
+                // SAFETY: the place must be valid; because it is a local.
+                driver.check("device_current", unsafe { driver.device_current(&mut current) })?;
+            }
+        }
+        let mut known = locked(KNOWN.get());
+        known.retain(|gpu| gpu.is_alive());
+        if let Some(gpu) = known.iter().find(|gpu| (gpu.number, gpu.context) == (current, context)) {
+            return Ok(Some(gpu.clone()));
+        }
+        let gpu = Arc::new(Gpu::new(driver, current, context)?);
+        known.push(gpu.clone());
+        Ok(Some(gpu))
+    }
+
+    fn new(driver: &'static Driver, number: c_int, context: Handle) -> Result<Gpu> {
+        let mut gpu = Gpu {
+            driver,
+            number,
+            context,
+            multiprocessors: 1,
+            any_address: false,
+            functions: Mutex::default(),
+            modules: Mutex::default(),
+            events: Mutex::default(),
+            words: Mutex::default(),
+            witness: 0,
+        };
+        let entered = gpu.enter()?;
+        let attribute = |attribute: c_int| {
+            let mut value = 0;
+            // SAFETY: the place must be valid; because it is a local.
+            let status = unsafe { driver.device_attribute(&mut value, attribute, number) };
+            (status == SUCCESS).then_some(value)
+        };
+        let cuda = driver.kind == Kind::Cuda;
+        let multiprocessors = attribute(if cuda { MULTIPROCESSORS.0 } else { MULTIPROCESSORS.1 });
+        let any_address = cuda && attribute(PAGEABLE_MEMORY_ACCESS) == Some(1);
+        let witness = gpu.new_event()?;
+        drop(entered);
+        gpu.multiprocessors = multiprocessors.and_then(|number| u32::try_from(number).ok()).unwrap_or(1).max(1);
+        gpu.any_address = any_address;
+        gpu.witness = witness;
+        Ok(gpu)
+    }
+
+    /// The driver it belongs to.
+    pub fn driver(&self) -> &'static Driver {
+        self.driver
+    }
+
+    /// The program's number of the device.
+    pub fn number(&self) -> i32 {
+        self.number
+    }
+
+    /// How many multiprocessors it has.
+    pub fn multiprocessors(&self) -> u32 {
+        self.multiprocessors
+    }
+
+    /// Makes the context current on this thread for as long as the result lives.
+    pub fn enter(&self) -> Result<Entered<'_>> {
+        let mut before = self.number;
+        match self.driver.kind {
+            // SAFETY: the context must be alive, else the driver refuses it; because the program made it.
+            Kind::Cuda => self.check("context_push", unsafe { self.driver.context_push(self.context) })?,
+            Kind::Hip => {
+                // SAFETY: the place must be valid; because it is a local.
+                self.check("device_current", unsafe { self.driver.device_current(&mut before) })?;
+                if before != self.number {
+                    // SAFETY: the function has no preconditions.
+                    self.check("device_set", unsafe { self.driver.device_set(self.number) })?;
+                }
+            }
+        }
+        Ok(Entered { gpu: self, before })
+    }
+
+    fn check(&self, call: &'static str, status: Status) -> Result<()> {
+        self.driver.check(call, status)
+    }
+
+    /// Whether the program has not destroyed the context.
+    fn is_alive(&self) -> bool {
+        let Ok(_entered) = self.enter() else { return false };
+        // SAFETY: the event must be one of the context's, which the driver checks; because it was made there.
+        matches!(unsafe { self.driver.event_query(self.witness) }, SUCCESS | NOT_READY)
+    }
+
+    /// Whether kernels and copies of this device can use memory at an address: device memory, or registered host memory.
+    pub fn can_use(&self, address: Address) -> bool {
+        if self.any_address {
+            return true;
+        }
+        let mut kind: c_int = 0;
+        let place: *mut c_int = &mut kind;
+        // SAFETY: the place must be fit for this property; because it is an integer.
+        let status = unsafe { self.driver.pointer_attribute(place.cast(), MEMORY_TYPE, address) };
+        status == SUCCESS && (kind != 0 || !self.zero_is_unknown())
+    }
+
+    fn zero_is_unknown(&self) -> bool {
+        let mut version = 0;
+        // SAFETY: the place must be valid; because it is a local.
+        unsafe { self.driver.version(&mut version) };
+        self.driver.kind == Kind::Cuda || version >= HIP_UNKNOWN_IS_ZERO
+    }
+
+    /// Whether what is given to a stream is recorded into a graph instead of running.
+    pub fn is_captured(&self, stream: Handle) -> bool {
+        crate::device::gpu::stream::is_captured(self.driver, stream)
+    }
+
+    fn new_event(&self) -> Result<Handle> {
+        /// `CU_EVENT_DISABLE_TIMING`, `hipEventDisableTiming`
+        const NO_TIMING: u32 = 2;
+        let mut event = 0;
+        // SAFETY: the place must be valid; because it is a local.
+        self.check("event_create", unsafe { self.driver.event_create(&mut event, NO_TIMING) })?;
+        Ok(event)
+    }
+
+    /// An event that stands for nothing yet. The context must be current.
+    pub fn event(self: &Arc<Gpu>) -> Result<Event> {
+        let kept = locked(&self.events).pop();
+        Ok(Event::new(self.clone(), kept.map_or_else(|| self.new_event(), Ok)?))
+    }
+
+    /// A kernel of ours. The context must be current. The first one of a module takes as long as the driver needs to
+    /// compile the module.
+    fn function(&self, module: Module, name: &str) -> Result<Handle> {
+        if let Some(&function) = locked(&self.functions).get(name) {
+            return Ok(function);
+        }
+        let mut modules = locked(&self.modules);
+        let loaded = match modules.get(&module) {
+            Some(&loaded) => loaded,
+            None => {
+                let image = images::image(self, module)?;
+                let mut loaded = 0;
+                // SAFETY: the place must be valid and the image code that ends with a zero byte or tells its length;
+                // because PTX and HIP's code objects do.
+                let status = unsafe { self.driver.module_load(&mut loaded, image.as_ptr().cast()) };
+                self.check("module_load", status)?;
+                modules.insert(module, loaded);
+                loaded
+            }
+        };
+        drop(modules);
+        let mut function = 0;
+        let text = CString::new(name).map_err(|_| Error::Internal(format!("a kernel called {name:?}")))?;
+        // SAFETY: the place and the text must be valid; because they are locals. The module stays loaded.
+        self.check("module_function", unsafe { self.driver.module_function(&mut function, loaded, text.as_ptr()) })?;
+        locked(&self.functions).insert(name.to_string(), function);
+        Ok(function)
+    }
+
+    /// Launches a kernel of ours with its argument, which the kernel must take by its [contract](kernels). The context
+    /// must be current.
+    fn launch<T: kernels::Argument>(
+        &self,
+        stream: Handle,
+        kernel: (Module, &str),
+        [blocks, rows, threads]: [u32; 3],
+        argument: &T,
+    ) -> Result<()> {
+        let function = self.function(kernel.0, kernel.1)?;
+        let place: *const T = argument;
+        let mut arguments: [*mut c_void; 1] = [place.cast_mut().cast()];
+        // SAFETY: the kernel must take one argument of this size, which the driver copies before it returns; because
+        // `Argument` is implemented for what the kernels take.
+        let status = unsafe {
+            self.driver.launch(function, blocks, rows, 1, threads, 1, 1, 0, stream, arguments.as_mut_ptr(), null_mut())
+        };
+        self.check("launch", status)
+    }
+}
+
+/// The context that all users of a device share. It stays retained: streams of the program's may use it at any time.
+fn primary(driver: &Driver, number: i32) -> Result<Handle> {
+    let (mut device, mut context) = (0, 0);
+    // SAFETY: the function has no preconditions.
+    driver.check("init", unsafe { driver.init(0) })?;
+    // SAFETY: the place must be valid; because it is a local.
+    driver.check("device_get", unsafe { driver.device_get(&mut device, number) })?;
+    // SAFETY: as above.
+    driver.check("context_retain", unsafe { driver.context_retain(&mut context, device) })?;
+    Ok(context)
+}

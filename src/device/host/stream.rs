@@ -119,43 +119,10 @@ impl Stream {
     }
 }
 
-/// Where an operation is ordered.
-#[derive(Debug, Clone)]
-pub enum StreamRef {
-    /// The null stream: finished when the call returns.
-    Null,
-    /// A stream of the program.
-    Stream(Arc<Stream>),
-}
-
-impl PartialEq for StreamRef {
-    fn eq(&self, other: &StreamRef) -> bool {
-        match (self, other) {
-            (StreamRef::Null, StreamRef::Null) => true,
-            (StreamRef::Stream(one), StreamRef::Stream(two)) => Arc::ptr_eq(one, two),
-            _ => false,
-        }
-    }
-}
-
-impl StreamRef {
-    /// Whether this is the null stream.
-    pub fn is_null(&self) -> bool {
-        matches!(self, StreamRef::Null)
-    }
-
-    /// Queues a job; on the null stream runs it and returns its outcome.
-    pub fn enqueue(&self, job: impl FnOnce() -> Result<()> + Send + 'static) -> Result<()> {
-        match self {
-            StreamRef::Null => job(),
-            StreamRef::Stream(stream) => stream.enqueue(job),
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::device::StreamRef;
     use std::sync::mpsc;
     use std::time::Duration;
 

@@ -1,0 +1,152 @@
+//! Order against the program's streams, without anybody waiting on the host.
+//!
+//! When an operation is accepted, an event is recorded on each of its streams, and the stream is given a wait for a word
+//! in memory. The thread that runs the operation begins when the events have ended and raises the word at the end.
+//!
+//! Words are never given back to the system: a stream may look at one long after the operation has ended. A word only
+//! grows, from user to user, so a late look finds it raised.
+
+use super::driver::{Address, Handle, Kind, SUCCESS};
+use super::kernels::Flag;
+use super::memory::Pinned;
+use super::stream::{wait_by_kernel, Event};
+use super::{locked, Gpu};
+use crate::error::Result;
+use crate::memory::Region;
+use smallvec::SmallVec;
+use std::sync::atomic::{fence, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+
+/// Words lie so far apart, so that raising one disturbs no look at another.
+const WORD_BYTES: usize = 64;
+/// How many words are made at once.
+const WORDS_AT_ONCE: usize = 64;
+/// `CU_STREAM_WAIT_VALUE_GEQ`, `hipStreamWaitValueGte`
+const AT_LEAST: u32 = 0;
+
+/// A word that streams wait for.
+#[derive(Debug)]
+pub struct Word {
+    place: Region,
+    address: Address,
+    /// What the last wait waits for.
+    promised: u32,
+}
+
+impl Word {
+    fn raise(&self, value: u32) {
+        fence(Ordering::SeqCst);
+        // SAFETY: the place must be valid for ever and used atomically; because words are never freed, and the device's
+        // looks are atomic.
+        let word = unsafe { AtomicU32::from_ptr(self.place.as_ptr().cast()) };
+        word.store(value, Ordering::SeqCst);
+    }
+}
+
+/// The word of a communicator; goes back to its device's pool with the value.
+#[derive(Debug)]
+pub struct Gate {
+    gpu: Arc<Gpu>,
+    word: Mutex<Option<Word>>,
+}
+
+/// An operation's place in the order of its streams. Dropping it lets the streams go on.
+#[derive(Debug)]
+pub struct Ordered {
+    gate: Arc<Gate>,
+    events: SmallVec<[Event; 1]>,
+    value: u32,
+}
+
+impl Gate {
+    /// A word of this device's pool.
+    pub fn new(gpu: &Arc<Gpu>) -> Result<Arc<Gate>> {
+        let mut words = locked(&gpu.words);
+        if words.is_empty() {
+            // Never freed: see above.
+            let pinned = Box::leak(Box::new(Pinned::new(gpu, WORDS_AT_ONCE * WORD_BYTES)?));
+            let word = |index: usize| Word {
+                place: pinned.host().part(index * WORD_BYTES, 4),
+                address: pinned.address() + (index * WORD_BYTES) as Address,
+                promised: 0,
+            };
+            words.extend((0..WORDS_AT_ONCE).map(word));
+        }
+        Ok(Arc::new(Gate { gpu: gpu.clone(), word: Mutex::new(words.pop()) }))
+    }
+
+    /// The device.
+    pub fn gpu(&self) -> &Arc<Gpu> {
+        &self.gpu
+    }
+
+    /// Takes a place in the order of these streams: what they were given so far comes before, what they are given from
+    /// now on comes after. Operations of one gate must end in the order in which they were accepted.
+    pub fn accept(self: &Arc<Gate>, streams: &[Handle]) -> Result<Ordered> {
+        let _entered = self.gpu.enter()?;
+        let mut events = SmallVec::new();
+        for &stream in streams {
+            let event = self.gpu.event()?;
+            event.record(stream)?;
+            events.push(event);
+        }
+        let flag = self.promise();
+        let ordered = Ordered { gate: self.clone(), events, value: flag.value };
+        streams.iter().try_for_each(|&stream| self.wait(stream, flag))?;
+        Ok(ordered)
+    }
+
+    /// What the next operation will raise the word to.
+    fn promise(&self) -> Flag {
+        let mut word = locked(&self.word);
+        let Some(word) = word.as_mut() else { unreachable!("a gate has its word until it is dropped") };
+        word.promised = word.promised.wrapping_add(1);
+        Flag { address: word.address, value: word.promised, reserved: 0 }
+    }
+
+    /// Has a stream wait for the word.
+    fn wait(&self, stream: Handle, flag: Flag) -> Result<()> {
+        let (driver, Flag { address, value, .. }) = (self.gpu.driver, flag);
+        let status = match driver.kind {
+            // SAFETY: the stream must be alive and the word must stay; because the program gives the one, and words are
+            // never freed.
+            Kind::Cuda => unsafe { driver.stream_wait_value(stream, address, value, AT_LEAST) },
+            // SAFETY: as above.
+            Kind::Hip => unsafe { driver.stream_wait_masked(stream, address, value, AT_LEAST, u32::MAX) },
+        };
+        match status {
+            SUCCESS => Ok(()),
+            // A driver without such operations. What else it may refuse, it refuses the kernel as well.
+            _ => wait_by_kernel(&self.gpu, stream, flag),
+        }
+    }
+}
+
+impl Drop for Gate {
+    fn drop(&mut self) {
+        let word = self.word.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner()).take();
+        locked(&self.gpu.words).extend(word);
+    }
+}
+
+impl Ordered {
+    /// Whether the streams have come so far that the operation may begin.
+    pub fn may_begin(&mut self) -> Result<bool> {
+        let _entered = self.gate.gpu.enter()?;
+        while let Some(event) = self.events.last() {
+            if !event.is_done()? {
+                return Ok(false);
+            }
+            self.events.pop();
+        }
+        Ok(true)
+    }
+}
+
+impl Drop for Ordered {
+    fn drop(&mut self) {
+        if let Some(word) = locked(&self.gate.word).as_ref() {
+            word.raise(self.value);
+        }
+    }
+}

@@ -1,0 +1,243 @@
+//! Streams of our own, events, and what is given to streams.
+
+use super::driver::{Address, Driver, Handle, CAPTURE_IMPLICIT, NOT_READY, SUCCESS};
+use super::kernels::{self, Batch, Flag, Module, Scale, Shuffle, WORDS};
+use super::{locked, Gpu, THREADS};
+use crate::dtype::{DataType, Operator};
+use crate::error::Result;
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+/// `CU_STREAM_NON_BLOCKING`, `hipStreamNonBlocking`: the legacy stream does not hold it up.
+const NON_BLOCKING: u32 = 1;
+/// What one block of a kernel moves at least, so that short jobs take few.
+const BLOCK_BYTES: u64 = 16 << 10;
+/// Blocks for each multiprocessor that long jobs take at most.
+const BLOCKS_PER_MULTIPROCESSOR: u32 = 2;
+
+/// Whether what is given to a stream is recorded into a graph instead of running.
+pub fn is_captured(driver: &Driver, stream: Handle) -> bool {
+    let mut status = 0;
+    // SAFETY: the stream must be one of the driver's; because the program gave it as one.
+    let answer = unsafe { driver.stream_is_capturing(stream, &mut status) };
+    answer == CAPTURE_IMPLICIT || (answer == SUCCESS && status != 0)
+}
+
+/// A point in a stream. Goes back to its device's pool with the value.
+#[derive(Debug)]
+pub struct Event {
+    gpu: Arc<Gpu>,
+    handle: Handle,
+}
+
+impl Event {
+    pub(super) fn new(gpu: Arc<Gpu>, handle: Handle) -> Event {
+        Event { gpu, handle }
+    }
+
+    /// Stands for all that the stream has been given so far. The context must be current.
+    pub fn record(&self, stream: Handle) -> Result<()> {
+        // SAFETY: event and stream must be alive and of one context; because the program gives streams of the device
+        // that its communicator is on, and the driver refuses others.
+        self.gpu.check("event_record", unsafe { self.gpu.driver.event_record(self.handle, stream) })
+    }
+
+    /// Whether all of it has ended. A failure of the device shows here.
+    pub fn is_done(&self) -> Result<bool> {
+        // SAFETY: the event must be alive; because it is ours.
+        match unsafe { self.gpu.driver.event_query(self.handle) } {
+            NOT_READY => Ok(false),
+            status => self.gpu.check("event_query", status).map(|()| true),
+        }
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        locked(&self.gpu.events).push(self.handle);
+    }
+}
+
+/// A stream of ours, and how far it has come. What it is given gets a number; numbers complete in order.
+#[derive(Debug)]
+pub struct Track {
+    gpu: Arc<Gpu>,
+    stream: Handle,
+    /// The number of what comes next.
+    next: u64,
+    /// Everything below has an event.
+    marked: u64,
+    /// Everything below has ended.
+    done: u64,
+    /// Events in order, with the number that each completes up to.
+    events: VecDeque<(u64, Event)>,
+}
+
+impl Track {
+    /// A stream of the highest priority: what a collective waits for goes before what others compute.
+    pub fn new(gpu: &Arc<Gpu>) -> Result<Track> {
+        let _entered = gpu.enter()?;
+        let (mut least, mut greatest, mut stream) = (0, 0, 0);
+        // SAFETY: the places must be valid; because they are locals.
+        unsafe { gpu.driver.priorities(&mut least, &mut greatest) };
+        // SAFETY: as above.
+        let status = unsafe { gpu.driver.stream_create(&mut stream, NON_BLOCKING, greatest) };
+        gpu.check("stream_create", status)?;
+        Ok(Track { gpu: gpu.clone(), stream, next: 0, marked: 0, done: 0, events: VecDeque::new() })
+    }
+
+    /// The driver's handle, for what others enqueue; [`issued`](Track::issued) gives that its number.
+    pub fn handle(&self) -> Handle {
+        self.stream
+    }
+
+    /// Numbers what has just been given to the stream.
+    pub fn issued(&mut self) -> u64 {
+        self.next += 1;
+        self.next - 1
+    }
+
+    /// Marks what has been issued since the last time, so that [`poll`](Track::poll) sees it end. The context must be
+    /// current.
+    pub fn mark(&mut self) -> Result<()> {
+        if self.marked < self.next {
+            let event = self.gpu.event()?;
+            event.record(self.stream)?;
+            self.events.push_back((self.next, event));
+            self.marked = self.next;
+        }
+        Ok(())
+    }
+
+    /// Looks how far the stream has come; everything below the result has ended. The context must be current.
+    pub fn poll(&mut self) -> Result<u64> {
+        while let Some((upto, event)) = self.events.front() {
+            if !event.is_done()? {
+                break;
+            }
+            self.done = *upto;
+            self.events.pop_front();
+        }
+        Ok(self.done)
+    }
+
+    /// Whether something that was issued has not ended, as far as is known.
+    pub fn is_busy(&self) -> bool {
+        self.done < self.next
+    }
+
+    /// Waits until all of it has ended, whatever its outcome.
+    pub fn settle(&mut self) {
+        if self.is_busy() {
+            if let Ok(_entered) = self.gpu.enter() {
+                // SAFETY: the stream must be alive; because it is ours.
+                unsafe { self.gpu.driver.stream_synchronize(self.stream) };
+            }
+            self.events.clear();
+            (self.marked, self.done) = (self.next, self.next);
+        }
+    }
+
+    /// Copies device memory into pinned host memory. The context must be current.
+    pub fn to_host(&mut self, to: *mut u8, from: Address, bytes: usize) -> Result<()> {
+        // SAFETY: both must be valid for so many bytes until this has ended; because the caller keeps them.
+        let status = unsafe { self.gpu.driver.copy_to_host(to.cast(), from, bytes, self.stream) };
+        self.gpu.check("copy_to_host", status)
+    }
+
+    /// Copies pinned host memory into device memory. The context must be current.
+    pub fn to_device(&mut self, to: Address, from: *const u8, bytes: usize) -> Result<()> {
+        // SAFETY: as above.
+        let status = unsafe { self.gpu.driver.copy_to_device(to, from.cast(), bytes, self.stream) };
+        self.gpu.check("copy_to_device", status)
+    }
+
+    /// Copies device memory. The context must be current.
+    pub fn on_device(&mut self, to: Address, from: Address, bytes: usize) -> Result<()> {
+        // SAFETY: as above.
+        let status = unsafe { self.gpu.driver.copy_on_device(to, from, bytes, self.stream) };
+        self.gpu.check("copy_on_device", status)
+    }
+
+    /// Launches a reduction of a batch. The context must be current.
+    pub fn reduce(&mut self, dtype: DataType, operator: Operator, batch: &Batch) -> Result<()> {
+        self.batch((Module::Of(dtype), &kernels::reduce(dtype, operator)), batch)
+    }
+
+    /// Launches a scaling of a batch. The context must be current.
+    pub fn scale(&mut self, dtype: DataType, batch: &Batch) -> Result<()> {
+        self.batch((Module::Of(dtype), &kernels::scale(dtype)), batch)
+    }
+
+    /// Launches the copies of a batch. The context must be current.
+    pub fn copy(&mut self, batch: &Batch) -> Result<()> {
+        self.batch((Module::Move, kernels::COPY), batch)
+    }
+
+    /// Launches a permutation of blocks. The context must be current.
+    pub fn shuffle(&mut self, shuffle: &Shuffle) -> Result<()> {
+        let blocks = self.blocks(shuffle.block_bytes.saturating_mul(shuffle.rows).saturating_mul(shuffle.columns), 1);
+        self.gpu.launch(self.stream, (Module::Move, kernels::SHUFFLE), [blocks, 1, THREADS], shuffle)
+    }
+
+    fn batch(&mut self, kernel: (Module, &str), batch: &Batch) -> Result<()> {
+        let longest = batch.jobs().map(|job| job[0]).max().unwrap_or(0);
+        let blocks = self.blocks(longest, batch.njobs);
+        self.gpu.launch(self.stream, kernel, [blocks, batch.njobs, THREADS], batch)
+    }
+
+    /// How many blocks share a job of so many bytes where there are `njobs` of them.
+    fn blocks(&self, bytes: u64, njobs: u32) -> u32 {
+        let most = (BLOCKS_PER_MULTIPROCESSOR * self.gpu.multiprocessors / njobs.max(1)).max(1);
+        u32::try_from(bytes.div_ceil(BLOCK_BYTES)).unwrap_or(u32::MAX).clamp(1, most)
+    }
+}
+
+impl Drop for Track {
+    fn drop(&mut self) {
+        self.settle();
+        if let Ok(_entered) = self.gpu.enter() {
+            // SAFETY: the stream must be alive; because it is ours, and nobody else has it.
+            unsafe { self.gpu.driver.stream_destroy(self.stream) };
+        }
+    }
+}
+
+/// Has a stream wait by a kernel until a word has come so far, where the driver has no operation for it. The context must
+/// be current.
+pub(super) fn wait_by_kernel(gpu: &Gpu, stream: Handle, flag: Flag) -> Result<()> {
+    gpu.launch(stream, (Module::Move, kernels::WAIT), [1, 1, 1], &flag)
+}
+
+impl Batch {
+    /// No jobs yet, each of which will have so many sources.
+    pub fn new(nsrcs: usize, scale: Scale, factor: u64) -> Batch {
+        Batch { njobs: 0, nsrcs: nsrcs as u32, scale: scale as u32, reserved: 0, factor, words: [0; WORDS] }
+    }
+
+    /// The jobs: bytes, destination, sources.
+    pub fn jobs(&self) -> impl Iterator<Item = &[u64]> {
+        self.words.chunks_exact(2 + self.nsrcs as usize).take(self.njobs as usize)
+    }
+
+    /// How many jobs of so many sources fit.
+    pub const fn capacity(nsrcs: usize) -> usize {
+        WORDS / (2 + nsrcs)
+    }
+
+    /// Whether no further job fits.
+    pub fn is_full(&self) -> bool {
+        self.njobs as usize >= Batch::capacity(self.nsrcs as usize)
+    }
+
+    /// Adds a job. The batch must not be full, and the job has as many sources as all of them.
+    pub fn push(&mut self, bytes: usize, dst: Address, srcs: impl Iterator<Item = Address>) {
+        let width = 2 + self.nsrcs as usize;
+        let at = self.njobs as usize * width;
+        let job = &mut self.words[at..at + width];
+        job[0] = bytes as u64;
+        job[1] = dst;
+        job[2..].iter_mut().zip(srcs).for_each(|(word, src)| *word = src);
+        self.njobs += 1;
+    }
+}
