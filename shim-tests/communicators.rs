@@ -236,7 +236,7 @@ fn several_ids_bring_the_same_ranks_together() {
             let ids = ids.clone();
             std::thread::spawn(move || {
                 let options = CommOptions::default();
-                let params = InitParams { nranks: 5, rank, ids, options, device: 0 };
+                let params = InitParams { nranks: 5, rank, ids, options, device: 0, gpu: None };
                 let comm = Comm::init(params, &Arc::new(AtomicBool::new(false))).expect("init");
                 assert_eq!(sum(&comm, 1).expect("sum"), 5);
                 comm.destroy().expect("destroy");

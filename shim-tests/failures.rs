@@ -84,7 +84,7 @@ fn rank_main(rank: usize) {
     let nranks: usize = var("STRATA_TEST_NRANKS").parse().expect("a number of ranks");
     let per_node: usize = var("STRATA_TEST_PER_NODE").parse().expect("ranks a node");
     let options = CommOptions { host_id: Some(format!("node{}", rank / per_node)), ..CommOptions::default() };
-    let params = InitParams { nranks, rank, ids: vec![unhex(&var("STRATA_TEST_ID"))], options, device: 0 };
+    let params = InitParams { nranks, rank, ids: vec![unhex(&var("STRATA_TEST_ID"))], options, device: 0, gpu: None };
     let comm = Comm::init(params, &Arc::new(AtomicBool::new(false))).expect("init");
     if var("STRATA_TEST_FORK") == rank.to_string() {
         fork_a_child(&comm);

@@ -75,6 +75,8 @@ variables! {
         "From this number of nodes on Strata takes over the vendor's all-gathers and reduce-scatters by itself.";
     "STRATA_VENDOR_SCRATCH_BYTES" vendor_scratch_bytes: usize = "268435456", agreed,
         "Most device memory that a collective in two levels over the vendor's library may take beside the program's.";
+    "STRATA_DEVICE" device: String = "auto", local,
+        "Where buffers are if no vendor's library serves: auto is the GPU that is current when a communicator is made, if the program uses any; host is the host.";
     "STRATA_TIMEOUT_MS" timeout_ms: u64 = "600000", agreed,
         "Milliseconds a collective may wait for another rank before it ends with ncclTimeout; 0 waits for ever.";
     "STRATA_BOOTSTRAP_TIMEOUT_MS" bootstrap_timeout_ms: u64 = "300000", local,
@@ -85,6 +87,8 @@ variables! {
         "Segments in flight at once.";
     "STRATA_SCRATCH_BYTES" scratch_bytes: usize = "4194304", agreed,
         "Most scratch memory of a communicator, all segments in flight together.";
+    "STRATA_PINNED_BYTES" pinned_bytes: usize = "16777216", local,
+        "Pinned host memory of a communicator on a GPU, for messages between the device and the network; what does not fit takes a slower way.";
     "STRATA_ALLREDUCE_ALGO" all_reduce_algo: String = "auto", agreed,
         "Algorithm of ncclAllReduce; `strata info --algorithms` lists them. Over a vendor's library: vendor or two_level.";
     "STRATA_ALLGATHER_ALGO" all_gather_algo: String = "auto", agreed,

@@ -38,7 +38,7 @@ pub fn run(grid: Grid, body: impl Fn(&Member) + Send + Sync + 'static) {
             std::thread::spawn(move || {
                 let host_id = Some(format!("node{}", grid.node(Rank::from_index(rank)).index()));
                 let options = CommOptions { host_id, ..CommOptions::default() };
-                let params = InitParams { nranks, rank, ids: vec![id], options, device: 0 };
+                let params = InitParams { nranks, rank, ids: vec![id], options, device: 0, gpu: None };
                 let comm = Comm::init(params, &Arc::new(AtomicBool::new(false))).expect("init");
                 let member = Member { comm, rank, grid, barrier, board };
                 body(&member);

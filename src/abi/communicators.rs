@@ -7,6 +7,8 @@ use super::options;
 use super::pointer::{ConstPtr, Ptr};
 use super::types::{null, CommHandle};
 use crate::comm::{group, Comm, CommOptions, InitParams, UniqueId};
+use crate::config::Config as Settings;
+use crate::device::gpu::Gpu;
 use crate::error::{counted, Error, Result};
 use std::ffi::c_int;
 use std::sync::atomic::AtomicBool;
@@ -215,7 +217,9 @@ fn init(
     let ids = ids()?;
     let options = options::communicator(config.as_const(), None)?;
     let blocking = options.blocking;
-    let params = InitParams { nranks, rank, ids, options, device: 0 };
+    let gpu = gpu(None)?;
+    let device = gpu.as_ref().map_or(0, |gpu| gpu.number());
+    let params = InitParams { nranks, rank, ids, options, device, gpu };
     make(newcomm, blocking, move |cancel| Comm::init(params, cancel))
 }
 
@@ -223,6 +227,15 @@ fn ranks(nranks: c_int, rank: c_int) -> Result<(usize, usize)> {
     match (usize::try_from(nranks), usize::try_from(rank)) {
         (Ok(all), Ok(one)) if one < all => Ok((all, one)),
         _ => invalid(format!("Invalid rank requested : {rank}/{nranks}")),
+    }
+}
+
+/// The GPU that the program uses, as its driver has it current on this thread, or the one of a number; none where it uses
+/// none, or has said so.
+fn gpu(number: Option<c_int>) -> Result<Option<Arc<Gpu>>> {
+    match Settings::from_env().0.device.as_str() {
+        "host" => Ok(None),
+        _ => Gpu::of_thread(number),
     }
 }
 
@@ -256,7 +269,8 @@ fn init_all_unnoted(comms: Ptr<CommHandle>, ndev: c_int, devices: ConstPtr<c_int
     group::start();
     let mut outcome = Ok(());
     for (rank, device) in devices.into_iter().enumerate() {
-        let params = InitParams { nranks, rank, ids: vec![id], options: options.clone(), device };
+        let gpu = gpu(Some(device))?;
+        let params = InitParams { nranks, rank, ids: vec![id], options: options.clone(), device, gpu };
         let made = make(comms.at(rank), options.blocking, move |cancel| Comm::init(params, cancel));
         outcome = outcome.and(group::noted(made));
     }

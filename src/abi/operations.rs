@@ -43,7 +43,7 @@ impl Call {
         let dtype = self.dtype.get()?;
         let reduction = self.op.map(|op| comm.reduction(op.0, dtype)).transpose()?;
         let (reduction, factor_at) = reduction.map_or((None, None), |(reduction, place)| (Some(reduction), place));
-        let stream = streams::find(self.stream)?;
+        let stream = streams::of(&comm, self.stream)?;
         let wish = options::collective(self.config)?;
         let algorithm = wish.map_or(Ok(None), |wish| wish.settle(self.collective, comm.grid()))?;
         let rank = Rank::from_index(comm.rank());
@@ -56,6 +56,8 @@ impl Call {
         if self.count == 0 {
             return Ok(());
         }
+        comm.check_memory(input, "sendbuff")?;
+        comm.check_memory(output, "recvbuff")?;
         let collective = self.collective;
         let count = self.count;
         let call = CollectiveCall { collective, input, output, count, dtype, reduction, factor_at, root, algorithm };
@@ -186,11 +188,12 @@ fn message(
         let comm = handle.usable()?;
         let peer = rank_of(&comm, peer, "peer")?;
         let dtype = dtype.get()?;
-        let stream = streams::find(stream)?;
+        let stream = streams::of(&comm, stream)?;
         let data = buffer.region(bytes(count, 1, dtype)?, name)?;
         if count == 0 {
             return Ok(());
         }
+        comm.check_memory(data, name)?;
         let operation = operation(peer, data, Elements { count, dtype });
         group::submit(Launch { comm, operation, stream }, handle.blocking)
     };
@@ -252,8 +255,8 @@ pub fn group_simulate_end(info: Ptr<SimInfo>) -> Result<()> {
     Ok(())
 }
 
-/// `ncclRedOpCreatePreMulSum`. A scalar in host memory is read at once; one in device memory, which is host memory here,
-/// when an operation runs that uses it.
+/// `ncclRedOpCreatePreMulSum`. A scalar in host memory is read at once; one in device memory, which is host memory on the
+/// host device, when an operation runs that uses it.
 pub fn create_pre_mul_sum(
     op: Ptr<OpCode>,
     scalar: Buffer,
@@ -270,6 +273,9 @@ pub fn create_pre_mul_sum(
         return Err(Error::InvalidArgument(format!("invalid scalar residence {}", residence.0)));
     }
     let place = scalar.as_const().region(dtype.size(), "scalar")?;
+    if residence.0 == 0 {
+        comm.check_memory(place, "scalar")?;
+    }
     let factor = match residence.0 {
         0 => Factor::At(place),
         _ => {

@@ -6,6 +6,7 @@
 
 use super::pointer::{Callback, Ptr};
 use super::types::{null, StreamHandle};
+use crate::comm::Comm;
 use crate::device::host::stream::Stream;
 use crate::device::StreamRef;
 use crate::error::{Error, Result};
@@ -42,6 +43,21 @@ pub fn find(name: StreamHandle) -> Result<StreamRef> {
     })
 }
 
+/// The stream that orders an operation of a communicator: on a GPU's the driver's, whatever its name is, elsewhere one of
+/// ours.
+pub fn of(comm: &Comm, name: StreamHandle) -> Result<StreamRef> {
+    if comm.gpu().is_none() {
+        return find(name);
+    }
+    match (FIRST_NAME..NEXT_NAME.load(Ordering::Relaxed)).contains(&name.0) {
+        true => Err(Error::InvalidArgument(format!(
+            "stream {:#x} is one of strataStreamCreate's; the communicator is on a GPU, whose driver makes its streams",
+            name.0
+        ))),
+        false => Ok(StreamRef::Gpu(name.0)),
+    }
+}
+
 /// `strataStreamCreate`
 pub fn create(out: Ptr<StreamHandle>) -> Result<()> {
     if out.is_null() {
@@ -55,7 +71,9 @@ pub fn create(out: Ptr<StreamHandle>) -> Result<()> {
 /// `strataStreamDestroy`
 pub fn destroy(name: StreamHandle) -> Result<()> {
     match find(name)? {
-        StreamRef::Null => Err(Error::InvalidArgument("the null stream cannot be destroyed".to_string())),
+        StreamRef::Null | StreamRef::Gpu(_) => {
+            Err(Error::InvalidArgument("the null stream cannot be destroyed".to_string()))
+        }
         StreamRef::Stream(stream) => {
             LIVE.get().write().unwrap_or_else(|poisoned| poisoned.into_inner()).remove(&name.0);
             stream.close();
@@ -67,7 +85,7 @@ pub fn destroy(name: StreamHandle) -> Result<()> {
 /// `strataStreamSynchronize`
 pub fn synchronize(name: StreamHandle) -> Result<()> {
     match find(name)? {
-        StreamRef::Null => Ok(()),
+        StreamRef::Null | StreamRef::Gpu(_) => Ok(()),
         StreamRef::Stream(stream) => stream.synchronize(),
     }
 }
@@ -75,7 +93,7 @@ pub fn synchronize(name: StreamHandle) -> Result<()> {
 /// `strataStreamQuery`
 pub fn query(name: StreamHandle) -> Result<()> {
     match find(name)? {
-        StreamRef::Null => Ok(()),
+        StreamRef::Null | StreamRef::Gpu(_) => Ok(()),
         StreamRef::Stream(stream) => stream.query(),
     }
 }

@@ -3,10 +3,12 @@
 
 use super::bootstrap::{Derived, Session, UniqueId};
 use super::engine::Engine;
+use super::gpu::Device;
 use super::members::Member;
 use super::service::{Credentials, Monitor, Service, ServiceAddr, Status};
 use super::{locked, nics, ops, Comm, Turns, ALIVE, ENDED};
 use crate::config::Config;
+use crate::device::gpu::Gpu;
 use crate::error::{counted, Error, Result};
 use crate::fork::Origin;
 use crate::log::Level;
@@ -53,6 +55,8 @@ pub struct InitParams {
     pub options: CommOptions,
     /// The rank's device.
     pub device: i32,
+    /// The GPU on which its data is; none on the host.
+    pub gpu: Option<Arc<Gpu>>,
 }
 
 /// Who a new communicator's ranks are and how they meet.
@@ -62,6 +66,7 @@ struct Meeting<'a> {
     nranks: usize,
     options: CommOptions,
     device: i32,
+    gpu: Option<Arc<Gpu>>,
     cancel: &'a AtomicBool,
 }
 
@@ -104,6 +109,7 @@ fn myself(device: i32) -> Result<Member> {
         version: env!("CARGO_PKG_VERSION").to_string(),
         color: 0,
         key: 0,
+        on_gpu: false,
         extra: Vec::new(),
     })
 }
@@ -139,7 +145,7 @@ impl Comm {
 
     /// Makes a communicator together with the other ranks that have the same ids. Collective.
     pub fn init(params: InitParams, cancel: &AtomicBool) -> Result<Arc<Comm>> {
-        let InitParams { nranks, rank, ids, options, device } = params;
+        let InitParams { nranks, rank, ids, options, device, gpu } = params;
         if let Some(id) = ids.first() {
             tell_wrong_settings(rank, id);
         }
@@ -148,7 +154,7 @@ impl Comm {
             timeout = timeout.min(COMPANION_PATIENCE);
         }
         let session = Session::join(&ids, nranks, Rank::from_index(rank), timeout, cancel)?;
-        Meeting { session, rank, nranks, options, device, cancel }.hold()
+        Meeting { session, rank, nranks, options, device, gpu, cancel }.hold()
     }
 
     /// A communicator of the ranks that give the same `color`, ordered by `key` and rank. Collective over the parent.
@@ -231,7 +237,12 @@ impl Comm {
                 (parent.pass_id(id, cancel)?, parent.rank(), parent.device)
             }
         };
-        let comm = Comm::init(InitParams { nranks, rank, ids: vec![id], options, device }, cancel)?;
+        let gpu = match parent {
+            Some(parent) => parent.gpu().map(|device| device.gpu().clone()),
+            None if options.companion => None,
+            None => Gpu::of_thread(None)?,
+        };
+        let comm = Comm::init(InitParams { nranks, rank, ids: vec![id], options, device, gpu }, cancel)?;
         if let Some(parent) = parent {
             *locked(&parent.grow_id) = None;
         }
@@ -292,7 +303,8 @@ impl Comm {
         let session = self.meet(ranks, purpose, number, color, cancel)?;
         let rank = ranks.iter().position(|&rank| rank == self.rank()).expect("meet checked it");
         let options = CommOptions { host_id: options.host_id.or_else(|| self.options.host_id.clone()), ..options };
-        Meeting { session, rank, nranks: ranks.len(), options, device: self.device, cancel }.hold()
+        let gpu = self.gpu().map(|device| device.gpu().clone());
+        Meeting { session, rank, nranks: ranks.len(), options, device: self.device, gpu, cancel }.hold()
     }
 }
 
@@ -315,7 +327,8 @@ impl Meeting<'_> {
         }
         let nic = || nics::binding(rank, grid, members, config);
         let transport = transport::open(rank, grid, config, &nic, &mut self.session)?;
-        Ok(Some(Engine::new(rank, grid.clone(), config.clone(), transport)))
+        let gpus = (self.gpu.as_ref(), members.iter().any(|member| member.on_gpu));
+        Engine::new(rank, grid.clone(), config.clone(), transport, gpus).map(Some)
     }
 
     /// Exchanges what everybody must know and opens the links.
@@ -325,6 +338,7 @@ impl Meeting<'_> {
             config.vendor_only = select::over::left_to_vendor(&config.vendor_only);
         }
         let mut me = myself(self.device)?;
+        me.on_gpu = self.gpu.is_some();
         if let Some(host_id) = &self.options.host_id {
             me.host_id.clone_from(host_id);
         }
@@ -346,6 +360,10 @@ impl Meeting<'_> {
         let grid = Arc::new(Grid::from_labels(&labels));
         let rank = Rank::from_index(self.rank);
         let engine = self.engine(rank, &grid, &members, &config)?;
+        let gpu = match engine {
+            Some(_) => self.gpu.as_ref().map(Device::new).transpose()?,
+            None => None,
+        };
         let waker = engine.as_ref().map(Engine::waker);
         let wake = waker.clone();
         let status = Arc::new(Status::new(move || wake.iter().for_each(Waker::wake)));
@@ -367,6 +385,7 @@ impl Meeting<'_> {
             rank,
             device: self.device,
             engine: Mutex::new(engine),
+            gpu,
             grid,
             members,
             config,

@@ -1,11 +1,13 @@
 //! What a communicator runs operations with: its transport, its plans, its scratch memory.
 #![forbid(unsafe_code)]
 
-use super::live::{Buffers, Lists, LiveWorld};
+use super::live::{Buffers, Hands, Lists, LiveWorld};
 use super::messages::{Counters, Messages};
+use super::staging::{self, OnDevice, Staging};
 use super::CollectiveCall;
 use crate::algo;
 use crate::config::Config;
+use crate::device::gpu::Gpu;
 use crate::dtype::Prologue;
 use crate::error::{counted, Error, Result};
 use crate::exec::{Execution, Program, Progress};
@@ -38,10 +40,11 @@ struct Staged {
     output: bool,
 }
 
-/// A communicator's own memory: shared with the node, so that peers read it in place, or ordinary.
+/// A communicator's own memory: shared with the node, so that peers read it in place, or ordinary, or a device's.
 enum Scratch {
     Shared(shared::Owned),
     Plain(Arena),
+    Device(staging::Scratch),
 }
 
 impl Scratch {
@@ -56,13 +59,25 @@ impl Scratch {
         match self {
             Scratch::Shared(owned) => owned.region(),
             Scratch::Plain(arena) => arena.region(),
+            Scratch::Device(scratch) => scratch.region(),
         }
+    }
+
+    /// At least so many bytes; what it held is lost.
+    fn grow(&mut self, bytes: usize) -> Result<()> {
+        match self {
+            Scratch::Device(scratch) => return scratch.grow(bytes),
+            _ if bytes > self.bytes() => *self = Scratch::new(bytes),
+            _ => {}
+        }
+        Ok(())
     }
 
     fn bytes(&self) -> usize {
         match self {
             Scratch::Shared(owned) => owned.region().len(),
             Scratch::Plain(arena) => arena.len(),
+            Scratch::Device(scratch) => scratch.bytes(),
         }
     }
 }
@@ -100,6 +115,12 @@ pub struct Engine {
     grid: Arc<Grid>,
     config: Config,
     transport: Mux,
+    /// Where data is a device's.
+    staging: Option<Staging>,
+    /// Whether the ranks exchange on boards.
+    board: bool,
+    /// What a message of the program's is cut into, the same on all ranks.
+    part_bytes: usize,
     programs: HashMap<PlanKey, Arc<Program>>,
     choices: HashMap<ChoiceKey, Arc<Prepared>>,
     recent: Vec<Ready>,
@@ -118,16 +139,56 @@ struct Prepared {
     scratch_chunks: usize,
 }
 
+/// Where a rank's data is.
+enum Either<'a> {
+    Host(&'a mut Mux),
+    Device(OnDevice<'a>),
+}
+
+impl<'a> Either<'a> {
+    fn of(staging: &'a mut Option<Staging>, transport: &'a mut Mux) -> Either<'a> {
+        match staging {
+            Some(staging) => Either::Device(staging.hands(transport)),
+            None => Either::Host(transport),
+        }
+    }
+
+    fn hands(&mut self) -> &mut dyn Hands {
+        match self {
+            Either::Host(transport) => *transport,
+            Either::Device(hands) => hands,
+        }
+    }
+}
+
+/// What a message between devices is cut into, so that copies and network overlap.
+const GPU_PART_BYTES: usize = 1 << 20;
 /// How many recent calls are remembered whole, so that a training step's calls are prepared once.
 const RECENT: usize = 32;
 /// Up to this many ranks the scratch of every rank's plan is known exactly; beyond, bounded.
 const EXACT_RANKS: usize = 64;
 
 impl Engine {
-    /// The engine of `rank` on `grid`.
-    pub fn new(rank: Rank, grid: Arc<Grid>, config: Config, transport: Mux) -> Engine {
-        Engine {
+    /// The engine of `rank` on `grid`, with data on `gpu` or on the host. `gpus` says whether any rank has one.
+    pub fn new(
+        rank: Rank,
+        grid: Arc<Grid>,
+        config: Config,
+        transport: Mux,
+        (gpu, gpus): (Option<&Arc<Gpu>>, bool),
+    ) -> Result<Engine> {
+        let staging = gpu.map(|gpu| Staging::new(gpu, config.pinned_bytes)).transpose()?;
+        // All that a plan's segments need, from the beginning: see `gpu`.
+        let scratch = match gpu {
+            Some(gpu) => Scratch::Device(staging::Scratch::new(gpu, config.scratch_bytes)?),
+            None => Scratch::new(0),
+        };
+        Ok(Engine {
             rank,
+            staging,
+            board: transport.has_board() && !gpus,
+            part_bytes: if gpus { GPU_PART_BYTES } else { usize::MAX },
+            scratch,
             counters: Counters::new(grid.nranks()),
             grid,
             config,
@@ -136,11 +197,10 @@ impl Engine {
             choices: HashMap::new(),
             recent: Vec::new(),
             explained: Default::default(),
-            scratch: Scratch::new(0),
             lists: Lists::default(),
             running: None,
             sequence: 0,
-        }
+        })
     }
 
     /// Wakes the thread that waits for an operation.
@@ -153,9 +213,27 @@ impl Engine {
         &mut self.transport
     }
 
-    /// Gives scratch memory back.
+    /// Gives scratch memory back. On a device it stays: freeing would wait for all of its streams.
     pub fn free_scratch(&mut self) {
-        self.scratch = Scratch::new(0);
+        if self.staging.is_none() {
+            self.scratch = Scratch::new(0);
+        }
+    }
+
+    /// Reads what a program has left on its device.
+    pub fn read(&mut self, from: Region, bytes: &mut [u8]) -> Result<()> {
+        match &mut self.staging {
+            Some(staging) => staging.read(from, bytes),
+            None => {
+                from.read(bytes);
+                Ok(())
+            }
+        }
+    }
+
+    /// Whether a device has work whose end only a poll sees.
+    pub fn waits_for_device(&self) -> bool {
+        self.staging.as_ref().is_some_and(Staging::is_busy)
     }
 
     /// Bytes of scratch memory held.
@@ -177,9 +255,7 @@ impl Engine {
         let limit_ns = self.limit_ns();
         let ready = &mut self.recent[index];
         let scratch_bytes = ready.layout.scratch_bytes() * ready.window.min(ready.layout.segments());
-        if scratch_bytes > self.scratch.bytes() {
-            self.scratch = Scratch::new(scratch_bytes);
-        }
+        self.scratch.grow(scratch_bytes)?;
         let buffers = Buffers { input: call.input, output: call.output, scratch: self.scratch.region() };
         ready.execution.begin(ready.program.clone(), ready.layout, ready.window, limit_ns);
         self.running = Some(Running { call: call.clone(), buffers, ready: index });
@@ -190,8 +266,9 @@ impl Engine {
     pub fn poll(&mut self) -> Result<Progress> {
         let running = self.running.as_ref().ok_or_else(|| Error::Internal("no collective is running".to_string()))?;
         let ready = &mut self.recent[running.ready];
+        let mut hands = Either::of(&mut self.staging, &mut self.transport);
         let mut world = LiveWorld {
-            hands: &mut self.transport,
+            hands: hands.hands(),
             buffers: running.buffers,
             reduction: running.call.reduction,
             sequence: self.sequence,
@@ -208,13 +285,13 @@ impl Engine {
 
     /// Begins a group of sends and receives.
     pub fn begin_messages(&mut self, messages: Vec<super::Message>) -> Messages {
-        Messages::begin(messages, self.rank, &mut self.counters)
+        Messages::begin(messages, self.rank, self.part_bytes, &mut self.counters)
     }
 
     /// Makes progress with sends and receives.
     pub fn poll_messages(&mut self, messages: &mut Messages) -> Result<Progress> {
         let limit_ns = self.limit_ns();
-        let (done, moved) = messages.poll(&mut self.transport, limit_ns)?;
+        let (done, moved) = messages.poll(Either::of(&mut self.staging, &mut self.transport).hands(), limit_ns)?;
         Ok(match (done, moved) {
             (true, _) => Progress::Done,
             (false, true) => Progress::Moved,
@@ -234,6 +311,7 @@ impl Engine {
     /// Forgets what is running; user memory is not touched afterwards.
     pub fn cancel(&mut self) {
         self.transport.cancel();
+        self.staging.iter_mut().for_each(Staging::cancel);
         self.running = None;
     }
 
@@ -269,7 +347,7 @@ impl Engine {
     /// What of this call is staged: nothing when its messages are short enough to be copied into shared memory anyway.
     fn staged(&self, call: &CollectiveCall) -> Staged {
         let block_bytes = call.count * call.dtype.size();
-        if !self.config.stage || block_bytes <= self.config.eager_bytes {
+        if self.staging.is_some() || !self.config.stage || block_bytes <= self.config.eager_bytes {
             return Staged::default();
         }
         let ordinary = |region: &Region| shared::find(region.as_ptr() as usize, region.len()).is_none();
@@ -298,7 +376,7 @@ impl Engine {
             return Ok(prepared.clone());
         }
         let named = call.algorithm.as_deref();
-        let board = self.transport.has_board();
+        let board = self.board;
         let request = Request { collective: call.collective, block_bytes, named, board };
         let selection = select::choose(&request, &self.grid, &self.config)?;
         let scratch_chunks = self.most_scratch(&selection.choice, call)?;

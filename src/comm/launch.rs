@@ -4,6 +4,8 @@
 use super::messages::Messages;
 use super::service::Call;
 use super::{locked, Comm, Direction, Elements, Message, Operation, StreamRef};
+use crate::device::gpu::driver::Handle;
+use crate::device::gpu::order::Ordered;
 use crate::error::{Error, Result};
 use crate::exec::Progress;
 use crate::topo::Rank;
@@ -26,7 +28,8 @@ pub struct Launch {
 /// The operations of one communicator from one group.
 struct Run {
     comm: Arc<Comm>,
-    turn: u64,
+    /// None until it has one.
+    turn: Option<u64>,
     collectives: SmallVec<[super::CollectiveCall; 1]>,
     /// How many of the collectives have begun.
     begun: usize,
@@ -74,13 +77,53 @@ pub fn launch_one(alone: Launch) -> Result<()> {
     alone.comm.at_home()?;
     check_own(std::slice::from_ref(&alone))?;
     let Launch { comm, operation, stream } = alone;
+    prepare(&comm, &operation)?;
     let mut run = Run::new(comm);
     run.add(operation);
-    run.turn = run.comm.turns.issue();
     match stream {
-        StreamRef::Null => drive(std::slice::from_mut(&mut run)),
-        stream => stream.enqueue(move || on_stream(run, None)),
+        StreamRef::Gpu(stream) => on_gpu(run, &[stream]),
+        StreamRef::Null => {
+            run.take_turn();
+            drive(std::slice::from_mut(&mut run))
+        }
+        stream => {
+            run.take_turn();
+            stream.enqueue(move || on_stream(run, None))
+        }
     }
+}
+
+/// Gets ready what an operation needs of its communicator's device.
+fn prepare(comm: &Comm, operation: &Operation) -> Result<()> {
+    comm.gpu().map_or(Ok(()), |device| device.prepare(operation))
+}
+
+/// Has an operation run on its communicator's thread, in the order of the driver's streams.
+fn on_gpu(mut run: Run, streams: &[Handle]) -> Result<()> {
+    let comm = run.comm.clone();
+    let device = comm.gpu().ok_or_else(|| Error::Internal("a stream of a driver's without a device".to_string()))?;
+    let _accepting = device.accepting();
+    let mut ordered = device.order(streams)?;
+    run.take_turn();
+    device.run(move || {
+        let outcome = match await_streams(&mut ordered, &run.comm) {
+            Ok(()) => drive(std::slice::from_mut(&mut run)),
+            Err(error) => Err(run.fail(error)),
+        };
+        // The next operation may begin, and then the streams go on.
+        drop(run);
+        drop(ordered);
+        outcome
+    })
+}
+
+/// Waits until the streams have come to the operation, or the communicator has failed.
+fn await_streams(ordered: &mut Ordered, comm: &Comm) -> Result<()> {
+    let mut idle = Idle::new(0, false);
+    while comm.failure().is_none() && !ordered.may_begin()? {
+        idle.nap();
+    }
+    Ok(())
 }
 
 /// Refuses messages of a rank to itself that could never be received as they are sent, before anything of their group
@@ -125,6 +168,7 @@ fn check_own(batch: &[Launch]) -> Result<()> {
 fn launch_group(batch: Vec<Launch>) -> Result<()> {
     batch.iter().try_for_each(|launch| launch.comm.at_home())?;
     check_own(&batch)?;
+    batch.iter().try_for_each(|launch| prepare(&launch.comm, &launch.operation))?;
     let mut parts: Vec<(Run, Vec<StreamRef>)> = Vec::new();
     for Launch { comm, operation, stream } in batch {
         let index = parts.iter().position(|(run, _)| Arc::ptr_eq(&run.comm, &comm)).unwrap_or_else(|| {
@@ -137,12 +181,17 @@ fn launch_group(batch: Vec<Launch>) -> Result<()> {
             streams.push(stream);
         }
     }
-    for (run, _) in &mut parts {
-        run.turn = run.comm.turns.issue();
-    }
     let mut here = Vec::new();
     let mut gates = Vec::new();
+    for (run, _) in parts.iter_mut().filter(|(run, _)| run.comm.gpu().is_none()) {
+        run.take_turn();
+    }
     for (run, streams) in parts {
+        if run.comm.gpu().is_some() {
+            let handle = |stream: &StreamRef| if let StreamRef::Gpu(handle) = stream { Some(*handle) } else { None };
+            on_gpu(run, &streams.iter().filter_map(handle).collect::<SmallVec<[Handle; 4]>>())?;
+            continue;
+        }
         let first = streams.iter().position(StreamRef::is_null).unwrap_or(0);
         let gate = (streams.len() > 1).then(|| Arc::new(Gate::new(streams.len() - 1)));
         let mut home = StreamRef::Null;
@@ -210,7 +259,17 @@ impl Gate {
 
 impl Run {
     fn new(comm: Arc<Comm>) -> Run {
-        Run { comm, turn: 0, collectives: SmallVec::new(), begun: 0, messages: Vec::new(), active: Active::Waiting }
+        Run { comm, turn: None, collectives: SmallVec::new(), begun: 0, messages: Vec::new(), active: Active::Waiting }
+    }
+
+    /// Gets the next place among the communicator's operations.
+    fn take_turn(&mut self) {
+        self.turn = Some(self.comm.turns.issue());
+    }
+
+    /// Whether it is this run's turn.
+    fn is_on(&self) -> bool {
+        self.turn.is_some_and(|turn| self.comm.turns.is(turn))
     }
 
     fn add(&mut self, operation: Operation) {
@@ -227,7 +286,7 @@ impl Run {
 
     /// Goes as far as possible without waiting.
     fn poll(&mut self) -> Result<Progress> {
-        if !self.comm.turns.is(self.turn) {
+        if !self.is_on() {
             return Ok(Progress::Idle);
         }
         let outcome = self.advance();
@@ -249,7 +308,7 @@ impl Run {
                 Active::Waiting => {
                     if let Some(call) = self.collectives.get_mut(self.begun) {
                         self.begun += 1;
-                        call.read_factor();
+                        call.read_factor(engine)?;
                         let super::CollectiveCall { collective, count, dtype, reduction, root, .. } = *call;
                         self.comm.status.begin(Call::new(collective, count, dtype, reduction, root));
                         match engine.begin(call)? {
@@ -332,14 +391,14 @@ impl Run {
 
     /// Says which rank is awaited, for ranks that look for the one that holds everybody up.
     fn tell(&self) {
-        if self.comm.turns.is(self.turn) {
+        if self.is_on() {
             self.comm.status.wait_for(self.waiting_for().first().copied());
         }
     }
 
     /// Has those who are awaited asked whether they call the same; others each `time` if they are many.
     fn compare(&self, time: usize) {
-        if !self.comm.turns.is(self.turn) || !matches!(self.active, Active::Collective) {
+        if !self.is_on() || !matches!(self.active, Active::Collective) {
             return;
         }
         let waiting = self.waiting_for();
@@ -352,10 +411,14 @@ impl Run {
 
     /// Passes a little time, at most `limit` where the wait is for another run.
     fn wait(&self, idle: &mut Idle, limit: Option<Duration>) {
-        if !self.comm.turns.is(self.turn) {
-            return self.comm.turns.wait(self.turn, limit.unwrap_or(TURN_WAIT));
+        if !self.is_on() {
+            let turn = self.turn.unwrap_or(u64::MAX);
+            return self.comm.turns.wait(turn, limit.unwrap_or(TURN_WAIT));
         }
         if let Some(engine) = locked(&self.comm.engine).as_mut() {
+            if engine.waits_for_device() {
+                return idle.nap();
+            }
             // An error shows at the next poll, which has the operation to name.
             let _ = match limit {
                 None => idle.pause(engine.transport()),
@@ -368,9 +431,9 @@ impl Run {
 impl Drop for Run {
     fn drop(&mut self) {
         // Turns end in order even when a run is given up before its own came.
-        let limit = Duration::from_secs(10);
-        if !self.comm.turns.is(self.turn) {
-            self.comm.turns.wait(self.turn, limit);
+        let Some(turn) = self.turn else { return };
+        if !self.is_on() {
+            self.comm.turns.wait(turn, Duration::from_secs(10));
         }
         self.comm.turns.advance();
     }

@@ -20,6 +20,8 @@ pub struct Member {
     pub local: Option<(usize, usize)>,
     /// Its GPU, if it has one.
     pub gpu: Option<PciAddress>,
+    /// Whether its data is on that GPU.
+    pub on_gpu: bool,
     /// Where its process's service listens.
     pub service: String,
     /// The version of Strata it runs.
@@ -38,6 +40,7 @@ impl Member {
         json!({
             "host_id": self.host_id, "host": self.host, "pid": self.pid, "device": self.device,
             "local": self.local.map(|(rank, size)| [rank, size]), "gpu": self.gpu.map(|gpu| gpu.to_string()),
+            "on_gpu": self.on_gpu,
             "service": self.service, "version": self.version, "color": self.color, "key": self.key,
             "extra": self.extra,
         })
@@ -59,6 +62,7 @@ impl Member {
             device: small("device")?,
             local: local(&value["local"]),
             gpu: value["gpu"].as_str().and_then(|gpu| gpu.parse().ok()),
+            on_gpu: value["on_gpu"].as_bool().ok_or_else(|| refuse(rank, "on_gpu"))?,
             service: text("service")?,
             version: text("version")?,
             color: small("color")?,
@@ -92,6 +96,7 @@ mod tests {
             device: -1,
             local: Some((3, 8)),
             gpu: "0000:c1:00.0".parse().ok(),
+            on_gpu: true,
             service: "127.0.0.1:9".to_string(),
             version: "0.1.0".to_string(),
             color: 3,

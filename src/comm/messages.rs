@@ -1,14 +1,15 @@
 //! The sends and receives of one group, all in progress at once.
 #![forbid(unsafe_code)]
 
-use super::live;
+use super::live::{self, Hands};
 use super::service::room::name_ranks;
 use super::{Direction, Message};
 use crate::error::{Error, Result};
 use crate::exec::{Started, Token};
+use crate::memory::Region;
 use crate::plan::Channel;
 use crate::topo::Rank;
-use crate::transport::{Envelope, Sink, Transport};
+use crate::transport::{Envelope, Sink};
 
 /// The stream that `ncclSend` and `ncclRecv` use; plans never reach this number.
 pub const CHANNEL: Channel = Channel::MAX;
@@ -48,32 +49,59 @@ enum State {
 #[derive(Debug)]
 pub struct Messages {
     list: Vec<(Message, u64, State)>,
+    /// What this rank sends itself: from where, to where, and whether that has been started.
+    own: Vec<(Region, Region, State)>,
     open: usize,
     done: Vec<Token>,
     moved_ns: u64,
 }
 
 impl Messages {
-    /// Begins `messages` of rank `me`. Messages to oneself are copied here, in order; the launch has seen to it that each
-    /// has its partner.
-    pub fn begin(messages: Vec<Message>, me: Rank, counters: &mut Counters) -> Messages {
+    /// Begins `messages` of rank `me`, each in parts of at most so many bytes, which are the same on all ranks. Messages
+    /// to oneself are copied, in order; the launch has seen to it that each has its partner.
+    pub fn begin(messages: Vec<Message>, me: Rank, part_bytes: usize, counters: &mut Counters) -> Messages {
         let (own, others): (Vec<Message>, Vec<Message>) = messages.into_iter().partition(|message| message.peer == me);
         let (sends, recvs): (Vec<Message>, Vec<Message>) =
             own.into_iter().partition(|message| message.direction == Direction::Send);
-        for (send, recv) in sends.iter().zip(&recvs) {
-            recv.data.copy_from(send.data);
+        let own: Vec<_> = sends.iter().zip(&recvs).map(|(send, recv)| (send.data, recv.data, State::Waiting)).collect();
+        let mut list = Vec::with_capacity(others.len());
+        for message in others {
+            for at in (0..message.data.len()).step_by(part_bytes) {
+                let data = message.data.part(at, part_bytes.min(message.data.len() - at));
+                let sequence = counters.next(message.direction, message.peer);
+                list.push((Message { data, ..message }, sequence, State::Waiting));
+            }
         }
-        let number = |message: Message| {
-            let sequence = counters.next(message.direction, message.peer);
-            (message, sequence, State::Waiting)
-        };
-        let list: Vec<_> = others.into_iter().map(number).collect();
-        Messages { open: list.len(), list, done: Vec::new(), moved_ns: live::now_ns() }
+        Messages { open: list.len() + own.len(), list, own, done: Vec::new(), moved_ns: live::now_ns() }
+    }
+
+    /// Copies what this rank sends itself; one after the other, since they may overlap.
+    fn copy_own(&mut self, hands: &mut dyn Hands) -> Result<()> {
+        for (index, (from, to, state)) in self.own.iter_mut().enumerate() {
+            match state {
+                State::Done => continue,
+                State::Posted => break,
+                State::Waiting => {}
+            }
+            hands.copy(None, *from, *to)?;
+            match hands.step((self.list.len() + index) as Token) {
+                Started::Done => {
+                    *state = State::Done;
+                    self.open -= 1;
+                }
+                _ => {
+                    *state = State::Posted;
+                    break;
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Posts what can be posted and collects what has completed. Whether all is done, and whether anything moved.
-    pub fn poll(&mut self, transport: &mut dyn Transport, limit_ns: u64) -> Result<(bool, bool)> {
+    pub fn poll(&mut self, hands: &mut dyn Hands, limit_ns: u64) -> Result<(bool, bool)> {
         let before = self.open;
+        self.copy_own(hands)?;
         let mut posted = false;
         let mut refused = Vec::new();
         for (index, (message, sequence, state)) in self.list.iter_mut().enumerate() {
@@ -81,7 +109,7 @@ impl Messages {
             if *state != State::Waiting || refused.contains(&stream) {
                 continue;
             }
-            match post(transport, index as Token, message, *sequence)? {
+            match post(hands, index as Token, message, *sequence)? {
                 Started::Busy => refused.push(stream),
                 Started::Pending => (*state, posted) = (State::Posted, true),
                 Started::Done => {
@@ -91,11 +119,14 @@ impl Messages {
             }
         }
         self.done.clear();
-        transport.poll(&mut self.done)?;
+        hands.poll(&mut self.done)?;
         for &token in &self.done {
-            let entry = self.list.get_mut(token as usize);
-            let (_, _, state) = entry.ok_or_else(|| Error::Internal(format!("token {token} is not a message")))?;
-            *state = State::Done;
+            let index = token as usize;
+            let state = match self.list.get_mut(index) {
+                Some((_, _, state)) => Some(state),
+                None => self.own.get_mut(index - self.list.len()).map(|(_, _, state)| state),
+            };
+            *state.ok_or_else(|| Error::Internal(format!("token {token} is not a message")))? = State::Done;
             self.open -= 1;
         }
         let moved = posted || self.open < before;
@@ -127,10 +158,10 @@ impl Messages {
     }
 }
 
-fn post(transport: &mut dyn Transport, token: Token, message: &Message, sequence: u64) -> Result<Started> {
+fn post(hands: &mut dyn Hands, token: Token, message: &Message, sequence: u64) -> Result<Started> {
     let envelope = Envelope { channel: CHANNEL, sequence, signature: SIGNATURE };
     match message.direction {
-        Direction::Send => transport.send(token, message.peer, envelope, &[message.data]),
-        Direction::Recv => transport.recv(token, message.peer, envelope, Sink::Store(&[message.data])),
+        Direction::Send => hands.send(token, message.peer, envelope, &[message.data]),
+        Direction::Recv => hands.recv(token, message.peer, envelope, Sink::Store(&[message.data])),
     }
 }

@@ -9,6 +9,7 @@ pub mod bootstrap;
 mod create;
 mod engine;
 pub mod exit;
+pub mod gpu;
 pub mod group;
 mod launch;
 mod live;
@@ -18,6 +19,7 @@ mod nics;
 mod ops;
 pub mod over;
 pub mod service;
+mod staging;
 
 pub use bootstrap::UniqueId;
 pub use create::{CommOptions, InitParams};
@@ -136,12 +138,13 @@ impl CollectiveCall {
     }
 
     /// Reads the factor of the reduction. To be done when the call runs: what its stream did before may have written it.
-    fn read_factor(&mut self) {
+    fn read_factor(&mut self, engine: &mut Engine) -> Result<()> {
         if let (Some(place), Some(reduction)) = (self.factor_at, &mut self.reduction) {
             let mut scalar = [0; 8];
-            place.read(&mut scalar[..place.len()]);
+            engine.read(place, &mut scalar[..place.len()])?;
             reduction.prologue = Prologue::Scalar(scalar);
         }
+        Ok(())
     }
 
     /// Whether another call of `rank` differs only in its buffers' addresses.
@@ -235,6 +238,8 @@ pub struct Comm {
     config: Config,
     options: CommOptions,
     engine: Mutex<Option<Engine>>,
+    /// Where its data is a device's.
+    gpu: Option<gpu::Device>,
     /// Wakes the thread that runs an operation; a companion has none.
     waker: Option<Waker>,
     status: Arc<Status>,
@@ -264,6 +269,16 @@ impl Comm {
     /// The device given when the communicator was made.
     pub fn device(&self) -> i32 {
         self.device
+    }
+
+    /// The GPU on which its data is; none on the host.
+    pub fn gpu(&self) -> Option<&gpu::Device> {
+        self.gpu.as_ref()
+    }
+
+    /// An error for memory that an operation cannot use.
+    pub fn check_memory(&self, region: Region, name: &str) -> Result<()> {
+        self.gpu.as_ref().map_or(Ok(()), |gpu| gpu.check(region, name))
     }
 
     /// Who is on which node.

@@ -73,6 +73,7 @@ mod tests {
             device: 0,
             local,
             gpu: None,
+            on_gpu: false,
             service: String::new(),
             version: String::new(),
             color: 0,

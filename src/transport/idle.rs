@@ -17,6 +17,10 @@ const FIRST_SLEEP: Duration = Duration::from_millis(1);
 /// The longest sleep: errors and time-outs are noticed this late.
 const LONGEST_SLEEP: Duration = Duration::from_millis(50);
 
+/// How long a wait for something that rings no bell stays awake, and how long its naps are then.
+const AWAKE: Duration = Duration::from_micros(200);
+const NAP: Duration = Duration::from_micros(50);
+
 /// The waiting policy of one wait loop.
 #[derive(Debug)]
 pub struct Idle {
@@ -50,6 +54,15 @@ impl Idle {
     /// Whether the wait has become a sleep.
     pub fn sleeps(&self) -> bool {
         self.sleep > FIRST_SLEEP
+    }
+
+    /// Nothing happened, and what is waited for rings no bell: gives way first, and then sleeps a little.
+    pub fn nap(&mut self) {
+        let since = *self.since.get_or_insert_with(Instant::now);
+        match since.elapsed() < AWAKE {
+            true => std::thread::yield_now(),
+            false => std::thread::sleep(NAP),
+        }
     }
 
     /// Nothing happened: passes a little time. Called between polls, with no lock held.

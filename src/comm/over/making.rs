@@ -111,7 +111,8 @@ impl Making {
         let options = companion_options();
         match &self.origin {
             Origin::Ids { ids, nranks, rank } => {
-                let params = InitParams { nranks: *nranks, rank: *rank, ids: ids.clone(), options, device: 0 };
+                let params =
+                    InitParams { nranks: *nranks, rank: *rank, ids: ids.clone(), options, device: 0, gpu: None };
                 Comm::init(params, cancel).map(Some)
             }
             Origin::Split { parent, color, key } => of(parent)?.split(*color, *key, options, cancel),

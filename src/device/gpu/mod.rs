@@ -232,33 +232,36 @@ impl Gpu {
         Ok(Event::new(self.clone(), kept.map_or_else(|| self.new_event(), Ok)?))
     }
 
-    /// A kernel of ours. The context must be current. The first one of a module takes as long as the driver needs to
-    /// compile the module.
-    fn function(&self, module: Module, name: &str) -> Result<Handle> {
-        if let Some(&function) = locked(&self.functions).get(name) {
-            return Ok(function);
-        }
+    /// Loads the kernels of a module, all of them: drivers load code when it is first used, and then wait for streams that
+    /// may wait for ours. The first time takes as long as the driver needs to compile the module.
+    pub fn load(&self, module: Module) -> Result<()> {
         let mut modules = locked(&self.modules);
-        let loaded = match modules.get(&module) {
-            Some(&loaded) => loaded,
-            None => {
-                let image = images::image(self, module)?;
-                let mut loaded = 0;
-                // SAFETY: the place must be valid and the image code that ends with a zero byte or tells its length;
-                // because PTX and HIP's code objects do.
-                let status = unsafe { self.driver.module_load(&mut loaded, image.as_ptr().cast()) };
-                self.check("module_load", status)?;
-                modules.insert(module, loaded);
-                loaded
-            }
-        };
-        drop(modules);
-        let mut function = 0;
-        let text = CString::new(name).map_err(|_| Error::Internal(format!("a kernel called {name:?}")))?;
-        // SAFETY: the place and the text must be valid; because they are locals. The module stays loaded.
-        self.check("module_function", unsafe { self.driver.module_function(&mut function, loaded, text.as_ptr()) })?;
-        locked(&self.functions).insert(name.to_string(), function);
-        Ok(function)
+        if modules.contains_key(&module) {
+            return Ok(());
+        }
+        let _entered = self.enter()?;
+        let image = images::image(self, module)?;
+        let mut loaded = 0;
+        // SAFETY: the place must be valid and the image code that ends with a zero byte or tells its length; because PTX
+        // and HIP's code objects do.
+        let status = unsafe { self.driver.module_load(&mut loaded, image.as_ptr().cast()) };
+        self.check("module_load", status)?;
+        for name in kernels::names_of(module) {
+            let mut function = 0;
+            let text = CString::new(name.as_str()).map_err(|_| Error::Internal(format!("a kernel called {name:?}")))?;
+            // SAFETY: the place and the text must be valid; because they are locals. The module stays loaded.
+            let status = unsafe { self.driver.module_function(&mut function, loaded, text.as_ptr()) };
+            self.check("module_function", status)?;
+            locked(&self.functions).insert(name, function);
+        }
+        modules.insert(module, loaded);
+        Ok(())
+    }
+
+    /// A kernel of a module that has been loaded.
+    fn function(&self, name: &str) -> Result<Handle> {
+        let function = locked(&self.functions).get(name).copied();
+        function.ok_or_else(|| Error::Internal(format!("kernel {name} has not been loaded")))
     }
 
     /// Launches a kernel of ours with its argument, which the kernel must take by its [contract](kernels). The context
@@ -266,11 +269,11 @@ impl Gpu {
     fn launch<T: kernels::Argument>(
         &self,
         stream: Handle,
-        kernel: (Module, &str),
+        kernel: &str,
         [blocks, rows, threads]: [u32; 3],
         argument: &T,
     ) -> Result<()> {
-        let function = self.function(kernel.0, kernel.1)?;
+        let function = self.function(kernel)?;
         let place: *const T = argument;
         let mut arguments: [*mut c_void; 1] = [place.cast_mut().cast()];
         // SAFETY: the kernel must take one argument of this size, which the driver copies before it returns; because

@@ -1,7 +1,7 @@
 //! Streams of our own, events, and what is given to streams.
 
 use super::driver::{Address, Driver, Handle, CAPTURE_IMPLICIT, NOT_READY, SUCCESS};
-use super::kernels::{self, Batch, Flag, Module, Scale, Shuffle, WORDS};
+use super::kernels::{self, Batch, Flag, Scale, Shuffle, WORDS};
 use super::{locked, Gpu, THREADS};
 use crate::dtype::{DataType, Operator};
 use crate::error::Result;
@@ -161,26 +161,26 @@ impl Track {
 
     /// Launches a reduction of a batch. The context must be current.
     pub fn reduce(&mut self, dtype: DataType, operator: Operator, batch: &Batch) -> Result<()> {
-        self.batch((Module::Of(dtype), &kernels::reduce(dtype, operator)), batch)
+        self.batch(&kernels::reduce(dtype, operator), batch)
     }
 
     /// Launches a scaling of a batch. The context must be current.
     pub fn scale(&mut self, dtype: DataType, batch: &Batch) -> Result<()> {
-        self.batch((Module::Of(dtype), &kernels::scale(dtype)), batch)
+        self.batch(&kernels::scale(dtype), batch)
     }
 
     /// Launches the copies of a batch. The context must be current.
     pub fn copy(&mut self, batch: &Batch) -> Result<()> {
-        self.batch((Module::Move, kernels::COPY), batch)
+        self.batch(kernels::COPY, batch)
     }
 
     /// Launches a permutation of blocks. The context must be current.
     pub fn shuffle(&mut self, shuffle: &Shuffle) -> Result<()> {
         let blocks = self.blocks(shuffle.block_bytes.saturating_mul(shuffle.rows).saturating_mul(shuffle.columns), 1);
-        self.gpu.launch(self.stream, (Module::Move, kernels::SHUFFLE), [blocks, 1, THREADS], shuffle)
+        self.gpu.launch(self.stream, kernels::SHUFFLE, [blocks, 1, THREADS], shuffle)
     }
 
-    fn batch(&mut self, kernel: (Module, &str), batch: &Batch) -> Result<()> {
+    fn batch(&mut self, kernel: &str, batch: &Batch) -> Result<()> {
         let longest = batch.jobs().map(|job| job[0]).max().unwrap_or(0);
         let blocks = self.blocks(longest, batch.njobs);
         self.gpu.launch(self.stream, kernel, [blocks, batch.njobs, THREADS], batch)
@@ -206,7 +206,7 @@ impl Drop for Track {
 /// Has a stream wait by a kernel until a word has come so far, where the driver has no operation for it. The context must
 /// be current.
 pub(super) fn wait_by_kernel(gpu: &Gpu, stream: Handle, flag: Flag) -> Result<()> {
-    gpu.launch(stream, (Module::Move, kernels::WAIT), [1, 1, 1], &flag)
+    gpu.launch(stream, kernels::WAIT, [1, 1, 1], &flag)
 }
 
 impl Batch {

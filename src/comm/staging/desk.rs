@@ -1,0 +1,161 @@
+//! Work on a stream of ours, gathered into few launches.
+#![forbid(unsafe_code)]
+
+use super::slots::{Slot, Slots};
+use crate::device::gpu::kernels::{Batch, Scale};
+use crate::device::gpu::stream::Track;
+use crate::device::gpu::Gpu;
+use crate::dtype::{DataType, Operator, Prologue};
+use crate::error::{Error, Result};
+use crate::exec::Token;
+use crate::memory::Region;
+use smallvec::SmallVec;
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+/// What is done to the stretches of a step.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Work {
+    /// They are copied.
+    Copy,
+    /// Sources are folded, and the result divided; 1 leaves it.
+    Reduce { dtype: DataType, operator: Operator, divisor: u64 },
+    /// A rank's own input is scaled before it is used.
+    Prologue { dtype: DataType, prologue: Prologue },
+    /// Results are divided.
+    Divide { dtype: DataType, divisor: u64 },
+}
+
+impl Work {
+    fn batch(self, nsrcs: usize) -> Batch {
+        match self {
+            Work::Copy | Work::Reduce { divisor: 1, .. } => Batch::new(nsrcs, Scale::None, 0),
+            Work::Reduce { divisor, .. } | Work::Divide { divisor, .. } => Batch::new(nsrcs, Scale::Divide, divisor),
+            Work::Prologue { prologue: Prologue::None, .. } => Batch::new(nsrcs, Scale::None, 0),
+            Work::Prologue { prologue: Prologue::Scalar(scalar), .. } => {
+                Batch::new(nsrcs, Scale::Multiply, u64::from_le_bytes(scalar))
+            }
+            Work::Prologue { prologue: Prologue::Reciprocal(n), .. } => Batch::new(nsrcs, Scale::Reciprocal, n),
+        }
+    }
+
+    fn launch(self, track: &mut Track, batch: &Batch) -> Result<()> {
+        match self {
+            Work::Copy => track.copy(batch),
+            Work::Reduce { dtype, operator, .. } => track.reduce(dtype, operator, batch),
+            Work::Prologue { dtype, .. } | Work::Divide { dtype, .. } => track.scale(dtype, batch),
+        }
+    }
+}
+
+/// A step whose work has been launched.
+#[derive(Debug)]
+struct Launched {
+    number: u64,
+    token: Token,
+    slot: Option<Slot>,
+}
+
+/// A stream, the work that is being gathered for it, and the steps that wait for it.
+#[derive(Debug)]
+pub struct Desk {
+    track: Track,
+    /// Jobs of one kind, not yet launched.
+    open: Option<(Work, Box<Batch>)>,
+    /// Steps whose last job is among those.
+    ending: Vec<(Token, Option<Slot>)>,
+    launched: VecDeque<Launched>,
+}
+
+impl Desk {
+    /// A desk with a stream of its own.
+    pub fn new(gpu: &Arc<Gpu>) -> Result<Desk> {
+        Ok(Desk { track: Track::new(gpu)?, open: None, ending: Vec::new(), launched: VecDeque::new() })
+    }
+
+    /// Whether there is work that has not ended.
+    pub fn is_busy(&self) -> bool {
+        self.open.is_some() || !self.ending.is_empty() || self.track.is_busy()
+    }
+
+    /// Adds one job. The device must be current.
+    pub fn add(&mut self, work: Work, bytes: usize, dst: u64, srcs: &[u64]) -> Result<()> {
+        if Batch::capacity(srcs.len()) == 0 {
+            return Err(Error::InvalidUsage(format!("{} operands of one reduction on a device", srcs.len())));
+        }
+        let fits = |(open, batch): &(Work, Box<Batch>)| {
+            *open == work && batch.nsrcs as usize == srcs.len() && !batch.is_full()
+        };
+        if !self.open.as_ref().is_some_and(fits) {
+            self.flush()?;
+        }
+        let (_, batch) = self.open.get_or_insert_with(|| (work, Box::new(work.batch(srcs.len()))));
+        batch.push(bytes, dst, srcs.iter().copied());
+        Ok(())
+    }
+
+    /// The jobs of a step have been added; its slot is given back when they have ended.
+    pub fn end(&mut self, token: Token, slot: Option<Slot>) {
+        self.ending.push((token, slot));
+    }
+
+    /// Copies a message from its slot to its pieces by the device's copy engine, a whole step.
+    pub fn copy_in(&mut self, token: Token, dst: &[Region], slot: Slot) -> Result<()> {
+        let mut at = 0;
+        for part in dst {
+            let from = slot.host().part(at, part.len());
+            self.track.to_device(part.as_ptr() as u64, from.as_ptr(), part.len())?;
+            at += part.len();
+        }
+        let number = self.track.issued();
+        self.launched.push_back(Launched { number, token, slot: Some(slot) });
+        Ok(())
+    }
+
+    /// Launches what has been gathered.
+    fn flush(&mut self) -> Result<()> {
+        if let Some((work, batch)) = self.open.take() {
+            work.launch(&mut self.track, &batch)?;
+        } else if self.ending.is_empty() {
+            return Ok(());
+        }
+        let number = self.track.issued();
+        let steps = self.ending.drain(..).map(|(token, slot)| Launched { number, token, slot });
+        self.launched.extend(steps);
+        Ok(())
+    }
+
+    /// Launches what has been gathered and collects the steps that have ended. The device must be current.
+    pub fn turn(&mut self, slots: &mut Slots, done: &mut Vec<Token>) -> Result<()> {
+        self.flush()?;
+        self.track.mark()?;
+        let ended = self.track.poll()?;
+        while let Some(step) = self.launched.front().filter(|step| step.number < ended) {
+            done.push(step.token);
+            if let Some(slot) = self.launched.pop_front().and_then(|step| step.slot) {
+                slots.put(slot);
+            }
+        }
+        Ok(())
+    }
+
+    /// Forgets everything once the stream has come to rest.
+    pub fn cancel(&mut self, slots: &mut Slots) {
+        self.track.settle();
+        self.open = None;
+        let ending = self.ending.drain(..).filter_map(|(_, slot)| slot);
+        let launched = self.launched.drain(..).filter_map(|step| step.slot);
+        ending.chain(launched).for_each(|slot| slots.put(slot));
+    }
+}
+
+/// Launches copies (bytes, destination, source) at once, as many launches as they need.
+pub fn copy_now(track: &mut Track, jobs: impl Iterator<Item = (usize, u64, u64)>) -> Result<()> {
+    let jobs: SmallVec<[(usize, u64, u64); 16]> = jobs.collect();
+    for some in jobs.chunks(Batch::capacity(1)) {
+        let mut batch = Batch::new(1, Scale::None, 0);
+        some.iter().for_each(|&(bytes, dst, src)| batch.push(bytes, dst, std::iter::once(src)));
+        track.copy(&batch)?;
+    }
+    Ok(())
+}

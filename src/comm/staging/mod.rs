@@ -1,0 +1,402 @@
+//! Messages between devices through host memory, and the local half of a plan on a device.
+//!
+//! What is sent is copied from the device into a slot of host memory and goes out from there; what arrives in a slot is
+//! copied to the device, or combined there with what it has: kernels read pinned memory themselves. Each direction has a
+//! stream of its own, and local steps have a third, so that the copies of one segment overlap with the messages and the
+//! reductions of others. All jobs that one poll finds ready go out in one launch for each stream and kernel.
+//!
+//! A step is over when the event behind its work has ended, which a poll sees.
+#![forbid(unsafe_code)]
+
+mod desk;
+mod slots;
+
+use super::live::{Hands, Scaling};
+use crate::device::gpu::memory::Memory;
+use crate::device::gpu::stream::Track;
+use crate::device::gpu::Gpu;
+use crate::device::host::Combine;
+use crate::dtype::{DataType, Operator};
+use crate::error::{Error, Result};
+use crate::exec::{Started, Token};
+use crate::memory::Region;
+use crate::plan::{Channel, Order};
+use crate::topo::Rank;
+use crate::transport::{Envelope, Mux, NodeCall, Sink, Transport};
+use desk::{Desk, Work};
+use slots::{Slot, Slots};
+use smallvec::SmallVec;
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Up to so many pieces of a message are copied by the device's copy engine, one by one; more by one kernel.
+const COPIES_BY_ENGINE: usize = 4;
+
+type Regions = SmallVec<[Region; 2]>;
+
+/// A message on its way from the device to a slot.
+#[derive(Debug)]
+struct Leaving {
+    /// Its number on the stream out.
+    number: u64,
+    token: Token,
+    to: Rank,
+    envelope: Envelope,
+    slot: Slot,
+}
+
+/// A message that the transport will put into a slot.
+#[derive(Debug)]
+struct Arriving {
+    slot: Slot,
+    dst: Regions,
+    /// How it is combined with what the device has; stored without.
+    combine: Option<(Combine, Regions)>,
+}
+
+/// What a communicator needs to work on a device.
+#[derive(Debug)]
+pub struct Staging {
+    gpu: Arc<Gpu>,
+    out: Track,
+    /// Copies of what has arrived, and reductions with it.
+    into: Desk,
+    /// Steps that move nothing between ranks.
+    local: Desk,
+    slots: Slots,
+    leaving: VecDeque<Leaving>,
+    /// Slots of messages that the transport is sending.
+    sending: HashMap<Token, Slot>,
+    arriving: HashMap<Token, Arriving>,
+    /// Messages in ordinary memory that a kernel must read: they wait for a pinned slot.
+    ashore: VecDeque<(Token, Arriving)>,
+    arrived: Vec<Token>,
+}
+
+impl Staging {
+    /// Streams, and pinned memory of so many bytes.
+    pub fn new(gpu: &Arc<Gpu>, pinned_bytes: usize) -> Result<Staging> {
+        Ok(Staging {
+            gpu: gpu.clone(),
+            out: Track::new(gpu)?,
+            into: Desk::new(gpu)?,
+            local: Desk::new(gpu)?,
+            slots: Slots::new(gpu, pinned_bytes)?,
+            leaving: VecDeque::new(),
+            sending: HashMap::new(),
+            arriving: HashMap::new(),
+            ashore: VecDeque::new(),
+            arrived: Vec::new(),
+        })
+    }
+
+    /// Whether the device has work whose end only a poll sees.
+    pub fn is_busy(&self) -> bool {
+        self.out.is_busy() || self.into.is_busy() || self.local.is_busy()
+    }
+
+    /// The hands of a rank on this device.
+    pub fn hands<'a>(&'a mut self, transport: &'a mut Mux) -> OnDevice<'a> {
+        OnDevice { staging: self, transport }
+    }
+
+    /// Forgets everything once the device has come to rest.
+    pub fn cancel(&mut self) {
+        self.out.settle();
+        self.into.cancel(&mut self.slots);
+        self.local.cancel(&mut self.slots);
+        let leaving = self.leaving.drain(..).map(|message| message.slot);
+        let sending = self.sending.drain().map(|(_, slot)| slot);
+        let arriving = self.arriving.drain().map(|(_, message)| message.slot);
+        let ashore = self.ashore.drain(..).map(|(_, message)| message.slot);
+        leaving.chain(sending).chain(arriving).chain(ashore).for_each(|slot| self.slots.put(slot));
+        debug_assert!(self.slots.is_whole());
+    }
+
+    /// Reads a few bytes of device memory.
+    pub fn read(&mut self, from: Region, bytes: &mut [u8]) -> Result<()> {
+        let gpu = self.gpu.clone();
+        let _entered = gpu.enter()?;
+        let slot = self.slots.take(bytes.len())?;
+        let copied = self.copy_out(&[from], &slot);
+        self.out.settle();
+        if copied.is_ok() {
+            slot.host().read(bytes);
+        }
+        self.slots.put(slot);
+        copied.map(drop)
+    }
+
+    /// Enqueues the copy of a message into its slot; its number on the stream out.
+    fn copy_out(&mut self, src: &[Region], slot: &Slot) -> Result<u64> {
+        let host = slot.host();
+        let mut at = 0;
+        match slot.address() {
+            Some(address) if src.len() > COPIES_BY_ENGINE => {
+                let jobs = src.iter().map(|part| {
+                    at += part.len();
+                    (part.len(), address + (at - part.len()) as u64, part.as_ptr() as u64)
+                });
+                desk::copy_now(&mut self.out, jobs)?;
+            }
+            _ => {
+                for part in src {
+                    self.out.to_host(host.part(at, part.len()).as_ptr(), part.as_ptr() as u64, part.len())?;
+                    at += part.len();
+                }
+            }
+        }
+        Ok(self.out.issued())
+    }
+
+    /// Posts messages whose copies have ended, in order; one whose channel is full holds up those behind it there.
+    fn post(&mut self, transport: &mut Mux, copied: u64, done: &mut Vec<Token>) -> Result<()> {
+        let mut full: SmallVec<[(Rank, Channel); 4]> = SmallVec::new();
+        let mut index = 0;
+        while let Some(message) = self.leaving.get(index).filter(|message| message.number < copied) {
+            let stream = (message.to, message.envelope.channel);
+            let started = match full.contains(&stream) {
+                true => Started::Busy,
+                false => transport.send(message.token, message.to, message.envelope, &[message.slot.host()])?,
+            };
+            if started == Started::Busy {
+                full.push(stream);
+                index += 1;
+                continue;
+            }
+            let Some(Leaving { token, slot, .. }) = self.leaving.remove(index) else { break };
+            match started {
+                Started::Done => {
+                    self.slots.put(slot);
+                    done.push(token);
+                }
+                _ => drop(self.sending.insert(token, slot)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes in what the transport has completed.
+    fn take_in(&mut self, done: &mut Vec<Token>) -> Result<()> {
+        while let Some(token) = self.arrived.pop() {
+            if let Some(slot) = self.sending.remove(&token) {
+                self.slots.put(slot);
+                done.push(token);
+                continue;
+            }
+            let unknown = || Error::Internal(format!("the transport finished token {token:#x}, which is not pending"));
+            let message = self.arriving.remove(&token).ok_or_else(unknown)?;
+            self.land(token, message)?;
+        }
+        while let Some((token, message)) = self.ashore.pop_front() {
+            let Some(pinned) = self.slots.take_pinned(message.slot.host().len()) else {
+                self.ashore.push_front((token, message));
+                return Ok(());
+            };
+            pinned.host().copy_from(message.slot.host());
+            self.land(token, Arriving { slot: pinned, ..message })?;
+        }
+        Ok(())
+    }
+
+    /// Enqueues what is to be done with a message that has arrived.
+    fn land(&mut self, token: Token, message: Arriving) -> Result<()> {
+        let Arriving { slot, dst, combine } = message;
+        let Some(address) = slot.address() else {
+            if combine.is_some() {
+                self.ashore.push_back((token, Arriving { slot, dst, combine }));
+                return Ok(());
+            }
+            return self.into.copy_in(token, &dst, slot);
+        };
+        match combine {
+            None if dst.len() <= COPIES_BY_ENGINE => return self.into.copy_in(token, &dst, slot),
+            None => {
+                let mut at = 0;
+                for part in &dst {
+                    self.into.add(Work::Copy, part.len(), part.as_ptr() as u64, &[address + at as u64])?;
+                    at += part.len();
+                }
+            }
+            Some((Combine { dtype, operator, order, divisor }, local)) => {
+                let work = Work::Reduce { dtype, operator, divisor };
+                let mut at = 0;
+                for (local, dst) in in_step(&local, &dst) {
+                    let (mine, theirs) = (local.as_ptr() as u64, address + at as u64);
+                    let srcs = match order {
+                        Order::LocalFirst => [mine, theirs],
+                        Order::IncomingFirst => [theirs, mine],
+                    };
+                    self.into.add(work, dst.len(), dst.as_ptr() as u64, &srcs)?;
+                    at += dst.len();
+                }
+            }
+        }
+        self.into.end(token, Some(slot));
+        Ok(())
+    }
+}
+
+/// Two lists of equal total length, cut at the same places.
+fn in_step<'a>(one: &'a [Region], two: &'a [Region]) -> impl Iterator<Item = (Region, Region)> + 'a {
+    let (mut first, mut second) = ((0, 0), (0, 0));
+    std::iter::from_fn(move || {
+        let (a, b) = (one.get(first.0)?, two.get(second.0)?);
+        let len = (a.len() - first.1).min(b.len() - second.1);
+        let parts = (a.part(first.1, len), b.part(second.1, len));
+        for (at, whole) in [(&mut first, a), (&mut second, b)] {
+            at.1 += len;
+            if at.1 == whole.len() {
+                *at = (at.0 + 1, 0);
+            }
+        }
+        Some(parts)
+    })
+}
+
+/// A rank's hands on a device.
+pub struct OnDevice<'a> {
+    staging: &'a mut Staging,
+    transport: &'a mut Mux,
+}
+
+impl Transport for OnDevice<'_> {
+    fn send(&mut self, token: Token, to: Rank, envelope: Envelope, src: &[Region]) -> Result<Started> {
+        let gpu = self.staging.gpu.clone();
+        let _entered = gpu.enter()?;
+        let slot = self.staging.slots.take(src.iter().map(Region::len).sum())?;
+        match self.staging.copy_out(src, &slot) {
+            Ok(number) => {
+                self.staging.leaving.push_back(Leaving { number, token, to, envelope, slot });
+                Ok(Started::Pending)
+            }
+            Err(error) => {
+                self.staging.out.settle();
+                self.staging.slots.put(slot);
+                Err(error)
+            }
+        }
+    }
+
+    fn recv(&mut self, token: Token, from: Rank, envelope: Envelope, sink: Sink<'_>) -> Result<Started> {
+        let (dst, combine) = match sink {
+            Sink::Store(dst) => (dst, None),
+            Sink::Reduce { local, dst, combine } => (dst, Some((combine, Regions::from_slice(local)))),
+        };
+        let slot = self.staging.slots.take(dst.iter().map(Region::len).sum())?;
+        let message = Arriving { slot, dst: Regions::from_slice(dst), combine };
+        let host = message.slot.host();
+        match self.transport.recv(token, from, envelope, Sink::Store(&[host])) {
+            Ok(Started::Busy) => {
+                self.staging.slots.put(message.slot);
+                Ok(Started::Busy)
+            }
+            Ok(started) => {
+                self.staging.arriving.insert(token, message);
+                if started == Started::Done {
+                    self.staging.arrived.push(token);
+                }
+                Ok(Started::Pending)
+            }
+            Err(error) => {
+                self.staging.slots.put(message.slot);
+                Err(error)
+            }
+        }
+    }
+
+    fn call(&mut self, _token: Token, _envelope: Envelope, call: NodeCall<'_>) -> Result<Started> {
+        Err(Error::Internal(format!("a {} on a board, which devices do not have", call.collective.name())))
+    }
+
+    fn poll(&mut self, done: &mut Vec<Token>) -> Result<()> {
+        let OnDevice { staging, transport } = self;
+        let gpu = staging.gpu.clone();
+        let _entered = gpu.enter()?;
+        transport.poll(&mut staging.arrived)?;
+        staging.take_in(done)?;
+        staging.out.mark()?;
+        let copied = staging.out.poll()?;
+        staging.post(transport, copied, done)?;
+        staging.into.turn(&mut staging.slots, done)?;
+        staging.local.turn(&mut staging.slots, done)
+    }
+
+    fn sleep(&mut self, limit: Duration) -> Result<()> {
+        self.transport.sleep(limit)
+    }
+
+    fn cancel(&mut self) {
+        self.transport.cancel();
+        self.staging.cancel();
+    }
+}
+
+impl Hands for OnDevice<'_> {
+    fn copy(&mut self, scaling: Option<Scaling>, src: Region, dst: Region) -> Result<()> {
+        let gpu = self.staging.gpu.clone();
+        let _entered = gpu.enter()?;
+        let desk = &mut self.staging.local;
+        let (bytes, from, to) = (dst.len(), src.as_ptr() as u64, dst.as_ptr() as u64);
+        let Some(Scaling { reduction, start, divisor }) = scaling else {
+            return desk.add(Work::Copy, bytes, to, &[from]);
+        };
+        let dtype = reduction.dtype;
+        let mut from = from;
+        if start {
+            desk.add(Work::Prologue { dtype, prologue: reduction.prologue }, bytes, to, &[from])?;
+            from = to;
+        }
+        if divisor != 1 {
+            desk.add(Work::Divide { dtype, divisor }, bytes, to, &[from])?;
+        }
+        Ok(())
+    }
+
+    fn reduce(&mut self, how: (DataType, Operator, u64), srcs: &[Region], dst: Region) -> Result<()> {
+        let gpu = self.staging.gpu.clone();
+        let _entered = gpu.enter()?;
+        let (dtype, operator, divisor) = how;
+        let srcs: SmallVec<[u64; 16]> = srcs.iter().map(|src| src.as_ptr() as u64).collect();
+        self.staging.local.add(Work::Reduce { dtype, operator, divisor }, dst.len(), dst.as_ptr() as u64, &srcs)
+    }
+
+    fn step(&mut self, token: Token) -> Started {
+        self.staging.local.end(token, None);
+        Started::Pending
+    }
+}
+
+/// Scratch memory on a device. What has been outgrown is kept to the end: freeing waits for all streams of the device,
+/// and those of the program may wait for this communicator.
+#[derive(Debug)]
+pub struct Scratch {
+    gpu: Arc<Gpu>,
+    pieces: Vec<Memory>,
+}
+
+impl Scratch {
+    /// Scratch memory of so many bytes.
+    pub fn new(gpu: &Arc<Gpu>, bytes: usize) -> Result<Scratch> {
+        Ok(Scratch { gpu: gpu.clone(), pieces: vec![Memory::new(gpu, bytes)?] })
+    }
+
+    /// At least so many bytes.
+    pub fn grow(&mut self, bytes: usize) -> Result<()> {
+        if bytes > self.region().len() {
+            self.pieces.push(Memory::new(&self.gpu, bytes.next_power_of_two())?);
+        }
+        Ok(())
+    }
+
+    /// The piece that is used.
+    pub fn region(&self) -> Region {
+        self.pieces.last().map_or(Region::EMPTY, Memory::region)
+    }
+
+    /// Bytes held.
+    pub fn bytes(&self) -> usize {
+        self.pieces.iter().map(Memory::bytes).sum()
+    }
+}

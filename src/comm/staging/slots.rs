@@ -1,0 +1,107 @@
+//! Host memory for messages on their way between a device and the network.
+//!
+//! Pinned memory is made once, when the communicator is: see [`gpu`](crate::comm::gpu). A message for which none is left
+//! gets ordinary memory of the heap that the node shares, so no message ever waits for another one's memory, and ranks
+//! cannot come to wait for each other by it.
+#![forbid(unsafe_code)]
+
+use crate::device::gpu::driver::Address;
+use crate::device::gpu::memory::Pinned;
+use crate::device::gpu::Gpu;
+use crate::error::Result;
+use crate::memory::{shared, Region};
+use std::sync::Arc;
+
+/// Slots begin at multiples of this, so that vector accesses of device and host are aligned.
+const ALIGN: usize = 256;
+
+/// The pinned memory of a communicator, cut into slots.
+#[derive(Debug)]
+pub struct Slots {
+    pinned: Pinned,
+    bytes: usize,
+    /// Free runs by where they begin, none adjacent to another.
+    free: Vec<(usize, usize)>,
+}
+
+/// Memory for one message.
+#[derive(Debug)]
+pub enum Slot {
+    /// A run of the pinned memory. Given back by [`Slots::put`].
+    Pinned {
+        /// Where the host sees it.
+        host: Region,
+        /// Where the device sees it.
+        address: Address,
+        /// Where it begins in the pinned memory.
+        start: usize,
+    },
+    /// Ordinary memory that other processes of the node can map.
+    Ordinary(shared::Owned, usize),
+}
+
+impl Slot {
+    /// Where the host sees it.
+    pub fn host(&self) -> Region {
+        match self {
+            Slot::Pinned { host, .. } => *host,
+            Slot::Ordinary(owned, bytes) => owned.region().part(0, *bytes),
+        }
+    }
+
+    /// Where the device sees it, if it does.
+    pub fn address(&self) -> Option<Address> {
+        match self {
+            Slot::Pinned { address, .. } => Some(*address),
+            Slot::Ordinary(..) => None,
+        }
+    }
+}
+
+impl Slots {
+    /// Pinned memory of so many bytes.
+    pub fn new(gpu: &Arc<Gpu>, bytes: usize) -> Result<Slots> {
+        let bytes = bytes.max(ALIGN) / ALIGN * ALIGN;
+        Ok(Slots { pinned: Pinned::new(gpu, bytes)?, bytes, free: vec![(0, bytes)] })
+    }
+
+    /// A slot of so many bytes: pinned if there is a free run.
+    pub fn take(&mut self, bytes: usize) -> Result<Slot> {
+        match self.take_pinned(bytes) {
+            Some(slot) => Ok(slot),
+            None => Ok(Slot::Ordinary(shared::Owned::new(bytes)?, bytes)),
+        }
+    }
+
+    /// A pinned slot, if there is a free run of so many bytes.
+    pub fn take_pinned(&mut self, bytes: usize) -> Option<Slot> {
+        let need = bytes.max(1).checked_next_multiple_of(ALIGN)?;
+        let index = self.free.iter().position(|&(_, len)| len >= need)?;
+        let (start, len) = self.free[index];
+        match len == need {
+            true => drop(self.free.remove(index)),
+            false => self.free[index] = (start + need, len - need),
+        }
+        let host = self.pinned.host().part(start, bytes);
+        Some(Slot::Pinned { host, address: self.pinned.address() + start as Address, start })
+    }
+
+    /// Takes a slot back.
+    pub fn put(&mut self, slot: Slot) {
+        let Slot::Pinned { host, start, .. } = slot else { return };
+        let len = host.len().max(1).next_multiple_of(ALIGN);
+        let index = self.free.partition_point(|&(other, _)| other < start);
+        self.free.insert(index, (start, len));
+        if self.free.get(index + 1).is_some_and(|&(next, _)| next == start + len) {
+            self.free[index].1 += self.free.remove(index + 1).1;
+        }
+        if index > 0 && self.free[index - 1].0 + self.free[index - 1].1 == start {
+            self.free[index - 1].1 += self.free.remove(index).1;
+        }
+    }
+
+    /// Whether all slots have come back.
+    pub fn is_whole(&self) -> bool {
+        self.free == [(0, self.bytes)]
+    }
+}
