@@ -1,0 +1,63 @@
+//! The soft GPU (`softgpu/`), built at need: directories in which it goes by the file names of drivers.
+// Each test program uses a part of this.
+#![allow(dead_code)]
+
+use rustix::fs::{flock, FlockOperation};
+use std::fs::{self, File};
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+/// A directory with `libcuda.so.1`, and `libcuda.so` for the linker.
+pub fn cuda_dir() -> PathBuf {
+    static DIR: OnceLock<PathBuf> = OnceLock::new();
+    DIR.get_or_init(|| build("cuda", "libcuda.so.1", &["libcuda.so"])).clone()
+}
+
+/// A directory with `libamdhip64.so.6` and its other names, `libhiprtc.so` among them.
+pub fn hip_dir() -> PathBuf {
+    static DIR: OnceLock<PathBuf> = OnceLock::new();
+    let links = ["libamdhip64.so", "libhiprtc.so", "libhiprtc.so.6"];
+    DIR.get_or_init(|| build("hip", "libamdhip64.so.6", &links)).clone()
+}
+
+/// Builds the double for a vendor and puts it where only its names are.
+fn build(vendor: &str, name: &str, links: &[&str]) -> PathBuf {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let target = root.join("target/softgpu");
+    let dir = target.join(vendor);
+    fs::create_dir_all(&dir).unwrap();
+    // Other test programs may build it at the same time.
+    let lock = File::create(target.join("lock")).unwrap();
+    flock(&lock, FlockOperation::LockExclusive).unwrap();
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo.args(["build", "--quiet", "--locked", "--package", &format!("softgpu-{vendor}"), "--manifest-path"]);
+    cargo.arg(root.join("shim-tests/softgpu/Cargo.toml")).arg("--target-dir").arg(&target);
+    assert!(cargo.status().unwrap().success(), "{cargo:?}");
+    let archive = target.join(format!("debug/libsoftgpu_{vendor}.a"));
+    let age = |path: &Path| fs::metadata(path).and_then(|data| data.modified()).ok();
+    if age(&dir.join(name)) < age(&archive) {
+        link(&archive, &dir, name);
+    }
+    for link in links {
+        let _ = symlink(name, dir.join(link));
+    }
+    dir
+}
+
+/// Makes the shared library. Not by cargo: what Strata's build script says of Strata's own library, its name above all,
+/// holds for every library of cargo's that has Strata in it. Exported are the driver's functions and no others.
+fn link(archive: &Path, dir: &Path, name: &str) {
+    let map = dir.join("exports.map");
+    fs::write(&map, "{ global: cu[A-Z]*; hip[A-Z]*; hiprtc*; softgpu[A-Z]*; local: *; };\n").unwrap();
+    // A new file under the name: a program may still have the old one mapped.
+    let fresh = dir.join("fresh");
+    let mut cc = Command::new("cc");
+    cc.args(["-shared", "-Wl,--gc-sections", "-Wl,-z,nodelete", "-Wl,-z,defs"]);
+    cc.arg(format!("-Wl,-soname,{name}")).arg(format!("-Wl,--version-script={}", map.display()));
+    cc.arg("-Wl,--whole-archive").arg(archive).arg("-Wl,--no-whole-archive").arg("-o").arg(&fresh);
+    cc.args(["-lgcc_s", "-lpthread", "-lm", "-ldl", "-lc"]);
+    assert!(cc.status().unwrap().success(), "{cc:?}");
+    fs::rename(&fresh, dir.join(name)).unwrap();
+}

@@ -1,0 +1,106 @@
+//! Streams, events, waiting, and capture.
+#![allow(non_snake_case)]
+
+use softgpu::capture::{self, Graph, Mode, GRAPHS};
+use softgpu::context::current;
+use softgpu::copies::note_blocking;
+use softgpu::entry::{element, put};
+use softgpu::event;
+use softgpu::fault::{Result, INVALID_HANDLE, INVALID_VALUE};
+use softgpu::stream::{self, Stream};
+use softgpu::work::{HostFunction, Until, Work};
+use std::ffi::c_void;
+use std::sync::Arc;
+
+const NON_BLOCKING: u32 = 1;
+
+fn on(stream: usize) -> Result<Arc<Stream>> {
+    stream::find(stream, &current()?)
+}
+
+fn create(out: *mut usize, flags: u32, priority: i32) -> Result {
+    if flags > NON_BLOCKING {
+        return Err(INVALID_VALUE);
+    }
+    put(out, stream::create(&current()?, flags & NON_BLOCKING == 0, priority.clamp(-5, 0)))
+}
+
+fn until(flags: u32) -> Result<Until> {
+    const FLUSH: u32 = 1 << 30;
+    match flags & !FLUSH {
+        0 => Ok(Until::Reached),
+        1 => Ok(Until::Equal),
+        2 => Ok(Until::And),
+        3 => Ok(Until::Nor),
+        _ => Err(INVALID_VALUE),
+    }
+}
+
+softgpu::exports! { call:
+    fn cuStreamCreate(stream: *mut usize, flags: u32) { create(stream, flags, 0) }
+    fn cuStreamCreateWithPriority(stream: *mut usize, flags: u32, priority: i32) { create(stream, flags, priority) }
+    fn cuStreamDestroy_v2(stream: usize) { stream::destroy(stream) }
+    fn cuStreamSynchronize(stream: usize) {
+        let stream = on(stream)?;
+        note_blocking();
+        stream::synchronize(&stream)
+    }
+    fn cuStreamQuery(stream: usize) { stream::query(&on(stream)?) }
+    fn cuStreamWaitEvent(stream: usize, event: usize, flags: u32) {
+        if flags > 1 {
+            return Err(INVALID_VALUE);
+        }
+        event::find(event)?.hold(&on(stream)?)
+    }
+    fn cuStreamGetCtx(stream: usize, context: *mut usize) { put(context, on(stream)?.context.handle) }
+    fn cuStreamGetFlags(stream: usize, flags: *mut u32) { put(flags, u32::from(!on(stream)?.blocking)) }
+    fn cuStreamGetPriority(stream: usize, priority: *mut i32) { put(priority, on(stream)?.priority) }
+    fn cuStreamIsCapturing(stream: usize, status: *mut i32) {
+        let stream = on(stream)?;
+        if stream.context.is_legacy(&stream) {
+            capture::forbid_asking_legacy(&stream.context)?;
+        }
+        put(status, stream.capture().map_or(0, |capture| capture.status()))
+    }
+    fn cuStreamBeginCapture_v2(stream: usize, mode: i32) { capture::begin(&on(stream)?, Mode::of(mode)?) }
+    fn cuStreamEndCapture(stream: usize, graph: *mut usize) {
+        put(graph, 0)?;
+        put(graph, capture::end(&on(stream)?)?)
+    }
+    fn cuThreadExchangeStreamCaptureMode(mode: *mut i32) {
+        let before = capture::exchange_mode(Mode::of(element(mode, 0)?)?);
+        put(mode, before as i32)
+    }
+    fn cuGraphInstantiateWithFlags(exec: *mut usize, graph: usize, _flags: u64) {
+        put(exec, Graph::find(graph)?.instantiate())
+    }
+    fn cuGraphLaunch(exec: usize, stream: usize) { on(stream)?.submit(Work::Graph(Graph::find(exec)?)).map(drop) }
+    fn cuGraphExecDestroy(exec: usize) { GRAPHS.remove(exec).map(drop).ok_or(INVALID_HANDLE) }
+    fn cuGraphDestroy(graph: usize) { GRAPHS.remove(graph).map(drop).ok_or(INVALID_HANDLE) }
+    fn cuLaunchHostFunc(stream: usize, function: Option<extern "C" fn(*mut c_void)>, argument: *mut c_void) {
+        let function = function.ok_or(INVALID_VALUE)?;
+        on(stream)?.submit(Work::Host(HostFunction { function, argument: argument as usize })).map(drop)
+    }
+    fn cuStreamWaitValue32_v2(stream: usize, address: u64, value: u32, flags: u32) {
+        let work = Work::WaitValue { address, value, mask: u32::MAX, until: until(flags)? };
+        on(stream)?.submit(work).map(drop)
+    }
+    fn cuStreamWriteValue32_v2(stream: usize, address: u64, value: u32, flags: u32) {
+        if flags > 1 {
+            return Err(INVALID_VALUE);
+        }
+        on(stream)?.submit(Work::WriteValue { address, value }).map(drop)
+    }
+    fn cuEventCreate(event: *mut usize, _flags: u32) { put(event, event::create(&current()?)) }
+    fn cuEventDestroy_v2(event: usize) { event::destroy(event) }
+    fn cuEventRecord(event: usize, stream: usize) { event::find(event)?.record(&on(stream)?) }
+    fn cuEventQuery(event: usize) {
+        current()?;
+        event::find(event)?.query()
+    }
+    fn cuEventSynchronize(event: usize) {
+        current()?;
+        note_blocking();
+        event::find(event)?.synchronize()
+    }
+}

@@ -1,0 +1,4 @@
+//! `libamdhip64.so.6` and `libhiprtc.so`: the soft GPU with the functions of HIP.
+#![allow(non_snake_case)]
+
+softgpu::own_exports!();

@@ -1,0 +1,212 @@
+//! Strata's kernels, computed on the host by its own reductions.
+
+use crate::fault::{Result, LAUNCH_FAILED, NOT_FOUND};
+use crate::memory::{By, View};
+use crate::random::Random;
+use crate::settings::is_broken;
+use crate::stream::Stream;
+use crate::work::{pieces, Word};
+use std::fmt;
+use strata::device::gpu::kernels::{self, Batch, Flag, Shuffle, WORDS};
+use strata::device::host;
+use strata::dtype::{DataType, Operator, Prologue, Reduction};
+use strata::memory::Region;
+
+/// Which kernel a name means.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Twin {
+    /// `strata_reduce_*`
+    Reduce(Operator, DataType),
+    /// `strata_scale_*`
+    Scale(DataType),
+    /// `strata_copy`
+    Copy,
+    /// `strata_shuffle`
+    Shuffle,
+    /// `strata_wait`
+    Wait,
+    /// `strata_raise`
+    Raise,
+}
+
+impl Twin {
+    /// The kernel of this name.
+    pub fn of(name: &str) -> Result<Twin> {
+        let plain = [
+            (kernels::COPY, Twin::Copy),
+            (kernels::SHUFFLE, Twin::Shuffle),
+            (kernels::WAIT, Twin::Wait),
+            (kernels::RAISE, Twin::Raise),
+        ];
+        if let Some((_, twin)) = plain.into_iter().find(|(known, _)| *known == name) {
+            return Ok(twin);
+        }
+        for dtype in DataType::ALL {
+            if kernels::scale(dtype) == name {
+                return Ok(Twin::Scale(dtype));
+            }
+            let operators = [Operator::Sum, Operator::Prod, Operator::Max, Operator::Min];
+            let found = operators.into_iter().find(|operator| kernels::reduce(dtype, *operator) == name);
+            if let Some(operator) = found {
+                return Ok(Twin::Reduce(operator, dtype));
+            }
+        }
+        Err(NOT_FOUND)
+    }
+
+    /// Bytes of its argument.
+    pub fn argument_bytes(self) -> usize {
+        match self {
+            Twin::Reduce(..) | Twin::Scale(_) | Twin::Copy => size_of::<Batch>(),
+            Twin::Shuffle => size_of::<Shuffle>(),
+            Twin::Wait | Twin::Raise => size_of::<Flag>(),
+        }
+    }
+}
+
+/// A launch: the kernel, its argument, and how many blocks there are along y.
+pub struct Launch {
+    twin: Twin,
+    words: Vec<u64>,
+    blocks: [u32; 3],
+}
+
+impl fmt::Debug for Launch {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        let head = &self.words[..self.words.len().min(9)];
+        write!(f, "kernel {:?} on {:?} blocks with {head:x?}", self.twin, self.blocks)
+    }
+}
+
+/// What a kernel does with the words of a [`Batch`].
+struct Jobs<'a> {
+    count: usize,
+    sources: usize,
+    scale: u32,
+    factor: u64,
+    words: &'a [u64],
+}
+
+/// A kernel was launched with arguments that make no sense.
+fn nonsense<T>(why: &str) -> Result<T> {
+    eprintln!("softgpu: {why}");
+    Err(LAUNCH_FAILED)
+}
+
+impl Launch {
+    /// A launch with the words of the argument.
+    pub fn new(twin: Twin, words: Vec<u64>, blocks: [u32; 3]) -> Launch {
+        Launch { twin, words, blocks }
+    }
+
+    /// Computes what the kernel computes.
+    pub fn run(&self, stream: &Stream, random: &mut Random) -> Result {
+        let by = By::Kernel(stream.context.device);
+        match self.twin {
+            Twin::Wait if is_broken(kernels::WAIT) => Ok(()),
+            Twin::Wait => {
+                let value = self.words[1] as u32;
+                let word = Word::at(self.words[0], by)?;
+                word.wait(stream, |now| now.wrapping_sub(value) as i32 >= 0);
+                Ok(())
+            }
+            Twin::Raise => {
+                Word::at(self.words[0], by)?.set(self.words[1] as u32);
+                Ok(())
+            }
+            Twin::Shuffle => self.shuffle(stream, random, by),
+            Twin::Copy | Twin::Scale(_) | Twin::Reduce(..) => {
+                let jobs = self.jobs()?;
+                for job in random.order(jobs.count) {
+                    self.job(&jobs, job, stream, random, by)?;
+                }
+                Ok(())
+            }
+        }
+    }
+
+    fn jobs(&self) -> Result<Jobs<'_>> {
+        let low = |word: u64| (word & u64::from(u32::MAX)) as usize;
+        let high = |word: u64| (word >> 32) as usize;
+        let [first, second, factor, ref words @ ..] = self.words[..] else { return nonsense("a batch without a head") };
+        let (count, sources) = (low(first), high(first));
+        let most = WORDS / (2 + sources);
+        let one = matches!(self.twin, Twin::Copy | Twin::Scale(_));
+        if count == 0 || count > most || sources == 0 || (one && sources != 1) {
+            return nonsense(&format!("{:?} of {count} jobs with {sources} sources each", self.twin));
+        }
+        if self.blocks[1] as usize != count || self.blocks[2] != 1 {
+            return nonsense(&format!("{:?} of {count} jobs on {:?} blocks", self.twin, self.blocks));
+        }
+        if high(second) != 0 {
+            return nonsense("a batch whose reserved word is not 0");
+        }
+        Ok(Jobs { count, sources, scale: second as u32, factor, words })
+    }
+
+    fn job(&self, jobs: &Jobs, job: usize, stream: &Stream, random: &mut Random, by: By) -> Result {
+        let words = &jobs.words[job * (2 + jobs.sources)..][..2 + jobs.sources];
+        let bytes = words[0] as usize;
+        if bytes == 0 {
+            return Ok(());
+        }
+        let dst = View::of(words[1], bytes, by)?;
+        let srcs = words[2..].iter().map(|src| View::of(*src, bytes, by)).collect::<Result<Vec<View>>>()?;
+        let mut same = vec![&dst];
+        same.extend(&srcs);
+        for view in &srcs {
+            let apart = (view.host() as usize).abs_diff(dst.host() as usize);
+            if apart != 0 && apart < bytes {
+                return nonsense("a source overlaps the destination and is not it");
+            }
+        }
+        for (at, length) in pieces(bytes, random) {
+            let regions: Vec<Region> = same.iter().map(|view| region(view, at, length)).collect();
+            self.piece(jobs, regions[0], &regions[1..])?;
+            stream.breathe(random);
+        }
+        Ok(())
+    }
+
+    fn piece(&self, jobs: &Jobs, dst: Region, srcs: &[Region]) -> Result {
+        let factor = jobs.factor;
+        match (self.twin, jobs.scale) {
+            (Twin::Copy, 0) => host::copy(dst, srcs[0]),
+            (Twin::Scale(_), 0) => host::copy(dst, srcs[0]),
+            (Twin::Scale(dtype), 1) => multiply(dtype, Prologue::Scalar(factor.to_le_bytes()), srcs[0], dst),
+            (Twin::Scale(dtype), 2) if factor != 0 => multiply(dtype, Prologue::Reciprocal(factor), srcs[0], dst),
+            (Twin::Scale(dtype), 3) if factor != 0 => host::divide(dtype, factor, srcs[0], dst),
+            (Twin::Reduce(operator, dtype), 0) => host::reduce(dtype, operator, 1, srcs, dst),
+            (Twin::Reduce(operator, dtype), 3) if factor != 0 => host::reduce(dtype, operator, factor, srcs, dst),
+            (twin, scale) => return nonsense(&format!("{twin:?} with scale {scale} and factor {factor}")),
+        }
+        Ok(())
+    }
+
+    fn shuffle(&self, stream: &Stream, random: &mut Random, by: By) -> Result {
+        let [src, dst, block, rows, columns, src_row, src_column, dst_row, dst_column] = self.words[..] else {
+            return nonsense("a shuffle without its nine words");
+        };
+        if block == 0 {
+            return Ok(());
+        }
+        for index in random.order((rows * columns) as usize) {
+            let (row, column) = (index as u64 / columns, index as u64 % columns);
+            let from = View::of(src + row * src_row + column * src_column, block as usize, by)?;
+            let to = View::of(dst + row * dst_row + column * dst_column, block as usize, by)?;
+            host::copy(region(&to, 0, to.bytes()), region(&from, 0, from.bytes()));
+            stream.breathe(random);
+        }
+        Ok(())
+    }
+}
+
+fn multiply(dtype: DataType, prologue: Prologue, src: Region, dst: Region) {
+    host::prologue(&Reduction { dtype, operator: Operator::Sum, prologue, divisor: 1 }, src, dst);
+}
+
+fn region(view: &View, at: usize, bytes: usize) -> Region {
+    // SAFETY: the memory must stay while the region is used, which others may change meanwhile; because it is a part of
+    // a view, which outlives the region, and data that others change has no value that anybody may rely on.
+    unsafe { Region::new(view.host().wrapping_add(at), bytes) }
+}

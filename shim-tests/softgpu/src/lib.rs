@@ -1,0 +1,72 @@
+//! A soft GPU: a double of the GPU drivers' libraries, in which what is not synchronised goes wrong.
+//!
+//! Streams are threads that run late and out of step, as a seed decides; device memory traps when the host touches it;
+//! kernels are Strata's, computed on the host. A program finds it under the driver's file name.
+//!
+//! | variable | |
+//! |---|---|
+//! | `SOFTGPU_DEVICES` | how many devices there are (8) |
+//! | `SOFTGPU_SEED` | what decides how late streams run (1); also `softgpuSeed` |
+//! | `SOFTGPU_EAGER=1` | streams do not dally |
+//! | `SOFTGPU_MEMORY_BYTES`, `SOFTGPU_PINNED_BYTES` | memory of each device, and host memory that may be pinned |
+//! | `SOFTGPU_ABSENT` | functions, separated by commas, that are not supported |
+//! | `SOFTGPU_BREAK` | synchronisations that do nothing and claim success: `cuStreamWaitEvent`, `cuEventQuery`, `cuEventSynchronize`, `cuStreamWaitValue32_v2`, `cuEventRecord`, `strata_wait` |
+
+pub mod capture;
+pub mod context;
+pub mod copies;
+pub mod entry;
+pub mod event;
+pub mod fault;
+pub mod handles;
+pub mod kernels;
+pub mod memory;
+pub mod modules;
+pub mod random;
+pub mod settings;
+pub mod stream;
+pub mod work;
+
+use memory::{By, View};
+use std::ffi::c_void;
+
+/// Where the host finds device memory; null for any other address.
+pub fn host_address(address: u64) -> *mut c_void {
+    let is_device = memory::find(address).is_some_and(|block| block.kind == memory::Kind::Device);
+    match View::of(address, 1, By::Copy) {
+        Ok(view) if is_device => view.host().cast(),
+        _ => std::ptr::null_mut(),
+    }
+}
+
+/// Live allocations, their bytes, live pinned blocks, streams, events; contexts retained; launches and blocking calls so
+/// far.
+pub fn counts() -> [u64; 8] {
+    let [allocations, bytes, pinned] = memory::counts();
+    let (streams, events, contexts) = (stream::count(), event::count(), context::retained());
+    [allocations, bytes, pinned, streams, events, contexts, modules::launches(), copies::blocking_calls()]
+}
+
+/// Declares the functions that the double has beside the driver's.
+#[macro_export]
+macro_rules! own_exports {
+    () => {
+        /// Where the host finds device memory; null for any other address.
+        #[no_mangle]
+        pub extern "C" fn softgpuHostAddress(address: u64) -> *mut std::ffi::c_void {
+            $crate::host_address(address)
+        }
+
+        /// All streams start over with this seed.
+        #[no_mangle]
+        pub extern "C" fn softgpuSeed(seed: u32) {
+            $crate::settings::set_seed(seed);
+        }
+
+        /// Eight counters: see [`softgpu::counts`].
+        #[no_mangle]
+        pub extern "C" fn softgpuCounts(out: *mut [u64; 8]) {
+            $crate::entry::put_if_wanted(out, $crate::counts());
+        }
+    };
+}

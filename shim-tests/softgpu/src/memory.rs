@@ -1,0 +1,238 @@
+//! Memory by address: of devices, pinned, registered, managed.
+//!
+//! The address of device memory lies in a range that nothing may touch, so a load or store of the host traps. What is in
+//! the memory lies at an alias, which only the double knows. No address is given out twice, and freed memory traps.
+
+use crate::context::Context;
+use crate::fault::{Result, ALREADY_REGISTERED, ILLEGAL_ADDRESS, INVALID_VALUE, NOT_REGISTERED, OUT_OF_MEMORY};
+use crate::settings::settings;
+use std::collections::BTreeMap;
+use std::ptr;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock, RwLock};
+
+/// What kind of memory a block is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// Device memory.
+    Device,
+    /// Memory of host and device.
+    Managed,
+    /// Host memory that was allocated pinned.
+    Pinned,
+    /// The program's own memory, registered.
+    Registered,
+}
+
+/// A range of memory that the driver knows.
+pub struct Block {
+    /// The first address, as the program sees it.
+    pub start: u64,
+    /// The length, as it was asked for.
+    pub bytes: u64,
+    /// The kind.
+    pub kind: Kind,
+    /// The device that it belongs to.
+    pub device: i32,
+    /// The handle of the context that it belongs to.
+    pub context: usize,
+    /// Where the host finds it.
+    host: u64,
+}
+
+/// Fresh memory is filled with this.
+const FRESH: u8 = 0xc5;
+/// Granularity of addresses, and the gap between two blocks.
+const GRANULE: u64 = 64 << 10;
+
+static BLOCKS: RwLock<BTreeMap<u64, Arc<Block>>> = RwLock::new(BTreeMap::new());
+
+fn map(bytes: u64, access: i32) -> Option<u64> {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    // SAFETY: any length and no wished address are allowed; because nothing that is mapped is replaced.
+    let start = unsafe { libc::mmap(ptr::null_mut(), bytes as usize, access, flags, -1, 0) };
+    (start != libc::MAP_FAILED).then_some(start as u64)
+}
+
+/// The addresses of device memory, of which none can be touched: where they begin, and how many they are.
+fn space() -> (u64, u64) {
+    static SPACE: OnceLock<(u64, u64)> = OnceLock::new();
+    *SPACE.get_or_init(|| {
+        // A process may be limited in its addresses.
+        let sizes = (34..=42).rev().map(|bits| 1u64 << bits);
+        let found = sizes.into_iter().find_map(|bytes| map(bytes, libc::PROT_NONE).map(|start| (start, bytes)));
+        found.expect("16 GiB of addresses")
+    })
+}
+
+/// Whether an address is one of device memory, be it live or not.
+fn is_of_device(address: u64) -> bool {
+    let (start, bytes) = space();
+    (start..start + bytes).contains(&address)
+}
+
+/// Addresses of a device for so many bytes, never given out before.
+fn addresses(bytes: u64) -> Result<u64> {
+    static USED: AtomicU64 = AtomicU64::new(0);
+    let (start, size) = space();
+    let taken = bytes.next_multiple_of(GRANULE) + GRANULE;
+    let at = USED.fetch_add(taken, Ordering::Relaxed);
+    if at + taken > size {
+        return Err(OUT_OF_MEMORY);
+    }
+    Ok(start.next_multiple_of(GRANULE) + at)
+}
+
+impl Drop for Block {
+    fn drop(&mut self) {
+        let length = self.bytes.next_multiple_of(GRANULE) as usize;
+        let start = self.host as *mut libc::c_void;
+        match self.kind {
+            Kind::Registered => {}
+            // SAFETY: the range must be a mapping of its own that nobody uses; because `allocate` made it, only views
+            // know it, and they hold the block.
+            Kind::Device => drop(unsafe { libc::munmap(start, length) }),
+            Kind::Managed | Kind::Pinned => {
+                let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
+                // SAFETY: what is replaced must be nobody else's; because `allocate` made it. The addresses stay taken,
+                // so that a program that still uses them traps.
+                unsafe { libc::mmap(start, length, libc::PROT_NONE, flags, -1, 0) };
+            }
+        }
+    }
+}
+
+fn live(blocks: &BTreeMap<u64, Arc<Block>>, counts: impl Fn(&Block) -> bool) -> u64 {
+    blocks.values().filter(|block| counts(block)).map(|block| block.bytes).sum()
+}
+
+/// Bytes of a device that are in use.
+pub fn used_bytes(device: i32) -> u64 {
+    live(&BLOCKS.read().unwrap(), |block| is_of(block, device))
+}
+
+fn is_of(block: &Block, device: i32) -> bool {
+    block.device == device && matches!(block.kind, Kind::Device | Kind::Managed)
+}
+
+fn check_limit(blocks: &BTreeMap<u64, Arc<Block>>, kind: Kind, device: i32, bytes: u64) -> Result {
+    let (used, limit) = match kind {
+        Kind::Device | Kind::Managed => (live(blocks, |block| is_of(block, device)), settings().memory_bytes),
+        _ => (live(blocks, |block| is_pinned(block)), settings().pinned_bytes),
+    };
+    if used.saturating_add(bytes) > limit {
+        return Err(OUT_OF_MEMORY);
+    }
+    Ok(())
+}
+
+/// Allocates memory of a context.
+pub fn allocate(context: &Context, kind: Kind, bytes: usize) -> Result<u64> {
+    if bytes == 0 {
+        return Err(INVALID_VALUE);
+    }
+    let bytes = bytes as u64;
+    let mut blocks = BLOCKS.write().unwrap();
+    check_limit(&blocks, kind, context.device, bytes)?;
+    let mapped = map(bytes.next_multiple_of(GRANULE), libc::PROT_READ | libc::PROT_WRITE);
+    let host = mapped.ok_or(OUT_OF_MEMORY)?;
+    // SAFETY: so many bytes must be writable; because they were just mapped.
+    unsafe { ptr::write_bytes(host as *mut u8, FRESH, bytes as usize) };
+    let start = if kind == Kind::Device { addresses(bytes)? } else { host };
+    let block = Block { start, bytes, kind, device: context.device, context: context.handle, host };
+    blocks.insert(start, Arc::new(block));
+    Ok(start)
+}
+
+/// Registers memory of the program.
+pub fn register(context: &Context, start: u64, bytes: usize) -> Result {
+    let bytes = bytes as u64;
+    if bytes == 0 || start == 0 || is_of_device(start) {
+        return Err(INVALID_VALUE);
+    }
+    let mut blocks = BLOCKS.write().unwrap();
+    let below = blocks.range(..start + bytes).next_back();
+    if below.is_some_and(|(_, block)| block.start + block.bytes > start) {
+        return Err(ALREADY_REGISTERED);
+    }
+    check_limit(&blocks, Kind::Registered, context.device, bytes)?;
+    let (device, context) = (context.device, context.handle);
+    blocks.insert(start, Arc::new(Block { start, bytes, kind: Kind::Registered, device, context, host: start }));
+    Ok(())
+}
+
+/// Frees the block that starts here and is of one of these kinds.
+pub fn free(start: u64, kinds: &[Kind]) -> Result {
+    let mut blocks = BLOCKS.write().unwrap();
+    let found = blocks.get(&start).is_some_and(|block| kinds.contains(&block.kind));
+    if !found {
+        return Err(if kinds == [Kind::Registered] { NOT_REGISTERED } else { INVALID_VALUE });
+    }
+    blocks.remove(&start);
+    Ok(())
+}
+
+/// Frees all that belongs to a context.
+pub fn free_all_of(context: usize) {
+    BLOCKS.write().unwrap().retain(|_, block| block.context != context);
+}
+
+/// The block that an address is in.
+pub fn find(address: u64) -> Option<Arc<Block>> {
+    let blocks = BLOCKS.read().unwrap();
+    let (_, block) = blocks.range(..=address).next_back()?;
+    (address - block.start < block.bytes).then(|| block.clone())
+}
+
+fn is_pinned(block: &Block) -> bool {
+    matches!(block.kind, Kind::Pinned | Kind::Registered)
+}
+
+/// Live allocations of devices, their bytes, and live pinned blocks.
+pub fn counts() -> [u64; 3] {
+    let blocks = BLOCKS.read().unwrap();
+    let pinned = blocks.values().filter(|block| is_pinned(block)).count() as u64;
+    [blocks.len() as u64 - pinned, live(&blocks, |block| !is_pinned(block)), pinned]
+}
+
+/// Memory as the host reaches it. As long as a view is there the memory stays.
+pub struct View {
+    host: u64,
+    bytes: usize,
+    _block: Option<Arc<Block>>,
+}
+
+/// Who looks at memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum By {
+    /// A copy of the driver, which reaches any memory.
+    Copy,
+    /// A kernel, which reaches its own device's memory and pinned memory.
+    Kernel(i32),
+}
+
+impl View {
+    /// `bytes` at `address`, which must lie within one block.
+    pub fn of(address: u64, bytes: usize, by: By) -> Result<View> {
+        let Some(block) = find(address) else {
+            let pageable = by == By::Copy && address != 0 && !is_of_device(address);
+            return if pageable { Ok(View { host: address, bytes, _block: None }) } else { Err(ILLEGAL_ADDRESS) };
+        };
+        let offset = address - block.start;
+        let foreign = matches!(by, By::Kernel(device) if block.kind == Kind::Device && block.device != device);
+        if foreign || block.bytes - offset < bytes as u64 {
+            return Err(ILLEGAL_ADDRESS);
+        }
+        Ok(View { host: block.host + offset, bytes, _block: Some(block) })
+    }
+
+    /// Where the host reaches it.
+    pub fn host(&self) -> *mut u8 {
+        self.host as *mut u8
+    }
+
+    /// How long it is.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+}

@@ -1,0 +1,133 @@
+//! Modules and functions: text, and names that occur in it.
+
+use crate::context::Context;
+use crate::fault::{Result, CONTEXT_IS_DESTROYED, INVALID_HANDLE, INVALID_IMAGE, INVALID_VALUE, NOT_FOUND};
+use crate::handles::Handles;
+use crate::kernels::{Launch, Twin};
+use crate::stream::Stream;
+use crate::work::Work;
+use std::ffi::{c_char, c_void, CStr};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
+
+struct Module {
+    context: Arc<Context>,
+    text: String,
+}
+
+struct Function {
+    module: Arc<Module>,
+    twin: Twin,
+}
+
+static MODULES: Handles<Module> = Handles::new();
+static FUNCTIONS: Handles<Function> = Handles::new();
+static LAUNCHES: AtomicU64 = AtomicU64::new(0);
+
+/// How many kernels were launched.
+pub fn launches() -> u64 {
+    LAUNCHES.load(Ordering::Relaxed)
+}
+
+/// Loads a module from text that ends with a 0.
+pub fn load(context: &Arc<Context>, image: *const c_void) -> Result<usize> {
+    if image.is_null() {
+        return Err(INVALID_VALUE);
+    }
+    // SAFETY: a 0 must follow; by the promise of the program, whose images are text.
+    let text = unsafe { CStr::from_ptr(image.cast()) }.to_str().map_err(|_| INVALID_IMAGE)?;
+    Ok(MODULES.add(Module { context: context.clone(), text: text.to_string() }))
+}
+
+/// Unloads a module.
+pub fn unload(handle: usize) -> Result {
+    let module = MODULES.remove(handle).ok_or(INVALID_HANDLE)?;
+    if module.context.is_destroyed() {
+        return Err(CONTEXT_IS_DESTROYED);
+    }
+    Ok(())
+}
+
+/// The function of a name that stands in the module's text.
+pub fn function(handle: usize, name: *const c_char) -> Result<usize> {
+    let module = MODULES.get(handle).ok_or(INVALID_HANDLE)?;
+    module.context.check()?;
+    if name.is_null() {
+        return Err(INVALID_VALUE);
+    }
+    // SAFETY: a 0 must follow; by the promise of the program.
+    let name = unsafe { CStr::from_ptr(name) }.to_str().map_err(|_| NOT_FOUND)?;
+    let mut words = module.text.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
+    if !words.any(|word| word == name) {
+        return Err(NOT_FOUND);
+    }
+    let twin = Twin::of(name)?;
+    Ok(FUNCTIONS.add(Function { module, twin }))
+}
+
+/// Fails unless a function can be launched.
+pub fn check_function(handle: usize) -> Result {
+    let function = FUNCTIONS.get(handle).ok_or(INVALID_HANDLE)?;
+    function.module.context.check()
+}
+
+/// Launches a function with its argument, which is copied now.
+pub fn launch(
+    handle: usize,
+    stream: &Arc<Stream>,
+    blocks: [u32; 3],
+    threads: [u32; 3],
+    params: *mut *mut c_void,
+    extra: *mut *mut c_void,
+) -> Result {
+    let function = FUNCTIONS.get(handle).ok_or(INVALID_HANDLE)?;
+    function.module.context.check()?;
+    if !Arc::ptr_eq(&function.module.context, &stream.context) {
+        return Err(INVALID_HANDLE);
+    }
+    let total = threads.iter().map(|count| u64::from(*count)).product::<u64>();
+    if blocks.contains(&0) || total == 0 || total > 1024 || blocks[1] > 65535 {
+        return Err(INVALID_VALUE);
+    }
+    let bytes = function.twin.argument_bytes();
+    let argument = if params.is_null() { packed(extra, bytes)? } else { pointer(params, 0) };
+    if argument == 0 {
+        return Err(INVALID_VALUE);
+    }
+    let words = (0..bytes / 8).map(|word| pointer(argument as *const u64, word)).collect();
+    stream.submit(Work::Kernel(Arc::new(Launch::new(function.twin, words, blocks))))?;
+    LAUNCHES.fetch_add(1, Ordering::Relaxed);
+    Ok(())
+}
+
+/// A word of an array of the program.
+fn pointer<T>(array: *const T, index: usize) -> u64 {
+    assert_eq!(size_of::<T>(), 8);
+    // SAFETY: so many words must be readable; by the promise of the program about what it launches.
+    unsafe { array.cast::<u64>().wrapping_add(index).read_unaligned() }
+}
+
+/// Where arguments are that are given as a buffer with its size.
+fn packed(extra: *mut *mut c_void, bytes: usize) -> Result<u64> {
+    const END: u64 = 0;
+    const BUFFER: u64 = 1;
+    const SIZE: u64 = 2;
+    // HIP's marker for the end.
+    const HIP_END: u64 = 3;
+    let (mut buffer, mut size) = (0, 0);
+    if extra.is_null() {
+        return Err(INVALID_VALUE);
+    }
+    for index in (0..).step_by(2) {
+        match pointer(extra, index) {
+            END | HIP_END => break,
+            BUFFER => buffer = pointer(extra, index + 1),
+            SIZE => size = pointer(pointer(extra, index + 1) as *const u64, 0),
+            _ => return Err(INVALID_VALUE),
+        }
+    }
+    if size != bytes as u64 {
+        return Err(INVALID_VALUE);
+    }
+    Ok(buffer)
+}

@@ -1,0 +1,74 @@
+//! What the environment asks of the double, read once.
+#![forbid(unsafe_code)]
+
+use std::str::FromStr;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::OnceLock;
+
+/// The variables `SOFTGPU_*`.
+pub struct Settings {
+    /// `SOFTGPU_DEVICES`: how many devices there are.
+    pub devices: i32,
+    /// `SOFTGPU_MEMORY_BYTES`: the memory of each device.
+    pub memory_bytes: u64,
+    /// `SOFTGPU_PINNED_BYTES`: how much host memory may be pinned.
+    pub pinned_bytes: u64,
+    /// `SOFTGPU_EAGER`: streams do not dally.
+    pub eager: bool,
+    /// `SOFTGPU_ABSENT`: functions that are not supported.
+    absent: Vec<String>,
+    /// `SOFTGPU_BREAK`: synchronisations that do nothing.
+    broken: Vec<String>,
+}
+
+fn number<T: FromStr>(name: &str, default: T) -> T {
+    std::env::var(name).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(default)
+}
+
+fn list(name: &str) -> Vec<String> {
+    let text = std::env::var(name).unwrap_or_default();
+    text.split(',').map(|item| item.trim().to_string()).filter(|item| !item.is_empty()).collect()
+}
+
+/// The settings of this process.
+pub fn settings() -> &'static Settings {
+    static SETTINGS: OnceLock<Settings> = OnceLock::new();
+    SETTINGS.get_or_init(|| Settings {
+        devices: number("SOFTGPU_DEVICES", 8),
+        memory_bytes: number("SOFTGPU_MEMORY_BYTES", 16 << 30),
+        pinned_bytes: number("SOFTGPU_PINNED_BYTES", 16 << 30),
+        eager: number("SOFTGPU_EAGER", 0) != 0,
+        absent: list("SOFTGPU_ABSENT"),
+        broken: list("SOFTGPU_BREAK"),
+    })
+}
+
+/// Whether a function is to answer that it is not supported.
+pub fn is_absent(function: &str) -> bool {
+    settings().absent.iter().any(|name| name == function)
+}
+
+/// Whether a synchronisation is to do nothing and claim success.
+pub fn is_broken(what: &str) -> bool {
+    settings().broken.iter().any(|name| name == what)
+}
+
+/// The seed with, in its upper half, how often it was set; 0 until it was read from the environment.
+static SEED: AtomicU64 = AtomicU64::new(0);
+
+/// The seed that holds now. It differs after every [`set_seed`], also to the same number.
+pub fn seed() -> u64 {
+    match SEED.load(Ordering::Relaxed) {
+        0 => {
+            let first = (1 << 32) | u64::from(number("SOFTGPU_SEED", 1u32));
+            SEED.compare_exchange(0, first, Ordering::Relaxed, Ordering::Relaxed).map_or_else(|now| now, |_| first)
+        }
+        seed => seed,
+    }
+}
+
+/// Every stream starts over with this seed.
+pub fn set_seed(seed: u32) {
+    let times = (self::seed() >> 32) + 1;
+    SEED.store((times << 32) | u64::from(seed), Ordering::Relaxed);
+}
