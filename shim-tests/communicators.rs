@@ -1,5 +1,6 @@
 //! The life of communicators: split, shrink, grow, finalize, abort, revoke, several at once, streams, send and receive.
 
+mod soft;
 mod world;
 
 use std::sync::atomic::AtomicBool;

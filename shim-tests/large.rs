@@ -2,6 +2,7 @@
 //!
 //! One program, one test at a time: both measure or need the memory of the whole process.
 
+mod soft;
 mod world;
 
 use std::sync::Mutex;

@@ -1,11 +1,18 @@
 //! Ranks as threads of one process, on as many "nodes" as a test wants, over the real transports.
+//!
+//! With `SOFT_DEVICE=cuda` or `hip` the ranks' data is on a soft GPU ([`soft`]), each rank's on a device of its own.
 // Each test program uses a part of this.
 #![allow(dead_code)]
 
+use crate::soft;
+use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use std::sync::atomic::AtomicBool;
-use std::sync::{mpsc, Arc, Barrier, Mutex};
+use std::sync::{mpsc, Arc, Barrier, Mutex, OnceLock};
 use std::time::Duration;
 use strata::comm::{launch, CollectiveCall, Comm, CommOptions, InitParams, Launch, Operation};
+use strata::device::gpu::memory::Memory;
+use strata::device::gpu::stream::Track;
+use strata::device::gpu::Gpu;
 use strata::device::StreamRef;
 use strata::error::Result;
 use strata::memory::Region;
@@ -16,6 +23,8 @@ pub struct Member {
     pub comm: Arc<Comm>,
     pub rank: usize,
     pub grid: Arc<Grid>,
+    /// Where the rank's data is, if not on the host.
+    pub gpu: Option<Arc<Gpu>>,
     /// All ranks meet here.
     pub barrier: Arc<Barrier>,
     /// One slot a rank, to compare results.
@@ -38,9 +47,10 @@ pub fn run(grid: Grid, body: impl Fn(&Member) + Send + Sync + 'static) {
             std::thread::spawn(move || {
                 let host_id = Some(format!("node{}", grid.node(Rank::from_index(rank)).index()));
                 let options = CommOptions { host_id, ..CommOptions::default() };
-                let params = InitParams { nranks, rank, ids: vec![id], options, device: 0, gpu: None };
+                let gpu = gpu(rank);
+                let params = InitParams { nranks, rank, ids: vec![id], options, device: 0, gpu: gpu.clone() };
                 let comm = Comm::init(params, &Arc::new(AtomicBool::new(false))).expect("init");
-                let member = Member { comm, rank, grid, barrier, board };
+                let member = Member { comm, rank, grid, gpu, barrier, board };
                 body(&member);
                 member.comm.destroy().expect("destroy");
                 send.send(rank).ok();
@@ -65,10 +75,127 @@ pub fn region(bytes: &mut [u8]) -> Region {
     unsafe { Region::new(bytes.as_mut_ptr(), bytes.len()) }
 }
 
+/// The soft GPU of a rank, if the tests are to run on one. Ranks may share one.
+pub fn gpu(rank: usize) -> Option<Arc<Gpu>> {
+    static DRIVER: OnceLock<Option<Library>> = OnceLock::new();
+    let driver = DRIVER.get_or_init(|| {
+        let file = match std::env::var("SOFT_DEVICE").ok()?.as_str() {
+            "cuda" => soft::cuda_dir().join("libcuda.so.1"),
+            "hip" => soft::hip_dir().join("libamdhip64.so.6"),
+            other => panic!("SOFT_DEVICE={other}"),
+        };
+        // SAFETY: its initialisers may run at any time; because it is our own double.
+        Some(unsafe { Library::open(Some(file), RTLD_NOW | RTLD_LOCAL) }.expect("the soft GPU"))
+    });
+    driver.as_ref()?;
+    Gpu::of_thread(Some((rank % 8) as i32)).expect("the soft GPU's device")
+}
+
+/// Buffers of an operation on a device, and the stream that the program would use.
+struct OnDevice {
+    track: Track,
+    pairs: Vec<(Region, Memory)>,
+}
+
+impl OnDevice {
+    /// Copies what the operation may touch to the device. Regions that overlap are one.
+    fn new(gpu: &Arc<Gpu>, regions: &[Region]) -> OnDevice {
+        let mut ranges: Vec<(usize, usize)> = regions
+            .iter()
+            .filter(|region| !region.is_empty())
+            .map(|region| (region.as_ptr() as usize, region.as_ptr() as usize + region.len()))
+            .collect();
+        ranges.sort_unstable();
+        let mut merged: Vec<(usize, usize)> = Vec::new();
+        for (start, end) in ranges {
+            match merged.last_mut().filter(|last| start < last.1) {
+                Some(last) => last.1 = last.1.max(end),
+                None => merged.push((start, end)),
+            }
+        }
+        let mut track = Track::new(gpu).expect("a stream");
+        let _entered = gpu.enter().expect("a context");
+        let mut pairs = Vec::new();
+        for (start, end) in merged {
+            // SAFETY: the bytes are the test's, which made regions of them.
+            let host = unsafe { Region::new(start as *mut u8, end - start) };
+            // At the same distance from a boundary as on the host, so that alignment is what the test wants.
+            let slack = start % 256;
+            let memory = Memory::new(gpu, end - start + slack).expect("device memory");
+            let device = memory.region().as_ptr() as u64 + slack as u64;
+            track.to_device(device, host.as_ptr(), host.len()).expect("a copy");
+            pairs.push((host, memory));
+        }
+        track.issued();
+        OnDevice { track, pairs }
+    }
+
+    /// Where a buffer is on the device.
+    fn place(&self, region: Region) -> Region {
+        let start = region.as_ptr() as usize;
+        let inside = |(host, _): &&(Region, Memory)| {
+            let first = host.as_ptr() as usize;
+            start >= first && start + region.len() <= first + host.len()
+        };
+        match self.pairs.iter().find(inside) {
+            Some((host, memory)) if !region.is_empty() => {
+                let first = host.as_ptr() as usize;
+                memory.region().part(first % 256 + start - first, region.len())
+            }
+            _ => Region::EMPTY,
+        }
+    }
+
+    /// Copies everything back, after what the stream was given, and waits.
+    fn back(mut self, gpu: &Arc<Gpu>) {
+        let _entered = gpu.enter().expect("a context");
+        for (host, memory) in &self.pairs {
+            let from = memory.region().as_ptr() as u64 + (host.as_ptr() as usize % 256) as u64;
+            self.track.to_host(host.as_ptr(), from, host.len()).expect("a copy");
+        }
+        self.track.issued();
+        self.track.settle();
+    }
+}
+
+/// Launches operations where a test runs, and waits for them: on the null stream, or on streams of a soft GPU.
+pub fn launch_all(batch: Vec<Launch>) -> Result<()> {
+    let Some(gpu) = batch.first().and_then(|launch| launch.comm.gpu()).map(|device| device.gpu().clone()) else {
+        return launch(batch);
+    };
+    let mut regions = Vec::new();
+    for launch in &batch {
+        match &launch.operation {
+            Operation::Collective(call) => regions.extend([call.input, call.output].into_iter().chain(call.factor_at)),
+            Operation::Send { data, .. } | Operation::Recv { data, .. } => regions.push(*data),
+        }
+    }
+    let device = OnDevice::new(&gpu, &regions);
+    let stream = StreamRef::Gpu(device.track.handle());
+    let moved = batch.into_iter().map(|Launch { comm, operation, .. }| {
+        let operation = match operation {
+            Operation::Collective(call) => Operation::Collective(CollectiveCall {
+                input: device.place(call.input),
+                output: device.place(call.output),
+                factor_at: call.factor_at.map(|place| device.place(place)),
+                ..call
+            }),
+            Operation::Send { to, data, elements } => Operation::Send { to, data: device.place(data), elements },
+            Operation::Recv { from, data, elements } => Operation::Recv { from, data: device.place(data), elements },
+        };
+        Launch { comm, operation, stream: stream.clone() }
+    });
+    let moved: Vec<Launch> = moved.collect();
+    let comms: Vec<Arc<Comm>> = moved.iter().map(|launch| launch.comm.clone()).collect();
+    launch(moved)?;
+    device.back(&gpu);
+    comms.iter().find_map(|comm| comm.failure()).map_or(Ok(()), Err)
+}
+
 impl Member {
     /// Runs one collective on the null stream.
     pub fn collective(&self, call: CollectiveCall) -> Result<()> {
         let operation = Operation::Collective(call);
-        launch(vec![Launch { comm: self.comm.clone(), operation, stream: StreamRef::Null }])
+        launch_all(vec![Launch { comm: self.comm.clone(), operation, stream: StreamRef::Null }])
     }
 }

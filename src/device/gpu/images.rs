@@ -10,7 +10,7 @@ use std::borrow::Cow;
 /// What the driver loads for a module.
 pub fn image(gpu: &Gpu, module: Module) -> Result<Cow<'static, [u8]>> {
     match gpu.driver.kind {
-        Kind::Cuda => Ok(Cow::Owned(kernels::names_of(module).join("\n").into_bytes())),
-        Kind::Hip => Ok(Cow::Owned(kernels::names_of(module).join("\n").into_bytes())),
+        Kind::Cuda => Ok(Cow::Owned((kernels::names_of(module).join("\n") + "\0").into_bytes())),
+        Kind::Hip => Ok(Cow::Owned((kernels::names_of(module).join("\n") + "\0").into_bytes())),
     }
 }
