@@ -323,7 +323,10 @@ fn collective(comm: CommHandle, call: Call, vendor: impl FnOnce() -> Status) -> 
     }
     match attached.prepare(call) {
         Some(call) => Status(group::submit(call, library)),
-        None => inside(vendor),
+        None => match attached.own_call(&call) {
+            Some(operation) => Status(group::submit_own(operation)),
+            None => inside(vendor),
+        },
     }
 }
 

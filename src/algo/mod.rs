@@ -19,7 +19,7 @@ mod two_level;
 mod two_step;
 
 use crate::error::{Error, Result};
-use crate::plan::inline::inline;
+use crate::plan::inline::{inline, inline_but};
 use crate::plan::{Action, Call, Collective, Level, Plan, Shape, StepRef};
 use crate::topo::{Grid, Rank};
 use std::fmt;
@@ -216,6 +216,13 @@ pub fn build(choice: &Choice, shape: &Shape, rank: Rank) -> Result<Plan> {
         return Ok(plan);
     }
     Ok(inline(plan, &|call, shape, rank| (inner(choice, call, shape).build)(shape, rank)))
+}
+
+/// The plan of one rank, with the calls inside its node left in: another provider does them.
+pub fn build_around_node(choice: &Choice, shape: &Shape, rank: Rank) -> Result<Plan> {
+    let plan = composed(choice, shape, rank)?;
+    let keep = |call: &Call| call.level == Level::Node;
+    Ok(inline_but(plan, &keep, &|call, shape, rank| (inner(choice, call, shape).build)(shape, rank)))
 }
 
 /// The algorithm for a call: the choice's for its level, or where that one does not do the call, one that always does.

@@ -8,11 +8,13 @@ use super::members::Member;
 use super::service::{Credentials, Monitor, Service, ServiceAddr, Status};
 use super::{locked, nics, ops, Comm, Turns, ALIVE, ENDED};
 use crate::config::Config;
+use crate::device::gpu::driver::Driver;
 use crate::device::gpu::Gpu;
 use crate::error::{counted, Error, Result};
 use crate::fork::Origin;
 use crate::log::Level;
 use crate::select;
+use crate::select::over::Rail;
 use crate::topo::local::LocalRank;
 use crate::topo::{host, Grid, Rank};
 use crate::transport::{self, Exchange as _, Waker};
@@ -32,13 +34,21 @@ pub struct CommOptions {
     pub split_share: bool,
     /// The node this rank is on, if it is not the one the system says (ranks of one process on several "nodes").
     pub host_id: Option<String>,
-    /// The ranks only come together: the communicator moves no data, and stands beside one of the vendor's.
-    pub companion: bool,
+    /// It stands beside one of the vendor's.
+    pub companion: Option<Companion>,
+}
+
+/// A communicator beside one of the vendor's. Its ranks only come together, unless Strata's transports are to carry what
+/// goes between nodes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Companion {
+    /// The program's number of the GPU that the vendor's is on.
+    pub device: Option<i32>,
 }
 
 impl Default for CommOptions {
     fn default() -> CommOptions {
-        CommOptions { blocking: true, name: None, split_share: false, host_id: None, companion: false }
+        CommOptions { blocking: true, name: None, split_share: false, host_id: None, companion: None }
     }
 }
 
@@ -150,7 +160,7 @@ impl Comm {
             tell_wrong_settings(rank, id);
         }
         let mut timeout = settings().bootstrap_limit();
-        if options.companion {
+        if options.companion.is_some() {
             timeout = timeout.min(COMPANION_PATIENCE);
         }
         let session = Session::join(&ids, nranks, Rank::from_index(rank), timeout, cancel)?;
@@ -239,7 +249,7 @@ impl Comm {
         };
         let gpu = match parent {
             Some(parent) => parent.gpu().map(|device| device.gpu().clone()),
-            None if options.companion => None,
+            None if options.companion.is_some() => None,
             None => Gpu::of_thread(None)?,
         };
         let comm = Comm::init(InitParams { nranks, rank, ids: vec![id], options, device, gpu }, cancel)?;
@@ -303,7 +313,10 @@ impl Comm {
         let session = self.meet(ranks, purpose, number, color, cancel)?;
         let rank = ranks.iter().position(|&rank| rank == self.rank()).expect("meet checked it");
         let options = CommOptions { host_id: options.host_id.or_else(|| self.options.host_id.clone()), ..options };
-        let gpu = self.gpu().map(|device| device.gpu().clone());
+        let gpu = match options.companion {
+            Some(_) => None,
+            None => self.gpu().map(|device| device.gpu().clone()),
+        };
         Meeting { session, rank, nranks: ranks.len(), options, device: self.device, gpu, cancel }.hold()
     }
 }
@@ -320,10 +333,14 @@ fn link(monitor: Option<&Monitor>, config: &Config, cancel: &AtomicBool) -> Resu
 }
 
 impl Meeting<'_> {
-    /// What moves the data; a companion moves none.
+    /// What moves the data. A companion does where Strata's transports are to carry what goes between nodes.
     fn engine(&mut self, rank: Rank, grid: &Arc<Grid>, members: &[Member], config: &Config) -> Result<Option<Engine>> {
-        if self.options.companion {
-            return Ok(None);
+        if let Some(companion) = self.options.companion {
+            let all_on_gpus = members.iter().all(|member| member.on_gpu);
+            if Rail::named(config) == Rail::Vendor || grid.nnodes() == 1 || !all_on_gpus {
+                return Ok(None);
+            }
+            self.gpu = Gpu::of_thread(companion.device)?;
         }
         let nic = || nics::binding(rank, grid, members, config);
         let transport = transport::open(rank, grid, config, &nic, &mut self.session)?;
@@ -334,11 +351,12 @@ impl Meeting<'_> {
     /// Exchanges what everybody must know and opens the links.
     fn hold(mut self) -> Result<Arc<Comm>> {
         let mut config = settings();
-        if self.options.companion {
+        if self.options.companion.is_some() {
             config.vendor_only = select::over::left_to_vendor(&config.vendor_only);
         }
         let mut me = myself(self.device)?;
-        me.on_gpu = self.gpu.is_some();
+        let beside_gpu = |companion: Companion| companion.device.is_some() && Driver::get().is_some();
+        me.on_gpu = self.gpu.is_some() || self.options.companion.is_some_and(beside_gpu);
         if let Some(host_id) = &self.options.host_id {
             me.host_id.clone_from(host_id);
         }

@@ -3,7 +3,7 @@
 
 use super::live::{Buffers, Hands, Lists, LiveWorld};
 use super::messages::{Counters, Messages};
-use super::staging::{self, OnDevice, Staging};
+use super::staging::{self, OnDevice, Provider, Staging};
 use super::CollectiveCall;
 use crate::algo;
 use crate::config::Config;
@@ -163,6 +163,8 @@ impl<'a> Either<'a> {
 
 /// What a message between devices is cut into, so that copies and network overlap.
 const GPU_PART_BYTES: usize = 1 << 20;
+/// Device memory that is taken to bring blocks together, at most.
+const MOST_ROOM_BYTES: usize = 64 << 20;
 /// How many recent calls are remembered whole, so that a training step's calls are prepared once.
 const RECENT: usize = 32;
 /// Up to this many ranks the scratch of every rank's plan is known exactly; beyond, bounded.
@@ -245,6 +247,25 @@ impl Engine {
         self.config.timeout_ms.saturating_mul(1_000_000)
     }
 
+    /// Has a provider do collectives inside the node.
+    pub fn provide(&mut self, provider: Arc<dyn Provider>) -> Result<()> {
+        let room_bytes = self.room_bytes();
+        match &mut self.staging {
+            Some(staging) => staging.provide(provider, room_bytes),
+            None => Err(Error::Internal("a provider of collectives on the host".to_string())),
+        }
+    }
+
+    /// Device memory to bring blocks together for a provider; the same on all ranks.
+    fn room_bytes(&self) -> usize {
+        self.config.vendor_scratch_bytes.min(MOST_ROOM_BYTES)
+    }
+
+    /// Whether a provider does the calls inside the node of this choice's plans.
+    fn is_around_node(&self, choice: &algo::Choice) -> bool {
+        self.staging.as_ref().is_some_and(Staging::has_provider) && choice.name.starts_with("two_level")
+    }
+
     /// Begins a collective. Returns false when there is nothing to do.
     pub fn begin(&mut self, call: &CollectiveCall) -> Result<bool> {
         self.sequence += 1;
@@ -257,6 +278,9 @@ impl Engine {
         let scratch_bytes = ready.layout.scratch_bytes() * ready.window.min(ready.layout.segments());
         self.scratch.grow(scratch_bytes)?;
         let buffers = Buffers { input: call.input, output: call.output, scratch: self.scratch.region() };
+        if let Some(staging) = &mut self.staging {
+            staging.begin(&ready.program, &ready.layout, ready.window)?;
+        }
         ready.execution.begin(ready.program.clone(), ready.layout, ready.window, limit_ns);
         self.running = Some(Running { call: call.clone(), buffers, ready: index });
         Ok(true)
@@ -270,6 +294,7 @@ impl Engine {
         let mut world = LiveWorld {
             hands: hands.hands(),
             buffers: running.buffers,
+            rank: self.rank,
             reduction: running.call.reduction,
             sequence: self.sequence,
             signature: ready.signature,
@@ -328,10 +353,15 @@ impl Engine {
         let window = prepared.selection.window;
         // Scratch is `window * scratch_chunks` chunks on the rank that needs most: this bounds the segment on all.
         let most = self.config.scratch_bytes / window / prepared.scratch_chunks.max(1);
-        let segment_bytes = match prepared.scratch_chunks {
+        let mut segment_bytes = match prepared.scratch_chunks {
             0 => prepared.selection.segment_bytes,
             _ => prepared.selection.segment_bytes.min(most.max(64).saturating_mul(k)),
         };
+        if self.is_around_node(&prepared.selection.choice) {
+            // The longest call of a segment has all blocks, and two of them find room.
+            let blocks = if call.collective == Collective::AllReduce { 1 } else { self.grid.nranks() };
+            segment_bytes = segment_bytes.min((self.room_bytes() / 2 / blocks).max(64));
+        }
         let scratch_chunks = program.plan().scratch_chunks as usize;
         let layout = Layout::new(call.count, call.dtype.size(), k, scratch_chunks, segment_bytes);
         self.explain_choice(call, &prepared.selection, &layout, program.rounds());
@@ -356,6 +386,9 @@ impl Engine {
 
     /// The plan as this rank runs it.
     fn plan(&self, choice: &algo::Choice, shape: &Shape, rank: Rank, staged: Staged) -> Result<Plan> {
+        if self.is_around_node(choice) {
+            return algo::build_around_node(choice, shape, rank);
+        }
         let plan = algo::build(choice, shape, rank)?;
         if staged == Staged::default() {
             return Ok(plan);

@@ -8,6 +8,7 @@ use crate::exec::{Op, Started, Token, World};
 use crate::memory::Region;
 use crate::plan::layout::Piece;
 use crate::plan::{Buffer, Order};
+use crate::topo::Rank;
 use crate::transport::{Blocks, Envelope, Mux, NodeCall, Sink, Transport};
 use std::sync::OnceLock;
 use std::time::Instant;
@@ -90,6 +91,8 @@ pub struct LiveWorld<'a> {
     pub hands: &'a mut dyn Hands,
     /// The call's memory.
     pub buffers: Buffers,
+    /// Whose hands they are.
+    pub rank: Rank,
     /// What reductions do; `None` for collectives that only move data.
     pub reduction: Option<Reduction>,
     /// The call's number on its communicator.
@@ -228,7 +231,8 @@ impl World for LiveWorld<'_> {
                 self.buffers.blocks(src, &mut self.lists.src);
                 self.buffers.blocks(dst, &mut self.lists.dst);
                 let Lists { src, dst, .. } = &*self.lists;
-                self.hands.call(token, envelope, NodeCall { collective: call.collective, src, dst, combine })
+                let me = call.group.iter().position(|&rank| rank == self.rank).unwrap_or(0);
+                self.hands.call(token, envelope, me, NodeCall { collective: call.collective, src, dst, combine })
             }
         }
     }

@@ -22,7 +22,7 @@ pub mod service;
 mod staging;
 
 pub use bootstrap::UniqueId;
-pub use create::{CommOptions, InitParams};
+pub use create::{CommOptions, Companion, InitParams};
 pub use launch::{launch, launch_one, Launch};
 pub use ops::Factor;
 
@@ -269,6 +269,11 @@ impl Comm {
     /// The device given when the communicator was made.
     pub fn device(&self) -> i32 {
         self.device
+    }
+
+    /// Has a provider do collectives inside the node.
+    fn provide(&self, provider: Arc<dyn staging::Provider>) -> Result<()> {
+        locked(&self.engine).as_mut().map_or(Ok(()), |engine| engine.provide(provider))
     }
 
     /// The GPU on which its data is; none on the host.

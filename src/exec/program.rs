@@ -251,8 +251,32 @@ impl Program {
         Ok(())
     }
 
-    /// Walks the steps in an order that respects lanes and dependencies.
+    /// The calls left in the plan, by their place among all steps, each with the number of calls that come before it
+    /// in a chain.
+    pub fn calls(&self) -> Result<Vec<(u32, u32)>> {
+        let is_call = |kind: &Kind| matches!(kind, Kind::Call { .. });
+        let chains = self.longest_chains(is_call)?;
+        let calls = (0u32..).zip(&self.steps).filter(|(_, code)| is_call(&code.kind));
+        Ok(calls.map(|(index, _)| (index, chains[index as usize] - 1)).collect())
+    }
+
+    /// Whether a call moves nothing in a segment.
+    pub fn is_empty_call(&self, step: u32, layout: &Layout, segment: usize) -> bool {
+        let mut pieces = Vec::new();
+        let spans = self.steps[step as usize].lists.clone().flat_map(|list| self.list(list));
+        spans.for_each(|span| layout.pieces(segment, 0, span, &mut pieces));
+        pieces.is_empty()
+    }
+
     fn measure_rounds(&mut self) -> Result<()> {
+        let receives = |kind: &Kind| matches!(kind, Kind::Recv { .. } | Kind::RecvReduce { .. });
+        self.rounds = self.longest_chains(receives)?.into_iter().max().unwrap_or(0);
+        Ok(())
+    }
+
+    /// For each step how many of the steps that count are in the longest chain that ends with it. Walks the steps in an
+    /// order that respects lanes and dependencies.
+    fn longest_chains(&self, counts: impl Fn(&Kind) -> bool) -> Result<Vec<u32>> {
         let is_first = |index: u32| self.lanes[self.steps[index as usize].lane as usize].start == index;
         let is_last = |index: u32| self.lanes[self.steps[index as usize].lane as usize].end == index + 1;
         let mut missing: Vec<u32> = (0u32..).zip(&self.steps).map(|(i, s)| s.ndeps + u32::from(!is_first(i))).collect();
@@ -262,8 +286,7 @@ impl Program {
         while let Some(index) = ready.pop() {
             walked += 1;
             let code = &self.steps[index as usize];
-            let own = u32::from(matches!(code.kind, Kind::Recv { .. } | Kind::RecvReduce { .. }));
-            chain[index as usize] += own;
+            chain[index as usize] += u32::from(counts(&code.kind));
             let after = (!is_last(index)).then_some(index + 1);
             let waiting = &self.dependents[code.dependents.start as usize..code.dependents.end as usize];
             for &next in waiting.iter().chain(&after) {
@@ -274,11 +297,10 @@ impl Program {
                 }
             }
         }
-        if let Some(stuck) = missing.iter().position(|&missing| missing > 0).filter(|_| walked < self.steps.len()) {
-            return Err(bad_step(&self.plan, self.steps[stuck].at, "waits for itself through its dependencies"));
+        match missing.iter().position(|&missing| missing > 0).filter(|_| walked < self.steps.len()) {
+            Some(stuck) => Err(bad_step(&self.plan, self.steps[stuck].at, "waits for itself through its dependencies")),
+            None => Ok(chain),
         }
-        self.rounds = chain.into_iter().max().unwrap_or(0);
-        Ok(())
     }
 }
 

@@ -22,11 +22,16 @@ pub type Inner<'a> = &'a dyn Fn(&Call, &Shape, Rank) -> Plan;
 
 /// The plan without calls: `inner` writes the plan that replaces each.
 pub fn inline(plan: Plan, inner: Inner<'_>) -> Plan {
-    let has_calls = |lane: &Lane| lane.steps.iter().any(|step| matches!(step.action, Action::Call(_)));
-    if !plan.lanes.iter().any(has_calls) {
+    inline_but(plan, &|_| false, inner)
+}
+
+/// The plan without calls but those that `keep` names.
+pub fn inline_but(plan: Plan, keep: &dyn Fn(&Call) -> bool, inner: Inner<'_>) -> Plan {
+    let goes = |step: &Step| matches!(&step.action, Action::Call(call) if !keep(call));
+    if !plan.lanes.iter().any(|lane| lane.steps.iter().any(goes)) {
         return plan;
     }
-    let positions: Vec<Vec<u32>> = plan.lanes.iter().map(positions_after).collect();
+    let positions: Vec<Vec<u32>> = plan.lanes.iter().map(|lane| positions_after(lane, &goes)).collect();
     let lanes = plan.lanes.len();
     let mut out = Plan { lanes: vec![Lane::default(); lanes], ..plan };
     for (index, lane) in plan.lanes.into_iter().enumerate() {
@@ -38,7 +43,7 @@ pub fn inline(plan: Plan, inner: Inner<'_>) -> Plan {
                 .map(|dep| StepRef { step: positions[dep.lane as usize][dep.step as usize], ..*dep })
                 .collect();
             match action {
-                Action::Call(call) => {
+                Action::Call(call) if !keep(&call) => {
                     assert!(calls < CALLS, "a lane of at most {CALLS} calls");
                     let first_channel = (index * CALLS + calls) as Channel * CHANNELS;
                     replace(&mut out, index, &mut derived, &call, deps, first_channel, inner);
@@ -52,10 +57,10 @@ pub fn inline(plan: Plan, inner: Inner<'_>) -> Plan {
 }
 
 /// Where each step of a lane ends up: a call takes two places, and its end is what others wait for.
-fn positions_after(lane: &Lane) -> Vec<u32> {
+fn positions_after(lane: &Lane, goes: &dyn Fn(&Step) -> bool) -> Vec<u32> {
     let mut at = 0;
     let place = |step: &Step| {
-        at += if matches!(step.action, Action::Call(_)) { 2 } else { 1 };
+        at += if goes(step) { 2 } else { 1 };
         at - 1
     };
     lane.steps.iter().map(place).collect()

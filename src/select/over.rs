@@ -33,6 +33,25 @@ pub struct Vendor {
     pub rccl: bool,
 }
 
+/// What carries two-level collectives between nodes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Rail {
+    /// The vendor's library, over a communicator of its own.
+    Vendor,
+    /// Strata's own transports, as `STRATA_INTER` says.
+    Own,
+}
+
+impl Rail {
+    /// What the agreed configuration says.
+    pub fn named(config: &Config) -> Rail {
+        match config.inter.as_str() {
+            "mpi" | "tcp" => Rail::Own,
+            _ => Rail::Vendor,
+        }
+    }
+}
+
 /// What is known of a call.
 #[derive(Debug, Clone, Copy)]
 pub struct Request {
@@ -70,13 +89,20 @@ enum Rule {
 #[derive(Debug, Clone)]
 pub struct Rules {
     nranks: usize,
+    rail: Rail,
     of: [Rule; COLLECTIVES.len()],
 }
 
 impl Rules {
     /// The rules on this grid, under the agreed configuration.
-    pub fn new(grid: &Grid, config: &Config, vendor: Vendor) -> Rules {
-        Rules { nranks: grid.nranks(), of: COLLECTIVES.map(|collective| rule(collective, grid, config, vendor)) }
+    pub fn new(grid: &Grid, config: &Config, vendor: Vendor, rail: Rail) -> Rules {
+        let of = COLLECTIVES.map(|collective| rule(collective, grid, config, (vendor, rail)));
+        Rules { nranks: grid.nranks(), rail, of }
+    }
+
+    /// What goes between nodes.
+    pub fn rail(&self) -> Rail {
+        self.rail
     }
 
     /// Whether any call can come to run in two levels: else the communicator needs no further ones.
@@ -117,27 +143,36 @@ impl Rules {
     }
 }
 
-fn rule(collective: Collective, grid: &Grid, config: &Config, vendor: Vendor) -> Rule {
+fn rule(collective: Collective, grid: &Grid, config: &Config, (vendor, rail): (Vendor, Rail)) -> Rule {
     if config.leaves_to_vendor(collective) {
         return Rule::Vendor("STRATA_VENDOR_ONLY or NCCL_ALGO names it");
     }
-    if !is_even(grid) {
-        return Rule::Vendor("nodes of different sizes, or one rank a node, or one node");
-    }
-    match config.algorithm(collective) {
-        "auto" => {}
-        name if name.starts_with("two_level") => return Rule::TwoLevel("named by the environment"),
-        VENDOR => return Rule::Vendor("named by the environment"),
-        _ => return Rule::Vendor("the environment names an algorithm of the host device's"),
-    }
-    match collective {
-        _ if grid.nnodes() < config.two_level_min_nodes => Rule::Vendor("few nodes"),
-        Collective::AllGather if vendor.rccl && vendor.version >= RCCL_HIERARCHICAL => {
-            Rule::Vendor("RCCL has two levels of its own")
+    match rail {
+        Rail::Vendor if !is_even(grid) => {
+            return Rule::Vendor("nodes of different sizes, or one rank a node, or one node")
         }
-        Collective::AllGather => Rule::UpTo(config.all_gather_rd_max_bytes),
-        Collective::ReduceScatter => Rule::UpTo(config.reduce_scatter_rd_max_bytes),
-        _ => Rule::Vendor("the vendor's trees are logarithmic"),
+        Rail::Own if grid.nnodes() == 1 => return Rule::Vendor("one node"),
+        _ => {}
+    }
+    match (config.algorithm(collective), rail) {
+        ("auto", _) => {}
+        (VENDOR, _) => return Rule::Vendor("named by the environment"),
+        (name, Rail::Vendor) if !name.starts_with("two_level") => {
+            return Rule::Vendor("the environment names an algorithm of the host device's")
+        }
+        _ => return Rule::TwoLevel("named by the environment"),
+    }
+    let most = match collective {
+        Collective::AllGather if vendor.rccl && vendor.version >= RCCL_HIERARCHICAL => {
+            return Rule::Vendor("RCCL has two levels of its own")
+        }
+        Collective::AllGather => config.all_gather_rd_max_bytes,
+        Collective::ReduceScatter => config.reduce_scatter_rd_max_bytes,
+        _ => return Rule::Vendor("the vendor's trees are logarithmic"),
+    };
+    match grid.nnodes() < config.two_level_min_nodes {
+        true => Rule::Vendor("few nodes"),
+        false => Rule::UpTo(most),
     }
 }
 
@@ -175,7 +210,7 @@ mod tests {
 
     fn routed(collective: Collective, count: usize, sizes: &[usize], config: &Config) -> bool {
         let request = Request { collective, count, dtype: F32, op: 0 };
-        matches!(Rules::new(&Grid::blocks(sizes), config, NCCL).route(&request), Route::TwoLevel(_))
+        matches!(Rules::new(&Grid::blocks(sizes), config, NCCL, Rail::Vendor).route(&request), Route::TwoLevel(_))
     }
 
     #[test]
@@ -215,7 +250,10 @@ mod tests {
         let config = Config { reduce_scatter_algo: "two_level".to_string(), ..Config::default() };
         let routed = |dtype, op| {
             let request = Request { collective: Collective::ReduceScatter, count: 1, dtype, op };
-            matches!(Rules::new(&Grid::blocks(&[2, 2]), &config, NCCL).route(&request), Route::TwoLevel(_))
+            matches!(
+                Rules::new(&Grid::blocks(&[2, 2]), &config, NCCL, Rail::Vendor).route(&request),
+                Route::TwoLevel(_)
+            )
         };
         assert!(routed(F32, 4), "averages of floats");
         assert!(!routed(2, 4), "averages of integers");
@@ -228,7 +266,10 @@ mod tests {
         let request = Request { collective: Collective::AllGather, count: 1, dtype: F32, op: 0 };
         let routed = |version| {
             let vendor = Vendor { version, rccl: true };
-            matches!(Rules::new(&Grid::blocks(&[4; 8]), &Config::default(), vendor).route(&request), Route::TwoLevel(_))
+            matches!(
+                Rules::new(&Grid::blocks(&[4; 8]), &Config::default(), vendor, Rail::Vendor).route(&request),
+                Route::TwoLevel(_)
+            )
         };
         assert!(routed(22707));
         assert!(!routed(22803));

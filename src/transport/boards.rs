@@ -144,7 +144,7 @@ fn a_call_names_whom_it_waits_for() {
         let mut blocks = Blocks::default();
         blocks.push([memory.part(0, 8)].into_iter());
         let mine = NodeCall { collective: Collective::AllReduce, src: &blocks, dst: &blocks, combine: Some(SUM) };
-        mux.call(0, envelope(1), mine).unwrap();
+        mux.call(0, envelope(1), 0, mine).unwrap();
         mux.poll(&mut Vec::new()).unwrap();
         assert_eq!(mux.missing(), [Rank(1), Rank(2)]);
         mux.cancel();

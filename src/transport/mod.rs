@@ -172,8 +172,8 @@ pub trait Transport: Send {
     /// `InvalidUsage` error that names the rank and both sides' values.
     fn recv(&mut self, token: Token, from: Rank, envelope: Envelope, sink: Sink<'_>) -> Result<Started>;
 
-    /// Posts a call of all ranks of this node. `Busy` while another one runs.
-    fn call(&mut self, _token: Token, _envelope: Envelope, call: NodeCall<'_>) -> Result<Started> {
+    /// Posts a call of ranks of this node, of which this is the one at place `me`. `Busy` while another one runs.
+    fn call(&mut self, _token: Token, _envelope: Envelope, _me: usize, call: NodeCall<'_>) -> Result<Started> {
         Err(Error::Internal(format!("this transport does no {} by itself", call.collective.name())))
     }
 

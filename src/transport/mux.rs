@@ -151,7 +151,7 @@ impl Transport for Mux {
         }
     }
 
-    fn call(&mut self, token: Token, envelope: Envelope, call: NodeCall<'_>) -> Result<Started> {
+    fn call(&mut self, token: Token, envelope: Envelope, _me: usize, call: NodeCall<'_>) -> Result<Started> {
         self.shm.call(token, envelope, call)
     }
 

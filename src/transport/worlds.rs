@@ -237,7 +237,7 @@ pub fn call(mux: &mut Mux, envelope: Envelope, call: NodeCall<'_>) -> Result<()>
     let mut idle = Idle::new(spin_us(), mux.oversubscribed());
     let limit = Instant::now() + LIMIT;
     let mut done = Vec::new();
-    let mut complete = mux.call(7, envelope, call)? == Started::Done;
+    let mut complete = mux.call(7, envelope, 0, call)? == Started::Done;
     while !complete {
         mux.poll(&mut done)?;
         complete = done == [7];

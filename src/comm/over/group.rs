@@ -9,7 +9,9 @@
 
 use super::levels::Prepared;
 use super::making::{self, Making};
+use super::own;
 use super::{calls, scratch, Attached, Busy, IN_PROGRESS};
+use crate::comm::Launch;
 use crate::error::{Code, Error, SUCCESS};
 use crate::vendor::Library;
 use std::cell::RefCell;
@@ -19,6 +21,7 @@ use std::sync::Arc;
 struct Recording {
     depth: usize,
     calls: Vec<Prepared>,
+    own: Vec<Launch>,
     makings: Vec<Making>,
 }
 
@@ -59,6 +62,18 @@ pub fn submit(call: Prepared, library: &'static Library) -> Code {
     }
 }
 
+/// Records an operation of a companion, or launches it where no group is open.
+pub fn submit_own(operation: Launch) -> Code {
+    let alone = RECORDING.with_borrow_mut(|recording| match recording.depth {
+        0 => Some(operation),
+        _ => {
+            recording.own.push(operation);
+            None
+        }
+    });
+    alone.map_or(SUCCESS, |alone| own::launch(vec![alone]))
+}
+
 /// Records that a communicator is being made in the open group.
 pub(super) fn record_making(making: Making) {
     RECORDING.with_borrow_mut(|recording| recording.makings.push(making));
@@ -67,7 +82,11 @@ pub(super) fn record_making(making: Making) {
 /// Forgets recorded calls of a communicator that ends.
 pub(super) fn drop_calls_of(attached: &Arc<Attached>) {
     let keep = |call: &Prepared| !Arc::ptr_eq(&call.attached, attached);
-    RECORDING.with_borrow_mut(|recording| recording.calls.retain(keep));
+    let companion = attached.companion.get();
+    RECORDING.with_borrow_mut(|recording| {
+        recording.calls.retain(keep);
+        recording.own.retain(|launch| companion.is_none_or(|companion| !Arc::ptr_eq(companion, &launch.comm)));
+    });
 }
 
 /// Closes the innermost group; what was recorded, if it was the outermost one.
@@ -84,7 +103,7 @@ fn close() -> Option<Recording> {
 
 /// `ncclGroupEnd`; `vendor` is the vendor's.
 pub fn end(library: &'static Library, vendor: impl FnOnce() -> Code) -> Code {
-    let Some(Recording { calls, makings, .. }) = close() else { return vendor() };
+    let Some(Recording { calls, own, makings, .. }) = close() else { return vendor() };
     let (mut calls, left) = scratch::what_fits(calls);
     // Communicators of both kinds cannot share a group, and those that serve a nonblocking one are blocking themselves.
     let waits = calls.iter().all(|call| call.attached.blocking);
@@ -106,6 +125,10 @@ pub fn end(library: &'static Library, vendor: impl FnOnce() -> Code) -> Code {
     let code = match waits {
         true => issue_from(1, &calls, library),
         false => issue_in_background(calls, library),
+    };
+    let code = match code {
+        SUCCESS if !own.is_empty() => own::launch(own),
+        code => code,
     };
     making::finish(makings, ended, library);
     if code == SUCCESS {

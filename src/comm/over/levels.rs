@@ -1,12 +1,13 @@
 //! A communicator's two levels: the vendor's communicators of the node and of the rail, and how calls run over them.
 
+use super::own::Node;
 use super::scratch::Scratch;
 use super::{calls, told, Attached, End, Handle};
 use crate::algo::{build_with_calls, Choice};
 use crate::comm::Comm;
 use crate::error::{Code, Error, Result, SUCCESS};
 use crate::plan::{Buffer, Collective, Level, Shape};
-use crate::select::over::{Request, Route, Rules, Vendor};
+use crate::select::over::{Rail, Request, Route, Rules, Vendor};
 use crate::topo::Rank;
 use crate::vendor::calls::{Address, Stream, SubConfig};
 use crate::vendor::lower::{lower, Lowered};
@@ -40,15 +41,17 @@ type Plans = HashMap<(Collective, bool), Option<Arc<Lowered>>>;
 
 /// The vendor's communicators that serve one of the program's, and the plans over them.
 pub struct Levels {
-    node: Handle,
-    rail: Handle,
+    /// None where each rank has a node to itself.
+    node: Option<Handle>,
+    /// None where Strata's own transports carry what goes between nodes.
+    rail: Option<Handle>,
     /// The program's number of the communicator's GPU.
     device: i32,
     rules: Rules,
     companion: Arc<Comm>,
     scratch: Scratch,
     plans: Mutex<Plans>,
-    ended: Once,
+    ended: Arc<Once>,
 }
 
 /// A call with its plan, ready to be issued phase by phase.
@@ -89,12 +92,13 @@ impl Levels {
             }
             return Ok(None);
         }
-        let rules = Rules::new(grid, config, vendor);
+        let rail = if companion.gpu().is_some() { Rail::Own } else { Rail::Vendor };
+        let rules = Rules::new(grid, config, vendor, rail);
         if !library.can_split() || !rules.can_profit() {
             return Ok(None);
         }
         let me = Rank::from_index(companion.rank());
-        let (node, rail) = (grid.node(me).index(), grid.local(me));
+        let (node, local) = (grid.node(me).index(), grid.local(me));
         let parent = attached.handle;
         let split = |level: &str, color: usize, key: usize| -> std::result::Result<Handle, Code> {
             let name = CString::new(format!("strata-{level}{color}")).unwrap_or_default();
@@ -117,20 +121,31 @@ impl Levels {
             let made = unsafe { Box::from_raw(made) };
             outcome.map(|()| *made)
         };
-        let node_comm = split("node", node, rail);
-        let rail_comm = split("rail", rail, node);
+        let wanted = |wanted: bool, level: &str, color: usize, key: usize| {
+            if wanted {
+                split(level, color, key).map(Some)
+            } else {
+                Ok(None)
+            }
+        };
+        let node_comm = wanted(grid.nrails() > 1, "node", node, local);
+        let rail_comm = wanted(rail == Rail::Vendor, "rail", local, node);
         let fine = node_comm.is_ok() && rail_comm.is_ok();
         let all = agreed(companion, "made".to_string() + if fine { "" } else { " not" }, cancel);
         if let (Ok(true), Ok(node), Ok(rail)) = (&all, node_comm, rail_comm) {
             let (scratch, device) = (Scratch::default(), calls::device(library, parent));
             let (companion, plans) = (companion.clone(), Mutex::default());
-            let ended = Once::new();
+            let ended = Arc::new(Once::new());
+            if let (Rail::Own, Some(comm), Some(library)) = (rules.rail(), node, crate::vendor::library()) {
+                companion.provide(Arc::new(Node { library, comm, ended: ended.clone() }))?;
+            }
             return Ok(Some(Levels { node, rail, device, rules, companion, scratch, plans, ended }));
         }
         for (level, made) in [("node", node_comm), ("rail", rail_comm)] {
             match made {
-                Ok(made) if all.is_ok() => drop(calls::destroy(library, made)),
-                Ok(made) => drop(calls::abort(library, made)),
+                Ok(None) => {}
+                Ok(Some(made)) if all.is_ok() => drop(calls::destroy(library, made)),
+                Ok(Some(made)) => drop(calls::abort(library, made)),
                 Err(code) => crate::log::warn(told(&format!("splitting off the {level}"), code).text()),
             }
         }
@@ -139,6 +154,9 @@ impl Levels {
 
     /// A call with its plan, if it runs in two levels.
     pub fn prepare(&self, attached: &Arc<Attached>, call: Call) -> Option<Prepared> {
+        if self.rail.is_none() {
+            return None;
+        }
         let Call { collective, count, dtype, op, .. } = call;
         let Route::TwoLevel(reason) = self.rules.route(&Request { collective, count, dtype, op }) else { return None };
         if attached.symmetric.load(Ordering::Acquire) || call.send == 0 || call.recv == 0 {
@@ -195,26 +213,50 @@ impl Levels {
         plans.entry((collective, in_place)).or_insert_with(make).clone()
     }
 
+    /// Whether Strata's own transports carry what goes between nodes.
+    pub fn is_own(&self) -> bool {
+        self.rail.is_none()
+    }
+
+    /// Whether a call is to run in two levels.
+    pub fn takes(&self, call: &Call) -> bool {
+        let Call { collective, count, dtype, op, .. } = *call;
+        matches!(self.rules.route(&Request { collective, count, dtype, op }), Route::TwoLevel(_))
+    }
+
+    /// Strata's communicator of the same ranks.
+    pub fn companion(&self) -> &Arc<Comm> {
+        &self.companion
+    }
+
     fn of(&self, level: Level) -> Handle {
-        match level {
+        let handle = match level {
             Level::Node => self.node,
             Level::Rail => self.rail,
-        }
+        };
+        handle.unwrap_or(0)
     }
 
-    /// The first failure of the two.
+    fn all(&self) -> impl Iterator<Item = Handle> {
+        [self.node, self.rail].into_iter().flatten()
+    }
+
+    /// The first failure of those that serve the program.
     pub fn async_error(&self, library: &Library) -> Code {
-        let told = [self.node, self.rail].map(|comm| calls::async_error(library, comm));
-        told.into_iter().find(|&code| code != SUCCESS).unwrap_or(SUCCESS)
+        if let Some(failure) = self.companion.failure().filter(|_| self.is_own()) {
+            return failure.code();
+        }
+        let mut told = self.all().map(|comm| calls::async_error(library, comm));
+        told.find(|&code| code != SUCCESS).unwrap_or(SUCCESS)
     }
 
-    /// Does something to both, and returns the first failure.
+    /// Does something to each, and returns the first failure.
     pub fn each(&self, act: impl FnMut(Handle) -> std::result::Result<(), Code>) -> std::result::Result<(), Code> {
-        let outcomes: Vec<_> = [self.node, self.rail].into_iter().map(act).collect();
+        let outcomes: Vec<_> = self.all().map(act).collect();
         outcomes.into_iter().collect()
     }
 
-    /// Ends both, once.
+    /// Ends them, once.
     pub fn end(&self, library: &Library, end: End) {
         self.ended.call_once(|| {
             let outcome = self.each(|comm| match end {

@@ -104,11 +104,11 @@ impl Making {
     }
 
     /// Strata's communicator of the same ranks. Collective. None for a rank that gets none.
-    fn companion(&self, cancel: &AtomicBool) -> Result<Option<Arc<Comm>>> {
+    fn companion(&self, handle: Handle, library: &Library, cancel: &AtomicBool) -> Result<Option<Arc<Comm>>> {
         let of = |parent: &Attached| {
             parent.companion.get().cloned().ok_or_else(|| Error::Internal("a parent without a companion".to_string()))
         };
-        let options = companion_options();
+        let options = companion_options(handle, library);
         match &self.origin {
             Origin::Ids { ids, nranks, rank } => {
                 let params =
@@ -233,9 +233,9 @@ fn make(making: &Making, attached: Arc<Attached>, library: &Library) {
 
 /// Whether the communicator, or one made out of it, can come to run in two levels.
 fn try_make(making: &Making, attached: &Arc<Attached>, library: &Library, cancel: &AtomicBool) -> Result<bool> {
-    let Some(companion) = making.companion(cancel)? else { return Ok(false) };
+    let Some(companion) = making.companion(attached.handle, library, cancel)? else { return Ok(false) };
     let grid = companion.grid();
-    if attached.handle == 0 || grid.nnodes() == 1 || grid.nrails() == 1 {
+    if attached.handle == 0 || grid.nnodes() == 1 || (grid.nrails() == 1 && companion.gpu().is_none()) {
         companion.destroy()?;
         return Ok(false);
     }

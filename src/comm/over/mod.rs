@@ -12,6 +12,7 @@ mod calls;
 pub mod group;
 mod levels;
 mod making;
+mod own;
 mod scratch;
 
 pub use calls::{finalize, resume, revoke, suspend};
@@ -177,6 +178,11 @@ impl Attached {
         self.levels.get()?.prepare(self, call)
     }
 
+    /// A call as an operation of the companion, if Strata's own transports are to carry it between nodes.
+    pub fn own_call(&self, call: &Call) -> Option<super::Launch> {
+        self.levels.get()?.own_call(self, call)
+    }
+
     /// Waits for what goes on in the background, which has been told to end.
     fn wait_quiet(&self) {
         let deadline = Instant::now() + MAKING_PATIENCE;
@@ -205,6 +211,12 @@ pub fn forget(handle: Handle, end: End, library: &Library) {
         attached.levels.get().iter().for_each(|levels| levels.end(library, end));
     }
     attached.wait_quiet();
+    if let (End::Destroy, Some(companion)) = (end, attached.companion.get()) {
+        // What runs uses the node's communicator.
+        if let Err(error) = companion.finalize() {
+            crate::info!("ending what a companion runs: {error}");
+        }
+    }
     if let Some(levels) = attached.levels.get() {
         levels.end(library, end);
         levels.free(library);
@@ -243,8 +255,10 @@ fn told(call: &str, code: Code) -> Error {
 }
 
 /// Strata's own settings of a communicator beside one of the vendor's.
-fn companion_options() -> super::CommOptions {
-    super::CommOptions { companion: true, ..super::CommOptions::default() }
+fn companion_options(handle: Handle, library: &Library) -> super::CommOptions {
+    let number = if handle == 0 { -1 } else { calls::device(library, handle) };
+    let companion = Some(super::Companion { device: (number >= 0).then_some(number) });
+    super::CommOptions { companion, ..super::CommOptions::default() }
 }
 
 #[cfg(test)]

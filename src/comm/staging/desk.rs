@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 use super::slots::{Slot, Slots};
+use crate::device::gpu::driver::Handle;
 use crate::device::gpu::kernels::{Batch, Scale};
 use crate::device::gpu::stream::Track;
 use crate::device::gpu::Gpu;
@@ -110,6 +111,19 @@ impl Desk {
         let number = self.track.issued();
         self.launched.push_back(Launched { number, token, slot: Some(slot) });
         Ok(())
+    }
+
+    /// The stream, for work that others give it; what has been gathered must have been launched.
+    pub fn stream(&self) -> Handle {
+        self.track.handle()
+    }
+
+    /// Launches what has been gathered, so that what follows on the stream comes after it.
+    pub fn launch(&mut self) -> Result<()> {
+        match self.open.is_some() {
+            true => self.flush(),
+            false => Ok(()),
+        }
     }
 
     /// Launches what has been gathered.

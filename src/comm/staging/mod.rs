@@ -8,8 +8,11 @@
 //! A step is over when the event behind its work has ended, which a poll sees.
 #![forbid(unsafe_code)]
 
+mod calls;
 mod desk;
 mod slots;
+
+pub use calls::Provider;
 
 use super::live::{Hands, Scaling};
 use crate::device::gpu::memory::Memory;
@@ -18,11 +21,13 @@ use crate::device::gpu::Gpu;
 use crate::device::host::Combine;
 use crate::dtype::{DataType, Operator};
 use crate::error::{Error, Result};
-use crate::exec::{Started, Token};
+use crate::exec::{Program, Started, Token};
 use crate::memory::Region;
+use crate::plan::layout::Layout;
 use crate::plan::{Channel, Order};
 use crate::topo::Rank;
 use crate::transport::{Envelope, Mux, NodeCall, Sink, Transport};
+use calls::Calls;
 use desk::{Desk, Work};
 use slots::{Slot, Slots};
 use smallvec::SmallVec;
@@ -64,6 +69,8 @@ pub struct Staging {
     into: Desk,
     /// Steps that move nothing between ranks.
     local: Desk,
+    /// Collectives inside the node that another provider does.
+    calls: Option<Calls>,
     slots: Slots,
     leaving: VecDeque<Leaving>,
     /// Slots of messages that the transport is sending.
@@ -82,6 +89,7 @@ impl Staging {
             out: Track::new(gpu)?,
             into: Desk::new(gpu)?,
             local: Desk::new(gpu)?,
+            calls: None,
             slots: Slots::new(gpu, pinned_bytes)?,
             leaving: VecDeque::new(),
             sending: HashMap::new(),
@@ -93,7 +101,24 @@ impl Staging {
 
     /// Whether the device has work whose end only a poll sees.
     pub fn is_busy(&self) -> bool {
-        self.out.is_busy() || self.into.is_busy() || self.local.is_busy()
+        let calls = self.calls.as_ref().is_some_and(Calls::is_busy);
+        self.out.is_busy() || self.into.is_busy() || self.local.is_busy() || calls
+    }
+
+    /// Has a provider do collectives inside the node, with so many bytes of device memory to bring blocks together.
+    pub fn provide(&mut self, provider: Arc<dyn Provider>, room_bytes: usize) -> Result<()> {
+        self.calls = Some(Calls::new(&self.gpu, provider, room_bytes)?);
+        Ok(())
+    }
+
+    /// Whether another provider does collectives inside the node.
+    pub fn has_provider(&self) -> bool {
+        self.calls.is_some()
+    }
+
+    /// A run of a program begins.
+    pub fn begin(&mut self, program: &Arc<Program>, layout: &Layout, window: usize) -> Result<()> {
+        self.calls.as_mut().map_or(Ok(()), |calls| calls.begin(program, layout, window))
     }
 
     /// The hands of a rank on this device.
@@ -106,6 +131,7 @@ impl Staging {
         self.out.settle();
         self.into.cancel(&mut self.slots);
         self.local.cancel(&mut self.slots);
+        self.calls.iter_mut().for_each(|calls| calls.cancel(&mut self.slots));
         let leaving = self.leaving.drain(..).map(|message| message.slot);
         let sending = self.sending.drain().map(|(_, slot)| slot);
         let arriving = self.arriving.drain().map(|(_, message)| message.slot);
@@ -306,8 +332,11 @@ impl Transport for OnDevice<'_> {
         }
     }
 
-    fn call(&mut self, _token: Token, _envelope: Envelope, call: NodeCall<'_>) -> Result<Started> {
-        Err(Error::Internal(format!("a {} on a board, which devices do not have", call.collective.name())))
+    fn call(&mut self, token: Token, _envelope: Envelope, me: usize, call: NodeCall<'_>) -> Result<Started> {
+        match &mut self.staging.calls {
+            Some(calls) => calls.take(token, me, call).map(|()| Started::Pending),
+            None => Err(Error::Internal(format!("a {} that nobody does on this device", call.collective.name()))),
+        }
     }
 
     fn poll(&mut self, done: &mut Vec<Token>) -> Result<()> {
@@ -320,7 +349,8 @@ impl Transport for OnDevice<'_> {
         let copied = staging.out.poll()?;
         staging.post(transport, copied, done)?;
         staging.into.turn(&mut staging.slots, done)?;
-        staging.local.turn(&mut staging.slots, done)
+        staging.local.turn(&mut staging.slots, done)?;
+        staging.calls.as_mut().map_or(Ok(()), |calls| calls.turn(&mut staging.slots, done))
     }
 
     fn sleep(&mut self, limit: Duration) -> Result<()> {

@@ -15,13 +15,62 @@ use std::sync::Arc;
 /// Slots begin at multiples of this, so that vector accesses of device and host are aligned.
 const ALIGN: usize = 256;
 
+/// Runs of a piece of memory, given out and taken back.
+#[derive(Debug)]
+pub struct Runs {
+    bytes: usize,
+    /// Free runs by where they begin, none adjacent to another.
+    free: Vec<(usize, usize)>,
+}
+
+impl Runs {
+    /// A piece of memory of so many bytes, all of it free.
+    pub fn new(bytes: usize) -> Runs {
+        let bytes = bytes.max(ALIGN) / ALIGN * ALIGN;
+        Runs { bytes, free: vec![(0, bytes)] }
+    }
+
+    /// Where a run of so many bytes begins, if there is one.
+    pub fn take(&mut self, bytes: usize) -> Option<usize> {
+        let need = bytes.max(1).checked_next_multiple_of(ALIGN)?;
+        let index = self.free.iter().position(|&(_, len)| len >= need)?;
+        let (start, len) = self.free[index];
+        match len == need {
+            true => drop(self.free.remove(index)),
+            false => self.free[index] = (start + need, len - need),
+        }
+        Some(start)
+    }
+
+    /// Takes back a run that was taken with so many bytes.
+    pub fn put(&mut self, start: usize, bytes: usize) {
+        let len = bytes.max(1).next_multiple_of(ALIGN);
+        let index = self.free.partition_point(|&(other, _)| other < start);
+        self.free.insert(index, (start, len));
+        if self.free.get(index + 1).is_some_and(|&(next, _)| next == start + len) {
+            self.free[index].1 += self.free.remove(index + 1).1;
+        }
+        if index > 0 && self.free[index - 1].0 + self.free[index - 1].1 == start {
+            self.free[index - 1].1 += self.free.remove(index).1;
+        }
+    }
+
+    /// Whether all runs have come back.
+    pub fn is_whole(&self) -> bool {
+        self.free == [(0, self.bytes)]
+    }
+
+    /// How many bytes there are.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
 /// The pinned memory of a communicator, cut into slots.
 #[derive(Debug)]
 pub struct Slots {
     pinned: Pinned,
-    bytes: usize,
-    /// Free runs by where they begin, none adjacent to another.
-    free: Vec<(usize, usize)>,
+    runs: Runs,
 }
 
 /// Memory for one message.
@@ -61,8 +110,8 @@ impl Slot {
 impl Slots {
     /// Pinned memory of so many bytes.
     pub fn new(gpu: &Arc<Gpu>, bytes: usize) -> Result<Slots> {
-        let bytes = bytes.max(ALIGN) / ALIGN * ALIGN;
-        Ok(Slots { pinned: Pinned::new(gpu, bytes)?, bytes, free: vec![(0, bytes)] })
+        let runs = Runs::new(bytes);
+        Ok(Slots { pinned: Pinned::new(gpu, runs.bytes())?, runs })
     }
 
     /// A slot of so many bytes: pinned if there is a free run.
@@ -75,33 +124,40 @@ impl Slots {
 
     /// A pinned slot, if there is a free run of so many bytes.
     pub fn take_pinned(&mut self, bytes: usize) -> Option<Slot> {
-        let need = bytes.max(1).checked_next_multiple_of(ALIGN)?;
-        let index = self.free.iter().position(|&(_, len)| len >= need)?;
-        let (start, len) = self.free[index];
-        match len == need {
-            true => drop(self.free.remove(index)),
-            false => self.free[index] = (start + need, len - need),
-        }
+        let start = self.runs.take(bytes)?;
         let host = self.pinned.host().part(start, bytes);
         Some(Slot::Pinned { host, address: self.pinned.address() + start as Address, start })
     }
 
     /// Takes a slot back.
     pub fn put(&mut self, slot: Slot) {
-        let Slot::Pinned { host, start, .. } = slot else { return };
-        let len = host.len().max(1).next_multiple_of(ALIGN);
-        let index = self.free.partition_point(|&(other, _)| other < start);
-        self.free.insert(index, (start, len));
-        if self.free.get(index + 1).is_some_and(|&(next, _)| next == start + len) {
-            self.free[index].1 += self.free.remove(index + 1).1;
-        }
-        if index > 0 && self.free[index - 1].0 + self.free[index - 1].1 == start {
-            self.free[index - 1].1 += self.free.remove(index).1;
+        if let Slot::Pinned { host, start, .. } = slot {
+            self.runs.put(start, host.len());
         }
     }
 
     /// Whether all slots have come back.
     pub fn is_whole(&self) -> bool {
-        self.free == [(0, self.bytes)]
+        self.runs.is_whole()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_come_back_in_any_order_and_become_one_again() {
+        let mut runs = Runs::new(1000);
+        assert_eq!(runs.bytes(), 768, "whole multiples of the alignment");
+        let starts: Vec<usize> = (0..3).map(|_| runs.take(1).unwrap()).collect();
+        assert_eq!(starts, [0, 256, 512]);
+        assert_eq!(runs.take(1), None);
+        runs.put(0, 1);
+        runs.put(512, 1);
+        assert_eq!(runs.take(300), None, "no two of them are adjacent");
+        runs.put(256, 1);
+        assert!(runs.is_whole());
+        assert_eq!(runs.take(768), Some(0));
     }
 }

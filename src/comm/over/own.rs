@@ -1,0 +1,123 @@
+//! Calls of the program's that Strata's own transports carry between nodes, while the vendor's library does what is inside
+//! a node.
+//!
+//! The companion has an engine then: its plans' calls inside the node are given to the vendor's communicator of the node, on
+//! a stream of ours, and what goes over the rails to MPI or TCP.
+
+use super::levels::{Call, Levels};
+use super::{calls, Attached, Handle};
+use crate::comm::staging::Provider;
+use crate::comm::{CollectiveCall, Launch, Operation};
+use crate::device::StreamRef;
+use crate::dtype::{DataType, Operator, RedOp, Reduction};
+use crate::error::{Code, Error, Result};
+use crate::memory::Region;
+use crate::plan::Collective;
+use crate::topo::Rank;
+use crate::vendor::{driver, Library};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Once};
+
+/// The vendor's communicator of the node.
+pub struct Node {
+    /// The vendor's library.
+    pub library: &'static Library,
+    /// The communicator.
+    pub comm: Handle,
+    /// Whether it has been ended.
+    pub ended: Arc<Once>,
+}
+
+/// The operation that the vendor has for an operator. Averages and scalings are ours.
+fn code_of(operator: Operator) -> i32 {
+    let op = match operator {
+        Operator::Sum => RedOp::Sum,
+        Operator::Prod => RedOp::Prod,
+        Operator::Max => RedOp::Max,
+        Operator::Min => RedOp::Min,
+    };
+    op as i32
+}
+
+impl Provider for Node {
+    fn issue(
+        &self,
+        collective: Collective,
+        buffers: [u64; 2],
+        count: usize,
+        (dtype, operator): (DataType, Option<Operator>),
+        stream: Handle,
+    ) -> Result<()> {
+        if self.ended.is_completed() {
+            return Err(Error::InvalidUsage("the node's communicator has ended".to_string()));
+        }
+        let [send, recv] = buffers.map(|address| address as usize);
+        let op = operator.map_or(0, code_of);
+        let call = Call { collective, send, recv, count, dtype: dtype as i32, op, stream };
+        calls::collective(&call, collective, self.comm, [send, recv], count, self.library).map_err(|code| {
+            let text = format!("{} inside the node: the vendor's library returns {code}", collective.name());
+            Error::Remote(text)
+        })
+    }
+
+    fn abort(&self) {
+        self.ended.call_once(|| {
+            if let Err(code) = calls::abort(self.library, self.comm) {
+                crate::info!("{}", super::told("ending the node's communicator", code));
+            }
+        });
+    }
+}
+
+impl Levels {
+    /// A call as an operation of the companion, if that is to carry it.
+    pub fn own_call(&self, attached: &Attached, call: &Call) -> Option<Launch> {
+        let Call { collective, count, dtype, op, stream, .. } = *call;
+        let symmetric = attached.symmetric.load(Ordering::Acquire);
+        if !self.is_own() || symmetric || call.send == 0 || call.recv == 0 || !self.takes(call) {
+            return None;
+        }
+        if driver::is_captured(stream) {
+            static TOLD: Once = Once::new();
+            let text = "calls on a stream that is being captured into a graph are the vendor's library's";
+            TOLD.call_once(|| crate::log::write(crate::log::Level::Warn, text));
+            return None;
+        }
+        let dtype = DataType::from_code(dtype)?;
+        let comm = self.companion().clone();
+        let (nranks, me) = (comm.nranks(), Rank::from_index(comm.rank()));
+        let reduction = match collective.reduces() {
+            true => Some(Reduction::new(RedOp::from_code(op)?, dtype, nranks)),
+            false => None,
+        };
+        let buffer = |address: usize, blocks: usize| {
+            let bytes = count.checked_mul(blocks)?.checked_mul(dtype.size())?;
+            // SAFETY: the bytes must be usable until the operation has ended; because the program promises that of the
+            // buffers of a call, and only the device uses them.
+            Some(unsafe { Region::new(address as *mut u8, bytes) })
+        };
+        let collective_call = CollectiveCall {
+            collective,
+            input: buffer(call.send, collective.input_blocks(nranks, me, Rank(0)))?,
+            output: buffer(call.recv, collective.output_blocks(nranks, me, Rank(0)))?,
+            count,
+            dtype,
+            reduction,
+            factor_at: None,
+            root: Rank(0),
+            algorithm: None,
+        };
+        Some(Launch { comm, operation: Operation::Collective(collective_call), stream: StreamRef::Gpu(stream) })
+    }
+}
+
+/// Launches operations of companions; what the program is told.
+pub fn launch(batch: Vec<Launch>) -> Code {
+    match crate::comm::launch(batch) {
+        Ok(()) => crate::error::SUCCESS,
+        Err(error) => {
+            crate::log::warn(error.text());
+            error.code()
+        }
+    }
+}
