@@ -22,6 +22,9 @@ struct Function {
 
 static MODULES: Handles<Module> = Handles::new();
 static FUNCTIONS: Handles<Function> = Handles::new();
+/// The most threads of a block, for which all of Strata's kernels are compiled.
+pub const THREADS: u32 = 512;
+
 static LAUNCHES: AtomicU64 = AtomicU64::new(0);
 
 /// How many kernels were launched.
@@ -86,7 +89,7 @@ pub fn launch(
         return Err(INVALID_HANDLE);
     }
     let total = threads.iter().map(|count| u64::from(*count)).product::<u64>();
-    if blocks.contains(&0) || total == 0 || total > 1024 || blocks[1] > 65535 {
+    if blocks.contains(&0) || total == 0 || total > u64::from(THREADS) || blocks[1] > 65535 {
         return Err(INVALID_VALUE);
     }
     let bytes = function.twin.argument_bytes();
