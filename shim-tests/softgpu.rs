@@ -138,3 +138,15 @@ fn pointers_and_devices_are_known() {
 fn a_host_function_may_not_call_the_driver() {
     output("host_functions", &[]);
 }
+
+#[test]
+fn it_is_hip_too() {
+    let headers = concat!(env!("CARGO_MANIFEST_DIR"), "/shim-tests/soft");
+    let dir = soft::hip_dir();
+    let strict = ["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-g", "-O1", "-I", headers];
+    let linked = ["-L", dir.to_str().unwrap(), "-lamdhip64"];
+    let program = Compiler::new("c").compile(include_str!("c/softgpu_hip.c"), &[&strict[..], &linked].concat());
+    let output = checked(Command::new(&program).env("LD_LIBRARY_PATH", &dir));
+    std::fs::remove_file(program).unwrap();
+    assert_eq!(output, "wrong early, right late\n0 0 0 1 0 1\n0 0 0 0 0 0\n");
+}

@@ -20,8 +20,8 @@ struct Function {
     twin: Twin,
 }
 
-static MODULES: Handles<Module> = Handles::new();
-static FUNCTIONS: Handles<Function> = Handles::new();
+static MODULES: Handles<Module> = Handles::empty();
+static FUNCTIONS: Handles<Function> = Handles::empty();
 /// The most threads of a block, for which all of Strata's kernels are compiled.
 pub const THREADS: u32 = 512;
 

@@ -24,7 +24,7 @@ struct Made {
     log: String,
 }
 
-static PROGRAMS: Handles<Program> = Handles::new();
+static PROGRAMS: Handles<Program> = Handles::empty();
 
 fn find(program: usize) -> Result<Arc<Program>> {
     PROGRAMS.get(program).ok_or(INVALID_PROGRAM)
