@@ -11,15 +11,17 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 
+/// Compiles a program against a library of the double.
+fn compiled(source: &str, dir: &Path, library: &str) -> PathBuf {
+    let headers = soft::header_dir();
+    let strict = ["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-g", "-O1", "-I", headers.to_str().unwrap()];
+    let linked = ["-L", dir.to_str().unwrap(), library];
+    Compiler::new("c").without_headers().compile(source, &[&strict[..], &linked].concat())
+}
+
 fn program() -> &'static Path {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
-    PROGRAM.get_or_init(|| {
-        let headers = concat!(env!("CARGO_MANIFEST_DIR"), "/shim-tests/soft");
-        let dir = soft::cuda_dir();
-        let strict = ["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-g", "-O1", "-I", headers];
-        let linked = ["-L", dir.to_str().unwrap(), "-lcuda"];
-        Compiler::new("c").compile(include_str!("c/softgpu.c"), &[&strict[..], &linked].concat())
-    })
+    PROGRAM.get_or_init(|| compiled(include_str!("c/softgpu.c"), &soft::cuda_dir(), "-lcuda"))
 }
 
 fn scenario(name: &str, variables: &[(&str, &str)]) -> Command {
@@ -141,11 +143,8 @@ fn a_host_function_may_not_call_the_driver() {
 
 #[test]
 fn it_is_hip_too() {
-    let headers = concat!(env!("CARGO_MANIFEST_DIR"), "/shim-tests/soft");
     let dir = soft::hip_dir();
-    let strict = ["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-g", "-O1", "-I", headers];
-    let linked = ["-L", dir.to_str().unwrap(), "-lamdhip64"];
-    let program = Compiler::new("c").compile(include_str!("c/softgpu_hip.c"), &[&strict[..], &linked].concat());
+    let program = compiled(include_str!("c/softgpu_hip.c"), &dir, "-lamdhip64");
     let output = checked(Command::new(&program).env("LD_LIBRARY_PATH", &dir));
     std::fs::remove_file(program).unwrap();
     assert_eq!(output, "wrong early, right late\n0 0 0 1 0 1\n0 0 0 0 0 0\n");

@@ -536,6 +536,10 @@ static void pointers(void) {
     EXPECT(cuPointerGetAttribute(&kind, 2, d + 1000), 1);
     EXPECT(cuPointerGetAttribute(&kind, 2, at(trash)), 1);
     EXPECT(cuDevicePrimaryCtxRetain(&context, 3), 101);
+    void *function;
+    OK(cuGetProcAddress_v2("cuMemAlloc", &function, 12000, 0, &number));
+    EXPECT(function == (void *)cuMemAlloc_v2 && number == 0, 1);
+    EXPECT(cuGetProcAddress_v2("cuNothing", &function, 12000, 0, &number), 500);
     OK(cuDeviceGetAttribute(&number, 92, 0));
     EXPECT(number, 0);
     EXPECT(cuStreamWaitValue32_v2(NULL, at(host), 0, 0), 801);
