@@ -109,7 +109,7 @@ fn kernels_compute_what_the_host_device_computes() {
 
 #[test]
 fn kernels_reach_their_device_and_pinned_memory_only() {
-    for what in ["pageable", "range", "freed", "foreign"] {
+    for what in ["pageable", "range", "freed", "foreign", "jobs"] {
         output("forbidden", &[("HOW", what)]);
     }
 }

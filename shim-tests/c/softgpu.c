@@ -69,6 +69,8 @@ static CUresult launch(const char *name, unsigned jobs, void *argument, CUstream
     CUfunction function;
     void *params[] = {argument};
     OK(cuModuleGetFunction(&function, module, name));
+    if (!strcmp(name, "strata_wait") || !strcmp(name, "strata_raise"))
+        return cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, on, params, NULL);
     return cuLaunchKernel(function, 2, jobs, 1, 64, 1, 1, 0, on, params, NULL);
 }
 
@@ -324,6 +326,17 @@ static void kernels(void) {
     OK(cuStreamSynchronize(s));
     for (int row = 0; row < 10; row++)
         for (int column = 0; column < 5; column++) EXPECT(sum[2 * (column * 10 + row)], a[2 * (row * 5 + column)]);
+    /* Times 2.5, over 8, and divided by 8. */
+    const uint64_t factors[] = {0x40200000, 8, 8};
+    const float expected[] = {2.5f, 0.125f, 0.125f};
+    float *floats = pinned(400);
+    for (uint32_t scale = 1; scale <= 3; scale++) {
+        for (int i = 0; i < 100; i++) floats[i] = (float)i;
+        batch = (Batch){1, 1, scale, 0, factors[scale - 1], {400, at(floats), at(floats)}};
+        OK(launch("strata_scale_f32", 1, &batch, s));
+        OK(cuStreamSynchronize(s));
+        for (int i = 0; i < 100; i++) EXPECT(floats[i] == (float)i * expected[scale - 1], 1);
+    }
     CUfunction function;
     EXPECT(cuModuleGetFunction(&function, module, "strata_reduce_sum_f64"), 500);
     EXPECT(launch("strata_copy", 0, &batch, s), 1);
@@ -338,6 +351,7 @@ static void forbidden(void) {
     CUdeviceptr good = device(64), bad = 0;
     if (!strcmp(what, "pageable")) bad = at(order);
     if (!strcmp(what, "range")) bad = good + 63;
+    if (!strcmp(what, "jobs")) bad = good;
     if (!strcmp(what, "freed")) OK(cuMemFree_v2(bad = device(64)));
     if (!strcmp(what, "foreign")) {
         CUcontext other;
@@ -347,11 +361,13 @@ static void forbidden(void) {
         OK(cuCtxPopCurrent_v2(&other));
     }
     OK(cuStreamWaitValue32_v2(bystander, at(word), 1, CU_STREAM_WAIT_VALUE_EQ));
-    Batch batch = {1, 1, 0, 0, 0, {2, good, bad}};
+    /* Two jobs for one block are too many. */
+    Batch batch = {bad == good ? 2 : 1, 1, 0, 0, 0, {2, good, bad, 2, good + 8, bad}};
+    int code = bad == good ? 719 : 700;
     OK(launch("strata_copy", 1, &batch, s));
-    EXPECT(cuStreamSynchronize(s), 700);
-    EXPECT(cuStreamSynchronize(bystander), 700);
-    EXPECT(cuMemAlloc_v2(&good, 1), 700);
+    EXPECT(cuStreamSynchronize(s), code);
+    EXPECT(cuStreamSynchronize(bystander), code);
+    EXPECT(cuMemAlloc_v2(&good, 1), code);
 }
 
 /* Two streams captured together, replayed twice; nothing runs meanwhile. */

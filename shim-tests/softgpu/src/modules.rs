@@ -98,7 +98,7 @@ pub fn launch(
         return Err(INVALID_VALUE);
     }
     let words = (0..bytes / 8).map(|word| pointer(argument as *const u64, word)).collect();
-    stream.submit(Work::Kernel(Arc::new(Launch::new(function.twin, words, blocks))))?;
+    stream.submit(Work::Kernel(Arc::new(Launch::new(function.twin, words, blocks, total as u32))))?;
     LAUNCHES.fetch_add(1, Ordering::Relaxed);
     Ok(())
 }
