@@ -1,4 +1,7 @@
 //! The soft GPU (`softgpu/`), built at need: directories in which it goes by the file names of drivers.
+//!
+//! A test puts such a directory on `LD_LIBRARY_PATH` of a process of its own; what else it can ask for by the environment
+//! is said at the head of `softgpu/src/lib.rs`.
 // Each test program uses a part of this.
 #![allow(dead_code)]
 
@@ -22,6 +25,11 @@ pub fn hip_dir() -> PathBuf {
     DIR.get_or_init(|| build("hip", "libamdhip64.so.6", &links)).clone()
 }
 
+/// Where `cuda.h` and `hip.h` are, which declare what is in the libraries.
+pub fn header_dir() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("shim-tests/soft")
+}
+
 /// Builds the double for a vendor and puts it where only its names are.
 fn build(vendor: &str, name: &str, links: &[&str]) -> PathBuf {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -34,7 +42,9 @@ fn build(vendor: &str, name: &str, links: &[&str]) -> PathBuf {
     let mut cargo = Command::new(env!("CARGO"));
     cargo.args(["build", "--quiet", "--locked", "--package", &format!("softgpu-{vendor}"), "--manifest-path"]);
     cargo.arg(root.join("shim-tests/softgpu/Cargo.toml")).arg("--target-dir").arg(&target);
-    assert!(cargo.status().unwrap().success(), "{cargo:?}");
+    let hint =
+        "after a change of Strata's dependencies: cargo check in shim-tests/softgpu brings its Cargo.lock up to date";
+    assert!(cargo.status().unwrap().success(), "{cargo:?} ({hint})");
     let archive = target.join(format!("debug/libsoftgpu_{vendor}.a"));
     let age = |path: &Path| fs::metadata(path).and_then(|data| data.modified()).ok();
     if age(&dir.join(name)) < age(&archive) {

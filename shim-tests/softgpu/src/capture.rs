@@ -67,7 +67,7 @@ pub struct Graph {
 
 static CAPTURES: Mutex<Vec<Arc<Capture>>> = Mutex::new(Vec::new());
 /// Graphs, and graphs made ready to launch.
-pub static GRAPHS: Handles<Graph> = Handles::new();
+pub static GRAPHS: Handles<Graph> = Handles::empty();
 
 thread_local! {
     static MODE: Cell<Mode> = const { Cell::new(Mode::Global) };

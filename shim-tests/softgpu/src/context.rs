@@ -28,7 +28,7 @@ pub struct Context {
     streams: Mutex<Vec<Weak<Stream>>>,
 }
 
-static CONTEXTS: Handles<Context> = Handles::new();
+static CONTEXTS: Handles<Context> = Handles::empty();
 
 /// How often the primary context of each device is retained, and its handle.
 static PRIMARY: Mutex<BTreeMap<i32, (u64, usize)>> = Mutex::new(BTreeMap::new());

@@ -23,6 +23,12 @@ pub fn early(name: &str, body: impl FnOnce() -> Result) -> i32 {
     result.err().unwrap_or(Code(0)).0
 }
 
+/// A call that needs no initialisation before it.
+pub fn any_time(name: &str, body: impl FnOnce() -> Result) -> i32 {
+    initialize();
+    call(name, body)
+}
+
 /// Any other call.
 pub fn call(name: &str, body: impl FnOnce() -> Result) -> i32 {
     early(name, || {

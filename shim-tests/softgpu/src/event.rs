@@ -27,7 +27,7 @@ enum Recorded {
     Captured(Arc<Capture>, Vec<usize>),
 }
 
-static EVENTS: Handles<Event> = Handles::new();
+static EVENTS: Handles<Event> = Handles::empty();
 
 /// Creates an event.
 pub fn create(context: &Arc<Context>) -> usize {

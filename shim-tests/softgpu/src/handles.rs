@@ -19,7 +19,7 @@ pub struct Handles<T> {
 
 impl<T> Handles<T> {
     /// Without any.
-    pub const fn new() -> Handles<T> {
+    pub const fn empty() -> Handles<T> {
         Handles { items: RwLock::new(BTreeMap::new()) }
     }
 

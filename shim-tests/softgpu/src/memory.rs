@@ -118,7 +118,7 @@ fn is_of(block: &Block, device: i32) -> bool {
 fn check_limit(blocks: &BTreeMap<u64, Arc<Block>>, kind: Kind, device: i32, bytes: u64) -> Result {
     let (used, limit) = match kind {
         Kind::Device | Kind::Managed => (live(blocks, |block| is_of(block, device)), settings().memory_bytes),
-        _ => (live(blocks, |block| is_pinned(block)), settings().pinned_bytes),
+        _ => (live(blocks, is_pinned), settings().pinned_bytes),
     };
     if used.saturating_add(bytes) > limit {
         return Err(OUT_OF_MEMORY);

@@ -20,8 +20,11 @@ struct Function {
     twin: Twin,
 }
 
-static MODULES: Handles<Module> = Handles::new();
-static FUNCTIONS: Handles<Function> = Handles::new();
+static MODULES: Handles<Module> = Handles::empty();
+static FUNCTIONS: Handles<Function> = Handles::empty();
+/// The most threads of a block, for which all of Strata's kernels are compiled.
+pub const THREADS: u32 = 512;
+
 static LAUNCHES: AtomicU64 = AtomicU64::new(0);
 
 /// How many kernels were launched.
@@ -86,7 +89,7 @@ pub fn launch(
         return Err(INVALID_HANDLE);
     }
     let total = threads.iter().map(|count| u64::from(*count)).product::<u64>();
-    if blocks.contains(&0) || total == 0 || total > 1024 || blocks[1] > 65535 {
+    if blocks.contains(&0) || total == 0 || total > u64::from(THREADS) || blocks[1] > 65535 {
         return Err(INVALID_VALUE);
     }
     let bytes = function.twin.argument_bytes();
@@ -95,7 +98,7 @@ pub fn launch(
         return Err(INVALID_VALUE);
     }
     let words = (0..bytes / 8).map(|word| pointer(argument as *const u64, word)).collect();
-    stream.submit(Work::Kernel(Arc::new(Launch::new(function.twin, words, blocks))))?;
+    stream.submit(Work::Kernel(Arc::new(Launch::new(function.twin, words, blocks, total as u32))))?;
     LAUNCHES.fetch_add(1, Ordering::Relaxed);
     Ok(())
 }

@@ -48,9 +48,10 @@ pub fn is_absent(function: &str) -> bool {
     settings().absent.iter().any(|name| name == function)
 }
 
-/// Whether a synchronisation is to do nothing and claim success.
+/// Whether a synchronisation is to do nothing and claim success. It may be named by CUDA's name or by HIP's.
 pub fn is_broken(what: &str) -> bool {
-    settings().broken.iter().any(|name| name == what)
+    let in_hip = what.trim_end_matches("_v2").replacen("cu", "hip", 1);
+    settings().broken.iter().any(|name| name == what || *name == in_hip)
 }
 
 /// The seed with, in its upper half, how often it was set; 0 until it was read from the environment.

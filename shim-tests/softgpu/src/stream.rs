@@ -73,7 +73,7 @@ impl Fence {
 }
 
 /// The streams that programs made.
-static STREAMS: Handles<Stream> = Handles::new();
+static STREAMS: Handles<Stream> = Handles::empty();
 
 impl Stream {
     /// A stream of a context, without a handle.

@@ -1,7 +1,7 @@
 //! What a stream can be told to do, and how it does it.
 
 use crate::capture::Graph;
-use crate::fault::{Result, ILLEGAL_ADDRESS};
+use crate::fault::{Result, ILLEGAL_ADDRESS, INVALID_VALUE};
 use crate::kernels::Launch;
 use crate::memory::{By, View};
 use crate::random::Random;
@@ -55,6 +55,18 @@ pub enum Until {
 }
 
 impl Until {
+    /// What flags mean, in CUDA and in HIP.
+    pub fn of(flags: u32) -> Result<Until> {
+        const FLUSH: u32 = 1 << 30;
+        match flags & !FLUSH {
+            0 => Ok(Until::Reached),
+            1 => Ok(Until::Equal),
+            2 => Ok(Until::And),
+            3 => Ok(Until::Nor),
+            _ => Err(INVALID_VALUE),
+        }
+    }
+
     fn holds(self, word: u32, value: u32) -> bool {
         match self {
             Until::Reached => word.wrapping_sub(value) as i32 >= 0,

@@ -5,6 +5,7 @@ use softgpu::context;
 use softgpu::entry::{element, put};
 use softgpu::fault::{Result, INVALID_VALUE};
 use softgpu::memory::{self, Block, Kind};
+use softgpu::modules::THREADS;
 use softgpu::settings::is_absent;
 use std::ffi::c_void;
 
@@ -33,9 +34,9 @@ pub(crate) fn of_device(attribute: i32, device: i32) -> i32 {
 /// An attribute of a function.
 pub(crate) fn of_function(attribute: i32) -> i32 {
     match attribute {
-        0 => 1024,   // MAX_THREADS_PER_BLOCK
-        4 => 32,     // NUM_REGS
-        5 | 6 => 80, // PTX_VERSION, BINARY_VERSION
+        0 => THREADS as i32, // MAX_THREADS_PER_BLOCK
+        4 => 32,             // NUM_REGS
+        5 | 6 => 80,         // PTX_VERSION, BINARY_VERSION
         _ => 0,
     }
 }

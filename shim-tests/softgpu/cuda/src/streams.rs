@@ -25,17 +25,6 @@ fn create(out: *mut usize, flags: u32, priority: i32) -> Result {
     put(out, stream::create(&current()?, flags & NON_BLOCKING == 0, priority.clamp(-5, 0)))
 }
 
-fn until(flags: u32) -> Result<Until> {
-    const FLUSH: u32 = 1 << 30;
-    match flags & !FLUSH {
-        0 => Ok(Until::Reached),
-        1 => Ok(Until::Equal),
-        2 => Ok(Until::And),
-        3 => Ok(Until::Nor),
-        _ => Err(INVALID_VALUE),
-    }
-}
-
 softgpu::exports! { call:
     fn cuStreamCreate(stream: *mut usize, flags: u32) { create(stream, flags, 0) }
     fn cuStreamCreateWithPriority(stream: *mut usize, flags: u32, priority: i32) { create(stream, flags, priority) }
@@ -82,7 +71,7 @@ softgpu::exports! { call:
         on(stream)?.submit(Work::Host(HostFunction { function, argument: argument as usize })).map(drop)
     }
     fn cuStreamWaitValue32_v2(stream: usize, address: u64, value: u32, flags: u32) {
-        let work = Work::WaitValue { address, value, mask: u32::MAX, until: until(flags)? };
+        let work = Work::WaitValue { address, value, mask: u32::MAX, until: Until::of(flags)? };
         on(stream)?.submit(work).map(drop)
     }
     fn cuStreamWriteValue32_v2(stream: usize, address: u64, value: u32, flags: u32) {
