@@ -32,7 +32,7 @@ STRATA_INLINE void by_unit(u64 bits, const A &argument) {
     }
 }
 
-// Units that a thread has under way.
+// Units that a thread has under way, as far apart as the whole grid reaches.
 enum { UNDER_WAY = 4 };
 
 // A job's words: bytes, destination, source.
@@ -42,21 +42,21 @@ struct Copy {
         const u64 bytes = words[0], dst = words[1], src = words[2], size = sizeof(U);
         const u64 to_unit = (0 - dst) & (size - 1), head = to_unit < bytes ? to_unit : bytes;
         const u64 units = (bytes - head) / size, body = units * size;
-        const u64 tile = (u64)threads_x() * UNDER_WAY;
+        const u64 stride = (u64)blocks_x() * threads_x();
         STRATA_ROLL
-        for (u64 base = block_x() * tile; base < units; base += blocks_x() * tile) {
+        for (u64 base = (u64)block_x() * threads_x() + thread_x(); base < units; base += stride * UNDER_WAY) {
             U value[UNDER_WAY];
             u64 at[UNDER_WAY];
             STRATA_UNROLL
             for (u32 u = 0; u < UNDER_WAY; u++) {
-                u64 index = base + u * threads_x() + thread_x();
+                u64 index = base + u * stride;
                 // Past the end the last unit is read, and nothing written.
                 at[u] = head + (index < units ? index : units - 1) * size;
                 value[u] = Unit<U>::load(src + at[u]);
             }
             STRATA_UNROLL
             for (u32 u = 0; u < UNDER_WAY; u++) {
-                if (base + u * threads_x() + thread_x() < units) Unit<U>::store(dst + at[u], value[u]);
+                if (base + u * stride < units) Unit<U>::store(dst + at[u], value[u]);
             }
         }
         // The bytes before and after, fewer than a unit each.
@@ -80,14 +80,14 @@ STRATA_KERNEL strata_copy(STRATA_ARGUMENT(Batch, batch)) {
 template <class U, class N>
 STRATA_INLINE void shuffle_units(const Shuffle &shuffle) {
     const N per_block = (N)(shuffle.block_bytes / sizeof(U)), columns = (N)shuffle.columns;
-    const u64 units = (u64)per_block * shuffle.columns * shuffle.rows, tile = (u64)threads_x() * UNDER_WAY;
+    const u64 units = (u64)per_block * shuffle.columns * shuffle.rows, stride = (u64)blocks_x() * threads_x();
     STRATA_ROLL
-    for (u64 base = block_x() * tile; base < units; base += blocks_x() * tile) {
+    for (u64 base = (u64)block_x() * threads_x() + thread_x(); base < units; base += stride * UNDER_WAY) {
         U value[UNDER_WAY];
         u64 to[UNDER_WAY];
         STRATA_UNROLL
         for (u32 u = 0; u < UNDER_WAY; u++) {
-            u64 counted = base + u * threads_x() + thread_x();
+            u64 counted = base + u * stride;
             // Past the end the last unit is read, and nothing written.
             N index = (N)(counted < units ? counted : units - 1);
             N block = index / per_block, row = block / columns;
@@ -98,7 +98,7 @@ STRATA_INLINE void shuffle_units(const Shuffle &shuffle) {
         }
         STRATA_UNROLL
         for (u32 u = 0; u < UNDER_WAY; u++) {
-            if (base + u * threads_x() + thread_x() < units) Unit<U>::store(to[u], value[u]);
+            if (base + u * stride < units) Unit<U>::store(to[u], value[u]);
         }
     }
 }

@@ -91,19 +91,20 @@ STRATA_INLINE Pack finish_pack(Pack pack, const typename E::Factor &factor) {
     return pack;
 }
 
-// Folds `packs` packs, which begin `offset` bytes into the job. A block takes tiles of UNROLL packs a thread.
+// Folds `packs` packs, which begin `offset` bytes into the job. A thread has UNROLL packs under way, as far apart as the
+// whole grid reaches, so that few packs are spread over all blocks.
 template <class E, class O, bool MULTIPLIES>
 STRATA_INLINE void fold_packs(const Job &job, const typename E::Factor &factor, u64 offset, u64 packs) {
     // No more than 16 elements, whose code is what makes the kernels long.
     const u32 UNROLL = sizeof(typename E::Bits) == 1 ? 1 : sizeof(typename E::Bits) == 2 ? 2 : 4;
-    const u64 tile = (u64)threads_x() * UNROLL;
+    const u64 stride = (u64)blocks_x() * threads_x();
     STRATA_ROLL
-    for (u64 base = block_x() * tile; base < packs; base += blocks_x() * tile) {
+    for (u64 base = (u64)block_x() * threads_x() + thread_x(); base < packs; base += stride * UNROLL) {
         u64 at[UNROLL];
         Pack folded[UNROLL], next[UNROLL];
         STRATA_UNROLL
         for (u32 u = 0; u < UNROLL; u++) {
-            u64 index = base + u * threads_x() + thread_x();
+            u64 index = base + u * stride;
             // Past the end the last pack is read, and nothing written.
             at[u] = offset + (index < packs ? index : packs - 1) * 16;
             folded[u] = load_pack(job.srcs[0] + at[u]);
@@ -130,7 +131,7 @@ STRATA_INLINE void fold_packs(const Job &job, const typename E::Factor &factor, 
         }
         STRATA_UNROLL
         for (u32 u = 0; u < UNROLL; u++) {
-            if (base + u * threads_x() + thread_x() < packs) store_pack(job.dst + at[u], folded[u]);
+            if (base + u * stride < packs) store_pack(job.dst + at[u], folded[u]);
         }
     }
 }
@@ -186,7 +187,7 @@ STRATA_INLINE void fold(const Batch &batch) {
         fold_packs<E, O, MULTIPLIES>(job, factor, head, body / 16);
     }
     // What is no pack, as one sequence: the elements before and those after the packs.
-    const u64 singles = (job.bytes - body) / size, stride = (u64)threads_x() * blocks_x();
+    const u64 singles = (job.bytes - body) / size, stride = (u64)blocks_x() * threads_x();
     STRATA_ROLL
     for (u64 i = (u64)block_x() * threads_x() + thread_x(); i < singles; i += stride) {
         u64 at = i * size;

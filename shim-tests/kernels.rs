@@ -384,12 +384,14 @@ fn a_shuffle_puts_every_block_in_its_place() {
         let unit = random.one_of(&[1, 2, 4, 8, 16]);
         let block = unit * random.one_of(&[0, 1, 3, 16, 33]);
         let (rows, columns) = (1 + random.below(4), 1 + random.below(5));
-        let gap = |random: &mut Random| block + unit * random.below(3);
+        // Strides may be less aligned than blocks are.
+        let step = random.one_of(&[unit, unit, 1]);
+        let gap = |random: &mut Random| block + step * random.below(3);
         // The source's rows lie together, the destination's columns.
         let src_column = gap(&mut random);
-        let src_row = columns * src_column + unit * random.below(2);
+        let src_row = columns * src_column + step * random.below(2);
         let dst_row = gap(&mut random);
-        let dst_column = rows * dst_row + unit * random.below(2);
+        let dst_column = rows * dst_row + step * random.below(2);
         let src = memory.place(rows * src_row, unit % 16);
         let dst = memory.place(columns * dst_column, unit % 16);
         let shuffle = Shuffle {
