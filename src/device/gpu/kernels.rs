@@ -26,6 +26,9 @@ impl Argument for Flag {}
 /// 64-bit words of a [`Batch`] for its jobs: with its head, what a kernel's arguments may have.
 pub const WORDS: usize = 498;
 
+/// The most threads of a block, for which all kernels are compiled.
+pub const THREADS: u32 = 512;
+
 /// What happens to the result of each element of a [`Batch`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]

@@ -3,8 +3,9 @@
 //! A [`Gpu`] is a context of the program's. Nothing here waits for the device but what says so, and the context that is
 //! current on a thread of the program's is the same after every call as before.
 
+pub mod code;
 pub mod driver;
-mod images;
+mod hiprtc;
 pub mod kernels;
 pub mod memory;
 pub mod order;
@@ -15,6 +16,7 @@ use crate::fork::PerProcess;
 use driver::{Address, Driver, Handle, Kind, Status, NOT_READY, SUCCESS};
 use kernels::Module;
 use order::Word;
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void, CString};
 use std::fmt;
@@ -30,8 +32,6 @@ const PAGEABLE_MEMORY_ACCESS: c_int = 88;
 const MEMORY_TYPE: c_int = 2;
 /// From this release of HIP on a memory type of 0 means memory that the runtime does not know.
 const HIP_UNKNOWN_IS_ZERO: c_int = 60_000_000;
-/// Threads of a block of every kernel that works on elements.
-const THREADS: u32 = 512;
 
 /// A device as the program uses it: one of its contexts. Lives as long as the process.
 pub struct Gpu {
@@ -240,7 +240,7 @@ impl Gpu {
             return Ok(());
         }
         let _entered = self.enter()?;
-        let image = images::image(self, module)?;
+        let image = self.image(module)?;
         let mut loaded = 0;
         // SAFETY: the place must be valid and the image code that ends with a zero byte or tells its length; because PTX
         // and HIP's code objects do.
@@ -256,6 +256,17 @@ impl Gpu {
         }
         modules.insert(module, loaded);
         Ok(())
+    }
+
+    /// What the driver loads for a module: PTX, which CUDA's compiles when it loads it, or code compiled from the source.
+    fn image(&self, module: Module) -> Result<Cow<'static, [u8]>> {
+        let compiled = |source: String| hiprtc::compile(self.driver, &source).map(Cow::Owned);
+        match (self.driver.kind, module) {
+            (Kind::Cuda, Module::Of(dtype)) => Ok(Cow::Borrowed(code::ptx(dtype).to_bytes_with_nul())),
+            (Kind::Cuda, Module::Move) => Ok(Cow::Borrowed(code::move_ptx().to_bytes_with_nul())),
+            (Kind::Hip, Module::Of(dtype)) => compiled(code::hip_source(dtype)),
+            (Kind::Hip, Module::Move) => compiled(code::hip_move_source()),
+        }
     }
 
     /// A kernel of a module that has been loaded.

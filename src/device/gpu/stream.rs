@@ -1,8 +1,8 @@
 //! Streams of our own, events, and what is given to streams.
 
 use super::driver::{Address, Driver, Handle, CAPTURE_IMPLICIT, NOT_READY, SUCCESS};
-use super::kernels::{self, Batch, Flag, Scale, Shuffle, WORDS};
-use super::{locked, Gpu, THREADS};
+use super::kernels::{self, Batch, Flag, Scale, Shuffle, THREADS, WORDS};
+use super::{locked, Gpu};
 use crate::dtype::{DataType, Operator};
 use crate::error::Result;
 use std::collections::VecDeque;

@@ -1,0 +1,23 @@
+// What kernels take, as src/device/gpu/kernels.rs lays it out and explains it.
+#pragma once
+
+enum { SCALE_NONE = 0, SCALE_MULTIPLY = 1, SCALE_RECIPROCAL = 2, SCALE_DIVIDE = 3 };
+
+struct Batch {
+    u32 njobs, nsrcs, scale, reserved;
+    u64 factor;
+    u64 words[498];
+};
+static_assert(sizeof(Batch) == 4008, "a batch as Rust has it");
+
+struct Shuffle {
+    u64 src, dst, block_bytes, rows, columns;
+    u64 src_row_bytes, src_column_bytes, dst_row_bytes, dst_column_bytes;
+};
+static_assert(sizeof(Shuffle) == 72, "a shuffle as Rust has it");
+
+struct Flag {
+    u64 address;
+    u32 value, reserved;
+};
+static_assert(sizeof(Flag) == 16, "a flag as Rust has it");
