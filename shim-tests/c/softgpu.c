@@ -249,6 +249,8 @@ static void words(void) {
         __atomic_store_n(word, waits[i].then, __ATOMIC_SEQ_CST);
         OK(cuStreamSynchronize(s));
     }
+    EXPECT(cuStreamWaitValue32_v2(s, at(order), 0, 0), 1);
+    EXPECT(cuStreamWriteValue32_v2(s, at(order), 0, 0), 1);
     Flag flag = {at(word), 9, 0};
     OK(launch("strata_wait", 1, &flag, s));
     EXPECT(cuStreamQuery(s), 600);

@@ -184,6 +184,15 @@ pub fn find(address: u64) -> Option<Arc<Block>> {
     (address - block.start < block.bytes).then(|| block.clone())
 }
 
+/// Checks that an address is one of a word that streams can wait for or write: not pageable memory.
+pub fn check_word(address: u64) -> Result {
+    let block = find(address).filter(|_| address.is_multiple_of(4)).ok_or(INVALID_VALUE)?;
+    if block.bytes - (address - block.start) < 4 {
+        return Err(INVALID_VALUE);
+    }
+    Ok(())
+}
+
 fn is_pinned(block: &Block) -> bool {
     matches!(block.kind, Kind::Pinned | Kind::Registered)
 }

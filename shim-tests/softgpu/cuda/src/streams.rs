@@ -7,6 +7,7 @@ use softgpu::copies::note_blocking;
 use softgpu::entry::{element, put};
 use softgpu::event;
 use softgpu::fault::{Result, INVALID_HANDLE, INVALID_VALUE};
+use softgpu::memory::check_word;
 use softgpu::stream::{self, Stream};
 use softgpu::work::{HostFunction, Until, Work};
 use std::ffi::c_void;
@@ -71,6 +72,7 @@ softgpu::exports! { call:
         on(stream)?.submit(Work::Host(HostFunction { function, argument: argument as usize })).map(drop)
     }
     fn cuStreamWaitValue32_v2(stream: usize, address: u64, value: u32, flags: u32) {
+        check_word(address)?;
         let work = Work::WaitValue { address, value, mask: u32::MAX, until: Until::of(flags)? };
         on(stream)?.submit(work).map(drop)
     }
@@ -78,6 +80,7 @@ softgpu::exports! { call:
         if flags > 1 {
             return Err(INVALID_VALUE);
         }
+        check_word(address)?;
         on(stream)?.submit(Work::WriteValue { address, value }).map(drop)
     }
     fn cuEventCreate(event: *mut usize, _flags: u32) { put(event, event::create(&current()?)) }

@@ -7,6 +7,7 @@ use softgpu::copies::note_blocking;
 use softgpu::entry::{element, put};
 use softgpu::event;
 use softgpu::fault::{Result, INVALID_HANDLE, INVALID_VALUE};
+use softgpu::memory::check_word;
 use softgpu::stream::{self, Stream};
 use softgpu::work::{HostFunction, Until, Work};
 use std::ffi::{c_char, c_void};
@@ -78,9 +79,11 @@ softgpu::exports! { any_time:
         on(stream)?.submit(Work::Host(HostFunction { function, argument: argument as usize })).map(drop)
     }
     fn hipStreamWaitValue32(stream: usize, address: u64, value: u32, flags: u32, mask: u32) {
+        check_word(address)?;
         on(stream)?.submit(Work::WaitValue { address, value, mask, until: Until::of(flags)? }).map(drop)
     }
     fn hipStreamWriteValue32(stream: usize, address: u64, value: u32, _flags: u32) {
+        check_word(address)?;
         on(stream)?.submit(Work::WriteValue { address, value }).map(drop)
     }
     fn hipEventCreate(event: *mut usize) { put(event, event::create(&current()?)) }
