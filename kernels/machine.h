@@ -50,8 +50,12 @@ STRATA_INLINE u32 threads_x() { return __builtin_amdgcn_workgroup_size_x(); }
 STRATA_INLINE u32 block_x() { return __builtin_amdgcn_workgroup_id_x(); }
 STRATA_INLINE u32 blocks_x() { return __builtin_amdgcn_grid_size_x() / threads_x(); }
 STRATA_INLINE u32 block_y() { return __builtin_amdgcn_workgroup_id_y(); }
-// Without another scope clang's atomics are the system's.
-STRATA_INLINE void fence_system() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
+// Without another scope clang's atomics are the system's. Where a thread has stored nothing itself, clang 19 does not
+// wait until the cache is written back, which holds what earlier kernels stored.
+STRATA_INLINE void fence_system() {
+    __atomic_thread_fence(__ATOMIC_SEQ_CST);
+    __builtin_amdgcn_s_waitcnt(0);
+}
 STRATA_INLINE u32 load_system(const u32 *word) { return __atomic_load_n(word, __ATOMIC_RELAXED); }
 STRATA_INLINE void store_system(u32 *word, u32 value) { __atomic_store_n(word, value, __ATOMIC_RELAXED); }
 STRATA_INLINE void nap() { __builtin_amdgcn_s_sleep(8); }

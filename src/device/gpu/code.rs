@@ -136,6 +136,19 @@ mod tests {
         }
     }
 
+    /// The bits of the host device are those of IEEE operations, each rounded once to nearest.
+    #[test]
+    fn the_ptx_computes_floats_by_the_standard_alone() {
+        for ptx in DataType::ALL.map(ptx) {
+            let text = ptx.to_str().expect("PTX is ASCII");
+            for line in text.lines().filter(|line| line.contains(".f32") || line.contains(".f64")) {
+                let other = ["fma", ".ftz", ".approx", ".full", ".rz", ".rm", ".rp", ".sat"];
+                assert!(!other.iter().any(|word| line.contains(word)), "{line}");
+            }
+        }
+        assert!(ptx(DataType::F32).to_str().is_ok_and(|text| text.contains("div.rn.f32")));
+    }
+
     #[test]
     fn the_source_for_amd_includes_nothing() {
         for source in DataType::ALL.map(hip_source).into_iter().chain([hip_move_source()]) {
