@@ -8,6 +8,7 @@
 #include "hip.h"
 #define DRIVER(cuda, hip) hip
 typedef hipStream_t gpu_stream;
+enum { hipMemcpyHostToDevice = 1, hipMemcpyDeviceToHost = 2 };
 #else
 #include "cuda.h"
 #define DRIVER(cuda, hip) cuda
@@ -65,12 +66,12 @@ __attribute__((unused)) static gpu_stream gpu_new_stream(void) {
 
 __attribute__((unused)) static void gpu_to(void* to, const void* from, size_t bytes, gpu_stream stream) {
   GPU(DRIVER(cuMemcpyHtoDAsync_v2((CUdeviceptr)(uintptr_t)to, from, bytes, stream),
-             hipMemcpyHtoDAsync(to, (void*)(uintptr_t)from, bytes, stream)));
+             hipMemcpyAsync(to, from, bytes, hipMemcpyHostToDevice, stream)));
 }
 
 __attribute__((unused)) static void gpu_from(void* to, const void* from, size_t bytes, gpu_stream stream) {
   GPU(DRIVER(cuMemcpyDtoHAsync_v2(to, (CUdeviceptr)(uintptr_t)from, bytes, stream),
-             hipMemcpyDtoHAsync(to, (void*)(uintptr_t)from, bytes, stream)));
+             hipMemcpyAsync(to, from, bytes, hipMemcpyDeviceToHost, stream)));
 }
 
 __attribute__((unused)) static void gpu_wait(gpu_stream stream) {
