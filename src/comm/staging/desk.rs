@@ -104,7 +104,7 @@ impl Desk {
     pub fn copy_in(&mut self, token: Token, dst: &[Region], slot: Slot) -> Result<()> {
         let mut at = 0;
         for part in dst {
-            let from = slot.host().part(at, part.len());
+            let from = slot.region().part(at, part.len());
             self.track.to_device(part.as_ptr() as u64, from.as_ptr(), part.len())?;
             at += part.len();
         }

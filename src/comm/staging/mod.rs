@@ -76,6 +76,8 @@ pub struct Staging {
     /// Slots of messages that the transport is sending.
     sending: HashMap<Token, Slot>,
     arriving: HashMap<Token, Arriving>,
+    /// Messages that are longer than this, in one piece, go from and to device memory without slots of the host.
+    direct_above: Option<usize>,
     /// Messages in ordinary memory that a kernel must read: they wait for a pinned slot.
     ashore: VecDeque<(Token, Arriving)>,
     arrived: Vec<Token>,
@@ -94,6 +96,7 @@ impl Staging {
             leaving: VecDeque::new(),
             sending: HashMap::new(),
             arriving: HashMap::new(),
+            direct_above: None,
             ashore: VecDeque::new(),
             arrived: Vec::new(),
         })
@@ -103,6 +106,18 @@ impl Staging {
     pub fn is_busy(&self) -> bool {
         let calls = self.calls.as_ref().is_some_and(Calls::is_busy);
         self.out.is_busy() || self.into.is_busy() || self.local.is_busy() || calls
+    }
+
+    /// Gives the network addresses on the device of messages that are longer than so many bytes.
+    pub fn give_addresses(&mut self, above_bytes: usize) -> Result<()> {
+        self.slots.make_room(&self.gpu)?;
+        self.direct_above = Some(above_bytes);
+        Ok(())
+    }
+
+    /// Whether the network gets a message's address on the device.
+    fn is_direct(&self, transport: &Mux, peer: Rank, bytes: usize) -> bool {
+        self.direct_above.is_some_and(|above| bytes > above) && transport.is_far(peer)
     }
 
     /// Has a provider do collectives inside the node, with so many bytes of device memory to bring blocks together.
@@ -148,7 +163,7 @@ impl Staging {
         let copied = self.copy_out(&[from], &slot);
         self.out.settle();
         if copied.is_ok() {
-            slot.host().read(bytes);
+            slot.region().read(bytes);
         }
         self.slots.put(slot);
         copied.map(drop)
@@ -156,7 +171,7 @@ impl Staging {
 
     /// Enqueues the copy of a message into its slot; its number on the stream out.
     fn copy_out(&mut self, src: &[Region], slot: &Slot) -> Result<u64> {
-        let host = slot.host();
+        let host = slot.region();
         let mut at = 0;
         match slot.address() {
             Some(address) if src.len() > COPIES_BY_ENGINE => {
@@ -184,7 +199,7 @@ impl Staging {
             let stream = (message.to, message.envelope.channel);
             let started = match full.contains(&stream) {
                 true => Started::Busy,
-                false => transport.send(message.token, message.to, message.envelope, &[message.slot.host()])?,
+                false => transport.send(message.token, message.to, message.envelope, &[message.slot.region()])?,
             };
             if started == Started::Busy {
                 full.push(stream);
@@ -213,14 +228,17 @@ impl Staging {
             }
             let unknown = || Error::Internal(format!("the transport finished token {token:#x}, which is not pending"));
             let message = self.arriving.remove(&token).ok_or_else(unknown)?;
-            self.land(token, message)?;
+            match message.slot {
+                Slot::Nothing => done.push(token),
+                _ => self.land(token, message)?,
+            }
         }
         while let Some((token, message)) = self.ashore.pop_front() {
-            let Some(pinned) = self.slots.take_pinned(message.slot.host().len()) else {
+            let Some(pinned) = self.slots.take_pinned(message.slot.region().len()) else {
                 self.ashore.push_front((token, message));
                 return Ok(());
             };
-            pinned.host().copy_from(message.slot.host());
+            pinned.region().copy_from(message.slot.region());
             self.land(token, Arriving { slot: pinned, ..message })?;
         }
         Ok(())
@@ -237,7 +255,9 @@ impl Staging {
             return self.into.copy_in(token, &dst, slot);
         };
         match combine {
-            None if dst.len() <= COPIES_BY_ENGINE => return self.into.copy_in(token, &dst, slot),
+            None if dst.len() <= COPIES_BY_ENGINE && !matches!(slot, Slot::Device { .. }) => {
+                return self.into.copy_in(token, &dst, slot)
+            }
             None => {
                 let mut at = 0;
                 for part in &dst {
@@ -289,9 +309,22 @@ pub struct OnDevice<'a> {
 
 impl Transport for OnDevice<'_> {
     fn send(&mut self, token: Token, to: Rank, envelope: Envelope, src: &[Region]) -> Result<Started> {
+        let bytes = src.iter().map(Region::len).sum();
+        // What is still being copied on the same channel goes first.
+        let follows = |message: &Leaving| message.to == to && message.envelope.channel == envelope.channel;
+        if src.len() == 1
+            && self.staging.is_direct(self.transport, to, bytes)
+            && !self.staging.leaving.iter().any(follows)
+        {
+            let started = self.transport.send(token, to, envelope, src)?;
+            if started == Started::Pending {
+                self.staging.sending.insert(token, Slot::Nothing);
+            }
+            return Ok(started);
+        }
         let gpu = self.staging.gpu.clone();
         let _entered = gpu.enter()?;
-        let slot = self.staging.slots.take(src.iter().map(Region::len).sum())?;
+        let slot = self.staging.slots.take(bytes)?;
         match self.staging.copy_out(src, &slot) {
             Ok(number) => {
                 self.staging.leaving.push_back(Leaving { number, token, to, envelope, slot });
@@ -310,10 +343,21 @@ impl Transport for OnDevice<'_> {
             Sink::Store(dst) => (dst, None),
             Sink::Reduce { local, dst, combine } => (dst, Some((combine, Regions::from_slice(local)))),
         };
-        let slot = self.staging.slots.take(dst.iter().map(Region::len).sum())?;
+        let bytes = dst.iter().map(Region::len).sum();
+        let slot = match self.staging.is_direct(self.transport, from, bytes) {
+            true if dst.len() == 1 && combine.is_none() => Slot::Nothing,
+            true => match self.staging.slots.take_device(bytes) {
+                Some(slot) => slot,
+                None => self.staging.slots.take(bytes)?,
+            },
+            false => self.staging.slots.take(bytes)?,
+        };
         let message = Arriving { slot, dst: Regions::from_slice(dst), combine };
-        let host = message.slot.host();
-        match self.transport.recv(token, from, envelope, Sink::Store(&[host])) {
+        let place = match message.slot {
+            Slot::Nothing => dst[0],
+            _ => message.slot.region(),
+        };
+        match self.transport.recv(token, from, envelope, Sink::Store(&[place])) {
             Ok(Started::Busy) => {
                 self.staging.slots.put(message.slot);
                 Ok(Started::Busy)

@@ -6,7 +6,7 @@
 #![forbid(unsafe_code)]
 
 use crate::device::gpu::driver::Address;
-use crate::device::gpu::memory::Pinned;
+use crate::device::gpu::memory::{Memory, Pinned};
 use crate::device::gpu::Gpu;
 use crate::error::Result;
 use crate::memory::{shared, Region};
@@ -71,6 +71,8 @@ impl Runs {
 pub struct Slots {
     pinned: Pinned,
     runs: Runs,
+    /// Memory of the device, where a transport takes addresses there.
+    room: Option<(Memory, Runs)>,
 }
 
 /// Memory for one message.
@@ -87,14 +89,25 @@ pub enum Slot {
     },
     /// Ordinary memory that other processes of the node can map.
     Ordinary(shared::Owned, usize),
+    /// A run of memory of the device, for a transport that takes addresses there. Given back by [`Slots::put`].
+    Device {
+        /// The range of addresses; the host cannot touch it.
+        region: Region,
+        /// Where it begins in the room.
+        start: usize,
+    },
+    /// None: the transport has the program's own memory.
+    Nothing,
 }
 
 impl Slot {
-    /// Where the host sees it.
-    pub fn host(&self) -> Region {
+    /// Where the transport finds it: host memory, but for [`Slot::Device`].
+    pub fn region(&self) -> Region {
         match self {
             Slot::Pinned { host, .. } => *host,
             Slot::Ordinary(owned, bytes) => owned.region().part(0, *bytes),
+            Slot::Device { region, .. } => *region,
+            Slot::Nothing => Region::EMPTY,
         }
     }
 
@@ -102,7 +115,8 @@ impl Slot {
     pub fn address(&self) -> Option<Address> {
         match self {
             Slot::Pinned { address, .. } => Some(*address),
-            Slot::Ordinary(..) => None,
+            Slot::Device { region, .. } => Some(region.as_ptr() as Address),
+            Slot::Ordinary(..) | Slot::Nothing => None,
         }
     }
 }
@@ -111,7 +125,21 @@ impl Slots {
     /// Pinned memory of so many bytes.
     pub fn new(gpu: &Arc<Gpu>, bytes: usize) -> Result<Slots> {
         let runs = Runs::new(bytes);
-        Ok(Slots { pinned: Pinned::new(gpu, runs.bytes())?, runs })
+        Ok(Slots { pinned: Pinned::new(gpu, runs.bytes())?, runs, room: None })
+    }
+
+    /// Gets as much memory on the device.
+    pub fn make_room(&mut self, gpu: &Arc<Gpu>) -> Result<()> {
+        let runs = Runs::new(self.runs.bytes());
+        self.room = Some((Memory::new(gpu, runs.bytes())?, runs));
+        Ok(())
+    }
+
+    /// A slot on the device, if there is a free run of so many bytes.
+    pub fn take_device(&mut self, bytes: usize) -> Option<Slot> {
+        let (memory, runs) = self.room.as_mut()?;
+        let start = runs.take(bytes)?;
+        Some(Slot::Device { region: memory.region().part(start, bytes), start })
     }
 
     /// A slot of so many bytes: pinned if there is a free run.
@@ -131,14 +159,16 @@ impl Slots {
 
     /// Takes a slot back.
     pub fn put(&mut self, slot: Slot) {
-        if let Slot::Pinned { host, start, .. } = slot {
-            self.runs.put(start, host.len());
+        match (slot, &mut self.room) {
+            (Slot::Pinned { host, start, .. }, _) => self.runs.put(start, host.len()),
+            (Slot::Device { region, start }, Some((_, runs))) => runs.put(start, region.len()),
+            _ => {}
         }
     }
 
     /// Whether all slots have come back.
     pub fn is_whole(&self) -> bool {
-        self.runs.is_whole()
+        self.runs.is_whole() && self.room.as_ref().is_none_or(|(_, runs)| runs.is_whole())
     }
 }
 
