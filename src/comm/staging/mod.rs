@@ -32,6 +32,7 @@ use desk::{Desk, Work};
 use slots::{Slot, Slots};
 use smallvec::SmallVec;
 use std::collections::{HashMap, VecDeque};
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -58,6 +59,8 @@ struct Arriving {
     dst: Regions,
     /// How it is combined with what the device has; stored without.
     combine: Option<(Combine, Regions)>,
+    /// Bytes of a message in ordinary memory that have been combined already.
+    combined: usize,
 }
 
 /// What a communicator needs to work on a device.
@@ -78,7 +81,7 @@ pub struct Staging {
     arriving: HashMap<Token, Arriving>,
     /// Messages that are longer than this, in one piece, go from and to device memory without slots of the host.
     direct_above: Option<usize>,
-    /// Messages in ordinary memory that a kernel must read: they wait for a pinned slot.
+    /// Messages in ordinary memory that a kernel must read: they go through the bounce slot, piece by piece.
     ashore: VecDeque<(Token, Arriving)>,
     arrived: Vec<Token>,
 }
@@ -105,7 +108,8 @@ impl Staging {
     /// Whether the device has work whose end only a poll sees.
     pub fn is_busy(&self) -> bool {
         let calls = self.calls.as_ref().is_some_and(Calls::is_busy);
-        self.out.is_busy() || self.into.is_busy() || self.local.is_busy() || calls
+        let ashore = !self.ashore.is_empty();
+        self.out.is_busy() || self.into.is_busy() || self.local.is_busy() || calls || ashore
     }
 
     /// Gives the network addresses on the device of messages that are longer than so many bytes.
@@ -233,23 +237,34 @@ impl Staging {
                 _ => self.land(token, message)?,
             }
         }
-        while let Some((token, message)) = self.ashore.pop_front() {
-            let Some(pinned) = self.slots.take_pinned(message.slot.region().len()) else {
-                self.ashore.push_front((token, message));
-                return Ok(());
-            };
-            pinned.region().copy_from(message.slot.region());
-            self.land(token, Arriving { slot: pinned, ..message })?;
+        self.bounce()
+    }
+
+    /// Lets the next piece of a message in ordinary memory be combined.
+    fn bounce(&mut self) -> Result<()> {
+        let Some((token, message)) = self.ashore.front_mut() else { return Ok(()) };
+        let Some(bounce) = self.slots.take_bounce() else { return Ok(()) };
+        let (whole, from) = (message.slot.region(), message.combined);
+        let to = whole.len().min(from + bounce.region().len());
+        bounce.region().part(0, to - from).copy_from(whole.part(from, to - from));
+        message.combined = to;
+        if let (Some((how, local)), Some(address)) = (&message.combine, bounce.address()) {
+            fold_in(&mut self.into, *how, (local, &message.dst), address, from..to)?;
         }
+        let token = (to == whole.len()).then_some(*token);
+        if token.is_some() {
+            self.ashore.pop_front();
+        }
+        self.into.end(token, Some(bounce));
         Ok(())
     }
 
     /// Enqueues what is to be done with a message that has arrived.
     fn land(&mut self, token: Token, message: Arriving) -> Result<()> {
-        let Arriving { slot, dst, combine } = message;
+        let Arriving { slot, dst, combine, .. } = message;
         let Some(address) = slot.address() else {
             if combine.is_some() {
-                self.ashore.push_back((token, Arriving { slot, dst, combine }));
+                self.ashore.push_back((token, Arriving { slot, dst, combine, combined: 0 }));
                 return Ok(());
             }
             return self.into.copy_in(token, &dst, slot);
@@ -265,23 +280,38 @@ impl Staging {
                     at += part.len();
                 }
             }
-            Some((Combine { dtype, operator, order, divisor }, local)) => {
-                let work = Work::Reduce { dtype, operator, divisor };
-                let mut at = 0;
-                for (local, dst) in in_step(&local, &dst) {
-                    let (mine, theirs) = (local.as_ptr() as u64, address + at as u64);
-                    let srcs = match order {
-                        Order::LocalFirst => [mine, theirs],
-                        Order::IncomingFirst => [theirs, mine],
-                    };
-                    self.into.add(work, dst.len(), dst.as_ptr() as u64, &srcs)?;
-                    at += dst.len();
-                }
-            }
+            Some((how, local)) => fold_in(&mut self.into, how, (&local, &dst), address, 0..slot.region().len())?,
         }
-        self.into.end(token, Some(slot));
+        self.into.end(Some(token), Some(slot));
         Ok(())
     }
+}
+
+/// Combines a range of a message, whose first byte is at `address`, with what the device has.
+fn fold_in(
+    desk: &mut Desk,
+    how: Combine,
+    (local, dst): (&[Region], &[Region]),
+    address: u64,
+    range: Range<usize>,
+) -> Result<()> {
+    let Combine { dtype, operator, order, divisor } = how;
+    let work = Work::Reduce { dtype, operator, divisor };
+    let mut at = 0;
+    for (local, dst) in in_step(local, dst) {
+        let (from, to) = (range.start.max(at), range.end.min(at + dst.len()));
+        if from < to {
+            let (local, dst) = (local.part(from - at, to - from), dst.part(from - at, to - from));
+            let (mine, theirs) = (local.as_ptr() as u64, address + (from - range.start) as u64);
+            let srcs = match order {
+                Order::LocalFirst => [mine, theirs],
+                Order::IncomingFirst => [theirs, mine],
+            };
+            desk.add(work, dst.len(), dst.as_ptr() as u64, &srcs)?;
+        }
+        at += dst.len();
+    }
+    Ok(())
 }
 
 /// Two lists of equal total length, cut at the same places.
@@ -352,7 +382,7 @@ impl Transport for OnDevice<'_> {
             },
             false => self.staging.slots.take(bytes)?,
         };
-        let message = Arriving { slot, dst: Regions::from_slice(dst), combine };
+        let message = Arriving { slot, dst: Regions::from_slice(dst), combine, combined: 0 };
         let place = match message.slot {
             Slot::Nothing => dst[0],
             _ => message.slot.region(),
@@ -437,7 +467,7 @@ impl Hands for OnDevice<'_> {
     }
 
     fn step(&mut self, token: Token) -> Started {
-        self.staging.local.end(token, None);
+        self.staging.local.end(Some(token), None);
         Started::Pending
     }
 }

@@ -14,6 +14,8 @@ use std::sync::Arc;
 
 /// Slots begin at multiples of this, so that vector accesses of device and host are aligned.
 const ALIGN: usize = 256;
+/// The bounce slot's bytes, where there is so much.
+const BOUNCE_BYTES: usize = 256 << 10;
 
 /// Runs of a piece of memory, given out and taken back.
 #[derive(Debug)]
@@ -55,6 +57,11 @@ impl Runs {
         }
     }
 
+    /// Bytes that are free.
+    pub fn free_bytes(&self) -> usize {
+        self.free.iter().map(|&(_, len)| len).sum()
+    }
+
     /// Whether all runs have come back.
     pub fn is_whole(&self) -> bool {
         self.free == [(0, self.bytes)]
@@ -71,6 +78,8 @@ impl Runs {
 pub struct Slots {
     pinned: Pinned,
     runs: Runs,
+    /// A part of the pinned memory that no message waits in: whoever has it needs nothing but the device to give it back.
+    bounce: Option<Slot>,
     /// Memory of the device, where a transport takes addresses there.
     room: Option<(Memory, Runs)>,
 }
@@ -96,6 +105,8 @@ pub enum Slot {
         /// Where it begins in the room.
         start: usize,
     },
+    /// A pinned slot for messages in ordinary memory, one of a kind.
+    Bounce(Box<Slot>),
     /// None: the transport has the program's own memory.
     Nothing,
 }
@@ -107,6 +118,7 @@ impl Slot {
             Slot::Pinned { host, .. } => *host,
             Slot::Ordinary(owned, bytes) => owned.region().part(0, *bytes),
             Slot::Device { region, .. } => *region,
+            Slot::Bounce(slot) => slot.region(),
             Slot::Nothing => Region::EMPTY,
         }
     }
@@ -116,6 +128,7 @@ impl Slot {
         match self {
             Slot::Pinned { address, .. } => Some(*address),
             Slot::Device { region, .. } => Some(region.as_ptr() as Address),
+            Slot::Bounce(slot) => slot.address(),
             Slot::Ordinary(..) | Slot::Nothing => None,
         }
     }
@@ -124,8 +137,12 @@ impl Slot {
 impl Slots {
     /// Pinned memory of so many bytes.
     pub fn new(gpu: &Arc<Gpu>, bytes: usize) -> Result<Slots> {
-        let runs = Runs::new(bytes);
-        Ok(Slots { pinned: Pinned::new(gpu, runs.bytes())?, runs, room: None })
+        let runs = Runs::new(bytes.max(2 * ALIGN));
+        let pinned = Pinned::new(gpu, runs.bytes())?;
+        let mut slots = Slots { pinned, runs, bounce: None, room: None };
+        let bounce_bytes = (slots.runs.bytes() / 4).clamp(ALIGN, BOUNCE_BYTES);
+        slots.bounce = slots.take_pinned(bounce_bytes).map(|slot| Slot::Bounce(Box::new(slot)));
+        Ok(slots)
     }
 
     /// Gets as much memory on the device.
@@ -133,6 +150,11 @@ impl Slots {
         let runs = Runs::new(self.runs.bytes());
         self.room = Some((Memory::new(gpu, runs.bytes())?, runs));
         Ok(())
+    }
+
+    /// The bounce slot, if it is free.
+    pub fn take_bounce(&mut self) -> Option<Slot> {
+        self.bounce.take()
     }
 
     /// A slot on the device, if there is a free run of so many bytes.
@@ -160,6 +182,7 @@ impl Slots {
     /// Takes a slot back.
     pub fn put(&mut self, slot: Slot) {
         match (slot, &mut self.room) {
+            (Slot::Bounce(slot), _) => self.bounce = Some(Slot::Bounce(slot)),
             (Slot::Pinned { host, start, .. }, _) => self.runs.put(start, host.len()),
             (Slot::Device { region, start }, Some((_, runs))) => runs.put(start, region.len()),
             _ => {}
@@ -168,7 +191,9 @@ impl Slots {
 
     /// Whether all slots have come back.
     pub fn is_whole(&self) -> bool {
-        self.runs.is_whole() && self.room.as_ref().is_none_or(|(_, runs)| runs.is_whole())
+        let bounce = self.bounce.as_ref().map_or(0, |slot| slot.region().len());
+        self.runs.free_bytes() + bounce.next_multiple_of(ALIGN) == self.runs.bytes()
+            && self.room.as_ref().is_none_or(|(_, runs)| runs.is_whole())
     }
 }
 
