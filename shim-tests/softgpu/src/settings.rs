@@ -15,6 +15,8 @@ pub struct Settings {
     pub pinned_bytes: u64,
     /// `SOFTGPU_EAGER`: streams do not dally.
     pub eager: bool,
+    /// `SOFTGPU_CONNECTIONS`: all streams of a priority share one queue.
+    pub one_queue: bool,
     /// `SOFTGPU_ABSENT`: functions that are not supported.
     absent: Vec<String>,
     /// `SOFTGPU_BREAK`: synchronisations that do nothing.
@@ -38,6 +40,7 @@ pub fn settings() -> &'static Settings {
         memory_bytes: number("SOFTGPU_MEMORY_BYTES", 16 << 30),
         pinned_bytes: number("SOFTGPU_PINNED_BYTES", 16 << 30),
         eager: number("SOFTGPU_EAGER", 0) != 0,
+        one_queue: number("SOFTGPU_CONNECTIONS", 8) == 1,
         absent: list("SOFTGPU_ABSENT"),
         broken: list("SOFTGPU_BREAK"),
     })

@@ -59,6 +59,7 @@ fn every_function_of_the_table_takes_what_cuda_s_header_says() {
         cuMemcpyHtoDAsync_v2(_ _ _ _),
         cuMemcpyDtoDAsync_v2(_ _ _ _),
         cuStreamCreateWithPriority(_ _ _),
+        cuStreamGetPriority(_ _),
         cuStreamDestroy_v2(_),
         cuStreamSynchronize(_),
         cuStreamWaitEvent(_ _ _),

@@ -137,6 +137,8 @@ functions! {
     fn copy_to_device(to: Address, from: *const c_void, bytes: usize, stream: Handle) = "cuMemcpyHtoDAsync_v2", "hipMemcpyHtoDAsync";
     /// Copies on the device.
     fn copy_on_device(to: Address, from: Address, bytes: usize, stream: Handle) = "cuMemcpyDtoDAsync_v2", "hipMemcpyDtoDAsync";
+    /// A stream's priority.
+    fn stream_priority(stream: Handle, priority: *mut c_int) = "cuStreamGetPriority", "hipStreamGetPriority";
     /// Makes a stream with flags and a priority.
     fn stream_create(stream: *mut Handle, flags: c_uint, priority: c_int) = "cuStreamCreateWithPriority", "hipStreamCreateWithPriority";
     /// Ends a stream when its work has ended.

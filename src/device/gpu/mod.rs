@@ -45,6 +45,8 @@ pub struct Gpu {
     /// Of CUDA; HIP has one a device.
     context: Handle,
     multiprocessors: u32,
+    /// Of streams; our own have it.
+    greatest_priority: c_int,
     /// Whether kernels may use any address of the process.
     any_address: bool,
     functions: Mutex<HashMap<String, Handle>>,
@@ -128,6 +130,7 @@ impl Gpu {
             number,
             context,
             multiprocessors: 1,
+            greatest_priority: 0,
             any_address: false,
             functions: Mutex::default(),
             modules: Mutex::default(),
@@ -145,8 +148,12 @@ impl Gpu {
         let cuda = driver.kind == Kind::Cuda;
         let multiprocessors = attribute(if cuda { MULTIPROCESSORS.0 } else { MULTIPROCESSORS.1 });
         let any_address = cuda && attribute(PAGEABLE_MEMORY_ACCESS) == Some(1);
+        let (mut least, mut greatest) = (0, 0);
+        // SAFETY: the places must be valid; because they are locals.
+        unsafe { driver.priorities(&mut least, &mut greatest) };
         let witness = gpu.new_event()?;
         drop(entered);
+        gpu.greatest_priority = greatest;
         gpu.multiprocessors = multiprocessors.and_then(|number| u32::try_from(number).ok()).unwrap_or(1).max(1);
         gpu.any_address = any_address;
         gpu.witness = witness;
@@ -222,6 +229,16 @@ impl Gpu {
         // SAFETY: the place must be valid; because it is a local.
         unsafe { self.driver.version(&mut version) };
         self.driver.kind == Kind::Cuda || version >= HIP_UNKNOWN_IS_ZERO
+    }
+
+    /// Whether a stream may hold up our own while it waits for us: it has their priority, so they may share a queue of the
+    /// device's.
+    pub fn may_hold_us_up(&self, stream: Handle) -> bool {
+        let Ok(_entered) = self.enter() else { return false };
+        let mut priority = 0;
+        // SAFETY: the place must be valid and the stream alive; because it is a local, and the program gives the stream.
+        let status = unsafe { self.driver.stream_priority(stream, &mut priority) };
+        status == SUCCESS && priority == self.greatest_priority
     }
 
     /// Whether what is given to a stream is recorded into a graph instead of running.

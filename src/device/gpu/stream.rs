@@ -74,14 +74,13 @@ pub struct Track {
 }
 
 impl Track {
-    /// A stream of the highest priority: what a collective waits for goes before what others compute.
+    /// A stream of the greatest priority: what a collective waits for goes before what others compute, and, since drivers
+    /// have queues for each priority, it is not held up by streams of the program's that wait.
     pub fn new(gpu: &Arc<Gpu>) -> Result<Track> {
         let _entered = gpu.enter()?;
-        let (mut least, mut greatest, mut stream) = (0, 0, 0);
-        // SAFETY: the places must be valid; because they are locals.
-        unsafe { gpu.driver.priorities(&mut least, &mut greatest) };
-        // SAFETY: as above.
-        let status = unsafe { gpu.driver.stream_create(&mut stream, NON_BLOCKING, greatest) };
+        let mut stream = 0;
+        // SAFETY: the place must be valid; because it is a local.
+        let status = unsafe { gpu.driver.stream_create(&mut stream, NON_BLOCKING, gpu.greatest_priority) };
         gpu.check("stream_create", status)?;
         Ok(Track { gpu: gpu.clone(), stream, next: 0, marked: 0, done: 0, events: VecDeque::new() })
     }
