@@ -109,6 +109,8 @@ fn by_device(gpu: &Arc<Gpu>) -> Result<Option<String>> {
     other.raise(flag)?;
     other.issued();
     let result = behind.result()?;
+    // Where events lie, the streams are not at rest yet.
+    behind.track.finish()?;
     other.finish()?;
     let mut raised = [0; 4];
     word.host().part(64, 4).read(&mut raised);
