@@ -19,20 +19,22 @@ GOAL_BYTES = 16 * MIB
 # How many microseconds a call may keep the host.
 GOAL_HOST_US = 20
 
-TWO_LEVELS = {"STRATA_ALLGATHER_ALGO": "two_level", "STRATA_REDUCESCATTER_ALGO": "two_level"}
+ALGORITHMS = ("STRATA_ALLGATHER_ALGO", "STRATA_REDUCESCATTER_ALGO", "STRATA_ALLREDUCE_ALGO")
 
 
 class Way:
-    """How NCCL's calls are served: by itself, or with Strata in front, with these settings."""
+    """How NCCL's calls are served: by itself, or with Strata in front, with these settings. Where Strata is to carry
+    collectives, `tells` stands in its line about each that it carries first."""
 
-    def __init__(self, name, preload, settings=()):
-        self.name, self.preload, self.settings = name, preload, dict(settings)
+    def __init__(self, name, preload, settings=(), tells=""):
+        self.name, self.preload, self.settings, self.tells = name, preload, dict(settings), tells
 
 
 PLAIN = Way("plain NCCL", False)
 PRELOAD = Way("Strata, nothing forced", True)
-TCP = Way("Strata over TCP", True, TWO_LEVELS | {"STRATA_ALLREDUCE_ALGO": "two_level", "STRATA_INTER": "tcp"})
-RAIL = Way("Strata over NCCL's rail", True, TWO_LEVELS | {"STRATA_INTER": "auto"})
+# With a node for each rank there is one level, between nodes.
+TCP = Way("Strata over TCP", True, dict.fromkeys(ALGORITHMS, "log") | {"STRATA_INTER": "tcp"}, "because")
+RAIL = Way("Strata over NCCL's rail", True, dict.fromkeys(ALGORITHMS, "two_level") | {"STRATA_INTER": "auto"}, " runs as ")
 
 
 class Job:
@@ -114,6 +116,13 @@ def served(check, jobs):
     return text
 
 
+def not_carried(check, way, done, names):
+    """Collectives that Strata was to carry and did not."""
+    if check.rehearse or not way.tells or not done.results:
+        return []
+    return [name for name in names if not any(line.split(" ", 1)[-1].startswith(name) for line in done.lines(way.tells))]
+
+
 def merged(done):
     """The rows of all ranks: times of the slowest, right where all are right."""
     rows = {}
@@ -179,10 +188,13 @@ def side_by_side(check, title, ways, counts, names, limit, per_node=1):
     ratios, worst, ran = [], 0.0, []
     for count in counts:
         jobs = [(way.name, job(check, "collectives.py", way, count, each, what, per_node)) for way in ways]
-        for _, done in jobs:
+        for way, (_, done) in zip(ways, jobs):
             if done.why:
                 part.fail(done.why.splitlines()[0])
                 part.text += quoted(done.why)
+            missing = not_carried(check, way, done, names)
+            if missing:
+                part.fail(f"{way.name}: NCCL carried {', '.join(missing)} on {count} ranks")
         ratios += compared(check, part, jobs, count)
         worst = max(worst, calls_in_a_row(part, jobs))
         ran = ran or jobs
