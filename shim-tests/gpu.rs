@@ -323,3 +323,13 @@ fn the_scripts_compile() {
     succeeds(&output(Command::new("python3").args(["-c", program]).args(&files)));
     succeeds(&output(Command::new("bash").arg("-n").arg(root().join("scripts/gpu-check"))));
 }
+
+#[test]
+fn the_check_judges_right_and_ends_what_it_starts() {
+    if !has_python() {
+        return;
+    }
+    let output = output(Command::new("python3").arg(root().join("shim-tests/gpu_check.py")));
+    succeeds(&output);
+    assert!(text(&output.stderr).contains("\nOK\n"), "{output:?}");
+}

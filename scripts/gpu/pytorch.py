@@ -2,7 +2,9 @@
 
 import glob
 import json
+import math
 import os
+import sys
 import tempfile
 
 from processes import run_ranks
@@ -230,8 +232,10 @@ def rail(check, limit):
 
 
 def difference(one, other):
-    """The largest relative difference of two runs' losses, over all ranks and steps."""
-    return max(abs(a - b) / abs(a) for left, right in zip(one, other) for a, b in zip(left, right))
+    """The largest relative difference of two runs' losses, over all ranks and steps; no number where one is none."""
+    pairs = [pair for left, right in zip(one, other) for pair in zip(left, right)]
+    far = [abs(a - b) / max(abs(a), sys.float_info.min) for a, b in pairs]
+    return math.nan if any(map(math.isnan, far)) else max(far)
 
 
 def train(check, limit):

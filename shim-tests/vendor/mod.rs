@@ -95,6 +95,21 @@ impl Double {
         program
     }
 
+    /// `programs/<name>.c` for the soft GPU in `driver`, a directory with the driver under its file name; for HIP where
+    /// this library is AMD's.
+    pub fn gpu_program(&self, name: &str, driver: &Path) -> PathBuf {
+        let (vendor, linked, flags) = match self.rccl {
+            true => ("rccl", "-lamdhip64", vec!["-DHIP".to_string()]),
+            false => ("nccl", "-lcuda", Vec::new()),
+        };
+        let program = build_dir().join(format!("{name}-gpu-{vendor}"));
+        let source = sources("programs").join(format!("{name}.c"));
+        let places = [self.dir(), driver.to_path_buf()].map(|dir| format!("-L{}", dir.display()));
+        let libraries = [&places[0], &format!("-l{vendor}"), &places[1], linked, "-ldl", "-lm"];
+        compile(&program, &[source], &flags, &libraries.map(|library| library as &str));
+        program
+    }
+
     /// Such a program ready to run on this library alone.
     pub fn command(&self, name: &str, way: Way, arguments: &[&str]) -> Command {
         let mut command = Command::new(self.program(name, way));
@@ -175,7 +190,7 @@ fn compile(result: &Path, files: &[PathBuf], arguments: &[String], libraries: &[
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _held = ONE_AT_A_TIME.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     let age = |path: &Path| std::fs::metadata(path).and_then(|data| data.modified()).ok();
-    let folders = [sources("double"), sources("programs"), header_dir()];
+    let folders = [sources("double"), sources("programs"), header_dir(), sources("../soft")];
     let newest = folders.iter().flat_map(|folder| std::fs::read_dir(folder).unwrap()).map(|e| age(&e.unwrap().path()));
     if age(result) > newest.max().flatten() {
         return;

@@ -10,10 +10,12 @@
 #![forbid(unsafe_code)]
 
 use super::message_bytes;
+use crate::algo::{self, Choice};
 use crate::config::Config;
 use crate::dtype::{DataType, RedOp};
-use crate::plan::Collective;
+use crate::plan::{Collective, Shape};
 use crate::topo::Grid;
+use std::sync::Arc;
 
 /// The collectives that can run in two levels.
 pub const COLLECTIVES: [Collective; 3] = [Collective::AllGather, Collective::ReduceScatter, Collective::AllReduce];
@@ -160,6 +162,9 @@ fn rule(collective: Collective, grid: &Grid, config: &Config, (vendor, rail): (V
         (name, Rail::Vendor) if !name.starts_with("two_level") => {
             return Rule::Vendor("the environment names an algorithm of the host device's")
         }
+        (name, Rail::Own) if !is_possible(name, collective, grid) => {
+            return Rule::Vendor("the environment names an algorithm that does not do it on these nodes")
+        }
         _ => return Rule::TwoLevel("named by the environment"),
     }
     let most = match collective {
@@ -174,6 +179,13 @@ fn rule(collective: Collective, grid: &Grid, config: &Config, (vendor, rail): (V
         true => Rule::Vendor("few nodes"),
         false => Rule::UpTo(most),
     }
+}
+
+/// Whether an algorithm does a collective on a grid without a board.
+fn is_possible(name: &str, collective: Collective, grid: &Grid) -> bool {
+    let shape = Shape::new(collective, Arc::new(grid.clone()));
+    let does = |choice: Choice| algo::supports(&choice, &shape) && !algo::is_on_board(&choice);
+    name.parse::<Choice>().is_ok_and(does)
 }
 
 /// Whether all nodes have the same number of ranks, more than one, and there are several nodes.

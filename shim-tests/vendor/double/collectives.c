@@ -6,7 +6,7 @@
 static ncclResult_t submit(struct op* op) {
   TRY(op_check(op));
   if (op->count == 0) return ncclSuccess;
-  if (op->comm->nranks == 1 && op->func != SEND && op->func != RECV) return op_alone(op);
+  if (op->comm->nranks == 1 && op->func != SEND && op->func != RECV && !gpu_present()) return op_alone(op);
   if (group_depth() > 0) return group_add_op(op);
   group_start();
   group_fail(group_add_op(op));

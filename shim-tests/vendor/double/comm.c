@@ -62,7 +62,7 @@ struct ncclComm* comm_new(const ncclConfig_t* config, const struct ncclComm* par
   comm->start_magic = comm->end_magic = COMM_MAGIC;
   comm->number = (int)atomic_fetch_add(&made_comms, 1);
   comm->blocking = blocking_of(config, parent);
-  comm->device = parent ? parent->device : 0;
+  comm->device = parent ? parent->device : gpu_device();
   atomic_store(&comm->state, ncclInProgress);
   if (DOUBLE_VERSION >= 22703 && HAS(config, commName, 22703) && config->commName)
     snprintf(comm->name, sizeof(comm->name), "%s", config->commName);
@@ -79,6 +79,7 @@ static void wait_for_users(struct ncclComm* comm) {
 
 void comm_free(struct ncclComm* comm) {
   wait_for_users(comm);
+  gpu_forget(comm);
   if (comm->board) {
     atomic_store(&comm->board->seats[comm->rank].gone, 1);
     board_ring(comm->board);

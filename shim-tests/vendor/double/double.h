@@ -1,5 +1,5 @@
 /* A stand-in for a vendor's NCCL, for tests on machines without GPUs: every function, on host memory, as simply as can
- * be. Ranks may be processes or share one. What a test needs to see it writes down (record.c).
+ * be, or on the streams and memory of the soft GPU where the program uses that. Ranks may be processes or share one. What a test needs to see it writes down (record.c).
  *
  * DOUBLE_VERSION is the release it plays, as NCCL_VERSION_CODE; with DOUBLE_RCCL it plays RCCL of that level.
  * The environment: DOUBLE_RECORD (prefix of the files to write down calls in), DOUBLE_TIMEOUT_S (how long a rank waits
@@ -131,6 +131,7 @@ struct ncclComm {
   struct redop* redops;
   int redop_count;
   struct entry* entries;
+  void* last; /* on the soft GPU: an event behind the last operation, whatever its stream */
   uint64_t end_magic;
 };
 
@@ -214,6 +215,16 @@ void group_fail(ncclResult_t result);
 int group_depth(void);
 int group_uses(ncclComm_t comm);
 
+/* ---- the soft GPU (gpu.c) ---- */
+
+int gpu_present(void);
+void* gpu_memory(const void* address);
+int gpu_device(void);
+int gpu_allocate(void** memory, size_t bytes);
+int gpu_free(void* memory);
+int gpu_enqueue(const struct op* ops, size_t count, void (*function)(void*), void* argument);
+void gpu_forget(struct ncclComm* comm);
+
 /* ---- what is written down (record.c) ---- */
 
 /* A public call. */
@@ -232,6 +243,7 @@ void call_op(struct call* call, const struct op* op);
 ncclResult_t call_end(struct call* call, ncclResult_t result);
 void call_leave(struct call* call);
 void inside_enter(void);
+void inside_leave(void);
 void record_launch(struct op* const* ops, size_t count);
 void expect_own_group_end(void);
 void complain(const char* format, ...) __attribute__((format(printf, 1, 2)));

@@ -159,7 +159,8 @@ static ncclResult_t allocate(void** out, size_t bytes) {
   *out = NULL;
   REFUSE(bytes == 0 || bytes > ((size_t)1 << 46), ncclInvalidArgument, "MemAlloc : %zu bytes", bytes);
   struct block* block = malloc(sizeof(*block));
-  if (!block || posix_memalign(&block->memory, NCCL_WIN_REQUIRED_ALIGNMENT, bytes) != 0) {
+  if (!block || (gpu_present() ? gpu_allocate(&block->memory, bytes)
+                               : posix_memalign(&block->memory, NCCL_WIN_REQUIRED_ALIGNMENT, bytes)) != 0) {
     free(block);
     return ncclSystemError;
   }
@@ -189,7 +190,8 @@ static ncclResult_t release(void* memory) {
   pthread_mutex_unlock(&blocks_lock);
   REFUSE(!block, ncclInvalidArgument, "MemFree : the memory is not from ncclMemAlloc");
   atomic_fetch_sub(&live_bytes, (long)block->bytes);
-  free(block->memory);
+  if (gpu_present()) gpu_free(block->memory);
+  else free(block->memory);
   free(block);
   return ncclSuccess;
 }

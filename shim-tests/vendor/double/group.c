@@ -178,9 +178,37 @@ static void* run_in_background(void* argument) {
   return NULL;
 }
 
+/* On a stream of the soft GPU, at its time. Failures show in the communicators. */
+static void run_on_stream(void* argument) {
+  struct batch* batch = argument;
+  inside_enter();
+  run_batch(batch);
+  inside_leave();
+  release_ops(batch);
+  free(batch);
+}
+
+static ncclResult_t enqueue_ops(struct batch batch) {
+  struct batch* moved = malloc(sizeof(*moved));
+  if (!moved) return ncclSystemError;
+  *moved = batch;
+  for (size_t i = 0; i < batch.count; i++) {
+    batch.ops[i].send = gpu_memory(batch.ops[i].send);
+    batch.ops[i].recv = gpu_memory(batch.ops[i].recv);
+    batch.ops[i].bias = gpu_memory(batch.ops[i].bias);
+    batch.ops[i].redop.pointer = gpu_memory(batch.ops[i].redop.pointer);
+  }
+  if (gpu_enqueue(batch.ops, batch.count, run_on_stream, moved) == 0) return ncclSuccess;
+  complain("the driver refuses an operation");
+  release_ops(moved);
+  free(moved);
+  return ncclUnhandledCudaError;
+}
+
 static ncclResult_t launch_ops(void) {
   struct batch batch = take_ops();
   if (batch.count == 0) return ncclSuccess;
+  if (gpu_present()) return enqueue_ops(batch);
   if (batch.ops[0].comm->blocking) {
     ncclResult_t result = run_batch(&batch);
     release_ops(&batch);

@@ -83,6 +83,8 @@ void call_leave(struct call* call) {
 /* For threads of the double: nothing that they call is written down. */
 void inside_enter(void) { inside++; }
 
+void inside_leave(void) { inside--; }
+
 /* A function whose last act is a tail call of ncclGroupEnd has left itself by then; the call is its own all the same. */
 void expect_own_group_end(void) { own_group_end = 1; }
 

@@ -222,7 +222,7 @@ impl Calls {
             let buffers = [send, recv].map(|region| region.as_ptr() as u64);
             self.provider.issue(call.collective, buffers, stride / element, call.how, self.desk.stream())?;
             self.finish(&call, &call.dst)?;
-            self.desk.end(call.token, None);
+            self.desk.end(Some(call.token), None);
             return Ok(None);
         }
         let stride = stride.next_multiple_of(16);
@@ -249,7 +249,7 @@ impl Calls {
         self.provider.issue(call.collective, buffers, stride / element, call.how, self.desk.stream())?;
         self.spread(recv, stride, &call.dst)?;
         self.finish(&call, &call.dst)?;
-        self.desk.end(call.token, None);
+        self.desk.end(Some(call.token), None);
         Ok(None)
     }
 

@@ -53,7 +53,7 @@ impl Work {
 #[derive(Debug)]
 struct Launched {
     number: u64,
-    token: Token,
+    token: Option<Token>,
     slot: Option<Slot>,
 }
 
@@ -64,7 +64,7 @@ pub struct Desk {
     /// Jobs of one kind, not yet launched.
     open: Option<(Work, Box<Batch>)>,
     /// Steps whose last job is among those.
-    ending: Vec<(Token, Option<Slot>)>,
+    ending: Vec<(Option<Token>, Option<Slot>)>,
     launched: VecDeque<Launched>,
 }
 
@@ -95,8 +95,9 @@ impl Desk {
         Ok(())
     }
 
-    /// The jobs of a step have been added; its slot is given back when they have ended.
-    pub fn end(&mut self, token: Token, slot: Option<Slot>) {
+    /// The jobs of a step, or without a token of a part of one, have been added; its slot is given back when they have
+    /// ended.
+    pub fn end(&mut self, token: Option<Token>, slot: Option<Slot>) {
         self.ending.push((token, slot));
     }
 
@@ -104,12 +105,12 @@ impl Desk {
     pub fn copy_in(&mut self, token: Token, dst: &[Region], slot: Slot) -> Result<()> {
         let mut at = 0;
         for part in dst {
-            let from = slot.host().part(at, part.len());
+            let from = slot.region().part(at, part.len());
             self.track.to_device(part.as_ptr() as u64, from.as_ptr(), part.len())?;
             at += part.len();
         }
         let number = self.track.issued();
-        self.launched.push_back(Launched { number, token, slot: Some(slot) });
+        self.launched.push_back(Launched { number, token: Some(token), slot: Some(slot) });
         Ok(())
     }
 
@@ -145,7 +146,7 @@ impl Desk {
         self.track.mark()?;
         let ended = self.track.poll()?;
         while let Some(step) = self.launched.front().filter(|step| step.number < ended) {
-            done.push(step.token);
+            done.extend(step.token);
             if let Some(slot) = self.launched.pop_front().and_then(|step| step.slot) {
                 slots.put(slot);
             }

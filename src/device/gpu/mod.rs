@@ -206,6 +206,14 @@ impl Gpu {
         Ok(Entered { gpu: self, before })
     }
 
+    /// Makes the context current on this thread for good: for threads of ours.
+    pub fn stay(&self) {
+        match self.enter() {
+            Ok(entered) => std::mem::forget(entered),
+            Err(error) => crate::log::warn(error.text()),
+        }
+    }
+
     fn check(&self, call: &'static str, status: Status) -> Result<()> {
         self.driver.check(call, status)
     }
