@@ -36,7 +36,7 @@ PLAIN = Way("plain NCCL", False)
 PRELOAD = Way("Strata, nothing forced", True)
 # With a node for each rank there is one level, between nodes.
 TCP = Way("Strata over TCP", True, dict.fromkeys(ALGORITHMS, "log") | {"STRATA_INTER": "tcp"}, "because")
-RAIL = Way("Strata over NCCL's rail", True, dict.fromkeys(ALGORITHMS, "two_level") | {"STRATA_INTER": "auto"}, " runs as ")
+RAIL = Way("Strata over NCCL's rail", True, dict.fromkeys(ALGORITHMS, "two_level") | {"STRATA_INTER": "vendor"}, " runs as ")
 
 
 class Job:
