@@ -21,7 +21,8 @@ STRATA = ["/there/libstrata.so", "/there/libnccl.so.2"]
 
 def check(**more):
     goals = []
-    settings = {"rehearse": False, "quick": True, "library": STRATA[0], "goals": goals, "torch": {"nccl": [2, 30, 1]}}
+    settings = {"rehearse": False, "quick": True, "library": STRATA[0], "goals": goals, "torch": {"nccl": [2, 30, 1]},
+                "gpu": {"free_bytes": 64 << 30}}
     made = types.SimpleNamespace(**{**settings, **more})
     made.goal = lambda what, measured, met: goals.append((what, measured, met))
     return made
@@ -104,6 +105,12 @@ class Parts(unittest.TestCase):
     def test_a_collective_that_strata_did_not_carry_fails(self):
         part, _ = self.collected(carried=("all_gather", "all_reduce"))
         self.assertEqual(part.why, "Strata over TCP: NCCL carried reduce_scatter on 4 ranks")
+
+    def test_vectors_for_which_there_is_no_memory_are_left_out(self):
+        sizes = [16 << 20, 1 << 30]
+        self.assertEqual(pytorch.fitting(check(), sizes, 8), sizes)
+        self.assertEqual(pytorch.fitting(check(gpu={"free_bytes": 16 << 30}), sizes, 8), sizes[:1])
+        self.assertEqual(pytorch.fitting(check(gpu=None), sizes, 8), sizes)
 
     def test_ranks_that_share_a_gpu_need_a_new_nccl(self):
         part, _ = self.judged(pytorch.rail, None, torch={"nccl": [2, 29, 7]})

@@ -18,6 +18,8 @@ ALLOWED = 1e-6
 MULTI_RANK = [2, 30]
 # From this size on the goal of being faster than plain NCCL counts.
 GOAL_BYTES = 16 * MIB
+# What a rank needs of the GPU beside its vectors: its context, NCCL's buffers, and what checking takes.
+RANK_BYTES = 1536 * MIB
 # How many microseconds a call may keep the host.
 GOAL_HOST_US = 20
 
@@ -179,6 +181,13 @@ def calls_in_a_row(part, jobs):
     return worst
 
 
+def fitting(check, sizes, count):
+    """The sizes for which the GPU has memory, with so many ranks on it: an input and an output each, one of them a block."""
+    if check.rehearse or not check.gpu:
+        return sizes
+    return [size for size in sizes if count * (size + size // count + RANK_BYTES) <= check.gpu["free_bytes"]]
+
+
 def side_by_side(check, title, ways, counts, names, limit, per_node=1):
     """Runs the collectives in each way, one after the other."""
     part = Part(title)
@@ -186,9 +195,13 @@ def side_by_side(check, title, ways, counts, names, limit, per_node=1):
     if check.rehearse:
         sizes = [1 << 16, MIB]
     each = limit / (len(ways) * len(counts))
-    what = {"collectives": names, "sizes": sizes, "seconds": max(each - 25, 5), "seconds_each": 0.2 if check.quick else 1}
+    what = {"collectives": names, "seconds": max(each - 25, 5), "seconds_each": 0.2 if check.quick else 1}
     ratios, worst, ran = [], 0.0, []
     for count in counts:
+        what["sizes"] = fitting(check, sizes, count)
+        if what["sizes"] != sizes:
+            left_out = ", ".join(size(each) for each in sizes if each not in what["sizes"])
+            part.text += f"\nThe GPU has no memory for {count} ranks with vectors of {left_out}.\n"
         jobs = [(way.name, job(check, "collectives.py", way, count, each, what, per_node)) for way in ways]
         for way, (_, done) in zip(ways, jobs):
             if done.why:
