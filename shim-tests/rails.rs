@@ -59,7 +59,7 @@ fn run_of(seed: u64) -> (String, Command) {
     let grid = ["2x2", "2x3", "4x1", "3+1", "rr2x2", "1x3", "2+1+2", "6x1", "rr3x2"][pick(2, 9)];
     let most = ["64", "4000", "40000", "300000"][pick(3, 4)];
     let segment = ["0", "1024", "16384"][pick(4, 3)];
-    let pinned = ["16777216", "16777216", "16777216", "8192"][pick(5, 4)];
+    let pinned = ["16777216", "16777216", "16777216", "65536"][pick(5, 4)];
     let window = ["1", "2", "4", "7"][pick(6, 4)];
     let number = seed.to_string();
     let arguments = [grid, &number, "8", most];

@@ -45,6 +45,7 @@ const UNSAFE: [(&str, &str); 13] = [
     ("src/vendor", "functions of the vendor's library, and jumps to them"),
     ("src/comm/over", "functions of the vendor's library, with what Strata knows of its communicators"),
     ("plugins/mpi/src", "calls of MPI"),
+    ("src/device/gpu", "functions of a GPU's driver, and words that streams wait for"),
     ("src/device/host", "vector instructions and loops over raw elements"),
     ("src/device/gpu", "functions of the GPU's driver, and of AMD's compiler"),
     ("src/log.rs", "gettid"),

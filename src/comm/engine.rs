@@ -502,7 +502,11 @@ impl Engine {
             return;
         }
         let bytes = layout.block_bytes();
-        let choice = selection.choice.to_string();
+        let provided = match self.is_around_node(&selection.choice) {
+            true => algo::Choice { node: "vendor".to_string(), ..selection.choice.clone() },
+            false => selection.choice.clone(),
+        };
+        let choice = provided.to_string();
         if self.explained.insert((call.collective, bytes.max(1).ilog2(), choice.clone())) {
             let name = call.collective.name();
             crate::info!(

@@ -154,9 +154,7 @@ impl Levels {
 
     /// A call with its plan, if it runs in two levels.
     pub fn prepare(&self, attached: &Arc<Attached>, call: Call) -> Option<Prepared> {
-        if self.rail.is_none() {
-            return None;
-        }
+        self.rail?;
         let Call { collective, count, dtype, op, .. } = call;
         let Route::TwoLevel(reason) = self.rules.route(&Request { collective, count, dtype, op }) else { return None };
         if attached.symmetric.load(Ordering::Acquire) || call.send == 0 || call.recv == 0 {

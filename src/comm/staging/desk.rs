@@ -3,7 +3,7 @@
 
 use super::slots::{Slot, Slots};
 use crate::device::gpu::driver::Handle;
-use crate::device::gpu::kernels::{Batch, Scale};
+use crate::device::gpu::kernels::{Batch, Scale, Shuffle};
 use crate::device::gpu::stream::Track;
 use crate::device::gpu::Gpu;
 use crate::dtype::{DataType, Operator, Prologue};
@@ -117,6 +117,12 @@ impl Desk {
     /// The stream, for work that others give it; what has been gathered must have been launched.
     pub fn stream(&self) -> Handle {
         self.track.handle()
+    }
+
+    /// Launches a permutation of blocks, after what has been gathered.
+    pub fn shuffle(&mut self, shuffle: &Shuffle) -> Result<()> {
+        self.launch()?;
+        self.track.shuffle(shuffle)
     }
 
     /// Launches what has been gathered, so that what follows on the stream comes after it.

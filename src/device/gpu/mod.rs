@@ -4,6 +4,8 @@
 //! current on a thread of the program's is the same after every call as before.
 
 pub mod code;
+#[cfg(test)]
+mod declared;
 pub mod driver;
 mod hiprtc;
 pub mod kernels;
@@ -32,6 +34,8 @@ const PAGEABLE_MEMORY_ACCESS: c_int = 88;
 const MEMORY_TYPE: c_int = 2;
 /// From this release of HIP on a memory type of 0 means memory that the runtime does not know.
 const HIP_UNKNOWN_IS_ZERO: c_int = 60_000_000;
+/// `CU_EVENT_DISABLE_TIMING`, `hipEventDisableTiming`
+const NO_TIMING: u32 = 2;
 
 /// A device as the program uses it: one of its contexts. Lives as long as the process.
 pub struct Gpu {
@@ -250,8 +254,6 @@ impl Gpu {
     }
 
     fn new_event(&self) -> Result<Handle> {
-        /// `CU_EVENT_DISABLE_TIMING`, `hipEventDisableTiming`
-        const NO_TIMING: u32 = 2;
         let mut event = 0;
         // SAFETY: the place must be valid; because it is a local.
         self.check("event_create", unsafe { self.driver.event_create(&mut event, NO_TIMING) })?;
