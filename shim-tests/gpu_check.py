@@ -5,6 +5,7 @@ Run by the test program gpu.rs."""
 import math
 import os
 import sys
+import tempfile
 import time
 import types
 import unittest
@@ -124,6 +125,54 @@ class Parts(unittest.TestCase):
             self.assertEqual((part.outcome, part.why), (report.FAILED, "plain NCCL, rank 0 of 4 ended: why".replace(
                 "4", "2" if act is pytorch.capture else "4")))
             self.assertEqual(goals, [])
+
+
+class Jobs(unittest.TestCase):
+    """Ranks whose interpreter is a script that only writes which libraries it says it has."""
+
+    def ran(self, way, program, limit=60):
+        script = """#!/bin/sh
+while [ $# -gt 0 ]; do case $1 in --folder) folder=$2;; esac; shift; done
+leave() { echo "{\\"mapped\\": [$1]}" >$folder/result.$RANK; }
+nccl='"/there/libnccl.so.2"' strata='"/there/libstrata.so"'
+""" + program
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "python")
+            with open(path, "w") as file:
+                file.write(script)
+            os.chmod(path, 0o755)
+            # Nothing is there to be preloaded, which the loader says and lets pass.
+            made = check(python=path, environment=dict(os.environ), library="/there/libstrata.so")
+            return pytorch.job(made, "train.py", way, 2, limit, {})
+
+    def test_each_rank_s_result_is_had(self):
+        done = self.ran(pytorch.PLAIN, 'leave "$nccl"; echo "said" >$NCCL_DEBUG_FILE.strata')
+        self.assertEqual((done.why, len(done.results), done.mapped), ("", 2, ["/there/libnccl.so.2"]))
+        self.assertEqual(done.lines("said", 1), ["said"])
+
+    def test_strata_is_there_when_preloaded_and_only_then_and_nccl_always(self):
+        for way in (pytorch.PRELOAD, pytorch.TCP, pytorch.RAIL):
+            self.assertEqual(self.ran(way, 'leave "$nccl, $strata"').why, "")
+            self.assertIn("another library served", self.ran(way, 'leave "$nccl"').why)
+            self.assertIn("another library served", self.ran(way, 'leave "$strata"').why)
+        self.assertIn("another library served", self.ran(pytorch.PLAIN, 'leave "$nccl, $strata"').why)
+
+    def test_each_way_has_its_own_environment(self):
+        seen = 'leave "\\"$NCCL_HOSTID $STRATA_INTER $STRATA_ALLGATHER_ALGO $LD_PRELOAD libnccl\\""'
+        library = "/there/libstrata.so"
+        self.assertEqual(self.ran(pytorch.PLAIN, seen).mapped, ["node0    libnccl", "node1    libnccl"])
+        self.assertEqual(self.ran(pytorch.TCP, seen).mapped, [f"node{rank} tcp log {library} libnccl" for rank in (0, 1)])
+
+    def test_the_rank_that_failed_is_told_with_its_last_words(self):
+        program = 'if [ $RANK = 1 ]; then echo "NCCL WARN broken" >$NCCL_DEBUG_FILE; echo why >&2; exit 3; fi; exec sleep 1000'
+        self.addCleanup(setattr, processes, "GRACE", processes.GRACE)
+        processes.GRACE = 0.1
+        done = self.ran(pytorch.PLAIN, program)
+        self.assertEqual(done.why, "plain NCCL, rank 1 of 2 ended with status 3: why\nNCCL WARN broken")
+        self.assertEqual(done.results, [])
+
+    def test_ranks_that_hang_are_told(self):
+        self.assertIn("rank 0 of 2 did not end within 1 s", self.ran(pytorch.PLAIN, "exec sleep 1000", 1).why)
 
 
 class Processes(unittest.TestCase):

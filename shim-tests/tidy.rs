@@ -47,7 +47,6 @@ const UNSAFE: [(&str, &str); 13] = [
     ("plugins/mpi/src", "calls of MPI"),
     ("src/device/gpu", "functions of a GPU's driver, and words that streams wait for"),
     ("src/device/host", "vector instructions and loops over raw elements"),
-    ("src/device/gpu", "functions of the GPU's driver, and of AMD's compiler"),
     ("src/log.rs", "gettid"),
     ("src/bin/strata/nccl.rs", "calls of a library opened at run time"),
     ("src/bin/strata/process.rs", "signals and child processes"),

@@ -100,9 +100,9 @@ def job(check, program, way, count, limit, what, per_node=1):
     found = [json.loads(result) for result in results if result]
     mapped = sorted({path for result in found for path in result["mapped"]})
     if not why:
-        served = any("libstrata" in path or path == check.library for path in mapped)
-        if served != way.preload:
-            why = f"{way.name}: mapped were {mapped}"
+        names = [os.path.basename(path) for path in mapped]
+        if any("libstrata" in name for name in names) != way.preload or not any("libnccl" in name for name in names):
+            why = f"{way.name}: another library served; mapped were {names}"
     return Job([] if why else found, why, logs, mapped)
 
 
