@@ -204,6 +204,8 @@ fn what_cannot_be_is_told_in_words() {
     fails(&gpu(Vendor::Cuda, &["kernels"], &little), 2, said);
     fails(&gpu(Vendor::Hip, &["bandwidth"], &little), 2, "nothing could be measured: device 0 has no");
     fails(&gpu(Vendor::Cuda, &["kernels", "--types", "f31"], &[]), 2, "not one of i8, u8");
+    fails(&gpu(Vendor::Cuda, &["bandwidth", "-e", "1000000G"], &[]), 2, "is more than any device holds");
+    fails(&gpu(Vendor::Cuda, &["bandwidth", "-b", "1000G", "-e", "1"], &[]), 2, "nothing could be measured");
 }
 
 #[test]

@@ -26,10 +26,10 @@ pub struct Options {
     #[command(flatten)]
     pub which: Which,
     /// Smallest size of an operand in bytes; K, M and G are powers of 1024. Each size is four times the one before.
-    #[arg(short = 'b', long = "minbytes", default_value = "1M", value_parser = parse_size)]
+    #[arg(short = 'b', long = "minbytes", default_value = "1M", value_parser = parse_operand)]
     min_bytes: usize,
     /// Largest size of an operand.
-    #[arg(short = 'e', long = "maxbytes", default_value = "1G", value_parser = parse_size)]
+    #[arg(short = 'e', long = "maxbytes", default_value = "1G", value_parser = parse_operand)]
     max_bytes: usize,
     /// Element types of reductions and scalings, separated by commas.
     #[arg(long, value_name = "TYPES", value_delimiter = ',', default_value = "f32,f16,i8", value_parser = parse_type)]
@@ -40,6 +40,18 @@ pub struct Options {
     /// Milliseconds that one measurement takes, about.
     #[arg(long, value_name = "MS", default_value = "10", value_parser = number(1..=10_000))]
     run_ms: usize,
+}
+
+/// More than an operand on any device can have.
+const MOST_BYTES: usize = 1 << 40;
+
+fn parse_operand(text: &str) -> std::result::Result<usize, String> {
+    let bytes = parse_size(text)?;
+    if bytes > MOST_BYTES {
+        Err(format!("`{text}` is more than any device holds"))
+    } else {
+        Ok(bytes)
+    }
 }
 
 /// Sources of the wide reduction.
