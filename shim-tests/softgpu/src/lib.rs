@@ -11,10 +11,10 @@
 //! | `SOFTGPU_CONNECTIONS=1` | all streams of a priority share one queue ([`pipe`]) |
 //! | `SOFTGPU_MEMORY_BYTES`, `SOFTGPU_PINNED_BYTES` | memory of each device, and host memory that may be pinned |
 //! | `SOFTGPU_ABSENT` | functions, separated by commas, that are not supported |
-//! | `SOFTGPU_BREAK` | synchronisations, separated by commas, that do nothing and claim success |
+//! | `SOFTGPU_BREAK` | synchronisations and kernels, separated by commas, that do nothing and claim success |
 //!
 //! What can be broken: `cuStreamWaitEvent`, `cuEventQuery`, `cuEventSynchronize`, `cuEventRecord`,
-//! `cuStreamWaitValue32_v2`, their namesakes of HIP, and the kernel `strata_wait`.
+//! `cuStreamWaitValue32_v2`, their namesakes of HIP, and every kernel of Strata's.
 //!
 //! What it is stricter in than a driver: calls that the documentation lets be asynchronous are; freeing memory waits for
 //! nothing; a kernel reaches only its own device's memory and pinned memory; nothing is ever at an address again.

@@ -19,7 +19,7 @@ pub struct Settings {
     pub one_queue: bool,
     /// `SOFTGPU_ABSENT`: functions that are not supported.
     absent: Vec<String>,
-    /// `SOFTGPU_BREAK`: synchronisations that do nothing.
+    /// `SOFTGPU_BREAK`: synchronisations and kernels that do nothing.
     broken: Vec<String>,
 }
 
@@ -51,7 +51,7 @@ pub fn is_absent(function: &str) -> bool {
     settings().absent.iter().any(|name| name == function)
 }
 
-/// Whether a synchronisation is to do nothing and claim success. It may be named by CUDA's name or by HIP's.
+/// Whether a synchronisation or kernel is to do nothing and claim success. It may be named by CUDA's name or by HIP's.
 pub fn is_broken(what: &str) -> bool {
     let in_hip = what.trim_end_matches("_v2").replacen("cu", "hip", 1);
     settings().broken.iter().any(|name| name == what || *name == in_hip)

@@ -20,7 +20,7 @@ use kernels::Module;
 use order::Word;
 use std::borrow::Cow;
 use std::collections::HashMap;
-use std::ffi::{c_int, c_void, CString};
+use std::ffi::{c_char, c_int, c_void, CString};
 use std::fmt;
 use std::ptr::null_mut;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -173,6 +173,30 @@ impl Gpu {
     /// How many multiprocessors it has.
     pub fn multiprocessors(&self) -> u32 {
         self.multiprocessors
+    }
+
+    /// What the driver calls the device.
+    pub fn name(&self) -> Result<String> {
+        let mut text = [0 as c_char; 256];
+        // SAFETY: the place must have so many bytes; because it is a local of that length.
+        let status = unsafe { self.driver.device_name(text.as_mut_ptr(), text.len() as c_int, self.number) };
+        self.check("device_name", status)?;
+        let bytes: Vec<u8> = text.iter().take_while(|&&byte| byte != 0).map(|&byte| byte as u8).collect();
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    }
+
+    /// Bytes of the device's memory: free, and in all.
+    pub fn memory_bytes(&self) -> Result<(usize, usize)> {
+        let _entered = self.enter()?;
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: the places must be valid; because they are locals.
+        self.check("memory_info", unsafe { self.driver.memory_info(&mut free, &mut total) })?;
+        Ok((free, total))
+    }
+
+    /// Whether kernels may use any address of the process, so that nothing has to be registered.
+    pub fn uses_any_address(&self) -> bool {
+        self.any_address
     }
 
     /// Makes the context current on this thread for as long as the result lives.

@@ -137,6 +137,16 @@ impl Track {
         }
     }
 
+    /// Waits until all of it has ended, and tells a failure of the device.
+    pub fn finish(&mut self) -> Result<()> {
+        let _entered = self.gpu.enter()?;
+        // SAFETY: the stream must be alive; because it is ours.
+        let status = unsafe { self.gpu.driver.stream_synchronize(self.stream) };
+        self.events.clear();
+        (self.marked, self.done) = (self.next, self.next);
+        self.gpu.check("stream_synchronize", status)
+    }
+
     /// Copies device memory into pinned host memory. The context must be current.
     pub fn to_host(&mut self, to: *mut u8, from: Address, bytes: usize) -> Result<()> {
         // SAFETY: both must be valid for so many bytes until this has ended; because the caller keeps them.
@@ -177,6 +187,16 @@ impl Track {
     pub fn shuffle(&mut self, shuffle: &Shuffle) -> Result<()> {
         let blocks = self.blocks(shuffle.block_bytes.saturating_mul(shuffle.rows).saturating_mul(shuffle.columns), 1);
         self.gpu.launch(self.stream, kernels::SHUFFLE, [blocks, 1, THREADS], shuffle)
+    }
+
+    /// Launches what waits until a word has come so far. The context must be current.
+    pub fn wait(&mut self, flag: Flag) -> Result<()> {
+        wait_by_kernel(&self.gpu, self.stream, flag)
+    }
+
+    /// Launches what raises a word after everything before it. The context must be current.
+    pub fn raise(&mut self, flag: Flag) -> Result<()> {
+        self.gpu.launch(self.stream, kernels::RAISE, [1, 1, 1], &flag)
     }
 
     fn batch(&mut self, kernel: &str, batch: &Batch) -> Result<()> {
