@@ -28,16 +28,16 @@ pub enum Work {
 }
 
 impl Work {
-    fn batch(self, nsrcs: usize) -> Batch {
-        match self {
-            Work::Copy | Work::Reduce { divisor: 1, .. } => Batch::new(nsrcs, Scale::None, 0),
-            Work::Reduce { divisor, .. } | Work::Divide { divisor, .. } => Batch::new(nsrcs, Scale::Divide, divisor),
-            Work::Prologue { prologue: Prologue::None, .. } => Batch::new(nsrcs, Scale::None, 0),
-            Work::Prologue { prologue: Prologue::Scalar(scalar), .. } => {
-                Batch::new(nsrcs, Scale::Multiply, u64::from_le_bytes(scalar))
-            }
-            Work::Prologue { prologue: Prologue::Reciprocal(n), .. } => Batch::new(nsrcs, Scale::Reciprocal, n),
-        }
+    /// Makes a batch one of no jobs of this work.
+    fn begin(self, batch: &mut Batch, nsrcs: usize) {
+        let (scale, factor) = match self {
+            Work::Copy | Work::Reduce { divisor: 1, .. } => (Scale::None, 0),
+            Work::Reduce { divisor, .. } | Work::Divide { divisor, .. } => (Scale::Divide, divisor),
+            Work::Prologue { prologue: Prologue::None, .. } => (Scale::None, 0),
+            Work::Prologue { prologue: Prologue::Scalar(scalar), .. } => (Scale::Multiply, u64::from_le_bytes(scalar)),
+            Work::Prologue { prologue: Prologue::Reciprocal(n), .. } => (Scale::Reciprocal, n),
+        };
+        batch.begin(nsrcs, scale, factor);
     }
 
     fn launch(self, track: &mut Track, batch: &Batch) -> Result<()> {
@@ -63,6 +63,8 @@ pub struct Desk {
     track: Track,
     /// Jobs of one kind, not yet launched.
     open: Option<(Work, Box<Batch>)>,
+    /// Kept for its allocation.
+    spare: Option<Box<Batch>>,
     /// Steps whose last job is among those.
     ending: Vec<(Option<Token>, Option<Slot>)>,
     launched: VecDeque<Launched>,
@@ -71,7 +73,7 @@ pub struct Desk {
 impl Desk {
     /// A desk with a stream of its own.
     pub fn new(gpu: &Arc<Gpu>) -> Result<Desk> {
-        Ok(Desk { track: Track::new(gpu)?, open: None, ending: Vec::new(), launched: VecDeque::new() })
+        Ok(Desk { track: Track::new(gpu)?, open: None, spare: None, ending: Vec::new(), launched: VecDeque::new() })
     }
 
     /// Whether there is work that has not ended.
@@ -90,7 +92,11 @@ impl Desk {
         if !self.open.as_ref().is_some_and(fits) {
             self.flush()?;
         }
-        let (_, batch) = self.open.get_or_insert_with(|| (work, Box::new(work.batch(srcs.len()))));
+        let (_, batch) = self.open.get_or_insert_with(|| {
+            let mut batch = self.spare.take().unwrap_or_else(|| Box::new(Batch::new(1, Scale::None, 0)));
+            work.begin(&mut batch, srcs.len());
+            (work, batch)
+        });
         batch.push(bytes, dst, srcs.iter().copied());
         Ok(())
     }
@@ -137,6 +143,7 @@ impl Desk {
     fn flush(&mut self) -> Result<()> {
         if let Some((work, batch)) = self.open.take() {
             work.launch(&mut self.track, &batch)?;
+            self.spare = Some(batch);
         } else if self.ending.is_empty() {
             return Ok(());
         }

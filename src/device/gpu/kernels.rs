@@ -145,13 +145,76 @@ pub fn scale(dtype: DataType) -> String {
     format!("strata_scale_{}", type_name(dtype))
 }
 
+/// One of the kernels.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kernel {
+    /// See [`reduce`].
+    Reduce(DataType, Operator),
+    /// See [`scale`].
+    Scale(DataType),
+    /// See [`COPY`].
+    Copy,
+    /// See [`SHUFFLE`].
+    Shuffle,
+    /// See [`WAIT`].
+    Wait,
+    /// See [`RAISE`].
+    Raise,
+}
+
+const TYPES: usize = DataType::ALL.len();
+const OPERATORS: [Operator; 4] = [Operator::Sum, Operator::Prod, Operator::Max, Operator::Min];
+
+impl Kernel {
+    /// How many there are.
+    pub const COUNT: usize = TYPES * (OPERATORS.len() + 1) + 4;
+
+    /// Its number among all.
+    pub const fn index(self) -> usize {
+        let moves = TYPES * (OPERATORS.len() + 1);
+        match self {
+            Kernel::Reduce(dtype, operator) => dtype as usize * OPERATORS.len() + operator as usize,
+            Kernel::Scale(dtype) => TYPES * OPERATORS.len() + dtype as usize,
+            Kernel::Copy => moves,
+            Kernel::Shuffle => moves + 1,
+            Kernel::Wait => moves + 2,
+            Kernel::Raise => moves + 3,
+        }
+    }
+
+    /// Its name in the module.
+    pub fn name(self) -> String {
+        match self {
+            Kernel::Reduce(dtype, operator) => reduce(dtype, operator),
+            Kernel::Scale(dtype) => scale(dtype),
+            Kernel::Copy => COPY.to_string(),
+            Kernel::Shuffle => SHUFFLE.to_string(),
+            Kernel::Wait => WAIT.to_string(),
+            Kernel::Raise => RAISE.to_string(),
+        }
+    }
+}
+
 /// The kernels of a module.
-pub fn names_of(module: Module) -> Vec<String> {
+pub fn kernels_of(module: Module) -> Vec<Kernel> {
     match module {
         Module::Of(dtype) => {
-            let operators = [Operator::Sum, Operator::Prod, Operator::Max, Operator::Min];
-            operators.into_iter().map(|operator| reduce(dtype, operator)).chain([scale(dtype)]).collect()
+            let reductions = OPERATORS.into_iter().map(|operator| Kernel::Reduce(dtype, operator));
+            reductions.chain([Kernel::Scale(dtype)]).collect()
         }
-        Module::Move => [COPY, SHUFFLE, WAIT, RAISE].map(str::to_string).to_vec(),
+        Module::Move => vec![Kernel::Copy, Kernel::Shuffle, Kernel::Wait, Kernel::Raise],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_kernel_has_a_number_of_its_own() {
+        let modules = DataType::ALL.map(Module::Of).into_iter().chain([Module::Move]);
+        let mut numbers: Vec<usize> = modules.flat_map(kernels_of).map(Kernel::index).collect();
+        numbers.sort_unstable();
+        assert!(numbers.into_iter().eq(0..Kernel::COUNT));
     }
 }

@@ -16,13 +16,14 @@ pub mod stream;
 use crate::error::{Error, Result};
 use crate::fork::PerProcess;
 use driver::{Address, Driver, Handle, Kind, Status, NOT_READY, SUCCESS};
-use kernels::Module;
+use kernels::{Kernel, Module};
 use order::Word;
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::ffi::{c_char, c_int, c_void, CString};
 use std::fmt;
 use std::ptr::null_mut;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use stream::Event;
 
@@ -49,7 +50,8 @@ pub struct Gpu {
     greatest_priority: c_int,
     /// Whether kernels may use any address of the process.
     any_address: bool,
-    functions: Mutex<HashMap<String, Handle>>,
+    /// The kernels that have been loaded, by their numbers; 0 for others.
+    functions: [AtomicUsize; Kernel::COUNT],
     modules: Mutex<HashMap<Module, Handle>>,
     events: Mutex<Vec<Handle>>,
     words: Mutex<Vec<Word>>,
@@ -132,7 +134,7 @@ impl Gpu {
             multiprocessors: 1,
             greatest_priority: 0,
             any_address: false,
-            functions: Mutex::default(),
+            functions: [const { AtomicUsize::new(0) }; Kernel::COUNT],
             modules: Mutex::default(),
             events: Mutex::default(),
             words: Mutex::default(),
@@ -297,13 +299,13 @@ impl Gpu {
         // and HIP's code objects do.
         let status = unsafe { self.driver.module_load(&mut loaded, image.as_ptr().cast()) };
         self.check("module_load", status)?;
-        for name in kernels::names_of(module) {
+        for kernel in kernels::kernels_of(module) {
             let mut function = 0;
-            let text = CString::new(name.as_str()).map_err(|_| Error::Internal(format!("a kernel called {name:?}")))?;
+            let text = CString::new(kernel.name()).map_err(|_| Error::Internal(format!("a name like {kernel:?}")))?;
             // SAFETY: the place and the text must be valid; because they are locals. The module stays loaded.
             let status = unsafe { self.driver.module_function(&mut function, loaded, text.as_ptr()) };
             self.check("module_function", status)?;
-            locked(&self.functions).insert(name, function);
+            self.functions[kernel.index()].store(function, Ordering::Release);
         }
         modules.insert(module, loaded);
         Ok(())
@@ -321,9 +323,11 @@ impl Gpu {
     }
 
     /// A kernel of a module that has been loaded.
-    fn function(&self, name: &str) -> Result<Handle> {
-        let function = locked(&self.functions).get(name).copied();
-        function.ok_or_else(|| Error::Internal(format!("kernel {name} has not been loaded")))
+    fn function(&self, kernel: Kernel) -> Result<Handle> {
+        match self.functions[kernel.index()].load(Ordering::Acquire) {
+            0 => Err(Error::Internal(format!("kernel {} has not been loaded", kernel.name()))),
+            function => Ok(function),
+        }
     }
 
     /// Launches a kernel of ours with its argument, which the kernel must take by its [contract](kernels). The context
@@ -331,7 +335,7 @@ impl Gpu {
     fn launch<T: kernels::Argument>(
         &self,
         stream: Handle,
-        kernel: &str,
+        kernel: Kernel,
         [blocks, rows, threads]: [u32; 3],
         argument: &T,
     ) -> Result<()> {

@@ -1,7 +1,7 @@
 //! Streams of our own, events, and what is given to streams.
 
 use super::driver::{Address, Driver, Handle, CAPTURE_IMPLICIT, NOT_READY, SUCCESS};
-use super::kernels::{self, Batch, Flag, Scale, Shuffle, THREADS, WORDS};
+use super::kernels::{Batch, Flag, Kernel, Scale, Shuffle, THREADS, WORDS};
 use super::{locked, Gpu};
 use crate::dtype::{DataType, Operator};
 use crate::error::Result;
@@ -170,23 +170,23 @@ impl Track {
 
     /// Launches a reduction of a batch. The context must be current.
     pub fn reduce(&mut self, dtype: DataType, operator: Operator, batch: &Batch) -> Result<()> {
-        self.batch(&kernels::reduce(dtype, operator), batch)
+        self.batch(Kernel::Reduce(dtype, operator), batch)
     }
 
     /// Launches a scaling of a batch. The context must be current.
     pub fn scale(&mut self, dtype: DataType, batch: &Batch) -> Result<()> {
-        self.batch(&kernels::scale(dtype), batch)
+        self.batch(Kernel::Scale(dtype), batch)
     }
 
     /// Launches the copies of a batch. The context must be current.
     pub fn copy(&mut self, batch: &Batch) -> Result<()> {
-        self.batch(kernels::COPY, batch)
+        self.batch(Kernel::Copy, batch)
     }
 
     /// Launches a permutation of blocks. The context must be current.
     pub fn shuffle(&mut self, shuffle: &Shuffle) -> Result<()> {
         let blocks = self.blocks(shuffle.block_bytes.saturating_mul(shuffle.rows).saturating_mul(shuffle.columns), 1);
-        self.gpu.launch(self.stream, kernels::SHUFFLE, [blocks, 1, THREADS], shuffle)
+        self.gpu.launch(self.stream, Kernel::Shuffle, [blocks, 1, THREADS], shuffle)
     }
 
     /// Launches what waits until a word has come so far. The context must be current.
@@ -196,10 +196,10 @@ impl Track {
 
     /// Launches what raises a word after everything before it. The context must be current.
     pub fn raise(&mut self, flag: Flag) -> Result<()> {
-        self.gpu.launch(self.stream, kernels::RAISE, [1, 1, 1], &flag)
+        self.gpu.launch(self.stream, Kernel::Raise, [1, 1, 1], &flag)
     }
 
-    fn batch(&mut self, kernel: &str, batch: &Batch) -> Result<()> {
+    fn batch(&mut self, kernel: Kernel, batch: &Batch) -> Result<()> {
         let longest = batch.jobs().map(|job| job[0]).max().unwrap_or(0);
         let blocks = self.blocks(longest, batch.njobs);
         self.gpu.launch(self.stream, kernel, [blocks, batch.njobs, THREADS], batch)
@@ -225,13 +225,18 @@ impl Drop for Track {
 /// Has a stream wait by a kernel until a word has come so far, where the driver has no operation for it. The context must
 /// be current.
 pub(super) fn wait_by_kernel(gpu: &Gpu, stream: Handle, flag: Flag) -> Result<()> {
-    gpu.launch(stream, kernels::WAIT, [1, 1, 1], &flag)
+    gpu.launch(stream, Kernel::Wait, [1, 1, 1], &flag)
 }
 
 impl Batch {
     /// No jobs yet, each of which will have so many sources.
     pub fn new(nsrcs: usize, scale: Scale, factor: u64) -> Batch {
         Batch { njobs: 0, nsrcs: nsrcs as u32, scale: scale as u32, reserved: 0, factor, words: [0; WORDS] }
+    }
+
+    /// Forgets its jobs; further ones will have so many sources.
+    pub fn begin(&mut self, nsrcs: usize, scale: Scale, factor: u64) {
+        (self.njobs, self.nsrcs, self.scale, self.factor) = (0, nsrcs as u32, scale as u32, factor);
     }
 
     /// The jobs: bytes, destination, sources.
