@@ -130,15 +130,19 @@ impl Levels {
         };
         let node_comm = wanted(grid.nrails() > 1, "node", node, local);
         let rail_comm = wanted(rail == Rail::Vendor, "rail", local, node);
-        let fine = node_comm.is_ok() && rail_comm.is_ok();
+        let ended = Arc::new(Once::new());
+        // Before the ranks agree: where one lacks the memory for it, all leave the calls to the vendor.
+        let provided = match (rules.rail(), &node_comm, crate::vendor::library()) {
+            (Rail::Own, &Ok(Some(comm)), Some(library)) => {
+                companion.provide(Arc::new(Node { library, comm, ended: ended.clone() }))
+            }
+            _ => Ok(()),
+        };
+        let fine = node_comm.is_ok() && rail_comm.is_ok() && provided.is_ok();
         let all = agreed(companion, "made".to_string() + if fine { "" } else { " not" }, cancel);
         if let (Ok(true), Ok(node), Ok(rail)) = (&all, node_comm, rail_comm) {
             let (scratch, device) = (Scratch::default(), calls::device(library, parent));
             let (companion, plans) = (companion.clone(), Mutex::default());
-            let ended = Arc::new(Once::new());
-            if let (Rail::Own, Some(comm), Some(library)) = (rules.rail(), node, crate::vendor::library()) {
-                companion.provide(Arc::new(Node { library, comm, ended: ended.clone() }))?;
-            }
             return Ok(Some(Levels { node, rail, device, rules, companion, scratch, plans, ended }));
         }
         for (level, made) in [("node", node_comm), ("rail", rail_comm)] {
@@ -148,6 +152,9 @@ impl Levels {
                 Ok(Some(made)) => drop(calls::abort(library, made)),
                 Err(code) => crate::log::warn(told(&format!("splitting off the {level}"), code).text()),
             }
+        }
+        if let Err(error) = provided {
+            crate::log::warn(&format!("the vendor's library alone serves a communicator: {error}"));
         }
         all.map(|_| None)
     }
