@@ -6,12 +6,12 @@ mod soft;
 mod world;
 
 use std::sync::Mutex;
-use strata::comm::{launch, CollectiveCall, Elements, Launch, Operation};
+use strata::comm::{CollectiveCall, Elements, Launch, Operation};
 use strata::device::StreamRef;
 use strata::dtype::{DataType, RedOp, Reduction};
 use strata::plan::Collective;
 use strata::topo::{Grid, Rank};
-use world::{region, run, Member};
+use world::{launch_all, region, run, Member};
 
 /// Held by the test that runs.
 static ALONE: Mutex<()> = Mutex::new(());
@@ -72,7 +72,8 @@ fn one_message_of_more_than_two_gibibytes_arrives_over_either_transport() {
                 0 => Operation::Send { to: Rank(1), data: region(&mut data), elements },
                 _ => Operation::Recv { from: Rank(0), data: region(&mut data), elements },
             };
-            launch(vec![Launch { comm: member.comm.clone(), operation, stream: StreamRef::Null }]).expect("a message");
+            launch_all(vec![Launch { comm: member.comm.clone(), operation, stream: StreamRef::Null }])
+                .expect("a message");
             assert!(data.iter().enumerate().all(|(i, &byte)| byte == pattern(7, i)));
         });
     }

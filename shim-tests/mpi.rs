@@ -5,6 +5,8 @@
 //! launcher (default `mpirun`). Nodes are make-believe: `NCCL_HOSTID` says who shares one.
 
 mod built;
+mod soft;
+mod vendor;
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -376,4 +378,51 @@ fn one_message_may_be_longer_than_two_gibibytes() {
     let (_alone, Some(mpi)) = (alone(), mpi()) else { return };
     let said = mpi.perf(2, &["sendrecv", "-b", "2100M", "-e", "2100M", "-n", "1", "-w", "0", "-c", "1"], &[]);
     assert!(said.contains("MPI carries messages between nodes"), "MPI was not used\n{said}");
+}
+
+/// Device memory goes through pinned memory to an MPI that takes host memory only, and from and to the device where MPI says
+/// that it takes such addresses, as it does with `aware.c` in front of it.
+#[test]
+fn rails_of_device_memory_go_over_mpi_staged_or_directly() {
+    let (_alone, Some(mpi)) = (alone(), mpi()) else { return };
+    let (double, driver) = (vendor::NCCL, soft::cuda_dir());
+    let program = double.gpu_program("rails", &driver);
+    let aware = mpi.compile("aware", &["-shared", "-fPIC", "-Wl,--allow-shlib-undefined"]);
+    let seen = aware.with_extension("seen");
+    let shared = aware.with_extension("ids");
+    let path = std::env::join_paths([double.dir(), driver]).unwrap();
+    let strata = built::library();
+    let vendor = double.library();
+    let file = |path: &Path| path.to_str().unwrap().to_string();
+    for preload in [file(&strata), format!("{} {}", file(&aware), file(&strata))] {
+        let _ = std::fs::remove_file(&seen);
+        for grid in ["2x2", "4x1"] {
+            let _ = std::fs::remove_file(&shared);
+            let algorithm = if grid == "2x2" { "two_level" } else { "rd" };
+            let script = "LD_PRELOAD=\"$PRELOAD\" exec \"$@\"";
+            let arguments = [&file(&program), grid, "1", "8", "300000", &file(&shared)];
+            let (vendor, seen, path) = (file(&vendor), file(&seen), path.to_str().unwrap().to_string());
+            let vars = [
+                ("PRELOAD", preload.as_str()),
+                ("LD_LIBRARY_PATH", &path),
+                ("STRATA_NCCL_LIB", &vendor),
+                ("STRATA_INTER", "mpi"),
+                ("STRATA_ALLGATHER_ALGO", algorithm),
+                ("STRATA_REDUCESCATTER_ALGO", algorithm),
+                ("STRATA_ALLREDUCE_ALGO", algorithm),
+                ("AWARE_SEEN", &seen),
+            ];
+            let said = mpi.run(4, script, &arguments, &vars);
+            assert!(said.contains("8 calls are right"), "{said}");
+            assert!(said.contains("MPI carries messages between nodes"), "{said}");
+        }
+        let direct = std::fs::read_to_string(&seen).unwrap_or_default();
+        let is_aware = preload != file(&strata);
+        for what in ["send", "receive"] {
+            assert_eq!(direct.lines().any(|line| line == what), is_aware, "{what}: {preload}");
+        }
+    }
+    for path in [aware, seen, shared] {
+        let _ = std::fs::remove_file(path);
+    }
 }

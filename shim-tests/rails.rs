@@ -42,6 +42,82 @@ fn served(double: Double, inter: &str, arguments: &[&str]) -> Command {
     command
 }
 
+/// The program on Strata alone, whose ranks all use its transports.
+fn unserved(double: Double, arguments: &[&str]) -> Command {
+    let mut command = alone(double, arguments);
+    command.env("LD_PRELOAD", library()).env("STRATA_NCCL_LIB", "none");
+    command
+}
+
+/// One run of a campaign: everything follows from the seed.
+fn run_of(seed: u64) -> (String, Command) {
+    let pick = |salt: u64, count: usize| {
+        let mixed = (seed ^ salt << 32).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        ((mixed ^ mixed >> 29).wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 33) as usize % count
+    };
+    let double = [NCCL, RCCL][pick(1, 2)];
+    let grid = ["2x2", "2x3", "4x1", "3+1", "rr2x2", "1x3", "2+1+2", "6x1", "rr3x2"][pick(2, 9)];
+    let most = ["64", "4000", "40000", "300000"][pick(3, 4)];
+    let segment = ["0", "1024", "16384"][pick(4, 3)];
+    let pinned = ["16777216", "16777216", "16777216", "65536"][pick(5, 4)];
+    let window = ["1", "2", "4", "7"][pick(6, 4)];
+    let number = seed.to_string();
+    let arguments = [grid, &number, "8", most];
+    let waits = if double.rccl { "hipStreamWaitValue32" } else { "cuStreamWaitValue32_v2" };
+    let absent = ["", "", "", waits][pick(7, 4)];
+    let (way, mut command) = match pick(8, 2) {
+        0 => ("over the vendor", served(double, "tcp", &arguments)),
+        _ => ("alone", unserved(double, &arguments)),
+    };
+    if way == "over the vendor" {
+        let has_levels = !grid.ends_with("x1") && !grid.starts_with("1x");
+        let algorithm = if has_levels { "two_level" } else { ["log", "ring"][pick(9, 2)] };
+        command.envs(TWO_LEVEL.map(|(name, _)| (name, algorithm)));
+    }
+    let small = [("STRATA_SEGMENT_BYTES", segment), ("STRATA_PINNED_BYTES", pinned), ("STRATA_WINDOW", window)];
+    command.envs(small).env("SOFTGPU_SEED", &number).env("SOFTGPU_ABSENT", absent);
+    let driver = if double.rccl { "HIP" } else { "CUDA" };
+    let what = format!("seed {seed}: {driver} {way}, {grid}, blocks up to {most}, {small:?}, absent: {absent:?}");
+    (what, command)
+}
+
+/// A sample of seeds; `SOFT_SEEDS=FIRST..END` chooses others, and `scripts/soft-campaign` runs a thousand.
+#[test]
+fn whatever_the_order_of_events_results_are_right() {
+    let range = std::env::var("SOFT_SEEDS").unwrap_or_else(|_| "1..31".to_string());
+    let (first, end) = range.split_once("..").expect("FIRST..END");
+    let (first, end): (u64, u64) = (first.parse().unwrap(), end.parse().unwrap());
+    let mut wrong = Vec::new();
+    for seed in first..end {
+        let (what, mut command) = run_of(seed);
+        let output = command.output().unwrap();
+        if !output.status.success() {
+            let said = String::from_utf8_lossy(&output.stderr).into_owned();
+            println!("{what}: {}\n{said}", output.status);
+            wrong.push(what);
+        }
+    }
+    println!("{} seeds, {} wrong", end - first, wrong.len());
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+/// What notices a missing synchronisation: with any one of those that Strata uses left out, results are wrong.
+#[test]
+fn a_synchronisation_that_is_left_out_is_noticed() {
+    for (double, broken) in [
+        (NCCL, ["cuEventQuery", "cuEventRecord", "cuStreamWaitValue32_v2"]),
+        (RCCL, ["hipEventQuery", "hipEventRecord", "hipStreamWaitValue32"]),
+    ] {
+        for call in broken {
+            for command in [served(double, "tcp", &["2x2", "1", "24"]), unserved(double, &["2x2", "1", "24"])] {
+                let mut command = command;
+                let output = command.envs(TWO_LEVEL).env("SOFTGPU_BREAK", call).output().unwrap();
+                assert!(!output.status.success(), "{call} may be left out: {command:?}");
+            }
+        }
+    }
+}
+
 #[test]
 fn the_program_is_right_on_the_vendor_s_library_alone() {
     for double in [NCCL, RCCL] {

@@ -36,7 +36,7 @@ const EXCEPTIONS: [(&str, &str, &str); 4] = [
 ];
 
 /// Where `unsafe` may stand, and for what.
-const UNSAFE: [(&str, &str); 12] = [
+const UNSAFE: [(&str, &str); 13] = [
     ("src/fork.rs", "handlers of fork, and values that live as long as the process"),
     ("src/abi", "pointers of C callers"),
     ("src/memory", "regions, arenas, mappings, and the system calls that fill them"),
@@ -45,6 +45,7 @@ const UNSAFE: [(&str, &str); 12] = [
     ("src/vendor", "functions of the vendor's library, and jumps to them"),
     ("src/comm/over", "functions of the vendor's library, with what Strata knows of its communicators"),
     ("plugins/mpi/src", "calls of MPI"),
+    ("src/device/gpu", "functions of a GPU's driver, and words that streams wait for"),
     ("src/device/host", "vector instructions and loops over raw elements"),
     ("src/log.rs", "gettid"),
     ("src/bin/strata/nccl.rs", "calls of a library opened at run time"),

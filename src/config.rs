@@ -134,7 +134,9 @@ variables! {
     "STRATA_NIC_MAP" nic_map: String = "auto", local,
         "Which NIC each local rank uses: names separated by commas, from the beginning again for more ranks; auto is evenly, the nearest.";
     "STRATA_INTER" inter: String = "auto", agreed,
-        "What carries messages between nodes: mpi, tcp, or auto, which is MPI where an MPI launcher started the job.";
+        "What carries messages between nodes: mpi, tcp, or auto, which is MPI where an MPI launcher started the job. Over a vendor's library auto is vendor: that library does it.";
+    "STRATA_GPU_DIRECT" gpu_direct: String = "auto", local,
+        "Give addresses in device memory to MPI: auto where MPI says that it takes them, on, or off.";
     "STRATA_MPI_PLUGIN" mpi_plugin: String = "auto", local,
         "The MPI plugin to open, as a path; auto looks for one beside the library.";
     "STRATA_TCP_CONNECTIONS" tcp_connections: usize = "2", agreed,

@@ -70,6 +70,7 @@ fn carrying(
 fn made(origin: Option<Origin>, place: Ptr<CommHandle>, config: Ptr<Config>, status: Status) -> Status {
     match (origin, library()) {
         (Some(origin), Some(library)) => {
+            super::exit::register();
             let making = Making { origin, place: place.address(), blocking: options::waits(config.as_const()) };
             Status(after(making, status.0, library))
         }

@@ -348,12 +348,8 @@ impl Meeting<'_> {
         Engine::new(rank, grid.clone(), config.clone(), transport, gpus).map(Some)
     }
 
-    /// Exchanges what everybody must know and opens the links.
-    fn hold(mut self) -> Result<Arc<Comm>> {
-        let mut config = settings();
-        if self.options.companion.is_some() {
-            config.vendor_only = select::over::left_to_vendor(&config.vendor_only);
-        }
+    /// What this rank tells the others.
+    fn myself(&self, config: &Config) -> Result<Member> {
         let mut me = myself(self.device)?;
         let beside_gpu = |companion: Companion| companion.device.is_some() && Driver::get().is_some();
         me.on_gpu = self.gpu.is_some() || self.options.companion.is_some_and(beside_gpu);
@@ -364,6 +360,16 @@ impl Meeting<'_> {
             let Credentials { key, secret } = Credentials::random()?;
             me.extra = vec![config.agreed(), key.to_string(), u128::from_le_bytes(secret).to_string()];
         }
+        Ok(me)
+    }
+
+    /// Exchanges what everybody must know and opens the links.
+    fn hold(mut self) -> Result<Arc<Comm>> {
+        let mut config = settings();
+        if self.options.companion.is_some() {
+            config.vendor_only = select::over::left_to_vendor(&config.vendor_only);
+        }
+        let me = self.myself(&config)?;
         let members = decode_all(&self.session.allgather(me.encode())?)?;
         let zero = &members[0].extra;
         let secret = parse::<u128>(zero.get(2))?.to_le_bytes();

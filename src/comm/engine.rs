@@ -7,6 +7,7 @@ use super::staging::{self, OnDevice, Provider, Staging};
 use super::CollectiveCall;
 use crate::algo;
 use crate::config::Config;
+use crate::device::gpu::driver::Kind;
 use crate::device::gpu::Gpu;
 use crate::dtype::Prologue;
 use crate::error::{counted, Error, Result};
@@ -139,6 +140,29 @@ struct Prepared {
     scratch_chunks: usize,
 }
 
+/// Has messages to other nodes go from and to device memory, where the transport takes addresses there.
+fn give_addresses(staging: &mut Staging, gpu: &Arc<Gpu>, transport: &Mux, config: &Config) -> Result<()> {
+    let taken = transport.takes_device_memory();
+    let says = match gpu.driver().kind {
+        Kind::Cuda => taken.cuda,
+        Kind::Hip => taken.hip,
+    };
+    // Transports other than MPI take none, whoever wants it.
+    let direct = match config.gpu_direct.as_str() {
+        "off" | "0" | "false" => false,
+        "on" | "1" | "true" => taken.above_bytes > 0,
+        _ => says,
+    };
+    if direct {
+        crate::info!("MPI gets addresses on the device of messages longer than {} bytes", taken.above_bytes);
+        let gpu = gpu.clone();
+        // MPI asks the driver about addresses, which wants a context.
+        transport.run_where_it_is_used(Box::new(move || gpu.stay()));
+        staging.give_addresses(taken.above_bytes)?;
+    }
+    Ok(())
+}
+
 /// Where a rank's data is.
 enum Either<'a> {
     Host(&'a mut Mux),
@@ -179,7 +203,10 @@ impl Engine {
         transport: Mux,
         (gpu, gpus): (Option<&Arc<Gpu>>, bool),
     ) -> Result<Engine> {
-        let staging = gpu.map(|gpu| Staging::new(gpu, config.pinned_bytes)).transpose()?;
+        let mut staging = gpu.map(|gpu| Staging::new(gpu, config.pinned_bytes)).transpose()?;
+        if let (Some(staging), Some(gpu)) = (&mut staging, gpu) {
+            give_addresses(staging, gpu, &transport, &config)?;
+        }
         // All that a plan's segments need, from the beginning: see `gpu`.
         let scratch = match gpu {
             Some(gpu) => Scratch::Device(staging::Scratch::new(gpu, config.scratch_bytes)?),
@@ -475,7 +502,11 @@ impl Engine {
             return;
         }
         let bytes = layout.block_bytes();
-        let choice = selection.choice.to_string();
+        let provided = match self.is_around_node(&selection.choice) {
+            true => algo::Choice { node: "vendor".to_string(), ..selection.choice.clone() },
+            false => selection.choice.clone(),
+        };
+        let choice = provided.to_string();
         if self.explained.insert((call.collective, bytes.max(1).ilog2(), choice.clone())) {
             let name = call.collective.name();
             crate::info!(

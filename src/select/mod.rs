@@ -96,9 +96,11 @@ pub fn unknown_names(config: &Config) -> Vec<String> {
     warnings.extend(
         strange.map(|name| format!("STRATA_VENDOR_ONLY={}: there is no collective {name}", config.vendor_only)),
     );
-    if !["auto", "mpi", "tcp"].contains(&config.inter.as_str()) {
-        warnings
-            .push(format!("STRATA_INTER={} is none of auto, mpi and tcp; no communicator can be made", config.inter));
+    if !["auto", "vendor", "mpi", "tcp"].contains(&config.inter.as_str()) {
+        warnings.push(format!(
+            "STRATA_INTER={} is none of auto, vendor, mpi and tcp; no communicator can be made",
+            config.inter
+        ));
     }
     warnings
 }

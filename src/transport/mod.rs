@@ -138,6 +138,17 @@ pub struct NodeCall<'a> {
     pub combine: Option<Combine>,
 }
 
+/// Whose device memory a transport takes addresses of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct DeviceMemory {
+    /// CUDA's.
+    pub cuda: bool,
+    /// HIP's.
+    pub hip: bool,
+    /// Of messages that are longer than this, in one piece on the device.
+    pub above_bytes: usize,
+}
+
 /// Message streams to the ranks that shared memory does not reach. Peers go by their place among those.
 trait Network: Send + std::fmt::Debug {
     /// Posts a message to a peer.
@@ -160,6 +171,16 @@ trait Network: Send + std::fmt::Debug {
 
     /// Forgets all pending operations.
     fn cancel(&mut self);
+
+    /// Whose device memory it takes addresses of.
+    fn takes_device_memory(&self) -> DeviceMemory {
+        DeviceMemory::default()
+    }
+
+    /// Does something on the thread that uses those addresses.
+    fn run_where_it_is_used(&self, job: Box<dyn FnOnce() + Send>) {
+        job();
+    }
 }
 
 /// Message streams between this rank and its peers.

@@ -6,7 +6,7 @@ use super::shm::bell::{Bells, Waker};
 use super::shm::open::Ways;
 use super::shm::{self, Shm};
 use super::tcp::Tcp;
-use super::{Envelope, Exchange, Network, NodeCall, Sink, Transport};
+use super::{DeviceMemory, Envelope, Exchange, Network, NodeCall, Sink, Transport};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::exec::{Started, Token};
@@ -102,6 +102,23 @@ impl Mux {
     /// Whether all ranks of this rank's node share a board, so that the node's small calls can be posted on it.
     pub fn has_board(&self) -> bool {
         self.shm.has_board()
+    }
+
+    /// Whose device memory messages to other nodes may be given as addresses of.
+    pub fn takes_device_memory(&self) -> DeviceMemory {
+        self.network.as_ref().map_or_else(DeviceMemory::default, |network| network.takes_device_memory())
+    }
+
+    /// Whether a rank is reached over the network.
+    pub fn is_far(&self, rank: Rank) -> bool {
+        matches!(self.routes.get(rank.index()), Some(Route::Network(_)))
+    }
+
+    /// Does something on the thread that uses such addresses.
+    pub fn run_where_it_is_used(&self, job: Box<dyn FnOnce() + Send>) {
+        if let Some(network) = &self.network {
+            network.run_where_it_is_used(job);
+        }
     }
 
     /// The ranks that a call on the board waits for.

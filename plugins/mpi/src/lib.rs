@@ -19,7 +19,7 @@ use mpi_crate as sys;
 use std::ffi::{c_char, c_int, c_void, CStr};
 use std::mem::MaybeUninit;
 use sys::{MPI_Comm, MPI_Errhandler, MPI_Request, MPI_Status};
-use vtable::{fault, state, thread_level, Completion, Hook, Vtable, World, NO_REQUEST, SUCCESS, VERSION};
+use vtable::{device_memory, fault, state, thread_level, Completion, Hook, Vtable, World, NO_REQUEST, SUCCESS, VERSION};
 
 /// What the MPI that this plugin was built for calls itself; empty for the standard ABI.
 const FLAVOUR: &str = env!("STRATA_MPI_FLAVOUR");
@@ -116,10 +116,35 @@ unsafe extern "C" fn look(world: *mut World) -> c_int {
             // SAFETY: as above.
             error |= unsafe { sys::MPI_Comm_size(sys::COMM_WORLD, &mut found.size) };
         }
+        found.device_memory = device_memory();
     }
     // SAFETY: the caller gives a valid place.
     unsafe { world.write(found) };
     error
+}
+
+/// What the MPI at hand says that it takes addresses of. Its questions are extensions, so they are looked for by name.
+fn device_memory() -> i32 {
+    let says = |name: &CStr| {
+        // SAFETY: the name must end with a zero byte; because it is a C string.
+        let found = unsafe { dlsym(std::ptr::null_mut(), name.as_ptr()) };
+        if found.is_null() {
+            return false;
+        }
+        // SAFETY: the function must have this signature; because all that have these extensions say so of their names.
+        let ask = unsafe { std::mem::transmute::<*mut c_void, extern "C" fn() -> c_int>(found) };
+        ask() == 1
+    };
+    // Cray's MPI, and others made from MPICH, are told by the environment.
+    let enabled = std::env::var_os("MPICH_GPU_SUPPORT_ENABLED").is_some_and(|value| value == "1");
+    let cuda = enabled || says(c"MPIX_Query_cuda_support");
+    let hip = enabled || says(c"MPIX_Query_rocm_support") || says(c"MPIX_Query_hip_support");
+    i32::from(cuda) * device_memory::CUDA + i32::from(hip) * device_memory::HIP
+}
+
+extern "C" {
+    /// With a null handle the linker's search order: this plugin's own libraries are in it.
+    fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void;
 }
 
 unsafe extern "C" fn init() -> c_int {

@@ -7,7 +7,7 @@
 use std::ffi::{c_char, c_int};
 
 /// The version of everything below. It changes whenever anything here does.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 /// The function that a plugin exports: `const Vtable *strata_mpi_plugin(void)`.
 pub const SYMBOL: &[u8] = b"strata_mpi_plugin";
 /// `MPI_SUCCESS`.
@@ -41,6 +41,14 @@ pub mod thread_level {
     pub const MULTIPLE: i32 = 3;
 }
 
+/// Whose device memory MPI may take addresses of.
+pub mod device_memory {
+    /// CUDA's.
+    pub const CUDA: i32 = 1;
+    /// HIP's.
+    pub const HIP: i32 = 2;
+}
+
 /// How an error came about.
 pub mod fault {
     /// Something of this process or this machine.
@@ -61,6 +69,8 @@ pub struct World {
     pub rank: i32,
     /// The size of `MPI_COMM_WORLD`; likewise.
     pub size: i32,
+    /// Of [`device_memory`], all that MPI takes addresses of; likewise.
+    pub device_memory: i32,
 }
 
 /// The end of a request.

@@ -16,7 +16,7 @@
     }                                                                                                \
   } while (0)
 
-struct world { int32_t state, level, rank, size; };
+struct world { int32_t state, level, rank, size, device_memory; };
 struct ended { uint32_t index; int32_t error, source, cancelled; uint64_t bytes; };
 struct table {
   uint32_t version, size;

@@ -1,8 +1,10 @@
 /* Random collectives on device memory and streams of a GPU. Nothing waits on the host between the copies in, the
  * collectives and the copies out: their order is the streams'. Every result is checked at the end.
  *
- * rails GRID SEED CALLS [MOST]: each rank is a process with a device; MOST is the largest number of bytes of a block. */
+ * rails GRID SEED CALLS [MOST [FILE]]: each rank is a process with a device; MOST is the largest number of bytes of a block.
+ * With FILE the process is one rank, started by an MPI launcher, and shares that file with the others. */
 #include "ranks.h"
+#include <fcntl.h>
 #include "../../soft/driver.h"
 
 enum { STREAMS = 2, WAVE = 4 };
@@ -121,12 +123,28 @@ static void rank_main(int rank, const struct grid* grid) {
   OK(ncclCommDestroy(comm));
 }
 
+/* One rank of a job that an MPI launcher started; the ranks share a file. */
+static int launched(const struct grid* grid, const char* path) {
+  const char* ranks[] = {getenv("OMPI_COMM_WORLD_RANK"), getenv("PMI_RANK")};
+  char node[32];
+  int rank = atoi(ranks[0] ? ranks[0] : ranks[1]), file = open(path, O_RDWR | O_CREAT, 0600);
+  CHECK(file >= 0 && ftruncate(file, sizeof(*shared)) == 0);
+  map_shared(file);
+  alarm(120);
+  snprintf(node, sizeof(node), "node%d", grid->node[rank]);
+  setenv("NCCL_HOSTID", node, 1);
+  rank_main(rank, grid);
+  if (rank == 0) printf("%d calls are right\n", calls);
+  return 0;
+}
+
 int main(int argc, char** argv) {
   if (argc < 4) return 2;
   struct grid grid = parse_grid(argv[1]);
   seed = strtoull(argv[2], NULL, 10);
   calls = atoi(argv[3]);
   if (argc > 4) most = strtoull(argv[4], NULL, 10);
+  if (argc > 5) return launched(&grid, argv[5]);
   int failed = run_ranks(&grid, rank_main, 120, NULL);
   if (failed == 0) printf("%d calls on %s are right\n", calls, argv[1]);
   return failed != 0;

@@ -75,6 +75,34 @@ fn agreed(companion: &Comm, said: String, cancel: &AtomicBool) -> Result<bool> {
     Ok(told.iter().all(|other| *other == said.as_bytes()))
 }
 
+/// Splits a communicator off the program's.
+fn split_off(
+    parent: Handle,
+    (level, color, key): (&str, usize, usize),
+    library: &Library,
+    cancel: &AtomicBool,
+) -> std::result::Result<Handle, Code> {
+    let name = CString::new(format!("strata-{level}{color}")).unwrap_or_default();
+    // On the heap: a making that is cancelled goes on on the vendor's threads, which write here when it ends.
+    let made = Box::into_raw(Box::new(0));
+    let mut options = SubConfig::new(library, &name);
+    // SAFETY: the parent must be alive and used by nobody else meanwhile; because the program waits for its
+    // making, or is told that it is in progress.
+    let outcome = unsafe { library.comm_split(parent, color as i32, key as i32, made, &mut options) };
+    let outcome = match outcome {
+        Err(super::IN_PROGRESS) => calls::wait_ready(library, parent, cancel),
+        outcome => outcome,
+    };
+    if outcome == Err(super::IN_PROGRESS) {
+        // SAFETY: the place must stay; because the box is leaked.
+        super::give_up(parent, unsafe { AtomicUsize::from_ptr(made) });
+        return Err(super::IN_PROGRESS);
+    }
+    // SAFETY: the place must be a box of ours that nobody else uses; because the making has ended.
+    let made = unsafe { Box::from_raw(made) };
+    outcome.map(|()| *made)
+}
+
 impl Levels {
     /// Makes the node's and the rail's communicator out of the program's, if all ranks can and it can pay. Collective.
     pub fn make(
@@ -100,44 +128,22 @@ impl Levels {
         let me = Rank::from_index(companion.rank());
         let (node, local) = (grid.node(me).index(), grid.local(me));
         let parent = attached.handle;
-        let split = |level: &str, color: usize, key: usize| -> std::result::Result<Handle, Code> {
-            let name = CString::new(format!("strata-{level}{color}")).unwrap_or_default();
-            // On the heap: a making that is cancelled goes on on the vendor's threads, which write here when it ends.
-            let made = Box::into_raw(Box::new(0));
-            let mut options = SubConfig::new(library, &name);
-            // SAFETY: the parent must be alive and used by nobody else meanwhile; because the program waits for its
-            // making, or is told that it is in progress.
-            let outcome = unsafe { library.comm_split(parent, color as i32, key as i32, made, &mut options) };
-            let outcome = match outcome {
-                Err(super::IN_PROGRESS) => calls::wait_ready(library, parent, cancel),
-                outcome => outcome,
-            };
-            if outcome == Err(super::IN_PROGRESS) {
-                // SAFETY: the place must stay; because the box is leaked.
-                super::give_up(parent, unsafe { AtomicUsize::from_ptr(made) });
-                return Err(super::IN_PROGRESS);
-            }
-            // SAFETY: the place must be a box of ours that nobody else uses; because the making has ended.
-            let made = unsafe { Box::from_raw(made) };
-            outcome.map(|()| *made)
+        let split = |wanted: bool, level: &str, color: usize, key: usize| match wanted {
+            true => split_off(parent, (level, color, key), library, cancel).map(Some),
+            false => Ok(None),
         };
-        let wanted = |wanted: bool, level: &str, color: usize, key: usize| {
-            if wanted {
-                split(level, color, key).map(Some)
-            } else {
-                Ok(None)
-            }
-        };
-        let node_comm = wanted(grid.nrails() > 1, "node", node, local);
-        let rail_comm = wanted(rail == Rail::Vendor, "rail", local, node);
+        let node_comm = split(grid.nrails() > 1, "node", node, local);
+        let rail_comm = split(rail == Rail::Vendor, "rail", local, node);
         let ended = Arc::new(Once::new());
-        // Before the ranks agree: where one lacks the memory for it, all leave the calls to the vendor.
-        let provided = match (rules.rail(), &node_comm, crate::vendor::library()) {
-            (Rail::Own, &Ok(Some(comm)), Some(library)) => {
+        let provided = match (rail, node_comm, crate::vendor::library()) {
+            (Rail::Own, Ok(Some(comm)), Some(library)) => {
                 companion.provide(Arc::new(Node { library, comm, ended: ended.clone() }))
             }
             _ => Ok(()),
         };
+        if let Err(error) = &provided {
+            crate::log::write(crate::log::Level::Warn, error.text());
+        }
         let fine = node_comm.is_ok() && rail_comm.is_ok() && provided.is_ok();
         let all = agreed(companion, "made".to_string() + if fine { "" } else { " not" }, cancel);
         if let (Ok(true), Ok(node), Ok(rail)) = (&all, node_comm, rail_comm) {
@@ -153,17 +159,12 @@ impl Levels {
                 Err(code) => crate::log::warn(told(&format!("splitting off the {level}"), code).text()),
             }
         }
-        if let Err(error) = provided {
-            crate::log::warn(&format!("the vendor's library alone serves a communicator: {error}"));
-        }
         all.map(|_| None)
     }
 
     /// A call with its plan, if it runs in two levels.
     pub fn prepare(&self, attached: &Arc<Attached>, call: Call) -> Option<Prepared> {
-        if self.rail.is_none() {
-            return None;
-        }
+        self.rail?;
         let Call { collective, count, dtype, op, .. } = call;
         let Route::TwoLevel(reason) = self.rules.route(&Request { collective, count, dtype, op }) else { return None };
         if attached.symmetric.load(Ordering::Acquire) || call.send == 0 || call.recv == 0 {

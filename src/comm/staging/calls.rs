@@ -12,6 +12,7 @@
 use super::desk::{Desk, Work};
 use super::slots::{Runs, Slots};
 use crate::device::gpu::driver::Handle;
+use crate::device::gpu::kernels::Shuffle;
 use crate::device::gpu::memory::Memory;
 use crate::device::gpu::Gpu;
 use crate::dtype::{DataType, Operator};
@@ -59,7 +60,7 @@ impl Sequence {
         calls.sort_by_key(|&(step, phase)| (phase, step));
         let last = calls.last().map_or(0, |&(_, phase)| phase as usize);
         // The last phase of a segment must come before the first of the one that takes its place in the window.
-        let lag = if last == 0 { 0 } else { (window.min(segments) - 1) / last };
+        let lag = (window.min(segments) - 1).checked_div(last).unwrap_or(0);
         Sequence { calls, segments, lag, time: 0, place: 0 }
     }
 
@@ -127,6 +128,48 @@ fn contiguous(blocks: &Blocks, stride: usize) -> Option<Region> {
         _ => false,
     };
     (0..blocks.len()).all(follows).then_some(*first)
+}
+
+/// Blocks whose parts are all of one length and lie at even distances: one launch permutes them, however many they are.
+#[derive(Debug, PartialEq, Eq)]
+struct Lattice {
+    first: u64,
+    bytes: u64,
+    /// Blocks, and the distance of one from the next.
+    rows: u64,
+    row_bytes: u64,
+    /// Parts of a block, and their distance.
+    columns: u64,
+    column_bytes: u64,
+}
+
+impl Lattice {
+    fn of(blocks: &Blocks) -> Option<Lattice> {
+        let at = |row: usize, column: usize| Some(blocks.block(row).get(column)?.as_ptr() as u64);
+        let (rows, columns) = (blocks.len(), blocks.block(0).len());
+        let (first, bytes) = (at(0, 0)?, blocks.block(0).first()?.len());
+        // Descending distances wrap around, as the kernel's arithmetic does.
+        let row_bytes = if rows > 1 { at(1, 0)?.wrapping_sub(first) } else { 0 };
+        let column_bytes = if columns > 1 { at(0, 1)?.wrapping_sub(first) } else { 0 };
+        let fits = |row: usize| {
+            let parts = blocks.block(row);
+            let place = |column: usize| {
+                first
+                    .wrapping_add(row_bytes.wrapping_mul(row as u64))
+                    .wrapping_add(column_bytes.wrapping_mul(column as u64))
+            };
+            let right = |(column, part): (usize, &Region)| part.len() == bytes && part.as_ptr() as u64 == place(column);
+            parts.len() == columns && parts.iter().enumerate().all(right)
+        };
+        (rows * columns > 1 && (0..rows).all(fits)).then_some(Lattice {
+            first,
+            bytes: bytes as u64,
+            rows: rows as u64,
+            row_bytes,
+            columns: columns as u64,
+            column_bytes,
+        })
+    }
 }
 
 impl Calls {
@@ -222,7 +265,7 @@ impl Calls {
             let buffers = [send, recv].map(|region| region.as_ptr() as u64);
             self.provider.issue(call.collective, buffers, stride / element, call.how, self.desk.stream())?;
             self.finish(&call, &call.dst)?;
-            self.desk.end(call.token, None);
+            self.desk.end(Some(call.token), None);
             return Ok(None);
         }
         let stride = stride.next_multiple_of(16);
@@ -249,12 +292,25 @@ impl Calls {
         self.provider.issue(call.collective, buffers, stride / element, call.how, self.desk.stream())?;
         self.spread(recv, stride, &call.dst)?;
         self.finish(&call, &call.dst)?;
-        self.desk.end(call.token, None);
+        self.desk.end(Some(call.token), None);
         Ok(None)
     }
 
     /// Brings blocks together, each at a multiple of `stride`.
     fn bring(&mut self, blocks: &Blocks, to: Region, stride: usize) -> Result<()> {
+        if let Some(Lattice { first, bytes, rows, columns, row_bytes, column_bytes }) = Lattice::of(blocks) {
+            return self.desk.shuffle(&Shuffle {
+                src: first,
+                dst: to.as_ptr() as u64,
+                block_bytes: bytes,
+                rows,
+                columns,
+                src_row_bytes: row_bytes,
+                src_column_bytes: column_bytes,
+                dst_row_bytes: stride as u64,
+                dst_column_bytes: bytes,
+            });
+        }
         self.each(blocks, to, stride, |desk, part, place| {
             desk.add(Work::Copy, part.len(), place, &[part.as_ptr() as u64])
         })
@@ -262,6 +318,19 @@ impl Calls {
 
     /// Takes blocks apart again.
     fn spread(&mut self, from: Region, stride: usize, blocks: &Blocks) -> Result<()> {
+        if let Some(Lattice { first, bytes, rows, columns, row_bytes, column_bytes }) = Lattice::of(blocks) {
+            return self.desk.shuffle(&Shuffle {
+                src: from.as_ptr() as u64,
+                dst: first,
+                block_bytes: bytes,
+                rows,
+                columns,
+                src_row_bytes: stride as u64,
+                src_column_bytes: bytes,
+                dst_row_bytes: row_bytes,
+                dst_column_bytes: column_bytes,
+            });
+        }
         self.each(blocks, from, stride, |desk, part, place| {
             desk.add(Work::Copy, part.len(), part.as_ptr() as u64, &[place])
         })
@@ -314,6 +383,32 @@ impl Calls {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::memory::Arena;
+
+    fn blocks(all: Region, rows: usize, columns: usize, place: impl Fn(usize, usize) -> usize) -> Blocks {
+        let mut blocks = Blocks::default();
+        for row in 0..rows {
+            blocks.push((0..columns).map(|column| all.part(place(row, column), 64)));
+        }
+        blocks
+    }
+
+    #[test]
+    fn parts_at_even_distances_are_a_lattice_and_others_are_not() {
+        let mut arena = Arena::new(2 << 20);
+        let all = arena.region();
+        let transposed = blocks(all, 8, 100, |row, column| 4096 + column * 8 * 64 + row * 64);
+        let found = Lattice::of(&transposed).unwrap();
+        assert_eq!((found.bytes, found.rows, found.columns), (64, 8, 100));
+        assert_eq!(found.first, all.as_ptr() as u64 + 4096);
+        assert_eq!((found.row_bytes, found.column_bytes), (64, 512));
+        let descending = blocks(all, 2, 100, |row, column| (1 << 20) - column * 64 - row * 8192);
+        assert_eq!(Lattice::of(&descending).unwrap().column_bytes, 0u64.wrapping_sub(64));
+        let crooked =
+            blocks(all, 8, 100, |row, column| 4096 + column * 512 + row * 64 + usize::from(row + column == 100));
+        assert_eq!(Lattice::of(&crooked), None);
+        assert_eq!(Lattice::of(&blocks(all, 1, 1, |_, _| 0)), None, "a copy");
+    }
 
     fn order(calls: &[(u32, u32)], segments: usize, window: usize) -> Vec<(u32, usize)> {
         let mut sequence = Sequence::new(calls.to_vec(), segments, window);

@@ -3,7 +3,7 @@
 
 use super::slots::{Slot, Slots};
 use crate::device::gpu::driver::Handle;
-use crate::device::gpu::kernels::{Batch, Scale};
+use crate::device::gpu::kernels::{Batch, Scale, Shuffle};
 use crate::device::gpu::stream::Track;
 use crate::device::gpu::Gpu;
 use crate::dtype::{DataType, Operator, Prologue};
@@ -53,7 +53,7 @@ impl Work {
 #[derive(Debug)]
 struct Launched {
     number: u64,
-    token: Token,
+    token: Option<Token>,
     slot: Option<Slot>,
 }
 
@@ -64,7 +64,7 @@ pub struct Desk {
     /// Jobs of one kind, not yet launched.
     open: Option<(Work, Box<Batch>)>,
     /// Steps whose last job is among those.
-    ending: Vec<(Token, Option<Slot>)>,
+    ending: Vec<(Option<Token>, Option<Slot>)>,
     launched: VecDeque<Launched>,
 }
 
@@ -95,8 +95,9 @@ impl Desk {
         Ok(())
     }
 
-    /// The jobs of a step have been added; its slot is given back when they have ended.
-    pub fn end(&mut self, token: Token, slot: Option<Slot>) {
+    /// The jobs of a step, or without a token of a part of one, have been added; its slot is given back when they have
+    /// ended.
+    pub fn end(&mut self, token: Option<Token>, slot: Option<Slot>) {
         self.ending.push((token, slot));
     }
 
@@ -104,18 +105,24 @@ impl Desk {
     pub fn copy_in(&mut self, token: Token, dst: &[Region], slot: Slot) -> Result<()> {
         let mut at = 0;
         for part in dst {
-            let from = slot.host().part(at, part.len());
+            let from = slot.region().part(at, part.len());
             self.track.to_device(part.as_ptr() as u64, from.as_ptr(), part.len())?;
             at += part.len();
         }
         let number = self.track.issued();
-        self.launched.push_back(Launched { number, token, slot: Some(slot) });
+        self.launched.push_back(Launched { number, token: Some(token), slot: Some(slot) });
         Ok(())
     }
 
     /// The stream, for work that others give it; what has been gathered must have been launched.
     pub fn stream(&self) -> Handle {
         self.track.handle()
+    }
+
+    /// Launches a permutation of blocks, after what has been gathered.
+    pub fn shuffle(&mut self, shuffle: &Shuffle) -> Result<()> {
+        self.launch()?;
+        self.track.shuffle(shuffle)
     }
 
     /// Launches what has been gathered, so that what follows on the stream comes after it.
@@ -145,7 +152,7 @@ impl Desk {
         self.track.mark()?;
         let ended = self.track.poll()?;
         while let Some(step) = self.launched.front().filter(|step| step.number < ended) {
-            done.push(step.token);
+            done.extend(step.token);
             if let Some(slot) = self.launched.pop_front().and_then(|step| step.slot) {
                 slots.put(slot);
             }

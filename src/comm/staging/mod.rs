@@ -32,6 +32,7 @@ use desk::{Desk, Work};
 use slots::{Slot, Slots};
 use smallvec::SmallVec;
 use std::collections::{HashMap, VecDeque};
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -58,6 +59,8 @@ struct Arriving {
     dst: Regions,
     /// How it is combined with what the device has; stored without.
     combine: Option<(Combine, Regions)>,
+    /// Bytes of a message in ordinary memory that have been combined already.
+    combined: usize,
 }
 
 /// What a communicator needs to work on a device.
@@ -76,7 +79,9 @@ pub struct Staging {
     /// Slots of messages that the transport is sending.
     sending: HashMap<Token, Slot>,
     arriving: HashMap<Token, Arriving>,
-    /// Messages in ordinary memory that a kernel must read: they wait for a pinned slot.
+    /// Messages that are longer than this, in one piece, go from and to device memory without slots of the host.
+    direct_above: Option<usize>,
+    /// Messages in ordinary memory that a kernel must read: they go through the bounce slot, piece by piece.
     ashore: VecDeque<(Token, Arriving)>,
     arrived: Vec<Token>,
 }
@@ -94,6 +99,7 @@ impl Staging {
             leaving: VecDeque::new(),
             sending: HashMap::new(),
             arriving: HashMap::new(),
+            direct_above: None,
             ashore: VecDeque::new(),
             arrived: Vec::new(),
         })
@@ -102,7 +108,20 @@ impl Staging {
     /// Whether the device has work whose end only a poll sees.
     pub fn is_busy(&self) -> bool {
         let calls = self.calls.as_ref().is_some_and(Calls::is_busy);
-        self.out.is_busy() || self.into.is_busy() || self.local.is_busy() || calls
+        let ashore = !self.ashore.is_empty();
+        self.out.is_busy() || self.into.is_busy() || self.local.is_busy() || calls || ashore
+    }
+
+    /// Gives the network addresses on the device of messages that are longer than so many bytes.
+    pub fn give_addresses(&mut self, above_bytes: usize) -> Result<()> {
+        self.slots.make_room(&self.gpu)?;
+        self.direct_above = Some(above_bytes);
+        Ok(())
+    }
+
+    /// Whether the network gets a message's address on the device.
+    fn is_direct(&self, transport: &Mux, peer: Rank, bytes: usize) -> bool {
+        self.direct_above.is_some_and(|above| bytes > above) && transport.is_far(peer)
     }
 
     /// Has a provider do collectives inside the node, with so many bytes of device memory to bring blocks together.
@@ -148,7 +167,7 @@ impl Staging {
         let copied = self.copy_out(&[from], &slot);
         self.out.settle();
         if copied.is_ok() {
-            slot.host().read(bytes);
+            slot.region().read(bytes);
         }
         self.slots.put(slot);
         copied.map(drop)
@@ -156,7 +175,7 @@ impl Staging {
 
     /// Enqueues the copy of a message into its slot; its number on the stream out.
     fn copy_out(&mut self, src: &[Region], slot: &Slot) -> Result<u64> {
-        let host = slot.host();
+        let host = slot.region();
         let mut at = 0;
         match slot.address() {
             Some(address) if src.len() > COPIES_BY_ENGINE => {
@@ -184,7 +203,7 @@ impl Staging {
             let stream = (message.to, message.envelope.channel);
             let started = match full.contains(&stream) {
                 true => Started::Busy,
-                false => transport.send(message.token, message.to, message.envelope, &[message.slot.host()])?,
+                false => transport.send(message.token, message.to, message.envelope, &[message.slot.region()])?,
             };
             if started == Started::Busy {
                 full.push(stream);
@@ -213,31 +232,47 @@ impl Staging {
             }
             let unknown = || Error::Internal(format!("the transport finished token {token:#x}, which is not pending"));
             let message = self.arriving.remove(&token).ok_or_else(unknown)?;
-            self.land(token, message)?;
+            match message.slot {
+                Slot::Nothing => done.push(token),
+                _ => self.land(token, message)?,
+            }
         }
-        while let Some((token, message)) = self.ashore.pop_front() {
-            let Some(pinned) = self.slots.take_pinned(message.slot.host().len()) else {
-                self.ashore.push_front((token, message));
-                return Ok(());
-            };
-            pinned.host().copy_from(message.slot.host());
-            self.land(token, Arriving { slot: pinned, ..message })?;
+        self.bounce()
+    }
+
+    /// Lets the next piece of a message in ordinary memory be combined.
+    fn bounce(&mut self) -> Result<()> {
+        let Some((token, message)) = self.ashore.front_mut() else { return Ok(()) };
+        let Some(bounce) = self.slots.take_bounce() else { return Ok(()) };
+        let (whole, from) = (message.slot.region(), message.combined);
+        let to = whole.len().min(from + bounce.region().len());
+        bounce.region().part(0, to - from).copy_from(whole.part(from, to - from));
+        message.combined = to;
+        if let (Some((how, local)), Some(address)) = (&message.combine, bounce.address()) {
+            fold_in(&mut self.into, *how, (local, &message.dst), address, from..to)?;
         }
+        let token = (to == whole.len()).then_some(*token);
+        if token.is_some() {
+            self.ashore.pop_front();
+        }
+        self.into.end(token, Some(bounce));
         Ok(())
     }
 
     /// Enqueues what is to be done with a message that has arrived.
     fn land(&mut self, token: Token, message: Arriving) -> Result<()> {
-        let Arriving { slot, dst, combine } = message;
+        let Arriving { slot, dst, combine, .. } = message;
         let Some(address) = slot.address() else {
             if combine.is_some() {
-                self.ashore.push_back((token, Arriving { slot, dst, combine }));
+                self.ashore.push_back((token, Arriving { slot, dst, combine, combined: 0 }));
                 return Ok(());
             }
             return self.into.copy_in(token, &dst, slot);
         };
         match combine {
-            None if dst.len() <= COPIES_BY_ENGINE => return self.into.copy_in(token, &dst, slot),
+            None if dst.len() <= COPIES_BY_ENGINE && !matches!(slot, Slot::Device { .. }) => {
+                return self.into.copy_in(token, &dst, slot)
+            }
             None => {
                 let mut at = 0;
                 for part in &dst {
@@ -245,23 +280,38 @@ impl Staging {
                     at += part.len();
                 }
             }
-            Some((Combine { dtype, operator, order, divisor }, local)) => {
-                let work = Work::Reduce { dtype, operator, divisor };
-                let mut at = 0;
-                for (local, dst) in in_step(&local, &dst) {
-                    let (mine, theirs) = (local.as_ptr() as u64, address + at as u64);
-                    let srcs = match order {
-                        Order::LocalFirst => [mine, theirs],
-                        Order::IncomingFirst => [theirs, mine],
-                    };
-                    self.into.add(work, dst.len(), dst.as_ptr() as u64, &srcs)?;
-                    at += dst.len();
-                }
-            }
+            Some((how, local)) => fold_in(&mut self.into, how, (&local, &dst), address, 0..slot.region().len())?,
         }
-        self.into.end(token, Some(slot));
+        self.into.end(Some(token), Some(slot));
         Ok(())
     }
+}
+
+/// Combines a range of a message, whose first byte is at `address`, with what the device has.
+fn fold_in(
+    desk: &mut Desk,
+    how: Combine,
+    (local, dst): (&[Region], &[Region]),
+    address: u64,
+    range: Range<usize>,
+) -> Result<()> {
+    let Combine { dtype, operator, order, divisor } = how;
+    let work = Work::Reduce { dtype, operator, divisor };
+    let mut at = 0;
+    for (local, dst) in in_step(local, dst) {
+        let (from, to) = (range.start.max(at), range.end.min(at + dst.len()));
+        if from < to {
+            let (local, dst) = (local.part(from - at, to - from), dst.part(from - at, to - from));
+            let (mine, theirs) = (local.as_ptr() as u64, address + (from - range.start) as u64);
+            let srcs = match order {
+                Order::LocalFirst => [mine, theirs],
+                Order::IncomingFirst => [theirs, mine],
+            };
+            desk.add(work, dst.len(), dst.as_ptr() as u64, &srcs)?;
+        }
+        at += dst.len();
+    }
+    Ok(())
 }
 
 /// Two lists of equal total length, cut at the same places.
@@ -289,9 +339,22 @@ pub struct OnDevice<'a> {
 
 impl Transport for OnDevice<'_> {
     fn send(&mut self, token: Token, to: Rank, envelope: Envelope, src: &[Region]) -> Result<Started> {
+        let bytes = src.iter().map(Region::len).sum();
+        // What is still being copied on the same channel goes first.
+        let follows = |message: &Leaving| message.to == to && message.envelope.channel == envelope.channel;
+        if src.len() == 1
+            && self.staging.is_direct(self.transport, to, bytes)
+            && !self.staging.leaving.iter().any(follows)
+        {
+            let started = self.transport.send(token, to, envelope, src)?;
+            if started == Started::Pending {
+                self.staging.sending.insert(token, Slot::Nothing);
+            }
+            return Ok(started);
+        }
         let gpu = self.staging.gpu.clone();
         let _entered = gpu.enter()?;
-        let slot = self.staging.slots.take(src.iter().map(Region::len).sum())?;
+        let slot = self.staging.slots.take(bytes)?;
         match self.staging.copy_out(src, &slot) {
             Ok(number) => {
                 self.staging.leaving.push_back(Leaving { number, token, to, envelope, slot });
@@ -310,10 +373,21 @@ impl Transport for OnDevice<'_> {
             Sink::Store(dst) => (dst, None),
             Sink::Reduce { local, dst, combine } => (dst, Some((combine, Regions::from_slice(local)))),
         };
-        let slot = self.staging.slots.take(dst.iter().map(Region::len).sum())?;
-        let message = Arriving { slot, dst: Regions::from_slice(dst), combine };
-        let host = message.slot.host();
-        match self.transport.recv(token, from, envelope, Sink::Store(&[host])) {
+        let bytes = dst.iter().map(Region::len).sum();
+        let slot = match self.staging.is_direct(self.transport, from, bytes) {
+            true if dst.len() == 1 && combine.is_none() => Slot::Nothing,
+            true => match self.staging.slots.take_device(bytes) {
+                Some(slot) => slot,
+                None => self.staging.slots.take(bytes)?,
+            },
+            false => self.staging.slots.take(bytes)?,
+        };
+        let message = Arriving { slot, dst: Regions::from_slice(dst), combine, combined: 0 };
+        let place = match message.slot {
+            Slot::Nothing => dst[0],
+            _ => message.slot.region(),
+        };
+        match self.transport.recv(token, from, envelope, Sink::Store(&[place])) {
             Ok(Started::Busy) => {
                 self.staging.slots.put(message.slot);
                 Ok(Started::Busy)
@@ -393,7 +467,7 @@ impl Hands for OnDevice<'_> {
     }
 
     fn step(&mut self, token: Token) -> Started {
-        self.staging.local.end(token, None);
+        self.staging.local.end(Some(token), None);
         Started::Pending
     }
 }

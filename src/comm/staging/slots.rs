@@ -6,7 +6,7 @@
 #![forbid(unsafe_code)]
 
 use crate::device::gpu::driver::Address;
-use crate::device::gpu::memory::Pinned;
+use crate::device::gpu::memory::{Memory, Pinned};
 use crate::device::gpu::Gpu;
 use crate::error::Result;
 use crate::memory::{shared, Region};
@@ -14,6 +14,8 @@ use std::sync::Arc;
 
 /// Slots begin at multiples of this, so that vector accesses of device and host are aligned.
 const ALIGN: usize = 256;
+/// The bounce slot's bytes, where there is so much.
+const BOUNCE_BYTES: usize = 256 << 10;
 
 /// Runs of a piece of memory, given out and taken back.
 #[derive(Debug)]
@@ -55,6 +57,11 @@ impl Runs {
         }
     }
 
+    /// Bytes that are free.
+    pub fn free_bytes(&self) -> usize {
+        self.free.iter().map(|&(_, len)| len).sum()
+    }
+
     /// Whether all runs have come back.
     pub fn is_whole(&self) -> bool {
         self.free == [(0, self.bytes)]
@@ -71,6 +78,10 @@ impl Runs {
 pub struct Slots {
     pinned: Pinned,
     runs: Runs,
+    /// A part of the pinned memory that no message waits in: whoever has it needs nothing but the device to give it back.
+    bounce: Option<Slot>,
+    /// Memory of the device, where a transport takes addresses there.
+    room: Option<(Memory, Runs)>,
 }
 
 /// Memory for one message.
@@ -87,14 +98,28 @@ pub enum Slot {
     },
     /// Ordinary memory that other processes of the node can map.
     Ordinary(shared::Owned, usize),
+    /// A run of memory of the device, for a transport that takes addresses there. Given back by [`Slots::put`].
+    Device {
+        /// The range of addresses; the host cannot touch it.
+        region: Region,
+        /// Where it begins in the room.
+        start: usize,
+    },
+    /// A pinned slot for messages in ordinary memory, one of a kind.
+    Bounce(Box<Slot>),
+    /// None: the transport has the program's own memory.
+    Nothing,
 }
 
 impl Slot {
-    /// Where the host sees it.
-    pub fn host(&self) -> Region {
+    /// Where the transport finds it: host memory, but for [`Slot::Device`].
+    pub fn region(&self) -> Region {
         match self {
             Slot::Pinned { host, .. } => *host,
             Slot::Ordinary(owned, bytes) => owned.region().part(0, *bytes),
+            Slot::Device { region, .. } => *region,
+            Slot::Bounce(slot) => slot.region(),
+            Slot::Nothing => Region::EMPTY,
         }
     }
 
@@ -102,7 +127,9 @@ impl Slot {
     pub fn address(&self) -> Option<Address> {
         match self {
             Slot::Pinned { address, .. } => Some(*address),
-            Slot::Ordinary(..) => None,
+            Slot::Device { region, .. } => Some(region.as_ptr() as Address),
+            Slot::Bounce(slot) => slot.address(),
+            Slot::Ordinary(..) | Slot::Nothing => None,
         }
     }
 }
@@ -110,8 +137,31 @@ impl Slot {
 impl Slots {
     /// Pinned memory of so many bytes.
     pub fn new(gpu: &Arc<Gpu>, bytes: usize) -> Result<Slots> {
-        let runs = Runs::new(bytes);
-        Ok(Slots { pinned: Pinned::new(gpu, runs.bytes())?, runs })
+        let runs = Runs::new(bytes.max(2 * ALIGN));
+        let pinned = Pinned::new(gpu, runs.bytes())?;
+        let mut slots = Slots { pinned, runs, bounce: None, room: None };
+        let bounce_bytes = (slots.runs.bytes() / 4).clamp(ALIGN, BOUNCE_BYTES);
+        slots.bounce = slots.take_pinned(bounce_bytes).map(|slot| Slot::Bounce(Box::new(slot)));
+        Ok(slots)
+    }
+
+    /// Gets as much memory on the device.
+    pub fn make_room(&mut self, gpu: &Arc<Gpu>) -> Result<()> {
+        let runs = Runs::new(self.runs.bytes());
+        self.room = Some((Memory::new(gpu, runs.bytes())?, runs));
+        Ok(())
+    }
+
+    /// The bounce slot, if it is free.
+    pub fn take_bounce(&mut self) -> Option<Slot> {
+        self.bounce.take()
+    }
+
+    /// A slot on the device, if there is a free run of so many bytes.
+    pub fn take_device(&mut self, bytes: usize) -> Option<Slot> {
+        let (memory, runs) = self.room.as_mut()?;
+        let start = runs.take(bytes)?;
+        Some(Slot::Device { region: memory.region().part(start, bytes), start })
     }
 
     /// A slot of so many bytes: pinned if there is a free run.
@@ -131,14 +181,19 @@ impl Slots {
 
     /// Takes a slot back.
     pub fn put(&mut self, slot: Slot) {
-        if let Slot::Pinned { host, start, .. } = slot {
-            self.runs.put(start, host.len());
+        match (slot, &mut self.room) {
+            (Slot::Bounce(slot), _) => self.bounce = Some(Slot::Bounce(slot)),
+            (Slot::Pinned { host, start, .. }, _) => self.runs.put(start, host.len()),
+            (Slot::Device { region, start }, Some((_, runs))) => runs.put(start, region.len()),
+            _ => {}
         }
     }
 
     /// Whether all slots have come back.
     pub fn is_whole(&self) -> bool {
-        self.runs.is_whole()
+        let bounce = self.bounce.as_ref().map_or(0, |slot| slot.region().len());
+        self.runs.free_bytes() + bounce.next_multiple_of(ALIGN) == self.runs.bytes()
+            && self.room.as_ref().is_none_or(|(_, runs)| runs.is_whole())
     }
 }
 

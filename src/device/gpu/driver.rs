@@ -79,6 +79,12 @@ macro_rules! functions {
             )*
         }
 
+        /// The bytes of each function's arguments, by its name in CUDA.
+        #[cfg(test)]
+        pub(super) fn argument_bytes() -> Vec<(&'static str, Vec<usize>)> {
+            vec![$(($cuda, vec![$(size_of::<$type>()),*])),*]
+        }
+
         /// What each function is called here, by CUDA and by HIP.
         const NAMES: &[(&str, &str, &str)] = &[$((stringify!($name), $cuda, $hip)),*];
     };

@@ -68,11 +68,8 @@ pub fn compile(driver: &Driver, source: &str) -> Result<Vec<u8>> {
     let compiler = compiler(driver).ok_or_else(|| failed("there is no libhiprtc.so beside the HIP runtime"))?;
     let source = CString::new(source).map_err(|_| failed("the source has a zero byte"))?;
     let mut program = 0;
-    let texts = [null(); 0];
     // SAFETY: the places and texts must be valid; because they are locals, and no headers are given.
-    let status = unsafe {
-        (compiler.create)(&mut program, source.as_ptr(), c"strata".as_ptr(), 0, texts.as_ptr(), texts.as_ptr())
-    };
+    let status = unsafe { (compiler.create)(&mut program, source.as_ptr(), c"strata".as_ptr(), 0, null(), null()) };
     if status != SUCCESS {
         return Err(failed(&format!("error {status}")));
     }

@@ -4,6 +4,8 @@
 //! current on a thread of the program's is the same after every call as before.
 
 pub mod code;
+#[cfg(test)]
+mod declared;
 pub mod driver;
 mod hiprtc;
 pub mod kernels;
@@ -34,6 +36,8 @@ const MEMORY_TYPE: c_int = 2;
 const RELAXED: c_int = 2;
 /// From this release of HIP on a memory type of 0 means memory that the runtime does not know.
 const HIP_UNKNOWN_IS_ZERO: c_int = 60_000_000;
+/// `CU_EVENT_DISABLE_TIMING`, `hipEventDisableTiming`
+const NO_TIMING: u32 = 2;
 
 /// A device as the program uses it: one of its contexts. Lives as long as the process.
 pub struct Gpu {
@@ -201,6 +205,14 @@ impl Gpu {
         Ok(Entered { gpu: self, before, mode: (status == SUCCESS).then_some(mode) })
     }
 
+    /// Makes the context current on this thread for good: for threads of ours.
+    pub fn stay(&self) {
+        match self.enter() {
+            Ok(entered) => std::mem::forget(entered),
+            Err(error) => crate::log::warn(error.text()),
+        }
+    }
+
     fn check(&self, call: &'static str, status: Status) -> Result<()> {
         self.driver.check(call, status)
     }
@@ -237,8 +249,6 @@ impl Gpu {
     }
 
     fn new_event(&self) -> Result<Handle> {
-        /// `CU_EVENT_DISABLE_TIMING`, `hipEventDisableTiming`
-        const NO_TIMING: u32 = 2;
         let mut event = 0;
         // SAFETY: the place must be valid; because it is a local.
         self.check("event_create", unsafe { self.driver.event_create(&mut event, NO_TIMING) })?;

@@ -22,7 +22,7 @@ const WORD_BYTES: usize = 64;
 /// How many words are made at once.
 const WORDS_AT_ONCE: usize = 64;
 /// `CU_STREAM_WAIT_VALUE_GEQ`, `hipStreamWaitValueGte`
-const AT_LEAST: u32 = 0;
+pub(super) const AT_LEAST: u32 = 0;
 
 /// A word that streams wait for.
 #[derive(Debug)]

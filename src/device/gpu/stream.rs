@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 /// `CU_STREAM_NON_BLOCKING`, `hipStreamNonBlocking`: the legacy stream does not hold it up.
-const NON_BLOCKING: u32 = 1;
+pub(super) const NON_BLOCKING: u32 = 1;
 /// What one block of a kernel moves at least, so that short jobs take few.
 const BLOCK_BYTES: u64 = 16 << 10;
 /// Blocks for each multiprocessor that long jobs take at most.

@@ -51,6 +51,8 @@ pub struct Card {
     pub world_size: i32,
     /// Its job.
     pub job: String,
+    /// Whose device memory its MPI takes addresses of.
+    pub device_memory: i32,
     /// Its MPI's description of itself.
     pub description: String,
 }
@@ -70,6 +72,7 @@ impl Card {
             }
             (state::RUNNING, ..) => {
                 (card.running, card.world_rank, card.world_size) = (true, world.rank, world.size);
+                card.device_memory = world.device_memory;
             }
             (_, Some(rank), Some(size)) => (card.world_rank, card.world_size) = (rank, size),
             _ => card.why_not = "no MPI launcher started it".to_string(),
@@ -85,9 +88,9 @@ impl Card {
     /// The card as bytes.
     pub fn encode(&self) -> Vec<u8> {
         let line = |text: &str| text.replace('\n', " ");
-        let Card { why_not, running, world_rank, world_size, job, description } = self;
+        let Card { why_not, running, world_rank, world_size, job, device_memory, description } = self;
         let (why_not, job, description) = (line(why_not), line(job), line(description));
-        format!("{why_not}\n{running}\n{world_rank}\n{world_size}\n{job}\n{description}").into_bytes()
+        format!("{why_not}\n{running}\n{world_rank}\n{world_size}\n{job}\n{device_memory}\n{description}").into_bytes()
     }
 
     /// The card in these bytes.
@@ -100,6 +103,7 @@ impl Card {
                 world_rank: lines.next()?.parse().ok()?,
                 world_size: lines.next()?.parse().ok()?,
                 job: lines.next()?.to_string(),
+                device_memory: lines.next()?.parse().ok()?,
                 description: lines.next()?.to_string(),
             })
         };
@@ -142,6 +146,7 @@ pub fn decide(cards: &[Card]) -> std::result::Result<bool, String> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::vtable::device_memory;
     use super::*;
 
     fn launch(rank: i32) -> Launch {
@@ -149,7 +154,7 @@ mod tests {
     }
 
     fn running(rank: i32, thread_level: i32) -> World {
-        World { state: state::RUNNING, thread_level, rank, size: 4 }
+        World { state: state::RUNNING, thread_level, rank, size: 4, device_memory: device_memory::CUDA }
     }
 
     fn two(first: Card, second: Card) -> std::result::Result<bool, String> {

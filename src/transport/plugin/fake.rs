@@ -183,6 +183,7 @@ unsafe extern "C" fn look(world: *mut World) -> c_int {
         thread_level: universe.level,
         rank: rank as i32,
         size: universe.size as i32,
+        device_memory: 0,
     });
     // SAFETY: the caller gives a valid place.
     unsafe { world.write(found) };

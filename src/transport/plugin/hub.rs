@@ -126,6 +126,8 @@ pub enum Command {
         /// It is done.
         answer: Sender<()>,
     },
+    /// Do something.
+    Run(Box<dyn FnOnce() + Send>),
     /// Say that all earlier commands have been carried out.
     Quiet(Sender<()>),
     /// Come to the end of MPI with all ranks, and say whether it is to be finalised here.
@@ -247,6 +249,11 @@ impl Hub {
     /// Initialises MPI together with the whole job, and says what came of it.
     pub fn init(&self, limit: Duration) -> Result<World> {
         self.shared.ask(limit, "MPI_Init_thread", Command::Init)
+    }
+
+    /// Has the thread do something, whenever it comes to it.
+    pub fn run(&self, job: Box<dyn FnOnce() + Send>) {
+        self.shared.command(Command::Run(job));
     }
 
     /// Whether the caller may make a communicator now; if so it has to [`let_create`](Hub::let_create) afterwards.

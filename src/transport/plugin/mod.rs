@@ -166,10 +166,9 @@ fn wish(text: &str) -> Result<Wish> {
         "auto" => Ok(Wish::Auto),
         "mpi" => Ok(Wish::Mpi),
         "tcp" => Ok(Wish::Tcp),
-        "vendor" => Err(Error::InvalidUsage(
-            "STRATA_INTER=vendor: no vendor library is used between nodes; choose auto, mpi or tcp".to_string(),
-        )),
-        other => Err(Error::InvalidUsage(format!("STRATA_INTER={other} is none of auto, mpi and tcp"))),
+        // Without a vendor's library there is none to do it.
+        "vendor" => Ok(Wish::Auto),
+        other => Err(Error::InvalidUsage(format!("STRATA_INTER={other} is none of auto, vendor, mpi and tcp"))),
     }
 }
 
@@ -181,6 +180,8 @@ pub struct Joined {
     world: Vec<i32>,
     exclusive: bool,
     limit: Duration,
+    /// Whose device memory this process's MPI takes addresses of.
+    device_memory: i32,
 }
 
 /// For people: which MPIs the library in this file could use, or why none is.
@@ -230,7 +231,8 @@ pub fn join(
             let (rank, size) = (card.world_rank, card.world_size);
             crate::info!("MPI carries messages between nodes: rank {me} is rank {rank} of {size} in {name}");
             let world = told.iter().map(|card| card.world_rank).collect();
-            Ok(Some(Joined { me, hub, world, exclusive, limit }))
+            let device_memory = card.device_memory;
+            Ok(Some(Joined { me, hub, world, exclusive, limit, device_memory }))
         }
         (_, outcome) => {
             let why = outcome.err().unwrap_or_default();
@@ -297,7 +299,8 @@ impl Joined {
             let text = String::from_utf8_lossy(&told[rank]).into_owned();
             return Err(Error::Remote(format!("rank {rank}: {text}")));
         }
-        Ok(Mpi::new(self.me, link, nonce, far, bells.clone()))
+        let device_memory = (self.device_memory, self.hub);
+        Ok(Mpi::new(self.me, link, nonce, far, bells.clone(), device_memory))
     }
 
     /// Waits until every rank's process makes this communicator and no other: making one blocks the thread that calls

@@ -1,15 +1,16 @@
 //! The transport over MPI of one rank of one communicator.
 #![forbid(unsafe_code)]
 
-use super::hub::{Event, Link};
+use super::hub::{Event, Hub, Link};
 use super::peer::{Io, Operation, Peer, PACKET, SMALL};
+use super::vtable::device_memory;
 use crate::error::{Error, Result};
 use crate::exec::{Started, Token};
 use crate::memory::{Arena, Region};
 use crate::topo::Rank;
 use crate::transport::header::HEADER;
 use crate::transport::shm::bell::Bells;
-use crate::transport::{Envelope, Network, Sink};
+use crate::transport::{DeviceMemory, Envelope, Network, Sink};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -45,11 +46,20 @@ pub struct Mpi {
     left: u64,
     cancelled: bool,
     bells: Arc<Bells>,
+    /// Whose device memory MPI takes addresses of, and the way to its thread.
+    device_memory: (i32, Arc<Hub>),
 }
 
 impl Mpi {
     /// The transport to the ranks `far` over a communicator whose ranks are ours.
-    pub fn new(me: Rank, link: Link, nonce: u64, far: &[Rank], bells: Arc<Bells>) -> Mpi {
+    pub fn new(
+        me: Rank,
+        link: Link,
+        nonce: u64,
+        far: &[Rank],
+        bells: Arc<Bells>,
+        device_memory: (i32, Arc<Hub>),
+    ) -> Mpi {
         let mut io = Io::new(link, nonce);
         let listen = |_| Slot { id: io.listen(Arena::new(PACKET)), packet: None };
         let slots = (0..if far.is_empty() { 0 } else { LISTENERS }).map(listen).collect();
@@ -70,6 +80,7 @@ impl Mpi {
             left: 0,
             cancelled: false,
             bells,
+            device_memory,
         }
     }
 
@@ -160,6 +171,17 @@ impl Mpi {
 }
 
 impl Network for Mpi {
+    fn takes_device_memory(&self) -> DeviceMemory {
+        let (kinds, _) = self.device_memory;
+        // Shorter messages travel with their header, which is put together by the host.
+        let (cuda, hip) = (kinds & device_memory::CUDA != 0, kinds & device_memory::HIP != 0);
+        DeviceMemory { cuda, hip, above_bytes: SMALL }
+    }
+
+    fn run_where_it_is_used(&self, job: Box<dyn FnOnce() + Send>) {
+        self.device_memory.1.run(job);
+    }
+
     fn send(&mut self, peer: usize, token: Token, envelope: Envelope, src: &[Region]) -> Result<Started> {
         self.check_usable()?;
         let silently = !self.io.link.exclusive();

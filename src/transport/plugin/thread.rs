@@ -164,6 +164,7 @@ impl Worker {
                 self.free(comm);
                 let _ = answer.send(());
             }
+            Command::Run(job) => job(),
             Command::Quiet(answer) => {
                 let _ = answer.send(());
             }
