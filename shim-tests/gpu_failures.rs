@@ -89,7 +89,7 @@ fn memory_that_ends_later_is_a_failure_of_the_communicator() {
     let variables = [
         ("RANK_ENV_1", "SOFTGPU_MEMORY_BYTES=200000"),
         ("STRATA_SCRATCH_BYTES", "64"),
-        ("STRATA_ALLREDUCE_ALGO", "ring"),
+        ("STRATA_REDUCE_ALGO", "reduce_scatter_gather"),
     ];
     let (out, _) = run(Alone, NCCL, ["gpu_failures", "no_memory_later", "2x2"], &variables);
     holds(&out, &["rank 1: 1 ", "device 1 has no"]);

@@ -64,7 +64,7 @@ static void no_memory_later(int rank, const struct grid* grid) {
       while (cuMemAlloc_v2(&address, bytes) == 0) {}
 #endif
     }
-  OK(ncclAllReduce(memory, memory + 2048, 2048, ncclInt, ncclSum, comm, (cudaStream_t)stream));
+  OK(ncclReduce(memory, memory + 2048, 2048, ncclInt, ncclSum, 0, comm, (cudaStream_t)stream));
   ncclResult_t state = failure_of(comm, 20 * SECONDS);
   if (rank == 1) printf("rank 1: %d %s\n", state, ncclGetLastError(comm));
   CHECK(stream_rests(stream, 15 * SECONDS));
