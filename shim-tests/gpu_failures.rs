@@ -136,6 +136,15 @@ fn a_rank_that_dies_or_leaves_or_gives_up_ends_the_others_collectives() {
     }
 }
 
+/// At the end of a process the driver may have gone before its user.
+#[test]
+fn a_process_that_ends_leaves_the_driver_alone() {
+    for (double, mode) in [(NCCL, Alone), (RCCL, Alone), (NCCL, Over)] {
+        let (_, log) = run(mode, double, ["gpu_failures", "forgets", "2x2"], &[]);
+        assert!(!log.contains("panicked"), "{log}");
+    }
+}
+
 #[test]
 fn a_stream_that_has_ended_is_an_error_and_the_communicator_as_good_as_before() {
     for (double, mode) in [(NCCL, Alone), (RCCL, Alone), (NCCL, Over)] {
@@ -177,6 +186,25 @@ fn many_communicators_streams_and_threads_at_once_are_right() {
             run(mode, double, ["gpu_streams", "many", "2x2"], &[("SOFTGPU_SEED", seed)]);
         }
         run(Alone, double, ["gpu_streams", "threads", "1x1"], &[("SOFTGPU_SEED", seed)]);
+    }
+}
+
+#[test]
+fn the_drivers_own_streams_contexts_and_threads_without_a_device_are_served() {
+    for double in [NCCL, RCCL] {
+        run(Alone, double, ["gpu_streams", "nulls", "2x2"], &[]);
+    }
+    run(Over, NCCL, ["gpu_streams", "nulls", "2x2"], &[]);
+    run(Alone, NCCL, ["gpu_streams", "contexts", "2x2"], &[]);
+}
+
+#[test]
+fn communicators_made_out_of_others_and_ranks_without_a_gpu_work() {
+    for (double, mode) in [(NCCL, Alone), (RCCL, Alone), (NCCL, Over)] {
+        run(mode, double, ["gpu_streams", "derived", "2x2"], &[]);
+    }
+    for double in [NCCL, RCCL] {
+        run(Alone, double, ["gpu_streams", "mixed", "2x2"], &[("RANK_ENV_1", "STRATA_DEVICE=host")]);
     }
 }
 

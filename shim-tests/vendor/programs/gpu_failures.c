@@ -213,6 +213,14 @@ static void leaves(int rank, const struct grid* grid) {
   /* The stream is still held up, and so it stays. */
 }
 
+/* All processes end with a communicator that has nothing to do. */
+static void forgets(int rank, const struct grid* grid) {
+  gpu_stream stream = begin_rank(rank);
+  ncclComm_t comm = begin_comm(rank, grid->nranks);
+  right_sum(1, comm, rank, grid->nranks, 1000, stream);
+  meet(grid);
+}
+
 /* A stream that is none of the driver's any more, alone and beside a good one. */
 static void bad_stream(int rank, const struct grid* grid) {
   int n = grid->nranks;
@@ -236,7 +244,7 @@ static const struct scenario scenarios[] = {
     {"no_memory", no_memory, NULL},       {"no_memory_later", no_memory_later, NULL}, {"host_memory", host_memory, NULL},
     {"reset_before", reset_before, NULL}, {"reset_during", reset_during, NULL},       {"never_calls", never_calls, NULL},
     {"killed", killed, rank_1_is_killed}, {"aborted", aborted, NULL},                 {"leaves", leaves, NULL},
-    {"bad_stream", bad_stream, NULL},     {NULL, NULL, NULL},
+    {"bad_stream", bad_stream, NULL},     {"forgets", forgets, NULL},     {NULL, NULL, NULL},
 };
 
 int main(int argc, char** argv) { return run_scenario(scenarios, argc, argv); }

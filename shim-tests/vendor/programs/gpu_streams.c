@@ -204,7 +204,141 @@ static void threads(int rank, const struct grid* grid) {
   for (int i = 0; i < DEVICES; i++) OK(ncclCommDestroy(comms[i]));
 }
 
+struct call {
+  const struct sum* sum;
+  ncclComm_t comm;
+};
+
+static void* call_from_elsewhere(void* argument) {
+  struct call* call = argument;
+  issue_sum(call->sum, call->comm);
+  return NULL;
+}
+
+/* The driver's own streams, and calls from a thread on which no device was made current. */
+static void nulls(int rank, const struct grid* grid) {
+  int n = grid->nranks;
+  gpu_use(rank % 8);
+  ncclComm_t comm = begin_comm(0, rank, n);
+  gpu_stream streams[] = {NULL, gpu_new_stream(), DRIVER(CU_STREAM_LEGACY, NULL), DRIVER(CU_STREAM_PER_THREAD, NULL)};
+  for (int call = 0; call < 12; call++) right_sum(call, comm, rank, n, (size_t)(call * 1000), streams[call % 4]);
+  for (int i = 0; i < 4; i++) {
+    struct sum sum = begin_sum(20 + i, rank, n, 3000, 0, streams[1]);
+    struct call call = {&sum, comm};
+    pthread_t thread;
+    CHECK(pthread_create(&thread, NULL, call_from_elsewhere, &call) == 0);
+    pthread_join(thread, NULL);
+    end_sum(&sum);
+  }
+  OK(ncclCommDestroy(comm));
+}
+
+#ifndef HIP
+/* Contexts that the program makes itself: what is current stays so, and one that is destroyed takes only its own
+ * communicator with it. */
+static void contexts(int rank, const struct grid* grid) {
+  int n = grid->nranks;
+  CUcontext made[2], now;
+  ncclComm_t comms[2];
+  gpu_stream streams[2];
+  GPU(cuInit(0));
+  for (int i = 0; i < 2; i++) {
+    GPU(cuCtxCreate_v2(&made[i], 0, 0));
+    streams[i] = gpu_new_stream();
+    comms[i] = begin_comm(i, rank, n);
+    GPU(cuCtxGetCurrent(&now));
+    CHECK(now == made[i]);
+  }
+  for (int i = 0; i < 2; i++) {
+    GPU(cuCtxSetCurrent(made[i]));
+    struct sum sum = begin_sum(i, rank, n, 5000, 0, streams[i]);
+    GPU(cuCtxSetCurrent(made[1 - i]));
+    issue_sum(&sum, comms[i]);
+    GPU(cuCtxGetCurrent(&now));
+    CHECK(now == made[1 - i]);
+    GPU(cuCtxSetCurrent(made[i]));
+    end_sum(&sum);
+  }
+  meet(grid);
+  GPU(cuCtxDestroy_v2(made[1]));
+  WITHIN(15 * SECONDS, ncclCommAbort(comms[1]));
+  GPU(cuCtxSetCurrent(made[0]));
+  for (int call = 2; call < 5; call++) right_sum(call, comms[0], rank, n, 5000, streams[0]);
+  OK(ncclCommDestroy(comms[0]));
+}
+#endif
+
+static ncclComm_t ready(ncclComm_t comm) {
+  CHECK(settled(comm) == ncclSuccess);
+  return comm;
+}
+
+/* Communicators made out of others, and some that do not wait. */
+static void derived(int rank, const struct grid* grid) {
+  int n = grid->nranks, member, size;
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  ncclComm_t world, half, parity = NULL, later = NULL, less;
+  gpu_use(rank % 8);
+  gpu_stream stream = gpu_new_stream();
+  world = begin_comm(0, rank, n);
+  OK(ncclCommSplit(world, rank / 2, rank, &half, NULL));
+  config.blocking = 0;
+  ncclResult_t result = ncclCommInitRankConfig(&later, n, shared_id(1, rank), rank, &config);
+  CHECK(result == ncclSuccess || result == ncclInProgress);
+  ready(later);
+  right_sum(1, ready(later), rank, n, 70000, stream);
+  result = ncclCommSplit(later, rank % 2, -rank, &parity, NULL);
+  CHECK(result == ncclSuccess || result == ncclInProgress);
+  ready(later);
+  right_sum(2, half, rank % 2, 2, 70000, stream);
+  OK(ncclCommCount(ready(parity), &size));
+  OK(ncclCommUserRank(parity, &member));
+  right_sum(3, parity, member, size, 3000, stream);
+  int left = n - 1;
+  if (rank != left) {
+    OK(ncclCommShrink(world, &left, 1, &less, NULL, 0));
+    right_sum(4, less, rank, n - 1, 70000, stream);
+    OK(ncclCommDestroy(less));
+  }
+  OK(ncclCommDestroy(world));
+  right_sum(5, half, rank % 2, 2, 1000, stream);
+  OK(ncclCommFinalize(half));
+  OK(ncclCommDestroy(half));
+  for (int i = 0; i < 2; i++) {
+    result = ncclCommFinalize(i ? later : parity);
+    CHECK(result == ncclSuccess || result == ncclInProgress);
+    ready(i ? later : parity);
+    OK(ncclCommDestroy(i ? later : parity));
+  }
+}
+
+/* Rank 1 uses no GPU: its memory is the host's. */
+static void mixed(int rank, const struct grid* grid) {
+  int n = grid->nranks;
+  ncclComm_t comm;
+  if (rank != 1) {
+    gpu_use(rank % 8);
+    gpu_stream stream = gpu_new_stream();
+    comm = begin_comm(0, rank, n);
+    for (int call = 0; call < 6; call++) right_sum(call, comm, rank, n, (size_t)(1 + call * 20000), stream);
+  } else {
+    comm = begin_comm(0, rank, n);
+    for (int call = 0; call < 6; call++) {
+      size_t count = (size_t)(1 + call * 20000);
+      int *in = malloc(count * sizeof(int)), *out = malloc(count * sizeof(int));
+      for (size_t i = 0; i < count; i++) in[i] = number(call, rank, i);
+      OK(ncclAllReduce(in, out, count, ncclInt, ncclSum, comm, NULL));
+      for (size_t i = 0; i < count; i++) CHECK(out[i] == sum_of_numbers(call, n, i));
+    }
+  }
+  OK(ncclCommDestroy(comm));
+}
+
 static const struct scenario scenarios[] = {
+#ifndef HIP
+    {"contexts", contexts, NULL},
+#endif
+    {"nulls", nulls, NULL}, {"derived", derived, NULL}, {"mixed", mixed, NULL},
     {"queue", queue, NULL}, {"capture", capture, NULL}, {"capture_beside", capture_beside, NULL},
     {"many", many, NULL},   {"threads", threads, NULL}, {NULL, NULL, NULL},
 };
