@@ -64,6 +64,7 @@ fn run_of(seed: u64) -> (String, Command) {
     let number = seed.to_string();
     let arguments = [grid, &number, "8", most];
     let waits = if double.rccl { "hipStreamWaitValue32" } else { "cuStreamWaitValue32_v2" };
+    let connections = ["8", "8", "1"][pick(10, 3)];
     let absent = ["", "", "", waits][pick(7, 4)];
     let (way, mut command) = match pick(8, 2) {
         0 => ("over the vendor", served(double, "tcp", &arguments)),
@@ -76,8 +77,9 @@ fn run_of(seed: u64) -> (String, Command) {
     }
     let small = [("STRATA_SEGMENT_BYTES", segment), ("STRATA_PINNED_BYTES", pinned), ("STRATA_WINDOW", window)];
     command.envs(small).env("SOFTGPU_SEED", &number).env("SOFTGPU_ABSENT", absent);
+    command.env("SOFTGPU_CONNECTIONS", connections);
     let driver = if double.rccl { "HIP" } else { "CUDA" };
-    let what = format!("seed {seed}: {driver} {way}, {grid}, blocks up to {most}, {small:?}, absent: {absent:?}");
+    let what = format!("seed {seed}: {driver} {way}, {grid}, blocks up to {most}, {small:?}, absent: {absent:?}, queues: {connections}");
     (what, command)
 }
 

@@ -4,10 +4,13 @@
 //! entries are all that tells which of the machine's libraries the program was built for.
 #![forbid(unsafe_code)]
 
+use object::elf;
+use object::read::elf::{Dyn, FileHeader, ProgramHeader};
+use object::read::ReadCache;
+use object::Endianness;
 use std::ffi::OsStr;
 use std::fs::File;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 /// The folders that objects name.
@@ -48,68 +51,32 @@ struct Dynamic {
     runpath: Vec<PathBuf>,
 }
 
-/// Longer ones are not an object's that a program has loaded.
-const MOST_BYTES: u64 = 64 << 20;
+/// Objects of this machine's kind.
+type Header = elf::FileHeader64<Endianness>;
 
 impl Dynamic {
     /// Of a file of this machine's kind; `None` if it is no such file.
     fn of(path: &Path) -> Option<Dynamic> {
-        let file = File::open(path).ok()?;
-        let header = read(&file, 0, 64)?;
-        // 64 bits, the lower byte first.
-        if !header.starts_with(b"\x7fELF\x02\x01") {
-            return None;
-        }
-        let (entry, count) = (u64::from(short(&header, 54)?), u64::from(short(&header, 56)?));
-        let table = read(&file, long(&header, 32)?, entry * count)?;
-        let segments: Vec<Segment> = table.chunks(entry.max(1) as usize).filter_map(Segment::of).collect();
-        let dynamic = segments.iter().find(|segment| segment.kind == 2)?;
-        let entries = read(&file, dynamic.offset, dynamic.len)?;
-        let entries: Vec<(u64, u64)> =
-            entries.chunks_exact(16).filter_map(|entry| Some((long(entry, 0)?, long(entry, 8)?))).collect();
-        let value = |tag: u64| entries.iter().find(|(known, _)| *known == tag).map(|&(_, value)| value);
-        let (at, len) = (value(5)?, value(10)?);
-        let holder = segments.iter().find(|segment| segment.kind == 1 && segment.holds(at))?;
-        let strings = read(&file, at - holder.address + holder.offset, len)?;
-        let text = |offset: u64| strings.get(offset as usize..)?.split(|&byte| byte == 0).next();
+        // Of a file that may have hundreds of megabytes only what is asked for is read.
+        let data = ReadCache::new(File::open(path).ok()?);
+        let header = Header::parse(&data).ok()?;
+        let endian = header.endian().ok()?;
+        let segments = header.program_headers(endian, &data).ok()?;
+        let entries = segments.iter().find_map(|segment| segment.dynamic(endian, &data).ok().flatten())?;
+        let value = |tag: u32| {
+            let entry = entries.iter().find(|entry| entry.tag32(endian) == Some(tag))?;
+            Some(entry.d_val(endian))
+        };
+        let (at, len) = (value(elf::DT_STRTAB)?, value(elf::DT_STRSZ)?);
+        let strings = segments.iter().find_map(|segment| segment.data_range(endian, &data, at, len).ok().flatten())?;
+        let text = |offset: u64| strings.get(usize::try_from(offset).ok()?..)?.split(|&byte| byte == 0).next();
         let origin = path.parent()?;
-        let folders = |tag: u64| value(tag).and_then(text).map_or(Vec::new(), |list| folders(list, origin));
-        let needed = entries.iter().filter(|(tag, _)| *tag == 1).filter_map(|&(_, offset)| text(offset));
+        let folders = |tag: u32| value(tag).and_then(text).map_or(Vec::new(), |list| folders(list, origin));
+        let needed = entries.iter().filter(|entry| entry.tag32(endian) == Some(elf::DT_NEEDED));
+        let needed = needed.filter_map(|entry| text(entry.d_val(endian)));
         let needed = needed.map(|name| String::from_utf8_lossy(name).into_owned()).collect();
-        Some(Dynamic { needed, rpath: folders(15), runpath: folders(29) })
+        Some(Dynamic { needed, rpath: folders(elf::DT_RPATH), runpath: folders(elf::DT_RUNPATH) })
     }
-}
-
-/// A part of the file, and where it is mapped.
-struct Segment {
-    kind: u32,
-    offset: u64,
-    address: u64,
-    len: u64,
-}
-
-impl Segment {
-    fn of(entry: &[u8]) -> Option<Segment> {
-        let kind = u32::from_le_bytes(entry.get(..4)?.try_into().ok()?);
-        Some(Segment { kind, offset: long(entry, 8)?, address: long(entry, 16)?, len: long(entry, 32)? })
-    }
-
-    fn holds(&self, address: u64) -> bool {
-        address >= self.address && address - self.address < self.len
-    }
-}
-
-fn read(file: &File, offset: u64, len: u64) -> Option<Vec<u8>> {
-    let mut bytes = vec![0; usize::try_from(len).ok().filter(|_| len <= MOST_BYTES)?];
-    file.read_exact_at(&mut bytes, offset).ok().map(|()| bytes)
-}
-
-fn short(bytes: &[u8], at: usize) -> Option<u16> {
-    Some(u16::from_le_bytes(bytes.get(at..at + 2)?.try_into().ok()?))
-}
-
-fn long(bytes: &[u8], at: usize) -> Option<u64> {
-    Some(u64::from_le_bytes(bytes.get(at..at + 8)?.try_into().ok()?))
 }
 
 /// The folders of a list with colons; `$ORIGIN` is the object's. What is not absolute then depends on where the program

@@ -54,6 +54,18 @@ impl Twin {
         Err(NOT_FOUND)
     }
 
+    /// The kernel's name.
+    fn name(self) -> String {
+        match self {
+            Twin::Reduce(operator, dtype) => kernels::reduce(dtype, operator),
+            Twin::Scale(dtype) => kernels::scale(dtype),
+            Twin::Copy => kernels::COPY.to_string(),
+            Twin::Shuffle => kernels::SHUFFLE.to_string(),
+            Twin::Wait => kernels::WAIT.to_string(),
+            Twin::Raise => kernels::RAISE.to_string(),
+        }
+    }
+
     /// Bytes of its argument.
     pub fn argument_bytes(self) -> usize {
         match self {
@@ -107,7 +119,7 @@ impl Launch {
             Twin::Wait | Twin::Raise if (self.blocks, self.threads) != ([1; 3], 1) => {
                 nonsense(&format!("{:?} on {:?} blocks of {} threads", self.twin, self.blocks, self.threads))
             }
-            Twin::Wait if is_broken(kernels::WAIT) => Ok(()),
+            twin if is_broken(&twin.name()) => Ok(()),
             Twin::Wait => {
                 let value = self.words[1] as u32;
                 let word = Word::at(self.words[0], by)?;

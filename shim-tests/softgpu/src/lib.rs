@@ -8,12 +8,13 @@
 //! | `SOFTGPU_DEVICES` | how many devices there are (8) |
 //! | `SOFTGPU_SEED` | what decides how late streams run (1); also `softgpuSeed` |
 //! | `SOFTGPU_EAGER=1` | streams do not dally |
+//! | `SOFTGPU_CONNECTIONS=1` | all streams of a priority share one queue ([`pipe`]) |
 //! | `SOFTGPU_MEMORY_BYTES`, `SOFTGPU_PINNED_BYTES` | memory of each device, and host memory that may be pinned |
 //! | `SOFTGPU_ABSENT` | functions, separated by commas, that are not supported |
-//! | `SOFTGPU_BREAK` | synchronisations, separated by commas, that do nothing and claim success |
+//! | `SOFTGPU_BREAK` | synchronisations and kernels, separated by commas, that do nothing and claim success |
 //!
 //! What can be broken: `cuStreamWaitEvent`, `cuEventQuery`, `cuEventSynchronize`, `cuEventRecord`,
-//! `cuStreamWaitValue32_v2`, their namesakes of HIP, and the kernel `strata_wait`.
+//! `cuStreamWaitValue32_v2`, their namesakes of HIP, and every kernel of Strata's.
 //!
 //! What it is stricter in than a driver: calls that the documentation lets be asynchronous are; freeing memory waits for
 //! nothing; a kernel reaches only its own device's memory and pinned memory; nothing is ever at an address again.
@@ -28,6 +29,7 @@ pub mod handles;
 pub mod kernels;
 pub mod memory;
 pub mod modules;
+pub mod pipe;
 pub mod random;
 pub mod settings;
 pub mod stream;

@@ -15,9 +15,11 @@ pub struct Settings {
     pub pinned_bytes: u64,
     /// `SOFTGPU_EAGER`: streams do not dally.
     pub eager: bool,
+    /// `SOFTGPU_CONNECTIONS`: all streams of a priority share one queue.
+    pub one_queue: bool,
     /// `SOFTGPU_ABSENT`: functions that are not supported.
     absent: Vec<String>,
-    /// `SOFTGPU_BREAK`: synchronisations that do nothing.
+    /// `SOFTGPU_BREAK`: synchronisations and kernels that do nothing.
     broken: Vec<String>,
 }
 
@@ -38,6 +40,7 @@ pub fn settings() -> &'static Settings {
         memory_bytes: number("SOFTGPU_MEMORY_BYTES", 16 << 30),
         pinned_bytes: number("SOFTGPU_PINNED_BYTES", 16 << 30),
         eager: number("SOFTGPU_EAGER", 0) != 0,
+        one_queue: number("SOFTGPU_CONNECTIONS", 8) == 1,
         absent: list("SOFTGPU_ABSENT"),
         broken: list("SOFTGPU_BREAK"),
     })
@@ -48,7 +51,7 @@ pub fn is_absent(function: &str) -> bool {
     settings().absent.iter().any(|name| name == function)
 }
 
-/// Whether a synchronisation is to do nothing and claim success. It may be named by CUDA's name or by HIP's.
+/// Whether a synchronisation or kernel is to do nothing and claim success. It may be named by CUDA's name or by HIP's.
 pub fn is_broken(what: &str) -> bool {
     let in_hip = what.trim_end_matches("_v2").replacen("cu", "hip", 1);
     settings().broken.iter().any(|name| name == what || *name == in_hip)

@@ -6,6 +6,7 @@ use crate::context::Context;
 use crate::fault::{Result, CAPTURE_IMPLICIT, CAPTURE_UNSUPPORTED, CONTEXT_IS_DESTROYED};
 use crate::fault::{INVALID_HANDLE, LAUNCH_FAILED, NOT_READY};
 use crate::handles::Handles;
+use crate::pipe::{self, Place};
 use crate::random::Random;
 use crate::settings::settings;
 use crate::work::Work;
@@ -32,7 +33,7 @@ pub struct Stream {
 }
 
 struct State {
-    queue: VecDeque<Work>,
+    queue: VecDeque<(Work, Option<Place>)>,
     submitted: u64,
     completed: u64,
     started: bool,
@@ -141,7 +142,8 @@ impl Stream {
 
     fn push(self: &Arc<Stream>, work: Work) -> Fence {
         let mut state = self.state.lock().unwrap();
-        state.queue.push_back(work);
+        let place = settings().one_queue.then(|| pipe::of(self.context.handle, self.priority).enter());
+        state.queue.push_back((work, place));
         state.submitted += 1;
         if !state.started {
             state.started = true;
@@ -161,9 +163,15 @@ impl Stream {
 
     fn serve(self: Arc<Stream>) {
         let mut random = Random::new(self.number);
-        while let Some(work) = self.next() {
+        while let Some((work, mut place)) = self.next() {
             if !matches!(work, Work::After(_)) {
                 self.dally(&mut random);
+            }
+            if let Some(place) = &mut place {
+                place.wait_unless(|| self.context.has_stopped());
+                if !matches!(work, Work::After(_) | Work::WaitValue { .. }) {
+                    place.pass();
+                }
             }
             if !self.context.has_stopped() {
                 self.run(&work, &mut random);
@@ -175,7 +183,7 @@ impl Stream {
     }
 
     /// The next work; none when there will be none.
-    fn next(&self) -> Option<Work> {
+    fn next(&self) -> Option<(Work, Option<Place>)> {
         let mut state = self.state.lock().unwrap();
         loop {
             if self.context.is_destroyed() {

@@ -1,4 +1,5 @@
-//! The command `strata`: starts ranks, measures collectives, shows and verifies plans, tells what was found.
+//! The command `strata`: starts ranks, measures collectives, shows and verifies plans, tells what was found, tries
+//! out a GPU.
 //!
 //! A thin binary. Measuring goes through the C interface of a shared library (Strata's own, or any other NCCL), the rest
 //! through the crate.
@@ -11,6 +12,7 @@ macro_rules! tell {
     }};
 }
 
+mod gpu;
 mod info;
 mod launch;
 mod nccl;
@@ -42,6 +44,9 @@ enum What {
     Plan(plan::Options),
     /// Measure a collective, with nccl-tests' options and columns.
     Perf(perf::Options),
+    /// A GPU of this machine: what its driver offers, whether the kernels are right on it, and how fast they are.
+    #[command(subcommand)]
+    Gpu(gpu::Options),
 }
 
 fn main() -> ExitCode {
@@ -55,6 +60,7 @@ fn main() -> ExitCode {
         What::Info(options) => info::run(&options),
         What::Plan(options) => plan::run(&options),
         What::Perf(options) => perf::run(&options),
+        What::Gpu(options) => gpu::run(&options),
     };
     match outcome {
         Ok(code) => code,

@@ -83,6 +83,12 @@ impl Levels {
             TOLD.call_once(|| crate::log::write(crate::log::Level::Warn, text));
             return None;
         }
+        if self.companion().gpu().is_some_and(|device| device.gpu().may_hold_us_up(stream)) {
+            static TOLD: Once = Once::new();
+            let text = "calls on streams of the greatest priority are the vendor's library's: Strata's own have it";
+            TOLD.call_once(|| crate::log::write(crate::log::Level::Warn, text));
+            return None;
+        }
         let dtype = DataType::from_code(dtype)?;
         let comm = self.companion().clone();
         let (nranks, me) = (comm.nranks(), Rank::from_index(comm.rank()));

@@ -103,6 +103,10 @@ functions! {
     fn device_get(device: *mut c_int, number: c_int) = "cuDeviceGet", "hipDeviceGet";
     /// One of a device's properties, by a number of this driver's own.
     fn device_attribute(value: *mut c_int, attribute: c_int, device: c_int) = "cuDeviceGetAttribute", "hipDeviceGetAttribute";
+    /// What a device is called, in at most so many bytes.
+    fn device_name(text: *mut c_char, bytes: c_int, device: c_int) = "cuDeviceGetName", "hipDeviceGetName";
+    /// How much memory of the current device is free, and how much there is.
+    fn memory_info(free: *mut usize, total: *mut usize) = "cuMemGetInfo_v2", "hipMemGetInfo";
     /// Keeps a device's own context alive.
     fn context_retain(context: *mut Handle, device: c_int) = "cuDevicePrimaryCtxRetain", "";
     /// Lets go of a device's own context.
@@ -137,6 +141,8 @@ functions! {
     fn copy_to_device(to: Address, from: *const c_void, bytes: usize, stream: Handle) = "cuMemcpyHtoDAsync_v2", "hipMemcpyHtoDAsync";
     /// Copies on the device.
     fn copy_on_device(to: Address, from: Address, bytes: usize, stream: Handle) = "cuMemcpyDtoDAsync_v2", "hipMemcpyDtoDAsync";
+    /// A stream's priority.
+    fn stream_priority(stream: Handle, priority: *mut c_int) = "cuStreamGetPriority", "hipStreamGetPriority";
     /// Makes a stream with flags and a priority.
     fn stream_create(stream: *mut Handle, flags: c_uint, priority: c_int) = "cuStreamCreateWithPriority", "hipStreamCreateWithPriority";
     /// Ends a stream when its work has ended.
@@ -177,6 +183,16 @@ functions! {
 /// What a function that the driver lacks returns: `NOT_SUPPORTED` of both.
 const ABSENT: Status = 801;
 
+/// What drivers are called, in the order in which they are tried where the program has loaded none.
+const INSTALLED: [&str; 6] = [
+    "libcuda.so.1",
+    "libamdhip64.so",
+    "libamdhip64.so.7",
+    "libamdhip64.so.6",
+    "libamdhip64.so.5",
+    "/opt/rocm/lib/libamdhip64.so",
+];
+
 /// A driver that the program has loaded.
 #[derive(Debug)]
 pub struct Driver {
@@ -199,6 +215,38 @@ impl Driver {
                 Some(DRIVER.get_or_init(|| found))
             }
         }
+    }
+
+    /// The driver of this process; where it has loaded none, the machine's, which is loaded then. For programs that are
+    /// themselves the user of the GPU. None where the machine has none either; the text says why.
+    pub fn installed() -> std::result::Result<&'static Driver, String> {
+        let mut reasons = Vec::new();
+        for name in INSTALLED.iter().take_while(|_| Driver::get().is_none()) {
+            // SAFETY: the initialisers must be fit to run; because they are those of a driver that was asked for.
+            match unsafe { Library::open(Some(name), RTLD_NOW | RTLD_LOCAL) } {
+                // It stays mapped, where `get` finds it.
+                Ok(library) => std::mem::forget(library),
+                Err(error) => reasons.push(error.to_string()),
+            }
+        }
+        Driver::get().ok_or_else(|| reasons.join("; "))
+    }
+
+    /// How many devices there are. Makes the driver ready.
+    pub fn devices(&self) -> Result<usize> {
+        // SAFETY: the function has no preconditions.
+        self.check("init", unsafe { self.init(0) })?;
+        let mut count = 0;
+        // SAFETY: the place must be valid; because it is a local.
+        self.check("device_count", unsafe { self.device_count(&mut count) })?;
+        Ok(usize::try_from(count).unwrap_or(0))
+    }
+
+    /// The driver's version, as it writes it.
+    pub fn release(&self) -> Result<i32> {
+        let mut version = 0;
+        // SAFETY: the place must be valid; because it is a local.
+        self.check("version", unsafe { self.version(&mut version) }).map(|()| version)
     }
 
     fn look() -> Option<Driver> {

@@ -20,7 +20,7 @@ use kernels::Module;
 use order::Word;
 use std::borrow::Cow;
 use std::collections::HashMap;
-use std::ffi::{c_int, c_void, CString};
+use std::ffi::{c_char, c_int, c_void, CString};
 use std::fmt;
 use std::ptr::null_mut;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -47,6 +47,8 @@ pub struct Gpu {
     /// Of CUDA; HIP has one a device.
     context: Handle,
     multiprocessors: u32,
+    /// Of streams; our own have it.
+    greatest_priority: c_int,
     /// Whether kernels may use any address of the process.
     any_address: bool,
     functions: Mutex<HashMap<String, Handle>>,
@@ -143,6 +145,7 @@ impl Gpu {
             number,
             context,
             multiprocessors: 1,
+            greatest_priority: 0,
             any_address: false,
             functions: Mutex::default(),
             modules: Mutex::default(),
@@ -160,8 +163,12 @@ impl Gpu {
         let cuda = driver.kind == Kind::Cuda;
         let multiprocessors = attribute(if cuda { MULTIPROCESSORS.0 } else { MULTIPROCESSORS.1 });
         let any_address = cuda && attribute(PAGEABLE_MEMORY_ACCESS) == Some(1);
+        let (mut least, mut greatest) = (0, 0);
+        // SAFETY: the places must be valid; because they are locals.
+        unsafe { driver.priorities(&mut least, &mut greatest) };
         let witness = gpu.new_event()?;
         drop(entered);
+        gpu.greatest_priority = greatest;
         gpu.multiprocessors = multiprocessors.and_then(|number| u32::try_from(number).ok()).unwrap_or(1).max(1);
         gpu.any_address = any_address;
         gpu.witness = witness;
@@ -181,6 +188,30 @@ impl Gpu {
     /// How many multiprocessors it has.
     pub fn multiprocessors(&self) -> u32 {
         self.multiprocessors
+    }
+
+    /// What the driver calls the device.
+    pub fn name(&self) -> Result<String> {
+        let mut text = [0 as c_char; 256];
+        // SAFETY: the place must have so many bytes; because it is a local of that length.
+        let status = unsafe { self.driver.device_name(text.as_mut_ptr(), text.len() as c_int, self.number) };
+        self.check("device_name", status)?;
+        let bytes: Vec<u8> = text.iter().take_while(|&&byte| byte != 0).map(|&byte| byte as u8).collect();
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    }
+
+    /// Bytes of the device's memory: free, and in all.
+    pub fn memory_bytes(&self) -> Result<(usize, usize)> {
+        let _entered = self.enter()?;
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: the places must be valid; because they are locals.
+        self.check("memory_info", unsafe { self.driver.memory_info(&mut free, &mut total) })?;
+        Ok((free, total))
+    }
+
+    /// Whether kernels may use any address of the process, so that nothing has to be registered.
+    pub fn uses_any_address(&self) -> bool {
+        self.any_address
     }
 
     /// Makes the context current on this thread for as long as the result lives. What is asked of the driver meanwhile
@@ -241,6 +272,16 @@ impl Gpu {
         // SAFETY: the place must be valid; because it is a local.
         unsafe { self.driver.version(&mut version) };
         self.driver.kind == Kind::Cuda || version >= HIP_UNKNOWN_IS_ZERO
+    }
+
+    /// Whether a stream may hold up our own while it waits for us: it has their priority, so they may share a queue of the
+    /// device's.
+    pub fn may_hold_us_up(&self, stream: Handle) -> bool {
+        let Ok(_entered) = self.enter() else { return false };
+        let mut priority = 0;
+        // SAFETY: the place must be valid and the stream alive; because it is a local, and the program gives the stream.
+        let status = unsafe { self.driver.stream_priority(stream, &mut priority) };
+        status == SUCCESS && priority == self.greatest_priority
     }
 
     /// Whether what is given to a stream is recorded into a graph instead of running.

@@ -6,7 +6,7 @@
 //! Words are never given back to the system: a stream may look at one long after the operation has ended. A word only
 //! grows, from user to user, so a late look finds it raised.
 
-use super::driver::{Address, Handle, Kind, SUCCESS};
+use super::driver::{Address, Handle, Kind, Status, SUCCESS};
 use super::kernels::Flag;
 use super::memory::Pinned;
 use super::stream::{wait_by_kernel, Event};
@@ -41,6 +41,17 @@ impl Word {
         let word = unsafe { AtomicU32::from_ptr(self.place.as_ptr().cast()) };
         word.store(value, Ordering::SeqCst);
     }
+}
+
+/// By what streams wait for a word.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Means {
+    /// An operation of the driver's on streams.
+    Driver,
+    /// A kernel of ours.
+    Kernel,
+    /// The driver's operation where it has one, else the kernel.
+    Either,
 }
 
 /// The word of a communicator; goes back to its device's pool with the value.
@@ -83,6 +94,11 @@ impl Gate {
     /// Takes a place in the order of these streams: what they were given so far comes before, what they are given from
     /// now on comes after. Operations of one gate must end in the order in which they were accepted.
     pub fn accept(self: &Arc<Gate>, streams: &[Handle]) -> Result<Ordered> {
+        self.accept_by(streams, Means::Either)
+    }
+
+    /// The same, with streams that wait by these means.
+    pub fn accept_by(self: &Arc<Gate>, streams: &[Handle], means: Means) -> Result<Ordered> {
         let _entered = self.gpu.enter()?;
         let mut events = SmallVec::new();
         for &stream in streams {
@@ -92,7 +108,7 @@ impl Gate {
         }
         let flag = self.promise();
         let ordered = Ordered { gate: self.clone(), events, value: flag.value };
-        streams.iter().try_for_each(|&stream| self.wait(stream, flag))?;
+        streams.iter().try_for_each(|&stream| self.wait(stream, flag, means))?;
         Ok(ordered)
     }
 
@@ -105,19 +121,25 @@ impl Gate {
     }
 
     /// Has a stream wait for the word.
-    fn wait(&self, stream: Handle, flag: Flag) -> Result<()> {
+    fn wait(&self, stream: Handle, flag: Flag, means: Means) -> Result<()> {
+        if means != Means::Kernel {
+            let status = self.wait_by_driver(stream, flag);
+            // What else a driver without such operations may refuse, it refuses the kernel as well.
+            if status == SUCCESS || means == Means::Driver {
+                return self.gpu.check("stream_wait_value", status);
+            }
+        }
+        wait_by_kernel(&self.gpu, stream, flag)
+    }
+
+    fn wait_by_driver(&self, stream: Handle, flag: Flag) -> Status {
         let (driver, Flag { address, value, .. }) = (self.gpu.driver, flag);
-        let status = match driver.kind {
+        match driver.kind {
             // SAFETY: the stream must be alive and the word must stay; because the program gives the one, and words are
             // never freed.
             Kind::Cuda => unsafe { driver.stream_wait_value(stream, address, value, AT_LEAST) },
             // SAFETY: as above.
             Kind::Hip => unsafe { driver.stream_wait_masked(stream, address, value, AT_LEAST, u32::MAX) },
-        };
-        match status {
-            SUCCESS => Ok(()),
-            // A driver without such operations. What else it may refuse, it refuses the kernel as well.
-            _ => wait_by_kernel(&self.gpu, stream, flag),
         }
     }
 }

@@ -74,14 +74,13 @@ pub struct Track {
 }
 
 impl Track {
-    /// A stream of the highest priority: what a collective waits for goes before what others compute.
+    /// A stream of the greatest priority: what a collective waits for goes before what others compute, and, since drivers
+    /// have queues for each priority, it is not held up by streams of the program's that wait.
     pub fn new(gpu: &Arc<Gpu>) -> Result<Track> {
         let _entered = gpu.enter()?;
-        let (mut least, mut greatest, mut stream) = (0, 0, 0);
-        // SAFETY: the places must be valid; because they are locals.
-        unsafe { gpu.driver.priorities(&mut least, &mut greatest) };
-        // SAFETY: as above.
-        let status = unsafe { gpu.driver.stream_create(&mut stream, NON_BLOCKING, greatest) };
+        let mut stream = 0;
+        // SAFETY: the place must be valid; because it is a local.
+        let status = unsafe { gpu.driver.stream_create(&mut stream, NON_BLOCKING, gpu.greatest_priority) };
         gpu.check("stream_create", status)?;
         Ok(Track { gpu: gpu.clone(), stream, next: 0, marked: 0, done: 0, events: VecDeque::new() })
     }
@@ -138,6 +137,16 @@ impl Track {
         }
     }
 
+    /// Waits until all of it has ended, and tells a failure of the device.
+    pub fn finish(&mut self) -> Result<()> {
+        let _entered = self.gpu.enter()?;
+        // SAFETY: the stream must be alive; because it is ours.
+        let status = unsafe { self.gpu.driver.stream_synchronize(self.stream) };
+        self.events.clear();
+        (self.marked, self.done) = (self.next, self.next);
+        self.gpu.check("stream_synchronize", status)
+    }
+
     /// Copies device memory into pinned host memory. The context must be current.
     pub fn to_host(&mut self, to: *mut u8, from: Address, bytes: usize) -> Result<()> {
         // SAFETY: both must be valid for so many bytes until this has ended; because the caller keeps them.
@@ -178,6 +187,16 @@ impl Track {
     pub fn shuffle(&mut self, shuffle: &Shuffle) -> Result<()> {
         let blocks = self.blocks(shuffle.block_bytes.saturating_mul(shuffle.rows).saturating_mul(shuffle.columns), 1);
         self.gpu.launch(self.stream, kernels::SHUFFLE, [blocks, 1, THREADS], shuffle)
+    }
+
+    /// Launches what waits until a word has come so far. The context must be current.
+    pub fn wait(&mut self, flag: Flag) -> Result<()> {
+        wait_by_kernel(&self.gpu, self.stream, flag)
+    }
+
+    /// Launches what raises a word after everything before it. The context must be current.
+    pub fn raise(&mut self, flag: Flag) -> Result<()> {
+        self.gpu.launch(self.stream, kernels::RAISE, [1, 1, 1], &flag)
     }
 
     fn batch(&mut self, kernel: &str, batch: &Batch) -> Result<()> {
