@@ -232,7 +232,7 @@ fn ranks(nranks: c_int, rank: c_int) -> Result<(usize, usize)> {
 
 /// The GPU that the program uses, as its driver has it current on this thread, or the one of a number; none where it uses
 /// none, or has said so.
-fn gpu(number: Option<c_int>) -> Result<Option<Arc<Gpu>>> {
+pub fn gpu(number: Option<c_int>) -> Result<Option<Arc<Gpu>>> {
     match Settings::from_env().0.device.as_str() {
         "host" => Ok(None),
         _ => Gpu::of_thread(number),

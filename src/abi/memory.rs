@@ -4,12 +4,16 @@
 use super::handles;
 use super::pointer::Ptr;
 use super::types::{null, Buffer, CommHandle, MemStat};
+use crate::device::gpu::memory::Memory;
 use crate::error::{Error, Result};
+use crate::fork::PerProcess;
 use crate::memory::shared;
+use std::collections::HashMap;
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard};
 
-/// `ncclMemAlloc`
+/// `ncclMemAlloc`: memory of the device that is current, or without one memory that all processes of the node can map.
 pub fn allocate(out: Ptr<Buffer>, size: usize) -> Result<()> {
     if out.is_null() {
         return Err(null("ptr"));
@@ -17,14 +21,33 @@ pub fn allocate(out: Ptr<Buffer>, size: usize) -> Result<()> {
     if isize::try_from(size).is_err() {
         return Err(Error::InvalidArgument(format!("{size} bytes are more than memory can hold")));
     }
-    out.set("ptr", Buffer(shared::allocate(size)?.as_ptr() as usize))
+    let Some(gpu) = super::communicators::gpu(None)? else {
+        return out.set("ptr", Buffer(shared::allocate(size)?.as_ptr() as usize));
+    };
+    let memory = Memory::new(&gpu, size.max(1))?;
+    let start = memory.region().as_ptr() as usize;
+    on_devices().insert(start, memory);
+    out.set("ptr", Buffer(start))
+}
+
+/// What [`allocate`] has given out on devices, by where it begins.
+fn on_devices() -> MutexGuard<'static, HashMap<usize, Memory>> {
+    static ON_DEVICES: PerProcess<Mutex<HashMap<usize, Memory>>> = PerProcess::new(Mutex::default);
+    ON_DEVICES.get().lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
 /// `ncclMemFree`
 pub fn free(start: Buffer) -> Result<()> {
-    match start.is_null() {
-        true => Ok(()),
-        false => shared::free(start.0 as *mut u8),
+    if start.is_null() {
+        return Ok(());
+    }
+    let on_device = on_devices().remove(&start.0);
+    match on_device {
+        Some(memory) => {
+            drop(memory);
+            Ok(())
+        }
+        None => shared::free(start.0 as *mut u8),
     }
 }
 

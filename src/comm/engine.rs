@@ -249,6 +249,14 @@ impl Engine {
         }
     }
 
+    /// Leaves what is on a device to the end of the process, at which the driver may have ended already.
+    pub fn leave_device(&mut self) {
+        if self.staging.is_some() {
+            std::mem::forget(self.staging.take());
+            std::mem::forget(std::mem::replace(&mut self.scratch, Scratch::new(0)));
+        }
+    }
+
     /// Reads what a program has left on its device.
     pub fn read(&mut self, from: Region, bytes: &mut [u8]) -> Result<()> {
         match &mut self.staging {

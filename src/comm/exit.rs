@@ -4,6 +4,7 @@
 //! collective. So at exit every communicator says goodbye.
 #![forbid(unsafe_code)]
 
+use super::engine::Engine;
 use super::Comm;
 use crate::fork::PerProcess;
 use std::sync::{Arc, Mutex, Weak};
@@ -31,7 +32,8 @@ pub fn leave_all() {
             let monitor = comm.monitor.try_lock().ok().and_then(|mut monitor| monitor.take());
             drop(monitor);
             // Links that are closed in order deliver what is still on its way.
-            let engine = comm.engine.try_lock().ok().and_then(|mut engine| engine.take());
+            let mut engine = comm.engine.try_lock().ok().and_then(|mut engine| engine.take());
+            engine.iter_mut().for_each(Engine::leave_device);
             drop(engine);
         }
         // What the program's other threads still use stays where it is.

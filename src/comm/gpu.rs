@@ -76,6 +76,9 @@ impl Device {
     pub fn check(&self, region: Region, name: &str) -> Result<()> {
         match region.is_empty() || self.gpu.can_use(region.as_ptr() as u64) {
             true => Ok(()),
+            false if !self.gpu.is_alive() => {
+                Err(Error::Device(format!("the program has ended the context of device {}", self.gpu.number())))
+            }
             false => Err(Error::InvalidArgument(format!(
                 "{name} {:p} is neither memory of a device nor host memory that its driver knows",
                 region.as_ptr()

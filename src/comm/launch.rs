@@ -3,7 +3,7 @@
 
 use super::messages::Messages;
 use super::service::Call;
-use super::{locked, Comm, Direction, Elements, Message, Operation, StreamRef};
+use super::{locked, Comm, Direction, Elements, Message, Operation, StreamRef, ALIVE};
 use crate::device::gpu::driver::Handle;
 use crate::device::gpu::order::Ordered;
 use crate::error::{Error, Result};
@@ -106,10 +106,15 @@ fn on_gpu(mut run: Run, streams: &[Handle]) -> Result<()> {
     let mut ordered = device.order(streams)?;
     run.take_turn();
     device.run(move || {
+        let has_failed = run.comm.failure().is_some();
         let outcome = match await_streams(&mut ordered, &run.comm) {
             Ok(()) => drive(std::slice::from_mut(&mut run)),
             Err(error) => Err(run.fail(error)),
         };
+        // No call returns the first failure, so its text is kept for who asks; the program knows of its own abort.
+        if let (false, Err(error), ALIVE) = (has_failed, &outcome, run.comm.phase.load(Ordering::Acquire)) {
+            crate::log::warn(error.text());
+        }
         // The next operation may begin, and then the streams go on.
         drop(run);
         drop(ordered);

@@ -96,7 +96,12 @@ impl Layout {
         let mut done = 0;
         while done < span.len as usize {
             let phase = (span.like as usize + done) % per_block;
-            let run = (span.len as usize - done).min(per_block - phase);
+            let run = match span.buffer {
+                // Chunks of the last segment may be shorter than their slots; each stays in its own, so that it is found
+                // there whichever others it is named with.
+                Buffer::Scratch => 1,
+                _ => (span.len as usize - done).min(per_block - phase),
+            };
             let from = (phase * full).min(elems);
             let to = ((phase + run) * full).min(elems);
             let offset = match span.buffer {
@@ -164,5 +169,21 @@ mod tests {
         assert_eq!(pieces_of(&layout, 0, Span::scratch(1, 1, 2)), [(64, 32)]);
         assert_eq!(pieces_of(&layout, 0, Span::scratch(0, 2, 2)), [(0, 32), (64, 64)]);
         assert_eq!(layout.scratch_bytes(), 256);
+    }
+
+    #[test]
+    fn a_chunk_is_found_whichever_others_it_is_named_with() {
+        // Slots hold 32 elements; those of the last segment are filled with 16.
+        let layout = Layout::new(80, 4, 2, 4, 192);
+        assert_eq!((layout.segments(), layout.scratch_bytes()), (2, 512));
+        for segment in 0..2 {
+            for span in [Span::scratch(0, 4, 0), Span::scratch(1, 3, 1), Span::output(0, 4)] {
+                let one_by_one = |i| Span { start: span.start + i, like: span.like + i, len: 1, ..span };
+                let mut pieces = Vec::new();
+                (0..span.len).for_each(|i| layout.pieces(segment, 0, &one_by_one(i), &mut pieces));
+                let pieces: Vec<_> = pieces.iter().map(|piece| (piece.offset, piece.len)).collect();
+                assert_eq!(pieces_of(&layout, segment, span), pieces, "{span:?} of segment {segment}");
+            }
+        }
     }
 }

@@ -132,6 +132,7 @@ struct ncclComm {
   int redop_count;
   struct entry* entries;
   void* last; /* on the soft GPU: an event behind the last operation, whatever its stream */
+  void* context; /* in which that was, of CUDA's */
   uint64_t end_magic;
 };
 
@@ -224,6 +225,8 @@ int gpu_allocate(void** memory, size_t bytes);
 int gpu_free(void* memory);
 int gpu_enqueue(const struct op* ops, size_t count, void (*function)(void*), void* argument);
 void gpu_forget(struct ncclComm* comm);
+int gpu_is_captured(cudaStream_t stream);
+int gpu_is_gone(const struct ncclComm* comm);
 
 /* ---- what is written down (record.c) ---- */
 

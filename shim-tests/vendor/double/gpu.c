@@ -14,6 +14,11 @@ static struct {
   int (*event_create)(void** event, unsigned flags);
   int (*event_record)(void* event, cudaStream_t stream);
   int (*event_destroy)(void* event);
+  int (*event_query)(void* event);
+  int (*context_current)(void** context); /* of CUDA's driver, as the next two */
+  int (*context_push)(void* context);
+  int (*context_pop)(void** context);
+  int (*is_capturing)(cudaStream_t stream, int* status);
   int (*wait_event)(cudaStream_t stream, void* event, unsigned flags);
   int (*allocate)(unsigned long long* address, size_t bytes);
   int (*release)(unsigned long long address);
@@ -32,6 +37,11 @@ static void look(void) {
   FIND(event_create, "cuEventCreate", "hipEventCreateWithFlags");
   FIND(event_record, "cuEventRecord", "hipEventRecord");
   FIND(event_destroy, "cuEventDestroy_v2", "hipEventDestroy");
+  FIND(event_query, "cuEventQuery", "hipEventQuery");
+  FIND(context_current, "cuCtxGetCurrent", "");
+  FIND(context_push, "cuCtxPushCurrent_v2", "");
+  FIND(context_pop, "cuCtxPopCurrent_v2", "");
+  FIND(is_capturing, "cuStreamIsCapturing", "hipStreamIsCapturing");
   FIND(wait_event, "cuStreamWaitEvent", "hipStreamWaitEvent");
   FIND(allocate, "cuMemAlloc_v2", "hipMalloc");
   FIND(release, "cuMemFree_v2", "hipFree");
@@ -92,22 +102,40 @@ void gpu_forget(struct ncclComm* comm) {
 
 static int note_last(struct ncclComm* comm, cudaStream_t stream) {
   if (!comm->last && gpu.event_create(&comm->last, 2) != 0) return 1;
+  if (gpu.context_current) gpu.context_current(&comm->context);
   return gpu.event_record(comm->last, stream) != 0;
+}
+
+int gpu_is_captured(cudaStream_t stream) {
+  int status = 0;
+  return gpu.is_capturing(stream, &status) == 0 && status != 0;
+}
+
+/* Whether the context of a communicator's last operation has ended: its streams never come to what they were given. */
+int gpu_is_gone(const struct ncclComm* comm) {
+  enum { CONTEXT_IS_DESTROYED = 709 };
+  void* left;
+  if (!comm->last) return 0;
+  int pushed = comm->context && gpu.context_push(comm->context) == 0;
+  int status = gpu.event_query(comm->last);
+  if (pushed) gpu.context_pop(&left);
+  return status == CONTEXT_IS_DESTROYED;
 }
 
 /* Runs a function behind all that these streams were given, and before what they will be given. */
 int gpu_enqueue(const struct op* ops, size_t count, host_function function, void* argument) {
   cudaStream_t home = ops[0].stream;
-  int failed = 0;
+  /* Of what is captured no event can be waited for outside. */
+  int failed = 0, captured = gpu_is_captured(home);
   for (size_t i = 0; i < count && !failed; i++)
-    failed = order(ops[i].stream, home) || behind_last(ops[i].comm, home);
+    failed = order(ops[i].stream, home) || (!captured && behind_last(ops[i].comm, home));
   /* The operations may be gone as soon as it is launched. */
   cudaStream_t* streams = calloc(count, sizeof(*streams));
   struct ncclComm** comms = calloc(count, sizeof(*comms));
   for (size_t i = 0; i < count; i++) streams[i] = ops[i].stream, comms[i] = ops[i].comm;
   failed = failed || gpu.launch_host(home, function, argument) != 0;
   for (size_t i = 0; i < count && !failed; i++)
-    failed = order(home, streams[i]) || note_last(comms[i], home);
+    failed = order(home, streams[i]) || (!captured && note_last(comms[i], home));
   free(streams);
   free(comms);
   return failed;

@@ -178,6 +178,18 @@ static void* run_in_background(void* argument) {
   return NULL;
 }
 
+/* Whenever the graph is launched into which it was captured; it stays as it was captured. */
+static void run_in_graph(void* argument) {
+  struct batch batch = *(struct batch*)argument;
+  size_t bytes = batch.count * sizeof(*batch.ops);
+  batch.ops = memcpy(malloc(bytes), batch.ops, bytes);
+  inside_enter();
+  run_batch(&batch);
+  inside_leave();
+  for (size_t i = 0; i < batch.count; i++) free(batch.ops[i].result);
+  free(batch.ops);
+}
+
 /* On a stream of the soft GPU, at its time. Failures show in the communicators. */
 static void run_on_stream(void* argument) {
   struct batch* batch = argument;
@@ -198,7 +210,12 @@ static ncclResult_t enqueue_ops(struct batch batch) {
     batch.ops[i].bias = gpu_memory(batch.ops[i].bias);
     batch.ops[i].redop.pointer = gpu_memory(batch.ops[i].redop.pointer);
   }
-  if (gpu_enqueue(batch.ops, batch.count, run_on_stream, moved) == 0) return ncclSuccess;
+  int captured = gpu_is_captured(batch.ops[0].stream);
+  if (gpu_enqueue(batch.ops, batch.count, captured ? run_in_graph : run_on_stream, moved) == 0) {
+    /* A graph may be launched as often as its program likes, and needs the communicators alive only then. */
+    for (size_t i = 0; captured && i < batch.count; i++) atomic_fetch_sub(&batch.ops[i].comm->users, 1);
+    return ncclSuccess;
+  }
   complain("the driver refuses an operation");
   release_ops(moved);
   free(moved);

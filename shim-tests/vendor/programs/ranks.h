@@ -90,7 +90,7 @@ static void take_own_environment(int rank, int file) {
 }
 
 /* Forks a process for each rank before anything of NCCL is called; returns how many failed. `expected`: the exit status
- * of each rank, all 0 without it. */
+ * of each rank, all 0 without it, or the negative number of the signal that ends it. */
 static int run_ranks(const struct grid* grid, void (*rank_main)(int rank, const struct grid* grid), unsigned limit,
                      const int* expected) {
   pid_t pids[MAX_RANKS];
@@ -123,7 +123,7 @@ static int run_ranks(const struct grid* grid, void (*rank_main)(int rank, const 
     int status = 0;
     CHECK(waitpid(pids[rank], &status, 0) == pids[rank]);
     int wanted = expected ? expected[rank] : 0;
-    if (WIFEXITED(status) && WEXITSTATUS(status) == wanted) continue;
+    if ((WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status)) == wanted) continue;
     fprintf(stderr, "rank %d ended with status %#x\n", rank, status);
     failed++;
   }

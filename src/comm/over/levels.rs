@@ -142,7 +142,7 @@ impl Levels {
             _ => Ok(()),
         };
         if let Err(error) = &provided {
-            crate::log::write(crate::log::Level::Warn, error.text());
+            crate::log::warn(&format!("the vendor's library alone serves a communicator: {error}"));
         }
         let fine = node_comm.is_ok() && rail_comm.is_ok() && provided.is_ok();
         let all = agreed(companion, "made".to_string() + if fine { "" } else { " not" }, cancel);

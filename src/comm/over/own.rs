@@ -119,7 +119,8 @@ impl Levels {
 
 /// Launches operations of companions; what the program is told.
 pub fn launch(batch: Vec<Launch>) -> Code {
-    match crate::comm::launch(batch) {
+    let usable = batch.iter().try_for_each(|launch| launch.comm.usable());
+    match usable.and_then(|()| crate::comm::launch(batch)) {
         Ok(()) => crate::error::SUCCESS,
         Err(error) => {
             crate::log::warn(error.text());

@@ -157,6 +157,8 @@ functions! {
     fn stream_wait_value(stream: Handle, word: Address, value: u32, flags: c_uint) = "cuStreamWaitValue32_v2", "";
     /// The same, with the bits that count.
     fn stream_wait_masked(stream: Handle, word: Address, value: u32, flags: c_uint, mask: u32) = "", "hipStreamWaitValue32";
+    /// What captures of other threads and of this one forbid on this thread: sets it, and tells what it was.
+    fn exchange_capture_mode(mode: *mut c_int) = "cuThreadExchangeStreamCaptureMode", "hipThreadExchangeStreamCaptureMode";
     /// Makes an event.
     fn event_create(event: *mut Handle, flags: c_uint) = "cuEventCreate", "hipEventCreateWithFlags";
     /// Ends an event.

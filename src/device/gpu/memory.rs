@@ -76,7 +76,12 @@ impl Pinned {
         // SAFETY: the memory must be there until it is unregistered; because it is freed after that.
         let status = unsafe { gpu.driver.host_register(start, region.len(), PORTABLE_AND_MAPPED) };
         if status != SUCCESS && status != ALREADY_REGISTERED {
-            gpu.check("host_register", status)?;
+            let number = gpu.number;
+            let name = |error: Error| {
+                let text = format!("{bytes} bytes of host memory cannot be pinned for device {number}: {}", error.text());
+                Error::Device(text)
+            };
+            gpu.check("host_register", status).map_err(name)?;
         }
         let mut address = 0;
         // SAFETY: the place must be valid; because it is a local.

@@ -33,6 +33,8 @@ const MULTIPROCESSORS: (c_int, c_int) = (16, 63);
 const PAGEABLE_MEMORY_ACCESS: c_int = 88;
 /// `CU_POINTER_ATTRIBUTE_MEMORY_TYPE`, `HIP_POINTER_ATTRIBUTE_MEMORY_TYPE`
 const MEMORY_TYPE: c_int = 2;
+/// `CU_STREAM_CAPTURE_MODE_RELAXED`, `hipStreamCaptureModeRelaxed`
+const RELAXED: c_int = 2;
 /// From this release of HIP on a memory type of 0 means memory that the runtime does not know.
 const HIP_UNKNOWN_IS_ZERO: c_int = 60_000_000;
 /// `CU_EVENT_DISABLE_TIMING`, `hipEventDisableTiming`
@@ -77,11 +79,17 @@ pub struct Entered<'a> {
     gpu: &'a Gpu,
     /// The thread's device before, of HIP.
     before: c_int,
+    /// What captures forbade on the thread before, if the driver has captures.
+    mode: Option<c_int>,
 }
 
 impl Drop for Entered<'_> {
     fn drop(&mut self) {
         let mut context = 0;
+        if let Some(mut mode) = self.mode {
+            // SAFETY: the place must be valid; because it is a local.
+            unsafe { self.gpu.driver.exchange_capture_mode(&mut mode) };
+        }
         match self.gpu.driver.kind {
             // SAFETY: the place must be valid; because it is a local. What is popped is what was pushed.
             Kind::Cuda => unsafe { self.gpu.driver.context_pop(&mut context) },
@@ -99,13 +107,17 @@ impl Gpu {
         let Some(driver) = Driver::get() else { return Ok(None) };
         let mut context = 0;
         let mut current: c_int = 0;
+        let mut retained = None;
         match (driver.kind, number) {
             (Kind::Hip, Some(number)) => current = number,
             (Kind::Hip, None) => {
                 // SAFETY: the place must be valid; because it is a local.
                 driver.check("device_current", unsafe { driver.device_current(&mut current) })?;
             }
-            (Kind::Cuda, Some(number)) => (current, context) = (number, primary(driver, number)?),
+            (Kind::Cuda, Some(number)) => {
+                let (device, found) = primary(driver, number)?;
+                (current, context, retained) = (number, found, Some(device));
+            }
             (Kind::Cuda, None) => {
                 // SAFETY: the place must be valid; because it is a local.
                 let status = unsafe { driver.context_current(&mut context) };
@@ -119,6 +131,9 @@ impl Gpu {
         let mut known = locked(KNOWN.get());
         known.retain(|gpu| gpu.is_alive());
         if let Some(gpu) = known.iter().find(|gpu| (gpu.number, gpu.context) == (current, context)) {
+            // Once is enough.
+            // SAFETY: the context must have been retained; because it was just now.
+            retained.map(|device| unsafe { driver.context_release(device) });
             return Ok(Some(gpu.clone()));
         }
         let gpu = Arc::new(Gpu::new(driver, current, context)?);
@@ -201,7 +216,8 @@ impl Gpu {
         self.any_address
     }
 
-    /// Makes the context current on this thread for as long as the result lives.
+    /// Makes the context current on this thread for as long as the result lives. What is asked of the driver meanwhile
+    /// spoils no capture of the program's: by default one forbids every thread to ask whether an event has ended.
     pub fn enter(&self) -> Result<Entered<'_>> {
         let mut before = self.number;
         match self.driver.kind {
@@ -216,7 +232,10 @@ impl Gpu {
                 }
             }
         }
-        Ok(Entered { gpu: self, before })
+        let mut mode = RELAXED;
+        // SAFETY: the place must be valid; because it is a local.
+        let status = unsafe { self.driver.exchange_capture_mode(&mut mode) };
+        Ok(Entered { gpu: self, before, mode: (status == SUCCESS).then_some(mode) })
     }
 
     /// Makes the context current on this thread for good: for threads of ours.
@@ -232,7 +251,7 @@ impl Gpu {
     }
 
     /// Whether the program has not destroyed the context.
-    fn is_alive(&self) -> bool {
+    pub fn is_alive(&self) -> bool {
         let Ok(_entered) = self.enter() else { return false };
         // SAFETY: the event must be one of the context's, which the driver checks; because it was made there.
         matches!(unsafe { self.driver.event_query(self.witness) }, SUCCESS | NOT_READY)
@@ -351,8 +370,8 @@ impl Gpu {
     }
 }
 
-/// The context that all users of a device share. It stays retained: streams of the program's may use it at any time.
-fn primary(driver: &Driver, number: i32) -> Result<Handle> {
+/// A device, and the context that all its users share. It stays retained: streams of the program's may use it at any time.
+fn primary(driver: &Driver, number: i32) -> Result<(c_int, Handle)> {
     let (mut device, mut context) = (0, 0);
     // SAFETY: the function has no preconditions.
     driver.check("init", unsafe { driver.init(0) })?;
@@ -360,5 +379,5 @@ fn primary(driver: &Driver, number: i32) -> Result<Handle> {
     driver.check("device_get", unsafe { driver.device_get(&mut device, number) })?;
     // SAFETY: as above.
     driver.check("context_retain", unsafe { driver.context_retain(&mut context, device) })?;
-    Ok(context)
+    Ok((device, context))
 }

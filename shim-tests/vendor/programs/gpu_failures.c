@@ -1,0 +1,250 @@
+/* What goes wrong around a communicator on a GPU: there must be a clear error, and nothing may hang.
+ *
+ * gpu_failures CASE GRID. Rank 1 is the one with the trouble. */
+#include "gpu.h"
+
+enum { SECONDS = 1000, LONG = 3000000 };
+
+static gpu_stream begin_rank(int rank) {
+  gpu_use(rank % 8);
+  return gpu_new_stream();
+}
+
+static ncclComm_t begin_comm(int rank, int n) {
+  ncclComm_t comm;
+  OK(ncclCommInitRank(&comm, n, shared_id(0, rank), rank));
+  return comm;
+}
+
+/* Long collectives, one after another. */
+static void issue_long(ncclComm_t comm, gpu_stream stream, int calls, int* memory) {
+  for (int i = 0; i < calls; i++)
+    if (ncclAllReduce(memory, memory + LONG, LONG, ncclInt, ncclSum, comm, (cudaStream_t)stream) != ncclSuccess) return;
+}
+
+/* After a failure: later calls say so, the stream goes on, and the communicator can be ended. */
+static void end_failed(ncclComm_t comm, gpu_stream stream, int* memory) {
+  CHECK(ncclAllReduce(memory, memory, 8, ncclInt, ncclSum, comm, (cudaStream_t)stream) != ncclSuccess);
+  WITHIN(15 * SECONDS, ncclCommAbort(comm));
+  CHECK(stream_rests(stream, 15 * SECONDS));
+}
+
+/* Rank 1 has too little memory when the communicator is made. */
+static void no_memory(int rank, const struct grid* grid) {
+  int n = grid->nranks;
+  gpu_stream stream = begin_rank(rank);
+  ncclComm_t comm = NULL;
+  ncclUniqueId id = shared_id(0, rank);
+  int64_t begun = now_ms();
+  ncclResult_t result = ncclCommInitRank(&comm, n, id, rank);
+  CHECK(now_ms() - begun < 20 * SECONDS);
+  if (is_alone()) {
+    CHECK(result != ncclSuccess);
+    if (rank == 1) printf("rank 1: %d %s\n", result, ncclGetLastError(NULL));
+    return;
+  }
+  OK(result);
+  for (int call = 0; call < 3; call++) right_sum(call, comm, rank, n, 300, stream);
+  OK(ncclCommDestroy(comm));
+}
+
+/* Rank 1's program takes all memory before the first call. */
+static void no_memory_later(int rank, const struct grid* grid) {
+  int n = grid->nranks;
+  gpu_stream stream = begin_rank(rank);
+  ncclComm_t comm = begin_comm(rank, n);
+  int* memory = gpu_memory(4096 * sizeof(int));
+  if (rank == 1)
+    for (size_t bytes = 1 << 20; bytes > 0; bytes /= 2) {
+#ifdef HIP
+      void* address;
+      while (hipMalloc(&address, bytes) == 0) {}
+#else
+      CUdeviceptr address;
+      while (cuMemAlloc_v2(&address, bytes) == 0) {}
+#endif
+    }
+  OK(ncclReduce(memory, memory + 2048, 2048, ncclInt, ncclSum, 0, comm, (cudaStream_t)stream));
+  ncclResult_t state = failure_of(comm, 20 * SECONDS);
+  if (rank == 1) printf("rank 1: %d %s\n", state, ncclGetLastError(comm));
+  CHECK(stream_rests(stream, 15 * SECONDS));
+  end_failed(comm, stream, memory);
+}
+
+/* Memory that the device cannot use is refused by name, and nothing has happened then. */
+static void host_memory(int rank, const struct grid* grid) {
+  int n = grid->nranks;
+  gpu_stream stream = begin_rank(rank);
+  ncclComm_t comm = begin_comm(rank, n);
+  int *device = gpu_memory(4096), *freed = gpu_memory(4096), *pinned = gpu_pinned(8192), *plain = malloc(4096);
+  gpu_free(freed);
+  for (int i = 0; i < 2; i++) {
+    int* bad = i ? freed : plain;
+    CHECK(ncclAllReduce(bad, device, 100, ncclInt, ncclSum, comm, (cudaStream_t)stream) == ncclInvalidArgument);
+    CHECK(strstr(ncclGetLastError(comm), "sendbuff"));
+    CHECK(ncclAllReduce(device, bad, 100, ncclInt, ncclSum, comm, (cudaStream_t)stream) == ncclInvalidArgument);
+    CHECK(strstr(ncclGetLastError(comm), "recvbuff"));
+    CHECK(ncclSend(bad, 100, ncclInt, (rank + 1) % n, comm, (cudaStream_t)stream) == ncclInvalidArgument);
+    CHECK(ncclRecv(bad, 100, ncclInt, (rank + 1) % n, comm, (cudaStream_t)stream) == ncclInvalidArgument);
+  }
+  for (int i = 0; i < 1000; i++) pinned[i] = number(3, rank, (size_t)i);
+  OK(ncclAllReduce(pinned, pinned + 1000, 1000, ncclInt, ncclSum, comm, (cudaStream_t)stream));
+  gpu_wait(stream);
+  for (int i = 0; i < 1000; i++) CHECK(pinned[1000 + i] == sum_of_numbers(3, n, (size_t)i));
+  right_sum(4, comm, rank, n, 5000, stream);
+  OK(ncclCommDestroy(comm));
+}
+
+static void reset_device(int device) {
+#ifdef HIP
+  (void)device;
+  GPU(hipDeviceReset());
+#else
+  GPU(cuDevicePrimaryCtxReset_v2(device));
+#endif
+}
+
+/* Rank 1 ends its context before its next call. */
+static void reset_before(int rank, const struct grid* grid) {
+  int n = grid->nranks;
+  gpu_stream stream = begin_rank(rank);
+  ncclComm_t comm = begin_comm(rank, n);
+  int* memory = gpu_memory(4096);
+  right_sum(1, comm, rank, n, 1000, stream);
+  if (rank == 1) {
+    reset_device(rank % 8);
+    int64_t begun = now_ms();
+    ncclResult_t result = ncclAllReduce(memory, memory, 8, ncclInt, ncclSum, comm, (cudaStream_t)stream);
+    if (result == ncclSuccess) result = failure_of(comm, 10 * SECONDS);
+    CHECK(now_ms() - begun < 10 * SECONDS);
+    printf("rank 1: %d %s\n", result, ncclGetLastError(comm));
+    WITHIN(15 * SECONDS, ncclCommAbort(comm));
+    return;
+  }
+  if (ncclAllReduce(memory, memory, 8, ncclInt, ncclSum, comm, (cudaStream_t)stream) == ncclSuccess)
+    failure_of(comm, 20 * SECONDS);
+  end_failed(comm, stream, memory);
+}
+
+/* Rank 1 ends its context while a collective runs that waits for rank 0. */
+static void reset_during(int rank, const struct grid* grid) {
+  int n = grid->nranks;
+  gpu_stream stream = begin_rank(rank);
+  ncclComm_t comm = begin_comm(rank, n);
+  int* memory = gpu_memory(2 * LONG * sizeof(int));
+  right_sum(1, comm, rank, n, 1000, stream);
+  struct hold* hold = rank == 0 ? hold_up(stream) : NULL;
+  issue_long(comm, stream, 2, memory);
+  meet(grid);
+  if (rank == 1) {
+    reset_device(rank % 8);
+    if (is_alone()) printf("rank 1: %d\n", failure_of(comm, 10 * SECONDS));
+    WITHIN(15 * SECONDS, ncclCommAbort(comm));
+    return;
+  }
+  failure_of(comm, 20 * SECONDS);
+  if (hold) let_go(hold);
+  end_failed(comm, stream, memory);
+}
+
+/* Rank 1 never calls. */
+static void never_calls(int rank, const struct grid* grid) {
+  int n = grid->nranks;
+  gpu_stream stream = begin_rank(rank);
+  ncclComm_t comm = begin_comm(rank, n);
+  int* memory = gpu_memory(4096);
+  right_sum(1, comm, rank, n, 1000, stream);
+  meet(grid);
+  if (rank != 1) OK(ncclAllReduce(memory, memory, 8, ncclInt, ncclSum, comm, (cudaStream_t)stream));
+  ncclResult_t state = failure_of(comm, 15 * SECONDS);
+  if (rank == 0) printf("rank 0: %d %s\n", state, ncclGetLastError(comm));
+  CHECK(stream_rests(stream, 10 * SECONDS));
+  meet(grid);
+  end_failed(comm, stream, memory);
+}
+
+/* Rank 1 is killed in the middle of long collectives. */
+static void killed(int rank, const struct grid* grid) {
+  int n = grid->nranks;
+  gpu_stream stream = begin_rank(rank);
+  ncclComm_t comm = begin_comm(rank, n);
+  int* memory = gpu_memory(2 * LONG * sizeof(int));
+  right_sum(1, comm, rank, n, 1000, stream);
+  issue_long(comm, stream, 6, memory);
+  if (rank == 1) {
+    raise(SIGKILL);
+  }
+  failure_of(comm, 20 * SECONDS);
+  end_failed(comm, stream, memory);
+}
+
+/* Rank 1 gives the communicator up in the middle of long collectives. */
+static void aborted(int rank, const struct grid* grid) {
+  int n = grid->nranks;
+  gpu_stream stream = begin_rank(rank);
+  ncclComm_t comm = begin_comm(rank, n);
+  int* memory = gpu_memory(2 * LONG * sizeof(int));
+  right_sum(1, comm, rank, n, 1000, stream);
+  struct hold* hold = rank == 0 ? hold_up(stream) : NULL;
+  issue_long(comm, stream, 6, memory);
+  meet(grid);
+  if (rank == 1) {
+    WITHIN(15 * SECONDS, ncclCommAbort(comm));
+    CHECK(stream_rests(stream, 10 * SECONDS));
+    return;
+  }
+  failure_of(comm, 20 * SECONDS);
+  if (hold) let_go(hold);
+  end_failed(comm, stream, memory);
+}
+
+/* Rank 1's process ends in good order, but in the middle of long collectives and without a word to NCCL. */
+static void leaves(int rank, const struct grid* grid) {
+  int n = grid->nranks;
+  gpu_stream stream = begin_rank(rank);
+  ncclComm_t comm = begin_comm(rank, n);
+  int* memory = gpu_memory(2 * LONG * sizeof(int));
+  right_sum(1, comm, rank, n, 1000, stream);
+  if (rank == 0) hold_up(stream);
+  issue_long(comm, stream, 3, memory);
+  meet(grid);
+  if (rank == 1) exit(0);
+  failure_of(comm, 20 * SECONDS);
+  /* The stream is still held up, and so it stays. */
+}
+
+/* All processes end with a communicator that has nothing to do. */
+static void forgets(int rank, const struct grid* grid) {
+  gpu_stream stream = begin_rank(rank);
+  ncclComm_t comm = begin_comm(rank, grid->nranks);
+  right_sum(1, comm, rank, grid->nranks, 1000, stream);
+  meet(grid);
+}
+
+/* A stream that is none of the driver's any more, alone and beside a good one. */
+static void bad_stream(int rank, const struct grid* grid) {
+  int n = grid->nranks;
+  gpu_stream stream = begin_rank(rank), ended = gpu_new_stream();
+  ncclComm_t comm = begin_comm(rank, n);
+  int* memory = gpu_memory(4096);
+  GPU(DRIVER(cuStreamDestroy_v2, hipStreamDestroy)(ended));
+  CHECK(ncclAllReduce(memory, memory, 8, ncclInt, ncclSum, comm, (cudaStream_t)ended) != ncclSuccess);
+  OK(ncclGroupStart());
+  OK(ncclAllReduce(memory, memory, 8, ncclInt, ncclSum, comm, (cudaStream_t)stream));
+  OK(ncclAllReduce(memory, memory, 8, ncclInt, ncclSum, comm, (cudaStream_t)ended));
+  CHECK(ncclGroupEnd() != ncclSuccess);
+  CHECK(stream_rests(stream, 10 * SECONDS));
+  right_sum(1, comm, rank, n, 1000, stream);
+  OK(ncclCommDestroy(comm));
+}
+
+static const int rank_1_is_killed[MAX_RANKS] = {0, -SIGKILL};
+
+static const struct scenario scenarios[] = {
+    {"no_memory", no_memory, NULL},       {"no_memory_later", no_memory_later, NULL}, {"host_memory", host_memory, NULL},
+    {"reset_before", reset_before, NULL}, {"reset_during", reset_during, NULL},       {"never_calls", never_calls, NULL},
+    {"killed", killed, rank_1_is_killed}, {"aborted", aborted, NULL},                 {"leaves", leaves, NULL},
+    {"bad_stream", bad_stream, NULL},     {"forgets", forgets, NULL},     {NULL, NULL, NULL},
+};
+
+int main(int argc, char** argv) { return run_scenario(scenarios, argc, argv); }
