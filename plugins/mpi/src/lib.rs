@@ -19,7 +19,9 @@ use mpi_crate as sys;
 use std::ffi::{c_char, c_int, c_void, CStr};
 use std::mem::MaybeUninit;
 use sys::{MPI_Comm, MPI_Errhandler, MPI_Request, MPI_Status};
-use vtable::{device_memory, fault, state, thread_level, Completion, Hook, Vtable, World, NO_REQUEST, SUCCESS, VERSION};
+use vtable::{
+    device_memory, fault, state, thread_level, Completion, Hook, Vtable, World, NO_REQUEST, SUCCESS, VERSION,
+};
 
 /// What the MPI that this plugin was built for calls itself; empty for the standard ABI.
 const FLAVOUR: &str = env!("STRATA_MPI_FLAVOUR");
