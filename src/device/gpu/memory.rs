@@ -78,7 +78,8 @@ impl Pinned {
         if status != SUCCESS && status != ALREADY_REGISTERED {
             let number = gpu.number;
             let name = |error: Error| {
-                let text = format!("{bytes} bytes of host memory cannot be pinned for device {number}: {}", error.text());
+                let text =
+                    format!("{bytes} bytes of host memory cannot be pinned for device {number}: {}", error.text());
                 Error::Device(text)
             };
             gpu.check("host_register", status).map_err(name)?;
