@@ -127,8 +127,13 @@ fn put(level: Level, text: &str) {
 
 /// Keeps `text` as the process's last error (whether or not it is printed) and warns.
 pub fn warn(text: &str) {
-    *LAST_ERROR.get().lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = text.to_string();
+    keep(text);
     write(Level::Warn, text);
+}
+
+/// Keeps `text` as the process's last error.
+pub fn keep(text: &str) {
+    *LAST_ERROR.get().lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = text.to_string();
 }
 
 /// The text of the last [`warn`].

@@ -480,6 +480,15 @@ pub fn revoke(comm: CommHandle, flags: c_int) -> Result<()> {
 /// `ncclCommGetAsyncError`
 pub fn async_error(comm: CommHandle, out: Ptr<super::types::Status>) -> Result<()> {
     let handle = handles::find(comm)?;
-    let code = handle.outcome().map_or_else(|error| error.code(), |()| crate::error::SUCCESS);
+    let code = match handle.outcome() {
+        Ok(()) => crate::error::SUCCESS,
+        Err(error) => {
+            if !matches!(error, Error::InProgress) {
+                // No call has returned it yet; who is told the code may ask for the words.
+                crate::log::keep(error.text());
+            }
+            error.code()
+        }
+    };
     out.set("asyncError", super::types::Status(code))
 }
