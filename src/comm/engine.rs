@@ -209,7 +209,11 @@ impl Engine {
         }
         // All that a plan's segments need, from the beginning: see `gpu`.
         let scratch = match gpu {
-            Some(gpu) => Scratch::Device(staging::Scratch::new(gpu, config.scratch_bytes)?),
+            Some(gpu) => {
+                // The shortest chunks have 64 bytes, and no plan has more of them than three full vectors.
+                let least = 64 * 3 * config.window.clamp(1, 64) * grid.nranks();
+                Scratch::Device(staging::Scratch::new(gpu, config.scratch_bytes.max(least))?)
+            }
             None => Scratch::new(0),
         };
         Ok(Engine {

@@ -13,7 +13,7 @@
 use super::{locked, Operation};
 use crate::device::gpu::driver::Handle;
 use crate::device::gpu::kernels::Module;
-use crate::device::gpu::order::{Gate, Ordered};
+use crate::device::gpu::order::{Arrival, Gate, Means, Ordered};
 use crate::device::gpu::Gpu;
 use crate::device::host::stream::Stream;
 use crate::error::{Error, Result};
@@ -58,13 +58,18 @@ impl Device {
         locked(&self.accepting)
     }
 
-    /// Takes a place in the order of these streams.
-    pub fn order(&self, streams: &[Handle]) -> Result<Ordered> {
+    /// Notes where these streams are.
+    pub fn arrive(&self, streams: &[Handle]) -> Result<Arrival> {
         if streams.iter().any(|&stream| self.gpu.is_captured(stream)) {
             let text = "the stream is being captured into a graph; only the vendor's library can be captured";
             return Err(Error::InvalidUsage(text.to_string()));
         }
-        self.gate.accept(streams)
+        self.gate.arrive(streams)
+    }
+
+    /// Has the streams wait for the operation.
+    pub fn hold(&self, arrival: Arrival) -> (Ordered, Result<()>) {
+        self.gate.hold(arrival, Means::Either)
     }
 
     /// Has the communicator's thread do something after what it was given before.
@@ -74,14 +79,17 @@ impl Device {
 
     /// An error for memory that the device cannot use.
     pub fn check(&self, region: Region, name: &str) -> Result<()> {
-        match region.is_empty() || self.gpu.can_use(region.as_ptr() as u64) {
+        let at = |offset: usize| region.as_ptr() as u64 + offset as u64;
+        match region.is_empty() || (self.gpu.can_use(at(0)) && self.gpu.can_use(at(region.len() - 1))) {
             true => Ok(()),
             false if !self.gpu.is_alive() => {
                 Err(Error::Device(format!("the program has ended the context of device {}", self.gpu.number())))
             }
             false => Err(Error::InvalidArgument(format!(
-                "{name} {:p} is neither memory of a device nor host memory that its driver knows",
-                region.as_ptr()
+                "{name} {:p} of {} bytes is neither memory of device {} nor host memory that its driver knows",
+                region.as_ptr(),
+                region.len(),
+                self.gpu.number()
             ))),
         }
     }

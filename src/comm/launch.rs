@@ -1,11 +1,12 @@
 //! From recorded operations to running ones: turns, streams, and the loop that waits.
 #![forbid(unsafe_code)]
 
+use super::gpu::Device;
 use super::messages::Messages;
 use super::service::Call;
 use super::{locked, Comm, Direction, Elements, Message, Operation, StreamRef, ALIVE};
 use crate::device::gpu::driver::Handle;
-use crate::device::gpu::order::Ordered;
+use crate::device::gpu::order::{Arrival, Ordered};
 use crate::error::{Error, Result};
 use crate::exec::Progress;
 use crate::topo::Rank;
@@ -81,7 +82,10 @@ pub fn launch_one(alone: Launch) -> Result<()> {
     let mut run = Run::new(comm);
     run.add(operation);
     match stream {
-        StreamRef::Gpu(stream) => on_gpu(run, &[stream]),
+        StreamRef::Gpu(stream) => {
+            let arrival = device_of(&run.comm)?.arrive(&[stream])?;
+            on_gpu(run, arrival)
+        }
         StreamRef::Null => {
             run.take_turn();
             drive(std::slice::from_mut(&mut run))
@@ -99,11 +103,19 @@ fn prepare(comm: &Comm, operation: &Operation) -> Result<()> {
 }
 
 /// Has an operation run on its communicator's thread, in the order of the driver's streams.
-fn on_gpu(mut run: Run, streams: &[Handle]) -> Result<()> {
+fn on_gpu(mut run: Run, arrival: Arrival) -> Result<()> {
     let comm = run.comm.clone();
-    let device = comm.gpu().ok_or_else(|| Error::Internal("a stream of a driver's without a device".to_string()))?;
+    let device = device_of(&comm)?;
     let _accepting = device.accepting();
-    let mut ordered = device.order(streams)?;
+    let (mut ordered, held) = device.hold(arrival);
+    if let Err(error) = held {
+        // Streams that wait already go on in their turn.
+        device.run(move || {
+            drop(ordered);
+            Ok(())
+        })?;
+        return Err(error);
+    }
     run.take_turn();
     device.run(move || {
         let has_failed = run.comm.failure().is_some();
@@ -120,6 +132,10 @@ fn on_gpu(mut run: Run, streams: &[Handle]) -> Result<()> {
         drop(ordered);
         outcome
     })
+}
+
+fn device_of(comm: &Comm) -> Result<&Device> {
+    comm.gpu().ok_or_else(|| Error::Internal("a stream of a driver's without a device".to_string()))
 }
 
 /// Waits until the streams have come to the operation, or the communicator has failed.
@@ -191,10 +207,17 @@ fn launch_group(batch: Vec<Launch>) -> Result<()> {
     for (run, _) in parts.iter_mut().filter(|(run, _)| run.comm.gpu().is_none()) {
         run.take_turn();
     }
+    // All operations of a group go on at once, so none on a stream comes after another one's wait on it.
+    let mut arrivals = Vec::new();
+    for (run, streams) in parts.iter().filter(|(run, _)| run.comm.gpu().is_some()) {
+        let handle = |stream: &StreamRef| if let StreamRef::Gpu(handle) = stream { Some(*handle) } else { None };
+        let streams: SmallVec<[Handle; 4]> = streams.iter().filter_map(handle).collect();
+        arrivals.push(device_of(&run.comm)?.arrive(&streams)?);
+    }
+    let mut arrivals = arrivals.into_iter();
     for (run, streams) in parts {
         if run.comm.gpu().is_some() {
-            let handle = |stream: &StreamRef| if let StreamRef::Gpu(handle) = stream { Some(*handle) } else { None };
-            on_gpu(run, &streams.iter().filter_map(handle).collect::<SmallVec<[Handle; 4]>>())?;
+            arrivals.next().map_or(Ok(()), |arrival| on_gpu(run, arrival))?;
             continue;
         }
         let first = streams.iter().position(StreamRef::is_null).unwrap_or(0);

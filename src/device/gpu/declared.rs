@@ -100,6 +100,8 @@ fn numbers_are_those_of_cuda_s_header() {
     ];
     assert_eq!(attributes, theirs.map(|attribute| attribute as i32));
     assert_eq!(super::MEMORY_TYPE, sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE as i32);
+    assert_eq!(super::DEVICE_ORDINAL, sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL as i32);
+    assert_eq!(super::DEVICE_MEMORY, sys::CUmemorytype::CU_MEMORYTYPE_DEVICE as i32);
     assert_eq!(super::order::AT_LEAST, sys::CUstreamWaitValue_flags::CU_STREAM_WAIT_VALUE_GEQ as u32);
     assert_eq!(super::stream::NON_BLOCKING, sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32);
     assert_eq!(super::NO_TIMING, sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32);

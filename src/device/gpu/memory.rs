@@ -49,7 +49,8 @@ impl Memory {
 impl Drop for Memory {
     fn drop(&mut self) {
         if self.bytes > 0 {
-            if let Ok(_entered) = self.gpu.enter() {
+            // Where the program has ended the context, the memory has ended with it, and may be somebody else's by now.
+            if let (true, Ok(_entered)) = (self.gpu.is_alive(), self.gpu.enter()) {
                 // SAFETY: the memory must be ours and unused; because it was allocated above, and its owner says so.
                 unsafe { self.gpu.driver.free(self.address) };
             }
@@ -108,7 +109,7 @@ impl Pinned {
 
 impl Drop for Pinned {
     fn drop(&mut self) {
-        if let Ok(_entered) = self.gpu.enter() {
+        if let (true, Ok(_entered)) = (self.gpu.is_alive(), self.gpu.enter()) {
             // SAFETY: the memory must be registered and unused by the device; because its owner says so.
             unsafe { self.gpu.driver.host_unregister(self.owned.region().as_ptr().cast()) };
         }

@@ -35,6 +35,10 @@ const PAGEABLE_MEMORY_ACCESS: c_int = 88;
 const MEMORY_TYPE: c_int = 2;
 /// `CU_STREAM_CAPTURE_MODE_RELAXED`, `hipStreamCaptureModeRelaxed`
 const RELAXED: c_int = 2;
+/// A memory type of both.
+const DEVICE_MEMORY: c_int = 2;
+/// `CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL`, `HIP_POINTER_ATTRIBUTE_DEVICE_ORDINAL`
+const DEVICE_ORDINAL: c_int = 9;
 /// From this release of HIP on a memory type of 0 means memory that the runtime does not know.
 const HIP_UNKNOWN_IS_ZERO: c_int = 60_000_000;
 /// `CU_EVENT_DISABLE_TIMING`, `hipEventDisableTiming`
@@ -262,11 +266,21 @@ impl Gpu {
         if self.any_address {
             return true;
         }
-        let mut kind: c_int = 0;
-        let place: *mut c_int = &mut kind;
-        // SAFETY: the place must be fit for this property; because it is an integer.
-        let status = unsafe { self.driver.pointer_attribute(place.cast(), MEMORY_TYPE, address) };
-        status == SUCCESS && (kind != 0 || !self.zero_is_unknown())
+        let property = |attribute: c_int| {
+            let mut value: c_int = 0;
+            let place: *mut c_int = &mut value;
+            // SAFETY: the place must be fit for these properties; because they are integers.
+            let status = unsafe { self.driver.pointer_attribute(place.cast(), attribute, address) };
+            (status == SUCCESS).then_some(value)
+        };
+        match property(MEMORY_TYPE) {
+            None => false,
+            Some(0) => !self.zero_is_unknown(),
+            // Kernels of one device that touch another one's memory end the context, unless the program has made peers of
+            // them, which cannot be seen; then the vendor's library is the one to call.
+            Some(DEVICE_MEMORY) => property(DEVICE_ORDINAL).is_none_or(|number| number == self.number),
+            Some(_) => true,
+        }
     }
 
     fn zero_is_unknown(&self) -> bool {

@@ -34,12 +34,15 @@ pub struct Word {
 }
 
 impl Word {
+    /// Lets waits for this value end, and never takes back what has been raised.
     fn raise(&self, value: u32) {
         fence(Ordering::SeqCst);
         // SAFETY: the place must be valid for ever and used atomically; because words are never freed, and the device's
         // looks are atomic.
         let word = unsafe { AtomicU32::from_ptr(self.place.as_ptr().cast()) };
-        word.store(value, Ordering::SeqCst);
+        let higher = |raised: u32| (value.wrapping_sub(raised) as i32 > 0).then_some(value);
+        // What is not higher changes nothing.
+        let _ = word.fetch_update(Ordering::SeqCst, Ordering::SeqCst, higher);
     }
 }
 
@@ -61,7 +64,15 @@ pub struct Gate {
     word: Mutex<Option<Word>>,
 }
 
-/// An operation's place in the order of its streams. Dropping it lets the streams go on.
+/// What an operation comes after: the places that its streams had come to.
+#[derive(Debug)]
+pub struct Arrival {
+    streams: SmallVec<[Handle; 1]>,
+    events: SmallVec<[Event; 1]>,
+}
+
+/// An operation's place in the order of its streams. Dropping it lets the streams go on. Those of one gate are to be
+/// dropped in the order in which they were made.
 #[derive(Debug)]
 pub struct Ordered {
     gate: Arc<Gate>,
@@ -91,14 +102,8 @@ impl Gate {
         &self.gpu
     }
 
-    /// Takes a place in the order of these streams: what they were given so far comes before, what they are given from
-    /// now on comes after. Operations of one gate must end in the order in which they were accepted.
-    pub fn accept(self: &Arc<Gate>, streams: &[Handle]) -> Result<Ordered> {
-        self.accept_by(streams, Means::Either)
-    }
-
-    /// The same, with streams that wait by these means.
-    pub fn accept_by(self: &Arc<Gate>, streams: &[Handle], means: Means) -> Result<Ordered> {
+    /// Notes where these streams are: what they were given so far comes before an operation.
+    pub fn arrive(&self, streams: &[Handle]) -> Result<Arrival> {
         let _entered = self.gpu.enter()?;
         let mut events = SmallVec::new();
         for &stream in streams {
@@ -106,10 +111,24 @@ impl Gate {
             event.record(stream)?;
             events.push(event);
         }
+        Ok(Arrival { streams: streams.into(), events })
+    }
+
+    /// Has the streams wait: what they are given from now on comes after the operation. Some may wait by the time that
+    /// this fails, so the place is there in any case.
+    pub fn hold(self: &Arc<Gate>, arrival: Arrival, means: Means) -> (Ordered, Result<()>) {
+        let Arrival { streams, events } = arrival;
         let flag = self.promise();
         let ordered = Ordered { gate: self.clone(), events, value: flag.value };
-        streams.iter().try_for_each(|&stream| self.wait(stream, flag, means))?;
-        Ok(ordered)
+        let held =
+            self.gpu.enter().and_then(|_entered| streams.iter().try_for_each(|&stream| self.wait(stream, flag, means)));
+        (ordered, held)
+    }
+
+    /// Takes a place in the order of these streams, which wait by these means.
+    pub fn accept_by(self: &Arc<Gate>, streams: &[Handle], means: Means) -> Result<Ordered> {
+        let (ordered, held) = self.hold(self.arrive(streams)?, means);
+        held.map(|()| ordered)
     }
 
     /// What the next operation will raise the word to.
