@@ -1,6 +1,6 @@
 //! A communicator's two levels: the vendor's communicators of the node and of the rail, and how calls run over them.
 
-use super::own::Node;
+use super::own::{Ending, Node};
 use super::scratch::Scratch;
 use super::{calls, told, Attached, End, Handle};
 use crate::algo::{build_with_calls, Choice};
@@ -15,7 +15,7 @@ use crate::vendor::{driver, Library};
 use std::collections::HashMap;
 use std::ffi::CString;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, Once};
+use std::sync::{Arc, Mutex};
 
 /// One collective as the program calls it. Numbers are the program's.
 #[derive(Debug, Clone, Copy)]
@@ -51,7 +51,7 @@ pub struct Levels {
     companion: Arc<Comm>,
     scratch: Scratch,
     plans: Mutex<Plans>,
-    ended: Arc<Once>,
+    ended: Arc<Ending>,
 }
 
 /// A call with its plan, ready to be issued phase by phase.
@@ -134,7 +134,7 @@ impl Levels {
         };
         let node_comm = split(grid.nrails() > 1, "node", node, local);
         let rail_comm = split(rail == Rail::Vendor, "rail", local, node);
-        let ended = Arc::new(Once::new());
+        let ended = Ending::new();
         let provided = match (rail, node_comm, crate::vendor::library()) {
             (Rail::Own, Ok(Some(comm)), Some(library)) => {
                 companion.provide(Arc::new(Node { library, comm, ended: ended.clone() }))
@@ -266,7 +266,7 @@ impl Levels {
 
     /// Ends them, once.
     pub fn end(&self, library: &Library, end: End) {
-        self.ended.call_once(|| {
+        self.ended.end(|| {
             let outcome = self.each(|comm| match end {
                 End::Destroy => calls::destroy(library, comm),
                 End::Abort => calls::abort(library, comm),

@@ -15,8 +15,50 @@ use crate::memory::Region;
 use crate::plan::Collective;
 use crate::topo::Rank;
 use crate::vendor::{driver, Library};
+use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Once};
+use std::sync::{Arc, Mutex, Once, TryLockError};
+use std::time::{Duration, Instant};
+
+/// How long the end of a communicator waits for a call on it that has begun. Longer ones wait for something that only the
+/// end itself can end.
+const CALL_PATIENCE: Duration = Duration::from_secs(2);
+
+/// The end of the vendor's communicators that serve one of the program's: no call begins on them after it, and where
+/// possible none is under way.
+#[derive(Debug)]
+pub struct Ending {
+    closed: AtomicBool,
+    /// Held while a call is made.
+    calling: Mutex<()>,
+    once: Once,
+}
+
+impl Ending {
+    /// One that has not come.
+    pub fn new() -> Arc<Ending> {
+        Arc::new(Ending { closed: AtomicBool::new(false), calling: Mutex::default(), once: Once::new() })
+    }
+
+    /// Makes a call unless the end has come.
+    fn call<T>(&self, call: impl FnOnce() -> Result<T>) -> Result<T> {
+        let _calling = crate::comm::locked(&self.calling);
+        match self.closed.load(Ordering::Acquire) {
+            true => Err(Error::InvalidUsage("the node's communicator has ended".to_string())),
+            false => call(),
+        }
+    }
+
+    /// Ends them, once.
+    pub fn end(&self, end: impl FnOnce()) {
+        self.closed.store(true, Ordering::Release);
+        let deadline = Instant::now() + CALL_PATIENCE;
+        while matches!(self.calling.try_lock(), Err(TryLockError::WouldBlock)) && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        self.once.call_once(end);
+    }
+}
 
 /// The vendor's communicator of the node.
 pub struct Node {
@@ -25,7 +67,7 @@ pub struct Node {
     /// The communicator.
     pub comm: Handle,
     /// Whether it has been ended.
-    pub ended: Arc<Once>,
+    pub ended: Arc<Ending>,
 }
 
 /// The operation that the vendor has for an operator. Averages and scalings are ours.
@@ -48,20 +90,20 @@ impl Provider for Node {
         (dtype, operator): (DataType, Option<Operator>),
         stream: Handle,
     ) -> Result<()> {
-        if self.ended.is_completed() {
-            return Err(Error::InvalidUsage("the node's communicator has ended".to_string()));
-        }
         let [send, recv] = buffers.map(|address| address as usize);
         let op = operator.map_or(0, code_of);
         let call = Call { collective, send, recv, count, dtype: dtype as i32, op, stream };
-        calls::collective(&call, collective, self.comm, [send, recv], count, self.library).map_err(|code| {
-            let text = format!("{} inside the node: the vendor's library returns {code}", collective.name());
-            Error::Remote(text)
+        let issue = || calls::collective(&call, collective, self.comm, [send, recv], count, self.library);
+        self.ended.call(|| {
+            issue().map_err(|code| {
+                let text = format!("{} inside the node: the vendor's library returns {code}", collective.name());
+                Error::Remote(text)
+            })
         })
     }
 
     fn abort(&self) {
-        self.ended.call_once(|| {
+        self.ended.end(|| {
             if let Err(code) = calls::abort(self.library, self.comm) {
                 crate::info!("{}", super::told("ending the node's communicator", code));
             }

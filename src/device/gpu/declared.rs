@@ -66,6 +66,7 @@ fn every_function_of_the_table_takes_what_cuda_s_header_says() {
         cuStreamSynchronize(_),
         cuStreamWaitEvent(_ _ _),
         cuStreamIsCapturing(_ _),
+        cuThreadExchangeStreamCaptureMode(_),
         cuStreamWaitValue32_v2(_ _ _ _),
         cuEventCreate(_ _),
         cuEventDestroy_v2(_),
