@@ -87,7 +87,11 @@ fn without_memory_a_communicator_is_not_made_and_the_vendor_serves_alone() {
 /// All that operations need is there when a communicator has been made.
 #[test]
 fn memory_that_ends_later_does_not_matter() {
-    let variables = [("STRATA_SCRATCH_BYTES", "64"), ("STRATA_REDUCE_ALGO", "reduce_scatter_gather")];
+    let variables = [
+        ("RANK_ENV_1", "SOFTGPU_MEMORY_BYTES=200000"),
+        ("STRATA_SCRATCH_BYTES", "64"),
+        ("STRATA_REDUCE_ALGO", "reduce_scatter_gather"),
+    ];
     run(Alone, NCCL, ["gpu_failures", "no_memory_later", "2x2"], &variables);
 }
 
