@@ -62,8 +62,8 @@ class Parts(unittest.TestCase):
     def captured(self, notices, right):
         def answer(way, count):
             said = line("calls on a stream that is being captured into a graph are the vendor's library's")
-            log = said * notices if way.preload else ""
-            return pytorch.Job([{"right": right, "after": True}] * count, "", [log] * count, STRATA)
+            logs = [said * notices if way.preload else ""] + [""] * (count - 1)
+            return pytorch.Job([{"right": right, "after": True}] * count, "", logs, STRATA)
         return self.judged(pytorch.capture, answer)[0].outcome
 
     def test_captured_calls_are_the_vendor_s_with_one_notice(self):

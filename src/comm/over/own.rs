@@ -112,6 +112,13 @@ impl Provider for Node {
 }
 
 impl Levels {
+    /// Tells something once: rank 0 to all who asked for warnings, others to nobody.
+    fn tell_once(&self, told: &Once, text: &str) {
+        if self.companion().rank() == 0 {
+            told.call_once(|| crate::log::write(crate::log::Level::Warn, text));
+        }
+    }
+
     /// A call as an operation of the companion, if that is to carry it.
     pub fn own_call(&self, attached: &Attached, call: &Call) -> Option<Launch> {
         let Call { collective, count, dtype, op, stream, .. } = *call;
@@ -122,13 +129,13 @@ impl Levels {
         if driver::is_captured(stream) {
             static TOLD: Once = Once::new();
             let text = "calls on a stream that is being captured into a graph are the vendor's library's";
-            TOLD.call_once(|| crate::log::write(crate::log::Level::Warn, text));
+            self.tell_once(&TOLD, text);
             return None;
         }
         if self.companion().gpu().is_some_and(|device| device.gpu().may_hold_us_up(stream)) {
             static TOLD: Once = Once::new();
             let text = "calls on streams of the greatest priority are the vendor's library's: Strata's own have it";
-            TOLD.call_once(|| crate::log::write(crate::log::Level::Warn, text));
+            self.tell_once(&TOLD, text);
             return None;
         }
         let dtype = DataType::from_code(dtype)?;
