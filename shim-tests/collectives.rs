@@ -232,6 +232,24 @@ fn every_collective_type_and_operation_is_right_on_every_shape() {
     }
 }
 
+/// Several segments, the last one short: its chunks are shorter than the scratch slots they lie in.
+#[test]
+fn long_messages_with_a_short_last_segment_are_right() {
+    for grid in [Grid::flat(4), Grid::blocks(&[2, 2]), Grid::blocks(&[1, 1, 1, 1]), Grid::blocks(&[3, 1])] {
+        run(grid, |member| {
+            for collective in Collective::ALL {
+                let whole = matches!(collective, Collective::AllReduce | Collective::Broadcast | Collective::Reduce);
+                let (dtype, op) = (DataType::I32, collective.reduces().then_some(RedOp::Sum));
+                let count = if whole { 1_209_977 } else { 302_501 };
+                for in_place in [false, collective != Collective::AllToAll] {
+                    let root = usize::from(collective.has_root());
+                    check(member, &Case { collective, dtype, op, count, root, in_place, misalign: 0 });
+                }
+            }
+        });
+    }
+}
+
 #[test]
 fn every_algorithm_moves_real_data_right() {
     for grid in [Grid::flat(5), Grid::blocks(&[2, 2]), Grid::blocks(&[3, 1, 4]), Grid::round_robin(6, 2)] {

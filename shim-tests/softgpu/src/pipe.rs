@@ -15,7 +15,10 @@ pub struct Pipe {
     moved: Condvar,
 }
 
-static PIPES: LazyLock<Mutex<HashMap<(usize, i32), Arc<Pipe>>>> = LazyLock::new(Mutex::default);
+/// By context and priority.
+type Pipes = HashMap<(usize, i32), Arc<Pipe>>;
+
+static PIPES: LazyLock<Mutex<Pipes>> = LazyLock::new(Mutex::default);
 
 /// The queue of a context's streams of this priority.
 pub fn of(context: usize, priority: i32) -> Arc<Pipe> {

@@ -19,7 +19,10 @@ pub use calls::{finalize, resume, revoke, suspend};
 pub use levels::{Call, Prepared};
 pub use making::{after, join_id, read_id, Making, Origin};
 
+use crate::config::Config;
+use crate::device::gpu::driver::Driver;
 use crate::error::{Code, Error, SUCCESS};
+use crate::select::over::Rail;
 use crate::vendor::calls::Comm as Handle;
 use crate::vendor::Library;
 use levels::Levels;
@@ -256,7 +259,9 @@ fn told(call: &str, code: Code) -> Error {
 
 /// Strata's own settings of a communicator beside one of the vendor's.
 fn companion_options(handle: Handle, library: &Library) -> super::CommOptions {
-    let number = if handle == 0 { -1 } else { calls::device(library, handle) };
+    // The vendor is asked where the answer can matter only.
+    let own = Rail::named(&Config::from_env().0) == Rail::Own && Driver::get().is_some();
+    let number = if own && handle != 0 { calls::device(library, handle) } else { -1 };
     let companion = Some(super::Companion { device: (number >= 0).then_some(number) });
     super::CommOptions { companion, ..super::CommOptions::default() }
 }
