@@ -66,7 +66,7 @@ macro_rules! variables {
 
 variables! {
     "STRATA_NCCL_LIB" nccl_lib: String = "auto", local,
-        "The vendor's library, as a path; auto looks for one, none does without: Strata is the library then, on the host device.";
+        "The vendor's library, as a path; auto looks for one, none does without: Strata is the library then, on the host or on the program's GPU (STRATA_DEVICE).";
     "STRATA_DISABLE" disable: bool = "false", local,
         "Hand every call to the vendor's library as it is.";
     "STRATA_VENDOR_ONLY" vendor_only: String = "none", agreed,
@@ -76,7 +76,7 @@ variables! {
     "STRATA_VENDOR_SCRATCH_BYTES" vendor_scratch_bytes: usize = "268435456", agreed,
         "Most device memory that a collective in two levels over the vendor's library may take beside the program's.";
     "STRATA_DEVICE" device: String = "auto", local,
-        "Where buffers are if no vendor's library serves: auto is the GPU that is current when a communicator is made, if the program uses any; host is the host.";
+        "Where buffers are if no vendor's library serves: auto is the GPU that is current when a communicator is made, if the program has loaded a driver and made one so, else the host; host is the host.";
     "STRATA_TIMEOUT_MS" timeout_ms: u64 = "600000", agreed,
         "Milliseconds a collective may wait for another rank before it ends with ncclTimeout; 0 waits for ever.";
     "STRATA_BOOTSTRAP_TIMEOUT_MS" bootstrap_timeout_ms: u64 = "300000", local,
@@ -88,9 +88,9 @@ variables! {
     "STRATA_SCRATCH_BYTES" scratch_bytes: usize = "4194304", agreed,
         "Most scratch memory of a communicator, all segments in flight together.";
     "STRATA_PINNED_BYTES" pinned_bytes: usize = "16777216", local,
-        "Pinned host memory of a communicator on a GPU, for messages between the device and the network; what does not fit takes a slower way.";
+        "Pinned host memory of a communicator on a GPU, for messages between the device and the network. What does not fit goes through ordinary memory, which takes one more copy; raise it for large segments.";
     "STRATA_ALLREDUCE_ALGO" all_reduce_algo: String = "auto", agreed,
-        "Algorithm of ncclAllReduce; `strata info --algorithms` lists them. Over a vendor's library: vendor or two_level.";
+        "Algorithm of ncclAllReduce; `strata info --algorithms` lists them. Over a vendor's library: vendor or two_level, and any with STRATA_INTER=mpi or tcp.";
     "STRATA_ALLGATHER_ALGO" all_gather_algo: String = "auto", agreed,
         "Algorithm of ncclAllGather.";
     "STRATA_REDUCESCATTER_ALGO" reduce_scatter_algo: String = "auto", agreed,
@@ -134,9 +134,9 @@ variables! {
     "STRATA_NIC_MAP" nic_map: String = "auto", local,
         "Which NIC each local rank uses: names separated by commas, from the beginning again for more ranks; auto is evenly, the nearest.";
     "STRATA_INTER" inter: String = "auto", agreed,
-        "What carries messages between nodes: mpi, tcp, or auto, which is MPI where an MPI launcher started the job. Over a vendor's library auto is vendor: that library does it.";
+        "What carries messages of Strata's collectives between nodes: mpi, tcp, or auto, which is MPI where an MPI launcher started the job. Over a vendor's library auto is vendor: that library does it.";
     "STRATA_GPU_DIRECT" gpu_direct: String = "auto", local,
-        "Give addresses in device memory to MPI: auto where MPI says that it takes them, on, or off.";
+        "Give MPI addresses in device memory, of messages beyond 8 KiB: auto where MPI says that it takes them, on whatever it says (an MPI that cannot crashes), or off. TCP takes none.";
     "STRATA_MPI_PLUGIN" mpi_plugin: String = "auto", local,
         "The MPI plugin to open, as a path; auto looks for one beside the library.";
     "STRATA_TCP_CONNECTIONS" tcp_connections: usize = "2", agreed,

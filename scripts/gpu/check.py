@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import shutil
 import sys
 import time
 
@@ -131,8 +132,14 @@ def version_rows(check):
     return rows
 
 
+NOTHING_RAN = 3
+
+
 def main():
     options = parse()
+    if shutil.which(options.python) is None:
+        print(f"gpu-check: there is no interpreter {options.python}", file=sys.stderr)
+        return 2
     check = Check(options)
     wants_torch = any(needs for name, _, needs, *_ in PARTS if not options.only or name in options.only)
     if wants_torch:
@@ -150,7 +157,9 @@ def main():
     for outcome in (report.PASSED, report.FAILED, report.SKIPPED):
         print(sum(part.outcome == outcome for part in parts), outcome.lower(), end=" ")
     print()
-    return any(part.outcome == report.FAILED for part in parts)
+    if any(part.outcome == report.FAILED for part in parts):
+        return 1
+    return 0 if any(part.outcome == report.PASSED for part in parts) else NOTHING_RAN
 
 
 sys.exit(main())

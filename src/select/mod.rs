@@ -102,6 +102,19 @@ pub fn unknown_names(config: &Config) -> Vec<String> {
             config.inter
         ));
     }
+    let switches = [
+        (
+            "STRATA_GPU_DIRECT",
+            &config.gpu_direct,
+            &["auto", "on", "off", "1", "0", "true", "false"][..],
+            "auto, on and off",
+        ),
+        ("STRATA_DEVICE", &config.device, &["auto", "host"][..], "auto and host"),
+    ];
+    let wrong = switches.into_iter().filter(|(_, value, known, _)| !known.contains(&value.as_str()));
+    warnings.extend(
+        wrong.map(|(name, value, _, known)| format!("{name}={value} is none of {known}; it is taken for auto")),
+    );
     warnings
 }
 
@@ -343,6 +356,16 @@ mod tests {
         assert_eq!(left("allgather,gathr"), ["STRATA_VENDOR_ONLY=allgather,gathr: there is no collective gathr"]);
         let told = unknown_names(&Config { inter: "mpl".to_string(), ..Config::default() });
         assert!(told.len() == 1 && told[0].starts_with("STRATA_INTER=mpl is none of"), "{told:?}");
+        let told = |gpu_direct: &str, device: &str| {
+            let (gpu_direct, device) = (gpu_direct.to_string(), device.to_string());
+            unknown_names(&Config { gpu_direct, device, ..Config::default() })
+        };
+        assert_eq!(told("on", "host"), [""; 0]);
+        assert_eq!(
+            told("maybe", "auto"),
+            ["STRATA_GPU_DIRECT=maybe is none of auto, on and off; it is taken for auto"]
+        );
+        assert_eq!(told("off", "gpu"), ["STRATA_DEVICE=gpu is none of auto and host; it is taken for auto"]);
     }
 
     #[test]
