@@ -57,7 +57,7 @@ impl Context {
 
     /// Whether it can be used no more.
     pub fn is_destroyed(&self) -> bool {
-        self.destroyed.load(Ordering::Acquire)
+        self.destroyed.load(Ordering::SeqCst)
     }
 
     /// Whether its streams should drop what they have to do: it is destroyed, or something failed on it.
@@ -124,10 +124,11 @@ impl Context {
 
     /// Ends the context: its streams stop and what belongs to it is freed.
     fn destroy(&self) {
-        self.destroyed.store(true, Ordering::Release);
+        self.destroyed.store(true, Ordering::SeqCst);
         for stream in self.streams() {
             stream.wake();
         }
+        self.streams().iter().for_each(|stream| stream.let_go());
         memory::free_all_of(self.handle);
     }
 }

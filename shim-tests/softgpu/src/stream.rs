@@ -12,7 +12,7 @@ use crate::settings::settings;
 use crate::work::Work;
 use std::collections::VecDeque;
 use std::panic::{self, AssertUnwindSafe};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -30,6 +30,8 @@ pub struct Stream {
     changed: Condvar,
     /// How often somebody asked how far it is.
     asked: AtomicU64,
+    /// Whether it is at work on memory.
+    touching: AtomicBool,
 }
 
 struct State {
@@ -90,6 +92,7 @@ impl Stream {
             state: Mutex::new(state),
             changed: Condvar::new(),
             asked: AtomicU64::new(0),
+            touching: AtomicBool::new(false),
         });
         context.adopt(&stream);
         stream
@@ -155,6 +158,14 @@ impl Stream {
         Fence { stream: self.clone(), number: state.submitted }
     }
 
+    /// Waits until it is not at work on memory: nothing of a context that has ended is.
+    pub fn let_go(&self) {
+        let deadline = Instant::now() + Duration::from_secs(5);
+        while self.touching.load(Ordering::SeqCst) && Instant::now() < deadline {
+            thread::sleep(Duration::from_micros(50));
+        }
+    }
+
     /// The context ended: the thread and all waiters look again.
     pub fn wake(&self) {
         let _state = self.state.lock().unwrap();
@@ -173,9 +184,11 @@ impl Stream {
                     place.pass();
                 }
             }
+            self.touching.store(work.touches_memory(), Ordering::SeqCst);
             if !self.context.has_stopped() {
                 self.run(&work, &mut random);
             }
+            self.touching.store(false, Ordering::SeqCst);
             drop(work);
             self.state.lock().unwrap().completed += 1;
             self.changed.notify_all();

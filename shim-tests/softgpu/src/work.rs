@@ -41,6 +41,13 @@ pub enum Work {
     Graph(Arc<Graph>),
 }
 
+impl Work {
+    /// Whether it reads or writes memory while it runs, and ends by itself.
+    pub fn touches_memory(&self) -> bool {
+        matches!(self, Work::Copy { .. } | Work::Upload { .. } | Work::Fill { .. } | Work::Kernel(_))
+    }
+}
+
 /// When a word is what it is waited for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Until {
