@@ -138,7 +138,8 @@ fn device_of(comm: &Comm) -> Result<&Device> {
     comm.gpu().ok_or_else(|| Error::Internal("a stream of a driver's without a device".to_string()))
 }
 
-/// Waits until the streams have come to the operation, or the communicator has failed.
+/// Waits until the streams have come to the operation, which takes as long as the program's own work on them, or the
+/// communicator has failed.
 fn await_streams(ordered: &mut Ordered, comm: &Comm) -> Result<()> {
     let mut idle = Idle::new(0, false);
     while comm.failure().is_none() && !ordered.may_begin()? {

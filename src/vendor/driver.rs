@@ -2,19 +2,13 @@
 //! make a device current.
 
 use super::calls::Stream;
-use crate::device::gpu::driver::{Driver, Handle, Kind, CAPTURE_IMPLICIT, SUCCESS};
+use crate::device::gpu::driver::{Driver, Handle, Kind, SUCCESS};
+use crate::device::gpu::stream;
 use std::ffi::c_int;
-
-/// A stream that is not captured, to both drivers.
-const NOT_CAPTURED: c_int = 0;
 
 /// Whether calls on this stream are recorded into a graph instead of running. Where there is no driver, none are.
 pub fn is_captured(stream: Stream) -> bool {
-    let Some(driver) = Driver::get() else { return false };
-    let mut status = NOT_CAPTURED;
-    // SAFETY: the stream must be one of the driver's; because the program gives it to the vendor's library as one.
-    let answer = unsafe { driver.stream_is_capturing(stream, &mut status) };
-    answer == CAPTURE_IMPLICIT || (answer == SUCCESS && status != NOT_CAPTURED)
+    Driver::get().is_some_and(|driver| stream::is_captured(driver, stream))
 }
 
 /// Does something while a device is current on this thread; where there is no driver, just does it.

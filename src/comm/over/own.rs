@@ -15,8 +15,7 @@ use crate::memory::Region;
 use crate::plan::Collective;
 use crate::topo::Rank;
 use crate::vendor::{driver, Library};
-use std::sync::atomic::AtomicBool;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Once, TryLockError};
 use std::time::{Duration, Instant};
 

@@ -60,6 +60,7 @@ struct Launched {
 /// A stream, the work that is being gathered for it, and the steps that wait for it.
 #[derive(Debug)]
 pub struct Desk {
+    gpu: Arc<Gpu>,
     track: Track,
     /// Jobs of one kind, not yet launched.
     open: Option<(Work, Box<Batch>)>,
@@ -73,7 +74,14 @@ pub struct Desk {
 impl Desk {
     /// A desk with a stream of its own.
     pub fn new(gpu: &Arc<Gpu>) -> Result<Desk> {
-        Ok(Desk { track: Track::new(gpu)?, open: None, spare: None, ending: Vec::new(), launched: VecDeque::new() })
+        Ok(Desk {
+            gpu: gpu.clone(),
+            track: Track::new(gpu)?,
+            open: None,
+            spare: None,
+            ending: Vec::new(),
+            launched: VecDeque::new(),
+        })
     }
 
     /// Whether there is work that has not ended.
@@ -81,7 +89,7 @@ impl Desk {
         self.open.is_some() || !self.ending.is_empty() || self.track.is_busy()
     }
 
-    /// Adds one job. The device must be current.
+    /// Adds one job.
     pub fn add(&mut self, work: Work, bytes: usize, dst: u64, srcs: &[u64]) -> Result<()> {
         if Batch::capacity(srcs.len()) == 0 {
             return Err(Error::InvalidUsage(format!("{} operands of one reduction on a device", srcs.len())));
@@ -142,6 +150,7 @@ impl Desk {
     /// Launches what has been gathered.
     fn flush(&mut self) -> Result<()> {
         if let Some((work, batch)) = self.open.take() {
+            let _entered = self.gpu.enter()?;
             work.launch(&mut self.track, &batch)?;
             self.spare = Some(batch);
         } else if self.ending.is_empty() {

@@ -164,13 +164,12 @@ impl Staging {
         let gpu = self.gpu.clone();
         let _entered = gpu.enter()?;
         let slot = self.slots.take(bytes.len())?;
-        let copied = self.copy_out(&[from], &slot);
-        self.out.settle();
+        let copied = self.copy_out(&[from], &slot).and_then(|_| self.out.finish());
         if copied.is_ok() {
             slot.region().read(bytes);
         }
         self.slots.put(slot);
-        copied.map(drop)
+        copied
     }
 
     /// Enqueues the copy of a message into its slot; its number on the stream out.
@@ -361,7 +360,8 @@ impl Transport for OnDevice<'_> {
                 Ok(Started::Pending)
             }
             Err(error) => {
-                self.staging.out.settle();
+                // Some of the pieces may be on their way; the first error is the one that tells why.
+                let _ = self.staging.out.finish();
                 self.staging.slots.put(slot);
                 Err(error)
             }
@@ -439,8 +439,6 @@ impl Transport for OnDevice<'_> {
 
 impl Hands for OnDevice<'_> {
     fn copy(&mut self, scaling: Option<Scaling>, src: Region, dst: Region) -> Result<()> {
-        let gpu = self.staging.gpu.clone();
-        let _entered = gpu.enter()?;
         let desk = &mut self.staging.local;
         let (bytes, from, to) = (dst.len(), src.as_ptr() as u64, dst.as_ptr() as u64);
         let Some(Scaling { reduction, start, divisor }) = scaling else {
@@ -459,8 +457,6 @@ impl Hands for OnDevice<'_> {
     }
 
     fn reduce(&mut self, how: (DataType, Operator, u64), srcs: &[Region], dst: Region) -> Result<()> {
-        let gpu = self.staging.gpu.clone();
-        let _entered = gpu.enter()?;
         let (dtype, operator, divisor) = how;
         let srcs: SmallVec<[u64; 16]> = srcs.iter().map(|src| src.as_ptr() as u64).collect();
         self.staging.local.add(Work::Reduce { dtype, operator, divisor }, dst.len(), dst.as_ptr() as u64, &srcs)
