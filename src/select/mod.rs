@@ -5,6 +5,7 @@
 //! then thresholds that the user has set, the tuning table, and the thresholds below, in bytes.
 #![forbid(unsafe_code)]
 
+pub mod cost;
 pub mod over;
 pub mod table;
 
