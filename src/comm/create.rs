@@ -16,6 +16,7 @@ use crate::log::Level;
 use crate::select;
 use crate::select::over::Rail;
 use crate::select::table::agree::{Local, World};
+use crate::select::table::Tuned;
 use crate::topo::local::LocalRank;
 use crate::topo::{host, Grid, Rank};
 use crate::transport::{self, Exchange as _, Waker};
@@ -365,6 +366,21 @@ impl Meeting<'_> {
         Ok(me)
     }
 
+    /// What carries messages between nodes, and the rows of rank 0's tuning table that hold there.
+    fn follow(
+        &self,
+        table: &Local,
+        offer: Option<&String>,
+        grid: &Arc<Grid>,
+        engine: &mut Option<Engine>,
+    ) -> Result<(&'static str, Arc<Tuned>)> {
+        let carrier = engine.as_mut().map_or("vendor", |engine| engine.transport().carrier());
+        let over = self.options.companion.map(|_| if engine.is_some() { Rail::Own } else { Rail::Vendor });
+        let tuned = Arc::new(tuning::agree(self.rank, table, offer, &World { grid, inter: carrier, over })?);
+        engine.iter_mut().for_each(|engine| engine.follow(&tuned));
+        Ok((carrier, tuned))
+    }
+
     /// Exchanges what everybody must know and opens the links.
     fn hold(mut self) -> Result<Arc<Comm>> {
         let mut config = settings();
@@ -387,11 +403,7 @@ impl Meeting<'_> {
         let grid = Arc::new(Grid::from_labels(&labels));
         let rank = Rank::from_index(self.rank);
         let mut engine = self.engine(rank, &grid, &members, &config)?;
-        let carrier = engine.as_mut().map_or("vendor", |engine| engine.transport().carrier());
-        let over = self.options.companion.map(|_| if engine.is_some() { Rail::Own } else { Rail::Vendor });
-        let world = World { grid: &grid, inter: carrier, over };
-        let tuned = Arc::new(tuning::agree(self.rank, &table, zero.get(3), &world)?);
-        engine.iter_mut().for_each(|engine| engine.follow(&tuned));
+        let (carrier, tuned) = self.follow(&table, zero.get(3), &grid, &mut engine)?;
         let gpu = match engine {
             Some(_) => self.gpu.as_ref().map(Device::new).transpose()?,
             None => None,
