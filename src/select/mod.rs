@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 pub mod cost;
+pub mod links;
 pub mod over;
 pub mod table;
 
