@@ -14,6 +14,11 @@ typedef void (*strataCallback_t)(void* argument);
 extern "C" {
 #endif
 
+/* ---- Tuning ---- */
+
+/* Writes what a tuning table says of the machine that a communicator is on: an object in JSON, with a zero byte after it. ncclInvalidArgument if it takes more than so many bytes (1024 will do). Since strata. */
+ncclResult_t strataCommDescribe(ncclComm_t comm, void* text, size_t bytes);
+
 /* ---- Streams ---- */
 
 /* Makes a stream. Since strata. */

@@ -66,6 +66,8 @@ fn no_number_and_no_name_makes_it_panic() {
     ];
     let perf = ["perf", "all_reduce", "-e", "64", "--library", library()];
     let small = ["perf", "all_reduce", "-b", "8", "-n", "1", "-w", "0"];
+    // Nothing is measured where no table can be written.
+    let tune = ["tune", "-o", "/nonexistent/table.toml"];
     let of = |head: &[&'static str], options: &[&'static str], tail: &[&'static str]| {
         options.iter().map(|option| (head.to_vec(), *option, tail.to_vec())).collect::<Vec<_>>()
     };
@@ -82,6 +84,8 @@ fn no_number_and_no_name_makes_it_panic() {
         of(&["plan", "verify", "broadcast"], &["--max-ranks"], &["--shape", "2"]),
         of(&["plan", "verify", "broadcast", "--max-ranks", "2"], &["--shape", "--capacity", "--algo"], &[]),
         of(&["info"], &["--probe", "--library"], &[]),
+        of(&tune, &["--budget", "--sizes", "--collectives", "-g"], &["--library", library()]),
+        of(&tune, &["--library", "--report"], &[]),
     ];
     for (head, option, tail) in cases.into_iter().flatten() {
         for value in VALUES {

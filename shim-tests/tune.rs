@@ -3,7 +3,7 @@
 mod built;
 mod vendor;
 
-use std::os::unix::process::CommandExt;
+use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::LazyLock;
@@ -266,6 +266,6 @@ fn the_vendor_s_library_is_a_candidate_and_rows_for_it_are_followed() {
         let mut command = perf("all_gather", "4K");
         let told = run(command.env("STRATA_TUNING_TABLE", &path).env("NCCL_DEBUG", "INFO"));
         let levels = lines(&told, "phases over the vendor: the tuning table has it");
-        assert_eq!(levels.len(), if two_levels { 4 } else { 0 }, "{algorithm}: {told}");
+        assert_eq!(!levels.is_empty(), two_levels, "{algorithm}: {told}");
     }
 }

@@ -395,6 +395,25 @@ impl Meeting<'_> {
         Ok(me)
     }
 
+    /// What carries messages between nodes, and what choices are made by: rank 0's tuning table and machine, as far as they
+    /// hold there.
+    fn follow(
+        &self,
+        table: &Local,
+        zero: &[String],
+        grid: &Arc<Grid>,
+        engine: &mut Option<Engine>,
+    ) -> Result<(&'static str, Knowledge)> {
+        let carrier = engine.as_mut().map_or("vendor", |engine| engine.transport().carrier());
+        let over = self.options.companion.map(|_| if engine.is_some() { Rail::Own } else { Rail::Vendor });
+        let world = World { grid, inter: carrier, over };
+        let tuned = Arc::new(tuning::agree(self.rank, table, zero.get(3), &world)?);
+        let machine = select::model::agree(zero.get(4).map_or("", String::as_str))?;
+        let knowledge = Knowledge { tuned, machine };
+        engine.iter_mut().for_each(|engine| engine.know(&knowledge));
+        Ok((carrier, knowledge))
+    }
+
     /// Exchanges what everybody must know and opens the links.
     fn hold(mut self) -> Result<Arc<Comm>> {
         let mut config = settings();
@@ -424,12 +443,7 @@ impl Meeting<'_> {
         let grid = Arc::new(Grid::from_labels(&labels));
         let rank = Rank::from_index(self.rank);
         let mut engine = self.engine(rank, &grid, &members, &config)?;
-        let carrier = engine.as_mut().map_or("vendor", |engine| engine.transport().carrier());
-        let over = self.options.companion.map(|_| if engine.is_some() { Rail::Own } else { Rail::Vendor });
-        let world = World { grid: &grid, inter: carrier, over };
-        let tuned = Arc::new(tuning::agree(self.rank, &table, zero.get(3), &world)?);
-        let knowledge = Knowledge { tuned, machine: select::model::agree(zero.get(4).map_or("", String::as_str))? };
-        engine.iter_mut().for_each(|engine| engine.know(&knowledge));
+        let (carrier, knowledge) = self.follow(&table, zero, &grid, &mut engine)?;
         let gpu = match engine {
             Some(_) => self.gpu.as_ref().map(Device::new).transpose()?,
             None => None,

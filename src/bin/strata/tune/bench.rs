@@ -22,8 +22,10 @@ use strata::topo::{host, Grid};
 const ELEMENT: DataType = DataType::F32;
 /// Bytes of an element.
 pub const ELEMENT_BYTES: usize = 4;
-/// Candidates whose communicators are kept.
+/// Candidates whose communicators are kept, on few ranks.
 const MOST_KEPT: usize = 24;
+/// Links of a rank that they may have in all: each is a file of the process, which may have a thousand.
+const MOST_LINKS: usize = 512;
 /// Bytes that a description has room for.
 const DESCRIPTION_BYTES: usize = 4096;
 
@@ -154,7 +156,7 @@ impl<'a> Bench<'a> {
     }
 
     /// Process 0's text, on all; its failure is everybody's.
-    pub fn from_first(&mut self, mine: Result<String>) -> Result<String> {
+    pub fn first_says(&mut self, mine: Result<String>) -> Result<String> {
         let bytes = match (&mine, self.is_first()) {
             (Ok(text), true) => [b"+", text.as_bytes()].concat(),
             (Err(error), true) => [b"-", error.text().as_bytes()].concat(),
@@ -186,7 +188,7 @@ impl<'a> Bench<'a> {
             self.kept.push(used);
             return Ok(self.kept.len() - 1);
         }
-        if self.kept.len() == MOST_KEPT {
+        if self.kept.len() >= (MOST_LINKS / (2 * self.grid.nranks())).clamp(2, MOST_KEPT) {
             let (_, comms) = self.kept.remove(0);
             comms.into_iter().try_for_each(Comm::destroy)?;
         }
@@ -246,8 +248,8 @@ impl<'a> Bench<'a> {
             .collect();
         let comms = &self.kept[at].1;
         let issue = || {
-            let all = comms.iter().zip(&buffers);
-            all.map(|(comm, (buffers, place))| case.kind.issue(comm, buffers, RedOp::Sum as i32, *place)).collect()
+            let mut all = comms.iter().zip(&buffers);
+            all.try_for_each(|(comm, (buffers, place))| case.kind.issue(comm, buffers, RedOp::Sum as i32, *place))
         };
         match comms.len() {
             1 => issue(),

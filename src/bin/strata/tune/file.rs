@@ -22,7 +22,7 @@ impl Output {
             true => existing(path, bench, again).map(|table| table.to_toml()),
             false => Ok(String::new()),
         };
-        let table = Table::parse(&bench.from_first(mine)?)?;
+        let table = Table::parse(&bench.first_says(mine)?)?;
         let shape = (Some(bench.grid().nranks()), Some(bench.grid().nnodes()));
         Ok(Output { path: path.to_path_buf(), table, shape })
     }
@@ -52,7 +52,7 @@ impl Output {
             true => replace(&self.path, &self.table.to_toml()).map(|()| String::new()),
             false => Ok(String::new()),
         };
-        bench.from_first(written).map(drop)
+        bench.first_says(written).map(drop)
     }
 }
 
