@@ -1,0 +1,127 @@
+//! `strata perf --workload`: the collectives of a training step, replayed through the C interface or simulated.
+//!
+//! A workload is a file ([`file`] describes the format; those in `workloads/` are built in), made concrete for a number
+//! of ranks by [`program`]. [`replay`] runs it on the ranks that a launcher has started, [`timeline`] lays it out with
+//! prices of a simulated machine; both follow the same list of operations.
+#![forbid(unsafe_code)]
+
+mod catalogue;
+mod file;
+mod formula;
+mod groups;
+mod outcome;
+mod program;
+mod replay;
+#[cfg(test)]
+mod tests;
+mod timeline;
+
+use super::store::Store;
+use outcome::Outcome;
+use program::{Program, Setting};
+use std::process::ExitCode;
+use strata::error::{Error, Result};
+
+/// Half of the 312e12 operations a second that NVIDIA gives for an A100 in half precision, dense; AxoNN reports 57 % of
+/// that peak (arXiv 2305.13525), other trainers of large models somewhat less.
+const A100_FLOPS: &str = "156T";
+
+/// What is replayed, and how.
+#[derive(clap::Args)]
+pub struct Options {
+    /// Replay a training step instead: a workload's name, or its file; `list` shows the names.
+    #[arg(long, value_name = "NAME|FILE", conflicts_with = "collective", help_heading = "Training steps")]
+    pub workload: Option<String>,
+    /// Simulate it on this machine, for -n ranks, instead of running it.
+    #[arg(long, value_name = "MACHINE", requires = "workload", help_heading = "Training steps")]
+    simulate: Option<String>,
+    /// Multiply all sizes, and the time of computing, by this: 1/64, 0.5.
+    #[arg(long, value_name = "FACTOR", default_value = "1", value_parser = parse_scale, requires = "workload",
+          help_heading = "Training steps")]
+    scale: f64,
+    /// Operations a second at which a rank computes; K, M, G, T and P are powers of 1000.
+    #[arg(long, value_name = "RATE", default_value = A100_FLOPS, value_parser = parse_rate, requires = "workload",
+          help_heading = "Training steps")]
+    flops: f64,
+    /// Leave the computing out.
+    #[arg(long, requires = "workload", help_heading = "Training steps")]
+    no_compute: bool,
+    /// Set a parameter or a dimension of the workload: layers=2. May be given several times.
+    #[arg(long, value_name = "NAME=VALUE", value_parser = parse_set, requires = "workload",
+          help_heading = "Training steps")]
+    set: Vec<(String, String)>,
+}
+
+fn parse_scale(text: &str) -> std::result::Result<f64, String> {
+    let number = |text: &str| text.trim().parse::<f64>().ok();
+    let value = match text.split_once('/') {
+        Some((above, below)) => number(above).zip(number(below)).map(|(above, below)| above / below),
+        None => number(text),
+    };
+    value
+        .filter(|scale| (1e-12..=1e6).contains(scale))
+        .ok_or_else(|| format!("`{text}` is not a factor such as 1/64 or 0.5"))
+}
+
+fn parse_rate(text: &str) -> std::result::Result<f64, String> {
+    let units = [('K', 1e3), ('M', 1e6), ('G', 1e9), ('T', 1e12), ('P', 1e15)];
+    let unit = units.iter().find(|(unit, _)| text.to_ascii_uppercase().ends_with(*unit));
+    let (number, unit) = unit.map_or((text, 1.0), |(_, factor)| (&text[..text.len() - 1], *factor));
+    let rate = number.trim().parse::<f64>().ok().map(|number| number * unit);
+    rate.filter(|rate| (1.0..=1e21).contains(rate)).ok_or_else(|| format!("`{text}` is not a rate such as 156T"))
+}
+
+fn parse_set(text: &str) -> std::result::Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((name, value)) if !name.is_empty() && !value.is_empty() => Ok((name.into(), value.into())),
+        _ => Err(format!("`{text}` is not of the form layers=2")),
+    }
+}
+
+/// Replays or simulates a workload; the exit code is 1 when a result was wrong.
+pub fn run(name: &str, options: &super::Options) -> Result<ExitCode> {
+    if name == "list" {
+        print!("{}", catalogue::list()?);
+        return Ok(ExitCode::SUCCESS);
+    }
+    let workload = catalogue::find(name)?;
+    let replay = &options.replay;
+    let setting = |world| Setting {
+        world,
+        flops: replay.flops,
+        scale: replay.scale,
+        compute: !replay.no_compute,
+        set: replay.set.clone(),
+    };
+    let program_of =
+        |setting: &Setting| Program::new(&workload, setting).map_err(|error| catalogue::within(name, &error));
+    if let Some(machine) = &replay.simulate {
+        return Err(Error::InvalidUsage(format!("cannot simulate {machine} yet")));
+    }
+    if options.ranks_here > 1 {
+        return Err(Error::InvalidUsage(
+            "a workload needs a process for each rank (strata launch -n 8 -- strata perf --workload ...), not -g"
+                .into(),
+        ));
+    }
+    let mut store = Store::from_env()?;
+    let setting = setting(store.size);
+    let program = program_of(&setting)?;
+    let library = options.library()?;
+    let version = library.version()?;
+    let measured = replay::run(&program, options, &library, &mut store)?;
+    let outcome = Outcome {
+        name,
+        workload: &workload,
+        program: &program,
+        setting: &setting,
+        how: format!("library {}, NCCL {version}", library.path().display()),
+        routes: vec![("measured".to_string(), measured.times)],
+        steps: measured.steps,
+        wrong: measured.wrong,
+    };
+    if store.rank == 0 {
+        outcome.tell(options.json.as_deref())?;
+    }
+    Ok(if measured.wrong.unwrap_or(0) == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
