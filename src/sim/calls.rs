@@ -1,6 +1,7 @@
 //! Calls: when the last member has arrived, all inputs are read and all outputs written at one moment.
 #![forbid(unsafe_code)]
 
+use super::durations::CallWork;
 use super::network::{bytes_in, Event, Network};
 use crate::error::{Error, Result};
 use crate::exec::Token;
@@ -32,6 +33,8 @@ struct Part {
     token: Token,
     src: Vec<Block>,
     dst: Vec<Block>,
+    /// Bytes that do not lie together, going in and coming out.
+    scattered: [usize; 2],
 }
 
 #[derive(Debug)]
@@ -55,7 +58,7 @@ impl Network {
         let blocks = |lists: &[&[Piece]]| -> Vec<Block> {
             lists.iter().map(|list| Block { pieces: self.keep(list), bytes: bytes_in(list) }).collect()
         };
-        let part = Part { token, src: blocks(src), dst: blocks(dst) };
+        let part = Part { token, src: blocks(src), dst: blocks(dst), scattered: [scattered(src), scattered(dst)] };
         let key = (call.level, call.collective, call.root, call.group.clone());
         let (calls, nmembers) = (&mut self.calls, call.group.len());
         let id = *self.call_of.entry(key).or_insert_with(|| {
@@ -71,8 +74,11 @@ impl Network {
         }
         let instance = &mut queue.open[index];
         instance.parts[member] = Some(part);
-        if instance.parts.iter().all(Option::is_some) {
-            let time = self.durations.call_ns(call, largest(instance), &mut self.random);
+        let mirrored = &self.mirrored;
+        let is_mirrored = |rank: &Rank| mirrored.get(rank.index()).copied().unwrap_or(false);
+        if instance.parts.iter().zip(&call.group).all(|(part, rank)| part.is_some() || is_mirrored(rank)) {
+            let work = work(instance, self.now);
+            let time = self.durations.call_ns(call, &work, &mut self.random);
             let queue = &mut self.calls[id];
             queue.ends_at = queue.ends_at.max(self.now + time);
             let ends_at = queue.ends_at;
@@ -90,14 +96,17 @@ impl Network {
         if group.iter().any(|rank| !self.stations[rank.index()].alive) {
             return;
         }
-        if let Err(text) = self.carry_out(instance.call, instance.parts.iter().flatten().collect::<Vec<_>>().as_slice())
-        {
+        let parts: Vec<&Part> = instance.parts.iter().flatten().collect();
+        // Where some are mirrored, the bytes of the others alone mean nothing.
+        let carried = if parts.len() == group.len() { self.carry_out(instance.call, &parts) } else { Ok(()) };
+        if let Err(text) = carried {
             for rank in group {
                 self.fail(rank, Error::InvalidUsage(text.clone()));
             }
             return;
         }
-        for (rank, part) in group.into_iter().zip(instance.parts.into_iter().flatten()) {
+        for (rank, part) in group.into_iter().zip(instance.parts) {
+            let Some(part) = part else { continue };
             let done = self.soon(0);
             self.at(done, Event::Complete(rank, part.token));
         }
@@ -153,7 +162,28 @@ fn sources(call: &Call, member: usize, block: usize) -> Vec<(usize, usize)> {
     }
 }
 
-fn largest(instance: &Instance) -> usize {
+/// What a call is to its provider: the largest member's bytes.
+fn work(instance: &Instance, now_ns: u64) -> CallWork {
     let sum = |blocks: &[Block]| blocks.iter().map(|block| block.bytes).sum::<usize>();
-    instance.parts.iter().flatten().map(|part| sum(&part.src).max(sum(&part.dst))).max().unwrap_or(0)
+    let mut work = CallWork { now_ns, bytes: 0, packed: 0, unpacked: 0 };
+    for part in instance.parts.iter().flatten() {
+        let [packed, unpacked] = part.scattered;
+        work.bytes = work.bytes.max(sum(&part.src)).max(sum(&part.dst));
+        work.packed = work.packed.max(packed);
+        work.unpacked = work.unpacked.max(unpacked);
+    }
+    work
+}
+
+/// The bytes of these blocks, unless they lie one after another.
+fn scattered(blocks: &[&[Piece]]) -> usize {
+    let mut pieces = blocks.iter().flat_map(|block| block.iter());
+    let Some(mut last) = pieces.next() else { return 0 };
+    for piece in pieces {
+        if piece.buffer != last.buffer || piece.offset != last.offset + last.len {
+            return blocks.iter().map(|block| bytes_in(block)).sum();
+        }
+        last = piece;
+    }
+    0
 }

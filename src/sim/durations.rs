@@ -20,17 +20,48 @@ pub struct Transfer {
     pub bytes: usize,
 }
 
+/// A copy or reduction.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LocalWork {
+    /// When it is wanted.
+    pub now_ns: u64,
+    /// Whose.
+    pub rank: Rank,
+    /// Bytes of results.
+    pub bytes: usize,
+    /// 1 is a copy.
+    pub operands: usize,
+}
+
+/// A call whose members have all come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CallWork {
+    /// When the last member came.
+    pub now_ns: u64,
+    /// What the largest member puts in or gets out.
+    pub bytes: usize,
+    /// Bytes that the provider wants together and that are not so: going in.
+    pub packed: usize,
+    /// Coming out.
+    pub unpacked: usize,
+}
+
 /// The times of a machine. Calls come in the order of virtual time, so a model may keep what its links and ports are
 /// busy with.
 pub trait Durations {
     /// From setting out to arrival.
     fn message_ns(&mut self, transfer: &Transfer, random: &mut Random) -> u64;
 
-    /// A copy or reduction of `bytes` of results; 0 is done at once.
-    fn local_ns(&mut self, rank: Rank, bytes: usize, random: &mut Random) -> u64;
+    /// A copy or reduction; 0 is done at once.
+    fn local_ns(&mut self, work: &LocalWork, random: &mut Random) -> u64;
 
-    /// A call, from the last member's arrival; `bytes` is what the largest member puts in or gets out.
-    fn call_ns(&mut self, call: &Call, bytes: usize, random: &mut Random) -> u64;
+    /// What a message from a rank costs after its arrival, its reduction with another operand (if it is reduced) included.
+    fn take_in_ns(&mut self, _work: &LocalWork, _from: Rank, _random: &mut Random) -> u64 {
+        0
+    }
+
+    /// A call, from the last member's arrival.
+    fn call_ns(&mut self, call: &Call, work: &CallWork, random: &mut Random) -> u64;
 
     /// From an effect to the moment at which a rank may learn of it, and from a rank's start to its first poll.
     fn notice_ns(&mut self, random: &mut Random) -> u64;
@@ -58,14 +89,14 @@ impl Durations for Chaos {
         Chaos::some_ns(random)
     }
 
-    fn local_ns(&mut self, _: Rank, _: usize, random: &mut Random) -> u64 {
+    fn local_ns(&mut self, _: &LocalWork, random: &mut Random) -> u64 {
         if random.one_in(2) {
             return 0;
         }
         Chaos::some_ns(random)
     }
 
-    fn call_ns(&mut self, _: &Call, _: usize, random: &mut Random) -> u64 {
+    fn call_ns(&mut self, _: &Call, _: &CallWork, random: &mut Random) -> u64 {
         Chaos::some_ns(random)
     }
 
@@ -102,12 +133,12 @@ impl Durations for Uniform {
         self.time_ns(transfer.bytes)
     }
 
-    fn local_ns(&mut self, _: Rank, _: usize, _: &mut Random) -> u64 {
+    fn local_ns(&mut self, _: &LocalWork, _: &mut Random) -> u64 {
         0
     }
 
-    fn call_ns(&mut self, _: &Call, bytes: usize, _: &mut Random) -> u64 {
-        self.time_ns(bytes)
+    fn call_ns(&mut self, _: &Call, work: &CallWork, _: &mut Random) -> u64 {
+        self.time_ns(work.bytes)
     }
 
     fn notice_ns(&mut self, _: &mut Random) -> u64 {

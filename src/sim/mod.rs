@@ -9,16 +9,21 @@
 mod arithmetic;
 mod calls;
 mod durations;
+mod fabric;
+pub mod machine;
 mod memory;
 mod network;
 mod outcome;
+pub mod price;
 mod random;
 mod stream;
 #[cfg(test)]
 mod tests;
 
 pub use arithmetic::{expected, Arithmetic};
-pub use durations::{Chaos, Durations, Transfer, Uniform};
+pub use durations::{CallWork, Chaos, Durations, LocalWork, Transfer, Uniform};
+pub use fabric::{Busy, Resource};
+pub use machine::Machine;
 pub use outcome::{Outcome, SimFailure, SimReport};
 pub use random::Random;
 
@@ -130,19 +135,35 @@ impl<D: Durations + Clone + 'static> Sim<D> {
     /// Runs one collective, `programs[i]` on rank i, until every rank has come to an end. An error when a rank did not
     /// succeed; that includes ranks which died as planned.
     pub fn run(&mut self, programs: &[Arc<Program>], job: &Job<'_>) -> std::result::Result<SimReport, Box<SimFailure>> {
-        let mut outcomes = vec![Outcome::Running; programs.len()];
+        let programs: Vec<Option<Arc<Program>>> = programs.iter().cloned().map(Some).collect();
+        self.run_mirrored(&programs, job)
+    }
+
+    /// The same where some ranks have no program: others play the same part at the same time, so that these do nothing and
+    /// are taken to have come wherever a call waits for them. No other rank may send them anything.
+    pub fn run_mirrored(
+        &mut self,
+        programs: &[Option<Arc<Program>>],
+        job: &Job<'_>,
+    ) -> std::result::Result<SimReport, Box<SimFailure>> {
+        let mut outcomes: Vec<Outcome> = programs
+            .iter()
+            .map(|program| if program.is_some() { Outcome::Running } else { Outcome::Mirrored })
+            .collect();
         let mut network = match self.network(programs, job) {
             Ok(network) => network,
             Err(error) => return Err(self.failure(error.text().to_owned(), outcomes, 0)),
         };
         self.executions.resize_with(programs.len(), Execution::new);
+        let mut running = 0;
         for (rank, program) in programs.iter().enumerate() {
+            let Some(program) = program else { continue };
             let layout = program.layout(job.count, job.dtype.size(), job.segment_bytes);
             self.executions[rank].begin(Arc::clone(program), layout, self.options.window, self.options.limit_ns);
             let start = network.soon(0);
             network.at(start, Event::Poll(Rank::from_index(rank)));
+            running += 1;
         }
-        let mut running = programs.len();
         let mut events = 0;
         while running > 0 && events < MOST_EVENTS {
             let Some(wanted) = network.step() else { break };
@@ -162,15 +183,15 @@ impl<D: Durations + Clone + 'static> Sim<D> {
         self.conclude(network, outcomes, events)
     }
 
-    fn network(&self, programs: &[Arc<Program>], job: &Job<'_>) -> Result<Network> {
-        let prologue = programs.iter().any(|program| program.plan().shape.prologue);
+    fn network(&self, programs: &[Option<Arc<Program>>], job: &Job<'_>) -> Result<Network> {
+        let prologue = programs.iter().flatten().any(|program| program.plan().shape.prologue);
         let arithmetic = Arithmetic::new(job.dtype, prologue)?;
         let memory = job.inputs.map(|inputs| {
             let memory = |(program, input): (&Arc<Program>, &Vec<u8>)| {
                 let layout = program.layout(job.count, job.dtype.size(), job.segment_bytes);
                 Memory::new(program.plan(), &layout, self.options.window, input)
             };
-            programs.iter().zip(inputs).map(memory).collect::<Vec<_>>()
+            programs.iter().flatten().zip(inputs).map(memory).collect::<Vec<_>>()
         });
         if memory.as_ref().is_some_and(|memory| memory.len() != programs.len()) {
             return Err(Error::InvalidArgument(String::from("there must be one input for each rank")));
@@ -178,6 +199,7 @@ impl<D: Durations + Clone + 'static> Sim<D> {
         let durations = Box::new(self.durations.clone());
         let mut network = Network::new(programs.len(), Random::new(self.seed), durations, memory, arithmetic);
         network.capacity = self.options.capacity.max(1);
+        network.mirrored = programs.iter().map(Option::is_none).collect();
         network.faults.clone_from(&self.options.faults);
         for (index, fault) in self.options.faults.iter().enumerate() {
             let (Fault::Die { rank, at_ns } | Fault::Freeze { rank, at_ns, .. } | Fault::Fail { rank, at_ns }) = *fault;
@@ -237,7 +259,8 @@ impl<D: Durations + Clone + 'static> Sim<D> {
             }
         }
         let finish_ns: Vec<u64> = outcomes.iter().filter_map(Outcome::done_at).collect();
-        if finish_ns.len() < outcomes.len() {
+        let mirrored = outcomes.iter().filter(|outcome| **outcome == Outcome::Mirrored).count();
+        if finish_ns.len() + mirrored < outcomes.len() {
             let reason = if stuck { "ranks wait for each other for ever" } else { "not every rank succeeded" };
             return Err(self.failure(reason.to_owned(), outcomes, network.trace));
         }

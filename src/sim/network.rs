@@ -3,7 +3,7 @@
 
 use super::arithmetic::Arithmetic;
 use super::calls::CallQueue;
-use super::durations::Durations;
+use super::durations::{Durations, LocalWork};
 use super::memory::Memory;
 use super::random::{mix, Random};
 use super::stream::{Number, Stream, StreamId};
@@ -81,6 +81,8 @@ pub(super) struct Network {
     pub(super) memory: Option<Vec<Memory>>,
     pub(super) arithmetic: Arithmetic,
     pub(super) faults: Vec<Fault>,
+    /// Ranks whose part others play too, so that they do nothing themselves; empty when there are none.
+    pub(super) mirrored: Vec<bool>,
     /// Ranks that have stopped for ever and of which the simulation has not taken note.
     pub(super) gone: Vec<Rank>,
     /// A digest of all events so far.
@@ -111,6 +113,7 @@ impl Network {
             memory,
             arithmetic,
             faults: Vec::new(),
+            mirrored: Vec::new(),
             gone: Vec::new(),
             trace: 0,
             queue: BinaryHeap::new(),
@@ -232,7 +235,8 @@ impl Network {
     }
 
     fn start_local(&mut self, rank: Rank, token: Token, local: Local, bytes: usize) -> Started {
-        let time = self.durations.local_ns(rank, bytes, &mut self.random);
+        let work = LocalWork { now_ns: self.now, rank, bytes, operands: local.srcs.len() };
+        let time = self.durations.local_ns(&work, &mut self.random);
         if time == 0 {
             self.apply_local(rank, &local);
             return Started::Done;

@@ -11,6 +11,8 @@ use std::fmt;
 pub enum Outcome {
     /// It has not.
     Running,
+    /// It did nothing, since others played its part.
+    Mirrored,
     /// It finished its plan.
     Done {
         /// When.
@@ -49,6 +51,7 @@ impl fmt::Display for Outcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Outcome::Running => f.write_str("did not start"),
+            Outcome::Mirrored => f.write_str("is mirrored by others"),
             Outcome::Done { at_ns } => write!(f, "done after {at_ns} ns"),
             Outcome::Failed { at_ns, error } => write!(f, "failed after {at_ns} ns: {error}"),
             Outcome::Gone { at_ns } => write!(f, "gone after {at_ns} ns"),

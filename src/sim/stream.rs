@@ -5,7 +5,7 @@
 //! durations let it be, so that a plan which writes a source too early sends the wrong bytes.
 #![forbid(unsafe_code)]
 
-use super::durations::Transfer;
+use super::durations::{LocalWork, Transfer};
 use super::network::{bytes_in, Event, Network};
 use crate::error::Error;
 use crate::exec::{Started, Token};
@@ -187,8 +187,13 @@ impl Network {
             let number = self.streams[id].written;
             self.streams[id].arranged += 1;
             if self.meet(id, number) {
-                self.write(id, number);
-                return Started::Done;
+                match self.take_in_ns(id, number) {
+                    0 => {
+                        self.write(id, number);
+                        return Started::Done;
+                    }
+                    time => self.write_at(id, number, self.now + time),
+                }
             }
             return Started::Pending;
         }
@@ -220,10 +225,24 @@ impl Network {
     /// A message meets its receive; the destination is written some time later.
     pub(super) fn deliver(&mut self, id: StreamId, number: Number) {
         if self.meet(id, number) {
-            let written_at = self.soon(self.streams[id].written_at);
-            self.streams[id].written_at = written_at;
-            self.at(written_at, Event::Write(id, number));
+            let combined_at = self.now + self.take_in_ns(id, number);
+            let written_at = self.soon(self.streams[id].written_at.max(combined_at));
+            self.write_at(id, number, written_at);
         }
+    }
+
+    fn write_at(&mut self, id: StreamId, number: Number, time: u64) {
+        self.streams[id].written_at = time;
+        self.at(time, Event::Write(id, number));
+    }
+
+    /// How long it takes to take in a message that has met its receive.
+    fn take_in_ns(&mut self, id: StreamId, number: Number) -> u64 {
+        let stream = &self.streams[id];
+        let receive = &stream.receives[(number - stream.written) as usize];
+        let operands = 1 + usize::from(receive.reduce.is_some());
+        let work = LocalWork { now_ns: self.now, rank: stream.to, bytes: receive.bytes, operands };
+        self.durations.take_in_ns(&work, stream.from, &mut self.random)
     }
 
     /// False when nothing comes of it: the sender is gone, or the sizes differ.

@@ -1,0 +1,309 @@
+//! The times of a [`Machine`]: every message, copy, reduction and call takes its turn on the resources that it needs.
+//!
+//! A resource does one thing at a time, in the order in which things come to it: each NIC port (sending and receiving), the
+//! way into each rank from its own node, each rank's thread and engine, each node's vendor library, and the processors, where
+//! ranks share them. What a resource was busy with can be kept, for a timeline.
+#![forbid(unsafe_code)]
+
+use super::durations::{CallWork, Durations, LocalWork, Transfer};
+use super::machine::{Laws, Machine, Network, Number};
+use super::random::Random;
+use crate::plan::Call;
+use crate::topo::{Grid, Rank};
+use std::cell::RefCell;
+use std::fmt;
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// What can be busy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Resource {
+    /// A NIC's way out.
+    NicOut,
+    /// A NIC's way in.
+    NicIn,
+    /// The way into a rank from its node.
+    Inside,
+    /// A rank's thread.
+    Thread,
+    /// A rank's copies and reductions.
+    Engine,
+    /// The vendor's library inside a node.
+    Library,
+    /// The processors that all ranks share.
+    Processors,
+}
+
+impl Resource {
+    /// All of them.
+    pub const ALL: [Resource; 7] = [
+        Resource::NicOut,
+        Resource::NicIn,
+        Resource::Inside,
+        Resource::Thread,
+        Resource::Engine,
+        Resource::Library,
+        Resource::Processors,
+    ];
+}
+
+impl fmt::Display for Resource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Resource::NicOut => "NIC, sending",
+            Resource::NicIn => "NIC, receiving",
+            Resource::Inside => "links inside the node",
+            Resource::Thread => "rank's thread",
+            Resource::Engine => "copies and reductions",
+            Resource::Library => "vendor's library inside the node",
+            Resource::Processors => "processors",
+        })
+    }
+}
+
+/// A stretch of time in which a resource was busy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Busy {
+    /// What.
+    pub resource: Resource,
+    /// Which of its kind: a NIC by node and place, a rank, a node, a processor.
+    pub index: usize,
+    /// From when.
+    pub from_ns: u64,
+    /// Until when.
+    pub until_ns: u64,
+}
+
+/// How messages go between nodes and what an implementation adds.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Manner {
+    /// Whether the vendor's library carries messages between nodes.
+    pub vendor_rails: bool,
+    /// ns that each round between nodes takes beside its message.
+    pub round_ns: u64,
+    /// GB/s at which a part that came from another node is reduced; 0 is the machine's.
+    pub reduce_gbps: f64,
+    /// Whether every activity is kept.
+    pub keep: bool,
+}
+
+/// A queue: when each of its servers is free, and for how long they were busy.
+#[derive(Debug, Clone)]
+struct Queue {
+    resource: Resource,
+    free_at: Vec<u64>,
+    busy_ns: Vec<u64>,
+}
+
+impl Queue {
+    fn new(resource: Resource, servers: usize) -> Queue {
+        Queue { resource, free_at: vec![0; servers], busy_ns: vec![0; servers] }
+    }
+
+    /// Takes a server for `ns` from `now` on, or from when it is free. Returns the start.
+    fn take(&mut self, index: usize, now: u64, ns: u64, kept: &mut Option<Vec<Busy>>) -> u64 {
+        let start = self.free_at[index].max(now);
+        if ns == 0 {
+            return now;
+        }
+        self.free_at[index] = start + ns;
+        self.busy_ns[index] += ns;
+        if let Some(kept) = kept {
+            kept.push(Busy { resource: self.resource, index, from_ns: start, until_ns: start + ns });
+        }
+        start
+    }
+
+    /// The server that is free first.
+    fn first_free(&self) -> usize {
+        (0..self.free_at.len()).min_by_key(|&index| self.free_at[index]).unwrap_or(0)
+    }
+}
+
+/// What is busy until when.
+#[derive(Debug)]
+pub(super) struct State {
+    queues: Vec<Queue>,
+    kept: Option<Vec<Busy>>,
+}
+
+impl State {
+    /// The greatest time for which any one resource of each kind was busy, in ns.
+    pub(super) fn busiest(&self) -> Vec<(Resource, u64)> {
+        let most = |queue: &Queue| (queue.resource, queue.busy_ns.iter().copied().max().unwrap_or(0));
+        self.queues.iter().map(most).filter(|&(_, ns)| ns > 0).collect()
+    }
+
+    /// The activities, if they were kept.
+    pub(super) fn take_kept(&mut self) -> Vec<Busy> {
+        self.kept.take().unwrap_or_default()
+    }
+}
+
+/// The durations of a machine. Copies share their state.
+#[derive(Debug, Clone)]
+pub(super) struct Fabric {
+    machine: Arc<Machine>,
+    grid: Arc<Grid>,
+    manner: Manner,
+    /// For each rank its NIC among all.
+    nics: Rc<[u32]>,
+    pub(super) state: Rc<RefCell<State>>,
+}
+
+fn ns(us: &Number) -> u64 {
+    (us.value * 1e3).round() as u64
+}
+
+/// The time of bytes at a rate in GB/s; 0 is no limit.
+fn at_rate(bytes: usize, gbps: f64) -> u64 {
+    if gbps > 0.0 {
+        (bytes as f64 / gbps).round() as u64
+    } else {
+        0
+    }
+}
+
+impl Fabric {
+    pub(super) fn new(machine: &Arc<Machine>, grid: &Arc<Grid>, manner: Manner) -> Fabric {
+        let per_node = (machine.node.nics.value as usize).max(1);
+        let most = grid.node_ids().map(|node| grid.members(node).len()).max().unwrap_or(1);
+        let stride = per_node.max(most);
+        let nic = |rank: usize| {
+            let rank = Rank::from_index(rank);
+            let node = grid.node(rank);
+            (node.index() * stride + machine.nic_of(grid.local(rank), grid.members(node).len())) as u32
+        };
+        let nics: Rc<[u32]> = (0..grid.nranks()).map(nic).collect();
+        let servers = |resource: &Resource| match resource {
+            Resource::NicOut | Resource::NicIn => grid.nnodes() * stride,
+            Resource::Inside | Resource::Thread | Resource::Engine => grid.nranks(),
+            Resource::Library => grid.nnodes(),
+            Resource::Processors => machine.local.processors.value as usize,
+        };
+        let queues = Resource::ALL.iter().map(|resource| Queue::new(*resource, servers(resource))).collect();
+        let state = State { queues, kept: manner.keep.then(Vec::new) };
+        let (machine, grid) = (machine.clone(), grid.clone());
+        Fabric { machine, grid, manner, nics, state: Rc::new(RefCell::new(state)) }
+    }
+
+    fn network(&self) -> &Network {
+        match &self.machine.network_vendor {
+            Some(network) if self.manner.vendor_rails => network,
+            _ => &self.machine.network,
+        }
+    }
+
+    /// When something that begins at `now` and takes a resource for `time` ends.
+    fn take(&self, resource: Resource, index: usize, now: u64, time: u64) -> u64 {
+        let State { queues, kept } = &mut *self.state.borrow_mut();
+        queues[resource as usize].take(index, now, time, kept) + time
+    }
+
+    /// The same on one of the shared processors, if ranks share them.
+    fn process(&self, now: u64, time: u64) -> u64 {
+        let State { queues, kept } = &mut *self.state.borrow_mut();
+        let queue = &mut queues[Resource::Processors as usize];
+        if queue.free_at.is_empty() {
+            return now + time;
+        }
+        let index = queue.first_free();
+        queue.take(index, now, time, kept) + time
+    }
+
+    fn shares_processors(&self) -> bool {
+        self.machine.local.processors.value >= 1.0
+    }
+
+    /// A message between nodes: out of a NIC, over the wire, into a NIC, which begins before the first has ended.
+    fn between_nodes(&self, transfer: &Transfer) -> u64 {
+        let Transfer { now_ns, from, to, bytes, .. } = *transfer;
+        let network = self.network();
+        let post = ns(&network.post_us);
+        let mut now = self.take(Resource::Thread, from.index(), now_ns, post);
+        let processor = at_rate(bytes, network.processor_gbps.value);
+        if self.shares_processors() {
+            now = self.process(now, processor);
+        }
+        let occupied = ns(&network.gap_us) + at_rate(bytes, network.nic_gbps.value);
+        let out = self.take(Resource::NicOut, self.nics[from.index()] as usize, now, occupied) - occupied;
+        let latency = ns(&network.latency_us) + self.manner.round_ns;
+        self.take(Resource::NicIn, self.nics[to.index()] as usize, out + latency, occupied)
+    }
+
+    fn inside_node(&self, transfer: &Transfer) -> u64 {
+        let Transfer { now_ns, to, bytes, .. } = *transfer;
+        let time = ns(&self.machine.inside.latency_us) + at_rate(bytes, self.machine.inside.rank_gbps.value);
+        if self.shares_processors() {
+            return self.process(now_ns, time);
+        }
+        self.take(Resource::Inside, to.index(), now_ns, time)
+    }
+
+    /// Work of a rank's engine, or of the shared processors.
+    fn compute(&self, rank: Rank, now: u64, time: u64) -> u64 {
+        if self.shares_processors() {
+            return self.process(now, time);
+        }
+        self.take(Resource::Engine, rank.index(), now, time)
+    }
+
+    fn calls(&self) -> Option<&Laws> {
+        self.machine.calls.as_ref()
+    }
+}
+
+impl Durations for Fabric {
+    fn message_ns(&mut self, transfer: &Transfer, _: &mut Random) -> u64 {
+        let same = self.grid.node(transfer.from) == self.grid.node(transfer.to);
+        let end = if same { self.inside_node(transfer) } else { self.between_nodes(transfer) };
+        end - transfer.now_ns
+    }
+
+    fn local_ns(&mut self, work: &LocalWork, _: &mut Random) -> u64 {
+        let local = &self.machine.local;
+        let rate = if work.operands > 1 { local.reduce_gbps.value } else { local.copy_gbps.value };
+        // Of n operands n - 1 pairs are reduced.
+        let bytes = work.bytes * work.operands.saturating_sub(1).max(1);
+        self.compute(work.rank, work.now_ns, ns(&local.launch_us) + at_rate(bytes, rate)) - work.now_ns
+    }
+
+    fn take_in_ns(&mut self, work: &LocalWork, from: Rank, _: &mut Random) -> u64 {
+        let local = &self.machine.local;
+        let far = self.grid.node(from) != self.grid.node(work.rank);
+        let mut now = work.now_ns;
+        if far {
+            let network = self.network();
+            now = self.take(Resource::Thread, work.rank.index(), now, ns(&network.post_us));
+            if self.shares_processors() {
+                now = self.process(now, at_rate(work.bytes, network.processor_gbps.value));
+            }
+        }
+        if work.operands > 1 {
+            let rate = match self.manner.reduce_gbps {
+                rate if far && rate > 0.0 => rate,
+                _ => local.reduce_gbps.value,
+            };
+            now = self.compute(work.rank, now, ns(&local.launch_us) + at_rate(work.bytes, rate));
+        }
+        now - work.now_ns
+    }
+
+    fn call_ns(&mut self, call: &Call, work: &CallWork, _: &mut Random) -> u64 {
+        let node = self.grid.node(call.group[0]).index();
+        let law = self.calls().and_then(|laws| laws.ns(call.collective, call.group.len(), work.bytes));
+        let copy = self.machine.local.copy_gbps.value;
+        // What brings blocks together and takes them apart runs on the stream of the call, before it and after it.
+        let arranged = at_rate(work.packed + work.unpacked, copy);
+        let time = law.unwrap_or(0.0).round() as u64 + arranged;
+        self.take(Resource::Library, node, work.now_ns, time) - work.now_ns
+    }
+
+    fn notice_ns(&mut self, _: &mut Random) -> u64 {
+        0
+    }
+
+    fn eager(&mut self, bytes: usize, _: &mut Random) -> bool {
+        bytes as f64 <= self.network().eager_bytes.value
+    }
+}

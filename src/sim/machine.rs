@@ -1,0 +1,400 @@
+//! Machines as data: what a NIC, a GPU and a vendor's library of a cluster take, each number with its source.
+//!
+//! A machine is a TOML file; those of `machines/` are known by name. Times are in microseconds, rates in GB/s (10^9 bytes a
+//! second), sizes in bytes. A number that was fitted to measured times, and not measured or specified by itself, says so,
+//! and the terms that stand for somebody's software and not for a link can be switched off ([`Machine::without`]).
+#![forbid(unsafe_code)]
+
+use crate::error::{Error, Result};
+use crate::plan::Collective;
+use serde::Deserialize;
+use std::path::Path;
+
+/// A number and where it is from.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Number {
+    /// The number, in the unit of its name.
+    pub value: f64,
+    /// A publication, a data sheet, a measurement.
+    pub source: String,
+    /// Whether it was chosen so that the model meets measured times.
+    #[serde(default)]
+    pub fitted: bool,
+}
+
+impl Number {
+    /// A number for which there is no source: it says nothing.
+    fn nothing(value: f64) -> Number {
+        Number { value, source: String::from("default: the term is left out"), fitted: false }
+    }
+
+    fn zero() -> Number {
+        Number::nothing(0.0)
+    }
+
+    fn one() -> Number {
+        Number::nothing(1.0)
+    }
+}
+
+/// What a node holds.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Node {
+    /// Ranks (GPUs, or GCDs) of a node.
+    pub ranks: Number,
+    /// NICs of a node; ranks are dealt out to them in blocks.
+    pub nics: Number,
+}
+
+/// Messages between nodes.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Network {
+    /// Rate of a NIC, each way.
+    pub nic_gbps: Number,
+    /// From the moment at which both sides have posted a message to its arrival, beside the time of its bytes.
+    pub latency_us: Number,
+    /// Time for which a message occupies its NIC beside its bytes.
+    #[serde(default = "Number::zero")]
+    pub gap_us: Number,
+    /// Time of a rank's thread for each message that it posts or receives.
+    #[serde(default = "Number::zero")]
+    pub post_us: Number,
+    /// Rate at which a processor carries bytes to or from the network; 0 where the NIC does it alone.
+    #[serde(default = "Number::zero")]
+    pub processor_gbps: Number,
+    /// Messages of at most so many bytes leave before their receive is posted.
+    #[serde(default = "Number::zero")]
+    pub eager_bytes: Number,
+}
+
+/// Messages inside a node.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Inside {
+    /// From posting to arrival, beside the bytes.
+    pub latency_us: Number,
+    /// Rate at which a rank takes in bytes of the others of its node.
+    pub rank_gbps: Number,
+}
+
+/// What a rank computes and copies.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Local {
+    /// From the wish for a copy or reduction to its end, beside its bytes: a launch and an event.
+    pub launch_us: Number,
+    /// Bytes copied a second.
+    pub copy_gbps: Number,
+    /// Bytes of results a second, of two operands.
+    pub reduce_gbps: Number,
+    /// Processors which all ranks of all nodes share for messages inside a node, copies and reductions; 0 where each rank has
+    /// engines of its own.
+    #[serde(default = "Number::zero")]
+    pub processors: Number,
+}
+
+/// The time of a library's collective on `p` ranks and `S` bytes: `((hop (p-1))^q + (S (p-1)/p / rate)^q)^(1/q)`.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Law {
+    /// Time of a step of the ring.
+    pub hop_us: Number,
+    /// Rate of the bytes that each rank must take in.
+    pub gbps: Number,
+    /// How the two combine: 1 is their sum; the greater, the more the larger one counts alone.
+    #[serde(default = "Number::one")]
+    pub q: Number,
+    /// What every collective costs, whatever its size.
+    #[serde(default = "Number::zero")]
+    pub call_us: Number,
+}
+
+impl Law {
+    /// The time on `nranks` ranks for a message of so many bytes (all-gather: of the output; reduce-scatter: of the input;
+    /// all-reduce, with a law of its own: of the vector), in ns.
+    pub fn ns(&self, nranks: usize, bytes: usize) -> f64 {
+        let others = nranks.saturating_sub(1) as f64;
+        let hops = self.hop_us.value * 1e3 * others;
+        let wire = bytes as f64 * others / nranks.max(1) as f64 / self.gbps.value;
+        let q = self.q.value;
+        self.call_us.value * 1e3 + (hops.powf(q) + wire.powf(q)).powf(1.0 / q)
+    }
+}
+
+/// The laws of a library, one for each collective.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Laws {
+    /// All-gather.
+    pub all_gather: Law,
+    /// Reduce-scatter.
+    pub reduce_scatter: Law,
+    /// All-reduce; where it has none, it takes as long as the two others one after the other.
+    pub all_reduce: Option<Law>,
+    /// All-reduce by trees, where the library has them and they are faster: here `p - 1` counts levels, `2 log2 p`.
+    pub all_reduce_tree: Option<Law>,
+}
+
+impl Laws {
+    /// The time of a collective, in ns; None for one that has no law.
+    pub fn ns(&self, collective: Collective, nranks: usize, bytes: usize) -> Option<f64> {
+        match collective {
+            Collective::AllGather => Some(self.all_gather.ns(nranks, bytes)),
+            Collective::ReduceScatter => Some(self.reduce_scatter.ns(nranks, bytes)),
+            Collective::AllReduce => {
+                let ring = match &self.all_reduce {
+                    Some(law) => law.ns(nranks, bytes),
+                    None => self.reduce_scatter.ns(nranks, bytes) + self.all_gather.ns(nranks, bytes),
+                };
+                let tree = self.all_reduce_tree.as_ref().map(|law| {
+                    let levels = 2.0 * (nranks.max(1) as f64).log2().ceil();
+                    let wire = 2.0 * bytes as f64 / law.gbps.value;
+                    let (hops, q) = (levels * law.hop_us.value * 1e3, law.q.value);
+                    law.call_us.value * 1e3 + (hops.powf(q) + wire.powf(q)).powf(1.0 / q)
+                });
+                Some(tree.map_or(ring, |tree| tree.min(ring)))
+            }
+            _ => None,
+        }
+    }
+}
+
+/// What PCCL's implementation adds to its algorithm.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Pccl {
+    /// Every call.
+    pub call_us: Number,
+    /// Every round of recursive doubling or halving, beside the latency of its message.
+    pub round_us: Number,
+    /// Rate at which a received part is reduced before the next step begins; 0 is that of the GPU.
+    #[serde(default = "Number::zero")]
+    pub reduce_gbps: Number,
+}
+
+/// Where the vendor's library is slower than its law.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Overload {
+    /// On more ranks than this.
+    pub above_ranks: Number,
+    /// For messages of at least so many bytes.
+    pub from_bytes: Number,
+    /// How many times as slow.
+    pub factor: Number,
+}
+
+/// A cluster.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Machine {
+    /// Its name.
+    pub name: String,
+    /// What it is.
+    pub text: String,
+    /// A node.
+    pub node: Node,
+    /// Between nodes.
+    pub network: Network,
+    /// Between nodes over a communicator of the vendor's library, where that differs.
+    pub network_vendor: Option<Network>,
+    /// Inside a node, for messages of ours.
+    pub inside: Inside,
+    /// On a rank.
+    pub local: Local,
+    /// The vendor's library inside a node; none where nodes exchange messages.
+    pub calls: Option<Laws>,
+    /// The vendor's library on all ranks.
+    pub vendor: Option<Laws>,
+    /// The machine's MPI on all ranks.
+    pub mpi: Option<Laws>,
+    /// PCCL's implementation.
+    pub pccl: Option<Pccl>,
+    /// The vendor's library at scale.
+    pub overload: Option<Overload>,
+    /// Every number of the file, by its place there (`network.nic_gbps`).
+    #[serde(skip)]
+    pub numbers: Vec<(String, Number)>,
+}
+
+/// The machines known by name, and their files.
+const KNOWN: [(&str, &str); 4] = [
+    ("frontier", include_str!("../../machines/frontier.toml")),
+    ("perlmutter", include_str!("../../machines/perlmutter.toml")),
+    ("dgx-h100", include_str!("../../machines/dgx-h100.toml")),
+    ("netns", include_str!("../../machines/netns.toml")),
+];
+
+/// The terms that [`Machine::without`] can leave out.
+pub const TERMS: [(&str, &str); 2] = [
+    ("overload", "the vendor's library beyond the number of ranks up to which its law was measured"),
+    ("pccl", "what PCCL's implementation adds to its algorithm"),
+];
+
+impl Machine {
+    /// The names of the machines that are known.
+    pub fn names() -> impl Iterator<Item = &'static str> {
+        KNOWN.iter().map(|(name, _)| *name)
+    }
+
+    /// A known machine, or the one in a file.
+    pub fn find(name: &str) -> Result<Machine> {
+        if let Some((_, text)) = KNOWN.iter().find(|(known, _)| *known == name) {
+            return Machine::parse(text, name);
+        }
+        let known: Vec<&str> = Machine::names().collect();
+        let text = std::fs::read_to_string(Path::new(name)).map_err(|error| {
+            let known = known.join(", ");
+            Error::InvalidArgument(format!("machine {name}: none of {known}, and no file that can be read: {error}"))
+        })?;
+        Machine::parse(&text, name)
+    }
+
+    /// Reads a machine's file; `from` names it in messages.
+    pub fn parse(text: &str, from: &str) -> Result<Machine> {
+        let wrong = |what: String| Error::InvalidArgument(format!("machine {from}: {what}"));
+        let mut machine: Machine = toml::from_str(text).map_err(|error| wrong(error.to_string()))?;
+        let table: toml::Table = toml::from_str(text).map_err(|error| wrong(error.to_string()))?;
+        numbers(&table, "", &mut machine.numbers);
+        for (name, number) in &machine.numbers {
+            let positive = number.value > 0.0 || (number.value == 0.0 && !is_rate(name));
+            if !(number.value.is_finite() && positive) {
+                return Err(wrong(format!("{name} = {} has no meaning", number.value)));
+            }
+        }
+        let (ranks, nics) = (machine.node.ranks.value, machine.node.nics.value);
+        if ranks.fract() != 0.0 || nics.fract() != 0.0 || ranks > 1024.0 || nics > 1024.0 {
+            return Err(wrong(format!("a node of {ranks} ranks and {nics} NICs")));
+        }
+        Ok(machine)
+    }
+
+    /// The machine without one of its [`TERMS`].
+    pub fn without(mut self, term: &str) -> Result<Machine> {
+        match term {
+            "overload" => self.overload = None,
+            "pccl" => self.pccl = None,
+            other => {
+                let terms = TERMS.map(|(name, _)| name).join(", ");
+                return Err(Error::InvalidArgument(format!("there is no term {other} to leave out, only {terms}")));
+            }
+        }
+        Ok(self)
+    }
+
+    /// Ranks of a full node.
+    pub fn ranks_per_node(&self) -> usize {
+        (self.node.ranks.value as usize).max(1)
+    }
+
+    /// The NIC that a rank uses, by its place on its node of `ranks`.
+    pub fn nic_of(&self, local: usize, ranks: usize) -> usize {
+        let nics = (self.node.nics.value as usize).max(1);
+        if ranks >= nics {
+            local * nics / ranks
+        } else {
+            local
+        }
+    }
+
+    /// The time that the vendor's library takes on all ranks, its overload included, in ns. One node has the laws of calls
+    /// inside a node.
+    pub fn vendor_ns(&self, collective: Collective, nranks: usize, bytes: usize) -> Option<f64> {
+        if nranks <= self.ranks_per_node() {
+            return self.calls.as_ref()?.ns(collective, nranks, bytes);
+        }
+        let ns = self.vendor.as_ref()?.ns(collective, nranks, bytes)?;
+        Some(match &self.overload {
+            Some(overload)
+                if nranks as f64 > overload.above_ranks.value && bytes as f64 >= overload.from_bytes.value =>
+            {
+                ns * overload.factor.value
+            }
+            _ => ns,
+        })
+    }
+}
+
+/// Every number of a machine's file, by its place there (`network.nic_gbps`), in the file's order.
+fn numbers(table: &toml::Table, place: &str, found: &mut Vec<(String, Number)>) {
+    for (name, value) in table {
+        let Some(inner) = value.as_table() else { continue };
+        let name = if place.is_empty() { name.clone() } else { format!("{place}.{name}") };
+        match inner.clone().try_into::<Number>() {
+            Ok(number) => found.push((name, number)),
+            Err(_) => numbers(inner, &name, found),
+        }
+    }
+}
+
+/// Whether a number must be greater than nothing.
+fn is_rate(name: &str) -> bool {
+    name.starts_with("node.") || (name.ends_with("gbps") && !name.ends_with("processor_gbps"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_known_machine_can_be_read_and_every_number_has_a_source() {
+        for name in Machine::names() {
+            let machine = Machine::find(name).unwrap();
+            assert_eq!(machine.name, name);
+            assert!(machine.numbers.len() > 8, "{name}: {}", machine.numbers.len());
+            for (place, number) in &machine.numbers {
+                assert!(number.source.len() > 10, "{name}: {place} has no source");
+            }
+        }
+    }
+
+    #[test]
+    fn a_malformed_machine_is_refused_with_its_place() {
+        let good = KNOWN[0].1;
+        let swapped = |from: &str, to: &str| {
+            assert!(good.contains(from), "{from}");
+            Machine::parse(&good.replacen(from, to, 1), "mine.toml").unwrap_err().text().to_string()
+        };
+        for (from, to, said) in [
+            ("[network]", "[netwrk]", "netwrk"),
+            ("name = ", "name : ", "mine.toml"),
+            ("ranks = { value = 8", "ranks = { value = 0", "node.ranks = 0"),
+            ("ranks = { value = 8", "ranks = { value = 1e9", "1000000000 ranks"),
+            ("nic_gbps = { value = ", "nic_gbps = { value = -", "nic_gbps"),
+            ("nic_gbps = { value = ", "nic_gbps = { worth = ", "worth"),
+        ] {
+            let text = swapped(from, to);
+            assert!(text.contains("mine.toml") && text.contains(said), "{from} -> {to}: {text}");
+        }
+        let missing = Machine::find("no/such.toml").unwrap_err();
+        assert!(missing.text().contains("frontier"), "{missing}");
+    }
+
+    #[test]
+    fn a_law_adds_hops_and_bytes_and_a_term_can_be_left_out() {
+        let law = |q| Law {
+            hop_us: Number::nothing(1.0),
+            gbps: Number::nothing(1.0),
+            q: Number::nothing(q),
+            call_us: Number::zero(),
+        };
+        assert!((law(1.0).ns(5, 5000) - 8000.0).abs() < 1e-6);
+        assert!((law(2.0).ns(5, 5000) - 4000.0 * 2f64.sqrt()).abs() < 1e-6);
+        let machine = Machine::find("frontier").unwrap();
+        let slow = machine.vendor_ns(Collective::AllGather, 2048, 1 << 30).unwrap();
+        let plain =
+            machine.clone().without("overload").unwrap().vendor_ns(Collective::AllGather, 2048, 1 << 30).unwrap();
+        assert!(slow > 1.5 * plain);
+        assert!(machine.without("gravity").is_err());
+    }
+
+    #[test]
+    fn ranks_share_nics_in_blocks() {
+        let machine = Machine::find("frontier").unwrap();
+        assert_eq!((0..8).map(|local| machine.nic_of(local, 8)).collect::<Vec<_>>(), [0, 0, 1, 1, 2, 2, 3, 3]);
+        assert_eq!(machine.nic_of(2, 3), 2);
+    }
+}

@@ -1,0 +1,215 @@
+//! What a collective costs on a machine, by whichever way: the vendor's library by its law, plans by running them.
+//!
+//! Plans run on the production executor under a virtual clock, with the times of a machine (`sim::fabric`). Where all nodes are
+//! equal, ranks on different NICs of a node play the same part at the same time, so only those on the first NIC of each node
+//! are run; `folding_changes_nothing` holds that the times are the same.
+#![forbid(unsafe_code)]
+
+use super::fabric::{Busy, Fabric, Manner, Resource};
+use super::machine::Machine;
+use super::{Job, Sim, SimOptions};
+use crate::algo::{self, Choice};
+use crate::dtype::DataType;
+use crate::error::{Error, Result};
+use crate::exec::Program;
+use crate::plan::{Collective, Shape};
+use crate::topo::{Grid, Rank};
+use std::sync::Arc;
+
+/// What carries messages between nodes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Carrier {
+    /// A transport of ours.
+    Own,
+    /// The vendor's library.
+    Vendor,
+}
+
+/// A plan and how it is run.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Route {
+    /// The algorithm.
+    pub choice: Choice,
+    /// Bytes of each block handled at a time.
+    pub segment_bytes: usize,
+    /// Segments in flight.
+    pub window: usize,
+    /// Between nodes.
+    pub carrier: Carrier,
+}
+
+/// Who does a collective.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum How {
+    /// The vendor's library on all ranks.
+    Vendor,
+    /// The machine's MPI on all ranks.
+    Mpi,
+    /// PCCL as it was published: two levels, one after the other, with this algorithm between nodes (`ring`, `rd`).
+    Pccl {
+        /// Between nodes.
+        rail: &'static str,
+        /// And its carrier.
+        carrier: Carrier,
+    },
+    /// Strata.
+    Strata(Route),
+}
+
+/// How much is to be found out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Detail {
+    /// Run only ranks that differ.
+    pub fold: bool,
+    /// Keep every activity.
+    pub timeline: bool,
+}
+
+impl Default for Detail {
+    fn default() -> Detail {
+        Detail { fold: true, timeline: false }
+    }
+}
+
+/// The price of a collective.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Price {
+    /// Until the last rank has its result.
+    pub ns: f64,
+    /// For how long the busiest resource of each kind was busy, in ns; empty for a law.
+    pub busiest: Vec<(Resource, u64)>,
+    /// What was busy when, if it was kept.
+    pub timeline: Vec<Busy>,
+    /// Events of the simulation.
+    pub events: u64,
+}
+
+impl Price {
+    /// The resource that was busy for the longest time, with its share of the whole.
+    pub fn binding(&self) -> Option<(Resource, f64)> {
+        let (resource, ns) = self.busiest.iter().copied().max_by_key(|&(_, ns)| ns)?;
+        Some((resource, ns as f64 / self.ns.max(1.0)))
+    }
+
+    fn by_law(ns: f64) -> Price {
+        Price { ns, busiest: Vec::new(), timeline: Vec::new(), events: 0 }
+    }
+}
+
+/// The bytes of one block of a message: all-gather's output and reduce-scatter's input hold a block of each rank.
+pub fn block_bytes(collective: Collective, nranks: usize, message_bytes: usize) -> usize {
+    match collective {
+        Collective::AllGather | Collective::ReduceScatter => message_bytes.div_ceil(nranks.max(1)),
+        _ => message_bytes,
+    }
+}
+
+/// A grid of `nranks` on this machine's nodes; the last one may have fewer.
+pub fn grid_of(machine: &Machine, nranks: usize) -> Arc<Grid> {
+    let per_node = machine.ranks_per_node();
+    let sizes: Vec<usize> = (0..nranks.div_ceil(per_node)).map(|node| per_node.min(nranks - node * per_node)).collect();
+    Arc::new(Grid::blocks(&sizes))
+}
+
+/// Prices a collective of `message_bytes` (all-gather: of the output; reduce-scatter: of the input; else of the vector).
+pub fn price(
+    machine: &Arc<Machine>,
+    grid: &Arc<Grid>,
+    collective: Collective,
+    message_bytes: usize,
+    how: &How,
+    detail: Detail,
+) -> Result<Price> {
+    let no_law = |whose: &str| {
+        Error::InvalidArgument(format!("machine {} knows no {} of {whose}", machine.name, collective.name()))
+    };
+    match how {
+        How::Vendor => {
+            let law = machine.vendor_ns(collective, grid.nranks(), message_bytes);
+            law.map(Price::by_law).ok_or_else(|| no_law("the vendor's library"))
+        }
+        How::Mpi => {
+            let law = machine.mpi.as_ref().and_then(|laws| laws.ns(collective, grid.nranks(), message_bytes));
+            law.map(Price::by_law).ok_or_else(|| no_law("its MPI"))
+        }
+        How::Pccl { rail, carrier } => pccl(machine, grid, collective, message_bytes, (rail, *carrier), detail),
+        How::Strata(route) => {
+            let manner =
+                Manner { vendor_rails: route.carrier == Carrier::Vendor, keep: detail.timeline, ..Manner::default() };
+            run(machine, grid, (collective, message_bytes), route, manner, detail)
+        }
+    }
+}
+
+fn pccl(
+    machine: &Arc<Machine>,
+    grid: &Arc<Grid>,
+    collective: Collective,
+    message_bytes: usize,
+    (rail, carrier): (&str, Carrier),
+    detail: Detail,
+) -> Result<Price> {
+    let mut manner = Manner { vendor_rails: carrier == Carrier::Vendor, keep: detail.timeline, ..Manner::default() };
+    let mut call_ns = 0.0;
+    if let Some(pccl) = &machine.pccl {
+        call_ns = pccl.call_us.value * 1e3;
+        manner.reduce_gbps = pccl.reduce_gbps.value;
+        if rail != "ring" && carrier == Carrier::Own {
+            manner.round_ns = (pccl.round_us.value * 1e3) as u64;
+        }
+    }
+    if grid.nnodes() == 1 {
+        let law = machine.vendor_ns(collective, grid.nranks(), message_bytes).unwrap_or(0.0);
+        return Ok(Price::by_law(law + call_ns));
+    }
+    let name = if collective == Collective::AllReduce { "two_level" } else { "two_level_shuffle" };
+    let choice = Choice::leveled(name, "direct", rail);
+    let route = Route { choice, segment_bytes: usize::MAX, window: 1, carrier };
+    let mut price = run(machine, grid, (collective, message_bytes), &route, manner, detail)?;
+    price.ns += call_ns;
+    Ok(price)
+}
+
+/// Runs a plan on all ranks, or on those that differ.
+fn run(
+    machine: &Arc<Machine>,
+    grid: &Arc<Grid>,
+    (collective, message_bytes): (Collective, usize),
+    route: &Route,
+    manner: Manner,
+    detail: Detail,
+) -> Result<Price> {
+    let shape = Shape::new(collective, grid.clone());
+    let calls = machine.calls.is_some() && route.choice.name.starts_with("two_level");
+    let calls =
+        calls && matches!(collective, Collective::AllGather | Collective::ReduceScatter | Collective::AllReduce);
+    let fold = detail.fold && calls && grid.is_even();
+    let program = |rank: usize| -> Result<Option<Arc<Program>>> {
+        let rank = Rank::from_index(rank);
+        if fold && machine.nic_of(grid.local(rank), grid.nrails()) != 0 {
+            return Ok(None);
+        }
+        let plan = match calls {
+            true => algo::build_around_node(&route.choice, &shape, rank)?,
+            false => algo::build(&route.choice, &shape, rank)?,
+        };
+        Ok(Some(Arc::new(Program::new(plan)?)))
+    };
+    let programs = (0..grid.nranks()).map(program).collect::<Result<Vec<_>>>()?;
+    let fabric = Fabric::new(machine, grid, manner);
+    let state = fabric.state.clone();
+    let dtype = DataType::F32;
+    let count = block_bytes(collective, grid.nranks(), message_bytes).div_ceil(dtype.size());
+    let job = Job { count, dtype, segment_bytes: route.segment_bytes, inputs: None };
+    let options = SimOptions { window: route.window, capacity: 64, ..SimOptions::default() };
+    let report = Sim::with_durations(0, options, fabric)
+        .run_mirrored(&programs, &job)
+        .map_err(|failure| Error::Internal(format!("{} on {grid}: {}", route.choice, failure.reason)))?;
+    let mut state = state.borrow_mut();
+    Ok(Price {
+        ns: report.last_ns() as f64,
+        busiest: state.busiest(),
+        timeline: state.take_kept(),
+        events: report.events,
+    })
+}
