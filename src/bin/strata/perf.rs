@@ -52,8 +52,10 @@ Figures of --json, for out_of_place and in_place each:
 
 With --workload the table has a line for the calls of each phase, kind and group:
   bytes     of the larger of a rank's two buffers, all calls together
-  time      microseconds in which the calls were carried out, on the slowest rank
-  exposed   of these, what the program waited for instead of computing";
+  time      microseconds in which the calls were carried out
+  exposed   microseconds for which the program waited for them instead of computing
+They are those of the slowest rank in the iteration whose time is the median. With --simulate: of the vendor's library,
+of PCCL (the better of its two algorithms for every call), and of Strata's choice, the vendor among the candidates";
 
 /// Options of `strata perf`; the short ones are nccl-tests'.
 #[derive(clap::Args)]

@@ -161,7 +161,7 @@ impl<'a, 'lib> Bench<'a, 'lib> {
         let calls = (self.options.iterations() * self.options.aggregate) as f64;
         times.iter_mut().for_each(|time| *time /= self.options.aggregate as f64);
         times.push(total / calls);
-        let mut slowest = self.store.slowest(&times)?;
+        let mut slowest = self.slowest(&times)?;
         let mean = slowest.pop().unwrap_or(0.0);
         Ok(Timing { mean, iterations: slowest, wrong })
     }
@@ -208,6 +208,18 @@ impl<'a, 'lib> Bench<'a, 'lib> {
             outcome.map_err(|error| Error::System(format!("rank {}: {error}", place.rank)))?;
         }
         Ok(())
+    }
+
+    /// The largest of each number over all processes.
+    fn slowest(&mut self, times: &[f64]) -> Result<Vec<f64>> {
+        let bytes: Vec<u8> = times.iter().flat_map(|time| time.to_bits().to_le_bytes()).collect();
+        let mut slowest = vec![0.0f64; times.len()];
+        for theirs in self.store.all_gather(&bytes)? {
+            for (slowest, bits) in slowest.iter_mut().zip(theirs.chunks(8)) {
+                *slowest = slowest.max(f64::from_bits(number(bits)?));
+            }
+        }
+        Ok(slowest)
     }
 }
 

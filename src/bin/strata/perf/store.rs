@@ -128,19 +128,6 @@ impl Store {
         Ok(self.all_gather(mine)?.swap_remove(0))
     }
 
-    /// The largest of each number over all processes, which must give equally many.
-    pub fn slowest(&mut self, times: &[f64]) -> Result<Vec<f64>> {
-        let bytes: Vec<u8> = times.iter().flat_map(|time| time.to_bits().to_le_bytes()).collect();
-        let mut slowest = vec![0.0f64; times.len()];
-        for theirs in self.all_gather(&bytes)? {
-            for (slowest, bits) in slowest.iter_mut().zip(theirs.chunks_exact(8)) {
-                let bits = bits.iter().rev().fold(0, |bits, &byte| bits << 8 | u64::from(byte));
-                *slowest = slowest.max(f64::from_bits(bits));
-            }
-        }
-        Ok(slowest)
-    }
-
     /// Waits until all processes have come here.
     pub fn barrier(&mut self) -> Result<()> {
         self.all_gather(&[]).map(|_| ())

@@ -85,7 +85,7 @@ impl Layout {
         }
         let along: Vec<usize> = along.into_iter().collect();
         let named = |index: &usize| self.dimensions[*index].0.as_str();
-        let name = match along.len() == self.dimensions.len() {
+        let name = match along.len() > 1 && along.len() == self.dimensions.len() {
             true => WORLD.to_string(),
             false => along.iter().map(named).collect::<Vec<_>>().join("*"),
         };

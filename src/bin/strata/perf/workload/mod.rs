@@ -12,15 +12,20 @@ mod groups;
 mod outcome;
 mod program;
 mod replay;
+mod simulate;
 #[cfg(test)]
 mod tests;
 mod timeline;
 
 use super::store::Store;
+use indicatif::ProgressBar;
 use outcome::Outcome;
 use program::{Program, Setting};
+use std::io::IsTerminal;
 use std::process::ExitCode;
+use std::time::Duration;
 use strata::error::{Error, Result};
+use strata::sim::Machine;
 
 /// Half of the 312e12 operations a second that NVIDIA gives for an A100 in half precision, dense; AxoNN reports 57 % of
 /// that peak (arXiv 2305.13525), other trainers of large models somewhat less.
@@ -28,6 +33,7 @@ const A100_FLOPS: &str = "156T";
 
 /// What is replayed, and how.
 #[derive(clap::Args)]
+#[group(id = "replay")]
 pub struct Options {
     /// Replay a training step instead: a workload's name, or its file; `list` shows the names.
     #[arg(long, value_name = "NAME|FILE", conflicts_with = "collective", help_heading = "Training steps")]
@@ -96,7 +102,30 @@ pub fn run(name: &str, options: &super::Options) -> Result<ExitCode> {
     let program_of =
         |setting: &Setting| Program::new(&workload, setting).map_err(|error| catalogue::within(name, &error));
     if let Some(machine) = &replay.simulate {
-        return Err(Error::InvalidUsage(format!("cannot simulate {machine} yet")));
+        let Some(world) = options.iterations else {
+            return Err(Error::InvalidUsage("--simulate needs the number of ranks: -n 2048".into()));
+        };
+        let (machine, setting) = (Machine::find(machine)?, setting(world));
+        let program = program_of(&setting)?;
+        let bar = match std::io::stderr().is_terminal() {
+            true => ProgressBar::new_spinner().with_prefix("pricing"),
+            false => ProgressBar::hidden(),
+        };
+        bar.enable_steady_tick(Duration::from_millis(200));
+        let routes = simulate::routes(&program, &machine, &bar)?;
+        bar.finish_and_clear();
+        let how = format!("simulated on {}", machine.text);
+        let outcome = Outcome {
+            name,
+            workload: &workload,
+            program: &program,
+            setting: &setting,
+            how,
+            routes,
+            steps: Vec::new(),
+            wrong: None,
+        };
+        return outcome.tell(options.json.as_deref()).map(|()| ExitCode::SUCCESS);
     }
     if options.ranks_here > 1 {
         return Err(Error::InvalidUsage(

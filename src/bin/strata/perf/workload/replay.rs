@@ -20,7 +20,7 @@ use strata::memory::Arena;
 
 /// What was measured.
 pub struct Measured {
-    /// Medians over the iterations, of the slowest rank in each.
+    /// Of the slowest rank in the iteration that is the median of all.
     pub times: Times,
     /// Microseconds of each iteration on its slowest rank.
     pub steps: Vec<f64>,
@@ -62,21 +62,28 @@ pub fn run(program: &Program, options: &Options, library: &Library, store: &mut 
         store.barrier()?;
         let times = replay.step()?;
         let figures: Vec<f64> = [times.step].into_iter().chain(times.busy).chain(times.exposed).collect();
-        iterations.push(store.slowest(&figures)?);
+        iterations.push(slowest(&figures, store)?);
         bar.inc(1);
     }
     bar.finish_and_clear();
     let Replay { comms, .. } = replay;
     comms.into_iter().chain([world]).try_for_each(Comm::destroy)?;
-    let median = |index: usize| {
-        let mut all: Vec<f64> = iterations.iter().map(|figures| figures[index]).collect();
-        all.sort_by(f64::total_cmp);
-        all[all.len() / 2]
-    };
-    let nrows = program.rows.len();
-    let (busy, exposed) = ((1..1 + nrows).map(median).collect(), (1 + nrows..1 + 2 * nrows).map(median).collect());
     let steps = iterations.iter().map(|figures| figures[0]).collect();
-    Ok(Measured { times: Times { step: median(0), busy, exposed }, steps, wrong })
+    iterations.sort_by(|a, b| a[0].total_cmp(&b[0]));
+    let figures = &iterations[iterations.len() / 2];
+    let (busy, exposed) = figures[1..].split_at(program.rows.len());
+    Ok(Measured { times: Times { step: figures[0], busy: busy.to_vec(), exposed: exposed.to_vec() }, steps, wrong })
+}
+
+/// The figures of the rank whose first is the greatest.
+fn slowest(figures: &[f64], store: &mut Store) -> Result<Vec<f64>> {
+    let bytes: Vec<u8> = figures.iter().flat_map(|figure| figure.to_le_bytes()).collect();
+    let number = |bits: &[u8]| f64::from_bits(bits.iter().rev().fold(0, |all, &byte| all << 8 | u64::from(byte)));
+    let all = store.all_gather(&bytes)?.into_iter().map(|bytes| bytes.chunks_exact(8).map(number).collect());
+    let slowest = all.max_by(|a: &Vec<f64>, b| a.first().partial_cmp(&b.first()).unwrap_or(std::cmp::Ordering::Equal));
+    slowest
+        .filter(|theirs| theirs.len() == figures.len())
+        .ok_or_else(|| Error::Remote("figures of another step".into()))
 }
 
 /// Bytes of the two buffers of each group.

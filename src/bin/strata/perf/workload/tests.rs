@@ -56,9 +56,9 @@ fn zero_3_moves_three_times_the_parameters() {
     assert!((12.8e9..12.9e9).contains(&(weights as f64)), "the paper's 13 billion");
     let program = program("zero3", 8, &[]);
     assert_eq!(program.bytes(), 3 * 2 * weights + 4, "in half precision, and one float for the norm");
-    assert_eq!(row(&program, "forward", Kind::AllGather, "world"), (41, 2 * weights));
-    assert_eq!(row(&program, "backward", Kind::AllGather, "world"), (41, 2 * weights));
-    assert_eq!(row(&program, "backward", Kind::ReduceScatter, "world"), (41, 2 * weights));
+    assert_eq!(row(&program, "forward", Kind::AllGather, "data"), (41, 2 * weights));
+    assert_eq!(row(&program, "backward", Kind::AllGather, "data"), (41, 2 * weights));
+    assert_eq!(row(&program, "backward", Kind::ReduceScatter, "data"), (41, 2 * weights));
     // 8 operations for a weight and token (forward, recomputed, twice backward) but 6 for the output's, which is not
     // recomputed, and the attention's scores beside them.
     let tokens = 2048.0;
@@ -78,21 +78,21 @@ fn fsdp_gathers_t5_twice_and_its_embedding_once() {
     assert!((11.25e9..11.35e9).contains(&((layers + embedding) as f64)), "T5-11B has 11.3 billion");
     let program = program("fsdp", 8, &[]);
     assert_eq!(program.bytes(), 2 * (3 * layers + 2 * embedding));
-    assert_eq!(row(&program, "backward", Kind::ReduceScatter, "world"), (49, 2 * (layers + embedding)));
+    assert_eq!(row(&program, "backward", Kind::ReduceScatter, "data"), (49, 2 * (layers + embedding)));
 }
 
 #[test]
 fn ddp_reduces_every_gradient_once_in_buckets_of_25_mib() {
     let resnet = program("ddp-resnet50", 8, &[]);
     // 97.49 MiB of gradients: three full buckets and one of 22.5.
-    assert_eq!(row(&resnet, "backward", Kind::AllReduce, "world"), (4, 4 * 25_557_032));
-    assert_eq!(row(&resnet, "forward", Kind::Broadcast, "world"), (1, 4 * 53_120));
+    assert_eq!(row(&resnet, "backward", Kind::AllReduce, "data"), (4, 4 * 25_557_032));
+    assert_eq!(row(&resnet, "forward", Kind::Broadcast, "data"), (1, 4 * 53_120));
     assert_eq!(resnet.calls[1].count * 4, 25 << 20);
     let bert = program("ddp-bert", 8, &[]);
     let weights = 24 * (12 * 1024u64 * 1024 + 13 * 1024) + (30522 + 512 + 4) * 1024 + 1024 * 1024 + 1024;
     assert_eq!(weights, 335_141_888, "the 335 million of bert-large-uncased without its heads");
     assert_eq!(
-        row(&bert, "backward", Kind::AllReduce, "world"),
+        row(&bert, "backward", Kind::AllReduce, "data"),
         ((weights * 4).div_ceil(25 << 20) as usize, 4 * weights)
     );
 }
@@ -148,11 +148,11 @@ fn ted_sends_a_share_of_the_tokens_to_the_experts_and_gathers_them() {
 fn dlrm_exchanges_every_sample_s_vectors_and_sums_its_mlps() {
     let program = program("dlrm", 16, &[]);
     let vectors = 2048 * 26 * 128 * 4u64;
-    assert_eq!(row(&program, "forward", Kind::AllToAll, "world"), (1, vectors));
-    assert_eq!(row(&program, "backward", Kind::AllToAll, "world"), (1, vectors));
+    assert_eq!(row(&program, "forward", Kind::AllToAll, "data"), (1, vectors));
+    assert_eq!(row(&program, "backward", Kind::AllToAll, "data"), (1, vectors));
     let linear = |sizes: &[u64]| sizes.windows(2).map(|pair| (pair[0] + 1) * pair[1]).sum::<u64>();
     let (bottom, top) = (linear(&[13, 512, 256, 128]), linear(&[479, 1024, 1024, 512, 256, 1]));
-    assert_eq!(row(&program, "backward", Kind::AllReduce, "world"), (2, 4 * (bottom + top)));
+    assert_eq!(row(&program, "backward", Kind::AllReduce, "data"), (2, 4 * (bottom + top)));
 }
 
 #[test]
