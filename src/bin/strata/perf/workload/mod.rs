@@ -17,6 +17,7 @@ mod simulate;
 mod tests;
 mod timeline;
 
+use super::collective::Kind;
 use super::store::Store;
 use indicatif::ProgressBar;
 use outcome::Outcome;
@@ -105,6 +106,9 @@ pub fn run(name: &str, options: &super::Options) -> Result<ExitCode> {
         let Some(world) = options.iterations else {
             return Err(Error::InvalidUsage("--simulate needs the number of ranks: -n 2048".into()));
         };
+        if world > simulate::MOST_RANKS {
+            return Err(Error::InvalidArgument(format!("-n: at most {} ranks are simulated", simulate::MOST_RANKS)));
+        }
         let (machine, setting) = (Machine::find(machine)?, setting(world));
         let program = program_of(&setting)?;
         let bar = match std::io::stderr().is_terminal() {
@@ -114,7 +118,9 @@ pub fn run(name: &str, options: &super::Options) -> Result<ExitCode> {
         bar.enable_steady_tick(Duration::from_millis(200));
         let routes = simulate::routes(&program, &machine, &bar)?;
         bar.finish_and_clear();
-        let how = format!("simulated on {}", machine.text);
+        let by_links = program.rows.iter().any(|row| matches!(row.kind, Kind::AllToAll | Kind::Broadcast));
+        let note = if by_links { format!("\n# {}", simulate::BY_LINKS) } else { String::new() };
+        let how = format!("simulated on {}{note}", machine.text);
         let outcome = Outcome {
             name,
             workload: &workload,
@@ -134,6 +140,11 @@ pub fn run(name: &str, options: &super::Options) -> Result<ExitCode> {
         ));
     }
     let mut store = Store::from_env()?;
+    if store.size == 1 {
+        return Err(Error::InvalidUsage(format!(
+            "a workload needs several ranks: strata launch -n 8 -- strata perf --workload {name}"
+        )));
+    }
     let setting = setting(store.size);
     let program = program_of(&setting)?;
     let library = options.library()?;

@@ -76,11 +76,11 @@ impl Outcome<'_> {
             true => format!("computing at {} TFLOP/s", setting.flops / 1e12),
             false => "without computing".to_string(),
         };
-        let _ = writeln!(text, "# {computing}; sizes and computing times {}\n#", scale(setting.scale));
+        let _ = writeln!(text, "# {computing}; sizes and computing times {}; times in us\n#", scale(setting.scale));
         let _ = write!(text, "# {:10} {:14} {:12} {:>6} {:>12}", "phase", "call", "group", "calls", "bytes");
         let single = self.routes.len() == 1;
         for (name, _) in &self.routes {
-            let named = |what: &str| if single { format!("{what} (us)") } else { format!("{name} {what}") };
+            let named = |what: &str| if single { what.to_string() } else { format!("{name} {what}") };
             let _ = write!(text, " {:>16} {:>16}", named("time"), named("exposed"));
         }
         text.push('\n');

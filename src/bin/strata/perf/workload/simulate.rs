@@ -16,21 +16,31 @@ use std::sync::Arc;
 use strata::algo::{self, Choice};
 use strata::error::{Error, Result};
 use strata::plan::{Collective, Shape};
-use strata::sim::price::{price, Carrier, Detail, How, Route};
+use strata::sim::price::{block_bytes, price, Carrier, Detail, How, Route};
 use strata::sim::Machine;
 use strata::topo::Grid;
 
 /// The ways, in the order of the table.
 const WAYS: [&str; 3] = ["vendor", "PCCL", "Strata"];
 
-/// Lays the step out with each way's prices.
+/// What is said of kinds that have no price by the way.
+pub const BY_LINKS: &str = "alltoall and broadcast are the vendor's on every route, at the links' rates";
+
+/// More ranks than a simulation is meant for.
+pub const MOST_RANKS: usize = 8192;
+
+/// Lays the step out with each way's prices; a machine may not know the vendor's.
 pub fn routes(program: &Program, machine: &Machine, bar: &indicatif::ProgressBar) -> Result<Vec<(String, Times)>> {
     let mut prices = Prices { machine, known: HashMap::new(), bar };
-    let lay = |(way, name): (usize, &&str)| {
-        let times = lay_out(program, &mut OneWay { prices: &mut prices, way })?;
-        Ok((name.to_string(), times))
-    };
-    WAYS.iter().enumerate().map(lay).collect()
+    let mut routes = Vec::new();
+    for (way, name) in WAYS.iter().enumerate() {
+        match lay_out(program, &mut OneWay { prices: &mut prices, way }) {
+            Ok(times) => routes.push((name.to_string(), times)),
+            Err(Error::InvalidUsage(_)) if way + 1 < WAYS.len() => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(routes)
 }
 
 /// Prices by what is called, in the order of [`WAYS`].
@@ -49,14 +59,19 @@ impl Pricer for OneWay<'_, '_> {
     fn price(&mut self, program: &Program, call: &Call) -> Result<f64> {
         let bytes = program.bytes_of(call);
         let key = (call.kind as usize, call.group, bytes);
-        if let Some(prices) = self.prices.known.get(&key) {
-            return Ok(prices[self.way]);
-        }
         let group = &program.groups[call.group];
-        self.prices.bar.set_message(format!("{} of {bytes} bytes in {}", call.kind.name(), group.name));
-        let prices = self.prices.of(program, group, call.kind, bytes)?;
-        self.prices.known.insert(key, prices);
-        Ok(prices[self.way])
+        let prices = match self.prices.known.get(&key) {
+            Some(&prices) => prices,
+            None => {
+                self.prices.bar.set_message(format!("{} of {bytes} bytes in {}", call.kind.name(), group.name));
+                let prices = self.prices.of(program, group, call.kind, bytes)?;
+                *self.prices.known.entry(key).or_insert(prices)
+            }
+        };
+        Some(prices[self.way]).filter(|us| us.is_finite()).ok_or_else(|| {
+            let (machine, kind, way) = (&self.prices.machine.name, call.kind.name(), WAYS[self.way]);
+            Error::InvalidUsage(format!("machine {machine} knows no price of {kind} by {way}"))
+        })
     }
 }
 
@@ -110,23 +125,18 @@ impl Here {
             Kind::AllReduce => Collective::AllReduce,
             kind => return Ok([self.by_links(kind, bytes); 3]),
         };
-        let vendor = self.vendor(collective, bytes)?;
+        let vendor = self.vendor(collective, bytes).unwrap_or(f64::INFINITY);
         Ok([vendor, self.pccl(collective, bytes).unwrap_or(vendor), self.strata(collective, bytes)?.min(vendor)])
     }
 
     /// The vendor's library. A group of few ranks on several nodes has the law of several nodes.
-    fn vendor(&self, collective: Collective, bytes: usize) -> Result<f64> {
+    fn vendor(&self, collective: Collective, bytes: usize) -> Option<f64> {
         let (machine, nranks) = (&self.machine, self.grid.nranks());
+        if nranks > machine.ranks_per_node() {
+            return machine.vendor_ns(collective, nranks, bytes);
+        }
         let laws = if self.grid.nnodes() == 1 { &machine.calls } else { &machine.vendor };
-        let ns = match nranks > machine.ranks_per_node() {
-            true => machine.vendor_ns(collective, nranks, bytes),
-            false => laws.as_ref().and_then(|laws| laws.ns(collective, nranks, bytes)),
-        };
-        let missing = || {
-            let (machine, collective) = (&machine.name, collective.name());
-            Error::InvalidArgument(format!("machine {machine} knows no {collective} of the vendor's library"))
-        };
-        ns.ok_or_else(missing)
+        laws.as_ref()?.ns(collective, nranks, bytes)
     }
 
     fn carriers(&self) -> Vec<Carrier> {
@@ -138,24 +148,22 @@ impl Here {
         price(&self.machine, &self.grid, collective, bytes, how, Detail::default()).map(|price| price.ns)
     }
 
-    /// PCCL with the better of its algorithms between nodes; None where it has none for these ranks.
+    /// PCCL with the better of its algorithms between nodes; None where it has none for these ranks, as where a group has
+    /// one rank of a node.
     fn pccl(&self, collective: Collective, bytes: usize) -> Option<f64> {
         let rails = ["ring", "rd"];
         let ways = self.carriers().into_iter().flat_map(|carrier| rails.map(|rail| How::Pccl { rail, carrier }));
         ways.filter_map(|how| self.price(collective, bytes, &how).ok()).min_by(f64::total_cmp)
     }
 
-    /// The best of Strata's plans; infinite where a node holds all, whose calls are the vendor's.
+    /// The best of Strata's plans; infinite where a node holds all and its calls are the vendor's.
     fn strata(&self, collective: Collective, bytes: usize) -> Result<f64> {
-        if self.grid.nnodes() == 1 {
-            return Ok(f64::INFINITY);
-        }
-        let levels = self.grid.nrails() > 1;
-        let choice = |rail: &str| match levels {
-            true => Choice::leveled("two_level", "direct", rail),
-            false => Choice::flat(rail),
+        let choice = match (self.grid.nnodes(), self.grid.nrails()) {
+            (1, _) if self.machine.calls.is_some() => return Ok(f64::INFINITY),
+            (1, _) | (_, 1) => Choice::flat,
+            _ => |rail: &str| Choice::leveled("two_level", "direct", rail),
         };
-        let block = strata::sim::price::block_bytes(collective, self.grid.nranks(), bytes);
+        let block = block_bytes(collective, self.grid.nranks(), bytes);
         let shape = Shape::new(collective, self.grid.clone());
         let mut best = f64::INFINITY;
         for choice in ["log", "ring"].map(choice).into_iter().filter(|choice| algo::supports(choice, &shape)) {
@@ -186,5 +194,60 @@ impl Here {
             }
             _ => latency * nranks.log2().ceil() + bytes / if alone { inside } else { outside },
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::catalogue::{find, EMBEDDED};
+    use super::super::program::Setting;
+    use super::*;
+
+    fn here(name: &str, labels: &[usize]) -> Here {
+        Here::new(&Machine::find(name).unwrap(), labels)
+    }
+
+    #[test]
+    fn a_group_has_its_share_of_its_nodes() {
+        let whole = Machine::find("frontier").unwrap();
+        let (nic, ring) = (whole.network.nic_gbps.value, whole.vendor.as_ref().unwrap().all_gather.gbps.value);
+        let share = |labels: &[usize]| {
+            let machine = here("frontier", labels).machine;
+            (machine.network.nic_gbps.value / nic, machine.vendor.as_ref().unwrap().all_gather.gbps.value / ring)
+        };
+        // Two GCDs to a NIC: one that has a NIC to itself in its group shares it with one of another group.
+        assert_eq!(share(&[0, 1, 2, 3]), (0.5, 0.125));
+        assert_eq!(share(&[0, 0, 1, 1]), (0.5, 0.25));
+        assert_eq!(share(&[0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1]), (1.0, 1.0));
+        assert_eq!(share(&[0, 0]), (1.0, 1.0), "inside a node there is nothing to share");
+    }
+
+    #[test]
+    fn all_to_all_by_links_is_near_what_its_messages_take() {
+        let labels: Vec<usize> = (0..32).map(|rank| rank / 8).collect();
+        let (here, block) = (here("frontier", &labels), 4 << 20);
+        let route = Route { choice: Choice::flat("pairwise"), segment_bytes: block, window: 1, carrier: Carrier::Own };
+        let simulated = here.price(Collective::AllToAll, block, &How::Strata(route)).unwrap();
+        let law = here.by_links(Kind::AllToAll, 32 * block);
+        assert!((law / simulated - 1.0).abs() < 0.3, "{law} {simulated}");
+    }
+
+    #[test]
+    fn strata_s_choice_is_never_slower_than_the_vendor_and_faster_for_zero_3_at_scale() {
+        let step = |name: &str, machine: &str, world: usize| {
+            let setting = Setting { world, flops: 156e12, scale: 1.0, compute: true, set: Vec::new() };
+            let program = Program::new(&find(name).unwrap(), &setting).unwrap();
+            let routes = routes(&program, &Machine::find(machine).unwrap(), &indicatif::ProgressBar::hidden()).unwrap();
+            assert_eq!(routes.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>(), WAYS);
+            routes.into_iter().map(|(_, times)| times.step).collect::<Vec<f64>>()
+        };
+        for (name, _) in EMBEDDED {
+            for machine in ["frontier", "perlmutter"] {
+                let [vendor, _, strata] = step(name, machine, 64)[..] else { panic!("three routes") };
+                assert!(strata <= vendor * (1.0 + 1e-9), "{name} on {machine}: {strata} {vendor}");
+            }
+        }
+        let steps = step("zero3", "frontier", 512);
+        assert!(steps[0] > 1.2 * steps[2] && steps[1] > 1.1 * steps[2], "{steps:?}");
     }
 }
