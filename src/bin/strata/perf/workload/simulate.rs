@@ -4,19 +4,20 @@
 //! that the vendor's law gives to a whole node: with `m` of a node's `r` ranks in a group, `m/r` of it. What a group
 //! inside one node costs does not depend on its neighbours. All-gather, reduce-scatter and all-reduce are priced by
 //! `strata::sim::price`; all-to-all and broadcast are the vendor's on every route, and take what their bytes take on the
-//! links.
+//! links when nothing else is on them.
 #![forbid(unsafe_code)]
 
 use super::super::collective::Kind;
 use super::groups::Group;
 use super::program::{Call, Program};
 use super::timeline::{lay_out, Pricer, Times};
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 use std::sync::Arc;
-use strata::algo::{self, Choice};
+use strata::algo::Choice;
 use strata::error::{Error, Result};
-use strata::plan::{Collective, Shape};
-use strata::sim::price::{block_bytes, price, Carrier, Detail, How, Route};
+use strata::plan::Collective;
+use strata::select::cost::candidates;
+use strata::sim::price::{price, Carrier, Detail, How, Route};
 use strata::sim::Machine;
 use strata::topo::Grid;
 
@@ -24,7 +25,7 @@ use strata::topo::Grid;
 const WAYS: [&str; 3] = ["vendor", "PCCL", "Strata"];
 
 /// What is said of kinds that have no price by the way.
-pub const BY_LINKS: &str = "alltoall and broadcast are the vendor's on every route, at the links' rates";
+pub const BY_LINKS: &str = "alltoall and broadcast are the vendor's on every route, at the rates of idle links";
 
 /// More ranks than a simulation is meant for.
 pub const MOST_RANKS: usize = 8192;
@@ -126,7 +127,7 @@ impl Here {
             kind => return Ok([self.by_links(kind, bytes); 3]),
         };
         let vendor = self.vendor(collective, bytes).unwrap_or(f64::INFINITY);
-        Ok([vendor, self.pccl(collective, bytes).unwrap_or(vendor), self.strata(collective, bytes)?.min(vendor)])
+        Ok([vendor, self.pccl(collective, bytes).unwrap_or(vendor), self.strata(collective, bytes, vendor)?])
     }
 
     /// The vendor's library. A group of few ranks on several nodes has the law of several nodes.
@@ -156,26 +157,22 @@ impl Here {
         ways.filter_map(|how| self.price(collective, bytes, &how).ok()).min_by(f64::total_cmp)
     }
 
-    /// The best of Strata's plans; infinite where a node holds all and its calls are the vendor's.
-    fn strata(&self, collective: Collective, bytes: usize) -> Result<f64> {
-        let choice = match (self.grid.nnodes(), self.grid.nrails()) {
-            (1, _) if self.machine.calls.is_some() => return Ok(f64::INFINITY),
-            (1, _) | (_, 1) => Choice::flat,
-            _ => |rail: &str| Choice::leveled("two_level", "direct", rail),
-        };
-        let block = block_bytes(collective, self.grid.nranks(), bytes);
-        let shape = Shape::new(collective, self.grid.clone());
-        let mut best = f64::INFINITY;
-        for choice in ["log", "ring"].map(choice).into_iter().filter(|choice| algo::supports(choice, &shape)) {
-            let segments: BTreeSet<usize> = [1, 4, 16].map(|parts| block.div_ceil(parts).max(1)).into();
-            for segment_bytes in segments {
-                for carrier in self.carriers() {
-                    let route = Route { choice: choice.clone(), segment_bytes, window: 4, carrier };
-                    best = best.min(self.price(collective, bytes, &How::Strata(route))?);
-                }
+    /// What Strata would choose by its closed-form model, and what that takes in the simulation. `vendor`: what the
+    /// vendor's library takes, infinite where there is none.
+    fn strata(&self, collective: Collective, bytes: usize, vendor: f64) -> Result<f64> {
+        let best = candidates(&self.machine, &self.grid, collective, bytes)
+            .into_iter()
+            .find(|candidate| matches!(candidate.how, How::Strata(_)) && candidate.ns < vendor);
+        match best {
+            Some(candidate) => self.price(collective, bytes, &candidate.how),
+            None if vendor.is_finite() => Ok(vendor),
+            // A node without a library of the vendor's.
+            None => {
+                let choice = Choice::flat("direct");
+                let route = Route { choice, segment_bytes: usize::MAX, window: 1, carrier: Carrier::Own };
+                self.price(collective, bytes, &How::Strata(route))
             }
         }
-        Ok(best)
     }
 
     /// All-to-all and broadcast: the time of a rank's bytes out of its node or inside it, whichever is longer.
@@ -223,17 +220,18 @@ mod tests {
     }
 
     #[test]
-    fn all_to_all_by_links_is_near_what_its_messages_take() {
+    fn all_to_all_takes_at_least_what_its_bytes_take_on_the_links() {
         let labels: Vec<usize> = (0..32).map(|rank| rank / 8).collect();
         let (here, block) = (here("frontier", &labels), 4 << 20);
-        let route = Route { choice: Choice::flat("pairwise"), segment_bytes: block, window: 1, carrier: Carrier::Own };
+        let route = Route { choice: Choice::flat("direct"), segment_bytes: block, window: 1, carrier: Carrier::Own };
         let simulated = here.price(Collective::AllToAll, block, &How::Strata(route)).unwrap();
         let law = here.by_links(Kind::AllToAll, 32 * block);
-        assert!((law / simulated - 1.0).abs() < 0.3, "{law} {simulated}");
+        // Messages that meet at a port wait for each other, which the law leaves out.
+        assert!((0.5..1.0).contains(&(law / simulated)), "{law} {simulated}");
     }
 
     #[test]
-    fn strata_s_choice_is_never_slower_than_the_vendor_and_faster_for_zero_3_at_scale() {
+    fn strata_s_choice_is_not_slower_than_the_vendor_and_faster_for_zero_3_at_scale() {
         let step = |name: &str, machine: &str, world: usize| {
             let setting = Setting { world, flops: 156e12, scale: 1.0, compute: true, set: Vec::new() };
             let program = Program::new(&find(name).unwrap(), &setting).unwrap();
@@ -244,7 +242,7 @@ mod tests {
         for (name, _) in EMBEDDED {
             for machine in ["frontier", "perlmutter"] {
                 let [vendor, _, strata] = step(name, machine, 64)[..] else { panic!("three routes") };
-                assert!(strata <= vendor * (1.0 + 1e-9), "{name} on {machine}: {strata} {vendor}");
+                assert!(strata <= vendor * (1.02), "{name} on {machine}: {strata} {vendor}");
             }
         }
         let steps = step("zero3", "frontier", 512);
