@@ -49,7 +49,7 @@ impl Layout {
             grid.iter().zip(sizes).map(text).collect::<Vec<_>>().join(" ")
         };
         let rest = sizes.iter().position(Option::is_none);
-        if product == 0 || world % product != 0 || (rest.is_none() && product != world) {
+        if product == 0 || !world.is_multiple_of(product) || (rest.is_none() && product != world) {
             let needed = if rest.is_some() { "a multiple of" } else { "exactly" };
             return Err(Error::InvalidArgument(format!(
                 "the grid {} needs {needed} {product} ranks, not {world}; --set changes a dimension",

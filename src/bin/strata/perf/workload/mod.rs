@@ -19,6 +19,7 @@ mod timeline;
 
 use super::collective::Kind;
 use super::store::Store;
+use file::Workload;
 use indicatif::ProgressBar;
 use outcome::Outcome;
 use program::{Program, Setting};
@@ -93,46 +94,49 @@ pub fn run(name: &str, options: &super::Options) -> Result<ExitCode> {
     }
     let workload = catalogue::find(name)?;
     let replay = &options.replay;
-    let setting = |world| Setting {
-        world,
-        flops: replay.flops,
-        scale: replay.scale,
-        compute: !replay.no_compute,
-        set: replay.set.clone(),
-    };
-    let program_of =
-        |setting: &Setting| Program::new(&workload, setting).map_err(|error| catalogue::within(name, &error));
-    if let Some(machine) = &replay.simulate {
-        let Some(world) = options.iterations else {
-            return Err(Error::InvalidUsage("--simulate needs the number of ranks: -n 2048".into()));
-        };
-        if world > simulate::MOST_RANKS {
-            return Err(Error::InvalidArgument(format!("-n: at most {} ranks are simulated", simulate::MOST_RANKS)));
-        }
-        let (machine, setting) = (Machine::find(machine)?, setting(world));
-        let program = program_of(&setting)?;
-        let bar = match std::io::stderr().is_terminal() {
-            true => ProgressBar::new_spinner().with_prefix("pricing"),
-            false => ProgressBar::hidden(),
-        };
-        bar.enable_steady_tick(Duration::from_millis(200));
-        let routes = simulate::routes(&program, &machine, &bar)?;
-        bar.finish_and_clear();
-        let by_links = program.rows.iter().any(|row| matches!(row.kind, Kind::AllToAll | Kind::Broadcast));
-        let note = if by_links { format!("\n# {}", simulate::BY_LINKS) } else { String::new() };
-        let how = format!("simulated on {}{note}", machine.text);
-        let outcome = Outcome {
-            name,
-            workload: &workload,
-            program: &program,
-            setting: &setting,
-            how,
-            routes,
-            steps: Vec::new(),
-            wrong: None,
-        };
-        return outcome.tell(options.json.as_deref()).map(|()| ExitCode::SUCCESS);
+    let (flops, scale, compute) = (replay.flops, replay.scale, !replay.no_compute);
+    let setting = Setting { world: 1, flops, scale, compute, set: replay.set.clone() };
+    match &replay.simulate {
+        Some(machine) => simulated(name, &workload, setting, machine, options),
+        None => measured(name, &workload, setting, options),
     }
+}
+
+fn program_of(name: &str, workload: &Workload, setting: &Setting) -> Result<Program> {
+    Program::new(workload, setting).map_err(|error| catalogue::within(name, &error))
+}
+
+fn simulated(
+    name: &str,
+    workload: &Workload,
+    setting: Setting,
+    machine: &str,
+    options: &super::Options,
+) -> Result<ExitCode> {
+    let Some(world) = options.iterations else {
+        return Err(Error::InvalidUsage("--simulate needs the number of ranks: -n 2048".into()));
+    };
+    if world > simulate::MOST_RANKS {
+        return Err(Error::InvalidArgument(format!("-n: at most {} ranks are simulated", simulate::MOST_RANKS)));
+    }
+    let (machine, setting) = (Machine::find(machine)?, Setting { world, ..setting });
+    let program = program_of(name, workload, &setting)?;
+    let bar = match std::io::stderr().is_terminal() {
+        true => ProgressBar::new_spinner(),
+        false => ProgressBar::hidden(),
+    };
+    bar.enable_steady_tick(Duration::from_millis(200));
+    let routes = simulate::routes(&program, &machine, &bar)?;
+    bar.finish_and_clear();
+    let by_links = program.rows.iter().any(|row| matches!(row.kind, Kind::AllToAll | Kind::Broadcast));
+    let note = if by_links { format!("\n# {}", simulate::BY_LINKS) } else { String::new() };
+    let how = format!("simulated on {}{note}", machine.text);
+    let (program, setting) = (&program, &setting);
+    let outcome = Outcome { name, workload, program, setting, how, routes, steps: Vec::new(), wrong: None };
+    outcome.tell(options.json.as_deref()).map(|()| ExitCode::SUCCESS)
+}
+
+fn measured(name: &str, workload: &Workload, setting: Setting, options: &super::Options) -> Result<ExitCode> {
     if options.ranks_here > 1 {
         return Err(Error::InvalidUsage(
             "a workload needs a process for each rank (strata launch -n 8 -- strata perf --workload ...), not -g"
@@ -145,23 +149,16 @@ pub fn run(name: &str, options: &super::Options) -> Result<ExitCode> {
             "a workload needs several ranks: strata launch -n 8 -- strata perf --workload {name}"
         )));
     }
-    let setting = setting(store.size);
-    let program = program_of(&setting)?;
+    let setting = Setting { world: store.size, ..setting };
+    let program = program_of(name, workload, &setting)?;
     let library = options.library()?;
-    let version = library.version()?;
+    let how = format!("library {}, NCCL {}", library.path().display(), library.version()?);
     let measured = replay::run(&program, options, &library, &mut store)?;
-    let outcome = Outcome {
-        name,
-        workload: &workload,
-        program: &program,
-        setting: &setting,
-        how: format!("library {}, NCCL {version}", library.path().display()),
-        routes: vec![("measured".to_string(), measured.times)],
-        steps: measured.steps,
-        wrong: measured.wrong,
-    };
+    let (routes, steps, wrong) = (vec![("measured".to_string(), measured.times)], measured.steps, measured.wrong);
+    let (program, setting) = (&program, &setting);
+    let outcome = Outcome { name, workload, program, setting, how, routes, steps, wrong };
     if store.rank == 0 {
         outcome.tell(options.json.as_deref())?;
     }
-    Ok(if measured.wrong.unwrap_or(0) == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if wrong.unwrap_or(0) == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
