@@ -92,6 +92,7 @@ interface! {
     stream_synchronize = b"strataStreamSynchronize": unsafe extern "C" fn(Handle) -> c_int,
     stream_callback = b"strataStreamAddCallback":
         unsafe extern "C" fn(Handle, unsafe extern "C" fn(Mut), Mut) -> c_int,
+    comm_describe = b"strataCommDescribe": unsafe extern "C" fn(Handle, Mut, usize) -> c_int,
 }
 
 /// Calls a function of the interface, or says that the library lacks it, or turns its code into an error.
@@ -411,6 +412,14 @@ impl<'a> Comm<'a> {
     /// Gives up an operation of [`create_op`](Comm::create_op).
     pub fn destroy_op(&self, op: c_int) -> Result<()> {
         call!(self.library, op_destroy(op, self.handle))
+    }
+
+    /// What Strata says of the machine that it is on, in at most so many bytes.
+    pub fn describe(&self, most: usize) -> Result<String> {
+        let mut told = vec![0u8; most];
+        call!(self.library, comm_describe(self.handle, told.as_mut_ptr().cast(), most))?;
+        told.truncate(told.iter().position(|&byte| byte == 0).unwrap_or(most));
+        Ok(String::from_utf8_lossy(&told).into_owned())
     }
 
     /// Destroys the communicator.
