@@ -134,8 +134,8 @@ impl HeatMap {
         drawing = drawing.add(title);
         drawing = drawing.add(written(&self.row_title, MARGIN, baseline, "start").set("fill", "#555555"));
         let above = baseline - CELL_HEIGHT;
-        drawing = drawing
-            .add(written(&self.column_title, MARGIN + frame.label_width, above, "start").set("fill", "#555555"));
+        drawing =
+            drawing.add(written(&self.column_title, MARGIN + frame.label_width, above, "start").set("fill", "#555555"));
         for (column, label) in self.columns.iter().enumerate() {
             let middle = MARGIN + frame.label_width + column * frame.cell_width + frame.cell_width / 2;
             drawing = drawing.add(written(label, middle, baseline, "middle"));
