@@ -6,6 +6,8 @@
 use libloading::Library as Object;
 use std::ffi::{c_char, c_int, c_void, CStr};
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::Instant;
 use strata::dtype::{DataType, ScalarBytes};
 use strata::error::{Error, Result};
 use strata::memory::Region;
@@ -63,6 +65,7 @@ interface! {
     get_unique_id = b"ncclGetUniqueId": unsafe extern "C" fn(*mut UniqueId) -> c_int,
     comm_init_rank = b"ncclCommInitRank": unsafe extern "C" fn(*mut Handle, c_int, UniqueId, c_int) -> c_int,
     comm_init_all = b"ncclCommInitAll": unsafe extern "C" fn(*mut Handle, c_int, *const c_int) -> c_int,
+    comm_split = b"ncclCommSplit": unsafe extern "C" fn(Handle, c_int, c_int, *mut Handle, Mut) -> c_int,
     comm_destroy = b"ncclCommDestroy": unsafe extern "C" fn(Handle) -> c_int,
     comm_abort = b"ncclCommAbort": unsafe extern "C" fn(Handle) -> c_int,
     error_string = b"ncclGetErrorString": unsafe extern "C" fn(c_int) -> *const c_char,
@@ -84,6 +87,11 @@ interface! {
     all_to_all = b"ncclAlltoAll": unsafe extern "C" fn(Const, Mut, usize, c_int, Handle, Handle) -> c_int,
     send = b"ncclSend": unsafe extern "C" fn(Const, usize, c_int, c_int, Handle, Handle) -> c_int,
     recv = b"ncclRecv": unsafe extern "C" fn(Mut, usize, c_int, c_int, Handle, Handle) -> c_int,
+    stream_create = b"strataStreamCreate": unsafe extern "C" fn(*mut Handle) -> c_int,
+    stream_destroy = b"strataStreamDestroy": unsafe extern "C" fn(Handle) -> c_int,
+    stream_synchronize = b"strataStreamSynchronize": unsafe extern "C" fn(Handle) -> c_int,
+    stream_callback = b"strataStreamAddCallback":
+        unsafe extern "C" fn(Handle, unsafe extern "C" fn(Mut), Mut) -> c_int,
     comm_describe = b"strataCommDescribe": unsafe extern "C" fn(Handle, Mut, usize) -> c_int,
 }
 
@@ -173,7 +181,7 @@ impl Library {
     pub fn init_all(&self, nranks: usize) -> Result<Vec<Comm<'_>>> {
         let mut handles = vec![std::ptr::null_mut(); nranks];
         call!(self, comm_init_all(handles.as_mut_ptr(), nranks as c_int, std::ptr::null()))?;
-        Ok(handles.into_iter().map(|handle| Comm { library: self, handle }).collect())
+        Ok(handles.into_iter().map(|handle| Comm { library: self, handle, stream: None }).collect())
     }
 
     /// Communicators for some consecutive ranks, from `first`, of a job of `nranks`.
@@ -186,7 +194,7 @@ impl Library {
             }
             Ok(())
         })?;
-        Ok(handles.into_iter().map(|handle| Comm { library: self, handle }).collect())
+        Ok(handles.into_iter().map(|handle| Comm { library: self, handle, stream: None }).collect())
     }
 
     /// Runs calls inside `ncclGroupStart` and `ncclGroupEnd`.
@@ -239,6 +247,75 @@ impl Drop for Allocation<'_> {
 pub struct Comm<'a> {
     library: &'a Library,
     handle: Handle,
+    // Dropped after the communicator, whose end ends what is queued.
+    stream: Option<Stream<'a>>,
+}
+
+/// A stream of Strata's on the host: what is queued runs in order, on a thread of its own. Its end waits for all of it.
+pub struct Stream<'a> {
+    library: &'a Library,
+    handle: Handle,
+}
+
+/// When a stream came to a place in its queue.
+#[derive(Default)]
+struct Passing {
+    when: Mutex<Option<Instant>>,
+    passed: Condvar,
+}
+
+/// A place in a stream's queue.
+pub struct Mark(Arc<Passing>);
+
+impl Mark {
+    /// Waits until the stream comes here, after success as after failure; the library's calls have limits of their own.
+    pub fn wait(&self) -> Instant {
+        let mut when = self.0.when.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        loop {
+            match *when {
+                Some(instant) => return instant,
+                None => when = self.0.passed.wait(when).unwrap_or_else(|poisoned| poisoned.into_inner()),
+            }
+        }
+    }
+}
+
+/// What a stream calls at a mark.
+///
+/// # Safety
+/// `argument` came from `Arc::<Passing>::into_raw` and is used once.
+unsafe extern "C" fn pass(argument: Mut) {
+    // SAFETY: as demanded above.
+    let passing = unsafe { Arc::from_raw(argument.cast_const().cast::<Passing>()) };
+    *passing.when.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = Some(Instant::now());
+    passing.passed.notify_all();
+}
+
+impl Stream<'_> {
+    /// Marks the place behind all that is queued.
+    pub fn mark(&self) -> Result<Mark> {
+        let passing = Arc::new(Passing::default());
+        let argument = Arc::into_raw(passing.clone()).cast_mut().cast::<c_void>();
+        let queued = call!(self.library, stream_callback(self.handle, pass, argument));
+        if queued.is_err() {
+            // SAFETY: the pointer is from `into_raw` above; because what was refused will not be called.
+            drop(unsafe { Arc::from_raw(argument.cast_const().cast::<Passing>()) });
+        }
+        queued.map(|()| Mark(passing))
+    }
+
+    /// Waits for all that is queued; the first error since the last time.
+    pub fn synchronize(&self) -> Result<()> {
+        call!(self.library, stream_synchronize(self.handle))
+    }
+}
+
+impl Drop for Stream<'_> {
+    fn drop(&mut self) {
+        // Buffers of what is queued are freed next. Errors have been told, or are not asked for any more.
+        let _ = self.synchronize();
+        let _ = call!(self.library, stream_destroy(self.handle));
+    }
 }
 
 /// Where a collective's data is and what its elements are.
@@ -276,29 +353,50 @@ impl<'a> Comm<'a> {
         self.library
     }
 
-    /// Issues one call on the null stream. `send_len` and `recv_len`: the bytes that it may touch, which the buffers
+    /// The communicator of the ranks that give the same colour, in the order of their keys.
+    pub fn split(&self, colour: usize, key: usize) -> Result<Comm<'a>> {
+        let mut handle = std::ptr::null_mut();
+        let config = std::ptr::null_mut();
+        call!(self.library, comm_split(self.handle, colour as c_int, key as c_int, &mut handle, config))?;
+        Ok(Comm { library: self.library, handle, stream: None })
+    }
+
+    /// Gives it a stream of its own, for all calls from now on.
+    pub fn add_stream(&mut self) -> Result<()> {
+        let mut handle = std::ptr::null_mut();
+        call!(self.library, stream_create(&mut handle))?;
+        self.stream = Some(Stream { library: self.library, handle });
+        Ok(())
+    }
+
+    /// Its own stream, if it has one.
+    pub fn stream(&self) -> Option<&Stream<'a>> {
+        self.stream.as_ref()
+    }
+
+    /// Issues one call on its stream, or the null stream. `send_len` and `recv_len`: the bytes that it may touch, which the buffers
     /// must have.
     pub fn issue(&self, call: Call, buffers: &Buffers, send_len: usize, recv_len: usize) -> Result<()> {
         let Buffers { send, recv, count, dtype } = *buffers;
         assert!(send.len() >= send_len && recv.len() >= recv_len, "buffers too short for {call:?}");
         let (send, recv) = (send.as_ptr().cast_const().cast::<c_void>(), recv.as_ptr().cast::<c_void>());
         let (dtype, library, handle) = (dtype as c_int, self.library, self.handle);
-        let null = std::ptr::null_mut();
+        let stream = self.stream.as_ref().map_or(std::ptr::null_mut(), |stream| stream.handle);
         match call {
-            Call::AllReduce { op } => call!(library, all_reduce(send, recv, count, dtype, op, handle, null)),
-            Call::ReduceScatter { op } => call!(library, reduce_scatter(send, recv, count, dtype, op, handle, null)),
-            Call::AllGather => call!(library, all_gather(send, recv, count, dtype, handle, null)),
+            Call::AllReduce { op } => call!(library, all_reduce(send, recv, count, dtype, op, handle, stream)),
+            Call::ReduceScatter { op } => call!(library, reduce_scatter(send, recv, count, dtype, op, handle, stream)),
+            Call::AllGather => call!(library, all_gather(send, recv, count, dtype, handle, stream)),
             Call::Broadcast { root } => {
-                call!(library, broadcast(send, recv, count, dtype, root as c_int, handle, null))
+                call!(library, broadcast(send, recv, count, dtype, root as c_int, handle, stream))
             }
             Call::Reduce { op, root } => {
-                call!(library, reduce(send, recv, count, dtype, op, root as c_int, handle, null))
+                call!(library, reduce(send, recv, count, dtype, op, root as c_int, handle, stream))
             }
-            Call::AllToAll => call!(library, all_to_all(send, recv, count, dtype, handle, null)),
-            Call::Gather { root } => call!(library, gather(send, recv, count, dtype, root as c_int, handle, null)),
-            Call::Scatter { root } => call!(library, scatter(send, recv, count, dtype, root as c_int, handle, null)),
-            Call::Send { to } => call!(library, send(send, count, dtype, to as c_int, handle, null)),
-            Call::Recv { from } => call!(library, recv(recv, count, dtype, from as c_int, handle, null)),
+            Call::AllToAll => call!(library, all_to_all(send, recv, count, dtype, handle, stream)),
+            Call::Gather { root } => call!(library, gather(send, recv, count, dtype, root as c_int, handle, stream)),
+            Call::Scatter { root } => call!(library, scatter(send, recv, count, dtype, root as c_int, handle, stream)),
+            Call::Send { to } => call!(library, send(send, count, dtype, to as c_int, handle, stream)),
+            Call::Recv { from } => call!(library, recv(recv, count, dtype, from as c_int, handle, stream)),
         }
     }
 

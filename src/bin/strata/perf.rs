@@ -12,6 +12,7 @@ mod place;
 mod report;
 pub mod store;
 mod table;
+mod workload;
 
 use crate::nccl::{Comm, Library, UniqueId};
 use crate::options::{number, parse_size};
@@ -47,13 +48,22 @@ Columns, as in nccl-tests:
 Figures of --json, for out_of_place and in_place each:
   time_us, algbw_gbs, busbw_gbs, wrong    the columns time, algbw, busbw and #wrong; time_us is a mean
   min_us, median_us, max_us               of the single iterations, each on its slowest process
-  iterations                              how many iterations these three are taken from";
+  iterations                              how many iterations these three are taken from
+
+With --workload the table has a line for the calls of each phase, kind and group:
+  bytes     of the larger of a rank's two buffers, all calls together
+  time      microseconds in which the calls were carried out
+  exposed   microseconds for which the program waited for them instead of computing
+They are those of the slowest rank in the iteration whose time is the median. With --simulate: of the vendor's library,
+of PCCL (the better of its two algorithms for every call), and of Strata's choice, the vendor among the candidates";
 
 /// Options of `strata perf`; the short ones are nccl-tests'.
 #[derive(clap::Args)]
 #[command(after_long_help = FIGURES)]
 pub struct Options {
     /// all_reduce, all_gather, reduce_scatter, broadcast, reduce, alltoall, gather, scatter or sendrecv.
+    // The default is not looked at: without a workload there must be a collective.
+    #[arg(required_unless_present = "workload", default_value = "all_reduce", hide_default_value = true)]
     collective: Kind,
     /// Smallest size in bytes; K, M and G are powers of 1024.
     #[arg(short = 'b', long = "minbytes", default_value = "32M", value_parser = parse_size)]
@@ -67,9 +77,9 @@ pub struct Options {
     /// Factor between sizes.
     #[arg(short = 'f', long = "stepfactor", value_parser = clap::value_parser!(u32).range(2..))]
     factor: Option<u32>,
-    /// Timed iterations per size.
-    #[arg(short = 'n', long = "iters", default_value = "20", value_parser = number(1..=MOST_CALLS))]
-    iterations: usize,
+    /// Timed iterations per size, or of a workload's step [default: 20]; with --simulate: how many ranks.
+    #[arg(short = 'n', long = "iters", value_parser = number(1..=MOST_CALLS))]
+    iterations: Option<usize>,
     /// Calls joined in one group per iteration.
     #[arg(short = 'm', long = "agg_iters", default_value = "1", value_parser = number(1..=MOST_CALLS))]
     aggregate: usize,
@@ -106,6 +116,8 @@ pub struct Options {
     /// Write all figures as JSON; `-` for standard output, without the table.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+    #[command(flatten)]
+    replay: workload::Options,
 }
 
 /// Where buffers come from.
@@ -127,6 +139,18 @@ impl Memory {
 }
 
 impl Options {
+    fn library(&self) -> Result<Library> {
+        // The buffers are ordinary memory.
+        if std::env::var_os("STRATA_NCCL_LIB").is_none() {
+            std::env::set_var("STRATA_NCCL_LIB", "none");
+        }
+        Library::open(self.library.as_deref())
+    }
+
+    fn iterations(&self) -> usize {
+        self.iterations.unwrap_or(20)
+    }
+
     fn sizes(&self) -> Result<Vec<usize>> {
         if self.min_bytes > self.max_bytes {
             return Err(Error::InvalidArgument("-b is larger than -e".into()));
@@ -176,6 +200,9 @@ impl Options {
 
 /// Runs the measurement; the exit code is 1 when a result was wrong.
 pub fn run(options: &Options) -> Result<ExitCode> {
+    if let Some(name) = &options.replay.workload {
+        return workload::run(name, options);
+    }
     let dtypes = parse_dtype(&options.dtype).map_err(|text| Error::InvalidArgument(format!("-d: {text}")))?;
     let reduces = match options.collective.reduces() {
         true => parse_reduce(&options.op).map_err(|text| Error::InvalidArgument(format!("-o: {text}")))?,
@@ -183,11 +210,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     };
     let sizes = options.sizes()?;
     let mut store = Store::from_env()?;
-    // The buffers are ordinary memory.
-    if std::env::var_os("STRATA_NCCL_LIB").is_none() {
-        std::env::set_var("STRATA_NCCL_LIB", "none");
-    }
-    let library = Library::open(options.library.as_deref())?;
+    let library = options.library()?;
     let nranks = store.size * options.ranks_here;
     options.fits(nranks, store.here, process::available_memory())?;
     let roots = options.roots(nranks)?;

@@ -143,10 +143,10 @@ impl<'a, 'lib> Bench<'a, 'lib> {
         for _ in 0..self.options.warmup {
             self.call(case)?;
         }
-        let mut times = Vec::with_capacity(self.options.iterations);
+        let mut times = Vec::with_capacity(self.options.iterations());
         self.store.barrier()?;
         let start = Instant::now();
-        for _ in 0..self.options.iterations {
+        for _ in 0..self.options.iterations() {
             if self.options.blocking > 0 {
                 self.store.barrier()?;
             }
@@ -158,7 +158,7 @@ impl<'a, 'lib> Bench<'a, 'lib> {
             0 => start.elapsed().as_secs_f64(),
             _ => times.iter().sum(),
         };
-        let calls = (self.options.iterations * self.options.aggregate) as f64;
+        let calls = (self.options.iterations() * self.options.aggregate) as f64;
         times.iter_mut().for_each(|time| *time /= self.options.aggregate as f64);
         times.push(total / calls);
         let mut slowest = self.slowest(&times)?;

@@ -82,7 +82,7 @@ impl Kind {
     }
 
     /// Whether the larger side has one block per rank, so that a size is split among the ranks.
-    fn is_split(self) -> bool {
+    pub fn is_split(self) -> bool {
         matches!(self, Kind::AllGather | Kind::ReduceScatter | Kind::AllToAll | Kind::Gather | Kind::Scatter)
     }
 

@@ -48,7 +48,7 @@ impl Report {
                 options.max_bytes,
                 options.factor.map_or(format!("{}(bytes)", options.step_bytes), |factor| format!("{factor}(factor)")),
                 options.warmup,
-                options.iterations,
+                options.iterations(),
                 options.aggregate,
                 options.check,
                 header()
@@ -56,7 +56,7 @@ impl Report {
         }
         let about = json!({
             "collective": options.collective.name(), "library": path, "nccl_version": version, "ranks": nranks,
-            "processes": store.size, "iterations": options.iterations, "warmup": options.warmup,
+            "processes": store.size, "iterations": options.iterations(), "warmup": options.warmup,
             "aggregate": options.aggregate, "barrier_each_iteration": options.blocking > 0,
             "memory": options.memory.name(),
         });

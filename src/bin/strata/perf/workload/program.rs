@@ -1,0 +1,322 @@
+//! A workload made concrete for a world: every call with its group and size, every wait with what it waits for.
+//!
+//! Replaying and simulating both go through [`Program::ops`], so they cannot disagree about what a step is.
+#![forbid(unsafe_code)]
+
+use super::super::collective::Kind;
+use super::file::{CallStep, Step, Workload, WORLD};
+use super::formula::{unknown, Formula, Names};
+use super::groups::{Group, Layout};
+use std::collections::{BTreeMap, VecDeque};
+use strata::dtype::DataType;
+use strata::error::{Error, Result};
+
+/// More operations than a step can be meant to have.
+const MOST_OPS: usize = 4_000_000;
+
+/// What a workload is made concrete with.
+#[derive(Debug, Clone)]
+pub struct Setting {
+    /// Ranks in all.
+    pub world: usize,
+    /// Floating-point operations a second of a rank.
+    pub flops: f64,
+    /// What sizes and computing are multiplied with.
+    pub scale: f64,
+    /// Whether there is computing at all.
+    pub compute: bool,
+    /// Parameters and dimensions that are set otherwise than in the file.
+    pub set: Vec<(String, String)>,
+}
+
+/// A collective of a step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Call {
+    /// Which.
+    pub kind: Kind,
+    /// The group, as an index of [`Program::groups`].
+    pub group: usize,
+    /// Elements given to the call: a block, where the larger buffer has one for each rank.
+    pub count: usize,
+    /// Their type.
+    pub dtype: DataType,
+    /// The line of the table that it counts for.
+    pub row: usize,
+}
+
+/// One thing that a rank does.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Op {
+    /// Starts a call of [`Program::calls`].
+    Issue(usize),
+    /// Waits for it.
+    Wait(usize),
+    /// Computes, for a phase, so many microseconds.
+    Compute(usize, f64),
+}
+
+/// The calls of a phase that are of one kind and group.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Row {
+    /// The phase, as an index of [`Program::phases`].
+    pub phase: usize,
+    /// The collective.
+    pub kind: Kind,
+    /// The group, as an index of [`Program::groups`].
+    pub group: usize,
+    /// How many.
+    pub calls: usize,
+    /// Bytes of the larger buffer, all calls together.
+    pub bytes: u64,
+}
+
+/// One step of a workload in a world.
+#[derive(Debug)]
+pub struct Program {
+    /// The groups that calls are made in.
+    pub groups: Vec<Group>,
+    /// The names of the phases.
+    pub phases: Vec<String>,
+    /// The collectives, in the order in which they are issued.
+    pub calls: Vec<Call>,
+    /// What a rank does, in order.
+    pub ops: Vec<Op>,
+    /// The calls by phase, kind and group.
+    pub rows: Vec<Row>,
+    /// The ranks' grid.
+    pub layout: Layout,
+}
+
+impl Program {
+    /// The step of a workload in a world of `setting.world` ranks.
+    pub fn new(workload: &Workload, setting: &Setting) -> Result<Program> {
+        let mut names = names(workload, setting)?;
+        let layout = Layout::new(&workload.grid, setting.world, &mut names)?;
+        let phases = workload.phases.iter().map(|phase| phase.name.clone()).collect();
+        let (groups, calls, ops, rows) = Default::default();
+        let program = Program { groups, phases, calls, ops, rows, layout };
+        let mut builder = Builder { program, names, setting, phase: 0, open: BTreeMap::new() };
+        for (phase, text) in workload.phases.iter().enumerate() {
+            builder.phase = phase;
+            builder.steps(&text.steps)?;
+        }
+        if let Some((name, (line, _))) = builder.open.iter().find(|(_, (_, calls))| !calls.is_empty()) {
+            return Err(Error::InvalidArgument(format!("line {line}: nothing waits for all calls named `{name}`")));
+        }
+        Ok(builder.program)
+    }
+
+    /// Bytes of the larger buffer, over all calls.
+    pub fn bytes(&self) -> u64 {
+        self.rows.iter().map(|row| row.bytes).sum()
+    }
+
+    /// Microseconds of computing.
+    pub fn compute_us(&self) -> f64 {
+        self.ops.iter().map(|op| if let Op::Compute(_, us) = op { *us } else { 0.0 }).sum()
+    }
+
+    /// Bytes of the larger buffer of a call.
+    pub fn bytes_of(&self, call: &Call) -> usize {
+        call.kind.total_bytes(call.count, call.dtype.size(), self.groups[call.group].size)
+    }
+}
+
+/// The parameters, the world and what was set otherwise.
+fn names(workload: &Workload, setting: &Setting) -> Result<Names> {
+    let mut names = Names::default();
+    names.set(WORLD, setting.world as f64);
+    for (name, parameter) in &workload.parameters {
+        names.define(name, &parameter.formula);
+    }
+    let dimensions = workload.grid.iter().map(|dimension| dimension.name.as_str());
+    let known: Vec<&str> = workload.parameters.keys().map(String::as_str).chain(dimensions).collect();
+    for (name, text) in &setting.set {
+        if !known.contains(&name.as_str()) {
+            return Err(Error::InvalidArgument(format!("--set {name}={text} {}", unknown(name, &known))));
+        }
+        names.define(name, &Formula { text: text.clone(), line: 0 });
+    }
+    Ok(names)
+}
+
+struct Builder<'a> {
+    program: Program,
+    names: Names,
+    setting: &'a Setting,
+    phase: usize,
+    // By name: the line of the last one, and the calls that nobody has waited for; `None`: in a group of one rank.
+    open: BTreeMap<String, (usize, VecDeque<Option<usize>>)>,
+}
+
+impl Builder<'_> {
+    fn steps(&mut self, steps: &[Step]) -> Result<()> {
+        for step in steps {
+            match step {
+                Step::Repeat(times, steps) => {
+                    for _ in 0..self.names.whole(times)? {
+                        self.steps(steps)?;
+                    }
+                }
+                Step::Call(call) => self.call(call)?,
+                Step::Flops(formula) => {
+                    let us = self.names.value(formula)? / self.setting.flops * 1e6;
+                    self.compute(us);
+                }
+                Step::Micros(formula) => {
+                    let us = self.names.value(formula)?;
+                    self.compute(us);
+                }
+                Step::Wait(name, all, line) => self.wait(name, *all, *line)?,
+            }
+            if self.program.ops.len() > MOST_OPS {
+                return Err(Error::InvalidArgument(format!("a step has more than {MOST_OPS} operations")));
+            }
+        }
+        Ok(())
+    }
+
+    fn compute(&mut self, us: f64) {
+        if self.setting.compute && us > 0.0 {
+            self.program.ops.push(Op::Compute(self.phase, us * self.setting.scale));
+        }
+    }
+
+    fn call(&mut self, step: &CallStep) -> Result<()> {
+        let elems = self.names.whole(&step.count)?;
+        let group = self.program.layout.group(&step.group).map_err(|text| at(step.line, &text))?;
+        let index = match group.size > 1 && elems > 0 {
+            true => Some(self.issue(step, group, elems)),
+            false => None,
+        };
+        match &step.overlap {
+            Some(name) => {
+                let (line, calls) = self.open.entry(name.clone()).or_default();
+                *line = step.line;
+                calls.push_back(index);
+            }
+            None => self.program.ops.extend(index.map(Op::Wait)),
+        }
+        Ok(())
+    }
+
+    fn issue(&mut self, step: &CallStep, group: Group, elems: u64) -> usize {
+        let program = &mut self.program;
+        let elems = (elems as f64 * self.setting.scale).ceil().max(1.0) as usize;
+        let nranks = group.size;
+        let count = if step.kind.is_split() { elems.div_ceil(nranks) } else { elems };
+        let group = program.groups.iter().position(|known| *known == group).unwrap_or_else(|| {
+            program.groups.push(group);
+            program.groups.len() - 1
+        });
+        let (phase, kind) = (self.phase, step.kind);
+        let same = |row: &Row| (row.phase, row.kind, row.group) == (phase, kind, group);
+        let row = program.rows.iter().position(same).unwrap_or_else(|| {
+            program.rows.push(Row { phase, kind, group, calls: 0, bytes: 0 });
+            program.rows.len() - 1
+        });
+        program.rows[row].calls += 1;
+        program.rows[row].bytes += kind.total_bytes(count, step.dtype.size(), nranks) as u64;
+        program.calls.push(Call { kind, group, count, dtype: step.dtype, row });
+        let index = program.calls.len() - 1;
+        program.ops.push(Op::Issue(index));
+        index
+    }
+
+    fn wait(&mut self, name: &str, all: bool, line: usize) -> Result<()> {
+        let Some((_, open)) = self.open.get_mut(name) else {
+            let known: Vec<&str> = self.open.keys().map(String::as_str).collect();
+            return Err(at(line, &format!("the wait {}", unknown(name, &known))));
+        };
+        if open.is_empty() {
+            return Err(at(line, &format!("no call named `{name}` is under way here")));
+        }
+        let waited = if all { open.len() } else { 1 };
+        self.program.ops.extend(open.drain(..waited).flatten().map(Op::Wait));
+        Ok(())
+    }
+}
+
+fn at(line: usize, what: &str) -> Error {
+    Error::InvalidArgument(format!("line {line}: {what}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn workload(steps: &str) -> Workload {
+        let head = "title = \"t\"\nsource = []\ndtype = \"half\"\n\
+             grid = [{ name = \"t\", size = \"width\" }, { name = \"d\", size = \"rest\" }]\n\
+             [parameters]\nwidth = { value = 2 }\n[[phase]]\nname = \"p\"\nsteps = [\n";
+        Workload::parse(&format!("{head}{steps}\n]")).unwrap()
+    }
+
+    fn setting(world: usize) -> Setting {
+        Setting { world, flops: 1e9, scale: 1.0, compute: true, set: Vec::new() }
+    }
+
+    fn ops(steps: &str) -> Result<Vec<Op>> {
+        Program::new(&workload(steps), &setting(8)).map(|program| program.ops)
+    }
+
+    #[test]
+    fn waits_take_the_oldest_call_of_their_name() {
+        let call =
+            |name: &str| format!("{{ call = \"all_gather\", group = \"d\", count = 9, overlap = \"{name}\" }},\n");
+        let steps = [&call("a"), &call("b"), &call("a"), "{ wait = \"a\" },", "{ wait_all = \"a\" }, { wait = \"b\" }"];
+        use Op::{Issue, Wait};
+        assert_eq!(ops(&steps.concat()).unwrap(), [Issue(0), Issue(1), Issue(2), Wait(0), Wait(2), Wait(1)]);
+    }
+
+    #[test]
+    fn calls_without_a_name_are_waited_for_and_steps_are_repeated() {
+        let steps =
+            "{ repeat = \"width\", steps = [{ flops = 2000 }, { call = \"broadcast\", group = \"t\", count = 1 }] }";
+        use Op::{Compute, Issue, Wait};
+        assert_eq!(ops(steps).unwrap(), [Compute(0, 2.0), Issue(0), Wait(0), Compute(0, 2.0), Issue(1), Wait(1)]);
+    }
+
+    #[test]
+    fn waits_that_do_not_match_calls_are_refused() {
+        let call = "{ call = \"all_reduce\", group = \"world\", count = 1, overlap = \"grads\" },\n";
+        for (steps, expected) in [
+            (call.to_string(), "line 10: nothing waits for all calls named `grads`"),
+            (format!("{call}{{ wait = \"grad\" }}"), "line 11: the wait uses the unknown name `grad`; did you mean"),
+            (
+                format!("{call}{{ wait = \"grads\" }},\n{{ wait = \"grads\" }}"),
+                "line 12: no call named `grads` is under",
+            ),
+        ] {
+            let error = ops(&steps).unwrap_err();
+            assert!(error.text().contains(expected), "{error}");
+        }
+    }
+
+    #[test]
+    fn sizes_count_the_larger_buffer_in_whole_blocks() {
+        let steps = "{ call = \"all_gather\", group = \"d\", count = 10 }, { call = \"all_reduce\", group = \"d\", count = 10 }";
+        let program = Program::new(&workload(steps), &setting(8)).unwrap();
+        assert_eq!(program.calls.iter().map(|call| call.count).collect::<Vec<_>>(), [3, 10]);
+        assert_eq!(program.rows.iter().map(|row| row.bytes).collect::<Vec<_>>(), [24, 20], "4 blocks of 3, padded");
+        let scaled = Setting { scale: 0.5, ..setting(8) };
+        assert_eq!(Program::new(&workload(steps), &scaled).unwrap().calls[1].count, 5);
+    }
+
+    #[test]
+    fn groups_of_one_rank_make_no_calls() {
+        let steps = "{ call = \"all_gather\", group = \"d\", count = 10, overlap = \"a\" }, { wait = \"a\" }";
+        assert!(Program::new(&workload(steps), &setting(2)).unwrap().ops.is_empty());
+    }
+
+    #[test]
+    fn parameters_can_be_set_otherwise_if_they_exist() {
+        let steps = "{ call = \"all_reduce\", group = \"t\", count = \"width\" }";
+        let with = |name: &str| Setting { set: vec![(name.into(), "4".into())], ..setting(8) };
+        let program = Program::new(&workload(steps), &with("width")).unwrap();
+        assert_eq!((program.calls[0].count, program.groups[0].size), (4, 4));
+        let error = Program::new(&workload(steps), &with("widht")).unwrap_err();
+        assert_eq!(error.text(), "--set widht=4 uses the unknown name `widht`; did you mean `width`?");
+        assert!(Program::new(&workload(steps), &with("t")).is_ok(), "dimensions too");
+    }
+}

@@ -1,0 +1,142 @@
+//! A step laid on a timeline: one rank's computing, and one queue of calls for each of its groups.
+//!
+//! A call begins when it has been issued and the calls of its group before it have ended, and takes what a [`Pricer`]
+//! says. Computing goes on meanwhile, until a wait for a call that has not ended: the time that it stands still is
+//! *exposed* and counts for that call. So the step takes the computing and everything exposed.
+//!
+//! ```text
+//! program   |compute|wait.|compute    |..wait|
+//! group a        [---all_gather---]  [-reduce_scatter-]
+//! ```
+//!
+//! All ranks are taken to be equally far, and calls of different groups not to slow each other down.
+#![forbid(unsafe_code)]
+
+use super::program::{Call, Op, Program};
+use std::collections::HashMap;
+use strata::error::Result;
+
+/// Says what a call costs.
+pub trait Pricer {
+    /// Microseconds that the call takes by itself.
+    fn price(&mut self, program: &Program, call: &Call) -> Result<f64>;
+}
+
+/// Where a step's time goes, in microseconds.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Times {
+    /// From the beginning of the step to its end.
+    pub step: f64,
+    /// For each row of the program: how long its calls were carried out.
+    pub busy: Vec<f64>,
+    /// For each row of the program: how long the program waited for its calls.
+    pub exposed: Vec<f64>,
+}
+
+impl Times {
+    /// All that is exposed.
+    pub fn all_exposed(&self) -> f64 {
+        self.exposed.iter().sum()
+    }
+}
+
+/// Lays a step on the timeline.
+pub fn lay_out(program: &Program, pricer: &mut dyn Pricer) -> Result<Times> {
+    let mut prices: HashMap<(usize, usize, usize), f64> = HashMap::new();
+    let mut times = Times { step: 0.0, busy: vec![0.0; program.rows.len()], exposed: vec![0.0; program.rows.len()] };
+    let mut free = vec![0.0f64; program.groups.len()];
+    let mut ends = vec![0.0f64; program.calls.len()];
+    for op in &program.ops {
+        match *op {
+            Op::Compute(_, us) => times.step += us,
+            Op::Issue(index) => {
+                let call = &program.calls[index];
+                let key = (call.kind as usize, call.group, program.bytes_of(call));
+                let price = match prices.get(&key) {
+                    Some(&price) => price,
+                    None => *prices.entry(key).or_insert(pricer.price(program, call)?),
+                };
+                ends[index] = times.step.max(free[call.group]) + price;
+                free[call.group] = ends[index];
+                times.busy[call.row] += price;
+            }
+            Op::Wait(index) => {
+                let waited = (ends[index] - times.step).max(0.0);
+                times.exposed[program.calls[index].row] += waited;
+                times.step += waited;
+            }
+        }
+    }
+    Ok(times)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::file::Workload;
+    use super::super::program::Setting;
+    use super::*;
+
+    /// One microsecond a call and one for each byte.
+    struct Linear(usize);
+
+    impl Pricer for Linear {
+        fn price(&mut self, program: &Program, call: &Call) -> Result<f64> {
+            self.0 += 1;
+            Ok(1.0 + program.bytes_of(call) as f64)
+        }
+    }
+
+    fn times(steps: &str) -> (Times, usize) {
+        let head = "title = \"t\"\nsource = []\ndtype = \"int8\"\n\
+             grid = [{ name = \"a\", size = 2 }, { name = \"b\", size = \"rest\" }]\n\
+             [[phase]]\nname = \"p\"\nsteps = [\n";
+        let workload = Workload::parse(&format!("{head}{steps}\n]")).unwrap();
+        let setting = Setting { world: 4, flops: 1e6, scale: 1.0, compute: true, set: Vec::new() };
+        let program = Program::new(&workload, &setting).unwrap();
+        let mut pricer = Linear(0);
+        let times = lay_out(&program, &mut pricer).unwrap();
+        assert!((times.step - program.compute_us() - times.all_exposed()).abs() < 1e-9, "nothing else takes time");
+        (times, pricer.0)
+    }
+
+    #[test]
+    fn a_call_that_is_waited_for_at_once_is_wholly_exposed() {
+        let (times, _) = times("{ us = 5 }, { call = \"all_reduce\", group = \"a\", count = 9 }, { us = 5 }");
+        assert_eq!(times, Times { step: 20.0, busy: vec![10.0], exposed: vec![10.0] });
+    }
+
+    #[test]
+    fn computing_hides_a_call_as_far_as_it_goes() {
+        let steps = |us: usize| {
+            format!("{{ call = \"all_reduce\", group = \"a\", count = 9, overlap = \"x\" }}, {{ us = {us} }}, {{ wait = \"x\" }}")
+        };
+        assert_eq!(times(&steps(4)).0, Times { step: 10.0, busy: vec![10.0], exposed: vec![6.0] });
+        assert_eq!(times(&steps(10)).0, Times { step: 10.0, busy: vec![10.0], exposed: vec![0.0] });
+        assert_eq!(times(&steps(30)).0, Times { step: 30.0, busy: vec![10.0], exposed: vec![0.0] });
+    }
+
+    #[test]
+    fn calls_of_a_group_queue_and_groups_do_not() {
+        // Both of 10 us are issued at 0; the second ends at 20 in the same group, at 10 in another.
+        let steps = |second: &str| {
+            format!(
+                "{{ call = \"all_reduce\", group = \"a\", count = 9, overlap = \"x\" }},\
+                 {{ call = \"all_gather\", group = \"{second}\", count = 9, overlap = \"y\" }},\
+                 {{ us = 3 }}, {{ wait = \"x\" }}, {{ wait = \"y\" }}"
+            )
+        };
+        // Two blocks of 5 bytes: 11 us.
+        assert_eq!(times(&steps("a")).0, Times { step: 21.0, busy: vec![10.0, 11.0], exposed: vec![7.0, 11.0] });
+        assert_eq!(times(&steps("b")).0, Times { step: 11.0, busy: vec![10.0, 11.0], exposed: vec![7.0, 1.0] });
+    }
+
+    #[test]
+    fn a_prefetch_hides_all_but_the_first() {
+        // Layers of 15 us; weights of 10 us: gathered at 0..10, 10..20, and 25..35 behind the issue at 25.
+        let gather = "{ call = \"all_reduce\", group = \"a\", count = 9, overlap = \"w\" },";
+        let layer = "{ wait = \"w\" }, { us = 15 },";
+        let (times, priced) = times(&format!("{gather} {{ repeat = 2, steps = [{gather} {layer}] }}, {layer}"));
+        assert_eq!(times, Times { step: 10.0 + 3.0 * 15.0, busy: vec![30.0], exposed: vec![10.0] });
+        assert_eq!(priced, 1, "equal calls are priced once");
+    }
+}
