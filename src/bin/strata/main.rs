@@ -1,4 +1,4 @@
-//! The command `strata`: starts ranks, measures collectives, shows and verifies plans, tells what was found, tries
+//! The command `strata`: starts ranks, measures and tunes collectives, shows and verifies plans, tells what was found, tries
 //! out a GPU.
 //!
 //! A thin binary. Measuring goes through the C interface of a shared library (Strata's own, or any other NCCL), the rest
@@ -12,6 +12,7 @@ macro_rules! tell {
     }};
 }
 
+mod draw;
 mod gpu;
 mod info;
 mod launch;
@@ -21,6 +22,7 @@ mod options;
 mod perf;
 mod plan;
 mod process;
+mod tune;
 
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
@@ -44,6 +46,8 @@ enum What {
     Plan(plan::Options),
     /// Measure a collective, with nccl-tests' options and columns.
     Perf(perf::Options),
+    /// Measure which algorithm is fastest here, and write a tuning table; or draw one.
+    Tune(tune::Options),
     /// A GPU of this machine: what its driver offers, whether the kernels are right on it, and how fast they are.
     #[command(subcommand)]
     Gpu(gpu::Options),
@@ -60,6 +64,7 @@ fn main() -> ExitCode {
         What::Info(options) => info::run(&options),
         What::Plan(options) => plan::run(&options),
         What::Perf(options) => perf::run(&options),
+        What::Tune(options) => tune::run(&options),
         What::Gpu(options) => gpu::run(&options),
     };
     match outcome {

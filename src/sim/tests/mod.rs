@@ -4,6 +4,7 @@
 
 mod faults;
 mod plans;
+mod priced;
 mod property;
 
 use super::*;
