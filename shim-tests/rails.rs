@@ -95,7 +95,12 @@ fn run_of(seed: u64) -> (String, Command) {
         let algorithm = if has_levels { "two_level" } else { ["log", "ring"][pick(9, 2)] };
         command.envs(TWO_LEVEL.map(|(name, _)| (name, algorithm)));
     }
-    let small = [("STRATA_SEGMENT_BYTES", segment), ("STRATA_PINNED_BYTES", pinned), ("STRATA_WINDOW", window), ("STRATA_PACK_BESIDE_BYTES", beside)];
+    let small = [
+        ("STRATA_SEGMENT_BYTES", segment),
+        ("STRATA_PINNED_BYTES", pinned),
+        ("STRATA_WINDOW", window),
+        ("STRATA_PACK_BESIDE_BYTES", beside),
+    ];
     command.envs(small).env("SOFTGPU_SEED", &number).env("SOFTGPU_ABSENT", absent);
     command.env("SOFTGPU_CONNECTIONS", connections);
     let driver = if double.rccl { "HIP" } else { "CUDA" };

@@ -148,12 +148,7 @@ impl Lattice {
 impl Calls {
     /// Calls by a provider, with so many bytes of device memory for what must be brought together. The stages of calls of
     /// more than `beside_bytes` run beside those of others.
-    pub fn new(
-        gpu: &Arc<Gpu>,
-        provider: Arc<dyn Provider>,
-        room_bytes: usize,
-        beside_bytes: usize,
-    ) -> Result<Calls> {
+    pub fn new(gpu: &Arc<Gpu>, provider: Arc<dyn Provider>, room_bytes: usize, beside_bytes: usize) -> Result<Calls> {
         let runs = Runs::new(room_bytes);
         Ok(Calls {
             provider,
