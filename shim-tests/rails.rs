@@ -28,8 +28,13 @@ fn driver(double: Double) -> PathBuf {
 
 /// The program on the double alone.
 fn alone(double: Double, arguments: &[&str]) -> Command {
+    another(double, "rails", arguments)
+}
+
+/// A program on the double alone.
+fn another(double: Double, program: &str, arguments: &[&str]) -> Command {
     let driver = driver(double);
-    let mut command = Command::new(double.gpu_program("rails", &driver));
+    let mut command = Command::new(double.gpu_program(program, &driver));
     let path = |dirs: &[&Path]| std::env::join_paths(dirs).unwrap();
     command.args(arguments).env("LD_LIBRARY_PATH", path(&[&double.dir(), &driver]));
     command
@@ -37,7 +42,11 @@ fn alone(double: Double, arguments: &[&str]) -> Command {
 
 /// The program with Strata in front.
 fn served(double: Double, inter: &str, arguments: &[&str]) -> Command {
-    let mut command = alone(double, arguments);
+    in_front(double, inter, alone(double, arguments))
+}
+
+/// A program with Strata in front.
+fn in_front(double: Double, inter: &str, mut command: Command) -> Command {
     command.env("LD_PRELOAD", library()).env("STRATA_NCCL_LIB", double.library()).env("STRATA_INTER", inter);
     command
 }
@@ -75,6 +84,7 @@ fn run_of(seed: u64) -> (String, Command) {
     let arguments = [grid, &number, "8", most];
     let waits = if double.rccl { "hipStreamWaitValue32" } else { "cuStreamWaitValue32_v2" };
     let connections = ["8", "8", "1"][pick(10, 3)];
+    let beside = ["1048576", "0", "0", "20000"][pick(11, 4)];
     let absent = ["", "", "", waits][pick(7, 4)];
     let (way, mut command) = match pick(8, 2) {
         0 => ("over the vendor", served(double, "tcp", &arguments)),
@@ -85,7 +95,12 @@ fn run_of(seed: u64) -> (String, Command) {
         let algorithm = if has_levels { "two_level" } else { ["log", "ring"][pick(9, 2)] };
         command.envs(TWO_LEVEL.map(|(name, _)| (name, algorithm)));
     }
-    let small = [("STRATA_SEGMENT_BYTES", segment), ("STRATA_PINNED_BYTES", pinned), ("STRATA_WINDOW", window)];
+    let small = [
+        ("STRATA_SEGMENT_BYTES", segment),
+        ("STRATA_PINNED_BYTES", pinned),
+        ("STRATA_WINDOW", window),
+        ("STRATA_PACK_BESIDE_BYTES", beside),
+    ];
     command.envs(small).env("SOFTGPU_SEED", &number).env("SOFTGPU_ABSENT", absent);
     command.env("SOFTGPU_CONNECTIONS", connections);
     let driver = if double.rccl { "HIP" } else { "CUDA" };
@@ -126,6 +141,23 @@ fn a_synchronisation_that_is_left_out_is_noticed() {
                 let output = command.envs(TWO_LEVEL).env("SOFTGPU_BREAK", call).output().unwrap();
                 assert!(!output.status.success(), "{call} may be left out: {command:?}");
             }
+        }
+    }
+}
+
+/// No stream of Strata's waits for another one but those of the stages of a long call: with waits left out, results are
+/// wrong where calls are long, and right where they are short.
+#[test]
+fn the_blocks_of_long_calls_are_arranged_on_other_streams_and_those_of_short_ones_in_line() {
+    for (double, wait) in [(NCCL, "cuStreamWaitEvent"), (RCCL, "hipStreamWaitEvent")] {
+        for (beside_bytes, waits, is_right) in [("1000000000", false, true), ("0", false, false), ("0", true, true)] {
+            let mut command = in_front(double, "tcp", another(double, "gpu_calls", &["corners", "2x2"]));
+            command.envs(TWO_LEVEL).env("STRATA_PACK_BESIDE_BYTES", beside_bytes).env("NCCL_DEBUG", "INFO");
+            command.env("SOFTGPU_BREAK", if waits { "" } else { wait });
+            let output = command.output().unwrap();
+            let said = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+            assert_eq!(output.status.success(), is_right, "{command:?}\n{said}");
+            assert!(said.contains("-> two_level(vendor,"), "nothing was Strata's: {command:?}\n{said}");
         }
     }
 }

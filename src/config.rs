@@ -149,6 +149,8 @@ variables! {
         "What carries messages of Strata's collectives between nodes: mpi, tcp, or auto, which is MPI where an MPI launcher started the job. Over a vendor's library auto is vendor: that library does it.";
     "STRATA_GPU_DIRECT" gpu_direct: String = "auto", local,
         "Give MPI addresses in device memory, of messages beyond 8 KiB: auto where MPI says that it takes them, on whatever it says (an MPI that cannot crashes), or off. TCP takes none.";
+    "STRATA_PACK_BESIDE_BYTES" pack_beside_bytes: usize = "1048576", local,
+        "Where the vendor's library does what is inside a node, blocks of its calls of more than this many bytes are brought together and taken apart beside other calls, on streams of their own; of shorter ones in line with them.";
     "STRATA_MPI_PLUGIN" mpi_plugin: String = "auto", local,
         "The MPI plugin to open, as a path; auto looks for one beside the library.";
     "STRATA_TCP_CONNECTIONS" tcp_connections: usize = "2", agreed,

@@ -304,7 +304,7 @@ impl Engine {
     pub fn provide(&mut self, provider: Arc<dyn Provider>) -> Result<()> {
         let room_bytes = self.room_bytes();
         match &mut self.staging {
-            Some(staging) => staging.provide(provider, room_bytes),
+            Some(staging) => staging.provide(provider, room_bytes, self.config.pack_beside_bytes),
             None => Err(Error::Internal("a provider of collectives on the host".to_string())),
         }
     }
@@ -411,9 +411,10 @@ impl Engine {
             _ => prepared.selection.segment_bytes.min(most.max(64).saturating_mul(k)),
         };
         if self.is_around_node(&prepared.selection.choice) {
-            // The longest call of a segment has all blocks, and two of them find room.
+            // The longest call of a segment has all blocks, and three find room: one is brought together and one is taken
+            // apart while the provider has the one between them.
             let blocks = if call.collective == Collective::AllReduce { 1 } else { self.grid.nranks() };
-            segment_bytes = segment_bytes.min((self.room_bytes() / 2 / blocks).max(64));
+            segment_bytes = segment_bytes.min((self.room_bytes() / 3 / blocks).max(64));
         }
         let scratch_chunks = program.plan().scratch_chunks as usize;
         let layout = Layout::new(call.count, call.dtype.size(), k, scratch_chunks, segment_bytes);

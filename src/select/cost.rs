@@ -2,17 +2,21 @@
 //! chooses. The simulator prices the same ways event by event, and tests hold the two together.
 //!
 //! A message of `S` bytes in `k` segments goes through stages: the rails, `r`, and the calls inside the node, `c`, each for
-//! one segment. With a window `w` of segments in flight a new one comes every `max(r, c, (r + c) / w)`, so the whole takes
+//! one segment. Where the vendor wants blocks together that are not so, they are brought together, `p`, and taken apart,
+//! `u`, beside the calls of other segments. With a window `w` of segments in flight a new one comes every
+//! `max(r, p, c, u, (r + p + c + u) / w)`, so the whole takes
 //!
 //! ```text
-//! r + c + (k - 1) max(r, c, (r + c) / w)
+//! r + p + c + u + (k - 1) max(r, p, c, u, (r + p + c + u) / w)
 //! ```
 //!
-//! An all-reduce has calls before and after its rails, which share the links inside the node: `c` is their sum.
+//! For short calls all of `p`, `c` and `u` is one stage. An all-reduce has calls before and after its rails, which share the
+//! links inside the node: `c` is their sum.
 #![forbid(unsafe_code)]
 
 use super::message_bytes;
 use crate::algo::{self, Choice};
+use crate::config::Config;
 use crate::plan::{Collective, Shape};
 use crate::sim::machine::{Machine, Network};
 use crate::sim::price::{block_bytes, Carrier, How, Route};
@@ -43,18 +47,34 @@ fn windows(collective: Collective) -> &'static [usize] {
     }
 }
 
+/// The times of one segment inside the node: bringing blocks together, calls, and taking blocks apart.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+struct Inside {
+    packs: f64,
+    calls: f64,
+    unpacks: f64,
+}
+
+impl Inside {
+    fn sum(self) -> f64 {
+        self.packs + self.calls + self.unpacks
+    }
+}
+
 /// The times of one segment: over the rails, inside the node, and on processors that all share.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Stages {
     rails: f64,
-    node: f64,
+    node: Inside,
     processors: f64,
 }
 
 impl Stages {
     fn pipelined(self, segments: usize, window: usize) -> f64 {
-        let once = self.rails + self.node;
-        let period = self.rails.max(self.node).max(once / window.max(1) as f64).max(self.processors);
+        let once = self.rails + self.node.sum();
+        let Inside { packs, calls, unpacks } = self.node;
+        let longest = self.rails.max(packs).max(calls).max(unpacks);
+        let period = longest.max(once / window.max(1) as f64).max(self.processors);
         once.max(self.processors) + (segments - 1) as f64 * period
     }
 }
@@ -64,12 +84,14 @@ impl Stages {
 pub struct Model<'a> {
     machine: &'a Machine,
     grid: &'a Arc<Grid>,
+    /// Calls of more bytes have their blocks brought together and taken apart beside others.
+    beside_bytes: f64,
 }
 
 impl Model<'_> {
     /// The model of a machine for a grid.
     pub fn new<'a>(machine: &'a Machine, grid: &'a Arc<Grid>) -> Model<'a> {
-        Model { machine, grid }
+        Model { machine, grid, beside_bytes: Config::default().pack_beside_bytes as f64 }
     }
 
     fn network(&self, carrier: Carrier) -> &Network {
@@ -97,12 +119,12 @@ impl Model<'_> {
         }
     }
 
-    /// The time inside the node for `bytes` of a segment.
-    fn node_ns(&self, collective: Collective, bytes: f64) -> f64 {
+    /// The times inside the node for `bytes` of a segment.
+    fn inside(&self, collective: Collective, bytes: f64) -> Inside {
         let ranks = self.grid.nrails();
         let local = &self.machine.local;
         if ranks == 1 {
-            return 0.0;
+            return Inside::default();
         }
         let halves: &[Collective] = match collective {
             Collective::AllReduce => &[Collective::ReduceScatter, Collective::AllGather],
@@ -110,21 +132,26 @@ impl Model<'_> {
             _ => &[Collective::AllGather],
         };
         let one = |half: &Collective| match &self.machine.calls {
-            Some(laws) => {
-                // Blocks of several nodes are brought together before a call, and taken apart behind it.
-                let arranged = match collective {
-                    Collective::AllReduce => 0.0,
-                    _ => bytes * (1.0 + 1.0 / ranks as f64) / local.copy_gbps.value,
-                };
-                laws.ns(*half, ranks, bytes as usize).unwrap_or(0.0) + arranged
-            }
+            Some(laws) => laws.ns(*half, ranks, bytes as usize).unwrap_or(0.0),
             None => {
                 let share = bytes * (ranks as f64 - 1.0) / ranks as f64;
                 let reduced = if *half == Collective::ReduceScatter { share / local.reduce_gbps.value } else { 0.0 };
                 self.machine.inside.latency_us.value * 1e3 + share / self.machine.inside.rank_gbps.value + reduced
             }
         };
-        halves.iter().map(one).sum()
+        let calls = halves.iter().map(one).sum();
+        // Blocks of several nodes are brought together before a call, and taken apart behind it: a rank's own, and all.
+        let (own, all) = (bytes / ranks as f64 / local.copy_gbps.value, bytes / local.copy_gbps.value);
+        let (packs, unpacks) = match collective {
+            _ if self.machine.calls.is_none() => (0.0, 0.0),
+            Collective::AllReduce => (0.0, 0.0),
+            Collective::ReduceScatter => (all, own),
+            _ => (own, all),
+        };
+        match bytes > self.beside_bytes {
+            true => Inside { packs, calls, unpacks },
+            false => Inside { calls: packs + calls + unpacks, ..Inside::default() },
+        }
     }
 
     fn stages(&self, collective: Collective, route: &Route, bytes: f64) -> Stages {
@@ -142,14 +169,14 @@ impl Model<'_> {
             + taken * self.rail_ns_per_byte(route.carrier)
             + launches
             + reduced / local.reduce_gbps.value;
-        let node = self.node_ns(collective, bytes);
+        let node = self.inside(collective, bytes);
         let processors = match local.processors.value {
             shared if shared >= 1.0 => {
                 let carried = match network.processor_gbps.value {
                     rate if rate > 0.0 => 2.0 * taken / rate,
                     _ => 0.0,
                 };
-                (node + carried + reduced / local.reduce_gbps.value) * self.grid.nranks() as f64 / shared
+                (node.sum() + carried + reduced / local.reduce_gbps.value) * self.grid.nranks() as f64 / shared
             }
             _ => 0.0,
         };

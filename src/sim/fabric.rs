@@ -1,13 +1,14 @@
 //! The times of a [`Machine`]: every message, copy, reduction and call takes its turn on the resources that it needs.
 //!
 //! A resource does one thing at a time, in the order in which things come to it: each NIC port (sending and receiving), the
-//! way into each rank from its own node, each rank's thread and engine, each node's vendor library, and the processors, where
-//! ranks share them. What a resource was busy with can be kept, for a timeline.
+//! way into each rank from its own node, each rank's thread and engine, each node's vendor library and what takes its results
+//! apart, and the processors, where ranks share them. What a resource was busy with can be kept, for a timeline.
 #![forbid(unsafe_code)]
 
 use super::durations::{CallWork, Durations, LocalWork, Transfer};
 use super::machine::{Laws, Machine, Network, Number};
 use super::random::Random;
+use crate::config::Config;
 use crate::plan::Call;
 use crate::topo::{Grid, Rank};
 use std::cell::RefCell;
@@ -30,19 +31,22 @@ pub enum Resource {
     Engine,
     /// The vendor's library inside a node.
     Library,
+    /// What takes blocks apart inside a node behind the vendor's library.
+    Shuffle,
     /// The processors that all ranks share.
     Processors,
 }
 
 impl Resource {
     /// All of them.
-    pub const ALL: [Resource; 7] = [
+    pub const ALL: [Resource; 8] = [
         Resource::NicOut,
         Resource::NicIn,
         Resource::Inside,
         Resource::Thread,
         Resource::Engine,
         Resource::Library,
+        Resource::Shuffle,
         Resource::Processors,
     ];
 }
@@ -56,6 +60,7 @@ impl fmt::Display for Resource {
             Resource::Thread => "rank's thread",
             Resource::Engine => "copies and reductions",
             Resource::Library => "vendor's library inside the node",
+            Resource::Shuffle => "taking blocks apart",
             Resource::Processors => "processors",
         })
     }
@@ -148,6 +153,8 @@ pub(super) struct Fabric {
     manner: Manner,
     /// For each rank its NIC among all.
     nics: Rc<[u32]>,
+    /// Blocks of calls of more bytes than this are brought together and taken apart beside other calls.
+    beside_bytes: usize,
     pub(super) state: Rc<RefCell<State>>,
 }
 
@@ -178,13 +185,14 @@ impl Fabric {
         let servers = |resource: &Resource| match resource {
             Resource::NicOut | Resource::NicIn => grid.nnodes() * stride,
             Resource::Inside | Resource::Thread | Resource::Engine => grid.nranks(),
-            Resource::Library => grid.nnodes(),
+            Resource::Library | Resource::Shuffle => grid.nnodes(),
             Resource::Processors => machine.local.processors.value as usize,
         };
         let queues = Resource::ALL.iter().map(|resource| Queue::new(*resource, servers(resource))).collect();
         let state = State { queues, kept: manner.keep.then(Vec::new) };
         let (machine, grid) = (machine.clone(), grid.clone());
-        Fabric { machine, grid, manner, nics, state: Rc::new(RefCell::new(state)) }
+        let beside_bytes = Config::default().pack_beside_bytes;
+        Fabric { machine, grid, manner, nics, beside_bytes, state: Rc::new(RefCell::new(state)) }
     }
 
     fn network(&self) -> &Network {
@@ -295,11 +303,17 @@ impl Durations for Fabric {
     fn call_ns(&mut self, call: &Call, work: &CallWork, _: &mut Random) -> u64 {
         let node = self.grid.node(call.group[0]).index();
         let law = self.calls().and_then(|laws| laws.ns(call.collective, call.group.len(), work.bytes));
+        let law = law.unwrap_or(0.0).round() as u64;
         let copy = self.machine.local.copy_gbps.value;
-        // What brings blocks together and takes them apart runs on the stream of the call, before it and after it.
-        let arranged = at_rate(work.packed + work.unpacked, copy);
-        let time = law.unwrap_or(0.0).round() as u64 + arranged;
-        self.take(Resource::Library, node, work.now_ns, time) - work.now_ns
+        let [pack, unpack] = [work.packed, work.unpacked].map(|bytes| at_rate(bytes, copy));
+        if work.bytes <= self.beside_bytes {
+            // Blocks are brought together and taken apart in line with the call.
+            return self.take(Resource::Library, node, work.now_ns, pack + law + unpack) - work.now_ns;
+        }
+        let packed = |rank: &Rank| self.take(Resource::Engine, rank.index(), work.now_ns, pack);
+        let packed = call.group.iter().map(packed).max().unwrap_or(work.now_ns);
+        let called = self.take(Resource::Library, node, packed, law);
+        self.take(Resource::Shuffle, node, called, unpack) - work.now_ns
     }
 
     fn notice_ns(&mut self, _: &mut Random) -> u64 {

@@ -114,6 +114,8 @@ static void reset_before(int rank, const struct grid* grid) {
   ncclComm_t comm = begin_comm(rank, n);
   int* memory = gpu_memory(4096);
   right_sum(1, comm, rank, n, 1000, stream);
+  /* All have their result before one fails. */
+  meet(grid);
   if (rank == 1) {
     reset_device(rank % 8);
     int64_t begun = now_ms();
@@ -173,6 +175,8 @@ static void killed(int rank, const struct grid* grid) {
   ncclComm_t comm = begin_comm(rank, n);
   int* memory = gpu_memory(2 * LONG * sizeof(int));
   right_sum(1, comm, rank, n, 1000, stream);
+  /* All have their result before one fails. */
+  meet(grid);
   issue_long(comm, stream, 6, memory);
   if (rank == 1) {
     raise(SIGKILL);

@@ -147,6 +147,21 @@ impl Desk {
         }
     }
 
+    /// What this stream is given from now on comes after all that another one has been given. The device must be current.
+    pub fn follow(&mut self, other: &mut Desk) -> Result<()> {
+        // What is here already comes before, and waits for nothing.
+        self.mark()?;
+        other.end(None, None);
+        other.mark()?;
+        self.track.follow(&other.track)
+    }
+
+    /// Launches what has been gathered and notes where it ends, whatever comes behind it. The device must be current.
+    pub fn mark(&mut self) -> Result<()> {
+        self.flush()?;
+        self.track.mark()
+    }
+
     /// Launches what has been gathered.
     fn flush(&mut self) -> Result<()> {
         if let Some((work, batch)) = self.open.take() {
@@ -164,8 +179,7 @@ impl Desk {
 
     /// Launches what has been gathered and collects the steps that have ended. The device must be current.
     pub fn turn(&mut self, slots: &mut Slots, done: &mut Vec<Token>) -> Result<()> {
-        self.flush()?;
-        self.track.mark()?;
+        self.mark()?;
         let ended = self.track.poll()?;
         while let Some(step) = self.launched.front().filter(|step| step.number < ended) {
             done.extend(step.token);
@@ -178,6 +192,8 @@ impl Desk {
 
     /// Forgets everything once the stream has come to rest.
     pub fn cancel(&mut self, slots: &mut Slots) {
+        // What was given to the stream last may have no number yet.
+        self.track.issued();
         self.track.settle();
         self.open = None;
         let ending = self.ending.drain(..).filter_map(|(_, slot)| slot);

@@ -10,6 +10,7 @@
 
 mod calls;
 mod desk;
+mod sequence;
 mod slots;
 
 pub use calls::Provider;
@@ -124,9 +125,10 @@ impl Staging {
         self.direct_above.is_some_and(|above| bytes > above) && transport.is_far(peer)
     }
 
-    /// Has a provider do collectives inside the node, with so many bytes of device memory to bring blocks together.
-    pub fn provide(&mut self, provider: Arc<dyn Provider>, room_bytes: usize) -> Result<()> {
-        self.calls = Some(Calls::new(&self.gpu, provider, room_bytes)?);
+    /// Has a provider do collectives inside the node, with so many bytes of device memory to bring blocks together; that is
+    /// done beside other calls for those of more than `beside_bytes`.
+    pub fn provide(&mut self, provider: Arc<dyn Provider>, room_bytes: usize, beside_bytes: usize) -> Result<()> {
+        self.calls = Some(Calls::new(&self.gpu, provider, room_bytes, beside_bytes)?);
         Ok(())
     }
 
@@ -147,10 +149,11 @@ impl Staging {
 
     /// Forgets everything once the device has come to rest.
     pub fn cancel(&mut self) {
+        // First: other streams may share a queue of the device's with one that waits for a call.
+        self.calls.iter_mut().for_each(|calls| calls.cancel(&mut self.slots));
         self.out.settle();
         self.into.cancel(&mut self.slots);
         self.local.cancel(&mut self.slots);
-        self.calls.iter_mut().for_each(|calls| calls.cancel(&mut self.slots));
         let leaving = self.leaving.drain(..).map(|message| message.slot);
         let sending = self.sending.drain().map(|(_, slot)| slot);
         let arriving = self.arriving.drain().map(|(_, message)| message.slot);

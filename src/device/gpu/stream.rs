@@ -42,6 +42,13 @@ impl Event {
         self.gpu.check("event_record", unsafe { self.gpu.driver.event_record(self.handle, stream) })
     }
 
+    /// Has a stream wait for it. The context must be current.
+    fn hold(&self, stream: Handle) -> Result<()> {
+        // SAFETY: event and stream must be alive and of one context; because both are ours and of one device.
+        let status = unsafe { self.gpu.driver.stream_wait_event(stream, self.handle, 0) };
+        self.gpu.check("stream_wait_event", status)
+    }
+
     /// Whether all of it has ended. A failure of the device shows here.
     pub fn is_done(&self) -> Result<bool> {
         // SAFETY: the event must be alive; because it is ours.
@@ -106,6 +113,13 @@ impl Track {
             self.marked = self.next;
         }
         Ok(())
+    }
+
+    /// What this stream is given from now on comes after all that is [marked](Track::mark) on another one. The context must
+    /// be current.
+    pub fn follow(&mut self, other: &Track) -> Result<()> {
+        // Where there is no event, all of it has ended.
+        other.events.back().map_or(Ok(()), |(_, event)| event.hold(self.stream))
     }
 
     /// Looks how far the stream has come; everything below the result has ended. The context must be current.
