@@ -307,13 +307,15 @@ impl Machine {
             return self.calls.as_ref()?.ns(collective, nranks, bytes);
         }
         let ns = self.vendor.as_ref()?.ns(collective, nranks, bytes)?;
-        Some(match &self.overload {
-            Some(overload)
-                if nranks as f64 > overload.above_ranks.value && bytes as f64 >= overload.from_bytes.value =>
-            {
-                ns * overload.factor.value
-            }
-            _ => ns,
+        let factor = self.overload.as_ref().filter(|_| self.is_overloaded(nranks, bytes));
+        Some(factor.map_or(ns, |overload| ns * overload.factor.value))
+    }
+
+    /// Whether the term for the vendor's overload is in [`Machine::vendor_ns`].
+    pub fn is_overloaded(&self, nranks: usize, bytes: usize) -> bool {
+        self.overload.as_ref().is_some_and(|overload| {
+            let many = nranks > self.ranks_per_node() && nranks as f64 > overload.above_ranks.value;
+            many && bytes as f64 >= overload.from_bytes.value
         })
     }
 }

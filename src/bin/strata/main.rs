@@ -12,6 +12,7 @@ macro_rules! tell {
     }};
 }
 
+mod draw;
 mod gpu;
 mod info;
 mod launch;
@@ -21,6 +22,7 @@ mod options;
 mod perf;
 mod plan;
 mod process;
+mod simulate;
 
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
@@ -42,6 +44,8 @@ enum What {
     /// Show or prove the plans of algorithms.
     #[command(subcommand)]
     Plan(plan::Options),
+    /// Price collectives on clusters that are not at hand: tables, heat maps, timelines.
+    Simulate(simulate::Options),
     /// Measure a collective, with nccl-tests' options and columns.
     Perf(perf::Options),
     /// A GPU of this machine: what its driver offers, whether the kernels are right on it, and how fast they are.
@@ -59,6 +63,7 @@ fn main() -> ExitCode {
         What::Launch(options) => launch::run(&options),
         What::Info(options) => info::run(&options),
         What::Plan(options) => plan::run(&options),
+        What::Simulate(options) => simulate::run(&options),
         What::Perf(options) => perf::run(&options),
         What::Gpu(options) => gpu::run(&options),
     };
