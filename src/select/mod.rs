@@ -5,6 +5,7 @@
 //! then the thresholds below, in bytes.
 #![forbid(unsafe_code)]
 
+pub mod cost;
 pub mod over;
 
 use crate::algo::{self, Choice};

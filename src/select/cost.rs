@@ -1,0 +1,215 @@
+//! What collectives will cost on a machine, in closed form: quick enough to compare hundreds of ways when a communicator
+//! chooses. The simulator prices the same ways event by event, and tests hold the two together.
+//!
+//! A message of `S` bytes in `k` segments goes through stages: the rails, `r`, and the calls inside the node, `c`, each for
+//! one segment. With a window `w` of segments in flight a new one comes every `max(r, c, (r + c) / w)`, so the whole takes
+//!
+//! ```text
+//! r + c + (k - 1) max(r, c, (r + c) / w)
+//! ```
+//!
+//! An all-reduce has calls before and after its rails, which share the links inside the node: `c` is their sum.
+#![forbid(unsafe_code)]
+
+use super::message_bytes;
+use crate::algo::{self, Choice};
+use crate::plan::{Collective, Shape};
+use crate::sim::machine::{Machine, Network};
+use crate::sim::price::{block_bytes, Carrier, How, Route};
+use crate::topo::Grid;
+use std::sync::Arc;
+
+/// A way to do a collective, with what it will take.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Candidate {
+    /// The way.
+    pub how: How,
+    /// The time, in ns.
+    pub ns: f64,
+}
+
+/// The collectives that the model speaks of.
+pub const COLLECTIVES: [Collective; 3] = [Collective::AllGather, Collective::ReduceScatter, Collective::AllReduce];
+
+/// Into how many segments a message may be cut.
+const CUTS: [usize; 11] = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64];
+/// A segment of less than this, in bytes of the message, is not worth its steps.
+const LEAST_SEGMENT: usize = 256 << 10;
+/// Windows worth their scratch.
+const WINDOWS: [usize; 3] = [2, 3, 4];
+
+/// The times of one segment: over the rails, inside the node, and on processors that all share.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Stages {
+    rails: f64,
+    node: f64,
+    processors: f64,
+}
+
+impl Stages {
+    fn pipelined(self, segments: usize, window: usize) -> f64 {
+        let once = self.rails + self.node;
+        let period = self.rails.max(self.node).max(once / window.max(1) as f64).max(self.processors);
+        once.max(self.processors) + (segments - 1) as f64 * period
+    }
+}
+
+/// A machine as ranks of a grid see it.
+#[derive(Debug)]
+pub struct Model<'a> {
+    machine: &'a Machine,
+    grid: &'a Arc<Grid>,
+}
+
+impl Model<'_> {
+    /// The model of a machine for a grid.
+    pub fn new<'a>(machine: &'a Machine, grid: &'a Arc<Grid>) -> Model<'a> {
+        Model { machine, grid }
+    }
+
+    fn network(&self, carrier: Carrier) -> &Network {
+        match (&self.machine.network_vendor, carrier) {
+            (Some(network), Carrier::Vendor) => network,
+            _ => &self.machine.network,
+        }
+    }
+
+    /// ns for a byte that a rank takes in from other nodes, when all rails are busy: ranks share NICs.
+    fn rail_ns_per_byte(&self, carrier: Carrier) -> f64 {
+        let ranks = self.grid.nrails();
+        let nics = (self.machine.node.nics.value as usize).clamp(1, ranks);
+        ranks.div_ceil(nics) as f64 / self.network(carrier).nic_gbps.value
+    }
+
+    /// Rounds and bytes that a rank takes in on its rail for `bytes` of a segment, and what it reduces of them.
+    fn rail(&self, collective: Collective, rail: &str, bytes: f64) -> (f64, f64) {
+        let nodes = self.grid.nnodes() as f64;
+        let part = bytes * (nodes - 1.0) / nodes / self.grid.nrails() as f64;
+        let rounds = if rail == "ring" { nodes - 1.0 } else { nodes.log2().ceil() };
+        match collective {
+            Collective::AllReduce => (2.0 * rounds, 2.0 * part),
+            _ => (rounds, part),
+        }
+    }
+
+    /// The time inside the node for `bytes` of a segment.
+    fn node_ns(&self, collective: Collective, bytes: f64) -> f64 {
+        let ranks = self.grid.nrails();
+        let local = &self.machine.local;
+        if ranks == 1 {
+            return 0.0;
+        }
+        let halves: &[Collective] = match collective {
+            Collective::AllReduce => &[Collective::ReduceScatter, Collective::AllGather],
+            Collective::ReduceScatter => &[Collective::ReduceScatter],
+            _ => &[Collective::AllGather],
+        };
+        let one = |half: &Collective| match &self.machine.calls {
+            Some(laws) => {
+                // Blocks of several nodes are brought together before a call, and taken apart behind it.
+                let arranged = match collective {
+                    Collective::AllReduce => 0.0,
+                    _ => bytes * (1.0 + 1.0 / ranks as f64) / local.copy_gbps.value,
+                };
+                laws.ns(*half, ranks, bytes as usize).unwrap_or(0.0) + arranged
+            }
+            None => {
+                let share = bytes * (ranks as f64 - 1.0) / ranks as f64;
+                let reduced = if *half == Collective::ReduceScatter { share / local.reduce_gbps.value } else { 0.0 };
+                self.machine.inside.latency_us.value * 1e3 + share / self.machine.inside.rank_gbps.value + reduced
+            }
+        };
+        halves.iter().map(one).sum()
+    }
+
+    fn stages(&self, collective: Collective, route: &Route, bytes: f64) -> Stages {
+        let network = self.network(route.carrier);
+        let local = &self.machine.local;
+        let (rounds, taken) = self.rail(collective, &route.choice.rail, bytes);
+        let reduced = match collective {
+            Collective::AllGather => 0.0,
+            Collective::AllReduce => taken / 2.0,
+            _ => taken,
+        };
+        let launches = if collective == Collective::AllGather { 0.0 } else { rounds * local.launch_us.value * 1e3 };
+        let round = (network.latency_us.value + network.gap_us.value + 2.0 * network.post_us.value) * 1e3;
+        let rails = rounds * round
+            + taken * self.rail_ns_per_byte(route.carrier)
+            + launches
+            + reduced / local.reduce_gbps.value;
+        let node = self.node_ns(collective, bytes);
+        let processors = match local.processors.value {
+            shared if shared >= 1.0 => {
+                let carried = match network.processor_gbps.value {
+                    rate if rate > 0.0 => 2.0 * taken / rate,
+                    _ => 0.0,
+                };
+                (node + carried + reduced / local.reduce_gbps.value) * self.grid.nranks() as f64 / shared
+            }
+            _ => 0.0,
+        };
+        Stages { rails, node, processors }
+    }
+
+    /// The time of a route in two levels, in ns, for a message of so many bytes.
+    pub fn route_ns(&self, collective: Collective, bytes: usize, route: &Route) -> f64 {
+        let block = block_bytes(collective, self.grid.nranks(), bytes).max(1);
+        let segments = block.div_ceil(route.segment_bytes.max(1)).max(1);
+        let stages = self.stages(collective, route, bytes as f64 / segments as f64);
+        stages.pipelined(segments, route.window.min(segments))
+    }
+
+    /// The routes worth a look, and the vendor's library where the machine has one; the quickest first.
+    pub fn candidates(&self, collective: Collective, bytes: usize) -> Vec<Candidate> {
+        let mut all = Vec::new();
+        let vendor = self.machine.vendor_ns(collective, self.grid.nranks(), bytes);
+        all.extend(vendor.map(|ns| Candidate { how: How::Vendor, ns }));
+        if self.grid.nnodes() > 1 && COLLECTIVES.contains(&collective) {
+            for route in self.routes(collective, bytes) {
+                let ns = self.route_ns(collective, bytes, &route);
+                all.push(Candidate { how: How::Strata(route), ns });
+            }
+        }
+        all.sort_by(|one, other| one.ns.total_cmp(&other.ns));
+        all
+    }
+
+    /// The routes in two levels, or, where each node has one rank, in one.
+    fn routes(&self, collective: Collective, bytes: usize) -> Vec<Route> {
+        let shape = Shape::new(collective, self.grid.clone());
+        let block = block_bytes(collective, self.grid.nranks(), bytes).max(1);
+        let name = |rail: &str| match self.grid.nrails() {
+            1 => Choice::flat(rail),
+            _ => Choice::leveled("two_level", "direct", rail),
+        };
+        let mut routes = Vec::new();
+        for rail in ["log", "ring"] {
+            let choice = Choice { rail: rail.to_string(), ..name(rail) };
+            if !algo::supports(&choice, &shape) {
+                continue;
+            }
+            for cut in CUTS.into_iter().filter(|&cut| cut == 1 || bytes / cut >= LEAST_SEGMENT) {
+                let windows: &[usize] = if cut == 1 { &[1] } else { &WINDOWS };
+                routes.extend(windows.iter().filter(|&&window| window <= cut).map(|&window| {
+                    // Segments begin at multiples of 64 bytes of a block.
+                    let segment_bytes = if cut == 1 { usize::MAX } else { block.div_ceil(cut).next_multiple_of(64) };
+                    Route { choice: choice.clone(), segment_bytes, window, carrier: Carrier::Own }
+                }));
+            }
+            if self.machine.network_vendor.is_some() && self.grid.nrails() > 1 {
+                routes.push(Route { choice, segment_bytes: usize::MAX, window: 1, carrier: Carrier::Vendor });
+            }
+        }
+        routes
+    }
+}
+
+/// The candidates for a message on a machine, the quickest first.
+pub fn candidates(machine: &Machine, grid: &Arc<Grid>, collective: Collective, bytes: usize) -> Vec<Candidate> {
+    Model::new(machine, grid).candidates(collective, bytes)
+}
+
+/// The bytes of a message whose blocks have so many.
+pub fn bytes_of(collective: Collective, grid: &Grid, block_bytes: usize) -> usize {
+    message_bytes(collective, grid.nranks(), block_bytes)
+}
