@@ -95,7 +95,7 @@ pub fn ask(manner: &Manner, cell: &Cell, method: &Method) -> Result<Option<Answe
     let machine = &manner.machine;
     let grid = grid_of(machine, nranks);
     let mut best: Option<Answer> = None;
-    for way in method.ways(machine, &grid, collective, message_bytes)? {
+    for way in method.ways(machine, &grid, collective, message_bytes) {
         if manner.alone {
             forget_peak();
         }

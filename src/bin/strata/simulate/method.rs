@@ -96,15 +96,9 @@ impl Method {
     }
 
     /// The ways among which this method takes the fastest; none where it has nothing to offer.
-    pub fn ways(
-        &self,
-        machine: &Arc<Machine>,
-        grid: &Arc<Grid>,
-        collective: Collective,
-        message_bytes: usize,
-    ) -> Result<Vec<How>> {
+    pub fn ways(&self, machine: &Machine, grid: &Arc<Grid>, collective: Collective, message_bytes: usize) -> Vec<How> {
         let pccl = |(rail, carrier)| How::Pccl { rail, carrier };
-        Ok(match self {
+        match self {
             Method::Vendor => vec![How::Vendor],
             Method::Mpi => vec![How::Mpi],
             Method::Pccl(Some(rail)) => vec![pccl(*rail)],
@@ -112,15 +106,15 @@ impl Method {
                 let outer_vendor = machine.network_vendor.is_some().then_some(("ring", Carrier::Vendor));
                 [("ring", Carrier::Own), ("rd", Carrier::Own)].into_iter().chain(outer_vendor).map(pccl).collect()
             }
-            Method::Strata => route::own(machine, grid, collective, message_bytes)?.into_iter().collect(),
-            Method::Chosen => route::chosen(machine, grid, collective, message_bytes)?.into_iter().collect(),
+            Method::Strata => route::own(machine, grid, collective, message_bytes).into_iter().collect(),
+            Method::Chosen => route::chosen(machine, grid, collective, message_bytes).into_iter().collect(),
             Method::Plan { choice, segment_bytes, window, carrier } => vec![How::Strata(Route {
                 choice: choice.clone(),
                 segment_bytes: segment_bytes.unwrap_or(usize::MAX),
                 window: *window,
                 carrier: *carrier,
             })],
-        })
+        }
     }
 }
 

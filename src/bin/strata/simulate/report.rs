@@ -69,7 +69,7 @@ impl Outcome<'_> {
                 );
                 match answer {
                     Some(answer) => self.row(&mut text, cell, answer, ratio, self.is_overloaded(index, method)),
-                    None => text.push_str("         -        -      -  (on one node it leaves this to the vendor)\n"),
+                    None => text.push_str("         -        -      -  (no route of its own here)\n"),
                 }
             }
         }
