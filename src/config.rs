@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 use crate::plan::Collective;
+use std::collections::BTreeSet;
 use std::fmt::Display;
 use std::str::FromStr;
 use std::time::Duration;
@@ -34,11 +35,16 @@ macro_rules! variables {
         #[derive(Debug, Clone, PartialEq)]
         pub struct Config {
             $(#[doc = $text] pub $field: $type,)*
+            /// The variables that somebody has set, whatever to; of the agreed ones those that rank 0 has.
+            pub given: BTreeSet<String>,
         }
 
         impl Default for Config {
             fn default() -> Config {
-                Config { $($field: $default.parse().expect("a default of the table parses"),)* }
+                Config {
+                    $($field: $default.parse().expect("a default of the table parses"),)*
+                    given: BTreeSet::new(),
+                }
             }
         }
 
@@ -115,6 +121,8 @@ variables! {
         "The same for all-gather, in bytes of its output.";
     "STRATA_REDUCESCATTER_RD_MAX_BYTES" reduce_scatter_rd_max_bytes: usize = "67108864", agreed,
         "The same for reduce-scatter, in bytes of its input.";
+    "STRATA_TUNING_TABLE" tuning_table: String = "none", local,
+        "A tuning table, as a path: what `strata tune` has written, or rows of NCCL's tuner plugin. Rank 0's table counts on all ranks.";
     "STRATA_TREE_MAX_BYTES" tree_max_bytes: usize = "65536", agreed,
         "Broadcasts and reduces of at most this many bytes use a binomial tree; larger ones scatter and gather.";
     "STRATA_ALLTOALL_TWO_STEP_MAX_BYTES" two_step_max_bytes: usize = "16384", agreed,
@@ -143,6 +151,9 @@ variables! {
         "Connections per pair of ranks on different nodes.";
 }
 
+/// What stands before the names of the variables that rank 0 has set; no variable is called so.
+const GIVEN: &str = "given";
+
 fn assign<T: FromStr>(field: &mut T, value: &str) -> bool {
     let spelt = match value {
         "1" | "on" | "yes" if std::any::type_name::<T>() == "bool" => "true",
@@ -166,7 +177,9 @@ impl Config {
         let mut warnings = Vec::new();
         for (name, value) in vars.filter(|(name, _)| name.starts_with("STRATA_")) {
             match config.set(&name, &value) {
-                Some(true) => {}
+                Some(true) => {
+                    config.given.insert(name);
+                }
                 Some(false) => warnings.push(format!("{name}={value} has no meaning and is ignored")),
                 None => warnings.push(match nearest(&name) {
                     Some(near) => format!("unknown variable {name}; did you mean {near}?"),
@@ -190,13 +203,30 @@ impl Config {
             let value: &dyn Display = &self.get(variable.name).unwrap_or_default();
             format!("{}={value}\n", variable.name)
         };
-        VARIABLES.iter().filter(|variable| variable.agreed).map(line).collect()
+        let agreed = || VARIABLES.iter().filter(|variable| variable.agreed);
+        let given = agreed().map(|variable| variable.name).filter(|name| self.is_given(name)).collect::<Vec<_>>();
+        agreed().map(line).chain([format!("{GIVEN}={}\n", given.join(","))]).collect()
+    }
+
+    /// Whether somebody has set this variable, be it to its default.
+    pub fn is_given(&self, name: &str) -> bool {
+        self.given.contains(name)
+    }
+
+    fn take_over_given(&mut self, names: &str) {
+        let agreed = |name: &str| VARIABLES.iter().any(|variable| variable.agreed && variable.name == name);
+        self.given.retain(|name| !agreed(name));
+        self.given.extend(names.split(',').filter(|name| agreed(name)).map(str::to_string));
     }
 
     /// Takes over rank 0's [`agreed`](Config::agreed) values; returns one line for each that differs from ours.
     pub fn take_over(&mut self, agreed: &str) -> Vec<String> {
         let mut differences = Vec::new();
         for (name, value) in agreed.lines().filter_map(|line| line.split_once('=')) {
+            if name == GIVEN {
+                self.take_over_given(value);
+                continue;
+            }
             let ours = self.get(name);
             if ours.as_deref() != Some(value) {
                 self.set(name, value);
@@ -271,6 +301,15 @@ mod tests {
         assert_eq!(differences, ["STRATA_WINDOW is 4 here and 7 on rank 0, which counts"]);
         assert_eq!(ours.window, 7);
         assert!(!ours.cma, "a local variable stays local");
+    }
+
+    #[test]
+    fn what_rank_zero_has_set_to_its_default_counts_as_set_on_all_ranks() {
+        let (zero, _) = parse(&[("STRATA_WINDOW", "4"), ("STRATA_CMA", "1"), ("STRATA_SPIN_US", "many")]);
+        let (mut ours, _) = parse(&[("STRATA_TREE_MAX_BYTES", "65536"), ("STRATA_SHM", "1")]);
+        assert_eq!(ours.take_over(&zero.agreed()), [""; 0]);
+        let given: Vec<&str> = ours.given.iter().map(String::as_str).collect();
+        assert_eq!(given, ["STRATA_SHM", "STRATA_WINDOW"]);
     }
 
     #[test]

@@ -4,8 +4,9 @@
 use super::handles;
 use super::layouts::{read_versioned, write_versioned, CommProperties, EncryptionConfig, Team, VERSION};
 use super::pointer::{ConstPtr, Ptr, Text};
-use super::types::{CftTeamMode, CommHandle, Status};
+use super::types::{Buffer, CftTeamMode, CommHandle, Status};
 use crate::error::{Error, Result};
+use crate::select::table::Machine;
 use std::cell::RefCell;
 use std::ffi::{c_int, CString};
 
@@ -43,6 +44,22 @@ pub fn last_error(_comm: CommHandle) -> Text {
 
 /// `ncclResetDebugInit`. Strata reads its log settings once; there is nothing to reset.
 pub fn reset_debug() {}
+
+/// `strataCommDescribe`
+pub fn describe(comm: CommHandle, text: Buffer, bytes: usize) -> Result<()> {
+    let machine = handles::find(comm)?.ready()?.machine();
+    write_description(&machine, text, bytes)
+}
+
+/// Writes a machine, and whose description it is, where a program has room for so many bytes.
+pub fn write_description(machine: &Machine, text: Buffer, bytes: usize) -> Result<()> {
+    let told = serde_json::json!({ "strata": env!("CARGO_PKG_VERSION"), "machine": machine }).to_string() + "\0";
+    if told.len() > bytes {
+        return Err(Error::InvalidArgument(format!("the description takes {} bytes, text has {bytes}", told.len())));
+    }
+    text.as_const().region(told.len(), "text")?.write(told.as_bytes());
+    Ok(())
+}
 
 /// `ncclCommCount`
 pub fn count(comm: CommHandle, out: Ptr<c_int>) -> Result<()> {

@@ -281,6 +281,24 @@ pub fn async_error(
     }
 }
 
+/// `strataCommDescribe`, which no vendor has.
+pub fn describe(
+    _vendor: extern "C" fn(CommHandle, Buffer, usize) -> Status,
+    comm: CommHandle,
+    text: Buffer,
+    bytes: usize,
+) -> Status {
+    let machine = over::find(comm.0).and_then(|attached| attached.machine());
+    let alone = || Error::InvalidUsage("the vendor's library alone serves this communicator".to_string());
+    match machine.ok_or_else(alone).and_then(|machine| super::info::write_description(&machine, text, bytes)) {
+        Ok(()) => Status::SUCCESS,
+        Err(error) => {
+            crate::log::warn(&format!("strataCommDescribe: {error}"));
+            Status(error.code())
+        }
+    }
+}
+
 /// `ncclCommWindowRegister`
 pub fn window_register(
     vendor: extern "C" fn(CommHandle, Buffer, usize, Ptr<Window>, c_int) -> Status,

@@ -452,10 +452,17 @@ pub mod rccl {
 /// Strata's own functions.
 pub mod own {
     use crate::abi::pointer::*;
-    use crate::abi::streams;
     use crate::abi::types::*;
+    use crate::abi::{info, over, streams};
 
     crate::api! { no
+        "Tuning" {
+            /// Writes what a tuning table says of the machine that a communicator is on: an object in JSON, with a zero
+            /// byte after it. ncclInvalidArgument if it takes more than so many bytes (1024 will do).
+            "strata" fn strataCommDescribe(
+                comm: CommHandle, text: Buffer, bytes: usize
+            ) -> Status = native(info::describe), over(over::describe);
+        }
         "Streams" {
             /// Makes a stream.
             "strata" fn strataStreamCreate(stream: Ptr<StreamHandle>) -> Status = native(streams::create);

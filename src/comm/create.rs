@@ -6,7 +6,7 @@ use super::engine::Engine;
 use super::gpu::Device;
 use super::members::Member;
 use super::service::{Credentials, Monitor, Service, ServiceAddr, Status};
-use super::{locked, nics, ops, Comm, Turns, ALIVE, ENDED};
+use super::{locked, nics, ops, tuning, Comm, Turns, ALIVE, ENDED};
 use crate::config::Config;
 use crate::device::gpu::driver::Driver;
 use crate::device::gpu::Gpu;
@@ -15,6 +15,7 @@ use crate::fork::Origin;
 use crate::log::Level;
 use crate::select;
 use crate::select::over::Rail;
+use crate::select::table::agree::{Local, World};
 use crate::topo::local::LocalRank;
 use crate::topo::{host, Grid, Rank};
 use crate::transport::{self, Exchange as _, Waker};
@@ -349,7 +350,7 @@ impl Meeting<'_> {
     }
 
     /// What this rank tells the others.
-    fn myself(&self, config: &Config) -> Result<Member> {
+    fn myself(&self, config: &Config, table: &Local) -> Result<Member> {
         let mut me = myself(self.device)?;
         let beside_gpu = |companion: Companion| companion.device.is_some() && Driver::get().is_some();
         me.on_gpu = self.gpu.is_some() || self.options.companion.is_some_and(beside_gpu);
@@ -358,7 +359,8 @@ impl Meeting<'_> {
         }
         if self.rank == 0 {
             let Credentials { key, secret } = Credentials::random()?;
-            me.extra = vec![config.agreed(), key.to_string(), u128::from_le_bytes(secret).to_string()];
+            let offer = tuning::offer(table, self.gpu.as_ref(), self.options.companion, self.nranks);
+            me.extra = vec![config.agreed(), key.to_string(), u128::from_le_bytes(secret).to_string(), offer];
         }
         Ok(me)
     }
@@ -369,7 +371,8 @@ impl Meeting<'_> {
         if self.options.companion.is_some() {
             config.vendor_only = select::over::left_to_vendor(&config.vendor_only);
         }
-        let me = self.myself(&config)?;
+        let table = Local::load(&config);
+        let me = self.myself(&config, &table)?;
         let members = decode_all(&self.session.allgather(me.encode())?)?;
         let zero = &members[0].extra;
         let secret = parse::<u128>(zero.get(2))?.to_le_bytes();
@@ -383,7 +386,12 @@ impl Meeting<'_> {
         let labels: Vec<&str> = members.iter().map(|member| member.host_id.as_str()).collect();
         let grid = Arc::new(Grid::from_labels(&labels));
         let rank = Rank::from_index(self.rank);
-        let engine = self.engine(rank, &grid, &members, &config)?;
+        let mut engine = self.engine(rank, &grid, &members, &config)?;
+        let carrier = engine.as_mut().map_or("vendor", |engine| engine.transport().carrier());
+        let over = self.options.companion.map(|_| if engine.is_some() { Rail::Own } else { Rail::Vendor });
+        let world = World { grid: &grid, inter: carrier, over };
+        let tuned = Arc::new(tuning::agree(self.rank, &table, zero.get(3), &world)?);
+        engine.iter_mut().for_each(|engine| engine.follow(&tuned));
         let gpu = match engine {
             Some(_) => self.gpu.as_ref().map(Device::new).transpose()?,
             None => None,
@@ -413,6 +421,8 @@ impl Meeting<'_> {
             grid,
             members,
             config,
+            tuned,
+            carrier,
             options: self.options,
             waker,
             status,

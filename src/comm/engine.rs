@@ -16,6 +16,7 @@ use crate::memory::{shared, Arena, Region};
 use crate::plan::layout::Layout;
 use crate::plan::stage::stage;
 use crate::plan::{Buffer, Collective, Plan, Shape, Span};
+use crate::select::table::Tuned;
 use crate::select::{self, Request, Selection};
 use crate::topo::{Grid, Rank};
 use crate::transport::{Mux, Transport, Waker};
@@ -115,6 +116,7 @@ pub struct Engine {
     rank: Rank,
     grid: Arc<Grid>,
     config: Config,
+    tuned: Arc<Tuned>,
     transport: Mux,
     /// Where data is a device's.
     staging: Option<Staging>,
@@ -194,6 +196,12 @@ const RECENT: usize = 32;
 /// Up to this many ranks the scratch of every rank's plan is known exactly; beyond, bounded.
 const EXACT_RANKS: usize = 64;
 
+/// Bytes of scratch memory for the shortest segments: their chunks have 64 bytes, and no plan has more of them than three
+/// full vectors.
+fn least_scratch(grid: &Grid, window: usize) -> usize {
+    64 * 3 * window * grid.nranks()
+}
+
 impl Engine {
     /// The engine of `rank` on `grid`, with data on `gpu` or on the host. `gpus` says whether any rank has one.
     pub fn new(
@@ -210,9 +218,8 @@ impl Engine {
         // All that a plan's segments need, from the beginning: see `gpu`.
         let scratch = match gpu {
             Some(gpu) => {
-                // The shortest chunks have 64 bytes, and no plan has more of them than three full vectors.
-                let least = 64 * 3 * config.window.clamp(1, 64) * grid.nranks();
-                Scratch::Device(staging::Scratch::new(gpu, config.scratch_bytes.max(least))?)
+                let bytes = config.scratch_bytes.max(least_scratch(&grid, config.window.clamp(1, 64)));
+                Scratch::Device(staging::Scratch::new(gpu, bytes)?)
             }
             None => Scratch::new(0),
         };
@@ -225,6 +232,7 @@ impl Engine {
             counters: Counters::new(grid.nranks()),
             grid,
             config,
+            tuned: Arc::default(),
             transport,
             programs: HashMap::new(),
             choices: HashMap::new(),
@@ -234,6 +242,11 @@ impl Engine {
             running: None,
             sequence: 0,
         })
+    }
+
+    /// Has a tuning table followed; the same on all ranks, before the first operation.
+    pub fn follow(&mut self, tuned: &Arc<Tuned>) {
+        self.tuned = tuned.clone();
     }
 
     /// Wakes the thread that waits for an operation.
@@ -450,7 +463,10 @@ impl Engine {
         let named = call.algorithm.as_deref();
         let board = self.board;
         let request = Request { collective: call.collective, block_bytes, named, board };
-        let selection = select::choose(&request, &self.grid, &self.config)?;
+        let mut selection = select::choose(&request, &self.grid, &self.config, &self.tuned)?;
+        // A table may have a larger window than the settings, for which a device's scratch was made.
+        let room = self.config.scratch_bytes.max(least_scratch(&self.grid, self.config.window.clamp(1, 64)));
+        selection.window = selection.window.min(room / least_scratch(&self.grid, 1)).max(1);
         let scratch_chunks = self.most_scratch(&selection.choice, call)?;
         let prepared = Arc::new(Prepared { selection, scratch_chunks });
         if self.choices.len() > 4096 {

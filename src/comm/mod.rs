@@ -20,6 +20,7 @@ mod ops;
 pub mod over;
 pub mod service;
 mod staging;
+mod tuning;
 
 pub use bootstrap::UniqueId;
 pub use create::{CommOptions, Companion, InitParams};
@@ -33,6 +34,7 @@ use crate::error::{Error, Result};
 use crate::fork::Origin;
 use crate::memory::Region;
 use crate::plan::Collective;
+use crate::select::table::Tuned;
 use crate::topo::{Grid, Rank};
 use crate::transport::Waker;
 use engine::Engine;
@@ -236,6 +238,10 @@ pub struct Comm {
     grid: Arc<Grid>,
     members: Vec<Member>,
     config: Config,
+    /// The rows of rank 0's tuning table.
+    tuned: Arc<Tuned>,
+    /// What carries messages between nodes.
+    carrier: &'static str,
     options: CommOptions,
     engine: Mutex<Option<Engine>>,
     /// Where its data is a device's.

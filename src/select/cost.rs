@@ -35,8 +35,13 @@ pub const COLLECTIVES: [Collective; 3] = [Collective::AllGather, Collective::Red
 const CUTS: [usize; 11] = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64];
 /// A segment of less than this, in bytes of the message, is not worth its steps.
 const LEAST_SEGMENT: usize = 256 << 10;
-/// Windows worth their scratch.
-const WINDOWS: [usize; 3] = [2, 3, 4];
+/// Windows worth their scratch. An all-reduce has three stages.
+fn windows(collective: Collective) -> &'static [usize] {
+    match collective {
+        Collective::AllReduce => &[3, 4],
+        _ => &[2, 3, 4],
+    }
+}
 
 /// The times of one segment: over the rails, inside the node, and on processors that all share.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -189,8 +194,8 @@ impl Model<'_> {
                 continue;
             }
             for cut in CUTS.into_iter().filter(|&cut| cut == 1 || bytes / cut >= LEAST_SEGMENT) {
-                let windows: &[usize] = if cut == 1 { &[1] } else { &WINDOWS };
-                routes.extend(windows.iter().filter(|&&window| window <= cut).map(|&window| {
+                let windows = if cut == 1 { &[1] } else { windows(collective) };
+                routes.extend(windows.iter().filter(|&&window| window <= cut.max(2)).map(|&window| {
                     // Segments begin at multiples of 64 bytes of a block.
                     let segment_bytes = if cut == 1 { usize::MAX } else { block.div_ceil(cut).next_multiple_of(64) };
                     Route { choice: choice.clone(), segment_bytes, window, carrier: Carrier::Own }

@@ -2,11 +2,13 @@
 //!
 //! The choice is a pure function of what is equal on all ranks: the call, the grid, and the configuration that rank 0
 //! sent when the communicator was made. In order: an algorithm named in the call or in `STRATA_<COLLECTIVE>_ALGO`,
-//! then the thresholds below, in bytes.
+//! then thresholds that the user has set, the tuning table, and the thresholds below, in bytes.
 #![forbid(unsafe_code)]
 
 pub mod cost;
+pub mod links;
 pub mod over;
+pub mod table;
 
 use crate::algo::{self, Choice};
 use crate::config::Config;
@@ -15,6 +17,7 @@ use crate::plan::{Collective, Shape};
 use crate::topo::Grid;
 use crate::transport::shm::BOARD_BYTES;
 use std::sync::Arc;
+use table::Tuned;
 
 /// What is known of a call when its algorithm is chosen.
 #[derive(Debug, Clone, Copy)]
@@ -59,8 +62,8 @@ pub fn message_bytes(collective: Collective, nranks: usize, block_bytes: usize) 
     }
 }
 
-/// Chooses for one call on a communicator with this grid and configuration.
-pub fn choose(request: &Request<'_>, grid: &Arc<Grid>, config: &Config) -> Result<Selection> {
+/// Chooses for one call on a communicator with this grid, configuration and tuning table.
+pub fn choose(request: &Request<'_>, grid: &Arc<Grid>, config: &Config, tuned: &Tuned) -> Result<Selection> {
     let collective = request.collective;
     let from_env = config.algorithm(collective);
     let named = match request.named {
@@ -68,9 +71,15 @@ pub fn choose(request: &Request<'_>, grid: &Arc<Grid>, config: &Config) -> Resul
         None if from_env != "auto" => Some((from_env, "named by the environment")),
         None => None,
     };
-    let (choice, reason) = match named {
-        Some((name, by)) => (named_choice(name, collective, grid)?, by.to_string()),
-        None => match on_board(request, grid, config) {
+    let advice = match named {
+        Some(_) => None,
+        None => tuned.advice(request, grid.nranks(), config),
+    };
+    let (segments, window) = advice.as_ref().map_or((0, 0), |advice| (advice.segment_bytes, advice.window));
+    let (choice, reason) = match (named, advice) {
+        (Some((name, by)), _) => (named_choice(name, collective, grid)?, by.to_string()),
+        (None, Some(advice)) => (advice.choice, advice.reason),
+        (None, None) => match on_board(request, grid, config) {
             Some(chosen) => chosen,
             None => by_thresholds(request, grid, config),
         },
@@ -82,10 +91,15 @@ pub fn choose(request: &Request<'_>, grid: &Arc<Grid>, config: &Config) -> Resul
     }
     let segment_bytes = match config.segment_bytes {
         _ if on_board => board_segment(collective, grid.nranks()),
+        0 if segments > 0 => segments,
         0 => segment(&choice, collective, grid),
         bytes => bytes,
     };
-    Ok(Selection { choice, segment_bytes, window: config.window.clamp(1, 64), reason })
+    let window = match window {
+        1.. if !config.is_given("STRATA_WINDOW") => window,
+        _ => config.window,
+    };
+    Ok(Selection { choice, segment_bytes, window: window.clamp(1, 64), reason })
 }
 
 /// One warning for each `STRATA_<COLLECTIVE>_ALGO` that names no algorithm, or one that never does the collective, and for
@@ -308,7 +322,7 @@ mod tests {
 
     fn chosen(collective: Collective, block_bytes: usize, grid: Grid, config: &Config) -> String {
         let request = Request { collective, block_bytes, named: None, board: true };
-        choose(&request, &Arc::new(grid), config).unwrap().choice.to_string()
+        choose(&request, &Arc::new(grid), config, &Tuned::default()).unwrap().choice.to_string()
     }
 
     #[test]
@@ -324,7 +338,7 @@ mod tests {
         let config = Config::default();
         let on = |board, collective, block_bytes, config: &Config| {
             let request = Request { collective, block_bytes, named: None, board };
-            choose(&request, &Arc::new(Grid::flat(4)), config).unwrap().choice.to_string()
+            choose(&request, &Arc::new(Grid::flat(4)), config, &Tuned::default()).unwrap().choice.to_string()
         };
         assert_eq!(on(true, Collective::AllGather, 1001, &config), "board");
         assert_eq!(on(true, Collective::AllReduce, 131_072 / 3, &config), "board");
@@ -334,7 +348,7 @@ mod tests {
         let off = Config { board: false, ..config };
         assert_eq!(on(true, Collective::AllGather, 1001, &off), "direct");
         let named = Request { collective: Collective::AllGather, block_bytes: 8, named: Some("board"), board: false };
-        let refused = choose(&named, &Arc::new(Grid::flat(4)), &off);
+        let refused = choose(&named, &Arc::new(Grid::flat(4)), &off, &Tuned::default());
         assert!(matches!(refused, Err(Error::InvalidUsage(_))), "{refused:?}");
     }
 
@@ -344,7 +358,7 @@ mod tests {
         assert_eq!(chosen(Collective::AllGather, 1, Grid::flat(4), &config), "ring");
         let config = Config { all_gather_algo: "rd".to_string(), ..Config::default() };
         let request = Request { collective: Collective::AllGather, block_bytes: 1, named: None, board: true };
-        let error = choose(&request, &Arc::new(Grid::flat(3)), &config).unwrap_err();
+        let error = choose(&request, &Arc::new(Grid::flat(3)), &config, &Tuned::default()).unwrap_err();
         assert!(matches!(&error, Error::InvalidUsage(text) if text.contains("these do: ")), "{error:?}");
     }
 
@@ -407,7 +421,7 @@ mod tests {
             for collective in Collective::ALL {
                 for block_bytes in [1, 1 << 12, 1 << 20, 1 << 30] {
                     let request = Request { collective, block_bytes, named: None, board: true };
-                    let selection = choose(&request, &grid, &Config::default()).unwrap();
+                    let selection = choose(&request, &grid, &Config::default(), &Tuned::default()).unwrap();
                     let shape = Shape::new(collective, grid.clone());
                     assert!(algo::supports(&selection.choice, &shape), "{} {sizes:?}", selection.choice);
                 }

@@ -2,7 +2,8 @@
 //!
 //! The choice is a pure function of what is equal on all ranks: the call's count, type and operation, the grid, the
 //! agreed configuration, and the vendor's release. In order: `STRATA_VENDOR_ONLY` and `NCCL_ALGO` leave a collective to
-//! the vendor; `STRATA_<COLLECTIVE>_ALGO` names `vendor` or `two_level`; else two levels are taken where the vendor's own
+//! the vendor; `STRATA_<COLLECTIVE>_ALGO` names `vendor` or `two_level`; thresholds that the user has set; the tuning
+//! table; else two levels are taken where the vendor's own
 //! rings pay for every rank in turn and bandwidth does not rule.
 //!
 //! Facts behind the last: NVIDIA's all-gather and reduce-scatter use rings wherever a node has several GPUs, while its
@@ -10,6 +11,7 @@
 #![forbid(unsafe_code)]
 
 use super::message_bytes;
+use super::table::{has_thresholds_over, Tuned};
 use crate::algo::{self, Choice};
 use crate::config::Config;
 use crate::dtype::{DataType, RedOp};
@@ -93,13 +95,27 @@ pub struct Rules {
     nranks: usize,
     rail: Rail,
     of: [Rule; COLLECTIVES.len()],
+    /// What is asked before the rule, for collectives about which the user has said nothing.
+    tuned: [Option<Arc<Tuned>>; COLLECTIVES.len()],
 }
 
 impl Rules {
     /// The rules on this grid, under the agreed configuration.
     pub fn new(grid: &Grid, config: &Config, vendor: Vendor, rail: Rail) -> Rules {
         let of = COLLECTIVES.map(|collective| rule(collective, grid, config, (vendor, rail)));
-        Rules { nranks: grid.nranks(), rail, of }
+        Rules { nranks: grid.nranks(), rail, of, tuned: [const { None }; COLLECTIVES.len()] }
+    }
+
+    /// The same with a tuning table.
+    pub fn with_table(mut self, grid: &Grid, config: &Config, tuned: &Arc<Tuned>) -> Rules {
+        self.tuned = COLLECTIVES.map(|collective| {
+            let said = config.leaves_to_vendor(collective)
+                || config.algorithm(collective) != "auto"
+                || has_thresholds_over(collective, config);
+            let can = if self.rail == Rail::Own { grid.nnodes() > 1 } else { is_even(grid) };
+            (can && !said).then(|| tuned.clone())
+        });
+        self
     }
 
     /// What goes between nodes.
@@ -109,7 +125,9 @@ impl Rules {
 
     /// Whether any call can come to run in two levels: else the communicator needs no further ones.
     pub fn can_profit(&self) -> bool {
+        let tuned = self.tuned.iter().zip(COLLECTIVES);
         self.of.iter().any(|rule| !matches!(rule, Rule::Vendor(_)))
+            || tuned.filter_map(|(tuned, collective)| Some((tuned.as_ref()?, collective))).any(|(t, c)| t.takes_over(c))
     }
 
     /// Decides for one call.
@@ -131,16 +149,19 @@ impl Rules {
                 Some(_) => {}
             }
         }
+        let bytes = message_bytes(collective, self.nranks, count.saturating_mul(dtype.size()));
+        match self.tuned[index].as_ref().and_then(|tuned| tuned.leaves_to_vendor(collective, bytes)) {
+            Some(true) => return Route::Vendor("the tuning table has it"),
+            Some(false) => return Route::TwoLevel("the tuning table has it"),
+            None => {}
+        }
         match self.of[index] {
             Rule::Vendor(why) => Route::Vendor(why),
             Rule::TwoLevel(why) => Route::TwoLevel(why),
-            Rule::UpTo(most) => {
-                let bytes = message_bytes(collective, self.nranks, count.saturating_mul(dtype.size()));
-                match bytes <= most {
-                    true => Route::TwoLevel("nodes take turns, not ranks"),
-                    false => Route::Vendor("bandwidth rules"),
-                }
-            }
+            Rule::UpTo(most) => match bytes <= most {
+                true => Route::TwoLevel("nodes take turns, not ranks"),
+                false => Route::Vendor("bandwidth rules"),
+            },
         }
     }
 }

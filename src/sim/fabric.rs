@@ -215,7 +215,9 @@ impl Fabric {
         self.machine.local.processors.value >= 1.0
     }
 
-    /// A message between nodes: out of a NIC, over the wire, into a NIC, which begins before the first has ended.
+    /// A message between nodes: out of a NIC, over the wire, into a NIC, which begins before the first has ended. Messages that
+    /// wait for one NIC share it, as flows do, and do not go one after another: so each of the two works the message off in
+    /// its own order, and the message has arrived when both have.
     fn between_nodes(&self, transfer: &Transfer) -> u64 {
         let Transfer { now_ns, from, to, bytes, .. } = *transfer;
         let network = self.network();
@@ -226,9 +228,10 @@ impl Fabric {
             now = self.process(now, processor);
         }
         let occupied = ns(&network.gap_us) + at_rate(bytes, network.nic_gbps.value);
-        let out = self.take(Resource::NicOut, self.nics[from.index()] as usize, now, occupied) - occupied;
         let latency = ns(&network.latency_us) + self.manner.round_ns;
-        self.take(Resource::NicIn, self.nics[to.index()] as usize, out + latency, occupied)
+        let out = self.take(Resource::NicOut, self.nics[from.index()] as usize, now, occupied);
+        let into = self.take(Resource::NicIn, self.nics[to.index()] as usize, now + latency, occupied);
+        into.max(out + latency)
     }
 
     fn inside_node(&self, transfer: &Transfer) -> u64 {

@@ -23,6 +23,20 @@ pub fn host_id_at(proc_root: &Path, given: Option<&str>) -> String {
     format!("{}-{}", read("hostname"), read("random/boot_id"))
 }
 
+/// The model of this host's processors, as the kernel names it (`AMD EPYC 7A53 64-Core Processor`).
+pub fn processor_model() -> String {
+    model_in(&std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default())
+}
+
+fn model_in(cpuinfo: &str) -> String {
+    let value = |key: &str| {
+        let lines = cpuinfo.lines().filter_map(|line| line.split_once(':'));
+        lines.filter(|(name, _)| name.trim() == key).map(|(_, value)| value.trim().to_string()).next()
+    };
+    // Arm's kernels tell numbers alone.
+    value("model name").or_else(|| value("CPU part").map(|part| format!("CPU part {part}"))).unwrap_or_default()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -37,5 +51,13 @@ mod tests {
         assert_eq!(host_id_at(&root, Some("")), "node7-1-2-3");
         assert_eq!(host_id_at(&root, Some("rack")), "rack");
         std::fs::remove_dir_all(&root).unwrap();
+    }
+
+    #[test]
+    fn the_processor_is_called_what_the_kernel_calls_it() {
+        let cpuinfo = "processor\t: 0\nmodel\t\t: 1\nmodel name\t: Some CPU: 9\nprocessor\t: 1\nmodel name\t: Other\n";
+        assert_eq!(model_in(cpuinfo), "Some CPU: 9");
+        assert_eq!(model_in("CPU part\t: 0xd0c\n"), "CPU part 0xd0c");
+        assert_eq!(model_in(""), "");
     }
 }

@@ -32,6 +32,7 @@ pub struct Mux {
     routes: Vec<Route>,
     shm: Shm,
     network: Option<Box<dyn Network>>,
+    carrier: &'static str,
     bells: Arc<Bells>,
     polls: u32,
     slept: Duration,
@@ -74,6 +75,11 @@ pub(super) fn open_by(
         routes[rank.index()] = Some(Route::Network(index));
     }
     let bells = shm.bells().clone();
+    let carrier = match &mpi {
+        _ if grid.nnodes() == 1 => "none",
+        Some(_) => "mpi",
+        None => "tcp",
+    };
     let network: Option<Box<dyn Network>> = match mpi {
         Some(joined) => Some(Box::new(joined.open(&far, exchange, &bells)?)),
         None => match Tcp::open(me, &far, config, binding, exchange, &bells)? {
@@ -85,7 +91,18 @@ pub(super) fn open_by(
     let oversubscribed = grid.members(grid.node(me)).len() > processors;
     let alone = shm.ranks().next().is_none();
     let routes = routes.into_iter().flatten().collect();
-    Ok(Mux { routes, shm, network, bells, polls: 0, slept: Duration::ZERO, busy_at: None, oversubscribed, alone })
+    Ok(Mux {
+        routes,
+        shm,
+        network,
+        carrier,
+        bells,
+        polls: 0,
+        slept: Duration::ZERO,
+        busy_at: None,
+        oversubscribed,
+        alone,
+    })
 }
 
 impl Mux {
@@ -102,6 +119,11 @@ impl Mux {
     /// Whether all ranks of this rank's node share a board, so that the node's small calls can be posted on it.
     pub fn has_board(&self) -> bool {
         self.shm.has_board()
+    }
+
+    /// What carries messages between nodes: mpi, tcp, or none where there is one node; the same on all ranks.
+    pub fn carrier(&self) -> &'static str {
+        self.carrier
     }
 
     /// Whose device memory messages to other nodes may be given as addresses of.

@@ -82,7 +82,7 @@ impl Entry {
                 VENDOR_CODE.start.store(library.code.start, Ordering::Relaxed);
                 VENDOR_CODE.len.store(library.code.len(), Ordering::Relaxed);
                 let vendor = self.of(library);
-                let looked_at = self.over.filter(|_| vendor != self.absent.0);
+                let looked_at = self.over.filter(|_| vendor != self.absent.0 || self.is_own());
                 (vendor, looked_at.map_or(vendor, |over| over.0))
             }
         };
@@ -98,6 +98,11 @@ impl Entry {
     /// Whether the function tells what a result means or what went wrong last.
     fn is_text(&self) -> bool {
         self.name == c"ncclGetErrorString" || self.name == c"ncclGetLastError"
+    }
+
+    /// Whether it is one of Strata's own functions, which no vendor has.
+    fn is_own(&self) -> bool {
+        self.name.to_bytes().starts_with(b"strata")
     }
 
     fn of(&self, library: &Library) -> *const c_void {

@@ -1,4 +1,4 @@
-//! The command `strata`: starts ranks, measures collectives, shows and verifies plans, tells what was found, tries
+//! The command `strata`: starts ranks, measures and tunes collectives, shows and verifies plans, tells what was found, tries
 //! out a GPU.
 //!
 //! A thin binary. Measuring goes through the C interface of a shared library (Strata's own, or any other NCCL), the rest
@@ -23,6 +23,7 @@ mod perf;
 mod plan;
 mod process;
 mod simulate;
+mod tune;
 
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
@@ -48,6 +49,8 @@ enum What {
     Simulate(simulate::Options),
     /// Measure a collective, with nccl-tests' options and columns.
     Perf(perf::Options),
+    /// Measure which algorithm is fastest here, and write a tuning table; or draw one.
+    Tune(tune::Options),
     /// A GPU of this machine: what its driver offers, whether the kernels are right on it, and how fast they are.
     #[command(subcommand)]
     Gpu(gpu::Options),
@@ -65,6 +68,7 @@ fn main() -> ExitCode {
         What::Plan(options) => plan::run(&options),
         What::Simulate(options) => simulate::run(&options),
         What::Perf(options) => perf::run(&options),
+        What::Tune(options) => tune::run(&options),
         What::Gpu(options) => gpu::run(&options),
     };
     match outcome {

@@ -84,6 +84,7 @@ interface! {
     all_to_all = b"ncclAlltoAll": unsafe extern "C" fn(Const, Mut, usize, c_int, Handle, Handle) -> c_int,
     send = b"ncclSend": unsafe extern "C" fn(Const, usize, c_int, c_int, Handle, Handle) -> c_int,
     recv = b"ncclRecv": unsafe extern "C" fn(Mut, usize, c_int, c_int, Handle, Handle) -> c_int,
+    comm_describe = b"strataCommDescribe": unsafe extern "C" fn(Handle, Mut, usize) -> c_int,
 }
 
 /// Calls a function of the interface, or says that the library lacks it, or turns its code into an error.
@@ -313,6 +314,14 @@ impl<'a> Comm<'a> {
     /// Gives up an operation of [`create_op`](Comm::create_op).
     pub fn destroy_op(&self, op: c_int) -> Result<()> {
         call!(self.library, op_destroy(op, self.handle))
+    }
+
+    /// What Strata says of the machine that it is on, in at most so many bytes.
+    pub fn describe(&self, most: usize) -> Result<String> {
+        let mut told = vec![0u8; most];
+        call!(self.library, comm_describe(self.handle, told.as_mut_ptr().cast(), most))?;
+        told.truncate(told.iter().position(|&byte| byte == 0).unwrap_or(most));
+        Ok(String::from_utf8_lossy(&told).into_owned())
     }
 
     /// Destroys the communicator.

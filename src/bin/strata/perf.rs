@@ -6,11 +6,11 @@
 #![forbid(unsafe_code)]
 
 mod bench;
-mod collective;
+pub mod collective;
 mod data;
 mod place;
 mod report;
-mod store;
+pub mod store;
 mod table;
 
 use crate::nccl::{Comm, Library, UniqueId};

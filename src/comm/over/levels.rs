@@ -121,7 +121,7 @@ impl Levels {
             return Ok(None);
         }
         let rail = if companion.gpu().is_some() { Rail::Own } else { Rail::Vendor };
-        let rules = Rules::new(grid, config, vendor, rail);
+        let rules = Rules::new(grid, config, vendor, rail).with_table(grid, config, &companion.tuned);
         if !library.can_split() || !rules.can_profit() {
             return Ok(None);
         }

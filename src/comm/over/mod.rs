@@ -133,6 +133,11 @@ impl Attached {
         self.symmetric.store(true, Ordering::Release);
     }
 
+    /// What a tuning table says of the machine that it is on.
+    pub fn machine(&self) -> Option<crate::select::table::Machine> {
+        Some(self.companion.get()?.machine())
+    }
+
     /// An id for ranks that are to join by growing, to be carried by the vendor's.
     pub fn grow_id(&self) -> Option<super::UniqueId> {
         self.companion.get()?.grow_id().ok()

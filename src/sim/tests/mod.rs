@@ -5,6 +5,7 @@
 mod faults;
 mod folding;
 mod plans;
+mod priced;
 mod property;
 
 use super::*;
