@@ -77,7 +77,7 @@ pub fn names(text: &str) -> Vec<&str> {
 /// A size as it can be given: `64K`, `1G`, `1000`.
 pub fn size_text(bytes: usize) -> String {
     for (unit, shift) in [("G", 30), ("M", 20), ("K", 10)] {
-        if bytes > 0 && bytes % (1 << shift) == 0 {
+        if bytes > 0 && bytes.is_multiple_of(1 << shift) {
             return format!("{}{unit}", bytes >> shift);
         }
     }

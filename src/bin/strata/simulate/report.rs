@@ -127,7 +127,8 @@ impl Outcome<'_> {
             for (method, name) in self.methods.iter().enumerate().filter(|(method, _)| *method != self.against) {
                 let cells = (0..self.cells.len()).filter(|&cell| self.cells[cell].collective == collective);
                 let ratios = cells.filter_map(|cell| Some((self.ratio(cell, method)?, self.cells[cell])));
-                let (mut least, mut most): (Option<(f64, Cell)>, Option<(f64, Cell)>) = (None, None);
+                let mut least: Option<(f64, Cell)> = None;
+                let mut most = least;
                 for (ratio, cell) in ratios {
                     least = least.filter(|(least, _)| *least <= ratio).or(Some((ratio, cell)));
                     most = most.filter(|(most, _)| *most >= ratio).or(Some((ratio, cell)));
