@@ -112,10 +112,11 @@ fn json_holds_times_ratios_and_what_was_busy() {
 
 #[test]
 fn a_way_is_priced_alike_however_it_is_asked_for() {
-    let cell = ["-n", "24", "--bytes", "3M", "--machine", "perlmutter", "--collective", "reduce_scatter"];
+    let cell = ["-n", "24", "--bytes", "256M", "--collective", "reduce_scatter"];
     let found = json(&[&cell[..], &["--method", "strata"]].concat());
     let found = &found["cells"][0]["methods"][0];
     let by = found["by"].as_str().expect("a way");
+    assert!(!by.contains("whole"), "several segments: {by}");
     let again = json(&[&cell[..], &["--method", by, "--unfolded"]].concat());
     assert_eq!(again["cells"][0]["methods"][0]["ms"], found["ms"], "{by}");
 }
@@ -149,6 +150,7 @@ fn heat_maps_are_drawings_with_a_cell_for_each_ratio() {
     assert!(page.contains("Framed and with a star"), "the overload term is told there too: {page}");
     let drawing = &page[page.find("<svg").expect("a drawing")..page.find("</body>").expect("an end")];
     assert_eq!(elements(drawing, "rect"), 1 + 2);
+    assert_eq!(drawing.matches("stroke=\"#222222\"").count(), 1, "the cell in which it counts has a frame: {drawing}");
 }
 
 #[test]
