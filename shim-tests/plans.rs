@@ -128,7 +128,7 @@ fn every_mutant_of_every_algorithm_is_rejected_or_as_good_as_the_original() {
 fn rounds(collective: Collective, grid: &Arc<Grid>, named: Option<&str>) -> (usize, u64) {
     let block_bytes = if collective == Collective::AllReduce { 1024 } else { 1024 / grid.nranks() };
     let request = Request { collective, block_bytes, named, board: true };
-    let choice = select::choose(&request, grid, &Config::default(), &select::table::Tuned::default()).unwrap().choice;
+    let choice = select::choose(&request, grid, &Config::default(), &select::Knowledge::default()).unwrap().choice;
     let programs = sim::compile(plans(&choice, &Shape::new(collective, grid.clone()))).unwrap();
     let job = Job { count: block_bytes / 4, dtype: DataType::F32, segment_bytes: usize::MAX, inputs: None };
     let clock = Uniform { alpha_ns: 1, beta_ps: 0 };

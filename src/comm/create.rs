@@ -11,11 +11,13 @@ use crate::config::Config;
 use crate::device::gpu::driver::Driver;
 use crate::device::gpu::Gpu;
 use crate::error::{counted, Error, Result};
-use crate::fork::Origin;
+use crate::fork::{Origin, PerProcess};
 use crate::log::Level;
 use crate::select;
+use crate::select::links::Links;
 use crate::select::over::Rail;
 use crate::select::table::agree::{Local, World};
+use crate::select::Knowledge;
 use crate::topo::local::LocalRank;
 use crate::topo::{host, Grid, Rank};
 use crate::transport::{self, Exchange as _, Waker};
@@ -78,7 +80,25 @@ struct Meeting<'a> {
     options: CommOptions,
     device: i32,
     gpu: Option<Arc<Gpu>>,
+    /// What the parent knows of the links between nodes.
+    links: Option<Links>,
     cancel: &'a AtomicBool,
+}
+
+/// Said once in a process.
+static OTHER_VERSION: PerProcess<Once> = PerProcess::new(Once::new);
+
+/// Whether ranks with these versions of Strata make the same plans and understand each other's messages: within a release
+/// series nothing of that changes (before 1.0 a series is `0.minor`).
+fn work_together(one: &str, other: &str) -> bool {
+    let series = |version: &str| -> Option<(String, Option<String>)> {
+        let mut parts = version.split('.');
+        let major = parts.next()?.to_string();
+        let minor = parts.next()?.to_string();
+        let zero = major == "0";
+        Some((major, zero.then_some(minor)))
+    };
+    one == other || series(one).is_some_and(|ours| Some(ours) == series(other))
 }
 
 /// How long ranks whose vendor's communicator stands already wait for each other. Who does not come by then has no Strata.
@@ -165,7 +185,7 @@ impl Comm {
             timeout = timeout.min(COMPANION_PATIENCE);
         }
         let session = Session::join(&ids, nranks, Rank::from_index(rank), timeout, cancel)?;
-        Meeting { session, rank, nranks, options, device, gpu, cancel }.hold()
+        Meeting { session, rank, nranks, options, device, gpu, links: None, cancel }.hold()
     }
 
     /// A communicator of the ranks that give the same `color`, ordered by `key` and rank. Collective over the parent.
@@ -318,8 +338,17 @@ impl Comm {
             Some(_) => None,
             None => self.gpu().map(|device| device.gpu().clone()),
         };
-        Meeting { session, rank, nranks: ranks.len(), options, device: self.device, gpu, cancel }.hold()
+        let links = self.links.get().copied();
+        Meeting { session, rank, nranks: ranks.len(), options, device: self.device, gpu, links, cancel }.hold()
     }
+}
+
+/// The text of the machine that rank 0's user names. One that cannot be read is told and left out.
+fn offered_machine(name: &str) -> String {
+    select::model::offer(name).unwrap_or_else(|error| {
+        crate::log::notice(&format!("STRATA_MACHINE is left out: {}", error.text()));
+        String::new()
+    })
 }
 
 /// Waits for the links, unless the making is cancelled; the others, who have the communicator by now, are told that.
@@ -360,7 +389,8 @@ impl Meeting<'_> {
         if self.rank == 0 {
             let Credentials { key, secret } = Credentials::random()?;
             let offer = tuning::offer(table, self.gpu.as_ref(), self.options.companion, self.nranks);
-            me.extra = vec![config.agreed(), key.to_string(), u128::from_le_bytes(secret).to_string(), offer];
+            let secret = u128::from_le_bytes(secret).to_string();
+            me.extra = vec![config.agreed(), key.to_string(), secret, offer, offered_machine(&config.machine)];
         }
         Ok(me)
     }
@@ -378,10 +408,17 @@ impl Meeting<'_> {
         let secret = parse::<u128>(zero.get(2))?.to_le_bytes();
         let credentials = Credentials { key: parse(zero.get(1))?, secret };
         let differences = config.take_over(zero.first().map_or("", String::as_str));
-        differences.iter().for_each(|difference| crate::log::warn(difference));
-        if members.iter().any(|member| member.version != me.version) {
+        if !differences.is_empty() {
+            crate::log::warn(&differences.join("; "));
+        }
+        if let Some(other) = members.iter().find(|member| member.version != me.version) {
             let text = format!("rank 0 runs Strata {}, this rank {}", members[0].version, me.version);
-            return Err(Error::InvalidUsage(text));
+            if members.iter().any(|member| !work_together(&member.version, &me.version)) {
+                return Err(Error::InvalidUsage(text));
+            }
+            if self.rank == 0 || other.version == members[0].version {
+                OTHER_VERSION.get().call_once(|| crate::log::warn(&format!("{text}; they work together")));
+            }
         }
         let labels: Vec<&str> = members.iter().map(|member| member.host_id.as_str()).collect();
         let grid = Arc::new(Grid::from_labels(&labels));
@@ -391,7 +428,8 @@ impl Meeting<'_> {
         let over = self.options.companion.map(|_| if engine.is_some() { Rail::Own } else { Rail::Vendor });
         let world = World { grid: &grid, inter: carrier, over };
         let tuned = Arc::new(tuning::agree(self.rank, &table, zero.get(3), &world)?);
-        engine.iter_mut().for_each(|engine| engine.follow(&tuned));
+        let knowledge = Knowledge { tuned, machine: select::model::agree(zero.get(4).map_or("", String::as_str))? };
+        engine.iter_mut().for_each(|engine| engine.know(&knowledge));
         let gpu = match engine {
             Some(_) => self.gpu.as_ref().map(Device::new).transpose()?,
             None => None,
@@ -421,7 +459,8 @@ impl Meeting<'_> {
             grid,
             members,
             config,
-            tuned,
+            knowledge,
+            links: OnceLock::new(),
             carrier,
             options: self.options,
             waker,
@@ -436,6 +475,26 @@ impl Meeting<'_> {
             grow_id: Mutex::new(None),
         });
         super::exit::remember(&comm);
+        comm.meter(self.links)?;
         Ok(comm)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::work_together;
+
+    #[test]
+    fn versions_of_one_series_work_together_and_others_are_refused() {
+        for (one, other, together) in [
+            ("0.1.0", "0.1.7", true),
+            ("0.1.0", "0.2.0", false),
+            ("1.2.0", "1.3.5", true),
+            ("1.0.0", "2.0.0", false),
+            ("nonsense", "nonsense", true),
+            ("nonsense", "0.1.0", false),
+        ] {
+            assert_eq!(work_together(one, other), together, "{one} {other}");
+        }
     }
 }

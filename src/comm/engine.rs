@@ -16,8 +16,7 @@ use crate::memory::{shared, Arena, Region};
 use crate::plan::layout::Layout;
 use crate::plan::stage::stage;
 use crate::plan::{Buffer, Collective, Plan, Shape, Span};
-use crate::select::table::Tuned;
-use crate::select::{self, Request, Selection};
+use crate::select::{self, Knowledge, Request, Selection};
 use crate::topo::{Grid, Rank};
 use crate::transport::{Mux, Transport, Waker};
 use std::collections::HashMap;
@@ -116,7 +115,7 @@ pub struct Engine {
     rank: Rank,
     grid: Arc<Grid>,
     config: Config,
-    tuned: Arc<Tuned>,
+    knowledge: Knowledge,
     transport: Mux,
     /// Where data is a device's.
     staging: Option<Staging>,
@@ -232,7 +231,7 @@ impl Engine {
             counters: Counters::new(grid.nranks()),
             grid,
             config,
-            tuned: Arc::default(),
+            knowledge: Knowledge::default(),
             transport,
             programs: HashMap::new(),
             choices: HashMap::new(),
@@ -244,9 +243,11 @@ impl Engine {
         })
     }
 
-    /// Has a tuning table followed; the same on all ranks, before the first operation.
-    pub fn follow(&mut self, tuned: &Arc<Tuned>) {
-        self.tuned = tuned.clone();
+    /// Has choices made by this knowledge; the same on all ranks, between the same two operations.
+    pub fn know(&mut self, knowledge: &Knowledge) {
+        self.knowledge = knowledge.clone();
+        self.choices.clear();
+        self.recent.clear();
     }
 
     /// Wakes the thread that waits for an operation.
@@ -463,7 +464,7 @@ impl Engine {
         let named = call.algorithm.as_deref();
         let board = self.board;
         let request = Request { collective: call.collective, block_bytes, named, board };
-        let mut selection = select::choose(&request, &self.grid, &self.config, &self.tuned)?;
+        let mut selection = select::choose(&request, &self.grid, &self.config, &self.knowledge)?;
         // A table may have a larger window than the settings, for which a device's scratch was made.
         let room = self.config.scratch_bytes.max(least_scratch(&self.grid, self.config.window.clamp(1, 64)));
         selection.window = selection.window.min(room / least_scratch(&self.grid, 1)).max(1);

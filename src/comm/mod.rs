@@ -13,6 +13,7 @@ pub mod gpu;
 pub mod group;
 mod launch;
 mod live;
+mod measure;
 mod members;
 mod messages;
 mod nics;
@@ -34,7 +35,8 @@ use crate::error::{Error, Result};
 use crate::fork::Origin;
 use crate::memory::Region;
 use crate::plan::Collective;
-use crate::select::table::Tuned;
+use crate::select::links::Links;
+use crate::select::Knowledge;
 use crate::topo::{Grid, Rank};
 use crate::transport::Waker;
 use engine::Engine;
@@ -43,7 +45,7 @@ use service::{Credentials, Monitor, Status};
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
 /// One operation of a program.
@@ -238,8 +240,10 @@ pub struct Comm {
     grid: Arc<Grid>,
     members: Vec<Member>,
     config: Config,
-    /// The rows of rank 0's tuning table.
-    tuned: Arc<Tuned>,
+    /// What choices are made by, beside the configuration.
+    knowledge: Knowledge,
+    /// The links between nodes, once they have been measured.
+    links: OnceLock<Links>,
     /// What carries messages between nodes.
     carrier: &'static str,
     options: CommOptions,

@@ -2,11 +2,13 @@
 //!
 //! The choice is a pure function of what is equal on all ranks: the call, the grid, and the configuration that rank 0
 //! sent when the communicator was made. In order: an algorithm named in the call or in `STRATA_<COLLECTIVE>_ALGO`,
-//! then thresholds that the user has set, the tuning table, and the thresholds below, in bytes.
+//! then thresholds that the user has set, the tuning table, and the thresholds below, in bytes, unless the cost model sees a
+//! clear win over them.
 #![forbid(unsafe_code)]
 
 pub mod cost;
 pub mod links;
+pub mod model;
 pub mod over;
 pub mod table;
 
@@ -14,6 +16,8 @@ use crate::algo::{self, Choice};
 use crate::config::Config;
 use crate::error::{counted, Error, Result};
 use crate::plan::{Collective, Shape};
+use crate::sim::price::{Carrier, Route};
+use crate::sim::Machine;
 use crate::topo::Grid;
 use crate::transport::shm::BOARD_BYTES;
 use std::sync::Arc;
@@ -62,8 +66,17 @@ pub fn message_bytes(collective: Collective, nranks: usize, block_bytes: usize) 
     }
 }
 
-/// Chooses for one call on a communicator with this grid, configuration and tuning table.
-pub fn choose(request: &Request<'_>, grid: &Arc<Grid>, config: &Config, tuned: &Tuned) -> Result<Selection> {
+/// What a communicator knows beside its configuration; the same on all its ranks.
+#[derive(Debug, Clone, Default)]
+pub struct Knowledge {
+    /// The rows of rank 0's tuning table.
+    pub tuned: Arc<Tuned>,
+    /// What the cost model goes by: the machine that `STRATA_MACHINE` names, or the links as they were measured.
+    pub machine: Option<Arc<Machine>>,
+}
+
+/// Chooses for one call on a communicator with this grid, configuration and knowledge.
+pub fn choose(request: &Request<'_>, grid: &Arc<Grid>, config: &Config, knowledge: &Knowledge) -> Result<Selection> {
     let collective = request.collective;
     let from_env = config.algorithm(collective);
     let named = match request.named {
@@ -73,8 +86,9 @@ pub fn choose(request: &Request<'_>, grid: &Arc<Grid>, config: &Config, tuned: &
     };
     let advice = match named {
         Some(_) => None,
-        None => tuned.advice(request, grid.nranks(), config),
+        None => knowledge.tuned.advice(request, grid.nranks(), config),
     };
+    let is_said = named.is_some() || advice.is_some();
     let (segments, window) = advice.as_ref().map_or((0, 0), |advice| (advice.segment_bytes, advice.window));
     let (choice, reason) = match (named, advice) {
         (Some((name, by)), _) => (named_choice(name, collective, grid)?, by.to_string()),
@@ -99,7 +113,38 @@ pub fn choose(request: &Request<'_>, grid: &Arc<Grid>, config: &Config, tuned: &
         1.. if !config.is_given("STRATA_WINDOW") => window,
         _ => config.window,
     };
-    Ok(Selection { choice, segment_bytes, window: window.clamp(1, 64), reason })
+    let selection = Selection { choice, segment_bytes, window: window.clamp(1, 64), reason };
+    Ok(match &knowledge.machine {
+        Some(machine) if !is_said && !on_board => by_model(selection, request, grid, config, machine),
+        _ => selection,
+    })
+}
+
+/// What the cost model would rather have than a selection by thresholds, if that is one of those it speaks of.
+fn by_model(
+    selection: Selection,
+    request: &Request<'_>,
+    grid: &Arc<Grid>,
+    config: &Config,
+    machine: &Machine,
+) -> Selection {
+    let collective = request.collective;
+    let Selection { choice, segment_bytes, window, .. } = selection.clone();
+    let spoken_of = ["two_level", "log", "ring"].contains(&choice.name.as_str());
+    let set = table::has_thresholds(collective, config);
+    if set || !spoken_of || grid.nnodes() == 1 || !cost::COLLECTIVES.contains(&collective) {
+        return selection;
+    }
+    let bytes = message_bytes(collective, grid.nranks(), request.block_bytes);
+    let node = choice.node.clone();
+    let route = Route { choice, segment_bytes, window, carrier: Carrier::Own };
+    let Some((better, reason)) = model::better(machine, grid, collective, bytes, &route) else { return selection };
+    Selection {
+        choice: Choice { node, ..better.choice },
+        segment_bytes: if config.is_given("STRATA_SEGMENT_BYTES") { segment_bytes } else { better.segment_bytes },
+        window: if config.is_given("STRATA_WINDOW") { window } else { better.window },
+        reason,
+    }
 }
 
 /// One warning for each `STRATA_<COLLECTIVE>_ALGO` that names no algorithm, or one that never does the collective, and for
@@ -322,7 +367,7 @@ mod tests {
 
     fn chosen(collective: Collective, block_bytes: usize, grid: Grid, config: &Config) -> String {
         let request = Request { collective, block_bytes, named: None, board: true };
-        choose(&request, &Arc::new(grid), config, &Tuned::default()).unwrap().choice.to_string()
+        choose(&request, &Arc::new(grid), config, &Knowledge::default()).unwrap().choice.to_string()
     }
 
     #[test]
@@ -338,7 +383,7 @@ mod tests {
         let config = Config::default();
         let on = |board, collective, block_bytes, config: &Config| {
             let request = Request { collective, block_bytes, named: None, board };
-            choose(&request, &Arc::new(Grid::flat(4)), config, &Tuned::default()).unwrap().choice.to_string()
+            choose(&request, &Arc::new(Grid::flat(4)), config, &Knowledge::default()).unwrap().choice.to_string()
         };
         assert_eq!(on(true, Collective::AllGather, 1001, &config), "board");
         assert_eq!(on(true, Collective::AllReduce, 131_072 / 3, &config), "board");
@@ -348,7 +393,7 @@ mod tests {
         let off = Config { board: false, ..config };
         assert_eq!(on(true, Collective::AllGather, 1001, &off), "direct");
         let named = Request { collective: Collective::AllGather, block_bytes: 8, named: Some("board"), board: false };
-        let refused = choose(&named, &Arc::new(Grid::flat(4)), &off, &Tuned::default());
+        let refused = choose(&named, &Arc::new(Grid::flat(4)), &off, &Knowledge::default());
         assert!(matches!(refused, Err(Error::InvalidUsage(_))), "{refused:?}");
     }
 
@@ -358,7 +403,7 @@ mod tests {
         assert_eq!(chosen(Collective::AllGather, 1, Grid::flat(4), &config), "ring");
         let config = Config { all_gather_algo: "rd".to_string(), ..Config::default() };
         let request = Request { collective: Collective::AllGather, block_bytes: 1, named: None, board: true };
-        let error = choose(&request, &Arc::new(Grid::flat(3)), &config, &Tuned::default()).unwrap_err();
+        let error = choose(&request, &Arc::new(Grid::flat(3)), &config, &Knowledge::default()).unwrap_err();
         assert!(matches!(&error, Error::InvalidUsage(text) if text.contains("these do: ")), "{error:?}");
     }
 
@@ -421,7 +466,7 @@ mod tests {
             for collective in Collective::ALL {
                 for block_bytes in [1, 1 << 12, 1 << 20, 1 << 30] {
                     let request = Request { collective, block_bytes, named: None, board: true };
-                    let selection = choose(&request, &grid, &Config::default(), &Tuned::default()).unwrap();
+                    let selection = choose(&request, &grid, &Config::default(), &Knowledge::default()).unwrap();
                     let shape = Shape::new(collective, grid.clone());
                     assert!(algo::supports(&selection.choice, &shape), "{} {sizes:?}", selection.choice);
                 }

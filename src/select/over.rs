@@ -3,15 +3,15 @@
 //! The choice is a pure function of what is equal on all ranks: the call's count, type and operation, the grid, the
 //! agreed configuration, and the vendor's release. In order: `STRATA_VENDOR_ONLY` and `NCCL_ALGO` leave a collective to
 //! the vendor; `STRATA_<COLLECTIVE>_ALGO` names `vendor` or `two_level`; thresholds that the user has set; the tuning
-//! table; else two levels are taken where the vendor's own
-//! rings pay for every rank in turn and bandwidth does not rule.
+//! table; the cost model, where `STRATA_MACHINE` names a machine whose vendor's times are known; else two levels are taken
+//! where the vendor's own rings pay for every rank in turn and bandwidth does not rule.
 //!
 //! Facts behind the last: NVIDIA's all-gather and reduce-scatter use rings wherever a node has several GPUs, while its
 //! all-reduce has trees; AMD's all-gather has two levels of its own since 2.28.3.
 #![forbid(unsafe_code)]
 
-use super::message_bytes;
 use super::table::{has_thresholds_over, Tuned};
+use super::{message_bytes, model, Knowledge};
 use crate::algo::{self, Choice};
 use crate::config::Config;
 use crate::dtype::{DataType, RedOp};
@@ -97,24 +97,31 @@ pub struct Rules {
     of: [Rule; COLLECTIVES.len()],
     /// What is asked before the rule, for collectives about which the user has said nothing.
     tuned: [Option<Arc<Tuned>>; COLLECTIVES.len()],
+    /// What the cost model says, asked behind the table: by the logarithm of the bytes.
+    model: [Option<u64>; COLLECTIVES.len()],
 }
 
 impl Rules {
     /// The rules on this grid, under the agreed configuration.
     pub fn new(grid: &Grid, config: &Config, vendor: Vendor, rail: Rail) -> Rules {
         let of = COLLECTIVES.map(|collective| rule(collective, grid, config, (vendor, rail)));
-        Rules { nranks: grid.nranks(), rail, of, tuned: [const { None }; COLLECTIVES.len()] }
+        let nobody = [const { None }; COLLECTIVES.len()];
+        Rules { nranks: grid.nranks(), rail, of, tuned: nobody, model: [None; COLLECTIVES.len()] }
     }
 
-    /// The same with a tuning table.
-    pub fn with_table(mut self, grid: &Grid, config: &Config, tuned: &Arc<Tuned>) -> Rules {
-        self.tuned = COLLECTIVES.map(|collective| {
+    /// The same with a tuning table and a machine whose costs are known.
+    pub fn knowing(mut self, grid: &Arc<Grid>, config: &Config, knowledge: &Knowledge) -> Rules {
+        let open = COLLECTIVES.map(|collective| {
             let said = config.leaves_to_vendor(collective)
                 || config.algorithm(collective) != "auto"
                 || has_thresholds_over(collective, config);
             let can = if self.rail == Rail::Own { grid.nnodes() > 1 } else { is_even(grid) };
-            (can && !said).then(|| tuned.clone())
+            (can && !said).then_some(collective)
         });
+        self.tuned = open.map(|open| open.map(|_| knowledge.tuned.clone()));
+        if let Some(machine) = &knowledge.machine {
+            self.model = open.map(|open| model::takes_over(machine, grid, open?, self.rail));
+        }
         self
     }
 
@@ -127,6 +134,7 @@ impl Rules {
     pub fn can_profit(&self) -> bool {
         let tuned = self.tuned.iter().zip(COLLECTIVES);
         self.of.iter().any(|rule| !matches!(rule, Rule::Vendor(_)))
+            || self.model.iter().flatten().any(|&sizes| sizes != 0)
             || tuned.filter_map(|(tuned, collective)| Some((tuned.as_ref()?, collective))).any(|(t, c)| t.takes_over(c))
     }
 
@@ -154,6 +162,12 @@ impl Rules {
             Some(true) => return Route::Vendor("the tuning table has it"),
             Some(false) => return Route::TwoLevel("the tuning table has it"),
             None => {}
+        }
+        if let Some(sizes) = self.model[index] {
+            return match sizes >> bytes.max(1).ilog2() & 1 {
+                1 => Route::TwoLevel("the cost model sees a clear win"),
+                _ => Route::Vendor("the cost model sees no clear win"),
+            };
         }
         match self.of[index] {
             Rule::Vendor(why) => Route::Vendor(why),

@@ -316,10 +316,8 @@ mod tests {
 
     #[test]
     fn of_ranges_the_first_that_fits_speaks() {
-        let within = |from, to, algorithm| Row {
-            size: Size::Within(from, to),
-            ..row(Collective::AllReduce, 0, algorithm)
-        };
+        let within =
+            |from, to, algorithm| Row { size: Size::Within(from, to), ..row(Collective::AllReduce, 0, algorithm) };
         let tuned = tuned(&[within(0, 100, "ring"), within(50, 200, "log")]);
         let at = |bytes| tuned.row(Collective::AllReduce, bytes).map(|row| row.algorithm.as_str());
         assert_eq!([at(0), at(100), at(101), at(201)], [Some("ring"), Some("ring"), Some("log"), None]);
@@ -328,12 +326,9 @@ mod tests {
     #[test]
     fn thresholds_that_the_user_has_set_come_first() {
         let tuned = tuned(&[row(Collective::AllGather, 4096, "ring"), row(Collective::Reduce, 4096, "tree")]);
-        let request =
-            |collective| Request { collective, block_bytes: 1024, named: None, board: false };
-        let given = |names: &[&str]| Config {
-            given: names.iter().map(|name| name.to_string()).collect(),
-            ..Config::default()
-        };
+        let request = |collective| Request { collective, block_bytes: 1024, named: None, board: false };
+        let given =
+            |names: &[&str]| Config { given: names.iter().map(|name| name.to_string()).collect(), ..Config::default() };
         let asked = |collective, names: &[&str]| tuned.advice(&request(collective), 4, &given(names)).is_some();
         assert!(asked(Collective::AllGather, &["STRATA_TREE_MAX_BYTES", "STRATA_WINDOW"]));
         assert!(!asked(Collective::AllGather, &["STRATA_ALLGATHER_RD_MAX_BYTES"]));

@@ -242,15 +242,18 @@ impl Machine {
 
     /// A known machine, or the one in a file.
     pub fn find(name: &str) -> Result<Machine> {
+        Machine::parse(&Machine::text(name)?, name)
+    }
+
+    /// The file of a known machine, or any other.
+    pub fn text(name: &str) -> Result<String> {
         if let Some((_, text)) = KNOWN.iter().find(|(known, _)| *known == name) {
-            return Machine::parse(text, name);
+            return Ok(text.to_string());
         }
-        let known: Vec<&str> = Machine::names().collect();
-        let text = std::fs::read_to_string(Path::new(name)).map_err(|error| {
-            let known = known.join(", ");
+        std::fs::read_to_string(Path::new(name)).map_err(|error| {
+            let known = Machine::names().collect::<Vec<_>>().join(", ");
             Error::InvalidArgument(format!("machine {name}: none of {known}, and no file that can be read: {error}"))
-        })?;
-        Machine::parse(&text, name)
+        })
     }
 
     /// Reads a machine's file; `from` names it in messages.

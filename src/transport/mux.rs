@@ -91,7 +91,18 @@ pub(super) fn open_by(
     let oversubscribed = grid.members(grid.node(me)).len() > processors;
     let alone = shm.ranks().next().is_none();
     let routes = routes.into_iter().flatten().collect();
-    Ok(Mux { routes, shm, network, carrier, bells, polls: 0, slept: Duration::ZERO, busy_at: None, oversubscribed, alone })
+    Ok(Mux {
+        routes,
+        shm,
+        network,
+        carrier,
+        bells,
+        polls: 0,
+        slept: Duration::ZERO,
+        busy_at: None,
+        oversubscribed,
+        alone,
+    })
 }
 
 impl Mux {

@@ -13,6 +13,7 @@ macro_rules! tell {
 }
 
 mod draw;
+mod explain;
 mod gpu;
 mod info;
 mod launch;
@@ -51,6 +52,8 @@ enum What {
     Perf(perf::Options),
     /// Measure which algorithm is fastest here, and write a tuning table; or draw one.
     Tune(tune::Options),
+    /// Which way a collective goes under these settings, and why.
+    Explain(explain::Options),
     /// A GPU of this machine: what its driver offers, whether the kernels are right on it, and how fast they are.
     #[command(subcommand)]
     Gpu(gpu::Options),
@@ -69,6 +72,7 @@ fn main() -> ExitCode {
         What::Simulate(options) => simulate::run(&options),
         What::Perf(options) => perf::run(&options),
         What::Tune(options) => tune::run(&options),
+        What::Explain(options) => explain::run(&options),
         What::Gpu(options) => gpu::run(&options),
     };
     match outcome {

@@ -122,7 +122,7 @@ fn chosen(options: &Show, grid: &Arc<Grid>) -> Result<Choice> {
     let blocks = message_bytes(options.collective, grid.nranks(), 1);
     let block_bytes = options.bytes / blocks;
     let request = Request { collective: options.collective, block_bytes, named: None, board: true };
-    Ok(select::choose(&request, grid, &Config::default(), &select::table::Tuned::default())?.choice)
+    Ok(select::choose(&request, grid, &Config::default(), &select::Knowledge::default())?.choice)
 }
 
 fn grid_of(spread: &Spread) -> Result<Arc<Grid>> {

@@ -108,7 +108,8 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     let library = Library::open(options.library.as_deref())?;
     let nranks = store.size * options.ranks_here;
     let tasks = tasks(options, nranks)?;
-    let mut bench = Bench::new(&library, &mut store, options.ranks_here, &tasks.iter().map(Task::case).collect::<Vec<_>>())?;
+    let mut bench =
+        Bench::new(&library, &mut store, options.ranks_here, &tasks.iter().map(Task::case).collect::<Vec<_>>())?;
     let path = options.output.clone().unwrap_or_else(|| PathBuf::from(DEFAULT_OUTPUT));
     let mut output = Output::open(&path, &mut bench, options.again)?;
     let outcome = measure(&tasks, options, &mut bench, &mut output);

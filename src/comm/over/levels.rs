@@ -121,7 +121,7 @@ impl Levels {
             return Ok(None);
         }
         let rail = if companion.gpu().is_some() { Rail::Own } else { Rail::Vendor };
-        let rules = Rules::new(grid, config, vendor, rail).with_table(grid, config, &companion.tuned);
+        let rules = Rules::new(grid, config, vendor, rail).knowing(grid, config, &companion.knowledge);
         if !library.can_split() || !rules.can_profit() {
             return Ok(None);
         }

@@ -10,8 +10,8 @@ use crate::algo::{self, Choice};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::plan::{Collective, Shape};
-use crate::select::over::{self, Rail};
 use crate::select::by_nccl_name;
+use crate::select::over::{self, Rail};
 use crate::topo::Grid;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
@@ -201,8 +201,7 @@ fn algorithm(row: &Row, world: &World<'_>, from_nccl: bool) -> std::result::Resu
     }
     let choice = name.parse::<Choice>().map_err(|error| error.text().to_string())?;
     let does = algo::supports(&choice, &Shape::new(collective, world.grid.clone())) && !algo::is_on_board(&choice);
-    let fits = over::COLLECTIVES.contains(&collective)
-        && (rail == Rail::Own || choice.name.starts_with("two_level"));
+    let fits = over::COLLECTIVES.contains(&collective) && (rail == Rail::Own || choice.name.starts_with("two_level"));
     match does && fits {
         true => Ok(choice.to_string()),
         false => cannot("does not run over a vendor's library here"),
@@ -305,7 +304,8 @@ mod tests {
 
     #[test]
     fn nccl_s_names_become_ours_and_over_nccl_they_are_the_vendor_s() {
-        let text = "allreduce,0,100,tree,simple,1,-1,-1\nbroadcast,0,100,tree,simple,1,2,4\nallgather,0,9,nvls,ll,1,2,4\n";
+        let text =
+            "allreduce,0,100,tree,simple,1,-1,-1\nbroadcast,0,100,tree,simple,1,2,4\nallgather,0,9,nvls,ll,1,2,4\n";
         let local = Local { table: Table::parse(text).map(Some).map_err(|e| e.to_string()), ..local(Vec::new(), OWN) };
         let host = agreed(&local, &none(), "tcp", None);
         let names: Vec<&str> = host.tuned.rows.iter().map(|row| row.algorithm.as_str()).collect();

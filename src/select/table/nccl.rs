@@ -51,10 +51,7 @@ pub(super) fn parse(text: &str) -> Result<Table> {
     let mut notes =
         vec!["rows of NCCL's tuner plugin: protocols and channels are NCCL's own and are ignored".to_string()];
     if left_out > 0 {
-        notes.push(format!(
-            "{} for aggregated calls or registered buffers left out",
-            counted(left_out, "row")
-        ));
+        notes.push(format!("{} for aggregated calls or registered buffers left out", counted(left_out, "row")));
     }
     Ok(Table { header: None, rows, notes })
 }

@@ -267,8 +267,22 @@ mod tests {
 
     /// What a mutated table may be made of.
     const PIECES: [&str; 16] = [
-        "[[row]]", "ranks = 1\n", "= ", "\"", "{", "}]", "-1", "18446744073709551616", "nan", "\n", "#", ",", "format = 1\n",
-        "\u{fffd}", "measured = [", "allreduce,0,5,ring,ll,1,1,1\n",
+        "[[row]]",
+        "ranks = 1\n",
+        "= ",
+        "\"",
+        "{",
+        "}]",
+        "-1",
+        "18446744073709551616",
+        "nan",
+        "\n",
+        "#",
+        ",",
+        "format = 1\n",
+        "\u{fffd}",
+        "measured = [",
+        "allreduce,0,5,ring,ll,1,1,1\n",
     ];
 
     proptest! {

@@ -77,8 +77,9 @@ fn map(group: &[&Row]) -> HeatMap {
         columns: group.iter().map(|row| size_text(row.bytes())).collect(),
         cells: algorithms.iter().map(cells).collect(),
         scale: Scale::Worse(1.0, REDDEST),
-        legend: "times as long as the fastest; * with other segments or window than Strata's own; framed: the row's choice"
-            .to_string(),
+        legend:
+            "times as long as the fastest; * with other segments or window than Strata's own; framed: the row's choice"
+                .to_string(),
     }
 }
 
@@ -145,9 +146,10 @@ mod tests {
 
     #[test]
     fn sizes_are_said_in_the_largest_unit_that_is_whole() {
-        assert_eq!([0, 1000, 1024, 1536, 3 << 20, 1 << 30].map(size_text), [
-            "0 B", "1000 B", "1 KiB", "1536 B", "3 MiB", "1 GiB"
-        ]);
+        assert_eq!(
+            [0, 1000, 1024, 1536, 3 << 20, 1 << 30].map(size_text),
+            ["0 B", "1000 B", "1 KiB", "1536 B", "3 MiB", "1 GiB"]
+        );
     }
 
     #[test]
@@ -171,8 +173,12 @@ mod tests {
         let table = Table::parse(&format!("{text}{}{}", row(4096, "ring", "log"), row(1024, "log", "ring"))).unwrap();
         let maps = maps(&table);
         let [map] = &maps[..] else { panic!("{maps:?}") };
-        assert_eq!((&map.rows[..], &map.columns[..]), (&["log".into(), "ring".into()][..], &["1 KiB".into(), "4 KiB".into()][..]));
-        let text = |row: usize, column: usize| map.cells[row][column].as_ref().map(|cell| (cell.text.as_str(), cell.marked));
+        assert_eq!(
+            (&map.rows[..], &map.columns[..]),
+            (&["log".into(), "ring".into()][..], &["1 KiB".into(), "4 KiB".into()][..])
+        );
+        let text =
+            |row: usize, column: usize| map.cells[row][column].as_ref().map(|cell| (cell.text.as_str(), cell.marked));
         assert_eq!(text(0, 0), Some(("1.00*", true)));
         assert_eq!(text(0, 1), Some(("2.50", false)));
         let page = page(&table, &maps);

@@ -1,0 +1,183 @@
+//! `strata explain`: which way a collective goes, and why, under the settings of the environment.
+//!
+//! Shows the whole order of precedence, what each stage says, and what the cost model expects of its best candidates. It asks
+//! the library's own selection; nothing is measured and no communicator is made.
+#![forbid(unsafe_code)]
+
+use crate::options::{parse_size, Spread};
+use std::process::ExitCode;
+use std::sync::Arc;
+use strata::config::Config;
+use strata::error::{counted, Error, Result};
+use strata::plan::Collective;
+use strata::select::over::{self, Rail, Rules, Vendor};
+use strata::select::table::agree::{Local, World};
+use strata::select::table::{has_thresholds, has_thresholds_over, Machine as Place};
+use strata::select::{self, cost, model, Knowledge, Request};
+use strata::sim::price::{block_bytes, How};
+use strata::sim::Machine;
+use strata::topo::{host, Grid};
+
+/// The options of the subcommand.
+#[derive(clap::Args)]
+pub struct Options {
+    /// all_reduce, all_gather, reduce_scatter, broadcast, reduce, alltoall, gather or scatter.
+    collective: String,
+    /// The message: all-gather's output, reduce-scatter's input, else the vector; K, M and G are powers of 1024.
+    #[arg(value_parser = parse_size)]
+    bytes: usize,
+    #[command(flatten)]
+    spread: Spread,
+    /// The machine that the cost model goes by (a name or a file), instead of STRATA_MACHINE.
+    #[arg(long)]
+    machine: Option<String>,
+    /// Explain it for a program that runs over this vendor's library.
+    #[arg(long, value_enum)]
+    over: Option<Library>,
+    /// That library's release, as ncclGetVersion tells it.
+    #[arg(long, default_value_t = 22703)]
+    release: i32,
+}
+
+/// A vendor's library.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Library {
+    /// NVIDIA's.
+    Nccl,
+    /// AMD's.
+    Rccl,
+}
+
+/// Candidates of the cost model that are shown.
+const SHOWN: usize = 6;
+
+struct Question {
+    collective: Collective,
+    bytes: usize,
+    grid: Arc<Grid>,
+    config: Config,
+    knowledge: Knowledge,
+}
+
+/// Runs the subcommand.
+pub fn run(options: &Options) -> Result<ExitCode> {
+    let collective = Collective::from_name(&options.collective).ok_or_else(|| {
+        let known = Collective::ALL.map(Collective::name).join(", ");
+        Error::InvalidArgument(format!("there is no collective {}; there are {known}", options.collective))
+    })?;
+    let (_, nodes) = options.spread.resolve()?;
+    let grid = Arc::new(Grid::from_labels(&nodes));
+    let (mut config, warnings) = Config::from_env();
+    warnings.iter().for_each(|warning| tell!("strata: {warning}"));
+    config.machine = options.machine.clone().unwrap_or(config.machine);
+    config.vendor_only = over::left_to_vendor(&config.vendor_only);
+    let machine = model::agree(&model::offer(&config.machine)?)?;
+    let knowledge = Knowledge { tuned: Arc::new(tuned(&config, &grid, options)?), machine };
+    let question = Question { collective, bytes: options.bytes, grid, config, knowledge };
+    let size = counted(question.bytes, "byte");
+    println!("{} of {size} on {}", collective.name(), question.grid);
+    match options.over {
+        Some(library) => question.explain_over(Vendor { version: options.release, rccl: library == Library::Rccl }),
+        None => question.explain_own()?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The rows of the tuning table that hold on this machine.
+fn tuned(config: &Config, grid: &Arc<Grid>, options: &Options) -> Result<select::table::Tuned> {
+    let local = Local::load(config);
+    let inter = match config.inter.as_str() {
+        "auto" if options.over.is_some() => "vendor",
+        "auto" => "tcp",
+        inter => inter,
+    };
+    let rail = options.over.map(|_| Rail::named(config));
+    let here =
+        Place { cpu: host::processor_model(), device: "host".into(), inter: inter.into(), vendor: "none".into() };
+    let agreed = local.agree(&local.offer(here, grid.nranks()), &World { grid, inter, over: rail })?;
+    agreed.complaint.iter().for_each(|complaint| tell!("strata: {complaint}"));
+    Ok(agreed.tuned)
+}
+
+impl Question {
+    fn stage(&self, name: &str, says: &str) {
+        println!("  {name:<24} {says}");
+    }
+
+    fn stages(&self, over: bool) {
+        let Question { collective, config, .. } = self;
+        if over {
+            let left = if config.leaves_to_vendor(*collective) { "the vendor's" } else { "not named" };
+            self.stage("vendor forced", &format!("STRATA_VENDOR_ONLY and NCCL_ALGO: {left}"));
+        }
+        self.stage("algorithm named", config.algorithm(*collective));
+        let given = if over { has_thresholds_over(*collective, config) } else { has_thresholds(*collective, config) };
+        self.stage("thresholds of the user", if given { "set" } else { "none set" });
+        let table = match (config.tuning_table.as_str(), self.knowledge.tuned.len()) {
+            ("none", _) => String::from("none"),
+            (path, rows) => format!("{path}: {} for these ranks", counted(rows, "row")),
+        };
+        self.stage("tuning table", &table);
+        match &self.knowledge.machine {
+            Some(machine) => {
+                self.stage("cost model", &format!("{}: {}", machine.name, machine.text));
+                self.candidates(machine);
+            }
+            None if config.machine == model::AUTO && !over => {
+                self.stage("cost model", "by the links, which a communicator measures when it is made");
+            }
+            None => self.stage("cost model", "none (STRATA_MACHINE names no machine)"),
+        }
+    }
+
+    fn candidates(&self, machine: &Machine) {
+        for candidate in cost::candidates(machine, &self.grid, self.collective, self.bytes).iter().take(SHOWN) {
+            let way = match &candidate.how {
+                How::Vendor => String::from("vendor"),
+                How::Strata(route) => {
+                    let block = block_bytes(self.collective, self.grid.nranks(), self.bytes);
+                    let segments = block.div_ceil(route.segment_bytes.max(1)).max(1);
+                    format!(
+                        "{}, {}, window {}, {:?} rails",
+                        route.choice,
+                        counted(segments, "segment"),
+                        route.window,
+                        route.carrier
+                    )
+                }
+                other => format!("{other:?}"),
+            };
+            println!("  {:<24} {:>10.1} us  {way}", "", candidate.ns / 1e3);
+        }
+    }
+
+    fn explain_own(&self) -> Result<()> {
+        self.stages(false);
+        let block_bytes = block_bytes(self.collective, self.grid.nranks(), self.bytes);
+        let request = Request { collective: self.collective, block_bytes, named: None, board: true };
+        let selection = select::choose(&request, &self.grid, &self.config, &self.knowledge)?;
+        let segment = match selection.segment_bytes {
+            usize::MAX => String::from("in one segment"),
+            bytes => format!("{} of each block at a time", counted(bytes, "byte")),
+        };
+        println!("-> {}, {segment}, window {}", selection.choice, selection.window);
+        println!("   because: {}", selection.reason);
+        Ok(())
+    }
+
+    fn explain_over(&self, vendor: Vendor) {
+        self.stages(true);
+        let rail = Rail::named(&self.config);
+        let rules =
+            Rules::new(&self.grid, &self.config, vendor, rail).knowing(&self.grid, &self.config, &self.knowledge);
+        let block = block_bytes(self.collective, self.grid.nranks(), self.bytes);
+        let (f32, sum) = (7, 0);
+        let request = over::Request { collective: self.collective, count: block.div_ceil(4), dtype: f32, op: sum };
+        let (way, why) = match rules.route(&request) {
+            over::Route::TwoLevel(why) => ("two levels", why),
+            over::Route::Vendor(why) => ("the vendor's library alone", why),
+        };
+        println!("-> {way}");
+        println!("   because: {why}");
+    }
+}
