@@ -263,9 +263,10 @@ impl Machine {
         let table: toml::Table = toml::from_str(text).map_err(|error| wrong(error.to_string()))?;
         numbers(&table, "", &mut machine.numbers);
         for (name, number) in &machine.numbers {
-            let positive = number.value > 0.0 || (number.value == 0.0 && !is_rate(name));
-            if !(number.value.is_finite() && positive) {
-                return Err(wrong(format!("{name} = {} has no meaning", number.value)));
+            let (least, most) = bounds(name);
+            let nothing = number.value == 0.0 && !is_rate(name);
+            if !nothing && !(least..=most).contains(&number.value) {
+                return Err(wrong(format!("{name} = {} is not a number from {least} to {most}", number.value)));
             }
         }
         let (ranks, nics) = (machine.node.ranks.value, machine.node.nics.value);
@@ -310,13 +311,15 @@ impl Machine {
             return self.calls.as_ref()?.ns(collective, nranks, bytes);
         }
         let ns = self.vendor.as_ref()?.ns(collective, nranks, bytes)?;
-        Some(match &self.overload {
-            Some(overload)
-                if nranks as f64 > overload.above_ranks.value && bytes as f64 >= overload.from_bytes.value =>
-            {
-                ns * overload.factor.value
-            }
-            _ => ns,
+        let factor = self.overload.as_ref().filter(|_| self.is_overloaded(nranks, bytes));
+        Some(factor.map_or(ns, |overload| ns * overload.factor.value))
+    }
+
+    /// Whether the term for the vendor's overload is in [`Machine::vendor_ns`].
+    pub fn is_overloaded(&self, nranks: usize, bytes: usize) -> bool {
+        self.overload.as_ref().is_some_and(|overload| {
+            let many = nranks > self.ranks_per_node() && nranks as f64 > overload.above_ranks.value;
+            many && bytes as f64 >= overload.from_bytes.value
         })
     }
 }
@@ -333,9 +336,22 @@ fn numbers(table: &toml::Table, place: &str, found: &mut Vec<(String, Number)>) 
     }
 }
 
+/// From where to where a number may be: beyond, times would not fit the clock, or memory the resources.
+fn bounds(name: &str) -> (f64, f64) {
+    match name.rsplit('.').next().unwrap_or(name) {
+        "ranks" | "nics" | "processors" => (1.0, 65_536.0),
+        "q" => (0.1, 20.0),
+        "factor" => (0.001, 1e6),
+        last if last.ends_with("gbps") => (0.001, 1e9),
+        last if last.ends_with("_us") => (0.0, 1e9),
+        _ => (0.0, 1e18),
+    }
+}
+
 /// Whether a number must be greater than nothing.
 fn is_rate(name: &str) -> bool {
-    name.starts_with("node.") || (name.ends_with("gbps") && !name.ends_with("processor_gbps"))
+    let rate = name.ends_with("gbps") && !name.ends_with("processor_gbps");
+    rate || name.starts_with("node.") || name.ends_with(".q") || name.ends_with(".factor")
 }
 
 #[cfg(test)]
@@ -365,7 +381,12 @@ mod tests {
             ("[network]", "[netwrk]", "netwrk"),
             ("name = ", "name : ", "mine.toml"),
             ("ranks = { value = 8", "ranks = { value = 0", "node.ranks = 0"),
-            ("ranks = { value = 8", "ranks = { value = 1e9", "1000000000 ranks"),
+            ("ranks = { value = 8", "ranks = { value = 1e9", "node.ranks = 1000000000"),
+            ("ranks = { value = 8", "ranks = { value = 2000", "2000 ranks"),
+            ("ranks = { value = 8", "ranks = { value = 7.5", "7.5 ranks"),
+            ("nic_gbps = { value = ", "nic_gbps = { value = 1e-300 }\nother = { value = ", "nic_gbps"),
+            ("q = { value = 1.3", "q = { value = 1e-9", ".q = 0.000000001"),
+            ("q = { value = 1.3", "q = { value = nan", ".q = NaN"),
             ("nic_gbps = { value = ", "nic_gbps = { value = -", "nic_gbps"),
             ("nic_gbps = { value = ", "nic_gbps = { worth = ", "worth"),
         ] {

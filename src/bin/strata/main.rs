@@ -23,6 +23,7 @@ mod options;
 mod perf;
 mod plan;
 mod process;
+mod simulate;
 mod tune;
 
 use clap::{Parser, Subcommand};
@@ -45,6 +46,8 @@ enum What {
     /// Show or prove the plans of algorithms.
     #[command(subcommand)]
     Plan(plan::Options),
+    /// Price collectives on clusters that are not at hand: tables, heat maps, timelines.
+    Simulate(simulate::Options),
     /// Measure a collective, with nccl-tests' options and columns.
     Perf(perf::Options),
     /// Measure which algorithm is fastest here, and write a tuning table; or draw one.
@@ -66,6 +69,7 @@ fn main() -> ExitCode {
         What::Launch(options) => launch::run(&options),
         What::Info(options) => info::run(&options),
         What::Plan(options) => plan::run(&options),
+        What::Simulate(options) => simulate::run(&options),
         What::Perf(options) => perf::run(&options),
         What::Tune(options) => tune::run(&options),
         What::Explain(options) => explain::run(&options),

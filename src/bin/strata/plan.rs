@@ -69,7 +69,8 @@ pub struct Show {
     draw: bool,
 }
 
-fn parse_collective(text: &str) -> std::result::Result<Collective, String> {
+/// The collective of a name.
+pub fn parse_collective(text: &str) -> std::result::Result<Collective, String> {
     let names = || Collective::ALL.map(Collective::name).join(", ");
     Collective::from_name(text).ok_or_else(|| format!("not one of {}", names()))
 }

@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod faults;
+mod folding;
 mod plans;
 mod priced;
 mod property;

@@ -25,8 +25,6 @@ pub struct Cell {
 pub enum Scale {
     /// From green at the first value over yellow to red at the second: how bad something is.
     Worse(f64, f64),
-    // For comparisons with a vendor's library, of which a tuning table has none to show.
-    #[allow(dead_code)]
     /// From red at the first value over white at the second to blue at the third: below and above a measure.
     Around(f64, f64, f64),
 }
@@ -125,10 +123,10 @@ impl HeatMap {
         stacked(std::slice::from_ref(self))
     }
 
-    /// The drawing with its upper edge at `y`, to be put into another one.
-    fn element(&self, y: usize) -> SVG {
+    /// The drawing with its upper left corner at a place, to be put into another one.
+    fn element(&self, (x, y): (usize, usize)) -> SVG {
         let frame = self.frame();
-        let mut drawing = SVG::new().set("y", y).set("width", frame.width).set("height", frame.height);
+        let mut drawing = SVG::new().set("x", x).set("y", y).set("width", frame.width).set("height", frame.height);
         let title = written(&self.title, MARGIN, MARGIN + FONT, "start").set("font-weight", "bold");
         let baseline = frame.top - CELL_HEIGHT + FONT + 4;
         drawing = drawing.add(title);
@@ -174,8 +172,21 @@ impl HeatMap {
 
 /// Several heat maps, one below the other, as one file.
 pub fn stacked(maps: &[HeatMap]) -> String {
-    let width = maps.iter().map(|map| map.size().0).max().unwrap_or(0);
-    let height: usize = maps.iter().map(|map| map.size().1).sum();
+    sheet("", maps, 1, &[])
+}
+
+/// Several heat maps, `across` of them side by side, as one file, with a title above and notes below.
+pub fn sheet(title: &str, maps: &[HeatMap], across: usize, notes: &[String]) -> String {
+    let lines: Vec<&[HeatMap]> = maps.chunks(across.max(1)).collect();
+    let tallest = |line: &[HeatMap]| line.iter().map(|map| map.size().1).max().unwrap_or(0);
+    // Maps that stand below each other begin at one edge.
+    let widest = |column: usize| lines.iter().filter_map(|line| line.get(column)).map(|map| map.size().0).max();
+    let widths: Vec<usize> = (0..across).map_while(widest).collect();
+    let head = if title.is_empty() { 0 } else { 2 * CELL_HEIGHT };
+    let foot = if notes.is_empty() { 0 } else { notes.len() * (FONT + 6) + MARGIN };
+    let words = width_of(notes.iter().map(String::as_str)).max(width_of([title].into_iter()) * 4 / 3) + 2 * MARGIN;
+    let width = if title.is_empty() { widths.iter().sum() } else { widths.iter().sum::<usize>().max(words) };
+    let height = head + lines.iter().map(|line| tallest(line)).sum::<usize>() + foot;
     let mut document = Document::new()
         .set("width", width)
         .set("height", height)
@@ -183,10 +194,20 @@ pub fn stacked(maps: &[HeatMap]) -> String {
         .set("font-family", "Helvetica, Arial, sans-serif")
         .set("font-size", FONT)
         .add(Rectangle::new().set("width", width).set("height", height).set("fill", "#ffffff"));
-    let mut y = 0;
-    for map in maps {
-        document = document.add(map.element(y));
-        y += map.size().1;
+    if !title.is_empty() {
+        document = document.add(written(title, MARGIN, MARGIN + FONT + 4, "start").set("font-size", FONT * 4 / 3));
+    }
+    let mut y = head;
+    for line in lines {
+        let mut x = 0;
+        for (map, width) in line.iter().zip(&widths) {
+            document = document.add(map.element((x, y)));
+            x += width;
+        }
+        y += tallest(line);
+    }
+    for (index, note) in notes.iter().enumerate() {
+        document = document.add(written(note, MARGIN, y + MARGIN + index * (FONT + 6), "start"));
     }
     document.to_string()
 }
@@ -230,5 +251,10 @@ mod tests {
         assert_eq!(drawing.matches("#222222").count(), 1, "the marked one has a frame");
         let both = stacked(&[map.clone(), map.clone()]);
         assert!(both.contains(&format!("height=\"{}\"", 2 * map.size().1)));
+        let three = sheet("three", &[map.clone(), map.clone(), map.clone()], 2, &["a note".to_string()]);
+        let (right, below) = (format!("x=\"{}\"", map.size().0), format!("y=\"{}\"", 2 * CELL_HEIGHT + map.size().1));
+        assert!(
+            three.contains("three") && three.contains("a note") && three.contains(&right) && three.contains(&below)
+        );
     }
 }
