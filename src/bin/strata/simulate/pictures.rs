@@ -157,7 +157,7 @@ fn tracks(machine: &Machine, grid: &Grid, busy: &[Busy]) -> Vec<timeline::Track>
             Resource::Inside => Some((resource, rank?, format!("rank {index}, links inside the node"))),
             Resource::Thread => Some((resource, rank?, format!("rank {index}, thread"))),
             Resource::Engine => Some((resource, rank?, format!("rank {index}, copies and reductions"))),
-            Resource::Library if index == 0 => Some((resource, 0, resource.to_string())),
+            Resource::Library | Resource::Shuffle if index == 0 => Some((resource, 0, resource.to_string())),
             Resource::Processors => Some((resource, index, format!("processor {index}"))),
             _ => None,
         }
@@ -181,6 +181,7 @@ fn colour(resource: Resource) -> &'static str {
         Resource::Thread => "#888888",
         Resource::Engine => "#aa3377",
         Resource::Library => "#228833",
+        Resource::Shuffle => "#ee99bb",
         Resource::Processors => "#ee6677",
     }
 }
