@@ -319,7 +319,10 @@ impl State {
                     self.moves += 1;
                     self.pending[at] = true;
                     self.npending += 1;
-                    if !matches!(code.kind, Kind::Send { .. }) {
+                    // Nothing of this lane waits for a message on its way, nor for a call that is its last step: the calls
+                    // of further segments may begin beside it.
+                    let is_last = place.step + 1 == steps.end;
+                    if !(matches!(code.kind, Kind::Send { .. }) || matches!(code.kind, Kind::Call { .. }) && is_last) {
                         break Wait::Operation;
                     }
                 }
