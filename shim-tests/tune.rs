@@ -1,22 +1,16 @@
 //! `strata tune` and the tables it writes, with real processes: measured, followed, refused, gone on with.
 
 mod built;
+mod launched;
 mod vendor;
 
+use launched::{chosen, lines, on_all, outcome, said, strata, LIBRARY, LIMIT, WORLD};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 use strata::select::table::{Row, Table};
-
-/// Longer than anything here takes.
-const LIMIT: Duration = Duration::from_secs(100);
-/// Four ranks on two nodes.
-const WORLD: [&str; 7] = ["launch", "-n", "4", "--nodes", "2", "--timeout", "90"];
-
-/// The library that is measured: the one beside the command may be older than this test.
-static LIBRARY: LazyLock<String> = LazyLock::new(|| built::library().to_string_lossy().into_owned());
 
 /// A folder for one test's files.
 struct Folder(PathBuf);
@@ -45,56 +39,12 @@ impl Drop for Folder {
     }
 }
 
-fn strata() -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_strata"));
-    for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("STRATA_") && name != "STRATA_NCCL_LIB") {
-        command.env_remove(name);
-    }
-    command.env_remove("NCCL_DEBUG").env_remove("NCCL_DEBUG_FILE").stdin(Stdio::null());
-    command
-}
-
-/// The command on every rank of the world.
-fn on_all(arguments: &[&str]) -> Command {
-    let mut command = strata();
-    command.args(WORLD).args(["--", env!("CARGO_BIN_EXE_strata")]).args(arguments).args(["--library", &LIBRARY]);
-    command
-}
-
 fn perf(collective: &str, bytes: &str) -> Command {
     on_all(&["perf", collective, "-b", bytes, "-e", bytes, "-n", "2", "-w", "1"])
 }
 
 fn tune(output: &str, more: &[&str]) -> Command {
     on_all(&[&["tune", "-o", output], more].concat())
-}
-
-/// What it says to both, if it succeeds; one that hangs is ended by the launcher.
-fn said(command: &mut Command) -> String {
-    let (text, succeeded) = outcome(command);
-    assert!(succeeded, "{command:?}: {text}");
-    text
-}
-
-fn outcome(command: &mut Command) -> (String, bool) {
-    let start = Instant::now();
-    let Output { status, stdout, stderr } = command.output().expect("the command starts");
-    assert!(start.elapsed() < LIMIT, "{command:?} took {:?}", start.elapsed());
-    (String::from_utf8_lossy(&stdout).into_owned() + &String::from_utf8_lossy(&stderr), status.success())
-}
-
-/// The lines in which something is said.
-fn lines<'a>(text: &'a str, what: &str) -> Vec<&'a str> {
-    text.lines().filter(|line| line.contains(what)).collect()
-}
-
-/// What all ranks say that they chose, and why.
-fn chosen(text: &str) -> &str {
-    let lines = lines(text, " -> ");
-    let [first, rest @ ..] = &lines[..] else { panic!("nothing was chosen: {text}") };
-    let choice = |line: &'_ str| line.split_once(" -> ").unwrap().1.to_string();
-    assert!(rest.len() == 3 && rest.iter().all(|line| choice(line) == choice(first)), "{text}");
-    first.split_once(" -> ").unwrap().1
 }
 
 #[test]

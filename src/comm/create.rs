@@ -343,6 +343,33 @@ impl Comm {
     }
 }
 
+/// Takes over rank 0's settings; one warning tells all that differ.
+fn take_over(config: &mut Config, zero: &[String]) {
+    let differences = config.take_over(zero.first().map_or("", String::as_str));
+    if !differences.is_empty() {
+        crate::log::warn(&differences.join("; "));
+    }
+}
+
+/// An error where some rank's Strata cannot work with this one's; a warning where it is another one than rank 0's and can.
+fn check_versions(members: &[Member], mine: &str) -> Result<()> {
+    let zero = &members[0].version;
+    let text = format!("rank 0 runs Strata {zero}, this rank {mine}");
+    if members.iter().any(|member| !work_together(&member.version, mine)) {
+        return Err(Error::InvalidUsage(text));
+    }
+    if zero != mine {
+        OTHER_VERSION.get().call_once(|| crate::log::warn(&format!("{text}; they work together")));
+    }
+    Ok(())
+}
+
+/// How a communicator fares; its first failure wakes the thread that runs an operation.
+fn status(waker: &Option<Waker>) -> Arc<Status> {
+    let wake = waker.clone();
+    Arc::new(Status::new(move || wake.iter().for_each(Waker::wake)))
+}
+
 /// The text of the machine that rank 0's user names. One that cannot be read is told and left out.
 fn offered_machine(name: &str) -> String {
     select::model::offer(name).unwrap_or_else(|error| {
@@ -426,19 +453,8 @@ impl Meeting<'_> {
         let zero = &members[0].extra;
         let secret = parse::<u128>(zero.get(2))?.to_le_bytes();
         let credentials = Credentials { key: parse(zero.get(1))?, secret };
-        let differences = config.take_over(zero.first().map_or("", String::as_str));
-        if !differences.is_empty() {
-            crate::log::warn(&differences.join("; "));
-        }
-        if let Some(other) = members.iter().find(|member| member.version != me.version) {
-            let text = format!("rank 0 runs Strata {}, this rank {}", members[0].version, me.version);
-            if members.iter().any(|member| !work_together(&member.version, &me.version)) {
-                return Err(Error::InvalidUsage(text));
-            }
-            if self.rank == 0 || other.version == members[0].version {
-                OTHER_VERSION.get().call_once(|| crate::log::warn(&format!("{text}; they work together")));
-            }
-        }
+        take_over(&mut config, zero);
+        check_versions(&members, &me.version)?;
         let labels: Vec<&str> = members.iter().map(|member| member.host_id.as_str()).collect();
         let grid = Arc::new(Grid::from_labels(&labels));
         let rank = Rank::from_index(self.rank);
@@ -449,8 +465,7 @@ impl Meeting<'_> {
             None => None,
         };
         let waker = engine.as_ref().map(Engine::waker);
-        let wake = waker.clone();
-        let status = Arc::new(Status::new(move || wake.iter().for_each(Waker::wake)));
+        let status = status(&waker);
         let addresses = members.iter().map(address).collect::<Result<Vec<ServiceAddr>>>()?;
         let monitor = match self.nranks {
             1 => None,
@@ -489,7 +504,7 @@ impl Meeting<'_> {
             grow_id: Mutex::new(None),
         });
         super::exit::remember(&comm);
-        comm.meter(self.links)?;
+        comm.meter(self.links).inspect_err(|_| comm.abort())?;
         Ok(comm)
     }
 }

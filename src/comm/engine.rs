@@ -116,6 +116,8 @@ pub struct Engine {
     grid: Arc<Grid>,
     config: Config,
     knowledge: Knowledge,
+    /// Whether choices are not told: nobody has made these calls.
+    silent: bool,
     transport: Mux,
     /// Where data is a device's.
     staging: Option<Staging>,
@@ -232,6 +234,7 @@ impl Engine {
             grid,
             config,
             knowledge: Knowledge::default(),
+            silent: false,
             transport,
             programs: HashMap::new(),
             choices: HashMap::new(),
@@ -248,6 +251,11 @@ impl Engine {
         self.knowledge = knowledge.clone();
         self.choices.clear();
         self.recent.clear();
+    }
+
+    /// Has choices told, or not.
+    pub fn tell_choices(&mut self, told: bool) {
+        self.silent = !told;
     }
 
     /// Wakes the thread that waits for an operation.
@@ -528,7 +536,7 @@ impl Engine {
     }
 
     fn explain_choice(&mut self, call: &CollectiveCall, selection: &Selection, layout: &Layout, rounds: usize) {
-        if !crate::log::enabled(crate::log::Level::Info) {
+        if self.silent || !crate::log::enabled(crate::log::Level::Info) {
             return;
         }
         let bytes = layout.block_bytes();

@@ -105,7 +105,13 @@ impl Comm {
         }
         let links = match parent {
             Some(links) => Some(links),
-            None => measure(self, Duration::from_micros(self.config.measure_us))?,
+            None => {
+                let tell = |told| locked(&self.engine).iter_mut().for_each(|engine| engine.tell_choices(told));
+                tell(false);
+                let links = measure(self, Duration::from_micros(self.config.measure_us))?;
+                tell(true);
+                links
+            }
         };
         let Some(links) = links else { return Ok(()) };
         let Links { latency_us, gbps } = links;

@@ -188,7 +188,7 @@ impl Model<'_> {
         let block = block_bytes(collective, self.grid.nranks(), bytes).max(1);
         let segments = block.div_ceil(route.segment_bytes.max(1)).max(1);
         let stages = self.stages(collective, route, bytes as f64 / segments as f64);
-        stages.pipelined(segments, route.window.min(segments))
+        self.machine.strata_call_ns() + stages.pipelined(segments, route.window.min(segments))
     }
 
     /// The routes worth a look, and the vendor's library where the machine has one; the quickest first.

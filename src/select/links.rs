@@ -71,6 +71,7 @@ impl Links {
             vendor: None,
             mpi: None,
             pccl: None,
+            strata: None,
             overload: None,
             numbers: Vec::new(),
         }

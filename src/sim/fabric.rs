@@ -60,7 +60,7 @@ impl fmt::Display for Resource {
             Resource::Thread => "rank's thread",
             Resource::Engine => "copies and reductions",
             Resource::Library => "vendor's library inside the node",
-            Resource::Shuffle => "taking blocks apart",
+            Resource::Shuffle => "packing and unpacking",
             Resource::Processors => "processors",
         })
     }
@@ -185,7 +185,8 @@ impl Fabric {
         let servers = |resource: &Resource| match resource {
             Resource::NicOut | Resource::NicIn => grid.nnodes() * stride,
             Resource::Inside | Resource::Thread | Resource::Engine => grid.nranks(),
-            Resource::Library | Resource::Shuffle => grid.nnodes(),
+            Resource::Library => grid.nnodes(),
+            Resource::Shuffle => 2 * grid.nnodes(),
             Resource::Processors => machine.local.processors.value as usize,
         };
         let queues = Resource::ALL.iter().map(|resource| Queue::new(*resource, servers(resource))).collect();
@@ -310,10 +311,10 @@ impl Durations for Fabric {
             // Blocks are brought together and taken apart in line with the call.
             return self.take(Resource::Library, node, work.now_ns, pack + law + unpack) - work.now_ns;
         }
-        let packed = |rank: &Rank| self.take(Resource::Engine, rank.index(), work.now_ns, pack);
-        let packed = call.group.iter().map(packed).max().unwrap_or(work.now_ns);
+        // Each on a stream of its own.
+        let packed = self.take(Resource::Shuffle, 2 * node, work.now_ns, pack);
         let called = self.take(Resource::Library, node, packed, law);
-        self.take(Resource::Shuffle, node, called, unpack) - work.now_ns
+        self.take(Resource::Shuffle, 2 * node + 1, called, unpack) - work.now_ns
     }
 
     fn notice_ns(&mut self, _: &mut Random) -> u64 {

@@ -175,6 +175,14 @@ pub struct Pccl {
     pub reduce_gbps: Number,
 }
 
+/// What Strata's implementation takes beside its plan.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Own {
+    /// Every call: its event, waking the communicator's thread, letting the stream go on.
+    pub call_us: Number,
+}
+
 /// Where the vendor's library is slower than its law.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -213,6 +221,8 @@ pub struct Machine {
     pub mpi: Option<Laws>,
     /// PCCL's implementation.
     pub pccl: Option<Pccl>,
+    /// Strata's.
+    pub strata: Option<Own>,
     /// The vendor's library at scale.
     pub overload: Option<Overload>,
     /// Every number of the file, by its place there (`network.nic_gbps`).
@@ -292,6 +302,11 @@ impl Machine {
     /// Ranks of a full node.
     pub fn ranks_per_node(&self) -> usize {
         (self.node.ranks.value as usize).max(1)
+    }
+
+    /// What every call of Strata's takes beside its plan, in ns.
+    pub fn strata_call_ns(&self) -> f64 {
+        self.strata.as_ref().map_or(0.0, |own| own.call_us.value * 1e3)
     }
 
     /// The NIC that a rank uses, by its place on its node of `ranks`.

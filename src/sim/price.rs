@@ -136,7 +136,9 @@ pub fn price(
         How::Strata(route) => {
             let manner =
                 Manner { vendor_rails: route.carrier == Carrier::Vendor, keep: detail.timeline, ..Manner::default() };
-            run(machine, grid, (collective, message_bytes), route, manner, detail)
+            let mut price = run(machine, grid, (collective, message_bytes), route, manner, detail)?;
+            price.ns += machine.strata_call_ns();
+            Ok(price)
         }
     }
 }

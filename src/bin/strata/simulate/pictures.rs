@@ -157,7 +157,9 @@ fn tracks(machine: &Machine, grid: &Grid, busy: &[Busy]) -> Vec<timeline::Track>
             Resource::Inside => Some((resource, rank?, format!("rank {index}, links inside the node"))),
             Resource::Thread => Some((resource, rank?, format!("rank {index}, thread"))),
             Resource::Engine => Some((resource, rank?, format!("rank {index}, copies and reductions"))),
-            Resource::Library | Resource::Shuffle if index == 0 => Some((resource, 0, resource.to_string())),
+            Resource::Library if index == 0 => Some((resource, 0, resource.to_string())),
+            Resource::Shuffle if index == 0 => Some((resource, 0, String::from("packing for the library"))),
+            Resource::Shuffle if index == 1 => Some((resource, 1, String::from("unpacking behind it"))),
             Resource::Processors => Some((resource, index, format!("processor {index}"))),
             _ => None,
         }

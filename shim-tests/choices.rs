@@ -1,0 +1,108 @@
+//! What decides a choice, with real processes: rank 0's settings, machine and links, and what `strata explain` says of it.
+#![forbid(unsafe_code)]
+
+mod built;
+mod launched;
+
+use launched::{chosen, lines, outcome, said, strata, LIBRARY, WORLD};
+use std::path::PathBuf;
+
+/// A program of one all-gather on all ranks, of which each has its own value of a variable.
+fn each_with(variable: &str, values: [&str; 4], bytes: &str) -> String {
+    let script = format!(
+        "case $RANK in 0) v=$0;; 1) v=$1;; 2) v=$2;; *) v=$3;; esac; shift 3; export {variable}=\"$v\"; exec \"$@\""
+    );
+    let mut command = strata();
+    command.args(WORLD).args(["--", "sh", "-c", &script]).args(values).arg(env!("CARGO_BIN_EXE_strata"));
+    command.args(["perf", "all_gather", "-b", bytes, "-e", bytes, "-n", "1", "--library", &LIBRARY]);
+    said(command.env("NCCL_DEBUG", "INFO"))
+}
+
+fn explain(arguments: &[&str]) -> String {
+    said(strata().arg("explain").args(arguments))
+}
+
+#[test]
+fn ranks_with_different_settings_take_rank_zero_s_and_each_hears_of_it_once() {
+    let told = each_with("STRATA_ALLGATHER_ALGO", ["ring", "two_level", "log", "ring"], "1K");
+    assert!(chosen(&told).starts_with("ring, "), "{told}");
+    let warned = lines(&told, "on rank 0, which counts");
+    assert_eq!(warned.len(), 2, "{told}");
+    assert!(warned.iter().any(|line| line.contains("two_level here and ring")), "{told}");
+}
+
+#[test]
+fn several_differences_are_one_warning() {
+    let script = "test $RANK = 0 || export STRATA_WINDOW=7 STRATA_SEGMENT_BYTES=4096 STRATA_MACHINE=none; exec \"$@\"";
+    let mut command = strata();
+    command.args(WORLD).args(["--", "sh", "-c", script, "sh", env!("CARGO_BIN_EXE_strata")]);
+    command.args(["perf", "all_gather", "-b", "1K", "-e", "1K", "-n", "1", "--library", &LIBRARY]);
+    let told = said(command.env("NCCL_DEBUG", "WARN"));
+    assert_eq!(lines(&told, "which counts").len(), 3, "one on each other rank: {told}");
+}
+
+#[test]
+fn the_machine_is_rank_zero_s_whatever_files_the_others_have() {
+    let file = std::env::temp_dir().join(format!("strata-choices-{}.toml", std::process::id()));
+    std::fs::write(&file, "name = 'broken'").unwrap();
+    let broken = file.to_string_lossy().into_owned();
+    // 64 nodes' worth of latency would be needed to see a difference on two: what counts is that all decide alike.
+    let told = each_with("STRATA_MACHINE", ["netns", &broken, "no/such/file", "frontier"], "4M");
+    assert!(!chosen(&told).is_empty());
+    assert_eq!(lines(&told, "on rank 0, which counts").len(), 3, "{told}");
+    assert!(!told.contains("links between nodes"), "a machine is named, so nothing is measured: {told}");
+    let told = each_with("STRATA_MACHINE", [&broken, "netns", "netns", "netns"], "4M");
+    assert_eq!(lines(&told, "STRATA_MACHINE is left out").len(), 1, "{told}");
+    std::fs::remove_file(PathBuf::from(broken)).unwrap();
+}
+
+#[test]
+fn links_between_nodes_are_measured_within_a_budget_and_all_ranks_have_the_same() {
+    let told = each_with("STRATA_MEASURE_US", ["2000000"; 4], "1M");
+    let measured = lines(&told, "links between nodes: about ");
+    assert_eq!(measured.len(), 4, "{told}");
+    let figures = |line: &str| line.split_once("about ").unwrap().1.to_string();
+    assert!(measured.iter().all(|line| figures(line) == figures(measured[0])), "{measured:?}");
+    let told = each_with("STRATA_MEASURE_US", ["0"; 4], "1M");
+    assert!(!told.contains("links between nodes"), "{told}");
+    let told = each_with("STRATA_MEASURE_US", ["1"; 4], "1M");
+    assert!(!told.contains("links between nodes"), "nothing can be told in a microsecond: {told}");
+}
+
+#[test]
+fn explain_tells_the_stage_that_decides() {
+    let world = ["-n", "256", "--nodes", "32"];
+    let asked = |more: &[&str]| explain(&[&["all_gather", "64M"], &world[..], more].concat());
+    let by_model = asked(&["--machine", "frontier"]);
+    assert!(
+        by_model.contains("-> two_level(direct,log)") && by_model.contains("because: the cost model of frontier"),
+        "{by_model}"
+    );
+    let by_thresholds = asked(&["--machine", "none"]);
+    assert!(by_thresholds.contains("a logarithmic number of rounds"), "{by_thresholds}");
+    let over = asked(&["--machine", "frontier", "--over", "rccl"]);
+    assert!(over.contains("vendor forced") && over.contains("-> "), "{over}");
+    let mut named = strata();
+    named.args(["explain", "all_gather", "64M"]).args(world).env("STRATA_ALLGATHER_ALGO", "ring");
+    let named = said(&mut named);
+    assert!(named.contains("-> ring") && named.contains("named by the environment"), "{named}");
+    let mut set = strata();
+    set.args(["explain", "all_gather", "64M", "--machine", "frontier"])
+        .args(world)
+        .env("STRATA_ALLGATHER_RD_MAX_BYTES", "1");
+    let set = said(&mut set);
+    assert!(set.contains("-> two_level(direct,ring)") && set.contains("thresholds of the user   set"), "{set}");
+}
+
+#[test]
+fn explain_refuses_nonsense_with_the_reason() {
+    for (arguments, reason) in [
+        (&["all_gatherer", "1M", "-n", "4"][..], "there is no collective all_gatherer"),
+        (&["all_gather", "1M"], "number of ranks"),
+        (&["all_gather", "1M", "-n", "4", "--machine", "no/such"], "no/such"),
+        (&["all_gather", "lots", "-n", "4"], "is not a size"),
+    ] {
+        let (text, succeeded) = outcome(strata().arg("explain").args(arguments));
+        assert!(!succeeded && text.contains(reason), "{arguments:?}: {text}");
+    }
+}
