@@ -8,8 +8,7 @@ use launched::{chosen, lines, on_all, outcome, said, strata, LIBRARY, LIMIT, WOR
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::LazyLock;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 use strata::select::table::{Row, Table};
 
 /// A folder for one test's files.

@@ -194,7 +194,7 @@ impl Model<'_> {
     /// The routes worth a look, and the vendor's library where the machine has one; the quickest first.
     pub fn candidates(&self, collective: Collective, bytes: usize) -> Vec<Candidate> {
         let mut all = Vec::new();
-        let vendor = self.machine.vendor_ns(collective, self.grid.nranks(), bytes);
+        let vendor = self.machine.vendor_ns(collective, self.grid, bytes);
         all.extend(vendor.map(|ns| Candidate { how: How::Vendor, ns }));
         if self.grid.nnodes() > 1 && COLLECTIVES.contains(&collective) {
             for route in self.routes(collective, bytes) {

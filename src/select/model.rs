@@ -88,7 +88,7 @@ pub fn takes_over(machine: &Machine, grid: &Arc<Grid>, collective: Collective, r
     let mut taken = 0;
     for log in 0..48 {
         let bytes = 1usize << log;
-        let vendor = machine.vendor_ns(collective, grid.nranks(), bytes)?;
+        let vendor = machine.vendor_ns(collective, grid, bytes)?;
         let candidates = cost::candidates(machine, grid, collective, bytes);
         let best = candidates.into_iter().find_map(|candidate| own(candidate, carrier));
         taken |= u64::from(best.is_some_and(|(_, ns)| ns * CLEAR <= vendor)) << log;

@@ -224,22 +224,26 @@ impl Fabric {
         self.machine.local.processors.value >= 1.0
     }
 
+    /// What posting or taking in a message of so many bytes costs its rank's thread, or the processors that ranks share.
+    fn handle(&self, rank: Rank, now: u64, network: &Network, bytes: usize) -> u64 {
+        let post = ns(&network.post_us);
+        match self.shares_processors() {
+            true => self.process(now, post + at_rate(bytes, network.processor_gbps.value)),
+            false => self.take(Resource::Thread, rank.index(), now, post),
+        }
+    }
+
     /// A message between nodes: out of a NIC, over the wire, into a NIC, which begins before the first has ended. Messages that
     /// wait for one NIC share it, as flows do, and do not go one after another: so each of the two works the message off in
     /// its own order, and the message has arrived when both have.
     fn between_nodes(&self, transfer: &Transfer) -> u64 {
         let Transfer { now_ns, from, to, bytes, .. } = *transfer;
         let network = self.network();
-        let post = ns(&network.post_us);
-        let mut now = self.take(Resource::Thread, from.index(), now_ns, post);
-        let processor = at_rate(bytes, network.processor_gbps.value);
-        if self.shares_processors() {
-            now = self.process(now, processor);
-        }
+        let handled = self.handle(from, now_ns, network, bytes);
         let occupied = ns(&network.gap_us) + at_rate(bytes, network.nic_gbps.value);
         let latency = ns(&network.latency_us) + self.manner.round_ns;
-        let out = self.take(Resource::NicOut, self.nics[from.index()] as usize, now, occupied);
-        let into = self.take(Resource::NicIn, self.nics[to.index()] as usize, now + latency, occupied);
+        let out = self.take(Resource::NicOut, self.nics[from.index()] as usize, handled, occupied);
+        let into = self.take(Resource::NicIn, self.nics[to.index()] as usize, handled + latency, occupied);
         into.max(out + latency)
     }
 
@@ -286,10 +290,7 @@ impl Durations for Fabric {
         let mut now = work.now_ns;
         if far {
             let network = self.network();
-            now = self.take(Resource::Thread, work.rank.index(), now, ns(&network.post_us));
-            if self.shares_processors() {
-                now = self.process(now, at_rate(work.bytes, network.processor_gbps.value));
-            }
+            now = self.handle(work.rank, now, network, work.bytes);
         }
         if work.operands > 1 {
             let rate = match self.manner.reduce_gbps {

@@ -7,6 +7,7 @@
 
 use crate::error::{Error, Result};
 use crate::plan::Collective;
+use crate::topo::Grid;
 use serde::Deserialize;
 use std::path::Path;
 
@@ -321,8 +322,9 @@ impl Machine {
 
     /// The time that the vendor's library takes on all ranks, its overload included, in ns. One node has the laws of calls
     /// inside a node.
-    pub fn vendor_ns(&self, collective: Collective, nranks: usize, bytes: usize) -> Option<f64> {
-        if nranks <= self.ranks_per_node() {
+    pub fn vendor_ns(&self, collective: Collective, grid: &Grid, bytes: usize) -> Option<f64> {
+        let nranks = grid.nranks();
+        if grid.nnodes() == 1 {
             return self.calls.as_ref()?.ns(collective, nranks, bytes);
         }
         let ns = self.vendor.as_ref()?.ns(collective, nranks, bytes)?;
@@ -423,10 +425,13 @@ mod tests {
         assert!((law(1.0).ns(5, 5000) - 8000.0).abs() < 1e-6);
         assert!((law(2.0).ns(5, 5000) - 4000.0 * 2f64.sqrt()).abs() < 1e-6);
         let machine = Machine::find("frontier").unwrap();
-        let slow = machine.vendor_ns(Collective::AllGather, 2048, 1 << 30).unwrap();
+        let grid = Grid::blocks(&[8; 256]);
+        let slow = machine.vendor_ns(Collective::AllGather, &grid, 1 << 30).unwrap();
         let plain =
-            machine.clone().without("overload").unwrap().vendor_ns(Collective::AllGather, 2048, 1 << 30).unwrap();
+            machine.clone().without("overload").unwrap().vendor_ns(Collective::AllGather, &grid, 1 << 30).unwrap();
         assert!(slow > 1.5 * plain);
+        let ns = |grid: Grid| machine.vendor_ns(Collective::AllGather, &grid, 1 << 30).unwrap();
+        assert!(ns(Grid::blocks(&[1; 8])) > 1.1 * ns(Grid::flat(8)), "eight ranks on eight nodes cross the network");
         assert!(machine.without("gravity").is_err());
     }
 

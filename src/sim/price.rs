@@ -125,7 +125,7 @@ pub fn price(
     };
     match how {
         How::Vendor => {
-            let law = machine.vendor_ns(collective, grid.nranks(), message_bytes);
+            let law = machine.vendor_ns(collective, grid, message_bytes);
             law.map(Price::by_law).ok_or_else(|| no_law("the vendor's library"))
         }
         How::Mpi => {
@@ -161,7 +161,7 @@ fn pccl(
         }
     }
     if grid.nnodes() == 1 {
-        let law = machine.vendor_ns(collective, grid.nranks(), message_bytes).unwrap_or(0.0);
+        let law = machine.vendor_ns(collective, grid, message_bytes).unwrap_or(0.0);
         return Ok(Price::by_law(law + call_ns));
     }
     let name = if collective == Collective::AllReduce { "two_level" } else { "two_level_shuffle" };

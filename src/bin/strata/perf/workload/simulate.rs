@@ -130,14 +130,8 @@ impl Here {
         Ok([vendor, self.pccl(collective, bytes).unwrap_or(vendor), self.strata(collective, bytes, vendor)?])
     }
 
-    /// The vendor's library. A group of few ranks on several nodes has the law of several nodes.
     fn vendor(&self, collective: Collective, bytes: usize) -> Option<f64> {
-        let (machine, nranks) = (&self.machine, self.grid.nranks());
-        if nranks > machine.ranks_per_node() {
-            return machine.vendor_ns(collective, nranks, bytes);
-        }
-        let laws = if self.grid.nnodes() == 1 { &machine.calls } else { &machine.vendor };
-        laws.as_ref()?.ns(collective, nranks, bytes)
+        self.machine.vendor_ns(collective, &self.grid, bytes)
     }
 
     fn carriers(&self) -> Vec<Carrier> {
