@@ -120,7 +120,7 @@ impl Model<'_> {
     }
 
     /// The times inside the node for `bytes` of a segment.
-    fn inside(&self, collective: Collective, bytes: f64) -> Inside {
+    fn inside(&self, collective: Collective, bytes: f64, carrier: Carrier) -> Inside {
         let ranks = self.grid.nrails();
         let local = &self.machine.local;
         if ranks == 1 {
@@ -144,6 +144,8 @@ impl Model<'_> {
         let (own, all) = (bytes / ranks as f64 / local.copy_gbps.value, bytes / local.copy_gbps.value);
         let (packs, unpacks) = match collective {
             _ if self.machine.calls.is_none() => (0.0, 0.0),
+            // There a call is made for each node's blocks, which lie together.
+            _ if carrier == Carrier::Vendor => (0.0, 0.0),
             Collective::AllReduce => (0.0, 0.0),
             Collective::ReduceScatter => (all, own),
             _ => (own, all),
@@ -169,7 +171,7 @@ impl Model<'_> {
             + taken * self.rail_ns_per_byte(route.carrier)
             + launches
             + reduced / local.reduce_gbps.value;
-        let node = self.inside(collective, bytes);
+        let node = self.inside(collective, bytes, route.carrier);
         let processors = match local.processors.value {
             shared if shared >= 1.0 => {
                 let carried = match network.processor_gbps.value {

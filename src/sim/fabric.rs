@@ -307,7 +307,9 @@ impl Durations for Fabric {
         let law = self.calls().and_then(|laws| laws.ns(call.collective, call.group.len(), work.bytes));
         let law = law.unwrap_or(0.0).round() as u64;
         let copy = self.machine.local.copy_gbps.value;
-        let [pack, unpack] = [work.packed, work.unpacked].map(|bytes| at_rate(bytes, copy));
+        // Over the vendor's rails a call is made for each node's blocks, which lie together (`vendor::lower`).
+        let arranged = |bytes| if self.manner.vendor_rails { 0 } else { at_rate(bytes, copy) };
+        let [pack, unpack] = [work.packed, work.unpacked].map(arranged);
         if work.bytes <= self.beside_bytes {
             // Blocks are brought together and taken apart in line with the call.
             return self.take(Resource::Library, node, work.now_ns, pack + law + unpack) - work.now_ns;

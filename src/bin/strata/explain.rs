@@ -14,7 +14,7 @@ use strata::select::over::{self, Rail, Rules, Vendor};
 use strata::select::table::agree::{Local, World};
 use strata::select::table::{has_thresholds, has_thresholds_over, Machine as Place};
 use strata::select::{self, cost, model, Knowledge, Request};
-use strata::sim::price::{block_bytes, How};
+use strata::sim::price::{block_bytes, grid_of, Carrier, How};
 use strata::sim::Machine;
 use strata::topo::{host, Grid};
 
@@ -66,12 +66,23 @@ pub fn run(options: &Options) -> Result<ExitCode> {
         Error::InvalidArgument(format!("there is no collective {}; there are {known}", options.collective))
     })?;
     let (_, nodes) = options.spread.resolve()?;
-    let grid = Arc::new(Grid::from_labels(&nodes));
     let (mut config, warnings) = Config::from_env();
     warnings.iter().for_each(|warning| tell!("strata: {warning}"));
     config.machine = options.machine.clone().unwrap_or(config.machine);
     config.vendor_only = over::left_to_vendor(&config.vendor_only);
     let machine = model::agree(&model::offer(&config.machine)?)?;
+    let mut grid = Arc::new(Grid::from_labels(&nodes));
+    match &machine {
+        // Who names no nodes means the machine's.
+        Some(machine) if grid.nnodes() == 1 && grid.nranks() > machine.ranks_per_node() => {
+            grid = grid_of(machine, grid.nranks());
+        }
+        Some(machine) if grid.nrails() > machine.ranks_per_node() => {
+            let (here, there) = (grid.nrails(), machine.ranks_per_node());
+            tell!("strata: {} has {there} ranks on a node, and here are {here}", machine.name);
+        }
+        _ => {}
+    }
     let knowledge = Knowledge { tuned: Arc::new(tuned(&config, &grid, options)?), machine };
     let question = Question { collective, bytes: options.bytes, grid, config, knowledge };
     let size = counted(question.bytes, "byte");
@@ -121,7 +132,7 @@ impl Question {
         match &self.knowledge.machine {
             Some(machine) => {
                 self.stage("cost model", &format!("{}: {}", machine.name, machine.text));
-                self.candidates(machine);
+                self.candidates(machine, over);
             }
             None if config.machine == model::AUTO && !over => {
                 self.stage("cost model", "by the links, which a communicator measures when it is made");
@@ -130,20 +141,29 @@ impl Question {
         }
     }
 
-    fn candidates(&self, machine: &Machine) {
-        for candidate in cost::candidates(machine, &self.grid, self.collective, self.bytes).iter().take(SHOWN) {
+    /// The best ways that are open: over a vendor's library that library itself and what carries the rails there.
+    fn candidates(&self, machine: &Machine, over: bool) {
+        let carrier = match Rail::named(&self.config) {
+            Rail::Vendor if over => Carrier::Vendor,
+            _ => Carrier::Own,
+        };
+        let open = |candidate: &&cost::Candidate| match &candidate.how {
+            How::Strata(route) => route.carrier == carrier,
+            _ => over,
+        };
+        let all = cost::candidates(machine, &self.grid, self.collective, self.bytes);
+        if all.is_empty() {
+            self.stage("", "it does not speak of this collective, or not on one node");
+        } else if over && carrier == Carrier::Vendor {
+            self.stage("", "rails are the vendor's; STRATA_INTER=mpi or tcp opens Strata's own");
+        }
+        for candidate in all.iter().filter(open).take(SHOWN) {
             let way = match &candidate.how {
                 How::Vendor => String::from("vendor"),
                 How::Strata(route) => {
                     let block = block_bytes(self.collective, self.grid.nranks(), self.bytes);
                     let segments = block.div_ceil(route.segment_bytes.max(1)).max(1);
-                    format!(
-                        "{}, {}, window {}, {:?} rails",
-                        route.choice,
-                        counted(segments, "segment"),
-                        route.window,
-                        route.carrier
-                    )
+                    format!("{}, {}, window {}", route.choice, counted(segments, "segment"), route.window)
                 }
                 other => format!("{other:?}"),
             };

@@ -107,6 +107,11 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     std::env::remove_var("STRATA_TUNING_TABLE");
     let library = Library::open(options.library.as_deref())?;
     let nranks = store.size * options.ranks_here;
+    if nranks == 1 {
+        let text =
+            "one rank has nothing to choose; start this with a launcher: strata launch -n 4 --nodes 2 -- strata tune";
+        return Err(Error::InvalidUsage(text.to_string()));
+    }
     let tasks = tasks(options, nranks)?;
     let mut bench =
         Bench::new(&library, &mut store, options.ranks_here, &tasks.iter().map(Task::case).collect::<Vec<_>>())?;

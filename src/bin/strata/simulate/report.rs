@@ -7,6 +7,7 @@ use super::method::{way_text, Method};
 use serde_json::{json, Value};
 use std::fmt::Write;
 use strata::plan::Collective;
+use strata::sim::price::How;
 use strata::sim::Machine;
 
 /// All cells with what each method takes for them.
@@ -153,6 +154,16 @@ impl Outcome<'_> {
     /// What is to be known of terms that stand for somebody's software.
     pub fn notes(&self) -> Vec<String> {
         let mut notes = Vec::new();
+        let ours = |answer: &Answer| matches!(answer.way, How::Strata(_));
+        if self.answers.iter().flatten().flatten().any(ours) {
+            notes.push(String::from(
+                "Strata's times are simulated, with an assumed cost of each call: nothing of it was measured there. Over a",
+            ));
+            notes.push(format!(
+                "vendor's library a program goes this way with STRATA_INTER=mpi or tcp, by itself with STRATA_MACHINE={} too",
+                self.machine.name
+            ));
+        }
         if !self.without.is_empty() {
             notes.push(format!("without the machine's terms: {}", self.without.join(", ")));
         }

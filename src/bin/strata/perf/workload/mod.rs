@@ -129,8 +129,16 @@ fn simulated(
     let routes = simulate::routes(&program, &machine, &bar)?;
     bar.finish_and_clear();
     let by_links = program.rows.iter().any(|row| matches!(row.kind, Kind::AllToAll | Kind::Broadcast));
-    let note = if by_links { format!("\n# {}", simulate::BY_LINKS) } else { String::new() };
-    let how = format!("simulated on {}{note}", machine.text);
+    let mut how = format!("simulated on {}\n# {}", machine.text, simulate::NOT_MEASURED);
+    if by_links {
+        how += &format!("\n# {}", simulate::BY_LINKS);
+    }
+    if let Some(overload) = machine.overload.as_ref().filter(|overload| world as f64 > overload.above_ranks.value) {
+        how += &format!(
+            "\n# on more than {} ranks and from {:.0} bytes on the vendor's library is taken to be {} times as slow (fitted)",
+            overload.above_ranks.value, overload.from_bytes.value, overload.factor.value
+        );
+    }
     let (program, setting) = (&program, &setting);
     let outcome = Outcome { name, workload, program, setting, how, routes, steps: Vec::new(), wrong: None };
     outcome.tell(options.json.as_deref()).map(|()| ExitCode::SUCCESS)

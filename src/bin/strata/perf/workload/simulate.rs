@@ -24,6 +24,9 @@ use strata::topo::Grid;
 /// The ways, in the order of the table.
 const WAYS: [&str; 3] = ["vendor", "PCCL", "Strata"];
 
+/// What is to be known of Strata's column.
+pub const NOT_MEASURED: &str =
+    "Strata's own ways need STRATA_INTER=mpi or tcp and STRATA_MACHINE over a vendor's library; nothing of it was measured there";
 /// What is said of kinds that have no price by the way.
 pub const BY_LINKS: &str = "alltoall and broadcast are the vendor's on every route, at the rates of idle links";
 
