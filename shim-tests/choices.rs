@@ -56,6 +56,53 @@ fn the_machine_is_rank_zero_s_whatever_files_the_others_have() {
     std::fs::remove_file(PathBuf::from(broken)).unwrap();
 }
 
+/// A rank reads so much of a connection at a time; what it had read ahead by then was forgotten until more came.
+#[test]
+fn long_messages_over_tcp_are_taken_in_to_their_end() {
+    for algorithm in ["ring", "log"] {
+        let mut command = strata();
+        command.args(["launch", "-n", "4", "--nodes", "4", "--timeout", "90", "--", env!("CARGO_BIN_EXE_strata")]);
+        command.args([
+            "perf",
+            "reduce_scatter",
+            "-b",
+            "31850496",
+            "-e",
+            "31850496",
+            "-n",
+            "2",
+            "-w",
+            "0",
+            "-d",
+            "half",
+        ]);
+        command.args(["--library", &LIBRARY]).env("STRATA_REDUCESCATTER_ALGO", algorithm).env("STRATA_INTER", "tcp");
+        command.env("STRATA_SEGMENT_BYTES", "99000000").env("STRATA_SCRATCH_BYTES", "1000000000");
+        let told = said(command.env("STRATA_TIMEOUT_MS", "20000"));
+        assert!(told.contains("31850496"), "{told}");
+    }
+}
+
+#[test]
+fn a_communicator_follows_the_model_of_its_machine() {
+    let file = std::env::temp_dir().join(format!("strata-far-{}.toml", std::process::id()));
+    // Nodes so far apart that a message had better go in few pieces.
+    let far = include_str!("../machines/netns.toml").replacen(
+        "latency_us = { value = 20.0",
+        "latency_us = { value = 50000.0",
+        1,
+    );
+    std::fs::write(&file, far).unwrap();
+    let name = file.to_string_lossy().into_owned();
+    let with = each_with("STRATA_MACHINE", [&name; 4], "8M");
+    assert!(chosen(&with).contains("because: the cost model of netns"), "{with}");
+    let without = each_with("STRATA_MACHINE", ["none"; 4], "8M");
+    let segments =
+        |told: &str| chosen(told).split(", ").nth(1).unwrap().split(' ').next().unwrap().parse::<usize>().unwrap();
+    assert!(segments(&with) < segments(&without), "{} and {}", chosen(&with), chosen(&without));
+    std::fs::remove_file(file).unwrap();
+}
+
 #[test]
 fn links_between_nodes_are_measured_within_a_budget_and_all_ranks_have_the_same() {
     let told = each_with("STRATA_MEASURE_US", ["2000000"; 4], "1M");

@@ -124,9 +124,9 @@ variables! {
     "STRATA_TUNING_TABLE" tuning_table: String = "none", local,
         "A tuning table, as a path: what `strata tune` has written, or rows of NCCL's tuner plugin. Rank 0's table counts on all ranks.";
     "STRATA_MACHINE" machine: String = "auto", agreed,
-        "What the cost model goes by: a machine that `strata simulate` knows, or its file; auto measures the links between nodes when a communicator is made (host memory only); none chooses by thresholds alone.";
-    "STRATA_MEASURE_US" measure_us: u64 = "20000", agreed,
-        "Microseconds that measuring the links of a new communicator may take, about; 0 does not measure.";
+        "What the cost model goes by: a machine that `strata simulate` knows, or its file; auto goes by what STRATA_MEASURE_US measures (host memory only), else by thresholds; none by thresholds alone.";
+    "STRATA_MEASURE_US" measure_us: u64 = "0", agreed,
+        "Microseconds that measuring the links between nodes of a new communicator may take, about (20000 is enough); 0 does not measure.";
     "STRATA_TREE_MAX_BYTES" tree_max_bytes: usize = "65536", agreed,
         "Broadcasts and reduces of at most this many bytes use a binomial tree; larger ones scatter and gather.";
     "STRATA_ALLTOALL_TWO_STEP_MAX_BYTES" two_step_max_bytes: usize = "16384", agreed,

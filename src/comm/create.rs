@@ -87,6 +87,7 @@ struct Meeting<'a> {
 
 /// Said once in a process.
 static OTHER_VERSION: PerProcess<Once> = PerProcess::new(Once::new);
+static NO_MACHINE: PerProcess<Once> = PerProcess::new(Once::new);
 
 /// Whether ranks with these versions of Strata make the same plans and understand each other's messages: within a release
 /// series nothing of that changes (before 1.0 a series is `0.minor`).
@@ -373,7 +374,7 @@ fn status(waker: &Option<Waker>) -> Arc<Status> {
 /// The text of the machine that rank 0's user names. One that cannot be read is told and left out.
 fn offered_machine(name: &str) -> String {
     select::model::offer(name).unwrap_or_else(|error| {
-        crate::log::notice(&format!("STRATA_MACHINE is left out: {}", error.text()));
+        NO_MACHINE.get().call_once(|| crate::log::notice(&format!("STRATA_MACHINE is left out: {}", error.text())));
         String::new()
     })
 }

@@ -253,9 +253,11 @@ impl Engine {
         self.recent.clear();
     }
 
-    /// Has choices told, or not.
-    pub fn tell_choices(&mut self, told: bool) {
-        self.silent = !told;
+    /// Has what follows left untold, or ends that: then the program's first operation is number 1. All ranks do so between
+    /// the same two operations.
+    pub fn keep_quiet(&mut self, quiet: bool) {
+        self.silent = quiet;
+        self.sequence = 0;
     }
 
     /// Wakes the thread that waits for an operation.

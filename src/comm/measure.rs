@@ -1,7 +1,7 @@
 //! How fast a new communicator's links between nodes are: a few short all-gathers and a longer one, within a budget.
 //!
 //! Collective. Every rank runs the same operations: whether a further one follows is decided by what rank 0 said in the one
-//! before. All ranks end with rank 0's figures, so that all choose alike.
+//! before. Each tells all others its times, so that all have the same figures and choose alike.
 #![forbid(unsafe_code)]
 
 use super::{locked, CollectiveCall, Comm, Launch, Operation, StreamRef};
@@ -9,7 +9,7 @@ use crate::dtype::DataType;
 use crate::error::Result;
 use crate::memory::Arena;
 use crate::plan::Collective;
-use crate::select::links::{self, Links};
+use crate::select::links::Links;
 use crate::select::model::AUTO;
 use crate::select::Knowledge;
 use crate::topo::Rank;
@@ -23,8 +23,8 @@ const LONG: usize = 3;
 /// Bytes of a rank in a longer all-gather, at most, and of all ranks together.
 const LONG_BLOCK: usize = 128 << 10;
 const LONG_TOTAL: usize = 2 << 20;
-/// Bytes of a rank in a short one, enough for what rank 0 has to say.
-const WORD: usize = links::BYTES;
+/// Bytes of a rank in a short one: its time of the one before, and whether it wants more.
+const WORD: usize = 16;
 
 /// A communicator whose links are being measured.
 struct Meter<'a> {
@@ -34,15 +34,16 @@ struct Meter<'a> {
 }
 
 impl Meter<'_> {
-    /// One all-gather of `block` bytes a rank, which begin with `word`. Returns rank 0's word and the time it took here.
-    fn gather(&mut self, word: [u8; WORD], block: usize) -> Result<([u8; WORD], Duration)> {
+    /// One all-gather of `block` bytes a rank, which begin with `word`. Returns all ranks' words and the time it took here.
+    fn gather(&mut self, word: [u8; WORD], block: usize) -> Result<(Vec<[u8; WORD]>, Duration)> {
         let two_levels = self.comm.grid().nrails() > 1;
+        let nranks = self.comm.nranks();
         let (input, output) = (self.input.region(), self.output.region());
         input.part(0, WORD).write(&word);
         let call = CollectiveCall {
             collective: Collective::AllGather,
             input: input.part(0, block),
-            output: output.part(0, block * self.comm.nranks()),
+            output: output.part(0, block * nranks),
             count: block,
             dtype: DataType::I8,
             reduction: None,
@@ -54,20 +55,27 @@ impl Meter<'_> {
         let begun = Instant::now();
         super::launch(vec![Launch { comm: self.comm.clone(), operation, stream: StreamRef::Null }])?;
         let time = begun.elapsed();
-        let mut said = [0; WORD];
-        output.part(0, WORD).read(&mut said);
+        let mut said = vec![[0; WORD]; nranks];
+        said.iter_mut().enumerate().for_each(|(rank, word)| output.part(rank * block, WORD).read(word));
         Ok((said, time))
     }
 
-    /// The quickest of several all-gathers, and whether rank 0 wants more.
-    fn quickest(&mut self, block: usize, runs: usize, deadline: Instant) -> Result<(Duration, bool)> {
-        let mut least = Duration::MAX;
-        for _ in 0..runs {
+    /// The quickest of several all-gathers in ns, each as long as the rank that waited longest, and whether rank 0 wants more.
+    /// A rank that comes late finds the others' data there already: its own time says nothing.
+    fn quickest(&mut self, block: usize, runs: usize, deadline: Instant) -> Result<(u64, bool)> {
+        let (mut least, mut mine) = (u64::MAX, 0u64);
+        for run in 0..=runs {
             let mut word = [0; WORD];
-            word[0] = u8::from(Instant::now() < deadline);
-            let (said, time) = self.gather(word, block)?;
-            least = least.min(time);
-            if said[0] == 0 {
+            word[..8].copy_from_slice(&mine.to_le_bytes());
+            word[8] = u8::from(Instant::now() < deadline);
+            // The last one only tells the times of the one before.
+            let (said, time) = self.gather(word, if run < runs { block } else { WORD })?;
+            let before = |word: &[u8; WORD]| u64::from_le_bytes(std::array::from_fn(|index| word[index]));
+            if run > 0 {
+                least = least.min(said.iter().map(before).max().unwrap_or(0));
+            }
+            mine = time.as_nanos() as u64;
+            if said[0][8] == 0 {
                 return Ok((least, false));
             }
         }
@@ -75,7 +83,8 @@ impl Meter<'_> {
     }
 }
 
-/// Measures the links between a communicator's nodes. None where they could not be told within the budget.
+/// Measures the links between a communicator's nodes; all ranks find the same. None where they could not be told within the
+/// budget.
 pub(super) fn measure(comm: &Arc<Comm>, budget: Duration) -> Result<Option<Links>> {
     let grid = comm.grid();
     let (nranks, nodes) = (grid.nranks(), grid.nnodes() as f64);
@@ -87,18 +96,20 @@ pub(super) fn measure(comm: &Arc<Comm>, budget: Duration) -> Result<Option<Links
         return Ok(None);
     }
     let (long, _) = meter.quickest(block, LONG, deadline)?;
+    if long == u64::MAX {
+        return Ok(None);
+    }
     let taken = (block * nranks) as f64 / grid.nrails() as f64 * (nodes - 1.0) / nodes;
-    let latency_us = short.as_secs_f64() * 1e6 / nodes.log2().ceil();
-    let gbps = taken / long.saturating_sub(short).as_nanos() as f64;
-    let mine = Links { latency_us, gbps };
-    let (zero, _) = meter.gather(mine.encode(), WORD)?;
-    Ok(Links::decode(zero).rounded())
+    let latency_us = short as f64 / 1e3 / nodes.log2().ceil();
+    let gbps = taken / long.saturating_sub(short) as f64;
+    Ok(Links { latency_us, gbps }.rounded())
 }
 
 impl Comm {
     /// Finds out what the links between the nodes are, unless the parent's are known or a machine is named. Collective.
     pub(super) fn meter(self: &Arc<Comm>, parent: Option<Links>) -> Result<()> {
-        let on_host = self.gpu.is_none() && self.options.companion.is_none();
+        // Of a world in which one rank has a GPU all must decide alike.
+        let on_host = self.members.iter().all(|member| !member.on_gpu) && self.options.companion.is_none();
         let auto = self.config.machine == AUTO && self.config.measure_us > 0;
         if !(on_host && auto) || self.grid.nnodes() == 1 {
             return Ok(());
@@ -106,10 +117,10 @@ impl Comm {
         let links = match parent {
             Some(links) => Some(links),
             None => {
-                let tell = |told| locked(&self.engine).iter_mut().for_each(|engine| engine.tell_choices(told));
-                tell(false);
+                let quiet = |quiet| locked(&self.engine).iter_mut().for_each(|engine| engine.keep_quiet(quiet));
+                quiet(true);
                 let links = measure(self, Duration::from_micros(self.config.measure_us))?;
-                tell(true);
+                quiet(false);
                 links
             }
         };

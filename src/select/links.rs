@@ -1,7 +1,7 @@
 //! What a communicator found out about its own links, as a machine that the cost model understands.
 //!
-//! All ranks must choose alike, so all take rank 0's figures, and figures are rounded to steps of [`STEP`]: two communicators
-//! of one job, or two runs, that measure nearly the same then choose the same.
+//! All ranks must choose alike, so all have the same figures, rounded to steps of [`STEP`]: two communicators of one job, or two
+//! runs, that measure nearly the same then choose the same.
 #![forbid(unsafe_code)]
 
 use crate::sim::machine::{Inside, Local, Machine, Network, Node, Number};
@@ -18,9 +18,6 @@ pub struct Links {
 /// Figures are rounded to powers of this.
 pub const STEP: f64 = std::f64::consts::SQRT_2;
 
-/// How many bytes say them.
-pub const BYTES: usize = 16;
-
 impl Links {
     /// The figures in steps of [`STEP`]; None where one means nothing.
     pub fn rounded(self) -> Option<Links> {
@@ -29,20 +26,6 @@ impl Links {
             usable.then(|| STEP.powf((value.ln() / STEP.ln()).round()))
         };
         Some(Links { latency_us: round(self.latency_us)?, gbps: round(self.gbps)? })
-    }
-
-    /// As bytes, to be sent to the others.
-    pub fn encode(self) -> [u8; BYTES] {
-        let mut bytes = [0; BYTES];
-        bytes[..8].copy_from_slice(&self.latency_us.to_le_bytes());
-        bytes[8..].copy_from_slice(&self.gbps.to_le_bytes());
-        bytes
-    }
-
-    /// From another rank's bytes.
-    pub fn decode(bytes: [u8; BYTES]) -> Links {
-        let half = |from: usize| f64::from_le_bytes(std::array::from_fn(|index| bytes[from + index]));
-        Links { latency_us: half(0), gbps: half(8) }
     }
 
     /// A machine of nodes of so many ranks with these links, and with what is usual inside a node of processors.
@@ -89,7 +72,5 @@ mod tests {
         assert_ne!(of(100.0, 1.0), of(200.0, 1.0));
         assert_eq!(of(f64::NAN, 1.0), None);
         assert_eq!(of(1.0, 0.0), None);
-        let links = Links { latency_us: 12.5, gbps: 0.025 };
-        assert_eq!(Links::decode(links.encode()), links);
     }
 }

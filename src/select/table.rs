@@ -1,6 +1,6 @@
 //! The tuning table: what was measured best on this machine, for each collective, world and size.
 //!
-//! `strata tune` writes it as TOML ([`read`] and [`write`] have the format), `STRATA_TUNING_TABLE` names it. It is asked
+//! `strata tune` writes it as TOML ([`read`] and [`mod@write`] have the format), `STRATA_TUNING_TABLE` names it. It is asked
 //! after an algorithm that is named and after thresholds that the user has set, and before everything that Strata would
 //! choose by itself.
 //!

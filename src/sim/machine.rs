@@ -239,6 +239,9 @@ const KNOWN: [(&str, &str); 4] = [
     ("netns", include_str!("../../machines/netns.toml")),
 ];
 
+/// A machine's file has no more bytes than this: every rank of every communicator gets them.
+const MOST_BYTES: u64 = 256 << 10;
+
 /// The terms that [`Machine::without`] can leave out.
 pub const TERMS: [(&str, &str); 2] = [
     ("overload", "the vendor's library beyond the number of ranks up to which its law was measured"),
@@ -261,10 +264,16 @@ impl Machine {
         if let Some((_, text)) = KNOWN.iter().find(|(known, _)| *known == name) {
             return Ok(text.to_string());
         }
-        std::fs::read_to_string(Path::new(name)).map_err(|error| {
-            let known = Machine::names().collect::<Vec<_>>().join(", ");
-            Error::InvalidArgument(format!("machine {name}: none of {known}, and no file that can be read: {error}"))
-        })
+        let known = || Machine::names().collect::<Vec<_>>().join(", ");
+        let wrong = |what: &str| {
+            Error::InvalidArgument(format!("machine {name}: none of {}, and no file that can be read: {what}", known()))
+        };
+        // A pipe would be waited for, and a device may have no end.
+        let found = std::fs::metadata(Path::new(name)).map_err(|error| wrong(&error.to_string()))?;
+        if !found.is_file() || found.len() > MOST_BYTES {
+            return Err(wrong(&format!("not a file of at most {MOST_BYTES} bytes")));
+        }
+        std::fs::read_to_string(Path::new(name)).map_err(|error| wrong(&error.to_string()))
     }
 
     /// Reads a machine's file; `from` names it in messages.
@@ -410,6 +419,7 @@ mod tests {
             let text = swapped(from, to);
             assert!(text.contains("mine.toml") && text.contains(said), "{from} -> {to}: {text}");
         }
+        assert!(Machine::find("/dev/zero").unwrap_err().text().contains("not a file"));
         let missing = Machine::find("no/such.toml").unwrap_err();
         assert!(missing.text().contains("frontier"), "{missing}");
     }

@@ -226,6 +226,11 @@ impl Connection {
         None
     }
 
+    /// Whether so many bytes have been read ahead.
+    pub fn holds(&self, len: usize) -> bool {
+        self.end - self.start >= len
+    }
+
     /// The first `len` bytes that were read ahead, if they are there.
     pub fn peek(&mut self, len: usize) -> Option<Region> {
         (self.end - self.start >= len).then(|| self.buffer.region().part(self.start, len))

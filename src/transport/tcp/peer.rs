@@ -205,18 +205,23 @@ impl Peer {
         Error::Internal(format!("rank {} sent {what}", self.rank))
     }
 
-    /// Reads from one connection and does what its frames say.
+    /// Reads from one connection and does what its frames say. What has been read ahead is always worked off: the socket
+    /// will not tell of it again.
     pub fn read(&mut self, link: usize, done: &mut Vec<Token>) -> Result<()> {
         let mut budget = TURN;
-        while budget > 0 {
+        loop {
             let connection = &mut self.links[link].connection;
-            if connection.ended.is_some() {
+            let spent = budget == 0;
+            if connection.ended.is_some() || (spent && !connection.holds(1)) {
                 return Ok(());
             }
             if let Some(Inbound { id, .. }) = connection.inbound {
                 let Some(inflow) = self.inflows.get_mut(&id) else {
                     return Err(self.nonsense("bytes nobody asked for"));
                 };
+                if spent && !connection.holds(inflow.posted.target.grain()) {
+                    return Ok(());
+                }
                 let Some(got) = connection.read_data(&inflow.posted.target) else { return Ok(()) };
                 inflow.received += got;
                 budget = budget.saturating_sub(got);
@@ -227,7 +232,7 @@ impl Peer {
                 continue;
             }
             let Some(head) = connection.peek(HEADER) else {
-                if !connection.fill() {
+                if spent || !connection.fill() {
                     return Ok(());
                 }
                 continue;
@@ -245,7 +250,7 @@ impl Peer {
             }
             let len = HEADER + header.body as usize;
             let Some(frame) = connection.peek(len) else {
-                if !connection.fill() {
+                if spent || !connection.fill() {
                     return Ok(());
                 }
                 continue;
@@ -254,7 +259,6 @@ impl Peer {
             self.take_small(&header, frame.part(HEADER, len - HEADER), done)?;
             budget = budget.saturating_sub(len);
         }
-        Ok(())
     }
 
     fn take_small(&mut self, header: &Header, body: Region, done: &mut Vec<Token>) -> Result<()> {
