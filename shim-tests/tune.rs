@@ -169,6 +169,14 @@ fn ranks_with_different_tables_follow_rank_zero_s_and_hear_of_it_once() {
 }
 
 #[test]
+fn an_output_that_is_no_file_is_refused_and_not_read_for_ever() {
+    for more in [&[][..], &["--again"]] {
+        let (told, succeeded) = outcome(&mut tune("/dev/full", more));
+        assert!(!succeeded && told.contains("not a file"), "{told}");
+    }
+}
+
+#[test]
 fn a_run_that_is_killed_leaves_a_whole_table_and_goes_on_from_it() {
     let folder = Folder::new("killed");
     let path = folder.file("table.toml");

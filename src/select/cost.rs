@@ -14,7 +14,6 @@
 //! links inside the node: `c` is their sum.
 #![forbid(unsafe_code)]
 
-use super::message_bytes;
 use crate::algo::{self, Choice};
 use crate::config::Config;
 use crate::plan::{Collective, Shape};
@@ -241,9 +240,4 @@ impl Model<'_> {
 /// The candidates for a message on a machine, the quickest first.
 pub fn candidates(machine: &Machine, grid: &Arc<Grid>, collective: Collective, bytes: usize) -> Vec<Candidate> {
     Model::new(machine, grid).candidates(collective, bytes)
-}
-
-/// The bytes of a message whose blocks have so many.
-pub fn bytes_of(collective: Collective, grid: &Grid, block_bytes: usize) -> usize {
-    message_bytes(collective, grid.nranks(), block_bytes)
 }

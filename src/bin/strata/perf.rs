@@ -5,7 +5,7 @@
 //! then timed: a barrier, then a loop of calls; the time is that of the slowest rank.
 #![forbid(unsafe_code)]
 
-mod bench;
+pub mod bench;
 pub mod collective;
 mod data;
 mod place;

@@ -88,7 +88,7 @@ impl Table {
     }
 
     /// The text of a file, if it can be one of a table.
-    pub(super) fn text(path: &Path) -> Result<String> {
+    pub fn text(path: &Path) -> Result<String> {
         let size = std::fs::metadata(path).map_err(|error| named(path, &error.to_string()))?;
         if !size.is_file() || size.len() > MOST_BYTES {
             return Err(named(path, "it is no tuning table: not a file, or too long for one"));

@@ -15,13 +15,17 @@ use strata::memory::{Arena, Region};
 /// What an output buffer holds before a check, so that bytes that were never written show.
 const STALE: u8 = 0xa5;
 
-enum Owned<'a> {
+/// Memory for a buffer.
+pub enum Owned<'a> {
+    /// Ordinary.
     Malloc(Arena),
+    /// From `ncclMemAlloc`.
     Nccl(Allocation<'a>),
 }
 
 impl Owned<'_> {
-    fn region(&mut self) -> Region {
+    /// All of it.
+    pub fn region(&mut self) -> Region {
         match self {
             Owned::Malloc(arena) => arena.region(),
             Owned::Nccl(allocation) => allocation.region(),

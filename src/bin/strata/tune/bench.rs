@@ -5,7 +5,8 @@
 #![forbid(unsafe_code)]
 
 use super::candidates::Candidate;
-use crate::nccl::{Allocation, Buffers, Comm, Library, UniqueId};
+use crate::nccl::{Buffers, Comm, Library, UniqueId};
+use crate::perf::bench::Owned;
 use crate::perf::collective::{Kind, Place};
 use crate::perf::store::Store;
 use crate::process;
@@ -13,7 +14,7 @@ use std::sync::Arc;
 use std::time::Instant;
 use strata::dtype::{DataType, RedOp};
 use strata::error::{counted, Error, Result};
-use strata::memory::{Arena, Region};
+use strata::memory::Arena;
 use strata::plan::Collective;
 use strata::select::table::Machine;
 use strata::topo::{host, Grid};
@@ -48,20 +49,6 @@ impl Case {
     fn most_bytes(&self, nranks: usize) -> usize {
         let blocks = self.kind.blocks(Place { rank: 0, nranks, root: 0 });
         blocks.0.max(blocks.1).max(1) * self.block_bytes()
-    }
-}
-
-enum Owned<'a> {
-    Malloc(Arena),
-    Nccl(Allocation<'a>),
-}
-
-impl Owned<'_> {
-    fn region(&mut self) -> Region {
-        match self {
-            Owned::Malloc(arena) => arena.region(),
-            Owned::Nccl(allocation) => allocation.region(),
-        }
     }
 }
 

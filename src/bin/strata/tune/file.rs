@@ -72,7 +72,7 @@ fn existing(path: &Path, bench: &Bench, again: bool) -> Result<Table> {
             path.display()
         )))
     };
-    let text = std::fs::read_to_string(path).map_err(|error| Error::System(format!("{}: {error}", path.display())))?;
+    let text = Table::text(path)?;
     let known = match Table::parse(&text) {
         Ok(known) => known,
         Err(_) if again => return Ok(empty),
