@@ -327,7 +327,7 @@ pub fn shrink(
             _ => return invalid(format!("invalid shrink flags {flags:#x}")),
         };
         // A communicator that has failed is what SHRINK_ABORT is for.
-        let parent = if abort { handle.ready()? } else { handle.parent()? };
+        let parent = if abort { handle.to_recover()? } else { handle.parent()? };
         // Checked before the list is read: nobody can be excluded twice, and somebody must be left.
         if count >= parent.nranks() {
             return invalid(format!("{count} of {} cannot be excluded", counted(parent.nranks(), "rank")));
@@ -472,7 +472,7 @@ pub fn revoke(comm: CommHandle, flags: c_int) -> Result<()> {
     if flags != 0 {
         return invalid(format!("invalid revoke flags {flags:#x}"));
     }
-    let comm = handle.ready()?;
+    let comm = handle.to_recover()?;
     handle.set_revoked();
     comm.revoke()
 }

@@ -382,7 +382,11 @@ impl Network for Tcp {
         let mut nobody = Vec::new();
         let mut owed = |peer: &mut Peer| {
             peer.write(&mut nobody);
-            peer.output.iter().any(|link| link.connection.undelivered().is_some_and(|bytes| bytes > 0))
+            peer.output.iter_mut().any(|link| {
+                // A peer that has closed the connection wants nothing more.
+                link.connection.hear_end();
+                link.connection.undelivered().is_some_and(|bytes| bytes > 0)
+            })
         };
         self.peers.iter_mut().filter_map(|peer| owed(peer).then_some(peer.rank)).collect()
     }
