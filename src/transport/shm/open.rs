@@ -40,6 +40,7 @@ struct Card {
     pid: u64,
     presence: u64,
     presence_at: u64,
+    /// Without a heap nothing of the rank's is ever listed.
     heap_fd: u64,
     heap_inode: u64,
     wants: u64,
@@ -277,7 +278,6 @@ pub fn open(
     let members = grid.members(grid.node(me));
     let own = if me == members[0] { Some(memory_file(members.len())?) } else { None };
     let inode = |file: &OwnedFd| rustix::fs::fstat(file).map(|stat| stat.st_ino);
-    // Without a heap nothing of ours is ever listed.
     let (heap_fd, heap_inode) = shared::heap().unwrap_or((u32::MAX, 0));
     let card = Card {
         pid: std::process::id().into(),
