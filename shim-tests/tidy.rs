@@ -8,8 +8,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// The library's modules, lowest first: each may use those before it.
-const ORDER: [&str; 18] = [
+const ORDER: [&str; 19] = [
     "error",
+    "process",
     "config",
     "fork",
     "log",
@@ -38,7 +39,8 @@ const EXCEPTIONS: [(&str, &str, &str); 4] = [
 ];
 
 /// Where `unsafe` may stand, and for what.
-const UNSAFE: [(&str, &str); 13] = [
+const UNSAFE: [(&str, &str); 14] = [
+    ("src/process.rs", "what the system was told when the process began, and numbers of descriptors"),
     ("src/fork.rs", "handlers of fork, and values that live as long as the process"),
     ("src/abi", "pointers of C callers"),
     ("src/memory", "regions, arenas, mappings, and the system calls that fill them"),

@@ -10,6 +10,7 @@ use crate::comm::{group, Comm, CommOptions, InitParams, UniqueId};
 use crate::config::Config as Settings;
 use crate::device::gpu::Gpu;
 use crate::error::{counted, Error, Result};
+use crate::process::check_address_space;
 use std::ffi::c_int;
 use std::sync::atomic::AtomicBool;
 use std::sync::Arc;
@@ -82,6 +83,7 @@ fn make<F>(newcomm: Ptr<CommHandle>, blocking: bool, work: F) -> Result<()>
 where
     F: FnOnce(&AtomicBool) -> Result<Arc<Comm>> + Send + 'static,
 {
+    has_addresses(1)?;
     super::exit::register();
     let unborn = Unborn::new(blocking);
     let handle = unborn.handle.clone();
@@ -93,12 +95,24 @@ where
     group::manage(task)
 }
 
+/// Addresses that making a communicator takes: threads with their stacks and heaps (64 MB each with the GNU C library),
+/// buffers, shared memory; and what the process must have left besides.
+const ADDRESSES: u64 = 64 << 20;
+const OTHER_ADDRESSES: u64 = 192 << 20;
+
+/// An error where the process may not map what so many communicators take.
+fn has_addresses(communicators: usize) -> Result<()> {
+    check_address_space(OTHER_ADDRESSES + ADDRESSES * communicators as u64)
+        .map_err(|error| Error::System(format!("making a communicator: {error}")))
+}
+
 /// Makes a communicator out of another one. Its name is written when it has been made, as NCCL does.
 fn derive<F>(parent: Arc<Handle>, newcomm: Ptr<CommHandle>, blocking: bool, work: F) -> Result<()>
 where
     F: FnOnce(&AtomicBool) -> Result<Option<Arc<Comm>>> + Send + 'static,
 {
     newcomm.set("newcomm", CommHandle::NULL)?;
+    has_addresses(1)?;
     let waits = parent.blocking;
     let born = move |parent: &Handle, comm: Arc<Comm>| {
         let child = Handle::reserve(blocking);
@@ -264,6 +278,7 @@ fn init_all_unnoted(comms: Ptr<CommHandle>, ndev: c_int, devices: ConstPtr<c_int
             return Err(Error::InvalidUsage(format!("device {device} is listed more than once")));
         }
     }
+    has_addresses(nranks)?;
     let options = options::communicator(ConstPtr::null(), None)?;
     let id = Comm::unique_id()?;
     group::start();

@@ -121,6 +121,7 @@ impl Tcp {
         };
         let peers = far.iter().map(peer).collect::<Result<Vec<Peer>>>()?;
         let poller = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(std::io::Error::from)?;
+        let poller = crate::process::above_standard(poller);
         watch(&poller, door.listener(), DOOR)?;
         if let Some(doorbell) = bells.doorbell() {
             watch(&poller, doorbell, DOORBELL)?;
