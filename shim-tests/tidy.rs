@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// The library's modules, lowest first: each may use those before it.
-const ORDER: [&str; 18] = [
+const ORDER: [&str; 19] = [
     "error",
     "config",
     "fork",
@@ -25,6 +25,7 @@ const ORDER: [&str; 18] = [
     "vendor",
     "comm",
     "abi",
+    "fuzz",
 ];
 
 /// Uses against the order, and why each is right: (module, what it uses, reason).

@@ -15,6 +15,8 @@ pub mod dtype;
 pub mod error;
 pub mod exec;
 pub mod fork;
+#[doc(hidden)]
+pub mod fuzz;
 pub mod log;
 pub mod memory;
 pub mod plan;

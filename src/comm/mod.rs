@@ -14,7 +14,7 @@ pub mod group;
 mod launch;
 mod live;
 mod measure;
-mod members;
+pub(crate) mod members;
 mod messages;
 mod nics;
 mod ops;

@@ -278,10 +278,11 @@ impl<'a> Seat<'a> {
                 Err(error) => Err(error),
             };
             attempt += 1;
+            let mut hung_up = false;
             if let Err(error) = outcome {
                 let refused = error.kind() == ErrorKind::ConnectionRefused;
                 let final_refusal = refused && place != Place::Fixed && began.elapsed() >= REFUSED;
-                let hung_up = matches!(error.kind(), ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset);
+                hung_up = matches!(error.kind(), ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset);
                 if final_refusal || hung_up && attempt >= HANG_UPS && place != Place::Fixed {
                     return Err(Error::Remote(format!(
                         "rank {name}: the root at {} cannot be joined: {error} (its process has ended, or the id is wrong)",
@@ -294,7 +295,11 @@ impl<'a> Seat<'a> {
             if now >= deadline {
                 let ms = timeout.as_millis();
                 let text = format!("rank {name}: the root at {} was not there within {ms} ms", root.0);
-                return Err(Error::Timeout(format!("{text} (STRATA_BOOTSTRAP_TIMEOUT_MS)")));
+                let key = match hung_up && place == Place::Fixed {
+                    true => "; it refuses this rank: is STRATA_COMM_KEY the same there?",
+                    false => "",
+                };
+                return Err(Error::Timeout(format!("{text} (STRATA_BOOTSTRAP_TIMEOUT_MS){key}")));
             }
             if cancel.load(Ordering::Acquire) {
                 return Err(cancelled());

@@ -34,7 +34,7 @@ pub struct Ways {
 
 /// What a rank tells about itself.
 #[derive(Debug, Clone, Copy)]
-struct Card {
+pub(crate) struct Card {
     pid: u64,
     process: u64,
     process_at: u64,
@@ -68,7 +68,8 @@ impl Card {
         ])
     }
 
-    fn decode(bytes: &[u8]) -> Result<Card> {
+    /// The card in these bytes.
+    pub(crate) fn decode(bytes: &[u8]) -> Result<Card> {
         let at = |index| word(bytes, index);
         Ok(Card {
             pid: at(0)?,

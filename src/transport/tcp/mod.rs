@@ -7,7 +7,7 @@
 
 mod accept;
 mod connection;
-mod frame;
+pub(crate) mod frame;
 mod peer;
 
 use super::shm::bell::Bells;
