@@ -6,11 +6,12 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// The library's modules, lowest first: each may use those before it.
-const ORDER: [&str; 19] = [
+const ORDER: [&str; 20] = [
     "error",
     "config",
     "fork",
     "log",
+    "admission",
     "dtype",
     "memory",
     "topo",

@@ -7,6 +7,7 @@
 //! The modules are listed lowest first; each may use those above it and nothing below.
 
 pub mod abi;
+pub mod admission;
 pub mod algo;
 pub mod comm;
 pub mod config;

@@ -23,7 +23,7 @@ const VERDICT: Duration = Duration::from_secs(1);
 const SLACK: Duration = Duration::from_secs(2);
 /// How long a root that refuses connections is tried. It listens from before its id exists, so it is gone for good.
 const REFUSED: Duration = Duration::from_secs(2);
-/// How often a root that hangs up without a word is tried.
+/// How often a root that hangs up without a word is tried, at least, and for as long as one that refuses.
 const HANG_UPS: u32 = 10;
 
 /// A room that needs no unique id: its members derive the same credentials from a communicator they share.
@@ -283,7 +283,8 @@ impl<'a> Seat<'a> {
                 let refused = error.kind() == ErrorKind::ConnectionRefused;
                 let final_refusal = refused && place != Place::Fixed && began.elapsed() >= REFUSED;
                 hung_up = matches!(error.kind(), ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset);
-                if final_refusal || hung_up && attempt >= HANG_UPS && place != Place::Fixed {
+                let final_hang_up = hung_up && attempt >= HANG_UPS && began.elapsed() >= REFUSED;
+                if final_refusal || final_hang_up && place != Place::Fixed {
                     return Err(Error::Remote(format!(
                         "rank {name}: the root at {} cannot be joined: {error} (its process has ended, or the id is wrong)",
                         root.0

@@ -3,6 +3,7 @@
 
 use super::conn::Conn;
 use super::wire::{Frame, Process, FRAME_LIMIT};
+use crate::admission::{Place, GRACE};
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -65,6 +66,10 @@ pub struct Peer {
     pub role: Role,
     /// When it is closed whatever happens.
     pub deadline: Option<Instant>,
+    /// When it was accepted, or began to end.
+    pub since: Instant,
+    /// What it holds until it has shown a secret.
+    pub place: Option<Place>,
 }
 
 /// All connections of the service.
@@ -76,15 +81,16 @@ pub struct Net {
 }
 
 impl Net {
-    fn add(&mut self, conn: Conn, role: Role, deadline: Option<Instant>) -> u64 {
+    fn add(&mut self, conn: Conn, role: Role, place: Option<Place>) -> u64 {
         self.next += 1;
-        self.peers.insert(self.next, Peer { conn, role, deadline });
+        let since = Instant::now();
+        self.peers.insert(self.next, Peer { conn, role, deadline: Some(since + PATIENCE), since, place });
         self.next
     }
 
     /// Takes in a connection that has just been accepted.
-    pub fn accept(&mut self, conn: Conn) -> u64 {
-        self.add(conn, Role::New, Some(Instant::now() + PATIENCE))
+    pub fn accept(&mut self, conn: Conn, place: Place) -> u64 {
+        self.add(conn, Role::New, Some(place))
     }
 
     /// Connects to another service and says `first`.
@@ -94,7 +100,7 @@ impl Net {
         if matches!(role, Role::LinkOut { .. }) {
             conn.keep_alive()?;
         }
-        Ok(self.add(conn, role, Some(Instant::now() + PATIENCE)))
+        Ok(self.add(conn, role, None))
     }
 
     /// The connection has shown that it belongs here: it may stay, and send what its part allows.
@@ -103,6 +109,7 @@ impl Net {
             peer.conn.limit = FRAME_LIMIT;
             peer.role = role;
             peer.deadline = None;
+            peer.place = None;
         }
     }
 
@@ -127,8 +134,30 @@ impl Net {
     pub fn end(&mut self, id: u64) {
         if let Some(peer) = self.peers.get_mut(&id) {
             peer.role = Role::Ending;
-            peer.deadline = Some(Instant::now() + PATIENCE);
+            peer.since = Instant::now();
+            peer.deadline = Some(peer.since + PATIENCE);
         }
+    }
+
+    /// The connection has shown a secret of ours: it is no stranger's.
+    pub fn trust(&mut self, id: u64) {
+        if let Some(peer) = self.peers.get_mut(&id) {
+            peer.place = None;
+        }
+    }
+
+    /// The strangers that may be ended for others: those that have their answer, and those that were listened to in vain
+    /// up to `heard`, for long enough.
+    pub fn dispensable(&self, heard: Instant) -> Vec<u64> {
+        let strangers = self.peers.iter().filter(|(_, peer)| peer.place.is_some());
+        let done = |peer: &Peer| matches!(peer.role, Role::Ending) && peer.conn.flushed() && peer.since <= heard;
+        strangers.filter(|(_, peer)| done(peer) || peer.since + GRACE <= heard).map(|(id, _)| *id).collect()
+    }
+
+    /// When the next stranger becomes dispensable.
+    pub fn next_dispensable(&self) -> Option<Instant> {
+        let strangers = self.peers.values().filter(|peer| peer.place.is_some());
+        strangers.map(|peer| peer.since + GRACE).min()
     }
 
     /// Whether a connection still has something to say.
