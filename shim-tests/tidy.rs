@@ -346,6 +346,37 @@ fn every_file_begins_with_what_it_is() {
 }
 
 #[test]
+fn the_command_writes_its_output_in_one_place() {
+    // `println!` panics where the output is full.
+    let mut complaints = Vec::new();
+    for (path, source) in files("rs").iter().filter(|(path, _)| path.starts_with("src/bin")) {
+        for (index, line) in code_of(source).lines().enumerate() {
+            let word = |name: &str| line.match_indices(name).any(|(at, _)| !line[..at].ends_with(['e', '_']));
+            let own = path == "src/bin/strata/process.rs" || path == "src/bin/strata/launch.rs";
+            if word("println!") || word("print!") || !own && line.contains("stdout()") {
+                complaints.push(format!("{path}:{}: {}", index + 1, line.trim()));
+            }
+        }
+    }
+    none("the command writes with out! and outln!", complaints);
+}
+
+#[test]
+fn every_parser_has_a_fuzz_target() {
+    let manifest = fs::read_to_string(root().join("fuzz/Cargo.toml")).expect("there is a manifest of the targets");
+    let mut parsers: BTreeSet<String> = strata::fuzz::PARSERS.iter().map(|parser| parser.name.to_string()).collect();
+    parsers.extend(["workload", "workload_program", "formula"].map(str::to_string));
+    let mut complaints = Vec::new();
+    for name in &parsers {
+        let target = root().join(format!("fuzz/fuzz_targets/{name}.rs"));
+        if !target.exists() || !manifest.contains(&format!("name = \"{name}\"")) {
+            complaints.push(name.clone());
+        }
+    }
+    none("these parsers have no target in fuzz/", complaints);
+}
+
+#[test]
 fn nothing_is_left_to_do() {
     // Spelt in halves, or this file would find itself.
     let words = [["TO", "DO"], ["FIX", "ME"], ["X", "XX"]].map(|halves| halves.concat());
