@@ -9,7 +9,7 @@ use crate::comm::bootstrap::UniqueId;
 use crate::comm::members::Member;
 use crate::comm::service::room::Room;
 use crate::comm::service::wire::{Answer, Credentials, Frame, Join, Process, FIRST_FRAME_LIMIT, FRAME_LIMIT};
-use crate::comm::service::ServiceAddr;
+use crate::comm::service::{Loss, ServiceAddr};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::plan::{self, Collective, Shape};
@@ -101,7 +101,10 @@ fn frame_seeds() -> Vec<Vec<u8>> {
         Frame::Goodbye(vec![4, 5]),
         Frame::Query { comm: COMM, rank: 6, number: 1 << 40 },
         Frame::Answer(Answer { begun: 3, waiting_for: Some(0), aborted: true, failure, ..Answer::default() }),
-        Frame::Notice { comm: COMM, error: Error::Remote("rank 5 died".to_string()) },
+        Frame::Notice {
+            comm: COMM,
+            loss: Loss { rank: 5, from: Some(7), error: Error::Remote("it died".to_string()) },
+        },
     ];
     frames.iter().map(Frame::encode).collect()
 }

@@ -1,9 +1,10 @@
 //! From recorded operations to running ones: turns, streams, and the loop that waits.
 #![forbid(unsafe_code)]
 
+use super::bundle::Bundle;
 use super::gpu::Device;
 use super::messages::Messages;
-use super::service::Call;
+use super::service::{Call, Loss};
 use super::{locked, Comm, Direction, Elements, Message, Operation, StreamRef, ALIVE};
 use crate::device::gpu::driver::Handle;
 use crate::device::gpu::order::{Arrival, Ordered};
@@ -13,7 +14,7 @@ use crate::topo::Rank;
 use crate::transport::{Idle, Transport};
 use smallvec::SmallVec;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// An operation, where it runs, and in what order.
@@ -27,7 +28,7 @@ pub struct Launch {
 }
 
 /// The operations of one communicator from one group.
-struct Run {
+pub(super) struct Run {
     comm: Arc<Comm>,
     /// None until it has one.
     turn: Option<u64>,
@@ -56,6 +57,10 @@ const ASKED_AT_ONCE: usize = 16;
 const LONGEST_STALL: Duration = Duration::from_secs(60);
 /// How long a rank that has met the consequence of a failure waits to hear of the failure.
 const ECHO: Duration = Duration::from_millis(500);
+/// How long a run that waits for a lost rank gets no further before it fails: what the rank sent may be on its way.
+const LOST: Duration = Duration::from_secs(1);
+/// The same for a run that waits for others: they may be late, and find that they need nothing of the lost rank.
+const LOST_FOR_OTHERS: Duration = Duration::from_secs(5);
 /// How long a run waits for its turn before it looks for a failure.
 const TURN_WAIT: Duration = Duration::from_millis(50);
 /// How long a thread that has several runs sleeps on one of them.
@@ -92,7 +97,8 @@ pub fn launch_one(alone: Launch) -> Result<()> {
         }
         stream => {
             run.take_turn();
-            stream.enqueue(move || on_stream(run, None))
+            // A failure is kept in the communicator; the stream goes on, as a GPU stream would.
+            stream.enqueue(move || drive(std::slice::from_mut(&mut run)))
         }
     }
 }
@@ -121,7 +127,10 @@ fn on_gpu(mut run: Run, arrival: Arrival) -> Result<()> {
         let has_failed = run.comm.failure().is_some();
         let outcome = match await_streams(&mut ordered, &run.comm) {
             Ok(()) => drive(std::slice::from_mut(&mut run)),
-            Err(error) => Err(run.fail(error)),
+            Err(error) => {
+                let error = run.reason(error);
+                Err(run.fail(error))
+            }
         };
         // No call returns the first failure, so its text is kept for who asks; the program knows of its own abort.
         if let (false, Err(error), ALIVE) = (has_failed, &outcome, run.comm.phase.load(Ordering::Acquire)) {
@@ -203,8 +212,6 @@ fn launch_group(batch: Vec<Launch>) -> Result<()> {
             streams.push(stream);
         }
     }
-    let mut here = Vec::new();
-    let mut gates = Vec::new();
     for (run, _) in parts.iter_mut().filter(|(run, _)| run.comm.gpu().is_none()) {
         run.take_turn();
     }
@@ -216,74 +223,17 @@ fn launch_group(batch: Vec<Launch>) -> Result<()> {
         arrivals.push(device_of(&run.comm)?.arrive(&streams)?);
     }
     let mut arrivals = arrivals.into_iter();
+    let mut bundles: Vec<Bundle> = Vec::new();
     for (run, streams) in parts {
-        if run.comm.gpu().is_some() {
-            arrivals.next().map_or(Ok(()), |arrival| on_gpu(run, arrival))?;
-            continue;
-        }
-        let first = streams.iter().position(StreamRef::is_null).unwrap_or(0);
-        let gate = (streams.len() > 1).then(|| Arc::new(Gate::new(streams.len() - 1)));
-        let mut home = StreamRef::Null;
-        for (index, stream) in streams.into_iter().enumerate() {
-            if index == first {
-                home = stream;
-            } else if let Some(gate) = gate.clone() {
-                stream.enqueue(move || gate.pass())?;
-            }
-        }
-        if home.is_null() {
-            here.push(run);
-            gates.extend(gate);
-        } else {
-            home.enqueue(move || on_stream(run, gate))?;
+        match run.comm.gpu() {
+            Some(_) => arrivals.next().map_or(Ok(()), |arrival| on_gpu(run, arrival))?,
+            None => Bundle::add(&mut bundles, run, streams),
         }
     }
-    gates.iter().for_each(|gate| gate.wait_arrived());
-    let outcome = if here.is_empty() { Ok(()) } else { drive(&mut here) };
-    gates.iter().for_each(|gate| gate.open());
-    outcome
-}
-
-fn on_stream(run: Run, gate: Option<Arc<Gate>>) -> Result<()> {
-    if let Some(gate) = &gate {
-        gate.wait_arrived();
-    }
-    // The failure is kept in the communicator; the stream goes on, as a GPU stream would.
-    let outcome = drive(&mut [run]);
-    if let Some(gate) = &gate {
-        gate.open();
-    }
-    outcome
-}
-
-/// Holds streams up while another one works for them.
-struct Gate {
-    state: Mutex<(usize, bool)>,
-    changed: Condvar,
-}
-
-impl Gate {
-    fn new(expected: usize) -> Gate {
-        Gate { state: Mutex::new((expected, false)), changed: Condvar::new() }
-    }
-
-    /// Arrives and waits until the gate is open.
-    fn pass(&self) -> Result<()> {
-        let mut state = locked(&self.state);
-        state.0 -= 1;
-        self.changed.notify_all();
-        drop(self.changed.wait_while(state, |state| !state.1));
-        Ok(())
-    }
-
-    fn wait_arrived(&self) {
-        drop(self.changed.wait_while(locked(&self.state), |state| state.0 > 0));
-    }
-
-    fn open(&self) {
-        locked(&self.state).1 = true;
-        self.changed.notify_all();
-    }
+    // What this thread runs comes last: it waits for streams that others may have to reach as well.
+    let (here, elsewhere): (Vec<Bundle>, Vec<Bundle>) = bundles.into_iter().partition(Bundle::has_null);
+    elsewhere.into_iter().try_for_each(Bundle::launch)?;
+    here.into_iter().try_for_each(Bundle::launch)
 }
 
 impl Run {
@@ -320,6 +270,7 @@ impl Run {
         }
         let outcome = self.advance();
         if let Err(error) = outcome {
+            let error = self.reason(error);
             return Err(self.fail(error));
         }
         outcome
@@ -377,14 +328,30 @@ impl Run {
         }
     }
 
-    /// Ends the communicator's work with `error`: nobody else waits for this rank, and later calls return it.
-    fn fail(&mut self, error: Error) -> Error {
+    /// Why a run that has got no further since then cannot, if that is because ranks are lost.
+    fn lost(&self, since: Instant) -> Option<Error> {
+        let losses = self.comm.status.losses();
+        if losses.is_empty() || !self.is_on() {
+            return None;
+        }
+        let (waiting, begun) = (self.waiting_for(), self.comm.status.begun());
+        let is_lost = |(known, loss): &(Instant, Loss)| {
+            let patience = if waiting.contains(&Rank(loss.rank)) { LOST } else { LOST_FOR_OTHERS };
+            let hopeless = matches!(self.active, Active::Collective) && loss.from.is_some_and(|from| from <= begun);
+            hopeless || since.max(*known).elapsed() >= patience
+        };
+        losses.into_iter().find(is_lost).map(|(_, loss)| loss.error)
+    }
+
+    /// What is to be told of an error: the failure of which it is the consequence, or who is awaited and why.
+    fn reason(&self, error: Error) -> Error {
         let comm = &self.comm;
         if matches!(error, Error::Remote(_)) {
             // A link that breaks may be the echo of a failure elsewhere; the news of the failure itself is on its way.
             comm.await_news();
         }
-        let error = match (comm.failure(), error) {
+        match (comm.failure(), error) {
+            (None, Error::Remote(text)) => comm.status.cause().unwrap_or(Error::Remote(text)),
             (None, Error::Timeout(text)) => {
                 let waiting = self.waiting_for();
                 let why = locked(&comm.monitor).as_ref().map(|monitor| monitor.diagnose(&waiting, GRACE));
@@ -405,12 +372,15 @@ impl Run {
                 Error::InvalidUsage(words.unwrap_or(text))
             }
             (_, error) => error,
-        };
+        }
+    }
+
+    /// Ends the communicator's work with `error`: nobody else waits for this rank, and later calls return it.
+    fn fail(&mut self, error: Error) -> Error {
+        let comm = &self.comm;
         if comm.status.fail(error.clone()) {
             // Told before the links are given up, so that the others hear the reason first.
-            if let Some(monitor) = locked(&comm.monitor).as_ref() {
-                monitor.report(&error);
-            }
+            comm.report(&error);
         }
         if let Some(engine) = locked(&comm.engine).as_mut() {
             engine.cancel();
@@ -479,9 +449,14 @@ struct Stall {
 impl Stall {
     const NONE: Stall = Stall { since: None, asks_after: STALL, asked: 0 };
 
+    /// When nothing moved for the first time.
+    fn since(&mut self) -> Instant {
+        *self.since.get_or_insert_with(Instant::now)
+    }
+
     /// How often it has been asked before, if it is to be asked now.
     fn due(&mut self) -> Option<usize> {
-        let waited = self.since.get_or_insert_with(Instant::now).elapsed();
+        let waited = self.since().elapsed();
         let due = waited >= self.asks_after;
         if due {
             self.asks_after = waited + waited.min(LONGEST_STALL);
@@ -496,7 +471,7 @@ fn ended() -> Error {
 }
 
 /// Runs all of `runs` to their end on this thread. The first failure is returned; the others are run to their end.
-fn drive(runs: &mut [Run]) -> Result<()> {
+pub(super) fn drive(runs: &mut [Run]) -> Result<()> {
     let mut first = Ok(());
     let mut open: SmallVec<[bool; 8]> = runs.iter().map(|_| true).collect();
     let mut left = runs.len();
@@ -529,6 +504,13 @@ fn drive(runs: &mut [Run]) -> Result<()> {
             if let Some(time) = stall.due() {
                 waiting.for_each(|run| run.compare(time));
             }
+            let since = stall.since();
+            for (run, open) in runs.iter_mut().zip(&mut open).filter(|(_, open)| **open) {
+                let Some(error) = run.lost(since) else { continue };
+                let error = run.fail(error);
+                (*open, left) = (false, left - 1);
+                first = first.and(Err(error));
+            }
         }
         let Some((run, _)) = runs.iter().zip(&open).find(|(_, open)| **open) else { break };
         match left {
@@ -542,10 +524,17 @@ fn drive(runs: &mut [Run]) -> Result<()> {
 }
 
 impl Comm {
+    /// Tells the others that this rank has failed and completes no more operations.
+    pub(super) fn report(&self, error: &Error) {
+        if let Some(monitor) = locked(&self.monitor).as_ref() {
+            monitor.report(self.status.finished() + 1, error);
+        }
+    }
+
     /// Waits a little for another rank's word about a failure.
     fn await_news(&self) {
         let end = Instant::now() + ECHO;
-        while self.failure().is_none() && Instant::now() < end {
+        while self.status.cause().is_none() && Instant::now() < end {
             std::thread::sleep(Duration::from_millis(1));
         }
     }

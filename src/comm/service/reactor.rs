@@ -2,14 +2,16 @@
 #![forbid(unsafe_code)]
 
 use super::conn::{until, Conn};
+use super::departures::Departures;
 use super::doors::{Doors, Entry};
-use super::net::{LocalRank, Net, Role};
+use super::net::{LocalRank, Net, Peer, Role};
 use super::ring::{Ring, Watch};
 use super::wire::{Credentials, Frame, Malformed};
 use super::ServiceAddr;
 use crate::admission::{self, SERVICE};
 use crate::error::{Error, Result};
 use crate::fork::{self, Unshared};
+use crate::transport::Departure;
 use rustix::event::{poll, PollFd, PollFlags};
 use std::io::{ErrorKind, Read};
 use std::net::{SocketAddr, TcpListener};
@@ -34,12 +36,16 @@ pub enum Command {
     ListenAt(SocketAddr, Credentials, Sender<Result<()>>),
     /// Watch over a rank.
     Start(Watch),
-    /// A rank reports a failure.
-    Report(LocalRank, Error),
+    /// A rank reports a failure, and the first collective that cannot be completed.
+    Report(LocalRank, u64, Error),
     /// A rank gets no further and waits for these: do they call what it calls?
     Compare(LocalRank, Vec<u32>),
     /// A rank leaves in good order; the sender hears when the others can know.
     Leave(LocalRank, Sender<()>),
+    /// Keep what a rank that has left owes to others, until the time is over.
+    Keep(Departure, Instant),
+    /// The sender hears when nothing of that is left, and everything said to ranks that are coming together is sent.
+    AwaitDepartures(Sender<()>),
     /// The sender hears when everybody who was told a last word has heard it and hung up.
     Settle(Sender<()>),
 }
@@ -64,6 +70,7 @@ pub struct Reactor {
     farewells: Vec<Farewell>,
     /// Which listener is asked first, so that callers of one do not keep out those of another.
     turn: usize,
+    departures: Departures,
     accepting_from: Instant,
     /// All that was said before is in [`Reactor::serve`]'s hands.
     heard: Instant,
@@ -87,6 +94,7 @@ impl Reactor {
             ring: Ring::new(here),
             farewells: Vec::new(),
             turn: 0,
+            departures: Departures::default(),
             accepting_from: Instant::now(),
             heard: Instant::now(),
         }
@@ -120,8 +128,8 @@ impl Reactor {
         let paused = Some(self.accepting_from).filter(|&from| from > now);
         let full = self.is_pressed(now);
         let freed = self.net.next_dispensable().filter(|_| full);
-        let due = deadlines.chain(farewells).chain(self.ring.next_due()).chain(admission::sum_up_due());
-        let next = due.chain(paused).chain(freed).min();
+        let own = self.ring.next_due().into_iter().chain(self.departures.next_look()).chain(admission::sum_up_due());
+        let next = deadlines.chain(farewells).chain(own).chain(paused).chain(freed).min();
         let mut fds = vec![PollFd::new(&self.wake, PollFlags::IN)];
         if !full {
             fds.push(PollFd::new(&*self.listener, PollFlags::IN));
@@ -164,7 +172,9 @@ impl Reactor {
                     let _ = reply.send(self.listen_at(addr, credentials));
                 }
                 Command::Start(watch) => self.ring.start(&mut self.net, watch),
-                Command::Report(of, error) => self.ring.report(of, &error),
+                Command::Report(of, from, error) => self.ring.report(of, from, &error),
+                Command::Keep(departure, deadline) => self.departures.keep(departure, deadline),
+                Command::AwaitDepartures(done) => self.departures.wait(done),
                 Command::Compare(of, others) => self.ring.compare(&mut self.net, of, &others),
                 Command::Leave(of, done) => {
                     let links = self.ring.leave(&mut self.net, of);
@@ -295,8 +305,8 @@ impl Reactor {
                 }
                 None => false,
             },
-            Frame::Notice { comm, error } => {
-                let welcome = self.ring.notice(comm, error);
+            Frame::Notice { comm, loss } => {
+                let welcome = self.ring.notice(comm, &loss);
                 self.net.end(id);
                 welcome
             }
@@ -361,6 +371,9 @@ impl Reactor {
             self.fixed.retain(|(served, _, _)| *served != key);
         }
         self.ring.tick(&mut self.net, now);
+        // Strangers are not waited for.
+        let owes = |peer: &Peer| peer.place.is_none() && peer.conn.has_output();
+        self.departures.look(now, !self.net.peers.values().any(owes));
         let all_told = self.ring.all_told(&self.net);
         let net = &self.net;
         self.farewells.retain(|farewell| {
