@@ -242,7 +242,7 @@ fn an_output_that_is_full_ends_every_subcommand_with_a_message_and_status_1() {
         &["simulate", "--machine", "netns", "-n", "8", "--bytes", "1M"],
         &["simulate", "--machine", "netns", "-n", "8", "--bytes", "1M", "--json", "-"],
         &["simulate", "--show"],
-        &["explain", "all_gather", "-n", "8"],
+        &["explain", "all_gather", "1M", "-n", "8"],
         &["perf", "all_reduce", "-b", "8", "-e", "8", "-n", "1", "-w", "0", "--library", library],
         &["perf", "all_reduce", "-b", "8", "-e", "8", "-n", "1", "-w", "0", "--library", library, "--json", "-"],
         &["perf", "--workload", "list"],

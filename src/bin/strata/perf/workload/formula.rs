@@ -35,6 +35,25 @@ impl Formula {
         Error::InvalidArgument(format!("{place}: `{shown}` {what}"))
     }
 
+    /// What the crate makes of it: tens of kilobytes, which must not stay on the stack while other formulas are computed.
+    fn parsed(&self) -> Result<FlatEx<f64>> {
+        let not_one = |error: exmex::ExError| self.error(&format!("is not a formula: {}", error.msg()));
+        FlatEx::parse(&spelt_out(&self.text)).map_err(not_one)
+    }
+
+    /// The names in it.
+    #[inline(never)]
+    fn names(&self) -> Result<Vec<String>> {
+        self.check()?;
+        Ok(self.parsed()?.var_names().to_vec())
+    }
+
+    /// What it comes to with these values of its names.
+    #[inline(never)]
+    fn with(&self, values: &[f64]) -> Result<f64> {
+        self.parsed()?.eval(values).map_err(|error| self.error(&format!("has no value: {}", error.msg())))
+    }
+
     /// Whether it is small enough to be computed.
     fn check(&self) -> Result<()> {
         if self.text.len() > MOST_BYTES {
@@ -108,12 +127,9 @@ impl Names {
 
     /// `above`: the names whose formulas are being computed.
     fn within(&mut self, formula: &Formula, above: &mut Vec<String>) -> Result<f64> {
-        formula.check()?;
-        let parsed = FlatEx::<f64>::parse(&spelt_out(&formula.text))
-            .map_err(|error| formula.error(&format!("is not a formula: {}", error.msg())))?;
-        let names = parsed.var_names().to_vec();
+        let names = formula.names()?;
         let values = names.iter().map(|name| self.named(name, formula, above)).collect::<Result<Vec<f64>>>()?;
-        let value = parsed.eval(&values).map_err(|error| formula.error(&format!("has no value: {}", error.msg())))?;
+        let value = formula.with(&values)?;
         match value {
             value if (0.0..=LARGEST).contains(&value) => Ok(value),
             value => Err(formula.error(&format!("is {value}, which is no size or number of anything"))),
