@@ -222,3 +222,51 @@ fn a_wrong_setting_is_told_once_per_job_without_being_asked_for() {
     assert_eq!(told(None), (1, 1));
     assert_eq!(told(Some("WARN")), (4, 4), "with NCCL_DEBUG each rank warns, as in NCCL");
 }
+
+#[test]
+fn an_output_that_is_full_ends_every_subcommand_with_a_message_and_status_1() {
+    let library = library();
+    let table = format!("{}/full-{}.toml", std::env::temp_dir().display(), std::process::id());
+    let cases: [&[&str]; 22] = [
+        &["--help"],
+        &["--version"],
+        &["help", "plan"],
+        &["simulate", "--help"],
+        &["info", "--library", library],
+        &["info", "--env"],
+        &["info", "--algorithms"],
+        &["info", "--nics"],
+        &["plan", "show", "all_gather", "-n", "4"],
+        &["plan", "show", "all_gather", "-n", "4", "--draw"],
+        &["plan", "verify", "broadcast", "--max-ranks", "2"],
+        &["simulate", "--machine", "netns", "-n", "8", "--bytes", "1M"],
+        &["simulate", "--machine", "netns", "-n", "8", "--bytes", "1M", "--json", "-"],
+        &["simulate", "--show"],
+        &["explain", "all_gather", "1M", "-n", "8"],
+        &["perf", "all_reduce", "-b", "8", "-e", "8", "-n", "1", "-w", "0", "--library", library],
+        &["perf", "all_reduce", "-b", "8", "-e", "8", "-n", "1", "-w", "0", "--library", library, "--json", "-"],
+        &["perf", "--workload", "list"],
+        &["perf", "--workload", "dlrm", "--simulate", "frontier", "-n", "16"],
+        &["perf", "--workload", "dlrm", "--simulate", "frontier", "-n", "16", "--json", "-"],
+        &["tune", "-o", &table, "--sizes", "8", "--budget", "1s", "-g", "2", "--library", library],
+        &["launch", "-n", "2", "--tag-output", "--", "echo", "said"],
+    ];
+    for arguments in cases {
+        let full = std::fs::OpenOptions::new().write(true).open("/dev/full").expect("Linux has /dev/full");
+        let to_nowhere = std::fs::OpenOptions::new().write(true).open("/dev/null").expect("and /dev/null");
+        let run = |out: std::fs::File| {
+            let mut command = strata(arguments);
+            let child = command.stdout(out).stderr(Stdio::piped()).spawn().expect("the command starts");
+            child.wait_with_output().expect("the command ends")
+        };
+        let said = run(full);
+        let text = text(&said.stderr);
+        assert_eq!(said.status.code(), Some(1), "{arguments:?}: {text}");
+        assert!(text.contains("No space left on device") && !text.contains("panicked"), "{arguments:?}: {text}");
+        assert!(text.lines().filter(|line| line.contains("No space")).count() == 1, "{arguments:?}: {text}");
+        let well = run(to_nowhere);
+        assert!(well.status.success(), "{arguments:?} works otherwise: {}", String::from_utf8_lossy(&well.stderr));
+    }
+    // Only `tune` has written it.
+    let _ = std::fs::remove_file(table);
+}

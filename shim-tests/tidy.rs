@@ -8,12 +8,13 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// The library's modules, lowest first: each may use those before it.
-const ORDER: [&str; 19] = [
+const ORDER: [&str; 21] = [
     "error",
     "process",
     "config",
     "fork",
     "log",
+    "admission",
     "dtype",
     "memory",
     "topo",
@@ -28,6 +29,7 @@ const ORDER: [&str; 19] = [
     "vendor",
     "comm",
     "abi",
+    "fuzz",
 ];
 
 /// Uses against the order, and why each is right: (module, what it uses, reason).
@@ -345,6 +347,37 @@ fn every_file_begins_with_what_it_is() {
         "the first line of a Rust file is `//! ` and a sentence",
         files("rs").into_iter().filter_map(begins).collect(),
     );
+}
+
+#[test]
+fn the_command_writes_its_output_in_one_place() {
+    // `println!` panics where the output is full.
+    let mut complaints = Vec::new();
+    for (path, source) in files("rs").iter().filter(|(path, _)| path.starts_with("src/bin")) {
+        for (index, line) in code_of(source).lines().enumerate() {
+            let word = |name: &str| line.match_indices(name).any(|(at, _)| !line[..at].ends_with(['e', '_']));
+            let own = path == "src/bin/strata/process.rs" || path == "src/bin/strata/launch.rs";
+            if word("println!") || word("print!") || !own && line.contains("stdout()") {
+                complaints.push(format!("{path}:{}: {}", index + 1, line.trim()));
+            }
+        }
+    }
+    none("the command writes with out! and outln!", complaints);
+}
+
+#[test]
+fn every_parser_has_a_fuzz_target() {
+    let manifest = fs::read_to_string(root().join("fuzz/Cargo.toml")).expect("there is a manifest of the targets");
+    let mut parsers: BTreeSet<String> = strata::fuzz::PARSERS.iter().map(|parser| parser.name.to_string()).collect();
+    parsers.extend(["workload", "workload_program", "formula"].map(str::to_string));
+    let mut complaints = Vec::new();
+    for name in &parsers {
+        let target = root().join(format!("fuzz/fuzz_targets/{name}.rs"));
+        if !target.exists() || !manifest.contains(&format!("name = \"{name}\"")) {
+            complaints.push(name.clone());
+        }
+    }
+    none("these parsers have no target in fuzz/", complaints);
 }
 
 #[test]

@@ -25,6 +25,37 @@ pub struct Variable {
     pub text: &'static str,
 }
 
+/// A value that is not shown.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct Secret(String);
+
+impl Secret {
+    /// The value; empty if there is none.
+    pub fn expose(&self) -> &str {
+        &self.0
+    }
+}
+
+impl FromStr for Secret {
+    type Err = std::convert::Infallible;
+
+    fn from_str(text: &str) -> Result<Secret, Self::Err> {
+        Ok(Secret(if text == "none" { String::new() } else { text.to_string() }))
+    }
+}
+
+impl Display for Secret {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(if self.0.is_empty() { "none" } else { "(not shown)" })
+    }
+}
+
+impl std::fmt::Debug for Secret {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        Display::fmt(self, f)
+    }
+}
+
 macro_rules! variables {
     ($($name:literal $field:ident: $type:ty = $default:literal, $agreed:ident, $text:literal;)*) => {
         /// All variables, in the order of the table.
@@ -88,6 +119,8 @@ variables! {
         "Milliseconds a collective may wait for another rank before it ends with ncclTimeout; 0 waits for ever.";
     "STRATA_BOOTSTRAP_TIMEOUT_MS" bootstrap_timeout_ms: u64 = "300000", local,
         "Milliseconds the ranks may take to come together when a communicator is made; 0 waits for ever.";
+    "STRATA_COMM_KEY" comm_key: Secret = "none", local,
+        "A word that only the job's processes know, the same for all of them: with NCCL_COMM_ID, whoever does not have it cannot take a rank's place (SECURITY.md).";
     "STRATA_SEGMENT_BYTES" segment_bytes: usize = "0", agreed,
         "Bytes of each block that a pipelined collective handles at a time; 0 lets Strata choose.";
     "STRATA_WINDOW" window: usize = "4", agreed,
@@ -327,6 +360,15 @@ mod tests {
         let (config, warnings) = parse(&[("STRATA_WINDOW", "many")]);
         assert_eq!(config, Config::default());
         assert_eq!(warnings.len(), 1);
+    }
+
+    #[test]
+    fn a_secret_is_not_shown_and_not_sent() {
+        let (config, warnings) = parse(&[("STRATA_COMM_KEY", "xyzzy")]);
+        assert_eq!((config.comm_key.expose(), warnings.len()), ("xyzzy", 0));
+        assert_eq!(config.get("STRATA_COMM_KEY").as_deref(), Some("(not shown)"));
+        assert!(!format!("{config:?} {}", config.agreed()).contains("xyzzy"));
+        assert_eq!(parse(&[("STRATA_COMM_KEY", "none")]).0.comm_key, Secret::default());
     }
 
     #[test]

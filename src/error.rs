@@ -27,6 +27,45 @@ pub enum Error {
     Timeout(String),
 }
 
+/// Bytes of a text between two places whose lines are known.
+const STRIDE: usize = 1 << 12;
+
+/// The lines of a text, so that errors can name them. Made in one pass; a place is then found without another.
+#[derive(Debug)]
+pub struct Lines<'a> {
+    text: &'a [u8],
+    /// How many lines end before each multiple of [`STRIDE`].
+    ended: Vec<usize>,
+}
+
+fn line_ends(bytes: &[u8]) -> usize {
+    #[cfg(test)]
+    tests::COUNTED.with(|counted| counted.set(counted.get() + bytes.len()));
+    bytes.iter().filter(|&&byte| byte == b'\n').count()
+}
+
+impl Lines<'_> {
+    /// The lines of a text.
+    pub fn of(text: &str) -> Lines<'_> {
+        let count = |ended: &mut usize, stride: &[u8]| {
+            let before = *ended;
+            *ended += line_ends(stride);
+            Some(before)
+        };
+        // One more than there are full strides: a place may be the end of the text.
+        let text = text.as_bytes();
+        let ended = text.chunks(STRIDE).chain([&b""[..]]).scan(0, count).collect();
+        Lines { text, ended }
+    }
+
+    /// The line, counted from 1, of a place in the text.
+    pub fn at(&self, place: usize) -> usize {
+        let place = place.min(self.text.len());
+        let stride = place / STRIDE;
+        1 + self.ended[stride] + line_ends(&self.text[stride * STRIDE..place])
+    }
+}
+
 /// `ncclResult_t` as a number.
 pub type Code = i32;
 
@@ -95,8 +134,25 @@ pub fn counted(number: usize, what: &str) -> String {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
+    use std::cell::Cell;
+
+    thread_local! {
+        /// Bytes that this thread has looked at for line ends.
+        pub static COUNTED: Cell<usize> = const { Cell::new(0) };
+    }
+
+    #[test]
+    fn a_place_has_its_line_wherever_it_is() {
+        for text in [String::new(), "\n".repeat(STRIDE), "ab\n".repeat(STRIDE), "x".repeat(2 * STRIDE) + "\ny"] {
+            let lines = Lines::of(&text);
+            for place in 0..text.len() + 2 {
+                let before = &text.as_bytes()[..place.min(text.len())];
+                assert_eq!(lines.at(place), 1 + before.iter().filter(|&&byte| byte == b'\n').count(), "{place}");
+            }
+        }
+    }
 
     #[test]
     fn what_is_counted_has_its_plural() {

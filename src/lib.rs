@@ -7,6 +7,7 @@
 //! The modules are listed lowest first; each may use those above it and nothing below.
 
 pub mod abi;
+pub mod admission;
 pub mod algo;
 pub mod comm;
 pub mod config;
@@ -15,6 +16,8 @@ pub mod dtype;
 pub mod error;
 pub mod exec;
 pub mod fork;
+#[doc(hidden)]
+pub mod fuzz;
 pub mod log;
 pub mod memory;
 pub mod plan;

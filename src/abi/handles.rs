@@ -209,7 +209,9 @@ impl Handle {
         match (&state.failure, &state.comm) {
             (Some(failure), _) => Err(failure.clone()),
             (None, _) if state.busy > 0 => Err(Error::InProgress),
-            (None, Some(comm)) if !self.revoked.load(Ordering::Acquire) => comm.failure().map_or(Ok(()), Err),
+            (None, Some(comm)) if !self.revoked.load(Ordering::Acquire) => {
+                comm.asynchronous_failure().map_or(Ok(()), Err)
+            }
             _ => Ok(()),
         }
     }

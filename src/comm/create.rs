@@ -504,6 +504,7 @@ impl Meeting<'_> {
             children: AtomicU64::new(0),
             shrinks: Mutex::default(),
             grow_id: Mutex::new(None),
+            seen: Mutex::new(None),
         });
         super::exit::remember(&comm);
         comm.meter(self.links).inspect_err(|_| comm.abort())?;

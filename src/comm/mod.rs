@@ -16,7 +16,7 @@ mod inside;
 mod launch;
 mod live;
 mod measure;
-mod members;
+pub(crate) mod members;
 mod messages;
 mod nics;
 mod ops;
@@ -222,6 +222,9 @@ impl Turns {
     }
 }
 
+/// How long a communicator has been idle when a program that asks for failures hears of a rank's death: sooner it could
+/// take that for a failure of the operation that has just ended.
+const TOLD_WHEN_IDLE: Duration = Duration::from_secs(1);
 /// A time that does not come.
 const FOREVER: Duration = Duration::from_secs(u32::MAX as u64);
 /// How long what a rank has sent before it aborted a communicator in good order is kept for those who have not got it.
@@ -274,6 +277,8 @@ pub struct Comm {
     /// How many each set of ranks has made out of this one by leaving the others out.
     shrinks: Mutex<HashMap<Vec<usize>, u64>>,
     grow_id: Mutex<Option<UniqueId>>,
+    /// The turn that a program which asks for failures has seen last, and since when.
+    seen: Mutex<Option<(u64, Instant)>>,
 }
 
 impl Comm {
@@ -320,6 +325,26 @@ impl Comm {
     /// The first failure, if there is one.
     pub fn failure(&self) -> Option<Error> {
         self.status.failure().cloned()
+    }
+
+    /// The first failure; also the death of a rank, once nothing has run for a while that the death may leave untouched.
+    /// What the program has been told so stays.
+    pub fn asynchronous_failure(&self) -> Option<Error> {
+        let failure = self.failure();
+        let Some((known, loss)) = self.status.losses().into_iter().next().filter(|_| failure.is_none()) else {
+            return failure;
+        };
+        let current = self.turns.current.load(Ordering::Acquire);
+        let mut seen = locked(&self.seen);
+        if !self.is_quiet() || seen.is_none_or(|(turn, _)| turn != current) {
+            *seen = Some((current, Instant::now()));
+            return None;
+        }
+        let idle = seen.is_some_and(|(_, since)| since.max(known).elapsed() >= TOLD_WHEN_IDLE);
+        idle.then(|| {
+            self.status.fail(loss.error.clone());
+            self.failure().unwrap_or(loss.error)
+        })
     }
 
     /// An error in a forked child, which has neither the links nor the threads.

@@ -16,7 +16,7 @@ use std::time::Duration;
 mod boards;
 #[cfg(test)]
 mod figures;
-mod header;
+pub(crate) mod header;
 mod idle;
 #[cfg(test)]
 mod leaving;

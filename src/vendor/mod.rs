@@ -13,7 +13,7 @@ pub mod find;
 pub mod guard;
 pub mod library;
 pub mod lower;
-mod runpath;
+pub(crate) mod runpath;
 
 pub use library::Library;
 

@@ -10,6 +10,7 @@ use object::read::ReadCache;
 use object::Endianness;
 use std::ffi::OsStr;
 use std::fs::File;
+use std::io::{Cursor, Read, Seek};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
@@ -58,7 +59,12 @@ impl Dynamic {
     /// Of a file of this machine's kind; `None` if it is no such file.
     fn of(path: &Path) -> Option<Dynamic> {
         // Of a file that may have hundreds of megabytes only what is asked for is read.
-        let data = ReadCache::new(File::open(path).ok()?);
+        Dynamic::within(File::open(path).ok()?, path)
+    }
+
+    /// Of what stands in a file at this path.
+    fn within(file: impl Read + Seek, path: &Path) -> Option<Dynamic> {
+        let data = ReadCache::new(file);
         let header = Header::parse(&data).ok()?;
         let endian = header.endian().ok()?;
         let segments = header.program_headers(endian, &data).ok()?;
@@ -77,6 +83,12 @@ impl Dynamic {
         let needed = needed.map(|name| String::from_utf8_lossy(name).into_owned()).collect();
         Some(Dynamic { needed, rpath: folders(elf::DT_RPATH), runpath: folders(elf::DT_RUNPATH) })
     }
+}
+
+/// The folders that a file of these bytes would name, for [`crate::fuzz`].
+pub(crate) fn folders_in(bytes: &[u8]) -> Option<Vec<PathBuf>> {
+    let Dynamic { rpath, runpath, .. } = Dynamic::within(Cursor::new(bytes), Path::new("/o/file"))?;
+    Some([rpath, runpath].concat())
 }
 
 /// The folders of a list with colons; `$ORIGIN` is the object's. What is not absolute then depends on where the program

@@ -86,7 +86,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     let knowledge = Knowledge { tuned: Arc::new(tuned(&config, &grid, options)?), machine };
     let question = Question { collective, bytes: options.bytes, grid, config, knowledge };
     let size = counted(question.bytes, "byte");
-    println!("{} of {size} on {}", collective.name(), question.grid);
+    outln!("{} of {size} on {}", collective.name(), question.grid);
     match options.over {
         Some(library) => question.explain_over(Vendor { version: options.release, rccl: library == Library::Rccl }),
         None => question.explain_own()?,
@@ -112,7 +112,7 @@ fn tuned(config: &Config, grid: &Arc<Grid>, options: &Options) -> Result<select:
 
 impl Question {
     fn stage(&self, name: &str, says: &str) {
-        println!("  {name:<24} {says}");
+        outln!("  {name:<24} {says}");
     }
 
     fn stages(&self, over: bool) {
@@ -167,7 +167,7 @@ impl Question {
                 }
                 other => format!("{other:?}"),
             };
-            println!("  {:<24} {:>10.1} us  {way}", "", candidate.ns / 1e3);
+            outln!("  {:<24} {:>10.1} us  {way}", "", candidate.ns / 1e3);
         }
     }
 
@@ -180,8 +180,8 @@ impl Question {
             usize::MAX => String::from("in one segment"),
             bytes => format!("{} of each block at a time", counted(bytes, "byte")),
         };
-        println!("-> {}, {segment}, window {}", selection.choice, selection.window);
-        println!("   because: {}", selection.reason);
+        outln!("-> {}, {segment}, window {}", selection.choice, selection.window);
+        outln!("   because: {}", selection.reason);
         Ok(())
     }
 
@@ -197,7 +197,7 @@ impl Question {
             over::Route::TwoLevel(why) => ("two levels", why),
             over::Route::Vendor(why) => ("the vendor's library alone", why),
         };
-        println!("-> {way}");
-        println!("   because: {why}");
+        outln!("-> {way}");
+        outln!("   because: {why}");
     }
 }

@@ -62,8 +62,8 @@ impl Which {
     /// Prints the answer in the form that was asked for.
     fn print(&self, json: impl FnOnce() -> Value, text: impl FnOnce() -> String) {
         match self.json {
-            true => println!("{}", json()),
-            false => print!("{}", text()),
+            true => outln!("{}", json()),
+            false => out!("{}", text()),
         }
     }
 }

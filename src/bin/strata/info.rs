@@ -62,7 +62,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
 }
 
 fn line(name: &str, value: impl std::fmt::Display) {
-    println!("{name:<16} {value}");
+    outln!("{name:<16} {value}");
 }
 
 fn print_found(options: &Options) {
@@ -140,8 +140,8 @@ fn probe(what: &str) -> Result<ExitCode> {
     let (pid, address) = what.split_once(':').ok_or_else(wrong)?;
     let (pid, address) = (pid.parse().map_err(|_| wrong())?, address.parse().map_err(|_| wrong())?);
     match read_memory_of(pid, address) {
-        Ok(value) => println!("{value}"),
-        Err(error) => println!("process_vm_readv: {error}"),
+        Ok(value) => outln!("{value}"),
+        Err(error) => outln!("process_vm_readv: {error}"),
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -166,17 +166,17 @@ fn print_variables() {
         let value = config.get(variable.name).unwrap_or_default();
         let source = if value == variable.default { "default" } else { "set" };
         let agreed = if variable.agreed { "; rank 0's value counts" } else { "" };
-        println!("{}={value}  ({source}{agreed})\n    {} Default: {}.", variable.name, variable.text, variable.default);
+        outln!("{}={value}  ({source}{agreed})\n    {} Default: {}.", variable.name, variable.text, variable.default);
     }
-    warnings.iter().chain(&unknown_names(&config)).for_each(|warning| println!("warning: {warning}"));
+    warnings.iter().chain(&unknown_names(&config)).for_each(|warning| outln!("warning: {warning}"));
 }
 
 fn print_algorithms() {
     for algorithm in ALGORITHMS {
         let collectives: Vec<&str> = algorithm.collectives.iter().map(|collective| collective.name()).collect();
-        println!("{}\n    {}\n    {}", algorithm.name, algorithm.text, collectives.join(", "));
+        outln!("{}\n    {}\n    {}", algorithm.name, algorithm.text, collectives.join(", "));
     }
-    println!(
+    outln!(
         "\nSet STRATA_<COLLECTIVE>_ALGO to one of them, or to auto. A two-level one may name its inner ones:\n\
          two_level(direct,log) is direct inside a node and log between nodes."
     );

@@ -9,9 +9,10 @@
 use crate::options::Spread;
 use crate::process::{Child, Ended, Event, Signals};
 use std::ffi::OsString;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::process::{Command, ExitCode, Stdio};
-use std::sync::mpsc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{mpsc, Arc};
 use std::time::{Duration, Instant};
 use strata::error::{Error, Result};
 
@@ -135,7 +136,7 @@ impl Ranks {
             let running = self.running();
             if running.is_empty() {
                 self.readers.finish(Duration::from_secs(1));
-                return Ok(0);
+                return Ok(u8::from(self.readers.lost.load(Ordering::Acquire)));
             }
             match signals.wait(deadline)? {
                 Event::Child => {}
@@ -205,16 +206,18 @@ fn list(ranks: &[usize]) -> String {
 struct Readers {
     started: usize,
     done: (mpsc::Sender<()>, mpsc::Receiver<()>),
+    /// Whether some output could not be written, though somebody is there to read it.
+    lost: Arc<AtomicBool>,
 }
 
 impl Readers {
     fn new() -> Readers {
-        Readers { started: 0, done: mpsc::channel() }
+        Readers { started: 0, done: mpsc::channel(), lost: Arc::default() }
     }
 
     fn tag(&mut self, rank: usize, from: impl Read + Send + 'static, mut to: impl Write + Send + 'static) {
         self.started += 1;
-        let done = self.done.0.clone();
+        let (done, lost) = (self.done.0.clone(), self.lost.clone());
         std::thread::spawn(move || {
             let mut from = BufReader::new(from);
             let mut line = Vec::new();
@@ -225,8 +228,11 @@ impl Readers {
                     tagged.push(b'\n');
                 }
                 // One write per line keeps lines of different ranks apart; a closed terminal must not stop the ranks.
-                let _ = to.write_all(&tagged);
-                let _ = to.flush();
+                let written = to.write_all(&tagged).and_then(|()| to.flush());
+                let failed = written.err().filter(|error| error.kind() != ErrorKind::BrokenPipe);
+                if let Some(error) = failed.filter(|_| !lost.swap(true, Ordering::AcqRel)) {
+                    tell!("strata launch: the ranks' output cannot be written: {error}");
+                }
             }
             let _ = done.send(());
         });

@@ -12,6 +12,20 @@ macro_rules! tell {
     }};
 }
 
+/// Writes to the standard output; where that cannot be done the command ends.
+macro_rules! out {
+    ($($argument:tt)*) => {
+        $crate::process::write_out(format_args!($($argument)*))
+    };
+}
+
+/// The same with the end of a line.
+macro_rules! outln {
+    ($($argument:tt)*) => {
+        $crate::process::write_out(format_args!("{}\n", format_args!($($argument)*)))
+    };
+}
+
 mod draw;
 mod explain;
 mod gpu;
@@ -60,7 +74,10 @@ enum What {
 }
 
 fn main() -> ExitCode {
-    let what = Command::parse().what;
+    let what = match Command::try_parse() {
+        Ok(command) => command.what,
+        Err(said) => return process::said(&said),
+    };
     // Ranks are not ended because nobody reads what the launcher says.
     if !matches!(what, What::Launch(_)) {
         process::end_on_closed_output();
@@ -76,7 +93,10 @@ fn main() -> ExitCode {
         What::Gpu(options) => gpu::run(&options),
     };
     match outcome {
-        Ok(code) => code,
+        Ok(code) => {
+            process::flush_out();
+            code
+        }
         Err(error) => {
             tell!("strata: {error}");
             ExitCode::from(2)

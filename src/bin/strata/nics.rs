@@ -54,11 +54,11 @@ pub fn print(sysfs: Option<&Path>, ranks: Option<usize>) -> Result<ExitCode> {
     print_devices(&machine);
     let ranks = ranks.unwrap_or_else(|| usual_ranks(&machine, &rules));
     for (purpose, name) in [(Purpose::Tcp, "TCP"), (Purpose::Mpi, "MPI")] {
-        println!("\n{name}");
+        outln!("\n{name}");
         // What one of them cannot have is no reason to keep the other from the reader.
         match pinned(&machine, ranks, &rules, purpose) {
             Ok(pinning) => print_pins(&machine, &pinning),
-            Err(error) => println!("{error}"),
+            Err(error) => outln!("{error}"),
         }
     }
     Ok(ExitCode::SUCCESS)
@@ -66,11 +66,11 @@ pub fn print(sysfs: Option<&Path>, ranks: Option<usize>) -> Result<ExitCode> {
 
 fn print_devices(machine: &Machine) {
     let numa = |numa: Option<u32>| numa.map_or("-".to_string(), |numa| numa.to_string());
-    println!("{:<6} {:<14} {:<4}", "GPU", "PCI", "NUMA");
+    outln!("{:<6} {:<14} {:<4}", "GPU", "PCI", "NUMA");
     for (number, gpu) in machine.gpus.iter().enumerate() {
-        println!("{number:<6} {:<14} {:<4}", gpu.pci.address().to_string(), numa(gpu.pci.numa));
+        outln!("{number:<6} {:<14} {:<4}", gpu.pci.address().to_string(), numa(gpu.pci.numa));
     }
-    println!("\n{:<16} {:<10} {:<14} {:<4} {:<13} {:<5} address", "NIC", "device", "PCI", "NUMA", "speed", "link");
+    outln!("\n{:<16} {:<10} {:<14} {:<4} {:<13} {:<5} address", "NIC", "device", "PCI", "NUMA", "speed", "link");
     for nic in &machine.nics {
         let device = nic.device.as_ref().map_or("-".to_string(), |(name, port)| format!("{name}:{port}"));
         let pci = nic.pci.as_ref().map_or("-".to_string(), |pci| pci.address().to_string());
@@ -82,21 +82,21 @@ fn print_devices(machine: &Machine) {
             nic.name(),
             addresses.join(" ")
         );
-        println!("{}", line.trim_end());
+        outln!("{}", line.trim_end());
     }
 }
 
 fn print_pins(machine: &Machine, pinning: &Pinning) {
-    println!("{:<10} {:<14} {:<16} {:<8} why", "local rank", "GPU", "NIC", "distance");
+    outln!("{:<10} {:<14} {:<16} {:<8} why", "local rank", "GPU", "NIC", "distance");
     for (rank, pin) in pinning.pins.iter().enumerate() {
         let gpu = pin.gpu.map_or("-".to_string(), |gpu| gpu.to_string());
         let distance = pin.distance.map_or("-".to_string(), |distance| distance.to_string());
-        println!("{rank:<10} {gpu:<14} {:<16} {distance:<8} {}", machine.nics[pin.nic].name(), pin.why);
+        outln!("{rank:<10} {gpu:<14} {:<16} {distance:<8} {}", machine.nics[pin.nic].name(), pin.why);
     }
     for (nic, why) in &pinning.left_out {
-        println!("{} is not used: {why}", machine.nics[*nic].name());
+        outln!("{} is not used: {why}", machine.nics[*nic].name());
     }
     if let Some(warning) = &pinning.warning {
-        println!("warning: {warning}");
+        outln!("warning: {warning}");
     }
 }

@@ -103,7 +103,7 @@ fn show(options: &Show) -> Result<ExitCode> {
     if options.draw {
         let ranks = (0..nranks).map(Rank::from_index);
         let plans = ranks.map(|rank| algo::build(&choice, &shape, rank)).collect::<Result<Vec<_>>>()?;
-        print!("{}\n{}\n{LEGEND}\n", shape.grid, text::draw(&plans));
+        out!("{}\n{}\n{LEGEND}\n", shape.grid, text::draw(&plans));
         return Ok(ExitCode::SUCCESS);
     }
     let ranks = match options.rank {
@@ -112,7 +112,7 @@ fn show(options: &Show) -> Result<ExitCode> {
     };
     // One at a time: all plans of a large shape need not be in memory at once.
     for rank in ranks.map(Rank::from_index) {
-        print!("{}", text::print(&algo::build(&choice, &shape, rank)?));
+        out!("{}", text::print(&algo::build(&choice, &shape, rank)?));
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -4,8 +4,9 @@
 //! until [`Child::reap`], so its number, which names its process group, cannot be given to anybody else meanwhile.
 
 use std::fmt;
+use std::io::Write;
 use std::os::unix::process::CommandExt;
-use std::process::{ChildStderr, ChildStdout, Command};
+use std::process::{ChildStderr, ChildStdout, Command, ExitCode};
 use std::time::Instant;
 use strata::error::{Error, Result};
 
@@ -14,6 +15,35 @@ use strata::error::{Error, Result};
 pub fn end_on_closed_output() {
     // SAFETY: the default action is valid for SIGPIPE, and no other thread has been started yet.
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
+}
+
+/// Ends this process if something could not be written to the standard output: with a message, but for a closed pipe,
+/// whose reader wants to hear no more.
+fn wrote(outcome: std::io::Result<()>) {
+    let Err(error) = outcome else { return };
+    if error.kind() != std::io::ErrorKind::BrokenPipe {
+        tell!("strata: cannot write to the standard output: {error}");
+    }
+    std::process::exit(1);
+}
+
+/// Writes to the standard output.
+pub fn write_out(text: fmt::Arguments<'_>) {
+    wrote(std::io::stdout().write_fmt(text));
+}
+
+/// Hands on what was written to the standard output.
+pub fn flush_out() {
+    wrote(std::io::stdout().flush());
+}
+
+/// What the reader of the arguments has to say: help, or what is wrong with them.
+pub fn said(text: &clap::Error) -> ExitCode {
+    let outcome = text.print().and_then(|()| std::io::stdout().flush());
+    if !text.use_stderr() {
+        wrote(outcome);
+    }
+    ExitCode::from(text.exit_code() as u8)
 }
 
 /// Bytes of memory that processes can still get: the machine's, or what is left of the control group's share. Without an

@@ -14,7 +14,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use lists::List;
 use method::Method;
 use report::Outcome;
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -103,7 +103,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
         machine = machine.without(term)?;
     }
     if options.show {
-        print!("{}", show::show(&machine, &options.without));
+        out!("{}", show::show(&machine, &options.without));
         return Ok(ExitCode::SUCCESS);
     }
     let (methods, against) = methods(options, &machine)?;
@@ -128,7 +128,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
         costs: options.cost,
     };
     if options.json.as_deref() != Some(Path::new("-")) {
-        print!("{}", outcome.table(options.below));
+        out!("{}", outcome.table(options.below));
     }
     if let Some(path) = &options.json {
         write_json(&outcome, path)?;
@@ -198,7 +198,10 @@ fn progress(njobs: usize) -> Result<ProgressBar> {
 fn write_json(outcome: &Outcome<'_>, path: &Path) -> Result<()> {
     let text = format!("{:#}\n", outcome.json());
     match path.to_str() {
-        Some("-") => Ok(std::io::stdout().write_all(text.as_bytes())?),
+        Some("-") => {
+            out!("{text}");
+            Ok(())
+        }
         _ => std::fs::write(path, text)
             .map_err(|error| Error::System(format!("cannot write {}: {error}", path.display()))),
     }

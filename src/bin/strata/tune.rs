@@ -20,7 +20,7 @@ use bench::{Bench, Case};
 use candidates::Candidate;
 use file::Output;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -154,9 +154,9 @@ fn measure(tasks: &[Task], options: &Options, bench: &mut Bench, output: &mut Ou
     let (known, open): (Vec<&Task>, Vec<&Task>) = tasks.iter().partition(is_done);
     let bar = progress(speaks, open.len())?;
     if speaks {
-        println!("# strata tune: {}, {}", bench.grid(), bench.machine().summary());
+        outln!("# strata tune: {}, {}", bench.grid(), bench.machine().summary());
         if !known.is_empty() {
-            println!("# {} of {} in {} already", known.len(), counted(tasks.len(), "row"), output.path().display());
+            outln!("# {} of {} in {} already", known.len(), counted(tasks.len(), "row"), output.path().display());
         }
     }
     let mut rows = 0;
@@ -169,7 +169,7 @@ fn measure(tasks: &[Task], options: &Options, bench: &mut Bench, output: &mut Ou
         let candidates = candidates::serving(task.collective, bench);
         if candidates.is_empty() {
             if speaks {
-                bar.suspend(|| println!("# {}: nothing to choose from here", task.collective.name()));
+                bar.suspend(|| outln!("# {}: nothing to choose from here", task.collective.name()));
             }
             continue;
         }
@@ -178,9 +178,9 @@ fn measure(tasks: &[Task], options: &Options, bench: &mut Bench, output: &mut Ou
         let row = row(task, bench, measured)?;
         bar.inc(1);
         if speaks {
-            bar.suspend(|| println!("{}", told(&row)));
+            bar.suspend(|| outln!("{}", told(&row)));
             // A table that is read through a pipe should grow line by line.
-            let _ = std::io::stdout().flush();
+            crate::process::flush_out();
         }
         output.add(row, bench)?;
         rows += 1;
@@ -206,8 +206,8 @@ fn progress(speaks: bool, rows: usize) -> Result<ProgressBar> {
 fn closing(done: usize, all: usize, path: &Path) {
     let path = path.display();
     match done == all {
-        true => println!("# {} in {path}; STRATA_TUNING_TABLE={path} makes Strata follow them", counted(all, "row")),
-        false => println!("# the budget is spent: {done} of {} in {path}; run again to go on", counted(all, "row")),
+        true => outln!("# {} in {path}; STRATA_TUNING_TABLE={path} makes Strata follow them", counted(all, "row")),
+        false => outln!("# the budget is spent: {done} of {} in {path}; run again to go on", counted(all, "row")),
     }
 }
 

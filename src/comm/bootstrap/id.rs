@@ -4,7 +4,9 @@
 #![forbid(unsafe_code)]
 
 use crate::comm::service::{Credentials, Service, ServiceAddr};
+use crate::config::Config;
 use crate::error::{Error, Result};
+use sha2::{Digest, Sha256};
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::time::Instant;
 
@@ -40,7 +42,9 @@ impl UniqueId {
     /// from it, whose room is wherever rank 0 is.
     pub fn create() -> Result<UniqueId> {
         match std::env::var("NCCL_COMM_ID") {
-            Ok(address) if !address.is_empty() => UniqueId::from_address(&address),
+            Ok(address) if !address.is_empty() => {
+                UniqueId::from_address(&address, Config::from_env().0.comm_key.expose())
+            }
             _ => {
                 let service = Service::get()?;
                 let room = Credentials::random()?;
@@ -50,8 +54,9 @@ impl UniqueId {
         }
     }
 
-    /// The id that follows from an address alone. It has no secret worth the name; that is NCCL's bargain, too.
-    pub fn from_address(address: &str) -> Result<UniqueId> {
+    /// The id that follows from an address and a key that the job's processes share. Without a key its secret is known to
+    /// everybody; that is NCCL's bargain, too.
+    pub fn from_address(address: &str, key: &str) -> Result<UniqueId> {
         let wrong = |why: &str| Error::InvalidArgument(format!("NCCL_COMM_ID={address}: {why}"));
         let resolved: Vec<SocketAddr> =
             address.to_socket_addrs().map_err(|error| wrong(&format!("{error}; host:port is wanted")))?.collect();
@@ -66,7 +71,7 @@ impl UniqueId {
         padded[..bytes.len()].copy_from_slice(&bytes);
         let [low, high] =
             [0, 16].map(|at| padded[at..at + 16].iter().fold(0, |key, &byte| key << 8 | u128::from(byte)));
-        let room = Credentials { key: low ^ high.rotate_left(64), secret: *b"strata fixed id." };
+        let room = Credentials { key: low ^ high.rotate_left(64), secret: fixed_secret(&padded, key) };
         Ok(UniqueId::of(&Meeting { service, room, fixed: true }))
     }
 
@@ -113,6 +118,15 @@ impl UniqueId {
     }
 }
 
+/// What the members of a fixed address know beside it.
+fn fixed_secret(address: &[u8], key: &str) -> [u8; 16] {
+    if key.is_empty() {
+        return *b"strata fixed id.";
+    }
+    let hash = Sha256::new().chain_update(b"strata fixed id").chain_update(address).chain_update(key).finalize();
+    std::array::from_fn(|at| hash[at])
+}
+
 impl Meeting {
     /// Rank 0 of a fixed address makes it listen; a rank 0 elsewhere may still hold it, so this tries until `deadline`.
     pub fn listen(&self, deadline: Instant, cancelled: impl Fn() -> bool) -> Result<()> {
@@ -135,20 +149,32 @@ mod tests {
 
     #[test]
     fn an_id_from_an_address_is_the_same_everywhere_and_no_other_s() {
-        let id = UniqueId::from_address("127.0.0.1:4321").unwrap();
-        assert!(id == UniqueId::from_address("127.0.0.1:4321").unwrap());
-        assert!(id != UniqueId::from_address("127.0.0.1:4322").unwrap());
+        let id = UniqueId::from_address("127.0.0.1:4321", "").unwrap();
+        assert!(id == UniqueId::from_address("127.0.0.1:4321", "").unwrap());
+        assert!(id != UniqueId::from_address("127.0.0.1:4322", "").unwrap());
         assert!(id.meeting().unwrap().fixed);
-        let six = UniqueId::from_address("[::1]:4321").unwrap().meeting().unwrap();
+        let six = UniqueId::from_address("[::1]:4321", "").unwrap().meeting().unwrap();
         assert_eq!(six.service.0.to_string(), "[::1]:4321");
         for wrong in ["", "host", "127.0.0.1:0", "127.0.0.1:99999"] {
-            assert!(matches!(UniqueId::from_address(wrong), Err(Error::InvalidArgument(_))), "{wrong}");
+            assert!(matches!(UniqueId::from_address(wrong, ""), Err(Error::InvalidArgument(_))), "{wrong}");
         }
     }
 
     #[test]
+    fn a_key_makes_a_secret_that_follows_from_it_and_the_address_alone() {
+        let secret =
+            |address: &str, key: &str| UniqueId::from_address(address, key).unwrap().credentials().unwrap().secret;
+        let all = [("127.0.0.1:4321", ""), ("127.0.0.1:4321", "a"), ("127.0.0.1:4321", "b"), ("127.0.0.1:4322", "a")];
+        for (index, (address, key)) in all.iter().enumerate() {
+            assert_eq!(secret(address, key), secret(address, key));
+            assert!(all[..index].iter().all(|(other, with)| secret(other, with) != secret(address, key)), "{key}");
+        }
+        assert_eq!(secret("127.0.0.1:1", ""), secret("127.0.0.1:2", ""), "no key, no secret");
+    }
+
+    #[test]
     fn a_foreign_or_damaged_id_is_an_invalid_argument() {
-        let good = UniqueId::from_address("127.0.0.1:4321").unwrap();
+        let good = UniqueId::from_address("127.0.0.1:4321", "").unwrap();
         let text = UniqueId([7; 128]).meeting().unwrap_err().to_string();
         assert!(text.contains("not made by Strata"), "{text}");
         for at in [0, 8, 9, 10, 12, 64, 127] {

@@ -23,7 +23,7 @@ const VERDICT: Duration = Duration::from_secs(1);
 const SLACK: Duration = Duration::from_secs(2);
 /// How long a root that refuses connections is tried. It listens from before its id exists, so it is gone for good.
 const REFUSED: Duration = Duration::from_secs(2);
-/// How often a root that hangs up without a word is tried.
+/// How often a root that hangs up without a word is tried, at least, and for as long as one that refuses.
 const HANG_UPS: u32 = 10;
 
 /// A room that needs no unique id: its members derive the same credentials from a communicator they share.
@@ -278,11 +278,13 @@ impl<'a> Seat<'a> {
                 Err(error) => Err(error),
             };
             attempt += 1;
+            let mut hung_up = false;
             if let Err(error) = outcome {
                 let refused = error.kind() == ErrorKind::ConnectionRefused;
                 let final_refusal = refused && place != Place::Fixed && began.elapsed() >= REFUSED;
-                let hung_up = matches!(error.kind(), ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset);
-                if final_refusal || hung_up && attempt >= HANG_UPS && place != Place::Fixed {
+                hung_up = matches!(error.kind(), ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset);
+                let final_hang_up = hung_up && attempt >= HANG_UPS && began.elapsed() >= REFUSED;
+                if final_refusal || final_hang_up && place != Place::Fixed {
                     return Err(Error::Remote(format!(
                         "rank {name}: the root at {} cannot be joined: {error} (its process has ended, or the id is wrong)",
                         root.0
@@ -294,7 +296,11 @@ impl<'a> Seat<'a> {
             if now >= deadline {
                 let ms = timeout.as_millis();
                 let text = format!("rank {name}: the root at {} was not there within {ms} ms", root.0);
-                return Err(Error::Timeout(format!("{text} (STRATA_BOOTSTRAP_TIMEOUT_MS)")));
+                let key = match hung_up && place == Place::Fixed {
+                    true => "; it refuses this rank: is STRATA_COMM_KEY the same there?",
+                    false => "",
+                };
+                return Err(Error::Timeout(format!("{text} (STRATA_BOOTSTRAP_TIMEOUT_MS){key}")));
             }
             if cancel.load(Ordering::Acquire) {
                 return Err(cancelled());

@@ -205,7 +205,7 @@ fn bad_arguments_are_told_at_once() {
 fn a_fixed_address_serves_one_communicator_after_another() {
     // A port that was free a moment ago.
     let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    let ids = [UniqueId::from_address(&format!("127.0.0.1:{port}")).unwrap()];
+    let ids = [UniqueId::from_address(&format!("127.0.0.1:{port}"), "").unwrap()];
     on_threads(0..4, |rank| {
         for _ in 0..5 {
             exchange(join(&ids, 4, rank, LIMIT).unwrap(), 4, rank);
@@ -216,6 +216,46 @@ fn a_fixed_address_serves_one_communicator_after_another() {
         assert!(Instant::now() < deadline, "the address is still taken");
         std::thread::yield_now();
     }
+}
+
+#[test]
+fn without_the_key_of_a_fixed_address_one_cannot_join() {
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let id = |key: &str| [UniqueId::from_address(&format!("127.0.0.1:{port}"), key).unwrap()];
+    let (ours, began) = (id("the job's"), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        let (ours, began) = (&ours, &began);
+        scope.spawn(move || exchange(join(ours, 2, 0, LIMIT).unwrap(), 2, 0));
+        scope.spawn(move || {
+            // Strangers come first, and try again and again.
+            for key in ["", "another"] {
+                let error = join(&id(key), 2, 1, Duration::from_millis(400)).err().unwrap();
+                assert!(error.text().contains("STRATA_COMM_KEY"), "{error}");
+            }
+            began.store(true, Ordering::Release);
+            exchange(join(ours, 2, 1, LIMIT).unwrap(), 2, 1);
+        });
+    });
+    assert!(began.load(Ordering::Acquire));
+}
+
+#[test]
+fn the_secret_of_a_fixed_address_opens_no_other_room() {
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let fixed = UniqueId::from_address(&format!("127.0.0.1:{port}"), "").unwrap();
+    let cancel = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let (fixed, cancel) = (&fixed, &cancel);
+        scope.spawn(move || Session::join(&[*fixed], 2, Rank(0), LIMIT, cancel).err());
+        let deadline = Instant::now() + LIMIT;
+        while TcpStream::connect(("127.0.0.1", port)).is_err() {
+            assert!(Instant::now() < deadline);
+        }
+        let room = Credentials { key: 77, ..fixed.credentials().unwrap() };
+        let wish = Join { room, nranks: 1 << 20, rank: 0, first_name: 0, total: 1 << 20, process: Process::this() };
+        assert_eq!(provoke(&Frame::Join(wish).encode()), Frame::Unknown.encode());
+        cancel.store(true, Ordering::Release);
+    });
 }
 
 #[test]

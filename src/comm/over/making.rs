@@ -265,7 +265,7 @@ mod tests {
 
     #[test]
     fn an_id_carries_both_and_one_that_is_full_or_bare_the_vendor_s_alone() {
-        let own = UniqueId::from_address("127.0.0.1:4321").unwrap();
+        let own = UniqueId::from_address("127.0.0.1:4321", "").unwrap();
         let mut vendor = [0; 128];
         vendor[..40].fill(7);
         assert!(read_id(&vendor).is_none());

@@ -20,6 +20,8 @@ mod status;
 pub mod wire;
 
 #[cfg(test)]
+mod strangers;
+#[cfg(test)]
 mod tests;
 
 pub use call::Call;

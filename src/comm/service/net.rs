@@ -4,6 +4,7 @@
 use super::conn::Conn;
 use super::quiet::Quiet;
 use super::wire::{Frame, Process, FRAME_LIMIT};
+use crate::admission::{Place, GRACE};
 use rustix::event::PollFlags;
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -69,6 +70,10 @@ pub struct Peer {
     pub deadline: Option<Instant>,
     /// Watched among those on which mostly nothing happens.
     rests: bool,
+    /// When it was accepted, or began to end.
+    pub since: Instant,
+    /// What it holds until it has shown a secret.
+    pub place: Option<Place>,
 }
 
 /// All connections of the service.
@@ -81,9 +86,10 @@ pub struct Net {
 }
 
 impl Net {
-    fn add(&mut self, conn: Conn, role: Role, deadline: Option<Instant>) -> u64 {
+    fn add(&mut self, conn: Conn, role: Role, place: Option<Place>) -> u64 {
         self.next += 1;
-        self.peers.insert(self.next, Peer { conn, role, deadline, rests: false });
+        let since = Instant::now();
+        self.peers.insert(self.next, Peer { conn, role, deadline: Some(since + PATIENCE), rests: false, since, place });
         self.next
     }
 
@@ -119,8 +125,8 @@ impl Net {
     }
 
     /// Takes in a connection that has just been accepted.
-    pub fn accept(&mut self, conn: Conn) -> u64 {
-        self.add(conn, Role::New, Some(Instant::now() + PATIENCE))
+    pub fn accept(&mut self, conn: Conn, place: Place) -> u64 {
+        self.add(conn, Role::New, Some(place))
     }
 
     /// Connects to another service and says `first`.
@@ -130,7 +136,7 @@ impl Net {
         if matches!(role, Role::LinkOut { .. }) {
             conn.keep_alive()?;
         }
-        Ok(self.add(conn, role, Some(Instant::now() + PATIENCE)))
+        Ok(self.add(conn, role, None))
     }
 
     /// The connection has shown that it belongs here: it may stay, and send what its part allows.
@@ -139,6 +145,7 @@ impl Net {
             peer.conn.limit = FRAME_LIMIT;
             peer.role = role;
             peer.deadline = None;
+            peer.place = None;
         }
     }
 
@@ -163,8 +170,30 @@ impl Net {
     pub fn end(&mut self, id: u64) {
         if let Some(peer) = self.peers.get_mut(&id) {
             peer.role = Role::Ending;
-            peer.deadline = Some(Instant::now() + PATIENCE);
+            peer.since = Instant::now();
+            peer.deadline = Some(peer.since + PATIENCE);
         }
+    }
+
+    /// The connection has shown a secret of ours: it is no stranger's.
+    pub fn trust(&mut self, id: u64) {
+        if let Some(peer) = self.peers.get_mut(&id) {
+            peer.place = None;
+        }
+    }
+
+    /// The strangers that may be ended for others: those that have their answer, and those that were listened to in vain
+    /// up to `heard`, for long enough.
+    pub fn dispensable(&self, heard: Instant) -> Vec<u64> {
+        let strangers = self.peers.iter().filter(|(_, peer)| peer.place.is_some());
+        let done = |peer: &Peer| matches!(peer.role, Role::Ending) && peer.conn.flushed() && peer.since <= heard;
+        strangers.filter(|(_, peer)| done(peer) || peer.since + GRACE <= heard).map(|(id, _)| *id).collect()
+    }
+
+    /// When the next stranger becomes dispensable.
+    pub fn next_dispensable(&self) -> Option<Instant> {
+        let strangers = self.peers.values().filter(|peer| peer.place.is_some());
+        strangers.map(|peer| peer.since + GRACE).min()
     }
 
     /// Whether a connection still has something to say.

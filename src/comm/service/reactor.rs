@@ -4,10 +4,11 @@
 use super::conn::{until, Conn};
 use super::departures::Departures;
 use super::doors::{Doors, Entry};
-use super::net::{LocalRank, Net, Role};
+use super::net::{LocalRank, Net, Peer, Role};
 use super::ring::{Ring, Watch};
 use super::wire::{Credentials, Frame, Malformed};
 use super::ServiceAddr;
+use crate::admission::{self, SERVICE};
 use crate::error::{Error, Result};
 use crate::fork::{self, Unshared};
 use crate::transport::Departure;
@@ -18,12 +19,10 @@ use std::os::unix::net::UnixStream;
 use std::sync::mpsc::{Receiver, Sender};
 use std::time::{Duration, Instant};
 
-/// How many connections may be silent at once. Beyond it the one that has been silent longest is closed.
-const SILENT_CONNECTIONS: usize = 256;
 /// How many connections are accepted before those that stand are heard again.
 const ACCEPTS_A_TURN: usize = 64;
-/// Strangers are logged one by one until it looks like an attack on the log.
-const LOGGED_STRANGERS: u32 = 100;
+/// How long accepting pauses where descriptors are scarce.
+const PAUSE: Duration = Duration::from_millis(100);
 /// The longest sleep: a safeguard, as everything that happens wakes the loop.
 const NAP: Duration = Duration::from_secs(5);
 /// How long a leaving rank waits for its goodbye to be on its way, and a root for its verdict to be heard.
@@ -69,9 +68,12 @@ pub struct Reactor {
     doors: Doors,
     ring: Ring,
     farewells: Vec<Farewell>,
+    /// Which listener is asked first, so that callers of one do not keep out those of another.
+    turn: usize,
     departures: Departures,
-    strangers: u32,
     accepting_from: Instant,
+    /// All that was said before is in [`Reactor::serve`]'s hands.
+    heard: Instant,
 }
 
 impl Reactor {
@@ -91,9 +93,10 @@ impl Reactor {
             doors: Doors::default(),
             ring: Ring::new(here),
             farewells: Vec::new(),
+            turn: 0,
             departures: Departures::default(),
-            strangers: 0,
             accepting_from: Instant::now(),
+            heard: Instant::now(),
         }
     }
 
@@ -119,17 +122,16 @@ impl Reactor {
     /// Sleeps until something happens. Returns the ready connections, and whether a listener may be.
     fn sleep(&mut self) -> (Vec<(u64, PollFlags)>, bool) {
         let now = Instant::now();
+        self.heard = now;
         let farewells = self.farewells.iter().map(|farewell| farewell.deadline);
         let deadlines = self.net.peers.values().filter_map(|peer| peer.deadline);
         let paused = Some(self.accepting_from).filter(|&from| from > now);
-        let next = deadlines
-            .chain(farewells)
-            .chain(self.ring.next_due())
-            .chain(paused)
-            .chain(self.departures.next_look())
-            .min();
+        let full = self.is_pressed(now);
+        let freed = self.net.next_dispensable().filter(|_| full);
+        let own = self.ring.next_due().into_iter().chain(self.departures.next_look()).chain(admission::sum_up_due());
+        let next = deadlines.chain(farewells).chain(own).chain(paused).chain(freed).min();
         let mut fds = vec![PollFd::new(&self.wake, PollFlags::IN)];
-        if paused.is_none() {
+        if !full {
             fds.push(PollFd::new(&*self.listener, PollFlags::IN));
             fds.extend(self.fixed.iter().map(|(_, _, listener)| PollFd::new(&**listener, PollFlags::IN)));
         }
@@ -202,46 +204,47 @@ impl Reactor {
         Ok(())
     }
 
+    /// Whether callers must wait: no place is free for one, or descriptors are scarce.
+    fn is_pressed(&self, now: Instant) -> bool {
+        self.accepting_from > now || SERVICE.is_full()
+    }
+
     fn accept(&mut self) {
-        let listeners = std::iter::once(&self.listener).chain(self.fixed.iter().map(|(_, _, listener)| listener));
+        let listeners: Vec<&Unshared<TcpListener>> =
+            std::iter::once(&self.listener).chain(self.fixed.iter().map(|(_, _, listener)| listener)).collect();
+        let share = (ACCEPTS_A_TURN / listeners.len()).max(1);
+        self.turn = (self.turn + 1) % listeners.len();
         let mut accepted = Vec::new();
-        for listener in listeners {
-            while accepted.len() < ACCEPTS_A_TURN {
+        for listener in listeners.iter().cycle().skip(self.turn).take(listeners.len()) {
+            let most = accepted.len() + share;
+            while accepted.len() < most {
+                if !admission::may_accept(&***listener) {
+                    self.accepting_from = Instant::now() + PAUSE;
+                    break;
+                }
+                let Some(place) = SERVICE.take() else { break };
                 let next = {
                     let hold = fork::hold();
                     listener.accept().map(|(stream, _)| Unshared::new(stream, &hold))
                 };
                 match next {
-                    Ok(stream) => accepted.push(stream),
+                    Ok(stream) => accepted.push((stream, place)),
                     Err(error) if error.kind() == ErrorKind::WouldBlock => break,
                     Err(error) if error.kind() == ErrorKind::Interrupted => {}
                     Err(error) if error.kind() == ErrorKind::ConnectionAborted => {}
                     Err(error) => {
                         // Out of descriptors, most likely: accepting at once again would only spin.
                         crate::info!("the service cannot accept a connection: {error}");
-                        self.accepting_from = Instant::now() + Duration::from_millis(100);
+                        self.accepting_from = Instant::now() + PAUSE;
                         break;
                     }
                 }
             }
         }
-        for stream in accepted {
+        for (stream, place) in accepted {
             if let Ok(conn) = Conn::accepted(stream) {
-                self.net.accept(conn);
+                self.net.accept(conn, place);
             }
-        }
-        let silent = |role: &Role| matches!(role, Role::New);
-        let mut waiting: Vec<(Option<Instant>, u64)> = self
-            .net
-            .peers
-            .iter()
-            .filter(|(_, peer)| silent(&peer.role))
-            .map(|(id, peer)| (peer.deadline, *id))
-            .collect();
-        if waiting.len() > SILENT_CONNECTIONS {
-            waiting.sort_unstable();
-            let surplus = waiting.len() - SILENT_CONNECTIONS;
-            waiting[..surplus].iter().for_each(|(_, id)| self.refuse(*id, "too many connections say nothing"));
         }
     }
 
@@ -297,6 +300,10 @@ impl Reactor {
             Frame::Link { comm, from, to, process } => self.ring.welcome(&mut self.net, id, (comm, from, to, process)),
             Frame::Query { comm, rank, number } => match self.ring.answer(comm, rank, number) {
                 Some(answer) => {
+                    // What is told of those who are gone needs no secret.
+                    if matches!(&answer, Frame::Answer(answer) if !answer.left) {
+                        self.net.trust(id);
+                    }
                     self.net.send(id, &answer);
                     self.net.end(id);
                     true
@@ -319,11 +326,8 @@ impl Reactor {
     fn refuse(&mut self, id: u64, why: &str) {
         let Some(peer) = self.net.peers.remove(&id) else { return };
         if matches!(peer.role, Role::New | Role::Ending) {
-            self.strangers += 1;
-            if self.strangers <= LOGGED_STRANGERS {
-                let from = peer.conn.stream().peer_addr().map_or("somewhere".to_string(), |addr| addr.to_string());
-                crate::info!("the bootstrap port refused a connection from {from}: {why}");
-            }
+            let from = peer.conn.stream().peer_addr().map_or("somewhere".to_string(), |addr| addr.to_string());
+            admission::refused("the bootstrap port", from, why);
             return;
         }
         self.ended(peer.role, Some(ErrorKind::InvalidData));
@@ -349,7 +353,17 @@ impl Reactor {
                 peer.conn.shut();
             }
         }
-        let late = |deadline: Option<Instant>| deadline.is_some_and(|deadline| deadline <= now);
+        if self.is_pressed(now) {
+            for id in self.net.dispensable(self.heard) {
+                match self.net.peers.get(&id).map(|peer| &peer.role) {
+                    Some(Role::New) => self.refuse(id, "it says nothing, and others wait"),
+                    _ => self.net.close(id),
+                }
+            }
+        }
+        admission::sum_up(now);
+        // Not by the clock alone: a process that was stopped has not heard yet what was said meanwhile.
+        let late = |deadline: Option<Instant>| deadline.is_some_and(|deadline| deadline <= self.heard);
         let overdue: Vec<u64> =
             self.net.peers.iter().filter(|(_, peer)| late(peer.deadline)).map(|(id, _)| *id).collect();
         for id in overdue {
@@ -362,7 +376,9 @@ impl Reactor {
             self.fixed.retain(|(served, _, _)| *served != key);
         }
         self.ring.tick(&mut self.net, now);
-        self.departures.look(now, self.net.peers.values().all(|peer| !peer.conn.has_output()));
+        // Strangers are not waited for.
+        let owes = |peer: &Peer| peer.place.is_none() && peer.conn.has_output();
+        self.departures.look(now, !self.net.peers.values().any(owes));
         let all_told = self.ring.all_told(&self.net);
         let net = &self.net;
         self.farewells.retain(|farewell| {

@@ -96,6 +96,11 @@ impl Room {
         self.seats.iter().flatten().filter(|seat| !seat.left).map(|seat| seat.conn)
     }
 
+    /// Whether this member has a seat.
+    pub fn has(&self, member: u32) -> bool {
+        self.seats.get(member as usize).is_some_and(Option::is_some)
+    }
+
     /// Whether all ranks have joined.
     pub fn is_full(&self) -> bool {
         self.joined == self.seats.len()

@@ -293,6 +293,9 @@ fn decode_body(kind: u32, body: &mut Reader<'_>) -> Result<Frame, Malformed> {
         3 => Frame::Part(std::mem::take(&mut body.0).to_vec()),
         4 => {
             let count = body.u32()?;
+            if count > MAX_RANKS {
+                return Err(Malformed("too many parts"));
+            }
             // No reservation: the count is only a claim.
             let mut parts = Vec::new();
             for _ in 0..count {

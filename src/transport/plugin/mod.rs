@@ -5,7 +5,7 @@
 //! ranks of a communicator use MPI or none does: they tell each other what they have ([`card`]) and decide alike.
 
 mod calls;
-mod card;
+pub(crate) mod card;
 #[cfg(test)]
 mod fake;
 mod hub;

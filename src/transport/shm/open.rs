@@ -36,7 +36,7 @@ pub struct Ways {
 
 /// What a rank tells about itself.
 #[derive(Debug, Clone, Copy)]
-struct Card {
+pub(crate) struct Card {
     pid: u64,
     presence: u64,
     presence_at: u64,
@@ -75,7 +75,8 @@ impl Card {
         ])
     }
 
-    fn decode(bytes: &[u8]) -> Result<Card> {
+    /// The card in these bytes.
+    pub(crate) fn decode(bytes: &[u8]) -> Result<Card> {
         let at = |index| word(bytes, index);
         Ok(Card {
             pid: at(0)?,

@@ -9,7 +9,7 @@
 mod accept;
 mod connection;
 pub mod departure;
-mod frame;
+pub(crate) mod frame;
 mod peer;
 
 use super::shm::bell::Bells;

@@ -7,7 +7,7 @@ use super::Options;
 use crate::nccl::Library;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::{json, Value};
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use strata::error::{counted, Error, Result};
@@ -37,7 +37,7 @@ impl Report {
         let style = ProgressStyle::with_template("{bar:40} {pos}/{len} sizes, {eta} left");
         bar.set_style(style.map_err(|error| Error::Internal(error.to_string()))?);
         if table {
-            println!(
+            outln!(
                 "# strata perf {}: {} in {}\n\
                  # library {path}, NCCL {version}\n\
                  # minBytes {} maxBytes {} step: {} warmup iters: {} iters: {} agg iters: {} validation: {}\n#\n{}",
@@ -66,9 +66,9 @@ impl Report {
     /// Prints a row and keeps it.
     pub fn add(&mut self, row: Row) {
         if self.table {
-            self.bar.suspend(|| println!("{}", row.text()));
-            // A table that is read through a pipe should grow line by line; a closed pipe is noticed at the end.
-            let _ = std::io::stdout().flush();
+            self.bar.suspend(|| outln!("{}", row.text()));
+            // A table that is read through a pipe should grow line by line.
+            crate::process::flush_out();
         }
         self.bar.inc(1);
         self.rows.push(row);
@@ -80,7 +80,7 @@ impl Report {
         let wrong: usize = self.rows.iter().map(Row::wrong).sum();
         let average = average_bus_bandwidth(&self.rows);
         if self.table {
-            println!(
+            outln!(
                 "# Out of bounds values : {wrong} {}\n# Avg bus bandwidth    : {average:.4}\n#",
                 if wrong == 0 { "OK" } else { "FAILED" }
             );
@@ -91,7 +91,7 @@ impl Report {
             self.about["wrong"] = json!(wrong);
             let text = format!("{:#}\n", self.about);
             match path.to_str() {
-                Some("-") => std::io::stdout().write_all(text.as_bytes())?,
+                Some("-") => out!("{text}"),
                 _ => std::fs::write(&path, text)
                     .map_err(|error| Error::System(format!("cannot write {}: {error}", path.display())))?,
             }

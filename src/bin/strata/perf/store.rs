@@ -4,13 +4,18 @@
 #![forbid(unsafe_code)]
 
 use super::place::Place;
-use std::io::{Read, Write};
+use rustix::event::{poll, PollFd, PollFlags, Timespec};
+use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 use strata::error::{counted, Error, Result};
 
 const GREETING: &[u8; 8] = b"strata1\n";
 const LIMIT: Duration = Duration::from_secs(300);
+/// How long a caller may take to greet.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// Callers that have not greeted yet; further ones wait in the system's backlog.
+const MOST_CALLERS: usize = 512;
 /// No message of the command is larger; anything beyond it did not come from the command.
 const MAX_BYTES: usize = 64 << 20;
 
@@ -50,35 +55,43 @@ impl Store {
         Ok(Store { here, ..store })
     }
 
-    /// Process 0 of `size`: accepts the others. Whoever does not greet as they do is sent away.
+    /// Process 0 of `size`: accepts the others. Whoever does not greet as they do is sent away; nobody is waited for
+    /// while others can be heard.
     fn host(listener: TcpListener, size: usize, limit: Duration) -> Result<Store> {
         let deadline = Instant::now() + limit;
         let mut links: Vec<Option<TcpStream>> = (1..size).map(|_| None).collect();
+        let mut callers: Vec<Caller> = Vec::new();
         listener.set_nonblocking(true)?;
         while links.iter().any(Option::is_none) {
-            match listener.accept() {
-                Ok((mut stream, _)) => {
-                    stream.set_nonblocking(false)?;
-                    if let Ok(rank @ 1..) = greeted(&mut stream) {
-                        if let Some(link @ None) = links.get_mut(rank - 1) {
-                            prepare(&stream)?;
-                            *link = Some(stream);
-                        }
-                    }
+            wait(&listener, &callers, deadline)?;
+            for heard in callers.extract_if(.., |caller| caller.is_done()) {
+                let link = heard.rank().and_then(|rank| links.get_mut(rank.checked_sub(1)?));
+                if let Some(link @ None) = link {
+                    heard.stream.set_nonblocking(false)?;
+                    prepare(&heard.stream)?;
+                    *link = Some(heard.stream);
                 }
-                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
-                    if Instant::now() >= deadline {
-                        let missing = links.iter().enumerate().filter(|(_, link)| link.is_none());
-                        let missing: Vec<String> = missing.map(|(index, _)| (index + 1).to_string()).collect();
-                        return Err(Error::Timeout(format!(
-                            "{} of {size} did not come: {}",
-                            counted(missing.len(), "process"),
-                            missing.join(", ")
-                        )));
+            }
+            while callers.len() < MOST_CALLERS {
+                match listener.accept() {
+                    Ok((stream, _)) => {
+                        stream.set_nonblocking(true)?;
+                        callers.push(Caller { stream, since: Instant::now(), greeting: [0; 12], have: 0 });
                     }
-                    std::thread::sleep(Duration::from_millis(2));
+                    Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+                    Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                    Err(error) if error.kind() == ErrorKind::ConnectionAborted => {}
+                    Err(error) => return Err(error.into()),
                 }
-                Err(error) => return Err(error.into()),
+            }
+            if Instant::now() >= deadline {
+                let missing = links.iter().enumerate().filter(|(_, link)| link.is_none());
+                let missing: Vec<String> = missing.map(|(index, _)| (index + 1).to_string()).collect();
+                return Err(Error::Timeout(format!(
+                    "{} of {size} did not come: {}",
+                    counted(missing.len(), "process"),
+                    missing.join(", ")
+                )));
             }
         }
         Ok(Store { rank: 0, size, here: 1, links: links.into_iter().flatten().collect() })
@@ -143,15 +156,50 @@ fn prepare(stream: &TcpStream) -> std::io::Result<()> {
     stream.set_read_timeout(Some(2 * LIMIT))
 }
 
-fn greeted(stream: &mut TcpStream) -> std::io::Result<usize> {
-    stream.set_read_timeout(Some(Duration::from_secs(2)))?;
-    let mut greeting = [0; 12];
-    stream.read_exact(&mut greeting)?;
-    let (word, rank) = greeting.split_at(8);
-    if word != GREETING {
-        return Err(std::io::ErrorKind::InvalidData.into());
+/// A connection that has not said yet which process it comes from.
+struct Caller {
+    stream: TcpStream,
+    since: Instant,
+    greeting: [u8; 12],
+    have: usize,
+}
+
+impl Caller {
+    /// Hears what there is. True once it has said all, has ended, or has been silent for too long.
+    fn is_done(&mut self) -> bool {
+        loop {
+            match self.stream.read(&mut self.greeting[self.have..]) {
+                Ok(0) => return true,
+                Ok(got) => self.have += got,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return self.since.elapsed() > PATIENCE,
+                Err(_) => return true,
+            }
+        }
     }
-    Ok(rank.iter().rev().fold(0, |number, &byte| number << 8 | usize::from(byte)))
+
+    /// The process that it says it is.
+    fn rank(&self) -> Option<usize> {
+        let (word, rank) = self.greeting.split_at(GREETING.len());
+        let greeted = self.have == self.greeting.len() && word == GREETING;
+        greeted.then(|| rank.iter().rev().fold(0, |number, &byte| number << 8 | usize::from(byte)))
+    }
+}
+
+/// Waits until somebody calls or says something, until a caller's time is over, or for the deadline.
+fn wait(listener: &TcpListener, callers: &[Caller], deadline: Instant) -> Result<()> {
+    let mut fds: Vec<PollFd<'_>> = callers.iter().map(|caller| PollFd::new(&caller.stream, PollFlags::IN)).collect();
+    if callers.len() < MOST_CALLERS {
+        fds.push(PollFd::new(listener, PollFlags::IN));
+    }
+    let next = callers.iter().map(|caller| caller.since + PATIENCE).chain([deadline]).min().unwrap_or(deadline);
+    // Rounded up, so that the loop does not spin through the last millisecond.
+    let left = next.saturating_duration_since(Instant::now()) + Duration::from_millis(1);
+    let left = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: i64::from(left.subsec_nanos()) };
+    match poll(&mut fds, Some(&left)) {
+        Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+        Err(error) => Err(std::io::Error::from(error).into()),
+    }
 }
 
 fn write_frame(to: &mut impl Write, bytes: &[u8]) -> std::io::Result<()> {
@@ -198,6 +246,38 @@ mod tests {
             assert_eq!(store.all_gather(&[]).unwrap().len(), 3);
             assert_eq!(store.broadcast(b"told").unwrap(), b"told");
         });
+    }
+
+    #[test]
+    fn silent_callers_are_not_waited_for() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let silent: Vec<TcpStream> = (0..20).map(|_| TcpStream::connect(("127.0.0.1", port)).unwrap()).collect();
+        let limit = Duration::from_secs(20);
+        std::thread::scope(|scope| {
+            scope.spawn(move || Store::join("127.0.0.1", port, 1, 2, limit).unwrap().barrier().unwrap());
+            // One after the other they would take 40 s.
+            Store::host(listener, 2, limit).unwrap().barrier().unwrap();
+        });
+        drop(silent);
+    }
+
+    #[test]
+    fn callers_that_say_too_little_are_ended_and_make_room() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let slow = || {
+            let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
+            stream.write_all(&GREETING[..3]).unwrap();
+            stream
+        };
+        let slow: Vec<TcpStream> = (0..MOST_CALLERS + 8).map(|_| slow()).collect();
+        let limit = Duration::from_secs(20);
+        std::thread::scope(|scope| {
+            scope.spawn(move || Store::join("127.0.0.1", port, 1, 2, limit).unwrap().barrier().unwrap());
+            Store::host(listener, 2, limit).unwrap().barrier().unwrap();
+        });
+        drop(slow);
     }
 
     #[test]

@@ -72,12 +72,9 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     let start = Instant::now();
     let verdicts = prove(&lines, options, &bar);
     bar.finish_and_clear();
-    println!(
-        "{:<15} {:<30} {:>7} {:>9} {:>11} {:>9}",
-        "collective", "algorithm", "shapes", "accepted", "messages", "ms"
-    );
+    outln!("{:<15} {:<30} {:>7} {:>9} {:>11} {:>9}", "collective", "algorithm", "shapes", "accepted", "messages", "ms");
     for (line, verdict) in lines.iter().zip(&verdicts) {
-        println!(
+        outln!(
             "{:<15} {:<30} {:>7} {:>9} {:>11} {:>9.1}",
             line.collective.name(),
             line.choice.to_string(),
@@ -86,10 +83,10 @@ pub fn run(options: &Options) -> Result<ExitCode> {
             verdict.messages,
             verdict.took.as_secs_f64() * 1e3
         );
-        verdict.rejected.iter().take(3).for_each(|text| println!("    rejected: {text}"));
+        verdict.rejected.iter().take(3).for_each(|text| outln!("    rejected: {text}"));
     }
     let rejected: usize = verdicts.iter().map(|verdict| verdict.rejected.len()).sum();
-    println!(
+    outln!(
         "{} on {}: {} accepted, {rejected} rejected, in {:.1} s",
         counted(lines.len(), "algorithm"),
         counted(total, "shape"),
@@ -100,7 +97,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
         let mutants: usize = verdicts.iter().map(|verdict| verdict.mutants).sum();
         let verdict = if rejected == 0 { "all rejected, or as good as the original" } else { "see above" };
         let mutants = counted(mutants, "mutant");
-        println!("{mutants} of plans of up to {MUTATED_RANKS} ranks: {verdict}");
+        outln!("{mutants} of plans of up to {MUTATED_RANKS} ranks: {verdict}");
     }
     Ok(if rejected == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

@@ -37,7 +37,7 @@ pub fn run(from: &Path, to: &Path) -> Result<ExitCode> {
         }
     };
     std::fs::write(to, text).map_err(|error| Error::System(format!("cannot write {}: {error}", to.display())))?;
-    println!("{} of {} in {}", counted(maps.len(), "heat map"), from.display(), to.display());
+    outln!("{} of {} in {}", counted(maps.len(), "heat map"), from.display(), to.display());
     Ok(ExitCode::SUCCESS)
 }
 

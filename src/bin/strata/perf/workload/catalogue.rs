@@ -1,8 +1,10 @@
 //! The workloads that come with the command.
 #![forbid(unsafe_code)]
 
-use super::file::Workload;
+use super::file::{Workload, MOST_BYTES};
 use super::formula::unknown;
+use std::fs::File;
+use std::io::Read;
 use std::path::Path;
 use strata::error::{Error, Result};
 
@@ -21,8 +23,9 @@ pub const EMBEDDED: [(&str, &str); 7] = [
 pub fn find(name: &str) -> Result<Workload> {
     let text = match EMBEDDED.iter().find(|(known, _)| *known == name) {
         Some((_, text)) => text.to_string(),
-        None if name.contains(['/', '.']) || Path::new(name).exists() => std::fs::read_to_string(name)
-            .map_err(|error| Error::InvalidArgument(format!("cannot read the workload {name}: {error}")))?,
+        None if name.contains(['/', '.']) || Path::new(name).exists() => {
+            read(name).map_err(|error| Error::InvalidArgument(format!("cannot read the workload {name}: {error}")))?
+        }
         None => {
             let known = EMBEDDED.map(|(name, _)| name);
             return Err(Error::InvalidArgument(format!(
@@ -32,6 +35,13 @@ pub fn find(name: &str) -> Result<Workload> {
         }
     };
     Workload::parse(&text).map_err(|error| within(name, &error))
+}
+
+/// A file's text, as far as one may be long: a device may have no end.
+fn read(name: &str) -> std::io::Result<String> {
+    let mut text = String::new();
+    File::open(name)?.take(MOST_BYTES as u64 + 1).read_to_string(&mut text)?;
+    Ok(text)
 }
 
 /// The error, with the name of the workload before its line.

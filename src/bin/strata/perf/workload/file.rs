@@ -53,11 +53,19 @@ use serde::{de, Deserialize, Deserializer};
 use std::collections::BTreeMap;
 use std::fmt;
 use strata::dtype::DataType;
-use strata::error::{Error, Result};
+use strata::error::{Error, Lines, Result};
 use toml::Spanned;
 
 /// The word for the dimension that takes what the world has left.
 const REST: &str = "rest";
+/// The most bytes of a file: those that come with the command have less than a hundredth.
+pub const MOST_BYTES: usize = 1 << 20;
+/// The most bytes of a name.
+const MOST_NAME_BYTES: usize = 128;
+/// The most dimensions of a grid.
+const MOST_DIMENSIONS: usize = 64;
+/// The most parameters.
+const MOST_PARAMETERS: usize = 1024;
 /// The group of all ranks.
 pub const WORLD: &str = "world";
 
@@ -248,25 +256,37 @@ struct StepText {
 
 /// Turns the text's places into lines.
 struct Reader<'a> {
-    text: &'a str,
+    lines: Lines<'a>,
     dtype: DataType,
 }
 
 impl Workload {
     /// Reads a file's text. An error says what is wrong and in which line.
     pub fn parse(text: &str) -> Result<Workload> {
+        if text.len() > MOST_BYTES {
+            return Err(Error::InvalidArgument(format!("it has more than {MOST_BYTES} bytes, the most of a workload")));
+        }
+        let lines = Lines::of(text);
         let file: FileText = toml::from_str(text).map_err(|error| {
-            let line = error.span().map_or(1, |span| line_of(text, span.start));
+            let line = error.span().map_or(1, |span| lines.at(span.start));
             Error::InvalidArgument(format!("line {line}: {}", error.message()))
         })?;
-        let mut reader = Reader { text, dtype: DataType::F32 };
+        let mut reader = Reader { lines, dtype: DataType::F32 };
         reader.dtype = reader.dtype_named(&file.dtype)?;
+        for (count, most, what) in
+            [(file.grid.len(), MOST_DIMENSIONS, "dimensions"), (file.parameters.len(), MOST_PARAMETERS, "parameters")]
+        {
+            if count > most {
+                return Err(Error::InvalidArgument(format!("{count} {what}; {most} are the most")));
+            }
+        }
         let grid = file.grid.iter().map(|dimension| reader.dimension(dimension)).collect::<Result<Vec<_>>>()?;
         if grid.iter().filter(|dimension| dimension.size.is_none()).count() > 1 {
             return wrong(reader.line(&file.grid[0].name), "only one dimension of the grid can have the rest");
         }
         let parameter = |(name, text): (String, ParameterText)| {
             let formula = reader.formula(&text.value);
+            named(&name, formula.line)?;
             if name == WORLD || grid.iter().any(|dimension| dimension.name == name) {
                 return wrong(formula.line, &format!("`{name}` is a dimension of the grid already"));
             }
@@ -282,7 +302,7 @@ impl Workload {
 
 impl Reader<'_> {
     fn line<T>(&self, spanned: &Spanned<T>) -> usize {
-        line_of(self.text, spanned.span().start)
+        self.lines.at(spanned.span().start)
     }
 
     fn formula(&self, amount: &Spanned<Amount>) -> Formula {
@@ -302,6 +322,7 @@ impl Reader<'_> {
 
     fn dimension(&self, text: &DimensionText) -> Result<Dimension> {
         let name = text.name.get_ref().clone();
+        named(&name, self.line(&text.name))?;
         if name == WORLD {
             return wrong(self.line(&text.name), "`world` is all ranks, not a dimension");
         }
@@ -333,6 +354,10 @@ impl Reader<'_> {
         if step.steps.is_some() != step.repeat.is_some() {
             return wrong(line, "repeat and steps belong together");
         }
+        let groups = step.group.iter().flat_map(|group| &group.0);
+        for name in [&step.overlap, &step.wait, &step.wait_all].into_iter().flatten().chain(groups) {
+            named(name, line)?;
+        }
         if let (Some(times), Some(steps)) = (&step.repeat, &step.steps) {
             return Ok(Step::Repeat(self.formula(times), self.steps(steps)?));
         }
@@ -361,12 +386,15 @@ impl Reader<'_> {
     }
 }
 
-fn wrong<T>(line: usize, what: &str) -> Result<T> {
-    Err(Error::InvalidArgument(format!("line {line}: {what}")))
+fn named(name: &str, line: usize) -> Result<()> {
+    match name.len() {
+        0..=MOST_NAME_BYTES => Ok(()),
+        len => wrong(line, &format!("a name of {len} bytes; {MOST_NAME_BYTES} are the most")),
+    }
 }
 
-fn line_of(text: &str, offset: usize) -> usize {
-    1 + text.as_bytes()[..offset.min(text.len())].iter().filter(|&&byte| byte == b'\n').count()
+fn wrong<T>(line: usize, what: &str) -> Result<T> {
+    Err(Error::InvalidArgument(format!("line {line}: {what}")))
 }
 
 #[cfg(test)]
@@ -429,5 +457,29 @@ steps = [
             let error = Workload::parse(&GOOD.replace(from, to)).unwrap_err();
             assert!(error.text().contains(expected), "{to}: {error}");
         }
+    }
+
+    #[test]
+    fn what_is_too_long_or_too_much_is_refused_with_its_bound() {
+        let told = |from: &str, to: &str| {
+            assert!(GOOD.contains(from), "{from}");
+            Workload::parse(&GOOD.replacen(from, to, 1)).unwrap_err().text().to_string()
+        };
+        let long = "x".repeat(129);
+        for from in ["name = \"data\"", "overlap = \"weights\"", "wait = \"weights\"", "group = \"data\""] {
+            let (key, _) = from.split_once(" =").unwrap();
+            let text = told(from, &format!("{key} = \"{long}\""));
+            assert!(text.contains("a name of 129 bytes; 128 are the most"), "{from}: {text}");
+        }
+        assert!(told("layers =", &format!("{long} =")).starts_with("line 9: a name of 129 bytes"));
+        let many: String = (0..1023).map(|number| format!("p{number} = {{ value = 1 }}\n")).collect();
+        assert_eq!(told("layers =", &format!("{many}layers =")), "1025 parameters; 1024 are the most");
+        let many: String = (0..63).map(|number| format!("{{ name = \"g{number}\", size = 1 }},\n")).collect();
+        assert_eq!(
+            told("{ name = \"tensor\"", &format!("{many}{{ name = \"tensor\"")),
+            "65 dimensions; 64 are the most"
+        );
+        let text = told("title = \"t\"", &format!("title = \"{}\"", "t".repeat(MOST_BYTES)));
+        assert_eq!(text, "it has more than 1048576 bytes, the most of a workload");
     }
 }

@@ -5,11 +5,17 @@
 #![forbid(unsafe_code)]
 
 use exmex::{Express, FlatEx};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use strata::error::{Error, Result};
 
 /// Numbers beyond this lose whole elements in floating point.
 const LARGEST: f64 = (1u64 << 53) as f64;
+/// The most bytes of a formula: the crate's time grows with their square.
+const MOST_BYTES: usize = 2048;
+/// How deep brackets may be nested, which the crate reads by recursion.
+const MOST_BRACKETS: usize = 64;
+/// How long a chain of names may be of which each needs the next.
+const MOST_ABOVE: usize = 64;
 
 /// A formula and the line that it stands in.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -24,7 +30,47 @@ impl Formula {
     /// An error about this formula.
     pub fn error(&self, what: &str) -> Error {
         let place = if self.line == 0 { "--set".to_string() } else { format!("line {}", self.line) };
-        Error::InvalidArgument(format!("{place}: `{}` {what}", self.text))
+        // A formula that is too long to be computed is too long to be shown.
+        let shown: String = self.text.chars().take(MOST_BYTES).collect();
+        Error::InvalidArgument(format!("{place}: `{shown}` {what}"))
+    }
+
+    /// What the crate makes of it: tens of kilobytes, which must not stay on the stack while other formulas are computed.
+    fn parsed(&self) -> Result<FlatEx<f64>> {
+        let not_one = |error: exmex::ExError| self.error(&format!("is not a formula: {}", error.msg()));
+        FlatEx::parse(&spelt_out(&self.text)).map_err(not_one)
+    }
+
+    /// The names in it.
+    #[inline(never)]
+    fn names(&self) -> Result<Vec<String>> {
+        self.check()?;
+        Ok(self.parsed()?.var_names().to_vec())
+    }
+
+    /// What it comes to with these values of its names.
+    #[inline(never)]
+    fn with(&self, values: &[f64]) -> Result<f64> {
+        self.parsed()?.eval(values).map_err(|error| self.error(&format!("has no value: {}", error.msg())))
+    }
+
+    /// Whether it is small enough to be computed.
+    fn check(&self) -> Result<()> {
+        if self.text.len() > MOST_BYTES {
+            return Err(self.error(&format!("has {} bytes; a formula has at most {MOST_BYTES}", self.text.len())));
+        }
+        let mut open = 0usize;
+        for byte in self.text.bytes() {
+            match byte {
+                b'(' => open += 1,
+                b')' => open = open.saturating_sub(1),
+                _ => {}
+            }
+            if open > MOST_BRACKETS {
+                return Err(self.error(&format!("has more than {MOST_BRACKETS} brackets inside each other")));
+            }
+        }
+        Ok(())
     }
 }
 
@@ -33,17 +79,21 @@ impl Formula {
 pub struct Names {
     formulas: BTreeMap<String, Formula>,
     values: BTreeMap<String, f64>,
+    /// What formulas have given: those of a step that is repeated are computed once.
+    computed: HashMap<String, f64>,
 }
 
 impl Names {
     /// Gives a name its number.
     pub fn set(&mut self, name: &str, value: f64) {
         self.values.insert(name.to_string(), value);
+        self.computed.clear();
     }
 
     /// Says what a name stands for.
     pub fn define(&mut self, name: &str, formula: &Formula) {
         self.formulas.insert(name.to_string(), formula.clone());
+        self.computed.clear();
     }
 
     /// What a name stands for, if it stands for a formula.
@@ -61,7 +111,12 @@ impl Names {
 
     /// The number that a formula gives: finite, not negative, at most 2^53.
     pub fn value(&mut self, formula: &Formula) -> Result<f64> {
-        self.within(formula, &mut Vec::new())
+        if let Some(&value) = self.computed.get(&formula.text) {
+            return Ok(value);
+        }
+        let value = self.within(formula, &mut Vec::new())?;
+        self.computed.insert(formula.text.clone(), value);
+        Ok(value)
     }
 
     /// The same, rounded up to a whole number.
@@ -72,11 +127,9 @@ impl Names {
 
     /// `above`: the names whose formulas are being computed.
     fn within(&mut self, formula: &Formula, above: &mut Vec<String>) -> Result<f64> {
-        let parsed = FlatEx::<f64>::parse(&spelt_out(&formula.text))
-            .map_err(|error| formula.error(&format!("is not a formula: {}", error.msg())))?;
-        let names = parsed.var_names().to_vec();
+        let names = formula.names()?;
         let values = names.iter().map(|name| self.named(name, formula, above)).collect::<Result<Vec<f64>>>()?;
-        let value = parsed.eval(&values).map_err(|error| formula.error(&format!("has no value: {}", error.msg())))?;
+        let value = formula.with(&values)?;
         match value {
             value if (0.0..=LARGEST).contains(&value) => Ok(value),
             value => Err(formula.error(&format!("is {value}, which is no size or number of anything"))),
@@ -93,10 +146,15 @@ impl Names {
         let Some(formula) = self.formulas.get(name).cloned() else {
             return Err(user.error(&unknown(name, &self.list())));
         };
+        if above.len() == MOST_ABOVE {
+            return Err(
+                user.error(&format!("is the end of a chain of more than {MOST_ABOVE} names that need each other"))
+            );
+        }
         above.push(name.to_string());
         let value = self.within(&formula, above)?;
         above.pop();
-        self.set(name, value);
+        self.values.insert(name.to_string(), value);
         Ok(value)
     }
 }
@@ -183,6 +241,39 @@ mod tests {
         assert_eq!(names.whole(&formula("10 / 3")), Ok(4));
         assert_eq!(names.whole(&formula("(1 - 0.9) * 10")), Ok(1));
         assert_eq!(names.whole(&formula("0")), Ok(0));
+    }
+
+    #[test]
+    fn what_would_take_too_long_or_too_deep_is_refused_with_its_bound() {
+        // A formula of 200,000 terms took 40 s; a chain of 3,000 names, or as many brackets, overflowed the stack.
+        for (text, part) in [
+            (vec!["1"; 200_000].join("+"), "has 399999 bytes; a formula has at most 2048"),
+            (format!("{}1{}", "(".repeat(65), ")".repeat(65)), "more than 64 brackets inside each other"),
+            (format!("{}1", "-".repeat(3000)), "has 3001 bytes"),
+        ] {
+            let error = value(&text).unwrap_err();
+            assert!(error.text().contains(part) && error.text().len() < 2200, "{error}");
+        }
+        assert_eq!(value(&format!("{}2{}", "(".repeat(64), ")".repeat(64))), Ok(2.0));
+        assert_eq!(value(&vec!["1"; 1024].join("+")), Ok(1024.0));
+        assert_eq!(value(&format!("{}1", "-".repeat(2000))), Ok(1.0));
+        let chain = |links: usize| {
+            let mut names = Names::default();
+            names.set("n0", 1.0);
+            (1..=links).for_each(|link| names.define(&format!("n{link}"), &formula(&format!("n{} + 1", link - 1))));
+            names.value(&formula(&format!("n{links}")))
+        };
+        assert_eq!(chain(64), Ok(65.0));
+        assert!(chain(3000).unwrap_err().text().contains("a chain of more than 64 names"));
+    }
+
+    #[test]
+    fn a_formula_is_computed_anew_when_a_name_has_changed() {
+        let mut names = Names::default();
+        names.set("n", 1.0);
+        assert_eq!(names.value(&formula("n + 1")), Ok(2.0));
+        names.set("n", 2.0);
+        assert_eq!(names.value(&formula("n + 1")), Ok(3.0));
     }
 
     #[test]

@@ -89,7 +89,7 @@ fn parse_set(text: &str) -> std::result::Result<(String, String), String> {
 /// Replays or simulates a workload; the exit code is 1 when a result was wrong.
 pub fn run(name: &str, options: &super::Options) -> Result<ExitCode> {
     if name == "list" {
-        print!("{}", catalogue::list()?);
+        out!("{}", catalogue::list()?);
         return Ok(ExitCode::SUCCESS);
     }
     let workload = catalogue::find(name)?;

@@ -6,7 +6,6 @@ use super::program::{Op, Program, Setting};
 use super::timeline::Times;
 use serde_json::{json, Value};
 use std::fmt::Write as _;
-use std::io::Write as _;
 use std::path::Path;
 use strata::error::{counted, Error, Result};
 
@@ -34,14 +33,14 @@ impl Outcome<'_> {
     /// Prints the table, or writes JSON to a file too; `-` is JSON on standard output, without the table.
     pub fn tell(&self, json: Option<&Path>) -> Result<()> {
         let to_output = json.is_some_and(|path| path.to_str() == Some("-"));
-        let mut out = std::io::stdout();
         if !to_output {
-            out.write_all(self.text().as_bytes())?;
+            out!("{}", self.text());
         }
         let Some(path) = json else { return Ok(()) };
         let text = format!("{:#}\n", self.json());
         if to_output {
-            return Ok(out.write_all(text.as_bytes())?);
+            out!("{text}");
+            return Ok(());
         }
         std::fs::write(path, text).map_err(|error| Error::System(format!("cannot write {}: {error}", path.display())))
     }

@@ -13,6 +13,8 @@ use strata::error::{Error, Result};
 
 /// More operations than a step can be meant to have.
 const MOST_OPS: usize = 4_000_000;
+/// The most steps that are gone through, with those that come to no operation.
+const MOST_TURNS: usize = 2 * MOST_OPS;
 
 /// What a workload is made concrete with.
 #[derive(Debug, Clone)]
@@ -95,7 +97,7 @@ impl Program {
         let phases = workload.phases.iter().map(|phase| phase.name.clone()).collect();
         let (groups, calls, ops, rows) = Default::default();
         let program = Program { groups, phases, calls, ops, rows, layout };
-        let mut builder = Builder { program, names, setting, phase: 0, open: BTreeMap::new() };
+        let mut builder = Builder { program, names, setting, phase: 0, turns: 0, open: BTreeMap::new() };
         for (phase, text) in workload.phases.iter().enumerate() {
             builder.phase = phase;
             builder.steps(&text.steps)?;
@@ -145,6 +147,7 @@ struct Builder<'a> {
     names: Names,
     setting: &'a Setting,
     phase: usize,
+    turns: usize,
     // By name: the line of the last one, and the calls that nobody has waited for; `None`: in a group of one rank.
     open: BTreeMap<String, (usize, VecDeque<Option<usize>>)>,
 }
@@ -152,9 +155,11 @@ struct Builder<'a> {
 impl Builder<'_> {
     fn steps(&mut self, steps: &[Step]) -> Result<()> {
         for step in steps {
+            self.turn()?;
             match step {
                 Step::Repeat(times, steps) => {
                     for _ in 0..self.names.whole(times)? {
+                        self.turn()?;
                         self.steps(steps)?;
                     }
                 }
@@ -174,6 +179,14 @@ impl Builder<'_> {
             }
         }
         Ok(())
+    }
+
+    fn turn(&mut self) -> Result<()> {
+        self.turns += 1;
+        match self.turns {
+            0..=MOST_TURNS => Ok(()),
+            _ => Err(Error::InvalidArgument(format!("a step goes through more than {MOST_TURNS} lines and repeats"))),
+        }
     }
 
     fn compute(&mut self, us: f64) {
@@ -291,6 +304,16 @@ mod tests {
             let error = ops(&steps).unwrap_err();
             assert!(error.text().contains(expected), "{error}");
         }
+    }
+
+    #[test]
+    fn repeats_that_come_to_nothing_have_a_bound_too() {
+        for body in ["", "{ flops = 0 }", "{ call = \"all_gather\", group = \"t\", count = 0 }"] {
+            let error = ops(&format!("{{ repeat = 1e15, steps = [{body}] }}")).unwrap_err();
+            assert!(error.text().contains("more than 8000000 lines and repeats"), "{error}");
+        }
+        let error = ops("{ repeat = 1e15, steps = [{ us = 1 }] }").unwrap_err();
+        assert!(error.text().contains("more than 4000000 operations"), "{error}");
     }
 
     #[test]

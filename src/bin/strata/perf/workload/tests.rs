@@ -179,4 +179,7 @@ fn unknown_workloads_are_told_with_their_like() {
     assert!(error.text().contains("did you mean `zero3`"), "{error}");
     let error = find("no/such.toml").map(|_| ()).unwrap_err();
     assert!(error.text().starts_with("cannot read the workload no/such.toml: "), "{error}");
+    // A device without end: what is read has a bound.
+    let error = find("/dev/zero").map(|_| ()).unwrap_err();
+    assert!(error.text().contains("it has more than 1048576 bytes"), "{error}");
 }

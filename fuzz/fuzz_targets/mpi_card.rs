@@ -1,0 +1,4 @@
+//! The parser `mpi_card` of `strata::fuzz`.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| strata::fuzz::run("mpi_card", data));

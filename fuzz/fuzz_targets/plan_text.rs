@@ -1,0 +1,4 @@
+//! The parser `plan_text` of `strata::fuzz`.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| strata::fuzz::run("plan_text", data));

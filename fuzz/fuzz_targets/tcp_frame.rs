@@ -1,0 +1,4 @@
+//! The parser `tcp_frame` of `strata::fuzz`.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| strata::fuzz::run("tcp_frame", data));

@@ -1,0 +1,4 @@
+//! The parser `tuner_csv` of `strata::fuzz`.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| strata::fuzz::run("tuner_csv", data));

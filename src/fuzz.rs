@@ -1,0 +1,391 @@
+//! Every parser of what comes from outside, behind one function each, for fuzzers: any bytes must give a value or an error.
+//!
+//! No part of the library's interface. `fuzz/` has a libFuzzer target for each entry of [`PARSERS`], and
+//! `cargo test --test fuzz` runs each on mutated seeds. What can be written again must come out the same.
+#![forbid(unsafe_code)]
+
+use crate::algo::{self, Choice};
+use crate::comm::bootstrap::UniqueId;
+use crate::comm::members::Member;
+use crate::comm::service::room::Room;
+use crate::comm::service::wire::{Answer, Credentials, Frame, Join, Process, FIRST_FRAME_LIMIT, FRAME_LIMIT};
+use crate::comm::service::{Loss, ServiceAddr};
+use crate::config::Config;
+use crate::error::{Error, Result};
+use crate::plan::{self, Collective, Shape};
+use crate::select::table::agree::{Local, World};
+use crate::select::table::{Row, Table};
+use crate::sim::Machine;
+use crate::topo::interface::Filter;
+use crate::topo::local::LocalRank;
+use crate::topo::pinning::Rules;
+use crate::topo::{Grid, Rank};
+use crate::transport::header::{Header, Kind, HEADER};
+use crate::transport::plugin::card::{self, Launch};
+use crate::transport::tcp::frame::Greeting;
+use crate::transport::{shm, Envelope};
+use crate::vendor::runpath;
+use std::sync::Arc;
+
+/// A parser under test.
+#[derive(Debug, Clone, Copy)]
+pub struct Parser {
+    /// Its name, which is its target's in `fuzz/`.
+    pub name: &'static str,
+    /// Takes any bytes; a panic is a failure.
+    pub run: fn(&[u8]),
+    /// Inputs that are right, to begin with.
+    pub seeds: fn() -> Vec<Vec<u8>>,
+}
+
+/// All parsers of the library.
+pub const PARSERS: &[Parser] = &[
+    Parser { name: "service_frame", run: service_frame, seeds: frame_seeds },
+    Parser { name: "bootstrap_room", run: bootstrap_room, seeds: room_seeds },
+    Parser { name: "bootstrap_member", run: bootstrap_member, seeds: member_seeds },
+    Parser { name: "tcp_frame", run: tcp_frame, seeds: tcp_seeds },
+    Parser { name: "unique_id", run: unique_id, seeds: id_seeds },
+    Parser { name: "tuning_table", run: tuning_table, seeds: table_seeds },
+    Parser { name: "tuner_csv", run: tuning_table, seeds: csv_seeds },
+    Parser { name: "table_offer", run: table_offer, seeds: offer_seeds },
+    Parser { name: "machine", run: machine, seeds: machine_seeds },
+    Parser { name: "plan_text", run: plan_text, seeds: plan_seeds },
+    Parser { name: "elf", run: elf, seeds: elf_seeds },
+    Parser { name: "shm_card", run: shm_card, seeds: shm_seeds },
+    Parser { name: "mpi_card", run: mpi_card, seeds: card_seeds },
+    Parser { name: "environment", run: environment, seeds: environment_seeds },
+];
+
+/// Runs the parser with this name, for the targets in `fuzz/`.
+pub fn run(name: &str, data: &[u8]) {
+    if let Some(parser) = PARSERS.iter().find(|parser| parser.name == name) {
+        (parser.run)(data);
+    }
+}
+
+fn bytes(texts: &[&str]) -> Vec<Vec<u8>> {
+    texts.iter().map(|text| text.as_bytes().to_vec()).collect()
+}
+
+const COMM: Credentials = Credentials { key: 7, secret: [9; 16] };
+
+fn joining(rank: u32, nranks: u32) -> Join {
+    let process = Process { host: "node".to_string(), pid: 12 };
+    Join { room: COMM, nranks, rank, first_name: 0, total: nranks, process }
+}
+
+fn service_frame(data: &[u8]) {
+    for limit in [FIRST_FRAME_LIMIT, FRAME_LIMIT] {
+        if let Ok(Some((frame, used))) = Frame::decode(data, limit) {
+            assert!(used <= data.len(), "it used more than there was");
+            let again = Frame::decode(&frame.encode(), FRAME_LIMIT);
+            assert!(matches!(again, Ok(Some((same, _))) if same == frame), "{frame:?} does not survive the wire");
+        }
+    }
+}
+
+fn frame_seeds() -> Vec<Vec<u8>> {
+    let process = Process { host: "node".to_string(), pid: 12 };
+    let failure = "rank 3 died".to_string();
+    let frames = [
+        Frame::Join(joining(3, 4)),
+        Frame::Joined,
+        Frame::Part(vec![1, 2, 3]),
+        Frame::All(vec![vec![], vec![5; 300], vec![1]]),
+        Frame::TimedOut(77),
+        Frame::Fail(Error::Timeout("missing".to_string())),
+        Frame::Leave,
+        Frame::Unknown,
+        Frame::Link { comm: COMM, from: 1, to: 2, process: process.clone() },
+        Frame::Welcome(process),
+        Frame::Goodbye(vec![4, 5]),
+        Frame::Query { comm: COMM, rank: 6, number: 1 << 40 },
+        Frame::Answer(Answer { begun: 3, waiting_for: Some(0), aborted: true, failure, ..Answer::default() }),
+        Frame::Notice {
+            comm: COMM,
+            loss: Loss { rank: 5, from: Some(7), error: Error::Remote("it died".to_string()) },
+        },
+    ];
+    frames.iter().map(Frame::encode).collect()
+}
+
+/// Frames of several members, one behind the other, each after a byte that says whose it is.
+fn bootstrap_room(mut data: &[u8]) {
+    let mut room: Option<Room> = None;
+    while let Some((&member, rest)) = data.split_first() {
+        let Ok(Some((frame, used))) = Frame::decode(rest, FRAME_LIMIT) else { break };
+        data = &rest[used..];
+        let member = u32::from(member);
+        match (frame, &mut room) {
+            // Larger rooms take memory for each of the ranks that they are said to have.
+            (Frame::Join(join), None) if join.nranks <= 256 => {
+                room = Room::new(&join).ok();
+                room.as_mut().map(|room| room.join(u64::from(member), &join));
+            }
+            (Frame::Join(join), Some(room)) => {
+                room.join(u64::from(member), &join);
+            }
+            // The service knows members by the seats that they took.
+            (frame, Some(room)) if room.conns().any(|conn| conn == u64::from(member)) && room.has(member) => {
+                room.hear(member, frame);
+            }
+            (_, Some(room)) if room.has(member) => {
+                room.gone(member);
+            }
+            _ => {}
+        }
+    }
+}
+
+fn room_seeds() -> Vec<Vec<u8>> {
+    let said = |frames: &[(u8, Frame)]| {
+        frames.iter().flat_map(|(member, frame)| [vec![*member], frame.encode()].concat()).collect()
+    };
+    let joins: Vec<(u8, Frame)> = (0..3).map(|rank| (rank, Frame::Join(joining(rank.into(), 3)))).collect();
+    let parts = [(0, Frame::Part(vec![1; 40])), (1, Frame::Part(vec![])), (2, Frame::Part(vec![3]))];
+    let ends = [(0, Frame::Leave), (1, Frame::TimedOut(5)), (2, Frame::Fail(Error::Remote("gone".to_string())))];
+    vec![said(&joins), said(&[&joins[..], &parts, &ends].concat()), said(&[&joins[..2], &ends].concat())]
+}
+
+fn bootstrap_member(data: &[u8]) {
+    if let Ok(member) = Member::decode(3, data) {
+        assert_eq!(Member::decode(3, &member.encode()), Ok(member));
+    }
+}
+
+fn member_seeds() -> Vec<Vec<u8>> {
+    let text = |gpu: &str, local: &str| {
+        format!(r#"{{"host_id":"n0","host":"a","pid":7,"device":-1,"local":{local},"gpu":{gpu},"on_gpu":false,"#)
+            + r#""service":"127.0.0.1:9","version":"0.1.0","color":3,"key":-4,"extra":["x=1\n","2"]}"#
+    };
+    bytes(&[&text("null", "null"), &text("\"0000:c1:00.0\"", "[3,8]")])
+}
+
+fn tcp_frame(data: &[u8]) {
+    let Some(head) = data.first_chunk::<HEADER>() else { return };
+    if let Some(greeting) = Greeting::decode(head) {
+        assert_eq!(Greeting::decode(&greeting.encode()), Some(greeting));
+    }
+    if let Some(header) = Header::decode(head) {
+        assert_eq!(Header::decode(&header.encode()), Some(header));
+    }
+}
+
+fn tcp_seeds() -> Vec<Vec<u8>> {
+    let envelope = Envelope { channel: 3, sequence: 1 << 40, signature: 7 };
+    let header = Header { kind: Kind::Data, envelope, bytes: 5 << 32, id: 3, body: 1 << 33, nonce: 1 << 60 };
+    let greeting = Greeting { from: Rank(300), index: 1, secret: [3; 16] };
+    vec![header.encode().to_vec(), greeting.encode().to_vec()]
+}
+
+fn unique_id(data: &[u8]) {
+    let mut id = UniqueId([0; 128]);
+    let len = data.len().min(id.0.len());
+    id.0[..len].copy_from_slice(&data[..len]);
+    let _ = id.credentials();
+    if let Some(addr) = ServiceAddr::decode(data) {
+        assert!(ServiceAddr::decode(&addr.encode()).is_some());
+    }
+}
+
+fn id_seeds() -> Vec<Vec<u8>> {
+    let addrs = ["127.0.0.1:4321", "[2001:db8::7]:65535"];
+    let ids = addrs.iter().filter_map(|addr| UniqueId::from_address(addr, "").ok()).map(|id| id.0.to_vec());
+    let encoded = addrs.iter().filter_map(|addr| addr.parse().ok()).map(|addr| ServiceAddr(addr).encode().to_vec());
+    ids.chain(encoded).collect()
+}
+
+fn tuning_table(data: &[u8]) {
+    let Ok(text) = std::str::from_utf8(data) else { return };
+    if let Ok(table) = Table::parse(text) {
+        if table.header.is_some() {
+            // Times are written with one decimal.
+            let rows = |table: Table| table.rows.into_iter().map(|row| Row { measured: Vec::new(), ..row }).collect();
+            let again: Result<Vec<Row>> = Table::parse(&table.to_toml()).map(rows);
+            assert_eq!(again, Ok(rows(table)), "it does not survive being written");
+        }
+    }
+}
+
+fn table_seeds() -> Vec<Vec<u8>> {
+    let head = "format = 1\nstrata = \"0.1.0\"\ndate = \"2025-11-30\"\n\n[machine]\ncpu = \"a\"\ndevice = \"host\"\n\
+                inter = \"tcp\"\nvendor = \"none\"\n";
+    let row = "\n[[row]]\ncollective = \"all_gather\"\nranks = 8\nnodes = 2\nbytes = 1048576\n\
+               algorithm = \"two_level(direct,log)\"\nsegment_bytes = 65536\nwindow = 4\nmeasured = [\n    \
+               { algorithm = \"ring\", median_us = 812.5, low_us = 801.0, high_us = 840.1, samples = 45 },\n]\n";
+    let bare = "\n[[row]]\ncollective = \"reduce\"\nranks = 4\nnodes = 4\nbytes = 0\nalgorithm = \"tree\"\n";
+    bytes(&[head, &format!("{head}{row}"), &format!("{head}{row}{bare}")])
+}
+
+fn csv_seeds() -> Vec<Vec<u8>> {
+    bytes(&[
+        "# rows of a plugin\nallreduce,0,65536,tree,simple,2,1,-1,-1,1\nallgather,65537,1048576,ring,ll128,4,2,16\n",
+        "broadcast,0,4294967295,ring,simple,-1,-1,-1,-1,-1\nreducescatter,0,1,nvls,simple,16,4,32,1,0\n",
+    ])
+}
+
+fn grid() -> Arc<Grid> {
+    Arc::new(Grid::blocks(&[4, 4]))
+}
+
+fn table_offer(data: &[u8]) {
+    let Ok(text) = std::str::from_utf8(data) else { return };
+    let mut config = Config::default();
+    config.take_over(text);
+    // Neither a machine nor a table that is not one may do more than be refused.
+    let _ = crate::select::model::agree(text);
+    let _ = Local::load(&Config::default()).agree(text, &World { grid: &grid(), inter: "tcp", over: None });
+}
+
+fn offer_seeds() -> Vec<Vec<u8>> {
+    let machine = r#"{"cpu":"a","device":"host","inter":"","vendor":"none"}"#;
+    let row = r#"{"collective":"all_gather","ranks":8,"nodes":2,"size":{"Near":1024},"algorithm":"ring","segment_bytes":0,"window":0}"#;
+    let offer = format!(
+        r#"{{"path":"t.toml","digest":5,"there":{machine},"here":{machine},"refused":null,"rows":[{row},{row}]}}"#
+    );
+    let unused = Local::load(&Config::default()).offer(Default::default(), 8);
+    bytes(&[&offer, &unused, &Config::default().agreed()])
+}
+
+fn machine(data: &[u8]) {
+    let Ok(text) = std::str::from_utf8(data) else { return };
+    let Ok(machine) = Machine::parse(text, "mine.toml") else { return };
+    // What was let through must be fit to compute with.
+    for collective in [Collective::AllGather, Collective::AllReduce] {
+        assert!(machine.vendor_ns(collective, &grid(), 1 << 20).is_none_or(|ns| ns >= 0.0 && ns.is_finite()));
+    }
+    assert!(machine.nic_of(1, machine.ranks_per_node()) < 1 << 20);
+}
+
+fn machine_seeds() -> Vec<Vec<u8>> {
+    Machine::names().filter_map(|name| Machine::text(name).ok()).map(String::into_bytes).collect()
+}
+
+fn plan_text(data: &[u8]) {
+    let Ok(text) = std::str::from_utf8(data) else { return };
+    if let Ok(plan) = plan::text::parse(text) {
+        assert_eq!(plan::text::parse(&plan::text::print(&plan)), Ok(plan), "it does not survive being printed");
+    }
+}
+
+fn plan_seeds() -> Vec<Vec<u8>> {
+    let shape = |collective| Shape { collective, grid: grid(), root: Rank(0), in_place: false, prologue: false };
+    let text = |(name, collective): (&str, Collective)| {
+        let choice: Choice = name.parse().ok()?;
+        let plan = algo::build_with_calls(&choice, &shape(collective), Rank(1)).ok()?;
+        Some(plan::text::print(&plan).into_bytes())
+    };
+    [
+        ("ring", Collective::AllGather),
+        ("log", Collective::ReduceScatter),
+        ("tree", Collective::Broadcast),
+        ("two_level(direct,log)", Collective::AllReduce),
+        ("direct", Collective::AllToAll),
+    ]
+    .into_iter()
+    .filter_map(text)
+    .collect()
+}
+
+fn elf(data: &[u8]) {
+    let _ = runpath::folders_in(data);
+}
+
+/// A file of one dynamic segment, with a run path and a library that it needs.
+fn elf_seeds() -> Vec<Vec<u8>> {
+    let mut file = b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0\x03\0\x3e\0\x01\0\0\0".to_vec();
+    let strings = b"\0libnccl.so.2\0$ORIGIN/../lib:/opt/nccl/lib\0";
+    let dynamic: [[u64; 2]; 5] = [[1, 1], [29, 14], [5, 256], [10, strings.len() as u64], [0, 0]];
+    for word in [0u64, 64, 0] {
+        file.extend(word.to_le_bytes());
+    }
+    for half in [0u16, 0, 64, 56, 2, 64, 0, 0] {
+        file.extend(half.to_le_bytes());
+    }
+    for (kind, offset, len) in [(1u64, 0u64, 512u64), (2, 176, 80)] {
+        for word in [kind | 4 << 32, offset, offset, offset, len, len, 8] {
+            file.extend(word.to_le_bytes());
+        }
+    }
+    dynamic.iter().flatten().for_each(|word| file.extend(word.to_le_bytes()));
+    file.extend(strings);
+    file.resize(512, 0);
+    vec![file]
+}
+
+fn shm_card(data: &[u8]) {
+    let _ = shm::open::Card::decode(data);
+}
+
+fn shm_seeds() -> Vec<Vec<u8>> {
+    vec![(0..=255).collect(), vec![0; 64]]
+}
+
+fn mpi_card(data: &[u8]) {
+    let Ok(card) = card::Card::decode(data) else { return };
+    assert_eq!(card::Card::decode(&card.encode()).as_ref(), Ok(&card));
+    let other = card::Card { world_rank: 1, ..card.clone() };
+    let _ = card::decide(&[card, other]);
+}
+
+fn card_seeds() -> Vec<Vec<u8>> {
+    let card =
+        card::Card { world_size: 2, job: "7".to_string(), description: "MPI X".to_string(), ..Default::default() };
+    vec![card.encode(), card::Card::refusal("no plugin").encode()]
+}
+
+/// Variables, one a line, as `NAME=value`.
+fn environment(data: &[u8]) {
+    let text = String::from_utf8_lossy(data);
+    let vars: Vec<(&str, &str)> = text.lines().filter_map(|line| line.split_once('=')).collect();
+    let (config, _) = Config::from_vars(vars.iter().map(|(name, value)| (name.to_string(), value.to_string())));
+    let mut other = Config::default();
+    other.take_over(&config.agreed());
+    Collective::ALL.iter().for_each(|&collective| {
+        let _ = config.algorithm(collective).parse::<Choice>();
+        config.leaves_to_vendor(collective);
+    });
+    let var = |name: &str| vars.iter().find(|(known, _)| *known == name).map(|(_, value)| value.to_string());
+    let filter = Filter::new(var("NCCL_SOCKET_IFNAME").as_deref(), var("NCCL_SOCKET_FAMILY").as_deref());
+    filter.allows("eth0");
+    let _ = Rules::new(&config.nic_map, filter);
+    let _ = LocalRank::from_vars(var);
+    let _ = Launch::from_vars(var);
+    crate::select::over::named_by_nccl_algo(&var("NCCL_ALGO").unwrap_or_default());
+    let id = var("NCCL_COMM_ID").filter(|id| id.chars().all(|c| c.is_ascii_digit() || ".:[]".contains(c)));
+    // A name would be looked up.
+    let _ = id.map(|id| UniqueId::from_address(&id, config.comm_key.expose()));
+}
+
+fn environment_seeds() -> Vec<Vec<u8>> {
+    bytes(&[
+        "STRATA_NIC_MAP=hsn0,hsn0,hsn1,hsn1\nSTRATA_WINDOW=4\nSTRATA_ALLREDUCE_ALGO=two_level(direct,log)\n",
+        "NCCL_SOCKET_IFNAME=^=eth1,lo:2\nNCCL_SOCKET_FAMILY=AF_INET6\nNCCL_ALGO=allreduce:tree;allgather:^ring\n",
+        "STRATA_TIMEOUT_MS=600000\nSTRATA_VENDOR_ONLY=allgather,reducescatter\nSTRATA_SHM=off\nSTRATA_SHMM=1\n",
+        "NCCL_COMM_ID=127.0.0.1:4321\nSTRATA_COMM_KEY=a b c\nOMPI_COMM_WORLD_RANK=3\nSLURM_STEP_NUM_TASKS=-1\n",
+        "LOCAL_RANK=3\nLOCAL_WORLD_SIZE=8\nPMI_RANK=0\nPMI_SIZE=2\nSTRATA_SEGMENT_BYTES=18446744073709551615\n",
+    ])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn seeds_are_what_parsers_take() {
+        assert_eq!(runpath::folders_in(&elf_seeds()[0]).map(|folders| folders.len()), Some(2));
+        assert_eq!(plan_seeds().len(), 5);
+        let text = |seed: &Vec<u8>| String::from_utf8(seed.clone()).unwrap();
+        assert!(plan_seeds().iter().all(|seed| plan::text::parse(&text(seed)).is_ok()));
+        assert!(table_seeds().iter().chain(&csv_seeds()).all(|seed| Table::parse(&text(seed)).is_ok()));
+        assert!(member_seeds().iter().all(|seed| Member::decode(0, seed).is_ok()));
+        assert!(card_seeds().iter().all(|seed| card::Card::decode(seed).is_ok()));
+        assert!(frame_seeds().iter().all(|seed| matches!(Frame::decode(seed, FIRST_FRAME_LIMIT), Ok(Some(_)))));
+        let world = World { grid: &grid(), inter: "tcp", over: None };
+        assert!(Local::load(&Config::default()).agree(&text(&offer_seeds()[0]), &world).is_ok());
+        assert!(id_seeds().len() == 4 && machine_seeds().len() == 4);
+        for parser in PARSERS {
+            (parser.seeds)().iter().for_each(|seed| run(parser.name, seed));
+        }
+    }
+}
