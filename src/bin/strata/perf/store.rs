@@ -271,13 +271,13 @@ mod tests {
             stream.write_all(&GREETING[..3]).unwrap();
             stream
         };
-        let slow: Vec<TcpStream> = (0..MOST_CALLERS + 8).map(|_| slow()).collect();
         let limit = Duration::from_secs(20);
         std::thread::scope(|scope| {
-            scope.spawn(move || Store::join("127.0.0.1", port, 1, 2, limit).unwrap().barrier().unwrap());
-            Store::host(listener, 2, limit).unwrap().barrier().unwrap();
+            scope.spawn(move || Store::host(listener, 2, limit).unwrap().barrier().unwrap());
+            let slow: Vec<TcpStream> = (0..MOST_CALLERS + 8).map(|_| slow()).collect();
+            Store::join("127.0.0.1", port, 1, 2, limit).unwrap().barrier().unwrap();
+            drop(slow);
         });
-        drop(slow);
     }
 
     #[test]
