@@ -125,6 +125,8 @@ static void send(ncclComm_t comm, int root) {
   }
 }
 
+static void nothing(ncclComm_t comm, int root) { (void)comm; (void)root; }
+
 /* Each round makes a communicator, uses it once and destroys it; the root goes round. */
 static void split_rounds(ncclComm_t comm, void (*call)(ncclComm_t, int)) {
   for (round_ = 0; round_ < ROUNDS; round_++) {
@@ -156,6 +158,7 @@ static const struct {
   void (*call)(ncclComm_t, int);
   int splits, how;
 } ROWS[] = {
+  {"nothing", nothing, 0, DESTROYS},
   {"broadcast", broadcast, 0, DESTROYS},
   {"send", send, 0, DESTROYS},
   {"split_scatter", scatter, 1, DESTROYS},
