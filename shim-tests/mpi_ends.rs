@@ -79,7 +79,10 @@ fn a_process_that_mpi_ends_at_its_end_ends_and_nobody_else_fails() {
     for call in ["free", "barrier", "finalize"] {
         for how in ["exit", "abort", "thread"] {
             let statuses = statuses("nothing", call, how);
-            assert_eq!(statuses, [0, expected(how), 0], "{how} in {call}");
+            assert_eq!((statuses[0], statuses[2]), (0, 0), "{how} in {call}: {statuses:?}");
+            // Two threads end the process, and either status may be the one.
+            let ended_well = statuses[1] == 0 && how != "abort";
+            assert!(ended_well || statuses[1] == expected(how), "{how} in {call}: {statuses:?}");
         }
     }
 }
