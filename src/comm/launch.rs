@@ -1,6 +1,7 @@
 //! From recorded operations to running ones: turns, streams, and the loop that waits.
 #![forbid(unsafe_code)]
 
+use super::bundle::Bundle;
 use super::gpu::Device;
 use super::messages::Messages;
 use super::service::{Call, Loss};
@@ -13,7 +14,7 @@ use crate::topo::Rank;
 use crate::transport::{Idle, Transport};
 use smallvec::SmallVec;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// An operation, where it runs, and in what order.
@@ -27,7 +28,7 @@ pub struct Launch {
 }
 
 /// The operations of one communicator from one group.
-struct Run {
+pub(super) struct Run {
     comm: Arc<Comm>,
     /// None until it has one.
     turn: Option<u64>,
@@ -96,7 +97,8 @@ pub fn launch_one(alone: Launch) -> Result<()> {
         }
         stream => {
             run.take_turn();
-            stream.enqueue(move || on_stream(run, None))
+            // A failure is kept in the communicator; the stream goes on, as a GPU stream would.
+            stream.enqueue(move || drive(std::slice::from_mut(&mut run)))
         }
     }
 }
@@ -210,8 +212,6 @@ fn launch_group(batch: Vec<Launch>) -> Result<()> {
             streams.push(stream);
         }
     }
-    let mut here = Vec::new();
-    let mut gates = Vec::new();
     for (run, _) in parts.iter_mut().filter(|(run, _)| run.comm.gpu().is_none()) {
         run.take_turn();
     }
@@ -223,74 +223,17 @@ fn launch_group(batch: Vec<Launch>) -> Result<()> {
         arrivals.push(device_of(&run.comm)?.arrive(&streams)?);
     }
     let mut arrivals = arrivals.into_iter();
+    let mut bundles: Vec<Bundle> = Vec::new();
     for (run, streams) in parts {
-        if run.comm.gpu().is_some() {
-            arrivals.next().map_or(Ok(()), |arrival| on_gpu(run, arrival))?;
-            continue;
-        }
-        let first = streams.iter().position(StreamRef::is_null).unwrap_or(0);
-        let gate = (streams.len() > 1).then(|| Arc::new(Gate::new(streams.len() - 1)));
-        let mut home = StreamRef::Null;
-        for (index, stream) in streams.into_iter().enumerate() {
-            if index == first {
-                home = stream;
-            } else if let Some(gate) = gate.clone() {
-                stream.enqueue(move || gate.pass())?;
-            }
-        }
-        if home.is_null() {
-            here.push(run);
-            gates.extend(gate);
-        } else {
-            home.enqueue(move || on_stream(run, gate))?;
+        match run.comm.gpu() {
+            Some(_) => arrivals.next().map_or(Ok(()), |arrival| on_gpu(run, arrival))?,
+            None => Bundle::add(&mut bundles, run, streams),
         }
     }
-    gates.iter().for_each(|gate| gate.wait_arrived());
-    let outcome = if here.is_empty() { Ok(()) } else { drive(&mut here) };
-    gates.iter().for_each(|gate| gate.open());
-    outcome
-}
-
-fn on_stream(run: Run, gate: Option<Arc<Gate>>) -> Result<()> {
-    if let Some(gate) = &gate {
-        gate.wait_arrived();
-    }
-    // The failure is kept in the communicator; the stream goes on, as a GPU stream would.
-    let outcome = drive(&mut [run]);
-    if let Some(gate) = &gate {
-        gate.open();
-    }
-    outcome
-}
-
-/// Holds streams up while another one works for them.
-struct Gate {
-    state: Mutex<(usize, bool)>,
-    changed: Condvar,
-}
-
-impl Gate {
-    fn new(expected: usize) -> Gate {
-        Gate { state: Mutex::new((expected, false)), changed: Condvar::new() }
-    }
-
-    /// Arrives and waits until the gate is open.
-    fn pass(&self) -> Result<()> {
-        let mut state = locked(&self.state);
-        state.0 -= 1;
-        self.changed.notify_all();
-        drop(self.changed.wait_while(state, |state| !state.1));
-        Ok(())
-    }
-
-    fn wait_arrived(&self) {
-        drop(self.changed.wait_while(locked(&self.state), |state| state.0 > 0));
-    }
-
-    fn open(&self) {
-        locked(&self.state).1 = true;
-        self.changed.notify_all();
-    }
+    // What this thread runs comes last: it waits for streams that others may have to reach as well.
+    let (here, elsewhere): (Vec<Bundle>, Vec<Bundle>) = bundles.into_iter().partition(Bundle::has_null);
+    elsewhere.into_iter().try_for_each(Bundle::launch)?;
+    here.into_iter().try_for_each(Bundle::launch)
 }
 
 impl Run {
@@ -528,7 +471,7 @@ fn ended() -> Error {
 }
 
 /// Runs all of `runs` to their end on this thread. The first failure is returned; the others are run to their end.
-fn drive(runs: &mut [Run]) -> Result<()> {
+pub(super) fn drive(runs: &mut [Run]) -> Result<()> {
     let mut first = Ok(());
     let mut open: SmallVec<[bool; 8]> = runs.iter().map(|_| true).collect();
     let mut left = runs.len();

@@ -6,6 +6,7 @@
 //! returns it.
 
 pub mod bootstrap;
+mod bundle;
 mod create;
 mod engine;
 pub mod exit;
