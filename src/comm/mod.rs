@@ -490,7 +490,7 @@ impl Comm {
 
     /// Frees everything; what others have not got yet is kept for them, for `limit` at most.
     fn release(&self, limit: Duration) {
-        if self.failure().is_some() {
+        if self.status.cause().is_some() {
             crate::transport::plugin::note_failure();
         }
         let departure = locked(&self.engine).take().and_then(Engine::leave);
