@@ -1,0 +1,195 @@
+//! Runs a program: starts its processes, watches them, and judges.
+
+use crate::board::{Board, Place, MAX_COMMS, MAX_RANKS};
+use crate::process::file;
+use crate::program::{Carrier, Program};
+use crate::report::{Entry, Line, Report};
+use std::fs::File;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+/// How programs are run.
+#[derive(Debug, Clone)]
+pub struct Conduct {
+    pub library: PathBuf,
+    /// Without progress for so long, a program hangs.
+    pub limit: Duration,
+    /// Keeps the files of the run.
+    pub keep: bool,
+}
+
+/// What came of a program.
+#[derive(Debug, Clone)]
+pub enum Verdict {
+    Passed {
+        took: Duration,
+    },
+    /// One line, and the rest of the story.
+    Failed {
+        what: String,
+        story: String,
+    },
+}
+
+/// Processes, killed when this is dropped.
+struct Running {
+    children: Vec<(Child, Option<ExitStatus>)>,
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        for (child, status) in &mut self.children {
+            if status.is_none() {
+                let _ = child.kill();
+                let _ = child.wait();
+            }
+        }
+    }
+}
+
+impl Running {
+    /// Looks which processes have ended; whether all have.
+    fn poll(&mut self) -> bool {
+        for (child, status) in &mut self.children {
+            if status.is_none() {
+                *status = child.try_wait().ok().flatten();
+            }
+        }
+        self.children.iter().all(|(_, status)| status.is_some())
+    }
+}
+
+impl Conduct {
+    /// Runs a program and judges it.
+    pub fn run(&self, program: &Program) -> Result<Verdict, String> {
+        if program.nranks() > MAX_RANKS || program.comms.len() > MAX_COMMS {
+            return Err("the program is too large for the board".into());
+        }
+        let dir = tempfile::Builder::new().prefix("programs-").tempdir().map_err(|error| error.to_string())?;
+        let begun = Instant::now();
+        let mut running = self.start(program, dir.path()).map_err(|error| error.to_string())?;
+        let hung = self.watch(program, dir.path(), &mut running)?;
+        let verdict = judge(program, dir.path(), &running, hung, begun.elapsed());
+        drop(running);
+        if self.keep {
+            println!("files: {}", dir.keep().display());
+        }
+        Ok(verdict)
+    }
+
+    fn start(&self, program: &Program, dir: &Path) -> std::io::Result<Running> {
+        std::fs::write(file(dir, "program.json"), serde_json::to_string(program)?)?;
+        Board::create(&file(dir, "board"))?;
+        let mut running = Running { children: Vec::new() };
+        for number in 0..program.processes.len() {
+            let mut command = Command::new(std::env::current_exe()?);
+            command.arg("process").arg(dir).arg(number.to_string()).arg("--library").arg(&self.library);
+            self.environment(program, &mut command);
+            let said = File::create(file(dir, &format!("said{number}")))?;
+            command.stdin(Stdio::null()).stdout(said.try_clone()?).stderr(said);
+            running.children.push((command.spawn()?, None));
+        }
+        Ok(running)
+    }
+
+    fn environment(&self, program: &Program, command: &mut Command) {
+        for (name, _) in std::env::vars() {
+            if name.starts_with("STRATA_") || name.starts_with("NCCL_") {
+                command.env_remove(name);
+            }
+        }
+        let limit = (self.limit / 2).as_millis().to_string();
+        command.env("STRATA_NCCL_LIB", "none").env("NCCL_DEBUG", "WARN").env("STRATA_INTER", "tcp");
+        command.env("STRATA_TIMEOUT_MS", &limit).env("STRATA_BOOTSTRAP_TIMEOUT_MS", &limit);
+        command.env("NCCL_SOCKET_IFNAME", "lo");
+        command.envs(program.settings.iter().map(|(name, value)| (name, value)));
+        if program.carrier == Carrier::Shm {
+            command.env_remove("STRATA_INTER");
+        }
+    }
+
+    /// Waits until all processes have ended, one has found something wrong, or nothing goes on; whether the latter.
+    fn watch(&self, program: &Program, dir: &Path, running: &mut Running) -> Result<bool, String> {
+        let board = Board::open(&file(dir, "board")).map_err(|error| error.to_string())?;
+        let places = || (0..program.nranks()).map(|rank| board.place(rank)).collect::<Vec<_>>();
+        let (mut last, mut since) = (places(), Instant::now());
+        let mut failed: Option<Instant> = None;
+        while !running.poll() {
+            std::thread::sleep(Duration::from_millis(2));
+            let now = places();
+            let died = running.children.iter().any(|(_, status)| status.is_some_and(|status| !status.success()));
+            if died || now.contains(&Place::Failed) {
+                // Others may have found more, a moment later.
+                if failed.get_or_insert_with(Instant::now).elapsed() > Duration::from_millis(300) {
+                    return Ok(false);
+                }
+            }
+            if now != last {
+                (last, since) = (now, Instant::now());
+            } else if since.elapsed() > self.limit {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+}
+
+fn judge(program: &Program, dir: &Path, running: &Running, hung: bool, took: Duration) -> Verdict {
+    let mut entries: Vec<Entry> =
+        (0..program.processes.len()).flat_map(|number| Report::read(&file(dir, &format!("report{number}")))).collect();
+    entries.sort_by_key(|entry| entry.at);
+    let wrong = entries.iter().find_map(|entry| match &entry.line {
+        Line::Wrong { rank, op, text } => {
+            Some(format!("rank {rank} in operation {op} ({}): {text}", name(program, *op)))
+        }
+        _ => None,
+    });
+    let died = running.children.iter().enumerate().find_map(|(number, (_, status))| {
+        let status = (*status)?;
+        let ranks = program.ranks_of(number);
+        match status.signal() {
+            Some(signal) => Some(format!("the process of ranks {ranks:?} died of signal {signal}")),
+            None => (!status.success()).then(|| format!("the process of ranks {ranks:?} ended with {status}")),
+        }
+    });
+    let through = entries.iter().filter(|entry| matches!(entry.line, Line::Done { .. })).count();
+    let stuck = if hung { Some("hang".to_string()) } else { None };
+    let missing = (through < program.nranks()).then(|| format!("{through} of {} ranks ended", program.nranks()));
+    match wrong.or(died).or(stuck).or(missing) {
+        None => Verdict::Passed { took },
+        Some(what) => Verdict::Failed { what, story: story(program, dir, &entries) },
+    }
+}
+
+fn name(program: &Program, op: usize) -> String {
+    program.ops.get(op).map_or("the end".into(), |op| op.action.name())
+}
+
+/// Where everybody is, and what everybody has said.
+fn story(program: &Program, dir: &Path, entries: &[Entry]) -> String {
+    let mut text = String::new();
+    let start = entries.first().map_or(0, |entry| entry.at);
+    for Entry { at, line } in entries {
+        text += &format!("  {:9.3} ms {line:?}\n", (at - start) as f64 / 1e6);
+    }
+    if let Ok(board) = Board::open(&file(dir, "board")) {
+        for rank in 0..program.nranks() {
+            let process = program.home[rank];
+            let node = program.processes[process].node;
+            let place = match board.place(rank) {
+                Place::In(op) => format!("in operation {op}: {}", name(program, op)),
+                place => format!("{place:?}"),
+            };
+            text += &format!("  rank {rank} (process {process}, node {node}) is {place}\n");
+        }
+    }
+    for number in 0..program.processes.len() {
+        let said = std::fs::read_to_string(file(dir, &format!("said{number}"))).unwrap_or_default();
+        for line in said.lines().take(12) {
+            text += &format!("  process {number} said: {line}\n");
+        }
+    }
+    text
+}

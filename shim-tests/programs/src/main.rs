@@ -1,0 +1,163 @@
+//! Random programs over the whole C interface of NCCL, by seed: generated, run by real processes, judged by a model that
+//! knows what each call must return and what memory must hold. See docs/reliability.md.
+
+mod board;
+mod conduct;
+mod generate;
+mod library;
+mod model;
+mod process;
+mod program;
+mod rank;
+mod report;
+
+use clap::{Args, Parser, Subcommand};
+use conduct::{Conduct, Verdict};
+use generate::Weights;
+use program::{Carrier, Program};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Mutex;
+use std::time::Duration;
+
+#[derive(Parser)]
+#[command(about = "Random NCCL programs, run by seed and judged by a model")]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Runs the program of one seed.
+    Run {
+        #[arg(long)]
+        seed: u64,
+        #[command(flatten)]
+        options: Options,
+        /// How often; the first failure ends it.
+        #[arg(long, default_value_t = 1)]
+        times: u32,
+    },
+    /// Runs the programs of many seeds; prints those that fail, and the numbers.
+    Many {
+        #[arg(long, default_value_t = 0)]
+        from: u64,
+        #[arg(long, default_value_t = 100)]
+        count: u64,
+        /// Programs at a time.
+        #[arg(long, default_value_t = 2)]
+        jobs: usize,
+        #[command(flatten)]
+        options: Options,
+    },
+    /// Prints the program of a seed.
+    Print {
+        #[arg(long)]
+        seed: u64,
+        #[command(flatten)]
+        options: Options,
+    },
+    /// A process of a program.
+    #[command(hide = true)]
+    Process {
+        dir: PathBuf,
+        number: usize,
+        #[arg(long)]
+        library: PathBuf,
+    },
+}
+
+#[derive(Args, Clone)]
+struct Options {
+    /// What carries messages; TCP or shared memory, by the seed, unless given.
+    #[arg(long)]
+    carrier: Option<Carrier>,
+    /// The library under test.
+    #[arg(long, env = "PROGRAMS_LIBRARY", default_value = "target/debug/libstrata.so")]
+    library: PathBuf,
+    /// Seconds without progress after which a program hangs.
+    #[arg(long, default_value_t = 60)]
+    limit: u64,
+    /// Keeps the files of the run.
+    #[arg(long)]
+    keep: bool,
+    #[command(flatten)]
+    weights: Weights,
+}
+
+impl Options {
+    fn program(&self, seed: u64) -> Program {
+        generate::program(seed, self.carrier, &self.weights)
+    }
+
+    fn conduct(&self) -> Result<Conduct, String> {
+        let library = self.library.canonicalize().map_err(|error| format!("{}: {error}", self.library.display()))?;
+        Ok(Conduct { library, limit: Duration::from_secs(self.limit), keep: self.keep })
+    }
+}
+
+fn run(seed: u64, options: &Options, times: u32) -> Result<bool, String> {
+    let (program, conduct) = (options.program(seed), options.conduct()?);
+    for _ in 0..times {
+        match conduct.run(&program)? {
+            Verdict::Passed { took } => println!("seed {seed}: passed in {} ms", took.as_millis()),
+            Verdict::Failed { what, story } => {
+                println!("seed {seed}: FAILED: {what}\n{story}");
+                return Ok(false);
+            }
+        }
+    }
+    Ok(true)
+}
+
+fn many(from: u64, count: u64, jobs: usize, options: &Options) -> Result<bool, String> {
+    let conduct = options.conduct()?;
+    let next = AtomicU64::new(from);
+    let counts = Mutex::new((0u64, 0u64));
+    std::thread::scope(|scope| {
+        let worker = || -> Result<(), String> {
+            loop {
+                let seed = next.fetch_add(1, Ordering::Relaxed);
+                if seed >= from + count {
+                    return Ok(());
+                }
+                let verdict = conduct.run(&options.program(seed))?;
+                let mut counts = counts.lock().map_err(|_| "a worker panicked")?;
+                match verdict {
+                    Verdict::Passed { .. } => counts.0 += 1,
+                    Verdict::Failed { what, .. } => {
+                        counts.1 += 1;
+                        println!("seed {seed}: {what}");
+                    }
+                }
+            }
+        };
+        let workers: Vec<_> = (0..jobs.max(1)).map(|_| scope.spawn(worker)).collect();
+        workers.into_iter().try_for_each(|worker| worker.join().map_err(|_| "a worker panicked".to_string())?)
+    })?;
+    let (passed, failed) = *counts.lock().map_err(|_| "a worker panicked")?;
+    println!("{passed} passed, {failed} failed");
+    Ok(failed == 0)
+}
+
+fn main() -> ExitCode {
+    let outcome = match Cli::parse().command {
+        Command::Run { seed, options, times } => run(seed, &options, times),
+        Command::Many { from, count, jobs, options } => many(from, count, jobs, &options),
+        Command::Print { seed, options } => {
+            println!("{}", serde_json::to_string_pretty(&options.program(seed)).expect("plain data"));
+            Ok(true)
+        }
+        Command::Process { dir, number, library } => process::run(&dir, number, &library).map(|()| true),
+    };
+    match outcome {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(text) => {
+            eprintln!("programs: {text}");
+            ExitCode::from(2)
+        }
+    }
+}

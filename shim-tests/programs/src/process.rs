@@ -1,0 +1,54 @@
+//! A process of a program: runs its ranks on threads, and ends as the program has it.
+
+use crate::board::{Board, Place};
+use crate::library::Library;
+use crate::program::{ProcessEnd, Program};
+use crate::rank::{Handed, Rank, PATIENCE};
+use crate::report::{Line, Report};
+use std::path::Path;
+
+/// The files of a run, in its directory.
+pub fn file(dir: &Path, name: &str) -> std::path::PathBuf {
+    dir.join(name)
+}
+
+/// Runs process `number` of the program in `dir`.
+pub fn run(dir: &Path, number: usize, library: &Path) -> Result<(), String> {
+    let said = |error: &dyn std::fmt::Display| error.to_string();
+    let text = std::fs::read_to_string(file(dir, "program.json")).map_err(|error| said(&error))?;
+    let program: Program = serde_json::from_str(&text).map_err(|error| said(&error))?;
+    // The library reads its settings at its first call.
+    std::env::set_var("NCCL_HOSTID", format!("node{}", program.processes[number].node));
+    let board = Board::open(&file(dir, "board")).map_err(|error| said(&error))?;
+    let report = Report::open(&file(dir, &format!("report{number}"))).map_err(|error| said(&error))?;
+    let library = Library::open(library)?;
+    let handed = Handed::default();
+    let ranks = program.ranks_of(number);
+    let good = std::thread::scope(|scope| {
+        let run = |me: usize| {
+            let (program, board, report) = (&program, &board, &report);
+            let mut rank = Rank::new(program, &library, board, report, &handed, me);
+            if let Err(text) = board.start(program.nranks(), PATIENCE) {
+                report.write(&Line::Wrong { rank: me, op: 0, text });
+                return false;
+            }
+            if !rank.run() {
+                // Its communicators stay as they are, so that others do not fail because of it.
+                std::thread::sleep(PATIENCE);
+                return false;
+            }
+            report.write(&Line::Done { rank: me });
+            board.note(me, Place::Through);
+            true
+        };
+        let threads: Vec<_> = ranks.iter().map(|&me| scope.spawn(move || run(me))).collect();
+        threads.into_iter().all(|thread| thread.join().unwrap_or(false))
+    });
+    // The library stays: programs do not unload it either.
+    std::mem::forget(library);
+    match program.processes[number].end {
+        ProcessEnd::Exit => std::process::exit(i32::from(!good)),
+        // SAFETY: no requirement.
+        ProcessEnd::ExitNow => unsafe { libc::_exit(i32::from(!good)) },
+    }
+}
