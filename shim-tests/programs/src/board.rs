@@ -11,6 +11,8 @@ use std::time::{Duration, Instant};
 pub const MAX_RANKS: usize = 64;
 pub const MAX_COMMS: usize = 256;
 const MAX_OPS: usize = 1024;
+/// The survivors of a fault meet here.
+pub const LAST_MEETING: usize = MAX_OPS - 1;
 const MAX_IDS: usize = 4;
 
 #[repr(C)]

@@ -100,7 +100,8 @@ impl Conduct {
                 command.env_remove(name);
             }
         }
-        let limit = (self.limit / 2).as_millis().to_string();
+        let faulty = program.fault.is_some();
+        let limit = if faulty { 3000 } else { (self.limit / 2).as_millis() }.to_string();
         command.env("STRATA_NCCL_LIB", "none").env("NCCL_DEBUG", "WARN").env("STRATA_INTER", "tcp");
         command.env("STRATA_TIMEOUT_MS", &limit).env("STRATA_BOOTSTRAP_TIMEOUT_MS", &limit);
         command.env("NCCL_SOCKET_IFNAME", "lo");
@@ -119,7 +120,9 @@ impl Conduct {
         while !running.poll() {
             std::thread::sleep(Duration::from_millis(2));
             let now = places();
-            let died = running.children.iter().any(|(_, status)| status.is_some_and(|status| !status.success()));
+            let died = running.children.iter().enumerate().any(|(number, (_, status))| {
+                !is_victim(program, number) && status.is_some_and(|status| !status.success())
+            });
             if died || now.contains(&Place::Failed) {
                 // Others may have found more, a moment later.
                 if failed.get_or_insert_with(Instant::now).elapsed() > Duration::from_millis(300) {
@@ -136,6 +139,36 @@ impl Conduct {
     }
 }
 
+/// Whether the fault takes this process.
+fn is_victim(program: &Program, process: usize) -> bool {
+    program.victims().iter().any(|&rank| program.home[rank] == process)
+}
+
+/// An error after a rank was lost names it. Communicators that stood before are looked at: those in the making may
+/// rightly miss a rank that gave up for the fault's sake.
+fn wrong_cause(program: &Program, entries: &[Entry]) -> Option<String> {
+    let fault = program.fault.as_ref().filter(|fault| fault.kind.takes_ranks())?;
+    let victims = program.victims();
+    let stood = |comm: usize| program.ops[..fault.op].iter().any(|op| op.action.makes().contains(&comm));
+    entries.iter().find_map(|entry| match &entry.line {
+        Line::Refused { rank, op, comm, code, text } if !victims.contains(rank) && *code > 0 && stood(*comm) => {
+            let lost = |victim: &usize| program.comms[*comm].rank_of(*victim);
+            let lost: Vec<usize> = victims.iter().filter_map(lost).collect();
+            let named = |lost: &usize| {
+                text.match_indices(&format!("rank {lost}"))
+                    .any(|(at, found)| !text[at + found.len()..].starts_with(|c: char| c.is_ascii_digit()))
+            };
+            (!lost.is_empty() && !lost.iter().any(named)).then(|| {
+                let what = name(program, *op);
+                format!(
+                    "rank {rank} in operation {op} ({what}): the error does not name rank {lost:?} of {comm}: {text}"
+                )
+            })
+        }
+        _ => None,
+    })
+}
+
 fn judge(program: &Program, dir: &Path, running: &Running, hung: bool, took: Duration) -> Verdict {
     let mut entries: Vec<Entry> =
         (0..program.processes.len()).flat_map(|number| Report::read(&file(dir, &format!("report{number}")))).collect();
@@ -149,6 +182,9 @@ fn judge(program: &Program, dir: &Path, running: &Running, hung: bool, took: Dur
     let died = running.children.iter().enumerate().find_map(|(number, (_, status))| {
         let status = (*status)?;
         let ranks = program.ranks_of(number);
+        if is_victim(program, number) {
+            return None;
+        }
         match status.signal() {
             Some(signal) => Some(format!("the process of ranks {ranks:?} died of signal {signal}")),
             None => (!status.success()).then(|| format!("the process of ranks {ranks:?} ended with {status}")),
@@ -156,8 +192,9 @@ fn judge(program: &Program, dir: &Path, running: &Running, hung: bool, took: Dur
     });
     let through = entries.iter().filter(|entry| matches!(entry.line, Line::Done { .. })).count();
     let stuck = if hung { Some("hang".to_string()) } else { None };
-    let missing = (through < program.nranks()).then(|| format!("{through} of {} ranks ended", program.nranks()));
-    match wrong.or(died).or(stuck).or(missing) {
+    let missing = (through + program.victims().len() < program.nranks())
+        .then(|| format!("{through} of {} ranks ended", program.nranks()));
+    match wrong.or(died).or_else(|| wrong_cause(program, &entries)).or(stuck).or(missing) {
         None => Verdict::Passed { took },
         Some(what) => Verdict::Failed { what, story: story(program, dir, &entries) },
     }

@@ -2,7 +2,8 @@
 
 use crate::model;
 use crate::program::{
-    Action, Call, Carrier, End, Kind, Members, Memory, Misuse, Op, Process, ProcessEnd, Program, Reduction, Type, World,
+    Action, Call, Carrier, End, Fault, FaultKind, Kind, Members, Memory, Misuse, Op, Process, ProcessEnd, Program,
+    Reduction, Type, World,
 };
 use rand::seq::{IndexedRandom, SliceRandom};
 use rand::{Rng, SeedableRng};
@@ -73,6 +74,7 @@ pub fn program(seed: u64, carrier: Option<Carrier>, weights: &Weights) -> Progra
         comms: Vec::new(),
         ops: Vec::new(),
         fault: None,
+        recovery: None,
         home,
     };
     let gone = vec![false; program.nranks()];
@@ -81,6 +83,70 @@ pub fn program(seed: u64, carrier: Option<Carrier>, weights: &Weights) -> Progra
     let mut maker = Maker { rng, weights, program, live: Vec::new(), gone, nonblocking, streams };
     maker.fill();
     maker.program
+}
+
+/// The same program with a fault. Its groups have one communicator each, so that a failure is one communicator's, and its
+/// ranks stay in the first, which the survivors may shrink.
+pub fn with_fault(mut program: Program, kind: Option<FaultKind>) -> Program {
+    let mut rng = ChaCha8Rng::seed_from_u64(program.seed ^ 0xfa17);
+    program.ops.retain(|op| !matches!(op.action, Action::End { comm: 0, .. }));
+    for op in &mut program.ops {
+        if let Action::Calls { calls, .. } = &mut op.action {
+            let comm = calls[0].comm;
+            calls.retain(|call| call.comm == comm);
+        }
+        op.pauses.iter_mut().for_each(|(_, ms)| *ms = (*ms).min(60));
+    }
+    let kind = kind.unwrap_or_else(|| *FaultKind::ALL.choose(&mut rng).expect("not empty"));
+    let rank = rng.random_range(0..program.nranks());
+    // The tester's other threads would have no memory either.
+    let alone = program.ranks_of(program.home[rank]).len() == 1;
+    let kind = if kind == FaultKind::Memory && !alone { FaultKind::Kill } else { kind };
+    let mine = (1..program.ops.len()).filter(|&op| program.takes_part(&program.ops[op], rank)).collect::<Vec<_>>();
+    let amount = match kind {
+        FaultKind::Pause => rng.random_range(5..200),
+        FaultKind::Freeze => 9_000,
+        FaultKind::Descriptors => rng.random_range(0..6),
+        FaultKind::Memory => rng.random_range(0..64) << 16,
+        FaultKind::SmallShm => *[0, 64, 256, 1024].choose(&mut rng).expect("not empty"),
+        _ => 0,
+    };
+    let fault = Fault {
+        rank,
+        op: mine.choose(&mut rng).copied().unwrap_or(0),
+        after_us: rng.random_bool(0.6).then(|| *[0, 50, 300, 1000, 5000].choose(&mut rng).expect("not empty")),
+        kind,
+        shrink: rng.random_bool(0.5),
+        amount,
+    };
+    program.fault = Some(fault);
+    let gone = program.victims();
+    let ranks: Vec<World> = (0..program.nranks()).filter(|rank| !gone.contains(rank)).collect();
+    let by_shrink = program.recovers_by_shrink();
+    let kept = |rank: &&World| ranks.contains(rank);
+    let ranks: Vec<World> =
+        if by_shrink { program.comms[0].ranks.iter().filter(kept).copied().collect() } else { ranks };
+    if !ranks.is_empty() {
+        let nonblocking = vec![by_shrink && program.comms[0].nonblocking[0]; ranks.len()];
+        let call = Call {
+            comm: program.comms.len(),
+            kind: Kind::AllReduce,
+            count: 5000,
+            dtype: Type::I32,
+            reduction: Reduction::Sum,
+            root: 0,
+            in_place: false,
+            stream: usize::from(nonblocking[0]),
+            memory: Memory::Heap,
+            misaligned: 0,
+            with_config: false,
+            messages: Vec::new(),
+            salt: program.seed,
+        };
+        program.comms.push(Members { ranks, nonblocking, parent: None });
+        program.recovery = Some(Action::Calls { calls: vec![call], nesting: 0 });
+    }
+    program
 }
 
 /// Nodes, processes, and which process each rank is in.

@@ -3,6 +3,7 @@
 
 mod board;
 mod conduct;
+mod fault;
 mod generate;
 mod library;
 mod model;
@@ -10,6 +11,7 @@ mod process;
 mod program;
 mod rank;
 mod report;
+mod usage;
 
 use clap::{Args, Parser, Subcommand};
 use conduct::{Conduct, Verdict};
@@ -80,6 +82,12 @@ struct Options {
     /// Seconds without progress after which a program hangs.
     #[arg(long, default_value_t = 60)]
     limit: u64,
+    /// Programs with faults.
+    #[arg(long)]
+    faults: bool,
+    /// Only faults of this kind.
+    #[arg(long)]
+    fault: Option<program::FaultKind>,
     /// Keeps the files of the run.
     #[arg(long)]
     keep: bool,
@@ -89,7 +97,11 @@ struct Options {
 
 impl Options {
     fn program(&self, seed: u64) -> Program {
-        generate::program(seed, self.carrier, &self.weights)
+        let program = generate::program(seed, self.carrier, &self.weights);
+        if self.faults || self.fault.is_some() {
+            return generate::with_fault(program, self.fault);
+        }
+        program
     }
 
     fn conduct(&self) -> Result<Conduct, String> {

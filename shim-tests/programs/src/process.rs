@@ -1,15 +1,33 @@
 //! A process of a program: runs its ranks on threads, and ends as the program has it.
 
 use crate::board::{Board, Place};
-use crate::library::Library;
+use crate::library::{Id, Library, SUCCESS};
 use crate::program::{ProcessEnd, Program};
 use crate::rank::{Handed, Rank, PATIENCE};
 use crate::report::{Line, Report};
+use crate::usage::Usage;
 use std::path::Path;
+use std::time::Duration;
 
 /// The files of a run, in its directory.
 pub fn file(dir: &Path, name: &str) -> std::path::PathBuf {
     dir.join(name)
+}
+
+/// Has the library start what it keeps for the process's life: a communicator of one rank comes and goes.
+fn warmed(library: &Library) -> bool {
+    let (mut id, mut comm) = (Id([0; 128]), std::ptr::null_mut());
+    // SAFETY: the pointer must be writable; because it is a local of ours.
+    let mut code = unsafe { (library.get_unique_id)(&raw mut id) };
+    if code == SUCCESS {
+        // SAFETY: as above.
+        code = unsafe { (library.init_rank)(&raw mut comm, 1, id, 0) };
+    }
+    if code == SUCCESS {
+        // SAFETY: the communicator must be alive; because it was just made.
+        code = unsafe { (library.destroy)(comm) };
+    }
+    code == SUCCESS
 }
 
 /// Runs process `number` of the program in `dir`.
@@ -22,6 +40,7 @@ pub fn run(dir: &Path, number: usize, library: &Path) -> Result<(), String> {
     let board = Board::open(&file(dir, "board")).map_err(|error| said(&error))?;
     let report = Report::open(&file(dir, &format!("report{number}"))).map_err(|error| said(&error))?;
     let library = Library::open(library)?;
+    let before = warmed(&library).then(Usage::now);
     let handed = Handed::default();
     let ranks = program.ranks_of(number);
     let good = std::thread::scope(|scope| {
@@ -44,6 +63,16 @@ pub fn run(dir: &Path, number: usize, library: &Path) -> Result<(), String> {
         let threads: Vec<_> = ranks.iter().map(|&me| scope.spawn(move || run(me))).collect();
         threads.into_iter().all(|thread| thread.join().unwrap_or(false))
     });
+    // What is kept is no leak; nor is what a process holds that others take for dead.
+    let keeps = program.keeps(number) || ranks.iter().any(|rank| program.victims().contains(rank));
+    let settled = match before.filter(|_| good && !keeps) {
+        Some(before) => Usage::settles(&before, Duration::from_secs(5)),
+        None => Ok(()),
+    };
+    if let Err(text) = &settled {
+        report.write(&Line::Wrong { rank: ranks[0], op: program.ops.len(), text: text.clone() });
+    }
+    let good = good && settled.is_ok();
     // The library stays: programs do not unload it either.
     std::mem::forget(library);
     match program.processes[number].end {

@@ -40,6 +40,8 @@ pub struct Program {
     /// Settings of the library, the same on all ranks.
     pub settings: Vec<(String, String)>,
     pub fault: Option<Fault>,
+    /// What the survivors of the fault do on a communicator of their own.
+    pub recovery: Option<Action>,
 }
 
 /// One process.
@@ -225,10 +227,14 @@ pub struct Fault {
     pub op: usize,
     pub after_us: Option<u64>,
     pub kind: FaultKind,
+    /// The survivors shrink the first communicator; else they make one with a new unique id.
+    pub shrink: bool,
+    /// How long a process is frozen, how many descriptors are left, ...
+    pub amount: u64,
 }
 
 /// Kinds of faults.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, clap::ValueEnum)]
 pub enum FaultKind {
     Kill,
     /// `exit` on the rank's thread, in the middle of the program.
@@ -244,6 +250,29 @@ pub enum FaultKind {
     Memory,
     /// /dev/shm is small from the start, on the rank's node.
     SmallShm,
+}
+
+impl FaultKind {
+    pub const ALL: [FaultKind; 8] = [
+        FaultKind::Kill,
+        FaultKind::Exit,
+        FaultKind::ExitNow,
+        FaultKind::Pause,
+        FaultKind::Freeze,
+        FaultKind::Descriptors,
+        FaultKind::Memory,
+        FaultKind::SmallShm,
+    ];
+
+    /// Whether its process is lost to the others.
+    pub fn takes_ranks(self) -> bool {
+        matches!(self, FaultKind::Kill | FaultKind::Exit | FaultKind::ExitNow | FaultKind::Freeze)
+    }
+
+    /// Whether calls may fail because of it.
+    pub fn fails_calls(self) -> bool {
+        !matches!(self, FaultKind::Pause | FaultKind::SmallShm)
+    }
 }
 
 impl Type {
@@ -301,6 +330,27 @@ impl Program {
         (0..self.nranks()).filter(|&rank| self.home[rank] == process).collect()
     }
 
+    /// Ranks that are gone, or frozen too long, once the fault has struck.
+    pub fn victims(&self) -> Vec<World> {
+        match &self.fault {
+            Some(fault) if fault.kind.takes_ranks() => self.ranks_of(self.home[fault.rank]),
+            _ => Vec::new(),
+        }
+    }
+
+    /// Whether the survivors shrink the first communicator.
+    pub fn recovers_by_shrink(&self) -> bool {
+        self.fault.as_ref().is_some_and(|fault| fault.shrink && fault.kind.takes_ranks())
+    }
+
+    /// Whether a process ends with communicators alive.
+    pub fn keeps(&self, process: usize) -> bool {
+        let kept =
+            |&(rank, how): &(World, End)| self.home[rank] == process && matches!(how, End::Keep | End::FinalizeKeep);
+        let end = |op: &Op| matches!(&op.action, Action::End { ranks, .. } if ranks.iter().any(kept));
+        self.fault.is_none() && self.ops.iter().any(end)
+    }
+
     /// Who takes part in an operation.
     pub fn takes_part(&self, op: &Op, rank: World) -> bool {
         let is_member = |comm: usize| self.comms[comm].rank_of(rank).is_some();
@@ -335,6 +385,16 @@ impl Action {
         }
     }
 
+    /// The communicators that the operation makes.
+    pub fn makes(&self) -> Vec<usize> {
+        match self {
+            Action::Init { comm, .. } | Action::InitAll { comm } => vec![*comm],
+            Action::Split { children, .. } => children.clone(),
+            Action::Shrink { child, .. } | Action::Grow { child, .. } => vec![*child],
+            _ => Vec::new(),
+        }
+    }
+
     /// A word for what it does.
     pub fn name(&self) -> String {
         match self {
@@ -360,14 +420,11 @@ impl Program {
     /// Which communicators the fault may end: those with a rank of its process, those made from them, and those that are
     /// used in one group with them.
     pub fn tainted(&self) -> Vec<bool> {
-        let Some(fault) = self.fault.as_ref().filter(|fault| fault.kind != FaultKind::Pause) else {
+        let Some(fault) = self.fault.as_ref().filter(|fault| fault.kind.fails_calls()) else {
             return vec![false; self.comms.len()];
         };
         let process = self.home[fault.rank];
-        let hit = |rank: World| match fault.kind {
-            FaultKind::SmallShm => self.processes[self.home[rank]].node == self.processes[process].node,
-            _ => self.home[rank] == process,
-        };
+        let hit = |rank: World| self.home[rank] == process;
         let mut tainted: Vec<bool> = self.comms.iter().map(|comm| comm.ranks.iter().any(|&rank| hit(rank))).collect();
         loop {
             let before = tainted.clone();

@@ -46,6 +46,11 @@ impl Report {
         Ok(Report(OpenOptions::new().create(true).append(true).open(path)?))
     }
 
+    /// The same file, for another thread.
+    pub fn again(&self) -> Report {
+        Report(self.0.try_clone().expect("a descriptor is left"))
+    }
+
     pub fn write(&self, line: &Line) {
         let entry = Entry { at: now(), line: line.clone() };
         let mut text = serde_json::to_string(&entry).expect("plain data");

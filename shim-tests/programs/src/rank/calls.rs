@@ -87,6 +87,7 @@ impl Rank<'_> {
 
     fn issue(&mut self, calls: &[&Call], pending: &[Pending], depth: usize) -> Result<(), Trouble> {
         let comm = calls[0].comm;
+        let _squeezed = self.squeeze();
         for _ in 0..depth {
             // SAFETY: no requirement.
             let code = unsafe { (self.library.group_start)() };

@@ -32,7 +32,7 @@ impl Rank<'_> {
     }
 
     fn handed_ids(&self, comm: usize, count: usize) -> Result<Vec<Id>, Trouble> {
-        let ids = self.board.ids(comm, count, PATIENCE);
+        let ids = self.board.ids(comm, count, self.patience(comm));
         ids.map_err(|text| Trouble::Failed { comm: Some(comm), code: -1, text })
     }
 
@@ -67,6 +67,7 @@ impl Rank<'_> {
         let mut options = self.config(comm);
         let mut handle = std::ptr::null_mut();
         let (n, r) = (nranks as c_int, rank as c_int);
+        let squeezed = self.squeeze();
         let code = if ids > 1 {
             let init = self.library.init_scalable.ok_or_else(|| missing("ncclCommInitRankScalable"))?;
             // SAFETY: the ids must be there; because the list has `ids` of them.
@@ -79,6 +80,7 @@ impl Rank<'_> {
             unsafe { (self.library.init_rank)(&raw mut handle, n, found[0], r) }
         };
         let code = self.settle_handle(handle, code);
+        drop(squeezed);
         self.keep(comm, "ncclCommInitRank", handle, code)
     }
 
@@ -88,22 +90,30 @@ impl Rank<'_> {
             let mut handles = vec![std::ptr::null_mut(); nranks];
             // SAFETY: there must be room for all; because the list is that long.
             let code = unsafe { (self.library.init_all)(handles.as_mut_ptr(), nranks as c_int, std::ptr::null()) };
-            self.must(comm, "ncclCommInitAll", code)?;
+            if code != SUCCESS {
+                handles.clear();
+            }
             let handles = handles.into_iter().map(|handle| handle as usize).collect();
             self.handed.lock().expect("no thread panics").insert(comm, handles);
+            self.must(comm, "ncclCommInitAll", code)?;
         }
         let end = Instant::now() + PATIENCE;
         let handle = loop {
             if let Some(handles) = self.handed.lock().expect("no thread panics").get(&comm) {
-                break handles[rank] as Comm;
+                break handles.get(rank).map(|&handle| handle as Comm);
             }
             if Instant::now() > end {
-                let text = "nobody made the communicators".to_string();
-                return Err(Trouble::Failed { comm: Some(comm), code: -1, text });
+                break None;
             }
             std::thread::sleep(Duration::from_micros(200));
         };
-        self.keep(comm, "ncclCommInitAll", handle, SUCCESS)
+        match handle {
+            Some(handle) => self.keep(comm, "ncclCommInitAll", handle, SUCCESS),
+            None => {
+                let text = "nobody made the communicators".to_string();
+                Err(Trouble::Failed { comm: Some(comm), code: -1, text })
+            }
+        }
     }
 
     /// Waits for a call that makes a communicator out of another one.
@@ -133,9 +143,11 @@ impl Rank<'_> {
         let mut config = child.map_or_else(|| Config::new(true), |child| self.config(child));
         let color = colors[rank].map_or(-1, |color| color as c_int * 3);
         let (comm, at) = (self.comms[parent], &raw mut *handle);
+        let squeezed = self.squeeze();
         // SAFETY: the pointers must be valid until the call has ended; because it is waited for below.
         let code = unsafe { (self.library.split)(comm, color, keys[rank], at, &raw mut config) };
         let (made, code) = self.derived(parent, at, code);
+        drop(squeezed);
         if code != SUCCESS {
             child.into_iter().for_each(|child| self.lost[child] = true);
         }
@@ -236,10 +248,12 @@ impl Rank<'_> {
     pub fn revoke(&mut self, op: usize, comm: usize) -> Result<(), Trouble> {
         let Some(revoke) = self.library.revoke else { return Ok(()) };
         self.settle_pending(|_| true)?;
-        let met = self.board.meet(op, self.members(comm).ranks.len(), PATIENCE);
+        let patience = if self.tainted[comm] { Duration::from_secs(1) } else { PATIENCE };
+        let met = self.board.meet(op, self.members(comm).ranks.len(), patience);
         if self.lost[comm] {
             return Ok(());
         }
+        let met = if self.tainted[comm] { Ok(()) } else { met };
         met.map_err(|text| Trouble::Failed { comm: Some(comm), code: -1, text })?;
         // SAFETY: the communicator must be alive; because only this thread ends it.
         let code = unsafe { revoke(self.comms[comm], 0) };

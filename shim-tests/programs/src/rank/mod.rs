@@ -4,10 +4,12 @@
 mod buffers;
 mod calls;
 mod comms;
+mod recover;
 
 use crate::board::{Board, Place};
+use crate::fault::{self, Squeeze};
 use crate::library::{Comm, Library, Stream, IN_PROGRESS, SUCCESS};
-use crate::program::{Action, Misuse, Op, Program, World};
+use crate::program::{Action, Fault, FaultKind, Misuse, Op, Program, World};
 use crate::report::{Line, Report};
 use calls::Pending;
 use std::collections::HashMap;
@@ -45,7 +47,6 @@ pub struct Rank<'a> {
     tainted: Vec<bool>,
     streams: [Stream; 3],
     pending: Vec<Pending>,
-    children: Vec<c_int>,
 }
 
 impl<'a> Rank<'a> {
@@ -70,7 +71,6 @@ impl<'a> Rank<'a> {
             tainted: program.tainted(),
             streams: [std::ptr::null_mut(); 3],
             pending: Vec::new(),
-            children: Vec::new(),
         }
     }
 
@@ -89,11 +89,21 @@ impl<'a> Rank<'a> {
         }
         let last = self.program.ops.len();
         match self.settle_pending(|_| true).or_else(|trouble| self.excuse(last, trouble)) {
-            Ok(()) => true,
+            Ok(()) => {}
             Err(trouble) => {
                 self.complain(last, trouble);
-                false
+                return false;
             }
+        }
+        self.recover().map_err(|trouble| self.complain(last, trouble)).is_ok()
+    }
+
+    /// How long this rank waits for other ranks of the tester, for the sake of a communicator.
+    fn patience(&self, comm: usize) -> Duration {
+        if self.tainted[comm] {
+            PATIENCE / 8
+        } else {
+            PATIENCE
         }
     }
 
@@ -129,19 +139,28 @@ impl<'a> Rank<'a> {
             return;
         }
         let handle = std::mem::replace(&mut self.comms[comm], std::ptr::null_mut());
-        // SAFETY: the communicator must be alive; because it was neither destroyed nor aborted yet.
+        if let (Some(revoke), true) = (self.library.revoke, comm == 0 && self.program.recovers_by_shrink()) {
+            self.comms[comm] = handle;
+            // SAFETY: the communicator must be alive; because it was neither destroyed nor aborted yet.
+            unsafe { revoke(handle, 0) };
+            return;
+        }
+        // SAFETY: as above.
         unsafe { (self.library.abort)(handle) };
     }
 
     /// Sleeps and forks, as the program has it.
-    fn before(&mut self, _index: usize, op: &Op) {
+    fn before(&mut self, index: usize, op: &Op) {
         for &(rank, ms) in &op.pauses {
             if rank == self.me {
                 std::thread::sleep(Duration::from_millis(ms));
             }
         }
         if op.forks.contains(&self.me) {
-            self.children.extend(fork_a_child());
+            fork_a_child();
+        }
+        if let Some(fault) = self.program.fault.as_ref().filter(|fault| (fault.rank, fault.op) == (self.me, index)) {
+            fault::strike(fault, self.report);
         }
     }
 
@@ -162,6 +181,14 @@ impl<'a> Rank<'a> {
                 how.map_or(Ok(()), |how| self.end(*comm, how))
             }
         }
+    }
+
+    /// Little memory for the library from here to the value's end, if that is the fault.
+    fn squeeze(&self) -> Squeeze {
+        let here = |fault: &&Fault| {
+            fault.kind == FaultKind::Memory && fault.rank == self.me && self.board.place(self.me) == Place::In(fault.op)
+        };
+        Squeeze::new(self.program.fault.as_ref().filter(here).map(|fault| fault.amount))
     }
 
     /// An error unless a call returned success.
@@ -232,12 +259,18 @@ impl<'a> Rank<'a> {
             if !self.lost[comm] && !self.comms[comm].is_null() {
                 let code = codes[call.stream];
                 let state = self.settle(comm, IN_PROGRESS);
-                // An error of the stream may be another communicator's where faults are about.
-                let failed = if code != SUCCESS && self.tainted[comm] { state } else { code.max(state) };
-                checked = match failed {
-                    SUCCESS => call.check().map_err(Trouble::Wrong),
-                    code => Err(Trouble::Failed { comm: Some(comm), code, text: format!("in its stream: {texts}") }),
+                // With a fault the stream's error may be another communicator's.
+                let succeeded = code == SUCCESS || (self.program.fault.is_some() && state == SUCCESS);
+                let (code, what) = match succeeded {
+                    true => (state, "its calls succeeded, but ncclCommGetAsyncError says"),
+                    false => (code, "strataStreamSynchronize returned"),
                 };
+                let text = format!("{what} {code}: {texts}");
+                // What has succeeded must be right, whatever became of the communicator later.
+                checked = if succeeded { call.check().map_err(Trouble::Wrong) } else { Ok(()) };
+                if code != SUCCESS {
+                    checked = checked.and(Err(Trouble::Failed { comm: Some(comm), code, text }));
+                }
             }
             if self.tainted[comm] && matches!(checked, Err(Trouble::Failed { .. })) {
                 // The memory is the library's until the communicator has been given up.
@@ -294,10 +327,9 @@ impl Drop for Rank<'_> {
 }
 
 /// A child that does nothing and outlives its parent a little, so that what it inherited stays open.
-fn fork_a_child() -> Option<c_int> {
+fn fork_a_child() {
     // SAFETY: the child may only call what is safe in a signal handler; because it asks for its parent, sleeps and ends.
-    let child = unsafe { libc::fork() };
-    if child == 0 {
+    if unsafe { libc::fork() } == 0 {
         // SAFETY: no requirement.
         let parent = unsafe { libc::getppid() };
         // SAFETY: no requirement.
@@ -310,5 +342,4 @@ fn fork_a_child() -> Option<c_int> {
         // SAFETY: nothing of the parent's may run at the child's end; because `_exit` runs nothing.
         unsafe { libc::_exit(0) };
     }
-    (child > 0).then_some(child)
 }
