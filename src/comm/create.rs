@@ -386,7 +386,7 @@ fn link(monitor: Option<&Monitor>, config: &Config, cancel: &AtomicBool) -> Resu
         return linked;
     }
     let aborted = Error::Remote("it aborted the communicator while it was being made".to_string());
-    monitor.iter().for_each(|monitor| monitor.report(&aborted));
+    monitor.iter().for_each(|monitor| monitor.report(0, &aborted));
     Err(Error::InvalidUsage("the communicator was aborted while it was being made".to_string()))
 }
 

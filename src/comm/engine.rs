@@ -18,7 +18,7 @@ use crate::plan::stage::stage;
 use crate::plan::{Buffer, Collective, Plan, Shape, Span};
 use crate::select::{self, Knowledge, Request, Selection};
 use crate::topo::{Grid, Rank};
-use crate::transport::{Mux, Transport, Waker};
+use crate::transport::{Departure, Mux, Transport, Waker};
 use std::collections::HashMap;
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
@@ -275,6 +275,16 @@ impl Engine {
         if self.staging.is_none() {
             self.scratch = Scratch::new(0);
         }
+    }
+
+    /// The ranks whose systems do not have yet everything that was sent to them.
+    pub fn undelivered(&mut self) -> Vec<Rank> {
+        self.transport.undelivered()
+    }
+
+    /// Ends; what is still on its way to others.
+    pub fn leave(mut self) -> Option<Departure> {
+        self.transport.leave()
     }
 
     /// Leaves what is on a device to the end of the process, at which the driver may have ended already.

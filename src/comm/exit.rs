@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 use super::engine::Engine;
+use super::service::Service;
 use super::Comm;
 use crate::fork::PerProcess;
 use std::sync::{Arc, Mutex, Weak};
@@ -29,15 +30,17 @@ pub fn leave_all() {
         }
         // A rank that ends in the middle of an operation has not left in good order.
         if comm.is_quiet() && comm.failure().is_none() {
-            let monitor = comm.monitor.try_lock().ok().and_then(|mut monitor| monitor.take());
-            drop(monitor);
-            // Links that are closed in order deliver what is still on its way.
             let mut engine = comm.engine.try_lock().ok().and_then(|mut engine| engine.take());
             engine.iter_mut().for_each(Engine::leave_device);
-            drop(engine);
+            comm.keep(engine.and_then(Engine::leave), comm.patience());
+            let monitor = comm.monitor.try_lock().ok().and_then(|mut monitor| monitor.take());
+            drop(monitor);
         }
         // What the program's other threads still use stays where it is.
         std::mem::forget(comm);
+    }
+    if let Some(service) = Service::running() {
+        service.await_departures();
     }
     crate::transport::plugin::leave();
 }

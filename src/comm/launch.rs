@@ -3,7 +3,7 @@
 
 use super::gpu::Device;
 use super::messages::Messages;
-use super::service::Call;
+use super::service::{Call, Loss};
 use super::{locked, Comm, Direction, Elements, Message, Operation, StreamRef, ALIVE};
 use crate::device::gpu::driver::Handle;
 use crate::device::gpu::order::{Arrival, Ordered};
@@ -56,6 +56,10 @@ const ASKED_AT_ONCE: usize = 16;
 const LONGEST_STALL: Duration = Duration::from_secs(60);
 /// How long a rank that has met the consequence of a failure waits to hear of the failure.
 const ECHO: Duration = Duration::from_millis(500);
+/// How long a run that waits for a lost rank gets no further before it fails: what the rank sent may be on its way.
+const LOST: Duration = Duration::from_secs(1);
+/// The same for a run that waits for others: they may be late, and find that they need nothing of the lost rank.
+const LOST_FOR_OTHERS: Duration = Duration::from_secs(5);
 /// How long a run waits for its turn before it looks for a failure.
 const TURN_WAIT: Duration = Duration::from_millis(50);
 /// How long a thread that has several runs sleeps on one of them.
@@ -121,7 +125,10 @@ fn on_gpu(mut run: Run, arrival: Arrival) -> Result<()> {
         let has_failed = run.comm.failure().is_some();
         let outcome = match await_streams(&mut ordered, &run.comm) {
             Ok(()) => drive(std::slice::from_mut(&mut run)),
-            Err(error) => Err(run.fail(error)),
+            Err(error) => {
+                let error = run.reason(error);
+                Err(run.fail(error))
+            }
         };
         // No call returns the first failure, so its text is kept for who asks; the program knows of its own abort.
         if let (false, Err(error), ALIVE) = (has_failed, &outcome, run.comm.phase.load(Ordering::Acquire)) {
@@ -320,6 +327,7 @@ impl Run {
         }
         let outcome = self.advance();
         if let Err(error) = outcome {
+            let error = self.reason(error);
             return Err(self.fail(error));
         }
         outcome
@@ -377,14 +385,30 @@ impl Run {
         }
     }
 
-    /// Ends the communicator's work with `error`: nobody else waits for this rank, and later calls return it.
-    fn fail(&mut self, error: Error) -> Error {
+    /// Why a run that has got no further since then cannot, if that is because ranks are lost.
+    fn lost(&self, since: Instant) -> Option<Error> {
+        let losses = self.comm.status.losses();
+        if losses.is_empty() || !self.is_on() {
+            return None;
+        }
+        let (waiting, begun) = (self.waiting_for(), self.comm.status.begun());
+        let is_lost = |(known, loss): &(Instant, Loss)| {
+            let patience = if waiting.contains(&Rank(loss.rank)) { LOST } else { LOST_FOR_OTHERS };
+            let hopeless = matches!(self.active, Active::Collective) && loss.from.is_some_and(|from| from <= begun);
+            hopeless || since.max(*known).elapsed() >= patience
+        };
+        losses.into_iter().find(is_lost).map(|(_, loss)| loss.error)
+    }
+
+    /// What is to be told of an error: the failure of which it is the consequence, or who is awaited and why.
+    fn reason(&self, error: Error) -> Error {
         let comm = &self.comm;
         if matches!(error, Error::Remote(_)) {
             // A link that breaks may be the echo of a failure elsewhere; the news of the failure itself is on its way.
             comm.await_news();
         }
-        let error = match (comm.failure(), error) {
+        match (comm.failure(), error) {
+            (None, Error::Remote(text)) => comm.status.cause().unwrap_or(Error::Remote(text)),
             (None, Error::Timeout(text)) => {
                 let waiting = self.waiting_for();
                 let why = locked(&comm.monitor).as_ref().map(|monitor| monitor.diagnose(&waiting, GRACE));
@@ -405,12 +429,15 @@ impl Run {
                 Error::InvalidUsage(words.unwrap_or(text))
             }
             (_, error) => error,
-        };
+        }
+    }
+
+    /// Ends the communicator's work with `error`: nobody else waits for this rank, and later calls return it.
+    fn fail(&mut self, error: Error) -> Error {
+        let comm = &self.comm;
         if comm.status.fail(error.clone()) {
             // Told before the links are given up, so that the others hear the reason first.
-            if let Some(monitor) = locked(&comm.monitor).as_ref() {
-                monitor.report(&error);
-            }
+            comm.report(&error);
         }
         if let Some(engine) = locked(&comm.engine).as_mut() {
             engine.cancel();
@@ -479,9 +506,14 @@ struct Stall {
 impl Stall {
     const NONE: Stall = Stall { since: None, asks_after: STALL, asked: 0 };
 
+    /// When nothing moved for the first time.
+    fn since(&mut self) -> Instant {
+        *self.since.get_or_insert_with(Instant::now)
+    }
+
     /// How often it has been asked before, if it is to be asked now.
     fn due(&mut self) -> Option<usize> {
-        let waited = self.since.get_or_insert_with(Instant::now).elapsed();
+        let waited = self.since().elapsed();
         let due = waited >= self.asks_after;
         if due {
             self.asks_after = waited + waited.min(LONGEST_STALL);
@@ -529,6 +561,13 @@ fn drive(runs: &mut [Run]) -> Result<()> {
             if let Some(time) = stall.due() {
                 waiting.for_each(|run| run.compare(time));
             }
+            let since = stall.since();
+            for (run, open) in runs.iter_mut().zip(&mut open).filter(|(_, open)| **open) {
+                let Some(error) = run.lost(since) else { continue };
+                let error = run.fail(error);
+                (*open, left) = (false, left - 1);
+                first = first.and(Err(error));
+            }
         }
         let Some((run, _)) = runs.iter().zip(&open).find(|(_, open)| **open) else { break };
         match left {
@@ -542,10 +581,17 @@ fn drive(runs: &mut [Run]) -> Result<()> {
 }
 
 impl Comm {
+    /// Tells the others that this rank has failed and completes no more operations.
+    pub(super) fn report(&self, error: &Error) {
+        if let Some(monitor) = locked(&self.monitor).as_ref() {
+            monitor.report(self.status.finished() + 1, error);
+        }
+    }
+
     /// Waits a little for another rank's word about a failure.
     fn await_news(&self) {
         let end = Instant::now() + ECHO;
-        while self.failure().is_none() && Instant::now() < end {
+        while self.status.cause().is_none() && Instant::now() < end {
             std::thread::sleep(Duration::from_millis(1));
         }
     }

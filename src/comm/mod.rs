@@ -38,10 +38,10 @@ use crate::plan::Collective;
 use crate::select::links::Links;
 use crate::select::Knowledge;
 use crate::topo::{Grid, Rank};
-use crate::transport::Waker;
+use crate::transport::{Departure, Waker};
 use engine::Engine;
 use members::Member;
-use service::{Credentials, Monitor, Status};
+use service::{Credentials, Monitor, Service, Status};
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -220,6 +220,13 @@ impl Turns {
     }
 }
 
+/// A time that does not come.
+const FOREVER: Duration = Duration::from_secs(u32::MAX as u64);
+/// How long what a rank has sent before it aborted a communicator in good order is kept for those who have not got it.
+const ABORTED: Duration = Duration::from_secs(10);
+/// How long what a failed communicator's rank has sent is kept for those who have not got it.
+const LAST_WORDS: Duration = Duration::from_secs(2);
+
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
@@ -352,42 +359,65 @@ impl Comm {
     }
 
     fn quiesce(&self) -> Result<()> {
-        let limit = match self.config.timeout_ms {
-            0 => Duration::from_secs(u32::MAX as u64),
-            ms => Duration::from_millis(ms) + Duration::from_secs(5),
-        };
+        let limit = self.limit().map_or(FOREVER, |limit| limit + Duration::from_secs(5));
         match self.turns.wait_all(limit) {
             true => Ok(()),
             false => Err(Error::Timeout(format!("operations did not end within {} ms", self.config.timeout_ms))),
         }
     }
 
-    /// Waits until all operations have ended; none may be started afterwards.
+    /// Waits until all operations have ended and the others' systems have everything that was sent to them; no operation
+    /// may be started afterwards.
     pub fn finalize(&self) -> Result<()> {
         self.enter_phase(FINALIZED, "ncclCommFinalize")?;
-        self.quiesce()
+        let deadline = self.limit().map(|limit| Instant::now() + limit);
+        self.quiesce()?;
+        let mut pause = Duration::from_micros(100);
+        loop {
+            let owed = locked(&self.engine).as_mut().map_or_else(Vec::new, Engine::undelivered);
+            if owed.is_empty() || self.failure().is_some() {
+                return Ok(());
+            }
+            if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                let ranks: Vec<u32> = owed.iter().map(|rank| rank.0).collect();
+                let (ms, ranks) = (self.config.timeout_ms, service::room::name_ranks(&ranks));
+                return Err(Error::Timeout(format!("{ranks} did not take all that was sent within {ms} ms")));
+            }
+            std::thread::sleep(pause);
+            pause = (2 * pause).min(Duration::from_millis(5));
+        }
     }
 
-    /// Waits until all operations have ended and frees everything.
+    /// The time that an operation may take, unless it may take for ever.
+    fn limit(&self) -> Option<Duration> {
+        (self.config.timeout_ms > 0).then(|| Duration::from_millis(self.config.timeout_ms))
+    }
+
+    /// Waits until all operations have ended and frees everything. What was sent and has not arrived yet the process
+    /// keeps until it has.
     pub fn destroy(self: &Arc<Comm>) -> Result<()> {
         self.enter_phase(ENDED, "ncclCommDestroy")?;
         let quiet = self.quiesce();
         if quiet.is_err() {
             self.status.fail(Error::InvalidUsage("the communicator has been destroyed".to_string()));
         }
-        self.release();
+        self.release(self.patience());
         quiet
     }
 
-    /// Ends operations at once, tells the other ranks, and frees everything.
+    /// Ends operations at once, tells the other ranks if there were any, and frees everything. A rank with nothing under
+    /// way just leaves: it fails only what needs it.
     pub fn abort(&self) {
         if !self.origin.is_here() || self.phase.swap(ENDED, Ordering::AcqRel) == ENDED {
             return;
         }
+        if self.is_quiet() && self.status.cause().is_none() {
+            return self.release(ABORTED);
+        }
         self.stop(Error::Remote(format!("rank {} aborted the communicator", self.rank)));
         // What runs sees the failure at its next poll; the limit is for a thread that was stopped from outside.
         self.turns.wait_all(Duration::from_secs(10));
-        self.release();
+        self.release(LAST_WORDS);
     }
 
     /// Ends operations at once; the communicator may be split, shrunk, grown and destroyed afterwards.
@@ -399,23 +429,42 @@ impl Comm {
     }
 
     fn stop(&self, error: Error) {
-        let running = self.turns.current.load(Ordering::Acquire) < self.turns.issued.load(Ordering::Acquire);
-        self.status.fail(error.clone());
+        let interrupted = !self.is_quiet();
+        // Who gives up because of another rank's failure is not its cause.
+        let cause = self.status.cause();
+        let first = self.status.fail(error.clone());
         self.waker.iter().for_each(Waker::wake);
-        if running || matches!(error, Error::Remote(_)) {
-            if let Some(monitor) = locked(&self.monitor).as_ref() {
-                // Nothing was wrong with the others' calls.
-                monitor.report(&Error::Remote(error.text().to_string()));
-            }
+        if interrupted && first {
+            // Nothing was wrong with the others' calls.
+            let told = cause.unwrap_or_else(|| Error::Remote(error.text().to_string()));
+            self.report(&told);
         }
     }
 
-    fn release(&self) {
+    /// Frees everything; what others have not got yet is kept for them, for `limit` at most.
+    fn release(&self, limit: Duration) {
         if self.failure().is_some() {
             crate::transport::plugin::note_failure();
         }
+        let departure = locked(&self.engine).take().and_then(Engine::leave);
+        self.keep(departure, limit);
         drop(locked(&self.monitor).take());
-        drop(locked(&self.engine).take());
+    }
+
+    /// How long what others have not got yet is kept: as long as an operation may take, but not after a failure.
+    fn patience(&self) -> Duration {
+        match self.status.cause() {
+            None => self.limit().unwrap_or(FOREVER),
+            Some(_) => LAST_WORDS,
+        }
+    }
+
+    /// Has the process's service keep what others have not got yet.
+    fn keep(&self, departure: Option<Departure>, limit: Duration) {
+        if let Some(departure) = departure {
+            // Without a service there are no other ranks either.
+            let _ = Service::get().and_then(|service| service.keep(departure, limit));
+        }
     }
 
     /// Lets go of scratch memory; operations are refused until [`resume`](Comm::resume).
@@ -466,7 +515,7 @@ impl Comm {
 impl Drop for Comm {
     fn drop(&mut self) {
         if self.origin.is_here() {
-            return self.release();
+            return self.release(self.patience());
         }
         // What lies in memory shared with the node is still the parent's.
         let monitor = self.monitor.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner());

@@ -34,6 +34,7 @@ mod worlds;
 pub use idle::Idle;
 pub use mux::{open, Mux};
 pub use shm::bell::Waker;
+pub use tcp::departure::Departure;
 
 /// How ranks tell each other what they need to know before any transport exists. The bootstrap implements it.
 pub trait Exchange {
@@ -171,6 +172,16 @@ trait Network: Send + std::fmt::Debug {
 
     /// Forgets all pending operations.
     fn cancel(&mut self);
+
+    /// The ranks whose systems do not have yet everything that was sent to them.
+    fn undelivered(&mut self) -> Vec<Rank> {
+        Vec::new()
+    }
+
+    /// Ends the use of this transport; what is still on its way, if the transport does not see to that itself.
+    fn leave(self: Box<Self>) -> Option<Departure> {
+        None
+    }
 
     /// Whose device memory it takes addresses of.
     fn takes_device_memory(&self) -> DeviceMemory {

@@ -6,7 +6,7 @@ use super::shm::bell::{Bells, Waker};
 use super::shm::open::Ways;
 use super::shm::{self, Shm};
 use super::tcp::Tcp;
-use super::{DeviceMemory, Envelope, Exchange, Network, NodeCall, Sink, Transport};
+use super::{Departure, DeviceMemory, Envelope, Exchange, Network, NodeCall, Sink, Transport};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::exec::{Started, Token};
@@ -141,6 +141,16 @@ impl Mux {
         if let Some(network) = &self.network {
             network.run_where_it_is_used(job);
         }
+    }
+
+    /// The ranks whose systems do not have yet everything that was sent to them.
+    pub fn undelivered(&mut self) -> Vec<Rank> {
+        self.network.as_mut().map_or_else(Vec::new, |network| network.undelivered())
+    }
+
+    /// Ends the use of the network; what is still on its way there, to be kept until it has arrived.
+    pub fn leave(&mut self) -> Option<Departure> {
+        self.network.take().and_then(|network| network.leave())
     }
 
     /// The ranks that a call on the board waits for.

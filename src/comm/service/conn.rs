@@ -106,6 +106,11 @@ impl Conn {
         !self.connecting && self.outbox.is_empty()
     }
 
+    /// Whether something sent has not been handed to the kernel, on a connection that stands.
+    pub fn has_output(&self) -> bool {
+        !self.connecting && !self.outbox.is_empty()
+    }
+
     /// Queues an encoded frame. The bytes may be shared between many connections.
     pub fn send(&mut self, bytes: Arc<[u8]>) {
         self.outbox.push_back((bytes, 0));

@@ -7,6 +7,7 @@
 
 mod call;
 pub mod conn;
+mod departures;
 mod diagnose;
 mod doors;
 mod monitor;
@@ -22,7 +23,7 @@ mod tests;
 
 pub use call::Call;
 pub use monitor::Monitor;
-pub use status::Status;
+pub use status::{Loss, Status};
 pub use wire::{Credentials, Process};
 
 use crate::error::{Error, Result};
@@ -30,6 +31,7 @@ use crate::fork::{self, PerProcess, Unshared};
 use crate::topo::interface::{self, Filter, Interface};
 use crate::topo::machine::Machine;
 use crate::topo::nics;
+use crate::transport::Departure;
 use reactor::{Command, Reactor};
 use std::io::Write;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener};
@@ -152,6 +154,12 @@ impl Service {
         }
     }
 
+    /// The service of this process if there is one. Waits for no lock.
+    pub fn running() -> Option<Arc<Service>> {
+        let current = CURRENT.get().try_lock().ok()?;
+        current.as_ref().filter(|service| !service.thread.is_finished()).cloned()
+    }
+
     fn start() -> Result<Service> {
         raise_descriptor_limit();
         let interface = meeting_interface()?;
@@ -190,6 +198,20 @@ impl Service {
         self.command(Command::ListenAt(addr, credentials, reply))?;
         let rest = deadline.saturating_duration_since(Instant::now());
         replied.recv_timeout(rest).map_err(|_| Error::Timeout(format!("listening at {addr} took too long")))?
+    }
+
+    /// Keeps what a rank that has left owes to others until they have it, for `limit` at most.
+    pub fn keep(&self, departure: Departure, limit: Duration) -> Result<()> {
+        self.command(Command::Keep(departure, Instant::now() + limit))
+    }
+
+    /// Waits until nothing is owed any more: for a process that ends.
+    pub fn await_departures(&self) {
+        let (done, over) = channel();
+        if self.command(Command::AwaitDepartures(done)).is_ok() {
+            // It ends when the last departure's time is over, or with the service.
+            let _ = over.recv();
+        }
     }
 
     /// Waits until all who were told why their communicator could not be made have heard it; a second at most. A process

@@ -74,16 +74,17 @@ impl Monitor {
         &self.status
     }
 
-    /// Tells all other ranks that this one has failed, timed out or aborted. They get a `Timeout` for a `Timeout`, an
-    /// `InvalidUsage` for an `InvalidUsage`, else a `Remote`, with this rank's number and the text.
-    pub fn report(&self, error: &Error) {
+    /// Tells all other ranks that this one has failed, timed out or aborted, and completes no collective numbered `from`
+    /// or higher. They get a `Timeout` for a `Timeout`, an `InvalidUsage` for an `InvalidUsage`, else a `Remote`, with this
+    /// rank's number and the text.
+    pub fn report(&self, from: u64, error: &Error) {
         let text = format!("rank {} ({}): {error}", self.me, super::Process::this());
         let told = match error {
             Error::Timeout(_) => Error::Timeout(text),
             Error::InvalidUsage(_) => Error::InvalidUsage(text),
             _ => Error::Remote(text),
         };
-        if let Err(error) = self.service.command(Command::Report((self.comm.key, self.me.0), told)) {
+        if let Err(error) = self.service.command(Command::Report((self.comm.key, self.me.0), from, told)) {
             crate::info!("the other ranks could not be told: {error}");
         }
     }

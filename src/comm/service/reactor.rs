@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 use super::conn::{until, Conn};
+use super::departures::Departures;
 use super::doors::{Doors, Entry};
 use super::net::{LocalRank, Net, Role};
 use super::ring::{Ring, Watch};
@@ -9,6 +10,7 @@ use super::wire::{Credentials, Frame, Malformed};
 use super::ServiceAddr;
 use crate::error::{Error, Result};
 use crate::fork::{self, Unshared};
+use crate::transport::Departure;
 use rustix::event::{poll, PollFd, PollFlags};
 use std::io::{ErrorKind, Read};
 use std::net::{SocketAddr, TcpListener};
@@ -35,12 +37,16 @@ pub enum Command {
     ListenAt(SocketAddr, Credentials, Sender<Result<()>>),
     /// Watch over a rank.
     Start(Watch),
-    /// A rank reports a failure.
-    Report(LocalRank, Error),
+    /// A rank reports a failure, and the first collective that cannot be completed.
+    Report(LocalRank, u64, Error),
     /// A rank gets no further and waits for these: do they call what it calls?
     Compare(LocalRank, Vec<u32>),
     /// A rank leaves in good order; the sender hears when the others can know.
     Leave(LocalRank, Sender<()>),
+    /// Keep what a rank that has left owes to others, until the time is over.
+    Keep(Departure, Instant),
+    /// The sender hears when nothing of that is left, and everything said to ranks that are coming together is sent.
+    AwaitDepartures(Sender<()>),
     /// The sender hears when everybody who was told a last word has heard it and hung up.
     Settle(Sender<()>),
 }
@@ -63,6 +69,7 @@ pub struct Reactor {
     doors: Doors,
     ring: Ring,
     farewells: Vec<Farewell>,
+    departures: Departures,
     strangers: u32,
     accepting_from: Instant,
 }
@@ -84,6 +91,7 @@ impl Reactor {
             doors: Doors::default(),
             ring: Ring::new(here),
             farewells: Vec::new(),
+            departures: Departures::default(),
             strangers: 0,
             accepting_from: Instant::now(),
         }
@@ -114,7 +122,12 @@ impl Reactor {
         let farewells = self.farewells.iter().map(|farewell| farewell.deadline);
         let deadlines = self.net.peers.values().filter_map(|peer| peer.deadline);
         let paused = Some(self.accepting_from).filter(|&from| from > now);
-        let next = deadlines.chain(farewells).chain(self.ring.next_due()).chain(paused).min();
+        let next = deadlines
+            .chain(farewells)
+            .chain(self.ring.next_due())
+            .chain(paused)
+            .chain(self.departures.next_look())
+            .min();
         let mut fds = vec![PollFd::new(&self.wake, PollFlags::IN)];
         if paused.is_none() {
             fds.push(PollFd::new(&*self.listener, PollFlags::IN));
@@ -157,7 +170,9 @@ impl Reactor {
                     let _ = reply.send(self.listen_at(addr, credentials));
                 }
                 Command::Start(watch) => self.ring.start(&mut self.net, watch),
-                Command::Report(of, error) => self.ring.report(of, &error),
+                Command::Report(of, from, error) => self.ring.report(of, from, &error),
+                Command::Keep(departure, deadline) => self.departures.keep(departure, deadline),
+                Command::AwaitDepartures(done) => self.departures.wait(done),
                 Command::Compare(of, others) => self.ring.compare(&mut self.net, of, &others),
                 Command::Leave(of, done) => {
                     let links = self.ring.leave(&mut self.net, of);
@@ -283,8 +298,8 @@ impl Reactor {
                 }
                 None => false,
             },
-            Frame::Notice { comm, error } => {
-                let welcome = self.ring.notice(comm, error);
+            Frame::Notice { comm, loss } => {
+                let welcome = self.ring.notice(comm, &loss);
                 self.net.end(id);
                 welcome
             }
@@ -342,6 +357,7 @@ impl Reactor {
             self.fixed.retain(|(served, _, _)| *served != key);
         }
         self.ring.tick(&mut self.net, now);
+        self.departures.look(now, self.net.peers.values().all(|peer| !peer.conn.has_output()));
         let all_told = self.ring.all_told(&self.net);
         let net = &self.net;
         self.farewells.retain(|farewell| {

@@ -2,14 +2,15 @@
 //!
 //! Every rank keeps a connection to the next rank that lives in another process. When such a connection ends without
 //! a goodbye, that process is dead; whoever sees it tells the services of all ranks, each over a connection of its
-//! own, so the word needs no rank in between. A rank that leaves in good order says goodbye on both its links and names
+//! own, so the word needs no rank in between. What the dead rank has completed stands: the word is a [`Loss`], and not yet
+//! a failure. A rank that leaves in good order says goodbye on both its links and names
 //! everybody it knows to have left, and its predecessor links to the next that remains.
 #![forbid(unsafe_code)]
 
 use super::diagnose::differs;
 use super::net::{LocalRank, Net, Role};
 use super::room::name_ranks;
-use super::status::Status;
+use super::status::{Loss, Status};
 use super::wire::{Answer, Credentials, Frame, Process};
 use super::{Call, ServiceAddr};
 use crate::error::Error;
@@ -51,7 +52,10 @@ struct Entry {
     expects_predecessor: bool,
     retry_at: Option<Instant>,
     attempts: u32,
-    told: bool,
+    /// Whether both links have stood.
+    ready: bool,
+    /// The losses that everybody has been told of.
+    told: BTreeSet<u32>,
 }
 
 /// The watched ranks of this process.
@@ -61,7 +65,7 @@ pub struct Ring {
     entries: HashMap<LocalRank, Entry>,
     past: HashSet<LocalRank>,
     past_order: VecDeque<LocalRank>,
-    words: VecDeque<(Credentials, Error)>,
+    words: VecDeque<(Credentials, Loss)>,
     errands: VecDeque<(SocketAddr, Arc<[u8]>)>,
     messengers: HashSet<u64>,
 }
@@ -83,6 +87,7 @@ impl Entry {
 
     fn check_ready(&mut self) {
         if self.linked && !self.expects_predecessor {
+            self.ready = true;
             // The one who waits may have given up.
             let _ = self.watch.ready.send(());
         }
@@ -112,13 +117,12 @@ impl Ring {
             linked: false,
             retry_at: None,
             attempts: 0,
-            told: false,
+            ready: false,
+            told: BTreeSet::new(),
             watch,
         };
-        let early = self.words.iter().find(|(comm, _)| *comm == entry.watch.comm).map(|(_, error)| error.clone());
-        if let Some(error) = early {
-            entry.watch.status.fail(error);
-        }
+        let early = self.words.iter().filter(|(comm, _)| *comm == entry.watch.comm);
+        early.for_each(|(_, loss)| entry.watch.status.lose(loss.clone()));
         self.past.remove(&of);
         self.entries.insert(of, entry);
         self.link(net, of);
@@ -158,7 +162,9 @@ impl Ring {
         } else {
             let how = if refused { "is gone: its process has ended" } else { "cannot be reached" };
             let text = format!("{} {how}", entry.name(to, None));
-            self.died(of, to, &text);
+            // A rank that has never answered has not made the communicator either.
+            let from = if entry.ready { None } else { Some(0) };
+            self.died(of, to, from, &text);
         }
     }
 
@@ -241,7 +247,7 @@ impl Ring {
         if ours != theirs {
             let error = Error::InvalidUsage(differs(number, (of.1, ours), (rank, theirs)));
             crate::info!("{error}");
-            self.tell(of, &error, None, None);
+            self.tell(of, &Loss { rank: of.1, from: Some(number), error }, None, None);
         }
     }
 
@@ -258,68 +264,67 @@ impl Ring {
             matches!(why, Some(ErrorKind::TimedOut | ErrorKind::HostUnreachable | ErrorKind::NetworkUnreachable));
         let how = if lost { "is lost: its host does not answer any more" } else { "died: its connection ended" };
         let text = format!("{} {how}", entry.name(rank, Some(&process)));
-        self.died(of, rank, &text);
+        self.died(of, rank, None, &text);
     }
 
-    fn died(&mut self, of: LocalRank, dead: u32, text: &str) {
+    fn died(&mut self, of: LocalRank, dead: u32, from: Option<u64>, text: &str) {
         let Some(entry) = self.entries.get(&of) else { return };
         let mut text = text.to_string();
         text.push_str(" without leaving the communicator");
         crate::info!("{text}");
         let gone = entry.watch.members[dead as usize];
-        self.tell(of, &Error::Remote(text), Some(gone), None);
+        self.tell(of, &Loss { rank: dead, from, error: Error::Remote(text) }, Some(gone), None);
     }
 
-    /// Tells everybody that a communicator has failed, but not the process that `gone` was, nor the rank `but`.
-    fn tell(&mut self, of: LocalRank, error: &Error, gone: Option<ServiceAddr>, but: Option<u32>) {
+    /// Tells everybody of a loss, but not the process that `gone` was, nor the rank `but`.
+    fn tell(&mut self, of: LocalRank, loss: &Loss, gone: Option<ServiceAddr>, but: Option<u32>) {
         let Some(entry) = self.entries.get_mut(&of) else { return };
-        let first = !std::mem::replace(&mut entry.told, true);
         let comm = entry.watch.comm;
-        if first {
-            let notice: Arc<[u8]> = Frame::Notice { comm, error: error.clone() }.encode().into();
+        if entry.told.insert(loss.rank) {
+            let notice: Arc<[u8]> = Frame::Notice { comm, loss: loss.clone() }.encode().into();
             let others: HashSet<SocketAddr> = entry.watch.members.iter().map(|member| member.0).collect();
             let here = self.here.map(|here| here.0);
             let others =
                 others.into_iter().filter(|&other| Some(other) != here && Some(other) != gone.map(|gone| gone.0));
             self.errands.extend(others.map(|other| (other, notice.clone())));
         }
-        self.fail_here(comm, error, but);
+        self.lose_here(comm, loss, but);
     }
 
-    fn keep(&mut self, comm: Credentials, error: &Error) {
-        if self.words.iter().any(|(known, _)| *known == comm) {
+    fn keep(&mut self, comm: Credentials, loss: &Loss) {
+        if self.words.iter().any(|(known, told)| *known == comm && told.rank == loss.rank) {
             return;
         }
         if self.words.len() == KEPT_WORDS {
             self.words.pop_front();
         }
-        self.words.push_back((comm, error.clone()));
+        self.words.push_back((comm, loss.clone()));
     }
 
-    fn fail_here(&mut self, comm: Credentials, error: &Error, but: Option<u32>) {
-        self.keep(comm, error);
+    fn lose_here(&mut self, comm: Credentials, loss: &Loss, but: Option<u32>) {
+        self.keep(comm, loss);
         let concerned = |entry: &&mut Entry| entry.watch.comm == comm && Some(entry.watch.me) != but;
         for entry in self.entries.values_mut().filter(concerned) {
-            entry.watch.status.fail(error.clone());
+            entry.watch.status.lose(loss.clone());
         }
     }
 
-    /// A rank of this process reports what happened to it.
-    pub fn report(&mut self, of: LocalRank, error: &Error) {
-        self.tell(of, error, None, Some(of.1));
+    /// A rank of this process reports what happened to it, and the first collective that cannot be completed.
+    pub fn report(&mut self, of: LocalRank, from: u64, error: &Error) {
+        self.tell(of, &Loss { rank: of.1, from: Some(from), error: error.clone() }, None, Some(of.1));
     }
 
-    /// Another service says that a communicator has failed. `false`: with a wrong secret.
-    pub fn notice(&mut self, comm: Credentials, error: Error) -> bool {
+    /// Another service tells of a loss. `false`: with a wrong secret.
+    pub fn notice(&mut self, comm: Credentials, loss: &Loss) -> bool {
         let mut known = self.entries.values().filter(|entry| entry.watch.comm.key == comm.key).peekable();
         if known.peek().is_none() {
-            self.keep(comm, &error);
+            self.keep(comm, loss);
             return true;
         }
         if !known.all(|entry| entry.watch.comm.secret_is(&comm.secret)) {
             return false;
         }
-        self.fail_here(comm, &error, None);
+        self.lose_here(comm, loss, None);
         true
     }
 

@@ -8,11 +8,24 @@ use crate::topo::Rank;
 use std::fmt;
 use std::sync::atomic::{fence, AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock};
+use std::time::Instant;
 
 type Wake = Box<dyn Fn() + Send + Sync>;
 
 /// How many calls are remembered: no rank is further ahead of one that waits for it.
 const KEPT: usize = 64;
+
+/// News of a rank that takes no further part: it has died, or its own part has failed. What it did before that stands:
+/// operations that it has completed can still be completed by others.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Loss {
+    /// Which rank.
+    pub rank: u32,
+    /// The first collective that cannot be completed, if the rank has told.
+    pub from: Option<u64>,
+    /// What happened to it.
+    pub error: Error,
+}
 
 /// A call and the operation's number, which is 0 while the call is written. One thread at a time writes.
 #[derive(Default)]
@@ -30,6 +43,8 @@ pub struct Status {
     waiting_for: AtomicU64,
     aborted: AtomicBool,
     failure: OnceLock<Error>,
+    has_losses: AtomicBool,
+    losses: Mutex<Vec<(Instant, Loss)>>,
     wake: Mutex<Option<Wake>>,
 }
 
@@ -42,6 +57,8 @@ impl Default for Status {
             waiting_for: AtomicU64::new(0),
             aborted: AtomicBool::new(false),
             failure: OnceLock::new(),
+            has_losses: AtomicBool::new(false),
+            losses: Mutex::default(),
             wake: Mutex::default(),
         }
     }
@@ -122,12 +139,44 @@ impl Status {
     pub fn fail(&self, error: Error) -> bool {
         let first = self.failure.set(error).is_ok();
         if first {
-            let wake = self.wake.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-            if let Some(wake) = &*wake {
-                wake();
-            }
+            self.wake();
         }
         first
+    }
+
+    fn wake(&self) {
+        let wake = self.wake.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        if let Some(wake) = &*wake {
+            wake();
+        }
+    }
+
+    /// Notes a loss. It is a failure only of operations that need the lost rank, which show as they get no further; an
+    /// operation that the rank says cannot be completed fails at once.
+    pub fn lose(&self, loss: Loss) {
+        if loss.from.is_some_and(|from| from <= self.begun()) {
+            self.fail(loss.error.clone());
+        }
+        let mut losses = self.losses.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        if losses.iter().all(|(_, known)| *known != loss) {
+            losses.push((Instant::now(), loss));
+        }
+        drop(losses);
+        self.has_losses.store(true, Ordering::Release);
+        self.wake();
+    }
+
+    /// The losses that are known, each with the time at which it became known.
+    pub fn losses(&self) -> Vec<(Instant, Loss)> {
+        match self.has_losses.load(Ordering::Acquire) {
+            true => self.losses.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).clone(),
+            false => Vec::new(),
+        }
+    }
+
+    /// The failure, or the first loss: what a rank that gives up should name as the reason.
+    pub fn cause(&self) -> Option<Error> {
+        self.failure().cloned().or_else(|| self.losses().first().map(|(_, loss)| loss.error.clone()))
     }
 
     /// As others are told who ask about the operation with this number.
@@ -167,6 +216,21 @@ mod tests {
         assert!(!status.fail(Error::Remote("second".to_string())));
         assert_eq!(status.failure().unwrap().text(), "first");
         assert_eq!(woken.load(Ordering::Relaxed), 1);
+    }
+
+    #[test]
+    fn a_loss_fails_only_operations_that_cannot_be_completed() {
+        let loss = |rank, from| Loss { rank, from, error: Error::Remote(format!("rank {rank} is lost")) };
+        let status = Status::default();
+        (0..5).for_each(|_| drop(status.begin(Call::default())));
+        status.lose(loss(1, None));
+        status.lose(loss(2, Some(6)));
+        status.lose(loss(2, Some(6)));
+        assert!(status.failure().is_none(), "operation 5 does not need them any more, as far as is known");
+        assert_eq!(status.losses().len(), 2);
+        assert_eq!(status.cause().unwrap().text(), "rank 1 is lost");
+        status.lose(loss(3, Some(5)));
+        assert_eq!(status.failure().unwrap().text(), "rank 3 is lost");
     }
 
     #[test]

@@ -65,7 +65,7 @@ fn obey(line: &str, status: &Status, monitor: &mut Option<Monitor>, wakes: &Rece
             "waiting".to_string()
         }
         "report" => {
-            monitor.as_ref().unwrap().report(&Error::Timeout("operation 7 took too long".to_string()));
+            monitor.as_ref().unwrap().report(7, &Error::Timeout("operation 7 took too long".to_string()));
             "told".to_string()
         }
         "diagnose" => {
@@ -77,7 +77,7 @@ fn obey(line: &str, status: &Status, monitor: &mut Option<Monitor>, wakes: &Rece
             let limit = Duration::from_millis(words[1].parse().unwrap());
             // Without a wake in time there is no failure to be told.
             let _ = wakes.recv_timeout(limit);
-            status.failure().map_or("none".to_string(), |error| format!("{} {error}", error.code()))
+            status.cause().map_or("none".to_string(), |error| format!("{} {error}", error.code()))
         }
         "leave" => {
             *monitor = None;
@@ -280,12 +280,12 @@ fn ranks_that_share_a_process_hear_of_each_other() {
                     assert_eq!(Some(&error), status.failure());
                 }
                 if rank == Rank(3) {
-                    monitor.report(&Error::Remote("my device is on fire".to_string()));
+                    monitor.report(0, &Error::Remote("my device is on fire".to_string()));
                     return;
                 }
                 // The eighth may report before another has started: the word is kept for it.
                 wakes.recv_timeout(LIMIT).unwrap();
-                let text = status.failure().unwrap().to_string();
+                let text = status.cause().unwrap().to_string();
                 assert!(text.starts_with("rank 3 (") && text.ends_with("my device is on fire"), "{text}");
             });
         }

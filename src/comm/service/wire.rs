@@ -4,7 +4,7 @@
 //! arrived, whatever lengths the bytes claim.
 #![forbid(unsafe_code)]
 
-use super::Call;
+use super::{Call, Loss};
 use crate::error::{Code, Error};
 use std::fmt;
 
@@ -17,7 +17,7 @@ pub const HEAD_BYTES: usize = 12;
 /// The largest number of ranks, far above any machine and low enough that no table of that size hurts.
 pub const MAX_RANKS: u32 = 1 << 20;
 
-const MAGIC: u32 = 0x5354_5201;
+const MAGIC: u32 = 0x5354_5202;
 const MAX_NAME_BYTES: usize = 256;
 const MAX_TEXT_BYTES: usize = 1 << 12;
 
@@ -167,12 +167,12 @@ pub enum Frame {
     },
     /// The answer to a query.
     Answer(Answer),
-    /// A rank to all: the communicator has failed.
+    /// A rank to all: a rank is lost.
     Notice {
         /// Which communicator.
         comm: Credentials,
-        /// What happened.
-        error: Error,
+        /// Which rank, and what happened.
+        loss: Loss,
     },
 }
 
@@ -244,9 +244,11 @@ impl Frame {
                 // Short enough for a first frame.
                 out.text(&answer.failure, FIRST_FRAME_LIMIT / 2);
             }
-            Frame::Notice { comm, error } => {
+            Frame::Notice { comm, loss } => {
                 out.credentials(comm);
-                out.error(error);
+                out.u32(loss.rank);
+                out.u64(loss.from.unwrap_or(u64::MAX));
+                out.error(&loss.error);
             }
         }
         let body = (out.0.len() - HEAD_BYTES) as u32;
@@ -326,7 +328,12 @@ fn decode_body(kind: u32, body: &mut Reader<'_>) -> Result<Frame, Malformed> {
                 failure: body.text(MAX_TEXT_BYTES)?,
             })
         }
-        14 => Frame::Notice { comm: body.credentials()?, error: body.error()? },
+        14 => {
+            let comm = body.credentials()?;
+            let (rank, from) = (body.u32()?, body.u64()?);
+            let from = (from != u64::MAX).then_some(from);
+            Frame::Notice { comm, loss: Loss { rank, from, error: body.error()? } }
+        }
         _ => return Err(Malformed("unknown kind")),
     })
 }
@@ -445,7 +452,8 @@ mod tests {
             Frame::Query { comm, rank: 6, number: 1 << 40 },
             Frame::Answer(Answer { begun: 3, waiting_for: Some(0), aborted: true, ..Answer::default() }),
             Frame::Answer(Answer { left: true, call: Some(Call([5, 6])), ..Answer::default() }),
-            Frame::Notice { comm, error: Error::Remote("rank 5 died".to_string()) },
+            Frame::Notice { comm, loss: Loss { rank: 5, from: None, error: Error::Remote("rank 5 died".to_string()) } },
+            Frame::Notice { comm, loss: Loss { rank: 6, from: Some(7), error: Error::Timeout("late".to_string()) } },
         ]
     }
 
@@ -470,7 +478,8 @@ mod tests {
     #[test]
     fn the_longest_host_and_error_text_fit_a_first_frame() {
         let comm = Credentials { key: 7, secret: [9; 16] };
-        let notice = Frame::Notice { comm, error: Error::Remote("é".repeat(5000)) }.encode();
+        let notice =
+            Frame::Notice { comm, loss: Loss { rank: 1, from: None, error: Error::Remote("é".repeat(5000)) } }.encode();
         assert!(notice.len() - HEAD_BYTES <= FIRST_FRAME_LIMIT);
         assert!(matches!(Frame::decode(&notice, FIRST_FRAME_LIMIT), Ok(Some(_))));
     }

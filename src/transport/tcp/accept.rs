@@ -1,8 +1,9 @@
 //! Connections before they belong to anybody.
 //!
 //! Everybody can connect to a rank's port. A caller has to greet with the rank's secret first; until then it costs a
-//! socket and a few bytes, for ten seconds at most, and there is room for a bounded number of callers, the oldest of
-//! which gives way. Nothing here waits for a caller.
+//! socket and a few bytes. There is a place for every connection that the peers may make, and some for strangers; when
+//! all are taken, further callers wait in the system's queue, and a caller that has said nothing for a second gives way.
+//! Nothing here waits for a caller.
 #![forbid(unsafe_code)]
 
 use super::frame::{same_secret, Greeting, Secret};
@@ -14,10 +15,16 @@ use std::io::{ErrorKind, Read};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
-/// Callers that may wait at the door.
-const MAX_CALLERS: usize = 256;
+/// Places for callers beside those of the peers.
+const SPARE_PLACES: usize = 64;
 /// How long a caller may take to greet.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// The same while others wait for its place.
+const PATIENCE_WHEN_FULL: Duration = Duration::from_secs(1);
+/// How long no caller is let in after the system could not give a descriptor for one.
+const PAUSE: Duration = Duration::from_millis(100);
+/// Strangers that are logged; beyond them it looks like an attack on the log.
+const LOGGED_STRANGERS: u32 = 20;
 
 struct Caller {
     number: u64,
@@ -28,12 +35,25 @@ struct Caller {
     have: usize,
 }
 
+/// What became of a caller that was heard.
+enum Heard {
+    /// It has not said everything yet.
+    Waiting,
+    /// It does not belong here.
+    Stranger(String),
+    /// It has greeted with the secret.
+    Greeted(Greeting),
+}
+
 /// The listening socket and the callers at the door.
 pub struct Door {
     listener: Unshared<TcpListener>,
     secret: Secret,
     callers: Vec<Caller>,
+    places: usize,
     next: u64,
+    closed_until: Option<Instant>,
+    strangers: u32,
 }
 
 impl std::fmt::Debug for Door {
@@ -43,13 +63,29 @@ impl std::fmt::Debug for Door {
     }
 }
 
-fn turn_away(from: SocketAddr, why: &str) {
-    crate::log::write(Level::Warn, &format!("a connection from {from} was dropped: {why}"));
+impl Caller {
+    fn hear(&mut self, secret: &Secret) -> Heard {
+        match (&*self.socket).read(&mut self.greeting[self.have..]) {
+            Ok(0) => return Heard::Stranger("it left without a greeting".into()),
+            Ok(got) => self.have += got,
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
+            Err(error) => return Heard::Stranger(error.to_string()),
+        }
+        if self.have < HEADER {
+            return Heard::Waiting;
+        }
+        match Greeting::decode(&self.greeting) {
+            Some(greeting) if same_secret(&greeting.secret, secret) => Heard::Greeted(greeting),
+            Some(_) => Heard::Stranger("a wrong secret".into()),
+            None => Heard::Stranger("not a greeting of ours".into()),
+        }
+    }
 }
 
 impl Door {
-    /// Listens at a free port of `address`; callers need `secret`.
-    pub fn open(address: IpAddr, secret: Secret) -> Result<Door> {
+    /// Listens at a free port of `address`; callers need `secret`. `expected`: connections that the peers may make.
+    pub fn open(address: IpAddr, secret: Secret, expected: usize) -> Result<Door> {
+        let places = expected + SPARE_PLACES;
         let open = || {
             let at = SocketAddr::new(address, 0);
             let kind = socket2::Type::STREAM.nonblocking().cloexec();
@@ -60,12 +96,14 @@ impl Door {
             };
             let made = socket2::SockRef::from(&*socket);
             made.bind(&at.into())?;
-            made.listen(1024)?;
+            // A rank that is not in a call lets nobody in: its callers wait there. The system has its own limit.
+            made.listen(i32::try_from(places.max(1024)).unwrap_or(i32::MAX))?;
             Ok(socket)
         };
         let listener = open()
             .map_err(|error: std::io::Error| Error::System(format!("listening at address {address}: {error}")))?;
-        Ok(Door { listener, secret, callers: Vec::new(), next: 0 })
+        let (callers, next, closed_until, strangers) = (Vec::new(), 0, None, 0);
+        Ok(Door { listener, secret, callers, places, next, closed_until, strangers })
     }
 
     /// The listening socket.
@@ -78,33 +116,67 @@ impl Door {
         Ok(self.listener.local_addr()?)
     }
 
-    fn accept(&self) -> Option<(Unshared<TcpStream>, SocketAddr)> {
-        let hold = fork::hold();
-        let (socket, from) = self.listener.accept().ok()?;
-        Some((Unshared::new(socket, &hold), from))
+    /// When callers are to be let in again, if they are not now: then its socket need not be watched.
+    pub fn closed_until(&self) -> Option<Instant> {
+        self.closed_until
     }
 
-    /// Lets callers in; returns their numbers and sockets, to be watched.
+    fn turn_away(&mut self, from: SocketAddr, why: &str) {
+        self.strangers += 1;
+        if self.strangers <= LOGGED_STRANGERS {
+            let last = if self.strangers == LOGGED_STRANGERS { "; further ones are not logged" } else { "" };
+            crate::log::write(Level::Warn, &format!("a connection from {from} was dropped: {why}{last}"));
+        }
+    }
+
+    fn accept(&mut self) -> Option<(Unshared<TcpStream>, SocketAddr)> {
+        let accepted = {
+            let hold = fork::hold();
+            self.listener.accept().map(|(socket, from)| (Unshared::new(socket, &hold), from))
+        };
+        match accepted {
+            Ok(accepted) => Some(accepted),
+            Err(error) => {
+                let none = matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted);
+                if !none && error.kind() != ErrorKind::ConnectionAborted {
+                    // Out of descriptors, most likely: accepting at once again would only spin.
+                    self.closed_until = Some(Instant::now() + PAUSE);
+                }
+                None
+            }
+        }
+    }
+
+    /// Drops callers that have been silent for longer than `patience`.
+    fn lose_patience(&mut self, patience: Duration) {
+        let now = Instant::now();
+        while let Some(at) = self.callers.iter().position(|caller| now - caller.since >= patience) {
+            let caller = self.callers.remove(at);
+            self.turn_away(caller.from, "it did not greet");
+        }
+    }
+
+    /// Lets callers in; returns their numbers and sockets, to be watched. All callers should have been heard before: one
+    /// whose greeting has come is not silent.
     pub fn let_in(&mut self) -> Vec<(u64, &Unshared<TcpStream>)> {
         let first = self.next;
-        let now = Instant::now();
-        self.callers.retain(|caller| {
-            let patient = now - caller.since < PATIENCE;
-            if !patient {
-                turn_away(caller.from, "it did not greet");
-            }
-            patient
-        });
-        while let Some((socket, from)) = self.accept() {
+        self.closed_until = None;
+        self.lose_patience(PATIENCE);
+        if self.callers.len() >= self.places {
+            self.lose_patience(PATIENCE_WHEN_FULL);
+        }
+        while self.callers.len() < self.places {
+            let Some((socket, from)) = self.accept() else { break };
             if socket.set_nonblocking(true).is_err() {
                 continue;
             }
-            if self.callers.len() == MAX_CALLERS {
-                turn_away(self.callers.remove(0).from, "too many callers");
-            }
             let number = self.next;
             self.next += 1;
-            self.callers.push(Caller { number, socket, from, since: now, greeting: [0; HEADER], have: 0 });
+            self.callers.push(Caller { number, socket, from, since: Instant::now(), greeting: [0; HEADER], have: 0 });
+        }
+        if self.callers.len() >= self.places {
+            let oldest = self.callers.iter().map(|caller| caller.since).min();
+            self.closed_until = oldest.map(|since| since + PATIENCE_WHEN_FULL);
         }
         let new = self.callers.iter().filter(|caller| caller.number >= first);
         new.map(|caller| (caller.number, &caller.socket)).collect()
@@ -113,33 +185,14 @@ impl Door {
     /// Hears a caller; its greeting and socket once it has greeted with the secret.
     pub fn hear(&mut self, number: u64) -> Option<(Greeting, Unshared<TcpStream>)> {
         let at = self.callers.iter().position(|caller| caller.number == number)?;
-        let caller = &mut self.callers[at];
-        match (&*caller.socket).read(&mut caller.greeting[caller.have..]) {
-            Ok(0) => {
-                turn_away(self.callers.remove(at).from, "it left without a greeting");
-                return None;
-            }
-            Ok(got) => caller.have += got,
-            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => return None,
-            Err(error) => {
-                turn_away(self.callers.remove(at).from, &error.to_string());
-                return None;
-            }
-        }
-        if caller.have < HEADER {
-            return None;
-        }
-        let caller = self.callers.remove(at);
-        match Greeting::decode(&caller.greeting) {
-            Some(greeting) if same_secret(&greeting.secret, &self.secret) => Some((greeting, caller.socket)),
-            Some(_) => {
-                turn_away(caller.from, "a wrong secret");
+        match self.callers[at].hear(&self.secret) {
+            Heard::Waiting => None,
+            Heard::Stranger(why) => {
+                let caller = self.callers.remove(at);
+                self.turn_away(caller.from, &why);
                 None
             }
-            None => {
-                turn_away(caller.from, "not a greeting of ours");
-                None
-            }
+            Heard::Greeted(greeting) => Some((greeting, self.callers.remove(at).socket)),
         }
     }
 }
@@ -172,7 +225,7 @@ mod tests {
 
     #[test]
     fn only_callers_with_the_secret_come_in() {
-        let mut door = Door::open("127.0.0.1".parse().unwrap(), [5; 16]).unwrap();
+        let mut door = Door::open("127.0.0.1".parse().unwrap(), [5; 16], 2).unwrap();
         let greeting = Greeting { from: Rank(3), index: 1, secret: [5; 16] };
         assert_eq!(call(&mut door, &[0xff; HEADER]), None);
         assert_eq!(call(&mut door, &Greeting { secret: [6; 16], ..greeting }.encode()), None);
@@ -180,15 +233,38 @@ mod tests {
     }
 
     #[test]
-    fn silent_callers_are_bounded_and_do_not_keep_others_out() {
-        let mut door = Door::open("127.0.0.1".parse().unwrap(), [5; 16]).unwrap();
-        let mut silent = Vec::new();
-        for _ in 0..MAX_CALLERS + 20 {
-            silent.push(TcpStream::connect(door.address().unwrap()).unwrap());
-            door.let_in();
-        }
-        assert!(door.callers.len() <= MAX_CALLERS);
+    fn callers_that_greet_come_in_however_many_say_nothing() {
+        let mut door = Door::open("127.0.0.1".parse().unwrap(), [5; 16], 2).unwrap();
+        let silent: Vec<_> =
+            (0..3 * SPARE_PLACES).map(|_| TcpStream::connect(door.address().unwrap()).unwrap()).collect();
+        door.let_in();
+        assert_eq!(door.callers.len(), door.places, "the rest waits");
+        assert!(door.closed_until().is_some());
         let greeting = Greeting { from: Rank(3), index: 1, secret: [5; 16] };
         assert_eq!(call(&mut door, &greeting.encode()), Some(greeting));
+        assert!(door.callers.len() <= door.places);
+        drop(silent);
+    }
+
+    #[test]
+    fn callers_that_have_greeted_are_never_dropped_for_later_ones() {
+        let mut door = Door::open("127.0.0.1".parse().unwrap(), [5; 16], 2).unwrap();
+        let count = 2 * SPARE_PLACES;
+        let callers: Vec<_> = (0..count)
+            .map(|index| {
+                let mut socket = TcpStream::connect(door.address().unwrap()).unwrap();
+                let greeting = Greeting { from: Rank(index as u32), index: 0, secret: [5; 16] };
+                socket.write_all(&greeting.encode()).unwrap();
+                socket
+            })
+            .collect();
+        let mut heard = 0;
+        let limit = Instant::now() + Duration::from_secs(20);
+        while heard < count && Instant::now() < limit {
+            let new: Vec<u64> = door.let_in().into_iter().map(|(number, _)| number).collect();
+            heard += new.into_iter().filter(|&number| door.hear(number).is_some()).count();
+        }
+        assert_eq!(heard, count);
+        drop(callers);
     }
 }

@@ -1,16 +1,17 @@
-//! One connection: a queue of frames to be written, and a buffer of bytes read ahead.
+//! One connection: a queue of frames to be written, or a buffer of bytes read ahead.
 //!
-//! Nothing blocks. Bodies of large messages go straight from the sender's pieces to the socket, and from the socket to
+//! A connection carries frames one way, from the rank that made it. Nothing blocks. Bodies of large messages go straight from the sender's pieces to the socket, and from the socket to
 //! the receiver's pieces; only headers, small messages and data to be combined pass through the buffer.
 #![forbid(unsafe_code)]
 
+use crate::exec::Token;
 use crate::fork::Unshared;
 use crate::memory::{vectored, Arena, Region};
 use crate::transport::header::HEADER;
 use crate::transport::target::{Pieces, Target};
 use smallvec::SmallVec;
 use std::collections::VecDeque;
-use std::io::ErrorKind;
+use std::io::{ErrorKind, Read};
 use std::net::TcpStream;
 
 /// Bytes read ahead at most. A small message with its header fits.
@@ -42,6 +43,8 @@ struct Outgoing {
     head: [u8; HEADER],
     body: Body,
     written: usize,
+    /// Reported once the socket has the whole frame.
+    token: Option<Token>,
 }
 
 /// Why a connection is of no use any more.
@@ -77,19 +80,31 @@ pub struct Connection {
     pub inbound: Option<Inbound>,
     /// Set once there is nothing more to read, so that the connection is of no use any more.
     pub ended: Option<Ended>,
-    /// Why nothing can be written any more. There may still be something to read: a peer that leaves closes its end
-    /// when we have yet to read its last messages, and does not care for our answers.
+    /// Why nothing can be written any more. The peer's own connections may still have something to read: one that leaves
+    /// closes its end when we have yet to read its last messages, and does not care for our answers.
     pub output_lost: Option<String>,
     output: VecDeque<Outgoing>,
     queued: usize,
+    /// Frames in the queue whose tokens are to be reported.
+    owed: usize,
     buffer: Arena,
     start: usize,
     end: usize,
 }
 
 impl Connection {
+    /// A connection that this rank writes.
+    pub fn outgoing(socket: Unshared<TcpStream>) -> Connection {
+        Connection::new(socket, 0)
+    }
+
+    /// A connection that this rank reads.
+    pub fn incoming(socket: Unshared<TcpStream>) -> Connection {
+        Connection::new(socket, BUFFER)
+    }
+
     /// A connection over a socket that does not block.
-    pub fn new(socket: Unshared<TcpStream>) -> Connection {
+    fn new(socket: Unshared<TcpStream>, buffer_bytes: usize) -> Connection {
         Connection {
             socket,
             watches_output: false,
@@ -98,7 +113,8 @@ impl Connection {
             output_lost: None,
             output: VecDeque::new(),
             queued: 0,
-            buffer: Arena::new(BUFFER),
+            owed: 0,
+            buffer: Arena::new(buffer_bytes),
             start: 0,
             end: 0,
         }
@@ -114,20 +130,25 @@ impl Connection {
         self.queued
     }
 
+    /// Whether a frame in the queue has a token to be reported.
+    pub fn owes(&self) -> bool {
+        self.owed > 0
+    }
+
     /// Appends a frame.
     pub fn push(&mut self, head: [u8; HEADER], body: Body) {
         if self.output_lost.is_some() {
             return;
         }
         self.queued += HEADER + if let Body::Owned(bytes) = &body { bytes.len() } else { 0 };
-        self.output.push_back(Outgoing { head, body, written: 0 });
+        self.output.push_back(Outgoing { head, body, written: 0, token: None });
     }
 
     /// Appends a frame whose body lies in pieces that are free again when this returns: writes what the socket takes,
-    /// keeps a copy of the rest.
-    pub fn push_copy(&mut self, head: [u8; HEADER], src: &[Region]) {
+    /// keeps a copy of the rest. True when the socket took all of it; else `token` is reported when it has.
+    pub fn push_copy(&mut self, head: [u8; HEADER], src: &[Region], token: Option<Token>) -> bool {
         if self.output_lost.is_some() {
-            return;
+            return false;
         }
         let mut written = 0;
         if self.output.is_empty() {
@@ -136,7 +157,7 @@ impl Connection {
         }
         let len: usize = src.iter().map(Region::len).sum();
         if written == HEADER + len {
-            return;
+            return true;
         }
         let mut bytes = vec![0; len];
         let mut done = 0;
@@ -145,12 +166,19 @@ impl Connection {
             done += region.len();
         }
         self.queued += HEADER + len;
-        self.output.push_back(Outgoing { head, body: Body::Owned(bytes), written });
+        self.owed += usize::from(token.is_some());
+        self.output.push_back(Outgoing { head, body: Body::Owned(bytes), written, token });
+        false
     }
 
     /// Writes what the socket takes. `message` gives the pieces of a message by its number; `written` is told how many
-    /// bytes of which message have left.
-    pub fn flush<'a>(&mut self, message: impl Fn(u64) -> Option<&'a Pieces>, mut written: impl FnMut(u64, usize)) {
+    /// bytes of which message have left; `done` gets the tokens of frames that have left.
+    pub fn flush<'a>(
+        &mut self,
+        message: impl Fn(u64) -> Option<&'a Pieces>,
+        mut written: impl FnMut(u64, usize),
+        done: &mut Vec<Token>,
+    ) {
         while let Some(frame) = self.output.front_mut() {
             let mut parts: SmallVec<[Region; 8]> = SmallVec::new();
             let in_body = frame.written.saturating_sub(HEADER);
@@ -173,6 +201,10 @@ impl Connection {
                     }
                     if frame.written == total {
                         self.queued -= HEADER + if let Body::Owned(bytes) = &frame.body { bytes.len() } else { 0 };
+                        if let Some(token) = frame.token {
+                            self.owed -= 1;
+                            done.push(token);
+                        }
                         self.output.pop_front();
                     }
                 }
@@ -185,10 +217,27 @@ impl Connection {
         }
     }
 
-    fn lose_output(&mut self, why: String) {
-        self.output_lost = Some(why);
+    /// Nothing can be written any more. What is owed stays owed: nobody may take it for sent.
+    pub fn lose_output(&mut self, why: String) {
+        self.output_lost.get_or_insert(why);
         self.output.clear();
         self.queued = 0;
+    }
+
+    /// The peer says nothing on a connection that it only reads, so whatever comes on it is its end.
+    pub fn hear_end(&mut self) {
+        match (&*self.socket).read(&mut [0; 16]) {
+            Ok(0) => self.lose_output("it has closed its connections".into()),
+            Ok(_) => self.lose_output("it wrote on a connection that it only reads".into()),
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
+            Err(error) => self.lose_output(error.to_string()),
+        }
+    }
+
+    /// Bytes that the peer's system does not have yet, or `None` when it never will.
+    pub fn undelivered(&self) -> Option<usize> {
+        let unacknowledged = vectored::unacknowledged(&*self.socket).ok();
+        unacknowledged.filter(|_| self.output_lost.is_none()).map(|bytes| bytes + self.queued)
     }
 
     /// Reads ahead; false when the socket has nothing now.

@@ -4,10 +4,7 @@
 use crate::topo::Rank;
 use crate::transport::header::HEADER;
 
-const MAGIC: [u8; 8] = *b"strata\0\x01";
-/// The index of a connection that only asks to be connected to.
-pub const CALL: u8 = u8::MAX;
-
+const MAGIC: [u8; 8] = *b"strata\0\x02";
 /// A rank's password for those who connect to it.
 pub type Secret = [u8; 16];
 
@@ -16,7 +13,7 @@ pub type Secret = [u8; 16];
 pub struct Greeting {
     /// The caller.
     pub from: Rank,
-    /// Which connection of the pair this is, or [`CALL`].
+    /// Which connection from this caller this is.
     pub index: u8,
     /// The called rank's password.
     pub secret: Secret,
@@ -56,7 +53,7 @@ mod tests {
 
     #[test]
     fn greetings_survive_the_wire() {
-        let greeting = Greeting { from: Rank(300), index: CALL, secret: [3; 16] };
+        let greeting = Greeting { from: Rank(300), index: 7, secret: [3; 16] };
         assert_eq!(Greeting::decode(&greeting.encode()), Some(greeting));
         assert_eq!(Greeting::decode(&[0; HEADER]), None);
         assert!(!same_secret(&[3; 16], &[4; 16]));

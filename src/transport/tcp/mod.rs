@@ -1,12 +1,14 @@
 //! Messages between ranks of different nodes, over TCP.
 //!
-//! Ranks connect when they first have to do with each other. Of a pair the lower rank connects, as often as configured;
-//! a higher rank that needs the connection first *calls*: its connection only asks to be connected to. See [`peer`] for
-//! how messages travel and [`accept`] for who is let in. Both ends are held to the NICs of their ranks.
+//! A connection carries frames one way, from the rank that made it. A rank connects to a peer when it first has to do
+//! with it, and as often as configured when the peer wants a large message. Neither waits for the other: what a rank
+//! sends to one that has not come yet is kept by the peer's system. See [`peer`] for how messages travel, [`accept`] for
+//! who is let in, and [`departure`] for how a rank leaves. Both ends are held to the NICs of their ranks.
 #![forbid(unsafe_code)]
 
 mod accept;
 mod connection;
+pub mod departure;
 mod frame;
 mod peer;
 
@@ -16,12 +18,13 @@ use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::exec::{Started, Token};
 use crate::fork::{self, Unshared};
-use crate::memory::{vectored, Arena, Region};
+use crate::memory::{Arena, Region};
 use crate::topo::binding::{Binding, Source};
 use crate::topo::Rank;
 use accept::Door;
 use connection::{Body, Connection};
-use frame::{Greeting, Secret, CALL};
+use departure::Departure;
+use frame::{Greeting, Secret};
 use peer::{Link, Peer};
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::event::Timespec;
@@ -35,8 +38,8 @@ const DOORBELL: u64 = u64::MAX - 1;
 const CALLERS: u64 = 1 << 62;
 /// Sockets are looked at once in so many polls of shared memory.
 const POLLS_PER_SOCKET_POLL: u32 = 8;
-/// How long a rank that leaves waits for its last bytes to arrive.
-const LINGER: Duration = Duration::from_secs(2);
+/// The most connections that a rank makes to a peer.
+const MAX_CONNECTIONS: usize = 255;
 
 /// The TCP side of one rank.
 #[derive(Debug)]
@@ -50,6 +53,10 @@ pub struct Tcp {
     completed: Vec<Token>,
     staging: Arena,
     cancelled: bool,
+    /// Whether the door's socket is not watched for now.
+    door_is_shut: bool,
+    /// Whether a peer may be one that is to be looked at by the clock.
+    has_doubtful: bool,
     // The poller watches its doorbell.
     bells: Arc<Bells>,
 }
@@ -66,8 +73,19 @@ fn watch(poller: &OwnedFd, fd: impl AsFd, number: u64) -> Result<()> {
         .map_err(|error| Error::System(format!("watching a socket: {error}")))
 }
 
-fn link_number(peer: usize, index: u8) -> u64 {
-    (peer as u64) << 8 | u64::from(index)
+/// Which way a connection's frames go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Way {
+    Out,
+    In,
+}
+
+fn link_number(peer: usize, way: Way, index: u8) -> u64 {
+    (peer as u64) << 9 | u64::from(way == Way::In) << 8 | u64::from(index)
+}
+
+fn link_of(number: u64) -> (usize, Way, u8) {
+    ((number >> 9) as usize, if number & 0x100 != 0 { Way::In } else { Way::Out }, number as u8)
 }
 
 impl Tcp {
@@ -87,7 +105,8 @@ impl Tcp {
         }
         let binding = binding()?;
         let secret = secret()?;
-        let door = Door::open(binding.address.addr, secret)?;
+        let connections = config.tcp_connections.clamp(1, MAX_CONNECTIONS);
+        let door = Door::open(binding.address.addr, secret, far.len() * connections)?;
         crate::info!("rank {me} uses {} at {} for TCP", binding.address.name, door.address()?);
         let mut card = secret.to_vec();
         card.extend(door.address()?.to_string().bytes());
@@ -109,13 +128,15 @@ impl Tcp {
         Ok(Some(Tcp {
             me,
             binding,
-            connections: config.tcp_connections.clamp(1, usize::from(CALL) - 1) as u8,
+            connections: connections as u8,
             poller,
             door,
             peers,
             completed: Vec::new(),
             staging: peer::staging(),
             cancelled: false,
+            door_is_shut: false,
+            has_doubtful: false,
             bells: bells.clone(),
         }))
     }
@@ -129,25 +150,26 @@ impl Tcp {
 
     /// Begins to connect to a peer, unless that was done.
     fn reach_out(&mut self, peer: usize) -> Result<()> {
-        if !self.peers[peer].links.is_empty() {
-            return Ok(());
-        }
-        if self.me < self.peers[peer].rank {
-            (0..self.connections).try_for_each(|index| self.connect(peer, index))
-        } else {
-            self.connect(peer, CALL)
+        match self.peers[peer].output.is_empty() {
+            true => self.connect(peer, 0),
+            false => Ok(()),
         }
     }
 
+    /// A connection to a peer. One that fails shows as a connection that takes nothing.
     fn connect(&mut self, peer: usize, index: u8) -> Result<()> {
         let Peer { rank, address, secret, .. } = self.peers[peer];
-        let begin = || {
+        let make = || {
             let kind = socket2::Type::STREAM.nonblocking().cloexec();
             let domain = socket2::Domain::for_address(address);
-            let stream = {
-                let hold = fork::hold();
-                Unshared::new(socket2::Socket::new(domain, kind, Some(socket2::Protocol::TCP))?.into(), &hold)
-            };
+            let hold = fork::hold();
+            let socket = socket2::Socket::new(domain, kind, Some(socket2::Protocol::TCP))?;
+            Ok(Unshared::new(TcpStream::from(socket), &hold))
+        };
+        let stream = make().map_err(|error: std::io::Error| {
+            Error::System(format!("a socket to reach rank {rank} at {address}: {error}"))
+        })?;
+        let begin = || {
             let socket = socket2::SockRef::from(&*stream);
             let source = self.binding.towards(address.ip());
             if source == Source::Device {
@@ -158,17 +180,20 @@ impl Tcp {
             }
             match socket.connect(&address.into()) {
                 Err(error) if error.raw_os_error() != Some(rustix::io::Errno::INPROGRESS.raw_os_error()) => Err(error),
-                _ => Ok(stream),
+                _ => Ok(()),
             }
         };
-        let socket = begin().map_err(|error: std::io::Error| {
-            Error::Remote(format!("rank {rank} cannot be reached at {address}: {error}"))
-        })?;
+        let begun = begin();
+        tune(&stream)?;
+        watch(&self.poller, &*stream, link_number(peer, Way::Out, index))?;
+        let mut connection = Connection::outgoing(stream);
         let greeting = Greeting { from: self.me, index, secret };
-        self.adopt(peer, index, socket)?;
-        if let Some(link) = self.peers[peer].links.last_mut() {
-            link.connection.push(greeting.encode(), Body::Owned(Vec::new()));
+        connection.push(greeting.encode(), Body::Owned(Vec::new()));
+        if let Err(error) = begun {
+            connection.lose_output(format!("it cannot be reached: {error}"));
         }
+        self.peers[peer].relief += 1;
+        self.peers[peer].output.push(Link { index, connection });
         self.write(peer)
     }
 
@@ -178,46 +203,39 @@ impl Tcp {
         let _ = socket.into().bind_device(Some(self.binding.address.name.as_bytes()));
     }
 
-    /// Takes a socket as a connection of a peer.
-    fn adopt(&mut self, peer: usize, index: u8, socket: Unshared<TcpStream>) -> Result<()> {
-        let tune = || {
-            socket.set_nodelay(true)?;
-            let keepalive = socket2::TcpKeepalive::new().with_time(Duration::from_secs(30));
-            socket2::SockRef::from(&*socket).set_tcp_keepalive(&keepalive.with_interval(Duration::from_secs(10)))
-        };
-        tune().map_err(|error: std::io::Error| Error::System(format!("preparing a connection: {error}")))?;
-        watch(&self.poller, &*socket, link_number(peer, index))?;
-        self.peers[peer].relief += 1;
-        self.peers[peer].links.push(Link { index, connection: Connection::new(socket) });
-        Ok(())
-    }
-
     /// Writes what a peer's connections take, and asks to be told when those that are full take more.
     fn write(&mut self, peer: usize) -> Result<()> {
+        if self.peers[peer].has_granted() && self.peers[peer].output.len() < usize::from(self.connections) {
+            let index = self.peers[peer].output.len() as u8;
+            return self.connect(peer, index);
+        }
         self.peers[peer].write(&mut self.completed);
-        for Link { index, connection } in &mut self.peers[peer].links {
-            let full = !connection.is_flushed() && connection.ended.is_none();
-            if full != connection.watches_output && connection.ended.is_none() {
+        for Link { index, connection } in &mut self.peers[peer].output {
+            let full = !connection.is_flushed();
+            if full != connection.watches_output {
                 connection.watches_output = full;
                 let mut flags = EventFlags::IN;
                 flags.set(EventFlags::OUT, full);
-                let number = EventData::new_u64(link_number(peer, *index));
+                let number = EventData::new_u64(link_number(peer, Way::Out, *index));
                 epoll::modify(&self.poller, &*connection.socket, number, flags)
                     .map_err(|error| Error::System(format!("watching a socket: {error}")))?;
             }
         }
-        self.close_ended(peer)
+        self.check(peer)
     }
 
-    /// Stops watching connections that have ended; fails when something was expected of the peer.
-    fn close_ended(&mut self, peer: usize) -> Result<()> {
-        for link in &self.peers[peer].links {
-            if link.connection.ended.is_some() {
-                // A socket that is not watched any more is an error without consequences.
-                let _ = epoll::delete(&self.poller, &*link.connection.socket);
-            }
+    /// Stops watching connections that have ended; fails when something is expected that cannot come any more.
+    fn check(&mut self, peer: usize) -> Result<()> {
+        let Peer { input, output, .. } = &self.peers[peer];
+        let ended = input.iter().filter(|link| link.connection.ended.is_some());
+        let lost = output.iter().filter(|link| link.connection.output_lost.is_some());
+        for link in ended.chain(lost) {
+            // A socket that is not watched any more is an error without consequences.
+            let _ = epoll::delete(&self.poller, &*link.connection.socket);
         }
-        self.peers[peer].check()
+        self.peers[peer].check()?;
+        self.has_doubtful |= self.peers[peer].is_doubtful();
+        Ok(())
     }
 
     fn events(&self, limit: Duration) -> Result<Vec<u64>> {
@@ -230,10 +248,20 @@ impl Tcp {
         Ok(events.iter().map(|event: &epoll::Event| event.data.u64()).collect())
     }
 
-    fn serve(&mut self, peer: usize, index: u8, done: &mut Vec<Token>) -> Result<()> {
-        let links = &self.peers[peer].links;
-        let Some(link) = links.iter().position(|link| link.index == index) else { return Ok(()) };
-        self.peers[peer].read(link, done)?;
+    fn serve(&mut self, number: u64, done: &mut Vec<Token>) -> Result<()> {
+        let (peer, way, index) = link_of(number);
+        let is = |link: &Link| link.index == index;
+        match way {
+            Way::Out => {
+                if let Some(link) = self.peers[peer].output.iter_mut().find(|link| is(link)) {
+                    link.connection.hear_end();
+                }
+            }
+            Way::In => {
+                let Some(link) = self.peers[peer].input.iter().position(is) else { return Ok(()) };
+                self.peers[peer].read(link, done)?;
+            }
+        }
         self.write(peer)
     }
 
@@ -241,16 +269,27 @@ impl Tcp {
         for (number, socket) in self.door.let_in() {
             watch(&self.poller, &**socket, CALLERS + number)?;
         }
+        self.watch_door()
+    }
+
+    /// Watches the door's socket unless nobody may come in now.
+    fn watch_door(&mut self) -> Result<()> {
+        let shut = self.door.closed_until().is_some();
+        if shut != self.door_is_shut {
+            self.door_is_shut = shut;
+            let flags = if shut { EventFlags::empty() } else { EventFlags::IN };
+            epoll::modify(&self.poller, self.door.listener(), EventData::new_u64(DOOR), flags)
+                .map_err(|error| Error::System(format!("watching the port: {error}")))?;
+        }
         Ok(())
     }
 
     fn hear(&mut self, number: u64) -> Result<()> {
         let Some((greeting, socket)) = self.door.hear(number) else { return Ok(()) };
         let Greeting { from, index, .. } = greeting;
-        let peer = self.peers.iter().position(|peer| peer.rank == from);
-        let may_connect = if index == CALL { self.me < from } else { from < self.me && index < self.connections };
-        let known = |peer: usize| self.peers[peer].links.iter().any(|link| link.index == index);
-        let Some(peer) = peer.filter(|&peer| may_connect && !known(peer)) else {
+        let known = |peer: &Peer| index >= self.connections || peer.input.iter().any(|link| link.index == index);
+        let peer = self.peers.iter().position(|peer| peer.rank == from).filter(|&peer| !known(&self.peers[peer]));
+        let Some(peer) = peer else {
             crate::log::write(crate::log::Level::Warn, &format!("connection {index} from rank {from} makes no sense"));
             return Ok(());
         };
@@ -259,11 +298,35 @@ impl Tcp {
         if socket.peer_addr().is_ok_and(|caller| self.binding.towards(caller.ip()) == Source::Device) {
             self.hold_to_nic(&*socket);
         }
-        if index == CALL {
-            self.reach_out(peer)?;
-        }
-        self.adopt(peer, index, socket)
+        tune(&socket)?;
+        watch(&self.poller, &*socket, link_number(peer, Way::In, index))?;
+        self.peers[peer].input.push(Link { index, connection: Connection::incoming(socket) });
+        Ok(())
     }
+
+    /// Looks at what no socket tells of: places at the door that became free, peers that have been silent for too long.
+    fn look_at_the_clock(&mut self) -> Result<()> {
+        if self.door.closed_until().is_some_and(|until| Instant::now() >= until) {
+            self.let_in()?;
+        }
+        if std::mem::take(&mut self.has_doubtful) {
+            (0..self.peers.len())
+                .filter(|&peer| self.peers[peer].is_doubtful())
+                .collect::<Vec<_>>()
+                .into_iter()
+                .try_for_each(|peer| self.check(peer))?;
+        }
+        Ok(())
+    }
+}
+
+fn tune(socket: &TcpStream) -> Result<()> {
+    let tune = || {
+        socket.set_nodelay(true)?;
+        let keepalive = socket2::TcpKeepalive::new().with_time(Duration::from_secs(30));
+        socket2::SockRef::from(socket).set_tcp_keepalive(&keepalive.with_interval(Duration::from_secs(10)))
+    };
+    tune().map_err(|error: std::io::Error| Error::System(format!("preparing a connection: {error}")))
 }
 
 impl Network for Tcp {
@@ -284,14 +347,18 @@ impl Network for Tcp {
     }
 
     fn poll(&mut self, done: &mut Vec<Token>) -> Result<()> {
-        for number in self.events(Duration::ZERO)? {
-            match number {
+        let events = self.events(Duration::ZERO)?;
+        let of_callers = |number: &&u64| (CALLERS..DOORBELL).contains(*number);
+        // Callers are heard before their number is looked at.
+        events.iter().filter(of_callers).try_for_each(|number| self.hear(number - CALLERS))?;
+        for number in events.iter().filter(|number| !of_callers(number)) {
+            match *number {
                 DOOR => self.let_in()?,
                 DOORBELL => {}
-                CALLERS.. => self.hear(number - CALLERS)?,
-                _ => self.serve((number >> 8) as usize, number as u8, done)?,
+                number => self.serve(number, done)?,
             }
         }
+        self.look_at_the_clock()?;
         done.append(&mut self.completed);
         Ok(())
     }
@@ -311,41 +378,23 @@ impl Network for Tcp {
         Ok(())
     }
 
+    fn undelivered(&mut self) -> Vec<Rank> {
+        let mut nobody = Vec::new();
+        let mut owed = |peer: &mut Peer| {
+            peer.write(&mut nobody);
+            peer.output.iter().any(|link| link.connection.undelivered().is_some_and(|bytes| bytes > 0))
+        };
+        self.peers.iter_mut().filter_map(|peer| owed(peer).then_some(peer.rank)).collect()
+    }
+
+    fn leave(self: Box<Self>) -> Option<Departure> {
+        let Tcp { me, door, peers, .. } = *self;
+        Departure::new(me, door, peers)
+    }
+
     fn cancel(&mut self) {
         self.cancelled = true;
         self.peers.iter_mut().for_each(Peer::cancel);
         self.completed.clear();
-    }
-}
-
-/// Whether the peer has reset the connection; what it has not acknowledged then, it never will.
-fn is_reset(socket: &TcpStream) -> bool {
-    use rustix::event::{poll, PollFd, PollFlags};
-    let mut watched = [PollFd::new(socket, PollFlags::empty())];
-    let told = poll(&mut watched, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
-    told.is_ok_and(|told| told > 0) && watched[0].revents().intersects(PollFlags::ERR | PollFlags::HUP)
-}
-
-impl Drop for Tcp {
-    /// Closing a socket that still has bytes to read resets the connection, and bytes on their way would be lost: so
-    /// what was sent must have arrived first.
-    fn drop(&mut self) {
-        let limit = Instant::now() + LINGER;
-        for peer in &mut self.peers {
-            loop {
-                peer.write(&mut self.completed);
-                let waits = |link: &Link| {
-                    link.connection.ended.is_none()
-                        && link.connection.output_lost.is_none()
-                        && !is_reset(&link.connection.socket)
-                        && (!link.connection.is_flushed()
-                            || vectored::unacknowledged(&*link.connection.socket).is_ok_and(|bytes| bytes > 0))
-                };
-                if !peer.links.iter().any(waits) || Instant::now() > limit {
-                    break;
-                }
-                std::thread::sleep(Duration::from_micros(200));
-            }
-        }
     }
 }

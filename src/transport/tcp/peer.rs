@@ -1,8 +1,12 @@
-//! One peer on another node: its connections and the messages between it and us.
+//! One peer on another node: the connections both ways and the messages between it and us.
 //!
-//! Headers and small messages keep to the pair's first connection, so they stay in order. A large message is announced
-//! there; when its receive has been posted the receiver grants it, and its bytes come in stripes over whichever
-//! connections have room. So a connection carries nothing that its reader has no place for, and no stream blocks another.
+//! Headers and small messages keep to a rank's first connection, so they stay in order. A large message is announced
+//! there; when its receive has been posted the receiver grants it on its own first connection, and the bytes come in
+//! stripes over whichever connections have room. So a connection carries nothing that its reader has no place for, and
+//! no stream blocks another.
+//!
+//! A message is sent when the system has all its bytes. As nothing ever comes back on the connection, the system then
+//! delivers them whatever becomes of this rank, and the receiver finds them before the connection's end.
 #![forbid(unsafe_code)]
 
 use super::connection::{Body, Connection, Ended, Inbound};
@@ -18,6 +22,7 @@ use crate::transport::target::Pieces;
 use crate::transport::{Envelope, Sink};
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
+use std::time::{Duration, Instant};
 
 /// Messages of at most this many bytes travel with their header.
 pub const SMALL: usize = 32 << 10;
@@ -27,6 +32,10 @@ const STRIPE: usize = 256 << 10;
 const TURN: usize = 1 << 20;
 /// Small messages stop when so many bytes wait to be written.
 const MAX_QUEUED: usize = 1 << 20;
+/// How long a peer that listens no more is still expected to be heard: connections that it made before may yet come in.
+const LAST_WORDS: Duration = Duration::from_millis(300);
+/// The same for a peer of which no connection has come in at all.
+const FIRST_WORDS: Duration = Duration::from_secs(1);
 
 /// A message that came before its receive was posted.
 #[derive(Debug)]
@@ -52,10 +61,10 @@ struct Inflow {
     received: usize,
 }
 
-/// A connection and its number within the pair.
+/// A connection and its number among those from the rank that made it.
 #[derive(Debug)]
 pub struct Link {
-    /// The number, or [`super::frame::CALL`].
+    /// The number.
     pub index: u8,
     /// The connection.
     pub connection: Connection,
@@ -70,14 +79,18 @@ pub struct Peer {
     pub address: SocketAddr,
     /// What it wants to hear first.
     pub secret: Secret,
-    /// The connections.
-    pub links: Vec<Link>,
+    /// Our connections to it.
+    pub output: Vec<Link>,
+    /// Its connections to us.
+    pub input: Vec<Link>,
     streams: Streams<Arrival>,
     outgoing: BTreeMap<u64, Outgoing>,
     marks: BTreeMap<u64, Channel>,
     granted: VecDeque<u64>,
     inflows: BTreeMap<u64, Inflow>,
     next_id: u64,
+    /// Since when it is known to send nothing more although something is expected.
+    silent_since: Option<Instant>,
     /// Changes when a send that was `Busy` may be accepted.
     pub relief: u64,
 }
@@ -89,31 +102,40 @@ impl Peer {
             rank,
             address,
             secret,
-            links: Vec::new(),
+            output: Vec::new(),
+            input: Vec::new(),
             streams: Streams::default(),
             outgoing: BTreeMap::new(),
             marks: BTreeMap::new(),
             granted: VecDeque::new(),
             inflows: BTreeMap::new(),
             next_id: 0,
+            silent_since: None,
             relief: 0,
         }
     }
 
     fn control(&mut self) -> Option<&mut Connection> {
-        self.links.iter_mut().find(|link| link.index == 0).map(|link| &mut link.connection)
+        self.output.first_mut().map(|link| &mut link.connection)
     }
 
-    fn is_gone(&self) -> bool {
-        !self.links.is_empty() && self.links.iter().all(|link| link.connection.ended.is_some())
+    /// Whether it takes nothing more: it has closed a connection of ours, or refused it.
+    fn takes_nothing(&self) -> bool {
+        self.output.iter().any(|link| link.connection.output_lost.is_some())
+    }
+
+    /// Whether granted messages wait, for which there should be all connections.
+    pub fn has_granted(&self) -> bool {
+        !self.granted.is_empty()
     }
 
     fn gone(&self) -> Error {
-        let why = self.links.iter().find_map(|link| match &link.connection.ended {
+        let broken = self.input.iter().find_map(|link| match &link.connection.ended {
             Some(Ended::Broken(why) | Ended::Reset(why)) => Some(why.as_str()),
-            _ => link.connection.output_lost.as_deref(),
+            _ => None,
         });
-        let why = why.unwrap_or("it has closed its connections");
+        let lost = || self.output.iter().find_map(|link| link.connection.output_lost.as_deref());
+        let why = broken.or_else(lost).unwrap_or("it has closed its connections");
         Error::Remote(format!("rank {} at {} is gone: {why}", self.rank, self.address))
     }
 
@@ -124,14 +146,12 @@ impl Peer {
 
     /// Posts a message.
     pub fn send(&mut self, token: Token, envelope: Envelope, src: &[Region]) -> Result<Started> {
-        if self.is_gone() || self.links.iter().any(|link| link.connection.output_lost.is_some()) {
+        if self.takes_nothing() {
             return Err(self.gone());
         }
         let bytes: usize = src.iter().map(Region::len).sum();
-        match self.control() {
-            None => return Ok(Started::Busy),
-            Some(control) if control.queued() > MAX_QUEUED => return Ok(Started::Busy),
-            Some(_) => {}
+        if self.control().is_none_or(|control| control.queued() > MAX_QUEUED) {
+            return Ok(Started::Busy);
         }
         let credit = &self.streams.at(envelope.channel).credit;
         let small = bytes <= SMALL;
@@ -149,13 +169,13 @@ impl Peer {
         }
         if small {
             self.streams.at(channel).credit.small_sent();
-            self.control().expect("looked up above").push_copy(head, src);
-            return Ok(Started::Done);
+            let written = self.control().is_some_and(|control| control.push_copy(head, src, Some(token)));
+            return Ok(if written { Started::Done } else { Started::Pending });
         }
         self.streams.at(channel).credit.large_sent();
         let src = Pieces::new(src);
         self.outgoing.insert(id, Outgoing { token, channel, src, striped: 0, written: 0 });
-        self.control().expect("looked up above").push_copy(head, &[]);
+        self.control().map(|control| control.push_copy(head, &[], None));
         Ok(Started::Pending)
     }
 
@@ -164,10 +184,7 @@ impl Peer {
         let posted = Posted::new(token, envelope, sink);
         let stream = self.streams.at(envelope.channel);
         let Some(Arrival { header, body }) = stream.arrived.pop_front() else {
-            if self.is_gone() {
-                return Err(self.gone());
-            }
-            self.streams.at(envelope.channel).posted.push_back(posted);
+            stream.posted.push_back(posted);
             return Ok(Started::Pending);
         };
         if header.kind == Kind::Large {
@@ -180,17 +197,17 @@ impl Peer {
         Ok(Started::Done)
     }
 
-    fn reply(&mut self, kind: Kind, id: u64) -> Result<()> {
-        let gone = self.gone();
-        self.control().ok_or(gone)?.push_copy(Header::about(kind, id).encode(), &[]);
-        Ok(())
+    /// Answers on our own connection, which stands since a receive was posted. A peer that takes nothing more needs no
+    /// answer; whether something is still expected of it, [`check`](Peer::check) finds out.
+    fn reply(&mut self, kind: Kind, id: u64) {
+        self.control().map(|control| control.push_copy(Header::about(kind, id).encode(), &[], None));
     }
 
     fn deliver(&mut self, posted: &Posted, header: &Header, body: Region) -> Result<()> {
         posted.check(self.rank, header.envelope, header.bytes as usize)?;
         posted.target.consume(0, body);
         if header.id != NO_ID {
-            self.reply(Kind::Ack, header.id)?;
+            self.reply(Kind::Ack, header.id);
         }
         Ok(())
     }
@@ -198,7 +215,8 @@ impl Peer {
     fn grant(&mut self, posted: Posted, header: &Header) -> Result<()> {
         posted.check(self.rank, header.envelope, header.bytes as usize)?;
         self.inflows.insert(header.id, Inflow { posted, received: 0 });
-        self.reply(Kind::Grant, header.id)
+        self.reply(Kind::Grant, header.id);
+        Ok(())
     }
 
     fn nonsense(&self, what: &str) -> Error {
@@ -210,7 +228,7 @@ impl Peer {
     pub fn read(&mut self, link: usize, done: &mut Vec<Token>) -> Result<()> {
         let mut budget = TURN;
         loop {
-            let connection = &mut self.links[link].connection;
+            let connection = &mut self.input[link].connection;
             let spent = budget == 0;
             if connection.ended.is_some() || (spent && !connection.holds(1)) {
                 return Ok(());
@@ -303,7 +321,7 @@ impl Peer {
                 if !fits || left == 0 {
                     return Err(self.nonsense("bytes beyond the end of a message"));
                 }
-                self.links[link].connection.inbound = Some(Inbound { id: header.id, offset, left });
+                self.input[link].connection.inbound = Some(Inbound { id: header.id, offset, left });
             }
             _ => return Err(self.nonsense("an answer to no message")),
         }
@@ -312,12 +330,11 @@ impl Peer {
 
     /// Writes what the connections take: queued frames, then stripes of granted messages.
     pub fn write(&mut self, done: &mut Vec<Token>) {
-        let Peer { links, outgoing, granted, streams, relief, .. } = self;
-        let writable = |link: &&mut Link| link.connection.output_lost.is_none() && link.connection.ended.is_none();
-        for link in links.iter_mut().filter(writable) {
+        let Peer { output, outgoing, granted, streams, relief, .. } = self;
+        for link in output.iter_mut().filter(|link| link.connection.output_lost.is_none()) {
             let connection = &mut link.connection;
             loop {
-                if connection.is_flushed() && link.index != super::frame::CALL {
+                if connection.is_flushed() {
                     if let Some(&id) = granted.front() {
                         let message = outgoing.get_mut(&id).expect("granted messages are still here");
                         let (offset, all) = (message.striped, message.src.bytes());
@@ -336,7 +353,7 @@ impl Peer {
                 *relief += 1;
                 let mut left = smallvec::SmallVec::<[(u64, usize); 4]>::new();
                 let message = |id| outgoing.get(&id).map(|message| &message.src);
-                connection.flush(message, |id, bytes| left.push((id, bytes)));
+                connection.flush(message, |id, bytes| left.push((id, bytes)), done);
                 for (id, bytes) in left {
                     let Some(message) = outgoing.get_mut(&id) else { continue };
                     message.written += bytes;
@@ -353,27 +370,42 @@ impl Peer {
         }
     }
 
-    /// Fails when the peer is gone and something is still expected of it.
-    pub fn check(&self) -> Result<()> {
-        let failed = |link: &Link| match link.connection.ended {
-            Some(Ended::Broken(_)) => true,
-            Some(Ended::Reset(_)) => !self.outgoing.is_empty(),
-            _ => link.connection.output_lost.is_some() && !self.outgoing.is_empty(),
-        };
-        if !self.is_gone() && !self.links.iter().any(failed) {
+    /// Fails when the peer is gone and something is still expected of it: at once where it will take what it is to get
+    /// no more, or broke off; where it only falls silent, when what it said before has had time to come in.
+    pub fn check(&mut self) -> Result<()> {
+        let is_owed = !self.outgoing.is_empty() || self.output.iter().any(|link| link.connection.owes());
+        let is_broken = self.input.iter().any(|link| matches!(link.connection.ended, Some(Ended::Broken(_))));
+        let owes = !self.inflows.is_empty() || self.streams.any_posted();
+        let silent = self.takes_nothing() && self.input.iter().all(|link| link.connection.ended.is_some());
+        if (is_owed && self.takes_nothing()) || (owes && is_broken) {
+            return Err(self.gone());
+        }
+        if !owes || !silent {
+            self.silent_since = None;
             return Ok(());
         }
-        let expects = !self.outgoing.is_empty() || !self.inflows.is_empty() || self.streams.any_posted();
-        if expects {
-            Err(self.gone())
-        } else {
-            Ok(())
+        let patience = if self.input.is_empty() { FIRST_WORDS } else { LAST_WORDS };
+        match self.silent_since.get_or_insert_with(Instant::now).elapsed() < patience {
+            true => Ok(()),
+            false => Err(self.gone()),
         }
+    }
+
+    /// Whether it is known to send nothing more although something is expected.
+    pub fn is_doubtful(&self) -> bool {
+        self.silent_since.is_some()
+    }
+
+    /// The connections on which something may be on its way, with whom they lead to.
+    pub fn take_output(&mut self) -> impl Iterator<Item = (Rank, Connection)> {
+        let rank = self.rank;
+        std::mem::take(&mut self.output).into_iter().map(move |link| (rank, link.connection))
     }
 
     /// Forgets everything. Connections in the middle of a message are of no use any more, so all are closed.
     pub fn cancel(&mut self) {
-        self.links.clear();
+        self.output.clear();
+        self.input.clear();
         self.streams.clear();
         self.outgoing.clear();
         self.marks.clear();
