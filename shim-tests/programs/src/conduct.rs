@@ -25,6 +25,7 @@ pub struct Conduct {
 pub enum Verdict {
     Passed {
         took: Duration,
+        delays: Vec<Duration>,
     },
     /// One line, and the rest of the story.
     Failed {
@@ -139,6 +140,18 @@ impl Conduct {
     }
 }
 
+/// How long after the fault each survivor had its first error; a survivor that needs nothing of the lost has none.
+fn delays(program: &Program, entries: &[Entry]) -> Vec<Duration> {
+    let struck = entries.iter().find(|entry| matches!(entry.line, Line::Fault { .. })).map(|entry| entry.at);
+    let Some(struck) = struck else { return Vec::new() };
+    let victims = program.victims();
+    let first = |rank: usize| {
+        let its = |entry: &&Entry| matches!(entry.line, Line::Refused { rank: teller, .. } if teller == rank);
+        entries.iter().find(its).map(|entry| Duration::from_nanos(entry.at.saturating_sub(struck)))
+    };
+    (0..program.nranks()).filter(|rank| !victims.contains(rank)).filter_map(first).collect()
+}
+
 /// Whether the fault takes this process.
 fn is_victim(program: &Program, process: usize) -> bool {
     program.victims().iter().any(|&rank| program.home[rank] == process)
@@ -150,16 +163,23 @@ fn wrong_cause(program: &Program, entries: &[Entry]) -> Option<String> {
     let fault = program.fault.as_ref().filter(|fault| fault.kind.takes_ranks())?;
     let victims = program.victims();
     let stood = |comm: usize| program.ops[..fault.op].iter().any(|op| op.action.makes().contains(&comm));
+    let making = |op: usize| program.ops.get(op).is_some_and(|op| !op.action.makes().is_empty());
     entries.iter().find_map(|entry| match &entry.line {
         Line::Refused { rank, op, comm, code, text } if !victims.contains(rank) && *code > 0 && stood(*comm) => {
-            let lost = |victim: &usize| program.comms[*comm].rank_of(*victim);
-            let lost: Vec<usize> = victims.iter().filter_map(lost).collect();
-            let named = |lost: &usize| {
-                text.match_indices(&format!("rank {lost}"))
-                    .any(|(at, found)| !text[at + found.len()..].starts_with(|c: char| c.is_ascii_digit()))
-            };
-            (!lost.is_empty() && !lost.iter().any(named)).then(|| {
-                let what = name(program, *op);
+            let is_stream = text.contains("strataStreamSynchronize") || text.starts_with("its calls succeeded");
+            // Who does not join may be one that gave up, and a stream may tell of another communicator.
+            if making(*op)
+                && (text.contains("did not join")
+                    || text.contains("the root at")
+                    || text.contains("did not take part in the exchange"))
+            {
+                return None;
+            }
+            let comms = if is_stream { 0..program.comms.len() } else { *comm..comm + 1 };
+            let ranks = |comm: usize| victims.iter().filter_map(move |victim| program.comms[comm].rank_of(*victim));
+            let lost: Vec<usize> = comms.flat_map(ranks).collect();
+            let what = name(program, *op);
+            (!lost.is_empty() && !names(text).iter().any(|number| lost.contains(number))).then(|| {
                 format!(
                     "rank {rank} in operation {op} ({what}): the error does not name rank {lost:?} of {comm}: {text}"
                 )
@@ -167,6 +187,22 @@ fn wrong_cause(program: &Program, entries: &[Entry]) -> Option<String> {
         }
         _ => None,
     })
+}
+
+/// The ranks that a text names: `rank 3`, `ranks 1, 2`, `ranks 1-3, 5`.
+fn names(text: &str) -> Vec<usize> {
+    let mut found = Vec::new();
+    for list in text.split("rank").skip(1) {
+        let list = list.trim_start_matches('s').trim_start();
+        let end = list.find(|c: char| !(c.is_ascii_digit() || matches!(c, ',' | ' ' | '-')));
+        for part in list[..end.unwrap_or(list.len())].split([',', ' ']) {
+            let (first, last) = part.split_once('-').unwrap_or((part, part));
+            if let (Ok(first), Ok(last)) = (first.parse::<usize>(), last.parse::<usize>()) {
+                found.extend(first..=last);
+            }
+        }
+    }
+    found
 }
 
 fn judge(program: &Program, dir: &Path, running: &Running, hung: bool, took: Duration) -> Verdict {
@@ -195,7 +231,7 @@ fn judge(program: &Program, dir: &Path, running: &Running, hung: bool, took: Dur
     let missing = (through + program.victims().len() < program.nranks())
         .then(|| format!("{through} of {} ranks ended", program.nranks()));
     match wrong.or(died).or_else(|| wrong_cause(program, &entries)).or(stuck).or(missing) {
-        None => Verdict::Passed { took },
+        None => Verdict::Passed { took, delays: delays(program, &entries) },
         Some(what) => Verdict::Failed { what, story: story(program, dir, &entries) },
     }
 }
@@ -229,4 +265,15 @@ fn story(program: &Program, dir: &Path, entries: &[Entry]) -> String {
         }
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::names;
+
+    #[test]
+    fn ranks_are_found_in_texts() {
+        assert_eq!(names("ncclSplit: ranks 0-2, 4 of 5 did not join (result 8, rank 3 of 5)"), [0, 1, 2, 4, 3]);
+        assert_eq!(names("rank 12 (vm, pid 7) died; ranks 1, 2 (vm) died"), [12, 1, 2]);
+    }
 }

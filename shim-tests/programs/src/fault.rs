@@ -2,16 +2,20 @@
 
 use crate::program::{Fault, FaultKind};
 use crate::report::{Line, Report};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// Brings the fault on, now or a little later.
-pub fn strike(fault: &Fault, report: &Report) {
-    let Some(after) = fault.after_us else { return now(fault, report) };
+/// Brings the fault on, now or a little later, on a thread that may be waited for.
+pub fn strike(fault: &Fault, report: &Report) -> Option<JoinHandle<()>> {
+    let Some(after) = fault.after_us else {
+        now(fault, report);
+        return None;
+    };
     let (fault, report) = (fault.clone(), report.again());
-    std::thread::spawn(move || {
+    Some(std::thread::spawn(move || {
         std::thread::sleep(Duration::from_micros(after));
         now(&fault, &report);
-    });
+    }))
 }
 
 fn now(fault: &Fault, report: &Report) {
@@ -62,8 +66,9 @@ fn limit(resource: libc::__rlimit_resource_t, soft: u64) -> u64 {
 
 /// Leaves so many free descriptors.
 fn few_descriptors(left: u64) {
-    let used = crate::usage::descriptors().into_iter().max().unwrap_or(2) + 1;
-    limit(libc::RLIMIT_NOFILE, used + left);
+    let used = crate::usage::descriptors();
+    let mut free = (0..).filter(|number| !used.contains(number));
+    limit(libc::RLIMIT_NOFILE, free.nth(left as usize).unwrap_or(0));
 }
 
 /// Ends a shortage.

@@ -111,12 +111,13 @@ pub fn with_fault(mut program: Program, kind: Option<FaultKind>) -> Program {
         FaultKind::SmallShm => *[0, 64, 256, 1024].choose(&mut rng).expect("not empty"),
         _ => 0,
     };
+    let op = mine.choose(&mut rng).copied();
     let fault = Fault {
         rank,
-        op: mine.choose(&mut rng).copied().unwrap_or(0),
+        op: op.unwrap_or(0),
         after_us: rng.random_bool(0.6).then(|| *[0, 50, 300, 1000, 5000].choose(&mut rng).expect("not empty")),
         kind,
-        shrink: rng.random_bool(0.5),
+        shrink: op.is_some() && rng.random_bool(0.5),
         amount,
     };
     program.fault = Some(fault);

@@ -18,7 +18,8 @@ mod usage;
 use clap::{Args, Parser, Subcommand};
 use conduct::{Conduct, Verdict};
 use generate::Weights;
-use program::{Carrier, Program};
+use program::{Carrier, FaultKind, Program};
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -53,6 +54,9 @@ enum Command {
         /// Programs at a time.
         #[arg(long, default_value_t = 2)]
         jobs: usize,
+        /// Writes a table of carriers and faults: how long survivors waited for their errors.
+        #[arg(long)]
+        report: Option<PathBuf>,
         #[command(flatten)]
         options: Options,
     },
@@ -105,7 +109,7 @@ struct Options {
     faults: bool,
     /// Only faults of this kind.
     #[arg(long)]
-    fault: Option<program::FaultKind>,
+    fault: Option<FaultKind>,
     /// A program as JSON, in place of the seed's.
     #[arg(long)]
     program: Option<PathBuf>,
@@ -139,7 +143,7 @@ fn run(seed: u64, options: &Options, times: u32) -> Result<bool, String> {
     let (program, conduct) = (options.program(seed)?, options.conduct()?);
     for _ in 0..times {
         match conduct.run(&program)? {
-            Verdict::Passed { took } => println!("seed {seed}: passed in {} ms", took.as_millis()),
+            Verdict::Passed { took, .. } => println!("seed {seed}: passed in {} ms", took.as_millis()),
             Verdict::Failed { what, story } => {
                 println!("seed {seed}: FAILED: {what}\n{story}");
                 return Ok(false);
@@ -171,10 +175,37 @@ fn cut_down(seed: u64, tries: u32, json: Option<PathBuf>, options: &Options) -> 
     Ok(true)
 }
 
-fn many(from: u64, count: u64, jobs: usize, options: &Options) -> Result<bool, String> {
+/// What came of many programs.
+#[derive(Default)]
+struct Tally {
+    passed: u64,
+    failed: u64,
+    /// For each carrier and fault: programs, and how long after the fault survivors had their first error.
+    faults: BTreeMap<(Carrier, Option<FaultKind>), (u64, Vec<Duration>)>,
+}
+
+impl Tally {
+    /// A table of what is in it.
+    fn table(&self) -> String {
+        let mut text =
+            "| carrier | fault | programs | errors | median ms | worst ms |\n|---|---|---|---|---|---|\n".to_string();
+        for ((carrier, kind), (programs, delays)) in &self.faults {
+            let mut sorted = delays.clone();
+            sorted.sort_unstable();
+            let ms =
+                |at: Option<&Duration>| at.map_or("-".to_string(), |time| format!("{:.1}", 1e3 * time.as_secs_f64()));
+            let kind = kind.map_or("none".to_string(), |kind| format!("{kind:?}"));
+            let (median, worst) = (ms(sorted.get(sorted.len() / 2)), ms(sorted.last()));
+            text += &format!("| {carrier:?} | {kind} | {programs} | {} | {median} | {worst} |\n", sorted.len());
+        }
+        text
+    }
+}
+
+fn many(from: u64, count: u64, jobs: usize, report: Option<PathBuf>, options: &Options) -> Result<bool, String> {
     let conduct = options.conduct()?;
     let next = AtomicU64::new(from);
-    let counts = Mutex::new((0u64, 0u64));
+    let tally = Mutex::new(Tally::default());
     std::thread::scope(|scope| {
         let worker = || -> Result<(), String> {
             loop {
@@ -182,13 +213,21 @@ fn many(from: u64, count: u64, jobs: usize, options: &Options) -> Result<bool, S
                 if seed >= from + count {
                     return Ok(());
                 }
-                let verdict = conduct.run(&options.program(seed)?)?;
-                let mut counts = counts.lock().map_err(|_| "a worker panicked")?;
+                let program = options.program(seed)?;
+                let verdict = conduct.run(&program)?;
+                let mut tally = tally.lock().map_err(|_| "a worker panicked")?;
+                let kind = program.fault.as_ref().map(|fault| fault.kind);
+                let row = tally.faults.entry((program.carrier, kind)).or_default();
+                row.0 += 1;
                 match verdict {
-                    Verdict::Passed { .. } => counts.0 += 1,
+                    Verdict::Passed { delays, .. } => {
+                        row.1.extend(delays);
+                        tally.passed += 1;
+                    }
                     Verdict::Failed { what, .. } => {
-                        counts.1 += 1;
-                        println!("seed {seed}: {what}");
+                        tally.failed += 1;
+                        let what: String = what.chars().take(400).collect();
+                        println!("seed {seed} over {:?}: {what}", program.carrier);
                     }
                 }
             }
@@ -196,15 +235,18 @@ fn many(from: u64, count: u64, jobs: usize, options: &Options) -> Result<bool, S
         let workers: Vec<_> = (0..jobs.max(1)).map(|_| scope.spawn(worker)).collect();
         workers.into_iter().try_for_each(|worker| worker.join().map_err(|_| "a worker panicked".to_string())?)
     })?;
-    let (passed, failed) = *counts.lock().map_err(|_| "a worker panicked")?;
-    println!("{passed} passed, {failed} failed");
-    Ok(failed == 0)
+    let tally = tally.into_inner().map_err(|_| "a worker panicked")?;
+    if let Some(path) = report {
+        std::fs::write(path, tally.table()).map_err(|error| error.to_string())?;
+    }
+    println!("{} passed, {} failed", tally.passed, tally.failed);
+    Ok(tally.failed == 0)
 }
 
 fn main() -> ExitCode {
     let outcome = match Cli::parse().command {
         Command::Run { seed, options, times } => run(seed, &options, times),
-        Command::Many { from, count, jobs, options } => many(from, count, jobs, &options),
+        Command::Many { from, count, jobs, report, options } => many(from, count, jobs, report, &options),
         Command::Shrink { seed, tries, json, options } => cut_down(seed, tries, json, &options),
         Command::Print { seed, c, options } => print(seed, c, &options),
         Command::Process { dir, number, library } => process::run(&dir, number, &library).map(|()| true),

@@ -2,7 +2,7 @@
 
 use crate::board::{Board, Place};
 use crate::library::{Id, Library, SUCCESS};
-use crate::program::{ProcessEnd, Program};
+use crate::program::{FaultKind, ProcessEnd, Program};
 use crate::rank::{Handed, Rank, PATIENCE};
 use crate::report::{Line, Report};
 use crate::usage::Usage;
@@ -65,8 +65,11 @@ pub fn run(dir: &Path, number: usize, library: &Path) -> Result<(), String> {
     });
     // What is kept is no leak; nor is what a process holds that others take for dead.
     let keeps = program.keeps(number) || ranks.iter().any(|rank| program.victims().contains(rank));
+    // What is meant for a frozen process is kept for it a while.
+    let frozen = program.fault.as_ref().is_some_and(|fault| fault.kind == FaultKind::Freeze);
+    let patience = Duration::from_secs(if frozen { 20 } else { 5 });
     let settled = match before.filter(|_| good && !keeps) {
-        Some(before) => Usage::settles(&before, Duration::from_secs(5)),
+        Some(before) => Usage::settles(&before, patience),
         None => Ok(()),
     };
     if let Err(text) = &settled {

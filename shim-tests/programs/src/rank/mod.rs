@@ -15,6 +15,7 @@ use calls::Pending;
 use std::collections::HashMap;
 use std::ffi::c_int;
 use std::sync::Mutex;
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// How long a rank waits for what other ranks of the tester do, such as handing over an id.
@@ -47,6 +48,8 @@ pub struct Rank<'a> {
     tainted: Vec<bool>,
     streams: [Stream; 3],
     pending: Vec<Pending>,
+    /// Brings a fault on.
+    strike: Option<JoinHandle<()>>,
 }
 
 impl<'a> Rank<'a> {
@@ -71,6 +74,7 @@ impl<'a> Rank<'a> {
             tainted: program.tainted(),
             streams: [std::ptr::null_mut(); 3],
             pending: Vec::new(),
+            strike: None,
         }
     }
 
@@ -82,7 +86,12 @@ impl<'a> Rank<'a> {
             }
             self.board.note(self.me, Place::In(index));
             self.before(index, op);
-            if let Err(trouble) = self.act(index, op).or_else(|trouble| self.excuse(index, trouble)) {
+            let done = self.act(index, op);
+            if self.program.recovers_by_shrink() && matches!(op.action, Action::Init { comm: 0, .. }) {
+                // The survivors may shrink it, so all of them have it.
+                let _ = self.board.meet(index, self.program.comms[0].ranks.len(), PATIENCE / 2);
+            }
+            if let Err(trouble) = done.or_else(|trouble| self.excuse(index, trouble)) {
                 self.complain(index, trouble);
                 return false;
             }
@@ -160,7 +169,7 @@ impl<'a> Rank<'a> {
             fork_a_child();
         }
         if let Some(fault) = self.program.fault.as_ref().filter(|fault| (fault.rank, fault.op) == (self.me, index)) {
-            fault::strike(fault, self.report);
+            self.strike = fault::strike(fault, self.report);
         }
     }
 
@@ -308,7 +317,7 @@ impl<'a> Rank<'a> {
             // SAFETY: as above.
             Misuse::NullBuffer => unsafe { (self.library.all_reduce)(null, null, 8, 7, 0, handle, null) },
         };
-        if code == crate::library::INVALID_ARGUMENT {
+        if code == crate::library::INVALID_ARGUMENT || (self.tainted[comm] && code != SUCCESS) {
             return Ok(());
         }
         Err(Trouble::Wrong(format!("{what:?}: returned {code} and not {}", crate::library::INVALID_ARGUMENT)))

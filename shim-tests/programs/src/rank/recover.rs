@@ -1,11 +1,12 @@
 //! After a fault: the ranks that are left make a new communicator in the same processes, and it works.
 
 use super::{Rank, Trouble, PATIENCE};
-use crate::board::LAST_MEETING;
+use crate::board::{Place, LAST_MEETING};
 use crate::fault;
-use crate::library::SUCCESS;
+use crate::library::{IN_PROGRESS, SUCCESS};
 use crate::program::{Action, FaultKind, Kind};
 use std::ffi::c_int;
+use std::time::{Duration, Instant};
 
 impl Rank<'_> {
     /// Makes the communicator of the survivors, uses it, and ends all that is left.
@@ -18,7 +19,11 @@ impl Rank<'_> {
             }
             return Ok(());
         }
+        self.board.note(self.me, Place::In(self.program.ops.len()));
         if found.kind.fails_calls() {
+            if let Some(strike) = self.strike.take() {
+                let _ = strike.join();
+            }
             if self.program.home[found.rank] == self.program.home[self.me] {
                 fault::over();
             }
@@ -60,20 +65,18 @@ impl Rank<'_> {
         // SAFETY: the pointers must be valid until the call has ended; because it is waited for below.
         let code = unsafe { shrink(parent, excluded.as_mut_ptr(), count, at, std::ptr::null_mut(), 1) };
         // A communicator that does not wait tells of its old failure until the new one is there.
-        let end = std::time::Instant::now() + PATIENCE;
-        let waits = !self.program.comms[0].nonblocking[0];
-        loop {
-            // SAFETY: it must be valid; because it is a local of ours.
-            let made = unsafe { at.read_volatile() };
-            if !made.is_null() || waits || std::time::Instant::now() > end {
-                let code = if made.is_null() { code } else { self.settle_handle(made, crate::library::IN_PROGRESS) };
-                if code != SUCCESS || made.is_null() {
-                    return self.must(0, "ncclCommShrink with NCCL_SHRINK_ABORT", code.max(1));
-                }
-                self.comms[child] = made;
-                return Ok(());
-            }
-            std::thread::sleep(std::time::Duration::from_micros(200));
+        let end = Instant::now() + PATIENCE / 4;
+        // SAFETY: it must be valid; because it is a local of ours.
+        let made = || unsafe { at.read_volatile() };
+        while code == IN_PROGRESS && made().is_null() && Instant::now() < end {
+            std::thread::sleep(Duration::from_micros(200));
         }
+        let made = made();
+        let code = if made.is_null() { code } else { self.settle_handle(made, IN_PROGRESS) };
+        if code != SUCCESS || made.is_null() {
+            return self.must(0, "ncclCommShrink with NCCL_SHRINK_ABORT", code.max(1));
+        }
+        self.comms[child] = made;
+        Ok(())
     }
 }
