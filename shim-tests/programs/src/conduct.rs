@@ -157,6 +157,20 @@ fn is_victim(program: &Program, process: usize) -> bool {
     program.victims().iter().any(|&rank| program.home[rank] == process)
 }
 
+/// Communicators that the fault does not concern do not fail, unless somebody has waited for a time-out elsewhere and so
+/// came too late.
+fn needless_failure(program: &Program, entries: &[Entry]) -> Option<String> {
+    let tainted = program.tainted();
+    let waited = entries.iter().any(|entry| matches!(entry.line, Line::Refused { code: 8, .. }));
+    entries.iter().filter(|_| !waited).find_map(|entry| match &entry.line {
+        Line::Refused { rank, op, comm, text, .. } if !tainted[*comm] => Some(format!(
+            "rank {rank} in operation {op} ({}): the fault is no concern of {comm}: {text}",
+            name(program, *op)
+        )),
+        _ => None,
+    })
+}
+
 /// An error after a rank was lost names it. Communicators that stood before are looked at: those in the making may
 /// rightly miss a rank that gave up for the fault's sake.
 fn wrong_cause(program: &Program, entries: &[Entry]) -> Option<String> {
@@ -230,7 +244,13 @@ fn judge(program: &Program, dir: &Path, running: &Running, hung: bool, took: Dur
     let stuck = if hung { Some("hang".to_string()) } else { None };
     let missing = (through + program.victims().len() < program.nranks())
         .then(|| format!("{through} of {} ranks ended", program.nranks()));
-    match wrong.or(died).or_else(|| wrong_cause(program, &entries)).or(stuck).or(missing) {
+    match wrong
+        .or(died)
+        .or_else(|| needless_failure(program, &entries))
+        .or_else(|| wrong_cause(program, &entries))
+        .or(stuck)
+        .or(missing)
+    {
         None => Verdict::Passed { took, delays: delays(program, &entries) },
         Some(what) => Verdict::Failed { what, story: story(program, dir, &entries) },
     }

@@ -24,7 +24,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Mutex;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 #[derive(Parser)]
 #[command(about = "Random NCCL programs, run by seed and judged by a model")]
@@ -51,6 +51,9 @@ enum Command {
         from: u64,
         #[arg(long, default_value_t = 100)]
         count: u64,
+        /// Begins no new program after so many seconds; 0 is no limit.
+        #[arg(long, default_value_t = 0)]
+        seconds: u64,
         /// Programs at a time.
         #[arg(long, default_value_t = 2)]
         jobs: usize,
@@ -202,15 +205,25 @@ impl Tally {
     }
 }
 
-fn many(from: u64, count: u64, jobs: usize, report: Option<PathBuf>, options: &Options) -> Result<bool, String> {
+/// Which programs `many` runs.
+struct Range {
+    from: u64,
+    count: u64,
+    seconds: u64,
+    jobs: usize,
+}
+
+fn many(range: &Range, report: Option<PathBuf>, options: &Options) -> Result<bool, String> {
+    let &Range { from, count, seconds, jobs } = range;
     let conduct = options.conduct()?;
+    let end = (seconds > 0).then(|| Instant::now() + Duration::from_secs(seconds));
     let next = AtomicU64::new(from);
     let tally = Mutex::new(Tally::default());
     std::thread::scope(|scope| {
         let worker = || -> Result<(), String> {
             loop {
                 let seed = next.fetch_add(1, Ordering::Relaxed);
-                if seed >= from + count {
+                if seed >= from + count || end.is_some_and(|end| Instant::now() > end) {
                     return Ok(());
                 }
                 let program = options.program(seed)?;
@@ -246,7 +259,9 @@ fn many(from: u64, count: u64, jobs: usize, report: Option<PathBuf>, options: &O
 fn main() -> ExitCode {
     let outcome = match Cli::parse().command {
         Command::Run { seed, options, times } => run(seed, &options, times),
-        Command::Many { from, count, jobs, report, options } => many(from, count, jobs, report, &options),
+        Command::Many { from, count, seconds, jobs, report, options } => {
+            many(&Range { from, count, seconds, jobs }, report, &options)
+        }
         Command::Shrink { seed, tries, json, options } => cut_down(seed, tries, json, &options),
         Command::Print { seed, c, options } => print(seed, c, &options),
         Command::Process { dir, number, library } => process::run(&dir, number, &library).map(|()| true),

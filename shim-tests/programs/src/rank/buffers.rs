@@ -92,6 +92,13 @@ impl Image {
         self.wanted[place.start..place.start + bytes.len()].copy_from_slice(bytes);
     }
 
+    /// Changes a byte.
+    pub fn spoil(&self, at: usize) {
+        let byte = self.at(at).cast::<u8>();
+        // SAFETY: the byte must be inside; because `at` has checked that, and guards follow every buffer.
+        unsafe { *byte ^= 1 };
+    }
+
     /// The address of a place.
     pub fn at(&self, offset: usize) -> *mut c_void {
         assert!(offset <= self.wanted.len());

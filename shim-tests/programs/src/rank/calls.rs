@@ -26,6 +26,10 @@ pub struct Pending {
 impl Pending {
     /// Checks what the call has left behind.
     pub fn check(&self) -> Result<(), String> {
+        if std::env::var_os("PROGRAMS_SPOIL").is_some() {
+            // What a library would do that writes one byte too many: this must be noticed.
+            self.image.spoil(self.outputs.first().map_or(0, |place| place.end));
+        }
         let agrees = |got: &[u8], wanted: &[u8]| model::agrees(&self.call, self.nranks, got, wanted);
         self.image
             .check(&self.outputs, agrees, self.call.dtype.size())

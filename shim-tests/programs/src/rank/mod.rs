@@ -46,6 +46,8 @@ pub struct Rank<'a> {
     lost: Vec<bool>,
     /// Communicators that a fault may end, by the model.
     tainted: Vec<bool>,
+    /// There is a fault that fails calls.
+    may_fail: bool,
     streams: [Stream; 3],
     pending: Vec<Pending>,
     /// Brings a fault on.
@@ -72,6 +74,7 @@ impl<'a> Rank<'a> {
             comms: vec![std::ptr::null_mut(); comms],
             lost: vec![false; comms],
             tainted: program.tainted(),
+            may_fail: program.fault.as_ref().is_some_and(|fault| fault.kind.fails_calls()),
             streams: [std::ptr::null_mut(); 3],
             pending: Vec::new(),
             strike: None,
@@ -125,16 +128,15 @@ impl<'a> Rank<'a> {
         self.board.note(self.me, Place::Failed);
     }
 
-    /// An error on a communicator that a fault may end is noted, and the communicator given up.
+    /// With a fault about an error is noted, and the communicator given up; whether it was right the judge knows, who sees
+    /// all ranks.
     fn excuse(&mut self, op: usize, trouble: Trouble) -> Result<(), Trouble> {
         match trouble {
-            Trouble::Failed { comm: Some(comm), code, text } if self.tainted[comm] => {
+            Trouble::Failed { comm: Some(comm), code, text } if self.may_fail => {
                 self.report.write(&Line::Refused { rank: self.me, op, comm, code, text });
                 self.lose(comm);
                 for call in self.program.ops.get(op).map(|op| op.action.uses()).unwrap_or_default() {
-                    if self.tainted[call] {
-                        self.lose(call);
-                    }
+                    self.lose(call);
                 }
                 Ok(())
             }
@@ -281,7 +283,7 @@ impl<'a> Rank<'a> {
                     checked = checked.and(Err(Trouble::Failed { comm: Some(comm), code, text }));
                 }
             }
-            if self.tainted[comm] && matches!(checked, Err(Trouble::Failed { .. })) {
+            if self.may_fail && matches!(checked, Err(Trouble::Failed { .. })) {
                 // The memory is the library's until the communicator has been given up.
                 checked = checked.or_else(|trouble| self.excuse(self.program.ops.len(), trouble));
             }
