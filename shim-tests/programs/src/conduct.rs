@@ -18,6 +18,27 @@ pub struct Conduct {
     pub limit: Duration,
     /// Keeps the files of the run.
     pub keep: bool,
+    pub carriers: Carriers,
+}
+
+/// What carriers need beside the library.
+#[derive(Debug, Clone, clap::Args)]
+pub struct Carriers {
+    /// The plugin for the MPI at hand, as scripts/build-mpi builds it.
+    #[arg(long, env = "PROGRAMS_MPI_PLUGIN")]
+    pub mpi_plugin: Option<PathBuf>,
+    /// The launcher of the MPI at hand.
+    #[arg(long, env = "PROGRAMS_MPIEXEC", default_value = "mpiexec")]
+    pub mpiexec: String,
+    /// An option for it; may be repeated.
+    #[arg(long = "mpi-option", env = "PROGRAMS_MPI_OPTIONS", value_delimiter = ' ', allow_hyphen_values = true)]
+    pub mpi_options: Vec<String>,
+    /// The vendor's library, or a double of it.
+    #[arg(long, env = "PROGRAMS_VENDOR")]
+    pub vendor: Option<PathBuf>,
+    /// The directory with the soft GPU's libcuda.so.1.
+    #[arg(long, env = "PROGRAMS_DRIVER")]
+    pub driver: Option<PathBuf>,
 }
 
 /// What came of a program.
@@ -37,12 +58,21 @@ pub enum Verdict {
 /// Processes, killed when this is dropped.
 struct Running {
     children: Vec<(Child, Option<ExitStatus>)>,
+    /// How long one that is asked to end may take.
+    patience: Duration,
 }
 
 impl Drop for Running {
     fn drop(&mut self) {
         for (child, status) in &mut self.children {
             if status.is_none() {
+                // A launcher that is asked ends its ranks, too.
+                // SAFETY: no requirement.
+                unsafe { libc::kill(child.id() as i32, libc::SIGTERM) };
+                let end = Instant::now() + self.patience;
+                while Instant::now() < end && matches!(child.try_wait(), Ok(None)) {
+                    std::thread::sleep(Duration::from_millis(5));
+                }
                 let _ = child.kill();
                 let _ = child.wait();
             }
@@ -83,16 +113,32 @@ impl Conduct {
     fn start(&self, program: &Program, dir: &Path) -> std::io::Result<Running> {
         std::fs::write(file(dir, "program.json"), serde_json::to_string(program)?)?;
         Board::create(&file(dir, "board"))?;
-        let mut running = Running { children: Vec::new() };
+        let mut running = Running {
+            children: Vec::new(),
+            patience: Duration::from_secs(if program.carrier == Carrier::Mpi { 5 } else { 0 }),
+        };
+        let tester = std::env::current_exe()?;
+        if program.carrier == Carrier::Mpi {
+            let mut command = Command::new(&self.carriers.mpiexec);
+            let (root, confirmed) = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM");
+            command.env(root, "1").env(confirmed, "1").args(&self.carriers.mpi_options);
+            command.arg("-n").arg(program.nranks().to_string()).arg(tester);
+            command.arg("process").arg(dir).arg("--library").arg(&self.library);
+            running.children.push((self.spawn(program, dir, command, 0)?, None));
+            return Ok(running);
+        }
         for number in 0..program.processes.len() {
-            let mut command = Command::new(std::env::current_exe()?);
-            command.arg("process").arg(dir).arg(number.to_string()).arg("--library").arg(&self.library);
-            self.environment(program, &mut command);
-            let said = File::create(file(dir, &format!("said{number}")))?;
-            command.stdin(Stdio::null()).stdout(said.try_clone()?).stderr(said);
-            running.children.push((command.spawn()?, None));
+            let mut command = Command::new(&tester);
+            command.arg("process").arg(dir).arg("--number").arg(number.to_string()).arg("--library").arg(&self.library);
+            running.children.push((self.spawn(program, dir, command, number)?, None));
         }
         Ok(running)
+    }
+
+    fn spawn(&self, program: &Program, dir: &Path, mut command: Command, number: usize) -> std::io::Result<Child> {
+        self.environment(program, &mut command);
+        let said = File::create(file(dir, &format!("said{number}")))?;
+        command.stdin(Stdio::null()).stdout(said.try_clone()?).stderr(said).spawn()
     }
 
     fn environment(&self, program: &Program, command: &mut Command) {
@@ -103,12 +149,27 @@ impl Conduct {
         }
         let faulty = program.fault.is_some();
         let limit = if faulty { 3000 } else { (self.limit / 2).as_millis() }.to_string();
-        command.env("STRATA_NCCL_LIB", "none").env("NCCL_DEBUG", "WARN").env("STRATA_INTER", "tcp");
+        command.env("STRATA_NCCL_LIB", "none").env("NCCL_DEBUG", "WARN").env("NCCL_SOCKET_IFNAME", "lo");
         command.env("STRATA_TIMEOUT_MS", &limit).env("STRATA_BOOTSTRAP_TIMEOUT_MS", &limit);
-        command.env("NCCL_SOCKET_IFNAME", "lo");
         command.envs(program.settings.iter().map(|(name, value)| (name, value)));
-        if program.carrier == Carrier::Shm {
-            command.env_remove("STRATA_INTER");
+        match program.carrier {
+            Carrier::Shm => {}
+            Carrier::Tcp => drop(command.env("STRATA_INTER", "tcp")),
+            Carrier::Mpi => {
+                command
+                    .env("STRATA_INTER", "mpi")
+                    .envs(self.carriers.mpi_plugin.iter().map(|path| ("STRATA_MPI_PLUGIN", path)));
+            }
+            Carrier::Vendor => {
+                command.envs(self.carriers.vendor.iter().map(|path| ("STRATA_NCCL_LIB", path)));
+                for collective in ["ALLGATHER", "REDUCESCATTER", "ALLREDUCE"] {
+                    command.env(format!("STRATA_{collective}_ALGO"), "two_level");
+                }
+            }
+            Carrier::Softgpu => {
+                command.envs(self.carriers.driver.iter().map(|path| ("LD_LIBRARY_PATH", path)));
+                command.env("SOFTGPU_SEED", program.seed.to_string()).env("STRATA_INTER", "tcp");
+            }
         }
     }
 
@@ -231,13 +292,16 @@ fn judge(program: &Program, dir: &Path, running: &Running, hung: bool, took: Dur
     });
     let died = running.children.iter().enumerate().find_map(|(number, (_, status))| {
         let status = (*status)?;
-        let ranks = program.ranks_of(number);
         if is_victim(program, number) {
             return None;
         }
+        let who = match program.carrier {
+            Carrier::Mpi => "the launcher".to_string(),
+            _ => format!("the process of ranks {:?}", program.ranks_of(number)),
+        };
         match status.signal() {
-            Some(signal) => Some(format!("the process of ranks {ranks:?} died of signal {signal}")),
-            None => (!status.success()).then(|| format!("the process of ranks {ranks:?} ended with {status}")),
+            Some(signal) => Some(format!("{who} died of signal {signal}")),
+            None => (!status.success()).then(|| format!("{who} ended with {status}")),
         }
     });
     let through = entries.iter().filter(|entry| matches!(entry.line, Line::Done { .. })).count();

@@ -32,9 +32,29 @@ pub struct Weights {
     /// Of 1,000 programs, those whose processes run several ranks.
     #[arg(long, default_value_t = 350)]
     pub threads: u32,
+    /// Of 1,000 programs, those that use host streams.
+    #[arg(long, default_value_t = 500)]
+    pub streams: u32,
     /// Most operations of a program, beside making and leaving communicators.
     #[arg(long, default_value_t = 24)]
     pub length: usize,
+}
+
+impl Weights {
+    /// What a carrier allows: an MPI launcher ends a job whose process ends without MPI_Finalize, and a vendor's library
+    /// promises nothing to the peers of a rank that does not destroy its communicators.
+    fn fit(&self, carrier: Carrier) -> Weights {
+        let mut fit = self.clone();
+        match carrier {
+            Carrier::Mpi => (fit.exit_now, fit.threads) = (0, 0),
+            Carrier::Vendor => {
+                (fit.abort, fit.stay, fit.exit_now) = (0, 0, 0);
+                (fit.nonblocking, fit.streams) = (0, 0);
+            }
+            _ => {}
+        }
+        fit
+    }
 }
 
 /// A communicator while the program is made.
@@ -64,6 +84,7 @@ pub fn program(seed: u64, carrier: Option<Carrier>, weights: &Weights) -> Progra
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     let drawn = if rng.random_bool(0.65) { Carrier::Tcp } else { Carrier::Shm };
     let carrier = carrier.unwrap_or(drawn);
+    let weights = &weights.fit(carrier);
     let (processes, home) = world(&mut rng, carrier, weights);
     let of_1000 = |rng: &mut ChaCha8Rng, part: u32| rng.random_range(0..1000) < part;
     let program = Program {
@@ -79,7 +100,7 @@ pub fn program(seed: u64, carrier: Option<Carrier>, weights: &Weights) -> Progra
     };
     let gone = vec![false; program.nranks()];
     let nonblocking = of_1000(&mut rng, weights.nonblocking);
-    let streams = rng.random_bool(0.5);
+    let streams = of_1000(&mut rng, weights.streams);
     let mut maker = Maker { rng, weights, program, live: Vec::new(), gone, nonblocking, streams };
     maker.fill();
     maker.program
@@ -165,7 +186,7 @@ fn world(rng: &mut ChaCha8Rng, carrier: Carrier, weights: &Weights) -> (Vec<Proc
     } else {
         placed.shuffle(rng);
     }
-    let threads = carrier != Carrier::Mpi && rng.random_range(0..1000) < weights.threads;
+    let threads = rng.random_range(0..1000) < weights.threads;
     let mut processes: Vec<Process> = Vec::new();
     let mut home = Vec::new();
     for node in placed {
@@ -303,10 +324,12 @@ impl Maker<'_> {
 
     fn make_world(&mut self) {
         let mut ranks: Vec<World> = (0..self.program.nranks()).collect();
+        // MPI wants the whole job first, in its order.
         if self.program.carrier != Carrier::Mpi && self.rng.random_bool(0.2) {
             ranks.shuffle(&mut self.rng);
         }
-        let ids = if self.rng.random_bool(0.15) { self.rng.random_range(2..=ranks.len().min(4)) } else { 1 };
+        let several = self.program.carrier != Carrier::Vendor;
+        let ids = if several && self.rng.random_bool(0.15) { self.rng.random_range(2..=ranks.len().min(4)) } else { 1 };
         let comm = self.add(ranks, None);
         let config = self.rng.random_bool(0.3);
         self.push(Action::Init { comm, ids, config });
@@ -318,7 +341,8 @@ impl Maker<'_> {
             return;
         }
         let ranks = self.some(&here, 1);
-        let ids = if self.rng.random_bool(0.2) { self.rng.random_range(1..=ranks.len().min(3)) } else { 1 };
+        let several = self.program.carrier != Carrier::Vendor;
+        let ids = if several && self.rng.random_bool(0.2) { self.rng.random_range(1..=ranks.len().min(3)) } else { 1 };
         let comm = self.add(ranks, None);
         let config = self.rng.random_bool(0.3);
         self.push(Action::Init { comm, ids, config });

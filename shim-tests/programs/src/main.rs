@@ -16,7 +16,7 @@ mod shrink;
 mod usage;
 
 use clap::{Args, Parser, Subcommand};
-use conduct::{Conduct, Verdict};
+use conduct::{Carriers, Conduct, Verdict};
 use generate::Weights;
 use program::{Carrier, FaultKind, Program};
 use std::collections::BTreeMap;
@@ -90,7 +90,9 @@ enum Command {
     #[command(hide = true)]
     Process {
         dir: PathBuf,
-        number: usize,
+        /// As an MPI launcher says, unless given.
+        #[arg(long)]
+        number: Option<usize>,
         #[arg(long)]
         library: PathBuf,
     },
@@ -120,6 +122,8 @@ struct Options {
     #[arg(long)]
     keep: bool,
     #[command(flatten)]
+    carriers: Carriers,
+    #[command(flatten)]
     weights: Weights,
 }
 
@@ -138,7 +142,12 @@ impl Options {
 
     fn conduct(&self) -> Result<Conduct, String> {
         let library = self.library.canonicalize().map_err(|error| format!("{}: {error}", self.library.display()))?;
-        Ok(Conduct { library, limit: Duration::from_secs(self.limit), keep: self.keep })
+        Ok(Conduct {
+            library,
+            limit: Duration::from_secs(self.limit),
+            keep: self.keep,
+            carriers: self.carriers.clone(),
+        })
     }
 }
 

@@ -2,7 +2,7 @@
 
 use crate::board::{Board, Place};
 use crate::library::{Id, Library, SUCCESS};
-use crate::program::{FaultKind, ProcessEnd, Program};
+use crate::program::{Carrier, FaultKind, ProcessEnd, Program};
 use crate::rank::{Handed, Rank, PATIENCE};
 use crate::report::{Line, Report};
 use crate::usage::Usage;
@@ -31,7 +31,9 @@ fn warmed(library: &Library) -> bool {
 }
 
 /// Runs process `number` of the program in `dir`.
-pub fn run(dir: &Path, number: usize, library: &Path) -> Result<(), String> {
+pub fn run(dir: &Path, number: Option<usize>, library: &Path) -> Result<(), String> {
+    let launched = ["OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"].iter().find_map(|name| std::env::var(name).ok());
+    let number = number.or_else(|| launched?.parse().ok()).ok_or("no launcher says which process this is")?;
     let said = |error: &dyn std::fmt::Display| error.to_string();
     let text = std::fs::read_to_string(file(dir, "program.json")).map_err(|error| said(&error))?;
     let program: Program = serde_json::from_str(&text).map_err(|error| said(&error))?;
@@ -40,7 +42,8 @@ pub fn run(dir: &Path, number: usize, library: &Path) -> Result<(), String> {
     let board = Board::open(&file(dir, "board")).map_err(|error| said(&error))?;
     let report = Report::open(&file(dir, &format!("report{number}"))).map_err(|error| said(&error))?;
     let library = Library::open(library)?;
-    let before = warmed(&library).then(Usage::now);
+    // MPI is taken only if the first communicator has the whole job, and it keeps what it likes.
+    let before = (program.carrier != Carrier::Mpi && warmed(&library)).then(Usage::now);
     let handed = Handed::default();
     let ranks = program.ranks_of(number);
     let good = std::thread::scope(|scope| {
