@@ -151,7 +151,6 @@ impl Conduct {
         let limit = if faulty { 3000 } else { (self.limit / 2).as_millis() }.to_string();
         command.env("STRATA_NCCL_LIB", "none").env("NCCL_DEBUG", "WARN").env("NCCL_SOCKET_IFNAME", "lo");
         command.env("STRATA_TIMEOUT_MS", &limit).env("STRATA_BOOTSTRAP_TIMEOUT_MS", &limit);
-        command.envs(program.settings.iter().map(|(name, value)| (name, value)));
         match program.carrier {
             Carrier::Shm => {}
             Carrier::Tcp => drop(command.env("STRATA_INTER", "tcp")),
@@ -171,6 +170,7 @@ impl Conduct {
                 command.env("SOFTGPU_SEED", program.seed.to_string()).env("STRATA_INTER", "tcp");
             }
         }
+        command.envs(program.settings.iter().map(|(name, value)| (name, value)));
     }
 
     /// Waits until all processes have ended, one has found something wrong, or nothing goes on; whether the latter.

@@ -98,6 +98,11 @@ pub fn program(seed: u64, carrier: Option<Carrier>, weights: &Weights) -> Progra
         recovery: None,
         home,
     };
+    let mut program = program;
+    if carrier == Carrier::Vendor && rng.random_bool(0.4) {
+        // Strata's own rails between the vendor's nodes.
+        program.settings.push(("STRATA_INTER".into(), "tcp".into()));
+    }
     let gone = vec![false; program.nranks()];
     let nonblocking = of_1000(&mut rng, weights.nonblocking);
     let streams = of_1000(&mut rng, weights.streams);

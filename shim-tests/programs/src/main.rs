@@ -142,6 +142,16 @@ impl Options {
 
     fn conduct(&self) -> Result<Conduct, String> {
         let library = self.library.canonicalize().map_err(|error| format!("{}: {error}", self.library.display()))?;
+        let Carriers { mpi_plugin, vendor, driver, .. } = &self.carriers;
+        let (needed, option) = match self.carrier {
+            Some(Carrier::Mpi) => (mpi_plugin, "--mpi-plugin"),
+            Some(Carrier::Vendor) => (vendor, "--vendor"),
+            Some(Carrier::Softgpu) => (driver, "--driver"),
+            _ => (&None, ""),
+        };
+        if needed.is_none() && !option.is_empty() {
+            return Err(format!("this carrier needs {option}"));
+        }
         Ok(Conduct {
             library,
             limit: Duration::from_secs(self.limit),
