@@ -150,6 +150,7 @@ impl Conduct {
         let faulty = program.fault.is_some();
         let limit = if faulty { 3000 } else { (self.limit / 2).as_millis() }.to_string();
         command.env("STRATA_NCCL_LIB", "none").env("NCCL_DEBUG", "WARN").env("NCCL_SOCKET_IFNAME", "lo");
+        command.env("DOUBLE_TIMEOUT_S", if faulty { "3" } else { "60" });
         command.env("STRATA_TIMEOUT_MS", &limit).env("STRATA_BOOTSTRAP_TIMEOUT_MS", &limit);
         match program.carrier {
             Carrier::Shm => {}
@@ -235,7 +236,9 @@ fn needless_failure(program: &Program, entries: &[Entry]) -> Option<String> {
 /// An error after a rank was lost names it. Communicators that stood before are looked at: those in the making may
 /// rightly miss a rank that gave up for the fault's sake.
 fn wrong_cause(program: &Program, entries: &[Entry]) -> Option<String> {
-    let fault = program.fault.as_ref().filter(|fault| fault.kind.takes_ranks())?;
+    // A vendor's library has its own words.
+    let ours = program.carrier != Carrier::Vendor;
+    let fault = program.fault.as_ref().filter(|fault| ours && fault.kind.takes_ranks())?;
     let victims = program.victims();
     let stood = |comm: usize| program.ops[..fault.op].iter().any(|op| op.action.makes().contains(&comm));
     let making = |op: usize| program.ops.get(op).is_some_and(|op| !op.action.makes().is_empty());

@@ -356,7 +356,9 @@ impl Maker<'_> {
     fn init_all(&mut self) {
         let process = self.rng.random_range(0..self.program.processes.len());
         let ranks: Vec<World> = self.program.ranks_of(process).into_iter().filter(|&rank| !self.gone[rank]).collect();
-        if self.live.len() >= MAX_COMMS || ranks.is_empty() || self.nonblocking {
+        // Its devices are 0, 1, ..., which need not be the ranks' own.
+        let on_gpu = self.program.carrier == Carrier::Softgpu;
+        if self.live.len() >= MAX_COMMS || ranks.is_empty() || self.nonblocking || on_gpu {
             return;
         }
         let comm = self.add(ranks, None);
@@ -522,7 +524,7 @@ impl Maker<'_> {
         call.count = call.count.min(MAX_BYTES / call.dtype.size() / nranks);
         let all = [Reduction::Sum, Reduction::Prod, Reduction::Max, Reduction::Min, Reduction::Avg];
         call.reduction = match self.rng.random_range(0..12) {
-            0 => Reduction::PreMulSum { device: self.rng.random_bool(0.5) },
+            0 => Reduction::PreMulSum { device: self.rng.random_bool(0.5) && self.program.carrier != Carrier::Softgpu },
             1..6 => Reduction::Sum,
             _ => *all.choose(&mut self.rng).expect("not empty"),
         };

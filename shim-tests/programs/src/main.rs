@@ -6,6 +6,7 @@ mod c_text;
 mod conduct;
 mod fault;
 mod generate;
+mod gpu;
 mod library;
 mod model;
 mod process;

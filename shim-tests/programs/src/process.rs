@@ -1,6 +1,7 @@
 //! A process of a program: runs its ranks on threads, and ends as the program has it.
 
 use crate::board::{Board, Place};
+use crate::gpu::Gpu;
 use crate::library::{Id, Library, SUCCESS};
 use crate::program::{Carrier, FaultKind, ProcessEnd, Program};
 use crate::rank::{Handed, Rank, PATIENCE};
@@ -42,15 +43,17 @@ pub fn run(dir: &Path, number: Option<usize>, library: &Path) -> Result<(), Stri
     let board = Board::open(&file(dir, "board")).map_err(|error| said(&error))?;
     let report = Report::open(&file(dir, &format!("report{number}"))).map_err(|error| said(&error))?;
     let library = Library::open(library)?;
+    let gpu = if program.carrier == Carrier::Softgpu { Some(Gpu::open()?) } else { None };
     // MPI is taken only if the first communicator has the whole job, and it keeps what it likes.
-    let before = (program.carrier != Carrier::Mpi && warmed(&library)).then(Usage::now);
+    let before = (!matches!(program.carrier, Carrier::Mpi | Carrier::Softgpu) && warmed(&library)).then(Usage::now);
     let handed = Handed::default();
     let ranks = program.ranks_of(number);
     let good = std::thread::scope(|scope| {
         let run = |me: usize| {
             let (program, board, report) = (&program, &board, &report);
             let mut rank = Rank::new(program, &library, board, report, &handed, me);
-            if let Err(text) = board.start(program.nranks(), PATIENCE) {
+            let entered = gpu.map_or(Ok(()), |gpu| rank.enter(gpu));
+            if let Err(text) = entered.and_then(|()| board.start(program.nranks(), PATIENCE)) {
                 report.write(&Line::Wrong { rank: me, op: 0, text });
                 return false;
             }

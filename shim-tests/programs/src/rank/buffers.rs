@@ -1,9 +1,11 @@
 //! The memory of a call: what it holds before, what it must hold afterwards. Input and output lie between guards, in one
 //! piece of memory, so that whatever a call writes where it should not is seen.
 
+use crate::gpu::Gpu;
 use crate::library::{Comm, Library, SUCCESS};
 use crate::model::mixed;
 use crate::program::Memory;
+use std::borrow::Cow;
 use std::ffi::c_void;
 use std::ops::Range;
 
@@ -17,9 +19,11 @@ pub struct Image {
     wanted: Vec<u8>,
     memory: Held,
     seed: u64,
+    gpu: Option<Gpu>,
 }
 
 enum Held {
+    Device,
     Heap(#[allow(dead_code)] Vec<u64>),
     Shared(*mut c_void),
 }
@@ -43,8 +47,14 @@ impl Layout {
 }
 
 impl Image {
-    /// Takes the memory; everything in it is filler yet.
-    pub fn new(library: &Library, layout: &Layout, memory: Memory, seed: u64) -> Result<Image, String> {
+    /// Takes the memory, on the GPU if there is one; everything in it is filler yet.
+    pub fn new(
+        library: &Library,
+        gpu: Option<Gpu>,
+        layout: &Layout,
+        memory: Memory,
+        seed: u64,
+    ) -> Result<Image, String> {
         let len = layout.len;
         let (memory, start) = match memory {
             Memory::Shared => {
@@ -57,6 +67,10 @@ impl Image {
                 }
                 (Held::Shared(start), start.cast::<u8>())
             }
+            Memory::Heap | Memory::Registered if gpu.is_some() => {
+                let gpu = gpu.expect("it was just looked at");
+                (Held::Device, gpu.allocate(len)?)
+            }
             Memory::Heap | Memory::Registered => {
                 let mut words = vec![0u64; len.div_ceil(8)];
                 let start = words.as_mut_ptr().cast::<u8>();
@@ -68,23 +82,26 @@ impl Image {
             wanted.extend(mixed(seed, 7, word as u64).to_ne_bytes());
         }
         wanted.truncate(len);
-        let image = Image { start, wanted, memory, seed };
-        image.write(0..len);
+        let image = Image { start, wanted, memory, seed, gpu };
+        image.write(0..len)?;
         Ok(image)
     }
 
     /// Copies the wanted bytes of a range into the memory.
-    fn write(&self, range: Range<usize>) {
-        let from = self.wanted[range.clone()].as_ptr();
-        let to = self.at(range.start);
+    fn write(&self, range: Range<usize>) -> Result<(), String> {
+        let (from, to) = (&self.wanted[range.clone()], self.at(range.start));
+        if let Some(gpu) = &self.gpu {
+            return gpu.write(to, from);
+        }
         // SAFETY: both must have the bytes and not overlap; because the range is inside, and `wanted` is memory of its own.
-        unsafe { std::ptr::copy_nonoverlapping(from, to.cast(), range.len()) };
+        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to.cast(), range.len()) };
+        Ok(())
     }
 
     /// Fills in what a call is given.
-    pub fn give(&mut self, place: &Range<usize>, bytes: &[u8]) {
+    pub fn give(&mut self, place: &Range<usize>, bytes: &[u8]) -> Result<(), String> {
         self.wanted[place.start..place.start + bytes.len()].copy_from_slice(bytes);
-        self.write(place.start..place.start + bytes.len());
+        self.write(place.start..place.start + bytes.len())
     }
 
     /// Notes what a call must leave behind.
@@ -94,9 +111,11 @@ impl Image {
 
     /// Changes a byte.
     pub fn spoil(&self, at: usize) {
-        let byte = self.at(at).cast::<u8>();
-        // SAFETY: the byte must be inside; because `at` has checked that, and guards follow every buffer.
-        unsafe { *byte ^= 1 };
+        if self.gpu.is_none() {
+            let byte = self.at(at).cast::<u8>();
+            // SAFETY: the byte must be inside; because `at` has checked that, and guards follow every buffer.
+            unsafe { *byte ^= 1 };
+        }
     }
 
     /// The address of a place.
@@ -110,9 +129,12 @@ impl Image {
         self.wanted.len()
     }
 
-    fn bytes(&self) -> &[u8] {
+    fn bytes(&self) -> Result<Cow<'_, [u8]>, String> {
+        if let Some(gpu) = &self.gpu {
+            return gpu.read(self.start, self.wanted.len()).map(Cow::Owned);
+        }
         // SAFETY: the memory must live and nobody write it; because it is ours, and calls on it have ended.
-        unsafe { std::slice::from_raw_parts(self.start, self.wanted.len()) }
+        Ok(Cow::Borrowed(unsafe { std::slice::from_raw_parts(self.start, self.wanted.len()) }))
     }
 
     /// Compares the memory with what it must hold; `outputs` are judged by `agrees` and everything else to the bit.
@@ -122,8 +144,8 @@ impl Image {
         agrees: impl Fn(&[u8], &[u8]) -> bool,
         element: usize,
     ) -> Result<(), String> {
-        let found = self.bytes();
-        if found == self.wanted {
+        let found = self.bytes()?;
+        if *found == self.wanted[..] {
             return Ok(());
         }
         let is_output = |at: usize| outputs.iter().find(|place| place.contains(&at));
@@ -141,7 +163,7 @@ impl Image {
                     place.len() / element,
                     &found[range.clone()],
                     &self.wanted[range],
-                    if self.is_filler(place) { ", all of them still as they were before the call" } else { "" },
+                    if self.is_filler(place, &found) { ", all of them still as they were before the call" } else { "" },
                 ));
             }
         }
@@ -156,13 +178,15 @@ impl Image {
     }
 
     /// Whether nothing was written here.
-    fn is_filler(&self, place: &Range<usize>) -> bool {
-        let found = self.bytes();
+    fn is_filler(&self, place: &Range<usize>, found: &[u8]) -> bool {
         place.clone().all(|at| found[at] == mixed(self.seed, 7, at as u64 / 8).to_ne_bytes()[at % 8])
     }
 
     /// Gives the memory back.
     pub fn free(self, library: &Library) -> Result<(), String> {
+        if let (Held::Device, Some(gpu)) = (&self.memory, self.gpu) {
+            return gpu.release(self.start);
+        }
         if let Held::Shared(start) = self.memory {
             // SAFETY: it must come from ncclMemAlloc and be freed once; because `new` got it there and this consumes it.
             let code = unsafe { (library.mem_free)(start) };

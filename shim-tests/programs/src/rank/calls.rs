@@ -146,9 +146,9 @@ impl Rank<'_> {
             outputs.push((output, model::output(call, nranks, rank)));
         }
         let seed = model::mixed(call.salt, 3, self.me as u64);
-        let made = Image::new(self.library, &layout, call.memory, seed);
-        let mut image = made.map_err(|text| Trouble::Failed { comm: Some(call.comm), code: -1, text })?;
-        inputs.iter().for_each(|(place, bytes)| image.give(place, bytes));
+        let failed = |text| Trouble::Failed { comm: Some(call.comm), code: -1, text };
+        let mut image = Image::new(self.library, self.gpu, &layout, call.memory, seed).map_err(failed)?;
+        inputs.iter().try_for_each(|(place, bytes)| image.give(place, bytes)).map_err(failed)?;
         outputs.iter().for_each(|(place, bytes)| image.expect(place, bytes));
         let outputs: Vec<Range<usize>> = outputs.into_iter().map(|(place, _)| place).collect();
         // What goes in place is found by the call again, from the same numbers.

@@ -8,6 +8,7 @@ mod recover;
 
 use crate::board::{Board, Place};
 use crate::fault::{self, Squeeze};
+use crate::gpu::Gpu;
 use crate::library::{Comm, Library, Stream, IN_PROGRESS, SUCCESS};
 use crate::program::{Action, Fault, FaultKind, Misuse, Op, Program, World};
 use crate::report::{Line, Report};
@@ -48,6 +49,7 @@ pub struct Rank<'a> {
     tainted: Vec<bool>,
     /// There is a fault that fails calls.
     may_fail: bool,
+    gpu: Option<Gpu>,
     streams: [Stream; 3],
     pending: Vec<Pending>,
     /// Brings a fault on.
@@ -75,10 +77,18 @@ impl<'a> Rank<'a> {
             lost: vec![false; comms],
             tainted: program.tainted(),
             may_fail: program.fault.as_ref().is_some_and(|fault| fault.kind.fails_calls()),
+            gpu: None,
             streams: [std::ptr::null_mut(); 3],
             pending: Vec::new(),
             strike: None,
         }
+    }
+
+    /// Works on a GPU's memory from here.
+    pub fn enter(&mut self, gpu: Gpu) -> Result<(), String> {
+        gpu.enter(self.me % 8)?;
+        self.gpu = Some(gpu);
+        Ok(())
     }
 
     /// Goes through the program. What is wrong has been reported when this is false.
@@ -240,6 +250,10 @@ impl<'a> Rank<'a> {
 
     /// A stream by its number.
     fn stream(&mut self, number: usize) -> Result<Stream, Trouble> {
+        if let (true, Some(gpu)) = (number > 0 && self.streams[number].is_null(), self.gpu) {
+            let made = gpu.stream().map_err(|text| Trouble::Failed { comm: None, code: -1, text })?;
+            self.streams[number] = made;
+        }
         if let (true, true, Some(create)) = (number > 0, self.streams[number].is_null(), self.library.stream_create) {
             // SAFETY: the pointer must be writable; because it is a field of ours.
             let code = unsafe { create(&raw mut self.streams[number]) };
@@ -256,7 +270,11 @@ impl<'a> Rank<'a> {
         self.pending = others;
         let mut outcome = Ok(());
         let mut codes = [SUCCESS; 3];
-        for (number, code) in codes.iter_mut().enumerate().skip(1) {
+        for (number, code) in codes.iter_mut().enumerate() {
+            if let (Some(gpu), true) = (self.gpu, mine.iter().any(|call: &Pending| call.stream == number)) {
+                *code = gpu.synchronize(self.streams[number]);
+                continue;
+            }
             let used = mine.iter().any(|call: &Pending| call.stream == number) && !self.streams[number].is_null();
             if let (true, Some(synchronize)) = (used, self.library.stream_synchronize) {
                 // SAFETY: the stream must be alive; because it is until this rank ends.
@@ -271,7 +289,9 @@ impl<'a> Rank<'a> {
                 let code = codes[call.stream];
                 let state = self.settle(comm, IN_PROGRESS);
                 // With a fault the stream's error may be another communicator's.
-                let succeeded = code == SUCCESS || (self.program.fault.is_some() && state == SUCCESS);
+                // A GPU's stream goes on after a failed call, too.
+                let succeeded = (code == SUCCESS && (self.gpu.is_none() || state == SUCCESS))
+                    || (self.program.fault.is_some() && state == SUCCESS);
                 let (code, what) = match succeeded {
                     true => (state, "its calls succeeded, but ncclCommGetAsyncError says"),
                     false => (code, "strataStreamSynchronize returned"),
@@ -329,7 +349,9 @@ impl<'a> Rank<'a> {
 impl Drop for Rank<'_> {
     fn drop(&mut self) {
         for stream in self.streams {
-            if let (false, Some(destroy)) = (stream.is_null(), self.library.stream_destroy) {
+            if let (false, Some(gpu)) = (stream.is_null(), self.gpu) {
+                gpu.end_stream(stream);
+            } else if let (false, Some(destroy)) = (stream.is_null(), self.library.stream_destroy) {
                 // SAFETY: the stream must be alive; because it was made here and is ended once.
                 unsafe { destroy(stream) };
             }
