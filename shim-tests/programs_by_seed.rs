@@ -2,6 +2,8 @@
 //! which `scripts/campaign` runs as many as there is time for.
 
 mod built;
+mod soft;
+mod vendor;
 
 use rustix::fs::{flock, FlockOperation};
 use std::fs::File;
@@ -65,6 +67,54 @@ fn programs_over_tcp_are_as_the_model_has_them() {
 #[test]
 fn faults_are_told_and_survivors_go_on() {
     all_pass(&["--faults", "--from", "1", "--count", "150", "--seconds", "120"]);
+}
+
+#[test]
+fn programs_in_front_of_a_vendor_are_as_the_model_has_them() {
+    let library = vendor::NCCL.library();
+    let vendor = ["--carrier", "vendor", "--vendor", library.to_str().unwrap()];
+    all_pass(&[&vendor[..], &["--from", "1", "--count", "60", "--seconds", "40"]].concat());
+}
+
+#[test]
+fn programs_on_soft_gpus_are_as_the_model_has_them() {
+    let driver = soft::cuda_dir();
+    let soft = ["--carrier", "softgpu", "--driver", driver.to_str().unwrap()];
+    all_pass(&[&soft[..], &["--from", "1", "--count", "40", "--seconds", "40"]].concat());
+}
+
+#[test]
+fn programs_over_mpi_are_as_the_model_has_them() {
+    let told = |program: &str| {
+        let output = Command::new(program).arg("--version").output().ok().filter(|output| output.status.success());
+        output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned())
+    };
+    let (Some(_), Some(launcher)) = (told("mpicc"), told("mpiexec")) else {
+        println!("SKIPPED: there is no mpicc with an mpiexec, so no programs run over MPI");
+        return;
+    };
+    let plugin = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("strata_mpi-programs-{}.so", std::process::id()));
+    let build = Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts/build-mpi");
+    let built = Command::new(build).arg("--out").arg(&plugin).output().unwrap();
+    assert!(built.status.success(), "scripts/build-mpi: {}", String::from_utf8_lossy(&built.stderr));
+    let mut arguments = vec!["--carrier", "mpi", "--mpi-plugin", plugin.to_str().unwrap()];
+    if launcher.contains("Open MPI") || launcher.contains("OpenRTE") {
+        arguments.push("--mpi-option=--oversubscribe");
+    }
+    all_pass(&[&arguments[..], &["--from", "1", "--count", "40", "--seconds", "60"]].concat());
+    std::fs::remove_file(plugin).unwrap();
+}
+
+/// Builds the vendor's double, and says where it is, for `scripts/campaign`.
+#[test]
+fn what_vendor_needs() {
+    println!("\nbuilt: {}", vendor::NCCL.library().display());
+}
+
+/// The same for the soft GPU.
+#[test]
+fn what_softgpu_needs() {
+    println!("\nbuilt: {}", soft::cuda_dir().display());
 }
 
 /// A tester that finds nothing may be blind: a byte behind a buffer is changed, which it must notice.

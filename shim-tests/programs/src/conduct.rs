@@ -2,10 +2,12 @@
 
 use crate::board::{Board, Place, MAX_COMMS, MAX_RANKS};
 use crate::process::file;
-use crate::program::{Carrier, Program};
+use crate::program::{Carrier, FaultKind, Program};
 use crate::report::{Entry, Line, Report};
 use std::fs::File;
-use std::os::unix::process::ExitStatusExt;
+use std::io::{BufRead, BufReader};
+use std::os::fd::AsRawFd;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
@@ -58,6 +60,8 @@ pub enum Verdict {
 /// Processes, killed when this is dropped.
 struct Running {
     children: Vec<(Child, Option<ExitStatus>)>,
+    /// Holds a mount namespace.
+    holder: Option<Child>,
     /// How long one that is asked to end may take.
     patience: Duration,
 }
@@ -76,6 +80,10 @@ impl Drop for Running {
                 let _ = child.kill();
                 let _ = child.wait();
             }
+        }
+        if let Some(holder) = &mut self.holder {
+            let _ = holder.kill();
+            let _ = holder.wait();
         }
     }
 }
@@ -115,6 +123,7 @@ impl Conduct {
         Board::create(&file(dir, "board"))?;
         let mut running = Running {
             children: Vec::new(),
+            holder: None,
             patience: Duration::from_secs(if program.carrier == Carrier::Mpi { 5 } else { 0 }),
         };
         let tester = std::env::current_exe()?;
@@ -130,6 +139,12 @@ impl Conduct {
         for number in 0..program.processes.len() {
             let mut command = Command::new(&tester);
             command.arg("process").arg(dir).arg("--number").arg(number.to_string()).arg("--library").arg(&self.library);
+            if let Some(size) = small_shm(program, number) {
+                if running.holder.is_none() {
+                    running.holder = Some(hold_small_shm(size)?);
+                }
+                enter(&mut command, running.holder.as_ref().map_or(0, Child::id))?;
+            }
             running.children.push((self.spawn(program, dir, command, number)?, None));
         }
         Ok(running)
@@ -200,6 +215,46 @@ impl Conduct {
         }
         Ok(false)
     }
+}
+
+/// The size in KiB of a process's /dev/shm, if that is the fault.
+fn small_shm(program: &Program, process: usize) -> Option<u64> {
+    let fault = program.fault.as_ref().filter(|fault| fault.kind == FaultKind::SmallShm)?;
+    let node = program.processes[program.home[fault.rank]].node;
+    (program.processes[process].node == node).then_some(fault.amount)
+}
+
+/// A process with a mount namespace of its own, whose /dev/shm is small.
+fn hold_small_shm(size: u64) -> std::io::Result<Child> {
+    let mount = format!("mount -t tmpfs -o size={size}k tmpfs /dev/shm && echo ready && exec sleep 600");
+    let mut holder = Command::new("unshare");
+    holder.args(["--mount", "sh", "-c", &mount]).stdin(Stdio::null()).stdout(Stdio::piped());
+    let mut holder = holder.spawn()?;
+    let mut said = String::new();
+    if let Some(out) = &mut holder.stdout {
+        BufReader::new(out).read_line(&mut said)?;
+    }
+    if said.trim() == "ready" {
+        return Ok(holder);
+    }
+    let _ = holder.kill();
+    let _ = holder.wait();
+    Err(std::io::Error::other("no mount namespace can be made, so /dev/shm cannot be small: leave this fault out"))
+}
+
+/// Has a command run in a process's mount namespace.
+fn enter(command: &mut Command, process: u32) -> std::io::Result<()> {
+    let namespace = File::open(format!("/proc/{process}/ns/mnt"))?;
+    let enter = move || {
+        // SAFETY: no requirement.
+        match unsafe { libc::setns(namespace.as_raw_fd(), libc::CLONE_NEWNS) } {
+            0 => Ok(()),
+            _ => Err(std::io::Error::last_os_error()),
+        }
+    };
+    // SAFETY: between fork and exec only what is safe in a signal handler may be called; because this is one system call.
+    unsafe { command.pre_exec(enter) };
+    Ok(())
 }
 
 /// How long after the fault each survivor had its first error; a survivor that needs nothing of the lost has none.

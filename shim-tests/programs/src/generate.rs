@@ -134,7 +134,7 @@ pub fn with_fault(mut program: Program, kind: Option<FaultKind>) -> Program {
         FaultKind::Freeze => 9_000,
         FaultKind::Descriptors => rng.random_range(0..6),
         FaultKind::Memory => rng.random_range(0..64) << 16,
-        FaultKind::SmallShm => *[0, 64, 256, 1024].choose(&mut rng).expect("not empty"),
+        FaultKind::SmallShm => *[4, 64, 256, 1024].choose(&mut rng).expect("not empty"),
         _ => 0,
     };
     let op = mine.choose(&mut rng).copied();

@@ -14,14 +14,14 @@ mod program;
 mod rank;
 mod report;
 mod shrink;
+mod times;
 mod usage;
 
 use clap::{Args, Parser, Subcommand};
 use conduct::{Carriers, Conduct, Verdict};
 use generate::Weights;
 use program::{Carrier, FaultKind, Program};
-use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Mutex;
@@ -58,12 +58,14 @@ enum Command {
         /// Programs at a time.
         #[arg(long, default_value_t = 2)]
         jobs: usize,
-        /// Writes a table of carriers and faults: how long survivors waited for their errors.
+        /// Adds a line for each program and for each survivor's first error to a file, which `table` reads.
         #[arg(long)]
-        report: Option<PathBuf>,
+        record: Option<PathBuf>,
         #[command(flatten)]
         options: Options,
     },
+    /// Prints a record of `many` as a table: how long after a fault survivors had their first error.
+    Table { record: PathBuf },
     /// Cuts a failing program down, and prints what is left as C.
     Shrink {
         #[arg(long)]
@@ -198,33 +200,6 @@ fn cut_down(seed: u64, tries: u32, json: Option<PathBuf>, options: &Options) -> 
     Ok(true)
 }
 
-/// What came of many programs.
-#[derive(Default)]
-struct Tally {
-    passed: u64,
-    failed: u64,
-    /// For each carrier and fault: programs, and how long after the fault survivors had their first error.
-    faults: BTreeMap<(Carrier, Option<FaultKind>), (u64, Vec<Duration>)>,
-}
-
-impl Tally {
-    /// A table of what is in it.
-    fn table(&self) -> String {
-        let mut text =
-            "| carrier | fault | programs | errors | median ms | worst ms |\n|---|---|---|---|---|---|\n".to_string();
-        for ((carrier, kind), (programs, delays)) in &self.faults {
-            let mut sorted = delays.clone();
-            sorted.sort_unstable();
-            let ms =
-                |at: Option<&Duration>| at.map_or("-".to_string(), |time| format!("{:.1}", 1e3 * time.as_secs_f64()));
-            let kind = kind.map_or("none".to_string(), |kind| format!("{kind:?}"));
-            let (median, worst) = (ms(sorted.get(sorted.len() / 2)), ms(sorted.last()));
-            text += &format!("| {carrier:?} | {kind} | {programs} | {} | {median} | {worst} |\n", sorted.len());
-        }
-        text
-    }
-}
-
 /// Which programs `many` runs.
 struct Range {
     from: u64,
@@ -233,12 +208,12 @@ struct Range {
     jobs: usize,
 }
 
-fn many(range: &Range, report: Option<PathBuf>, options: &Options) -> Result<bool, String> {
+fn many(range: &Range, record: Option<&Path>, options: &Options) -> Result<bool, String> {
     let &Range { from, count, seconds, jobs } = range;
     let conduct = options.conduct()?;
     let end = (seconds > 0).then(|| Instant::now() + Duration::from_secs(seconds));
     let next = AtomicU64::new(from);
-    let tally = Mutex::new(Tally::default());
+    let counts = Mutex::new((0u64, 0u64));
     std::thread::scope(|scope| {
         let worker = || -> Result<(), String> {
             loop {
@@ -248,17 +223,14 @@ fn many(range: &Range, report: Option<PathBuf>, options: &Options) -> Result<boo
                 }
                 let program = options.program(seed)?;
                 let verdict = conduct.run(&program)?;
-                let mut tally = tally.lock().map_err(|_| "a worker panicked")?;
-                let kind = program.fault.as_ref().map(|fault| fault.kind);
-                let row = tally.faults.entry((program.carrier, kind)).or_default();
-                row.0 += 1;
+                let mut counts = counts.lock().map_err(|_| "a worker panicked")?;
+                if let Some(path) = record {
+                    times::append(path, &program, &verdict).map_err(|error| format!("{}: {error}", path.display()))?;
+                }
                 match verdict {
-                    Verdict::Passed { delays, .. } => {
-                        row.1.extend(delays);
-                        tally.passed += 1;
-                    }
+                    Verdict::Passed { .. } => counts.0 += 1,
                     Verdict::Failed { what, .. } => {
-                        tally.failed += 1;
+                        counts.1 += 1;
                         let what: String = what.chars().take(400).collect();
                         println!("seed {seed} over {:?}: {what}", program.carrier);
                     }
@@ -268,20 +240,21 @@ fn many(range: &Range, report: Option<PathBuf>, options: &Options) -> Result<boo
         let workers: Vec<_> = (0..jobs.max(1)).map(|_| scope.spawn(worker)).collect();
         workers.into_iter().try_for_each(|worker| worker.join().map_err(|_| "a worker panicked".to_string())?)
     })?;
-    let tally = tally.into_inner().map_err(|_| "a worker panicked")?;
-    if let Some(path) = report {
-        std::fs::write(path, tally.table()).map_err(|error| error.to_string())?;
-    }
-    println!("{} passed, {} failed", tally.passed, tally.failed);
-    Ok(tally.failed == 0)
+    let (passed, failed) = *counts.lock().map_err(|_| "a worker panicked")?;
+    println!("{passed} passed, {failed} failed");
+    Ok(failed == 0)
 }
 
 fn main() -> ExitCode {
     let outcome = match Cli::parse().command {
         Command::Run { seed, options, times } => run(seed, &options, times),
-        Command::Many { from, count, seconds, jobs, report, options } => {
-            many(&Range { from, count, seconds, jobs }, report, &options)
+        Command::Many { from, count, seconds, jobs, record, options } => {
+            many(&Range { from, count, seconds, jobs }, record.as_deref(), &options)
         }
+        Command::Table { record } => times::table(&record).map(|table| {
+            print!("{table}");
+            true
+        }),
         Command::Shrink { seed, tries, json, options } => cut_down(seed, tries, json, &options),
         Command::Print { seed, c, options } => print(seed, c, &options),
         Command::Process { dir, number, library } => process::run(&dir, number, &library).map(|()| true),
