@@ -208,6 +208,34 @@ fn one_group_may_use_several_streams_and_communicators() {
     });
 }
 
+/// Both communicators are used on the null stream, which the caller's thread serves, and on one more stream.
+#[test]
+fn a_group_of_two_communicators_on_the_null_stream_and_one_stream_completes() {
+    if world::gpu(0).is_some() {
+        return println!("SKIPPED: host streams are the host's; the program rails does this on a device");
+    }
+    run(Grid::flat(2), |member| {
+        let twin = member.comm.split(0, 0, CommOptions::default(), &NEVER).expect("split").expect("in it");
+        let stream = Stream::new();
+        let mut sends: Vec<Vec<u8>> = (0..4).map(|i| (i + 1i32).to_le_bytes().to_vec()).collect();
+        let mut recvs = vec![vec![0u8; 4]; 4];
+        let mut batch = Vec::new();
+        for (i, (send, recv)) in sends.iter_mut().zip(&mut recvs).enumerate() {
+            // One rank names its communicators in the other order.
+            let comm = if (i < 2) == (member.rank == 0) { &member.comm } else { &twin };
+            let operation = Operation::Collective(sum_call(comm, send, recv));
+            let stream = if i % 2 == 0 { StreamRef::Null } else { StreamRef::Stream(stream.clone()) };
+            batch.push(Launch { comm: comm.clone(), operation, stream });
+        }
+        launch(batch).expect("launch");
+        stream.synchronize().expect("synchronize");
+        let total: i32 = recvs.iter().map(|recv| i32::from_le_bytes(recv[..].try_into().expect("four bytes"))).sum();
+        // Each number meets one of the other rank's, in whichever order.
+        assert_eq!(total, 2 * (1 + 2 + 3 + 4));
+        twin.destroy().expect("destroy");
+    });
+}
+
 #[test]
 fn grouped_sends_and_receives_of_any_size_and_order_complete() {
     run(Grid::blocks(&[2, 3]), |member| {

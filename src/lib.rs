@@ -18,6 +18,7 @@ pub mod fork;
 pub mod log;
 pub mod memory;
 pub mod plan;
+pub mod process;
 pub mod select;
 pub mod sim;
 pub mod topo;

@@ -498,6 +498,7 @@ impl Meeting<'_> {
             monitor: Mutex::new(monitor),
             turns: Turns::default(),
             phase: AtomicU32::new(ALIVE),
+            abandoned: AtomicBool::new(false),
             suspended: AtomicBool::new(false),
             operations: Mutex::new(ops::Operations::default()),
             children: AtomicU64::new(0),

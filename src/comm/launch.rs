@@ -1,19 +1,22 @@
 //! From recorded operations to running ones: turns, streams, and the loop that waits.
 #![forbid(unsafe_code)]
 
+use super::bundle::Bundle;
 use super::gpu::Device;
+use super::inside::Inside;
 use super::messages::Messages;
 use super::service::{Call, Loss};
 use super::{locked, Comm, Direction, Elements, Message, Operation, StreamRef, ALIVE};
 use crate::device::gpu::driver::Handle;
 use crate::device::gpu::order::{Arrival, Ordered};
+use crate::device::host::stream;
 use crate::error::{Error, Result};
 use crate::exec::Progress;
 use crate::topo::Rank;
 use crate::transport::{Idle, Transport};
 use smallvec::SmallVec;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// An operation, where it runs, and in what order.
@@ -27,7 +30,7 @@ pub struct Launch {
 }
 
 /// The operations of one communicator from one group.
-struct Run {
+pub(super) struct Run {
     comm: Arc<Comm>,
     /// None until it has one.
     turn: Option<u64>,
@@ -80,6 +83,7 @@ pub fn launch(batch: Vec<Launch>) -> Result<()> {
 /// Launches a single operation.
 pub fn launch_one(alone: Launch) -> Result<()> {
     alone.comm.at_home()?;
+    check_thread(std::slice::from_ref(&alone))?;
     check_own(std::slice::from_ref(&alone))?;
     let Launch { comm, operation, stream } = alone;
     prepare(&comm, &operation)?;
@@ -96,7 +100,8 @@ pub fn launch_one(alone: Launch) -> Result<()> {
         }
         stream => {
             run.take_turn();
-            stream.enqueue(move || on_stream(run, None))
+            // A failure is kept in the communicator; the stream goes on, as a GPU stream would.
+            stream.enqueue(move || drive(std::slice::from_mut(&mut run)))
         }
     }
 }
@@ -155,6 +160,17 @@ fn await_streams(ordered: &mut Ordered, comm: &Comm) -> Result<()> {
     Ok(())
 }
 
+/// Refuses operations on the null stream in a callback of a stream: they would come after those that are queued behind the
+/// callback, which wait for its end.
+fn check_thread(batch: &[Launch]) -> Result<()> {
+    if batch.iter().any(|launch| launch.stream.is_null()) && stream::is_worker() {
+        let text = "a callback of a stream cannot wait for an operation, so the null stream is refused there; \
+                    operations queued behind the callback would come first. Give the operation a stream";
+        return Err(Error::InvalidUsage(text.to_string()));
+    }
+    Ok(())
+}
+
 /// Refuses messages of a rank to itself that could never be received as they are sent, before anything of their group
 /// begins: nothing has happened then, and the communicators are as good as before.
 fn check_own(batch: &[Launch]) -> Result<()> {
@@ -196,6 +212,7 @@ fn check_own(batch: &[Launch]) -> Result<()> {
 
 fn launch_group(batch: Vec<Launch>) -> Result<()> {
     batch.iter().try_for_each(|launch| launch.comm.at_home())?;
+    check_thread(&batch)?;
     check_own(&batch)?;
     batch.iter().try_for_each(|launch| prepare(&launch.comm, &launch.operation))?;
     let mut parts: Vec<(Run, Vec<StreamRef>)> = Vec::new();
@@ -210,8 +227,6 @@ fn launch_group(batch: Vec<Launch>) -> Result<()> {
             streams.push(stream);
         }
     }
-    let mut here = Vec::new();
-    let mut gates = Vec::new();
     for (run, _) in parts.iter_mut().filter(|(run, _)| run.comm.gpu().is_none()) {
         run.take_turn();
     }
@@ -223,79 +238,27 @@ fn launch_group(batch: Vec<Launch>) -> Result<()> {
         arrivals.push(device_of(&run.comm)?.arrive(&streams)?);
     }
     let mut arrivals = arrivals.into_iter();
+    let mut bundles: Vec<Bundle> = Vec::new();
     for (run, streams) in parts {
-        if run.comm.gpu().is_some() {
-            arrivals.next().map_or(Ok(()), |arrival| on_gpu(run, arrival))?;
-            continue;
-        }
-        let first = streams.iter().position(StreamRef::is_null).unwrap_or(0);
-        let gate = (streams.len() > 1).then(|| Arc::new(Gate::new(streams.len() - 1)));
-        let mut home = StreamRef::Null;
-        for (index, stream) in streams.into_iter().enumerate() {
-            if index == first {
-                home = stream;
-            } else if let Some(gate) = gate.clone() {
-                stream.enqueue(move || gate.pass())?;
-            }
-        }
-        if home.is_null() {
-            here.push(run);
-            gates.extend(gate);
-        } else {
-            home.enqueue(move || on_stream(run, gate))?;
+        match run.comm.gpu() {
+            Some(_) => arrivals.next().map_or(Ok(()), |arrival| on_gpu(run, arrival))?,
+            None => Bundle::add(&mut bundles, run, streams),
         }
     }
-    gates.iter().for_each(|gate| gate.wait_arrived());
-    let outcome = if here.is_empty() { Ok(()) } else { drive(&mut here) };
-    gates.iter().for_each(|gate| gate.open());
-    outcome
-}
-
-fn on_stream(run: Run, gate: Option<Arc<Gate>>) -> Result<()> {
-    if let Some(gate) = &gate {
-        gate.wait_arrived();
-    }
-    // The failure is kept in the communicator; the stream goes on, as a GPU stream would.
-    let outcome = drive(&mut [run]);
-    if let Some(gate) = &gate {
-        gate.open();
-    }
-    outcome
-}
-
-/// Holds streams up while another one works for them.
-struct Gate {
-    state: Mutex<(usize, bool)>,
-    changed: Condvar,
-}
-
-impl Gate {
-    fn new(expected: usize) -> Gate {
-        Gate { state: Mutex::new((expected, false)), changed: Condvar::new() }
-    }
-
-    /// Arrives and waits until the gate is open.
-    fn pass(&self) -> Result<()> {
-        let mut state = locked(&self.state);
-        state.0 -= 1;
-        self.changed.notify_all();
-        drop(self.changed.wait_while(state, |state| !state.1));
-        Ok(())
-    }
-
-    fn wait_arrived(&self) {
-        drop(self.changed.wait_while(locked(&self.state), |state| state.0 > 0));
-    }
-
-    fn open(&self) {
-        locked(&self.state).1 = true;
-        self.changed.notify_all();
-    }
+    // What this thread runs comes last: it waits for streams that others may have to reach as well.
+    let (here, elsewhere): (Vec<Bundle>, Vec<Bundle>) = bundles.into_iter().partition(Bundle::has_null);
+    elsewhere.into_iter().try_for_each(Bundle::launch)?;
+    here.into_iter().try_for_each(Bundle::launch)
 }
 
 impl Run {
     fn new(comm: Arc<Comm>) -> Run {
         Run { comm, turn: None, collectives: SmallVec::new(), begun: 0, messages: Vec::new(), active: Active::Waiting }
+    }
+
+    /// The communicator.
+    pub(super) fn comm(&self) -> &Arc<Comm> {
+        &self.comm
     }
 
     /// Gets the next place among the communicator's operations.
@@ -366,6 +329,7 @@ impl Run {
             match progress {
                 Progress::Done => {
                     self.comm.status.wait_for(None);
+                    self.comm.status.send(None);
                     if matches!(self.active, Active::Collective) {
                         self.comm.status.finish();
                     }
@@ -454,8 +418,13 @@ impl Run {
 
     /// Has those who are awaited asked whether they call the same; others each `time` if they are many.
     fn compare(&self, time: usize) {
-        if !self.is_on() || !matches!(self.active, Active::Collective) {
+        if !self.is_on() {
             return;
+        }
+        if let Active::Messages(messages) = &self.active {
+            let Some((to, bytes)) = messages.stuck_send() else { return };
+            self.comm.status.send(Some(Call::send(bytes, to)));
+            return locked(&self.comm.monitor).iter().for_each(|monitor| monitor.compare_send(to));
         }
         let waiting = self.waiting_for();
         let asked = waiting.len().min(ASKED_AT_ONCE);
@@ -492,6 +461,7 @@ impl Drop for Run {
             self.comm.turns.wait(turn, Duration::from_secs(10));
         }
         self.comm.turns.advance();
+        self.comm.end_abandoned();
     }
 }
 
@@ -528,7 +498,8 @@ fn ended() -> Error {
 }
 
 /// Runs all of `runs` to their end on this thread. The first failure is returned; the others are run to their end.
-fn drive(runs: &mut [Run]) -> Result<()> {
+pub(super) fn drive(runs: &mut [Run]) -> Result<()> {
+    let _inside = Inside::enter(runs);
     let mut first = Ok(());
     let mut open: SmallVec<[bool; 8]> = runs.iter().map(|_| true).collect();
     let mut left = runs.len();

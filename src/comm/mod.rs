@@ -6,11 +6,13 @@
 //! returns it.
 
 pub mod bootstrap;
+mod bundle;
 mod create;
 mod engine;
 pub mod exit;
 pub mod gpu;
 pub mod group;
+mod inside;
 mod launch;
 mod live;
 mod measure;
@@ -263,6 +265,8 @@ pub struct Comm {
     monitor: Mutex<Option<Monitor>>,
     turns: Turns,
     phase: AtomicU32,
+    /// Aborted by a signal handler inside of an operation, and the others have not been told.
+    abandoned: AtomicBool,
     suspended: AtomicBool,
     operations: Mutex<ops::Operations>,
     /// How many communicators all ranks have made out of this one together.
@@ -411,13 +415,31 @@ impl Comm {
         if !self.origin.is_here() || self.phase.swap(ENDED, Ordering::AcqRel) == ENDED {
             return;
         }
+        if inside::is_inside(self) {
+            // A signal handler has interrupted the call, which holds locks; it does the rest when it ends.
+            self.abandoned.store(true, Ordering::Release);
+            self.status.fail(self.abortion());
+            return self.waker.iter().for_each(Waker::wake);
+        }
         if self.is_quiet() && self.status.cause().is_none() {
             return self.release(ABORTED);
         }
-        self.stop(Error::Remote(format!("rank {} aborted the communicator", self.rank)));
+        self.stop(self.abortion());
         // What runs sees the failure at its next poll; the limit is for a thread that was stopped from outside.
         self.turns.wait_all(Duration::from_secs(10));
         self.release(LAST_WORDS);
+    }
+
+    fn abortion(&self) -> Error {
+        Error::Remote(format!("rank {} aborted the communicator", self.rank))
+    }
+
+    /// Tells the others of an abort inside of an operation that has ended now. What is left of the communicator goes with
+    /// the last that holds it.
+    fn end_abandoned(&self) {
+        if self.abandoned.swap(false, Ordering::AcqRel) {
+            self.report(&self.abortion());
+        }
     }
 
     /// Ends operations at once; the communicator may be split, shrunk, grown and destroyed afterwards.
