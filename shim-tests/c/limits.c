@@ -64,6 +64,8 @@ static void in_the_group(size_t bytes) {
   OK(ncclMemFree(small));
 }
 
+static void remove_group(void) { rmdir(group); }
+
 static void control_group(void) {
   const char* tops[] = {"/sys/fs/cgroup/memory", "/sys/fs/cgroup"};
   const char* limits[] = {"memory.limit_in_bytes", "memory.max"};
@@ -71,8 +73,8 @@ static void control_group(void) {
     snprintf(group, sizeof(group), "%s/strata-limits-%d", tops[version], getpid());
     if (mkdir(group, 0700) != 0) continue;
     if (write_file(group, limits[version], "67108864")) {
+      atexit(remove_group); /* Also when the child fails; children end without handlers. */
       in_a_child("control group", in_the_group, 256 * MEGABYTE);
-      CHECK(rmdir(group) == 0);
       return;
     }
     rmdir(group);
