@@ -53,6 +53,7 @@ impl Quiet {
 mod tests {
     use super::super::conn::Conn;
     use super::super::net::{Net, Role};
+    use crate::admission::SERVICE;
     use crate::fork::{hold, Unshared};
     use std::io::Write;
     use std::net::{TcpListener, TcpStream};
@@ -65,12 +66,12 @@ mod tests {
         for rank in 0..100 {
             others.push(TcpStream::connect(listener.local_addr().unwrap()).unwrap());
             let accepted = Unshared::new(listener.accept().unwrap().0, &hold());
-            let id = net.accept(Conn::accepted(accepted).unwrap());
+            let id = net.accept(Conn::accepted(accepted).unwrap(), SERVICE.take().unwrap());
             net.admit(id, Role::LinkOut { of: (1, 0), to: rank, process: None });
         }
         let stranger = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let accepted = Unshared::new(listener.accept().unwrap().0, &hold());
-        let new = net.accept(Conn::accepted(accepted).unwrap());
+        let new = net.accept(Conn::accepted(accepted).unwrap(), SERVICE.take().unwrap());
         let polled = |net: &Net| net.polled().map(|(id, _)| id).collect::<Vec<u64>>();
         assert_eq!(polled(&net).len(), 101);
         polled(&net).into_iter().for_each(|id| net.rest(id));
