@@ -231,8 +231,10 @@ mod tests {
         let limit = Duration::from_secs(20);
         std::thread::scope(|scope| {
             scope.spawn(move || {
-                let mut stranger = TcpStream::connect(("127.0.0.1", port)).unwrap();
-                stranger.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
+                // It may come when all processes are there and nobody listens any more.
+                if let Ok(mut stranger) = TcpStream::connect(("127.0.0.1", port)) {
+                    let _ = stranger.write_all(b"GET / HTTP/1.1\r\n\r\n");
+                }
             });
             for rank in 1..3usize {
                 scope.spawn(move || {
