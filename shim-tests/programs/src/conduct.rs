@@ -139,9 +139,9 @@ impl Conduct {
         for number in 0..program.processes.len() {
             let mut command = Command::new(&tester);
             command.arg("process").arg(dir).arg("--number").arg(number.to_string()).arg("--library").arg(&self.library);
-            if let Some(size) = small_shm(program, number) {
+            if let Some(setup) = namespace(program, number) {
                 if running.holder.is_none() {
-                    running.holder = Some(hold_small_shm(size)?);
+                    running.holder = Some(hold(&setup)?);
                 }
                 enter(&mut command, running.holder.as_ref().map_or(0, Child::id))?;
             }
@@ -162,7 +162,7 @@ impl Conduct {
                 command.env_remove(name);
             }
         }
-        let faulty = program.fault.is_some();
+        let faulty = program.fault.as_ref().is_some_and(|fault| fault.kind != FaultKind::Slow);
         let limit = if faulty { 3000 } else { (self.limit / 2).as_millis() }.to_string();
         command.env("STRATA_NCCL_LIB", "none").env("NCCL_DEBUG", "WARN").env("NCCL_SOCKET_IFNAME", "lo");
         command.env("DOUBLE_TIMEOUT_S", if faulty { "3" } else { "60" });
@@ -217,19 +217,30 @@ impl Conduct {
     }
 }
 
-/// The size in KiB of a process's /dev/shm, if that is the fault.
-fn small_shm(program: &Program, process: usize) -> Option<u64> {
-    let fault = program.fault.as_ref().filter(|fault| fault.kind == FaultKind::SmallShm)?;
+/// What makes a mount and network namespace what the fault needs, if it needs one for this process.
+fn namespace(program: &Program, process: usize) -> Option<String> {
+    let fault = program.fault.as_ref()?;
     let node = program.processes[program.home[fault.rank]].node;
-    (program.processes[process].node == node).then_some(fault.amount)
+    let amount = fault.amount;
+    match fault.kind {
+        FaultKind::SmallShm if program.processes[process].node == node => {
+            Some(format!("--mount|mount -t tmpfs -o size={amount}k tmpfs /dev/shm"))
+        }
+        FaultKind::Slow => {
+            let slow = format!("tc qdisc add dev lo root tbf rate {amount}mbit burst 128kb limit 4mb");
+            Some(format!("--net --mount|ip link set lo up && {slow}"))
+        }
+        FaultKind::Glitch | FaultKind::Cut => Some("--net --mount|ip link set lo up".to_string()),
+        _ => None,
+    }
 }
 
-/// A process with a mount namespace of its own, whose /dev/shm is small.
-fn hold_small_shm(size: u64) -> std::io::Result<Child> {
-    let mount = format!("mount -t tmpfs -o size={size}k tmpfs /dev/shm && echo ready && exec sleep 600");
+/// A process with namespaces of its own, which its second half sets up.
+fn hold(setup: &str) -> std::io::Result<Child> {
+    let (kinds, script) = setup.split_once('|').unwrap_or(("", setup));
     let mut holder = Command::new("unshare");
-    holder.args(["--mount", "sh", "-c", &mount]).stdin(Stdio::null()).stdout(Stdio::piped());
-    let mut holder = holder.spawn()?;
+    holder.args(kinds.split(' ')).args(["sh", "-c", &format!("{script} && echo ready && exec sleep 600")]);
+    let mut holder = holder.stdin(Stdio::null()).stdout(Stdio::piped()).spawn()?;
     let mut said = String::new();
     if let Some(out) = &mut holder.stdout {
         BufReader::new(out).read_line(&mut said)?;
@@ -239,20 +250,23 @@ fn hold_small_shm(size: u64) -> std::io::Result<Child> {
     }
     let _ = holder.kill();
     let _ = holder.wait();
-    Err(std::io::Error::other("no mount namespace can be made, so /dev/shm cannot be small: leave this fault out"))
+    Err(std::io::Error::other("no namespace can be made on this machine: leave this fault out"))
 }
 
-/// Has a command run in a process's mount namespace.
+/// Has a command run in a process's namespaces.
 fn enter(command: &mut Command, process: u32) -> std::io::Result<()> {
-    let namespace = File::open(format!("/proc/{process}/ns/mnt"))?;
+    let mounts = File::open(format!("/proc/{process}/ns/mnt"))?;
+    let network = File::open(format!("/proc/{process}/ns/net"))?;
     let enter = move || {
-        // SAFETY: no requirement.
-        match unsafe { libc::setns(namespace.as_raw_fd(), libc::CLONE_NEWNS) } {
-            0 => Ok(()),
-            _ => Err(std::io::Error::last_os_error()),
+        for (namespace, kind) in [(&mounts, libc::CLONE_NEWNS), (&network, libc::CLONE_NEWNET)] {
+            // SAFETY: no requirement.
+            if unsafe { libc::setns(namespace.as_raw_fd(), kind) } != 0 {
+                return Err(std::io::Error::last_os_error());
+            }
         }
+        Ok(())
     };
-    // SAFETY: between fork and exec only what is safe in a signal handler may be called; because this is one system call.
+    // SAFETY: between fork and exec only what is safe in a signal handler may be called; because these are system calls.
     unsafe { command.pre_exec(enter) };
     Ok(())
 }

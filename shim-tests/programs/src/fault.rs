@@ -2,6 +2,7 @@
 
 use crate::program::{Fault, FaultKind};
 use crate::report::{Line, Report};
+use std::process::Command;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -30,9 +31,21 @@ fn now(fault: &Fault, report: &Report) {
         FaultKind::ExitNow => unsafe { libc::_exit(0) },
         FaultKind::Pause | FaultKind::Freeze => freeze(fault.amount),
         FaultKind::Descriptors => few_descriptors(fault.amount),
+        FaultKind::Glitch | FaultKind::Cut => cut(fault.amount),
         // Of the whole run, or of single calls.
-        FaultKind::Memory | FaultKind::SmallShm => {}
+        FaultKind::Memory | FaultKind::SmallShm | FaultKind::Slow => {}
     }
+}
+
+/// Lets no packet pass for a while, in the network that only this program has.
+fn cut(ms: u64) {
+    let tc = |arguments: &str| {
+        let done = Command::new("tc").args(arguments.split(' ')).status();
+        assert!(done.is_ok_and(|status| status.success()), "tc {arguments}");
+    };
+    tc("qdisc replace dev lo root tbf rate 8bit burst 10b limit 10b");
+    std::thread::sleep(Duration::from_millis(ms));
+    tc("qdisc del dev lo root");
 }
 
 /// Stops this process; a child lets it go on.

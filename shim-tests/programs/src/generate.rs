@@ -128,10 +128,17 @@ pub fn with_fault(mut program: Program, kind: Option<FaultKind>) -> Program {
     // The tester's other threads would have no memory either.
     let alone = program.ranks_of(program.home[rank]).len() == 1;
     let kind = if kind == FaultKind::Memory && !alone { FaultKind::Kill } else { kind };
+    let kind = match kind {
+        FaultKind::Slow | FaultKind::Glitch if program.carrier != Carrier::Tcp => FaultKind::Pause,
+        FaultKind::Cut if program.carrier != Carrier::Tcp => FaultKind::Kill,
+        kind => kind,
+    };
     let mine = (1..program.ops.len()).filter(|&op| program.takes_part(&program.ops[op], rank)).collect::<Vec<_>>();
     let amount = match kind {
         FaultKind::Pause => rng.random_range(5..200),
-        FaultKind::Freeze => 9_000,
+        FaultKind::Freeze | FaultKind::Cut => 9_000,
+        FaultKind::Glitch => rng.random_range(50..700),
+        FaultKind::Slow => *[20, 100, 500].choose(&mut rng).expect("not empty"),
         FaultKind::Descriptors => rng.random_range(0..6),
         FaultKind::Memory => rng.random_range(0..64) << 16,
         FaultKind::SmallShm => *[4, 64, 256, 1024].choose(&mut rng).expect("not empty"),
@@ -141,7 +148,8 @@ pub fn with_fault(mut program: Program, kind: Option<FaultKind>) -> Program {
     let fault = Fault {
         rank,
         op: op.unwrap_or(0),
-        after_us: rng.random_bool(0.6).then(|| *[0, 50, 300, 1000, 5000].choose(&mut rng).expect("not empty")),
+        after_us: (kind.is_network() || rng.random_bool(0.6))
+            .then(|| *[0, 50, 300, 1000, 5000].choose(&mut rng).expect("not empty")),
         kind,
         shrink: op.is_some() && rng.random_bool(0.5),
         amount,

@@ -71,8 +71,8 @@ pub fn run(dir: &Path, number: Option<usize>, library: &Path) -> Result<(), Stri
     });
     // What is kept is no leak; nor is what a process holds that others take for dead.
     let keeps = program.keeps(number) || ranks.iter().any(|rank| program.victims().contains(rank));
-    // What is meant for a frozen process is kept for it a while.
-    let frozen = program.fault.as_ref().is_some_and(|fault| fault.kind == FaultKind::Freeze);
+    // What is meant for a process that does not answer is kept for it a while.
+    let frozen = program.fault.as_ref().is_some_and(|fault| matches!(fault.kind, FaultKind::Freeze | FaultKind::Cut));
     let patience = Duration::from_secs(if frozen { 20 } else { 5 });
     let settled = match before.filter(|_| good && !keeps) {
         Some(before) => Usage::settles(&before, patience),

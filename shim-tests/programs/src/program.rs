@@ -250,10 +250,16 @@ pub enum FaultKind {
     Memory,
     /// /dev/shm is small from the start, on the rank's node.
     SmallShm,
+    /// The network is slow from the start.
+    Slow,
+    /// No packet passes for less time than anybody waits.
+    Glitch,
+    /// No packet passes for longer than anybody waits.
+    Cut,
 }
 
 impl FaultKind {
-    pub const ALL: [FaultKind; 8] = [
+    pub const ALL: [FaultKind; 11] = [
         FaultKind::Kill,
         FaultKind::Exit,
         FaultKind::ExitNow,
@@ -262,6 +268,9 @@ impl FaultKind {
         FaultKind::Descriptors,
         FaultKind::Memory,
         FaultKind::SmallShm,
+        FaultKind::Slow,
+        FaultKind::Glitch,
+        FaultKind::Cut,
     ];
 
     /// Whether its process is lost to the others.
@@ -271,7 +280,13 @@ impl FaultKind {
 
     /// Whether calls may fail because of it.
     pub fn fails_calls(self) -> bool {
-        !matches!(self, FaultKind::Pause | FaultKind::SmallShm)
+        let harmless = [FaultKind::Pause, FaultKind::SmallShm, FaultKind::Slow, FaultKind::Glitch];
+        !harmless.contains(&self)
+    }
+
+    /// Whether it needs a network of its own.
+    pub fn is_network(self) -> bool {
+        matches!(self, FaultKind::Slow | FaultKind::Glitch | FaultKind::Cut)
     }
 }
 
@@ -432,7 +447,7 @@ impl Program {
             return vec![false; self.comms.len()];
         };
         let process = self.home[fault.rank];
-        let hit = |rank: World| self.home[rank] == process;
+        let hit = |rank: World| self.home[rank] == process || fault.kind == FaultKind::Cut;
         let mut tainted: Vec<bool> = self.comms.iter().map(|comm| comm.ranks.iter().any(|&rank| hit(rank))).collect();
         loop {
             let before = tainted.clone();
