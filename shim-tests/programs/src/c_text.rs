@@ -125,8 +125,8 @@ pub fn program(program: &Program, what: &str) -> String {
     text + "    return 0;\n}\n"
 }
 
-/// A rank's part in an operation.
-fn part(program: &Program, index: usize, rank: World) -> String {
+/// What a rank does before its part in an operation: pauses, a fork, a fault.
+fn before(program: &Program, index: usize, rank: World) -> Vec<String> {
     let op = &program.ops[index];
     let mut lines: Vec<String> = Vec::new();
     lines.extend(op.pauses.iter().filter(|pause| pause.0 == rank).map(|pause| format!("usleep({});", 1000 * pause.1)));
@@ -141,6 +141,27 @@ fn part(program: &Program, index: usize, rank: World) -> String {
             kind => format!("/* {kind:?}, {} */", fault.amount),
         });
     }
+    lines
+}
+
+/// How a rank ends its use of a communicator.
+fn end_of(comm: usize, how: End) -> Vec<String> {
+    let mut lines = vec![sync().to_string()];
+    if matches!(how, End::FinalizeDestroy | End::FinalizeKeep) {
+        lines.push(format!("CHECK(ncclCommFinalize(comm[{comm}]));\nWAIT(comm[{comm}]);"));
+    }
+    lines.push(match how {
+        End::Destroy | End::FinalizeDestroy => format!("CHECK(ncclCommDestroy(comm[{comm}]));"),
+        End::Abort => format!("CHECK(ncclCommAbort(comm[{comm}]));"),
+        End::Keep | End::FinalizeKeep => "/* kept */".into(),
+    });
+    lines
+}
+
+/// A rank's part in an operation.
+fn part(program: &Program, index: usize, rank: World) -> String {
+    let op = &program.ops[index];
+    let mut lines = before(program, index, rank);
     let at = |comm: usize| program.comms[comm].rank_of(rank).unwrap_or(0);
     let blocking = |comm: usize| i32::from(!program.comms[comm].nonblocking[at(comm)]);
     let size = |comm: usize| program.comms[comm].ranks.len();
@@ -194,16 +215,8 @@ fn part(program: &Program, index: usize, rank: World) -> String {
             lines.push(format!("/* Once all ranks are here. */\nCHECK(ncclCommRevoke(comm[{comm}], 0));"));
         }
         Action::End { comm, ranks } => {
-            lines.push(sync().into());
             let how = ranks.iter().find(|end| end.0 == rank).map_or(End::Keep, |end| end.1);
-            if matches!(how, End::FinalizeDestroy | End::FinalizeKeep) {
-                lines.push(format!("CHECK(ncclCommFinalize(comm[{comm}]));\nWAIT(comm[{comm}]);"));
-            }
-            match how {
-                End::Destroy | End::FinalizeDestroy => lines.push(format!("CHECK(ncclCommDestroy(comm[{comm}]));")),
-                End::Abort => lines.push(format!("CHECK(ncclCommAbort(comm[{comm}]));")),
-                End::Keep | End::FinalizeKeep => lines.push("/* kept */".into()),
-            }
+            lines.extend(end_of(*comm, how));
         }
     }
     let lines = lines.iter().flat_map(|line| line.lines());
