@@ -143,6 +143,8 @@ impl Net {
     pub fn admit(&mut self, id: u64, role: Role) {
         if let Some(peer) = self.peers.get_mut(&id) {
             peer.conn.limit = FRAME_LIMIT;
+            // One whose host has vanished would stay for ever; without it only that is not noticed.
+            let _ = peer.conn.keep_alive();
             peer.role = role;
             peer.deadline = None;
             peer.place = None;
