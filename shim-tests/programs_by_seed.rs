@@ -56,19 +56,19 @@ fn all_pass(arguments: &[&str]) {
 
 #[test]
 fn programs_over_shared_memory_are_as_the_model_has_them() {
-    all_pass(&["--carrier", "shm", "--from", "1", "--count", "150", "--seconds", "60"]);
+    all_pass(&["--carrier", "shm", "--from", "1", "--count", "150", "--seconds", "40"]);
 }
 
 #[test]
 fn programs_over_tcp_are_as_the_model_has_them() {
-    all_pass(&["--carrier", "tcp", "--from", "1", "--count", "250", "--seconds", "90"]);
+    all_pass(&["--carrier", "tcp", "--from", "1", "--count", "250", "--seconds", "60"]);
 }
 
 #[test]
 fn faults_are_told_and_survivors_go_on() {
     let kinds = ["kill", "exit", "exit-now", "pause", "freeze", "descriptors", "memory", "small-shm", "slow", "glitch"];
     for kind in kinds {
-        all_pass(&["--faults", "--fault", kind, "--from", "1", "--count", "15", "--seconds", "15"]);
+        all_pass(&["--faults", "--fault", kind, "--from", "1", "--count", "15", "--seconds", "12"]);
     }
 }
 
@@ -82,7 +82,7 @@ fn survivors_of_a_cut_network_hold_nothing() {
 fn programs_in_front_of_a_vendor_are_as_the_model_has_them() {
     let library = vendor::NCCL.library();
     let vendor = ["--carrier", "vendor", "--vendor", library.to_str().unwrap()];
-    all_pass(&[&vendor[..], &["--from", "1", "--count", "60", "--seconds", "40"]].concat());
+    all_pass(&[&vendor[..], &["--from", "1", "--count", "60", "--seconds", "30"]].concat());
 }
 
 #[test]
@@ -111,7 +111,7 @@ fn programs_over_mpi_are_as_the_model_has_them() {
     if launcher.contains("Open MPI") || launcher.contains("OpenRTE") {
         arguments.push("--mpi-option=--oversubscribe");
     }
-    all_pass(&[&arguments[..], &["--from", "1", "--count", "40", "--seconds", "60"]].concat());
+    all_pass(&[&arguments[..], &["--from", "1", "--count", "40", "--seconds", "40"]].concat());
     std::fs::remove_file(plugin).unwrap();
 }
 
