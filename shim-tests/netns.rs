@@ -275,6 +275,19 @@ fn what_a_killed_run_started_ends_and_the_cluster_stays() {
 }
 
 #[test]
+fn a_command_in_a_one_shot_cluster_reads_the_counters_of_its_nics() {
+    if !allowed() {
+        return;
+    }
+    let cluster = Cluster::named("counters");
+    let script = script();
+    // Without a name the cluster that the command runs in is meant.
+    let out = checked(cluster.command("with").args(["--nodes", "2", "--nics", "2", "--"]).arg(script).arg("counters"));
+    let nics: Vec<String> = out.lines().map(|line| line.split(' ').take(2).collect::<Vec<_>>().join(" ")).collect();
+    assert_eq!(nics, ["node0 eth0", "node0 eth1", "node1 eth0", "node1 eth1"]);
+}
+
+#[test]
 fn a_one_shot_cluster_ends_with_its_command_and_when_it_is_killed() {
     if !allowed() {
         return;

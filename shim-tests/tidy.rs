@@ -3,11 +3,14 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 /// The library's modules, lowest first: each may use those before it.
-const ORDER: [&str; 20] = [
+const ORDER: [&str; 21] = [
     "error",
+    "process",
     "config",
     "fork",
     "log",
@@ -38,7 +41,8 @@ const EXCEPTIONS: [(&str, &str, &str); 4] = [
 ];
 
 /// Where `unsafe` may stand, and for what.
-const UNSAFE: [(&str, &str); 13] = [
+const UNSAFE: [(&str, &str); 14] = [
+    ("src/process.rs", "what the system was told when the process began, and numbers of descriptors"),
     ("src/fork.rs", "handlers of fork, and values that live as long as the process"),
     ("src/abi", "pointers of C callers"),
     ("src/memory", "regions, arenas, mappings, and the system calls that fill them"),
@@ -476,6 +480,62 @@ fn the_readme_s_table_of_variables_is_fresh() {
         let hint = "STRATA_TIDY=write cargo test --test tidy variables";
         assert_eq!(table, variable_table(), "the README's table is stale: {hint}");
     }
+}
+
+/// The patterns of .ci/skips for what is left out on every machine.
+fn listed_skips() -> Vec<String> {
+    let text = fs::read_to_string(root().join(".ci/skips")).expect("the list of skips");
+    let lines = text.lines().filter(|line| !line.starts_with('#'));
+    let fields = lines.map(|line| line.split('|').map(str::trim).collect::<Vec<_>>());
+    let always = fields.filter(|fields| {
+        assert!(
+            matches!(fields[..], ["always" | "maybe", pattern, reason] if !pattern.is_empty() && !reason.is_empty())
+        );
+        fields[0] == "always"
+    });
+    always.map(|fields| fields[1].to_string()).collect()
+}
+
+#[test]
+fn what_is_left_out_on_every_machine_is_listed_with_a_reason() {
+    let mut ignored = Vec::new();
+    for (path, text) in files("rs") {
+        // With the path, since cargo names a test by its modules.
+        let path = path.trim_end_matches(".rs").trim_start_matches("src/").replace('/', "::");
+        for (at, _) in text.match_indices("\n#[ignore").chain(text.match_indices("\n    #[ignore")) {
+            let after = text[at..].split("fn ").nth(1).expect("an ignored test");
+            ignored.push(format!("{path}::{}", after.split('(').next().unwrap_or("")));
+        }
+    }
+    assert!(!ignored.is_empty(), "no ignored test found");
+    let listed = listed_skips();
+    let unlisted = ignored.iter().filter(|name| !listed.iter().any(|pattern| name.contains(pattern)));
+    none("an ignored test stands in .ci/skips", unlisted.cloned().collect());
+    let said = |pattern: &str| files("rs").iter().any(|(_, text)| text.contains(&format!("SKIPPED: {pattern}")));
+    let stale = listed.iter().filter(|pattern| !ignored.iter().any(|name| name.contains(*pattern)) && !said(pattern));
+    none("a line of .ci/skips is about something that is left out", stale.cloned().collect());
+}
+
+#[test]
+fn the_check_fails_when_asked_to_leave_out_nothing_that_is_not_listed() {
+    let tools = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("no-rustfmt.{}", std::process::id()));
+    fs::create_dir_all(&tools).expect("a folder for the tool");
+    let cargo = tools.join("cargo");
+    fs::write(&cargo, "#!/bin/sh\nexit 1\n").expect("a cargo that cannot format");
+    fs::set_permissions(&cargo, fs::Permissions::from_mode(0o755)).expect("made executable");
+    let path = format!("{}:{}", tools.display(), std::env::var("PATH").expect("a PATH"));
+    let check = |strict: &[&str], ci: &str| {
+        let mut command = Command::new(root().join("scripts/check"));
+        let output = command.args(strict).arg("format").env("PATH", &path).env("CI", ci).output();
+        let output = output.expect("the check runs");
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(said.contains("rustfmt is not installed"), "{said}");
+        (output.status.success(), said.lines().last().unwrap_or("").to_string())
+    };
+    assert_eq!(check(&[], ""), (true, "0 passed, 0 failed, 1 skipped".to_string()));
+    assert_eq!(check(&["--strict"], ""), (false, "0 passed, 1 failed, 0 skipped".to_string()));
+    assert_eq!(check(&[], "true"), (false, "0 passed, 1 failed, 0 skipped".to_string()));
+    fs::remove_dir_all(&tools).expect("the folder can be removed");
 }
 
 #[test]

@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 use crate::plan::Collective;
+use crate::process::is_elevated;
 use std::collections::BTreeSet;
 use std::fmt::Display;
 use std::str::FromStr;
@@ -192,6 +193,8 @@ variables! {
 
 /// What stands before the names of the variables that rank 0 has set; no variable is called so.
 const GIVEN: &str = "given";
+/// The variables that name files. A program that has more rights than its starter ignores them.
+const PATHS: [&str; 4] = ["STRATA_NCCL_LIB", "STRATA_TUNING_TABLE", "STRATA_MACHINE", "STRATA_MPI_PLUGIN"];
 
 fn assign<T: FromStr>(field: &mut T, value: &str) -> bool {
     let spelt = match value {
@@ -212,9 +215,18 @@ impl Config {
     /// The settings in these variables (name, value), and one warning for each `STRATA_` variable that is unknown or
     /// does not parse.
     pub fn from_vars(vars: impl Iterator<Item = (String, String)>) -> (Config, Vec<String>) {
+        Config::from_vars_of(vars, false)
+    }
+
+    /// The same; `elevated` says whether the process has rights that whoever set the variables may not have.
+    fn from_vars_of(vars: impl Iterator<Item = (String, String)>, elevated: bool) -> (Config, Vec<String>) {
         let mut config = Config::default();
         let mut warnings = Vec::new();
         for (name, value) in vars.filter(|(name, _)| name.starts_with("STRATA_")) {
+            if elevated && PATHS.contains(&name.as_str()) && !["auto", "none"].contains(&value.as_str()) {
+                warnings.push(format!("{name}={value} is ignored: the program has more rights than who started it"));
+                continue;
+            }
             match config.set(&name, &value) {
                 Some(true) => {
                     config.given.insert(name);
@@ -233,7 +245,7 @@ impl Config {
     pub fn from_env() -> (Config, Vec<String>) {
         let vars = std::env::vars_os()
             .map(|(name, value)| (name.to_string_lossy().into_owned(), value.to_string_lossy().into_owned()));
-        Config::from_vars(vars)
+        Config::from_vars_of(vars, is_elevated())
     }
 
     /// The agreed values as text, to be sent to the other ranks.
@@ -323,6 +335,24 @@ mod tests {
         let (config, warnings) = parse(&[("STRATA_TIMEOUTMS", "5"), ("PATH", "/bin"), ("STRATA_CMA", "0")]);
         assert_eq!(warnings, ["unknown variable STRATA_TIMEOUTMS; did you mean STRATA_TIMEOUT_MS?"]);
         assert!(!config.cma);
+    }
+
+    #[test]
+    fn a_program_with_more_rights_than_its_starter_takes_no_path_from_the_environment() {
+        let given = [
+            ("STRATA_NCCL_LIB", "/tmp/evil.so"),
+            ("STRATA_TUNING_TABLE", "table"),
+            ("STRATA_MACHINE", "../machine.toml"),
+            ("STRATA_MPI_PLUGIN", "/tmp/evil.so"),
+            ("STRATA_WINDOW", "7"),
+        ];
+        let vars = || given.iter().map(|(name, value)| (name.to_string(), value.to_string()));
+        let (config, warnings) = Config::from_vars_of(vars(), true);
+        assert_eq!(config, Config { window: 7, given: ["STRATA_WINDOW".to_string()].into(), ..Config::default() });
+        assert_eq!(warnings.len(), 4, "{warnings:?}");
+        assert_eq!(Config::from_vars_of(vars(), false).1, [""; 0]);
+        let none = [("STRATA_NCCL_LIB".to_string(), "none".to_string())].into_iter();
+        assert_eq!(Config::from_vars_of(none, true).0.nccl_lib, "none");
     }
 
     #[test]

@@ -9,6 +9,7 @@
 //!
 //! This rests on `pthread_atfork`, so it holds for `fork`, and not for a bare `clone` system call.
 
+use crate::process::above_standard;
 use std::mem::ManuallyDrop;
 use std::ops::Deref;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -83,7 +84,7 @@ fn watch() {
         use rustix::net::{socket_with, AddressFamily, SocketFlags, SocketType};
         if let Ok(dead) = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None) {
             // Nobody else sets it.
-            let _ = DEAD.set(dead);
+            let _ = DEAD.set(above_standard(dead));
         }
         // SAFETY: the handlers must stay mapped until the process ends; because the library is linked `-z nodelete`.
         // Without memory for them a child shares its parent's links, as it would share any other library's.
@@ -129,9 +130,10 @@ impl Drop for Hold {
 #[derive(Debug)]
 pub struct Unshared<T: AsRawFd>(ManuallyDrop<T>);
 
-impl<T: AsRawFd> Unshared<T> {
-    /// Looks after a descriptor that was made under `hold`.
+impl<T: AsRawFd + From<OwnedFd> + Into<OwnedFd>> Unshared<T> {
+    /// Looks after a descriptor that was made under `hold`, at a number above the standard ones.
     pub fn new(descriptor: T, _hold: &Hold) -> Unshared<T> {
+        let descriptor = above_standard(descriptor);
         let number = descriptor.as_raw_fd() as usize;
         if let Some(word) = OURS.get(number / 64) {
             word.fetch_or(1 << (number % 64), Ordering::Relaxed);

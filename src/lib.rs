@@ -21,6 +21,7 @@ pub mod fuzz;
 pub mod log;
 pub mod memory;
 pub mod plan;
+pub mod process;
 pub mod select;
 pub mod sim;
 pub mod topo;

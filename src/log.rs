@@ -3,11 +3,15 @@
 //! `NCCL_DEBUG` (VERSION, WARN, INFO, TRACE) sets the level, `NCCL_DEBUG_FILE` (`%h` host, `%p` process, `%%`) the
 //! place; over a vendor's library, which writes its own lines there and would overwrite ours, the place is that name with
 //! `.strata` at the end. Lines look as NCCL's do: `host:pid:tid [device] NCCL INFO text`. Without a file they go to stderr: a library
-//! in other people's programs leaves stdout alone.
+//! in other people's programs leaves stdout alone. A descriptor that does not name any more what it named when the process
+//! first logged something gets no line, since another file or a connection may have its number by then; nor does the file
+//! that the environment names in a program with more rights than its starter.
 
 use crate::fork::PerProcess;
+use crate::process::{above_standard, check_file_size, is_elevated};
+use rustix::fs::{fstat, FileType, Stat};
 use std::fs::File;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, OnceLock};
 
@@ -30,7 +34,32 @@ struct Log {
     level: Level,
     /// Where lines go; else to stderr.
     file: Option<File>,
+    /// What the file, or else stderr, was when the process first logged something; none where stderr was closed.
+    place: Option<Place>,
     host: String,
+}
+
+/// A file by its device and inode, whatever the number of its descriptor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Place(u64, u64);
+
+impl Place {
+    fn of(stat: &Stat) -> Place {
+        Place(stat.st_dev, stat.st_ino)
+    }
+
+    /// Whether a line may go to a descriptor that was this place. A program may lead its stderr elsewhere meanwhile: to a
+    /// terminal or a pipe. A regular file or a socket in its place may be anything that the program works with.
+    fn takes(self, out: BorrowedFd<'_>, bytes: usize) -> bool {
+        let Ok(stat) = fstat(out) else { return false };
+        match FileType::from_raw_mode(stat.st_mode) {
+            FileType::CharacterDevice | FileType::Fifo => true,
+            FileType::RegularFile => {
+                self == Place::of(&stat) && check_file_size(stat.st_size as u64 + bytes as u64).is_ok()
+            }
+            _ => self == Place::of(&stat),
+        }
+    }
 }
 
 static LOG: OnceLock<Log> = OnceLock::new();
@@ -63,10 +92,13 @@ fn log() -> &'static Log {
             _ => Level::None,
         };
         let host = host_name();
-        let file = std::env::var("NCCL_DEBUG_FILE").ok().filter(|name| !name.is_empty() && level > Level::None);
+        let named = std::env::var("NCCL_DEBUG_FILE").ok().filter(|_| !is_elevated());
+        let file = named.filter(|name| !name.is_empty() && level > Level::None);
         let ours = if VENDOR_WRITES.load(Ordering::Relaxed) { ".strata" } else { "" };
-        let file = file.and_then(|name| File::create(expand(&name, &host) + ours).ok());
-        Log { level, file, host }
+        let file = file.and_then(|name| File::create(expand(&name, &host) + ours).ok()).map(above_standard);
+        let stderr = std::io::stderr();
+        let place = fstat(file.as_ref().map_or_else(|| stderr.as_fd(), File::as_fd)).ok();
+        Log { level, file, place: place.as_ref().map(Place::of), host }
     })
 }
 
@@ -118,6 +150,9 @@ fn put(level: Level, text: &str) {
     let _writing = WRITING.get().lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     let stderr = std::io::stderr();
     let out = log.file.as_ref().map_or_else(|| stderr.as_fd(), File::as_fd);
+    if !log.place.is_some_and(|place| place.takes(out, line.len())) {
+        return;
+    }
     let mut rest = line.as_bytes();
     // A log that cannot be written must not stop a collective.
     while let Ok(written @ 1..) = rustix::io::retry_on_intr(|| rustix::io::write(out, rest)) {
@@ -169,6 +204,21 @@ mod tests {
     fn a_debug_file_name_is_expanded() {
         let pid = std::process::id();
         assert_eq!(expand("/x/%h.%p.%%.%q", "host"), format!("/x/host.{pid}.%.%q"));
+    }
+
+    #[test]
+    fn a_line_goes_to_what_the_descriptor_was_or_to_a_terminal_or_pipe() {
+        let path = |name: &str| std::env::temp_dir().join(format!("strata-log-{}-{name}", std::process::id()));
+        let [one, other] = ["one", "other"].map(|name| File::create(path(name)).unwrap());
+        ["one", "other"].iter().for_each(|name| std::fs::remove_file(path(name)).unwrap());
+        let place = Place::of(&fstat(&one).unwrap());
+        assert!(place.takes(one.as_fd(), 10));
+        assert!(!place.takes(other.as_fd(), 10), "another file");
+        let (socket, _peer) = std::os::unix::net::UnixStream::pair().unwrap();
+        assert!(!place.takes(socket.as_fd(), 10), "a socket");
+        assert!(Place::of(&fstat(&socket).unwrap()).takes(socket.as_fd(), 10), "the same socket");
+        let (_read, write) = std::io::pipe().unwrap();
+        assert!(place.takes(write.as_fd(), 10), "a pipe");
     }
 
     #[test]

@@ -113,12 +113,18 @@ pub fn library_dir() -> PathBuf {
 
 /// Compiles `shim-tests/c/<name>` against the library and runs it.
 pub fn run(name: &str, arguments: &[&str]) -> String {
+    run_with(name, arguments, &[])
+}
+
+/// The same, with arguments for the program besides those for the compiler.
+pub fn run_with(name: &str, arguments: &[&str], words: &[&str]) -> String {
     let dir = library_dir();
     let source = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("shim-tests/c").join(name));
     let path = dir.to_str().unwrap();
     let strict = ["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-g", "-pthread", "-L", path, "-lnccl"];
     let program = Compiler::new("c").compile(&source.unwrap(), &[&strict[..], arguments].concat());
     let mut command = Command::new(&program);
+    command.args(words);
     let output = checked(command.env("LD_LIBRARY_PATH", dir).env("STRATA_BOOTSTRAP_TIMEOUT_MS", "30000"));
     std::fs::remove_file(program).unwrap();
     output

@@ -6,6 +6,7 @@
 
    Ranks take their places from the variables of `strata launch`, torchrun, mpirun or mpiexec, and meet at MASTER_ADDR and
    MASTER_PORT. */
+#include <dirent.h>
 #include <nccl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -125,6 +126,8 @@ static void send(ncclComm_t comm, int root) {
   }
 }
 
+static void nothing(ncclComm_t comm, int root) { (void)comm; (void)root; }
+
 /* Each round makes a communicator, uses it once and destroys it; the root goes round. */
 static void split_rounds(ncclComm_t comm, void (*call)(ncclComm_t, int)) {
   for (round_ = 0; round_ < ROUNDS; round_++) {
@@ -133,6 +136,47 @@ static void split_rounds(ncclComm_t comm, void (*call)(ncclComm_t, int)) {
     call(child, round_ % nranks);
     OK(ncclCommDestroy(child));
   }
+}
+
+/* Entries of a directory, or lines of a file, of this process. */
+static int entries(const char* path, int lines) {
+  int n = 0, c;
+  if (lines) {
+    FILE* file = fopen(path, "r");
+    CHECK(file);
+    while ((c = fgetc(file)) != EOF) n += c == '\n';
+    fclose(file);
+  } else {
+    DIR* dir = opendir(path);
+    CHECK(dir);
+    while (readdir(dir)) n++;
+    closedir(dir);
+  }
+  return n;
+}
+
+static void measure(int* of) {
+  of[0] = entries("/proc/self/fd", 0);
+  of[1] = entries("/proc/self/task", 0);
+  of[2] = entries("/proc/self/maps", 1);
+}
+
+/* A thousand communicators, one after another: nothing grows after the first hundred. */
+static void churn(ncclComm_t comm, int root) {
+  int early[3], late[3];
+  alarm(900);
+  for (round_ = 0; round_ < 1000; round_++) {
+    ncclComm_t child;
+    OK(ncclCommSplit(comm, 0, rank, &child, NULL));
+    allreduce(child, root);
+    OK(ncclCommDestroy(child));
+    if (round_ == 100) measure(early);
+  }
+  measure(late);
+  fprintf(stderr, "rank %d: descriptors %d, then %d; threads %d, then %d; mappings %d, then %d\n", rank, early[0], late[0],
+          early[1], late[1], early[2], late[2]);
+  /* The last one may still be on its way out. */
+  CHECK(late[0] <= early[0] + 8 && late[1] <= early[1] + 2 && late[2] <= early[2] + 24);
 }
 
 /* The ways to leave. */
@@ -156,6 +200,7 @@ static const struct {
   void (*call)(ncclComm_t, int);
   int splits, how;
 } ROWS[] = {
+  {"nothing", nothing, 0, DESTROYS},
   {"broadcast", broadcast, 0, DESTROYS},
   {"send", send, 0, DESTROYS},
   {"split_scatter", scatter, 1, DESTROYS},
@@ -167,6 +212,7 @@ static const struct {
   {"root_exits", broadcast, 0, ROOT_EXITS},
   {"root_aborts", broadcast, 0, ROOT_ABORTS},
   {"one_aborts", allreduce, 0, ONE_ABORTS},
+  {"churn", churn, 0, DESTROYS},
   {"allgather", allgather, 1, DESTROYS},
   {"allreduce", allreduce, 1, DESTROYS},
 };

@@ -10,6 +10,7 @@ use crate::comm::{group, Comm, CommOptions, InitParams, UniqueId};
 use crate::config::Config as Settings;
 use crate::device::gpu::Gpu;
 use crate::error::{counted, Error, Result};
+use crate::process::check_address_space;
 use std::ffi::c_int;
 use std::sync::atomic::AtomicBool;
 use std::sync::Arc;
@@ -82,6 +83,7 @@ fn make<F>(newcomm: Ptr<CommHandle>, blocking: bool, work: F) -> Result<()>
 where
     F: FnOnce(&AtomicBool) -> Result<Arc<Comm>> + Send + 'static,
 {
+    has_addresses(1)?;
     super::exit::register();
     let unborn = Unborn::new(blocking);
     let handle = unborn.handle.clone();
@@ -93,12 +95,24 @@ where
     group::manage(task)
 }
 
+/// Addresses that making a communicator takes: threads with their stacks and heaps (64 MB each with the GNU C library),
+/// buffers, shared memory; and what the process must have left besides.
+const ADDRESSES: u64 = 64 << 20;
+const OTHER_ADDRESSES: u64 = 192 << 20;
+
+/// An error where the process may not map what so many communicators take.
+fn has_addresses(communicators: usize) -> Result<()> {
+    check_address_space(OTHER_ADDRESSES + ADDRESSES * communicators as u64)
+        .map_err(|error| Error::System(format!("making a communicator: {error}")))
+}
+
 /// Makes a communicator out of another one. Its name is written when it has been made, as NCCL does.
 fn derive<F>(parent: Arc<Handle>, newcomm: Ptr<CommHandle>, blocking: bool, work: F) -> Result<()>
 where
     F: FnOnce(&AtomicBool) -> Result<Option<Arc<Comm>>> + Send + 'static,
 {
     newcomm.set("newcomm", CommHandle::NULL)?;
+    has_addresses(1)?;
     let waits = parent.blocking;
     let born = move |parent: &Handle, comm: Arc<Comm>| {
         let child = Handle::reserve(blocking);
@@ -264,6 +278,7 @@ fn init_all_unnoted(comms: Ptr<CommHandle>, ndev: c_int, devices: ConstPtr<c_int
             return Err(Error::InvalidUsage(format!("device {device} is listed more than once")));
         }
     }
+    has_addresses(nranks)?;
     let options = options::communicator(ConstPtr::null(), None)?;
     let id = Comm::unique_id()?;
     group::start();
@@ -327,7 +342,7 @@ pub fn shrink(
             _ => return invalid(format!("invalid shrink flags {flags:#x}")),
         };
         // A communicator that has failed is what SHRINK_ABORT is for.
-        let parent = if abort { handle.ready()? } else { handle.parent()? };
+        let parent = if abort { handle.to_recover()? } else { handle.parent()? };
         // Checked before the list is read: nobody can be excluded twice, and somebody must be left.
         if count >= parent.nranks() {
             return invalid(format!("{count} of {} cannot be excluded", counted(parent.nranks(), "rank")));
@@ -472,7 +487,7 @@ pub fn revoke(comm: CommHandle, flags: c_int) -> Result<()> {
     if flags != 0 {
         return invalid(format!("invalid revoke flags {flags:#x}"));
     }
-    let comm = handle.ready()?;
+    let comm = handle.to_recover()?;
     handle.set_revoked();
     comm.revoke()
 }

@@ -166,6 +166,19 @@ impl Handle {
         }
     }
 
+    /// The communicator, once no task runs on it, to be revoked or shrunk without those that are lost: also after a task on
+    /// it has failed, but not after a bug.
+    pub fn to_recover(&self) -> Result<Arc<Comm>> {
+        let state = self.state();
+        match (&state.failure, &state.comm) {
+            (Some(Error::Internal(_)), _) => {}
+            (Some(_), Some(comm)) if state.busy == 0 => return Ok(comm.clone()),
+            _ => {}
+        }
+        drop(state);
+        self.ready()
+    }
+
     /// The communicator, if operations can be started on it.
     pub fn usable(&self) -> Result<Arc<Comm>> {
         let comm = self.ready()?;
@@ -196,7 +209,9 @@ impl Handle {
         match (&state.failure, &state.comm) {
             (Some(failure), _) => Err(failure.clone()),
             (None, _) if state.busy > 0 => Err(Error::InProgress),
-            (None, Some(comm)) if !self.revoked.load(Ordering::Acquire) => comm.failure().map_or(Ok(()), Err),
+            (None, Some(comm)) if !self.revoked.load(Ordering::Acquire) => {
+                comm.asynchronous_failure().map_or(Ok(()), Err)
+            }
             _ => Ok(()),
         }
     }
@@ -275,6 +290,30 @@ mod tests {
         assert_eq!(handle.outcome().err().unwrap().code(), 6);
         assert_eq!(handle.ready().err().unwrap().code(), 6);
         handle.remove();
+    }
+
+    #[test]
+    fn a_communicator_on_which_a_split_has_failed_can_be_recovered_and_one_with_a_bug_cannot() {
+        let handle = Handle::reserve(false);
+        handle.begin();
+        handle.failed(Error::Timeout("rank 1 did not join".into()));
+        assert_eq!(handle.to_recover().err().unwrap().code(), 8, "it was never made");
+        let id = Comm::unique_id().unwrap();
+        let options = crate::comm::CommOptions::default();
+        let params = crate::comm::InitParams { nranks: 1, rank: 0, ids: vec![id], options, device: 0, gpu: None };
+        let comm = Comm::init(params, &AtomicBool::new(false)).unwrap();
+        handle.begin();
+        handle.made(comm.clone());
+        assert!(handle.ready().is_err());
+        assert!(handle.to_recover().is_ok());
+        handle.remove();
+        let broken = Handle::reserve(false);
+        broken.begin();
+        broken.made(comm.clone());
+        poison(broken.name, &Error::Internal("bug".into()));
+        assert_eq!(broken.to_recover().err().unwrap().code(), 3);
+        broken.remove();
+        comm.destroy().unwrap();
     }
 
     #[test]

@@ -498,11 +498,13 @@ impl Meeting<'_> {
             monitor: Mutex::new(monitor),
             turns: Turns::default(),
             phase: AtomicU32::new(ALIVE),
+            abandoned: AtomicBool::new(false),
             suspended: AtomicBool::new(false),
             operations: Mutex::new(ops::Operations::default()),
             children: AtomicU64::new(0),
             shrinks: Mutex::default(),
             grow_id: Mutex::new(None),
+            seen: Mutex::new(None),
         });
         super::exit::remember(&comm);
         comm.meter(self.links).inspect_err(|_| comm.abort())?;

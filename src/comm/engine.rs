@@ -49,10 +49,15 @@ enum Scratch {
 }
 
 impl Scratch {
-    fn new(bytes: usize) -> Scratch {
+    /// None yet.
+    fn none() -> Scratch {
+        Scratch::Plain(Arena::new(0))
+    }
+
+    fn new(bytes: usize) -> Result<Scratch> {
         match shared::Owned::new(bytes) {
-            Ok(owned) if bytes > 0 => Scratch::Shared(owned),
-            _ => Scratch::Plain(Arena::new(bytes)),
+            Ok(owned) => Ok(Scratch::Shared(owned)),
+            Err(error) => Arena::try_new(bytes).map(Scratch::Plain).ok_or(error),
         }
     }
 
@@ -68,7 +73,7 @@ impl Scratch {
     fn grow(&mut self, bytes: usize) -> Result<()> {
         match self {
             Scratch::Device(scratch) => return scratch.grow(bytes),
-            _ if bytes > self.bytes() => *self = Scratch::new(bytes),
+            _ if bytes > self.bytes() => *self = Scratch::new(bytes)?,
             _ => {}
         }
         Ok(())
@@ -222,7 +227,7 @@ impl Engine {
                 let bytes = config.scratch_bytes.max(least_scratch(&grid, config.window.clamp(1, 64)));
                 Scratch::Device(staging::Scratch::new(gpu, bytes)?)
             }
-            None => Scratch::new(0),
+            None => Scratch::none(),
         };
         Ok(Engine {
             rank,
@@ -273,7 +278,7 @@ impl Engine {
     /// Gives scratch memory back. On a device it stays: freeing would wait for all of its streams.
     pub fn free_scratch(&mut self) {
         if self.staging.is_none() {
-            self.scratch = Scratch::new(0);
+            self.scratch = Scratch::none();
         }
     }
 
@@ -291,7 +296,7 @@ impl Engine {
     pub fn leave_device(&mut self) {
         if self.staging.is_some() {
             std::mem::forget(self.staging.take());
-            std::mem::forget(std::mem::replace(&mut self.scratch, Scratch::new(0)));
+            std::mem::forget(std::mem::replace(&mut self.scratch, Scratch::none()));
         }
     }
 

@@ -25,7 +25,8 @@ pub(super) fn remember(comm: &Arc<Comm>) {
 pub fn leave_all() {
     let Ok(mut live) = LIVE.get().try_lock() else { return };
     for comm in live.drain(..).filter_map(|comm| comm.upgrade()) {
-        if comm.failure().is_some() {
+        // The others of an operation that is cut short fail, and do not come to the end of MPI in good order.
+        if comm.status.cause().is_some() || !comm.is_quiet() {
             crate::transport::plugin::note_failure();
         }
         // A rank that ends in the middle of an operation has not left in good order.

@@ -3,11 +3,13 @@
 
 use super::bundle::Bundle;
 use super::gpu::Device;
+use super::inside::Inside;
 use super::messages::Messages;
 use super::service::{Call, Loss};
 use super::{locked, Comm, Direction, Elements, Message, Operation, StreamRef, ALIVE};
 use crate::device::gpu::driver::Handle;
 use crate::device::gpu::order::{Arrival, Ordered};
+use crate::device::host::stream;
 use crate::error::{Error, Result};
 use crate::exec::Progress;
 use crate::topo::Rank;
@@ -81,6 +83,7 @@ pub fn launch(batch: Vec<Launch>) -> Result<()> {
 /// Launches a single operation.
 pub fn launch_one(alone: Launch) -> Result<()> {
     alone.comm.at_home()?;
+    check_thread(std::slice::from_ref(&alone))?;
     check_own(std::slice::from_ref(&alone))?;
     let Launch { comm, operation, stream } = alone;
     prepare(&comm, &operation)?;
@@ -157,6 +160,17 @@ fn await_streams(ordered: &mut Ordered, comm: &Comm) -> Result<()> {
     Ok(())
 }
 
+/// Refuses operations on the null stream in a callback of a stream: they would come after those that are queued behind the
+/// callback, which wait for its end.
+fn check_thread(batch: &[Launch]) -> Result<()> {
+    if batch.iter().any(|launch| launch.stream.is_null()) && stream::is_worker() {
+        let text = "a callback of a stream cannot wait for an operation, so the null stream is refused there; \
+                    operations queued behind the callback would come first. Give the operation a stream";
+        return Err(Error::InvalidUsage(text.to_string()));
+    }
+    Ok(())
+}
+
 /// Refuses messages of a rank to itself that could never be received as they are sent, before anything of their group
 /// begins: nothing has happened then, and the communicators are as good as before.
 fn check_own(batch: &[Launch]) -> Result<()> {
@@ -198,6 +212,7 @@ fn check_own(batch: &[Launch]) -> Result<()> {
 
 fn launch_group(batch: Vec<Launch>) -> Result<()> {
     batch.iter().try_for_each(|launch| launch.comm.at_home())?;
+    check_thread(&batch)?;
     check_own(&batch)?;
     batch.iter().try_for_each(|launch| prepare(&launch.comm, &launch.operation))?;
     let mut parts: Vec<(Run, Vec<StreamRef>)> = Vec::new();
@@ -239,6 +254,11 @@ fn launch_group(batch: Vec<Launch>) -> Result<()> {
 impl Run {
     fn new(comm: Arc<Comm>) -> Run {
         Run { comm, turn: None, collectives: SmallVec::new(), begun: 0, messages: Vec::new(), active: Active::Waiting }
+    }
+
+    /// The communicator.
+    pub(super) fn comm(&self) -> &Arc<Comm> {
+        &self.comm
     }
 
     /// Gets the next place among the communicator's operations.
@@ -309,6 +329,7 @@ impl Run {
             match progress {
                 Progress::Done => {
                     self.comm.status.wait_for(None);
+                    self.comm.status.send(None);
                     if matches!(self.active, Active::Collective) {
                         self.comm.status.finish();
                     }
@@ -397,8 +418,13 @@ impl Run {
 
     /// Has those who are awaited asked whether they call the same; others each `time` if they are many.
     fn compare(&self, time: usize) {
-        if !self.is_on() || !matches!(self.active, Active::Collective) {
+        if !self.is_on() {
             return;
+        }
+        if let Active::Messages(messages) = &self.active {
+            let Some((to, bytes)) = messages.stuck_send() else { return };
+            self.comm.status.send(Some(Call::send(bytes, to)));
+            return locked(&self.comm.monitor).iter().for_each(|monitor| monitor.compare_send(to));
         }
         let waiting = self.waiting_for();
         let asked = waiting.len().min(ASKED_AT_ONCE);
@@ -435,6 +461,7 @@ impl Drop for Run {
             self.comm.turns.wait(turn, Duration::from_secs(10));
         }
         self.comm.turns.advance();
+        self.comm.end_abandoned();
     }
 }
 
@@ -472,6 +499,7 @@ fn ended() -> Error {
 
 /// Runs all of `runs` to their end on this thread. The first failure is returned; the others are run to their end.
 pub(super) fn drive(runs: &mut [Run]) -> Result<()> {
+    let _inside = Inside::enter(runs);
     let mut first = Ok(());
     let mut open: SmallVec<[bool; 8]> = runs.iter().map(|_| true).collect();
     let mut left = runs.len();

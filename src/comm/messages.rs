@@ -148,6 +148,14 @@ impl Messages {
         Err(Error::Timeout(format!("send/receive made no progress for {ms} ms, waiting for {ranks}")))
     }
 
+    /// A rank that we wait to send to without receiving from it, and the bytes.
+    pub fn stuck_send(&self) -> Option<(Rank, usize)> {
+        let open = || self.list.iter().filter(|(_, _, state)| *state != State::Done).map(|(message, _, _)| message);
+        let receives = |peer| open().any(|message| message.direction == Direction::Recv && message.peer == peer);
+        let first = open().find(|message| !receives(message.peer))?.peer;
+        Some((first, open().filter(|message| message.peer == first).map(|message| message.data.len()).sum()))
+    }
+
     /// The peers of messages that are still open.
     pub fn waiting_for(&self) -> Vec<Rank> {
         let open = self.list.iter().filter(|(_, _, state)| *state != State::Done);

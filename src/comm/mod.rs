@@ -12,6 +12,7 @@ mod engine;
 pub mod exit;
 pub mod gpu;
 pub mod group;
+mod inside;
 mod launch;
 mod live;
 mod measure;
@@ -221,6 +222,9 @@ impl Turns {
     }
 }
 
+/// How long a communicator has been idle when a program that asks for failures hears of a rank's death: sooner it could
+/// take that for a failure of the operation that has just ended.
+const TOLD_WHEN_IDLE: Duration = Duration::from_secs(1);
 /// A time that does not come.
 const FOREVER: Duration = Duration::from_secs(u32::MAX as u64);
 /// How long what a rank has sent before it aborted a communicator in good order is kept for those who have not got it.
@@ -264,6 +268,8 @@ pub struct Comm {
     monitor: Mutex<Option<Monitor>>,
     turns: Turns,
     phase: AtomicU32,
+    /// Aborted by a signal handler inside of an operation, and the others have not been told.
+    abandoned: AtomicBool,
     suspended: AtomicBool,
     operations: Mutex<ops::Operations>,
     /// How many communicators all ranks have made out of this one together.
@@ -271,6 +277,8 @@ pub struct Comm {
     /// How many each set of ranks has made out of this one by leaving the others out.
     shrinks: Mutex<HashMap<Vec<usize>, u64>>,
     grow_id: Mutex<Option<UniqueId>>,
+    /// The turn that a program which asks for failures has seen last, and since when.
+    seen: Mutex<Option<(u64, Instant)>>,
 }
 
 impl Comm {
@@ -317,6 +325,26 @@ impl Comm {
     /// The first failure, if there is one.
     pub fn failure(&self) -> Option<Error> {
         self.status.failure().cloned()
+    }
+
+    /// The first failure; also the death of a rank, once nothing has run for a while that the death may leave untouched.
+    /// What the program has been told so stays.
+    pub fn asynchronous_failure(&self) -> Option<Error> {
+        let failure = self.failure();
+        let Some((known, loss)) = self.status.losses().into_iter().next().filter(|_| failure.is_none()) else {
+            return failure;
+        };
+        let current = self.turns.current.load(Ordering::Acquire);
+        let mut seen = locked(&self.seen);
+        if !self.is_quiet() || seen.is_none_or(|(turn, _)| turn != current) {
+            *seen = Some((current, Instant::now()));
+            return None;
+        }
+        let idle = seen.is_some_and(|(_, since)| since.max(known).elapsed() >= TOLD_WHEN_IDLE);
+        idle.then(|| {
+            self.status.fail(loss.error.clone());
+            self.failure().unwrap_or(loss.error)
+        })
     }
 
     /// An error in a forked child, which has neither the links nor the threads.
@@ -412,13 +440,31 @@ impl Comm {
         if !self.origin.is_here() || self.phase.swap(ENDED, Ordering::AcqRel) == ENDED {
             return;
         }
+        if inside::is_inside(self) {
+            // A signal handler has interrupted the call, which holds locks; it does the rest when it ends.
+            self.abandoned.store(true, Ordering::Release);
+            self.status.fail(self.abortion());
+            return self.waker.iter().for_each(Waker::wake);
+        }
         if self.is_quiet() && self.status.cause().is_none() {
             return self.release(ABORTED);
         }
-        self.stop(Error::Remote(format!("rank {} aborted the communicator", self.rank)));
+        self.stop(self.abortion());
         // What runs sees the failure at its next poll; the limit is for a thread that was stopped from outside.
         self.turns.wait_all(Duration::from_secs(10));
         self.release(LAST_WORDS);
+    }
+
+    fn abortion(&self) -> Error {
+        Error::Remote(format!("rank {} aborted the communicator", self.rank))
+    }
+
+    /// Tells the others of an abort inside of an operation that has ended now. What is left of the communicator goes with
+    /// the last that holds it.
+    fn end_abandoned(&self) {
+        if self.abandoned.swap(false, Ordering::AcqRel) {
+            self.report(&self.abortion());
+        }
     }
 
     /// Ends operations at once; the communicator may be split, shrunk, grown and destroyed afterwards.
@@ -444,7 +490,7 @@ impl Comm {
 
     /// Frees everything; what others have not got yet is kept for them, for `limit` at most.
     fn release(&self, limit: Duration) {
-        if self.failure().is_some() {
+        if self.status.cause().is_some() {
             crate::transport::plugin::note_failure();
         }
         let departure = locked(&self.engine).take().and_then(Engine::leave);

@@ -5,6 +5,7 @@
 //! that no two of them conflict. Making a region is the unsafe act; using it is checked against its length.
 
 mod copy;
+mod limits;
 pub mod mapping;
 pub mod objects;
 pub mod shared;

@@ -9,10 +9,12 @@
 //! an allocation from a later one in the same place.
 
 use super::mapping::{Access, Mapping};
-use super::Region;
+use super::{limits, Region};
 use crate::error::{Error, Result};
 use crate::fork::PerProcess;
+use crate::process::{above_standard, check_file_size};
 use rustix::fs::{FallocateFlags, MemfdFlags};
+use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr::NonNull;
@@ -22,6 +24,9 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 const PAGE: usize = 4096;
 /// Allocations of at least this size begin at a multiple of it, so that huge pages fit.
 const HUGE_PAGE: usize = 2 << 20;
+/// Allocations of at least this size are taken only where memory is available, and this much at a time.
+const CHECKED: usize = 1 << 20;
+const PIECE: u64 = 256 << 20;
 /// Mappings of peers' allocations kept at most.
 const MAX_MAPPED: usize = 512;
 
@@ -96,7 +101,7 @@ pub fn find(address: usize, len: usize) -> Option<(SegmentKey, usize)> {
 impl Heap {
     fn new() -> Result<Heap> {
         let failed = |error: rustix::io::Errno| Error::System(format!("making shared memory: {error}"));
-        let file = rustix::fs::memfd_create("strata-heap", MemfdFlags::CLOEXEC).map_err(failed)?;
+        let file = above_standard(rustix::fs::memfd_create("strata-heap", MemfdFlags::CLOEXEC).map_err(failed)?);
         let inode = rustix::fs::fstat(&file).map_err(failed)?.st_ino;
         Ok(Heap {
             pid: std::process::id(),
@@ -111,10 +116,7 @@ impl Heap {
 
     fn allocate(&mut self, len: usize) -> Result<NonNull<u8>> {
         let start = self.reserve(len as u64)?;
-        let mapping = Mapping::new(&self.file, start, len, Access::ReadWrite, true).map_err(|error| {
-            self.release(start, len as u64);
-            Error::System(format!("mapping {len} bytes of shared memory: {error}"))
-        })?;
+        let mapping = self.fill(start, len).inspect_err(|_| self.give_back(start, len as u64))?;
         self.generations += 1;
         let generation = self.generations;
         let fd = self.file.as_raw_fd() as u32;
@@ -130,9 +132,30 @@ impl Heap {
         let allocation = self.live.remove(&address)?;
         let SegmentKey { start, len, .. } = allocation.key;
         drop(allocation);
+        self.give_back(start, len);
+        Some(())
+    }
+
+    /// Takes memory for a run and maps it.
+    fn fill(&self, start: u64, len: usize) -> Result<Mapping> {
+        let end = start + len as u64;
+        let mut at = start;
+        // In pieces, so that several processes that take memory at once see what is left in between.
+        while len >= CHECKED && at < end {
+            limits::check(end - at)?;
+            let piece = PIECE.min(end - at);
+            rustix::io::retry_on_intr(|| rustix::fs::fallocate(&self.file, FallocateFlags::empty(), at, piece))
+                .map_err(|error| Error::System(format!("taking {piece} bytes of {len} of shared memory: {error}")))?;
+            at += piece;
+        }
+        Mapping::new(&self.file, start, len, Access::ReadWrite, true)
+            .map_err(|error| Error::System(format!("mapping {len} bytes of shared memory: {error}")))
+    }
+
+    /// Returns a run's pages to the system and the run to the heap.
+    fn give_back(&mut self, start: u64, len: u64) {
         let _ = rustix::fs::fallocate(&self.file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, start, len);
         self.release(start, len);
-        Some(())
     }
 
     /// Takes `len` bytes of the file: the first free run that is long enough, or new ones at its end.
@@ -146,7 +169,8 @@ impl Heap {
             Some(found) => found,
             None => {
                 let at = self.size.next_multiple_of(align);
-                rustix::fs::ftruncate(&self.file, at + len)
+                check_file_size(at + len)
+                    .and_then(|()| Ok(rustix::fs::ftruncate(&self.file, at + len)?))
                     .map_err(|error| Error::System(format!("growing shared memory by {len} bytes: {error}")))?;
                 let grown = (self.size, at + len - self.size, at);
                 self.size = at + len;
@@ -199,8 +223,8 @@ pub fn map_peer(key: &SegmentKey) -> Option<Arc<Mapping>> {
     }
     peers.evict(key);
     let file = match peers.files.entry((key.pid, key.inode)) {
-        std::collections::hash_map::Entry::Occupied(entry) => entry.into_mut(),
-        std::collections::hash_map::Entry::Vacant(entry) => entry.insert(open_peer(key.pid, key.fd, key.inode)?),
+        Entry::Occupied(entry) => entry.into_mut(),
+        Entry::Vacant(entry) => entry.insert(open_heap(key.pid, key.fd, key.inode)?),
     };
     let mapping = Arc::new(Mapping::new(file, key.start, key.len as usize, Access::Read, true).ok()?);
     peers.mapped.insert(*key, (mapping.clone(), now));
@@ -225,11 +249,45 @@ impl Peers {
     }
 }
 
-/// Opens a memory file of another process, and makes sure that it is the one meant.
+/// Opens the heap of another process (numbered as here) for [`map_peer`], so that it can be mapped for as long as the
+/// process lives, also when it may not be opened any more. Whether that worked.
+pub fn meet(pid: u32, fd: u32, inode: u64) -> bool {
+    let mut peers = PEERS.get().lock().unwrap_or_else(PoisonError::into_inner);
+    match peers.files.entry((pid, inode)) {
+        Entry::Occupied(_) => true,
+        Entry::Vacant(entry) => open_heap(pid, fd, inode).map(|file| entry.insert(file)).is_some(),
+    }
+}
+
+/// The heap's descriptor and inode, for others to [`meet`] it. The heap is made if there is none.
+pub fn heap() -> Result<(u32, u64)> {
+    let mut slot = HEAP.get().write().unwrap_or_else(PoisonError::into_inner);
+    if slot.is_none() {
+        *slot = Some(Heap::new()?);
+    }
+    let heap = slot.as_ref().expect("the heap was made above");
+    Ok((heap.file.as_raw_fd() as u32, heap.inode))
+}
+
+/// Opens a heap: our own, which needs no rights, or another process's.
+fn open_heap(pid: u32, fd: u32, inode: u64) -> Option<OwnedFd> {
+    let slot = HEAP.get().read().unwrap_or_else(PoisonError::into_inner);
+    match slot.as_ref().filter(|heap| heap.inode == inode) {
+        Some(heap) => heap.file.try_clone().ok().map(above_standard),
+        None => open_peer(pid, fd, inode),
+    }
+}
+
+/// Opens a memory file of another process, and makes sure that it is the one meant: where that process counts in another
+/// PID namespace, its number is somebody else's here, or nobody's.
 pub fn open_peer(pid: u32, fd: u32, inode: u64) -> Option<OwnedFd> {
-    let file = std::fs::OpenOptions::new().read(true).write(true).open(format!("/proc/{pid}/fd/{fd}")).ok()?;
+    let path = format!("/proc/{pid}/fd/{fd}");
+    // Looked at before it is opened, since opening a device or a pipe of a stranger has effects.
+    let named = std::fs::read_link(&path).ok()?;
+    named.as_os_str().as_encoded_bytes().starts_with(b"/memfd:strata-").then_some(())?;
+    let file = std::fs::OpenOptions::new().read(true).write(true).open(path).ok()?;
     let stat = rustix::fs::fstat(&file).ok()?;
-    (stat.st_ino == inode).then(|| file.into())
+    (stat.st_ino == inode).then(|| above_standard(file.into()))
 }
 
 /// The bytes of an allocation of this process; for tests and for the owner itself.

@@ -16,7 +16,7 @@ use super::interface::{Filter, Interface};
 use super::machine::Machine;
 use super::nics::{address, Purpose};
 use super::pinning::{pin, Rules};
-use super::route;
+use super::route::{self, By};
 use crate::error::{Error, Result};
 use std::fs;
 use std::net::IpAddr;
@@ -95,7 +95,7 @@ impl Binding {
 
     /// How to bind a socket that talks to `peer`.
     pub fn towards(&self, peer: IpAddr) -> Source {
-        self.towards_if(peer, route::leaves_by)
+        self.towards_if(peer, |nic, to| route::leaves_by(nic, to, By::Source))
     }
 
     /// The same; `leaves_by` says whether what is sent from a NIC's address to another address leaves by that NIC.

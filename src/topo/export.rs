@@ -12,6 +12,11 @@
 //! must still reach each other: names of interfaces are given only where all the NICs in use are in one subnet, or the
 //! host routes by source address, so that each NIC leads to the others' subnets too, unless the user has mapped the
 //! ranks to NICs and so knows. InfiniBand and Slingshot are one network whatever the NIC.
+//!
+//! UCX asks more: since 1.19 for RoCE and since 1.20 for TCP, a device reaches an address only if the routing tables lead
+//! there by that device, with no regard to rules by source address; since 1.20.1 no other device may have a more specific
+//! route (`ucs_netlink_is_best_route`). Where NICs in use are in several subnets and no such route leads from each to the
+//! others', UCX is given `all` devices, since a job whose ranks are kept to theirs would end in `MPI_Init`.
 #![forbid(unsafe_code)]
 
 use super::distance::PciAddress;
@@ -20,7 +25,7 @@ use super::local::LocalRank;
 use super::machine::{Kind, Machine, Nic};
 use super::nics::{address, Purpose};
 use super::pinning::{pin, Pinning, Rules};
-use super::route;
+use super::route::{self, By};
 use crate::error::Result;
 use std::fmt;
 use std::net::IpAddr;
@@ -86,7 +91,8 @@ impl Exports {
 }
 
 /// What to tell the MPI of the process with local rank `local`. `is_set` says whether the environment has a variable,
-/// `leaves_by` whether what is sent from a NIC's address to another address leaves by that NIC.
+/// `leaves_by` whether what is sent from a NIC's address to another address leaves by that NIC, when the kernel looks for a
+/// route by source and destination or by destination alone.
 pub fn exports(
     mpi: Mpi,
     machine: &Machine,
@@ -94,7 +100,7 @@ pub fn exports(
     local: usize,
     rules: &Rules,
     is_set: impl Fn(&str) -> bool,
-    leaves_by: impl Fn(&Interface, IpAddr) -> bool,
+    leaves_by: impl Fn(&Interface, IpAddr, By) -> bool,
 ) -> Exports {
     let mut exports = Exports::default();
     let nic = &machine.nics[pinning.pins[local].nic];
@@ -103,18 +109,35 @@ pub fn exports(
     } else if let (Kind::Cxi, Some((device, _))) = (nic.kind, &nic.device) {
         exports.offer("FI_CXI_DEVICE_NAME", device, &is_set);
     }
-    let apart = if rules.has_map() { None } else { apart(machine, pinning, rules, leaves_by) };
+    let apart = |by| match rules.has_map() {
+        true => None,
+        false => apart(machine, pinning, rules, |from, to| leaves_by(from, to, by)),
+    };
+    let (apart, apart_for_ucx) = (apart(By::Source), apart(By::Destination));
     let by_address = |exports: &mut Exports, name: &'static str, value: &str| match &apart {
-        Some(apart) => exports.kept.push(format!("{name}: {apart}")),
+        Some((one, other)) => exports.kept.push(format!(
+            "{name}: {one} and {other} are in different subnets, so ranks on one might not reach ranks on the other; \
+             STRATA_NIC_MAP would settle it, or routes by source address"
+        )),
         None => exports.offer(name, value, &is_set),
+    };
+    let ucx = |exports: &mut Exports, value: &str| match &apart_for_ucx {
+        Some((one, other)) if !is_set("UCX_NET_DEVICES") => {
+            exports.kept.push(format!(
+                "UCX_NET_DEVICES={value}, but all: {one} and {other} are in different subnets, and UCX looks for a route \
+                 by destination alone; STRATA_NIC_MAP overrules this"
+            ));
+            exports.set.push(("UCX_NET_DEVICES", "all".to_string()));
+        }
+        _ => exports.offer("UCX_NET_DEVICES", value, &is_set),
     };
     match (nic.kind, &nic.device, &nic.interface) {
         (Kind::Cxi, ..) => return exports,
         (Kind::Infiniband, Some((device, port)), _) => {
             exports.offer("UCX_NET_DEVICES", &format!("{device}:{port}"), &is_set);
         }
-        (_, Some((device, port)), _) => by_address(&mut exports, "UCX_NET_DEVICES", &format!("{device}:{port}")),
-        (_, None, Some(interface)) => by_address(&mut exports, "UCX_NET_DEVICES", interface),
+        (_, Some((device, port)), _) => ucx(&mut exports, &format!("{device}:{port}")),
+        (_, None, Some(interface)) => ucx(&mut exports, interface),
         (_, None, None) => {}
     }
     let Some(interface) = nic.interface.as_deref().filter(|_| address(nic, &rules.filter).is_some()) else {
@@ -160,13 +183,13 @@ fn mapping(machine: &Machine, pinning: &Pinning, exports: &mut Exports, is_set: 
     exports.set.push(("MPICH_OFI_NIC_MAPPING", parts.join(";")));
 }
 
-/// Says so when NICs in use are in different subnets and the host does not route from each to the others' subnets.
+/// Two NICs in use in different subnets, from one of which the host does not route to the other's subnet.
 fn apart(
     machine: &Machine,
     pinning: &Pinning,
     rules: &Rules,
     leaves_by: impl Fn(&Interface, IpAddr) -> bool,
-) -> Option<String> {
+) -> Option<(String, String)> {
     let used = |nic: &Nic| -> Option<Interface> { address(nic, &rules.filter).cloned() };
     let mut addresses: Vec<Interface> = pinning.pins.iter().filter_map(|pin| used(&machine.nics[pin.nic])).collect();
     addresses.dedup();
@@ -174,11 +197,7 @@ fn apart(
     let pairs = addresses.iter().flat_map(|one| addresses.iter().map(move |other| (one, other)));
     let (one, other) =
         pairs.into_iter().find(|(one, other)| !one.shares_subnet_with(other.addr) && !leads(one, other))?;
-    Some(format!(
-        "{} and {} are in different subnets, so ranks on one might not reach ranks on the other; STRATA_NIC_MAP would \
-         settle it, or routes by source address",
-        one.name, other.name
-    ))
+    Some((one.name.clone(), other.name.clone()))
 }
 
 /// Finds the NIC of this process and sets the variables by which its MPI will use it; says what was set.

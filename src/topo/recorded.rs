@@ -2,10 +2,11 @@
 
 use super::distance::{Distance, PciAddress};
 use super::export::{exports, Exports, Mpi};
-use super::interface::Filter;
+use super::interface::{Filter, Interface};
 use super::machine::{gpu_of, gpus_of_ranks, Kind, Machine};
 use super::nics::{meeting_address, Purpose};
 use super::pinning::{pin, Pinning, Rules};
+use super::route::By;
 use crate::error::Result;
 
 #[path = "../../shim-tests/machines/mod.rs"]
@@ -187,7 +188,7 @@ fn told(name: &str, mpi: Mpi, ranks: usize, local: usize, map: &str, user: &[&st
     let machine = machine(name);
     let rules = rules(map, None);
     let pinning = pinned(&machine, ranks, &rules, Purpose::Mpi).unwrap();
-    exports(mpi, &machine, &pinning, local, &rules, |name| user.contains(&name), |_, _| false)
+    exports(mpi, &machine, &pinning, local, &rules, |name| user.contains(&name), |_, _, _| false)
 }
 
 fn set(exports: &Exports) -> Vec<String> {
@@ -237,14 +238,26 @@ fn nics_in_different_subnets_are_told_only_when_the_user_maps_them_or_the_host_r
     let rules = rules("auto", None);
     let pinning = pinned(&machine, 2, &rules, Purpose::Mpi).unwrap();
     assert_eq!(names(&machine, &pinning), ["eno1", "ens1f0np0"]);
-    let by_destination = exports(Mpi::OpenMpi, &machine, &pinning, 1, &rules, |_| false, |_, _| false);
-    assert_eq!(set(&by_destination), [""; 0]);
+    let by = |leaves_by: &dyn Fn(&Interface, By) -> bool| {
+        let leaves_by = |from: &Interface, _, by| leaves_by(from, by);
+        exports(Mpi::OpenMpi, &machine, &pinning, 1, &rules, |_| false, leaves_by)
+    };
+    let (tcp, ucx) = ("OMPI_MCA_btl_tcp_if_include=ens1f0np0", "UCX_NET_DEVICES=ens1f0np0");
+    let all = "UCX_NET_DEVICES=all";
+    let nowhere = by(&|_, _| false);
+    assert_eq!(set(&nowhere), [all]);
     let why = "OMPI_MCA_btl_tcp_if_include: eno1 and ens1f0np0 are in different subnets";
-    assert!(by_destination.kept.iter().any(|kept| kept.starts_with(why)), "{:?}", by_destination.kept);
-    let by_source = exports(Mpi::OpenMpi, &machine, &pinning, 1, &rules, |_| false, |_, _| true);
-    assert_eq!((set(&by_source).len(), &by_source.kept[..]), (2, &[][..]));
-    let one_way = exports(Mpi::OpenMpi, &machine, &pinning, 1, &rules, |_| false, |from, _| from.name == "eno1");
-    assert_eq!(set(&one_way), [""; 0], "no way from the other one");
+    assert!(nowhere.kept.iter().any(|kept| kept.starts_with(why)), "{:?}", nowhere.kept);
+    // UCX does not see rules by source, and would find no route.
+    let by_source = by(&|_, by| by == By::Source);
+    assert_eq!(set(&by_source), [all, tcp]);
+    assert!(by_source.kept.len() == 1 && by_source.kept[0].contains("UCX looks for a route"), "{:?}", by_source.kept);
+    let everywhere = by(&|_, _| true);
+    assert_eq!((set(&everywhere), &everywhere.kept[..]), (vec![ucx.to_string(), tcp.to_string()], &[][..]));
+    assert_eq!(set(&by(&|from, _| from.name == "eno1")), [all], "no way from the other one");
+    let mine = |name: &str| name == "UCX_NET_DEVICES";
+    let set_already = exports(Mpi::Mpich, &machine, &pinning, 1, &rules, mine, |_, _, _| false);
+    assert_eq!(set(&set_already), [""; 0]);
 }
 
 #[test]

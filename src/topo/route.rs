@@ -12,15 +12,25 @@ use netlink_packet_route::AddressFamily;
 use rustix::net::{recv, send, socket_with, RecvFlags, SendFlags, SocketFlags, SocketType};
 use std::net::IpAddr;
 
-/// Whether what is sent from the address of `nic` to `to` leaves by that NIC.
-pub fn leaves_by(nic: &Interface, to: IpAddr) -> bool {
-    let number = nix::net::if_::if_nametoindex(nic.name.as_str()).ok();
-    number.is_some() && number == interface_between(nic.addr, to)
+/// What a route is looked for by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum By {
+    /// The source address and the destination, as the kernel does for a bound socket.
+    Source,
+    /// The destination alone, as UCX does.
+    Destination,
 }
 
-/// The number of the interface by which bytes from our address `from` leave for `to`.
-fn interface_between(from: IpAddr, to: IpAddr) -> Option<u32> {
-    if from.is_ipv4() != to.is_ipv4() {
+/// Whether what is sent from `nic` to `to` leaves by that NIC.
+pub fn leaves_by(nic: &Interface, to: IpAddr, by: By) -> bool {
+    let number = nix::net::if_::if_nametoindex(nic.name.as_str()).ok();
+    let from = (by == By::Source).then_some(nic.addr);
+    number.is_some() && number == interface_between(from, to)
+}
+
+/// The number of the interface by which bytes leave for `to`, from our address `from` or from whichever the kernel takes.
+fn interface_between(from: Option<IpAddr>, to: IpAddr) -> Option<u32> {
+    if from.is_some_and(|from| from.is_ipv4() != to.is_ipv4()) {
         return None;
     }
     // Protocol 0, NETLINK_ROUTE. The kernel answers before `send` returns, so the socket lives for a few microseconds.
@@ -31,7 +41,7 @@ fn interface_between(from: IpAddr, to: IpAddr) -> Option<u32> {
     interface_in(&answer[..bytes])
 }
 
-fn question(from: IpAddr, to: IpAddr) -> Vec<u8> {
+fn question(from: Option<IpAddr>, to: IpAddr) -> Vec<u8> {
     let (address_family, bits) = match to {
         IpAddr::V4(_) => (AddressFamily::Inet, 32),
         IpAddr::V6(_) => (AddressFamily::Inet6, 128),
@@ -39,12 +49,12 @@ fn question(from: IpAddr, to: IpAddr) -> Vec<u8> {
     let mut route = RouteMessage::default();
     route.header = RouteHeader {
         address_family,
-        source_prefix_length: bits,
+        source_prefix_length: if from.is_some() { bits } else { 0 },
         destination_prefix_length: bits,
         ..RouteHeader::default()
     };
-    route.attributes =
-        vec![RouteAttribute::Source(RouteAddress::from(from)), RouteAttribute::Destination(RouteAddress::from(to))];
+    route.attributes = from.map(|from| RouteAttribute::Source(RouteAddress::from(from))).into_iter().collect();
+    route.attributes.push(RouteAttribute::Destination(RouteAddress::from(to)));
     let mut header = NetlinkHeader::default();
     header.message_type = libc::RTM_GETROUTE;
     header.flags = NLM_F_REQUEST;
@@ -81,23 +91,23 @@ mod tests {
     #[test]
     fn the_kernel_tells_by_which_interface_bytes_leave() {
         let nic = loopback();
-        if interface_between(nic.addr, nic.addr).is_none() {
+        if interface_between(Some(nic.addr), nic.addr).is_none() {
             println!("SKIPPED: the kernel does not answer over netlink");
             return;
         }
-        assert!(leaves_by(&nic, nic.addr));
+        assert!(leaves_by(&nic, nic.addr, By::Source) && leaves_by(&nic, nic.addr, By::Destination));
         let other = Interface { name: "no-such-nic".to_string(), ..nic.clone() };
-        assert!(!leaves_by(&other, nic.addr), "another interface");
+        assert!(!leaves_by(&other, nic.addr, By::Source), "another interface");
         // Nothing that may be sent: the kernel refuses an address that is not its own.
-        assert_eq!(interface_between("192.0.2.1".parse().unwrap(), nic.addr), None);
-        assert_eq!(interface_between("::1".parse().unwrap(), nic.addr), None, "of two families");
+        assert_eq!(interface_between("192.0.2.1".parse().ok(), nic.addr), None);
+        assert_eq!(interface_between("::1".parse().ok(), nic.addr), None, "of two families");
     }
 
     #[test]
     fn what_is_no_route_names_no_interface() {
         assert_eq!(interface_in(&[]), None);
         // What was asked has the form of an answer, and is none.
-        let asked = question("10.0.0.1".parse().unwrap(), "10.0.0.2".parse().unwrap());
+        let asked = question("10.0.0.1".parse().ok(), "10.0.0.2".parse().unwrap());
         assert_eq!(interface_in(&asked), None);
         assert_eq!(interface_in(&asked[..20]), None, "cut short");
     }

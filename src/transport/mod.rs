@@ -18,6 +18,8 @@ mod boards;
 mod figures;
 pub(crate) mod header;
 mod idle;
+#[cfg(test)]
+mod leaving;
 mod mux;
 pub mod plugin;
 pub mod shm;

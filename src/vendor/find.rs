@@ -10,6 +10,7 @@
 use super::library::Library;
 use super::runpath::RunPaths;
 use crate::memory::objects::mapped;
+use crate::process::is_elevated;
 use crate::transport::plugin::own_file;
 use std::collections::HashSet;
 use std::ffi::OsStr;
@@ -134,14 +135,19 @@ fn in_packages_of(prefix: &Path) -> Vec<PathBuf> {
 
 impl Surroundings {
     fn here() -> Surroundings {
+        // With more rights than its starter the program looks where the linker does, not where it is told to.
+        let elevated = is_elevated();
         let folders = |name: &str| -> Vec<PathBuf> {
+            if elevated {
+                return Vec::new();
+            }
             std::env::var_os(name).map_or(Vec::new(), |value| std::env::split_paths(&value).collect())
         };
         let mapped = mapped();
         Surroundings {
             run_paths: RunPaths::of(&mapped, &STEMS),
             mapped,
-            prefixes: python_prefixes(),
+            prefixes: if elevated { Vec::new() } else { python_prefixes() },
             library_path: folders("LD_LIBRARY_PATH").into_iter().filter(|path| path.is_absolute()).collect(),
             linker_cache: fs::read("/etc/ld.so.cache").map_or(Vec::new(), |cache| in_linker_cache(&cache)),
             own: own_file(),

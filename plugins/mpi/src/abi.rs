@@ -119,6 +119,7 @@ extern "C" {
         comm: MPI_Comm,
         request: *mut MPI_Request,
     ) -> c_int;
+    pub fn MPI_Iprobe(from: c_int, tag: c_int, comm: MPI_Comm, flag: *mut c_int, status: *mut MPI_Status) -> c_int;
     pub fn MPI_Testsome(
         count: c_int,
         requests: *mut MPI_Request,

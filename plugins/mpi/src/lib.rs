@@ -339,12 +339,25 @@ fn completion(index: c_int, status: &MPI_Status, error: c_int) -> Completion {
     Completion { index: index as u32, error, source: status.MPI_SOURCE, cancelled, bytes }
 }
 
+/// Has MPI move what it holds back, without a request of ours: MPIs do so when they are asked for a message.
+fn progress() -> c_int {
+    let mut flag = 0;
+    let mut status = MaybeUninit::<MPI_Status>::uninit();
+    // SAFETY: MPI is running, its world is valid, and so are the places. Nothing is received.
+    unsafe { sys::MPI_Iprobe(sys::ANY_SOURCE, 0, sys::COMM_WORLD, &mut flag, status.as_mut_ptr()) }
+}
+
 unsafe extern "C" fn test_some(
     requests: *mut u64,
     count: usize,
     ended: *mut Completion,
     how_many: *mut usize,
 ) -> c_int {
+    if count == 0 {
+        // SAFETY: the caller gives a valid place.
+        unsafe { how_many.write(0) };
+        return progress();
+    }
     // SAFETY: the caller gives `count` requests.
     let requests = unsafe { std::slice::from_raw_parts_mut(requests, count) };
     // SAFETY: a constant of the MPI at hand is never written.

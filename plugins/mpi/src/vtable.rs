@@ -122,7 +122,8 @@ pub struct Vtable {
     /// Receives at most `len` bytes.
     pub irecv:
         unsafe extern "C" fn(comm: u64, bytes: *mut u8, len: u64, from: c_int, tag: c_int, request: *mut u64) -> c_int,
-    /// Makes progress; writes at most `count` completions and turns the requests that ended into [`NO_REQUEST`].
+    /// Makes progress, also without a request; writes at most `count` completions and turns the requests that ended into
+    /// [`NO_REQUEST`].
     pub test_some:
         unsafe extern "C" fn(requests: *mut u64, count: usize, ended: *mut Completion, how_many: *mut usize) -> c_int,
     /// Asks for the end of a request; `test_some` still reports it.

@@ -9,6 +9,9 @@ use std::fmt;
 /// The operations a reducing collective can have, by their place in a call's words.
 const OPERATIONS: [&str; 7] = ["no operation", "sum", "prod", "max", "min", "avg", "pre-multiplied sum"];
 
+/// In the place of a collective: a message.
+const SEND: u64 = 0xff;
+
 /// What all ranks of a collective must agree on, in two words: the elements; and the collective, the type, the operation
 /// (a byte each) and the root.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -39,9 +42,25 @@ impl Call {
     }
 }
 
+impl Call {
+    /// A message of so many bytes that a rank waits to send.
+    pub fn send(bytes: usize, to: Rank) -> Call {
+        Call([bytes as u64, SEND | u64::from(to.0) << 32])
+    }
+
+    /// To whom, if it is a message.
+    pub fn receiver(self) -> Option<u32> {
+        let [_, rest] = self.0;
+        (rest & 0xffff_ffff == SEND).then_some((rest >> 32) as u32)
+    }
+}
+
 impl fmt::Display for Call {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let [count, rest] = self.0;
+        if let Some(receiver) = self.receiver() {
+            return write!(f, "send of {count} bytes to rank {receiver}");
+        }
         let byte = |at: u32| usize::from((rest >> at) as u8);
         let dtype = DataType::from_code(byte(8) as i32);
         let (Some(collective), Some(dtype), Some(operation)) =
@@ -98,5 +117,8 @@ mod tests {
         let [two, three] = [2, 3].map(|scalar| call(Collective::AllReduce, 1, DataType::I8, scaled(scalar), 0));
         assert_eq!(two, three, "ranks may multiply by different scalars");
         assert_eq!(Call([u64::MAX; 2]).to_string(), "something unknown");
+        let send = Call::send(5, Rank(70_000));
+        assert_eq!((send.to_string().as_str(), send.receiver()), ("send of 5 bytes to rank 70000", Some(70_000)));
+        assert!(calls.iter().all(|(call, _)| call.receiver().is_none()));
     }
 }

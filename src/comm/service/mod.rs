@@ -12,6 +12,7 @@ mod diagnose;
 mod doors;
 mod monitor;
 mod net;
+mod quiet;
 mod reactor;
 mod ring;
 pub mod room;
@@ -30,6 +31,7 @@ pub use wire::{Credentials, Process};
 
 use crate::error::{Error, Result};
 use crate::fork::{self, PerProcess, Unshared};
+use crate::process::above_standard;
 use crate::topo::interface::{self, Filter, Interface};
 use crate::topo::machine::Machine;
 use crate::topo::nics;
@@ -168,6 +170,7 @@ impl Service {
         let listener = listen(interface.with_port(0))?;
         let addr = ServiceAddr(listener.local_addr()?);
         let (wake, woken) = UnixStream::pair()?;
+        let (wake, woken) = (above_standard(wake), above_standard(woken));
         woken.set_nonblocking(true)?;
         wake.set_nonblocking(true)?;
         let (commands, obeyed) = channel();

@@ -4,6 +4,7 @@
 use super::diagnose::{self, Inquiry};
 use super::reactor::Command;
 use super::ring::Watch;
+use super::status::SENDING;
 use super::{Credentials, Service, ServiceAddr, Status};
 use crate::error::{Error, Result};
 use crate::topo::Rank;
@@ -104,9 +105,18 @@ impl Monitor {
     /// Has the service find out whether those who are waited for call what this rank calls. Returns at once; if not,
     /// all ranks get an `InvalidUsage` that says so.
     pub fn compare(&self, waiting_for: &[Rank]) {
-        let others = waiting_for.iter().map(|rank| rank.0).collect();
+        self.ask(waiting_for, self.status.begun());
+    }
+
+    /// Has the service find out whether a rank that this one waits to send to waits to send to this one. Returns at once.
+    pub fn compare_send(&self, to: Rank) {
+        self.ask(&[to], SENDING);
+    }
+
+    fn ask(&self, ranks: &[Rank], number: u64) {
+        let others = ranks.iter().map(|rank| rank.0).collect();
         // Without a service nobody is asked; the wait has its limit all the same.
-        let _ = self.service.command(Command::Compare((self.comm.key, self.me.0), others));
+        let _ = self.service.command(Command::Compare((self.comm.key, self.me.0), others, number));
     }
 
     fn inquiry(&self) -> Inquiry<'_> {

@@ -2,8 +2,10 @@
 #![forbid(unsafe_code)]
 
 use super::conn::Conn;
+use super::quiet::Quiet;
 use super::wire::{Frame, Process, FRAME_LIMIT};
 use crate::admission::{Place, GRACE};
+use rustix::event::PollFlags;
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -66,6 +68,8 @@ pub struct Peer {
     pub role: Role,
     /// When it is closed whatever happens.
     pub deadline: Option<Instant>,
+    /// Watched among those on which mostly nothing happens.
+    rests: bool,
     /// When it was accepted, or began to end.
     pub since: Instant,
     /// What it holds until it has shown a secret.
@@ -78,14 +82,46 @@ pub struct Net {
     /// By number.
     pub peers: HashMap<u64, Peer>,
     next: u64,
+    quiet: Quiet,
 }
 
 impl Net {
     fn add(&mut self, conn: Conn, role: Role, place: Option<Place>) -> u64 {
         self.next += 1;
         let since = Instant::now();
-        self.peers.insert(self.next, Peer { conn, role, deadline: Some(since + PATIENCE), since, place });
+        self.peers.insert(self.next, Peer { conn, role, deadline: Some(since + PATIENCE), rests: false, since, place });
         self.next
+    }
+
+    /// What to poll for all that rest.
+    pub fn quiet(&self) -> &Quiet {
+        &self.quiet
+    }
+
+    /// The connections to be polled one by one.
+    pub fn polled(&self) -> impl Iterator<Item = (u64, &Peer)> + '_ {
+        let active = |peer: &Peer| !peer.rests || peer.conn.interest() != PollFlags::IN;
+        self.peers.iter().filter(move |(_, peer)| active(peer)).map(|(id, peer)| (*id, peer))
+    }
+
+    /// Nothing happens on a connection: a link is watched among the others from now on.
+    pub fn rest(&mut self, id: u64) {
+        let Some(peer) = self.peers.get_mut(&id) else { return };
+        let is_link = matches!(peer.role, Role::LinkIn { .. } | Role::LinkOut { .. });
+        if is_link && !peer.rests && peer.conn.interest() == PollFlags::IN {
+            peer.rests = self.quiet.watch(id, peer.conn.stream());
+        }
+    }
+
+    /// Those that rested and have something to hear.
+    pub fn roused(&mut self) -> Vec<u64> {
+        let roused = self.quiet.roused();
+        for id in &roused {
+            if let Some(peer) = self.peers.get_mut(id) {
+                peer.rests = false;
+            }
+        }
+        roused
     }
 
     /// Takes in a connection that has just been accepted.

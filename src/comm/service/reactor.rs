@@ -39,7 +39,7 @@ pub enum Command {
     /// A rank reports a failure, and the first collective that cannot be completed.
     Report(LocalRank, u64, Error),
     /// A rank gets no further and waits for these: do they call what it calls?
-    Compare(LocalRank, Vec<u32>),
+    Compare(LocalRank, Vec<u32>, u64),
     /// A rank leaves in good order; the sender hears when the others can know.
     Leave(LocalRank, Sender<()>),
     /// Keep what a rank that has left owes to others, until the time is over.
@@ -135,9 +135,11 @@ impl Reactor {
             fds.push(PollFd::new(&*self.listener, PollFlags::IN));
             fds.extend(self.fixed.iter().map(|(_, _, listener)| PollFd::new(&**listener, PollFlags::IN)));
         }
+        let listeners = 1..fds.len();
+        fds.extend(self.net.quiet().descriptor().map(|quiet| PollFd::from_borrowed_fd(quiet, PollFlags::IN)));
         let first = fds.len();
-        let ids: Vec<u64> = self.net.peers.keys().copied().collect();
-        fds.extend(self.net.peers.values().map(|peer| PollFd::new(peer.conn.stream(), peer.conn.interest())));
+        let ids: Vec<u64> = self.net.polled().map(|(id, _)| id).collect();
+        fds.extend(self.net.polled().map(|(_, peer)| PollFd::new(peer.conn.stream(), peer.conn.interest())));
         if let Err(error) = poll(&mut fds, Some(&until(next.unwrap_or(now + NAP), NAP))) {
             if error != rustix::io::Errno::INTR {
                 crate::info!("the service cannot poll: {error}");
@@ -145,9 +147,12 @@ impl Reactor {
             }
             return (Vec::new(), false);
         }
-        let ready =
-            ids.into_iter().zip(fds[first..].iter().map(PollFd::revents)).filter(|(_, events)| !events.is_empty());
-        (ready.collect(), fds[1..first].iter().any(|fd| !fd.revents().is_empty()))
+        let callers = fds[listeners].iter().any(|fd| !fd.revents().is_empty());
+        let polled: Vec<(u64, PollFlags)> = ids.into_iter().zip(fds[first..].iter().map(PollFd::revents)).collect();
+        let (mut ready, silent): (Vec<_>, Vec<_>) = polled.into_iter().partition(|(_, events)| !events.is_empty());
+        silent.into_iter().for_each(|(id, _)| self.net.rest(id));
+        ready.extend(self.net.roused().into_iter().map(|id| (id, PollFlags::IN)));
+        (ready, callers)
     }
 
     fn obey(&mut self) -> bool {
@@ -175,7 +180,7 @@ impl Reactor {
                 Command::Report(of, from, error) => self.ring.report(of, from, &error),
                 Command::Keep(departure, deadline) => self.departures.keep(departure, deadline),
                 Command::AwaitDepartures(done) => self.departures.wait(done),
-                Command::Compare(of, others) => self.ring.compare(&mut self.net, of, &others),
+                Command::Compare(of, others, number) => self.ring.compare(&mut self.net, of, &others, number),
                 Command::Leave(of, done) => {
                     let links = self.ring.leave(&mut self.net, of);
                     self.farewells.push(Farewell { deadline: Instant::now() + FAREWELL, links, heard: false, done });

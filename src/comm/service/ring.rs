@@ -10,7 +10,7 @@
 use super::diagnose::differs;
 use super::net::{LocalRank, Net, Role};
 use super::room::name_ranks;
-use super::status::{Loss, Status};
+use super::status::{Loss, Status, SENDING};
 use super::wire::{Answer, Credentials, Frame, Process};
 use super::{Call, ServiceAddr};
 use crate::error::Error;
@@ -230,9 +230,9 @@ impl Ring {
 
     /// A rank gets no further: asks those it waits for what they have called as the operation it is in. Whoever has not
     /// called it yet is merely late, and whoever does not answer is found by other means.
-    pub fn compare(&mut self, net: &mut Net, of: LocalRank, others: &[u32]) {
+    pub fn compare(&mut self, net: &mut Net, of: LocalRank, others: &[u32], number: u64) {
         let Some(entry) = self.entries.get(&of) else { return };
-        let (comm, number) = (entry.watch.comm, entry.watch.status.begun());
+        let comm = entry.watch.comm;
         for &rank in others.iter().filter(|&&rank| rank != of.1) {
             let Some(addr) = entry.watch.members.get(rank as usize) else { continue };
             let question = Frame::Query { comm, rank, number }.encode().into();
@@ -243,8 +243,19 @@ impl Ring {
     }
 
     fn heard_call(&mut self, of: LocalRank, rank: u32, number: u64, theirs: Call) {
-        let Some(ours) = self.entries.get(&of).and_then(|entry| entry.watch.status.call(number)) else { return };
-        if ours != theirs {
+        let Some(status) = self.entries.get(&of).map(|entry| entry.watch.status.clone()) else { return };
+        let Some(ours) = status.call(number) else { return };
+        if number == SENDING {
+            // Neither is wrong: another thread of theirs may come to receive.
+            if (ours.receiver(), theirs.receiver()) == (Some(rank), Some(of.1)) && status.tells_sending() {
+                let me = of.1;
+                let text = format!(
+                    "rank {me} waits in a {ours}, and rank {rank} in a {theirs}: neither receives. Messages in both \
+                     directions belong into one group (ncclGroupStart, ncclGroupEnd)"
+                );
+                crate::log::write(crate::log::Level::Warn, &text);
+            }
+        } else if ours != theirs {
             let error = Error::InvalidUsage(differs(number, (of.1, ours), (rank, theirs)));
             crate::info!("{error}");
             self.tell(of, &Loss { rank: of.1, from: Some(number), error }, None, None);

@@ -27,6 +27,9 @@ pub struct Loss {
     pub error: Error,
 }
 
+/// In the place of an operation's number: the message that a rank waits to send.
+pub const SENDING: u64 = u64::MAX;
+
 /// A call and the operation's number, which is 0 while the call is written. One thread at a time writes.
 #[derive(Default)]
 struct Noted {
@@ -37,6 +40,8 @@ struct Noted {
 /// One rank's state in one communicator.
 pub struct Status {
     calls: [Noted; KEPT],
+    sending: Noted,
+    has_told_sending: AtomicBool,
     begun: AtomicU64,
     finished: AtomicU64,
     /// The awaited rank and one, or 0.
@@ -52,6 +57,8 @@ impl Default for Status {
     fn default() -> Status {
         Status {
             calls: std::array::from_fn(|_| Noted::default()),
+            sending: Noted::default(),
+            has_told_sending: AtomicBool::new(false),
             begun: AtomicU64::new(0),
             finished: AtomicU64::new(0),
             waiting_for: AtomicU64::new(0),
@@ -97,7 +104,26 @@ impl Status {
 
     /// What was called as the operation with this number, if it has been begun and is not long past.
     pub fn call(&self, number: u64) -> Option<Call> {
+        if number == SENDING {
+            return self.sending.read(1);
+        }
         self.calls[number as usize % KEPT].read(number).filter(|_| number > 0)
+    }
+
+    /// The message that the rank has waited to send for a while, or none any more.
+    pub fn send(&self, message: Option<Call>) {
+        match message {
+            Some(message) => self.sending.write(1, message),
+            None => {
+                self.sending.number.store(0, Ordering::Relaxed);
+                self.has_told_sending.store(false, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Whether it is to be told now that the message cannot be sent; once for each wait.
+    pub fn tells_sending(&self) -> bool {
+        !self.has_told_sending.swap(true, Ordering::Relaxed)
     }
 
     /// Another collective has been finished.
@@ -222,7 +248,7 @@ mod tests {
     fn a_loss_fails_only_operations_that_cannot_be_completed() {
         let loss = |rank, from| Loss { rank, from, error: Error::Remote(format!("rank {rank} is lost")) };
         let status = Status::default();
-        (0..5).for_each(|_| drop(status.begin(Call::default())));
+        (1..=5).for_each(|number| assert_eq!(status.begin(Call::default()), number));
         status.lose(loss(1, None));
         status.lose(loss(2, Some(6)));
         status.lose(loss(2, Some(6)));
@@ -256,5 +282,10 @@ mod tests {
         assert_eq!(status.call(100), Some(Call([100, 0])));
         assert_eq!(status.call(37), Some(Call([37, 0])));
         assert!(status.call(36).is_none() && status.call(101).is_none());
+        assert_eq!(status.call(SENDING), None);
+        status.send(Some(Call([7, 7])));
+        assert!(status.call(SENDING) == Some(Call([7, 7])) && status.tells_sending() && !status.tells_sending());
+        status.send(None);
+        assert!(status.call(SENDING).is_none() && status.tells_sending());
     }
 }

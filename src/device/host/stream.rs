@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 use crate::error::{Error, Result};
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::fmt;
 use std::panic::{catch_unwind, AssertUnwindSafe};
@@ -22,6 +23,15 @@ struct Queue {
     worker: Option<ThreadId>,
     closed: bool,
     failure: Option<Error>,
+}
+
+thread_local! {
+    static WORKS: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether this is a stream's thread: what runs here is a job, and whatever is queued behind it waits for its end.
+pub fn is_worker() -> bool {
+    WORKS.get()
 }
 
 /// An ordered queue of jobs.
@@ -70,6 +80,7 @@ impl Stream {
     }
 
     fn work(&self) {
+        WORKS.set(true);
         let mut queue = self.locked();
         loop {
             if let Some(job) = queue.jobs.pop_front() {

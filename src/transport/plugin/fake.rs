@@ -1,5 +1,7 @@
 //! A make-believe MPI for tests: several worlds in one process, whose "processes" are the threads that call it.
 //!
+//! Sends of a bare header end at once, as small messages do with every MPI; longer ones when they are received.
+//!
 //! It matches messages as MPI must (in order between two ranks under one tag) and completes what is matched in an
 //! adversarial order: each test of a list completes some of the matched requests, chosen by a seed, and others later.
 
@@ -8,6 +10,7 @@ use super::card::Launch;
 use super::hub::Hub;
 use super::vtable::{state, thread_level, Completion, Hook, Vtable, World, ANY_SOURCE, NO_REQUEST, SUCCESS, VERSION};
 use super::Site;
+use crate::transport::header::HEADER;
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::ffi::{c_char, c_int};
@@ -27,6 +30,8 @@ struct Pending {
     order: u64,
     outcome: Option<Completion>,
     matched: Option<u64>,
+    /// The bytes of a send that has ended without its receiver.
+    copy: Option<Vec<u8>>,
 }
 
 #[derive(Default)]
@@ -41,6 +46,10 @@ struct State {
     planted: Vec<usize>,
     /// Ranks that have come to the barrier before the end.
     met: Vec<usize>,
+    /// Ranks that do not answer: what is sent to them stays on its way.
+    silent: Vec<usize>,
+    /// Ranks whose next send runs something on the thread that calls MPI, which then never returns.
+    ending: HashMap<usize, Box<dyn FnOnce() + Send>>,
     /// Ranks whose `MPI_Finalize` never returns.
     stuck: Vec<usize>,
     /// Ranks of the world that cannot learn what has ended.
@@ -106,7 +115,7 @@ impl Universe {
 
     /// Requests that have not been reported as ended.
     pub fn pending(&self) -> usize {
-        self.state.lock().unwrap().requests.len()
+        self.state.lock().unwrap().requests.values().filter(|one| one.copy.is_none()).count()
     }
 
     /// Makes the next send of a rank fail.
@@ -117,6 +126,18 @@ impl Universe {
     /// Makes each look of a rank at its requests fail.
     pub fn deafen(&self, rank: usize) {
         self.state.lock().unwrap().deaf.push(rank);
+    }
+
+    /// Keeps what is sent to a rank on its way until it answers again.
+    pub fn silence(&self, rank: usize, silent: bool) {
+        let mut state = self.state.lock().unwrap();
+        state.silent.retain(|&one| one != rank);
+        state.silent.extend(silent.then_some(rank));
+    }
+
+    /// Lets a rank's next send run something and never return, like an MPI that ends the process.
+    pub fn end_in_send(&self, rank: usize, act: impl FnOnce() + Send + 'static) {
+        self.state.lock().unwrap().ending.insert(rank, Box::new(act));
     }
 
     /// Lets a rank's `MPI_Finalize` never return.
@@ -248,6 +269,12 @@ unsafe extern "C" fn comm_free(comm: u64) -> c_int {
 }
 
 fn post(comm: u64, start: usize, len: u64, peer: i32, tag: i32, send: bool) -> Result<u64, c_int> {
+    if let Some(end) = here(|_, rank, state| if send { state.ending.remove(&rank) } else { None }) {
+        end();
+        loop {
+            std::thread::park();
+        }
+    }
     here(|_, rank, state| {
         if let Some(at) = state.planted.iter().position(|&planted| send && planted == rank) {
             state.planted.remove(at);
@@ -257,8 +284,30 @@ fn post(comm: u64, start: usize, len: u64, peer: i32, tag: i32, send: bool) -> R
         let order = state.next;
         let owner = state.comms[&comm].iter().position(|&member| member as usize == rank).unwrap();
         let len = len as usize;
-        let pending = Pending { owner, comm, peer, tag, start, len, send, order, outcome: None, matched: None };
-        state.requests.insert(order, pending);
+        let fresh = |order, start, copy| Pending {
+            owner,
+            comm,
+            peer,
+            tag,
+            start,
+            len,
+            send,
+            order,
+            outcome: None,
+            matched: None,
+            copy,
+        };
+        if send && len <= HEADER {
+            // SAFETY: the caller gives `len` bytes.
+            let copy = unsafe { std::slice::from_raw_parts(start as *const u8, len) }.to_vec();
+            state.requests.insert(order, fresh(order, copy.as_ptr() as usize, Some(copy)));
+            state.next += 1;
+            let told = Completion { source: owner as i32, bytes: len as u64, ..Completion::default() };
+            let ended = Pending { outcome: Some(told), matched: Some(order), ..fresh(state.next, start, None) };
+            state.requests.insert(state.next, ended);
+            return Ok(state.next);
+        }
+        state.requests.insert(order, fresh(order, start, None));
         Ok(order)
     })
 }
@@ -307,7 +356,9 @@ impl State {
             let out = &self.requests[&send];
             let fits = |receive: &&u64| {
                 let into = &self.requests[*receive];
-                into.matched.is_none()
+                let answers = !self.silent.contains(&(self.comms[&into.comm][into.owner] as usize));
+                answers
+                    && into.matched.is_none()
                     && (into.comm, into.tag, into.owner as i32) == (out.comm, out.tag, out.peer)
                     && (into.peer == ANY_SOURCE || into.peer == out.owner as i32)
             };
@@ -330,6 +381,8 @@ impl State {
         for id in [send, receive] {
             self.requests.get_mut(&id).unwrap().outcome = Some(told);
         }
+        // Who sent it has been told long ago.
+        self.requests.retain(|_, one| one.copy.is_none() || one.outcome.is_none());
     }
 }
 

@@ -3,7 +3,7 @@
 #![forbid(unsafe_code)]
 
 use super::calls::Calls;
-use super::thread::Worker;
+use super::thread::{self, Worker};
 use super::vtable::World;
 use crate::error::{Error, Result};
 use crate::memory::{Arena, Region};
@@ -18,6 +18,11 @@ use std::time::Duration;
 pub const CANCEL_PATIENCE: Duration = Duration::from_secs(1);
 /// How long a rank waits for the answer to a command that does not wait for other ranks.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(10);
+/// How long a process that ends waits for the thread to take note of that. Inside a call of MPI that waits for other ranks,
+/// or that will never return, it does not.
+const NOTICE_PATIENCE: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 3 });
+/// How long whoever needs an answer waits when the last one did not come.
+const LATER_PATIENCE: Duration = Duration::from_millis(100);
 /// How long `MPI_Finalize` may take once all ranks are about to call it.
 const FINALIZE_LIMIT: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 20 });
 
@@ -126,6 +131,8 @@ pub enum Command {
         /// It is done.
         answer: Sender<()>,
     },
+    /// End a rank's part in a communicator, which is freed when all that it has sent has left.
+    Part(usize),
     /// Do something.
     Run(Box<dyn FnOnce() + Send>),
     /// Say that all earlier commands have been carried out.
@@ -157,6 +164,8 @@ pub struct Shared {
     creating: AtomicBool,
     /// The program has finalised MPI.
     retired: AtomicBool,
+    /// An answer did not come in time, and none has come since.
+    unresponsive: AtomicBool,
     /// Why MPI cannot be used in this process any more.
     given_up: Mutex<Option<Error>>,
 }
@@ -193,9 +202,26 @@ impl Shared {
         self.usable()?;
         let (answer, answered) = channel();
         self.command(command(answer));
-        answered.recv_timeout(limit).unwrap_or_else(|_| {
+        // What is to be done by this very thread is not done while it waits.
+        let answer = if thread::is_this() { None } else { answered.recv_timeout(limit).ok() };
+        answer.unwrap_or_else(|| {
             Err(self.give_up(Error::Timeout(format!("{doing} did not return within {} ms", limit.as_millis()))))
         })
+    }
+
+    /// Waits for the answer to a command that does not wait for other ranks, unless it is to be given by the calling thread:
+    /// handlers of the process's end run on the thread that calls MPI when MPI ends the process.
+    fn wait_for<T>(&self, answered: &Receiver<T>, limit: Duration) -> Option<T> {
+        if thread::is_this() {
+            return None;
+        }
+        let limit = match self.unresponsive.load(Ordering::Relaxed) {
+            true => limit.min(LATER_PATIENCE),
+            false => limit,
+        };
+        let answer = answered.recv_timeout(limit).ok();
+        self.unresponsive.store(answer.is_none(), Ordering::Relaxed);
+        answer
     }
 }
 
@@ -228,6 +254,7 @@ impl Hub {
             bell: Condvar::new(),
             creating: AtomicBool::new(false),
             retired: AtomicBool::new(false),
+            unresponsive: AtomicBool::new(false),
             given_up: Mutex::new(None),
         });
         let worker = Worker::new(calls, shared.clone(), Box::new(before_init));
@@ -288,6 +315,15 @@ impl Hub {
     pub fn leave(&self, limit: Duration) -> Result<()> {
         if self.shared.retired.load(Ordering::Acquire) {
             return Ok(());
+        }
+        let gone = |why: &str| Err(self.shared.give_up(Error::Remote(why.to_string())));
+        if thread::is_this() {
+            return gone("MPI itself ends the process");
+        }
+        let (answer, answered) = channel();
+        self.shared.command(Command::Quiet(answer));
+        if self.shared.wait_for(&answered, NOTICE_PATIENCE.min(limit)).is_none() {
+            return gone("a thread is still in a call of MPI, which may never return");
         }
         match self.shared.ask(limit, "MPI_Barrier before MPI_Finalize", Command::Leave)? {
             true => self.shared.ask(limit.min(FINALIZE_LIMIT), "MPI_Finalize", Command::Finalize),
@@ -391,7 +427,7 @@ impl Link {
             let (answer, answered) = channel();
             self.shared.command(Command::Quiet(answer));
             // A thread that does not answer is stuck in MPI, which others find out.
-            let _ = answered.recv_timeout(ANSWER_PATIENCE);
+            let _ = self.shared.wait_for(&answered, ANSWER_PATIENCE);
         }
     }
 
@@ -400,18 +436,23 @@ impl Link {
         self.mailbox.waiting.store(false, Ordering::SeqCst);
         let (answer, answered) = channel();
         self.shared.command(Command::Cancel { comm: self.comm, answer });
-        if answered.recv_timeout(CANCEL_PATIENCE + ANSWER_PATIENCE).is_err() {
+        if self.shared.wait_for(&answered, CANCEL_PATIENCE + ANSWER_PATIENCE).is_none() {
             let text = "MPI did not return, so an operation could not be cancelled";
             self.shared.give_up(Error::Internal(text.to_string()));
             crate::log::warn(text);
         }
     }
 
-    /// Frees the communicator, on which only receives from anybody are pending.
-    pub fn free(&self) {
+    /// Leaves the communicator, on which only sends and receives from anybody are pending. It is freed when the sends have
+    /// ended. Where the program may call MPI next, this waits until nothing of ours is under way.
+    pub fn leave(&self) {
+        self.mailbox.waiting.store(false, Ordering::SeqCst);
+        if !self.exclusive {
+            return self.shared.command(Command::Part(self.comm));
+        }
         let (answer, answered) = channel();
         self.shared.command(Command::Free { comm: self.comm, answer });
         // A thread that does not answer is stuck in MPI; then nothing can be freed.
-        let _ = answered.recv_timeout(ANSWER_PATIENCE);
+        let _ = self.shared.wait_for(&answered, ANSWER_PATIENCE);
     }
 }

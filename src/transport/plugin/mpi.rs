@@ -241,6 +241,12 @@ impl Network for Mpi {
         Ok(())
     }
 
+    fn undelivered(&mut self) -> Vec<Rank> {
+        // What has failed is found by whoever uses the communicator next.
+        let _ = self.poll(&mut Vec::new());
+        self.peers.iter().filter(|peer| peer.queued > 0).map(|peer| peer.rank).collect()
+    }
+
     fn cancel(&mut self) {
         if !std::mem::replace(&mut self.cancelled, true) {
             self.io.link.cancel();
@@ -250,21 +256,39 @@ impl Network for Mpi {
     }
 }
 
-impl Drop for Mpi {
-    /// What was sent must have left before the communicator goes.
-    fn drop(&mut self) {
-        if self.cancelled {
-            return;
-        }
+impl Mpi {
+    /// Whether packets have not left.
+    fn owes(&self) -> bool {
+        self.peers.iter().any(|peer| peer.queued > 0)
+    }
+
+    /// Where the program may call MPI next, waits until the last bytes have left.
+    fn linger(&mut self) {
         let end = Instant::now() + LINGER;
         let mut done = Vec::new();
-        while self.peers.iter().any(|peer| peer.queued > 0) && Instant::now() < end {
+        while self.owes() && Instant::now() < end {
             if self.poll(&mut done).is_err() {
                 break;
             }
             std::thread::yield_now();
         }
         self.io.link.wait_for(false);
-        self.io.link.free();
+    }
+}
+
+impl Drop for Mpi {
+    /// What was sent leaves although its rank has: the thread that calls MPI sees to it.
+    fn drop(&mut self) {
+        if self.cancelled {
+            return;
+        }
+        if self.open > 0 {
+            // The memory of what is under way is the program's again.
+            return self.cancel();
+        }
+        if self.io.link.exclusive() && !super::thread::is_this() {
+            self.linger();
+        }
+        self.io.link.leave();
     }
 }

@@ -55,7 +55,11 @@ fn ranks_on_several_nodes_exchange_everything_over_mpi() {
         let universe = Universe::new(n, None, seed);
         threads(&setup(grid, &universe), |me, mux| everything(me, mux, n));
         assert!(universe.calls() > 100, "MPI was not used");
-        assert_eq!(universe.made_and_freed(), (1, 1));
+        let end = Instant::now() + Duration::from_secs(10);
+        while universe.made_and_freed() != (1, 1) {
+            assert!(Instant::now() < end, "{:?}", universe.made_and_freed());
+            std::thread::yield_now();
+        }
     }
 }
 
@@ -249,6 +253,96 @@ fn an_end_of_mpi_that_never_comes_does_not_keep_the_process() {
         assert_eq!(left.is_ok(), me == 1, "{left:?}");
         assert!(begin.elapsed() < Duration::from_secs(20));
     });
+}
+
+/// As MPI's own handler of fatal errors does, it ends the process in the middle of a call.
+#[test]
+fn an_exit_handler_on_the_thread_that_calls_mpi_does_not_wait_for_it() {
+    let (universe, setup) = two_nodes(37);
+    threads_with(2, |me, exchange| {
+        let mut mux = setup.open(me, exchange);
+        let mut bytes = vec![0; 100_000];
+        let all = [region(&mut bytes)];
+        if me == 0 {
+            let hub = hub(&setup, 0);
+            let (told, tells) = std::sync::mpsc::channel();
+            let left = hub.clone();
+            universe.end_in_send(0, move || {
+                let begin = Instant::now();
+                let left = left.leave(Duration::from_secs(1000));
+                told.send((left, begin.elapsed())).unwrap();
+            });
+            mux.send(0, Rank(1), envelope(0, 0), &all).unwrap();
+            let (left, took) = tells.recv_timeout(Duration::from_secs(20)).expect("the handler returns");
+            assert!(left.is_err() && took < Duration::from_secs(1), "{left:?} after {took:?}");
+            // On another thread nobody waits for long either, however many communicators there are.
+            let begin = Instant::now();
+            assert!(hub.leave(Duration::from_secs(1000)).is_err());
+            assert!(begin.elapsed() < Duration::from_secs(10));
+            std::mem::forget(mux);
+        }
+        exchange.allgather(Vec::new()).unwrap();
+    });
+}
+
+#[test]
+fn an_end_of_the_process_does_not_wait_for_a_call_of_mpi_that_does_not_return() {
+    let (universe, setup) = two_nodes(39);
+    threads_with(2, |me, exchange| {
+        let mut mux = setup.open(me, exchange);
+        if me == 0 {
+            universe.end_in_send(0, || {});
+            let mut bytes = [0; 8];
+            mux.send(0, Rank(1), envelope(0, 0), &[region(&mut bytes)]).unwrap();
+            let begin = Instant::now();
+            assert!(hub(&setup, 0).leave(Duration::from_secs(1000)).is_err());
+            assert!(begin.elapsed() < Duration::from_secs(10));
+            std::mem::forget(mux);
+        }
+        exchange.allgather(Vec::new()).unwrap();
+    });
+}
+
+#[test]
+fn a_rank_that_has_left_holds_up_nobody_and_what_it_sent_arrives() {
+    let (universe, setup) = two_nodes(41);
+    threads_with(2, |me, exchange| {
+        let mut mux = setup.open(me, exchange);
+        if me == 0 {
+            universe.silence(1, true);
+            let mut bytes = [0; 8];
+            for nth in 0..3 {
+                mux.send(nth, Rank(1), envelope(0, nth), &[region(&mut bytes)]).unwrap();
+            }
+            assert_eq!(mux.undelivered(), [Rank(1)]);
+            let begin = Instant::now();
+            drop(mux);
+            assert!(begin.elapsed() < Duration::from_millis(500), "{:?}", begin.elapsed());
+            // MPI can still be asked things, and other communicators made.
+            hub(&setup, me).look().unwrap();
+            std::thread::sleep(Duration::from_millis(200));
+            assert_eq!(universe.made_and_freed().1, 0, "freed with messages under way");
+            exchange.allgather(Vec::new()).unwrap();
+            exchange.allgather(Vec::new()).unwrap();
+            return;
+        }
+        exchange.allgather(Vec::new()).unwrap();
+        universe.silence(1, false);
+        let mut bytes = [1u8; 24];
+        let all = region(&mut bytes);
+        let sinks = [0, 1, 2].map(|nth| [all.part(8 * nth, 8)]);
+        let posts: Vec<_> =
+            (0..3).map(|nth| Post::Recv(0, envelope(0, nth as u64), Sink::Store(&sinks[nth]))).collect();
+        carry_out(&mut mux, &posts).unwrap();
+        assert_eq!(bytes, [0; 24]);
+        drop(mux);
+        exchange.allgather(Vec::new()).unwrap();
+    });
+    let end = Instant::now() + Duration::from_secs(10);
+    while universe.made_and_freed() != (1, 1) {
+        assert!(Instant::now() < end, "{:?}", universe.made_and_freed());
+        std::thread::yield_now();
+    }
 }
 
 #[test]

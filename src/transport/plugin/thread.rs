@@ -1,14 +1,19 @@
 //! The one thread of this process that calls MPI.
 //!
-//! It calls MPI only while something is under way: a transfer that is not complete, or a rank that waits for one. Between
+//! It calls MPI while something is under way: a transfer that is not complete, or a rank that waits for one. Between
 //! polls that find nothing it spins briefly, then gives way, then sleeps for some tens of microseconds, since there may
-//! be fewer processors than threads.
+//! be fewer processors than threads. With nothing under way it still polls now and then, since MPI moves bytes only while
+//! it is called: what it has taken and not sent yet, and what a peer can send only when this process answers. Where the
+//! program may call MPI only while Strata does not (`MPI_THREAD_SERIALIZED`), MPI is silent between operations instead.
+//!
+//! A communicator that its rank has left stays until MPI has sent all that was accepted for it.
 #![forbid(unsafe_code)]
 
 use super::calls::Calls;
 use super::hub::{locked, Bytes, Command, Event, Mailbox, Shared, Transfer, CANCEL_PATIENCE};
 use super::vtable::{state, thread_level, Completion, World, SUCCESS};
 use crate::error::{Error, Result};
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -20,18 +25,34 @@ const YIELDS: Duration = Duration::from_micros(200);
 /// What it sleeps between polls after that, at first. The longer nothing has ended, the longer it sleeps, as a part of that
 /// time: where many ranks share few processors their polling would take what their messages need.
 const NAP: Duration = Duration::from_micros(50);
-/// The longest sleep between polls.
+/// The longest sleep between polls while a rank waits.
 const LONGEST_NAP: Duration = Duration::from_millis(1);
+/// The same while something is under way for which no rank of this process waits.
+const LONGEST_UNAWAITED_NAP: Duration = Duration::from_millis(50);
+/// The same with nothing under way.
+const LONGEST_IDLE_NAP: Duration = Duration::from_secs(1);
 /// What has passed since something ended is so many times as long as a sleep.
 const WAIT_PER_NAP: u32 = 16;
 /// How long it goes on polling when nothing is under way any more, so that what MPI holds back still leaves.
 const LINGER: Duration = Duration::from_millis(2);
 /// How long a cancel waits for sends that nobody receives. They only read, and mostly nobody will ever take them.
 const SEND_PATIENCE: Duration = Duration::from_millis(100);
+/// How long sends may take to end when the program finalises MPI, or when all ranks have come to the end of it.
+const END_PATIENCE: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 10 });
+
+thread_local! {
+    static CALLS_MPI: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether the calling thread is the one that calls MPI, so that no command is carried out while it waits.
+pub fn is_this() -> bool {
+    CALLS_MPI.get()
+}
 
 struct Member {
     comm: u64,
-    mailbox: Arc<Mailbox>,
+    /// None once its rank has left it.
+    mailbox: Option<Arc<Mailbox>>,
 }
 
 /// What the thread has.
@@ -47,6 +68,8 @@ pub struct Worker {
     hooked: bool,
     exclusive: bool,
     troubled: bool,
+    /// The end of MPI has come, or is about to.
+    over: bool,
     last: Instant,
     idle_polls: u32,
 }
@@ -66,6 +89,7 @@ impl Worker {
             hooked: false,
             exclusive: false,
             troubled: false,
+            over: false,
             last: Instant::now(),
             idle_polls: 0,
         }
@@ -73,6 +97,7 @@ impl Worker {
 
     /// Carries out commands for ever.
     pub fn run(mut self) {
+        CALLS_MPI.set(true);
         loop {
             let commands = self.next();
             for command in commands {
@@ -91,7 +116,8 @@ impl Worker {
                 }
                 self.moved();
             }
-            if self.is_busy() && self.shared.usable().is_ok() && self.poll() {
+            if (self.is_busy() || self.watches()) && self.shared.usable().is_ok() && self.poll() {
+                self.free_left();
                 self.moved();
             }
         }
@@ -102,12 +128,31 @@ impl Worker {
         self.last = Instant::now();
     }
 
+    /// Whether a rank waits for something.
+    fn is_awaited(&self) -> bool {
+        self.comms.iter().flatten().filter_map(|member| member.mailbox.as_ref()).any(|mailbox| mailbox.is_awaited())
+    }
+
     /// Whether somebody needs MPI to be called.
     fn is_busy(&self) -> bool {
-        let waits = |member: &Member| member.mailbox.is_awaited();
         self.transfers.iter().any(|transfer| !transfer.idle)
-            || self.comms.iter().flatten().any(waits)
+            || self.is_awaited()
             || (!self.exclusive && !self.transfers.is_empty() && self.last.elapsed() < LINGER)
+    }
+
+    /// Whether MPI is called now and then although nothing is under way.
+    fn watches(&self) -> bool {
+        !self.comms.is_empty() && !self.exclusive && !self.troubled && !self.over
+    }
+
+    /// How long to sleep between two polls when nothing has ended for so long.
+    fn nap(&self, waited: Duration) -> Duration {
+        let longest = match () {
+            () if self.is_awaited() => LONGEST_NAP,
+            () if self.is_busy() => LONGEST_UNAWAITED_NAP,
+            () => LONGEST_IDLE_NAP,
+        };
+        (waited / WAIT_PER_NAP).clamp(NAP, longest)
     }
 
     /// Waits as long as it should, and returns the commands that have come.
@@ -115,7 +160,7 @@ impl Worker {
         let shared = self.shared.clone();
         let mut queue = locked(&shared.queue);
         while queue.commands.is_empty() {
-            if !self.is_busy() || shared.usable().is_err() {
+            if !(self.is_busy() || self.watches()) || shared.usable().is_err() {
                 queue.asleep = true;
                 queue = shared.bell.wait(queue).unwrap_or_else(|poisoned| poisoned.into_inner());
                 queue.asleep = false;
@@ -134,9 +179,14 @@ impl Worker {
                 break;
             }
             queue.asleep = true;
-            let nap = (waited / WAIT_PER_NAP).clamp(NAP, LONGEST_NAP);
-            (queue, _) = shared.bell.wait_timeout(queue, nap).unwrap_or_else(|poisoned| poisoned.into_inner());
+            let was_idle = !self.is_busy();
+            let woken = shared.bell.wait_timeout(queue, self.nap(waited));
+            let (again, slept) = woken.unwrap_or_else(|poisoned| poisoned.into_inner());
+            queue = again;
             queue.asleep = false;
+            if was_idle && !slept.timed_out() {
+                self.moved();
+            }
             break;
         }
         std::mem::take(&mut queue.commands)
@@ -149,11 +199,7 @@ impl Worker {
             Command::Init(answer) => drop(answer.send(self.init())),
             Command::Create { ranks, tag, mailbox, answer } => {
                 let made = self.hook().and_then(|()| self.calls.comm_create(&ranks, tag));
-                let numbered = made.map(|comm| {
-                    self.comms.push(Some(Member { comm, mailbox }));
-                    self.comms.len() - 1
-                });
-                drop(answer.send(numbered));
+                drop(answer.send(made.map(|comm| self.keep(comm, mailbox))));
             }
             Command::Post(transfer) => self.post(transfer),
             Command::Cancel { comm, answer } => {
@@ -164,6 +210,7 @@ impl Worker {
                 self.free(comm);
                 let _ = answer.send(());
             }
+            Command::Part(comm) => self.part(comm),
             Command::Run(job) => job(),
             Command::Quiet(answer) => {
                 let _ = answer.send(());
@@ -172,6 +219,16 @@ impl Worker {
             Command::Finalize(answer) => drop(answer.send(self.calls.finalize())),
             Command::Lend(..) => {}
         }
+    }
+
+    /// The number of a communicator that was made.
+    fn keep(&mut self, comm: u64, mailbox: Arc<Mailbox>) -> usize {
+        let place = self.comms.iter().position(Option::is_none).unwrap_or_else(|| {
+            self.comms.push(None);
+            self.comms.len() - 1
+        });
+        self.comms[place] = Some(Member { comm, mailbox: Some(mailbox) });
+        place
     }
 
     fn look(&mut self) -> Result<World> {
@@ -217,16 +274,15 @@ impl Worker {
                 self.transfers.push(transfer);
             }
             Err(error) => {
-                member.mailbox.put(event(transfer, -1, Err(error)));
+                if let Some(mailbox) = &member.mailbox {
+                    mailbox.put(event(transfer, -1, Err(error)));
+                }
             }
         }
     }
 
     /// Makes progress; whether anything ended.
     fn poll(&mut self) -> bool {
-        if self.requests.is_empty() {
-            return false;
-        }
         if let Err(error) = self.calls.test_some(&mut self.requests, &mut self.ended) {
             self.fail_all(error);
             return true;
@@ -260,7 +316,14 @@ impl Worker {
             (0, error) => Err(self.calls.error(if transfer.send { "MPI_Isend" } else { "MPI_Irecv" }, error)),
             _ => return,
         };
-        member.mailbox.put(event(transfer, completion.source, outcome));
+        match &member.mailbox {
+            Some(mailbox) => mailbox.put(event(transfer, completion.source, outcome)),
+            None => {
+                if let Err(error) = outcome {
+                    crate::info!("a communicator that its rank has left: {error}");
+                }
+            }
+        }
     }
 
     /// MPI itself has failed: every communicator learns it.
@@ -270,11 +333,14 @@ impl Worker {
         let transfers = std::mem::take(&mut self.transfers);
         self.requests.clear();
         for transfer in transfers {
-            if let Some(Some(member)) = self.comms.get(transfer.comm) {
+            let member = self.comms.get(transfer.comm).and_then(Option::as_ref);
+            if let Some(mailbox) = member.and_then(|member| member.mailbox.as_ref()) {
                 // MPI may still write to what it was given, so our buffers are not used again.
                 let (id, outcome) = (transfer.id, Err(error.clone()));
                 std::mem::forget(transfer.bytes);
-                member.mailbox.put(Event { id, source: -1, outcome, buffer: None });
+                mailbox.put(Event { id, source: -1, outcome, buffer: None });
+            } else {
+                std::mem::forget(transfer.bytes);
             }
         }
     }
@@ -349,6 +415,35 @@ impl Worker {
         }
     }
 
+    /// Ends a rank's part in a communicator: it takes nothing any more, and what it has sent goes on leaving.
+    fn part(&mut self, comm: usize) {
+        if self.shared.usable().is_err() {
+            return;
+        }
+        self.cancel_receives(comm);
+        // Until MPI has confirmed that they are gone.
+        self.transfers.iter_mut().filter(|transfer| transfer.comm == comm).for_each(|transfer| transfer.idle = false);
+        if let Some(Some(member)) = self.comms.get_mut(comm) {
+            member.mailbox = None;
+        }
+        self.free_left();
+    }
+
+    /// Frees the communicators that their ranks have left and on which nothing is pending.
+    fn free_left(&mut self) {
+        for place in 0..self.comms.len() {
+            let left = self.comms[place].as_ref().is_some_and(|member| member.mailbox.is_none());
+            if !left || self.pending(place, |_| true) {
+                continue;
+            }
+            if let Some(member) = self.comms[place].take() {
+                if let Err(error) = self.calls.comm_free(member.comm) {
+                    crate::info!("{error}");
+                }
+            }
+        }
+    }
+
     /// Polls a little longer: MPI may have taken more than it has sent, and the last acknowledgements are on their way.
     fn linger(&mut self) {
         let end = Instant::now() + LINGER;
@@ -368,19 +463,33 @@ impl Worker {
         if self.troubled {
             return Err(left());
         }
-        if !self.settle() {
+        self.over = true;
+        self.linger();
+        let receives = |transfer: &Transfer| !transfer.send;
+        let mut settled = true;
+        for comm in 0..self.comms.len() {
+            self.cancel_receives(comm);
+            settled &= self.drain(comm, receives, SEND_PATIENCE);
+        }
+        if !settled {
             return Err(left());
         }
-        self.calls.barrier().map(|()| true)
+        // Meanwhile sends go on leaving, for as long as there is a rank that may still want them.
+        self.calls.barrier()?;
+        match self.settle() {
+            true => Ok(true),
+            false => Err(left()),
+        }
     }
 
     /// Ends what is pending on all communicators; whether all of it has ended.
     fn settle(&mut self) -> bool {
         self.linger();
+        let end = Instant::now() + if self.troubled { SEND_PATIENCE } else { END_PATIENCE };
         let mut settled = true;
         for comm in 0..self.comms.len() {
             self.cancel_receives(comm);
-            settled &= self.drain(comm, |_| true, SEND_PATIENCE);
+            settled &= self.drain(comm, |_| true, end.saturating_duration_since(Instant::now()).max(SEND_PATIENCE));
         }
         settled
     }
@@ -388,8 +497,11 @@ impl Worker {
     /// The program finalises MPI on the calling thread, which has been lent this: from here on MPI is not called any more.
     pub fn retire(&mut self) {
         self.initialised = false;
+        self.over = true;
         if self.shared.usable().is_ok() {
+            CALLS_MPI.set(true);
             self.settle();
+            CALLS_MPI.set(false);
         }
         let text = "the program has finalised MPI, which carried what goes between nodes; communicators have to be \
                     destroyed before";

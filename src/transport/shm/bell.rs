@@ -11,6 +11,7 @@
 
 use super::segment::Segment;
 use crate::error::{Error, Result};
+use crate::process::above_standard;
 use rustix::thread::futex;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
@@ -42,7 +43,7 @@ fn address(name: u64) -> std::io::Result<SocketAddr> {
 /// Makes a doorbell that rings at this (random) name.
 pub fn doorbell(name: u64) -> Result<UnixDatagram> {
     let make = || {
-        let socket = UnixDatagram::bind_addr(&address(name)?)?;
+        let socket = above_standard(UnixDatagram::bind_addr(&address(name)?)?);
         socket.set_nonblocking(true)?;
         Ok(socket)
     };
@@ -52,7 +53,7 @@ pub fn doorbell(name: u64) -> Result<UnixDatagram> {
 impl Bells {
     /// `names` are the doorbells of the local ranks; `doorbell` is our own, if we wait for sockets.
     pub fn new(segment: Arc<Segment>, local: usize, names: Vec<u64>, doorbell: Option<UnixDatagram>) -> Result<Bells> {
-        let hammer = UnixDatagram::unbound()?;
+        let hammer = above_standard(UnixDatagram::unbound()?);
         hammer.set_nonblocking(true)?;
         Ok(Bells { segment, local, names, doorbell, hammer, woken: AtomicBool::new(false) })
     }

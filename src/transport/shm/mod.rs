@@ -70,6 +70,8 @@ struct Inflow {
     slot: u32,
     posted: Posted,
     received: usize,
+    /// Bytes that had been fetched from the sender's memory before.
+    fetched: usize,
 }
 
 /// Another rank of this node.
@@ -106,6 +108,8 @@ pub struct Shm {
     board: Option<Board>,
     /// Polls since the rings were looked at.
     board_polls: u32,
+    /// What shows to ranks of this process that we are one.
+    _presence: open::Presence,
 }
 
 fn header(kind: Kind, envelope: Envelope, bytes: usize, slot: u32, body: usize) -> Header {
@@ -283,7 +287,7 @@ impl Shm {
         match Pull::new(index, peer.rank, peer.reach, header.slot, &listing, posted) {
             Ok(pull) => self.pulls.push_back(pull),
             Err(posted) => {
-                peer.inflows.push(Inflow { slot: header.slot, posted: *posted, received: 0 });
+                peer.inflows.push(Inflow { slot: header.slot, posted: *posted, received: 0, fetched: 0 });
                 set_bit(&self.segment.control(peer.local, self.local).granted.0, header.slot);
                 self.bells.ring(peer.local);
             }
@@ -388,7 +392,10 @@ impl Shm {
             return Err(Error::Internal(format!("rank {} sent bytes nobody asked for", peer.rank)));
         };
         let inflow = &mut peer.inflows[at];
-        inflow.posted.target.consume(header.bytes, body);
+        let known = inflow.fetched.saturating_sub(header.bytes).min(body.len());
+        if known < body.len() {
+            inflow.posted.target.consume(header.bytes + known, body.part(known, body.len() - known));
+        }
         inflow.received += body.len();
         if inflow.received == inflow.posted.target.bytes() {
             done.push(peer.inflows.swap_remove(at).posted.token);
@@ -434,7 +441,10 @@ impl Shm {
             let peer = &self.peers[pull.peer];
             let control = self.segment.control(peer.local, self.local);
             let before = pull.left();
-            pull.advance(budget, control, staging)?;
+            if !pull.advance(budget, control, staging)? {
+                self.ask_for_the_rest();
+                continue;
+            }
             budget = budget.saturating_sub(before - pull.left());
             if pull.left() > 0 {
                 return Ok(());
@@ -444,6 +454,20 @@ impl Shm {
             done.extend(self.pulls.pop_front().map(|pull| pull.posted.token));
         }
         Ok(())
+    }
+
+    /// Has the first message that is being fetched come through the ring instead, and all later ones of its sender.
+    fn ask_for_the_rest(&mut self) {
+        let Some(pull) = self.pulls.pop_front() else { return };
+        let peer = &mut self.peers[pull.peer];
+        if let Reach::Kernel { pid } = peer.reach {
+            peer.reach = Reach::Ring { pid };
+            crate::info!("rank {} may not be read any more: {}", peer.rank, peer.reach);
+        }
+        let fetched = pull.done();
+        peer.inflows.push(Inflow { slot: pull.slot, posted: pull.posted, received: 0, fetched });
+        set_bit(&self.segment.control(peer.local, self.local).granted.0, pull.slot);
+        self.bells.ring(peer.local);
     }
 
     /// Whether `poll` would find something; the second look before a sleep.

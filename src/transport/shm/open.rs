@@ -13,15 +13,17 @@ use super::segment::Segment;
 use super::{Peer, Shm};
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::memory::shared::open_peer;
+use crate::fork::PerProcess;
+use crate::memory::shared::{self, open_peer};
+use crate::process::{above_standard, check_file_size};
 use crate::topo::{Grid, Rank};
 use crate::transport::streams::Streams;
 use crate::transport::Exchange;
-use rustix::fs::MemfdFlags;
-use std::collections::VecDeque;
+use rustix::fs::{FallocateFlags, MemfdFlags};
+use std::collections::{HashSet, VecDeque};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::PathBuf;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Ways to share a segment; tests close some of them.
 #[derive(Debug, Clone, Copy)]
@@ -36,8 +38,11 @@ pub struct Ways {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Card {
     pid: u64,
-    process: u64,
-    process_at: u64,
+    presence: u64,
+    presence_at: u64,
+    /// Without a heap nothing of the rank's is ever listed.
+    heap_fd: u64,
+    heap_inode: u64,
     wants: u64,
     doorbell: u64,
     fd: u64,
@@ -58,8 +63,10 @@ impl Card {
     fn encode(&self) -> Vec<u8> {
         words(&[
             self.pid,
-            self.process,
-            self.process_at,
+            self.presence,
+            self.presence_at,
+            self.heap_fd,
+            self.heap_inode,
             self.wants,
             self.doorbell,
             self.fd,
@@ -73,13 +80,15 @@ impl Card {
         let at = |index| word(bytes, index);
         Ok(Card {
             pid: at(0)?,
-            process: at(1)?,
-            process_at: at(2)?,
-            wants: at(3)?,
-            doorbell: at(4)?,
-            fd: at(5)?,
-            inode: at(6)?,
-            namespace: at(7)?,
+            presence: at(1)?,
+            presence_at: at(2)?,
+            heap_fd: at(3)?,
+            heap_inode: at(4)?,
+            wants: at(5)?,
+            doorbell: at(6)?,
+            fd: at(7)?,
+            inode: at(8)?,
+            namespace: at(9)?,
         })
     }
 }
@@ -92,16 +101,35 @@ pub fn random() -> Result<u64> {
     Ok(u64::from_ne_bytes(bytes))
 }
 
-/// A number that tells this process from all others; forked children share it, but not their process number.
-fn process() -> Result<&'static u64> {
-    static PROCESS: OnceLock<u64> = OnceLock::new();
-    match PROCESS.get() {
-        Some(process) => Ok(process),
-        None => {
-            let number = random()?;
-            Ok(PROCESS.get_or_init(|| number))
-        }
+/// A random number of one rank in the memory of its process. Ranks that find each other's numbers in their own memory have
+/// one memory; a process whose memory has a rank's number at the rank's address is the rank's. Process numbers tell less:
+/// they differ between PID namespaces, and a forked child has what its parent's memory had.
+#[derive(Debug)]
+pub struct Presence(Box<u64>);
+
+/// The numbers of this process's ranks.
+static PRESENT: PerProcess<Mutex<HashSet<u64>>> = PerProcess::new(Mutex::default);
+
+impl Presence {
+    fn new() -> Result<Presence> {
+        let presence = Presence(Box::new(random()?));
+        present().insert(*presence.0);
+        Ok(presence)
     }
+
+    fn address(&self) -> u64 {
+        std::ptr::from_ref(&*self.0) as u64
+    }
+}
+
+impl Drop for Presence {
+    fn drop(&mut self) {
+        present().remove(&self.0);
+    }
+}
+
+fn present() -> MutexGuard<'static, HashSet<u64>> {
+    PRESENT.get().lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The name space our process number belongs to; 0 when the system does not tell.
@@ -111,7 +139,9 @@ fn namespace() -> u64 {
 
 fn memory_file(ranks: usize) -> Result<OwnedFd> {
     let failed = |error: rustix::io::Errno| Error::System(format!("making the node's shared segment: {error}"));
-    let file = rustix::fs::memfd_create("strata-segment", MemfdFlags::CLOEXEC).map_err(failed)?;
+    let file = above_standard(rustix::fs::memfd_create("strata-segment", MemfdFlags::CLOEXEC).map_err(failed)?);
+    check_file_size(Segment::bytes(ranks) as u64)
+        .map_err(|error| Error::System(format!("making the node's shared segment: {error}")))?;
     rustix::fs::ftruncate(&file, Segment::bytes(ranks) as u64).map_err(failed)?;
     Ok(file)
 }
@@ -126,10 +156,19 @@ impl NamedFile {
     fn new(ranks: usize) -> Result<NamedFile> {
         use std::os::unix::fs::OpenOptionsExt;
         let path = PathBuf::from(format!("/dev/shm/strata-{:016x}", random()?));
-        let file = std::fs::OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&path)?;
-        let named = NamedFile { path, file };
-        named.file.set_len(Segment::bytes(ranks) as u64)?;
-        Ok(named)
+        let bytes = Segment::bytes(ranks) as u64;
+        let make = || {
+            check_file_size(bytes)?;
+            let file = std::fs::OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&path)?;
+            let named = NamedFile { path: path.clone(), file: above_standard(file) };
+            // All of it at once: /dev/shm may be smaller, and then a rank that touches a page of the file is killed.
+            let take = || rustix::fs::fallocate(&named.file, FallocateFlags::empty(), 0, bytes);
+            rustix::io::retry_on_intr(take)?;
+            Ok(named)
+        };
+        make().map_err(|error: std::io::Error| {
+            Error::System(format!("making the node's shared segment of {bytes} bytes in /dev/shm: {error}"))
+        })
     }
 }
 
@@ -143,11 +182,34 @@ impl Drop for NamedFile {
 struct Agreement {
     segment: Option<Segment>,
     usable: Vec<bool>,
+    /// Whether all ranks of the node can map all others' allocations.
+    maps: bool,
 }
 
-fn mapped_by(exchange: &mut dyn Exchange, mapped: bool) -> Result<Vec<bool>> {
-    let told = exchange.allgather(vec![u8::from(mapped)])?;
-    Ok(told.iter().map(|told| told == &[1]).collect())
+/// A rank's word on what it has mapped: the node's segment, the others' heaps.
+const SEGMENT: u8 = 1;
+const HEAPS: u8 = 2;
+
+fn mapped_by(exchange: &mut dyn Exchange, segment: bool, heaps: bool) -> Result<Vec<u8>> {
+    let told = exchange.allgather(vec![u8::from(segment) * SEGMENT + u8::from(heaps) * HEAPS])?;
+    Ok(told.iter().map(|told| told.first().copied().unwrap_or(0)).collect())
+}
+
+fn has(told: &[u8], what: u8) -> Vec<bool> {
+    told.iter().map(|told| told & what != 0).collect()
+}
+
+impl Card {
+    /// Whether a process number of this rank names its process to `other` too, as far as anybody knows.
+    fn counts_with(&self, other: &Card) -> bool {
+        self.namespace == other.namespace || self.namespace == 0 || other.namespace == 0
+    }
+
+    /// Whether we have this rank's heap open.
+    fn is_met_by(&self, mine: &Card) -> bool {
+        let own = self.heap_inode == mine.heap_inode;
+        (own || self.counts_with(mine)) && shared::meet(self.pid as u32, self.heap_fd as u32, self.heap_inode)
+    }
 }
 
 fn agree(
@@ -160,26 +222,35 @@ fn agree(
 ) -> Result<Agreement> {
     let members = grid.members(grid.node(me));
     let wants = cards[me.index()].wants != 0 && members.len() > 1;
-    let leader = cards[members[0].index()];
+    let mine = &cards[me.index()];
+    let leader = &cards[members[0].index()];
     let file = match own {
         Some(file) => Some(file),
-        None if wants && ways.proc => open_peer(leader.pid as u32, leader.fd as u32, leader.inode),
+        None if wants && ways.proc && leader.counts_with(mine) => {
+            open_peer(leader.pid as u32, leader.fd as u32, leader.inode)
+        }
         None => None,
     };
     let map = |file: &_| Segment::map(file, members.len()).ok();
     let mut segment = file.as_ref().filter(|_| wants && ways.proc).and_then(map);
     // The leader's file stays open until everybody has it.
-    let mut usable = mapped_by(exchange, segment.is_some())?;
+    let heaps = wants && members.iter().all(|rank| cards[rank.index()].is_met_by(mine));
+    let told = mapped_by(exchange, segment.is_some(), heaps)?;
+    let (mut usable, heaps) = (has(&told, SEGMENT), has(&told, HEAPS));
+    let maps = members.iter().all(|rank| heaps[rank.index()]);
     drop(file);
     let broken = |rank: &Rank| {
         cards[rank.index()].wants != 0 && grid.members(grid.node(*rank)).len() > 1 && !usable[rank.index()]
     };
     let is_broken: Vec<bool> = grid.node_ids().map(|node| grid.members(node).iter().any(broken)).collect();
     if !is_broken.contains(&true) {
-        return Ok(Agreement { segment, usable });
+        return Ok(Agreement { segment, usable, maps });
     }
     let ours_is_broken = is_broken[grid.node(me).index()];
-    let named = if ours_is_broken && me == members[0] && ways.file { NamedFile::new(members.len()).ok() } else { None };
+    let makes = ours_is_broken && me == members[0] && ways.file;
+    let named = makes.then(|| NamedFile::new(members.len())).and_then(|made| {
+        made.inspect_err(|error| crate::log::warn(&format!("{error}; the ranks of this node use TCP"))).ok()
+    });
     let path = named.as_ref().map(|named| named.path.as_os_str().as_encoded_bytes().to_vec()).unwrap_or_default();
     let paths = exchange.allgather(path)?;
     if ours_is_broken {
@@ -187,11 +258,11 @@ fn agree(
         let file = std::fs::OpenOptions::new().read(true).write(true).open(path).ok();
         segment = file.filter(|_| wants && ways.file).and_then(|file| Segment::map(file, members.len()).ok());
     }
-    usable = mapped_by(exchange, segment.is_some())?;
+    usable = has(&mapped_by(exchange, segment.is_some(), false)?, SEGMENT);
     if !usable[me.index()] && wants {
         crate::log::warn(&format!("rank {me} cannot use its node's shared memory and uses TCP instead"));
     }
-    Ok(Agreement { segment, usable })
+    Ok(Agreement { segment, usable, maps })
 }
 
 /// Opens the shared memory of a communicator. All ranks call it together. `sockets`: the ranks it does not reach are
@@ -204,14 +275,17 @@ pub fn open(
     sockets: bool,
     exchange: &mut dyn Exchange,
 ) -> Result<Shm> {
-    let process = process()?;
+    let presence = Presence::new()?;
     let members = grid.members(grid.node(me));
     let own = if me == members[0] { Some(memory_file(members.len())?) } else { None };
     let inode = |file: &OwnedFd| rustix::fs::fstat(file).map(|stat| stat.st_ino);
+    let (heap_fd, heap_inode) = shared::heap().unwrap_or((u32::MAX, 0));
     let card = Card {
         pid: std::process::id().into(),
-        process: *process,
-        process_at: std::ptr::from_ref(process) as u64,
+        presence: *presence.0,
+        presence_at: presence.address(),
+        heap_fd: heap_fd.into(),
+        heap_inode,
         wants: config.shm.into(),
         doorbell: random()?,
         fd: own.as_ref().map_or(u64::MAX, |file| file.as_raw_fd() as u64),
@@ -223,7 +297,7 @@ pub fn open(
     if cards.len() != grid.nranks() {
         return Err(Error::Internal(format!("{} ranks answered of {}", cards.len(), grid.nranks())));
     }
-    let Agreement { segment, usable } = agree(me, grid, &cards, own, ways, exchange)?;
+    let Agreement { segment, usable, maps } = agree(me, grid, &cards, own, ways, exchange)?;
     let (segment, reached, local) = match segment {
         Some(segment) => {
             let others = members.iter().copied().filter(|&rank| rank != me && usable[rank.index()]);
@@ -245,7 +319,7 @@ pub fn open(
         .map(|&rank| peer(rank, grid.local(rank), local, &cards[rank.index()], &card, &segment, config))
         .collect();
     let complete = members.len() > 1 && members.iter().all(|rank| usable[rank.index()]);
-    let maps = peers.iter().all(|peer| !matches!(peer.reach, Reach::Ring { .. }));
+    let maps = maps && peers.iter().all(|peer| !matches!(peer.reach, Reach::Ring { .. }));
     let board = complete.then(|| Board::new(segment.clone(), bells.clone(), local, members.to_vec(), maps));
     Ok(Shm {
         board,
@@ -260,14 +334,15 @@ pub fn open(
         cancelled: false,
         bells,
         segment,
+        _presence: presence,
     })
 }
 
 fn peer(rank: Rank, local: usize, me: usize, card: &Card, mine: &Card, segment: &Segment, config: &Config) -> Peer {
     let pid = card.pid as u32;
-    let reach = if (card.pid, card.process) == (mine.pid, mine.process) {
+    let reach = if present().contains(&card.presence) {
         Reach::SameProcess
-    } else if config.cma && probe(pid, card.process_at, card.process) {
+    } else if config.cma && card.counts_with(mine) && probe(pid, card.presence_at, card.presence) {
         Reach::Kernel { pid }
     } else {
         Reach::Ring { pid }
@@ -276,7 +351,8 @@ fn peer(rank: Rank, local: usize, me: usize, card: &Card, mine: &Card, segment: 
     // Elsewhere the number means another process, or none.
     let process = rustix::process::Pid::from_raw(pid as i32)
         .filter(|_| mine.namespace != 0 && card.namespace == mine.namespace && card.pid != mine.pid)
-        .and_then(|pid| rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).ok());
+        .and_then(|pid| rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).ok())
+        .map(above_standard);
     Peer {
         rank,
         local,

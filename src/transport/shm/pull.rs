@@ -137,8 +137,14 @@ impl Pull {
         self.posted.target.bytes() - self.done
     }
 
-    /// Fetches up to `most` bytes (a few more, to end between elements). `control` is the sender's direction.
-    pub fn advance(&mut self, most: usize, control: &Control, staging: Region) -> Result<()> {
+    /// Bytes that have been fetched.
+    pub fn done(&self) -> usize {
+        self.done
+    }
+
+    /// Fetches up to `most` bytes (a few more, to end between elements). `control` is the sender's direction. False: this
+    /// process may not read the sender's memory any more, since one of the two has given up rights.
+    pub fn advance(&mut self, most: usize, control: &Control, staging: Region) -> Result<bool> {
         // The sender sets `cancelled`, then waits until `reading` is not set; we set `reading`, then look at
         // `cancelled`. Both sequentially consistent: whoever comes second sees the other.
         control.reading.0.store(1, Ordering::SeqCst);
@@ -151,16 +157,19 @@ impl Pull {
         result
     }
 
-    fn fetch(&mut self, most: usize, staging: Region) -> Result<()> {
+    fn fetch(&mut self, most: usize, staging: Region) -> Result<bool> {
         let end = self.done + most.min(self.left());
         while self.done < end {
             let left = end - self.done;
             self.done += match &self.source {
                 Source::Here { pieces, .. } => self.take_here(pieces, left, staging),
-                Source::There { pieces, pid } => self.take_there(pieces, *pid, left, staging)?,
+                Source::There { pieces, pid } => match self.take_there(pieces, *pid, left, staging)? {
+                    Some(taken) => taken,
+                    None => return Ok(false),
+                },
             };
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Takes the next run of bytes that lie in our address space.
@@ -184,8 +193,8 @@ impl Pull {
         grain
     }
 
-    /// Has the kernel copy the next bytes.
-    fn take_there(&self, pieces: &Pieces, pid: u32, left: usize, staging: Region) -> Result<usize> {
+    /// Has the kernel copy the next bytes; `None` where it refuses.
+    fn take_there(&self, pieces: &Pieces, pid: u32, left: usize, staging: Region) -> Result<Option<usize>> {
         let target = &self.posted.target;
         let grain = target.grain();
         let mut into: SmallVec<[Region; 16]> = SmallVec::new();
@@ -203,7 +212,10 @@ impl Pull {
             }
         };
         pieces.runs(self.done, wanted, MAX_PIECES, &mut from);
-        let got = read_process(pid, &into, &from).map_err(|error| self.explain(&error, pid, &into))?;
+        let got = match read_process(pid, &into, &from) {
+            Err(error) if error.raw_os_error() == Some(libc::EPERM) => return Ok(None),
+            got => got.map_err(|error| self.explain(&error, pid, &into))?,
+        };
         let got = got - got % grain;
         if got == 0 {
             return Err(Error::Remote(format!("the memory of rank {} (process {pid}) cannot be read", self.rank)));
@@ -211,7 +223,7 @@ impl Pull {
         if direct.is_none() {
             target.consume(self.done, staged.part(0, got));
         }
-        Ok(got)
+        Ok(Some(got))
     }
 
     fn explain(&self, error: &std::io::Error, pid: u32, into: &[Region]) -> Error {
@@ -294,7 +306,7 @@ mod tests {
         let reach = Reach::Kernel { pid: std::process::id() };
         let pull = Pull::new(0, Rank(3), reach, 0, &listing, posted);
         let mut staging = Arena::new(STAGING_BUFFER);
-        pull.expect("it can be reached").fetch(from.len(), staging.region())
+        pull.expect("it can be reached").fetch(from.len(), staging.region()).map(|read| assert!(read, "it may be read"))
     }
 
     #[test]

@@ -7,9 +7,9 @@
 #![forbid(unsafe_code)]
 
 use super::frame::{same_secret, Greeting, Secret};
+use crate::admission::{self, Place, TRANSPORTS};
 use crate::error::{Error, Result};
 use crate::fork::{self, Unshared};
-use crate::log::Level;
 use crate::transport::header::HEADER;
 use std::io::{ErrorKind, Read};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
@@ -21,10 +21,8 @@ const SPARE_PLACES: usize = 64;
 const PATIENCE: Duration = Duration::from_secs(10);
 /// The same while others wait for its place.
 const PATIENCE_WHEN_FULL: Duration = Duration::from_secs(1);
-/// How long no caller is let in after the system could not give a descriptor for one.
+/// How long no caller is let in when the process has no descriptor or place for one.
 const PAUSE: Duration = Duration::from_millis(100);
-/// Strangers that are logged; beyond them it looks like an attack on the log.
-const LOGGED_STRANGERS: u32 = 20;
 
 struct Caller {
     number: u64,
@@ -33,6 +31,8 @@ struct Caller {
     since: Instant,
     greeting: [u8; HEADER],
     have: usize,
+    /// What it holds beyond the places of the peers.
+    _place: Option<Place>,
 }
 
 /// What became of a caller that was heard.
@@ -50,10 +50,10 @@ pub struct Door {
     listener: Unshared<TcpListener>,
     secret: Secret,
     callers: Vec<Caller>,
-    places: usize,
+    /// Connections that the peers may make.
+    expected: usize,
     next: u64,
     closed_until: Option<Instant>,
-    strangers: u32,
 }
 
 impl std::fmt::Debug for Door {
@@ -82,10 +82,13 @@ impl Caller {
     }
 }
 
+fn turn_away(from: SocketAddr, why: &str) {
+    admission::refused("the TCP port", from, why);
+}
+
 impl Door {
     /// Listens at a free port of `address`; callers need `secret`. `expected`: connections that the peers may make.
     pub fn open(address: IpAddr, secret: Secret, expected: usize) -> Result<Door> {
-        let places = expected + SPARE_PLACES;
         let open = || {
             let at = SocketAddr::new(address, 0);
             let kind = socket2::Type::STREAM.nonblocking().cloexec();
@@ -97,13 +100,12 @@ impl Door {
             let made = socket2::SockRef::from(&*socket);
             made.bind(&at.into())?;
             // A rank that is not in a call lets nobody in: its callers wait there. The system has its own limit.
-            made.listen(i32::try_from(places.max(1024)).unwrap_or(i32::MAX))?;
+            made.listen(i32::try_from((expected + SPARE_PLACES).max(1024)).unwrap_or(i32::MAX))?;
             Ok(socket)
         };
         let listener = open()
             .map_err(|error: std::io::Error| Error::System(format!("listening at address {address}: {error}")))?;
-        let (callers, next, closed_until, strangers) = (Vec::new(), 0, None, 0);
-        Ok(Door { listener, secret, callers, places, next, closed_until, strangers })
+        Ok(Door { listener, secret, callers: Vec::new(), expected, next: 0, closed_until: None })
     }
 
     /// The listening socket.
@@ -121,15 +123,11 @@ impl Door {
         self.closed_until
     }
 
-    fn turn_away(&mut self, from: SocketAddr, why: &str) {
-        self.strangers += 1;
-        if self.strangers <= LOGGED_STRANGERS {
-            let last = if self.strangers == LOGGED_STRANGERS { "; further ones are not logged" } else { "" };
-            crate::log::write(Level::Warn, &format!("a connection from {from} was dropped: {why}{last}"));
-        }
-    }
-
     fn accept(&mut self) -> Option<(Unshared<TcpStream>, SocketAddr)> {
+        if !admission::may_accept(&*self.listener) {
+            self.closed_until = Some(Instant::now() + PAUSE);
+            return None;
+        }
         let accepted = {
             let hold = fork::hold();
             self.listener.accept().map(|(socket, from)| (Unshared::new(socket, &hold), from))
@@ -152,7 +150,7 @@ impl Door {
         let now = Instant::now();
         while let Some(at) = self.callers.iter().position(|caller| now - caller.since >= patience) {
             let caller = self.callers.remove(at);
-            self.turn_away(caller.from, "it did not greet");
+            turn_away(caller.from, "it did not greet");
         }
     }
 
@@ -162,19 +160,26 @@ impl Door {
         let first = self.next;
         self.closed_until = None;
         self.lose_patience(PATIENCE);
-        if self.callers.len() >= self.places {
+        let most = self.expected + SPARE_PLACES;
+        if self.callers.len() >= most || TRANSPORTS.is_full() {
             self.lose_patience(PATIENCE_WHEN_FULL);
         }
-        while self.callers.len() < self.places {
+        while self.callers.len() < most {
+            let place = if self.callers.len() < self.expected { None } else { TRANSPORTS.take() };
+            if place.is_none() && self.callers.len() >= self.expected {
+                self.closed_until = Some(Instant::now() + PAUSE);
+                break;
+            }
             let Some((socket, from)) = self.accept() else { break };
             if socket.set_nonblocking(true).is_err() {
                 continue;
             }
             let number = self.next;
             self.next += 1;
-            self.callers.push(Caller { number, socket, from, since: Instant::now(), greeting: [0; HEADER], have: 0 });
+            let (since, greeting) = (Instant::now(), [0; HEADER]);
+            self.callers.push(Caller { number, socket, from, since, greeting, have: 0, _place: place });
         }
-        if self.callers.len() >= self.places {
+        if self.callers.len() >= most {
             let oldest = self.callers.iter().map(|caller| caller.since).min();
             self.closed_until = oldest.map(|since| since + PATIENCE_WHEN_FULL);
         }
@@ -189,7 +194,7 @@ impl Door {
             Heard::Waiting => None,
             Heard::Stranger(why) => {
                 let caller = self.callers.remove(at);
-                self.turn_away(caller.from, &why);
+                turn_away(caller.from, &why);
                 None
             }
             Heard::Greeted(greeting) => Some((greeting, self.callers.remove(at).socket)),
@@ -238,11 +243,11 @@ mod tests {
         let silent: Vec<_> =
             (0..3 * SPARE_PLACES).map(|_| TcpStream::connect(door.address().unwrap()).unwrap()).collect();
         door.let_in();
-        assert_eq!(door.callers.len(), door.places, "the rest waits");
+        assert!(door.callers.len() <= door.expected + SPARE_PLACES, "the rest waits");
         assert!(door.closed_until().is_some());
         let greeting = Greeting { from: Rank(3), index: 1, secret: [5; 16] };
         assert_eq!(call(&mut door, &greeting.encode()), Some(greeting));
-        assert!(door.callers.len() <= door.places);
+        assert!(door.callers.len() <= door.expected + SPARE_PLACES);
         drop(silent);
     }
 

@@ -121,6 +121,7 @@ impl Tcp {
         };
         let peers = far.iter().map(peer).collect::<Result<Vec<Peer>>>()?;
         let poller = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(std::io::Error::from)?;
+        let poller = crate::process::above_standard(poller);
         watch(&poller, door.listener(), DOOR)?;
         if let Some(doorbell) = bells.doorbell() {
             watch(&poller, doorbell, DOORBELL)?;
@@ -382,7 +383,11 @@ impl Network for Tcp {
         let mut nobody = Vec::new();
         let mut owed = |peer: &mut Peer| {
             peer.write(&mut nobody);
-            peer.output.iter().any(|link| link.connection.undelivered().is_some_and(|bytes| bytes > 0))
+            peer.output.iter_mut().any(|link| {
+                // A peer that has closed the connection wants nothing more.
+                link.connection.hear_end();
+                link.connection.undelivered().is_some_and(|bytes| bytes > 0)
+            })
         };
         self.peers.iter_mut().filter_map(|peer| owed(peer).then_some(peer.rank)).collect()
     }
