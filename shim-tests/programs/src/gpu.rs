@@ -82,7 +82,9 @@ impl Gpu {
             return Ok(());
         }
         // SAFETY: both must have the bytes; because callers name a place inside their memory.
-        checked("cuMemcpyHtoD", unsafe { (self.to_device)(to as Address, from.as_ptr().cast(), from.len()) })
+        checked("cuMemcpyHtoD", unsafe { (self.to_device)(to as Address, from.as_ptr().cast(), from.len()) })?;
+        // It returns when the bytes have been read, and streams that do not wait for the null stream may come before it.
+        checked("cuStreamSynchronize", self.synchronize(std::ptr::null_mut()))
     }
 
     /// Copies from the device.
