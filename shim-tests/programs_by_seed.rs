@@ -86,7 +86,6 @@ fn programs_in_front_of_a_vendor_are_as_the_model_has_them() {
 }
 
 #[test]
-#[ignore = "wrong data on the soft GPU in a third of the programs, by the library or the tester; before the leaving protocol too"]
 fn programs_on_soft_gpus_are_as_the_model_has_them() {
     let driver = soft::cuda_dir();
     let soft = ["--carrier", "softgpu", "--driver", driver.to_str().unwrap()];

@@ -400,7 +400,12 @@ pub fn grow(
         let id = read_id()?;
         let (nranks, rank) = ranks(nranks, rank)?;
         let options = options::communicator(config.as_const(), None)?;
-        make(newcomm, options.blocking, move |cancel| Comm::grow(None, nranks, Some(id), Some(rank), options, cancel))
+        // The GPU is the one of this thread, not of the thread that makes the communicator.
+        let gpu = gpu(None)?;
+        let device = gpu.as_ref().map_or(0, |gpu| gpu.number());
+        let (blocking, ids) = (options.blocking, vec![id]);
+        let params = InitParams { nranks, rank, ids, options, device, gpu };
+        make(newcomm, blocking, move |cancel| Comm::init(params, cancel))
     };
     let extend = || {
         let (handle, parent, options) = parent(comm, newcomm, config)?;
