@@ -282,6 +282,11 @@ impl Engine {
         }
     }
 
+    /// Whether a rank is reached over the network.
+    pub fn is_far(&self, rank: Rank) -> bool {
+        self.transport.is_far(rank)
+    }
+
     /// The ranks whose systems do not have yet everything that was sent to them.
     pub fn undelivered(&mut self) -> Vec<Rank> {
         self.transport.undelivered()

@@ -355,7 +355,12 @@ impl Run {
         if losses.is_empty() || !self.is_on() {
             return None;
         }
-        let (waiting, begun) = (self.waiting_for(), self.comm.status.begun());
+        let (mut waiting, begun) = (self.waiting_for(), self.comm.status.begun());
+        if self.comm.carrier == "tcp" {
+            // Its connections tell what can still come.
+            let engine = locked(&self.comm.engine);
+            waiting.retain(|rank| engine.as_ref().is_some_and(|engine| !engine.is_far(*rank)));
+        }
         let is_lost = |(known, loss): &(Instant, Loss)| {
             let patience = if waiting.contains(&Rank(loss.rank)) { LOST } else { LOST_FOR_OTHERS };
             let hopeless = matches!(self.active, Active::Collective) && loss.from.is_some_and(|from| from <= begun);

@@ -43,7 +43,7 @@ use crate::topo::{Grid, Rank};
 use crate::transport::{Departure, Waker};
 use engine::Engine;
 use members::Member;
-use service::{Credentials, Monitor, Service, Status};
+use service::{Credentials, Loss, Monitor, Service, Status};
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -331,9 +331,15 @@ impl Comm {
     /// What the program has been told so stays.
     pub fn asynchronous_failure(&self) -> Option<Error> {
         let failure = self.failure();
-        let Some((known, loss)) = self.status.losses().into_iter().next().filter(|_| failure.is_none()) else {
-            return failure;
-        };
+        let losses = if failure.is_none() { self.status.losses() } else { Vec::new() };
+        let Some((known, loss)) = losses.first().cloned() else { return failure };
+        // An operation that waits for its stream, say, has not begun, and will not be completed.
+        let next = self.status.begun() + 1;
+        let is_hopeless = |loss: &Loss| loss.from.is_some_and(|from| from <= next);
+        if let Some((_, loss)) = losses.iter().find(|(_, loss)| !self.is_quiet() && is_hopeless(loss)) {
+            self.status.fail(loss.error.clone());
+            return self.failure();
+        }
         let current = self.turns.current.load(Ordering::Acquire);
         let mut seen = locked(&self.seen);
         if !self.is_quiet() || seen.is_none_or(|(turn, _)| turn != current) {

@@ -251,7 +251,7 @@ impl Levels {
 
     /// The first failure of those that serve the program.
     pub fn async_error(&self, library: &Library) -> Code {
-        if let Some(failure) = self.companion.failure().filter(|_| self.is_own()) {
+        if let Some(failure) = self.companion.asynchronous_failure().filter(|_| self.is_own()) {
             return failure.code();
         }
         let mut told = self.all().map(|comm| calls::async_error(library, comm));

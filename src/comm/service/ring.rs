@@ -220,6 +220,13 @@ impl Ring {
                     entry.departed.extend(departed);
                 }
             }
+            (Role::Asked { of, rank, .. }, Frame::Answer(Answer { left: true, .. })) => {
+                net.end(id);
+                let error = Error::Remote(format!("rank {rank} has left the communicator"));
+                if let Some(entry) = self.entries.get(&of) {
+                    entry.watch.status.lose(Loss { rank, from: None, error });
+                }
+            }
             (Role::Asked { of, rank, number }, Frame::Answer(Answer { call: Some(theirs), .. })) => {
                 net.end(id);
                 self.heard_call(of, rank, number, theirs);
