@@ -452,7 +452,8 @@ impl Comm {
             self.status.fail(self.abortion());
             return self.waker.iter().for_each(Waker::wake);
         }
-        if self.is_quiet() && self.status.cause().is_none() {
+        // On a device a call may have failed before it began, which only its rank knows: others may be in it.
+        if self.is_quiet() && self.status.cause().is_none() && self.gpu.is_none() {
             return self.release(ABORTED);
         }
         self.stop(self.abortion());
@@ -482,12 +483,12 @@ impl Comm {
     }
 
     fn stop(&self, error: Error) {
-        let interrupted = !self.is_quiet();
+        let is_told = !self.is_quiet() || self.gpu.is_some();
         // Who gives up because of another rank's failure is not its cause.
         let cause = self.status.cause();
         let first = self.status.fail(error.clone());
         self.waker.iter().for_each(Waker::wake);
-        if interrupted && first {
+        if is_told && first {
             // Nothing was wrong with the others' calls.
             let told = cause.unwrap_or_else(|| Error::Remote(error.text().to_string()));
             self.report(&told);
