@@ -431,6 +431,9 @@ impl Worker {
 
     /// Frees the communicators that their ranks have left and on which nothing is pending.
     fn free_left(&mut self) {
+        if self.shared.usable().is_err() {
+            return;
+        }
         for place in 0..self.comms.len() {
             let left = self.comms[place].as_ref().is_some_and(|member| member.mailbox.is_none());
             if !left || self.pending(place, |_| true) {
