@@ -44,11 +44,13 @@ fn statuses(row: &str, call: &str, how: &str) -> Vec<i32> {
     (0..3).map(status).collect()
 }
 
-/// The status of a shell whose program was ended as this says.
-fn expected(how: &str) -> i32 {
+/// Whether this is the status of a shell whose program was ended as this says.
+fn ended(status: i32, how: &str) -> bool {
     match how {
-        "abort" => 128 + 6,
-        _ => 7,
+        "abort" => status == 128 + 6,
+        // Two threads end the process, one because its call has failed, and either status may be the one.
+        "thread" => [7, 1].contains(&status),
+        _ => status == 7,
     }
 }
 
@@ -57,7 +59,7 @@ fn a_process_that_mpi_ends_at_the_start_ends_and_the_others_fail() {
     for call in ["look", "init", "create"] {
         for how in ["exit", "abort", "thread"] {
             let statuses = statuses("allreduce", call, how);
-            assert_eq!(statuses[1], expected(how), "{how} in {call}: {statuses:?}");
+            assert!(ended(statuses[1], how), "{how} in {call}: {statuses:?}");
             assert!(statuses[0] != 0 && statuses[2] != 0, "{how} in {call}: {statuses:?}");
         }
     }
@@ -68,7 +70,7 @@ fn a_process_that_mpi_ends_in_an_operation_ends_and_the_others_fail() {
     for call in ["isend", "irecv", "test"] {
         for how in ["exit", "abort", "thread"] {
             let statuses = statuses("one_aborts", call, how);
-            assert_eq!(statuses[1], expected(how), "{how} in {call}: {statuses:?}");
+            assert!(ended(statuses[1], how), "{how} in {call}: {statuses:?}");
             assert!(statuses[0] != 0 && statuses[2] != 0, "{how} in {call}: {statuses:?}");
         }
     }
@@ -80,9 +82,9 @@ fn a_process_that_mpi_ends_at_its_end_ends_and_nobody_else_fails() {
         for how in ["exit", "abort", "thread"] {
             let statuses = statuses("nothing", call, how);
             assert_eq!((statuses[0], statuses[2]), (0, 0), "{how} in {call}: {statuses:?}");
-            // Two threads end the process, and either status may be the one.
+            // The program's own end may come first.
             let ended_well = statuses[1] == 0 && how != "abort";
-            assert!(ended_well || statuses[1] == expected(how), "{how} in {call}: {statuses:?}");
+            assert!(ended_well || ended(statuses[1], how), "{how} in {call}: {statuses:?}");
         }
     }
 }

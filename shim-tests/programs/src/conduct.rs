@@ -20,6 +20,8 @@ pub struct Conduct {
     pub limit: Duration,
     /// Keeps the files of the run.
     pub keep: bool,
+    /// Has gdb say where the threads of ranks that hang are.
+    pub stacks: bool,
     pub carriers: Carriers,
 }
 
@@ -89,6 +91,20 @@ impl Drop for Running {
 }
 
 impl Running {
+    /// The stacks of all threads.
+    fn stacks(&self) -> String {
+        let mut text = String::new();
+        for (number, (child, _)) in self.children.iter().enumerate().filter(|(_, (_, status))| status.is_none()) {
+            let mut gdb = Command::new("gdb");
+            gdb.args(["-batch", "-nx", "-ex", "thread apply all bt 14", "-p", &child.id().to_string()]);
+            let said = gdb.stdin(Stdio::null()).output().map_or(Vec::new(), |output| output.stdout);
+            let said = String::from_utf8_lossy(&said).into_owned();
+            let lines = said.lines().filter(|line| line.starts_with('#') || line.starts_with("Thread"));
+            lines.for_each(|line| text += &format!("  process {number}: {line}\n"));
+        }
+        text
+    }
+
     /// Looks which processes have ended; whether all have.
     fn poll(&mut self) -> bool {
         for (child, status) in &mut self.children {
@@ -110,7 +126,10 @@ impl Conduct {
         let begun = Instant::now();
         let mut running = self.start(program, dir.path()).map_err(|error| error.to_string())?;
         let hung = self.watch(program, dir.path(), &mut running)?;
-        let verdict = judge(program, dir.path(), &running, hung, begun.elapsed());
+        let mut verdict = judge(program, dir.path(), &running, hung, begun.elapsed());
+        if let (Verdict::Failed { story, .. }, true) = (&mut verdict, hung && self.stacks) {
+            *story += &running.stacks();
+        }
         drop(running);
         if self.keep {
             println!("files: {}", dir.keep().display());

@@ -124,6 +124,9 @@ struct Options {
     /// Keeps the files of the run.
     #[arg(long)]
     keep: bool,
+    /// Has gdb say where the threads of ranks that hang are.
+    #[arg(long)]
+    stacks: bool,
     #[command(flatten)]
     carriers: Carriers,
     #[command(flatten)]
@@ -159,6 +162,7 @@ impl Options {
             library,
             limit: Duration::from_secs(self.limit),
             keep: self.keep,
+            stacks: self.stacks,
             carriers: self.carriers.clone(),
         })
     }
