@@ -78,6 +78,21 @@ fn fork_a_child(comm: &Arc<Comm>) {
     unsafe { libc::_exit(i32::from(!refused)) };
 }
 
+/// A communicator of all ranks and perhaps one that never comes, or of all but rank 0, which then has nothing to fail.
+fn make_another(comm: &Arc<Comm>, making: &str) -> Result<()> {
+    let never = AtomicBool::new(false);
+    let options = comm.options().clone();
+    match making {
+        "split" => comm.split(0, 0, options, &never).map(drop),
+        "shrink" if comm.rank() == 0 => collective(comm, Collective::AllReduce, COUNT, 0),
+        "shrink" => comm.shrink(&[0], false, options, &never).map(drop),
+        _ => {
+            let id = (comm.rank() == 0).then(|| comm.grow_id()).transpose()?;
+            Comm::grow(Some(comm), comm.nranks() + 1, id, None, options, &never).map(drop)
+        }
+    }
+}
+
 /// What a rank's process does: all-reduces until one fails, then says how.
 fn rank_main(rank: usize) {
     let var = |name: &str| std::env::var(name).unwrap_or_default();
@@ -96,6 +111,12 @@ fn rank_main(rank: usize) {
         let outcome = match (rounds, var("STRATA_TEST_ODD_CALL").as_str()) {
             (20, "roots") => collective(&comm, Collective::Broadcast, COUNT, if odd { 0 } else { 1 }),
             (20, "kinds") if odd => collective(&comm, Collective::AllGather, 1000, 0),
+            (20, "split" | "shrink" | "grow") if odd => {
+                println!("@@waiting");
+                std::thread::sleep(Duration::from_secs(60));
+                Ok(())
+            }
+            (20, making @ ("split" | "shrink" | "grow")) => make_another(&comm, making),
             (20, _) if odd => collective(&comm, Collective::AllReduce, COUNT / 2, 0),
             (40, "late") => return println!("@@through"),
             _ => collective(&comm, Collective::AllReduce, COUNT, 0),
@@ -106,7 +127,10 @@ fn rank_main(rank: usize) {
         }
         if let Err(error) = outcome {
             println!("@@failed {} {}", error.code(), error);
-            assert_eq!(comm.usable().unwrap_err().code(), error.code(), "the failure is kept");
+            let made = var("STRATA_TEST_ODD_CALL");
+            if !["split", "shrink", "grow"].contains(&&*made) {
+                assert_eq!(comm.usable().unwrap_err().code(), error.code(), "the failure is kept");
+            }
             comm.abort();
             return;
         }
@@ -194,6 +218,18 @@ fn a_killed_rank_is_missed_at_once_even_if_a_forked_child_of_it_lives() {
         let world = start(nranks, per_node, &[("STRATA_TEST_FORK", "1")]);
         world.processes[1].signal("KILL");
         expect_failures(&world, 1, &[6], Duration::from_secs(5));
+    }
+}
+
+#[test]
+fn a_rank_that_dies_before_another_communicator_is_made_is_named_by_all_others_at_once() {
+    for making in ["split", "shrink", "grow"] {
+        let world = start(4, 2, &[("STRATA_TEST_ODD_RANK", "2"), ("STRATA_TEST_ODD_CALL", making)]);
+        let (rank, line) = world.lines.recv_timeout(Duration::from_secs(20)).expect("it does not take part");
+        assert_eq!((rank, &*line), (2, "waiting"));
+        world.processes[2].signal("KILL");
+        // Far less than STRATA_BOOTSTRAP_TIMEOUT_MS.
+        expect_failures(&world, 2, &[6], Duration::from_secs(10));
     }
 }
 

@@ -5,7 +5,8 @@ use super::bootstrap::{Derived, Session, UniqueId};
 use super::engine::Engine;
 use super::gpu::Device;
 use super::members::Member;
-use super::service::{Credentials, Monitor, Service, ServiceAddr, Status};
+use super::service::conn::{Interrupt, Interruption};
+use super::service::{Credentials, Loss, Monitor, Service, ServiceAddr, Status};
 use super::{locked, nics, ops, tuning, Comm, Turns, ALIVE, ENDED};
 use crate::config::Config;
 use crate::device::gpu::driver::Driver;
@@ -102,6 +103,36 @@ fn work_together(one: &str, other: &str) -> bool {
     one == other || series(one).is_some_and(|ours| Some(ours) == series(other))
 }
 
+/// The purpose of a meeting that leaves ranks out begins with this.
+const SHRINK: &str = "shrink to";
+/// How long after news of a loss the meeting is given up: what the lost rank has said before may still be on its way.
+const HOPELESS: Duration = Duration::from_secs(1);
+
+/// Watches the ranks of a parent that make a communicator: what one of them was to say never comes if it is lost.
+struct Watch<'a> {
+    parent: &'a Comm,
+    ranks: &'a [usize],
+    /// Ranks whose own part in the parent has failed, or was ended, may come to this meeting: only deaths count.
+    shrinks: bool,
+    cancel: &'a AtomicBool,
+}
+
+impl Interrupt for Watch<'_> {
+    fn interrupted(&self) -> Option<Interruption> {
+        let concerns = |loss: &Loss| {
+            let rank = loss.rank as usize;
+            rank != self.parent.rank()
+                && self.ranks.contains(&rank)
+                && !(self.shrinks && loss.from.is_some_and(|from| from > 0))
+        };
+        self.cancel.interrupted().or_else(|| {
+            let losses = self.parent.status.losses();
+            let (_, loss) = losses.iter().find(|(since, loss)| since.elapsed() >= HOPELESS && concerns(loss))?;
+            Some(Interruption::Hopeless(loss.error.clone()))
+        })
+    }
+}
+
 /// How long ranks whose vendor's communicator stands already wait for each other. Who does not come by then has no Strata.
 const COMPANION_PATIENCE: Duration = Duration::from_secs(30);
 
@@ -177,6 +208,10 @@ impl Comm {
 
     /// Makes a communicator together with the other ranks that have the same ids. Collective.
     pub fn init(params: InitParams, cancel: &AtomicBool) -> Result<Arc<Comm>> {
+        Comm::init_unless(params, cancel, cancel)
+    }
+
+    fn init_unless(params: InitParams, interrupt: &dyn Interrupt, cancel: &AtomicBool) -> Result<Arc<Comm>> {
         let InitParams { nranks, rank, ids, options, device, gpu } = params;
         if let Some(id) = ids.first() {
             tell_wrong_settings(rank, id);
@@ -185,7 +220,7 @@ impl Comm {
         if options.companion.is_some() {
             timeout = timeout.min(COMPANION_PATIENCE);
         }
-        let session = Session::join(&ids, nranks, Rank::from_index(rank), timeout, cancel)?;
+        let session = Session::join(&ids, nranks, Rank::from_index(rank), timeout, interrupt)?;
         Meeting { session, rank, nranks, options, device, gpu, links: None, cancel }.hold()
     }
 
@@ -234,7 +269,7 @@ impl Comm {
             *shrinks += 1;
             *shrinks
         };
-        self.child(&left, (&format!("shrink to {left:?}"), number, 0), options, cancel)
+        self.child(&left, (&format!("{SHRINK} {left:?}"), number, 0), options, cancel)
     }
 
     /// An id for ranks that are to join this communicator by [`Comm::grow`].
@@ -274,10 +309,12 @@ impl Comm {
             None if options.companion.is_some() => None,
             None => Gpu::of_thread(None)?,
         };
-        let comm = Comm::init(InitParams { nranks, rank, ids: vec![id], options, device, gpu }, cancel)?;
-        if let Some(parent) = parent {
-            *locked(&parent.grow_id) = None;
-        }
+        let params = InitParams { nranks, rank, ids: vec![id], options, device, gpu };
+        let Some(parent) = parent else { return Comm::init(params, cancel) };
+        let ranks: Vec<usize> = (0..parent.nranks()).collect();
+        let watch = Watch { parent, ranks: &ranks, shrinks: false, cancel };
+        let comm = Comm::init_unless(params, &watch, cancel)?;
+        *locked(&parent.grow_id) = None;
         Ok(comm)
     }
 
@@ -285,7 +322,8 @@ impl Comm {
     pub fn tell(&self, said: Vec<u8>, cancel: &AtomicBool) -> Result<Vec<Vec<u8>>> {
         let number = self.children.fetch_add(1, Ordering::AcqRel);
         let all: Vec<usize> = (0..self.nranks()).collect();
-        let mut session = self.meet(&all, "tell", number, 0, cancel)?;
+        let watch = Watch { parent: self, ranks: &all, shrinks: false, cancel };
+        let mut session = self.meet(&all, "tell", number, 0, &watch)?;
         let told = session.allgather(said)?;
         session.close();
         Ok(told)
@@ -310,7 +348,7 @@ impl Comm {
         purpose: &str,
         number: u64,
         color: i32,
-        cancel: &'a AtomicBool,
+        interrupt: &'a dyn Interrupt,
     ) -> Result<Session<'a>> {
         self.at_home()?;
         if self.phase.load(Ordering::Acquire) == ENDED {
@@ -322,7 +360,7 @@ impl Comm {
         let key = derive(self.credentials.key, purpose, number, color);
         let room = Credentials { key, secret: self.credentials.secret };
         let timeout = self.config.bootstrap_limit();
-        Session::join_derived(Derived { leader, room }, ranks.len(), Rank::from_index(me), timeout, cancel)
+        Session::join_derived(Derived { leader, room }, ranks.len(), Rank::from_index(me), timeout, interrupt)
     }
 
     fn child(
@@ -332,7 +370,8 @@ impl Comm {
         options: CommOptions,
         cancel: &AtomicBool,
     ) -> Result<Arc<Comm>> {
-        let session = self.meet(ranks, purpose, number, color, cancel)?;
+        let watch = Watch { parent: self, ranks, shrinks: purpose.starts_with(SHRINK), cancel };
+        let session = self.meet(ranks, purpose, number, color, &watch)?;
         let rank = ranks.iter().position(|&rank| rank == self.rank()).expect("meet checked it");
         let options = CommOptions { host_id: options.host_id.or_else(|| self.options.host_id.clone()), ..options };
         let gpu = match options.companion {

@@ -341,9 +341,11 @@ fn wrong_cause(program: &Program, entries: &[Entry]) -> Option<String> {
             {
                 return None;
             }
-            let comms = if is_stream { 0..program.comms.len() } else { *comm..comm + 1 };
+            let mut comms = if is_stream { (0..program.comms.len()).collect() } else { vec![*comm] };
+            // Who dies while a communicator is made is named as a rank of either.
+            comms.extend(program.ops.get(*op).map(|op| op.action.makes()).unwrap_or_default());
             let ranks = |comm: usize| victims.iter().filter_map(move |victim| program.comms[comm].rank_of(*victim));
-            let lost: Vec<usize> = comms.flat_map(ranks).collect();
+            let lost: Vec<usize> = comms.into_iter().flat_map(ranks).collect();
             let what = name(program, *op);
             (!lost.is_empty() && !names(text).iter().any(|number| lost.contains(number))).then(|| {
                 format!(

@@ -7,14 +7,14 @@
 
 use super::id::{Meeting, UniqueId};
 use super::Exchange;
-use crate::comm::service::conn::{Conn, NoFrame};
+use crate::comm::service::conn::{Conn, Interrupt, Interruption, NoFrame};
 use crate::comm::service::room::{first_of_root, LEADERS};
 use crate::comm::service::wire::{Frame, Join, FRAME_LIMIT, MAX_RANKS};
 use crate::comm::service::{Credentials, Process, Service, ServiceAddr};
 use crate::error::{Error, Result};
 use crate::topo::Rank;
 use std::io::ErrorKind;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 /// How long a root may take to say who is missing.
@@ -59,19 +59,19 @@ struct Seat<'a> {
     conn: Conn,
     root: ServiceAddr,
     name: Rank,
-    cancel: &'a AtomicBool,
+    interrupt: &'a dyn Interrupt,
     timeout: Duration,
 }
 
 impl<'a> Session<'a> {
     /// Joins with the unique ids that all ranks have been given in the same order. Returns when all ranks have.
-    /// Setting `cancel` ends this and every later wait within milliseconds.
+    /// `interrupt` ends this and every later wait within milliseconds.
     pub fn join(
         ids: &[UniqueId],
         nranks: usize,
         rank: Rank,
         timeout: Duration,
-        cancel: &'a AtomicBool,
+        interrupt: &'a dyn Interrupt,
     ) -> Result<Session<'a>> {
         let meetings: Vec<Meeting> = ids.iter().map(UniqueId::meeting).collect::<Result<_>>()?;
         let total = check(nranks, rank)?;
@@ -90,7 +90,7 @@ impl<'a> Session<'a> {
         let here = meetings[root as usize];
         let deadline = Instant::now() + timeout;
         if here.fixed && rank.0 == 0 {
-            here.listen(deadline, || cancel.load(Ordering::Acquire))?;
+            here.listen(deadline, || interrupt.interrupted().is_some())?;
         }
         let wish = Join {
             room: here.room,
@@ -101,7 +101,7 @@ impl<'a> Session<'a> {
             process: Process::this(),
         };
         let place = if here.fixed { Place::Fixed } else { Place::Opened };
-        let range = Seat::take(here.service, place, &wish, rank, timeout, cancel);
+        let range = Seat::take(here.service, place, &wish, rank, timeout, interrupt);
         let session = if nroots == 1 {
             range.map(|range| Session { range, top: None, several: false, closed: false })
         } else {
@@ -126,10 +126,10 @@ impl<'a> Session<'a> {
         };
         let mut session = Session { range, top: None, several: true, closed: false };
         if leads {
-            let (name, cancel) = (session.range.name, session.range.cancel);
+            let (name, interrupt) = (session.range.name, session.range.interrupt);
             let timeout = session.range.timeout + SLACK;
             // A leader may have come only to say that its range has failed: a first round shows it.
-            let top = Seat::take(service, Place::Derived, &wish, name, timeout, cancel)
+            let top = Seat::take(service, Place::Derived, &wish, name, timeout, interrupt)
                 .and_then(|mut top| top.round(Vec::new(), Duration::ZERO).map(|_| top));
             match top {
                 Ok(top) => session.top = Some(top),
@@ -146,7 +146,7 @@ impl<'a> Session<'a> {
         nranks: usize,
         rank: Rank,
         timeout: Duration,
-        cancel: &'a AtomicBool,
+        interrupt: &'a dyn Interrupt,
     ) -> Result<Session<'a>> {
         let total = check(nranks, rank)?;
         let wish =
@@ -154,7 +154,7 @@ impl<'a> Session<'a> {
         if Service::get()?.addr() == derived.leader {
             Service::get()?.open_room(derived.room)?;
         }
-        let range = Seat::take(derived.leader, Place::Derived, &wish, rank, timeout, cancel)
+        let range = Seat::take(derived.leader, Place::Derived, &wish, rank, timeout, interrupt)
             .inspect_err(|_| settle(&[derived.leader]))?;
         Ok(Session { range, top: None, several: false, closed: false })
     }
@@ -254,7 +254,7 @@ impl<'a> Seat<'a> {
         wish: &Join,
         name: Rank,
         timeout: Duration,
-        cancel: &'a AtomicBool,
+        interrupt: &'a dyn Interrupt,
     ) -> Result<Seat<'a>> {
         let began = Instant::now();
         let deadline = began + timeout;
@@ -264,8 +264,8 @@ impl<'a> Seat<'a> {
                 Ok(mut conn) => {
                     conn.limit = FRAME_LIMIT;
                     conn.send(Frame::Join(wish.clone()).encode().into());
-                    let mut seat = Seat { conn, root, name, cancel, timeout };
-                    match seat.conn.wait(deadline, cancel) {
+                    let mut seat = Seat { conn, root, name, interrupt, timeout };
+                    match seat.conn.wait(deadline, interrupt) {
                         Err(NoFrame::Gone(error)) => Err(error),
                         heard => match seat.settle(heard)? {
                             Frame::Joined => return Ok(seat),
@@ -302,8 +302,8 @@ impl<'a> Seat<'a> {
                 };
                 return Err(Error::Timeout(format!("{text} (STRATA_BOOTSTRAP_TIMEOUT_MS){key}")));
             }
-            if cancel.load(Ordering::Acquire) {
-                return Err(cancelled());
+            if let Some(why) = interrupt.interrupted() {
+                return Err(why_it_ends(why));
             }
             std::thread::sleep(Duration::from_millis(2 << attempt.min(4)).min(deadline - now));
         }
@@ -327,7 +327,7 @@ impl<'a> Seat<'a> {
 
     fn round(&mut self, part: Vec<u8>, slack: Duration) -> Result<Vec<Vec<u8>>> {
         self.conn.send(Frame::Part(part).encode().into());
-        let heard = self.conn.wait(Instant::now() + self.timeout + slack, self.cancel);
+        let heard = self.conn.wait(Instant::now() + self.timeout + slack, self.interrupt);
         match self.settle(heard)? {
             Frame::All(parts) => Ok(parts),
             _ => Err(Error::Internal(format!("the root at {} spoke out of turn", self.root.0))),
@@ -340,10 +340,15 @@ impl<'a> Seat<'a> {
         match heard {
             Ok(Frame::Fail(error)) => Err(error),
             Ok(frame) => Ok(frame),
-            Err(NoFrame::Cancelled) => {
+            Err(NoFrame::Interrupted(why)) => {
                 let who = format!("rank {} ({})", self.name, Process::this());
-                self.give_up(&Error::Remote(format!("{who} aborted while the communicator was being made")));
-                Err(cancelled())
+                self.give_up(&match &why {
+                    Interruption::Cancelled => {
+                        Error::Remote(format!("{who} aborted while the communicator was being made"))
+                    }
+                    Interruption::Hopeless(error) => error.clone(),
+                });
+                Err(why_it_ends(why))
             }
             Err(NoFrame::Gone(error)) => Err(Error::Remote(format!(
                 "rank {}: the root at {root} died while the communicator was being made: {error}",
@@ -371,6 +376,11 @@ impl<'a> Seat<'a> {
     }
 }
 
-fn cancelled() -> Error {
-    Error::InvalidUsage("the communicator was aborted while it was being made".to_string())
+fn why_it_ends(why: Interruption) -> Error {
+    match why {
+        Interruption::Cancelled => {
+            Error::InvalidUsage("the communicator was aborted while it was being made".to_string())
+        }
+        Interruption::Hopeless(error) => error,
+    }
 }

@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 use super::wire::{Frame, Malformed, FIRST_FRAME_LIMIT, HEAD_BYTES};
+use crate::error::Error;
 use crate::fork::{self, Unshared};
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use rustix::net::{sockopt, AddressFamily, SocketFlags, SocketType};
@@ -14,8 +15,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long a waiting client may take to see that it was cancelled.
-const CANCEL_SLICE: Duration = Duration::from_millis(20);
+/// How long a waiting client may take to see that it was interrupted.
+const INTERRUPT_SLICE: Duration = Duration::from_millis(20);
 /// How much one connection may read before others have their turn.
 const TURN_BYTES: usize = 1 << 18;
 /// How much is read at a time.
@@ -36,10 +37,31 @@ pub struct Conn {
 pub enum NoFrame {
     /// The time is over.
     Late,
-    /// The caller gave up.
-    Cancelled,
+    /// The wait was ended.
+    Interrupted(Interruption),
     /// The other side closed, or the connection broke.
     Gone(io::Error),
+}
+
+/// Why a wait is ended before its time.
+#[derive(Debug)]
+pub enum Interruption {
+    /// The caller gave up.
+    Cancelled,
+    /// What is waited for will not come.
+    Hopeless(Error),
+}
+
+/// Whether a wait is to be ended before its time; asked every few milliseconds.
+pub trait Interrupt: Sync {
+    /// The reason, from the moment on at which there is one.
+    fn interrupted(&self) -> Option<Interruption>;
+}
+
+impl Interrupt for AtomicBool {
+    fn interrupted(&self) -> Option<Interruption> {
+        self.load(Ordering::Acquire).then_some(Interruption::Cancelled)
+    }
 }
 
 /// The time until `deadline`, as `poll` wants it, but no more than `most`.
@@ -192,19 +214,19 @@ impl Conn {
         let _ = self.stream.shutdown(std::net::Shutdown::Write);
     }
 
-    /// Sends what is queued and waits for a frame, until `deadline` or until `cancel` is set.
-    pub fn wait(&mut self, deadline: Instant, cancel: &AtomicBool) -> Result<Frame, NoFrame> {
+    /// Sends what is queued and waits for a frame, until `deadline` or until it is interrupted.
+    pub fn wait(&mut self, deadline: Instant, interrupt: &dyn Interrupt) -> Result<Frame, NoFrame> {
         loop {
             match self.next_frame() {
                 Ok(Some(frame)) => return Ok(frame),
                 Ok(None) => {}
                 Err(Malformed(why)) => return Err(NoFrame::Gone(io::Error::new(ErrorKind::InvalidData, why))),
             }
-            if cancel.load(Ordering::Acquire) {
-                return Err(NoFrame::Cancelled);
+            if let Some(why) = interrupt.interrupted() {
+                return Err(NoFrame::Interrupted(why));
             }
             let mut fds = [PollFd::new(&*self.stream, self.interest())];
-            match poll(&mut fds, Some(&until(deadline, CANCEL_SLICE))) {
+            match poll(&mut fds, Some(&until(deadline, INTERRUPT_SLICE))) {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
                 Err(error) => return Err(NoFrame::Gone(error.into())),
             }
@@ -230,7 +252,7 @@ impl Conn {
     pub fn drain(&mut self, deadline: Instant) {
         while self.flush().is_ok() && !self.flushed() && Instant::now() < deadline {
             let mut fds = [PollFd::new(&*self.stream, PollFlags::OUT)];
-            if poll(&mut fds, Some(&until(deadline, CANCEL_SLICE))).is_err() {
+            if poll(&mut fds, Some(&until(deadline, INTERRUPT_SLICE))).is_err() {
                 return;
             }
         }

@@ -231,10 +231,11 @@ impl Rank<'_> {
 
     pub fn suspend(&mut self, comm: usize) -> Result<(), Trouble> {
         let (Some(suspend), Some(resume)) = (self.library.suspend, self.library.resume) else { return Ok(()) };
+        self.settle_pending(|_| true)?;
+        // What ran may have failed.
         if self.lost[comm] {
             return Ok(());
         }
-        self.settle_pending(|_| true)?;
         let handle = self.comms[comm];
         // SAFETY: the communicator must be alive and nothing run on it; because it is, and what ran was waited for.
         let code = unsafe { suspend(handle, 1) };
