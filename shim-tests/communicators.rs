@@ -5,6 +5,7 @@ mod world;
 
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 use strata::comm::{launch, CollectiveCall, Comm, CommOptions, Elements, InitParams, Launch, Operation};
 use strata::device::host::stream::Stream;
 use strata::device::StreamRef;
@@ -118,6 +119,39 @@ fn an_abort_ends_the_others_calls_with_an_error() {
             let error = sum(&twin, 1).expect_err("rank 2 aborted");
             assert!(matches!(&error, Error::Remote(text) if text.contains("rank 2")), "{error:?}");
             assert_eq!(twin.failure(), Some(error));
+            twin.abort();
+        }
+    });
+}
+
+#[test]
+fn who_waits_for_a_message_of_a_rank_that_has_left_hears_of_it() {
+    // The last rank leaves each pair of neighbours: one of them is on its node and one is not.
+    run(Grid::blocks(&[2, 1]), |member| {
+        for pair in [[0, 1], [0, 2]] {
+            let color = if pair.contains(&member.rank) { 0 } else { -1 };
+            let Some(twin) = member.comm.split(color, 0, CommOptions::default(), &NEVER).expect("split") else {
+                continue;
+            };
+            if twin.rank() == 1 {
+                twin.abort();
+                continue;
+            }
+            for receives in [true, false] {
+                let mut data = vec![0u8; 3_000_000];
+                let elements = Elements { count: data.len(), dtype: DataType::U8 };
+                let (peer, data) = (Rank(1), region(&mut data));
+                let operation = match receives {
+                    true => Operation::Recv { from: peer, data, elements },
+                    false => Operation::Send { to: peer, data, elements },
+                };
+                let begun = Instant::now();
+                let one = Launch { comm: twin.clone(), operation, stream: StreamRef::Null };
+                let error = launch(vec![one]).expect_err("rank 1 has left");
+                assert!(matches!(&error, Error::Remote(text) if text.contains("rank 1")), "{error:?}");
+                // Far less than STRATA_TIMEOUT_MS.
+                assert!(begun.elapsed() < Duration::from_secs(15), "{:?}", begun.elapsed());
+            }
             twin.abort();
         }
     });

@@ -46,11 +46,11 @@ impl Bundle {
     pub fn launch(mut self) -> Result<()> {
         let first = self.streams.iter().position(StreamRef::is_null).unwrap_or(0);
         let home = self.streams.swap_remove(first);
-        let gate = (!self.streams.is_empty()).then(|| Arc::new(Gate::new(self.streams.len())));
+        let gate = Opens((!self.streams.is_empty()).then(|| Arc::new(Gate::new(self.streams.len()))));
         // Two bundles of several threads on the same streams have the same order on each.
         let order = locked(ORDER.get());
         for stream in self.streams {
-            if let Some(gate) = gate.clone() {
+            if let Some(gate) = gate.0.clone() {
                 stream.enqueue(move || gate.pass())?;
             }
         }
@@ -64,16 +64,21 @@ impl Bundle {
 }
 
 /// Runs them once the gate's streams have arrived, and lets those go on.
-fn on_stream(mut runs: Vec<Run>, gate: Option<Arc<Gate>>) -> Result<()> {
-    if let Some(gate) = &gate {
+fn on_stream(mut runs: Vec<Run>, gate: Opens) -> Result<()> {
+    if let Some(gate) = &gate.0 {
         gate.wait_arrived();
     }
     // The failure is kept in the communicator; the stream goes on, as a GPU stream would.
-    let outcome = drive(&mut runs);
-    if let Some(gate) = &gate {
-        gate.open();
+    drive(&mut runs)
+}
+
+/// Opens a gate at its end, also where the runs have never come to it: a stream may have no memory for its thread.
+struct Opens(Option<Arc<Gate>>);
+
+impl Drop for Opens {
+    fn drop(&mut self) {
+        self.0.iter().for_each(|gate| gate.open());
     }
-    outcome
 }
 
 /// Holds streams up while another one works for them.
@@ -103,5 +108,27 @@ impl Gate {
     fn open(&self) {
         locked(&self.state).1 = true;
         self.changed.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::host::stream::Stream;
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    #[test]
+    fn streams_go_on_where_another_one_takes_no_job() {
+        let (taken, closed) = (Stream::new(), Stream::new());
+        closed.close();
+        for other in [StreamRef::Null, StreamRef::Stream(Stream::new())] {
+            let streams = [other, StreamRef::Stream(closed.clone()), StreamRef::Stream(taken.clone())].to_vec();
+            assert!(Bundle { runs: Vec::new(), streams }.launch().is_err());
+            let (ends, ended) = mpsc::channel();
+            let stream = taken.clone();
+            std::thread::spawn(move || ends.send(stream.synchronize()));
+            assert_eq!(ended.recv_timeout(Duration::from_secs(20)), Ok(Ok(())));
+        }
     }
 }

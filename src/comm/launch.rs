@@ -426,16 +426,18 @@ impl Run {
         if !self.is_on() {
             return;
         }
-        if let Active::Messages(messages) = &self.active {
-            let Some((to, bytes)) = messages.stuck_send() else { return };
-            self.comm.status.send(Some(Call::send(bytes, to)));
-            return locked(&self.comm.monitor).iter().for_each(|monitor| monitor.compare_send(to));
-        }
         let waiting = self.waiting_for();
         let asked = waiting.len().min(ASKED_AT_ONCE);
         let others: Vec<Rank> = waiting.iter().copied().cycle().skip(time * ASKED_AT_ONCE).take(asked).collect();
-        if let Some(monitor) = locked(&self.comm.monitor).as_ref() {
-            monitor.compare(&others);
+        let monitor = locked(&self.comm.monitor);
+        let Some(monitor) = monitor.as_ref() else { return };
+        match &self.active {
+            Active::Messages(messages) => {
+                let stuck = messages.stuck_send();
+                self.comm.status.send(stuck.map(|(to, bytes)| Call::send(bytes, to)));
+                monitor.compare_sends(&others);
+            }
+            _ => monitor.compare(&others),
         }
     }
 

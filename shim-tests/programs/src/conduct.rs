@@ -341,6 +341,15 @@ fn wrong_cause(program: &Program, entries: &[Entry]) -> Option<String> {
             {
                 return None;
             }
+            // A rank that was stuck in the making of another communicator may be missed in its turn, or have given up.
+            let is_stuck = |other: &Entry| {
+                matches!(&other.line, Line::Refused { rank: stuck, op: before, .. }
+                    if stuck != rank && before < op && making(*before))
+            };
+            let is_missed = text.contains("is alive but has not joined") || text.contains("aborted the communicator");
+            if is_missed && entries.iter().any(is_stuck) {
+                return None;
+            }
             let mut comms = if is_stream { (0..program.comms.len()).collect() } else { vec![*comm] };
             // Who dies while a communicator is made is named as a rank of either.
             comms.extend(program.ops.get(*op).map(|op| op.action.makes()).unwrap_or_default());

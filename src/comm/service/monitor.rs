@@ -108,9 +108,10 @@ impl Monitor {
         self.ask(waiting_for, self.status.begun());
     }
 
-    /// Has the service find out whether a rank that this one waits to send to waits to send to this one. Returns at once.
-    pub fn compare_send(&self, to: Rank) {
-        self.ask(&[to], SENDING);
+    /// Has the service find out whether those whose messages are awaited are still there, and whether one that this rank
+    /// waits to send to waits to send to this one. Returns at once.
+    pub fn compare_sends(&self, waiting_for: &[Rank]) {
+        self.ask(waiting_for, SENDING);
     }
 
     fn ask(&self, ranks: &[Rank], number: u64) {

@@ -222,10 +222,7 @@ impl Ring {
             }
             (Role::Asked { of, rank, .. }, Frame::Answer(Answer { left: true, .. })) => {
                 net.end(id);
-                let error = Error::Remote(format!("rank {rank} has left the communicator"));
-                if let Some(entry) = self.entries.get(&of) {
-                    entry.watch.status.lose(Loss { rank, from: None, error });
-                }
+                self.left(of, rank, "");
             }
             (Role::Asked { of, rank, number }, Frame::Answer(Answer { call: Some(theirs), .. })) => {
                 net.end(id);
@@ -246,6 +243,14 @@ impl Ring {
             if let Err(error) = net.dial(addr.0, Role::Asked { of, rank, number }, &[question]) {
                 crate::info!("asking rank {rank}: {error}");
             }
+        }
+    }
+
+    /// A rank that is waited for does nothing more. It need not have failed: others are not told.
+    fn left(&self, of: LocalRank, rank: u32, how: &str) {
+        let error = Error::Remote(format!("rank {rank} has left the communicator{how}"));
+        if let Some(entry) = self.entries.get(&of) {
+            entry.watch.status.lose(Loss { rank, from: None, error });
         }
     }
 
@@ -275,6 +280,9 @@ impl Ring {
             Role::LinkOut { of, to, process: None } => return self.unlinked(net, of, to, why),
             Role::LinkOut { of, to, process: Some(process) } => (of, to, process),
             Role::LinkIn { of, from, process } => (of, from, process),
+            Role::Asked { of, rank, .. } if why == Some(ErrorKind::ConnectionRefused) => {
+                return self.left(of, rank, ": its process has ended");
+            }
             _ => return,
         };
         let Some(entry) = self.entries.get_mut(&of) else { return };

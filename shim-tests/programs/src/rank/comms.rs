@@ -123,7 +123,13 @@ impl Rank<'_> {
         // SAFETY: the pointer must be valid; because it is a local of the caller's.
         let made = unsafe { handle.read_volatile() };
         let state = if made.is_null() || code != SUCCESS { code } else { self.settle_handle(made, IN_PROGRESS) };
-        (made, state)
+        if state == SUCCESS || made.is_null() {
+            return (made, state);
+        }
+        // It may have been made, and then what it was made of failed.
+        // SAFETY: the communicator must be alive; because nobody else knows it.
+        unsafe { (self.library.abort)(made) };
+        (std::ptr::null_mut(), state)
     }
 
     pub fn split(

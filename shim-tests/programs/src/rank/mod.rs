@@ -296,6 +296,7 @@ impl<'a> Rank<'a> {
                     true => (state, "its calls succeeded, but ncclCommGetAsyncError says"),
                     false => (code, "strataStreamSynchronize returned"),
                 };
+                let texts = if succeeded { self.library.text(std::ptr::null_mut()) } else { texts.clone() };
                 let text = format!("{what} {code}: {texts}");
                 // What has succeeded must be right, whatever became of the communicator later.
                 checked = if succeeded { call.check().map_err(Trouble::Wrong) } else { Ok(()) };
