@@ -5,8 +5,8 @@
 //! hole is punched), so mappings of it that peers still hold cost no memory.
 //!
 //! A peer learns where bytes lie as a [`SegmentKey`] and an offset, and maps the allocation through
-//! `/proc/<pid>/fd/<fd>` ([`map_peer`]). Mappings are kept, the least recently used go first; a generation number tells
-//! an allocation from a later one in the same place.
+//! `/proc/<pid>/fd/<fd>` ([`map_peer`]). Mappings are kept until no communicator has the peer any more ([`Met`]), the least
+//! recently used go first; a generation number tells an allocation from a later one in the same place.
 
 use super::mapping::{Access, Mapping};
 use super::{limits, Region};
@@ -201,10 +201,16 @@ impl Heap {
     }
 }
 
+/// Another process's heap, or our own, and how many have met it.
+struct PeerFile {
+    file: OwnedFd,
+    met: usize,
+}
+
 /// Other processes' heaps and the allocations of theirs that are mapped here.
 #[derive(Default)]
 struct Peers {
-    files: HashMap<(u32, u64), OwnedFd>,
+    files: HashMap<(u32, u64), PeerFile>,
     mapped: HashMap<SegmentKey, (Arc<Mapping>, u64)>,
     clock: u64,
 }
@@ -222,11 +228,11 @@ pub fn map_peer(key: &SegmentKey) -> Option<Arc<Mapping>> {
         return Some(mapping.clone());
     }
     peers.evict(key);
-    let file = match peers.files.entry((key.pid, key.inode)) {
+    let heap = match peers.files.entry((key.pid, key.inode)) {
         Entry::Occupied(entry) => entry.into_mut(),
-        Entry::Vacant(entry) => entry.insert(open_heap(key.pid, key.fd, key.inode)?),
+        Entry::Vacant(entry) => entry.insert(PeerFile { file: open_heap(key.pid, key.fd, key.inode)?, met: 0 }),
     };
-    let mapping = Arc::new(Mapping::new(file, key.start, key.len as usize, Access::Read, true).ok()?);
+    let mapping = Arc::new(Mapping::new(&heap.file, key.start, key.len as usize, Access::Read, true).ok()?);
     peers.mapped.insert(*key, (mapping.clone(), now));
     Some(mapping)
 }
@@ -244,19 +250,42 @@ impl Peers {
         }
         let Peers { files, mapped, .. } = self;
         if files.len() >= MAX_MAPPED {
-            files.retain(|file, _| mapped.keys().any(|key| (key.pid, key.inode) == *file));
+            files.retain(|file, heap| heap.met > 0 || mapped.keys().any(|key| (key.pid, key.inode) == *file));
+        }
+    }
+}
+
+/// A heap that was opened by [`meet`]. With the last one of a process go the heap and what is mapped of it.
+#[derive(Debug)]
+pub struct Met {
+    pid: u32,
+    inode: u64,
+}
+
+impl Drop for Met {
+    fn drop(&mut self) {
+        let mut peers = PEERS.get().lock().unwrap_or_else(PoisonError::into_inner);
+        let Peers { files, mapped, .. } = &mut *peers;
+        // A forked child has nothing of its parent's.
+        let Some(heap) = files.get_mut(&(self.pid, self.inode)) else { return };
+        heap.met -= 1;
+        if heap.met == 0 {
+            files.remove(&(self.pid, self.inode));
+            mapped.retain(|key, _| (key.pid, key.inode) != (self.pid, self.inode));
         }
     }
 }
 
 /// Opens the heap of another process (numbered as here) for [`map_peer`], so that it can be mapped for as long as the
-/// process lives, also when it may not be opened any more. Whether that worked.
-pub fn meet(pid: u32, fd: u32, inode: u64) -> bool {
+/// process lives, also when it may not be opened any more. None if that did not work.
+pub fn meet(pid: u32, fd: u32, inode: u64) -> Option<Met> {
     let mut peers = PEERS.get().lock().unwrap_or_else(PoisonError::into_inner);
-    match peers.files.entry((pid, inode)) {
-        Entry::Occupied(_) => true,
-        Entry::Vacant(entry) => open_heap(pid, fd, inode).map(|file| entry.insert(file)).is_some(),
-    }
+    let heap = match peers.files.entry((pid, inode)) {
+        Entry::Occupied(entry) => entry.into_mut(),
+        Entry::Vacant(entry) => entry.insert(PeerFile { file: open_heap(pid, fd, inode)?, met: 0 }),
+    };
+    heap.met += 1;
+    Some(Met { pid, inode })
 }
 
 /// The heap's descriptor and inode, for others to [`meet`] it. The heap is made if there is none.
@@ -357,6 +386,23 @@ mod tests {
         assert!(descriptors() < before + 50, "other tests open some");
         assert!(PEERS.get().lock().unwrap().mapped.len() <= MAX_MAPPED);
         assert!(HEAP.get().read().unwrap().as_ref().unwrap().size < 1 << 30);
+    }
+
+    #[test]
+    fn mappings_of_a_peer_go_with_the_last_that_has_met_it() {
+        let other = Heap::new().unwrap();
+        let met = [(); 2].map(|()| meet(other.pid, other.file.as_raw_fd() as u32, other.inode).unwrap());
+        rustix::fs::ftruncate(&other.file, PAGE as u64).unwrap();
+        let fd = other.file.as_raw_fd() as u32;
+        let key =
+            SegmentKey { pid: other.pid, fd, inode: other.inode, start: 0, len: PAGE as u64, generation: u64::MAX };
+        let mapping = Arc::downgrade(&map_peer(&key).unwrap());
+        let [one, two] = met;
+        drop(one);
+        assert!(mapping.upgrade().is_some());
+        drop(two);
+        assert!(mapping.upgrade().is_none());
+        assert!(!PEERS.get().lock().unwrap().files.contains_key(&(other.pid, other.inode)));
     }
 
     #[test]

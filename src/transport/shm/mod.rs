@@ -109,6 +109,7 @@ pub struct Shm {
     /// Polls since the rings were looked at.
     board_polls: u32,
     /// What shows to ranks of this process that we are one.
+    _met: Vec<crate::memory::shared::Met>,
     _presence: open::Presence,
 }
 

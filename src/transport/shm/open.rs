@@ -14,7 +14,7 @@ use super::{Peer, Shm};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::fork::PerProcess;
-use crate::memory::shared::{self, open_peer};
+use crate::memory::shared::{self, open_peer, Met};
 use crate::process::{above_standard, check_file_size};
 use crate::topo::{Grid, Rank};
 use crate::transport::streams::Streams;
@@ -184,6 +184,8 @@ struct Agreement {
     usable: Vec<bool>,
     /// Whether all ranks of the node can map all others' allocations.
     maps: bool,
+    /// The others' heaps, if this rank has all of them.
+    met: Vec<Met>,
 }
 
 /// A rank's word on what it has mapped: the node's segment, the others' heaps.
@@ -205,10 +207,11 @@ impl Card {
         self.namespace == other.namespace || self.namespace == 0 || other.namespace == 0
     }
 
-    /// Whether we have this rank's heap open.
-    fn is_met_by(&self, mine: &Card) -> bool {
+    /// This rank's heap, if we can open it.
+    fn met_by(&self, mine: &Card) -> Option<Met> {
         let own = self.heap_inode == mine.heap_inode;
-        (own || self.counts_with(mine)) && shared::meet(self.pid as u32, self.heap_fd as u32, self.heap_inode)
+        let heap = || shared::meet(self.pid as u32, self.heap_fd as u32, self.heap_inode);
+        (own || self.counts_with(mine)).then(heap).flatten()
     }
 }
 
@@ -234,8 +237,10 @@ fn agree(
     let map = |file: &_| Segment::map(file, members.len()).ok();
     let mut segment = file.as_ref().filter(|_| wants && ways.proc).and_then(map);
     // The leader's file stays open until everybody has it.
-    let heaps = wants && members.iter().all(|rank| cards[rank.index()].is_met_by(mine));
-    let told = mapped_by(exchange, segment.is_some(), heaps)?;
+    let met = || members.iter().map(|rank| cards[rank.index()].met_by(mine)).collect::<Option<Vec<Met>>>();
+    let met = wants.then(met).flatten();
+    let told = mapped_by(exchange, segment.is_some(), met.is_some())?;
+    let met = met.unwrap_or_default();
     let (mut usable, heaps) = (has(&told, SEGMENT), has(&told, HEAPS));
     let maps = members.iter().all(|rank| heaps[rank.index()]);
     drop(file);
@@ -244,7 +249,7 @@ fn agree(
     };
     let is_broken: Vec<bool> = grid.node_ids().map(|node| grid.members(node).iter().any(broken)).collect();
     if !is_broken.contains(&true) {
-        return Ok(Agreement { segment, usable, maps });
+        return Ok(Agreement { segment, usable, maps, met });
     }
     let ours_is_broken = is_broken[grid.node(me).index()];
     let makes = ours_is_broken && me == members[0] && ways.file;
@@ -262,7 +267,7 @@ fn agree(
     if !usable[me.index()] && wants {
         crate::log::warn(&format!("rank {me} cannot use its node's shared memory and uses TCP instead"));
     }
-    Ok(Agreement { segment, usable, maps })
+    Ok(Agreement { segment, usable, maps, met })
 }
 
 /// Opens the shared memory of a communicator. All ranks call it together. `sockets`: the ranks it does not reach are
@@ -297,7 +302,7 @@ pub fn open(
     if cards.len() != grid.nranks() {
         return Err(Error::Internal(format!("{} ranks answered of {}", cards.len(), grid.nranks())));
     }
-    let Agreement { segment, usable, maps } = agree(me, grid, &cards, own, ways, exchange)?;
+    let Agreement { segment, usable, maps, met } = agree(me, grid, &cards, own, ways, exchange)?;
     let (segment, reached, local) = match segment {
         Some(segment) => {
             let others = members.iter().copied().filter(|&rank| rank != me && usable[rank.index()]);
@@ -334,6 +339,7 @@ pub fn open(
         cancelled: false,
         bells,
         segment,
+        _met: met,
         _presence: presence,
     })
 }
