@@ -181,7 +181,7 @@ impl Conduct {
                 command.env_remove(name);
             }
         }
-        let faulty = program.fault.as_ref().is_some_and(|fault| fault.kind != FaultKind::Slow);
+        let faulty = program.fault.as_ref().is_some_and(|fault| fault.kind.fails_calls());
         let limit = if faulty { 3000 } else { (self.limit / 2).as_millis() }.to_string();
         command.env("STRATA_NCCL_LIB", "none").env("NCCL_DEBUG", "WARN").env("NCCL_SOCKET_IFNAME", "lo");
         command.env("DOUBLE_TIMEOUT_S", if faulty { "3" } else { "60" });
@@ -346,7 +346,8 @@ fn wrong_cause(program: &Program, entries: &[Entry]) -> Option<String> {
                 matches!(&other.line, Line::Refused { rank: stuck, op: before, .. }
                     if stuck != rank && before < op && making(*before))
             };
-            let is_missed = text.contains("is alive but has not joined") || text.contains("aborted the communicator");
+            let is_missed = text.contains("is alive but has not joined")
+                || ["aborted the communicator", "has left the communicator"].iter().any(|words| text.contains(words));
             if is_missed && entries.iter().any(is_stuck) {
                 return None;
             }
