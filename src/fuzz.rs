@@ -52,6 +52,7 @@ pub const PARSERS: &[Parser] = &[
     Parser { name: "plan_text", run: plan_text, seeds: plan_seeds },
     Parser { name: "elf", run: elf, seeds: elf_seeds },
     Parser { name: "shm_card", run: shm_card, seeds: shm_seeds },
+    Parser { name: "shm_listing", run: shm_listing, seeds: listing_seeds },
     Parser { name: "mpi_card", run: mpi_card, seeds: card_seeds },
     Parser { name: "environment", run: environment, seeds: environment_seeds },
 ];
@@ -319,6 +320,26 @@ fn shm_card(data: &[u8]) {
 
 fn shm_seeds() -> Vec<Vec<u8>> {
     vec![(0..=255).collect(), vec![0; 64]]
+}
+
+fn shm_listing(data: &[u8]) {
+    let Some((pieces, body)) = data.split_first_chunk() else { return };
+    let pieces = u32::from_le_bytes(*pieces);
+    let Ok(listing) = shm::record::Listing::decode(pieces, body) else { return };
+    let mut again = Vec::new();
+    listing.encode(&mut again);
+    assert!(again == body && listing.pieces.len() == pieces as usize);
+    // None of these allocations is anybody's.
+    let unknown = listing.keys.iter().all(|(key, _)| key.pid > i32::MAX as u32);
+    assert!(!unknown || listing.keys.is_empty() || shm::pull::mapped(&listing).is_none());
+}
+
+fn listing_seeds() -> Vec<Vec<u8>> {
+    let listing = |pieces: u32, keys: u32| {
+        let body = (0..shm::record::Listing::bytes(pieces, keys)).map(|at| at as u8 | 0xf0);
+        pieces.to_le_bytes().into_iter().chain(body).collect()
+    };
+    vec![listing(0, 0), listing(1, 0), listing(1, 1), listing(3, 2)]
 }
 
 fn mpi_card(data: &[u8]) {

@@ -9,6 +9,7 @@ use crate::memory::shared::Owned;
 use crate::memory::Region;
 use crate::plan::{Collective, Order};
 use crate::topo::{Grid, Rank};
+use std::sync::Barrier;
 
 const SUM: Combine = Combine { dtype: DataType::U32, operator: Operator::Sum, order: Order::LocalFirst, divisor: 1 };
 /// Elements of a part, below and above where shared memory is read in place; the largest fits on a board of 4 ranks.
@@ -130,6 +131,28 @@ fn a_call_of_another_kind_is_a_usage_error_that_names_the_peer() {
         let [theirs, ours] = [[8, 16][me], len];
         let sizes = format!("rank {} sent {theirs} bytes where {ours} were expected", 1 - me);
         assert!(text.contains(&sizes), "{text}");
+    });
+}
+
+#[test]
+fn memory_of_a_rank_that_gave_up_gives_no_result() {
+    let gave_up = Barrier::new(2);
+    threads(&Setup::new(Grid::flat(2)), |me, mut mux| {
+        let memory = Owned::new(1 << 18).unwrap();
+        let (input, output) = (memory.region().part(0, 64 << 10), memory.region().part(128 << 10, 128 << 10));
+        let (src, dst) = (cut(input, 1, 16 << 10, 0), cut(output, 2, 16 << 10, 0));
+        let mine = NodeCall { collective: Collective::AllGather, src: &src, dst: &dst, combine: None };
+        if me == 0 {
+            mux.call(0, envelope(1), 0, mine).unwrap();
+            mux.cancel();
+            // Its program may do with it what it likes now.
+            fill(input, 9, 9);
+            gave_up.wait();
+            return;
+        }
+        gave_up.wait();
+        let outcome = call(&mut mux, envelope(1), mine);
+        assert!(matches!(&outcome, Err(Error::Remote(text)) if text.contains("rank 0")), "{outcome:?}");
     });
 }
 

@@ -10,7 +10,7 @@
 //! place. Then the call is complete for its poster when all members have told that they have read.
 
 use super::bell::Bells;
-use super::pull::{mapped, Mappings};
+use super::pull::{gave_up_error, mapped, Mappings};
 use super::record::Listing;
 use super::segment::{Face, Segment, BOARD_BYTES, FACES};
 use crate::device::host::{self, Combine};
@@ -22,7 +22,7 @@ use crate::topo::Rank;
 use crate::transport::target::Pieces;
 use crate::transport::{Blocks, Envelope, NodeCall};
 use smallvec::SmallVec;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{fence, Ordering};
 use std::sync::Arc;
 
 /// Parts of fewer bytes are copied even when they could be listed: a copy costs less than waiting for the readers.
@@ -207,11 +207,19 @@ impl Board {
         if let Some(combine) = waiting.combine {
             reduce(combine, &self.posts, waiting.offset, self.dst.regions());
         }
-        waiting.read = Some(0);
         self.posts.clear();
+        let listed = |member: &usize| self.segment.face(*member, face).cell.pieces.load(Ordering::Relaxed) > 0;
+        // Who gives up says so before its memory holds something else, which may have been read then.
+        let gave_up = |&member: &usize| {
+            member != self.local && self.segment.control(member, self.local).cancelled.0.load(Ordering::SeqCst) != 0
+        };
+        fence(Ordering::SeqCst);
+        if let Some(member) = (0..self.members.len()).filter(listed).find(gave_up) {
+            return Err(gave_up_error(self.members[member]));
+        }
+        waiting.read = Some(0);
         self.segment.board(self.local).read.0.store(self.calls, Ordering::Release);
-        let listed = |member| self.segment.face(member, face).cell.pieces.load(Ordering::Relaxed) > 0;
-        if (0..self.members.len()).any(listed) {
+        if (0..self.members.len()).any(|member| listed(&member)) {
             self.bells.ring_others();
         }
         Ok(true)
@@ -237,7 +245,7 @@ fn take(face: &Face<'_>, member: Rank, envelope: Envelope, expected: usize) -> R
     }
     let mut body = vec![0; Listing::bytes(pieces, keys)];
     data.part(0, body.len()).read(&mut body);
-    let listing = Listing::decode(pieces, &body);
+    let listing = Listing::decode(pieces, &body)?;
     match mapped(&listing) {
         Some((pieces, mappings)) if pieces.bytes() == bytes => Ok(Post { pieces, _mappings: mappings }),
         _ => Err(Error::System(format!("the shared memory that rank {member} lists cannot be mapped"))),

@@ -13,8 +13,8 @@
 pub mod bell;
 mod board;
 pub mod open;
-mod pull;
-mod record;
+pub mod pull;
+pub mod record;
 mod ring;
 mod segment;
 
@@ -284,7 +284,7 @@ impl Shm {
     fn fetch(&mut self, index: usize, posted: Posted, header: &Header, body: &[u8]) -> Result<()> {
         let peer = &mut self.peers[index];
         posted.check(peer.rank, header.envelope, header.bytes)?;
-        let listing = Listing::decode(header.pieces, body);
+        let listing = Listing::decode(header.pieces, body)?;
         match Pull::new(index, peer.rank, peer.reach, header.slot, &listing, posted) {
             Ok(pull) => self.pulls.push_back(pull),
             Err(posted) => {

@@ -14,7 +14,7 @@ use crate::transport::streams::Posted;
 use crate::transport::target::Pieces;
 use smallvec::SmallVec;
 use std::fmt;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{fence, Ordering};
 use std::sync::Arc;
 
 /// Bytes of a message fetched between two looks at everything else.
@@ -148,11 +148,12 @@ impl Pull {
         // The sender sets `cancelled`, then waits until `reading` is not set; we set `reading`, then look at
         // `cancelled`. Both sequentially consistent: whoever comes second sees the other.
         control.reading.0.store(1, Ordering::SeqCst);
-        let result = if control.cancelled.0.load(Ordering::SeqCst) != 0 {
-            Err(Error::Remote(format!("rank {} has cancelled its operations", self.rank)))
-        } else {
-            self.fetch(most, staging)
-        };
+        let gave_up = || control.cancelled.0.load(Ordering::SeqCst) != 0;
+        let result = if gave_up() { Ok(true) } else { self.fetch(most, staging) };
+        // A process that does not answer is not waited for: where it has read late, its sender's memory may already have
+        // held something else.
+        fence(Ordering::SeqCst);
+        let result = if gave_up() { Err(gave_up_error(self.rank)) } else { result };
         control.reading.0.store(0, Ordering::Release);
         result
     }
@@ -240,6 +241,11 @@ impl Pull {
             _ => Error::System(format!("reading the memory of rank {rank} (process {pid}): {error}")),
         }
     }
+}
+
+/// What a rank says whose operations needed memory of one that has given up.
+pub fn gave_up_error(rank: Rank) -> Error {
+    Error::Remote(format!("rank {rank} has cancelled its operations"))
 }
 
 /// Whether the kernel's way of copying is slow for these addresses. Where the destination lies 1 to 31 bytes after the

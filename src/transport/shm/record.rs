@@ -156,8 +156,11 @@ impl Listing {
     }
 
     /// The listing in a body that begins with so many pieces.
-    pub fn decode(pieces: u32, body: &[u8]) -> Listing {
-        let (pieces, keys) = body.split_at(pieces as usize * PIECE);
+    pub fn decode(pieces: u32, body: &[u8]) -> Result<Listing> {
+        let (pieces, keys) = body
+            .split_at_checked(pieces as usize * PIECE)
+            .filter(|(_, keys)| keys.len().is_multiple_of(KEY))
+            .ok_or_else(|| Error::Internal(format!("a listing of {pieces} pieces in {} bytes", body.len())))?;
         let piece = |bytes: &[u8]| {
             let key = u64_at(bytes, 16);
             (u64_at(bytes, 0), u64_at(bytes, 8), (key != u64::MAX).then_some(key as usize))
@@ -173,10 +176,10 @@ impl Listing {
             };
             (key, u64_at(bytes, 40))
         };
-        Listing {
+        Ok(Listing {
             pieces: pieces.chunks_exact(PIECE).map(piece).collect(),
             keys: keys.chunks_exact(KEY).map(key).collect(),
-        }
+        })
     }
 }
 
@@ -208,6 +211,6 @@ mod tests {
             body: body.len() as u32,
         };
         assert_eq!(Header::decode(&header.encode()), Ok(header));
-        assert_eq!(Listing::decode(header.pieces, &body), listing);
+        assert_eq!(Listing::decode(header.pieces, &body), Ok(listing));
     }
 }
