@@ -155,17 +155,26 @@ static int entries(const char* path, int lines) {
   return n;
 }
 
+static int resident_kb(void) {
+  long pages[2] = {0, 0};
+  FILE* file = fopen("/proc/self/statm", "r");
+  CHECK(file && fscanf(file, "%ld %ld", &pages[0], &pages[1]) == 2);
+  fclose(file);
+  return (int)(pages[1] * (sysconf(_SC_PAGESIZE) / 1024));
+}
+
 static void measure(int* of) {
   of[0] = entries("/proc/self/fd", 0);
   of[1] = entries("/proc/self/task", 0);
   of[2] = entries("/proc/self/maps", 1);
+  of[3] = resident_kb();
 }
 
-/* A thousand communicators, one after another: nothing grows after the first hundred. */
+/* A thousand communicators, or LEAVES_ROUNDS, one after another: nothing grows after the first hundred. */
 static void churn(ncclComm_t comm, int root) {
-  int early[3], late[3];
-  alarm(900);
-  for (round_ = 0; round_ < 1000; round_++) {
+  int early[4], late[4], rounds = getenv("LEAVES_ROUNDS") ? atoi(getenv("LEAVES_ROUNDS")) : 1000;
+  alarm(rounds < 900 ? 900 : rounds);
+  for (round_ = 0; round_ < rounds; round_++) {
     ncclComm_t child;
     OK(ncclCommSplit(comm, 0, rank, &child, NULL));
     allreduce(child, root);
@@ -173,10 +182,10 @@ static void churn(ncclComm_t comm, int root) {
     if (round_ == 100) measure(early);
   }
   measure(late);
-  fprintf(stderr, "rank %d: descriptors %d, then %d; threads %d, then %d; mappings %d, then %d\n", rank, early[0], late[0],
-          early[1], late[1], early[2], late[2]);
+  fprintf(stderr, "rank %d: descriptors %d, then %d; threads %d, then %d; mappings %d, then %d; memory %d KB, then %d\n",
+          rank, early[0], late[0], early[1], late[1], early[2], late[2], early[3], late[3]);
   /* The last one may still be on its way out. */
-  CHECK(late[0] <= early[0] + 8 && late[1] <= early[1] + 2 && late[2] <= early[2] + 24);
+  CHECK(late[0] <= early[0] + 8 && late[1] <= early[1] + 2 && late[2] <= early[2] + 24 && late[3] <= early[3] + 16384);
 }
 
 /* The ways to leave. */

@@ -312,8 +312,13 @@ fn is_victim(program: &Program, process: usize) -> bool {
 fn needless_failure(program: &Program, entries: &[Entry]) -> Option<String> {
     let tainted = program.tainted();
     let waited = entries.iter().any(|entry| matches!(entry.line, Line::Refused { code: 8, .. }));
+    // A communicator that another one is made of fails with that one where nobody waits.
+    let concerned = |op: usize, comm: usize| {
+        let made = program.ops.get(op).map(|op| op.action.makes()).unwrap_or_default();
+        tainted[comm] || made.iter().any(|&made| tainted[made])
+    };
     entries.iter().filter(|_| !waited).find_map(|entry| match &entry.line {
-        Line::Refused { rank, op, comm, text, .. } if !tainted[*comm] => Some(format!(
+        Line::Refused { rank, op, comm, text, .. } if !concerned(*op, *comm) => Some(format!(
             "rank {rank} in operation {op} ({}): the fault is no concern of {comm}: {text}",
             name(program, *op)
         )),
