@@ -18,6 +18,7 @@ pub mod exec;
 pub mod fork;
 #[doc(hidden)]
 pub mod fuzz;
+pub mod listen;
 pub mod log;
 pub mod memory;
 pub mod plan;

@@ -351,8 +351,8 @@ fn wrong_cause(program: &Program, entries: &[Entry]) -> Option<String> {
                 matches!(&other.line, Line::Refused { rank: stuck, op: before, .. }
                     if stuck != rank && before < op && making(*before))
             };
-            let is_missed = text.contains("is alive but has not joined")
-                || ["aborted the communicator", "has left the communicator"].iter().any(|words| text.contains(words));
+            let words = ["aborted the communicator", "has left the communicator"];
+            let is_missed = *code == 8 || words.iter().any(|words| text.contains(words));
             if is_missed && entries.iter().any(is_stuck) {
                 return None;
             }

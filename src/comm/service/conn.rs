@@ -89,6 +89,8 @@ impl Conn {
             let socket = rustix::net::socket_with(family, SocketType::STREAM, flags, None)?;
             Unshared::new(TcpStream::from(socket), &hold)
         };
+        // Its port may be another one's while its end keeps it for a minute.
+        sockopt::set_socket_reuseaddr(&*stream, true)?;
         let connecting = match rustix::net::connect(&*stream, &addr) {
             Ok(()) => false,
             Err(rustix::io::Errno::INPROGRESS | rustix::io::Errno::INTR) => true,

@@ -30,7 +30,7 @@ pub use status::{Loss, Status};
 pub use wire::{Credentials, Process};
 
 use crate::error::{Error, Result};
-use crate::fork::{self, PerProcess, Unshared};
+use crate::fork::{PerProcess, Unshared};
 use crate::process::above_standard;
 use crate::topo::interface::{self, Filter, Interface};
 use crate::topo::machine::Machine;
@@ -122,16 +122,8 @@ pub fn meeting_interface() -> Result<Interface> {
 }
 
 /// A listening socket that does not block.
-pub(super) fn listen(addr: SocketAddr) -> Result<Unshared<TcpListener>> {
-    let refused = |error: std::io::Error| Error::System(format!("listening at {addr}: {error}"));
-    let listener = {
-        let hold = fork::hold();
-        Unshared::new(TcpListener::bind(addr).map_err(refused)?, &hold)
-    };
-    listener.set_nonblocking(true).map_err(refused)?;
-    // The standard library's backlog is too short for a thousand ranks.
-    rustix::net::listen(&*listener, BACKLOG).map_err(|error| refused(error.into()))?;
-    Ok(listener)
+pub(super) fn listen(at: SocketAddr) -> Result<Unshared<TcpListener>> {
+    crate::listen::listen(at, BACKLOG).map_err(|error| Error::System(format!("listening at {at}: {error}")))
 }
 
 /// Lets the process open as many connections as the administrator allows it: a root of many ranks needs one for each.

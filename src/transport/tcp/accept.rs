@@ -10,6 +10,7 @@ use super::frame::{same_secret, Greeting, Secret};
 use crate::admission::{self, Place, TRANSPORTS};
 use crate::error::{Error, Result};
 use crate::fork::{self, Unshared};
+use crate::listen::listen;
 use crate::transport::header::HEADER;
 use std::io::{ErrorKind, Read};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
@@ -89,22 +90,10 @@ fn turn_away(from: SocketAddr, why: &str) {
 impl Door {
     /// Listens at a free port of `address`; callers need `secret`. `expected`: connections that the peers may make.
     pub fn open(address: IpAddr, secret: Secret, expected: usize) -> Result<Door> {
-        let open = || {
-            let at = SocketAddr::new(address, 0);
-            let kind = socket2::Type::STREAM.nonblocking().cloexec();
-            let domain = socket2::Domain::for_address(at);
-            let socket = {
-                let hold = fork::hold();
-                Unshared::new(socket2::Socket::new(domain, kind, Some(socket2::Protocol::TCP))?.into(), &hold)
-            };
-            let made = socket2::SockRef::from(&*socket);
-            made.bind(&at.into())?;
-            // A rank that is not in a call lets nobody in: its callers wait there. The system has its own limit.
-            made.listen(i32::try_from((expected + SPARE_PLACES).max(1024)).unwrap_or(i32::MAX))?;
-            Ok(socket)
-        };
-        let listener = open()
-            .map_err(|error: std::io::Error| Error::System(format!("listening at address {address}: {error}")))?;
+        // A rank that is not in a call lets nobody in: its callers wait there. The system has its own limit.
+        let backlog = i32::try_from((expected + SPARE_PLACES).max(1024)).unwrap_or(i32::MAX);
+        let listener = listen(SocketAddr::new(address, 0), backlog)
+            .map_err(|error| Error::System(format!("listening at address {address}: {error}")))?;
         Ok(Door { listener, secret, callers: Vec::new(), expected, next: 0, closed_until: None })
     }
 

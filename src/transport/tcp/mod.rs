@@ -25,6 +25,7 @@ use accept::Door;
 use connection::{Body, Connection};
 use departure::Departure;
 use frame::{Greeting, Secret};
+use nix::sys::socket::sockopt::IpBindAddressNoPort;
 use peer::{Link, Peer};
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::event::Timespec;
@@ -176,7 +177,11 @@ impl Tcp {
             if source == Source::Device {
                 self.hold_to_nic(&*stream);
             }
+            // A later door, or another connection, may have its port while this one's end keeps it for a minute.
+            socket.set_reuse_address(true)?;
             if source != Source::Any {
+                // Connections to different ports may share ours: a host has 28,000. Kernels before 4.2 do not know this.
+                let _ = nix::sys::socket::setsockopt(&*stream, IpBindAddressNoPort, &true);
                 socket.bind(&SocketAddr::new(self.binding.address.addr, 0).into())?;
             }
             match socket.connect(&address.into()) {
