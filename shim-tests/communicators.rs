@@ -158,6 +158,28 @@ fn who_waits_for_a_message_of_a_rank_that_has_left_hears_of_it() {
 }
 
 #[test]
+fn who_makes_a_communicator_with_a_rank_that_has_left_hears_of_it() {
+    run(Grid::blocks(&[2, 1]), |member| {
+        let twin = member.comm.split(0, 0, CommOptions::default(), &NEVER).expect("split").expect("in it");
+        if member.rank > 0 {
+            return twin.destroy().expect("destroy");
+        }
+        for shrinks in [false, true] {
+            let begun = Instant::now();
+            let outcome = match shrinks {
+                false => twin.split(0, 0, CommOptions::default(), &NEVER).map(drop),
+                true => twin.shrink(&[2], false, CommOptions::default(), &NEVER).map(drop),
+            };
+            let error = outcome.expect_err("the others have left");
+            assert!(matches!(&error, Error::Remote(text) if text.contains("has left the communicator")), "{error:?}");
+            // Far less than STRATA_BOOTSTRAP_TIMEOUT_MS.
+            assert!(begun.elapsed() < Duration::from_secs(15), "{:?}", begun.elapsed());
+        }
+        twin.abort();
+    });
+}
+
+#[test]
 fn a_cancelled_split_shrink_or_grow_ends_and_the_others_are_told() {
     run(Grid::blocks(&[2, 1]), |member| {
         let comm = &member.comm;

@@ -49,6 +49,9 @@ fn who_aborts_or_ends_after_its_last_call_fails_nobody() {
         row(name, "2", "300", 1);
         row(name, "2", "0", 3);
     }
+    for name in ["init_root_exits", "split_root_exits"] {
+        row(name, "4", "0", 10);
+    }
 }
 
 /// Runs a row in a network namespace whose system has this setting.

@@ -8,13 +8,14 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// The library's modules, lowest first: each may use those before it.
-const ORDER: [&str; 21] = [
+const ORDER: [&str; 22] = [
     "error",
     "process",
     "config",
     "fork",
     "log",
     "admission",
+    "listen",
     "dtype",
     "memory",
     "topo",

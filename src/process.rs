@@ -64,6 +64,18 @@ pub fn check_address_space(bytes: u64) -> io::Result<()> {
     }
 }
 
+/// Addresses that a thread takes as it starts, beside its stack: its signal stack, its allocations.
+const THREAD_SPARE: u64 = 1 << 20;
+/// The stack of a thread, unless told otherwise.
+const THREAD_STACK: u64 = 2 << 20;
+
+/// A thread to be started, where there is memory for one: one that has started and finds no memory for its signal stack ends
+/// the program.
+pub fn thread(name: &str) -> io::Result<std::thread::Builder> {
+    check_address_space(THREAD_STACK + THREAD_SPARE)?;
+    Ok(std::thread::Builder::new().name(name.to_string()))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -188,6 +188,14 @@ static void churn(ncclComm_t comm, int root) {
   CHECK(late[0] <= early[0] + 8 && late[1] <= early[1] + 2 && late[2] <= early[2] + 24 && late[3] <= early[3] + 16384);
 }
 
+/* The root's process ends as soon as the split has returned there, with the service that brought the ranks together. */
+static void split_and_end(ncclComm_t comm, int root) {
+  ncclComm_t child;
+  OK(ncclCommSplit(comm, 0, rank, &child, NULL));
+  if (rank == root) _exit(0);
+  OK(ncclCommAbort(child));
+}
+
 /* The ways to leave. */
 enum { DESTROYS, FINALIZES, EXITS, ROOT_EXITS, ROOT_ABORTS, ONE_ABORTS };
 
@@ -219,6 +227,8 @@ static const struct {
   {"finalize", broadcast, 0, FINALIZES},
   {"exit", broadcast, 0, EXITS},
   {"root_exits", broadcast, 0, ROOT_EXITS},
+  {"init_root_exits", nothing, 0, ROOT_EXITS},
+  {"split_root_exits", split_and_end, 0, ROOT_EXITS},
   {"root_aborts", broadcast, 0, ROOT_ABORTS},
   {"one_aborts", allreduce, 0, ONE_ABORTS},
   {"churn", churn, 0, DESTROYS},

@@ -7,7 +7,7 @@ use super::gpu::Device;
 use super::members::Member;
 use super::service::conn::{Interrupt, Interruption};
 use super::service::{Credentials, Loss, Monitor, Service, ServiceAddr, Status};
-use super::{locked, nics, ops, tuning, Comm, Turns, ALIVE, ENDED};
+use super::{launch, locked, nics, ops, tuning, Comm, Turns, ALIVE, ENDED};
 use crate::config::Config;
 use crate::device::gpu::driver::Driver;
 use crate::device::gpu::Gpu;
@@ -23,9 +23,9 @@ use crate::topo::local::LocalRank;
 use crate::topo::{host, Grid, Rank};
 use crate::transport::{self, Exchange as _, Waker};
 use std::hash::{Hash, Hasher};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Once, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// What a program may ask of a communicator (`ncclConfig_t`); what has no meaning on the host is kept and ignored.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -115,6 +115,32 @@ struct Watch<'a> {
     /// Ranks whose own part in the parent has failed, or was ended, may come to this meeting: only deaths count.
     shrinks: bool,
     cancel: &'a AtomicBool,
+    begun: Instant,
+    /// How often the others have been asked whether they are still there.
+    asked: AtomicUsize,
+}
+
+impl Watch<'_> {
+    fn new<'a>(parent: &'a Comm, ranks: &'a [usize], shrinks: bool, cancel: &'a AtomicBool) -> Watch<'a> {
+        Watch { parent, ranks, shrinks, cancel, begun: Instant::now(), asked: AtomicUsize::new(0) }
+    }
+
+    /// Asks some of the others after each second of waiting: a rank that has left the parent in good order is no loss of
+    /// which anybody is told.
+    fn ask(&self) {
+        let asked = self.asked.load(Ordering::Relaxed);
+        if self.begun.elapsed() < HOPELESS * (asked as u32 + 1) {
+            return;
+        }
+        self.asked.store(asked + 1, Ordering::Relaxed);
+        let some = self.ranks.iter().cycle().skip(asked * launch::ASKED_AT_ONCE);
+        let some: Vec<Rank> = some
+            .take(self.ranks.len().min(launch::ASKED_AT_ONCE))
+            .filter(|&&rank| rank != self.parent.rank())
+            .map(|&rank| Rank::from_index(rank))
+            .collect();
+        locked(&self.parent.monitor).iter().for_each(|monitor| monitor.compare_sends(&some));
+    }
 }
 
 impl Interrupt for Watch<'_> {
@@ -125,6 +151,7 @@ impl Interrupt for Watch<'_> {
                 && self.ranks.contains(&rank)
                 && !(self.shrinks && loss.from.is_some_and(|from| from > 0))
         };
+        self.ask();
         self.cancel.interrupted().or_else(|| {
             let losses = self.parent.status.losses();
             let (_, loss) = losses.iter().find(|(since, loss)| since.elapsed() >= HOPELESS && concerns(loss))?;
@@ -312,7 +339,7 @@ impl Comm {
         let params = InitParams { nranks, rank, ids: vec![id], options, device, gpu };
         let Some(parent) = parent else { return Comm::init(params, cancel) };
         let ranks: Vec<usize> = (0..parent.nranks()).collect();
-        let watch = Watch { parent, ranks: &ranks, shrinks: false, cancel };
+        let watch = Watch::new(parent, &ranks, false, cancel);
         let comm = Comm::init_unless(params, &watch, cancel)?;
         *locked(&parent.grow_id) = None;
         Ok(comm)
@@ -322,7 +349,7 @@ impl Comm {
     pub fn tell(&self, said: Vec<u8>, cancel: &AtomicBool) -> Result<Vec<Vec<u8>>> {
         let number = self.children.fetch_add(1, Ordering::AcqRel);
         let all: Vec<usize> = (0..self.nranks()).collect();
-        let watch = Watch { parent: self, ranks: &all, shrinks: false, cancel };
+        let watch = Watch::new(self, &all, false, cancel);
         let mut session = self.meet(&all, "tell", number, 0, &watch)?;
         let told = session.allgather(said)?;
         session.close();
@@ -360,7 +387,14 @@ impl Comm {
         let key = derive(self.credentials.key, purpose, number, color);
         let room = Credentials { key, secret: self.credentials.secret };
         let timeout = self.config.bootstrap_limit();
-        Session::join_derived(Derived { leader, room }, ranks.len(), Rank::from_index(me), timeout, interrupt)
+        let leader_rank = Rank::from_index(ranks[0]);
+        Session::join_derived(
+            Derived { leader, leader_rank, room },
+            ranks.len(),
+            Rank::from_index(me),
+            timeout,
+            interrupt,
+        )
     }
 
     fn child(
@@ -370,7 +404,7 @@ impl Comm {
         options: CommOptions,
         cancel: &AtomicBool,
     ) -> Result<Arc<Comm>> {
-        let watch = Watch { parent: self, ranks, shrinks: purpose.starts_with(SHRINK), cancel };
+        let watch = Watch::new(self, ranks, purpose.starts_with(SHRINK), cancel);
         let session = self.meet(ranks, purpose, number, color, &watch)?;
         let rank = ranks.iter().position(|&rank| rank == self.rank()).expect("meet checked it");
         let options = CommOptions { host_id: options.host_id.or_else(|| self.options.host_id.clone()), ..options };

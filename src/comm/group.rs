@@ -9,6 +9,7 @@
 
 use super::{launch, launch_one, Launch, Operation};
 use crate::error::{Error, Result};
+use crate::process;
 use std::cell::RefCell;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -157,10 +158,9 @@ fn carry_out(tasks: [Vec<Task>; 2]) -> Result<()> {
     if tasks.iter().flatten().all(|task| task.blocking) {
         return run(tasks);
     }
-    std::thread::Builder::new()
-        .name("strata-init".to_string())
+    process::thread("strata-init")
         // The tasks keep their outcomes themselves; nobody waits for the thread.
-        .spawn(move || run(tasks))
+        .and_then(|thread| thread.spawn(move || run(tasks)))
         .map_err(|error| Error::System(format!("starting a thread for a nonblocking communicator: {error}")))?;
     Err(Error::InProgress)
 }
@@ -190,7 +190,7 @@ fn run_all(tasks: Vec<Task>) -> Result<()> {
         let mut threads = Vec::new();
         let mut failures = Vec::new();
         for (place, (first, slot)) in slots.iter().enumerate() {
-            match std::thread::Builder::new().spawn_scoped(scope, || take(slot)) {
+            match process::thread("strata-init").and_then(|thread| thread.spawn_scoped(scope, || take(slot))) {
                 Ok(thread) => threads.push(thread),
                 // One of them can do without.
                 Err(_) if place + 1 == slots.len() => failures.extend(take(slot)),

@@ -54,7 +54,7 @@ const TELL_POLLS: u32 = 64;
 /// How long nothing moves before ranks compare what they call.
 const STALL: Duration = Duration::from_secs(1);
 /// How many ranks are asked each time.
-const ASKED_AT_ONCE: usize = 16;
+pub(super) const ASKED_AT_ONCE: usize = 16;
 /// The longest time between two comparisons.
 const LONGEST_STALL: Duration = Duration::from_secs(60);
 /// How long a rank that has met the consequence of a failure waits to hear of the failure.
@@ -366,7 +366,8 @@ impl Run {
             let hopeless = matches!(self.active, Active::Collective) && loss.from.is_some_and(|from| from <= begun);
             hopeless || since.max(*known).elapsed() >= patience
         };
-        losses.into_iter().find(is_lost).map(|(_, loss)| loss.error)
+        // Who is awaited may have left because another one was lost first.
+        losses.iter().any(is_lost).then(|| losses[0].1.error.clone())
     }
 
     /// What is to be told of an error: the failure of which it is the consequence, or who is awaited and why.

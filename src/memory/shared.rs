@@ -219,6 +219,7 @@ static PEERS: PerProcess<Mutex<Peers>> = PerProcess::new(Mutex::default);
 
 /// The bytes of another process's allocation, for reading. `None` when that process does not let us map it.
 pub fn map_peer(key: &SegmentKey) -> Option<Arc<Mapping>> {
+    key.start.checked_add(key.len)?;
     let mut peers = PEERS.get().lock().unwrap_or_else(PoisonError::into_inner);
     let peers = &mut *peers;
     peers.clock += 1;

@@ -15,6 +15,7 @@ use crate::error::{Error, Result};
 use crate::topo::Rank;
 use std::io::ErrorKind;
 use std::sync::atomic::AtomicBool;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// How long a root may take to say who is missing.
@@ -31,6 +32,8 @@ const HANG_UPS: u32 = 10;
 pub struct Derived {
     /// The service that has the room: a member's on which all agree.
     pub leader: ServiceAddr,
+    /// The member, by its number in the communicator that they share.
+    pub leader_rank: Rank,
     /// A key no other room has, and the secret of the communicator that the leader has a monitor for.
     pub room: Credentials,
 }
@@ -50,8 +53,8 @@ enum Place {
     Opened,
     /// It will be there when rank 0 comes.
     Fixed,
-    /// It will be there when the leader knows the secret.
-    Derived,
+    /// It will be there when the leader, a rank of the parent, knows the secret.
+    Derived(Option<Rank>),
 }
 
 /// One membership in one room.
@@ -129,7 +132,7 @@ impl<'a> Session<'a> {
             let (name, interrupt) = (session.range.name, session.range.interrupt);
             let timeout = session.range.timeout + SLACK;
             // A leader may have come only to say that its range has failed: a first round shows it.
-            let top = Seat::take(service, Place::Derived, &wish, name, timeout, interrupt)
+            let top = Seat::take(service, Place::Derived(None), &wish, name, timeout, interrupt)
                 .and_then(|mut top| top.round(Vec::new(), Duration::ZERO).map(|_| top));
             match top {
                 Ok(top) => session.top = Some(top),
@@ -154,8 +157,9 @@ impl<'a> Session<'a> {
         if Service::get()?.addr() == derived.leader {
             Service::get()?.open_room(derived.room)?;
         }
-        let range = Seat::take(derived.leader, Place::Derived, &wish, rank, timeout, interrupt)
-            .inspect_err(|_| settle(&[derived.leader]))?;
+        let range =
+            Seat::take(derived.leader, Place::Derived(Some(derived.leader_rank)), &wish, rank, timeout, interrupt)
+                .inspect_err(|_| settle(&[derived.leader]))?;
         Ok(Session { range, top: None, several: false, closed: false })
     }
 
@@ -182,15 +186,17 @@ impl<'a> Session<'a> {
     /// Tells those who still exchange that it is over, and why.
     fn fail(&mut self, error: Error) -> Error {
         if !std::mem::replace(&mut self.closed, true) {
-            let mut roots = Vec::new();
             for seat in std::iter::once(&mut self.range).chain(&mut self.top) {
                 seat.give_up(&error);
                 seat.conn.shut();
-                roots.push(seat.root);
             }
-            settle(&roots);
+            settle(&self.roots());
         }
         error
+    }
+
+    fn roots(&self) -> Vec<ServiceAddr> {
+        std::iter::once(&self.range).chain(&self.top).map(|seat| seat.root).collect()
     }
 
     /// Leaves in good order. The others may still be reading the last round.
@@ -200,6 +206,10 @@ impl<'a> Session<'a> {
         for seat in std::iter::once(&mut self.range).chain(&mut self.top) {
             seat.conn.send(Frame::Leave.encode().into());
             seat.conn.drain(deadline);
+        }
+        // This rank may have its answer before the others, and its process, which has theirs, may end at once.
+        if let Some(service) = roots_here(&self.roots()) {
+            service.flush();
         }
     }
 }
@@ -222,12 +232,15 @@ impl Drop for Session<'_> {
     }
 }
 
+/// This process's service, if it is one of the roots.
+fn roots_here(roots: &[ServiceAddr]) -> Option<Arc<Service>> {
+    Service::get().ok().filter(|service| roots.iter().any(|root| service.is_at(*root)))
+}
+
 /// After a failure the process of a root stays until the others have heard the verdict, although its own rank knows it.
 fn settle(roots: &[ServiceAddr]) {
-    if let Ok(service) = Service::get() {
-        if roots.contains(&service.addr()) {
-            service.settle();
-        }
+    if let Some(service) = roots_here(roots) {
+        service.settle();
     }
 }
 
@@ -285,10 +298,15 @@ impl<'a> Seat<'a> {
                 hung_up = matches!(error.kind(), ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset);
                 let final_hang_up = hung_up && attempt >= HANG_UPS && began.elapsed() >= REFUSED;
                 if final_refusal || final_hang_up && place != Place::Fixed {
-                    return Err(Error::Remote(format!(
-                        "rank {name}: the root at {} cannot be joined: {error} (its process has ended, or the id is wrong)",
-                        root.0
-                    )));
+                    let at = root.0;
+                    return Err(Error::Remote(match place {
+                        Place::Derived(Some(leader)) => {
+                            format!("rank {leader} at {at} takes no part any more: its process has ended ({error})")
+                        }
+                        _ => format!(
+                            "rank {name}: the root at {at} cannot be joined: {error} (its process has ended, or the id is wrong)"
+                        ),
+                    }));
                 }
                 crate::trace!("rank {name}: joining at {}: {error}; trying again", root.0);
             }

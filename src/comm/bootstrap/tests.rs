@@ -263,7 +263,9 @@ fn a_derived_room_needs_no_id() {
     let leader = Service::get().unwrap().addr();
     let room = Credentials::random().unwrap();
     on_threads(0..5, |rank| {
-        let session = Session::join_derived(Derived { leader, room }, 5, Rank(rank), LIMIT, &NEVER).unwrap();
+        let session =
+            Session::join_derived(Derived { leader, leader_rank: Rank(0), room }, 5, Rank(rank), LIMIT, &NEVER)
+                .unwrap();
         exchange(session, 5, rank);
     });
 }

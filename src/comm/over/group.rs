@@ -13,6 +13,7 @@ use super::own;
 use super::{calls, scratch, Attached, Busy, IN_PROGRESS};
 use crate::comm::Launch;
 use crate::error::{Code, Error, SUCCESS};
+use crate::process;
 use crate::vendor::Library;
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -164,7 +165,7 @@ fn issue_in_background(calls: Vec<Prepared>, library: &'static Library) -> Code 
         }
         drop(busy);
     };
-    match std::thread::Builder::new().name("strata-issue".to_string()).spawn(work) {
+    match process::thread("strata-issue").and_then(|thread| thread.spawn(work)) {
         Ok(_) => IN_PROGRESS,
         Err(error) => {
             let error = Error::System(format!("starting a thread for calls: {error}"));

@@ -14,6 +14,7 @@ use super::{companion_options, group, insert, remove, Attached, Busy, Handle, IN
 use crate::comm::{Comm, InitParams, UniqueId};
 use crate::error::{Code, Error, Result, SUCCESS};
 use crate::log::Level;
+use crate::process::thread;
 use crate::vendor::Library;
 use std::sync::atomic::AtomicBool;
 use std::sync::Arc;
@@ -168,9 +169,7 @@ pub(super) fn finish(makings: Vec<Making>, code: Code, library: &'static Library
             // Each on a thread of its own: they wait for other ranks, which may be this process's, too.
             for making in makings {
                 let work = move || make(&making, making.attached(), library);
-                if let Err(error) =
-                    std::thread::Builder::new().name("strata-attach".to_string()).spawn_scoped(scope, work)
-                {
+                if let Err(error) = thread("strata-attach").and_then(|thread| thread.spawn_scoped(scope, work)) {
                     crate::log::warn(&format!("starting a thread for a communicator: {error}"));
                 }
             }
@@ -211,7 +210,7 @@ fn in_background(making: Making, library: &'static Library) {
             }
         }
     };
-    if let Err(error) = std::thread::Builder::new().name("strata-attach".to_string()).spawn(work) {
+    if let Err(error) = thread("strata-attach").and_then(|thread| thread.spawn(work)) {
         crate::log::warn(&format!("starting a thread for a communicator: {error}"));
     }
 }

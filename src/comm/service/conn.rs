@@ -224,17 +224,20 @@ impl Conn {
                 Ok(None) => {}
                 Err(Malformed(why)) => return Err(NoFrame::Gone(io::Error::new(ErrorKind::InvalidData, why))),
             }
-            if let Some(why) = interrupt.interrupted() {
-                return Err(NoFrame::Interrupted(why));
-            }
             let mut fds = [PollFd::new(&*self.stream, self.interest())];
             match poll(&mut fds, Some(&until(deadline, INTERRUPT_SLICE))) {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
                 Err(error) => return Err(NoFrame::Gone(error.into())),
             }
             let ready = !fds[0].revents().is_empty();
-            if !ready && Instant::now() >= deadline {
-                return Err(NoFrame::Late);
+            // What has come counts, however late this thread is.
+            if !ready {
+                if let Some(why) = interrupt.interrupted() {
+                    return Err(NoFrame::Interrupted(why));
+                }
+                if Instant::now() >= deadline {
+                    return Err(NoFrame::Late);
+                }
             }
             // What the other side said last is read before a failure to send is believed.
             let flushed = if ready { self.flush() } else { Ok(()) };

@@ -31,7 +31,7 @@ pub use wire::{Credentials, Process};
 
 use crate::error::{Error, Result};
 use crate::fork::{PerProcess, Unshared};
-use crate::process::above_standard;
+use crate::process::{above_standard, thread};
 use crate::topo::interface::{self, Filter, Interface};
 use crate::topo::machine::Machine;
 use crate::topo::nics;
@@ -105,6 +105,8 @@ struct Handle {
 /// This process's service.
 pub struct Service {
     addr: ServiceAddr,
+    /// The fixed addresses at which it has listened.
+    fixed: Mutex<Vec<SocketAddr>>,
     handle: Mutex<Handle>,
     thread: JoinHandle<()>,
 }
@@ -170,13 +172,13 @@ impl Service {
         // The program's signals are for the program's threads.
         let all = nix::sys::signal::SigSet::all();
         let before = all.thread_swap_mask(nix::sys::signal::SigmaskHow::SIG_BLOCK);
-        let thread = std::thread::Builder::new().name("strata-service".to_string()).spawn(move || reactor.run());
+        let thread = thread("strata-service").and_then(|thread| thread.spawn(move || reactor.run()));
         if let Ok(before) = before {
             // Restoring a mask that was valid does not fail.
             let _ = before.thread_set_mask();
         }
         crate::info!("the bootstrap port is {} on {}", addr.0, interface.name);
-        Ok(Service { addr, handle: Mutex::new(Handle { commands, wake }), thread: thread? })
+        Ok(Service { addr, fixed: Mutex::default(), handle: Mutex::new(Handle { commands, wake }), thread: thread? })
     }
 
     /// Where it listens.
@@ -194,7 +196,17 @@ impl Service {
         let (reply, replied) = channel();
         self.command(Command::ListenAt(addr, credentials, reply))?;
         let rest = deadline.saturating_duration_since(Instant::now());
-        replied.recv_timeout(rest).map_err(|_| Error::Timeout(format!("listening at {addr} took too long")))?
+        replied.recv_timeout(rest).map_err(|_| Error::Timeout(format!("listening at {addr} took too long")))??;
+        let mut fixed = crate::comm::locked(&self.fixed);
+        if !fixed.contains(&addr) {
+            fixed.push(addr);
+        }
+        Ok(())
+    }
+
+    /// Whether this is an address of it.
+    pub fn is_at(&self, addr: ServiceAddr) -> bool {
+        self.addr == addr || crate::comm::locked(&self.fixed).contains(&addr.0)
     }
 
     /// Keeps what a rank that has left owes to others until they have it, for `limit` at most.
@@ -218,6 +230,15 @@ impl Service {
         if self.command(Command::Settle(done)).is_ok() {
             // Longer nobody waits for those who may be frozen.
             let _ = settled.recv_timeout(SETTLE_PATIENCE);
+        }
+    }
+
+    /// Waits until the system has all that this process's rooms have said to ranks; a second at most. A process that ends at
+    /// once after a communicator was made would take the last word with it.
+    pub fn flush(&self) {
+        let (done, flushed) = channel();
+        if self.command(Command::Flush(done)).is_ok() {
+            let _ = flushed.recv_timeout(SETTLE_PATIENCE);
         }
     }
 

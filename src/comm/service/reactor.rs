@@ -48,13 +48,24 @@ pub enum Command {
     AwaitDepartures(Sender<()>),
     /// The sender hears when everybody who was told a last word has heard it and hung up.
     Settle(Sender<()>),
+    /// The sender hears when the system has all that was said to ranks that are coming together.
+    Flush(Sender<()>),
+}
+
+/// When a rank that leaves may go.
+enum Until {
+    /// All is sent on these connections.
+    Sent,
+    /// That, and all losses have been told.
+    Told,
+    /// The others have hung up.
+    Heard,
 }
 
 struct Farewell {
     deadline: Instant,
     links: Vec<u64>,
-    /// Whether the others must have hung up; else it is enough that all is sent.
-    heard: bool,
+    until: Until,
     done: Sender<()>,
 }
 
@@ -183,16 +194,27 @@ impl Reactor {
                 Command::Compare(of, others, number) => self.ring.compare(&mut self.net, of, &others, number),
                 Command::Leave(of, done) => {
                     let links = self.ring.leave(&mut self.net, of);
-                    self.farewells.push(Farewell { deadline: Instant::now() + FAREWELL, links, heard: false, done });
+                    self.bid_farewell(links, Until::Told, done);
                 }
                 Command::Settle(done) => {
-                    let ending = self.net.peers.iter().filter(|(_, peer)| matches!(peer.role, Role::Ending));
-                    let links = ending.map(|(id, _)| *id).collect();
-                    self.farewells.push(Farewell { deadline: Instant::now() + FAREWELL, links, heard: true, done });
+                    let links = self.links_that(|role| matches!(role, Role::Ending));
+                    self.bid_farewell(links, Until::Heard, done);
+                }
+                Command::Flush(done) => {
+                    let links = self.links_that(|role| matches!(role, Role::Member { .. }));
+                    self.bid_farewell(links, Until::Sent, done);
                 }
             }
         }
         open
+    }
+
+    fn links_that(&self, have: impl Fn(&Role) -> bool) -> Vec<u64> {
+        self.net.peers.iter().filter(|(_, peer)| have(&peer.role)).map(|(id, _)| *id).collect()
+    }
+
+    fn bid_farewell(&mut self, links: Vec<u64>, until: Until, done: Sender<()>) {
+        self.farewells.push(Farewell { deadline: Instant::now() + FAREWELL, links, until, done });
     }
 
     fn listen_at(&mut self, addr: SocketAddr, credentials: Credentials) -> Result<()> {
@@ -382,9 +404,11 @@ impl Reactor {
         let all_told = self.ring.all_told(&self.net);
         let net = &self.net;
         self.farewells.retain(|farewell| {
-            let under_way = match farewell.heard {
-                true => farewell.links.iter().any(|id| net.peers.contains_key(id)),
-                false => !all_told || farewell.links.iter().any(|id| net.is_sending(*id)),
+            let is_sending = || farewell.links.iter().any(|id| net.is_sending(*id));
+            let under_way = match farewell.until {
+                Until::Sent => is_sending(),
+                Until::Told => !all_told || is_sending(),
+                Until::Heard => farewell.links.iter().any(|id| net.peers.contains_key(id)),
             };
             if under_way && farewell.deadline > now {
                 return true;

@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 use crate::error::{Error, Result};
+use crate::process;
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::fmt;
@@ -66,9 +67,8 @@ impl Stream {
         }
         if queue.worker.is_none() {
             let stream = self.clone();
-            let worker = std::thread::Builder::new()
-                .name("strata-stream".to_string())
-                .spawn(move || stream.work())
+            let worker = process::thread("strata-stream")
+                .and_then(|thread| thread.spawn(move || stream.work()))
                 .map_err(|error| Error::System(format!("starting a stream's thread: {error}")))?;
             queue.worker = Some(worker.thread().id());
         }

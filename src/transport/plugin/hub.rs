@@ -7,6 +7,7 @@ use super::thread::{self, Worker};
 use super::vtable::World;
 use crate::error::{Error, Result};
 use crate::memory::{Arena, Region};
+use crate::process;
 use crate::transport::Waker;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -258,12 +259,12 @@ impl Hub {
             given_up: Mutex::new(None),
         });
         let worker = Worker::new(calls, shared.clone(), Box::new(before_init));
-        let thread = std::thread::Builder::new().name("strata-mpi".to_string());
-        thread
-            .spawn(move || {
-                at_start();
-                worker.run();
-            })
+        let work = move || {
+            at_start();
+            worker.run();
+        };
+        process::thread("strata-mpi")
+            .and_then(|thread| thread.spawn(work))
             .map_err(|error| Error::System(format!("starting the thread for MPI: {error}")))?;
         Ok(Hub { shared, description, program_has_mpi: false })
     }

@@ -312,10 +312,9 @@ pub fn open(
         None => (Segment::map(memory_file(1)?, 1)?, Vec::new(), 0),
     };
     let segment = Arc::new(segment);
-    let names = match reached.is_empty() {
-        true => vec![card.doorbell; segment.ranks()],
-        false => members.iter().map(|rank| cards[rank.index()].doorbell).collect(),
-    };
+    let named = |rank: &Rank| cards[rank.index()].doorbell;
+    let names =
+        if reached.is_empty() { vec![card.doorbell; segment.ranks()] } else { members.iter().map(named).collect() };
     let waits_for_sockets = sockets && reached.len() + 1 < grid.nranks();
     let doorbell = if waits_for_sockets { Some(doorbell(card.doorbell)?) } else { None };
     let bells = Arc::new(Bells::new(segment.clone(), local, names, doorbell)?);
