@@ -268,7 +268,7 @@ fn call_of(program: &Program, call: &Call, rank: World) -> Vec<String> {
     let dtype = TYPES[call.dtype as usize];
     let shared = i32::from(call.memory == Memory::Shared);
     let memory = |count: usize| format!("memory({}, {shared})", count * call.dtype.size());
-    let (comm, stream) = (format!("comm[{}]", call.comm), format!("stream[{}]", call.stream));
+    let (comm, stream) = (format!("comm[{}]", call.comm), format!("stream[{}]", program.stream_of(call, rank)));
     if call.kind == Kind::Messages {
         let mut lines = Vec::new();
         for &(from, to, count) in &call.messages {

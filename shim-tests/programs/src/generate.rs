@@ -194,6 +194,11 @@ fn world(rng: &mut ChaCha8Rng, carrier: Carrier, weights: &Weights) -> (Vec<Proc
     // Every node has a rank; the others go anywhere, in order or mixed.
     let mut placed: Vec<usize> = (0..nodes).collect();
     placed.extend((nodes..nranks).map(|_| rng.random_range(0..nodes)));
+    if carrier == Carrier::Vendor && rng.random_bool(0.6) {
+        // Two levels take nodes of equally many ranks, and pay with several on each.
+        let (nodes, each) = *[(2, 2), (2, 2), (2, 3), (3, 2), (2, 4), (4, 2)].choose(rng).expect("not empty");
+        placed = (0..nodes * each).map(|rank| rank % nodes).collect();
+    }
     if rng.random_bool(0.5) {
         placed.sort_unstable();
     } else {
@@ -523,9 +528,19 @@ impl Maker<'_> {
             return self.messages();
         }
         let comm = self.whole()?;
+        if self.chance(250) {
+            if let Some(again) = self.again(comm) {
+                return Some(again);
+            }
+        }
         let nranks = self.program.comms[comm].ranks.len();
         let mut call = self.blank(comm);
         call.kind = *Kind::COLLECTIVES.choose(&mut self.rng).expect("not empty");
+        if self.program.carrier == Carrier::Vendor && self.rng.random_bool(0.5) {
+            // What runs in two levels.
+            call.kind =
+                *[Kind::AllReduce, Kind::AllGather, Kind::ReduceScatter].choose(&mut self.rng).expect("not empty");
+        }
         call.root = self.rng.random_range(0..nranks);
         call.in_place = self.rng.random_bool(0.4);
         call.with_config = self.rng.random_bool(0.1);
@@ -542,6 +557,18 @@ impl Maker<'_> {
         Some(call)
     }
 
+    /// A collective of the shape of an earlier one, on other buffers.
+    fn again(&mut self, comm: usize) -> Option<Call> {
+        let calls = self.program.ops.iter().filter_map(|op| match &op.action {
+            Action::Calls { calls, .. } => Some(calls),
+            _ => None,
+        });
+        let alike = calls.flatten().filter(|call| call.comm == comm && call.kind != Kind::Messages);
+        let earlier = (*alike.collect::<Vec<&Call>>().choose(&mut self.rng)?).clone();
+        let Call { stream, memory, misaligned, salt, .. } = self.blank(comm);
+        Some(Call { in_place: self.rng.random_bool(0.5), stream, memory, misaligned, salt, ..earlier })
+    }
+
     fn messages(&mut self) -> Option<Call> {
         let open: Vec<usize> = (0..self.live.len())
             .filter(|&comm| !self.live[comm].revoked && self.live[comm].present.iter().any(|&present| present))
@@ -550,6 +577,13 @@ impl Maker<'_> {
         let present = &self.live[comm].present;
         let there: Vec<usize> = (0..present.len()).filter(|&rank| present[rank]).collect();
         let mut call = self.blank(comm);
+        if there.len() > 1 && self.rng.random_bool(0.06) {
+            // More from one rank to another than may be on their way at a time.
+            let ends: Vec<usize> = there.choose_multiple(&mut self.rng, 2).copied().collect();
+            let many = 0..self.rng.random_range(40..120);
+            call.messages = many.map(|_| (ends[0], ends[1], self.rng.random_range(1..4000))).collect();
+            return Some(call);
+        }
         let count = if self.rng.random_bool(0.5) { 1 } else { self.rng.random_range(2..=2 * there.len()) };
         for _ in 0..count {
             let from = *there.choose(&mut self.rng)?;

@@ -177,6 +177,7 @@ functions! {
     stream_create = b"strataStreamCreate": fn(*mut Stream) -> Code;
     stream_destroy = b"strataStreamDestroy": fn(Stream) -> Code;
     stream_synchronize = b"strataStreamSynchronize": fn(Stream) -> Code;
+    stream_add_callback = b"strataStreamAddCallback": fn(Stream, extern "C" fn(*mut c_void), *mut c_void) -> Code;
 }
 
 impl Library {

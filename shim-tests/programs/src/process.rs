@@ -44,8 +44,18 @@ pub fn run(dir: &Path, number: Option<usize>, library: &Path) -> Result<(), Stri
     let report = Report::open(&file(dir, &format!("report{number}"))).map_err(|error| said(&error))?;
     let library = Library::open(library)?;
     let gpu = if program.carrier == Carrier::Softgpu { Some(Gpu::open()?) } else { None };
+    let measure: fn() -> Usage = match program.carrier {
+        // What the driver keeps is its own.
+        Carrier::Softgpu => Usage::of_streams,
+        _ => Usage::now,
+    };
     // MPI is taken only if the first communicator has the whole job, and it keeps what it likes.
-    let before = (!matches!(program.carrier, Carrier::Mpi | Carrier::Softgpu) && warmed(&library)).then(Usage::now);
+    let is_measured = match program.carrier {
+        Carrier::Mpi => false,
+        Carrier::Softgpu => true,
+        _ => warmed(&library),
+    };
+    let before = is_measured.then(measure);
     let handed = Handed::default();
     let ranks = program.ranks_of(number);
     let good = std::thread::scope(|scope| {
@@ -75,7 +85,7 @@ pub fn run(dir: &Path, number: Option<usize>, library: &Path) -> Result<(), Stri
     let frozen = program.fault.as_ref().is_some_and(|fault| matches!(fault.kind, FaultKind::Freeze | FaultKind::Cut));
     let patience = Duration::from_secs(if frozen { 20 } else { 5 });
     let settled = match before.filter(|_| good && !keeps) {
-        Some(before) => Usage::settles(&before, patience),
+        Some(before) => Usage::settles(&before, measure, patience),
         None => Ok(()),
     };
     if let Err(text) = &settled {

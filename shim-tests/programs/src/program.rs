@@ -394,6 +394,18 @@ impl Program {
         let Some(mine) = self.comms[call.comm].rank_of(rank) else { return false };
         call.kind != Kind::Messages || call.messages.iter().any(|&(from, to, _)| from == mine || to == mine)
     }
+
+    /// The stream of a rank's part in a call. Ranks need not have the same calls on the same streams; with a fault they do, so
+    /// that nobody waits in vain for one that waits for the lost rank elsewhere.
+    pub fn stream_of(&self, call: &Call, rank: World) -> usize {
+        let shift = if self.fault.is_some() || call.salt.is_multiple_of(2) { 0 } else { rank };
+        match call.stream {
+            0 => 0,
+            // The null stream waits, and these calls do not.
+            stream if self.comms[call.comm].nonblocking[0] => 1 + (stream - 1 + shift) % 2,
+            stream => (stream + shift) % 3,
+        }
+    }
 }
 
 impl Action {

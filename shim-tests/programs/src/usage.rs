@@ -41,15 +41,21 @@ impl Usage {
         }
     }
 
+    /// The library's own threads of streams alone.
+    pub fn of_streams() -> Usage {
+        let threads = thread_names().iter().filter(|name| name.starts_with("strata-stream")).count();
+        Usage { descriptors: 0, threads, mappings: 0 }
+    }
+
     fn within(&self, before: &Usage) -> bool {
         self.descriptors <= before.descriptors && self.threads <= before.threads && self.mappings <= before.mappings
     }
 
     /// Waits until no more is held than before; else says what is.
-    pub fn settles(before: &Usage, limit: Duration) -> Result<(), String> {
+    pub fn settles(before: &Usage, measure: fn() -> Usage, limit: Duration) -> Result<(), String> {
         let end = Instant::now() + limit;
         loop {
-            let found = Usage::now();
+            let found = measure();
             if found.within(before) {
                 return Ok(());
             }
@@ -61,10 +67,13 @@ impl Usage {
     }
 }
 
+fn thread_names() -> Vec<String> {
+    let threads = fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
+    threads.map(|entry| fs::read_to_string(entry.path().join("comm")).unwrap_or_default()).collect()
+}
+
 /// What threads and descriptors there are.
 fn names() -> String {
-    let threads = fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
-    let threads = threads.map(|entry| fs::read_to_string(entry.path().join("comm")).unwrap_or_default());
     let list = |names: Vec<String>| names.iter().map(|name| name.trim().to_string()).collect::<Vec<_>>().join(", ");
-    format!("; threads {}; descriptors {}", list(threads.collect()), list(files()))
+    format!("; threads {}; descriptors {}", list(thread_names()), list(files()))
 }
