@@ -346,10 +346,11 @@ fn wrong_cause(program: &Program, entries: &[Entry]) -> Option<String> {
             {
                 return None;
             }
-            // A rank that was stuck in the making of another communicator may be missed in its turn, or have given up.
+            // A rank that was stuck in the making of another communicator, or for a rank that does not answer, may be missed
+            // in its turn, or have given up.
             let is_stuck = |other: &Entry| {
-                matches!(&other.line, Line::Refused { rank: stuck, op: before, .. }
-                    if stuck != rank && before < op && making(*before))
+                matches!(&other.line, Line::Refused { rank: stuck, op: before, text, .. }
+                    if stuck != rank && (before < op && making(*before) || text.contains("does not answer")))
             };
             let words = ["aborted the communicator", "has left the communicator"];
             let is_missed = *code == 8 || words.iter().any(|words| text.contains(words));

@@ -77,7 +77,13 @@ impl Rank<'_> {
         }
         let mut pending = Vec::new();
         for call in &mine {
-            pending.push(self.prepare(op, call)?);
+            match self.prepare(op, call) {
+                Ok(prepared) => pending.push(prepared),
+                Err(trouble) => {
+                    let released = pending.into_iter().try_for_each(|prepared| self.release(prepared));
+                    return released.and(Err(trouble));
+                }
+            }
         }
         pending.iter().try_for_each(|call| self.give_late(call))?;
         let messages = mine.iter().map(|call| self.messages_of(call)).sum::<usize>();
@@ -174,6 +180,14 @@ impl Rank<'_> {
             late: inputs,
             registration: None,
         };
+        match self.furnish(call, &mut pending) {
+            Ok(()) => Ok(pending),
+            Err(trouble) => self.release(pending).and(Err(trouble)),
+        }
+    }
+
+    /// Registers a call's memory and makes its operation, where it has such.
+    fn furnish(&mut self, call: &Call, pending: &mut Pending) -> Result<(), Trouble> {
         if call.memory == Memory::Registered {
             let registered = pending.image.register(self.library, self.comms[call.comm]);
             match registered {
@@ -192,7 +206,7 @@ impl Rank<'_> {
             self.must(call.comm, "ncclRedOpCreatePreMulSum", code)?;
             pending.reduction = Some(made);
         }
-        Ok(pending)
+        Ok(())
     }
 
     /// Has a call's input come from what its stream does before it, a little later.
@@ -331,18 +345,20 @@ impl Rank<'_> {
     pub fn release(&mut self, pending: Pending) -> Result<(), Trouble> {
         let comm = self.comms[pending.comm];
         let alive = !comm.is_null() && !self.lost[pending.comm];
+        let mut outcome = Ok(());
         if let (Some(op), true) = (pending.reduction, alive) {
             // SAFETY: calls with it must have been made; because they have ended.
             let code = unsafe { (self.library.destroy_op)(op, comm) };
-            self.must(pending.comm, "ncclRedOpDestroy", code)?;
+            outcome = outcome.and(self.must(pending.comm, "ncclRedOpDestroy", code));
         }
         if let (Some(handle), true) = (pending.registration, alive) {
             // SAFETY: the handle must be the registration's; because ncclCommRegister returned it.
             let code = unsafe { (self.library.deregister)(comm, handle) };
-            self.must(pending.comm, "ncclCommDeregister", code)?;
+            outcome = outcome.and(self.must(pending.comm, "ncclCommDeregister", code));
         }
         let comm = Some(pending.comm);
-        pending.image.free(self.library).map_err(|text| Trouble::Failed { comm, code: -1, text })
+        let freed = pending.image.free(self.library);
+        outcome.and(freed.map_err(|text| Trouble::Failed { comm, code: -1, text }))
     }
 }
 
