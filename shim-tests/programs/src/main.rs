@@ -233,10 +233,13 @@ fn many(range: &Range, record: Option<&Path>, options: &Options) -> Result<bool,
                 }
                 match verdict {
                     Verdict::Passed { .. } => counts.0 += 1,
-                    Verdict::Failed { what, .. } => {
+                    Verdict::Failed { what, story } => {
                         counts.1 += 1;
                         let what: String = what.chars().take(400).collect();
                         println!("seed {seed} over {:?}: {what}", program.carrier);
+                        if options.stacks {
+                            print!("{story}");
+                        }
                     }
                 }
             }
