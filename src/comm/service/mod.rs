@@ -50,6 +50,9 @@ const BACKLOG: i32 = 4096;
 
 /// How long [`Service::settle`] waits for the service, which itself waits less for the others.
 const SETTLE_PATIENCE: Duration = Duration::from_secs(2);
+/// How long a rank that has made a communicator waits for the others' sockets to take their answers. Only a frozen rank's
+/// do not, and then only long ones.
+const FLUSH_LIMIT: Duration = Duration::from_secs(10);
 
 /// Where a process's service listens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -233,12 +236,13 @@ impl Service {
         }
     }
 
-    /// Waits until the system has all that this process's rooms have said to ranks; a second at most. A process that ends at
-    /// once after a communicator was made would take the last word with it.
+    /// Waits until the system has all that this process's rooms have said to ranks: [`FLUSH_LIMIT`] at most. A process that
+    /// ends at once after a communicator was made would take the last word with it.
     pub fn flush(&self) {
         let (done, flushed) = channel();
         if self.command(Command::Flush(done)).is_ok() {
-            let _ = flushed.recv_timeout(SETTLE_PATIENCE);
+            // The service's thread keeps to the limit, but may not get a processor in time.
+            let _ = flushed.recv_timeout(2 * FLUSH_LIMIT);
         }
     }
 

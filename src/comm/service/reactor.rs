@@ -7,7 +7,7 @@ use super::doors::{Doors, Entry};
 use super::net::{LocalRank, Net, Peer, Role};
 use super::ring::{Ring, Watch};
 use super::wire::{Credentials, Frame, Malformed};
-use super::ServiceAddr;
+use super::{ServiceAddr, FLUSH_LIMIT};
 use crate::admission::{self, SERVICE};
 use crate::error::{Error, Result};
 use crate::fork::{self, Unshared};
@@ -202,7 +202,12 @@ impl Reactor {
                 }
                 Command::Flush(done) => {
                     let links = self.links_that(|role| matches!(role, Role::Member { .. }));
-                    self.bid_farewell(links, Until::Sent, done);
+                    self.farewells.push(Farewell {
+                        deadline: Instant::now() + FLUSH_LIMIT,
+                        links,
+                        until: Until::Sent,
+                        done,
+                    });
                 }
             }
         }
