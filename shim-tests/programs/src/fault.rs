@@ -54,6 +54,9 @@ fn freeze(ms: u64) {
     let process = unsafe { libc::getpid() };
     // SAFETY: the child may only call what is safe in a signal handler; because it sleeps, sends a signal and ends.
     if unsafe { libc::fork() } == 0 {
+        // By the one who lets it go on: it must not go on before it was stopped.
+        // SAFETY: no requirement.
+        unsafe { libc::kill(process, libc::SIGSTOP) };
         // SAFETY: no requirement.
         unsafe { libc::usleep(1000 * ms as u32) };
         // SAFETY: no requirement.
@@ -62,7 +65,7 @@ fn freeze(ms: u64) {
         unsafe { libc::_exit(0) };
     }
     // SAFETY: no requirement.
-    unsafe { libc::kill(process, libc::SIGSTOP) };
+    unsafe { libc::usleep(1000) };
 }
 
 /// Sets the soft limit of a resource, and tells the one that was there.
