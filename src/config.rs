@@ -1,8 +1,8 @@
 //! Every environment variable of Strata, once: name, type, default, text.
 //!
 //! The table below is the only place that names a `STRATA_` variable. The [`Config`] struct, its defaults, the check for
-//! misspelt names, `strata info --env` and the README's table come from it. Variables marked *agreed* decide what all
-//! ranks must decide alike: rank 0's values are sent to all when a communicator is made.
+//! misspelt names, `strata info --env` and the table of docs/environment.md come from it. Variables marked *agreed* decide
+//! what all ranks must decide alike: rank 0's values are sent to all when a communicator is made.
 #![forbid(unsafe_code)]
 
 use crate::plan::Collective;
