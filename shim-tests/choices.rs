@@ -126,7 +126,7 @@ fn explain_tells_the_stage_that_decides() {
         "{by_model}"
     );
     let by_thresholds = asked(&["--machine", "none"]);
-    assert!(by_thresholds.contains("a logarithmic number of rounds"), "{by_thresholds}");
+    assert!(by_thresholds.contains("67108864 bytes <= STRATA_ALLGATHER_RD_MAX_BYTES=67108864"), "{by_thresholds}");
     let over = asked(&["--machine", "frontier", "--over", "rccl"]);
     assert!(over.contains("vendor forced") && over.contains("-> "), "{over}");
     let mut named = strata();

@@ -1,9 +1,10 @@
 //! Every collective, type and operation on every shape, against a reference in higher precision.
 
+mod built;
 mod soft;
 mod world;
 
-use strata::comm::CollectiveCall;
+use strata::communicator::CollectiveCall;
 use strata::device::host::reference;
 use strata::dtype::{DataType, RedOp, Reduction};
 use strata::memory::Region;
@@ -255,9 +256,9 @@ fn every_algorithm_moves_real_data_right() {
     for grid in [Grid::flat(5), Grid::blocks(&[2, 2]), Grid::blocks(&[3, 1, 4]), Grid::round_robin(6, 2)] {
         run(grid, |member| {
             for collective in Collective::ALL {
-                let choices = strata::algo::choices(collective, &member.grid);
+                let choices = strata::algorithms::choices(collective, &member.grid);
                 // A board is host memory.
-                let on_board = |choice: &strata::algo::Choice| strata::algo::is_on_board(choice);
+                let on_board = |choice: &strata::algorithms::Choice| strata::algorithms::is_on_board(choice);
                 for choice in choices.into_iter().filter(|choice| member.gpu.is_none() || !on_board(choice)) {
                     let op = collective.reduces().then_some(RedOp::Sum);
                     let nranks = member.grid.nranks();

@@ -1,13 +1,15 @@
 //! The life of communicators: split, shrink, grow, finalize, abort, revoke, several at once, streams, send and receive.
 
+mod built;
 mod soft;
 mod world;
 
+use std::process::Command;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
-use strata::comm::{launch, CollectiveCall, Comm, CommOptions, Elements, InitParams, Launch, Operation};
-use strata::device::host::stream::Stream;
+use strata::communicator::{launch, CollectiveCall, Comm, CommOptions, Elements, InitParams, Launch, Operation};
+use strata::device::host::stream::HostStream;
 use strata::device::StreamRef;
 use strata::dtype::{DataType, RedOp, Reduction};
 use strata::error::Error;
@@ -179,6 +181,30 @@ fn who_makes_a_communicator_with_a_rank_that_has_left_hears_of_it() {
     });
 }
 
+/// Survivors of a failure do not notice it together: one may have tried in vain before another comes.
+#[test]
+fn a_shrink_that_has_timed_out_may_be_tried_again_with_ranks_that_come_late() {
+    const LIMIT_MS: (&str, &str) = ("STRATA_BOOTSTRAP_TIMEOUT_MS", "3000");
+    if std::env::var(LIMIT_MS.0).as_deref() != Ok(LIMIT_MS.1) {
+        let mut again = Command::new(std::env::current_exe().expect("a path"));
+        again.args(["--exact", "a_shrink_that_has_timed_out_may_be_tried_again_with_ranks_that_come_late"]);
+        let output = again.env(LIMIT_MS.0, LIMIT_MS.1).output().expect("it starts");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+        return;
+    }
+    run(Grid::blocks(&[2, 1]), |member| {
+        let shrink = || member.comm.shrink(&[1], false, CommOptions::default(), &NEVER);
+        match member.rank {
+            0 => assert!(matches!(shrink(), Err(Error::Timeout(_)))),
+            1 => return std::thread::sleep(Duration::from_secs(6)),
+            _ => std::thread::sleep(Duration::from_millis(4000)),
+        }
+        let child = shrink().expect("both are there");
+        assert_eq!(sum(&child, 1).expect("sum"), 2);
+        child.destroy().expect("destroy");
+    });
+}
+
 #[test]
 fn a_cancelled_split_shrink_or_grow_ends_and_the_others_are_told() {
     run(Grid::blocks(&[2, 1]), |member| {
@@ -222,7 +248,7 @@ fn operations_on_a_stream_run_in_order_and_without_blocking_the_caller() {
         return println!("SKIPPED: host streams are the host's; the program rails does this on a device");
     }
     run(Grid::blocks(&[2, 2]), |member| {
-        let stream = Stream::new();
+        let stream = HostStream::new();
         let mut buffers: Vec<Vec<u8>> = (0..9).map(|_| vec![0u8; 40_000]).collect();
         buffers[0].chunks_exact_mut(4).for_each(|word| word.copy_from_slice(&1i32.to_le_bytes()));
         for i in 0..8 {
@@ -245,7 +271,7 @@ fn one_group_may_use_several_streams_and_communicators() {
     }
     run(Grid::flat(3), |member| {
         let twin = member.comm.split(0, 0, CommOptions::default(), &NEVER).expect("split").expect("in it");
-        let streams: Vec<Arc<Stream>> = (0..2).map(|_| Stream::new()).collect();
+        let streams: Vec<Arc<HostStream>> = (0..2).map(|_| HostStream::new()).collect();
         let mut sends: Vec<Vec<u8>> = (0..4).map(|i| (i + 1i32).to_le_bytes().to_vec()).collect();
         let mut recvs = vec![vec![0u8; 4]; 4];
         let mut batch = Vec::new();
@@ -272,7 +298,7 @@ fn a_group_of_two_communicators_on_the_null_stream_and_one_stream_completes() {
     }
     run(Grid::flat(2), |member| {
         let twin = member.comm.split(0, 0, CommOptions::default(), &NEVER).expect("split").expect("in it");
-        let stream = Stream::new();
+        let stream = HostStream::new();
         let mut sends: Vec<Vec<u8>> = (0..4).map(|i| (i + 1i32).to_le_bytes().to_vec()).collect();
         let mut recvs = vec![vec![0u8; 4]; 4];
         let mut batch = Vec::new();

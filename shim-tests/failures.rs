@@ -7,7 +7,7 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::atomic::AtomicBool;
 use std::sync::{mpsc, Arc};
 use std::time::{Duration, Instant};
-use strata::comm::{launch, CollectiveCall, Comm, CommOptions, InitParams, Launch, Operation, UniqueId};
+use strata::communicator::{launch, CollectiveCall, Comm, CommOptions, InitParams, Launch, Operation, UniqueId};
 use strata::device::StreamRef;
 use strata::dtype::{DataType, RedOp, Reduction};
 use strata::error::{Error, Result};
@@ -47,7 +47,8 @@ fn unhex(text: &str) -> UniqueId {
 fn collective(comm: &Arc<Comm>, collective: Collective, count: usize, root: usize) -> Result<()> {
     let mut send = vec![1u8; count * 4];
     let mut recv = vec![0u8; count * 4 * if collective == Collective::AllGather { comm.nranks() } else { 1 }];
-    // SAFETY: both buffers outlive the call, which has ended when `launch` returns.
+    // SAFETY: the bytes must stay and have no reference to them until the call has ended; because it has when `launch`
+    // returns.
     let region = |bytes: &mut Vec<u8>| unsafe { Region::new(bytes.as_mut_ptr(), bytes.len()) };
     let call = CollectiveCall {
         collective,
@@ -72,13 +73,17 @@ fn fork_a_child(comm: &Arc<Comm>) {
     }
     let refused = matches!(comm.usable(), Err(Error::InvalidUsage(text)) if text.contains("forked child"));
     let mut byte = 0u8;
-    // SAFETY: `byte` outlives the call.
+    // SAFETY: a byte must be writable; because it is a local.
     while unsafe { libc::read(0, std::ptr::from_mut(&mut byte).cast(), 1) } > 0 {}
     // SAFETY: nothing of the parent's may run at the child's end; because `_exit` runs nothing.
     unsafe { libc::_exit(i32::from(!refused)) };
 }
 
-/// A communicator of all ranks and perhaps one that never comes, or of all but rank 0, which then has nothing to fail.
+/// What makes another communicator in round 20, in which the odd rank takes no part.
+const MAKINGS: [&str; 4] = ["split", "shrink", "grow", "go on"];
+
+/// A communicator of all ranks and perhaps one that never comes; or of all but rank 0, which then has nothing to fail; or of
+/// all but rank 2, by some, while rank 1 needs rank 2.
 fn make_another(comm: &Arc<Comm>, making: &str) -> Result<()> {
     let never = AtomicBool::new(false);
     let options = comm.options().clone();
@@ -86,6 +91,8 @@ fn make_another(comm: &Arc<Comm>, making: &str) -> Result<()> {
         "split" => comm.split(0, 0, options, &never).map(drop),
         "shrink" if comm.rank() == 0 => collective(comm, Collective::AllReduce, COUNT, 0),
         "shrink" => comm.shrink(&[0], false, options, &never).map(drop),
+        "go on" if comm.rank() == 1 => collective(comm, Collective::AllReduce, COUNT, 0),
+        "go on" => comm.shrink(&[2], false, options, &never).map(drop),
         _ => {
             let id = (comm.rank() == 0).then(|| comm.grow_id()).transpose()?;
             Comm::grow(Some(comm), comm.nranks() + 1, id, None, options, &never).map(drop)
@@ -111,12 +118,12 @@ fn rank_main(rank: usize) {
         let outcome = match (rounds, var("STRATA_TEST_ODD_CALL").as_str()) {
             (20, "roots") => collective(&comm, Collective::Broadcast, COUNT, if odd { 0 } else { 1 }),
             (20, "kinds") if odd => collective(&comm, Collective::AllGather, 1000, 0),
-            (20, "split" | "shrink" | "grow") if odd => {
+            (20, making) if odd && MAKINGS.contains(&making) => {
                 println!("@@waiting");
                 std::thread::sleep(Duration::from_secs(60));
                 Ok(())
             }
-            (20, making @ ("split" | "shrink" | "grow")) => make_another(&comm, making),
+            (20, making) if MAKINGS.contains(&making) => make_another(&comm, making),
             (20, _) if odd => collective(&comm, Collective::AllReduce, COUNT / 2, 0),
             (40, "late") => return println!("@@through"),
             _ => collective(&comm, Collective::AllReduce, COUNT, 0),
@@ -128,7 +135,7 @@ fn rank_main(rank: usize) {
         if let Err(error) = outcome {
             println!("@@failed {} {}", error.code(), error);
             let made = var("STRATA_TEST_ODD_CALL");
-            if !["split", "shrink", "grow"].contains(&&*made) {
+            if !MAKINGS.contains(&&*made) {
                 assert_eq!(comm.usable().unwrap_err().code(), error.code(), "the failure is kept");
             }
             comm.abort();
@@ -223,7 +230,7 @@ fn a_killed_rank_is_missed_at_once_even_if_a_forked_child_of_it_lives() {
 
 #[test]
 fn a_rank_that_dies_before_another_communicator_is_made_is_named_by_all_others_at_once() {
-    for making in ["split", "shrink", "grow"] {
+    for making in MAKINGS {
         let world = start(4, 2, &[("STRATA_TEST_ODD_RANK", "2"), ("STRATA_TEST_ODD_CALL", making)]);
         let (rank, line) = world.lines.recv_timeout(Duration::from_secs(20)).expect("it does not take part");
         assert_eq!((rank, &*line), (2, "waiting"));

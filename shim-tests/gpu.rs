@@ -5,6 +5,7 @@ mod built;
 // Other tests use the rest.
 mod soft;
 
+use built::root;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -221,10 +222,6 @@ fn what_does_not_fit_is_left_out_and_the_rest_is_measured() {
     assert!(line("sum of 2", "256 KiB").ends_with('%'), "{said}");
     assert!(line("sum of 8", "256 KiB").contains("SKIPPED: device 0 has no 2359296 bytes"), "{said}");
     assert!(line("copy ", "1 MiB").contains("SKIPPED"), "{said}");
-}
-
-fn root() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
 fn has_python() -> bool {

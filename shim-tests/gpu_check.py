@@ -30,7 +30,7 @@ def check(**more):
 
 
 def line(text):
-    return f"host:1:2 [0] NCCL INFO {text}\n"
+    return f"host:1:2 [0] STRATA INFO {text}\n"
 
 
 class Parts(unittest.TestCase):

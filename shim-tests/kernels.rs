@@ -11,7 +11,7 @@ use std::sync::mpsc::channel;
 use std::sync::OnceLock;
 use std::time::Duration;
 use strata::device::gpu::code;
-use strata::device::gpu::kernels::{self, Batch, Flag, Scale, Shuffle, WORDS};
+use strata::device::gpu::kernels::{self, Batch, BatchScale, Flag, Shuffle, WORDS};
 use strata::device::host;
 use strata::dtype::{DataType, Operator, Prologue, Reduction};
 use strata::memory::{Arena, Region};
@@ -128,23 +128,22 @@ impl Random {
     }
 }
 
-/// The same memory twice: what the kernel works on and what the host device works on.
+/// The same memory twice: what the kernel works on and what the host device works on. It stays to the end of the process.
 struct Twice {
-    arenas: [Arena; 2],
+    arenas: [Region; 2],
     taken: usize,
 }
 
 impl Twice {
     fn new(bytes: usize) -> Twice {
-        Twice { arenas: [Arena::new(bytes), Arena::new(bytes)], taken: 64 }
+        Twice { arenas: [bytes; 2].map(|bytes| Arena::new(bytes).leak()), taken: 64 }
     }
 
     fn fill(&mut self, dtype: DataType, random: &mut Random) {
         let size = dtype.size();
         let bytes: Vec<u8> =
             (0..self.arenas[0].len()).step_by(size).flat_map(|_| random.element(dtype)[..size].to_vec()).collect();
-        for arena in &mut self.arenas {
-            let whole = arena.region();
+        for whole in self.arenas {
             assert_eq!(whole.as_ptr() as usize % 64, 0);
             whole.write(&bytes[..whole.len()]);
         }
@@ -159,19 +158,19 @@ impl Twice {
 
     /// An address of the kernel's memory.
     fn address(&mut self, at: usize) -> u64 {
-        self.arenas[0].region().as_ptr() as u64 + at as u64
+        self.arenas[0].as_ptr() as u64 + at as u64
     }
 
     /// Some of the host's memory.
     fn region(&mut self, at: usize, bytes: usize) -> Region {
-        self.arenas[1].region().part(at, bytes)
+        self.arenas[1].part(at, bytes)
     }
 
     /// Fails where they differ, also outside of what was to be written.
     fn assert_same(&mut self, what: impl Fn() -> String) {
-        let [got, wanted] = self.arenas.each_mut().map(|arena| {
+        let [got, wanted] = self.arenas.map(|arena| {
             let mut bytes = vec![0; arena.len()];
-            arena.region().read(&mut bytes);
+            arena.read(&mut bytes);
             bytes
         });
         if let Some(at) = got.iter().zip(&wanted).position(|(a, b)| a != b) {
@@ -217,7 +216,7 @@ impl Job {
     }
 }
 
-fn batch(jobs: &[Job], memory: &mut Twice, scale: Scale, factor: u64) -> Batch {
+fn batch(jobs: &[Job], memory: &mut Twice, scale: BatchScale, factor: u64) -> Batch {
     let nsrcs = jobs[0].srcs.len();
     let mut words = [0; WORDS];
     for (words, job) in words.chunks_exact_mut(2 + nsrcs).zip(jobs) {
@@ -253,7 +252,8 @@ fn every_reduction_has_the_host_s_bits() {
                 for _ in 0..20 {
                     let (mut memory, jobs) = jobs(dtype, nsrcs, &mut random);
                     let divisor = if random.below(3) == 0 { random.one_of(&DIVISORS) } else { 1 };
-                    let scale = if divisor == 1 && random.below(2) == 0 { Scale::None } else { Scale::Divide };
+                    let scale =
+                        if divisor == 1 && random.below(2) == 0 { BatchScale::None } else { BatchScale::Divide };
                     let grid = random.grid();
                     run(
                         "run_batch",
@@ -284,16 +284,16 @@ fn every_scaling_has_the_host_s_bits() {
             let divisor = DIVISORS[round / 4 % DIVISORS.len()];
             let scalar = random.element(dtype);
             let (scale, factor, prologue) = match round % 4 {
-                0 => (Scale::None, 0, Prologue::None),
-                1 => (Scale::Multiply, u64::from_le_bytes(scalar), Prologue::Scalar(scalar)),
-                2 => (Scale::Reciprocal, divisor, Prologue::Reciprocal(divisor)),
-                _ => (Scale::Divide, divisor, Prologue::None),
+                0 => (BatchScale::None, 0, Prologue::None),
+                1 => (BatchScale::Multiply, u64::from_le_bytes(scalar), Prologue::Scalar(scalar)),
+                2 => (BatchScale::Reciprocal, divisor, Prologue::Reciprocal(divisor)),
+                _ => (BatchScale::Divide, divisor, Prologue::None),
             };
             let grid = random.grid();
             run("run_batch", &kernels::scale(dtype), &batch(&jobs, &mut memory, scale, factor), grid);
             for job in &jobs {
                 let (srcs, dst) = job.regions(&mut memory);
-                if scale == Scale::Divide {
+                if scale == BatchScale::Divide {
                     host::divide(dtype, divisor, srcs[0], dst);
                 } else {
                     host::prologue(&Reduction { dtype, operator: Operator::Sum, prologue, divisor: 1 }, srcs[0], dst);
@@ -310,11 +310,11 @@ fn pairs(dtype: DataType, operator: Operator, first: &[u8], second: &[u8]) {
     let mut memory = Twice::new(3 * bytes + 4096);
     let srcs = vec![memory.place(bytes, 0), memory.place(bytes, 0)];
     let jobs = [Job { bytes, dst: memory.place(bytes, 0), srcs }];
-    for arena in &mut memory.arenas {
-        arena.region().part(jobs[0].srcs[0], bytes).write(first);
-        arena.region().part(jobs[0].srcs[1], bytes).write(second);
+    for arena in memory.arenas {
+        arena.part(jobs[0].srcs[0], bytes).write(first);
+        arena.part(jobs[0].srcs[1], bytes).write(second);
     }
-    let batch = batch(&jobs, &mut memory, Scale::None, 0);
+    let batch = batch(&jobs, &mut memory, BatchScale::None, 0);
     run("run_batch", &kernels::reduce(dtype, operator), &batch, (1, 256, 0));
     let (srcs, dst) = jobs[0].regions(&mut memory);
     host::reduce(dtype, operator, 1, &srcs, dst);
@@ -363,7 +363,7 @@ fn a_copy_moves_all_bytes_and_no_other_at_any_alignment() {
         };
         let jobs = [job(), job()];
         let grid = random.grid();
-        run("run_batch", kernels::COPY, &batch(&jobs, &mut memory, Scale::None, 0), grid);
+        run("run_batch", kernels::COPY, &batch(&jobs, &mut memory, BatchScale::None, 0), grid);
         for job in &jobs {
             let (srcs, dst) = job.regions(&mut memory);
             host::copy(dst, srcs[0]);
@@ -424,7 +424,7 @@ fn a_wait_ends_when_the_word_has_come_so_far_and_not_before() {
     let flag = move |value: u32| Flag { address: word, value, reserved: 0 };
     run_flag(kernels::RAISE, flag(u32::MAX - 1));
     let mut raised = [0; 4];
-    memory.arenas[0].region().part(64, 4).read(&mut raised);
+    memory.arenas[0].part(64, 4).read(&mut raised);
     assert_eq!(u32::from_le_bytes(raised), u32::MAX - 1);
     run_flag(kernels::WAIT, flag(u32::MAX - 1));
     run_flag(kernels::WAIT, flag(u32::MAX - 100));

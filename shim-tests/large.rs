@@ -2,11 +2,12 @@
 //!
 //! One program, one test at a time: both measure or need the memory of the whole process.
 
+mod built;
 mod soft;
 mod world;
 
 use std::sync::Mutex;
-use strata::comm::{CollectiveCall, Elements, Launch, Operation};
+use strata::communicator::{CollectiveCall, Elements, Launch, Operation};
 use strata::device::StreamRef;
 use strata::dtype::{DataType, RedOp, Reduction};
 use strata::plan::Collective;

@@ -101,6 +101,19 @@ fn a_rank_ended_by_a_signal_is_named_with_it() {
 }
 
 #[test]
+fn with_no_kill_the_others_go_on_and_the_first_failure_gives_the_exit_code() {
+    // Rank 0 ends last, and fails after rank 1 has been seen to fail.
+    let script = "case $RANK in 0) sleep 1; echo went on; exit 4;; 1) exit 3;; esac";
+    let (output, _) = output(&["-n", "3", "--no-kill"], script);
+    assert_eq!(output.status.code(), Some(3));
+    assert_eq!(text(&output.stdout), "went on\n");
+    let said = text(&output.stderr);
+    for rank in [0, 1] {
+        assert_eq!(said.matches(&format!("rank {rank} ")).count(), 1, "{said}");
+    }
+}
+
+#[test]
 fn ranks_that_ignore_sigterm_are_killed_after_the_grace() {
     let script = "trap '' TERM; if [ $RANK = 0 ]; then exit 3; fi; sleep 600 & wait; sleep 600";
     let (output, took) = output(&["-n", "3", "--grace", "0.2"], script);

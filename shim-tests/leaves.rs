@@ -3,14 +3,13 @@
 
 mod built;
 
-use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::LazyLock;
 
 /// The program, compiled once.
 static PROGRAM: LazyLock<std::path::PathBuf> = LazyLock::new(|| {
     let dir = built::library_dir();
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("shim-tests/c/leaves.c");
+    let source = built::root().join("shim-tests/c/leaves.c");
     let source = std::fs::read_to_string(source).unwrap();
     let strict = ["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-g", "-L", dir.to_str().unwrap(), "-lnccl"];
     built::Compiler::new("c").compile(&source, &strict)

@@ -6,8 +6,8 @@ use std::process::Command;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
-use strata::comm::service::meeting_interface;
-use strata::comm::{Comm, CommOptions, InitParams, UniqueId};
+use strata::bootstrap::meeting_interface;
+use strata::communicator::{Comm, CommOptions, InitParams, UniqueId};
 use strata::topo::machine::Machine;
 
 const ROLE: &str = "TEST_LISTENING";

@@ -5,10 +5,11 @@
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;
+use strata::carrier::Carrier;
 use strata::plan::Collective::{self, AllGather, ReduceScatter};
-use strata::select::cost;
-use strata::sim::price::{grid_of, price, Carrier, Detail, How};
-use strata::sim::Machine;
+use strata::selection::cost;
+use strata::sim::price::{grid_of, price, Detail, How};
+use strata::sim::Cluster;
 
 /// Times of one method, for several numbers of ranks.
 struct Row {
@@ -33,7 +34,7 @@ impl Method {
         match self {
             Method::Vendor => How::Vendor,
             Method::Mpi => How::Mpi,
-            Method::PcclMpi => How::Pccl { rail: "ring", carrier: Carrier::Own },
+            Method::PcclMpi => How::Pccl { rail: "ring", carrier: Carrier::Mpi },
             Method::PcclVendor => How::Pccl { rail: "ring", carrier: Carrier::Vendor },
         }
     }
@@ -99,7 +100,7 @@ fn measured_rows_of_the_vendors_and_of_pccl_are_reproduced() {
         "machine", "collective", "method", "MiB", "ranks", "measured", "model", "error"
     );
     for Row { machine, method, collective, mib, nranks, ms } in MEASURED {
-        let machine = Arc::new(Machine::find(machine).unwrap());
+        let machine = Arc::new(Cluster::find(machine).unwrap());
         for (&nranks, measured) in nranks.iter().zip(*ms) {
             let grid = grid_of(&machine, nranks);
             let price = price(&machine, &grid, *collective, mib << 20, &method.how(), Detail::default()).unwrap();
@@ -128,7 +129,7 @@ fn measured_rows_of_the_vendors_and_of_pccl_are_reproduced() {
 }
 
 /// The time of the route that the cost model puts first, over that of the best of all candidates, all by the simulator.
-fn chosen_over_best(machine: &Arc<Machine>, collective: Collective, nranks: usize, bytes: usize) -> (f64, String) {
+fn chosen_over_best(machine: &Arc<Cluster>, collective: Collective, nranks: usize, bytes: usize) -> (f64, String) {
     let grid = grid_of(machine, nranks);
     let candidates = cost::candidates(machine, &grid, collective, bytes);
     let simulate = |how: &How| price(machine, &grid, collective, bytes, how, Detail::default()).unwrap().ns;
@@ -142,7 +143,7 @@ fn chosen_over_best(machine: &Arc<Machine>, collective: Collective, nranks: usiz
 fn good_choices(ranks: &[usize], mib: &[usize]) -> (usize, usize) {
     let (mut cells, mut good) = (0, 0);
     for name in ["frontier", "perlmutter", "dgx-h100"] {
-        let machine = Arc::new(Machine::find(name).unwrap());
+        let machine = Arc::new(Cluster::find(name).unwrap());
         for collective in cost::COLLECTIVES {
             for &nranks in ranks {
                 for &mib in mib {

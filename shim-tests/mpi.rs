@@ -47,7 +47,7 @@ fn mpi() -> Option<&'static Mpi> {
         let version =
             output(Command::new(&mpiexec).arg("--version")).ok_or(format!("there is no {mpiexec} for {mpicc}"))?;
         let plugin = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("strata_mpi-{}.so", std::process::id()));
-        let build = Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts/build-mpi");
+        let build = built::root().join("scripts/build-mpi");
         let build = Command::new(build).args(["--mpicc", &mpicc, "--out"]).arg(&plugin).output();
         let build = build.map_err(|error| error.to_string())?;
         assert!(build.status.success(), "scripts/build-mpi: {}", String::from_utf8_lossy(&build.stderr));
@@ -148,7 +148,7 @@ impl Mpi {
 impl Mpi {
     /// Compiles `shim-tests/c/mpi/<name>.c` with MPI's compiler.
     fn compile(&self, name: &str, options: &[&str]) -> PathBuf {
-        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("shim-tests/c/mpi/{name}.c"));
+        let source = built::root().join(format!("shim-tests/c/mpi/{name}.c"));
         let number = format!("{name}-{}-{}", std::process::id(), options.len());
         let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join(number);
         let mut command = Command::new(&self.mpicc);
@@ -299,7 +299,7 @@ fn a_program_may_finalise_mpi_before_it_destroys_its_communicators_or_without() 
 fn refusal(mpi: &Mpi, plugin: &str) -> String {
     let vars = [("STRATA_MPI_PLUGIN", plugin), ("STRATA_INTER", "mpi"), ("NCCL_DEBUG", "")];
     let said = mpi.perf(2, &["all_reduce", "-b", "8", "-e", "8", "-n", "1"], &vars);
-    let mut warnings = said.lines().filter(|line| line.contains("NCCL WARN"));
+    let mut warnings = said.lines().filter(|line| line.contains("STRATA WARN"));
     let warning = warnings.next().unwrap_or_else(|| panic!("nothing was said\n{said}"));
     assert_eq!(warnings.next(), None, "{said}");
     assert!(warning.contains("TCP carries messages between nodes, not MPI"), "{warning}");

@@ -3,7 +3,7 @@
 
 mod built;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::LazyLock;
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 const SECONDS: Duration = Duration::from_secs(40);
 
 fn compiled(file: &str, options: &[&str]) -> PathBuf {
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("shim-tests/c").join(file);
+    let source = built::root().join("shim-tests/c").join(file);
     let strict = ["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-g", "-pthread"];
     built::Compiler::new("c").compile(&std::fs::read_to_string(source).unwrap(), &[&strict[..], options].concat())
 }

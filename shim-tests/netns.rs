@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 const LIMIT: Duration = Duration::from_secs(60);
 
 fn script() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts/netns-cluster")
+    built::root().join("scripts/netns-cluster")
 }
 
 /// Whether this machine allows clusters; says so if not.

@@ -1,12 +1,12 @@
 //! Every plan of every algorithm is proved: all small shapes, and some large ones.
 
 use std::sync::Arc;
-use strata::algo::{self, Choice};
+use strata::algorithms::{self, Choice};
 use strata::config::Config;
 use strata::dtype::DataType;
 use strata::plan::stage::stage;
 use strata::plan::{Collective, Plan, Shape};
-use strata::select::{self, Request};
+use strata::selection::{self, Request};
 use strata::sim::{self, Job, Sim, SimOptions, Uniform};
 use strata::topo::{Grid, Rank};
 use strata::verify::mutate::kill;
@@ -14,7 +14,9 @@ use strata::verify::{verify, Options};
 
 fn plans(choice: &Choice, shape: &Shape) -> Vec<Plan> {
     let ranks = (0..shape.nranks()).map(Rank::from_index);
-    ranks.map(|rank| algo::build(choice, shape, rank).unwrap_or_else(|error| panic!("{choice}: {error}"))).collect()
+    ranks
+        .map(|rank| algorithms::build(choice, shape, rank).unwrap_or_else(|error| panic!("{choice}: {error}")))
+        .collect()
 }
 
 /// Proves every choice for every collective on a grid, in place and not, with and without prologue, for the given roots.
@@ -22,7 +24,7 @@ fn prove(grid: Grid, roots: &[usize], options: &[Options]) -> usize {
     let grid = Arc::new(grid);
     let mut proved = 0;
     for collective in Collective::ALL {
-        for choice in algo::choices(collective, &grid) {
+        for choice in algorithms::choices(collective, &grid) {
             for &root in if collective.has_root() { roots } else { &[0] } {
                 for (in_place, prologue) in [(false, false), (true, false), (false, true), (true, true)] {
                     if (in_place && collective == Collective::AllToAll) || (prologue && !collective.reduces()) {
@@ -73,13 +75,14 @@ fn two_level_plans_are_proved_with_their_calls_left_to_another_provider() {
     {
         let grid = Arc::new(grid);
         for collective in Collective::ALL {
-            for choice in algo::choices(collective, &grid).iter().filter(|choice| choice.name.starts_with("two_level"))
+            for choice in
+                algorithms::choices(collective, &grid).iter().filter(|choice| choice.name.starts_with("two_level"))
             {
                 for in_place in [false, true] {
                     let shape = Shape { in_place, ..Shape::new(collective, grid.clone()) };
                     let ranks = (0..shape.nranks()).map(Rank::from_index);
                     let plans: Vec<Plan> =
-                        ranks.map(|rank| algo::build_with_calls(choice, &shape, rank).expect("a plan")).collect();
+                        ranks.map(|rank| algorithms::build_with_calls(choice, &shape, rank).expect("a plan")).collect();
                     verify(&plans, &Options::default()).unwrap_or_else(|why| {
                         panic!("{} {choice} on {grid} in_place {in_place}: {why}", collective.name())
                     });
@@ -103,7 +106,7 @@ fn every_mutant_of_every_algorithm_is_rejected_or_as_good_as_the_original() {
     for grid in [Grid::flat(2), Grid::flat(3), Grid::flat(4), Grid::blocks(&[2, 1]), Grid::blocks(&[2, 2])] {
         let grid = Arc::new(grid);
         for collective in Collective::ALL {
-            for choice in algo::choices(collective, &grid) {
+            for choice in algorithms::choices(collective, &grid) {
                 for in_place in [false, true] {
                     // Four ranks in place add minutes and no kind of mutant.
                     if in_place && (collective == Collective::AllToAll || grid.nranks() == 4) {
@@ -128,7 +131,8 @@ fn every_mutant_of_every_algorithm_is_rejected_or_as_good_as_the_original() {
 fn rounds(collective: Collective, grid: &Arc<Grid>, named: Option<&str>) -> (usize, u64) {
     let block_bytes = if collective == Collective::AllReduce { 1024 } else { 1024 / grid.nranks() };
     let request = Request { collective, block_bytes, named, board: true };
-    let choice = select::choose(&request, grid, &Config::default(), &select::Knowledge::default()).unwrap().choice;
+    let choice =
+        selection::choose(&request, grid, &Config::default(), &selection::Knowledge::default()).unwrap().choice;
     let programs = sim::compile(plans(&choice, &Shape::new(collective, grid.clone()))).unwrap();
     let job = Job { count: block_bytes / 4, dtype: DataType::F32, segment_bytes: usize::MAX, inputs: None };
     let clock = Uniform { alpha_ns: 1, beta_ps: 0 };

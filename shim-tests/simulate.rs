@@ -172,8 +172,7 @@ fn a_machine_can_be_shown_and_be_a_file() {
         assert!(shown.contains(what), "{what}: {shown}");
     }
     let file = Scratch::new("mine.toml");
-    let known =
-        std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/machines/perlmutter.toml")).expect("a file");
+    let known = include_str!("../machines/perlmutter.toml");
     std::fs::write(&file.0, known.replace("name = \"perlmutter\"", "name = \"mine\"")).expect("written");
     let table = succeeds(&["--machine", file.path(), "-n", "4,16", "--bytes", "16M"]);
     assert!(table.starts_with("# strata simulate: mine"), "{table}");

@@ -1,15 +1,18 @@
 //! House rules, held by a test: which module may use which, how long files and functions may be, where `unsafe` may
-//! stand and how it is explained, what every file begins with, and that documents are fresh and their links resolve.
+//! stand and how it is explained, what every file begins with, and that documents are fresh.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// The library's modules, lowest first: each may use those before it.
-const ORDER: [&str; 22] = [
+const ORDER: [&str; 27] = [
     "error",
+    "sync",
+    "carrier",
+    "digest",
     "process",
     "config",
     "fork",
@@ -20,43 +23,49 @@ const ORDER: [&str; 22] = [
     "memory",
     "topo",
     "plan",
-    "algo",
+    "algorithms",
     "verify",
     "transport",
     "device",
     "exec",
     "sim",
-    "select",
+    "selection",
     "vendor",
-    "comm",
+    "health",
+    "bootstrap",
+    "communicator",
     "abi",
     "fuzz",
 ];
 
 /// Uses against the order, and why each is right: (module, what it uses, reason).
-const EXCEPTIONS: [(&str, &str, &str); 4] = [
+const EXCEPTIONS: [(&str, &str, &str); 5] = [
     ("config", "plan", "settings per collective are named by plan::Collective"),
     ("transport", "device", "a receiver combines what arrives while it is in cache (Combine)"),
     ("transport", "exec", "tokens name pending operations on both sides (Token, Started)"),
     ("device", "exec", "a device is the local half of a World"),
+    ("health", "bootstrap", "the links between ranks are connections of the process's service"),
 ];
 
 /// Where `unsafe` may stand, and for what.
-const UNSAFE: [(&str, &str); 14] = [
+const UNSAFE: [(&str, &str); 17] = [
     ("src/process.rs", "what the system was told when the process began, and numbers of descriptors"),
     ("src/fork.rs", "handlers of fork, and values that live as long as the process"),
     ("src/abi", "pointers of C callers"),
     ("src/memory", "regions, arenas, mappings, and the system calls that fill them"),
     ("src/transport/shm", "shared memory between processes"),
-    ("src/transport/plugin", "functions of a library opened at run time"),
+    ("src/transport/mpi", "functions of a library opened at run time"),
     ("src/vendor", "functions of the vendor's library, and jumps to them"),
-    ("src/comm/over", "functions of the vendor's library, with what Strata knows of its communicators"),
+    ("src/communicator/engine.rs", "scratch that messages under way point to"),
+    ("src/communicator/measure.rs", "buffers of a call that ends before they do"),
+    ("src/communicator/staging", "slots that messages under way point to"),
+    ("src/communicator/shadow", "functions of the vendor's library, with what Strata knows of its communicators"),
     ("plugins/mpi/src", "calls of MPI"),
     ("src/device/gpu", "functions of a GPU's driver, and words that streams wait for"),
     ("src/device/host", "vector instructions and loops over raw elements"),
     ("src/log.rs", "gettid"),
-    ("src/bin/strata/nccl.rs", "calls of a library opened at run time"),
-    ("src/bin/strata/process.rs", "signals and child processes"),
+    ("cli/src/nccl.rs", "calls of a library opened at run time"),
+    ("cli/src/process.rs", "signals and child processes"),
 ];
 
 const FILE_WARN_LINES: usize = 600;
@@ -154,11 +163,11 @@ fn literal_len(rest: &[char], before: Option<char>) -> usize {
     0
 }
 
-/// The module that a file below `src` belongs to; none for `lib.rs` and the command.
+/// The library's module that a file belongs to; none for `lib.rs` and what is not below `src`.
 fn module_of(path: &str) -> Option<&str> {
     let inner = path.strip_prefix("src/")?;
     let name = inner.split('/').next()?.trim_end_matches(".rs");
-    (name != "lib" && name != "bin").then_some(name)
+    (name != "lib").then_some(name)
 }
 
 /// Names that follow `crate::` in code, groups in braces included.
@@ -219,6 +228,40 @@ fn shipped(code: &str) -> &str {
         after.starts_with("mod ") && after.split_once('\n').is_some_and(|(line, _)| line.trim_end().ends_with('{'))
     });
     end.map_or(code, |(at, _)| &code[..at])
+}
+
+/// The types that a file makes public, wherever in it they stand; not the associated ones of traits.
+fn public_types(code: &str) -> Vec<&str> {
+    let kinds = ["struct", "enum", "trait", "union", "type"];
+    let of = |line: &'_ str| -> Option<(usize, usize)> {
+        let rest = line.trim_start();
+        let after = rest.strip_prefix("pub")?;
+        let after = match after.strip_prefix('(') {
+            Some(scope) => scope.split_once(')')?.1,
+            None => after,
+        };
+        let (kind, name) = after.trim_start().split_once(' ')?;
+        let len = name.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(name.len());
+        let begin = line.len() - name.len();
+        let associated = kind == "type" && rest.len() < line.len();
+        (kinds.contains(&kind) && !associated).then_some((begin, begin + len))
+    };
+    code.lines().filter_map(|line| of(line).map(|(begin, end)| &line[begin..end])).collect()
+}
+
+#[test]
+fn a_public_type_s_name_stands_for_one_thing() {
+    let mut homes: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for (path, source) in files("rs").into_iter().filter(|(path, _)| path.starts_with("src/")) {
+        for name in public_types(shipped(&code_of(&source))) {
+            homes.entry(name.to_string()).or_default().insert(path.clone());
+        }
+    }
+    let several = homes.into_iter().filter(|(_, paths)| paths.len() > 1);
+    let complaints = several.map(|(name, paths)| format!("{name}: {}", Vec::from_iter(paths).join(", "))).collect();
+    none("a public type's name is used once in the library", complaints);
+    let code = "pub struct One;\n    pub(crate) enum Two {\npub type Three<T> = T;\nimpl X {\n    pub type Four = u8;\npub fn five() {}\n";
+    assert_eq!(public_types(code), ["One", "Two", "Three"]);
 }
 
 #[test]
@@ -320,6 +363,12 @@ fn lines_with_word<'a>(code: &'a str, word: &'a str) -> impl Iterator<Item = usi
     code.lines().enumerate().filter(move |(_, line)| has(line)).map(|(index, _)| index + 1)
 }
 
+/// The text of the comment with which these lines begin.
+fn comment(lines: &[&str]) -> String {
+    let parts = lines.iter().map_while(|line| line.trim_start().strip_prefix("//"));
+    parts.map(str::trim).collect::<Vec<_>>().join(" ")
+}
+
 #[test]
 fn unsafe_stands_only_where_it_may_and_says_why() {
     let mut complaints = Vec::new();
@@ -339,8 +388,12 @@ fn unsafe_stands_only_where_it_may_and_says_why() {
             let asks = text.contains("unsafe {") || text.contains("unsafe impl");
             // The note stands directly above the statement, which may have begun a few lines earlier.
             let above = &lines[line.saturating_sub(9)..line];
-            if asks && !above.iter().any(|line| line.contains("SAFETY")) {
-                complaints.push(format!("{path}:{line}: unsafe without a SAFETY note"));
+            let note = above.iter().rposition(|line| line.contains("SAFETY")).map(|at| comment(&above[at..]));
+            match note {
+                _ if !asks => {}
+                None => complaints.push(format!("{path}:{line}: unsafe without a SAFETY note")),
+                Some(note) if note.contains("because") || note.contains("no requirement") => {}
+                Some(note) => complaints.push(format!("{path}:{line}: a SAFETY note without its reason: {note}")),
             }
         }
     }
@@ -360,16 +413,36 @@ fn every_file_begins_with_what_it_is() {
 fn the_command_writes_its_output_in_one_place() {
     // `println!` panics where the output is full.
     let mut complaints = Vec::new();
-    for (path, source) in files("rs").iter().filter(|(path, _)| path.starts_with("src/bin")) {
+    for (path, source) in files("rs").iter().filter(|(path, _)| path.starts_with("cli/src/")) {
         for (index, line) in code_of(source).lines().enumerate() {
             let word = |name: &str| line.match_indices(name).any(|(at, _)| !line[..at].ends_with(['e', '_']));
-            let own = path == "src/bin/strata/process.rs" || path == "src/bin/strata/launch.rs";
+            let own = path == "cli/src/process.rs" || path == "cli/src/launch.rs";
             if word("println!") || word("print!") || !own && line.contains("stdout()") {
                 complaints.push(format!("{path}:{}: {}", index + 1, line.trim()));
             }
         }
     }
     none("the command writes with out! and outln!", complaints);
+}
+
+#[test]
+fn each_package_uses_the_crates_that_it_depends_on() {
+    // What only the command or a test uses is not built into programs with the library.
+    let mut complaints = Vec::new();
+    for (package, sources) in [("Cargo.toml", "src/"), ("cli/Cargo.toml", "cli/src/")] {
+        let manifest = fs::read_to_string(root().join(package)).expect("a manifest");
+        let manifest: toml::Table = manifest.parse().expect("a manifest is TOML");
+        let of_package = files("rs").into_iter().filter(|(path, _)| path.starts_with(sources));
+        let code: String = of_package.map(|(_, source)| shipped(&code_of(&source)).to_string()).collect();
+        for name in manifest["dependencies"].as_table().expect("a table").keys() {
+            let in_path = format!("{}::", name.replace('-', "_"));
+            let begins = |at: usize| !code[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_');
+            if !code.match_indices(&in_path).any(|(at, _)| begins(at)) {
+                complaints.push(format!("{package}: {name}"));
+            }
+        }
+    }
+    none("a package uses the crates that it depends on", complaints);
 }
 
 #[test]
@@ -409,7 +482,7 @@ fn nothing_is_left_to_do() {
 
 fn has_any(extension: &str) -> bool {
     let top = |folder: &str| root().join(folder);
-    let folders = ["", "include", "examples", "src", "shim-tests"];
+    let folders = ["", "include", "examples", "src", "cli/src", "shim-tests"];
     folders
         .iter()
         .filter_map(|folder| fs::read_dir(top(folder)).ok())
@@ -429,37 +502,6 @@ fn no_module_is_a_drawer_for_odds_and_ends() {
     none("a module is named by what it does", found);
 }
 
-#[test]
-fn links_in_documents_resolve() {
-    let mut complaints = Vec::new();
-    for (path, text) in files("md") {
-        let folder = root().join(Path::new(&path).parent().unwrap_or(Path::new("")));
-        for (at, _) in text.match_indices("](") {
-            let target: String = text[at + 2..].chars().take_while(|c| *c != ')' && *c != '\n').collect();
-            if target.starts_with("http://") || target.starts_with("https://") {
-                continue;
-            }
-            let (file, anchor) = target.split_once('#').unwrap_or((&target, ""));
-            let whole = if file.is_empty() { root().join(&path) } else { folder.join(file) };
-            if !whole.exists() {
-                complaints.push(format!("{path}: {target}: there is no such file"));
-            } else if !anchor.is_empty() && !anchors(&fs::read_to_string(&whole).unwrap_or_default()).contains(anchor) {
-                complaints.push(format!("{path}: {target}: there is no such heading"));
-            }
-        }
-    }
-    none("links in documents resolve", complaints);
-}
-
-/// The anchors that headings of a document get.
-fn anchors(text: &str) -> BTreeSet<String> {
-    let anchor = |heading: &str| -> String {
-        let kept = heading.trim().chars().filter(|c| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_'));
-        kept.map(|c| if c == ' ' { '-' } else { c.to_ascii_lowercase() }).collect()
-    };
-    text.lines().filter(|line| line.starts_with('#')).map(|line| anchor(line.trim_start_matches('#'))).collect()
-}
-
 const TABLE_BEGIN: &str = "<!-- variables: written by the tidy test from src/config.rs -->\n";
 const TABLE_END: &str = "<!-- end of variables -->";
 
@@ -467,7 +509,7 @@ const TABLE_END: &str = "<!-- end of variables -->";
 fn variable_table() -> String {
     let mut table = String::from("| variable | default | |\n|---|---|---|\n");
     for variable in strata::config::VARIABLES {
-        let agreed = if variable.agreed { " *Rank 0's value counts.*" } else { "" };
+        let agreed = if variable.agreed { " *All ranks use rank 0's value.*" } else { "" };
         table += &format!("| `{}` | `{}` | {}{agreed} |\n", variable.name, variable.default, variable.text);
     }
     table
@@ -508,7 +550,8 @@ fn what_is_left_out_on_every_machine_is_listed_with_a_reason() {
     let mut ignored = Vec::new();
     for (path, text) in files("rs") {
         // With the path, since cargo names a test by its modules.
-        let path = path.trim_end_matches(".rs").trim_start_matches("src/").replace('/', "::");
+        let path =
+            path.trim_end_matches(".rs").trim_start_matches("cli/").trim_start_matches("src/").replace('/', "::");
         for (at, _) in text.match_indices("\n#[ignore").chain(text.match_indices("\n    #[ignore")) {
             let after = text[at..].split("fn ").nth(1).expect("an ignored test");
             ignored.push(format!("{path}::{}", after.split('(').next().unwrap_or("")));
@@ -559,10 +602,9 @@ fn the_rules_themselves_find_what_they_look_for() {
         shipped("a\n#[cfg(test)]\nmod tests;\nb\n#[cfg(test)]\nmod tests {\nc"),
         "a\n#[cfg(test)]\nmod tests;\nb\n"
     );
-    assert!(anchors("## What it is, and why\n").contains("what-it-is-and-why"));
     let declared = |path: &str, text: &str| test_only(&[(path.to_string(), text.to_string())]);
     assert_eq!(declared("src/plan/mod.rs", "#[cfg(test)]\nmod samples;\n"), ["src/plan/samples"]);
     assert_eq!(module_of("src/plan/mod.rs"), Some("plan"));
     assert_eq!(module_of("src/log.rs"), Some("log"));
-    assert_eq!(module_of("src/bin/strata/main.rs"), None);
+    assert_eq!(module_of("cli/src/main.rs"), None);
 }

@@ -9,7 +9,7 @@ use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Instant;
-use strata::select::table::{Row, Table};
+use strata::selection::table::{Row, Table};
 
 /// A folder for one test's files.
 struct Folder(PathBuf);

@@ -1,7 +1,7 @@
 //! Bounds for connections of strangers, over the whole process, and for the log lines about them.
 //!
 //! Whoever can reach a listening socket can connect to it. Until a caller has shown the secret its connection holds a
-//! [`Place`] of a [`Budget`]. A listener that finds no place left does not accept: callers wait in the kernel's backlog,
+//! [`BudgetShare`] of a [`Budget`]. A listener that finds no place left does not accept: callers wait in the kernel's backlog,
 //! where they cost the process nothing. To have places again it ends connections that have been served, and those that
 //! have said nothing for [`GRACE`] although it has listened to them. A needed rank greets at once, so it is let in when
 //! its turn comes.
@@ -41,7 +41,7 @@ pub static TRANSPORTS: Budget = Budget::new();
 
 /// A place of a budget, free again when dropped.
 #[derive(Debug)]
-pub struct Place(&'static AtomicUsize);
+pub struct BudgetShare(&'static AtomicUsize);
 
 impl Budget {
     const fn new() -> Budget {
@@ -55,10 +55,10 @@ impl Budget {
     }
 
     /// A place, if one is free.
-    pub fn take(&'static self) -> Option<Place> {
+    pub fn take(&'static self) -> Option<BudgetShare> {
         let (taken, most) = (self.0.get(), Budget::most());
         let more = |taken: usize| (taken < most).then_some(taken + 1);
-        taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).ok().map(|_| Place(taken))
+        taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).ok().map(|_| BudgetShare(taken))
     }
 
     /// Whether no place is free.
@@ -67,7 +67,7 @@ impl Budget {
     }
 }
 
-impl Drop for Place {
+impl Drop for BudgetShare {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
@@ -153,7 +153,7 @@ mod tests {
     #[test]
     fn places_are_bounded_and_come_back() {
         static OWN: Budget = Budget::new();
-        let places: Vec<Place> = std::iter::from_fn(|| OWN.take()).collect();
+        let places: Vec<BudgetShare> = std::iter::from_fn(|| OWN.take()).collect();
         assert_eq!(places.len(), Budget::most());
         assert!(OWN.is_full() && OWN.take().is_none());
         drop(places);

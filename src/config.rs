@@ -5,6 +5,7 @@
 //! what all ranks must decide alike: rank 0's values are sent to all when a communicator is made.
 #![forbid(unsafe_code)]
 
+use crate::carrier::{DeviceSetting, Inter, Switch};
 use crate::plan::Collective;
 use crate::process::is_elevated;
 use std::collections::BTreeSet;
@@ -81,8 +82,9 @@ macro_rules! variables {
         }
 
         impl Config {
-            /// Sets one variable from its text. `None`: no such variable; `Some(false)`: not of its type.
-            pub fn set(&mut self, name: &str, value: &str) -> Option<bool> {
+            /// Sets one variable from its text; `None` where there is no such variable. The error says why the text is not
+            /// of its type.
+            pub fn set(&mut self, name: &str, value: &str) -> Option<Result<(), String>> {
                 match name {
                     $($name => Some(assign(&mut self.$field, value)),)*
                     _ => None,
@@ -104,33 +106,33 @@ macro_rules! variables {
 
 variables! {
     "STRATA_NCCL_LIB" nccl_lib: String = "auto", local,
-        "The vendor's library, as a path; auto looks for one, none does without: Strata is the library then, on the host or on the program's GPU (STRATA_DEVICE).";
+        "Path of the vendor library (NCCL or RCCL). auto: look for one. none: use none; Strata then serves all calls, on the host or on the program's GPU (STRATA_DEVICE).";
     "STRATA_DISABLE" disable: bool = "false", local,
-        "Hand every call to the vendor's library as it is.";
+        "Pass every call unchanged to the vendor library.";
     "STRATA_VENDOR_ONLY" vendor_only: String = "none", agreed,
-        "Collectives that are always the vendor's, separated by commas: allgather, reducescatter, allreduce.";
+        "Collectives that the vendor library always serves, separated by commas: allgather, reducescatter, allreduce.";
     "STRATA_TWO_LEVEL_MIN_NODES" two_level_min_nodes: usize = "8", agreed,
-        "From this number of nodes on Strata takes over the vendor's all-gathers and reduce-scatters by itself.";
+        "Fewest nodes on which Strata takes all-gathers and reduce-scatters over from the vendor library by default.";
     "STRATA_VENDOR_SCRATCH_BYTES" vendor_scratch_bytes: usize = "268435456", agreed,
-        "Most device memory that a collective in two levels over the vendor's library may take beside the program's.";
-    "STRATA_DEVICE" device: String = "auto", local,
-        "Where buffers are if no vendor's library serves: auto is the GPU that is current when a communicator is made, if the program has loaded a driver and made one so, else the host; host is the host.";
+        "Most device memory, in bytes, that a two-level collective over the vendor library may take in addition to the program's.";
+    "STRATA_DEVICE" device: DeviceSetting = "auto", local,
+        "Where buffers are if there is no vendor library. auto: on the GPU that is current when a communicator is made, if the program has loaded a driver and made a GPU current, else on the host. host: on the host.";
     "STRATA_TIMEOUT_MS" timeout_ms: u64 = "600000", agreed,
         "Milliseconds a collective may wait for another rank before it ends with ncclTimeout; 0 waits for ever.";
     "STRATA_BOOTSTRAP_TIMEOUT_MS" bootstrap_timeout_ms: u64 = "300000", local,
-        "Milliseconds the ranks may take to come together when a communicator is made; 0 waits for ever.";
+        "Milliseconds the ranks may take to meet when a communicator is made; 0 waits for ever.";
     "STRATA_COMM_KEY" comm_key: Secret = "none", local,
-        "A word that only the job's processes know, the same for all of them: with NCCL_COMM_ID, whoever does not have it cannot take a rank's place (SECURITY.md).";
+        "A secret that all processes of the job share. With NCCL_COMM_ID, nobody without it can take a rank's place (SECURITY.md).";
     "STRATA_SEGMENT_BYTES" segment_bytes: usize = "0", agreed,
-        "Bytes of each block that a pipelined collective handles at a time; 0 lets Strata choose.";
+        "Bytes of each block that a pipelined collective handles at a time; 0: Strata chooses.";
     "STRATA_WINDOW" window: usize = "4", agreed,
         "Segments in flight at once.";
     "STRATA_SCRATCH_BYTES" scratch_bytes: usize = "4194304", agreed,
-        "Most scratch memory of a communicator, all segments in flight together.";
+        "Most scratch memory of a communicator, in bytes, for all segments in flight together.";
     "STRATA_PINNED_BYTES" pinned_bytes: usize = "16777216", local,
-        "Pinned host memory of a communicator on a GPU, for messages between the device and the network. What does not fit goes through ordinary memory, which takes one more copy; raise it for large segments.";
+        "Bytes of pinned host memory of a communicator on a GPU, for messages between the device and the network. Messages that do not fit go through ordinary memory and are copied once more; raise it for large segments.";
     "STRATA_ALLREDUCE_ALGO" all_reduce_algo: String = "auto", agreed,
-        "Algorithm of ncclAllReduce; `strata info --algorithms` lists them. Over a vendor's library: vendor or two_level, and any with STRATA_INTER=mpi or tcp.";
+        "Algorithm of ncclAllReduce; `strata info --algorithms` lists them. In front of a vendor library: vendor or two_level; with STRATA_INTER=mpi or tcp any of them.";
     "STRATA_ALLGATHER_ALGO" all_gather_algo: String = "auto", agreed,
         "Algorithm of ncclAllGather.";
     "STRATA_REDUCESCATTER_ALGO" reduce_scatter_algo: String = "auto", agreed,
@@ -146,21 +148,21 @@ variables! {
     "STRATA_SCATTER_ALGO" scatter_algo: String = "auto", agreed,
         "Algorithm of ncclScatter.";
     "STRATA_ALLREDUCE_ONE_ROUND_MAX_BYTES" one_round_max_bytes: usize = "131072", agreed,
-        "All-reduces exchange whole vectors (one round on a node, log2 p between nodes) while a rank receives at most so many bytes.";
+        "All-reduces in which a rank receives at most this many bytes exchange whole vectors (one round on a node, log2 p rounds between nodes).";
     "STRATA_BOARD" board: bool = "true", agreed,
-        "Let the ranks of a single node exchange through a shared board, where all of them share memory.";
+        "Ranks of a single node exchange data through a shared buffer (a board), if all of them share memory.";
     "STRATA_ALLREDUCE_RD_MAX_BYTES" all_reduce_rd_max_bytes: usize = "67108864", agreed,
-        "Up to this many bytes of its vector an all-reduce takes a logarithmic number of rounds between nodes, beyond it a ring.";
+        "All-reduces of at most this many bytes take a logarithmic number of rounds between nodes; larger ones use a ring.";
     "STRATA_ALLGATHER_RD_MAX_BYTES" all_gather_rd_max_bytes: usize = "67108864", agreed,
         "The same for all-gather, in bytes of its output.";
     "STRATA_REDUCESCATTER_RD_MAX_BYTES" reduce_scatter_rd_max_bytes: usize = "67108864", agreed,
         "The same for reduce-scatter, in bytes of its input.";
     "STRATA_TUNING_TABLE" tuning_table: String = "none", local,
-        "A tuning table, as a path: what `strata tune` has written, or rows of NCCL's tuner plugin. Rank 0's table counts on all ranks.";
+        "Path of a tuning table: written by `strata tune`, or rows of NCCL's tuner plugin. All ranks use rank 0's table.";
     "STRATA_MACHINE" machine: String = "auto", agreed,
-        "What the cost model goes by: a machine that `strata simulate` knows, or its file; auto goes by what STRATA_MEASURE_US measures (host memory only), else by thresholds; none by thresholds alone.";
+        "Figures for the cost model: a machine that `strata simulate` knows, or its file. auto: what STRATA_MEASURE_US measures (host memory only), else thresholds decide. none: thresholds decide.";
     "STRATA_MEASURE_US" measure_us: u64 = "0", agreed,
-        "Microseconds that measuring the links between nodes of a new communicator may take, about (20000 is enough); 0 does not measure.";
+        "About how many microseconds a new communicator may spend on measuring the links between its nodes (20000 is enough); 0: it does not measure.";
     "STRATA_TREE_MAX_BYTES" tree_max_bytes: usize = "65536", agreed,
         "Broadcasts and reduces of at most this many bytes use a binomial tree; larger ones scatter and gather.";
     "STRATA_ALLTOALL_TWO_STEP_MAX_BYTES" two_step_max_bytes: usize = "16384", agreed,
@@ -174,19 +176,19 @@ variables! {
     "STRATA_CMA" cma: bool = "true", local,
         "Read large messages straight out of a peer's memory (process_vm_readv) where the system allows it.";
     "STRATA_STAGE" stage: bool = "true", agreed,
-        "Copy what is sent to ranks of the node into shared memory first, unless it is there already (ncclMemAlloc).";
+        "Copy messages to ranks of the node into shared memory first, unless they are there already (ncclMemAlloc).";
     "STRATA_EAGER_BYTES" eager_bytes: usize = "16384", local,
-        "Messages of at most this many bytes are copied through shared memory, larger ones are pulled by the receiver.";
+        "Messages of at most this many bytes are copied through shared memory; the receiver pulls larger ones.";
     "STRATA_NIC_MAP" nic_map: String = "auto", local,
-        "Which NIC each local rank uses: names separated by commas, from the beginning again for more ranks; auto is evenly, the nearest.";
-    "STRATA_INTER" inter: String = "auto", agreed,
-        "What carries messages of Strata's collectives between nodes: mpi, tcp, or auto, which is MPI where an MPI launcher started the job. Over a vendor's library auto is vendor: that library does it.";
-    "STRATA_GPU_DIRECT" gpu_direct: String = "auto", local,
-        "Give MPI addresses in device memory, of messages beyond 8 KiB: auto where MPI says that it takes them, on whatever it says (an MPI that cannot crashes), or off. TCP takes none.";
+        "NIC of each local rank: names separated by commas; more ranks start again at the first name. auto: shared evenly, the nearest NIC for each rank.";
+    "STRATA_INTER" inter: Inter = "auto", agreed,
+        "Transport of Strata's collectives between nodes: mpi, tcp or auto. auto: MPI if an MPI launcher started the job, else TCP; in front of a vendor library, that library's own transport (vendor).";
+    "STRATA_GPU_DIRECT" gpu_direct: Switch = "auto", local,
+        "Give MPI addresses in device memory for messages above 8 KiB. auto: if MPI says that it takes them. on: always (an MPI that cannot take them crashes). off: never. TCP never takes them.";
     "STRATA_PACK_BESIDE_BYTES" pack_beside_bytes: usize = "1048576", local,
-        "Where the vendor's library does what is inside a node, blocks of its calls of more than this many bytes are brought together and taken apart beside other calls, on streams of their own; of shorter ones in line with them.";
+        "Where the vendor library runs the part inside a node: for its calls of more than this many bytes, Strata packs and unpacks blocks on separate streams, beside other calls; for shorter ones on the stream of the calls.";
     "STRATA_MPI_PLUGIN" mpi_plugin: String = "auto", local,
-        "The MPI plugin to open, as a path; auto looks for one beside the library.";
+        "Path of the MPI plugin. auto: look for one beside the library.";
     "STRATA_TCP_CONNECTIONS" tcp_connections: usize = "2", agreed,
         "Connections per pair of ranks on different nodes.";
 }
@@ -196,19 +198,14 @@ const GIVEN: &str = "given";
 /// The variables that name files. A program that has more rights than its starter ignores them.
 const PATHS: [&str; 4] = ["STRATA_NCCL_LIB", "STRATA_TUNING_TABLE", "STRATA_MACHINE", "STRATA_MPI_PLUGIN"];
 
-fn assign<T: FromStr>(field: &mut T, value: &str) -> bool {
+fn assign<T: FromStr<Err: Display>>(field: &mut T, value: &str) -> Result<(), String> {
     let spelt = match value {
         "1" | "on" | "yes" if std::any::type_name::<T>() == "bool" => "true",
         "0" | "off" | "no" if std::any::type_name::<T>() == "bool" => "false",
         value => value,
     };
-    match spelt.parse() {
-        Ok(parsed) => {
-            *field = parsed;
-            true
-        }
-        Err(_) => false,
-    }
+    *field = spelt.parse().map_err(|error: T::Err| error.to_string())?;
+    Ok(())
 }
 
 impl Config {
@@ -228,10 +225,10 @@ impl Config {
                 continue;
             }
             match config.set(&name, &value) {
-                Some(true) => {
+                Some(Ok(())) => {
                     config.given.insert(name);
                 }
-                Some(false) => warnings.push(format!("{name}={value} has no meaning and is ignored")),
+                Some(Err(why)) => warnings.push(format!("{name}={value} has no meaning and is ignored: {why}")),
                 None => warnings.push(match nearest(&name) {
                     Some(near) => format!("unknown variable {name}; did you mean {near}?"),
                     None => format!("unknown variable {name}; `strata info --env` lists all"),
@@ -280,7 +277,8 @@ impl Config {
             }
             let ours = self.get(name);
             if ours.as_deref() != Some(value) {
-                self.set(name, value);
+                // Rank 0 has read it from a variable, or it is a value of its type written out.
+                let _ = self.set(name, value);
                 differences
                     .push(format!("{name} is {} here and {value} on rank 0, which counts", ours.unwrap_or_default()));
             }
@@ -360,6 +358,16 @@ mod tests {
         let (config, warnings) = parse(&[("STRATA_WINDOW", "many")]);
         assert_eq!(config, Config::default());
         assert_eq!(warnings.len(), 1);
+        for (name, wrong, known) in [
+            ("STRATA_GPU_DIRECT", "maybe", "maybe is none of auto, on and off"),
+            ("STRATA_DEVICE", "gpu", "gpu is none of auto and host"),
+        ] {
+            let (config, warnings) = parse(&[(name, wrong)]);
+            assert_eq!(config, Config::default());
+            assert!(matches!(&warnings[..], [why] if why.starts_with(name) && why.ends_with(known)), "{warnings:?}");
+        }
+        let (config, warnings) = parse(&[("STRATA_GPU_DIRECT", "on"), ("STRATA_DEVICE", "host")]);
+        assert_eq!((config.gpu_direct, config.device, warnings.len()), (Switch::On, DeviceSetting::Host, 0));
     }
 
     #[test]

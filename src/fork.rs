@@ -73,7 +73,8 @@ fn replace(number: RawFd) {
             return;
         }
     }
-    // SAFETY: as above; the number named a descriptor of ours that nobody uses in this process.
+    // SAFETY: nobody may use the number afterwards; because it names a descriptor of ours, which a child leaves alone.
+    // An inherited `Unshared` that is dropped all the same closes the number again.
     unsafe { libc::close(number) };
 }
 
@@ -227,7 +228,7 @@ mod tests {
             unsafe { libc::_exit(code) };
         }
         let mut status = 0;
-        // SAFETY: the child is ours and `status` outlives the call.
+        // SAFETY: the place must be writable; because it is a local.
         assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
         status == 0
     }
@@ -241,7 +242,8 @@ mod tests {
             Unshared::new(far, &hold)
         };
         let (go, mut wait) = UnixStream::pair().unwrap();
-        // SAFETY: the child makes bare system calls only.
+        // SAFETY: the child must use only what survives a fork of many threads; because it makes bare system calls
+        // only.
         let child = unsafe { libc::fork() };
         if child == 0 {
             let dead = (&*far).read(&mut [0]).is_err();
@@ -255,7 +257,7 @@ mod tests {
         assert_eq!(near.read(&mut [0]).unwrap(), 0, "the connection ended although the child lives");
         drop(go);
         let mut status = 0;
-        // SAFETY: the child is ours and `status` outlives the call.
+        // SAFETY: the place must be writable; because it is a local.
         assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
         assert_eq!(status, 0);
     }

@@ -4,24 +4,26 @@
 //! `cargo test --test fuzz` runs each on mutated seeds. What can be written again must come out the same.
 #![forbid(unsafe_code)]
 
-use crate::algo::{self, Choice};
-use crate::comm::bootstrap::UniqueId;
-use crate::comm::members::Member;
-use crate::comm::service::room::Room;
-use crate::comm::service::wire::{Answer, Credentials, Frame, Join, Process, FIRST_FRAME_LIMIT, FRAME_LIMIT};
-use crate::comm::service::{Loss, ServiceAddr};
+use crate::algorithms::{self, Choice};
+use crate::bootstrap::protocol::{Answer, Credentials, Frame, Join, Process, FIRST_FRAME_LIMIT, FRAME_LIMIT};
+use crate::bootstrap::rendezvous::Rendezvous;
+use crate::bootstrap::ServiceAddr;
+use crate::bootstrap::UniqueId;
+use crate::carrier::Carrier;
+use crate::communicator::members::Member;
 use crate::config::Config;
 use crate::error::{Error, Result};
+use crate::health::Loss;
 use crate::plan::{self, Collective, Shape};
-use crate::select::table::agree::{Local, World};
-use crate::select::table::{Row, Table};
-use crate::sim::Machine;
+use crate::selection::table::agree::{Followers, OwnTable};
+use crate::selection::table::{Row, Table};
+use crate::sim::Cluster;
 use crate::topo::interface::Filter;
 use crate::topo::local::LocalRank;
 use crate::topo::pinning::Rules;
 use crate::topo::{Grid, Rank};
-use crate::transport::header::{Header, Kind, HEADER};
-use crate::transport::plugin::card::{self, Launch};
+use crate::transport::header::{FrameHeader, FrameKind, HEADER};
+use crate::transport::mpi::capabilities::{self, LauncherEnv};
 use crate::transport::tcp::frame::Greeting;
 use crate::transport::{shm, Envelope};
 use crate::vendor::runpath;
@@ -72,7 +74,7 @@ const COMM: Credentials = Credentials { key: 7, secret: [9; 16] };
 
 fn joining(rank: u32, nranks: u32) -> Join {
     let process = Process { host: "node".to_string(), pid: 12 };
-    Join { room: COMM, nranks, rank, first_name: 0, total: nranks, process }
+    Join { room: COMM, nranks, rank, first_name: 0, total: nranks, retries: rank == 1, process }
 }
 
 fn service_frame(data: &[u8]) {
@@ -112,7 +114,7 @@ fn frame_seeds() -> Vec<Vec<u8>> {
 
 /// Frames of several members, one behind the other, each after a byte that says whose it is.
 fn bootstrap_room(mut data: &[u8]) {
-    let mut room: Option<Room> = None;
+    let mut room: Option<Rendezvous> = None;
     while let Some((&member, rest)) = data.split_first() {
         let Ok(Some((frame, used))) = Frame::decode(rest, FRAME_LIMIT) else { break };
         data = &rest[used..];
@@ -120,7 +122,7 @@ fn bootstrap_room(mut data: &[u8]) {
         match (frame, &mut room) {
             // Larger rooms take memory for each of the ranks that they are said to have.
             (Frame::Join(join), None) if join.nranks <= 256 => {
-                room = Room::new(&join).ok();
+                room = Rendezvous::new(&join).ok();
                 room.as_mut().map(|room| room.join(u64::from(member), &join));
             }
             (Frame::Join(join), Some(room)) => {
@@ -167,14 +169,14 @@ fn tcp_frame(data: &[u8]) {
     if let Some(greeting) = Greeting::decode(head) {
         assert_eq!(Greeting::decode(&greeting.encode()), Some(greeting));
     }
-    if let Some(header) = Header::decode(head) {
-        assert_eq!(Header::decode(&header.encode()), Some(header));
+    if let Some(header) = FrameHeader::decode(head) {
+        assert_eq!(FrameHeader::decode(&header.encode()), Some(header));
     }
 }
 
 fn tcp_seeds() -> Vec<Vec<u8>> {
     let envelope = Envelope { channel: 3, sequence: 1 << 40, signature: 7 };
-    let header = Header { kind: Kind::Data, envelope, bytes: 5 << 32, id: 3, body: 1 << 33, nonce: 1 << 60 };
+    let header = FrameHeader { kind: FrameKind::Data, envelope, bytes: 5 << 32, id: 3, body: 1 << 33, nonce: 1 << 60 };
     let greeting = Greeting { from: Rank(300), index: 1, secret: [3; 16] };
     vec![header.encode().to_vec(), greeting.encode().to_vec()]
 }
@@ -234,8 +236,9 @@ fn table_offer(data: &[u8]) {
     let mut config = Config::default();
     config.take_over(text);
     // Neither a machine nor a table that is not one may do more than be refused.
-    let _ = crate::select::model::agree(text);
-    let _ = Local::load(&Config::default()).agree(text, &World { grid: &grid(), inter: "tcp", over: None });
+    let _ = crate::selection::model::agree(text);
+    let _ = OwnTable::load(&Config::default())
+        .agree(text, &Followers { grid: &grid(), inter: Some(Carrier::Tcp), in_front: false });
 }
 
 fn offer_seeds() -> Vec<Vec<u8>> {
@@ -244,13 +247,13 @@ fn offer_seeds() -> Vec<Vec<u8>> {
     let offer = format!(
         r#"{{"path":"t.toml","digest":5,"there":{machine},"here":{machine},"refused":null,"rows":[{row},{row}]}}"#
     );
-    let unused = Local::load(&Config::default()).offer(Default::default(), 8);
+    let unused = OwnTable::load(&Config::default()).offer(Default::default(), 8);
     bytes(&[&offer, &unused, &Config::default().agreed()])
 }
 
 fn machine(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
-    let Ok(machine) = Machine::parse(text, "mine.toml") else { return };
+    let Ok(machine) = Cluster::parse(text, "mine.toml") else { return };
     // What was let through must be fit to compute with.
     for collective in [Collective::AllGather, Collective::AllReduce] {
         assert!(machine.vendor_ns(collective, &grid(), 1 << 20).is_none_or(|ns| ns >= 0.0 && ns.is_finite()));
@@ -259,7 +262,7 @@ fn machine(data: &[u8]) {
 }
 
 fn machine_seeds() -> Vec<Vec<u8>> {
-    Machine::names().filter_map(|name| Machine::text(name).ok()).map(String::into_bytes).collect()
+    Cluster::names().filter_map(|name| Cluster::text(name).ok()).map(String::into_bytes).collect()
 }
 
 fn plan_text(data: &[u8]) {
@@ -273,7 +276,7 @@ fn plan_seeds() -> Vec<Vec<u8>> {
     let shape = |collective| Shape { collective, grid: grid(), root: Rank(0), in_place: false, prologue: false };
     let text = |(name, collective): (&str, Collective)| {
         let choice: Choice = name.parse().ok()?;
-        let plan = algo::build_with_calls(&choice, &shape(collective), Rank(1)).ok()?;
+        let plan = algorithms::build_with_calls(&choice, &shape(collective), Rank(1)).ok()?;
         Some(plan::text::print(&plan).into_bytes())
     };
     [
@@ -315,7 +318,7 @@ fn elf_seeds() -> Vec<Vec<u8>> {
 }
 
 fn shm_card(data: &[u8]) {
-    let _ = shm::open::Card::decode(data);
+    let _ = shm::open::NodeCard::decode(data);
 }
 
 fn shm_seeds() -> Vec<Vec<u8>> {
@@ -325,7 +328,7 @@ fn shm_seeds() -> Vec<Vec<u8>> {
 fn shm_listing(data: &[u8]) {
     let Some((pieces, body)) = data.split_first_chunk() else { return };
     let pieces = u32::from_le_bytes(*pieces);
-    let Ok(listing) = shm::record::Listing::decode(pieces, body) else { return };
+    let Ok(listing) = shm::record::Listing::decode(Rank(1), pieces, body) else { return };
     let mut again = Vec::new();
     listing.encode(&mut again);
     assert!(again == body && listing.pieces.len() == pieces as usize);
@@ -343,16 +346,20 @@ fn listing_seeds() -> Vec<Vec<u8>> {
 }
 
 fn mpi_card(data: &[u8]) {
-    let Ok(card) = card::Card::decode(data) else { return };
-    assert_eq!(card::Card::decode(&card.encode()).as_ref(), Ok(&card));
-    let other = card::Card { world_rank: 1, ..card.clone() };
-    let _ = card::decide(&[card, other]);
+    let Ok(card) = capabilities::Capabilities::decode(data) else { return };
+    assert_eq!(capabilities::Capabilities::decode(&card.encode()).as_ref(), Ok(&card));
+    let other = capabilities::Capabilities { world_rank: 1, ..card.clone() };
+    let _ = capabilities::decide(&[card, other]);
 }
 
 fn card_seeds() -> Vec<Vec<u8>> {
-    let card =
-        card::Card { world_size: 2, job: "7".to_string(), description: "MPI X".to_string(), ..Default::default() };
-    vec![card.encode(), card::Card::refusal("no plugin").encode()]
+    let card = capabilities::Capabilities {
+        world_size: 2,
+        job: "7".to_string(),
+        description: "MPI X".to_string(),
+        ..Default::default()
+    };
+    vec![card.encode(), capabilities::Capabilities::refusal("no plugin").encode()]
 }
 
 /// Variables, one a line, as `NAME=value`.
@@ -371,8 +378,8 @@ fn environment(data: &[u8]) {
     filter.allows("eth0");
     let _ = Rules::new(&config.nic_map, filter);
     let _ = LocalRank::from_vars(var);
-    let _ = Launch::from_vars(var);
-    crate::select::over::named_by_nccl_algo(&var("NCCL_ALGO").unwrap_or_default());
+    let _ = LauncherEnv::from_vars(var);
+    crate::selection::vendor::named_by_nccl_algo(&var("NCCL_ALGO").unwrap_or_default());
     let id = var("NCCL_COMM_ID").filter(|id| id.chars().all(|c| c.is_ascii_digit() || ".:[]".contains(c)));
     // A name would be looked up.
     let _ = id.map(|id| UniqueId::from_address(&id, config.comm_key.expose()));
@@ -400,10 +407,10 @@ mod tests {
         assert!(plan_seeds().iter().all(|seed| plan::text::parse(&text(seed)).is_ok()));
         assert!(table_seeds().iter().chain(&csv_seeds()).all(|seed| Table::parse(&text(seed)).is_ok()));
         assert!(member_seeds().iter().all(|seed| Member::decode(0, seed).is_ok()));
-        assert!(card_seeds().iter().all(|seed| card::Card::decode(seed).is_ok()));
+        assert!(card_seeds().iter().all(|seed| capabilities::Capabilities::decode(seed).is_ok()));
         assert!(frame_seeds().iter().all(|seed| matches!(Frame::decode(seed, FIRST_FRAME_LIMIT), Ok(Some(_)))));
-        let world = World { grid: &grid(), inter: "tcp", over: None };
-        assert!(Local::load(&Config::default()).agree(&text(&offer_seeds()[0]), &world).is_ok());
+        let world = Followers { grid: &grid(), inter: Some(Carrier::Tcp), in_front: false };
+        assert!(OwnTable::load(&Config::default()).agree(&text(&offer_seeds()[0]), &world).is_ok());
         assert!(id_seeds().len() == 4 && machine_seeds().len() == 4);
         for parser in PARSERS {
             (parser.seeds)().iter().for_each(|seed| run(parser.name, seed));

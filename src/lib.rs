@@ -1,30 +1,36 @@
 //! Strata: a drop-in for NCCL and RCCL whose collectives run in two levels.
 //!
-//! A collective is a [`plan`]: the algorithm written out, step by step, for one rank. [`algo`] writes plans,
-//! [`verify`] proves them, [`exec`] runs them over a [`transport`] and a [`device`], [`sim`] runs the same executor
-//! under a virtual clock. [`select`] chooses, [`comm`] keeps communicators, `abi` is the C interface.
+//! A collective is a [`plan`]: the algorithm written out, step by step, for one rank. [`algorithms`] writes plans,
+//! [`verify`] proves them, [`exec`] runs them over a [`transport`] and a [`device`], [`sim`] runs the same executor under a
+//! virtual clock. [`selection`] chooses. Ranks meet through the [`bootstrap`], and [`health`] notices those that are lost.
+//! [`communicator`] ties all of it together, [`vendor`] is NCCL or RCCL where there is one, and `abi` is the C interface.
 //!
-//! The modules are listed lowest first; each may use those above it and nothing below.
+//! Each module may use those below it only; `shim-tests/tidy.rs` has the order.
 
 pub mod abi;
 pub mod admission;
-pub mod algo;
-pub mod comm;
+pub mod algorithms;
+pub mod bootstrap;
+pub mod carrier;
+pub mod communicator;
 pub mod config;
 pub mod device;
+pub mod digest;
 pub mod dtype;
 pub mod error;
 pub mod exec;
 pub mod fork;
 #[doc(hidden)]
 pub mod fuzz;
+pub mod health;
 pub mod listen;
 pub mod log;
 pub mod memory;
 pub mod plan;
 pub mod process;
-pub mod select;
+pub mod selection;
 pub mod sim;
+pub mod sync;
 pub mod topo;
 pub mod transport;
 pub mod vendor;

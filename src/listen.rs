@@ -3,7 +3,7 @@
 
 use crate::fork::{self, Unshared};
 use std::hash::{BuildHasher, Hasher, RandomState};
-use std::io::{ErrorKind, Result};
+use std::io::{Error, ErrorKind, Result};
 use std::net::{SocketAddr, TcpListener};
 
 /// Ports that the system gives out where it does not tell which.
@@ -14,12 +14,16 @@ const PORTS: (u16, u16) = (32768, 60999);
 pub fn listen(at: SocketAddr, backlog: i32) -> Result<Unshared<TcpListener>> {
     match listen_at(at, backlog) {
         // The system gives out no port that a closed connection still has, although it may be listened at.
-        Err(error) if at.port() == 0 && error.kind() == ErrorKind::AddrInUse => {
-            let free = ports().find_map(|port| listen_at(SocketAddr::new(at.ip(), port), backlog).ok());
-            free.ok_or(error)
+        Err(error) if at.port() == 0 && is_taken(&error) => {
+            let mut tries = ports().map(|port| listen_at(SocketAddr::new(at.ip(), port), backlog));
+            tries.find(|outcome| !outcome.as_ref().is_err_and(is_taken)).unwrap_or(Err(error))
         }
         outcome => outcome,
     }
+}
+
+fn is_taken(error: &Error) -> bool {
+    error.kind() == ErrorKind::AddrInUse
 }
 
 fn listen_at(at: SocketAddr, backlog: i32) -> Result<Unshared<TcpListener>> {

@@ -2,10 +2,10 @@
 //!
 //! `NCCL_DEBUG` (VERSION, WARN, INFO, TRACE) sets the level, `NCCL_DEBUG_FILE` (`%h` host, `%p` process, `%%`) the
 //! place; over a vendor's library, which writes its own lines there and would overwrite ours, the place is that name with
-//! `.strata` at the end. Lines look as NCCL's do: `host:pid:tid [device] NCCL INFO text`. Without a file they go to stderr: a library
-//! in other people's programs leaves stdout alone. A descriptor that does not name any more what it named when the process
-//! first logged something gets no line, since another file or a connection may have its number by then; nor does the file
-//! that the environment names in a program with more rights than its starter.
+//! `.strata` at the end. Lines look as NCCL's do, but for the name: `host:pid:tid [device] STRATA INFO text`. Without a file
+//! they go to stderr: a library in other people's programs leaves stdout alone. A descriptor that does not name any more
+//! what it named when the process first logged something gets no line, since another file or a connection may have its
+//! number by then; nor does the file that the environment names in a program with more rights than its starter.
 
 use crate::fork::PerProcess;
 use crate::process::{above_standard, check_file_size, is_elevated};
@@ -144,9 +144,9 @@ fn put(level: Level, text: &str) {
         _ => "INFO",
     };
     let pid = std::process::id();
-    // SAFETY: gettid has no preconditions.
+    // SAFETY: no requirement.
     let tid = unsafe { libc::gettid() };
-    let line = format!("{}:{pid}:{tid} [0] NCCL {tag} {text}\n", log.host);
+    let line = format!("{}:{pid}:{tid} [0] STRATA {tag} {text}\n", log.host);
     let _writing = WRITING.get().lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     let stderr = std::io::stderr();
     let out = log.file.as_ref().map_or_else(|| stderr.as_fd(), File::as_fd);

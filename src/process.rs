@@ -12,7 +12,7 @@ const STANDARD: RawFd = 2;
 /// Whether the program has rights that its starter may not have (set-user-ID, set-group-ID, capabilities of its file), so
 /// that the environment must not name files.
 pub fn is_elevated() -> bool {
-    // SAFETY: getauxval has no preconditions.
+    // SAFETY: no requirement.
     unsafe { libc::getauxval(libc::AT_SECURE) != 0 }
 }
 

@@ -4,7 +4,7 @@
 #[path = "../../shim-tests/fuzz/command.rs"]
 #[allow(dead_code)]
 mod command;
-#[path = "../../src/bin/strata/nccl.rs"]
+#[path = "../../cli/src/nccl.rs"]
 #[allow(dead_code, unused)]
 mod nccl;
 #[path = "../../shim-tests/fuzz/perf.rs"]

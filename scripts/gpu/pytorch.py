@@ -49,7 +49,7 @@ class Job:
 
     def lines(self, text, rank=0):
         """Strata's lines of a rank in which this stands, without process numbers."""
-        return [line.split(" NCCL ", 1)[-1] for line in self.logs[rank].splitlines() if text in line]
+        return [line.split(" STRATA ", 1)[-1] for line in self.logs[rank].splitlines() if text in line]
 
 
 def environment(check, way, rank, count, per_node, folder):

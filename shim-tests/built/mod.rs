@@ -7,6 +7,12 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+/// The root of the tree: some test programs belong to the library's package, which is there, the others to the command's.
+pub fn root() -> &'static Path {
+    let package = Path::new(env!("CARGO_MANIFEST_DIR"));
+    package.ancestors().find(|folder| folder.join("shim-tests").is_dir()).expect("a tree with tests")
+}
+
 /// The shared library that cargo built beside this test.
 pub fn library() -> PathBuf {
     let test = std::env::current_exe().unwrap();
@@ -19,7 +25,7 @@ pub fn library() -> PathBuf {
 
 /// Where `nccl.h` and `strata.h` are.
 pub fn header_dir() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("include")
+    root().join("include")
 }
 
 /// Runs a command to its end within a limit; its output, if it succeeded.
@@ -119,7 +125,7 @@ pub fn run(name: &str, arguments: &[&str]) -> String {
 /// The same, with arguments for the program besides those for the compiler.
 pub fn run_with(name: &str, arguments: &[&str], words: &[&str]) -> String {
     let dir = library_dir();
-    let source = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("shim-tests/c").join(name));
+    let source = std::fs::read_to_string(root().join("shim-tests/c").join(name));
     let path = dir.to_str().unwrap();
     let strict = ["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-g", "-pthread", "-L", path, "-lnccl"];
     let program = Compiler::new("c").compile(&source.unwrap(), &[&strict[..], arguments].concat());

@@ -1,6 +1,6 @@
 //! The parts of the command that read files, as modules of the fuzzers.
 
-#[path = "../../src/bin/strata/perf/collective.rs"]
+#[path = "../../cli/src/perf/collective.rs"]
 pub mod collective;
 #[path = "workload.rs"]
 pub mod workload;

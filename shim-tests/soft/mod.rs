@@ -5,6 +5,7 @@
 // Each test program uses a part of this.
 #![allow(dead_code)]
 
+use crate::built::root;
 use rustix::fs::{flock, FlockOperation};
 use std::fs::{self, File};
 use std::os::unix::fs::symlink;
@@ -27,13 +28,12 @@ pub fn hip_dir() -> PathBuf {
 
 /// Where `cuda.h` and `hip.h` are, which declare what is in the libraries.
 pub fn header_dir() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("shim-tests/soft")
+    root().join("shim-tests/soft")
 }
 
 /// Builds the double for a vendor and puts it where only its names are.
 fn build(vendor: &str, name: &str, links: &[&str]) -> PathBuf {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let target = root.join("target/softgpu");
+    let target = root().join("target/softgpu");
     let dir = target.join(vendor);
     fs::create_dir_all(&dir).unwrap();
     // Other test programs may build it at the same time.
@@ -41,7 +41,7 @@ fn build(vendor: &str, name: &str, links: &[&str]) -> PathBuf {
     flock(&lock, FlockOperation::LockExclusive).unwrap();
     let mut cargo = Command::new(env!("CARGO"));
     cargo.args(["build", "--quiet", "--locked", "--package", &format!("softgpu-{vendor}"), "--manifest-path"]);
-    cargo.arg(root.join("shim-tests/softgpu/Cargo.toml")).arg("--target-dir").arg(&target);
+    cargo.arg(root().join("shim-tests/softgpu/Cargo.toml")).arg("--target-dir").arg(&target);
     let hint =
         "after a change of Strata's dependencies: cargo check in shim-tests/softgpu brings its Cargo.lock up to date";
     assert!(cargo.status().unwrap().success(), "{cargo:?} ({hint})");

@@ -6,7 +6,7 @@
 // Each test program uses a part of this.
 #![allow(dead_code)]
 
-use crate::built::{checked, header_dir};
+use crate::built::{checked, header_dir, root};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -169,7 +169,7 @@ fn build_dir() -> PathBuf {
 }
 
 fn sources(folder: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("shim-tests/vendor").join(folder)
+    root().join("shim-tests/vendor").join(folder)
 }
 
 fn shared() -> Vec<String> {

@@ -9,10 +9,10 @@ use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use std::sync::atomic::AtomicBool;
 use std::sync::{mpsc, Arc, Barrier, Mutex, OnceLock};
 use std::time::Duration;
-use strata::comm::{launch, CollectiveCall, Comm, CommOptions, InitParams, Launch, Operation};
-use strata::device::gpu::memory::Memory;
-use strata::device::gpu::stream::Track;
-use strata::device::gpu::Gpu;
+use strata::communicator::{launch, CollectiveCall, Comm, CommOptions, InitParams, Launch, Operation};
+use strata::device::gpu::memory::DeviceBuffer;
+use strata::device::gpu::stream::GpuStream;
+use strata::device::gpu::GpuDevice;
 use strata::device::StreamRef;
 use strata::error::Result;
 use strata::memory::Region;
@@ -24,7 +24,7 @@ pub struct Member {
     pub rank: usize,
     pub grid: Arc<Grid>,
     /// Where the rank's data is, if not on the host.
-    pub gpu: Option<Arc<Gpu>>,
+    pub gpu: Option<Arc<GpuDevice>>,
     /// All ranks meet here.
     pub barrier: Arc<Barrier>,
     /// One slot a rank, to compare results.
@@ -71,12 +71,13 @@ pub fn run(grid: Grid, body: impl Fn(&Member) + Send + Sync + 'static) {
 
 /// The bytes of a buffer as a region.
 pub fn region(bytes: &mut [u8]) -> Region {
-    // SAFETY: the test keeps the buffer alive, and untouched, until the call that uses the region has returned.
+    // SAFETY: the bytes must stay, and nobody touch them, until the call that uses the region has ended; because each
+    // test keeps its buffers so long.
     unsafe { Region::new(bytes.as_mut_ptr(), bytes.len()) }
 }
 
 /// The soft GPU of a rank, if the tests are to run on one. Ranks may share one.
-pub fn gpu(rank: usize) -> Option<Arc<Gpu>> {
+pub fn gpu(rank: usize) -> Option<Arc<GpuDevice>> {
     static DRIVER: OnceLock<Option<Library>> = OnceLock::new();
     let driver = DRIVER.get_or_init(|| {
         let file = match std::env::var("SOFT_DEVICE").ok()?.as_str() {
@@ -88,18 +89,18 @@ pub fn gpu(rank: usize) -> Option<Arc<Gpu>> {
         Some(unsafe { Library::open(Some(file), RTLD_NOW | RTLD_LOCAL) }.expect("the soft GPU"))
     });
     driver.as_ref()?;
-    Gpu::of_thread(Some((rank % 8) as i32)).expect("the soft GPU's device")
+    GpuDevice::of_thread(Some((rank % 8) as i32)).expect("the soft GPU's device")
 }
 
 /// Buffers of an operation on a device, and the stream that the program would use.
 struct OnDevice {
-    track: Track,
-    pairs: Vec<(Region, Memory)>,
+    track: GpuStream,
+    pairs: Vec<(Region, DeviceBuffer)>,
 }
 
 impl OnDevice {
     /// Copies what the operation may touch to the device. Regions that overlap are one.
-    fn new(gpu: &Arc<Gpu>, regions: &[Region]) -> OnDevice {
+    fn new(gpu: &Arc<GpuDevice>, regions: &[Region]) -> OnDevice {
         let mut ranges: Vec<(usize, usize)> = regions
             .iter()
             .filter(|region| !region.is_empty())
@@ -113,15 +114,16 @@ impl OnDevice {
                 None => merged.push((start, end)),
             }
         }
-        let mut track = Track::new(gpu).expect("a stream");
+        let mut track = GpuStream::new(gpu).expect("a stream");
         let _entered = gpu.enter().expect("a context");
         let mut pairs = Vec::new();
         for (start, end) in merged {
-            // SAFETY: the bytes are the test's, which made regions of them.
+            // SAFETY: the bytes must stay until `back` has ended; because the test that made regions of them waits for
+            // it.
             let host = unsafe { Region::new(start as *mut u8, end - start) };
             // At the same distance from a boundary as on the host, so that alignment is what the test wants.
             let slack = start % 256;
-            let memory = Memory::new(gpu, end - start + slack).expect("device memory");
+            let memory = DeviceBuffer::new(gpu, end - start + slack).expect("device memory");
             let device = memory.region().as_ptr() as u64 + slack as u64;
             track.to_device(device, host.as_ptr(), host.len()).expect("a copy");
             pairs.push((host, memory));
@@ -133,7 +135,7 @@ impl OnDevice {
     /// Where a buffer is on the device.
     fn place(&self, region: Region) -> Region {
         let start = region.as_ptr() as usize;
-        let inside = |(host, _): &&(Region, Memory)| {
+        let inside = |(host, _): &&(Region, DeviceBuffer)| {
             let first = host.as_ptr() as usize;
             start >= first && start + region.len() <= first + host.len()
         };
@@ -147,7 +149,7 @@ impl OnDevice {
     }
 
     /// Copies everything back, after what the stream was given, and waits.
-    fn back(mut self, gpu: &Arc<Gpu>) {
+    fn back(mut self, gpu: &Arc<GpuDevice>) {
         let _entered = gpu.enter().expect("a context");
         for (host, memory) in &self.pairs {
             let from = memory.region().as_ptr() as u64 + (host.as_ptr() as usize % 256) as u64;

@@ -2,13 +2,14 @@
 #![forbid(unsafe_code)]
 
 use super::handles::{self, Handle};
-use super::layouts::{Config, UniqueIdBytes};
+use super::layouts::{NcclConfig, UniqueIdBytes};
 use super::options;
 use super::pointer::{ConstPtr, Ptr};
 use super::types::{null, CommHandle};
-use crate::comm::{group, Comm, CommOptions, InitParams, UniqueId};
+use crate::carrier::DeviceSetting;
+use crate::communicator::{group, Comm, CommOptions, InitParams, UniqueId};
 use crate::config::Config as Settings;
-use crate::device::gpu::Gpu;
+use crate::device::gpu::GpuDevice;
 use crate::error::{counted, Error, Result};
 use crate::process::check_address_space;
 use std::ffi::c_int;
@@ -194,7 +195,7 @@ pub fn init_rank_config(
     nranks: c_int,
     id: UniqueIdBytes,
     rank: c_int,
-    config: Ptr<Config>,
+    config: Ptr<NcclConfig>,
 ) -> Result<()> {
     group::noted(init(newcomm, nranks, rank, config, || Ok(vec![UniqueId(id.0)])))
 }
@@ -206,7 +207,7 @@ pub fn init_rank_scalable(
     rank: c_int,
     nids: c_int,
     ids: Ptr<UniqueIdBytes>,
-    config: Ptr<Config>,
+    config: Ptr<NcclConfig>,
 ) -> Result<()> {
     let read = || match usize::try_from(nids) {
         Ok(count) if count > 0 && nids <= nranks => {
@@ -221,7 +222,7 @@ fn init(
     newcomm: Ptr<CommHandle>,
     nranks: c_int,
     rank: c_int,
-    config: Ptr<Config>,
+    config: Ptr<NcclConfig>,
     ids: impl FnOnce() -> Result<Vec<UniqueId>>,
 ) -> Result<()> {
     if newcomm.is_null() {
@@ -246,10 +247,10 @@ fn ranks(nranks: c_int, rank: c_int) -> Result<(usize, usize)> {
 
 /// The GPU that the program uses, as its driver has it current on this thread, or the one of a number; none where it uses
 /// none, or has said so.
-pub fn gpu(number: Option<c_int>) -> Result<Option<Arc<Gpu>>> {
-    match Settings::from_env().0.device.as_str() {
-        "host" => Ok(None),
-        _ => Gpu::of_thread(number),
+pub fn gpu(number: Option<c_int>) -> Result<Option<Arc<GpuDevice>>> {
+    match Settings::from_env().0.device {
+        DeviceSetting::Host => Ok(None),
+        DeviceSetting::Auto => GpuDevice::of_thread(number),
     }
 }
 
@@ -293,7 +294,13 @@ fn init_all_unnoted(comms: Ptr<CommHandle>, ndev: c_int, devices: ConstPtr<c_int
 }
 
 /// `ncclCommSplit`
-pub fn split(comm: CommHandle, color: c_int, key: c_int, newcomm: Ptr<CommHandle>, config: Ptr<Config>) -> Result<()> {
+pub fn split(
+    comm: CommHandle,
+    color: c_int,
+    key: c_int,
+    newcomm: Ptr<CommHandle>,
+    config: Ptr<NcclConfig>,
+) -> Result<()> {
     let record = || {
         let (handle, parent, options) = parent(comm, newcomm, config)?;
         if color < NO_COLOR {
@@ -308,7 +315,7 @@ pub fn split(comm: CommHandle, color: c_int, key: c_int, newcomm: Ptr<CommHandle
 fn parent(
     comm: CommHandle,
     newcomm: Ptr<CommHandle>,
-    config: Ptr<Config>,
+    config: Ptr<NcclConfig>,
 ) -> Result<(Arc<Handle>, Arc<Comm>, CommOptions)> {
     let handle = handles::find(comm)?;
     if newcomm.is_null() {
@@ -325,7 +332,7 @@ pub fn shrink(
     excluded: Ptr<c_int>,
     count: c_int,
     newcomm: Ptr<CommHandle>,
-    config: Ptr<Config>,
+    config: Ptr<NcclConfig>,
     flags: c_int,
 ) -> Result<()> {
     let record = || {
@@ -390,7 +397,7 @@ pub fn grow(
     id: ConstPtr<UniqueIdBytes>,
     rank: c_int,
     newcomm: Ptr<CommHandle>,
-    config: Ptr<Config>,
+    config: Ptr<NcclConfig>,
 ) -> Result<()> {
     let read_id = || id.get("uniqueId").map(|id| UniqueId(id.0));
     let join = || {

@@ -194,7 +194,7 @@ macro_rules! api {
         refuse()
     }};
     (@over $name:ident) => { None };
-    (@over $name:ident $($over:tt)+) => { Some($crate::vendor::entry::Code(looking::$name as *const std::ffi::c_void)) };
+    (@over $name:ident $($over:tt)+) => { Some($crate::vendor::entry::CodeAddress(looking::$name as *const std::ffi::c_void)) };
     (@how) => { "forwarded" };
     (@how inside) => { "guarded" };
     (@how $($over:tt)+) => { "looked at" };
@@ -284,7 +284,7 @@ macro_rules! api {
         #[allow(non_upper_case_globals)]
         mod entries {
             use super::*;
-            use $crate::vendor::entry::{Code, Entry};
+            use $crate::vendor::entry::{CodeAddress, Entry};
             use std::ffi::{c_void, CStr};
             $($(
                 pub static $name: Entry = Entry::new(
@@ -293,9 +293,9 @@ macro_rules! api {
                         Err(_) => c"",
                     },
                     first::$name as *const c_void,
-                    Code(host::$name as *const c_void),
+                    CodeAddress(host::$name as *const c_void),
                     $crate::api!(@over $name $($($over)+)?),
-                    Code(absent::$name as *const c_void),
+                    CodeAddress(absent::$name as *const c_void),
                 );
             )*)*
         }

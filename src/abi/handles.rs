@@ -8,7 +8,7 @@
 #![forbid(unsafe_code)]
 
 use super::types::CommHandle;
-use crate::comm::Comm;
+use crate::communicator::Comm;
 use crate::error::{Error, Result};
 use crate::fork::PerProcess;
 use std::collections::HashMap;
@@ -299,8 +299,9 @@ mod tests {
         handle.failed(Error::Timeout("rank 1 did not join".into()));
         assert_eq!(handle.to_recover().err().unwrap().code(), 8, "it was never made");
         let id = Comm::unique_id().unwrap();
-        let options = crate::comm::CommOptions::default();
-        let params = crate::comm::InitParams { nranks: 1, rank: 0, ids: vec![id], options, device: 0, gpu: None };
+        let options = crate::communicator::CommOptions::default();
+        let params =
+            crate::communicator::InitParams { nranks: 1, rank: 0, ids: vec![id], options, device: 0, gpu: None };
         let comm = Comm::init(params, &AtomicBool::new(false)).unwrap();
         handle.begin();
         handle.made(comm.clone());

@@ -6,7 +6,7 @@ use super::layouts::{read_versioned, write_versioned, CommProperties, Encryption
 use super::pointer::{ConstPtr, Ptr, Text};
 use super::types::{Buffer, CftTeamMode, CommHandle, Status};
 use crate::error::{Error, Result};
-use crate::select::table::Machine;
+use crate::selection::table::MeasuredOn;
 use std::cell::RefCell;
 use std::ffi::{c_int, CString};
 
@@ -52,7 +52,7 @@ pub fn describe(comm: CommHandle, text: Buffer, bytes: usize) -> Result<()> {
 }
 
 /// Writes a machine, and whose description it is, where a program has room for so many bytes.
-pub fn write_description(machine: &Machine, text: Buffer, bytes: usize) -> Result<()> {
+pub fn write_description(machine: &MeasuredOn, text: Buffer, bytes: usize) -> Result<()> {
     let told = serde_json::json!({ "strata": env!("CARGO_PKG_VERSION"), "machine": machine }).to_string() + "\0";
     if told.len() > bytes {
         return Err(Error::InvalidArgument(format!("the description takes {} bytes, text has {bytes}", told.len())));
@@ -80,7 +80,7 @@ fn number(
     comm: CommHandle,
     out: Ptr<c_int>,
     name: &str,
-    value: impl FnOnce(&crate::comm::Comm) -> c_int,
+    value: impl FnOnce(&crate::communicator::Comm) -> c_int,
 ) -> Result<()> {
     let handle = handles::find(comm)?;
     if out.is_null() {
@@ -147,7 +147,7 @@ fn in_team(outer: Team, team: Team, rank: c_int) -> c_int {
     outer.rank.wrapping_add(rank.wrapping_sub(team.rank).wrapping_mul(team.stride))
 }
 
-fn ready_or_none(comm: CommHandle, team: impl FnOnce(&crate::comm::Comm) -> Team) -> Team {
+fn ready_or_none(comm: CommHandle, team: impl FnOnce(&crate::communicator::Comm) -> Team) -> Team {
     match handles::find(comm).and_then(|handle| handle.ready()) {
         Ok(comm) => team(&comm),
         Err(_) => Team::NONE,

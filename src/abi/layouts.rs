@@ -36,7 +36,7 @@ pub struct Head {
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 #[allow(missing_docs)]
-pub struct Config {
+pub struct NcclConfig {
     pub head: Head,
     pub blocking: c_int,
     pub cga_cluster_size: c_int,
@@ -151,11 +151,11 @@ const _: () = {
     assert!(pointer == 8, "the layouts below are those of 64-bit machines");
     assert!(size_of::<UniqueIdBytes>() == 128);
     assert!(size_of::<Head>() == 16 && offset_of!(Head, magic) == 8 && offset_of!(Head, version) == 12);
-    assert!(size_of::<Config>() == 120);
-    assert!(offset_of!(Config, blocking) == 16 && offset_of!(Config, net_name) == 32);
-    assert!(offset_of!(Config, split_share) == 40 && offset_of!(Config, comm_name) == 48);
-    assert!(offset_of!(Config, graph_usage_mode) == 80 && offset_of!(Config, max_p2p_peers) == 88);
-    assert!(offset_of!(Config, launch_order_implicit) == 96 && offset_of!(Config, nvls_host_mode) == 112);
+    assert!(size_of::<NcclConfig>() == 120);
+    assert!(offset_of!(NcclConfig, blocking) == 16 && offset_of!(NcclConfig, net_name) == 32);
+    assert!(offset_of!(NcclConfig, split_share) == 40 && offset_of!(NcclConfig, comm_name) == 48);
+    assert!(offset_of!(NcclConfig, graph_usage_mode) == 80 && offset_of!(NcclConfig, max_p2p_peers) == 88);
+    assert!(offset_of!(NcclConfig, launch_order_implicit) == 96 && offset_of!(NcclConfig, nvls_host_mode) == 112);
     assert!(size_of::<CollConfig>() == 72);
     assert!(offset_of!(CollConfig, ext) == 16 && offset_of!(CollConfig, alg_selection) == 40);
     assert!(offset_of!(CollConfig, user_profiler_tag) == 56 && offset_of!(CollConfig, launch_completion_event) == 64);
@@ -202,7 +202,7 @@ macro_rules! versioned {
 }
 
 versioned! {
-    Config = "ncclConfig_t", MAGIC, 24, {
+    NcclConfig = "ncclConfig_t", MAGIC, 24, {
         blocking: UNDEFINED, cga_cluster_size: UNDEFINED, min_ctas: UNDEFINED, max_ctas: UNDEFINED,
         net_name: Text::NULL, split_share: UNDEFINED, traffic_class: UNDEFINED, comm_name: Text::NULL,
         collnet_enable: UNDEFINED, cta_policy: UNDEFINED, shrink_share: UNDEFINED, nvls_ctas: UNDEFINED,

@@ -4,7 +4,7 @@
 use super::handles;
 use super::pointer::Ptr;
 use super::types::{null, Buffer, CommHandle, MemStat};
-use crate::device::gpu::memory::Memory;
+use crate::device::gpu::memory::DeviceBuffer;
 use crate::error::{Error, Result};
 use crate::fork::PerProcess;
 use crate::memory::shared;
@@ -24,15 +24,15 @@ pub fn allocate(out: Ptr<Buffer>, size: usize) -> Result<()> {
     let Some(gpu) = super::communicators::gpu(None)? else {
         return out.set("ptr", Buffer(shared::allocate(size)?.as_ptr() as usize));
     };
-    let memory = Memory::new(&gpu, size.max(1))?;
+    let memory = DeviceBuffer::new(&gpu, size.max(1))?;
     let start = memory.region().as_ptr() as usize;
     on_devices().insert(start, memory);
     out.set("ptr", Buffer(start))
 }
 
 /// What [`allocate`] has given out on devices, by where it begins.
-fn on_devices() -> MutexGuard<'static, HashMap<usize, Memory>> {
-    static ON_DEVICES: PerProcess<Mutex<HashMap<usize, Memory>>> = PerProcess::new(Mutex::default);
+fn on_devices() -> MutexGuard<'static, HashMap<usize, DeviceBuffer>> {
+    static ON_DEVICES: PerProcess<Mutex<HashMap<usize, DeviceBuffer>>> = PerProcess::new(Mutex::default);
     ON_DEVICES.get().lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 

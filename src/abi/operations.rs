@@ -10,7 +10,7 @@ use super::options;
 use super::pointer::{ConstPtr, Ptr};
 use super::streams;
 use super::types::{null, Buffer, CommHandle, ConstBuffer, OpCode, Residence, StreamHandle, TypeCode};
-use crate::comm::{group, CollectiveCall, Comm, Elements, Factor, Launch, Operation};
+use crate::communicator::{group, CollectiveCall, Comm, Elements, Factor, Launch, Operation};
 use crate::dtype::DataType;
 use crate::error::{Error, Result};
 use crate::plan::Collective;

@@ -5,13 +5,13 @@
 //! mean something on a GPU are checked and have no further effect.
 #![forbid(unsafe_code)]
 
-use super::layouts::{read_versioned, CollConfig, Config, UNDEFINED};
+use super::layouts::{read_versioned, CollConfig, NcclConfig, UNDEFINED};
 use super::pointer::{ConstPtr, Text};
-use crate::algo;
-use crate::comm::CommOptions;
+use crate::algorithms;
+use crate::communicator::CommOptions;
 use crate::error::{Error, Result};
 use crate::plan::Collective;
-use crate::select;
+use crate::selection;
 use crate::topo::Grid;
 use std::ffi::c_int;
 use std::sync::{Arc, Once};
@@ -24,7 +24,7 @@ const POSITIVE: Check = |value| value > 0;
 const NATURAL: Check = |value| value >= 0;
 
 /// A field of `ncclConfig_t`: its name, the release that has it, where it is, what it may be.
-type Field = (&'static str, u32, fn(&Config) -> c_int, Check);
+type Field = (&'static str, u32, fn(&NcclConfig) -> c_int, Check);
 
 const FIELDS: &[Field] = &[
     ("blocking", 21400, |config| config.blocking, SWITCH),
@@ -48,11 +48,11 @@ const FIELDS: &[Field] = &[
 const KEPT: [&str; 3] = ["blocking", "splitShare", "shrinkShare"];
 
 /// The value of a field, if the program has set it.
-fn set(config: &Config, since: u32, value: c_int) -> Option<c_int> {
+fn set(config: &NcclConfig, since: u32, value: c_int) -> Option<c_int> {
     (config.head.version >= since && value != UNDEFINED).then_some(value)
 }
 
-fn text(config: &Config, since: u32, value: Text, name: &str) -> Result<Option<String>> {
+fn text(config: &NcclConfig, since: u32, value: Text, name: &str) -> Result<Option<String>> {
     match config.head.version >= since && !value.is_null() {
         true => value.get(name).map(Some),
         false => Ok(None),
@@ -69,7 +69,7 @@ fn blocking_by_environment() -> Option<bool> {
 }
 
 /// Whether calls on a communicator wait, as the environment or its configuration says; without one, as on its parent.
-pub fn waits(pointer: ConstPtr<Config>) -> Option<bool> {
+pub fn waits(pointer: ConstPtr<NcclConfig>) -> Option<bool> {
     let configured = || match pointer.is_null() {
         true => None,
         false => read_versioned(pointer).ok().map(|config| set(&config, 21400, config.blocking) != Some(0)),
@@ -78,7 +78,7 @@ pub fn waits(pointer: ConstPtr<Config>) -> Option<bool> {
 }
 
 /// The options in a configuration; without one those of the parent, or the defaults.
-pub fn communicator(pointer: ConstPtr<Config>, parent: Option<&CommOptions>) -> Result<CommOptions> {
+pub fn communicator(pointer: ConstPtr<NcclConfig>, parent: Option<&CommOptions>) -> Result<CommOptions> {
     let mut options = match (pointer.is_null(), parent) {
         (true, Some(parent)) => parent.clone(),
         (true, None) => CommOptions::default(),
@@ -90,7 +90,7 @@ pub fn communicator(pointer: ConstPtr<Config>, parent: Option<&CommOptions>) -> 
     Ok(options)
 }
 
-fn parse(config: &Config) -> Result<CommOptions> {
+fn parse(config: &NcclConfig) -> Result<CommOptions> {
     for (name, since, field, check) in FIELDS {
         if let Some(value) = set(config, *since, field(config)).filter(|value| !check(*value)) {
             return Err(Error::InvalidArgument(format!("invalid config {name} attribute value {value}")));
@@ -115,7 +115,7 @@ fn parse(config: &Config) -> Result<CommOptions> {
 }
 
 /// Says once which fields a program sets that mean something on a GPU only.
-fn tell_ignored(config: &Config) {
+fn tell_ignored(config: &NcclConfig) {
     static TOLD: Once = Once::new();
     let number = |(name, since, field, _): &Field| set(config, *since, field(config)).map(|_| *name);
     let mut names: Vec<&str> = FIELDS.iter().filter_map(number).filter(|name| !KEPT.contains(name)).collect();
@@ -138,14 +138,14 @@ pub struct Wish {
 impl Wish {
     /// Our name for it. What cannot be had is an error if it is forced; else Strata chooses.
     pub fn settle(self, collective: Collective, grid: &Arc<Grid>) -> Result<Option<String>> {
-        match select::by_nccl_name(&self.name, collective, grid) {
+        match selection::by_nccl_name(&self.name, collective, grid) {
             Some(name) => Ok(Some(name)),
             None if self.forced => Err(Error::InvalidUsage(format!(
                 "algSelection {} stands for no algorithm that does {} on {grid}; there are {}, and forceAlgSelection = 0 \
                  leaves the choice to Strata",
                 self.name,
                 collective.name(),
-                algo::choices(collective, grid).iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+                algorithms::choices(collective, grid).iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
             ))),
             None => Ok(None),
         }
@@ -189,13 +189,13 @@ mod tests {
     use super::super::pointer::Ptr;
     use super::*;
 
-    fn parsed(config: &mut Config) -> Result<CommOptions> {
+    fn parsed(config: &mut NcclConfig) -> Result<CommOptions> {
         communicator(Ptr::to(config).as_const(), None)
     }
 
     #[test]
     fn a_field_counts_only_if_the_program_s_release_has_it() {
-        let mut config = Config { blocking: 0, split_share: 1, ..Config::DEFAULT };
+        let mut config = NcclConfig { blocking: 0, split_share: 1, ..NcclConfig::DEFAULT };
         assert!(parsed(&mut config).unwrap().split_share);
         config.head.version = 21703;
         let options = parsed(&mut config).unwrap();
@@ -210,7 +210,7 @@ mod tests {
 
     #[test]
     fn nothing_beyond_the_program_s_size_is_read() {
-        let mut config = Config { blocking: 0, min_ctas: -9, ..Config::DEFAULT };
+        let mut config = NcclConfig { blocking: 0, min_ctas: -9, ..NcclConfig::DEFAULT };
         config.head.size = 24;
         assert!(!parsed(&mut config).unwrap().blocking, "minCTAs begins at byte 24");
         config.head.size = 1000;
@@ -221,7 +221,7 @@ mod tests {
 
     #[test]
     fn an_uninitialised_configuration_is_refused() {
-        let mut config = Config::DEFAULT;
+        let mut config = NcclConfig::DEFAULT;
         config.head.magic = MAGIC + 1;
         assert!(parsed(&mut config).err().unwrap().text().contains("not initialized"));
         let mut config = CollConfig::DEFAULT;

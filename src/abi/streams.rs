@@ -6,8 +6,8 @@
 
 use super::pointer::{Callback, Ptr};
 use super::types::{null, StreamHandle};
-use crate::comm::Comm;
-use crate::device::host::stream::Stream;
+use crate::communicator::Comm;
+use crate::device::host::stream::HostStream;
 use crate::device::StreamRef;
 use crate::error::{Error, Result};
 use crate::fork::PerProcess;
@@ -22,7 +22,7 @@ const LAST_NULL: usize = 2;
 
 static NEXT_NAME: AtomicUsize = AtomicUsize::new(FIRST_NAME);
 /// A forked child has none of its parent's streams: their threads are not there.
-static LIVE: PerProcess<RwLock<HashMap<usize, Arc<Stream>>>> = PerProcess::new(RwLock::default);
+static LIVE: PerProcess<RwLock<HashMap<usize, Arc<HostStream>>>> = PerProcess::new(RwLock::default);
 
 /// The stream with this name.
 pub fn find(name: StreamHandle) -> Result<StreamRef> {
@@ -64,7 +64,7 @@ pub fn create(out: Ptr<StreamHandle>) -> Result<()> {
         return Err(null("stream"));
     }
     let name = NEXT_NAME.fetch_add(NAME_STEP, Ordering::Relaxed);
-    LIVE.get().write().unwrap_or_else(|poisoned| poisoned.into_inner()).insert(name, Stream::new());
+    LIVE.get().write().unwrap_or_else(|poisoned| poisoned.into_inner()).insert(name, HostStream::new());
     out.set("stream", StreamHandle(name))
 }
 

@@ -14,7 +14,7 @@ pub mod nccl {
     use crate::abi::layouts::*;
     use crate::abi::pointer::*;
     use crate::abi::types::*;
-    use crate::abi::{communicators, info, memory, operations, over, params};
+    use crate::abi::{communicators, info, memory, operations, params, shadow};
     use std::ffi::c_int;
 
     const WINDOWS: &str = "memory windows need GPUs whose memory their peers can reach; the host device has none";
@@ -34,15 +34,15 @@ pub mod nccl {
         }
         "Making and ending communicators" {
             /// Makes an id that all ranks of a new communicator share.
-            "1.0" fn ncclGetUniqueId(uniqueId: Ptr<UniqueIdBytes>) -> Status = native(communicators::get_unique_id), over(over::get_unique_id);
+            "1.0" fn ncclGetUniqueId(uniqueId: Ptr<UniqueIdBytes>) -> Status = native(communicators::get_unique_id), over(shadow::get_unique_id);
             /// Makes a communicator, with options. All ranks call.
             "2.14.3" fn ncclCommInitRankConfig(
-                comm: Ptr<CommHandle>, nranks: c_int, commId: UniqueIdBytes, rank: c_int, config: Ptr<Config>
-            ) -> Status = native(communicators::init_rank_config), over(over::init_rank_config);
+                comm: Ptr<CommHandle>, nranks: c_int, commId: UniqueIdBytes, rank: c_int, config: Ptr<NcclConfig>
+            ) -> Status = native(communicators::init_rank_config), over(shadow::init_rank_config);
             /// Makes a communicator. All ranks call.
             "1.0" fn ncclCommInitRank(
                 comm: Ptr<CommHandle>, nranks: c_int, commId: UniqueIdBytes, rank: c_int
-            ) -> Status = native(communicators::init_rank), over(over::init_rank);
+            ) -> Status = native(communicators::init_rank), over(shadow::init_rank);
             /// Makes all ranks of a communicator in this process, one for each device.
             "1.0" fn ncclCommInitAll(
                 comm: Ptr<CommHandle>, ndev: c_int, devlist: ConstPtr<c_int>
@@ -50,38 +50,38 @@ pub mod nccl {
             /// Makes a communicator from several ids, which share the work of bringing the ranks together.
             "2.23.4" fn ncclCommInitRankScalable(
                 newcomm: Ptr<CommHandle>, nranks: c_int, myrank: c_int, nId: c_int, commIds: Ptr<UniqueIdBytes>,
-                config: Ptr<Config>
-            ) -> Status = native(communicators::init_rank_scalable), over(over::init_rank_scalable);
+                config: Ptr<NcclConfig>
+            ) -> Status = native(communicators::init_rank_scalable), over(shadow::init_rank_scalable);
             /// Makes a communicator for each color out of the ranks that give it, ordered by key.
             "2.18.1" fn ncclCommSplit(
-                comm: CommHandle, color: c_int, key: c_int, newcomm: Ptr<CommHandle>, config: Ptr<Config>
-            ) -> Status = native(communicators::split), over(over::split);
+                comm: CommHandle, color: c_int, key: c_int, newcomm: Ptr<CommHandle>, config: Ptr<NcclConfig>
+            ) -> Status = native(communicators::split), over(shadow::split);
             /// Makes a communicator of all ranks but those listed, which do not call.
             "2.27.3" fn ncclCommShrink(
                 comm: CommHandle, excludeRanksList: Ptr<c_int>, excludeRanksCount: c_int, newcomm: Ptr<CommHandle>,
-                config: Ptr<Config>, shrinkFlags: c_int
-            ) -> Status = native(communicators::shrink), over(over::shrink);
+                config: Ptr<NcclConfig>, shrinkFlags: c_int
+            ) -> Status = native(communicators::shrink), over(shadow::shrink);
             /// Makes an id by which new ranks join a communicator in ncclCommGrow.
             "2.29.2" fn ncclCommGetUniqueId(
                 comm: CommHandle, uniqueId: Ptr<UniqueIdBytes>
-            ) -> Status = native(communicators::grow_id), over(over::grow_id);
+            ) -> Status = native(communicators::grow_id), over(shadow::grow_id);
             /// Makes a larger communicator: old ranks give theirs and rank -1, new ranks an id and their rank.
             "2.29.2" fn ncclCommGrow(
                 comm: CommHandle, nRanks: c_int, uniqueId: ConstPtr<UniqueIdBytes>, rank: c_int,
-                newcomm: Ptr<CommHandle>, config: Ptr<Config>
-            ) -> Status = native(communicators::grow), over(over::grow);
+                newcomm: Ptr<CommHandle>, config: Ptr<NcclConfig>
+            ) -> Status = native(communicators::grow), over(shadow::grow);
             /// Waits until all operations have ended; none may follow.
-            "2.14.3" fn ncclCommFinalize(comm: CommHandle) -> Status = native(communicators::finalize), over(over::finalize);
+            "2.14.3" fn ncclCommFinalize(comm: CommHandle) -> Status = native(communicators::finalize), over(shadow::finalize);
             /// Ends a communicator.
-            "1.0" fn ncclCommDestroy(comm: CommHandle) -> Status = native(communicators::destroy), over(over::destroy);
+            "1.0" fn ncclCommDestroy(comm: CommHandle) -> Status = native(communicators::destroy), over(shadow::destroy);
             /// Ends a communicator and whatever runs on it.
-            "2.4.2" fn ncclCommAbort(comm: CommHandle) -> Status = native(communicators::abort), over(over::abort);
+            "2.4.2" fn ncclCommAbort(comm: CommHandle) -> Status = native(communicators::abort), over(shadow::abort);
             /// Ends what runs on a communicator, which can then be split, shrunk, grown or destroyed.
-            "2.28.7" fn ncclCommRevoke(comm: CommHandle, revokeFlags: c_int) -> Status = native(communicators::revoke), over(over::revoke);
+            "2.28.7" fn ncclCommRevoke(comm: CommHandle, revokeFlags: c_int) -> Status = native(communicators::revoke), over(shadow::revoke);
             /// Tells how the communicator fares: ncclSuccess, ncclInProgress, or its first failure.
             "2.4.2" fn ncclCommGetAsyncError(
                 comm: CommHandle, asyncError: Ptr<Status>
-            ) -> Status = native(communicators::async_error), over(over::async_error);
+            ) -> Status = native(communicators::async_error), over(shadow::async_error);
         }
         "Facts about communicators" {
             /// The number of ranks.
@@ -107,9 +107,9 @@ pub mod nccl {
             /// Ends a registration.
             "2.19.1" fn ncclCommDeregister(comm: CommHandle, handle: Buffer) -> Status = native(memory::deregister);
             /// Gives scratch memory back; the communicator cannot be used until ncclCommResume.
-            "2.29.7" fn ncclCommSuspend(comm: CommHandle, flags: c_int) -> Status = native(memory::suspend), over(over::suspend);
+            "2.29.7" fn ncclCommSuspend(comm: CommHandle, flags: c_int) -> Status = native(memory::suspend), over(shadow::suspend);
             /// Ends a suspension.
-            "2.29.7" fn ncclCommResume(comm: CommHandle) -> Status = native(memory::resume), over(over::resume);
+            "2.29.7" fn ncclCommResume(comm: CommHandle) -> Status = native(memory::resume), over(shadow::resume);
             /// Tells how much memory the communicator holds.
             "2.29.7" fn ncclCommMemStats(
                 comm: CommHandle, stat: MemStat, value: Ptr<u64>
@@ -117,7 +117,7 @@ pub mod nccl {
             /// Makes a window onto a buffer of every rank.
             "2.27.3" fn ncclCommWindowRegister(
                 comm: CommHandle, buff: Buffer, size: usize, win: Ptr<Window>, winFlags: c_int
-            ) -> Status = unsupported(WINDOWS), over(over::window_register);
+            ) -> Status = unsupported(WINDOWS), over(shadow::window_register);
             /// Ends a window.
             "2.27.3" fn ncclCommWindowDeregister(comm: CommHandle, win: Window) -> Status = unsupported(WINDOWS);
             /// The buffer under a window.
@@ -152,17 +152,17 @@ pub mod nccl {
             "1.0" fn ncclAllReduce(
                 sendbuff: ConstBuffer, recvbuff: Buffer, count: usize, datatype: TypeCode, op: OpCode,
                 comm: CommHandle, stream: StreamHandle
-            ) -> Status = native(operations::all_reduce), over(over::all_reduce);
+            ) -> Status = native(operations::all_reduce), over(shadow::all_reduce);
             /// Every rank gets its block of the reduction of all vectors.
             "1.0" fn ncclReduceScatter(
                 sendbuff: ConstBuffer, recvbuff: Buffer, recvcount: usize, datatype: TypeCode, op: OpCode,
                 comm: CommHandle, stream: StreamHandle
-            ) -> Status = native(operations::reduce_scatter), over(over::reduce_scatter);
+            ) -> Status = native(operations::reduce_scatter), over(shadow::reduce_scatter);
             /// Every rank gets the blocks of all ranks.
             "1.0" fn ncclAllGather(
                 sendbuff: ConstBuffer, recvbuff: Buffer, sendcount: usize, datatype: TypeCode, comm: CommHandle,
                 stream: StreamHandle
-            ) -> Status = native(operations::all_gather), over(over::all_gather);
+            ) -> Status = native(operations::all_gather), over(shadow::all_gather);
             /// Every rank gets its block of every rank's vector.
             "2.28.3" fn ncclAlltoAll(
                 sendbuff: ConstBuffer, recvbuff: Buffer, count: usize, datatype: TypeCode, comm: CommHandle,
@@ -184,7 +184,7 @@ pub mod nccl {
             "2.31.2" fn ncclAllReduceConfig(
                 sendbuff: ConstBuffer, recvbuff: Buffer, count: usize, datatype: TypeCode, op: OpCode,
                 comm: CommHandle, stream: StreamHandle, config: ConstPtr<CollConfig>
-            ) -> Status = native(operations::all_reduce_config), over(over::all_reduce_config);
+            ) -> Status = native(operations::all_reduce_config), over(shadow::all_reduce_config);
             /// ncclBroadcast with options.
             "2.31.2" fn ncclBroadcastConfig(
                 sendbuff: ConstBuffer, recvbuff: Buffer, count: usize, datatype: TypeCode, root: c_int,
@@ -199,12 +199,12 @@ pub mod nccl {
             "2.31.2" fn ncclAllGatherConfig(
                 sendbuff: ConstBuffer, recvbuff: Buffer, sendcount: usize, datatype: TypeCode, comm: CommHandle,
                 stream: StreamHandle, config: ConstPtr<CollConfig>
-            ) -> Status = native(operations::all_gather_config), over(over::all_gather_config);
+            ) -> Status = native(operations::all_gather_config), over(shadow::all_gather_config);
             /// ncclReduceScatter with options.
             "2.31.2" fn ncclReduceScatterConfig(
                 sendbuff: ConstBuffer, recvbuff: Buffer, recvcount: usize, datatype: TypeCode, op: OpCode,
                 comm: CommHandle, stream: StreamHandle, config: ConstPtr<CollConfig>
-            ) -> Status = native(operations::reduce_scatter_config), over(over::reduce_scatter_config);
+            ) -> Status = native(operations::reduce_scatter_config), over(shadow::reduce_scatter_config);
             /// ncclAlltoAll with options.
             "2.31.2" fn ncclAlltoAllConfig(
                 sendbuff: ConstBuffer, recvbuff: Buffer, count: usize, datatype: TypeCode, comm: CommHandle,
@@ -248,13 +248,13 @@ pub mod nccl {
         }
         "Groups" {
             /// Begins a group: calls are recorded until its end.
-            "2.0" fn ncclGroupStart() -> Status = native(operations::group_start), over(over::group_start);
+            "2.0" fn ncclGroupStart() -> Status = native(operations::group_start), over(shadow::group_start);
             /// Ends a group: what was recorded is done, all at once.
-            "2.0" fn ncclGroupEnd() -> Status = native(operations::group_end), over(over::group_end);
+            "2.0" fn ncclGroupEnd() -> Status = native(operations::group_end), over(shadow::group_end);
             /// Ends a group without doing anything; tells how long it would take.
             "2.22.3" fn ncclGroupSimulateEnd(
                 simInfo: Ptr<SimInfo>
-            ) -> Status = native(operations::group_simulate_end), over(over::group_simulate_end);
+            ) -> Status = native(operations::group_simulate_end), over(shadow::group_simulate_end);
         }
         "Encryption of what goes over sockets" {
             /// Asks for encryption, which Strata does not have.
@@ -453,7 +453,7 @@ pub mod rccl {
 pub mod own {
     use crate::abi::pointer::*;
     use crate::abi::types::*;
-    use crate::abi::{info, over, streams};
+    use crate::abi::{info, shadow, streams};
 
     crate::api! { no
         "Tuning" {
@@ -461,7 +461,7 @@ pub mod own {
             /// byte after it. ncclInvalidArgument if it takes more than so many bytes (1024 will do).
             "strata" fn strataCommDescribe(
                 comm: CommHandle, text: Buffer, bytes: usize
-            ) -> Status = native(info::describe), over(over::describe);
+            ) -> Status = native(info::describe), over(shadow::describe);
         }
         "Streams" {
             /// Makes a stream.

@@ -4,8 +4,8 @@ pub mod gpu;
 pub mod host;
 
 use crate::error::{Error, Result};
-use gpu::driver::Handle;
-use host::stream::Stream;
+use gpu::driver::DriverHandle;
+use host::stream::HostStream;
 use std::sync::Arc;
 
 /// Where an operation is ordered.
@@ -14,9 +14,9 @@ pub enum StreamRef {
     /// The null stream: finished when the call returns.
     Null,
     /// A host stream of the program.
-    Stream(Arc<Stream>),
+    Stream(Arc<HostStream>),
     /// A stream of the GPU's driver, on a communicator of a GPU; the driver's null streams included.
-    Gpu(Handle),
+    Gpu(DriverHandle),
 }
 
 impl PartialEq for StreamRef {

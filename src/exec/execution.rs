@@ -6,7 +6,7 @@
 #![forbid(unsafe_code)]
 
 use super::lists::{Lists, View};
-use super::program::{Code, Kind, Program};
+use super::program::{Program, StepCode, StepKind};
 use super::{Op, Started, Token, World};
 use crate::error::{Error, Result};
 use crate::plan::layout::{Layout, Piece};
@@ -38,8 +38,8 @@ pub struct Stats {
 /// One run of one program. Reusable: a second run of the same program and sizes allocates nothing.
 #[derive(Debug, Default)]
 pub struct Execution {
-    pub(super) run: Option<Run>,
-    pub(super) state: State,
+    pub(super) run: Option<PlanRun>,
+    pub(super) state: RunState,
     resolved: Resolved,
     limit_ns: u64,
     /// When the first of the polls that found nothing to do was, if the last one did not.
@@ -49,7 +49,7 @@ pub struct Execution {
 
 /// What is being run.
 #[derive(Debug)]
-pub(super) struct Run {
+pub(super) struct PlanRun {
     pub(super) program: Arc<Program>,
     pub(super) layout: Layout,
 }
@@ -83,7 +83,7 @@ pub(super) enum Wait {
 
 /// Where a lane is.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Place {
+pub(super) struct LanePosition {
     pub(super) segment: u32,
     pub(super) slot: u32,
     /// Index in [`Program::steps`].
@@ -93,7 +93,7 @@ pub(super) struct Place {
 
 /// A segment in flight.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Slot {
+pub(super) struct SegmentSlot {
     /// Its number.
     segment: u32,
     /// Steps that have not completed.
@@ -102,10 +102,10 @@ pub(super) struct Slot {
 
 /// Places and counters of a run. What belongs to a step is indexed by `slot * steps + step`.
 #[derive(Debug, Default)]
-pub(super) struct State {
+pub(super) struct RunState {
     pub(super) segments: u32,
-    pub(super) places: Vec<Place>,
-    pub(super) slots: Vec<Slot>,
+    pub(super) places: Vec<LanePosition>,
+    pub(super) slots: Vec<SegmentSlot>,
     /// Dependencies that have not completed. Set to the full number when the step starts, for the slot's next segment.
     missing: Vec<u32>,
     /// Whether the world has the step and has not reported its end.
@@ -144,7 +144,7 @@ impl Execution {
         self.idle_since = None;
         self.ended = None;
         if !again {
-            self.run = Some(Run { program, layout });
+            self.run = Some(PlanRun { program, layout });
         } else if let Some(run) = &mut self.run {
             run.layout = layout;
         }
@@ -199,7 +199,7 @@ impl Execution {
     }
 }
 
-impl State {
+impl RunState {
     /// `clean` says that the last run was of the same program and came to its end, so that counters are as they
     /// must be at the start.
     fn begin(&mut self, program: &Program, segments: usize, window: usize, clean: bool) {
@@ -212,9 +212,9 @@ impl State {
             self.pending.resize(nslots * nsteps, false);
         }
         self.slots.clear();
-        self.slots.extend((0..nslots as u32).map(|segment| Slot { segment, left: nsteps as u32 }));
+        self.slots.extend((0..nslots as u32).map(|segment| SegmentSlot { segment, left: nsteps as u32 }));
         self.places.clear();
-        self.places.extend(program.lanes.iter().map(|lane| Place {
+        self.places.extend(program.lanes.iter().map(|lane| LanePosition {
             segment: 0,
             slot: 0,
             step: lane.start,
@@ -260,7 +260,7 @@ impl State {
     }
 
     /// Lets every ready lane run as far as it can.
-    fn issue<W: World + ?Sized>(&mut self, run: &Run, resolved: &mut Resolved, world: &mut W) -> Result<()> {
+    fn issue<W: World + ?Sized>(&mut self, run: &PlanRun, resolved: &mut Resolved, world: &mut W) -> Result<()> {
         let mut index = 0;
         while let Some(&lane) = self.ready.get(index) {
             index += 1;
@@ -272,7 +272,7 @@ impl State {
 
     fn run_lane<W: World + ?Sized>(
         &mut self,
-        run: &Run,
+        run: &PlanRun,
         resolved: &mut Resolved,
         lane: u32,
         world: &mut W,
@@ -298,7 +298,7 @@ impl State {
                 break Wait::Dependency;
             }
             // Completing a step wakes the lanes that wait; this one is on its way and must not be among them.
-            self.places[lane as usize] = Place { wait: Wait::Nothing, ..place };
+            self.places[lane as usize] = LanePosition { wait: Wait::Nothing, ..place };
             let started = self.start(run, resolved, code, place, world);
             if started.is_err() {
                 // The peer of a step that fails is among those whom the run waits for.
@@ -322,7 +322,9 @@ impl State {
                     // Nothing of this lane waits for a message on its way, nor for a call that is its last step: the calls
                     // of further segments may begin beside it.
                     let is_last = place.step + 1 == steps.end;
-                    if !(matches!(code.kind, Kind::Send { .. }) || matches!(code.kind, Kind::Call { .. }) && is_last) {
+                    if !(matches!(code.kind, StepKind::Send { .. })
+                        || matches!(code.kind, StepKind::Call { .. }) && is_last)
+                    {
                         break Wait::Operation;
                     }
                 }
@@ -335,13 +337,13 @@ impl State {
 
     fn start<W: World + ?Sized>(
         &mut self,
-        run: &Run,
+        run: &PlanRun,
         resolved: &mut Resolved,
-        code: &Code,
-        place: Place,
+        code: &StepCode,
+        place: LanePosition,
         world: &mut W,
     ) -> Result<Started> {
-        let Run { program, layout } = run;
+        let PlanRun { program, layout } = run;
         let view = if resolved.whole {
             resolved.lists.view(code.lists.clone())
         } else {
@@ -354,7 +356,7 @@ impl State {
         }
         let token = to_token(place.slot, place.step);
         let started = start_op(world, token, (program, code), view, &mut resolved.refs)?;
-        if matches!(code.kind, Kind::Send { .. }) && started != Started::Busy {
+        if matches!(code.kind, StepKind::Send { .. }) && started != Started::Busy {
             self.messages += 1;
             self.bytes_sent += view.list(0).iter().map(|piece| piece.len as u64).sum::<u64>();
         }
@@ -386,7 +388,7 @@ impl State {
         }
         self.segments_left -= 1;
         let next = ending.segment.saturating_add(nslots);
-        *ending = Slot { segment: next, left: program.steps.len() as u32 };
+        *ending = SegmentSlot { segment: next, left: program.steps.len() as u32 };
         for (lane, place) in self.places.iter_mut().enumerate() {
             if place.wait == Wait::Segment && place.segment == next {
                 place.wait = Wait::Nothing;
@@ -398,8 +400,8 @@ impl State {
 
 /// Whether a step whose lists are all empty has no part in any message. In these collectives a member without bytes
 /// means that no member has any.
-fn moves_nothing(program: &Program, code: &Code) -> bool {
-    let Kind::Call { .. } = code.kind else { return true };
+fn moves_nothing(program: &Program, code: &StepCode) -> bool {
+    let StepKind::Call { .. } = code.kind else { return true };
     let collective = program.call(code.at).map(|call| call.collective);
     !matches!(collective, Some(Collective::AllToAll | Collective::Gather | Collective::Scatter))
 }
@@ -407,21 +409,21 @@ fn moves_nothing(program: &Program, code: &Code) -> bool {
 fn start_op<W: World + ?Sized>(
     world: &mut W,
     token: Token,
-    (program, code): (&Program, &Code),
+    (program, code): (&Program, &StepCode),
     view: View<'_>,
     refs: &mut Vec<&'static [Piece]>,
 ) -> Result<Started> {
     match code.kind {
-        Kind::Send { to, channel } => world.start(token, Op::Send { to, channel, src: view.list(0) }),
-        Kind::Recv { from, channel } => world.start(token, Op::Recv { from, channel, dst: view.list(0) }),
-        Kind::RecvReduce { from, channel, order, finish } => {
+        StepKind::Send { to, channel } => world.start(token, Op::Send { to, channel, src: view.list(0) }),
+        StepKind::Recv { from, channel } => world.start(token, Op::Recv { from, channel, dst: view.list(0) }),
+        StepKind::RecvReduce { from, channel, order, finish } => {
             let (local, dst) = (view.list(0), view.list(1));
             world.start(token, Op::RecvReduce { from, channel, local, dst, order, finish })
         }
-        Kind::Copy { start, finish } => {
+        StepKind::Copy { start, finish } => {
             world.start(token, Op::Copy { src: view.list(0), dst: view.list(1), start, finish })
         }
-        Kind::Reduce { finish } => {
+        StepKind::Reduce { finish } => {
             let last = view.len() - 1;
             let mut srcs = std::mem::take(refs);
             srcs.extend(view.lists(0..last));
@@ -429,7 +431,7 @@ fn start_op<W: World + ?Sized>(
             *refs = emptied(srcs);
             started
         }
-        Kind::Call { nsrc } => {
+        StepKind::Call { nsrc } => {
             let Some(call) = program.call(code.at) else {
                 return Err(Error::Internal(String::from("a compiled call has no call in its plan")));
             };
@@ -440,7 +442,7 @@ fn start_op<W: World + ?Sized>(
             *refs = emptied(lists);
             started
         }
-        Kind::Nop => Ok(Started::Done),
+        StepKind::Nop => Ok(Started::Done),
     }
 }
 

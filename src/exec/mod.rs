@@ -16,7 +16,7 @@ pub use program::Program;
 
 use crate::error::Result;
 use crate::plan::layout::Piece;
-use crate::plan::{Call, Channel, Order};
+use crate::plan::{Call, Channel, OperandOrder};
 use crate::topo::Rank;
 
 /// Names a pending operation to the world that carries it out; chosen by the executor.
@@ -56,7 +56,7 @@ pub enum Op<'a> {
         /// Where the result goes.
         dst: &'a [Piece],
         /// Which operand comes first.
-        order: Order,
+        order: OperandOrder,
         /// Apply the reduction's epilogue to the result.
         finish: bool,
     },

@@ -4,7 +4,7 @@
 
 use crate::error::{Error, Result};
 use crate::plan::layout::Layout;
-use crate::plan::{Action, Buffer, Call, Channel, Order, Plan, Span, StepRef};
+use crate::plan::{Action, Buffer, Call, Channel, OperandOrder, Plan, Span, StepRef};
 use crate::topo::Rank;
 use std::fmt;
 use std::ops::Range;
@@ -15,7 +15,7 @@ use std::sync::Arc;
 pub struct Program {
     plan: Arc<Plan>,
     /// All steps, lane after lane.
-    pub(super) steps: Vec<Code>,
+    pub(super) steps: Vec<StepCode>,
     /// The steps of each lane that has any.
     pub(super) lanes: Vec<Range<u32>>,
     /// The steps that wait for a step; each step has its own range here.
@@ -29,8 +29,8 @@ pub struct Program {
 
 /// One step without its spans.
 #[derive(Debug, Clone)]
-pub(super) struct Code {
-    pub(super) kind: Kind,
+pub(super) struct StepCode {
+    pub(super) kind: StepKind,
     /// Index in [`Program::lanes`].
     pub(super) lane: u32,
     /// Where the plan has it.
@@ -45,7 +45,7 @@ pub(super) struct Code {
 
 /// What a step does.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Kind {
+pub(super) enum StepKind {
     Send {
         to: Rank,
         channel: Channel,
@@ -57,7 +57,7 @@ pub(super) enum Kind {
     RecvReduce {
         from: Rank,
         channel: Channel,
-        order: Order,
+        order: OperandOrder,
         finish: bool,
     },
     Copy {
@@ -74,16 +74,18 @@ pub(super) enum Kind {
     Nop,
 }
 
-impl fmt::Display for Kind {
+impl fmt::Display for StepKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Kind::Send { to, channel } => write!(f, "send to {to} on channel {channel}"),
-            Kind::Recv { from, channel } => write!(f, "receive from {from} on channel {channel}"),
-            Kind::RecvReduce { from, channel, .. } => write!(f, "receive and reduce from {from} on channel {channel}"),
-            Kind::Copy { .. } => f.write_str("copy"),
-            Kind::Reduce { .. } => f.write_str("reduce"),
-            Kind::Call { .. } => f.write_str("call"),
-            Kind::Nop => f.write_str("nop"),
+            StepKind::Send { to, channel } => write!(f, "send to {to} on channel {channel}"),
+            StepKind::Recv { from, channel } => write!(f, "receive from {from} on channel {channel}"),
+            StepKind::RecvReduce { from, channel, .. } => {
+                write!(f, "receive and reduce from {from} on channel {channel}")
+            }
+            StepKind::Copy { .. } => f.write_str("copy"),
+            StepKind::Reduce { .. } => f.write_str("reduce"),
+            StepKind::Call { .. } => f.write_str("call"),
+            StepKind::Nop => f.write_str("nop"),
         }
     }
 }
@@ -149,7 +151,7 @@ impl Program {
                 let at = StepRef { lane: lane as u32, step: index as u32 };
                 let before = self.nlists();
                 let kind = self.compile_action(plan, &step.action).map_err(|what| bad_step(plan, at, &what))?;
-                self.steps.push(Code {
+                self.steps.push(StepCode {
                     kind,
                     lane: self.lanes.len() as u32,
                     at,
@@ -165,7 +167,7 @@ impl Program {
         Ok(())
     }
 
-    fn compile_action(&mut self, plan: &Plan, action: &Action) -> std::result::Result<Kind, String> {
+    fn compile_action(&mut self, plan: &Plan, action: &Action) -> std::result::Result<StepKind, String> {
         let peer = |rank: Rank| match rank.index() < plan.shape.nranks() && rank != plan.rank {
             true => Ok(rank),
             false => Err(format!("names rank {rank} as its peer")),
@@ -174,35 +176,35 @@ impl Program {
         Ok(match action {
             Action::Send { to, channel, src } => {
                 push(src)?;
-                Kind::Send { to: peer(*to)?, channel: *channel }
+                StepKind::Send { to: peer(*to)?, channel: *channel }
             }
             Action::Recv { from, channel, dst } => {
                 push(dst)?;
-                Kind::Recv { from: peer(*from)?, channel: *channel }
+                StepKind::Recv { from: peer(*from)?, channel: *channel }
             }
             Action::RecvReduce { from, channel, local, dst, order, finish } => {
                 push(local)?;
                 push(dst)?;
-                Kind::RecvReduce { from: peer(*from)?, channel: *channel, order: *order, finish: *finish }
+                StepKind::RecvReduce { from: peer(*from)?, channel: *channel, order: *order, finish: *finish }
             }
             Action::Copy { src, dst, start, finish } => {
                 push(src)?;
                 push(dst)?;
-                Kind::Copy { start: *start, finish: *finish }
+                StepKind::Copy { start: *start, finish: *finish }
             }
             Action::Reduce { srcs, dst, finish } => {
                 srcs.iter().try_for_each(|src| push(src))?;
                 push(dst)?;
-                Kind::Reduce { finish: *finish }
+                StepKind::Reduce { finish: *finish }
             }
             Action::Call(call) => {
                 if let Some(rank) = call.group.iter().find(|rank| rank.index() >= plan.shape.nranks()) {
                     return Err(format!("names rank {rank} as a member"));
                 }
                 call.src.iter().chain(&call.dst).try_for_each(|list| push(list))?;
-                Kind::Call { nsrc: call.src.len() as u32 }
+                StepKind::Call { nsrc: call.src.len() as u32 }
             }
-            Action::Nop => Kind::Nop,
+            Action::Nop => StepKind::Nop,
         })
     }
 
@@ -254,7 +256,7 @@ impl Program {
     /// The calls left in the plan, by their place among all steps, each with the number of calls that come before it
     /// in a chain.
     pub fn calls(&self) -> Result<Vec<(u32, u32)>> {
-        let is_call = |kind: &Kind| matches!(kind, Kind::Call { .. });
+        let is_call = |kind: &StepKind| matches!(kind, StepKind::Call { .. });
         let chains = self.longest_chains(is_call)?;
         let calls = (0u32..).zip(&self.steps).filter(|(_, code)| is_call(&code.kind));
         Ok(calls.map(|(index, _)| (index, chains[index as usize] - 1)).collect())
@@ -269,14 +271,14 @@ impl Program {
     }
 
     fn measure_rounds(&mut self) -> Result<()> {
-        let receives = |kind: &Kind| matches!(kind, Kind::Recv { .. } | Kind::RecvReduce { .. });
+        let receives = |kind: &StepKind| matches!(kind, StepKind::Recv { .. } | StepKind::RecvReduce { .. });
         self.rounds = self.longest_chains(receives)?.into_iter().max().unwrap_or(0);
         Ok(())
     }
 
     /// For each step how many of the steps that count are in the longest chain that ends with it. Walks the steps in an
     /// order that respects lanes and dependencies.
-    fn longest_chains(&self, counts: impl Fn(&Kind) -> bool) -> Result<Vec<u32>> {
+    fn longest_chains(&self, counts: impl Fn(&StepKind) -> bool) -> Result<Vec<u32>> {
         let is_first = |index: u32| self.lanes[self.steps[index as usize].lane as usize].start == index;
         let is_last = |index: u32| self.lanes[self.steps[index as usize].lane as usize].end == index + 1;
         let mut missing: Vec<u32> = (0u32..).zip(&self.steps).map(|(i, s)| s.ndeps + u32::from(!is_first(i))).collect();

@@ -1,8 +1,8 @@
 //! What a run waits for, in words: for time-outs and watchdogs.
 #![forbid(unsafe_code)]
 
-use super::execution::{Execution, Place, Run, Wait};
-use super::program::Kind;
+use super::execution::{Execution, LanePosition, PlanRun, Wait};
+use super::program::StepKind;
 use crate::error::Error;
 use crate::log::Level;
 use crate::topo::Rank;
@@ -25,10 +25,10 @@ impl Execution {
         for step in pending.chain(full.map(|place| place.step as usize)) {
             let code = &program.steps[step];
             match code.kind {
-                Kind::Send { to, .. } => ranks.push(to),
-                Kind::Recv { from, .. } | Kind::RecvReduce { from, .. } => ranks.push(from),
-                Kind::Call { .. } => ranks.extend(program.call(code.at).into_iter().flat_map(|call| &call.group)),
-                Kind::Copy { .. } | Kind::Reduce { .. } | Kind::Nop => {}
+                StepKind::Send { to, .. } => ranks.push(to),
+                StepKind::Recv { from, .. } | StepKind::RecvReduce { from, .. } => ranks.push(from),
+                StepKind::Call { .. } => ranks.extend(program.call(code.at).into_iter().flat_map(|call| &call.group)),
+                StepKind::Copy { .. } | StepKind::Reduce { .. } | StepKind::Nop => {}
             }
         }
         ranks.retain(|&rank| rank != program.plan().rank);
@@ -67,7 +67,7 @@ impl Execution {
         Error::Timeout(format!("no progress for {limit_ms} ms, waiting for ranks: {first}{more}"))
     }
 
-    fn describe_lane(&self, run: &Run, lane: usize, place: &Place, text: &mut String) {
+    fn describe_lane(&self, run: &PlanRun, lane: usize, place: &LanePosition, text: &mut String) {
         let (program, segments) = (&run.program, self.state.segments);
         let steps = program.lanes[lane].clone();
         if place.wait == Wait::End {

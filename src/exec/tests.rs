@@ -275,7 +275,7 @@ fn an_error_of_the_world_ends_the_run_and_a_new_one_may_begin() {
         channel: 0,
         local: vec![Span::input(0, 1)],
         dst: vec![Span::output(0, 1)],
-        order: Order::LocalFirst,
+        order: OperandOrder::LocalFirst,
         finish: true,
     };
     let program = Arc::new(Program::new(plan(Collective::AllReduce, 2, 0, (1, 0), vec![vec![broken.into()]])).unwrap());

@@ -52,7 +52,8 @@ mod vector {
                 // aligned the destination.
                 unsafe { stream(from, to) };
             } else {
-                // SAFETY: as above; alignment is not needed.
+                // SAFETY: `STRIDE` bytes must be valid at both; because `at + STRIDE <= whole`. Alignment does not
+                // matter.
                 unsafe { store(from, to) };
             }
         }
@@ -105,7 +106,8 @@ mod tests {
             for (from, to) in [(0, 0), (0, 16), (1, 0), (7, 33), (31, 1)] {
                 let src: Vec<u8> = (0..len + 64).map(|i| (i * 7 % 251) as u8).collect();
                 let mut dst = vec![0xee; len + 128];
-                // SAFETY: both vectors hold `len` bytes from these offsets.
+                // SAFETY: `len` bytes must be valid at both; because the vectors have 64 and 128 bytes more, and the
+                // offsets are below that.
                 unsafe { copy(src[from..].as_ptr(), dst[to..].as_mut_ptr(), len) };
                 assert_eq!(dst[to..to + len], src[from..from + len], "{len} bytes from {from} to {to}");
                 assert!(dst[..to].iter().chain(&dst[to + len..]).all(|&byte| byte == 0xee));
@@ -118,7 +120,7 @@ mod tests {
         let mut bytes: Vec<u8> = (0..3000).map(|i| (i % 256) as u8).collect();
         let before = bytes.clone();
         let start = bytes.as_mut_ptr();
-        // SAFETY: both ranges lie in the vector.
+        // SAFETY: 2900 bytes must be valid at both; because the vector has 3000. They may overlap.
         unsafe { copy(start, start.wrapping_add(100), 2900) };
         assert_eq!(bytes[100..], before[..2900]);
     }

@@ -1,6 +1,6 @@
 //! Files mapped into this process's memory, shared with whoever else maps them.
 
-use super::Region;
+use super::{Bytes, Region};
 use rustix::mm::{MapFlags, ProtFlags};
 use std::io;
 use std::os::fd::AsFd;
@@ -37,8 +37,8 @@ impl Mapping {
         Ok(Mapping { region })
     }
 
-    /// The mapped bytes; valid for as long as the mapping lives.
-    pub fn region(&self) -> Region {
+    /// The mapped bytes.
+    pub fn region(&self) -> Bytes<'_> {
         self.region
     }
 }

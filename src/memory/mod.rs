@@ -2,7 +2,8 @@
 //!
 //! A [`Region`] is a pointer and a length and nothing more. It is never a Rust reference, since several ranks (and,
 //! for shared mappings, several processes) read and write the memory behind it as the plan says; the verifier proves
-//! that no two of them conflict. Making a region is the unsafe act; using it is checked against its length.
+//! that no two of them conflict. Making a region that nothing bounds is the unsafe act; using one is checked against its
+//! length. What an owner of this module gives out safely borrows from it ([`Bytes`]).
 
 mod copy;
 mod limits;
@@ -12,31 +13,46 @@ pub mod shared;
 pub mod vectored;
 
 use std::alloc::{alloc_zeroed, dealloc, handle_alloc_error, Layout};
+use std::marker::PhantomData;
 use std::ptr::NonNull;
 
-/// A run of bytes in this process's address space.
+/// A run of bytes in this process's address space, of whoever owns them for `'a`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Region {
+pub struct Bytes<'a> {
     start: *mut u8,
     len: usize,
+    owner: PhantomData<&'a ()>,
 }
 
-// SAFETY: a region is an address and a length; whoever made it promised that the bytes may be used from any thread.
-unsafe impl Send for Region {}
-// SAFETY: as above; a shared region offers nothing that an owned one does not.
-unsafe impl Sync for Region {}
+/// A run of bytes whose owner is not known to the compiler: whoever made it has promised that they last ([`Bytes::new`]).
+pub type Region = Bytes<'static>;
 
-impl Region {
+// SAFETY: the bytes must be usable from any thread; because whoever made the region promised it (`Bytes::new`). That
+// no two uses of them conflict is the plan's promise, not the type's.
+unsafe impl Send for Bytes<'_> {}
+// SAFETY: shared use must do no more than owned use; because a region is `Copy`, and its methods take `&self`.
+unsafe impl Sync for Bytes<'_> {}
+
+impl<'a> Bytes<'a> {
     /// A region of no bytes.
-    pub const EMPTY: Region = Region { start: std::ptr::null_mut(), len: 0 };
+    pub const EMPTY: Bytes<'a> = Bytes { start: std::ptr::null_mut(), len: 0, owner: PhantomData };
 
     /// A region over `len` bytes at `start`.
     ///
     /// # Safety
     /// The bytes must be readable (and writable, where the region is written) for as long as the region or a part of
-    /// it is in use, from any thread, and no Rust reference to them may be alive in that time.
-    pub unsafe fn new(start: *mut u8, len: usize) -> Region {
-        Region { start, len }
+    /// it is in use, from any thread, and no Rust reference to them may be alive in that time. The lifetime is the
+    /// caller's to choose: an owner ties it to itself.
+    pub unsafe fn new(start: *mut u8, len: usize) -> Bytes<'a> {
+        Bytes { start, len, owner: PhantomData }
+    }
+
+    /// The same bytes, with nothing that keeps their owner.
+    ///
+    /// # Safety
+    /// The owner must outlive every use of the region and of its parts.
+    pub unsafe fn unbound(self) -> Region {
+        Bytes { start: self.start, len: self.len, owner: PhantomData }
     }
 
     /// The first byte's address.
@@ -58,19 +74,20 @@ impl Region {
     ///
     /// # Panics
     /// When the part does not lie inside the region.
-    pub fn part(&self, offset: usize, len: usize) -> Region {
+    pub fn part(&self, offset: usize, len: usize) -> Bytes<'a> {
         let end = offset.checked_add(len);
         assert!(end.is_some_and(|end| end <= self.len), "part {offset}+{len} of a region of {} bytes", self.len);
-        Region { start: self.start.wrapping_add(offset), len }
+        Bytes { start: self.start.wrapping_add(offset), len, owner: PhantomData }
     }
 
     /// Copies the bytes of `source`, which has the same length; the two may overlap.
-    pub fn copy_from(&self, source: Region) {
+    pub fn copy_from(&self, source: Bytes<'_>) {
         assert_eq!(self.len, source.len, "copy between regions of different lengths");
         if self.len == 0 || self.start == source.start {
             return;
         }
-        // SAFETY: both regions are valid for `len` bytes, by the promise of `Region::new`.
+        // SAFETY: both must be valid for `len` bytes, and nobody write to them meanwhile; because whoever made them
+        // promised the one (`Bytes::new`), and the verified plan the other.
         unsafe { copy::copy(source.start, self.start, self.len) }
     }
 
@@ -78,7 +95,8 @@ impl Region {
     pub fn write(&self, bytes: &[u8]) {
         assert_eq!(self.len, bytes.len(), "write of a different length");
         if self.len > 0 {
-            // SAFETY: the region is valid for `len` bytes, and no reference to them is alive, so `bytes` is elsewhere.
+            // SAFETY: the region must be writable for `len` bytes and apart from `bytes`; because whoever made it
+            // promised that (`Bytes::new`): no reference to its bytes is alive.
             unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.start, self.len) }
         }
     }
@@ -87,7 +105,8 @@ impl Region {
     pub fn read(&self, bytes: &mut [u8]) {
         assert_eq!(self.len, bytes.len(), "read of a different length");
         if self.len > 0 {
-            // SAFETY: the region is valid for `len` bytes, and no reference to them is alive, so `bytes` is elsewhere.
+            // SAFETY: the region must be readable for `len` bytes and apart from `bytes`; because whoever made it
+            // promised that (`Bytes::new`): no reference to its bytes is alive.
             unsafe { std::ptr::copy_nonoverlapping(self.start, bytes.as_mut_ptr(), self.len) }
         }
     }
@@ -102,9 +121,10 @@ pub struct Arena {
 
 const PAGE: usize = 4096;
 
-// SAFETY: the bytes are the arena's own, reached only through regions, which may be used from any thread.
+// SAFETY: the memory must not belong to a thread; because it is an allocation, reached only through regions, which may
+// be used from any.
 unsafe impl Send for Arena {}
-// SAFETY: as above; a shared arena offers nothing but its length.
+// SAFETY: shared use must be harmless; because `&Arena` gives nothing but the length.
 unsafe impl Sync for Arena {}
 
 impl Arena {
@@ -134,10 +154,23 @@ impl Arena {
         self.len() == 0
     }
 
-    /// The whole arena. The region is valid for as long as the arena lives.
-    pub fn region(&mut self) -> Region {
-        // SAFETY: the bytes are ours and initialised; `&mut self` shows that no reference into them is alive.
-        unsafe { Region::new(self.start.as_ptr(), self.len()) }
+    /// The whole arena, for the rest of the process: it is never freed.
+    pub fn leak(self) -> Region {
+        let mut kept = std::mem::ManuallyDrop::new(self);
+        // SAFETY: the arena must outlive every use; because it is never dropped.
+        unsafe { kept.region().unbound() }
+    }
+
+    /// The whole arena. The region borrows from it:
+    ///
+    /// ```compile_fail,E0716
+    /// let region = strata::memory::Arena::new(64).region();
+    /// region.write(&[0; 64]);
+    /// ```
+    pub fn region(&mut self) -> Bytes<'_> {
+        // SAFETY: the bytes must be usable and without references while the region is; because they are ours, initialised,
+        // nothing here makes a reference, and the region borrows from the arena.
+        unsafe { Bytes::new(self.start.as_ptr(), self.len()) }
     }
 }
 

@@ -9,7 +9,7 @@
 //! recently used go first; a generation number tells an allocation from a later one in the same place.
 
 use super::mapping::{Access, Mapping};
-use super::{limits, Region};
+use super::{limits, Bytes, Region};
 use crate::error::{Error, Result};
 use crate::fork::PerProcess;
 use crate::process::{above_standard, check_file_size};
@@ -229,16 +229,21 @@ pub fn map_peer(key: &SegmentKey) -> Option<Arc<Mapping>> {
         return Some(mapping.clone());
     }
     peers.evict(key);
-    let heap = match peers.files.entry((key.pid, key.inode)) {
-        Entry::Occupied(entry) => entry.into_mut(),
-        Entry::Vacant(entry) => entry.insert(PeerFile { file: open_heap(key.pid, key.fd, key.inode)?, met: 0 }),
-    };
+    let heap = peers.heap(key.pid, key.fd, key.inode)?;
     let mapping = Arc::new(Mapping::new(&heap.file, key.start, key.len as usize, Access::Read, true).ok()?);
     peers.mapped.insert(*key, (mapping.clone(), now));
     Some(mapping)
 }
 
 impl Peers {
+    /// The heap of another process, opened if it is not yet.
+    fn heap(&mut self, pid: u32, fd: u32, inode: u64) -> Option<&mut PeerFile> {
+        Some(match self.files.entry((pid, inode)) {
+            Entry::Occupied(entry) => entry.into_mut(),
+            Entry::Vacant(entry) => entry.insert(PeerFile { file: open_heap(pid, fd, inode)?, met: 0 }),
+        })
+    }
+
     /// Drops mappings of what lay where `key` lies now, and the least recently used one when there are too many.
     fn evict(&mut self, key: &SegmentKey) {
         let end = key.start + key.len;
@@ -281,11 +286,7 @@ impl Drop for Met {
 /// process lives, also when it may not be opened any more. None if that did not work.
 pub fn meet(pid: u32, fd: u32, inode: u64) -> Option<Met> {
     let mut peers = PEERS.get().lock().unwrap_or_else(PoisonError::into_inner);
-    let heap = match peers.files.entry((pid, inode)) {
-        Entry::Occupied(entry) => entry.into_mut(),
-        Entry::Vacant(entry) => entry.insert(PeerFile { file: open_heap(pid, fd, inode)?, met: 0 }),
-    };
-    heap.met += 1;
+    peers.heap(pid, fd, inode)?.met += 1;
     Some(Met { pid, inode })
 }
 
@@ -321,9 +322,15 @@ pub fn open_peer(pid: u32, fd: u32, inode: u64) -> Option<OwnedFd> {
 }
 
 /// The bytes of an allocation of this process; for tests and for the owner itself.
-pub fn region_of(start: NonNull<u8>) -> Option<Region> {
+///
+/// # Safety
+/// The allocation must not be freed before every use has ended.
+pub unsafe fn region_of(start: NonNull<u8>) -> Option<Region> {
     let slot = HEAP.get().read().unwrap_or_else(PoisonError::into_inner);
-    slot.as_ref()?.live.get(&(start.as_ptr() as usize)).map(|allocation| allocation.mapping.region())
+    let region = slot.as_ref()?.live.get(&(start.as_ptr() as usize))?.mapping.region();
+    // SAFETY: the mapping must outlive every use; because it stays until the allocation is freed, and the caller promises
+    // the rest.
+    Some(unsafe { region.unbound() })
 }
 
 /// Shared memory of our own, freed with the value.
@@ -334,12 +341,15 @@ impl Owned {
     /// `bytes` of shared memory, zeroed.
     pub fn new(bytes: usize) -> Result<Owned> {
         let start = allocate(bytes)?;
-        let region = region_of(start).ok_or_else(|| Error::Internal("an allocation is not found".to_string()))?;
+        // SAFETY: the allocation must not be freed before every use has ended; because the value frees it, and lends its
+        // region only.
+        let region =
+            unsafe { region_of(start) }.ok_or_else(|| Error::Internal("an allocation is not found".to_string()))?;
         Ok(Owned(region))
     }
 
     /// Its bytes.
-    pub fn region(&self) -> Region {
+    pub fn region(&self) -> Bytes<'_> {
         self.0
     }
 }
@@ -358,7 +368,8 @@ mod tests {
     #[test]
     fn an_allocation_is_found_from_any_address_inside_and_seen_through_its_key() {
         let start = allocate(10_000).unwrap();
-        let region = region_of(start).unwrap();
+        // SAFETY: the allocation must be there; because it is freed below, after the last use.
+        let region = unsafe { region_of(start) }.unwrap();
         region.part(5000, 3).write(&[7, 8, 9]);
         let (key, offset) = find(start.as_ptr() as usize + 5000, 3).unwrap();
         assert_eq!(offset, 5000);
@@ -409,7 +420,8 @@ mod tests {
     #[test]
     fn memory_that_is_reused_is_zeroed_and_mapped_anew() {
         let first = allocate(PAGE).unwrap();
-        region_of(first).unwrap().write(&[1; PAGE]);
+        // SAFETY: the allocation must be there; because it is freed after this.
+        unsafe { region_of(first) }.unwrap().write(&[1; PAGE]);
         let (old, _) = find(first.as_ptr() as usize, 1).unwrap();
         map_peer(&old).unwrap();
         free(first.as_ptr()).unwrap();

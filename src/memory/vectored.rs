@@ -1,6 +1,6 @@
 //! Sends and receives on sockets straight from and to regions, without a Rust reference to their bytes.
 
-use super::Region;
+use super::Bytes;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 
@@ -9,8 +9,8 @@ const MAX_REGIONS: usize = 64;
 
 type Parts = smallvec::SmallVec<[libc::iovec; MAX_REGIONS]>;
 
-fn add(parts: &mut Parts, regions: &[Region]) {
-    let part = |region: &Region| libc::iovec { iov_base: region.as_ptr().cast(), iov_len: region.len() };
+fn add(parts: &mut Parts, regions: &[Bytes<'_>]) {
+    let part = |region: &Bytes<'_>| libc::iovec { iov_base: region.as_ptr().cast(), iov_len: region.len() };
     let room = MAX_REGIONS - parts.len();
     parts.extend(regions.iter().take(room).map(part));
 }
@@ -29,7 +29,7 @@ fn moved(result: isize) -> io::Result<usize> {
 
 /// Sends as many bytes of the slices and then of the regions, in order, as the socket takes now. Never raises SIGPIPE,
 /// never blocks.
-pub fn send(socket: impl AsFd, slices: [&[u8]; 2], regions: &[Region]) -> io::Result<usize> {
+pub fn send(socket: impl AsFd, slices: [&[u8]; 2], regions: &[Bytes<'_>]) -> io::Result<usize> {
     let slice = |bytes: &&[u8]| libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
     let mut parts = Parts::new();
     parts.extend(slices.iter().map(slice));
@@ -37,16 +37,16 @@ pub fn send(socket: impl AsFd, slices: [&[u8]; 2], regions: &[Region]) -> io::Re
     let message = message(&mut parts);
     let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
     // SAFETY: the parts must be readable for the call; because the slices are borrowed until its end, and regions are
-    // readable by the promise of `Region::new`.
+    // readable by the promise of `Bytes::new`.
     moved(unsafe { libc::sendmsg(socket.as_fd().as_raw_fd(), &message, flags) })
 }
 
 /// Receives into the regions, in order, as many bytes as the socket has now. Zero means that the peer has closed.
-pub fn receive(socket: impl AsFd, regions: &[Region]) -> io::Result<usize> {
+pub fn receive(socket: impl AsFd, regions: &[Bytes<'_>]) -> io::Result<usize> {
     let mut parts = Parts::new();
     add(&mut parts, regions);
     let mut message = message(&mut parts);
-    // SAFETY: the parts must be writable for the call; because regions are, by the promise of `Region::new`.
+    // SAFETY: the parts must be writable for the call; because regions are, by the promise of `Bytes::new`.
     moved(unsafe { libc::recvmsg(socket.as_fd().as_raw_fd(), &mut message, libc::MSG_DONTWAIT) })
 }
 

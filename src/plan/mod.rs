@@ -197,7 +197,7 @@ pub fn chunks_in(spans: &[Span]) -> usize {
 /// Which operand of a reduction comes first. All ranks that compute the same result must agree bit for bit, so the
 /// order is part of the plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Order {
+pub enum OperandOrder {
     /// `local (op) incoming`
     LocalFirst,
     /// `incoming (op) local`
@@ -240,7 +240,7 @@ pub enum Action {
         /// Where the result goes.
         dst: Spans,
         /// Which operand comes first.
-        order: Order,
+        order: OperandOrder,
         /// The result is final: apply the reduction's epilogue.
         finish: bool,
     },
@@ -277,7 +277,7 @@ pub struct Call {
     /// What is to be done among the members.
     pub collective: Collective,
     /// Which links it uses; chooses the provider.
-    pub level: Level,
+    pub level: LinkLevel,
     /// The members; a member's index here is its rank within the call.
     pub group: Vec<Rank>,
     /// The root's index in `group`, for collectives that have one (else 0).
@@ -293,7 +293,7 @@ pub struct Call {
 
 /// Which links a [`Call`] runs over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Level {
+pub enum LinkLevel {
     /// Members share a node.
     Node,
     /// Members are on different nodes.

@@ -25,7 +25,7 @@ mod parse;
 pub use draw::draw;
 pub use parse::{parse, ParseError};
 
-use super::{Action, Buffer, Call, Level, Order, Plan, Span, Step};
+use super::{Action, Buffer, Call, LinkLevel, OperandOrder, Plan, Span, Step};
 use std::fmt::Write;
 
 impl Buffer {
@@ -79,8 +79,8 @@ fn print_action(action: &Action) -> String {
         Action::Recv { from, channel, dst } => format!("recv from {from} ch {channel} dst {}", list(dst)),
         Action::RecvReduce { from, channel, local, dst, order, finish } => {
             let order = match order {
-                Order::LocalFirst => "local_first",
-                Order::IncomingFirst => "incoming_first",
+                OperandOrder::LocalFirst => "local_first",
+                OperandOrder::IncomingFirst => "incoming_first",
             };
             let (local, dst, finish) = (list(local), list(dst), flag(*finish, " finish"));
             format!("recv_reduce from {from} ch {channel} local {local} dst {dst} {order}{finish}")
@@ -99,8 +99,8 @@ fn print_action(action: &Action) -> String {
 
 fn print_call(call: &Call) -> String {
     let level = match call.level {
-        Level::Node => "node",
-        Level::Rail => "rail",
+        LinkLevel::Node => "node",
+        LinkLevel::Rail => "rail",
     };
     let mut text = format!("call {} {level} group", call.collective.name());
     for member in &call.group {

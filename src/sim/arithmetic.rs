@@ -6,7 +6,7 @@
 
 use crate::dtype::DataType;
 use crate::error::{Error, Result};
-use crate::plan::{Collective, Order, Shape};
+use crate::plan::{Collective, OperandOrder, Shape};
 
 /// Arithmetic on elements of one type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -70,10 +70,10 @@ impl Arithmetic {
     }
 
     /// The sum of local and incoming data, in the given order.
-    pub fn combine(self, local: Vec<u8>, incoming: Vec<u8>, order: Order) -> Vec<u8> {
+    pub fn combine(self, local: Vec<u8>, incoming: Vec<u8>, order: OperandOrder) -> Vec<u8> {
         let (mut first, second) = match order {
-            Order::LocalFirst => (local, incoming),
-            Order::IncomingFirst => (incoming, local),
+            OperandOrder::LocalFirst => (local, incoming),
+            OperandOrder::IncomingFirst => (incoming, local),
         };
         self.add(&mut first, &second);
         first

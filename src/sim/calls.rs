@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 
 use super::durations::CallWork;
-use super::network::{bytes_in, Event, Network};
+use super::network::{bytes_in, Network, SimEvent};
 use crate::error::{Error, Result};
 use crate::exec::Token;
 use crate::plan::layout::Piece;
@@ -82,7 +82,7 @@ impl Network {
             let queue = &mut self.calls[id];
             queue.ends_at = queue.ends_at.max(self.now + time);
             let ends_at = queue.ends_at;
-            self.at(ends_at, Event::Call(id, number));
+            self.at(ends_at, SimEvent::Call(id, number));
         }
         Ok(())
     }
@@ -108,7 +108,7 @@ impl Network {
         for (rank, part) in group.into_iter().zip(instance.parts) {
             let Some(part) = part else { continue };
             let done = self.soon(0);
-            self.at(done, Event::Complete(rank, part.token));
+            self.at(done, SimEvent::Complete(rank, part.token));
         }
     }
 

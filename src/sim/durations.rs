@@ -7,7 +7,7 @@ use crate::topo::Rank;
 
 /// A message on its way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Transfer {
+pub struct InFlight {
     /// When it sets out.
     pub now_ns: u64,
     /// The sender.
@@ -50,7 +50,7 @@ pub struct CallWork {
 /// busy with.
 pub trait Durations {
     /// From setting out to arrival.
-    fn message_ns(&mut self, transfer: &Transfer, random: &mut Random) -> u64;
+    fn message_ns(&mut self, transfer: &InFlight, random: &mut Random) -> u64;
 
     /// A copy or reduction; 0 is done at once.
     fn local_ns(&mut self, work: &LocalWork, random: &mut Random) -> u64;
@@ -85,7 +85,7 @@ impl Chaos {
 }
 
 impl Durations for Chaos {
-    fn message_ns(&mut self, _: &Transfer, random: &mut Random) -> u64 {
+    fn message_ns(&mut self, _: &InFlight, random: &mut Random) -> u64 {
         Chaos::some_ns(random)
     }
 
@@ -129,7 +129,7 @@ impl Uniform {
 }
 
 impl Durations for Uniform {
-    fn message_ns(&mut self, transfer: &Transfer, _: &mut Random) -> u64 {
+    fn message_ns(&mut self, transfer: &InFlight, _: &mut Random) -> u64 {
         self.time_ns(transfer.bytes)
     }
 

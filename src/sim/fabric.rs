@@ -1,12 +1,12 @@
-//! The times of a [`Machine`]: every message, copy, reduction and call takes its turn on the resources that it needs.
+//! The times of a [`Cluster`]: every message, copy, reduction and call takes its turn on the resources that it needs.
 //!
 //! A resource does one thing at a time, in the order in which things come to it: each NIC port (sending and receiving), the
 //! way into each rank from its own node, each rank's thread and engine, each node's vendor library and what takes its results
 //! apart, and the processors, where ranks share them. What a resource was busy with can be kept, for a timeline.
 #![forbid(unsafe_code)]
 
-use super::durations::{CallWork, Durations, LocalWork, Transfer};
-use super::machine::{Laws, Machine, Network, Number};
+use super::durations::{CallWork, Durations, InFlight, LocalWork};
+use super::machine::{Cluster, InterNode, Laws, Sourced};
 use super::random::Random;
 use crate::config::Config;
 use crate::plan::Call;
@@ -127,12 +127,12 @@ impl Queue {
 
 /// What is busy until when.
 #[derive(Debug)]
-pub(super) struct State {
+pub(super) struct FabricState {
     queues: Vec<Queue>,
     kept: Option<Vec<Busy>>,
 }
 
-impl State {
+impl FabricState {
     /// The greatest time for which any one resource of each kind was busy, in ns.
     pub(super) fn busiest(&self) -> Vec<(Resource, u64)> {
         let most = |queue: &Queue| (queue.resource, queue.busy_ns.iter().copied().max().unwrap_or(0));
@@ -148,17 +148,17 @@ impl State {
 /// The durations of a machine. Copies share their state.
 #[derive(Debug, Clone)]
 pub(super) struct Fabric {
-    machine: Arc<Machine>,
+    machine: Arc<Cluster>,
     grid: Arc<Grid>,
     manner: Manner,
     /// For each rank its NIC among all.
     nics: Rc<[u32]>,
     /// Blocks of calls of more bytes than this are brought together and taken apart beside other calls.
     beside_bytes: usize,
-    pub(super) state: Rc<RefCell<State>>,
+    pub(super) state: Rc<RefCell<FabricState>>,
 }
 
-fn ns(us: &Number) -> u64 {
+fn ns(us: &Sourced) -> u64 {
     (us.value * 1e3).round() as u64
 }
 
@@ -172,7 +172,7 @@ fn at_rate(bytes: usize, gbps: f64) -> u64 {
 }
 
 impl Fabric {
-    pub(super) fn new(machine: &Arc<Machine>, grid: &Arc<Grid>, manner: Manner) -> Fabric {
+    pub(super) fn new(machine: &Arc<Cluster>, grid: &Arc<Grid>, manner: Manner) -> Fabric {
         let per_node = (machine.node.nics.value as usize).max(1);
         let most = grid.node_ids().map(|node| grid.members(node).len()).max().unwrap_or(1);
         let stride = per_node.max(most);
@@ -190,13 +190,13 @@ impl Fabric {
             Resource::Processors => machine.local.processors.value as usize,
         };
         let queues = Resource::ALL.iter().map(|resource| Queue::new(*resource, servers(resource))).collect();
-        let state = State { queues, kept: manner.keep.then(Vec::new) };
+        let state = FabricState { queues, kept: manner.keep.then(Vec::new) };
         let (machine, grid) = (machine.clone(), grid.clone());
         let beside_bytes = Config::default().pack_beside_bytes;
         Fabric { machine, grid, manner, nics, beside_bytes, state: Rc::new(RefCell::new(state)) }
     }
 
-    fn network(&self) -> &Network {
+    fn network(&self) -> &InterNode {
         match &self.machine.network_vendor {
             Some(network) if self.manner.vendor_rails => network,
             _ => &self.machine.network,
@@ -205,13 +205,13 @@ impl Fabric {
 
     /// When something that begins at `now` and takes a resource for `time` ends.
     fn take(&self, resource: Resource, index: usize, now: u64, time: u64) -> u64 {
-        let State { queues, kept } = &mut *self.state.borrow_mut();
+        let FabricState { queues, kept } = &mut *self.state.borrow_mut();
         queues[resource as usize].take(index, now, time, kept) + time
     }
 
     /// The same on one of the shared processors, if ranks share them.
     fn process(&self, now: u64, time: u64) -> u64 {
-        let State { queues, kept } = &mut *self.state.borrow_mut();
+        let FabricState { queues, kept } = &mut *self.state.borrow_mut();
         let queue = &mut queues[Resource::Processors as usize];
         if queue.free_at.is_empty() {
             return now + time;
@@ -225,7 +225,7 @@ impl Fabric {
     }
 
     /// What posting or taking in a message of so many bytes costs its rank's thread, or the processors that ranks share.
-    fn handle(&self, rank: Rank, now: u64, network: &Network, bytes: usize) -> u64 {
+    fn handle(&self, rank: Rank, now: u64, network: &InterNode, bytes: usize) -> u64 {
         let post = ns(&network.post_us);
         match self.shares_processors() {
             true => self.process(now, post + at_rate(bytes, network.processor_gbps.value)),
@@ -236,8 +236,8 @@ impl Fabric {
     /// A message between nodes: out of a NIC, over the wire, into a NIC, which begins before the first has ended. Messages that
     /// wait for one NIC share it, as flows do, and do not go one after another: so each of the two works the message off in
     /// its own order, and the message has arrived when both have.
-    fn between_nodes(&self, transfer: &Transfer) -> u64 {
-        let Transfer { now_ns, from, to, bytes, .. } = *transfer;
+    fn between_nodes(&self, transfer: &InFlight) -> u64 {
+        let InFlight { now_ns, from, to, bytes, .. } = *transfer;
         let network = self.network();
         let handled = self.handle(from, now_ns, network, bytes);
         let occupied = ns(&network.gap_us) + at_rate(bytes, network.nic_gbps.value);
@@ -247,8 +247,8 @@ impl Fabric {
         into.max(out + latency)
     }
 
-    fn inside_node(&self, transfer: &Transfer) -> u64 {
-        let Transfer { now_ns, to, bytes, .. } = *transfer;
+    fn inside_node(&self, transfer: &InFlight) -> u64 {
+        let InFlight { now_ns, to, bytes, .. } = *transfer;
         let time = ns(&self.machine.inside.latency_us) + at_rate(bytes, self.machine.inside.rank_gbps.value);
         if self.shares_processors() {
             return self.process(now_ns, time);
@@ -270,7 +270,7 @@ impl Fabric {
 }
 
 impl Durations for Fabric {
-    fn message_ns(&mut self, transfer: &Transfer, _: &mut Random) -> u64 {
+    fn message_ns(&mut self, transfer: &InFlight, _: &mut Random) -> u64 {
         let same = self.grid.node(transfer.from) == self.grid.node(transfer.to);
         let end = if same { self.inside_node(transfer) } else { self.between_nodes(transfer) };
         end - transfer.now_ns

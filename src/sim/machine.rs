@@ -2,7 +2,7 @@
 //!
 //! A machine is a TOML file; those of `machines/` are known by name. Times are in microseconds, rates in GB/s (10^9 bytes a
 //! second), sizes in bytes. A number that was fitted to measured times, and not measured or specified by itself, says so,
-//! and the terms that stand for somebody's software and not for a link can be switched off ([`Machine::without`]).
+//! and the terms that stand for somebody's software and not for a link can be switched off ([`Cluster::without`]).
 #![forbid(unsafe_code)]
 
 use crate::error::{Error, Result};
@@ -14,7 +14,7 @@ use std::path::Path;
 /// A number and where it is from.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Number {
+pub struct Sourced {
     /// The number, in the unit of its name.
     pub value: f64,
     /// A publication, a data sheet, a measurement.
@@ -24,77 +24,77 @@ pub struct Number {
     pub fitted: bool,
 }
 
-impl Number {
+impl Sourced {
     /// A number for which there is no source: it says nothing.
-    fn nothing(value: f64) -> Number {
-        Number { value, source: String::from("default: the term is left out"), fitted: false }
+    fn nothing(value: f64) -> Sourced {
+        Sourced { value, source: String::from("default: the term is left out"), fitted: false }
     }
 
-    fn zero() -> Number {
-        Number::nothing(0.0)
+    fn zero() -> Sourced {
+        Sourced::nothing(0.0)
     }
 
-    fn one() -> Number {
-        Number::nothing(1.0)
+    fn one() -> Sourced {
+        Sourced::nothing(1.0)
     }
 }
 
 /// What a node holds.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Node {
+pub struct NodeSpec {
     /// Ranks (GPUs, or GCDs) of a node.
-    pub ranks: Number,
+    pub ranks: Sourced,
     /// NICs of a node; ranks are dealt out to them in blocks.
-    pub nics: Number,
+    pub nics: Sourced,
 }
 
 /// Messages between nodes.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Network {
+pub struct InterNode {
     /// Rate of a NIC, each way.
-    pub nic_gbps: Number,
+    pub nic_gbps: Sourced,
     /// From the moment at which both sides have posted a message to its arrival, beside the time of its bytes.
-    pub latency_us: Number,
+    pub latency_us: Sourced,
     /// Time for which a message occupies its NIC beside its bytes.
-    #[serde(default = "Number::zero")]
-    pub gap_us: Number,
+    #[serde(default = "Sourced::zero")]
+    pub gap_us: Sourced,
     /// Time of a rank's thread for each message that it posts or receives.
-    #[serde(default = "Number::zero")]
-    pub post_us: Number,
+    #[serde(default = "Sourced::zero")]
+    pub post_us: Sourced,
     /// Rate at which a processor carries bytes to or from the network; 0 where the NIC does it alone.
-    #[serde(default = "Number::zero")]
-    pub processor_gbps: Number,
+    #[serde(default = "Sourced::zero")]
+    pub processor_gbps: Sourced,
     /// Messages of at most so many bytes leave before their receive is posted.
-    #[serde(default = "Number::zero")]
-    pub eager_bytes: Number,
+    #[serde(default = "Sourced::zero")]
+    pub eager_bytes: Sourced,
 }
 
 /// Messages inside a node.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Inside {
+pub struct IntraNode {
     /// From posting to arrival, beside the bytes.
-    pub latency_us: Number,
+    pub latency_us: Sourced,
     /// Rate at which a rank takes in bytes of the others of its node.
-    pub rank_gbps: Number,
+    pub rank_gbps: Sourced,
 }
 
 /// What a rank computes and copies.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Local {
+pub struct LocalCosts {
     /// From the wish for a copy or reduction to its end, beside its bytes: a launch and an event.
-    pub launch_us: Number,
+    pub launch_us: Sourced,
     /// Bytes copied a second.
-    pub copy_gbps: Number,
+    pub copy_gbps: Sourced,
     /// Bytes of results a second, of two operands.
-    pub reduce_gbps: Number,
+    pub reduce_gbps: Sourced,
     /// Processors which all ranks of all nodes share for messages inside a node, copies and reductions; 0 where each rank has
     /// engines of its own.
-    #[serde(default = "Number::zero")]
-    pub processors: Number,
+    #[serde(default = "Sourced::zero")]
+    pub processors: Sourced,
 }
 
 /// The time of a library's collective on `p` ranks and `S` bytes: `((hop (p-1))^q + (S (p-1)/p / rate)^q)^(1/q)`.
@@ -102,15 +102,15 @@ pub struct Local {
 #[serde(deny_unknown_fields)]
 pub struct Law {
     /// Time of a step of the ring.
-    pub hop_us: Number,
+    pub hop_us: Sourced,
     /// Rate of the bytes that each rank must take in.
-    pub gbps: Number,
+    pub gbps: Sourced,
     /// How the two combine: 1 is their sum; the greater, the more the larger one counts alone.
-    #[serde(default = "Number::one")]
-    pub q: Number,
+    #[serde(default = "Sourced::one")]
+    pub q: Sourced,
     /// What every collective costs, whatever its size.
-    #[serde(default = "Number::zero")]
-    pub call_us: Number,
+    #[serde(default = "Sourced::zero")]
+    pub call_us: Sourced,
 }
 
 impl Law {
@@ -168,12 +168,12 @@ impl Laws {
 #[serde(deny_unknown_fields)]
 pub struct Pccl {
     /// Every call.
-    pub call_us: Number,
+    pub call_us: Sourced,
     /// Every round of recursive doubling or halving, beside the latency of its message.
-    pub round_us: Number,
+    pub round_us: Sourced,
     /// Rate at which a received part is reduced before the next step begins; 0 is that of the GPU.
-    #[serde(default = "Number::zero")]
-    pub reduce_gbps: Number,
+    #[serde(default = "Sourced::zero")]
+    pub reduce_gbps: Sourced,
 }
 
 /// What Strata's implementation takes beside its plan.
@@ -181,7 +181,7 @@ pub struct Pccl {
 #[serde(deny_unknown_fields)]
 pub struct Own {
     /// Every call: its event, waking the communicator's thread, letting the stream go on.
-    pub call_us: Number,
+    pub call_us: Sourced,
 }
 
 /// Where the vendor's library is slower than its law.
@@ -189,31 +189,31 @@ pub struct Own {
 #[serde(deny_unknown_fields)]
 pub struct Overload {
     /// On more ranks than this.
-    pub above_ranks: Number,
+    pub above_ranks: Sourced,
     /// For messages of at least so many bytes.
-    pub from_bytes: Number,
+    pub from_bytes: Sourced,
     /// How many times as slow.
-    pub factor: Number,
+    pub factor: Sourced,
 }
 
 /// A cluster.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Machine {
+pub struct Cluster {
     /// Its name.
     pub name: String,
     /// What it is.
     pub text: String,
     /// A node.
-    pub node: Node,
+    pub node: NodeSpec,
     /// Between nodes.
-    pub network: Network,
+    pub network: InterNode,
     /// Between nodes over a communicator of the vendor's library, where that differs.
-    pub network_vendor: Option<Network>,
+    pub network_vendor: Option<InterNode>,
     /// Inside a node, for messages of ours.
-    pub inside: Inside,
+    pub inside: IntraNode,
     /// On a rank.
-    pub local: Local,
+    pub local: LocalCosts,
     /// The vendor's library inside a node; none where nodes exchange messages.
     pub calls: Option<Laws>,
     /// The vendor's library on all ranks.
@@ -228,7 +228,7 @@ pub struct Machine {
     pub overload: Option<Overload>,
     /// Every number of the file, by its place there (`network.nic_gbps`).
     #[serde(skip)]
-    pub numbers: Vec<(String, Number)>,
+    pub numbers: Vec<(String, Sourced)>,
 }
 
 /// The machines known by name, and their files.
@@ -242,21 +242,21 @@ const KNOWN: [(&str, &str); 4] = [
 /// A machine's file has no more bytes than this: every rank of every communicator gets them.
 const MOST_BYTES: u64 = 256 << 10;
 
-/// The terms that [`Machine::without`] can leave out.
+/// The terms that [`Cluster::without`] can leave out.
 pub const TERMS: [(&str, &str); 2] = [
     ("overload", "the vendor's library beyond the number of ranks up to which its law was measured"),
     ("pccl", "what PCCL's implementation adds to its algorithm"),
 ];
 
-impl Machine {
+impl Cluster {
     /// The names of the machines that are known.
     pub fn names() -> impl Iterator<Item = &'static str> {
         KNOWN.iter().map(|(name, _)| *name)
     }
 
     /// A known machine, or the one in a file.
-    pub fn find(name: &str) -> Result<Machine> {
-        Machine::parse(&Machine::text(name)?, name)
+    pub fn find(name: &str) -> Result<Cluster> {
+        Cluster::parse(&Cluster::text(name)?, name)
     }
 
     /// The file of a known machine, or any other.
@@ -264,7 +264,7 @@ impl Machine {
         if let Some((_, text)) = KNOWN.iter().find(|(known, _)| *known == name) {
             return Ok(text.to_string());
         }
-        let known = || Machine::names().collect::<Vec<_>>().join(", ");
+        let known = || Cluster::names().collect::<Vec<_>>().join(", ");
         let wrong = |what: &str| {
             Error::InvalidArgument(format!("machine {name}: none of {}, and no file that can be read: {what}", known()))
         };
@@ -277,9 +277,9 @@ impl Machine {
     }
 
     /// Reads a machine's file; `from` names it in messages.
-    pub fn parse(text: &str, from: &str) -> Result<Machine> {
+    pub fn parse(text: &str, from: &str) -> Result<Cluster> {
         let wrong = |what: String| Error::InvalidArgument(format!("machine {from}: {what}"));
-        let mut machine: Machine = toml::from_str(text).map_err(|error| wrong(error.to_string()))?;
+        let mut machine: Cluster = toml::from_str(text).map_err(|error| wrong(error.to_string()))?;
         let table: toml::Table = toml::from_str(text).map_err(|error| wrong(error.to_string()))?;
         numbers(&table, "", &mut machine.numbers);
         for (name, number) in &machine.numbers {
@@ -297,7 +297,7 @@ impl Machine {
     }
 
     /// The machine without one of its [`TERMS`].
-    pub fn without(mut self, term: &str) -> Result<Machine> {
+    pub fn without(mut self, term: &str) -> Result<Cluster> {
         match term {
             "overload" => self.overload = None,
             "pccl" => self.pccl = None,
@@ -341,7 +341,7 @@ impl Machine {
         Some(factor.map_or(ns, |overload| ns * overload.factor.value))
     }
 
-    /// Whether the term for the vendor's overload is in [`Machine::vendor_ns`].
+    /// Whether the term for the vendor's overload is in [`Cluster::vendor_ns`].
     pub fn is_overloaded(&self, nranks: usize, bytes: usize) -> bool {
         self.overload.as_ref().is_some_and(|overload| {
             let many = nranks > self.ranks_per_node() && nranks as f64 > overload.above_ranks.value;
@@ -351,11 +351,11 @@ impl Machine {
 }
 
 /// Every number of a machine's file, by its place there (`network.nic_gbps`), in the file's order.
-fn numbers(table: &toml::Table, place: &str, found: &mut Vec<(String, Number)>) {
+fn numbers(table: &toml::Table, place: &str, found: &mut Vec<(String, Sourced)>) {
     for (name, value) in table {
         let Some(inner) = value.as_table() else { continue };
         let name = if place.is_empty() { name.clone() } else { format!("{place}.{name}") };
-        match inner.clone().try_into::<Number>() {
+        match inner.clone().try_into::<Sourced>() {
             Ok(number) => found.push((name, number)),
             Err(_) => numbers(inner, &name, found),
         }
@@ -386,8 +386,8 @@ mod tests {
 
     #[test]
     fn every_known_machine_can_be_read_and_every_number_has_a_source() {
-        for name in Machine::names() {
-            let machine = Machine::find(name).unwrap();
+        for name in Cluster::names() {
+            let machine = Cluster::find(name).unwrap();
             assert_eq!(machine.name, name);
             assert!(machine.numbers.len() > 8, "{name}: {}", machine.numbers.len());
             for (place, number) in &machine.numbers {
@@ -401,7 +401,7 @@ mod tests {
         let good = KNOWN[0].1;
         let swapped = |from: &str, to: &str| {
             assert!(good.contains(from), "{from}");
-            Machine::parse(&good.replacen(from, to, 1), "mine.toml").unwrap_err().text().to_string()
+            Cluster::parse(&good.replacen(from, to, 1), "mine.toml").unwrap_err().text().to_string()
         };
         for (from, to, said) in [
             ("[network]", "[netwrk]", "netwrk"),
@@ -419,22 +419,22 @@ mod tests {
             let text = swapped(from, to);
             assert!(text.contains("mine.toml") && text.contains(said), "{from} -> {to}: {text}");
         }
-        assert!(Machine::find("/dev/zero").unwrap_err().text().contains("not a file"));
-        let missing = Machine::find("no/such.toml").unwrap_err();
+        assert!(Cluster::find("/dev/zero").unwrap_err().text().contains("not a file"));
+        let missing = Cluster::find("no/such.toml").unwrap_err();
         assert!(missing.text().contains("frontier"), "{missing}");
     }
 
     #[test]
     fn a_law_adds_hops_and_bytes_and_a_term_can_be_left_out() {
         let law = |q| Law {
-            hop_us: Number::nothing(1.0),
-            gbps: Number::nothing(1.0),
-            q: Number::nothing(q),
-            call_us: Number::zero(),
+            hop_us: Sourced::nothing(1.0),
+            gbps: Sourced::nothing(1.0),
+            q: Sourced::nothing(q),
+            call_us: Sourced::zero(),
         };
         assert!((law(1.0).ns(5, 5000) - 8000.0).abs() < 1e-6);
         assert!((law(2.0).ns(5, 5000) - 4000.0 * 2f64.sqrt()).abs() < 1e-6);
-        let machine = Machine::find("frontier").unwrap();
+        let machine = Cluster::find("frontier").unwrap();
         let grid = Grid::blocks(&[8; 256]);
         let slow = machine.vendor_ns(Collective::AllGather, &grid, 1 << 30).unwrap();
         let plain =
@@ -447,7 +447,7 @@ mod tests {
 
     #[test]
     fn ranks_share_nics_in_blocks() {
-        let machine = Machine::find("frontier").unwrap();
+        let machine = Cluster::find("frontier").unwrap();
         assert_eq!((0..8).map(|local| machine.nic_of(local, 8)).collect::<Vec<_>>(), [0, 0, 1, 1, 2, 2, 3, 3]);
         assert_eq!(machine.nic_of(2, 3), 2);
     }

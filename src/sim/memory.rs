@@ -6,7 +6,7 @@ use crate::plan::{Buffer, Collective, Plan};
 
 /// The user's buffers and the scratch of one rank. In place, `Input` and `Output` share bytes as NCCL has it.
 #[derive(Debug, Default)]
-pub(super) struct Memory {
+pub(super) struct RankMemory {
     user: Vec<u8>,
     scratch: Vec<u8>,
     input_at: usize,
@@ -14,9 +14,9 @@ pub(super) struct Memory {
     output_len: usize,
 }
 
-impl Memory {
+impl RankMemory {
     /// The memory for a run of `plan`: the given input, and garbage in everything else.
-    pub(super) fn new(plan: &Plan, layout: &Layout, window: usize, input: &[u8]) -> Memory {
+    pub(super) fn new(plan: &Plan, layout: &Layout, window: usize, input: &[u8]) -> RankMemory {
         let block = layout.block_bytes();
         let shape = &plan.shape;
         let output_len = shape.collective.output_blocks(shape.nranks(), plan.rank, shape.root) * block;
@@ -31,7 +31,7 @@ impl Memory {
         let mut user = vec![0xa5; len];
         user[input_at..input_at + input.len()].copy_from_slice(input);
         let scratch = vec![0x5a; layout.scratch_bytes() * window];
-        Memory { user, scratch, input_at, output_at, output_len }
+        RankMemory { user, scratch, input_at, output_at, output_len }
     }
 
     /// The bytes of the pieces, one after the other.

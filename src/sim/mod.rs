@@ -21,10 +21,10 @@ mod stream;
 mod tests;
 
 pub use arithmetic::{expected, Arithmetic};
-pub use durations::{CallWork, Chaos, Durations, LocalWork, Transfer, Uniform};
+pub use durations::{CallWork, Chaos, Durations, InFlight, LocalWork, Uniform};
 pub use fabric::{Busy, Resource};
-pub use machine::Machine;
-pub use outcome::{Outcome, SimFailure, SimReport};
+pub use machine::Cluster;
+pub use outcome::{RankOutcome, SimFailure, SimReport};
 pub use random::Random;
 
 use crate::dtype::DataType;
@@ -32,13 +32,13 @@ use crate::error::{Error, Result};
 use crate::exec::{Execution, Program, Progress};
 use crate::plan::Plan;
 use crate::topo::Rank;
-use memory::Memory;
-use network::{Event, Network, SimWorld};
+use memory::RankMemory;
+use network::{Network, SimEvent, SimWorld};
 use std::sync::Arc;
 
 /// Something that goes wrong at a chosen time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Fault {
+pub enum InjectedFault {
     /// The rank stops for ever.
     Die {
         /// Which.
@@ -74,7 +74,7 @@ pub struct SimOptions {
     /// How long a rank waits without progress, in ns; 0 is for ever.
     pub limit_ns: u64,
     /// What goes wrong.
-    pub faults: Vec<Fault>,
+    pub faults: Vec<InjectedFault>,
 }
 
 impl Default for SimOptions {
@@ -146,9 +146,9 @@ impl<D: Durations + Clone + 'static> Sim<D> {
         programs: &[Option<Arc<Program>>],
         job: &Job<'_>,
     ) -> std::result::Result<SimReport, Box<SimFailure>> {
-        let mut outcomes: Vec<Outcome> = programs
+        let mut outcomes: Vec<RankOutcome> = programs
             .iter()
-            .map(|program| if program.is_some() { Outcome::Running } else { Outcome::Mirrored })
+            .map(|program| if program.is_some() { RankOutcome::Running } else { RankOutcome::Mirrored })
             .collect();
         let mut network = match self.network(programs, job) {
             Ok(network) => network,
@@ -161,21 +161,21 @@ impl<D: Durations + Clone + 'static> Sim<D> {
             let layout = program.layout(job.count, job.dtype.size(), job.segment_bytes);
             self.executions[rank].begin(Arc::clone(program), layout, self.options.window, self.options.limit_ns);
             let start = network.soon(0);
-            network.at(start, Event::Poll(Rank::from_index(rank)));
+            network.at(start, SimEvent::Poll(Rank::from_index(rank)));
             running += 1;
         }
         let mut events = 0;
         while running > 0 && events < MOST_EVENTS {
             let Some(wanted) = network.step() else { break };
             events += 1;
-            if let Some(rank) = wanted.filter(|rank| outcomes[rank.index()] == Outcome::Running) {
+            if let Some(rank) = wanted.filter(|rank| outcomes[rank.index()] == RankOutcome::Running) {
                 outcomes[rank.index()] = self.poll(&mut network, rank);
-                running -= usize::from(outcomes[rank.index()] != Outcome::Running);
+                running -= usize::from(outcomes[rank.index()] != RankOutcome::Running);
             }
             for rank in network.gone.drain(..) {
                 let outcome = &mut outcomes[rank.index()];
-                if *outcome == Outcome::Running {
-                    *outcome = Outcome::Gone { at_ns: network.now };
+                if *outcome == RankOutcome::Running {
+                    *outcome = RankOutcome::Gone { at_ns: network.now };
                     running -= 1;
                 }
             }
@@ -189,7 +189,7 @@ impl<D: Durations + Clone + 'static> Sim<D> {
         let memory = job.inputs.map(|inputs| {
             let memory = |(program, input): (&Arc<Program>, &Vec<u8>)| {
                 let layout = program.layout(job.count, job.dtype.size(), job.segment_bytes);
-                Memory::new(program.plan(), &layout, self.options.window, input)
+                RankMemory::new(program.plan(), &layout, self.options.window, input)
             };
             programs.iter().flatten().zip(inputs).map(memory).collect::<Vec<_>>()
         });
@@ -202,34 +202,36 @@ impl<D: Durations + Clone + 'static> Sim<D> {
         network.mirrored = programs.iter().map(Option::is_none).collect();
         network.faults.clone_from(&self.options.faults);
         for (index, fault) in self.options.faults.iter().enumerate() {
-            let (Fault::Die { rank, at_ns } | Fault::Freeze { rank, at_ns, .. } | Fault::Fail { rank, at_ns }) = *fault;
+            let (InjectedFault::Die { rank, at_ns }
+            | InjectedFault::Freeze { rank, at_ns, .. }
+            | InjectedFault::Fail { rank, at_ns }) = *fault;
             if rank.index() >= programs.len() {
                 return Err(Error::InvalidArgument(format!("a fault is planned for rank {rank}, which is not there")));
             }
-            network.at(at_ns, Event::Fault(index));
+            network.at(at_ns, SimEvent::Fault(index));
         }
         Ok(network)
     }
 
     /// Lets a rank run until it can do no more.
-    fn poll(&mut self, network: &mut Network, rank: Rank) -> Outcome {
+    fn poll(&mut self, network: &mut Network, rank: Rank) -> RankOutcome {
         let execution = &mut self.executions[rank.index()];
         let mut moved = network.stations[rank.index()].deadline == 0;
         loop {
             match execution.poll(&mut SimWorld { network, rank }) {
-                Ok(Progress::Done) => return Outcome::Done { at_ns: network.now },
+                Ok(Progress::Done) => return RankOutcome::Done { at_ns: network.now },
                 Ok(Progress::Moved) => moved = true,
                 Ok(Progress::Idle) => break,
                 Err(error) => {
                     network.stations[rank.index()].alive = false;
-                    return Outcome::Failed { at_ns: network.now, error };
+                    return RankOutcome::Failed { at_ns: network.now, error };
                 }
             }
         }
         if self.options.limit_ns > 0 {
             Self::set_alarm(network, rank, moved, self.options.limit_ns);
         }
-        Outcome::Running
+        RankOutcome::Running
     }
 
     /// Sees to it that an idle rank is polled when its time is up. A rank has one alarm in the queue at most.
@@ -242,24 +244,24 @@ impl<D: Durations + Clone + 'static> Sim<D> {
         if station.alarm_at <= now {
             let deadline = station.deadline;
             station.alarm_at = deadline;
-            network.at(deadline, Event::Poll(rank));
+            network.at(deadline, SimEvent::Poll(rank));
         }
     }
 
     fn conclude(
         &self,
         network: Network,
-        mut outcomes: Vec<Outcome>,
+        mut outcomes: Vec<RankOutcome>,
         events: u64,
     ) -> std::result::Result<SimReport, Box<SimFailure>> {
-        let stuck = outcomes.contains(&Outcome::Running);
+        let stuck = outcomes.contains(&RankOutcome::Running);
         for (outcome, execution) in outcomes.iter_mut().zip(&self.executions) {
-            if *outcome == Outcome::Running {
-                *outcome = Outcome::Stuck { place: execution.describe() };
+            if *outcome == RankOutcome::Running {
+                *outcome = RankOutcome::Stuck { place: execution.describe() };
             }
         }
-        let finish_ns: Vec<u64> = outcomes.iter().filter_map(Outcome::done_at).collect();
-        let mirrored = outcomes.iter().filter(|outcome| **outcome == Outcome::Mirrored).count();
+        let finish_ns: Vec<u64> = outcomes.iter().filter_map(RankOutcome::done_at).collect();
+        let mirrored = outcomes.iter().filter(|outcome| **outcome == RankOutcome::Mirrored).count();
         if finish_ns.len() + mirrored < outcomes.len() {
             let reason = if stuck { "ranks wait for each other for ever" } else { "not every rank succeeded" };
             return Err(self.failure(reason.to_owned(), outcomes, network.trace));
@@ -273,7 +275,7 @@ impl<D: Durations + Clone + 'static> Sim<D> {
         })
     }
 
-    fn failure(&self, reason: String, outcomes: Vec<Outcome>, trace: u64) -> Box<SimFailure> {
+    fn failure(&self, reason: String, outcomes: Vec<RankOutcome>, trace: u64) -> Box<SimFailure> {
         Box::new(SimFailure { seed: self.seed, options: self.options.clone(), reason, outcomes, trace })
     }
 }

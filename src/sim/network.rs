@@ -4,21 +4,21 @@
 use super::arithmetic::Arithmetic;
 use super::calls::CallQueue;
 use super::durations::{Durations, LocalWork};
-use super::memory::Memory;
+use super::memory::RankMemory;
 use super::random::{mix, Random};
-use super::stream::{Number, Stream, StreamId};
-use super::Fault;
+use super::stream::{MessageNumber, SimStream, StreamId};
+use super::InjectedFault;
 use crate::error::{Error, Result};
 use crate::exec::{Op, Started, Token, World};
 use crate::plan::layout::Piece;
-use crate::plan::{Channel, Collective, Level};
+use crate::plan::{Channel, Collective, LinkLevel};
 use crate::topo::Rank;
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 
 /// Something that happens at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Event {
+pub(super) enum SimEvent {
     /// A rank gets to run.
     Poll(Rank),
     /// A rank learns that its operation has completed.
@@ -26,13 +26,13 @@ pub(super) enum Event {
     /// A copy or reduction takes effect.
     Local(Rank, Token),
     /// An eager message leaves: its source is copied.
-    Leave(StreamId, Number),
+    Leave(StreamId, MessageNumber),
     /// An eager message is at its receiver.
-    Arrive(StreamId, Number),
+    Arrive(StreamId, MessageNumber),
     /// A message meets its receive; the source of one that is not eager is copied now.
-    Deliver(StreamId, Number),
+    Deliver(StreamId, MessageNumber),
     /// A message's destination is written.
-    Write(StreamId, Number),
+    Write(StreamId, MessageNumber),
     /// A call takes effect on all members.
     Call(usize, u64),
     /// A planned fault, by index.
@@ -73,21 +73,21 @@ pub(super) struct Network {
     /// Messages of one stream that may be under way.
     pub(super) capacity: usize,
     pub(super) stations: Vec<Station>,
-    pub(super) streams: Vec<Stream>,
+    pub(super) streams: Vec<SimStream>,
     pub(super) stream_of: HashMap<(Rank, Rank, Channel), StreamId>,
     pub(super) calls: Vec<CallQueue>,
-    pub(super) call_of: HashMap<(Level, Collective, usize, Vec<Rank>), usize>,
+    pub(super) call_of: HashMap<(LinkLevel, Collective, usize, Vec<Rank>), usize>,
     /// None when only sizes are simulated.
-    pub(super) memory: Option<Vec<Memory>>,
+    pub(super) memory: Option<Vec<RankMemory>>,
     pub(super) arithmetic: Arithmetic,
-    pub(super) faults: Vec<Fault>,
+    pub(super) faults: Vec<InjectedFault>,
     /// Ranks whose part others play too, so that they do nothing themselves; empty when there are none.
     pub(super) mirrored: Vec<bool>,
     /// Ranks that have stopped for ever and of which the simulation has not taken note.
     pub(super) gone: Vec<Rank>,
     /// A digest of all events so far.
     pub(super) trace: u64,
-    queue: BinaryHeap<Reverse<(u64, u64, Event)>>,
+    queue: BinaryHeap<Reverse<(u64, u64, SimEvent)>>,
     queued: u64,
 }
 
@@ -96,7 +96,7 @@ impl Network {
         nranks: usize,
         random: Random,
         durations: Box<dyn Durations>,
-        memory: Option<Vec<Memory>>,
+        memory: Option<Vec<RankMemory>>,
         arithmetic: Arithmetic,
     ) -> Network {
         let stations = (0..nranks).map(|_| Station { alive: true, ..Station::default() }).collect();
@@ -122,7 +122,7 @@ impl Network {
     }
 
     /// Puts an event into the queue. Events of one moment happen in the order in which they were put there.
-    pub(super) fn at(&mut self, time_ns: u64, event: Event) {
+    pub(super) fn at(&mut self, time_ns: u64, event: SimEvent) {
         self.queued += 1;
         self.queue.push(Reverse((time_ns.max(self.now), self.queued, event)));
     }
@@ -154,67 +154,67 @@ impl Network {
     }
 
     /// The rank without whose doing an event cannot happen.
-    fn owner(&self, event: Event) -> Option<Rank> {
+    fn owner(&self, event: SimEvent) -> Option<Rank> {
         match event {
-            Event::Poll(rank) | Event::Complete(rank, _) | Event::Local(rank, _) => Some(rank),
-            Event::Leave(stream, _) => Some(self.streams[stream].from),
-            Event::Deliver(stream, _) | Event::Write(stream, _) => Some(self.streams[stream].to),
-            Event::Arrive(..) | Event::Call(..) | Event::Fault(_) => None,
+            SimEvent::Poll(rank) | SimEvent::Complete(rank, _) | SimEvent::Local(rank, _) => Some(rank),
+            SimEvent::Leave(stream, _) => Some(self.streams[stream].from),
+            SimEvent::Deliver(stream, _) | SimEvent::Write(stream, _) => Some(self.streams[stream].to),
+            SimEvent::Arrive(..) | SimEvent::Call(..) | SimEvent::Fault(_) => None,
         }
     }
 
-    fn record(&mut self, time: u64, event: Event) {
+    fn record(&mut self, time: u64, event: SimEvent) {
         let (kind, first, second) = match event {
-            Event::Poll(rank) => (0, u64::from(rank.0), 0),
-            Event::Complete(rank, token) => (1, u64::from(rank.0), token),
-            Event::Local(rank, token) => (2, u64::from(rank.0), token),
-            Event::Leave(stream, number) => (3, stream as u64, number),
-            Event::Arrive(stream, number) => (4, stream as u64, number),
-            Event::Deliver(stream, number) => (5, stream as u64, number),
-            Event::Write(stream, number) => (6, stream as u64, number),
-            Event::Call(queue, number) => (7, queue as u64, number),
-            Event::Fault(index) => (8, index as u64, 0),
+            SimEvent::Poll(rank) => (0, u64::from(rank.0), 0),
+            SimEvent::Complete(rank, token) => (1, u64::from(rank.0), token),
+            SimEvent::Local(rank, token) => (2, u64::from(rank.0), token),
+            SimEvent::Leave(stream, number) => (3, stream as u64, number),
+            SimEvent::Arrive(stream, number) => (4, stream as u64, number),
+            SimEvent::Deliver(stream, number) => (5, stream as u64, number),
+            SimEvent::Write(stream, number) => (6, stream as u64, number),
+            SimEvent::Call(queue, number) => (7, queue as u64, number),
+            SimEvent::Fault(index) => (8, index as u64, 0),
         };
         for part in [time, kind, first, second] {
             self.trace = mix(self.trace.wrapping_mul(31).wrapping_add(part));
         }
     }
 
-    fn happen(&mut self, event: Event) -> Option<Rank> {
+    fn happen(&mut self, event: SimEvent) -> Option<Rank> {
         match event {
-            Event::Poll(rank) => return Some(rank),
-            Event::Complete(rank, token) => {
+            SimEvent::Poll(rank) => return Some(rank),
+            SimEvent::Complete(rank, token) => {
                 self.stations[rank.index()].done.push(token);
                 return Some(rank);
             }
-            Event::Local(rank, token) => self.end_local(rank, token),
-            Event::Leave(stream, number) => self.leave(stream, number),
-            Event::Arrive(stream, number) => self.arrive(stream, number),
-            Event::Deliver(stream, number) => self.deliver(stream, number),
-            Event::Write(stream, number) => {
+            SimEvent::Local(rank, token) => self.end_local(rank, token),
+            SimEvent::Leave(stream, number) => self.leave(stream, number),
+            SimEvent::Arrive(stream, number) => self.arrive(stream, number),
+            SimEvent::Deliver(stream, number) => self.deliver(stream, number),
+            SimEvent::Write(stream, number) => {
                 let token = self.write(stream, number);
                 let done = self.soon(self.streams[stream].noticed_at);
                 self.streams[stream].noticed_at = done;
-                self.at(done, Event::Complete(self.streams[stream].to, token));
+                self.at(done, SimEvent::Complete(self.streams[stream].to, token));
             }
-            Event::Call(queue, number) => self.end_call(queue, number),
-            Event::Fault(index) => self.begin_fault(index),
+            SimEvent::Call(queue, number) => self.end_call(queue, number),
+            SimEvent::Fault(index) => self.begin_fault(index),
         }
         None
     }
 
     fn begin_fault(&mut self, index: usize) {
         match self.faults[index] {
-            Fault::Die { rank, .. } => {
+            InjectedFault::Die { rank, .. } => {
                 self.stations[rank.index()].alive = false;
                 self.gone.push(rank);
             }
-            Fault::Freeze { rank, for_ns, .. } => {
+            InjectedFault::Freeze { rank, for_ns, .. } => {
                 let until = self.now.saturating_add(for_ns);
                 self.stations[rank.index()].frozen_until = until;
                 self.gone.extend((until == u64::MAX).then_some(rank));
             }
-            Fault::Fail { rank, at_ns } => {
+            InjectedFault::Fail { rank, at_ns } => {
                 self.fail(rank, Error::System(format!("the fault planned for {at_ns} ns")));
             }
         }
@@ -223,7 +223,7 @@ impl Network {
     /// Makes a rank's next contact with the world an error.
     pub(super) fn fail(&mut self, rank: Rank, error: Error) {
         self.stations[rank.index()].error.get_or_insert(error);
-        self.at(self.now, Event::Poll(rank));
+        self.at(self.now, SimEvent::Poll(rank));
     }
 
     /// Pieces, where there are bytes to move.
@@ -242,7 +242,7 @@ impl Network {
             return Started::Done;
         }
         self.stations[rank.index()].locals.push((token, local));
-        self.at(self.now + time, Event::Local(rank, token));
+        self.at(self.now + time, SimEvent::Local(rank, token));
         Started::Pending
     }
 
@@ -252,7 +252,7 @@ impl Network {
         let (_, local) = locals.swap_remove(index);
         self.apply_local(rank, &local);
         let done = self.soon(0);
-        self.at(done, Event::Complete(rank, token));
+        self.at(done, SimEvent::Complete(rank, token));
     }
 
     fn apply_local(&mut self, rank: Rank, local: &Local) {

@@ -8,7 +8,7 @@ use std::fmt;
 
 /// How one rank ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Outcome {
+pub enum RankOutcome {
     /// It has not.
     Running,
     /// It did nothing, since others played its part.
@@ -37,25 +37,25 @@ pub enum Outcome {
     },
 }
 
-impl Outcome {
+impl RankOutcome {
     /// When it finished its plan, if it did.
     pub fn done_at(&self) -> Option<u64> {
         match self {
-            Outcome::Done { at_ns } => Some(*at_ns),
+            RankOutcome::Done { at_ns } => Some(*at_ns),
             _ => None,
         }
     }
 }
 
-impl fmt::Display for Outcome {
+impl fmt::Display for RankOutcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Outcome::Running => f.write_str("did not start"),
-            Outcome::Mirrored => f.write_str("is mirrored by others"),
-            Outcome::Done { at_ns } => write!(f, "done after {at_ns} ns"),
-            Outcome::Failed { at_ns, error } => write!(f, "failed after {at_ns} ns: {error}"),
-            Outcome::Gone { at_ns } => write!(f, "gone after {at_ns} ns"),
-            Outcome::Stuck { place } => write!(f, "stuck: {place}"),
+            RankOutcome::Running => f.write_str("did not start"),
+            RankOutcome::Mirrored => f.write_str("is mirrored by others"),
+            RankOutcome::Done { at_ns } => write!(f, "done after {at_ns} ns"),
+            RankOutcome::Failed { at_ns, error } => write!(f, "failed after {at_ns} ns: {error}"),
+            RankOutcome::Gone { at_ns } => write!(f, "gone after {at_ns} ns"),
+            RankOutcome::Stuck { place } => write!(f, "stuck: {place}"),
         }
     }
 }
@@ -92,7 +92,7 @@ pub struct SimFailure {
     /// Why.
     pub reason: String,
     /// How each rank ended.
-    pub outcomes: Vec<Outcome>,
+    pub outcomes: Vec<RankOutcome>,
     /// A digest of all events.
     pub trace: u64,
 }

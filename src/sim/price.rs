@@ -6,9 +6,10 @@
 #![forbid(unsafe_code)]
 
 use super::fabric::{Busy, Fabric, Manner, Resource};
-use super::machine::Machine;
+use super::machine::Cluster;
 use super::{Job, Sim, SimOptions};
-use crate::algo::{self, Choice};
+use crate::algorithms::{self, Choice};
+use crate::carrier::Carrier;
 use crate::dtype::DataType;
 use crate::error::{Error, Result};
 use crate::exec::Program;
@@ -16,18 +17,9 @@ use crate::plan::{Collective, Shape};
 use crate::topo::{Grid, Rank};
 use std::sync::Arc;
 
-/// What carries messages between nodes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Carrier {
-    /// A transport of ours.
-    Own,
-    /// The vendor's library.
-    Vendor,
-}
-
 /// A plan and how it is run.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Route {
+pub struct PricedPlan {
     /// The algorithm.
     pub choice: Choice,
     /// Bytes of each block handled at a time.
@@ -53,7 +45,7 @@ pub enum How {
         carrier: Carrier,
     },
     /// Strata.
-    Strata(Route),
+    Strata(PricedPlan),
 }
 
 /// How much is to be found out.
@@ -105,7 +97,7 @@ pub fn block_bytes(collective: Collective, nranks: usize, message_bytes: usize) 
 }
 
 /// A grid of `nranks` on this machine's nodes; the last one may have fewer.
-pub fn grid_of(machine: &Machine, nranks: usize) -> Arc<Grid> {
+pub fn grid_of(machine: &Cluster, nranks: usize) -> Arc<Grid> {
     let per_node = machine.ranks_per_node();
     let sizes: Vec<usize> = (0..nranks.div_ceil(per_node)).map(|node| per_node.min(nranks - node * per_node)).collect();
     Arc::new(Grid::blocks(&sizes))
@@ -113,7 +105,7 @@ pub fn grid_of(machine: &Machine, nranks: usize) -> Arc<Grid> {
 
 /// Prices a collective of `message_bytes` (all-gather: of the output; reduce-scatter: of the input; else of the vector).
 pub fn price(
-    machine: &Arc<Machine>,
+    machine: &Arc<Cluster>,
     grid: &Arc<Grid>,
     collective: Collective,
     message_bytes: usize,
@@ -144,7 +136,7 @@ pub fn price(
 }
 
 fn pccl(
-    machine: &Arc<Machine>,
+    machine: &Arc<Cluster>,
     grid: &Arc<Grid>,
     collective: Collective,
     message_bytes: usize,
@@ -156,7 +148,7 @@ fn pccl(
     if let Some(pccl) = &machine.pccl {
         call_ns = pccl.call_us.value * 1e3;
         manner.reduce_gbps = pccl.reduce_gbps.value;
-        if rail != "ring" && carrier == Carrier::Own {
+        if rail != "ring" && carrier.is_own() {
             manner.round_ns = (pccl.round_us.value * 1e3) as u64;
         }
     }
@@ -166,7 +158,7 @@ fn pccl(
     }
     let name = if collective == Collective::AllReduce { "two_level" } else { "two_level_shuffle" };
     let choice = Choice::leveled(name, "direct", rail);
-    let route = Route { choice, segment_bytes: usize::MAX, window: 1, carrier };
+    let route = PricedPlan { choice, segment_bytes: usize::MAX, window: 1, carrier };
     let mut price = run(machine, grid, (collective, message_bytes), &route, manner, detail)?;
     price.ns += call_ns;
     Ok(price)
@@ -174,15 +166,15 @@ fn pccl(
 
 /// Runs a plan on all ranks, or on those that differ.
 fn run(
-    machine: &Arc<Machine>,
+    machine: &Arc<Cluster>,
     grid: &Arc<Grid>,
     (collective, message_bytes): (Collective, usize),
-    route: &Route,
+    route: &PricedPlan,
     manner: Manner,
     detail: Detail,
 ) -> Result<Price> {
     let shape = Shape::new(collective, grid.clone());
-    let calls = machine.calls.is_some() && route.choice.name.starts_with("two_level");
+    let calls = machine.calls.is_some() && algorithms::is_leveled(&route.choice);
     let calls =
         calls && matches!(collective, Collective::AllGather | Collective::ReduceScatter | Collective::AllReduce);
     let fold = detail.fold && calls && grid.is_even();
@@ -192,8 +184,8 @@ fn run(
             return Ok(None);
         }
         let plan = match calls {
-            true => algo::build_around_node(&route.choice, &shape, rank)?,
-            false => algo::build(&route.choice, &shape, rank)?,
+            true => algorithms::build_around_node(&route.choice, &shape, rank)?,
+            false => algorithms::build(&route.choice, &shape, rank)?,
         };
         Ok(Some(Arc::new(Program::new(plan)?)))
     };

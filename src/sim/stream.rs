@@ -5,23 +5,23 @@
 //! durations let it be, so that a plan which writes a source too early sends the wrong bytes.
 #![forbid(unsafe_code)]
 
-use super::durations::{LocalWork, Transfer};
-use super::network::{bytes_in, Event, Network};
+use super::durations::{InFlight, LocalWork};
+use super::network::{bytes_in, Network, SimEvent};
 use crate::error::Error;
 use crate::exec::{Started, Token};
 use crate::plan::layout::Piece;
-use crate::plan::{Channel, Order};
+use crate::plan::{Channel, OperandOrder};
 use crate::topo::Rank;
 use std::collections::VecDeque;
 
 /// Index of a stream.
 pub(super) type StreamId = usize;
 /// A message's number in its stream; its receive has the same.
-pub(super) type Number = u64;
+pub(super) type MessageNumber = u64;
 
 /// One ordered message stream.
 #[derive(Debug)]
-pub(super) struct Stream {
+pub(super) struct SimStream {
     pub(super) from: Rank,
     pub(super) to: Rank,
     channel: Channel,
@@ -30,11 +30,11 @@ pub(super) struct Stream {
     /// From number `written` on.
     receives: VecDeque<Receive>,
     /// The first message whose meeting with its receive has not been arranged.
-    arranged: Number,
+    arranged: MessageNumber,
     /// The first message that has not met its receive.
-    delivered: Number,
+    delivered: MessageNumber,
     /// The first message that is not in its destination.
-    written: Number,
+    written: MessageNumber,
     /// Whether the sender was refused since the last delivery.
     refused: bool,
     leaves_at: u64,
@@ -59,13 +59,13 @@ struct Message {
 struct Receive {
     token: Token,
     bytes: usize,
-    reduce: Option<(Vec<Piece>, Order, bool)>,
+    reduce: Option<(Vec<Piece>, OperandOrder, bool)>,
     dst: Vec<Piece>,
 }
 
-impl Stream {
-    fn new(from: Rank, to: Rank, channel: Channel) -> Stream {
-        Stream {
+impl SimStream {
+    fn new(from: Rank, to: Rank, channel: Channel) -> SimStream {
+        SimStream {
             from,
             to,
             channel,
@@ -85,11 +85,11 @@ impl Stream {
     }
 
     /// The number that the next message will have.
-    fn sent(&self) -> Number {
+    fn sent(&self) -> MessageNumber {
         self.written + self.messages.len() as u64
     }
 
-    fn message(&mut self, number: Number) -> &mut Message {
+    fn message(&mut self, number: MessageNumber) -> &mut Message {
         &mut self.messages[(number - self.written) as usize]
     }
 }
@@ -98,7 +98,7 @@ impl Network {
     fn stream(&mut self, ends: (Rank, Rank, Channel)) -> StreamId {
         let streams = &mut self.streams;
         *self.stream_of.entry(ends).or_insert_with(|| {
-            streams.push(Stream::new(ends.0, ends.1, ends.2));
+            streams.push(SimStream::new(ends.0, ends.1, ends.2));
             streams.len() - 1
         })
     }
@@ -122,7 +122,7 @@ impl Network {
         let leaves_at = self.soon(leaves_at);
         self.streams[id].leaves_at = leaves_at;
         if leaves_at > self.now {
-            self.at(leaves_at, Event::Leave(id, number));
+            self.at(leaves_at, SimEvent::Leave(id, number));
             return Started::Pending;
         }
         self.set_out(id, number);
@@ -130,7 +130,7 @@ impl Network {
     }
 
     /// An eager message's source is copied, and the sender may soon use it again.
-    pub(super) fn leave(&mut self, id: StreamId, number: Number) {
+    pub(super) fn leave(&mut self, id: StreamId, number: MessageNumber) {
         self.set_out(id, number);
         let token = self.streams[id].message(number).token;
         self.tell_sender(id, token);
@@ -139,10 +139,10 @@ impl Network {
     fn tell_sender(&mut self, id: StreamId, token: Token) {
         let sent_at = self.soon(self.streams[id].sent_at);
         self.streams[id].sent_at = sent_at;
-        self.at(sent_at, Event::Complete(self.streams[id].from, token));
+        self.at(sent_at, SimEvent::Complete(self.streams[id].from, token));
     }
 
-    fn set_out(&mut self, id: StreamId, number: Number) {
+    fn set_out(&mut self, id: StreamId, number: MessageNumber) {
         let stream = &mut self.streams[id];
         let from = stream.from;
         let message = stream.message(number);
@@ -153,18 +153,18 @@ impl Network {
         let stream = &mut self.streams[id];
         stream.arrives_at = stream.arrives_at.max(arrives_at);
         let arrives_at = stream.arrives_at;
-        self.at(arrives_at, Event::Arrive(id, number));
+        self.at(arrives_at, SimEvent::Arrive(id, number));
     }
 
-    fn travel_ns(&mut self, id: StreamId, number: Number) -> u64 {
+    fn travel_ns(&mut self, id: StreamId, number: MessageNumber) -> u64 {
         let stream = &mut self.streams[id];
         let bytes = stream.message(number).bytes;
-        let Stream { from, to, channel, .. } = *stream;
-        let transfer = Transfer { now_ns: self.now, from, to, channel, bytes };
+        let SimStream { from, to, channel, .. } = *stream;
+        let transfer = InFlight { now_ns: self.now, from, to, channel, bytes };
         self.durations.message_ns(&transfer, &mut self.random)
     }
 
-    pub(super) fn arrive(&mut self, id: StreamId, number: Number) {
+    pub(super) fn arrive(&mut self, id: StreamId, number: MessageNumber) {
         self.streams[id].message(number).arrived = true;
         self.arrange(id);
     }
@@ -173,7 +173,7 @@ impl Network {
         &mut self,
         token: Token,
         ends: (Rank, Rank, Channel),
-        reduce: Option<(&[Piece], Order, bool)>,
+        reduce: Option<(&[Piece], OperandOrder, bool)>,
         dst: &[Piece],
     ) -> Started {
         let id = self.stream(ends);
@@ -218,12 +218,12 @@ impl Network {
             stream.arranged += 1;
             stream.delivered_at = stream.delivered_at.max(self.now + travel);
             let delivered_at = stream.delivered_at;
-            self.at(delivered_at, Event::Deliver(id, number));
+            self.at(delivered_at, SimEvent::Deliver(id, number));
         }
     }
 
     /// A message meets its receive; the destination is written some time later.
-    pub(super) fn deliver(&mut self, id: StreamId, number: Number) {
+    pub(super) fn deliver(&mut self, id: StreamId, number: MessageNumber) {
         if self.meet(id, number) {
             let combined_at = self.now + self.take_in_ns(id, number);
             let written_at = self.soon(self.streams[id].written_at.max(combined_at));
@@ -231,13 +231,13 @@ impl Network {
         }
     }
 
-    fn write_at(&mut self, id: StreamId, number: Number, time: u64) {
+    fn write_at(&mut self, id: StreamId, number: MessageNumber, time: u64) {
         self.streams[id].written_at = time;
-        self.at(time, Event::Write(id, number));
+        self.at(time, SimEvent::Write(id, number));
     }
 
     /// How long it takes to take in a message that has met its receive.
-    fn take_in_ns(&mut self, id: StreamId, number: Number) -> u64 {
+    fn take_in_ns(&mut self, id: StreamId, number: MessageNumber) -> u64 {
         let stream = &self.streams[id];
         let receive = &stream.receives[(number - stream.written) as usize];
         let operands = 1 + usize::from(receive.reduce.is_some());
@@ -246,7 +246,7 @@ impl Network {
     }
 
     /// False when nothing comes of it: the sender is gone, or the sizes differ.
-    fn meet(&mut self, id: StreamId, number: Number) -> bool {
+    fn meet(&mut self, id: StreamId, number: MessageNumber) -> bool {
         let stream = &mut self.streams[id];
         let (from, to) = (stream.from, stream.to);
         let asked = stream.receives[(number - stream.written) as usize].bytes;
@@ -270,13 +270,13 @@ impl Network {
         }
         if refused {
             let retry = self.soon(0);
-            self.at(retry, Event::Poll(from));
+            self.at(retry, SimEvent::Poll(from));
         }
         true
     }
 
     /// Writes the destination of the oldest message and forgets it. Returns the receive's token.
-    pub(super) fn write(&mut self, id: StreamId, number: Number) -> Token {
+    pub(super) fn write(&mut self, id: StreamId, number: MessageNumber) -> Token {
         let stream = &mut self.streams[id];
         debug_assert_eq!(number, stream.written, "messages of a stream are written in order");
         stream.written += 1;

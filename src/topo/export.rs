@@ -22,7 +22,7 @@
 use super::distance::PciAddress;
 use super::interface::Interface;
 use super::local::LocalRank;
-use super::machine::{Kind, Machine, Nic};
+use super::machine::{Machine, Nic, NicKind};
 use super::nics::{address, Purpose};
 use super::pinning::{pin, Pinning, Rules};
 use super::route::{self, By};
@@ -32,7 +32,7 @@ use std::net::IpAddr;
 
 /// An MPI library.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Mpi {
+pub enum MpiLibrary {
     /// Open MPI, or one made from it.
     OpenMpi,
     /// HPE's.
@@ -45,28 +45,28 @@ pub enum Mpi {
     Other,
 }
 
-impl fmt::Display for Mpi {
+impl fmt::Display for MpiLibrary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Mpi::OpenMpi => "Open MPI",
-            Mpi::CrayMpich => "Cray MPICH",
-            Mpi::Mpich => "MPICH",
-            Mpi::Intel => "Intel MPI",
-            Mpi::Other => "an unknown MPI",
+            MpiLibrary::OpenMpi => "Open MPI",
+            MpiLibrary::CrayMpich => "Cray MPICH",
+            MpiLibrary::Mpich => "MPICH",
+            MpiLibrary::Intel => "Intel MPI",
+            MpiLibrary::Other => "an unknown MPI",
         })
     }
 }
 
-impl Mpi {
+impl MpiLibrary {
     /// From the text of `MPI_Get_library_version`, which may be called before MPI has started.
-    pub fn from_version(text: &str) -> Mpi {
+    pub fn from_version(text: &str) -> MpiLibrary {
         let has = |name: &str| text.contains(name);
         match () {
-            () if has("CRAY MPICH") => Mpi::CrayMpich,
-            () if has("Open MPI") || has("Spectrum MPI") => Mpi::OpenMpi,
-            () if has("Intel(R) MPI") => Mpi::Intel,
-            () if has("MPICH") => Mpi::Mpich,
-            () => Mpi::Other,
+            () if has("CRAY MPICH") => MpiLibrary::CrayMpich,
+            () if has("Open MPI") || has("Spectrum MPI") => MpiLibrary::OpenMpi,
+            () if has("Intel(R) MPI") => MpiLibrary::Intel,
+            () if has("MPICH") => MpiLibrary::Mpich,
+            () => MpiLibrary::Other,
         }
     }
 }
@@ -94,7 +94,7 @@ impl Exports {
 /// `leaves_by` whether what is sent from a NIC's address to another address leaves by that NIC, when the kernel looks for a
 /// route by source and destination or by destination alone.
 pub fn exports(
-    mpi: Mpi,
+    mpi: MpiLibrary,
     machine: &Machine,
     pinning: &Pinning,
     local: usize,
@@ -104,9 +104,9 @@ pub fn exports(
 ) -> Exports {
     let mut exports = Exports::default();
     let nic = &machine.nics[pinning.pins[local].nic];
-    if mpi == Mpi::CrayMpich && nic.device.is_some() {
+    if mpi == MpiLibrary::CrayMpich && nic.device.is_some() {
         mapping(machine, pinning, &mut exports, &is_set);
-    } else if let (Kind::Cxi, Some((device, _))) = (nic.kind, &nic.device) {
+    } else if let (NicKind::Cxi, Some((device, _))) = (nic.kind, &nic.device) {
         exports.offer("FI_CXI_DEVICE_NAME", device, &is_set);
     }
     let apart = |by| match rules.has_map() {
@@ -132,8 +132,8 @@ pub fn exports(
         _ => exports.offer("UCX_NET_DEVICES", value, &is_set),
     };
     match (nic.kind, &nic.device, &nic.interface) {
-        (Kind::Cxi, ..) => return exports,
-        (Kind::Infiniband, Some((device, port)), _) => {
+        (NicKind::Cxi, ..) => return exports,
+        (NicKind::Infiniband, Some((device, port)), _) => {
             exports.offer("UCX_NET_DEVICES", &format!("{device}:{port}"), &is_set);
         }
         (_, Some((device, port)), _) => ucx(&mut exports, &format!("{device}:{port}")),
@@ -144,16 +144,16 @@ pub fn exports(
         return exports;
     };
     match mpi {
-        Mpi::OpenMpi if is_set("OMPI_MCA_btl_tcp_if_exclude") => {
+        MpiLibrary::OpenMpi if is_set("OMPI_MCA_btl_tcp_if_exclude") => {
             // Open MPI takes one or the other and ends when it finds both.
             exports.kept.push("OMPI_MCA_btl_tcp_if_exclude is set already".to_string());
         }
-        Mpi::OpenMpi => by_address(&mut exports, "OMPI_MCA_btl_tcp_if_include", interface),
-        Mpi::Mpich | Mpi::Intel => {
+        MpiLibrary::OpenMpi => by_address(&mut exports, "OMPI_MCA_btl_tcp_if_include", interface),
+        MpiLibrary::Mpich | MpiLibrary::Intel => {
             by_address(&mut exports, "FI_TCP_IFACE", interface);
             by_address(&mut exports, "FI_SOCKETS_IFACE", interface);
         }
-        Mpi::CrayMpich | Mpi::Other => {}
+        MpiLibrary::CrayMpich | MpiLibrary::Other => {}
     }
     exports
 }
@@ -208,7 +208,7 @@ fn apart(
 /// freed memory. So this is for the thread that makes the first communicator, as MPI's own start, which sets variables
 /// too, has the same needs. Strata's other threads read the environment only through the standard library, which
 /// takes turns with this.
-pub fn export_nic(mpi: Mpi, local: LocalRank, gpus: &[Option<PciAddress>], rules: &Rules) -> Result<Exports> {
+pub fn export_nic(mpi: MpiLibrary, local: LocalRank, gpus: &[Option<PciAddress>], rules: &Rules) -> Result<Exports> {
     let machine = Machine::this()?;
     let mut gpus = gpus.to_vec();
     gpus.resize(local.size, None);

@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 
 /// What a NIC speaks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Kind {
+pub enum NicKind {
     /// HPE Slingshot.
     Cxi,
     /// InfiniBand.
@@ -32,7 +32,7 @@ pub struct Nic {
     /// Its device for remote memory access, such as `cxi0` or `mlx5_0`, and the port of it.
     pub device: Option<(String, u32)>,
     /// What it speaks.
-    pub kind: Kind,
+    pub kind: NicKind,
     /// Mb/s, where the driver tells it.
     pub speed: Option<u64>,
     /// Whether it has a link.
@@ -198,7 +198,7 @@ fn interfaces(root: &Path) -> Vec<Nic> {
         Some(Nic {
             interface: Some(name),
             device: None,
-            kind: if infiniband { Kind::Infiniband } else { Kind::Ethernet },
+            kind: if infiniband { NicKind::Infiniband } else { NicKind::Ethernet },
             speed: text(&folder.join("speed")).and_then(|speed| speed.parse().ok()).filter(|&speed| speed > 0),
             up: link && flags.is_none_or(|flags| flags & UP != 0),
             loopback: flags.is_some_and(|flags| flags & LOOPBACK != 0),
@@ -216,7 +216,7 @@ fn without_sysfs(address: &Interface) -> Nic {
     Nic {
         interface: Some(address.name.clone()),
         device: None,
-        kind: Kind::Ethernet,
+        kind: NicKind::Ethernet,
         speed: None,
         up: address.up,
         loopback: address.loopback,
@@ -232,7 +232,7 @@ fn without_sysfs(address: &Interface) -> Nic {
 fn attach_devices(root: &Path, nics: &mut Vec<Nic>) {
     for name in names(&root.join("class/cxi")) {
         let Ok(device) = fs::canonicalize(root.join("class/cxi").join(&name).join("device")) else { continue };
-        attach(nics, &device, 0, Nic { device: Some((name, 1)), kind: Kind::Cxi, ..bare(&device, 0) });
+        attach(nics, &device, 0, Nic { device: Some((name, 1)), kind: NicKind::Cxi, ..bare(&device, 0) });
     }
     let class = root.join("class/infiniband");
     for name in names(&class) {
@@ -246,7 +246,7 @@ fn attach_devices(root: &Path, nics: &mut Vec<Nic>) {
             let below = if ports.len() == 1 { None } else { Some(port - 1) };
             let nic = Nic {
                 device: Some((name.clone(), port)),
-                kind: if ethernet { Kind::Ethernet } else { Kind::Infiniband },
+                kind: if ethernet { NicKind::Ethernet } else { NicKind::Infiniband },
                 // `400 Gb/sec (4X NDR)`
                 speed: about("rate")
                     .split(' ')
@@ -275,7 +275,7 @@ fn bare(device: &Path, port: u32) -> Nic {
     Nic {
         interface: None,
         device: None,
-        kind: Kind::Ethernet,
+        kind: NicKind::Ethernet,
         speed: None,
         up: true,
         loopback: false,
@@ -294,7 +294,7 @@ fn attach(nics: &mut Vec<Nic>, device: &Path, port: u32, found: Nic) {
         nic.device.clone_from(&found.device);
         nic.kind = found.kind;
         nic.speed = nic.speed.or(found.speed);
-        if found.kind == Kind::Infiniband {
+        if found.kind == NicKind::Infiniband {
             // The port works without IP over InfiniBand.
             nic.up |= found.up;
         }

@@ -17,7 +17,7 @@
 
 use super::distance::Distance;
 use super::interface::{Filter, Interface};
-use super::machine::{Kind, Machine, Nic};
+use super::machine::{Machine, Nic, NicKind};
 
 /// What NICs are wanted for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,7 +45,7 @@ pub fn address<'a>(nic: &'a Nic, filter: &Filter) -> Option<&'a Interface> {
 
 /// Why a NIC cannot be used at all.
 pub fn defect(nic: &Nic, filter: &Filter, purpose: Purpose) -> Option<&'static str> {
-    let needs_address = purpose == Purpose::Tcp || nic.kind == Kind::Ethernet;
+    let needs_address = purpose == Purpose::Tcp || nic.kind == NicKind::Ethernet;
     match (nic.up, needs_address, address(nic, filter)) {
         (false, ..) => Some("it is down"),
         (true, true, None) => Some("it has no address"),
@@ -112,10 +112,10 @@ fn by_nature(machine: &Machine, purpose: Purpose, sorted: &mut Sorted) {
     }
 }
 
-fn kind_name(kind: Option<Kind>) -> &'static str {
+fn kind_name(kind: Option<NicKind>) -> &'static str {
     match kind {
-        Some(Kind::Cxi) => "Slingshot",
-        Some(Kind::Infiniband) => "InfiniBand",
+        Some(NicKind::Cxi) => "Slingshot",
+        Some(NicKind::Infiniband) => "InfiniBand",
         _ => "Ethernet",
     }
 }

@@ -1,9 +1,9 @@
 //! Which NICs the ranks of machines on record get, and what their MPI is told.
 
 use super::distance::{Distance, PciAddress};
-use super::export::{exports, Exports, Mpi};
+use super::export::{exports, Exports, MpiLibrary};
 use super::interface::{Filter, Interface};
-use super::machine::{gpu_of, gpus_of_ranks, Kind, Machine};
+use super::machine::{gpu_of, gpus_of_ranks, Machine, NicKind};
 use super::nics::{meeting_address, Purpose};
 use super::pinning::{pin, Pinning, Rules};
 use super::route::By;
@@ -115,13 +115,13 @@ fn devices_and_interfaces_of_one_adapter_are_one_nic() {
     let ib = dgx.nics.iter().find(|nic| nic.name() == "ibp24s0").unwrap();
     assert_eq!(
         (ib.device.clone(), ib.kind, ib.speed),
-        (Some(("mlx5_0".to_string(), 1)), Kind::Infiniband, Some(400_000))
+        (Some(("mlx5_0".to_string(), 1)), NicKind::Infiniband, Some(400_000))
     );
     let roce = dgx.nics.iter().find(|nic| nic.is_called("mlx5_2:1")).unwrap();
-    assert_eq!((roce.name(), roce.kind), ("enp41s0f1np1", Kind::Ethernet));
+    assert_eq!((roce.name(), roce.kind), ("enp41s0f1np1", NicKind::Ethernet));
     assert_eq!(dgx.nics.len(), 8 + 4 + 3);
     let frontier = machine("frontier");
-    assert!(frontier.nics.iter().any(|nic| nic.name() == "hsn2" && nic.is_called("cxi2") && nic.kind == Kind::Cxi));
+    assert!(frontier.nics.iter().any(|nic| nic.name() == "hsn2" && nic.is_called("cxi2") && nic.kind == NicKind::Cxi));
     assert_eq!(frontier.gpus.len(), 8);
 }
 
@@ -184,7 +184,7 @@ fn names_for_sockets_filter_those_of_tcp_and_warn_of_idle_nics() {
     assert_eq!(mpi.warning, None, "an MPI does not read it");
 }
 
-fn told(name: &str, mpi: Mpi, ranks: usize, local: usize, map: &str, user: &[&str]) -> Exports {
+fn told(name: &str, mpi: MpiLibrary, ranks: usize, local: usize, map: &str, user: &[&str]) -> Exports {
     let machine = machine(name);
     let rules = rules(map, None);
     let pinning = pinned(&machine, ranks, &rules, Purpose::Mpi).unwrap();
@@ -197,22 +197,22 @@ fn set(exports: &Exports) -> Vec<String> {
 
 #[test]
 fn cray_mpich_is_told_of_all_local_ranks() {
-    let exports = told("frontier", Mpi::CrayMpich, 8, 5, "auto", &[]);
+    let exports = told("frontier", MpiLibrary::CrayMpich, 8, 5, "auto", &[]);
     assert_eq!(set(&exports), ["MPICH_OFI_NIC_POLICY=USER", "MPICH_OFI_NIC_MAPPING=0:0,1;1:2,3;2:4,5;3:6,7"]);
     for name in ["MPICH_OFI_NIC_POLICY", "MPICH_OFI_NIC_MAPPING", "MPICH_OFI_NUM_NICS"] {
-        let exports = told("frontier", Mpi::CrayMpich, 8, 5, "auto", &[name]);
+        let exports = told("frontier", MpiLibrary::CrayMpich, 8, 5, "auto", &[name]);
         assert_eq!((set(&exports), exports.kept), (vec![], vec![format!("{name} is set already")]));
     }
-    let exports = told("frontier", Mpi::CrayMpich, 2, 0, "hsn2", &[]);
+    let exports = told("frontier", MpiLibrary::CrayMpich, 2, 0, "hsn2", &[]);
     assert_eq!(set(&exports)[1], "MPICH_OFI_NIC_MAPPING=2:0,1");
-    assert_eq!(set(&told("frontier", Mpi::Mpich, 8, 5, "auto", &[])), ["FI_CXI_DEVICE_NAME=cxi2"]);
+    assert_eq!(set(&told("frontier", MpiLibrary::Mpich, 8, 5, "auto", &[])), ["FI_CXI_DEVICE_NAME=cxi2"]);
 }
 
 #[test]
 fn ucx_is_told_the_adapter_and_port() {
-    let exports = told("dgx-h100", Mpi::OpenMpi, 8, 6, "auto", &[]);
+    let exports = told("dgx-h100", MpiLibrary::OpenMpi, 8, 6, "auto", &[]);
     assert_eq!(set(&exports), ["UCX_NET_DEVICES=mlx5_10:1"], "and no interface, which has no address");
-    let exports = told("dgx-h100", Mpi::OpenMpi, 8, 6, "auto", &["UCX_NET_DEVICES"]);
+    let exports = told("dgx-h100", MpiLibrary::OpenMpi, 8, 6, "auto", &["UCX_NET_DEVICES"]);
     assert_eq!((set(&exports), exports.kept), (vec![], vec!["UCX_NET_DEVICES is set already".to_string()]));
 }
 
@@ -220,17 +220,17 @@ fn ucx_is_told_the_adapter_and_port() {
 fn mpis_over_tcp_are_told_the_interface() {
     let port = "ens1f0np0";
     let ucx = format!("UCX_NET_DEVICES={port}");
-    let open_mpi = told("server", Mpi::OpenMpi, 2, 1, "auto", &[]);
+    let open_mpi = told("server", MpiLibrary::OpenMpi, 2, 1, "auto", &[]);
     assert_eq!(set(&open_mpi), [ucx.clone(), format!("OMPI_MCA_btl_tcp_if_include={port}")]);
-    let mpich = told("server", Mpi::Mpich, 2, 1, "auto", &["FI_SOCKETS_IFACE"]);
+    let mpich = told("server", MpiLibrary::Mpich, 2, 1, "auto", &["FI_SOCKETS_IFACE"]);
     assert_eq!(set(&mpich), [ucx.clone(), format!("FI_TCP_IFACE={port}")]);
-    let excluded = told("server", Mpi::OpenMpi, 2, 1, "auto", &["OMPI_MCA_btl_tcp_if_exclude"]);
+    let excluded = told("server", MpiLibrary::OpenMpi, 2, 1, "auto", &["OMPI_MCA_btl_tcp_if_exclude"]);
     assert_eq!(set(&excluded), [ucx], "Open MPI ends when it finds both");
 }
 
 #[test]
 fn nics_in_different_subnets_are_told_only_when_the_user_maps_them_or_the_host_routes_by_source() {
-    let apart = told("server", Mpi::OpenMpi, 2, 1, "eno1,ens1f0np0", &[]);
+    let apart = told("server", MpiLibrary::OpenMpi, 2, 1, "eno1,ens1f0np0", &[]);
     assert_eq!(set(&apart).len(), 2);
     let mut machine = machine("server");
     let slow = machine.nics.iter_mut().find(|nic| nic.name() == "eno1").unwrap();
@@ -240,7 +240,7 @@ fn nics_in_different_subnets_are_told_only_when_the_user_maps_them_or_the_host_r
     assert_eq!(names(&machine, &pinning), ["eno1", "ens1f0np0"]);
     let by = |leaves_by: &dyn Fn(&Interface, By) -> bool| {
         let leaves_by = |from: &Interface, _, by| leaves_by(from, by);
-        exports(Mpi::OpenMpi, &machine, &pinning, 1, &rules, |_| false, leaves_by)
+        exports(MpiLibrary::OpenMpi, &machine, &pinning, 1, &rules, |_| false, leaves_by)
     };
     let (tcp, ucx) = ("OMPI_MCA_btl_tcp_if_include=ens1f0np0", "UCX_NET_DEVICES=ens1f0np0");
     let all = "UCX_NET_DEVICES=all";
@@ -256,20 +256,20 @@ fn nics_in_different_subnets_are_told_only_when_the_user_maps_them_or_the_host_r
     assert_eq!((set(&everywhere), &everywhere.kept[..]), (vec![ucx.to_string(), tcp.to_string()], &[][..]));
     assert_eq!(set(&by(&|from, _| from.name == "eno1")), [all], "no way from the other one");
     let mine = |name: &str| name == "UCX_NET_DEVICES";
-    let set_already = exports(Mpi::Mpich, &machine, &pinning, 1, &rules, mine, |_, _, _| false);
+    let set_already = exports(MpiLibrary::Mpich, &machine, &pinning, 1, &rules, mine, |_, _, _| false);
     assert_eq!(set(&set_already), [""; 0]);
 }
 
 #[test]
 fn mpis_are_known_by_what_they_say_of_themselves() {
     let texts = [
-        ("Open MPI v4.1.4, package: Debian OpenMPI, ident: 4.1.4", Mpi::OpenMpi),
-        ("MPI VERSION    : CRAY MPICH version 8.1.25.17 (ANL base 3.4a2)", Mpi::CrayMpich),
-        ("MPICH Version:      4.0.2\nMPICH Device: ch4:ofi", Mpi::Mpich),
-        ("Intel(R) MPI Library 2021.9 for Linux* OS", Mpi::Intel),
-        ("an unheard-of MPI", Mpi::Other),
+        ("Open MPI v4.1.4, package: Debian OpenMPI, ident: 4.1.4", MpiLibrary::OpenMpi),
+        ("MPI VERSION    : CRAY MPICH version 8.1.25.17 (ANL base 3.4a2)", MpiLibrary::CrayMpich),
+        ("MPICH Version:      4.0.2\nMPICH Device: ch4:ofi", MpiLibrary::Mpich),
+        ("Intel(R) MPI Library 2021.9 for Linux* OS", MpiLibrary::Intel),
+        ("an unheard-of MPI", MpiLibrary::Other),
     ];
     for (text, mpi) in texts {
-        assert_eq!(Mpi::from_version(text), mpi);
+        assert_eq!(MpiLibrary::from_version(text), mpi);
     }
 }

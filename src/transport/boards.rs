@@ -1,17 +1,18 @@
 //! Calls of a whole node on the board, between threads and between processes.
 
 use super::worlds::{call, region, threads, Setup};
-use super::{Blocks, Envelope, Mux, NodeCall, Transport};
+use super::{Blocks, Envelope, NodeCall, Router, Transport};
 use crate::device::host::Combine;
 use crate::dtype::{DataType, Operator};
 use crate::error::Error;
 use crate::memory::shared::Owned;
 use crate::memory::Region;
-use crate::plan::{Collective, Order};
+use crate::plan::{Collective, OperandOrder};
 use crate::topo::{Grid, Rank};
 use std::sync::Barrier;
 
-const SUM: Combine = Combine { dtype: DataType::U32, operator: Operator::Sum, order: Order::LocalFirst, divisor: 1 };
+const SUM: Combine =
+    Combine { dtype: DataType::U32, operator: Operator::Sum, order: OperandOrder::LocalFirst, divisor: 1 };
 /// Elements of a part, below and above where shared memory is read in place; the largest fits on a board of 4 ranks.
 const COUNTS: [usize; 5] = [1, 33, 2047, 9000, 30_000];
 
@@ -47,10 +48,11 @@ fn cut(memory: Region, nblocks: usize, count: usize, at: usize) -> Blocks {
 }
 
 /// One call of every kind and size; some ranks bring shared memory and others not, in place and not.
-pub fn every_call(me: usize, mux: &mut Mux, n: usize) {
-    assert!(mux.has_board());
+pub fn every_call(me: usize, router: &mut Router, n: usize) {
+    assert!(router.has_board());
     let largest = COUNTS[COUNTS.len() - 1] * 4;
-    let (shared_in, shared_out) = (Owned::new(n * largest).unwrap(), Owned::new(n * largest).unwrap());
+    let owned = || &*Box::leak(Box::new(Owned::new(n * largest).unwrap()));
+    let (shared_in, shared_out) = (owned(), owned());
     let (mut plain_in, mut plain_out) = (vec![0u8; n * largest], vec![0u8; n * largest]);
     let plain = (region(&mut plain_in), region(&mut plain_out));
     let mut sequence = 0;
@@ -62,14 +64,14 @@ pub fn every_call(me: usize, mux: &mut Mux, n: usize) {
                 // All ranks, some of them, or none.
                 let is_shared = [true, (me + round).is_multiple_of(2), false][variant / 2];
                 let (input, output) = if is_shared { (shared_in.region(), shared_out.region()) } else { plain };
-                one_call(mux, (me, n, collective), (input, output), count, in_place, sequence);
+                one_call(router, (me, n, collective), (input, output), count, in_place, sequence);
             }
         }
     }
 }
 
 fn one_call(
-    mux: &mut Mux,
+    router: &mut Router,
     (me, n, collective): (usize, usize, Collective),
     (input, output): (Region, Region),
     count: usize,
@@ -88,7 +90,7 @@ fn one_call(
     fill(src, me, sequence);
     let (src, places) = (cut(src, nsrc, count, me + 3), cut(dst, ndst, count, 7 * me + 1));
     let combine = collective.reduces().then_some(SUM);
-    call(mux, envelope(sequence as u64), NodeCall { collective, src: &src, dst: &places, combine }).unwrap();
+    call(router, envelope(sequence as u64), NodeCall { collective, src: &src, dst: &places, combine }).unwrap();
     for at in 0..ndst * count {
         let expected = match collective {
             Collective::AllGather => value(at / count, sequence, at % count),
@@ -106,18 +108,18 @@ fn sum(n: usize, seed: usize, at: usize) -> u32 {
 #[test]
 fn threads_call_on_the_board() {
     for n in [2, 4] {
-        threads(&Setup::new(Grid::flat(n)), |me, mut mux| every_call(me, &mut mux, n));
+        threads(&Setup::new(Grid::flat(n)), |me, mut router| every_call(me, &mut router, n));
     }
 }
 
 #[test]
 fn ranks_that_share_no_memory_have_no_board() {
-    threads(&Setup::new(Grid::flat(2)).with(|config| config.shm = false), |_, mux| assert!(!mux.has_board()));
+    threads(&Setup::new(Grid::flat(2)).with(|config| config.shm = false), |_, router| assert!(!router.has_board()));
 }
 
 #[test]
 fn a_call_of_another_kind_is_a_usage_error_that_names_the_peer() {
-    threads(&Setup::new(Grid::flat(2)), |me, mut mux| {
+    threads(&Setup::new(Grid::flat(2)), |me, mut router| {
         let mut bytes = [0u8; 64];
         let memory = region(&mut bytes);
         let (mut src, mut dst) = (Blocks::default(), Blocks::default());
@@ -126,7 +128,7 @@ fn a_call_of_another_kind_is_a_usage_error_that_names_the_peer() {
         src.push([memory.part(0, len)].into_iter());
         (0..2).for_each(|block| dst.push([memory.part(16 + 16 * block, len)].into_iter()));
         let mine = NodeCall { collective: Collective::AllGather, src: &src, dst: &dst, combine: None };
-        let failed = call(&mut mux, envelope(1), mine);
+        let failed = call(&mut router, envelope(1), mine);
         let Err(Error::InvalidUsage(text)) = failed else { panic!("{failed:?}") };
         let [theirs, ours] = [[8, 16][me], len];
         let sizes = format!("rank {} sent {theirs} bytes where {ours} were expected", 1 - me);
@@ -137,28 +139,28 @@ fn a_call_of_another_kind_is_a_usage_error_that_names_the_peer() {
 #[test]
 fn memory_of_a_rank_that_gave_up_gives_no_result() {
     let gave_up = Barrier::new(2);
-    threads(&Setup::new(Grid::flat(2)), |me, mut mux| {
-        let memory = Owned::new(1 << 18).unwrap();
+    threads(&Setup::new(Grid::flat(2)), |me, mut router| {
+        let memory = Box::leak(Box::new(Owned::new(1 << 18).unwrap()));
         let (input, output) = (memory.region().part(0, 64 << 10), memory.region().part(128 << 10, 128 << 10));
         let (src, dst) = (cut(input, 1, 16 << 10, 0), cut(output, 2, 16 << 10, 0));
         let mine = NodeCall { collective: Collective::AllGather, src: &src, dst: &dst, combine: None };
         if me == 0 {
-            mux.call(0, envelope(1), 0, mine).unwrap();
-            mux.cancel();
+            router.call(0, envelope(1), 0, mine).unwrap();
+            router.cancel();
             // Its program may do with it what it likes now.
             fill(input, 9, 9);
             gave_up.wait();
             return;
         }
         gave_up.wait();
-        let outcome = call(&mut mux, envelope(1), mine);
+        let outcome = call(&mut router, envelope(1), mine);
         assert!(matches!(&outcome, Err(Error::Remote(text)) if text.contains("rank 0")), "{outcome:?}");
     });
 }
 
 #[test]
 fn a_call_names_whom_it_waits_for() {
-    threads(&Setup::new(Grid::flat(3)), |me, mut mux| {
+    threads(&Setup::new(Grid::flat(3)), |me, mut router| {
         if me > 0 {
             return;
         }
@@ -167,9 +169,9 @@ fn a_call_names_whom_it_waits_for() {
         let mut blocks = Blocks::default();
         blocks.push([memory.part(0, 8)].into_iter());
         let mine = NodeCall { collective: Collective::AllReduce, src: &blocks, dst: &blocks, combine: Some(SUM) };
-        mux.call(0, envelope(1), 0, mine).unwrap();
-        mux.poll(&mut Vec::new()).unwrap();
-        assert_eq!(mux.missing(), [Rank(1), Rank(2)]);
-        mux.cancel();
+        router.call(0, envelope(1), 0, mine).unwrap();
+        router.poll(&mut Vec::new()).unwrap();
+        assert_eq!(router.missing(), [Rank(1), Rank(2)]);
+        router.cancel();
     });
 }

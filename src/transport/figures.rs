@@ -1,11 +1,11 @@
 //! Speed of the transport between processes of this machine; run by hand, with `--release -- --ignored --nocapture`.
 
 use super::worlds::{carry_out, processes, region, Post, Processes, Setup};
-use super::{Envelope, Mux, Sink};
+use super::{Envelope, Router, Sink};
 use crate::device::host::Combine;
 use crate::dtype::{DataType, Operator};
 use crate::memory::{shared, Region};
-use crate::plan::Order;
+use crate::plan::OperandOrder;
 use crate::topo::Grid;
 use std::time::{Duration, Instant};
 
@@ -15,7 +15,7 @@ fn envelope(sequence: u64) -> Envelope {
 
 /// Every rank sends `bytes` to every other one, `rounds` times, one round after the other; the time of a round, the
 /// best of batches of 100.
-fn all_to_all(mux: &mut Mux, me: usize, n: usize, bytes: usize, rounds: u64) -> Duration {
+fn all_to_all(router: &mut Router, me: usize, n: usize, bytes: usize, rounds: u64) -> Duration {
     let mut out = vec![1u8; bytes * n];
     let mut into = vec![0u8; bytes * n];
     let (out, into) = (region(&mut out), region(&mut into));
@@ -32,7 +32,7 @@ fn all_to_all(mux: &mut Mux, me: usize, n: usize, bytes: usize, rounds: u64) -> 
             posts.push(Post::Recv(other, envelope(round), Sink::Store(&sinks[other])));
             posts.push(Post::Send(other, envelope(round), vec![out.part(other * bytes, bytes)]));
         }
-        carry_out(mux, &posts).unwrap();
+        carry_out(router, &posts).unwrap();
     }
     best
 }
@@ -47,11 +47,11 @@ fn memory(bytes: usize, shared: bool) -> Region {
 }
 
 /// Neighbours exchange `bytes` around a ring; GB/s of all ranks together, in the best of some batches.
-fn pulls(mux: &mut Mux, me: usize, n: usize, bytes: usize, shared: bool, reduce: bool) -> f64 {
+fn pulls(router: &mut Router, me: usize, n: usize, bytes: usize, shared: bool, reduce: bool) -> f64 {
     let (src, dst, local) = (memory(bytes, shared), memory(bytes, shared), memory(bytes, shared));
     src.write(&vec![1; bytes]);
     local.write(&vec![0; bytes]);
-    let how = Combine { dtype: DataType::F32, operator: Operator::Sum, order: Order::LocalFirst, divisor: 1 };
+    let how = Combine { dtype: DataType::F32, operator: Operator::Sum, order: OperandOrder::LocalFirst, divisor: 1 };
     let batch = ((256usize << 20) / bytes / n).clamp(2, 400);
     let mut begin = Instant::now();
     let mut best = Duration::MAX;
@@ -65,7 +65,7 @@ fn pulls(mux: &mut Mux, me: usize, n: usize, bytes: usize, shared: bool, reduce:
             Post::Recv((me + n - 1) % n, envelope(round as u64), sink),
             Post::Send((me + 1) % n, envelope(round as u64), vec![src]),
         ];
-        carry_out(mux, &posts).unwrap();
+        carry_out(router, &posts).unwrap();
         if round % batch == 0 {
             best = if round > batch { best.min(begin.elapsed()) } else { best };
             begin = Instant::now();
@@ -87,8 +87,8 @@ pub fn play(scenario: &str, me: usize, exchange: &mut Processes) -> bool {
     match what {
         "latency" | "tcp" => {
             for bytes in [64, 1024, 4096, 8192, 16_384, 65_536] {
-                let mut mux = setup.open(me, exchange);
-                let took = all_to_all(&mut mux, me, n, bytes, 3000);
+                let mut router = setup.open(me, exchange);
+                let took = all_to_all(&mut router, me, n, bytes, 3000);
                 exchange.barrier();
                 if me == 0 {
                     println!("{scenario} {bytes:>6} B: {:.1} us a round", took.as_secs_f64() * 1e6);
@@ -98,9 +98,9 @@ pub fn play(scenario: &str, me: usize, exchange: &mut Processes) -> bool {
         "bandwidth" => {
             for (shared, reduce) in [(false, false), (false, true), (true, false), (true, true)] {
                 for bytes in [64 << 10, 1 << 20, 8 << 20] {
-                    let mut mux = setup.open(me, exchange);
+                    let mut router = setup.open(me, exchange);
                     exchange.barrier();
-                    let speed = pulls(&mut mux, me, n, bytes, shared, reduce);
+                    let speed = pulls(&mut router, me, n, bytes, shared, reduce);
                     exchange.barrier();
                     if me == 0 {
                         println!("{scenario} shared={shared} reduce={reduce} {bytes:>8} B: {speed:.2} GB/s together");

@@ -11,7 +11,7 @@ pub const NO_ID: u64 = u64::MAX;
 /// What a frame is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
-pub enum Kind {
+pub enum FrameKind {
     /// A message with its bytes; to be acknowledged when it is received if it has a number.
     Small = 1,
     /// The announcement of a message.
@@ -22,13 +22,15 @@ pub enum Kind {
     Data = 4,
     /// The small message with this number has been received.
     Ack = 5,
+    /// The sender has left the communicator: nothing of it follows. Over MPI only, where TCP has the end of a connection.
+    Leave = 6,
 }
 
 /// The head of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Header {
+pub struct FrameHeader {
     /// What it is.
-    pub kind: Kind,
+    pub kind: FrameKind,
     /// The message's envelope.
     pub envelope: Envelope,
     /// Bytes of the message; of `Data`: where in the message its bytes begin.
@@ -49,11 +51,11 @@ fn u32_at(bytes: &[u8], at: usize) -> u32 {
     u32::from_le_bytes(std::array::from_fn(|i| bytes[at + i]))
 }
 
-impl Header {
+impl FrameHeader {
     /// A header that concerns the message numbered `id` and has no body.
-    pub fn about(kind: Kind, id: u64) -> Header {
+    pub fn about(kind: FrameKind, id: u64) -> FrameHeader {
         let envelope = Envelope { channel: 0, sequence: 0, signature: 0 };
-        Header { kind, envelope, bytes: 0, id, body: 0, nonce: 0 }
+        FrameHeader { kind, envelope, bytes: 0, id, body: 0, nonce: 0 }
     }
 
     /// The header as bytes.
@@ -70,19 +72,20 @@ impl Header {
     }
 
     /// The header in these bytes, if it is one.
-    pub fn decode(bytes: &[u8; HEADER]) -> Option<Header> {
+    pub fn decode(bytes: &[u8; HEADER]) -> Option<FrameHeader> {
         let kind = match bytes[0] {
-            1 => Kind::Small,
-            2 => Kind::Large,
-            3 => Kind::Grant,
-            4 => Kind::Data,
-            5 => Kind::Ack,
+            1 => FrameKind::Small,
+            2 => FrameKind::Large,
+            3 => FrameKind::Grant,
+            4 => FrameKind::Data,
+            5 => FrameKind::Ack,
+            6 => FrameKind::Leave,
             _ => return None,
         };
         let channel = u16::from_le_bytes([bytes[2], bytes[3]]);
         let envelope = Envelope { channel, signature: u32_at(bytes, 4), sequence: u64_at(bytes, 8) };
         let [bytes, id, body, nonce] = [16, 24, 32, 40].map(|at| u64_at(bytes, at));
-        Some(Header { kind, envelope, bytes, id, body, nonce })
+        Some(FrameHeader { kind, envelope, bytes, id, body, nonce })
     }
 }
 
@@ -93,8 +96,9 @@ mod tests {
     #[test]
     fn headers_survive_the_wire() {
         let envelope = Envelope { channel: 65_535, sequence: 1 << 40, signature: 7 };
-        let header = Header { kind: Kind::Data, envelope, bytes: 5 << 32, id: 3, body: 1 << 33, nonce: 1 << 60 };
-        assert_eq!(Header::decode(&header.encode()), Some(header));
-        assert_eq!(Header::decode(&[9; HEADER]), None);
+        let header =
+            FrameHeader { kind: FrameKind::Data, envelope, bytes: 5 << 32, id: 3, body: 1 << 33, nonce: 1 << 60 };
+        assert_eq!(FrameHeader::decode(&header.encode()), Some(header));
+        assert_eq!(FrameHeader::decode(&[9; HEADER]), None);
     }
 }

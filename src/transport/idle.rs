@@ -1,7 +1,7 @@
 //! How a rank waits: first awake, then giving way, then asleep.
 //!
 //! Spinning finds a message soonest, but where ranks outnumber processors it keeps the very rank from running that would
-//! send it. So an oversubscribed rank does not spin: it yields, and soon sleeps until its bell rings.
+//! send it. So an oversubscribed rank does not spin: it yields, and soon sleeps until it is woken.
 #![forbid(unsafe_code)]
 
 use super::Transport;
@@ -17,7 +17,7 @@ const FIRST_SLEEP: Duration = Duration::from_millis(1);
 /// The longest sleep: errors and time-outs are noticed this late.
 const LONGEST_SLEEP: Duration = Duration::from_millis(50);
 
-/// How long a wait for something that rings no bell stays awake, and how long its naps are then.
+/// How long a wait for something that wakes nobody stays awake, and how long its naps are then.
 const AWAKE: Duration = Duration::from_micros(200);
 const NAP: Duration = Duration::from_micros(50);
 
@@ -56,7 +56,7 @@ impl Idle {
         self.sleep > FIRST_SLEEP
     }
 
-    /// Nothing happened, and what is waited for rings no bell: gives way first, and then sleeps a little.
+    /// Nothing happened, and what is waited for wakes nobody: gives way first, and then sleeps a little.
     pub fn nap(&mut self) {
         let since = *self.since.get_or_insert_with(Instant::now);
         match since.elapsed() < AWAKE {

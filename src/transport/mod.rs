@@ -20,8 +20,8 @@ pub(crate) mod header;
 mod idle;
 #[cfg(test)]
 mod leaving;
-mod mux;
-pub mod plugin;
+pub mod mpi;
+mod router;
 pub mod shm;
 mod streams;
 mod target;
@@ -34,8 +34,8 @@ mod trials;
 mod worlds;
 
 pub use idle::Idle;
-pub use mux::{open, Mux};
-pub use shm::bell::Waker;
+pub use router::{open, Router};
+pub use shm::wakeup::Waker;
 pub use tcp::departure::Departure;
 
 /// How ranks tell each other what they need to know before any transport exists. The bootstrap implements it.
@@ -169,7 +169,7 @@ trait Network: Send + std::fmt::Debug {
     /// A number that changes when a send that was `Busy` may be accepted.
     fn relief(&self) -> u64;
 
-    /// Blocks until there is something to poll for, the rank's bell rings, or for `limit`.
+    /// Blocks until there is something to poll for, the rank is woken, or for `limit`.
     fn wait(&mut self, limit: Duration) -> Result<()>;
 
     /// Forgets all pending operations.

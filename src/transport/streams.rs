@@ -114,7 +114,7 @@ impl Credit {
 
 /// Both directions of one channel to one peer. Either receives wait for messages or messages for receives, never both.
 #[derive(Debug)]
-pub struct Stream<A> {
+pub struct ChannelStream<A> {
     /// Receives without a message.
     pub posted: VecDeque<Posted>,
     /// Messages without a receive.
@@ -126,7 +126,7 @@ pub struct Stream<A> {
 /// The streams of one peer.
 #[derive(Debug)]
 pub struct Streams<A> {
-    sorted: Vec<(Channel, Stream<A>)>,
+    sorted: Vec<(Channel, ChannelStream<A>)>,
 }
 
 impl<A> Default for Streams<A> {
@@ -137,10 +137,10 @@ impl<A> Default for Streams<A> {
 
 impl<A> Streams<A> {
     /// The stream of a channel.
-    pub fn at(&mut self, channel: Channel) -> &mut Stream<A> {
+    pub fn at(&mut self, channel: Channel) -> &mut ChannelStream<A> {
         let index = self.sorted.binary_search_by_key(&channel, |(channel, _)| *channel);
         let index = index.unwrap_or_else(|index| {
-            let stream = Stream { posted: VecDeque::new(), arrived: VecDeque::new(), credit: Credit::default() };
+            let stream = ChannelStream { posted: VecDeque::new(), arrived: VecDeque::new(), credit: Credit::default() };
             self.sorted.insert(index, (channel, stream));
             index
         });

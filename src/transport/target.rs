@@ -6,7 +6,7 @@
 
 use super::Sink;
 use crate::device::host::{combine, Combine};
-use crate::memory::Region;
+use crate::memory::{Bytes, Region};
 use smallvec::SmallVec;
 
 /// Pieces in message order, and where in the message each one ends.
@@ -41,7 +41,7 @@ impl Pieces {
     }
 
     /// Appends the runs that make up `len` bytes from `offset`, `most` runs at most; returns the bytes they cover.
-    pub fn runs(&self, offset: usize, len: usize, most: usize, runs: &mut impl Extend<Region>) -> usize {
+    pub fn runs<'a>(&self, offset: usize, len: usize, most: usize, runs: &mut impl Extend<Bytes<'a>>) -> usize {
         let mut done = 0;
         let first = self.ends.partition_point(|&end| end <= offset);
         for (&end, piece) in self.ends[first..].iter().zip(&self.regions[first..]).take(most) {
@@ -90,7 +90,7 @@ impl Target {
     }
 
     /// Takes the bytes of the message from `offset`. For a reduction both ends lie between elements.
-    pub fn consume(&self, offset: usize, incoming: Region) {
+    pub fn consume(&self, offset: usize, incoming: Bytes<'_>) {
         let mut done = 0;
         while done < incoming.len() {
             let at = offset + done;

@@ -3,11 +3,11 @@
 use super::shm::open::Ways;
 use super::worlds::{as_rank, carry_out, processes, region, threads, Post, Processes, Setup};
 use super::{figures, trials};
-use super::{Envelope, Mux, Sink, Transport};
+use super::{Envelope, Router, Sink, Transport};
 use crate::device::host::Combine;
 use crate::dtype::{DataType, Operator};
 use crate::error::Error;
-use crate::plan::{Channel, Order};
+use crate::plan::{Channel, OperandOrder};
 use crate::topo::Grid;
 
 pub(super) fn envelope(channel: Channel, sequence: u64) -> Envelope {
@@ -23,7 +23,7 @@ const SIZES: [usize; 14] =
     [0, 1, 63, 64, 1000, 4095, 4096, 4097, 8192, 16_384, 16_385, 131_073, 1 << 20, (5 << 20) + 3];
 
 /// Every rank sends to every other one message of each size, cut into uneven, misaligned pieces.
-fn all_sizes(me: usize, mux: &mut Mux, n: usize) {
+fn all_sizes(me: usize, router: &mut Router, n: usize) {
     for (round, &size) in SIZES.iter().enumerate() {
         let mut out: Vec<Vec<u8>> =
             (0..n).map(|to| (0..size + 1).map(|at| byte(me, to, round, at)).collect()).collect();
@@ -44,7 +44,7 @@ fn all_sizes(me: usize, mux: &mut Mux, n: usize) {
         for other in (0..n).filter(|&other| other != me) {
             posts.push(Post::Recv(other, envelope(0, round as u64), Sink::Store(&sinks[other])));
         }
-        carry_out(mux, &posts).unwrap();
+        carry_out(router, &posts).unwrap();
         for other in (0..n).filter(|&other| other != me) {
             let wrong = (0..size).find(|&at| into[other][at + 2] != byte(other, me, round, at));
             assert_eq!(wrong, None, "rank {me} from {other}, {size} bytes");
@@ -55,8 +55,8 @@ fn all_sizes(me: usize, mux: &mut Mux, n: usize) {
 }
 
 /// Float sums of every size, cut differently on the two sides.
-fn reductions(me: usize, mux: &mut Mux, n: usize) {
-    let how = Combine { dtype: DataType::F32, operator: Operator::Sum, order: Order::LocalFirst, divisor: 1 };
+fn reductions(me: usize, router: &mut Router, n: usize) {
+    let how = Combine { dtype: DataType::F32, operator: Operator::Sum, order: OperandOrder::LocalFirst, divisor: 1 };
     for (round, count) in [1usize, 16, 300, 1024, 1025, 40_000, 300_001].into_iter().enumerate() {
         let (to, from) = ((me + 1) % n, (me + n - 1) % n);
         let fill = |rank: usize| (0..count).flat_map(move |at| ((rank + at) as f32).to_ne_bytes()).collect::<Vec<u8>>();
@@ -72,7 +72,7 @@ fn reductions(me: usize, mux: &mut Mux, n: usize) {
             Post::Recv(from, envelope(1, round as u64), sink),
             Post::Send(to, envelope(1, round as u64), parts(a, count / 2 * 4)),
         ];
-        carry_out(mux, &posts).unwrap();
+        carry_out(router, &posts).unwrap();
         for at in 0..count {
             let got = f32::from_ne_bytes(dst[at * 4..at * 4 + 4].try_into().unwrap());
             assert_eq!(got, (me + from + 2 * at) as f32, "rank {me}, element {at} of {count}");
@@ -81,7 +81,7 @@ fn reductions(me: usize, mux: &mut Mux, n: usize) {
 }
 
 /// Many channels, several messages in flight on each, received in another order than they were sent.
-fn many_channels(me: usize, mux: &mut Mux, n: usize) {
+fn many_channels(me: usize, router: &mut Router, n: usize) {
     let (to, from) = ((me + 1) % n, (me + n - 1) % n);
     let channels = [0u16, 1, 2, 3, 9, 100, 40_000, 65_535];
     let size = |channel: usize, sequence: usize| [10, 3000, 5000, 70_000][(channel + sequence) % 4];
@@ -108,37 +108,37 @@ fn many_channels(me: usize, mux: &mut Mux, n: usize) {
             posts.push(Post::Recv(from, envelope(number, sequence as u64), sink));
         }
     }
-    carry_out(mux, &posts).unwrap();
+    carry_out(router, &posts).unwrap();
     for (index, bytes) in into.iter().enumerate() {
         let wrong = (0..bytes.len()).find(|&at| bytes[at] != byte(from, me, index, at));
         assert_eq!(wrong, None, "rank {me}, message {index}");
     }
 }
 
-pub(super) fn everything(me: usize, mut mux: Mux, n: usize) {
-    all_sizes(me, &mut mux, n);
-    reductions(me, &mut mux, n);
-    many_channels(me, &mut mux, n);
+pub(super) fn everything(me: usize, mut router: Router, n: usize) {
+    all_sizes(me, &mut router, n);
+    reductions(me, &mut router, n);
+    many_channels(me, &mut router, n);
 }
 
 #[test]
 fn threads_of_one_node_exchange_everything() {
     let setup = Setup::new(Grid::flat(3));
-    threads(&setup, |me, mux| everything(me, mux, 3));
+    threads(&setup, |me, router| everything(me, router, 3));
 }
 
 #[test]
 fn threads_without_proc_use_a_file_and_without_a_file_tcp() {
     for ways in [Ways { proc: false, file: true }, Ways { proc: false, file: false }] {
         let setup = Setup { ways, ..Setup::new(Grid::flat(3)) };
-        threads(&setup, |me, mux| everything(me, mux, 3));
+        threads(&setup, |me, router| everything(me, router, 3));
     }
 }
 
 #[test]
 fn threads_on_several_nodes_use_both_ways() {
     let setup = Setup::new(Grid::blocks(&[2, 1, 2]));
-    threads(&setup, |me, mux| everything(me, mux, 5));
+    threads(&setup, |me, router| everything(me, router, 5));
 }
 
 fn process_setup(scenario: &str) -> Setup {
@@ -160,8 +160,8 @@ fn play(scenario: &str, me: usize, exchange: &mut Processes) {
         super::boards::every_call(me, &mut setup.open(me, exchange), setup.grid.nranks());
         return exchange.barrier();
     }
-    let mux = setup.open(me, exchange);
-    everything(me, mux, setup.grid.nranks());
+    let router = setup.open(me, exchange);
+    everything(me, router, setup.grid.nranks());
     exchange.barrier();
 }
 
@@ -197,20 +197,20 @@ fn processes_on_several_nodes_exchange_everything() {
 fn a_mismatch_is_a_usage_error_that_names_the_peer() {
     for sizes in [[8usize, 16], [100_000, 8], [100_000, 100_001]] {
         let setup = Setup::new(Grid::flat(2));
-        threads(&setup, |me, mut mux| {
+        threads(&setup, |me, mut router| {
             let mut bytes = vec![0; sizes[me]];
             let all = [region(&mut bytes)];
             if me == 0 {
-                mux.send(0, crate::topo::Rank(1), envelope(0, 0), &all).unwrap();
+                router.send(0, crate::topo::Rank(1), envelope(0, 0), &all).unwrap();
                 // The other side fails and never answers; the message stays ours until we cancel.
                 let mut done = Vec::new();
-                mux.poll(&mut done).unwrap();
+                router.poll(&mut done).unwrap();
             } else {
-                let failed = carry_out(&mut mux, &[Post::Recv(0, envelope(0, 0), Sink::Store(&all))]);
+                let failed = carry_out(&mut router, &[Post::Recv(0, envelope(0, 0), Sink::Store(&all))]);
                 let Err(Error::InvalidUsage(text)) = failed else { panic!("{failed:?}") };
                 assert!(text.contains("rank 0") && text.contains(&sizes[0].to_string()), "{text}");
             }
-            mux.cancel();
+            router.cancel();
         });
     }
 }

@@ -1,7 +1,7 @@
 //! The transport under stress: deaths, strangers, cancellation, sleep, very long messages and very many pieces.
 
 use super::worlds::{carry_out, processes, processes_with_losses, region, threads, Post, Processes, Setup};
-use super::{Envelope, Exchange, Mux, Sink, Transport};
+use super::{Envelope, Exchange, Router, Sink, Transport};
 use crate::error::{Error, Result};
 use crate::exec::{Started, Token};
 use crate::memory::{shared, Region};
@@ -51,7 +51,7 @@ fn names_rank(result: &Result<()>, rank: usize) {
 }
 
 /// Rank 2 dies; those that wait for it learn it, those that do not go on.
-fn death(mux: &mut Mux, me: usize, exchange: &mut Processes) {
+fn death(router: &mut Router, me: usize, exchange: &mut Processes) {
     let mut bytes = [0u8; 8];
     let all = [region(&mut bytes)];
     // All connections exist before the death.
@@ -60,26 +60,26 @@ fn death(mux: &mut Mux, me: usize, exchange: &mut Processes) {
         posts.push(Post::Send(other, envelope(0), vec![]));
         posts.push(Post::Recv(other, envelope(0), Sink::Store(&[])));
     }
-    carry_out(mux, &posts).unwrap();
+    carry_out(router, &posts).unwrap();
     exchange.barrier();
     if me == 2 {
         die();
     }
     let other = 1 - me;
     let posts = [Post::Send(other, envelope(1), all.to_vec()), Post::Recv(other, envelope(1), Sink::Store(&all))];
-    carry_out(mux, &posts).unwrap();
-    names_rank(&carry_out(mux, &[Post::Recv(2, envelope(1), Sink::Store(&all))]), 2);
+    carry_out(router, &posts).unwrap();
+    names_rank(&carry_out(router, &[Post::Recv(2, envelope(1), Sink::Store(&all))]), 2);
 }
 
 /// Rank 1 dies when its announcement is out and nobody has fetched the message.
-fn death_after_announcing(mux: &mut Mux, me: usize, exchange: &mut Processes) {
+fn death_after_announcing(router: &mut Router, me: usize, exchange: &mut Processes) {
     let mut bytes = vec![0u8; 3 << 20];
     let all = [region(&mut bytes)];
     let told = exchange.allgather(std::process::id().to_le_bytes().to_vec()).unwrap();
     if me == 1 {
         let limit = Instant::now() + Duration::from_secs(20);
-        while mux.send(0, Rank(0), envelope(0), &all).unwrap() != Started::Pending {
-            mux.poll(&mut Vec::new()).unwrap();
+        while router.send(0, Rank(0), envelope(0), &all).unwrap() != Started::Pending {
+            router.poll(&mut Vec::new()).unwrap();
             assert!(Instant::now() < limit);
         }
         exchange.barrier();
@@ -93,7 +93,7 @@ fn death_after_announcing(mux: &mut Mux, me: usize, exchange: &mut Processes) {
     let barrier = std::thread::scope(|scope| {
         let barrier = scope.spawn(|| exchange.barrier());
         while !barrier.is_finished() {
-            mux.poll(&mut done).unwrap();
+            router.poll(&mut done).unwrap();
         }
         barrier.join()
     });
@@ -101,24 +101,24 @@ fn death_after_announcing(mux: &mut Mux, me: usize, exchange: &mut Processes) {
     use rustix::event::{poll, PollFd, PollFlags, Timespec};
     let limit = Timespec { tv_sec: 20, tv_nsec: 0 };
     assert_eq!(poll(&mut [PollFd::new(&victim, PollFlags::IN)], Some(&limit)), Ok(1));
-    names_rank(&carry_out(mux, &[Post::Recv(1, envelope(0), Sink::Store(&all))]), 1);
+    names_rank(&carry_out(router, &[Post::Recv(1, envelope(0), Sink::Store(&all))]), 1);
 }
 
-fn wait_asleep(mux: &mut Mux, wanted: usize, done: &mut Vec<Token>) {
+fn wait_asleep(router: &mut Router, wanted: usize, done: &mut Vec<Token>) {
     const SLEEP: Duration = Duration::from_secs(10);
     loop {
-        mux.poll(done).unwrap();
+        router.poll(done).unwrap();
         if done.len() >= wanted {
             return;
         }
         let begin = Instant::now();
-        mux.sleep(SLEEP).unwrap();
+        router.sleep(SLEEP).unwrap();
         assert!(begin.elapsed() < SLEEP / 2, "a wake-up was lost");
     }
 }
 
 /// Everybody falls asleep at once after each operation: small messages, large ones and full channels must all wake.
-fn sleepers(mux: &mut Mux, me: usize, exchange: &mut Processes) {
+fn sleepers(router: &mut Router, me: usize, exchange: &mut Processes) {
     let n = 8;
     let mut out = vec![1u8; 40_000];
     let mut into = vec![0u8; 40_000];
@@ -132,12 +132,12 @@ fn sleepers(mux: &mut Mux, me: usize, exchange: &mut Processes) {
         let mut done = Vec::new();
         let mut wanted = 0;
         let sinks = [into.part(0, size)];
-        if mux.recv(1, Rank::from_index(from), envelope(round), Sink::Store(&sinks)).unwrap() == Started::Pending {
+        if router.recv(1, Rank::from_index(from), envelope(round), Sink::Store(&sinks)).unwrap() == Started::Pending {
             wanted += 1;
         }
         loop {
-            match mux.send(2, Rank::from_index(to), envelope(round), &[out.part(0, size)]).unwrap() {
-                Started::Busy => wait_asleep_once(mux, &mut done),
+            match router.send(2, Rank::from_index(to), envelope(round), &[out.part(0, size)]).unwrap() {
+                Started::Busy => wait_asleep_once(router, &mut done),
                 Started::Pending => {
                     wanted += 1;
                     break;
@@ -145,7 +145,7 @@ fn sleepers(mux: &mut Mux, me: usize, exchange: &mut Processes) {
                 Started::Done => break,
             }
         }
-        wait_asleep(mux, wanted, &mut done);
+        wait_asleep(router, wanted, &mut done);
         round += 1;
         if round % 64 == 0 {
             let over = vec![u8::from(Instant::now() > limit)];
@@ -157,16 +157,16 @@ fn sleepers(mux: &mut Mux, me: usize, exchange: &mut Processes) {
     assert!(round >= 128, "only {round} rounds");
 }
 
-fn wait_asleep_once(mux: &mut Mux, done: &mut Vec<Token>) {
+fn wait_asleep_once(router: &mut Router, done: &mut Vec<Token>) {
     let begin = Instant::now();
-    mux.poll(done).unwrap();
-    mux.sleep(Duration::from_secs(10)).unwrap();
+    router.poll(done).unwrap();
+    router.sleep(Duration::from_secs(10)).unwrap();
     assert!(begin.elapsed() < Duration::from_secs(5), "a wake-up was lost");
 }
 
 /// One side sends as fast as it may, the other receives stream by stream: full rings and streams must wake when they
 /// have room again.
-fn flood(mux: &mut Mux, me: usize) {
+fn flood(router: &mut Router, me: usize) {
     let (channels, messages) = (7u16, 150u64);
     let mut bytes = vec![me as u8; 12_000];
     let all = region(&mut bytes);
@@ -179,11 +179,11 @@ fn flood(mux: &mut Mux, me: usize) {
             let envelope = Envelope { channel: if me == 0 { early } else { late }, sequence: 0, signature: 1 };
             loop {
                 let started = match me {
-                    0 => mux.send(0, Rank(1), envelope, &[all]),
-                    _ => mux.recv(0, Rank(0), envelope, Sink::Store(&[all])),
+                    0 => router.send(0, Rank(1), envelope, &[all]),
+                    _ => router.recv(0, Rank(0), envelope, Sink::Store(&[all])),
                 };
                 match started.clone().unwrap() {
-                    Started::Busy => wait_asleep_once(mux, &mut done),
+                    Started::Busy => wait_asleep_once(router, &mut done),
                     Started::Pending => pending += 1,
                     Started::Done => {}
                 }
@@ -193,11 +193,11 @@ fn flood(mux: &mut Mux, me: usize) {
             }
         }
     }
-    wait_asleep(mux, pending, &mut done);
+    wait_asleep(router, pending, &mut done);
 }
 
 /// A message of more than 4 GiB, made of the same 32 MiB over and over.
-fn huge(mux: &mut Mux, me: usize, exchange: &mut Processes) {
+fn huge(router: &mut Router, me: usize, exchange: &mut Processes) {
     let part = 32 << 20;
     let mut bytes = vec![me as u8; part];
     bytes[part - 1] = 10 + me as u8;
@@ -208,24 +208,25 @@ fn huge(mux: &mut Mux, me: usize, exchange: &mut Processes) {
         0 => Post::Send(1, envelope(0), pieces),
         _ => Post::Recv(0, envelope(0), Sink::Store(&pieces)),
     };
-    carry_out(mux, &[post]).unwrap();
+    carry_out(router, &[post]).unwrap();
     exchange.barrier();
     assert_eq!((bytes[0], bytes[part - 1]), (0, 10));
 }
 
 /// Messages between allocations of `shared`, at odd offsets, with freed and reused memory in between.
-fn allocated(mux: &mut Mux, me: usize, exchange: &mut Processes) {
+fn allocated(router: &mut Router, me: usize, exchange: &mut Processes) {
     for round in 0..20u64 {
         let len = 100_000 + 4096 * round as usize;
         let start = shared::allocate(len).unwrap();
-        let all = shared::region_of(start).unwrap().part(0, len);
+        // SAFETY: the allocation must not be freed before every use has ended; because it is freed below, when all ranks are through.
+        let all = unsafe { shared::region_of(start) }.unwrap().part(0, len);
         let half = len / 2;
         all.part(0, half).write(&vec![me as u8 * 50 + round as u8; half]);
         let sink = [all.part(half + 1, 30_001), all.part(half + 30_005, 11)];
         let src = vec![all.part(7, 30_000), all.part(1, 12)];
         let other = 1 - me;
         let posts = [Post::Send(other, envelope(round), src), Post::Recv(other, envelope(round), Sink::Store(&sink))];
-        carry_out(mux, &posts).unwrap();
+        carry_out(router, &posts).unwrap();
         let mut got = vec![0; 30_001];
         sink[0].read(&mut got);
         assert!(got.iter().all(|&byte| byte == other as u8 * 50 + round as u8), "rank {me}, round {round}");
@@ -235,7 +236,7 @@ fn allocated(mux: &mut Mux, me: usize, exchange: &mut Processes) {
 }
 
 /// Rank 0 sends and leaves at once; nothing of what it sent may be lost.
-fn leaver(mut mux: Mux, me: usize, exchange: &mut Processes) {
+fn leaver(mut router: Router, me: usize, exchange: &mut Processes) {
     let mut bytes = vec![7u8; 20 << 10];
     let all = [region(&mut bytes)];
     let posts: Vec<Post<'_>> = (0..40)
@@ -244,8 +245,8 @@ fn leaver(mut mux: Mux, me: usize, exchange: &mut Processes) {
             _ => Post::Recv(0, envelope(sequence), Sink::Store(&all)),
         })
         .collect();
-    carry_out(&mut mux, &posts).unwrap();
-    drop(mux);
+    carry_out(&mut router, &posts).unwrap();
+    drop(router);
     exchange.barrier();
 }
 
@@ -302,7 +303,7 @@ fn a_rank_that_leaves_takes_nothing_of_what_it_sent_with_it() {
 fn thousands_of_pieces_make_one_message() {
     for shm in [true, false] {
         let setup = Setup::new(Grid::flat(2)).with(|config| config.shm = shm);
-        threads(&setup, |me, mut mux| {
+        threads(&setup, |me, mut router| {
             let (pieces, len) = (9000, 33);
             let mut bytes: Vec<u8> = (0..pieces * (len + 2)).map(|at| (at % 251) as u8 * (1 - me as u8)).collect();
             let all = region(&mut bytes);
@@ -311,7 +312,7 @@ fn thousands_of_pieces_make_one_message() {
                 0 => Post::Send(1, envelope(0), list),
                 _ => Post::Recv(0, envelope(0), Sink::Store(&list)),
             };
-            carry_out(&mut mux, &[post]).unwrap();
+            carry_out(&mut router, &[post]).unwrap();
             if me == 1 {
                 for (at, &byte) in bytes.iter().enumerate() {
                     let inside = (1..=len).contains(&(at % (len + 2)));
@@ -328,25 +329,25 @@ fn after_cancel_nobody_reads_the_sender_s_memory() {
         let setup = Setup::new(Grid::flat(2)).with(|config| config.shm = shm);
         let (told, hears) = mpsc::channel::<()>();
         let hears = std::sync::Mutex::new(hears);
-        threads(&setup, |me, mut mux| {
+        threads(&setup, |me, mut router| {
             let mut bytes = vec![0u8; 8 << 20];
             let all = [region(&mut bytes)];
             if me == 0 {
                 let limit = Instant::now() + Duration::from_secs(20);
-                while mux.send(0, Rank(1), envelope(0), &all).unwrap() == Started::Busy {
-                    mux.poll(&mut Vec::new()).unwrap();
+                while router.send(0, Rank(1), envelope(0), &all).unwrap() == Started::Busy {
+                    router.poll(&mut Vec::new()).unwrap();
                     assert!(Instant::now() < limit);
                 }
-                mux.cancel();
+                router.cancel();
                 drop(bytes);
                 told.send(()).unwrap();
-                assert!(mux.send(1, Rank(1), envelope(1), &[]).is_err());
+                assert!(router.send(1, Rank(1), envelope(1), &[]).is_err());
             } else {
                 let posts = [Post::Recv(0, envelope(0), Sink::Store(&all))];
                 if shm {
                     hears.lock().unwrap().recv_timeout(Duration::from_secs(20)).unwrap();
                 }
-                names_rank(&carry_out(&mut mux, &posts), 0);
+                names_rank(&carry_out(&mut router, &posts), 0);
             }
         });
     }
@@ -355,12 +356,12 @@ fn after_cancel_nobody_reads_the_sender_s_memory() {
 #[test]
 fn a_waker_ends_a_long_sleep_from_another_thread() {
     for grid in [Grid::flat(2), Grid::blocks(&[1, 1])] {
-        threads(&Setup::new(grid), |_, mut mux| {
-            let waker = mux.waker();
+        threads(&Setup::new(grid), |_, mut router| {
+            let waker = router.waker();
             let begin = Instant::now();
             std::thread::scope(|scope| {
                 scope.spawn(|| waker.wake());
-                mux.sleep(Duration::from_secs(30)).unwrap();
+                router.sleep(Duration::from_secs(30)).unwrap();
             });
             assert!(begin.elapsed() < Duration::from_secs(20));
         });
@@ -385,7 +386,7 @@ fn strangers_are_dropped_and_do_no_harm() {
     let setup = Setup::new(Grid::blocks(&[1, 1]));
     super::worlds::threads_with(2, |me, exchange| {
         let mut spy = Spy { exchange, seen: Vec::new() };
-        let mut mux = setup.open(me, &mut spy);
+        let mut router = setup.open(me, &mut spy);
         let mut strangers = Vec::new();
         for card in &spy.seen {
             let address: SocketAddr = std::str::from_utf8(&card[16..]).unwrap().parse().unwrap();
@@ -407,7 +408,7 @@ fn strangers_are_dropped_and_do_no_harm() {
                 Post::Send(1 - me, envelope(round), vec![src]),
                 Post::Recv(1 - me, envelope(round), Sink::Store(&sinks)),
             ];
-            carry_out(&mut mux, &posts).unwrap();
+            carry_out(&mut router, &posts).unwrap();
         }
         assert!(into.iter().all(|&byte| byte == 1 - me as u8));
     });

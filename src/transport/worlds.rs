@@ -1,9 +1,9 @@
 //! Test worlds: ranks as threads of one process, and ranks as processes (this very test program, started again).
 
-use super::mux::open_by;
-use super::plugin::Site;
+use super::mpi::MpiEnvironment;
+use super::router::open_by;
 use super::shm::open::Ways;
-use super::{Envelope, Exchange, Idle, Mux, NodeCall, Sink, Transport};
+use super::{Envelope, Exchange, Idle, NodeCall, Router, Sink, Transport};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::exec::{Started, Token};
@@ -27,7 +27,7 @@ pub struct Setup {
     pub config: Config,
     pub ways: Ways,
     /// What each rank has of MPI, for setups of threads.
-    pub sites: Option<Arc<dyn Fn(usize) -> Arc<Site> + Send + Sync>>,
+    pub sites: Option<Arc<dyn Fn(usize) -> Arc<MpiEnvironment> + Send + Sync>>,
 }
 
 impl Setup {
@@ -40,10 +40,14 @@ impl Setup {
         self
     }
 
-    pub fn open(&self, me: usize, exchange: &mut dyn Exchange) -> Mux {
-        let site = self.sites.as_ref().map_or_else(|| Arc::new(Site::of_this_process()), |site| site(me));
+    pub fn open(&self, me: usize, exchange: &mut dyn Exchange) -> Router {
+        self.try_open(me, exchange).unwrap()
+    }
+
+    pub fn try_open(&self, me: usize, exchange: &mut dyn Exchange) -> Result<Router> {
+        let site = self.sites.as_ref().map_or_else(|| Arc::new(MpiEnvironment::of_this_process()), |site| site(me));
         let me = Rank::from_index(me);
-        open_by(me, &self.grid, &self.config, &Binding::of_first_nic, exchange, self.ways, &site).unwrap()
+        open_by(me, &self.grid, &self.config, &Binding::of_first_nic, exchange, self.ways, &site)
     }
 }
 
@@ -64,7 +68,7 @@ impl Exchange for Threads {
 }
 
 /// Runs `body` as every rank, each in a thread.
-pub fn threads(setup: &Setup, body: impl Fn(usize, Mux) + Sync) {
+pub fn threads(setup: &Setup, body: impl Fn(usize, Router) + Sync) {
     threads_with(setup.grid.nranks(), |me, exchange| body(me, setup.open(me, exchange)));
 }
 
@@ -198,8 +202,8 @@ pub enum Post<'a> {
 }
 
 /// Posts operations in order, those that are `Busy` again later, and waits until all have completed.
-pub fn carry_out(mux: &mut Mux, posts: &[Post<'_>]) -> Result<()> {
-    let mut idle = Idle::new(spin_us(), mux.oversubscribed());
+pub fn carry_out(router: &mut Router, posts: &[Post<'_>]) -> Result<()> {
+    let mut idle = Idle::new(spin_us(), router.oversubscribed());
     let limit = Instant::now() + LIMIT;
     let (mut next, mut open, mut done) = (0, 0, Vec::new());
     while next < posts.len() || open > 0 {
@@ -207,8 +211,8 @@ pub fn carry_out(mux: &mut Mux, posts: &[Post<'_>]) -> Result<()> {
         while next < posts.len() {
             let token = next as Token;
             let started = match &posts[next] {
-                Post::Send(to, envelope, src) => mux.send(token, Rank::from_index(*to), *envelope, src)?,
-                Post::Recv(from, envelope, sink) => mux.recv(token, Rank::from_index(*from), *envelope, *sink)?,
+                Post::Send(to, envelope, src) => router.send(token, Rank::from_index(*to), *envelope, src)?,
+                Post::Recv(from, envelope, sink) => router.recv(token, Rank::from_index(*from), *envelope, *sink)?,
             };
             match started {
                 Started::Busy => break,
@@ -218,10 +222,10 @@ pub fn carry_out(mux: &mut Mux, posts: &[Post<'_>]) -> Result<()> {
             next += 1;
         }
         done.clear();
-        mux.poll(&mut done)?;
+        router.poll(&mut done)?;
         open -= done.len();
         if done.is_empty() && next == before {
-            idle.pause(mux)?;
+            idle.pause(router)?;
             if Instant::now() > limit {
                 return Err(Error::Timeout(format!("{open} operations are open, {next} of {} posted", posts.len())));
             }
@@ -233,19 +237,19 @@ pub fn carry_out(mux: &mut Mux, posts: &[Post<'_>]) -> Result<()> {
 }
 
 /// Posts a call and waits until it has completed.
-pub fn call(mux: &mut Mux, envelope: Envelope, call: NodeCall<'_>) -> Result<()> {
-    let mut idle = Idle::new(spin_us(), mux.oversubscribed());
+pub fn call(router: &mut Router, envelope: Envelope, call: NodeCall<'_>) -> Result<()> {
+    let mut idle = Idle::new(spin_us(), router.oversubscribed());
     let limit = Instant::now() + LIMIT;
     let mut done = Vec::new();
-    let mut complete = mux.call(7, envelope, 0, call)? == Started::Done;
+    let mut complete = router.call(7, envelope, 0, call)? == Started::Done;
     while !complete {
-        mux.poll(&mut done)?;
+        router.poll(&mut done)?;
         complete = done == [7];
         if !complete {
-            idle.pause(mux)?;
+            idle.pause(router)?;
         }
         if Instant::now() > limit {
-            return Err(Error::Timeout(format!("a call waits for {:?}", mux.missing())));
+            return Err(Error::Timeout(format!("a call waits for {:?}", router.missing())));
         }
     }
     Ok(())

@@ -9,11 +9,11 @@ use crate::error::Code;
 use std::ffi::{c_int, c_void, CStr};
 
 /// A communicator of the vendor's.
-pub type Comm = usize;
+pub type VendorComm = usize;
 /// A stream of the program's.
-pub type Stream = usize;
+pub type VendorStream = usize;
 /// An address on the device.
-pub type Address = usize;
+pub type VendorAddress = usize;
 
 /// `ncclInvalidUsage`, for a function that the vendor's library does not have.
 const ABSENT: Code = 5;
@@ -22,14 +22,14 @@ macro_rules! calls {
     ($($(#[doc = $doc:literal])+ fn $name:ident($($argument:ident: $type:ty),*) = $symbol:literal;)*) => {
         /// The addresses of the functions, as far as the library has them.
         #[derive(Debug)]
-        pub struct Calls {
+        pub struct VendorCalls {
             $($name: Option<unsafe extern "C" fn($($type),*) -> Code>,)*
         }
 
-        impl Calls {
+        impl VendorCalls {
             /// Looks them up.
-            pub fn of(address: impl Fn(&CStr) -> Option<*const c_void>) -> Calls {
-                Calls {
+            pub fn of(address: impl Fn(&CStr) -> Option<*const c_void>) -> VendorCalls {
+                VendorCalls {
                     $($name: address($symbol).map(|function| {
                         // SAFETY: the address must be of a function with this signature; because the interface says so
                         // of its name.
@@ -67,39 +67,39 @@ calls! {
     /// `ncclGroupEnd`
     fn group_end() = c"ncclGroupEnd";
     /// `ncclAllGather`
-    fn all_gather(send: Address, recv: Address, count: usize, dtype: c_int, comm: Comm, stream: Stream)
+    fn all_gather(send: VendorAddress, recv: VendorAddress, count: usize, dtype: c_int, comm: VendorComm, stream: VendorStream)
         = c"ncclAllGather";
     /// `ncclReduceScatter`
     fn reduce_scatter(
-        send: Address, recv: Address, count: usize, dtype: c_int, op: c_int, comm: Comm, stream: Stream
+        send: VendorAddress, recv: VendorAddress, count: usize, dtype: c_int, op: c_int, comm: VendorComm, stream: VendorStream
     ) = c"ncclReduceScatter";
     /// `ncclAllReduce`
     fn all_reduce(
-        send: Address, recv: Address, count: usize, dtype: c_int, op: c_int, comm: Comm, stream: Stream
+        send: VendorAddress, recv: VendorAddress, count: usize, dtype: c_int, op: c_int, comm: VendorComm, stream: VendorStream
     ) = c"ncclAllReduce";
     /// `ncclCommSplit`
-    fn comm_split(comm: Comm, color: c_int, key: c_int, newcomm: *mut Comm, config: *mut SubConfig)
+    fn comm_split(comm: VendorComm, color: c_int, key: c_int, newcomm: *mut VendorComm, config: *mut SubConfig)
         = c"ncclCommSplit";
     /// `ncclCommFinalize`
-    fn comm_finalize(comm: Comm) = c"ncclCommFinalize";
+    fn comm_finalize(comm: VendorComm) = c"ncclCommFinalize";
     /// `ncclCommDestroy`
-    fn comm_destroy(comm: Comm) = c"ncclCommDestroy";
+    fn comm_destroy(comm: VendorComm) = c"ncclCommDestroy";
     /// `ncclCommAbort`
-    fn comm_abort(comm: Comm) = c"ncclCommAbort";
+    fn comm_abort(comm: VendorComm) = c"ncclCommAbort";
     /// `ncclCommRevoke`
-    fn comm_revoke(comm: Comm, flags: c_int) = c"ncclCommRevoke";
+    fn comm_revoke(comm: VendorComm, flags: c_int) = c"ncclCommRevoke";
     /// `ncclCommSuspend`
-    fn comm_suspend(comm: Comm, flags: c_int) = c"ncclCommSuspend";
+    fn comm_suspend(comm: VendorComm, flags: c_int) = c"ncclCommSuspend";
     /// `ncclCommResume`
-    fn comm_resume(comm: Comm) = c"ncclCommResume";
+    fn comm_resume(comm: VendorComm) = c"ncclCommResume";
     /// `ncclCommGetAsyncError`
-    fn comm_async_error(comm: Comm, error: *mut Code) = c"ncclCommGetAsyncError";
+    fn comm_async_error(comm: VendorComm, error: *mut Code) = c"ncclCommGetAsyncError";
     /// `ncclCommCuDevice`
-    fn comm_device(comm: Comm, device: *mut c_int) = c"ncclCommCuDevice";
+    fn comm_device(comm: VendorComm, device: *mut c_int) = c"ncclCommCuDevice";
     /// `ncclMemAlloc`
-    fn mem_alloc(place: *mut Address, bytes: usize) = c"ncclMemAlloc";
+    fn mem_alloc(place: *mut VendorAddress, bytes: usize) = c"ncclMemAlloc";
     /// `ncclMemFree`
-    fn mem_free(place: Address) = c"ncclMemFree";
+    fn mem_free(place: VendorAddress) = c"ncclMemFree";
 }
 
 /// `ncclConfig_t` as releases from 2.18.1 on understand it. What comes after these fields is the vendor's default.

@@ -17,10 +17,10 @@ use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 /// An address of code.
 #[derive(Debug, Clone, Copy)]
 #[repr(transparent)]
-pub struct Code(pub *const c_void);
+pub struct CodeAddress(pub *const c_void);
 
 // SAFETY: an address of code may be used on any thread; because nobody writes there.
-unsafe impl Sync for Code {}
+unsafe impl Sync for CodeAddress {}
 
 /// Where the calls of one function go. The exported code reads the first two fields by their offsets.
 #[derive(Debug)]
@@ -30,11 +30,11 @@ pub struct Entry {
     vendor: AtomicPtr<c_void>,
     name: &'static CStr,
     /// Strata's own function, on the host device.
-    host: Code,
+    host: CodeAddress,
     /// Strata's function over the vendor's library; none where calls are handed on as they are.
-    over: Option<Code>,
+    over: Option<CodeAddress>,
     /// What answers where the vendor's library does not have the function.
-    absent: Code,
+    absent: CodeAddress,
 }
 
 const _: () = assert!(std::mem::offset_of!(Entry, to) == 0 && std::mem::offset_of!(Entry, vendor) == 8);
@@ -51,7 +51,13 @@ pub static VENDOR_CODE: VendorCode = VendorCode { start: AtomicUsize::new(0), le
 
 impl Entry {
     /// An entry that `first` settles at its first call.
-    pub const fn new(name: &'static CStr, first: *const c_void, host: Code, over: Option<Code>, absent: Code) -> Entry {
+    pub const fn new(
+        name: &'static CStr,
+        first: *const c_void,
+        host: CodeAddress,
+        over: Option<CodeAddress>,
+        absent: CodeAddress,
+    ) -> Entry {
         Entry {
             to: AtomicPtr::new(first.cast_mut()),
             vendor: AtomicPtr::new(first.cast_mut()),

@@ -11,7 +11,7 @@ use super::library::Library;
 use super::runpath::RunPaths;
 use crate::memory::objects::mapped;
 use crate::process::is_elevated;
-use crate::transport::plugin::own_file;
+use crate::transport::mpi::own_file;
 use std::collections::HashSet;
 use std::ffi::OsStr;
 use std::fs;

@@ -4,7 +4,7 @@
 //! (`RTLD_DEEPBIND`, which has no effect where the program has mapped the file before). It is never closed: the
 //! interface's entries hold its addresses.
 
-use super::calls::Calls;
+use super::calls::VendorCalls;
 use super::guard;
 use crate::error::Code;
 use libloading::os::unix::{Library as Opened, RTLD_LOCAL, RTLD_NOW};
@@ -24,7 +24,7 @@ pub struct Library {
     /// Where its code lies.
     pub code: Range<usize>,
     /// The functions that Strata calls itself.
-    pub(super) calls: Calls,
+    pub(super) calls: VendorCalls,
     opened: Opened,
 }
 
@@ -55,7 +55,7 @@ impl Library {
         // SAFETY: the initialisers must be fit to run now; because they are those of the library that the program would
         // have loaded in our place.
         let opened = unsafe { Opened::open(Some(path), flags) }.map_err(why)?;
-        let calls = Calls::of(|name| address(&opened, name));
+        let calls = VendorCalls::of(|name| address(&opened, name));
         let mut library = Library { path: path.to_path_buf(), version: 0, code: 0..0, calls, opened };
         let refuse = |what: &str| Err(format!("{} is refused: {what}", path.display()));
         if library.address(c"strataStreamCreate").is_some() {

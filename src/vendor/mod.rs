@@ -12,7 +12,7 @@ pub mod entry;
 pub mod find;
 pub mod guard;
 pub mod library;
-pub mod lower;
+pub mod plan;
 pub(crate) mod runpath;
 
 pub use library::Library;

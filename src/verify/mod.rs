@@ -138,5 +138,5 @@ pub struct Report {
 /// Proves that the plans, `plans[r]` being rank r's, together implement their collective; or says where they fail.
 pub fn verify(plans: &[Plan], options: &Options) -> Result<Report, Rejection> {
     let index = index::Index::new(plans)?;
-    run::Run::new(&index, *options).run()
+    run::SymbolicRun::new(&index, *options).run()
 }

@@ -5,12 +5,12 @@
 #![forbid(unsafe_code)]
 
 use super::{oracle, verify, Options};
-use crate::plan::{Action, Buffer, Call, Collective, Level, Order, Plan, Span, Spans, Step, StepRef};
+use crate::plan::{Action, Buffer, Call, Collective, LinkLevel, OperandOrder, Plan, Span, Spans, Step, StepRef};
 use crate::topo::Rank;
 
 /// What became of the mutants of some plans.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Outcome {
+pub struct MutantOutcome {
     /// How many there are.
     pub mutants: usize,
     /// How many were rejected.
@@ -23,8 +23,8 @@ pub struct Outcome {
 
 /// Verifies every mutant of plans, which should be small, and tries out what is accepted. The capacity must be at
 /// least 1.
-pub fn kill(plans: &[Plan], options: &Options) -> Outcome {
-    let mut outcome = Outcome::default();
+pub fn kill(plans: &[Plan], options: &Options) -> MutantOutcome {
+    let mut outcome = MutantOutcome::default();
     for (name, mutant) in mutants(plans) {
         outcome.mutants += 1;
         if verify(&mutant, options).is_err() {
@@ -184,8 +184,8 @@ fn action_edits(plan: &Plan, action: &Action) -> Vec<(String, Action)> {
         });
     }
     edit("operands exchanged", &|action| match action {
-        Action::RecvReduce { order: order @ Order::LocalFirst, .. } => *order = Order::IncomingFirst,
-        Action::RecvReduce { order, .. } => *order = Order::LocalFirst,
+        Action::RecvReduce { order: order @ OperandOrder::LocalFirst, .. } => *order = OperandOrder::IncomingFirst,
+        Action::RecvReduce { order, .. } => *order = OperandOrder::LocalFirst,
         Action::Reduce { srcs, .. } => srcs.reverse(),
         _ => {}
     });
@@ -225,7 +225,7 @@ fn change_kind(action: &mut Action) {
     match action.clone() {
         Action::RecvReduce { from, channel, dst, .. } => *action = Action::Recv { from, channel, dst },
         Action::Recv { from, channel, dst } => {
-            let (local, order) = (dst.clone(), Order::LocalFirst);
+            let (local, order) = (dst.clone(), OperandOrder::LocalFirst);
             *action = Action::RecvReduce { from, channel, local, dst, order, finish: false };
         }
         Action::Copy { src, dst, start, finish } => *action = Action::Copy { src: dst, dst: src, start, finish },
@@ -251,8 +251,8 @@ fn call_edits(plan: &Plan, call: &Call) -> Vec<(String, Call)> {
     }
     edit("another level", &|call| {
         call.level = match call.level {
-            Level::Node => Level::Rail,
-            Level::Rail => Level::Node,
+            LinkLevel::Node => LinkLevel::Rail,
+            LinkLevel::Rail => LinkLevel::Node,
         };
     });
     edit("another root", &|call| call.root += 1);

@@ -41,7 +41,7 @@ struct Place {
 
 /// What the run has done so far, as far as order is concerned.
 #[derive(Debug)]
-pub(super) struct Order {
+pub(super) struct AccessOrder {
     /// When each step was executed, or 0.
     executed: Vec<u32>,
     now: u32,
@@ -90,10 +90,10 @@ struct Goal {
     position: u32,
 }
 
-impl Order {
+impl AccessOrder {
     /// Nothing has happened yet.
-    pub fn new(index: &Index) -> Order {
-        Order {
+    pub fn new(index: &Index) -> AccessOrder {
+        AccessOrder {
             executed: vec![0; index.steps.len()],
             now: 0,
             partner: vec![NONE; index.steps.len()],

@@ -6,7 +6,7 @@
 
 use super::expr::{Expr, Exprs, Fault, Made, EMPTY};
 use super::index::{Chunk, Index, NONE};
-use super::order::Order;
+use super::order::AccessOrder;
 use super::{Check, Options, Rejection, Report};
 use crate::plan::{Action, Buffer, Call, Collective, Span};
 use crate::topo::Rank;
@@ -65,11 +65,11 @@ struct LastCall {
 
 /// The state of a run.
 #[derive(Debug)]
-pub(super) struct Run<'a> {
+pub(super) struct SymbolicRun<'a> {
     index: &'a Index<'a>,
     options: Options,
     exprs: Exprs,
-    order: Order,
+    order: AccessOrder,
     values: Vec<Expr>,
     /// The step that last wrote each place.
     writers: Vec<u32>,
@@ -90,9 +90,9 @@ pub(super) struct Run<'a> {
 
 type Verdict<T = ()> = Result<T, Rejection>;
 
-impl<'a> Run<'a> {
+impl<'a> SymbolicRun<'a> {
     /// The state before the first step.
-    pub fn new(index: &'a Index<'a>, options: Options) -> Run<'a> {
+    pub fn new(index: &'a Index<'a>, options: Options) -> SymbolicRun<'a> {
         let exprs = Exprs::new(index.plans);
         let mut values = vec![EMPTY; index.nplaces()];
         for (rank, plan) in index.plans.iter().enumerate() {
@@ -101,10 +101,10 @@ impl<'a> Run<'a> {
             }
         }
         let nlanes = index.lanes.len();
-        Run {
+        SymbolicRun {
             exprs,
             options,
-            order: Order::new(index),
+            order: AccessOrder::new(index),
             values,
             writers: vec![NONE; index.nplaces()],
             lanes: index.lanes.iter().map(|lane| LaneState::at(lane.first)).collect(),
@@ -174,7 +174,7 @@ impl<'a> Run<'a> {
                 let Some(message) = self.take(step) else { return Ok(false) };
                 self.check_length(step, message.values.len(), dst)?;
                 let (reads, mine) = self.load(step, local)?;
-                let incoming_first = *order == crate::plan::Order::IncomingFirst;
+                let incoming_first = *order == crate::plan::OperandOrder::IncomingFirst;
                 let (left, right) = if incoming_first { (&message.values, &mine) } else { (&mine, &message.values) };
                 let results = self.combine(step, Made::Reduce, left, right)?;
                 let results = self.finish(step, results, *finish)?;

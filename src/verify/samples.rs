@@ -1,7 +1,9 @@
 //! Small plans written by hand, each family for any number of ranks: what the verifier's tests are tried on.
 #![forbid(unsafe_code)]
 
-use crate::plan::{Action, Buffer, Call, Channel, Collective, Lane, Level, Order, Plan, Shape, Span, Step, StepRef};
+use crate::plan::{
+    Action, Buffer, Call, Channel, Collective, Lane, LinkLevel, OperandOrder, Plan, Shape, Span, Step, StepRef,
+};
 use crate::topo::{Grid, NodeId, Rank};
 use std::sync::Arc;
 
@@ -32,7 +34,7 @@ fn recv(from: usize, channel: Channel, span: Span) -> Action {
     Action::Recv { from: Rank(from as u32), channel, dst: vec![span] }
 }
 
-fn recv_reduce(from: usize, local: Span, dst: Span, order: Order, finish: bool) -> Action {
+fn recv_reduce(from: usize, local: Span, dst: Span, order: OperandOrder, finish: bool) -> Action {
     let (local, dst) = (vec![local], vec![dst]);
     Action::RecvReduce { from: Rank(from as u32), channel: 0, local, dst, order, finish }
 }
@@ -92,7 +94,7 @@ pub(crate) fn ring_reduce_scatter(p: usize) -> Vec<Plan> {
             let dst = if done { Span::output(0, 1) } else { slot };
             // Slot `round % 2` was last sent two rounds ago.
             let free = if round >= 2 && !done { vec![sends[round - 1]] } else { vec![] };
-            let step = recv_reduce(last, Span::input(block, 1), dst, Order::IncomingFirst, done);
+            let step = recv_reduce(last, Span::input(block, 1), dst, OperandOrder::IncomingFirst, done);
             push(&mut plan, 0, step, &free);
             if !done {
                 sends.push(push(&mut plan, 0, send(next, 0, slot), &[]));
@@ -120,7 +122,7 @@ pub(crate) fn doubling_all_reduce(p: usize, per_block: usize, in_place: bool, pr
         for round in 0..rounds {
             let peer = rank ^ (1 << round);
             let sent = push(&mut plan, 0, send(peer, 0, place(round)), &[]);
-            let order = if peer < rank { Order::IncomingFirst } else { Order::LocalFirst };
+            let order = if peer < rank { OperandOrder::IncomingFirst } else { OperandOrder::LocalFirst };
             let step = recv_reduce(peer, place(round), place(round + 1), order, round + 1 == rounds);
             push(&mut plan, 0, step, &free);
             free = vec![sent];
@@ -156,7 +158,7 @@ pub(crate) fn ring_all_reduce(p: usize) -> Vec<Plan> {
             let src = if round == 0 { Span::input(out, 1) } else { Span::output(out, 1) };
             push(&mut plan, 0, send(next, 0, src), &[]);
             let (local, dst) = (Span::input(into, 1), Span::output(into, 1));
-            push(&mut plan, 0, recv_reduce(last, local, dst, Order::IncomingFirst, round == p - 2), &[]);
+            push(&mut plan, 0, recv_reduce(last, local, dst, OperandOrder::IncomingFirst, round == p - 2), &[]);
         }
         for round in 0..p - 1 {
             let (out, into) = ((rank + p + 1 - round) % p, (rank + p - round) % p);
@@ -184,11 +186,11 @@ pub(crate) fn two_level_all_reduce(nodes: usize, per_node: usize) -> Vec<Plan> {
             Action::Call(Call { collective, level, group: group.to_vec(), root: 0, src, dst, finish })
         };
         let scatter =
-            call(Collective::ReduceScatter, Level::Node, &members, chunks(Buffer::Input), mine.clone(), false);
+            call(Collective::ReduceScatter, LinkLevel::Node, &members, chunks(Buffer::Input), mine.clone(), false);
         let scattered = push(&mut plan, 0, scatter, &[]);
-        let reduce = call(Collective::AllReduce, Level::Rail, &rail, mine.clone(), mine.clone(), true);
+        let reduce = call(Collective::AllReduce, LinkLevel::Rail, &rail, mine.clone(), mine.clone(), true);
         let reduced = push(&mut plan, 1, reduce, &[scattered]);
-        let gather = call(Collective::AllGather, Level::Node, &members, mine, chunks(Buffer::Output), false);
+        let gather = call(Collective::AllGather, LinkLevel::Node, &members, mine, chunks(Buffer::Output), false);
         push(&mut plan, 0, gather, &[reduced]);
         plan
     })

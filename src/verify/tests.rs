@@ -4,7 +4,7 @@
 use super::samples::*;
 use super::*;
 use crate::plan::text::tests::any_action;
-use crate::plan::{Action, Collective, Order, Shape, Span, StepRef};
+use crate::plan::{Action, Collective, OperandOrder, Shape, Span, StepRef};
 use crate::topo::Grid;
 use proptest::prelude::*;
 use std::sync::Arc;
@@ -83,7 +83,7 @@ fn each_check_finds_what_it_is_for() {
     assert_eq!(check(&unordered), Some(Check::Race));
     let exchanged = with(doubling(), (1, 0, 2), |action| {
         let Action::RecvReduce { order, .. } = action else { panic!("{action:?}") };
-        *order = Order::LocalFirst;
+        *order = OperandOrder::LocalFirst;
     });
     assert_eq!(check(&exchanged), Some(Check::SameTree));
     let unscaled = with(doubling(), (1, 0, 2), turn_finish);
@@ -169,7 +169,7 @@ fn every_sample_works_when_tried_out() {
 
 #[test]
 fn every_mutant_that_does_not_work_is_rejected() {
-    let mut total = mutate::Outcome::default();
+    let mut total = mutate::MutantOutcome::default();
     for (name, plans) in all() {
         let outcome = mutate::kill(&plans, &Options::default());
         assert_eq!(outcome.missed, [], "{name}");

@@ -34,7 +34,8 @@ const FEW: usize = 64;
 fn bits<H: Copy>(handle: H) -> u64 {
     const { assert!(size_of::<H>() <= 8) };
     let mut bits = 0u64;
-    // SAFETY: both places are valid for the bytes of the handle, and every handle is an integer or a pointer.
+    // SAFETY: both places must be valid for the handle's bytes; because they are locals, and a handle has at most 8
+    // bytes.
     unsafe { std::ptr::copy_nonoverlapping((&raw const handle).cast(), (&raw mut bits).cast::<u8>(), size_of::<H>()) };
     bits
 }
@@ -43,11 +44,13 @@ fn bits<H: Copy>(handle: H) -> u64 {
 fn handle<H: Copy>(bits: u64) -> H {
     const { assert!(size_of::<H>() <= 8) };
     let mut handle = MaybeUninit::<H>::uninit();
-    // SAFETY: both places are valid for the bytes of a handle.
+    // SAFETY: both places must be valid for a handle's bytes; because they are locals, and a handle has at most 8
+    // bytes.
     unsafe {
         std::ptr::copy_nonoverlapping((&raw const bits).cast(), handle.as_mut_ptr().cast::<u8>(), size_of::<H>())
     };
-    // SAFETY: all bytes are written, and they are those of a handle that `bits` took apart.
+    // SAFETY: all bytes must be written and be a handle's; because the copy wrote them, and every caller passes what
+    // `bits` made of one.
     unsafe { handle.assume_init() }
 }
 
@@ -60,7 +63,7 @@ unsafe fn put(text: &[u8], place: *mut c_char, len: usize) {
     let bytes = text.len().min(room);
     // SAFETY: at most `len - 1` bytes are written; because `bytes` is bounded by that.
     unsafe { std::ptr::copy_nonoverlapping(text.as_ptr().cast(), place, bytes) };
-    // SAFETY: the index is below `len`.
+    // SAFETY: the index must be below `len`; because `bytes` is at most `len - 1`.
     unsafe { place.wrapping_add(bytes).write(0) };
 }
 
@@ -77,9 +80,10 @@ fn text(write: impl FnOnce(*mut c_char, *mut c_int) -> c_int) -> Vec<u8> {
 }
 
 unsafe extern "C" fn describe(place: *mut c_char, len: usize) -> c_int {
-    // SAFETY: the buffer holds more than MPI_MAX_LIBRARY_VERSION_STRING of every MPI; allowed before initialisation.
+    // SAFETY: the buffer must have MPI_MAX_LIBRARY_VERSION_STRING bytes; because no known MPI's is above 8192, and
+    // `text` gives more. MPI may be in any state.
     let description = text(|text, written| unsafe { sys::MPI_Get_library_version(text, written) });
-    // SAFETY: the caller gives a place of `len` bytes.
+    // SAFETY: `place` must be writable for `len` bytes; because `text` in libstrata passes a buffer with its length.
     unsafe { put(&description, place, len) };
     // Another MPI in the program takes this library's calls for itself: then nothing here means what it should.
     let mut words = FLAVOUR.rsplitn(2, ' ');
@@ -91,9 +95,9 @@ unsafe extern "C" fn describe(place: *mut c_char, len: usize) -> c_int {
 unsafe extern "C" fn look(world: *mut World) -> c_int {
     let mut found = World::default();
     let (mut initialized, mut finalized) = (0, 0);
-    // SAFETY: allowed at any time, from any thread; the places are valid.
+    // SAFETY: the place must be writable; because it is a local. MPI allows this call in any state, on any thread.
     let mut error = unsafe { sys::MPI_Initialized(&mut initialized) };
-    // SAFETY: as above.
+    // SAFETY: the place must be writable; because it is a local. MPI allows this call in any state, on any thread.
     error |= unsafe { sys::MPI_Finalized(&mut finalized) };
     found.state = match (initialized, finalized) {
         (_, 1..) => state::FINALIZED,
@@ -102,9 +106,10 @@ unsafe extern "C" fn look(world: *mut World) -> c_int {
     };
     if error == SUCCESS && found.state == state::RUNNING {
         let mut level = 0;
-        // SAFETY: MPI is running; allowed from any thread.
+        // SAFETY: MPI must be running and the place be writable; because the calls above found it so, and it is a
+        // local. Any thread may ask.
         error |= unsafe { sys::MPI_Query_thread(&mut level) };
-        // SAFETY: constants of the MPI at hand are never written.
+        // SAFETY: the constants must never be written; because rsmpi.c defines them as `const`.
         let (multiple, serialized, funneled) = unsafe { (sys::MULTIPLE, sys::SERIALIZED, sys::FUNNELED) };
         found.thread_level = match level {
             level if level >= multiple => thread_level::MULTIPLE,
@@ -113,14 +118,16 @@ unsafe extern "C" fn look(world: *mut World) -> c_int {
             _ => thread_level::SINGLE,
         };
         if found.thread_level >= thread_level::SERIALIZED {
-            // SAFETY: MPI is running, at a level that allows calls from this thread.
+            // SAFETY: MPI must be running and allow calls of this thread; because both were checked above. At
+            // SERIALIZED the program must not call MPI meanwhile, which is its own promise.
             error |= unsafe { sys::MPI_Comm_rank(sys::COMM_WORLD, &mut found.rank) };
-            // SAFETY: as above.
+            // SAFETY: MPI must be running and allow calls of this thread; because both were checked above. At
+            // SERIALIZED the program must not call MPI meanwhile, which is its own promise.
             error |= unsafe { sys::MPI_Comm_size(sys::COMM_WORLD, &mut found.size) };
         }
         found.device_memory = device_memory();
     }
-    // SAFETY: the caller gives a valid place.
+    // SAFETY: `world` must be writable; because libstrata passes a local.
     unsafe { world.write(found) };
     error
 }
@@ -151,16 +158,16 @@ extern "C" {
 
 unsafe extern "C" fn init() -> c_int {
     let mut provided = 0;
-    // SAFETY: MPI takes null for no arguments; the caller has seen that MPI is not initialised.
+    // SAFETY: MPI must not have been initialised; because the caller has looked. Null pointers stand for no arguments.
     let error =
         unsafe { sys::MPI_Init_thread(std::ptr::null_mut(), std::ptr::null_mut(), sys::MULTIPLE, &mut provided) };
     if error != SUCCESS {
         return error;
     }
     // What goes wrong with no communicator at hand is an error of the one or the other, before and since MPI 4.
-    // SAFETY: MPI is running.
+    // SAFETY: MPI must be running; because `MPI_Init_thread` has succeeded. The handles are predefined.
     let world = unsafe { sys::MPI_Comm_set_errhandler(sys::COMM_WORLD, sys::ERRORS_RETURN) };
-    // SAFETY: as above.
+    // SAFETY: MPI must be running; because `MPI_Init_thread` has succeeded. The handles are predefined.
     let own = unsafe { sys::MPI_Comm_set_errhandler(sys::COMM_SELF, sys::ERRORS_RETURN) };
     if world != SUCCESS {
         return world;
@@ -169,12 +176,13 @@ unsafe extern "C" fn init() -> c_int {
 }
 
 unsafe extern "C" fn barrier() -> c_int {
-    // SAFETY: MPI is running, and its world is valid.
+    // SAFETY: MPI must be running and allow calls of this thread; because libstrata asks only where this thread
+    // initialised it.
     unsafe { sys::MPI_Barrier(sys::COMM_WORLD) }
 }
 
 unsafe extern "C" fn finalize() -> c_int {
-    // SAFETY: the caller initialised MPI on this thread and has nothing pending.
+    // SAFETY: this thread must have initialised MPI and nothing be pending; because libstrata asks only then.
     unsafe { sys::MPI_Finalize() }
 }
 
@@ -187,13 +195,13 @@ unsafe extern "C" fn not_copied(
     _: *mut c_void,
     copied: *mut c_int,
 ) -> c_int {
-    // SAFETY: MPI gives a valid place.
+    // SAFETY: `copied` must be writable; because MPI passes a place for the answer.
     unsafe { copied.write(0) };
     SUCCESS
 }
 
 unsafe extern "C" fn self_is_freed(_: MPI_Comm, _: c_int, hook: *mut c_void, _: *mut c_void) -> c_int {
-    // SAFETY: the value is the function that `at_finalize` took.
+    // SAFETY: the value must be a `Hook`; because `at_finalize` attached one with this function's key.
     let hook = unsafe { std::mem::transmute::<*mut c_void, Hook>(hook) };
     hook();
     SUCCESS
@@ -202,15 +210,18 @@ unsafe extern "C" fn self_is_freed(_: MPI_Comm, _: c_int, hook: *mut c_void, _: 
 /// `MPI_Finalize` frees `MPI_COMM_SELF` and what is attached to it before anything else (MPI 4.1, section 11.2.4).
 unsafe extern "C" fn at_finalize(hook: Hook) -> c_int {
     let mut key = 0;
-    // SAFETY: MPI is running; the functions are of the types that MPI wants, and the place is valid.
+    // SAFETY: MPI must be running and the functions have its signatures; because the caller has looked, and the
+    // compiler checks them against MPI's types. The place is a local.
     let error =
         unsafe { sys::MPI_Comm_create_keyval(Some(not_copied), Some(self_is_freed), &mut key, std::ptr::null_mut()) };
     if error != SUCCESS {
         return error;
     }
-    // SAFETY: the key was made for this; the value is never written to.
+    // SAFETY: the key must be valid and the value stay callable; because the key was made above, and libstrata is never
+    // unmapped.
     let set = unsafe { sys::MPI_Comm_set_attr(sys::COMM_SELF, key, hook as *mut c_void) };
-    // SAFETY: a key lives on for as long as something is attached with it.
+    // SAFETY: the key must be valid; because it was made above. It lives on for as long as something is attached with
+    // it.
     let freed = unsafe { sys::MPI_Comm_free_keyval(&mut key) };
     if set != SUCCESS {
         return set;
@@ -222,53 +233,58 @@ unsafe extern "C" fn at_finalize(hook: Hook) -> c_int {
 fn create(ranks: &[c_int], tag: c_int) -> Result<MPI_Comm, c_int> {
     let check = |error: c_int| if error == SUCCESS { Ok(()) } else { Err(error) };
     let (mut all, mut group, mut comm) = (MaybeUninit::uninit(), MaybeUninit::uninit(), MaybeUninit::uninit());
-    // SAFETY: MPI is running, and the place is valid.
+    // SAFETY: MPI must be running and the place be writable; because the caller has looked, and it is a local.
     check(unsafe { sys::MPI_Comm_group(sys::COMM_WORLD, all.as_mut_ptr()) })?;
-    // SAFETY: the call above has written the group.
+    // SAFETY: the group must be written; because `MPI_Comm_group` succeeded.
     let mut all = unsafe { all.assume_init() };
-    // SAFETY: the ranks are distinct ranks of the world; a wrong one is an error.
+    // SAFETY: the list must have so many ranks and the place be writable; because it is a slice, and a local. MPI
+    // refuses wrong ranks.
     let included = unsafe { sys::MPI_Group_incl(all, ranks.len() as c_int, ranks.as_ptr(), group.as_mut_ptr()) };
-    // SAFETY: the group is not used any more.
+    // SAFETY: the group must be valid and not be used again; because it was made above, and nothing below names it.
     let freed = unsafe { sys::MPI_Group_free(&mut all) };
     check(included)?;
     check(freed)?;
-    // SAFETY: the call above has written the group.
+    // SAFETY: the group must be written; because `MPI_Group_incl` succeeded.
     let mut group = unsafe { group.assume_init() };
-    // SAFETY: all members of the group call this, on one thread each.
+    // SAFETY: all members must call this, each on one thread; because the contract asks it of them. The place is a
+    // local.
     let created = unsafe { sys::MPI_Comm_create_group(sys::COMM_WORLD, group, tag, comm.as_mut_ptr()) };
-    // SAFETY: the group is not used any more.
+    // SAFETY: the group must be valid and not be used again; because it was made above, and nothing below names it.
     let freed = unsafe { sys::MPI_Group_free(&mut group) };
     check(created)?;
     check(freed)?;
-    // SAFETY: the call above has written the communicator.
+    // SAFETY: the communicator must be written; because `MPI_Comm_create_group` succeeded.
     let comm: MPI_Comm = unsafe { comm.assume_init() };
-    // SAFETY: the communicator is valid.
+    // SAFETY: the communicator must be valid; because it was just made, and the contract has only its members call
+    // this.
     check(unsafe { sys::MPI_Comm_set_errhandler(comm, sys::ERRORS_RETURN) })?;
     Ok(comm)
 }
 
 unsafe extern "C" fn comm_create(ranks: *const c_int, count: c_int, tag: c_int, comm: *mut u64) -> c_int {
-    // SAFETY: the caller gives `count` ranks.
+    // SAFETY: `ranks` must have `count` elements; because libstrata passes a slice's address and length.
     let ranks = unsafe { std::slice::from_raw_parts(ranks, count as usize) };
     // An error of the calls on the world must come back too, whatever the program has chosen for itself.
     let mut theirs = MaybeUninit::<MPI_Errhandler>::uninit();
-    // SAFETY: MPI is running, and the place is valid.
+    // SAFETY: MPI must be running and the place be writable; because the caller has looked, and it is a local.
     let got = unsafe { sys::MPI_Comm_get_errhandler(sys::COMM_WORLD, theirs.as_mut_ptr()) };
     if got != SUCCESS {
         return got;
     }
-    // SAFETY: the call above has written the handler.
+    // SAFETY: the handler must be written; because `MPI_Comm_get_errhandler` succeeded.
     let mut theirs = unsafe { theirs.assume_init() };
-    // SAFETY: MPI is running.
+    // SAFETY: MPI must be running; because the caller has looked. Until it is set back, the program's own calls on the
+    // world have this handler, too.
     let set = unsafe { sys::MPI_Comm_set_errhandler(sys::COMM_WORLD, sys::ERRORS_RETURN) };
     let created = if set == SUCCESS { create(ranks, tag) } else { Err(set) };
-    // SAFETY: the handler is the one that was there. A failure leaves errors returned, which harms nobody.
+    // SAFETY: the handler must be valid; because it is the one that was there, and our reference to it is freed below.
+    // A failure leaves errors returned.
     let _ = unsafe { sys::MPI_Comm_set_errhandler(sys::COMM_WORLD, theirs) };
-    // SAFETY: `MPI_Comm_get_errhandler` made a reference of our own.
+    // SAFETY: the reference must be ours; because `MPI_Comm_get_errhandler` made it.
     let _ = unsafe { sys::MPI_Errhandler_free(&mut theirs) };
     match created {
         Ok(made) => {
-            // SAFETY: the caller gives a valid place.
+            // SAFETY: `comm` must be writable; because libstrata passes a local.
             unsafe { comm.write(bits(made)) };
             SUCCESS
         }
@@ -278,7 +294,8 @@ unsafe extern "C" fn comm_create(ranks: *const c_int, count: c_int, tag: c_int, 
 
 unsafe extern "C" fn comm_free(comm: u64) -> c_int {
     let mut comm: MPI_Comm = handle(comm);
-    // SAFETY: the communicator came from `comm_create` and nothing is pending on it.
+    // SAFETY: the communicator must be from `comm_create` with nothing pending; because libstrata frees each once, when
+    // it is quiet.
     unsafe { sys::MPI_Comm_free(&mut comm) }
 }
 
@@ -294,12 +311,13 @@ unsafe extern "C" fn isend(comm: u64, bytes: *const u8, len: u64, to: c_int, tag
     };
     let mut made = MaybeUninit::<MPI_Request>::uninit();
     let place = made.as_mut_ptr();
-    // SAFETY: the bytes stay as they are until the request has ended, by the caller's promise.
+    // SAFETY: the bytes must stay as they are until the request has ended; because `Calls::isend` asks it of whoever
+    // made the region.
     let error = unsafe { sys::MPI_Isend(bytes.cast(), count, sys::BYTE, to, tag, handle(comm), place) };
     if error == SUCCESS {
-        // SAFETY: the call has written the request.
+        // SAFETY: the request must be written; because `MPI_Isend` succeeded.
         let made = unsafe { made.assume_init() };
-        // SAFETY: the caller gives a valid place.
+        // SAFETY: `request` must be writable; because libstrata passes a local.
         unsafe { request.write(bits(made)) };
     }
     error
@@ -310,17 +328,18 @@ unsafe extern "C" fn irecv(comm: u64, bytes: *mut u8, len: u64, from: c_int, tag
         Ok(count) => count,
         Err(error) => return error,
     };
-    // SAFETY: a constant of the MPI at hand is never written.
+    // SAFETY: the constant must never be written; because rsmpi.c defines it as `const`.
     let any = unsafe { sys::ANY_SOURCE };
     let from = if from == vtable::ANY_SOURCE { any } else { from };
     let mut made = MaybeUninit::<MPI_Request>::uninit();
     let place = made.as_mut_ptr();
-    // SAFETY: nobody else uses the bytes until the request has ended, by the caller's promise.
+    // SAFETY: nobody else may use the bytes until the request has ended; because `Calls::irecv` asks it of whoever made
+    // the region.
     let error = unsafe { sys::MPI_Irecv(bytes.cast(), count, sys::BYTE, from, tag, handle(comm), place) };
     if error == SUCCESS {
-        // SAFETY: the call has written the request.
+        // SAFETY: the request must be written; because `MPI_Irecv` succeeded.
         let made = unsafe { made.assume_init() };
-        // SAFETY: the caller gives a valid place.
+        // SAFETY: `request` must be writable; because libstrata passes a local.
         unsafe { request.write(bits(made)) };
     }
     error
@@ -329,10 +348,11 @@ unsafe extern "C" fn irecv(comm: u64, bytes: *mut u8, len: u64, from: c_int, tag
 /// What a status says.
 fn completion(index: c_int, status: &MPI_Status, error: c_int) -> Completion {
     let (mut cancelled, mut bytes) = (0, 0);
-    // SAFETY: the status belongs to a request that has ended.
+    // SAFETY: the status must be of a request that has ended; because `MPI_Testsome` reported it. The place is a local.
     let told = unsafe { sys::MPI_Test_cancelled(status, &mut cancelled) };
     if error == SUCCESS && told == SUCCESS && cancelled == 0 {
-        // SAFETY: as above. Of a send it is meaningless, and nobody looks.
+        // SAFETY: the status must be of a request that has ended; because `MPI_Testsome` reported it. Of a send the
+        // number means nothing, and nobody looks.
         let _ = unsafe { sys::MPI_Get_count(status, sys::BYTE, &mut bytes) };
     }
     let bytes = u64::try_from(bytes).unwrap_or(0);
@@ -343,7 +363,8 @@ fn completion(index: c_int, status: &MPI_Status, error: c_int) -> Completion {
 fn progress() -> c_int {
     let mut flag = 0;
     let mut status = MaybeUninit::<MPI_Status>::uninit();
-    // SAFETY: MPI is running, its world is valid, and so are the places. Nothing is received.
+    // SAFETY: MPI must be running and the places be writable; because libstrata asks only with communicators alive, and
+    // they are locals. Nothing is received.
     unsafe { sys::MPI_Iprobe(sys::ANY_SOURCE, 0, sys::COMM_WORLD, &mut flag, status.as_mut_ptr()) }
 }
 
@@ -354,13 +375,13 @@ unsafe extern "C" fn test_some(
     how_many: *mut usize,
 ) -> c_int {
     if count == 0 {
-        // SAFETY: the caller gives a valid place.
+        // SAFETY: `how_many` must be writable; because libstrata passes a local.
         unsafe { how_many.write(0) };
         return progress();
     }
-    // SAFETY: the caller gives `count` requests.
+    // SAFETY: `requests` must have `count` elements that nobody else uses; because libstrata passes a slice's.
     let requests = unsafe { std::slice::from_raw_parts_mut(requests, count) };
-    // SAFETY: a constant of the MPI at hand is never written.
+    // SAFETY: the constant must never be written; because rsmpi.c defines it as `const`.
     let null = unsafe { sys::REQUEST_NULL };
     let request = |bits: u64| if bits == NO_REQUEST { null } else { handle(bits) };
     let mut few = [null; FEW];
@@ -374,7 +395,7 @@ unsafe extern "C" fn test_some(
     };
     let mut few_places = [0 as c_int; FEW];
     let mut many_places = Vec::new();
-    // SAFETY: a status is plain integers.
+    // SAFETY: all zeroes must be a valid status; because every MPI's is a C structure of integers.
     let mut few_statuses = [unsafe { MaybeUninit::<MPI_Status>::zeroed().assume_init() }; FEW];
     let mut many_statuses = Vec::new();
     let (places, statuses): (&mut [c_int], &mut [MPI_Status]) = if count <= FEW {
@@ -387,20 +408,22 @@ unsafe extern "C" fn test_some(
     let mut done = 0;
     let size = count as c_int;
     let (at, told) = (places.as_mut_ptr(), statuses.as_mut_ptr());
-    // SAFETY: all three lists have room for `count` entries, and the requests are ours.
+    // SAFETY: the lists must have `count` entries and the requests be pending or null; because both were made so long,
+    // and libstrata drops what has ended.
     let error = unsafe { sys::MPI_Testsome(size, list.as_mut_ptr(), &mut done, at, told) };
     let in_status = error == sys::MPI_ERR_IN_STATUS as c_int;
-    // SAFETY: a constant of the MPI at hand is never written.
+    // SAFETY: the constant must never be written; because rsmpi.c defines it as `const`.
     let undefined = unsafe { sys::UNDEFINED };
     let done = if done == undefined || (error != SUCCESS && !in_status) { 0 } else { done as usize };
     for (nth, (&index, status)) in places[..done].iter().zip(statuses.iter()).enumerate() {
         requests[index as usize] = NO_REQUEST;
         // The error of a status is set only if there is one among them.
         let error = if in_status { status.MPI_ERROR } else { SUCCESS };
-        // SAFETY: the caller gives room for `count` completions.
+        // SAFETY: `ended` must have room for `count` entries; because libstrata makes it so long, and MPI reports a
+        // request once.
         unsafe { ended.wrapping_add(nth).write(completion(index, status, error)) };
     }
-    // SAFETY: the caller gives a valid place.
+    // SAFETY: `how_many` must be writable; because libstrata passes a local.
     unsafe { how_many.write(done) };
     if in_status {
         SUCCESS
@@ -411,17 +434,18 @@ unsafe extern "C" fn test_some(
 
 unsafe extern "C" fn cancel(request: u64) -> c_int {
     let mut request: MPI_Request = handle(request);
-    // SAFETY: the request is pending.
+    // SAFETY: the request must be pending; because libstrata drops what `test_some` has reported.
     unsafe { sys::MPI_Cancel(&mut request) }
 }
 
 unsafe extern "C" fn error_text(error: c_int, place: *mut c_char, len: usize) -> c_int {
-    // SAFETY: the buffer holds more than MPI_MAX_ERROR_STRING of every MPI.
+    // SAFETY: the buffer must have MPI_MAX_ERROR_STRING bytes; because no known MPI's is above 8192, and `text` gives
+    // more.
     let message = text(|text, written| unsafe { sys::MPI_Error_string(error, text, written) });
-    // SAFETY: the caller gives a place of `len` bytes.
+    // SAFETY: `place` must be writable for `len` bytes; because `text` in libstrata passes a buffer with its length.
     unsafe { put(&message, place, len) };
     let mut class = 0;
-    // SAFETY: the place is valid.
+    // SAFETY: the place must be writable; because it is a local.
     if unsafe { sys::MPI_Error_class(error, &mut class) } != SUCCESS {
         return fault::LOCAL;
     }

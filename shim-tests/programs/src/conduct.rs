@@ -342,6 +342,7 @@ fn wrong_cause(program: &Program, entries: &[Entry]) -> Option<String> {
             if making(*op)
                 && (text.contains("did not join")
                     || text.contains("the root at")
+                    || text.contains("of the parent, at")
                     || text.contains("did not take part in the exchange"))
             {
                 return None;
@@ -352,9 +353,17 @@ fn wrong_cause(program: &Program, entries: &[Entry]) -> Option<String> {
                 matches!(&other.line, Line::Refused { rank: stuck, op: before, text, .. }
                     if stuck != rank && (before < op && making(*before) || text.contains("does not answer")))
             };
-            let words = ["aborted the communicator", "has left the communicator"];
-            let is_missed = *code == 8 || words.iter().any(|words| text.contains(words));
-            if is_missed && entries.iter().any(is_stuck) {
+            // One who has had its own error may have ended the communicator for it.
+            let has_ended_it = |other: &Entry| {
+                let named = names(text).into_iter().filter_map(|number| program.comms[*comm].ranks.get(number));
+                let mut named = named.filter(|named| *named != rank);
+                other.at < entry.at
+                    && matches!(&other.line, Line::Refused { rank: first, .. } if named.any(|named| named == first))
+            };
+            let words =
+                ["aborted", "revoked", "has left", "has destroyed"].map(|word| format!("{word} the communicator"));
+            let is_missed = *code == 8 || words.iter().any(|words| text.contains(&**words));
+            if is_missed && entries.iter().any(|other| is_stuck(other) || has_ended_it(other)) {
                 return None;
             }
             let mut comms = if is_stream { (0..program.comms.len()).collect() } else { vec![*comm] };

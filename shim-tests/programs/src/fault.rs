@@ -8,7 +8,8 @@ use std::time::Duration;
 
 /// Brings the fault on, now or a little later, on a thread that may be waited for.
 pub fn strike(fault: &Fault, report: &Report) -> Option<JoinHandle<()>> {
-    let Some(after) = fault.after_us else {
+    // That of memory lasts as long as the calls, and a thread of ours may not start in it.
+    let Some(after) = fault.after_us.filter(|_| fault.kind != FaultKind::Memory) else {
         now(fault, report);
         return None;
     };
@@ -48,13 +49,12 @@ fn cut(ms: u64) {
     tc("qdisc del dev lo root");
 }
 
-/// Stops this process; a child lets it go on.
+/// Has a child stop this process, and let it go on. One must do both: it could go on before it is stopped.
 fn freeze(ms: u64) {
     // SAFETY: no requirement.
     let process = unsafe { libc::getpid() };
     // SAFETY: the child may only call what is safe in a signal handler; because it sleeps, sends a signal and ends.
     if unsafe { libc::fork() } == 0 {
-        // By the one who lets it go on: it must not go on before it was stopped.
         // SAFETY: no requirement.
         unsafe { libc::kill(process, libc::SIGSTOP) };
         // SAFETY: no requirement.
@@ -64,8 +64,8 @@ fn freeze(ms: u64) {
         // SAFETY: nothing of the parent's may run at the child's end; because `_exit` runs nothing.
         unsafe { libc::_exit(0) };
     }
-    // SAFETY: no requirement.
-    unsafe { libc::usleep(1000) };
+    // Here, if the child is quick.
+    std::thread::sleep(Duration::from_millis(1));
 }
 
 /// Sets the soft limit of a resource, and tells the one that was there.

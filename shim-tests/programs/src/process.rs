@@ -21,7 +21,7 @@ fn warmed(library: &Library) -> bool {
     // SAFETY: the pointer must be writable; because it is a local of ours.
     let mut code = unsafe { (library.get_unique_id)(&raw mut id) };
     if code == SUCCESS {
-        // SAFETY: as above.
+        // SAFETY: the pointer must be writable; because it is a local of ours.
         code = unsafe { (library.init_rank)(&raw mut comm, 1, id, 0) };
     }
     if code == SUCCESS {

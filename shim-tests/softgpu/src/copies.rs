@@ -50,7 +50,8 @@ fn perhaps() -> bool {
 }
 
 fn snapshot(src: u64, bytes: usize) -> Arc<[u8]> {
-    // SAFETY: the memory must be readable and not change meanwhile; by the promise of the program.
+    // SAFETY: the memory must be readable and not change meanwhile; because the program promises that of a copy's
+    // source.
     unsafe { std::slice::from_raw_parts(src as *const u8, bytes) }.into()
 }
 

@@ -47,7 +47,7 @@ pub fn put<T>(out: *mut T, value: T) -> Result {
     if out.is_null() {
         return Err(INVALID_VALUE);
     }
-    // SAFETY: there must be room for the value; by the promise of the program.
+    // SAFETY: there must be room for the value; because the program promises that of a place it passes.
     unsafe { out.write(value) };
     Ok(())
 }
@@ -64,7 +64,7 @@ pub fn element<T: Copy>(array: *const T, index: usize) -> Result<T> {
     if array.is_null() {
         return Err(INVALID_VALUE);
     }
-    // SAFETY: so many elements must be readable; by the promise of the program.
+    // SAFETY: so many elements must be readable; because the program promises that of an array it passes.
     Ok(unsafe { array.wrapping_add(index).read() })
 }
 

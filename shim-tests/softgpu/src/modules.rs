@@ -37,7 +37,7 @@ pub fn load(context: &Arc<Context>, image: *const c_void) -> Result<usize> {
     if image.is_null() {
         return Err(INVALID_VALUE);
     }
-    // SAFETY: a 0 must follow; by the promise of the program, whose images are text.
+    // SAFETY: a 0 must follow; because the program promises that of an image, which is text.
     let text = unsafe { CStr::from_ptr(image.cast()) }.to_str().map_err(|_| INVALID_IMAGE)?;
     Ok(MODULES.add(Module { context: context.clone(), text: text.to_string() }))
 }
@@ -58,7 +58,7 @@ pub fn function(handle: usize, name: *const c_char) -> Result<usize> {
     if name.is_null() {
         return Err(INVALID_VALUE);
     }
-    // SAFETY: a 0 must follow; by the promise of the program.
+    // SAFETY: a 0 must follow; because the program promises that of a text.
     let name = unsafe { CStr::from_ptr(name) }.to_str().map_err(|_| NOT_FOUND)?;
     let mut words = module.text.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
     if !words.any(|word| word == name) {
@@ -106,7 +106,7 @@ pub fn launch(
 /// A word of an array of the program.
 fn pointer<T>(array: *const T, index: usize) -> u64 {
     assert_eq!(size_of::<T>(), 8);
-    // SAFETY: so many words must be readable; by the promise of the program about what it launches.
+    // SAFETY: so many words must be readable; because the program promises that of the arguments of a launch.
     unsafe { array.cast::<u64>().wrapping_add(index).read_unaligned() }
 }
 

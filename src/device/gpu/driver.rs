@@ -12,26 +12,26 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 /// A stream, event, context, module or function of the driver's.
-pub type Handle = usize;
+pub type DriverHandle = usize;
 /// An address in device memory, or in host memory as the device sees it.
 pub type Address = u64;
 /// `CUresult` or `hipError_t`.
-pub type Status = c_int;
+pub type DriverStatus = c_int;
 
 /// Nothing went wrong.
-pub const SUCCESS: Status = 0;
+pub const SUCCESS: DriverStatus = 0;
 /// There is no memory left.
-pub const OUT_OF_MEMORY: Status = 2;
+pub const OUT_OF_MEMORY: DriverStatus = 2;
 /// What is asked about has not ended yet.
-pub const NOT_READY: Status = 600;
+pub const NOT_READY: DriverStatus = 600;
 /// The host memory is registered already.
-pub const ALREADY_REGISTERED: Status = 712;
+pub const ALREADY_REGISTERED: DriverStatus = 712;
 /// A stream of the legacy kind was asked about while another one is captured.
-pub const CAPTURE_IMPLICIT: Status = 906;
+pub const CAPTURE_IMPLICIT: DriverStatus = 906;
 
 /// Whose driver it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum DriverKind {
     /// `libcuda.so.1`
     Cuda,
     /// `libamdhip64.so`
@@ -43,16 +43,16 @@ macro_rules! functions {
         /// The functions, as far as the driver has them.
         #[derive(Debug)]
         struct Functions {
-            $($name: Option<unsafe extern "C" fn($($type),*) -> Status>,)*
+            $($name: Option<unsafe extern "C" fn($($type),*) -> DriverStatus>,)*
         }
 
         impl Functions {
-            fn of(library: &Library, kind: Kind) -> Functions {
+            fn of(library: &Library, kind: DriverKind) -> Functions {
                 Functions { $(
                     $name: {
                         let name: &[u8] = match kind {
-                            Kind::Cuda => concat!($cuda, "\0").as_bytes(),
-                            Kind::Hip => concat!($hip, "\0").as_bytes(),
+                            DriverKind::Cuda => concat!($cuda, "\0").as_bytes(),
+                            DriverKind::Hip => concat!($hip, "\0").as_bytes(),
                         };
                         // SAFETY: the symbol must be a function with this signature; because the interface of the
                         // driver says so of its name.
@@ -69,7 +69,7 @@ macro_rules! functions {
                 /// # Safety
                 /// As the driver's interface says of the function: handles must be alive, memory must be there.
                 #[allow(clippy::too_many_arguments)]
-                pub unsafe fn $name(&self, $($argument: $type),*) -> Status {
+                pub unsafe fn $name(&self, $($argument: $type),*) -> DriverStatus {
                     match self.functions.$name {
                         // SAFETY: what the interface says must hold; because the caller says so.
                         Some(function) => unsafe { function($($argument),*) },
@@ -96,7 +96,7 @@ functions! {
     /// The driver's version.
     fn version(version: *mut c_int) = "cuDriverGetVersion", "hipRuntimeGetVersion";
     /// What a status means.
-    fn error_string(status: Status, text: *mut *const c_char) = "cuGetErrorString", "hipDrvGetErrorString";
+    fn error_string(status: DriverStatus, text: *mut *const c_char) = "cuGetErrorString", "hipDrvGetErrorString";
     /// How many devices there are.
     fn device_count(count: *mut c_int) = "cuDeviceGetCount", "hipGetDeviceCount";
     /// A device by its number.
@@ -108,15 +108,15 @@ functions! {
     /// How much memory of the current device is free, and how much there is.
     fn memory_info(free: *mut usize, total: *mut usize) = "cuMemGetInfo_v2", "hipMemGetInfo";
     /// Keeps a device's own context alive.
-    fn context_retain(context: *mut Handle, device: c_int) = "cuDevicePrimaryCtxRetain", "";
+    fn context_retain(context: *mut DriverHandle, device: c_int) = "cuDevicePrimaryCtxRetain", "";
     /// Lets go of a device's own context.
     fn context_release(device: c_int) = "cuDevicePrimaryCtxRelease_v2", "";
     /// The thread's current context.
-    fn context_current(context: *mut Handle) = "cuCtxGetCurrent", "";
+    fn context_current(context: *mut DriverHandle) = "cuCtxGetCurrent", "";
     /// Makes a context current.
-    fn context_push(context: Handle) = "cuCtxPushCurrent_v2", "";
+    fn context_push(context: DriverHandle) = "cuCtxPushCurrent_v2", "";
     /// Makes the one before current again.
-    fn context_pop(context: *mut Handle) = "cuCtxPopCurrent_v2", "";
+    fn context_pop(context: *mut DriverHandle) = "cuCtxPopCurrent_v2", "";
     /// The device of the current context; the thread's device.
     fn device_current(device: *mut c_int) = "cuCtxGetDevice", "hipGetDevice";
     /// Makes a device the thread's.
@@ -136,52 +136,52 @@ functions! {
     /// One property of an address.
     fn pointer_attribute(value: *mut c_void, attribute: c_int, address: Address) = "cuPointerGetAttribute", "hipPointerGetAttribute";
     /// Copies from the device to the host.
-    fn copy_to_host(to: *mut c_void, from: Address, bytes: usize, stream: Handle) = "cuMemcpyDtoHAsync_v2", "hipMemcpyDtoHAsync";
+    fn copy_to_host(to: *mut c_void, from: Address, bytes: usize, stream: DriverHandle) = "cuMemcpyDtoHAsync_v2", "hipMemcpyDtoHAsync";
     /// Copies from the host to the device.
-    fn copy_to_device(to: Address, from: *const c_void, bytes: usize, stream: Handle) = "cuMemcpyHtoDAsync_v2", "hipMemcpyHtoDAsync";
+    fn copy_to_device(to: Address, from: *const c_void, bytes: usize, stream: DriverHandle) = "cuMemcpyHtoDAsync_v2", "hipMemcpyHtoDAsync";
     /// Copies on the device.
-    fn copy_on_device(to: Address, from: Address, bytes: usize, stream: Handle) = "cuMemcpyDtoDAsync_v2", "hipMemcpyDtoDAsync";
+    fn copy_on_device(to: Address, from: Address, bytes: usize, stream: DriverHandle) = "cuMemcpyDtoDAsync_v2", "hipMemcpyDtoDAsync";
     /// A stream's priority.
-    fn stream_priority(stream: Handle, priority: *mut c_int) = "cuStreamGetPriority", "hipStreamGetPriority";
+    fn stream_priority(stream: DriverHandle, priority: *mut c_int) = "cuStreamGetPriority", "hipStreamGetPriority";
     /// Makes a stream with flags and a priority.
-    fn stream_create(stream: *mut Handle, flags: c_uint, priority: c_int) = "cuStreamCreateWithPriority", "hipStreamCreateWithPriority";
+    fn stream_create(stream: *mut DriverHandle, flags: c_uint, priority: c_int) = "cuStreamCreateWithPriority", "hipStreamCreateWithPriority";
     /// Ends a stream when its work has ended.
-    fn stream_destroy(stream: Handle) = "cuStreamDestroy_v2", "hipStreamDestroy";
+    fn stream_destroy(stream: DriverHandle) = "cuStreamDestroy_v2", "hipStreamDestroy";
     /// Waits for a stream's work.
-    fn stream_synchronize(stream: Handle) = "cuStreamSynchronize", "hipStreamSynchronize";
+    fn stream_synchronize(stream: DriverHandle) = "cuStreamSynchronize", "hipStreamSynchronize";
     /// Has a stream wait for an event.
-    fn stream_wait_event(stream: Handle, event: Handle, flags: c_uint) = "cuStreamWaitEvent", "hipStreamWaitEvent";
+    fn stream_wait_event(stream: DriverHandle, event: DriverHandle, flags: c_uint) = "cuStreamWaitEvent", "hipStreamWaitEvent";
     /// Whether a stream is being captured into a graph.
-    fn stream_is_capturing(stream: Handle, status: *mut c_int) = "cuStreamIsCapturing", "hipStreamIsCapturing";
+    fn stream_is_capturing(stream: DriverHandle, status: *mut c_int) = "cuStreamIsCapturing", "hipStreamIsCapturing";
     /// Has a stream wait for a word in memory.
-    fn stream_wait_value(stream: Handle, word: Address, value: u32, flags: c_uint) = "cuStreamWaitValue32_v2", "";
+    fn stream_wait_value(stream: DriverHandle, word: Address, value: u32, flags: c_uint) = "cuStreamWaitValue32_v2", "";
     /// The same, with the bits that count.
-    fn stream_wait_masked(stream: Handle, word: Address, value: u32, flags: c_uint, mask: u32) = "", "hipStreamWaitValue32";
+    fn stream_wait_masked(stream: DriverHandle, word: Address, value: u32, flags: c_uint, mask: u32) = "", "hipStreamWaitValue32";
     /// What captures of other threads and of this one forbid on this thread: sets it, and tells what it was.
     fn exchange_capture_mode(mode: *mut c_int) = "cuThreadExchangeStreamCaptureMode", "hipThreadExchangeStreamCaptureMode";
     /// Makes an event.
-    fn event_create(event: *mut Handle, flags: c_uint) = "cuEventCreate", "hipEventCreateWithFlags";
+    fn event_create(event: *mut DriverHandle, flags: c_uint) = "cuEventCreate", "hipEventCreateWithFlags";
     /// Ends an event.
-    fn event_destroy(event: Handle) = "cuEventDestroy_v2", "hipEventDestroy";
+    fn event_destroy(event: DriverHandle) = "cuEventDestroy_v2", "hipEventDestroy";
     /// Has an event stand for all that a stream has been given so far.
-    fn event_record(event: Handle, stream: Handle) = "cuEventRecord", "hipEventRecord";
+    fn event_record(event: DriverHandle, stream: DriverHandle) = "cuEventRecord", "hipEventRecord";
     /// Whether what an event stands for has ended.
-    fn event_query(event: Handle) = "cuEventQuery", "hipEventQuery";
+    fn event_query(event: DriverHandle) = "cuEventQuery", "hipEventQuery";
     /// Loads code.
-    fn module_load(module: *mut Handle, image: *const c_void) = "cuModuleLoadData", "hipModuleLoadData";
+    fn module_load(module: *mut DriverHandle, image: *const c_void) = "cuModuleLoadData", "hipModuleLoadData";
     /// Unloads it.
-    fn module_unload(module: Handle) = "cuModuleUnload", "hipModuleUnload";
+    fn module_unload(module: DriverHandle) = "cuModuleUnload", "hipModuleUnload";
     /// A kernel of a module.
-    fn module_function(function: *mut Handle, module: Handle, name: *const c_char) = "cuModuleGetFunction", "hipModuleGetFunction";
+    fn module_function(function: *mut DriverHandle, module: DriverHandle, name: *const c_char) = "cuModuleGetFunction", "hipModuleGetFunction";
     /// Launches a kernel.
     fn launch(
-        function: Handle, blocks_x: c_uint, blocks_y: c_uint, blocks_z: c_uint, threads_x: c_uint, threads_y: c_uint,
-        threads_z: c_uint, shared_bytes: c_uint, stream: Handle, arguments: *mut *mut c_void, extra: *mut *mut c_void
+        function: DriverHandle, blocks_x: c_uint, blocks_y: c_uint, blocks_z: c_uint, threads_x: c_uint, threads_y: c_uint,
+        threads_z: c_uint, shared_bytes: c_uint, stream: DriverHandle, arguments: *mut *mut c_void, extra: *mut *mut c_void
     ) = "cuLaunchKernel", "hipModuleLaunchKernel";
 }
 
 /// What a function that the driver lacks returns: `NOT_SUPPORTED` of both.
-const ABSENT: Status = 801;
+const ABSENT: DriverStatus = 801;
 
 /// What drivers are called, in the order in which they are tried where the program has loaded none.
 const INSTALLED: [&str; 6] = [
@@ -197,7 +197,7 @@ const INSTALLED: [&str; 6] = [
 #[derive(Debug)]
 pub struct Driver {
     /// Whose it is.
-    pub kind: Kind,
+    pub kind: DriverKind,
     /// The file.
     pub path: PathBuf,
     functions: Functions,
@@ -234,7 +234,7 @@ impl Driver {
 
     /// How many devices there are. Makes the driver ready.
     pub fn devices(&self) -> Result<usize> {
-        // SAFETY: the function has no preconditions.
+        // SAFETY: no requirement.
         self.check("init", unsafe { self.init(0) })?;
         let mut count = 0;
         // SAFETY: the place must be valid; because it is a local.
@@ -255,11 +255,11 @@ impl Driver {
             let is = |path: &&PathBuf| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(start));
             mapped.iter().find(is)
         };
-        let kinds = [("libcuda.so", Kind::Cuda), ("libamdhip64.so", Kind::Hip)];
+        let kinds = [("libcuda.so", DriverKind::Cuda), ("libamdhip64.so", DriverKind::Hip)];
         kinds.into_iter().find_map(|(name, kind)| Driver::open(file(name)?, kind))
     }
 
-    fn open(path: &Path, kind: Kind) -> Option<Driver> {
+    fn open(path: &Path, kind: DriverKind) -> Option<Driver> {
         // SAFETY: the initialisers must be fit to run now; because the file is mapped already and they have run.
         let library = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) }.ok()?;
         let functions = Functions::of(&library, kind);
@@ -269,7 +269,7 @@ impl Driver {
     }
 
     /// Success, or an error that names the call and says what the driver says.
-    pub fn check(&self, call: &'static str, status: Status) -> Result<()> {
+    pub fn check(&self, call: &'static str, status: DriverStatus) -> Result<()> {
         match status {
             SUCCESS => Ok(()),
             _ => Err(Error::Device(format!("{}: {}", self.name_of(call), self.text(status)))),
@@ -279,11 +279,11 @@ impl Driver {
     /// The name of a function in this driver.
     fn name_of(&self, name: &'static str) -> &'static str {
         let known = NAMES.iter().find(|(own, _, _)| *own == name);
-        known.map_or(name, |(_, cuda, hip)| if self.kind == Kind::Cuda { cuda } else { hip })
+        known.map_or(name, |(_, cuda, hip)| if self.kind == DriverKind::Cuda { cuda } else { hip })
     }
 
     /// A status in words.
-    pub fn text(&self, status: Status) -> String {
+    pub fn text(&self, status: DriverStatus) -> String {
         let mut text = std::ptr::null();
         // SAFETY: the place must be valid; because it is a local.
         if unsafe { self.error_string(status, &mut text) } != SUCCESS || text.is_null() {

@@ -99,11 +99,11 @@ fn build(compiler: &Compiler, program: Program) -> std::result::Result<Vec<u8>, 
     }
     let code = read(
         |bytes| {
-            // SAFETY: as above.
+            // SAFETY: the place must be valid; because it is a local of the caller.
             unsafe { (compiler.code_size)(program, bytes) }
         },
         |place| {
-            // SAFETY: as above.
+            // SAFETY: the place must have so many bytes; because `read` made it so.
             unsafe { (compiler.code)(program, place) }
         },
     );

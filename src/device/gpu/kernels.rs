@@ -17,11 +17,11 @@ pub enum Module {
 }
 
 /// What a kernel takes.
-pub trait Argument: Copy {}
+pub trait KernelArgument: Copy {}
 
-impl Argument for Batch {}
-impl Argument for Shuffle {}
-impl Argument for Flag {}
+impl KernelArgument for Batch {}
+impl KernelArgument for Shuffle {}
+impl KernelArgument for Flag {}
 
 /// 64-bit words of a [`Batch`] for its jobs: with its head, what a kernel's arguments may have.
 pub const WORDS: usize = 498;
@@ -32,7 +32,7 @@ pub const THREADS: u32 = 512;
 /// What happens to the result of each element of a [`Batch`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
-pub enum Scale {
+pub enum BatchScale {
     /// Nothing.
     None = 0,
     /// It is multiplied by `factor`, a scalar of the element type in the low bytes.
@@ -51,7 +51,7 @@ pub struct Batch {
     pub njobs: u32,
     /// How many sources each job has.
     pub nsrcs: u32,
-    /// A [`Scale`].
+    /// A [`BatchScale`].
     pub scale: u32,
     /// 0.
     pub reserved: u32,
@@ -135,7 +135,7 @@ pub const fn operator_name(operator: Operator) -> &'static str {
     }
 }
 
-/// The kernel that folds the sources of each job from the left, and may divide the result ([`Scale::Divide`]).
+/// The kernel that folds the sources of each job from the left, and may divide the result ([`BatchScale::Divide`]).
 pub fn reduce(dtype: DataType, operator: Operator) -> String {
     format!("strata_reduce_{}_{}", operator_name(operator), type_name(dtype))
 }

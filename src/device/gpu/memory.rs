@@ -1,9 +1,9 @@
 //! Memory of our own: on the device, and on the host where the device sees it.
 
 use super::driver::{Address, ALREADY_REGISTERED, OUT_OF_MEMORY, SUCCESS};
-use super::Gpu;
+use super::GpuDevice;
 use crate::error::{Error, Result};
-use crate::memory::{shared, Region};
+use crate::memory::{shared, Bytes, Region};
 use std::sync::Arc;
 
 /// `CU_MEMHOSTREGISTER_PORTABLE` and `_DEVICEMAP`, and HIP's.
@@ -11,15 +11,15 @@ const PORTABLE_AND_MAPPED: u32 = 3;
 
 /// Device memory, freed with the value. Nothing on the device may use it then.
 #[derive(Debug)]
-pub struct Memory {
-    gpu: Arc<Gpu>,
+pub struct DeviceBuffer {
+    gpu: Arc<GpuDevice>,
     address: Address,
     bytes: usize,
 }
 
-impl Memory {
+impl DeviceBuffer {
     /// Allocates device memory.
-    pub fn new(gpu: &Arc<Gpu>, bytes: usize) -> Result<Memory> {
+    pub fn new(gpu: &Arc<GpuDevice>, bytes: usize) -> Result<DeviceBuffer> {
         let mut address = 0;
         if bytes > 0 {
             let _entered = gpu.enter()?;
@@ -31,7 +31,7 @@ impl Memory {
             }
             gpu.check("allocate", status)?;
         }
-        Ok(Memory { gpu: gpu.clone(), address, bytes })
+        Ok(DeviceBuffer { gpu: gpu.clone(), address, bytes })
     }
 
     /// Where it is. A range of addresses only: the host cannot touch it.
@@ -46,7 +46,7 @@ impl Memory {
     }
 }
 
-impl Drop for Memory {
+impl Drop for DeviceBuffer {
     fn drop(&mut self) {
         if self.bytes > 0 {
             // Where the program has ended the context, the memory has ended with it, and may be somebody else's by now.
@@ -61,7 +61,7 @@ impl Drop for Memory {
 /// Shared host memory that the device can use as well.
 #[derive(Debug)]
 pub struct Pinned {
-    gpu: Arc<Gpu>,
+    gpu: Arc<GpuDevice>,
     owned: shared::Owned,
     /// Where the device sees it.
     address: Address,
@@ -69,7 +69,7 @@ pub struct Pinned {
 
 impl Pinned {
     /// Allocates host memory, which other processes of the node can map, and pins it.
-    pub fn new(gpu: &Arc<Gpu>, bytes: usize) -> Result<Pinned> {
+    pub fn new(gpu: &Arc<GpuDevice>, bytes: usize) -> Result<Pinned> {
         let owned = shared::Owned::new(bytes)?;
         let region = owned.region();
         let start = region.as_ptr().cast();
@@ -97,7 +97,7 @@ impl Pinned {
     }
 
     /// Where the host sees it.
-    pub fn host(&self) -> Region {
+    pub fn host(&self) -> Bytes<'_> {
         self.owned.region()
     }
 

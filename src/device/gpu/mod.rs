@@ -1,6 +1,6 @@
 //! GPUs, NVIDIA's and AMD's: memory, streams and kernels through the driver that the program uses.
 //!
-//! A [`Gpu`] is a context of the program's. Nothing here waits for the device but what says so, and the context that is
+//! A [`GpuDevice`] is a context of the program's. Nothing here waits for the device but what says so, and the context that is
 //! current on a thread of the program's is the same after every call as before.
 
 pub mod code;
@@ -15,17 +15,18 @@ pub mod stream;
 
 use crate::error::{Error, Result};
 use crate::fork::PerProcess;
-use driver::{Address, Driver, Handle, Kind, Status, NOT_READY, SUCCESS};
+use crate::sync::locked;
+use driver::{Address, Driver, DriverHandle, DriverKind, DriverStatus, NOT_READY, SUCCESS};
 use kernels::{Kernel, Module};
-use order::Word;
+use order::CompletionFlag;
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::ffi::{c_char, c_int, c_void, CString};
 use std::fmt;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
-use stream::Event;
+use std::sync::{Arc, Mutex};
+use stream::GpuEvent;
 
 /// Properties of a device, by CUDA's and HIP's numbers.
 const MULTIPROCESSORS: (c_int, c_int) = (16, 63);
@@ -45,12 +46,12 @@ const HIP_UNKNOWN_IS_ZERO: c_int = 60_000_000;
 const NO_TIMING: u32 = 2;
 
 /// A device as the program uses it: one of its contexts. Lives as long as the process.
-pub struct Gpu {
+pub struct GpuDevice {
     driver: &'static Driver,
     /// The program's number of the device.
     number: c_int,
     /// Of CUDA; HIP has one a device.
-    context: Handle,
+    context: DriverHandle,
     multiprocessors: u32,
     /// Of streams; our own have it.
     greatest_priority: c_int,
@@ -58,29 +59,25 @@ pub struct Gpu {
     any_address: bool,
     /// The kernels that have been loaded, by their numbers; 0 for others.
     functions: [AtomicUsize; Kernel::COUNT],
-    modules: Mutex<HashMap<Module, Handle>>,
-    events: Mutex<Vec<Handle>>,
-    words: Mutex<Vec<Word>>,
+    modules: Mutex<HashMap<Module, DriverHandle>>,
+    events: Mutex<Vec<DriverHandle>>,
+    words: Mutex<Vec<CompletionFlag>>,
     /// Asked to find out whether the context is still there.
-    witness: Handle,
+    witness: DriverHandle,
 }
 
-impl fmt::Debug for Gpu {
+impl fmt::Debug for GpuDevice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Gpu({:?} {})", self.driver.kind, self.number)
     }
 }
 
 /// The contexts that were used so far. A forked child has none: drivers do not survive a fork.
-static KNOWN: PerProcess<Mutex<Vec<Arc<Gpu>>>> = PerProcess::new(Mutex::default);
-
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
-}
+static KNOWN: PerProcess<Mutex<Vec<Arc<GpuDevice>>>> = PerProcess::new(Mutex::default);
 
 /// The context is current while this lives; afterwards it is the one before.
 pub struct Entered<'a> {
-    gpu: &'a Gpu,
+    gpu: &'a GpuDevice,
     /// The thread's device before, of HIP.
     before: c_int,
     /// What captures forbade on the thread before, if the driver has captures.
@@ -96,33 +93,33 @@ impl Drop for Entered<'_> {
         }
         match self.gpu.driver.kind {
             // SAFETY: the place must be valid; because it is a local. What is popped is what was pushed.
-            Kind::Cuda => unsafe { self.gpu.driver.context_pop(&mut context) },
-            // SAFETY: the function has no preconditions.
-            Kind::Hip if self.before != self.gpu.number => unsafe { self.gpu.driver.device_set(self.before) },
-            Kind::Hip => SUCCESS,
+            DriverKind::Cuda => unsafe { self.gpu.driver.context_pop(&mut context) },
+            // SAFETY: no requirement.
+            DriverKind::Hip if self.before != self.gpu.number => unsafe { self.gpu.driver.device_set(self.before) },
+            DriverKind::Hip => SUCCESS,
         };
     }
 }
 
-impl Gpu {
+impl GpuDevice {
     /// The device that is current on this thread, as the program has left it; none where the program uses no GPU. With a
     /// `number` the device of that number.
-    pub fn of_thread(number: Option<i32>) -> Result<Option<Arc<Gpu>>> {
+    pub fn of_thread(number: Option<i32>) -> Result<Option<Arc<GpuDevice>>> {
         let Some(driver) = Driver::get() else { return Ok(None) };
         let mut context = 0;
         let mut current: c_int = 0;
         let mut retained = None;
         match (driver.kind, number) {
-            (Kind::Hip, Some(number)) => current = number,
-            (Kind::Hip, None) => {
+            (DriverKind::Hip, Some(number)) => current = number,
+            (DriverKind::Hip, None) => {
                 // SAFETY: the place must be valid; because it is a local.
                 driver.check("device_current", unsafe { driver.device_current(&mut current) })?;
             }
-            (Kind::Cuda, Some(number)) => {
+            (DriverKind::Cuda, Some(number)) => {
                 let (device, found) = primary(driver, number)?;
                 (current, context, retained) = (number, found, Some(device));
             }
-            (Kind::Cuda, None) => {
+            (DriverKind::Cuda, None) => {
                 // SAFETY: the place must be valid; because it is a local.
                 let status = unsafe { driver.context_current(&mut context) };
                 if status != SUCCESS || context == 0 {
@@ -140,13 +137,13 @@ impl Gpu {
             retained.map(|device| unsafe { driver.context_release(device) });
             return Ok(Some(gpu.clone()));
         }
-        let gpu = Arc::new(Gpu::new(driver, current, context)?);
+        let gpu = Arc::new(GpuDevice::new(driver, current, context)?);
         known.push(gpu.clone());
         Ok(Some(gpu))
     }
 
-    fn new(driver: &'static Driver, number: c_int, context: Handle) -> Result<Gpu> {
-        let mut gpu = Gpu {
+    fn new(driver: &'static Driver, number: c_int, context: DriverHandle) -> Result<GpuDevice> {
+        let mut gpu = GpuDevice {
             driver,
             number,
             context,
@@ -166,7 +163,7 @@ impl Gpu {
             let status = unsafe { driver.device_attribute(&mut value, attribute, number) };
             (status == SUCCESS).then_some(value)
         };
-        let cuda = driver.kind == Kind::Cuda;
+        let cuda = driver.kind == DriverKind::Cuda;
         let multiprocessors = attribute(if cuda { MULTIPROCESSORS.0 } else { MULTIPROCESSORS.1 });
         let any_address = cuda && attribute(PAGEABLE_MEMORY_ACCESS) == Some(1);
         let (mut least, mut greatest) = (0, 0);
@@ -226,12 +223,12 @@ impl Gpu {
         let mut before = self.number;
         match self.driver.kind {
             // SAFETY: the context must be alive, else the driver refuses it; because the program made it.
-            Kind::Cuda => self.check("context_push", unsafe { self.driver.context_push(self.context) })?,
-            Kind::Hip => {
+            DriverKind::Cuda => self.check("context_push", unsafe { self.driver.context_push(self.context) })?,
+            DriverKind::Hip => {
                 // SAFETY: the place must be valid; because it is a local.
                 self.check("device_current", unsafe { self.driver.device_current(&mut before) })?;
                 if before != self.number {
-                    // SAFETY: the function has no preconditions.
+                    // SAFETY: no requirement.
                     self.check("device_set", unsafe { self.driver.device_set(self.number) })?;
                 }
             }
@@ -250,7 +247,7 @@ impl Gpu {
         }
     }
 
-    fn check(&self, call: &'static str, status: Status) -> Result<()> {
+    fn check(&self, call: &'static str, status: DriverStatus) -> Result<()> {
         self.driver.check(call, status)
     }
 
@@ -287,12 +284,12 @@ impl Gpu {
         let mut version = 0;
         // SAFETY: the place must be valid; because it is a local.
         unsafe { self.driver.version(&mut version) };
-        self.driver.kind == Kind::Cuda || version >= HIP_UNKNOWN_IS_ZERO
+        self.driver.kind == DriverKind::Cuda || version >= HIP_UNKNOWN_IS_ZERO
     }
 
     /// Whether a stream may hold up our own while it waits for us: it has their priority, so they may share a queue of the
     /// device's.
-    pub fn may_hold_us_up(&self, stream: Handle) -> bool {
+    pub fn may_hold_us_up(&self, stream: DriverHandle) -> bool {
         let Ok(_entered) = self.enter() else { return false };
         let mut priority = 0;
         // SAFETY: the place must be valid and the stream alive; because it is a local, and the program gives the stream.
@@ -301,11 +298,11 @@ impl Gpu {
     }
 
     /// Whether what is given to a stream is recorded into a graph instead of running.
-    pub fn is_captured(&self, stream: Handle) -> bool {
+    pub fn is_captured(&self, stream: DriverHandle) -> bool {
         crate::device::gpu::stream::is_captured(self.driver, stream)
     }
 
-    fn new_event(&self) -> Result<Handle> {
+    fn new_event(&self) -> Result<DriverHandle> {
         let mut event = 0;
         // SAFETY: the place must be valid; because it is a local.
         self.check("event_create", unsafe { self.driver.event_create(&mut event, NO_TIMING) })?;
@@ -313,9 +310,9 @@ impl Gpu {
     }
 
     /// An event that stands for nothing yet. The context must be current.
-    pub fn event(self: &Arc<Gpu>) -> Result<Event> {
+    pub fn event(self: &Arc<GpuDevice>) -> Result<GpuEvent> {
         let kept = locked(&self.events).pop();
-        Ok(Event::new(self.clone(), kept.map_or_else(|| self.new_event(), Ok)?))
+        Ok(GpuEvent::new(self.clone(), kept.map_or_else(|| self.new_event(), Ok)?))
     }
 
     /// Loads the kernels of a module, all of them: drivers load code when it is first used, and then wait for streams that
@@ -348,15 +345,15 @@ impl Gpu {
     fn image(&self, module: Module) -> Result<Cow<'static, [u8]>> {
         let compiled = |source: String| hiprtc::compile(self.driver, &source).map(Cow::Owned);
         match (self.driver.kind, module) {
-            (Kind::Cuda, Module::Of(dtype)) => Ok(Cow::Borrowed(code::ptx(dtype).to_bytes_with_nul())),
-            (Kind::Cuda, Module::Move) => Ok(Cow::Borrowed(code::move_ptx().to_bytes_with_nul())),
-            (Kind::Hip, Module::Of(dtype)) => compiled(code::hip_source(dtype)),
-            (Kind::Hip, Module::Move) => compiled(code::hip_move_source()),
+            (DriverKind::Cuda, Module::Of(dtype)) => Ok(Cow::Borrowed(code::ptx(dtype).to_bytes_with_nul())),
+            (DriverKind::Cuda, Module::Move) => Ok(Cow::Borrowed(code::move_ptx().to_bytes_with_nul())),
+            (DriverKind::Hip, Module::Of(dtype)) => compiled(code::hip_source(dtype)),
+            (DriverKind::Hip, Module::Move) => compiled(code::hip_move_source()),
         }
     }
 
     /// A kernel of a module that has been loaded.
-    fn function(&self, kernel: Kernel) -> Result<Handle> {
+    fn function(&self, kernel: Kernel) -> Result<DriverHandle> {
         match self.functions[kernel.index()].load(Ordering::Acquire) {
             0 => Err(Error::Internal(format!("kernel {} has not been loaded", kernel.name()))),
             function => Ok(function),
@@ -365,9 +362,9 @@ impl Gpu {
 
     /// Launches a kernel of ours with its argument, which the kernel must take by its [contract](kernels). The context
     /// must be current.
-    fn launch<T: kernels::Argument>(
+    fn launch<T: kernels::KernelArgument>(
         &self,
-        stream: Handle,
+        stream: DriverHandle,
         kernel: Kernel,
         [blocks, rows, threads]: [u32; 3],
         argument: &T,
@@ -385,13 +382,13 @@ impl Gpu {
 }
 
 /// A device, and the context that all its users share. It stays retained: streams of the program's may use it at any time.
-fn primary(driver: &Driver, number: i32) -> Result<(c_int, Handle)> {
+fn primary(driver: &Driver, number: i32) -> Result<(c_int, DriverHandle)> {
     let (mut device, mut context) = (0, 0);
-    // SAFETY: the function has no preconditions.
+    // SAFETY: no requirement.
     driver.check("init", unsafe { driver.init(0) })?;
     // SAFETY: the place must be valid; because it is a local.
     driver.check("device_get", unsafe { driver.device_get(&mut device, number) })?;
-    // SAFETY: as above.
+    // SAFETY: the place must be valid; because it is a local.
     driver.check("context_retain", unsafe { driver.context_retain(&mut context, device) })?;
     Ok((device, context))
 }

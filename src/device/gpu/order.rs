@@ -6,13 +6,14 @@
 //! Words are never given back to the system: a stream may look at one long after the operation has ended. A word only
 //! grows, from user to user, so a late look finds it raised.
 
-use super::driver::{Address, Handle, Kind, Status, SUCCESS};
+use super::driver::{Address, DriverHandle, DriverKind, DriverStatus, SUCCESS};
 use super::kernels::Flag;
 use super::memory::Pinned;
-use super::stream::{wait_by_kernel, Event};
-use super::{locked, Gpu};
+use super::stream::{wait_by_kernel, GpuEvent};
+use super::GpuDevice;
 use crate::error::Result;
 use crate::memory::Region;
+use crate::sync::locked;
 use smallvec::SmallVec;
 use std::sync::atomic::{fence, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
@@ -26,14 +27,14 @@ pub(super) const AT_LEAST: u32 = 0;
 
 /// A word that streams wait for.
 #[derive(Debug)]
-pub struct Word {
+pub struct CompletionFlag {
     place: Region,
     address: Address,
     /// What the last wait waits for.
     promised: u32,
 }
 
-impl Word {
+impl CompletionFlag {
     /// Lets waits for this value end, and never takes back what has been raised.
     fn raise(&self, value: u32) {
         fence(Ordering::SeqCst);
@@ -59,51 +60,51 @@ pub enum Means {
 
 /// The word of a communicator; goes back to its device's pool with the value.
 #[derive(Debug)]
-pub struct Gate {
-    gpu: Arc<Gpu>,
-    word: Mutex<Option<Word>>,
+pub struct CommFlag {
+    gpu: Arc<GpuDevice>,
+    word: Mutex<Option<CompletionFlag>>,
 }
 
 /// What an operation comes after: the places that its streams had come to.
 #[derive(Debug)]
 pub struct Arrival {
-    streams: SmallVec<[Handle; 1]>,
-    events: SmallVec<[Event; 1]>,
+    streams: SmallVec<[DriverHandle; 1]>,
+    events: SmallVec<[GpuEvent; 1]>,
 }
 
 /// An operation's place in the order of its streams. Dropping it lets the streams go on. Those of one gate are to be
 /// dropped in the order in which they were made.
 #[derive(Debug)]
-pub struct Ordered {
-    gate: Arc<Gate>,
-    events: SmallVec<[Event; 1]>,
+pub struct StreamOrder {
+    gate: Arc<CommFlag>,
+    events: SmallVec<[GpuEvent; 1]>,
     value: u32,
 }
 
-impl Gate {
+impl CommFlag {
     /// A word of this device's pool.
-    pub fn new(gpu: &Arc<Gpu>) -> Result<Arc<Gate>> {
+    pub fn new(gpu: &Arc<GpuDevice>) -> Result<Arc<CommFlag>> {
         let mut words = locked(&gpu.words);
         if words.is_empty() {
             // Never freed: see above.
             let pinned = Box::leak(Box::new(Pinned::new(gpu, WORDS_AT_ONCE * WORD_BYTES)?));
-            let word = |index: usize| Word {
+            let word = |index: usize| CompletionFlag {
                 place: pinned.host().part(index * WORD_BYTES, 4),
                 address: pinned.address() + (index * WORD_BYTES) as Address,
                 promised: 0,
             };
             words.extend((0..WORDS_AT_ONCE).map(word));
         }
-        Ok(Arc::new(Gate { gpu: gpu.clone(), word: Mutex::new(words.pop()) }))
+        Ok(Arc::new(CommFlag { gpu: gpu.clone(), word: Mutex::new(words.pop()) }))
     }
 
     /// The device.
-    pub fn gpu(&self) -> &Arc<Gpu> {
+    pub fn gpu(&self) -> &Arc<GpuDevice> {
         &self.gpu
     }
 
     /// Notes where these streams are: what they were given so far comes before an operation.
-    pub fn arrive(&self, streams: &[Handle]) -> Result<Arrival> {
+    pub fn arrive(&self, streams: &[DriverHandle]) -> Result<Arrival> {
         let _entered = self.gpu.enter()?;
         let mut events = SmallVec::new();
         for &stream in streams {
@@ -116,17 +117,17 @@ impl Gate {
 
     /// Has the streams wait: what they are given from now on comes after the operation. Some may wait by the time that
     /// this fails, so the place is there in any case.
-    pub fn hold(self: &Arc<Gate>, arrival: Arrival, means: Means) -> (Ordered, Result<()>) {
+    pub fn hold(self: &Arc<CommFlag>, arrival: Arrival, means: Means) -> (StreamOrder, Result<()>) {
         let Arrival { streams, events } = arrival;
         let flag = self.promise();
-        let ordered = Ordered { gate: self.clone(), events, value: flag.value };
+        let ordered = StreamOrder { gate: self.clone(), events, value: flag.value };
         let held =
             self.gpu.enter().and_then(|_entered| streams.iter().try_for_each(|&stream| self.wait(stream, flag, means)));
         (ordered, held)
     }
 
     /// Takes a place in the order of these streams, which wait by these means.
-    pub fn accept_by(self: &Arc<Gate>, streams: &[Handle], means: Means) -> Result<Ordered> {
+    pub fn accept_by(self: &Arc<CommFlag>, streams: &[DriverHandle], means: Means) -> Result<StreamOrder> {
         let (ordered, held) = self.hold(self.arrive(streams)?, means);
         held.map(|()| ordered)
     }
@@ -140,7 +141,7 @@ impl Gate {
     }
 
     /// Has a stream wait for the word.
-    fn wait(&self, stream: Handle, flag: Flag, means: Means) -> Result<()> {
+    fn wait(&self, stream: DriverHandle, flag: Flag, means: Means) -> Result<()> {
         if means != Means::Kernel {
             let status = self.wait_by_driver(stream, flag);
             // What else a driver without such operations may refuse, it refuses the kernel as well.
@@ -151,26 +152,27 @@ impl Gate {
         wait_by_kernel(&self.gpu, stream, flag)
     }
 
-    fn wait_by_driver(&self, stream: Handle, flag: Flag) -> Status {
+    fn wait_by_driver(&self, stream: DriverHandle, flag: Flag) -> DriverStatus {
         let (driver, Flag { address, value, .. }) = (self.gpu.driver, flag);
         match driver.kind {
             // SAFETY: the stream must be alive and the word must stay; because the program gives the one, and words are
             // never freed.
-            Kind::Cuda => unsafe { driver.stream_wait_value(stream, address, value, AT_LEAST) },
-            // SAFETY: as above.
-            Kind::Hip => unsafe { driver.stream_wait_masked(stream, address, value, AT_LEAST, u32::MAX) },
+            DriverKind::Cuda => unsafe { driver.stream_wait_value(stream, address, value, AT_LEAST) },
+            // SAFETY: the stream must be alive and the word must stay; because the program gives the one, and words are
+            // never freed.
+            DriverKind::Hip => unsafe { driver.stream_wait_masked(stream, address, value, AT_LEAST, u32::MAX) },
         }
     }
 }
 
-impl Drop for Gate {
+impl Drop for CommFlag {
     fn drop(&mut self) {
         let word = self.word.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner()).take();
         locked(&self.gpu.words).extend(word);
     }
 }
 
-impl Ordered {
+impl StreamOrder {
     /// Whether the streams have come so far that the operation may begin.
     pub fn may_begin(&mut self) -> Result<bool> {
         let _entered = self.gate.gpu.enter()?;
@@ -184,7 +186,7 @@ impl Ordered {
     }
 }
 
-impl Drop for Ordered {
+impl Drop for StreamOrder {
     fn drop(&mut self) {
         if let Some(word) = locked(&self.gate.word).as_ref() {
             word.raise(self.value);

@@ -1,10 +1,11 @@
 //! Streams of our own, events, and what is given to streams.
 
-use super::driver::{Address, Driver, Handle, CAPTURE_IMPLICIT, NOT_READY, SUCCESS};
-use super::kernels::{Batch, Flag, Kernel, Scale, Shuffle, THREADS, WORDS};
-use super::{locked, Gpu};
+use super::driver::{Address, Driver, DriverHandle, CAPTURE_IMPLICIT, NOT_READY, SUCCESS};
+use super::kernels::{Batch, BatchScale, Flag, Kernel, Shuffle, THREADS, WORDS};
+use super::GpuDevice;
 use crate::dtype::{DataType, Operator};
 use crate::error::Result;
+use crate::sync::locked;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -16,7 +17,7 @@ const BLOCK_BYTES: u64 = 16 << 10;
 const BLOCKS_PER_MULTIPROCESSOR: u32 = 2;
 
 /// Whether what is given to a stream is recorded into a graph instead of running.
-pub fn is_captured(driver: &Driver, stream: Handle) -> bool {
+pub fn is_captured(driver: &Driver, stream: DriverHandle) -> bool {
     let mut status = 0;
     // SAFETY: the stream must be one of the driver's; because the program gave it as one.
     let answer = unsafe { driver.stream_is_capturing(stream, &mut status) };
@@ -25,25 +26,25 @@ pub fn is_captured(driver: &Driver, stream: Handle) -> bool {
 
 /// A point in a stream. Goes back to its device's pool with the value.
 #[derive(Debug)]
-pub struct Event {
-    gpu: Arc<Gpu>,
-    handle: Handle,
+pub struct GpuEvent {
+    gpu: Arc<GpuDevice>,
+    handle: DriverHandle,
 }
 
-impl Event {
-    pub(super) fn new(gpu: Arc<Gpu>, handle: Handle) -> Event {
-        Event { gpu, handle }
+impl GpuEvent {
+    pub(super) fn new(gpu: Arc<GpuDevice>, handle: DriverHandle) -> GpuEvent {
+        GpuEvent { gpu, handle }
     }
 
     /// Stands for all that the stream has been given so far. The context must be current.
-    pub fn record(&self, stream: Handle) -> Result<()> {
+    pub fn record(&self, stream: DriverHandle) -> Result<()> {
         // SAFETY: event and stream must be alive and of one context; because the program gives streams of the device
         // that its communicator is on, and the driver refuses others.
         self.gpu.check("event_record", unsafe { self.gpu.driver.event_record(self.handle, stream) })
     }
 
     /// Has a stream wait for it. The context must be current.
-    fn hold(&self, stream: Handle) -> Result<()> {
+    fn hold(&self, stream: DriverHandle) -> Result<()> {
         // SAFETY: event and stream must be alive and of one context; because both are ours and of one device.
         let status = unsafe { self.gpu.driver.stream_wait_event(stream, self.handle, 0) };
         self.gpu.check("stream_wait_event", status)
@@ -59,7 +60,7 @@ impl Event {
     }
 }
 
-impl Drop for Event {
+impl Drop for GpuEvent {
     fn drop(&mut self) {
         locked(&self.gpu.events).push(self.handle);
     }
@@ -67,9 +68,9 @@ impl Drop for Event {
 
 /// A stream of ours, and how far it has come. What it is given gets a number; numbers complete in order.
 #[derive(Debug)]
-pub struct Track {
-    gpu: Arc<Gpu>,
-    stream: Handle,
+pub struct GpuStream {
+    gpu: Arc<GpuDevice>,
+    stream: DriverHandle,
     /// The number of what comes next.
     next: u64,
     /// Everything below has an event.
@@ -77,23 +78,23 @@ pub struct Track {
     /// Everything below has ended.
     done: u64,
     /// Events in order, with the number that each completes up to.
-    events: VecDeque<(u64, Event)>,
+    events: VecDeque<(u64, GpuEvent)>,
 }
 
-impl Track {
+impl GpuStream {
     /// A stream of the greatest priority: what a collective waits for goes before what others compute, and, since drivers
     /// have queues for each priority, it is not held up by streams of the program's that wait.
-    pub fn new(gpu: &Arc<Gpu>) -> Result<Track> {
+    pub fn new(gpu: &Arc<GpuDevice>) -> Result<GpuStream> {
         let _entered = gpu.enter()?;
         let mut stream = 0;
         // SAFETY: the place must be valid; because it is a local.
         let status = unsafe { gpu.driver.stream_create(&mut stream, NON_BLOCKING, gpu.greatest_priority) };
         gpu.check("stream_create", status)?;
-        Ok(Track { gpu: gpu.clone(), stream, next: 0, marked: 0, done: 0, events: VecDeque::new() })
+        Ok(GpuStream { gpu: gpu.clone(), stream, next: 0, marked: 0, done: 0, events: VecDeque::new() })
     }
 
-    /// The driver's handle, for what others enqueue; [`issued`](Track::issued) gives that its number.
-    pub fn handle(&self) -> Handle {
+    /// The driver's handle, for what others enqueue; [`issued`](GpuStream::issued) gives that its number.
+    pub fn handle(&self) -> DriverHandle {
         self.stream
     }
 
@@ -103,7 +104,7 @@ impl Track {
         self.next - 1
     }
 
-    /// Marks what has been issued since the last time, so that [`poll`](Track::poll) sees it end. The context must be
+    /// Marks what has been issued since the last time, so that [`poll`](GpuStream::poll) sees it end. The context must be
     /// current.
     pub fn mark(&mut self) -> Result<()> {
         if self.marked < self.next {
@@ -115,9 +116,9 @@ impl Track {
         Ok(())
     }
 
-    /// What this stream is given from now on comes after all that is [marked](Track::mark) on another one. The context must
+    /// What this stream is given from now on comes after all that is [marked](GpuStream::mark) on another one. The context must
     /// be current.
-    pub fn follow(&mut self, other: &Track) -> Result<()> {
+    pub fn follow(&mut self, other: &GpuStream) -> Result<()> {
         // Where there is no event, all of it has ended.
         other.events.back().map_or(Ok(()), |(_, event)| event.hold(self.stream))
     }
@@ -170,14 +171,14 @@ impl Track {
 
     /// Copies pinned host memory into device memory. The context must be current.
     pub fn to_device(&mut self, to: Address, from: *const u8, bytes: usize) -> Result<()> {
-        // SAFETY: as above.
+        // SAFETY: both must be valid for so many bytes until this has ended; because the caller keeps them.
         let status = unsafe { self.gpu.driver.copy_to_device(to, from.cast(), bytes, self.stream) };
         self.gpu.check("copy_to_device", status)
     }
 
     /// Copies device memory. The context must be current.
     pub fn on_device(&mut self, to: Address, from: Address, bytes: usize) -> Result<()> {
-        // SAFETY: as above.
+        // SAFETY: both must be valid for so many bytes until this has ended; because the caller keeps them.
         let status = unsafe { self.gpu.driver.copy_on_device(to, from, bytes, self.stream) };
         self.gpu.check("copy_on_device", status)
     }
@@ -226,7 +227,7 @@ impl Track {
     }
 }
 
-impl Drop for Track {
+impl Drop for GpuStream {
     fn drop(&mut self) {
         self.settle();
         if let Ok(_entered) = self.gpu.enter() {
@@ -238,18 +239,18 @@ impl Drop for Track {
 
 /// Has a stream wait by a kernel until a word has come so far, where the driver has no operation for it. The context must
 /// be current.
-pub(super) fn wait_by_kernel(gpu: &Gpu, stream: Handle, flag: Flag) -> Result<()> {
+pub(super) fn wait_by_kernel(gpu: &GpuDevice, stream: DriverHandle, flag: Flag) -> Result<()> {
     gpu.launch(stream, Kernel::Wait, [1, 1, 1], &flag)
 }
 
 impl Batch {
     /// No jobs yet, each of which will have so many sources.
-    pub fn new(nsrcs: usize, scale: Scale, factor: u64) -> Batch {
+    pub fn new(nsrcs: usize, scale: BatchScale, factor: u64) -> Batch {
         Batch { njobs: 0, nsrcs: nsrcs as u32, scale: scale as u32, reserved: 0, factor, words: [0; WORDS] }
     }
 
     /// Forgets its jobs; further ones will have so many sources.
-    pub fn begin(&mut self, nsrcs: usize, scale: Scale, factor: u64) {
+    pub fn begin(&mut self, nsrcs: usize, scale: BatchScale, factor: u64) {
         (self.njobs, self.nsrcs, self.scale, self.factor) = (0, nsrcs as u32, scale as u32, factor);
     }
 

@@ -12,22 +12,26 @@ pub(super) struct HalfF16c;
 #[inline(always)]
 fn widen8(bits: &[u16]) -> [f32; 8] {
     let bits: [u16; 8] = bits.try_into().expect("eight elements");
-    // SAFETY: both are 16 bytes without invalid values; by their declarations.
+    // SAFETY: both types must have 16 bytes and no invalid values; because they are eight integers and a vector of
+    // integers.
     let bits = unsafe { transmute::<[u16; 8], __m128i>(bits) };
     // SAFETY: the processor must have F16C; because only kernels that were chosen after detecting it use this type.
     let wide = unsafe { _mm256_cvtph_ps(bits) };
-    // SAFETY: both are 32 bytes without invalid values; by their declarations.
+    // SAFETY: both types must have 32 bytes and no invalid values; because they are a vector of eight floats and eight
+    // floats.
     unsafe { transmute::<__m256, [f32; 8]>(wide) }
 }
 
 #[inline(always)]
 fn narrow8(wide: &[f32]) -> [u16; 8] {
     let wide: [f32; 8] = wide.try_into().expect("eight elements");
-    // SAFETY: both are 32 bytes without invalid values; by their declarations.
+    // SAFETY: both types must have 32 bytes and no invalid values; because they are eight floats and a vector of eight
+    // floats.
     let wide = unsafe { transmute::<[f32; 8], __m256>(wide) };
     // SAFETY: the processor must have F16C; because only kernels that were chosen after detecting it use this type.
     let bits = unsafe { _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(wide) };
-    // SAFETY: both are 16 bytes without invalid values; by their declarations.
+    // SAFETY: both types must have 16 bytes and no invalid values; because they are a vector of integers and eight
+    // integers.
     unsafe { transmute::<__m128i, [u16; 8]>(bits) }
 }
 

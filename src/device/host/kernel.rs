@@ -14,7 +14,7 @@ use std::ptr;
 
 /// Which instructions may be used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Level {
+pub(super) enum InstructionSet {
     /// What every processor of the architecture has.
     Portable,
     /// AVX2 and F16C.
@@ -22,14 +22,14 @@ pub(super) enum Level {
     Avx2,
 }
 
-impl Level {
+impl InstructionSet {
     /// The best level of this processor.
-    pub(super) fn best() -> Level {
+    pub(super) fn best() -> InstructionSet {
         #[cfg(target_arch = "x86_64")]
         if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("f16c") {
-            return Level::Avx2;
+            return InstructionSet::Avx2;
         }
-        Level::Portable
+        InstructionSet::Portable
     }
 }
 
@@ -49,7 +49,8 @@ unsafe fn load<B: Copy + Default, const L: usize>(from: *const u8, count: usize)
         return unsafe { ptr::read_unaligned(from.cast()) };
     }
     let mut strip = [B::default(); L];
-    // SAFETY: `count` elements must be readable, and fit the strip, which is elsewhere; by the caller's promise.
+    // SAFETY: `count` elements must be readable and fit the strip; because the caller promises both. The strip is a
+    // local, so elsewhere, and any bits are a number.
     unsafe { ptr::copy_nonoverlapping(from, strip.as_mut_ptr().cast(), count * size_of::<B>()) };
     strip
 }
@@ -62,7 +63,8 @@ unsafe fn store<B: Copy, const L: usize>(to: *mut u8, strip: [B; L], count: usiz
         // SAFETY: `L` elements must be writable; because `count` are. Alignment does not matter.
         return unsafe { ptr::write_unaligned(to.cast(), strip) };
     }
-    // SAFETY: `count` elements must be writable, and the strip, which is elsewhere, has them; by the caller's promise.
+    // SAFETY: `count` elements must be writable, and be in the strip; because the caller promises both. The strip is a
+    // local, so elsewhere.
     unsafe { ptr::copy_nonoverlapping(strip.as_ptr().cast(), to, count * size_of::<B>()) };
 }
 
@@ -77,21 +79,21 @@ unsafe fn fold_strip<E: Element, P: Pair<E::Wide>, const L: usize>(
     at: usize,
     count: usize,
 ) {
-    // SAFETY: the strip must be readable; by the caller's promise.
+    // SAFETY: the strip must be readable; because the caller promises it of every source.
     let first = unsafe { load::<E::Bits, L>(srcs[0].wrapping_add(at), count) };
     let mut folded = E::widen_strip(&first);
     for (k, src) in srcs[1..].iter().enumerate() {
         if k > 0 {
             E::settle_strip(&mut folded);
         }
-        // SAFETY: the strip must be readable; by the caller's promise.
+        // SAFETY: the strip must be readable; because the caller promises it of every source.
         let next = unsafe { load::<E::Bits, L>(src.wrapping_add(at), count) };
         let next = E::widen_strip(&next);
         for i in 0..L {
             folded[i] = P::pair(folded[i], next[i]);
         }
     }
-    // SAFETY: the strip must be writable; by the caller's promise.
+    // SAFETY: the strip must be writable; because the caller promises it of the destination.
     unsafe { store(dst.wrapping_add(at), E::narrow_strip(&folded), count) };
 }
 
@@ -102,7 +104,7 @@ unsafe fn fold<E: Element, P: Pair<E::Wide>, const L: usize>(srcs: &[*const u8],
     let strip = L * size_of::<E::Bits>();
     let mut at = 0;
     while at + strip <= bytes {
-        // SAFETY: the strip must lie inside the buffers; as the loop's condition says.
+        // SAFETY: the strip must lie inside the buffers; because the loop's condition says so.
         unsafe { fold_strip::<E, P, L>(srcs, dst, at, L) };
         at += strip;
     }
@@ -115,7 +117,7 @@ unsafe fn fold<E: Element, P: Pair<E::Wide>, const L: usize>(srcs: &[*const u8],
 /// # Safety
 /// As for [`Fold`].
 unsafe fn fold_portable<E: Element, P: Pair<E::Wide>, const L: usize>(srcs: &[*const u8], dst: *mut u8, bytes: usize) {
-    // SAFETY: as for `Fold`; by the caller's promise.
+    // SAFETY: the requirements of `Fold` must hold; because the caller promises them.
     unsafe { fold::<E, P, L>(srcs, dst, bytes) }
 }
 
@@ -124,19 +126,19 @@ unsafe fn fold_portable<E: Element, P: Pair<E::Wide>, const L: usize>(srcs: &[*c
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,f16c")]
 unsafe fn fold_avx2<E: Element, P: Pair<E::Wide>, const L: usize>(srcs: &[*const u8], dst: *mut u8, bytes: usize) {
-    // SAFETY: as for `Fold`; by the caller's promise.
+    // SAFETY: the requirements of `Fold` must hold; because the caller promises them.
     unsafe { fold::<E, P, L>(srcs, dst, bytes) }
 }
 
-fn choose<E: Element, P: Pair<E::Wide>, const L: usize>(level: Level) -> Fold {
+fn choose<E: Element, P: Pair<E::Wide>, const L: usize>(level: InstructionSet) -> Fold {
     match level {
-        Level::Portable => fold_portable::<E, P, L>,
+        InstructionSet::Portable => fold_portable::<E, P, L>,
         #[cfg(target_arch = "x86_64")]
-        Level::Avx2 => fold_avx2::<E, P, L>,
+        InstructionSet::Avx2 => fold_avx2::<E, P, L>,
     }
 }
 
-fn integers<T, const L: usize>(level: Level, operator: Operator) -> Fold
+fn integers<T, const L: usize>(level: InstructionSet, operator: Operator) -> Fold
 where
     T: Element<Wide = T> + Ord,
     Sum: Pair<T>,
@@ -151,7 +153,7 @@ where
 }
 
 /// `E` computes in floats, `L` elements a strip; `R` and `S` rank for the larger and the smaller, `M` a strip.
-fn floats<E, R, S, const L: usize, const M: usize>(level: Level, operator: Operator) -> Fold
+fn floats<E, R, S, const L: usize, const M: usize>(level: InstructionSet, operator: Operator) -> Fold
 where
     E: Element,
     R: Element<Wide: Ord>,
@@ -168,7 +170,7 @@ where
 }
 
 /// The kernel for a type whose conversion depends on the level: half precision as `H`, the fp8 types as `A` and `B`.
-fn small_kernel<H, A, B>(level: Level, dtype: DataType, operator: Operator) -> Fold
+fn small_kernel<H, A, B>(level: InstructionSet, dtype: DataType, operator: Operator) -> Fold
 where
     H: Element<Wide = f32>,
     A: Element<Wide = f32>,
@@ -182,7 +184,7 @@ where
 }
 
 /// The kernel that folds this type with this operator.
-pub(super) fn fold_kernel(level: Level, dtype: DataType, operator: Operator) -> Fold {
+pub(super) fn fold_kernel(level: InstructionSet, dtype: DataType, operator: Operator) -> Fold {
     match dtype {
         DataType::I8 => integers::<i8, 128>(level, operator),
         DataType::U8 => integers::<u8, 128>(level, operator),
@@ -194,9 +196,9 @@ pub(super) fn fold_kernel(level: Level, dtype: DataType, operator: Operator) -> 
         DataType::F64 => floats::<f64, Ranked<f64, true>, Ranked<f64, false>, 16, 16>(level, operator),
         DataType::BF16 => floats::<Bf16, Ranked<Bf16, true>, Ranked<Bf16, false>, 32, 64>(level, operator),
         DataType::F16 | DataType::F8E4M3 | DataType::F8E5M2 => match level {
-            Level::Portable => small_kernel::<Small<F16>, Small<E4m3>, Small<E5m2>>(level, dtype, operator),
+            InstructionSet::Portable => small_kernel::<Small<F16>, Small<E4m3>, Small<E5m2>>(level, dtype, operator),
             #[cfg(target_arch = "x86_64")]
-            Level::Avx2 => small_kernel::<HalfF16c, SmallF16c<E4m3>, SmallF16c<E5m2>>(level, dtype, operator),
+            InstructionSet::Avx2 => small_kernel::<HalfF16c, SmallF16c<E4m3>, SmallF16c<E5m2>>(level, dtype, operator),
         },
     }
 }
@@ -230,6 +232,7 @@ unsafe fn map<E: Element, const L: usize>(f: impl Fn(E::Wide) -> E::Wide, src: *
 
 /// The first bytes of a scalar, as an element.
 fn scalar<T: Copy + Default>(bytes: &ScalarBytes) -> T {
+    const { assert!(size_of::<T>() <= size_of::<ScalarBytes>()) };
     // SAFETY: an element of at most 8 bytes must be readable; because a scalar has 8.
     unsafe { load::<T, 1>(bytes.as_ptr(), 1)[0] }
 }
@@ -244,15 +247,15 @@ where
     match scale {
         Scale::Multiply(Prologue::Scalar(factor)) => {
             let factor = scalar::<T>(&factor);
-            // SAFETY: as for `map`; by the caller's promise.
+            // SAFETY: `map`'s requirements must hold; because the caller promises them.
             unsafe { map::<T, L>(|x| x.times(factor), src, dst, bytes) }
         }
         Scale::Multiply(Prologue::Reciprocal(n)) | Scale::Divide(n) if n != 1 => {
             let divisor = T::ready(n);
-            // SAFETY: as for `map`; by the caller's promise.
+            // SAFETY: `map`'s requirements must hold; because the caller promises them.
             unsafe { map::<T, L>(|x| x.over(&divisor), src, dst, bytes) }
         }
-        // SAFETY: as for `map`; by the caller's promise.
+        // SAFETY: `src` must be readable and `dst` writable for `bytes` bytes; because the caller promises it.
         _ => unsafe { ptr::copy(src, dst, bytes) },
     }
 }
@@ -267,20 +270,20 @@ where
     match scale {
         Scale::Multiply(Prologue::Scalar(factor)) => {
             let factor = E::widen(scalar::<E::Bits>(&factor));
-            // SAFETY: as for `map`; by the caller's promise.
+            // SAFETY: `map`'s requirements must hold; because the caller promises them.
             unsafe { map::<E, L>(|x| x.times(factor), src, dst, bytes) }
         }
         Scale::Multiply(Prologue::Reciprocal(n)) => {
             let factor = E::Wide::from(1.0 / n as f32);
-            // SAFETY: as for `map`; by the caller's promise.
+            // SAFETY: `map`'s requirements must hold; because the caller promises them.
             unsafe { map::<E, L>(|x| x.times(factor), src, dst, bytes) }
         }
         Scale::Divide(n) if n != 1 => {
             let divisor = E::Wide::from_count(n);
-            // SAFETY: as for `map`; by the caller's promise.
+            // SAFETY: `map`'s requirements must hold; because the caller promises them.
             unsafe { map::<E, L>(|x| x / divisor, src, dst, bytes) }
         }
-        // SAFETY: as for `map`; by the caller's promise.
+        // SAFETY: `src` must be readable and `dst` writable for `bytes` bytes; because the caller promises it.
         _ => unsafe { ptr::copy(src, dst, bytes) },
     }
 }
@@ -314,7 +317,8 @@ where
 {
     macro_rules! run {
         ($kernel:ident, $element:ty, $strip:literal) => {
-            // SAFETY: as for `map`; by the caller's promise.
+            // SAFETY: `map`'s requirements must hold and the element suit this processor; because the caller promises
+            // both.
             unsafe { $kernel::<$element, $strip>(scale, src, dst, bytes) }
         };
     }
@@ -339,7 +343,7 @@ where
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,f16c")]
 unsafe fn scale_avx2(dtype: DataType, scale: Scale, src: *const u8, dst: *mut u8, bytes: usize) {
-    // SAFETY: as for `scale_any`, by the caller's promise; this function's own requirement lets it use F16C.
+    // SAFETY: `scale_any`'s requirements must hold; because the caller promises them, and F16C to this function.
     unsafe { scale_any::<HalfF16c, SmallF16c<E4m3>, SmallF16c<E5m2>>(dtype, scale, src, dst, bytes) }
 }
 
@@ -348,12 +352,23 @@ unsafe fn scale_avx2(dtype: DataType, scale: Scale, src: *const u8, dst: *mut u8
 /// # Safety
 /// The processor must have `level`; `src` must be readable and `dst`, which may be exactly `src`, writable for `bytes`
 /// bytes.
-pub(super) unsafe fn scale(level: Level, dtype: DataType, how: Scale, src: *const u8, dst: *mut u8, bytes: usize) {
+pub(super) unsafe fn scale(
+    level: InstructionSet,
+    dtype: DataType,
+    how: Scale,
+    src: *const u8,
+    dst: *mut u8,
+    bytes: usize,
+) {
     match level {
-        // SAFETY: as for `scale_any`; by the caller's promise.
-        Level::Portable => unsafe { scale_any::<Small<F16>, Small<E4m3>, Small<E5m2>>(dtype, how, src, dst, bytes) },
+        // SAFETY: `scale_any`'s requirements must hold; because the caller promises them, and these elements suit every
+        // processor.
+        InstructionSet::Portable => unsafe {
+            scale_any::<Small<F16>, Small<E4m3>, Small<E5m2>>(dtype, how, src, dst, bytes)
+        },
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: the processor must have AVX2 and F16C, and the rest; by the caller's promise.
-        Level::Avx2 => unsafe { scale_avx2(dtype, how, src, dst, bytes) },
+        // SAFETY: `scale_avx2`'s requirements must hold; because the caller promises them, and that the processor has
+        // `level`.
+        InstructionSet::Avx2 => unsafe { scale_avx2(dtype, how, src, dst, bytes) },
     }
 }

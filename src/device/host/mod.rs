@@ -18,9 +18,9 @@ pub mod stream;
 mod tests;
 
 use crate::dtype::{DataType, Operator, Prologue, Reduction};
-use crate::memory::{Arena, Region};
-use crate::plan::Order;
-use kernel::{Level, Scale};
+use crate::memory::{Arena, Bytes};
+use crate::plan::OperandOrder;
+use kernel::{InstructionSet, Scale};
 use std::cell::RefCell;
 
 /// How an incoming element meets a local one.
@@ -31,7 +31,7 @@ pub struct Combine {
     /// The operation.
     pub operator: Operator,
     /// Which operand comes first.
-    pub order: Order,
+    pub order: OperandOrder,
     /// Divide the result by this (1: leave it): the epilogue, where the step finishes a result.
     pub divisor: u64,
 }
@@ -47,10 +47,10 @@ const STREAMS: usize = 8;
 /// # Panics
 /// When the regions differ in length, or the length is not a multiple of the element's size, or the divisor is 0.
 /// `dst` may be exactly `local` or exactly `incoming`; it may not overlap them in any other way.
-pub fn combine(how: Combine, local: Region, incoming: Region, dst: Region) {
+pub fn combine(how: Combine, local: Bytes<'_>, incoming: Bytes<'_>, dst: Bytes<'_>) {
     let srcs = match how.order {
-        Order::LocalFirst => [local, incoming],
-        Order::IncomingFirst => [incoming, local],
+        OperandOrder::LocalFirst => [local, incoming],
+        OperandOrder::IncomingFirst => [incoming, local],
     };
     reduce(how.dtype, how.operator, how.divisor, &srcs, dst);
 }
@@ -61,8 +61,8 @@ pub fn combine(how: Combine, local: Region, incoming: Region, dst: Region) {
 ///
 /// # Panics
 /// As [`combine`], and without any source. `dst` may be exactly one of the sources, and overlap none in any other way.
-pub fn reduce(dtype: DataType, operator: Operator, divisor: u64, srcs: &[Region], dst: Region) {
-    reduce_at(Level::best(), dtype, operator, divisor, srcs, dst);
+pub fn reduce(dtype: DataType, operator: Operator, divisor: u64, srcs: &[Bytes<'_>], dst: Bytes<'_>) {
+    reduce_at(InstructionSet::best(), dtype, operator, divisor, srcs, dst);
 }
 
 /// Applies the reduction's prologue to a rank's own input.
@@ -72,10 +72,10 @@ pub fn reduce(dtype: DataType, operator: Operator, divisor: u64, srcs: &[Region]
 /// # Panics
 /// When the regions differ in length, or the length is not a multiple of the element's size.
 /// `dst` may be exactly `src`; it may not overlap it in any other way.
-pub fn prologue(reduction: &Reduction, src: Region, dst: Region) {
+pub fn prologue(reduction: &Reduction, src: Bytes<'_>, dst: Bytes<'_>) {
     match reduction.prologue {
         Prologue::None => copy(dst, src),
-        factor => scale_at(Level::best(), reduction.dtype, Scale::Multiply(factor), src, dst),
+        factor => scale_at(InstructionSet::best(), reduction.dtype, Scale::Multiply(factor), src, dst),
     }
 }
 
@@ -84,12 +84,12 @@ pub fn prologue(reduction: &Reduction, src: Region, dst: Region) {
 ///
 /// # Panics
 /// As [`prologue`], and when the divisor is 0.
-pub fn divide(dtype: DataType, divisor: u64, src: Region, dst: Region) {
+pub fn divide(dtype: DataType, divisor: u64, src: Bytes<'_>, dst: Bytes<'_>) {
     assert_ne!(divisor, 0, "division by zero");
     if divisor == 1 {
         copy(dst, src);
     } else {
-        scale_at(Level::best(), dtype, Scale::Divide(divisor), src, dst);
+        scale_at(InstructionSet::best(), dtype, Scale::Divide(divisor), src, dst);
     }
 }
 
@@ -97,11 +97,11 @@ pub fn divide(dtype: DataType, divisor: u64, src: Region, dst: Region) {
 ///
 /// # Panics
 /// When the regions differ in length. They may overlap.
-pub fn copy(dst: Region, src: Region) {
+pub fn copy(dst: Bytes<'_>, src: Bytes<'_>) {
     dst.copy_from(src);
 }
 
-fn check(dtype: DataType, srcs: &[Region], dst: Region) {
+fn check(dtype: DataType, srcs: &[Bytes<'_>], dst: Bytes<'_>) {
     assert!(dst.len().is_multiple_of(dtype.size()), "{} bytes are not whole elements of {}", dst.len(), dtype.name());
     for src in srcs {
         assert_eq!(src.len(), dst.len(), "reduction of regions of different lengths");
@@ -110,14 +110,21 @@ fn check(dtype: DataType, srcs: &[Region], dst: Region) {
     }
 }
 
-fn scale_at(level: Level, dtype: DataType, how: Scale, src: Region, dst: Region) {
+fn scale_at(level: InstructionSet, dtype: DataType, how: Scale, src: Bytes<'_>, dst: Bytes<'_>) {
     check(dtype, &[src], dst);
     // SAFETY: this processor must have the level and the regions must be valid for the length; because `level` comes
     // from `Level::best` or is portable, `check` compared the lengths, and `Region::new` was promised the rest.
     unsafe { kernel::scale(level, dtype, how, src.as_ptr(), dst.as_ptr(), dst.len()) }
 }
 
-fn reduce_at(level: Level, dtype: DataType, operator: Operator, divisor: u64, srcs: &[Region], dst: Region) {
+fn reduce_at(
+    level: InstructionSet,
+    dtype: DataType,
+    operator: Operator,
+    divisor: u64,
+    srcs: &[Bytes<'_>],
+    dst: Bytes<'_>,
+) {
     assert!(!srcs.is_empty(), "a reduction of nothing");
     assert_ne!(divisor, 0, "division by zero");
     check(dtype, srcs, dst);
@@ -137,7 +144,14 @@ thread_local! {
 }
 
 /// Folds the block of the sources at `at` into `dst`.
-fn fold_block(level: Level, dtype: DataType, operator: Operator, srcs: &[Region], at: usize, dst: Region) {
+fn fold_block(
+    level: InstructionSet,
+    dtype: DataType,
+    operator: Operator,
+    srcs: &[Bytes<'_>],
+    at: usize,
+    dst: Bytes<'_>,
+) {
     if let [src] = srcs {
         return copy(dst, src.part(at, dst.len()));
     }
@@ -147,7 +161,7 @@ fn fold_block(level: Level, dtype: DataType, operator: Operator, srcs: &[Region]
         // `Level::best` or is portable, the blocks are parts of regions, and a partial result has a block's bytes.
         unsafe { fold(srcs, dst, bytes) }
     };
-    let pointer = |src: &Region| src.part(at, dst.len()).as_ptr().cast_const();
+    let pointer = |src: &Bytes<'_>| src.part(at, dst.len()).as_ptr().cast_const();
     let mut streams = [std::ptr::null(); STREAMS];
     if srcs.len() <= STREAMS {
         for (stream, src) in streams.iter_mut().zip(srcs) {
@@ -156,7 +170,7 @@ fn fold_block(level: Level, dtype: DataType, operator: Operator, srcs: &[Region]
         return run(&streams[..srcs.len()], dst.as_ptr(), dst.len());
     }
     // The destination may be a source that is read later, so it is written last.
-    let partial = PARTIAL.with_borrow_mut(Arena::region).as_ptr();
+    let partial = PARTIAL.with_borrow_mut(|arena| arena.region().as_ptr());
     for (k, stream) in streams.iter_mut().enumerate() {
         *stream = pointer(&srcs[k]);
     }

@@ -37,20 +37,20 @@ pub fn is_worker() -> bool {
 
 /// An ordered queue of jobs.
 #[derive(Default)]
-pub struct Stream {
+pub struct HostStream {
     queue: Mutex<Queue>,
     changed: Condvar,
 }
 
-impl fmt::Debug for Stream {
+impl fmt::Debug for HostStream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Stream({} pending)", self.locked().pending)
     }
 }
 
-impl Stream {
+impl HostStream {
     /// A stream with nothing in it.
-    pub fn new() -> Arc<Stream> {
+    pub fn new() -> Arc<HostStream> {
         Arc::default()
     }
 
@@ -59,8 +59,8 @@ impl Stream {
         self.queue.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// Queues a job. Returns at once; the job's error is kept for [`synchronize`](Stream::synchronize).
-    pub fn enqueue(self: &Arc<Stream>, job: impl FnOnce() -> Result<()> + Send + 'static) -> Result<()> {
+    /// Queues a job. Returns at once; the job's error is kept for [`synchronize`](HostStream::synchronize).
+    pub fn enqueue(self: &Arc<HostStream>, job: impl FnOnce() -> Result<()> + Send + 'static) -> Result<()> {
         let mut queue = self.locked();
         if queue.closed {
             return Err(Error::InvalidArgument("the stream has been destroyed".to_string()));
@@ -141,7 +141,7 @@ mod tests {
 
     #[test]
     fn jobs_run_in_order_and_off_the_caller_s_thread() {
-        let stream = Stream::new();
+        let stream = HostStream::new();
         let (sender, receiver) = mpsc::channel();
         for number in 0..100 {
             let sender = sender.clone();
@@ -157,7 +157,7 @@ mod tests {
 
     #[test]
     fn a_stream_is_in_progress_until_its_last_job_has_ended() {
-        let stream = Stream::new();
+        let stream = HostStream::new();
         let (go, wait) = mpsc::channel::<()>();
         stream.enqueue(move || wait.recv_timeout(LIMIT).map_err(|_| Error::Timeout("never told".into()))).unwrap();
         assert_eq!(stream.query(), Err(Error::InProgress));
@@ -169,7 +169,7 @@ mod tests {
 
     #[test]
     fn the_first_error_is_told_once_by_synchronize_and_later_jobs_still_run() {
-        let stream = Stream::new();
+        let stream = HostStream::new();
         let (sender, receiver) = mpsc::channel();
         stream.enqueue(|| Err(Error::Remote("first".into()))).unwrap();
         stream.enqueue(|| panic!("a test's panic")).unwrap();
@@ -182,7 +182,7 @@ mod tests {
 
     #[test]
     fn a_closed_stream_finishes_its_jobs_ends_its_thread_and_takes_no_more() {
-        let stream = Stream::new();
+        let stream = HostStream::new();
         let (sender, receiver) = mpsc::channel();
         stream.enqueue(move || sender.send(()).map_err(|_| Error::InProgress)).unwrap();
         stream.close();
@@ -197,7 +197,7 @@ mod tests {
 
     #[test]
     fn a_job_that_waits_for_its_own_stream_is_refused() {
-        let stream = Stream::new();
+        let stream = HostStream::new();
         let inner = stream.clone();
         stream.enqueue(move || inner.synchronize()).unwrap();
         assert!(matches!(stream.synchronize(), Err(Error::InvalidUsage(_))));

@@ -1,18 +1,18 @@
 //! The kernels against a plain pairwise oracle, bit for bit, on every path, at every alignment.
 
-use super::kernel::{Level, Scale};
+use super::kernel::{InstructionSet, Scale};
 use super::reference::{check, decode, decode_integer, encode, encode_integer, premultiplied};
 use super::{combine, copy, divide, prologue, reduce, reduce_at, scale_at, Combine, BLOCK_BYTES};
 use crate::dtype::{DataType, Operator, Prologue, RedOp, Reduction, ScalarBytes};
 use crate::memory::{Arena, Region};
-use crate::plan::Order;
+use crate::plan::OperandOrder;
 
 const OPERATORS: [Operator; 4] = [Operator::Sum, Operator::Prod, Operator::Max, Operator::Min];
 
-fn levels() -> Vec<Level> {
-    let mut levels = vec![Level::Portable];
-    if Level::best() != Level::Portable {
-        levels.push(Level::best());
+fn levels() -> Vec<InstructionSet> {
+    let mut levels = vec![InstructionSet::Portable];
+    if InstructionSet::best() != InstructionSet::Portable {
+        levels.push(InstructionSet::best());
     }
     levels
 }
@@ -104,7 +104,8 @@ impl Buffers {
     fn new(contents: &[&[u8]], offsets: &[usize]) -> Buffers {
         let room = contents.iter().map(|bytes| bytes.len()).max().unwrap_or(0).next_multiple_of(64) + 128;
         let mut arena = Arena::new(room * contents.len());
-        let whole = arena.region();
+        // SAFETY: the arena must outlive the region; because it goes with it, in one value.
+        let whole = unsafe { arena.region().unbound() };
         let mut regions = Vec::new();
         for (k, bytes) in contents.iter().enumerate() {
             let region = whole.part(k * room + offsets[k % offsets.len()], bytes.len());
@@ -237,11 +238,11 @@ fn combine_keeps_the_plans_operand_order_and_works_in_place() {
     let mut random = Random(11);
     for dtype in DataType::ALL {
         let (local, incoming) = (random.elements(dtype, 100), random.elements(dtype, 100));
-        for order in [Order::LocalFirst, Order::IncomingFirst] {
+        for order in [OperandOrder::LocalFirst, OperandOrder::IncomingFirst] {
             let how = Combine { dtype, operator: Operator::Sum, order, divisor: 1 };
             let sources = match order {
-                Order::LocalFirst => [local.clone(), incoming.clone()],
-                Order::IncomingFirst => [incoming.clone(), local.clone()],
+                OperandOrder::LocalFirst => [local.clone(), incoming.clone()],
+                OperandOrder::IncomingFirst => [incoming.clone(), local.clone()],
             };
             let wanted = oracle_fold(dtype, Operator::Sum, &sources);
             for place in 0..3 {

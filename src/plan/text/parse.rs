@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 
 use crate::plan::{
-    Action, Buffer, Call, Channel, Collective, Lane, Level, Order, Plan, Shape, Span, Spans, Step, StepRef,
+    Action, Buffer, Call, Channel, Collective, Lane, LinkLevel, OperandOrder, Plan, Shape, Span, Spans, Step, StepRef,
 };
 use crate::topo::{Grid, NodeId, Rank};
 use std::fmt;
@@ -240,8 +240,8 @@ fn read_action(words: &mut Words) -> Result<Action, Fault> {
             let (from, channel) = peer(words, "from")?;
             let (local, dst) = (words.list("local")?, words.list("dst")?);
             let order = match words.any()? {
-                "local_first" => Order::LocalFirst,
-                "incoming_first" => Order::IncomingFirst,
+                "local_first" => OperandOrder::LocalFirst,
+                "incoming_first" => OperandOrder::IncomingFirst,
                 word => return Err(format!("'{word}' is no order of operands")),
             };
             Action::RecvReduce { from, channel, local, dst, order, finish: words.flag("finish") }
@@ -264,8 +264,8 @@ fn read_action(words: &mut Words) -> Result<Action, Fault> {
 fn read_call(words: &mut Words) -> Result<Call, Fault> {
     let collective = read_collective(words.any()?)?;
     let level = match words.any()? {
-        "node" => Level::Node,
-        "rail" => Level::Rail,
+        "node" => LinkLevel::Node,
+        "rail" => LinkLevel::Rail,
         word => return Err(format!("'{word}' is no level")),
     };
     words.word("group")?;

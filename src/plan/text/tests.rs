@@ -20,9 +20,9 @@ fn any_spans() -> impl Strategy<Value = Vec<Span>> {
 pub(crate) fn any_action() -> impl Strategy<Value = Action> {
     let spans = any_spans;
     let blocks = || prop::collection::vec(any_spans(), 0..4);
-    let order = || prop::sample::select(vec![Order::LocalFirst, Order::IncomingFirst]);
+    let order = || prop::sample::select(vec![OperandOrder::LocalFirst, OperandOrder::IncomingFirst]);
     let peer = || any::<u32>().prop_map(Rank);
-    let level = prop::sample::select(vec![Level::Node, Level::Rail]);
+    let level = prop::sample::select(vec![LinkLevel::Node, LinkLevel::Rail]);
     let collective = prop::sample::select(Collective::ALL.to_vec());
     let group = prop::collection::vec(peer(), 0..4);
     prop_oneof![

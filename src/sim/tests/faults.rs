@@ -11,7 +11,7 @@ fn ring(nranks: usize) -> Vec<Arc<Program>> {
     compile(plans::all(&plans::flat(Collective::AllGather, nranks), plans::ring_all_gather)).unwrap()
 }
 
-fn run(seed: u64, fault: Fault, programs: &[Arc<Program>]) -> std::result::Result<SimReport, Box<SimFailure>> {
+fn run(seed: u64, fault: InjectedFault, programs: &[Arc<Program>]) -> std::result::Result<SimReport, Box<SimFailure>> {
     let options = SimOptions { window: 2, capacity: 1, limit_ns: LIMIT_NS, faults: vec![fault] };
     let job = Job { count: 64, dtype: DataType::I32, segment_bytes: 128, inputs: None };
     Sim::new(seed, options).run(programs, &job)
@@ -22,8 +22,8 @@ fn assert_everybody_ends(failure: &SimFailure, at_ns: u64) -> usize {
     let mut named = 0;
     for (rank, outcome) in failure.outcomes.iter().enumerate().filter(|(rank, _)| *rank != 2) {
         match outcome {
-            Outcome::Done { .. } => {}
-            Outcome::Failed { at_ns: end, error: Error::Timeout(text) } => {
+            RankOutcome::Done { .. } => {}
+            RankOutcome::Failed { at_ns: end, error: Error::Timeout(text) } => {
                 assert!(*end <= at_ns + HEALTHY_NS + LIMIT_NS, "rank {rank} too late: {failure}");
                 let ranks = text.split("waiting for ranks: ").nth(1).and_then(|rest| rest.split(';').next()).unwrap();
                 let names_it = ranks.split(", ").any(|name| name == "2");
@@ -46,17 +46,17 @@ fn a_rank_that_stops_for_ever_ends_all_others_in_time_and_is_named() {
     for seed in seeds(SEEDS) {
         let at_ns = Random::new(seed ^ 99).below(200_000);
         let fault = match seed % 3 {
-            0 => Fault::Die { rank: Rank(2), at_ns },
-            1 => Fault::Freeze { rank: Rank(2), at_ns, for_ns: u64::MAX },
-            _ => Fault::Fail { rank: Rank(2), at_ns },
+            0 => InjectedFault::Die { rank: Rank(2), at_ns },
+            1 => InjectedFault::Freeze { rank: Rank(2), at_ns, for_ns: u64::MAX },
+            _ => InjectedFault::Fail { rank: Rank(2), at_ns },
         };
         let Err(failure) = run(seed, fault, &programs) else { continue };
         let names = assert_everybody_ends(&failure, at_ns);
-        let failed = failure.outcomes.iter().filter(|outcome| matches!(outcome, Outcome::Failed { .. })).count();
+        let failed = failure.outcomes.iter().filter(|outcome| matches!(outcome, RankOutcome::Failed { .. })).count();
         assert!(names > 0 || failed <= 1, "nobody names the missing rank: {failure}");
         match &failure.outcomes[2] {
-            Outcome::Gone { at_ns: gone } => assert_eq!(*gone, at_ns),
-            Outcome::Failed { error, .. } => assert!(error.text().starts_with("the fault planned for"), "{error}"),
+            RankOutcome::Gone { at_ns: gone } => assert_eq!(*gone, at_ns),
+            RankOutcome::Failed { error, .. } => assert!(error.text().starts_with("the fault planned for"), "{error}"),
             other => panic!("rank 2 {other}"),
         }
         hit += 1;
@@ -70,7 +70,7 @@ fn a_rank_that_freezes_for_less_than_the_limit_harms_nobody() {
     let programs = ring(5);
     for seed in seeds(SEEDS) {
         let at_ns = Random::new(seed).below(100_000);
-        let fault = Fault::Freeze { rank: Rank(2), at_ns, for_ns: LIMIT_NS / 2 };
+        let fault = InjectedFault::Freeze { rank: Rank(2), at_ns, for_ns: LIMIT_NS / 2 };
         let report = run(seed, fault, &programs).unwrap_or_else(|failure| panic!("{failure}"));
         assert!(report.last_ns() < HEALTHY_NS + LIMIT_NS);
     }
@@ -80,9 +80,9 @@ fn a_rank_that_freezes_for_less_than_the_limit_harms_nobody() {
 fn a_member_that_never_comes_to_a_call_is_named() {
     let shape = Shape::new(Collective::AllReduce, Arc::new(Grid::blocks(&[2, 2])));
     let programs = compile(plans::all(&shape, plans::two_level_all_reduce)).unwrap();
-    let failure = run(1, Fault::Die { rank: Rank(3), at_ns: 0 }, &programs).unwrap_err();
+    let failure = run(1, InjectedFault::Die { rank: Rank(3), at_ns: 0 }, &programs).unwrap_err();
     for (rank, outcome) in failure.outcomes.iter().enumerate().take(3) {
-        let Outcome::Failed { error: Error::Timeout(text), .. } = outcome else { panic!("{failure}") };
+        let RankOutcome::Failed { error: Error::Timeout(text), .. } = outcome else { panic!("{failure}") };
         // Ranks 0 and 2 meet on one rail, 1 and 3 on the other; rank 2 shares a node with rank 3.
         let awaited = ["2", "3", "3"][rank];
         assert!(text.ends_with(&format!("waiting for ranks: {awaited}")), "rank {rank}: {text}");

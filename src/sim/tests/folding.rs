@@ -1,27 +1,28 @@
 //! Prices of some ranks for all: what `sim::price` leaves out changes nothing.
 
-use crate::algo::Choice;
+use crate::algorithms::Choice;
+use crate::carrier::Carrier;
 use crate::plan::Collective;
-use crate::sim::price::{grid_of, price, Carrier, Detail, How, Route};
-use crate::sim::Machine;
+use crate::sim::price::{grid_of, price, Detail, How, PricedPlan};
+use crate::sim::Cluster;
 use std::sync::Arc;
 
 /// Shapes of several nodes, machines whose NICs have one rank and two, algorithms, segments and windows.
-fn each_way(mut check: impl FnMut(&Arc<Machine>, usize, Collective, usize, &How)) {
+fn each_way(mut check: impl FnMut(&Arc<Cluster>, usize, Collective, usize, &How)) {
     let routes = |nranks: usize, bytes: usize| {
         let block = bytes / nranks;
         let mut ways =
-            vec![How::Pccl { rail: "ring", carrier: Carrier::Own }, How::Pccl { rail: "rd", carrier: Carrier::Own }];
+            vec![How::Pccl { rail: "ring", carrier: Carrier::Mpi }, How::Pccl { rail: "rd", carrier: Carrier::Mpi }];
         for rail in ["log", "ring"] {
             for (segment_bytes, window) in [(usize::MAX, 1), (block.div_ceil(3), 2), (block.div_ceil(8), 4)] {
                 let choice = Choice::leveled("two_level", "direct", rail);
-                ways.push(How::Strata(Route { choice, segment_bytes, window, carrier: Carrier::Own }));
+                ways.push(How::Strata(PricedPlan { choice, segment_bytes, window, carrier: Carrier::Mpi }));
             }
         }
         ways
     };
     for name in ["frontier", "perlmutter"] {
-        let machine = Arc::new(Machine::find(name).unwrap());
+        let machine = Arc::new(Cluster::find(name).unwrap());
         for nnodes in 2..=4 {
             let nranks = nnodes * machine.ranks_per_node();
             for collective in [Collective::AllGather, Collective::ReduceScatter, Collective::AllReduce] {

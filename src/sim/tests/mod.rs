@@ -170,7 +170,7 @@ fn a_message_of_another_size_is_an_error_that_names_the_sender() {
     }
     let job = Job { count: 4, dtype: DataType::I32, segment_bytes: 64, inputs: None };
     let failure = Sim::new(1, SimOptions::default()).run(&compile(plans).unwrap(), &job).unwrap_err();
-    let Outcome::Failed { error, .. } = &failure.outcomes[1] else { panic!("{failure}") };
+    let RankOutcome::Failed { error, .. } = &failure.outcomes[1] else { panic!("{failure}") };
     assert_eq!(error.text(), "a message of 16 bytes from rank 0 where 32 were expected");
 }
 

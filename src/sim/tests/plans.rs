@@ -1,7 +1,7 @@
 //! Small plans written by hand, independent of the algorithms that the library uses.
 #![forbid(unsafe_code)]
 
-use crate::plan::{Action, Call, Collective, Lane, Level, Order, Plan, Shape, Span, Spans, Step, StepRef};
+use crate::plan::{Action, Call, Collective, Lane, LinkLevel, OperandOrder, Plan, Shape, Span, Spans, Step, StepRef};
 use crate::topo::{Grid, Rank};
 use std::sync::Arc;
 
@@ -34,7 +34,7 @@ fn recv(from: usize, dst: Span) -> Step {
     Action::Recv { from: Rank::from_index(from), channel: 0, dst: vec![dst] }.into()
 }
 
-fn recv_reduce(from: usize, local: Span, dst: Span, order: Order, finish: bool) -> Step {
+fn recv_reduce(from: usize, local: Span, dst: Span, order: OperandOrder, finish: bool) -> Step {
     let from = Rank::from_index(from);
     Action::RecvReduce { from, channel: 0, local: vec![local], dst: vec![dst], order, finish }.into()
 }
@@ -79,7 +79,7 @@ pub(super) fn ring_all_reduce(shape: &Shape, rank: usize) -> Plan {
     let (mut sends, mut receives) = (vec![send(next, Span::input(chunk(0), 1))], Vec::new());
     for round in 0..nranks - 1 {
         let (local, dst) = (Span::input(chunk(round + 1), 1), Span::output(chunk(round + 1), 1));
-        receives.push(recv_reduce(previous, local, dst, Order::IncomingFirst, round == nranks - 2));
+        receives.push(recv_reduce(previous, local, dst, OperandOrder::IncomingFirst, round == nranks - 2));
         sends.push(after(send(next, dst), 1, round));
     }
     for round in 0..nranks - 1 {
@@ -121,7 +121,7 @@ fn doubling(shape: &Shape, rank: usize, slot: impl Fn(u32) -> usize) -> Plan {
     let mut lane = vec![copy(Span::input(0, 1), sum(0), shape.prologue)];
     for round in 0..rounds {
         let peer = rank ^ (1 << round);
-        let order = if peer > rank { Order::LocalFirst } else { Order::IncomingFirst };
+        let order = if peer > rank { OperandOrder::LocalFirst } else { OperandOrder::IncomingFirst };
         let last = round + 1 == rounds;
         let dst = if last { Span::output(0, 1) } else { sum(round + 1) };
         lane.push(send(peer, sum(round)));
@@ -141,9 +141,9 @@ pub(super) fn two_level_all_reduce(shape: &Shape, rank: usize) -> Plan {
         Step::from(Action::Call(Call { collective, level, group, root: 0, src, dst, finish }))
     };
     let steps = vec![
-        call(Collective::ReduceScatter, Level::Node, members.clone(), each(Span::input), part(0), false),
-        call(Collective::AllReduce, Level::Rail, grid.rail(local), part(0), part(1), true),
-        call(Collective::AllGather, Level::Node, members.clone(), part(1), each(Span::output), false),
+        call(Collective::ReduceScatter, LinkLevel::Node, members.clone(), each(Span::input), part(0), false),
+        call(Collective::AllReduce, LinkLevel::Rail, grid.rail(local), part(0), part(1), true),
+        call(Collective::AllGather, LinkLevel::Node, members.clone(), part(1), each(Span::output), false),
     ];
     // A lane for each phase lets the phases of different segments overlap.
     let mut lanes: Vec<Vec<Step>> = steps.into_iter().map(|step| vec![step]).collect();

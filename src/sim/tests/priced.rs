@@ -1,13 +1,14 @@
 //! The times of machines: what shares a resource takes turns, what does not runs beside it.
 
-use crate::algo::Choice;
+use crate::algorithms::Choice;
+use crate::carrier::Carrier;
 use crate::plan::Collective;
-use crate::sim::price::{grid_of, price, Carrier, Detail, How, Price, Route};
-use crate::sim::{Machine, Resource};
+use crate::sim::price::{grid_of, price, Detail, How, Price, PricedPlan};
+use crate::sim::{Cluster, Resource};
 use std::sync::Arc;
 
 /// A machine of round numbers: a byte takes a ns on a NIC, a message 1 us.
-fn round(ranks: usize, nics: usize, more: &str) -> Arc<Machine> {
+fn round(ranks: usize, nics: usize, more: &str) -> Arc<Cluster> {
     let number = |value: f64| format!("{{ value = {value}, source = \"round numbers for a test\" }}");
     let text = format!(
         "name = 'round'\ntext = 'a test'\n[node]\nranks = {}\nnics = {}\n[network]\nnic_gbps = {}\nlatency_us = {}\n\
@@ -22,16 +23,16 @@ fn round(ranks: usize, nics: usize, more: &str) -> Arc<Machine> {
         number(1e9),
         number(1e9),
     );
-    Arc::new(Machine::parse(&text, "round.toml").unwrap())
+    Arc::new(Cluster::parse(&text, "round.toml").unwrap())
 }
 
-fn strata(machine: &Arc<Machine>, nranks: usize, collective: Collective, bytes: usize, route: Route) -> Price {
+fn strata(machine: &Arc<Cluster>, nranks: usize, collective: Collective, bytes: usize, route: PricedPlan) -> Price {
     let detail = Detail { fold: false, timeline: true };
     price(machine, &grid_of(machine, nranks), collective, bytes, &How::Strata(route), detail).unwrap()
 }
 
-fn route(choice: &str, segment_bytes: usize, window: usize) -> Route {
-    Route { choice: choice.parse::<Choice>().unwrap(), segment_bytes, window, carrier: Carrier::Own }
+fn route(choice: &str, segment_bytes: usize, window: usize) -> PricedPlan {
+    PricedPlan { choice: choice.parse::<Choice>().unwrap(), segment_bytes, window, carrier: Carrier::Mpi }
 }
 
 #[test]
@@ -46,7 +47,7 @@ fn ranks_that_share_a_nic_take_twice_as_long_as_ranks_with_nics_of_their_own() {
 
 #[test]
 fn a_reduction_waits_for_its_bytes_and_takes_its_time_behind_them() {
-    let mut machine = Machine::clone(&round(1, 1, ""));
+    let mut machine = Cluster::clone(&round(1, 1, ""));
     machine.local.reduce_gbps.value = 0.5;
     let price = strata(&Arc::new(machine), 2, Collective::ReduceScatter, 2 << 20, route("log", usize::MAX, 1));
     let block = f64::from(1 << 20);
@@ -85,7 +86,7 @@ fn segments_let_rails_and_calls_overlap_and_a_window_of_one_does_not() {
 
 #[test]
 fn what_is_busy_is_never_busy_twice_at_once() {
-    let machine = Arc::new(Machine::find("frontier").unwrap());
+    let machine = Arc::new(Cluster::find("frontier").unwrap());
     let grid = grid_of(&machine, 32);
     let detail = Detail { fold: false, timeline: true };
     let how = How::Strata(route("two_level(direct,ring)", 1 << 16, 3));

@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 
 use super::*;
-use crate::algo;
+use crate::algorithms;
 use crate::plan::{Action, Spans};
 use crate::verify;
 use std::sync::mpsc;
@@ -40,14 +40,14 @@ fn shape(random: &mut Random) -> Shape {
 /// The plans of a random algorithm for a random shape, its calls replaced by plans or left to the world.
 fn case(random: &mut Random) -> Option<(Shape, String, Vec<Plan>)> {
     let shape = shape(random);
-    let mut choices: Vec<_> = algo::choices(shape.collective, &shape.grid);
-    choices.retain(|choice| algo::supports(choice, &shape));
+    let mut choices: Vec<_> = algorithms::choices(shape.collective, &shape.grid);
+    choices.retain(|choice| algorithms::supports(choice, &shape));
     if choices.is_empty() {
         return None;
     }
     let choice = &choices[random.below(choices.len() as u64) as usize];
-    let complete = ["log", "tree"].iter().all(|name| algo::by_name(name).is_some());
-    let build = if random.one_in(3) || !complete { algo::build_with_calls } else { algo::build };
+    let complete = ["log", "tree"].iter().all(|name| algorithms::by_name(name).is_some());
+    let build = if random.one_in(3) || !complete { algorithms::build_with_calls } else { algorithms::build };
     let plans: Result<Vec<Plan>> =
         (0..shape.nranks()).map(|rank| build(choice, &shape, Rank::from_index(rank))).collect();
     Some((shape, choice.to_string(), plans.ok()?))

@@ -5,35 +5,35 @@
 //! when it has a place for them, and acknowledges. Where it may not read the sender's memory it *grants* instead, and the
 //! sender passes the bytes through the ring in chunks.
 //!
-//! Where all ranks of the node share the segment, a small collective of all of them can do without messages ([`board`]).
+//! Where all ranks of the node share the segment, a small collective of all of them can do without messages ([`shared_buffers`]).
 //!
 //! A receiver always takes records out of the ring, whether or not their receives have been posted, so streams do not
 //! hold each other up; [`super::streams`] says what bounds the messages that wait.
 
-pub mod bell;
-mod board;
 pub mod open;
 pub mod pull;
 pub mod record;
 mod ring;
 mod segment;
+mod shared_buffers;
+pub mod wakeup;
 
 use crate::error::{Error, Result};
 use crate::exec::{Started, Token};
-use crate::memory::{shared, Arena, Region};
+use crate::memory::{shared, Arena, Bytes, Region};
 use crate::plan::Channel;
 use crate::topo::Rank;
-use bell::Bells;
-use board::Board;
 use pull::{Pull, Reach, SLICE, STAGING_BUFFER};
-use record::{Header, Kind, Listing, NO_SLOT};
+use record::{Listing, RecordHeader, RecordKind, NO_SLOT};
 use ring::{Consumer, Producer};
 use segment::{Segment, SlotBits, SLOTS};
+use shared_buffers::SharedBuffers;
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use wakeup::Wakeups;
 
 use super::streams::{Posted, Streams};
 use super::target::Pieces;
@@ -51,7 +51,7 @@ const CANCEL_LIMIT: Duration = Duration::from_secs(2);
 /// A message that came before its receive was posted.
 #[derive(Debug)]
 struct Arrival {
-    header: Header,
+    header: RecordHeader,
     body: Vec<u8>,
 }
 
@@ -96,7 +96,7 @@ struct Peer {
 pub struct Shm {
     local: usize,
     segment: Arc<Segment>,
-    bells: Arc<Bells>,
+    wakeups: Arc<Wakeups>,
     peers: Vec<Peer>,
     pulls: VecDeque<Pull>,
     staging: Arena,
@@ -105,7 +105,7 @@ pub struct Shm {
     relief: u64,
     cancelled: bool,
     /// Where all ranks of the node share the segment.
-    board: Option<Board>,
+    board: Option<SharedBuffers>,
     /// Polls since the rings were looked at.
     board_polls: u32,
     /// What shows to ranks of this process that we are one.
@@ -113,8 +113,8 @@ pub struct Shm {
     _presence: open::Presence,
 }
 
-fn header(kind: Kind, envelope: Envelope, bytes: usize, slot: u32, body: usize) -> Header {
-    Header { kind, len: 0, envelope, bytes, slot, pieces: 0, keys: 0, body: body as u32 }
+fn header(kind: RecordKind, envelope: Envelope, bytes: usize, slot: u32, body: usize) -> RecordHeader {
+    RecordHeader { kind, len: 0, envelope, bytes, slot, pieces: 0, keys: 0, body: body as u32 }
 }
 
 impl Peer {
@@ -217,9 +217,9 @@ impl Shm {
         }
         let mark = marked.then(|| peer.take_slot(Outgoing::Mark { channel: envelope.channel })).flatten();
         peer.streams.at(envelope.channel).credit.small_sent();
-        let header = header(Kind::Eager, envelope, bytes, mark.unwrap_or(NO_SLOT), bytes);
+        let header = header(RecordKind::Eager, envelope, bytes, mark.unwrap_or(NO_SLOT), bytes);
         peer.output.publish(&self.segment, at, header);
-        self.bells.ring(peer.local);
+        self.wakeups.ring(peer.local);
         Started::Done
     }
 
@@ -241,11 +241,11 @@ impl Shm {
         let Some(slot) = peer.take_slot(outgoing) else { return Started::Busy };
         peer.streams.at(channel).credit.large_sent();
         peer.output.body(at, self.body.len()).write(&self.body);
-        let mut header = header(Kind::Large, envelope, bytes, slot, self.body.len());
+        let mut header = header(RecordKind::Large, envelope, bytes, slot, self.body.len());
         header.pieces = listing.pieces.len() as u32;
         header.keys = listing.keys.len() as u32;
         peer.output.publish(&self.segment, at, header);
-        self.bells.ring(peer.local);
+        self.wakeups.ring(peer.local);
         Started::Pending
     }
 
@@ -258,7 +258,7 @@ impl Shm {
             stream.posted.push_back(posted);
             return Ok(Started::Pending);
         };
-        if header.kind == Kind::Large {
+        if header.kind == RecordKind::Large {
             self.fetch(index, posted, &header, &body)?;
             return Ok(Started::Pending);
         }
@@ -269,28 +269,28 @@ impl Shm {
     }
 
     /// Gives a small message to its receive.
-    fn deliver(&mut self, index: usize, posted: &Posted, header: &Header, body: Region) -> Result<()> {
+    fn deliver(&mut self, index: usize, posted: &Posted, header: &RecordHeader, body: Bytes<'_>) -> Result<()> {
         let peer = &self.peers[index];
         posted.check(peer.rank, header.envelope, header.bytes)?;
         posted.target.consume(0, body);
         if header.slot != NO_SLOT {
             set_bit(&self.segment.control(peer.local, self.local).acked.0, header.slot);
-            self.bells.ring(peer.local);
+            self.wakeups.ring(peer.local);
         }
         Ok(())
     }
 
     /// Begins to fetch a large message, or asks for it.
-    fn fetch(&mut self, index: usize, posted: Posted, header: &Header, body: &[u8]) -> Result<()> {
+    fn fetch(&mut self, index: usize, posted: Posted, header: &RecordHeader, body: &[u8]) -> Result<()> {
         let peer = &mut self.peers[index];
         posted.check(peer.rank, header.envelope, header.bytes)?;
-        let listing = Listing::decode(header.pieces, body)?;
+        let listing = Listing::decode(peer.rank, header.pieces, body)?;
         match Pull::new(index, peer.rank, peer.reach, header.slot, &listing, posted) {
             Ok(pull) => self.pulls.push_back(pull),
             Err(posted) => {
                 peer.inflows.push(Inflow { slot: header.slot, posted: *posted, received: 0, fetched: 0 });
                 set_bit(&self.segment.control(peer.local, self.local).granted.0, header.slot);
-                self.bells.ring(peer.local);
+                self.wakeups.ring(peer.local);
             }
         }
         Ok(())
@@ -310,7 +310,7 @@ impl Shm {
 
     /// The ranks that a call on the board waits for.
     pub fn missing(&self) -> Vec<Rank> {
-        self.board.as_ref().map_or_else(Vec::new, Board::missing)
+        self.board.as_ref().map_or_else(Vec::new, SharedBuffers::missing)
     }
 
     /// Makes progress; appends the tokens that have completed.
@@ -355,7 +355,7 @@ impl Shm {
             let next = if count < RECORDS_PER_POLL { peer.input.next(&self.segment)? } else { None };
             let Some((header, body)) = next else {
                 if count > 0 && peer.input.take_hunger(&self.segment) {
-                    self.bells.ring(peer.local);
+                    self.wakeups.ring(peer.local);
                 }
                 break;
             };
@@ -365,13 +365,19 @@ impl Shm {
         Ok(())
     }
 
-    fn take_record(&mut self, index: usize, header: &Header, body: Region, done: &mut Vec<Token>) -> Result<()> {
-        if header.kind == Kind::Chunk {
+    fn take_record(
+        &mut self,
+        index: usize,
+        header: &RecordHeader,
+        body: Bytes<'_>,
+        done: &mut Vec<Token>,
+    ) -> Result<()> {
+        if header.kind == RecordKind::Chunk {
             return self.take_chunk(index, header, body, done);
         }
         let stream = self.peers[index].streams.at(header.envelope.channel);
         let posted = stream.posted.pop_front();
-        if let (Some(posted), Kind::Eager) = (&posted, header.kind) {
+        if let (Some(posted), RecordKind::Eager) = (&posted, header.kind) {
             self.deliver(index, posted, header, body)?;
             done.push(posted.token);
             return Ok(());
@@ -387,7 +393,13 @@ impl Shm {
         }
     }
 
-    fn take_chunk(&mut self, index: usize, header: &Header, body: Region, done: &mut Vec<Token>) -> Result<()> {
+    fn take_chunk(
+        &mut self,
+        index: usize,
+        header: &RecordHeader,
+        body: Bytes<'_>,
+        done: &mut Vec<Token>,
+    ) -> Result<()> {
         let peer = &mut self.peers[index];
         let Some(at) = peer.inflows.iter().position(|inflow| inflow.slot == header.slot) else {
             return Err(Error::Internal(format!("rank {} sent bytes nobody asked for", peer.rank)));
@@ -422,9 +434,9 @@ impl Shm {
                     copied += run.len();
                 }
                 let nothing = Envelope { channel: 0, sequence: 0, signature: 0 };
-                peer.output.publish(&self.segment, at, header(Kind::Chunk, nothing, *sent, slot, len));
+                peer.output.publish(&self.segment, at, header(RecordKind::Chunk, nothing, *sent, slot, len));
                 *sent += len;
-                self.bells.ring(peer.local);
+                self.wakeups.ring(peer.local);
             }
             peer.outflows.pop_front();
             self.relief += 1;
@@ -436,13 +448,12 @@ impl Shm {
     /// Fetches large messages in the order in which they were matched, a slice in all.
     fn advance_pulls(&mut self, done: &mut Vec<Token>) -> Result<()> {
         let mut budget = SLICE;
-        let staging = self.staging.region();
         while budget > 0 {
             let Some(pull) = self.pulls.front_mut() else { return Ok(()) };
             let peer = &self.peers[pull.peer];
             let control = self.segment.control(peer.local, self.local);
             let before = pull.left();
-            if !pull.advance(budget, control, staging)? {
+            if !pull.advance(budget, control, self.staging.region())? {
                 self.ask_for_the_rest();
                 continue;
             }
@@ -451,7 +462,7 @@ impl Shm {
                 return Ok(());
             }
             set_bit(&control.acked.0, pull.slot);
-            self.bells.ring(peer.local);
+            self.wakeups.ring(peer.local);
             done.extend(self.pulls.pop_front().map(|pull| pull.posted.token));
         }
         Ok(())
@@ -468,14 +479,14 @@ impl Shm {
         let fetched = pull.done();
         peer.inflows.push(Inflow { slot: pull.slot, posted: pull.posted, received: 0, fetched });
         set_bit(&self.segment.control(peer.local, self.local).granted.0, pull.slot);
-        self.bells.ring(peer.local);
+        self.wakeups.ring(peer.local);
     }
 
     /// Whether `poll` would find something; the second look before a sleep.
     pub fn has_work(&mut self) -> bool {
         let (segment, local) = (&self.segment, self.local);
         !self.pulls.is_empty()
-            || self.board.as_ref().is_some_and(Board::has_work)
+            || self.board.as_ref().is_some_and(SharedBuffers::has_work)
             || self.peers.iter_mut().any(|peer| {
                 let control = segment.control(local, peer.local);
                 peer.input.has_record(segment)
@@ -500,7 +511,7 @@ impl Shm {
             let mut watched = [PollFd::new(process, PollFlags::IN)];
             let ended = poll(&mut watched, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).is_ok_and(|ready| ready > 0);
             // What it sent or posted before it ended still counts.
-            let came = peer.input.has_record(&self.segment) || self.board.as_ref().is_some_and(Board::has_work);
+            let came = peer.input.has_record(&self.segment) || self.board.as_ref().is_some_and(SharedBuffers::has_work);
             if ended && !came {
                 return Err(Error::Remote(format!("rank {} is gone: its process has ended", peer.rank)));
             }
@@ -539,9 +550,9 @@ impl Shm {
         self.relief
     }
 
-    /// The bells of this node.
-    pub fn bells(&self) -> &Arc<Bells> {
-        &self.bells
+    /// The wakeups of this node.
+    pub fn wakeups(&self) -> &Arc<Wakeups> {
+        &self.wakeups
     }
 
     /// The peers, in the order of their indices.

@@ -5,11 +5,11 @@
 //! have it. A rank for which that does not work either uses TCP. Every rank learns who can use shared memory, so both
 //! ends of a pair decide alike.
 
-use super::bell::{doorbell, Bells};
-use super::board::Board;
 use super::pull::{probe, Reach};
 use super::ring::{Consumer, Producer};
 use super::segment::Segment;
+use super::shared_buffers::SharedBuffers;
+use super::wakeup::{doorbell, Wakeups};
 use super::{Peer, Shm};
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -36,7 +36,7 @@ pub struct Ways {
 
 /// What a rank tells about itself.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Card {
+pub(crate) struct NodeCard {
     pid: u64,
     presence: u64,
     presence_at: u64,
@@ -59,7 +59,7 @@ fn word(bytes: &[u8], index: usize) -> Result<u64> {
     bytes.map(u64::from_le_bytes).ok_or_else(|| Error::Remote("a rank told too little about its memory".into()))
 }
 
-impl Card {
+impl NodeCard {
     fn encode(&self) -> Vec<u8> {
         words(&[
             self.pid,
@@ -76,9 +76,9 @@ impl Card {
     }
 
     /// The card in these bytes.
-    pub(crate) fn decode(bytes: &[u8]) -> Result<Card> {
+    pub(crate) fn decode(bytes: &[u8]) -> Result<NodeCard> {
         let at = |index| word(bytes, index);
-        Ok(Card {
+        Ok(NodeCard {
             pid: at(0)?,
             presence: at(1)?,
             presence_at: at(2)?,
@@ -201,14 +201,14 @@ fn has(told: &[u8], what: u8) -> Vec<bool> {
     told.iter().map(|told| told & what != 0).collect()
 }
 
-impl Card {
+impl NodeCard {
     /// Whether a process number of this rank names its process to `other` too, as far as anybody knows.
-    fn counts_with(&self, other: &Card) -> bool {
+    fn counts_with(&self, other: &NodeCard) -> bool {
         self.namespace == other.namespace || self.namespace == 0 || other.namespace == 0
     }
 
     /// This rank's heap, if we can open it.
-    fn met_by(&self, mine: &Card) -> Option<Met> {
+    fn met_by(&self, mine: &NodeCard) -> Option<Met> {
         let own = self.heap_inode == mine.heap_inode;
         let heap = || shared::meet(self.pid as u32, self.heap_fd as u32, self.heap_inode);
         (own || self.counts_with(mine)).then(heap).flatten()
@@ -218,7 +218,7 @@ impl Card {
 fn agree(
     me: Rank,
     grid: &Grid,
-    cards: &[Card],
+    cards: &[NodeCard],
     own: Option<OwnedFd>,
     ways: Ways,
     exchange: &mut dyn Exchange,
@@ -285,7 +285,7 @@ pub fn open(
     let own = if me == members[0] { Some(memory_file(members.len())?) } else { None };
     let inode = |file: &OwnedFd| rustix::fs::fstat(file).map(|stat| stat.st_ino);
     let (heap_fd, heap_inode) = shared::heap().unwrap_or((u32::MAX, 0));
-    let card = Card {
+    let card = NodeCard {
         pid: std::process::id().into(),
         presence: *presence.0,
         presence_at: presence.address(),
@@ -298,7 +298,7 @@ pub fn open(
         namespace: namespace(),
     };
     let told = exchange.allgather(card.encode())?;
-    let cards = told.iter().map(|bytes| Card::decode(bytes)).collect::<Result<Vec<Card>>>()?;
+    let cards = told.iter().map(|bytes| NodeCard::decode(bytes)).collect::<Result<Vec<NodeCard>>>()?;
     if cards.len() != grid.nranks() {
         return Err(Error::Internal(format!("{} ranks answered of {}", cards.len(), grid.nranks())));
     }
@@ -308,7 +308,7 @@ pub fn open(
             let others = members.iter().copied().filter(|&rank| rank != me && usable[rank.index()]);
             (segment, others.collect(), grid.local(me))
         }
-        // Alone: a segment of our own, for our own bell.
+        // Alone: a segment of our own, for our own wakeup.
         None => (Segment::map(memory_file(1)?, 1)?, Vec::new(), 0),
     };
     let segment = Arc::new(segment);
@@ -317,14 +317,14 @@ pub fn open(
         if reached.is_empty() { vec![card.doorbell; segment.ranks()] } else { members.iter().map(named).collect() };
     let waits_for_sockets = sockets && reached.len() + 1 < grid.nranks();
     let doorbell = if waits_for_sockets { Some(doorbell(card.doorbell)?) } else { None };
-    let bells = Arc::new(Bells::new(segment.clone(), local, names, doorbell)?);
+    let wakeups = Arc::new(Wakeups::new(segment.clone(), local, names, doorbell)?);
     let peers: Vec<Peer> = reached
         .iter()
         .map(|&rank| peer(rank, grid.local(rank), local, &cards[rank.index()], &card, &segment, config))
         .collect();
     let complete = members.len() > 1 && members.iter().all(|rank| usable[rank.index()]);
     let maps = maps && peers.iter().all(|peer| !matches!(peer.reach, Reach::Ring { .. }));
-    let board = complete.then(|| Board::new(segment.clone(), bells.clone(), local, members.to_vec(), maps));
+    let board = complete.then(|| SharedBuffers::new(segment.clone(), wakeups.clone(), local, members.to_vec(), maps));
     Ok(Shm {
         board,
         board_polls: 0,
@@ -336,14 +336,22 @@ pub fn open(
         body: Vec::new(),
         relief: 0,
         cancelled: false,
-        bells,
+        wakeups,
         segment,
         _met: met,
         _presence: presence,
     })
 }
 
-fn peer(rank: Rank, local: usize, me: usize, card: &Card, mine: &Card, segment: &Segment, config: &Config) -> Peer {
+fn peer(
+    rank: Rank,
+    local: usize,
+    me: usize,
+    card: &NodeCard,
+    mine: &NodeCard,
+    segment: &Segment,
+    config: &Config,
+) -> Peer {
     let pid = card.pid as u32;
     let reach = if present().contains(&card.presence) {
         Reach::SameProcess

@@ -8,7 +8,7 @@ use super::record::Listing;
 use super::segment::Control;
 use crate::error::{Error, Result};
 use crate::memory::mapping::Mapping;
-use crate::memory::{shared, Region};
+use crate::memory::{shared, Bytes, Region};
 use crate::topo::Rank;
 use crate::transport::streams::Posted;
 use crate::transport::target::Pieces;
@@ -102,7 +102,8 @@ pub fn mapped(listing: &Listing) -> Option<(Pieces, Mappings)> {
         let offset = address.checked_sub(listing.keys.get(index)?.1)? as usize;
         let region = mappings[index].region();
         let inside = offset.checked_add(len as usize).is_some_and(|end| end <= region.len());
-        inside.then(|| region.part(offset, len as usize))
+        // SAFETY: the mapping must outlive every use; because pieces and mappings are returned, and kept, together.
+        inside.then(|| unsafe { region.part(offset, len as usize).unbound() })
     };
     let regions: SmallVec<[Region; 4]> = listing.pieces.iter().map(place).collect::<Option<_>>()?;
     Some((Pieces::new(&regions), mappings))
@@ -144,7 +145,7 @@ impl Pull {
 
     /// Fetches up to `most` bytes (a few more, to end between elements). `control` is the sender's direction. False: this
     /// process may not read the sender's memory any more, since one of the two has given up rights.
-    pub fn advance(&mut self, most: usize, control: &Control, staging: Region) -> Result<bool> {
+    pub fn advance(&mut self, most: usize, control: &Control, staging: Bytes<'_>) -> Result<bool> {
         // The sender sets `cancelled`, then waits until `reading` is not set; we set `reading`, then look at
         // `cancelled`. Both sequentially consistent: whoever comes second sees the other.
         control.reading.0.store(1, Ordering::SeqCst);
@@ -158,7 +159,7 @@ impl Pull {
         result
     }
 
-    fn fetch(&mut self, most: usize, staging: Region) -> Result<bool> {
+    fn fetch(&mut self, most: usize, staging: Bytes<'_>) -> Result<bool> {
         let end = self.done + most.min(self.left());
         while self.done < end {
             let left = end - self.done;
@@ -174,7 +175,7 @@ impl Pull {
     }
 
     /// Takes the next run of bytes that lie in our address space.
-    fn take_here(&self, pieces: &Pieces, left: usize, staging: Region) -> usize {
+    fn take_here(&self, pieces: &Pieces, left: usize, staging: Bytes<'_>) -> usize {
         let target = &self.posted.target;
         let grain = target.grain();
         let run = pieces.run(self.done, left);
@@ -195,10 +196,10 @@ impl Pull {
     }
 
     /// Has the kernel copy the next bytes; `None` where it refuses.
-    fn take_there(&self, pieces: &Pieces, pid: u32, left: usize, staging: Region) -> Result<Option<usize>> {
+    fn take_there(&self, pieces: &Pieces, pid: u32, left: usize, staging: Bytes<'_>) -> Result<Option<usize>> {
         let target = &self.posted.target;
         let grain = target.grain();
-        let mut into: SmallVec<[Region; 16]> = SmallVec::new();
+        let mut into: SmallVec<[Bytes<'_>; 16]> = SmallVec::new();
         let mut from: SmallVec<[Region; 16]> = SmallVec::new();
         let first = pieces.run(self.done, left);
         let direct = target.store().filter(|dst| !copies_slowly(first, dst.run(self.done, left)));
@@ -227,7 +228,7 @@ impl Pull {
         Ok(Some(got))
     }
 
-    fn explain(&self, error: &std::io::Error, pid: u32, into: &[Region]) -> Error {
+    fn explain(&self, error: &std::io::Error, pid: u32, into: &[Bytes<'_>]) -> Error {
         let rank = self.rank;
         match error.raw_os_error() {
             Some(libc::ESRCH) => Error::Remote(format!("rank {rank} is gone: its process {pid} has ended")),
@@ -257,9 +258,9 @@ fn copies_slowly(from: Region, into: Region) -> bool {
 }
 
 /// Copies bytes of process `pid` (the regions `from` name them there) into regions of ours.
-pub fn read_process(pid: u32, into: &[Region], from: &[Region]) -> std::io::Result<usize> {
-    let vector = |regions: &[Region]| -> SmallVec<[libc::iovec; 16]> {
-        let part = |region: &Region| libc::iovec { iov_base: region.as_ptr().cast(), iov_len: region.len() };
+pub fn read_process(pid: u32, into: &[Bytes<'_>], from: &[Bytes<'_>]) -> std::io::Result<usize> {
+    let vector = |regions: &[Bytes<'_>]| -> SmallVec<[libc::iovec; 16]> {
+        let part = |region: &Bytes<'_>| libc::iovec { iov_base: region.as_ptr().cast(), iov_len: region.len() };
         regions.iter().map(part).collect()
     };
     let (into, from) = (vector(into), vector(from));
@@ -273,8 +274,8 @@ pub fn read_process(pid: u32, into: &[Region], from: &[Region]) -> std::io::Resu
 
 /// Whether memory of ours, which nobody else uses now, can be read and written, shown by having the kernel copy it onto
 /// itself.
-fn is_writable(regions: &[Region]) -> bool {
-    let bytes: usize = regions.iter().map(Region::len).sum();
+fn is_writable(regions: &[Bytes<'_>]) -> bool {
+    let bytes: usize = regions.iter().map(Bytes::len).sum();
     read_process(std::process::id(), regions, regions).is_ok_and(|copied| copied == bytes)
 }
 

@@ -4,6 +4,7 @@
 use crate::error::{Error, Result};
 use crate::memory::shared::SegmentKey;
 use crate::memory::Region;
+use crate::topo::Rank;
 use crate::transport::Envelope;
 
 /// Bytes of a header, and the unit of all records.
@@ -16,7 +17,7 @@ pub const NO_SLOT: u32 = u32::MAX;
 /// What a record is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
-pub enum Kind {
+pub enum RecordKind {
     /// A message with its bytes. If it has a slot, it is to be acknowledged when it is received.
     Eager = 1,
     /// The announcement of a message that the receiver fetches; the body lists where its bytes lie.
@@ -29,9 +30,9 @@ pub enum Kind {
 
 /// The first cache line of a record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Header {
+pub struct RecordHeader {
     /// What it is.
-    pub kind: Kind,
+    pub kind: RecordKind,
     /// Bytes of the record, header included.
     pub len: usize,
     /// The message's envelope.
@@ -60,7 +61,7 @@ fn u64_at(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(std::array::from_fn(|i| bytes[at + i]))
 }
 
-impl Header {
+impl RecordHeader {
     /// The header as bytes.
     pub fn encode(&self) -> [u8; HEADER] {
         let mut bytes = [0; HEADER];
@@ -78,17 +79,17 @@ impl Header {
     }
 
     /// The header in these bytes.
-    pub fn decode(bytes: &[u8; HEADER]) -> Result<Header> {
+    pub fn decode(bytes: &[u8; HEADER]) -> Result<RecordHeader> {
         let kind = match bytes[0] {
-            1 => Kind::Eager,
-            2 => Kind::Large,
-            3 => Kind::Chunk,
-            4 => Kind::Skip,
+            1 => RecordKind::Eager,
+            2 => RecordKind::Large,
+            3 => RecordKind::Chunk,
+            4 => RecordKind::Skip,
             other => return Err(Error::Internal(format!("a shared-memory record of kind {other}"))),
         };
         let channel = u16::from_le_bytes([bytes[2], bytes[3]]);
         let envelope = Envelope { channel, sequence: u64_at(bytes, 8), signature: u32_at(bytes, 4) };
-        Ok(Header {
+        Ok(RecordHeader {
             kind,
             envelope,
             bytes: u64_at(bytes, 16) as usize,
@@ -155,12 +156,14 @@ impl Listing {
         }
     }
 
-    /// The listing in a body that begins with so many pieces.
-    pub fn decode(pieces: u32, body: &[u8]) -> Result<Listing> {
+    /// The listing in a body of rank `from` that begins with so many pieces.
+    pub fn decode(from: Rank, pieces: u32, body: &[u8]) -> Result<Listing> {
         let (pieces, keys) = body
             .split_at_checked(pieces as usize * PIECE)
             .filter(|(_, keys)| keys.len().is_multiple_of(KEY))
-            .ok_or_else(|| Error::Internal(format!("a listing of {pieces} pieces in {} bytes", body.len())))?;
+            .ok_or_else(|| {
+                Error::Internal(format!("malformed listing from rank {from}: {pieces} pieces in {} bytes", body.len()))
+            })?;
         let piece = |bytes: &[u8]| {
             let key = u64_at(bytes, 16);
             (u64_at(bytes, 0), u64_at(bytes, 8), (key != u64::MAX).then_some(key as usize))
@@ -190,8 +193,7 @@ mod tests {
 
     #[test]
     fn headers_and_listings_survive_the_ring() {
-        let mut arena = Arena::new(4096);
-        let region = arena.region();
+        let region = Arena::new(4096).leak();
         let base = region.as_ptr() as usize;
         let key = SegmentKey { pid: 1, fd: 2, inode: 3, start: 4096, len: 8192, generation: 9 };
         let find = |address, _| (address >= base + 100).then_some((key, address - base));
@@ -200,8 +202,8 @@ mod tests {
         let mut body = Vec::new();
         listing.encode(&mut body);
         assert_eq!(body.len(), listing.encoded_len());
-        let header = Header {
-            kind: Kind::Large,
+        let header = RecordHeader {
+            kind: RecordKind::Large,
             len: 640,
             envelope: Envelope { channel: 5, sequence: u64::MAX - 1, signature: 0xdead_beef },
             bytes: 5 << 32,
@@ -210,7 +212,7 @@ mod tests {
             keys: 1,
             body: body.len() as u32,
         };
-        assert_eq!(Header::decode(&header.encode()), Ok(header));
-        assert_eq!(Listing::decode(header.pieces, &body), Ok(listing));
+        assert_eq!(RecordHeader::decode(&header.encode()), Ok(header));
+        assert_eq!(Listing::decode(Rank(1), header.pieces, &body), Ok(listing));
     }
 }

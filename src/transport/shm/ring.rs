@@ -2,9 +2,7 @@
 //!
 //! Positions count bytes ever written or consumed. A record is contiguous: where it would cross the end of the ring, a
 //! `Skip` fills the rest. The sender publishes by storing its position (release), the receiver frees by storing its own.
-#![forbid(unsafe_code)]
-
-use super::record::{Header, Kind, HEADER, NO_SLOT};
+use super::record::{RecordHeader, RecordKind, HEADER, NO_SLOT};
 use super::segment::{Control, Segment};
 use crate::error::Result;
 use crate::memory::Region;
@@ -41,7 +39,9 @@ pub fn record_len(body: usize) -> usize {
 impl Producer {
     /// The end of `from`, which sends to `to`.
     pub fn new(segment: &Segment, from: usize, to: usize) -> Producer {
-        Producer { from, to, ring: segment.ring(from, to), tail: 0, head: 0, starved: false }
+        // SAFETY: the segment must outlive every use; because each that reads or writes takes it as an argument.
+        let ring = unsafe { segment.ring(from, to).unbound() };
+        Producer { from, to, ring, tail: 0, head: 0, starved: false }
     }
 
     /// The largest body that always finds room once the ring is empty.
@@ -83,8 +83,8 @@ impl Producer {
         if rest >= len {
             return Some(at);
         }
-        let skip = Header {
-            kind: Kind::Skip,
+        let skip = RecordHeader {
+            kind: RecordKind::Skip,
             len: rest,
             envelope: NOTHING,
             bytes: 0,
@@ -104,7 +104,7 @@ impl Producer {
     }
 
     /// Completes the record reserved at `at`, whose body is in place, and shows it to the receiver.
-    pub fn publish(&mut self, segment: &Segment, at: usize, mut header: Header) {
+    pub fn publish(&mut self, segment: &Segment, at: usize, mut header: RecordHeader) {
         header.len = record_len(header.body as usize);
         self.ring.part(at, HEADER).write(&header.encode());
         self.tail += header.len as u64;
@@ -122,7 +122,9 @@ impl Producer {
 impl Consumer {
     /// The end of `to`, which receives from `from`.
     pub fn new(segment: &Segment, from: usize, to: usize) -> Consumer {
-        Consumer { from, to, ring: segment.ring(from, to), head: 0 }
+        // SAFETY: the segment must outlive every use; because each that reads or writes takes it as an argument.
+        let ring = unsafe { segment.ring(from, to).unbound() };
+        Consumer { from, to, ring, head: 0 }
     }
 
     /// Whether a record waits.
@@ -131,13 +133,13 @@ impl Consumer {
     }
 
     /// The next record and its body.
-    pub fn next(&mut self, segment: &Segment) -> Result<Option<(Header, Region)>> {
+    pub fn next(&mut self, segment: &Segment) -> Result<Option<(RecordHeader, Region)>> {
         while self.has_record(segment) {
             let at = self.head as usize % self.ring.len();
             let mut bytes = [0; HEADER];
             self.ring.part(at, HEADER).read(&mut bytes);
-            let header = Header::decode(&bytes)?;
-            if header.kind != Kind::Skip {
+            let header = RecordHeader::decode(&bytes)?;
+            if header.kind != RecordKind::Skip {
                 return Ok(Some((header, self.ring.part(at + HEADER, header.body as usize))));
             }
             self.advance(segment, &header);
@@ -146,7 +148,7 @@ impl Consumer {
     }
 
     /// Gives the space of a record back.
-    pub fn advance(&mut self, segment: &Segment, header: &Header) {
+    pub fn advance(&mut self, segment: &Segment, header: &RecordHeader) {
         self.head += header.len as u64;
         segment.control(self.from, self.to).head.0.store(self.head, Ordering::Release);
     }

@@ -1,7 +1,7 @@
 //! The shared segment of one communicator on one node: its layout, and safe access to it.
 //!
 //! ```text
-//! bells     one cache line per local rank: whether it sleeps, and how it wants to be woken
+//! wakeups     one cache line per local rank: whether it sleeps, and how it wants to be woken
 //! controls  one set of cache lines per ordered pair, [to][from]: positions and acknowledgements
 //! rings     one per ordered pair, [to][from]: records, from the sender to the receiver
 //! cells     three cache lines per local rank: what its board's faces hold, and how far it has read
@@ -11,7 +11,7 @@
 
 use crate::error::{Error, Result};
 use crate::memory::mapping::{Access, Mapping};
-use crate::memory::Region;
+use crate::memory::Bytes;
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
@@ -25,8 +25,8 @@ pub struct Line<T>(pub T);
 /// How a rank sleeps.
 #[derive(Debug)]
 #[repr(C, align(64))]
-pub struct BellCell {
-    /// One of the states of [`super::bell`]; also the futex word.
+pub struct WakeupCell {
+    /// One of the states of [`super::wakeup`]; also the futex word.
     pub state: AtomicU32,
     /// A peer could not reach the rank's doorbell: it must not sleep long.
     pub deaf: AtomicU32,
@@ -92,7 +92,7 @@ pub struct Face<'a> {
     /// What it holds.
     pub cell: &'a FaceCell,
     /// The bytes.
-    pub data: Region,
+    pub data: Bytes<'a>,
 }
 
 /// Bytes of a face. Only what is used of it takes memory.
@@ -117,7 +117,7 @@ pub const fn ring_bytes(ranks: usize) -> usize {
 }
 
 fn controls_at(ranks: usize) -> usize {
-    (ranks * size_of::<BellCell>()).next_multiple_of(PAGE)
+    (ranks * size_of::<WakeupCell>()).next_multiple_of(PAGE)
 }
 
 fn rings_at(ranks: usize) -> usize {
@@ -159,10 +159,10 @@ impl Segment {
         unsafe { &*place.as_ptr().cast::<T>() }
     }
 
-    /// The bell of a local rank.
-    pub fn bell(&self, local: usize) -> &BellCell {
+    /// The wakeup of a local rank.
+    pub fn wakeup_cell(&self, local: usize) -> &WakeupCell {
         assert!(local < self.ranks);
-        self.at(local * size_of::<BellCell>())
+        self.at(local * size_of::<WakeupCell>())
     }
 
     /// What a local rank tells about its board.
@@ -189,7 +189,7 @@ impl Segment {
     }
 
     /// The ring from `from` to `to`.
-    pub fn ring(&self, from: usize, to: usize) -> Region {
+    pub fn ring(&self, from: usize, to: usize) -> Bytes<'_> {
         let bytes = ring_bytes(self.ranks);
         self.mapping.region().part(rings_at(self.ranks) + self.pair(from, to) * bytes, bytes)
     }

@@ -6,8 +6,8 @@
 //! Nothing here waits for a caller.
 #![forbid(unsafe_code)]
 
-use super::frame::{same_secret, Greeting, Secret};
-use crate::admission::{self, Place, TRANSPORTS};
+use super::frame::{same_secret, Greeting, Password};
+use crate::admission::{self, BudgetShare, TRANSPORTS};
 use crate::error::{Error, Result};
 use crate::fork::{self, Unshared};
 use crate::listen::listen;
@@ -33,7 +33,7 @@ struct Caller {
     greeting: [u8; HEADER],
     have: usize,
     /// What it holds beyond the places of the peers.
-    _place: Option<Place>,
+    _place: Option<BudgetShare>,
 }
 
 /// What became of a caller that was heard.
@@ -46,10 +46,10 @@ enum Heard {
     Greeted(Greeting),
 }
 
-/// The listening socket and the callers at the door.
-pub struct Door {
+/// The listening socket and the callers at the listener.
+pub struct Listener {
     listener: Unshared<TcpListener>,
-    secret: Secret,
+    secret: Password,
     callers: Vec<Caller>,
     /// Connections that the peers may make.
     expected: usize,
@@ -57,15 +57,15 @@ pub struct Door {
     closed_until: Option<Instant>,
 }
 
-impl std::fmt::Debug for Door {
+impl std::fmt::Debug for Listener {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         // The secret stays out of logs.
-        f.debug_struct("Door").field("listener", &self.listener).field("callers", &self.callers.len()).finish()
+        f.debug_struct("Listener").field("listener", &self.listener).field("callers", &self.callers.len()).finish()
     }
 }
 
 impl Caller {
-    fn hear(&mut self, secret: &Secret) -> Heard {
+    fn hear(&mut self, secret: &Password) -> Heard {
         match (&*self.socket).read(&mut self.greeting[self.have..]) {
             Ok(0) => return Heard::Stranger("it left without a greeting".into()),
             Ok(got) => self.have += got,
@@ -87,18 +87,18 @@ fn turn_away(from: SocketAddr, why: &str) {
     admission::refused("the TCP port", from, why);
 }
 
-impl Door {
+impl Listener {
     /// Listens at a free port of `address`; callers need `secret`. `expected`: connections that the peers may make.
-    pub fn open(address: IpAddr, secret: Secret, expected: usize) -> Result<Door> {
+    pub fn open(address: IpAddr, secret: Password, expected: usize) -> Result<Listener> {
         // A rank that is not in a call lets nobody in: its callers wait there. The system has its own limit.
         let backlog = i32::try_from((expected + SPARE_PLACES).max(1024)).unwrap_or(i32::MAX);
         let listener = listen(SocketAddr::new(address, 0), backlog)
             .map_err(|error| Error::System(format!("listening at address {address}: {error}")))?;
-        Ok(Door { listener, secret, callers: Vec::new(), expected, next: 0, closed_until: None })
+        Ok(Listener { listener, secret, callers: Vec::new(), expected, next: 0, closed_until: None })
     }
 
     /// The listening socket.
-    pub fn listener(&self) -> &TcpListener {
+    pub fn socket(&self) -> &TcpListener {
         &self.listener
     }
 
@@ -197,19 +197,19 @@ mod tests {
     use crate::topo::Rank;
     use std::io::Write;
 
-    fn call(door: &mut Door, bytes: &[u8]) -> Option<Greeting> {
-        let mut socket = TcpStream::connect(door.address().unwrap()).unwrap();
+    fn call(listener: &mut Listener, bytes: &[u8]) -> Option<Greeting> {
+        let mut socket = TcpStream::connect(listener.address().unwrap()).unwrap();
         socket.write_all(bytes).unwrap();
         let limit = Instant::now() + Duration::from_secs(5);
         let mut numbers = Vec::new();
         while Instant::now() < limit {
-            numbers.extend(door.let_in().into_iter().map(|(number, _)| number));
+            numbers.extend(listener.let_in().into_iter().map(|(number, _)| number));
             for &number in &numbers {
-                if let Some((greeting, _)) = door.hear(number) {
+                if let Some((greeting, _)) = listener.hear(number) {
                     return Some(greeting);
                 }
             }
-            if !numbers.is_empty() && door.callers.is_empty() {
+            if !numbers.is_empty() && listener.callers.is_empty() {
                 return None;
             }
             std::thread::yield_now();
@@ -219,34 +219,34 @@ mod tests {
 
     #[test]
     fn only_callers_with_the_secret_come_in() {
-        let mut door = Door::open("127.0.0.1".parse().unwrap(), [5; 16], 2).unwrap();
+        let mut listener = Listener::open("127.0.0.1".parse().unwrap(), [5; 16], 2).unwrap();
         let greeting = Greeting { from: Rank(3), index: 1, secret: [5; 16] };
-        assert_eq!(call(&mut door, &[0xff; HEADER]), None);
-        assert_eq!(call(&mut door, &Greeting { secret: [6; 16], ..greeting }.encode()), None);
-        assert_eq!(call(&mut door, &greeting.encode()), Some(greeting));
+        assert_eq!(call(&mut listener, &[0xff; HEADER]), None);
+        assert_eq!(call(&mut listener, &Greeting { secret: [6; 16], ..greeting }.encode()), None);
+        assert_eq!(call(&mut listener, &greeting.encode()), Some(greeting));
     }
 
     #[test]
     fn callers_that_greet_come_in_however_many_say_nothing() {
-        let mut door = Door::open("127.0.0.1".parse().unwrap(), [5; 16], 2).unwrap();
+        let mut listener = Listener::open("127.0.0.1".parse().unwrap(), [5; 16], 2).unwrap();
         let silent: Vec<_> =
-            (0..3 * SPARE_PLACES).map(|_| TcpStream::connect(door.address().unwrap()).unwrap()).collect();
-        door.let_in();
-        assert!(door.callers.len() <= door.expected + SPARE_PLACES, "the rest waits");
-        assert!(door.closed_until().is_some());
+            (0..3 * SPARE_PLACES).map(|_| TcpStream::connect(listener.address().unwrap()).unwrap()).collect();
+        listener.let_in();
+        assert!(listener.callers.len() <= listener.expected + SPARE_PLACES, "the rest waits");
+        assert!(listener.closed_until().is_some());
         let greeting = Greeting { from: Rank(3), index: 1, secret: [5; 16] };
-        assert_eq!(call(&mut door, &greeting.encode()), Some(greeting));
-        assert!(door.callers.len() <= door.expected + SPARE_PLACES);
+        assert_eq!(call(&mut listener, &greeting.encode()), Some(greeting));
+        assert!(listener.callers.len() <= listener.expected + SPARE_PLACES);
         drop(silent);
     }
 
     #[test]
     fn callers_that_have_greeted_are_never_dropped_for_later_ones() {
-        let mut door = Door::open("127.0.0.1".parse().unwrap(), [5; 16], 2).unwrap();
+        let mut listener = Listener::open("127.0.0.1".parse().unwrap(), [5; 16], 2).unwrap();
         let count = 2 * SPARE_PLACES;
         let callers: Vec<_> = (0..count)
             .map(|index| {
-                let mut socket = TcpStream::connect(door.address().unwrap()).unwrap();
+                let mut socket = TcpStream::connect(listener.address().unwrap()).unwrap();
                 let greeting = Greeting { from: Rank(index as u32), index: 0, secret: [5; 16] };
                 socket.write_all(&greeting.encode()).unwrap();
                 socket
@@ -255,8 +255,8 @@ mod tests {
         let mut heard = 0;
         let limit = Instant::now() + Duration::from_secs(20);
         while heard < count && Instant::now() < limit {
-            let new: Vec<u64> = door.let_in().into_iter().map(|(number, _)| number).collect();
-            heard += new.into_iter().filter(|&number| door.hear(number).is_some()).count();
+            let new: Vec<u64> = listener.let_in().into_iter().map(|(number, _)| number).collect();
+            heard += new.into_iter().filter(|&number| listener.hear(number).is_some()).count();
         }
         assert_eq!(heard, count);
         drop(callers);

@@ -6,7 +6,7 @@
 
 use crate::exec::Token;
 use crate::fork::Unshared;
-use crate::memory::{vectored, Arena, Region};
+use crate::memory::{vectored, Arena, Bytes, Region};
 use crate::transport::header::HEADER;
 use crate::transport::target::{Pieces, Target};
 use smallvec::SmallVec;
@@ -251,13 +251,15 @@ impl Connection {
         if self.end == BUFFER {
             return true;
         }
-        let got = self.receive(&[all.part(self.end, BUFFER - self.end)]);
+        let got = vectored::receive(&*self.socket, &[all.part(self.end, BUFFER - self.end)]);
+        let got = self.received(got);
         self.end += got.unwrap_or(0);
         got.is_some()
     }
 
-    fn receive(&mut self, into: &[Region]) -> Option<usize> {
-        match vectored::receive(&*self.socket, into) {
+    /// What came of a call that receives: how many bytes, or `None` where there are none now or any more.
+    fn received(&mut self, got: std::io::Result<usize>) -> Option<usize> {
+        match got {
             Ok(0) => self.end(None),
             Ok(got) => Some(got),
             Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => None,
@@ -281,8 +283,19 @@ impl Connection {
     }
 
     /// The first `len` bytes that were read ahead, if they are there.
-    pub fn peek(&mut self, len: usize) -> Option<Region> {
+    pub fn peek(&mut self, len: usize) -> Option<Bytes<'_>> {
         (self.end - self.start >= len).then(|| self.buffer.region().part(self.start, len))
+    }
+
+    /// The buffer of what was read ahead, and where in it the next `len` bytes begin, if they are there. To be
+    /// [given back](Self::give_back) before anything else is read.
+    pub fn lend(&mut self, len: usize) -> Option<(Arena, usize)> {
+        (self.end - self.start >= len).then(|| (std::mem::replace(&mut self.buffer, Arena::new(0)), self.start))
+    }
+
+    /// Takes the buffer back.
+    pub fn give_back(&mut self, buffer: Arena) {
+        self.buffer = buffer;
     }
 
     /// Drops the first bytes that were read ahead.
@@ -304,7 +317,8 @@ impl Connection {
         if let (Some(pieces), true) = (target.store(), left >= DIRECT) {
             let mut runs: SmallVec<[Region; 8]> = SmallVec::new();
             pieces.runs(offset, left, MAX_RUNS, &mut runs);
-            let got = self.receive(&runs)?;
+            let got = vectored::receive(&*self.socket, &runs);
+            let got = self.received(got)?;
             return Some(self.took(got));
         }
         self.fill().then_some(0)

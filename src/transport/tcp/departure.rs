@@ -5,9 +5,9 @@
 //! have everything or are known to want nothing, and lets the program go on.
 #![forbid(unsafe_code)]
 
-use super::accept::Door;
+use super::accept::Listener;
 use super::connection::Connection;
-use super::peer::Peer;
+use super::peer::TcpPeer;
 use crate::topo::Rank;
 
 /// Connections with bytes on their way.
@@ -16,15 +16,15 @@ pub struct Departure {
     me: Rank,
     links: Vec<(Rank, Connection)>,
     /// Held open meanwhile: a peer that finds them closed may take it that nothing more will come.
-    _door: Door,
-    _peers: Vec<Peer>,
+    _listener: Listener,
+    _peers: Vec<TcpPeer>,
 }
 
 impl Departure {
     /// What `me` owes on its connections; `None` when that is nothing.
-    pub fn new(me: Rank, door: Door, mut peers: Vec<Peer>) -> Option<Departure> {
-        let links = peers.iter_mut().flat_map(Peer::take_output).collect();
-        let mut departure = Departure { me, links, _door: door, _peers: peers };
+    pub fn new(me: Rank, listener: Listener, mut peers: Vec<TcpPeer>) -> Option<Departure> {
+        let links = peers.iter_mut().flat_map(TcpPeer::take_output).collect();
+        let mut departure = Departure { me, links, _listener: listener, _peers: peers };
         (!departure.is_over()).then_some(departure)
     }
 

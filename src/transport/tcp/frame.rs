@@ -6,7 +6,7 @@ use crate::transport::header::HEADER;
 
 const MAGIC: [u8; 8] = *b"strata\0\x02";
 /// A rank's password for those who connect to it.
-pub type Secret = [u8; 16];
+pub type Password = [u8; 16];
 
 /// The first bytes of a connection: who calls, with the called rank's password.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -16,7 +16,7 @@ pub struct Greeting {
     /// Which connection from this caller this is.
     pub index: u8,
     /// The called rank's password.
-    pub secret: Secret,
+    pub secret: Password,
 }
 
 impl Greeting {
@@ -43,7 +43,7 @@ impl Greeting {
 }
 
 /// Whether two passwords are equal, in a time that does not depend on where they differ.
-pub fn same_secret(a: &Secret, b: &Secret) -> bool {
+pub fn same_secret(a: &Password, b: &Password) -> bool {
     a.iter().zip(b).fold(0, |difference, (a, b)| difference | (a ^ b)) == 0
 }
 

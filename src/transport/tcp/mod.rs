@@ -12,7 +12,7 @@ pub mod departure;
 pub(crate) mod frame;
 mod peer;
 
-use super::shm::bell::Bells;
+use super::shm::wakeup::Wakeups;
 use super::{Envelope, Exchange, Network, Sink};
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -21,12 +21,12 @@ use crate::fork::{self, Unshared};
 use crate::memory::{Arena, Region};
 use crate::topo::binding::{Binding, Source};
 use crate::topo::Rank;
-use accept::Door;
+use accept::Listener;
 use connection::{Body, Connection};
 use departure::Departure;
-use frame::{Greeting, Secret};
+use frame::{Greeting, Password};
 use nix::sys::socket::sockopt::IpBindAddressNoPort;
-use peer::{Link, Peer};
+use peer::{TcpLink, TcpPeer};
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::event::Timespec;
 use std::net::{SocketAddr, TcpStream};
@@ -34,7 +34,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-const DOOR: u64 = u64::MAX;
+const LISTENER: u64 = u64::MAX;
 const DOORBELL: u64 = u64::MAX - 1;
 const CALLERS: u64 = 1 << 62;
 /// Sockets are looked at once in so many polls of shared memory.
@@ -49,20 +49,20 @@ pub struct Tcp {
     binding: Binding,
     connections: u8,
     poller: OwnedFd,
-    door: Door,
-    peers: Vec<Peer>,
+    listener: Listener,
+    peers: Vec<TcpPeer>,
     completed: Vec<Token>,
     staging: Arena,
     cancelled: bool,
-    /// Whether the door's socket is not watched for now.
+    /// Whether the listener's socket is not watched for now.
     door_is_shut: bool,
     /// Whether a peer may be one that is to be looked at by the clock.
     has_doubtful: bool,
     // The poller watches its doorbell.
-    bells: Arc<Bells>,
+    wakeups: Arc<Wakeups>,
 }
 
-fn secret() -> Result<Secret> {
+fn secret() -> Result<Password> {
     let mut secret = [0; 16];
     let got = rustix::rand::getrandom(&mut secret, rustix::rand::GetRandomFlags::empty());
     got.map_err(|error| Error::System(format!("getting random bytes: {error}")))?;
@@ -98,7 +98,7 @@ impl Tcp {
         config: &Config,
         binding: &dyn Fn() -> Result<Binding>,
         exchange: &mut dyn Exchange,
-        bells: &Arc<Bells>,
+        wakeups: &Arc<Wakeups>,
     ) -> Result<Option<Tcp>> {
         if far.is_empty() {
             exchange.allgather(Vec::new())?;
@@ -107,24 +107,24 @@ impl Tcp {
         let binding = binding()?;
         let secret = secret()?;
         let connections = config.tcp_connections.clamp(1, MAX_CONNECTIONS);
-        let door = Door::open(binding.address.addr, secret, far.len() * connections)?;
-        crate::info!("rank {me} uses {} at {} for TCP", binding.address.name, door.address()?);
+        let listener = Listener::open(binding.address.addr, secret, far.len() * connections)?;
+        crate::info!("rank {me} uses {} at {} for TCP", binding.address.name, listener.address()?);
         let mut card = secret.to_vec();
-        card.extend(door.address()?.to_string().bytes());
+        card.extend(listener.address()?.to_string().bytes());
         let cards = exchange.allgather(card)?;
         let peer = |&rank: &Rank| {
             let card = cards.get(rank.index()).filter(|card| card.len() > 16);
             let address = card.and_then(|card| std::str::from_utf8(&card[16..]).ok()?.parse::<SocketAddr>().ok());
             match (card, address) {
-                (Some(card), Some(address)) => Ok(Peer::new(rank, address, std::array::from_fn(|i| card[i]))),
+                (Some(card), Some(address)) => Ok(TcpPeer::new(rank, address, std::array::from_fn(|i| card[i]))),
                 _ => Err(Error::Remote(format!("rank {rank} told no address"))),
             }
         };
-        let peers = far.iter().map(peer).collect::<Result<Vec<Peer>>>()?;
+        let peers = far.iter().map(peer).collect::<Result<Vec<TcpPeer>>>()?;
         let poller = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(std::io::Error::from)?;
         let poller = crate::process::above_standard(poller);
-        watch(&poller, door.listener(), DOOR)?;
-        if let Some(doorbell) = bells.doorbell() {
+        watch(&poller, listener.socket(), LISTENER)?;
+        if let Some(doorbell) = wakeups.doorbell() {
             watch(&poller, doorbell, DOORBELL)?;
         }
         Ok(Some(Tcp {
@@ -132,14 +132,14 @@ impl Tcp {
             binding,
             connections: connections as u8,
             poller,
-            door,
+            listener,
             peers,
             completed: Vec::new(),
             staging: peer::staging(),
             cancelled: false,
             door_is_shut: false,
             has_doubtful: false,
-            bells: bells.clone(),
+            wakeups: wakeups.clone(),
         }))
     }
 
@@ -160,7 +160,7 @@ impl Tcp {
 
     /// A connection to a peer. One that fails shows as a connection that takes nothing.
     fn connect(&mut self, peer: usize, index: u8) -> Result<()> {
-        let Peer { rank, address, secret, .. } = self.peers[peer];
+        let TcpPeer { rank, address, secret, .. } = self.peers[peer];
         let make = || {
             let kind = socket2::Type::STREAM.nonblocking().cloexec();
             let domain = socket2::Domain::for_address(address);
@@ -177,7 +177,7 @@ impl Tcp {
             if source == Source::Device {
                 self.hold_to_nic(&*stream);
             }
-            // A later door, or another connection, may have its port while this one's end keeps it for a minute.
+            // A later listener, or another connection, may have its port while this one's end keeps it for a minute.
             socket.set_reuse_address(true)?;
             if source != Source::Any {
                 // Connections to different ports may share ours: a host has 28,000. Kernels before 4.2 do not know this.
@@ -199,7 +199,7 @@ impl Tcp {
             connection.lose_output(format!("it cannot be reached: {error}"));
         }
         self.peers[peer].relief += 1;
-        self.peers[peer].output.push(Link { index, connection });
+        self.peers[peer].output.push(TcpLink { index, connection });
         self.write(peer)
     }
 
@@ -216,7 +216,7 @@ impl Tcp {
             return self.connect(peer, index);
         }
         self.peers[peer].write(&mut self.completed);
-        for Link { index, connection } in &mut self.peers[peer].output {
+        for TcpLink { index, connection } in &mut self.peers[peer].output {
             let full = !connection.is_flushed();
             if full != connection.watches_output {
                 connection.watches_output = full;
@@ -232,7 +232,7 @@ impl Tcp {
 
     /// Stops watching connections that have ended; fails when something is expected that cannot come any more.
     fn check(&mut self, peer: usize) -> Result<()> {
-        let Peer { input, output, .. } = &self.peers[peer];
+        let TcpPeer { input, output, .. } = &self.peers[peer];
         let ended = input.iter().filter(|link| link.connection.ended.is_some());
         let lost = output.iter().filter(|link| link.connection.output_lost.is_some());
         for link in ended.chain(lost) {
@@ -256,7 +256,7 @@ impl Tcp {
 
     fn serve(&mut self, number: u64, done: &mut Vec<Token>) -> Result<()> {
         let (peer, way, index) = link_of(number);
-        let is = |link: &Link| link.index == index;
+        let is = |link: &TcpLink| link.index == index;
         match way {
             Way::Out => {
                 if let Some(link) = self.peers[peer].output.iter_mut().find(|link| is(link)) {
@@ -272,28 +272,28 @@ impl Tcp {
     }
 
     fn let_in(&mut self) -> Result<()> {
-        for (number, socket) in self.door.let_in() {
+        for (number, socket) in self.listener.let_in() {
             watch(&self.poller, &**socket, CALLERS + number)?;
         }
         self.watch_door()
     }
 
-    /// Watches the door's socket unless nobody may come in now.
+    /// Watches the listener's socket unless nobody may come in now.
     fn watch_door(&mut self) -> Result<()> {
-        let shut = self.door.closed_until().is_some();
+        let shut = self.listener.closed_until().is_some();
         if shut != self.door_is_shut {
             self.door_is_shut = shut;
             let flags = if shut { EventFlags::empty() } else { EventFlags::IN };
-            epoll::modify(&self.poller, self.door.listener(), EventData::new_u64(DOOR), flags)
+            epoll::modify(&self.poller, self.listener.socket(), EventData::new_u64(LISTENER), flags)
                 .map_err(|error| Error::System(format!("watching the port: {error}")))?;
         }
         Ok(())
     }
 
     fn hear(&mut self, number: u64) -> Result<()> {
-        let Some((greeting, socket)) = self.door.hear(number) else { return Ok(()) };
+        let Some((greeting, socket)) = self.listener.hear(number) else { return Ok(()) };
         let Greeting { from, index, .. } = greeting;
-        let known = |peer: &Peer| index >= self.connections || peer.input.iter().any(|link| link.index == index);
+        let known = |peer: &TcpPeer| index >= self.connections || peer.input.iter().any(|link| link.index == index);
         let peer = self.peers.iter().position(|peer| peer.rank == from).filter(|&peer| !known(&self.peers[peer]));
         let Some(peer) = peer else {
             crate::log::write(crate::log::Level::Warn, &format!("connection {index} from rank {from} makes no sense"));
@@ -306,13 +306,13 @@ impl Tcp {
         }
         tune(&socket)?;
         watch(&self.poller, &*socket, link_number(peer, Way::In, index))?;
-        self.peers[peer].input.push(Link { index, connection: Connection::incoming(socket) });
+        self.peers[peer].input.push(TcpLink { index, connection: Connection::incoming(socket) });
         Ok(())
     }
 
-    /// Looks at what no socket tells of: places at the door that became free, peers that have been silent for too long.
+    /// Looks at what no socket tells of: places at the listener that became free, peers that have been silent for too long.
     fn look_at_the_clock(&mut self) -> Result<()> {
-        if self.door.closed_until().is_some_and(|until| Instant::now() >= until) {
+        if self.listener.closed_until().is_some_and(|until| Instant::now() >= until) {
             self.let_in()?;
         }
         if std::mem::take(&mut self.has_doubtful) {
@@ -359,7 +359,7 @@ impl Network for Tcp {
         events.iter().filter(of_callers).try_for_each(|number| self.hear(number - CALLERS))?;
         for number in events.iter().filter(|number| !of_callers(number)) {
             match *number {
-                DOOR => self.let_in()?,
+                LISTENER => self.let_in()?,
                 DOORBELL => {}
                 number => self.serve(number, done)?,
             }
@@ -379,14 +379,14 @@ impl Network for Tcp {
 
     fn wait(&mut self, limit: Duration) -> Result<()> {
         if self.completed.is_empty() {
-            self.events(self.bells.cap(limit))?;
+            self.events(self.wakeups.cap(limit))?;
         }
         Ok(())
     }
 
     fn undelivered(&mut self) -> Vec<Rank> {
         let mut nobody = Vec::new();
-        let mut owed = |peer: &mut Peer| {
+        let mut owed = |peer: &mut TcpPeer| {
             peer.write(&mut nobody);
             peer.output.iter_mut().any(|link| {
                 // A peer that has closed the connection wants nothing more.
@@ -398,13 +398,13 @@ impl Network for Tcp {
     }
 
     fn leave(self: Box<Self>) -> Option<Departure> {
-        let Tcp { me, door, peers, .. } = *self;
-        Departure::new(me, door, peers)
+        let Tcp { me, listener, peers, .. } = *self;
+        Departure::new(me, listener, peers)
     }
 
     fn cancel(&mut self) {
         self.cancelled = true;
-        self.peers.iter_mut().for_each(Peer::cancel);
+        self.peers.iter_mut().for_each(TcpPeer::cancel);
         self.completed.clear();
     }
 }

@@ -10,13 +10,13 @@
 #![forbid(unsafe_code)]
 
 use super::connection::{Body, Connection, Ended, Inbound};
-use super::frame::Secret;
+use super::frame::Password;
 use crate::error::{Error, Result};
 use crate::exec::{Started, Token};
-use crate::memory::{Arena, Region};
+use crate::memory::{Arena, Bytes, Region};
 use crate::plan::Channel;
 use crate::topo::Rank;
-use crate::transport::header::{Header, Kind, HEADER, NO_ID};
+use crate::transport::header::{FrameHeader, FrameKind, HEADER, NO_ID};
 use crate::transport::streams::{Posted, Streams};
 use crate::transport::target::Pieces;
 use crate::transport::{Envelope, Sink};
@@ -40,7 +40,7 @@ const FIRST_WORDS: Duration = Duration::from_secs(1);
 /// A message that came before its receive was posted.
 #[derive(Debug)]
 struct Arrival {
-    header: Header,
+    header: FrameHeader,
     body: Vec<u8>,
 }
 
@@ -63,7 +63,7 @@ struct Inflow {
 
 /// A connection and its number among those from the rank that made it.
 #[derive(Debug)]
-pub struct Link {
+pub struct TcpLink {
     /// The number.
     pub index: u8,
     /// The connection.
@@ -72,17 +72,17 @@ pub struct Link {
 
 /// A peer.
 #[derive(Debug)]
-pub struct Peer {
+pub struct TcpPeer {
     /// Its rank.
     pub rank: Rank,
     /// Where it listens.
     pub address: SocketAddr,
     /// What it wants to hear first.
-    pub secret: Secret,
+    pub secret: Password,
     /// Our connections to it.
-    pub output: Vec<Link>,
+    pub output: Vec<TcpLink>,
     /// Its connections to us.
-    pub input: Vec<Link>,
+    pub input: Vec<TcpLink>,
     streams: Streams<Arrival>,
     outgoing: BTreeMap<u64, Outgoing>,
     marks: BTreeMap<u64, Channel>,
@@ -95,10 +95,10 @@ pub struct Peer {
     pub relief: u64,
 }
 
-impl Peer {
+impl TcpPeer {
     /// A peer to which there is no connection yet.
-    pub fn new(rank: Rank, address: SocketAddr, secret: Secret) -> Peer {
-        Peer {
+    pub fn new(rank: Rank, address: SocketAddr, secret: Password) -> TcpPeer {
+        TcpPeer {
             rank,
             address,
             secret,
@@ -136,7 +136,7 @@ impl Peer {
         });
         let lost = || self.output.iter().find_map(|link| link.connection.output_lost.as_deref());
         let why = broken.or_else(lost).unwrap_or("it has closed its connections");
-        Error::Remote(format!("rank {} at {} is gone: {why}", self.rank, self.address))
+        Error::Remote(format!("rank {} at {} has left the communicator or died: {why}", self.rank, self.address))
     }
 
     fn take_id(&mut self) -> u64 {
@@ -160,9 +160,9 @@ impl Peer {
             return Ok(Started::Busy);
         }
         let id = if marked || !small { self.take_id() } else { NO_ID };
-        let kind = if small { Kind::Small } else { Kind::Large };
+        let kind = if small { FrameKind::Small } else { FrameKind::Large };
         let body = if small { bytes as u64 } else { 0 };
-        let head = Header { kind, envelope, bytes: bytes as u64, id, body, nonce: 0 }.encode();
+        let head = FrameHeader { kind, envelope, bytes: bytes as u64, id, body, nonce: 0 }.encode();
         let channel = envelope.channel;
         if marked {
             self.marks.insert(id, channel);
@@ -180,14 +180,14 @@ impl Peer {
     }
 
     /// Posts a receive. `staging` has room for a small message.
-    pub fn recv(&mut self, token: Token, envelope: Envelope, sink: Sink<'_>, staging: Region) -> Result<Started> {
+    pub fn recv(&mut self, token: Token, envelope: Envelope, sink: Sink<'_>, staging: Bytes<'_>) -> Result<Started> {
         let posted = Posted::new(token, envelope, sink);
         let stream = self.streams.at(envelope.channel);
         let Some(Arrival { header, body }) = stream.arrived.pop_front() else {
             stream.posted.push_back(posted);
             return Ok(Started::Pending);
         };
-        if header.kind == Kind::Large {
+        if header.kind == FrameKind::Large {
             self.grant(posted, &header)?;
             return Ok(Started::Pending);
         }
@@ -198,24 +198,24 @@ impl Peer {
     }
 
     /// Answers on our own connection, which stands since a receive was posted. A peer that takes nothing more needs no
-    /// answer; whether something is still expected of it, [`check`](Peer::check) finds out.
-    fn reply(&mut self, kind: Kind, id: u64) {
-        self.control().map(|control| control.push_copy(Header::about(kind, id).encode(), &[], None));
+    /// answer; whether something is still expected of it, [`check`](TcpPeer::check) finds out.
+    fn reply(&mut self, kind: FrameKind, id: u64) {
+        self.control().map(|control| control.push_copy(FrameHeader::about(kind, id).encode(), &[], None));
     }
 
-    fn deliver(&mut self, posted: &Posted, header: &Header, body: Region) -> Result<()> {
+    fn deliver(&mut self, posted: &Posted, header: &FrameHeader, body: Bytes<'_>) -> Result<()> {
         posted.check(self.rank, header.envelope, header.bytes as usize)?;
         posted.target.consume(0, body);
         if header.id != NO_ID {
-            self.reply(Kind::Ack, header.id);
+            self.reply(FrameKind::Ack, header.id);
         }
         Ok(())
     }
 
-    fn grant(&mut self, posted: Posted, header: &Header) -> Result<()> {
+    fn grant(&mut self, posted: Posted, header: &FrameHeader) -> Result<()> {
         posted.check(self.rank, header.envelope, header.bytes as usize)?;
         self.inflows.insert(header.id, Inflow { posted, received: 0 });
-        self.reply(Kind::Grant, header.id);
+        self.reply(FrameKind::Grant, header.id);
         Ok(())
     }
 
@@ -257,8 +257,10 @@ impl Peer {
             };
             let mut bytes = [0; HEADER];
             head.read(&mut bytes);
-            let Some(header) = Header::decode(&bytes) else { return Err(self.nonsense("a frame of no known kind")) };
-            if header.kind != Kind::Small {
+            let Some(header) = FrameHeader::decode(&bytes) else {
+                return Err(self.nonsense("a frame of no known kind"));
+            };
+            if header.kind != FrameKind::Small {
                 connection.skip(HEADER);
                 self.take_header(link, &header)?;
                 continue;
@@ -267,19 +269,21 @@ impl Peer {
                 return Err(self.nonsense("a small message that is too long"));
             }
             let len = HEADER + header.body as usize;
-            let Some(frame) = connection.peek(len) else {
+            let Some((mut buffer, start)) = connection.lend(len) else {
                 if spent || !connection.fill() {
                     return Ok(());
                 }
                 continue;
             };
             connection.skip(len);
-            self.take_small(&header, frame.part(HEADER, len - HEADER), done)?;
+            let taken = self.take_small(&header, buffer.region().part(start + HEADER, len - HEADER), done);
+            self.input[link].connection.give_back(buffer);
+            taken?;
             budget = budget.saturating_sub(len);
         }
     }
 
-    fn take_small(&mut self, header: &Header, body: Region, done: &mut Vec<Token>) -> Result<()> {
+    fn take_small(&mut self, header: &FrameHeader, body: Bytes<'_>, done: &mut Vec<Token>) -> Result<()> {
         let stream = self.streams.at(header.envelope.channel);
         match stream.posted.pop_front() {
             Some(posted) => {
@@ -295,24 +299,24 @@ impl Peer {
         Ok(())
     }
 
-    fn take_header(&mut self, link: usize, header: &Header) -> Result<()> {
+    fn take_header(&mut self, link: usize, header: &FrameHeader) -> Result<()> {
         match header.kind {
-            Kind::Large => {
+            FrameKind::Large => {
                 let stream = self.streams.at(header.envelope.channel);
                 match stream.posted.pop_front() {
                     Some(posted) => self.grant(posted, header)?,
                     None => stream.arrived.push_back(Arrival { header: *header, body: Vec::new() }),
                 }
             }
-            Kind::Grant if self.outgoing.contains_key(&header.id) => self.granted.push_back(header.id),
-            Kind::Ack => match self.marks.remove(&header.id) {
+            FrameKind::Grant if self.outgoing.contains_key(&header.id) => self.granted.push_back(header.id),
+            FrameKind::Ack => match self.marks.remove(&header.id) {
                 Some(channel) => {
                     self.streams.at(channel).credit.mark_done();
                     self.relief += 1;
                 }
                 None => return Err(self.nonsense("an acknowledgement of nothing")),
             },
-            Kind::Data => {
+            FrameKind::Data => {
                 let Some(inflow) = self.inflows.get(&header.id) else {
                     return Err(self.nonsense("bytes nobody asked for"));
                 };
@@ -330,7 +334,7 @@ impl Peer {
 
     /// Writes what the connections take: queued frames, then stripes of granted messages.
     pub fn write(&mut self, done: &mut Vec<Token>) {
-        let Peer { output, outgoing, granted, streams, relief, .. } = self;
+        let TcpPeer { output, outgoing, granted, streams, relief, .. } = self;
         for link in output.iter_mut().filter(|link| link.connection.output_lost.is_none()) {
             let connection = &mut link.connection;
             loop {
@@ -340,7 +344,11 @@ impl Peer {
                         let (offset, all) = (message.striped, message.src.bytes());
                         let len = STRIPE.min(all - offset);
                         message.striped += len;
-                        let head = Header { bytes: offset as u64, body: len as u64, ..Header::about(Kind::Data, id) };
+                        let head = FrameHeader {
+                            bytes: offset as u64,
+                            body: len as u64,
+                            ..FrameHeader::about(FrameKind::Data, id)
+                        };
                         connection.push(head.encode(), Body::Part { id, offset, len });
                         if message.striped == all {
                             granted.pop_front();

@@ -4,7 +4,7 @@
 /// An element. `sum` is reduced by addition, so any order gives the same; `tree` by an operation that is neither
 /// commutative nor associative, so that only the same tree does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Number {
+pub(super) struct OracleNumber {
     /// For what is in it.
     pub sum: u64,
     /// For the order in which it was reduced.
@@ -19,40 +19,40 @@ pub(super) fn mix(seed: u64) -> u64 {
     bits ^ (bits >> 31)
 }
 
-impl Number {
+impl OracleNumber {
     /// An element of a rank's input in some segment.
-    pub fn input(rank: usize, segment: usize, element: usize) -> Number {
+    pub fn input(rank: usize, segment: usize, element: usize) -> OracleNumber {
         let seed = mix(mix(mix(rank as u64) ^ segment as u64) ^ element as u64);
-        Number { sum: seed, tree: seed }
+        OracleNumber { sum: seed, tree: seed }
     }
 
     /// After the prologue.
-    pub fn start(self) -> Number {
-        Number { sum: mix(self.sum ^ 1), tree: mix(self.tree ^ 1) }
+    pub fn start(self) -> OracleNumber {
+        OracleNumber { sum: mix(self.sum ^ 1), tree: mix(self.tree ^ 1) }
     }
 
     /// After the epilogue.
-    pub fn finish(self) -> Number {
-        Number { sum: mix(self.sum ^ 2), tree: mix(self.tree ^ 2) }
+    pub fn finish(self) -> OracleNumber {
+        OracleNumber { sum: mix(self.sum ^ 2), tree: mix(self.tree ^ 2) }
     }
 
     /// Reduced with another, which comes second. Different providers (`how`) reduce differently.
-    pub fn reduce(self, other: Number, how: u64) -> Number {
+    pub fn reduce(self, other: OracleNumber, how: u64) -> OracleNumber {
         let tree = mix(self.tree.wrapping_mul(2 * how + 3).wrapping_add(other.tree.rotate_left(17)));
-        Number { sum: self.sum.wrapping_add(other.sum), tree }
+        OracleNumber { sum: self.sum.wrapping_add(other.sum), tree }
     }
 }
 
 /// The epilogue, if it is wanted.
-pub(super) fn finished(values: Vec<Number>, finish: bool) -> Vec<Number> {
+pub(super) fn finished(values: Vec<OracleNumber>, finish: bool) -> Vec<OracleNumber> {
     match finish {
-        true => values.into_iter().map(Number::finish).collect(),
+        true => values.into_iter().map(OracleNumber::finish).collect(),
         false => values,
     }
 }
 
 /// The operands reduced element by element, from the left.
-pub(super) fn fold(operands: &[&[Number]], how: u64) -> Result<Vec<Number>, String> {
+pub(super) fn fold(operands: &[&[OracleNumber]], how: u64) -> Result<Vec<OracleNumber>, String> {
     let (first, rest) = operands.split_first().ok_or("there is nothing to reduce")?;
     let mut folded = first.to_vec();
     for operand in rest {

@@ -1,9 +1,9 @@
 //! A run on numbers: random schedules, several segments in flight, results compared with arithmetic.
 #![forbid(unsafe_code)]
 
-use super::number::{finished, fold, mix, Number};
+use super::number::{finished, fold, mix, OracleNumber};
 use super::*;
-use crate::plan::Order;
+use crate::plan::OperandOrder;
 use std::collections::VecDeque;
 
 const SEGMENTS: usize = 4;
@@ -15,7 +15,7 @@ type Instance = (At, usize);
 /// A message, whose source may be read when it is sent or only when it arrives.
 struct Message {
     send: Instance,
-    read: Option<Vec<Number>>,
+    read: Option<Vec<OracleNumber>>,
 }
 
 struct World<'a> {
@@ -24,7 +24,7 @@ struct World<'a> {
     capacity: usize,
     random: u64,
     /// By rank; user memory by segment, scratch by place in the window.
-    memory: Vec<HashMap<(Place, usize), Number>>,
+    memory: Vec<HashMap<(Place, usize), OracleNumber>>,
     /// By rank and lane: segment and position.
     lanes: Vec<Vec<(usize, usize)>>,
     ended: HashSet<Instance>,
@@ -54,7 +54,7 @@ pub(super) fn run(plans: &[Plan], sizes: Sizes, capacity: usize, seed: u64) -> R
             world.left.insert((rank, segment), plan.nsteps());
             let input = Span::input(0, plan.chunks(Buffer::Input));
             for (element, place) in elements(plan, &[input], sizes).into_iter().enumerate() {
-                world.memory[rank].insert((place, segment), Number::input(rank, segment, element));
+                world.memory[rank].insert((place, segment), OracleNumber::input(rank, segment, element));
             }
         }
     }
@@ -121,13 +121,13 @@ impl<'a> World<'a> {
         }
     }
 
-    fn read(&self, rank: usize, spans: &[Span], segment: usize) -> Result<Vec<Number>, String> {
+    fn read(&self, rank: usize, spans: &[Span], segment: usize) -> Result<Vec<OracleNumber>, String> {
         let places = elements(&self.plans[rank], spans, self.sizes);
         let value = |place: &Place| self.memory[rank].get(&(*place, slot(place, segment))).copied();
         places.iter().map(|place| value(place).ok_or(format!("{place:?} holds nothing"))).collect()
     }
 
-    fn write(&mut self, rank: usize, spans: &[Span], segment: usize, values: &[Number]) -> Result<(), String> {
+    fn write(&mut self, rank: usize, spans: &[Span], segment: usize, values: &[OracleNumber]) -> Result<(), String> {
         let places = elements(&self.plans[rank], spans, self.sizes);
         if places.len() != values.len() || places.iter().collect::<HashSet<_>>().len() != places.len() {
             return Err(format!("{} elements go to {} places", values.len(), places.len()));
@@ -163,8 +163,8 @@ impl<'a> World<'a> {
                 let mine = self.read(rank, local, segment)?;
                 self.overlap_is_exact(rank, local, dst)?;
                 let reduced = match order {
-                    Order::LocalFirst => fold(&[&mine, &values], 0)?,
-                    Order::IncomingFirst => fold(&[&values, &mine], 0)?,
+                    OperandOrder::LocalFirst => fold(&[&mine, &values], 0)?,
+                    OperandOrder::IncomingFirst => fold(&[&values, &mine], 0)?,
                 };
                 self.write(rank, dst, segment, &finished(reduced, *finish))?;
             }
@@ -177,7 +177,7 @@ impl<'a> World<'a> {
             Action::Reduce { srcs, dst, finish } => {
                 let operands = srcs.iter().map(|src| self.read(rank, src, segment)).collect::<Result<Vec<_>, _>>()?;
                 srcs.iter().try_for_each(|src| self.overlap_is_exact(rank, src, dst))?;
-                let operands: Vec<&[Number]> = operands.iter().map(Vec::as_slice).collect();
+                let operands: Vec<&[OracleNumber]> = operands.iter().map(Vec::as_slice).collect();
                 self.write(rank, dst, segment, &finished(fold(&operands, 0)?, *finish))?;
             }
             Action::Call(call) => return self.call(at, call),
@@ -199,7 +199,7 @@ impl<'a> World<'a> {
         Ok(true)
     }
 
-    fn receive(&mut self, key: (usize, usize, Channel)) -> Result<Option<Vec<Number>>, String> {
+    fn receive(&mut self, key: (usize, usize, Channel)) -> Result<Option<Vec<OracleNumber>>, String> {
         let Some(message) = self.channels.get_mut(&key).and_then(VecDeque::pop_front) else { return Ok(None) };
         let ((rank, lane, position), segment) = message.send;
         let values = match message.read {
@@ -277,7 +277,7 @@ impl<'a> World<'a> {
         let block_len: usize = (0..self.sizes.per_block).map(|chunk| self.sizes.of(chunk)).sum();
         let (block, within) = (element / block_len, element % block_len);
         let started = |rank: usize, element: usize| {
-            let number = Number::input(rank, segment, element);
+            let number = OracleNumber::input(rank, segment, element);
             if shape.prologue {
                 number.start().sum
             } else {
@@ -286,7 +286,7 @@ impl<'a> World<'a> {
         };
         let total = |element: usize| {
             let sum = (0..self.plans.len()).fold(0u64, |sum, rank| sum.wrapping_add(started(rank, element)));
-            (Number { sum, tree: 0 }.finish().sum, element)
+            (OracleNumber { sum, tree: 0 }.finish().sum, element)
         };
         let (root, mine) = (shape.root.index(), rank * block_len + within);
         let (from, element) = match shape.collective {
@@ -302,9 +302,14 @@ impl<'a> World<'a> {
 }
 
 /// What a member of a call gets in one of its blocks.
-fn call_result(call: &Call, inputs: &[Vec<Vec<Number>>], me: usize, block: usize) -> Result<Vec<Number>, String> {
+fn call_result(
+    call: &Call,
+    inputs: &[Vec<Vec<OracleNumber>>],
+    me: usize,
+    block: usize,
+) -> Result<Vec<OracleNumber>, String> {
     let reduced = |block: usize| {
-        let operands: Vec<&[Number]> = inputs.iter().map(|member| member[block].as_slice()).collect();
+        let operands: Vec<&[OracleNumber]> = inputs.iter().map(|member| member[block].as_slice()).collect();
         fold(&operands, 1 + call.collective as u64)
     };
     Ok(match call.collective {

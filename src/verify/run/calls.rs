@@ -7,7 +7,7 @@
 
 use super::*;
 
-impl<'a> Run<'a> {
+impl<'a> SymbolicRun<'a> {
     /// Issues a call; the last member to do so carries it out.
     pub(super) fn call(&mut self, step: u32, call: &'a Call) -> Verdict<bool> {
         let count = self.join(step)?;

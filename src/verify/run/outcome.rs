@@ -3,7 +3,7 @@
 
 use super::*;
 
-impl Run<'_> {
+impl SymbolicRun<'_> {
     /// Every lane must have come to its end, and every message to its receiver.
     pub(super) fn check_finished(&self) -> Verdict {
         for (lane, state) in self.index.lanes.iter().zip(&self.lanes) {

@@ -290,16 +290,21 @@ impl Rank<'_> {
             // SAFETY: as above, for the others too; because they are of the same call.
             Kind::AllReduce => unsafe { (library.all_reduce)(input, output, count, dtype, op, comm, stream) },
             Kind::Broadcast => rooted(Some(library.broadcast)),
-            // SAFETY: as above.
+            // SAFETY: buffers and communicator must live until the call has ended; because `pending` and `self` keep
+            // them.
             Kind::Bcast => unsafe { (library.bcast)(output, count, dtype, root, comm, stream) },
-            // SAFETY: as above.
+            // SAFETY: buffers and communicator must live until the call has ended; because `pending` and `self` keep
+            // them.
             Kind::Reduce => unsafe { (library.reduce)(input, output, count, dtype, op, root, comm, stream) },
-            // SAFETY: as above.
+            // SAFETY: buffers and communicator must live until the call has ended; because `pending` and `self` keep
+            // them.
             Kind::ReduceScatter => unsafe { (library.reduce_scatter)(input, output, count, dtype, op, comm, stream) },
-            // SAFETY: as above.
+            // SAFETY: buffers and communicator must live until the call has ended; because `pending` and `self` keep
+            // them.
             Kind::AllGather => unsafe { (library.all_gather)(input, output, count, dtype, comm, stream) },
             Kind::AlltoAll => match library.alltoall {
-                // SAFETY: as above.
+                // SAFETY: buffers and communicator must live until the call has ended; because `pending` and `self`
+                // keep them.
                 Some(function) => unsafe { function(input, output, count, dtype, comm, stream) },
                 None => SUCCESS,
             },
@@ -324,17 +329,20 @@ impl Rank<'_> {
             }
             Kind::ReduceScatter => {
                 let function = library.reduce_scatter_config?;
-                // SAFETY: as above.
+                // SAFETY: buffers and communicator must live until the call has ended; because `pending` and `self`
+                // keep them. The options are read at once.
                 unsafe { function(input, output, count, dtype, op, comm, stream, config) }
             }
             Kind::AllGather => {
                 let function = library.all_gather_config?;
-                // SAFETY: as above.
+                // SAFETY: buffers and communicator must live until the call has ended; because `pending` and `self`
+                // keep them. The options are read at once.
                 unsafe { function(input, output, count, dtype, comm, stream, config) }
             }
             Kind::Broadcast => {
                 let function = library.broadcast_config?;
-                // SAFETY: as above.
+                // SAFETY: buffers and communicator must live until the call has ended; because `pending` and `self`
+                // keep them. The options are read at once.
                 unsafe { function(input, output, count, dtype, root, comm, stream, config) }
             }
             _ => return None,

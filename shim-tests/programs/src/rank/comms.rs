@@ -47,7 +47,7 @@ impl Rank<'_> {
         // SAFETY: the communicator must be alive; because it was just made.
         let code = unsafe { (self.library.count)(handle, &raw mut nranks) };
         self.must(comm, "ncclCommCount", code)?;
-        // SAFETY: as above.
+        // SAFETY: the communicator must be alive; because it was just made.
         let code = unsafe { (self.library.user_rank)(handle, &raw mut rank) };
         self.must(comm, "ncclCommUserRank", code)?;
         let wanted = (self.members(comm).ranks.len() as c_int, self.rank_in(comm) as c_int);
@@ -76,7 +76,7 @@ impl Rank<'_> {
             // SAFETY: the pointers must be valid; because they are locals of ours.
             unsafe { (self.library.init_rank_config)(&raw mut handle, n, found[0], r, &raw mut options) }
         } else {
-            // SAFETY: as above.
+            // SAFETY: the pointers must be valid; because they are locals of ours.
             unsafe { (self.library.init_rank)(&raw mut handle, n, found[0], r) }
         };
         let code = self.settle_handle(handle, code);
@@ -246,7 +246,7 @@ impl Rank<'_> {
         // SAFETY: the communicator must be alive and nothing run on it; because it is, and what ran was waited for.
         let code = unsafe { suspend(handle, 1) };
         self.must(comm, "ncclCommSuspend", code)?;
-        // SAFETY: as above.
+        // SAFETY: the communicator must be alive; because only this thread ends it. It was suspended above.
         let code = unsafe { resume(handle) };
         self.must(comm, "ncclCommResume", code)
     }
@@ -306,13 +306,15 @@ impl Rank<'_> {
             End::Keep | End::FinalizeKeep => Ok(()),
             End::Destroy | End::FinalizeDestroy => {
                 self.comms[comm] = std::ptr::null_mut();
-                // SAFETY: as above.
+                // SAFETY: the communicator must be alive and not be used again; because only this thread ends it, and
+                // it was taken out of the list.
                 let code = unsafe { (self.library.destroy)(handle) };
                 self.must(comm, "ncclCommDestroy", code)
             }
             End::Abort => {
                 self.comms[comm] = std::ptr::null_mut();
-                // SAFETY: as above.
+                // SAFETY: the communicator must be alive and not be used again; because only this thread ends it, and
+                // it was taken out of the list.
                 let code = unsafe { (self.library.abort)(handle) };
                 self.must(comm, "ncclCommAbort", code)
             }

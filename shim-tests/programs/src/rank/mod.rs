@@ -166,7 +166,8 @@ impl<'a> Rank<'a> {
             unsafe { revoke(handle, 0) };
             return;
         }
-        // SAFETY: as above.
+        // SAFETY: the communicator must be alive and not be used again; because it was neither destroyed nor aborted
+        // yet, and it was taken out of the list.
         unsafe { (self.library.abort)(handle) };
     }
 
@@ -331,13 +332,15 @@ impl<'a> Rank<'a> {
         let code = match what {
             // SAFETY: the buffer must have 8 floats; because it has. The call is refused before it is touched.
             Misuse::Root => unsafe { (self.library.bcast)(at, 8, 7, nranks, handle, null) },
-            // SAFETY: as above.
+            // SAFETY: the buffer must be there until the call has ended; because the call is refused before it is
+            // touched.
             Misuse::Type => unsafe { (self.library.all_gather)(at, at, 1, 99, handle, null) },
-            // SAFETY: as above.
+            // SAFETY: the buffer must have 8 floats; because it has. The call is refused before it is touched.
             Misuse::Operation => unsafe { (self.library.all_reduce)(at, at, 8, 7, 1 << 30, handle, null) },
-            // SAFETY: as above.
+            // SAFETY: the buffer must have 8 floats; because it has. The call is refused before it is touched.
             Misuse::Peer => unsafe { (self.library.send)(at, 8, 7, -3, handle, null) },
-            // SAFETY: as above.
+            // SAFETY: the communicator must be alive; because only this thread ends it. Without buffers the call is
+            // refused.
             Misuse::NullBuffer => unsafe { (self.library.all_reduce)(null, null, 8, 7, 0, handle, null) },
         };
         if code == crate::library::INVALID_ARGUMENT || (self.tainted[comm] && code != SUCCESS) {

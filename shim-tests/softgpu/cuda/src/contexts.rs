@@ -49,7 +49,7 @@ fn symbol_of(name: *const c_char) -> *mut c_void {
     if name.is_null() {
         return std::ptr::null_mut();
     }
-    // SAFETY: a 0 must follow; by the promise of the program.
+    // SAFETY: a 0 must follow; because the program promises that of a text.
     let name = unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned();
     let own = c"libcuda.so.1";
     // SAFETY: the name must be a text; because it is a literal. The library is there, so nothing is loaded.

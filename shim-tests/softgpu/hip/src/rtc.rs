@@ -86,7 +86,7 @@ softgpu::exports! { any_time:
         if source.is_null() || headers != 0 {
             return Err(INVALID_INPUT);
         }
-        // SAFETY: a 0 must follow; by the promise of the program.
+        // SAFETY: a 0 must follow; because the program promises that of a text.
         let source = unsafe { CStr::from_ptr(source) }.to_string_lossy().into_owned();
         put(program, PROGRAMS.add(Program { source, made: Mutex::default() }))
     }

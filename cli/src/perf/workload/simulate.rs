@@ -1,0 +1,249 @@
+//! Prices of a workload's calls on a simulated machine, for each way in which they may be carried out.
+//!
+//! All groups along the same dimensions call at the same time, so each has its share of a node's NICs, and of the rate
+//! that the vendor's law gives to a whole node: with `m` of a node's `r` ranks in a group, `m/r` of it. What a group
+//! inside one node costs does not depend on its neighbours. All-gather, reduce-scatter and all-reduce are priced by
+//! `strata::sim::price`; all-to-all and broadcast are the vendor's on every route, and take what their bytes take on the
+//! links when nothing else is on them.
+#![forbid(unsafe_code)]
+
+use super::super::collective::Kind;
+use super::groups::Group;
+use super::program::{Call, Program};
+use super::timeline::{lay_out, Pricer, Times};
+use std::collections::HashMap;
+use std::sync::Arc;
+use strata::algorithms::Choice;
+use strata::carrier::Carrier;
+use strata::error::{Error, Result};
+use strata::plan::Collective;
+use strata::selection::cost::candidates;
+use strata::sim::price::{price, Detail, How, PricedPlan};
+use strata::sim::Cluster;
+use strata::topo::Grid;
+
+/// The ways, in the order of the table.
+const WAYS: [&str; 3] = ["vendor", "PCCL", "Strata"];
+
+/// What is to be known of Strata's column.
+pub const NOT_MEASURED: &str =
+    "Strata's own ways need STRATA_INTER=mpi or tcp and STRATA_MACHINE over a vendor's library; nothing of it was measured there";
+/// What is said of kinds that have no price by the way.
+pub const BY_LINKS: &str = "alltoall and broadcast are the vendor's on every route, at the rates of idle links";
+
+/// More ranks than a simulation is meant for.
+pub const MOST_RANKS: usize = 8192;
+
+/// Lays the step out with each way's prices; a machine may not know the vendor's.
+pub fn routes(program: &Program, machine: &Cluster, bar: &indicatif::ProgressBar) -> Result<Vec<(String, Times)>> {
+    let mut prices = Prices { machine, known: HashMap::new(), bar };
+    let mut routes = Vec::new();
+    for (way, name) in WAYS.iter().enumerate() {
+        match lay_out(program, &mut OneWay { prices: &mut prices, way }) {
+            Ok(times) => routes.push((name.to_string(), times)),
+            Err(Error::InvalidUsage(_)) if way + 1 < WAYS.len() => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(routes)
+}
+
+/// Prices by what is called, in the order of [`WAYS`].
+struct Prices<'a> {
+    machine: &'a Cluster,
+    known: HashMap<(usize, usize, usize), [f64; 3]>,
+    bar: &'a indicatif::ProgressBar,
+}
+
+struct OneWay<'a, 'b> {
+    prices: &'a mut Prices<'b>,
+    way: usize,
+}
+
+impl Pricer for OneWay<'_, '_> {
+    fn price(&mut self, program: &Program, call: &Call) -> Result<f64> {
+        let bytes = program.bytes_of(call);
+        let key = (call.kind as usize, call.group, bytes);
+        let group = &program.groups[call.group];
+        let prices = match self.prices.known.get(&key) {
+            Some(&prices) => prices,
+            None => {
+                self.prices.bar.set_message(format!("{} of {bytes} bytes in {}", call.kind.name(), group.name));
+                let prices = self.prices.of(program, group, call.kind, bytes)?;
+                *self.prices.known.entry(key).or_insert(prices)
+            }
+        };
+        Some(prices[self.way]).filter(|us| us.is_finite()).ok_or_else(|| {
+            let (machine, kind, way) = (&self.prices.machine.name, call.kind.name(), WAYS[self.way]);
+            Error::InvalidUsage(format!("machine {machine} knows no price of {kind} by {way}"))
+        })
+    }
+}
+
+impl Prices<'_> {
+    /// Microseconds of a call in the group that it takes the longest in.
+    fn of(&self, program: &Program, group: &Group, kind: Kind, bytes: usize) -> Result<[f64; 3]> {
+        let mut longest = [0.0f64; 3];
+        for labels in program.layout.shapes(group, self.machine.ranks_per_node()) {
+            let here = Here::new(self.machine, &labels);
+            let prices = here.prices(kind, bytes)?;
+            longest.iter_mut().zip(prices).for_each(|(longest, ns)| *longest = longest.max(ns / 1e3));
+        }
+        Ok(longest)
+    }
+}
+
+/// A group on its nodes, with its share of them.
+struct Here {
+    machine: Arc<Cluster>,
+    grid: Arc<Grid>,
+}
+
+impl Here {
+    /// `labels`: the node of each rank.
+    fn new(machine: &Cluster, labels: &[usize]) -> Here {
+        let grid = Grid::from_labels(labels);
+        let mut machine = machine.clone();
+        if grid.nnodes() > 1 {
+            let (members, ranks) = (grid.nrails() as f64, machine.node.ranks.value);
+            let nics = machine.node.nics.value;
+            for network in [Some(&mut machine.network), machine.network_vendor.as_mut()].into_iter().flatten() {
+                // A node's ranks use as many NICs as there are ranks, at most all.
+                network.nic_gbps.value *= (members.max(nics) / ranks).min(1.0);
+            }
+            if let Some(laws) = &mut machine.vendor {
+                let laws = [Some(&mut laws.all_gather), Some(&mut laws.reduce_scatter), laws.all_reduce.as_mut()];
+                laws.into_iter().flatten().for_each(|law| law.gbps.value *= members / ranks);
+            }
+            if let Some(law) = machine.vendor.as_mut().and_then(|laws| laws.all_reduce_tree.as_mut()) {
+                law.gbps.value *= members / ranks;
+            }
+        }
+        Here { machine: Arc::new(machine), grid: Arc::new(grid) }
+    }
+
+    /// ns, in the order of [`WAYS`].
+    fn prices(&self, kind: Kind, bytes: usize) -> Result<[f64; 3]> {
+        let collective = match kind {
+            Kind::AllGather => Collective::AllGather,
+            Kind::ReduceScatter => Collective::ReduceScatter,
+            Kind::AllReduce => Collective::AllReduce,
+            kind => return Ok([self.by_links(kind, bytes); 3]),
+        };
+        let vendor = self.vendor(collective, bytes).unwrap_or(f64::INFINITY);
+        Ok([vendor, self.pccl(collective, bytes).unwrap_or(vendor), self.strata(collective, bytes, vendor)?])
+    }
+
+    fn vendor(&self, collective: Collective, bytes: usize) -> Option<f64> {
+        self.machine.vendor_ns(collective, &self.grid, bytes)
+    }
+
+    fn carriers(&self) -> Vec<Carrier> {
+        let vendor = self.machine.network_vendor.iter().map(|_| Carrier::Vendor);
+        [Carrier::Mpi].into_iter().chain(vendor).collect()
+    }
+
+    fn price(&self, collective: Collective, bytes: usize, how: &How) -> Result<f64> {
+        price(&self.machine, &self.grid, collective, bytes, how, Detail::default()).map(|price| price.ns)
+    }
+
+    /// PCCL with the better of its algorithms between nodes; None where it has none for these ranks, as where a group has
+    /// one rank of a node.
+    fn pccl(&self, collective: Collective, bytes: usize) -> Option<f64> {
+        let rails = ["ring", "rd"];
+        let ways = self.carriers().into_iter().flat_map(|carrier| rails.map(|rail| How::Pccl { rail, carrier }));
+        ways.filter_map(|how| self.price(collective, bytes, &how).ok()).min_by(f64::total_cmp)
+    }
+
+    /// What Strata would choose by its closed-form model, and what that takes in the simulation. `vendor`: what the
+    /// vendor's library takes, infinite where there is none.
+    fn strata(&self, collective: Collective, bytes: usize, vendor: f64) -> Result<f64> {
+        let best = candidates(&self.machine, &self.grid, collective, bytes)
+            .into_iter()
+            .find(|candidate| matches!(candidate.how, How::Strata(_)) && candidate.ns < vendor);
+        match best {
+            Some(candidate) => self.price(collective, bytes, &candidate.how),
+            None if vendor.is_finite() => Ok(vendor),
+            // A node without a library of the vendor's.
+            None => {
+                let choice = Choice::flat("direct");
+                let route = PricedPlan { choice, segment_bytes: usize::MAX, window: 1, carrier: Carrier::Mpi };
+                self.price(collective, bytes, &How::Strata(route))
+            }
+        }
+    }
+
+    /// All-to-all and broadcast: the time of a rank's bytes out of its node or inside it, whichever is longer.
+    fn by_links(&self, kind: Kind, bytes: usize) -> f64 {
+        let (machine, nranks, members) = (&self.machine, self.grid.nranks() as f64, self.grid.nrails() as f64);
+        let network = machine.network_vendor.as_ref().unwrap_or(&machine.network);
+        let nics = machine.node.nics.value.min(members);
+        let (outside, inside) = (network.nic_gbps.value * nics / members, machine.inside.rank_gbps.value);
+        let alone = self.grid.nnodes() == 1;
+        let latency = if alone { machine.inside.latency_us.value } else { network.latency_us.value } * 1e3;
+        let bytes = bytes as f64;
+        match kind {
+            Kind::AllToAll => {
+                let away = bytes * (nranks - members) / nranks / outside;
+                latency + away.max(bytes * (members - 1.0) / nranks / inside)
+            }
+            _ => latency * nranks.log2().ceil() + bytes / if alone { inside } else { outside },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::catalogue::{find, EMBEDDED};
+    use super::super::program::Setting;
+    use super::*;
+
+    fn here(name: &str, labels: &[usize]) -> Here {
+        Here::new(&Cluster::find(name).unwrap(), labels)
+    }
+
+    #[test]
+    fn a_group_has_its_share_of_its_nodes() {
+        let whole = Cluster::find("frontier").unwrap();
+        let (nic, ring) = (whole.network.nic_gbps.value, whole.vendor.as_ref().unwrap().all_gather.gbps.value);
+        let share = |labels: &[usize]| {
+            let machine = here("frontier", labels).machine;
+            (machine.network.nic_gbps.value / nic, machine.vendor.as_ref().unwrap().all_gather.gbps.value / ring)
+        };
+        // Two GCDs to a NIC: one that has a NIC to itself in its group shares it with one of another group.
+        assert_eq!(share(&[0, 1, 2, 3]), (0.5, 0.125));
+        assert_eq!(share(&[0, 0, 1, 1]), (0.5, 0.25));
+        assert_eq!(share(&[0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1]), (1.0, 1.0));
+        assert_eq!(share(&[0, 0]), (1.0, 1.0), "inside a node there is nothing to share");
+    }
+
+    #[test]
+    fn all_to_all_by_links_takes_what_its_messages_take_in_the_simulation() {
+        let labels: Vec<usize> = (0..32).map(|rank| rank / 8).collect();
+        let (here, block) = (here("frontier", &labels), 4 << 20);
+        let route =
+            PricedPlan { choice: Choice::flat("direct"), segment_bytes: block, window: 1, carrier: Carrier::Mpi };
+        let simulated = here.price(Collective::AllToAll, block, &How::Strata(route)).unwrap();
+        let law = here.by_links(Kind::AllToAll, 32 * block);
+        assert!((law / simulated - 1.0).abs() < 0.05, "{law} {simulated}");
+    }
+
+    #[test]
+    fn strata_s_choice_is_not_slower_than_the_vendor_and_faster_for_zero_3_at_scale() {
+        let step = |name: &str, machine: &str, world: usize| {
+            let setting = Setting { world, flops: 156e12, scale: 1.0, compute: true, set: Vec::new() };
+            let program = Program::new(&find(name).unwrap(), &setting).unwrap();
+            let routes = routes(&program, &Cluster::find(machine).unwrap(), &indicatif::ProgressBar::hidden()).unwrap();
+            assert_eq!(routes.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>(), WAYS);
+            routes.into_iter().map(|(_, times)| times.step).collect::<Vec<f64>>()
+        };
+        for (name, _) in EMBEDDED {
+            for machine in ["frontier", "perlmutter"] {
+                let [vendor, _, strata] = step(name, machine, 64)[..] else { panic!("three routes") };
+                assert!(strata <= vendor * (1.02), "{name} on {machine}: {strata} {vendor}");
+            }
+        }
+        let steps = step("zero3", "frontier", 512);
+        assert!(steps[0] > 1.2 * steps[2] && steps[1] > 1.1 * steps[2], "{steps:?}");
+    }
+}

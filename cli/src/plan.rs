@@ -1,0 +1,135 @@
+//! `strata plan`: shows the steps of an algorithm for a shape, and proves algorithms for many shapes.
+#![forbid(unsafe_code)]
+
+mod grids;
+mod prove;
+
+use crate::options::{parse_size, Nodes, Spread};
+use clap::Subcommand;
+use std::process::ExitCode;
+use std::sync::Arc;
+use strata::algorithms::{self, Choice};
+use strata::config::Config;
+use strata::error::{Error, Result};
+use strata::plan::{text, Collective, Shape};
+use strata::selection::{self, message_bytes, Request};
+use strata::topo::{Grid, Rank};
+
+/// What to do with plans.
+#[derive(Subcommand)]
+pub enum Options {
+    /// Print, or draw, the steps of an algorithm.
+    Show(Show),
+    /// Prove algorithms for many shapes; the exit code is 1 when one is rejected.
+    Verify(prove::Options),
+}
+
+/// How a drawing is read; printed under it and with `--help`.
+const LEGEND: &str = "\
+Ranks stand side by side; time goes down. A step stands in the first round in which it can happen if every message takes
+one round. Chunks are those of the input (i), of the output (o) and of scratch memory (s), counted from 0:
+  >1 o0       sends chunk 0 of the output to rank 1
+  <1 s2       receives from rank 1 into chunk 2 of scratch
+  <1+ o2      receives from rank 1 and reduces into chunk 2 of the output
+  <1+ i2=o2   receives from rank 1, reduces with chunk 2 of the input, writes chunk 2 of the output
+  i0=o3       copies chunk 0 of the input to chunk 3 of the output
+  i0+s1=o0    reduces two chunks into a third
+  o4-7,o9     chunks 4 to 7 and 9
+  nop         waits for other steps; nothing moves";
+
+/// More ranks than a drawing can show side by side.
+const MOST_DRAWN: usize = 64;
+
+/// Options of `strata plan show`.
+#[derive(clap::Args)]
+#[command(after_long_help = format!("Drawings (--draw):\n{LEGEND}"))]
+pub struct Show {
+    /// all_reduce, all_gather, reduce_scatter, broadcast, reduce, alltoall, gather or scatter.
+    #[arg(value_parser = parse_collective)]
+    collective: Collective,
+    /// The algorithm, such as `ring` or `two_level(direct,log)`; by default the one that Strata would take.
+    #[arg(long)]
+    algo: Option<Choice>,
+    /// Bytes of the message by which Strata would choose.
+    #[arg(long, default_value = "1M", value_parser = parse_size)]
+    bytes: usize,
+    #[command(flatten)]
+    spread: Spread,
+    /// Only this rank.
+    #[arg(long)]
+    rank: Option<usize>,
+    /// The root, where there is one.
+    #[arg(long, default_value = "0")]
+    root: usize,
+    /// Input and output overlap as NCCL's in-place form has it.
+    #[arg(long)]
+    in_place: bool,
+    /// Draw who sends to whom, round by round, for all ranks, instead of listing steps.
+    #[arg(long)]
+    draw: bool,
+}
+
+/// The collective of a name.
+pub fn parse_collective(text: &str) -> std::result::Result<Collective, String> {
+    let names = || Collective::ALL.map(Collective::name).join(", ");
+    Collective::from_name(text).ok_or_else(|| format!("not one of {}", names()))
+}
+
+/// Runs the subcommand.
+pub fn run(options: &Options) -> Result<ExitCode> {
+    match options {
+        Options::Show(options) => show(options),
+        Options::Verify(options) => prove::run(options),
+    }
+}
+
+fn show(options: &Show) -> Result<ExitCode> {
+    let grid = grid_of(&options.spread)?;
+    let nranks = grid.nranks();
+    if options.draw && nranks > MOST_DRAWN {
+        return Err(Error::InvalidArgument(format!("a drawing has room for {MOST_DRAWN} ranks, not for {nranks}")));
+    }
+    let exists = |rank: usize| match rank < nranks {
+        true => Ok(Rank::from_index(rank)),
+        false => Err(Error::InvalidArgument(format!("there is no rank {rank} among {nranks}"))),
+    };
+    let mut shape = Shape::new(options.collective, grid);
+    shape.root = exists(options.root)?;
+    shape.in_place = options.in_place;
+    let choice = match &options.algo {
+        Some(choice) => choice.clone(),
+        None => chosen(options, &shape.grid)?,
+    };
+    if options.draw {
+        let ranks = (0..nranks).map(Rank::from_index);
+        let plans = ranks.map(|rank| algorithms::build(&choice, &shape, rank)).collect::<Result<Vec<_>>>()?;
+        out!("{}\n{}\n{LEGEND}\n", shape.grid, text::draw(&plans));
+        return Ok(ExitCode::SUCCESS);
+    }
+    let ranks = match options.rank {
+        Some(rank) => exists(rank)?.index()..rank + 1,
+        None => 0..nranks,
+    };
+    // One at a time: all plans of a large shape need not be in memory at once.
+    for rank in ranks.map(Rank::from_index) {
+        out!("{}", text::print(&algorithms::build(&choice, &shape, rank)?));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// What Strata would take with its default settings.
+fn chosen(options: &Show, grid: &Arc<Grid>) -> Result<Choice> {
+    let blocks = message_bytes(options.collective, grid.nranks(), 1);
+    let block_bytes = options.bytes / blocks;
+    let request = Request { collective: options.collective, block_bytes, named: None, board: true };
+    Ok(selection::choose(&request, grid, &Config::default(), &selection::Knowledge::default())?.choice)
+}
+
+fn grid_of(spread: &Spread) -> Result<Arc<Grid>> {
+    let ranks = match (spread.ranks, &spread.nodes) {
+        (None, Nodes::Count(count)) => Some(4.max(*count)),
+        (ranks, _) => ranks,
+    };
+    let (_, nodes) = Spread { ranks, nodes: spread.nodes.clone(), ..*spread }.resolve()?;
+    Ok(Arc::new(Grid::from_labels(&nodes)))
+}

@@ -1,0 +1,189 @@
+//! Who is compared: the vendor's library, the machine's MPI, PCCL, Strata, or one algorithm with its parameters.
+#![forbid(unsafe_code)]
+
+use super::lists::size_text;
+use super::route;
+use crate::options::parse_size;
+use std::fmt;
+use std::sync::Arc;
+use strata::algorithms::Choice;
+use strata::carrier::Carrier;
+use strata::error::{Error, Result};
+use strata::plan::Collective;
+use strata::sim::price::{block_bytes, How, PricedPlan};
+use strata::sim::Cluster;
+use strata::topo::Grid;
+
+/// A column of the comparison. For a cell it stands for one or several ways, of which the fastest counts.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Method {
+    /// The vendor's library.
+    Vendor,
+    /// The machine's MPI.
+    Mpi,
+    /// PCCL as published: with this algorithm and carrier between nodes, or with the best that its authors had.
+    Pccl(Option<(&'static str, Carrier)>),
+    /// The route that Strata takes when the vendor's library is none of its candidates.
+    Strata,
+    /// The route that Strata takes.
+    Chosen,
+    /// One algorithm.
+    Plan {
+        /// Which.
+        choice: Choice,
+        /// Bytes of each block in a segment; None is the whole block.
+        segment_bytes: Option<usize>,
+        /// Segments in flight.
+        window: usize,
+        /// Between nodes.
+        carrier: Carrier,
+    },
+}
+
+/// What `--method` takes, for messages and `--help`.
+pub const KNOWN: &str = "vendor, mpi, pccl, pccl(ring), pccl(rd), pccl(ring,vendor), strata, chosen, \
+                         or an algorithm such as two_level(direct,log)/segment=1M/window=4/carrier=vendor";
+
+impl Method {
+    /// Reads a method's name.
+    pub fn parse(text: &str) -> Result<Method> {
+        Ok(match text {
+            "vendor" => Method::Vendor,
+            "mpi" => Method::Mpi,
+            "pccl" => Method::Pccl(None),
+            "pccl(ring)" => Method::Pccl(Some(("ring", Carrier::Mpi))),
+            "pccl(rd)" => Method::Pccl(Some(("rd", Carrier::Mpi))),
+            "pccl(ring,vendor)" => Method::Pccl(Some(("ring", Carrier::Vendor))),
+            "strata" => Method::Strata,
+            "chosen" => Method::Chosen,
+            text => Method::plan(text)?,
+        })
+    }
+
+    fn plan(text: &str) -> Result<Method> {
+        let wrong = |what: String| Error::InvalidArgument(format!("method {text}: {what}; there are {KNOWN}"));
+        let mut parts = text.split('/');
+        let name = parts.next().unwrap_or("");
+        let choice = name.parse::<Choice>().map_err(|error| wrong(error.text().to_owned()))?;
+        let (mut segment_bytes, mut window, mut carrier) = (None, 2, Carrier::Mpi);
+        for part in parts {
+            let no_sense = || wrong(format!("`{part}` is none of segment=BYTES, window=N and carrier=own or vendor"));
+            let (name, value) = part.split_once('=').ok_or_else(no_sense)?;
+            match (name, value) {
+                ("segment", "whole") => segment_bytes = None,
+                ("segment", value) => match parse_size(value).map_err(wrong)? {
+                    0 => return Err(wrong(String::from("a segment has at least 1 byte"))),
+                    bytes => segment_bytes = Some(bytes),
+                },
+                ("window", value) => match value.parse() {
+                    Ok(number @ 1..=64) => window = number,
+                    _ => return Err(wrong(format!("`{value}` is not a window from 1 to 64"))),
+                },
+                ("carrier", "own") => carrier = Carrier::Mpi,
+                ("carrier", "vendor") => carrier = Carrier::Vendor,
+                _ => return Err(no_sense()),
+            }
+        }
+        Ok(Method::Plan { choice, segment_bytes, window, carrier })
+    }
+
+    /// The methods that a machine's file says something about; the first is what the others are compared with.
+    pub fn known_to(machine: &Cluster) -> Vec<Method> {
+        let mut methods = Vec::new();
+        methods.extend(machine.vendor.is_some().then_some(Method::Vendor));
+        methods.extend(machine.pccl.is_some().then_some(Method::Pccl(None)));
+        methods.push(Method::Strata);
+        methods
+    }
+
+    /// The ways among which this method takes the fastest; none where it has nothing to offer.
+    pub fn ways(&self, machine: &Cluster, grid: &Arc<Grid>, collective: Collective, message_bytes: usize) -> Vec<How> {
+        let pccl = |(rail, carrier)| How::Pccl { rail, carrier };
+        match self {
+            Method::Vendor => vec![How::Vendor],
+            Method::Mpi => vec![How::Mpi],
+            Method::Pccl(Some(rail)) => vec![pccl(*rail)],
+            Method::Pccl(None) => {
+                let outer_vendor = machine.network_vendor.is_some().then_some(("ring", Carrier::Vendor));
+                [("ring", Carrier::Mpi), ("rd", Carrier::Mpi)].into_iter().chain(outer_vendor).map(pccl).collect()
+            }
+            Method::Strata => route::own(machine, grid, collective, message_bytes).into_iter().collect(),
+            Method::Chosen => route::chosen(machine, grid, collective, message_bytes).into_iter().collect(),
+            Method::Plan { choice, segment_bytes, window, carrier } => vec![How::Strata(PricedPlan {
+                choice: choice.clone(),
+                segment_bytes: segment_bytes.unwrap_or(usize::MAX),
+                window: *window,
+                carrier: *carrier,
+            })],
+        }
+    }
+}
+
+impl fmt::Display for Method {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let text = match self {
+            Method::Vendor => String::from("vendor"),
+            Method::Mpi => String::from("mpi"),
+            Method::Pccl(None) => String::from("pccl"),
+            Method::Pccl(Some((rail, carrier))) => pccl_text(rail, *carrier),
+            Method::Strata => String::from("strata"),
+            Method::Chosen => String::from("chosen"),
+            Method::Plan { choice, segment_bytes, window, carrier } => {
+                plan_text(choice, segment_bytes.unwrap_or(usize::MAX), usize::MAX, *window, *carrier)
+            }
+        };
+        f.pad(&text)
+    }
+}
+
+fn pccl_text(rail: &str, carrier: Carrier) -> String {
+    match carrier {
+        Carrier::Mpi | Carrier::Tcp => format!("pccl({rail})"),
+        Carrier::Vendor => format!("pccl({rail},vendor)"),
+    }
+}
+
+fn plan_text(choice: &Choice, segment_bytes: usize, block_bytes: usize, window: usize, carrier: Carrier) -> String {
+    let segment = if segment_bytes >= block_bytes { String::from("whole") } else { size_text(segment_bytes) };
+    let carrier = if carrier == Carrier::Vendor { "/carrier=vendor" } else { "" };
+    format!("{choice}/segment={segment}/window={window}{carrier}")
+}
+
+/// A way as `--method` takes it, for a message of so many bytes.
+pub fn way_text(way: &How, collective: Collective, nranks: usize, message_bytes: usize) -> String {
+    match way {
+        How::Vendor => String::from("vendor"),
+        How::Mpi => String::from("mpi"),
+        How::Pccl { rail, carrier } => pccl_text(rail, *carrier),
+        How::Strata(PricedPlan { choice, segment_bytes, window, carrier }) => {
+            plan_text(choice, *segment_bytes, block_bytes(collective, nranks, message_bytes), *window, *carrier)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_method_is_read_as_it_is_written() {
+        for text in [
+            "vendor",
+            "mpi",
+            "pccl",
+            "pccl(rd)",
+            "pccl(ring,vendor)",
+            "strata",
+            "chosen",
+            "ring/segment=whole/window=2",
+            "two_level(direct,log)/segment=1M/window=4/carrier=vendor",
+        ] {
+            assert_eq!(Method::parse(text).unwrap().to_string(), text);
+        }
+        for text in
+            ["", "vend", "pccl(log)", "ring/segment=0", "ring/window=0", "ring/window=x", "ring/colour=red", "ring/"]
+        {
+            assert!(matches!(Method::parse(text), Err(Error::InvalidArgument(_))), "{text}");
+        }
+    }
+}

@@ -1,0 +1,416 @@
+//! Bodies of the entries through which Strata looks at calls that the vendor's library answers.
+//!
+//! Each gets the vendor's function and calls it: before, after, or instead of it comes what Strata does. What the vendor
+//! returns, the program gets.
+#![forbid(unsafe_code)]
+
+use super::layouts::{CollConfig, NcclConfig, SimInfo, UniqueIdBytes};
+use super::options;
+use super::pointer::{ConstPtr, Ptr};
+use super::types::{Buffer, CommHandle, ConstBuffer, OpCode, Status, StreamHandle, TypeCode, Window};
+use crate::communicator::shadow::{
+    self, after, group, join_id, read_id, Attached, CommInit, CreatedBy, End, VendorCall,
+};
+use crate::communicator::UniqueId;
+use crate::error::{Code, Error, SUCCESS};
+use crate::plan::Collective;
+use crate::vendor::guard::inside;
+use crate::vendor::{self, Library};
+use std::ffi::c_int;
+use std::ptr::null_mut;
+use std::sync::Arc;
+
+/// A window for the vendor's symmetric kernels.
+const COLL_SYMMETRIC: c_int = 1;
+
+/// The vendor's library, which is there if calls come here.
+fn library() -> Option<&'static Library> {
+    vendor::library()
+}
+
+/// Strata's part of the ids; none if one of them has none.
+fn own_ids(ids: Vec<UniqueIdBytes>) -> Option<Vec<UniqueId>> {
+    ids.iter().map(|id| read_id(&id.0)).collect()
+}
+
+/// `ncclGetUniqueId`
+pub fn get_unique_id(vendor: extern "C" fn(Ptr<UniqueIdBytes>) -> Status, out: Ptr<UniqueIdBytes>) -> Status {
+    // All ranks derive an id of NCCL_COMM_ID themselves, and it must be the same everywhere.
+    let derived = std::env::var_os("NCCL_COMM_ID").is_some_and(|address| !address.is_empty());
+    if out.is_null() || derived {
+        return inside(|| vendor(out));
+    }
+    carrying(out, |out| inside(|| vendor(out)), || UniqueId::create().map_err(|error| error.to_string()))
+}
+
+/// Has the vendor make an id, and adds Strata's part. The vendor may write to the bytes alone that it uses, so it gets
+/// zeros to write on: those it leaves are free.
+fn carrying(
+    out: Ptr<UniqueIdBytes>,
+    vendor: impl FnOnce(Ptr<UniqueIdBytes>) -> Status,
+    own: impl FnOnce() -> Result<UniqueId, String>,
+) -> Status {
+    let mut id = UniqueIdBytes([0; 128]);
+    let status = vendor(Ptr::to(&mut id));
+    if status != Status::SUCCESS {
+        return status;
+    }
+    let id = match own() {
+        Ok(own) => join_id(id.0, own),
+        Err(why) => {
+            crate::info!("the unique id is the vendor's alone: {why}");
+            id.0
+        }
+    };
+    match out.set("uniqueId", UniqueIdBytes(id)) {
+        Ok(()) => status,
+        Err(error) => Status(error.code()),
+    }
+}
+
+/// What follows the making of a communicator.
+fn made(origin: Option<CreatedBy>, place: Ptr<CommHandle>, config: Ptr<NcclConfig>, status: Status) -> Status {
+    match (origin, library()) {
+        (Some(origin), Some(library)) => {
+            super::exit::register();
+            let making = CommInit { origin, place: place.address(), blocking: options::waits(config.as_const()) };
+            Status(after(making, status.0, library))
+        }
+        _ => status,
+    }
+}
+
+/// Ranks of one communicator from ids; a single rank needs no companion.
+fn from_ids(ids: impl FnOnce() -> Option<Vec<UniqueId>>, nranks: c_int, rank: c_int) -> Option<CreatedBy> {
+    let (nranks, rank) = (usize::try_from(nranks).ok()?, usize::try_from(rank).ok()?);
+    (nranks > 1 && rank < nranks).then(ids).flatten().map(|ids| CreatedBy::Ids { ids, nranks, rank })
+}
+
+/// `ncclCommInitRank`
+pub fn init_rank(
+    vendor: extern "C" fn(Ptr<CommHandle>, c_int, UniqueIdBytes, c_int) -> Status,
+    comm: Ptr<CommHandle>,
+    nranks: c_int,
+    id: UniqueIdBytes,
+    rank: c_int,
+) -> Status {
+    let status = inside(|| vendor(comm, nranks, id, rank));
+    made(from_ids(|| own_ids(vec![id]), nranks, rank), comm, Ptr::to(null_mut()), status)
+}
+
+/// `ncclCommInitRankConfig`
+pub fn init_rank_config(
+    vendor: extern "C" fn(Ptr<CommHandle>, c_int, UniqueIdBytes, c_int, Ptr<NcclConfig>) -> Status,
+    comm: Ptr<CommHandle>,
+    nranks: c_int,
+    id: UniqueIdBytes,
+    rank: c_int,
+    config: Ptr<NcclConfig>,
+) -> Status {
+    let status = inside(|| vendor(comm, nranks, id, rank, config));
+    made(from_ids(|| own_ids(vec![id]), nranks, rank), comm, config, status)
+}
+
+/// `ncclCommInitRankScalable`
+#[allow(clippy::too_many_arguments)]
+pub fn init_rank_scalable(
+    vendor: extern "C" fn(Ptr<CommHandle>, c_int, c_int, c_int, Ptr<UniqueIdBytes>, Ptr<NcclConfig>) -> Status,
+    comm: Ptr<CommHandle>,
+    nranks: c_int,
+    rank: c_int,
+    nids: c_int,
+    ids: Ptr<UniqueIdBytes>,
+    config: Ptr<NcclConfig>,
+) -> Status {
+    let status = inside(|| vendor(comm, nranks, rank, nids, ids, config));
+    let read = || {
+        let count = usize::try_from(nids).ok()?;
+        own_ids(ids.as_const().get_all(count, "commIds").ok()?)
+    };
+    made(from_ids(read, nranks, rank), comm, config, status)
+}
+
+/// `ncclCommSplit`
+pub fn split(
+    vendor: extern "C" fn(CommHandle, c_int, c_int, Ptr<CommHandle>, Ptr<NcclConfig>) -> Status,
+    comm: CommHandle,
+    color: c_int,
+    key: c_int,
+    newcomm: Ptr<CommHandle>,
+    config: Ptr<NcclConfig>,
+) -> Status {
+    let status = inside(|| vendor(comm, color, key, newcomm, config));
+    made(parent(comm).map(|parent| CreatedBy::Split { parent, color, key }), newcomm, config, status)
+}
+
+/// A parent whose children can come to run in two levels.
+fn parent(comm: CommHandle) -> Option<Arc<Attached>> {
+    shadow::find(comm.0).filter(|attached| attached.has_companion())
+}
+
+/// `ncclCommShrink`
+#[allow(clippy::too_many_arguments)]
+pub fn shrink(
+    vendor: extern "C" fn(CommHandle, Ptr<c_int>, c_int, Ptr<CommHandle>, Ptr<NcclConfig>, c_int) -> Status,
+    comm: CommHandle,
+    list: Ptr<c_int>,
+    count: c_int,
+    newcomm: Ptr<CommHandle>,
+    config: Ptr<NcclConfig>,
+    flags: c_int,
+) -> Status {
+    let parent = parent(comm);
+    // Before the call: the vendor sorts the list.
+    let listed = parent.is_some().then(|| list.as_const().get_all(usize::try_from(count).unwrap_or(0), "list").ok());
+    let status = inside(|| vendor(comm, list, count, newcomm, config, flags));
+    let origin = parent.zip(listed.flatten()).map(|(parent, listed)| {
+        let excluded = listed.into_iter().filter_map(|rank| usize::try_from(rank).ok()).collect();
+        CreatedBy::Shrink { parent, excluded, abort: flags != 0 }
+    });
+    made(origin, newcomm, config, status)
+}
+
+/// `ncclCommGetUniqueId`
+pub fn grow_id(
+    vendor: extern "C" fn(CommHandle, Ptr<UniqueIdBytes>) -> Status,
+    comm: CommHandle,
+    out: Ptr<UniqueIdBytes>,
+) -> Status {
+    match parent(comm) {
+        Some(parent) if !out.is_null() => {
+            let own = || parent.grow_id().ok_or_else(|| "its companion has none".to_string());
+            carrying(out, |out| inside(|| vendor(comm, out)), own)
+        }
+        _ => inside(|| vendor(comm, out)),
+    }
+}
+
+/// `ncclCommGrow`
+#[allow(clippy::too_many_arguments)]
+pub fn grow(
+    vendor: extern "C" fn(
+        CommHandle,
+        c_int,
+        ConstPtr<UniqueIdBytes>,
+        c_int,
+        Ptr<CommHandle>,
+        Ptr<NcclConfig>,
+    ) -> Status,
+    comm: CommHandle,
+    nranks: c_int,
+    id: ConstPtr<UniqueIdBytes>,
+    rank: c_int,
+    newcomm: Ptr<CommHandle>,
+    config: Ptr<NcclConfig>,
+) -> Status {
+    let status = inside(|| vendor(comm, nranks, id, rank, newcomm, config));
+    let own = id.get("uniqueId").ok().and_then(|id| read_id(&id.0));
+    let nranks = usize::try_from(nranks).unwrap_or(0);
+    let origin = match comm.is_null() {
+        false => parent(comm).map(|parent| CreatedBy::Grow { parent, nranks, id: own }),
+        true => own.zip(usize::try_from(rank).ok()).map(|(id, rank)| CreatedBy::Join { id, nranks, rank }),
+    };
+    made(origin, newcomm, config, status)
+}
+
+/// Does to the communicators that serve one what the program does to it, and then has the vendor do it.
+fn with_subcomms(
+    comm: CommHandle,
+    mut act: impl FnMut(&Library, usize) -> Result<(), Code>,
+    vendor: impl FnOnce() -> Status,
+) -> Status {
+    let served = shadow::find(comm.0)
+        .zip(library())
+        .map_or(Ok(()), |(attached, library)| attached.each_level(|level| act(library, level)));
+    let status = inside(vendor);
+    match (status, served) {
+        (Status::SUCCESS, Err(code)) => Status(code),
+        _ => status,
+    }
+}
+
+/// `ncclCommFinalize`
+pub fn finalize(vendor: extern "C" fn(CommHandle) -> Status, comm: CommHandle) -> Status {
+    with_subcomms(comm, shadow::finalize, || vendor(comm))
+}
+
+/// `ncclCommRevoke`
+pub fn revoke(vendor: extern "C" fn(CommHandle, c_int) -> Status, comm: CommHandle, flags: c_int) -> Status {
+    with_subcomms(comm, |library, level| shadow::revoke(library, level, flags), || vendor(comm, flags))
+}
+
+/// `ncclCommSuspend`
+pub fn suspend(vendor: extern "C" fn(CommHandle, c_int) -> Status, comm: CommHandle, flags: c_int) -> Status {
+    with_subcomms(comm, |library, level| shadow::suspend(library, level, flags), || vendor(comm, flags))
+}
+
+/// `ncclCommResume`
+pub fn resume(vendor: extern "C" fn(CommHandle) -> Status, comm: CommHandle) -> Status {
+    with_subcomms(comm, shadow::resume, || vendor(comm))
+}
+
+/// Has the vendor end a communicator once Strata has forgotten it.
+fn end(vendor: extern "C" fn(CommHandle) -> Status, comm: CommHandle, end: End) -> Status {
+    let Some(library) = library() else { return inside(|| vendor(comm)) };
+    shadow::forget(comm.0, end, library);
+    let status = inside(|| vendor(comm));
+    shadow::end_given_up(comm.0, library);
+    status
+}
+
+/// `ncclCommDestroy`
+pub fn destroy(vendor: extern "C" fn(CommHandle) -> Status, comm: CommHandle) -> Status {
+    end(vendor, comm, End::Destroy)
+}
+
+/// `ncclCommAbort`
+pub fn abort(vendor: extern "C" fn(CommHandle) -> Status, comm: CommHandle) -> Status {
+    end(vendor, comm, End::Abort)
+}
+
+/// `ncclCommGetAsyncError`
+pub fn async_error(
+    vendor: extern "C" fn(CommHandle, Ptr<Status>) -> Status,
+    comm: CommHandle,
+    out: Ptr<Status>,
+) -> Status {
+    // Before the vendor is asked: what is being made would then be missed if it ended in between.
+    let known = shadow::find(comm.0).zip(library()).filter(|_| !out.is_null());
+    let Some((attached, library)) = known else { return inside(|| vendor(comm, out)) };
+    let tell = |code: Code| match out.set("asyncError", Status(code)) {
+        Ok(()) => Status::SUCCESS,
+        Err(error) => Status(error.code()),
+    };
+    if let Some(code) = attached.meanwhile(library) {
+        return tell(code);
+    }
+    match (inside(|| vendor(comm, out)), out.as_const().get("asyncError")) {
+        (Status::SUCCESS, Ok(told)) => tell(attached.async_error(library, told.0)),
+        (status, _) => status,
+    }
+}
+
+/// `strataCommDescribe`, which no vendor has.
+pub fn describe(
+    _vendor: extern "C" fn(CommHandle, Buffer, usize) -> Status,
+    comm: CommHandle,
+    text: Buffer,
+    bytes: usize,
+) -> Status {
+    let machine = shadow::find(comm.0).and_then(|attached| attached.machine());
+    let alone = || Error::InvalidUsage("the vendor's library alone serves this communicator".to_string());
+    match machine.ok_or_else(alone).and_then(|machine| super::info::write_description(&machine, text, bytes)) {
+        Ok(()) => Status::SUCCESS,
+        Err(error) => {
+            crate::log::warn(&format!("strataCommDescribe: {error}"));
+            Status(error.code())
+        }
+    }
+}
+
+/// `ncclCommWindowRegister`
+pub fn window_register(
+    vendor: extern "C" fn(CommHandle, Buffer, usize, Ptr<Window>, c_int) -> Status,
+    comm: CommHandle,
+    buffer: Buffer,
+    bytes: usize,
+    window: Ptr<Window>,
+    flags: c_int,
+) -> Status {
+    if flags & COLL_SYMMETRIC != 0 {
+        // All ranks register windows together, so all of them know.
+        shadow::find(comm.0).iter().for_each(|attached| attached.note_symmetric());
+    }
+    inside(|| vendor(comm, buffer, bytes, window, flags))
+}
+
+/// `ncclGroupStart`
+pub fn group_start(vendor: extern "C" fn() -> Status) -> Status {
+    Status(group::start(|| inside(|| vendor().0)))
+}
+
+/// `ncclGroupEnd`
+pub fn group_end(vendor: extern "C" fn() -> Status) -> Status {
+    let vendor = || inside(|| vendor().0);
+    Status(library().map_or(SUCCESS, |library| group::end(library, vendor)))
+}
+
+/// `ncclGroupSimulateEnd`
+pub fn group_simulate_end(vendor: extern "C" fn(Ptr<SimInfo>) -> Status, info: Ptr<SimInfo>) -> Status {
+    let vendor = || inside(|| vendor(info).0);
+    Status(library().map_or(SUCCESS, |library| group::simulate_end(library, vendor)))
+}
+
+/// Runs a call in two levels, or has the vendor do it.
+fn collective(comm: CommHandle, call: VendorCall, vendor: impl FnOnce() -> Status) -> Status {
+    let Some((attached, library)) = shadow::find(comm.0).zip(library()) else { return inside(vendor) };
+    if attached.in_progress() {
+        let early = "Attempt to use communicator before the previous operation returned ncclSuccess";
+        crate::log::warn(early);
+        return Status(Error::InvalidArgument(String::new()).code());
+    }
+    match attached.prepare(call) {
+        Some(call) => Status(group::submit(call, library)),
+        None => match attached.own_call(&call) {
+            Some(operation) => Status(group::submit_own(operation)),
+            None => inside(vendor),
+        },
+    }
+}
+
+macro_rules! collectives {
+    ($($(#[doc = $doc:literal])+ $plain:ident, $with_config:ident = $collective:ident($($op:ident)?);)*) => { $(
+        $(#[doc = $doc])+
+        #[allow(clippy::too_many_arguments)]
+        pub fn $plain(
+            vendor: extern "C" fn(
+                ConstBuffer, Buffer, usize, TypeCode, $(collectives!(@type $op),)? CommHandle, StreamHandle
+            ) -> Status,
+            send: ConstBuffer, recv: Buffer, count: usize, dtype: TypeCode, $($op: OpCode,)?
+            comm: CommHandle, stream: StreamHandle,
+        ) -> Status {
+            let call = collectives!(@call $collective, send, recv, count, dtype, stream $(, $op)?);
+            collective(comm, call, || vendor(send, recv, count, dtype, $($op,)? comm, stream))
+        }
+
+        $(#[doc = $doc])+
+        #[allow(clippy::too_many_arguments)]
+        pub fn $with_config(
+            vendor: extern "C" fn(
+                ConstBuffer, Buffer, usize, TypeCode, $(collectives!(@type $op),)? CommHandle, StreamHandle,
+                ConstPtr<CollConfig>
+            ) -> Status,
+            send: ConstBuffer, recv: Buffer, count: usize, dtype: TypeCode, $($op: OpCode,)?
+            comm: CommHandle, stream: StreamHandle, config: ConstPtr<CollConfig>,
+        ) -> Status {
+            let through = || vendor(send, recv, count, dtype, $($op,)? comm, stream, config);
+            if !config.is_null() {
+                // Options are for the vendor's algorithms.
+                return inside(through);
+            }
+            let call = collectives!(@call $collective, send, recv, count, dtype, stream $(, $op)?);
+            collective(comm, call, through)
+        }
+    )* };
+    (@type $op:ident) => { OpCode };
+    (@call $collective:ident, $send:ident, $recv:ident, $count:ident, $dtype:ident, $stream:ident $(, $op:ident)?) => {
+        VendorCall {
+            collective: Collective::$collective,
+            send: $send.0,
+            recv: $recv.0,
+            count: $count,
+            dtype: $dtype.0,
+            op: 0 $(+ $op.0)?,
+            stream: $stream.0,
+        }
+    };
+}
+
+collectives! {
+    /// `ncclAllGather`
+    all_gather, all_gather_config = AllGather();
+    /// `ncclReduceScatter`
+    reduce_scatter, reduce_scatter_config = ReduceScatter(op);
+    /// `ncclAllReduce`
+    all_reduce, all_reduce_config = AllReduce(op);
+}

@@ -1,0 +1,267 @@
+//! Every algorithm: a pure function from a shape and a rank to that rank's plan.
+//!
+//! [`build`] writes the plan of a [`Choice`]; two-level algorithms are composed of `Call`s, which are replaced here by
+//! the plans of the choice's inner algorithms ([`build_with_calls`] leaves them for another provider).
+//! All ranks get matching plans whether or not each holds its buffers in place.
+#![forbid(unsafe_code)]
+
+mod board;
+mod builder;
+mod direct;
+#[cfg(test)]
+mod interpreter;
+mod log;
+pub mod needs;
+mod rd;
+mod ring;
+mod scatter_gather;
+mod tree;
+mod two_level;
+mod two_step;
+
+use crate::error::{Error, Result};
+use crate::plan::inline::{inline, inline_but};
+use crate::plan::{Action, Call, Collective, LinkLevel, Plan, Shape, StepRef};
+use crate::topo::{Grid, Rank};
+use needs::{InnerNeeds, Needs};
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+
+/// One algorithm, as data.
+pub struct Algorithm {
+    /// Its name in variables, logs and on the command line.
+    pub name: &'static str,
+    /// What it does, in a sentence.
+    pub text: &'static str,
+    /// The collectives it does.
+    pub collectives: &'static [Collective],
+    /// Whether it is made of inner algorithms: one inside the node and one between nodes.
+    pub is_leveled: bool,
+    /// Whether it does this shape, given that it does the collective.
+    pub supports: fn(&Shape) -> bool,
+    /// Writes the plan of one rank; may contain `Call`s.
+    pub build: fn(&Shape, Rank) -> Plan,
+    /// What the rank that needs most has beside the caller's buffers, whichever way each rank holds those. The last argument
+    /// says it of inner algorithms.
+    pub needs: fn(&Shape, &InnerNeeds<'_>) -> Needs,
+}
+
+/// All algorithms.
+pub const ALGORITHMS: &[&Algorithm] = &[
+    &ring::RING,
+    &direct::DIRECT,
+    &direct::ONE_ROUND,
+    &direct::PAIRWISE,
+    &rd::RD,
+    &rd::RD_ONE,
+    &log::LOG,
+    &tree::TREE,
+    &scatter_gather::SCATTER_ALLGATHER,
+    &scatter_gather::REDUCE_SCATTER_GATHER,
+    &two_level::TWO_LEVEL,
+    &two_level::TWO_LEVEL_SHUFFLE,
+    &two_level::TWO_LEVEL_STAGED,
+    &two_step::TWO_STEP,
+    &board::BOARD,
+    &board::TWO_ROUNDS,
+];
+
+/// The algorithm with this name.
+pub fn by_name(name: &str) -> Option<&'static Algorithm> {
+    ALGORITHMS.iter().find(|algorithm| algorithm.name == name).copied()
+}
+
+impl Algorithm {
+    /// Whether it does this shape.
+    pub fn does(&self, shape: &Shape) -> bool {
+        self.collectives.contains(&shape.collective) && (self.supports)(shape)
+    }
+}
+
+/// An algorithm, with the inner ones of a two-level one: `ring`, `two_level(direct,log)`.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Choice {
+    /// The algorithm.
+    pub name: String,
+    /// What it runs inside a node.
+    pub node: String,
+    /// What it runs between nodes.
+    pub rail: String,
+}
+
+impl Choice {
+    /// An algorithm by itself.
+    pub fn flat(name: &str) -> Choice {
+        Choice::leveled(name, "direct", "log")
+    }
+
+    /// An algorithm with its inner ones.
+    pub fn leveled(name: &str, node: &str, rail: &str) -> Choice {
+        Choice { name: name.to_string(), node: node.to_string(), rail: rail.to_string() }
+    }
+}
+
+impl fmt::Display for Choice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match by_name(&self.name) {
+            Some(algorithm) if algorithm.is_leveled => write!(f, "{}({},{})", self.name, self.node, self.rail),
+            _ => f.write_str(&self.name),
+        }
+    }
+}
+
+impl FromStr for Choice {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Choice> {
+        let wrong = |what: &str| Error::InvalidArgument(format!("algorithm {text}: {what}"));
+        let (name, inner) = match text.split_once('(') {
+            None => (text, None),
+            Some((name, rest)) => (name, Some(rest.strip_suffix(')').ok_or_else(|| wrong("a bracket is not closed"))?)),
+        };
+        let algorithm = by_name(name).ok_or_else(|| {
+            let known: Vec<&str> = ALGORITHMS.iter().map(|algorithm| algorithm.name).collect();
+            wrong(&format!("unknown; {}there are {}", meant(name), known.join(", ")))
+        })?;
+        let Some(inner) = inner else { return Ok(Choice::flat(name)) };
+        if !algorithm.is_leveled {
+            return Err(wrong("only a two-level algorithm has inner ones"));
+        }
+        let (node, rail) = inner.split_once(',').ok_or_else(|| wrong("two inner algorithms, (node,rail)"))?;
+        for inner in [node, rail] {
+            if by_name(inner).is_none_or(|inner| inner.is_leveled) {
+                return Err(wrong(&format!("{}{inner} is no inner algorithm", meant(inner))));
+            }
+        }
+        Ok(Choice::leveled(name, node, rail))
+    }
+}
+
+/// `did you mean ring? `, where a name is near.
+fn meant(name: &str) -> String {
+    let distance = |known: &str| strsim::damerau_levenshtein(known, name);
+    let near = ALGORITHMS.iter().map(|algorithm| (distance(algorithm.name), algorithm.name)).min();
+    match near {
+        Some((0, _)) | None => String::new(),
+        Some((far, _)) if far > name.len().div_ceil(3) => String::new(),
+        Some((_, near)) => format!("did you mean {near}? "),
+    }
+}
+
+/// Whether a choice does a collective on some grid.
+pub fn does(choice: &Choice, collective: Collective) -> bool {
+    by_name(&choice.name).is_some_and(|algorithm| algorithm.collectives.contains(&collective))
+}
+
+/// Whether a choice does a shape.
+pub fn supports(choice: &Choice, shape: &Shape) -> bool {
+    by_name(&choice.name).is_some_and(|algorithm| algorithm.does(shape))
+}
+
+/// Whether a choice needs a board that all ranks of the one node share.
+pub fn is_on_board(choice: &Choice) -> bool {
+    [board::BOARD.name, board::TWO_ROUNDS.name].contains(&choice.name.as_str())
+}
+
+/// Whether a choice has inner algorithms, one inside the node and one between nodes.
+pub fn is_leveled(choice: &Choice) -> bool {
+    by_name(&choice.name).is_some_and(|algorithm| algorithm.is_leveled)
+}
+
+/// Every choice for a collective on a grid.
+pub fn choices(collective: Collective, grid: &Arc<Grid>) -> Vec<Choice> {
+    let shape = Shape::new(collective, grid.clone());
+    let mut choices = Vec::new();
+    for algorithm in ALGORITHMS.iter().filter(|algorithm| algorithm.does(&shape)) {
+        match (algorithm.is_leveled, collective) {
+            (false, _) => choices.push(Choice::flat(algorithm.name)),
+            (true, Collective::Broadcast | Collective::Reduce) => {
+                choices.push(Choice::leveled(algorithm.name, "direct", "tree"));
+                choices.push(Choice::leveled(algorithm.name, "ring", "ring"));
+            }
+            (true, _) => {
+                let inner =
+                    [("direct", "log"), ("direct", "ring"), ("direct", "rd"), ("ring", "log"), ("ring", "ring")];
+                choices.extend(inner.map(|(node, rail)| Choice::leveled(algorithm.name, node, rail)));
+            }
+        }
+    }
+    choices
+}
+
+/// The plan of one rank, with its `Call`s left in. A rank that serves several rails makes their calls one after another,
+/// so that ranks with several calls in common make them in one order, as a provider needs it.
+pub fn build_with_calls(choice: &Choice, shape: &Shape, rank: Rank) -> Result<Plan> {
+    let mut plan = composed(choice, shape, rank)?;
+    let mut before = None;
+    for (lane, steps) in plan.lanes.iter_mut().enumerate() {
+        for (index, step) in steps.steps.iter_mut().enumerate() {
+            if matches!(&step.action, Action::Call(call) if call.level == LinkLevel::Rail) {
+                step.deps.extend(before.replace(StepRef { lane: lane as u32, step: index as u32 }));
+            }
+        }
+    }
+    Ok(plan)
+}
+
+fn composed(choice: &Choice, shape: &Shape, rank: Rank) -> Result<Plan> {
+    let algorithm = by_name(&choice.name)
+        .ok_or_else(|| Error::InvalidArgument(format!("there is no algorithm {}", choice.name)))?;
+    if !algorithm.does(shape) {
+        let what = shape.collective.name();
+        return Err(Error::InvalidUsage(format!("algorithm {choice} does not do {what} on {}", shape.grid)));
+    }
+    let mut plan = (algorithm.build)(shape, rank);
+    plan.algorithm = choice.to_string();
+    Ok(plan)
+}
+
+/// The plan of one rank.
+pub fn build(choice: &Choice, shape: &Shape, rank: Rank) -> Result<Plan> {
+    let plan = composed(choice, shape, rank)?;
+    if is_on_board(choice) {
+        return Ok(plan);
+    }
+    Ok(inline(plan, &|call, shape, rank| (inner(choice, call.level, shape).build)(shape, rank)))
+}
+
+/// The plan of one rank, with the calls inside its node left in: another provider does them.
+pub fn build_around_node(choice: &Choice, shape: &Shape, rank: Rank) -> Result<Plan> {
+    let plan = composed(choice, shape, rank)?;
+    let keep = |call: &Call| call.level == LinkLevel::Node;
+    Ok(inline_but(plan, &keep, &|call, shape, rank| (inner(choice, call.level, shape).build)(shape, rank)))
+}
+
+/// The algorithm for a call of some level: the choice's, or where that one does not do the call, one that always does.
+fn inner(choice: &Choice, level: LinkLevel, shape: &Shape) -> &'static Algorithm {
+    let wanted = match level {
+        LinkLevel::Node => &choice.node,
+        LinkLevel::Rail => &choice.rail,
+    };
+    let always = match shape.collective {
+        Collective::Broadcast | Collective::Reduce => "tree",
+        Collective::AllReduce | Collective::AllGather | Collective::ReduceScatter => "log",
+        _ => "direct",
+    };
+    let found = [wanted, always].into_iter().filter_map(|name| by_name(name)).find(|algorithm| algorithm.does(shape));
+    found.expect("one algorithm does any shape of each collective")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_choice_is_read_as_it_is_written() {
+        for text in ["ring", "two_level(direct,log)", "two_level_shuffle(ring,ring)"] {
+            assert_eq!(text.parse::<Choice>().unwrap().to_string(), text);
+        }
+        assert_eq!("two_level".parse::<Choice>().unwrap().to_string(), "two_level(direct,log)");
+        for text in
+            ["", "rong", "ring(direct,log)", "two_level(direct", "two_level(direct)", "two_level(two_level,log)"]
+        {
+            assert!(matches!(text.parse::<Choice>(), Err(Error::InvalidArgument(_))), "{text}");
+        }
+    }
+}

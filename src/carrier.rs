@@ -1,0 +1,171 @@
+//! What moves messages between nodes, and the settings that choose it, as types.
+#![forbid(unsafe_code)]
+
+use std::convert::Infallible;
+use std::fmt;
+use std::str::FromStr;
+
+/// What moves a collective's messages between nodes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Carrier {
+    /// The vendor library, over a communicator of its own.
+    Vendor,
+    /// Strata's transport over MPI.
+    Mpi,
+    /// Strata's transport over TCP.
+    Tcp,
+}
+
+impl Carrier {
+    /// Its name in variables, tuning tables and the log.
+    pub fn name(self) -> &'static str {
+        match self {
+            Carrier::Vendor => "vendor",
+            Carrier::Mpi => "mpi",
+            Carrier::Tcp => "tcp",
+        }
+    }
+
+    /// The same, where there may be no second node.
+    pub fn name_of(carrier: Option<Carrier>) -> &'static str {
+        carrier.map_or("none", Carrier::name)
+    }
+
+    /// Whether it is a transport of Strata's.
+    pub fn is_own(self) -> bool {
+        self != Carrier::Vendor
+    }
+}
+
+/// The setting `STRATA_INTER`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Inter {
+    /// Nothing is asked for.
+    Auto,
+    /// This one is asked for.
+    Only(Carrier),
+    /// A text that names none. No communicator is made with it.
+    Unknown(String),
+}
+
+impl Inter {
+    /// What moves messages in front of a vendor library, where one of Strata's has to be asked for.
+    pub fn in_front(&self) -> Carrier {
+        match self {
+            Inter::Only(carrier) => *carrier,
+            Inter::Auto | Inter::Unknown(_) => Carrier::Vendor,
+        }
+    }
+}
+
+impl FromStr for Inter {
+    type Err = Infallible;
+
+    fn from_str(text: &str) -> Result<Inter, Infallible> {
+        let named = [Carrier::Vendor, Carrier::Mpi, Carrier::Tcp].into_iter().find(|carrier| carrier.name() == text);
+        Ok(match (named, text) {
+            (Some(carrier), _) => Inter::Only(carrier),
+            (None, "auto") => Inter::Auto,
+            (None, other) => Inter::Unknown(other.to_string()),
+        })
+    }
+}
+
+impl fmt::Display for Inter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Inter::Auto => "auto",
+            Inter::Only(carrier) => carrier.name(),
+            Inter::Unknown(text) => text,
+        })
+    }
+}
+
+/// The settings that are on, off, or left to Strata.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Switch {
+    /// Strata decides.
+    Auto,
+    /// On.
+    On,
+    /// Off.
+    Off,
+}
+
+impl FromStr for Switch {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Switch, String> {
+        match text {
+            "auto" => Ok(Switch::Auto),
+            "on" | "1" | "true" => Ok(Switch::On),
+            "off" | "0" | "false" => Ok(Switch::Off),
+            other => Err(format!("{other} is none of auto, on and off")),
+        }
+    }
+}
+
+impl fmt::Display for Switch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Switch::Auto => "auto",
+            Switch::On => "on",
+            Switch::Off => "off",
+        })
+    }
+}
+
+/// The setting `STRATA_DEVICE`: where communicators that are made without a vendor library work.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DeviceSetting {
+    /// On the GPU of the calling thread's context, if it has one.
+    Auto,
+    /// On the host.
+    Host,
+}
+
+impl FromStr for DeviceSetting {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<DeviceSetting, String> {
+        match text {
+            "auto" => Ok(DeviceSetting::Auto),
+            "host" => Ok(DeviceSetting::Host),
+            other => Err(format!("{other} is none of auto and host")),
+        }
+    }
+}
+
+impl fmt::Display for DeviceSetting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            DeviceSetting::Auto => "auto",
+            DeviceSetting::Host => "host",
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_are_read_as_they_are_written() {
+        for text in ["auto", "vendor", "mpi", "tcp", "infiniband", ""] {
+            assert_eq!(text.parse::<Inter>().unwrap().to_string(), text);
+        }
+        assert_eq!("infiniband".parse(), Ok(Inter::Unknown("infiniband".to_string())));
+        for text in ["auto", "on", "off"] {
+            assert_eq!(text.parse::<Switch>().unwrap().to_string(), text);
+        }
+        assert_eq!(("1".parse(), "false".parse()), (Ok(Switch::On), Ok(Switch::Off)));
+        assert!("maybe".parse::<Switch>().is_err() && "gpu".parse::<DeviceSetting>().is_err());
+        assert_eq!("host".parse::<DeviceSetting>().unwrap().to_string(), "host");
+    }
+
+    #[test]
+    fn in_front_of_a_vendor_library_its_own_transport_is_the_default() {
+        let inter = |text: &str| text.parse::<Inter>().unwrap().in_front();
+        assert_eq!(["auto", "vendor", "mpi", "tcp"].map(inter).map(Carrier::name), ["vendor", "vendor", "mpi", "tcp"]);
+    }
+}

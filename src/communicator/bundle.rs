@@ -1,0 +1,135 @@
+//! The operations of a group on host streams: which of its communicators run together, and which streams they hold up.
+#![forbid(unsafe_code)]
+
+use super::launch::{drive, OperationBatch};
+use super::StreamRef;
+use crate::error::Result;
+use crate::fork::PerProcess;
+use crate::sync::locked;
+use std::sync::{Arc, Condvar, Mutex};
+
+/// Held while a bundle is put on its streams.
+static ORDER: PerProcess<Mutex<()>> = PerProcess::new(Mutex::default);
+
+/// Runs of one group whose communicators share streams: they wait for all of these streams together, go on together, and
+/// hold all of them up. One after the other they would wait for each other.
+pub struct Bundle {
+    runs: Vec<OperationBatch>,
+    streams: Vec<StreamRef>,
+}
+
+impl Bundle {
+    /// Adds a run, and joins the bundles with which it shares a stream.
+    pub fn add(bundles: &mut Vec<Bundle>, run: OperationBatch, streams: Vec<StreamRef>) {
+        let mut whole = Bundle { runs: Vec::new(), streams };
+        let mut apart = Vec::new();
+        for mut bundle in bundles.drain(..) {
+            if !bundle.streams.iter().any(|stream| whole.streams.contains(stream)) {
+                apart.push(bundle);
+                continue;
+            }
+            whole.runs.append(&mut bundle.runs);
+            let new: Vec<StreamRef> =
+                bundle.streams.into_iter().filter(|stream| !whole.streams.contains(stream)).collect();
+            whole.streams.extend(new);
+        }
+        whole.runs.push(run);
+        apart.push(whole);
+        *bundles = apart;
+    }
+
+    /// Whether the null stream is among its streams.
+    pub fn has_null(&self) -> bool {
+        self.streams.iter().any(StreamRef::is_null)
+    }
+
+    /// Runs on the null stream, if that is among the streams, and has ended when this returns; else on the first one.
+    pub fn launch(mut self) -> Result<()> {
+        let first = self.streams.iter().position(StreamRef::is_null).unwrap_or(0);
+        let home = self.streams.swap_remove(first);
+        let gate = Opens((!self.streams.is_empty()).then(|| Arc::new(Gate::new(self.streams.len()))));
+        // Two bundles of several threads on the same streams have the same order on each.
+        let order = locked(ORDER.get());
+        for stream in self.streams {
+            if let Some(gate) = gate.0.clone() {
+                stream.enqueue(move || gate.pass())?;
+            }
+        }
+        let runs = self.runs;
+        if home.is_null() {
+            drop(order);
+            return on_stream(runs, gate);
+        }
+        home.enqueue(move || on_stream(runs, gate))
+    }
+}
+
+/// Runs them once the gate's streams have arrived, and lets those go on.
+fn on_stream(mut runs: Vec<OperationBatch>, gate: Opens) -> Result<()> {
+    if let Some(gate) = &gate.0 {
+        gate.wait_arrived();
+    }
+    // The failure is kept in the communicator; the stream goes on, as a GPU stream would.
+    drive(&mut runs)
+}
+
+/// Opens a gate at its end, also where the runs have never come to it: a stream may have no memory for its thread.
+struct Opens(Option<Arc<Gate>>);
+
+impl Drop for Opens {
+    fn drop(&mut self) {
+        self.0.iter().for_each(|gate| gate.open());
+    }
+}
+
+/// Holds streams up while another one works for them.
+struct Gate {
+    state: Mutex<(usize, bool)>,
+    changed: Condvar,
+}
+
+impl Gate {
+    fn new(expected: usize) -> Gate {
+        Gate { state: Mutex::new((expected, false)), changed: Condvar::new() }
+    }
+
+    /// Arrives and waits until the gate is open.
+    fn pass(&self) -> Result<()> {
+        let mut state = locked(&self.state);
+        state.0 -= 1;
+        self.changed.notify_all();
+        drop(self.changed.wait_while(state, |state| !state.1));
+        Ok(())
+    }
+
+    fn wait_arrived(&self) {
+        drop(self.changed.wait_while(locked(&self.state), |state| state.0 > 0));
+    }
+
+    fn open(&self) {
+        locked(&self.state).1 = true;
+        self.changed.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::host::stream::HostStream;
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    #[test]
+    fn streams_go_on_where_another_one_takes_no_job() {
+        let (taken, closed) = (HostStream::new(), HostStream::new());
+        closed.close();
+        for other in [StreamRef::Null, StreamRef::Stream(HostStream::new())] {
+            let streams = [other, StreamRef::Stream(closed.clone()), StreamRef::Stream(taken.clone())].to_vec();
+            assert!(Bundle { runs: Vec::new(), streams }.launch().is_err());
+            let (ends, ended) = mpsc::channel();
+            let stream = taken.clone();
+            std::thread::spawn(move || ends.send(stream.synchronize()));
+            assert_eq!(ended.recv_timeout(Duration::from_secs(20)), Ok(Ok(())));
+        }
+    }
+}

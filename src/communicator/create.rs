@@ -1,0 +1,609 @@
+//! Making communicators: from a unique id, and out of another communicator.
+#![forbid(unsafe_code)]
+
+use super::engine::Engine;
+use super::gpu::Device;
+use super::members::Member;
+use super::{launch, nics, ops, tuning, Comm, OperationQueue, ALIVE, ENDED};
+use crate::bootstrap::connection::{Interrupt, Interruption};
+use crate::bootstrap::rendezvous::ranges;
+use crate::bootstrap::{Credentials, Service, ServiceAddr};
+use crate::bootstrap::{Derived, Session, UniqueId};
+use crate::carrier::Carrier;
+use crate::config::Config;
+use crate::device::gpu::driver::Driver;
+use crate::device::gpu::GpuDevice;
+use crate::digest::Digest;
+use crate::error::{counted, Error, Result};
+use crate::fork::{Origin, PerProcess};
+use crate::health::{Loss, Monitor, RankStatus};
+use crate::log::Level;
+use crate::selection;
+use crate::selection::links::Links;
+use crate::selection::table::agree::{Followers, OwnTable};
+use crate::selection::Knowledge;
+use crate::sync::locked;
+use crate::topo::local::LocalRank;
+use crate::topo::{host, Grid, Rank};
+use crate::transport::{self, Exchange as _, Waker};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, Once, OnceLock};
+use std::time::{Duration, Instant};
+
+/// What a program may ask of a communicator (`ncclConfig_t`); what has no meaning on the host is kept and ignored.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CommOptions {
+    /// Calls wait until they have ended; else they return `InProgress`.
+    pub blocking: bool,
+    /// A name for messages.
+    pub name: Option<String>,
+    /// Children share the parent's resources.
+    pub split_share: bool,
+    /// The node this rank is on, if it is not the one the system says (ranks of one process on several "nodes").
+    pub host_id: Option<String>,
+    /// It stands beside one of the vendor's.
+    pub companion: Option<Companion>,
+}
+
+/// A communicator beside one of the vendor's. Its ranks only come together, unless Strata's transports are to carry what
+/// goes between nodes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Companion {
+    /// The program's number of the GPU that the vendor's is on.
+    pub device: Option<i32>,
+}
+
+impl Default for CommOptions {
+    fn default() -> CommOptions {
+        CommOptions { blocking: true, name: None, split_share: false, host_id: None, companion: None }
+    }
+}
+
+/// A rank's arguments for [`Comm::init`].
+#[derive(Debug, Clone)]
+pub struct InitParams {
+    /// How many ranks there will be.
+    pub nranks: usize,
+    /// This one's number.
+    pub rank: usize,
+    /// One id, or several that share the work of bringing the ranks together.
+    pub ids: Vec<UniqueId>,
+    /// What the program asks for.
+    pub options: CommOptions,
+    /// The rank's device.
+    pub device: i32,
+    /// The GPU on which its data is; none on the host.
+    pub gpu: Option<Arc<GpuDevice>>,
+}
+
+/// Who a new communicator's ranks are and how they meet.
+struct Meeting<'a> {
+    session: Session<'a>,
+    rank: usize,
+    nranks: usize,
+    options: CommOptions,
+    device: i32,
+    gpu: Option<Arc<GpuDevice>>,
+    /// What the parent knows of the links between nodes.
+    links: Option<Links>,
+    cancel: &'a AtomicBool,
+}
+
+/// Said once in a process.
+static OTHER_VERSION: PerProcess<Once> = PerProcess::new(Once::new);
+static NO_MACHINE: PerProcess<Once> = PerProcess::new(Once::new);
+
+/// Whether ranks with these versions of Strata make the same plans and understand each other's messages: within a release
+/// series nothing of that changes (before 1.0 a series is `0.minor`).
+fn work_together(one: &str, other: &str) -> bool {
+    let series = |version: &str| -> Option<(String, Option<String>)> {
+        let mut parts = version.split('.');
+        let major = parts.next()?.to_string();
+        let minor = parts.next()?.to_string();
+        let zero = major == "0";
+        Some((major, zero.then_some(minor)))
+    };
+    one == other || series(one).is_some_and(|ours| Some(ours) == series(other))
+}
+
+/// The purpose of a meeting that leaves ranks out begins with this.
+const SHRINK: &str = "shrink to";
+/// How long after news of a loss the meeting is given up: what the lost rank has said before may still be on its way.
+const HOPELESS: Duration = Duration::from_secs(1);
+
+/// Watches the ranks of a parent that make a communicator: what one of them was to say never comes if it is lost.
+struct Watch<'a> {
+    parent: &'a Comm,
+    ranks: &'a [usize],
+    /// Ranks whose own part in the parent has failed, or was ended, may come to this meeting: only deaths count.
+    shrinks: bool,
+    cancel: &'a AtomicBool,
+    begun: Instant,
+    /// How often the others have been asked whether they are still there.
+    asked: AtomicUsize,
+}
+
+impl Watch<'_> {
+    fn new<'a>(parent: &'a Comm, ranks: &'a [usize], shrinks: bool, cancel: &'a AtomicBool) -> Watch<'a> {
+        Watch { parent, ranks, shrinks, cancel, begun: Instant::now(), asked: AtomicUsize::new(0) }
+    }
+
+    /// Asks some of the others after each second of waiting: a rank that has left the parent in good order is no loss of
+    /// which anybody is told.
+    fn ask(&self) {
+        let asked = self.asked.load(Ordering::Relaxed);
+        if self.begun.elapsed() < HOPELESS * (asked as u32 + 1) {
+            return;
+        }
+        self.asked.store(asked + 1, Ordering::Relaxed);
+        let others: Vec<Rank> = launch::asked_at(self.ranks, asked).into_iter().map(Rank::from_index).collect();
+        locked(&self.parent.monitor).iter().for_each(|monitor| monitor.compare_sends(&others));
+    }
+}
+
+impl Interrupt for Watch<'_> {
+    fn interrupted(&self) -> Option<Interruption> {
+        let concerns = |loss: &Loss| {
+            let rank = loss.rank as usize;
+            rank != self.parent.rank()
+                && self.ranks.contains(&rank)
+                && !(self.shrinks && loss.from.is_some_and(|from| from > 0))
+        };
+        self.ask();
+        self.cancel.interrupted().or_else(|| {
+            let losses = self.parent.status.losses();
+            let (_, loss) = losses.iter().find(|(since, loss)| since.elapsed() >= HOPELESS && concerns(loss))?;
+            Some(Interruption::Hopeless(loss.error.clone()))
+        })
+    }
+}
+
+/// How long ranks whose vendor's communicator stands already wait for each other. Who does not come by then has no Strata.
+const COMPANION_PATIENCE: Duration = Duration::from_secs(30);
+
+/// This process's settings.
+fn settings() -> Config {
+    Config::from_env().0
+}
+
+/// Tells what is wrong with the settings, once: on rank 0 of the process's first communicator, which is one process of a
+/// job of any size, in any case; elsewhere only to those who asked for warnings.
+fn tell_wrong_settings(rank: usize, id: &UniqueId) {
+    static FIRST: OnceLock<UniqueId> = OnceLock::new();
+    static TOLD: [Once; 2] = [const { Once::new() }; 2];
+    if FIRST.get_or_init(|| *id).0 != id.0 {
+        return;
+    }
+    let tell = |text: &String| match rank {
+        0 => crate::log::notice(text),
+        _ => crate::log::write(Level::Warn, text),
+    };
+    TOLD[usize::from(rank == 0)].call_once(|| {
+        let (config, mut warnings) = Config::from_env();
+        warnings.extend(selection::unknown_names(&config));
+        warnings.iter().for_each(tell);
+    });
+}
+
+fn myself(device: i32) -> Result<Member> {
+    Ok(Member {
+        host_id: host::host_id(),
+        host: crate::log::host_name(),
+        pid: std::process::id(),
+        device,
+        local: LocalRank::from_env().map(|local| (local.rank, local.size)),
+        gpu: nics::gpu_of_this_process(device),
+        service: Service::get()?.addr().0.to_string(),
+        version: env!("CARGO_PKG_VERSION").to_string(),
+        color: 0,
+        key: 0,
+        on_gpu: false,
+        extra: Vec::new(),
+    })
+}
+
+fn decode_all(infos: &[Vec<u8>]) -> Result<Vec<Member>> {
+    infos.iter().enumerate().map(|(rank, bytes)| Member::decode(rank, bytes)).collect()
+}
+
+fn parse<T: std::str::FromStr>(text: Option<&String>) -> Result<T> {
+    text.and_then(|text| text.parse().ok())
+        .ok_or_else(|| Error::Remote("rank 0 sent settings that cannot be read".to_string()))
+}
+
+/// A number that every member derives alike.
+fn derive(key: u128, purpose: &str, number: u64, color: i32) -> u128 {
+    Digest::new("room").bytes(&key.to_le_bytes()).text(purpose).number(number).number(color).value()
+}
+
+fn address(member: &Member) -> Result<ServiceAddr> {
+    parse(Some(&member.service)).map(ServiceAddr)
+}
+
+impl Comm {
+    /// A new unique id; this process brings together the ranks that use it.
+    pub fn unique_id() -> Result<UniqueId> {
+        UniqueId::create()
+    }
+
+    /// Makes a communicator together with the other ranks that have the same ids. Collective.
+    pub fn init(params: InitParams, cancel: &AtomicBool) -> Result<Arc<Comm>> {
+        Comm::init_unless(params, cancel, cancel)
+    }
+
+    fn init_unless(params: InitParams, interrupt: &dyn Interrupt, cancel: &AtomicBool) -> Result<Arc<Comm>> {
+        let InitParams { nranks, rank, ids, options, device, gpu } = params;
+        if let Some(id) = ids.first() {
+            tell_wrong_settings(rank, id);
+        }
+        let mut timeout = settings().bootstrap_limit();
+        if options.companion.is_some() {
+            timeout = timeout.min(COMPANION_PATIENCE);
+        }
+        let session = Session::join(&ids, nranks, Rank::from_index(rank), timeout, interrupt)?;
+        Meeting { session, rank, nranks, options, device, gpu, links: None, cancel }.hold()
+    }
+
+    /// A communicator of the ranks that give the same `color`, ordered by `key` and rank. Collective over the parent.
+    /// Setting `cancel` ends it within milliseconds, here and in what follows.
+    pub fn split(
+        self: &Arc<Comm>,
+        color: i32,
+        key: i32,
+        options: CommOptions,
+        cancel: &AtomicBool,
+    ) -> Result<Option<Arc<Comm>>> {
+        let number = self.children.load(Ordering::Acquire);
+        let mut me = myself(self.device)?;
+        (me.color, me.key) = (color, key);
+        let told = decode_all(&self.tell(me.encode(), cancel)?)?;
+        if color < 0 {
+            return Ok(None);
+        }
+        let mut ours: Vec<(i32, usize)> =
+            told.iter().enumerate().filter(|(_, m)| m.color == color).map(|(rank, m)| (m.key, rank)).collect();
+        ours.sort_unstable();
+        let ours: Vec<usize> = ours.into_iter().map(|(_, rank)| rank).collect();
+        self.child(&ours, ("color", number, color), options, cancel).map(Some)
+    }
+
+    /// A communicator of all ranks but those in `exclude`, which do not call. Collective over the others.
+    /// With `abort` the parent's operations are ended first.
+    pub fn shrink(
+        self: &Arc<Comm>,
+        exclude: &[usize],
+        abort: bool,
+        options: CommOptions,
+        cancel: &AtomicBool,
+    ) -> Result<Arc<Comm>> {
+        self.at_home()?;
+        if abort {
+            self.stop(Error::Remote(format!("rank {} shrank the communicator", self.rank)));
+            self.turns.wait_all(Duration::from_secs(10));
+        }
+        let left: Vec<usize> = (0..self.nranks()).filter(|rank| !exclude.contains(rank)).collect();
+        // The ranks left out do not call and do not count: the number is one of those who do. Nor do time-outs, which ranks that
+        // came too late have not met.
+        let number = locked(&self.shrinks).get(&left).copied().unwrap_or(0);
+        let child = self.child(&left, (&format!("{SHRINK} {left:?}"), number, 0), options, cancel);
+        if !matches!(child, Err(Error::Timeout(_))) {
+            *locked(&self.shrinks).entry(left).or_default() += 1;
+        }
+        child
+    }
+
+    /// An id for ranks that are to join this communicator by [`Comm::grow`].
+    pub fn grow_id(&self) -> Result<UniqueId> {
+        let mut pending = locked(&self.grow_id);
+        if pending.is_some() {
+            return Err(Error::InvalidUsage("the previous id of this communicator has not been used yet".to_string()));
+        }
+        let id = UniqueId::create()?;
+        *pending = Some(id);
+        Ok(id)
+    }
+
+    /// A communicator of `nranks` ranks: the parent's, which keep their numbers (`rank` is `None`, one of them gives the
+    /// `id`), and new ones (no parent, an `id` and a `rank`). Collective over all.
+    pub fn grow(
+        parent: Option<&Arc<Comm>>,
+        nranks: usize,
+        id: Option<UniqueId>,
+        rank: Option<usize>,
+        options: CommOptions,
+        cancel: &AtomicBool,
+    ) -> Result<Arc<Comm>> {
+        let missing = |what: &str| Error::InvalidArgument(format!("ncclCommGrow needs {what}"));
+        let (id, rank, device) = match parent {
+            None => (id.ok_or_else(|| missing("an id on a new rank"))?, rank.ok_or_else(|| missing("a rank"))?, 0),
+            Some(parent) => {
+                if nranks <= parent.nranks() {
+                    let text = format!("growing {} to {nranks}", counted(parent.nranks(), "rank"));
+                    return Err(Error::InvalidArgument(text));
+                }
+                (parent.pass_id(id, cancel)?, parent.rank(), parent.device)
+            }
+        };
+        let gpu = match parent {
+            Some(parent) => parent.gpu().map(|device| device.gpu().clone()),
+            None if options.companion.is_some() => None,
+            None => GpuDevice::of_thread(None)?,
+        };
+        let params = InitParams { nranks, rank, ids: vec![id], options, device, gpu };
+        let Some(parent) = parent else { return Comm::init(params, cancel) };
+        let ranks: Vec<usize> = (0..parent.nranks()).collect();
+        let watch = Watch::new(parent, &ranks, false, cancel);
+        let comm = Comm::init_unless(params, &watch, cancel)?;
+        *locked(&parent.grow_id) = None;
+        Ok(comm)
+    }
+
+    /// Gives every rank what each has to say. Collective.
+    pub fn tell(&self, said: Vec<u8>, cancel: &AtomicBool) -> Result<Vec<Vec<u8>>> {
+        let number = self.children.fetch_add(1, Ordering::AcqRel);
+        let all: Vec<usize> = (0..self.nranks()).collect();
+        let watch = Watch::new(self, &all, false, cancel);
+        let mut session = self.meet(&all, "tell", number, 0, &watch)?;
+        let told = session.allgather(said)?;
+        session.close();
+        Ok(told)
+    }
+
+    /// Gives the id that one of the parent's ranks has to all of them.
+    fn pass_id(&self, id: Option<UniqueId>, cancel: &AtomicBool) -> Result<UniqueId> {
+        let told = self.tell(id.map_or(Vec::new(), |id| id.0.to_vec()), cancel)?;
+        let ids: Vec<&Vec<u8>> = told.iter().filter(|bytes| !bytes.is_empty()).collect();
+        match ids[..] {
+            [id] => <[u8; 128]>::try_from(&id[..])
+                .map(UniqueId)
+                .map_err(|_| Error::Remote("an id of a wrong length".to_string())),
+            _ => Err(Error::InvalidUsage(format!("{} of the existing ranks gave an id; one must", ids.len()))),
+        }
+    }
+
+    /// A session of some of this communicator's ranks, at the first one's service.
+    fn meet<'a>(
+        &self,
+        ranks: &[usize],
+        purpose: &str,
+        number: u64,
+        color: i32,
+        interrupt: &'a dyn Interrupt,
+    ) -> Result<Session<'a>> {
+        self.at_home()?;
+        if self.phase.load(Ordering::Acquire) == ENDED {
+            return Err(Error::InvalidArgument("the communicator has been destroyed".to_string()));
+        }
+        let position = ranks.iter().position(|&rank| rank == self.rank());
+        let me = position.ok_or_else(|| Error::InvalidArgument(format!("rank {} is excluded", self.rank)))?;
+        let leader = address(&self.members[ranks[0]])?;
+        let key = derive(self.credentials.key, purpose, number, color);
+        let room = Credentials { key, secret: self.credentials.secret };
+        let timeout = self.config.bootstrap_limit();
+        let leader_rank = Rank::from_index(ranks[0]);
+        Session::join_derived(
+            Derived { leader, leader_rank, room, retries: purpose.starts_with(SHRINK) },
+            ranks.len(),
+            Rank::from_index(me),
+            timeout,
+            interrupt,
+        )
+    }
+
+    /// Says which ranks of this communicator those of the new one are, where their numbers differ.
+    fn in_parent(&self, ranks: &[usize], error: Error) -> Error {
+        let Error::Timeout(text) = error else { return error };
+        match ranks.iter().enumerate().all(|(new, &old)| new == old) {
+            true => Error::Timeout(text),
+            false => {
+                let old = ranges(ranks.iter().map(|&rank| rank as u32));
+                Error::Timeout(format!("{text}; its ranks are {old} of the parent, in this order"))
+            }
+        }
+    }
+
+    fn child(
+        &self,
+        ranks: &[usize],
+        (purpose, number, color): (&str, u64, i32),
+        options: CommOptions,
+        cancel: &AtomicBool,
+    ) -> Result<Arc<Comm>> {
+        let watch = Watch::new(self, ranks, purpose.starts_with(SHRINK), cancel);
+        let session = self.meet(ranks, purpose, number, color, &watch).map_err(|error| self.in_parent(ranks, error))?;
+        let rank = ranks.iter().position(|&rank| rank == self.rank()).expect("meet checked it");
+        let options = CommOptions { host_id: options.host_id.or_else(|| self.options.host_id.clone()), ..options };
+        let gpu = match options.companion {
+            Some(_) => None,
+            None => self.gpu().map(|device| device.gpu().clone()),
+        };
+        let links = self.links.get().copied();
+        Meeting { session, rank, nranks: ranks.len(), options, device: self.device, gpu, links, cancel }.hold()
+    }
+}
+
+/// Takes over rank 0's settings; one warning tells all that differ.
+fn take_over(config: &mut Config, zero: &[String]) {
+    let differences = config.take_over(zero.first().map_or("", String::as_str));
+    if !differences.is_empty() {
+        crate::log::warn(&differences.join("; "));
+    }
+}
+
+/// An error where some rank's Strata cannot work with this one's; a warning where it is another one than rank 0's and can.
+fn check_versions(members: &[Member], mine: &str) -> Result<()> {
+    let zero = &members[0].version;
+    let text = format!("rank 0 runs Strata {zero}, this rank {mine}");
+    if members.iter().any(|member| !work_together(&member.version, mine)) {
+        return Err(Error::InvalidUsage(text));
+    }
+    if zero != mine {
+        OTHER_VERSION.get().call_once(|| crate::log::warn(&format!("{text}; they work together")));
+    }
+    Ok(())
+}
+
+/// How a communicator fares; its first failure wakes the thread that runs an operation.
+fn status(waker: &Option<Waker>) -> Arc<RankStatus> {
+    let wake = waker.clone();
+    Arc::new(RankStatus::new(move || wake.iter().for_each(Waker::wake)))
+}
+
+/// The text of the machine that rank 0's user names. One that cannot be read is told and left out.
+fn offered_machine(name: &str) -> String {
+    selection::model::offer(name).unwrap_or_else(|error| {
+        NO_MACHINE.get().call_once(|| crate::log::notice(&format!("STRATA_MACHINE is left out: {}", error.text())));
+        String::new()
+    })
+}
+
+/// Waits for the links, unless the making is cancelled; the others, who have the communicator by now, are told that.
+fn link(monitor: Option<&Monitor>, config: &Config, cancel: &AtomicBool) -> Result<()> {
+    let linked = monitor.map_or(Ok(()), |monitor| monitor.wait_linked(config.bootstrap_limit(), cancel));
+    if !cancel.load(Ordering::Acquire) {
+        return linked;
+    }
+    let aborted = Error::Remote("it aborted the communicator while it was being made".to_string());
+    monitor.iter().for_each(|monitor| monitor.report(0, &aborted));
+    Err(Error::InvalidUsage("the communicator was aborted while it was being made".to_string()))
+}
+
+impl Meeting<'_> {
+    /// What moves the data. A companion does where Strata's transports are to carry what goes between nodes.
+    fn engine(&mut self, rank: Rank, grid: &Arc<Grid>, members: &[Member], config: &Config) -> Result<Option<Engine>> {
+        if let Some(companion) = self.options.companion {
+            let all_on_gpus = members.iter().all(|member| member.on_gpu);
+            if !config.inter.in_front().is_own() || grid.nnodes() == 1 || !all_on_gpus {
+                return Ok(None);
+            }
+            self.gpu = GpuDevice::of_thread(companion.device)?;
+        }
+        let nic = || nics::binding(rank, grid, members, config);
+        let transport = transport::open(rank, grid, config, &nic, &mut self.session)?;
+        let gpus = (self.gpu.as_ref(), members.iter().any(|member| member.on_gpu));
+        Engine::new(rank, grid.clone(), config.clone(), transport, gpus).map(Some)
+    }
+
+    /// What this rank tells the others.
+    fn myself(&self, config: &Config, table: &OwnTable) -> Result<Member> {
+        let mut me = myself(self.device)?;
+        let beside_gpu = |companion: Companion| companion.device.is_some() && Driver::get().is_some();
+        me.on_gpu = self.gpu.is_some() || self.options.companion.is_some_and(beside_gpu);
+        if let Some(host_id) = &self.options.host_id {
+            me.host_id.clone_from(host_id);
+        }
+        if self.rank == 0 {
+            let Credentials { key, secret } = Credentials::random()?;
+            let offer = tuning::offer(table, self.gpu.as_ref(), self.options.companion, self.nranks);
+            let secret = u128::from_le_bytes(secret).to_string();
+            me.extra = vec![config.agreed(), key.to_string(), secret, offer, offered_machine(&config.machine)];
+        }
+        Ok(me)
+    }
+
+    /// What carries messages between nodes, and what choices are made by: rank 0's tuning table and machine, as far as they
+    /// hold there.
+    fn follow(
+        &self,
+        table: &OwnTable,
+        zero: &[String],
+        grid: &Arc<Grid>,
+        engine: &mut Option<Engine>,
+    ) -> Result<(Option<Carrier>, Knowledge)> {
+        let carrier = engine.as_mut().map_or(Some(Carrier::Vendor), |engine| engine.transport().carrier());
+        let world = Followers { grid, inter: carrier, in_front: self.options.companion.is_some() };
+        let tuned = Arc::new(tuning::agree(self.rank, table, zero.get(3), &world)?);
+        let machine = selection::model::agree(zero.get(4).map_or("", String::as_str))?;
+        let knowledge = Knowledge { tuned, machine };
+        engine.iter_mut().for_each(|engine| engine.know(&knowledge));
+        Ok((carrier, knowledge))
+    }
+
+    /// Exchanges what everybody must know and opens the links.
+    fn hold(mut self) -> Result<Arc<Comm>> {
+        let mut config = settings();
+        if self.options.companion.is_some() {
+            config.vendor_only = selection::vendor::left_to_vendor(&config.vendor_only);
+        }
+        let table = OwnTable::load(&config);
+        let me = self.myself(&config, &table)?;
+        let members = decode_all(&self.session.allgather(me.encode())?)?;
+        let zero = &members[0].extra;
+        let secret = parse::<u128>(zero.get(2))?.to_le_bytes();
+        let credentials = Credentials { key: parse(zero.get(1))?, secret };
+        take_over(&mut config, zero);
+        check_versions(&members, &me.version)?;
+        let labels: Vec<&str> = members.iter().map(|member| member.host_id.as_str()).collect();
+        let grid = Arc::new(Grid::from_labels(&labels));
+        let rank = Rank::from_index(self.rank);
+        let mut engine = self.engine(rank, &grid, &members, &config)?;
+        let (carrier, knowledge) = self.follow(&table, zero, &grid, &mut engine)?;
+        let gpu = match engine {
+            Some(_) => self.gpu.as_ref().map(Device::new).transpose()?,
+            None => None,
+        };
+        let waker = engine.as_ref().map(Engine::waker);
+        let status = status(&waker);
+        let addresses = members.iter().map(address).collect::<Result<Vec<ServiceAddr>>>()?;
+        let monitor = match self.nranks {
+            1 => None,
+            _ => Some(Monitor::start(credentials, rank, addresses, status.clone())?),
+        };
+        // Nobody may use a link, or leave, before everybody has it. Nothing may be waited for before this round but
+        // what the session knows of: it names those who do not come to the round.
+        self.session.allgather(Vec::new())?;
+        self.session.close();
+        link(monitor.as_ref(), &config, self.cancel)?;
+        let name = self.options.name.as_ref().map_or(String::new(), |name| format!(" {name}"));
+        crate::info!("comm {:032x}{name} rank {rank} nranks {} on {grid} Init COMPLETE", credentials.key, self.nranks);
+        let comm = Arc::new(Comm {
+            origin: Origin::here(),
+            credentials,
+            rank,
+            device: self.device,
+            engine: Mutex::new(engine),
+            gpu,
+            grid,
+            members,
+            config,
+            knowledge,
+            links: OnceLock::new(),
+            carrier,
+            options: self.options,
+            waker,
+            status,
+            monitor: Mutex::new(monitor),
+            turns: OperationQueue::default(),
+            phase: AtomicU32::new(ALIVE),
+            abandoned: AtomicBool::new(false),
+            suspended: AtomicBool::new(false),
+            operations: Mutex::new(ops::Operations::default()),
+            children: AtomicU64::new(0),
+            shrinks: Mutex::default(),
+            grow_id: Mutex::new(None),
+            seen: Mutex::new(None),
+        });
+        super::exit::remember(&comm);
+        comm.meter(self.links).inspect_err(|_| comm.abort())?;
+        Ok(comm)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::work_together;
+
+    #[test]
+    fn versions_of_one_series_work_together_and_others_are_refused() {
+        for (one, other, together) in [
+            ("0.1.0", "0.1.7", true),
+            ("0.1.0", "0.2.0", false),
+            ("1.2.0", "1.3.5", true),
+            ("1.0.0", "2.0.0", false),
+            ("nonsense", "nonsense", true),
+            ("nonsense", "0.1.0", false),
+        ] {
+            assert_eq!(work_together(one, other), together, "{one} {other}");
+        }
+    }
+}

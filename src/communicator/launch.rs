@@ -1,0 +1,600 @@
+//! From recorded operations to running ones: turns, streams, and the loop that waits.
+#![forbid(unsafe_code)]
+
+use super::bundle::Bundle;
+use super::gpu::Device;
+use super::inside::InCall;
+use super::messages::Messages;
+use super::{Comm, Direction, Elements, Message, Operation, StreamRef, ALIVE};
+use crate::carrier::Carrier;
+use crate::device::gpu::driver::DriverHandle;
+use crate::device::gpu::order::{Arrival, StreamOrder};
+use crate::device::host::stream;
+use crate::error::{Error, Result};
+use crate::exec::Progress;
+use crate::health::{CallSummary, Loss};
+use crate::sync::locked;
+use crate::topo::Rank;
+use crate::transport::{Idle, Transport};
+use smallvec::SmallVec;
+use std::sync::atomic::Ordering;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// An operation, where it runs, and in what order.
+pub struct Launch {
+    /// The communicator.
+    pub comm: Arc<Comm>,
+    /// What is to be done.
+    pub operation: Operation,
+    /// The stream that orders it.
+    pub stream: StreamRef,
+}
+
+/// The operations of one communicator from one group.
+pub(super) struct OperationBatch {
+    comm: Arc<Comm>,
+    /// None until it has one.
+    turn: Option<u64>,
+    collectives: SmallVec<[super::CollectiveCall; 1]>,
+    /// How many of the collectives have begun.
+    begun: usize,
+    messages: Vec<Message>,
+    active: Active,
+}
+
+enum Active {
+    Waiting,
+    Collective,
+    Messages(Messages),
+}
+
+/// How long a rank that asks why it waits in vain gives the others to answer.
+const GRACE: Duration = Duration::from_millis(1000);
+/// Idle polls between two looks at whom a run waits for: by then it sleeps between polls.
+const TELL_POLLS: u32 = 64;
+/// How long nothing moves before ranks compare what they call.
+const STALL: Duration = Duration::from_secs(1);
+/// How many ranks are asked each time.
+const ASKED_AT_ONCE: usize = 16;
+/// The longest time between two comparisons.
+const LONGEST_STALL: Duration = Duration::from_secs(60);
+/// How long a rank that has met the consequence of a failure waits to hear of the failure.
+const ECHO: Duration = Duration::from_millis(500);
+/// How long a run that waits for a lost rank gets no further before it fails: what the rank sent may be on its way.
+const LOST: Duration = Duration::from_secs(1);
+/// The same for a run that waits for others: they may be late, and find that they need nothing of the lost rank.
+const LOST_FOR_OTHERS: Duration = Duration::from_secs(5);
+/// How long a run waits for its turn before it looks for a failure.
+const TURN_WAIT: Duration = Duration::from_millis(50);
+/// How long a thread that has several runs sleeps on one of them.
+const SHARED_WAIT: Duration = Duration::from_micros(200);
+
+/// Launches the operations of a group (or a single one). Operations on null streams have ended when this returns;
+/// others are queued on their streams.
+///
+/// Per communicator, collectives run in the order in which they were recorded, then all sends and receives at once.
+/// A communicator used with several streams in one group waits for all of them and holds all of them up, as NCCL does.
+pub fn launch(batch: Vec<Launch>) -> Result<()> {
+    match <[Launch; 1]>::try_from(batch) {
+        Ok([alone]) => launch_one(alone),
+        Err(batch) => launch_group(batch),
+    }
+}
+
+/// Launches a single operation.
+pub fn launch_one(alone: Launch) -> Result<()> {
+    alone.comm.at_home()?;
+    check_thread(std::slice::from_ref(&alone))?;
+    check_own(std::slice::from_ref(&alone))?;
+    let Launch { comm, operation, stream } = alone;
+    prepare(&comm, &operation)?;
+    let mut run = OperationBatch::new(comm);
+    run.add(operation);
+    match stream {
+        StreamRef::Gpu(stream) => {
+            let arrival = device_of(&run.comm)?.arrive(&[stream])?;
+            on_gpu(run, arrival)
+        }
+        StreamRef::Null => {
+            run.take_turn();
+            drive(std::slice::from_mut(&mut run))
+        }
+        stream => {
+            run.take_turn();
+            // A failure is kept in the communicator; the stream goes on, as a GPU stream would.
+            stream.enqueue(move || drive(std::slice::from_mut(&mut run)))
+        }
+    }
+}
+
+/// Gets ready what an operation needs of its communicator's device.
+fn prepare(comm: &Comm, operation: &Operation) -> Result<()> {
+    comm.gpu().map_or(Ok(()), |device| device.prepare(operation))
+}
+
+/// Has an operation run on its communicator's thread, in the order of the driver's streams.
+fn on_gpu(mut run: OperationBatch, arrival: Arrival) -> Result<()> {
+    let comm = run.comm.clone();
+    let device = device_of(&comm)?;
+    let _accepting = device.accepting();
+    let (mut ordered, held) = device.hold(arrival);
+    if let Err(error) = held {
+        // Streams that wait already go on in their turn.
+        device.run(move || {
+            drop(ordered);
+            Ok(())
+        })?;
+        return Err(error);
+    }
+    run.take_turn();
+    device.run(move || {
+        let has_failed = run.comm.failure().is_some();
+        let outcome = match await_streams(&mut ordered, &run.comm) {
+            Ok(()) => drive(std::slice::from_mut(&mut run)),
+            Err(error) => {
+                let error = run.reason(error);
+                Err(run.fail(error))
+            }
+        };
+        // No call returns the first failure, so its text is kept for who asks; the program knows of its own abort.
+        if let (false, Err(error), ALIVE) = (has_failed, &outcome, run.comm.phase.load(Ordering::Acquire)) {
+            crate::log::warn(error.text());
+        }
+        // The next operation may begin, and then the streams go on.
+        drop(run);
+        drop(ordered);
+        outcome
+    })
+}
+
+fn device_of(comm: &Comm) -> Result<&Device> {
+    comm.gpu().ok_or_else(|| Error::Internal("a stream of a driver's without a device".to_string()))
+}
+
+/// Waits until the streams have come to the operation, which takes as long as the program's own work on them, or the
+/// communicator has failed.
+fn await_streams(ordered: &mut StreamOrder, comm: &Comm) -> Result<()> {
+    let mut idle = Idle::new(0, false);
+    while comm.failure().is_none() && !ordered.may_begin()? {
+        idle.nap();
+    }
+    Ok(())
+}
+
+/// Refuses operations on the null stream in a callback of a stream: they would come after those that are queued behind the
+/// callback, which wait for its end.
+fn check_thread(batch: &[Launch]) -> Result<()> {
+    if batch.iter().any(|launch| launch.stream.is_null()) && stream::is_worker() {
+        let text = "a callback of a stream cannot wait for an operation, so the null stream is refused there; \
+                    operations queued behind the callback would come first. Give the operation a stream";
+        return Err(Error::InvalidUsage(text.to_string()));
+    }
+    Ok(())
+}
+
+/// Refuses messages of a rank to itself that could never be received as they are sent, before anything of their group
+/// begins: nothing has happened then, and the communicators are as good as before.
+fn check_own(batch: &[Launch]) -> Result<()> {
+    type Ends<'a> = (SmallVec<[&'a Elements; 4]>, SmallVec<[&'a Elements; 4]>);
+    let mut own: SmallVec<[(&Arc<Comm>, Ends<'_>); 1]> = SmallVec::new();
+    for Launch { comm, operation, .. } in batch {
+        let (peer, elements, receives) = match operation {
+            Operation::Send { to, elements, .. } => (to, elements, false),
+            Operation::Recv { from, elements, .. } => (from, elements, true),
+            Operation::Collective(_) => continue,
+        };
+        if peer.index() != comm.rank() {
+            continue;
+        }
+        let index = own.iter().position(|(other, _)| Arc::ptr_eq(other, comm)).unwrap_or_else(|| {
+            own.push((comm, Ends::default()));
+            own.len() - 1
+        });
+        let (sends, receives_of) = &mut own[index].1;
+        if receives {
+            receives_of.push(elements)
+        } else {
+            sends.push(elements)
+        }
+    }
+    for (comm, (sends, receives)) in own {
+        let rank = comm.rank();
+        if sends.len() != receives.len() {
+            let (sends, receives) = (sends.len(), receives.len());
+            let text = format!("rank {rank} has {sends} sends to itself in this group and {receives} receives");
+            return Err(Error::InvalidUsage(text));
+        }
+        if let Some((sent, received)) = sends.iter().zip(&receives).find(|(sent, got)| sent.bytes() != got.bytes()) {
+            return Err(Error::InvalidUsage(format!("rank {rank} sends itself {sent} and receives {received}")));
+        }
+    }
+    Ok(())
+}
+
+fn launch_group(batch: Vec<Launch>) -> Result<()> {
+    batch.iter().try_for_each(|launch| launch.comm.at_home())?;
+    check_thread(&batch)?;
+    check_own(&batch)?;
+    batch.iter().try_for_each(|launch| prepare(&launch.comm, &launch.operation))?;
+    let mut parts: Vec<(OperationBatch, Vec<StreamRef>)> = Vec::new();
+    for Launch { comm, operation, stream } in batch {
+        let index = parts.iter().position(|(run, _)| Arc::ptr_eq(&run.comm, &comm)).unwrap_or_else(|| {
+            parts.push((OperationBatch::new(comm), Vec::new()));
+            parts.len() - 1
+        });
+        let (run, streams) = &mut parts[index];
+        run.add(operation);
+        if !streams.contains(&stream) {
+            streams.push(stream);
+        }
+    }
+    for (run, _) in parts.iter_mut().filter(|(run, _)| run.comm.gpu().is_none()) {
+        run.take_turn();
+    }
+    // All operations of a group go on at once, so none on a stream comes after another one's wait on it.
+    let mut arrivals = Vec::new();
+    for (run, streams) in parts.iter().filter(|(run, _)| run.comm.gpu().is_some()) {
+        let handle = |stream: &StreamRef| if let StreamRef::Gpu(handle) = stream { Some(*handle) } else { None };
+        let streams: SmallVec<[DriverHandle; 4]> = streams.iter().filter_map(handle).collect();
+        arrivals.push(device_of(&run.comm)?.arrive(&streams)?);
+    }
+    let mut arrivals = arrivals.into_iter();
+    let mut bundles: Vec<Bundle> = Vec::new();
+    for (run, streams) in parts {
+        match run.comm.gpu() {
+            Some(_) => arrivals.next().map_or(Ok(()), |arrival| on_gpu(run, arrival))?,
+            None => Bundle::add(&mut bundles, run, streams),
+        }
+    }
+    // What this thread runs comes last: it waits for streams that others may have to reach as well.
+    let (here, elsewhere): (Vec<Bundle>, Vec<Bundle>) = bundles.into_iter().partition(Bundle::has_null);
+    elsewhere.into_iter().try_for_each(Bundle::launch)?;
+    here.into_iter().try_for_each(Bundle::launch)
+}
+
+/// Those of the ranks that are asked this `time`: others each time if they are many.
+pub(super) fn asked_at<T: Copy>(ranks: &[T], time: usize) -> Vec<T> {
+    let number = ranks.len().min(ASKED_AT_ONCE);
+    ranks.iter().copied().cycle().skip(time * ASKED_AT_ONCE).take(number).collect()
+}
+
+impl OperationBatch {
+    fn new(comm: Arc<Comm>) -> OperationBatch {
+        OperationBatch {
+            comm,
+            turn: None,
+            collectives: SmallVec::new(),
+            begun: 0,
+            messages: Vec::new(),
+            active: Active::Waiting,
+        }
+    }
+
+    /// The communicator.
+    pub(super) fn comm(&self) -> &Arc<Comm> {
+        &self.comm
+    }
+
+    /// Gets the next place among the communicator's operations.
+    fn take_turn(&mut self) {
+        self.turn = Some(self.comm.turns.issue());
+    }
+
+    /// Whether it is this run's turn.
+    fn is_on(&self) -> bool {
+        self.turn.is_some_and(|turn| self.comm.turns.is(turn))
+    }
+
+    fn add(&mut self, operation: Operation) {
+        match operation {
+            Operation::Collective(call) => self.collectives.push(call),
+            Operation::Send { to, data, .. } => {
+                self.messages.push(Message { direction: Direction::Send, peer: to, data });
+            }
+            Operation::Recv { from, data, .. } => {
+                self.messages.push(Message { direction: Direction::Recv, peer: from, data });
+            }
+        }
+    }
+
+    /// Goes as far as possible without waiting.
+    fn poll(&mut self) -> Result<Progress> {
+        if !self.is_on() {
+            return Ok(Progress::Idle);
+        }
+        let outcome = self.advance();
+        if let Err(error) = outcome {
+            let error = self.reason(error);
+            return Err(self.fail(error));
+        }
+        outcome
+    }
+
+    fn advance(&mut self) -> Result<Progress> {
+        let mut moved = false;
+        let mut engine = locked(&self.comm.engine);
+        let engine = engine.as_mut().ok_or_else(|| self.comm.usable().err().unwrap_or_else(ended))?;
+        loop {
+            if let Some(failure) = self.comm.failure() {
+                return Err(failure);
+            }
+            let progress = match &mut self.active {
+                Active::Waiting => {
+                    if let Some(call) = self.collectives.get_mut(self.begun) {
+                        self.begun += 1;
+                        call.read_factor(engine)?;
+                        let super::CollectiveCall { collective, count, dtype, reduction, root, .. } = *call;
+                        self.comm.status.begin(CallSummary::new(collective, count, dtype, reduction, root));
+                        match engine.begin(call)? {
+                            true => self.active = Active::Collective,
+                            false => self.comm.status.finish(),
+                        }
+                    } else if !self.messages.is_empty() {
+                        self.active = Active::Messages(engine.begin_messages(std::mem::take(&mut self.messages)));
+                    } else {
+                        return Ok(Progress::Done);
+                    }
+                    moved = true;
+                    continue;
+                }
+                Active::Collective => engine.poll()?,
+                Active::Messages(messages) => engine.poll_messages(messages)?,
+            };
+            match progress {
+                Progress::Done => {
+                    self.comm.status.wait_for(None);
+                    self.comm.status.send(None);
+                    if matches!(self.active, Active::Collective) {
+                        self.comm.status.finish();
+                    }
+                    self.active = Active::Waiting;
+                }
+                Progress::Moved => moved = true,
+                Progress::Idle => return Ok(if moved { Progress::Moved } else { Progress::Idle }),
+            }
+        }
+    }
+
+    /// The ranks this run waits for.
+    fn waiting_for(&self) -> Vec<Rank> {
+        match &self.active {
+            Active::Messages(messages) => messages.waiting_for(),
+            _ => locked(&self.comm.engine).as_ref().map_or_else(Vec::new, |engine| engine.waiting_for()),
+        }
+    }
+
+    /// Why a run that has got no further since then cannot, if that is because ranks are lost.
+    fn lost(&self, since: Instant) -> Option<Error> {
+        let losses = self.comm.status.losses();
+        if losses.is_empty() || !self.is_on() {
+            return None;
+        }
+        let (mut waiting, begun) = (self.waiting_for(), self.comm.status.begun());
+        if self.comm.carrier == Some(Carrier::Tcp) {
+            // Its connections tell what can still come.
+            let engine = locked(&self.comm.engine);
+            waiting.retain(|rank| engine.as_ref().is_some_and(|engine| !engine.is_far(*rank)));
+        }
+        let is_lost = |(known, loss): &(Instant, Loss)| {
+            let patience = if waiting.contains(&Rank(loss.rank)) { LOST } else { LOST_FOR_OTHERS };
+            let hopeless = matches!(self.active, Active::Collective) && loss.from.is_some_and(|from| from <= begun);
+            hopeless || since.max(*known).elapsed() >= patience
+        };
+        // Who is awaited may have left because another one was lost first.
+        losses.iter().any(is_lost).then(|| losses[0].1.error.clone())
+    }
+
+    /// What is to be told of an error: the failure of which it is the consequence, or who is awaited and why.
+    fn reason(&self, error: Error) -> Error {
+        let comm = &self.comm;
+        if matches!(error, Error::Remote(_)) {
+            // A link that breaks may be the echo of a failure elsewhere; the news of the failure itself is on its way.
+            comm.await_news();
+        }
+        match (comm.failure(), error) {
+            (None, Error::Remote(text)) => comm.status.cause().unwrap_or(Error::Remote(text)),
+            (None, Error::Timeout(text)) => {
+                let waiting = self.waiting_for();
+                let why = locked(&comm.monitor).as_ref().map(|monitor| monitor.diagnose(&waiting, GRACE));
+                Error::Timeout(match why {
+                    Some(why) if !why.is_empty() => format!("{text}: {why}"),
+                    _ => text,
+                })
+            }
+            (None, Error::InvalidUsage(text)) if matches!(self.active, Active::Collective) => {
+                // Two messages did not match: what was called says more than what arrived.
+                let waiting = self.waiting_for();
+                let words = locked(&comm.monitor).as_ref().and_then(|monitor| monitor.mismatch(&waiting, GRACE));
+                crate::info!("{text}");
+                if words.is_none() {
+                    // The other may have found out first, told it and left.
+                    comm.await_news();
+                }
+                Error::InvalidUsage(words.unwrap_or(text))
+            }
+            (_, error) => error,
+        }
+    }
+
+    /// Ends the communicator's work with `error`: nobody else waits for this rank, and later calls return it.
+    fn fail(&mut self, error: Error) -> Error {
+        let comm = &self.comm;
+        if comm.status.fail(error.clone()) {
+            // Told before the links are given up, so that the others hear the reason first.
+            comm.report(&error);
+        }
+        if let Some(engine) = locked(&comm.engine).as_mut() {
+            engine.cancel();
+        }
+        comm.failure().unwrap_or(error)
+    }
+
+    /// Says which rank is awaited, for ranks that look for the one that holds everybody up.
+    fn tell(&self) {
+        if self.is_on() {
+            self.comm.status.wait_for(self.waiting_for().first().copied());
+        }
+    }
+
+    /// Has those who are awaited asked whether they call the same; others each `time` if they are many.
+    fn compare(&self, time: usize) {
+        if !self.is_on() {
+            return;
+        }
+        let others = asked_at(&self.waiting_for(), time);
+        let monitor = locked(&self.comm.monitor);
+        let Some(monitor) = monitor.as_ref() else { return };
+        match &self.active {
+            Active::Messages(messages) => {
+                let stuck = messages.stuck_send();
+                self.comm.status.send(stuck.map(|(to, bytes)| CallSummary::send(bytes, to)));
+                monitor.compare_sends(&others);
+            }
+            _ => monitor.compare(&others),
+        }
+    }
+
+    /// Passes a little time, at most `limit` where the wait is for another run.
+    fn wait(&self, idle: &mut Idle, limit: Option<Duration>) {
+        if !self.is_on() {
+            let turn = self.turn.unwrap_or(u64::MAX);
+            return self.comm.turns.wait(turn, limit.unwrap_or(TURN_WAIT));
+        }
+        if let Some(engine) = locked(&self.comm.engine).as_mut() {
+            if engine.waits_for_device() {
+                return idle.nap();
+            }
+            // An error shows at the next poll, which has the operation to name.
+            let _ = match limit {
+                None => idle.pause(engine.transport()),
+                Some(limit) => engine.transport().sleep(limit),
+            };
+        }
+    }
+}
+
+impl Drop for OperationBatch {
+    fn drop(&mut self) {
+        // Turns end in order even when a run is given up before its own came.
+        let Some(turn) = self.turn else { return };
+        if !self.is_on() {
+            self.comm.turns.wait(turn, Duration::from_secs(10));
+        }
+        self.comm.turns.advance();
+        self.comm.end_abandoned();
+    }
+}
+
+/// How long nothing has moved, and when to ask about it: after a second, and at growing distances, since a rank that is
+/// late may call something else when it comes.
+struct Stall {
+    since: Option<Instant>,
+    asks_after: Duration,
+    asked: usize,
+}
+
+impl Stall {
+    const NONE: Stall = Stall { since: None, asks_after: STALL, asked: 0 };
+
+    /// When nothing moved for the first time.
+    fn since(&mut self) -> Instant {
+        *self.since.get_or_insert_with(Instant::now)
+    }
+
+    /// How often it has been asked before, if it is to be asked now.
+    fn due(&mut self) -> Option<usize> {
+        let waited = self.since().elapsed();
+        let due = waited >= self.asks_after;
+        if due {
+            self.asks_after = waited + waited.min(LONGEST_STALL);
+            self.asked += 1;
+        }
+        due.then(|| self.asked - 1)
+    }
+}
+
+fn ended() -> Error {
+    Error::InvalidArgument("the communicator has been destroyed".to_string())
+}
+
+/// Runs all of `runs` to their end on this thread. The first failure is returned; the others are run to their end.
+pub(super) fn drive(runs: &mut [OperationBatch]) -> Result<()> {
+    let _inside = InCall::enter(runs);
+    let mut first = Ok(());
+    let mut open: SmallVec<[bool; 8]> = runs.iter().map(|_| true).collect();
+    let mut left = runs.len();
+    let mut idle = runs.first().map_or_else(|| Idle::new(0, true), |run| run.comm.idle());
+    let mut idle_polls = 0u32;
+    let mut stall = Stall::NONE;
+    while left > 0 {
+        let mut moved = false;
+        for (run, open) in runs.iter_mut().zip(&mut open).filter(|(_, open)| **open) {
+            match run.poll() {
+                Ok(Progress::Idle) => continue,
+                Ok(Progress::Moved) => {}
+                outcome => {
+                    (*open, left) = (false, left - 1);
+                    first = first.and(outcome.map(|_| ()));
+                }
+            }
+            moved = true;
+        }
+        if moved {
+            idle.reset();
+            idle_polls = 0;
+            stall = Stall::NONE;
+            continue;
+        }
+        idle_polls += 1;
+        if idle_polls.is_multiple_of(TELL_POLLS) || idle.sleeps() {
+            let waiting = runs.iter().zip(&open).filter(|(_, open)| **open).map(|(run, _)| run);
+            waiting.clone().for_each(OperationBatch::tell);
+            if let Some(time) = stall.due() {
+                waiting.for_each(|run| run.compare(time));
+            }
+            let since = stall.since();
+            for (run, open) in runs.iter_mut().zip(&mut open).filter(|(_, open)| **open) {
+                let Some(error) = run.lost(since) else { continue };
+                let error = run.fail(error);
+                (*open, left) = (false, left - 1);
+                first = first.and(Err(error));
+            }
+        }
+        let Some((run, _)) = runs.iter().zip(&open).find(|(_, open)| **open) else { break };
+        match left {
+            1 => run.wait(&mut idle, None),
+            // Several runs on one thread: only one of them can be slept on, so not at once and not for long.
+            _ if idle_polls < 100 => std::thread::yield_now(),
+            _ => run.wait(&mut idle, Some(SHARED_WAIT)),
+        }
+    }
+    first
+}
+
+impl Comm {
+    /// Tells the others that this rank has failed and completes no more operations.
+    pub(super) fn report(&self, error: &Error) {
+        if let Some(monitor) = locked(&self.monitor).as_ref() {
+            monitor.report(self.status.finished() + 1, error);
+        }
+    }
+
+    /// Waits a little for another rank's word about a failure.
+    fn await_news(&self) {
+        let end = Instant::now() + ECHO;
+        while self.status.cause().is_none() && Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    fn idle(&self) -> Idle {
+        let crowded = locked(&self.engine).as_mut().is_some_and(|engine| engine.transport().oversubscribed());
+        Idle::new(self.config.spin_us, crowded)
+    }
+
+    /// Whether no operation is running or queued.
+    pub fn is_quiet(&self) -> bool {
+        self.turns.current.load(Ordering::Acquire) >= self.turns.issued.load(Ordering::Acquire)
+    }
+}

@@ -1,0 +1,260 @@
+//! The world the executor runs in when the collective is real: this process's memory, device, clock and transport.
+#![forbid(unsafe_code)]
+
+use crate::device::host::{self, Combine};
+use crate::dtype::{DataType, Operator, Reduction};
+use crate::error::{Error, Result};
+use crate::exec::{Op, Started, Token, World};
+use crate::memory::Region;
+use crate::plan::layout::Piece;
+use crate::plan::{Buffer, OperandOrder};
+use crate::topo::Rank;
+use crate::transport::{Blocks, Envelope, NodeCall, Router, Sink, Transport};
+use std::sync::OnceLock;
+use std::time::Instant;
+
+/// The memory of one call.
+#[derive(Debug, Clone, Copy)]
+pub struct Buffers {
+    /// The send buffer.
+    pub input: Region,
+    /// The receive buffer.
+    pub output: Region,
+    /// Our own memory.
+    pub scratch: Region,
+}
+
+/// Lists of regions, kept from call to call so that none is allocated twice.
+#[derive(Debug, Default)]
+pub struct RegionLists {
+    first: Vec<Region>,
+    second: Vec<Region>,
+    src: Blocks,
+    dst: Blocks,
+}
+
+/// What a copy does to the elements on their way.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Scaling {
+    /// Of which the prologue is taken.
+    pub reduction: Reduction,
+    /// Apply the prologue.
+    pub start: bool,
+    /// Divide by this; 1 leaves it.
+    pub divisor: u64,
+}
+
+/// What carries a call's steps out: messages, and the local half on the device where the data is.
+pub trait DeviceTransport: Transport {
+    /// Copies one stretch, a part of the next step.
+    fn copy(&mut self, scaling: Option<Scaling>, src: Region, dst: Region) -> Result<()>;
+
+    /// Folds one stretch of all sources from the left and divides it, a part of the next step.
+    fn reduce(&mut self, how: (DataType, Operator, u64), srcs: &[Region], dst: Region) -> Result<()>;
+
+    /// All stretches of the step have been given.
+    fn step(&mut self, token: Token) -> Started;
+}
+
+/// On the host local steps are done when they are given.
+impl DeviceTransport for Router {
+    fn copy(&mut self, scaling: Option<Scaling>, src: Region, dst: Region) -> Result<()> {
+        let Some(Scaling { reduction, start, divisor }) = scaling else {
+            dst.copy_from(src);
+            return Ok(());
+        };
+        let mut from = src;
+        if start {
+            host::prologue(&reduction, src, dst);
+            from = dst;
+        }
+        if divisor != 1 {
+            host::divide(reduction.dtype, divisor, from, dst);
+        }
+        Ok(())
+    }
+
+    fn reduce(&mut self, how: (DataType, Operator, u64), srcs: &[Region], dst: Region) -> Result<()> {
+        let (dtype, operator, divisor) = how;
+        host::reduce(dtype, operator, divisor, srcs, dst);
+        Ok(())
+    }
+
+    fn step(&mut self, _token: Token) -> Started {
+        Started::Done
+    }
+}
+
+/// One call's view of the world.
+pub struct LiveWorld<'a> {
+    /// Carries messages, and does the local half.
+    pub device: &'a mut dyn DeviceTransport,
+    /// The call's memory.
+    pub buffers: Buffers,
+    /// The rank that runs it.
+    pub rank: Rank,
+    /// What reductions do; `None` for collectives that only move data.
+    pub reduction: Option<Reduction>,
+    /// The call's number on its communicator.
+    pub sequence: u64,
+    /// The call's digest.
+    pub signature: u32,
+    /// Reused lists.
+    pub lists: &'a mut RegionLists,
+}
+
+/// The time in ns since the process first asked.
+pub fn now_ns() -> u64 {
+    static START: OnceLock<Instant> = OnceLock::new();
+    START.get_or_init(Instant::now).elapsed().as_nanos() as u64
+}
+
+impl Buffers {
+    fn region(&self, piece: &Piece) -> Region {
+        let buffer = match piece.buffer {
+            Buffer::Input => self.input,
+            Buffer::Output => self.output,
+            Buffer::Scratch => self.scratch,
+        };
+        buffer.part(piece.offset, piece.len)
+    }
+
+    fn list(&self, pieces: &[Piece], regions: &mut Vec<Region>) {
+        regions.clear();
+        regions.extend(pieces.iter().map(|piece| self.region(piece)));
+    }
+
+    fn blocks(&self, lists: &[&[Piece]], blocks: &mut Blocks) {
+        blocks.clear();
+        lists.iter().for_each(|pieces| blocks.push(pieces.iter().map(|piece| self.region(piece))));
+    }
+}
+
+impl LiveWorld<'_> {
+    fn envelope(&self, channel: u16) -> Envelope {
+        Envelope { channel, sequence: self.sequence, signature: self.signature }
+    }
+
+    fn reduction(&self) -> Result<Reduction> {
+        self.reduction.ok_or_else(|| Error::Internal("a plan of a moving collective reduces".to_string()))
+    }
+
+    fn combine(&self, order: OperandOrder, finish: bool) -> Result<Combine> {
+        let Reduction { dtype, operator, divisor, .. } = self.reduction()?;
+        Ok(Combine { dtype, operator, order, divisor: if finish { divisor } else { 1 } })
+    }
+
+    fn copy(&mut self, token: Token, src: &[Piece], dst: &[Piece], start: bool, finish: bool) -> Result<Started> {
+        let scaling = self.reduction.and_then(|reduction| {
+            let scaling = Scaling {
+                reduction,
+                start: start && reduction.needs_prologue(),
+                divisor: if finish { reduction.divisor } else { 1 },
+            };
+            (scaling.start || scaling.divisor != 1).then_some(scaling)
+        });
+        let (buffers, device) = (self.buffers, &mut *self.device);
+        walk(&[src, dst], |parts| device.copy(scaling, buffers.region(&parts[0]), buffers.region(&parts[1])))?;
+        Ok(device.step(token))
+    }
+
+    fn reduce(&mut self, token: Token, srcs: &[&[Piece]], dst: &[Piece], finish: bool) -> Result<Started> {
+        let Reduction { dtype, operator, divisor, .. } = self.reduction()?;
+        let how = (dtype, operator, if finish { divisor } else { 1 });
+        let mut rows: Vec<&[Piece]> = Vec::with_capacity(srcs.len() + 1);
+        rows.extend(srcs);
+        rows.push(dst);
+        let (buffers, device) = (self.buffers, &mut *self.device);
+        walk(&rows, |parts| {
+            let (dst, srcs) = parts.split_last().expect("a row for the destination");
+            let regions: smallvec::SmallVec<[Region; 16]> = srcs.iter().map(|piece| buffers.region(piece)).collect();
+            device.reduce(how, &regions, buffers.region(dst))
+        })?;
+        Ok(device.step(token))
+    }
+}
+
+/// Goes through rows of pieces of equal total length in step, calling `visit` for each stretch that is one piece in all
+/// of them.
+fn walk(rows: &[&[Piece]], mut visit: impl FnMut(&[Piece]) -> Result<()>) -> Result<()> {
+    let mut at: smallvec::SmallVec<[(usize, usize); 17]> = rows.iter().map(|_| (0, 0)).collect();
+    let mut parts: smallvec::SmallVec<[Piece; 17]> = smallvec::SmallVec::new();
+    while rows.iter().zip(&at).all(|(row, &(index, _))| index < row.len()) {
+        let len = rows.iter().zip(&at).map(|(row, &(index, done))| row[index].len - done).min().unwrap_or(0);
+        parts.clear();
+        for (row, (index, done)) in rows.iter().zip(&mut at) {
+            let piece = row[*index];
+            parts.push(Piece { offset: piece.offset + *done, len, ..piece });
+            *done += len;
+            if *done == piece.len {
+                (*index, *done) = (*index + 1, 0);
+            }
+        }
+        visit(&parts)?;
+    }
+    Ok(())
+}
+
+impl World for LiveWorld<'_> {
+    fn now_ns(&self) -> u64 {
+        now_ns()
+    }
+
+    fn start(&mut self, token: Token, op: Op<'_>) -> Result<Started> {
+        match op {
+            Op::Send { to, channel, src } => {
+                let envelope = self.envelope(channel);
+                self.buffers.list(src, &mut self.lists.first);
+                self.device.send(token, to, envelope, &self.lists.first)
+            }
+            Op::Recv { from, channel, dst } => {
+                let envelope = self.envelope(channel);
+                self.buffers.list(dst, &mut self.lists.first);
+                self.device.recv(token, from, envelope, Sink::Store(&self.lists.first))
+            }
+            Op::RecvReduce { from, channel, local, dst, order, finish } => {
+                let envelope = self.envelope(channel);
+                let combine = self.combine(order, finish)?;
+                self.buffers.list(local, &mut self.lists.first);
+                self.buffers.list(dst, &mut self.lists.second);
+                let sink = Sink::Reduce { local: &self.lists.first, dst: &self.lists.second, combine };
+                self.device.recv(token, from, envelope, sink)
+            }
+            Op::Copy { src, dst, start, finish } => self.copy(token, src, dst, start, finish),
+            Op::Reduce { srcs, dst, finish } => self.reduce(token, srcs, dst, finish),
+            Op::Call { call, src, dst } => {
+                let envelope = self.envelope(0);
+                let combine = match call.collective.reduces() {
+                    true => Some(self.combine(OperandOrder::LocalFirst, call.finish)?),
+                    false => None,
+                };
+                self.buffers.blocks(src, &mut self.lists.src);
+                self.buffers.blocks(dst, &mut self.lists.dst);
+                let RegionLists { src, dst, .. } = &*self.lists;
+                let me = call.group.iter().position(|&rank| rank == self.rank).unwrap_or(0);
+                self.device.call(token, envelope, me, NodeCall { collective: call.collective, src, dst, combine })
+            }
+        }
+    }
+
+    fn poll(&mut self, done: &mut Vec<Token>) -> Result<()> {
+        self.device.poll(done)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_cut_at_different_places_are_walked_in_step() {
+        let piece = |offset, len| Piece { buffer: Buffer::Input, offset, len };
+        let mut seen = Vec::new();
+        walk(&[&[piece(0, 3), piece(10, 5)], &[piece(100, 8)]], |parts| {
+            seen.push((parts[0].offset, parts[1].offset, parts[0].len));
+            Ok(())
+        })
+        .unwrap();
+        assert_eq!(seen, [(0, 100, 3), (10, 103, 5)]);
+    }
+}

@@ -1,0 +1,175 @@
+//! The sends and receives of one group, all in progress at once.
+#![forbid(unsafe_code)]
+
+use super::live::{self, DeviceTransport};
+use super::{Direction, Message};
+use crate::bootstrap::rendezvous::name_ranks;
+use crate::error::{Error, Result};
+use crate::exec::{Started, Token};
+use crate::memory::Region;
+use crate::plan::Channel;
+use crate::topo::Rank;
+use crate::transport::{Envelope, Sink};
+
+/// The stream that `ncclSend` and `ncclRecv` use; plans never reach this number.
+pub const CHANNEL: Channel = Channel::MAX;
+const SIGNATURE: u32 = 0x5032_5000;
+
+/// How many messages of each peer have been sent and received so far.
+#[derive(Debug, Default)]
+pub struct Counters {
+    sent: Vec<u64>,
+    received: Vec<u64>,
+}
+
+impl Counters {
+    /// Counters for `nranks` peers.
+    pub fn new(nranks: usize) -> Counters {
+        Counters { sent: vec![0; nranks], received: vec![0; nranks] }
+    }
+
+    fn next(&mut self, direction: Direction, peer: Rank) -> u64 {
+        let counter = match direction {
+            Direction::Send => &mut self.sent[peer.index()],
+            Direction::Recv => &mut self.received[peer.index()],
+        };
+        *counter += 1;
+        *counter
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    Waiting,
+    Posted,
+    Done,
+}
+
+/// Messages being sent and received.
+#[derive(Debug)]
+pub struct Messages {
+    list: Vec<(Message, u64, State)>,
+    /// What this rank sends itself: from where, to where, and whether that has been started.
+    own: Vec<(Region, Region, State)>,
+    open: usize,
+    done: Vec<Token>,
+    moved_ns: u64,
+}
+
+impl Messages {
+    /// Begins `messages` of rank `me`, each in parts of at most so many bytes, which are the same on all ranks. Messages
+    /// to oneself are copied, in order; the launch has seen to it that each has its partner.
+    pub fn begin(messages: Vec<Message>, me: Rank, part_bytes: usize, counters: &mut Counters) -> Messages {
+        let (own, others): (Vec<Message>, Vec<Message>) = messages.into_iter().partition(|message| message.peer == me);
+        let (sends, recvs): (Vec<Message>, Vec<Message>) =
+            own.into_iter().partition(|message| message.direction == Direction::Send);
+        let own: Vec<_> = sends.iter().zip(&recvs).map(|(send, recv)| (send.data, recv.data, State::Waiting)).collect();
+        let mut list = Vec::with_capacity(others.len());
+        for message in others {
+            for at in (0..message.data.len()).step_by(part_bytes) {
+                let data = message.data.part(at, part_bytes.min(message.data.len() - at));
+                let sequence = counters.next(message.direction, message.peer);
+                list.push((Message { data, ..message }, sequence, State::Waiting));
+            }
+        }
+        Messages { open: list.len() + own.len(), list, own, done: Vec::new(), moved_ns: live::now_ns() }
+    }
+
+    /// Copies what this rank sends itself; one after the other, since they may overlap.
+    fn copy_own(&mut self, device: &mut dyn DeviceTransport) -> Result<()> {
+        for (index, (from, to, state)) in self.own.iter_mut().enumerate() {
+            match state {
+                State::Done => continue,
+                State::Posted => break,
+                State::Waiting => {}
+            }
+            device.copy(None, *from, *to)?;
+            match device.step((self.list.len() + index) as Token) {
+                Started::Done => {
+                    *state = State::Done;
+                    self.open -= 1;
+                }
+                _ => {
+                    *state = State::Posted;
+                    break;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Posts what can be posted and collects what has completed. Whether all is done, and whether anything moved.
+    pub fn poll(&mut self, device: &mut dyn DeviceTransport, limit_ns: u64) -> Result<(bool, bool)> {
+        let before = self.open;
+        self.copy_own(device)?;
+        let mut posted = false;
+        let mut refused = Vec::new();
+        for (index, (message, sequence, state)) in self.list.iter_mut().enumerate() {
+            let stream = (message.direction, message.peer);
+            if *state != State::Waiting || refused.contains(&stream) {
+                continue;
+            }
+            match post(device, index as Token, message, *sequence)? {
+                Started::Busy => refused.push(stream),
+                Started::Pending => (*state, posted) = (State::Posted, true),
+                Started::Done => {
+                    *state = State::Done;
+                    self.open -= 1;
+                }
+            }
+        }
+        self.done.clear();
+        device.poll(&mut self.done)?;
+        for &token in &self.done {
+            let index = token as usize;
+            let state = match self.list.get_mut(index) {
+                Some((_, _, state)) => Some(state),
+                None => self.own.get_mut(index - self.list.len()).map(|(_, _, state)| state),
+            };
+            *state.ok_or_else(|| Error::Internal(format!("token {token} is not a message")))? = State::Done;
+            self.open -= 1;
+        }
+        let moved = posted || self.open < before;
+        self.watch(moved, limit_ns)?;
+        Ok((self.open == 0, moved))
+    }
+
+    fn watch(&mut self, moved: bool, limit_ns: u64) -> Result<()> {
+        if limit_ns == 0 || moved {
+            self.moved_ns = if moved { live::now_ns() } else { self.moved_ns };
+            return Ok(());
+        }
+        let waited = live::now_ns() - self.moved_ns;
+        if self.open == 0 || waited < limit_ns {
+            return Ok(());
+        }
+        let ranks: Vec<u32> = self.waiting_for().iter().map(|rank| rank.0).collect();
+        let (ms, ranks) = (waited / 1_000_000, name_ranks(&ranks));
+        Err(Error::Timeout(format!("send/receive made no progress for {ms} ms, waiting for {ranks}")))
+    }
+
+    /// A rank that we wait to send to without receiving from it, and the bytes.
+    pub fn stuck_send(&self) -> Option<(Rank, usize)> {
+        let open = || self.list.iter().filter(|(_, _, state)| *state != State::Done).map(|(message, _, _)| message);
+        let receives = |peer| open().any(|message| message.direction == Direction::Recv && message.peer == peer);
+        let first = open().find(|message| !receives(message.peer))?.peer;
+        Some((first, open().filter(|message| message.peer == first).map(|message| message.data.len()).sum()))
+    }
+
+    /// The peers of messages that are still open.
+    pub fn waiting_for(&self) -> Vec<Rank> {
+        let open = self.list.iter().filter(|(_, _, state)| *state != State::Done);
+        let mut ranks: Vec<Rank> = open.map(|(message, _, _)| message.peer).collect();
+        ranks.sort_unstable();
+        ranks.dedup();
+        ranks
+    }
+}
+
+fn post(device: &mut dyn DeviceTransport, token: Token, message: &Message, sequence: u64) -> Result<Started> {
+    let envelope = Envelope { channel: CHANNEL, sequence, signature: SIGNATURE };
+    match message.direction {
+        Direction::Send => device.send(token, message.peer, envelope, &[message.data]),
+        Direction::Recv => device.recv(token, message.peer, envelope, Sink::Store(&[message.data])),
+    }
+}

@@ -1,0 +1,577 @@
+//! Communicators: who takes part, in which state, and the order in which operations run.
+//!
+//! A [`Comm`] is what an `ncclComm_t` names. Its operations run one after another in the order in which they were
+//! launched (its *turns*), on the caller's thread for the null stream and on the stream's thread otherwise. Once an
+//! operation fails, or another rank reports a failure, the communicator keeps that first failure and every later call
+//! returns it.
+
+mod bundle;
+mod create;
+mod engine;
+pub mod exit;
+pub mod gpu;
+pub mod group;
+mod inside;
+mod launch;
+mod live;
+mod measure;
+pub(crate) mod members;
+mod messages;
+mod nics;
+mod ops;
+pub mod shadow;
+mod staging;
+mod tuning;
+
+pub use crate::bootstrap::UniqueId;
+pub use create::{CommOptions, Companion, InitParams};
+pub use launch::{launch, launch_one, Launch};
+pub use ops::Factor;
+
+use crate::bootstrap::{Credentials, Service};
+use crate::carrier::Carrier;
+use crate::config::Config;
+use crate::device::StreamRef;
+use crate::dtype::{DataType, Prologue, Reduction};
+use crate::error::{Error, Result};
+use crate::fork::Origin;
+use crate::health::{Loss, Monitor, RankStatus};
+use crate::memory::Region;
+use crate::plan::Collective;
+use crate::selection::links::Links;
+use crate::selection::Knowledge;
+use crate::sync::locked;
+use crate::topo::{Grid, Rank};
+use crate::transport::{Departure, Waker};
+use engine::Engine;
+use members::Member;
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, OnceLock};
+use std::time::{Duration, Instant};
+
+/// One operation of a program.
+#[derive(Debug, Clone)]
+pub enum Operation {
+    /// A collective.
+    Collective(CollectiveCall),
+    /// `ncclSend`
+    Send {
+        /// The receiver.
+        to: Rank,
+        /// What is sent.
+        data: Region,
+        /// How the program counts it.
+        elements: Elements,
+    },
+    /// `ncclRecv`
+    Recv {
+        /// The sender.
+        from: Rank,
+        /// Where it goes.
+        data: Region,
+        /// How the program counts it.
+        elements: Elements,
+    },
+}
+
+/// A number of elements, for messages to a reader.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Elements {
+    /// How many.
+    pub count: usize,
+    /// Of this type.
+    pub dtype: DataType,
+}
+
+impl Elements {
+    fn bytes(self) -> usize {
+        self.count * self.dtype.size()
+    }
+}
+
+impl fmt::Display for Elements {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} elements of {} ({} bytes)", self.count, self.dtype.name(), self.bytes())
+    }
+}
+
+/// A collective's arguments.
+#[derive(Debug, Clone)]
+pub struct CollectiveCall {
+    /// What is to be done.
+    pub collective: Collective,
+    /// The send buffer; empty where the rank has none.
+    pub input: Region,
+    /// The receive buffer; empty where the rank has none.
+    pub output: Region,
+    /// Elements in one block.
+    pub count: usize,
+    /// The type of an element.
+    pub dtype: DataType,
+    /// What a reducing collective computes.
+    pub reduction: Option<Reduction>,
+    /// Where the factor of the reduction is read when the call runs, if not known before.
+    pub factor_at: Option<Region>,
+    /// The root, where there is one (else rank 0).
+    pub root: Rank,
+    /// An algorithm named by the call.
+    pub algorithm: Option<String>,
+}
+
+impl CollectiveCall {
+    /// Whether the buffers of `rank` overlap as NCCL's in-place convention says.
+    pub fn in_place(&self, rank: Rank) -> bool {
+        let (input, output) = (self.input.as_ptr() as usize, self.output.as_ptr() as usize);
+        let block = self.count * self.dtype.size();
+        match self.collective {
+            Collective::AllReduce => input == output,
+            Collective::Broadcast | Collective::Reduce => rank == self.root && input == output,
+            Collective::AllGather => input == output + rank.index() * block,
+            Collective::ReduceScatter => output == input + rank.index() * block,
+            Collective::Gather => rank == self.root && input == output + rank.index() * block,
+            Collective::Scatter => rank == self.root && output == input + rank.index() * block,
+            Collective::AllToAll => false,
+        }
+    }
+
+    /// Whether there is nothing to do on a communicator of `nranks`: no elements, or one rank whose result lies there
+    /// already.
+    fn moves_nothing(&self, nranks: usize) -> bool {
+        let unchanged = |reduction: Reduction| !reduction.needs_prologue() && reduction.divisor == 1;
+        let in_place = self.input.as_ptr() == self.output.as_ptr();
+        self.count == 0 || (nranks == 1 && in_place && self.reduction.is_none_or(unchanged))
+    }
+
+    /// Reads the factor of the reduction. To be done when the call runs: what its stream did before may have written it.
+    fn read_factor(&mut self, engine: &mut Engine) -> Result<()> {
+        if let (Some(place), Some(reduction)) = (self.factor_at, &mut self.reduction) {
+            let mut scalar = [0; 8];
+            engine.read(place, &mut scalar[..place.len()])?;
+            reduction.prologue = Prologue::Scalar(scalar);
+        }
+        Ok(())
+    }
+
+    /// Whether another call of `rank` differs only in its buffers' addresses.
+    fn same_shape(&self, other: &CollectiveCall, rank: Rank) -> bool {
+        let key = |call: &CollectiveCall| (call.collective, call.count, call.dtype, call.root, call.in_place(rank));
+        key(self) == key(other) && self.reduction == other.reduction && self.algorithm == other.algorithm
+    }
+}
+
+/// Which way a message goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Direction {
+    Send,
+    Recv,
+}
+
+/// One send or receive.
+#[derive(Debug, Clone, Copy)]
+struct Message {
+    direction: Direction,
+    peer: Rank,
+    data: Region,
+}
+
+/// The order in which the operations of a communicator run.
+#[derive(Debug, Default)]
+struct OperationQueue {
+    issued: AtomicU64,
+    current: AtomicU64,
+    /// Held while the current turn changes, so that waiting for it loses no wake-up.
+    lock: Mutex<()>,
+    changed: Condvar,
+}
+
+impl OperationQueue {
+    fn issue(&self) -> u64 {
+        self.issued.fetch_add(1, Ordering::AcqRel)
+    }
+
+    fn is(&self, turn: u64) -> bool {
+        self.current.load(Ordering::Acquire) == turn
+    }
+
+    fn advance(&self) {
+        let _held = locked(&self.lock);
+        self.current.fetch_add(1, Ordering::AcqRel);
+        self.changed.notify_all();
+    }
+
+    /// Waits until it is `turn`, for at most `limit`.
+    fn wait(&self, turn: u64, limit: Duration) {
+        let held = locked(&self.lock);
+        let waiting = |_: &mut ()| self.current.load(Ordering::Acquire) < turn;
+        drop(self.changed.wait_timeout_while(held, limit, waiting));
+    }
+
+    /// Waits until all issued turns are over, for at most `limit`; whether they are.
+    fn wait_all(&self, limit: Duration) -> bool {
+        let end = Instant::now() + limit;
+        let issued = self.issued.load(Ordering::Acquire);
+        while self.current.load(Ordering::Acquire) < issued {
+            let now = Instant::now();
+            if now >= end {
+                return false;
+            }
+            self.wait(issued, end - now);
+        }
+        true
+    }
+}
+
+/// How long a communicator has been idle when a program that asks for failures hears of a rank's death: sooner it could
+/// take that for a failure of the operation that has just ended.
+const TOLD_WHEN_IDLE: Duration = Duration::from_secs(1);
+/// A time that does not come.
+const FOREVER: Duration = Duration::from_secs(u32::MAX as u64);
+/// How long what a rank has sent before it aborted a communicator in good order is kept for those who have not got it.
+const ABORTED: Duration = Duration::from_secs(10);
+/// How long what a failed communicator's rank has sent is kept for those who have not got it.
+const LAST_WORDS: Duration = Duration::from_secs(2);
+
+/// Where a communicator is in its life.
+const ALIVE: u32 = 0;
+const FINALIZED: u32 = 1;
+const REVOKED: u32 = 2;
+const ENDED: u32 = 3;
+
+/// A group of ranks that operate together.
+pub struct Comm {
+    /// The process it belongs to; forked children do not.
+    origin: Origin,
+    credentials: Credentials,
+    rank: Rank,
+    device: i32,
+    grid: Arc<Grid>,
+    members: Vec<Member>,
+    config: Config,
+    /// What choices are made by, beside the configuration.
+    knowledge: Knowledge,
+    /// The links between nodes, once they have been measured.
+    links: OnceLock<Links>,
+    /// What carries messages between nodes.
+    carrier: Option<Carrier>,
+    options: CommOptions,
+    engine: Mutex<Option<Engine>>,
+    /// Where its data is a device's.
+    gpu: Option<gpu::Device>,
+    /// Wakes the thread that runs an operation; a companion has none.
+    waker: Option<Waker>,
+    status: Arc<RankStatus>,
+    monitor: Mutex<Option<Monitor>>,
+    turns: OperationQueue,
+    phase: AtomicU32,
+    /// Aborted by a signal handler inside of an operation, and the others have not been told.
+    abandoned: AtomicBool,
+    suspended: AtomicBool,
+    operations: Mutex<ops::Operations>,
+    /// How many communicators all ranks have made out of this one together.
+    children: AtomicU64,
+    /// How many each set of ranks has made out of this one by leaving the others out.
+    shrinks: Mutex<HashMap<Vec<usize>, u64>>,
+    grow_id: Mutex<Option<UniqueId>>,
+    /// The turn that a program which asks for failures has seen last, and since when.
+    seen: Mutex<Option<(u64, Instant)>>,
+}
+
+impl Comm {
+    /// This process's rank.
+    pub fn rank(&self) -> usize {
+        self.rank.index()
+    }
+
+    /// How many ranks there are.
+    pub fn nranks(&self) -> usize {
+        self.grid.nranks()
+    }
+
+    /// The device given when the communicator was made.
+    pub fn device(&self) -> i32 {
+        self.device
+    }
+
+    /// Has a provider do collectives inside the node.
+    fn provide(&self, provider: Arc<dyn staging::Provider>) -> Result<()> {
+        locked(&self.engine).as_mut().map_or(Ok(()), |engine| engine.provide(provider))
+    }
+
+    /// The GPU on which its data is; none on the host.
+    pub fn gpu(&self) -> Option<&gpu::Device> {
+        self.gpu.as_ref()
+    }
+
+    /// An error for memory that an operation cannot use.
+    pub fn check_memory(&self, region: Region, name: &str) -> Result<()> {
+        self.gpu.as_ref().map_or(Ok(()), |gpu| gpu.check(region, name))
+    }
+
+    /// Who is on which node.
+    pub fn grid(&self) -> &Arc<Grid> {
+        &self.grid
+    }
+
+    /// The options it was made with.
+    pub fn options(&self) -> &CommOptions {
+        &self.options
+    }
+
+    /// The first failure, if there is one.
+    pub fn failure(&self) -> Option<Error> {
+        self.status.failure().cloned()
+    }
+
+    /// The first failure; also the death of a rank, once nothing has run for a while that the death may leave untouched.
+    /// What the program has been told so stays.
+    pub fn asynchronous_failure(&self) -> Option<Error> {
+        let failure = self.failure();
+        let losses = if failure.is_none() { self.status.losses() } else { Vec::new() };
+        let Some((known, loss)) = losses.first().cloned() else { return failure };
+        // An operation that waits for its stream, say, has not begun, and will not be completed.
+        let next = self.status.begun() + 1;
+        let is_hopeless = |loss: &Loss| loss.from.is_some_and(|from| from <= next);
+        if let Some((_, loss)) = losses.iter().find(|(_, loss)| !self.is_quiet() && is_hopeless(loss)) {
+            self.status.fail(loss.error.clone());
+            return self.failure();
+        }
+        let current = self.turns.current.load(Ordering::Acquire);
+        let mut seen = locked(&self.seen);
+        if !self.is_quiet() || seen.is_none_or(|(turn, _)| turn != current) {
+            *seen = Some((current, Instant::now()));
+            return None;
+        }
+        let idle = seen.is_some_and(|(_, since)| since.max(known).elapsed() >= TOLD_WHEN_IDLE);
+        idle.then(|| {
+            self.status.fail(loss.error.clone());
+            self.failure().unwrap_or(loss.error)
+        })
+    }
+
+    /// An error in a forked child, which has neither the links nor the threads.
+    fn at_home(&self) -> Result<()> {
+        match self.origin.is_here() {
+            true => Ok(()),
+            false => Err(Error::InvalidUsage("a forked child cannot use its parent's communicators".to_string())),
+        }
+    }
+
+    /// An error if no operation can be started: ended, revoked, suspended, finalised, failed.
+    pub fn usable(&self) -> Result<()> {
+        self.at_home()?;
+        match self.phase.load(Ordering::Acquire) {
+            ENDED => Err(Error::InvalidArgument("the communicator has been destroyed".to_string())),
+            REVOKED => Err(Error::InvalidUsage("the communicator has been revoked".to_string())),
+            FINALIZED => Err(Error::InvalidUsage("the communicator has been finalized".to_string())),
+            _ if self.suspended.load(Ordering::Acquire) => {
+                Err(Error::InvalidUsage("the communicator is suspended".to_string()))
+            }
+            _ => match self.failure() {
+                Some(failure) => Err(failure),
+                None => Ok(()),
+            },
+        }
+    }
+
+    fn enter_phase(&self, phase: u32, call: &str) -> Result<()> {
+        self.at_home()?;
+        let entered = self.phase.fetch_update(Ordering::AcqRel, Ordering::Acquire, |old| match (old, phase) {
+            (ENDED, _) => None,
+            (FINALIZED | REVOKED, FINALIZED) => None,
+            _ => Some(phase),
+        });
+        match entered {
+            Ok(_) => Ok(()),
+            Err(ENDED) => Err(Error::InvalidArgument(format!("{call}: the communicator has been destroyed"))),
+            Err(REVOKED) => Err(Error::InvalidUsage(format!("{call}: the communicator has been revoked"))),
+            Err(_) => Err(Error::InvalidArgument(format!("{call}: the communicator has been finalized already"))),
+        }
+    }
+
+    fn quiesce(&self) -> Result<()> {
+        let limit = self.limit().map_or(FOREVER, |limit| limit + Duration::from_secs(5));
+        match self.turns.wait_all(limit) {
+            true => Ok(()),
+            false => Err(Error::Timeout(format!("operations did not end within {} ms", self.config.timeout_ms))),
+        }
+    }
+
+    /// Waits until all operations have ended and the others' systems have everything that was sent to them; no operation
+    /// may be started afterwards.
+    pub fn finalize(&self) -> Result<()> {
+        self.enter_phase(FINALIZED, "ncclCommFinalize")?;
+        let deadline = self.limit().map(|limit| Instant::now() + limit);
+        self.quiesce()?;
+        let mut pause = Duration::from_micros(100);
+        loop {
+            let owed = locked(&self.engine).as_mut().map_or_else(Vec::new, Engine::undelivered);
+            if owed.is_empty() || self.failure().is_some() {
+                return Ok(());
+            }
+            if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                let ranks: Vec<u32> = owed.iter().map(|rank| rank.0).collect();
+                let (ms, ranks) = (self.config.timeout_ms, crate::bootstrap::rendezvous::name_ranks(&ranks));
+                return Err(Error::Timeout(format!("{ranks} did not take all that was sent within {ms} ms")));
+            }
+            std::thread::sleep(pause);
+            pause = (2 * pause).min(Duration::from_millis(5));
+        }
+    }
+
+    /// The time that an operation may take, unless it may take for ever.
+    fn limit(&self) -> Option<Duration> {
+        (self.config.timeout_ms > 0).then(|| Duration::from_millis(self.config.timeout_ms))
+    }
+
+    /// Waits until all operations have ended and frees everything. What was sent and has not arrived yet the process
+    /// keeps until it has.
+    pub fn destroy(self: &Arc<Comm>) -> Result<()> {
+        self.enter_phase(ENDED, "ncclCommDestroy")?;
+        let quiet = self.quiesce();
+        if quiet.is_err() {
+            self.status.fail(Error::InvalidUsage("the communicator has been destroyed".to_string()));
+        }
+        self.release(self.patience());
+        quiet
+    }
+
+    /// Ends operations at once, tells the other ranks if there were any, and frees everything. A rank with nothing under
+    /// way just leaves: it fails only what needs it.
+    pub fn abort(&self) {
+        if !self.origin.is_here() || self.phase.swap(ENDED, Ordering::AcqRel) == ENDED {
+            return;
+        }
+        if inside::is_inside(self) {
+            // A signal handler has interrupted the call, which holds locks; it does the rest when it ends.
+            self.abandoned.store(true, Ordering::Release);
+            self.status.fail(self.abortion());
+            return self.waker.iter().for_each(Waker::wake);
+        }
+        // On a device a call may have failed before it began, which only its rank knows: others may be in it.
+        if self.is_quiet() && self.status.cause().is_none() && self.gpu.is_none() {
+            return self.release(ABORTED);
+        }
+        self.stop(self.abortion());
+        // What runs sees the failure at its next poll; the limit is for a thread that was stopped from outside.
+        self.turns.wait_all(Duration::from_secs(10));
+        self.release(LAST_WORDS);
+    }
+
+    fn abortion(&self) -> Error {
+        Error::Remote(format!("rank {} aborted the communicator", self.rank))
+    }
+
+    /// Tells the others of an abort inside of an operation that has ended now. What is left of the communicator goes with
+    /// the last that holds it.
+    fn end_abandoned(&self) {
+        if self.abandoned.swap(false, Ordering::AcqRel) {
+            self.report(&self.abortion());
+        }
+    }
+
+    /// Ends operations at once; the communicator may be split, shrunk, grown and destroyed afterwards.
+    pub fn revoke(&self) -> Result<()> {
+        self.enter_phase(REVOKED, "ncclCommRevoke")?;
+        self.stop(Error::InvalidUsage(format!("rank {} revoked the communicator", self.rank)));
+        self.turns.wait_all(Duration::from_secs(10));
+        Ok(())
+    }
+
+    fn stop(&self, error: Error) {
+        let is_told = !self.is_quiet() || self.gpu.is_some();
+        // Who gives up because of another rank's failure is not its cause.
+        let cause = self.status.cause();
+        let first = self.status.fail(error.clone());
+        self.waker.iter().for_each(Waker::wake);
+        if is_told && first {
+            // Nothing was wrong with the others' calls.
+            let told = cause.unwrap_or_else(|| Error::Remote(error.text().to_string()));
+            self.report(&told);
+        }
+    }
+
+    /// Frees everything; what others have not got yet is kept for them, for `limit` at most.
+    fn release(&self, limit: Duration) {
+        if self.status.cause().is_some() {
+            crate::transport::mpi::note_failure();
+        }
+        let departure = locked(&self.engine).take().and_then(Engine::leave);
+        self.keep(departure, limit);
+        drop(locked(&self.monitor).take());
+    }
+
+    /// How long what others have not got yet is kept: as long as an operation may take, but not after a failure.
+    fn patience(&self) -> Duration {
+        match self.status.cause() {
+            None => self.limit().unwrap_or(FOREVER),
+            Some(_) => LAST_WORDS,
+        }
+    }
+
+    /// Has the process's service keep what others have not got yet.
+    fn keep(&self, departure: Option<Departure>, limit: Duration) {
+        if let Some(departure) = departure {
+            // Without a service there are no other ranks either.
+            let _ = Service::get().and_then(|service| service.keep(departure, limit));
+        }
+    }
+
+    /// Lets go of scratch memory; operations are refused until [`resume`](Comm::resume).
+    pub fn suspend(&self) -> Result<()> {
+        self.usable()?;
+        self.quiesce()?;
+        self.suspended.store(true, Ordering::Release);
+        if let Some(engine) = locked(&self.engine).as_mut() {
+            engine.free_scratch();
+        }
+        Ok(())
+    }
+
+    /// Ends a suspension.
+    pub fn resume(&self) -> Result<()> {
+        match self.suspended.swap(false, Ordering::AcqRel) {
+            true => Ok(()),
+            false => Err(Error::InvalidUsage("the communicator is not suspended".to_string())),
+        }
+    }
+
+    /// Whether the communicator is suspended.
+    pub fn is_suspended(&self) -> bool {
+        self.suspended.load(Ordering::Acquire)
+    }
+
+    /// Bytes of scratch memory held.
+    pub fn scratch_bytes(&self) -> usize {
+        locked(&self.engine).as_ref().map_or(0, Engine::scratch_bytes)
+    }
+
+    /// Makes a PreMulSum operation.
+    pub fn create_op(&self, dtype: DataType, factor: Factor) -> Result<i32> {
+        Ok(locked(&self.operations).create(dtype, factor))
+    }
+
+    /// Forgets an operation made by [`create_op`](Comm::create_op).
+    pub fn destroy_op(&self, op: i32) -> Result<()> {
+        locked(&self.operations).destroy(op)
+    }
+
+    /// What operation `op` does to elements of `dtype`, and where its factor is read when the call runs.
+    pub fn reduction(&self, op: i32, dtype: DataType) -> Result<(Reduction, Option<Region>)> {
+        locked(&self.operations).reduction(op, dtype, self.nranks())
+    }
+}
+
+impl Drop for Comm {
+    fn drop(&mut self) {
+        if self.origin.is_here() {
+            return self.release(self.patience());
+        }
+        // What lies in memory shared with the node is still the parent's.
+        let monitor = self.monitor.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner());
+        std::mem::forget(monitor.take());
+        let engine = self.engine.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner());
+        std::mem::forget(engine.take());
+    }
+}

@@ -1,0 +1,111 @@
+//! The vendor's calls that Strata makes for a program's call, with the promises they rest on.
+
+use super::subcomms::{Prepared, VendorCall};
+use super::{Handle, IN_PROGRESS};
+use crate::error::{Code, SUCCESS};
+use crate::plan::Collective;
+use crate::vendor::calls::VendorAddress;
+use crate::vendor::Library;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+/// How often a communicator that is being made is asked whether it is ready.
+const ASK_EVERY: Duration = Duration::from_millis(1);
+
+/// One collective, on the stream of the program's call.
+pub fn collective(
+    call: &VendorCall,
+    collective: Collective,
+    comm: Handle,
+    [send, recv]: [VendorAddress; 2],
+    count: usize,
+    library: &Library,
+) -> Result<(), Code> {
+    let VendorCall { dtype, op, stream, .. } = *call;
+    // `comm` is the program's own or serves one. Scratch is the stream's own.
+    match collective {
+        // SAFETY: `comm` must be alive and the buffers stay until the stream has come so far; because the caller keeps
+        // its end away (`Ending::call`), and the program keeps the buffers.
+        Collective::AllGather => unsafe { library.all_gather(send, recv, count, dtype, comm, stream) },
+        // SAFETY: `comm` must be alive and the buffers stay until the stream has come so far; because the caller keeps
+        // its end away (`Ending::call`), and the program keeps the buffers.
+        Collective::ReduceScatter => unsafe { library.reduce_scatter(send, recv, count, dtype, op, comm, stream) },
+        // SAFETY: `comm` must be alive and the buffers stay until the stream has come so far; because the caller keeps
+        // its end away (`Ending::call`), and the program keeps the buffers.
+        _ => unsafe { library.all_reduce(send, recv, count, dtype, op, comm, stream) },
+    }
+}
+
+/// The program's call, as the program made it.
+pub fn as_made(prepared: &Prepared, library: &Library) -> Result<(), Code> {
+    let call = &prepared.call;
+    collective(call, call.collective, prepared.attached.handle, [call.send, call.recv], call.count, library)
+}
+
+/// A group of the vendor's around calls. Their failure is the group's.
+pub fn in_group(library: &Library, calls: impl FnOnce() -> Result<(), Code>) -> Result<(), Code> {
+    // SAFETY: no requirement.
+    unsafe { library.group_start() }?;
+    let called = calls();
+    // SAFETY: communicators and buffers of the group must still be there; because its calls were given them until the
+    // stream has come so far.
+    let ended = unsafe { library.group_end() };
+    called.and(ended)
+}
+
+/// The vendor's word on how a communicator fares.
+pub fn async_error(library: &Library, comm: Handle) -> Code {
+    let mut told = SUCCESS;
+    // SAFETY: the communicator must be alive; because whoever ends it waits for this.
+    match unsafe { library.comm_async_error(comm, &mut told) } {
+        Ok(()) => told,
+        Err(code) => code,
+    }
+}
+
+/// The number of a communicator's GPU, or -1.
+pub fn device(library: &Library, comm: Handle) -> i32 {
+    let mut device = -1;
+    // SAFETY: the communicator must be alive; because its making waits for this.
+    match unsafe { library.comm_device(comm, &mut device) } {
+        Ok(()) => device,
+        Err(_) => -1,
+    }
+}
+
+/// Waits until a communicator of the vendor's is not in progress any more.
+pub fn wait_ready(library: &Library, comm: Handle, cancel: &AtomicBool) -> Result<(), Code> {
+    loop {
+        match async_error(library, comm) {
+            SUCCESS => return Ok(()),
+            IN_PROGRESS if cancel.load(Ordering::Acquire) => return Err(IN_PROGRESS),
+            IN_PROGRESS => std::thread::sleep(ASK_EVERY),
+            code => return Err(code),
+        }
+    }
+}
+
+macro_rules! to_levels {
+    ($($(#[doc = $doc:literal])+ $name:ident($($argument:ident: $type:ty)?) = $call:ident;)*) => { $(
+        $(#[doc = $doc])+
+        pub fn $name(library: &Library, level: Handle $(, $argument: $type)?) -> Result<(), Code> {
+            // SAFETY: the communicator must be alive; because it ends with the program's, on which the same is done.
+            unsafe { library.$call(level $(, $argument)?) }
+        }
+    )* };
+}
+
+to_levels! {
+    /// `ncclCommFinalize`
+    finalize() = comm_finalize;
+    /// `ncclCommRevoke`
+    revoke(flags: i32) = comm_revoke;
+    /// `ncclCommSuspend`
+    suspend(flags: i32) = comm_suspend;
+    /// `ncclCommResume`
+    resume() = comm_resume;
+    /// `ncclCommDestroy`
+    destroy() = comm_destroy;
+    /// `ncclCommAbort`
+    abort() = comm_abort;
+}

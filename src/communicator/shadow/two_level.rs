@@ -1,0 +1,178 @@
+//! Calls of the program's that Strata's own transports carry between nodes, while the vendor's library does what is inside
+//! a node.
+//!
+//! The companion has an engine then: its plans' calls inside the node are given to the vendor's communicator of the node, on
+//! a stream of ours, and what goes over the rails to MPI or TCP.
+
+use super::subcomms::{SubComms, VendorCall};
+use super::{calls, Attached, Handle};
+use crate::communicator::staging::Provider;
+use crate::communicator::{CollectiveCall, Launch, Operation};
+use crate::device::StreamRef;
+use crate::dtype::{DataType, Operator, RedOp, Reduction};
+use crate::error::{Code, Error, Result};
+use crate::memory::Region;
+use crate::plan::Collective;
+use crate::topo::Rank;
+use crate::vendor::{driver, Library};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, Once, TryLockError};
+use std::time::{Duration, Instant};
+
+/// How long the end of a communicator waits for a call on it that has begun. Longer ones wait for something that only the
+/// end itself can end.
+const CALL_PATIENCE: Duration = Duration::from_secs(2);
+
+/// The end of the vendor's communicators that serve one of the program's: no call begins on them after it, and where
+/// possible none is under way.
+#[derive(Debug)]
+pub struct Ending {
+    closed: AtomicBool,
+    /// Held while a call is made.
+    calling: Mutex<()>,
+    once: Once,
+}
+
+impl Ending {
+    /// One that has not come.
+    pub fn new() -> Arc<Ending> {
+        Arc::new(Ending { closed: AtomicBool::new(false), calling: Mutex::default(), once: Once::new() })
+    }
+
+    /// Makes a call unless the end has come.
+    pub fn call<T>(&self, call: impl FnOnce() -> Result<T>) -> Result<T> {
+        let _calling = crate::sync::locked(&self.calling);
+        match self.closed.load(Ordering::Acquire) {
+            true => Err(Error::InvalidUsage("the node's communicator has ended".to_string())),
+            false => call(),
+        }
+    }
+
+    /// Ends them, once.
+    pub fn end(&self, end: impl FnOnce()) {
+        self.closed.store(true, Ordering::Release);
+        let deadline = Instant::now() + CALL_PATIENCE;
+        while matches!(self.calling.try_lock(), Err(TryLockError::WouldBlock)) && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        self.once.call_once(end);
+    }
+}
+
+/// The vendor's communicator of the node.
+pub struct NodeComm {
+    /// The vendor's library.
+    pub library: &'static Library,
+    /// The communicator.
+    pub comm: Handle,
+    /// Whether it has been ended.
+    pub ended: Arc<Ending>,
+}
+
+/// The operation that the vendor has for an operator. Averages and scalings are ours.
+fn code_of(operator: Operator) -> i32 {
+    let op = match operator {
+        Operator::Sum => RedOp::Sum,
+        Operator::Prod => RedOp::Prod,
+        Operator::Max => RedOp::Max,
+        Operator::Min => RedOp::Min,
+    };
+    op as i32
+}
+
+impl Provider for NodeComm {
+    fn issue(
+        &self,
+        collective: Collective,
+        buffers: [u64; 2],
+        count: usize,
+        (dtype, operator): (DataType, Option<Operator>),
+        stream: Handle,
+    ) -> Result<()> {
+        let [send, recv] = buffers.map(|address| address as usize);
+        let op = operator.map_or(0, code_of);
+        let call = VendorCall { collective, send, recv, count, dtype: dtype as i32, op, stream };
+        let issue = || calls::collective(&call, collective, self.comm, [send, recv], count, self.library);
+        self.ended.call(|| {
+            issue().map_err(|code| {
+                let text = format!("{} inside the node: the vendor's library returns {code}", collective.name());
+                Error::Remote(text)
+            })
+        })
+    }
+
+    fn abort(&self) {
+        self.ended.end(|| {
+            if let Err(code) = calls::abort(self.library, self.comm) {
+                crate::info!("{}", super::told("ending the node's communicator", code));
+            }
+        });
+    }
+}
+
+impl SubComms {
+    /// Tells something once: rank 0 to all who asked for warnings, others to nobody.
+    fn tell_once(&self, told: &Once, text: &str) {
+        if self.companion().rank() == 0 {
+            told.call_once(|| crate::log::write(crate::log::Level::Warn, text));
+        }
+    }
+
+    /// A call as an operation of the companion, if that is to carry it.
+    pub fn own_call(&self, attached: &Attached, call: &VendorCall) -> Option<Launch> {
+        let VendorCall { collective, count, dtype, op, stream, .. } = *call;
+        let symmetric = attached.symmetric.load(Ordering::Acquire);
+        if !self.is_own() || symmetric || call.send == 0 || call.recv == 0 || !self.takes(call) {
+            return None;
+        }
+        if driver::is_captured(stream) {
+            static TOLD: Once = Once::new();
+            let text = "calls on a stream that is being captured into a graph are the vendor's library's";
+            self.tell_once(&TOLD, text);
+            return None;
+        }
+        if self.companion().gpu().is_some_and(|device| device.gpu().may_hold_us_up(stream)) {
+            static TOLD: Once = Once::new();
+            let text = "calls on streams of the greatest priority are the vendor's library's: Strata's own have it";
+            self.tell_once(&TOLD, text);
+            return None;
+        }
+        let dtype = DataType::from_code(dtype)?;
+        let comm = self.companion().clone();
+        let (nranks, me) = (comm.nranks(), Rank::from_index(comm.rank()));
+        let reduction = match collective.reduces() {
+            true => Some(Reduction::new(RedOp::from_code(op)?, dtype, nranks)),
+            false => None,
+        };
+        let buffer = |address: usize, blocks: usize| {
+            let bytes = count.checked_mul(blocks)?.checked_mul(dtype.size())?;
+            // SAFETY: the bytes must be usable until the operation has ended; because the program promises that of the
+            // buffers of a call, and only the device uses them.
+            Some(unsafe { Region::new(address as *mut u8, bytes) })
+        };
+        let collective_call = CollectiveCall {
+            collective,
+            input: buffer(call.send, collective.input_blocks(nranks, me, Rank(0)))?,
+            output: buffer(call.recv, collective.output_blocks(nranks, me, Rank(0)))?,
+            count,
+            dtype,
+            reduction,
+            factor_at: None,
+            root: Rank(0),
+            algorithm: None,
+        };
+        Some(Launch { comm, operation: Operation::Collective(collective_call), stream: StreamRef::Gpu(stream) })
+    }
+}
+
+/// Launches operations of companions; what the program is told.
+pub fn launch(batch: Vec<Launch>) -> Code {
+    let usable = batch.iter().try_for_each(|launch| launch.comm.usable());
+    match usable.and_then(|()| crate::communicator::launch(batch)) {
+        Ok(()) => crate::error::SUCCESS,
+        Err(error) => {
+            crate::log::warn(error.text());
+            error.code()
+        }
+    }
+}

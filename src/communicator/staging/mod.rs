@@ -1,0 +1,503 @@
+//! Messages between devices through host memory, and the local half of a plan on a device.
+//!
+//! What is sent is copied from the device into a slot of host memory and goes out from there; what arrives in a slot is
+//! copied to the device, or combined there with what it has: kernels read pinned memory themselves. Each direction has a
+//! stream of its own, and local steps have a third, so that the copies of one segment overlap with the messages and the
+//! reductions of others. All jobs that one poll finds ready go out in one launch for each stream and kernel.
+//!
+//! A step is over when the event behind its work has ended, which a poll sees.
+mod calls;
+mod kernel_queue;
+mod sequence;
+mod slots;
+
+pub use calls::Provider;
+
+use super::live::{DeviceTransport, Scaling};
+use crate::device::gpu::memory::DeviceBuffer;
+use crate::device::gpu::stream::GpuStream;
+use crate::device::gpu::GpuDevice;
+use crate::device::host::Combine;
+use crate::dtype::{DataType, Operator};
+use crate::error::{Error, Result};
+use crate::exec::{Program, Started, Token};
+use crate::memory::Region;
+use crate::plan::layout::Layout;
+use crate::plan::{Channel, OperandOrder};
+use crate::topo::Rank;
+use crate::transport::{Envelope, NodeCall, Router, Sink, Transport};
+use calls::NodeCalls;
+use kernel_queue::{KernelQueue, Work};
+use slots::{MessageSlot, Slots};
+use smallvec::SmallVec;
+use std::collections::{HashMap, VecDeque};
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Up to so many pieces of a message are copied by the device's copy engine, one by one; more by one kernel.
+const COPIES_BY_ENGINE: usize = 4;
+
+type Regions = SmallVec<[Region; 2]>;
+
+/// A message on its way from the device to a slot.
+#[derive(Debug)]
+struct Leaving {
+    /// Its number on the stream out.
+    number: u64,
+    token: Token,
+    to: Rank,
+    envelope: Envelope,
+    slot: MessageSlot,
+}
+
+/// A message that the transport will put into a slot.
+#[derive(Debug)]
+struct Arriving {
+    slot: MessageSlot,
+    dst: Regions,
+    /// How it is combined with what the device has; stored without.
+    combine: Option<(Combine, Regions)>,
+    /// Bytes of a message in ordinary memory that have been combined already.
+    combined: usize,
+}
+
+/// What a communicator needs to work on a device.
+#[derive(Debug)]
+pub struct Staging {
+    gpu: Arc<GpuDevice>,
+    out: GpuStream,
+    /// Copies of what has arrived, and reductions with it.
+    into: KernelQueue,
+    /// Steps that move nothing between ranks.
+    local: KernelQueue,
+    /// Collectives inside the node that another provider does.
+    calls: Option<NodeCalls>,
+    slots: Slots,
+    leaving: VecDeque<Leaving>,
+    /// Slots of messages that the transport is sending.
+    sending: HashMap<Token, MessageSlot>,
+    arriving: HashMap<Token, Arriving>,
+    /// Messages that are longer than this, in one piece, go from and to device memory without slots of the host.
+    direct_above: Option<usize>,
+    /// Messages in ordinary memory that a kernel must read: they go through the bounce slot, piece by piece.
+    ashore: VecDeque<(Token, Arriving)>,
+    arrived: Vec<Token>,
+}
+
+impl Staging {
+    /// Streams, and pinned memory of so many bytes.
+    pub fn new(gpu: &Arc<GpuDevice>, pinned_bytes: usize) -> Result<Staging> {
+        Ok(Staging {
+            gpu: gpu.clone(),
+            out: GpuStream::new(gpu)?,
+            into: KernelQueue::new(gpu)?,
+            local: KernelQueue::new(gpu)?,
+            calls: None,
+            slots: Slots::new(gpu, pinned_bytes)?,
+            leaving: VecDeque::new(),
+            sending: HashMap::new(),
+            arriving: HashMap::new(),
+            direct_above: None,
+            ashore: VecDeque::new(),
+            arrived: Vec::new(),
+        })
+    }
+
+    /// Whether the device has work whose end only a poll sees.
+    pub fn is_busy(&self) -> bool {
+        let calls = self.calls.as_ref().is_some_and(NodeCalls::is_busy);
+        let ashore = !self.ashore.is_empty();
+        self.out.is_busy() || self.into.is_busy() || self.local.is_busy() || calls || ashore
+    }
+
+    /// Gives the network addresses on the device of messages that are longer than so many bytes.
+    pub fn give_addresses(&mut self, above_bytes: usize) -> Result<()> {
+        self.slots.make_room(&self.gpu)?;
+        self.direct_above = Some(above_bytes);
+        Ok(())
+    }
+
+    /// Whether the network gets a message's address on the device.
+    fn is_direct(&self, transport: &Router, peer: Rank, bytes: usize) -> bool {
+        self.direct_above.is_some_and(|above| bytes > above) && transport.is_far(peer)
+    }
+
+    /// Has a provider do collectives inside the node, with so many bytes of device memory to bring blocks together; that is
+    /// done beside other calls for those of more than `beside_bytes`.
+    pub fn provide(&mut self, provider: Arc<dyn Provider>, room_bytes: usize, beside_bytes: usize) -> Result<()> {
+        self.calls = Some(NodeCalls::new(&self.gpu, provider, room_bytes, beside_bytes)?);
+        Ok(())
+    }
+
+    /// Whether another provider does collectives inside the node.
+    pub fn has_provider(&self) -> bool {
+        self.calls.is_some()
+    }
+
+    /// A run of a program begins.
+    pub fn begin(&mut self, program: &Arc<Program>, layout: &Layout, window: usize) -> Result<()> {
+        self.calls.as_mut().map_or(Ok(()), |calls| calls.begin(program, layout, window))
+    }
+
+    /// What carries out a call's steps on this device.
+    pub fn device<'a>(&'a mut self, transport: &'a mut Router) -> OnDevice<'a> {
+        OnDevice { staging: self, transport }
+    }
+
+    /// Forgets everything once the device has come to rest.
+    pub fn cancel(&mut self) {
+        // First: other streams may share a queue of the device's with one that waits for a call.
+        self.calls.iter_mut().for_each(|calls| calls.cancel(&mut self.slots));
+        self.out.settle();
+        self.into.cancel(&mut self.slots);
+        self.local.cancel(&mut self.slots);
+        let leaving = self.leaving.drain(..).map(|message| message.slot);
+        let sending = self.sending.drain().map(|(_, slot)| slot);
+        let arriving = self.arriving.drain().map(|(_, message)| message.slot);
+        let ashore = self.ashore.drain(..).map(|(_, message)| message.slot);
+        leaving.chain(sending).chain(arriving).chain(ashore).for_each(|slot| self.slots.put(slot));
+        debug_assert!(self.slots.is_whole());
+    }
+
+    /// Reads a few bytes of device memory.
+    pub fn read(&mut self, from: Region, bytes: &mut [u8]) -> Result<()> {
+        let gpu = self.gpu.clone();
+        let _entered = gpu.enter()?;
+        let slot = self.slots.take(bytes.len())?;
+        let copied = self.copy_out(&[from], &slot).and_then(|_| self.out.finish());
+        if copied.is_ok() {
+            slot.region().read(bytes);
+        }
+        self.slots.put(slot);
+        copied
+    }
+
+    /// Enqueues the copy of a message into its slot; its number on the stream out.
+    fn copy_out(&mut self, src: &[Region], slot: &MessageSlot) -> Result<u64> {
+        let host = slot.region();
+        let mut at = 0;
+        match slot.address() {
+            Some(address) if src.len() > COPIES_BY_ENGINE => {
+                let jobs = src.iter().map(|part| {
+                    at += part.len();
+                    (part.len(), address + (at - part.len()) as u64, part.as_ptr() as u64)
+                });
+                kernel_queue::copy_now(&mut self.out, jobs)?;
+            }
+            _ => {
+                for part in src {
+                    self.out.to_host(host.part(at, part.len()).as_ptr(), part.as_ptr() as u64, part.len())?;
+                    at += part.len();
+                }
+            }
+        }
+        Ok(self.out.issued())
+    }
+
+    /// Posts messages whose copies have ended, in order; one whose channel is full holds up those behind it there.
+    fn post(&mut self, transport: &mut Router, copied: u64, done: &mut Vec<Token>) -> Result<()> {
+        let mut full: SmallVec<[(Rank, Channel); 4]> = SmallVec::new();
+        let mut index = 0;
+        while let Some(message) = self.leaving.get(index).filter(|message| message.number < copied) {
+            let stream = (message.to, message.envelope.channel);
+            let started = match full.contains(&stream) {
+                true => Started::Busy,
+                false => transport.send(message.token, message.to, message.envelope, &[message.slot.region()])?,
+            };
+            if started == Started::Busy {
+                full.push(stream);
+                index += 1;
+                continue;
+            }
+            let Some(Leaving { token, slot, .. }) = self.leaving.remove(index) else { break };
+            match started {
+                Started::Done => {
+                    self.slots.put(slot);
+                    done.push(token);
+                }
+                _ => drop(self.sending.insert(token, slot)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes in what the transport has completed.
+    fn take_in(&mut self, done: &mut Vec<Token>) -> Result<()> {
+        while let Some(token) = self.arrived.pop() {
+            if let Some(slot) = self.sending.remove(&token) {
+                self.slots.put(slot);
+                done.push(token);
+                continue;
+            }
+            let unknown = || Error::Internal(format!("the transport finished token {token:#x}, which is not pending"));
+            let message = self.arriving.remove(&token).ok_or_else(unknown)?;
+            match message.slot {
+                MessageSlot::Nothing => done.push(token),
+                _ => self.land(token, message)?,
+            }
+        }
+        self.bounce()
+    }
+
+    /// Lets the next piece of a message in ordinary memory be combined.
+    fn bounce(&mut self) -> Result<()> {
+        let Some((token, message)) = self.ashore.front_mut() else { return Ok(()) };
+        let Some(bounce) = self.slots.take_bounce() else { return Ok(()) };
+        let (whole, from) = (message.slot.region(), message.combined);
+        let to = whole.len().min(from + bounce.region().len());
+        bounce.region().part(0, to - from).copy_from(whole.part(from, to - from));
+        message.combined = to;
+        if let (Some((how, local)), Some(address)) = (&message.combine, bounce.address()) {
+            fold_in(&mut self.into, *how, (local, &message.dst), address, from..to)?;
+        }
+        let token = (to == whole.len()).then_some(*token);
+        if token.is_some() {
+            self.ashore.pop_front();
+        }
+        self.into.end(token, Some(bounce));
+        Ok(())
+    }
+
+    /// Enqueues what is to be done with a message that has arrived.
+    fn land(&mut self, token: Token, message: Arriving) -> Result<()> {
+        let Arriving { slot, dst, combine, .. } = message;
+        let Some(address) = slot.address() else {
+            if combine.is_some() {
+                self.ashore.push_back((token, Arriving { slot, dst, combine, combined: 0 }));
+                return Ok(());
+            }
+            return self.into.copy_in(token, &dst, slot);
+        };
+        match combine {
+            None if dst.len() <= COPIES_BY_ENGINE && !matches!(slot, MessageSlot::Device { .. }) => {
+                return self.into.copy_in(token, &dst, slot)
+            }
+            None => {
+                let mut at = 0;
+                for part in &dst {
+                    self.into.add(Work::Copy, part.len(), part.as_ptr() as u64, &[address + at as u64])?;
+                    at += part.len();
+                }
+            }
+            Some((how, local)) => fold_in(&mut self.into, how, (&local, &dst), address, 0..slot.region().len())?,
+        }
+        self.into.end(Some(token), Some(slot));
+        Ok(())
+    }
+}
+
+/// Combines a range of a message, whose first byte is at `address`, with what the device has.
+fn fold_in(
+    queue: &mut KernelQueue,
+    how: Combine,
+    (local, dst): (&[Region], &[Region]),
+    address: u64,
+    range: Range<usize>,
+) -> Result<()> {
+    let Combine { dtype, operator, order, divisor } = how;
+    let work = Work::Reduce { dtype, operator, divisor };
+    let mut at = 0;
+    for (local, dst) in in_step(local, dst) {
+        let (from, to) = (range.start.max(at), range.end.min(at + dst.len()));
+        if from < to {
+            let (local, dst) = (local.part(from - at, to - from), dst.part(from - at, to - from));
+            let (mine, theirs) = (local.as_ptr() as u64, address + (from - range.start) as u64);
+            let srcs = match order {
+                OperandOrder::LocalFirst => [mine, theirs],
+                OperandOrder::IncomingFirst => [theirs, mine],
+            };
+            queue.add(work, dst.len(), dst.as_ptr() as u64, &srcs)?;
+        }
+        at += dst.len();
+    }
+    Ok(())
+}
+
+/// Two lists of equal total length, cut at the same places.
+fn in_step<'a>(one: &'a [Region], two: &'a [Region]) -> impl Iterator<Item = (Region, Region)> + 'a {
+    let (mut first, mut second) = ((0, 0), (0, 0));
+    std::iter::from_fn(move || {
+        let (a, b) = (one.get(first.0)?, two.get(second.0)?);
+        let len = (a.len() - first.1).min(b.len() - second.1);
+        let parts = (a.part(first.1, len), b.part(second.1, len));
+        for (at, whole) in [(&mut first, a), (&mut second, b)] {
+            at.1 += len;
+            if at.1 == whole.len() {
+                *at = (at.0 + 1, 0);
+            }
+        }
+        Some(parts)
+    })
+}
+
+/// A rank's messages and the work of its device.
+pub struct OnDevice<'a> {
+    staging: &'a mut Staging,
+    transport: &'a mut Router,
+}
+
+impl Transport for OnDevice<'_> {
+    fn send(&mut self, token: Token, to: Rank, envelope: Envelope, src: &[Region]) -> Result<Started> {
+        let bytes = src.iter().map(Region::len).sum();
+        // What is still being copied on the same channel goes first.
+        let follows = |message: &Leaving| message.to == to && message.envelope.channel == envelope.channel;
+        if src.len() == 1
+            && self.staging.is_direct(self.transport, to, bytes)
+            && !self.staging.leaving.iter().any(follows)
+        {
+            let started = self.transport.send(token, to, envelope, src)?;
+            if started == Started::Pending {
+                self.staging.sending.insert(token, MessageSlot::Nothing);
+            }
+            return Ok(started);
+        }
+        let gpu = self.staging.gpu.clone();
+        let _entered = gpu.enter()?;
+        let slot = self.staging.slots.take(bytes)?;
+        match self.staging.copy_out(src, &slot) {
+            Ok(number) => {
+                self.staging.leaving.push_back(Leaving { number, token, to, envelope, slot });
+                Ok(Started::Pending)
+            }
+            Err(error) => {
+                // Some of the pieces may be on their way; the first error is the one that tells why.
+                let _ = self.staging.out.finish();
+                self.staging.slots.put(slot);
+                Err(error)
+            }
+        }
+    }
+
+    fn recv(&mut self, token: Token, from: Rank, envelope: Envelope, sink: Sink<'_>) -> Result<Started> {
+        let (dst, combine) = match sink {
+            Sink::Store(dst) => (dst, None),
+            Sink::Reduce { local, dst, combine } => (dst, Some((combine, Regions::from_slice(local)))),
+        };
+        let bytes = dst.iter().map(Region::len).sum();
+        let slot = match self.staging.is_direct(self.transport, from, bytes) {
+            true if dst.len() == 1 && combine.is_none() => MessageSlot::Nothing,
+            true => match self.staging.slots.take_device(bytes) {
+                Some(slot) => slot,
+                None => self.staging.slots.take(bytes)?,
+            },
+            false => self.staging.slots.take(bytes)?,
+        };
+        let message = Arriving { slot, dst: Regions::from_slice(dst), combine, combined: 0 };
+        let place = match message.slot {
+            MessageSlot::Nothing => dst[0],
+            _ => message.slot.region(),
+        };
+        match self.transport.recv(token, from, envelope, Sink::Store(&[place])) {
+            Ok(Started::Busy) => {
+                self.staging.slots.put(message.slot);
+                Ok(Started::Busy)
+            }
+            Ok(started) => {
+                self.staging.arriving.insert(token, message);
+                if started == Started::Done {
+                    self.staging.arrived.push(token);
+                }
+                Ok(Started::Pending)
+            }
+            Err(error) => {
+                self.staging.slots.put(message.slot);
+                Err(error)
+            }
+        }
+    }
+
+    fn call(&mut self, token: Token, _envelope: Envelope, me: usize, call: NodeCall<'_>) -> Result<Started> {
+        match &mut self.staging.calls {
+            Some(calls) => calls.take(token, me, call).map(|()| Started::Pending),
+            None => Err(Error::Internal(format!("a {} that nobody does on this device", call.collective.name()))),
+        }
+    }
+
+    fn poll(&mut self, done: &mut Vec<Token>) -> Result<()> {
+        let OnDevice { staging, transport } = self;
+        let gpu = staging.gpu.clone();
+        let _entered = gpu.enter()?;
+        transport.poll(&mut staging.arrived)?;
+        staging.take_in(done)?;
+        staging.out.mark()?;
+        let copied = staging.out.poll()?;
+        staging.post(transport, copied, done)?;
+        staging.into.turn(&mut staging.slots, done)?;
+        staging.local.turn(&mut staging.slots, done)?;
+        staging.calls.as_mut().map_or(Ok(()), |calls| calls.turn(&mut staging.slots, done))
+    }
+
+    fn sleep(&mut self, limit: Duration) -> Result<()> {
+        self.transport.sleep(limit)
+    }
+
+    fn cancel(&mut self) {
+        self.transport.cancel();
+        self.staging.cancel();
+    }
+}
+
+impl DeviceTransport for OnDevice<'_> {
+    fn copy(&mut self, scaling: Option<Scaling>, src: Region, dst: Region) -> Result<()> {
+        let queue = &mut self.staging.local;
+        let (bytes, from, to) = (dst.len(), src.as_ptr() as u64, dst.as_ptr() as u64);
+        let Some(Scaling { reduction, start, divisor }) = scaling else {
+            return queue.add(Work::Copy, bytes, to, &[from]);
+        };
+        let dtype = reduction.dtype;
+        let mut from = from;
+        if start {
+            queue.add(Work::Prologue { dtype, prologue: reduction.prologue }, bytes, to, &[from])?;
+            from = to;
+        }
+        if divisor != 1 {
+            queue.add(Work::Divide { dtype, divisor }, bytes, to, &[from])?;
+        }
+        Ok(())
+    }
+
+    fn reduce(&mut self, how: (DataType, Operator, u64), srcs: &[Region], dst: Region) -> Result<()> {
+        let (dtype, operator, divisor) = how;
+        let srcs: SmallVec<[u64; 16]> = srcs.iter().map(|src| src.as_ptr() as u64).collect();
+        self.staging.local.add(Work::Reduce { dtype, operator, divisor }, dst.len(), dst.as_ptr() as u64, &srcs)
+    }
+
+    fn step(&mut self, token: Token) -> Started {
+        self.staging.local.end(Some(token), None);
+        Started::Pending
+    }
+}
+
+/// Scratch memory on a device. What has been outgrown is kept to the end: freeing waits for all streams of the device,
+/// and those of the program may wait for this communicator.
+#[derive(Debug)]
+pub struct DeviceScratch {
+    gpu: Arc<GpuDevice>,
+    pieces: Vec<DeviceBuffer>,
+}
+
+impl DeviceScratch {
+    /// Scratch memory of so many bytes.
+    pub fn new(gpu: &Arc<GpuDevice>, bytes: usize) -> Result<DeviceScratch> {
+        Ok(DeviceScratch { gpu: gpu.clone(), pieces: vec![DeviceBuffer::new(gpu, bytes)?] })
+    }
+
+    /// At least so many bytes.
+    pub fn grow(&mut self, bytes: usize) -> Result<()> {
+        if bytes > self.region().len() {
+            self.pieces.push(DeviceBuffer::new(&self.gpu, bytes.next_power_of_two())?);
+        }
+        Ok(())
+    }
+
+    /// The piece that is used.
+    pub fn region(&self) -> Region {
+        self.pieces.last().map_or(Region::EMPTY, DeviceBuffer::region)
+    }
+
+    /// Bytes held.
+    pub fn bytes(&self) -> usize {
+        self.pieces.iter().map(DeviceBuffer::bytes).sum()
+    }
+}

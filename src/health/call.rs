@@ -1,0 +1,124 @@
+//! What a rank calls, small enough to be noted for every operation, so that ranks can compare it and errors can say it.
+#![forbid(unsafe_code)]
+
+use crate::dtype::{DataType, Operator, Prologue, Reduction};
+use crate::plan::Collective;
+use crate::topo::Rank;
+use std::fmt;
+
+/// The operations a reducing collective can have, by their place in a call's words.
+const OPERATIONS: [&str; 7] = ["no operation", "sum", "prod", "max", "min", "avg", "pre-multiplied sum"];
+
+/// In the place of a collective: a message.
+const SEND: u64 = 0xff;
+
+/// What all ranks of a collective must agree on, in two words: the elements; and the collective, the type, the operation
+/// (a byte each) and the root.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct CallSummary(pub [u64; 2]);
+
+impl CallSummary {
+    /// A call of a collective. What a user-made operation multiplies by is each rank's own business.
+    pub fn new(
+        collective: Collective,
+        count: usize,
+        dtype: DataType,
+        reduction: Option<Reduction>,
+        root: Rank,
+    ) -> CallSummary {
+        let operation: u64 = match reduction {
+            None => 0,
+            Some(Reduction { prologue: Prologue::Scalar(_), .. }) => 6,
+            Some(Reduction { prologue: Prologue::Reciprocal(_), .. }) => 5,
+            Some(Reduction { divisor, .. }) if divisor != 1 => 5,
+            Some(Reduction { operator, .. }) => match operator {
+                Operator::Sum => 1,
+                Operator::Prod => 2,
+                Operator::Max => 3,
+                Operator::Min => 4,
+            },
+        };
+        CallSummary([count as u64, collective as u64 | (dtype as u64) << 8 | operation << 16 | u64::from(root.0) << 32])
+    }
+}
+
+impl CallSummary {
+    /// A message of so many bytes that a rank waits to send.
+    pub fn send(bytes: usize, to: Rank) -> CallSummary {
+        CallSummary([bytes as u64, SEND | u64::from(to.0) << 32])
+    }
+
+    /// To whom, if it is a message.
+    pub fn receiver(self) -> Option<u32> {
+        let [_, rest] = self.0;
+        (rest & 0xffff_ffff == SEND).then_some((rest >> 32) as u32)
+    }
+}
+
+impl fmt::Display for CallSummary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [count, rest] = self.0;
+        if let Some(receiver) = self.receiver() {
+            return write!(f, "send of {count} bytes to rank {receiver}");
+        }
+        let byte = |at: u32| usize::from((rest >> at) as u8);
+        let dtype = DataType::from_code(byte(8) as i32);
+        let (Some(collective), Some(dtype), Some(operation)) =
+            (Collective::ALL.get(byte(0)), dtype, OPERATIONS.get(byte(16)))
+        else {
+            // Another rank's words are not trusted.
+            return f.write_str("something unknown");
+        };
+        write!(f, "{} of {count} {}", collective.name(), dtype.name())?;
+        if collective.reduces() {
+            write!(f, " ({operation})")?;
+        }
+        if collective.has_root() {
+            write!(f, " with root {}", rest >> 32)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dtype::RedOp;
+
+    #[test]
+    fn whatever_ranks_must_agree_on_shows_in_the_words_and_in_the_text() {
+        let sum = |op, dtype| Some(Reduction::new(op, dtype, 3));
+        let call = |collective, count, dtype, op, root| CallSummary::new(collective, count, dtype, op, Rank(root));
+        let calls = [
+            (
+                call(Collective::AllReduce, 5, DataType::F32, sum(RedOp::Sum, DataType::F32), 0),
+                "all_reduce of 5 float (sum)",
+            ),
+            (
+                call(Collective::AllReduce, 6, DataType::F32, sum(RedOp::Avg, DataType::F32), 0),
+                "all_reduce of 6 float (avg)",
+            ),
+            (
+                call(Collective::AllReduce, 6, DataType::F16, sum(RedOp::Avg, DataType::F16), 0),
+                "all_reduce of 6 half (avg)",
+            ),
+            (
+                call(Collective::Reduce, 6, DataType::I8, sum(RedOp::Max, DataType::I8), 2),
+                "reduce of 6 int8 (max) with root 2",
+            ),
+            (call(Collective::Broadcast, 6, DataType::I8, None, 70_000), "broadcast of 6 int8 with root 70000"),
+            (call(Collective::AllToAll, 6, DataType::I8, None, 0), "all_to_all of 6 int8"),
+        ];
+        for (index, (call, text)) in calls.iter().enumerate() {
+            assert_eq!(call.to_string(), *text);
+            assert!(calls[..index].iter().all(|(other, _)| other != call));
+        }
+        let scaled = |scalar| Some(Reduction::pre_mul_sum(DataType::I8, [scalar; 8]));
+        let [two, three] = [2, 3].map(|scalar| call(Collective::AllReduce, 1, DataType::I8, scaled(scalar), 0));
+        assert_eq!(two, three, "ranks may multiply by different scalars");
+        assert_eq!(CallSummary([u64::MAX; 2]).to_string(), "something unknown");
+        let send = CallSummary::send(5, Rank(70_000));
+        assert_eq!((send.to_string().as_str(), send.receiver()), ("send of 5 bytes to rank 70000", Some(70_000)));
+        assert!(calls.iter().all(|(call, _)| call.receiver().is_none()));
+    }
+}

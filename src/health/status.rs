@@ -1,0 +1,292 @@
+//! How a rank is: written by its engine with plain atomics, read by the service's thread when others ask.
+#![forbid(unsafe_code)]
+
+use super::CallSummary;
+use crate::bootstrap::protocol::Answer;
+use crate::error::Error;
+use crate::sync::locked;
+use crate::topo::Rank;
+use std::fmt;
+use std::sync::atomic::{fence, AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, OnceLock};
+use std::time::Instant;
+
+type Wake = Box<dyn Fn() + Send + Sync>;
+
+/// How many calls are remembered: no rank is further ahead of one that waits for it.
+const KEPT: usize = 64;
+
+/// News of a rank that takes no further part: it has died, or its own part has failed. What it did before that stands:
+/// operations that it has completed can still be completed by others.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Loss {
+    /// Which rank.
+    pub rank: u32,
+    /// The first collective that cannot be completed, if the rank has told.
+    pub from: Option<u64>,
+    /// What happened to it.
+    pub error: Error,
+}
+
+/// In the place of an operation's number: the message that a rank waits to send.
+pub const SENDING: u64 = u64::MAX;
+
+/// A call and the operation's number, which is 0 while the call is written. One thread at a time writes.
+#[derive(Default)]
+struct Noted {
+    number: AtomicU64,
+    words: [AtomicU64; 2],
+}
+
+/// One rank's state in one communicator.
+pub struct RankStatus {
+    calls: [Noted; KEPT],
+    sending: Noted,
+    has_told_sending: AtomicBool,
+    begun: AtomicU64,
+    finished: AtomicU64,
+    /// The awaited rank and one, or 0.
+    waiting_for: AtomicU64,
+    aborted: AtomicBool,
+    failure: OnceLock<Error>,
+    has_losses: AtomicBool,
+    losses: Mutex<Vec<(Instant, Loss)>>,
+    wake: Mutex<Option<Wake>>,
+}
+
+impl Default for RankStatus {
+    fn default() -> RankStatus {
+        RankStatus {
+            calls: std::array::from_fn(|_| Noted::default()),
+            sending: Noted::default(),
+            has_told_sending: AtomicBool::new(false),
+            begun: AtomicU64::new(0),
+            finished: AtomicU64::new(0),
+            waiting_for: AtomicU64::new(0),
+            aborted: AtomicBool::new(false),
+            failure: OnceLock::new(),
+            has_losses: AtomicBool::new(false),
+            losses: Mutex::default(),
+            wake: Mutex::default(),
+        }
+    }
+}
+
+impl Noted {
+    fn write(&self, number: u64, call: CallSummary) {
+        self.number.store(0, Ordering::Relaxed);
+        fence(Ordering::Release);
+        self.words.iter().zip(call.0).for_each(|(word, value)| word.store(value, Ordering::Relaxed));
+        self.number.store(number, Ordering::Release);
+    }
+
+    fn read(&self, number: u64) -> Option<CallSummary> {
+        let before = self.number.load(Ordering::Acquire);
+        let call = CallSummary([0, 1].map(|index| self.words[index].load(Ordering::Relaxed)));
+        fence(Ordering::Acquire);
+        (before == number && self.number.load(Ordering::Relaxed) == number).then_some(call)
+    }
+}
+
+impl RankStatus {
+    /// A rank that has done nothing yet. `wake` is called once, from the service's thread, when a failure arrives.
+    pub fn new(wake: impl Fn() + Send + Sync + 'static) -> RankStatus {
+        RankStatus { wake: Mutex::new(Some(Box::new(wake))), ..RankStatus::default() }
+    }
+
+    /// Another collective has been begun; returns its number, from 1. Sends and receives are not counted: ranks need
+    /// not have made equally many.
+    pub fn begin(&self, call: CallSummary) -> u64 {
+        let number = self.begun.load(Ordering::Relaxed) + 1;
+        self.calls[number as usize % KEPT].write(number, call);
+        self.begun.store(number, Ordering::Release);
+        number
+    }
+
+    /// What was called as the operation with this number, if it has been begun and is not long past.
+    pub fn call(&self, number: u64) -> Option<CallSummary> {
+        if number == SENDING {
+            return self.sending.read(1);
+        }
+        self.calls[number as usize % KEPT].read(number).filter(|_| number > 0)
+    }
+
+    /// The message that the rank has waited to send for a while, or none any more.
+    pub fn send(&self, message: Option<CallSummary>) {
+        match message {
+            Some(message) => self.sending.write(1, message),
+            None => {
+                self.sending.number.store(0, Ordering::Relaxed);
+                self.has_told_sending.store(false, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Whether it is to be told now that the message cannot be sent; once for each wait.
+    pub fn tells_sending(&self) -> bool {
+        !self.has_told_sending.swap(true, Ordering::Relaxed)
+    }
+
+    /// Another collective has been finished.
+    pub fn finish(&self) {
+        self.finished.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// How many collectives have been begun.
+    pub fn begun(&self) -> u64 {
+        self.begun.load(Ordering::Acquire)
+    }
+
+    /// How many collectives have been finished.
+    pub fn finished(&self) -> u64 {
+        self.finished.load(Ordering::Relaxed)
+    }
+
+    /// The rank whose message is awaited now, or nothing.
+    pub fn wait_for(&self, rank: Option<Rank>) {
+        self.waiting_for.store(rank.map_or(0, |rank| u64::from(rank.0) + 1), Ordering::Relaxed);
+    }
+
+    /// The rank has aborted the communicator.
+    pub fn set_aborted(&self) {
+        self.aborted.store(true, Ordering::Release);
+    }
+
+    /// Whether the rank has aborted the communicator.
+    pub fn aborted(&self) -> bool {
+        self.aborted.load(Ordering::Acquire)
+    }
+
+    /// What failed, if anything. One load, so the executor may ask at every turn.
+    pub fn failure(&self) -> Option<&Error> {
+        self.failure.get()
+    }
+
+    /// Puts a failure in. The first one stays and wakes the waiter; returns whether this was it.
+    pub fn fail(&self, error: Error) -> bool {
+        let first = self.failure.set(error).is_ok();
+        if first {
+            self.wake();
+        }
+        first
+    }
+
+    fn wake(&self) {
+        let wake = locked(&self.wake);
+        if let Some(wake) = &*wake {
+            wake();
+        }
+    }
+
+    /// Notes a loss. It is a failure only of operations that need the lost rank, which show as they get no further; an
+    /// operation that the rank says cannot be completed fails at once.
+    pub fn lose(&self, loss: Loss) {
+        if loss.from.is_some_and(|from| from <= self.begun()) {
+            self.fail(loss.error.clone());
+        }
+        let mut losses = locked(&self.losses);
+        if losses.iter().all(|(_, known)| *known != loss) {
+            losses.push((Instant::now(), loss));
+        }
+        drop(losses);
+        self.has_losses.store(true, Ordering::Release);
+        self.wake();
+    }
+
+    /// The losses that are known, each with the time at which it became known.
+    pub fn losses(&self) -> Vec<(Instant, Loss)> {
+        match self.has_losses.load(Ordering::Acquire) {
+            true => locked(&self.losses).clone(),
+            false => Vec::new(),
+        }
+    }
+
+    /// The failure, or the first loss: what a rank that gives up should name as the reason.
+    pub fn cause(&self) -> Option<Error> {
+        self.failure().cloned().or_else(|| self.losses().first().map(|(_, loss)| loss.error.clone()))
+    }
+
+    /// As others are told who ask about the operation with this number.
+    pub fn answer(&self, number: u64) -> Answer {
+        let waiting_for = self.waiting_for.load(Ordering::Relaxed);
+        Answer {
+            begun: self.begun(),
+            finished: self.finished(),
+            waiting_for: waiting_for.checked_sub(1).and_then(|rank| u32::try_from(rank).ok()),
+            aborted: self.aborted(),
+            left: false,
+            call: self.call(number),
+            failure: self.failure().map(|error| error.text().to_string()).unwrap_or_default(),
+        }
+    }
+}
+
+impl fmt::Debug for RankStatus {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.answer(self.begun()).fmt(f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+
+    #[test]
+    fn the_first_failure_stays_and_wakes_once() {
+        let woken = Arc::new(AtomicU64::new(0));
+        let counter = woken.clone();
+        let status = RankStatus::new(move || {
+            counter.fetch_add(1, Ordering::Relaxed);
+        });
+        assert!(status.fail(Error::Remote("first".to_string())));
+        assert!(!status.fail(Error::Remote("second".to_string())));
+        assert_eq!(status.failure().unwrap().text(), "first");
+        assert_eq!(woken.load(Ordering::Relaxed), 1);
+    }
+
+    #[test]
+    fn a_loss_fails_only_operations_that_cannot_be_completed() {
+        let loss = |rank, from| Loss { rank, from, error: Error::Remote(format!("rank {rank} is lost")) };
+        let status = RankStatus::default();
+        (1..=5).for_each(|number| assert_eq!(status.begin(CallSummary::default()), number));
+        status.lose(loss(1, None));
+        status.lose(loss(2, Some(6)));
+        status.lose(loss(2, Some(6)));
+        assert!(status.failure().is_none(), "operation 5 does not need them any more, as far as is known");
+        assert_eq!(status.losses().len(), 2);
+        assert_eq!(status.cause().unwrap().text(), "rank 1 is lost");
+        status.lose(loss(3, Some(5)));
+        assert_eq!(status.failure().unwrap().text(), "rank 3 is lost");
+    }
+
+    #[test]
+    fn an_answer_tells_counts_and_the_awaited_rank() {
+        let status = RankStatus::default();
+        let call = |count| CallSummary([count, 7]);
+        assert_eq!(status.begin(call(1)), 1);
+        status.begin(call(2));
+        status.finish();
+        status.wait_for(Some(Rank(0)));
+        let answer = status.answer(1);
+        assert_eq!(answer.call, Some(call(1)));
+        assert_eq!((answer.begun, answer.finished, answer.waiting_for), (2, 1, Some(0)));
+        status.wait_for(None);
+        assert_eq!(status.answer(0).waiting_for, None);
+    }
+
+    #[test]
+    fn calls_are_known_by_number_until_they_are_long_past() {
+        let status = RankStatus::default();
+        assert!(status.call(0).is_none() && status.call(1).is_none());
+        (1..=100).for_each(|number| assert_eq!(status.begin(CallSummary([number, 0])), number));
+        assert_eq!(status.call(100), Some(CallSummary([100, 0])));
+        assert_eq!(status.call(37), Some(CallSummary([37, 0])));
+        assert!(status.call(36).is_none() && status.call(101).is_none());
+        assert_eq!(status.call(SENDING), None);
+        status.send(Some(CallSummary([7, 7])));
+        assert!(status.call(SENDING) == Some(CallSummary([7, 7])) && status.tells_sending() && !status.tells_sending());
+        status.send(None);
+        assert!(status.call(SENDING).is_none() && status.tells_sending());
+    }
+}

@@ -1,0 +1,253 @@
+//! One transport for all peers: shared memory for those of this node, MPI or TCP for the others.
+#![forbid(unsafe_code)]
+
+use super::mpi::{self, MpiEnvironment};
+use super::shm::open::Ways;
+use super::shm::wakeup::{Waker, Wakeups};
+use super::shm::{self, Shm};
+use super::tcp::Tcp;
+use super::{Departure, DeviceMemory, Envelope, Exchange, Network, NodeCall, Sink, Transport};
+use crate::carrier::Carrier;
+use crate::config::Config;
+use crate::error::{Error, Result};
+use crate::exec::{Started, Token};
+use crate::memory::Region;
+use crate::topo::binding::Binding;
+use crate::topo::{Grid, Rank};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// After so much sleep without an event, look whether the peers still live.
+const LIVENESS_INTERVAL: Duration = Duration::from_millis(100);
+
+#[derive(Debug, Clone, Copy)]
+enum Route {
+    Myself,
+    Shm(usize),
+    Network(usize),
+}
+
+/// The transport of one rank of one communicator.
+#[derive(Debug)]
+pub struct Router {
+    routes: Vec<Route>,
+    shm: Shm,
+    network: Option<Box<dyn Network>>,
+    carrier: Option<Carrier>,
+    wakeups: Arc<Wakeups>,
+    polls: u32,
+    slept: Duration,
+    busy_at: Option<u64>,
+    oversubscribed: bool,
+    alone: bool,
+}
+
+/// Opens the transport between all ranks of `grid`. All ranks call it together; `exchange` is used for a few rounds.
+/// `binding` finds the NIC to other nodes; it is called only where one is needed.
+pub fn open(
+    me: Rank,
+    grid: &Grid,
+    config: &Config,
+    binding: &dyn Fn() -> Result<Binding>,
+    exchange: &mut dyn Exchange,
+) -> Result<Router> {
+    open_by(me, grid, config, binding, exchange, Ways { proc: true, file: true }, &MpiEnvironment::of_this_process())
+}
+
+pub(super) fn open_by(
+    me: Rank,
+    grid: &Grid,
+    config: &Config,
+    binding: &dyn Fn() -> Result<Binding>,
+    exchange: &mut dyn Exchange,
+    ways: Ways,
+    site: &MpiEnvironment,
+) -> Result<Router> {
+    let mpi = mpi::join(me, grid, config, exchange, site)?;
+    let shm = shm::open::open(me, grid, config, ways, mpi.is_none(), exchange)?;
+    let mut routes = vec![None; grid.nranks()];
+    routes[me.index()] = Some(Route::Myself);
+    for (index, rank) in shm.ranks().enumerate() {
+        routes[rank.index()] = Some(Route::Shm(index));
+    }
+    let far: Vec<Rank> =
+        (0..grid.nranks()).map(Rank::from_index).filter(|rank| routes[rank.index()].is_none()).collect();
+    for (index, rank) in far.iter().enumerate() {
+        routes[rank.index()] = Some(Route::Network(index));
+    }
+    let wakeups = shm.wakeups().clone();
+    let carrier = match &mpi {
+        _ if grid.nnodes() == 1 => None,
+        Some(_) => Some(Carrier::Mpi),
+        None => Some(Carrier::Tcp),
+    };
+    let network: Option<Box<dyn Network>> = match mpi {
+        Some(joined) => Some(Box::new(joined.open(&far, exchange, &wakeups)?)),
+        None => match Tcp::open(me, &far, config, binding, exchange, &wakeups)? {
+            Some(tcp) => Some(Box::new(tcp)),
+            None => None,
+        },
+    };
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    let oversubscribed = grid.members(grid.node(me)).len() > processors;
+    let alone = shm.ranks().next().is_none();
+    let routes = routes.into_iter().flatten().collect();
+    Ok(Router {
+        routes,
+        shm,
+        network,
+        carrier,
+        wakeups,
+        polls: 0,
+        slept: Duration::ZERO,
+        busy_at: None,
+        oversubscribed,
+        alone,
+    })
+}
+
+impl Router {
+    /// A handle that wakes this rank from any thread.
+    pub fn waker(&self) -> Waker {
+        Waker::new(self.wakeups.clone())
+    }
+
+    /// Whether this node has more ranks than processors, so that a waiting rank should give way early.
+    pub fn oversubscribed(&self) -> bool {
+        self.oversubscribed
+    }
+
+    /// Whether all ranks of this rank's node share a board, so that the node's small calls can be posted on it.
+    pub fn has_board(&self) -> bool {
+        self.shm.has_board()
+    }
+
+    /// What carries messages between nodes: mpi, tcp, or none where there is one node; the same on all ranks.
+    pub fn carrier(&self) -> Option<Carrier> {
+        self.carrier
+    }
+
+    /// Whose device memory messages to other nodes may be given as addresses of.
+    pub fn takes_device_memory(&self) -> DeviceMemory {
+        self.network.as_ref().map_or_else(DeviceMemory::default, |network| network.takes_device_memory())
+    }
+
+    /// Whether a rank is reached over the network.
+    pub fn is_far(&self, rank: Rank) -> bool {
+        matches!(self.routes.get(rank.index()), Some(Route::Network(_)))
+    }
+
+    /// Does something on the thread that uses such addresses.
+    pub fn run_where_it_is_used(&self, job: Box<dyn FnOnce() + Send>) {
+        if let Some(network) = &self.network {
+            network.run_where_it_is_used(job);
+        }
+    }
+
+    /// The ranks whose systems do not have yet everything that was sent to them.
+    pub fn undelivered(&mut self) -> Vec<Rank> {
+        self.network.as_mut().map_or_else(Vec::new, |network| network.undelivered())
+    }
+
+    /// Ends the use of the network; what is still on its way there, to be kept until it has arrived.
+    pub fn leave(&mut self) -> Option<Departure> {
+        self.network.take().and_then(|network| network.leave())
+    }
+
+    /// The ranks that a call on the board waits for.
+    pub fn missing(&self) -> Vec<Rank> {
+        self.shm.missing()
+    }
+
+    fn route(&self, rank: Rank) -> Result<Route> {
+        match self.routes.get(rank.index()) {
+            None => Err(Error::Internal(format!("rank {rank} of {}", self.routes.len()))),
+            Some(Route::Myself) => Err(Error::Internal(format!("a message of rank {rank} to itself"))),
+            Some(route) => Ok(*route),
+        }
+    }
+
+    /// Changes when a send that was `Busy` may be accepted.
+    fn relief(&self) -> u64 {
+        self.shm.relief() + self.network.as_ref().map_or(0, |network| network.relief())
+    }
+
+    fn network(&mut self) -> Result<&mut dyn Network> {
+        match &mut self.network {
+            Some(network) => Ok(network.as_mut()),
+            None => Err(Error::Internal("a route over the network without one".into())),
+        }
+    }
+}
+
+impl Transport for Router {
+    fn send(&mut self, token: Token, to: Rank, envelope: Envelope, src: &[Region]) -> Result<Started> {
+        let started = match self.route(to)? {
+            Route::Shm(peer) => self.shm.send(peer, token, envelope, src),
+            Route::Network(peer) => self.network()?.send(peer, token, envelope, src),
+            Route::Myself => unreachable!("`route` refuses it"),
+        }?;
+        if started == Started::Busy {
+            self.busy_at.get_or_insert(self.relief());
+        }
+        Ok(started)
+    }
+
+    fn recv(&mut self, token: Token, from: Rank, envelope: Envelope, sink: Sink<'_>) -> Result<Started> {
+        match self.route(from)? {
+            Route::Shm(peer) => self.shm.recv(peer, token, envelope, sink),
+            Route::Network(peer) => self.network()?.recv(peer, token, envelope, sink),
+            Route::Myself => unreachable!("`route` refuses it"),
+        }
+    }
+
+    fn call(&mut self, token: Token, envelope: Envelope, _me: usize, call: NodeCall<'_>) -> Result<Started> {
+        self.shm.call(token, envelope, call)
+    }
+
+    fn poll(&mut self, done: &mut Vec<Token>) -> Result<()> {
+        let before = done.len();
+        self.shm.poll(done)?;
+        if let Some(network) = &mut self.network {
+            self.polls = self.polls.saturating_add(1);
+            if self.polls >= network.polls_per_poll() || self.alone {
+                self.polls = 0;
+                network.poll(done)?;
+            }
+        }
+        if done.len() > before {
+            self.slept = Duration::ZERO;
+        }
+        Ok(())
+    }
+
+    fn sleep(&mut self, limit: Duration) -> Result<()> {
+        if self.busy_at.take().is_some_and(|relief| relief != self.relief()) {
+            // A poll took what a `Busy` send waited for, with no token to show for it.
+            return Ok(());
+        }
+        let before = std::time::Instant::now();
+        if self.wakeups.announce() && !self.shm.has_work() {
+            match &mut self.network {
+                Some(network) => network.wait(limit)?,
+                None => self.wakeups.wait(limit),
+            }
+        }
+        self.wakeups.rise();
+        self.slept += before.elapsed();
+        if self.slept >= LIVENESS_INTERVAL {
+            self.slept = Duration::ZERO;
+            self.shm.check_alive()?;
+        }
+        // The network may have been what woke us: look at it in the next poll.
+        self.polls = u32::MAX;
+        Ok(())
+    }
+
+    fn cancel(&mut self) {
+        self.shm.cancel();
+        if let Some(network) = &mut self.network {
+            network.cancel();
+        }
+    }
+}

@@ -1,0 +1,160 @@
+//! Sleeping and waking.
+//!
+//! A rank that finds nothing to do *announces* in shared memory that it sleeps, looks once more, and only then blocks.
+//! Whoever gives it something to do first publishes that and then looks at the announcement. Between publication and
+//! look, and between announcement and second look, there is a sequentially consistent fence: in the single order of the
+//! two fences one comes first, so either the sleeper sees the work or the other sees the sleeper. A ring between
+//! announcement and blocking is not lost either: it changes the futex word, or leaves a datagram in the doorbell.
+//!
+//! A rank without TCP peers sleeps on the futex; one with TCP peers must wait for sockets too, and it is woken by a
+//! datagram to a socket in the abstract name space.
+
+use super::segment::Segment;
+use crate::error::{Error, Result};
+use crate::process::above_standard;
+use rustix::thread::futex;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::sync::atomic::{fence, AtomicBool, Ordering};
+use std::sync::Arc;
+use std::time::Duration;
+
+const AWAKE: u32 = 0;
+const ON_FUTEX: u32 = 1;
+const ON_SOCKET: u32 = 2;
+/// The longest sleep of a rank whose doorbell a peer could not reach.
+const DEAF_SLEEP: Duration = Duration::from_micros(500);
+
+/// The wakeups of a node, seen from one local rank.
+#[derive(Debug)]
+pub struct Wakeups {
+    segment: Arc<Segment>,
+    local: usize,
+    names: Vec<u64>,
+    doorbell: Option<UnixDatagram>,
+    hammer: UnixDatagram,
+    woken: AtomicBool,
+}
+
+fn address(name: u64) -> std::io::Result<SocketAddr> {
+    SocketAddr::from_abstract_name(format!("strata-{name:016x}"))
+}
+
+/// Makes a doorbell that rings at this (random) name.
+pub fn doorbell(name: u64) -> Result<UnixDatagram> {
+    let make = || {
+        let socket = above_standard(UnixDatagram::bind_addr(&address(name)?)?);
+        socket.set_nonblocking(true)?;
+        Ok(socket)
+    };
+    make().map_err(|error: std::io::Error| Error::System(format!("making a doorbell: {error}")))
+}
+
+impl Wakeups {
+    /// `names` are the doorbells of the local ranks; `doorbell` is our own, if we wait for sockets.
+    pub fn new(
+        segment: Arc<Segment>,
+        local: usize,
+        names: Vec<u64>,
+        doorbell: Option<UnixDatagram>,
+    ) -> Result<Wakeups> {
+        let hammer = above_standard(UnixDatagram::unbound()?);
+        hammer.set_nonblocking(true)?;
+        Ok(Wakeups { segment, local, names, doorbell, hammer, woken: AtomicBool::new(false) })
+    }
+
+    /// Our doorbell, to be waited for together with other sockets.
+    pub fn doorbell(&self) -> Option<&UnixDatagram> {
+        self.doorbell.as_ref()
+    }
+
+    /// Wakes a local rank if it sleeps; what it shall find has been published before.
+    pub fn ring(&self, local: usize) {
+        fence(Ordering::SeqCst);
+        self.ring_after_fence(local);
+    }
+
+    /// Wakes all other local ranks that sleep.
+    pub fn ring_others(&self) {
+        fence(Ordering::SeqCst);
+        (0..self.segment.ranks()).filter(|&local| local != self.local).for_each(|local| self.ring_after_fence(local));
+    }
+
+    fn ring_after_fence(&self, local: usize) {
+        let cell = self.segment.wakeup_cell(local);
+        if cell.state.load(Ordering::Relaxed) == AWAKE {
+            return;
+        }
+        match cell.state.swap(AWAKE, Ordering::SeqCst) {
+            ON_FUTEX => {
+                let _ = futex::wake(&cell.state, futex::Flags::empty(), 1);
+            }
+            ON_SOCKET => {
+                let sent = address(self.names[local]).and_then(|at| self.hammer.send_to_addr(&[1], &at));
+                let full = |error: &std::io::Error| error.kind() == std::io::ErrorKind::WouldBlock;
+                if sent.is_err_and(|error| !full(&error)) {
+                    cell.deaf.store(1, Ordering::Relaxed);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Wakes this rank from another thread, or keeps it from falling asleep next time.
+    fn wake(&self) {
+        self.woken.store(true, Ordering::SeqCst);
+        self.ring(self.local);
+    }
+
+    /// Announces sleep. The caller looks for work once more before it blocks, and calls [`rise`](Wakeups::rise) after.
+    /// False: somebody wants us awake.
+    pub fn announce(&self) -> bool {
+        let state = if self.doorbell.is_some() { ON_SOCKET } else { ON_FUTEX };
+        self.segment.wakeup_cell(self.local).state.store(state, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+        !self.woken.swap(false, Ordering::SeqCst)
+    }
+
+    /// Blocks on the futex until it is woken or for `limit`.
+    pub fn wait(&self, limit: Duration) {
+        let timeout = rustix::fs::Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: limit.subsec_nanos().into() };
+        // All outcomes (rung, interrupted, timed out) mean the same: look again.
+        let _ =
+            futex::wait(&self.segment.wakeup_cell(self.local).state, futex::Flags::empty(), ON_FUTEX, Some(&timeout));
+    }
+
+    /// The time a wait on sockets may take.
+    pub fn cap(&self, limit: Duration) -> Duration {
+        let deaf = self.segment.wakeup_cell(self.local).deaf.load(Ordering::Relaxed) != 0;
+        if deaf {
+            limit.min(DEAF_SLEEP)
+        } else {
+            limit
+        }
+    }
+
+    /// Withdraws the announcement.
+    pub fn rise(&self) {
+        self.segment.wakeup_cell(self.local).state.store(AWAKE, Ordering::Relaxed);
+        let mut byte = [0];
+        while self.doorbell.as_ref().is_some_and(|doorbell| doorbell.recv(&mut byte).is_ok()) {}
+    }
+}
+
+/// Wakes one sleeping rank, from any thread of its process.
+#[derive(Debug, Clone)]
+pub struct Waker {
+    wakeups: Arc<Wakeups>,
+}
+
+impl Waker {
+    /// A handle on a rank's wakeup.
+    pub(crate) fn new(wakeups: Arc<Wakeups>) -> Waker {
+        Waker { wakeups }
+    }
+
+    /// Ends the rank's sleep; if it is awake, its next sleep ends at once.
+    pub fn wake(&self) {
+        self.wakeups.wake();
+    }
+}
