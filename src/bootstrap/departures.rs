@@ -49,7 +49,8 @@ impl Departures {
         self.next
     }
 
-    /// Looks, if it is time. `all_sent`: the service's own connections have nothing to send.
+    /// Looks, if it is time. `all_sent`: the service's own connections have nothing to send, and nobody is still
+    /// to be told of a loss.
     pub fn look(&mut self, now: Instant, all_sent: bool) {
         if self.next.is_none_or(|next| next > now) {
             return;

@@ -405,8 +405,8 @@ impl Reactor {
         self.ring.tick(&mut self.net, now);
         // Strangers are not waited for.
         let owes = |peer: &ServicePeer| peer.place.is_none() && peer.conn.has_output();
-        self.departures.look(now, !self.net.peers.values().any(owes));
         let all_told = self.ring.all_told(&self.net);
+        self.departures.look(now, all_told && !self.net.peers.values().any(owes));
         let (net, rendezvous_table) = (&self.net, &self.rendezvous_table);
         self.farewells.retain(|farewell| {
             let is_sending = || farewell.links.iter().any(|id| net.is_sending(*id));

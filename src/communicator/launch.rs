@@ -390,7 +390,7 @@ impl OperationBatch {
         let comm = &self.comm;
         if matches!(error, Error::Remote(_)) {
             // A link that breaks may be the echo of a failure elsewhere; the news of the failure itself is on its way.
-            comm.await_news();
+            comm.await_news(ECHO);
         }
         match (comm.failure(), error) {
             (None, Error::Remote(text)) => comm.status.cause().unwrap_or(Error::Remote(text)),
@@ -409,7 +409,7 @@ impl OperationBatch {
                 crate::info!("{text}");
                 if words.is_none() {
                     // The other may have found out first, told it and left.
-                    comm.await_news();
+                    comm.await_news(GRACE);
                 }
                 Error::InvalidUsage(words.unwrap_or(text))
             }
@@ -420,10 +420,8 @@ impl OperationBatch {
     /// Ends the communicator's work with `error`: nobody else waits for this rank, and later calls return it.
     fn fail(&mut self, error: Error) -> Error {
         let comm = &self.comm;
-        if comm.status.fail(error.clone()) {
-            // Told before the links are given up, so that the others hear the reason first.
-            comm.report(&error);
-        }
+        // Told before the links are given up, so that the others hear the reason first.
+        comm.status.fail_after(error.clone(), || comm.report(&error));
         if let Some(engine) = locked(&comm.engine).as_mut() {
             engine.cancel();
         }
@@ -581,8 +579,8 @@ impl Comm {
     }
 
     /// Waits a little for another rank's word about a failure.
-    fn await_news(&self) {
-        let end = Instant::now() + ECHO;
+    fn await_news(&self, limit: Duration) {
+        let end = Instant::now() + limit;
         while self.status.cause().is_none() && Instant::now() < end {
             std::thread::sleep(Duration::from_millis(1));
         }

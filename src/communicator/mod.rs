@@ -483,13 +483,14 @@ impl Comm {
         let is_told = !self.is_quiet() || self.gpu.is_some();
         // Who gives up because of another rank's failure is not its cause.
         let cause = self.status.cause();
-        let first = self.status.fail(error.clone());
+        // Nothing was wrong with the others' calls.
+        let told = cause.unwrap_or_else(|| Error::Remote(error.text().to_string()));
+        self.status.fail_after(error, || {
+            if is_told {
+                self.report(&told);
+            }
+        });
         self.waker.iter().for_each(Waker::wake);
-        if is_told && first {
-            // Nothing was wrong with the others' calls.
-            let told = cause.unwrap_or_else(|| Error::Remote(error.text().to_string()));
-            self.report(&told);
-        }
     }
 
     /// Frees everything; what others have not got yet is kept for them, for `limit` at most.

@@ -51,9 +51,11 @@ pub fn diagnose(inquiry: &Inquiry<'_>, waiting_for: &[Rank], grace: Duration) ->
     explain(inquiry, &found, NAMED)
 }
 
-/// Whether somebody who is waited for has called something else, in words.
+/// Whether somebody who is waited for has called something else, in words; or else why one of them has failed.
 pub fn mismatch(inquiry: &Inquiry<'_>, waiting_for: &[Rank], grace: Duration) -> Option<String> {
-    other_calls(inquiry, &ask(inquiry, waiting_for, grace)).next()
+    let found = ask(inquiry, waiting_for, grace);
+    let words = other_calls(inquiry, &found).next();
+    words.or_else(|| failures(&found).next())
 }
 
 /// Two ranks have called different things.
@@ -66,6 +68,17 @@ fn other_calls<'a>(inquiry: &'a Inquiry<'_>, found: &'a BTreeMap<u32, Found>) ->
         (Found::Answer(Answer { call: Some(theirs), .. }), Some(ours)) if ours != *theirs => {
             Some(differs(inquiry.begun, (inquiry.me, ours), (rank, *theirs)))
         }
+        _ => None,
+    })
+}
+
+fn has_failed(rank: u32, answer: &Answer) -> String {
+    format!("rank {rank} has failed: {}", answer.failure)
+}
+
+fn failures(found: &BTreeMap<u32, Found>) -> impl Iterator<Item = String> + '_ {
+    found.iter().filter_map(|(rank, found)| match found {
+        Found::Answer(answer) if !answer.failure.is_empty() => Some(has_failed(*rank, answer)),
         _ => None,
     })
 }
@@ -151,9 +164,7 @@ fn explain(inquiry: &Inquiry<'_>, found: &BTreeMap<u32, Found>, named: usize) ->
                 others.push(format!("rank {rank} has destroyed the communicator"));
             }
             Found::Answer(answer) if answer.aborted => others.push(format!("rank {rank} has aborted the communicator")),
-            Found::Answer(answer) if !answer.failure.is_empty() => {
-                others.push(format!("rank {rank} has failed: {}", answer.failure));
-            }
+            Found::Answer(answer) if !answer.failure.is_empty() => others.push(has_failed(rank, answer)),
             Found::Answer(answer) if answer.begun < inquiry.begun => behind.entry(answer.begun).or_default().push(rank),
             Found::Answer(answer) => waiting.push((rank, answer)),
         }
@@ -249,6 +260,14 @@ mod tests {
             ),
             "{text}"
         );
+    }
+
+    #[test]
+    fn who_calls_the_same_but_has_failed_says_why() {
+        let failure = "operation 12 is not the same on all ranks: ...".to_string();
+        let found = BTreeMap::from([(1, Found::Refused), (2, Found::Answer(Answer { failure, ..Answer::default() }))]);
+        let words: Vec<String> = failures(&found).collect();
+        assert_eq!(words, ["rank 2 has failed: operation 12 is not the same on all ranks: ..."]);
     }
 
     #[test]

@@ -48,6 +48,8 @@ pub struct RankStatus {
     /// The awaited rank and one, or 0.
     waiting_for: AtomicU64,
     aborted: AtomicBool,
+    /// Set by whoever puts the failure in.
+    fails: AtomicBool,
     failure: OnceLock<Error>,
     has_losses: AtomicBool,
     losses: Mutex<Vec<(Instant, Loss)>>,
@@ -64,6 +66,7 @@ impl Default for RankStatus {
             finished: AtomicU64::new(0),
             waiting_for: AtomicU64::new(0),
             aborted: AtomicBool::new(false),
+            fails: AtomicBool::new(false),
             failure: OnceLock::new(),
             has_losses: AtomicBool::new(false),
             losses: Mutex::default(),
@@ -164,11 +167,20 @@ impl RankStatus {
 
     /// Puts a failure in. The first one stays and wakes the waiter; returns whether this was it.
     pub fn fail(&self, error: Error) -> bool {
-        let first = self.failure.set(error).is_ok();
-        if first {
-            self.wake();
+        self.fail_after(error, || {})
+    }
+
+    /// Like [`fail`](RankStatus::fail), and if this is the first failure, the others are told by `tell` before anybody here
+    /// can see it: the program may end at once, and what it has not told by then nobody hears.
+    pub fn fail_after(&self, error: Error, tell: impl FnOnce()) -> bool {
+        if self.fails.swap(true, Ordering::AcqRel) {
+            return false;
         }
-        first
+        tell();
+        // Only who has set `fails` comes here.
+        let _ = self.failure.set(error);
+        self.wake();
+        true
     }
 
     fn wake(&self) {
@@ -231,6 +243,21 @@ impl fmt::Debug for RankStatus {
 mod tests {
     use super::*;
     use std::sync::Arc;
+
+    #[test]
+    fn a_failure_shows_when_the_others_have_been_told_and_only_the_first_is_told() {
+        let status = RankStatus::default();
+        let error = |text: &str| Error::Remote(text.to_string());
+        let told = AtomicU64::new(0);
+        let tell = || {
+            assert!(status.failure().is_none(), "a program that sees the failure ends, and its word with it");
+            assert!(!status.fail(error("another")), "only one is the first");
+            told.fetch_add(1, Ordering::Relaxed);
+        };
+        assert!(status.fail_after(error("first"), tell));
+        assert!(!status.fail_after(error("second"), || panic!("nobody is told of it")));
+        assert_eq!((status.failure(), told.into_inner()), (Some(&error("first")), 1));
+    }
 
     #[test]
     fn the_first_failure_stays_and_wakes_once() {
