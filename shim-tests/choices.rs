@@ -129,6 +129,10 @@ fn explain_tells_the_stage_that_decides() {
     assert!(by_thresholds.contains("67108864 bytes <= STRATA_ALLGATHER_RD_MAX_BYTES=67108864"), "{by_thresholds}");
     let over = asked(&["--machine", "frontier", "--over", "rccl"]);
     assert!(over.contains("vendor forced") && over.contains("-> "), "{over}");
+    let mut ours = strata();
+    ours.args(["explain", "all_gather", "64M", "--machine", "frontier", "--over", "rccl"]).args(world);
+    let ours = said(ours.env("STRATA_INTER", "mpi"));
+    assert!(ours.contains("-> two_level(direct,log), ") && ours.contains("decided by: cost model"), "{ours}");
     let mut named = strata();
     named.args(["explain", "all_gather", "64M"]).args(world).env("STRATA_ALLGATHER_ALGO", "ring");
     let named = said(&mut named);
@@ -138,7 +142,7 @@ fn explain_tells_the_stage_that_decides() {
         .args(world)
         .env("STRATA_ALLGATHER_RD_MAX_BYTES", "1");
     let set = said(&mut set);
-    assert!(set.contains("-> two_level(direct,ring)") && set.contains("thresholds of the user   set"), "{set}");
+    assert!(set.contains("-> two_level(direct,ring)") && set.contains("decided by: thresholds of the user"), "{set}");
 }
 
 #[test]

@@ -89,6 +89,7 @@ fn check(member: &Member, case: &Case) {
         factor_at: None,
         root: root_rank,
         algorithm: None,
+        decision: None,
     };
     let what = format!(
         "{} {} {:?} count {count} root {root} in_place {in_place} misaligned {misalign} rank {me} of {}",
@@ -283,6 +284,7 @@ fn every_algorithm_moves_real_data_right() {
                         factor_at: None,
                         root: Rank(0),
                         algorithm: Some(choice.to_string()),
+                        decision: None,
                     };
                     member.collective(call).unwrap_or_else(|error| panic!("{choice}: {error}"));
                     verify(collective, dtype, op, count * 4, member.rank, 0, &inputs, &recv)

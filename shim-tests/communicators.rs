@@ -39,6 +39,7 @@ fn sum_call(comm: &Comm, send: &mut [u8], recv: &mut [u8]) -> CollectiveCall {
         factor_at: None,
         root: Rank(0),
         algorithm: None,
+        decision: None,
     }
 }
 

@@ -60,6 +60,7 @@ fn collective(comm: &Arc<Comm>, collective: Collective, count: usize, root: usiz
         factor_at: None,
         root: Rank::from_index(root),
         algorithm: None,
+        decision: None,
     };
     let operation = Operation::Collective(call);
     launch(vec![Launch { comm: comm.clone(), operation, stream: StreamRef::Null }])

@@ -40,6 +40,7 @@ fn call(member: &Member, collective: Collective, send: &mut [u8], recv: &mut [u8
         factor_at: None,
         root: Rank(0),
         algorithm: None,
+        decision: None,
     }
 }
 

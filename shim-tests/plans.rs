@@ -6,7 +6,7 @@ use strata::config::Config;
 use strata::dtype::DataType;
 use strata::plan::stage::stage;
 use strata::plan::{Collective, Plan, Shape};
-use strata::selection::{self, Request};
+use strata::selection::{self, Context, Executor, Request, Selection};
 use strata::sim::{self, Job, Sim, SimOptions, Uniform};
 use strata::topo::{Grid, Rank};
 use strata::verify::mutate::kill;
@@ -130,9 +130,11 @@ fn every_mutant_of_every_algorithm_is_rejected_or_as_good_as_the_original() {
 /// chain of messages it receives, and by a clock that only messages advance.
 fn rounds(collective: Collective, grid: &Arc<Grid>, named: Option<&str>) -> (usize, u64) {
     let block_bytes = if collective == Collective::AllReduce { 1024 } else { 1024 / grid.nranks() };
-    let request = Request { collective, block_bytes, named, board: true };
-    let choice =
-        selection::choose(&request, grid, &Config::default(), &selection::Knowledge::default()).unwrap().choice;
+    let request = Request { named, ..Request::new(collective, block_bytes) };
+    let context = Context::new(grid.clone(), Config::default(), true);
+    let Executor::Own(Selection { choice, .. }) = selection::decide(&request, &context).unwrap().executor else {
+        panic!("there is no vendor library");
+    };
     let programs = sim::compile(plans(&choice, &Shape::new(collective, grid.clone()))).unwrap();
     let job = Job { count: block_bytes / 4, dtype: DataType::F32, segment_bytes: usize::MAX, inputs: None };
     let clock = Uniform { alpha_ns: 1, beta_ps: 0 };

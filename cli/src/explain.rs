@@ -12,9 +12,9 @@ use strata::config::Config;
 use strata::error::{counted, Error, Result};
 use strata::plan::Collective;
 use strata::selection::table::agree::{Followers, OwnTable};
-use strata::selection::table::{has_thresholds, has_thresholds_over, MeasuredOn as Place};
-use strata::selection::vendor::{self, Vendor, VendorRules};
-use strata::selection::{self, cost, model, Knowledge, Request};
+use strata::selection::table::MeasuredOn as Place;
+use strata::selection::vendor::{self, Vendor};
+use strata::selection::{self, cost, model, Context, Executor, Front, Knowledge, Policy, Request, Selection, POLICIES};
 use strata::sim::price::{block_bytes, grid_of, How};
 use strata::sim::Cluster;
 use strata::topo::{host, Grid};
@@ -88,10 +88,8 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     let question = Question { collective, bytes: options.bytes, grid, config, knowledge };
     let size = counted(question.bytes, "byte");
     outln!("{} of {size} on {}", collective.name(), question.grid);
-    match options.over {
-        Some(library) => question.explain_over(Vendor { version: options.release, rccl: library == Library::Rccl }),
-        None => question.explain_own()?,
-    }
+    let vendor = |library| Vendor { version: options.release, rccl: library == Library::Rccl };
+    question.explain(options.over.map(vendor))?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -116,33 +114,45 @@ fn tuned(config: &Config, grid: &Arc<Grid>, options: &Options) -> Result<selecti
 }
 
 impl Question {
-    fn stage(&self, name: &str, says: &str) {
-        outln!("  {name:<24} {says}");
+    /// What each policy says of the call, in the order in which they are asked.
+    fn opinions(&self, request: &Request<'_>, context: &Context) -> Result<()> {
+        for policy in POLICIES {
+            // These speak of a vendor library only.
+            if context.front.is_none() && matches!(policy, Policy::Conditions | Policy::VendorOnly) {
+                continue;
+            }
+            let says = match policy.opinion(request, context)? {
+                Some((executor, reason)) => format!("{}, because: {reason}", what(&executor)),
+                None => self.silence(policy, context.front.is_some()),
+            };
+            outln!("  {:<24} {says}", policy.name());
+            if let (Policy::CostModel, Some(machine)) = (policy, &self.knowledge.machine) {
+                self.candidates(machine, context.front.is_some());
+            }
+        }
+        Ok(())
     }
 
-    fn stages(&self, over: bool) {
-        let Question { collective, config, .. } = self;
-        if over {
-            let left = if config.leaves_to_vendor(*collective) { "the vendor's" } else { "not named" };
-            self.stage("vendor forced", &format!("STRATA_VENDOR_ONLY and NCCL_ALGO: {left}"));
-        }
-        self.stage("algorithm named", config.algorithm(*collective));
-        let given = if over { has_thresholds_over(*collective, config) } else { has_thresholds(*collective, config) };
-        self.stage("thresholds of the user", if given { "set" } else { "none set" });
-        let table = match (config.tuning_table.as_str(), self.knowledge.tuned.len()) {
-            ("none", _) => String::from("none"),
-            (path, rows) => format!("{path}: {} for these ranks", counted(rows, "row")),
-        };
-        self.stage("tuning table", &table);
-        match &self.knowledge.machine {
-            Some(machine) => {
-                self.stage("cost model", &format!("{}: {}", machine.name, machine.text));
-                self.candidates(machine, over);
-            }
-            None if config.machine == model::AUTO && !over => {
-                self.stage("cost model", "by the links, which a communicator measures when it is made");
-            }
-            None => self.stage("cost model", "none (STRATA_MACHINE names no machine)"),
+    /// Why a policy has no opinion.
+    fn silence(&self, policy: Policy, over: bool) -> String {
+        let rows = || (self.config.tuning_table.as_str(), self.knowledge.tuned.len());
+        match policy {
+            Policy::Conditions => "nothing speaks against two levels".to_string(),
+            Policy::VendorOnly => "STRATA_VENDOR_ONLY and NCCL_ALGO: not named".to_string(),
+            Policy::Named => "none".to_string(),
+            Policy::Thresholds => "none set".to_string(),
+            Policy::TuningTable => match rows() {
+                ("none", _) => "none".to_string(),
+                (path, rows) => format!("{path}: {} for these ranks, none for this call", counted(rows, "row")),
+            },
+            Policy::CostModel => match &self.knowledge.machine {
+                Some(machine) => format!("{}: {}, no clear win", machine.name, machine.text),
+                None if self.config.machine == model::AUTO && !over => {
+                    "by the links, which a communicator measures when it is made".to_string()
+                }
+                None => "none (STRATA_MACHINE names no machine)".to_string(),
+            },
+            Policy::Defaults => "none".to_string(),
         }
     }
 
@@ -158,9 +168,9 @@ impl Question {
         };
         let all = cost::candidates(machine, &self.grid, self.collective, self.bytes);
         if all.is_empty() {
-            self.stage("", "it does not speak of this collective, or not on one node");
+            outln!("  {:<24} it does not speak of this collective, or not on one node", "");
         } else if over && carrier == Carrier::Vendor {
-            self.stage("", "rails are the vendor's; STRATA_INTER=mpi or tcp opens Strata's own");
+            outln!("  {:<24} rails are the vendor's; STRATA_INTER=mpi or tcp opens Strata's own", "");
         }
         for candidate in all.iter().filter(open).take(SHOWN) {
             let way = match &candidate.how {
@@ -176,37 +186,35 @@ impl Question {
         }
     }
 
-    fn explain_own(&self) -> Result<()> {
-        self.stages(false);
-        let block_bytes = block_bytes(self.collective, self.grid.nranks(), self.bytes);
-        let request = Request { collective: self.collective, block_bytes, named: None, board: true };
-        let selection = selection::choose(&request, &self.grid, &self.config, &self.knowledge)?;
-        let segment = match selection.segment_bytes {
-            usize::MAX => String::from("in one segment"),
-            bytes => format!("{} of each block at a time", counted(bytes, "byte")),
-        };
-        outln!("-> {}, {segment}, window {}", selection.choice, selection.window);
-        outln!("   because: {}", selection.reason);
+    fn explain(&self, front: Option<Vendor>) -> Result<()> {
+        let request = Request::new(self.collective, block_bytes(self.collective, self.grid.nranks(), self.bytes));
+        let front = front.map(|library| Front { library, carrier: self.config.inter.in_front() });
+        let own =
+            Context { knowledge: self.knowledge.clone(), ..Context::new(self.grid.clone(), self.config.clone(), true) };
+        let context = Context { front, ..own.clone() };
+        self.opinions(&request, &context)?;
+        let decision = selection::decide(&request, &context)?;
+        if let (Some(_), Executor::Own(_)) = (front, &decision.executor) {
+            outln!("Strata's own transports carry it between nodes; the algorithm there:");
+            self.opinions(&request, &own)?;
+        }
+        outln!("-> {}", what(&decision.executor));
+        outln!("   decided by: {}", decision.by.name());
+        outln!("   because: {}", decision.reason);
         Ok(())
     }
+}
 
-    fn explain_over(&self, vendor: Vendor) {
-        self.stages(true);
-        let carrier = self.config.inter.in_front();
-        let rules = VendorRules::new(&self.grid, &self.config, vendor, carrier).knowing(
-            &self.grid,
-            &self.config,
-            &self.knowledge,
-        );
-        let block = block_bytes(self.collective, self.grid.nranks(), self.bytes);
-        let (f32, sum) = (7, 0);
-        let request =
-            vendor::VendorRequest { collective: self.collective, count: block.div_ceil(4), dtype: f32, op: sum };
-        let (way, why) = match rules.route(&request) {
-            vendor::VendorRoute::TwoLevel(why) => ("two levels", why),
-            vendor::VendorRoute::Vendor(why) => ("the vendor's library alone", why),
-        };
-        outln!("-> {way}");
-        outln!("   because: {why}");
+/// Who runs a call, and how.
+fn what(executor: &Executor) -> String {
+    match executor {
+        Executor::Vendor => "the vendor's library alone".to_string(),
+        Executor::SubComms => "two levels".to_string(),
+        Executor::Own(Selection { choice, segment_bytes: usize::MAX, window }) => {
+            format!("{choice}, in one segment, window {window}")
+        }
+        Executor::Own(Selection { choice, segment_bytes, window }) => {
+            format!("{choice}, {} of each block at a time, window {window}", counted(*segment_bytes, "byte"))
+        }
     }
 }

@@ -12,7 +12,7 @@ use strata::algorithms::{self, Choice};
 use strata::config::Config;
 use strata::error::{Error, Result};
 use strata::plan::{text, Collective, Shape};
-use strata::selection::{self, message_bytes, Request};
+use strata::selection::{self, message_bytes, Context, Executor, Request};
 use strata::topo::{Grid, Rank};
 
 /// What to do with plans.
@@ -121,8 +121,12 @@ fn show(options: &Show) -> Result<ExitCode> {
 fn chosen(options: &Show, grid: &Arc<Grid>) -> Result<Choice> {
     let blocks = message_bytes(options.collective, grid.nranks(), 1);
     let block_bytes = options.bytes / blocks;
-    let request = Request { collective: options.collective, block_bytes, named: None, board: true };
-    Ok(selection::choose(&request, grid, &Config::default(), &selection::Knowledge::default())?.choice)
+    let request = Request::new(options.collective, block_bytes);
+    let context = Context::new(grid.clone(), Config::default(), true);
+    match selection::decide(&request, &context)?.executor {
+        Executor::Own(selection) => Ok(selection.choice),
+        _ => Err(Error::Internal("a vendor library where there is none".to_string())),
+    }
 }
 
 fn grid_of(spread: &Spread) -> Result<Arc<Grid>> {

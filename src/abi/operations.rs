@@ -60,7 +60,9 @@ impl Call {
         comm.check_memory(output, "recvbuff")?;
         let collective = self.collective;
         let count = self.count;
-        let call = CollectiveCall { collective, input, output, count, dtype, reduction, factor_at, root, algorithm };
+        let decision = None;
+        let call =
+            CollectiveCall { collective, input, output, count, dtype, reduction, factor_at, root, algorithm, decision };
         group::submit(Launch { comm, operation: Operation::Collective(call), stream }, handle.blocking)
     }
 }

@@ -21,7 +21,7 @@ use crate::log::Level;
 use crate::selection;
 use crate::selection::links::Links;
 use crate::selection::table::agree::{Followers, OwnTable};
-use crate::selection::Knowledge;
+use crate::selection::{Context, Knowledge, Selector};
 use crate::sync::locked;
 use crate::topo::local::LocalRank;
 use crate::topo::{host, Grid, Rank};
@@ -515,7 +515,6 @@ impl Meeting<'_> {
         let tuned = Arc::new(tuning::agree(self.rank, table, zero.get(3), &world)?);
         let machine = selection::model::agree(zero.get(4).map_or("", String::as_str))?;
         let knowledge = Knowledge { tuned, machine };
-        engine.iter_mut().for_each(|engine| engine.know(&knowledge));
         Ok((carrier, knowledge))
     }
 
@@ -538,6 +537,8 @@ impl Meeting<'_> {
         let rank = Rank::from_index(self.rank);
         let mut engine = self.engine(rank, &grid, &members, &config)?;
         let (carrier, knowledge) = self.follow(&table, zero, &grid, &mut engine)?;
+        let board = engine.as_ref().is_some_and(Engine::has_board);
+        let selector = Selector::new(Context { knowledge, ..Context::new(grid.clone(), config.clone(), board) });
         let gpu = match engine {
             Some(_) => self.gpu.as_ref().map(Device::new).transpose()?,
             None => None,
@@ -566,7 +567,7 @@ impl Meeting<'_> {
             grid,
             members,
             config,
-            knowledge,
+            selector,
             links: OnceLock::new(),
             carrier,
             options: self.options,

@@ -17,7 +17,7 @@ use crate::memory::{shared, Arena, Bytes, Region};
 use crate::plan::layout::Layout;
 use crate::plan::stage::stage;
 use crate::plan::{Buffer, Collective, Plan, Shape, Span};
-use crate::selection::{self, Knowledge, Request, Selection};
+use crate::selection::{Decision, Executor, Selection};
 use crate::topo::{Grid, Rank};
 use crate::transport::{Departure, Router, Transport, Waker};
 use std::collections::HashMap;
@@ -89,14 +89,6 @@ impl Scratch {
     }
 }
 
-/// What distinguishes two choices of one communicator.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-struct ChoiceKey {
-    collective: Collective,
-    block_bytes: usize,
-    named: Option<String>,
-}
-
 /// The call that is running.
 struct Running {
     call: CollectiveCall,
@@ -108,6 +100,7 @@ struct Running {
 /// Everything a call of one shape needs, kept so that the next one of that shape allocates nothing.
 struct Ready {
     call: CollectiveCall,
+    decision: Arc<Decision>,
     staged: Staged,
     program: Arc<Program>,
     layout: Layout,
@@ -121,7 +114,6 @@ pub struct Engine {
     rank: Rank,
     grid: Arc<Grid>,
     config: Config,
-    knowledge: Knowledge,
     /// Whether choices are not told: nobody has made these calls.
     silent: bool,
     /// Declared before the scratch: when it goes, it forgets the messages that point there.
@@ -133,7 +125,6 @@ pub struct Engine {
     /// What a message of the program's is cut into, the same on all ranks.
     part_bytes: usize,
     programs: HashMap<PlanKey, Arc<Program>>,
-    choices: HashMap<ChoiceKey, Arc<Prepared>>,
     recent: Vec<Ready>,
     explained: std::collections::HashSet<(Collective, u32, String)>,
     scratch: Scratch,
@@ -141,14 +132,6 @@ pub struct Engine {
     running: Option<Running>,
     sequence: u64,
     counters: Counters,
-}
-
-/// A selection with what it needs on every rank.
-#[derive(Debug)]
-struct Prepared {
-    selection: Selection,
-    /// Scratch that the rank that needs most has for each segment, in blocks.
-    scratch_blocks: usize,
 }
 
 /// Has messages to other nodes go from and to device memory, where the transport takes addresses there.
@@ -239,11 +222,9 @@ impl Engine {
             counters: Counters::new(grid.nranks()),
             grid,
             config,
-            knowledge: Knowledge::default(),
             silent: false,
             transport,
             programs: HashMap::new(),
-            choices: HashMap::new(),
             recent: Vec::new(),
             explained: Default::default(),
             lists: RegionLists::default(),
@@ -252,11 +233,9 @@ impl Engine {
         })
     }
 
-    /// Has choices made by this knowledge; the same on all ranks, between the same two operations.
-    pub fn know(&mut self, knowledge: &Knowledge) {
-        self.knowledge = knowledge.clone();
-        self.choices.clear();
-        self.recent.clear();
+    /// Whether the ranks exchange on boards.
+    pub fn has_board(&self) -> bool {
+        self.board
     }
 
     /// Has what follows left untold, or ends that: then the program's first operation is number 1. All ranks do so between
@@ -429,22 +408,30 @@ impl Engine {
 
     /// The index in `recent` of what this call needs.
     fn prepare(&mut self, call: &CollectiveCall) -> Result<usize> {
+        let decision = call.decision.as_ref().ok_or_else(|| Error::Internal("a call is not decided".to_string()))?;
         let staged = self.staged(call);
-        let known = |ready: &Ready| ready.staged == staged && ready.call.same_shape(call, self.rank);
+        let known = |ready: &Ready| {
+            ready.staged == staged && Arc::ptr_eq(&ready.decision, decision) && ready.call.same_shape(call, self.rank)
+        };
         if let Some(index) = self.recent.iter().position(known) {
             return Ok(index);
         }
-        let prepared = self.choice(call)?;
-        let program = self.program(&prepared.selection.choice, call, staged)?;
-        let k = program.plan().chunks_per_block as usize;
-        let window = prepared.selection.window;
-        // Scratch is `window * scratch_blocks` segments of a block on the rank that needs most: this bounds them on all.
-        let most = self.config.scratch_bytes / window / prepared.scratch_blocks.max(1);
-        let mut segment_bytes = match prepared.scratch_blocks {
-            0 => prepared.selection.segment_bytes,
-            _ => prepared.selection.segment_bytes.min(most.max(64 * k)),
+        let Executor::Own(Selection { choice, segment_bytes, window }) = &decision.executor else {
+            return Err(Error::Internal("a call of the vendor library's comes to Strata's engine".to_string()));
         };
-        if self.is_around_node(&prepared.selection.choice) {
+        let program = self.program(choice, call, staged)?;
+        let k = program.plan().chunks_per_block as usize;
+        // A table may have a larger window than the settings, for which a device's scratch was made.
+        let room = self.config.scratch_bytes.max(least_scratch(&self.grid, self.config.window.clamp(1, 64)));
+        let window = (*window).min(room / least_scratch(&self.grid, 1)).max(1);
+        // Scratch is `window * scratch_blocks` segments of a block on the rank that needs most: this bounds them on all.
+        let scratch_blocks = self.most_scratch(choice, call);
+        let most = self.config.scratch_bytes / window / scratch_blocks.max(1);
+        let mut segment_bytes = match scratch_blocks {
+            0 => *segment_bytes,
+            _ => (*segment_bytes).min(most.max(64 * k)),
+        };
+        if self.is_around_node(choice) {
             // The longest call of a segment has all blocks, and three find room: one is brought together and one is taken
             // apart while the provider has the one between them.
             let blocks = if call.collective == Collective::AllReduce { 1 } else { self.grid.nranks() };
@@ -452,13 +439,14 @@ impl Engine {
         }
         let scratch_chunks = program.plan().scratch_chunks as usize;
         let layout = Layout::new(call.count, call.dtype.size(), k, scratch_chunks, segment_bytes);
-        self.explain_choice(call, &prepared.selection, &layout, program.rounds());
+        self.explain_choice(call, (choice, &decision.reason), &layout, program.rounds());
         if self.recent.len() == RECENT {
             self.recent.remove(0);
         }
         let signature = signature(call, &program.plan().algorithm);
         let execution = Execution::new();
-        self.recent.push(Ready { call: call.clone(), staged, program, layout, window, signature, execution });
+        let decision = decision.clone();
+        self.recent.push(Ready { call: call.clone(), decision, staged, program, layout, window, signature, execution });
         Ok(self.recent.len() - 1)
     }
 
@@ -488,28 +476,6 @@ impl Engine {
             Buffer::Scratch => false,
         };
         Ok(stage(&plan, &|to, src| self.grid.node(to) == node && src.iter().any(from_user)))
-    }
-
-    fn choice(&mut self, call: &CollectiveCall) -> Result<Arc<Prepared>> {
-        let block_bytes = call.count * call.dtype.size();
-        let key = ChoiceKey { collective: call.collective, block_bytes, named: call.algorithm.clone() };
-        if let Some(prepared) = self.choices.get(&key) {
-            return Ok(prepared.clone());
-        }
-        let named = call.algorithm.as_deref();
-        let board = self.board;
-        let request = Request { collective: call.collective, block_bytes, named, board };
-        let mut selection = selection::choose(&request, &self.grid, &self.config, &self.knowledge)?;
-        // A table may have a larger window than the settings, for which a device's scratch was made.
-        let room = self.config.scratch_bytes.max(least_scratch(&self.grid, self.config.window.clamp(1, 64)));
-        selection.window = selection.window.min(room / least_scratch(&self.grid, 1)).max(1);
-        let scratch_blocks = self.most_scratch(&selection.choice, call);
-        let prepared = Arc::new(Prepared { selection, scratch_blocks });
-        if self.choices.len() > 4096 {
-            self.choices.clear();
-        }
-        self.choices.insert(key, prepared.clone());
-        Ok(prepared)
     }
 
     /// Blocks of scratch that the rank that needs most has, whichever way it holds its buffers. All ranks must cut a message
@@ -549,14 +515,20 @@ impl Engine {
         Ok(program)
     }
 
-    fn explain_choice(&mut self, call: &CollectiveCall, selection: &Selection, layout: &Layout, rounds: usize) {
+    fn explain_choice(
+        &mut self,
+        call: &CollectiveCall,
+        (choice, reason): (&algorithms::Choice, &str),
+        layout: &Layout,
+        rounds: usize,
+    ) {
         if self.silent || !crate::log::enabled(crate::log::Level::Info) {
             return;
         }
         let bytes = layout.block_bytes();
-        let provided = match self.is_around_node(&selection.choice) {
-            true => algorithms::Choice { node: "vendor".to_string(), ..selection.choice.clone() },
-            false => selection.choice.clone(),
+        let provided = match self.is_around_node(choice) {
+            true => algorithms::Choice { node: "vendor".to_string(), ..choice.clone() },
+            false => choice.clone(),
         };
         let choice = provided.to_string();
         if self.explained.insert((call.collective, bytes.max(1).ilog2(), choice.clone())) {
@@ -568,7 +540,7 @@ impl Engine {
                 counted(bytes, "byte"),
                 counted(layout.segments(), "segment"),
                 counted(rounds, "round"),
-                selection.reason
+                reason
             );
         }
     }

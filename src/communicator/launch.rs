@@ -90,7 +90,7 @@ pub fn launch_one(alone: Launch) -> Result<()> {
     let Launch { comm, operation, stream } = alone;
     prepare(&comm, &operation)?;
     let mut run = OperationBatch::new(comm);
-    run.add(operation);
+    run.add(operation)?;
     match stream {
         StreamRef::Gpu(stream) => {
             let arrival = device_of(&run.comm)?.arrive(&[stream])?;
@@ -224,7 +224,7 @@ fn launch_group(batch: Vec<Launch>) -> Result<()> {
             parts.len() - 1
         });
         let (run, streams) = &mut parts[index];
-        run.add(operation);
+        run.add(operation)?;
         if !streams.contains(&stream) {
             streams.push(stream);
         }
@@ -286,9 +286,12 @@ impl OperationBatch {
         self.turn.is_some_and(|turn| self.comm.turns.is(turn))
     }
 
-    fn add(&mut self, operation: Operation) {
+    fn add(&mut self, operation: Operation) -> Result<()> {
         match operation {
-            Operation::Collective(call) => self.collectives.push(call),
+            Operation::Collective(mut call) => {
+                self.comm.decide(&mut call)?;
+                self.collectives.push(call);
+            }
             Operation::Send { to, data, .. } => {
                 self.messages.push(Message { direction: Direction::Send, peer: to, data });
             }
@@ -296,6 +299,7 @@ impl OperationBatch {
                 self.messages.push(Message { direction: Direction::Recv, peer: from, data });
             }
         }
+        Ok(())
     }
 
     /// Goes as far as possible without waiting.

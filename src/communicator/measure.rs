@@ -10,7 +10,6 @@ use crate::memory::Arena;
 use crate::plan::Collective;
 use crate::selection::links::Links;
 use crate::selection::model::AUTO;
-use crate::selection::Knowledge;
 use crate::sync::locked;
 use crate::topo::Rank;
 use std::sync::Arc;
@@ -56,6 +55,7 @@ impl Meter<'_> {
             factor_at: None,
             root: Rank(0),
             algorithm: Some(String::from(if two_levels { "two_level(direct,log)" } else { "log" })),
+            decision: None,
         };
         let operation = Operation::Collective(call);
         let begun = Instant::now();
@@ -144,9 +144,7 @@ impl Comm {
         crate::info!("links between nodes: about {latency_us:.1} us a message and {gbps:.3} GB/s a rank");
         // Set once: this runs once for each communicator.
         let _ = self.links.set(links);
-        let machine = Some(Arc::new(links.machine(self.grid.nrails())));
-        let knowledge = Knowledge { machine, ..self.knowledge.clone() };
-        locked(&self.engine).iter_mut().for_each(|engine| engine.know(&knowledge));
+        self.selector.know_machine(Arc::new(links.machine(self.grid.nrails())));
         Ok(())
     }
 }

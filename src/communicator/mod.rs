@@ -39,7 +39,7 @@ use crate::health::{Loss, Monitor, RankStatus};
 use crate::memory::Region;
 use crate::plan::Collective;
 use crate::selection::links::Links;
-use crate::selection::Knowledge;
+use crate::selection::{Decision, Request, Selector};
 use crate::sync::locked;
 use crate::topo::{Grid, Rank};
 use crate::transport::{Departure, Waker};
@@ -118,6 +118,8 @@ pub struct CollectiveCall {
     pub root: Rank,
     /// An algorithm named by the call.
     pub algorithm: Option<String>,
+    /// How it is run. None until the communicator has accepted the call.
+    pub decision: Option<Arc<Decision>>,
 }
 
 impl CollectiveCall {
@@ -157,7 +159,7 @@ impl CollectiveCall {
     /// Whether another call of `rank` differs only in its buffers' addresses.
     fn same_shape(&self, other: &CollectiveCall, rank: Rank) -> bool {
         let key = |call: &CollectiveCall| (call.collective, call.count, call.dtype, call.root, call.in_place(rank));
-        key(self) == key(other) && self.reduction == other.reduction && self.algorithm == other.algorithm
+        key(self) == key(other) && self.reduction == other.reduction
     }
 }
 
@@ -249,8 +251,8 @@ pub struct Comm {
     grid: Arc<Grid>,
     members: Vec<Member>,
     config: Config,
-    /// What choices are made by, beside the configuration.
-    knowledge: Knowledge,
+    /// Decides calls.
+    selector: Selector,
     /// The links between nodes, once they have been measured.
     links: OnceLock<Links>,
     /// What carries messages between nodes.
@@ -292,6 +294,16 @@ impl Comm {
     /// The device given when the communicator was made.
     pub fn device(&self) -> i32 {
         self.device
+    }
+
+    /// Decides how a call is run, unless that is known or there is nothing to do.
+    fn decide(&self, call: &mut CollectiveCall) -> Result<()> {
+        if call.decision.is_none() && !call.moves_nothing(self.nranks()) {
+            let named = call.algorithm.as_deref();
+            let request = Request { named, ..Request::new(call.collective, call.count * call.dtype.size()) };
+            call.decision = Some(self.selector.decide(&request)?);
+        }
+        Ok(())
     }
 
     /// Has a provider do collectives inside the node.

@@ -35,6 +35,11 @@ pub struct Candidate {
 /// The collectives that the model speaks of.
 pub const COLLECTIVES: [Collective; 3] = [Collective::AllGather, Collective::ReduceScatter, Collective::AllReduce];
 
+/// Whether the model prices an algorithm: those of two levels, and what they are made of between nodes.
+pub fn prices(choice: &Choice) -> bool {
+    ["two_level", "log", "ring"].contains(&choice.name.as_str())
+}
+
 /// Into how many segments a message may be cut.
 const CUTS: [usize; 11] = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64];
 /// A segment of less than this, in bytes of the message, is not worth its steps.

@@ -16,6 +16,9 @@ use std::sync::Arc;
 /// How many times as fast a way must be to replace the one that is taken without a model.
 pub const CLEAR: f64 = 1.1;
 
+/// Longer messages are treated like those of two to this.
+const MOST_LOG: u32 = 47;
+
 /// The value of `STRATA_MACHINE` with which a communicator measures its own links.
 pub const AUTO: &str = "auto";
 /// The value that leaves everything to thresholds.
@@ -75,21 +78,23 @@ fn own(candidate: Candidate, carrier: Carrier) -> Option<(PricedPlan, f64)> {
     }
 }
 
-/// For which sizes Strata takes a collective over from the vendor's library: by the binary logarithm of the bytes. None
-/// where the machine does not know the vendor's times, alone or as the carrier between nodes.
-pub fn takes_over(machine: &Cluster, grid: &Arc<Grid>, collective: Collective, carrier: Carrier) -> Option<u64> {
+/// Whether Strata takes a collective of so many bytes over from the vendor library. All sizes between two powers of 2 are
+/// treated alike. None where the machine does not know the vendor's times, alone or as the carrier between nodes.
+pub fn takes_over(
+    machine: &Cluster,
+    grid: &Arc<Grid>,
+    collective: Collective,
+    carrier: Carrier,
+    bytes: usize,
+) -> Option<bool> {
     if !carrier.is_own() && machine.network_vendor.is_none() {
         return None;
     }
-    let mut taken = 0;
-    for log in 0..48 {
-        let bytes = 1usize << log;
-        let vendor = machine.vendor_ns(collective, grid, bytes)?;
-        let candidates = cost::candidates(machine, grid, collective, bytes);
-        let best = candidates.into_iter().find_map(|candidate| own(candidate, carrier));
-        taken |= u64::from(best.is_some_and(|(_, ns)| ns * CLEAR <= vendor)) << log;
-    }
-    Some(taken)
+    let bytes = 1usize << bytes.max(1).ilog2().min(MOST_LOG);
+    let vendor = machine.vendor_ns(collective, grid, bytes)?;
+    let candidates = cost::candidates(machine, grid, collective, bytes);
+    let best = candidates.into_iter().find_map(|candidate| own(candidate, carrier));
+    Some(best.is_some_and(|(_, ns)| ns * CLEAR <= vendor))
 }
 
 #[cfg(test)]
@@ -121,13 +126,12 @@ mod tests {
         let machine = Cluster::find("frontier").unwrap();
         let taken = |nodes: usize, mib: usize| {
             let grid = Arc::new(Grid::blocks(&vec![8; nodes]));
-            let taken = takes_over(&machine, &grid, Collective::AllGather, Carrier::Mpi).unwrap();
-            taken >> (mib << 20).ilog2() & 1 == 1
+            takes_over(&machine, &grid, Collective::AllGather, Carrier::Mpi, mib << 20).unwrap()
         };
         assert!(taken(256, 16) && taken(256, 1024) && taken(4, 16));
         assert!(!taken(4, 256), "RCCL's ring is as fast there");
         let grid = Arc::new(Grid::blocks(&[8; 4]));
-        let over = |rail| takes_over(&machine, &grid, Collective::AllGather, rail);
+        let over = |rail| takes_over(&machine, &grid, Collective::AllGather, rail, 1 << 20);
         assert_eq!(over(Carrier::Vendor), None, "RCCL between nodes was not measured there");
         assert!(over(Carrier::Mpi).is_some());
         assert_eq!(
@@ -135,7 +139,8 @@ mod tests {
                 &Links { latency_us: 1.0, gbps: 1.0 }.machine(8),
                 &Arc::new(Grid::blocks(&[8; 4])),
                 Collective::AllGather,
-                Carrier::Mpi
+                Carrier::Mpi,
+                1 << 20
             ),
             None
         );

@@ -17,7 +17,7 @@ mod nccl;
 pub mod read;
 pub mod write;
 
-use super::Request;
+use super::{Context, Request};
 use crate::algorithms::{self, Choice};
 use crate::config::Config;
 use crate::error::counted;
@@ -189,16 +189,14 @@ impl Tuned {
         nearest.filter(|(distance, _)| *distance <= REACH as f64).map(|(_, row)| row)
     }
 
-    /// What the table says of a call; nothing if the user has set the collective's thresholds, or where the algorithm
-    /// cannot run.
-    pub fn advice(&self, request: &Request<'_>, nranks: usize, config: &Config) -> Option<Advice> {
-        if self.is_empty() || has_thresholds(request.collective, config) {
+    /// What the table says of a call; nothing where the algorithm cannot run.
+    pub fn advice(&self, request: &Request<'_>, context: &Context) -> Option<Advice> {
+        if self.is_empty() {
             return None;
         }
-        let bytes = super::message_bytes(request.collective, nranks, request.block_bytes);
-        let row = self.row(request.collective, bytes)?;
+        let row = self.row(request.collective, request.message_bytes(context))?;
         let choice: Choice = row.algorithm.parse().ok()?;
-        if algorithms::is_on_board(&choice) && !(request.board && config.board) {
+        if algorithms::is_on_board(&choice) && !(context.board && context.config.board) {
             return None;
         }
         let (segment_bytes, window) = (row.segment_bytes, row.window);
@@ -210,10 +208,10 @@ impl Tuned {
         self.row(collective, bytes).map(|row| row.algorithm == super::vendor::VENDOR)
     }
 
-    /// Whether any row of a collective has Strata do it over a vendor's library.
-    pub fn takes_over(&self, collective: Collective) -> bool {
-        let ours = |row: &Row| row.collective == collective.name() && row.algorithm != super::vendor::VENDOR;
-        self.rows.iter().any(ours)
+    /// Messages, in bytes, of which rows of a collective say that Strata does them in front of a vendor library.
+    pub fn taken_over(&self, collective: Collective) -> impl Iterator<Item = usize> + '_ {
+        let ours = move |row: &&Row| row.collective == collective.name() && row.algorithm != super::vendor::VENDOR;
+        self.rows.iter().filter(ours).map(Row::bytes)
     }
 
     fn reason(&self, row: &Row) -> String {
@@ -271,10 +269,10 @@ pub fn has_thresholds_over(collective: Collective, config: &Config) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
-    pub(super) fn row(collective: Collective, bytes: usize, algorithm: &str) -> Row {
+    pub(in crate::selection) fn row(collective: Collective, bytes: usize, algorithm: &str) -> Row {
         Row {
             collective: collective.name().to_string(),
             ranks: Some(4),
@@ -287,7 +285,7 @@ mod tests {
         }
     }
 
-    fn tuned(rows: &[Row]) -> Tuned {
+    pub(in crate::selection) fn tuned(rows: &[Row]) -> Tuned {
         Tuned { source: "t.toml".to_string(), rows: rows.to_vec() }
     }
 
@@ -324,25 +322,24 @@ mod tests {
     }
 
     #[test]
-    fn thresholds_that_the_user_has_set_come_first() {
-        let tuned = tuned(&[row(Collective::AllGather, 4096, "ring"), row(Collective::Reduce, 4096, "tree")]);
-        let request = |collective| Request { collective, block_bytes: 1024, named: None, board: false };
+    fn thresholds_of_another_collective_say_nothing() {
         let given =
             |names: &[&str]| Config { given: names.iter().map(|name| name.to_string()).collect(), ..Config::default() };
-        let asked = |collective, names: &[&str]| tuned.advice(&request(collective), 4, &given(names)).is_some();
-        assert!(asked(Collective::AllGather, &["STRATA_TREE_MAX_BYTES", "STRATA_WINDOW"]));
-        assert!(!asked(Collective::AllGather, &["STRATA_ALLGATHER_RD_MAX_BYTES"]));
-        assert!(!asked(Collective::AllGather, &["STRATA_DIRECT_MAX_RANKS"]));
-        assert!(asked(Collective::Reduce, &["STRATA_ALLGATHER_RD_MAX_BYTES"]));
-        assert!(!asked(Collective::Reduce, &["STRATA_TREE_MAX_BYTES"]));
+        let set = |collective, names: &[&str]| has_thresholds(collective, &given(names));
+        assert!(!set(Collective::AllGather, &["STRATA_TREE_MAX_BYTES", "STRATA_WINDOW"]));
+        assert!(set(Collective::AllGather, &["STRATA_ALLGATHER_RD_MAX_BYTES"]));
+        assert!(set(Collective::AllGather, &["STRATA_DIRECT_MAX_RANKS"]));
+        assert!(!set(Collective::Reduce, &["STRATA_ALLGATHER_RD_MAX_BYTES"]));
+        assert!(set(Collective::Reduce, &["STRATA_TREE_MAX_BYTES"]));
     }
 
     #[test]
     fn a_board_that_is_not_there_is_not_advised() {
         let tuned = tuned(&[row(Collective::AllGather, 4096, "board")]);
         let asked = |board, config: &Config| {
-            let request = Request { collective: Collective::AllGather, block_bytes: 1024, named: None, board };
-            tuned.advice(&request, 4, config).is_some()
+            let grid = std::sync::Arc::new(crate::topo::Grid::flat(4));
+            let request = Request::new(Collective::AllGather, 1024);
+            tuned.advice(&request, &Context::new(grid, config.clone(), board)).is_some()
         };
         assert!(asked(true, &Config::default()));
         assert!(!asked(false, &Config::default()));

@@ -1,17 +1,11 @@
-//! Which calls run in two levels over the vendor's communicators, and which are the vendor's alone.
+//! Which calls in front of a vendor library run in two levels, and which are the library's alone.
 //!
-//! The choice is a pure function of what is equal on all ranks: the call's count, type and operation, the grid, the
-//! agreed configuration, and the vendor's release. In order: `STRATA_VENDOR_ONLY` and `NCCL_ALGO` leave a collective to
-//! the vendor; `STRATA_<COLLECTIVE>_ALGO` names `vendor` or `two_level`; thresholds that the user has set; the tuning
-//! table; the cost model, where `STRATA_MACHINE` names a machine whose vendor's times are known; else two levels are taken
-//! where the vendor's own rings pay for every rank in turn and bandwidth does not rule.
-//!
-//! Facts behind the last: NVIDIA's all-gather and reduce-scatter use rings wherever a node has several GPUs, while its
-//! all-reduce has trees; AMD's all-gather has two levels of its own since 2.28.3.
+//! Two levels are taken by default where the vendor's own rings pay for every rank in turn and bandwidth does not rule.
+//! NVIDIA's all-gather and reduce-scatter use rings wherever a node has several GPUs, while its all-reduce has trees; AMD's
+//! all-gather has two levels of its own since 2.28.3.
 #![forbid(unsafe_code)]
 
-use super::table::{has_thresholds_over, Tuned};
-use super::{compared, message_bytes, model, Knowledge};
+use super::thresholds::compared;
 use crate::algorithms::{self, Choice};
 use crate::carrier::Carrier;
 use crate::config::Config;
@@ -19,7 +13,6 @@ use crate::dtype::{DataType, RedOp};
 use crate::error::counted;
 use crate::plan::{Collective, Shape};
 use crate::topo::Grid;
-use std::fmt;
 use std::sync::Arc;
 
 /// The collectives that can run in two levels.
@@ -40,204 +33,85 @@ pub struct Vendor {
     pub rccl: bool,
 }
 
-/// What is known of a call.
-#[derive(Debug, Clone, Copy)]
-pub struct VendorRequest {
-    /// What is to be done.
-    pub collective: Collective,
-    /// Elements in one block.
-    pub count: usize,
-    /// The type of an element.
-    pub dtype: i32,
-    /// The operation, for those that reduce.
-    pub op: i32,
-}
-
-/// Who does a call, and why.
+/// Who does a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum VendorRoute {
+pub(super) enum Route {
+    /// The vendor library alone.
+    Vendor,
     /// Strata, in two levels.
-    TwoLevel(Reason),
-    /// The vendor's library alone.
-    Vendor(Reason),
+    TwoLevel,
 }
 
-/// Why a call goes where it goes; made for each call, and written out for few.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Reason {
-    /// In words.
-    Words(&'static str),
-    /// The call's bytes, against the value of a variable.
-    Bytes {
-        /// The message's.
-        bytes: usize,
-        /// The variable.
-        variable: &'static str,
-        /// Its value.
-        threshold: usize,
-    },
-    /// So many nodes, and fewer than `STRATA_TWO_LEVEL_MIN_NODES`.
-    Nodes(usize, usize),
-}
-
-impl fmt::Display for Reason {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match *self {
-            Reason::Words(words) => f.write_str(words),
-            Reason::Bytes { bytes, variable, threshold } => f.write_str(&compared(bytes, variable, threshold)),
-            Reason::Nodes(nodes, least) => write!(f, "{} < STRATA_TWO_LEVEL_MIN_NODES={least}", counted(nodes, "node")),
-        }
+/// Why a call of a program is the vendor library's, on whatever communicator. Type and operation are the program's numbers.
+pub fn obstacle(collective: Collective, count: usize, dtype: i32, op: i32) -> Option<&'static str> {
+    if !COLLECTIVES.contains(&collective) {
+        return Some("no two levels for this collective");
+    }
+    let Some(dtype) = DataType::from_code(dtype) else { return Some("an unknown type") };
+    if count == 0 {
+        return Some("no elements");
+    }
+    match RedOp::from_code(op) {
+        _ if !collective.reduces() => None,
+        None => Some("an operation of the program's own"),
+        Some(RedOp::Avg) if dtype.is_integer() => Some("averages of integers are rounded once"),
+        Some(_) => None,
     }
 }
 
-fn vendor(words: &'static str) -> VendorRoute {
-    VendorRoute::Vendor(Reason::Words(words))
-}
-
-fn two_level(words: &'static str) -> VendorRoute {
-    VendorRoute::TwoLevel(Reason::Words(words))
-}
-
-/// What holds for all calls of one collective on a communicator.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Rule {
-    /// They all go there.
-    All(VendorRoute),
-    /// They run in two levels up to as many bytes as this variable says.
-    UpTo(&'static str, usize),
-}
-
-/// What holds on one communicator: decided once, so that a call costs a look.
-#[derive(Debug, Clone)]
-pub struct VendorRules {
-    nranks: usize,
-    carrier: Carrier,
-    of: [Rule; COLLECTIVES.len()],
-    /// What is asked before the rule, for collectives about which the user has said nothing.
-    tuned: [Option<Arc<Tuned>>; COLLECTIVES.len()],
-    /// What the cost model says, asked behind the table: by the logarithm of the bytes.
-    model: [Option<u64>; COLLECTIVES.len()],
-}
-
-impl VendorRules {
-    /// The rules on this grid, under the agreed configuration.
-    pub fn new(grid: &Grid, config: &Config, vendor: Vendor, carrier: Carrier) -> VendorRules {
-        let of = COLLECTIVES.map(|collective| rule(collective, grid, config, (vendor, carrier)));
-        let nobody = [const { None }; COLLECTIVES.len()];
-        VendorRules { nranks: grid.nranks(), carrier, of, tuned: nobody, model: [None; COLLECTIVES.len()] }
-    }
-
-    /// The same with a tuning table and a machine whose costs are known.
-    pub fn knowing(mut self, grid: &Arc<Grid>, config: &Config, knowledge: &Knowledge) -> VendorRules {
-        let open = COLLECTIVES.map(|collective| {
-            let said = config.leaves_to_vendor(collective)
-                || config.algorithm(collective) != "auto"
-                || has_thresholds_over(collective, config);
-            let can = if self.carrier.is_own() { grid.nnodes() > 1 } else { is_even(grid) };
-            (can && !said).then_some(collective)
-        });
-        self.tuned = open.map(|open| open.map(|_| knowledge.tuned.clone()));
-        if let Some(machine) = &knowledge.machine {
-            self.model = open.map(|open| model::takes_over(machine, grid, open?, self.carrier));
-        }
-        self
-    }
-
-    /// What goes between nodes.
-    pub fn carrier(&self) -> Carrier {
-        self.carrier
-    }
-
-    /// Whether any call can come to run in two levels: else the communicator needs no further ones.
-    pub fn can_profit(&self) -> bool {
-        let tuned = self.tuned.iter().zip(COLLECTIVES);
-        self.of.iter().any(|rule| !matches!(rule, Rule::All(VendorRoute::Vendor(_))))
-            || self.model.iter().flatten().any(|&sizes| sizes != 0)
-            || tuned.filter_map(|(tuned, collective)| Some((tuned.as_ref()?, collective))).any(|(t, c)| t.takes_over(c))
-    }
-
-    /// Decides for one call.
-    pub fn route(&self, request: &VendorRequest) -> VendorRoute {
-        let VendorRequest { collective, count, dtype, op } = *request;
-        let Some(index) = COLLECTIVES.iter().position(|&other| other == collective) else {
-            return vendor("no two levels for this collective");
-        };
-        let Some(dtype) = DataType::from_code(dtype) else { return vendor("an unknown type") };
-        if count == 0 {
-            return vendor("no elements");
-        }
-        if collective.reduces() {
-            match RedOp::from_code(op) {
-                None => return vendor("an operation of the program's own"),
-                Some(RedOp::Avg) if dtype.is_integer() => return vendor("averages of integers are rounded once"),
-                Some(_) => {}
-            }
-        }
-        let bytes = message_bytes(collective, self.nranks, count.saturating_mul(dtype.size()));
-        match self.tuned[index].as_ref().and_then(|tuned| tuned.leaves_to_vendor(collective, bytes)) {
-            Some(true) => return vendor("the tuning table has it"),
-            Some(false) => return two_level("the tuning table has it"),
-            None => {}
-        }
-        if let Some(sizes) = self.model[index] {
-            return match sizes >> bytes.max(1).ilog2() & 1 {
-                1 => two_level("the cost model sees a clear win"),
-                _ => vendor("the cost model sees no clear win"),
-            };
-        }
-        match self.of[index] {
-            Rule::All(route) => route,
-            Rule::UpTo(variable, threshold) => {
-                let reason = Reason::Bytes { bytes, variable, threshold };
-                match bytes <= threshold {
-                    true => VendorRoute::TwoLevel(reason),
-                    false => VendorRoute::Vendor(reason),
-                }
-            }
-        }
-    }
-}
-
-fn rule(collective: Collective, grid: &Grid, config: &Config, (library, carrier): (Vendor, Carrier)) -> Rule {
-    if config.leaves_to_vendor(collective) {
-        return Rule::All(vendor("STRATA_VENDOR_ONLY or NCCL_ALGO names it"));
-    }
+/// Why no call of a collective can run in two levels on a grid.
+pub(super) fn unfit(collective: Collective, grid: &Grid, carrier: Carrier) -> Option<&'static str> {
     match carrier.is_own() {
-        false if !is_even(grid) => {
-            return Rule::All(vendor("nodes of different sizes, or one rank a node, or one node"))
-        }
-        true if grid.nnodes() == 1 => return Rule::All(vendor("one node")),
-        _ => {}
+        _ if !COLLECTIVES.contains(&collective) => Some("no two levels for this collective"),
+        false if !is_even(grid) => Some("nodes of different sizes, or one rank a node, or one node"),
+        true if grid.nnodes() == 1 => Some("one node"),
+        _ => None,
     }
-    match (config.algorithm(collective), carrier.is_own()) {
-        ("auto", _) => {}
-        (VENDOR, _) => return Rule::All(vendor("named by the environment")),
+}
+
+/// What an algorithm means that the environment names.
+pub(super) fn named(name: &str, collective: Collective, grid: &Arc<Grid>, carrier: Carrier) -> Option<(Route, String)> {
+    let vendor = |why: &str| Some((Route::Vendor, why.to_string()));
+    match (name, carrier.is_own()) {
+        ("auto", _) => None,
+        (VENDOR, _) => vendor("named by the environment"),
         (name, false) if !name.parse().is_ok_and(|choice| algorithms::is_leveled(&choice)) => {
-            return Rule::All(vendor("the environment names an algorithm of the host device's"))
+            vendor("the environment names an algorithm of the host device's")
         }
         (name, true) if !is_possible(name, collective, grid) => {
-            return Rule::All(vendor("the environment names an algorithm that does not do it on these nodes"))
+            vendor("the environment names an algorithm that does not do it on these nodes")
         }
-        _ => return Rule::All(two_level("named by the environment")),
+        _ => Some((Route::TwoLevel, "named by the environment".to_string())),
     }
+}
+
+/// What thresholds say of a message of so many bytes.
+pub(super) fn by_bytes(
+    collective: Collective,
+    bytes: usize,
+    grid: &Grid,
+    config: &Config,
+    library: Vendor,
+) -> (Route, String) {
     let (variable, most) = match collective {
         Collective::AllGather if library.rccl && library.version >= RCCL_HIERARCHICAL => {
-            return Rule::All(vendor("RCCL has two levels of its own"))
+            return (Route::Vendor, "RCCL has two levels of its own".to_string())
         }
         Collective::AllGather => ("STRATA_ALLGATHER_RD_MAX_BYTES", config.all_gather_rd_max_bytes),
         Collective::ReduceScatter => ("STRATA_REDUCESCATTER_RD_MAX_BYTES", config.reduce_scatter_rd_max_bytes),
-        _ => return Rule::All(vendor("the vendor's trees are logarithmic")),
+        _ => return (Route::Vendor, "the vendor's trees are logarithmic".to_string()),
     };
     let (nodes, least) = (grid.nnodes(), config.two_level_min_nodes);
-    match nodes < least {
-        true => Rule::All(VendorRoute::Vendor(Reason::Nodes(nodes, least))),
-        false => Rule::UpTo(variable, most),
+    if nodes < least {
+        return (Route::Vendor, format!("{} < STRATA_TWO_LEVEL_MIN_NODES={least}", counted(nodes, "node")));
     }
+    let route = if bytes <= most { Route::TwoLevel } else { Route::Vendor };
+    (route, compared(bytes, variable, most))
 }
 
 /// Whether an algorithm does a collective on a grid without a board.
-fn is_possible(name: &str, collective: Collective, grid: &Grid) -> bool {
-    let shape = Shape::new(collective, Arc::new(grid.clone()));
+fn is_possible(name: &str, collective: Collective, grid: &Arc<Grid>) -> bool {
+    let shape = Shape::new(collective, grid.clone());
     let does = |choice: Choice| algorithms::supports(&choice, &shape) && !algorithms::is_on_board(&choice);
     name.parse::<Choice>().is_ok_and(does)
 }
@@ -271,15 +145,20 @@ pub fn named_by_nccl_algo(value: &str) -> Vec<Collective> {
 mod tests {
     use super::*;
 
+    use crate::selection::{decide, Context, Decision, Executor, Front, Request};
+
     const NCCL: Vendor = Vendor { version: 23203, rccl: false };
     const F32: i32 = 7;
 
+    fn decision(collective: Collective, count: usize, sizes: &[usize], config: &Config, library: Vendor) -> Decision {
+        let front = Some(Front { library, carrier: Carrier::Vendor });
+        let context = Context { front, ..Context::new(Arc::new(Grid::blocks(sizes)), config.clone(), false) };
+        let obstacle = obstacle(collective, count, F32, 0);
+        decide(&Request { obstacle, ..Request::new(collective, 4 * count) }, &context).unwrap()
+    }
+
     fn routed(collective: Collective, count: usize, sizes: &[usize], config: &Config) -> bool {
-        let request = VendorRequest { collective, count, dtype: F32, op: 0 };
-        matches!(
-            VendorRules::new(&Grid::blocks(sizes), config, NCCL, Carrier::Vendor).route(&request),
-            VendorRoute::TwoLevel(_)
-        )
+        decision(collective, count, sizes, config, NCCL).executor == Executor::SubComms
     }
 
     #[test]
@@ -298,17 +177,13 @@ mod tests {
     #[test]
     fn a_reason_names_the_variable_its_value_and_the_call_s() {
         let why = |count, nodes: usize| {
-            let request = VendorRequest { collective: Collective::AllGather, count, dtype: F32, op: 0 };
-            let grid = Grid::blocks(&vec![4; nodes]);
             let config = Config { all_gather_rd_max_bytes: 1 << 20, two_level_min_nodes: 8, ..Config::default() };
-            match VendorRules::new(&grid, &config, NCCL, Carrier::Vendor).route(&request) {
-                VendorRoute::TwoLevel(why) => format!("ours: {why}"),
-                VendorRoute::Vendor(why) => format!("vendor: {why}"),
-            }
+            let decision = decision(Collective::AllGather, count, &vec![4; nodes], &config, NCCL);
+            format!("{:?}: {}", decision.executor, decision.reason)
         };
-        assert_eq!(why(1000, 8), "ours: 128000 bytes <= STRATA_ALLGATHER_RD_MAX_BYTES=1048576");
-        assert_eq!(why(10_000, 8), "vendor: 1280000 bytes > STRATA_ALLGATHER_RD_MAX_BYTES=1048576");
-        assert_eq!(why(1000, 7), "vendor: 7 nodes < STRATA_TWO_LEVEL_MIN_NODES=8");
+        assert_eq!(why(1000, 8), "SubComms: 128000 bytes <= STRATA_ALLGATHER_RD_MAX_BYTES=1048576");
+        assert_eq!(why(10_000, 8), "Vendor: 1280000 bytes > STRATA_ALLGATHER_RD_MAX_BYTES=1048576");
+        assert_eq!(why(1000, 7), "Vendor: 7 nodes < STRATA_TWO_LEVEL_MIN_NODES=8");
     }
 
     #[test]
@@ -332,29 +207,19 @@ mod tests {
 
     #[test]
     fn operations_that_do_not_compose_are_left_to_the_vendor() {
-        let config = Config { reduce_scatter_algo: "two_level".to_string(), ..Config::default() };
-        let routed = |dtype, op| {
-            let request = VendorRequest { collective: Collective::ReduceScatter, count: 1, dtype, op };
-            matches!(
-                VendorRules::new(&Grid::blocks(&[2, 2]), &config, NCCL, Carrier::Vendor).route(&request),
-                VendorRoute::TwoLevel(_)
-            )
-        };
-        assert!(routed(F32, 4), "averages of floats");
-        assert!(!routed(2, 4), "averages of integers");
-        assert!(!routed(F32, 5), "made by the program");
-        assert!(!routed(99, 0));
+        let can = |dtype, op| obstacle(Collective::ReduceScatter, 1, dtype, op).is_none();
+        assert!(can(F32, 4), "averages of floats");
+        assert!(!can(2, 4), "averages of integers");
+        assert!(!can(F32, 5), "made by the program");
+        assert!(!can(99, 0));
+        assert!(obstacle(Collective::AllGather, 1, 2, 99).is_none(), "it has no operation");
     }
 
     #[test]
     fn rccl_keeps_its_own_two_levels() {
-        let request = VendorRequest { collective: Collective::AllGather, count: 1, dtype: F32, op: 0 };
         let routed = |version| {
-            let vendor = Vendor { version, rccl: true };
-            matches!(
-                VendorRules::new(&Grid::blocks(&[4; 8]), &Config::default(), vendor, Carrier::Vendor).route(&request),
-                VendorRoute::TwoLevel(_)
-            )
+            let library = Vendor { version, rccl: true };
+            decision(Collective::AllGather, 1, &[4; 8], &Config::default(), library).executor == Executor::SubComms
         };
         assert!(routed(22707));
         assert!(!routed(22803));

@@ -6,9 +6,11 @@ use super::{calls, told, Attached, End, Handle};
 use crate::algorithms::{build_with_calls, Choice};
 use crate::carrier::Carrier;
 use crate::communicator::Comm;
+use crate::dtype::DataType;
 use crate::error::{Code, Error, Result, SUCCESS};
 use crate::plan::{Buffer, Collective, LinkLevel, Shape};
-use crate::selection::vendor::{Reason, Vendor, VendorRequest, VendorRoute, VendorRules};
+use crate::selection::vendor::{self, Vendor};
+use crate::selection::{can_profit, Context, Decision, Executor, Front, Request, Selector};
 use crate::topo::Rank;
 use crate::vendor::calls::{SubConfig, VendorAddress, VendorStream};
 use crate::vendor::plan::{lower, VendorPlan};
@@ -48,7 +50,7 @@ pub struct SubComms {
     rail: Option<Handle>,
     /// The program's number of the communicator's GPU.
     device: i32,
-    rules: VendorRules,
+    selector: Selector,
     companion: Arc<Comm>,
     scratch: StreamScratch,
     plans: Mutex<Plans>,
@@ -122,8 +124,9 @@ impl SubComms {
             return Ok(None);
         }
         let carrier = if companion.gpu().is_some() { config.inter.in_front() } else { Carrier::Vendor };
-        let rules = VendorRules::new(grid, config, vendor, carrier).knowing(grid, config, &companion.knowledge);
-        if !library.can_split() || !rules.can_profit() {
+        let front = Some(Front { library: vendor, carrier });
+        let context = Context { front, ..companion.selector.context() };
+        if !library.can_split() || !can_profit(&context) {
             return Ok(None);
         }
         let me = Rank::from_index(companion.rank());
@@ -150,7 +153,8 @@ impl SubComms {
         if let (Ok(true), Ok(node), Ok(rail)) = (&all, node_comm, rail_comm) {
             let (scratch, device) = (StreamScratch::default(), calls::device(library, parent));
             let (companion, plans) = (companion.clone(), Mutex::default());
-            return Ok(Some(SubComms { node, rail, device, rules, companion, scratch, plans, ended }));
+            let selector = Selector::new(context);
+            return Ok(Some(SubComms { node, rail, device, selector, companion, scratch, plans, ended }));
         }
         for (level, made) in [("node", node_comm), ("rail", rail_comm)] {
             match made {
@@ -166,15 +170,13 @@ impl SubComms {
     /// A call with its plan, if it runs in two levels.
     pub fn prepare(&self, attached: &Arc<Attached>, call: VendorCall) -> Option<Prepared> {
         self.rail?;
-        let VendorCall { collective, count, dtype, op, .. } = call;
-        let VendorRoute::TwoLevel(reason) = self.rules.route(&VendorRequest { collective, count, dtype, op }) else {
-            return None;
-        };
+        let decision = self.decide(&call).filter(|decision| decision.executor == Executor::SubComms)?;
+        let VendorCall { collective, count, dtype, .. } = call;
         if attached.symmetric.load(Ordering::Acquire) || call.send == 0 || call.recv == 0 {
             return None;
         }
-        let element = crate::dtype::DataType::from_code(dtype)?.size();
-        let plan = self.plan(collective, self.in_place(&call, element), reason)?;
+        let element = DataType::from_code(dtype)?.size();
+        let plan = self.plan(collective, self.in_place(&call, element), &decision.reason)?;
         let chunk = count / plan.chunks_per_block;
         let scratch_bytes = plan.scratch_chunks.checked_mul(chunk)?.checked_mul(element)?;
         if scratch_bytes > self.most_scratch() || driver::is_captured(call.stream) {
@@ -209,7 +211,7 @@ impl SubComms {
         }
     }
 
-    fn plan(&self, collective: Collective, in_place: bool, reason: Reason) -> Option<Arc<VendorPlan>> {
+    fn plan(&self, collective: Collective, in_place: bool, reason: &str) -> Option<Arc<VendorPlan>> {
         let mut plans = crate::sync::locked(&self.plans);
         let make = || {
             let grid = self.companion.grid();
@@ -234,10 +236,14 @@ impl SubComms {
         self.rail.is_none()
     }
 
-    /// Whether a call is to run in two levels.
-    pub fn takes(&self, call: &VendorCall) -> bool {
+    /// Who runs a call, and how. Nothing where the vendor library alone does it.
+    pub fn decide(&self, call: &VendorCall) -> Option<Arc<Decision>> {
         let VendorCall { collective, count, dtype, op, .. } = *call;
-        matches!(self.rules.route(&VendorRequest { collective, count, dtype, op }), VendorRoute::TwoLevel(_))
+        let bytes = DataType::from_code(dtype).map_or(0, |dtype| count.saturating_mul(dtype.size()));
+        let obstacle = vendor::obstacle(collective, count, dtype, op);
+        let decided = self.selector.decide(&Request { obstacle, ..Request::new(collective, bytes) });
+        // What cannot be decided is not taken, on all ranks alike.
+        decided.ok().filter(|decision| decision.executor != Executor::Vendor)
     }
 
     /// Strata's communicator of the same ranks.

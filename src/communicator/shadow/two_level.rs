@@ -122,9 +122,10 @@ impl SubComms {
     pub fn own_call(&self, attached: &Attached, call: &VendorCall) -> Option<Launch> {
         let VendorCall { collective, count, dtype, op, stream, .. } = *call;
         let symmetric = attached.symmetric.load(Ordering::Acquire);
-        if !self.is_own() || symmetric || call.send == 0 || call.recv == 0 || !self.takes(call) {
+        if !self.is_own() || symmetric || call.send == 0 || call.recv == 0 {
             return None;
         }
+        let decision = self.decide(call)?;
         if driver::is_captured(stream) {
             static TOLD: Once = Once::new();
             let text = "calls on a stream that is being captured into a graph are the vendor's library's";
@@ -160,6 +161,7 @@ impl SubComms {
             factor_at: None,
             root: Rank(0),
             algorithm: None,
+            decision: Some(decision),
         };
         Some(Launch { comm, operation: Operation::Collective(collective_call), stream: StreamRef::Gpu(stream) })
     }

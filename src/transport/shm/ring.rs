@@ -165,3 +165,84 @@ impl Consumer {
 pub fn max_eager(segment: &Segment) -> usize {
     super::segment::ring_bytes(segment.ranks()) / 8
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+
+    /// Under Miri, which finds races and invalid references, a little of everything takes a minute.
+    const RECORDS: u64 = if cfg!(miri) { 60 } else { 20_000 };
+
+    /// Lengths by number: short ones, and such that a few of them fill the ring, so that its end is met and space runs out.
+    fn body_len(number: u64, most: usize) -> usize {
+        match number % 5 {
+            0 => 0,
+            1..=3 => (number * 37 % 200) as usize,
+            _ => most - (number % 64) as usize,
+        }
+    }
+
+    fn header(number: u64, body: usize) -> RecordHeader {
+        let envelope = Envelope { channel: number as u16, sequence: number, signature: !number as u32 };
+        let (len, slot) = (0, NO_SLOT);
+        RecordHeader {
+            kind: RecordKind::Eager,
+            len,
+            envelope,
+            bytes: body,
+            slot,
+            pieces: 0,
+            keys: 0,
+            body: body as u32,
+        }
+    }
+
+    #[test]
+    fn records_arrive_whole_and_in_order_on_another_thread() {
+        let segment = Arc::new(Segment::of_heap(2));
+        let most = Producer::new(&segment, 0, 1).max_body();
+        let sender = segment.clone();
+        let send = std::thread::spawn(move || {
+            let mut producer = Producer::new(&sender, 0, 1);
+            let mut waits = 0u64;
+            for number in 0..RECORDS {
+                let body = body_len(number, most);
+                let at = loop {
+                    match producer.reserve(&sender, body) {
+                        Some(at) => break at,
+                        None => {
+                            waits += 1;
+                            while !producer.take_relief(&sender) {
+                                std::thread::yield_now();
+                            }
+                        }
+                    }
+                };
+                producer.body(at, body).write(&vec![number as u8; body]);
+                producer.publish(&sender, at, header(number, body));
+            }
+            waits
+        });
+        let mut consumer = Consumer::new(&segment, 0, 1);
+        for number in 0..RECORDS {
+            let (found, body) = loop {
+                match consumer.next(&segment).unwrap() {
+                    Some(record) => break record,
+                    None => std::thread::yield_now(),
+                }
+            };
+            let len = body_len(number, most);
+            let mut bytes = vec![0; len];
+            body.read(&mut bytes);
+            let expected = RecordHeader { len: record_len(len), ..header(number, len) };
+            assert_eq!(found, expected);
+            assert!(bytes.iter().all(|byte| *byte == number as u8), "record {number}");
+            consumer.advance(&segment, &found);
+            consumer.take_hunger(&segment);
+        }
+        let waits = send.join().unwrap();
+        assert!(waits > 0, "the ring was never full");
+        assert!(!consumer.has_record(&segment));
+    }
+}

@@ -12,6 +12,8 @@
 use crate::error::{Error, Result};
 use crate::memory::mapping::{Access, Mapping};
 use crate::memory::Bytes;
+#[cfg(test)]
+use crate::memory::{Arena, Region};
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
@@ -103,8 +105,16 @@ pub const FACES: usize = 2;
 /// The mapped segment.
 #[derive(Debug)]
 pub struct Segment {
-    mapping: Mapping,
+    memory: SegmentMemory,
     ranks: usize,
+}
+
+#[derive(Debug)]
+enum SegmentMemory {
+    Mapped(Mapping),
+    /// Of this process alone, for ranks that are threads under a checker that knows no mappings.
+    #[cfg(test)]
+    Heap(Region, #[allow(dead_code, reason = "the region's memory")] Arena),
 }
 
 /// Bytes of each ring on a node of so many ranks.
@@ -142,7 +152,24 @@ impl Segment {
     pub fn map(file: impl AsFd, ranks: usize) -> Result<Segment> {
         let mapping = Mapping::new(file, 0, Segment::bytes(ranks), Access::ReadWrite, false)
             .map_err(|error| Error::System(format!("mapping the node's shared segment: {error}")))?;
-        Ok(Segment { mapping, ranks })
+        Ok(Segment { memory: SegmentMemory::Mapped(mapping), ranks })
+    }
+
+    /// A segment of this process alone.
+    #[cfg(test)]
+    pub fn of_heap(ranks: usize) -> Segment {
+        let mut arena = Arena::new(Segment::bytes(ranks));
+        // SAFETY: the arena must outlive every use; because the segment has it, and gives the region out borrowed.
+        let region = unsafe { arena.region().unbound() };
+        Segment { memory: SegmentMemory::Heap(region, arena), ranks }
+    }
+
+    fn region(&self) -> Bytes<'_> {
+        match &self.memory {
+            SegmentMemory::Mapped(mapping) => mapping.region(),
+            #[cfg(test)]
+            SegmentMemory::Heap(region, _) => *region,
+        }
     }
 
     /// How many local ranks it is for.
@@ -152,7 +179,7 @@ impl Segment {
 
     /// A reference to atomics in the segment.
     fn at<T>(&self, offset: usize) -> &T {
-        let place = self.mapping.region().part(offset, size_of::<T>());
+        let place = self.region().part(offset, size_of::<T>());
         assert!(place.as_ptr().cast::<T>().is_aligned());
         // SAFETY: the place must hold a T and be written only through atomics; because it lies inside the mapping, is
         // aligned, T consists of atomic integers (any bits are valid), and no ring overlaps it.
@@ -175,7 +202,7 @@ impl Segment {
     pub fn face(&self, local: usize, face: usize) -> Face<'_> {
         let cell = &self.board(local).faces[face];
         let offset = boards_at(self.ranks) + (local * FACES + face) * BOARD_BYTES;
-        Face { cell, data: self.mapping.region().part(offset, BOARD_BYTES) }
+        Face { cell, data: self.region().part(offset, BOARD_BYTES) }
     }
 
     fn pair(&self, from: usize, to: usize) -> usize {
@@ -191,6 +218,6 @@ impl Segment {
     /// The ring from `from` to `to`.
     pub fn ring(&self, from: usize, to: usize) -> Bytes<'_> {
         let bytes = ring_bytes(self.ranks);
-        self.mapping.region().part(rings_at(self.ranks) + self.pair(from, to) * bytes, bytes)
+        self.region().part(rings_at(self.ranks) + self.pair(from, to) * bytes, bytes)
     }
 }

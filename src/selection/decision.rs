@@ -1,0 +1,607 @@
+//! Who does a call, and how: one decision, by an ordered list of policies.
+//!
+//! A decision is a pure function of what is equal on all ranks: the call, the grid, the configuration that rank 0 sent when
+//! the communicator was made, and what is known of the machine. It is made where a call is accepted, and the engine is handed
+//! it. In front of a vendor library the policies are asked twice: who does the call, and if Strata's own transports carry it,
+//! by which algorithm.
+#![forbid(unsafe_code)]
+
+use super::table::{has_thresholds, has_thresholds_over, Tuned};
+use super::vendor::{self, Route, Vendor, VENDOR};
+use super::{cost, message_bytes, model, thresholds};
+use crate::algorithms::{self, Choice};
+use crate::carrier::Carrier;
+use crate::config::Config;
+use crate::error::{Error, Result};
+use crate::plan::{Collective, Shape};
+use crate::sim::price::PricedPlan;
+use crate::sim::Cluster;
+use crate::topo::Grid;
+use rustc_hash::FxHashMap;
+use std::sync::{Arc, PoisonError, RwLock};
+
+/// What a communicator knows beside its configuration; the same on all its ranks.
+#[derive(Debug, Clone, Default)]
+pub struct Knowledge {
+    /// The rows of rank 0's tuning table.
+    pub tuned: Arc<Tuned>,
+    /// What the cost model goes by: the machine that `STRATA_MACHINE` names, or the links as they were measured.
+    pub machine: Option<Arc<Cluster>>,
+}
+
+/// The vendor library in front of which a communicator is.
+#[derive(Debug, Clone, Copy)]
+pub struct Front {
+    /// The library.
+    pub library: Vendor,
+    /// What moves messages between nodes in calls that the library does not do alone.
+    pub carrier: Carrier,
+}
+
+/// What all decisions of a communicator rest on; the same on all its ranks.
+#[derive(Debug, Clone)]
+pub struct Context {
+    /// Where the ranks are.
+    pub grid: Arc<Grid>,
+    /// Rank 0's settings.
+    pub config: Config,
+    /// The tuning table and the machine.
+    pub knowledge: Knowledge,
+    /// Whether all ranks of the one node share a board.
+    pub board: bool,
+    /// The vendor library, if a program has one.
+    pub front: Option<Front>,
+}
+
+impl Context {
+    /// Without a vendor library, a table or a machine.
+    pub fn new(grid: Arc<Grid>, config: Config, board: bool) -> Context {
+        Context { grid, config, knowledge: Knowledge::default(), board, front: None }
+    }
+}
+
+/// What a call is decided by.
+#[derive(Debug, Clone, Copy)]
+pub struct Request<'a> {
+    /// What is to be done.
+    pub collective: Collective,
+    /// Bytes of one block: of the vector for all-reduce, broadcast and reduce, of one rank's part for the others.
+    pub block_bytes: usize,
+    /// An algorithm named by the call itself.
+    pub named: Option<&'a str>,
+    /// Why only the vendor library can do the call, on whatever communicator.
+    pub obstacle: Option<&'static str>,
+}
+
+impl Request<'_> {
+    /// A call that names no algorithm.
+    pub fn new(collective: Collective, block_bytes: usize) -> Request<'static> {
+        Request { collective, block_bytes, named: None, obstacle: None }
+    }
+
+    /// The bytes that thresholds and tables speak of.
+    pub fn message_bytes(&self, context: &Context) -> usize {
+        message_bytes(self.collective, context.grid.nranks(), self.block_bytes)
+    }
+}
+
+/// How Strata's own transports run a call.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Selection {
+    /// The algorithm.
+    pub choice: Choice,
+    /// Bytes of each block handled at a time; `usize::MAX` handles the message whole.
+    pub segment_bytes: usize,
+    /// Segments in flight.
+    pub window: usize,
+}
+
+/// Who runs a call.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Executor {
+    /// The vendor library alone.
+    Vendor,
+    /// The vendor library's communicators of nodes and rails, in two levels.
+    SubComms,
+    /// Strata's own transports.
+    Own(Selection),
+}
+
+/// How a call is run, and why.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Decision {
+    /// The first policy that had an opinion.
+    pub by: Policy,
+    /// Who runs it.
+    pub executor: Executor,
+    /// Why, in words: what was compared with what.
+    pub reason: String,
+}
+
+/// What can decide a call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Policy {
+    /// What two levels in front of a vendor library cannot do.
+    Conditions,
+    /// `STRATA_VENDOR_ONLY` and `NCCL_ALGO`, in front of a vendor library.
+    VendorOnly,
+    /// An algorithm named by the call, or by `STRATA_<COLLECTIVE>_ALGO`.
+    Named,
+    /// Thresholds that the user has set.
+    Thresholds,
+    /// `STRATA_TUNING_TABLE`.
+    TuningTable,
+    /// The cost model, of `STRATA_MACHINE` or of measured links, where it sees a clear win.
+    CostModel,
+    /// Thresholds that nobody has set.
+    Defaults,
+}
+
+/// The order in which policies are asked. The last one always has an opinion.
+pub const POLICIES: [Policy; 7] = [
+    Policy::Conditions,
+    Policy::VendorOnly,
+    Policy::Named,
+    Policy::Thresholds,
+    Policy::TuningTable,
+    Policy::CostModel,
+    Policy::Defaults,
+];
+
+/// Decides a call.
+pub fn decide(request: &Request<'_>, context: &Context) -> Result<Decision> {
+    let taken = match context.front {
+        None => None,
+        Some(front) => {
+            let (by, route, reason) =
+                routed((request.collective, request.obstacle), request.message_bytes(context), context, front)
+                    .ok_or_else(|| Error::Internal("no policy says who does a call".to_string()))?;
+            match route {
+                Route::Vendor => return Ok(Decision { by, executor: Executor::Vendor, reason }),
+                Route::TwoLevel if front.carrier.is_own() => Some((by, reason)),
+                Route::TwoLevel => return Ok(Decision { by, executor: Executor::SubComms, reason }),
+            }
+        }
+    };
+    for policy in POLICIES {
+        if let Some((selection, how)) = policy.select(request, context)? {
+            let (by, reason) = match taken {
+                None => (policy, how),
+                Some((by, why)) if why == how => (by, why),
+                Some((by, why)) => (by, format!("{why}; {how}")),
+            };
+            return Ok(Decision { by, executor: Executor::Own(selection), reason });
+        }
+    }
+    Err(Error::Internal("no policy names an algorithm".to_string()))
+}
+
+/// Whether any call in front of a vendor library can come to be Strata's: else the communicator needs no further ones.
+pub fn can_profit(context: &Context) -> bool {
+    let Some(front) = context.front else { return true };
+    vendor::COLLECTIVES.into_iter().any(|collective| {
+        let ours = |bytes| matches!(routed((collective, None), bytes, context, front), Some((_, Route::TwoLevel, _)));
+        // A row of the table may be about sizes between two powers of 2.
+        let rows = context.knowledge.tuned.taken_over(collective).take(MOST_ROWS_TRIED);
+        rows.chain((0..usize::BITS - 1).map(|log| 1 << log)).any(ours)
+    })
+}
+
+/// Who does a call of so many bytes in front of a vendor library: by the first policy with an opinion.
+fn routed(
+    (collective, obstacle): (Collective, Option<&'static str>),
+    bytes: usize,
+    context: &Context,
+    front: Front,
+) -> Option<(Policy, Route, String)> {
+    POLICIES.iter().find_map(|policy| {
+        let (route, reason) = policy.route((collective, obstacle), bytes, context, front)?;
+        Some((*policy, route, reason))
+    })
+}
+
+impl Policy {
+    /// Its name, as `strata explain` shows it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Policy::Conditions => "conditions",
+            Policy::VendorOnly => "vendor forced",
+            Policy::Named => "algorithm named",
+            Policy::Thresholds => "thresholds of the user",
+            Policy::TuningTable => "tuning table",
+            Policy::CostModel => "cost model",
+            Policy::Defaults => "defaults",
+        }
+    }
+
+    /// What it says of a call by itself, whoever decides: with its reason. Nothing where it has no opinion.
+    pub fn opinion(self, request: &Request<'_>, context: &Context) -> Result<Option<(Executor, String)>> {
+        let Some(front) = context.front else {
+            let selected = self.select(request, context)?;
+            return Ok(selected.map(|(selection, reason)| (Executor::Own(selection), reason)));
+        };
+        let call = (request.collective, request.obstacle);
+        Ok(self.route(call, request.message_bytes(context), context, front).map(|(route, reason)| match route {
+            Route::Vendor => (Executor::Vendor, reason),
+            Route::TwoLevel => (Executor::SubComms, reason),
+        }))
+    }
+
+    /// Who does a call in front of a vendor library.
+    fn route(
+        self,
+        (collective, obstacle): (Collective, Option<&'static str>),
+        bytes: usize,
+        context: &Context,
+        front: Front,
+    ) -> Option<(Route, String)> {
+        let Context { grid, config, knowledge, .. } = context;
+        match self {
+            Policy::Conditions => {
+                let why = obstacle.or_else(|| vendor::unfit(collective, grid, front.carrier))?;
+                Some((Route::Vendor, why.to_string()))
+            }
+            Policy::VendorOnly if config.leaves_to_vendor(collective) => {
+                Some((Route::Vendor, "STRATA_VENDOR_ONLY or NCCL_ALGO names it".to_string()))
+            }
+            Policy::VendorOnly => None,
+            Policy::Named => vendor::named(config.algorithm(collective), collective, grid, front.carrier),
+            Policy::Thresholds if has_thresholds_over(collective, config) => {
+                Some(vendor::by_bytes(collective, bytes, grid, config, front.library))
+            }
+            Policy::Thresholds => None,
+            Policy::TuningTable => {
+                let route = match knowledge.tuned.leaves_to_vendor(collective, bytes)? {
+                    true => Route::Vendor,
+                    false => Route::TwoLevel,
+                };
+                Some((route, "the tuning table has it".to_string()))
+            }
+            Policy::CostModel => {
+                let machine = knowledge.machine.as_ref()?;
+                Some(match model::takes_over(machine, grid, collective, front.carrier, bytes)? {
+                    true => (Route::TwoLevel, "the cost model sees a clear win".to_string()),
+                    false => (Route::Vendor, "the cost model sees no clear win".to_string()),
+                })
+            }
+            Policy::Defaults => Some(vendor::by_bytes(collective, bytes, grid, config, front.library)),
+        }
+    }
+
+    /// By which algorithm Strata's own transports do a call.
+    fn select(self, request: &Request<'_>, context: &Context) -> Result<Option<(Selection, String)>> {
+        let Context { grid, config, knowledge, .. } = context;
+        let Request { collective, .. } = *request;
+        let by_thresholds = || {
+            let (choice, reason) = thresholds::choose(request, context);
+            Ok((selected(choice, (0, 0), request, context)?, reason))
+        };
+        match self {
+            Policy::Conditions | Policy::VendorOnly => Ok(None),
+            Policy::Named => {
+                let (name, by) = match (request.named, config.algorithm(collective)) {
+                    (Some(name), _) => (name, "named by the call"),
+                    (None, "auto") => return Ok(None),
+                    (None, name) => (name, "named by the environment"),
+                };
+                let choice = named_choice(name, collective, grid)?;
+                Ok(Some((selected(choice, (0, 0), request, context)?, by.to_string())))
+            }
+            Policy::Thresholds if !has_thresholds(collective, config) => Ok(None),
+            Policy::Thresholds | Policy::Defaults => by_thresholds().map(Some),
+            Policy::TuningTable => match knowledge.tuned.advice(request, context) {
+                None => Ok(None),
+                Some(advice) => {
+                    let selection = selected(advice.choice, (advice.segment_bytes, advice.window), request, context)?;
+                    Ok(Some((selection, advice.reason)))
+                }
+            },
+            Policy::CostModel => match &knowledge.machine {
+                None => Ok(None),
+                Some(machine) => Ok(by_model(by_thresholds()?.0, request, context, machine)),
+            },
+        }
+    }
+}
+
+/// An algorithm with its segments and window: as asked for, or by default where that is 0.
+fn selected(
+    choice: Choice,
+    (segments, window): (usize, usize),
+    request: &Request<'_>,
+    context: &Context,
+) -> Result<Selection> {
+    let Context { grid, config, board, .. } = context;
+    let on_board = algorithms::is_on_board(&choice);
+    if on_board && !board {
+        let text = "algorithm board needs shared memory between all ranks of the node";
+        return Err(Error::InvalidUsage(text.to_string()));
+    }
+    let segment_bytes = match config.segment_bytes {
+        _ if on_board => thresholds::board_segment(request.collective, grid.nranks()),
+        0 if segments > 0 => segments,
+        0 => thresholds::segment(&choice, request.collective, grid),
+        bytes => bytes,
+    };
+    let window = match window {
+        1.. if !config.is_given("STRATA_WINDOW") => window,
+        _ => config.window,
+    };
+    Ok(Selection { choice, segment_bytes, window: window.clamp(1, 64) })
+}
+
+/// What the cost model would rather have than a selection by thresholds, if that is one of those it prices.
+fn by_model(
+    selection: Selection,
+    request: &Request<'_>,
+    context: &Context,
+    machine: &Cluster,
+) -> Option<(Selection, String)> {
+    let Context { grid, config, .. } = context;
+    let Selection { choice, segment_bytes, window } = selection;
+    if grid.nnodes() == 1 || !cost::COLLECTIVES.contains(&request.collective) || !cost::prices(&choice) {
+        return None;
+    }
+    let node = choice.node.clone();
+    let route = PricedPlan { choice, segment_bytes, window, carrier: Carrier::Mpi };
+    let (better, reason) = model::better(machine, grid, request.collective, request.message_bytes(context), &route)?;
+    let selection = Selection {
+        choice: Choice { node, ..better.choice },
+        segment_bytes: if config.is_given("STRATA_SEGMENT_BYTES") { segment_bytes } else { better.segment_bytes },
+        window: if config.is_given("STRATA_WINDOW") { window } else { better.window },
+    };
+    Some((selection, reason))
+}
+
+/// The algorithm of this name, or an error that says which ones do the collective here.
+pub(super) fn named_choice(name: &str, collective: Collective, grid: &Arc<Grid>) -> Result<Choice> {
+    if name == VENDOR {
+        let text = format!("{} is left to the vendor's library, and there is none", collective.name());
+        return Err(Error::InvalidUsage(text));
+    }
+    let choice: Choice = name.parse()?;
+    if algorithms::choices(collective, grid).contains(&choice)
+        || algorithms::supports(&choice, &Shape::new(collective, grid.clone()))
+    {
+        return Ok(choice);
+    }
+    let known: Vec<String> = algorithms::choices(collective, grid).iter().map(Choice::to_string).collect();
+    Err(Error::InvalidUsage(format!(
+        "algorithm {name} does not do {} on {grid}; these do: {}",
+        collective.name(),
+        known.join(", ")
+    )))
+}
+
+/// Rows of a tuning table that are tried when a communicator is made.
+const MOST_ROWS_TRIED: usize = 64;
+/// Calls that differ in nothing that a decision rests on.
+type Key = (Collective, usize, Option<&'static str>);
+/// Decisions that are kept; a program with more shapes of calls has them made again.
+const KEPT: usize = 4096;
+
+/// The decisions of one communicator: made once for each shape of call, and kept.
+#[derive(Debug)]
+pub struct Selector {
+    state: RwLock<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    context: Context,
+    kept: FxHashMap<Key, Arc<Decision>>,
+    kept_by_name: FxHashMap<String, FxHashMap<Key, Arc<Decision>>>,
+}
+
+impl Selector {
+    /// For a communicator with this context.
+    pub fn new(context: Context) -> Selector {
+        let state = State { context, kept: FxHashMap::default(), kept_by_name: FxHashMap::default() };
+        Selector { state: RwLock::new(state) }
+    }
+
+    /// What its decisions rest on.
+    pub fn context(&self) -> Context {
+        self.state.read().unwrap_or_else(PoisonError::into_inner).context.clone()
+    }
+
+    /// Has later decisions made by this machine as well. All ranks do so between the same two operations.
+    pub fn know_machine(&self, machine: Arc<Cluster>) {
+        let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
+        state.context.knowledge.machine = Some(machine);
+        state.kept.clear();
+        state.kept_by_name.clear();
+    }
+
+    /// Decides a call.
+    pub fn decide(&self, request: &Request<'_>) -> Result<Arc<Decision>> {
+        let key = (request.collective, request.block_bytes, request.obstacle);
+        let state = self.state.read().unwrap_or_else(PoisonError::into_inner);
+        let kept = match request.named {
+            None => state.kept.get(&key),
+            Some(name) => state.kept_by_name.get(name).and_then(|kept| kept.get(&key)),
+        };
+        if let Some(decision) = kept {
+            return Ok(decision.clone());
+        }
+        let decision = Arc::new(decide(request, &state.context)?);
+        drop(state);
+        let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
+        let kept = match request.named {
+            None => &mut state.kept,
+            Some(name) => state.kept_by_name.entry(name.to_string()).or_default(),
+        };
+        if kept.len() == KEPT {
+            kept.clear();
+        }
+        // Another thread may have been quicker.
+        Ok(kept.entry(key).or_insert(decision).clone())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::table::tests::{row, tuned};
+    use super::super::table::{Row, Size};
+    use super::*;
+
+    fn context(grid: Grid, config: &Config) -> Context {
+        Context::new(Arc::new(grid), config.clone(), true)
+    }
+
+    fn decided(request: &Request<'_>, context: &Context) -> (Policy, String) {
+        let decision = decide(request, context).unwrap();
+        match decision.executor {
+            Executor::Own(selection) => (decision.by, selection.choice.to_string()),
+            other => (decision.by, format!("{other:?}")),
+        }
+    }
+
+    fn chosen(collective: Collective, block_bytes: usize, grid: Grid, config: &Config) -> String {
+        decided(&Request::new(collective, block_bytes), &context(grid, config)).1
+    }
+
+    fn set(variable: &str, value: &str, mut config: Config) -> Config {
+        assert_eq!(config.set(variable, value), Some(Ok(())));
+        config.given.insert(variable.to_string());
+        config
+    }
+
+    #[test]
+    fn several_nodes_get_two_levels_and_the_threshold_splits_log_from_ring() {
+        let config = Config { all_gather_rd_max_bytes: 8000, ..Config::default() };
+        let grid = Grid::blocks(&[4, 4]);
+        assert_eq!(chosen(Collective::AllGather, 1000, grid.clone(), &config), "two_level(direct,log)");
+        assert_eq!(chosen(Collective::AllGather, 1001, grid, &config), "two_level(direct,ring)");
+    }
+
+    #[test]
+    fn one_node_gets_the_board_where_its_ranks_share_one() {
+        let config = Config::default();
+        let on = |board, collective, block_bytes, config: &Config| {
+            let context = Context { board, ..context(Grid::flat(4), config) };
+            decided(&Request::new(collective, block_bytes), &context).1
+        };
+        assert_eq!(on(true, Collective::AllGather, 1001, &config), "board");
+        assert_eq!(on(true, Collective::AllReduce, 131_072 / 3, &config), "board");
+        assert_eq!(on(true, Collective::AllReduce, 131_072 / 3 + 1, &config), "board_two_rounds");
+        assert_eq!(on(false, Collective::AllGather, 1001, &config), "direct");
+        assert_eq!(on(true, Collective::AllToAll, 1001, &config), "direct");
+        let off = Config { board: false, ..config };
+        assert_eq!(on(true, Collective::AllGather, 1001, &off), "direct");
+        let named = Request { named: Some("board"), ..Request::new(Collective::AllGather, 8) };
+        let refused = decide(&named, &Context { board: false, ..context(Grid::flat(4), &off) });
+        assert!(matches!(refused, Err(Error::InvalidUsage(_))), "{refused:?}");
+    }
+
+    #[test]
+    fn the_environment_s_algorithm_wins_and_an_impossible_one_is_refused() {
+        let config = Config { all_gather_algo: "ring".to_string(), ..Config::default() };
+        assert_eq!(chosen(Collective::AllGather, 1, Grid::flat(4), &config), "ring");
+        let config = Config { all_gather_algo: "rd".to_string(), ..Config::default() };
+        let error = decide(&Request::new(Collective::AllGather, 1), &context(Grid::flat(3), &config)).unwrap_err();
+        assert!(matches!(&error, Error::InvalidUsage(text) if text.contains("these do: ")), "{error:?}");
+    }
+
+    #[test]
+    fn every_collective_gets_a_choice_that_exists_for_every_shape() {
+        let grids = [vec![1], vec![5], vec![2, 2], vec![3, 1, 4], vec![1, 1, 1], vec![20, 3]];
+        for sizes in grids {
+            let context = context(Grid::blocks(&sizes), &Config::default());
+            for collective in Collective::ALL {
+                for block_bytes in [1, 1 << 12, 1 << 20, 1 << 30] {
+                    let decision = decide(&Request::new(collective, block_bytes), &context).unwrap();
+                    let Executor::Own(selection) = decision.executor else { panic!("there is no vendor library") };
+                    let shape = Shape::new(collective, context.grid.clone());
+                    assert!(algorithms::supports(&selection.choice, &shape), "{} {sizes:?}", selection.choice);
+                }
+            }
+        }
+    }
+
+    /// Each policy decides when those before it are silent: the settings are taken back one by one.
+    #[test]
+    fn policies_are_asked_in_their_order() {
+        let collective = Collective::AllGather;
+        let machine = Some(Arc::new(Cluster::find("frontier").unwrap()));
+        let grid = Grid::blocks(&[8; 32]);
+        let table = Knowledge { tuned: Arc::new(tuned(&[row(collective, 1 << 20, "two_level(ring,ring)")])), machine };
+        let model = Knowledge { tuned: Arc::default(), machine: table.machine.clone() };
+        let named = set("STRATA_ALLGATHER_ALGO", "ring", Config::default());
+        let threshold = |config| set("STRATA_ALLGATHER_RD_MAX_BYTES", "1048575", config);
+        let by = |knowledge: &Knowledge, config: &Config, name: Option<&str>| {
+            let context = Context { knowledge: knowledge.clone(), ..context(grid.clone(), config) };
+            decided(&Request { named: name, ..Request::new(collective, (1 << 20) / 256) }, &context)
+        };
+        let ours = |policy, algorithm: &str| (policy, algorithm.to_string());
+        assert_eq!(by(&table, &threshold(named.clone()), Some("direct")), ours(Policy::Named, "direct"));
+        assert_eq!(by(&table, &threshold(named), None), ours(Policy::Named, "ring"));
+        let thresholds = by(&table, &threshold(Config::default()), None);
+        assert_eq!(thresholds, ours(Policy::Thresholds, "two_level(direct,ring)"));
+        assert_eq!(by(&table, &Config::default(), None), ours(Policy::TuningTable, "two_level(ring,ring)"));
+        let slow = Config { all_gather_rd_max_bytes: 1, ..Config::default() };
+        assert_eq!(by(&model, &slow, None), ours(Policy::CostModel, "two_level(direct,log)"));
+        assert_eq!(by(&Knowledge::default(), &slow, None), ours(Policy::Defaults, "two_level(direct,ring)"));
+    }
+
+    /// The same in front of a vendor library, with the vendor's communicators and with transports of Strata's.
+    #[test]
+    fn in_front_of_a_vendor_library_policies_are_asked_in_the_same_order() {
+        let collective = Collective::AllGather;
+        let library = Vendor { version: 22703, rccl: true };
+        let machine = Some(Arc::new(Cluster::find("frontier").unwrap()));
+        let table = Knowledge { tuned: Arc::new(tuned(&[row(collective, 16 << 20, VENDOR)])), machine };
+        let model = Knowledge { tuned: Arc::default(), machine: table.machine.clone() };
+        let by = |knowledge: &Knowledge, config: &Config, carrier, obstacle| {
+            let front = Some(Front { library, carrier });
+            let context = context(Grid::blocks(&[8; 256]), config);
+            let context = Context { knowledge: knowledge.clone(), front, ..context };
+            decided(&Request { obstacle, ..Request::new(collective, (16 << 20) / 2048) }, &context)
+        };
+        let left = Config { vendor_only: "all_gather".to_string(), ..Config::default() };
+        let named = set("STRATA_ALLGATHER_ALGO", "two_level", left.clone());
+        let alone = |policy| (policy, "Vendor".to_string());
+        assert_eq!(by(&table, &named, Carrier::Mpi, Some("an unknown type")), alone(Policy::Conditions));
+        assert_eq!(by(&table, &named, Carrier::Mpi, None), alone(Policy::VendorOnly));
+        let named = Config { vendor_only: String::new(), ..named };
+        assert_eq!(by(&table, &named, Carrier::Vendor, None), (Policy::Named, "SubComms".to_string()));
+        assert_eq!(by(&table, &named, Carrier::Mpi, None), (Policy::Named, "two_level(direct,log)".to_string()));
+        let threshold = set("STRATA_ALLGATHER_RD_MAX_BYTES", "1", Config::default());
+        assert_eq!(by(&table, &threshold, Carrier::Mpi, None), alone(Policy::Thresholds));
+        assert_eq!(by(&table, &Config::default(), Carrier::Mpi, None), alone(Policy::TuningTable));
+        let priced = by(&model, &Config::default(), Carrier::Mpi, None);
+        assert_eq!(priced, (Policy::CostModel, "two_level(direct,log)".to_string()));
+        let nothing = Knowledge::default();
+        assert_eq!(by(&nothing, &Config::default(), Carrier::Vendor, None), (Policy::Defaults, "SubComms".to_string()));
+    }
+
+    #[test]
+    fn a_decision_is_kept_until_the_machine_is_known() {
+        let config = Config { all_gather_rd_max_bytes: 1, ..Config::default() };
+        let selector = Selector::new(context(Grid::blocks(&[8; 32]), &config));
+        let request = Request::new(Collective::AllGather, 4096);
+        let first = selector.decide(&request).unwrap();
+        assert!(Arc::ptr_eq(&first, &selector.decide(&request).unwrap()));
+        let named = Request { named: Some("direct"), ..request };
+        assert_eq!(selector.decide(&named).unwrap().by, Policy::Named);
+        assert!(Arc::ptr_eq(&first, &selector.decide(&request).unwrap()), "a name is another call");
+        selector.know_machine(Arc::new(Cluster::find("frontier").unwrap()));
+        assert_eq!(selector.decide(&request).unwrap().by, Policy::CostModel);
+    }
+
+    #[test]
+    fn a_communicator_profits_where_any_size_can_be_taken_over() {
+        let front = |config: &Config, knowledge: Knowledge| {
+            let library = Vendor { version: 23203, rccl: false };
+            let front = Some(Front { library, carrier: Carrier::Vendor });
+            Context { front, knowledge, ..context(Grid::blocks(&[2; 2]), config) }
+        };
+        let odd = |algorithm| Row { size: Size::Within(1000, 1010), ..row(Collective::AllReduce, 1000, algorithm) };
+        let knowing = |algorithm| Knowledge { tuned: Arc::new(tuned(&[odd(algorithm)])), machine: None };
+        let config = Config::default();
+        assert!(!can_profit(&front(&config, Knowledge::default())), "two nodes are few");
+        assert!(can_profit(&front(&Config { two_level_min_nodes: 2, ..config.clone() }, Knowledge::default())));
+        assert!(can_profit(&front(&config, knowing("two_level"))));
+        assert!(!can_profit(&front(&config, knowing(VENDOR))));
+    }
+}
