@@ -260,7 +260,7 @@ fn every_algorithm_moves_real_data_right() {
                 let choices = strata::algorithms::choices(collective, &member.grid);
                 // A board is host memory.
                 let on_board = |choice: &strata::algorithms::Choice| strata::algorithms::is_on_board(choice);
-                for choice in choices.into_iter().filter(|choice| member.gpu.is_none() || !on_board(choice)) {
+                for choice in choices.into_iter().filter(|choice| !world::is_on_device() || !on_board(choice)) {
                     let op = collective.reduces().then_some(RedOp::Sum);
                     let nranks = member.grid.nranks();
                     let dtype = DataType::I32;

@@ -90,7 +90,7 @@ fn new_ranks_join_by_growing() {
         member.barrier.wait();
         let given = (member.rank != 1).then(|| id.lock().unwrap().expect("set"));
         let rank = (member.rank == 2).then_some(2);
-        let grown = Comm::grow(old.as_ref(), 3, given, rank, CommOptions::default(), &NEVER).expect("grow");
+        let grown = Comm::grow(old.as_ref(), 3, given, rank, world::options(), &NEVER).expect("grow");
         assert_eq!((grown.rank(), grown.nranks()), (member.rank, 3));
         assert_eq!(sum(&grown, 1 << member.rank).expect("sum"), 7);
         grown.destroy().expect("destroy");
@@ -245,7 +245,7 @@ fn finalize_is_allowed_once_and_ends_use() {
 
 #[test]
 fn operations_on_a_stream_run_in_order_and_without_blocking_the_caller() {
-    if world::gpu(0).is_some() {
+    if world::is_on_device() {
         return println!("SKIPPED: host streams are the host's; the program rails does this on a device");
     }
     run(Grid::blocks(&[2, 2]), |member| {
@@ -267,7 +267,7 @@ fn operations_on_a_stream_run_in_order_and_without_blocking_the_caller() {
 
 #[test]
 fn one_group_may_use_several_streams_and_communicators() {
-    if world::gpu(0).is_some() {
+    if world::is_on_device() {
         return println!("SKIPPED: host streams are the host's; the program rails does this on a device");
     }
     run(Grid::flat(3), |member| {
@@ -294,7 +294,7 @@ fn one_group_may_use_several_streams_and_communicators() {
 /// Both communicators are used on the null stream, which the caller's thread serves, and on one more stream.
 #[test]
 fn a_group_of_two_communicators_on_the_null_stream_and_one_stream_completes() {
-    if world::gpu(0).is_some() {
+    if world::is_on_device() {
         return println!("SKIPPED: host streams are the host's; the program rails does this on a device");
     }
     run(Grid::flat(2), |member| {
@@ -353,7 +353,7 @@ fn several_ids_bring_the_same_ranks_together() {
         .map(|rank| {
             let ids = ids.clone();
             std::thread::spawn(move || {
-                let options = CommOptions::default();
+                let options = world::options();
                 let params = InitParams { nranks: 5, rank, ids, options, device: 0, gpu: world::gpu(rank) };
                 let comm = Comm::init(params, &Arc::new(AtomicBool::new(false))).expect("init");
                 assert_eq!(sum(&comm, 1).expect("sum"), 5);

@@ -1,14 +1,19 @@
 //! Ranks as threads of one process, on as many "nodes" as a test wants, over the real transports.
 //!
-//! With `SOFT_DEVICE=cuda` or `hip` the ranks' data is on a soft GPU ([`soft`]), each rank's on a device of its own.
+//! With `SOFT_DEVICE=cuda` or `hip` the ranks' data is on a soft GPU ([`soft`]), each rank's on a device of its own; with
+//! `SOFT_DEVICE=inverted` it is on the toy device of examples/device.
 // Each test program uses a part of this.
 #![allow(dead_code)]
+
+#[path = "../../examples/device/inverted.rs"]
+mod inverted;
 
 use crate::soft;
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use std::sync::atomic::AtomicBool;
 use std::sync::{mpsc, Arc, Barrier, Mutex, OnceLock};
 use std::time::Duration;
+use strata::communicator::device::MakeDevice;
 use strata::communicator::{launch, CollectiveCall, Comm, CommOptions, InitParams, Launch, Operation};
 use strata::device::gpu::memory::DeviceBuffer;
 use strata::device::gpu::stream::GpuStream;
@@ -46,7 +51,7 @@ pub fn run(grid: Grid, body: impl Fn(&Member) + Send + Sync + 'static) {
                 (grid.clone(), body.clone(), barrier.clone(), board.clone(), send.clone());
             std::thread::spawn(move || {
                 let host_id = Some(format!("node{}", grid.node(Rank::from_index(rank)).index()));
-                let options = CommOptions { host_id, ..CommOptions::default() };
+                let options = CommOptions { host_id, ..options() };
                 let gpu = gpu(rank);
                 let params = InitParams { nranks, rank, ids: vec![id], options, device: 0, gpu: gpu.clone() };
                 let comm = Comm::init(params, &Arc::new(AtomicBool::new(false))).expect("init");
@@ -83,6 +88,7 @@ pub fn gpu(rank: usize) -> Option<Arc<GpuDevice>> {
         let file = match std::env::var("SOFT_DEVICE").ok()?.as_str() {
             "cuda" => soft::cuda_dir().join("libcuda.so.1"),
             "hip" => soft::hip_dir().join("libamdhip64.so.6"),
+            "inverted" => return None,
             other => panic!("SOFT_DEVICE={other}"),
         };
         // SAFETY: its initialisers may run at any time; because it is our own double.
@@ -90,6 +96,63 @@ pub fn gpu(rank: usize) -> Option<Arc<GpuDevice>> {
     });
     driver.as_ref()?;
     GpuDevice::of_thread(Some((rank % 8) as i32)).expect("the soft GPU's device")
+}
+
+/// The toy device, if the tests are to run on it.
+pub fn toy() -> Option<MakeDevice> {
+    std::env::var("SOFT_DEVICE").is_ok_and(|device| device == "inverted").then_some(inverted::INVERTED)
+}
+
+/// Whether ranks' data is on a device.
+pub fn is_on_device() -> bool {
+    gpu(0).is_some() || toy().is_some()
+}
+
+/// The options of a communicator whose data is where the tests are to run.
+pub fn options() -> CommOptions {
+    CommOptions { make_device: toy(), ..CommOptions::default() }
+}
+
+/// The bytes that regions have, as few ranges.
+fn merged(regions: &[Region]) -> Vec<(usize, usize)> {
+    let mut ranges: Vec<(usize, usize)> = regions
+        .iter()
+        .filter(|region| !region.is_empty())
+        .map(|region| (region.as_ptr() as usize, region.as_ptr() as usize + region.len()))
+        .collect();
+    ranges.sort_unstable();
+    let mut merged: Vec<(usize, usize)> = Vec::new();
+    for (start, end) in ranges {
+        match merged.last_mut().filter(|last| start < last.1) {
+            Some(last) => last.1 = last.1.max(end),
+            None => merged.push((start, end)),
+        }
+    }
+    merged
+}
+
+/// Puts what regions hold onto the toy device, or back.
+fn invert(regions: &[Region]) {
+    for (start, end) in merged(regions) {
+        // SAFETY: the bytes must stay, and nobody else touch them; because the test that made regions of them waits.
+        let region = unsafe { Region::new(start as *mut u8, end - start) };
+        let mut bytes = vec![0; end - start];
+        region.read(&mut bytes);
+        bytes.iter_mut().for_each(|byte| *byte = !*byte);
+        region.write(&bytes);
+    }
+}
+
+/// The memory of operations.
+fn regions(batch: &[Launch]) -> Vec<Region> {
+    let mut regions = Vec::new();
+    for launch in batch {
+        match &launch.operation {
+            Operation::Collective(call) => regions.extend([call.input, call.output].into_iter().chain(call.factor_at)),
+            Operation::Send { data, .. } | Operation::Recv { data, .. } => regions.push(*data),
+        }
+    }
+    regions
 }
 
 /// Buffers of an operation on a device, and the stream that the program would use.
@@ -101,23 +164,10 @@ struct OnDevice {
 impl OnDevice {
     /// Copies what the operation may touch to the device. Regions that overlap are one.
     fn new(gpu: &Arc<GpuDevice>, regions: &[Region]) -> OnDevice {
-        let mut ranges: Vec<(usize, usize)> = regions
-            .iter()
-            .filter(|region| !region.is_empty())
-            .map(|region| (region.as_ptr() as usize, region.as_ptr() as usize + region.len()))
-            .collect();
-        ranges.sort_unstable();
-        let mut merged: Vec<(usize, usize)> = Vec::new();
-        for (start, end) in ranges {
-            match merged.last_mut().filter(|last| start < last.1) {
-                Some(last) => last.1 = last.1.max(end),
-                None => merged.push((start, end)),
-            }
-        }
         let mut track = GpuStream::new(gpu).expect("a stream");
         let _entered = gpu.enter().expect("a context");
         let mut pairs = Vec::new();
-        for (start, end) in merged {
+        for (start, end) in merged(regions) {
             // SAFETY: the bytes must stay until `back` has ended; because the test that made regions of them waits for
             // it.
             let host = unsafe { Region::new(start as *mut u8, end - start) };
@@ -163,15 +213,16 @@ impl OnDevice {
 /// Launches operations where a test runs, and waits for them: on the null stream, or on streams of a soft GPU.
 pub fn launch_all(batch: Vec<Launch>) -> Result<()> {
     let Some(gpu) = batch.first().and_then(|launch| launch.comm.gpu()).map(|device| device.gpu().clone()) else {
-        return launch(batch);
-    };
-    let mut regions = Vec::new();
-    for launch in &batch {
-        match &launch.operation {
-            Operation::Collective(call) => regions.extend([call.input, call.output].into_iter().chain(call.factor_at)),
-            Operation::Send { data, .. } | Operation::Recv { data, .. } => regions.push(*data),
+        if toy().is_none() {
+            return launch(batch);
         }
-    }
+        let regions = regions(&batch);
+        invert(&regions);
+        let outcome = launch(batch);
+        invert(&regions);
+        return outcome;
+    };
+    let regions = regions(&batch);
     let device = OnDevice::new(&gpu, &regions);
     let stream = StreamRef::Gpu(device.track.handle());
     let moved = batch.into_iter().map(|Launch { comm, operation, .. }| {

@@ -1,8 +1,9 @@
 //! Making communicators: from a unique id, and out of another communicator.
 #![forbid(unsafe_code)]
 
-use super::engine::Engine;
-use super::gpu::Device;
+use super::device::MakeDevice;
+use super::engine::{DataPlace, Engine};
+use super::gpu::GpuLauncher;
 use super::members::Member;
 use super::{launch, nics, ops, tuning, Comm, OperationQueue, ALIVE, ENDED};
 use crate::bootstrap::connection::{Interrupt, Interruption};
@@ -43,6 +44,8 @@ pub struct CommOptions {
     pub host_id: Option<String>,
     /// It stands beside one of the vendor's.
     pub companion: Option<Companion>,
+    /// Data is on a device that this makes; without it on the GPU that is given, or in host memory.
+    pub make_device: Option<MakeDevice>,
 }
 
 /// A communicator beside one of the vendor's. Its ranks only come together, unless Strata's transports are to carry what
@@ -55,7 +58,14 @@ pub struct Companion {
 
 impl Default for CommOptions {
     fn default() -> CommOptions {
-        CommOptions { blocking: true, name: None, split_share: false, host_id: None, companion: None }
+        CommOptions {
+            blocking: true,
+            name: None,
+            split_share: false,
+            host_id: None,
+            companion: None,
+            make_device: None,
+        }
     }
 }
 
@@ -412,7 +422,11 @@ impl Comm {
         let watch = Watch::new(self, ranks, purpose.starts_with(SHRINK), cancel);
         let session = self.meet(ranks, purpose, number, color, &watch).map_err(|error| self.in_parent(ranks, error))?;
         let rank = ranks.iter().position(|&rank| rank == self.rank()).expect("meet checked it");
-        let options = CommOptions { host_id: options.host_id.or_else(|| self.options.host_id.clone()), ..options };
+        let options = CommOptions {
+            host_id: options.host_id.or_else(|| self.options.host_id.clone()),
+            make_device: options.make_device.or(self.options.make_device),
+            ..options
+        };
         let gpu = match options.companion {
             Some(_) => None,
             None => self.gpu().map(|device| device.gpu().clone()),
@@ -480,15 +494,21 @@ impl Meeting<'_> {
         }
         let nic = || nics::binding(rank, grid, members, config);
         let transport = transport::open(rank, grid, config, &nic, &mut self.session)?;
-        let gpus = (self.gpu.as_ref(), members.iter().any(|member| member.on_gpu));
-        Engine::new(rank, grid.clone(), config.clone(), transport, gpus).map(Some)
+        let place = match (self.options.make_device, &self.gpu) {
+            (Some(make), _) => DataPlace::Made(make),
+            (None, Some(gpu)) => DataPlace::Gpu(gpu),
+            (None, None) => DataPlace::Host,
+        };
+        let on_devices = members.iter().any(|member| member.on_gpu);
+        Engine::new(rank, grid.clone(), config.clone(), transport, (place, on_devices)).map(Some)
     }
 
     /// What this rank tells the others.
     fn myself(&self, config: &Config, table: &OwnTable) -> Result<Member> {
         let mut me = myself(self.device)?;
         let beside_gpu = |companion: Companion| companion.device.is_some() && Driver::get().is_some();
-        me.on_gpu = self.gpu.is_some() || self.options.companion.is_some_and(beside_gpu);
+        me.on_gpu =
+            self.gpu.is_some() || self.options.make_device.is_some() || self.options.companion.is_some_and(beside_gpu);
         if let Some(host_id) = &self.options.host_id {
             me.host_id.clone_from(host_id);
         }
@@ -540,7 +560,7 @@ impl Meeting<'_> {
         let board = engine.as_ref().is_some_and(Engine::has_board);
         let selector = Selector::new(Context { knowledge, ..Context::new(grid.clone(), config.clone(), board) });
         let gpu = match engine {
-            Some(_) => self.gpu.as_ref().map(Device::new).transpose()?,
+            Some(_) => self.gpu.as_ref().map(GpuLauncher::new).transpose()?,
             None => None,
         };
         let waker = engine.as_ref().map(Engine::waker);

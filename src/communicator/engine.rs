@@ -1,8 +1,9 @@
 //! What a communicator runs operations with: its transport, its plans, its scratch memory.
 
-use super::live::{Buffers, DeviceTransport, LiveWorld, RegionLists};
+use super::device::{Device, HostDevice, MakeDevice};
+use super::live::{Buffers, LiveWorld, RegionLists};
 use super::messages::{Counters, Messages};
-use super::staging::{self, OnDevice, Provider, Staging};
+use super::staging::{Provider, Staging};
 use super::CollectiveCall;
 use crate::algorithms::{self, needs::needs};
 use crate::carrier::Switch;
@@ -13,7 +14,7 @@ use crate::digest::Digest;
 use crate::dtype::Prologue;
 use crate::error::{counted, Error, Result};
 use crate::exec::{Execution, Program, Progress};
-use crate::memory::{shared, Arena, Bytes, Region};
+use crate::memory::{shared, Region};
 use crate::plan::layout::Layout;
 use crate::plan::stage::stage;
 use crate::plan::{Buffer, Collective, Plan, Shape, Span};
@@ -39,54 +40,6 @@ struct PlanKey {
 struct Staged {
     input: bool,
     output: bool,
-}
-
-/// A communicator's own memory: shared with the node, so that peers read it in place, or ordinary, or a device's.
-enum Scratch {
-    Shared(shared::Owned),
-    Plain(Arena),
-    Device(staging::DeviceScratch),
-}
-
-impl Scratch {
-    /// None yet.
-    fn none() -> Scratch {
-        Scratch::Plain(Arena::new(0))
-    }
-
-    fn new(bytes: usize) -> Result<Scratch> {
-        match shared::Owned::new(bytes) {
-            Ok(owned) => Ok(Scratch::Shared(owned)),
-            Err(error) => Arena::try_new(bytes).map(Scratch::Plain).ok_or(error),
-        }
-    }
-
-    /// Its bytes. They are there until the scratch grows or goes.
-    fn region(&mut self) -> Bytes<'_> {
-        match self {
-            Scratch::Shared(owned) => owned.region(),
-            Scratch::Plain(arena) => arena.region(),
-            Scratch::Device(scratch) => scratch.region(),
-        }
-    }
-
-    /// At least so many bytes; what it held is lost.
-    fn grow(&mut self, bytes: usize) -> Result<()> {
-        match self {
-            Scratch::Device(scratch) => return scratch.grow(bytes),
-            _ if bytes > self.bytes() => *self = Scratch::new(bytes)?,
-            _ => {}
-        }
-        Ok(())
-    }
-
-    fn bytes(&self) -> usize {
-        match self {
-            Scratch::Shared(owned) => owned.region().len(),
-            Scratch::Plain(arena) => arena.len(),
-            Scratch::Device(scratch) => scratch.bytes(),
-        }
-    }
 }
 
 /// The call that is running.
@@ -116,10 +69,10 @@ pub struct Engine {
     config: Config,
     /// Whether choices are not told: nobody has made these calls.
     silent: bool,
-    /// Declared before the scratch: when it goes, it forgets the messages that point there.
+    /// Declared before the device: when it goes, it forgets the messages that point into the device's scratch.
     transport: Router,
-    /// Where data is a device's.
-    staging: Option<Staging>,
+    /// Where data is.
+    device: Box<dyn Device>,
     /// Whether the ranks exchange on boards.
     board: bool,
     /// What a message of the program's is cut into, the same on all ranks.
@@ -127,11 +80,20 @@ pub struct Engine {
     programs: HashMap<PlanKey, Arc<Program>>,
     recent: Vec<Ready>,
     explained: std::collections::HashSet<(Collective, u32, String)>,
-    scratch: Scratch,
     lists: RegionLists,
     running: Option<Running>,
     sequence: u64,
     counters: Counters,
+}
+
+/// Where the data of a communicator's rank is.
+pub enum DataPlace<'a> {
+    /// In host memory.
+    Host,
+    /// On a GPU.
+    Gpu(&'a Arc<GpuDevice>),
+    /// On a device that the program has made.
+    Made(MakeDevice),
 }
 
 /// Has messages to other nodes go from and to device memory, where the transport takes addresses there.
@@ -157,30 +119,8 @@ fn give_addresses(staging: &mut Staging, gpu: &Arc<GpuDevice>, transport: &Route
     Ok(())
 }
 
-/// Where a rank's data is.
-enum Either<'a> {
-    Host(&'a mut Router),
-    Device(OnDevice<'a>),
-}
-
-impl<'a> Either<'a> {
-    fn of(staging: &'a mut Option<Staging>, transport: &'a mut Router) -> Either<'a> {
-        match staging {
-            Some(staging) => Either::Device(staging.device(transport)),
-            None => Either::Host(transport),
-        }
-    }
-
-    fn device(&mut self) -> &mut dyn DeviceTransport {
-        match self {
-            Either::Host(transport) => *transport,
-            Either::Device(device) => device,
-        }
-    }
-}
-
 /// What a message between devices is cut into, so that copies and network overlap.
-const GPU_PART_BYTES: usize = 1 << 20;
+const DEVICE_PART_BYTES: usize = 1 << 20;
 /// Device memory that is taken to bring blocks together, at most.
 const MOST_ROOM_BYTES: usize = 64 << 20;
 /// How many recent calls are remembered whole, so that a training step's calls are prepared once.
@@ -193,32 +133,30 @@ fn least_scratch(grid: &Grid, window: usize) -> usize {
 }
 
 impl Engine {
-    /// The engine of `rank` on `grid`, with data on `gpu` or on the host. `gpus` says whether any rank has one.
+    /// The engine of `rank` on `grid`. `on_devices` says whether the data of any rank is not in host memory.
     pub fn new(
         rank: Rank,
         grid: Arc<Grid>,
         config: Config,
         transport: Router,
-        (gpu, gpus): (Option<&Arc<GpuDevice>>, bool),
+        (place, on_devices): (DataPlace<'_>, bool),
     ) -> Result<Engine> {
-        let mut staging = gpu.map(|gpu| Staging::new(gpu, config.pinned_bytes)).transpose()?;
-        if let (Some(staging), Some(gpu)) = (&mut staging, gpu) {
-            give_addresses(staging, gpu, &transport, &config)?;
-        }
         // All that a plan's segments need, from the beginning: see `gpu`.
-        let scratch = match gpu {
-            Some(gpu) => {
-                let bytes = config.scratch_bytes.max(least_scratch(&grid, config.window.clamp(1, 64)));
-                Scratch::Device(staging::DeviceScratch::new(gpu, bytes)?)
+        let scratch_bytes = config.scratch_bytes.max(least_scratch(&grid, config.window.clamp(1, 64)));
+        let device: Box<dyn Device> = match place {
+            DataPlace::Host => Box::new(HostDevice::default()),
+            DataPlace::Gpu(gpu) => {
+                let mut staging = Staging::new(gpu, config.pinned_bytes, scratch_bytes)?;
+                give_addresses(&mut staging, gpu, &transport, &config)?;
+                Box::new(staging)
             }
-            None => Scratch::none(),
+            DataPlace::Made(MakeDevice(make)) => make(scratch_bytes)?,
         };
         Ok(Engine {
             rank,
-            staging,
-            board: transport.has_board() && !gpus,
-            part_bytes: if gpus { GPU_PART_BYTES } else { usize::MAX },
-            scratch,
+            device,
+            board: transport.has_board() && !on_devices,
+            part_bytes: if on_devices { DEVICE_PART_BYTES } else { usize::MAX },
             counters: Counters::new(grid.nranks()),
             grid,
             config,
@@ -255,11 +193,9 @@ impl Engine {
         &mut self.transport
     }
 
-    /// Gives scratch memory back. On a device it stays: freeing would wait for all of its streams.
+    /// Gives scratch memory back, where the device can.
     pub fn free_scratch(&mut self) {
-        if self.staging.is_none() {
-            self.scratch = Scratch::none();
-        }
+        self.device.free_scratch();
     }
 
     /// Whether a rank is reached over the network.
@@ -279,31 +215,22 @@ impl Engine {
 
     /// Leaves what is on a device to the end of the process, at which the driver may have ended already.
     pub fn leave_device(&mut self) {
-        if self.staging.is_some() {
-            std::mem::forget(self.staging.take());
-            std::mem::forget(std::mem::replace(&mut self.scratch, Scratch::none()));
-        }
+        std::mem::replace(&mut self.device, Box::new(HostDevice::default())).leave();
     }
 
     /// Reads what a program has left on its device.
     pub fn read(&mut self, from: Region, bytes: &mut [u8]) -> Result<()> {
-        match &mut self.staging {
-            Some(staging) => staging.read(from, bytes),
-            None => {
-                from.read(bytes);
-                Ok(())
-            }
-        }
+        self.device.read(from, bytes)
     }
 
     /// Whether a device has work whose end only a poll sees.
     pub fn waits_for_device(&self) -> bool {
-        self.staging.as_ref().is_some_and(Staging::is_busy)
+        self.device.is_busy()
     }
 
     /// Bytes of scratch memory held.
     pub fn scratch_bytes(&self) -> usize {
-        self.scratch.bytes()
+        self.device.scratch_bytes()
     }
 
     fn limit_ns(&self) -> u64 {
@@ -312,11 +239,7 @@ impl Engine {
 
     /// Has a provider do collectives inside the node.
     pub fn provide(&mut self, provider: Arc<dyn Provider>) -> Result<()> {
-        let room_bytes = self.room_bytes();
-        match &mut self.staging {
-            Some(staging) => staging.provide(provider, room_bytes, self.config.pack_beside_bytes),
-            None => Err(Error::Internal("a provider of collectives on the host".to_string())),
-        }
+        self.device.provide(provider, self.room_bytes(), self.config.pack_beside_bytes)
     }
 
     /// Device memory to bring blocks together for a provider; the same on all ranks.
@@ -326,7 +249,7 @@ impl Engine {
 
     /// Whether a provider does the calls inside the node of this choice's plans.
     fn is_around_node(&self, choice: &algorithms::Choice) -> bool {
-        self.staging.as_ref().is_some_and(Staging::has_provider) && algorithms::is_leveled(choice)
+        self.device.has_provider() && algorithms::is_leveled(choice)
     }
 
     /// Begins a collective. Returns false when there is nothing to do.
@@ -339,14 +262,9 @@ impl Engine {
         let limit_ns = self.limit_ns();
         let ready = &mut self.recent[index];
         let scratch_bytes = ready.layout.scratch_bytes() * ready.window.min(ready.layout.segments());
-        self.scratch.grow(scratch_bytes)?;
-        // SAFETY: the scratch must outlive every use; because only a call that begins lets it grow, one runs at a time, and
-        // the transport goes first.
-        let scratch = unsafe { self.scratch.region().unbound() };
+        let scratch = self.device.scratch(scratch_bytes)?;
         let buffers = Buffers { input: call.input, output: call.output, scratch };
-        if let Some(staging) = &mut self.staging {
-            staging.begin(&ready.program, &ready.layout, ready.window)?;
-        }
+        self.device.begin(&ready.program, &ready.layout, ready.window)?;
         ready.execution.begin(ready.program.clone(), ready.layout, ready.window, limit_ns);
         self.running = Some(Running { call: call.clone(), buffers, ready: index });
         Ok(true)
@@ -356,9 +274,9 @@ impl Engine {
     pub fn poll(&mut self) -> Result<Progress> {
         let running = self.running.as_ref().ok_or_else(|| Error::Internal("no collective is running".to_string()))?;
         let ready = &mut self.recent[running.ready];
-        let mut device = Either::of(&mut self.staging, &mut self.transport);
         let mut world = LiveWorld {
-            device: device.device(),
+            device: &mut *self.device,
+            transport: &mut self.transport,
             buffers: running.buffers,
             rank: self.rank,
             reduction: running.call.reduction,
@@ -382,7 +300,7 @@ impl Engine {
     /// Makes progress with sends and receives.
     pub fn poll_messages(&mut self, messages: &mut Messages) -> Result<Progress> {
         let limit_ns = self.limit_ns();
-        let (done, moved) = messages.poll(Either::of(&mut self.staging, &mut self.transport).device(), limit_ns)?;
+        let (done, moved) = messages.poll(&mut *self.device, &mut self.transport, limit_ns)?;
         Ok(match (done, moved) {
             (true, _) => Progress::Done,
             (false, true) => Progress::Moved,
@@ -402,7 +320,7 @@ impl Engine {
     /// Forgets what is running; user memory is not touched afterwards.
     pub fn cancel(&mut self) {
         self.transport.cancel();
-        self.staging.iter_mut().for_each(Staging::cancel);
+        self.device.cancel();
         self.running = None;
     }
 
@@ -453,7 +371,7 @@ impl Engine {
     /// What of this call is staged: nothing when its messages are short enough to be copied into shared memory anyway.
     fn staged(&self, call: &CollectiveCall) -> Staged {
         let block_bytes = call.count * call.dtype.size();
-        if self.staging.is_some() || !self.config.stage || block_bytes <= self.config.eager_bytes {
+        if !self.device.is_host() || !self.config.stage || block_bytes <= self.config.eager_bytes {
             return Staged::default();
         }
         let ordinary = |region: &Region| shared::find(region.as_ptr() as usize, region.len()).is_none();

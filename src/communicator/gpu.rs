@@ -23,7 +23,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 /// What a communicator on a GPU has beside its engine.
 #[derive(Debug)]
-pub struct Device {
+pub struct GpuLauncher {
     gpu: Arc<GpuDevice>,
     gate: Arc<CommFlag>,
     /// Runs operations in the order in which they were accepted.
@@ -33,12 +33,12 @@ pub struct Device {
     accepting: Mutex<()>,
 }
 
-impl Device {
+impl GpuLauncher {
     /// What is needed on this GPU.
-    pub fn new(gpu: &Arc<GpuDevice>) -> Result<Device> {
+    pub fn new(gpu: &Arc<GpuDevice>) -> Result<GpuLauncher> {
         gpu.load(Module::Move)?;
         let gate = CommFlag::new(gpu)?;
-        Ok(Device { gpu: gpu.clone(), gate, progress: HostStream::new(), accepting: Mutex::default() })
+        Ok(GpuLauncher { gpu: gpu.clone(), gate, progress: HostStream::new(), accepting: Mutex::default() })
     }
 
     /// The GPU.
@@ -96,7 +96,7 @@ impl Device {
     }
 }
 
-impl Drop for Device {
+impl Drop for GpuLauncher {
     fn drop(&mut self) {
         self.progress.close();
     }

@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 
 use super::bundle::Bundle;
-use super::gpu::Device;
+use super::gpu::GpuLauncher;
 use super::inside::InCall;
 use super::messages::Messages;
 use super::{Comm, Direction, Elements, Message, Operation, StreamRef, ALIVE};
@@ -148,7 +148,7 @@ fn on_gpu(mut run: OperationBatch, arrival: Arrival) -> Result<()> {
     })
 }
 
-fn device_of(comm: &Comm) -> Result<&Device> {
+fn device_of(comm: &Comm) -> Result<&GpuLauncher> {
     comm.gpu().ok_or_else(|| Error::Internal("a stream of a driver's without a device".to_string()))
 }
 

@@ -1,15 +1,16 @@
 //! The world the executor runs in when the collective is real: this process's memory, device, clock and transport.
 #![forbid(unsafe_code)]
 
-use crate::device::host::{self, Combine};
-use crate::dtype::{DataType, Operator, Reduction};
+use super::device::{Device, Scaling};
+use crate::device::host::Combine;
+use crate::dtype::Reduction;
 use crate::error::{Error, Result};
 use crate::exec::{Op, Started, Token, World};
 use crate::memory::Region;
 use crate::plan::layout::Piece;
 use crate::plan::{Buffer, OperandOrder};
 use crate::topo::Rank;
-use crate::transport::{Blocks, Envelope, NodeCall, Router, Sink, Transport};
+use crate::transport::{Blocks, Envelope, NodeCall, Router, Sink};
 use std::sync::OnceLock;
 use std::time::Instant;
 
@@ -33,62 +34,12 @@ pub struct RegionLists {
     dst: Blocks,
 }
 
-/// What a copy does to the elements on their way.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Scaling {
-    /// Of which the prologue is taken.
-    pub reduction: Reduction,
-    /// Apply the prologue.
-    pub start: bool,
-    /// Divide by this; 1 leaves it.
-    pub divisor: u64,
-}
-
-/// What carries a call's steps out: messages, and the local half on the device where the data is.
-pub trait DeviceTransport: Transport {
-    /// Copies one stretch, a part of the next step.
-    fn copy(&mut self, scaling: Option<Scaling>, src: Region, dst: Region) -> Result<()>;
-
-    /// Folds one stretch of all sources from the left and divides it, a part of the next step.
-    fn reduce(&mut self, how: (DataType, Operator, u64), srcs: &[Region], dst: Region) -> Result<()>;
-
-    /// All stretches of the step have been given.
-    fn step(&mut self, token: Token) -> Started;
-}
-
-/// On the host local steps are done when they are given.
-impl DeviceTransport for Router {
-    fn copy(&mut self, scaling: Option<Scaling>, src: Region, dst: Region) -> Result<()> {
-        let Some(Scaling { reduction, start, divisor }) = scaling else {
-            dst.copy_from(src);
-            return Ok(());
-        };
-        let mut from = src;
-        if start {
-            host::prologue(&reduction, src, dst);
-            from = dst;
-        }
-        if divisor != 1 {
-            host::divide(reduction.dtype, divisor, from, dst);
-        }
-        Ok(())
-    }
-
-    fn reduce(&mut self, how: (DataType, Operator, u64), srcs: &[Region], dst: Region) -> Result<()> {
-        let (dtype, operator, divisor) = how;
-        host::reduce(dtype, operator, divisor, srcs, dst);
-        Ok(())
-    }
-
-    fn step(&mut self, _token: Token) -> Started {
-        Started::Done
-    }
-}
-
 /// One call's view of the world.
 pub struct LiveWorld<'a> {
-    /// Carries messages, and does the local half.
-    pub device: &'a mut dyn DeviceTransport,
+    /// Where the data is: does the local half, and gives messages to the transport.
+    pub device: &'a mut dyn Device,
+    /// Carries messages.
+    pub transport: &'a mut Router,
     /// The call's memory.
     pub buffers: Buffers,
     /// The rank that runs it.
@@ -205,12 +156,12 @@ impl World for LiveWorld<'_> {
             Op::Send { to, channel, src } => {
                 let envelope = self.envelope(channel);
                 self.buffers.list(src, &mut self.lists.first);
-                self.device.send(token, to, envelope, &self.lists.first)
+                self.device.send(self.transport, token, to, envelope, &self.lists.first)
             }
             Op::Recv { from, channel, dst } => {
                 let envelope = self.envelope(channel);
                 self.buffers.list(dst, &mut self.lists.first);
-                self.device.recv(token, from, envelope, Sink::Store(&self.lists.first))
+                self.device.recv(self.transport, token, from, envelope, Sink::Store(&self.lists.first))
             }
             Op::RecvReduce { from, channel, local, dst, order, finish } => {
                 let envelope = self.envelope(channel);
@@ -218,7 +169,7 @@ impl World for LiveWorld<'_> {
                 self.buffers.list(local, &mut self.lists.first);
                 self.buffers.list(dst, &mut self.lists.second);
                 let sink = Sink::Reduce { local: &self.lists.first, dst: &self.lists.second, combine };
-                self.device.recv(token, from, envelope, sink)
+                self.device.recv(self.transport, token, from, envelope, sink)
             }
             Op::Copy { src, dst, start, finish } => self.copy(token, src, dst, start, finish),
             Op::Reduce { srcs, dst, finish } => self.reduce(token, srcs, dst, finish),
@@ -232,13 +183,14 @@ impl World for LiveWorld<'_> {
                 self.buffers.blocks(dst, &mut self.lists.dst);
                 let RegionLists { src, dst, .. } = &*self.lists;
                 let me = call.group.iter().position(|&rank| rank == self.rank).unwrap_or(0);
-                self.device.call(token, envelope, me, NodeCall { collective: call.collective, src, dst, combine })
+                let call = NodeCall { collective: call.collective, src, dst, combine };
+                self.device.call(self.transport, token, envelope, me, call)
             }
         }
     }
 
     fn poll(&mut self, done: &mut Vec<Token>) -> Result<()> {
-        self.device.poll(done)
+        self.device.poll(self.transport, done)
     }
 }
 

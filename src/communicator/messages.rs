@@ -1,7 +1,8 @@
 //! The sends and receives of one group, all in progress at once.
 #![forbid(unsafe_code)]
 
-use super::live::{self, DeviceTransport};
+use super::device::Device;
+use super::live;
 use super::{Direction, Message};
 use crate::bootstrap::rendezvous::name_ranks;
 use crate::error::{Error, Result};
@@ -9,7 +10,7 @@ use crate::exec::{Started, Token};
 use crate::memory::Region;
 use crate::plan::Channel;
 use crate::topo::Rank;
-use crate::transport::{Envelope, Sink};
+use crate::transport::{Envelope, Router, Sink};
 
 /// The stream that `ncclSend` and `ncclRecv` use; plans never reach this number.
 pub const CHANNEL: Channel = Channel::MAX;
@@ -76,7 +77,7 @@ impl Messages {
     }
 
     /// Copies what this rank sends itself; one after the other, since they may overlap.
-    fn copy_own(&mut self, device: &mut dyn DeviceTransport) -> Result<()> {
+    fn copy_own(&mut self, device: &mut dyn Device) -> Result<()> {
         for (index, (from, to, state)) in self.own.iter_mut().enumerate() {
             match state {
                 State::Done => continue,
@@ -99,7 +100,7 @@ impl Messages {
     }
 
     /// Posts what can be posted and collects what has completed. Whether all is done, and whether anything moved.
-    pub fn poll(&mut self, device: &mut dyn DeviceTransport, limit_ns: u64) -> Result<(bool, bool)> {
+    pub fn poll(&mut self, device: &mut dyn Device, transport: &mut Router, limit_ns: u64) -> Result<(bool, bool)> {
         let before = self.open;
         self.copy_own(device)?;
         let mut posted = false;
@@ -109,7 +110,7 @@ impl Messages {
             if *state != State::Waiting || refused.contains(&stream) {
                 continue;
             }
-            match post(device, index as Token, message, *sequence)? {
+            match post(device, transport, index as Token, message, *sequence)? {
                 Started::Busy => refused.push(stream),
                 Started::Pending => (*state, posted) = (State::Posted, true),
                 Started::Done => {
@@ -119,7 +120,7 @@ impl Messages {
             }
         }
         self.done.clear();
-        device.poll(&mut self.done)?;
+        device.poll(transport, &mut self.done)?;
         for &token in &self.done {
             let index = token as usize;
             let state = match self.list.get_mut(index) {
@@ -166,10 +167,16 @@ impl Messages {
     }
 }
 
-fn post(device: &mut dyn DeviceTransport, token: Token, message: &Message, sequence: u64) -> Result<Started> {
+fn post(
+    device: &mut dyn Device,
+    transport: &mut Router,
+    token: Token,
+    message: &Message,
+    sequence: u64,
+) -> Result<Started> {
     let envelope = Envelope { channel: CHANNEL, sequence, signature: SIGNATURE };
     match message.direction {
-        Direction::Send => device.send(token, message.peer, envelope, &[message.data]),
-        Direction::Recv => device.recv(token, message.peer, envelope, Sink::Store(&[message.data])),
+        Direction::Send => device.send(transport, token, message.peer, envelope, &[message.data]),
+        Direction::Recv => device.recv(transport, token, message.peer, envelope, Sink::Store(&[message.data])),
     }
 }

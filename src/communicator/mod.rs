@@ -7,6 +7,7 @@
 
 mod bundle;
 mod create;
+pub mod device;
 mod engine;
 pub mod exit;
 pub mod gpu;
@@ -260,7 +261,7 @@ pub struct Comm {
     options: CommOptions,
     engine: Mutex<Option<Engine>>,
     /// Where its data is a device's.
-    gpu: Option<gpu::Device>,
+    gpu: Option<gpu::GpuLauncher>,
     /// Wakes the thread that runs an operation; a companion has none.
     waker: Option<Waker>,
     status: Arc<RankStatus>,
@@ -312,7 +313,7 @@ impl Comm {
     }
 
     /// The GPU on which its data is; none on the host.
-    pub fn gpu(&self) -> Option<&gpu::Device> {
+    pub fn gpu(&self) -> Option<&gpu::GpuLauncher> {
         self.gpu.as_ref()
     }
 

@@ -352,6 +352,11 @@ impl Owned {
     pub fn region(&self) -> Bytes<'_> {
         self.0
     }
+
+    /// How many bytes there are.
+    pub fn bytes(&self) -> usize {
+        self.0.len()
+    }
 }
 
 impl Drop for Owned {

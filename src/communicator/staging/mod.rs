@@ -13,7 +13,7 @@ mod slots;
 
 pub use calls::Provider;
 
-use super::live::{DeviceTransport, Scaling};
+use super::device::{Device, Scaling};
 use crate::device::gpu::memory::DeviceBuffer;
 use crate::device::gpu::stream::GpuStream;
 use crate::device::gpu::GpuDevice;
@@ -33,7 +33,6 @@ use smallvec::SmallVec;
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Duration;
 
 /// Up to so many pieces of a message are copied by the device's copy engine, one by one; more by one kernel.
 const COPIES_BY_ENGINE: usize = 4;
@@ -66,6 +65,7 @@ struct Arriving {
 #[derive(Debug)]
 pub struct Staging {
     gpu: Arc<GpuDevice>,
+    scratch: DeviceScratch,
     out: GpuStream,
     /// Copies of what has arrived, and reductions with it.
     into: KernelQueue,
@@ -86,10 +86,11 @@ pub struct Staging {
 }
 
 impl Staging {
-    /// Streams, and pinned memory of so many bytes.
-    pub fn new(gpu: &Arc<GpuDevice>, pinned_bytes: usize) -> Result<Staging> {
+    /// Streams, and so many bytes of pinned memory and of scratch memory on the device.
+    pub fn new(gpu: &Arc<GpuDevice>, pinned_bytes: usize, scratch_bytes: usize) -> Result<Staging> {
         Ok(Staging {
             gpu: gpu.clone(),
+            scratch: DeviceScratch::new(gpu, scratch_bytes)?,
             out: GpuStream::new(gpu)?,
             into: KernelQueue::new(gpu)?,
             local: KernelQueue::new(gpu)?,
@@ -104,13 +105,6 @@ impl Staging {
         })
     }
 
-    /// Whether the device has work whose end only a poll sees.
-    pub fn is_busy(&self) -> bool {
-        let calls = self.calls.as_ref().is_some_and(NodeCalls::is_busy);
-        let ashore = !self.ashore.is_empty();
-        self.out.is_busy() || self.into.is_busy() || self.local.is_busy() || calls || ashore
-    }
-
     /// Gives the network addresses on the device of messages that are longer than so many bytes.
     pub fn give_addresses(&mut self, above_bytes: usize) -> Result<()> {
         self.slots.make_room(&self.gpu)?;
@@ -121,56 +115,6 @@ impl Staging {
     /// Whether the network gets a message's address on the device.
     fn is_direct(&self, transport: &Router, peer: Rank, bytes: usize) -> bool {
         self.direct_above.is_some_and(|above| bytes > above) && transport.is_far(peer)
-    }
-
-    /// Has a provider do collectives inside the node, with so many bytes of device memory to bring blocks together; that is
-    /// done beside other calls for those of more than `beside_bytes`.
-    pub fn provide(&mut self, provider: Arc<dyn Provider>, room_bytes: usize, beside_bytes: usize) -> Result<()> {
-        self.calls = Some(NodeCalls::new(&self.gpu, provider, room_bytes, beside_bytes)?);
-        Ok(())
-    }
-
-    /// Whether another provider does collectives inside the node.
-    pub fn has_provider(&self) -> bool {
-        self.calls.is_some()
-    }
-
-    /// A run of a program begins.
-    pub fn begin(&mut self, program: &Arc<Program>, layout: &Layout, window: usize) -> Result<()> {
-        self.calls.as_mut().map_or(Ok(()), |calls| calls.begin(program, layout, window))
-    }
-
-    /// What carries out a call's steps on this device.
-    pub fn device<'a>(&'a mut self, transport: &'a mut Router) -> OnDevice<'a> {
-        OnDevice { staging: self, transport }
-    }
-
-    /// Forgets everything once the device has come to rest.
-    pub fn cancel(&mut self) {
-        // First: other streams may share a queue of the device's with one that waits for a call.
-        self.calls.iter_mut().for_each(|calls| calls.cancel(&mut self.slots));
-        self.out.settle();
-        self.into.cancel(&mut self.slots);
-        self.local.cancel(&mut self.slots);
-        let leaving = self.leaving.drain(..).map(|message| message.slot);
-        let sending = self.sending.drain().map(|(_, slot)| slot);
-        let arriving = self.arriving.drain().map(|(_, message)| message.slot);
-        let ashore = self.ashore.drain(..).map(|(_, message)| message.slot);
-        leaving.chain(sending).chain(arriving).chain(ashore).for_each(|slot| self.slots.put(slot));
-        debug_assert!(self.slots.is_whole());
-    }
-
-    /// Reads a few bytes of device memory.
-    pub fn read(&mut self, from: Region, bytes: &mut [u8]) -> Result<()> {
-        let gpu = self.gpu.clone();
-        let _entered = gpu.enter()?;
-        let slot = self.slots.take(bytes.len())?;
-        let copied = self.copy_out(&[from], &slot).and_then(|_| self.out.finish());
-        if copied.is_ok() {
-            slot.region().read(bytes);
-        }
-        self.slots.put(slot);
-        copied
     }
 
     /// Enqueues the copy of a message into its slot; its number on the stream out.
@@ -331,91 +275,128 @@ fn in_step<'a>(one: &'a [Region], two: &'a [Region]) -> impl Iterator<Item = (Re
     })
 }
 
-/// A rank's messages and the work of its device.
-pub struct OnDevice<'a> {
-    staging: &'a mut Staging,
-    transport: &'a mut Router,
-}
+impl Device for Staging {
+    fn scratch(&mut self, bytes: usize) -> Result<Region> {
+        self.scratch.grow(bytes)?;
+        Ok(self.scratch.region())
+    }
 
-impl Transport for OnDevice<'_> {
-    fn send(&mut self, token: Token, to: Rank, envelope: Envelope, src: &[Region]) -> Result<Started> {
+    fn scratch_bytes(&self) -> usize {
+        self.scratch.bytes()
+    }
+
+    fn read(&mut self, from: Region, bytes: &mut [u8]) -> Result<()> {
+        let gpu = self.gpu.clone();
+        let _entered = gpu.enter()?;
+        let slot = self.slots.take(bytes.len())?;
+        let copied = self.copy_out(&[from], &slot).and_then(|_| self.out.finish());
+        if copied.is_ok() {
+            slot.region().read(bytes);
+        }
+        self.slots.put(slot);
+        copied
+    }
+
+    fn begin(&mut self, program: &Arc<Program>, layout: &Layout, window: usize) -> Result<()> {
+        self.calls.as_mut().map_or(Ok(()), |calls| calls.begin(program, layout, window))
+    }
+
+    fn send(
+        &mut self,
+        transport: &mut Router,
+        token: Token,
+        to: Rank,
+        envelope: Envelope,
+        src: &[Region],
+    ) -> Result<Started> {
         let bytes = src.iter().map(Region::len).sum();
         // What is still being copied on the same channel goes first.
         let follows = |message: &Leaving| message.to == to && message.envelope.channel == envelope.channel;
-        if src.len() == 1
-            && self.staging.is_direct(self.transport, to, bytes)
-            && !self.staging.leaving.iter().any(follows)
-        {
-            let started = self.transport.send(token, to, envelope, src)?;
+        if src.len() == 1 && self.is_direct(transport, to, bytes) && !self.leaving.iter().any(follows) {
+            let started = transport.send(token, to, envelope, src)?;
             if started == Started::Pending {
-                self.staging.sending.insert(token, MessageSlot::Nothing);
+                self.sending.insert(token, MessageSlot::Nothing);
             }
             return Ok(started);
         }
-        let gpu = self.staging.gpu.clone();
+        let gpu = self.gpu.clone();
         let _entered = gpu.enter()?;
-        let slot = self.staging.slots.take(bytes)?;
-        match self.staging.copy_out(src, &slot) {
+        let slot = self.slots.take(bytes)?;
+        match self.copy_out(src, &slot) {
             Ok(number) => {
-                self.staging.leaving.push_back(Leaving { number, token, to, envelope, slot });
+                self.leaving.push_back(Leaving { number, token, to, envelope, slot });
                 Ok(Started::Pending)
             }
             Err(error) => {
                 // Some of the pieces may be on their way; the first error is the one that tells why.
-                let _ = self.staging.out.finish();
-                self.staging.slots.put(slot);
+                let _ = self.out.finish();
+                self.slots.put(slot);
                 Err(error)
             }
         }
     }
 
-    fn recv(&mut self, token: Token, from: Rank, envelope: Envelope, sink: Sink<'_>) -> Result<Started> {
+    fn recv(
+        &mut self,
+        transport: &mut Router,
+        token: Token,
+        from: Rank,
+        envelope: Envelope,
+        sink: Sink<'_>,
+    ) -> Result<Started> {
         let (dst, combine) = match sink {
             Sink::Store(dst) => (dst, None),
             Sink::Reduce { local, dst, combine } => (dst, Some((combine, Regions::from_slice(local)))),
         };
         let bytes = dst.iter().map(Region::len).sum();
-        let slot = match self.staging.is_direct(self.transport, from, bytes) {
+        let slot = match self.is_direct(transport, from, bytes) {
             true if dst.len() == 1 && combine.is_none() => MessageSlot::Nothing,
-            true => match self.staging.slots.take_device(bytes) {
+            true => match self.slots.take_device(bytes) {
                 Some(slot) => slot,
-                None => self.staging.slots.take(bytes)?,
+                None => self.slots.take(bytes)?,
             },
-            false => self.staging.slots.take(bytes)?,
+            false => self.slots.take(bytes)?,
         };
         let message = Arriving { slot, dst: Regions::from_slice(dst), combine, combined: 0 };
         let place = match message.slot {
             MessageSlot::Nothing => dst[0],
             _ => message.slot.region(),
         };
-        match self.transport.recv(token, from, envelope, Sink::Store(&[place])) {
+        match transport.recv(token, from, envelope, Sink::Store(&[place])) {
             Ok(Started::Busy) => {
-                self.staging.slots.put(message.slot);
+                self.slots.put(message.slot);
                 Ok(Started::Busy)
             }
             Ok(started) => {
-                self.staging.arriving.insert(token, message);
+                self.arriving.insert(token, message);
                 if started == Started::Done {
-                    self.staging.arrived.push(token);
+                    self.arrived.push(token);
                 }
                 Ok(Started::Pending)
             }
             Err(error) => {
-                self.staging.slots.put(message.slot);
+                self.slots.put(message.slot);
                 Err(error)
             }
         }
     }
 
-    fn call(&mut self, token: Token, _envelope: Envelope, me: usize, call: NodeCall<'_>) -> Result<Started> {
-        match &mut self.staging.calls {
+    fn call(
+        &mut self,
+        _transport: &mut Router,
+        token: Token,
+        _envelope: Envelope,
+        me: usize,
+        call: NodeCall<'_>,
+    ) -> Result<Started> {
+        match &mut self.calls {
             Some(calls) => calls.take(token, me, call).map(|()| Started::Pending),
             None => Err(Error::Internal(format!("a {} that nobody does on this device", call.collective.name()))),
         }
     }
 
-    fn poll(&mut self, done: &mut Vec<Token>) -> Result<()> {
-        let OnDevice { staging, transport } = self;
+    fn poll(&mut self, transport: &mut Router, done: &mut Vec<Token>) -> Result<()> {
+        let staging = self;
         let gpu = staging.gpu.clone();
         let _entered = gpu.enter()?;
         transport.poll(&mut staging.arrived)?;
@@ -428,19 +409,8 @@ impl Transport for OnDevice<'_> {
         staging.calls.as_mut().map_or(Ok(()), |calls| calls.turn(&mut staging.slots, done))
     }
 
-    fn sleep(&mut self, limit: Duration) -> Result<()> {
-        self.transport.sleep(limit)
-    }
-
-    fn cancel(&mut self) {
-        self.transport.cancel();
-        self.staging.cancel();
-    }
-}
-
-impl DeviceTransport for OnDevice<'_> {
     fn copy(&mut self, scaling: Option<Scaling>, src: Region, dst: Region) -> Result<()> {
-        let queue = &mut self.staging.local;
+        let queue = &mut self.local;
         let (bytes, from, to) = (dst.len(), src.as_ptr() as u64, dst.as_ptr() as u64);
         let Some(Scaling { reduction, start, divisor }) = scaling else {
             return queue.add(Work::Copy, bytes, to, &[from]);
@@ -460,12 +430,44 @@ impl DeviceTransport for OnDevice<'_> {
     fn reduce(&mut self, how: (DataType, Operator, u64), srcs: &[Region], dst: Region) -> Result<()> {
         let (dtype, operator, divisor) = how;
         let srcs: SmallVec<[u64; 16]> = srcs.iter().map(|src| src.as_ptr() as u64).collect();
-        self.staging.local.add(Work::Reduce { dtype, operator, divisor }, dst.len(), dst.as_ptr() as u64, &srcs)
+        self.local.add(Work::Reduce { dtype, operator, divisor }, dst.len(), dst.as_ptr() as u64, &srcs)
     }
 
     fn step(&mut self, token: Token) -> Started {
-        self.staging.local.end(Some(token), None);
+        self.local.end(Some(token), None);
         Started::Pending
+    }
+    fn is_busy(&self) -> bool {
+        let calls = self.calls.as_ref().is_some_and(NodeCalls::is_busy);
+        let ashore = !self.ashore.is_empty();
+        self.out.is_busy() || self.into.is_busy() || self.local.is_busy() || calls || ashore
+    }
+
+    fn cancel(&mut self) {
+        // First: other streams may share a queue of the device's with one that waits for a call.
+        self.calls.iter_mut().for_each(|calls| calls.cancel(&mut self.slots));
+        self.out.settle();
+        self.into.cancel(&mut self.slots);
+        self.local.cancel(&mut self.slots);
+        let leaving = self.leaving.drain(..).map(|message| message.slot);
+        let sending = self.sending.drain().map(|(_, slot)| slot);
+        let arriving = self.arriving.drain().map(|(_, message)| message.slot);
+        let ashore = self.ashore.drain(..).map(|(_, message)| message.slot);
+        leaving.chain(sending).chain(arriving).chain(ashore).for_each(|slot| self.slots.put(slot));
+        debug_assert!(self.slots.is_whole());
+    }
+
+    fn provide(&mut self, provider: Arc<dyn Provider>, room_bytes: usize, beside_bytes: usize) -> Result<()> {
+        self.calls = Some(NodeCalls::new(&self.gpu, provider, room_bytes, beside_bytes)?);
+        Ok(())
+    }
+
+    fn has_provider(&self) -> bool {
+        self.calls.is_some()
+    }
+
+    fn leave(self: Box<Self>) {
+        std::mem::forget(self);
     }
 }
 

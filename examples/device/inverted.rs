@@ -1,0 +1,219 @@
+//! A toy device: memory in which every byte is stored inverted.
+//!
+//! Whatever reads or writes it without the device gets wrong data, so a test that passes shows that everything goes through
+//! the device. Like a GPU it cannot give its memory to a transport: messages go through slots of host memory. Work ends at the
+//! poll after the one that began it, so nothing may rely on work that has only been given.
+#![forbid(unsafe_code)]
+
+use std::collections::HashMap;
+use strata::communicator::device::{Device, MakeDevice, Scaling};
+use strata::device::host::{self, Combine};
+use strata::dtype::{DataType, Operator};
+use strata::error::{Error, Result};
+use strata::exec::{Started, Token};
+use strata::memory::{Arena, Region};
+use strata::plan::OperandOrder;
+use strata::topo::Rank;
+use strata::transport::{Envelope, Router, Sink, Transport};
+
+/// Communicators with this in their options work on the toy device.
+pub const INVERTED: MakeDevice = MakeDevice(|scratch_bytes| {
+    let (free, work) = (Vec::new(), Vec::new());
+    let (sending, arriving) = (HashMap::new(), HashMap::new());
+    Ok(Box::new(Inverted { scratch: slot(scratch_bytes), free, sending, arriving, work }))
+});
+
+/// Host memory for what is on its way. It is never freed, as memory that a driver has pinned often is not.
+fn slot(bytes: usize) -> Region {
+    Arena::new(bytes).leak()
+}
+
+/// The bytes of regions of the device, one after another.
+fn load(regions: &[Region]) -> Vec<u8> {
+    let mut bytes = vec![0; regions.iter().map(Region::len).sum()];
+    let mut rest = &mut bytes[..];
+    for region in regions {
+        let (part, after) = rest.split_at_mut(region.len());
+        region.read(part);
+        rest = after;
+    }
+    bytes.iter_mut().for_each(|byte| *byte = !*byte);
+    bytes
+}
+
+/// Stores bytes in regions of the device, one after another.
+fn store(mut bytes: Vec<u8>, regions: &[Region]) {
+    bytes.iter_mut().for_each(|byte| *byte = !*byte);
+    let mut rest = &bytes[..];
+    for region in regions {
+        let (part, after) = rest.split_at(region.len());
+        region.write(part);
+        rest = after;
+    }
+}
+
+/// A message that the transport puts into a slot.
+struct Arriving {
+    slot: Region,
+    dst: Vec<Region>,
+    combine: Option<(Combine, Vec<Region>)>,
+}
+
+/// The device of one rank.
+struct Inverted {
+    scratch: Region,
+    /// Slots that nothing uses.
+    free: Vec<Region>,
+    /// Slots of messages that the transport sends.
+    sending: HashMap<Token, Region>,
+    arriving: HashMap<Token, Arriving>,
+    /// Local work that ends at the next poll.
+    work: Vec<Token>,
+}
+
+impl Inverted {
+    /// A slot of just so many bytes.
+    fn take(&mut self, bytes: usize) -> Region {
+        match self.free.iter().position(|free| free.len() == bytes) {
+            Some(index) => self.free.swap_remove(index),
+            None => slot(bytes),
+        }
+    }
+
+    fn in_slot(&mut self, bytes: &[u8]) -> Region {
+        let slot = self.take(bytes.len());
+        slot.write(bytes);
+        slot
+    }
+
+    /// Puts a message where it belongs, or combines it with what is there.
+    fn land(&mut self, Arriving { slot, dst, combine }: Arriving) {
+        if let Some((Combine { dtype, operator, order, divisor }, local)) = combine {
+            let local = self.in_slot(&load(&local));
+            let sources = match order {
+                OperandOrder::LocalFirst => [local, slot],
+                OperandOrder::IncomingFirst => [slot, local],
+            };
+            host::reduce(dtype, operator, divisor, &sources, slot);
+            self.free.push(local);
+        }
+        let mut bytes = vec![0; slot.len()];
+        slot.read(&mut bytes);
+        store(bytes, &dst);
+        self.free.push(slot);
+    }
+}
+
+impl Device for Inverted {
+    fn scratch(&mut self, bytes: usize) -> Result<Region> {
+        if bytes > self.scratch.len() {
+            self.scratch = slot(bytes);
+        }
+        Ok(self.scratch)
+    }
+
+    fn scratch_bytes(&self) -> usize {
+        self.scratch.len()
+    }
+
+    fn read(&mut self, from: Region, bytes: &mut [u8]) -> Result<()> {
+        bytes.copy_from_slice(&load(&[from]));
+        Ok(())
+    }
+
+    fn send(
+        &mut self,
+        transport: &mut Router,
+        token: Token,
+        to: Rank,
+        envelope: Envelope,
+        src: &[Region],
+    ) -> Result<Started> {
+        let slot = self.in_slot(&load(src));
+        let started = transport.send(token, to, envelope, &[slot])?;
+        match started {
+            Started::Pending => drop(self.sending.insert(token, slot)),
+            Started::Busy | Started::Done => self.free.push(slot),
+        }
+        Ok(started)
+    }
+
+    fn recv(
+        &mut self,
+        transport: &mut Router,
+        token: Token,
+        from: Rank,
+        envelope: Envelope,
+        sink: Sink<'_>,
+    ) -> Result<Started> {
+        let (dst, combine) = match sink {
+            Sink::Store(dst) => (dst.to_vec(), None),
+            Sink::Reduce { local, dst, combine } => (dst.to_vec(), Some((combine, local.to_vec()))),
+        };
+        let slot = self.take(dst.iter().map(Region::len).sum());
+        let message = Arriving { slot, dst, combine };
+        let started = transport.recv(token, from, envelope, Sink::Store(&[slot]))?;
+        match started {
+            Started::Busy => self.free.push(slot),
+            Started::Done => self.land(message),
+            Started::Pending => drop(self.arriving.insert(token, message)),
+        }
+        Ok(started)
+    }
+
+    fn copy(&mut self, scaling: Option<Scaling>, src: Region, dst: Region) -> Result<()> {
+        let slot = self.in_slot(&load(&[src]));
+        if let Some(Scaling { reduction, start, divisor }) = scaling {
+            if start {
+                host::prologue(&reduction, slot, slot);
+            }
+            if divisor != 1 {
+                host::divide(reduction.dtype, divisor, slot, slot);
+            }
+        }
+        self.land(Arriving { slot, dst: vec![dst], combine: None });
+        Ok(())
+    }
+
+    fn reduce(&mut self, how: (DataType, Operator, u64), srcs: &[Region], dst: Region) -> Result<()> {
+        let (dtype, operator, divisor) = how;
+        let slots: Vec<Region> = srcs.iter().map(|src| self.in_slot(&load(&[*src]))).collect();
+        let result = self.take(dst.len());
+        host::reduce(dtype, operator, divisor, &slots, result);
+        self.free.extend(slots);
+        self.land(Arriving { slot: result, dst: vec![dst], combine: None });
+        Ok(())
+    }
+
+    fn step(&mut self, token: Token) -> Started {
+        self.work.push(token);
+        Started::Pending
+    }
+
+    fn poll(&mut self, transport: &mut Router, done: &mut Vec<Token>) -> Result<()> {
+        done.append(&mut self.work);
+        let before = done.len();
+        transport.poll(done)?;
+        for token in &done[before..] {
+            if let Some(slot) = self.sending.remove(token) {
+                self.free.push(slot);
+            } else if let Some(message) = self.arriving.remove(token) {
+                self.land(message);
+            } else {
+                return Err(Error::Internal(format!("the transport finished token {token}, which is not pending")));
+            }
+        }
+        Ok(())
+    }
+
+    fn is_busy(&self) -> bool {
+        !self.work.is_empty()
+    }
+
+    /// The transport has forgotten its messages before this is called.
+    fn cancel(&mut self) {
+        self.work.clear();
+        self.free.extend(self.sending.drain().map(|(_, slot)| slot));
+        self.free.extend(self.arriving.drain().map(|(_, message)| message.slot));
+    }
+}

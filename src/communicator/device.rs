@@ -1,0 +1,270 @@
+//! Devices: where a communicator's data is, and what carries out the steps of its plans there.
+//!
+//! A [`Device`] allocates scratch memory, copies, reduces, sends and receives; steps that it cannot finish at once complete by
+//! token, which a poll reports. There are host memory ([`HostDevice`]) and GPUs ([`super::staging`]).
+
+use super::staging::Provider;
+use crate::device::host;
+use crate::dtype::{DataType, Operator, Reduction};
+use crate::error::{Error, Result};
+use crate::exec::{Program, Started, Token};
+use crate::memory::{shared, Arena, Region};
+use crate::plan::layout::Layout;
+use crate::topo::Rank;
+use crate::transport::{Envelope, NodeCall, Router, Sink, Transport};
+use std::fmt;
+use std::sync::Arc;
+
+/// What a copy does to the elements on their way.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Scaling {
+    /// Of which the prologue is taken.
+    pub reduction: Reduction,
+    /// Apply the prologue.
+    pub start: bool,
+    /// Divide by this; 1 leaves it.
+    pub divisor: u64,
+}
+
+/// Where data is, and what carries out a call's steps there. Regions of a call's buffers and of scratch memory are addresses
+/// on the device, which nothing but the device reads or writes.
+///
+/// No function blocks for another rank. All ranks of a communicator make the same calls in the same order.
+pub trait Device: Send {
+    /// Whether data is ordinary memory of the host, which other ranks of the node may read in place.
+    fn is_host(&self) -> bool {
+        false
+    }
+
+    /// Scratch memory of at least `bytes` bytes; what it held is lost. The region is valid until the next call of this
+    /// function or of [`free_scratch`](Device::free_scratch).
+    fn scratch(&mut self, bytes: usize) -> Result<Region>;
+
+    /// Bytes of scratch memory held.
+    fn scratch_bytes(&self) -> usize;
+
+    /// Gives scratch memory back, where the device can while other work runs on it.
+    fn free_scratch(&mut self) {}
+
+    /// Reads memory of the device.
+    fn read(&mut self, from: Region, bytes: &mut [u8]) -> Result<()>;
+
+    /// A run of a program begins.
+    fn begin(&mut self, _program: &Arc<Program>, _layout: &Layout, _window: usize) -> Result<()> {
+        Ok(())
+    }
+
+    /// Sends a message: see [`Transport::send`].
+    fn send(
+        &mut self,
+        transport: &mut Router,
+        token: Token,
+        to: Rank,
+        envelope: Envelope,
+        src: &[Region],
+    ) -> Result<Started>;
+
+    /// Receives a message: see [`Transport::recv`].
+    fn recv(
+        &mut self,
+        transport: &mut Router,
+        token: Token,
+        from: Rank,
+        envelope: Envelope,
+        sink: Sink<'_>,
+    ) -> Result<Started>;
+
+    /// A collective of ranks of this node, of which this is the one at place `me`: see [`Transport::call`].
+    fn call(
+        &mut self,
+        _transport: &mut Router,
+        _token: Token,
+        _envelope: Envelope,
+        _me: usize,
+        call: NodeCall<'_>,
+    ) -> Result<Started> {
+        Err(Error::Internal(format!("a {} that nobody does on this device", call.collective.name())))
+    }
+
+    /// Copies one stretch, a part of the next step.
+    fn copy(&mut self, scaling: Option<Scaling>, src: Region, dst: Region) -> Result<()>;
+
+    /// Folds one stretch of all sources from the left and divides it, a part of the next step.
+    fn reduce(&mut self, how: (DataType, Operator, u64), srcs: &[Region], dst: Region) -> Result<()>;
+
+    /// All stretches of the step have been given.
+    fn step(&mut self, token: Token) -> Started;
+
+    /// Makes progress, also of the transport; appends the tokens that have completed.
+    fn poll(&mut self, transport: &mut Router, done: &mut Vec<Token>) -> Result<()>;
+
+    /// Whether there is work whose end only a poll sees.
+    fn is_busy(&self) -> bool {
+        false
+    }
+
+    /// Forgets everything that is pending, once the device does not touch memory for it any more.
+    fn cancel(&mut self) {}
+
+    /// Has a provider do collectives inside the node, with so many bytes of memory to bring blocks together; that is done
+    /// beside other calls for those of more than `beside_bytes`.
+    fn provide(&mut self, _provider: Arc<dyn Provider>, _room_bytes: usize, _beside_bytes: usize) -> Result<()> {
+        Err(Error::Internal("a provider of collectives on a device that takes none".to_string()))
+    }
+
+    /// Whether a provider does collectives inside the node.
+    fn has_provider(&self) -> bool {
+        false
+    }
+
+    /// The process ends, and a driver may have ended already: leaves everything as it is.
+    fn leave(self: Box<Self>) {}
+}
+
+/// Makes the device of a communicator's rank. All that plans with the least segments need finds room in so many bytes of
+/// scratch memory; longer segments may want more later.
+#[derive(Clone, Copy)]
+pub struct MakeDevice(pub fn(scratch_bytes: usize) -> Result<Box<dyn Device>>);
+
+impl fmt::Debug for MakeDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("MakeDevice")
+    }
+}
+
+impl PartialEq for MakeDevice {
+    fn eq(&self, other: &MakeDevice) -> bool {
+        std::ptr::fn_addr_eq(self.0, other.0)
+    }
+}
+
+impl Eq for MakeDevice {}
+
+/// A communicator's own memory on the host: shared with the node, so that peers read it in place, or ordinary.
+enum HostScratch {
+    Shared(shared::Owned),
+    Plain(Arena),
+}
+
+impl HostScratch {
+    fn new(bytes: usize) -> Result<HostScratch> {
+        match shared::Owned::new(bytes) {
+            Ok(owned) => Ok(HostScratch::Shared(owned)),
+            Err(error) => Arena::try_new(bytes).map(HostScratch::Plain).ok_or(error),
+        }
+    }
+
+    fn region(&mut self) -> Region {
+        let region = match self {
+            HostScratch::Shared(owned) => owned.region(),
+            HostScratch::Plain(arena) => arena.region(),
+        };
+        // SAFETY: the scratch must outlive every use; because only a call that begins lets it grow, one runs at a time, and
+        // the engine's transport, which may still read it, goes before its device.
+        unsafe { region.unbound() }
+    }
+}
+
+/// Data in host memory: local steps are done when they are given.
+pub struct HostDevice {
+    scratch: HostScratch,
+}
+
+impl Default for HostDevice {
+    /// Without scratch memory: it grows with the first call that needs some.
+    fn default() -> HostDevice {
+        HostDevice { scratch: HostScratch::Plain(Arena::new(0)) }
+    }
+}
+
+impl Device for HostDevice {
+    fn is_host(&self) -> bool {
+        true
+    }
+
+    fn scratch(&mut self, bytes: usize) -> Result<Region> {
+        if bytes > self.scratch_bytes() {
+            self.scratch = HostScratch::new(bytes)?;
+        }
+        Ok(self.scratch.region())
+    }
+
+    fn scratch_bytes(&self) -> usize {
+        match &self.scratch {
+            HostScratch::Shared(owned) => owned.bytes(),
+            HostScratch::Plain(arena) => arena.len(),
+        }
+    }
+
+    fn free_scratch(&mut self) {
+        *self = HostDevice::default();
+    }
+
+    fn read(&mut self, from: Region, bytes: &mut [u8]) -> Result<()> {
+        from.read(bytes);
+        Ok(())
+    }
+
+    fn send(
+        &mut self,
+        transport: &mut Router,
+        token: Token,
+        to: Rank,
+        envelope: Envelope,
+        src: &[Region],
+    ) -> Result<Started> {
+        transport.send(token, to, envelope, src)
+    }
+
+    fn recv(
+        &mut self,
+        transport: &mut Router,
+        token: Token,
+        from: Rank,
+        envelope: Envelope,
+        sink: Sink<'_>,
+    ) -> Result<Started> {
+        transport.recv(token, from, envelope, sink)
+    }
+
+    fn call(
+        &mut self,
+        transport: &mut Router,
+        token: Token,
+        envelope: Envelope,
+        me: usize,
+        call: NodeCall<'_>,
+    ) -> Result<Started> {
+        transport.call(token, envelope, me, call)
+    }
+
+    fn copy(&mut self, scaling: Option<Scaling>, src: Region, dst: Region) -> Result<()> {
+        let Some(Scaling { reduction, start, divisor }) = scaling else {
+            dst.copy_from(src);
+            return Ok(());
+        };
+        let mut from = src;
+        if start {
+            host::prologue(&reduction, src, dst);
+            from = dst;
+        }
+        if divisor != 1 {
+            host::divide(reduction.dtype, divisor, from, dst);
+        }
+        Ok(())
+    }
+
+    fn reduce(&mut self, how: (DataType, Operator, u64), srcs: &[Region], dst: Region) -> Result<()> {
+        let (dtype, operator, divisor) = how;
+        host::reduce(dtype, operator, divisor, srcs, dst);
+        Ok(())
+    }
+
+    fn step(&mut self, _token: Token) -> Started {
+        Started::Done
+    }
+
+    fn poll(&mut self, transport: &mut Router, done: &mut Vec<Token>) -> Result<()> {
+        transport.poll(done)
+    }
+}
