@@ -140,7 +140,7 @@ fn by_model(
     }
     let bytes = message_bytes(collective, grid.nranks(), request.block_bytes);
     let node = choice.node.clone();
-    let route = PricedPlan { choice, segment_bytes, window, carrier: Carrier::Mpi };
+    let route = PricedPlan { choice, segment_bytes, window, carrier: Carrier::MPI };
     let Some((better, reason)) = model::better(machine, grid, collective, bytes, &route) else { return selection };
     Selection {
         choice: Choice { node, ..better.choice },
@@ -160,7 +160,8 @@ pub fn unknown_names(config: &Config) -> Vec<String> {
         strange.map(|name| format!("STRATA_VENDOR_ONLY={}: there is no collective {name}", config.vendor_only)),
     );
     if let Inter::Unknown(text) = &config.inter {
-        warnings.push(format!("STRATA_INTER={text} is none of auto, vendor, mpi and tcp; no communicator can be made"));
+        let choices = Inter::choices();
+        warnings.push(format!("STRATA_INTER={text} is none of {choices}; no communicator can be made"));
     }
     warnings
 }
