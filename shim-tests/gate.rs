@@ -95,7 +95,10 @@ fn programs() -> Vec<(String, PathBuf)> {
 fn every_test_program_of_both_packages_is_a_part() {
     let programs = programs();
     let names: Vec<&str> = programs.iter().map(|(name, _)| name.as_str()).collect();
-    assert!(["book", "new_algorithm", "mpi", "fuzz"].iter().all(|name| names.contains(name)), "{names:?}");
+    assert!(
+        ["book", "new_algorithm", "new_transport", "mpi", "fuzz"].iter().all(|name| names.contains(name)),
+        "{names:?}"
+    );
     let (succeeded, said) = Copy::new("parts", "").check(&["--list"], "");
     assert!(succeeded);
     let parts: BTreeSet<&str> = said.lines().filter_map(|line| line.split_whitespace().next()).collect();

@@ -34,7 +34,7 @@ impl Method {
         match self {
             Method::Vendor => How::Vendor,
             Method::Mpi => How::Mpi,
-            Method::PcclMpi => How::Pccl { rail: "ring", carrier: Carrier::Mpi },
+            Method::PcclMpi => How::Pccl { rail: "ring", carrier: Carrier::MPI },
             Method::PcclVendor => How::Pccl { rail: "ring", carrier: Carrier::Vendor },
         }
     }

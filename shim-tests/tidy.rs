@@ -39,7 +39,8 @@ const ORDER: [&str; 27] = [
 ];
 
 /// Uses against the order, and why each is right: (module, what it uses, reason).
-const EXCEPTIONS: [(&str, &str, &str); 5] = [
+const EXCEPTIONS: [(&str, &str, &str); 6] = [
+    ("carrier", "transport", "the names that STRATA_INTER takes are those of the registry of transports"),
     ("config", "plan", "settings per collective are named by plan::Collective"),
     ("transport", "device", "a receiver combines what arrives while it is in cache (Combine)"),
     ("transport", "exec", "tokens name pending operations on both sides (Token, Started)"),

@@ -1,28 +1,36 @@
 //! What moves messages between nodes, and the settings that choose it, as types.
 #![forbid(unsafe_code)]
 
+use crate::transport;
 use std::convert::Infallible;
 use std::fmt;
 use std::str::FromStr;
+
+/// What settings and tables call the vendor library.
+const VENDOR: &str = "vendor";
+/// What the setting is where nothing is asked for.
+const AUTO: &str = "auto";
 
 /// What moves a collective's messages between nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Carrier {
     /// The vendor library, over a communicator of its own.
     Vendor,
-    /// Strata's transport over MPI.
-    Mpi,
-    /// Strata's transport over TCP.
-    Tcp,
+    /// The transport of Strata's, or of the program's, that the registry has under this name.
+    Own(&'static str),
 }
 
 impl Carrier {
+    /// Strata's transport over MPI.
+    pub const MPI: Carrier = Carrier::Own("mpi");
+    /// Strata's transport over TCP.
+    pub const TCP: Carrier = Carrier::Own("tcp");
+
     /// Its name in variables, tuning tables and the log.
     pub fn name(self) -> &'static str {
         match self {
-            Carrier::Vendor => "vendor",
-            Carrier::Mpi => "mpi",
-            Carrier::Tcp => "tcp",
+            Carrier::Vendor => VENDOR,
+            Carrier::Own(name) => name,
         }
     }
 
@@ -31,7 +39,7 @@ impl Carrier {
         carrier.map_or("none", Carrier::name)
     }
 
-    /// Whether it is a transport of Strata's.
+    /// Whether it is a transport of Strata's, not the vendor library's.
     pub fn is_own(self) -> bool {
         self != Carrier::Vendor
     }
@@ -49,6 +57,17 @@ pub enum Inter {
 }
 
 impl Inter {
+    /// The texts that are no name of a transport.
+    pub const WORDS: [&'static str; 2] = [AUTO, VENDOR];
+
+    /// The texts that it takes, for messages: `auto, vendor, mpi and tcp`.
+    pub fn choices() -> String {
+        let mut names = Inter::WORDS.to_vec();
+        names.extend(transport::names());
+        let last = names.pop().unwrap_or_default();
+        format!("{} and {last}", names.join(", "))
+    }
+
     /// What moves messages in front of a vendor library, where one of Strata's has to be asked for.
     pub fn in_front(&self) -> Carrier {
         match self {
@@ -62,11 +81,11 @@ impl FromStr for Inter {
     type Err = Infallible;
 
     fn from_str(text: &str) -> Result<Inter, Infallible> {
-        let named = [Carrier::Vendor, Carrier::Mpi, Carrier::Tcp].into_iter().find(|carrier| carrier.name() == text);
-        Ok(match (named, text) {
-            (Some(carrier), _) => Inter::Only(carrier),
-            (None, "auto") => Inter::Auto,
-            (None, other) => Inter::Unknown(other.to_string()),
+        Ok(match (text, transport::named(text)) {
+            (AUTO, _) => Inter::Auto,
+            (VENDOR, _) => Inter::Only(Carrier::Vendor),
+            (_, Some(name)) => Inter::Only(Carrier::Own(name)),
+            (other, None) => Inter::Unknown(other.to_string()),
         })
     }
 }
@@ -74,7 +93,7 @@ impl FromStr for Inter {
 impl fmt::Display for Inter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Inter::Auto => "auto",
+            Inter::Auto => AUTO,
             Inter::Only(carrier) => carrier.name(),
             Inter::Unknown(text) => text,
         })
@@ -153,6 +172,10 @@ mod tests {
     fn settings_are_read_as_they_are_written() {
         for text in ["auto", "vendor", "mpi", "tcp", "infiniband", ""] {
             assert_eq!(text.parse::<Inter>().unwrap().to_string(), text);
+        }
+        // The constants are names that the registry has.
+        for own in [Carrier::MPI, Carrier::TCP] {
+            assert_eq!(own.name().parse(), Ok(Inter::Only(own)));
         }
         assert_eq!("infiniband".parse(), Ok(Inter::Unknown("infiniband".to_string())));
         for text in ["auto", "on", "off"] {

@@ -7,6 +7,10 @@
 //!
 //! Each module may use those below it only; `shim-tests/tidy.rs` has the order.
 
+// Examples are compiled into the tests, too.
+#[cfg(test)]
+extern crate self as strata;
+
 pub mod abi;
 pub mod admission;
 pub mod algorithms;

@@ -100,7 +100,7 @@ fn tuned(config: &Config, grid: &Arc<Grid>, options: &Options) -> Result<selecti
     let inter = match (&config.inter, in_front) {
         (Inter::Only(carrier), _) => *carrier,
         (_, true) => Carrier::Vendor,
-        (_, false) => Carrier::Tcp,
+        (_, false) => Carrier::TCP,
     };
     let here = Place {
         cpu: host::processor_model(),
@@ -159,7 +159,7 @@ impl Question {
     /// The best ways that are open: over a vendor's library that library itself and what carries the rails there.
     fn candidates(&self, machine: &Cluster, over: bool) {
         let carrier = match self.config.inter.in_front() {
-            Carrier::Vendor if !over => Carrier::Mpi,
+            Carrier::Vendor if !over => Carrier::MPI,
             carrier => carrier,
         };
         let open = |candidate: &&cost::Candidate| match &candidate.how {

@@ -198,9 +198,9 @@ impl Engine {
         self.device.free_scratch();
     }
 
-    /// Whether a rank is reached over the network.
-    pub fn is_far(&self, rank: Rank) -> bool {
-        self.transport.is_far(rank)
+    /// Whether the connection to a rank tells what of that rank's can still come.
+    pub fn tells_what_can_come(&self, rank: Rank) -> bool {
+        self.transport.tells_what_can_come(rank)
     }
 
     /// The ranks whose systems do not have yet everything that was sent to them.

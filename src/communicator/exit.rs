@@ -27,7 +27,7 @@ pub fn leave_all() {
     for comm in live.drain(..).filter_map(|comm| comm.upgrade()) {
         // The others of an operation that is cut short fail, and do not come to the end of MPI in good order.
         if comm.status.cause().is_some() || !comm.is_quiet() {
-            crate::transport::mpi::note_failure();
+            crate::transport::note_failure();
         }
         // A rank that ends in the middle of an operation has not left in good order.
         if comm.is_quiet() && comm.failure().is_none() {
@@ -43,5 +43,5 @@ pub fn leave_all() {
     if let Some(service) = Service::running() {
         service.await_departures();
     }
-    crate::transport::mpi::leave();
+    crate::transport::leave_process();
 }

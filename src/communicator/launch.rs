@@ -6,7 +6,6 @@ use super::gpu::GpuLauncher;
 use super::inside::InCall;
 use super::messages::Messages;
 use super::{Comm, Direction, Elements, Message, Operation, StreamRef, ALIVE};
-use crate::carrier::Carrier;
 use crate::device::gpu::driver::DriverHandle;
 use crate::device::gpu::order::{Arrival, StreamOrder};
 use crate::device::host::stream;
@@ -375,10 +374,8 @@ impl OperationBatch {
             return None;
         }
         let (mut waiting, begun) = (self.waiting_for(), self.comm.status.begun());
-        if self.comm.carrier == Some(Carrier::Tcp) {
-            // Its connections tell what can still come.
-            let engine = locked(&self.comm.engine);
-            waiting.retain(|rank| engine.as_ref().is_some_and(|engine| !engine.is_far(*rank)));
+        if let Some(engine) = locked(&self.comm.engine).as_ref() {
+            waiting.retain(|rank| !engine.tells_what_can_come(*rank));
         }
         let is_lost = |(known, loss): &(Instant, Loss)| {
             let patience = if waiting.contains(&Rank(loss.rank)) { LOST } else { LOST_FOR_OTHERS };

@@ -509,7 +509,7 @@ impl Comm {
     /// Frees everything; what others have not got yet is kept for them, for `limit` at most.
     fn release(&self, limit: Duration) {
         if self.status.cause().is_some() {
-            crate::transport::mpi::note_failure();
+            crate::transport::note_failure();
         }
         let departure = locked(&self.engine).take().and_then(Engine::leave);
         self.keep(departure, limit);

@@ -232,7 +232,7 @@ impl Model<'_> {
                 routes.extend(windows.iter().filter(|&&window| window <= cut.max(2)).map(|&window| {
                     // Segments begin at multiples of 64 bytes of a block.
                     let segment_bytes = if cut == 1 { usize::MAX } else { block.div_ceil(cut).next_multiple_of(64) };
-                    PricedPlan { choice: choice.clone(), segment_bytes, window, carrier: Carrier::Mpi }
+                    PricedPlan { choice: choice.clone(), segment_bytes, window, carrier: Carrier::MPI }
                 }));
             }
             if self.machine.network_vendor.is_some() && self.grid.nrails() > 1 {

@@ -343,7 +343,7 @@ fn by_model(
         return None;
     }
     let node = choice.node.clone();
-    let route = PricedPlan { choice, segment_bytes, window, carrier: Carrier::Mpi };
+    let route = PricedPlan { choice, segment_bytes, window, carrier: Carrier::MPI };
     let (better, reason) = model::better(machine, grid, request.collective, request.message_bytes(context), &route)?;
     let selection = Selection {
         choice: Choice { node, ..better.choice },
@@ -561,15 +561,15 @@ mod tests {
         let left = Config { vendor_only: "all_gather".to_string(), ..Config::default() };
         let named = set("STRATA_ALLGATHER_ALGO", "two_level", left.clone());
         let alone = |policy| (policy, "Vendor".to_string());
-        assert_eq!(by(&table, &named, Carrier::Mpi, Some("an unknown type")), alone(Policy::Conditions));
-        assert_eq!(by(&table, &named, Carrier::Mpi, None), alone(Policy::VendorOnly));
+        assert_eq!(by(&table, &named, Carrier::MPI, Some("an unknown type")), alone(Policy::Conditions));
+        assert_eq!(by(&table, &named, Carrier::MPI, None), alone(Policy::VendorOnly));
         let named = Config { vendor_only: String::new(), ..named };
         assert_eq!(by(&table, &named, Carrier::Vendor, None), (Policy::Named, "SubComms".to_string()));
-        assert_eq!(by(&table, &named, Carrier::Mpi, None), (Policy::Named, "two_level(direct,log)".to_string()));
+        assert_eq!(by(&table, &named, Carrier::MPI, None), (Policy::Named, "two_level(direct,log)".to_string()));
         let threshold = set("STRATA_ALLGATHER_RD_MAX_BYTES", "1", Config::default());
-        assert_eq!(by(&table, &threshold, Carrier::Mpi, None), alone(Policy::Thresholds));
-        assert_eq!(by(&table, &Config::default(), Carrier::Mpi, None), alone(Policy::TuningTable));
-        let priced = by(&model, &Config::default(), Carrier::Mpi, None);
+        assert_eq!(by(&table, &threshold, Carrier::MPI, None), alone(Policy::Thresholds));
+        assert_eq!(by(&table, &Config::default(), Carrier::MPI, None), alone(Policy::TuningTable));
+        let priced = by(&model, &Config::default(), Carrier::MPI, None);
         assert_eq!(priced, (Policy::CostModel, "two_level(direct,log)".to_string()));
         let nothing = Knowledge::default();
         assert_eq!(by(&nothing, &Config::default(), Carrier::Vendor, None), (Policy::Defaults, "SubComms".to_string()));

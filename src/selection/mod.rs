@@ -41,7 +41,8 @@ pub fn unknown_names(config: &Config) -> Vec<String> {
         strange.map(|name| format!("STRATA_VENDOR_ONLY={}: there is no collective {name}", config.vendor_only)),
     );
     if let Inter::Unknown(text) = &config.inter {
-        warnings.push(format!("STRATA_INTER={text} is none of auto, vendor, mpi and tcp; no communicator can be made"));
+        let choices = Inter::choices();
+        warnings.push(format!("STRATA_INTER={text} is none of {choices}; no communicator can be made"));
     }
     warnings
 }

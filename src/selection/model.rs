@@ -56,7 +56,7 @@ pub fn better(
 ) -> Option<(PricedPlan, String)> {
     let ns = Model::new(machine, grid).route_ns(collective, bytes, route);
     let candidates = cost::candidates(machine, grid, collective, bytes);
-    let best = candidates.into_iter().find_map(|candidate| own(candidate, Carrier::Mpi))?;
+    let best = candidates.into_iter().find_map(|candidate| own(candidate, Carrier::MPI))?;
     if best.1 * CLEAR > ns {
         return None;
     }
@@ -105,7 +105,7 @@ mod tests {
 
     fn route(rail: &str, segment_bytes: usize) -> PricedPlan {
         let choice = Choice::leveled("two_level", "direct", rail);
-        PricedPlan { choice, segment_bytes, window: 4, carrier: Carrier::Mpi }
+        PricedPlan { choice, segment_bytes, window: 4, carrier: Carrier::MPI }
     }
 
     #[test]
@@ -126,20 +126,20 @@ mod tests {
         let machine = Cluster::find("frontier").unwrap();
         let taken = |nodes: usize, mib: usize| {
             let grid = Arc::new(Grid::blocks(&vec![8; nodes]));
-            takes_over(&machine, &grid, Collective::AllGather, Carrier::Mpi, mib << 20).unwrap()
+            takes_over(&machine, &grid, Collective::AllGather, Carrier::MPI, mib << 20).unwrap()
         };
         assert!(taken(256, 16) && taken(256, 1024) && taken(4, 16));
         assert!(!taken(4, 256), "RCCL's ring is as fast there");
         let grid = Arc::new(Grid::blocks(&[8; 4]));
         let over = |rail| takes_over(&machine, &grid, Collective::AllGather, rail, 1 << 20);
         assert_eq!(over(Carrier::Vendor), None, "RCCL between nodes was not measured there");
-        assert!(over(Carrier::Mpi).is_some());
+        assert!(over(Carrier::MPI).is_some());
         assert_eq!(
             takes_over(
                 &Links { latency_us: 1.0, gbps: 1.0 }.machine(8),
                 &Arc::new(Grid::blocks(&[8; 4])),
                 Collective::AllGather,
-                Carrier::Mpi,
+                Carrier::MPI,
                 1 << 20
             ),
             None

@@ -14,17 +14,22 @@ use std::time::Duration;
 
 #[cfg(test)]
 mod boards;
+pub mod departure;
 #[cfg(test)]
 mod figures;
-pub(crate) mod header;
+pub mod header;
 mod idle;
 #[cfg(test)]
 mod leaving;
+#[cfg(test)]
+#[path = "../../examples/transport/loopback.rs"]
+mod loopback;
 pub mod mpi;
+mod registry;
 mod router;
 pub mod shm;
-mod streams;
-mod target;
+pub mod streams;
+pub mod target;
 pub mod tcp;
 #[cfg(test)]
 mod tests;
@@ -33,10 +38,11 @@ mod trials;
 #[cfg(test)]
 mod worlds;
 
+pub use departure::Departure;
 pub use idle::Idle;
+pub use registry::{leave_process, named, names, note_failure, register, Opener, Probe, Site, TransportKind};
 pub use router::{open, Router};
-pub use shm::wakeup::Waker;
-pub use tcp::departure::Departure;
+pub use shm::wakeup::{Waker, Wakeups};
 
 /// How ranks tell each other what they need to know before any transport exists. The bootstrap implements it.
 pub trait Exchange {
@@ -152,15 +158,17 @@ pub struct DeviceMemory {
     pub above_bytes: usize,
 }
 
-/// Message streams to the ranks that shared memory does not reach. Peers go by their place among those.
-trait Network: Send + std::fmt::Debug {
-    /// Posts a message to a peer.
+/// One rank's side of an open transport between nodes: message streams to the ranks that shared memory does not reach.
+/// Peers go by their place among those. No call but [`wait`](Endpoint::wait) blocks.
+pub trait Endpoint: Send + std::fmt::Debug {
+    /// Posts a message to a peer; see [`Transport::send`].
     fn send(&mut self, peer: usize, token: Token, envelope: Envelope, src: &[Region]) -> Result<Started>;
 
-    /// Posts a receive from a peer.
+    /// Posts a receive from a peer; see [`Transport::recv`].
     fn recv(&mut self, peer: usize, token: Token, envelope: Envelope, sink: Sink<'_>) -> Result<Started>;
 
-    /// Makes progress; appends the tokens that have completed.
+    /// Makes progress; appends the tokens that have completed. `Remote`, with its rank, when a peer has gone and something
+    /// is expected of it or owed to it, but not before everything that it sent has been taken.
     fn poll(&mut self, done: &mut Vec<Token>) -> Result<()>;
 
     /// How many polls of shared memory go to one poll of this, by what that costs.
@@ -169,11 +177,18 @@ trait Network: Send + std::fmt::Debug {
     /// A number that changes when a send that was `Busy` may be accepted.
     fn relief(&self) -> u64;
 
-    /// Blocks until there is something to poll for, the rank is woken, or for `limit`.
+    /// Blocks until there is something to poll for, the rank is woken ([`Wakeups`]), or for `limit`.
     fn wait(&mut self, limit: Duration) -> Result<()>;
 
-    /// Forgets all pending operations.
+    /// Forgets all pending operations; afterwards no memory given to `send` or `recv` is touched any more by this rank,
+    /// and both fail.
     fn cancel(&mut self);
+
+    /// Whether its connections tell, by `Remote`, when nothing more can come from a peer, so that nobody has to guess how
+    /// long a lost rank's last messages may take.
+    fn tells_what_can_come(&self) -> bool {
+        false
+    }
 
     /// The ranks whose systems do not have yet everything that was sent to them.
     fn undelivered(&mut self) -> Vec<Rank> {

@@ -1,12 +1,11 @@
-//! One transport for all peers: shared memory for those of this node, MPI or TCP for the others.
+//! One transport for all peers: shared memory for those of this node, a transport of the registry for the others.
 #![forbid(unsafe_code)]
 
-use super::mpi::{self, MpiEnvironment};
+use super::registry::{self, Chosen, Site, TransportKind};
 use super::shm::open::Ways;
 use super::shm::wakeup::{Waker, Wakeups};
 use super::shm::{self, Shm};
-use super::tcp::Tcp;
-use super::{Departure, DeviceMemory, Envelope, Exchange, Network, NodeCall, Sink, Transport};
+use super::{Departure, DeviceMemory, Endpoint, Envelope, Exchange, NodeCall, Sink, Transport};
 use crate::carrier::Carrier;
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -32,7 +31,7 @@ enum Route {
 pub struct Router {
     routes: Vec<Route>,
     shm: Shm,
-    network: Option<Box<dyn Network>>,
+    network: Option<Box<dyn Endpoint>>,
     carrier: Option<Carrier>,
     wakeups: Arc<Wakeups>,
     polls: u32,
@@ -51,20 +50,20 @@ pub fn open(
     binding: &dyn Fn() -> Result<Binding>,
     exchange: &mut dyn Exchange,
 ) -> Result<Router> {
-    open_by(me, grid, config, binding, exchange, Ways { proc: true, file: true }, &MpiEnvironment::of_this_process())
+    let site = Site { me, grid, config, binding };
+    open_by(&site, &registry::kinds(), Ways { proc: true, file: true }, exchange)
 }
 
+/// The same, with these kinds of transports and these ways of sharing memory.
 pub(super) fn open_by(
-    me: Rank,
-    grid: &Grid,
-    config: &Config,
-    binding: &dyn Fn() -> Result<Binding>,
-    exchange: &mut dyn Exchange,
+    site: &Site<'_>,
+    kinds: &[&dyn TransportKind],
     ways: Ways,
-    site: &MpiEnvironment,
+    exchange: &mut dyn Exchange,
 ) -> Result<Router> {
-    let mpi = mpi::join(me, grid, config, exchange, site)?;
-    let shm = shm::open::open(me, grid, config, ways, mpi.is_none(), exchange)?;
+    let Site { me, grid, config, .. } = *site;
+    let Chosen { carrier, waits_for_descriptors, opener } = registry::choose(kinds, site, exchange)?;
+    let shm = shm::open::open(me, grid, config, ways, waits_for_descriptors, exchange)?;
     let mut routes = vec![None; grid.nranks()];
     routes[me.index()] = Some(Route::Myself);
     for (index, rank) in shm.ranks().enumerate() {
@@ -76,18 +75,8 @@ pub(super) fn open_by(
         routes[rank.index()] = Some(Route::Network(index));
     }
     let wakeups = shm.wakeups().clone();
-    let carrier = match &mpi {
-        _ if grid.nnodes() == 1 => None,
-        Some(_) => Some(Carrier::Mpi),
-        None => Some(Carrier::Tcp),
-    };
-    let network: Option<Box<dyn Network>> = match mpi {
-        Some(joined) => Some(Box::new(joined.open(&far, exchange, &wakeups)?)),
-        None => match Tcp::open(me, &far, config, binding, exchange, &wakeups)? {
-            Some(tcp) => Some(Box::new(tcp)),
-            None => None,
-        },
-    };
+    let carrier = (grid.nnodes() > 1).then_some(carrier);
+    let network = opener.open(site, &far, &wakeups, exchange)?;
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     let oversubscribed = grid.members(grid.node(me)).len() > processors;
     let alone = shm.ranks().next().is_none();
@@ -122,7 +111,7 @@ impl Router {
         self.shm.has_board()
     }
 
-    /// What carries messages between nodes: mpi, tcp, or none where there is one node; the same on all ranks.
+    /// What carries messages between nodes, none where there is one node; the same on all ranks.
     pub fn carrier(&self) -> Option<Carrier> {
         self.carrier
     }
@@ -135,6 +124,11 @@ impl Router {
     /// Whether a rank is reached over the network.
     pub fn is_far(&self, rank: Rank) -> bool {
         matches!(self.routes.get(rank.index()), Some(Route::Network(_)))
+    }
+
+    /// Whether the connection to a rank tells what of that rank's can still come.
+    pub fn tells_what_can_come(&self, rank: Rank) -> bool {
+        self.is_far(rank) && self.network.as_ref().is_some_and(|network| network.tells_what_can_come())
     }
 
     /// Does something on the thread that uses such addresses.
@@ -172,7 +166,7 @@ impl Router {
         self.shm.relief() + self.network.as_ref().map_or(0, |network| network.relief())
     }
 
-    fn network(&mut self) -> Result<&mut dyn Network> {
+    fn network(&mut self) -> Result<&mut dyn Endpoint> {
         match &mut self.network {
             Some(network) => Ok(network.as_mut()),
             None => Err(Error::Internal("a route over the network without one".into())),

@@ -4,6 +4,7 @@ use super::shm::open::Ways;
 use super::worlds::{as_rank, carry_out, processes, region, threads, Post, Processes, Setup};
 use super::{figures, trials};
 use super::{Envelope, Router, Sink, Transport};
+use crate::carrier::Carrier;
 use crate::device::host::Combine;
 use crate::dtype::{DataType, Operator};
 use crate::error::Error;
@@ -141,12 +142,22 @@ fn threads_on_several_nodes_use_both_ways() {
     threads(&setup, |me, router| everything(me, router, 5));
 }
 
+#[test]
+fn threads_exchange_everything_over_the_transport_of_the_example() {
+    let setup = Setup::over_loopback(&[2, 1, 2]);
+    threads(&setup, |me, router| {
+        assert_eq!(router.carrier().map(Carrier::name), Some("loopback"));
+        everything(me, router, 5);
+    });
+}
+
 fn process_setup(scenario: &str) -> Setup {
     match scenario {
         "cma" | "board" => Setup::new(Grid::flat(3)),
         "ring" => Setup::new(Grid::flat(3)).with(|config| config.cma = false),
         "nodes" => Setup::new(Grid::round_robin(4, 2)),
         "tcp" => Setup::new(Grid::flat(3)).with(|config| config.shm = false),
+        "loopback" => Setup::over_loopback(&[1, 2]),
         other => panic!("no scenario {other}"),
     }
 }
@@ -191,13 +202,15 @@ fn processes_that_may_not_read_each_other_exchange_everything() {
 fn processes_on_several_nodes_exchange_everything() {
     processes("nodes", 4);
     processes("tcp", 3);
+    processes("loopback", 3);
 }
 
 #[test]
 fn a_mismatch_is_a_usage_error_that_names_the_peer() {
-    for sizes in [[8usize, 16], [100_000, 8], [100_000, 100_001]] {
-        let setup = Setup::new(Grid::flat(2));
-        threads(&setup, |me, mut router| {
+    let setups = [Setup::new(Grid::flat(2)), Setup::over_loopback(&[1, 1])];
+    let sizes = [[8usize, 16], [100_000, 8], [100_000, 100_001]];
+    for (sizes, setup) in sizes.iter().flat_map(|sizes| setups.iter().map(move |setup| (sizes, setup))) {
+        threads(setup, |me, mut router| {
             let mut bytes = vec![0; sizes[me]];
             let all = [region(&mut bytes)];
             if me == 0 {

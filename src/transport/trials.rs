@@ -22,6 +22,7 @@ pub fn play(scenario: &str, me: usize, exchange: &mut Processes) -> bool {
         "cma" => Setup::new(Grid::flat(n)),
         "ring" => Setup::new(Grid::flat(n)).with(|config| config.cma = false),
         "tcp" => Setup::new(Grid::flat(n)).with(|config| config.shm = false),
+        "loopback" => Setup::over_loopback(&vec![1; n]),
         "nodes" => Setup::new(Grid::blocks(&vec![2; n / 2])),
         other => panic!("no way {other}"),
     };
@@ -252,28 +253,28 @@ fn leaver(mut router: Router, me: usize, exchange: &mut Processes) {
 
 #[test]
 fn a_dead_rank_is_named_to_those_who_wait_for_it() {
-    for way in ["cma", "tcp"] {
+    for way in ["cma", "tcp", "loopback"] {
         processes_with_losses(&format!("death/{way}"), 3, &[2]);
     }
 }
 
 #[test]
 fn a_rank_that_dies_before_its_message_is_fetched_is_named() {
-    for way in ["cma", "ring", "tcp"] {
+    for way in ["cma", "ring", "tcp", "loopback"] {
         processes_with_losses(&format!("death_after_announcing/{way}"), 2, &[1]);
     }
 }
 
 #[test]
 fn no_wake_up_is_lost_among_eight_sleepers() {
-    for way in ["cma", "ring", "nodes", "tcp"] {
+    for way in ["cma", "ring", "nodes", "tcp", "loopback"] {
         processes(&format!("sleepers/{way}"), 8);
     }
 }
 
 #[test]
 fn a_flood_of_small_messages_stops_and_goes_on() {
-    for way in ["cma", "tcp"] {
+    for way in ["cma", "tcp", "loopback"] {
         processes(&format!("flood/{way}"), 2);
     }
 }
@@ -287,22 +288,27 @@ fn a_message_may_be_longer_than_four_gibibytes() {
 
 #[test]
 fn shared_allocations_are_sent_by_every_way() {
-    for way in ["cma", "ring", "tcp"] {
+    for way in ["cma", "ring", "tcp", "loopback"] {
         processes(&format!("allocated/{way}"), 2);
     }
 }
 
 #[test]
 fn a_rank_that_leaves_takes_nothing_of_what_it_sent_with_it() {
-    for way in ["cma", "tcp"] {
+    for way in ["cma", "tcp", "loopback"] {
         processes(&format!("leaver/{way}"), 2);
     }
 }
 
+/// Two ranks over shared memory, over TCP, and over the transport of the example.
+fn pairs() -> [Setup; 3] {
+    let flat = |shm| Setup::new(Grid::flat(2)).with(|config| config.shm = shm);
+    [flat(true), flat(false), Setup::over_loopback(&[1, 1])]
+}
+
 #[test]
 fn thousands_of_pieces_make_one_message() {
-    for shm in [true, false] {
-        let setup = Setup::new(Grid::flat(2)).with(|config| config.shm = shm);
+    for setup in pairs() {
         threads(&setup, |me, mut router| {
             let (pieces, len) = (9000, 33);
             let mut bytes: Vec<u8> = (0..pieces * (len + 2)).map(|at| (at % 251) as u8 * (1 - me as u8)).collect();
@@ -325,8 +331,7 @@ fn thousands_of_pieces_make_one_message() {
 
 #[test]
 fn after_cancel_nobody_reads_the_sender_s_memory() {
-    for shm in [true, false] {
-        let setup = Setup::new(Grid::flat(2)).with(|config| config.shm = shm);
+    for (way, setup) in pairs().into_iter().enumerate() {
         let (told, hears) = mpsc::channel::<()>();
         let hears = std::sync::Mutex::new(hears);
         threads(&setup, |me, mut router| {
@@ -344,7 +349,7 @@ fn after_cancel_nobody_reads_the_sender_s_memory() {
                 assert!(router.send(1, Rank(1), envelope(1), &[]).is_err());
             } else {
                 let posts = [Post::Recv(0, envelope(0), Sink::Store(&all))];
-                if shm {
+                if way == 0 {
                     hears.lock().unwrap().recv_timeout(Duration::from_secs(20)).unwrap();
                 }
                 names_rank(&carry_out(&mut router, &posts), 0);

@@ -1,8 +1,11 @@
 //! Test worlds: ranks as threads of one process, and ranks as processes (this very test program, started again).
 
+use super::loopback::Loopback;
 use super::mpi::MpiEnvironment;
+use super::registry::{self, Site, TransportKind};
 use super::router::open_by;
 use super::shm::open::Ways;
+use super::tcp::TcpKind;
 use super::{Envelope, Exchange, Idle, NodeCall, Router, Sink, Transport};
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -14,7 +17,7 @@ use std::io::{Read, Write};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::process::{Child, Command};
-use std::sync::{Arc, Barrier, Mutex};
+use std::sync::{Arc, Barrier, Mutex, Once};
 use std::time::{Duration, Instant};
 
 /// No test waits longer.
@@ -40,14 +43,25 @@ impl Setup {
         self
     }
 
+    /// Ranks on these nodes, over the transport of the example.
+    pub fn over_loopback(sizes: &[usize]) -> Setup {
+        static REGISTERED: Once = Once::new();
+        REGISTERED.call_once(|| super::register(&Loopback).unwrap());
+        Setup::new(Grid::blocks(sizes)).with(|config| config.inter = "loopback".parse().unwrap())
+    }
+
     pub fn open(&self, me: usize, exchange: &mut dyn Exchange) -> Router {
         self.try_open(me, exchange).unwrap()
     }
 
     pub fn try_open(&self, me: usize, exchange: &mut dyn Exchange) -> Result<Router> {
-        let site = self.sites.as_ref().map_or_else(|| Arc::new(MpiEnvironment::of_this_process()), |site| site(me));
-        let me = Rank::from_index(me);
-        open_by(me, &self.grid, &self.config, &Binding::of_first_nic, exchange, self.ways, &site)
+        let environment = self.sites.as_ref().map(|site| site(me));
+        let kinds: Vec<&dyn TransportKind> = match &environment {
+            Some(environment) => vec![&**environment, &TcpKind],
+            None => registry::kinds(),
+        };
+        let (grid, config, binding) = (&self.grid, &self.config, &Binding::of_first_nic);
+        open_by(&Site { me: Rank::from_index(me), grid, config, binding }, &kinds, self.ways, exchange)
     }
 }
 

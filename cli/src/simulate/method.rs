@@ -51,8 +51,8 @@ impl Method {
             "vendor" => Method::Vendor,
             "mpi" => Method::Mpi,
             "pccl" => Method::Pccl(None),
-            "pccl(ring)" => Method::Pccl(Some(("ring", Carrier::Mpi))),
-            "pccl(rd)" => Method::Pccl(Some(("rd", Carrier::Mpi))),
+            "pccl(ring)" => Method::Pccl(Some(("ring", Carrier::MPI))),
+            "pccl(rd)" => Method::Pccl(Some(("rd", Carrier::MPI))),
             "pccl(ring,vendor)" => Method::Pccl(Some(("ring", Carrier::Vendor))),
             "strata" => Method::Strata,
             "chosen" => Method::Chosen,
@@ -65,7 +65,7 @@ impl Method {
         let mut parts = text.split('/');
         let name = parts.next().unwrap_or("");
         let choice = name.parse::<Choice>().map_err(|error| wrong(error.text().to_owned()))?;
-        let (mut segment_bytes, mut window, mut carrier) = (None, 2, Carrier::Mpi);
+        let (mut segment_bytes, mut window, mut carrier) = (None, 2, Carrier::MPI);
         for part in parts {
             let no_sense = || wrong(format!("`{part}` is none of segment=BYTES, window=N and carrier=own or vendor"));
             let (name, value) = part.split_once('=').ok_or_else(no_sense)?;
@@ -79,7 +79,7 @@ impl Method {
                     Ok(number @ 1..=64) => window = number,
                     _ => return Err(wrong(format!("`{value}` is not a window from 1 to 64"))),
                 },
-                ("carrier", "own") => carrier = Carrier::Mpi,
+                ("carrier", "own") => carrier = Carrier::MPI,
                 ("carrier", "vendor") => carrier = Carrier::Vendor,
                 _ => return Err(no_sense()),
             }
@@ -105,7 +105,7 @@ impl Method {
             Method::Pccl(Some(rail)) => vec![pccl(*rail)],
             Method::Pccl(None) => {
                 let outer_vendor = machine.network_vendor.is_some().then_some(("ring", Carrier::Vendor));
-                [("ring", Carrier::Mpi), ("rd", Carrier::Mpi)].into_iter().chain(outer_vendor).map(pccl).collect()
+                [("ring", Carrier::MPI), ("rd", Carrier::MPI)].into_iter().chain(outer_vendor).map(pccl).collect()
             }
             Method::Strata => route::own(machine, grid, collective, message_bytes).into_iter().collect(),
             Method::Chosen => route::chosen(machine, grid, collective, message_bytes).into_iter().collect(),
@@ -138,7 +138,7 @@ impl fmt::Display for Method {
 
 fn pccl_text(rail: &str, carrier: Carrier) -> String {
     match carrier {
-        Carrier::Mpi | Carrier::Tcp => format!("pccl({rail})"),
+        Carrier::Own(_) => format!("pccl({rail})"),
         Carrier::Vendor => format!("pccl({rail},vendor)"),
     }
 }

@@ -244,26 +244,26 @@ mod tests {
         let elsewhere = Row { nodes: Some(1), ..row(Collective::AllGather, 64, "ring") };
         let larger = Row { ranks: Some(8), ..row(Collective::AllGather, 64, "ring") };
         let zero = local(vec![elsewhere, larger, row(Collective::AllGather, 64, "log")], OWN);
-        let other = agreed(&zero, &none(), Carrier::Tcp, false);
+        let other = agreed(&zero, &none(), Carrier::TCP, false);
         assert_eq!(other.tuned.len(), 1);
         assert_eq!(other.tuned.rows[0].algorithm, "log");
         assert_eq!(
             other.difference.as_deref(),
             Some("STRATA_TUNING_TABLE is none here; rank 0's is t.toml, which counts")
         );
-        let same = agreed(&zero, &zero, Carrier::Tcp, false);
+        let same = agreed(&zero, &zero, Carrier::TCP, false);
         assert_eq!((&same.tuned, same.difference, same.complaint), (&other.tuned, None, None));
-        let nobody = agreed(&none(), &zero, Carrier::Tcp, false);
+        let nobody = agreed(&none(), &zero, Carrier::TCP, false);
         assert!(nobody.tuned.is_empty() && nobody.difference.unwrap().ends_with("rank 0 has none, which counts"));
-        assert_eq!(agreed(&none(), &none(), Carrier::Tcp, false), Agreed { tuned: nobody.tuned, ..Agreed::default() });
+        assert_eq!(agreed(&none(), &none(), Carrier::TCP, false), Agreed { tuned: nobody.tuned, ..Agreed::default() });
     }
 
     #[test]
     fn tables_of_another_version_machine_or_transport_are_not_used_and_told_once() {
         let rows = || vec![row(Collective::AllGather, 64, "log")];
-        let old = agreed(&local(rows(), "7.9.0"), &none(), Carrier::Tcp, false);
+        let old = agreed(&local(rows(), "7.9.0"), &none(), Carrier::TCP, false);
         assert!(old.tuned.is_empty() && old.complaint.unwrap().contains("with Strata 7.9.0"));
-        let foreign = agreed(&local(rows(), OWN), &none(), Carrier::Mpi, false);
+        let foreign = agreed(&local(rows(), OWN), &none(), Carrier::MPI, false);
         assert!(foreign.tuned.is_empty());
         assert_eq!(
             foreign.complaint.as_deref(),
@@ -273,7 +273,7 @@ mod tests {
             )
         );
         let broken = OwnTable { table: Err("line 3: no".to_string()), ..local(Vec::new(), OWN) };
-        assert_eq!(agreed(&broken, &broken, Carrier::Tcp, false).complaint.as_deref(), Some("line 3: no"));
+        assert_eq!(agreed(&broken, &broken, Carrier::TCP, false).complaint.as_deref(), Some("line 3: no"));
     }
 
     #[test]
@@ -285,7 +285,7 @@ mod tests {
             row(Collective::AllGather, 4, "reduce_scatter_gather"),
             row(Collective::AllGather, 5, "board"),
         ];
-        let host = agreed(&local(rows, OWN), &none(), Carrier::Tcp, false);
+        let host = agreed(&local(rows, OWN), &none(), Carrier::TCP, false);
         assert_eq!(host.tuned.len(), 1);
         let complaint = host.complaint.unwrap();
         for part in ["rign for all_gather", "vendor for all_gather needs", "reduce_scatter_gather for", "board for"] {
@@ -305,7 +305,7 @@ mod tests {
             agreed.tuned.rows.into_iter().map(|row| row.algorithm).collect::<Vec<_>>()
         };
         assert_eq!(names(Carrier::Vendor), ["vendor", "two_level(direct,log)"]);
-        assert_eq!(names(Carrier::Tcp), ["vendor", "two_level(direct,log)", "ring"]);
+        assert_eq!(names(Carrier::TCP), ["vendor", "two_level(direct,log)", "ring"]);
     }
 
     #[test]
@@ -314,7 +314,7 @@ mod tests {
             "allreduce,0,100,tree,simple,1,-1,-1\nbroadcast,0,100,tree,simple,1,2,4\nallgather,0,9,nvls,ll,1,2,4\n";
         let local =
             OwnTable { table: Table::parse(text).map(Some).map_err(|e| e.to_string()), ..local(Vec::new(), OWN) };
-        let host = agreed(&local, &none(), Carrier::Tcp, false);
+        let host = agreed(&local, &none(), Carrier::TCP, false);
         let names: Vec<&str> = host.tuned.rows.iter().map(|row| row.algorithm.as_str()).collect();
         assert_eq!(names, ["log", "tree"]);
         assert!(host.complaint.unwrap().contains("nvls for all_gather"));

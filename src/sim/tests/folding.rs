@@ -12,11 +12,11 @@ fn each_way(mut check: impl FnMut(&Arc<Cluster>, usize, Collective, usize, &How)
     let routes = |nranks: usize, bytes: usize| {
         let block = bytes / nranks;
         let mut ways =
-            vec![How::Pccl { rail: "ring", carrier: Carrier::Mpi }, How::Pccl { rail: "rd", carrier: Carrier::Mpi }];
+            vec![How::Pccl { rail: "ring", carrier: Carrier::MPI }, How::Pccl { rail: "rd", carrier: Carrier::MPI }];
         for rail in ["log", "ring"] {
             for (segment_bytes, window) in [(usize::MAX, 1), (block.div_ceil(3), 2), (block.div_ceil(8), 4)] {
                 let choice = Choice::leveled("two_level", "direct", rail);
-                ways.push(How::Strata(PricedPlan { choice, segment_bytes, window, carrier: Carrier::Mpi }));
+                ways.push(How::Strata(PricedPlan { choice, segment_bytes, window, carrier: Carrier::MPI }));
             }
         }
         ways

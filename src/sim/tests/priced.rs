@@ -32,7 +32,7 @@ fn strata(machine: &Arc<Cluster>, nranks: usize, collective: Collective, bytes: 
 }
 
 fn route(choice: &str, segment_bytes: usize, window: usize) -> PricedPlan {
-    PricedPlan { choice: choice.parse::<Choice>().unwrap(), segment_bytes, window, carrier: Carrier::Mpi }
+    PricedPlan { choice: choice.parse::<Choice>().unwrap(), segment_bytes, window, carrier: Carrier::MPI }
 }
 
 #[test]

@@ -10,7 +10,7 @@ use crate::memory::{Arena, Region};
 use crate::topo::Rank;
 use crate::transport::header::{FrameKind, HEADER};
 use crate::transport::shm::wakeup::Wakeups;
-use crate::transport::{DeviceMemory, Envelope, Network, Sink};
+use crate::transport::{DeviceMemory, Endpoint, Envelope, Sink};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -172,7 +172,7 @@ impl MpiEndpoint {
     }
 }
 
-impl Network for MpiEndpoint {
+impl Endpoint for MpiEndpoint {
     fn takes_device_memory(&self) -> DeviceMemory {
         let (kinds, _) = self.device_memory;
         // Shorter messages travel with their header, which is put together by the host.

@@ -23,7 +23,7 @@ mod vtable;
 pub use library::own_file;
 
 use super::shm::wakeup::{Waker, Wakeups};
-use super::Exchange;
+use super::{Endpoint, Exchange, Opener, Probe, Site, TransportKind};
 use crate::carrier::{Carrier, Inter};
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -33,13 +33,16 @@ use crate::topo::interface::Filter;
 use crate::topo::local::LocalRank;
 use crate::topo::machine::{gpus_of_ranks, Machine};
 use crate::topo::pinning::Rules;
-use crate::topo::{Grid, Rank};
+use crate::topo::Rank;
 use capabilities::{decide, Capabilities, LauncherEnv};
 use endpoint::MpiEndpoint;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 use worker::MpiWorker;
+
+/// Its name in `STRATA_INTER` and tuning tables.
+const NAME: &str = "mpi";
 
 /// Finds the thread that calls MPI, or says why there is none.
 type FindWorker = dyn Fn(&Config, &LauncherEnv) -> std::result::Result<Arc<MpiWorker>, String> + Send + Sync;
@@ -138,13 +141,8 @@ fn retire() {
     }
 }
 
-/// A communicator has failed: the job's other ranks may not be there any more when this process ends.
-pub fn note_failure() {
-    FAILED.store(true, Ordering::Relaxed);
-}
-
 /// Finalises MPI if we initialised it. Called while the process exits.
-pub fn leave() {
+fn leave() {
     let Ok(worker) = WORKER.try_lock() else { return };
     let Some((_, worker)) = worker.as_ref().filter(|(pid, _)| *pid == std::process::id()) else { return };
     // The other ranks may be busy for long after this one has ended, and a launcher takes an end without
@@ -167,7 +165,7 @@ impl MpiEnvironment {
 }
 
 /// A decision for MPI.
-pub struct Joined {
+struct Joined {
     me: Rank,
     worker: Arc<MpiWorker>,
     /// Each rank's rank in MPI's world.
@@ -181,7 +179,7 @@ pub struct Joined {
 /// For people: which MPIs the library in this file could use, or why none is.
 pub fn survey(config: &Config, file: &std::path::Path) -> Vec<String> {
     match config.inter {
-        Inter::Only(Carrier::Tcp) => vec!["off: STRATA_INTER is tcp".to_string()],
+        Inter::Only(Carrier::Own(name)) if name != NAME => vec![format!("off: STRATA_INTER is {name}")],
         _ => library::survey(&config.mpi_plugin, file),
     }
 }
@@ -190,92 +188,97 @@ fn cards(exchange: &mut dyn Exchange, mine: &Capabilities) -> Result<Vec<Capabil
     exchange.allgather(mine.encode())?.iter().map(|bytes| Capabilities::decode(bytes)).collect()
 }
 
-/// Decides with all ranks whether MPI carries what goes between their nodes; initialises it if need be.
-pub fn join(
-    me: Rank,
-    grid: &Grid,
-    config: &Config,
-    exchange: &mut dyn Exchange,
-    site: &MpiEnvironment,
-) -> Result<Option<Joined>> {
-    if let Inter::Unknown(text) = &config.inter {
-        return Err(Error::InvalidUsage(format!("STRATA_INTER={text} is none of auto, vendor, mpi and tcp")));
+/// MPI, through the plugin of this process.
+pub struct MpiKind;
+
+impl TransportKind for MpiKind {
+    fn name(&self) -> &'static str {
+        NAME
     }
-    let tcp = config.inter == Inter::Only(Carrier::Tcp);
-    if tcp || grid.node_ids().count() < 2 {
-        if me == Rank(0) && !tcp && site.launch.rank.is_some() {
-            crate::info!("MPI has nothing to carry: all ranks are on one node (NCCL_HOSTID makes it several)");
+
+    fn probe(&self, site: &Site<'_>, exchange: &mut dyn Exchange) -> Result<Probe> {
+        MpiEnvironment::of_this_process().probe(site, exchange)
+    }
+
+    fn waits_for_descriptors(&self) -> bool {
+        false
+    }
+
+    fn note_failure(&self) {
+        FAILED.store(true, Ordering::Relaxed);
+    }
+
+    fn leave_process(&self) {
+        leave();
+    }
+}
+
+impl TransportKind for MpiEnvironment {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    /// Decides with all ranks whether MPI carries what goes between their nodes; initialises it if need be.
+    fn probe(&self, site: &Site<'_>, exchange: &mut dyn Exchange) -> Result<Probe> {
+        let Site { me, grid, config, .. } = *site;
+        if grid.node_ids().count() < 2 {
+            if me == Rank(0) && self.launch.rank.is_some() {
+                crate::info!("MPI has nothing to carry: all ranks are on one node (NCCL_HOSTID makes it several)");
+            }
+            return Ok(Probe::Unwanted);
         }
-        return Ok(None);
-    }
-    let limit = Duration::from_millis(config.bootstrap_timeout_ms);
-    let (worker, mut card, mut exclusive) = look(config, site);
-    let told = cards(exchange, &card)?;
-    let mut outcome = decide(&told).map(|running| (running, told));
-    if let (Some(worker), Ok((false, _))) = (&worker, &outcome) {
-        card = match worker.init(limit) {
-            Ok(world) => Capabilities::new(&world, &site.launch, &worker.description),
-            Err(error) => Capabilities::refusal(error.text()),
-        };
-        leave_before_mpi();
-        exclusive = false;
+        let limit = Duration::from_millis(config.bootstrap_timeout_ms);
+        let (worker, mut card, mut exclusive) = look(site, self);
         let told = cards(exchange, &card)?;
-        outcome = decide(&told).map(|running| (running, told));
-    }
-    match (worker, outcome) {
-        (Some(worker), Ok((_, told))) => {
-            let name = library::name_in(&worker.description);
-            let (rank, size) = (card.world_rank, card.world_size);
-            crate::info!("MPI carries messages between nodes: rank {me} is rank {rank} of {size} in {name}");
-            let world = told.iter().map(|card| card.world_rank).collect();
-            let device_memory = card.device_memory;
-            Ok(Some(Joined { me, worker, world, exclusive, limit, device_memory }))
+        let mut outcome = decide(&told).map(|running| (running, told));
+        if let (Some(worker), Ok((false, _))) = (&worker, &outcome) {
+            card = match worker.init(limit) {
+                Ok(world) => Capabilities::new(&world, &self.launch, &worker.description),
+                Err(error) => Capabilities::refusal(error.text()),
+            };
+            leave_before_mpi();
+            exclusive = false;
+            let told = cards(exchange, &card)?;
+            outcome = decide(&told).map(|running| (running, told));
         }
-        (_, outcome) => {
-            let why = outcome.err().unwrap_or_default();
-            tell(me, config, &format!("TCP carries messages between nodes, not MPI: {why}"));
-            Ok(None)
+        match (worker, outcome) {
+            (Some(worker), Ok((_, told))) => {
+                let name = library::name_in(&worker.description);
+                let (rank, size) = (card.world_rank, card.world_size);
+                crate::info!("MPI carries messages between nodes: rank {me} is rank {rank} of {size} in {name}");
+                let world = told.iter().map(|card| card.world_rank).collect();
+                let device_memory = card.device_memory;
+                Ok(Probe::Taken(Box::new(Joined { me, worker, world, exclusive, limit, device_memory })))
+            }
+            (_, outcome) => Ok(Probe::Refused(outcome.err().unwrap_or_default())),
         }
     }
-}
 
-/// Whether the user wants MPI and nothing else.
-fn is_asked_for(config: &Config) -> bool {
-    config.inter == Inter::Only(Carrier::Mpi)
-}
-
-/// Tells why MPI is not used, on rank 0. Who asks for MPI hears it whatever `NCCL_DEBUG` says, but once: from rank 0 of
-/// a process's first communicator.
-fn tell(me: Rank, config: &Config, text: &str) {
-    static LATER: AtomicBool = AtomicBool::new(false);
-    let first = !LATER.swap(true, Ordering::Relaxed);
-    match (me, is_asked_for(config)) {
-        (Rank(0), true) if first => crate::log::notice(text),
-        (Rank(0), true) => crate::log::write(Level::Warn, text),
-        (Rank(0), _) => crate::log::write(Level::Info, text),
-        _ => {}
+    fn waits_for_descriptors(&self) -> bool {
+        MpiKind.waits_for_descriptors()
     }
 }
 
 /// What this process has of MPI. Without a launcher, and unless the user asks for MPI, no plugin is looked for.
-fn look(config: &Config, site: &MpiEnvironment) -> (Option<Arc<MpiWorker>>, Capabilities, bool) {
-    if site.launch.rank.is_none() && !is_asked_for(config) {
+fn look(site: &Site<'_>, environment: &MpiEnvironment) -> (Option<Arc<MpiWorker>>, Capabilities, bool) {
+    let is_asked_for = site.asks_for(NAME);
+    if environment.launch.rank.is_none() && !is_asked_for {
         return (None, Capabilities::refusal("no MPI launcher started it"), false);
     }
-    let found = (site.worker)(config, &site.launch);
+    let found = (environment.worker)(site.config, &environment.launch);
     let worker = match found {
         Ok(worker) => worker,
         Err(why) => return (None, Capabilities::refusal(&why), false),
     };
     match worker.look() {
         // MPI may be initialised once, and a program that finds it done by us would be ended by MPI.
-        Ok(world) if world.state == vtable::state::FRESH && worker.program_has_mpi && !is_asked_for(config) => {
+        Ok(world) if world.state == vtable::state::FRESH && worker.program_has_mpi && !is_asked_for => {
             let why = "the program has an MPI of its own and has not initialised it: that has to happen before the \
                        first communicator, or STRATA_INTER=mpi lets Strata do it";
             (None, Capabilities::refusal(why), false)
         }
         Ok(world) => {
-            let card = Capabilities::new(&world, &site.launch, &worker.description);
+            let card = Capabilities::new(&world, &environment.launch, &worker.description);
             let exclusive = world.thread_level < vtable::thread_level::MULTIPLE;
             (Some(worker), card, exclusive)
         }
@@ -283,9 +286,15 @@ fn look(config: &Config, site: &MpiEnvironment) -> (Option<Arc<MpiWorker>>, Capa
     }
 }
 
-impl Joined {
+impl Opener for Joined {
     /// Makes the MPI communicator and the transport to the ranks `far`. All ranks call it together.
-    pub fn open(self, far: &[Rank], exchange: &mut dyn Exchange, wakeups: &Arc<Wakeups>) -> Result<MpiEndpoint> {
+    fn open(
+        self: Box<Self>,
+        _: &Site<'_>,
+        far: &[Rank],
+        wakeups: &Arc<Wakeups>,
+        exchange: &mut dyn Exchange,
+    ) -> Result<Option<Box<dyn Endpoint>>> {
         let nonce = exchange.allgather(super::shm::open::random()?.to_le_bytes().to_vec())?;
         let nonce = nonce.first().and_then(|bytes| bytes.as_slice().try_into().ok()).map(u64::from_le_bytes);
         let nonce = nonce.ok_or_else(|| Error::Remote("rank 0 told no number".to_string()))?;
@@ -302,9 +311,11 @@ impl Joined {
             return Err(Error::Remote(format!("rank {rank}: {text}")));
         }
         let device_memory = (self.device_memory, self.worker);
-        Ok(MpiEndpoint::new(self.me, link, nonce, far, wakeups.clone(), device_memory))
+        Ok(Some(Box::new(MpiEndpoint::new(self.me, link, nonce, far, wakeups.clone(), device_memory))))
     }
+}
 
+impl Joined {
     /// Waits until every rank's process makes this communicator and no other: making one blocks the thread that calls
     /// MPI, so two processes that made two in opposite orders would wait for each other for ever.
     fn take_turns(&self, nonce: u64, exchange: &mut dyn Exchange) -> Result<()> {

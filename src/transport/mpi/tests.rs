@@ -512,7 +512,7 @@ fn a_rank_that_sleeps_is_woken_by_mpi() {
 fn one_node_or_a_wish_for_tcp_leaves_mpi_alone() {
     let universe = Universe::new(2, None, 19);
     threads(&setup(Grid::flat(2), &universe), |_, _| {});
-    let tcp = setup(Grid::blocks(&[1, 1]), &universe).with(|config| config.inter = Inter::Only(Carrier::Tcp));
+    let tcp = setup(Grid::blocks(&[1, 1]), &universe).with(|config| config.inter = Inter::Only(Carrier::TCP));
     threads(&tcp, |_, _| {});
     let low = Universe::new(2, Some(thread_level::FUNNELED), 19);
     threads(&setup(Grid::blocks(&[1, 1]), &low), |me, router| everything(me, router, 2));

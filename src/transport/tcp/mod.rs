@@ -8,13 +8,12 @@
 
 mod accept;
 mod connection;
-pub mod departure;
+mod departure;
 pub(crate) mod frame;
 mod peer;
 
 use super::shm::wakeup::Wakeups;
-use super::{Envelope, Exchange, Network, Sink};
-use crate::config::Config;
+use super::{Departure, Endpoint, Envelope, Exchange, Opener, Probe, Sink, Site, TransportKind};
 use crate::error::{Error, Result};
 use crate::exec::{Started, Token};
 use crate::fork::{self, Unshared};
@@ -23,7 +22,7 @@ use crate::topo::binding::{Binding, Source};
 use crate::topo::Rank;
 use accept::Listener;
 use connection::{Body, Connection};
-use departure::Departure;
+use departure::OpenConnections;
 use frame::{Greeting, Password};
 use nix::sys::socket::sockopt::IpBindAddressNoPort;
 use peer::{TcpLink, TcpPeer};
@@ -90,16 +89,10 @@ fn link_of(number: u64) -> (usize, Way, u8) {
 }
 
 impl Tcp {
-    /// Opens a port for the ranks `far`, which are to be reached over TCP, at the NIC that `binding` finds. All ranks of the grid call it together; those
-    /// that have no such peers get `None`.
-    pub fn open(
-        me: Rank,
-        far: &[Rank],
-        config: &Config,
-        binding: &dyn Fn() -> Result<Binding>,
-        exchange: &mut dyn Exchange,
-        wakeups: &Arc<Wakeups>,
-    ) -> Result<Option<Tcp>> {
+    /// Opens a port for the ranks `far`, which are to be reached over TCP, at this rank's NIC. All ranks of the grid call it
+    /// together; those that have no such peers get `None`.
+    fn open(site: &Site<'_>, far: &[Rank], exchange: &mut dyn Exchange, wakeups: &Arc<Wakeups>) -> Result<Option<Tcp>> {
+        let Site { me, config, binding, .. } = *site;
         if far.is_empty() {
             exchange.allgather(Vec::new())?;
             return Ok(None);
@@ -335,7 +328,40 @@ fn tune(socket: &TcpStream) -> Result<()> {
     tune().map_err(|error: std::io::Error| Error::System(format!("preparing a connection: {error}")))
 }
 
-impl Network for Tcp {
+/// TCP, which every machine has.
+pub struct TcpKind;
+
+/// All ranks use TCP.
+struct TcpOpener;
+
+impl TransportKind for TcpKind {
+    fn name(&self) -> &'static str {
+        "tcp"
+    }
+
+    fn probe(&self, _: &Site<'_>, _: &mut dyn Exchange) -> Result<Probe> {
+        Ok(Probe::Taken(Box::new(TcpOpener)))
+    }
+
+    fn waits_for_descriptors(&self) -> bool {
+        true
+    }
+}
+
+impl Opener for TcpOpener {
+    fn open(
+        self: Box<Self>,
+        site: &Site<'_>,
+        far: &[Rank],
+        wakeups: &Arc<Wakeups>,
+        exchange: &mut dyn Exchange,
+    ) -> Result<Option<Box<dyn Endpoint>>> {
+        let tcp = Tcp::open(site, far, exchange, wakeups)?;
+        Ok(tcp.map(|tcp| Box::new(tcp) as Box<dyn Endpoint>))
+    }
+}
+
+impl Endpoint for Tcp {
     fn send(&mut self, peer: usize, token: Token, envelope: Envelope, src: &[Region]) -> Result<Started> {
         self.check_usable()?;
         self.reach_out(peer)?;
@@ -399,7 +425,11 @@ impl Network for Tcp {
 
     fn leave(self: Box<Self>) -> Option<Departure> {
         let Tcp { me, listener, peers, .. } = *self;
-        Departure::new(me, listener, peers)
+        Departure::new(me, Box::new(OpenConnections::new(listener, peers)))
+    }
+
+    fn tells_what_can_come(&self) -> bool {
+        true
     }
 
     fn cancel(&mut self) {

@@ -140,7 +140,7 @@ impl Here {
 
     fn carriers(&self) -> Vec<Carrier> {
         let vendor = self.machine.network_vendor.iter().map(|_| Carrier::Vendor);
-        [Carrier::Mpi].into_iter().chain(vendor).collect()
+        [Carrier::MPI].into_iter().chain(vendor).collect()
     }
 
     fn price(&self, collective: Collective, bytes: usize, how: &How) -> Result<f64> {
@@ -167,7 +167,7 @@ impl Here {
             // A node without a library of the vendor's.
             None => {
                 let choice = Choice::flat("direct");
-                let route = PricedPlan { choice, segment_bytes: usize::MAX, window: 1, carrier: Carrier::Mpi };
+                let route = PricedPlan { choice, segment_bytes: usize::MAX, window: 1, carrier: Carrier::MPI };
                 self.price(collective, bytes, &How::Strata(route))
             }
         }
@@ -222,7 +222,7 @@ mod tests {
         let labels: Vec<usize> = (0..32).map(|rank| rank / 8).collect();
         let (here, block) = (here("frontier", &labels), 4 << 20);
         let route =
-            PricedPlan { choice: Choice::flat("direct"), segment_bytes: block, window: 1, carrier: Carrier::Mpi };
+            PricedPlan { choice: Choice::flat("direct"), segment_bytes: block, window: 1, carrier: Carrier::MPI };
         let simulated = here.price(Collective::AllToAll, block, &How::Strata(route)).unwrap();
         let law = here.by_links(Kind::AllToAll, 32 * block);
         assert!((law / simulated - 1.0).abs() < 0.05, "{law} {simulated}");
