@@ -182,7 +182,7 @@ variables! {
     "STRATA_NIC_MAP" nic_map: String = "auto", local,
         "NIC of each local rank: names separated by commas; more ranks start again at the first name. auto: shared evenly, the nearest NIC for each rank.";
     "STRATA_INTER" inter: Inter = "auto", agreed,
-        "Transport of Strata's collectives between nodes: mpi, tcp or auto. auto: MPI if an MPI launcher started the job, else TCP; in front of a vendor library, that library's own transport (vendor).";
+        "Transport of Strata's collectives between nodes: mpi, tcp, auto, or the name of one that the program has registered. auto: MPI if an MPI launcher started the job, else TCP; in front of a vendor library, that library's own transport (vendor).";
     "STRATA_GPU_DIRECT" gpu_direct: Switch = "auto", local,
         "Give MPI addresses in device memory for messages above 8 KiB. auto: if MPI says that it takes them. on: always (an MPI that cannot take them crashes). off: never. TCP never takes them.";
     "STRATA_PACK_BESIDE_BYTES" pack_beside_bytes: usize = "1048576", local,

@@ -38,18 +38,23 @@ pub struct Loopback;
 /// All ranks use it.
 struct LoopbackOpener;
 
+/// Where this process's sockets have their names.
+fn place() -> std::io::Result<String> {
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
+    Ok(format!("{boot} {}", std::fs::read_link("/proc/self/ns/net")?.display()))
+}
+
 impl TransportKind for Loopback {
     fn name(&self) -> &'static str {
         "loopback"
     }
 
-    /// Ranks can use it that see the same names of sockets: in one network namespace of one machine.
+    /// Ranks can use it that see the same names of sockets: in one network namespace of one machine. A rank that cannot find
+    /// out says nothing, since the others wait for what it says.
     fn probe(&self, _: &Site<'_>, exchange: &mut dyn Exchange) -> Result<Probe> {
-        let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
-        let namespace = std::fs::read_link("/proc/self/ns/net")?;
-        let told = exchange.allgather(format!("{} {}", boot.trim(), namespace.display()).into_bytes())?;
-        Ok(match told.iter().position(|place| *place != told[0]) {
-            Some(rank) => Probe::Refused(format!("rank {rank} is on another machine than rank 0")),
+        let told = exchange.allgather(place().unwrap_or_default().into_bytes())?;
+        Ok(match told.iter().position(|place| place.is_empty() || *place != told[0]) {
+            Some(rank) => Probe::Refused(format!("rank {rank} is not known to be on the machine of rank 0")),
             None => Probe::Taken(Box::new(LoopbackOpener)),
         })
     }

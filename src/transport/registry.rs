@@ -144,6 +144,7 @@ pub(super) fn choose(kinds: &[&dyn TransportKind], site: &Site<'_>, exchange: &m
     if let Inter::Unknown(text) = &site.config.inter {
         return Err(Error::InvalidUsage(format!("STRATA_INTER={text} is none of {}", Inter::choices())));
     }
+    // The library's own come first in `kinds`; what is registered is used only if it is asked for.
     let asked = kinds.iter().filter(|kind| site.asks_for(kind.name()));
     let others = kinds.iter().take(OWN.len()).filter(|kind| !site.asks_for(kind.name()));
     let mut refused: Vec<(&str, String)> = Vec::new();
