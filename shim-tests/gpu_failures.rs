@@ -109,6 +109,7 @@ fn a_context_that_the_program_ends_is_an_error_everywhere() {
             let (_, log) = run(mode, double, ["gpu_failures", "reset_before", "2x2"], &[]);
             holds(&log, &["rank 1 aborted"]);
             run(mode, double, ["gpu_failures", "reset_during", "2x2"], &[]);
+            run(mode, double, ["gpu_failures", "reset_idle", "2x2"], &[]);
         }
     }
     let (out, _) = run(Alone, NCCL, ["gpu_failures", "reset_before", "2x2"], &[]);

@@ -57,7 +57,7 @@ const UNSAFE: [(&str, &str); 17] = [
     ("src/transport/shm", "shared memory between processes"),
     ("src/transport/mpi", "functions of a library opened at run time"),
     ("src/vendor", "functions of the vendor's library, and jumps to them"),
-    ("src/communicator/engine.rs", "scratch that messages under way point to"),
+    ("src/communicator/device.rs", "scratch that messages under way point to"),
     ("src/communicator/measure.rs", "buffers of a call that ends before they do"),
     ("src/communicator/staging", "slots that messages under way point to"),
     ("src/communicator/shadow", "functions of the vendor's library, with what Strata knows of its communicators"),

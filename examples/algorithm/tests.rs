@@ -7,9 +7,13 @@ mod rank_order;
 mod threads;
 
 use rank_order::RANK_ORDER;
+use std::sync::atomic::AtomicBool;
 use std::sync::Arc;
-use strata::algorithms::{self, Choice};
+use strata::algorithms::{self, Algorithm, Choice};
+use strata::communicator::{launch, CollectiveCall, Comm, CommOptions, InitParams, Launch, Operation};
+use strata::device::StreamRef;
 use strata::dtype::DataType;
+use strata::memory::Arena;
 use strata::plan::{Collective, Plan, Shape};
 use strata::sim::{self, Job, Sim, SimOptions};
 use strata::topo::{Grid, Rank};
@@ -80,10 +84,57 @@ fn it_gathers_on_ranks_in_threads_over_shared_memory_and_tcp() {
     }
 }
 
-/// What is missing: the library chooses among the algorithms of its own list. When a program can add one, this fails, and
-/// docs/developer-guide.md is to say how.
+/// Registered, it runs like the library's own wherever it is named: by a call here, by `STRATA_ALLGATHER_ALGO` elsewhere.
 #[test]
-fn an_algorithm_of_a_program_cannot_be_registered_yet() {
-    assert!(algorithms::by_name(RANK_ORDER.name).is_none());
-    assert!(RANK_ORDER.name.parse::<Choice>().is_err());
+fn registered_it_runs_on_communicators_that_name_it() {
+    algorithms::register(&RANK_ORDER).expect("the name is free");
+    assert_eq!(RANK_ORDER.name.parse::<Choice>(), Ok(Choice::flat(RANK_ORDER.name)));
+    let grid = Arc::new(Grid::blocks(&[2, 1]));
+    assert!(algorithms::choices(Collective::AllGather, &grid).contains(&Choice::flat(RANK_ORDER.name)));
+
+    let (nranks, count) = (grid.nranks(), 5003);
+    let inputs = inputs(nranks, count);
+    let id = Comm::unique_id().expect("a unique id");
+    let run = |rank: usize| {
+        let host_id = Some(format!("node{}", grid.node(Rank::from_index(rank)).index()));
+        let options = CommOptions { host_id, ..CommOptions::default() };
+        let params = InitParams { nranks, rank, ids: vec![id], options, device: 0, gpu: None };
+        let comm = Comm::init(params, &AtomicBool::new(false)).expect("init");
+        let memory = |bytes| Arena::new(bytes).leak();
+        let (input, output) = (memory(count), memory(count * nranks));
+        input.write(&inputs[rank]);
+        let gather = |algorithm: &str| {
+            let call = CollectiveCall {
+                collective: Collective::AllGather,
+                input,
+                output,
+                count,
+                dtype: DataType::I8,
+                reduction: None,
+                factor_at: None,
+                root: Rank(0),
+                algorithm: Some(algorithm.to_string()),
+                decision: None,
+            };
+            launch(vec![Launch { comm: comm.clone(), operation: Operation::Collective(call), stream: StreamRef::Null }])
+        };
+        gather(RANK_ORDER.name).expect("the call");
+        let mut gathered = vec![0; count * nranks];
+        output.read(&mut gathered);
+        assert_eq!(gathered, inputs.concat(), "rank {rank}");
+        // A name that means nothing is an error of the call; the communicator goes on.
+        let error = gather("rank_odder").expect_err("there is no such algorithm");
+        assert!(error.text().contains("did you mean rank_order?"), "{error}");
+        gather(RANK_ORDER.name).expect("the next call");
+        comm.destroy().expect("destroy");
+    };
+    std::thread::scope(|scope| (0..nranks).for_each(|rank| drop(scope.spawn(move || run(rank)))));
+}
+
+#[test]
+fn a_name_that_has_a_meaning_is_not_given_twice() {
+    for name in ["ring", "auto", "vendor", "two_level(direct,log)", ""] {
+        let algorithm: &'static Algorithm = Box::leak(Box::new(Algorithm { name, ..RANK_ORDER }));
+        assert!(algorithms::register(algorithm).is_err(), "{name}");
+    }
 }

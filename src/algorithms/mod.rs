@@ -26,7 +26,7 @@ use crate::topo::{Grid, Rank};
 use needs::{InnerNeeds, Needs};
 use std::fmt;
 use std::str::FromStr;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock};
 
 /// One algorithm, as data.
 pub struct Algorithm {
@@ -47,7 +47,7 @@ pub struct Algorithm {
     pub needs: fn(&Shape, &InnerNeeds<'_>) -> Needs,
 }
 
-/// All algorithms.
+/// The library's own algorithms.
 pub const ALGORITHMS: &[&Algorithm] = &[
     &ring::RING,
     &direct::DIRECT,
@@ -67,9 +67,44 @@ pub const ALGORITHMS: &[&Algorithm] = &[
     &board::TWO_ROUNDS,
 ];
 
+/// What programs have registered.
+static REGISTERED: RwLock<Vec<&'static Algorithm>> = RwLock::new(Vec::new());
+/// What settings say in the place of an algorithm's name.
+const RESERVED: [&str; 2] = ["auto", "vendor"];
+
+/// Adds an algorithm. It is taken where a call, a setting or a tuning table names it. All ranks' programs register it before
+/// they make the first communicator. Nothing proves it here: `verify` does, before it is registered.
+///
+/// # Errors
+/// `InvalidUsage` when the name is taken, or has a meaning in settings or in the text form of a choice.
+pub fn register(algorithm: &'static Algorithm) -> Result<()> {
+    let name = algorithm.name;
+    let refused = |why: &str| Err(Error::InvalidUsage(format!("an algorithm cannot be registered as {name}: {why}")));
+    let is_word = |part: &str| !part.is_empty() && part.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
+    if RESERVED.contains(&name) || !is_word(name) {
+        return refused("that is no name of an algorithm");
+    }
+    let mut registered = REGISTERED.write().unwrap_or_else(PoisonError::into_inner);
+    if ALGORITHMS.iter().chain(registered.iter()).any(|known| known.name == name) {
+        return refused("the name is taken");
+    }
+    registered.push(algorithm);
+    Ok(())
+}
+
+/// All algorithms: the library's, and those that programs have registered.
+pub fn all() -> Vec<&'static Algorithm> {
+    let registered = REGISTERED.read().unwrap_or_else(PoisonError::into_inner);
+    ALGORITHMS.iter().chain(registered.iter()).copied().collect()
+}
+
 /// The algorithm with this name.
 pub fn by_name(name: &str) -> Option<&'static Algorithm> {
-    ALGORITHMS.iter().find(|algorithm| algorithm.name == name).copied()
+    let own = ALGORITHMS.iter().find(|algorithm| algorithm.name == name);
+    own.copied().or_else(|| {
+        let registered = REGISTERED.read().unwrap_or_else(PoisonError::into_inner);
+        registered.iter().find(|algorithm| algorithm.name == name).copied()
+    })
 }
 
 impl Algorithm {
@@ -121,7 +156,7 @@ impl FromStr for Choice {
             Some((name, rest)) => (name, Some(rest.strip_suffix(')').ok_or_else(|| wrong("a bracket is not closed"))?)),
         };
         let algorithm = by_name(name).ok_or_else(|| {
-            let known: Vec<&str> = ALGORITHMS.iter().map(|algorithm| algorithm.name).collect();
+            let known: Vec<&str> = all().iter().map(|algorithm| algorithm.name).collect();
             wrong(&format!("unknown; {}there are {}", meant(name), known.join(", ")))
         })?;
         let Some(inner) = inner else { return Ok(Choice::flat(name)) };
@@ -141,7 +176,7 @@ impl FromStr for Choice {
 /// `did you mean ring? `, where a name is near.
 fn meant(name: &str) -> String {
     let distance = |known: &str| strsim::damerau_levenshtein(known, name);
-    let near = ALGORITHMS.iter().map(|algorithm| (distance(algorithm.name), algorithm.name)).min();
+    let near = all().into_iter().map(|algorithm| (distance(algorithm.name), algorithm.name)).min();
     match near {
         Some((0, _)) | None => String::new(),
         Some((far, _)) if far > name.len().div_ceil(3) => String::new(),
@@ -173,7 +208,7 @@ pub fn is_leveled(choice: &Choice) -> bool {
 pub fn choices(collective: Collective, grid: &Arc<Grid>) -> Vec<Choice> {
     let shape = Shape::new(collective, grid.clone());
     let mut choices = Vec::new();
-    for algorithm in ALGORITHMS.iter().filter(|algorithm| algorithm.does(&shape)) {
+    for algorithm in all().into_iter().filter(|algorithm| algorithm.does(&shape)) {
         match (algorithm.is_leveled, collective) {
             (false, _) => choices.push(Choice::flat(algorithm.name)),
             (true, Collective::Broadcast | Collective::Reduce) => {

@@ -103,6 +103,11 @@ pub trait Device: Send {
         false
     }
 
+    /// An error if the device cannot be used any more. Asked now and then while a run waits for other ranks.
+    fn check(&self) -> Result<()> {
+        Ok(())
+    }
+
     /// Forgets everything that is pending, once the device does not touch memory for it any more.
     fn cancel(&mut self) {}
 

@@ -228,6 +228,11 @@ impl Engine {
         self.device.is_busy()
     }
 
+    /// An error if the device cannot be used any more.
+    pub fn check_device(&self) -> Result<()> {
+        self.device.check()
+    }
+
     /// Bytes of scratch memory held.
     pub fn scratch_bytes(&self) -> usize {
         self.device.scratch_bytes()

@@ -83,15 +83,12 @@ impl GpuLauncher {
         let at = |offset: usize| region.as_ptr() as u64 + offset as u64;
         match region.is_empty() || (self.gpu.can_use(at(0)) && self.gpu.can_use(at(region.len() - 1))) {
             true => Ok(()),
-            false if !self.gpu.is_alive() => {
-                Err(Error::Device(format!("the program has ended the context of device {}", self.gpu.number())))
-            }
-            false => Err(Error::InvalidArgument(format!(
+            false => self.gpu.check_alive().and(Err(Error::InvalidArgument(format!(
                 "{name} {:p} of {} bytes is neither memory of device {} nor host memory that its driver knows",
                 region.as_ptr(),
                 region.len(),
                 self.gpu.number()
-            ))),
+            )))),
         }
     }
 }

@@ -386,6 +386,13 @@ impl OperationBatch {
         losses.iter().any(is_lost).then(|| losses[0].1.error.clone())
     }
 
+    /// Why the device of a run that gets no further cannot go on, if it cannot: a device with nothing to do shows that only
+    /// when it is asked.
+    fn device_error(&self) -> Option<Error> {
+        let engine = locked(&self.comm.engine);
+        engine.as_ref().filter(|_| self.is_on()).and_then(|engine| engine.check_device().err())
+    }
+
     /// What is to be told of an error: the failure of which it is the consequence, or who is awaited and why.
     fn reason(&self, error: Error) -> Error {
         let comm = &self.comm;
@@ -489,16 +496,28 @@ impl Drop for OperationBatch {
 /// late may call something else when it comes.
 struct Stall {
     since: Option<Instant>,
+    /// When devices are to be looked at.
+    looks_after: Duration,
     asks_after: Duration,
     asked: usize,
 }
 
 impl Stall {
-    const NONE: Stall = Stall { since: None, asks_after: STALL, asked: 0 };
+    const NONE: Stall = Stall { since: None, looks_after: STALL, asks_after: STALL, asked: 0 };
 
     /// When nothing moved for the first time.
     fn since(&mut self) -> Instant {
         *self.since.get_or_insert_with(Instant::now)
+    }
+
+    /// Whether devices are to be looked at now.
+    fn looks(&mut self) -> bool {
+        let waited = self.since().elapsed();
+        let looks = waited >= self.looks_after;
+        if looks {
+            self.looks_after = waited + STALL;
+        }
+        looks
     }
 
     /// How often it has been asked before, if it is to be asked now.
@@ -552,9 +571,10 @@ pub(super) fn drive(runs: &mut [OperationBatch]) -> Result<()> {
             if let Some(time) = stall.due() {
                 waiting.for_each(|run| run.compare(time));
             }
-            let since = stall.since();
+            let (since, looks) = (stall.since(), stall.looks());
             for (run, open) in runs.iter_mut().zip(&mut open).filter(|(_, open)| **open) {
-                let Some(error) = run.lost(since) else { continue };
+                let ended = if looks { run.device_error() } else { None };
+                let Some(error) = ended.or_else(|| run.lost(since)) else { continue };
                 let error = run.fail(error);
                 (*open, left) = (false, left - 1);
                 first = first.and(Err(error));

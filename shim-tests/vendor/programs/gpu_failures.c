@@ -131,8 +131,8 @@ static void reset_before(int rank, const struct grid* grid) {
   end_failed(comm, stream, memory);
 }
 
-/* Rank 1 ends its context while a collective runs that waits for rank 0. */
-static void reset_during(int rank, const struct grid* grid) {
+/* Rank 1 ends its context while a collective runs that waits for rank 0: at once, or when the device has nothing to do. */
+static void reset_after(int pause_us, int rank, const struct grid* grid) {
   int n = grid->nranks;
   gpu_stream stream = begin_rank(rank);
   ncclComm_t comm = begin_comm(rank, n);
@@ -142,6 +142,7 @@ static void reset_during(int rank, const struct grid* grid) {
   issue_long(comm, stream, 2, memory);
   meet(grid);
   if (rank == 1) {
+    usleep((useconds_t)pause_us);
     reset_device(rank % 8);
     if (is_alone()) printf("rank 1: %d\n", failure_of(comm, 10 * SECONDS));
     WITHIN(15 * SECONDS, ncclCommAbort(comm));
@@ -151,6 +152,10 @@ static void reset_during(int rank, const struct grid* grid) {
   if (hold) let_go(hold);
   end_failed(comm, stream, memory);
 }
+
+static void reset_during(int rank, const struct grid* grid) { reset_after(0, rank, grid); }
+
+static void reset_idle(int rank, const struct grid* grid) { reset_after(500000, rank, grid); }
 
 /* Rank 1 never calls. */
 static void never_calls(int rank, const struct grid* grid) {
@@ -249,7 +254,8 @@ static const int rank_1_is_killed[MAX_RANKS] = {0, -SIGKILL};
 
 static const struct scenario scenarios[] = {
     {"no_memory", no_memory, NULL},       {"no_memory_later", no_memory_later, NULL}, {"host_memory", host_memory, NULL},
-    {"reset_before", reset_before, NULL}, {"reset_during", reset_during, NULL},       {"never_calls", never_calls, NULL},
+    {"reset_before", reset_before, NULL}, {"reset_during", reset_during, NULL},       {"reset_idle", reset_idle, NULL},
+    {"never_calls", never_calls, NULL},
     {"killed", killed, rank_1_is_killed}, {"aborted", aborted, NULL},                 {"leaves", leaves, NULL},
     {"bad_stream", bad_stream, NULL},     {"forgets", forgets, NULL},     {NULL, NULL, NULL},
 };

@@ -65,7 +65,6 @@ struct Arriving {
 #[derive(Debug)]
 pub struct Staging {
     gpu: Arc<GpuDevice>,
-    scratch: DeviceScratch,
     out: GpuStream,
     /// Copies of what has arrived, and reductions with it.
     into: KernelQueue,
@@ -83,6 +82,8 @@ pub struct Staging {
     /// Messages in ordinary memory that a kernel must read: they go through the bounce slot, piece by piece.
     ashore: VecDeque<(Token, Arriving)>,
     arrived: Vec<Token>,
+    /// Goes last: work of the streams above may use it.
+    scratch: DeviceScratch,
 }
 
 impl Staging {
@@ -441,6 +442,10 @@ impl Device for Staging {
         let calls = self.calls.as_ref().is_some_and(NodeCalls::is_busy);
         let ashore = !self.ashore.is_empty();
         self.out.is_busy() || self.into.is_busy() || self.local.is_busy() || calls || ashore
+    }
+
+    fn check(&self) -> Result<()> {
+        self.gpu.check_alive()
     }
 
     fn cancel(&mut self) {

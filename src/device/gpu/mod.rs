@@ -258,6 +258,14 @@ impl GpuDevice {
         matches!(unsafe { self.driver.event_query(self.witness) }, SUCCESS | NOT_READY)
     }
 
+    /// An error if the program has destroyed the context.
+    pub fn check_alive(&self) -> Result<()> {
+        match self.is_alive() {
+            true => Ok(()),
+            false => Err(Error::Device(format!("the program has ended the context of device {}", self.number))),
+        }
+    }
+
     /// Whether kernels and copies of this device can use memory at an address: device memory, or registered host memory.
     pub fn can_use(&self, address: Address) -> bool {
         if self.any_address {
