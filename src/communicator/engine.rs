@@ -361,6 +361,12 @@ impl Engine {
             segment_bytes = segment_bytes.min((self.room_bytes() / 3 / blocks).max(64));
         }
         let scratch_chunks = program.plan().scratch_chunks as usize;
+        if scratch_chunks > scratch_blocks * k {
+            return Err(Error::Internal(format!(
+                "algorithm {choice} declares {scratch_blocks} blocks of scratch, and its plan has {scratch_chunks} chunks of \
+                 which {k} are a block"
+            )));
+        }
         let layout = Layout::new(call.count, call.dtype.size(), k, scratch_chunks, segment_bytes);
         self.explain_choice(call, (choice, &decision.reason), &layout, program.rounds());
         if self.recent.len() == RECENT {
@@ -405,7 +411,7 @@ impl Engine {
     /// into the same segments, and whether a call is in place is known to its own rank only.
     fn most_scratch(&self, choice: &algorithms::Choice, call: &CollectiveCall) -> usize {
         let prologue = call.reduction.is_some_and(|reduction| reduction.prologue != Prologue::None);
-        let needs = needs(choice, &Shape { prologue, ..self.shape(call) });
+        let needs = needs(choice, &Shape { prologue, in_place: false, ..self.shape(call) });
         let staged = self.config.stage && call.count * call.dtype.size() > self.config.eager_bytes;
         needs.scratch + if staged { needs.sent } else { 0 }
     }

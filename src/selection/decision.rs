@@ -314,8 +314,8 @@ fn selected(
     let Context { grid, config, board, .. } = context;
     let on_board = algorithms::is_on_board(&choice);
     if on_board && !board {
-        let text = "algorithm board needs shared memory between all ranks of the node";
-        return Err(Error::InvalidUsage(text.to_string()));
+        let text = format!("algorithm {choice} needs shared memory between all ranks of the node");
+        return Err(Error::InvalidUsage(text));
     }
     let segment_bytes = match config.segment_bytes {
         _ if on_board => thresholds::board_segment(request.collective, grid.nranks()),
