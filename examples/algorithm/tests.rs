@@ -84,10 +84,18 @@ fn it_gathers_on_ranks_in_threads_over_shared_memory_and_tcp() {
     }
 }
 
+/// The same with scratch that it does not declare.
+const GREEDY: Algorithm = Algorithm {
+    name: "greedy",
+    build: |shape, rank| Plan { scratch_chunks: 1, ..(RANK_ORDER.build)(shape, rank) },
+    ..RANK_ORDER
+};
+
 /// Registered, it runs like the library's own wherever it is named: by a call here, by `STRATA_ALLGATHER_ALGO` elsewhere.
 #[test]
 fn registered_it_runs_on_communicators_that_name_it() {
     algorithms::register(&RANK_ORDER).expect("the name is free");
+    algorithms::register(&GREEDY).expect("the name is free");
     assert_eq!(RANK_ORDER.name.parse::<Choice>(), Ok(Choice::flat(RANK_ORDER.name)));
     let grid = Arc::new(Grid::blocks(&[2, 1]));
     assert!(algorithms::choices(Collective::AllGather, &grid).contains(&Choice::flat(RANK_ORDER.name)));
@@ -126,6 +134,8 @@ fn registered_it_runs_on_communicators_that_name_it() {
         let error = gather("rank_odder").expect_err("there is no such algorithm");
         assert!(error.text().contains("did you mean rank_order?"), "{error}");
         gather(RANK_ORDER.name).expect("the next call");
+        let error = gather(GREEDY.name).expect_err("more scratch than is declared");
+        assert!(error.text().contains("declares 0 blocks of scratch"), "{error}");
         comm.destroy().expect("destroy");
     };
     std::thread::scope(|scope| (0..nranks).for_each(|rank| drop(scope.spawn(move || run(rank)))));
