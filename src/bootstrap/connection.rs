@@ -28,6 +28,8 @@ pub struct Conn {
     inbox: Vec<u8>,
     outbox: VecDeque<(Arc<[u8]>, usize)>,
     connecting: bool,
+    /// Why nothing can be sent any more: the system's number and the kind.
+    failed: Option<(Option<i32>, ErrorKind)>,
     /// The longest frame it may receive.
     pub limit: usize,
 }
@@ -77,7 +79,14 @@ impl Conn {
     pub fn accepted(stream: Unshared<TcpStream>) -> io::Result<Conn> {
         stream.set_nonblocking(true)?;
         stream.set_nodelay(true)?;
-        Ok(Conn { stream, inbox: Vec::new(), outbox: VecDeque::new(), connecting: false, limit: FIRST_FRAME_LIMIT })
+        Ok(Conn {
+            stream,
+            inbox: Vec::new(),
+            outbox: VecDeque::new(),
+            connecting: false,
+            failed: None,
+            limit: FIRST_FRAME_LIMIT,
+        })
     }
 
     /// Begins to connect; what is sent meanwhile goes out as soon as the connection stands.
@@ -97,7 +106,14 @@ impl Conn {
             Err(error) => return Err(error.into()),
         };
         stream.set_nodelay(true)?;
-        Ok(Conn { stream, inbox: Vec::new(), outbox: VecDeque::new(), connecting, limit: FIRST_FRAME_LIMIT })
+        Ok(Conn {
+            stream,
+            inbox: Vec::new(),
+            outbox: VecDeque::new(),
+            connecting,
+            failed: None,
+            limit: FIRST_FRAME_LIMIT,
+        })
     }
 
     /// Lets the kernel find out within half a minute that the other host has vanished.
@@ -142,6 +158,18 @@ impl Conn {
 
     /// Sends what the kernel takes. Call it when the stream is writable, or at any time.
     pub fn flush(&mut self) -> io::Result<()> {
+        if let Some((code, kind)) = self.failed {
+            // The system tells an error once, and whoever met it first may have passed it over.
+            return Err(code.map_or_else(|| kind.into(), io::Error::from_raw_os_error));
+        }
+        let outcome = self.flush_now();
+        if let Err(error) = &outcome {
+            self.failed = Some((error.raw_os_error(), error.kind()));
+        }
+        outcome
+    }
+
+    fn flush_now(&mut self) -> io::Result<()> {
         if self.connecting {
             if let Some(error) = self.stream.take_error()? {
                 return Err(error);
@@ -261,5 +289,39 @@ impl Conn {
                 return;
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::event::{poll, PollFd};
+    use std::net::TcpListener;
+
+    #[test]
+    fn an_error_that_was_passed_over_is_met_again() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut conn = Conn::dial(listener.local_addr().unwrap()).unwrap();
+        let (mut other, _) = listener.accept().unwrap();
+        // Data that nobody reads makes the other side's end a reset.
+        other.write_all(b"unread").unwrap();
+        (&*conn.stream).write_all(b"unread").unwrap();
+        std::thread::sleep(Duration::from_millis(50));
+        drop(other);
+        let broken = PollFlags::ERR | PollFlags::HUP;
+        let end = Instant::now() + Duration::from_secs(10);
+        loop {
+            let mut fds = [PollFd::new(conn.stream(), PollFlags::empty())];
+            poll(&mut fds, Some(&until(end, Duration::from_secs(10)))).unwrap();
+            if fds[0].revents().intersects(broken) {
+                break;
+            }
+            assert!(Instant::now() < end, "the reset does not arrive");
+        }
+        conn.connecting = true;
+        let first = conn.flush().expect_err("the connection is reset");
+        assert_eq!(first.kind(), ErrorKind::ConnectionReset);
+        let again = conn.flush().expect_err("it still is");
+        assert_eq!(again.raw_os_error(), first.raw_os_error());
     }
 }

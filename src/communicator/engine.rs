@@ -195,7 +195,10 @@ impl Engine {
 
     /// Gives scratch memory back, where the device can.
     pub fn free_scratch(&mut self) {
-        self.device.free_scratch();
+        // Another thread may have begun a call: it keeps what it uses.
+        if self.running.is_none() {
+            self.device.free_scratch();
+        }
     }
 
     /// Whether the connection to a rank tells what of that rank's can still come.

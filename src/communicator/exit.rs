@@ -8,6 +8,7 @@ use super::engine::Engine;
 use super::Comm;
 use crate::bootstrap::Service;
 use crate::fork::PerProcess;
+use crate::health::Monitor;
 use std::sync::{Arc, Mutex, Weak};
 
 /// The communicators of this process. A forked child does not speak for its parent.
@@ -24,6 +25,7 @@ pub(super) fn remember(comm: &Arc<Comm>) {
 /// thread may hold for ever.
 pub fn leave_all() {
     let Ok(mut live) = LIVE.get().try_lock() else { return };
+    let mut monitors = Vec::new();
     for comm in live.drain(..).filter_map(|comm| comm.upgrade()) {
         // The others of an operation that is cut short fail, and do not come to the end of MPI in good order.
         if comm.status.cause().is_some() || !comm.is_quiet() {
@@ -34,12 +36,12 @@ pub fn leave_all() {
             let mut engine = comm.engine.try_lock().ok().and_then(|mut engine| engine.take());
             engine.iter_mut().for_each(Engine::leave_device);
             comm.keep(engine.and_then(Engine::leave), comm.patience());
-            let monitor = comm.monitor.try_lock().ok().and_then(|mut monitor| monitor.take());
-            drop(monitor);
+            monitors.extend(comm.monitor.try_lock().ok().and_then(|mut monitor| monitor.take()));
         }
         // What the program's other threads still use stays where it is.
         std::mem::forget(comm);
     }
+    Monitor::leave_all(monitors);
     if let Some(service) = Service::running() {
         service.await_departures();
     }

@@ -10,6 +10,7 @@ use crate::bootstrap::{Credentials, Service, ServiceAddr};
 use crate::error::{Error, Result};
 use crate::sync::locked;
 use crate::topo::Rank;
+use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{channel, Receiver, RecvTimeoutError};
 use std::sync::{Arc, Mutex};
@@ -128,10 +129,28 @@ impl Monitor {
     }
 }
 
+impl Monitor {
+    /// Begins to leave in good order; the receiver hears when the others can know.
+    fn begin_to_leave(&self) -> Option<Receiver<()>> {
+        let (done, left) = channel();
+        self.service.command(ServiceCommand::Leave((self.comm.key, self.me.0), done)).ok().map(|()| left)
+    }
+
+    /// Leaves with all of these at once, as a process does that ends: takes no longer than one of them.
+    pub fn leave_all(monitors: Vec<Monitor>) {
+        let monitors = monitors.into_iter().map(ManuallyDrop::new);
+        let leaving: Vec<Receiver<()>> = monitors.filter_map(|monitor| monitor.begin_to_leave()).collect();
+        let deadline = Instant::now() + LEAVE_PATIENCE;
+        for left in leaving {
+            // As in `drop`.
+            let _ = left.recv_timeout(deadline.saturating_duration_since(Instant::now()));
+        }
+    }
+}
+
 impl Drop for Monitor {
     fn drop(&mut self) {
-        let (done, left) = channel();
-        if self.service.command(ServiceCommand::Leave((self.comm.key, self.me.0), done)).is_ok() {
+        if let Some(left) = self.begin_to_leave() {
             // A goodbye that is not sent in time looks like a death to the others: the log of one of them will say so.
             let _ = left.recv_timeout(LEAVE_PATIENCE);
         }
