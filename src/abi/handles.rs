@@ -249,10 +249,14 @@ pub fn poison(name: CommHandle, error: &Error) {
 /// Which rank of which communicator a log line is about.
 pub fn describe(name: CommHandle) -> String {
     match find(name) {
-        Ok(handle) => match &handle.state().comm {
-            Some(comm) => format!(", rank {} of {} of communicator {:#x}", comm.rank(), comm.nranks(), name.0),
-            None => format!(", communicator {:#x}", name.0),
-        },
+        Ok(handle) => {
+            // Not written while the state is locked: a signal handler may abort the communicator meanwhile.
+            let place = handle.state().comm.as_ref().map(|comm| (comm.rank(), comm.nranks()));
+            match place {
+                Some((rank, nranks)) => format!(", rank {rank} of {nranks} of communicator {:#x}", name.0),
+                None => format!(", communicator {:#x}", name.0),
+            }
+        }
         Err(_) => String::new(),
     }
 }

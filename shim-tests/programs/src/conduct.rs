@@ -143,10 +143,10 @@ impl Conduct {
         let mut running = Running {
             children: Vec::new(),
             holder: None,
-            patience: Duration::from_secs(if program.carrier == Carrier::MPI { 5 } else { 0 }),
+            patience: Duration::from_secs(if program.carrier == Carrier::Mpi { 5 } else { 0 }),
         };
         let tester = std::env::current_exe()?;
-        if program.carrier == Carrier::MPI {
+        if program.carrier == Carrier::Mpi {
             let mut command = Command::new(&self.carriers.mpiexec);
             let (root, confirmed) = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM");
             command.env(root, "1").env(confirmed, "1").args(&self.carriers.mpi_options);
@@ -188,8 +188,8 @@ impl Conduct {
         command.env("STRATA_TIMEOUT_MS", &limit).env("STRATA_BOOTSTRAP_TIMEOUT_MS", &limit);
         match program.carrier {
             Carrier::Shm => {}
-            Carrier::TCP => drop(command.env("STRATA_INTER", "tcp")),
-            Carrier::MPI => {
+            Carrier::Tcp => drop(command.env("STRATA_INTER", "tcp")),
+            Carrier::Mpi => {
                 command
                     .env("STRATA_INTER", "mpi")
                     .envs(self.carriers.mpi_plugin.iter().map(|path| ("STRATA_MPI_PLUGIN", path)));
@@ -414,7 +414,7 @@ fn judge(program: &Program, dir: &Path, running: &Running, hung: bool, took: Dur
             return None;
         }
         let who = match program.carrier {
-            Carrier::MPI => "the launcher".to_string(),
+            Carrier::Mpi => "the launcher".to_string(),
             _ => format!("the process of ranks {:?}", program.ranks_of(number)),
         };
         match status.signal() {

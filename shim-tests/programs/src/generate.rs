@@ -46,7 +46,7 @@ impl Weights {
     fn fit(&self, carrier: Carrier) -> Weights {
         let mut fit = self.clone();
         match carrier {
-            Carrier::MPI => (fit.exit_now, fit.threads) = (0, 0),
+            Carrier::Mpi => (fit.exit_now, fit.threads) = (0, 0),
             Carrier::Vendor => {
                 (fit.abort, fit.stay, fit.exit_now) = (0, 0, 0);
                 (fit.nonblocking, fit.streams) = (0, 0);
@@ -82,7 +82,7 @@ const MAX_BYTES: usize = 3 << 20;
 /// The program of a seed.
 pub fn program(seed: u64, carrier: Option<Carrier>, weights: &Weights) -> Program {
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
-    let drawn = if rng.random_bool(0.65) { Carrier::TCP } else { Carrier::Shm };
+    let drawn = if rng.random_bool(0.65) { Carrier::Tcp } else { Carrier::Shm };
     let carrier = carrier.unwrap_or(drawn);
     let weights = &weights.fit(carrier);
     let (processes, home) = world(&mut rng, carrier, weights);
@@ -129,8 +129,8 @@ pub fn with_fault(mut program: Program, kind: Option<FaultKind>) -> Program {
     let alone = program.ranks_of(program.home[rank]).len() == 1;
     let kind = if kind == FaultKind::Memory && !alone { FaultKind::Kill } else { kind };
     let kind = match kind {
-        FaultKind::Slow | FaultKind::Glitch if program.carrier != Carrier::TCP => FaultKind::Pause,
-        FaultKind::Cut if program.carrier != Carrier::TCP => FaultKind::Kill,
+        FaultKind::Slow | FaultKind::Glitch if program.carrier != Carrier::Tcp => FaultKind::Pause,
+        FaultKind::Cut if program.carrier != Carrier::Tcp => FaultKind::Kill,
         kind => kind,
     };
     let mine = (1..program.ops.len()).filter(|&op| program.takes_part(&program.ops[op], rank)).collect::<Vec<_>>();
@@ -343,7 +343,7 @@ impl Maker<'_> {
     fn make_world(&mut self) {
         let mut ranks: Vec<World> = (0..self.program.nranks()).collect();
         // MPI wants the whole job first, in its order.
-        if self.program.carrier != Carrier::MPI && self.rng.random_bool(0.2) {
+        if self.program.carrier != Carrier::Mpi && self.rng.random_bool(0.2) {
             ranks.shuffle(&mut self.rng);
         }
         let several = self.program.carrier != Carrier::Vendor;

@@ -150,7 +150,7 @@ impl Options {
         let library = self.library.canonicalize().map_err(|error| format!("{}: {error}", self.library.display()))?;
         let Carriers { mpi_plugin, vendor, driver, .. } = &self.carriers;
         let (needed, option) = match self.carrier {
-            Some(Carrier::MPI) => (mpi_plugin, "--mpi-plugin"),
+            Some(Carrier::Mpi) => (mpi_plugin, "--mpi-plugin"),
             Some(Carrier::Vendor) => (vendor, "--vendor"),
             Some(Carrier::Softgpu) => (driver, "--driver"),
             _ => (&None, ""),

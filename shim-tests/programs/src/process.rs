@@ -51,7 +51,7 @@ pub fn run(dir: &Path, number: Option<usize>, library: &Path) -> Result<(), Stri
     };
     // MPI is taken only if the first communicator has the whole job, and it keeps what it likes.
     let is_measured = match program.carrier {
-        Carrier::MPI => false,
+        Carrier::Mpi => false,
         Carrier::Softgpu => true,
         _ => warmed(&library),
     };
