@@ -415,6 +415,16 @@ impl Selector {
 
     /// Decides a call.
     pub fn decide(&self, request: &Request<'_>) -> Result<Arc<Decision>> {
+        self.look(request, Arc::clone)
+    }
+
+    /// Decides a call that is not the vendor library's alone; none where it is.
+    pub fn decide_own(&self, request: &Request<'_>) -> Result<Option<Arc<Decision>>> {
+        let own = |decision: &Arc<Decision>| (decision.executor != Executor::Vendor).then(|| decision.clone());
+        self.look(request, own)
+    }
+
+    fn look<T>(&self, request: &Request<'_>, take: impl FnOnce(&Arc<Decision>) -> T) -> Result<T> {
         let key = (request.collective, request.block_bytes, request.obstacle);
         let state = self.state.read().unwrap_or_else(PoisonError::into_inner);
         let kept = match request.named {
@@ -422,7 +432,7 @@ impl Selector {
             Some(name) => state.kept_by_name.get(name).and_then(|kept| kept.get(&key)),
         };
         if let Some(decision) = kept {
-            return Ok(decision.clone());
+            return Ok(take(decision));
         }
         let decision = Arc::new(decide(request, &state.context)?);
         drop(state);
@@ -435,7 +445,7 @@ impl Selector {
             kept.clear();
         }
         // Another thread may have been quicker.
-        Ok(kept.entry(key).or_insert(decision).clone())
+        Ok(take(kept.entry(key).or_insert(decision)))
     }
 }
 

@@ -239,11 +239,13 @@ impl SubComms {
     /// Who runs a call, and how. Nothing where the vendor library alone does it.
     pub fn decide(&self, call: &VendorCall) -> Option<Arc<Decision>> {
         let VendorCall { collective, count, dtype, op, .. } = *call;
-        let bytes = DataType::from_code(dtype).map_or(0, |dtype| count.saturating_mul(dtype.size()));
-        let obstacle = vendor::obstacle(collective, count, dtype, op);
-        let decided = self.selector.decide(&Request { obstacle, ..Request::new(collective, bytes) });
+        // The first policy says no more; its answer need not be kept.
+        if vendor::obstacle(collective, count, dtype, op).is_some() {
+            return None;
+        }
+        let bytes = count.saturating_mul(DataType::from_code(dtype)?.size());
         // What cannot be decided is not taken, on all ranks alike.
-        decided.ok().filter(|decision| decision.executor != Executor::Vendor)
+        self.selector.decide_own(&Request::new(collective, bytes)).ok()?
     }
 
     /// Strata's communicator of the same ranks.
