@@ -130,8 +130,15 @@ pub fn place(sizes: &[usize], placement: Placement) -> Vec<usize> {
 }
 
 #[cfg(test)]
-mod tests {
+pub mod tests {
     use super::*;
+
+    /// The options of a subcommand's line.
+    pub fn parse_line<O: clap::Args>(line: &str) -> O {
+        let command = O::augment_args(clap::Command::new("strata"));
+        let matches = command.try_get_matches_from(line.split_whitespace()).expect("the line parses");
+        O::from_arg_matches(&matches).expect("the options are those of the line")
+    }
 
     #[test]
     fn ranks_are_split_over_nodes_as_evenly_as_possible() {

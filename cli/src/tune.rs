@@ -250,16 +250,10 @@ fn told(row: &Row) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::Parser;
-
-    #[derive(Parser)]
-    struct Line {
-        #[command(flatten)]
-        options: Options,
-    }
+    use crate::options::tests::parse_line;
 
     fn parse(line: &str) -> Options {
-        Line::try_parse_from(line.split_whitespace()).expect("the line parses").options
+        parse_line(line)
     }
 
     #[test]

@@ -164,8 +164,8 @@ impl HostScratch {
             HostScratch::Shared(owned) => owned.region(),
             HostScratch::Plain(arena) => arena.region(),
         };
-        // SAFETY: the scratch must outlive every use; because only a call that begins lets it grow, one runs at a time, and
-        // the engine's transport, which may still read it, goes before its device.
+        // SAFETY: the scratch must outlive every use; because only a call that begins lets it grow, one runs at a time, it is
+        // given back only while none runs, and the engine's transport, which may still read it, goes before its device.
         unsafe { region.unbound() }
     }
 }

@@ -216,9 +216,14 @@ impl Engine {
         self.transport.leave()
     }
 
-    /// Leaves what is on a device to the end of the process, at which the driver may have ended already.
-    pub fn leave_device(&mut self) {
-        std::mem::replace(&mut self.device, Box::new(HostDevice::default())).leave();
+    /// The same while the process exits: the device is left to the end of the process, as its driver may have ended already.
+    pub fn leave_at_exit(self) -> Option<Departure> {
+        let Engine { mut transport, device, .. } = self;
+        let departure = transport.leave();
+        // First, as its messages may point into the device's scratch.
+        drop(transport);
+        device.leave();
+        departure
     }
 
     /// Reads what a program has left on its device.

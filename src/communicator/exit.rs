@@ -33,9 +33,8 @@ pub fn leave_all() {
         }
         // A rank that ends in the middle of an operation has not left in good order.
         if comm.is_quiet() && comm.failure().is_none() {
-            let mut engine = comm.engine.try_lock().ok().and_then(|mut engine| engine.take());
-            engine.iter_mut().for_each(Engine::leave_device);
-            comm.keep(engine.and_then(Engine::leave), comm.patience());
+            let engine = comm.engine.try_lock().ok().and_then(|mut engine| engine.take());
+            comm.keep(engine.and_then(Engine::leave_at_exit), comm.patience());
             monitors.extend(comm.monitor.try_lock().ok().and_then(|mut monitor| monitor.take()));
         }
         // What the program's other threads still use stays where it is.

@@ -69,14 +69,12 @@ pub struct Request<'a> {
     pub block_bytes: usize,
     /// An algorithm named by the call itself.
     pub named: Option<&'a str>,
-    /// Why only the vendor library can do the call, on whatever communicator.
-    pub obstacle: Option<&'static str>,
 }
 
 impl Request<'_> {
     /// A call that names no algorithm.
     pub fn new(collective: Collective, block_bytes: usize) -> Request<'static> {
-        Request { collective, block_bytes, named: None, obstacle: None }
+        Request { collective, block_bytes, named: None }
     }
 
     /// The bytes that thresholds and tables speak of.
@@ -121,7 +119,7 @@ pub struct Decision {
 /// What can decide a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Policy {
-    /// What two levels in front of a vendor library cannot do.
+    /// Collectives and grids that cannot run in two levels, in front of a vendor library.
     Conditions,
     /// `STRATA_VENDOR_ONLY` and `NCCL_ALGO`, in front of a vendor library.
     VendorOnly,
@@ -153,9 +151,8 @@ pub fn decide(request: &Request<'_>, context: &Context) -> Result<Decision> {
     let taken = match context.front {
         None => None,
         Some(front) => {
-            let (by, route, reason) =
-                routed((request.collective, request.obstacle), request.message_bytes(context), context, front)
-                    .ok_or_else(|| Error::Internal("no policy says who does a call".to_string()))?;
+            let (by, route, reason) = routed(request.collective, request.message_bytes(context), context, front)
+                .ok_or_else(|| Error::Internal("no policy says who does a call".to_string()))?;
             match route {
                 Route::Vendor => return Ok(Decision { by, executor: Executor::Vendor, reason }),
                 Route::TwoLevel if front.carrier.is_own() => Some((by, reason)),
@@ -180,22 +177,17 @@ pub fn decide(request: &Request<'_>, context: &Context) -> Result<Decision> {
 pub fn can_profit(context: &Context) -> bool {
     let Some(front) = context.front else { return true };
     vendor::COLLECTIVES.into_iter().any(|collective| {
-        let ours = |bytes| matches!(routed((collective, None), bytes, context, front), Some((_, Route::TwoLevel, _)));
+        let ours = |bytes| matches!(routed(collective, bytes, context, front), Some((_, Route::TwoLevel, _)));
         // A row of the table may be about sizes between two powers of 2.
         let rows = context.knowledge.tuned.taken_over(collective).take(MOST_ROWS_TRIED);
-        rows.chain((0..usize::BITS - 1).map(|log| 1 << log)).any(ours)
+        rows.chain((0..=model::MOST_LOG).map(|log| 1 << log)).any(ours)
     })
 }
 
 /// Who does a call of so many bytes in front of a vendor library: by the first policy with an opinion.
-fn routed(
-    (collective, obstacle): (Collective, Option<&'static str>),
-    bytes: usize,
-    context: &Context,
-    front: Front,
-) -> Option<(Policy, Route, String)> {
+fn routed(collective: Collective, bytes: usize, context: &Context, front: Front) -> Option<(Policy, Route, String)> {
     POLICIES.iter().find_map(|policy| {
-        let (route, reason) = policy.route((collective, obstacle), bytes, context, front)?;
+        let (route, reason) = policy.route(collective, bytes, context, front)?;
         Some((*policy, route, reason))
     })
 }
@@ -220,25 +212,20 @@ impl Policy {
             let selected = self.select(request, context)?;
             return Ok(selected.map(|(selection, reason)| (Executor::Own(selection), reason)));
         };
-        let call = (request.collective, request.obstacle);
-        Ok(self.route(call, request.message_bytes(context), context, front).map(|(route, reason)| match route {
-            Route::Vendor => (Executor::Vendor, reason),
-            Route::TwoLevel => (Executor::SubComms, reason),
+        Ok(self.route(request.collective, request.message_bytes(context), context, front).map(|(route, reason)| {
+            match route {
+                Route::Vendor => (Executor::Vendor, reason),
+                Route::TwoLevel => (Executor::SubComms, reason),
+            }
         }))
     }
 
     /// Who does a call in front of a vendor library.
-    fn route(
-        self,
-        (collective, obstacle): (Collective, Option<&'static str>),
-        bytes: usize,
-        context: &Context,
-        front: Front,
-    ) -> Option<(Route, String)> {
+    fn route(self, collective: Collective, bytes: usize, context: &Context, front: Front) -> Option<(Route, String)> {
         let Context { grid, config, knowledge, .. } = context;
         match self {
             Policy::Conditions => {
-                let why = obstacle.or_else(|| vendor::unfit(collective, grid, front.carrier))?;
+                let why = vendor::unfit(collective, grid, front.carrier)?;
                 Some((Route::Vendor, why.to_string()))
             }
             Policy::VendorOnly if config.leaves_to_vendor(collective) => {
@@ -376,7 +363,7 @@ pub(super) fn named_choice(name: &str, collective: Collective, grid: &Arc<Grid>)
 /// Rows of a tuning table that are tried when a communicator is made.
 const MOST_ROWS_TRIED: usize = 64;
 /// Calls that differ in nothing that a decision rests on.
-type Key = (Collective, usize, Option<&'static str>);
+type Key = (Collective, usize);
 /// Decisions that are kept; a program with more shapes of calls has them made again.
 const KEPT: usize = 4096;
 
@@ -425,7 +412,7 @@ impl Selector {
     }
 
     fn look<T>(&self, request: &Request<'_>, take: impl FnOnce(&Arc<Decision>) -> T) -> Result<T> {
-        let key = (request.collective, request.block_bytes, request.obstacle);
+        let key = (request.collective, request.block_bytes);
         let state = self.state.read().unwrap_or_else(PoisonError::into_inner);
         let kept = match request.named {
             None => state.kept.get(&key),
@@ -562,27 +549,31 @@ mod tests {
         let machine = Some(Arc::new(Cluster::find("frontier").unwrap()));
         let table = Knowledge { tuned: Arc::new(tuned(&[row(collective, 16 << 20, VENDOR)])), machine };
         let model = Knowledge { tuned: Arc::default(), machine: table.machine.clone() };
-        let by = |knowledge: &Knowledge, config: &Config, carrier, obstacle| {
+        let grid = || Grid::blocks(&[8; 256]);
+        let by = |knowledge: &Knowledge, config: &Config, carrier, grid: Grid| {
             let front = Some(Front { library, carrier });
-            let context = context(Grid::blocks(&[8; 256]), config);
+            let context = context(grid, config);
             let context = Context { knowledge: knowledge.clone(), front, ..context };
-            decided(&Request { obstacle, ..Request::new(collective, (16 << 20) / 2048) }, &context)
+            decided(&Request::new(collective, (16 << 20) / 2048), &context)
         };
         let left = Config { vendor_only: "all_gather".to_string(), ..Config::default() };
         let named = set("STRATA_ALLGATHER_ALGO", "two_level", left.clone());
         let alone = |policy| (policy, "Vendor".to_string());
-        assert_eq!(by(&table, &named, Carrier::MPI, Some("an unknown type")), alone(Policy::Conditions));
-        assert_eq!(by(&table, &named, Carrier::MPI, None), alone(Policy::VendorOnly));
+        assert_eq!(by(&table, &named, Carrier::MPI, Grid::flat(2048)), alone(Policy::Conditions));
+        assert_eq!(by(&table, &named, Carrier::MPI, grid()), alone(Policy::VendorOnly));
         let named = Config { vendor_only: String::new(), ..named };
-        assert_eq!(by(&table, &named, Carrier::Vendor, None), (Policy::Named, "SubComms".to_string()));
-        assert_eq!(by(&table, &named, Carrier::MPI, None), (Policy::Named, "two_level(direct,log)".to_string()));
+        assert_eq!(by(&table, &named, Carrier::Vendor, grid()), (Policy::Named, "SubComms".to_string()));
+        assert_eq!(by(&table, &named, Carrier::MPI, grid()), (Policy::Named, "two_level(direct,log)".to_string()));
         let threshold = set("STRATA_ALLGATHER_RD_MAX_BYTES", "1", Config::default());
-        assert_eq!(by(&table, &threshold, Carrier::MPI, None), alone(Policy::Thresholds));
-        assert_eq!(by(&table, &Config::default(), Carrier::MPI, None), alone(Policy::TuningTable));
-        let priced = by(&model, &Config::default(), Carrier::MPI, None);
+        assert_eq!(by(&table, &threshold, Carrier::MPI, grid()), alone(Policy::Thresholds));
+        assert_eq!(by(&table, &Config::default(), Carrier::MPI, grid()), alone(Policy::TuningTable));
+        let priced = by(&model, &Config::default(), Carrier::MPI, grid());
         assert_eq!(priced, (Policy::CostModel, "two_level(direct,log)".to_string()));
         let nothing = Knowledge::default();
-        assert_eq!(by(&nothing, &Config::default(), Carrier::Vendor, None), (Policy::Defaults, "SubComms".to_string()));
+        assert_eq!(
+            by(&nothing, &Config::default(), Carrier::Vendor, grid()),
+            (Policy::Defaults, "SubComms".to_string())
+        );
     }
 
     #[test]

@@ -17,7 +17,7 @@ use std::sync::Arc;
 pub const CLEAR: f64 = 1.1;
 
 /// Longer messages are treated like those of two to this.
-const MOST_LOG: u32 = 47;
+pub const MOST_LOG: u32 = 47;
 
 /// The value of `STRATA_MACHINE` with which a communicator measures its own links.
 pub const AUTO: &str = "auto";

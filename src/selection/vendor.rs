@@ -153,8 +153,7 @@ mod tests {
     fn decision(collective: Collective, count: usize, sizes: &[usize], config: &Config, library: Vendor) -> Decision {
         let front = Some(Front { library, carrier: Carrier::Vendor });
         let context = Context { front, ..Context::new(Arc::new(Grid::blocks(sizes)), config.clone(), false) };
-        let obstacle = obstacle(collective, count, F32, 0);
-        decide(&Request { obstacle, ..Request::new(collective, 4 * count) }, &context).unwrap()
+        decide(&Request::new(collective, 4 * count), &context).unwrap()
     }
 
     fn routed(collective: Collective, count: usize, sizes: &[usize], config: &Config) -> bool {
@@ -170,7 +169,6 @@ mod tests {
         assert!(!routed(Collective::AllReduce, 1000, &many, &config), "NCCL has trees for it");
         assert!(!routed(Collective::AllGather, 1 << 20, &many, &config), "128 MiB");
         assert!(!routed(Collective::AllGather, 1000, &[4; 7], &config));
-        assert!(!routed(Collective::AllGather, 0, &many, &config));
         assert!(!routed(Collective::Broadcast, 1000, &many, &config));
     }
 
@@ -212,6 +210,7 @@ mod tests {
         assert!(!can(2, 4), "averages of integers");
         assert!(!can(F32, 5), "made by the program");
         assert!(!can(99, 0));
+        assert!(obstacle(Collective::AllGather, 0, F32, 0).is_some(), "nothing to do");
         assert!(obstacle(Collective::AllGather, 1, 2, 99).is_none(), "it has no operation");
     }
 

@@ -120,15 +120,19 @@ pub fn named(name: &str) -> Option<&'static str> {
 
 /// A communicator of this process has failed: the job's other ranks may not be there any more when this process ends.
 pub fn note_failure() {
-    kinds().iter().for_each(|kind| kind.note_failure());
+    tell_all(|kind| kind.note_failure());
 }
 
-/// Ends the process's use of all transports. Called while the process exits: takes no lock that another thread may hold
-/// for ever.
+/// Ends the process's use of all transports.
 pub fn leave_process() {
-    OWN.iter().for_each(|kind| kind.leave_process());
+    tell_all(|kind| kind.leave_process());
+}
+
+/// For calls while the process exits: takes no lock that another thread may hold for ever.
+fn tell_all(word: impl Fn(&dyn TransportKind)) {
+    OWN.into_iter().for_each(&word);
     if let Ok(registered) = REGISTERED.try_lock() {
-        registered.iter().for_each(|kind| kind.leave_process());
+        registered.iter().for_each(|kind| word(*kind));
     }
 }
 

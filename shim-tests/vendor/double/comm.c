@@ -74,7 +74,7 @@ struct ncclComm* comm_new(const ncclConfig_t* config, const struct ncclComm* par
 
 /* Returns when no operation and no job needs the communicator any more. */
 static void wait_for_users(struct ncclComm* comm) {
-  while (atomic_load(&comm->users) > 0 && !gpu_is_gone(comm)) usleep(100);
+  while ((atomic_load(&comm->users) > 0 && !gpu_is_gone(comm)) || atomic_load(&comm->running) > 0) usleep(100);
 }
 
 void comm_free(struct ncclComm* comm) {

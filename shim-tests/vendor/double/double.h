@@ -127,7 +127,8 @@ struct ncclComm {
   } shrinks[SHRINKS];
   _Atomic int state; /* an ncclResult_t */
   _Atomic int aborted, revoked, suspended, finalized;
-  _Atomic int users; /* operations and jobs that still need this */
+  _Atomic int users;   /* operations and jobs that still need this */
+  _Atomic int running; /* operations that a stream of the soft GPU has begun: they go on when its context ends */
   struct redop* redops;
   int redop_count;
   struct entry* entries;

@@ -21,6 +21,7 @@ static _Thread_local struct {
 struct batch {
   struct op* ops;
   size_t count;
+  int running; /* on a stream of the soft GPU */
 };
 
 /* The operations of one communicator. */
@@ -84,13 +85,15 @@ ncclResult_t group_take_job(const struct job* job) {
 static void release_ops(struct batch* batch) {
   for (size_t i = 0; i < batch->count; i++) {
     free(batch->ops[i].result);
-    atomic_fetch_sub(&batch->ops[i].comm->users, 1);
+    struct ncclComm* comm = batch->ops[i].comm;
+    atomic_fetch_sub(&comm->users, 1);
+    if (batch->running) atomic_fetch_sub(&comm->running, 1);
   }
   free(batch->ops);
 }
 
 static struct batch take_ops(void) {
-  struct batch batch = {group.ops, group.op_count};
+  struct batch batch = {group.ops, group.op_count, 0};
   group.ops = NULL;
   group.op_count = 0;
   return batch;
@@ -193,6 +196,8 @@ static void run_in_graph(void* argument) {
 /* On a stream of the soft GPU, at its time. Failures show in the communicators. */
 static void run_on_stream(void* argument) {
   struct batch* batch = argument;
+  batch->running = 1;
+  for (size_t i = 0; i < batch->count; i++) atomic_fetch_add(&batch->ops[i].comm->running, 1);
   inside_enter();
   run_batch(batch);
   inside_leave();

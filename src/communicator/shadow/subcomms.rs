@@ -239,7 +239,7 @@ impl SubComms {
     /// Who runs a call, and how. Nothing where the vendor library alone does it.
     pub fn decide(&self, call: &VendorCall) -> Option<Arc<Decision>> {
         let VendorCall { collective, count, dtype, op, .. } = *call;
-        // The first policy says no more; its answer need not be kept.
+        // Known of the call alone, on whatever communicator.
         if vendor::obstacle(collective, count, dtype, op).is_some() {
             return None;
         }

@@ -170,6 +170,7 @@ pub fn max_eager(segment: &Segment) -> usize {
 mod tests {
     use super::*;
     use std::sync::Arc;
+    use std::time::{Duration, Instant};
 
     /// Under Miri, which finds races and invalid references, four long ones are enough to fill the ring.
     const RECORDS: u64 = if cfg!(miri) { 20 } else { 20_000 };
@@ -198,8 +199,15 @@ mod tests {
         }
     }
 
+    /// Nobody waits for ever.
+    fn pause(end: Instant) {
+        assert!(Instant::now() < end, "the other side does nothing");
+        std::thread::yield_now();
+    }
+
     #[test]
     fn records_arrive_whole_and_in_order_on_another_thread() {
+        let end = Instant::now() + Duration::from_secs(300);
         let segment = Arc::new(Segment::of_heap(2));
         let most = Producer::new(&segment, 0, 1).max_body();
         let sender = segment.clone();
@@ -214,7 +222,7 @@ mod tests {
                         None => {
                             waits += 1;
                             while !producer.take_relief(&sender) {
-                                std::thread::yield_now();
+                                pause(end);
                             }
                         }
                     }
@@ -229,7 +237,7 @@ mod tests {
             let (found, body) = loop {
                 match consumer.next(&segment).unwrap() {
                     Some(record) => break record,
-                    None => std::thread::yield_now(),
+                    None => pause(end),
                 }
             };
             let len = body_len(number, most);
