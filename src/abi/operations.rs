@@ -10,7 +10,7 @@ use super::options;
 use super::pointer::{ConstPtr, Ptr};
 use super::streams;
 use super::types::{null, Buffer, CommHandle, ConstBuffer, OpCode, Residence, StreamHandle, TypeCode};
-use crate::communicator::{group, CollectiveCall, Comm, Elements, Factor, Launch, Operation};
+use crate::communicator::{group, launch_one, CollectiveCall, Comm, Elements, Factor, Launch, Operation};
 use crate::dtype::DataType;
 use crate::error::{Error, Result};
 use crate::plan::Collective;
@@ -32,11 +32,8 @@ struct Call {
 }
 
 impl Call {
-    fn record(self) -> Result<()> {
-        group::noted(self.checked())
-    }
-
-    fn checked(self) -> Result<()> {
+    /// Checks all arguments; launches the call, or records it where a group is open.
+    fn submit(self) -> Result<()> {
         let handle = handles::find(self.comm)?;
         let comm = handle.usable()?;
         let root = rank_of(&comm, self.root, "root")?;
@@ -63,7 +60,8 @@ impl Call {
         let decision = None;
         let call =
             CollectiveCall { collective, input, output, count, dtype, reduction, factor_at, root, algorithm, decision };
-        group::submit(Launch { comm, operation: Operation::Collective(call), stream }, handle.blocking)
+        let launch = Launch { comm, operation: Operation::Collective(call), stream };
+        group::record(launch, handle.blocking)?.map_or(Ok(()), launch_one)
     }
 }
 
@@ -98,7 +96,9 @@ macro_rules! collectives {
             send: ConstBuffer, recv: Buffer, count: usize, dtype: TypeCode, $($argument: $type,)*
             comm: CommHandle, stream: StreamHandle,
         ) -> Result<()> {
-            $with_config(send, recv, count, dtype, $($argument,)* comm, stream, ConstPtr::null())
+            let (collective, config) = (Collective::$collective, ConstPtr::null());
+            let none = Call { collective, send, recv, count, dtype, op: None, root: 0, comm, stream, config };
+            group::noted(Call { $($field: $value,)* ..none }.submit())
         }
 
         $(#[doc = $doc])+
@@ -109,7 +109,7 @@ macro_rules! collectives {
         ) -> Result<()> {
             let collective = Collective::$collective;
             let none = Call { collective, send, recv, count, dtype, op: None, root: 0, comm, stream, config };
-            Call { $($field: $value,)* ..none }.record()
+            group::noted(Call { $($field: $value,)* ..none }.submit())
         }
     )* };
 }
@@ -197,7 +197,7 @@ fn message(
         }
         comm.check_memory(data, name)?;
         let operation = operation(peer, data, Elements { count, dtype });
-        group::submit(Launch { comm, operation, stream }, handle.blocking)
+        group::record(Launch { comm, operation, stream }, handle.blocking)?.map_or(Ok(()), launch_one)
     };
     group::noted(record())
 }

@@ -563,6 +563,7 @@ impl Meeting<'_> {
             Some(_) => self.gpu.as_ref().map(GpuLauncher::new).transpose()?,
             None => None,
         };
+        let oversubscribed = engine.as_mut().is_some_and(|engine| engine.transport().oversubscribed());
         let waker = engine.as_ref().map(Engine::waker);
         let status = status(&waker);
         let addresses = members.iter().map(address).collect::<Result<Vec<ServiceAddr>>>()?;
@@ -591,6 +592,7 @@ impl Meeting<'_> {
             links: OnceLock::new(),
             carrier,
             options: self.options,
+            oversubscribed,
             waker,
             status,
             monitor: Mutex::new(monitor),

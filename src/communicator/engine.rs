@@ -265,13 +265,11 @@ impl Engine {
         self.device.has_provider() && algorithms::is_leveled(choice)
     }
 
-    /// Begins a collective. Returns false when there is nothing to do.
+    /// Begins a collective. Returns false for one that nobody has decided about, as there is nothing to do.
     pub fn begin(&mut self, call: &CollectiveCall) -> Result<bool> {
         self.sequence += 1;
-        if call.moves_nothing(self.grid.nranks()) {
-            return Ok(false);
-        }
-        let index = self.prepare(call)?;
+        let Some(decision) = &call.decision else { return Ok(false) };
+        let index = self.prepare(call, decision)?;
         let limit_ns = self.limit_ns();
         let ready = &mut self.recent[index];
         let scratch_bytes = ready.layout.scratch_bytes() * ready.window.min(ready.layout.segments());
@@ -338,8 +336,7 @@ impl Engine {
     }
 
     /// The index in `recent` of what this call needs.
-    fn prepare(&mut self, call: &CollectiveCall) -> Result<usize> {
-        let decision = call.decision.as_ref().ok_or_else(|| Error::Internal("a call is not decided".to_string()))?;
+    fn prepare(&mut self, call: &CollectiveCall, decision: &Arc<Decision>) -> Result<usize> {
         let staged = self.staged(call);
         let known = |ready: &Ready| {
             ready.staged == staged && Arc::ptr_eq(&ready.decision, decision) && ready.call.same_shape(call, self.rank)

@@ -7,7 +7,7 @@
 //! any call inside a group makes the outermost end fail with the first error, and nothing of the group is done.
 #![forbid(unsafe_code)]
 
-use super::{launch, launch_one, Launch, Operation};
+use super::{launch, Launch, Operation};
 use crate::error::{Error, Result};
 use crate::process;
 use std::cell::RefCell;
@@ -80,17 +80,17 @@ pub fn noted<T>(outcome: Result<T>) -> Result<T> {
     outcome
 }
 
-/// Records an operation, or launches it where no group is open. `blocking` says of which kind its communicator is.
-pub fn submit(operation: Launch, blocking: bool) -> Result<()> {
-    let alone = GROUP.with_borrow_mut(|group| -> Result<Option<Launch>> {
+/// Records an operation, or gives it back to be launched at once where no group is open. `blocking` says of which kind its
+/// communicator is.
+pub fn record(operation: Launch, blocking: bool) -> Result<Option<Launch>> {
+    GROUP.with_borrow_mut(|group| {
         if group.depth == 0 {
             return Ok(Some(operation));
         }
         group.join(blocking)?;
         group.launches.push(operation);
         Ok(None)
-    })?;
-    alone.map_or(Ok(()), launch_one)
+    })
 }
 
 /// Records a task, or carries it out where no group is open.

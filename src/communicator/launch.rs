@@ -83,11 +83,8 @@ pub fn launch(batch: Vec<Launch>) -> Result<()> {
 
 /// Launches a single operation.
 pub fn launch_one(alone: Launch) -> Result<()> {
-    alone.comm.at_home()?;
-    check_thread(std::slice::from_ref(&alone))?;
-    check_own(std::slice::from_ref(&alone))?;
+    admit(std::slice::from_ref(&alone))?;
     let Launch { comm, operation, stream } = alone;
-    prepare(&comm, &operation)?;
     let mut run = OperationBatch::new(comm);
     run.add(operation)?;
     match stream {
@@ -107,9 +104,25 @@ pub fn launch_one(alone: Launch) -> Result<()> {
     }
 }
 
-/// Gets ready what an operation needs of its communicator's device.
-fn prepare(comm: &Comm, operation: &Operation) -> Result<()> {
-    comm.gpu().map_or(Ok(()), |device| device.prepare(operation))
+/// Refuses operations that could never be run as they are given, before anything of their group begins: nothing has happened
+/// then, and the communicators are as good as before. Gets ready what the others need of their communicators' devices.
+fn admit(batch: &[Launch]) -> Result<()> {
+    for Launch { comm, stream, .. } in batch {
+        comm.at_home()?;
+        if stream.is_null() && stream::is_worker() {
+            // It would come after those that are queued behind the callback, which wait for its end.
+            let text = "a callback of a stream cannot wait for an operation, so the null stream is refused there; \
+                        operations queued behind the callback would come first. Give the operation a stream";
+            return Err(Error::InvalidUsage(text.to_string()));
+        }
+    }
+    if batch.iter().any(|launch| !matches!(launch.operation, Operation::Collective(_))) {
+        check_own(batch)?;
+    }
+    batch.iter().try_for_each(|Launch { comm, operation, .. }| match comm.gpu() {
+        Some(device) => device.prepare(operation),
+        None => Ok(()),
+    })
 }
 
 /// Has an operation run on its communicator's thread, in the order of the driver's streams.
@@ -161,19 +174,7 @@ fn await_streams(ordered: &mut StreamOrder, comm: &Comm) -> Result<()> {
     Ok(())
 }
 
-/// Refuses operations on the null stream in a callback of a stream: they would come after those that are queued behind the
-/// callback, which wait for its end.
-fn check_thread(batch: &[Launch]) -> Result<()> {
-    if batch.iter().any(|launch| launch.stream.is_null()) && stream::is_worker() {
-        let text = "a callback of a stream cannot wait for an operation, so the null stream is refused there; \
-                    operations queued behind the callback would come first. Give the operation a stream";
-        return Err(Error::InvalidUsage(text.to_string()));
-    }
-    Ok(())
-}
-
-/// Refuses messages of a rank to itself that could never be received as they are sent, before anything of their group
-/// begins: nothing has happened then, and the communicators are as good as before.
+/// Refuses messages of a rank to itself that could never be received as they are sent.
 fn check_own(batch: &[Launch]) -> Result<()> {
     type Ends<'a> = (SmallVec<[&'a Elements; 4]>, SmallVec<[&'a Elements; 4]>);
     let mut own: SmallVec<[(&Arc<Comm>, Ends<'_>); 1]> = SmallVec::new();
@@ -212,10 +213,7 @@ fn check_own(batch: &[Launch]) -> Result<()> {
 }
 
 fn launch_group(batch: Vec<Launch>) -> Result<()> {
-    batch.iter().try_for_each(|launch| launch.comm.at_home())?;
-    check_thread(&batch)?;
-    check_own(&batch)?;
-    batch.iter().try_for_each(|launch| prepare(&launch.comm, &launch.operation))?;
+    admit(&batch)?;
     let mut parts: Vec<(OperationBatch, Vec<StreamRef>)> = Vec::new();
     for Launch { comm, operation, stream } in batch {
         let index = parts.iter().position(|(run, _)| Arc::ptr_eq(&run.comm, &comm)).unwrap_or_else(|| {
@@ -301,20 +299,12 @@ impl OperationBatch {
         Ok(())
     }
 
-    /// Goes as far as possible without waiting.
+    /// Goes as far as possible without waiting. After an error the communicator is to be failed, once its engine is not locked
+    /// any more.
     fn poll(&mut self) -> Result<Progress> {
         if !self.is_on() {
             return Ok(Progress::Idle);
         }
-        let outcome = self.advance();
-        if let Err(error) = outcome {
-            let error = self.reason(error);
-            return Err(self.fail(error));
-        }
-        outcome
-    }
-
-    fn advance(&mut self) -> Result<Progress> {
         let mut moved = false;
         let mut engine = locked(&self.comm.engine);
         let engine = engine.as_mut().ok_or_else(|| self.comm.usable().err().unwrap_or_else(ended))?;
@@ -326,7 +316,9 @@ impl OperationBatch {
                 Active::Waiting => {
                     if let Some(call) = self.collectives.get_mut(self.begun) {
                         self.begun += 1;
-                        call.read_factor(engine)?;
+                        if call.factor_at.is_some() {
+                            call.read_factor(engine)?;
+                        }
                         let super::CollectiveCall { collective, count, dtype, reduction, root, .. } = *call;
                         self.comm.status.begin(CallSummary::new(collective, count, dtype, reduction, root));
                         match engine.begin(call)? {
@@ -542,7 +534,9 @@ pub(super) fn drive(runs: &mut [OperationBatch]) -> Result<()> {
     let mut first = Ok(());
     let mut open: SmallVec<[bool; 8]> = runs.iter().map(|_| true).collect();
     let mut left = runs.len();
-    let mut idle = runs.first().map_or_else(|| Idle::new(0, true), |run| run.comm.idle());
+    let mut idle = runs
+        .first()
+        .map_or_else(|| Idle::new(0, true), |run| Idle::new(run.comm.config.spin_us, run.comm.oversubscribed));
     let mut idle_polls = 0u32;
     let mut stall = Stall::NONE;
     while left > 0 {
@@ -551,9 +545,11 @@ pub(super) fn drive(runs: &mut [OperationBatch]) -> Result<()> {
             match run.poll() {
                 Ok(Progress::Idle) => continue,
                 Ok(Progress::Moved) => {}
-                outcome => {
+                Ok(Progress::Done) => (*open, left) = (false, left - 1),
+                Err(error) => {
+                    let error = run.reason(error);
                     (*open, left) = (false, left - 1);
-                    first = first.and(outcome.map(|_| ()));
+                    first = first.and(Err(run.fail(error)));
                 }
             }
             moved = true;
@@ -605,11 +601,6 @@ impl Comm {
         while self.status.cause().is_none() && Instant::now() < end {
             std::thread::sleep(Duration::from_millis(1));
         }
-    }
-
-    fn idle(&self) -> Idle {
-        let crowded = locked(&self.engine).as_mut().is_some_and(|engine| engine.transport().oversubscribed());
-        Idle::new(self.config.spin_us, crowded)
     }
 
     /// Whether no operation is running or queued.

@@ -262,6 +262,8 @@ pub struct Comm {
     engine: Mutex<Option<Engine>>,
     /// Where its data is a device's.
     gpu: Option<gpu::GpuLauncher>,
+    /// Whether its node has more ranks than processors.
+    oversubscribed: bool,
     /// Wakes the thread that runs an operation; a companion has none.
     waker: Option<Waker>,
     status: Arc<RankStatus>,

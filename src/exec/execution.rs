@@ -5,7 +5,7 @@
 //! full channel, the next poll. So a poll costs what it moves.
 #![forbid(unsafe_code)]
 
-use super::lists::{Lists, View};
+use super::lists::Lists;
 use super::program::{Program, StepCode, StepKind};
 use super::{Op, Started, Token, World};
 use crate::error::{Error, Result};
@@ -156,7 +156,13 @@ impl Execution {
         if let Some(ended) = &self.ended {
             return ended.clone().map(|()| Progress::Done);
         }
-        let outcome = self.advance(world);
+        let Some(run) = &self.run else { return Ok(Progress::Done) };
+        let mut outcome = self.state.advance(run, &mut self.resolved, world);
+        match outcome {
+            Ok(Progress::Moved) => self.idle_since = None,
+            Ok(Progress::Idle) => outcome = self.check_time(world.now_ns()).map(|()| Progress::Idle),
+            Ok(Progress::Done) | Err(_) => {}
+        }
         match &outcome {
             Ok(Progress::Done) => self.ended = Some(Ok(())),
             Ok(_) => {}
@@ -171,31 +177,16 @@ impl Execution {
         Stats { messages: self.state.messages, bytes_sent: self.state.bytes_sent, rounds }
     }
 
-    fn advance<W: World + ?Sized>(&mut self, world: &mut W) -> Result<Progress> {
-        let Some(run) = &self.run else { return Ok(Progress::Done) };
-        let moves = self.state.moves;
-        if self.state.npending > 0 || !self.state.full.is_empty() {
-            self.state.collect(&run.program, world)?;
-        }
-        self.state.issue(run, &mut self.resolved, world)?;
-        if self.state.segments_left == 0 {
-            return Ok(Progress::Done);
-        }
-        if self.state.moves != moves {
-            self.idle_since = None;
-            return Ok(Progress::Moved);
-        }
+    /// An error for a run that waits for nothing, or that has got no further for too long.
+    fn check_time(&mut self, now_ns: u64) -> Result<()> {
         if self.state.npending == 0 && self.state.full.is_empty() {
             return Err(Error::Internal(format!("nothing is left to wait for; {}", self.describe())));
         }
-        if self.limit_ns > 0 {
-            let now = world.now_ns();
-            let since = *self.idle_since.get_or_insert(now);
-            if now.saturating_sub(since) >= self.limit_ns {
-                return Err(self.time_out(self.limit_ns));
-            }
+        let since = *self.idle_since.get_or_insert(now_ns);
+        match self.limit_ns > 0 && now_ns.saturating_sub(since) >= self.limit_ns {
+            true => Err(self.time_out(self.limit_ns)),
+            false => Ok(()),
         }
-        Ok(Progress::Idle)
     }
 }
 
@@ -231,6 +222,30 @@ impl RunState {
         self.bytes_sent = 0;
     }
 
+    /// Takes in what the world has finished, and lets every ready lane run as far as it can.
+    fn advance<W: World + ?Sized>(
+        &mut self,
+        run: &PlanRun,
+        resolved: &mut Resolved,
+        world: &mut W,
+    ) -> Result<Progress> {
+        let moves = self.moves;
+        if self.npending > 0 || !self.full.is_empty() {
+            self.collect(&run.program, world)?;
+        }
+        let mut index = 0;
+        while let Some(&lane) = self.ready.get(index) {
+            index += 1;
+            self.run_lane(run, resolved, lane, world)?;
+        }
+        self.ready.clear();
+        Ok(match (self.segments_left, self.moves == moves) {
+            (0, _) => Progress::Done,
+            (_, true) => Progress::Idle,
+            (_, false) => Progress::Moved,
+        })
+    }
+
     /// Takes in what the world has finished, and makes lanes ready whose channel was full.
     fn collect<W: World + ?Sized>(&mut self, program: &Program, world: &mut W) -> Result<()> {
         world.poll(&mut self.done)?;
@@ -256,17 +271,6 @@ impl RunState {
             }
         }
         self.done.clear();
-        Ok(())
-    }
-
-    /// Lets every ready lane run as far as it can.
-    fn issue<W: World + ?Sized>(&mut self, run: &PlanRun, resolved: &mut Resolved, world: &mut W) -> Result<()> {
-        let mut index = 0;
-        while let Some(&lane) = self.ready.get(index) {
-            index += 1;
-            self.run_lane(run, resolved, lane, world)?;
-        }
-        self.ready.clear();
         Ok(())
     }
 
@@ -335,6 +339,7 @@ impl RunState {
         Ok(())
     }
 
+    /// Gives a step to the world.
     fn start<W: World + ?Sized>(
         &mut self,
         run: &PlanRun,
@@ -355,12 +360,45 @@ impl RunState {
             return Ok(Started::Done);
         }
         let token = to_token(place.slot, place.step);
-        let started = start_op(world, token, (program, code), view, &mut resolved.refs)?;
-        if matches!(code.kind, StepKind::Send { .. }) && started != Started::Busy {
-            self.messages += 1;
-            self.bytes_sent += view.list(0).iter().map(|piece| piece.len as u64).sum::<u64>();
+        match code.kind {
+            StepKind::Send { to, channel } => {
+                let src = view.list(0);
+                let started = world.start(token, Op::Send { to, channel, src })?;
+                if started != Started::Busy {
+                    self.messages += 1;
+                    self.bytes_sent += src.iter().map(|piece| piece.len as u64).sum::<u64>();
+                }
+                Ok(started)
+            }
+            StepKind::Recv { from, channel } => world.start(token, Op::Recv { from, channel, dst: view.list(0) }),
+            StepKind::RecvReduce { from, channel, order, finish } => {
+                let (local, dst) = (view.list(0), view.list(1));
+                world.start(token, Op::RecvReduce { from, channel, local, dst, order, finish })
+            }
+            StepKind::Copy { start, finish } => {
+                world.start(token, Op::Copy { src: view.list(0), dst: view.list(1), start, finish })
+            }
+            StepKind::Reduce { finish } => {
+                let last = view.len() - 1;
+                let mut srcs = std::mem::take(&mut resolved.refs);
+                srcs.extend(view.lists(0..last));
+                let started = world.start(token, Op::Reduce { srcs: &srcs, dst: view.list(last), finish });
+                resolved.refs = emptied(srcs);
+                started
+            }
+            StepKind::Call { nsrc } => {
+                let Some(call) = program.call(code.at) else {
+                    return Err(Error::Internal(String::from("a compiled call has no call in its plan")));
+                };
+                let mut lists = std::mem::take(&mut resolved.refs);
+                lists.extend(view.lists(0..view.len()));
+                let (src, dst) = lists.split_at(nsrc as usize);
+                let started = world.start(token, Op::Call { call, src, dst });
+                resolved.refs = emptied(lists);
+                started
+            }
+            StepKind::Nop => Ok(Started::Done),
         }
-        Ok(started)
     }
 
     /// A step has completed: tells the steps that wait for it, and ends the segment after its last step.
@@ -404,46 +442,6 @@ fn moves_nothing(program: &Program, code: &StepCode) -> bool {
     let StepKind::Call { .. } = code.kind else { return true };
     let collective = program.call(code.at).map(|call| call.collective);
     !matches!(collective, Some(Collective::AllToAll | Collective::Gather | Collective::Scatter))
-}
-
-fn start_op<W: World + ?Sized>(
-    world: &mut W,
-    token: Token,
-    (program, code): (&Program, &StepCode),
-    view: View<'_>,
-    refs: &mut Vec<&'static [Piece]>,
-) -> Result<Started> {
-    match code.kind {
-        StepKind::Send { to, channel } => world.start(token, Op::Send { to, channel, src: view.list(0) }),
-        StepKind::Recv { from, channel } => world.start(token, Op::Recv { from, channel, dst: view.list(0) }),
-        StepKind::RecvReduce { from, channel, order, finish } => {
-            let (local, dst) = (view.list(0), view.list(1));
-            world.start(token, Op::RecvReduce { from, channel, local, dst, order, finish })
-        }
-        StepKind::Copy { start, finish } => {
-            world.start(token, Op::Copy { src: view.list(0), dst: view.list(1), start, finish })
-        }
-        StepKind::Reduce { finish } => {
-            let last = view.len() - 1;
-            let mut srcs = std::mem::take(refs);
-            srcs.extend(view.lists(0..last));
-            let started = world.start(token, Op::Reduce { srcs: &srcs, dst: view.list(last), finish });
-            *refs = emptied(srcs);
-            started
-        }
-        StepKind::Call { nsrc } => {
-            let Some(call) = program.call(code.at) else {
-                return Err(Error::Internal(String::from("a compiled call has no call in its plan")));
-            };
-            let mut lists = std::mem::take(refs);
-            lists.extend(view.lists(0..view.len()));
-            let (src, dst) = lists.split_at(nsrc as usize);
-            let started = world.start(token, Op::Call { call, src, dst });
-            *refs = emptied(lists);
-            started
-        }
-        StepKind::Nop => Ok(Started::Done),
-    }
 }
 
 /// The same memory for references of another lifetime: collecting the items of a vector, here none, into a vector of
