@@ -1,4 +1,4 @@
-/* The C interface of NCCL 2.32.3, as Strata has it. Made from the table in src/abi/table.rs.
+/* The C interface of NCCL 2.32.3, as Strata has it. Made from the table in src/interface/functions.rs.
  * Needs no CUDA: without <cuda_runtime.h>, or with STRATA_NO_CUDA defined, streams are opaque.
  */
 #ifndef NCCL_H_

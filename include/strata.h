@@ -1,4 +1,4 @@
-/* What Strata has beyond NCCL: streams on a machine without a GPU. Made from src/abi/table.rs.
+/* What Strata has beyond NCCL: streams on a machine without a GPU. Made from src/interface/functions.rs.
  * A strataStream_t is passed where NCCL takes a cudaStream_t. With a null stream a call (or an
  * outermost group) has ended when it returns.
  */

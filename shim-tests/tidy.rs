@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// The library's modules, lowest first: each may use those before it.
-const ORDER: [&str; 27] = [
+const ORDER: [&str; 28] = [
     "error",
     "sync",
     "carrier",
@@ -30,6 +30,7 @@ const ORDER: [&str; 27] = [
     "exec",
     "sim",
     "selection",
+    "interface",
     "vendor",
     "health",
     "bootstrap",
@@ -49,10 +50,11 @@ const EXCEPTIONS: [(&str, &str, &str); 6] = [
 ];
 
 /// Where `unsafe` may stand, and for what.
-const UNSAFE: [(&str, &str); 17] = [
+const UNSAFE: [(&str, &str); 18] = [
     ("src/process.rs", "what the system was told when the process began, and numbers of descriptors"),
     ("src/fork.rs", "handlers of fork, and values that live as long as the process"),
-    ("src/abi", "pointers of C callers"),
+    ("src/abi", "functions behind addresses, and jumps to them"),
+    ("src/interface", "pointers of C callers, and functions of a library opened at run time"),
     ("src/memory", "regions, arenas, mappings, and the system calls that fill them"),
     ("src/transport/shm", "shared memory between processes"),
     ("src/transport/mpi", "functions of a library opened at run time"),
@@ -245,7 +247,8 @@ fn public_types(code: &str) -> Vec<&str> {
         let len = name.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(name.len());
         let begin = line.len() - name.len();
         let associated = kind == "type" && rest.len() < line.len();
-        (kinds.contains(&kind) && !associated).then_some((begin, begin + len))
+        // A name of no letters is a macro's variable.
+        (kinds.contains(&kind) && !associated && len > 0).then_some((begin, begin + len))
     };
     code.lines().filter_map(|line| of(line).map(|(begin, end)| &line[begin..end])).collect()
 }

@@ -3,7 +3,8 @@
 //! A collective is a [`plan`]: the algorithm written out, step by step, for one rank. [`algorithms`] writes plans,
 //! [`verify`] proves them, [`exec`] runs them over a [`transport`] and a [`device`], [`sim`] runs the same executor under a
 //! virtual clock. [`selection`] chooses. Ranks meet through the [`bootstrap`], and [`health`] notices those that are lost.
-//! [`communicator`] ties all of it together, [`vendor`] is NCCL or RCCL where there is one, and `abi` is the C interface.
+//! [`communicator`] ties all of it together, [`vendor`] is NCCL or RCCL where there is one, and `abi` implements the C
+//! [`interface`].
 //!
 //! Each module may use those below it only; `shim-tests/tidy.rs` has the order.
 
@@ -27,6 +28,7 @@ pub mod fork;
 #[doc(hidden)]
 pub mod fuzz;
 pub mod health;
+pub mod interface;
 pub mod listen;
 pub mod log;
 pub mod memory;

@@ -4,112 +4,52 @@
 //! will touch; handles live no longer than the library.
 
 use libloading::Library as Object;
-use std::ffi::{c_char, c_int, c_void, CStr};
+use std::ffi::{c_int, c_void, CStr};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Instant;
 use strata::dtype::{DataType, ScalarBytes};
 use strata::error::{Error, Result};
+use strata::interface::layouts::UniqueIdBytes;
+use strata::interface::pointer::{Callback, ConstPtr, Ptr, Text};
+use strata::interface::signatures::{NcclFunctions, StrataFunctions};
+use strata::interface::types::{Buffer, CommHandle, ConstBuffer, OpCode, Residence, Status, StreamHandle, TypeCode};
 use strata::memory::{Arena, Region};
 
 /// `ncclUniqueId`.
-#[derive(Debug, Clone, Copy)]
-#[repr(C)]
-pub struct UniqueId {
-    bytes: [u8; 128],
-}
+#[derive(Clone, Copy)]
+pub struct UniqueId(UniqueIdBytes);
 
 impl UniqueId {
     /// Its bytes, to be sent to other processes.
     pub fn as_bytes(&self) -> &[u8] {
-        &self.bytes
+        &self.0 .0
     }
 
     /// The id with these bytes.
     pub fn from_bytes(bytes: &[u8]) -> Result<UniqueId> {
         let bytes = bytes.try_into().map_err(|_| Error::Remote(format!("a unique id of {} bytes", bytes.len())))?;
-        Ok(UniqueId { bytes })
+        Ok(UniqueId(UniqueIdBytes(bytes)))
     }
-}
-
-type Handle = *mut c_void;
-type Const = *const c_void;
-type Mut = *mut c_void;
-type Rooted = unsafe extern "C" fn(Const, Mut, usize, c_int, c_int, Handle, Handle) -> c_int;
-
-macro_rules! interface {
-    ($($field:ident = $symbol:literal: $type:ty,)*) => {
-        /// The functions found; a missing one is an error only when it is called.
-        struct Interface {
-            $($field: Option<$type>,)*
-        }
-
-        impl Interface {
-            fn load(object: &Object) -> Interface {
-                Interface {
-                    // SAFETY: the symbol has this type; because NCCL's headers have declared it so in every release.
-                    $($field: unsafe { object.get::<$type>($symbol) }.ok().map(|symbol| *symbol),)*
-                }
-            }
-        }
-
-        /// The name of each function, for messages.
-        mod name {
-            $(#[allow(non_upper_case_globals, dead_code)] pub const $field: &[u8] = $symbol;)*
-        }
-    };
-}
-
-interface! {
-    get_version = b"ncclGetVersion": unsafe extern "C" fn(*mut c_int) -> c_int,
-    get_unique_id = b"ncclGetUniqueId": unsafe extern "C" fn(*mut UniqueId) -> c_int,
-    comm_init_rank = b"ncclCommInitRank": unsafe extern "C" fn(*mut Handle, c_int, UniqueId, c_int) -> c_int,
-    comm_init_all = b"ncclCommInitAll": unsafe extern "C" fn(*mut Handle, c_int, *const c_int) -> c_int,
-    comm_split = b"ncclCommSplit": unsafe extern "C" fn(Handle, c_int, c_int, *mut Handle, Mut) -> c_int,
-    comm_destroy = b"ncclCommDestroy": unsafe extern "C" fn(Handle) -> c_int,
-    comm_abort = b"ncclCommAbort": unsafe extern "C" fn(Handle) -> c_int,
-    error_string = b"ncclGetErrorString": unsafe extern "C" fn(c_int) -> *const c_char,
-    last_error = b"ncclGetLastError": unsafe extern "C" fn(Handle) -> *const c_char,
-    group_start = b"ncclGroupStart": unsafe extern "C" fn() -> c_int,
-    group_end = b"ncclGroupEnd": unsafe extern "C" fn() -> c_int,
-    mem_alloc = b"ncclMemAlloc": unsafe extern "C" fn(*mut Mut, usize) -> c_int,
-    mem_free = b"ncclMemFree": unsafe extern "C" fn(Mut) -> c_int,
-    op_create = b"ncclRedOpCreatePreMulSum":
-        unsafe extern "C" fn(*mut c_int, Mut, c_int, c_int, Handle) -> c_int,
-    op_destroy = b"ncclRedOpDestroy": unsafe extern "C" fn(c_int, Handle) -> c_int,
-    all_reduce = b"ncclAllReduce": Rooted,
-    reduce_scatter = b"ncclReduceScatter": Rooted,
-    broadcast = b"ncclBroadcast": Rooted,
-    gather = b"ncclGather": Rooted,
-    scatter = b"ncclScatter": Rooted,
-    reduce = b"ncclReduce": unsafe extern "C" fn(Const, Mut, usize, c_int, c_int, c_int, Handle, Handle) -> c_int,
-    all_gather = b"ncclAllGather": unsafe extern "C" fn(Const, Mut, usize, c_int, Handle, Handle) -> c_int,
-    all_to_all = b"ncclAlltoAll": unsafe extern "C" fn(Const, Mut, usize, c_int, Handle, Handle) -> c_int,
-    send = b"ncclSend": unsafe extern "C" fn(Const, usize, c_int, c_int, Handle, Handle) -> c_int,
-    recv = b"ncclRecv": unsafe extern "C" fn(Mut, usize, c_int, c_int, Handle, Handle) -> c_int,
-    stream_create = b"strataStreamCreate": unsafe extern "C" fn(*mut Handle) -> c_int,
-    stream_destroy = b"strataStreamDestroy": unsafe extern "C" fn(Handle) -> c_int,
-    stream_synchronize = b"strataStreamSynchronize": unsafe extern "C" fn(Handle) -> c_int,
-    stream_callback = b"strataStreamAddCallback":
-        unsafe extern "C" fn(Handle, unsafe extern "C" fn(Mut), Mut) -> c_int,
-    comm_describe = b"strataCommDescribe": unsafe extern "C" fn(Handle, Mut, usize) -> c_int,
 }
 
 /// Calls a function of the interface, or says that the library lacks it, or turns its code into an error.
 macro_rules! call {
-    ($library:expr, $function:ident($($argument:expr),*)) => {
-        match $library.interface.$function {
-            None => Err($library.lacks(name::$function)),
+    ($library:expr, own $($call:tt)*) => { call!(@in own, $library, $($call)*) };
+    (@in $list:ident, $library:expr, $function:ident($($argument:expr),*)) => {
+        $library.check(stringify!($function), {
             // SAFETY: arguments as NCCL's header demands; because buffers are regions of at least the length that the
             // call touches (asserted by the caller), handles are alive, and out-pointers are locals.
-            Some(function) => $library.check(name::$function, unsafe { function($($argument),*) }),
-        }
+            unsafe { $library.$list.$function($($argument),*) }
+        })
     };
+    ($library:expr, $($call:tt)*) => { call!(@in functions, $library, $($call)*) };
 }
 
 /// An opened library.
 pub struct Library {
-    interface: Interface,
+    functions: NcclFunctions,
+    own: StrataFunctions,
     path: PathBuf,
     // Declared last: the functions above must not outlive it.
     _object: Object,
@@ -134,7 +74,18 @@ impl Library {
         // SAFETY: the library's constructors run; because opening it is what the user asked for.
         let object = unsafe { Object::new(&path) }
             .map_err(|error| Error::System(format!("cannot open {}: {error}", path.display())))?;
-        Ok(Library { interface: Interface::load(&object), path, _object: object })
+        let address = |name: &CStr| {
+            // SAFETY: the symbol must be of this type; because an address is all that is asked for.
+            let symbol = unsafe { object.get::<*const c_void>(name.to_bytes_with_nul()) }.ok()?;
+            // SAFETY: the library must stay; because it is kept beside the addresses.
+            unsafe { symbol.try_as_raw_ptr() }.map(<*mut c_void>::cast_const)
+        };
+        // SAFETY: the functions must be those of the interface; because NCCL's headers have declared them so in every
+        // release, and Strata's own so far.
+        let functions = unsafe { NcclFunctions::find(address) };
+        // SAFETY: the functions must be those of the interface; because Strata alone has these names.
+        let own = unsafe { StrataFunctions::find(address) };
+        Ok(Library { functions, own, path, _object: object })
     }
 
     /// The file that was opened.
@@ -142,55 +93,47 @@ impl Library {
         &self.path
     }
 
-    fn lacks(&self, name: &[u8]) -> Error {
-        Error::InvalidUsage(format!("{} has no {}", self.path.display(), String::from_utf8_lossy(name)))
-    }
-
-    fn check(&self, name: &[u8], code: c_int) -> Result<()> {
-        if code == 0 {
-            return Ok(());
-        }
-        let kind = self.interface.error_string.map(|function| {
-            // SAFETY: the code must be one that NCCL can name; because it has a text for every other integer, too.
-            text(unsafe { function(code) })
-        });
-        let last = self.interface.last_error.map(|function| {
-            // SAFETY: the communicator may be null; because NCCL ignores it.
-            text(unsafe { function(std::ptr::null_mut()) })
-        });
-        let (kind, last) = (kind.unwrap_or_default(), last.unwrap_or_default());
-        let name = String::from_utf8_lossy(name);
+    fn check(&self, name: &str, status: Option<Status>) -> Result<()> {
+        let status = match status {
+            None => return Err(Error::InvalidUsage(format!("{} has no {name}", self.path.display()))),
+            Some(Status::SUCCESS) => return Ok(()),
+            Some(status) => status,
+        };
+        // SAFETY: the code must be one that NCCL can name; because it has a text for every other integer, too.
+        let kind = text(unsafe { self.functions.ncclGetErrorString(status) });
+        // SAFETY: the communicator may be null; because NCCL ignores it.
+        let last = text(unsafe { self.functions.ncclGetLastError(CommHandle::NULL) });
         Err(Error::System(format!("{name}: {kind}{}{last}", if last.is_empty() { "" } else { ": " })))
     }
 
     /// `ncclGetVersion` as `2.32.3`.
     pub fn version(&self) -> Result<String> {
         let mut code = 0;
-        call!(self, get_version(&mut code))?;
+        call!(self, ncclGetVersion(Ptr::to(&mut code)))?;
         Ok(format!("{}.{}.{}", code / 10000, code / 100 % 100, code % 100))
     }
 
     /// A new unique id.
     pub fn unique_id(&self) -> Result<UniqueId> {
-        let mut id = UniqueId { bytes: [0; 128] };
-        call!(self, get_unique_id(&mut id))?;
-        Ok(id)
+        let mut id = UniqueIdBytes([0; 128]);
+        call!(self, ncclGetUniqueId(Ptr::to(&mut id)))?;
+        Ok(UniqueId(id))
     }
 
     /// Communicators for `nranks` ranks of this process.
     pub fn init_all(&self, nranks: usize) -> Result<Vec<Comm<'_>>> {
-        let mut handles = vec![std::ptr::null_mut(); nranks];
-        call!(self, comm_init_all(handles.as_mut_ptr(), nranks as c_int, std::ptr::null()))?;
+        let mut handles = vec![CommHandle::NULL; nranks];
+        call!(self, ncclCommInitAll(Ptr::to(handles.as_mut_ptr()), nranks as c_int, ConstPtr::null()))?;
         Ok(handles.into_iter().map(|handle| Comm { library: self, handle, stream: None }).collect())
     }
 
     /// Communicators for some consecutive ranks, from `first`, of a job of `nranks`.
     pub fn init_ranks(&self, nranks: usize, id: UniqueId, first: usize, here: usize) -> Result<Vec<Comm<'_>>> {
-        let mut handles = vec![std::ptr::null_mut(); here];
+        let mut handles = vec![CommHandle::NULL; here];
         self.group(|| {
             for (index, handle) in handles.iter_mut().enumerate() {
-                let handle: *mut Handle = handle;
-                call!(self, comm_init_rank(handle, nranks as c_int, id, (first + index) as c_int))?;
+                let (handle, rank) = (Ptr::to(handle), (first + index) as c_int);
+                call!(self, ncclCommInitRank(handle, nranks as c_int, id.0, rank))?;
             }
             Ok(())
         })?;
@@ -199,26 +142,23 @@ impl Library {
 
     /// Runs calls inside `ncclGroupStart` and `ncclGroupEnd`.
     pub fn group(&self, calls: impl FnOnce() -> Result<()>) -> Result<()> {
-        call!(self, group_start())?;
+        call!(self, ncclGroupStart())?;
         let outcome = calls();
-        let end = call!(self, group_end());
+        let end = call!(self, ncclGroupEnd());
         outcome.and(end)
     }
 
     /// `len` bytes from `ncclMemAlloc`.
     pub fn allocate(&self, len: usize) -> Result<Allocation<'_>> {
-        let mut start = std::ptr::null_mut();
-        call!(self, mem_alloc(&mut start, len.max(1)))?;
+        let mut start = Buffer::NULL;
+        call!(self, ncclMemAlloc(Ptr::to(&mut start), len.max(1)))?;
         Ok(Allocation { library: self, start, len })
     }
 }
 
-fn text(start: *const c_char) -> String {
-    if start.is_null() {
-        return String::new();
-    }
-    // SAFETY: the text ends with a zero byte and stays; because NCCL returns static or last-error texts.
-    unsafe { CStr::from_ptr(start) }.to_string_lossy().into_owned()
+/// A text of the library's, static or of its last error.
+fn text(text: Option<Text>) -> String {
+    text.filter(|text| !text.is_null()).and_then(|text| text.get("text").ok()).unwrap_or_default()
 }
 
 /// Ordinary memory for calls of the library.
@@ -241,7 +181,7 @@ impl HostBuffer {
 /// Memory from `ncclMemAlloc`.
 pub struct Allocation<'a> {
     library: &'a Library,
-    start: *mut c_void,
+    start: Buffer,
     len: usize,
 }
 
@@ -249,21 +189,21 @@ impl Allocation<'_> {
     /// All of it, valid for as long as the allocation lives.
     pub fn region(&self) -> Region {
         // SAFETY: the bytes are readable and writable; because ncclMemAlloc gave at least `len`, and no reference exists.
-        unsafe { Region::new(self.start.cast(), self.len) }
+        unsafe { Region::new(self.start.0 as *mut u8, self.len) }
     }
 }
 
 impl Drop for Allocation<'_> {
     fn drop(&mut self) {
         // Nothing can be done about memory that cannot be given back.
-        let _ = call!(self.library, mem_free(self.start));
+        let _ = call!(self.library, ncclMemFree(self.start));
     }
 }
 
 /// A communicator, destroyed when dropped.
 pub struct Comm<'a> {
     library: &'a Library,
-    handle: Handle,
+    handle: CommHandle,
     // Dropped after the communicator, whose end ends what is queued.
     stream: Option<Stream<'a>>,
 }
@@ -271,7 +211,7 @@ pub struct Comm<'a> {
 /// A stream of Strata's on the host: what is queued runs in order, on a thread of its own. Its end waits for all of it.
 pub struct Stream<'a> {
     library: &'a Library,
-    handle: Handle,
+    handle: StreamHandle,
 }
 
 /// When a stream came to a place in its queue.
@@ -298,12 +238,10 @@ impl Mark {
 }
 
 /// What a stream calls at a mark.
-///
-/// # Safety
-/// `argument` came from `Arc::<Passing>::into_raw` and is used once.
-unsafe extern "C" fn pass(argument: Mut) {
-    // SAFETY: the pointer must come from `Arc::into_raw` and be used once; because the caller promises both.
-    let passing = unsafe { Arc::from_raw(argument.cast_const().cast::<Passing>()) };
+extern "C" fn pass(argument: usize) {
+    // SAFETY: the pointer must come from `Arc::into_raw` and be used once; because `mark` gives such a one, and a stream
+    // calls once for each mark.
+    let passing = unsafe { Arc::from_raw(argument as *const Passing) };
     *passing.when.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = Some(Instant::now());
     passing.passed.notify_all();
 }
@@ -312,18 +250,19 @@ impl Stream<'_> {
     /// Marks the place behind all that is queued.
     pub fn mark(&self) -> Result<Mark> {
         let passing = Arc::new(Passing::default());
-        let argument = Arc::into_raw(passing.clone()).cast_mut().cast::<c_void>();
-        let queued = call!(self.library, stream_callback(self.handle, pass, argument));
+        let argument = Arc::into_raw(passing.clone());
+        let (callback, place) = (Callback::to(pass), Buffer(argument as usize));
+        let queued = call!(self.library, own strataStreamAddCallback(self.handle, callback, place));
         if queued.is_err() {
             // SAFETY: the pointer is from `into_raw` above; because what was refused will not be called.
-            drop(unsafe { Arc::from_raw(argument.cast_const().cast::<Passing>()) });
+            drop(unsafe { Arc::from_raw(argument) });
         }
         queued.map(|()| Mark(passing))
     }
 
     /// Waits for all that is queued; the first error since the last time.
     pub fn synchronize(&self) -> Result<()> {
-        call!(self.library, stream_synchronize(self.handle))
+        call!(self.library, own strataStreamSynchronize(self.handle))
     }
 }
 
@@ -331,7 +270,7 @@ impl Drop for Stream<'_> {
     fn drop(&mut self) {
         // Buffers of what is queued are freed next. Errors have been told, or are not asked for any more.
         let _ = self.synchronize();
-        let _ = call!(self.library, stream_destroy(self.handle));
+        let _ = call!(self.library, own strataStreamDestroy(self.handle));
     }
 }
 
@@ -372,16 +311,16 @@ impl<'a> Comm<'a> {
 
     /// The communicator of the ranks that give the same colour, in the order of their keys.
     pub fn split(&self, colour: usize, key: usize) -> Result<Comm<'a>> {
-        let mut handle = std::ptr::null_mut();
-        let config = std::ptr::null_mut();
-        call!(self.library, comm_split(self.handle, colour as c_int, key as c_int, &mut handle, config))?;
+        let mut handle = CommHandle::NULL;
+        let (out, none) = (Ptr::to(&mut handle), Ptr::null());
+        call!(self.library, ncclCommSplit(self.handle, colour as c_int, key as c_int, out, none))?;
         Ok(Comm { library: self.library, handle, stream: None })
     }
 
     /// Gives it a stream of its own, for all calls from now on.
     pub fn add_stream(&mut self) -> Result<()> {
-        let mut handle = std::ptr::null_mut();
-        call!(self.library, stream_create(&mut handle))?;
+        let mut handle = StreamHandle::NULL;
+        call!(self.library, own strataStreamCreate(Ptr::to(&mut handle)))?;
         self.stream = Some(Stream { library: self.library, handle });
         Ok(())
     }
@@ -396,53 +335,60 @@ impl<'a> Comm<'a> {
     pub fn issue(&self, call: Call, buffers: &Buffers, send_len: usize, recv_len: usize) -> Result<()> {
         let Buffers { send, recv, count, dtype } = *buffers;
         assert!(send.len() >= send_len && recv.len() >= recv_len, "buffers too short for {call:?}");
-        let (send, recv) = (send.as_ptr().cast_const().cast::<c_void>(), recv.as_ptr().cast::<c_void>());
-        let (dtype, library, handle) = (dtype as c_int, self.library, self.handle);
-        let stream = self.stream.as_ref().map_or(std::ptr::null_mut(), |stream| stream.handle);
+        let (send, recv) = (ConstBuffer(send.as_ptr() as usize), Buffer(recv.as_ptr() as usize));
+        let (dtype, library, comm) = (TypeCode(dtype as c_int), self.library, self.handle);
+        let stream = self.stream.as_ref().map_or(StreamHandle::NULL, |stream| stream.handle);
         match call {
-            Call::AllReduce { op } => call!(library, all_reduce(send, recv, count, dtype, op, handle, stream)),
-            Call::ReduceScatter { op } => call!(library, reduce_scatter(send, recv, count, dtype, op, handle, stream)),
-            Call::AllGather => call!(library, all_gather(send, recv, count, dtype, handle, stream)),
+            Call::AllReduce { op } => call!(library, ncclAllReduce(send, recv, count, dtype, OpCode(op), comm, stream)),
+            Call::ReduceScatter { op } => {
+                call!(library, ncclReduceScatter(send, recv, count, dtype, OpCode(op), comm, stream))
+            }
+            Call::AllGather => call!(library, ncclAllGather(send, recv, count, dtype, comm, stream)),
             Call::Broadcast { root } => {
-                call!(library, broadcast(send, recv, count, dtype, root as c_int, handle, stream))
+                call!(library, ncclBroadcast(send, recv, count, dtype, root as c_int, comm, stream))
             }
             Call::Reduce { op, root } => {
-                call!(library, reduce(send, recv, count, dtype, op, root as c_int, handle, stream))
+                call!(library, ncclReduce(send, recv, count, dtype, OpCode(op), root as c_int, comm, stream))
             }
-            Call::AllToAll => call!(library, all_to_all(send, recv, count, dtype, handle, stream)),
-            Call::Gather { root } => call!(library, gather(send, recv, count, dtype, root as c_int, handle, stream)),
-            Call::Scatter { root } => call!(library, scatter(send, recv, count, dtype, root as c_int, handle, stream)),
-            Call::Send { to } => call!(library, send(send, count, dtype, to as c_int, handle, stream)),
-            Call::Recv { from } => call!(library, recv(recv, count, dtype, from as c_int, handle, stream)),
+            Call::AllToAll => call!(library, ncclAlltoAll(send, recv, count, dtype, comm, stream)),
+            Call::Gather { root } => {
+                call!(library, ncclGather(send, recv, count, dtype, root as c_int, comm, stream))
+            }
+            Call::Scatter { root } => {
+                call!(library, ncclScatter(send, recv, count, dtype, root as c_int, comm, stream))
+            }
+            Call::Send { to } => call!(library, ncclSend(send, count, dtype, to as c_int, comm, stream)),
+            Call::Recv { from } => call!(library, ncclRecv(recv, count, dtype, from as c_int, comm, stream)),
         }
     }
 
     /// A `ncclRedOpCreatePreMulSum` operation with this scalar.
     pub fn create_op(&self, mut scalar: ScalarBytes, dtype: DataType) -> Result<c_int> {
-        const HOST_IMMEDIATE: c_int = 1;
-        let mut op = 0;
-        let scalar: *mut ScalarBytes = &mut scalar;
-        call!(self.library, op_create(&mut op, scalar.cast(), dtype as c_int, HOST_IMMEDIATE, self.handle))?;
-        Ok(op)
+        const HOST_IMMEDIATE: Residence = Residence(1);
+        let mut op = OpCode(0);
+        let (scalar, dtype) = (Buffer(&raw mut scalar as usize), TypeCode(dtype as c_int));
+        call!(self.library, ncclRedOpCreatePreMulSum(Ptr::to(&mut op), scalar, dtype, HOST_IMMEDIATE, self.handle))?;
+        Ok(op.0)
     }
 
     /// Gives up an operation of [`create_op`](Comm::create_op).
     pub fn destroy_op(&self, op: c_int) -> Result<()> {
-        call!(self.library, op_destroy(op, self.handle))
+        call!(self.library, ncclRedOpDestroy(OpCode(op), self.handle))
     }
 
     /// What Strata says of the machine that it is on, in at most so many bytes.
     pub fn describe(&self, most: usize) -> Result<String> {
         let mut told = vec![0u8; most];
-        call!(self.library, comm_describe(self.handle, told.as_mut_ptr().cast(), most))?;
+        let text = Buffer(told.as_mut_ptr() as usize);
+        call!(self.library, own strataCommDescribe(self.handle, text, most))?;
         told.truncate(told.iter().position(|&byte| byte == 0).unwrap_or(most));
         Ok(String::from_utf8_lossy(&told).into_owned())
     }
 
     /// Destroys the communicator.
     pub fn destroy(mut self) -> Result<()> {
-        let handle = std::mem::replace(&mut self.handle, std::ptr::null_mut());
-        call!(self.library, comm_destroy(handle))
+        let handle = std::mem::replace(&mut self.handle, CommHandle::NULL);
+        call!(self.library, ncclCommDestroy(handle))
     }
 }
 
@@ -450,7 +396,7 @@ impl Drop for Comm<'_> {
     fn drop(&mut self) {
         if !self.handle.is_null() {
             // Reached after an error only: destroying would wait for the other ranks.
-            let _ = call!(self.library, comm_abort(self.handle));
+            let _ = call!(self.library, ncclCommAbort(self.handle));
         }
     }
 }

@@ -2,15 +2,15 @@
 #![forbid(unsafe_code)]
 
 use super::handles::{self, Handle};
-use super::layouts::{NcclConfig, UniqueIdBytes};
 use super::options;
-use super::pointer::{ConstPtr, Ptr};
-use super::types::{null, CommHandle};
 use crate::carrier::DeviceSetting;
 use crate::communicator::{group, Comm, CommOptions, InitParams, UniqueId};
 use crate::config::Config as Settings;
 use crate::device::gpu::GpuDevice;
 use crate::error::{counted, Error, Result};
+use crate::interface::layouts::{NcclConfig, UniqueIdBytes};
+use crate::interface::pointer::{ConstPtr, Ptr};
+use crate::interface::types::{null, CommHandle};
 use crate::process::check_address_space;
 use std::ffi::c_int;
 use std::sync::atomic::AtomicBool;
@@ -505,7 +505,7 @@ pub fn revoke(comm: CommHandle, flags: c_int) -> Result<()> {
 }
 
 /// `ncclCommGetAsyncError`
-pub fn async_error(comm: CommHandle, out: Ptr<super::types::Status>) -> Result<()> {
+pub fn async_error(comm: CommHandle, out: Ptr<crate::interface::types::Status>) -> Result<()> {
     let handle = handles::find(comm)?;
     let code = match handle.outcome() {
         Ok(()) => crate::error::SUCCESS,
@@ -517,5 +517,5 @@ pub fn async_error(comm: CommHandle, out: Ptr<super::types::Status>) -> Result<(
             error.code()
         }
     };
-    out.set("asyncError", super::types::Status(code))
+    out.set("asyncError", crate::interface::types::Status(code))
 }

@@ -3,9 +3,9 @@
 //! The table ([`super::table`]) makes each entry with the [`api`](crate::api) macro, so that none can forget it.
 
 use super::handles;
-use super::pointer::Text;
-use super::types::{CType, CommHandle, Status};
 use crate::error::{Error, Result};
+use crate::interface::pointer::Text;
+use crate::interface::types::{CType, CommHandle, Status};
 use crate::vendor::{self, Mode};
 use std::any::Any;
 use std::ffi::c_int;
@@ -100,7 +100,7 @@ macro_rules! returned_as_is {
     )* };
 }
 
-returned_as_is! { () = (), c_int = -1, Text = Text::NULL, super::layouts::Team = super::layouts::Team::NONE }
+returned_as_is! { () = (), c_int = -1, Text = Text::NULL, crate::interface::layouts::Team = crate::interface::layouts::Team::NONE }
 
 /// The only place where an error becomes a result code. It is logged here, once, with the call it came from.
 fn report(call: &'static str, comm: CommHandle, error: &Error) -> Status {
@@ -136,6 +136,14 @@ pub fn guarded<R: Returned>(call: &'static str, body: impl FnOnce() -> R) -> R {
         crate::log::warn(&format!("{call}: a bug in Strata: {}", panic_text(panic.as_ref())));
         R::broken()
     })
+}
+
+/// What is wrong with an argument that must be given and valid.
+pub fn required<T: CType>(argument: &T, name: &str) -> Result<()> {
+    match argument.communicator() {
+        Some(comm) => handles::find(comm).map(drop),
+        None => argument.required(name),
+    }
 }
 
 /// Answers in the place of a library that does not have the function.
@@ -188,7 +196,7 @@ macro_rules! api {
     (@run native, $target:expr, $($argument:ident)*) => { $target($($argument),*) };
     (@run unsupported, $why:expr, $($argument:ident)*) => {{
         let refuse = || -> $crate::error::Result<()> {
-            $($crate::abi::types::CType::required(&$argument, stringify!($argument))?;)*
+            $($crate::abi::entry::required(&$argument, stringify!($argument))?;)*
             Err($crate::error::Error::InvalidUsage($why.to_string()))
         };
         refuse()
@@ -243,8 +251,8 @@ macro_rules! api {
             use super::*;
             $($(
                 pub extern "C" fn $name($($argument: $type),*) -> $result {
-                    let comm = $crate::abi::types::CommHandle::NULL
-                        $(.or($crate::abi::types::CType::communicator(&$argument)))*;
+                    let comm = None$(.or($crate::interface::types::CType::communicator(&$argument)))*;
+                    let comm = comm.unwrap_or($crate::interface::types::CommHandle::NULL);
                     $crate::abi::entry::enter::<$result>(stringify!($name), comm, || {
                         $crate::api!(@run $kind, $target, $($argument)*)
                     })
@@ -317,8 +325,8 @@ macro_rules! api {
             twin: $crate::api!(@twin $twin),
             section: $section,
             doc: &[$($doc),+],
-            result: <$result as $crate::abi::types::CType>::c,
-            arguments: &[$((stringify!($argument), <$type as $crate::abi::types::CType>::c)),*],
+            result: <$result as $crate::interface::types::CType>::c,
+            arguments: &[$((stringify!($argument), <$type as $crate::interface::types::CType>::c)),*],
         },)*)*];
     };
 }

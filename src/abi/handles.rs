@@ -7,10 +7,10 @@
 //! A forked child begins with no communicators: its parent's it knows by their numbers alone, and refuses them.
 #![forbid(unsafe_code)]
 
-use super::types::CommHandle;
 use crate::communicator::Comm;
 use crate::error::{Error, Result};
 use crate::fork::PerProcess;
+use crate::interface::types::CommHandle;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, RwLock};
@@ -220,7 +220,7 @@ impl Handle {
 /// The handle with this name. The name is all that is looked at, so any number may be given.
 pub fn find(name: CommHandle) -> Result<Arc<Handle>> {
     if name.is_null() {
-        return Err(super::types::null("comm"));
+        return Err(crate::interface::types::null("comm"));
     }
     let names = NAMES.get();
     let live = names.live.read().unwrap_or_else(|poisoned| poisoned.into_inner());

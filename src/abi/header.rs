@@ -10,7 +10,9 @@ const TYPES: &str = include_str!("nccl_types.h");
 /// The text of `include/nccl.h`.
 pub fn nccl_h() -> String {
     let mut text = String::new();
-    text.push_str("/* The C interface of NCCL 2.32.3, as Strata has it. Made from the table in src/abi/table.rs.\n");
+    text.push_str(
+        "/* The C interface of NCCL 2.32.3, as Strata has it. Made from the table in src/interface/functions.rs.\n",
+    );
     text.push_str(
         " * Needs no CUDA: without <cuda_runtime.h>, or with STRATA_NO_CUDA defined, streams are opaque.\n */\n",
     );
@@ -25,7 +27,9 @@ pub fn nccl_h() -> String {
 /// The text of `include/strata.h`.
 pub fn strata_h() -> String {
     let mut text = String::new();
-    text.push_str("/* What Strata has beyond NCCL: streams on a machine without a GPU. Made from src/abi/table.rs.\n");
+    text.push_str(
+        "/* What Strata has beyond NCCL: streams on a machine without a GPU. Made from src/interface/functions.rs.\n",
+    );
     text.push_str(" * A strataStream_t is passed where NCCL takes a cudaStream_t. With a null stream a call (or an\n");
     text.push_str(" * outermost group) has ended when it returns.\n */\n");
     text.push_str("#ifndef STRATA_H_\n#define STRATA_H_\n\n#include \"nccl.h\"\n\n");

@@ -2,10 +2,10 @@
 #![forbid(unsafe_code)]
 
 use super::handles;
-use super::layouts::{read_versioned, write_versioned, CommProperties, EncryptionConfig, Team, VERSION};
-use super::pointer::{ConstPtr, Ptr, Text};
-use super::types::{Buffer, CftTeamMode, CommHandle, Status};
 use crate::error::{Error, Result};
+use crate::interface::layouts::{read_versioned, write_versioned, CommProperties, EncryptionConfig, Team, VERSION};
+use crate::interface::pointer::{ConstPtr, Ptr, Text};
+use crate::interface::types::{Buffer, CftTeamMode, CommHandle, Status};
 use crate::selection::table::MeasuredOn;
 use std::cell::RefCell;
 use std::ffi::{c_int, CString};
@@ -84,7 +84,7 @@ fn number(
 ) -> Result<()> {
     let handle = handles::find(comm)?;
     if out.is_null() {
-        return Err(super::types::null(name));
+        return Err(crate::interface::types::null(name));
     }
     out.set(name, value(handle.ready()?.as_ref()))
 }
@@ -101,7 +101,7 @@ pub fn properties(comm: CommHandle, out: Ptr<CommProperties>) -> Result<()> {
         cuda_dev: comm.device(),
         nvml_dev: comm.device(),
         n_lsa_teams: comm.nranks() as c_int,
-        ..<CommProperties as super::layouts::Versioned>::DEFAULT
+        ..<CommProperties as crate::interface::layouts::Versioned>::DEFAULT
     };
     write_versioned(out, &told)
 }

@@ -167,7 +167,7 @@ const CONSUMERS: [(&str, &[&str]); 6] = [
 pub fn matrix_md() -> String {
     let mut text = String::from(
         "# What Strata does with each function\n\n\
-         Made from the table in `src/abi/table.rs`. *Over the vendor's library* is a process in which NCCL or RCCL was\n\
+         Made from the table in `src/interface/functions.rs`. *Over the vendor's library* is a process in which NCCL or RCCL was\n\
          found; *on the host device* one without (see the README).\n\n\
          | word | meaning |\n|---|---|\n\
          | forwarded | one jump to the vendor's function of the same name: the program's registers and stack, untouched |\n\

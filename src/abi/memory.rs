@@ -2,11 +2,11 @@
 #![forbid(unsafe_code)]
 
 use super::handles;
-use super::pointer::Ptr;
-use super::types::{null, Buffer, CommHandle, MemStat};
 use crate::device::gpu::memory::DeviceBuffer;
 use crate::error::{Error, Result};
 use crate::fork::PerProcess;
+use crate::interface::pointer::Ptr;
+use crate::interface::types::{null, Buffer, CommHandle, MemStat};
 use crate::memory::shared;
 use std::collections::HashMap;
 use std::ffi::c_int;

@@ -1,11 +1,11 @@
 //! The C interface: NCCL 2.32.3's 193 symbols, and a few of Strata's own.
 //!
-//! [`table`] declares every function once. From it come the exported entries and their `pnccl` twins, the prototypes of
-//! `include/nccl.h` ([`header`]) and the list that tests compare with the built library. An entry checks, converts,
-//! calls, converts back; its body is in the module named in its line.
+//! [`crate::interface`] declares every function once. Of its lines [`table`] makes the exported entries and their `pnccl`
+//! twins, the prototypes of `include/nccl.h` ([`header`]) and the list that tests compare with the built library. An entry
+//! checks, converts, calls, converts back; its body is in the module named in its line.
 //!
-//! Nothing a program passes is dereferenced but what the interface says is memory ([`mod@pointer`]); communicators and
-//! streams are names that are looked up ([`handles`], [`streams`]).
+//! Nothing a program passes is dereferenced but what the interface says is memory ([`crate::interface::pointer`]);
+//! communicators and streams are names that are looked up ([`handles`], [`streams`]).
 
 mod communicators;
 pub mod entry;
@@ -13,14 +13,11 @@ mod exit;
 mod handles;
 pub mod header;
 mod info;
-pub mod layouts;
 pub mod matrix;
 mod memory;
 mod operations;
 mod options;
 mod params;
-mod pointer;
 mod shadow;
 mod streams;
 pub mod table;
-pub mod types;

@@ -5,14 +5,14 @@
 #![forbid(unsafe_code)]
 
 use super::handles;
-use super::layouts::{read_versioned, write_versioned, CollConfig, SimInfo};
 use super::options;
-use super::pointer::{ConstPtr, Ptr};
 use super::streams;
-use super::types::{null, Buffer, CommHandle, ConstBuffer, OpCode, Residence, StreamHandle, TypeCode};
 use crate::communicator::{group, launch_one, CollectiveCall, Comm, Elements, Factor, Launch, Operation};
 use crate::dtype::DataType;
 use crate::error::{Error, Result};
+use crate::interface::layouts::{read_versioned, write_versioned, CollConfig, SimInfo};
+use crate::interface::pointer::{ConstPtr, Ptr};
+use crate::interface::types::{null, Buffer, CommHandle, ConstBuffer, OpCode, Residence, StreamHandle, TypeCode};
 use crate::plan::Collective;
 use crate::topo::Rank;
 use std::ffi::c_int;

@@ -5,11 +5,11 @@
 //! mean something on a GPU are checked and have no further effect.
 #![forbid(unsafe_code)]
 
-use super::layouts::{read_versioned, CollConfig, NcclConfig, UNDEFINED};
-use super::pointer::{ConstPtr, Text};
 use crate::algorithms;
 use crate::communicator::CommOptions;
 use crate::error::{Error, Result};
+use crate::interface::layouts::{read_versioned, CollConfig, NcclConfig, UNDEFINED};
+use crate::interface::pointer::{ConstPtr, Text};
 use crate::plan::Collective;
 use crate::selection;
 use crate::topo::Grid;
@@ -185,9 +185,9 @@ pub fn collective(pointer: ConstPtr<CollConfig>) -> Result<Option<Wish>> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::layouts::{Versioned, MAGIC};
-    use super::super::pointer::Ptr;
     use super::*;
+    use crate::interface::layouts::{Versioned, MAGIC};
+    use crate::interface::pointer::Ptr;
 
     fn parsed(config: &mut NcclConfig) -> Result<CommOptions> {
         communicator(Ptr::to(config).as_const(), None)

@@ -1,10 +1,10 @@
 //! Bodies of the `ncclParam` entries: Strata's own variables, and those of NCCL's that it reads.
 #![forbid(unsafe_code)]
 
-use super::pointer::{Ptr, Text};
-use super::types::{null, Buffer, ParamHandle};
 use crate::config::{Config, VARIABLES};
 use crate::error::{Error, Result};
+use crate::interface::pointer::{Ptr, Text};
+use crate::interface::types::{null, Buffer, ParamHandle};
 use std::cell::RefCell;
 use std::ffi::{c_int, CString};
 use std::sync::LazyLock;

@@ -4,15 +4,15 @@
 //! returns, the program gets.
 #![forbid(unsafe_code)]
 
-use super::layouts::{CollConfig, NcclConfig, SimInfo, UniqueIdBytes};
 use super::options;
-use super::pointer::{ConstPtr, Ptr};
-use super::types::{Buffer, CommHandle, ConstBuffer, OpCode, Status, StreamHandle, TypeCode, Window};
 use crate::communicator::shadow::{
     self, after, group, join_id, read_id, Attached, CommInit, CreatedBy, End, VendorCall,
 };
 use crate::communicator::UniqueId;
 use crate::error::{Code, Error, SUCCESS};
+use crate::interface::layouts::{CollConfig, NcclConfig, SimInfo, UniqueIdBytes};
+use crate::interface::pointer::{ConstPtr, Ptr};
+use crate::interface::types::{Buffer, CommHandle, ConstBuffer, OpCode, Status, StreamHandle, TypeCode, Window};
 use crate::plan::Collective;
 use crate::vendor::guard::inside;
 use crate::vendor::{self, Library};

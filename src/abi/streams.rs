@@ -4,13 +4,13 @@
 //! is recognised as not ours. Null, `cudaStreamLegacy` (1) and `cudaStreamPerThread` (2) are the null stream.
 #![forbid(unsafe_code)]
 
-use super::pointer::{Callback, Ptr};
-use super::types::{null, StreamHandle};
 use crate::communicator::Comm;
 use crate::device::host::stream::HostStream;
 use crate::device::StreamRef;
 use crate::error::{Error, Result};
 use crate::fork::PerProcess;
+use crate::interface::pointer::{Callback, Ptr};
+use crate::interface::types::{null, StreamHandle};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, RwLock};
@@ -99,7 +99,7 @@ pub fn query(name: StreamHandle) -> Result<()> {
 }
 
 /// `strataStreamAddCallback`
-pub fn add_callback(name: StreamHandle, callback: Callback, argument: super::types::Buffer) -> Result<()> {
+pub fn add_callback(name: StreamHandle, callback: Callback, argument: crate::interface::types::Buffer) -> Result<()> {
     let stream = find(name)?;
     let callback = callback.get("callback")?;
     stream.enqueue(move || {

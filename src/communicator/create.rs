@@ -559,10 +559,7 @@ impl Meeting<'_> {
         let (carrier, knowledge) = self.follow(&table, zero, &grid, &mut engine)?;
         let board = engine.as_ref().is_some_and(Engine::has_board);
         let selector = Selector::new(Context { knowledge, ..Context::new(grid.clone(), config.clone(), board) });
-        let gpu = match engine {
-            Some(_) => self.gpu.as_ref().map(GpuLauncher::new).transpose()?,
-            None => None,
-        };
+        let gpu = engine.as_ref().and(self.gpu.as_ref()).map(GpuLauncher::new).transpose()?;
         let oversubscribed = engine.as_mut().is_some_and(|engine| engine.transport().oversubscribed());
         let waker = engine.as_ref().map(Engine::waker);
         let status = status(&waker);

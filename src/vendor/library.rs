@@ -4,9 +4,10 @@
 //! (`RTLD_DEEPBIND`, which has no effect where the program has mapped the file before). It is never closed: the
 //! interface's entries hold its addresses.
 
-use super::calls::VendorCalls;
 use super::guard;
-use crate::error::Code;
+use crate::interface::pointer::Ptr;
+use crate::interface::signatures::NcclFunctions;
+use crate::interface::types::Status;
 use libloading::os::unix::{Library as Opened, RTLD_LOCAL, RTLD_NOW};
 use std::ffi::{c_int, c_void, CStr};
 use std::fmt;
@@ -23,8 +24,8 @@ pub struct Library {
     pub version: c_int,
     /// Where its code lies.
     pub code: Range<usize>,
-    /// The functions that Strata calls itself.
-    pub(super) calls: VendorCalls,
+    /// Its functions, where Strata calls them itself.
+    pub(super) functions: NcclFunctions,
     opened: Opened,
 }
 
@@ -55,8 +56,10 @@ impl Library {
         // SAFETY: the initialisers must be fit to run now; because they are those of the library that the program would
         // have loaded in our place.
         let opened = unsafe { Opened::open(Some(path), flags) }.map_err(why)?;
-        let calls = VendorCalls::of(|name| address(&opened, name));
-        let mut library = Library { path: path.to_path_buf(), version: 0, code: 0..0, calls, opened };
+        // SAFETY: the functions must be those of the interface, and stay; because the interface says so of their names, and
+        // the library is never closed.
+        let functions = unsafe { NcclFunctions::find(|name| address(&opened, name)) };
+        let mut library = Library { path: path.to_path_buf(), version: 0, code: 0..0, functions, opened };
         let refuse = |what: &str| Err(format!("{} is refused: {what}", path.display()));
         if library.address(c"strataStreamCreate").is_some() {
             return refuse("it is a Strata itself");
@@ -65,13 +68,11 @@ impl Library {
             return refuse("it has no ncclGetVersion");
         };
         library.code = code_around(get_version);
-        // SAFETY: the function must have this signature; because the interface says so of its name.
-        let get_version =
-            unsafe { std::mem::transmute::<*const c_void, extern "C" fn(*mut c_int) -> Code>(get_version) };
         let mut version = 0;
-        match guard::inside(|| get_version(&mut version)) {
-            0 => Ok(Library { version, ..library }),
-            code => refuse(&format!("ncclGetVersion returns {code}")),
+        // SAFETY: the place must be valid; because it is a local.
+        match guard::inside(|| unsafe { functions.ncclGetVersion(Ptr::to(&mut version)) }) {
+            Some(Status::SUCCESS) => Ok(Library { version, ..library }),
+            code => refuse(&format!("ncclGetVersion returns {}", code.map_or(-1, |Status(code)| code))),
         }
     }
 

@@ -3,6 +3,9 @@
 use super::subcomms::{Prepared, VendorCall};
 use super::{Handle, IN_PROGRESS};
 use crate::error::{Code, SUCCESS};
+use crate::interface::pointer::Ptr;
+use crate::interface::signatures::NcclFunctions;
+use crate::interface::types::{Buffer, CommHandle, ConstBuffer, OpCode, Status, StreamHandle, TypeCode};
 use crate::plan::Collective;
 use crate::vendor::calls::VendorAddress;
 use crate::vendor::Library;
@@ -21,19 +24,21 @@ pub fn collective(
     count: usize,
     library: &Library,
 ) -> Result<(), Code> {
-    let VendorCall { dtype, op, stream, .. } = *call;
+    let (send, recv) = (ConstBuffer(send), Buffer(recv));
+    let (dtype, op) = (TypeCode(call.dtype), OpCode(call.op));
+    let (comm, stream) = (CommHandle(comm), StreamHandle(call.stream));
     // `comm` is the program's own or serves one. Scratch is the stream's own.
-    match collective {
+    library.call(|vendor| match collective {
         // SAFETY: `comm` must be alive and the buffers stay until the stream has come so far; because the caller keeps
         // its end away (`Ending::call`), and the program keeps the buffers.
-        Collective::AllGather => unsafe { library.all_gather(send, recv, count, dtype, comm, stream) },
+        Collective::AllGather => unsafe { vendor.ncclAllGather(send, recv, count, dtype, comm, stream) },
         // SAFETY: `comm` must be alive and the buffers stay until the stream has come so far; because the caller keeps
         // its end away (`Ending::call`), and the program keeps the buffers.
-        Collective::ReduceScatter => unsafe { library.reduce_scatter(send, recv, count, dtype, op, comm, stream) },
+        Collective::ReduceScatter => unsafe { vendor.ncclReduceScatter(send, recv, count, dtype, op, comm, stream) },
         // SAFETY: `comm` must be alive and the buffers stay until the stream has come so far; because the caller keeps
         // its end away (`Ending::call`), and the program keeps the buffers.
-        _ => unsafe { library.all_reduce(send, recv, count, dtype, op, comm, stream) },
-    }
+        _ => unsafe { vendor.ncclAllReduce(send, recv, count, dtype, op, comm, stream) },
+    })
 }
 
 /// The program's call, as the program made it.
@@ -45,20 +50,20 @@ pub fn as_made(prepared: &Prepared, library: &Library) -> Result<(), Code> {
 /// A group of the vendor's around calls. Their failure is the group's.
 pub fn in_group(library: &Library, calls: impl FnOnce() -> Result<(), Code>) -> Result<(), Code> {
     // SAFETY: no requirement.
-    unsafe { library.group_start() }?;
+    library.call(|vendor| unsafe { vendor.ncclGroupStart() })?;
     let called = calls();
     // SAFETY: communicators and buffers of the group must still be there; because its calls were given them until the
     // stream has come so far.
-    let ended = unsafe { library.group_end() };
+    let ended = library.call(|vendor| unsafe { vendor.ncclGroupEnd() });
     called.and(ended)
 }
 
 /// The vendor's word on how a communicator fares.
 pub fn async_error(library: &Library, comm: Handle) -> Code {
-    let mut told = SUCCESS;
+    let mut told = Status::SUCCESS;
     // SAFETY: the communicator must be alive; because whoever ends it waits for this.
-    match unsafe { library.comm_async_error(comm, &mut told) } {
-        Ok(()) => told,
+    match library.call(|vendor| unsafe { vendor.ncclCommGetAsyncError(CommHandle(comm), Ptr::to(&mut told)) }) {
+        Ok(()) => told.0,
         Err(code) => code,
     }
 }
@@ -67,7 +72,7 @@ pub fn async_error(library: &Library, comm: Handle) -> Code {
 pub fn device(library: &Library, comm: Handle) -> i32 {
     let mut device = -1;
     // SAFETY: the communicator must be alive; because its making waits for this.
-    match unsafe { library.comm_device(comm, &mut device) } {
+    match library.call(|vendor| unsafe { vendor.ncclCommCuDevice(CommHandle(comm), Ptr::to(&mut device)) }) {
         Ok(()) => device,
         Err(_) => -1,
     }
@@ -90,22 +95,22 @@ macro_rules! to_levels {
         $(#[doc = $doc])+
         pub fn $name(library: &Library, level: Handle $(, $argument: $type)?) -> Result<(), Code> {
             // SAFETY: the communicator must be alive; because it ends with the program's, on which the same is done.
-            unsafe { library.$call(level $(, $argument)?) }
+            library.call(|vendor| unsafe { NcclFunctions::$call(vendor, CommHandle(level) $(, $argument)?) })
         }
     )* };
 }
 
 to_levels! {
     /// `ncclCommFinalize`
-    finalize() = comm_finalize;
+    finalize() = ncclCommFinalize;
     /// `ncclCommRevoke`
-    revoke(flags: i32) = comm_revoke;
+    revoke(flags: i32) = ncclCommRevoke;
     /// `ncclCommSuspend`
-    suspend(flags: i32) = comm_suspend;
+    suspend(flags: i32) = ncclCommSuspend;
     /// `ncclCommResume`
-    resume() = comm_resume;
+    resume() = ncclCommResume;
     /// `ncclCommDestroy`
-    destroy() = comm_destroy;
+    destroy() = ncclCommDestroy;
     /// `ncclCommAbort`
-    abort() = comm_abort;
+    abort() = ncclCommAbort;
 }

@@ -6,6 +6,8 @@
 use super::subcomms::{Prepared, SubComms};
 use super::Attached;
 use crate::error::Code;
+use crate::interface::pointer::Ptr;
+use crate::interface::types::Buffer;
 use crate::sync::locked;
 use crate::vendor::calls::{VendorAddress, VendorStream};
 use crate::vendor::Library;
@@ -86,9 +88,10 @@ impl StreamScratch {
         }
         // Twice as much each time, so that all that is kept is no more than twice what is used.
         let len = bytes.max(LEAST_BYTES).next_power_of_two();
-        let mut address = 0;
+        let mut made = Buffer::NULL;
         // SAFETY: the place must be valid; because it is a local.
-        unsafe { library.mem_alloc(&mut address, len) }?;
+        library.call(|vendor| unsafe { vendor.ncclMemAlloc(Ptr::to(&mut made), len) })?;
+        let Buffer(address) = made;
         if let Some((old, _)) = pieces.by_stream.insert(stream, (address, len)) {
             pieces.outgrown.push(old);
         }
@@ -101,7 +104,7 @@ impl StreamScratch {
         for address in by_stream.into_values().map(|(address, _)| address).chain(outgrown) {
             // SAFETY: the memory must be the vendor's and unused; because it came from there, and the communicators that
             // used it have ended.
-            if let Err(code) = unsafe { library.mem_free(address) } {
+            if let Err(code) = library.call(|vendor| unsafe { vendor.ncclMemFree(Buffer(address)) }) {
                 crate::info!("freeing scratch memory: the vendor's library returns {code}");
             }
         }

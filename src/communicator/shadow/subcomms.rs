@@ -8,11 +8,13 @@ use crate::carrier::Carrier;
 use crate::communicator::Comm;
 use crate::dtype::DataType;
 use crate::error::{Code, Error, Result, SUCCESS};
+use crate::interface::pointer::Ptr;
+use crate::interface::types::CommHandle;
 use crate::plan::{Buffer, Collective, LinkLevel, Shape};
 use crate::selection::vendor::{self, Vendor};
 use crate::selection::{can_profit, Context, Decision, Executor, Front, Request, Selector};
 use crate::topo::Rank;
-use crate::vendor::calls::{SubConfig, VendorAddress, VendorStream};
+use crate::vendor::calls::{VendorAddress, VendorStream};
 use crate::vendor::plan::{lower, VendorPlan};
 use crate::vendor::{driver, Library};
 use std::collections::HashMap;
@@ -87,23 +89,24 @@ fn split_off(
 ) -> std::result::Result<Handle, Code> {
     let name = CString::new(format!("strata-{level}{color}")).unwrap_or_default();
     // On the heap: a making that is cancelled goes on on the vendor's threads, which write here when it ends.
-    let made = Box::into_raw(Box::new(0));
-    let mut options = SubConfig::new(library, &name);
+    let made = Box::into_raw(Box::new(CommHandle::NULL));
+    let mut options = library.sub_config(&name);
+    let (from, out, options) = (CommHandle(parent), Ptr::to(made), Ptr::to(&mut options));
     // SAFETY: the parent must be alive and used by nobody else meanwhile; because the program waits for its
     // making, or is told that it is in progress.
-    let outcome = unsafe { library.comm_split(parent, color as i32, key as i32, made, &mut options) };
+    let outcome = library.call(|vendor| unsafe { vendor.ncclCommSplit(from, color as i32, key as i32, out, options) });
     let outcome = match outcome {
         Err(super::IN_PROGRESS) => calls::wait_ready(library, parent, cancel),
         outcome => outcome,
     };
     if outcome == Err(super::IN_PROGRESS) {
         // SAFETY: the place must stay; because the box is leaked.
-        super::give_up(parent, unsafe { AtomicUsize::from_ptr(made) });
+        super::give_up(parent, unsafe { AtomicUsize::from_ptr(made.cast()) });
         return Err(super::IN_PROGRESS);
     }
     // SAFETY: the place must be a box of ours that nobody else uses; because the making has ended.
     let made = unsafe { Box::from_raw(made) };
-    outcome.map(|()| *made)
+    outcome.map(|()| made.0)
 }
 
 impl SubComms {

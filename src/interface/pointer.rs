@@ -84,9 +84,14 @@ impl CType for Callback {
 }
 
 impl<T> Ptr<T> {
-    /// A pointer for a C program to something that lives as long as the interface promises.
+    /// A pointer for a C program, or a library, to something that lives as long as the interface promises.
     pub fn to(target: *mut T) -> Ptr<T> {
         Ptr(target)
+    }
+
+    /// No pointer.
+    pub fn null() -> Ptr<T> {
+        Ptr(std::ptr::null_mut())
     }
 
     /// Whether it is null.
@@ -223,6 +228,11 @@ impl Text {
 }
 
 impl Callback {
+    /// A function for a library to call.
+    pub fn to(function: extern "C" fn(usize)) -> Callback {
+        Callback(Some(function))
+    }
+
     /// The function, in a form that can be called.
     pub fn get(self, name: &str) -> Result<impl Fn(usize) + Send> {
         let function = self.0.ok_or_else(|| null(name))?;

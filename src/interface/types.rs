@@ -12,12 +12,12 @@ pub trait CType {
     /// How it is written in C.
     fn c() -> String;
 
-    /// The communicator it names, if it is one.
-    fn communicator(&self) -> CommHandle {
-        CommHandle::NULL
+    /// Itself, if it is a communicator's name.
+    fn communicator(&self) -> Option<CommHandle> {
+        None
     }
 
-    /// What is wrong with it where it must be given and valid.
+    /// What is wrong with it where it must be given; whether a communicator is alive is not known here.
     fn required(&self, _name: &str) -> Result<()> {
         Ok(())
     }
@@ -191,22 +191,8 @@ impl CType for CommHandle {
         "ncclComm_t".to_string()
     }
 
-    fn communicator(&self) -> CommHandle {
-        *self
-    }
-
-    fn required(&self, _name: &str) -> Result<()> {
-        super::handles::find(*self).map(drop)
-    }
-}
-
-impl CommHandle {
-    /// This communicator, or the other where this is null.
-    pub fn or(self, other: CommHandle) -> CommHandle {
-        match self.is_null() {
-            true => other,
-            false => self,
-        }
+    fn communicator(&self) -> Option<CommHandle> {
+        Some(*self)
     }
 }
 

@@ -1,0 +1,462 @@
+//! The functions of the C interface: one line for each, and nothing about a function anywhere else.
+//!
+//! A line gives the release that added the function, its prototype, and its body: `native` names the function that does
+//! the work; `unsupported` says why the host device cannot, which is what callers are told with `ncclInvalidUsage`; `over`
+//! names what looks at the call in front of the vendor's library.
+//! Each list hands its lines to a macro. [`api`](crate::api) makes the exported entries, their `pnccl` twins, the header's
+//! prototypes and comments and the list of symbols of them, and reads the bodies' names where it is called; `signatures`
+//! makes what calls the functions of a library opened at run time ([`super::signatures`]), and does not look at bodies.
+
+/// NCCL's functions. `{ path } more` calls the macro at `path` with `more`, whether the functions have `pnccl` twins, and the lines.
+#[macro_export]
+#[doc(hidden)]
+macro_rules! nccl_functions {
+    ({ $($then:tt)* } $($more:tt)*) => { $($then)*! { $($more)* yes
+        "Version and errors" {
+            /// The release whose interface the library has, as NCCL_VERSION_CODE.
+            "2.0" fn ncclGetVersion(version: Ptr<c_int>) -> Status = native(info::get_version);
+            /// The meaning of a result code.
+            "1.0" fn ncclGetErrorString(result: Status) -> Text = native(info::error_string);
+            /// The text of the process's last error. It stays valid until the thread's next call of this function.
+            "2.13.4" fn ncclGetLastError(comm: CommHandle) -> Text = native(info::last_error);
+            /// Has no effect: the log's settings are read once.
+            "2.24.3" fn ncclResetDebugInit() -> () = native(info::reset_debug);
+        }
+        "Making and ending communicators" {
+            /// Makes an id that all ranks of a new communicator share.
+            "1.0" fn ncclGetUniqueId(uniqueId: Ptr<UniqueIdBytes>) -> Status = native(communicators::get_unique_id), over(shadow::get_unique_id);
+            /// Makes a communicator, with options. All ranks call.
+            "2.14.3" fn ncclCommInitRankConfig(
+                comm: Ptr<CommHandle>, nranks: c_int, commId: UniqueIdBytes, rank: c_int, config: Ptr<NcclConfig>
+            ) -> Status = native(communicators::init_rank_config), over(shadow::init_rank_config);
+            /// Makes a communicator. All ranks call.
+            "1.0" fn ncclCommInitRank(
+                comm: Ptr<CommHandle>, nranks: c_int, commId: UniqueIdBytes, rank: c_int
+            ) -> Status = native(communicators::init_rank), over(shadow::init_rank);
+            /// Makes all ranks of a communicator in this process, one for each device.
+            "1.0" fn ncclCommInitAll(
+                comm: Ptr<CommHandle>, ndev: c_int, devlist: ConstPtr<c_int>
+            ) -> Status = native(communicators::init_all);
+            /// Makes a communicator from several ids, which share the work of bringing the ranks together.
+            "2.23.4" fn ncclCommInitRankScalable(
+                newcomm: Ptr<CommHandle>, nranks: c_int, myrank: c_int, nId: c_int, commIds: Ptr<UniqueIdBytes>,
+                config: Ptr<NcclConfig>
+            ) -> Status = native(communicators::init_rank_scalable), over(shadow::init_rank_scalable);
+            /// Makes a communicator for each color out of the ranks that give it, ordered by key.
+            "2.18.1" fn ncclCommSplit(
+                comm: CommHandle, color: c_int, key: c_int, newcomm: Ptr<CommHandle>, config: Ptr<NcclConfig>
+            ) -> Status = native(communicators::split), over(shadow::split);
+            /// Makes a communicator of all ranks but those listed, which do not call.
+            "2.27.3" fn ncclCommShrink(
+                comm: CommHandle, excludeRanksList: Ptr<c_int>, excludeRanksCount: c_int, newcomm: Ptr<CommHandle>,
+                config: Ptr<NcclConfig>, shrinkFlags: c_int
+            ) -> Status = native(communicators::shrink), over(shadow::shrink);
+            /// Makes an id by which new ranks join a communicator in ncclCommGrow.
+            "2.29.2" fn ncclCommGetUniqueId(
+                comm: CommHandle, uniqueId: Ptr<UniqueIdBytes>
+            ) -> Status = native(communicators::grow_id), over(shadow::grow_id);
+            /// Makes a larger communicator: old ranks give theirs and rank -1, new ranks an id and their rank.
+            "2.29.2" fn ncclCommGrow(
+                comm: CommHandle, nRanks: c_int, uniqueId: ConstPtr<UniqueIdBytes>, rank: c_int,
+                newcomm: Ptr<CommHandle>, config: Ptr<NcclConfig>
+            ) -> Status = native(communicators::grow), over(shadow::grow);
+            /// Waits until all operations have ended; none may follow.
+            "2.14.3" fn ncclCommFinalize(comm: CommHandle) -> Status = native(communicators::finalize), over(shadow::finalize);
+            /// Ends a communicator.
+            "1.0" fn ncclCommDestroy(comm: CommHandle) -> Status = native(communicators::destroy), over(shadow::destroy);
+            /// Ends a communicator and whatever runs on it.
+            "2.4.2" fn ncclCommAbort(comm: CommHandle) -> Status = native(communicators::abort), over(shadow::abort);
+            /// Ends what runs on a communicator, which can then be split, shrunk, grown or destroyed.
+            "2.28.7" fn ncclCommRevoke(comm: CommHandle, revokeFlags: c_int) -> Status = native(communicators::revoke), over(shadow::revoke);
+            /// Tells how the communicator fares: ncclSuccess, ncclInProgress, or its first failure.
+            "2.4.2" fn ncclCommGetAsyncError(
+                comm: CommHandle, asyncError: Ptr<Status>
+            ) -> Status = native(communicators::async_error), over(shadow::async_error);
+        }
+        "Facts about communicators" {
+            /// The number of ranks.
+            "1.0" fn ncclCommCount(comm: CommHandle, count: Ptr<c_int>) -> Status = native(info::count);
+            /// The device of this rank.
+            "1.0" fn ncclCommCuDevice(comm: CommHandle, device: Ptr<c_int>) -> Status = native(info::device);
+            /// The number of this rank.
+            "1.0" fn ncclCommUserRank(comm: CommHandle, rank: Ptr<c_int>) -> Status = native(info::user_rank);
+            /// What the communicator can do.
+            "2.29.2" fn ncclCommQueryProperties(
+                comm: CommHandle, props: Ptr<CommProperties>
+            ) -> Status = native(info::properties);
+        }
+        "Memory" {
+            /// Allocates memory that the other ranks of the node can read directly.
+            "2.19.1" fn ncclMemAlloc(ptr: Ptr<Buffer>, size: usize) -> Status = native(memory::allocate);
+            /// Frees memory of ncclMemAlloc.
+            "2.19.1" fn ncclMemFree(ptr: Buffer) -> Status = native(memory::free);
+            /// Registers a buffer with a communicator.
+            "2.19.1" fn ncclCommRegister(
+                comm: CommHandle, buff: Buffer, size: usize, handle: Ptr<Buffer>
+            ) -> Status = native(memory::register);
+            /// Ends a registration.
+            "2.19.1" fn ncclCommDeregister(comm: CommHandle, handle: Buffer) -> Status = native(memory::deregister);
+            /// Gives scratch memory back; the communicator cannot be used until ncclCommResume.
+            "2.29.7" fn ncclCommSuspend(comm: CommHandle, flags: c_int) -> Status = native(memory::suspend), over(shadow::suspend);
+            /// Ends a suspension.
+            "2.29.7" fn ncclCommResume(comm: CommHandle) -> Status = native(memory::resume), over(shadow::resume);
+            /// Tells how much memory the communicator holds.
+            "2.29.7" fn ncclCommMemStats(
+                comm: CommHandle, stat: MemStat, value: Ptr<u64>
+            ) -> Status = native(memory::statistics);
+            /// Makes a window onto a buffer of every rank.
+            "2.27.3" fn ncclCommWindowRegister(
+                comm: CommHandle, buff: Buffer, size: usize, win: Ptr<Window>, winFlags: c_int
+            ) -> Status = unsupported(WINDOWS), over(shadow::window_register);
+            /// Ends a window.
+            "2.27.3" fn ncclCommWindowDeregister(comm: CommHandle, win: Window) -> Status = unsupported(WINDOWS);
+            /// The buffer under a window.
+            "2.29.2" fn ncclWinGetUserPtr(
+                comm: CommHandle, win: Window, outUserPtr: Ptr<Buffer>
+            ) -> Status = unsupported(WINDOWS);
+        }
+        "Reduction operations" {
+            /// Makes an operation that multiplies every input by a scalar and sums.
+            "2.11.4" fn ncclRedOpCreatePreMulSum(
+                op: Ptr<OpCode>, scalar: Buffer, datatype: TypeCode, residence: Residence, comm: CommHandle
+            ) -> Status = native(operations::create_pre_mul_sum);
+            /// Ends an operation.
+            "2.11.4" fn ncclRedOpDestroy(op: OpCode, comm: CommHandle) -> Status = native(operations::destroy_op);
+        }
+        "Collectives" {
+            /// The root gets the reduction of all vectors.
+            "1.0" fn ncclReduce(
+                sendbuff: ConstBuffer, recvbuff: Buffer, count: usize, datatype: TypeCode, op: OpCode, root: c_int,
+                comm: CommHandle, stream: StreamHandle
+            ) -> Status = native(operations::reduce);
+            /// Every rank gets the root's vector, in place.
+            "1.0" fn ncclBcast(
+                buff: Buffer, count: usize, datatype: TypeCode, root: c_int, comm: CommHandle, stream: StreamHandle
+            ) -> Status = native(operations::bcast), over(inside);
+            /// Every rank gets the root's vector.
+            "2.0" fn ncclBroadcast(
+                sendbuff: ConstBuffer, recvbuff: Buffer, count: usize, datatype: TypeCode, root: c_int,
+                comm: CommHandle, stream: StreamHandle
+            ) -> Status = native(operations::broadcast);
+            /// Every rank gets the reduction of all vectors.
+            "1.0" fn ncclAllReduce(
+                sendbuff: ConstBuffer, recvbuff: Buffer, count: usize, datatype: TypeCode, op: OpCode,
+                comm: CommHandle, stream: StreamHandle
+            ) -> Status = native(operations::all_reduce), over(shadow::all_reduce);
+            /// Every rank gets its block of the reduction of all vectors.
+            "1.0" fn ncclReduceScatter(
+                sendbuff: ConstBuffer, recvbuff: Buffer, recvcount: usize, datatype: TypeCode, op: OpCode,
+                comm: CommHandle, stream: StreamHandle
+            ) -> Status = native(operations::reduce_scatter), over(shadow::reduce_scatter);
+            /// Every rank gets the blocks of all ranks.
+            "1.0" fn ncclAllGather(
+                sendbuff: ConstBuffer, recvbuff: Buffer, sendcount: usize, datatype: TypeCode, comm: CommHandle,
+                stream: StreamHandle
+            ) -> Status = native(operations::all_gather), over(shadow::all_gather);
+            /// Every rank gets its block of every rank's vector.
+            "2.28.3" fn ncclAlltoAll(
+                sendbuff: ConstBuffer, recvbuff: Buffer, count: usize, datatype: TypeCode, comm: CommHandle,
+                stream: StreamHandle
+            ) -> Status = native(operations::all_to_all), over(inside);
+            /// The root gets the blocks of all ranks.
+            "2.28.3" fn ncclGather(
+                sendbuff: ConstBuffer, recvbuff: Buffer, count: usize, datatype: TypeCode, root: c_int,
+                comm: CommHandle, stream: StreamHandle
+            ) -> Status = native(operations::gather), over(inside);
+            /// Every rank gets its block of the root's vector.
+            "2.28.3" fn ncclScatter(
+                sendbuff: ConstBuffer, recvbuff: Buffer, count: usize, datatype: TypeCode, root: c_int,
+                comm: CommHandle, stream: StreamHandle
+            ) -> Status = native(operations::scatter), over(inside);
+        }
+        "Collectives with options for one call; without options they are the plain ones" {
+            /// ncclAllReduce with options.
+            "2.31.2" fn ncclAllReduceConfig(
+                sendbuff: ConstBuffer, recvbuff: Buffer, count: usize, datatype: TypeCode, op: OpCode,
+                comm: CommHandle, stream: StreamHandle, config: ConstPtr<CollConfig>
+            ) -> Status = native(operations::all_reduce_config), over(shadow::all_reduce_config);
+            /// ncclBroadcast with options.
+            "2.31.2" fn ncclBroadcastConfig(
+                sendbuff: ConstBuffer, recvbuff: Buffer, count: usize, datatype: TypeCode, root: c_int,
+                comm: CommHandle, stream: StreamHandle, config: ConstPtr<CollConfig>
+            ) -> Status = native(operations::broadcast_config);
+            /// ncclReduce with options.
+            "2.31.2" fn ncclReduceConfig(
+                sendbuff: ConstBuffer, recvbuff: Buffer, count: usize, datatype: TypeCode, op: OpCode, root: c_int,
+                comm: CommHandle, stream: StreamHandle, config: ConstPtr<CollConfig>
+            ) -> Status = native(operations::reduce_config);
+            /// ncclAllGather with options.
+            "2.31.2" fn ncclAllGatherConfig(
+                sendbuff: ConstBuffer, recvbuff: Buffer, sendcount: usize, datatype: TypeCode, comm: CommHandle,
+                stream: StreamHandle, config: ConstPtr<CollConfig>
+            ) -> Status = native(operations::all_gather_config), over(shadow::all_gather_config);
+            /// ncclReduceScatter with options.
+            "2.31.2" fn ncclReduceScatterConfig(
+                sendbuff: ConstBuffer, recvbuff: Buffer, recvcount: usize, datatype: TypeCode, op: OpCode,
+                comm: CommHandle, stream: StreamHandle, config: ConstPtr<CollConfig>
+            ) -> Status = native(operations::reduce_scatter_config), over(shadow::reduce_scatter_config);
+            /// ncclAlltoAll with options.
+            "2.31.2" fn ncclAlltoAllConfig(
+                sendbuff: ConstBuffer, recvbuff: Buffer, count: usize, datatype: TypeCode, comm: CommHandle,
+                stream: StreamHandle, config: ConstPtr<CollConfig>
+            ) -> Status = native(operations::all_to_all_config), over(inside);
+            /// ncclGather with options.
+            "2.31.2" fn ncclGatherConfig(
+                sendbuff: ConstBuffer, recvbuff: Buffer, count: usize, datatype: TypeCode, root: c_int,
+                comm: CommHandle, stream: StreamHandle, config: ConstPtr<CollConfig>
+            ) -> Status = native(operations::gather_config), over(inside);
+            /// ncclScatter with options.
+            "2.31.2" fn ncclScatterConfig(
+                sendbuff: ConstBuffer, recvbuff: Buffer, count: usize, datatype: TypeCode, root: c_int,
+                comm: CommHandle, stream: StreamHandle, config: ConstPtr<CollConfig>
+            ) -> Status = native(operations::scatter_config), over(inside);
+        }
+        "Messages between two ranks" {
+            /// Sends to a rank that calls ncclRecv.
+            "2.7.3" fn ncclSend(
+                sendbuff: ConstBuffer, count: usize, datatype: TypeCode, peer: c_int, comm: CommHandle,
+                stream: StreamHandle
+            ) -> Status = native(operations::send);
+            /// Receives from a rank that calls ncclSend.
+            "2.7.3" fn ncclRecv(
+                recvbuff: Buffer, count: usize, datatype: TypeCode, peer: c_int, comm: CommHandle,
+                stream: StreamHandle
+            ) -> Status = native(operations::recv);
+            /// Writes into another rank's window and raises a signal there.
+            "2.29.2" fn ncclPutSignal(
+                localbuff: ConstBuffer, count: usize, datatype: TypeCode, peer: c_int, peerWin: Window,
+                peerWinOffset: usize, sigIdx: c_int, ctx: c_int, flags: u32, comm: CommHandle, stream: StreamHandle
+            ) -> Status = unsupported(ONE_SIDED);
+            /// Raises a signal at another rank.
+            "2.29.2" fn ncclSignal(
+                peer: c_int, sigIdx: c_int, ctx: c_int, flags: u32, comm: CommHandle, stream: StreamHandle
+            ) -> Status = unsupported(ONE_SIDED);
+            /// Waits for signals of other ranks.
+            "2.29.2" fn ncclWaitSignal(
+                nDesc: c_int, signalDescs: Ptr<WaitSignalDesc>, comm: CommHandle, stream: StreamHandle
+            ) -> Status = unsupported(ONE_SIDED);
+        }
+        "Groups" {
+            /// Begins a group: calls are recorded until its end.
+            "2.0" fn ncclGroupStart() -> Status = native(operations::group_start), over(shadow::group_start);
+            /// Ends a group: what was recorded is done, all at once.
+            "2.0" fn ncclGroupEnd() -> Status = native(operations::group_end), over(shadow::group_end);
+            /// Ends a group without doing anything; tells how long it would take.
+            "2.22.3" fn ncclGroupSimulateEnd(
+                simInfo: Ptr<SimInfo>
+            ) -> Status = native(operations::group_simulate_end), over(shadow::group_simulate_end);
+        }
+        "Encryption of what goes over sockets" {
+            /// Asks for encryption, which Strata does not have.
+            "2.32.3" fn ncclSetEncryption(
+                config: ConstPtr<EncryptionConfig>
+            ) -> Status = native(info::set_encryption);
+        }
+        "Parameters: the STRATA_ and NCCL_ variables that the library reads" {
+            /// A handle for the parameter with this key.
+            "2.30.4" fn ncclParamBind(out: Ptr<ParamHandle>, key: Text) -> Status = native(params::bind);
+            /// The value as a number.
+            "2.30.4" fn ncclParamGetI8(h: ParamHandle, out: Ptr<i8>) -> Status = native(params::get_number);
+            /// The value as a number.
+            "2.30.4" fn ncclParamGetI16(h: ParamHandle, out: Ptr<i16>) -> Status = native(params::get_number);
+            /// The value as a number.
+            "2.30.4" fn ncclParamGetI32(h: ParamHandle, out: Ptr<i32>) -> Status = native(params::get_number);
+            /// The value as a number.
+            "2.30.4" fn ncclParamGetI64(h: ParamHandle, out: Ptr<i64>) -> Status = native(params::get_number);
+            /// The value as a number.
+            "2.30.4" fn ncclParamGetU8(h: ParamHandle, out: Ptr<u8>) -> Status = native(params::get_number);
+            /// The value as a number.
+            "2.30.4" fn ncclParamGetU16(h: ParamHandle, out: Ptr<u16>) -> Status = native(params::get_number);
+            /// The value as a number.
+            "2.30.4" fn ncclParamGetU32(h: ParamHandle, out: Ptr<u32>) -> Status = native(params::get_number);
+            /// The value as a number.
+            "2.30.4" fn ncclParamGetU64(h: ParamHandle, out: Ptr<u64>) -> Status = native(params::get_number);
+            /// The value as text, valid until the thread's next call of this function.
+            "2.30.4" fn ncclParamGetStr(h: ParamHandle, out: Ptr<Text>) -> Status = native(params::get_text);
+            /// The value as bytes: its text and a zero byte.
+            "2.30.4" fn ncclParamGet(
+                h: ParamHandle, out: Buffer, maxLen: c_int, len: Ptr<c_int>
+            ) -> Status = native(params::get_bytes);
+            /// The value with this key as text, valid until the thread's next call of this function.
+            "2.30.4" fn ncclParamGetParameter(
+                key: Text, value: Ptr<Text>, valueLen: Ptr<c_int>
+            ) -> Status = native(params::get_by_key);
+            /// All keys, valid until the thread's next call of this function.
+            "2.30.4" fn ncclParamGetAllParameterKeys(
+                table: Ptr<Ptr<Text>>, tableLen: Ptr<c_int>
+            ) -> Status = native(params::all_keys);
+            /// Writes all parameters to the log.
+            "2.30.4" fn ncclParamDumpAll() -> () = native(params::dump);
+        }
+        "Teams of ranks" {
+            /// All ranks.
+            "2.28.3" fn ncclTeamWorld(comm: CommHandle) -> Team = native(info::team_world);
+            /// The ranks that reach each other's memory: on the host device each rank alone.
+            "2.28.3" fn ncclTeamLsa(comm: CommHandle) -> Team = native(info::team_lsa);
+            /// The ranks of equal place in their Lsa teams: on the host device all ranks.
+            "2.28.3" fn ncclTeamRail(comm: CommHandle) -> Team = native(info::team_world);
+            /// The ranks of a CFT team: on the host device each rank alone.
+            "2.31.2" fn ncclTeamCft(comm: CommHandle, mode: CftTeamMode) -> Team = native(info::team_cft);
+            /// The ranks of a CFT multicast team: on the host device each rank alone.
+            "2.31.2" fn ncclTeamCftMultimem(comm: CommHandle) -> Team = native(info::team_lsa);
+            /// A team's rank as a rank of the communicator.
+            "2.28.3" fn ncclTeamRankToWorld(
+                comm: CommHandle, team: Team, rank: c_int
+            ) -> c_int = native(info::rank_to_world);
+            /// A team's rank as a rank of the Lsa team.
+            "2.28.3" fn ncclTeamRankToLsa(
+                comm: CommHandle, team: Team, rank: c_int
+            ) -> c_int = native(info::rank_to_lsa);
+        }
+        "Communication from inside kernels" {
+            /// Makes what kernels need of a communicator.
+            "2.28.3" fn ncclDevCommCreate(
+                comm: CommHandle, reqs: ConstPtr<DevCommRequirements>, outDevComm: Ptr<DevComm>
+            ) -> Status = unsupported(KERNELS);
+            /// Ends it.
+            "2.28.3" fn ncclDevCommDestroy(
+                comm: CommHandle, devComm: ConstPtr<DevComm>
+            ) -> Status = unsupported(KERNELS);
+            /// The multicast address of a place in a window, for the Lsa team.
+            "2.29.2" fn ncclGetLsaMultimemDevicePointer(
+                window: Window, offset: usize, outPtr: Ptr<Buffer>
+            ) -> Status = unsupported(WINDOWS);
+            /// The multicast address of a place in a window.
+            "2.29.2" fn ncclGetMultimemDevicePointer(
+                window: Window, offset: usize, multimem: MultimemHandle, outPtr: Ptr<Buffer>
+            ) -> Status = unsupported(WINDOWS);
+            /// The address of a place in the window of a rank of the Lsa team.
+            "2.29.2" fn ncclGetLsaDevicePointer(
+                window: Window, offset: usize, lsaRank: c_int, outPtr: Ptr<Buffer>
+            ) -> Status = unsupported(WINDOWS);
+            /// The address of a place in the window of a rank.
+            "2.29.2" fn ncclGetPeerDevicePointer(
+                window: Window, offset: usize, peer: c_int, outPtr: Ptr<Buffer>
+            ) -> Status = unsupported(WINDOWS);
+            /// The multicast endpoint of a place in a window.
+            "2.31.2" fn ncclGetMultimemDeviceLeInfo(
+                window: Window, offset: usize, leId: Ptr<u32>, leOffset: Ptr<usize>
+            ) -> Status = unsupported(WINDOWS);
+            /// The endpoint of a place in the window of a rank of a CFT team.
+            "2.31.2" fn ncclGetCftDeviceLeInfo(
+                window: Window, offset: usize, peerCft: c_int, cftTeam: Team, leId: Ptr<u32>, leOffset: Ptr<usize>
+            ) -> Status = unsupported(WINDOWS);
+            /// The endpoint of a place in the window of a rank.
+            "2.31.2" fn ncclGetPeerDeviceLeInfo(
+                window: Window, offset: usize, peerWorld: c_int, leId: Ptr<u32>, leOffset: Ptr<usize>
+            ) -> Status = unsupported(WINDOWS);
+            /// What a barrier over an Lsa team needs.
+            "2.28.3" fn ncclLsaBarrierCreateRequirement(
+                team: Team, nBarriers: c_int, outHandle: Ptr<LsaBarrierHandle>, outReq: Ptr<DevResourceRequirements>
+            ) -> Status = unsupported(KERNELS);
+            /// What a barrier over the network needs.
+            "2.28.7" fn ncclGinBarrierCreateRequirement(
+                comm: CommHandle, team: Team, nBarriers: c_int, outHandle: Ptr<GinBarrierHandle>,
+                outReq: Ptr<DevResourceRequirements>
+            ) -> Status = unsupported(KERNELS);
+            /// The slots that a low-latency all-to-all of so many elements takes.
+            "2.28.3" fn ncclLLA2ACalcSlots(maxElts: c_int, maxEltSize: c_int) -> c_int = native(info::lla2a_slots);
+            /// What a low-latency all-to-all needs.
+            "2.28.3" fn ncclLLA2ACreateRequirement(
+                nBlocks: c_int, nSlots: c_int, outHandle: Ptr<Lla2aHandle>, outReq: Ptr<DevResourceRequirements>
+            ) -> Status = unsupported(KERNELS);
+            /// What a network outbox needs.
+            "2.30.3" fn ncclGinOutboxCreateRequirement(
+                nBlocks: c_int, size_log2: c_int, outHandle: Ptr<GinOutboxHandle>,
+                outReq: Ptr<DevResourceRequirements>
+            ) -> Status = unsupported(KERNELS);
+            /// What a network inbox needs.
+            "2.30.3" fn ncclGinInboxA2ACreateRequirement(
+                peers: Team, nBlocks: c_int, size_log2: c_int, outHandle: Ptr<GinInboxHandle>,
+                outReq: Ptr<DevResourceRequirements>
+            ) -> Status = unsupported(KERNELS);
+        }
+    } };
+}
+
+/// NCCL's function without a `pnccl` twin. `{ path } more` calls the macro at `path` with `more`, whether the functions have `pnccl` twins, and the lines.
+#[macro_export]
+#[doc(hidden)]
+macro_rules! single_functions {
+    ({ $($then:tt)* } $($more:tt)*) => { $($then)*! { $($more)* no
+        "Version and errors" {
+            /// Has no effect, like ncclResetDebugInit.
+            "2.31.2" fn ncclResetDebugInitInternal() -> () = native(info::reset_debug);
+        }
+    } };
+}
+
+/// Functions that AMD's library has beside NVIDIA's. `{ path } more` calls the macro at `path` with `more`, whether the functions have `pnccl` twins, and the lines.
+#[macro_export]
+#[doc(hidden)]
+macro_rules! rccl_functions {
+    ({ $($then:tt)* } $($more:tt)*) => { $($then)*! { $($more)* rccl
+        "RCCL: collectives" {
+            /// Every rank gets its block of every rank's vector; the blocks differ in size.
+            "RCCL" fn ncclAlltoAllv(
+                sendbuff: ConstBuffer, sendcounts: ConstPtr<usize>, sdispls: ConstPtr<usize>, recvbuff: Buffer,
+                recvcounts: ConstPtr<usize>, rdispls: ConstPtr<usize>, datatype: TypeCode, comm: CommHandle,
+                stream: StreamHandle
+            ) -> Status = native(operations::all_to_all_v), over(inside);
+            /// ncclAlltoAllv under its older name.
+            "RCCL" fn ncclAllToAllv(
+                sendbuff: ConstBuffer, sendcounts: ConstPtr<usize>, sdispls: ConstPtr<usize>, recvbuff: Buffer,
+                recvcounts: ConstPtr<usize>, rdispls: ConstPtr<usize>, datatype: TypeCode, comm: CommHandle,
+                stream: StreamHandle
+            ) -> Status = native(operations::all_to_all_v), over(inside);
+            /// ncclAlltoAll under its older name.
+            "RCCL" fn ncclAllToAll(
+                sendbuff: ConstBuffer, recvbuff: Buffer, count: usize, datatype: TypeCode, comm: CommHandle,
+                stream: StreamHandle
+            ) -> Status = native(operations::all_to_all), over(inside);
+            /// Every rank gets the reduction of all vectors and of a bias.
+            "RCCL 2.28.3" fn ncclAllReduceWithBias(
+                sendbuff: ConstBuffer, recvbuff: Buffer, count: usize, datatype: TypeCode, op: OpCode,
+                comm: CommHandle, stream: StreamHandle, acc: ConstBuffer
+            ) -> Status = unsupported(BIAS), over(inside);
+        }
+        "RCCL: programs for collectives" {
+            /// Loads a program.
+            "RCCL" fn mscclLoadAlgo(
+                mscclAlgoFilePath: Text, mscclAlgoHandle: Ptr<c_int>, rank: c_int
+            ) -> Status = unsupported(MSCCL), over(inside);
+            /// Runs a program.
+            "RCCL" fn mscclRunAlgo(
+                sendBuff: ConstBuffer, sendCounts: ConstPtr<usize>, sDisPls: ConstPtr<usize>, recvBuff: Buffer,
+                recvCounts: ConstPtr<usize>, rDisPls: ConstPtr<usize>, count: usize, dataType: TypeCode, root: c_int,
+                peer: c_int, op: OpCode, mscclAlgoHandle: c_int, comm: CommHandle, stream: StreamHandle
+            ) -> Status = unsupported(MSCCL), over(inside);
+            /// Ends a program.
+            "RCCL" fn mscclUnloadAlgo(mscclAlgoHandle: c_int) -> Status = unsupported(MSCCL), over(inside);
+        }
+    } };
+}
+
+/// Strata's own functions. `{ path } more` calls the macro at `path` with `more`, whether the functions have `pnccl` twins, and the lines.
+#[macro_export]
+#[doc(hidden)]
+macro_rules! own_functions {
+    ({ $($then:tt)* } $($more:tt)*) => { $($then)*! { $($more)* no
+        "Tuning" {
+            /// Writes what a tuning table says of the machine that a communicator is on: an object in JSON, with a zero
+            /// byte after it. ncclInvalidArgument if it takes more than so many bytes (1024 will do).
+            "strata" fn strataCommDescribe(
+                comm: CommHandle, text: Buffer, bytes: usize
+            ) -> Status = native(info::describe), over(shadow::describe);
+        }
+        "Streams" {
+            /// Makes a stream.
+            "strata" fn strataStreamCreate(stream: Ptr<StreamHandle>) -> Status = native(streams::create);
+            /// Ends a stream. What is queued on it is still done, in the background.
+            "strata" fn strataStreamDestroy(stream: StreamHandle) -> Status = native(streams::destroy);
+            /// Waits until everything queued on the stream is done; returns the first error since the last call.
+            "strata" fn strataStreamSynchronize(stream: StreamHandle) -> Status = native(streams::synchronize);
+            /// ncclInProgress while something is queued on the stream, else ncclSuccess or the first error.
+            "strata" fn strataStreamQuery(stream: StreamHandle) -> Status = native(streams::query);
+            /// Queues a call of a function of the program, on the stream's thread.
+            "strata" fn strataStreamAddCallback(
+                stream: StreamHandle, callback: Callback, argument: Buffer
+            ) -> Status = native(streams::add_callback);
+        }
+    } };
+}
