@@ -11,9 +11,9 @@ use std::time::Instant;
 use strata::dtype::{DataType, ScalarBytes};
 use strata::error::{Error, Result};
 use strata::interface::layouts::UniqueIdBytes;
-use strata::interface::pointer::{Callback, ConstPtr, Ptr, Text};
+use strata::interface::pointer::{Buffer, Callback, ConstPtr, Ptr, Text};
 use strata::interface::signatures::{NcclFunctions, StrataFunctions};
-use strata::interface::types::{Buffer, CommHandle, ConstBuffer, OpCode, Residence, Status, StreamHandle, TypeCode};
+use strata::interface::types::{CommHandle, OpCode, Residence, Status, StreamHandle, TypeCode};
 use strata::memory::{Arena, Region};
 
 /// `ncclUniqueId`.
@@ -109,21 +109,23 @@ impl Library {
     /// `ncclGetVersion` as `2.32.3`.
     pub fn version(&self) -> Result<String> {
         let mut code = 0;
-        call!(self, ncclGetVersion(Ptr::to(&mut code)))?;
+        call!(self, ncclGetVersion(out(&mut code)))?;
         Ok(format!("{}.{}.{}", code / 10000, code / 100 % 100, code % 100))
     }
 
     /// A new unique id.
     pub fn unique_id(&self) -> Result<UniqueId> {
         let mut id = UniqueIdBytes([0; 128]);
-        call!(self, ncclGetUniqueId(Ptr::to(&mut id)))?;
+        call!(self, ncclGetUniqueId(out(&mut id)))?;
         Ok(UniqueId(id))
     }
 
     /// Communicators for `nranks` ranks of this process.
     pub fn init_all(&self, nranks: usize) -> Result<Vec<Comm<'_>>> {
         let mut handles = vec![CommHandle::NULL; nranks];
-        call!(self, ncclCommInitAll(Ptr::to(handles.as_mut_ptr()), nranks as c_int, ConstPtr::null()))?;
+        // SAFETY: there must be room for so many handles during the call; because the vector has them.
+        let places = unsafe { Ptr::to(handles.as_mut_ptr()) };
+        call!(self, ncclCommInitAll(places, nranks as c_int, ConstPtr::null()))?;
         Ok(handles.into_iter().map(|handle| Comm { library: self, handle, stream: None }).collect())
     }
 
@@ -132,7 +134,7 @@ impl Library {
         let mut handles = vec![CommHandle::NULL; here];
         self.group(|| {
             for (index, handle) in handles.iter_mut().enumerate() {
-                let (handle, rank) = (Ptr::to(handle), (first + index) as c_int);
+                let (handle, rank) = (out(handle), (first + index) as c_int);
                 call!(self, ncclCommInitRank(handle, nranks as c_int, id.0, rank))?;
             }
             Ok(())
@@ -151,9 +153,23 @@ impl Library {
     /// `len` bytes from `ncclMemAlloc`.
     pub fn allocate(&self, len: usize) -> Result<Allocation<'_>> {
         let mut start = Buffer::NULL;
-        call!(self, ncclMemAlloc(Ptr::to(&mut start), len.max(1)))?;
+        call!(self, ncclMemAlloc(out(&mut start), len.max(1)))?;
         Ok(Allocation { library: self, start, len })
     }
+}
+
+/// A place for a call's result.
+fn out<T>(place: &mut T) -> Ptr<T> {
+    // SAFETY: the place must be there during the call; because calls of this file end before their locals do. The handles of
+    // a group are written by its end, which comes before theirs.
+    unsafe { Ptr::to(place) }
+}
+
+/// Memory for a call.
+fn buffer<T>(start: *const T) -> Buffer {
+    // SAFETY: so much memory as the call touches must be there until it has ended; because `issue` looks at the length, and
+    // whoever calls keeps the buffers.
+    unsafe { Buffer::from_address(start as usize) }
 }
 
 /// A text of the library's, static or of its last error.
@@ -189,7 +205,7 @@ impl Allocation<'_> {
     /// All of it, valid for as long as the allocation lives.
     pub fn region(&self) -> Region {
         // SAFETY: the bytes are readable and writable; because ncclMemAlloc gave at least `len`, and no reference exists.
-        unsafe { Region::new(self.start.0 as *mut u8, self.len) }
+        unsafe { Region::new(self.start.address() as *mut u8, self.len) }
     }
 }
 
@@ -251,7 +267,7 @@ impl Stream<'_> {
     pub fn mark(&self) -> Result<Mark> {
         let passing = Arc::new(Passing::default());
         let argument = Arc::into_raw(passing.clone());
-        let (callback, place) = (Callback::to(pass), Buffer(argument as usize));
+        let (callback, place) = (Callback::to(pass), buffer(argument));
         let queued = call!(self.library, own strataStreamAddCallback(self.handle, callback, place));
         if queued.is_err() {
             // SAFETY: the pointer is from `into_raw` above; because what was refused will not be called.
@@ -312,7 +328,7 @@ impl<'a> Comm<'a> {
     /// The communicator of the ranks that give the same colour, in the order of their keys.
     pub fn split(&self, colour: usize, key: usize) -> Result<Comm<'a>> {
         let mut handle = CommHandle::NULL;
-        let (out, none) = (Ptr::to(&mut handle), Ptr::null());
+        let (out, none) = (out(&mut handle), Ptr::null());
         call!(self.library, ncclCommSplit(self.handle, colour as c_int, key as c_int, out, none))?;
         Ok(Comm { library: self.library, handle, stream: None })
     }
@@ -320,7 +336,7 @@ impl<'a> Comm<'a> {
     /// Gives it a stream of its own, for all calls from now on.
     pub fn add_stream(&mut self) -> Result<()> {
         let mut handle = StreamHandle::NULL;
-        call!(self.library, own strataStreamCreate(Ptr::to(&mut handle)))?;
+        call!(self.library, own strataStreamCreate(out(&mut handle)))?;
         self.stream = Some(Stream { library: self.library, handle });
         Ok(())
     }
@@ -335,7 +351,7 @@ impl<'a> Comm<'a> {
     pub fn issue(&self, call: Call, buffers: &Buffers, send_len: usize, recv_len: usize) -> Result<()> {
         let Buffers { send, recv, count, dtype } = *buffers;
         assert!(send.len() >= send_len && recv.len() >= recv_len, "buffers too short for {call:?}");
-        let (send, recv) = (ConstBuffer(send.as_ptr() as usize), Buffer(recv.as_ptr() as usize));
+        let (send, recv) = (buffer(send.as_ptr()).as_const(), buffer(recv.as_ptr()));
         let (dtype, library, comm) = (TypeCode(dtype as c_int), self.library, self.handle);
         let stream = self.stream.as_ref().map_or(StreamHandle::NULL, |stream| stream.handle);
         match call {
@@ -366,8 +382,8 @@ impl<'a> Comm<'a> {
     pub fn create_op(&self, mut scalar: ScalarBytes, dtype: DataType) -> Result<c_int> {
         const HOST_IMMEDIATE: Residence = Residence(1);
         let mut op = OpCode(0);
-        let (scalar, dtype) = (Buffer(&raw mut scalar as usize), TypeCode(dtype as c_int));
-        call!(self.library, ncclRedOpCreatePreMulSum(Ptr::to(&mut op), scalar, dtype, HOST_IMMEDIATE, self.handle))?;
+        let (scalar, dtype) = (buffer(&raw mut scalar), TypeCode(dtype as c_int));
+        call!(self.library, ncclRedOpCreatePreMulSum(out(&mut op), scalar, dtype, HOST_IMMEDIATE, self.handle))?;
         Ok(op.0)
     }
 
@@ -379,7 +395,7 @@ impl<'a> Comm<'a> {
     /// What Strata says of the machine that it is on, in at most so many bytes.
     pub fn describe(&self, most: usize) -> Result<String> {
         let mut told = vec![0u8; most];
-        let text = Buffer(told.as_mut_ptr() as usize);
+        let text = buffer(told.as_mut_ptr());
         call!(self.library, own strataCommDescribe(self.handle, text, most))?;
         told.truncate(told.iter().position(|&byte| byte == 0).unwrap_or(most));
         Ok(String::from_utf8_lossy(&told).into_owned())

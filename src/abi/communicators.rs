@@ -186,7 +186,7 @@ pub fn get_unique_id(out: Ptr<UniqueIdBytes>) -> Result<()> {
 
 /// `ncclCommInitRank`
 pub fn init_rank(newcomm: Ptr<CommHandle>, nranks: c_int, id: UniqueIdBytes, rank: c_int) -> Result<()> {
-    init_rank_config(newcomm, nranks, id, rank, Ptr::to(std::ptr::null_mut()))
+    init_rank_config(newcomm, nranks, id, rank, Ptr::null())
 }
 
 /// `ncclCommInitRankConfig`

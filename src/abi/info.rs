@@ -1,11 +1,10 @@
 //! Bodies of the entries that only tell something.
-#![forbid(unsafe_code)]
 
 use super::handles;
 use crate::error::{Error, Result};
 use crate::interface::layouts::{read_versioned, write_versioned, CommProperties, EncryptionConfig, Team, VERSION};
-use crate::interface::pointer::{ConstPtr, Ptr, Text};
-use crate::interface::types::{Buffer, CftTeamMode, CommHandle, Status};
+use crate::interface::pointer::{Buffer, ConstPtr, Ptr, Text};
+use crate::interface::types::{CftTeamMode, CommHandle, Status};
 use crate::selection::table::MeasuredOn;
 use std::cell::RefCell;
 use std::ffi::{c_int, CString};
@@ -38,7 +37,8 @@ pub fn last_error(_comm: CommHandle) -> Text {
     }
     SHOWN.with_borrow_mut(|shown| {
         *shown = CString::new(crate::log::last_error().replace('\0', " ")).unwrap_or_default();
-        Text::to(shown)
+        // SAFETY: the text must stay until the thread's next call; because only that changes it.
+        unsafe { Text::lent(shown) }
     })
 }
 

@@ -1,12 +1,11 @@
 //! Bodies of the entries for memory: allocation, registration, suspension.
-#![forbid(unsafe_code)]
 
 use super::handles;
 use crate::device::gpu::memory::DeviceBuffer;
 use crate::error::{Error, Result};
 use crate::fork::PerProcess;
-use crate::interface::pointer::Ptr;
-use crate::interface::types::{null, Buffer, CommHandle, MemStat};
+use crate::interface::pointer::{Buffer, Ptr};
+use crate::interface::types::{null, CommHandle, MemStat};
 use crate::memory::shared;
 use std::collections::HashMap;
 use std::ffi::c_int;
@@ -22,12 +21,15 @@ pub fn allocate(out: Ptr<Buffer>, size: usize) -> Result<()> {
         return Err(Error::InvalidArgument(format!("{size} bytes are more than memory can hold")));
     }
     let Some(gpu) = super::communicators::gpu(None)? else {
-        return out.set("ptr", Buffer(shared::allocate(size)?.as_ptr() as usize));
+        let start = shared::allocate(size)?.as_ptr() as usize;
+        // SAFETY: the memory must be there until it is freed; because it was just allocated.
+        return out.set("ptr", unsafe { Buffer::from_address(start) });
     };
     let memory = DeviceBuffer::new(&gpu, size.max(1))?;
     let start = memory.region().as_ptr() as usize;
     on_devices().insert(start, memory);
-    out.set("ptr", Buffer(start))
+    // SAFETY: the memory must be there until it is freed; because it was just allocated.
+    out.set("ptr", unsafe { Buffer::from_address(start) })
 }
 
 /// What [`allocate`] has given out on devices, by where it begins.
@@ -41,13 +43,13 @@ pub fn free(start: Buffer) -> Result<()> {
     if start.is_null() {
         return Ok(());
     }
-    let on_device = on_devices().remove(&start.0);
+    let on_device = on_devices().remove(&start.address());
     match on_device {
         Some(memory) => {
             drop(memory);
             Ok(())
         }
-        None => shared::free(start.0 as *mut u8),
+        None => shared::free(start.address() as *mut u8),
     }
 }
 
@@ -67,17 +69,18 @@ pub fn register(comm: CommHandle, start: Buffer, size: usize, out: Ptr<Buffer>) 
     }
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
     let mut registered = handle.registered.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-    registered.insert(number, (start.0, size));
-    out.set("handle", Buffer(number))
+    registered.insert(number, (start.address(), size));
+    // SAFETY: no memory is needed; because the interface says that this is a number alone.
+    out.set("handle", unsafe { Buffer::from_address(number) })
 }
 
 /// `ncclCommDeregister`
 pub fn deregister(comm: CommHandle, number: Buffer) -> Result<()> {
     let handle = handles::find(comm)?;
     let mut registered = handle.registered.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-    match registered.remove(&number.0) {
+    match registered.remove(&number.address()) {
         Some(_) => Ok(()),
-        None => Err(Error::InvalidUsage(format!("nothing is registered under {:#x}", number.0))),
+        None => Err(Error::InvalidUsage(format!("nothing is registered under {:#x}", number.address()))),
     }
 }
 

@@ -11,8 +11,8 @@ use crate::communicator::{group, launch_one, CollectiveCall, Comm, Elements, Fac
 use crate::dtype::DataType;
 use crate::error::{Error, Result};
 use crate::interface::layouts::{read_versioned, write_versioned, CollConfig, SimInfo};
-use crate::interface::pointer::{ConstPtr, Ptr};
-use crate::interface::types::{null, Buffer, CommHandle, ConstBuffer, OpCode, Residence, StreamHandle, TypeCode};
+use crate::interface::pointer::{Buffer, ConstBuffer, ConstPtr, Ptr};
+use crate::interface::types::{null, CommHandle, OpCode, Residence, StreamHandle, TypeCode};
 use crate::plan::Collective;
 use crate::topo::Rank;
 use std::ffi::c_int;
@@ -218,12 +218,12 @@ pub fn all_to_all_v(
     let record = || {
         let nranks = handles::find(comm)?.usable()?.nranks();
         let element = dtype.get()?.size();
-        let at = |base: usize, place: usize| base.wrapping_add(place.wrapping_mul(element));
+        let bytes_of = |place: usize| place.wrapping_mul(element);
         for peer in 0..nranks {
             let (count, place) = (send_counts.get_at(peer, "sendcounts")?, send_places.get_at(peer, "sdispls")?);
-            send(ConstBuffer(at(send_buffer.0, place)), count, dtype, peer as c_int, comm, stream)?;
+            send(send_buffer.at(bytes_of(place)), count, dtype, peer as c_int, comm, stream)?;
             let (count, place) = (recv_counts.get_at(peer, "recvcounts")?, recv_places.get_at(peer, "rdispls")?);
-            recv(Buffer(at(recv_buffer.0, place)), count, dtype, peer as c_int, comm, stream)?;
+            recv(recv_buffer.at(bytes_of(place)), count, dtype, peer as c_int, comm, stream)?;
         }
         Ok(())
     };

@@ -1,10 +1,9 @@
 //! Bodies of the `ncclParam` entries: Strata's own variables, and those of NCCL's that it reads.
-#![forbid(unsafe_code)]
 
 use crate::config::{Config, VARIABLES};
 use crate::error::{Error, Result};
-use crate::interface::pointer::{Ptr, Text};
-use crate::interface::types::{null, Buffer, ParamHandle};
+use crate::interface::pointer::{Buffer, Ptr, Text};
+use crate::interface::types::{null, ParamHandle};
 use std::cell::RefCell;
 use std::ffi::{c_int, CString};
 use std::sync::LazyLock;
@@ -84,7 +83,8 @@ pub fn get_text(handle: ParamHandle, out: Ptr<Text>) -> Result<()> {
     let text = c_string(value(key)?)?;
     SHOWN.with_borrow_mut(|shown| {
         *shown = text;
-        out.set("out", Text::to(shown))
+        // SAFETY: the text must stay until the thread's next call; because only that changes it.
+        out.set("out", unsafe { Text::lent(shown) })
     })
 }
 
@@ -116,7 +116,8 @@ pub fn get_by_key(name: Text, out: Ptr<Text>, length: Ptr<c_int>) -> Result<()> 
     length.set("valueLen", text.as_bytes().len() as c_int)?;
     SHOWN_BY_KEY.with_borrow_mut(|shown| {
         *shown = text;
-        out.set("value", Text::to(shown))
+        // SAFETY: the text must stay until the thread's next call; because only that changes it.
+        out.set("value", unsafe { Text::lent(shown) })
     })
 }
 
@@ -128,7 +129,8 @@ pub fn all_keys(table: Ptr<Ptr<Text>>, length: Ptr<c_int>) -> Result<()> {
     length.set("tableLen", KEYS.len() as c_int)?;
     SHOWN_KEYS.with_borrow_mut(|keys| {
         *keys = KEYS.iter().map(|key| Text::to(key)).collect();
-        table.set("table", Ptr::to(keys.as_mut_ptr()))
+        // SAFETY: the keys must stay until the thread's next call; because only that changes them.
+        table.set("table", unsafe { Ptr::to(keys.as_mut_ptr()) })
     })
 }
 

@@ -2,7 +2,6 @@
 //!
 //! Each gets the vendor's function and calls it: before, after, or instead of it comes what Strata does. What the vendor
 //! returns, the program gets.
-#![forbid(unsafe_code)]
 
 use super::options;
 use crate::communicator::shadow::{
@@ -11,13 +10,12 @@ use crate::communicator::shadow::{
 use crate::communicator::UniqueId;
 use crate::error::{Code, Error, SUCCESS};
 use crate::interface::layouts::{CollConfig, NcclConfig, SimInfo, UniqueIdBytes};
-use crate::interface::pointer::{ConstPtr, Ptr};
-use crate::interface::types::{Buffer, CommHandle, ConstBuffer, OpCode, Status, StreamHandle, TypeCode, Window};
+use crate::interface::pointer::{Buffer, ConstBuffer, ConstPtr, Ptr};
+use crate::interface::types::{CommHandle, OpCode, Status, StreamHandle, TypeCode, Window};
 use crate::plan::Collective;
 use crate::vendor::guard::inside;
 use crate::vendor::{self, Library};
 use std::ffi::c_int;
-use std::ptr::null_mut;
 use std::sync::Arc;
 
 /// A window for the vendor's symmetric kernels.
@@ -51,7 +49,8 @@ fn carrying(
     own: impl FnOnce() -> Result<UniqueId, String>,
 ) -> Status {
     let mut id = UniqueIdBytes([0; 128]);
-    let status = vendor(Ptr::to(&mut id));
+    // SAFETY: the place must be there while the vendor's function runs; because it is a local.
+    let status = vendor(unsafe { Ptr::to(&mut id) });
     if status != Status::SUCCESS {
         return status;
     }
@@ -95,7 +94,7 @@ pub fn init_rank(
     rank: c_int,
 ) -> Status {
     let status = inside(|| vendor(comm, nranks, id, rank));
-    made(from_ids(|| own_ids(vec![id]), nranks, rank), comm, Ptr::to(null_mut()), status)
+    made(from_ids(|| own_ids(vec![id]), nranks, rank), comm, Ptr::null(), status)
 }
 
 /// `ncclCommInitRankConfig`
@@ -396,8 +395,8 @@ macro_rules! collectives {
     (@call $collective:ident, $send:ident, $recv:ident, $count:ident, $dtype:ident, $stream:ident $(, $op:ident)?) => {
         VendorCall {
             collective: Collective::$collective,
-            send: $send.0,
-            recv: $recv.0,
+            send: $send.address(),
+            recv: $recv.address(),
             count: $count,
             dtype: $dtype.0,
             op: 0 $(+ $op.0)?,

@@ -99,11 +99,11 @@ pub fn query(name: StreamHandle) -> Result<()> {
 }
 
 /// `strataStreamAddCallback`
-pub fn add_callback(name: StreamHandle, callback: Callback, argument: crate::interface::types::Buffer) -> Result<()> {
+pub fn add_callback(name: StreamHandle, callback: Callback, argument: crate::interface::pointer::Buffer) -> Result<()> {
     let stream = find(name)?;
     let callback = callback.get("callback")?;
     stream.enqueue(move || {
-        callback(argument.0);
+        callback(argument.address());
         Ok(())
     })
 }

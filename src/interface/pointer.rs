@@ -2,9 +2,9 @@
 //!
 //! A pointer can be null, and that is checked at each use. What is not null is what the C interface says it is, or the
 //! program is wrong and was wrong with NVIDIA's library too: on this rest the few unsafe operations of this file.
-//! The types have no constructors but those for C, so no other code can make such a promise by accident.
+//! C makes values of these types when it calls; who makes one in Rust makes the same promise, in an unsafe call.
 
-use super::types::{null, CType, ConstBuffer};
+use super::types::{null, CType};
 use crate::error::{Error, Result};
 use crate::memory::Region;
 use std::ffi::{c_char, CStr};
@@ -22,6 +22,70 @@ pub struct ConstPtr<T>(*const T);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(transparent)]
 pub struct Text(*const c_char);
+
+macro_rules! buffers {
+    ($($(#[doc = $doc:literal])+ $name:ident = $c:literal;)*) => { $(
+        $(#[doc = $doc])+
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+        #[repr(transparent)]
+        pub struct $name(usize);
+
+        impl $name {
+            /// No memory.
+            pub const NULL: $name = $name(0);
+
+            /// Memory that begins at an address, or something else that the interface passes as such.
+            ///
+            /// # Safety
+            /// What the interface says of the argument that this becomes: so much memory is there, for as long.
+            pub const unsafe fn from_address(address: usize) -> $name {
+                $name(address)
+            }
+
+            /// Where it begins.
+            pub fn address(self) -> usize {
+                self.0
+            }
+
+            /// Whether there is none.
+            pub fn is_null(self) -> bool {
+                self == Self::NULL
+            }
+
+            /// What begins so many bytes further in the same memory.
+            pub fn at(self, bytes: usize) -> $name {
+                $name(self.0.wrapping_add(bytes))
+            }
+        }
+
+        impl CType for $name {
+            fn c() -> String {
+                $c.to_string()
+            }
+
+            fn required(&self, name: &str) -> Result<()> {
+                match self.is_null() {
+                    true => Err(null(name)),
+                    false => Ok(()),
+                }
+            }
+        }
+    )* };
+}
+
+buffers! {
+    /// Memory that is written.
+    Buffer = "void*";
+    /// Memory that is only read.
+    ConstBuffer = "const void*";
+}
+
+impl Buffer {
+    /// The same memory, only read.
+    pub fn as_const(self) -> ConstBuffer {
+        ConstBuffer(self.0)
+    }
+}
 
 /// `void (*)(void*)`
 #[derive(Debug, Clone, Copy)]
@@ -84,8 +148,11 @@ impl CType for Callback {
 }
 
 impl<T> Ptr<T> {
-    /// A pointer for a C program, or a library, to something that lives as long as the interface promises.
-    pub fn to(target: *mut T) -> Ptr<T> {
+    /// A pointer for a C program, or a library.
+    ///
+    /// # Safety
+    /// What the interface says of the argument that this becomes: the target is there, for as long.
+    pub const unsafe fn to(target: *mut T) -> Ptr<T> {
         Ptr(target)
     }
 
@@ -205,8 +272,16 @@ impl Text {
     /// No text.
     pub const NULL: Text = Text(std::ptr::null());
 
-    /// A text that outlives what the interface promises of it.
-    pub fn to(text: &CStr) -> Text {
+    /// A text that stays.
+    pub const fn to(text: &'static CStr) -> Text {
+        Text(text.as_ptr())
+    }
+
+    /// A text that goes some time.
+    ///
+    /// # Safety
+    /// It stays as long as the interface says of the argument or result that this becomes.
+    pub const unsafe fn lent(text: &CStr) -> Text {
         Text(text.as_ptr())
     }
 

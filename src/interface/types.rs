@@ -164,14 +164,10 @@ handles! {
     ParamHandle;
     /// What multicast windows share.
     MultimemHandle;
-    /// Memory that is written.
-    Buffer;
-    /// Memory that is only read.
-    ConstBuffer;
 }
 
 handles! {
-    named Window = "ncclWindow_t", ParamHandle = "ncclParamHandle_t", Buffer = "void*", ConstBuffer = "const void*",
+    named Window = "ncclWindow_t", ParamHandle = "ncclParamHandle_t",
 }
 
 impl CType for StreamHandle {
@@ -193,12 +189,5 @@ impl CType for CommHandle {
 
     fn communicator(&self) -> Option<CommHandle> {
         Some(*self)
-    }
-}
-
-impl Buffer {
-    /// The same memory, only read.
-    pub fn as_const(self) -> ConstBuffer {
-        ConstBuffer(self.0)
     }
 }

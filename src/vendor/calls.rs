@@ -1,7 +1,6 @@
 //! The vendor's functions as Strata calls them itself.
 //!
 //! Handles and buffers are numbers here: they are the program's or the vendor's, and Strata never looks behind them.
-#![forbid(unsafe_code)]
 
 use super::guard;
 use super::library::Library;
@@ -38,11 +37,15 @@ impl Library {
     }
 
     /// Options for a communicator whose calls wait, with a name where the release knows names; all else is the vendor's
-    /// default. Only fields that releases from 2.18.1 on have are shown to it. The name must outlive the call that takes the
-    /// options.
-    pub fn sub_config(&self, name: &CStr) -> NcclConfig {
+    /// default. Only fields that releases from 2.18.1 on have are shown to it.
+    ///
+    /// # Safety
+    /// The name outlives the call that takes the options.
+    pub unsafe fn sub_config(&self, name: &CStr) -> NcclConfig {
         let (size, version) = if self.version >= 22703 { (72, 22703) } else { (48, 21801) };
         let head = Head { size, version, ..NcclConfig::DEFAULT.head };
-        NcclConfig { head, blocking: 1, comm_name: Text::to(name), ..NcclConfig::DEFAULT }
+        // SAFETY: the name must outlive the call that takes the options; because the caller says so.
+        let comm_name = unsafe { Text::lent(name) };
+        NcclConfig { head, blocking: 1, comm_name, ..NcclConfig::DEFAULT }
     }
 }

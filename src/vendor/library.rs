@@ -69,8 +69,10 @@ impl Library {
         };
         library.code = code_around(get_version);
         let mut version = 0;
+        // SAFETY: the place must be there during the call; because it is a local.
+        let place = unsafe { Ptr::to(&mut version) };
         // SAFETY: the place must be valid; because it is a local.
-        match guard::inside(|| unsafe { functions.ncclGetVersion(Ptr::to(&mut version)) }) {
+        match guard::inside(|| unsafe { functions.ncclGetVersion(place) }) {
             Some(Status::SUCCESS) => Ok(Library { version, ..library }),
             code => refuse(&format!("ncclGetVersion returns {}", code.map_or(-1, |Status(code)| code))),
         }

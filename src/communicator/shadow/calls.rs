@@ -3,9 +3,9 @@
 use super::subcomms::{Prepared, VendorCall};
 use super::{Handle, IN_PROGRESS};
 use crate::error::{Code, SUCCESS};
-use crate::interface::pointer::Ptr;
+use crate::interface::pointer::{Buffer, ConstBuffer, Ptr};
 use crate::interface::signatures::NcclFunctions;
-use crate::interface::types::{Buffer, CommHandle, ConstBuffer, OpCode, Status, StreamHandle, TypeCode};
+use crate::interface::types::{CommHandle, OpCode, Status, StreamHandle, TypeCode};
 use crate::plan::Collective;
 use crate::vendor::calls::VendorAddress;
 use crate::vendor::Library;
@@ -24,10 +24,13 @@ pub fn collective(
     count: usize,
     library: &Library,
 ) -> Result<(), Code> {
-    let (send, recv) = (ConstBuffer(send), Buffer(recv));
+    // SAFETY: the memory must stay until the stream has come so far; because the program's does, and scratch is the stream's own.
+    let send = unsafe { ConstBuffer::from_address(send) };
+    // SAFETY: the same memory must stay; because of the same.
+    let recv = unsafe { Buffer::from_address(recv) };
     let (dtype, op) = (TypeCode(call.dtype), OpCode(call.op));
     let (comm, stream) = (CommHandle(comm), StreamHandle(call.stream));
-    // `comm` is the program's own or serves one. Scratch is the stream's own.
+    // `comm` is the program's own or serves one.
     library.call(|vendor| match collective {
         // SAFETY: `comm` must be alive and the buffers stay until the stream has come so far; because the caller keeps
         // its end away (`Ending::call`), and the program keeps the buffers.
@@ -61,8 +64,10 @@ pub fn in_group(library: &Library, calls: impl FnOnce() -> Result<(), Code>) -> 
 /// The vendor's word on how a communicator fares.
 pub fn async_error(library: &Library, comm: Handle) -> Code {
     let mut told = Status::SUCCESS;
+    // SAFETY: the place must be there during the call; because it is a local.
+    let place = unsafe { Ptr::to(&mut told) };
     // SAFETY: the communicator must be alive; because whoever ends it waits for this.
-    match library.call(|vendor| unsafe { vendor.ncclCommGetAsyncError(CommHandle(comm), Ptr::to(&mut told)) }) {
+    match library.call(|vendor| unsafe { vendor.ncclCommGetAsyncError(CommHandle(comm), place) }) {
         Ok(()) => told.0,
         Err(code) => code,
     }
@@ -71,8 +76,10 @@ pub fn async_error(library: &Library, comm: Handle) -> Code {
 /// The number of a communicator's GPU, or -1.
 pub fn device(library: &Library, comm: Handle) -> i32 {
     let mut device = -1;
+    // SAFETY: the place must be there during the call; because it is a local.
+    let place = unsafe { Ptr::to(&mut device) };
     // SAFETY: the communicator must be alive; because its making waits for this.
-    match library.call(|vendor| unsafe { vendor.ncclCommCuDevice(CommHandle(comm), Ptr::to(&mut device)) }) {
+    match library.call(|vendor| unsafe { vendor.ncclCommCuDevice(CommHandle(comm), place) }) {
         Ok(()) => device,
         Err(_) => -1,
     }

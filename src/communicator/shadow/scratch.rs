@@ -6,8 +6,7 @@
 use super::subcomms::{Prepared, SubComms};
 use super::Attached;
 use crate::error::Code;
-use crate::interface::pointer::Ptr;
-use crate::interface::types::Buffer;
+use crate::interface::pointer::{Buffer, Ptr};
 use crate::sync::locked;
 use crate::vendor::calls::{VendorAddress, VendorStream};
 use crate::vendor::Library;
@@ -89,9 +88,11 @@ impl StreamScratch {
         // Twice as much each time, so that all that is kept is no more than twice what is used.
         let len = bytes.max(LEAST_BYTES).next_power_of_two();
         let mut made = Buffer::NULL;
+        // SAFETY: the place must be there during the call; because it is a local.
+        let place = unsafe { Ptr::to(&mut made) };
         // SAFETY: the place must be valid; because it is a local.
-        library.call(|vendor| unsafe { vendor.ncclMemAlloc(Ptr::to(&mut made), len) })?;
-        let Buffer(address) = made;
+        library.call(|vendor| unsafe { vendor.ncclMemAlloc(place, len) })?;
+        let address = made.address();
         if let Some((old, _)) = pieces.by_stream.insert(stream, (address, len)) {
             pieces.outgrown.push(old);
         }
@@ -102,9 +103,11 @@ impl StreamScratch {
     pub fn free(&self, library: &Library) {
         let Pieces { by_stream, outgrown } = std::mem::take(&mut *locked(&self.pieces));
         for address in by_stream.into_values().map(|(address, _)| address).chain(outgrown) {
+            // SAFETY: the address must be of memory of the vendor's; because it came from there.
+            let memory = unsafe { Buffer::from_address(address) };
             // SAFETY: the memory must be the vendor's and unused; because it came from there, and the communicators that
             // used it have ended.
-            if let Err(code) = library.call(|vendor| unsafe { vendor.ncclMemFree(Buffer(address)) }) {
+            if let Err(code) = library.call(|vendor| unsafe { vendor.ncclMemFree(memory) }) {
                 crate::info!("freeing scratch memory: the vendor's library returns {code}");
             }
         }

@@ -90,11 +90,16 @@ fn split_off(
     let name = CString::new(format!("strata-{level}{color}")).unwrap_or_default();
     // On the heap: a making that is cancelled goes on on the vendor's threads, which write here when it ends.
     let made = Box::into_raw(Box::new(CommHandle::NULL));
-    let mut options = library.sub_config(&name);
-    let (from, out, options) = (CommHandle(parent), Ptr::to(made), Ptr::to(&mut options));
+    // SAFETY: the name must outlive the call; because it is a local of this function.
+    let mut options = unsafe { library.sub_config(&name) };
+    // SAFETY: the place must stay until the making has ended; because it is leaked if it has not ended by then.
+    let out = unsafe { Ptr::to(made) };
+    // SAFETY: the options must be there during the call; because they are a local.
+    let options = unsafe { Ptr::to(&mut options) };
     // SAFETY: the parent must be alive and used by nobody else meanwhile; because the program waits for its
     // making, or is told that it is in progress.
-    let outcome = library.call(|vendor| unsafe { vendor.ncclCommSplit(from, color as i32, key as i32, out, options) });
+    let outcome = library
+        .call(|vendor| unsafe { vendor.ncclCommSplit(CommHandle(parent), color as i32, key as i32, out, options) });
     let outcome = match outcome {
         Err(super::IN_PROGRESS) => calls::wait_ready(library, parent, cancel),
         outcome => outcome,
