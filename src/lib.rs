@@ -5,7 +5,7 @@
 //! virtual clock. [`selection`] chooses. Ranks meet through the [`bootstrap`], and [`health`] notices those that are lost.
 //! [`communicator`] ties all of it together, [`vendor`] is NCCL or RCCL where there is one, and `abi` is the C interface.
 //!
-//! Each module may use those below it only; `shim-tests/tidy.rs` has the order.
+//! Each module may use those below it only; `shim-tests/house/tidy.rs` has the order.
 
 // Examples are compiled into the tests, too.
 #[cfg(test)]
