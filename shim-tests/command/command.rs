@@ -133,6 +133,17 @@ fn a_closed_output_ends_it_without_a_word() {
     assert_eq!(text(&output.stderr), "");
 }
 
+/// Around a ring everybody sends first, so a channel must hold a message.
+#[test]
+fn a_plan_that_is_rejected_is_told_with_its_shape_and_status_1() {
+    let line = ["plan", "verify", "all_reduce", "--max-ranks", "2", "--algo", "ring"];
+    assert!(succeeds(&line).contains(" 0 rejected"));
+    let output = output(strata(&line).args(["--capacity", "0"]));
+    let said = text(&output.stdout);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("    rejected: 2 ranks on 1 node") && !said.contains(" 0 rejected"), "{said}");
+}
+
 #[test]
 fn collectives_and_placements_go_by_each_of_their_names() {
     let drawn = |name: &str| succeeds(&["plan", "show", name, "-n", "4", "--draw"]);
