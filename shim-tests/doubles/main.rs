@@ -12,7 +12,6 @@ mod vendor;
 
 mod double;
 mod drop_in;
-mod gpu_failures;
 mod rails;
 mod real;
 mod softgpu;

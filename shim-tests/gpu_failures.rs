@@ -4,12 +4,19 @@
 //! The programs are `vendor/programs/gpu_*.c`. They run with Strata alone, which then works on device memory itself, and
 //! with Strata over a vendor's library, whose rails are Strata's by TCP.
 
-use crate::built::library;
-use crate::soft;
-use crate::vendor::{Double, NCCL, RCCL};
+// What is not used here other test programs use.
+#[allow(dead_code)]
+mod built;
+#[allow(dead_code)]
+mod soft;
+#[allow(dead_code)]
+mod vendor;
+
+use built::library;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Mutex;
+use vendor::{Double, NCCL, RCCL};
 
 /// How Strata serves a program.
 #[derive(Clone, Copy, PartialEq, Debug)]
