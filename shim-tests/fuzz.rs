@@ -4,7 +4,6 @@
 //! parsers. Inputs that were wrong once are in `fuzz/regressions`, a folder for each parser, and go first. The same
 //! parsers stand behind the libFuzzer targets in `fuzz/`.
 
-mod built;
 #[path = "fuzz/command.rs"]
 mod command;
 #[path = "fuzz/mutate.rs"]
@@ -19,6 +18,7 @@ mod perf;
 use rustix::time::{clock_gettime, ClockId};
 use stats_alloc::{Region, StatsAlloc, INSTRUMENTED_SYSTEM};
 use std::panic::{catch_unwind, AssertUnwindSafe};
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::mpsc::{channel, RecvTimeoutError};
 use std::time::{Duration, Instant};
@@ -71,7 +71,7 @@ fn fault(parser: &Parser, data: &[u8]) -> Option<String> {
 
 /// The inputs that were wrong once, with the names of their files.
 fn regressions(parser: &Parser) -> Vec<(String, Vec<u8>)> {
-    let folder = built::root().join("fuzz/regressions").join(parser.name);
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz/regressions").join(parser.name);
     let Ok(entries) = std::fs::read_dir(folder) else { return Vec::new() };
     let paths = entries.filter_map(|entry| Some(entry.ok()?.path()));
     paths.filter_map(|path| Some((path.display().to_string(), std::fs::read(&path).ok()?))).collect()

@@ -1,6 +1,6 @@
 """scripts/gpu-check judges right: what its parts make of ranks' results, made up here, and that it ends what it starts.
 
-Run by the test program gpu.rs."""
+Run by command/gpu.rs."""
 
 import math
 import os

@@ -4,8 +4,12 @@
 //! The programs are `vendor/programs/gpu_*.c`. They run with Strata alone, which then works on device memory itself, and
 //! with Strata over a vendor's library, whose rails are Strata's by TCP.
 
+// What is not used here other test programs use.
+#[allow(dead_code)]
 mod built;
+#[allow(dead_code)]
 mod soft;
+#[allow(dead_code)]
 mod vendor;
 
 use built::library;

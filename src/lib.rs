@@ -6,7 +6,7 @@
 //! [`communicator`] ties all of it together, [`vendor`] is NCCL or RCCL where there is one, and `abi` implements the C
 //! [`interface`].
 //!
-//! Each module may use those below it only; `shim-tests/tidy.rs` has the order.
+//! Each module may use those below it only; `shim-tests/house/tidy.rs` has the order.
 
 // Examples are compiled into the tests, too.
 #[cfg(test)]

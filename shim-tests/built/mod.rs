@@ -1,6 +1,4 @@
 //! The built library, and C programs compiled against it.
-// Each test program uses a part of this.
-#![allow(dead_code)]
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};

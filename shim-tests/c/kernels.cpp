@@ -1,4 +1,4 @@
-// The kernels for the processor, and what runs their threads, one after the other, for shim-tests/kernels.rs.
+// The kernels for the processor, and what runs their threads, one after the other, for shim-tests/plans/kernels.rs.
 #include "reduce.cu"
 #include "move.cu"
 

@@ -1,4 +1,4 @@
-/* One scenario of the soft GPU, named on the command line; shim-tests/softgpu.rs says what comes of each. */
+/* One scenario of the soft GPU, named on the command line; shim-tests/doubles/softgpu.rs says what comes of each. */
 #include "cuda.h"
 #include <stdio.h>
 #include <stdlib.h>

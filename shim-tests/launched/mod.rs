@@ -1,7 +1,6 @@
 //! Commands of `strata` on the ranks of a small world, and what they say.
-#![allow(dead_code)]
 
-use super::built;
+use crate::built;
 use std::process::{Command, Output, Stdio};
 use std::sync::LazyLock;
 use std::time::{Duration, Instant};

@@ -2,8 +2,6 @@
 //!
 //! A test puts such a directory on `LD_LIBRARY_PATH` of a process of its own; what else it can ask for by the environment
 //! is said at the head of `softgpu/src/lib.rs`.
-// Each test program uses a part of this.
-#![allow(dead_code)]
 
 use crate::built::root;
 use rustix::fs::{flock, FlockOperation};

@@ -3,8 +3,6 @@
 //! `double/` is NCCL on host memory (double.h says what it promises), built as a release of NCCL or of RCCL;
 //! `programs/` are programs that come by NCCL in several ways. Both lie below the build directory and are compiled anew
 //! when a source is newer.
-// Each test program uses a part of this.
-#![allow(dead_code)]
 
 use crate::built::{checked, header_dir, root};
 use std::path::{Path, PathBuf};

@@ -2,8 +2,6 @@
 //!
 //! With `SOFT_DEVICE=cuda` or `hip` the ranks' data is on a soft GPU ([`soft`]), each rank's on a device of its own; with
 //! `SOFT_DEVICE=inverted` it is on the toy device of examples/device.
-// Each test program uses a part of this.
-#![allow(dead_code)]
 
 #[path = "../../examples/device/inverted.rs"]
 mod inverted;
@@ -28,8 +26,6 @@ pub struct Member {
     pub comm: Arc<Comm>,
     pub rank: usize,
     pub grid: Arc<Grid>,
-    /// Where the rank's data is, if not on the host.
-    pub gpu: Option<Arc<GpuDevice>>,
     /// All ranks meet here.
     pub barrier: Arc<Barrier>,
     /// One slot a rank, to compare results.
@@ -52,10 +48,9 @@ pub fn run(grid: Grid, body: impl Fn(&Member) + Send + Sync + 'static) {
             std::thread::spawn(move || {
                 let host_id = Some(format!("node{}", grid.node(Rank::from_index(rank)).index()));
                 let options = CommOptions { host_id, ..options() };
-                let gpu = gpu(rank);
-                let params = InitParams { nranks, rank, ids: vec![id], options, device: 0, gpu: gpu.clone() };
+                let params = InitParams { nranks, rank, ids: vec![id], options, device: 0, gpu: gpu(rank) };
                 let comm = Comm::init(params, &Arc::new(AtomicBool::new(false))).expect("init");
-                let member = Member { comm, rank, grid, gpu, barrier, board };
+                let member = Member { comm, rank, grid, barrier, board };
                 body(&member);
                 member.comm.destroy().expect("destroy");
                 send.send(rank).ok();

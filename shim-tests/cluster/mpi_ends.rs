@@ -1,0 +1,88 @@
+//! An MPI that ends the process, in whatever call and on whatever thread: the process ends with MPI's status, and the other
+//! ranks hear of it. It takes no MPI: the plugin is `c/mpi/ends.c`.
+
+use crate::built;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::sync::LazyLock;
+use std::time::{Duration, Instant};
+
+/// Far below the time that a call may take.
+const SECONDS: Duration = Duration::from_secs(40);
+
+fn compiled(file: &str, options: &[&str]) -> PathBuf {
+    let source = built::root().join("shim-tests/c").join(file);
+    let strict = ["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-g", "-pthread"];
+    built::Compiler::new("c").compile(&std::fs::read_to_string(source).unwrap(), &[&strict[..], options].concat())
+}
+
+static PLUGIN: LazyLock<PathBuf> = LazyLock::new(|| compiled("mpi/ends.c", &["-shared", "-fPIC"]));
+static PROGRAM: LazyLock<PathBuf> =
+    LazyLock::new(|| compiled("leaves.c", &["-L", built::library_dir().to_str().unwrap(), "-lnccl"]));
+
+/// A rank as a launcher of MPI starts it, whose status is told and is no reason to end the others.
+const RANK: &str =
+    "export OMPI_COMM_WORLD_RANK=$RANK OMPI_COMM_WORLD_SIZE=$WORLD_SIZE; \"$@\"; echo \"rank $RANK: $?\"";
+
+/// Three ranks on three nodes run a row; in `call`, MPI ends rank 1 like this. The statuses of the ranks.
+fn statuses(row: &str, call: &str, how: &str) -> Vec<i32> {
+    let begin = Instant::now();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_strata"));
+    command.args(["launch", "-n", "3", "--nodes", "3", "--timeout", "100", "--", "sh", "-c", RANK, "sh"]);
+    command.arg(&*PROGRAM).arg(row).stdin(Stdio::null());
+    command.env("LD_LIBRARY_PATH", built::library_dir()).env("STRATA_MPI_PLUGIN", &*PLUGIN);
+    command.env("STRATA_INTER", "mpi").env("STRATA_TIMEOUT_MS", "90000").env("STRATA_BOOTSTRAP_TIMEOUT_MS", "90000");
+    command.env("ENDS_RANK", "1").env("ENDS_IN", call).env("ENDS_HOW", how);
+    let said = built::checked(&mut command);
+    assert!(begin.elapsed() < SECONDS, "{row}, {how} in {call}: {:?}\n{said}", begin.elapsed());
+    let status = |rank: usize| {
+        let start = format!("rank {rank}: ");
+        let line = said.lines().find_map(|line| line.strip_prefix(&start));
+        line.and_then(|status| status.parse().ok()).unwrap_or_else(|| panic!("{row}, {how} in {call}: {said}"))
+    };
+    (0..3).map(status).collect()
+}
+
+/// Whether this is the status of a shell whose program was ended as this says.
+fn ended(status: i32, how: &str) -> bool {
+    match how {
+        "abort" => status == 128 + 6,
+        // Two threads may end the process, MPI's and the program's, whose call has failed; either status may be the one.
+        _ => [7, 1].contains(&status),
+    }
+}
+
+#[test]
+fn a_process_that_mpi_ends_at_the_start_ends_and_the_others_fail() {
+    for call in ["look", "init", "create"] {
+        for how in ["exit", "abort", "thread"] {
+            let statuses = statuses("allreduce", call, how);
+            assert!(ended(statuses[1], how), "{how} in {call}: {statuses:?}");
+            assert!(statuses[0] != 0 && statuses[2] != 0, "{how} in {call}: {statuses:?}");
+        }
+    }
+}
+
+#[test]
+fn a_process_that_mpi_ends_in_an_operation_ends_and_the_others_fail() {
+    for call in ["isend", "irecv", "test"] {
+        for how in ["exit", "abort", "thread"] {
+            let statuses = statuses("one_aborts", call, how);
+            assert!(ended(statuses[1], how), "{how} in {call}: {statuses:?}");
+            assert!(statuses[0] != 0 && statuses[2] != 0, "{how} in {call}: {statuses:?}");
+        }
+    }
+}
+
+#[test]
+fn a_process_that_mpi_ends_at_its_end_ends_and_nobody_else_fails() {
+    for call in ["free", "barrier", "finalize"] {
+        for how in ["exit", "abort", "thread"] {
+            let statuses = statuses("nothing", call, how);
+            assert_eq!((statuses[0], statuses[2]), (0, 0), "{how} in {call}: {statuses:?}");
+            // The program's own end may come first.
+            let ended_well = statuses[1] == 0 && how != "abort";
+            assert!(ended_well || ended(statuses[1], how), "{how} in {call}: {statuses:?}");
+        }
+    }
+}

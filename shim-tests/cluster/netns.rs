@@ -1,0 +1,358 @@
+//! The cluster of network namespaces: nodes that only their NICs join, equally loaded NICs, and nothing left behind.
+//!
+//! Where namespaces may not be created each test says `SKIPPED: why`.
+
+use crate::built::{self, checked};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+const LIMIT: Duration = Duration::from_secs(60);
+
+fn script() -> PathBuf {
+    built::root().join("scripts/netns-cluster")
+}
+
+/// Whether this machine allows clusters; says so if not.
+fn allowed() -> bool {
+    let output = Command::new(script()).arg("check").output().expect("the script starts");
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    match output.status.code() {
+        Some(0) => true,
+        Some(77) => {
+            println!("SKIPPED: {}", said.trim());
+            false
+        }
+        other => panic!("check ended with {other:?}: {said}"),
+    }
+}
+
+/// A cluster of this test program, taken down at the end whatever the test did.
+struct Cluster(String);
+
+impl Cluster {
+    fn named(test: &str) -> Cluster {
+        Cluster(format!("test-{}-{test}", std::process::id()))
+    }
+
+    fn up(test: &str, options: &[&str]) -> Cluster {
+        let cluster = Cluster::named(test);
+        checked(cluster.command("up").args(options));
+        cluster
+    }
+
+    fn command(&self, verb: &str) -> Command {
+        let mut command = Command::new(script());
+        command.args([verb, "--name", &self.0]).stdin(Stdio::null());
+        command
+    }
+
+    fn run(&self, options: &[&str], line: &[&str]) -> String {
+        checked(self.command("run").args(options).arg("--").args(line))
+    }
+
+    /// The namespaces of the nodes and of the cluster's processes.
+    fn namespaces(&self) -> Vec<String> {
+        let script = "readlink /proc/self/ns/net /proc/self/ns/uts /proc/self/ns/pid";
+        self.run(&["--each", "node"], &["sh", "-c", script]).lines().map(str::to_string).collect()
+    }
+
+    /// Bytes that each NIC has sent, by node and NIC.
+    fn sent(&self) -> BTreeMap<(String, String), u64> {
+        let out = checked(&mut self.command("counters"));
+        let nic = |line: &str| {
+            let words: Vec<&str> = line.split(' ').collect();
+            ((words[0].to_string(), words[1].to_string()), words[2].parse().expect("a number of bytes"))
+        };
+        out.lines().map(nic).collect()
+    }
+
+    /// Runs a collective of `bytes` on every rank, checked, and returns what each NIC has sent for it.
+    fn collective(&self, name: &str, bytes: &str) -> BTreeMap<(String, String), u64> {
+        let before = self.sent();
+        let library = built::library();
+        let perf =
+            [env!("CARGO_BIN_EXE_strata"), "perf", name, "-b", bytes, "-e", bytes, "-n", "2", "-w", "0", "-c", "1"];
+        let out = self.run(&["--each", "rank"], &[&perf[..], &["--library", library.to_str().unwrap()]].concat());
+        assert!(out.contains("# Out of bounds values : 0 OK"), "{out}");
+        self.sent().into_iter().map(|(nic, sent)| (nic.clone(), sent - before[&nic])).collect()
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        let _ = self.command("down").status();
+    }
+}
+
+fn in_use(namespaces: &[String]) -> bool {
+    let processes = std::fs::read_dir("/proc").unwrap().flatten().map(|entry| entry.path().join("ns"));
+    processes.flat_map(|ns| ["net", "uts", "pid"].map(|kind| ns.join(kind))).any(|link| {
+        let target = std::fs::read_link(link).unwrap_or_default();
+        namespaces.iter().any(|namespace| target == Path::new(namespace))
+    })
+}
+
+fn wait_until_gone(namespaces: &[String]) {
+    let deadline = Instant::now() + LIMIT;
+    while in_use(namespaces) {
+        assert!(Instant::now() < deadline, "processes still use {namespaces:?}");
+        std::thread::yield_now();
+    }
+}
+
+fn kill(child: &mut Child) {
+    child.kill().unwrap();
+    child.wait().unwrap();
+}
+
+#[test]
+fn nodes_have_names_and_reach_each_other_over_every_rail() {
+    if !allowed() {
+        return;
+    }
+    let cluster = Cluster::up("names", &["--nodes", "3", "--nics", "2"]);
+    assert_eq!(cluster.run(&["--each", "node"], &["hostname"]), "node0\nnode1\nnode2\n");
+    let ranks = cluster.run(
+        &["--each", "rank", "--placement", "round-robin"],
+        &["sh", "-c", "echo $RANK $WORLD_SIZE $(hostname) $LOCAL_RANK $LOCAL_WORLD_SIZE $MASTER_ADDR"],
+    );
+    let mut ranks: Vec<&str> = ranks.lines().collect();
+    ranks.sort_unstable();
+    let expected: Vec<String> =
+        (0..6).map(|rank| format!("{rank} 6 node{} {} 2 10.0.0.1", rank % 3, rank / 3)).collect();
+    assert_eq!(ranks, expected);
+    // MPI's launchers run in node0, where rank 0 will be, and hand on what they are told.
+    let told =
+        cluster.run(&[], &["sh", "-c", "echo $(hostname) $MASTER_ADDR; [ \"$MASTER_PORT\" -gt 1023 ] && echo port"]);
+    assert_eq!(told, "node0 10.0.0.1\nport\n");
+    for rail in 0..2 {
+        let answered = |cluster: &Cluster| cluster.sent()[&("node2".to_string(), format!("eth{rail}"))];
+        let before = answered(&cluster);
+        // Nobody listens there, and the node says so.
+        cluster.run(&[], &["bash", "-c", &format!("(exec 3<>/dev/tcp/10.{rail}.0.3/9) 2>/dev/null; true")]);
+        assert!(answered(&cluster) > before, "rail {rail}");
+    }
+}
+
+#[test]
+fn nodes_control_congestion_by_loss_whatever_this_machine_does() {
+    if !allowed() {
+        return;
+    }
+    let cluster = Cluster::up("tcp", &["--nodes", "2"]);
+    let used = cluster.run(&["--each", "node"], &["cat", "/proc/sys/net/ipv4/tcp_congestion_control"]);
+    assert!(used.lines().count() == 2 && used.lines().all(|name| ["cubic", "reno"].contains(&name)), "{used}");
+}
+
+#[test]
+fn every_nic_carries_the_same_and_results_are_right() {
+    if !allowed() {
+        return;
+    }
+    for nodes in ["2", "3", "5", "6"] {
+        let cluster = Cluster::up("even", &["--nodes", nodes, "--nics", "2"]);
+        for name in ["all_gather", "reduce_scatter", "all_reduce"] {
+            let sent = cluster.collective(name, "8M");
+            let (least, most) = (*sent.values().min().unwrap() as f64, *sent.values().max().unwrap() as f64);
+            assert!(most <= 1.03 * least, "{name} on {nodes} nodes: {sent:?}");
+        }
+    }
+}
+
+#[test]
+fn on_uneven_nodes_every_rank_s_nic_carries_its_rank_s_bytes() {
+    if !allowed() {
+        return;
+    }
+    // Node0's third NIC shares a subnet with no other node's rank: it sends because nodes route by source address.
+    let cluster = Cluster::up("uneven", &["--nodes", "3", "--nics", "3", "--ranks", "3,1,2"]);
+    // What each NIC sends, in parts of a size of the collective's own. A rank serves the rails that its node lacks.
+    let expected: [(&str, [&[u32]; 3]); 3] = [
+        // Each rank sends its block to the two other nodes.
+        ("all_gather", [&[2, 2, 2], &[2], &[2, 2]]),
+        // Each node sums for each rank of the others, and sends the sum on the rail of that rank. The third rail ends at
+        // node0's third rank alone, so what it has to send is nothing. Node1's NIC sends for all five others: no sharing
+        // on node0 could make the call shorter.
+        ("reduce_scatter", [&[2, 1, 0], &[5], &[3, 1]]),
+        // Each rail reduces a third of the vector; node1's rank serves three rails, node2's first one two.
+        ("all_reduce", [&[1, 1, 1], &[3], &[2, 1]]),
+    ];
+    for (name, parts) in expected {
+        let sent = cluster.collective(name, "6M");
+        let bytes = |node: usize, nic: usize| sent[&(format!("node{node}"), format!("eth{nic}"))] as f64;
+        let part = bytes(1, 0) / f64::from(parts[1][0]);
+        assert!(part > 6e6, "{name}: {sent:?}");
+        for (node, parts) in parts.iter().enumerate() {
+            for nic in 0..3 {
+                let wanted = f64::from(*parts.get(nic).unwrap_or(&0));
+                let found = bytes(node, nic) / part;
+                assert!((found - wanted).abs() < 0.03, "{name}: eth{nic} of node{node} sent {found} parts: {sent:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn nodes_with_different_numbers_of_nics_reach_each_other() {
+    if !allowed() {
+        return;
+    }
+    let cluster = Cluster::up("unequal", &["--nodes", "3", "--nics", "3,1,2"]);
+    for name in ["all_gather", "reduce_scatter", "all_reduce"] {
+        let sent = cluster.collective(name, "6M");
+        // Nobody else is on the third rail.
+        assert!(sent[&("node0".to_string(), "eth2".to_string())] < 100_000, "{name}: {sent:?}");
+    }
+}
+
+#[test]
+fn the_launchers_of_both_mpis_reach_all_nodes() {
+    if !allowed() {
+        return;
+    }
+    let cluster = Cluster::up("mpi", &["--nodes", "3", "--nics", "1", "--ranks", "2"]);
+    for launcher in ["mpirun.openmpi", "mpiexec.hydra"] {
+        if Command::new(launcher).arg("--version").output().is_err() {
+            println!("SKIPPED: there is no {launcher}");
+            continue;
+        }
+        let out = cluster.run(&[], &[launcher, "-n", "6", "hostname"]);
+        let mut hosts: Vec<&str> = out.lines().collect();
+        hosts.sort_unstable();
+        assert_eq!(hosts, ["node0", "node0", "node1", "node1", "node2", "node2"], "{launcher}");
+    }
+}
+
+#[test]
+fn a_command_s_exit_status_is_passed_on_and_the_first_failure_ends_all_ranks() {
+    if !allowed() {
+        return;
+    }
+    let cluster = Cluster::up("status", &["--nodes", "2"]);
+    let status = |options: &[&str], script: &str| {
+        cluster.command("run").args(options).args(["--", "sh", "-c", script]).status().unwrap().code()
+    };
+    assert_eq!(status(&[], "exit 7"), Some(7));
+    assert_eq!(status(&["--each", "rank"], "[ $RANK = 1 ] && exit 5; exec sleep 600"), Some(5));
+}
+
+#[test]
+fn nothing_is_left_of_a_cluster_that_was_taken_down() {
+    if !allowed() {
+        return;
+    }
+    let cluster = Cluster::up("down", &["--nodes", "2"]);
+    let namespaces = cluster.namespaces();
+    let mut busy = cluster.command("run").args(["--each", "rank", "--", "sleep", "600"]).spawn().unwrap();
+    checked(&mut cluster.command("down"));
+    assert!(!in_use(&namespaces));
+    assert!(!busy.wait().unwrap().success());
+}
+
+#[test]
+fn what_a_killed_run_started_ends_and_the_cluster_stays() {
+    if !allowed() {
+        return;
+    }
+    let cluster = Cluster::up("run", &["--nodes", "2"]);
+    let script =
+        "for all in /proc/[0-9]*/cmdline; do tr '\\0' ' ' <$all; echo; done 2>&1 | grep -c '^sleep 601 $'; true";
+    let processes = || cluster.run(&[], &["sh", "-c", script]);
+    let wait_for = |count: &str| {
+        let deadline = Instant::now() + LIMIT;
+        while processes().trim() != count {
+            assert!(Instant::now() < deadline, "not {count} processes but {}", processes());
+        }
+    };
+    let mut run = cluster.command("run").args(["--each", "rank", "--", "sleep", "601"]).spawn().unwrap();
+    wait_for("2");
+    kill(&mut run);
+    wait_for("0");
+}
+
+#[test]
+fn a_command_in_a_one_shot_cluster_reads_the_counters_of_its_nics() {
+    if !allowed() {
+        return;
+    }
+    let cluster = Cluster::named("counters");
+    let script = script();
+    // Without a name the cluster that the command runs in is meant.
+    let out = checked(cluster.command("with").args(["--nodes", "2", "--nics", "2", "--"]).arg(script).arg("counters"));
+    let nics: Vec<String> = out.lines().map(|line| line.split(' ').take(2).collect::<Vec<_>>().join(" ")).collect();
+    assert_eq!(nics, ["node0 eth0", "node0 eth1", "node1 eth0", "node1 eth1"]);
+}
+
+#[test]
+fn a_one_shot_cluster_ends_with_its_command_and_when_it_is_killed() {
+    if !allowed() {
+        return;
+    }
+    let cluster = Cluster::named("with");
+    assert_eq!(
+        checked(cluster.command("with").args(["--nodes", "2", "--each", "node", "--", "hostname"])),
+        "node0\nnode1\n"
+    );
+    let mut with = cluster.command("with").args(["--nodes", "2", "--", "sleep", "600"]).spawn().unwrap();
+    let deadline = Instant::now() + LIMIT;
+    while !cluster.command("run").args(["--", "true"]).stderr(Stdio::null()).status().unwrap().success() {
+        assert!(Instant::now() < deadline, "the cluster does not come up");
+    }
+    let namespaces = cluster.namespaces();
+    kill(&mut with);
+    wait_until_gone(&namespaces);
+}
+
+#[test]
+fn a_killed_up_leaves_nothing_that_the_next_one_minds() {
+    if !allowed() {
+        return;
+    }
+    let cluster = Cluster::named("killed");
+    for delay_ms in [1, 30, 60, 90, 120, 150] {
+        let mut up = cluster.command("up").args(["--nodes", "6", "--nics", "3"]).spawn().unwrap();
+        let moment = Instant::now() + Duration::from_millis(delay_ms);
+        while Instant::now() < moment {
+            std::thread::yield_now();
+        }
+        kill(&mut up);
+        checked(cluster.command("up").args(["--nodes", "2"]));
+        assert_eq!(cluster.run(&["--each", "node"], &["hostname"]), "node0\nnode1\n");
+    }
+    let namespaces = cluster.namespaces();
+    checked(&mut cluster.command("down"));
+    assert!(!in_use(&namespaces));
+}
+
+#[test]
+fn a_machine_that_does_not_allow_it_is_told_why() {
+    let tools = std::env::temp_dir().join(format!("strata-netns-tools-{}", std::process::id()));
+    std::fs::create_dir_all(&tools).unwrap();
+    for tool in ["bash", "env", "realpath", "uname", "id", "ip", "nsenter", "flock", "hostname"] {
+        let found = std::env::split_paths(&std::env::var_os("PATH").unwrap())
+            .map(|dir| dir.join(tool))
+            .find(|path| path.exists());
+        if let Some(found) = found {
+            std::os::unix::fs::symlink(found, tools.join(tool)).unwrap();
+        }
+    }
+    let check = || {
+        let output = Command::new(script()).arg("check").env("PATH", &tools).output().unwrap();
+        (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    let (status, said) = check();
+    assert_eq!(status, Some(77), "{said}");
+    assert!(said.contains("there is no "), "{said}");
+    for tool in ["ip", "tc", "nsenter", "flock", "unshare"] {
+        let _ = std::fs::remove_file(tools.join(tool));
+        let refusal = "#!/bin/sh\necho 'unshare failed: Operation not permitted' >&2\nexit 1\n";
+        std::fs::write(tools.join(tool), refusal).unwrap();
+        std::fs::set_permissions(tools.join(tool), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    }
+    let (status, said) = check();
+    assert_eq!(status, Some(77), "{said}");
+    assert!(said.contains("may not create network namespaces") && said.contains("Operation not permitted"), "{said}");
+    std::fs::remove_dir_all(&tools).unwrap();
+}

@@ -1,0 +1,156 @@
+//! What decides a choice, with real processes: rank 0's settings, machine and links, and what `strata explain` says of it.
+#![forbid(unsafe_code)]
+
+use crate::launched::{chosen, lines, outcome, said, strata, LIBRARY, WORLD};
+use std::path::PathBuf;
+
+/// A program of one all-gather on all ranks, of which each has its own value of a variable.
+fn each_with(variable: &str, values: [&str; 4], bytes: &str) -> String {
+    let script = format!(
+        "case $RANK in 0) v=$0;; 1) v=$1;; 2) v=$2;; *) v=$3;; esac; shift 3; export {variable}=\"$v\"; exec \"$@\""
+    );
+    let mut command = strata();
+    command.args(WORLD).args(["--", "sh", "-c", &script]).args(values).arg(env!("CARGO_BIN_EXE_strata"));
+    command.args(["perf", "all_gather", "-b", bytes, "-e", bytes, "-n", "1", "--library", &LIBRARY]);
+    said(command.env("NCCL_DEBUG", "INFO"))
+}
+
+fn explain(arguments: &[&str]) -> String {
+    said(strata().arg("explain").args(arguments))
+}
+
+#[test]
+fn ranks_with_different_settings_take_rank_zero_s_and_each_hears_of_it_once() {
+    let told = each_with("STRATA_ALLGATHER_ALGO", ["ring", "two_level", "log", "ring"], "1K");
+    assert!(chosen(&told).starts_with("ring, "), "{told}");
+    let warned = lines(&told, "on rank 0, which counts");
+    assert_eq!(warned.len(), 2, "{told}");
+    assert!(warned.iter().any(|line| line.contains("two_level here and ring")), "{told}");
+}
+
+#[test]
+fn several_differences_are_one_warning() {
+    let script = "test $RANK = 0 || export STRATA_WINDOW=7 STRATA_SEGMENT_BYTES=4096 STRATA_MACHINE=none; exec \"$@\"";
+    let mut command = strata();
+    command.args(WORLD).args(["--", "sh", "-c", script, "sh", env!("CARGO_BIN_EXE_strata")]);
+    command.args(["perf", "all_gather", "-b", "1K", "-e", "1K", "-n", "1", "--library", &LIBRARY]);
+    let told = said(command.env("NCCL_DEBUG", "WARN"));
+    assert_eq!(lines(&told, "which counts").len(), 3, "one on each other rank: {told}");
+}
+
+#[test]
+fn the_machine_is_rank_zero_s_whatever_files_the_others_have() {
+    let file = std::env::temp_dir().join(format!("strata-choices-{}.toml", std::process::id()));
+    std::fs::write(&file, "name = 'broken'").unwrap();
+    let broken = file.to_string_lossy().into_owned();
+    // 64 nodes' worth of latency would be needed to see a difference on two: what counts is that all decide alike.
+    let told = each_with("STRATA_MACHINE", ["netns", &broken, "no/such/file", "frontier"], "4M");
+    assert!(!chosen(&told).is_empty());
+    assert_eq!(lines(&told, "on rank 0, which counts").len(), 3, "{told}");
+    assert!(!told.contains("links between nodes"), "a machine is named, so nothing is measured: {told}");
+    let told = each_with("STRATA_MACHINE", [&broken, "netns", "netns", "netns"], "4M");
+    assert_eq!(lines(&told, "STRATA_MACHINE is left out").len(), 1, "{told}");
+    std::fs::remove_file(PathBuf::from(broken)).unwrap();
+}
+
+/// A rank reads so much of a connection at a time; what it had read ahead by then was forgotten until more came.
+#[test]
+fn long_messages_over_tcp_are_taken_in_to_their_end() {
+    for algorithm in ["ring", "log"] {
+        let mut command = strata();
+        command.args(["launch", "-n", "4", "--nodes", "4", "--timeout", "90", "--", env!("CARGO_BIN_EXE_strata")]);
+        command.args([
+            "perf",
+            "reduce_scatter",
+            "-b",
+            "31850496",
+            "-e",
+            "31850496",
+            "-n",
+            "2",
+            "-w",
+            "0",
+            "-d",
+            "half",
+        ]);
+        command.args(["--library", &LIBRARY]).env("STRATA_REDUCESCATTER_ALGO", algorithm).env("STRATA_INTER", "tcp");
+        command.env("STRATA_SEGMENT_BYTES", "99000000").env("STRATA_SCRATCH_BYTES", "1000000000");
+        let told = said(command.env("STRATA_TIMEOUT_MS", "20000"));
+        assert!(told.contains("31850496"), "{told}");
+    }
+}
+
+#[test]
+fn a_communicator_follows_the_model_of_its_machine() {
+    let file = std::env::temp_dir().join(format!("strata-far-{}.toml", std::process::id()));
+    // Nodes so far apart that a message had better go in few pieces.
+    let far = include_str!("../../machines/netns.toml").replacen(
+        "latency_us = { value = 20.0",
+        "latency_us = { value = 50000.0",
+        1,
+    );
+    std::fs::write(&file, far).unwrap();
+    let name = file.to_string_lossy().into_owned();
+    let with = each_with("STRATA_MACHINE", [&name; 4], "8M");
+    assert!(chosen(&with).contains("because: the cost model of netns"), "{with}");
+    let without = each_with("STRATA_MACHINE", ["none"; 4], "8M");
+    let segments =
+        |told: &str| chosen(told).split(", ").nth(1).unwrap().split(' ').next().unwrap().parse::<usize>().unwrap();
+    assert!(segments(&with) < segments(&without), "{} and {}", chosen(&with), chosen(&without));
+    std::fs::remove_file(file).unwrap();
+}
+
+#[test]
+fn links_between_nodes_are_measured_within_a_budget_and_all_ranks_have_the_same() {
+    let told = each_with("STRATA_MEASURE_US", ["2000000"; 4], "1M");
+    let measured = lines(&told, "links between nodes: about ");
+    assert_eq!(measured.len(), 4, "{told}");
+    let figures = |line: &str| line.split_once("about ").unwrap().1.to_string();
+    assert!(measured.iter().all(|line| figures(line) == figures(measured[0])), "{measured:?}");
+    let told = each_with("STRATA_MEASURE_US", ["0"; 4], "1M");
+    assert!(!told.contains("links between nodes"), "{told}");
+    let told = each_with("STRATA_MEASURE_US", ["1"; 4], "1M");
+    assert!(!told.contains("links between nodes"), "nothing can be told in a microsecond: {told}");
+}
+
+#[test]
+fn explain_tells_the_stage_that_decides() {
+    let world = ["-n", "256", "--nodes", "32"];
+    let asked = |more: &[&str]| explain(&[&["all_gather", "64M"], &world[..], more].concat());
+    let by_model = asked(&["--machine", "frontier"]);
+    assert!(
+        by_model.contains("-> two_level(direct,log)") && by_model.contains("because: the cost model of frontier"),
+        "{by_model}"
+    );
+    let by_thresholds = asked(&["--machine", "none"]);
+    assert!(by_thresholds.contains("67108864 bytes <= STRATA_ALLGATHER_RD_MAX_BYTES=67108864"), "{by_thresholds}");
+    let over = asked(&["--machine", "frontier", "--over", "rccl"]);
+    assert!(over.contains("vendor forced") && over.contains("-> "), "{over}");
+    let mut ours = strata();
+    ours.args(["explain", "all_gather", "64M", "--machine", "frontier", "--over", "rccl"]).args(world);
+    let ours = said(ours.env("STRATA_INTER", "mpi"));
+    assert!(ours.contains("-> two_level(direct,log), ") && ours.contains("decided by: cost model"), "{ours}");
+    let mut named = strata();
+    named.args(["explain", "all_gather", "64M"]).args(world).env("STRATA_ALLGATHER_ALGO", "ring");
+    let named = said(&mut named);
+    assert!(named.contains("-> ring") && named.contains("named by the environment"), "{named}");
+    let mut set = strata();
+    set.args(["explain", "all_gather", "64M", "--machine", "frontier"])
+        .args(world)
+        .env("STRATA_ALLGATHER_RD_MAX_BYTES", "1");
+    let set = said(&mut set);
+    assert!(set.contains("-> two_level(direct,ring)") && set.contains("decided by: thresholds of the user"), "{set}");
+}
+
+#[test]
+fn explain_refuses_nonsense_with_the_reason() {
+    for (arguments, reason) in [
+        (&["all_gatherer", "1M", "-n", "4"][..], "there is no collective all_gatherer"),
+        (&["all_gather", "1M"], "number of ranks"),
+        (&["all_gather", "1M", "-n", "4", "--machine", "no/such"], "no/such"),
+        (&["all_gather", "lots", "-n", "4"], "is not a size"),
+    ] {
+        let (text, succeeded) = outcome(strata().arg("explain").args(arguments));
+        assert!(!succeeded && text.contains(reason), "{arguments:?}: {text}");
+    }
+}

@@ -1,0 +1,282 @@
+//! The command `strata` as strangers use it: wrong numbers, wrong names, closed pipes, and what it says then.
+
+use crate::built;
+use std::process::{Command, Output, Stdio};
+use std::sync::LazyLock;
+use std::time::{Duration, Instant};
+
+/// Longer than anything here takes.
+const LIMIT: Duration = Duration::from_secs(100);
+
+fn strata(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_strata"));
+    command.args(arguments).stdin(Stdio::null());
+    command
+}
+
+/// Runs the command to its end; one that hangs is ended and told.
+fn output(command: &mut Command) -> Output {
+    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the command starts");
+    let id = child.id();
+    let (done, wait) = std::sync::mpsc::channel::<()>();
+    let watchdog = std::thread::spawn(move || {
+        if wait.recv_timeout(LIMIT) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
+            let _ = Command::new("kill").args(["-KILL", &id.to_string()]).status();
+        }
+    });
+    let start = Instant::now();
+    let output = child.wait_with_output().expect("the command ends");
+    drop(done);
+    watchdog.join().expect("the watchdog");
+    assert!(start.elapsed() < LIMIT, "{command:?} did not end");
+    output
+}
+
+/// The library that `strata perf` shall measure: the one beside the command may be older than this test.
+fn library() -> &'static str {
+    static PATH: LazyLock<String> = LazyLock::new(|| built::library().to_string_lossy().into_owned());
+    &PATH
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn succeeds(arguments: &[&str]) -> String {
+    let output = output(&mut strata(arguments));
+    assert!(output.status.success(), "{arguments:?}: {}", text(&output.stderr));
+    text(&output.stdout)
+}
+
+#[test]
+fn no_number_and_no_name_makes_it_panic() {
+    const VALUES: [&str; 11] = [
+        "",
+        "0",
+        "-1",
+        "abc",
+        "3x",
+        "NaN",
+        "1e308",
+        "1000000G",
+        "18446744073709551615",
+        "99999999999999999999999",
+        "ä",
+    ];
+    let perf = ["perf", "all_reduce", "-e", "64", "--library", library()];
+    let small = ["perf", "all_reduce", "-b", "8", "-n", "1", "-w", "0"];
+    // Nothing is measured where no table can be written.
+    let tune = ["tune", "-o", "/nonexistent/table.toml"];
+    let of = |head: &[&'static str], options: &[&'static str], tail: &[&'static str]| {
+        options.iter().map(|option| (head.to_vec(), *option, tail.to_vec())).collect::<Vec<_>>()
+    };
+    let cases = [
+        of(&perf, &["-b", "-i", "-f", "-m", "-c", "-o", "-d", "-r", "-z", "-g"], &["-n", "1", "-w", "0"]),
+        of(&perf, &["-n"], &["-b", "64", "-w", "0"]),
+        of(&perf, &["-w"], &["-b", "64", "-n", "1"]),
+        of(&small, &["-e", "--memory"], &["--library", library()]),
+        of(&small, &["--library"], &["-e", "8"]),
+        of(&["perf"], &["--workload"], &["--simulate", "frontier", "-n", "8"]),
+        of(&["perf", "--workload", "dlrm", "--simulate", "frontier"], &["-n"], &[]),
+        of(
+            &["perf", "--workload", "dlrm", "--simulate", "frontier", "-n", "16"],
+            &["--scale", "--flops", "--set"],
+            &[],
+        ),
+        of(&["perf", "--workload", "dlrm", "-n", "16"], &["--simulate"], &[]),
+        of(&["launch", "-n", "1"], &["--nodes", "--timeout", "--grace", "--master-port", "--placement"], &["true"]),
+        of(&["launch"], &["-n"], &["true"]),
+        of(&["plan", "show", "all_gather"], &["-n", "--nodes", "--rank", "--root", "--algo", "--bytes"], &["--draw"]),
+        of(&["plan", "show", "all_gather"], &["--rank", "--root", "--placement"], &["-n", "3"]),
+        of(&["plan", "verify", "broadcast"], &["--max-ranks"], &["--shape", "2"]),
+        of(&["plan", "verify", "broadcast", "--max-ranks", "2"], &["--shape", "--capacity", "--algo"], &[]),
+        of(&["info"], &["--probe", "--library"], &[]),
+        of(&tune, &["--budget", "--sizes", "--collectives", "-g"], &["--library", library()]),
+        of(&tune, &["--library", "--report"], &[]),
+    ];
+    for (head, option, tail) in cases.into_iter().flatten() {
+        for value in VALUES {
+            let arguments = [&head[..], &[option, value], &tail[..]].concat();
+            let output = output(&mut strata(&arguments));
+            let (code, said) = (output.status.code(), text(&output.stderr));
+            // 124 is a launch whose time was up at once.
+            assert!(matches!(code, Some(0..=2 | 124)), "{arguments:?}: {:?}: {said}", output.status);
+            assert!(!said.contains("panicked"), "{arguments:?}: {said}");
+        }
+    }
+}
+
+#[test]
+fn nonsense_in_the_launcher_s_variables_is_refused() {
+    for size in ["0", "-1", "abc", "65537", "18446744073709551615", "99999999999999999999"] {
+        let mut command = strata(&["perf", "all_reduce", "-b", "8", "-e", "8"]);
+        command.env("WORLD_SIZE", size).env("RANK", "0").env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", "1");
+        let output = output(&mut command);
+        assert_eq!(output.status.code(), Some(2), "{size}: {}", text(&output.stderr));
+        assert!(text(&output.stderr).contains("WORLD_SIZE"), "{size}");
+    }
+}
+
+#[test]
+fn a_size_that_memory_cannot_hold_is_refused_with_the_size_and_the_memory() {
+    let output =
+        output(&mut strata(&["perf", "all_reduce", "-b", "1000000G", "-e", "1000000G", "--library", library()]));
+    let said = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(said.contains("sizes up to 1000000.0 GiB") && said.contains("this machine has"), "{said}");
+}
+
+#[test]
+fn a_closed_output_ends_it_without_a_word() {
+    let script = "\"$0\" plan show alltoall -n 64 | true";
+    let output = output(Command::new("sh").args(["-c", script, env!("CARGO_BIN_EXE_strata")]));
+    assert_eq!(text(&output.stderr), "");
+}
+
+/// Around a ring everybody sends first, so a channel must hold a message.
+#[test]
+fn a_plan_that_is_rejected_is_told_with_its_shape_and_status_1() {
+    let line = ["plan", "verify", "all_reduce", "--max-ranks", "2", "--algo", "ring"];
+    assert!(succeeds(&line).contains(" 0 rejected"));
+    let output = output(strata(&line).args(["--capacity", "0"]));
+    let said = text(&output.stdout);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("    rejected: 2 ranks on 1 node") && !said.contains(" 0 rejected"), "{said}");
+}
+
+#[test]
+fn collectives_and_placements_go_by_each_of_their_names() {
+    let drawn = |name: &str| succeeds(&["plan", "show", name, "-n", "4", "--draw"]);
+    assert_eq!(drawn("alltoall"), drawn("all_to_all"));
+    assert_eq!(drawn("allgather"), drawn("AllGather"));
+    for name in ["alltoall", "all_to_all", "all-to-all", "alltoall_perf", "send_recv"] {
+        succeeds(&["perf", name, "-b", "64", "-e", "64", "-n", "1", "-w", "0", "-g", "2", "--library", library()]);
+    }
+    succeeds(&["plan", "verify", "alltoall", "--max-ranks", "3"]);
+    let shown = |placement: &[&str]| succeeds(&[&["plan", "show", "broadcast", "--nodes", "2"], placement].concat());
+    assert_eq!(shown(&["--round-robin"]), shown(&["--placement", "round-robin"]));
+    assert_ne!(shown(&["--round-robin"]), shown(&["--placement", "block"]));
+    let launched = |placement: &[&str]| {
+        let mut line = vec!["launch", "-n", "3", "--nodes", "2", "--tag-output"];
+        line.extend(placement);
+        line.extend(["--", "sh", "-c", "echo $NODE_RANK"]);
+        let said = succeeds(&line);
+        let mut lines: Vec<&str> = said.lines().collect();
+        lines.sort_unstable();
+        lines.join(" ")
+    };
+    assert_eq!(launched(&["--round-robin"]), "[0] 0 [1] 1 [2] 0");
+    assert_eq!(launched(&["--placement", "round-robin"]), launched(&["--round-robin"]));
+}
+
+#[test]
+fn a_plan_is_shown_on_one_node_unless_told_otherwise_and_a_drawing_is_explained() {
+    let drawn = succeeds(&["plan", "show", "all_gather", "--draw"]);
+    assert!(drawn.starts_with("4 ranks on 1 node (4)\nall_gather board\n"), "{drawn}");
+    let drawn = succeeds(&["plan", "show", "all_gather", "--algo", "direct", "--draw"]);
+    assert!(drawn.contains(">1 o0       sends chunk 0"), "{drawn}");
+    let drawn = succeeds(&["plan", "show", "all_gather", "-n", "8", "--nodes", "2", "--draw"]);
+    assert!(drawn.contains("two_level(direct,log)"), "{drawn}");
+    assert!(succeeds(&["plan", "show", "--help"]).contains("sends chunk 0"));
+    assert!(succeeds(&["perf", "--help"]).contains("time_us is a mean"));
+}
+
+#[test]
+fn a_wrong_algorithm_or_variable_is_told_by_info() {
+    for option in ["--env", "--library=/none"] {
+        let mut command = strata(&["info", option]);
+        command.env("STRATA_ALLREDUCE_ALGO", "rign").env("STRATA_WINDOWS", "3");
+        let said = text(&output(&mut command).stdout);
+        assert!(said.contains("STRATA_ALLREDUCE_ALGO=rign: algorithm rign: unknown; did you mean ring?"), "{said}");
+        assert!(said.contains("unknown variable STRATA_WINDOWS; did you mean STRATA_WINDOW?"), "{said}");
+    }
+}
+
+#[test]
+fn info_says_which_mpi_may_carry_messages_or_why_none_does() {
+    let said = |variables: &[(&str, &str)]| {
+        let mut command = strata(&["info", "--library", library()]);
+        command.env_remove("STRATA_INTER").env_remove("STRATA_MPI_PLUGIN").envs(variables.iter().copied());
+        let said = text(&output(&mut command).stdout);
+        assert!(said.contains("nodes talk over TCP"), "{said}");
+        said.lines().find(|line| line.starts_with("MPI ")).unwrap_or_else(|| panic!("{said}")).to_string()
+    };
+    assert!(said(&[]).contains("none: there is no plugin beside the library"));
+    assert!(said(&[("STRATA_INTER", "tcp")]).contains("off: STRATA_INTER is tcp"));
+    assert!(said(&[("STRATA_MPI_PLUGIN", "/none.so")]).contains("/none.so cannot be opened"));
+    let source = "static const unsigned table[2] = {999, 8};\n\
+                  const void* strata_mpi_plugin(void) { return table; }\n";
+    let plugin = built::Compiler::new("c").compile(source, &["-shared", "-fPIC"]);
+    assert!(said(&[("STRATA_MPI_PLUGIN", plugin.to_str().unwrap())]).contains("is refused: it is of version 999"));
+    std::fs::remove_file(plugin).unwrap();
+}
+
+#[test]
+fn a_wrong_setting_is_told_once_per_job_without_being_asked_for() {
+    let told = |debug: Option<&str>| {
+        let exe = env!("CARGO_BIN_EXE_strata");
+        let line = ["launch", "-n", "4", "--nodes", "2", "--timeout", "90", "--", exe, "perf", "all_gather"];
+        let mut command = strata(&line);
+        command.args(["-b", "64", "-e", "64", "-n", "1", "-w", "0", "--library", library()]);
+        command.env("STRATA_TIMEOUTMS", "9000").env("STRATA_REDUCE_ALGO", "tre").env_remove("NCCL_DEBUG");
+        command.envs(debug.map(|level| ("NCCL_DEBUG", level)));
+        let output = output(&mut command);
+        let said = text(&output.stderr);
+        assert!(output.status.success(), "{said}");
+        let count = |wanted: &str| said.matches(wanted).count();
+        (
+            count("did you mean STRATA_TIMEOUT_MS?"),
+            count("STRATA_REDUCE_ALGO=tre: algorithm tre: unknown; did you mean tree?"),
+        )
+    };
+    assert_eq!(told(None), (1, 1));
+    assert_eq!(told(Some("WARN")), (4, 4), "with NCCL_DEBUG each rank warns, as in NCCL");
+}
+
+#[test]
+fn an_output_that_is_full_ends_every_subcommand_with_a_message_and_status_1() {
+    let library = library();
+    let table = format!("{}/full-{}.toml", std::env::temp_dir().display(), std::process::id());
+    let cases: [&[&str]; 22] = [
+        &["--help"],
+        &["--version"],
+        &["help", "plan"],
+        &["simulate", "--help"],
+        &["info", "--library", library],
+        &["info", "--env"],
+        &["info", "--algorithms"],
+        &["info", "--nics"],
+        &["plan", "show", "all_gather", "-n", "4"],
+        &["plan", "show", "all_gather", "-n", "4", "--draw"],
+        &["plan", "verify", "broadcast", "--max-ranks", "2"],
+        &["simulate", "--machine", "netns", "-n", "8", "--bytes", "1M"],
+        &["simulate", "--machine", "netns", "-n", "8", "--bytes", "1M", "--json", "-"],
+        &["simulate", "--show"],
+        &["explain", "all_gather", "1M", "-n", "8"],
+        &["perf", "all_reduce", "-b", "8", "-e", "8", "-n", "1", "-w", "0", "--library", library],
+        &["perf", "all_reduce", "-b", "8", "-e", "8", "-n", "1", "-w", "0", "--library", library, "--json", "-"],
+        &["perf", "--workload", "list"],
+        &["perf", "--workload", "dlrm", "--simulate", "frontier", "-n", "16"],
+        &["perf", "--workload", "dlrm", "--simulate", "frontier", "-n", "16", "--json", "-"],
+        &["tune", "-o", &table, "--sizes", "8", "--budget", "1s", "-g", "2", "--library", library],
+        &["launch", "-n", "2", "--tag-output", "--", "echo", "said"],
+    ];
+    for arguments in cases {
+        let full = std::fs::OpenOptions::new().write(true).open("/dev/full").expect("Linux has /dev/full");
+        let to_nowhere = std::fs::OpenOptions::new().write(true).open("/dev/null").expect("and /dev/null");
+        let run = |out: std::fs::File| {
+            let mut command = strata(arguments);
+            let child = command.stdout(out).stderr(Stdio::piped()).spawn().expect("the command starts");
+            child.wait_with_output().expect("the command ends")
+        };
+        let said = run(full);
+        let text = text(&said.stderr);
+        assert_eq!(said.status.code(), Some(1), "{arguments:?}: {text}");
+        assert!(text.contains("No space left on device") && !text.contains("panicked"), "{arguments:?}: {text}");
+        assert!(text.lines().filter(|line| line.contains("No space")).count() == 1, "{arguments:?}: {text}");
+        let well = run(to_nowhere);
+        assert!(well.status.success(), "{arguments:?} works otherwise: {}", String::from_utf8_lossy(&well.stderr));
+    }
+    // Only `tune` has written it.
+    let _ = std::fs::remove_file(table);
+}

@@ -1,0 +1,22 @@
+//! The command `strata` as its users run it. This is of its package, so that cargo builds it and says where it is.
+
+// What is not used here other test programs use.
+#[allow(dead_code)]
+#[path = "../built/mod.rs"]
+mod built;
+#[path = "../launched/mod.rs"]
+mod launched;
+#[allow(dead_code)]
+#[path = "../soft/mod.rs"]
+mod soft;
+#[allow(dead_code)]
+#[path = "../vendor/mod.rs"]
+mod vendor;
+
+mod choices;
+mod command;
+mod gpu;
+mod launch;
+mod simulate;
+mod tune;
+mod workloads;

@@ -1,0 +1,25 @@
+//! Strata alone, with data on the host (`SOFT_DEVICE`: on a device, as [`world`] says): what collectives and communicators
+//! do, in threads and in processes, also when ranks fail or the system refuses.
+
+#[path = "../again/mod.rs"]
+mod again;
+// What is not used here other test programs use.
+#[allow(dead_code)]
+#[path = "../built/mod.rs"]
+mod built;
+#[allow(dead_code)]
+#[path = "../soft/mod.rs"]
+mod soft;
+#[allow(dead_code)]
+#[path = "../vendor/mod.rs"]
+mod vendor;
+#[path = "../world/mod.rs"]
+mod world;
+
+mod collectives;
+mod communicators;
+mod failures;
+mod large;
+mod listening;
+mod programs_by_seed;
+mod surroundings;
