@@ -335,7 +335,8 @@ impl Engine {
         self.running = None;
     }
 
-    /// The index in `recent` of what this call needs.
+    /// The index in `recent` of what this call needs. Apart from `poll`, whose frame is on every call's stack.
+    #[inline(never)]
     fn prepare(&mut self, call: &CollectiveCall, decision: &Arc<Decision>) -> Result<usize> {
         let staged = self.staged(call);
         let known = |ready: &Ready| {

@@ -95,6 +95,8 @@ impl LiveWorld<'_> {
         Ok(Combine { dtype, operator, order, divisor: if finish { divisor } else { 1 } })
     }
 
+    // Neither is a part of `start`, whose frame is on every call's stack: their lists take a kilobyte.
+    #[inline(never)]
     fn copy(&mut self, token: Token, src: &[Piece], dst: &[Piece], start: bool, finish: bool) -> Result<Started> {
         let scaling = self.reduction.and_then(|reduction| {
             let scaling = Scaling {
@@ -109,6 +111,7 @@ impl LiveWorld<'_> {
         Ok(device.step(token))
     }
 
+    #[inline(never)]
     fn reduce(&mut self, token: Token, srcs: &[&[Piece]], dst: &[Piece], finish: bool) -> Result<Started> {
         let Reduction { dtype, operator, divisor, .. } = self.reduction()?;
         let how = (dtype, operator, if finish { divisor } else { 1 });

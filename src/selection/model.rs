@@ -30,19 +30,23 @@ pub fn offer(name: &str) -> Result<String> {
         AUTO | NONE | "" => Ok(String::new()),
         name => {
             let text = Cluster::text(name)?;
-            Cluster::parse(&text, name)?;
+            parsed(&text, name)?;
             Ok(text)
         }
     }
+}
+
+/// Apart from its callers, whose frames it would make too large for the smallest stacks: a machine has kilobytes.
+#[inline(never)]
+fn parsed(text: &str, name: &str) -> Result<Arc<Cluster>> {
+    Cluster::parse(text, name).map(Arc::new)
 }
 
 /// The machine that rank 0 has sent, if any.
 pub fn agree(text: &str) -> Result<Option<Arc<Cluster>>> {
     match text {
         "" => Ok(None),
-        text => Cluster::parse(text, "of rank 0")
-            .map(|machine| Some(Arc::new(machine)))
-            .map_err(|error| Error::Remote(error.text().to_string())),
+        text => parsed(text, "of rank 0").map(Some).map_err(|error| Error::Remote(error.text().to_string())),
     }
 }
 
