@@ -24,6 +24,7 @@ mod leaving;
 #[cfg(test)]
 #[path = "../../examples/transport/loopback.rs"]
 mod loopback;
+pub mod matching;
 pub mod mpi;
 mod registry;
 mod router;

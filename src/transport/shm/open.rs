@@ -7,7 +7,7 @@
 
 use super::pull::{probe, Reach};
 use super::ring::{Consumer, Producer};
-use super::segment::Segment;
+use super::segment::{Segment, SLOTS};
 use super::shared_buffers::SharedBuffers;
 use super::wakeup::{doorbell, Wakeups};
 use super::{Peer, Shm};
@@ -17,7 +17,7 @@ use crate::fork::PerProcess;
 use crate::memory::shared::{self, open_peer, Met};
 use crate::process::{above_standard, check_file_size};
 use crate::topo::{Grid, Rank};
-use crate::transport::streams::Streams;
+use crate::transport::matching::Matching;
 use crate::transport::Exchange;
 use rustix::fs::{FallocateFlags, MemfdFlags};
 use std::collections::{HashSet, VecDeque};
@@ -334,7 +334,6 @@ pub fn open(
         staging: super::staging(),
         eager_bytes: config.eager_bytes.min(super::ring::max_eager(&segment)),
         body: Vec::new(),
-        relief: 0,
         cancelled: false,
         wakeups,
         segment,
@@ -373,11 +372,6 @@ fn peer(
         process,
         output: Producer::new(segment, me, local),
         input: Consumer::new(segment, local, me),
-        streams: Streams::default(),
-        slots: Vec::new(),
-        free: Vec::new(),
-        open_slots: 0,
-        outflows: VecDeque::new(),
-        inflows: Vec::new(),
+        matching: Matching::new(rank, SLOTS),
     }
 }
