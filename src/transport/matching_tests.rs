@@ -307,7 +307,7 @@ proptest! {
             };
             prop_assert!(matches!(refused, Err(Error::Internal(text)) if text.starts_with("rank 1 sent ")));
         }
-        let mut late = |forward: &Forward| matches!(forward, Forward::Part(number, ..) if world.receiver.inflow(*number).is_some());
+        let late = |forward: &Forward| matches!(forward, Forward::Part(number, ..) if world.receiver.inflow(*number).is_some());
         prop_assert!(!world.forward.iter().any(late));
     }
 
