@@ -77,7 +77,7 @@ pub enum Received<A> {
     /// The bytes are in their place. A number is to be acknowledged.
     Short(Option<u64>),
     /// The bytes are to be brought.
-    Long(Fetch<A>),
+    Long(Box<Fetch<A>>),
 }
 
 /// A long message on its way out.
@@ -402,7 +402,9 @@ impl<A> Matching<A> {
                 posted.target.consume_copy(&body, &mut self.staging);
                 Received::Short(head.mark())
             }
-            Arrival::Long(head, announced) => Received::Long(Fetch { number: head.number, posted, announced }),
+            Arrival::Long(head, announced) => {
+                Received::Long(Box::new(Fetch { number: head.number, posted, announced }))
+            }
         })
     }
 

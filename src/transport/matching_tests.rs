@@ -115,7 +115,7 @@ impl World {
                 self.receives_done.push(token);
                 self.back.extend(mark.map(Back::Acknowledged));
             }
-            Received::Long(fetch) => self.begin(fetch)?,
+            Received::Long(fetch) => self.begin(*fetch)?,
         }
         Ok(())
     }
@@ -320,10 +320,9 @@ proptest! {
             let number = if number == 3 { NO_ID } else { uses << 32 | number };
             let head = MessageHead { envelope: envelope(0, 0), bytes, number };
             match what {
-                0 => _ = matching.recv(1, envelope(0, 0), Sink::Store(&into)).map(|came| match came {
-                    Received::Long(fetch) => _ = matching.await_bytes(fetch.number, fetch.posted, 0),
-                    _ => {}
-                }),
+                0 => if let Ok(Received::Long(fetch)) = matching.recv(1, envelope(0, 0), Sink::Store(&into)) {
+                    _ = matching.await_bytes(fetch.number, fetch.posted, 0);
+                },
                 1 => _ = matching.short_came(&head, region(&mut source), &mut done),
                 2 => _ = matching.long_came(&head, ()).map(|fetch| {
                     fetch.map(|fetch| matching.await_bytes(fetch.number, fetch.posted, 0))

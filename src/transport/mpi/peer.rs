@@ -306,7 +306,7 @@ impl MpiPeer {
     pub fn recv(&mut self, io: &mut Io, token: Token, envelope: Envelope, sink: Sink<'_>) -> Result<Started> {
         match self.matching.recv(token, envelope, sink)? {
             Received::Waits => {}
-            Received::Long(message) => self.fetch(io, message)?,
+            Received::Long(message) => self.fetch(io, *message)?,
             Received::Short(mark) => {
                 self.acknowledge(io, mark);
                 return Ok(Started::Done);

@@ -183,7 +183,7 @@ impl Shm {
         check_usable(self.cancelled)?;
         match self.peers[index].matching.recv(token, envelope, sink)? {
             Received::Waits => {}
-            Received::Long(message) => self.fetch(index, message)?,
+            Received::Long(message) => self.fetch(index, *message)?,
             Received::Short(mark) => {
                 self.acknowledge(index, mark);
                 return Ok(Started::Done);

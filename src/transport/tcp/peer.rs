@@ -143,7 +143,7 @@ impl TcpPeer {
     pub fn recv(&mut self, token: Token, envelope: Envelope, sink: Sink<'_>) -> Result<Started> {
         match self.matching.recv(token, envelope, sink)? {
             Received::Waits => {}
-            Received::Long(message) => self.ask_for(message)?,
+            Received::Long(message) => self.ask_for(*message)?,
             Received::Short(mark) => {
                 self.acknowledge(mark);
                 return Ok(Started::Done);
