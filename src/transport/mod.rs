@@ -14,6 +14,7 @@ use std::time::Duration;
 
 #[cfg(test)]
 mod boards;
+mod card;
 pub mod departure;
 #[cfg(test)]
 mod figures;

@@ -14,7 +14,7 @@ mod peer;
 
 use super::matching::check_usable;
 use super::shm::wakeup::Wakeups;
-use super::{Departure, Endpoint, Envelope, Exchange, Opener, Probe, Sink, Site, TransportKind};
+use super::{card, Departure, Endpoint, Envelope, Exchange, Opener, Probe, Sink, Site, TransportKind};
 use crate::error::{Error, Result};
 use crate::exec::{Started, Token};
 use crate::fork::{self, Unshared};
@@ -102,16 +102,11 @@ impl Tcp {
         let connections = config.tcp_connections.clamp(1, MAX_CONNECTIONS);
         let listener = Listener::open(binding.address.addr, secret, far.len() * connections)?;
         crate::info!("rank {me} uses {} at {} for TCP", binding.address.name, listener.address()?);
-        let mut card = secret.to_vec();
-        card.extend(listener.address()?.to_string().bytes());
-        let cards = exchange.allgather(card)?;
+        let cards = exchange.allgather(card::encode(&(secret, listener.address()?)))?;
         let peer = |&rank: &Rank| {
-            let card = cards.get(rank.index()).filter(|card| card.len() > 16);
-            let address = card.and_then(|card| std::str::from_utf8(&card[16..]).ok()?.parse::<SocketAddr>().ok());
-            match (card, address) {
-                (Some(card), Some(address)) => Ok(TcpPeer::new(rank, address, std::array::from_fn(|i| card[i]))),
-                _ => Err(Error::Remote(format!("rank {rank} told no address"))),
-            }
+            let told = cards.get(rank.index()).and_then(|told| card::decode::<(Password, SocketAddr)>(told));
+            let (secret, address) = told.ok_or_else(|| Error::Remote(format!("rank {rank} told no address")))?;
+            Ok(TcpPeer::new(rank, address, secret))
         };
         let peers = far.iter().map(peer).collect::<Result<Vec<TcpPeer>>>()?;
         let poller = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(std::io::Error::from)?;
