@@ -1,28 +1,37 @@
-//! What the services and their clients say to each other: frames of a 12-byte head and a body.
+//! What the services and their clients say to each other: frames of a head and a body.
 //!
-//! The decoder is total: any bytes give a frame, a wish for more, or [`Malformed`]. It allocates no more than has
-//! arrived, whatever lengths the bytes claim.
+//! The head is ours: a number that tells protocol and version, and the body's length, both in 4 bytes, least significant
+//! first. The body is a [`Frame`] in postcard's format, whose specification is public (docs/adr/0018).
+//!
+//! The decoder is total: any bytes give a frame, a wish for more, or [`Malformed`]. It reserves nothing for what the bytes
+//! only claim, and takes no list of more than [`MAX_RANKS`] entries.
 #![forbid(unsafe_code)]
 
 use crate::error::{Code, Error};
 use crate::health::{CallSummary, Loss};
+use serde::de::{self, Deserializer, SeqAccess, Visitor};
+use serde::{Deserialize, Serialize, Serializer};
+use serde_bytes::{ByteBuf, Bytes};
 use std::fmt;
+use std::marker::PhantomData;
 
 /// The largest frame a connection may send before it has shown the right secret.
 pub const FIRST_FRAME_LIMIT: usize = 1 << 11;
 /// The largest frame of all.
 pub const FRAME_LIMIT: usize = 1 << 29;
 /// Bytes of a frame's head.
-pub const HEAD_BYTES: usize = 12;
+pub const HEAD_BYTES: usize = 8;
 /// The largest number of ranks, far above any machine and low enough that no table of that size hurts.
 pub const MAX_RANKS: u32 = 1 << 20;
 
-const MAGIC: u32 = 0x5354_5202;
+/// The protocol and, in its last byte, the version.
+const MAGIC: u32 = 0x5354_5203;
 const MAX_NAME_BYTES: usize = 256;
-const MAX_TEXT_BYTES: usize = 1 << 12;
+/// Short enough for a first frame, credentials included.
+const MAX_TEXT_BYTES: usize = FIRST_FRAME_LIMIT / 2;
 
 /// What a caller must know to take part: which room or communicator, and its secret.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Credentials {
     /// Names a room or a communicator among all of a service.
     pub key: u128,
@@ -64,9 +73,10 @@ fn array<const N: usize>(bytes: &[u8]) -> [u8; N] {
 }
 
 /// A process, as error messages name it.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Process {
     /// Its host's name.
+    #[serde(serialize_with = "put_text::<MAX_NAME_BYTES, _>", deserialize_with = "text::<MAX_NAME_BYTES, _>")]
     pub host: String,
     /// Its process id there.
     pub pid: u32,
@@ -87,7 +97,7 @@ impl fmt::Display for Process {
 }
 
 /// A rank asks to be let into a room.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Join {
     /// Which room.
     pub room: Credentials,
@@ -106,7 +116,7 @@ pub struct Join {
 }
 
 /// A rank's state, as its service tells it.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Answer {
     /// Collectives this rank has begun.
     pub begun: u64,
@@ -121,24 +131,25 @@ pub struct Answer {
     /// What it called as the operation that was asked about, if it has and still knows.
     pub call: Option<CallSummary>,
     /// What failed there, or nothing.
+    #[serde(serialize_with = "put_text::<MAX_TEXT_BYTES, _>", deserialize_with = "text::<MAX_TEXT_BYTES, _>")]
     pub failure: String,
 }
 
-/// One message.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// One message. The place of a kind in this list is its number on the wire.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Frame {
     /// Client to service: let me in.
     Join(Join),
     /// Service to client: all ranks are in.
     Joined,
     /// Client to service: my part of the round.
-    Part(Vec<u8>),
+    Part(#[serde(with = "serde_bytes")] Vec<u8>),
     /// Service to client: everybody's parts, in rank order.
-    All(Vec<Vec<u8>>),
+    All(#[serde(serialize_with = "put_parts", deserialize_with = "parts")] Vec<Vec<u8>>),
     /// Client to service: I waited this many milliseconds and wait no longer.
     TimedOut(u64),
     /// Either way: it ends here, for this reason.
-    Fail(Error),
+    Fail(#[serde(with = "error")] Error),
     /// Client to service: I am done.
     Leave,
     /// Service to client: no such room or communicator (yet).
@@ -157,7 +168,7 @@ pub enum Frame {
     /// The answer to a link: the successor's process.
     Welcome(Process),
     /// On a link: I leave in good order, as these ranks have.
-    Goodbye(Vec<u32>),
+    Goodbye(#[serde(deserialize_with = "list")] Vec<u32>),
     /// Anybody to a service: how is this rank?
     Query {
         /// Which communicator.
@@ -183,80 +194,15 @@ pub enum Frame {
 pub struct Malformed(pub &'static str);
 
 impl Frame {
-    fn kind(&self) -> u8 {
-        match self {
-            Frame::Join(_) => 1,
-            Frame::Joined => 2,
-            Frame::Part(_) => 3,
-            Frame::All(_) => 4,
-            Frame::TimedOut(_) => 5,
-            Frame::Fail(_) => 6,
-            Frame::Leave => 7,
-            Frame::Unknown => 8,
-            Frame::Link { .. } => 9,
-            Frame::Welcome(_) => 10,
-            Frame::Goodbye(_) => 11,
-            Frame::Query { .. } => 12,
-            Frame::Answer(_) => 13,
-            Frame::Notice { .. } => 14,
-        }
-    }
-
     /// The frame as bytes.
     pub fn encode(&self) -> Vec<u8> {
-        let mut out = Writer(Vec::with_capacity(64));
-        out.u32(MAGIC);
-        out.u32(u32::from(self.kind()));
-        out.u32(0);
-        match self {
-            Frame::Joined | Frame::Leave | Frame::Unknown => {}
-            Frame::Join(join) => {
-                out.credentials(&join.room);
-                let numbers = [join.nranks, join.rank, join.first_name, join.total, u32::from(join.retries)];
-                numbers.iter().for_each(|number| out.u32(*number));
-                out.process(&join.process);
-            }
-            Frame::Part(bytes) => out.0.extend_from_slice(bytes),
-            Frame::All(parts) => {
-                out.0.reserve_exact(4 + parts.iter().map(|part| part.len() + 4).sum::<usize>());
-                out.u32(parts.len() as u32);
-                parts.iter().for_each(|part| out.bytes(part));
-            }
-            Frame::TimedOut(waited_ms) => out.u64(*waited_ms),
-            Frame::Fail(error) => out.error(error),
-            Frame::Link { comm, from, to, process } => {
-                out.credentials(comm);
-                out.u32(*from);
-                out.u32(*to);
-                out.process(process);
-            }
-            Frame::Welcome(process) => out.process(process),
-            Frame::Goodbye(departed) => departed.iter().for_each(|rank| out.u32(*rank)),
-            Frame::Query { comm, rank, number } => {
-                out.credentials(comm);
-                out.u32(*rank);
-                out.u64(*number);
-            }
-            Frame::Answer(answer) => {
-                out.u64(answer.begun);
-                out.u64(answer.finished);
-                out.u64(answer.waiting_for.map_or(0, |rank| u64::from(rank) + 1));
-                let flags = [answer.aborted, answer.left, answer.call.is_some()];
-                out.u32(flags.iter().rev().fold(0, |bits, &flag| bits << 1 | u32::from(flag)));
-                answer.call.unwrap_or_default().0.iter().for_each(|word| out.u64(*word));
-                // Short enough for a first frame.
-                out.text(&answer.failure, FIRST_FRAME_LIMIT / 2);
-            }
-            Frame::Notice { comm, loss } => {
-                out.credentials(comm);
-                out.u32(loss.rank);
-                out.u64(loss.from.unwrap_or(u64::MAX));
-                out.error(&loss.error);
-            }
-        }
-        let body = (out.0.len() - HEAD_BYTES) as u32;
-        out.0[8..12].copy_from_slice(&body.to_le_bytes());
-        out.0
+        let mut bytes = Vec::with_capacity(64);
+        bytes.extend_from_slice(&MAGIC.to_le_bytes());
+        bytes.extend_from_slice(&[0; HEAD_BYTES - 4]);
+        let mut bytes = postcard::to_extend(self, bytes).expect("a frame can always be written");
+        let body = (bytes.len() - HEAD_BYTES) as u32;
+        bytes[4..HEAD_BYTES].copy_from_slice(&body.to_le_bytes());
+        bytes
     }
 
     /// The first frame in `bytes` and its length, or `None` when more bytes are needed. `limit` is the longest body.
@@ -267,164 +213,86 @@ impl Frame {
             return Err(Malformed("not one of ours"));
         }
         let Some(head) = bytes.get(..HEAD_BYTES) else { return Ok(None) };
-        let kind = u32::from_le_bytes(array(&head[4..8]));
-        let len = u32::from_le_bytes(array(&head[8..12])) as usize;
+        let len = u32::from_le_bytes(array(&head[4..])) as usize;
         if len > limit {
             return Err(Malformed("too long"));
         }
         let Some(body) = bytes.get(HEAD_BYTES..HEAD_BYTES + len) else { return Ok(None) };
-        let mut body = Reader(body);
-        let frame = decode_body(kind, &mut body)?;
-        if !body.0.is_empty() {
-            return Err(Malformed("bytes left over"));
+        match postcard::take_from_bytes(body) {
+            Ok((frame, [])) => Ok(Some((frame, HEAD_BYTES + len))),
+            Ok(_) => Err(Malformed("bytes left over")),
+            Err(postcard::Error::DeserializeUnexpectedEnd) => Err(Malformed("cut short")),
+            Err(_) => Err(Malformed("no frame of this version")),
         }
-        Ok(Some((frame, HEAD_BYTES + len)))
     }
 }
 
-fn decode_body(kind: u32, body: &mut Reader<'_>) -> Result<Frame, Malformed> {
-    Ok(match kind {
-        1 => Frame::Join(Join {
-            room: body.credentials()?,
-            nranks: body.u32()?,
-            rank: body.u32()?,
-            first_name: body.u32()?,
-            total: body.u32()?,
-            retries: body.u32()? != 0,
-            process: body.process()?,
-        }),
-        2 => Frame::Joined,
-        3 => Frame::Part(std::mem::take(&mut body.0).to_vec()),
-        4 => {
-            let count = body.u32()?;
-            if count > MAX_RANKS {
-                return Err(Malformed("too many parts"));
-            }
-            // No reservation: the count is only a claim.
-            let mut parts = Vec::new();
-            for _ in 0..count {
-                parts.push(body.bytes()?.to_vec());
-            }
-            Frame::All(parts)
-        }
-        5 => Frame::TimedOut(body.u64()?),
-        6 => Frame::Fail(body.error()?),
-        7 => Frame::Leave,
-        8 => Frame::Unknown,
-        9 => Frame::Link { comm: body.credentials()?, from: body.u32()?, to: body.u32()?, process: body.process()? },
-        10 => Frame::Welcome(body.process()?),
-        11 => {
-            let mut departed = Vec::new();
-            while !body.0.is_empty() {
-                departed.push(body.u32()?);
-            }
-            Frame::Goodbye(departed)
-        }
-        12 => Frame::Query { comm: body.credentials()?, rank: body.u32()?, number: body.u64()? },
-        13 => {
-            let (begun, finished, waiting) = (body.u64()?, body.u64()?, body.u64()?);
-            let flags = body.u32()?;
-            let call = CallSummary([body.u64()?, body.u64()?]);
-            Frame::Answer(Answer {
-                begun,
-                finished,
-                waiting_for: waiting.checked_sub(1).and_then(|rank| u32::try_from(rank).ok()),
-                aborted: flags & 1 != 0,
-                left: flags & 2 != 0,
-                call: (flags & 4 != 0).then_some(call),
-                failure: body.text(MAX_TEXT_BYTES)?,
-            })
-        }
-        14 => {
-            let comm = body.credentials()?;
-            let (rank, from) = (body.u32()?, body.u64()?);
-            let from = (from != u64::MAX).then_some(from);
-            Frame::Notice { comm, loss: Loss { rank, from, error: body.error()? } }
-        }
-        _ => return Err(Malformed("unknown kind")),
-    })
+/// Writes the beginning of a text, `MOST` bytes at most.
+fn put_text<const MOST: usize, S: Serializer>(text: &str, to: S) -> Result<S::Ok, S::Error> {
+    let end = (0..=text.len().min(MOST)).rev().find(|&end| text.is_char_boundary(end)).unwrap_or(0);
+    to.serialize_str(&text[..end])
 }
 
-struct Writer(Vec<u8>);
+/// A text of `MOST` bytes at most.
+fn text<'de, const MOST: usize, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
+    let text = <&str>::deserialize(from)?;
+    (text.len() <= MOST).then(|| text.to_string()).ok_or_else(|| de::Error::custom("a text too long"))
+}
 
-impl Writer {
-    fn u32(&mut self, value: u32) {
-        self.0.extend_from_slice(&value.to_le_bytes());
+/// Reads a list: grows with what is there, to [`MAX_RANKS`] entries at most.
+struct ListVisitor<T>(PhantomData<T>);
+
+impl<'de, T: Deserialize<'de>> Visitor<'de> for ListVisitor<T> {
+    type Value = Vec<T>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a list with an entry for each rank at most")
     }
 
-    fn u64(&mut self, value: u64) {
-        self.0.extend_from_slice(&value.to_le_bytes());
-    }
-
-    fn bytes(&mut self, bytes: &[u8]) {
-        self.u32(bytes.len() as u32);
-        self.0.extend_from_slice(bytes);
-    }
-
-    fn text(&mut self, text: &str, most: usize) {
-        let end = (0..=text.len().min(most)).rev().find(|&end| text.is_char_boundary(end)).unwrap_or(0);
-        self.bytes(&text.as_bytes()[..end]);
-    }
-
-    fn credentials(&mut self, credentials: &Credentials) {
-        self.0.extend_from_slice(&credentials.key.to_le_bytes());
-        self.0.extend_from_slice(&credentials.secret);
-    }
-
-    fn process(&mut self, process: &Process) {
-        self.text(&process.host, MAX_NAME_BYTES);
-        self.u32(process.pid);
-    }
-
-    fn error(&mut self, error: &Error) {
-        self.u32(error.code() as u32);
-        // Short enough for a first frame, credentials included.
-        self.text(error.text(), FIRST_FRAME_LIMIT / 2);
+    fn visit_seq<A: SeqAccess<'de>>(self, mut entries: A) -> Result<Vec<T>, A::Error> {
+        let mut list = Vec::new();
+        while let Some(entry) = entries.next_element()? {
+            if list.len() == MAX_RANKS as usize {
+                return Err(de::Error::custom("too many entries"));
+            }
+            list.push(entry);
+        }
+        Ok(list)
     }
 }
 
-struct Reader<'a>(&'a [u8]);
+fn list<'de, T: Deserialize<'de>, D: Deserializer<'de>>(from: D) -> Result<Vec<T>, D::Error> {
+    from.deserialize_seq(ListVisitor(PhantomData))
+}
 
-impl<'a> Reader<'a> {
-    fn take(&mut self, len: usize) -> Result<&'a [u8], Malformed> {
-        let (taken, rest) = self.0.split_at_checked(len).ok_or(Malformed("cut short"))?;
-        self.0 = rest;
-        Ok(taken)
+fn put_parts<S: Serializer>(parts: &[Vec<u8>], to: S) -> Result<S::Ok, S::Error> {
+    to.collect_seq(parts.iter().map(|part| Bytes::new(part)))
+}
+
+fn parts<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<Vec<u8>>, D::Error> {
+    Ok(list::<ByteBuf, D>(from)?.into_iter().map(ByteBuf::into_vec).collect())
+}
+
+/// Errors on the wire: their code and their text.
+pub mod error {
+    use super::*;
+
+    #[derive(Serialize, Deserialize)]
+    struct ErrorCard {
+        code: u32,
+        #[serde(serialize_with = "put_text::<MAX_TEXT_BYTES, _>", deserialize_with = "text::<MAX_TEXT_BYTES, _>")]
+        text: String,
     }
 
-    fn u32(&mut self) -> Result<u32, Malformed> {
-        self.take(4).map(|bytes| u32::from_le_bytes(array(bytes)))
+    /// Writes an error.
+    pub fn serialize<S: Serializer>(error: &Error, to: S) -> Result<S::Ok, S::Error> {
+        ErrorCard { code: error.code() as u32, text: error.text().to_string() }.serialize(to)
     }
 
-    fn u64(&mut self) -> Result<u64, Malformed> {
-        self.take(8).map(|bytes| u64::from_le_bytes(array(bytes)))
-    }
-
-    fn bytes(&mut self) -> Result<&'a [u8], Malformed> {
-        let len = self.u32()? as usize;
-        self.take(len)
-    }
-
-    fn text(&mut self, most: usize) -> Result<String, Malformed> {
-        let bytes = self.bytes()?;
-        if bytes.len() > most {
-            return Err(Malformed("a text too long"));
-        }
-        String::from_utf8(bytes.to_vec()).map_err(|_| Malformed("not a text"))
-    }
-
-    fn credentials(&mut self) -> Result<Credentials, Malformed> {
-        Ok(Credentials { key: u128::from_le_bytes(array(self.take(16)?)), secret: array(self.take(16)?) })
-    }
-
-    fn process(&mut self) -> Result<Process, Malformed> {
-        Ok(Process { host: self.text(MAX_NAME_BYTES)?, pid: self.u32()? })
-    }
-
-    fn error(&mut self) -> Result<Error, Malformed> {
-        let code = self.u32()? as Code;
-        let text = self.text(MAX_TEXT_BYTES)?;
-        Ok(match code {
+    /// Reads an error; one of a kind that cannot be told is `Remote`.
+    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Error, D::Error> {
+        let ErrorCard { code, text } = ErrorCard::deserialize(from)?;
+        Ok(match code as Code {
             2 => Error::System(text),
             3 => Error::Internal(text),
             4 => Error::InvalidArgument(text),
@@ -486,8 +354,9 @@ mod tests {
     #[test]
     fn a_frame_over_the_limit_is_refused_from_its_head_alone() {
         let bytes = Frame::Part(vec![0; 100]).encode();
-        assert_eq!(Frame::decode(&bytes[..HEAD_BYTES], 99), Err(Malformed("too long")));
-        assert_eq!(Frame::decode(&bytes[..HEAD_BYTES], 100), Ok(None));
+        let body = bytes.len() - HEAD_BYTES;
+        assert_eq!(Frame::decode(&bytes[..HEAD_BYTES], body - 1), Err(Malformed("too long")));
+        assert_eq!(Frame::decode(&bytes[..HEAD_BYTES], body), Ok(None));
     }
 
     #[test]
@@ -497,6 +366,49 @@ mod tests {
             Frame::Notice { comm, loss: Loss { rank: 1, from: None, error: Error::Remote("é".repeat(5000)) } }.encode();
         assert!(notice.len() - HEAD_BYTES <= FIRST_FRAME_LIMIT);
         assert!(matches!(Frame::decode(&notice, FIRST_FRAME_LIMIT), Ok(Some(_))));
+    }
+
+    /// A frame with this body.
+    fn framed(body: &[u8]) -> Vec<u8> {
+        [&MAGIC.to_le_bytes()[..], &(body.len() as u32).to_le_bytes(), body].concat()
+    }
+
+    #[test]
+    fn lengths_that_are_only_claimed_take_no_memory_and_are_refused() {
+        // The largest number that a length can be, behind the kinds Part, All and Goodbye.
+        let most = [0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1];
+        for kind in [2, 3, 10] {
+            let claim = [&[kind][..], &most].concat();
+            assert!(Frame::decode(&framed(&claim), FRAME_LIMIT).is_err());
+            assert_eq!(Frame::decode(&framed(&[kind, 0]), FRAME_LIMIT).map(|found| found.is_some()), Ok(true));
+        }
+        // As many empty parts as ranks, and one more.
+        for (parts, taken) in [(MAX_RANKS as usize, true), (MAX_RANKS as usize + 1, false)] {
+            let all = Frame::All(vec![Vec::new(); parts]).encode();
+            assert_eq!(Frame::decode(&all, FRAME_LIMIT).is_ok(), taken, "{parts} parts");
+        }
+    }
+
+    #[test]
+    fn another_version_is_refused_from_its_first_bytes() {
+        let mut bytes = Frame::Joined.encode();
+        bytes[0] -= 1;
+        assert_eq!(Frame::decode(&bytes[..1], FRAME_LIMIT), Err(Malformed("not one of ours")));
+    }
+
+    #[test]
+    fn the_bytes_of_a_frame_are_those_of_the_specification() {
+        // Query: kind 11; a key as a varint and 16 bytes; two varints.
+        let comm = Credentials { key: 300, secret: [9; 16] };
+        let body = [&[11, 0xac, 2][..], &[9; 16], &[6, 0x80, 1]].concat();
+        assert_eq!(Frame::Query { comm, rank: 6, number: 128 }.encode(), framed(&body));
+    }
+
+    #[test]
+    fn texts_are_cut_between_characters() {
+        let bytes = Frame::Fail(Error::Remote(format!("x{}", "é".repeat(5000)))).encode();
+        let Ok(Some((Frame::Fail(Error::Remote(text)), _))) = Frame::decode(&bytes, FRAME_LIMIT) else { panic!() };
+        assert_eq!(text.len(), MAX_TEXT_BYTES - 1);
     }
 
     #[test]
@@ -512,11 +424,11 @@ mod tests {
 
         #[test]
         fn any_body_behind_a_good_head_decodes_without_panic(
-            kind in 0u32..20, body in proptest::collection::vec(any::<u8>(), 0..200)
+            kind in 0u8..20, body in proptest::collection::vec(any::<u8>(), 0..200)
         ) {
             let mut bytes = MAGIC.to_le_bytes().to_vec();
-            bytes.extend(kind.to_le_bytes());
-            bytes.extend((body.len() as u32).to_le_bytes());
+            bytes.extend((body.len() as u32 + 1).to_le_bytes());
+            bytes.push(kind);
             bytes.extend(body);
             if let Ok(Some((frame, used))) = Frame::decode(&bytes, FRAME_LIMIT) {
                 prop_assert_eq!(used, bytes.len());

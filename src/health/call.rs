@@ -4,6 +4,7 @@
 use crate::dtype::{DataType, Operator, Prologue, Reduction};
 use crate::plan::Collective;
 use crate::topo::Rank;
+use serde::{Deserialize, Serialize};
 use std::fmt;
 
 /// The operations a reducing collective can have, by their place in a call's words.
@@ -14,7 +15,7 @@ const SEND: u64 = 0xff;
 
 /// What all ranks of a collective must agree on, in two words: the elements; and the collective, the type, the operation
 /// (a byte each) and the root.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct CallSummary(pub [u64; 2]);
 
 impl CallSummary {

@@ -2,10 +2,11 @@
 #![forbid(unsafe_code)]
 
 use super::CallSummary;
-use crate::bootstrap::protocol::Answer;
+use crate::bootstrap::protocol::{self, Answer};
 use crate::error::Error;
 use crate::sync::locked;
 use crate::topo::Rank;
+use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::sync::atomic::{fence, AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock};
@@ -18,13 +19,14 @@ const KEPT: usize = 64;
 
 /// News of a rank that takes no further part: it has died, or its own part has failed. What it did before that stands:
 /// operations that it has completed can still be completed by others.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Loss {
     /// Which rank.
     pub rank: u32,
     /// The first collective that cannot be completed, if the rank has told.
     pub from: Option<u64>,
     /// What happened to it.
+    #[serde(with = "protocol::error")]
     pub error: Error,
 }
 

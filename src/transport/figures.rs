@@ -1,12 +1,13 @@
 //! Speed of the transport between processes of this machine; run by hand, with `--release -- --ignored --nocapture`.
 
-use super::worlds::{carry_out, processes, region, Post, Processes, Setup};
-use super::{Envelope, Router, Sink};
+use super::worlds::{carry_out, processes, region, threads_with, Post, Processes, Setup};
+use super::{Envelope, Router, Sink, Transport};
 use crate::device::host::Combine;
 use crate::dtype::{DataType, Operator};
+use crate::exec::Started;
 use crate::memory::{shared, Region};
 use crate::plan::OperandOrder;
-use crate::topo::Grid;
+use crate::topo::{Grid, Rank};
 use std::time::{Duration, Instant};
 
 fn envelope(sequence: u64) -> Envelope {
@@ -111,6 +112,57 @@ pub fn play(scenario: &str, me: usize, exchange: &mut Processes) -> bool {
         _ => return false,
     }
     true
+}
+
+/// One thread plays both ranks, so that the figure is what a message costs and not how soon a thread runs.
+fn short_path(bytes: usize, posted_first: bool) -> f64 {
+    const BATCH: u32 = 10_000;
+    let setup = Setup::new(Grid::flat(2));
+    let routers = std::sync::Mutex::new(Vec::new());
+    threads_with(2, |me, exchange| {
+        let router = setup.open(me, exchange);
+        routers.lock().unwrap().push((me, router));
+    });
+    let mut routers = routers.into_inner().unwrap();
+    routers.sort_by_key(|(me, _)| *me);
+    let mut routers: Vec<Router> = routers.into_iter().map(|(_, router)| router).collect();
+    let (mut out, mut into, mut done) = (vec![1u8; bytes], vec![0u8; bytes], Vec::new());
+    let (src, dst) = ([region(&mut out)], [region(&mut into)]);
+    let mut best = f64::MAX;
+    for batch in 0..100 {
+        let begin = Instant::now();
+        for at in 0..BATCH {
+            let envelope = envelope(u64::from(batch * BATCH + at));
+            let send = |routers: &mut Vec<Router>| routers[0].send(1, Rank(1), envelope, &src).unwrap();
+            let recv = |routers: &mut Vec<Router>| routers[1].recv(2, Rank(0), envelope, Sink::Store(&dst)).unwrap();
+            if posted_first {
+                recv(&mut routers);
+                assert_eq!(send(&mut routers), Started::Done);
+                routers[1].poll(&mut done).unwrap();
+            } else {
+                assert_eq!(send(&mut routers), Started::Done);
+                routers[1].poll(&mut done).unwrap();
+                assert_eq!(recv(&mut routers), Started::Done);
+            }
+            routers[0].poll(&mut done).unwrap();
+            done.clear();
+        }
+        best = best.min(begin.elapsed().as_secs_f64() / f64::from(BATCH));
+    }
+    best * 1e9
+}
+
+#[test]
+#[ignore = "a measurement"]
+fn figures_of_the_short_path() {
+    for bytes in [8, 1024, 8192] {
+        for posted_first in [true, false] {
+            println!(
+                "short path, posted first {posted_first}, {bytes:>5} B: {:.1} ns",
+                short_path(bytes, posted_first)
+            );
+        }
+    }
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! The head of what goes between ranks of different nodes, whichever way it goes.
 #![forbid(unsafe_code)]
 
+use super::matching::MessageHead;
 use super::Envelope;
 
 /// Bytes of a header.
@@ -56,6 +57,11 @@ impl FrameHeader {
     pub fn about(kind: FrameKind, id: u64) -> FrameHeader {
         let envelope = Envelope { channel: 0, sequence: 0, signature: 0 };
         FrameHeader { kind, envelope, bytes: 0, id, body: 0, nonce: 0 }
+    }
+
+    /// What it says of its message.
+    pub fn message(&self) -> MessageHead {
+        MessageHead { envelope: self.envelope, bytes: self.bytes as usize, number: self.id }
     }
 
     /// The header as bytes.

@@ -14,6 +14,7 @@ use std::time::Duration;
 
 #[cfg(test)]
 mod boards;
+mod card;
 pub mod departure;
 #[cfg(test)]
 mod figures;
@@ -24,6 +25,7 @@ mod leaving;
 #[cfg(test)]
 #[path = "../../examples/transport/loopback.rs"]
 mod loopback;
+pub mod matching;
 pub mod mpi;
 mod registry;
 mod router;

@@ -6,8 +6,11 @@
 
 use super::Sink;
 use crate::device::host::{combine, Combine};
-use crate::memory::{Bytes, Region};
+use crate::memory::{Arena, Bytes, Region};
 use smallvec::SmallVec;
+
+/// Bytes of a kept message that are reduced at a time, so that they stay in cache.
+const STAGED: usize = 8 << 10;
 
 /// Pieces in message order, and where in the message each one ends.
 #[derive(Debug, Clone, Default)]
@@ -107,6 +110,26 @@ impl Target {
                     done += len;
                 }
             }
+        }
+    }
+
+    /// Takes a whole message that was kept. `staging` is of the caller's keeping, and may be empty.
+    pub fn consume_copy(&self, message: &[u8], staging: &mut Arena) {
+        let mut done = 0;
+        while done < message.len() && self.reduce.is_none() {
+            let dst = self.dst.run(done, message.len() - done);
+            dst.write(&message[done..done + dst.len()]);
+            done += dst.len();
+        }
+        while done < message.len() {
+            if staging.is_empty() {
+                *staging = Arena::new(STAGED);
+            }
+            let part = &message[done..message.len().min(done + STAGED)];
+            let staged = staging.region().part(0, part.len());
+            staged.write(part);
+            self.consume(done, staged);
+            done += part.len();
         }
     }
 }

@@ -3,6 +3,8 @@
 
 use super::vtable::{state, thread_level, World};
 use crate::error::{Error, Result};
+use crate::transport::card;
+use serde::{Deserialize, Serialize};
 
 /// What the launcher told this process.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -39,7 +41,7 @@ impl LauncherEnv {
 }
 
 /// What a rank tells about its MPI.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Capabilities {
     /// Why it cannot use MPI; empty if it can.
     pub why_not: String,
@@ -88,27 +90,13 @@ impl Capabilities {
 
     /// The card as bytes.
     pub fn encode(&self) -> Vec<u8> {
-        let line = |text: &str| text.replace('\n', " ");
-        let Capabilities { why_not, running, world_rank, world_size, job, device_memory, description } = self;
-        let (why_not, job, description) = (line(why_not), line(job), line(description));
-        format!("{why_not}\n{running}\n{world_rank}\n{world_size}\n{job}\n{device_memory}\n{description}").into_bytes()
+        card::encode(self)
     }
 
     /// The card in these bytes.
     pub fn decode(bytes: &[u8]) -> Result<Capabilities> {
-        let read = || {
-            let mut lines = std::str::from_utf8(bytes).ok()?.split('\n');
-            Some(Capabilities {
-                why_not: lines.next()?.to_string(),
-                running: lines.next()?.parse().ok()?,
-                world_rank: lines.next()?.parse().ok()?,
-                world_size: lines.next()?.parse().ok()?,
-                job: lines.next()?.to_string(),
-                device_memory: lines.next()?.parse().ok()?,
-                description: lines.next()?.to_string(),
-            })
-        };
-        read().ok_or_else(|| Error::Remote("a rank told something else than the state of its MPI".to_string()))
+        card::decode(bytes)
+            .ok_or_else(|| Error::Remote("a rank told something else than the state of its MPI".to_string()))
     }
 }
 

@@ -9,6 +9,7 @@ use crate::exec::{Started, Token};
 use crate::memory::{Arena, Region};
 use crate::topo::Rank;
 use crate::transport::header::{FrameKind, HEADER};
+use crate::transport::matching::check_usable;
 use crate::transport::shm::wakeup::Wakeups;
 use crate::transport::{DeviceMemory, Endpoint, Envelope, Sink};
 use std::collections::VecDeque;
@@ -39,7 +40,6 @@ pub struct MpiEndpoint {
     slots: VecDeque<Slot>,
     events: Vec<TransferEnd>,
     completed: Vec<Token>,
-    staging: Arena,
     /// Operations that have been accepted and have not completed.
     open: usize,
     busy: bool,
@@ -74,20 +74,12 @@ impl MpiEndpoint {
             slots,
             events: Vec::new(),
             completed: Vec::new(),
-            staging: Arena::new(SMALL),
             open: 0,
             busy: false,
             left: 0,
             cancelled: false,
             wakeups,
             device_memory,
-        }
-    }
-
-    fn check_usable(&self) -> Result<()> {
-        match self.cancelled {
-            true => Err(Error::InvalidUsage("the communicator's operations have been cancelled".into())),
-            false => Ok(()),
         }
     }
 
@@ -185,7 +177,7 @@ impl Endpoint for MpiEndpoint {
     }
 
     fn send(&mut self, peer: usize, token: Token, envelope: Envelope, src: &[Region]) -> Result<Started> {
-        self.check_usable()?;
+        check_usable(self.cancelled)?;
         let silently = !self.io.link.exclusive();
         let started = self.peers[peer].send(&mut self.io, token, envelope, src, silently)?;
         match started {
@@ -198,9 +190,8 @@ impl Endpoint for MpiEndpoint {
     }
 
     fn recv(&mut self, peer: usize, token: Token, envelope: Envelope, sink: Sink<'_>) -> Result<Started> {
-        self.check_usable()?;
-        let staging = self.staging.region();
-        let mut started = self.peers[peer].recv(&mut self.io, token, envelope, sink, staging)?;
+        check_usable(self.cancelled)?;
+        let mut started = self.peers[peer].recv(&mut self.io, token, envelope, sink)?;
         if started == Started::Done && self.holds_back() {
             self.completed.push(token);
             started = Started::Pending;
@@ -233,7 +224,7 @@ impl Endpoint for MpiEndpoint {
     }
 
     fn relief(&self) -> u64 {
-        self.left + self.peers.iter().map(|peer| peer.relief).sum::<u64>()
+        self.left + self.peers.iter().map(MpiPeer::relief).sum::<u64>()
     }
 
     fn wait(&mut self, limit: Duration) -> Result<()> {

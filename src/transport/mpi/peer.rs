@@ -8,16 +8,14 @@
 
 use super::vtable::MAX_TAG;
 use super::worker::{MpiLink, TransferBytes};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::exec::{Started, Token};
 use crate::memory::{Arena, Bytes, Region};
-use crate::plan::Channel;
 use crate::topo::Rank;
 use crate::transport::header::{FrameHeader, FrameKind, HEADER, NO_ID};
-use crate::transport::streams::{Posted, Streams};
+use crate::transport::matching::{Fetch, Matching, Received};
 use crate::transport::target::Pieces;
 use crate::transport::{Envelope, Sink};
-use std::collections::BTreeMap;
 
 /// Messages of at most this many bytes travel with their header.
 pub const SMALL: usize = 8 << 10;
@@ -25,16 +23,16 @@ pub const SMALL: usize = 8 << 10;
 pub const PACKET: usize = HEADER + SMALL;
 /// TransferBytes of the parts of a large message.
 const CHUNK: usize = 512 << 10;
-/// Parts of one message in flight.
-const WINDOW: usize = 4;
+/// Bytes of one message in flight: four parts.
+const IN_FLIGHT: usize = 4 * CHUNK;
 /// Staging buffers in use at a time, beyond the one that every message may have.
 const MAX_STAGES: usize = 32;
 /// Staging buffers kept for later.
 const KEPT_STAGES: usize = 16;
 /// Small messages stop when so many bytes of them have not left.
 const MAX_QUEUED: usize = 1 << 20;
-/// Messages of one peer that have a number, at most; so a free number is found soon.
-const MAX_NUMBERED: usize = MAX_TAG as usize / 2;
+/// Messages of one peer that have a number, at most: each has a tag of its own.
+const MAX_NUMBERED: usize = MAX_TAG as usize;
 
 /// What a transfer is, by the number it was posted with.
 #[derive(Debug, Clone, Copy)]
@@ -176,54 +174,29 @@ pub fn header(packet: Bytes<'_>, nonce: u64) -> Option<FrameHeader> {
     FrameHeader::decode(&head).filter(|header| header.nonce == nonce && packet.len() >= HEADER)
 }
 
-/// A message that came before its receive was posted.
-#[derive(Debug)]
-struct Arrival {
-    header: FrameHeader,
-    body: Vec<u8>,
-}
-
-/// A large message on its way out.
-#[derive(Debug)]
-struct Outgoing {
-    token: Token,
-    channel: Channel,
-    src: Pieces,
-    begun: usize,
-    parts: usize,
-    sent: usize,
-    /// Its receiver has it, which may be known before its last part is reported as sent.
-    acknowledged: bool,
-}
-
-/// A large message on its way in.
-#[derive(Debug)]
-struct Inflow {
-    posted: Posted,
-    begun: usize,
-    parts: usize,
-    received: usize,
-}
-
 /// A peer.
 #[derive(Debug)]
 pub struct MpiPeer {
     index: usize,
     /// Its rank, here and in the MPI communicator.
     pub rank: Rank,
-    streams: Streams<Arrival>,
-    outgoing: BTreeMap<u64, Outgoing>,
-    marks: BTreeMap<u64, Channel>,
-    inflows: BTreeMap<u64, Inflow>,
-    last_id: u64,
+    matching: Matching,
+    /// Long messages that their receiver is known to have before their last part is reported as sent.
+    received: Vec<u64>,
     /// TransferBytes of packets that have not left.
     pub queued: usize,
     /// Packets have gone to it or come from it, so each side says when it leaves.
     met: bool,
     /// It has left: nothing of it follows.
     gone: bool,
-    /// Changes when a send that was `Busy` may be accepted.
-    pub relief: u64,
+}
+
+/// The tag of a long message's parts, by which headers name it, too: no two open messages have the same.
+fn tag_of(number: u64) -> u64 {
+    match number {
+        NO_ID => NO_ID,
+        number => u64::from(number as u32) + 1,
+    }
 }
 
 impl MpiPeer {
@@ -232,26 +205,24 @@ impl MpiPeer {
         MpiPeer {
             index,
             rank,
-            streams: Streams::default(),
-            outgoing: BTreeMap::new(),
-            marks: BTreeMap::new(),
-            inflows: BTreeMap::new(),
-            last_id: 0,
+            matching: Matching::new(rank, MAX_NUMBERED),
+            received: Vec::new(),
             queued: 0,
             met: false,
             gone: false,
-            relief: 0,
         }
     }
 
-    /// A number that no message to this peer has; it is a tag too.
-    fn take_id(&mut self) -> u64 {
-        loop {
-            self.last_id = self.last_id % MAX_TAG as u64 + 1;
-            if !self.outgoing.contains_key(&self.last_id) && !self.marks.contains_key(&self.last_id) {
-                return self.last_id;
-            }
-        }
+    /// Changes when a send that was `Busy` may be accepted.
+    pub fn relief(&self) -> u64 {
+        self.matching.relief()
+    }
+
+    /// The number of the open message that has a tag.
+    fn number(&self, tag: u64) -> Result<u64> {
+        let place = tag.checked_sub(1).and_then(|place| u32::try_from(place).ok());
+        let open = place.and_then(|place| self.matching.numbered(place));
+        open.ok_or_else(|| self.matching.nonsense("an answer to a message that is not open"))
     }
 
     /// Posts a message. `silently`: a small one is complete at once and leaves by itself.
@@ -263,147 +234,115 @@ impl MpiPeer {
         src: &[Region],
         silently: bool,
     ) -> Result<Started> {
-        let bytes: usize = src.iter().map(Region::len).sum();
-        let channel = envelope.channel;
-        let credit = &self.streams.at(channel).credit;
+        let (bytes, channel) = (src.iter().map(Region::len).sum::<usize>(), envelope.channel);
         let small = bytes <= SMALL;
-        let marked = small && credit.next_is_marked();
-        let takes = if small { credit.takes_small() } else { credit.takes_large() };
-        let numbered = self.outgoing.len() + self.marks.len();
-        if !takes || self.queued > MAX_QUEUED || ((marked || !small) && numbered >= MAX_NUMBERED) {
+        let takes = if small { self.matching.takes_short(channel) } else { self.matching.takes_long(channel) };
+        if !takes || self.queued > MAX_QUEUED {
             return Ok(Started::Busy);
         }
-        let id = if marked || !small { self.take_id() } else { NO_ID };
-        let kind = if small { FrameKind::Small } else { FrameKind::Large };
-        let body = if small { bytes as u64 } else { 0 };
-        let header = FrameHeader { kind, envelope, bytes: bytes as u64, id, body, nonce: 0 };
-        if marked {
-            self.marks.insert(id, channel);
-        }
         self.met = true;
+        let head = |kind, number, body| FrameHeader {
+            kind,
+            envelope,
+            bytes: bytes as u64,
+            id: tag_of(number),
+            body,
+            nonce: 0,
+        };
         if small {
-            self.streams.at(channel).credit.small_sent();
+            let header = head(FrameKind::Small, self.matching.short_sent(channel), bytes as u64);
             self.queued += io.packet(self.index, self.rank, header, src, (!silently).then_some(token));
             return Ok(if silently { Started::Done } else { Started::Pending });
         }
-        self.streams.at(channel).credit.large_sent();
-        self.queued += io.packet(self.index, self.rank, header, &[], None);
-        let src = Pieces::new(src);
-        let outgoing = Outgoing { token, channel, src, begun: 0, parts: 0, sent: 0, acknowledged: false };
-        self.outgoing.insert(id, outgoing);
-        self.push(io, id);
+        let number = self.matching.long_sent(channel, token, src);
+        self.queued += io.packet(self.index, self.rank, head(FrameKind::Large, number, 0), &[], None);
+        self.push(io, number);
         Ok(Started::Pending)
     }
 
     /// Sends the next parts of a large message.
     fn push(&mut self, io: &mut Io, id: u64) {
-        let Some(message) = self.outgoing.get_mut(&id) else { return };
-        while message.parts < WINDOW && message.begun < message.src.bytes() {
-            let (offset, len) = (message.begun, CHUNK.min(message.src.bytes() - message.begun));
+        let Some(message) = self.matching.outgoing(id) else { return };
+        while let Some((offset, len)) = message.next_part(CHUNK).filter(|_| message.in_flight() < IN_FLIGHT) {
             let run = message.src.run(offset, len);
             let bytes = if run.len() == len {
                 TransferBytes::Theirs(run)
             } else {
-                let Some(mut stage) = io.stage(message.parts == 0) else { return };
+                let Some(mut stage) = io.stage(message.in_flight() == 0) else { return };
                 pack(&message.src, offset, stage.region().part(0, len));
                 TransferBytes::Ours(stage, len)
             };
-            message.begun += len;
-            message.parts += 1;
+            message.part_begun(len);
             let operation = io.begin(TransferRole::Out { peer: self.index, id, len });
-            io.link.send(operation, bytes, self.rank.0 as i32, id as i32);
+            io.link.send(operation, bytes, self.rank.0 as i32, tag_of(id) as i32);
         }
     }
 
     /// A part of a large message has left.
     pub fn pushed(&mut self, io: &mut Io, id: u64, len: usize, stage: Option<Arena>, done: &mut Vec<Token>) {
         io.unstage(stage);
-        let Some(message) = self.outgoing.get_mut(&id) else { return };
-        message.parts -= 1;
-        message.sent += len;
-        if message.sent == message.src.bytes() {
-            done.push(message.token);
-            self.close(id);
-        } else {
+        if !self.matching.part_sent(id, len, done) {
             self.push(io, id);
+        } else if let Some(at) = self.received.iter().position(|&received| received == id) {
+            self.received.swap_remove(at);
+            self.matching.close(id);
         }
     }
 
-    /// Forgets a large message that has left and has been received; its number is free again.
-    fn close(&mut self, id: u64) {
-        let over = |message: &&Outgoing| message.acknowledged && message.sent == message.src.bytes();
-        if let Some(channel) = self.outgoing.get(&id).filter(over).map(|message| message.channel) {
-            self.outgoing.remove(&id);
-            self.streams.at(channel).credit.large_done();
-            self.relief += 1;
-        }
-    }
-
-    /// Posts a receive. `staging` has room for a small message.
-    pub fn recv(
-        &mut self,
-        io: &mut Io,
-        token: Token,
-        envelope: Envelope,
-        sink: Sink<'_>,
-        staging: Bytes<'_>,
-    ) -> Result<Started> {
-        let posted = Posted::new(token, envelope, sink);
-        let stream = self.streams.at(envelope.channel);
-        let Some(Arrival { header, body }) = stream.arrived.pop_front() else {
-            stream.posted.push_back(posted);
-            return Ok(Started::Pending);
-        };
-        if header.kind == FrameKind::Large {
-            self.fetch(io, posted, &header)?;
-            return Ok(Started::Pending);
-        }
-        let staged = staging.part(0, body.len());
-        staged.write(&body);
-        self.deliver(io, &posted, &header, staged)?;
-        Ok(Started::Done)
-    }
-
-    fn deliver(&mut self, io: &mut Io, posted: &Posted, header: &FrameHeader, body: Bytes<'_>) -> Result<()> {
-        posted.check(self.rank, header.envelope, header.bytes as usize)?;
-        posted.target.consume(0, body);
-        if header.id != NO_ID {
-            self.acknowledge(io, header.id);
+    /// The receiver has a message. Once a large one has left, too, its tag is free again.
+    fn acknowledged(&mut self, id: u64) -> Result<()> {
+        let Some(message) = self.matching.acknowledged(id)? else { return Ok(()) };
+        if message.has_left() {
+            self.matching.close(id);
+        } else if self.received.contains(&id) {
+            return Err(self.matching.nonsense("two acknowledgements of a message"));
+        } else {
+            self.received.push(id);
         }
         Ok(())
     }
 
-    fn acknowledge(&mut self, io: &mut Io, id: u64) {
-        self.queued += io.packet(self.index, self.rank, FrameHeader::about(FrameKind::Ack, id), &[], None);
+    /// Posts a receive.
+    pub fn recv(&mut self, io: &mut Io, token: Token, envelope: Envelope, sink: Sink<'_>) -> Result<Started> {
+        match self.matching.recv(token, envelope, sink)? {
+            Received::Waits => {}
+            Received::Long(message) => self.fetch(io, *message)?,
+            Received::Short(mark) => {
+                self.acknowledge(io, mark);
+                return Ok(Started::Done);
+            }
+        }
+        Ok(Started::Pending)
+    }
+
+    fn acknowledge(&mut self, io: &mut Io, tag: Option<u64>) {
+        let Some(tag) = tag else { return };
+        self.queued += io.packet(self.index, self.rank, FrameHeader::about(FrameKind::Ack, tag), &[], None);
     }
 
     /// Begins to receive an announced message.
-    fn fetch(&mut self, io: &mut Io, posted: Posted, header: &FrameHeader) -> Result<()> {
-        posted.check(self.rank, header.envelope, header.bytes as usize)?;
-        if !(1..=MAX_TAG as u64).contains(&header.id) || self.inflows.contains_key(&header.id) {
-            return Err(self.nonsense("a message with a number that it cannot have"));
+    fn fetch(&mut self, io: &mut Io, Fetch { number: tag, posted, .. }: Fetch<()>) -> Result<()> {
+        if !(1..=MAX_TAG as u64).contains(&tag) {
+            return Err(self.matching.nonsense("a message with a number that it cannot have"));
         }
-        self.inflows.insert(header.id, Inflow { posted, begun: 0, parts: 0, received: 0 });
-        self.pull(io, header.id);
+        self.matching.await_bytes(tag, posted, 0)?;
+        self.pull(io, tag);
         Ok(())
     }
 
     /// Posts receives for the next parts of a large message.
     fn pull(&mut self, io: &mut Io, id: u64) {
-        let Some(inflow) = self.inflows.get_mut(&id) else { return };
-        let target = &inflow.posted.target;
-        while inflow.parts < WINDOW && inflow.begun < target.bytes() {
-            let (offset, len) = (inflow.begun, CHUNK.min(target.bytes() - inflow.begun));
-            let run = target.store().map(|pieces| pieces.run(offset, len)).filter(|run| run.len() == len);
-            let bytes = match run {
+        let Some(inflow) = self.matching.inflow(id) else { return };
+        while let Some((offset, len)) = inflow.next_part(CHUNK).filter(|_| inflow.in_flight() < IN_FLIGHT) {
+            let store = inflow.posted.target.store();
+            let bytes = match store.map(|pieces| pieces.run(offset, len)).filter(|run| run.len() == len) {
                 Some(run) => TransferBytes::Theirs(run),
-                None => match io.stage(inflow.parts == 0) {
+                None => match io.stage(inflow.in_flight() == 0) {
                     Some(stage) => TransferBytes::Ours(stage, len),
                     None => return,
                 },
             };
-            inflow.begun += len;
-            inflow.parts += 1;
+            inflow.part_begun(len);
             let operation = io.begin(TransferRole::In { peer: self.index, id, offset, len });
             io.link.recv(operation, bytes, self.rank.0 as i32, id as i32);
         }
@@ -414,87 +353,45 @@ impl MpiPeer {
         &mut self,
         io: &mut Io,
         (id, offset, len): (u64, usize, usize),
-        stage: Option<Arena>,
-        done: &mut Vec<Token>,
-    ) {
-        let Some(inflow) = self.inflows.get_mut(&id) else { return };
-        inflow.parts -= 1;
-        inflow.received += len;
-        let complete = inflow.received == inflow.posted.target.bytes();
-        if complete {
-            self.pull_last(io, id, offset, len, stage, done);
-            return;
-        }
-        let mut stage = stage;
-        // The next receive is posted before this part is combined, so that it arrives meanwhile.
-        self.pull(io, id);
-        if let (Some(stage), Some(inflow)) = (&mut stage, self.inflows.get(&id)) {
-            inflow.posted.target.consume(offset, stage.region().part(0, len));
-        }
-        io.unstage(stage);
-        self.pull(io, id);
-    }
-
-    fn pull_last(
-        &mut self,
-        io: &mut Io,
-        id: u64,
-        offset: usize,
-        len: usize,
         mut stage: Option<Arena>,
         done: &mut Vec<Token>,
     ) {
-        let Some(inflow) = self.inflows.remove(&id) else { return };
-        if let Some(stage) = &mut stage {
-            inflow.posted.target.consume(offset, stage.region().part(0, len));
+        let complete = self.matching.part_came(id, len, done);
+        // The next receive is posted before this part is combined, so that it arrives meanwhile.
+        self.pull(io, id);
+        let posted = complete.as_ref().or_else(|| self.matching.inflow(id).map(|inflow| &inflow.posted));
+        if let (Some(posted), Some(stage)) = (posted, &mut stage) {
+            posted.target.consume(offset, stage.region().part(0, len));
         }
         io.unstage(stage);
-        done.push(inflow.posted.token);
-        self.acknowledge(io, id);
+        match complete {
+            Some(_) => self.acknowledge(io, Some(id)),
+            None => self.pull(io, id),
+        }
     }
 
     /// Takes a packet: a header, and the body behind it.
     pub fn take(&mut self, io: &mut Io, header: &FrameHeader, body: Bytes<'_>, done: &mut Vec<Token>) -> Result<()> {
         self.met = true;
         match header.kind {
-            FrameKind::Small | FrameKind::Large => {
-                let expected = if header.kind == FrameKind::Small { header.bytes } else { 0 };
-                if body.len() as u64 != expected {
-                    return Err(self.nonsense("a message of another length than it says"));
-                }
-                let stream = self.streams.at(header.envelope.channel);
-                match stream.posted.pop_front() {
-                    Some(posted) if header.kind == FrameKind::Large => self.fetch(io, posted, header)?,
-                    Some(posted) => {
-                        self.deliver(io, &posted, header, body)?;
-                        done.push(posted.token);
-                    }
-                    None => {
-                        let mut bytes = vec![0; body.len()];
-                        body.read(&mut bytes);
-                        stream.arrived.push_back(Arrival { header: *header, body: bytes });
-                    }
+            FrameKind::Small => {
+                let mark = self.matching.short_came(&header.message(), body, done)?;
+                self.acknowledge(io, mark);
+            }
+            FrameKind::Large if !body.is_empty() => return Err(self.matching.nonsense("an announcement with a body")),
+            FrameKind::Large => {
+                if let Some(message) = self.matching.long_came(&header.message(), ())? {
+                    self.fetch(io, message)?;
                 }
             }
             FrameKind::Ack => {
-                if let Some(channel) = self.marks.remove(&header.id) {
-                    self.streams.at(channel).credit.mark_done();
-                    self.relief += 1;
-                } else if let Some(message) = self.outgoing.get_mut(&header.id) {
-                    message.acknowledged = true;
-                    self.close(header.id);
-                } else {
-                    return Err(self.nonsense("an acknowledgement of nothing"));
-                }
+                let number = self.number(header.id)?;
+                self.acknowledged(number)?;
             }
             FrameKind::Leave => self.gone = true,
-            FrameKind::Grant | FrameKind::Data => return Err(self.nonsense("what belongs to TCP")),
+            FrameKind::Grant | FrameKind::Data => return Err(self.matching.nonsense("what belongs to TCP")),
         }
         Ok(())
-    }
-
-    fn nonsense(&self, what: &str) -> Error {
-        Error::Internal(format!("rank {} sent {what}", self.rank))
     }
 
     /// Says that this rank leaves, as the last packet to a peer that packets have gone to or come from; whether the peer's
@@ -508,10 +405,8 @@ impl MpiPeer {
 
     /// Forgets everything.
     pub fn cancel(&mut self) {
-        self.streams.clear();
-        self.outgoing.clear();
-        self.marks.clear();
-        self.inflows.clear();
+        self.matching.cancel();
+        self.received.clear();
     }
 }
 
@@ -530,12 +425,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_come_round_again_and_those_in_use_are_left_out() {
-        let mut peer = MpiPeer::new(0, Rank(1));
-        assert_eq!(peer.take_id(), 1);
-        peer.last_id = MAX_TAG as u64;
-        peer.marks.insert(1, 0);
-        peer.marks.insert(2, 0);
-        assert_eq!(peer.take_id(), 3);
+    fn numbers_become_tags_that_every_mpi_has() {
+        assert_eq!(tag_of(0), 1);
+        assert_eq!(tag_of(7 << 32 | (MAX_NUMBERED as u64 - 1)), MAX_TAG as u64);
+        assert_eq!(tag_of(NO_ID), NO_ID);
     }
 }

@@ -8,7 +8,7 @@
 //! Where all ranks of the node share the segment, a small collective of all of them can do without messages ([`shared_buffers`]).
 //!
 //! A receiver always takes records out of the ring, whether or not their receives have been posted, so streams do not
-//! hold each other up; [`super::streams`] says what bounds the messages that wait.
+//! hold each other up; [`super::matching`] gives messages to receives, [`super::streams`] says what bounds those that wait.
 
 pub mod open;
 pub mod pull;
@@ -21,12 +21,11 @@ pub mod wakeup;
 use crate::error::{Error, Result};
 use crate::exec::{Started, Token};
 use crate::memory::{shared, Arena, Bytes, Region};
-use crate::plan::Channel;
 use crate::topo::Rank;
 use pull::{Pull, Reach, SLICE, STAGING_BUFFER};
 use record::{Listing, RecordHeader, RecordKind, NO_SLOT};
 use ring::{Consumer, Producer};
-use segment::{Segment, SlotBits, SLOTS};
+use segment::{Segment, SlotBits};
 use shared_buffers::SharedBuffers;
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
@@ -35,8 +34,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use wakeup::Wakeups;
 
-use super::streams::{Posted, Streams};
-use super::target::Pieces;
+use super::header::NO_ID;
+use super::matching::{check_usable, Fetch, Matching, MessageHead, Received};
+use super::streams::Posted;
 use super::{Envelope, NodeCall, Sink};
 
 /// Bytes of a message that go through the ring at a time.
@@ -48,32 +48,6 @@ const BOARD_POLLS_PER_RING_POLL: u32 = 16;
 /// The longest wait for a thread of this process that reads our memory when we cancel: it reads a slice at most.
 const CANCEL_LIMIT: Duration = Duration::from_secs(2);
 
-/// A message that came before its receive was posted.
-#[derive(Debug)]
-struct Arrival {
-    header: RecordHeader,
-    body: Vec<u8>,
-}
-
-/// What a slot stands for.
-#[derive(Debug)]
-enum Outgoing {
-    /// A large message: complete when acknowledged, or when all of it went through the ring.
-    Large { token: Token, channel: Channel, src: Pieces, sent: usize },
-    /// A marked small message.
-    Mark { channel: Channel },
-}
-
-/// A message that comes through the ring.
-#[derive(Debug)]
-struct Inflow {
-    slot: u32,
-    posted: Posted,
-    received: usize,
-    /// Bytes that had been fetched from the sender's memory before.
-    fetched: usize,
-}
-
 /// Another rank of this node.
 #[derive(Debug)]
 struct Peer {
@@ -83,12 +57,8 @@ struct Peer {
     process: Option<OwnedFd>,
     output: Producer,
     input: Consumer,
-    streams: Streams<Arrival>,
-    slots: Vec<Option<Outgoing>>,
-    free: Vec<u32>,
-    open_slots: usize,
-    outflows: VecDeque<u32>,
-    inflows: Vec<Inflow>,
+    /// Announcements list where the bytes lie. The number of a message is its slot.
+    matching: Matching<Listing>,
 }
 
 /// The shared-memory side of one rank.
@@ -102,7 +72,6 @@ pub struct Shm {
     staging: Arena,
     eager_bytes: usize,
     body: Vec<u8>,
-    relief: u64,
     cancelled: bool,
     /// Where all ranks of the node share the segment.
     board: Option<SharedBuffers>,
@@ -113,52 +82,26 @@ pub struct Shm {
     _presence: open::Presence,
 }
 
-fn header(kind: RecordKind, envelope: Envelope, bytes: usize, slot: u32, body: usize) -> RecordHeader {
+fn header(kind: RecordKind, envelope: Envelope, bytes: usize, number: u64, body: usize) -> RecordHeader {
+    let slot = if number == NO_ID { NO_SLOT } else { number as u32 };
     RecordHeader { kind, len: 0, envelope, bytes, slot, pieces: 0, keys: 0, body: body as u32 }
 }
 
+/// What a record says of its message.
+fn message(header: &RecordHeader) -> MessageHead {
+    let number = if header.slot == NO_SLOT { NO_ID } else { header.slot.into() };
+    MessageHead { envelope: header.envelope, bytes: header.bytes, number }
+}
+
 impl Peer {
-    /// Puts something in a free slot; `None` when there is none.
-    fn take_slot(&mut self, outgoing: Outgoing) -> Option<u32> {
-        let slot = match self.free.pop() {
-            Some(slot) => slot,
-            None if self.slots.len() < SLOTS => {
-                self.slots.push(None);
-                self.slots.len() as u32 - 1
-            }
-            None => return None,
-        };
-        self.slots[slot as usize] = Some(outgoing);
-        self.open_slots += 1;
-        Some(slot)
-    }
-
-    fn has_slot(&self) -> bool {
-        self.open_slots < SLOTS
-    }
-
-    /// Empties a slot that the receiver acknowledged; the token of a large message.
-    fn close_slot(&mut self, slot: u32) -> Result<Option<Token>> {
-        let closed = self.slots.get_mut(slot as usize).and_then(Option::take);
-        let Some(closed) = closed else {
-            return Err(Error::Internal(format!("rank {} acknowledged message {slot}, which is not open", self.rank)));
-        };
-        self.free.push(slot);
-        self.open_slots -= 1;
-        Ok(match closed {
-            Outgoing::Mark { channel } => {
-                self.streams.at(channel).credit.mark_done();
-                None
-            }
-            Outgoing::Large { token, channel, .. } => {
-                self.streams.at(channel).credit.large_done();
-                Some(token)
-            }
-        })
+    /// The number of the message that the receiver names by its slot.
+    fn number(&self, slot: u32) -> Result<u64> {
+        let open = self.matching.numbered(slot);
+        open.ok_or_else(|| self.matching.nonsense("an answer to a message that is not open"))
     }
 }
 
-/// Sets a slot's bit, and wakes whoever takes it.
+/// Sets a slot's bit.
 fn set_bit(bits: &SlotBits, slot: u32) {
     bits[slot as usize / 64].fetch_or(1 << (slot % 64), Ordering::Release);
 }
@@ -185,7 +128,7 @@ fn take_bits(bits: &SlotBits, mut each: impl FnMut(u32) -> Result<()>) -> Result
 impl Shm {
     /// Posts a message to a peer.
     pub fn send(&mut self, peer: usize, token: Token, envelope: Envelope, src: &[Region]) -> Result<Started> {
-        self.check_usable()?;
+        check_usable(self.cancelled)?;
         let bytes = src.iter().map(Region::len).sum();
         if bytes <= self.eager_bytes {
             Ok(self.send_small(peer, envelope, src, bytes))
@@ -194,18 +137,9 @@ impl Shm {
         }
     }
 
-    fn check_usable(&self) -> Result<()> {
-        match self.cancelled {
-            true => Err(Error::InvalidUsage("the communicator's operations have been cancelled".into())),
-            false => Ok(()),
-        }
-    }
-
     fn send_small(&mut self, index: usize, envelope: Envelope, src: &[Region], bytes: usize) -> Started {
         let peer = &mut self.peers[index];
-        let credit = &peer.streams.at(envelope.channel).credit;
-        let marked = credit.next_is_marked();
-        if !credit.takes_small() || (marked && !peer.has_slot()) {
+        if !peer.matching.takes_short(envelope.channel) {
             return Started::Busy;
         }
         let Some(at) = peer.output.reserve(&self.segment, bytes) else { return Started::Busy };
@@ -215,18 +149,15 @@ impl Shm {
             body.part(done, region.len()).copy_from(*region);
             done += region.len();
         }
-        let mark = marked.then(|| peer.take_slot(Outgoing::Mark { channel: envelope.channel })).flatten();
-        peer.streams.at(envelope.channel).credit.small_sent();
-        let header = header(RecordKind::Eager, envelope, bytes, mark.unwrap_or(NO_SLOT), bytes);
-        peer.output.publish(&self.segment, at, header);
+        let number = peer.matching.short_sent(envelope.channel);
+        peer.output.publish(&self.segment, at, header(RecordKind::Eager, envelope, bytes, number, bytes));
         self.wakeups.ring(peer.local);
         Started::Done
     }
 
     fn send_large(&mut self, index: usize, token: Token, envelope: Envelope, src: &[Region], bytes: usize) -> Started {
         let peer = &mut self.peers[index];
-        let channel = envelope.channel;
-        if !peer.streams.at(channel).credit.takes_large() || !peer.has_slot() {
+        if !peer.matching.takes_long(envelope.channel) {
             return Started::Busy;
         }
         let find = |address, len| if peer.reach == Reach::SameProcess { None } else { shared::find(address, len) };
@@ -237,11 +168,9 @@ impl Shm {
         }
         listing.encode(&mut self.body);
         let Some(at) = peer.output.reserve(&self.segment, self.body.len()) else { return Started::Busy };
-        let outgoing = Outgoing::Large { token, channel, src: Pieces::new(src), sent: 0 };
-        let Some(slot) = peer.take_slot(outgoing) else { return Started::Busy };
-        peer.streams.at(channel).credit.large_sent();
+        let number = peer.matching.long_sent(envelope.channel, token, src);
         peer.output.body(at, self.body.len()).write(&self.body);
-        let mut header = header(RecordKind::Large, envelope, bytes, slot, self.body.len());
+        let mut header = header(RecordKind::Large, envelope, bytes, number, self.body.len());
         header.pieces = listing.pieces.len() as u32;
         header.keys = listing.keys.len() as u32;
         peer.output.publish(&self.segment, at, header);
@@ -251,54 +180,48 @@ impl Shm {
 
     /// Posts a receive from a peer.
     pub fn recv(&mut self, index: usize, token: Token, envelope: Envelope, sink: Sink<'_>) -> Result<Started> {
-        self.check_usable()?;
-        let posted = Posted::new(token, envelope, sink);
-        let stream = self.peers[index].streams.at(envelope.channel);
-        let Some(Arrival { header, mut body }) = stream.arrived.pop_front() else {
-            stream.posted.push_back(posted);
-            return Ok(Started::Pending);
-        };
-        if header.kind == RecordKind::Large {
-            self.fetch(index, posted, &header, &body)?;
-            return Ok(Started::Pending);
+        check_usable(self.cancelled)?;
+        match self.peers[index].matching.recv(token, envelope, sink)? {
+            Received::Waits => {}
+            Received::Long(message) => self.fetch(index, *message)?,
+            Received::Short(mark) => {
+                self.acknowledge(index, mark);
+                return Ok(Started::Done);
+            }
         }
-        // SAFETY: the bytes must stay while the region is used; because `body` is ours until the end of this function.
-        let region = unsafe { Region::new(body.as_mut_ptr(), body.len()) };
-        self.deliver(index, &posted, &header, region)?;
-        Ok(Started::Done)
+        Ok(Started::Pending)
     }
 
-    /// Gives a small message to its receive.
-    fn deliver(&mut self, index: usize, posted: &Posted, header: &RecordHeader, body: Bytes<'_>) -> Result<()> {
+    fn acknowledge(&self, index: usize, number: Option<u64>) {
+        let Some(number) = number else { return };
         let peer = &self.peers[index];
-        posted.check(peer.rank, header.envelope, header.bytes)?;
-        posted.target.consume(0, body);
-        if header.slot != NO_SLOT {
-            set_bit(&self.segment.control(peer.local, self.local).acked.0, header.slot);
-            self.wakeups.ring(peer.local);
+        set_bit(&self.segment.control(peer.local, self.local).acked.0, number as u32);
+        self.wakeups.ring(peer.local);
+    }
+
+    /// Begins to fetch a large message, or asks for it.
+    fn fetch(&mut self, index: usize, message: Fetch<Listing>) -> Result<()> {
+        let peer = &self.peers[index];
+        let Fetch { number, posted, announced } = message;
+        match Pull::new(index, peer.rank, peer.reach, number as u32, &announced, posted) {
+            Ok(pull) => self.pulls.push_back(pull),
+            Err(posted) => self.ask_for(index, number as u32, *posted, 0)?,
         }
         Ok(())
     }
 
-    /// Begins to fetch a large message, or asks for it.
-    fn fetch(&mut self, index: usize, posted: Posted, header: &RecordHeader, body: &[u8]) -> Result<()> {
+    /// Has the bytes of a message come through the ring. The first `fetched` are known.
+    fn ask_for(&mut self, index: usize, slot: u32, posted: Posted, fetched: usize) -> Result<()> {
         let peer = &mut self.peers[index];
-        posted.check(peer.rank, header.envelope, header.bytes)?;
-        let listing = Listing::decode(peer.rank, header.pieces, body)?;
-        match Pull::new(index, peer.rank, peer.reach, header.slot, &listing, posted) {
-            Ok(pull) => self.pulls.push_back(pull),
-            Err(posted) => {
-                peer.inflows.push(Inflow { slot: header.slot, posted: *posted, received: 0, fetched: 0 });
-                set_bit(&self.segment.control(peer.local, self.local).granted.0, header.slot);
-                self.wakeups.ring(peer.local);
-            }
-        }
+        peer.matching.await_bytes(slot.into(), posted, fetched)?;
+        set_bit(&self.segment.control(peer.local, self.local).granted.0, slot);
+        self.wakeups.ring(peer.local);
         Ok(())
     }
 
     /// Posts our part of a collective of all ranks of the node.
     pub fn call(&mut self, token: Token, envelope: Envelope, call: NodeCall<'_>) -> Result<Started> {
-        self.check_usable()?;
+        check_usable(self.cancelled)?;
         let board = self.board.as_mut().ok_or_else(|| Error::Internal("a call on a node without a board".into()))?;
         board.call(token, envelope, call)
     }
@@ -325,7 +248,7 @@ impl Shm {
         for index in 0..self.peers.len() {
             self.take_answers(index, done)?;
             self.take_records(index, done)?;
-            self.push_outflows(index, done)?;
+            self.push_outflows(index, done);
         }
         self.advance_pulls(done)
     }
@@ -333,19 +256,20 @@ impl Shm {
     /// Acknowledgements and grants for what we sent.
     fn take_answers(&mut self, index: usize, done: &mut Vec<Token>) -> Result<()> {
         let peer = &mut self.peers[index];
-        if peer.open_slots == 0 {
+        if !peer.matching.has_numbered() {
             return Ok(());
         }
         let control = self.segment.control(self.local, peer.local);
-        let relief = &mut self.relief;
         take_bits(&control.acked.0, |slot| {
-            done.extend(peer.close_slot(slot)?);
-            *relief += 1;
+            let number = peer.number(slot)?;
+            if peer.matching.acknowledged(number)?.is_some() {
+                done.extend(peer.matching.close(number).map(|message| message.token));
+            }
             Ok(())
         })?;
         take_bits(&control.granted.0, |slot| {
-            peer.outflows.push_back(slot);
-            Ok(())
+            let number = peer.number(slot)?;
+            peer.matching.grant(number)
         })
     }
 
@@ -372,24 +296,24 @@ impl Shm {
         body: Bytes<'_>,
         done: &mut Vec<Token>,
     ) -> Result<()> {
-        if header.kind == RecordKind::Chunk {
-            return self.take_chunk(index, header, body, done);
-        }
-        let stream = self.peers[index].streams.at(header.envelope.channel);
-        let posted = stream.posted.pop_front();
-        if let (Some(posted), RecordKind::Eager) = (&posted, header.kind) {
-            self.deliver(index, posted, header, body)?;
-            done.push(posted.token);
-            return Ok(());
-        }
-        let mut bytes = vec![0; body.len()];
-        body.read(&mut bytes);
-        match posted {
-            Some(posted) => self.fetch(index, posted, header, &bytes),
-            None => {
-                stream.arrived.push_back(Arrival { header: *header, body: bytes });
+        let peer = &mut self.peers[index];
+        match header.kind {
+            RecordKind::Eager => {
+                let mark = peer.matching.short_came(&message(header), body, done)?;
+                self.acknowledge(index, mark);
                 Ok(())
             }
+            RecordKind::Large => {
+                self.body.resize(body.len(), 0);
+                body.read(&mut self.body);
+                let listing = Listing::decode(peer.rank, header.pieces, &self.body)?;
+                match peer.matching.long_came(&message(header), listing)? {
+                    Some(message) => self.fetch(index, message),
+                    None => Ok(()),
+                }
+            }
+            RecordKind::Chunk => self.take_chunk(index, header, body, done),
+            RecordKind::Skip => Ok(()),
         }
     }
 
@@ -400,49 +324,40 @@ impl Shm {
         body: Bytes<'_>,
         done: &mut Vec<Token>,
     ) -> Result<()> {
-        let peer = &mut self.peers[index];
-        let Some(at) = peer.inflows.iter().position(|inflow| inflow.slot == header.slot) else {
-            return Err(Error::Internal(format!("rank {} sent bytes nobody asked for", peer.rank)));
+        let matching = &mut self.peers[index].matching;
+        let (offset, len) = (header.bytes, body.len());
+        let Some(inflow) = matching.inflow(header.slot.into()).filter(|inflow| inflow.has(offset, len)) else {
+            return Err(matching.nonsense("bytes nobody asked for"));
         };
-        let inflow = &mut peer.inflows[at];
-        let known = inflow.fetched.saturating_sub(header.bytes).min(body.len());
-        if known < body.len() {
-            inflow.posted.target.consume(header.bytes + known, body.part(known, body.len() - known));
+        let known = inflow.begun().saturating_sub(offset).min(len);
+        if known < len {
+            inflow.posted.target.consume(offset + known, body.part(known, len - known));
         }
-        inflow.received += body.len();
-        if inflow.received == inflow.posted.target.bytes() {
-            done.push(peer.inflows.swap_remove(at).posted.token);
-        }
+        matching.part_came(header.slot.into(), len, done);
         Ok(())
     }
 
     /// Passes the bytes of granted messages through the ring, as far as it takes them.
-    fn push_outflows(&mut self, index: usize, done: &mut Vec<Token>) -> Result<()> {
-        let peer = &mut self.peers[index];
-        while let Some(&slot) = peer.outflows.front() {
-            let Some(Some(Outgoing::Large { src, sent, .. })) = peer.slots.get_mut(slot as usize) else {
-                return Err(Error::Internal(format!("rank {} asked for message {slot}, which is not open", peer.rank)));
-            };
-            while *sent < src.bytes() {
-                let len = CHUNK.min(src.bytes() - *sent);
-                let Some(at) = peer.output.reserve(&self.segment, len) else { return Ok(()) };
-                let body = peer.output.body(at, len);
-                let mut copied = 0;
-                while copied < len {
-                    let run = src.run(*sent + copied, len - copied);
-                    body.part(copied, run.len()).copy_from(run);
-                    copied += run.len();
-                }
-                let nothing = Envelope { channel: 0, sequence: 0, signature: 0 };
-                peer.output.publish(&self.segment, at, header(RecordKind::Chunk, nothing, *sent, slot, len));
-                *sent += len;
-                self.wakeups.ring(peer.local);
+    fn push_outflows(&mut self, index: usize, done: &mut Vec<Token>) {
+        let Peer { matching, output, local, .. } = &mut self.peers[index];
+        while let Some((number, outgoing)) = matching.next_granted() {
+            let Some((offset, len)) = outgoing.next_part(CHUNK) else { return };
+            let Some(at) = output.reserve(&self.segment, len) else { return };
+            let body = output.body(at, len);
+            let mut copied = 0;
+            while copied < len {
+                let run = outgoing.src.run(offset + copied, len - copied);
+                body.part(copied, run.len()).copy_from(run);
+                copied += run.len();
             }
-            peer.outflows.pop_front();
-            self.relief += 1;
-            done.extend(peer.close_slot(slot)?);
+            outgoing.part_begun(len);
+            let nothing = Envelope { channel: 0, sequence: 0, signature: 0 };
+            output.publish(&self.segment, at, header(RecordKind::Chunk, nothing, offset, number, len));
+            self.wakeups.ring(*local);
+            if matching.part_sent(number, len, done) {
+                matching.close(number);
+            }
         }
-        Ok(())
     }
 
     /// Fetches large messages in the order in which they were matched, a slice in all.
@@ -454,7 +369,7 @@ impl Shm {
             let control = self.segment.control(peer.local, self.local);
             let before = pull.left();
             if !pull.advance(budget, control, self.staging.region())? {
-                self.ask_for_the_rest();
+                self.ask_for_the_rest()?;
                 continue;
             }
             budget = budget.saturating_sub(before - pull.left());
@@ -469,17 +384,15 @@ impl Shm {
     }
 
     /// Has the first message that is being fetched come through the ring instead, and all later ones of its sender.
-    fn ask_for_the_rest(&mut self) {
-        let Some(pull) = self.pulls.pop_front() else { return };
+    fn ask_for_the_rest(&mut self) -> Result<()> {
+        let Some(pull) = self.pulls.pop_front() else { return Ok(()) };
         let peer = &mut self.peers[pull.peer];
         if let Reach::Kernel { pid } = peer.reach {
             peer.reach = Reach::Ring { pid };
             crate::info!("rank {} may not be read any more: {}", peer.rank, peer.reach);
         }
         let fetched = pull.done();
-        peer.inflows.push(Inflow { slot: pull.slot, posted: pull.posted, received: 0, fetched });
-        set_bit(&self.segment.control(peer.local, self.local).granted.0, pull.slot);
-        self.wakeups.ring(peer.local);
+        self.ask_for(pull.peer, pull.slot, pull.posted, fetched)
     }
 
     /// Whether `poll` would find something; the second look before a sleep.
@@ -490,7 +403,7 @@ impl Shm {
             || self.peers.iter_mut().any(|peer| {
                 let control = segment.control(local, peer.local);
                 peer.input.has_record(segment)
-                    || (peer.open_slots > 0 && (any_bit(&control.acked.0) || any_bit(&control.granted.0)))
+                    || (peer.matching.has_numbered() && (any_bit(&control.acked.0) || any_bit(&control.granted.0)))
                     || peer.output.take_relief(segment)
             })
     }
@@ -498,14 +411,8 @@ impl Shm {
     /// Fails when the process of a peer that we wait for has ended.
     pub fn check_alive(&self) -> Result<()> {
         use rustix::event::{poll, PollFd, PollFlags, Timespec};
-        let large = |outgoing: &Outgoing| matches!(outgoing, Outgoing::Large { .. });
         let missing = self.missing();
-        let waiting = |peer: &&Peer| {
-            missing.contains(&peer.rank)
-                || !peer.inflows.is_empty()
-                || peer.streams.any_posted()
-                || peer.slots.iter().flatten().any(large)
-        };
+        let waiting = |peer: &&Peer| missing.contains(&peer.rank) || peer.matching.expects() || peer.matching.owes();
         for peer in self.peers.iter().filter(waiting) {
             let Some(process) = &peer.process else { continue };
             let mut watched = [PollFd::new(process, PollFlags::IN)];
@@ -528,12 +435,7 @@ impl Shm {
         }
         let limit = Instant::now() + CANCEL_LIMIT;
         for peer in &mut self.peers {
-            peer.streams.clear();
-            peer.slots.clear();
-            peer.free.clear();
-            peer.outflows.clear();
-            peer.inflows.clear();
-            peer.open_slots = 0;
+            peer.matching.cancel();
             let control = self.segment.control(self.local, peer.local);
             control.cancelled.0.store(1, Ordering::SeqCst);
             while peer.reach == Reach::SameProcess
@@ -547,7 +449,7 @@ impl Shm {
 
     /// A number that changes when a send that was `Busy` may be accepted.
     pub fn relief(&self) -> u64 {
-        self.relief
+        self.peers.iter().map(|peer| peer.matching.relief()).sum()
     }
 
     /// The wakeups of this node.

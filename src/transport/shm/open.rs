@@ -7,7 +7,7 @@
 
 use super::pull::{probe, Reach};
 use super::ring::{Consumer, Producer};
-use super::segment::Segment;
+use super::segment::{Segment, SLOTS};
 use super::shared_buffers::SharedBuffers;
 use super::wakeup::{doorbell, Wakeups};
 use super::{Peer, Shm};
@@ -17,9 +17,11 @@ use crate::fork::PerProcess;
 use crate::memory::shared::{self, open_peer, Met};
 use crate::process::{above_standard, check_file_size};
 use crate::topo::{Grid, Rank};
-use crate::transport::streams::Streams;
+use crate::transport::card;
+use crate::transport::matching::Matching;
 use crate::transport::Exchange;
 use rustix::fs::{FallocateFlags, MemfdFlags};
+use serde::{Deserialize, Serialize};
 use std::collections::{HashSet, VecDeque};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::PathBuf;
@@ -35,7 +37,7 @@ pub struct Ways {
 }
 
 /// What a rank tells about itself.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub(crate) struct NodeCard {
     pid: u64,
     presence: u64,
@@ -50,46 +52,17 @@ pub(crate) struct NodeCard {
     namespace: u64,
 }
 
-fn words(words: &[u64]) -> Vec<u8> {
-    words.iter().flat_map(|word| word.to_le_bytes()).collect()
-}
-
-fn word(bytes: &[u8], index: usize) -> Result<u64> {
-    let bytes = bytes.get(index * 8..index * 8 + 8).and_then(|bytes| bytes.try_into().ok());
-    bytes.map(u64::from_le_bytes).ok_or_else(|| Error::Remote("a rank told too little about its memory".into()))
-}
-
 impl NodeCard {
-    fn encode(&self) -> Vec<u8> {
-        words(&[
-            self.pid,
-            self.presence,
-            self.presence_at,
-            self.heap_fd,
-            self.heap_inode,
-            self.wants,
-            self.doorbell,
-            self.fd,
-            self.inode,
-            self.namespace,
-        ])
+    /// The card in these bytes.
+    pub(crate) fn decode(bytes: &[u8]) -> Option<NodeCard> {
+        card::decode(bytes)
     }
 
-    /// The card in these bytes.
-    pub(crate) fn decode(bytes: &[u8]) -> Result<NodeCard> {
-        let at = |index| word(bytes, index);
-        Ok(NodeCard {
-            pid: at(0)?,
-            presence: at(1)?,
-            presence_at: at(2)?,
-            heap_fd: at(3)?,
-            heap_inode: at(4)?,
-            wants: at(5)?,
-            doorbell: at(6)?,
-            fd: at(7)?,
-            inode: at(8)?,
-            namespace: at(9)?,
-        })
+    /// The card that a rank has told.
+    fn of((rank, told): (usize, &Vec<u8>)) -> Result<NodeCard> {
+        let malformed =
+            || Error::Remote(format!("malformed shared-memory card from rank {rank} ({} bytes)", told.len()));
+        NodeCard::decode(told).ok_or_else(malformed)
     }
 }
 
@@ -297,8 +270,8 @@ pub fn open(
         inode: own.as_ref().map(inode).transpose().map_err(std::io::Error::from)?.unwrap_or(0),
         namespace: namespace(),
     };
-    let told = exchange.allgather(card.encode())?;
-    let cards = told.iter().map(|bytes| NodeCard::decode(bytes)).collect::<Result<Vec<NodeCard>>>()?;
+    let told = exchange.allgather(card::encode(&card))?;
+    let cards = told.iter().enumerate().map(NodeCard::of).collect::<Result<Vec<NodeCard>>>()?;
     if cards.len() != grid.nranks() {
         return Err(Error::Internal(format!("{} ranks answered of {}", cards.len(), grid.nranks())));
     }
@@ -334,7 +307,6 @@ pub fn open(
         staging: super::staging(),
         eager_bytes: config.eager_bytes.min(super::ring::max_eager(&segment)),
         body: Vec::new(),
-        relief: 0,
         cancelled: false,
         wakeups,
         segment,
@@ -373,11 +345,6 @@ fn peer(
         process,
         output: Producer::new(segment, me, local),
         input: Consumer::new(segment, local, me),
-        streams: Streams::default(),
-        slots: Vec::new(),
-        free: Vec::new(),
-        open_slots: 0,
-        outflows: VecDeque::new(),
-        inflows: Vec::new(),
+        matching: Matching::new(rank, SLOTS),
     }
 }

@@ -12,12 +12,13 @@ mod departure;
 pub(crate) mod frame;
 mod peer;
 
+use super::matching::check_usable;
 use super::shm::wakeup::Wakeups;
-use super::{Departure, Endpoint, Envelope, Exchange, Opener, Probe, Sink, Site, TransportKind};
+use super::{card, Departure, Endpoint, Envelope, Exchange, Opener, Probe, Sink, Site, TransportKind};
 use crate::error::{Error, Result};
 use crate::exec::{Started, Token};
 use crate::fork::{self, Unshared};
-use crate::memory::{Arena, Region};
+use crate::memory::Region;
 use crate::topo::binding::{Binding, Source};
 use crate::topo::Rank;
 use accept::Listener;
@@ -51,7 +52,6 @@ pub struct Tcp {
     listener: Listener,
     peers: Vec<TcpPeer>,
     completed: Vec<Token>,
-    staging: Arena,
     cancelled: bool,
     /// Whether the listener's socket is not watched for now.
     door_is_shut: bool,
@@ -102,16 +102,11 @@ impl Tcp {
         let connections = config.tcp_connections.clamp(1, MAX_CONNECTIONS);
         let listener = Listener::open(binding.address.addr, secret, far.len() * connections)?;
         crate::info!("rank {me} uses {} at {} for TCP", binding.address.name, listener.address()?);
-        let mut card = secret.to_vec();
-        card.extend(listener.address()?.to_string().bytes());
-        let cards = exchange.allgather(card)?;
+        let cards = exchange.allgather(card::encode(&(secret, listener.address()?)))?;
         let peer = |&rank: &Rank| {
-            let card = cards.get(rank.index()).filter(|card| card.len() > 16);
-            let address = card.and_then(|card| std::str::from_utf8(&card[16..]).ok()?.parse::<SocketAddr>().ok());
-            match (card, address) {
-                (Some(card), Some(address)) => Ok(TcpPeer::new(rank, address, std::array::from_fn(|i| card[i]))),
-                _ => Err(Error::Remote(format!("rank {rank} told no address"))),
-            }
+            let told = cards.get(rank.index()).and_then(|told| card::decode::<(Password, SocketAddr)>(told));
+            let (secret, address) = told.ok_or_else(|| Error::Remote(format!("rank {rank} told no address")))?;
+            Ok(TcpPeer::new(rank, address, secret))
         };
         let peers = far.iter().map(peer).collect::<Result<Vec<TcpPeer>>>()?;
         let poller = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(std::io::Error::from)?;
@@ -128,19 +123,11 @@ impl Tcp {
             listener,
             peers,
             completed: Vec::new(),
-            staging: peer::staging(),
             cancelled: false,
             door_is_shut: false,
             has_doubtful: false,
             wakeups: wakeups.clone(),
         }))
-    }
-
-    fn check_usable(&self) -> Result<()> {
-        match self.cancelled {
-            true => Err(Error::InvalidUsage("the communicator's operations have been cancelled".into())),
-            false => Ok(()),
-        }
     }
 
     /// Begins to connect to a peer, unless that was done.
@@ -191,8 +178,7 @@ impl Tcp {
         if let Err(error) = begun {
             connection.lose_output(format!("it cannot be reached: {error}"));
         }
-        self.peers[peer].relief += 1;
-        self.peers[peer].output.push(TcpLink { index, connection });
+        self.peers[peer].add_output(TcpLink { index, connection });
         self.write(peer)
     }
 
@@ -363,7 +349,7 @@ impl Opener for TcpOpener {
 
 impl Endpoint for Tcp {
     fn send(&mut self, peer: usize, token: Token, envelope: Envelope, src: &[Region]) -> Result<Started> {
-        self.check_usable()?;
+        check_usable(self.cancelled)?;
         self.reach_out(peer)?;
         let started = self.peers[peer].send(token, envelope, src)?;
         self.write(peer)?;
@@ -371,9 +357,9 @@ impl Endpoint for Tcp {
     }
 
     fn recv(&mut self, peer: usize, token: Token, envelope: Envelope, sink: Sink<'_>) -> Result<Started> {
-        self.check_usable()?;
+        check_usable(self.cancelled)?;
         self.reach_out(peer)?;
-        let started = self.peers[peer].recv(token, envelope, sink, self.staging.region())?;
+        let started = self.peers[peer].recv(token, envelope, sink)?;
         self.write(peer)?;
         Ok(started)
     }
@@ -400,7 +386,7 @@ impl Endpoint for Tcp {
     }
 
     fn relief(&self) -> u64 {
-        self.peers.iter().map(|peer| peer.relief).sum()
+        self.peers.iter().map(TcpPeer::relief).sum()
     }
 
     fn wait(&mut self, limit: Duration) -> Result<()> {

@@ -13,14 +13,11 @@ use super::connection::{Body, Connection, Ended, Inbound};
 use super::frame::Password;
 use crate::error::{Error, Result};
 use crate::exec::{Started, Token};
-use crate::memory::{Arena, Bytes, Region};
-use crate::plan::Channel;
+use crate::memory::Region;
 use crate::topo::Rank;
-use crate::transport::header::{FrameHeader, FrameKind, HEADER, NO_ID};
-use crate::transport::streams::{Posted, Streams};
-use crate::transport::target::Pieces;
+use crate::transport::header::{FrameHeader, FrameKind, HEADER};
+use crate::transport::matching::{Fetch, Matching, Received};
 use crate::transport::{Envelope, Sink};
-use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
@@ -32,34 +29,12 @@ const STRIPE: usize = 256 << 10;
 const TURN: usize = 1 << 20;
 /// Small messages stop when so many bytes wait to be written.
 const MAX_QUEUED: usize = 1 << 20;
+/// Messages with a number at a time, which is no limit in practice.
+const MAX_NUMBERED: usize = 1 << 20;
 /// How long a peer that listens no more is still expected to be heard: connections that it made before may yet come in.
 const LAST_WORDS: Duration = Duration::from_millis(300);
 /// The same for a peer of which no connection has come in at all.
 const FIRST_WORDS: Duration = Duration::from_secs(1);
-
-/// A message that came before its receive was posted.
-#[derive(Debug)]
-struct Arrival {
-    header: FrameHeader,
-    body: Vec<u8>,
-}
-
-/// A large message on its way out.
-#[derive(Debug)]
-struct Outgoing {
-    token: Token,
-    channel: Channel,
-    src: Pieces,
-    striped: usize,
-    written: usize,
-}
-
-/// A large message on its way in.
-#[derive(Debug)]
-struct Inflow {
-    posted: Posted,
-    received: usize,
-}
 
 /// A connection and its number among those from the rank that made it.
 #[derive(Debug)]
@@ -83,16 +58,11 @@ pub struct TcpPeer {
     pub output: Vec<TcpLink>,
     /// Its connections to us.
     pub input: Vec<TcpLink>,
-    streams: Streams<Arrival>,
-    outgoing: BTreeMap<u64, Outgoing>,
-    marks: BTreeMap<u64, Channel>,
-    granted: VecDeque<u64>,
-    inflows: BTreeMap<u64, Inflow>,
-    next_id: u64,
+    matching: Matching,
     /// Since when it is known to send nothing more although something is expected.
     silent_since: Option<Instant>,
-    /// Changes when a send that was `Busy` may be accepted.
-    pub relief: u64,
+    /// Times that its connections were written.
+    writes: u64,
 }
 
 impl TcpPeer {
@@ -104,14 +74,9 @@ impl TcpPeer {
             secret,
             output: Vec::new(),
             input: Vec::new(),
-            streams: Streams::default(),
-            outgoing: BTreeMap::new(),
-            marks: BTreeMap::new(),
-            granted: VecDeque::new(),
-            inflows: BTreeMap::new(),
-            next_id: 0,
+            matching: Matching::new(rank, MAX_NUMBERED),
             silent_since: None,
-            relief: 0,
+            writes: 0,
         }
     }
 
@@ -126,7 +91,18 @@ impl TcpPeer {
 
     /// Whether granted messages wait, for which there should be all connections.
     pub fn has_granted(&self) -> bool {
-        !self.granted.is_empty()
+        self.matching.has_granted()
+    }
+
+    /// Changes when a send that was `Busy` may be accepted.
+    pub fn relief(&self) -> u64 {
+        self.matching.relief() + self.writes
+    }
+
+    /// Adds a connection of ours, which will be written.
+    pub fn add_output(&mut self, link: TcpLink) {
+        self.writes += 1;
+        self.output.push(link);
     }
 
     fn gone(&self) -> Error {
@@ -139,62 +115,41 @@ impl TcpPeer {
         Error::Remote(format!("rank {} at {} has left the communicator or died: {why}", self.rank, self.address))
     }
 
-    fn take_id(&mut self) -> u64 {
-        self.next_id += 1;
-        self.next_id - 1
-    }
-
     /// Posts a message.
     pub fn send(&mut self, token: Token, envelope: Envelope, src: &[Region]) -> Result<Started> {
         if self.takes_nothing() {
             return Err(self.gone());
         }
-        let bytes: usize = src.iter().map(Region::len).sum();
-        if self.control().is_none_or(|control| control.queued() > MAX_QUEUED) {
-            return Ok(Started::Busy);
-        }
-        let credit = &self.streams.at(envelope.channel).credit;
+        let TcpPeer { output, matching, .. } = self;
+        let Some(TcpLink { connection: control, .. }) = output.first_mut() else { return Ok(Started::Busy) };
+        let (bytes, channel) = (src.iter().map(Region::len).sum::<usize>(), envelope.channel);
         let small = bytes <= SMALL;
-        let marked = small && credit.next_is_marked();
-        if !(if small { credit.takes_small() } else { credit.takes_large() }) {
+        let takes = if small { matching.takes_short(channel) } else { matching.takes_long(channel) };
+        if !takes || control.queued() > MAX_QUEUED {
             return Ok(Started::Busy);
         }
-        let id = if marked || !small { self.take_id() } else { NO_ID };
-        let kind = if small { FrameKind::Small } else { FrameKind::Large };
-        let body = if small { bytes as u64 } else { 0 };
-        let head = FrameHeader { kind, envelope, bytes: bytes as u64, id, body, nonce: 0 }.encode();
-        let channel = envelope.channel;
-        if marked {
-            self.marks.insert(id, channel);
-        }
+        let head = |kind, id, body| FrameHeader { kind, envelope, bytes: bytes as u64, id, body, nonce: 0 }.encode();
         if small {
-            self.streams.at(channel).credit.small_sent();
-            let written = self.control().is_some_and(|control| control.push_copy(head, src, Some(token)));
+            let id = matching.short_sent(channel);
+            let written = control.push_copy(head(FrameKind::Small, id, bytes as u64), src, Some(token));
             return Ok(if written { Started::Done } else { Started::Pending });
         }
-        self.streams.at(channel).credit.large_sent();
-        let src = Pieces::new(src);
-        self.outgoing.insert(id, Outgoing { token, channel, src, striped: 0, written: 0 });
-        self.control().map(|control| control.push_copy(head, &[], None));
+        let id = matching.long_sent(channel, token, src);
+        control.push_copy(head(FrameKind::Large, id, 0), &[], None);
         Ok(Started::Pending)
     }
 
-    /// Posts a receive. `staging` has room for a small message.
-    pub fn recv(&mut self, token: Token, envelope: Envelope, sink: Sink<'_>, staging: Bytes<'_>) -> Result<Started> {
-        let posted = Posted::new(token, envelope, sink);
-        let stream = self.streams.at(envelope.channel);
-        let Some(Arrival { header, body }) = stream.arrived.pop_front() else {
-            stream.posted.push_back(posted);
-            return Ok(Started::Pending);
-        };
-        if header.kind == FrameKind::Large {
-            self.grant(posted, &header)?;
-            return Ok(Started::Pending);
+    /// Posts a receive.
+    pub fn recv(&mut self, token: Token, envelope: Envelope, sink: Sink<'_>) -> Result<Started> {
+        match self.matching.recv(token, envelope, sink)? {
+            Received::Waits => {}
+            Received::Long(message) => self.ask_for(*message)?,
+            Received::Short(mark) => {
+                self.acknowledge(mark);
+                return Ok(Started::Done);
+            }
         }
-        let staged = staging.part(0, body.len());
-        staged.write(&body);
-        self.deliver(&posted, &header, staged)?;
-        Ok(Started::Done)
+        Ok(Started::Pending)
     }
 
     /// Answers on our own connection, which stands since a receive was posted. A peer that takes nothing more needs no
@@ -203,24 +158,20 @@ impl TcpPeer {
         self.control().map(|control| control.push_copy(FrameHeader::about(kind, id).encode(), &[], None));
     }
 
-    fn deliver(&mut self, posted: &Posted, header: &FrameHeader, body: Bytes<'_>) -> Result<()> {
-        posted.check(self.rank, header.envelope, header.bytes as usize)?;
-        posted.target.consume(0, body);
-        if header.id != NO_ID {
-            self.reply(FrameKind::Ack, header.id);
+    fn acknowledge(&mut self, id: Option<u64>) {
+        if let Some(id) = id {
+            self.reply(FrameKind::Ack, id);
         }
-        Ok(())
     }
 
-    fn grant(&mut self, posted: Posted, header: &FrameHeader) -> Result<()> {
-        posted.check(self.rank, header.envelope, header.bytes as usize)?;
-        self.inflows.insert(header.id, Inflow { posted, received: 0 });
-        self.reply(FrameKind::Grant, header.id);
+    fn ask_for(&mut self, Fetch { number, posted, .. }: Fetch<()>) -> Result<()> {
+        self.matching.await_bytes(number, posted, 0)?;
+        self.reply(FrameKind::Grant, number);
         Ok(())
     }
 
     fn nonsense(&self, what: &str) -> Error {
-        Error::Internal(format!("rank {} sent {what}", self.rank))
+        self.matching.nonsense(what)
     }
 
     /// Reads from one connection and does what its frames say. What has been read ahead is always worked off: the socket
@@ -234,19 +185,15 @@ impl TcpPeer {
                 return Ok(());
             }
             if let Some(Inbound { id, .. }) = connection.inbound {
-                let Some(inflow) = self.inflows.get_mut(&id) else {
+                let Some(inflow) = self.matching.inflow(id) else {
                     return Err(self.nonsense("bytes nobody asked for"));
                 };
                 if spent && !connection.holds(inflow.posted.target.grain()) {
                     return Ok(());
                 }
                 let Some(got) = connection.read_data(&inflow.posted.target) else { return Ok(()) };
-                inflow.received += got;
+                self.matching.part_came(id, got, done);
                 budget = budget.saturating_sub(got);
-                if inflow.received == inflow.posted.target.bytes() {
-                    done.push(inflow.posted.token);
-                    self.inflows.remove(&id);
-                }
                 continue;
             }
             let Some(head) = connection.peek(HEADER) else {
@@ -276,99 +223,61 @@ impl TcpPeer {
                 continue;
             };
             connection.skip(len);
-            let taken = self.take_small(&header, buffer.region().part(start + HEADER, len - HEADER), done);
+            let body = buffer.region().part(start + HEADER, len - HEADER);
+            let taken = self.matching.short_came(&header.message(), body, done);
             self.input[link].connection.give_back(buffer);
-            taken?;
+            self.acknowledge(taken?);
             budget = budget.saturating_sub(len);
         }
     }
 
-    fn take_small(&mut self, header: &FrameHeader, body: Bytes<'_>, done: &mut Vec<Token>) -> Result<()> {
-        let stream = self.streams.at(header.envelope.channel);
-        match stream.posted.pop_front() {
-            Some(posted) => {
-                self.deliver(&posted, header, body)?;
-                done.push(posted.token);
-            }
-            None => {
-                let mut bytes = vec![0; body.len()];
-                body.read(&mut bytes);
-                stream.arrived.push_back(Arrival { header: *header, body: bytes });
-            }
-        }
-        Ok(())
-    }
-
     fn take_header(&mut self, link: usize, header: &FrameHeader) -> Result<()> {
         match header.kind {
-            FrameKind::Large => {
-                let stream = self.streams.at(header.envelope.channel);
-                match stream.posted.pop_front() {
-                    Some(posted) => self.grant(posted, header)?,
-                    None => stream.arrived.push_back(Arrival { header: *header, body: Vec::new() }),
-                }
-            }
-            FrameKind::Grant if self.outgoing.contains_key(&header.id) => self.granted.push_back(header.id),
-            FrameKind::Ack => match self.marks.remove(&header.id) {
-                Some(channel) => {
-                    self.streams.at(channel).credit.mark_done();
-                    self.relief += 1;
-                }
-                None => return Err(self.nonsense("an acknowledgement of nothing")),
+            FrameKind::Large => match self.matching.long_came(&header.message(), ())? {
+                Some(message) => self.ask_for(message),
+                None => Ok(()),
+            },
+            FrameKind::Grant => self.matching.grant(header.id),
+            FrameKind::Ack => match self.matching.acknowledged(header.id)? {
+                None => Ok(()),
+                Some(_) => Err(self.nonsense("an acknowledgement of a long message")),
             },
             FrameKind::Data => {
-                let Some(inflow) = self.inflows.get(&header.id) else {
-                    return Err(self.nonsense("bytes nobody asked for"));
-                };
                 let (offset, left) = (header.bytes as usize, header.body as usize);
-                let fits = offset.checked_add(left).is_some_and(|end| end <= inflow.posted.target.bytes());
-                if !fits || left == 0 {
-                    return Err(self.nonsense("bytes beyond the end of a message"));
+                let inflow = self.matching.inflow(header.id);
+                if left == 0 || !inflow.is_some_and(|inflow| inflow.has(offset, left)) {
+                    return Err(self.nonsense("bytes nobody asked for"));
                 }
                 self.input[link].connection.inbound = Some(Inbound { id: header.id, offset, left });
+                Ok(())
             }
-            _ => return Err(self.nonsense("an answer to no message")),
+            _ => Err(self.nonsense("an answer to no message")),
         }
-        Ok(())
     }
 
     /// Writes what the connections take: queued frames, then stripes of granted messages.
     pub fn write(&mut self, done: &mut Vec<Token>) {
-        let TcpPeer { output, outgoing, granted, streams, relief, .. } = self;
+        let TcpPeer { output, matching, writes, .. } = self;
         for link in output.iter_mut().filter(|link| link.connection.output_lost.is_none()) {
             let connection = &mut link.connection;
             loop {
                 if connection.is_flushed() {
-                    if let Some(&id) = granted.front() {
-                        let message = outgoing.get_mut(&id).expect("granted messages are still here");
-                        let (offset, all) = (message.striped, message.src.bytes());
-                        let len = STRIPE.min(all - offset);
-                        message.striped += len;
-                        let head = FrameHeader {
-                            bytes: offset as u64,
-                            body: len as u64,
-                            ..FrameHeader::about(FrameKind::Data, id)
-                        };
-                        connection.push(head.encode(), Body::Part { id, offset, len });
-                        if message.striped == all {
-                            granted.pop_front();
-                        }
-                    }
+                    let Some((id, message)) = matching.next_granted() else { break };
+                    let Some((offset, len)) = message.next_part(STRIPE) else { break };
+                    message.part_begun(len);
+                    let head = FrameHeader {
+                        bytes: offset as u64,
+                        body: len as u64,
+                        ..FrameHeader::about(FrameKind::Data, id)
+                    };
+                    connection.push(head.encode(), Body::Part { id, offset, len });
                 }
-                if connection.is_flushed() {
-                    break;
-                }
-                *relief += 1;
+                *writes += 1;
                 let mut left = smallvec::SmallVec::<[(u64, usize); 4]>::new();
-                let message = |id| outgoing.get(&id).map(|message| &message.src);
-                connection.flush(message, |id, bytes| left.push((id, bytes)), done);
+                connection.flush(|id| matching.source(id), |id, bytes| left.push((id, bytes)), done);
                 for (id, bytes) in left {
-                    let Some(message) = outgoing.get_mut(&id) else { continue };
-                    message.written += bytes;
-                    if message.written == message.src.bytes() {
-                        done.push(message.token);
-                        streams.at(message.channel).credit.large_done();
-                        outgoing.remove(&id);
+                    if matching.part_sent(id, bytes, done) {
+                        matching.close(id);
                     }
                 }
                 if !connection.is_flushed() || connection.output_lost.is_some() {
@@ -381,9 +290,9 @@ impl TcpPeer {
     /// Fails when the peer is gone and something is still expected of it: at once where it will take what it is to get
     /// no more, or broke off; where it only falls silent, when what it said before has had time to come in.
     pub fn check(&mut self) -> Result<()> {
-        let is_owed = !self.outgoing.is_empty() || self.output.iter().any(|link| link.connection.owes());
+        let is_owed = self.matching.owes() || self.output.iter().any(|link| link.connection.owes());
         let is_broken = self.input.iter().any(|link| matches!(link.connection.ended, Some(Ended::Broken(_))));
-        let owes = !self.inflows.is_empty() || self.streams.any_posted();
+        let owes = self.matching.expects();
         let silent = self.takes_nothing() && self.input.iter().all(|link| link.connection.ended.is_some());
         if (is_owed && self.takes_nothing()) || (owes && is_broken) {
             return Err(self.gone());
@@ -414,15 +323,6 @@ impl TcpPeer {
     pub fn cancel(&mut self) {
         self.output.clear();
         self.input.clear();
-        self.streams.clear();
-        self.outgoing.clear();
-        self.marks.clear();
-        self.granted.clear();
-        self.inflows.clear();
+        self.matching.cancel();
     }
-}
-
-/// Room for a small message.
-pub fn staging() -> Arena {
-    Arena::new(SMALL)
 }
