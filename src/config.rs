@@ -224,6 +224,10 @@ impl Config {
                 warnings.push(format!("{name}={value} is ignored: the program has more rights than who started it"));
                 continue;
             }
+            // `export STRATA_INTER=${INTER:-}` and the like: not set.
+            if value.is_empty() && VARIABLES.iter().any(|variable| variable.name == name) {
+                continue;
+            }
             match config.set(&name, &value) {
                 Some(Ok(())) => {
                     config.given.insert(name);
@@ -351,6 +355,14 @@ mod tests {
         assert_eq!(Config::from_vars_of(vars(), false).1, [""; 0]);
         let none = [("STRATA_NCCL_LIB".to_string(), "none".to_string())].into_iter();
         assert_eq!(Config::from_vars_of(none, true).0.nccl_lib, "none");
+    }
+
+    #[test]
+    fn an_empty_value_is_as_good_as_none() {
+        let empty: Vec<(&str, &str)> = VARIABLES.iter().map(|variable| (variable.name, "")).collect();
+        let (config, warnings) = parse(&empty);
+        assert_eq!((config, warnings.len()), (Config::default(), 0));
+        assert_eq!(parse(&[("STRATA_WINDO", "")]).1.len(), 1, "a wrong name stays one");
     }
 
     #[test]

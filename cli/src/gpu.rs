@@ -2,7 +2,6 @@
 //! kernels compute the host device's bits on it, and how fast they are.
 //!
 //! The command is the program here: it opens the driver, and the library finds it as it finds that of any program.
-#![forbid(unsafe_code)]
 
 mod bandwidth;
 mod found;

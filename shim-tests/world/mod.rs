@@ -170,7 +170,8 @@ impl OnDevice {
             let slack = start % 256;
             let memory = DeviceBuffer::new(gpu, end - start + slack).expect("device memory");
             let device = memory.region().as_ptr() as u64 + slack as u64;
-            track.to_device(device, host.as_ptr(), host.len()).expect("a copy");
+            // SAFETY: both must stay until this has ended; because `back` waits for the stream.
+            unsafe { track.to_device(device, host.as_ptr(), host.len()) }.expect("a copy");
             pairs.push((host, memory));
         }
         track.issued();
@@ -198,7 +199,8 @@ impl OnDevice {
         let _entered = gpu.enter().expect("a context");
         for (host, memory) in &self.pairs {
             let from = memory.region().as_ptr() as u64 + (host.as_ptr() as usize % 256) as u64;
-            self.track.to_host(host.as_ptr(), from, host.len()).expect("a copy");
+            // SAFETY: both must stay until this has ended; because the stream is waited for below.
+            unsafe { self.track.to_host(host.as_ptr(), from, host.len()) }.expect("a copy");
         }
         self.track.issued();
         self.track.settle();

@@ -3,7 +3,6 @@
 //!
 //! A time is that of many launches in a row, by the host's clock from the first launch to the end of the last, over their
 //! number. Short ones are therefore bounded by what a launch costs, those of the driver as well as ours.
-#![forbid(unsafe_code)]
 
 use super::{parse_type, Which};
 use crate::options::{number, parse_size};
@@ -217,12 +216,24 @@ fn launcher<'a>(operation: Operation, operands: &'a Operands) -> Launch<'a> {
         None => (std::ptr::null_mut(), 0),
     };
     match operation {
-        Operation::DriverCopy => Box::new(move |track| track.on_device(dst, operands.at(1), bytes)),
-        Operation::FromHost => Box::new(move |track| track.to_device(dst, host, bytes)),
-        Operation::ToHost => Box::new(move |track| track.to_host(host, dst, bytes)),
+        Operation::DriverCopy => Box::new(move |track| {
+            // SAFETY: the operands must stay until this has ended; because a measurement waits for its stream and borrows them.
+            unsafe { track.on_device(dst, operands.at(1), bytes) }
+        }),
+        Operation::FromHost => Box::new(move |track| {
+            // SAFETY: the operands must stay until this has ended; because a measurement waits for its stream and borrows them.
+            unsafe { track.to_device(dst, host, bytes) }
+        }),
+        Operation::ToHost => Box::new(move |track| {
+            // SAFETY: the operands must stay until this has ended; because a measurement waits for its stream and borrows them.
+            unsafe { track.to_host(host, dst, bytes) }
+        }),
         Operation::Shuffle(block) => {
             let shuffle = operands.shuffle(block);
-            Box::new(move |track| track.shuffle(&shuffle))
+            Box::new(move |track| {
+                // SAFETY: the operands must stay until this has ended; because a measurement waits for its stream and borrows them.
+                unsafe { track.shuffle(&shuffle) }
+            })
         }
         Operation::Copy | Operation::FromHostKernel | Operation::ToHostKernel => {
             let (to, from) = match operation {
@@ -231,17 +242,26 @@ fn launcher<'a>(operation: Operation, operands: &'a Operands) -> Launch<'a> {
                 _ => (dst, operands.at(1)),
             };
             let batch = operands.batch((BatchScale::None, 0), to, [from].into_iter());
-            Box::new(move |track| track.copy(&batch))
+            Box::new(move |track| {
+                // SAFETY: the operands must stay until this has ended; because a measurement waits for its stream and borrows them.
+                unsafe { track.copy(&batch) }
+            })
         }
         Operation::Scale(dtype) => {
             let factor = u64::from_le_bytes(reference::encode(dtype, 1.5));
             let batch = operands.batch((BatchScale::Multiply, factor), dst, [operands.at(1)].into_iter());
-            Box::new(move |track| track.scale(dtype, &batch))
+            Box::new(move |track| {
+                // SAFETY: the operands must stay until this has ended; because a measurement waits for its stream and borrows them.
+                unsafe { track.scale(dtype, &batch) }
+            })
         }
         Operation::Reduce(dtype, sources) => {
             let srcs: Vec<Address> = (1..=sources).map(|index| operands.at(index)).collect();
             let batch = operands.batch((BatchScale::None, 0), dst, srcs.into_iter());
-            Box::new(move |track| track.reduce(dtype, Operator::Sum, &batch))
+            Box::new(move |track| {
+                // SAFETY: the operands must stay until this has ended; because a measurement waits for its stream and borrows them.
+                unsafe { track.reduce(dtype, Operator::Sum, &batch) }
+            })
         }
     }
 }

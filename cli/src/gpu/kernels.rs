@@ -2,7 +2,6 @@
 //!
 //! A check is one launch: the device's memory is filled, the kernel works on it, the host device does the same to memory of
 //! its own, and all of both is compared, also what must not be written.
-#![forbid(unsafe_code)]
 
 use super::order;
 use super::twice::{Job, Random, Twice};
@@ -161,7 +160,10 @@ fn reductions(dtype: DataType, operator: Operator, memory: &mut Twice, random: &
             memory,
             random,
             &jobs,
-            |memory| memory.track.reduce(dtype, operator, &batch),
+            |memory| {
+                // SAFETY: the places must stay until this has ended; because `memory` keeps them and waits for its stream.
+                unsafe { memory.track.reduce(dtype, operator, &batch) }
+            },
             |srcs, dst| host::reduce(dtype, operator, divisor, srcs, dst),
             || {
                 let names = (type_name(dtype), operator_name(operator));
@@ -190,7 +192,10 @@ fn scalings(dtype: DataType, memory: &mut Twice, random: &mut Random) -> Result<
             memory,
             random,
             &jobs,
-            |memory| memory.track.scale(dtype, &batch),
+            |memory| {
+                // SAFETY: the places must stay until this has ended; because `memory` keeps them and waits for its stream.
+                unsafe { memory.track.scale(dtype, &batch) }
+            },
             |srcs, dst| match kind {
                 BatchScale::Divide => host::divide(dtype, divisor, srcs[0], dst),
                 _ => host::prologue(&reduction, srcs[0], dst),
@@ -217,7 +222,10 @@ fn copies(memory: &mut Twice, random: &mut Random) -> Result<Tally> {
                 memory,
                 random,
                 &jobs,
-                |memory| memory.track.copy(&batch),
+                |memory| {
+                    // SAFETY: the places must stay until this has ended; because `memory` keeps them and waits for its stream.
+                    unsafe { memory.track.copy(&batch) }
+                },
                 |srcs, dst| host::copy(dst, srcs[0]),
                 || format!("copy, {form:?}{}", if pinned { ", from pinned memory" } else { "" }),
             )?);
@@ -265,7 +273,10 @@ fn shuffles(memory: &mut Twice, random: &mut Random) -> Result<Tally> {
             memory,
             random,
             &jobs,
-            |memory| memory.track.shuffle(&shuffle),
+            |memory| {
+                // SAFETY: the places must stay until this has ended; because `memory` keeps them and waits for its stream.
+                unsafe { memory.track.shuffle(&shuffle) }
+            },
             |srcs, dst| host::copy(dst, srcs[0]),
             || format!("{shuffle:?}"),
         )?);

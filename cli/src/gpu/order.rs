@@ -2,7 +2,6 @@
 //!
 //! That a stream waits cannot be seen in a moment: it is looked at for [`LOOK`], in which one that does not wait would have
 //! gone on a thousand times.
-#![forbid(unsafe_code)]
 
 use super::kernels::Tally;
 use std::sync::Arc;
@@ -40,8 +39,10 @@ impl Behind {
     /// Copies ones to the device and from there into the zeros.
     fn copy(&mut self) -> Result<()> {
         let (address, host) = (self.device.region().as_ptr() as u64, self.pinned.host());
-        self.track.to_device(address, host.part(0, BYTES).as_ptr(), BYTES)?;
-        self.track.to_host(host.part(BYTES, BYTES).as_ptr(), address, BYTES)?;
+        // SAFETY: both must stay until this has ended; because they are kept beside the stream, which is waited for first.
+        unsafe { self.track.to_device(address, host.part(0, BYTES).as_ptr(), BYTES) }?;
+        // SAFETY: both must stay until this has ended; because they are kept beside the stream, which is waited for first.
+        unsafe { self.track.to_host(host.part(BYTES, BYTES).as_ptr(), address, BYTES) }?;
         self.number = self.track.issued();
         self.track.mark()
     }

@@ -1,5 +1,4 @@
 //! The same memory twice: on the device, where a kernel works on it, and on the host, where the host device does.
-#![forbid(unsafe_code)]
 
 use std::sync::Arc;
 use strata::device::gpu::kernels::{Batch, BatchScale};
@@ -140,7 +139,9 @@ impl Twice {
         self.host.part(0, self.taken).write(contents);
         let staged = self.staging.host().part(0, self.taken);
         staged.write(contents);
-        self.track.to_device(self.address(0), staged.as_ptr(), self.taken)?;
+        let address = self.address(0);
+        // SAFETY: both must stay until this has ended; because they are kept beside the stream, which is waited for first.
+        unsafe { self.track.to_device(address, staged.as_ptr(), self.taken) }?;
         self.track.issued();
         Ok(())
     }
@@ -148,7 +149,9 @@ impl Twice {
     /// Waits for the device, and compares everything, also what was not to be written: where the first difference is.
     pub fn difference(&mut self) -> Result<Option<String>> {
         let staged = self.staging.host().part(0, self.taken);
-        self.track.to_host(staged.as_ptr(), self.address(0), self.taken)?;
+        let address = self.address(0);
+        // SAFETY: both must stay until this has ended; because they are kept beside the stream, which is waited for first.
+        unsafe { self.track.to_host(staged.as_ptr(), address, self.taken) }?;
         self.track.issued();
         self.track.finish()?;
         let (mut got, mut wanted) = (vec![0; self.taken], vec![0; self.taken]);

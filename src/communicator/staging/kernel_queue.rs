@@ -1,5 +1,4 @@
 //! Work on a stream of ours, gathered into few launches.
-#![forbid(unsafe_code)]
 
 use super::slots::{MessageSlot, Slots};
 use crate::device::gpu::driver::DriverHandle;
@@ -43,10 +42,16 @@ impl Work {
     }
 
     fn launch(self, track: &mut GpuStream, batch: &Batch) -> Result<()> {
+        // What a batch names is of the call's buffers, of scratch memory and of slots.
         match self {
-            Work::Copy => track.copy(batch),
-            Work::Reduce { dtype, operator, .. } => track.reduce(dtype, operator, batch),
-            Work::Prologue { dtype, .. } | Work::Divide { dtype, .. } => track.scale(dtype, batch),
+            // SAFETY: it must stay until this has ended; because a run that ends or is cancelled waits for its streams.
+            Work::Copy => unsafe { track.copy(batch) },
+            // SAFETY: it must stay until this has ended; because a run that ends or is cancelled waits for its streams.
+            Work::Reduce { dtype, operator, .. } => unsafe { track.reduce(dtype, operator, batch) },
+            Work::Prologue { dtype, .. } | Work::Divide { dtype, .. } => {
+                // SAFETY: it must stay until this has ended; because a run that ends or is cancelled waits for its streams.
+                unsafe { track.scale(dtype, batch) }
+            }
         }
     }
 }
@@ -122,7 +127,9 @@ impl KernelQueue {
         let mut at = 0;
         for part in dst {
             let from = slot.region().part(at, part.len());
-            self.track.to_device(part.as_ptr() as u64, from.as_ptr(), part.len())?;
+            // SAFETY: both must stay until this has ended; because the slot is given back when it has, and a run that ends or
+            // is cancelled waits for its streams.
+            unsafe { self.track.to_device(part.as_ptr() as u64, from.as_ptr(), part.len()) }?;
             at += part.len();
         }
         let number = self.track.issued();
@@ -138,7 +145,8 @@ impl KernelQueue {
     /// Launches a permutation of blocks, after what has been gathered.
     pub fn shuffle(&mut self, shuffle: &Shuffle) -> Result<()> {
         self.launch()?;
-        self.track.shuffle(shuffle)
+        // SAFETY: the blocks must stay until this has ended; because they are of buffers and memory of calls, which do.
+        unsafe { self.track.shuffle(shuffle) }
     }
 
     /// Launches what has been gathered, so that what follows on the stream comes after it.
@@ -210,7 +218,8 @@ pub fn copy_now(track: &mut GpuStream, jobs: impl Iterator<Item = (usize, u64, u
     for some in jobs.chunks(Batch::capacity(1)) {
         let mut batch = Batch::new(1, BatchScale::None, 0);
         some.iter().for_each(|&(bytes, dst, src)| batch.push(bytes, dst, std::iter::once(src)));
-        track.copy(&batch)?;
+        // SAFETY: the places must stay until this has ended; because the slot is sent when it has, and the call's buffers stay.
+        unsafe { track.copy(&batch) }?;
     }
     Ok(())
 }

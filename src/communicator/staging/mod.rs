@@ -132,7 +132,10 @@ impl Staging {
             }
             _ => {
                 for part in src {
-                    self.out.to_host(host.part(at, part.len()).as_ptr(), part.as_ptr() as u64, part.len())?;
+                    let (to, from) = (host.part(at, part.len()).as_ptr(), part.as_ptr() as u64);
+                    // SAFETY: both must stay until this has ended; because the slot is sent when it has, and the call's buffers
+                    // stay.
+                    unsafe { self.out.to_host(to, from, part.len()) }?;
                     at += part.len();
                 }
             }

@@ -163,43 +163,64 @@ impl GpuStream {
     }
 
     /// Copies device memory into pinned host memory. The context must be current.
-    pub fn to_host(&mut self, to: *mut u8, from: Address, bytes: usize) -> Result<()> {
-        // SAFETY: both must be valid for so many bytes until this has ended; because the caller keeps them.
+    ///
+    /// # Safety
+    /// Both places have so many bytes until the copy has ended; nobody else touches those that are written.
+    pub unsafe fn to_host(&mut self, to: *mut u8, from: Address, bytes: usize) -> Result<()> {
+        // SAFETY: both must be there for so many bytes until this has ended; because the caller promises it.
         let status = unsafe { self.gpu.driver.copy_to_host(to.cast(), from, bytes, self.stream) };
         self.gpu.check("copy_to_host", status)
     }
 
     /// Copies pinned host memory into device memory. The context must be current.
-    pub fn to_device(&mut self, to: Address, from: *const u8, bytes: usize) -> Result<()> {
-        // SAFETY: both must be valid for so many bytes until this has ended; because the caller keeps them.
+    ///
+    /// # Safety
+    /// Both places have so many bytes until the copy has ended; nobody else touches those that are written.
+    pub unsafe fn to_device(&mut self, to: Address, from: *const u8, bytes: usize) -> Result<()> {
+        // SAFETY: both must be there for so many bytes until this has ended; because the caller promises it.
         let status = unsafe { self.gpu.driver.copy_to_device(to, from.cast(), bytes, self.stream) };
         self.gpu.check("copy_to_device", status)
     }
 
     /// Copies device memory. The context must be current.
-    pub fn on_device(&mut self, to: Address, from: Address, bytes: usize) -> Result<()> {
-        // SAFETY: both must be valid for so many bytes until this has ended; because the caller keeps them.
+    ///
+    /// # Safety
+    /// Both places have so many bytes until the copy has ended; nobody else touches those that are written.
+    pub unsafe fn on_device(&mut self, to: Address, from: Address, bytes: usize) -> Result<()> {
+        // SAFETY: both must be there for so many bytes until this has ended; because the caller promises it.
         let status = unsafe { self.gpu.driver.copy_on_device(to, from, bytes, self.stream) };
         self.gpu.check("copy_on_device", status)
     }
 
     /// Launches a reduction of a batch. The context must be current.
-    pub fn reduce(&mut self, dtype: DataType, operator: Operator, batch: &Batch) -> Result<()> {
+    ///
+    /// # Safety
+    /// The device's memory that is named there stays until this has ended; nobody else touches what is written.
+    pub unsafe fn reduce(&mut self, dtype: DataType, operator: Operator, batch: &Batch) -> Result<()> {
         self.batch(Kernel::Reduce(dtype, operator), batch)
     }
 
     /// Launches a scaling of a batch. The context must be current.
-    pub fn scale(&mut self, dtype: DataType, batch: &Batch) -> Result<()> {
+    ///
+    /// # Safety
+    /// The device's memory that is named there stays until this has ended; nobody else touches what is written.
+    pub unsafe fn scale(&mut self, dtype: DataType, batch: &Batch) -> Result<()> {
         self.batch(Kernel::Scale(dtype), batch)
     }
 
     /// Launches the copies of a batch. The context must be current.
-    pub fn copy(&mut self, batch: &Batch) -> Result<()> {
+    ///
+    /// # Safety
+    /// The device's memory that is named there stays until this has ended; nobody else touches what is written.
+    pub unsafe fn copy(&mut self, batch: &Batch) -> Result<()> {
         self.batch(Kernel::Copy, batch)
     }
 
     /// Launches a permutation of blocks. The context must be current.
-    pub fn shuffle(&mut self, shuffle: &Shuffle) -> Result<()> {
+    ///
+    /// # Safety
+    /// The device's memory that is named there stays until this has ended; nobody else touches what is written.
+    pub unsafe fn shuffle(&mut self, shuffle: &Shuffle) -> Result<()> {
         let blocks = self.blocks(shuffle.block_bytes.saturating_mul(shuffle.rows).saturating_mul(shuffle.columns), 1);
         self.gpu.launch(self.stream, Kernel::Shuffle, [blocks, 1, THREADS], shuffle)
     }
