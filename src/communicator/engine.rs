@@ -265,10 +265,14 @@ impl Engine {
         self.device.has_provider() && algorithms::is_leveled(choice)
     }
 
-    /// Begins a collective. Returns false for one that nobody has decided about, as there is nothing to do.
+    /// Begins a collective. Returns false for one that moves nothing: nobody has decided about it.
     pub fn begin(&mut self, call: &CollectiveCall) -> Result<bool> {
         self.sequence += 1;
-        let Some(decision) = &call.decision else { return Ok(false) };
+        if call.moves_nothing(self.grid.nranks()) {
+            return Ok(false);
+        }
+        let undecided = || Error::Internal("a call that moves data has not been decided".to_string());
+        let decision = call.decision.as_ref().ok_or_else(undecided)?;
         let index = self.prepare(call, decision)?;
         let limit_ns = self.limit_ns();
         let ready = &mut self.recent[index];

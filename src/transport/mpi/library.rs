@@ -132,7 +132,6 @@ fn beside(dir: &Path) -> Vec<PathBuf> {
 pub fn find(given: &str, prefer: Option<&str>) -> Result<Plugin, String> {
     match given {
         "auto" => {}
-        "" => return Err("STRATA_MPI_PLUGIN is empty; it takes a path, or auto".to_string()),
         path => return open(Path::new(path)),
     }
     let Some(dir) = own_file().and_then(|file| file.parent().map(Path::to_path_buf)) else {

@@ -142,6 +142,25 @@ fn a_program_that_serialises_its_calls_finds_mpi_silent_between_operations() {
 }
 
 #[test]
+fn a_program_that_has_left_its_last_communicator_may_finalise_mpi() {
+    let universe = Universe::new(2, Some(thread_level::MULTIPLE), 51);
+    let setup = setup(Grid::blocks(&[1, 1]), &universe);
+    threads_with(2, |me, exchange| {
+        for _ in 0..5 {
+            let (mut router, other) = (setup.open(me, exchange), setup.open(me, exchange));
+            pass_one_message(me, &mut router);
+            drop(other);
+            drop(router);
+            exchange.allgather(Vec::new()).unwrap();
+            let before = universe.calls();
+            std::thread::sleep(Duration::from_millis(20));
+            assert_eq!(universe.calls(), before, "MPI was called where the program may be in MPI_Finalize");
+            exchange.allgather(Vec::new()).unwrap();
+        }
+    });
+}
+
+#[test]
 fn a_mismatch_is_a_usage_error_that_names_the_peer() {
     for sizes in [[8usize, 16], [100_000, 8], [100_000, 100_001]] {
         let universe = Universe::new(2, None, 7);

@@ -20,6 +20,8 @@ use std::time::Duration;
 pub const CANCEL_PATIENCE: Duration = Duration::from_secs(1);
 /// How long a rank waits for the answer to a command that does not wait for other ranks.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(10);
+/// How long a rank that leaves a communicator waits for the last sends, where the program's threads may all call MPI.
+const FLUSH_PATIENCE: Duration = Duration::from_millis(100);
 /// How long a process that ends waits for the thread to take note of that. Inside a call of MPI that waits for other ranks,
 /// or that will never return, it does not.
 const NOTICE_PATIENCE: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 3 });
@@ -464,16 +466,14 @@ impl MpiLink {
     /// Leaves the communicator, on which only sends and receives from anybody are pending. It is freed when the sends have
     /// ended and every peer has left: `MPI_Comm_free` while a message is on its way is an error, of which Open MPI 4.1
     /// dies. Where the program may call MPI next, this waits until our sends have ended; the rest is done when MPI is
-    /// called for another communicator, or at the end of MPI.
+    /// called for another communicator, or at the end of MPI. Where it may finalise MPI next, this waits a little.
     pub fn leave(&self, departure: MpiDeparture) {
         self.mailbox.waiting.store(false, Ordering::SeqCst);
         self.shared.command(MpiCommand::Part { comm: self.comm, departure });
-        if !self.exclusive {
-            return;
-        }
         let (answer, answered) = channel();
         self.shared.command(MpiCommand::Flush { comm: self.comm, answer });
-        // A thread that does not answer is stuck in MPI; then nothing can be freed.
-        let _ = self.shared.wait_for(&answered, ANSWER_PATIENCE);
+        // A thread that does not answer is stuck in MPI, and nothing can be freed, or makes a communicator.
+        let patience = if self.exclusive { ANSWER_PATIENCE } else { FLUSH_PATIENCE };
+        let _ = self.shared.wait_for(&answered, patience);
     }
 }

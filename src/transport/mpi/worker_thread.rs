@@ -105,6 +105,7 @@ impl WorkerThread {
         CALLS_MPI.set(true);
         loop {
             let commands = self.next();
+            let slept = commands.is_empty();
             for command in commands {
                 match command {
                     MpiCommand::Lend(lend, back) => {
@@ -121,7 +122,8 @@ impl WorkerThread {
                 }
                 self.moved();
             }
-            if (self.is_busy() || self.watches()) && self.shared.usable().is_ok() && self.poll() {
+            let wanted = self.is_busy() || (self.watches() && (slept || !self.yields_to_program()));
+            if wanted && self.shared.usable().is_ok() && self.poll() {
                 self.free_left();
                 self.moved();
             }
@@ -142,7 +144,16 @@ impl WorkerThread {
     fn is_busy(&self) -> bool {
         self.transfers.iter().any(|transfer| !transfer.idle)
             || self.is_awaited()
-            || (!self.exclusive && !self.transfers.is_empty() && self.last.elapsed() < LINGER)
+            || (!self.exclusive
+                && !self.yields_to_program()
+                && !self.transfers.is_empty()
+                && self.last.elapsed() < LINGER)
+    }
+
+    /// Whether the program may finalise its MPI at any moment: it has left all communicators. MPICH (4.0 to 5.0) drops its
+    /// locking when `MPI_Finalize` begins, before it calls the hook, and aborts if another thread is in MPI just then.
+    fn yields_to_program(&self) -> bool {
+        !self.initialised && self.comms.iter().flatten().all(|member| member.mailbox.is_none())
     }
 
     /// Whether MPI is called now and then although nothing is under way.
@@ -152,12 +163,13 @@ impl WorkerThread {
 
     /// How long to sleep between two polls when nothing has ended for so long.
     fn nap(&self, waited: Duration) -> Duration {
-        let longest = match () {
-            () if self.is_awaited() => LONGEST_NAP,
-            () if self.is_busy() => LONGEST_UNAWAITED_NAP,
-            () => LONGEST_IDLE_NAP,
+        let (shortest, longest) = match () {
+            () if self.is_awaited() => (NAP, LONGEST_NAP),
+            () if self.is_busy() => (NAP, LONGEST_UNAWAITED_NAP),
+            () if self.yields_to_program() => (LONGEST_UNAWAITED_NAP, LONGEST_IDLE_NAP),
+            () => (NAP, LONGEST_IDLE_NAP),
         };
-        (waited / WAIT_PER_NAP).clamp(NAP, longest)
+        (waited / WAIT_PER_NAP).clamp(shortest, longest)
     }
 
     /// Waits as long as it should, and returns the commands that have come.
@@ -172,12 +184,13 @@ impl WorkerThread {
                 self.moved();
                 continue;
             }
+            let rarely = !self.is_busy() && self.yields_to_program();
             self.idle_polls = self.idle_polls.saturating_add(1);
-            if self.idle_polls < SPINS {
+            if !rarely && self.idle_polls < SPINS {
                 break;
             }
             let waited = self.last.elapsed();
-            if waited < YIELDS {
+            if !rarely && waited < YIELDS {
                 drop(queue);
                 std::thread::yield_now();
                 queue = locked(&shared.queue);
@@ -447,11 +460,12 @@ impl WorkerThread {
         self.post(Transfer { comm, id: 0, bytes, peer: None, tag: 0, send: false, idle: true });
     }
 
-    /// Sends what a rank that has left a communicator has left to send.
+    /// Sends what a rank that has left a communicator has left to send, where the program may call or finalise MPI next.
     fn flush(&mut self, comm: usize) {
-        if self.shared.usable().is_ok() {
+        if self.shared.usable().is_ok() && (self.exclusive || self.yields_to_program()) {
             self.linger();
-            self.drain(comm, |transfer| transfer.send, CANCEL_PATIENCE);
+            let patience = if self.exclusive { CANCEL_PATIENCE } else { LINGER };
+            self.drain(comm, |transfer| transfer.send, patience);
             self.free_left();
         }
     }
