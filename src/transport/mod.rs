@@ -270,6 +270,18 @@ pub trait Transport: Send {
     /// Makes progress and appends the tokens that have completed. No system call while shared memory alone has work.
     fn poll(&mut self, done: &mut Vec<Token>) -> Result<()>;
 
+    /// Yields the processor. Whether it was busy then, so that sleeping is the better way to wait for a while: others than
+    /// ranks have computed on it.
+    fn give_way(&mut self) -> bool {
+        std::thread::yield_now();
+        false
+    }
+
+    /// Whether the node's processors were busy a short time ago.
+    fn on_busy_processors(&self) -> bool {
+        false
+    }
+
     /// Sleeps until something may have happened, or for `limit`. Called after `poll` reported nothing for a while.
     fn sleep(&mut self, limit: Duration) -> Result<()>;
 
