@@ -144,8 +144,7 @@ fn put(level: Level, text: &str) {
         _ => "INFO",
     };
     let pid = std::process::id();
-    // SAFETY: no requirement.
-    let tid = unsafe { libc::gettid() };
+    let tid = rustix::thread::gettid().as_raw_nonzero();
     let line = format!("{}:{pid}:{tid} [0] STRATA {tag} {text}\n", log.host);
     let _writing = WRITING.get().lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     let stderr = std::io::stderr();

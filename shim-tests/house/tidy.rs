@@ -50,7 +50,7 @@ const EXCEPTIONS: [(&str, &str, &str); 6] = [
 ];
 
 /// Where `unsafe` may stand, and for what.
-const UNSAFE: [(&str, &str); 21] = [
+const UNSAFE: [(&str, &str); 20] = [
     ("src/process.rs", "what the system was told when the process began, and numbers of descriptors"),
     ("src/fork.rs", "handlers of fork, and values that live as long as the process"),
     ("src/abi", "functions behind addresses, and jumps to them"),
@@ -68,7 +68,6 @@ const UNSAFE: [(&str, &str); 21] = [
     ("plugins/mpi/src", "calls of MPI"),
     ("src/device/gpu", "functions of a GPU's driver, and words that streams wait for"),
     ("src/device/host", "vector instructions and loops over raw elements"),
-    ("src/log.rs", "gettid"),
     ("cli/src/gpu", "copies and kernels of a GPU, on memory that is kept beside its stream"),
     ("cli/src/nccl.rs", "calls of a library opened at run time"),
     ("cli/src/process.rs", "signals and child processes"),
