@@ -63,7 +63,7 @@ pub fn write_description(machine: &MeasuredOn, text: Buffer, bytes: usize) -> Re
     if told.len() > bytes {
         return Err(Error::InvalidArgument(format!("the description takes {} bytes, text has {bytes}", told.len())));
     }
-    text.as_const().region(told.len(), "text")?.write(told.as_bytes());
+    text.as_const().in_process(told.len(), "text")?.write(told.as_bytes());
     Ok(())
 }
 

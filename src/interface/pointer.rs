@@ -6,7 +6,7 @@
 
 use super::types::{null, CType, Status};
 use crate::error::{Error, Result};
-use crate::memory::Region;
+use crate::memory::{DeviceRegion, Region};
 use std::ffi::{c_char, CStr};
 use std::mem::MaybeUninit;
 
@@ -340,14 +340,20 @@ impl StatusCallback {
 }
 
 impl ConstBuffer {
-    /// The buffer as a region of `len` bytes; a null buffer has none.
-    pub fn region(self, len: usize, name: &str) -> Result<Region> {
+    /// The buffer as `len` bytes on a communicator's device; a null buffer has none.
+    pub fn on_device(self, len: usize, name: &str) -> Result<DeviceRegion> {
         match (len, self.is_null()) {
-            (0, _) => Ok(Region::EMPTY),
+            (0, _) => Ok(DeviceRegion::EMPTY),
             (_, true) => Err(null(name)),
             // SAFETY: the bytes must be usable until the operation has ended; because the C program promises that of
             // the buffers of an operation.
-            (_, false) => Ok(unsafe { Region::new(self.0 as *mut u8, len) }),
+            (_, false) => Ok(unsafe { DeviceRegion::new(self.0 as *mut u8, len) }),
         }
+    }
+
+    /// The buffer as `len` bytes of this process; a null buffer has none.
+    pub fn in_process(self, len: usize, name: &str) -> Result<Region> {
+        // SAFETY: the bytes must be this process's; because those of arguments that are no buffers of operations are.
+        Ok(unsafe { self.on_device(len, name)?.in_process() })
     }
 }
