@@ -246,13 +246,18 @@ pub fn group_end() -> Result<()> {
 
 /// `ncclGroupSimulateEnd`. The group is closed in any case, as NCCL does, and never launched.
 pub fn group_simulate_end(info: Ptr<SimInfo>) -> Result<()> {
+    add_estimate(info, false)
+}
+
+/// Closes the group as [`group_simulate_end`] does; where it had a part that `others` did, that part's time is there already.
+pub fn add_estimate(info: Ptr<SimInfo>, others: bool) -> Result<()> {
     let estimate = group::simulate_end()?;
     if info.is_null() {
         return Ok(());
     }
     let mut read = read_versioned(info.as_const())?;
-    if let Some(estimate) = estimate {
-        read.estimated_time = estimate;
+    if let Some(estimate) = estimate.filter(|&estimate| !others || estimate > 0.0) {
+        read.estimated_time = estimate + if others { read.estimated_time } else { 0.0 };
         write_versioned(info, &read)?;
     }
     Ok(())

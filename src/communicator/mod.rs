@@ -25,7 +25,7 @@ mod staging;
 mod tuning;
 
 pub use crate::bootstrap::UniqueId;
-pub use create::{CommOptions, Companion, InitParams};
+pub use create::{CommOptions, Companion, InitParams, OnHost};
 pub use launch::{launch, launch_one, Launch};
 pub use ops::Factor;
 

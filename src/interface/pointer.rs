@@ -4,7 +4,7 @@
 //! program is wrong and was wrong with NVIDIA's library too: on this rest the few unsafe operations of this file.
 //! C makes values of these types when it calls; who makes one in Rust makes the same promise, in an unsafe call.
 
-use super::types::{null, CType};
+use super::types::{null, CType, Status};
 use crate::error::{Error, Result};
 use crate::memory::{DeviceRegion, Region};
 use std::ffi::{c_char, CStr};
@@ -92,6 +92,11 @@ impl Buffer {
 #[repr(transparent)]
 pub struct Callback(Option<extern "C" fn(usize)>);
 
+/// `void (*)(void*, ncclResult_t)`
+#[derive(Debug, Clone, Copy)]
+#[repr(transparent)]
+pub struct StatusCallback(Option<extern "C" fn(usize, Status)>);
+
 impl<T> Clone for Ptr<T> {
     fn clone(&self) -> Ptr<T> {
         *self
@@ -144,6 +149,12 @@ impl CType for Text {
 impl CType for Callback {
     fn c() -> String {
         "strataCallback_t".to_string()
+    }
+}
+
+impl CType for StatusCallback {
+    fn c() -> String {
+        "strataStatusCallback_t".to_string()
     }
 }
 
@@ -312,6 +323,19 @@ impl Callback {
     pub fn get(self, name: &str) -> Result<impl Fn(usize) + Send> {
         let function = self.0.ok_or_else(|| null(name))?;
         Ok(move |argument| function(argument))
+    }
+}
+
+impl StatusCallback {
+    /// A function for a library to call.
+    pub fn to(function: extern "C" fn(usize, Status)) -> StatusCallback {
+        StatusCallback(Some(function))
+    }
+
+    /// The function, in a form that can be called.
+    pub fn get(self, name: &str) -> Result<impl Fn(usize, Status) + Send> {
+        let function = self.0.ok_or_else(|| null(name))?;
+        Ok(move |argument, status| function(argument, status))
     }
 }
 
