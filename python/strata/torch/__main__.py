@@ -1,0 +1,1 @@
+"""`python -m strata.torch train.py ...` runs a script that says "gloo" with Strata in gloo's place."""
