@@ -10,10 +10,15 @@ import torch.distributed as dist
 _NAME = "strata"
 
 
-def register() -> None:
-    """Makes the backend known to torch.distributed. Once is enough."""
+def create(options, backend_options=None):
+    """What `init_process_group` and `new_group` call for the name "strata". The first call opens the library."""
     from ._group import create
 
+    return create(options, backend_options)
+
+
+def register() -> None:
+    """Makes the backend known to torch.distributed. Once is enough."""
     if _NAME not in dist.Backend.backend_list:
         dist.Backend.register_backend(_NAME, create, extended_api=True, devices=["cpu", "cuda"])
 

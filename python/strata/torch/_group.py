@@ -12,7 +12,7 @@ import weakref
 from datetime import timedelta
 
 import torch
-from torch._C._distributed_c10d import Backend, ErrorType
+from torch._C._distributed_c10d import Backend, ErrorType, PrefixStore
 from torch.distributed import DistBackendError
 
 from .. import _lib
@@ -44,7 +44,6 @@ class Group(Collectives):
 
     def _begin(self, store, rank, size, timeout, name, comm=None):
         """Meets the other ranks. `comm` is a communicator that is there already."""
-        self.store = store
         self._rank = rank
         self._size = size
         self._name = name
@@ -56,21 +55,25 @@ class Group(Collectives):
         self._failure = None
         self._sequence = 0
         self._barriers = 0
-        self._closed = False
-        self._comm = self._meet() if comm is None else comm
+        self._comm = comm
+        try:
+            # A store may serve a group of the same name again, after the first one's end.
+            generation = (store.add("generation", 1) - 1) // size
+            self.store = PrefixStore(f"{generation}", store)
+            if comm is None:
+                self._comm = self._meet()
+        except Exception as error:
+            raise self.failure(f"init_process_group on {self._where()}", error) from error
         self._stream = _lib.Stream(self._comm)
         self._messages = Messages(self)
         _groups.add(self)
 
     def _meet(self):
         """A communicator of all ranks, who find each other by the store."""
-        try:
-            if self._rank == 0:
-                self.store.set("unique_id", _lib.unique_id().hex())
-            unique = bytes.fromhex(self.store.get("unique_id").decode())
-            return _lib.init_host(self._size, unique, self._rank, self.timeout_ms())
-        except Exception as error:
-            raise self.failure(f"init_process_group on {self._where()}", error) from error
+        if self._rank == 0:
+            self.store.set("unique_id", _lib.unique_id().hex())
+        unique = bytes.fromhex(self.store.get("unique_id").decode())
+        return _lib.init_host(self._size, unique, self._rank, self.timeout_ms())
 
     # What a call needs.
 
@@ -370,6 +373,7 @@ class StrataBackend(Group, Backend):
     def __init__(self, store, rank, size, timeout, name, ranks=(), comm=None):
         Backend.__init__(self, rank, size)
         self._ranks = list(ranks) or list(range(size))
+        self._parts = weakref.WeakValueDictionary()
         self._begin(store, rank, size, timeout, name, comm)
 
     def getBackendName(self):
@@ -393,17 +397,24 @@ class StrataBackend(Group, Backend):
     def split(self, store, ranks, opts):
         """A backend of some of the ranks. All ranks of this one call, each with the ranks of its own part."""
         self._check("split_group")
+        # PyTorch asks once for each device.
+        made = self._parts.get(opts.group_name)
+        if made is not None:
+            return made
         mine = self._rank in ranks
         try:
             comm = _lib.split(self._comm, min(ranks) if mine else None, ranks.index(self._rank) if mine else 0)
         except RuntimeError as error:
             raise self.failure(f"split_group on {self._where()}", error) from error
         if not mine:
-            return None
+            # PyTorch 2.15 dereferences what it is given, and None ends the process.
+            self._refuse("split_group", "this rank is in no part; give each rank one, or use new_group", RuntimeError)
         members = [self._ranks[rank] for rank in ranks]
-        return StrataBackend(
+        part = StrataBackend(
             store, ranks.index(self._rank), len(ranks), opts._timeout, opts.group_name, members, comm
         )
+        self._parts[opts.group_name] = part
+        return part
 
 
 def create(options, _backend_options=None):

@@ -5,6 +5,7 @@ calls and wait for them (PowerSGD's do), and these would come after what is queu
 completes the Futures, one thread more whenever all of them are busy.
 """
 
+import contextlib
 import queue
 import threading
 from datetime import timedelta
@@ -94,7 +95,8 @@ class Work(BaseWork):
         future = self._future
         if future is not None and not future.done():
             # The pool is about to complete it; who has waited may ask it at once.
-            future.then(lambda _future: None).wait()
+            with contextlib.suppress(Exception):
+                future.wait()
         if self._error is not None:
             raise self._error
         return True
