@@ -1,4 +1,4 @@
-/* What Strata has beyond NCCL: streams on a machine without a GPU. Made from src/interface/functions.rs.
+/* What Strata has beyond NCCL: communicators and streams of the host. Made from src/interface/functions.rs.
  * A strataStream_t is passed where NCCL takes a cudaStream_t. With a null stream a call (or an
  * outermost group) has ended when it returns.
  */
@@ -9,10 +9,22 @@
 
 typedef cudaStream_t strataStream_t;
 typedef void (*strataCallback_t)(void* argument);
+typedef void (*strataStatusCallback_t)(void* argument, ncclResult_t status);
 
 #ifdef __cplusplus
 extern "C" {
 #endif
+
+/* ---- Communicators of the host ---- */
+
+/* Makes an id for strataCommInitHost, without NCCL. That function takes an id of ncclGetUniqueId as well, unless NCCL_COMM_ID is set in a process in which NCCL serves. Since strata. */
+ncclResult_t strataGetUniqueId(ncclUniqueId* uniqueId);
+
+/* Makes a communicator on the host, whatever vendor library or driver the process has mapped. All ranks call. What NCCL's functions make of it is on the host, too. timeout_ms limits its making and each operation: 0 sets no limit, and a negative one leaves the defaults. It always waits, NCCL_COMM_BLOCKING or not. Rank 0's limit counts. Since strata. */
+ncclResult_t strataCommInitHost(ncclComm_t* comm, int nranks, ncclUniqueId id, int rank, int timeout_ms);
+
+/* The text of Strata's last error in this process, also where NCCL answers ncclGetLastError(NULL); in a callback of strataStreamAddCallbackStatus that of its status. It stays valid until the thread's next call of this function or of ncclGetLastError. Since strata. */
+const char* strataGetLastError(void);
 
 /* ---- Tuning ---- */
 
@@ -35,6 +47,10 @@ ncclResult_t strataStreamQuery(cudaStream_t stream);
 
 /* Queues a call of a function of the program, on the stream's thread. Since strata. */
 ncclResult_t strataStreamAddCallback(cudaStream_t stream, strataCallback_t callback, void* argument);
+
+/* The same, and the function gets the first error of what was queued since the last such callback, or ncclSuccess. During the call ncclGetLastError (of a host communicator) gives the error's text. Since strata. */
+ncclResult_t strataStreamAddCallbackStatus(cudaStream_t stream, strataStatusCallback_t callback,
+    void* argument);
 
 #ifdef __cplusplus
 } /* extern "C" */

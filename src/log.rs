@@ -10,6 +10,7 @@
 use crate::fork::PerProcess;
 use crate::process::{above_standard, check_file_size, is_elevated};
 use rustix::fs::{fstat, FileType, Stat};
+use std::cell::RefCell;
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -171,8 +172,29 @@ pub fn keep(text: &str) {
     *LAST_ERROR.get().lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = text.to_string();
 }
 
-/// The text of the last [`warn`].
+thread_local! {
+    static TOLD: RefCell<Option<String>> = const { RefCell::new(None) };
+}
+
+/// Does something during which this `text` is the thread's last error: what a program's function is told of, which others
+/// may have followed by now.
+pub fn while_told<T>(text: &str, act: impl FnOnce() -> T) -> T {
+    struct Ends;
+    impl Drop for Ends {
+        fn drop(&mut self) {
+            TOLD.set(None);
+        }
+    }
+    TOLD.set(Some(text.to_string()));
+    let _ends = Ends;
+    act()
+}
+
+/// The text of the last [`warn`], or the one of [`while_told`] on this thread.
 pub fn last_error() -> String {
+    if let Some(told) = TOLD.with_borrow(Option::clone) {
+        return told;
+    }
     LAST_ERROR.get().lock().unwrap_or_else(|poisoned| poisoned.into_inner()).clone()
 }
 

@@ -114,8 +114,8 @@ fn registered_it_runs_on_communicators_that_name_it() {
         let gather = |algorithm: &str| {
             let call = CollectiveCall {
                 collective: Collective::AllGather,
-                input,
-                output,
+                input: input.as_device(),
+                output: output.as_device(),
                 count,
                 dtype: DataType::I8,
                 reduction: None,

@@ -3,7 +3,6 @@
 //! Whatever reads or writes it without the device gets wrong data, so a test that passes shows that everything goes through
 //! the device. Like a GPU it cannot give its memory to a transport: messages go through slots of host memory. Work ends at the
 //! poll after the one that began it, so nothing may rely on work that has only been given.
-#![forbid(unsafe_code)]
 
 use std::collections::HashMap;
 use strata::communicator::device::{Device, MakeDevice, Scaling};
@@ -11,7 +10,7 @@ use strata::device::host::{self, Combine};
 use strata::dtype::{DataType, Operator};
 use strata::error::{Error, Result};
 use strata::exec::{Started, Token};
-use strata::memory::{Arena, Region};
+use strata::memory::{Arena, DeviceRegion, OnDevice, Region};
 use strata::plan::OperandOrder;
 use strata::topo::Rank;
 use strata::transport::{Envelope, Router, Sink, Transport};
@@ -28,13 +27,19 @@ fn slot(bytes: usize) -> Region {
     Arena::new(bytes).leak()
 }
 
+/// A region of the device, as memory that its driver can reach.
+fn at(region: DeviceRegion) -> Region {
+    // SAFETY: the bytes must be this process's; because the toy's are.
+    unsafe { region.in_process() }
+}
+
 /// The bytes of regions of the device, one after another.
-fn load(regions: &[Region]) -> Vec<u8> {
-    let mut bytes = vec![0; regions.iter().map(Region::len).sum()];
+fn load(regions: &[DeviceRegion]) -> Vec<u8> {
+    let mut bytes = vec![0; regions.iter().map(DeviceRegion::len).sum()];
     let mut rest = &mut bytes[..];
     for region in regions {
         let (part, after) = rest.split_at_mut(region.len());
-        region.read(part);
+        at(*region).read(part);
         rest = after;
     }
     bytes.iter_mut().for_each(|byte| *byte = !*byte);
@@ -42,12 +47,12 @@ fn load(regions: &[Region]) -> Vec<u8> {
 }
 
 /// Stores bytes in regions of the device, one after another.
-fn store(mut bytes: Vec<u8>, regions: &[Region]) {
+fn store(mut bytes: Vec<u8>, regions: &[DeviceRegion]) {
     bytes.iter_mut().for_each(|byte| *byte = !*byte);
     let mut rest = &bytes[..];
     for region in regions {
         let (part, after) = rest.split_at(region.len());
-        region.write(part);
+        at(*region).write(part);
         rest = after;
     }
 }
@@ -55,8 +60,8 @@ fn store(mut bytes: Vec<u8>, regions: &[Region]) {
 /// A message that the transport puts into a slot.
 struct Arriving {
     slot: Region,
-    dst: Vec<Region>,
-    combine: Option<(Combine, Vec<Region>)>,
+    dst: Vec<DeviceRegion>,
+    combine: Option<(Combine, Vec<DeviceRegion>)>,
 }
 
 /// The device of one rank.
@@ -105,18 +110,18 @@ impl Inverted {
 }
 
 impl Device for Inverted {
-    fn scratch(&mut self, bytes: usize) -> Result<Region> {
+    fn scratch(&mut self, bytes: usize) -> Result<DeviceRegion> {
         if bytes > self.scratch.len() {
             self.scratch = slot(bytes);
         }
-        Ok(self.scratch)
+        Ok(self.scratch.as_device())
     }
 
     fn scratch_bytes(&self) -> usize {
         self.scratch.len()
     }
 
-    fn read(&mut self, from: Region, bytes: &mut [u8]) -> Result<()> {
+    fn read(&mut self, from: DeviceRegion, bytes: &mut [u8]) -> Result<()> {
         bytes.copy_from_slice(&load(&[from]));
         Ok(())
     }
@@ -127,7 +132,7 @@ impl Device for Inverted {
         token: Token,
         to: Rank,
         envelope: Envelope,
-        src: &[Region],
+        src: &[DeviceRegion],
     ) -> Result<Started> {
         let slot = self.in_slot(&load(src));
         let started = transport.send(token, to, envelope, &[slot])?;
@@ -144,13 +149,13 @@ impl Device for Inverted {
         token: Token,
         from: Rank,
         envelope: Envelope,
-        sink: Sink<'_>,
+        sink: Sink<'_, OnDevice>,
     ) -> Result<Started> {
         let (dst, combine) = match sink {
             Sink::Store(dst) => (dst.to_vec(), None),
             Sink::Reduce { local, dst, combine } => (dst.to_vec(), Some((combine, local.to_vec()))),
         };
-        let slot = self.take(dst.iter().map(Region::len).sum());
+        let slot = self.take(dst.iter().map(DeviceRegion::len).sum());
         let message = Arriving { slot, dst, combine };
         let started = transport.recv(token, from, envelope, Sink::Store(&[slot]))?;
         match started {
@@ -161,7 +166,7 @@ impl Device for Inverted {
         Ok(started)
     }
 
-    fn copy(&mut self, scaling: Option<Scaling>, src: Region, dst: Region) -> Result<()> {
+    fn copy(&mut self, scaling: Option<Scaling>, src: DeviceRegion, dst: DeviceRegion) -> Result<()> {
         let slot = self.in_slot(&load(&[src]));
         if let Some(Scaling { reduction, start, divisor }) = scaling {
             if start {
@@ -175,7 +180,7 @@ impl Device for Inverted {
         Ok(())
     }
 
-    fn reduce(&mut self, how: (DataType, Operator, u64), srcs: &[Region], dst: Region) -> Result<()> {
+    fn reduce(&mut self, how: (DataType, Operator, u64), srcs: &[DeviceRegion], dst: DeviceRegion) -> Result<()> {
         let (dtype, operator, divisor) = how;
         let slots: Vec<Region> = srcs.iter().map(|src| self.in_slot(&load(&[*src]))).collect();
         let result = self.take(dst.len());

@@ -1,7 +1,6 @@
 //! The toy device [`inverted`] under communicators: results, in place and not, on one node and several, in a child.
 //!
 //! docs/developer-guide.md goes through these files. `SOFT_DEVICE=inverted` has the library's own tests run on it.
-#![forbid(unsafe_code)]
 
 mod inverted;
 
@@ -53,8 +52,8 @@ fn call(comm: &Arc<Comm>, collective: Collective, input: Region, output: Region,
     let reduction = collective.reduces().then(|| Reduction::new(RedOp::Sum, DataType::I32, comm.nranks()));
     let call = CollectiveCall {
         collective,
-        input,
-        output,
+        input: input.as_device(),
+        output: output.as_device(),
         count,
         dtype: DataType::I32,
         reduction,

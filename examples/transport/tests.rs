@@ -85,8 +85,8 @@ fn run(comm: &Arc<Comm>, collective: Collective, count: usize, input: &[u8], res
     let reduction = collective.reduces().then(|| Reduction::new(RedOp::Sum, DataType::I32, comm.nranks()));
     let call = CollectiveCall {
         collective,
-        input: memory(input),
-        output,
+        input: memory(input).as_device(),
+        output: output.as_device(),
         count,
         dtype: DataType::I32,
         reduction,
@@ -122,8 +122,8 @@ fn collectives_and_messages_between_nodes_go_over_it() {
                 let elements = Elements { count, dtype: DataType::I32 };
                 let (to, from) = ((me + 1) % n, (me + n - 1) % n);
                 let into = memory(&vec![0; 4 * count]);
-                let send = Operation::Send { to: Rank(to as u32), data: memory(&mine), elements };
-                start(comm, vec![send, Operation::Recv { from: Rank(from as u32), data: into, elements }]);
+                let send = Operation::Send { to: Rank(to as u32), data: memory(&mine).as_device(), elements };
+                start(comm, vec![send, Operation::Recv { from: Rank(from as u32), data: into.as_device(), elements }]);
                 assert_eq!(content(into), bytes_of(numbers(from)), "rank {me}");
             }
         });

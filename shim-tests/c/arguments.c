@@ -23,6 +23,11 @@ static float data[64];
 static void* pointer;
 static int number;
 
+static ncclUniqueId none;
+static ncclResult_t noted;
+
+static void note(void* argument, ncclResult_t status) { *(ncclResult_t*)argument = status; }
+
 /* Calls that need a communicator, with one that is not usable. */
 static void with_communicator(ncclComm_t bad, ncclResult_t wanted) {
 #define X(call) EXPECT(wanted, call)
@@ -112,6 +117,12 @@ static void without_a_communicator(void) {
   EXPECT(20, ncclLLA2ACalcSlots(10, 9));
   BAD(strataStreamCreate(NULL)); BAD(strataStreamDestroy(NULL)); OK(strataStreamSynchronize(NULL));
   OK(strataStreamQuery(NULL)); BAD(strataStreamAddCallback(NULL, NULL, NULL));
+  BAD(strataStreamAddCallbackStatus(NULL, NULL, NULL)); BAD(strataStreamAddCallbackStatus((void*)&number, note, NULL));
+  noted = ncclInProgress;
+  OK(strataStreamAddCallbackStatus(NULL, note, &noted)); EXPECT(ncclSuccess, noted);
+  ncclComm_t fresh;
+  BAD(strataGetUniqueId(NULL)); BAD(strataCommInitHost(NULL, 1, id, 0, -1)); BAD(strataCommInitHost(&fresh, 1, none, 0, -1));
+  EXPECT(1, strstr(strataGetLastError(), "strataGetUniqueId") != NULL);
 }
 
 static void with_nulls_beside_a_communicator(ncclComm_t comm) {
@@ -169,6 +180,8 @@ static void with_numbers_that_mean_nothing(ncclComm_t comm) {
   BAD(ncclCommInitRankScalable(&fresh, 1, 0, 0, &id, NULL)); BAD(ncclCommInitRankScalable(&fresh, 1, 0, 2, &id, NULL));
   BAD(ncclCommInitRankScalable(&fresh, 1, 0, 1, NULL, NULL));
   BAD(ncclCommInitAll(&fresh, 0, NULL));
+  BAD(strataCommInitHost(&fresh, 0, id, 0, -1)); BAD(strataCommInitHost(&fresh, 1, id, 1, -1));
+  BAD(strataCommInitHost(&fresh, 1, id, -1, -1)); BAD(strataCommInitHost(&fresh, -1, id, 0, -1));
   int twice[2] = {0, 0}, negative = -1;
   ncclComm_t two[2];
   USAGE(ncclCommInitAll(two, 2, twice)); BAD(ncclCommInitAll(&fresh, 1, &negative));

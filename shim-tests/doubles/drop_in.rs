@@ -356,6 +356,28 @@ fn calls_return_what_the_communicator_s_own_kind_returns() {
     }
 }
 
+/// What a program has done on communicators of the host, none of which the vendor's library may see.
+fn is_on_host(line: &str) -> bool {
+    line.contains("count=777") || line.contains("datatype=99") && line.contains("0x0c0c") || line.contains("comm=?")
+}
+
+#[test]
+fn communicators_of_the_host_live_beside_the_vendor_s_and_never_reach_it() {
+    for (double, through, grid) in
+        [(NCCL, Linked, "2x2"), (NCCL, BothPreloaded, "3x1"), (OLD_NCCL, Preloaded, "2x2"), (RCCL, Preloaded, "2x2")]
+    {
+        let (_, processes) = recorded(&mut served(double, through, "host_comms", &[grid, "over"]));
+        for lines in processes {
+            assert!(nothing_is_left(&lines), "{double:?} {through:?}: {:?}", lines.last());
+            assert!(lines.iter().any(|line| line.contains("count=10 ")), "the vendor's are the vendor's");
+            assert!(!lines.iter().any(|line| is_on_host(line)), "{lines:#?}");
+        }
+    }
+    let (_, processes) = recorded(served(NCCL, Linked, "host_comms", &["2x2", "disabled"]).env("STRATA_DISABLE", "1"));
+    assert!(processes.iter().all(|lines| nothing_is_left(lines) && !lines.iter().any(|line| is_on_host(line))));
+    checked(served(NCCL, Linked, "host_comms", &["2x2", "nobody"]).env("STRATA_NCCL_LIB", "/nowhere/libnccl.so.2"));
+}
+
 #[test]
 fn streams_of_a_group_wrong_calls_and_windows_are_as_with_the_vendor_alone() {
     checked(&mut alone(NCCL, "corners", &["2x2"]));

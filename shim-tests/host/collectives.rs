@@ -1,6 +1,6 @@
 //! Every collective, type and operation on every shape, against a reference in higher precision.
 
-use crate::world::{self, region, run, Member};
+use crate::world::{self, host_region, region, run, Member};
 use strata::communicator::CollectiveCall;
 use strata::device::host::reference;
 use strata::dtype::{DataType, RedOp, Reduction};
@@ -69,16 +69,16 @@ fn check(member: &Member, case: &Case) {
     let mut send = vec![0xa5; misalign];
     send.extend_from_slice(&inputs[me]);
     let mut recv = vec![0x5a; misalign + out_bytes + 16];
-    let mut input = region(&mut send).part(misalign, inputs[me].len());
-    let mut output = region(&mut recv).part(misalign, out_bytes);
+    let mut input = host_region(&mut send).part(misalign, inputs[me].len());
+    let mut output = host_region(&mut recv).part(misalign, out_bytes);
     if in_place {
         (input, output) = place(collective, me, me == root, block, &inputs[me], input, output);
     }
     let reduction = op.map(|op| Reduction::new(op, dtype, nranks));
     let call = CollectiveCall {
         collective,
-        input,
-        output,
+        input: input.as_device(),
+        output: output.as_device(),
         count,
         dtype,
         reduction,

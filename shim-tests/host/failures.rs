@@ -12,7 +12,7 @@ use strata::communicator::{launch, CollectiveCall, Comm, CommOptions, InitParams
 use strata::device::StreamRef;
 use strata::dtype::{DataType, RedOp, Reduction};
 use strata::error::{Error, Result};
-use strata::memory::Region;
+use strata::memory::DeviceRegion;
 use strata::plan::Collective;
 use strata::topo::Rank;
 
@@ -50,7 +50,7 @@ fn collective(comm: &Arc<Comm>, collective: Collective, count: usize, root: usiz
     let mut recv = vec![0u8; count * 4 * if collective == Collective::AllGather { comm.nranks() } else { 1 }];
     // SAFETY: the bytes must stay and have no reference to them until the call has ended; because it has when `launch`
     // returns.
-    let region = |bytes: &mut Vec<u8>| unsafe { Region::new(bytes.as_mut_ptr(), bytes.len()) };
+    let region = |bytes: &mut Vec<u8>| unsafe { DeviceRegion::new(bytes.as_mut_ptr(), bytes.len()) };
     let call = CollectiveCall {
         collective,
         input: region(&mut send),

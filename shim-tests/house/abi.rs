@@ -154,3 +154,8 @@ fn the_smallest_stack_of_a_thread_is_enough() {
 fn a_program_that_opens_the_library_by_nccl_s_name_gets_this_one() {
     run("open.c", &["-ldl"]);
 }
+
+#[test]
+fn communicators_of_the_host_have_limits_of_their_own_and_callbacks_are_told_what_came_of_a_stream() {
+    run("host.c", &["-ldl"]);
+}

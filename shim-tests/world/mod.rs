@@ -18,7 +18,7 @@ use strata::device::gpu::stream::GpuStream;
 use strata::device::gpu::GpuDevice;
 use strata::device::StreamRef;
 use strata::error::Result;
-use strata::memory::Region;
+use strata::memory::{DeviceRegion, Region};
 use strata::topo::{Grid, Rank};
 
 /// One rank of a thread world.
@@ -69,8 +69,13 @@ pub fn run(grid: Grid, body: impl Fn(&Member) + Send + Sync + 'static) {
     threads.into_iter().for_each(|thread| thread.join().expect("a rank's thread"));
 }
 
+/// The bytes of a buffer as a region of the device, which is the host, or gets a copy ([`launch_all`]).
+pub fn region(bytes: &mut [u8]) -> DeviceRegion {
+    host_region(bytes).as_device()
+}
+
 /// The bytes of a buffer as a region.
-pub fn region(bytes: &mut [u8]) -> Region {
+pub fn host_region(bytes: &mut [u8]) -> Region {
     // SAFETY: the bytes must stay, and nobody touch them, until the call that uses the region has ended; because each
     // test keeps its buffers so long.
     unsafe { Region::new(bytes.as_mut_ptr(), bytes.len()) }
@@ -109,11 +114,11 @@ pub fn options() -> CommOptions {
 }
 
 /// The bytes that regions have, as few ranges.
-fn merged(regions: &[Region]) -> Vec<(usize, usize)> {
+fn merged(regions: &[DeviceRegion]) -> Vec<(usize, usize)> {
     let mut ranges: Vec<(usize, usize)> = regions
         .iter()
         .filter(|region| !region.is_empty())
-        .map(|region| (region.as_ptr() as usize, region.as_ptr() as usize + region.len()))
+        .map(|region| (region.address() as usize, region.address() as usize + region.len()))
         .collect();
     ranges.sort_unstable();
     let mut merged: Vec<(usize, usize)> = Vec::new();
@@ -127,7 +132,7 @@ fn merged(regions: &[Region]) -> Vec<(usize, usize)> {
 }
 
 /// Puts what regions hold onto the toy device, or back.
-fn invert(regions: &[Region]) {
+fn invert(regions: &[DeviceRegion]) {
     for (start, end) in merged(regions) {
         // SAFETY: the bytes must stay, and nobody else touch them; because the test that made regions of them waits.
         let region = unsafe { Region::new(start as *mut u8, end - start) };
@@ -139,7 +144,7 @@ fn invert(regions: &[Region]) {
 }
 
 /// The memory of operations.
-fn regions(batch: &[Launch]) -> Vec<Region> {
+fn regions(batch: &[Launch]) -> Vec<DeviceRegion> {
     let mut regions = Vec::new();
     for launch in batch {
         match &launch.operation {
@@ -158,7 +163,7 @@ struct OnDevice {
 
 impl OnDevice {
     /// Copies what the operation may touch to the device. Regions that overlap are one.
-    fn new(gpu: &Arc<GpuDevice>, regions: &[Region]) -> OnDevice {
+    fn new(gpu: &Arc<GpuDevice>, regions: &[DeviceRegion]) -> OnDevice {
         let mut track = GpuStream::new(gpu).expect("a stream");
         let _entered = gpu.enter().expect("a context");
         let mut pairs = Vec::new();
@@ -169,7 +174,7 @@ impl OnDevice {
             // At the same distance from a boundary as on the host, so that alignment is what the test wants.
             let slack = start % 256;
             let memory = DeviceBuffer::new(gpu, end - start + slack).expect("device memory");
-            let device = memory.region().as_ptr() as u64 + slack as u64;
+            let device = memory.region().address() + slack as u64;
             // SAFETY: both must stay until this has ended; because `back` waits for the stream.
             unsafe { track.to_device(device, host.as_ptr(), host.len()) }.expect("a copy");
             pairs.push((host, memory));
@@ -179,8 +184,8 @@ impl OnDevice {
     }
 
     /// Where a buffer is on the device.
-    fn place(&self, region: Region) -> Region {
-        let start = region.as_ptr() as usize;
+    fn place(&self, region: DeviceRegion) -> DeviceRegion {
+        let start = region.address() as usize;
         let inside = |(host, _): &&(Region, DeviceBuffer)| {
             let first = host.as_ptr() as usize;
             start >= first && start + region.len() <= first + host.len()
@@ -190,7 +195,7 @@ impl OnDevice {
                 let first = host.as_ptr() as usize;
                 memory.region().part(first % 256 + start - first, region.len())
             }
-            _ => Region::EMPTY,
+            _ => DeviceRegion::EMPTY,
         }
     }
 
@@ -198,7 +203,7 @@ impl OnDevice {
     fn back(mut self, gpu: &Arc<GpuDevice>) {
         let _entered = gpu.enter().expect("a context");
         for (host, memory) in &self.pairs {
-            let from = memory.region().as_ptr() as u64 + (host.as_ptr() as usize % 256) as u64;
+            let from = memory.region().address() + (host.as_ptr() as usize % 256) as u64;
             // SAFETY: both must stay until this has ended; because the stream is waited for below.
             unsafe { self.track.to_host(host.as_ptr(), from, host.len()) }.expect("a copy");
         }

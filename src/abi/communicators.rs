@@ -4,7 +4,8 @@
 use super::handles::{self, Handle};
 use super::options;
 use crate::carrier::DeviceSetting;
-use crate::communicator::{group, Comm, CommOptions, InitParams, UniqueId};
+use crate::communicator::shadow::read_id;
+use crate::communicator::{group, Comm, CommOptions, InitParams, OnHost, UniqueId};
 use crate::config::Config as Settings;
 use crate::device::gpu::GpuDevice;
 use crate::error::{counted, Error, Result};
@@ -216,6 +217,34 @@ pub fn init_rank_scalable(
         _ => invalid(format!("improper number of ids: nId = {nids}, nranks = {nranks}")),
     };
     group::noted(init(newcomm, nranks, rank, config, read))
+}
+
+/// `strataCommInitHost`
+pub fn init_host(
+    newcomm: Ptr<CommHandle>,
+    nranks: c_int,
+    id: UniqueIdBytes,
+    rank: c_int,
+    timeout_ms: c_int,
+) -> Result<()> {
+    let record = || {
+        if newcomm.is_null() {
+            return Err(null("comm"));
+        }
+        let (nranks, rank) = ranks(nranks, rank)?;
+        // An id of ncclGetUniqueId in front of the vendor's library carries Strata's.
+        let ids = vec![read_id(&id.0).unwrap_or(UniqueId(id.0))];
+        if let Err(error) = ids[0].credentials() {
+            return invalid(format!("{error}; strataGetUniqueId makes ids for strataCommInitHost"));
+        }
+        let on_host = Some(OnHost { timeout_ms: u64::try_from(timeout_ms).ok() });
+        let options = CommOptions { on_host, ..CommOptions::default() };
+        let params = InitParams { nranks, rank, ids, options, device: 0, gpu: None };
+        // Before the program has a handle that is not the vendor's.
+        super::table::serve_host_communicators();
+        make(newcomm, true, move |cancel| Comm::init(params, cancel))
+    };
+    group::noted(record())
 }
 
 fn init(

@@ -170,8 +170,9 @@ pub fn panic_text(panic: &(dyn Any + Send)) -> &str {
 
 /// Declares functions of the C interface: the exported entries, their twins, and the list of them as data.
 ///
-/// Three functions stand behind each: `host` is Strata's own, on the host device; `over` looks at calls that the vendor's
-/// library answers, where the table says so; `absent` answers where that library does not have the function.
+/// Four functions stand behind each: `host` is Strata's own, on the host device; `over` looks at calls that the vendor's
+/// library answers, where the table says so; `absent` answers where that library does not have the function. Once the
+/// process has communicators of the host beside that library, `routed` tells calls on them from the others.
 #[macro_export]
 #[doc(hidden)]
 macro_rules! api {
@@ -209,6 +210,13 @@ macro_rules! api {
     (@jump $name:ident) => { $crate::jump!(forwarded entries::$name) };
     (@jump $name:ident $($over:tt)+) => { $crate::jump!(looked_at entries::$name) };
     // The vendor's function calls others of the interface.
+    // Whether calls can be on a communicator of the host.
+    (@routed $name:ident $($type:ty,)*) => {
+        match false $(|| <$type as $crate::interface::types::CType>::IS_COMMUNICATOR)* {
+            true => Some($crate::vendor::entry::CodeAddress(routed::$name as *const std::ffi::c_void)),
+            false => None,
+        }
+    };
     (@look (inside) $vendor:ident, $($argument:ident),*) => {
         $crate::vendor::guard::inside(|| $vendor($($argument),*))
     };
@@ -269,6 +277,26 @@ macro_rules! api {
         }
 
         #[allow(unused_imports)]
+        mod routed {
+            use super::*;
+            $($(
+                pub extern "C" fn $name($($argument: $type),*) -> $result {
+                    let comm = None$(.or($crate::interface::types::CType::communicator(&$argument)))*;
+                    if comm.is_some_and($crate::abi::handles::is_name) {
+                        return host::$name($($argument),*);
+                    }
+                    let next = entries::$name.next();
+                    // SAFETY: the address must be of a function with this signature; because it is the one that answers
+                    // such calls where there is no communicator of the host.
+                    let next = unsafe {
+                        std::mem::transmute::<*const std::ffi::c_void, extern "C" fn($($type),*) -> $result>(next)
+                    };
+                    next($($argument),*)
+                }
+            )*)*
+        }
+
+        #[allow(unused_imports)]
         mod absent {
             use super::*;
             $($(
@@ -303,6 +331,7 @@ macro_rules! api {
                     first::$name as *const c_void,
                     CodeAddress(host::$name as *const c_void),
                     $crate::api!(@over $name $($($over)+)?),
+                    $crate::api!(@routed $name $($type,)*),
                     CodeAddress(absent::$name as *const c_void),
                 );
             )*)*
@@ -315,6 +344,9 @@ macro_rules! api {
         )*)*
 
         $crate::api!(@twins $twin $($(fn $name $(over($($over)+))?;)*)*);
+
+        /// Where the calls of the functions declared here go.
+        pub const ENTRIES: &[&$crate::vendor::entry::Entry] = &[$($(&entries::$name,)*)*];
 
         /// The functions declared here.
         pub const FUNCTIONS: &[$crate::abi::entry::Function] = &[$($($crate::abi::entry::Function {

@@ -217,6 +217,11 @@ impl Handle {
     }
 }
 
+/// Whether this is the name of a communicator of Strata's, also of one that is gone, and no address of another library's.
+pub fn is_name(name: CommHandle) -> bool {
+    name.0 >> 48 == FIRST_NAME >> 48
+}
+
 /// The handle with this name. The name is all that is looked at, so any number may be given.
 pub fn find(name: CommHandle) -> Result<Arc<Handle>> {
     if name.is_null() {

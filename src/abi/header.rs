@@ -28,12 +28,13 @@ pub fn nccl_h() -> String {
 pub fn strata_h() -> String {
     let mut text = String::new();
     text.push_str(
-        "/* What Strata has beyond NCCL: streams on a machine without a GPU. Made from src/interface/functions.rs.\n",
+        "/* What Strata has beyond NCCL: communicators and streams of the host. Made from src/interface/functions.rs.\n",
     );
     text.push_str(" * A strataStream_t is passed where NCCL takes a cudaStream_t. With a null stream a call (or an\n");
     text.push_str(" * outermost group) has ended when it returns.\n */\n");
     text.push_str("#ifndef STRATA_H_\n#define STRATA_H_\n\n#include \"nccl.h\"\n\n");
     text.push_str("typedef cudaStream_t strataStream_t;\ntypedef void (*strataCallback_t)(void* argument);\n");
+    text.push_str("typedef void (*strataStatusCallback_t)(void* argument, ncclResult_t status);\n");
     text.push_str("\n#ifdef __cplusplus\nextern \"C\" {\n#endif\n");
     prototypes(&mut text, table::own_functions());
     text.push_str("\n#ifdef __cplusplus\n} /* extern \"C\" */\n#endif\n\n#endif /* STRATA_H_ */\n");

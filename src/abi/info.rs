@@ -30,8 +30,14 @@ pub fn error_string(status: Status) -> Text {
     })
 }
 
-/// `ncclGetLastError`. The text is the process's, whatever the communicator, and stays until this thread's next call.
+/// `ncclGetLastError`. Whatever the communicator, the text is the process's, or that of the status which a callback of a
+/// stream has been told; it stays until this thread's next call.
 pub fn last_error(_comm: CommHandle) -> Text {
+    own_last_error()
+}
+
+/// `strataGetLastError`
+pub fn own_last_error() -> Text {
     thread_local! {
         static SHOWN: RefCell<CString> = RefCell::default();
     }
@@ -57,7 +63,7 @@ pub fn write_description(machine: &MeasuredOn, text: Buffer, bytes: usize) -> Re
     if told.len() > bytes {
         return Err(Error::InvalidArgument(format!("the description takes {} bytes, text has {bytes}", told.len())));
     }
-    text.as_const().region(told.len(), "text")?.write(told.as_bytes());
+    text.as_const().in_process(told.len(), "text")?.write(told.as_bytes());
     Ok(())
 }
 

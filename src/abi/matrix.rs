@@ -177,7 +177,8 @@ pub fn matrix_md() -> String {
          | unsupported | `ncclInvalidUsage`, saying what it would need |\n\n\
          Each function has a twin whose name begins with `p` and which leads to the same place, but those marked `-`.\n\
          *Since* is the release of NCCL that added it; a vendor's library without it is answered for with\n\
-         `ncclInvalidUsage` (or nothing, where no code is returned) and a line that names its release.\n",
+         `ncclInvalidUsage` (or nothing, where no code is returned) and a line that names its release.\n\n\
+         A communicator of `strataCommInitHost`, and what is made of it, is served as on the host device everywhere.\n",
     );
     let all: Vec<&Function> =
         table::nccl_functions().chain(table::rccl_functions()).chain(table::own_functions()).collect();

@@ -26,7 +26,7 @@ pub fn allocate(out: Ptr<Buffer>, size: usize) -> Result<()> {
         return out.set("ptr", unsafe { Buffer::from_address(start) });
     };
     let memory = DeviceBuffer::new(&gpu, size.max(1))?;
-    let start = memory.region().as_ptr() as usize;
+    let start = memory.region().address() as usize;
     on_devices().insert(start, memory);
     // SAFETY: the memory must be there until it is freed; because it was just allocated.
     out.set("ptr", unsafe { Buffer::from_address(start) })

@@ -47,9 +47,10 @@ impl Call {
         let blocks = |blocks: usize| bytes(self.count, blocks, dtype);
         // The largest buffer of any rank, so that all ranks refuse a count alike.
         blocks(if whole(self.collective) { 1 } else { comm.nranks() })?;
-        let input = self.send.region(blocks(self.collective.input_blocks(comm.nranks(), rank, root))?, "sendbuff")?;
+        let input =
+            self.send.on_device(blocks(self.collective.input_blocks(comm.nranks(), rank, root))?, "sendbuff")?;
         let output = blocks(self.collective.output_blocks(comm.nranks(), rank, root))?;
-        let output = self.recv.as_const().region(output, "recvbuff")?;
+        let output = self.recv.as_const().on_device(output, "recvbuff")?;
         if self.count == 0 {
             return Ok(());
         }
@@ -183,7 +184,7 @@ fn message(
     peer: c_int,
     comm: CommHandle,
     stream: StreamHandle,
-    operation: impl FnOnce(Rank, crate::memory::Region, Elements) -> Operation,
+    operation: impl FnOnce(Rank, crate::memory::DeviceRegion, Elements) -> Operation,
 ) -> Result<()> {
     let record = || {
         let handle = handles::find(comm)?;
@@ -191,7 +192,7 @@ fn message(
         let peer = rank_of(&comm, peer, "peer")?;
         let dtype = dtype.get()?;
         let stream = streams::of(&comm, stream)?;
-        let data = buffer.region(bytes(count, 1, dtype)?, name)?;
+        let data = buffer.on_device(bytes(count, 1, dtype)?, name)?;
         if count == 0 {
             return Ok(());
         }
@@ -245,13 +246,18 @@ pub fn group_end() -> Result<()> {
 
 /// `ncclGroupSimulateEnd`. The group is closed in any case, as NCCL does, and never launched.
 pub fn group_simulate_end(info: Ptr<SimInfo>) -> Result<()> {
+    add_estimate(info, false)
+}
+
+/// Closes the group as [`group_simulate_end`] does; where it had a part that `others` did, that part's time is there already.
+pub fn add_estimate(info: Ptr<SimInfo>, others: bool) -> Result<()> {
     let estimate = group::simulate_end()?;
     if info.is_null() {
         return Ok(());
     }
     let mut read = read_versioned(info.as_const())?;
-    if let Some(estimate) = estimate {
-        read.estimated_time = estimate;
+    if let Some(estimate) = estimate.filter(|&estimate| !others || estimate > 0.0) {
+        read.estimated_time = estimate + if others { read.estimated_time } else { 0.0 };
         write_versioned(info, &read)?;
     }
     Ok(())
@@ -274,15 +280,15 @@ pub fn create_pre_mul_sum(
     if !(0..=1).contains(&residence.0) {
         return Err(Error::InvalidArgument(format!("invalid scalar residence {}", residence.0)));
     }
-    let place = scalar.as_const().region(dtype.size(), "scalar")?;
-    if residence.0 == 0 {
-        comm.check_memory(place, "scalar")?;
-    }
     let factor = match residence.0 {
-        0 => Factor::At(place),
+        0 => {
+            let place = scalar.as_const().on_device(dtype.size(), "scalar")?;
+            comm.check_memory(place, "scalar")?;
+            Factor::At(place)
+        }
         _ => {
             let mut bytes = [0; 8];
-            place.read(&mut bytes[..place.len()]);
+            scalar.as_const().in_process(dtype.size(), "scalar")?.read(&mut bytes[..dtype.size()]);
             Factor::Value(bytes)
         }
     };

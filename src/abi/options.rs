@@ -84,7 +84,9 @@ pub fn communicator(pointer: ConstPtr<NcclConfig>, parent: Option<&CommOptions>)
         (true, None) => CommOptions::default(),
         (false, _) => parse(&read_versioned(pointer)?)?,
     };
-    if let Some(blocking) = blocking_by_environment() {
+    options.on_host = parent.and_then(|parent| parent.on_host);
+    // The variable is about the program's communicators of NCCL.
+    if let (None, Some(blocking)) = (options.on_host, blocking_by_environment()) {
         options.blocking = blocking;
     }
     Ok(options)

@@ -99,7 +99,7 @@ pub fn get_bytes(handle: ParamHandle, out: Buffer, most: c_int, length: Ptr<c_in
     if usize::try_from(most).map_or(true, |most| most < bytes.len()) {
         return Err(Error::InvalidArgument(format!("{key} has {} bytes; there is room for {most}", bytes.len())));
     }
-    out.as_const().region(bytes.len(), "out")?.write(bytes);
+    out.as_const().in_process(bytes.len(), "out")?.write(bytes);
     length.set("len", bytes.len() as c_int)
 }
 

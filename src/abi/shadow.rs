@@ -3,7 +3,9 @@
 //! Each gets the vendor's function and calls it: before, after, or instead of it comes what Strata does. What the vendor
 //! returns, the program gets.
 
-use super::options;
+use super::entry::enter;
+use super::{operations, options};
+use crate::communicator::group as host_group;
 use crate::communicator::shadow::{
     self, after, group, join_id, read_id, Attached, CommInit, CreatedBy, End, VendorCall,
 };
@@ -323,21 +325,41 @@ pub fn window_register(
     inside(|| vendor(comm, buffer, bytes, window, flags))
 }
 
-/// `ncclGroupStart`
+/// `ncclGroupStart`. A group has a part for the vendor's communicators and one for those of the host.
 pub fn group_start(vendor: extern "C" fn() -> Status) -> Status {
-    Status(group::start(|| inside(|| vendor().0)))
+    let code = library().map_or(SUCCESS, |_| group::start(|| inside(|| vendor().0)));
+    if code == SUCCESS {
+        host_group::start();
+    }
+    Status(code)
 }
 
-/// `ncclGroupEnd`
+/// `ncclGroupEnd`. The vendor's part comes first on all ranks; where one part fails, the other is done.
 pub fn group_end(vendor: extern "C" fn() -> Status) -> Status {
+    let has_host_part = host_group::is_open() || library().is_none();
     let vendor = || inside(|| vendor().0);
-    Status(library().map_or(SUCCESS, |library| group::end(library, vendor)))
+    let code = library().map_or(SUCCESS, |library| group::end(library, vendor));
+    let host = has_host_part.then(|| enter::<Status>("ncclGroupEnd", CommHandle::NULL, host_group::end));
+    Status(first(code, host.map_or(SUCCESS, |status| status.0)))
+}
+
+/// What a group is told that has ended with a code for each of its parts.
+fn first(vendor: Code, host: Code) -> Code {
+    let is_error = |code: Code| code != SUCCESS && code != shadow::IN_PROGRESS;
+    match is_error(vendor) || (vendor != SUCCESS && !is_error(host)) {
+        true => vendor,
+        false => host,
+    }
 }
 
 /// `ncclGroupSimulateEnd`
 pub fn group_simulate_end(vendor: extern "C" fn(Ptr<SimInfo>) -> Status, info: Ptr<SimInfo>) -> Status {
+    let has_host_part = host_group::is_open() || library().is_none();
     let vendor = || inside(|| vendor(info).0);
-    Status(library().map_or(SUCCESS, |library| group::simulate_end(library, vendor)))
+    let code = library().map_or(SUCCESS, |library| group::simulate_end(library, vendor));
+    let host = || operations::add_estimate(info, library().is_some());
+    let host = has_host_part.then(|| enter::<Status>("ncclGroupSimulateEnd", CommHandle::NULL, host));
+    Status(first(code, host.map_or(SUCCESS, |status| status.0)))
 }
 
 /// Runs a call in two levels, or has the vendor do it.

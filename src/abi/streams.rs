@@ -9,8 +9,8 @@ use crate::device::host::stream::HostStream;
 use crate::device::StreamRef;
 use crate::error::{Error, Result};
 use crate::fork::PerProcess;
-use crate::interface::pointer::{Callback, Ptr};
-use crate::interface::types::{null, StreamHandle};
+use crate::interface::pointer::{Buffer, Callback, Ptr, StatusCallback};
+use crate::interface::types::{null, Status, StreamHandle};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, RwLock};
@@ -99,11 +99,31 @@ pub fn query(name: StreamHandle) -> Result<()> {
 }
 
 /// `strataStreamAddCallback`
-pub fn add_callback(name: StreamHandle, callback: Callback, argument: crate::interface::pointer::Buffer) -> Result<()> {
+pub fn add_callback(name: StreamHandle, callback: Callback, argument: Buffer) -> Result<()> {
     let stream = find(name)?;
     let callback = callback.get("callback")?;
     stream.enqueue(move || {
         callback(argument.address());
         Ok(())
     })
+}
+
+/// `strataStreamAddCallbackStatus`. On the null stream nothing is queued, so there is nothing to tell of.
+pub fn add_callback_status(name: StreamHandle, callback: StatusCallback, argument: Buffer) -> Result<()> {
+    let stream = find(name)?;
+    let callback = callback.get("callback")?;
+    let tell = move |outcome: Result<()>| match outcome {
+        Ok(()) => callback(argument.address(), Status::SUCCESS),
+        Err(error) => {
+            crate::log::warn(error.text());
+            crate::log::while_told(error.text(), || callback(argument.address(), Status(error.code())));
+        }
+    };
+    match stream {
+        StreamRef::Stream(stream) => stream.tell(tell),
+        StreamRef::Null | StreamRef::Gpu(_) => {
+            tell(Ok(()));
+            Ok(())
+        }
+    }
 }

@@ -5,6 +5,7 @@
 #![allow(clippy::too_many_arguments)]
 
 use super::entry::Function;
+use crate::vendor::entry;
 
 /// NCCL's functions.
 pub mod nccl {
@@ -44,9 +45,11 @@ pub mod rccl {
 
 /// Strata's own functions.
 pub mod own {
-    use crate::abi::{info, shadow, streams};
+    use crate::abi::{communicators, info, shadow, streams};
+    use crate::interface::layouts::*;
     use crate::interface::pointer::*;
     use crate::interface::types::*;
+    use std::ffi::c_int;
 
     crate::own_functions!({ crate::api });
 }
@@ -64,6 +67,13 @@ pub fn rccl_functions() -> impl Iterator<Item = &'static Function> {
 /// Every function of Strata's own.
 pub fn own_functions() -> impl Iterator<Item = &'static Function> {
     own::FUNCTIONS.iter()
+}
+
+/// From now on calls on communicators of the host are Strata's, also where another library serves the process.
+pub fn serve_host_communicators() {
+    entry::serve_host_communicators(
+        [nccl::ENTRIES, single::ENTRIES, rccl::ENTRIES, own::ENTRIES].into_iter().flatten(),
+    );
 }
 
 /// Every name the library exports.

@@ -262,7 +262,7 @@ fn without_the_key_of_a_fixed_address_one_cannot_join() {
         scope.spawn(move || {
             // Strangers come first, and try again and again.
             for key in ["", "another"] {
-                let error = join(&id(key), 2, 1, Duration::from_millis(1500)).err().unwrap();
+                let error = join(&id(key), 2, 1, Duration::from_secs(3)).err().unwrap();
                 assert!(error.text().contains("STRATA_COMM_KEY"), "{error}");
             }
             began.store(true, Ordering::Release);

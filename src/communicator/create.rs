@@ -44,8 +44,17 @@ pub struct CommOptions {
     pub host_id: Option<String>,
     /// It stands beside one of the vendor's.
     pub companion: Option<Companion>,
+    /// It is one of `strataCommInitHost`, or made out of one.
+    pub on_host: Option<OnHost>,
     /// Data is on a device that this makes; without it on the GPU that is given, or in host memory.
     pub make_device: Option<MakeDevice>,
+}
+
+/// What a program may ask of a communicator of the host (`strataCommInitHost`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct OnHost {
+    /// Limits its making and each of its operations in place of the settings; 0 sets no limit.
+    pub timeout_ms: Option<u64>,
 }
 
 /// A communicator beside one of the vendor's. Its ranks only come together, unless Strata's transports are to carry what
@@ -64,6 +73,7 @@ impl Default for CommOptions {
             split_share: false,
             host_id: None,
             companion: None,
+            on_host: None,
             make_device: None,
         }
     }
@@ -171,9 +181,13 @@ impl Interrupt for Watch<'_> {
 /// How long ranks whose vendor's communicator stands already wait for each other. Who does not come by then has no Strata.
 const COMPANION_PATIENCE: Duration = Duration::from_secs(30);
 
-/// This process's settings.
-fn settings() -> Config {
-    Config::from_env().0
+/// This process's settings for a communicator.
+fn settings(options: &CommOptions) -> Config {
+    let (mut config, _) = Config::from_env();
+    if let Some(timeout_ms) = options.on_host.and_then(|on_host| on_host.timeout_ms) {
+        (config.timeout_ms, config.bootstrap_timeout_ms) = (timeout_ms, timeout_ms);
+    }
+    config
 }
 
 /// Tells what is wrong with the settings, once: on rank 0 of the process's first communicator, which is one process of a
@@ -208,6 +222,7 @@ fn myself(device: i32) -> Result<Member> {
         color: 0,
         key: 0,
         on_gpu: false,
+        on_host: false,
         extra: Vec::new(),
     })
 }
@@ -246,7 +261,7 @@ impl Comm {
         if let Some(id) = ids.first() {
             tell_wrong_settings(rank, id);
         }
-        let mut timeout = settings().bootstrap_limit();
+        let mut timeout = settings(&options).bootstrap_limit();
         if options.companion.is_some() {
             timeout = timeout.min(COMPANION_PATIENCE);
         }
@@ -425,6 +440,7 @@ impl Comm {
         let options = CommOptions {
             host_id: options.host_id.or_else(|| self.options.host_id.clone()),
             make_device: options.make_device.or(self.options.make_device),
+            on_host: self.options.on_host,
             ..options
         };
         let gpu = match options.companion {
@@ -455,6 +471,18 @@ fn check_versions(members: &[Member], mine: &str) -> Result<()> {
         OTHER_VERSION.get().call_once(|| crate::log::warn(&format!("{text}; they work together")));
     }
     Ok(())
+}
+
+/// An error where some ranks make a communicator of the host and others do not.
+fn check_kinds(members: &[Member]) -> Result<()> {
+    let of = |on_host: bool| members.iter().position(|member| member.on_host == on_host);
+    match (of(true), of(false)) {
+        (Some(host), Some(other)) => Err(Error::InvalidUsage(format!(
+            "rank {host} makes a communicator by strataCommInitHost, rank {other} by another function: all ranks must call \
+             strataCommInitHost, also those that join one which grows"
+        ))),
+        _ => Ok(()),
+    }
 }
 
 /// How a communicator fares; its first failure wakes the thread that runs an operation.
@@ -509,6 +537,7 @@ impl Meeting<'_> {
         let beside_gpu = |companion: Companion| companion.device.is_some() && Driver::get().is_some();
         me.on_gpu =
             self.gpu.is_some() || self.options.make_device.is_some() || self.options.companion.is_some_and(beside_gpu);
+        me.on_host = self.options.on_host.is_some();
         if let Some(host_id) = &self.options.host_id {
             me.host_id.clone_from(host_id);
         }
@@ -540,13 +569,14 @@ impl Meeting<'_> {
 
     /// Exchanges what everybody must know and opens the links.
     fn hold(mut self) -> Result<Arc<Comm>> {
-        let mut config = settings();
+        let mut config = settings(&self.options);
         if self.options.companion.is_some() {
             config.vendor_only = selection::vendor::left_to_vendor(&config.vendor_only);
         }
         let table = OwnTable::load(&config);
         let me = self.myself(&config, &table)?;
         let members = decode_all(&self.session.allgather(me.encode())?)?;
+        check_kinds(&members)?;
         let zero = &members[0].extra;
         let secret = parse::<u128>(zero.get(2))?.to_le_bytes();
         let credentials = Credentials { key: parse(zero.get(1))?, secret };

@@ -8,7 +8,7 @@ use crate::device::host;
 use crate::dtype::{DataType, Operator, Reduction};
 use crate::error::{Error, Result};
 use crate::exec::{Program, Started, Token};
-use crate::memory::{shared, Arena, Region};
+use crate::memory::{shared, Arena, DeviceRegion, OnDevice, Region};
 use crate::plan::layout::Layout;
 use crate::topo::Rank;
 use crate::transport::{Envelope, NodeCall, Router, Sink, Transport};
@@ -38,7 +38,7 @@ pub trait Device: Send {
 
     /// Scratch memory of at least `bytes` bytes; what it held is lost. The region is valid until the next call of this
     /// function or of [`free_scratch`](Device::free_scratch).
-    fn scratch(&mut self, bytes: usize) -> Result<Region>;
+    fn scratch(&mut self, bytes: usize) -> Result<DeviceRegion>;
 
     /// Bytes of scratch memory held.
     fn scratch_bytes(&self) -> usize;
@@ -47,7 +47,7 @@ pub trait Device: Send {
     fn free_scratch(&mut self) {}
 
     /// Reads memory of the device.
-    fn read(&mut self, from: Region, bytes: &mut [u8]) -> Result<()>;
+    fn read(&mut self, from: DeviceRegion, bytes: &mut [u8]) -> Result<()>;
 
     /// A run of a program begins.
     fn begin(&mut self, _program: &Arc<Program>, _layout: &Layout, _window: usize) -> Result<()> {
@@ -61,7 +61,7 @@ pub trait Device: Send {
         token: Token,
         to: Rank,
         envelope: Envelope,
-        src: &[Region],
+        src: &[DeviceRegion],
     ) -> Result<Started>;
 
     /// Receives a message: see [`Transport::recv`].
@@ -71,7 +71,7 @@ pub trait Device: Send {
         token: Token,
         from: Rank,
         envelope: Envelope,
-        sink: Sink<'_>,
+        sink: Sink<'_, OnDevice>,
     ) -> Result<Started>;
 
     /// A collective of ranks of this node, of which this is the one at place `me`: see [`Transport::call`].
@@ -81,16 +81,16 @@ pub trait Device: Send {
         _token: Token,
         _envelope: Envelope,
         _me: usize,
-        call: NodeCall<'_>,
+        call: NodeCall<'_, OnDevice>,
     ) -> Result<Started> {
         Err(Error::Internal(format!("a {} that nobody does on this device", call.collective.name())))
     }
 
     /// Copies one stretch, a part of the next step.
-    fn copy(&mut self, scaling: Option<Scaling>, src: Region, dst: Region) -> Result<()>;
+    fn copy(&mut self, scaling: Option<Scaling>, src: DeviceRegion, dst: DeviceRegion) -> Result<()>;
 
     /// Folds one stretch of all sources from the left and divides it, a part of the next step.
-    fn reduce(&mut self, how: (DataType, Operator, u64), srcs: &[Region], dst: Region) -> Result<()>;
+    fn reduce(&mut self, how: (DataType, Operator, u64), srcs: &[DeviceRegion], dst: DeviceRegion) -> Result<()>;
 
     /// All stretches of the step have been given.
     fn step(&mut self, token: Token) -> Started;
@@ -159,14 +159,14 @@ impl HostScratch {
         }
     }
 
-    fn region(&mut self) -> Region {
+    fn region(&mut self) -> DeviceRegion {
         let region = match self {
             HostScratch::Shared(owned) => owned.region(),
             HostScratch::Plain(arena) => arena.region(),
         };
         // SAFETY: the scratch must outlive every use; because only a call that begins lets it grow, one runs at a time, it is
         // given back only while none runs, and the engine's transport, which may still read it, goes before its device.
-        unsafe { region.unbound() }
+        unsafe { region.unbound() }.as_device()
     }
 }
 
@@ -182,12 +182,24 @@ impl Default for HostDevice {
     }
 }
 
+/// A region of the host as the device.
+fn here(region: DeviceRegion) -> Region {
+    // SAFETY: the bytes must be this process's; because the device is the host.
+    unsafe { region.in_process() }
+}
+
+/// The same of a list.
+fn all_here(list: &[DeviceRegion]) -> &[Region] {
+    // SAFETY: the bytes must be this process's; because the device is the host.
+    unsafe { DeviceRegion::all_in_process(list) }
+}
+
 impl Device for HostDevice {
     fn is_host(&self) -> bool {
         true
     }
 
-    fn scratch(&mut self, bytes: usize) -> Result<Region> {
+    fn scratch(&mut self, bytes: usize) -> Result<DeviceRegion> {
         if bytes > self.scratch_bytes() {
             self.scratch = HostScratch::new(bytes)?;
         }
@@ -205,8 +217,8 @@ impl Device for HostDevice {
         *self = HostDevice::default();
     }
 
-    fn read(&mut self, from: Region, bytes: &mut [u8]) -> Result<()> {
-        from.read(bytes);
+    fn read(&mut self, from: DeviceRegion, bytes: &mut [u8]) -> Result<()> {
+        here(from).read(bytes);
         Ok(())
     }
 
@@ -216,9 +228,9 @@ impl Device for HostDevice {
         token: Token,
         to: Rank,
         envelope: Envelope,
-        src: &[Region],
+        src: &[DeviceRegion],
     ) -> Result<Started> {
-        transport.send(token, to, envelope, src)
+        transport.send(token, to, envelope, all_here(src))
     }
 
     fn recv(
@@ -227,9 +239,10 @@ impl Device for HostDevice {
         token: Token,
         from: Rank,
         envelope: Envelope,
-        sink: Sink<'_>,
+        sink: Sink<'_, OnDevice>,
     ) -> Result<Started> {
-        transport.recv(token, from, envelope, sink)
+        // SAFETY: the bytes must be this process's; because the device is the host.
+        transport.recv(token, from, envelope, unsafe { sink.in_process() })
     }
 
     fn call(
@@ -238,12 +251,14 @@ impl Device for HostDevice {
         token: Token,
         envelope: Envelope,
         me: usize,
-        call: NodeCall<'_>,
+        call: NodeCall<'_, OnDevice>,
     ) -> Result<Started> {
-        transport.call(token, envelope, me, call)
+        // SAFETY: the bytes must be this process's; because the device is the host.
+        transport.call(token, envelope, me, unsafe { call.in_process() })
     }
 
-    fn copy(&mut self, scaling: Option<Scaling>, src: Region, dst: Region) -> Result<()> {
+    fn copy(&mut self, scaling: Option<Scaling>, src: DeviceRegion, dst: DeviceRegion) -> Result<()> {
+        let (src, dst) = (here(src), here(dst));
         let Some(Scaling { reduction, start, divisor }) = scaling else {
             dst.copy_from(src);
             return Ok(());
@@ -259,9 +274,9 @@ impl Device for HostDevice {
         Ok(())
     }
 
-    fn reduce(&mut self, how: (DataType, Operator, u64), srcs: &[Region], dst: Region) -> Result<()> {
+    fn reduce(&mut self, how: (DataType, Operator, u64), srcs: &[DeviceRegion], dst: DeviceRegion) -> Result<()> {
         let (dtype, operator, divisor) = how;
-        host::reduce(dtype, operator, divisor, srcs, dst);
+        host::reduce(dtype, operator, divisor, all_here(srcs), here(dst));
         Ok(())
     }
 

@@ -14,7 +14,7 @@ use crate::digest::Digest;
 use crate::dtype::Prologue;
 use crate::error::{counted, Error, Result};
 use crate::exec::{Execution, Program, Progress};
-use crate::memory::{shared, Region};
+use crate::memory::{shared, DeviceRegion};
 use crate::plan::layout::Layout;
 use crate::plan::stage::stage;
 use crate::plan::{Buffer, Collective, Plan, Shape, Span};
@@ -227,7 +227,7 @@ impl Engine {
     }
 
     /// Reads what a program has left on its device.
-    pub fn read(&mut self, from: Region, bytes: &mut [u8]) -> Result<()> {
+    pub fn read(&mut self, from: DeviceRegion, bytes: &mut [u8]) -> Result<()> {
         self.device.read(from, bytes)
     }
 
@@ -395,7 +395,7 @@ impl Engine {
         if !self.device.is_host() || !self.config.stage || block_bytes <= self.config.eager_bytes {
             return Staged::default();
         }
-        let ordinary = |region: &Region| shared::find(region.as_ptr() as usize, region.len()).is_none();
+        let ordinary = |region: &DeviceRegion| shared::find(region.address() as usize, region.len()).is_none();
         Staged { input: ordinary(&call.input), output: ordinary(&call.output) }
     }
 

@@ -17,7 +17,7 @@ use crate::device::gpu::order::{Arrival, CommFlag, Means, StreamOrder};
 use crate::device::gpu::GpuDevice;
 use crate::device::host::stream::HostStream;
 use crate::error::{Error, Result};
-use crate::memory::Region;
+use crate::memory::DeviceRegion;
 use crate::sync::locked;
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -79,13 +79,13 @@ impl GpuLauncher {
     }
 
     /// An error for memory that the device cannot use.
-    pub fn check(&self, region: Region, name: &str) -> Result<()> {
-        let at = |offset: usize| region.as_ptr() as u64 + offset as u64;
+    pub fn check(&self, region: DeviceRegion, name: &str) -> Result<()> {
+        let at = |offset: usize| region.address() + offset as u64;
         match region.is_empty() || (self.gpu.can_use(at(0)) && self.gpu.can_use(at(region.len() - 1))) {
             true => Ok(()),
             false => self.gpu.check_alive().and(Err(Error::InvalidArgument(format!(
-                "{name} {:p} of {} bytes is neither memory of device {} nor host memory that its driver knows",
-                region.as_ptr(),
+                "{name} {:#x} of {} bytes is neither memory of device {} nor host memory that its driver knows",
+                region.address(),
                 region.len(),
                 self.gpu.number()
             )))),

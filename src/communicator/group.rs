@@ -111,8 +111,10 @@ pub fn end() -> Result<()> {
     let Some(group) = close()? else { return Ok(()) };
     // A communicator ends even where its last operations have failed.
     let launched = if group.launches.is_empty() { Ok(()) } else { launch(group.launches) };
-    let managed = carry_out([group.tasks, group.endings]);
-    launched.and(managed)
+    if group.tasks.is_empty() && group.endings.is_empty() {
+        return launched;
+    }
+    launched.and(carry_out([group.tasks, group.endings]))
 }
 
 /// Closes the innermost group; the outermost one is forgotten, and its estimated time in microseconds returned.

@@ -6,7 +6,7 @@ use crate::device::host::Combine;
 use crate::dtype::Reduction;
 use crate::error::{Error, Result};
 use crate::exec::{Op, Started, Token, World};
-use crate::memory::Region;
+use crate::memory::{DeviceRegion, OnDevice};
 use crate::plan::layout::Piece;
 use crate::plan::{Buffer, OperandOrder};
 use crate::topo::Rank;
@@ -18,20 +18,20 @@ use std::time::Instant;
 #[derive(Debug, Clone, Copy)]
 pub struct Buffers {
     /// The send buffer.
-    pub input: Region,
+    pub input: DeviceRegion,
     /// The receive buffer.
-    pub output: Region,
+    pub output: DeviceRegion,
     /// Our own memory.
-    pub scratch: Region,
+    pub scratch: DeviceRegion,
 }
 
 /// Lists of regions, kept from call to call so that none is allocated twice.
 #[derive(Debug, Default)]
 pub struct RegionLists {
-    first: Vec<Region>,
-    second: Vec<Region>,
-    src: Blocks,
-    dst: Blocks,
+    first: Vec<DeviceRegion>,
+    second: Vec<DeviceRegion>,
+    src: Blocks<OnDevice>,
+    dst: Blocks<OnDevice>,
 }
 
 /// One call's view of the world.
@@ -61,7 +61,7 @@ pub fn now_ns() -> u64 {
 }
 
 impl Buffers {
-    fn region(&self, piece: &Piece) -> Region {
+    fn region(&self, piece: &Piece) -> DeviceRegion {
         let buffer = match piece.buffer {
             Buffer::Input => self.input,
             Buffer::Output => self.output,
@@ -70,12 +70,12 @@ impl Buffers {
         buffer.part(piece.offset, piece.len)
     }
 
-    fn list(&self, pieces: &[Piece], regions: &mut Vec<Region>) {
+    fn list(&self, pieces: &[Piece], regions: &mut Vec<DeviceRegion>) {
         regions.clear();
         regions.extend(pieces.iter().map(|piece| self.region(piece)));
     }
 
-    fn blocks(&self, lists: &[&[Piece]], blocks: &mut Blocks) {
+    fn blocks(&self, lists: &[&[Piece]], blocks: &mut Blocks<OnDevice>) {
         blocks.clear();
         lists.iter().for_each(|pieces| blocks.push(pieces.iter().map(|piece| self.region(piece))));
     }
@@ -121,7 +121,8 @@ impl LiveWorld<'_> {
         let (buffers, device) = (self.buffers, &mut *self.device);
         walk(&rows, |parts| {
             let (dst, srcs) = parts.split_last().expect("a row for the destination");
-            let regions: smallvec::SmallVec<[Region; 16]> = srcs.iter().map(|piece| buffers.region(piece)).collect();
+            let regions: smallvec::SmallVec<[DeviceRegion; 16]> =
+                srcs.iter().map(|piece| buffers.region(piece)).collect();
             device.reduce(how, &regions, buffers.region(dst))
         })?;
         Ok(device.step(token))

@@ -47,8 +47,8 @@ impl Meter<'_> {
         input.part(0, WORD).write(&word);
         let call = CollectiveCall {
             collective: Collective::AllGather,
-            input: input.part(0, block),
-            output: output.part(0, block * nranks),
+            input: input.part(0, block).as_device(),
+            output: output.part(0, block * nranks).as_device(),
             count: block,
             dtype: DataType::I8,
             reduction: None,

@@ -22,6 +22,8 @@ pub struct Member {
     pub gpu: Option<PciAddress>,
     /// Whether its data is on that GPU.
     pub on_gpu: bool,
+    /// Whether it makes a communicator of the host.
+    pub on_host: bool,
     /// Where its process's service listens.
     pub service: String,
     /// The version of Strata it runs.
@@ -40,7 +42,7 @@ impl Member {
         json!({
             "host_id": self.host_id, "host": self.host, "pid": self.pid, "device": self.device,
             "local": self.local.map(|(rank, size)| [rank, size]), "gpu": self.gpu.map(|gpu| gpu.to_string()),
-            "on_gpu": self.on_gpu,
+            "on_gpu": self.on_gpu, "on_host": self.on_host,
             "service": self.service, "version": self.version, "color": self.color, "key": self.key,
             "extra": self.extra,
         })
@@ -63,6 +65,8 @@ impl Member {
             local: local(&value["local"]),
             gpu: value["gpu"].as_str().and_then(|gpu| gpu.parse().ok()),
             on_gpu: value["on_gpu"].as_bool().ok_or_else(|| refuse(rank, "on_gpu"))?,
+            // Ranks of an older release have no such communicators.
+            on_host: value["on_host"].as_bool().unwrap_or_default(),
             service: text("service")?,
             version: text("version")?,
             color: small("color")?,
@@ -97,6 +101,7 @@ mod tests {
             local: Some((3, 8)),
             gpu: "0000:c1:00.0".parse().ok(),
             on_gpu: true,
+            on_host: true,
             service: "127.0.0.1:9".to_string(),
             version: "0.1.0".to_string(),
             color: 3,

@@ -7,7 +7,7 @@ use super::{Direction, Message};
 use crate::bootstrap::rendezvous::name_ranks;
 use crate::error::{Error, Result};
 use crate::exec::{Started, Token};
-use crate::memory::Region;
+use crate::memory::DeviceRegion;
 use crate::plan::Channel;
 use crate::topo::Rank;
 use crate::transport::{Envelope, Router, Sink};
@@ -51,7 +51,7 @@ enum State {
 pub struct Messages {
     list: Vec<(Message, u64, State)>,
     /// What this rank sends itself: from where, to where, and whether that has been started.
-    own: Vec<(Region, Region, State)>,
+    own: Vec<(DeviceRegion, DeviceRegion, State)>,
     open: usize,
     done: Vec<Token>,
     moved_ns: u64,

@@ -25,7 +25,7 @@ mod staging;
 mod tuning;
 
 pub use crate::bootstrap::UniqueId;
-pub use create::{CommOptions, Companion, InitParams};
+pub use create::{CommOptions, Companion, InitParams, OnHost};
 pub use launch::{launch, launch_one, Launch};
 pub use ops::Factor;
 
@@ -37,7 +37,7 @@ use crate::dtype::{DataType, Prologue, Reduction};
 use crate::error::{Error, Result};
 use crate::fork::Origin;
 use crate::health::{Loss, Monitor, RankStatus};
-use crate::memory::Region;
+use crate::memory::DeviceRegion;
 use crate::plan::Collective;
 use crate::selection::links::Links;
 use crate::selection::{Decision, Request, Selector};
@@ -62,7 +62,7 @@ pub enum Operation {
         /// The receiver.
         to: Rank,
         /// What is sent.
-        data: Region,
+        data: DeviceRegion,
         /// How the program counts it.
         elements: Elements,
     },
@@ -71,7 +71,7 @@ pub enum Operation {
         /// The sender.
         from: Rank,
         /// Where it goes.
-        data: Region,
+        data: DeviceRegion,
         /// How the program counts it.
         elements: Elements,
     },
@@ -104,9 +104,9 @@ pub struct CollectiveCall {
     /// What is to be done.
     pub collective: Collective,
     /// The send buffer; empty where the rank has none.
-    pub input: Region,
+    pub input: DeviceRegion,
     /// The receive buffer; empty where the rank has none.
-    pub output: Region,
+    pub output: DeviceRegion,
     /// Elements in one block.
     pub count: usize,
     /// The type of an element.
@@ -114,7 +114,7 @@ pub struct CollectiveCall {
     /// What a reducing collective computes.
     pub reduction: Option<Reduction>,
     /// Where the factor of the reduction is read when the call runs, if not known before.
-    pub factor_at: Option<Region>,
+    pub factor_at: Option<DeviceRegion>,
     /// The root, where there is one (else rank 0).
     pub root: Rank,
     /// An algorithm named by the call.
@@ -126,7 +126,7 @@ pub struct CollectiveCall {
 impl CollectiveCall {
     /// Whether the buffers of `rank` overlap as NCCL's in-place convention says.
     pub fn in_place(&self, rank: Rank) -> bool {
-        let (input, output) = (self.input.as_ptr() as usize, self.output.as_ptr() as usize);
+        let (input, output) = (self.input.address() as usize, self.output.address() as usize);
         let block = self.count * self.dtype.size();
         match self.collective {
             Collective::AllReduce => input == output,
@@ -143,7 +143,7 @@ impl CollectiveCall {
     /// already.
     fn moves_nothing(&self, nranks: usize) -> bool {
         let unchanged = |reduction: Reduction| !reduction.needs_prologue() && reduction.divisor == 1;
-        let in_place = self.input.as_ptr() == self.output.as_ptr();
+        let in_place = self.input.address() == self.output.address();
         self.count == 0 || (nranks == 1 && in_place && self.reduction.is_none_or(unchanged))
     }
 
@@ -176,7 +176,7 @@ enum Direction {
 struct Message {
     direction: Direction,
     peer: Rank,
-    data: Region,
+    data: DeviceRegion,
 }
 
 /// The order in which the operations of a communicator run.
@@ -320,7 +320,7 @@ impl Comm {
     }
 
     /// An error for memory that an operation cannot use.
-    pub fn check_memory(&self, region: Region, name: &str) -> Result<()> {
+    pub fn check_memory(&self, region: DeviceRegion, name: &str) -> Result<()> {
         self.gpu.as_ref().map_or(Ok(()), |gpu| gpu.check(region, name))
     }
 
@@ -574,7 +574,7 @@ impl Comm {
     }
 
     /// What operation `op` does to elements of `dtype`, and where its factor is read when the call runs.
-    pub fn reduction(&self, op: i32, dtype: DataType) -> Result<(Reduction, Option<Region>)> {
+    pub fn reduction(&self, op: i32, dtype: DataType) -> Result<(Reduction, Option<DeviceRegion>)> {
         locked(&self.operations).reduction(op, dtype, self.nranks())
     }
 }

@@ -74,6 +74,7 @@ mod tests {
             local,
             gpu: None,
             on_gpu: false,
+            on_host: false,
             service: String::new(),
             version: String::new(),
             color: 0,

@@ -3,7 +3,7 @@
 
 use crate::dtype::{DataType, RedOp, Reduction, ScalarBytes};
 use crate::error::{Error, Result};
-use crate::memory::Region;
+use crate::memory::DeviceRegion;
 
 /// The first number a user-made operation can have: the built-in ones come before it.
 const FIRST: i32 = RedOp::ALL.len() as i32;
@@ -20,7 +20,7 @@ pub enum Factor {
     /// It was given when the operation was made.
     Value(ScalarBytes),
     /// It is read here when a call runs, in the order of the call's stream.
-    At(Region),
+    At(DeviceRegion),
 }
 
 impl Operations {
@@ -54,7 +54,7 @@ impl Operations {
     }
 
     /// What operation `op` does to `dtype` over `nranks` ranks, and where its factor is read when the call runs.
-    pub fn reduction(&mut self, op: i32, dtype: DataType, nranks: usize) -> Result<(Reduction, Option<Region>)> {
+    pub fn reduction(&mut self, op: i32, dtype: DataType, nranks: usize) -> Result<(Reduction, Option<DeviceRegion>)> {
         if let Some(op) = RedOp::from_code(op) {
             return Ok((Reduction::new(op, dtype, nranks), None));
         }

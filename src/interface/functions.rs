@@ -437,6 +437,21 @@ macro_rules! rccl_functions {
 #[doc(hidden)]
 macro_rules! own_functions {
     ({ $($then:tt)* } $($more:tt)*) => { $($then)*! { $($more)* no
+        "Communicators of the host" {
+            /// Makes an id for strataCommInitHost, without NCCL. That function takes an id of ncclGetUniqueId as well,
+            /// unless NCCL_COMM_ID is set in a process in which NCCL serves.
+            "strata" fn strataGetUniqueId(uniqueId: Ptr<UniqueIdBytes>) -> Status = native(communicators::get_unique_id);
+            /// Makes a communicator on the host, whatever vendor library or driver the process has mapped. All ranks call.
+            /// What NCCL's functions make of it is on the host, too. timeout_ms limits its making and each operation: 0 sets no
+            /// limit, and a negative one leaves the defaults. It always waits, NCCL_COMM_BLOCKING or not. Rank 0's limit counts.
+            "strata" fn strataCommInitHost(
+                comm: Ptr<CommHandle>, nranks: c_int, id: UniqueIdBytes, rank: c_int, timeout_ms: c_int
+            ) -> Status = native(communicators::init_host);
+            /// The text of Strata's last error in this process, also where NCCL answers ncclGetLastError(NULL); in a callback
+            /// of strataStreamAddCallbackStatus that of its status. It stays valid until the thread's next call of this
+            /// function or of ncclGetLastError.
+            "strata" fn strataGetLastError() -> Text = native(info::own_last_error);
+        }
         "Tuning" {
             /// Writes what a tuning table says of the machine that a communicator is on: an object in JSON, with a zero
             /// byte after it. ncclInvalidArgument if it takes more than so many bytes (1024 will do).
@@ -457,6 +472,11 @@ macro_rules! own_functions {
             "strata" fn strataStreamAddCallback(
                 stream: StreamHandle, callback: Callback, argument: Buffer
             ) -> Status = native(streams::add_callback);
+            /// The same, and the function gets the first error of what was queued since the last such callback, or
+            /// ncclSuccess. During the call ncclGetLastError (of a host communicator) gives the error's text.
+            "strata" fn strataStreamAddCallbackStatus(
+                stream: StreamHandle, callback: StatusCallback, argument: Buffer
+            ) -> Status = native(streams::add_callback_status);
         }
     } };
 }

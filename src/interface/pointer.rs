@@ -4,9 +4,9 @@
 //! program is wrong and was wrong with NVIDIA's library too: on this rest the few unsafe operations of this file.
 //! C makes values of these types when it calls; who makes one in Rust makes the same promise, in an unsafe call.
 
-use super::types::{null, CType};
+use super::types::{null, CType, Status};
 use crate::error::{Error, Result};
-use crate::memory::Region;
+use crate::memory::{DeviceRegion, Region};
 use std::ffi::{c_char, CStr};
 use std::mem::MaybeUninit;
 
@@ -92,6 +92,11 @@ impl Buffer {
 #[repr(transparent)]
 pub struct Callback(Option<extern "C" fn(usize)>);
 
+/// `void (*)(void*, ncclResult_t)`
+#[derive(Debug, Clone, Copy)]
+#[repr(transparent)]
+pub struct StatusCallback(Option<extern "C" fn(usize, Status)>);
+
 impl<T> Clone for Ptr<T> {
     fn clone(&self) -> Ptr<T> {
         *self
@@ -144,6 +149,12 @@ impl CType for Text {
 impl CType for Callback {
     fn c() -> String {
         "strataCallback_t".to_string()
+    }
+}
+
+impl CType for StatusCallback {
+    fn c() -> String {
+        "strataStatusCallback_t".to_string()
     }
 }
 
@@ -315,15 +326,34 @@ impl Callback {
     }
 }
 
+impl StatusCallback {
+    /// A function for a library to call.
+    pub fn to(function: extern "C" fn(usize, Status)) -> StatusCallback {
+        StatusCallback(Some(function))
+    }
+
+    /// The function, in a form that can be called.
+    pub fn get(self, name: &str) -> Result<impl Fn(usize, Status) + Send> {
+        let function = self.0.ok_or_else(|| null(name))?;
+        Ok(move |argument, status| function(argument, status))
+    }
+}
+
 impl ConstBuffer {
-    /// The buffer as a region of `len` bytes; a null buffer has none.
-    pub fn region(self, len: usize, name: &str) -> Result<Region> {
+    /// The buffer as `len` bytes on a communicator's device; a null buffer has none.
+    pub fn on_device(self, len: usize, name: &str) -> Result<DeviceRegion> {
         match (len, self.is_null()) {
-            (0, _) => Ok(Region::EMPTY),
+            (0, _) => Ok(DeviceRegion::EMPTY),
             (_, true) => Err(null(name)),
             // SAFETY: the bytes must be usable until the operation has ended; because the C program promises that of
             // the buffers of an operation.
-            (_, false) => Ok(unsafe { Region::new(self.0 as *mut u8, len) }),
+            (_, false) => Ok(unsafe { DeviceRegion::new(self.0 as *mut u8, len) }),
         }
+    }
+
+    /// The buffer as `len` bytes of this process; a null buffer has none.
+    pub fn in_process(self, len: usize, name: &str) -> Result<Region> {
+        // SAFETY: the bytes must be this process's; because those of arguments that are no buffers of operations are.
+        Ok(unsafe { self.on_device(len, name)?.in_process() })
     }
 }

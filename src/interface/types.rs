@@ -9,6 +9,9 @@ use std::ffi::c_int;
 
 /// A type of the C interface.
 pub trait CType {
+    /// Whether it names a communicator.
+    const IS_COMMUNICATOR: bool = false;
+
     /// How it is written in C.
     fn c() -> String;
 
@@ -183,6 +186,8 @@ impl CType for MultimemHandle {
 }
 
 impl CType for CommHandle {
+    const IS_COMMUNICATOR: bool = true;
+
     fn c() -> String {
         "ncclComm_t".to_string()
     }

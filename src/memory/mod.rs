@@ -1,6 +1,7 @@
 //! Runs of bytes that belong to somebody else: user buffers, shared mappings, scratch.
 //!
-//! A [`Region`] is a pointer and a length and nothing more. It is never a Rust reference, since several ranks (and,
+//! A [`Region`] is a pointer and a length and nothing more. What is on a device or in another process is a region of another
+//! type, which has no way to read or write it ([`DeviceRegion`], [`PeerRegion`]). A region is never a Rust reference, since several ranks (and,
 //! for shared mappings, several processes) read and write the memory behind it as the plan says; the verifier proves
 //! that no two of them conflict. Making a region that nothing bounds is the unsafe act; using one is checked against its
 //! length. What an owner of this module gives out safely borrows from it ([`Bytes`]).
@@ -16,48 +17,76 @@ use std::alloc::{alloc_zeroed, dealloc, handle_alloc_error, Layout};
 use std::marker::PhantomData;
 use std::ptr::NonNull;
 
-/// A run of bytes in this process's address space, of whoever owns them for `'a`.
+/// The space of addresses that this process reads and writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Bytes<'a> {
+pub enum InProcess {}
+
+/// The space of a communicator's device: a GPU's memory, or the host's where that is the device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OnDevice {}
+
+/// The space of another process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum InPeer {}
+
+/// A run of bytes of whoever owns them for `'a`. Only those in this process can be read and written here; of others there is
+/// an address and a length.
+#[derive(Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct Bytes<'a, Space = InProcess> {
     start: *mut u8,
     len: usize,
-    owner: PhantomData<&'a ()>,
+    owner: PhantomData<(&'a (), Space)>,
 }
 
 /// A run of bytes whose owner is not known to the compiler: whoever made it has promised that they last ([`Bytes::new`]).
 pub type Region = Bytes<'static>;
 
+/// A run of bytes on a communicator's device, which nothing but the device reads or writes:
+///
+/// ```compile_fail,E0599
+/// strata::memory::DeviceRegion::EMPTY.write(&[]);
+/// ```
+pub type DeviceRegion = Bytes<'static, OnDevice>;
+
+/// A run of bytes of another process.
+pub type PeerRegion = Bytes<'static, InPeer>;
+
+impl<Space> Clone for Bytes<'_, Space> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<Space> Copy for Bytes<'_, Space> {}
+
 // SAFETY: the bytes must be usable from any thread; because whoever made the region promised it (`Bytes::new`). That
 // no two uses of them conflict is the plan's promise, not the type's.
-unsafe impl Send for Bytes<'_> {}
+unsafe impl<Space> Send for Bytes<'_, Space> {}
 // SAFETY: shared use must do no more than owned use; because a region is `Copy`, and its methods take `&self`.
-unsafe impl Sync for Bytes<'_> {}
+unsafe impl<Space> Sync for Bytes<'_, Space> {}
 
-impl<'a> Bytes<'a> {
+impl<'a, Space> Bytes<'a, Space> {
     /// A region of no bytes.
-    pub const EMPTY: Bytes<'a> = Bytes { start: std::ptr::null_mut(), len: 0, owner: PhantomData };
+    pub const EMPTY: Bytes<'a, Space> = Bytes::at(std::ptr::null_mut(), 0);
+
+    const fn at(start: *mut u8, len: usize) -> Bytes<'a, Space> {
+        Bytes { start, len, owner: PhantomData }
+    }
 
     /// A region over `len` bytes at `start`.
     ///
     /// # Safety
-    /// The bytes must be readable (and writable, where the region is written) for as long as the region or a part of
-    /// it is in use, from any thread, and no Rust reference to them may be alive in that time. The lifetime is the
+    /// The bytes must be readable (and writable, where the region is written) in their space for as long as the region or a
+    /// part of it is in use, from any thread, and no Rust reference to them may be alive in that time. The lifetime is the
     /// caller's to choose: an owner ties it to itself.
-    pub unsafe fn new(start: *mut u8, len: usize) -> Bytes<'a> {
-        Bytes { start, len, owner: PhantomData }
+    pub const unsafe fn new(start: *mut u8, len: usize) -> Bytes<'a, Space> {
+        Bytes::at(start, len)
     }
 
-    /// The same bytes, with nothing that keeps their owner.
-    ///
-    /// # Safety
-    /// The owner must outlive every use of the region and of its parts.
-    pub unsafe fn unbound(self) -> Region {
-        Bytes { start: self.start, len: self.len, owner: PhantomData }
-    }
-
-    /// The first byte's address.
-    pub fn as_ptr(&self) -> *mut u8 {
-        self.start
+    /// The first byte's address, in its space.
+    pub fn address(&self) -> u64 {
+        self.start as u64
     }
 
     /// The length in bytes.
@@ -74,10 +103,54 @@ impl<'a> Bytes<'a> {
     ///
     /// # Panics
     /// When the part does not lie inside the region.
-    pub fn part(&self, offset: usize, len: usize) -> Bytes<'a> {
+    pub fn part(&self, offset: usize, len: usize) -> Bytes<'a, Space> {
         let end = offset.checked_add(len);
         assert!(end.is_some_and(|end| end <= self.len), "part {offset}+{len} of a region of {} bytes", self.len);
-        Bytes { start: self.start.wrapping_add(offset), len, owner: PhantomData }
+        Bytes::at(self.start.wrapping_add(offset), len)
+    }
+}
+
+impl DeviceRegion {
+    /// The same bytes, as ones that this process reads and writes.
+    ///
+    /// # Safety
+    /// The device must be the host, or whoever gets them, like an MPI that takes addresses of a device, know that it is not.
+    pub unsafe fn in_process(self) -> Region {
+        Bytes::at(self.start, self.len)
+    }
+
+    /// The same of a list.
+    ///
+    /// # Safety
+    /// As of [`in_process`](DeviceRegion::in_process), for each.
+    pub unsafe fn all_in_process(list: &[DeviceRegion]) -> &[Region] {
+        // SAFETY: the two types must have one layout; because they are one `repr(C)` structure whose parameter is in no field.
+        unsafe { std::slice::from_raw_parts(list.as_ptr().cast(), list.len()) }
+    }
+}
+
+impl<'a> Bytes<'a> {
+    /// The same bytes, with nothing that keeps their owner.
+    ///
+    /// # Safety
+    /// The owner must outlive every use of the region and of its parts.
+    pub unsafe fn unbound(self) -> Region {
+        Bytes::at(self.start, self.len)
+    }
+
+    /// The same bytes, where the host is the device.
+    pub fn as_device(self) -> Bytes<'a, OnDevice> {
+        Bytes::at(self.start, self.len)
+    }
+
+    /// The same bytes, as another process names them.
+    pub fn as_peer(self) -> Bytes<'a, InPeer> {
+        Bytes::at(self.start, self.len)
+    }
+
+    /// The first byte's address.
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.start
     }
 
     /// Copies the bytes of `source`, which has the same length; the two may overlap.

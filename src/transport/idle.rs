@@ -1,7 +1,8 @@
 //! How a rank waits: first awake, then giving way, then asleep.
 //!
 //! Spinning finds a message soonest, but where ranks outnumber processors it keeps the very rank from running that would
-//! send it. So an oversubscribed rank does not spin: it yields, and soon sleeps until it is woken.
+//! send it. So an oversubscribed rank does not spin: it yields, and soon sleeps until it is woken. Where others compute on its
+//! processor a yield costs a time slice (4 ms), and a rank that is woken runs at once: there it sleeps without yielding.
 #![forbid(unsafe_code)]
 
 use super::Transport;
@@ -28,6 +29,8 @@ pub struct Idle {
     yields: Duration,
     polls: u32,
     since: Option<Instant>,
+    /// This wait sleeps without yielding.
+    busy: bool,
     sleep: Duration,
 }
 
@@ -41,7 +44,7 @@ impl Idle {
         let spin = Duration::from_micros(spin_us);
         let yields = YIELDS_PER_SPIN * spin;
         let spin = if oversubscribed { Duration::ZERO } else { spin };
-        Idle { spin, yields, polls: 0, since: None, sleep: FIRST_SLEEP }
+        Idle { spin, yields, polls: 0, since: None, busy: false, sleep: FIRST_SLEEP }
     }
 
     /// Something happened: wait awake again.
@@ -70,8 +73,12 @@ impl Idle {
         self.polls = self.polls.wrapping_add(1);
         let Some(since) = self.since else {
             self.since = Some(Instant::now());
+            self.busy = transport.on_busy_processors();
             return Ok(());
         };
+        if self.busy {
+            return self.fall_asleep(transport);
+        }
         if self.spin > Duration::ZERO && !self.polls.is_multiple_of(POLLS_PER_LOOK) {
             std::hint::spin_loop();
             return Ok(());
@@ -81,11 +88,79 @@ impl Idle {
             return Ok(());
         }
         if waited < self.yields {
-            std::thread::yield_now();
+            self.busy = transport.give_way();
             return Ok(());
         }
+        self.fall_asleep(transport)
+    }
+
+    fn fall_asleep(&mut self, transport: &mut dyn Transport) -> Result<()> {
         transport.sleep(self.sleep)?;
         self.sleep = (2 * self.sleep).min(LONGEST_SLEEP);
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::exec::{Started, Token};
+    use crate::topo::Rank;
+    use crate::transport::{Envelope, Sink};
+
+    /// Counts how a wait passes its time.
+    #[derive(Default)]
+    struct Counting {
+        is_busy: bool,
+        yields: usize,
+        sleeps: usize,
+    }
+
+    impl Transport for Counting {
+        fn send(&mut self, _: Token, _: Rank, _: Envelope, _: &[crate::memory::Region]) -> Result<Started> {
+            Ok(Started::Busy)
+        }
+
+        fn recv(&mut self, _: Token, _: Rank, _: Envelope, _: Sink<'_>) -> Result<Started> {
+            Ok(Started::Busy)
+        }
+
+        fn poll(&mut self, _: &mut Vec<Token>) -> Result<()> {
+            Ok(())
+        }
+
+        fn give_way(&mut self) -> bool {
+            self.yields += 1;
+            self.is_busy
+        }
+
+        fn on_busy_processors(&self) -> bool {
+            self.is_busy
+        }
+
+        fn sleep(&mut self, _: Duration) -> Result<()> {
+            self.sleeps += 1;
+            Ok(())
+        }
+
+        fn cancel(&mut self) {}
+    }
+
+    #[test]
+    fn a_wait_on_busy_processors_sleeps_at_once_and_the_next_one_does_not_even_yield() {
+        let mut idle = Idle::new(1_000_000, true);
+        let mut transport = Counting::default();
+        (0..10).for_each(|_| idle.pause(&mut transport).unwrap());
+        assert_eq!((transport.yields, transport.sleeps), (9, 0), "the first pause only looks at the clock");
+        transport.is_busy = true;
+        (0..3).for_each(|_| idle.pause(&mut transport).unwrap());
+        assert_eq!((transport.yields, transport.sleeps), (10, 2));
+        idle.reset();
+        (0..3).for_each(|_| idle.pause(&mut transport).unwrap());
+        assert_eq!((transport.yields, transport.sleeps), (10, 4));
+        transport.is_busy = false;
+        idle.reset();
+        (0..3).for_each(|_| idle.pause(&mut transport).unwrap());
+        assert_eq!((transport.yields, transport.sleeps), (12, 4), "tried again");
     }
 }

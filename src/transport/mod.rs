@@ -7,7 +7,7 @@
 use crate::device::host::Combine;
 use crate::error::{Error, Result};
 use crate::exec::{Started, Token};
-use crate::memory::Region;
+use crate::memory::{Bytes, DeviceRegion, InProcess, OnDevice, Region};
 use crate::plan::{Channel, Collective};
 use crate::topo::Rank;
 use std::time::Duration;
@@ -65,28 +65,35 @@ pub struct Envelope {
 
 /// What happens to a message's bytes on arrival. Lists are in message order and cover the message exactly.
 #[derive(Debug, Clone, Copy)]
-pub enum Sink<'a> {
+pub enum Sink<'a, Space = InProcess> {
     /// Store them.
-    Store(&'a [Region]),
+    Store(&'a [Bytes<'static, Space>]),
     /// `dst = combine(local, incoming)`; `local` and `dst` are cut at the same places or not at all, element-aligned.
     Reduce {
         /// The local operand.
-        local: &'a [Region],
+        local: &'a [Bytes<'static, Space>],
         /// Where the result goes.
-        dst: &'a [Region],
+        dst: &'a [Bytes<'static, Space>],
         /// How the two become one.
         combine: Combine,
     },
 }
 
 /// Lists of regions, one list per block.
-#[derive(Debug, Clone, Default)]
-pub struct Blocks {
-    regions: Vec<Region>,
+#[derive(Debug, Clone)]
+#[repr(C)]
+pub struct Blocks<Space = InProcess> {
+    regions: Vec<Bytes<'static, Space>>,
     ends: Vec<u32>,
 }
 
-impl Blocks {
+impl<Space> Default for Blocks<Space> {
+    fn default() -> Self {
+        Blocks { regions: Vec::new(), ends: Vec::new() }
+    }
+}
+
+impl<Space> Blocks<Space> {
     /// Forgets all blocks.
     pub fn clear(&mut self) {
         self.regions.clear();
@@ -94,7 +101,7 @@ impl Blocks {
     }
 
     /// Appends a block.
-    pub fn push(&mut self, block: impl Iterator<Item = Region>) {
+    pub fn push(&mut self, block: impl Iterator<Item = Bytes<'static, Space>>) {
         self.regions.extend(block);
         self.ends.push(self.regions.len() as u32);
     }
@@ -110,27 +117,27 @@ impl Blocks {
     }
 
     /// The regions of one block.
-    pub fn block(&self, index: usize) -> &[Region] {
+    pub fn block(&self, index: usize) -> &[Bytes<'static, Space>] {
         let start = if index == 0 { 0 } else { self.ends[index - 1] };
         &self.regions[start as usize..self.ends[index] as usize]
     }
 
     /// The bytes of one block.
     pub fn block_bytes(&self, index: usize) -> usize {
-        self.block(index).iter().map(Region::len).sum()
+        self.block(index).iter().map(Bytes::len).sum()
     }
 
     /// The regions of all blocks.
-    pub fn regions(&self) -> &[Region] {
+    pub fn regions(&self) -> &[Bytes<'static, Space>] {
         &self.regions
     }
 
     /// The bytes of all blocks.
     pub fn bytes(&self) -> usize {
-        self.regions.iter().map(Region::len).sum()
+        self.regions.iter().map(Bytes::len).sum()
     }
 
-    fn clone_from(&mut self, other: &Blocks) {
+    fn clone_from(&mut self, other: &Blocks<Space>) {
         self.regions.clone_from(&other.regions);
         self.ends.clone_from(&other.ends);
     }
@@ -138,15 +145,47 @@ impl Blocks {
 
 /// A rank's part of an all-gather, reduce-scatter or all-reduce of all ranks of its node.
 #[derive(Debug, Clone, Copy)]
-pub struct NodeCall<'a> {
+pub struct NodeCall<'a, Space = InProcess> {
     /// What is done.
     pub collective: Collective,
     /// The input, read before the call begins to wait.
-    pub src: &'a Blocks,
+    pub src: &'a Blocks<Space>,
     /// Where the results go.
-    pub dst: &'a Blocks,
+    pub dst: &'a Blocks<Space>,
     /// How inputs become one; `None` for an all-gather.
     pub combine: Option<Combine>,
+}
+
+impl<'a> Sink<'a, OnDevice> {
+    /// The same, with bytes that this process reads and writes.
+    ///
+    /// # Safety
+    /// As of [`DeviceRegion::in_process`], for each region.
+    pub unsafe fn in_process(self) -> Sink<'a> {
+        let list = |list: &'a [DeviceRegion]| {
+            // SAFETY: the bytes must be this process's; because the caller promises it.
+            unsafe { DeviceRegion::all_in_process(list) }
+        };
+        match self {
+            Sink::Store(dst) => Sink::Store(list(dst)),
+            Sink::Reduce { local, dst, combine } => Sink::Reduce { local: list(local), dst: list(dst), combine },
+        }
+    }
+}
+
+impl<'a> NodeCall<'a, OnDevice> {
+    /// The same, with bytes that this process reads and writes.
+    ///
+    /// # Safety
+    /// As of [`DeviceRegion::in_process`], for each region.
+    pub unsafe fn in_process(self) -> NodeCall<'a> {
+        let blocks = |blocks: &'a Blocks<OnDevice>| {
+            // SAFETY: the two types must have one layout and the bytes be this process's; because they are one `repr(C)`
+            // structure whose parameter is in no field but that of regions, which have one layout, and the caller promises it.
+            unsafe { &*std::ptr::from_ref(blocks).cast::<Blocks>() }
+        };
+        NodeCall { collective: self.collective, src: blocks(self.src), dst: blocks(self.dst), combine: self.combine }
+    }
 }
 
 /// Whose device memory a transport takes addresses of.
@@ -230,6 +269,18 @@ pub trait Transport: Send {
 
     /// Makes progress and appends the tokens that have completed. No system call while shared memory alone has work.
     fn poll(&mut self, done: &mut Vec<Token>) -> Result<()>;
+
+    /// Yields the processor. Whether it was busy then, so that sleeping is the better way to wait for a while: others than
+    /// ranks have computed on it.
+    fn give_way(&mut self) -> bool {
+        std::thread::yield_now();
+        false
+    }
+
+    /// Whether the node's processors were busy a short time ago.
+    fn on_busy_processors(&self) -> bool {
+        false
+    }
 
     /// Sleeps until something may have happened, or for `limit`. Called after `poll` reported nothing for a while.
     fn sleep(&mut self, limit: Duration) -> Result<()>;

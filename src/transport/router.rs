@@ -215,7 +215,16 @@ impl Transport for Router {
         Ok(())
     }
 
+    fn give_way(&mut self) -> bool {
+        self.wakeups.processors().give_way()
+    }
+
+    fn on_busy_processors(&self) -> bool {
+        self.wakeups.processors().are_busy()
+    }
+
     fn sleep(&mut self, limit: Duration) -> Result<()> {
+        self.wakeups.processors().touch();
         if self.busy_at.take().is_some_and(|relief| relief != self.relief()) {
             // A poll took what a `Busy` send waited for, with no token to show for it.
             return Ok(());

@@ -6,22 +6,22 @@
 
 use super::Sink;
 use crate::device::host::{combine, Combine};
-use crate::memory::{Arena, Bytes, Region};
+use crate::memory::{Arena, Bytes, InProcess};
 use smallvec::SmallVec;
 
 /// Bytes of a kept message that are reduced at a time, so that they stay in cache.
 const STAGED: usize = 8 << 10;
 
 /// Pieces in message order, and where in the message each one ends.
-#[derive(Debug, Clone, Default)]
-pub struct Pieces {
-    regions: SmallVec<[Region; 4]>,
+#[derive(Debug, Clone)]
+pub struct Pieces<Space = InProcess> {
+    regions: SmallVec<[Bytes<'static, Space>; 4]>,
     ends: SmallVec<[usize; 4]>,
 }
 
-impl Pieces {
+impl<Space> Pieces<Space> {
     /// Pieces in message order.
-    pub fn new(regions: &[Region]) -> Pieces {
+    pub fn new(regions: &[Bytes<'static, Space>]) -> Pieces<Space> {
         let mut end = 0;
         let ends = regions.iter().map(|region| {
             end += region.len();
@@ -36,7 +36,7 @@ impl Pieces {
     }
 
     /// The contiguous run at `offset` of the message, `most` bytes at most.
-    pub fn run(&self, offset: usize, most: usize) -> Region {
+    pub fn run(&self, offset: usize, most: usize) -> Bytes<'static, Space> {
         let index = self.ends.partition_point(|&end| end <= offset);
         let inside = offset - if index == 0 { 0 } else { self.ends[index - 1] };
         let piece = self.regions[index];
@@ -44,7 +44,10 @@ impl Pieces {
     }
 
     /// Appends the runs that make up `len` bytes from `offset`, `most` runs at most; returns the bytes they cover.
-    pub fn runs<'a>(&self, offset: usize, len: usize, most: usize, runs: &mut impl Extend<Bytes<'a>>) -> usize {
+    pub fn runs<'a>(&self, offset: usize, len: usize, most: usize, runs: &mut impl Extend<Bytes<'a, Space>>) -> usize
+    where
+        Space: 'a,
+    {
         let mut done = 0;
         let first = self.ends.partition_point(|&end| end <= offset);
         for (&end, piece) in self.ends[first..].iter().zip(&self.regions[first..]).take(most) {

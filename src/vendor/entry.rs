@@ -12,7 +12,7 @@ use super::guard;
 use super::library::Library;
 use super::{mode, Mode};
 use std::ffi::{c_void, CStr};
-use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 
 /// An address of code.
 #[derive(Debug, Clone, Copy)]
@@ -28,11 +28,15 @@ unsafe impl Sync for CodeAddress {}
 pub struct Entry {
     to: AtomicPtr<c_void>,
     vendor: AtomicPtr<c_void>,
+    /// Where calls go that are on no communicator of the host.
+    next: AtomicPtr<c_void>,
     name: &'static CStr,
     /// Strata's own function, on the host device.
     host: CodeAddress,
     /// Strata's function over the vendor's library; none where calls are handed on as they are.
     over: Option<CodeAddress>,
+    /// Tells calls on communicators of the host from others; none where calls are on no communicator.
+    routed: Option<CodeAddress>,
     /// What answers where the vendor's library does not have the function.
     absent: CodeAddress,
 }
@@ -56,14 +60,17 @@ impl Entry {
         first: *const c_void,
         host: CodeAddress,
         over: Option<CodeAddress>,
+        routed: Option<CodeAddress>,
         absent: CodeAddress,
     ) -> Entry {
         Entry {
             to: AtomicPtr::new(first.cast_mut()),
             vendor: AtomicPtr::new(first.cast_mut()),
+            next: AtomicPtr::new(first.cast_mut()),
             name,
             host,
             over,
+            routed,
             absent,
         }
     }
@@ -73,10 +80,18 @@ impl Entry {
         self.vendor.load(Ordering::Acquire).cast_const()
     }
 
+    /// Where calls go that are on no communicator of the host.
+    pub fn next(&self) -> *const c_void {
+        self.next.load(Ordering::Acquire).cast_const()
+    }
+
     /// Decides where calls go.
     fn settle(&self) -> *const c_void {
-        let (vendor, to) = match mode() {
+        let (vendor, next) = match mode() {
             Mode::Host => (self.absent.0, self.host.0),
+            // No vendor has Strata's own functions, and some work over a vendor's library only.
+            Mode::PassThrough(_) | Mode::Nobody(_) if self.is_own() => (self.absent.0, self.host.0),
+            Mode::Over(_) if self.is_own() => (self.absent.0, self.over.map_or(self.host.0, |over| over.0)),
             // Programs make strings of these texts, which a null ends.
             Mode::Nobody(_) if self.is_text() => (self.host.0, self.host.0),
             Mode::Nobody(_) => (self.absent.0, self.absent.0),
@@ -88,17 +103,38 @@ impl Entry {
                 VENDOR_CODE.start.store(library.code.start, Ordering::Relaxed);
                 VENDOR_CODE.len.store(library.code.len(), Ordering::Relaxed);
                 let vendor = self.of(library);
-                let looked_at = self.over.filter(|_| vendor != self.absent.0 || self.is_own());
+                let looked_at = self.over.filter(|_| vendor != self.absent.0);
                 (vendor, looked_at.map_or(vendor, |over| over.0))
             }
         };
         self.vendor.store(vendor.cast_mut(), Ordering::Release);
-        self.to.store(to.cast_mut(), Ordering::Release);
+        self.next.store(next.cast_mut(), Ordering::Release);
+        let to = self.beside_host(vendor, next);
+        self.to.store(to.cast_mut(), Ordering::SeqCst);
+        // Another thread may have made the first communicator of the host meanwhile.
+        let to = self.beside_host(vendor, next);
+        self.to.store(to.cast_mut(), Ordering::SeqCst);
         // The vendor's own call of a function that the program has not called yet.
         match guard::is_inside() {
             true => vendor,
             false => to,
         }
+    }
+
+    /// Where calls go: to `next`, unless some of them are on communicators of the host.
+    fn beside_host(&self, vendor: *const c_void, next: *const c_void) -> *const c_void {
+        if matches!(mode(), Mode::Host) || !HOST_COMMUNICATORS.load(Ordering::SeqCst) {
+            return next;
+        }
+        // A group has calls on both. Who cannot close the vendor's part leaves the group open.
+        let closes = vendor != self.absent.0 || matches!(mode(), Mode::Nobody(_));
+        let looked_at = if self.is_group() { self.over.filter(|_| closes) } else { self.routed };
+        looked_at.map_or(next, |looked_at| looked_at.0)
+    }
+
+    /// Whether it opens or closes a group.
+    fn is_group(&self) -> bool {
+        self.name.to_bytes().starts_with(b"ncclGroup")
     }
 
     /// Whether the function tells what a result means or what went wrong last.
@@ -113,6 +149,19 @@ impl Entry {
 
     fn of(&self, library: &Library) -> *const c_void {
         library.address(self.name).unwrap_or(self.absent.0)
+    }
+}
+
+/// Whether the process has made a communicator of the host.
+static HOST_COMMUNICATORS: AtomicBool = AtomicBool::new(false);
+
+/// From now on calls of these functions on communicators of the host are Strata's. Before, they cost nothing.
+pub fn serve_host_communicators(entries: impl Iterator<Item = &'static &'static Entry>) {
+    if matches!(mode(), Mode::Host) || HOST_COMMUNICATORS.swap(true, Ordering::SeqCst) {
+        return;
+    }
+    for entry in entries {
+        entry.settle();
     }
 }
 

@@ -174,7 +174,7 @@ impl Operands {
     }
 
     fn at(&self, index: usize) -> Address {
-        self.device.region().as_ptr() as Address + (index * self.bytes) as Address
+        self.device.region().address() + (index * self.bytes) as Address
     }
 
     fn batch(

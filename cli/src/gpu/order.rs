@@ -38,7 +38,7 @@ impl Behind {
 
     /// Copies ones to the device and from there into the zeros.
     fn copy(&mut self) -> Result<()> {
-        let (address, host) = (self.device.region().as_ptr() as u64, self.pinned.host());
+        let (address, host) = (self.device.region().address(), self.pinned.host());
         // SAFETY: both must stay until this has ended; because they are kept beside the stream, which is waited for first.
         unsafe { self.track.to_device(address, host.part(0, BYTES).as_ptr(), BYTES) }?;
         // SAFETY: both must stay until this has ended; because they are kept beside the stream, which is waited for first.

@@ -110,7 +110,7 @@ impl Twice {
 
     /// Where the device finds a place.
     pub fn address(&self, at: usize) -> u64 {
-        self.device.region().as_ptr() as u64 + at as u64
+        self.device.region().address() + at as u64
     }
 
     /// Where the device finds the contents of a place in host memory, after [`fill`](Twice::fill).

@@ -31,7 +31,7 @@ use std::time::{Duration, Instant};
 use subcomms::SubComms;
 
 /// `ncclInProgress`
-const IN_PROGRESS: Code = 7;
+pub const IN_PROGRESS: Code = 7;
 /// How long the end of a communicator waits for what still goes on with it in the background.
 const MAKING_PATIENCE: Duration = Duration::from_secs(10);
 

@@ -11,7 +11,7 @@ use crate::communicator::{CollectiveCall, Launch, Operation};
 use crate::device::StreamRef;
 use crate::dtype::{DataType, Operator, RedOp, Reduction};
 use crate::error::{Code, Error, Result};
-use crate::memory::Region;
+use crate::memory::DeviceRegion;
 use crate::plan::Collective;
 use crate::topo::Rank;
 use crate::vendor::{driver, Library};
@@ -149,7 +149,7 @@ impl SubComms {
             let bytes = count.checked_mul(blocks)?.checked_mul(dtype.size())?;
             // SAFETY: the bytes must be usable until the operation has ended; because the program promises that of the
             // buffers of a call, and only the device uses them.
-            Some(unsafe { Region::new(address as *mut u8, bytes) })
+            Some(unsafe { DeviceRegion::new(address as *mut u8, bytes) })
         };
         let collective_call = CollectiveCall {
             collective,

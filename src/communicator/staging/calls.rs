@@ -29,7 +29,7 @@ use crate::device::gpu::GpuDevice;
 use crate::dtype::{DataType, Operator};
 use crate::error::{Error, Result};
 use crate::exec::{Program, Token};
-use crate::memory::Region;
+use crate::memory::{DeviceRegion, OnDevice};
 use crate::plan::layout::Layout;
 use crate::plan::Collective;
 use crate::transport::{Blocks, NodeCall};
@@ -62,8 +62,8 @@ struct Waiting {
     divisor: u64,
     /// This rank's place among the members.
     me: usize,
-    src: Blocks,
-    dst: Blocks,
+    src: Blocks<OnDevice>,
+    dst: Blocks<OnDevice>,
 }
 
 /// Where in [`NodeCalls::queues`] blocks are brought together, where the provider's calls go, and where blocks are taken apart.
@@ -94,10 +94,10 @@ impl fmt::Debug for NodeCalls {
 }
 
 /// The one stretch that all blocks fill one after another, each `stride` bytes long.
-fn contiguous(blocks: &Blocks, stride: usize) -> Option<Region> {
+fn contiguous(blocks: &Blocks<OnDevice>, stride: usize) -> Option<DeviceRegion> {
     let first = blocks.block(0).first()?;
     let follows = |index: usize| match blocks.block(index) {
-        [one] => one.len() == stride && one.as_ptr() as usize == first.as_ptr() as usize + index * stride,
+        [one] => one.len() == stride && one.address() == first.address() + (index * stride) as u64,
         _ => false,
     };
     (0..blocks.len()).all(follows).then_some(*first)
@@ -117,8 +117,8 @@ struct Lattice {
 }
 
 impl Lattice {
-    fn of(blocks: &Blocks) -> Option<Lattice> {
-        let at = |row: usize, column: usize| Some(blocks.block(row).get(column)?.as_ptr() as u64);
+    fn of(blocks: &Blocks<OnDevice>) -> Option<Lattice> {
+        let at = |row: usize, column: usize| Some(blocks.block(row).get(column)?.address());
         let (rows, columns) = (blocks.len(), blocks.block(0).len());
         let (first, bytes) = (at(0, 0)?, blocks.block(0).first()?.len());
         // Descending distances wrap around, as the kernel's arithmetic does.
@@ -131,7 +131,7 @@ impl Lattice {
                     .wrapping_add(row_bytes.wrapping_mul(row as u64))
                     .wrapping_add(column_bytes.wrapping_mul(column as u64))
             };
-            let right = |(column, part): (usize, &Region)| part.len() == bytes && part.as_ptr() as u64 == place(column);
+            let right = |(column, part): (usize, &DeviceRegion)| part.len() == bytes && part.address() == place(column);
             parts.len() == columns && parts.iter().enumerate().all(right)
         };
         (rows * columns > 1 && (0..rows).all(fits)).then_some(Lattice {
@@ -180,7 +180,7 @@ impl NodeCalls {
     }
 
     /// Takes a call that the plan has begun.
-    pub fn take(&mut self, token: Token, me: usize, call: NodeCall<'_>) -> Result<()> {
+    pub fn take(&mut self, token: Token, me: usize, call: NodeCall<'_, OnDevice>) -> Result<()> {
         if !matches!(call.collective, Collective::AllGather | Collective::ReduceScatter | Collective::AllReduce) {
             return Err(Error::Internal(format!("a {} inside a node that no provider does", call.collective.name())));
         }
@@ -270,9 +270,9 @@ impl NodeCalls {
     }
 
     /// Has the provider make a call of blocks of so many bytes.
-    fn ask(&mut self, call: &Waiting, buffers: [Region; 2], block_bytes: usize) -> Result<()> {
+    fn ask(&mut self, call: &Waiting, buffers: [DeviceRegion; 2], block_bytes: usize) -> Result<()> {
         let queue = &mut self.queues[CALL];
-        let buffers = buffers.map(|region| region.as_ptr() as u64);
+        let buffers = buffers.map(|region| region.address());
         let count = block_bytes / call.how.0.size();
         let issued = self.provider.issue(call.collective, buffers, count, call.how, queue.stream());
         queue.end(None, None);
@@ -300,11 +300,11 @@ impl NodeCalls {
 }
 
 /// Brings blocks together, each at a multiple of `stride`.
-fn bring(queue: &mut KernelQueue, blocks: &Blocks, to: Region, stride: usize) -> Result<()> {
+fn bring(queue: &mut KernelQueue, blocks: &Blocks<OnDevice>, to: DeviceRegion, stride: usize) -> Result<()> {
     if let Some(Lattice { first, bytes, rows, columns, row_bytes, column_bytes }) = Lattice::of(blocks) {
         return queue.shuffle(&Shuffle {
             src: first,
-            dst: to.as_ptr() as u64,
+            dst: to.address(),
             block_bytes: bytes,
             rows,
             columns,
@@ -314,14 +314,14 @@ fn bring(queue: &mut KernelQueue, blocks: &Blocks, to: Region, stride: usize) ->
             dst_column_bytes: bytes,
         });
     }
-    each(blocks, to, stride, |part, place| queue.add(Work::Copy, part.len(), place, &[part.as_ptr() as u64]))
+    each(blocks, to, stride, |part, place| queue.add(Work::Copy, part.len(), place, &[part.address()]))
 }
 
 /// Takes blocks apart again.
-fn spread(queue: &mut KernelQueue, from: Region, stride: usize, blocks: &Blocks) -> Result<()> {
+fn spread(queue: &mut KernelQueue, from: DeviceRegion, stride: usize, blocks: &Blocks<OnDevice>) -> Result<()> {
     if let Some(Lattice { first, bytes, rows, columns, row_bytes, column_bytes }) = Lattice::of(blocks) {
         return queue.shuffle(&Shuffle {
-            src: from.as_ptr() as u64,
+            src: from.address(),
             dst: first,
             block_bytes: bytes,
             rows,
@@ -332,20 +332,20 @@ fn spread(queue: &mut KernelQueue, from: Region, stride: usize, blocks: &Blocks)
             dst_column_bytes: column_bytes,
         });
     }
-    each(blocks, from, stride, |part, place| queue.add(Work::Copy, part.len(), part.as_ptr() as u64, &[place]))
+    each(blocks, from, stride, |part, place| queue.add(Work::Copy, part.len(), part.address(), &[place]))
 }
 
 /// Every part of some blocks, with its place where they lie together.
 fn each(
-    blocks: &Blocks,
-    together: Region,
+    blocks: &Blocks<OnDevice>,
+    together: DeviceRegion,
     stride: usize,
-    mut act: impl FnMut(&Region, u64) -> Result<()>,
+    mut act: impl FnMut(&DeviceRegion, u64) -> Result<()>,
 ) -> Result<()> {
     for index in 0..blocks.len() {
         let mut at = index * stride;
         for part in blocks.block(index) {
-            act(part, together.as_ptr() as u64 + at as u64)?;
+            act(part, together.address() + at as u64)?;
             at += part.len();
         }
     }
@@ -356,7 +356,7 @@ fn each(
 fn divide(queue: &mut KernelQueue, call: &Waiting) -> Result<()> {
     let work = Work::Divide { dtype: call.how.0, divisor: call.divisor };
     call.dst.regions().iter().try_for_each(|region| {
-        let place = region.as_ptr() as u64;
+        let place = region.address();
         queue.add(work, region.len(), place, &[place])
     })
 }
@@ -366,7 +366,12 @@ mod tests {
     use super::*;
     use crate::memory::Arena;
 
-    fn blocks(all: Region, rows: usize, columns: usize, place: impl Fn(usize, usize) -> usize) -> Blocks {
+    fn blocks(
+        all: DeviceRegion,
+        rows: usize,
+        columns: usize,
+        place: impl Fn(usize, usize) -> usize,
+    ) -> Blocks<OnDevice> {
         let mut blocks = Blocks::default();
         for row in 0..rows {
             blocks.push((0..columns).map(|column| all.part(place(row, column), 64)));
@@ -376,11 +381,11 @@ mod tests {
 
     #[test]
     fn parts_at_even_distances_are_a_lattice_and_others_are_not() {
-        let all = Arena::new(2 << 20).leak();
+        let all = Arena::new(2 << 20).leak().as_device();
         let transposed = blocks(all, 8, 100, |row, column| 4096 + column * 8 * 64 + row * 64);
         let found = Lattice::of(&transposed).unwrap();
         assert_eq!((found.bytes, found.rows, found.columns), (64, 8, 100));
-        assert_eq!(found.first, all.as_ptr() as u64 + 4096);
+        assert_eq!(found.first, all.address() + 4096);
         assert_eq!((found.row_bytes, found.column_bytes), (64, 512));
         let descending = blocks(all, 2, 100, |row, column| (1 << 20) - column * 64 - row * 8192);
         assert_eq!(Lattice::of(&descending).unwrap().column_bytes, 0u64.wrapping_sub(64));

@@ -8,7 +8,7 @@ use crate::device::gpu::GpuDevice;
 use crate::dtype::{DataType, Operator, Prologue};
 use crate::error::{Error, Result};
 use crate::exec::Token;
-use crate::memory::Region;
+use crate::memory::DeviceRegion;
 use smallvec::SmallVec;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -123,13 +123,13 @@ impl KernelQueue {
     }
 
     /// Copies a message from its slot to its pieces by the device's copy engine, a whole step.
-    pub fn copy_in(&mut self, token: Token, dst: &[Region], slot: MessageSlot) -> Result<()> {
+    pub fn copy_in(&mut self, token: Token, dst: &[DeviceRegion], slot: MessageSlot) -> Result<()> {
         let mut at = 0;
         for part in dst {
             let from = slot.region().part(at, part.len());
             // SAFETY: both must stay until this has ended; because the slot is given back when it has, and a run that ends or
             // is cancelled waits for its streams.
-            unsafe { self.track.to_device(part.as_ptr() as u64, from.as_ptr(), part.len()) }?;
+            unsafe { self.track.to_device(part.address(), from.as_ptr(), part.len()) }?;
             at += part.len();
         }
         let number = self.track.issued();

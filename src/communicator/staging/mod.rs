@@ -21,7 +21,7 @@ use crate::device::host::Combine;
 use crate::dtype::{DataType, Operator};
 use crate::error::{Error, Result};
 use crate::exec::{Program, Started, Token};
-use crate::memory::Region;
+use crate::memory::{DeviceRegion, OnDevice};
 use crate::plan::layout::Layout;
 use crate::plan::{Channel, OperandOrder};
 use crate::topo::Rank;
@@ -37,7 +37,7 @@ use std::sync::Arc;
 /// Up to so many pieces of a message are copied by the device's copy engine, one by one; more by one kernel.
 const COPIES_BY_ENGINE: usize = 4;
 
-type Regions = SmallVec<[Region; 2]>;
+type Regions = SmallVec<[DeviceRegion; 2]>;
 
 /// A message on its way from the device to a slot.
 #[derive(Debug)]
@@ -119,20 +119,20 @@ impl Staging {
     }
 
     /// Enqueues the copy of a message into its slot; its number on the stream out.
-    fn copy_out(&mut self, src: &[Region], slot: &MessageSlot) -> Result<u64> {
+    fn copy_out(&mut self, src: &[DeviceRegion], slot: &MessageSlot) -> Result<u64> {
         let host = slot.region();
         let mut at = 0;
         match slot.address() {
             Some(address) if src.len() > COPIES_BY_ENGINE => {
                 let jobs = src.iter().map(|part| {
                     at += part.len();
-                    (part.len(), address + (at - part.len()) as u64, part.as_ptr() as u64)
+                    (part.len(), address + (at - part.len()) as u64, part.address())
                 });
                 kernel_queue::copy_now(&mut self.out, jobs)?;
             }
             _ => {
                 for part in src {
-                    let (to, from) = (host.part(at, part.len()).as_ptr(), part.as_ptr() as u64);
+                    let (to, from) = (host.part(at, part.len()).as_ptr(), part.address());
                     // SAFETY: both must stay until this has ended; because the slot is sent when it has, and the call's buffers
                     // stay.
                     unsafe { self.out.to_host(to, from, part.len()) }?;
@@ -224,7 +224,7 @@ impl Staging {
             None => {
                 let mut at = 0;
                 for part in &dst {
-                    self.into.add(Work::Copy, part.len(), part.as_ptr() as u64, &[address + at as u64])?;
+                    self.into.add(Work::Copy, part.len(), part.address(), &[address + at as u64])?;
                     at += part.len();
                 }
             }
@@ -239,7 +239,7 @@ impl Staging {
 fn fold_in(
     queue: &mut KernelQueue,
     how: Combine,
-    (local, dst): (&[Region], &[Region]),
+    (local, dst): (&[DeviceRegion], &[DeviceRegion]),
     address: u64,
     range: Range<usize>,
 ) -> Result<()> {
@@ -250,12 +250,12 @@ fn fold_in(
         let (from, to) = (range.start.max(at), range.end.min(at + dst.len()));
         if from < to {
             let (local, dst) = (local.part(from - at, to - from), dst.part(from - at, to - from));
-            let (mine, theirs) = (local.as_ptr() as u64, address + (from - range.start) as u64);
+            let (mine, theirs) = (local.address(), address + (from - range.start) as u64);
             let srcs = match order {
                 OperandOrder::LocalFirst => [mine, theirs],
                 OperandOrder::IncomingFirst => [theirs, mine],
             };
-            queue.add(work, dst.len(), dst.as_ptr() as u64, &srcs)?;
+            queue.add(work, dst.len(), dst.address(), &srcs)?;
         }
         at += dst.len();
     }
@@ -263,7 +263,10 @@ fn fold_in(
 }
 
 /// Two lists of equal total length, cut at the same places.
-fn in_step<'a>(one: &'a [Region], two: &'a [Region]) -> impl Iterator<Item = (Region, Region)> + 'a {
+fn in_step<'a>(
+    one: &'a [DeviceRegion],
+    two: &'a [DeviceRegion],
+) -> impl Iterator<Item = (DeviceRegion, DeviceRegion)> + 'a {
     let (mut first, mut second) = ((0, 0), (0, 0));
     std::iter::from_fn(move || {
         let (a, b) = (one.get(first.0)?, two.get(second.0)?);
@@ -280,7 +283,7 @@ fn in_step<'a>(one: &'a [Region], two: &'a [Region]) -> impl Iterator<Item = (Re
 }
 
 impl Device for Staging {
-    fn scratch(&mut self, bytes: usize) -> Result<Region> {
+    fn scratch(&mut self, bytes: usize) -> Result<DeviceRegion> {
         self.scratch.grow(bytes)?;
         Ok(self.scratch.region())
     }
@@ -289,7 +292,7 @@ impl Device for Staging {
         self.scratch.bytes()
     }
 
-    fn read(&mut self, from: Region, bytes: &mut [u8]) -> Result<()> {
+    fn read(&mut self, from: DeviceRegion, bytes: &mut [u8]) -> Result<()> {
         let gpu = self.gpu.clone();
         let _entered = gpu.enter()?;
         let slot = self.slots.take(bytes.len())?;
@@ -311,13 +314,17 @@ impl Device for Staging {
         token: Token,
         to: Rank,
         envelope: Envelope,
-        src: &[Region],
+        src: &[DeviceRegion],
     ) -> Result<Started> {
-        let bytes = src.iter().map(Region::len).sum();
+        let bytes = src.iter().map(DeviceRegion::len).sum();
         // What is still being copied on the same channel goes first.
         let follows = |message: &Leaving| message.to == to && message.envelope.channel == envelope.channel;
         if src.len() == 1 && self.is_direct(transport, to, bytes) && !self.leaving.iter().any(follows) {
-            let started = transport.send(token, to, envelope, src)?;
+            let started = {
+                // SAFETY: only what takes addresses on the device may get them; because `is_direct` has asked the transport.
+                let src = unsafe { DeviceRegion::all_in_process(src) };
+                transport.send(token, to, envelope, src)?
+            };
             if started == Started::Pending {
                 self.sending.insert(token, MessageSlot::Nothing);
             }
@@ -346,13 +353,13 @@ impl Device for Staging {
         token: Token,
         from: Rank,
         envelope: Envelope,
-        sink: Sink<'_>,
+        sink: Sink<'_, OnDevice>,
     ) -> Result<Started> {
         let (dst, combine) = match sink {
             Sink::Store(dst) => (dst, None),
             Sink::Reduce { local, dst, combine } => (dst, Some((combine, Regions::from_slice(local)))),
         };
-        let bytes = dst.iter().map(Region::len).sum();
+        let bytes = dst.iter().map(DeviceRegion::len).sum();
         let slot = match self.is_direct(transport, from, bytes) {
             true if dst.len() == 1 && combine.is_none() => MessageSlot::Nothing,
             true => match self.slots.take_device(bytes) {
@@ -363,7 +370,8 @@ impl Device for Staging {
         };
         let message = Arriving { slot, dst: Regions::from_slice(dst), combine, combined: 0 };
         let place = match message.slot {
-            MessageSlot::Nothing => dst[0],
+            // SAFETY: only what takes addresses on the device may get them; because `is_direct` has asked the transport.
+            MessageSlot::Nothing => unsafe { dst[0].in_process() },
             _ => message.slot.region(),
         };
         match transport.recv(token, from, envelope, Sink::Store(&[place])) {
@@ -391,7 +399,7 @@ impl Device for Staging {
         token: Token,
         _envelope: Envelope,
         me: usize,
-        call: NodeCall<'_>,
+        call: NodeCall<'_, OnDevice>,
     ) -> Result<Started> {
         match &mut self.calls {
             Some(calls) => calls.take(token, me, call).map(|()| Started::Pending),
@@ -413,9 +421,9 @@ impl Device for Staging {
         staging.calls.as_mut().map_or(Ok(()), |calls| calls.turn(&mut staging.slots, done))
     }
 
-    fn copy(&mut self, scaling: Option<Scaling>, src: Region, dst: Region) -> Result<()> {
+    fn copy(&mut self, scaling: Option<Scaling>, src: DeviceRegion, dst: DeviceRegion) -> Result<()> {
         let queue = &mut self.local;
-        let (bytes, from, to) = (dst.len(), src.as_ptr() as u64, dst.as_ptr() as u64);
+        let (bytes, from, to) = (dst.len(), src.address(), dst.address());
         let Some(Scaling { reduction, start, divisor }) = scaling else {
             return queue.add(Work::Copy, bytes, to, &[from]);
         };
@@ -431,10 +439,10 @@ impl Device for Staging {
         Ok(())
     }
 
-    fn reduce(&mut self, how: (DataType, Operator, u64), srcs: &[Region], dst: Region) -> Result<()> {
+    fn reduce(&mut self, how: (DataType, Operator, u64), srcs: &[DeviceRegion], dst: DeviceRegion) -> Result<()> {
         let (dtype, operator, divisor) = how;
-        let srcs: SmallVec<[u64; 16]> = srcs.iter().map(|src| src.as_ptr() as u64).collect();
-        self.local.add(Work::Reduce { dtype, operator, divisor }, dst.len(), dst.as_ptr() as u64, &srcs)
+        let srcs: SmallVec<[u64; 16]> = srcs.iter().map(|src| src.address()).collect();
+        self.local.add(Work::Reduce { dtype, operator, divisor }, dst.len(), dst.address(), &srcs)
     }
 
     fn step(&mut self, token: Token) -> Started {
@@ -502,8 +510,8 @@ impl DeviceScratch {
     }
 
     /// The piece that is used.
-    pub fn region(&self) -> Region {
-        self.pieces.last().map_or(Region::EMPTY, DeviceBuffer::region)
+    pub fn region(&self) -> DeviceRegion {
+        self.pieces.last().map_or(DeviceRegion::EMPTY, DeviceBuffer::region)
     }
 
     /// Bytes held.

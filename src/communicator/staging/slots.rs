@@ -7,7 +7,7 @@ use crate::device::gpu::driver::Address;
 use crate::device::gpu::memory::{DeviceBuffer, Pinned};
 use crate::device::gpu::GpuDevice;
 use crate::error::Result;
-use crate::memory::{shared, Region};
+use crate::memory::{shared, DeviceRegion, Region};
 use std::sync::Arc;
 
 /// Slots begin at multiples of this, so that vector accesses of device and host are aligned.
@@ -98,8 +98,8 @@ pub enum MessageSlot {
     Ordinary(shared::Owned, usize),
     /// A run of memory of the device, for a transport that takes addresses there. Given back by [`Slots::put`].
     Device {
-        /// The range of addresses; the host cannot touch it.
-        region: Region,
+        /// The range of addresses.
+        region: DeviceRegion,
         /// Where it begins in the room.
         start: usize,
     },
@@ -117,7 +117,9 @@ impl MessageSlot {
             // SAFETY: the memory must outlive every use; because a message keeps its slot until it has ended, or until the
             // transport has forgotten it (`Staging::cancel`).
             MessageSlot::Ordinary(owned, bytes) => unsafe { owned.region().part(0, *bytes).unbound() },
-            MessageSlot::Device { region, .. } => *region,
+            // SAFETY: only what takes addresses on the device may get them; because such a slot is taken only for a transport
+            // that does (`Staging::is_direct`).
+            MessageSlot::Device { region, .. } => unsafe { region.in_process() },
             MessageSlot::Bounce(slot) => slot.region(),
             MessageSlot::Nothing => Region::EMPTY,
         }
@@ -127,7 +129,7 @@ impl MessageSlot {
     pub fn address(&self) -> Option<Address> {
         match self {
             MessageSlot::Pinned { address, .. } => Some(*address),
-            MessageSlot::Device { region, .. } => Some(region.as_ptr() as Address),
+            MessageSlot::Device { region, .. } => Some(region.address()),
             MessageSlot::Bounce(slot) => slot.address(),
             MessageSlot::Ordinary(..) | MessageSlot::Nothing => None,
         }

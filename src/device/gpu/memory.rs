@@ -3,7 +3,7 @@
 use super::driver::{Address, ALREADY_REGISTERED, OUT_OF_MEMORY, SUCCESS};
 use super::GpuDevice;
 use crate::error::{Error, Result};
-use crate::memory::{shared, Bytes, Region};
+use crate::memory::{shared, Bytes, DeviceRegion};
 use std::sync::Arc;
 
 /// `CU_MEMHOSTREGISTER_PORTABLE` and `_DEVICEMAP`, and HIP's.
@@ -34,10 +34,10 @@ impl DeviceBuffer {
         Ok(DeviceBuffer { gpu: gpu.clone(), address, bytes })
     }
 
-    /// Where it is. A range of addresses only: the host cannot touch it.
-    pub fn region(&self) -> Region {
-        // SAFETY: the bytes must be usable while the region is; because only the device uses device memory.
-        unsafe { Region::new(self.address as *mut u8, self.bytes) }
+    /// Where it is.
+    pub fn region(&self) -> DeviceRegion {
+        // SAFETY: the bytes must be usable while the region is; because the device uses them only while their owner lives.
+        unsafe { DeviceRegion::new(self.address as *mut u8, self.bytes) }
     }
 
     /// Its bytes.

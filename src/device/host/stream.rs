@@ -14,7 +14,15 @@ use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::ThreadId;
 
-type Job = Box<dyn FnOnce() -> Result<()> + Send>;
+type Work = Box<dyn FnOnce() -> Result<()> + Send>;
+type Tell = Box<dyn FnOnce(Result<()>) + Send>;
+
+enum Job {
+    /// An operation, or a function of the program.
+    Work(Work),
+    /// A function that is told what came of the jobs before it.
+    Tell(Tell),
+}
 
 #[derive(Default)]
 struct Queue {
@@ -24,6 +32,8 @@ struct Queue {
     worker: Option<ThreadId>,
     closed: bool,
     failure: Option<Error>,
+    /// The first error since a job was told of one.
+    untold: Option<Error>,
 }
 
 thread_local! {
@@ -61,6 +71,16 @@ impl HostStream {
 
     /// Queues a job. Returns at once; the job's error is kept for [`synchronize`](HostStream::synchronize).
     pub fn enqueue(self: &Arc<HostStream>, job: impl FnOnce() -> Result<()> + Send + 'static) -> Result<()> {
+        self.push(Job::Work(Box::new(job)))
+    }
+
+    /// Queues a job that gets the first error of the jobs since the last one that was queued so. It stays for
+    /// [`synchronize`](HostStream::synchronize), too.
+    pub fn tell(self: &Arc<HostStream>, job: impl FnOnce(Result<()>) + Send + 'static) -> Result<()> {
+        self.push(Job::Tell(Box::new(job)))
+    }
+
+    fn push(self: &Arc<HostStream>, job: Job) -> Result<()> {
         let mut queue = self.locked();
         if queue.closed {
             return Err(Error::InvalidArgument("the stream has been destroyed".to_string()));
@@ -72,7 +92,7 @@ impl HostStream {
                 .map_err(|error| Error::System(format!("starting a stream's thread: {error}")))?;
             queue.worker = Some(worker.thread().id());
         }
-        queue.jobs.push_back(Box::new(job));
+        queue.jobs.push_back(job);
         queue.pending += 1;
         drop(queue);
         self.changed.notify_all();
@@ -84,12 +104,23 @@ impl HostStream {
         let mut queue = self.locked();
         loop {
             if let Some(job) = queue.jobs.pop_front() {
+                let work: Work = match job {
+                    Job::Work(work) => work,
+                    Job::Tell(tell) => {
+                        let outcome = queue.untold.take().map_or(Ok(()), Err);
+                        Box::new(move || {
+                            tell(outcome);
+                            Ok(())
+                        })
+                    }
+                };
                 drop(queue);
-                let outcome = catch_unwind(AssertUnwindSafe(job))
+                let outcome = catch_unwind(AssertUnwindSafe(work))
                     .unwrap_or_else(|_| Err(Error::Internal("a job of a stream panicked".to_string())));
                 queue = self.locked();
                 queue.pending -= 1;
                 if let Err(error) = outcome {
+                    queue.untold.get_or_insert_with(|| error.clone());
                     queue.failure.get_or_insert(error);
                 }
                 self.changed.notify_all();
@@ -177,6 +208,34 @@ mod tests {
         receiver.recv_timeout(LIMIT).unwrap();
         assert_eq!(stream.synchronize(), Err(Error::Remote("first".into())));
         assert_eq!(stream.synchronize(), Ok(()));
+        stream.close();
+    }
+
+    #[test]
+    fn a_job_that_is_told_gets_the_first_error_since_the_last_one_and_synchronize_gets_it_as_well() {
+        let stream = HostStream::new();
+        let (sender, receiver) = mpsc::channel();
+        let tell = |sender: &mpsc::Sender<Result<()>>| {
+            let sender = sender.clone();
+            stream.tell(move |outcome| sender.send(outcome).unwrap()).unwrap();
+        };
+        tell(&sender);
+        stream.enqueue(|| Err(Error::Remote("first".into()))).unwrap();
+        stream.enqueue(|| Err(Error::Remote("second".into()))).unwrap();
+        tell(&sender);
+        tell(&sender);
+        stream.tell(|_| panic!("a test's panic")).unwrap();
+        tell(&sender);
+        assert_eq!(stream.synchronize(), Err(Error::Remote("first".into())));
+        let told: Vec<Result<()>> = receiver.try_iter().collect();
+        let panicked = Err(Error::Internal("a job of a stream panicked".into()));
+        assert_eq!(told, [Ok(()), Err(Error::Remote("first".into())), Ok(()), panicked]);
+        stream.enqueue(|| Err(Error::Remote("third".into()))).unwrap();
+        assert_eq!(stream.synchronize(), Err(Error::Remote("third".into())));
+        tell(&sender);
+        stream.synchronize().unwrap();
+        let kept = receiver.recv_timeout(LIMIT).unwrap();
+        assert_eq!(kept, Err(Error::Remote("third".into())), "synchronize leaves it to be told");
         stream.close();
     }
 

@@ -11,6 +11,7 @@
 //! hold each other up; [`super::matching`] gives messages to receives, [`super::streams`] says what bounds those that wait.
 
 pub mod open;
+mod processors;
 pub mod pull;
 pub mod record;
 mod ring;

@@ -8,7 +8,7 @@ use super::record::Listing;
 use super::segment::Control;
 use crate::error::{Error, Result};
 use crate::memory::mapping::Mapping;
-use crate::memory::{shared, Bytes, Region};
+use crate::memory::{shared, Bytes, InPeer, PeerRegion, Region};
 use crate::topo::Rank;
 use crate::transport::streams::Posted;
 use crate::transport::target::Pieces;
@@ -59,8 +59,8 @@ impl fmt::Display for Reach {
 enum Source {
     /// In our address space, kept there by these mappings.
     Here { pieces: Pieces, _mappings: Mappings },
-    /// At these addresses of another process. The regions are never used as such.
-    There { pieces: Pieces, pid: u32 },
+    /// At these addresses of another process.
+    There { pieces: Pieces<InPeer>, pid: u32 },
 }
 
 /// A large message being fetched.
@@ -78,13 +78,13 @@ pub struct Pull {
 }
 
 /// Addresses of another process, or of this one.
-fn pieces_at(places: impl Iterator<Item = (u64, u64)>) -> Pieces {
-    let region = |(address, len)| {
-        // SAFETY: the bytes must be usable while the region is; because a sender does not touch a message until we
-        // acknowledge it, and regions of another process are only taken apart into addresses again.
-        unsafe { Region::new(address as *mut u8, len as usize) }
+fn pieces_at<Space>(listing: &Listing) -> Pieces<Space> {
+    let region = |&(address, len, _): &(u64, u64, Option<usize>)| {
+        // SAFETY: the bytes must be usable in their space while the region is; because a sender does not touch a message until
+        // we acknowledge it, and the kernel checks what is in another process.
+        unsafe { Bytes::new(address as *mut u8, len as usize) }
     };
-    Pieces::new(&places.map(region).collect::<SmallVec<[Region; 4]>>())
+    Pieces::new(&listing.pieces.iter().map(region).collect::<SmallVec<[Bytes<'static, Space>; 4]>>())
 }
 
 /// The mappings that keep a peer's shared memory in our address space.
@@ -119,12 +119,11 @@ impl Pull {
         listing: &Listing,
         posted: Posted,
     ) -> std::result::Result<Pull, Box<Posted>> {
-        let plain = || pieces_at(listing.pieces.iter().map(|&(address, len, _)| (address, len)));
         let here = || mapped(listing).map(|(pieces, mappings)| Source::Here { pieces, _mappings: mappings });
         let source = match reach {
             _ if listing.pieces.is_empty() => None,
-            Reach::SameProcess => Some(Source::Here { pieces: plain(), _mappings: SmallVec::new() }),
-            Reach::Kernel { pid } => here().or_else(|| Some(Source::There { pieces: plain(), pid })),
+            Reach::SameProcess => Some(Source::Here { pieces: pieces_at(listing), _mappings: SmallVec::new() }),
+            Reach::Kernel { pid } => here().or_else(|| Some(Source::There { pieces: pieces_at(listing), pid })),
             Reach::Ring { .. } => here(),
         };
         match source {
@@ -196,15 +195,15 @@ impl Pull {
     }
 
     /// Has the kernel copy the next bytes; `None` where it refuses.
-    fn take_there(&self, pieces: &Pieces, pid: u32, left: usize, staging: Bytes<'_>) -> Result<Option<usize>> {
+    fn take_there(&self, pieces: &Pieces<InPeer>, pid: u32, left: usize, staging: Bytes<'_>) -> Result<Option<usize>> {
         let target = &self.posted.target;
         let grain = target.grain();
         let mut into: SmallVec<[Bytes<'_>; 16]> = SmallVec::new();
-        let mut from: SmallVec<[Region; 16]> = SmallVec::new();
+        let mut from: SmallVec<[PeerRegion; 16]> = SmallVec::new();
         let first = pieces.run(self.done, left);
         let direct = target.store().filter(|dst| !copies_slowly(first, dst.run(self.done, left)));
         // Equal places in their pages make the copy into the buffer a fast one.
-        let staged = staging.part(first.as_ptr() as usize % PAGE, STAGING);
+        let staged = staging.part(first.address() as usize % PAGE, STAGING);
         let wanted = match direct {
             Some(dst) => dst.runs(self.done, left, MAX_PIECES, &mut into),
             None => {
@@ -252,17 +251,22 @@ pub fn gave_up_error(rank: Rank) -> Error {
 /// Whether the kernel's way of copying is slow for these addresses. Where the destination lies 1 to 31 bytes after the
 /// source within its page, as blocks that `malloc` gave out one after the other do, `rep movsb` runs at a sixth of its
 /// speed on some processors (measured on Zen 3: 2.4 instead of 11 GB/s); one more copy, in cache, is much cheaper.
-fn copies_slowly(from: Region, into: Region) -> bool {
-    let distance = (into.as_ptr() as usize).wrapping_sub(from.as_ptr() as usize) % PAGE;
+fn copies_slowly(from: PeerRegion, into: Region) -> bool {
+    let distance = into.address().wrapping_sub(from.address()) as usize % PAGE;
     (1..32).contains(&distance) && from.len() > PAGE && into.len() > PAGE
 }
 
-/// Copies bytes of process `pid` (the regions `from` name them there) into regions of ours.
-pub fn read_process(pid: u32, into: &[Bytes<'_>], from: &[Bytes<'_>]) -> std::io::Result<usize> {
-    let vector = |regions: &[Bytes<'_>]| -> SmallVec<[libc::iovec; 16]> {
-        let part = |region: &Bytes<'_>| libc::iovec { iov_base: region.as_ptr().cast(), iov_len: region.len() };
-        regions.iter().map(part).collect()
+/// A list for the kernel.
+fn vector<Space>(regions: &[Bytes<'_, Space>]) -> SmallVec<[libc::iovec; 16]> {
+    let part = |region: &Bytes<'_, Space>| libc::iovec {
+        iov_base: region.address() as *mut libc::c_void,
+        iov_len: region.len(),
     };
+    regions.iter().map(part).collect()
+}
+
+/// Copies bytes of process `pid` into regions of ours.
+pub fn read_process(pid: u32, into: &[Bytes<'_>], from: &[Bytes<'_, InPeer>]) -> std::io::Result<usize> {
     let (into, from) = (vector(into), vector(from));
     let (into_len, from_len) = (into.len() as libc::c_ulong, from.len() as libc::c_ulong);
     // SAFETY: the local parts must be writable; because regions are, by the promise of `Region::new`. The remote
@@ -276,7 +280,8 @@ pub fn read_process(pid: u32, into: &[Bytes<'_>], from: &[Bytes<'_>]) -> std::io
 /// itself.
 fn is_writable(regions: &[Bytes<'_>]) -> bool {
     let bytes: usize = regions.iter().map(Bytes::len).sum();
-    read_process(std::process::id(), regions, regions).is_ok_and(|copied| copied == bytes)
+    let from: SmallVec<[Bytes<'_, InPeer>; 16]> = regions.iter().map(|region| region.as_peer()).collect();
+    read_process(std::process::id(), regions, &from).is_ok_and(|copied| copied == bytes)
 }
 
 /// Whether the kernel lets us read process `pid`, shown by a value known to be at `address` there.
@@ -284,8 +289,8 @@ pub fn probe(pid: u32, address: u64, value: u64) -> bool {
     let mut bytes = [0u8; 8];
     // SAFETY: the bytes must be writable while the region is used; because they are ours and borrowed by nobody else.
     let into = unsafe { Region::new(bytes.as_mut_ptr(), 8) };
-    // SAFETY: the region must not be used as memory; because it only carries an address of another process.
-    let from = unsafe { Region::new(address as *mut u8, 8) };
+    // SAFETY: the bytes must be readable in the other process; because the kernel checks that.
+    let from = unsafe { PeerRegion::new(address as *mut u8, 8) };
     read_process(pid, &[into], &[from]).is_ok_and(|got| got == 8) && u64::from_ne_bytes(bytes) == value
 }
 

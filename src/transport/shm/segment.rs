@@ -4,6 +4,7 @@
 //! wakeups     one cache line per local rank: whether it sleeps, and how it wants to be woken
 //! controls  one set of cache lines per ordered pair, [to][from]: positions and acknowledgements
 //! rings     one per ordered pair, [to][from]: records, from the sender to the receiver
+//! processors  a few lines for all, and one for each processor: when ranks were on it
 //! cells     three cache lines per local rank: what its board's faces hold, and how far it has read
 //! boards    two faces per local rank: its part of a call, read by all
 //! ```
@@ -58,6 +59,21 @@ pub struct Control {
     pub cancelled: Line<AtomicU32>,
     /// The receiver is reading the sender's memory directly.
     pub reading: Line<AtomicU32>,
+}
+
+/// ProcessorCells that are told apart; of machines with more, some share a line.
+pub const PROCESSORS: usize = 512;
+
+/// What the ranks know of the node's processors. Times are in ns of the system's monotonic clock.
+#[derive(Debug)]
+#[repr(C, align(64))]
+pub struct ProcessorCells {
+    /// Until when they are taken to be busy.
+    pub busy_until: Line<AtomicU64>,
+    /// For how long that was said.
+    pub busy_ns: Line<AtomicU64>,
+    /// When a rank was last on each of them.
+    pub touched: [Line<AtomicU64>; PROCESSORS],
 }
 
 /// What a face of a board holds.
@@ -134,8 +150,12 @@ fn rings_at(ranks: usize) -> usize {
     (controls_at(ranks) + ranks * ranks * size_of::<Control>()).next_multiple_of(PAGE)
 }
 
-fn cells_at(ranks: usize) -> usize {
+fn processors_at(ranks: usize) -> usize {
     rings_at(ranks) + ranks * ranks * ring_bytes(ranks)
+}
+
+fn cells_at(ranks: usize) -> usize {
+    (processors_at(ranks) + size_of::<ProcessorCells>()).next_multiple_of(PAGE)
 }
 
 fn boards_at(ranks: usize) -> usize {
@@ -190,6 +210,11 @@ impl Segment {
     pub fn wakeup_cell(&self, local: usize) -> &WakeupCell {
         assert!(local < self.ranks);
         self.at(local * size_of::<WakeupCell>())
+    }
+
+    /// What ranks know of the node's processors.
+    pub fn processors(&self) -> &ProcessorCells {
+        self.at(processors_at(self.ranks))
     }
 
     /// What a local rank tells about its board.

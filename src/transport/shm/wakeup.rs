@@ -9,6 +9,7 @@
 //! A rank without TCP peers sleeps on the futex; one with TCP peers must wait for sockets too, and it is woken by a
 //! datagram to a socket in the abstract name space.
 
+use super::processors::ProcessorNotes;
 use super::segment::Segment;
 use crate::error::{Error, Result};
 use crate::process::above_standard;
@@ -61,6 +62,11 @@ impl Wakeups {
         let hammer = above_standard(UnixDatagram::unbound()?);
         hammer.set_nonblocking(true)?;
         Ok(Wakeups { segment, local, names, doorbell, hammer, woken: AtomicBool::new(false) })
+    }
+
+    /// What the ranks of the node know of its processors.
+    pub fn processors(&self) -> ProcessorNotes<'_> {
+        ProcessorNotes::new(self.segment.processors())
     }
 
     /// Our doorbell, to be waited for together with other sockets.
