@@ -11,6 +11,14 @@ typedef cudaStream_t strataStream_t;
 typedef void (*strataCallback_t)(void* argument);
 typedef void (*strataStatusCallback_t)(void* argument, ncclResult_t status);
 
+/* Types and operations that NCCL does not have, for communicators in host memory. Operations on bits are for
+ * integers. NCCL, and Strata where data is on a GPU, return ncclInvalidArgument. */
+#define strataInt16 ((ncclDataType_t)0x5354000c)
+#define strataUint16 ((ncclDataType_t)0x5354000d)
+#define strataBitAnd ((ncclRedOp_t)0x53540105)
+#define strataBitOr ((ncclRedOp_t)0x53540106)
+#define strataBitXor ((ncclRedOp_t)0x53540107)
+
 #ifdef __cplusplus
 extern "C" {
 #endif

@@ -1,7 +1,8 @@
-//! Element types and reduction operations, numbered as NCCL numbers them.
+//! Element types and reduction operations, numbered as NCCL numbers them, and a few that NCCL does not have: those are for
+//! communicators in host memory.
 #![forbid(unsafe_code)]
 
-/// The type of one element. The discriminants are `ncclDataType_t`.
+/// The type of one element. The discriminants of NCCL's types are `ncclDataType_t`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum DataType {
@@ -29,10 +30,17 @@ pub enum DataType {
     F8E4M3 = 10,
     /// `ncclFloat8e5m2` (OCP)
     F8E5M2 = 11,
+    /// `strataInt16`
+    I16 = 12,
+    /// `strataUint16`
+    U16 = 13,
 }
 
+/// The numbers of Strata's own types and operations: far from NCCL's, and from those of operations that programs make.
+const OWN_CODES: i32 = 0x5354_0000;
+
 impl DataType {
-    /// All types, in NCCL's order.
+    /// NCCL's types, in its order.
     pub const ALL: [DataType; 12] = [
         DataType::I8,
         DataType::U8,
@@ -48,16 +56,41 @@ impl DataType {
         DataType::F8E5M2,
     ];
 
-    /// The type with NCCL's number `code`.
+    /// The types of communicators in host memory, by their discriminants.
+    pub const HOST: [DataType; 14] = {
+        let mut all = [DataType::U16; 14];
+        let mut at = 0;
+        while at < Self::ALL.len() {
+            all[at] = Self::ALL[at];
+            at += 1;
+        }
+        all[Self::ALL.len()] = DataType::I16;
+        all
+    };
+
+    /// Its number in the C interface.
+    pub const fn code(self) -> i32 {
+        match self.is_nccl() {
+            true => self as i32,
+            false => OWN_CODES + self as i32,
+        }
+    }
+
+    /// The type with this number in the C interface.
     pub fn from_code(code: i32) -> Option<DataType> {
-        usize::try_from(code).ok().and_then(|index| Self::ALL.get(index).copied())
+        Self::HOST.into_iter().find(|dtype| dtype.code() == code)
+    }
+
+    /// Whether NCCL has it, and so GPUs.
+    pub const fn is_nccl(self) -> bool {
+        (self as usize) < Self::ALL.len()
     }
 
     /// Bytes of one element.
     pub const fn size(self) -> usize {
         match self {
             DataType::I8 | DataType::U8 | DataType::F8E4M3 | DataType::F8E5M2 => 1,
-            DataType::F16 | DataType::BF16 => 2,
+            DataType::F16 | DataType::BF16 | DataType::I16 | DataType::U16 => 2,
             DataType::I32 | DataType::U32 | DataType::F32 => 4,
             DataType::I64 | DataType::U64 | DataType::F64 => 8,
         }
@@ -65,7 +98,12 @@ impl DataType {
 
     /// Whether the type is an integer.
     pub const fn is_integer(self) -> bool {
-        (self as u8) < DataType::F16 as u8
+        (self as u8) < DataType::F16 as u8 || matches!(self, DataType::I16 | DataType::U16)
+    }
+
+    /// Whether the type is an integer without a sign.
+    pub const fn is_unsigned(self) -> bool {
+        matches!(self, DataType::U8 | DataType::U16 | DataType::U32 | DataType::U64)
     }
 
     /// The name nccl-tests prints and accepts.
@@ -83,11 +121,13 @@ impl DataType {
             DataType::BF16 => "bfloat16",
             DataType::F8E4M3 => "f8e4m3",
             DataType::F8E5M2 => "f8e5m2",
+            DataType::I16 => "int16",
+            DataType::U16 => "uint16",
         }
     }
 }
 
-/// A built-in reduction. The discriminants are `ncclRedOp_t`.
+/// A built-in reduction. The discriminants of NCCL's are `ncclRedOp_t`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum RedOp {
@@ -101,15 +141,41 @@ pub enum RedOp {
     Min = 3,
     /// `ncclAvg`
     Avg = 4,
+    /// `strataBitAnd`, of integers
+    BitAnd = 5,
+    /// `strataBitOr`, of integers
+    BitOr = 6,
+    /// `strataBitXor`, of integers
+    BitXor = 7,
 }
 
 impl RedOp {
-    /// All operations, in NCCL's order.
+    /// NCCL's operations, in its order.
     pub const ALL: [RedOp; 5] = [RedOp::Sum, RedOp::Prod, RedOp::Max, RedOp::Min, RedOp::Avg];
+    /// The operations on bits, of communicators in host memory.
+    pub const BITS: [RedOp; 3] = [RedOp::BitAnd, RedOp::BitOr, RedOp::BitXor];
 
-    /// The operation with NCCL's number `code`.
+    /// Its number in the C interface.
+    pub const fn code(self) -> i32 {
+        match self.is_nccl() {
+            true => self as i32,
+            false => OWN_CODES + 0x100 + self as i32,
+        }
+    }
+
+    /// The operation with this number in the C interface.
     pub fn from_code(code: i32) -> Option<RedOp> {
-        usize::try_from(code).ok().and_then(|index| Self::ALL.get(index).copied())
+        Self::ALL.into_iter().chain(Self::BITS).find(|op| op.code() == code)
+    }
+
+    /// Whether NCCL has it, and so GPUs.
+    pub const fn is_nccl(self) -> bool {
+        (self as usize) < Self::ALL.len()
+    }
+
+    /// The operations for elements of a type.
+    pub fn of(dtype: DataType) -> impl Iterator<Item = RedOp> {
+        Self::ALL.into_iter().chain(Self::BITS.into_iter().filter(move |_| dtype.is_integer()))
     }
 
     /// The name nccl-tests prints and accepts.
@@ -120,6 +186,9 @@ impl RedOp {
             RedOp::Max => "max",
             RedOp::Min => "min",
             RedOp::Avg => "avg",
+            RedOp::BitAnd => "band",
+            RedOp::BitOr => "bor",
+            RedOp::BitXor => "bxor",
         }
     }
 }
@@ -136,6 +205,24 @@ pub enum Operator {
     Max,
     /// the smaller
     Min,
+    /// a & b, of integers
+    And,
+    /// a | b, of integers
+    Or,
+    /// a ^ b, of integers
+    Xor,
+}
+
+impl Operator {
+    /// The operators that GPUs have.
+    pub const ON_GPUS: [Operator; 4] = [Operator::Sum, Operator::Prod, Operator::Max, Operator::Min];
+    /// The operators on bits, of integers in host memory.
+    pub const BITS: [Operator; 3] = [Operator::And, Operator::Or, Operator::Xor];
+
+    /// The operators for elements of a type.
+    pub fn of(dtype: DataType) -> impl Iterator<Item = Operator> {
+        Self::ON_GPUS.into_iter().chain(Self::BITS.into_iter().filter(move |_| dtype.is_integer()))
+    }
 }
 
 /// A scalar of some [`DataType`], as its bytes (little endian, the first `size` of them).
@@ -182,6 +269,9 @@ impl Reduction {
             RedOp::Min => (Operator::Min, Prologue::None, 1),
             RedOp::Avg if narrow && nranks > 1 => (Operator::Sum, Prologue::Reciprocal(nranks as u64), 1),
             RedOp::Avg => (Operator::Sum, Prologue::None, nranks as u64),
+            RedOp::BitAnd => (Operator::And, Prologue::None, 1),
+            RedOp::BitOr => (Operator::Or, Prologue::None, 1),
+            RedOp::BitXor => (Operator::Xor, Prologue::None, 1),
         };
         Reduction { dtype, operator, prologue, divisor }
     }
@@ -209,14 +299,30 @@ mod tests {
         for (code, op) in RedOp::ALL.into_iter().enumerate() {
             assert_eq!(RedOp::from_code(code as i32), Some(op));
         }
-        assert_eq!(DataType::from_code(12), None);
-        assert_eq!(DataType::from_code(-1), None);
-        assert_eq!(RedOp::from_code(5), None);
+        let near = |code: i32| [code - 1, code + 3];
+        for code in [12, 13, -1, OWN_CODES].into_iter().chain(near(DataType::I16.code())) {
+            assert_eq!(DataType::from_code(code), None, "{code:#x}");
+        }
+        for code in [5, 6, 7, -1, i32::MAX].into_iter().chain(near(RedOp::BitAnd.code())) {
+            assert_eq!(RedOp::from_code(code), None, "{code:#x}");
+        }
+    }
+
+    #[test]
+    fn strata_s_own_codes_round_trip_and_stay_as_programs_were_compiled_with_them() {
+        for (index, dtype) in DataType::HOST.into_iter().enumerate() {
+            assert_eq!((dtype as usize, DataType::from_code(dtype.code())), (index, Some(dtype)));
+        }
+        assert_eq!([DataType::I16, DataType::U16].map(DataType::code), [0x5354_000c, 0x5354_000d]);
+        assert_eq!(RedOp::BITS.map(RedOp::code), [0x5354_0105, 0x5354_0106, 0x5354_0107]);
+        for op in RedOp::BITS {
+            assert_eq!(RedOp::from_code(op.code()), Some(op));
+        }
     }
 
     #[test]
     fn an_average_is_scaled_on_one_side_only() {
-        for dtype in DataType::ALL {
+        for dtype in DataType::HOST {
             let average = Reduction::new(RedOp::Avg, dtype, 6);
             assert_ne!(average.needs_prologue(), average.divisor == 6, "{dtype:?}");
         }

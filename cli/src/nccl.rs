@@ -352,7 +352,7 @@ impl<'a> Comm<'a> {
         let Buffers { send, recv, count, dtype } = *buffers;
         assert!(send.len() >= send_len && recv.len() >= recv_len, "buffers too short for {call:?}");
         let (send, recv) = (buffer(send.as_ptr()).as_const(), buffer(recv.as_ptr()));
-        let (dtype, library, comm) = (TypeCode(dtype as c_int), self.library, self.handle);
+        let (dtype, library, comm) = (TypeCode(dtype.code()), self.library, self.handle);
         let stream = self.stream.as_ref().map_or(StreamHandle::NULL, |stream| stream.handle);
         match call {
             Call::AllReduce { op } => call!(library, ncclAllReduce(send, recv, count, dtype, OpCode(op), comm, stream)),
@@ -382,7 +382,7 @@ impl<'a> Comm<'a> {
     pub fn create_op(&self, mut scalar: ScalarBytes, dtype: DataType) -> Result<c_int> {
         const HOST_IMMEDIATE: Residence = Residence(1);
         let mut op = OpCode(0);
-        let (scalar, dtype) = (buffer(&raw mut scalar), TypeCode(dtype as c_int));
+        let (scalar, dtype) = (buffer(&raw mut scalar), TypeCode(dtype.code()));
         call!(self.library, ncclRedOpCreatePreMulSum(out(&mut op), scalar, dtype, HOST_IMMEDIATE, self.handle))?;
         Ok(op.0)
     }

@@ -89,10 +89,10 @@ pub struct Options {
     /// Check results (1) or not (0).
     #[arg(short = 'c', long = "check", default_value = "1")]
     check: u32,
-    /// sum, prod, max, min, avg, mulsum or all.
+    /// sum, prod, max, min, avg, mulsum or all; on the host also band, bor, bxor (of integers).
     #[arg(short = 'o', long = "op", default_value = "sum")]
     op: String,
-    /// int8, uint8, int32, uint32, int64, uint64, half, float, double, bfloat16, f8e4m3, f8e5m2 or all.
+    /// int8, uint8, int32, uint32, int64, uint64, half, float, double, bfloat16, f8e4m3, f8e5m2 or all; on the host also int16, uint16.
     #[arg(short = 'd', long = "datatype", default_value = "float")]
     dtype: String,
     /// The root, where there is one; -1: each rank in turn.

@@ -45,6 +45,34 @@ static void sums_up(ncclComm_t comm, int rank, int ranks, strataStream_t stream)
   for (int i = 0; i < COUNT; i++) CHECK(data[rank][i] == i * ranks);
 }
 
+/* Sums of 16-bit integers wrap; averages truncate; bits are of every integer. */
+static void types_beyond_nccl(ncclComm_t comm, int rank) {
+  int16_t in[5] = {(int16_t)(20000 + rank), -7, 1, 0x7fff, (int16_t)(1 << rank)}, out[5], many[5 * RANKS];
+  uint16_t bits[3] = {(uint16_t)(0xf0f0 | rank), 0xffff, (uint16_t)(1 << rank)}, results[3];
+  uint64_t wide = 0xff00ff00ff00ff00u ^ (uint64_t)rank << 60;
+  ncclRedOp_t twice;
+  int16_t two = 2;
+  OK(ncclAllReduce(in, out, 5, strataInt16, ncclSum, comm, NULL));
+  CHECK(out[0] == (int16_t)60003 && out[1] == -21 && out[3] == (int16_t)(3 * 0x7fff) && out[4] == 7);
+  OK(ncclAllReduce(in, out, 5, strataInt16, ncclAvg, comm, NULL)); CHECK(out[1] == -7 && out[2] == 1);
+  OK(ncclAllReduce(in, out, 5, strataInt16, ncclMin, comm, NULL)); CHECK(out[0] == 20000 && out[1] == -7);
+  OK(ncclAllGather(in, many, 5, strataInt16, comm, NULL)); CHECK(many[5] == 20001 && many[14] == 4);
+  OK(ncclRedOpCreatePreMulSum(&twice, &two, strataInt16, ncclScalarHostImmediate, comm));
+  OK(ncclAllReduce(in, out, 5, strataInt16, twice, comm, NULL)); CHECK(out[1] == -42);
+  OK(ncclRedOpDestroy(twice, comm));
+  OK(ncclAllReduce(bits, results, 3, strataUint16, strataBitAnd, comm, NULL));
+  CHECK(results[0] == 0xf0f0 && results[1] == 0xffff && results[2] == 0);
+  OK(ncclAllReduce(bits, results, 3, strataUint16, strataBitOr, comm, NULL)); CHECK(results[0] == 0xf0f3 && results[2] == 7);
+  OK(ncclAllReduce(bits, results, 3, strataUint16, strataBitXor, comm, NULL)); CHECK(results[0] == 0xf0f3 && results[2] == 7);
+  OK(ncclAllReduce(&wide, &wide, 1, ncclUint64, strataBitXor, comm, NULL)); CHECK(wide == (0xff00ff00ff00ff00u ^ (uint64_t)3 << 60));
+  float real = 1;
+  CHECK(ncclAllReduce(&real, &real, 1, ncclFloat, strataBitOr, comm, NULL) == ncclInvalidArgument);
+  CHECK(strstr(strataGetLastError(), "operation bor is for the bits of integers"));
+  CHECK(ncclRedOpDestroy(strataBitOr, comm) == ncclInvalidArgument);
+  CHECK(ncclAllReduce(in, out, 5, (ncclDataType_t)12, ncclSum, comm, NULL) == ncclInvalidArgument);
+  CHECK(ncclAllReduce(in, out, 5, (ncclDataType_t)(strataUint16 + 1), ncclSum, comm, NULL) == ncclInvalidArgument);
+}
+
 static void* make_and_use(void* place) {
   int rank = (int)(intptr_t)place, number = -1;
   ncclComm_t comm = NULL, child = NULL;
@@ -55,6 +83,7 @@ static void* make_and_use(void* place) {
   OK(strataStreamCreate(&stream));
   sums_up(comm, rank, RANKS, NULL);
   sums_up(comm, rank, RANKS, stream);
+  types_beyond_nccl(comm, rank);
   config.commName = "child";
   OK(ncclCommSplit(comm, 0, -rank, &child, &config));
   OK(ncclCommUserRank(child, &number)); CHECK(number == RANKS - 1 - rank);

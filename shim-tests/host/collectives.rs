@@ -196,8 +196,13 @@ fn grids() -> Vec<Grid> {
 /// All operations on all types at one count, and all counts on two types, both ways of holding buffers.
 fn all_cases(member: &Member, collective: Collective) {
     let nranks = member.grid.nranks();
-    let ops: Vec<Option<RedOp>> =
-        if collective.reduces() { RedOp::ALL.into_iter().map(Some).collect() } else { vec![None] };
+    let on_device = world::is_on_device();
+    let ops = |dtype: DataType| -> Vec<Option<RedOp>> {
+        match collective.reduces() {
+            true => RedOp::of(dtype).filter(|op| op.is_nccl() || !on_device).map(Some).collect(),
+            false => vec![None],
+        }
+    };
     let mut turn = 0;
     let mut run_case = |dtype, op, count| {
         turn += 1;
@@ -205,16 +210,21 @@ fn all_cases(member: &Member, collective: Collective) {
         let in_place = turn % 2 == 0 && collective != Collective::AllToAll;
         check(member, &Case { collective, dtype, op, count, root, in_place, misalign: turn % 5 });
     };
-    for dtype in DataType::ALL {
-        for &op in &ops {
+    for dtype in DataType::HOST.into_iter().filter(|dtype| dtype.is_nccl() || !on_device) {
+        for op in ops(dtype) {
             run_case(dtype, op, 37);
             run_case(dtype, op, 203);
         }
     }
     for count in [0, 1, 2, nranks, nranks + 1, 1000, 4099, 33_331] {
         for dtype in [DataType::F32, DataType::BF16] {
-            run_case(dtype, ops[0], count);
-            run_case(dtype, ops[0], count);
+            run_case(dtype, ops(dtype)[0], count);
+            run_case(dtype, ops(dtype)[0], count);
+        }
+        if !on_device {
+            let last = |dtype| ops(dtype).pop().flatten();
+            run_case(DataType::I16, last(DataType::I16), count);
+            run_case(DataType::U16, ops(DataType::U16)[0], count);
         }
     }
 }
@@ -237,15 +247,53 @@ fn long_messages_with_a_short_last_segment_are_right() {
         run(grid, |member| {
             for collective in Collective::ALL {
                 let whole = matches!(collective, Collective::AllReduce | Collective::Broadcast | Collective::Reduce);
-                let (dtype, op) = (DataType::I32, collective.reduces().then_some(RedOp::Sum));
-                let count = if whole { 1_209_977 } else { 302_501 };
-                for in_place in [false, collective != Collective::AllToAll] {
+                let mut run_case = |dtype: DataType, op, in_place| {
+                    let op = collective.reduces().then_some(op);
+                    let count = if whole { 4_839_908 } else { 1_210_004 } / dtype.size() / 4 * 4 + 1;
                     let root = usize::from(collective.has_root());
                     check(member, &Case { collective, dtype, op, count, root, in_place, misalign: 0 });
+                };
+                for in_place in [false, collective != Collective::AllToAll] {
+                    run_case(DataType::I32, RedOp::Sum, in_place);
+                }
+                if !world::is_on_device() {
+                    run_case(DataType::I16, RedOp::BitAnd, false);
                 }
             }
         });
     }
+}
+
+/// Runs a collective by an algorithm and checks what came out.
+fn run_by(
+    member: &Member,
+    collective: Collective,
+    choice: &strata::algorithms::Choice,
+    (dtype, op): (DataType, RedOp),
+) {
+    let op = collective.reduces().then_some(op);
+    let nranks = member.grid.nranks();
+    let (count, size) = (5003, dtype.size());
+    let rank = Rank::from_index(member.rank);
+    let input = |r| elements(dtype, op, collective.input_blocks(nranks, Rank::from_index(r), Rank(0)) * count, r);
+    let inputs: Vec<Vec<u8>> = (0..nranks).map(input).collect();
+    let mut send = inputs[member.rank].clone();
+    let mut recv = vec![0; collective.output_blocks(nranks, rank, Rank(0)) * count * size];
+    let call = CollectiveCall {
+        collective,
+        input: region(&mut send),
+        output: region(&mut recv),
+        count,
+        dtype,
+        reduction: op.map(|op| Reduction::new(op, dtype, nranks)),
+        factor_at: None,
+        root: Rank(0),
+        algorithm: Some(choice.to_string()),
+        decision: None,
+    };
+    member.collective(call).unwrap_or_else(|error| panic!("{choice}: {error}"));
+    verify(collective, dtype, op, count * size, member.rank, 0, &inputs, &recv)
+        .unwrap_or_else(|wrong| panic!("{} {choice} on {}: {wrong}", collective.name(), member.grid));
 }
 
 #[test]
@@ -257,34 +305,10 @@ fn every_algorithm_moves_real_data_right() {
                 // A board is host memory.
                 let on_board = |choice: &strata::algorithms::Choice| strata::algorithms::is_on_board(choice);
                 for choice in choices.into_iter().filter(|choice| !world::is_on_device() || !on_board(choice)) {
-                    let op = collective.reduces().then_some(RedOp::Sum);
-                    let nranks = member.grid.nranks();
-                    let dtype = DataType::I32;
-                    let count = 5003;
-                    let rank = Rank::from_index(member.rank);
-                    let inputs: Vec<Vec<u8>> = (0..nranks)
-                        .map(|r| {
-                            let blocks = collective.input_blocks(nranks, Rank::from_index(r), Rank(0));
-                            elements(dtype, op, blocks * count, r)
-                        })
-                        .collect();
-                    let mut send = inputs[member.rank].clone();
-                    let mut recv = vec![0; collective.output_blocks(nranks, rank, Rank(0)) * count * 4];
-                    let call = CollectiveCall {
-                        collective,
-                        input: region(&mut send),
-                        output: region(&mut recv),
-                        count,
-                        dtype,
-                        reduction: op.map(|op| Reduction::new(op, dtype, nranks)),
-                        factor_at: None,
-                        root: Rank(0),
-                        algorithm: Some(choice.to_string()),
-                        decision: None,
-                    };
-                    member.collective(call).unwrap_or_else(|error| panic!("{choice}: {error}"));
-                    verify(collective, dtype, op, count * 4, member.rank, 0, &inputs, &recv)
-                        .unwrap_or_else(|wrong| panic!("{} {choice} on {}: {wrong}", collective.name(), member.grid));
+                    run_by(member, collective, &choice, (DataType::I32, RedOp::Sum));
+                    if !world::is_on_device() {
+                        run_by(member, collective, &choice, (DataType::U16, RedOp::BitXor));
+                    }
                 }
             }
         });

@@ -3,6 +3,7 @@
 //! The table ([`super::table`]) makes each entry with the [`api`](crate::api) macro, so that none can forget it.
 
 use super::handles;
+use crate::communicator::group;
 use crate::error::{Error, Result};
 use crate::interface::pointer::Text;
 use crate::interface::types::{CType, CommHandle, Status};
@@ -59,6 +60,10 @@ pub trait Returned: CType + Sized {
     fn deliver(call: &'static str, comm: CommHandle, body: Self::Body) -> Self;
     /// The C value after a bug.
     fn broken() -> Self;
+    /// The C value for a call on another library's communicator of what that does not have.
+    fn refused(_call: &'static str, _what: &str) -> Self {
+        Self::broken()
+    }
     /// The C value where the vendor's library does not have the function.
     fn absent() -> Self {
         Self::broken()
@@ -77,6 +82,15 @@ impl Returned for Status {
 
     fn broken() -> Status {
         Status(Error::Internal(String::new()).code())
+    }
+
+    fn refused(call: &'static str, what: &str) -> Status {
+        let text =
+            format!("{what} is for communicators in host memory (strataCommInitHost), and this is another library's");
+        // The other library does not see the call, so the group fails in Strata's part.
+        let error = Error::InvalidArgument(text);
+        let _ = group::noted::<()>(Err(error.clone()));
+        report(call, CommHandle::NULL, &error)
     }
 
     fn absent() -> Status {
@@ -284,6 +298,10 @@ macro_rules! api {
                     let comm = None$(.or($crate::interface::types::CType::communicator(&$argument)))*;
                     if comm.is_some_and($crate::abi::handles::is_name) {
                         return host::$name($($argument),*);
+                    }
+                    let beyond = None$(.or($crate::interface::types::CType::beyond_nccl(&$argument)))*;
+                    if let Some(what) = beyond {
+                        return <$result as $crate::abi::entry::Returned>::refused(stringify!($name), what);
                     }
                     let next = entries::$name.next();
                     // SAFETY: the address must be of a function with this signature; because it is the one that answers

@@ -3,6 +3,7 @@
 
 use super::entry::Function;
 use super::table;
+use crate::dtype::{DataType, RedOp};
 use std::fmt::Write;
 
 const TYPES: &str = include_str!("nccl_types.h");
@@ -35,6 +36,15 @@ pub fn strata_h() -> String {
     text.push_str("#ifndef STRATA_H_\n#define STRATA_H_\n\n#include \"nccl.h\"\n\n");
     text.push_str("typedef cudaStream_t strataStream_t;\ntypedef void (*strataCallback_t)(void* argument);\n");
     text.push_str("typedef void (*strataStatusCallback_t)(void* argument, ncclResult_t status);\n");
+    text.push_str("\n/* Types and operations that NCCL does not have, for communicators in host memory. Operations on bits are for\n");
+    text.push_str(" * integers. NCCL, and Strata where data is on a GPU, return ncclInvalidArgument. */\n");
+    let types = [("strataInt16", DataType::I16), ("strataUint16", DataType::U16)];
+    for (name, dtype) in types {
+        let _ = writeln!(text, "#define {name} ((ncclDataType_t){:#x})", dtype.code());
+    }
+    for (name, op) in ["strataBitAnd", "strataBitOr", "strataBitXor"].into_iter().zip(RedOp::BITS) {
+        let _ = writeln!(text, "#define {name} ((ncclRedOp_t){:#x})", op.code());
+    }
     text.push_str("\n#ifdef __cplusplus\nextern \"C\" {\n#endif\n");
     prototypes(&mut text, table::own_functions());
     text.push_str("\n#ifdef __cplusplus\n} /* extern \"C\" */\n#endif\n\n#endif /* STRATA_H_ */\n");

@@ -38,6 +38,7 @@ impl Call {
         let comm = handle.usable()?;
         let root = rank_of(&comm, self.root, "root")?;
         let dtype = self.dtype.get()?;
+        comm.check_type(dtype)?;
         let reduction = self.op.map(|op| comm.reduction(op.0, dtype)).transpose()?;
         let (reduction, factor_at) = reduction.map_or((None, None), |(reduction, place)| (Some(reduction), place));
         let stream = streams::of(&comm, self.stream)?;
@@ -191,6 +192,7 @@ fn message(
         let comm = handle.usable()?;
         let peer = rank_of(&comm, peer, "peer")?;
         let dtype = dtype.get()?;
+        comm.check_type(dtype)?;
         let stream = streams::of(&comm, stream)?;
         let data = buffer.on_device(bytes(count, 1, dtype)?, name)?;
         if count == 0 {
@@ -277,6 +279,7 @@ pub fn create_pre_mul_sum(
         return Err(null("op"));
     }
     let dtype = dtype.get()?;
+    comm.check_type(dtype)?;
     if !(0..=1).contains(&residence.0) {
         return Err(Error::InvalidArgument(format!("invalid scalar residence {}", residence.0)));
     }

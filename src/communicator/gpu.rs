@@ -16,6 +16,7 @@ use crate::device::gpu::kernels::Module;
 use crate::device::gpu::order::{Arrival, CommFlag, Means, StreamOrder};
 use crate::device::gpu::GpuDevice;
 use crate::device::host::stream::HostStream;
+use crate::dtype::Operator;
 use crate::error::{Error, Result};
 use crate::memory::DeviceRegion;
 use crate::sync::locked;
@@ -49,7 +50,13 @@ impl GpuLauncher {
     /// Gets ready what an operation needs of the driver.
     pub fn prepare(&self, operation: &Operation) -> Result<()> {
         match operation {
-            Operation::Collective(call) if call.reduction.is_some() => self.gpu.load(Module::Of(call.dtype)),
+            Operation::Collective(super::CollectiveCall { dtype, reduction: Some(reduction), .. }) => {
+                if !dtype.is_nccl() || !Operator::ON_GPUS.contains(&reduction.operator) {
+                    let text = format!("{:?} of {} is not reduced on devices", reduction.operator, dtype.name());
+                    return Err(Error::InvalidArgument(text));
+                }
+                self.gpu.load(Module::Of(*dtype))
+            }
             _ => Ok(()),
         }
     }

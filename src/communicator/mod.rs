@@ -33,7 +33,7 @@ use crate::bootstrap::{Credentials, Service};
 use crate::carrier::Carrier;
 use crate::config::Config;
 use crate::device::StreamRef;
-use crate::dtype::{DataType, Prologue, Reduction};
+use crate::dtype::{DataType, Prologue, RedOp, Reduction};
 use crate::error::{Error, Result};
 use crate::fork::Origin;
 use crate::health::{Loss, Monitor, RankStatus};
@@ -324,6 +324,24 @@ impl Comm {
         self.gpu.as_ref().map_or(Ok(()), |gpu| gpu.check(region, name))
     }
 
+    /// An error for elements that cannot be used on this communicator: what NCCL does not have is for host memory.
+    pub fn check_type(&self, dtype: DataType) -> Result<()> {
+        match dtype.is_nccl() {
+            true => Ok(()),
+            false => self.in_host_memory(&format!("data type {}", dtype.name())),
+        }
+    }
+
+    /// An error where some rank's data is on a device, the same on all ranks.
+    fn in_host_memory(&self, what: &str) -> Result<()> {
+        match self.members.iter().position(|member| member.on_gpu) {
+            None => Ok(()),
+            Some(rank) => Err(Error::InvalidArgument(format!(
+                "{what} is for communicators in host memory; the data of rank {rank} is on a device"
+            ))),
+        }
+    }
+
     /// Who is on which node.
     pub fn grid(&self) -> &Arc<Grid> {
         &self.grid
@@ -575,6 +593,9 @@ impl Comm {
 
     /// What operation `op` does to elements of `dtype`, and where its factor is read when the call runs.
     pub fn reduction(&self, op: i32, dtype: DataType) -> Result<(Reduction, Option<DeviceRegion>)> {
+        if let Some(op) = RedOp::from_code(op).filter(|op| !op.is_nccl()) {
+            self.in_host_memory(&format!("operation {}", op.name()))?;
+        }
         locked(&self.operations).reduction(op, dtype, self.nranks())
     }
 }

@@ -56,6 +56,11 @@ impl Operations {
     /// What operation `op` does to `dtype` over `nranks` ranks, and where its factor is read when the call runs.
     pub fn reduction(&mut self, op: i32, dtype: DataType, nranks: usize) -> Result<(Reduction, Option<DeviceRegion>)> {
         if let Some(op) = RedOp::from_code(op) {
+            if !RedOp::of(dtype).any(|other| other == op) {
+                let (op, dtype) = (op.name(), dtype.name());
+                let text = format!("operation {op} is for the bits of integers, and {dtype} is a float");
+                return Err(Error::InvalidArgument(text));
+            }
             return Ok((Reduction::new(op, dtype, nranks), None));
         }
         match self.slot(op) {
@@ -94,5 +99,11 @@ mod tests {
         assert!(operations.reduction(second, DataType::I8, 2).is_ok());
         assert_eq!(operations.create(DataType::F32, Factor::Value([3; 8])), first);
         assert!(operations.destroy(0).is_err());
+        for op in RedOp::BITS {
+            assert!(operations.destroy(op.code()).is_err());
+            assert!(operations.reduction(op.code(), DataType::U16, 2).is_ok());
+            let refused = operations.reduction(op.code(), DataType::BF16, 2).err().unwrap();
+            assert!(refused.code() == 4 && refused.text().ends_with("bfloat16 is a float"), "{refused}");
+        }
     }
 }

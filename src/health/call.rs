@@ -8,7 +8,8 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 
 /// The operations a reducing collective can have, by their place in a call's words.
-const OPERATIONS: [&str; 7] = ["no operation", "sum", "prod", "max", "min", "avg", "pre-multiplied sum"];
+const OPERATIONS: [&str; 10] =
+    ["no operation", "sum", "prod", "max", "min", "avg", "pre-multiplied sum", "band", "bor", "bxor"];
 
 /// In the place of a collective: a message.
 const SEND: u64 = 0xff;
@@ -37,6 +38,9 @@ impl CallSummary {
                 Operator::Prod => 2,
                 Operator::Max => 3,
                 Operator::Min => 4,
+                Operator::And => 7,
+                Operator::Or => 8,
+                Operator::Xor => 9,
             },
         };
         CallSummary([count as u64, collective as u64 | (dtype as u64) << 8 | operation << 16 | u64::from(root.0) << 32])
@@ -63,9 +67,8 @@ impl fmt::Display for CallSummary {
             return write!(f, "send of {count} bytes to rank {receiver}");
         }
         let byte = |at: u32| usize::from((rest >> at) as u8);
-        let dtype = DataType::from_code(byte(8) as i32);
         let (Some(collective), Some(dtype), Some(operation)) =
-            (Collective::ALL.get(byte(0)), dtype, OPERATIONS.get(byte(16)))
+            (Collective::ALL.get(byte(0)), DataType::HOST.get(byte(8)), OPERATIONS.get(byte(16)))
         else {
             // Another rank's words are not trusted.
             return f.write_str("something unknown");
@@ -109,6 +112,19 @@ mod tests {
             ),
             (call(Collective::Broadcast, 6, DataType::I8, None, 70_000), "broadcast of 6 int8 with root 70000"),
             (call(Collective::AllToAll, 6, DataType::I8, None, 0), "all_to_all of 6 int8"),
+            (call(Collective::AllToAll, 6, DataType::U16, None, 0), "all_to_all of 6 uint16"),
+            (
+                call(Collective::AllReduce, 6, DataType::I16, sum(RedOp::BitXor, DataType::I16), 0),
+                "all_reduce of 6 int16 (bxor)",
+            ),
+            (
+                call(Collective::AllReduce, 6, DataType::I16, sum(RedOp::BitAnd, DataType::I16), 0),
+                "all_reduce of 6 int16 (band)",
+            ),
+            (
+                call(Collective::AllReduce, 6, DataType::I16, sum(RedOp::BitOr, DataType::I16), 0),
+                "all_reduce of 6 int16 (bor)",
+            ),
         ];
         for (index, (call, text)) in calls.iter().enumerate() {
             assert_eq!(call.to_string(), *text);

@@ -3,7 +3,7 @@
 //! Values of these types come from C programs, so each is only a number until it is checked.
 #![forbid(unsafe_code)]
 
-use crate::dtype::DataType;
+use crate::dtype::{DataType, RedOp};
 use crate::error::{Error, Result};
 use std::ffi::c_int;
 
@@ -17,6 +17,11 @@ pub trait CType {
 
     /// Itself, if it is a communicator's name.
     fn communicator(&self) -> Option<CommHandle> {
+        None
+    }
+
+    /// What it names that NCCL does not have, if it is a data type or an operation of Strata's own.
+    fn beyond_nccl(&self) -> Option<&'static str> {
         None
     }
 
@@ -47,7 +52,7 @@ numbers! {
 }
 
 macro_rules! codes {
-    ($($(#[doc = $doc:literal])+ $name:ident = $c:literal;)*) => { $(
+    ($($(#[doc = $doc:literal])+ $name:ident = $c:literal $(, $beyond:expr)?;)*) => { $(
         $(#[doc = $doc])+
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         #[repr(transparent)]
@@ -57,6 +62,13 @@ macro_rules! codes {
             fn c() -> String {
                 $c.to_string()
             }
+
+            $(
+                fn beyond_nccl(&self) -> Option<&'static str> {
+                    let name: fn(c_int) -> Option<&'static str> = $beyond;
+                    name(self.0)
+                }
+            )?
         }
     )* };
 }
@@ -65,9 +77,11 @@ codes! {
     /// A result code.
     Status = "ncclResult_t";
     /// An element type, not yet checked.
-    TypeCode = "ncclDataType_t";
+    TypeCode = "ncclDataType_t", |code| {
+        DataType::from_code(code).filter(|dtype| !dtype.is_nccl()).map(DataType::name)
+    };
     /// A reduction, not yet checked.
-    OpCode = "ncclRedOp_t";
+    OpCode = "ncclRedOp_t", |code| RedOp::from_code(code).filter(|op| !op.is_nccl()).map(RedOp::name);
     /// Where a scalar lives, not yet checked.
     Residence = "ncclScalarResidence_t";
     /// Which memory statistic is asked for, not yet checked.

@@ -47,11 +47,12 @@ pub fn obstacle(collective: Collective, count: usize, dtype: i32, op: i32) -> Op
     if !COLLECTIVES.contains(&collective) {
         return Some("no two levels for this collective");
     }
-    let Some(dtype) = DataType::from_code(dtype) else { return Some("an unknown type") };
+    let known = DataType::from_code(dtype).filter(|dtype| dtype.is_nccl());
+    let Some(dtype) = known else { return Some("an unknown type") };
     if count == 0 {
         return Some("no elements");
     }
-    match RedOp::from_code(op) {
+    match RedOp::from_code(op).filter(|op| op.is_nccl()) {
         _ if !collective.reduces() => None,
         None => Some("an operation of the program's own"),
         Some(RedOp::Avg) if dtype.is_integer() => Some("averages of integers are rounded once"),

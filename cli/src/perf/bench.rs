@@ -109,7 +109,7 @@ impl<'a, 'lib> Bench<'a, 'lib> {
     fn create_ops(&self, data: &Data) -> Result<Vec<i32>> {
         match data.reduce() {
             Reduce::None => Ok(vec![0; self.comms.len()]),
-            Reduce::Builtin(op) => Ok(vec![op as i32; self.comms.len()]),
+            Reduce::Builtin(op) => Ok(vec![op.code(); self.comms.len()]),
             Reduce::MulSum => {
                 let scalar = Data::scalar(data.dtype());
                 self.comms.iter().map(|comm| comm.create_op(scalar, data.dtype())).collect()

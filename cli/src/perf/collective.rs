@@ -174,7 +174,7 @@ pub enum Reduce {
 }
 
 impl Reduce {
-    /// All that reduce, in nccl-tests' order.
+    /// NCCL's that reduce, in nccl-tests' order.
     pub fn all() -> Vec<Reduce> {
         strata::dtype::RedOp::ALL.into_iter().map(Reduce::Builtin).chain([Reduce::MulSum]).collect()
     }
@@ -189,14 +189,16 @@ impl Reduce {
     }
 }
 
-/// The reductions named by `-o`.
+/// The reductions named by `-o`; `all` are NCCL's, which every library has.
 pub fn parse_reduce(text: &str) -> std::result::Result<Vec<Reduce>, String> {
     let all = Reduce::all();
     if text == "all" {
         return Ok(all);
     }
-    let names = || all.iter().map(|reduce| reduce.name()).collect::<Vec<_>>().join(", ");
-    let found: Vec<Reduce> = all.iter().copied().filter(|reduce| reduce.name() == text).collect();
+    let bits = strata::dtype::RedOp::BITS.into_iter().map(Reduce::Builtin);
+    let known: Vec<Reduce> = all.into_iter().chain(bits).collect();
+    let names = || known.iter().map(|reduce| reduce.name()).collect::<Vec<_>>().join(", ");
+    let found: Vec<Reduce> = known.iter().copied().filter(|reduce| reduce.name() == text).collect();
     if found.is_empty() {
         Err(format!("not one of {}, all", names()))
     } else {
@@ -204,13 +206,13 @@ pub fn parse_reduce(text: &str) -> std::result::Result<Vec<Reduce>, String> {
     }
 }
 
-/// The types named by `-d`.
+/// The types named by `-d`; `all` are NCCL's, which every library has.
 pub fn parse_dtype(text: &str) -> std::result::Result<Vec<DataType>, String> {
     if text == "all" {
         return Ok(DataType::ALL.to_vec());
     }
-    let names = || DataType::ALL.map(DataType::name).join(", ");
-    let found: Vec<DataType> = DataType::ALL.into_iter().filter(|dtype| dtype.name() == text).collect();
+    let names = || DataType::HOST.map(DataType::name).join(", ");
+    let found: Vec<DataType> = DataType::HOST.into_iter().filter(|dtype| dtype.name() == text).collect();
     if found.is_empty() {
         Err(format!("not one of {}, all", names()))
     } else {

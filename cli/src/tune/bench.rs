@@ -235,7 +235,7 @@ impl<'a> Bench<'a> {
         let comms = &self.kept[at].1;
         let issue = || {
             let mut all = comms.iter().zip(&buffers);
-            all.try_for_each(|(comm, (buffers, place))| case.kind.issue(comm, buffers, RedOp::Sum as i32, *place))
+            all.try_for_each(|(comm, (buffers, place))| case.kind.issue(comm, buffers, RedOp::Sum.code(), *place))
         };
         match comms.len() {
             1 => issue(),

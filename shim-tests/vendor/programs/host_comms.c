@@ -152,6 +152,23 @@ static void made_in_one_group(int number) {
   OK(ncclCommDestroy(world));
 }
 
+/* What NCCL does not have is refused on its communicators, with the reason, and its group fails. */
+static void types_are_of_the_host(ncclComm_t world, ncclComm_t host) {
+  static int16_t in[MANY], out[MANY];
+  in[0] = (int16_t)(me + 1), out[0] = 0;
+  OK(ncclAllReduce(in, out, MANY, strataInt16, strataBitOr, host, NULL)); CHECK(out[0] >= 3);
+  out[0] = 0;
+  CHECK(ncclAllReduce(in, out, 10, strataInt16, ncclSum, world, NULL) == ncclInvalidArgument);
+  CHECK(strstr(p_strataGetLastError(), "int16 is for communicators in host memory (strataCommInitHost)"));
+  CHECK(ncclAllReduce(in, out, 10, ncclInt32, strataBitXor, world, NULL) == ncclInvalidArgument);
+  CHECK(strstr(p_strataGetLastError(), "bxor is for communicators in host memory"));
+  CHECK(ncclSend(in, 10, strataUint16, 0, world, NULL) == ncclInvalidArgument);
+  OK(ncclGroupStart());
+  CHECK(ncclAllReduce(in, out, 10, strataInt16, ncclSum, world, NULL) == ncclInvalidArgument);
+  CHECK(ncclGroupEnd() == ncclInvalidArgument && out[0] == 0);
+  sums_up(world, n, 10, NULL);
+}
+
 static ncclResult_t told;
 static char told_text[256];
 static void note(void* argument, ncclResult_t status) {
@@ -223,6 +240,7 @@ static void rank_main(int rank, const struct grid* grid) {
     OK(ncclCommSplit(world, 0, me, &child, NULL)); CHECK(!is_host(child));
     sums_up(child, n, 10, NULL);
     one_group_has_both(child, host, stream);
+    types_are_of_the_host(child, host);
     OK(ncclCommDestroy(child));
     int number;
     OK(ncclCommCount(world, &number)); CHECK(number == n);

@@ -76,8 +76,11 @@ fn code_of(operator: Operator) -> i32 {
         Operator::Prod => RedOp::Prod,
         Operator::Max => RedOp::Max,
         Operator::Min => RedOp::Min,
+        Operator::And => RedOp::BitAnd,
+        Operator::Or => RedOp::BitOr,
+        Operator::Xor => RedOp::BitXor,
     };
-    op as i32
+    op.code()
 }
 
 impl Provider for NodeComm {
@@ -91,7 +94,7 @@ impl Provider for NodeComm {
     ) -> Result<()> {
         let [send, recv] = buffers.map(|address| address as usize);
         let op = operator.map_or(0, code_of);
-        let call = VendorCall { collective, send, recv, count, dtype: dtype as i32, op, stream };
+        let call = VendorCall { collective, send, recv, count, dtype: dtype.code(), op, stream };
         let issue = || calls::collective(&call, collective, self.comm, [send, recv], count, self.library);
         self.ended.call(|| {
             issue().map_err(|code| {

@@ -31,6 +31,7 @@ pub fn ptx(dtype: DataType) -> &'static CStr {
         DataType::BF16 => ptx!("bf16"),
         DataType::F8E4M3 => ptx!("e4m3"),
         DataType::F8E5M2 => ptx!("e5m2"),
+        DataType::I16 | DataType::U16 => unreachable!("communicators of GPUs refuse them"),
     }
 }
 

@@ -122,6 +122,8 @@ pub const fn type_name(dtype: DataType) -> &'static str {
         DataType::BF16 => "bf16",
         DataType::F8E4M3 => "e4m3",
         DataType::F8E5M2 => "e5m2",
+        // Communicators of GPUs refuse them.
+        DataType::I16 | DataType::U16 => "none",
     }
 }
 
@@ -132,6 +134,8 @@ pub const fn operator_name(operator: Operator) -> &'static str {
         Operator::Prod => "prod",
         Operator::Max => "max",
         Operator::Min => "min",
+        // Communicators of GPUs refuse them.
+        Operator::And | Operator::Or | Operator::Xor => "none",
     }
 }
 
@@ -163,7 +167,7 @@ pub enum Kernel {
 }
 
 const TYPES: usize = DataType::ALL.len();
-const OPERATORS: [Operator; 4] = [Operator::Sum, Operator::Prod, Operator::Max, Operator::Min];
+const OPERATORS: [Operator; 4] = Operator::ON_GPUS;
 
 impl Kernel {
     /// How many there are.

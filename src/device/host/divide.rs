@@ -67,6 +67,7 @@ macro_rules! quotients {
     };
 }
 quotients!(u8, i8, u16);
+quotients!(u16, i16, u32);
 quotients!(u32, i32, u64);
 quotients!(u64, i64, u128);
 
@@ -103,6 +104,10 @@ mod tests {
                 assert_eq!((n as i64).over(&i64::ready(divisor)), signed, "{} / {divisor}", n as i64);
                 let short = n as u32;
                 assert_eq!(u64::from(short.over(&u32::ready(divisor))), u64::from(short) / divisor);
+                let (word, signed) = (n as u16, n as i16);
+                assert_eq!(u64::from(word.over(&u16::ready(divisor))), u64::from(word) / divisor, "{word} / {divisor}");
+                let expected = (i128::from(signed) / i128::from(divisor)) as i16;
+                assert_eq!(signed.over(&i16::ready(divisor)), expected, "{signed} / {divisor}");
                 let short = n as i32;
                 let expected = (i128::from(short) / i128::from(divisor)) as i32;
                 assert_eq!(short.over(&i32::ready(divisor)), expected, "{short} / {divisor}");

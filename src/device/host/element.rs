@@ -70,6 +70,13 @@ pub(super) struct Larger;
 /// The smaller, of wide forms whose order is the element's.
 pub(super) struct Smaller;
 
+/// The bits that both have.
+pub(super) struct And;
+/// The bits that one of them has.
+pub(super) struct Or;
+/// The bits in which they differ.
+pub(super) struct Xor;
+
 impl<W: Ord> Pair<W> for Larger {
     #[inline(always)]
     fn pair(first: W, second: W) -> W {
@@ -126,9 +133,27 @@ macro_rules! integers {
                 first.wrapping_mul(second)
             }
         }
+        impl Pair<$int> for And {
+            #[inline(always)]
+            fn pair(first: $int, second: $int) -> $int {
+                first & second
+            }
+        }
+        impl Pair<$int> for Or {
+            #[inline(always)]
+            fn pair(first: $int, second: $int) -> $int {
+                first | second
+            }
+        }
+        impl Pair<$int> for Xor {
+            #[inline(always)]
+            fn pair(first: $int, second: $int) -> $int {
+                first ^ second
+            }
+        }
     )*};
 }
-integers!(i8, u8, i32, u32, i64, u64);
+integers!(i8, u8, i16, u16, i32, u32, i64, u64);
 
 macro_rules! floats {
     ($($float:ty),*) => {$(

@@ -5,6 +5,7 @@
 //! depend neither on its place nor on alignment.
 
 use super::divide::Quotient;
+use super::element::{And, Or, Xor};
 use super::element::{Bf16, E4m3, E5m2, Element, Larger, Pair, Prod, Ranked, Small, Smaller, Sum, Times, F16};
 #[cfg(target_arch = "x86_64")]
 use super::f16c::{HalfF16c, SmallF16c};
@@ -143,12 +144,18 @@ where
     T: Element<Wide = T> + Ord,
     Sum: Pair<T>,
     Prod: Pair<T>,
+    And: Pair<T>,
+    Or: Pair<T>,
+    Xor: Pair<T>,
 {
     match operator {
         Operator::Sum => choose::<T, Sum, L>(level),
         Operator::Prod => choose::<T, Prod, L>(level),
         Operator::Max => choose::<T, Larger, L>(level),
         Operator::Min => choose::<T, Smaller, L>(level),
+        Operator::And => choose::<T, And, L>(level),
+        Operator::Or => choose::<T, Or, L>(level),
+        Operator::Xor => choose::<T, Xor, L>(level),
     }
 }
 
@@ -166,6 +173,7 @@ where
         Operator::Prod => choose::<E, Prod, L>(level),
         Operator::Max => choose::<R, Larger, M>(level),
         Operator::Min => choose::<S, Smaller, M>(level),
+        Operator::And | Operator::Or | Operator::Xor => unreachable!("where a call is accepted floats have no bits"),
     }
 }
 
@@ -188,6 +196,8 @@ pub(super) fn fold_kernel(level: InstructionSet, dtype: DataType, operator: Oper
     match dtype {
         DataType::I8 => integers::<i8, 128>(level, operator),
         DataType::U8 => integers::<u8, 128>(level, operator),
+        DataType::I16 => integers::<i16, 64>(level, operator),
+        DataType::U16 => integers::<u16, 64>(level, operator),
         DataType::I32 => integers::<i32, 32>(level, operator),
         DataType::U32 => integers::<u32, 32>(level, operator),
         DataType::I64 => integers::<i64, 16>(level, operator),
@@ -325,6 +335,8 @@ where
     match dtype {
         DataType::I8 => run!(scale_integers, i8, 128),
         DataType::U8 => run!(scale_integers, u8, 128),
+        DataType::I16 => run!(scale_integers, i16, 64),
+        DataType::U16 => run!(scale_integers, u16, 64),
         DataType::I32 => run!(scale_integers, i32, 32),
         DataType::U32 => run!(scale_integers, u32, 32),
         DataType::I64 => run!(scale_integers, i64, 16),

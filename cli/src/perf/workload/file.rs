@@ -310,10 +310,10 @@ impl Reader<'_> {
     }
 
     fn dtype_named(&self, name: &Spanned<String>) -> Result<DataType> {
-        let found = DataType::ALL.into_iter().find(|dtype| dtype.name() == name.get_ref());
+        let found = DataType::HOST.into_iter().find(|dtype| dtype.name() == name.get_ref());
         found.map_or_else(
             || {
-                let all = DataType::ALL.map(DataType::name).join(", ");
+                let all = DataType::HOST.map(DataType::name).join(", ");
                 wrong(self.line(name), &format!("`{}` is not one of {all}", name.get_ref()))
             },
             Ok,

@@ -150,7 +150,7 @@ impl<'a> Replay<'a> {
         let (comm, place) = (&self.comms[call.group], self.places[call.group]);
         let stream = comm.stream().ok_or_else(|| Error::Internal("a group without a stream".into()))?;
         let begun = stream.mark()?;
-        call.kind.issue(comm, &buffers, RedOp::Sum as i32, place)?;
+        call.kind.issue(comm, &buffers, RedOp::Sum.code(), place)?;
         Ok(Pending { begun, ended: stream.mark()? })
     }
 
