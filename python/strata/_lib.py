@@ -1,0 +1,196 @@
+"""The C functions of libstrata.so, through ctypes.
+
+The library is opened by its path and without exporting its symbols (RTLD_LOCAL). It has NCCL's name and symbols, and a
+process may also hold NVIDIA's, which PyTorch's wheel brings.
+
+ctypes releases Python's global lock during each call, so other threads run while a call waits.
+"""
+
+import ctypes
+import os
+from ctypes import CFUNCTYPE, POINTER, byref, c_char_p, c_int, c_size_t, c_void_p
+from pathlib import Path
+
+# Result codes of nccl.h.
+SUCCESS = 0
+IN_PROGRESS = 7
+
+# Element types of nccl.h and strata.h.
+INT8, UINT8, INT32, UINT32, INT64, UINT64, FLOAT16, FLOAT32, FLOAT64, BFLOAT16, FLOAT8_E4M3, FLOAT8_E5M2 = range(12)
+
+# Operations of nccl.h.
+SUM, PROD, MAX, MIN, AVG = range(5)
+
+_SCALAR_HOST = 1
+_NO_COLOR = -1
+_VERSION_CODE = 23203
+_VARIABLE = "STRATA_LIBRARY"
+
+
+class LibraryError(ImportError):
+    """libstrata.so cannot be opened, or is not the one that this package is for."""
+
+
+class UniqueId(ctypes.Structure):
+    """What the ranks of a new communicator share: ncclUniqueId."""
+
+    _fields_ = [("internal", ctypes.c_char * 128)]
+
+
+CALLBACK = CFUNCTYPE(None, c_void_p)
+
+_BUFFERS = [c_void_p, c_void_p, c_size_t, c_int]
+_PROTOTYPES = {
+    "ncclGetVersion": [POINTER(c_int)],
+    "ncclGetUniqueId": [POINTER(UniqueId)],
+    "ncclCommInitRank": [POINTER(c_void_p), c_int, UniqueId, c_int],
+    "ncclCommSplit": [c_void_p, c_int, c_int, POINTER(c_void_p), c_void_p],
+    "ncclCommFinalize": [c_void_p],
+    "ncclCommDestroy": [c_void_p],
+    "ncclCommAbort": [c_void_p],
+    "ncclCommRevoke": [c_void_p, c_int],
+    "ncclCommGetAsyncError": [c_void_p, POINTER(c_int)],
+    "ncclRedOpCreatePreMulSum": [POINTER(c_int), c_void_p, c_int, c_int, c_void_p],
+    "ncclRedOpDestroy": [c_int, c_void_p],
+    "ncclReduce": [*_BUFFERS, c_int, c_int, c_void_p, c_void_p],
+    "ncclBroadcast": [*_BUFFERS, c_int, c_void_p, c_void_p],
+    "ncclAllReduce": [*_BUFFERS, c_int, c_void_p, c_void_p],
+    "ncclReduceScatter": [*_BUFFERS, c_int, c_void_p, c_void_p],
+    "ncclAllGather": [*_BUFFERS, c_void_p, c_void_p],
+    "ncclAlltoAll": [*_BUFFERS, c_void_p, c_void_p],
+    "ncclGather": [*_BUFFERS, c_int, c_void_p, c_void_p],
+    "ncclScatter": [*_BUFFERS, c_int, c_void_p, c_void_p],
+    "ncclSend": [c_void_p, c_size_t, c_int, c_int, c_void_p, c_void_p],
+    "ncclRecv": [c_void_p, c_size_t, c_int, c_int, c_void_p, c_void_p],
+    "ncclGroupStart": [],
+    "ncclGroupEnd": [],
+    "strataStreamCreate": [POINTER(c_void_p)],
+    "strataStreamDestroy": [c_void_p],
+    "strataStreamSynchronize": [c_void_p],
+    "strataStreamAddCallback": [c_void_p, CALLBACK, c_void_p],
+}
+
+
+def _path() -> str:
+    """The library's path: what STRATA_LIBRARY names, else the one beside this package."""
+    given = os.environ.get(_VARIABLE)
+    if given:
+        return given
+    return str(Path(__file__).parent / "lib" / "libstrata.so")
+
+
+def _open() -> ctypes.CDLL:
+    path = _path()
+    try:
+        library = ctypes.CDLL(path, mode=ctypes.RTLD_LOCAL)
+    except OSError as error:
+        raise LibraryError(f"strata: cannot open {path}: {error}; {_VARIABLE} names the path of libstrata.so") from None
+    missing = [name for name in _PROTOTYPES if not hasattr(library, name)]
+    if missing:
+        raise LibraryError(f"strata: {path} is not this version's libstrata.so: it lacks {', '.join(missing)}")
+    for name, arguments in _PROTOTYPES.items():
+        function = getattr(library, name)
+        function.argtypes = arguments
+        function.restype = c_int
+    library.ncclGetErrorString.argtypes = [c_int]
+    library.ncclGetErrorString.restype = c_char_p
+    library.ncclGetLastError.argtypes = [c_void_p]
+    library.ncclGetLastError.restype = c_char_p
+    version = c_int()
+    library.ncclGetVersion(byref(version))
+    if version.value != _VERSION_CODE:
+        raise LibraryError(
+            f"strata: {path} has NCCL's interface {version.value}, and this package is for {_VERSION_CODE}; "
+            "install the package and the library from one release"
+        )
+    return library
+
+
+# Until strataCommInitHost is there: no other library serves, and buffers are on the host.
+os.environ.setdefault("STRATA_NCCL_LIB", "none")
+os.environ.setdefault("STRATA_DEVICE", "host")
+lib = _open()
+
+
+def reason(code: int) -> str:
+    """What the last failed call of this process says, after the meaning of its code."""
+    meaning = (lib.ncclGetErrorString(code) or b"").decode(errors="replace")
+    text = (lib.ncclGetLastError(None) or b"").decode(errors="replace")
+    return f"{meaning}: {text}" if text else meaning
+
+
+def unique_id() -> bytes:
+    """A new id for a communicator."""
+    made = UniqueId()
+    code = lib.ncclGetUniqueId(byref(made))
+    if code:
+        raise RuntimeError(f"strata: making a unique id: {reason(code)}")
+    return bytes(made)
+
+
+def init_host(nranks: int, unique: bytes, rank: int, timeout_ms: int) -> int:
+    """A communicator on the host. All ranks call, and each waits for the others."""
+    comm = c_void_p()
+    code = lib.ncclCommInitRank(byref(comm), nranks, UniqueId.from_buffer_copy(unique), rank)
+    if code:
+        raise RuntimeError(reason(code))
+    return comm.value
+
+
+def split(comm: int, color: "int | None", key: int) -> "int | None":
+    """A communicator of the ranks that give the same color; None without a color. All ranks of `comm` call."""
+    made = c_void_p()
+    code = lib.ncclCommSplit(comm, _NO_COLOR if color is None else color, key, byref(made), None)
+    if code:
+        raise RuntimeError(reason(code))
+    return made.value
+
+
+def pre_multiplied_sum(scalar: int, datatype: int, comm: int) -> int:
+    """An operation that multiplies each input by the scalar at this address before it sums."""
+    operation = c_int()
+    code = lib.ncclRedOpCreatePreMulSum(byref(operation), scalar, datatype, _SCALAR_HOST, comm)
+    if code:
+        raise RuntimeError(reason(code))
+    return operation.value
+
+
+class Stream:
+    """A host stream: runs what is queued on it in order, on a thread of its own."""
+
+    def __init__(self, comm: "int | None" = None):
+        """`comm` is the communicator whose failures callbacks are told."""
+        handle = c_void_p()
+        code = lib.strataStreamCreate(byref(handle))
+        if code:
+            raise RuntimeError(f"strata: making a stream: {reason(code)}")
+        self.handle = handle.value
+        self.comm = comm
+
+    def close(self) -> None:
+        """Takes nothing more; what is queued still runs."""
+        lib.strataStreamDestroy(self.handle)
+
+    def call(self, function) -> None:
+        """Queues `function(error)`: `error` tells what failed before it on the communicator, or is None."""
+        key = id(function)
+        _queued[key] = (function, self)
+        code = lib.strataStreamAddCallback(self.handle, _run_queued, key)
+        if code:
+            del _queued[key]
+            raise RuntimeError(reason(code))
+
+
+_queued: dict = {}
+
+
+@CALLBACK
+def _run_queued(key):
+    function, stream = _queued.pop(key)
+    error = None
+    if stream.comm is not None:
+        code = c_int()
+        lib.ncclCommGetAsyncError(stream.comm, byref(code))
+        if code.value not in (SUCCESS, IN_PROGRESS):
+            error = reason(code.value)
+    function(error)

@@ -1,0 +1,37 @@
+"""A torch.distributed backend, "strata", for CPU tensors.
+
+    torch.distributed.init_process_group("strata")
+
+PyTorch 2.14 and later finds the backend by its entry point. Before that, `import strata.torch` registers it.
+"""
+
+_NAME = "strata"
+# Before it a process group in Python gets no options and cannot say that it has ended.
+_OLDEST = (2, 6)
+
+try:
+    import torch
+    import torch.distributed as dist
+except ImportError as error:
+    raise ImportError(f"strata.torch needs PyTorch {'.'.join(map(str, _OLDEST))} or later: {error}") from error
+
+if tuple(int(part) for part in torch.__version__.split(".")[:2]) < _OLDEST:
+    raise ImportError(f"strata.torch needs PyTorch {'.'.join(map(str, _OLDEST))} or later, and this is {torch.__version__}")
+if not dist.is_available():
+    raise ImportError(f"strata.torch needs torch.distributed, which PyTorch {torch.__version__} was built without")
+
+
+def create(options, backend_options=None):
+    """What `init_process_group` and `new_group` call for the name "strata". The first call opens the library."""
+    from ._group import create
+
+    return create(options, backend_options)
+
+
+def register() -> None:
+    """Makes the backend known to torch.distributed. Once is enough."""
+    if _NAME not in dist.Backend.backend_list:
+        dist.Backend.register_backend(_NAME, create, extended_api=True, devices=["cpu", "cuda"])
+
+
+register()

@@ -1,0 +1,444 @@
+"""A process group of torch.distributed whose calls Strata makes.
+
+A call with `asyncOp` false runs on the caller's thread. While calls are queued it is queued as well, so that calls keep
+their order. Other calls are queued on a stream of Strata; their tensors are held until they have ended.
+"""
+
+import atexit
+import os
+import threading
+import time
+import weakref
+from datetime import timedelta
+
+import torch
+from torch._C._distributed_c10d import Backend, ErrorType, PrefixStore
+from torch.distributed import DistBackendError
+
+from .. import _lib
+from ._collectives import Collectives, grouped
+from ._elements import Copies, copy_all, is_plain
+from ._messages import Messages
+from ._work import Done, Work
+
+_c = _lib.lib
+_ZERO = timedelta(0)
+_EXIT_SECONDS = 5.0
+_groups: "weakref.WeakSet[Group]" = weakref.WeakSet()
+
+
+class Batch:
+    """The calls between `start_coalescing` and `end_coalescing`, all of one thread."""
+
+    def __init__(self):
+        self.thread = threading.get_ident()
+        self.parts = []
+        self.results = []
+        self.held = []
+        self.copies = Copies()
+        self.messages = []
+
+
+class Group(Collectives):
+    """What the classes for PyTorch of 2.14 and later and for those before it have in common."""
+
+    def _begin(self, store, rank, size, timeout, name, comm=None):
+        """Meets the other ranks. `comm` is a communicator that is there already."""
+        self._rank = rank
+        self._size = size
+        self._name = name
+        self._timeout = timeout.total_seconds()
+        self._messages = None
+        self._lock = threading.Lock()
+        self._inflight = set()
+        self._batch = None
+        self._failure = None
+        self._sequence = 0
+        self._barriers = 0
+        self._comm = comm
+        try:
+            # A store may serve a group of the same name again, after the first one's end.
+            generation = (store.add("generation", 1) - 1) // size
+            self.store = PrefixStore(f"{generation}", store)
+            if comm is None:
+                self._comm = self._meet()
+        except Exception as error:
+            raise self.failure(f"init_process_group on {self._where()}", error) from error
+        self._stream = _lib.Stream(self._comm)
+        self._messages = Messages(self)
+        _groups.add(self)
+
+    def _meet(self):
+        """A communicator of all ranks, who find each other by the store."""
+        if self._rank == 0:
+            self.store.set("unique_id", _lib.unique_id().hex())
+        unique = bytes.fromhex(self.store.get("unique_id").decode())
+        return _lib.init_host(self._size, unique, self._rank, self.timeout_ms())
+
+    # What a call needs.
+
+    def _where(self) -> str:
+        return f"rank {self._rank} of {self._size}"
+
+    def failure(self, what: str, error) -> DistBackendError:
+        """The exception for a call that failed."""
+        return DistBackendError(f"strata: {what}: {self._failure or error}")
+
+    def timeout_ms(self) -> int:
+        """The group's time limit; 0 for none."""
+        return max(0, int(self._timeout * 1000))
+
+    def _refuse(self, call, reason, kind=ValueError):
+        raise kind(f"strata: {call} on {self._where()}: {reason}")
+
+    def _check(self, call, *tensors):
+        """Refuses what no call of this group can take."""
+        if self._comm is None:
+            self._refuse(call, self._failure or "the group has been destroyed", RuntimeError)
+        for tensor in tensors:
+            if not (tensor.is_cpu and tensor.layout is torch.strided):
+                self._refuse_tensor(call, tensor)
+
+    def _refuse_tensor(self, call, tensor):
+        if tensor.layout is not torch.strided:
+            self._refuse(call, f"{tensor.layout} tensors are not supported; use to_dense()", TypeError)
+        hint = (
+            '; for GPUs use "cpu:strata,cuda:nccl", and LD_PRELOAD=libstrata.so to put Strata in front of NCCL'
+            if tensor.device.type == "cuda"
+            else ""
+        )
+        self._refuse(call, f"the tensor is on {tensor.device}, and this backend takes CPU tensors{hint}", TypeError)
+
+    # Making and queueing calls.
+
+    def _run_all(self, name, parts, result, opts, copies, held=None):
+        """Makes the calls of `parts`, (call, held), as one group."""
+        calls = [call for call, _held in parts]
+        return self._run(name, lambda stream: grouped(calls, stream), result, opts, copies, (parts, held))
+
+    def _run(self, name, call, result, opts, copies, held):
+        """Makes a call, or queues it: `call(stream)` gives a result code."""
+        self._sequence += 1
+        batch = self._batch
+        if batch is not None and batch.thread == threading.get_ident():
+            batch.parts.append(call)
+            batch.results.extend(result)
+            batch.held.append(held)
+            batch.copies.before += copies.before
+            batch.copies.after += copies.after
+            return None
+        limit = opts.timeout if opts.timeout > _ZERO else None
+        if opts.asyncOp or self._inflight:
+            work = self._queue(name, call, result, copies, held, limit)
+            if not opts.asyncOp:
+                work.wait()
+            return work
+        timer = self._watch(lambda: f"{name} on {self._where()}", limit)
+        if copies.before:
+            copy_all(copies.before)
+        code = call(None)
+        if timer is not None:
+            timer.cancel()
+        if code:
+            raise self.failure(f"{name} on {self._where()}", _lib.reason(code))
+        if copies.after:
+            copy_all(copies.after)
+        return Done(result)
+
+    def _queue(self, name, call, result, copies, held, limit):
+        work = Work(lambda: f"{name} on {self._where()}", result)
+        timer = self._watch(work.describe, limit)
+
+        def ended(error, _held=held):
+            if timer is not None:
+                timer.cancel()
+            try:
+                if error is None:
+                    copy_all(copies.after)
+                    failure = None
+                else:
+                    failure = self.failure(work.describe(), error)
+            except Exception as problem:
+                failure = self.failure(work.describe(), problem)
+            self._inflight.discard(work)
+            work.finish(failure)
+
+        with self._lock:
+            self._check(name)
+            self._inflight.add(work)
+            if copies.before:
+                self._stream.call(lambda _error: copy_all(copies.before))
+            code = call(self._stream.handle)
+            if code:
+                self._inflight.discard(work)
+                raise self.failure(work.describe(), _lib.reason(code))
+            self._stream.call(ended)
+        return work
+
+    def _watch(self, describe, limit):
+        """A timer that ends the communicator's calls when one has taken longer than a limit of its own."""
+        seconds = self._timeout if limit is None else limit.total_seconds()
+        if limit is None and not self._limit_changed or seconds <= 0:
+            return None
+
+        def expire():
+            self._failure = f"{describe()} has not ended within {seconds:g} s"
+            _c.ncclCommRevoke(self._comm, 0)
+
+        timer = threading.Timer(seconds, expire)
+        timer.daemon = True
+        timer.start()
+        return timer
+
+    _limit_changed = False
+
+    # Coalescing.
+
+    def start_coalescing(self, device=None):
+        self._check("coalescing")
+        self._batch = Batch()
+
+    def end_coalescing(self, device=None):
+        batch, self._batch = self._batch, None
+        if batch is None:
+            self._refuse("coalescing", "has not begun", RuntimeError)
+        works = [post() for post in batch.messages]
+        if batch.parts or not works:
+            parts = batch.parts
+            works.append(
+                self._queue(
+                    "coalesced calls",
+                    lambda stream: grouped(parts, stream),
+                    batch.results,
+                    batch.copies,
+                    batch.held,
+                    None,
+                )
+            )
+        return works[0] if len(works) == 1 else All(works)
+
+    # Messages.
+
+    def send(self, tensors, target, tag):
+        return self._message("send", tensors, target, tag)
+
+    def recv(self, tensors, source, tag):
+        return self._message("recv", tensors, source, tag)
+
+    def _message(self, kind, tensors, peer, tag):
+        tensor = self._one(kind, tensors)
+        self._check(kind, tensor)
+        if not 0 <= peer < self._size:
+            self._refuse(kind, f"{peer} is not a rank of this group")
+        if tag < 0:
+            self._refuse(kind, f"the tag {tag} is negative")
+
+        def post():
+            return self._post(kind, tensors, tensor, peer, tag)
+
+        batch = self._batch
+        if batch is not None and batch.thread == threading.get_ident():
+            batch.messages.append(post)
+            return None
+        return post()
+
+    def _post(self, kind, tensors, tensor, peer, tag):
+        to = "to" if kind == "send" else "from"
+        work = Work(lambda: f"{kind} {to} rank {peer}, tag {tag}, on {self._where()}", tensors)
+        if tensor.numel() == 0:
+            work.finish()
+        elif kind == "send":
+            self._messages.send(tensor if is_plain(tensor) else tensor.detach().clone().contiguous(), peer, tag, work)
+        elif is_plain(tensor):
+            self._messages.recv(tensor, peer, tag, work)
+        else:
+            plain = torch.empty(tensor.shape, dtype=tensor.dtype)
+            work.before_end = lambda: copy_all([(tensor, plain)])
+            self._messages.recv(plain, peer, tag, work)
+        return work
+
+    def recv_anysource(self, tensors, tag):
+        self._refuse("recv", "receiving from any rank is not supported; name the source", NotImplementedError)
+
+    # Barriers of another kind.
+
+    def monitored_barrier(self, opts, wait_all_ranks=False):
+        """Waits for all ranks, by the store; rank 0 names those that do not come in time."""
+        self._check("monitored_barrier")
+        seconds = opts.timeout.total_seconds() if opts.timeout > _ZERO else self._timeout
+        self._barriers += 1
+        prefix, deadline = f"monitored_barrier/{self._barriers}", time.monotonic() + seconds
+        if self._rank:
+            self.store.set(f"{prefix}/{self._rank}", "here")
+            # Rank 0 speaks when its own time is over, which may have begun later.
+            text = self._await([f"{prefix}/0"], deadline + seconds)
+            verdict = "rank 0 has not answered" if text else self.store.get(f"{prefix}/0").decode()
+            if verdict != "go":
+                self._refuse("monitored_barrier", verdict, DistBackendError)
+            return
+        keys = {f"{prefix}/{rank}": rank for rank in range(1, self._size)}
+        missing = [keys[key] for key in self._await(list(keys), deadline)]
+        if missing:
+            named = missing if wait_all_ranks else missing[:1]
+            verdict = f"rank{'s' * (len(named) > 1)} {', '.join(map(str, named))} did not come within {seconds:g} s"
+            self.store.set(f"{prefix}/0", verdict)
+            self._refuse("monitored_barrier", verdict, DistBackendError)
+        self.store.set(f"{prefix}/0", "go")
+
+    def _await(self, keys, deadline):
+        """Those of the keys that nobody has set until the deadline. Asks again and again: a wait would hold the
+        store's connection, which other threads use."""
+        pause = 0.001
+        while True:
+            keys = [key for key in keys if not self.store.check([key])]
+            left = deadline - time.monotonic()
+            if not keys or left <= 0:
+                return keys
+            time.sleep(min(pause, left))
+            pause = min(2 * pause, 0.05)
+
+    # Limits and ends.
+
+    def set_timeout(self, timeout):
+        self._timeout = timeout.total_seconds()
+        self._limit_changed = True
+
+    _set_default_timeout = set_timeout
+
+    def get_error(self):
+        return ErrorType.SUCCESS if self._failure is None else ErrorType.COMM_ERROR
+
+    def _get_sequence_number_for_group(self):
+        return self._sequence
+
+    def _set_sequence_number_for_group(self):
+        """Every rank counts from 0."""
+
+    def abort(self):
+        """Ends all calls at once."""
+        self._end(abort=True)
+
+    def shutdown(self):
+        """Waits for what is queued, and leaves."""
+        self._end(abort=False)
+
+    def _end(self, abort):
+        with self._lock:
+            comm, self._comm = self._comm, None
+        if comm is None:
+            return
+        _groups.discard(self)
+        if abort:
+            self._failure = self._failure or "the group has been aborted"
+            _c.ncclCommAbort(comm)
+        else:
+            _c.strataStreamSynchronize(self._stream.handle)
+            _c.ncclCommFinalize(comm)
+            _c.ncclCommDestroy(comm)
+        self._messages.close(abort)
+        self._stream.close()
+
+    def leave(self, deadline):
+        """The interpreter ends: what is queued may end until the deadline, then it is aborted."""
+        while self._inflight and time.monotonic() < deadline:
+            time.sleep(0.001)
+        self._end(abort=bool(self._inflight))
+        while self._inflight and time.monotonic() < deadline + _EXIT_SECONDS:
+            time.sleep(0.001)
+
+
+class All(Work):
+    """Several calls as one; the value of the Future is nothing."""
+
+    def __init__(self, works):
+        super().__init__(lambda: "a batch", [])
+        self._left = len(works)
+        self._first = None
+        self._counting = threading.Lock()
+        for work in works:
+            work.then(self._one_ended)
+
+    def _one_ended(self, error):
+        with self._counting:
+            self._left -= 1
+            self._first = self._first or error
+            last = self._left == 0
+        if last:
+            self.finish(self._first)
+
+
+class StrataBackend(Group, Backend):
+    """The backend for PyTorch 2.14 and later, which a ProcessGroup has for its devices."""
+
+    def __init__(self, store, rank, size, timeout, name, ranks=(), comm=None):
+        Backend.__init__(self, rank, size)
+        self._ranks = list(ranks) or list(range(size))
+        self._parts = weakref.WeakValueDictionary()
+        self._begin(store, rank, size, timeout, name, comm)
+
+    def getBackendName(self):
+        return "strata"
+
+    @property
+    def options(self):
+        options = Backend.Options("strata", timedelta(seconds=self._timeout))
+        options.global_ranks_in_group = self._ranks
+        options.group_name = self._name
+        return options
+
+    @property
+    def supports_splitting(self):
+        return True
+
+    @property
+    def supports_coalescing(self):
+        return True
+
+    def split(self, store, ranks, opts):
+        """A backend of some of the ranks. All ranks of this one call, each with the ranks of its own part."""
+        self._check("split_group")
+        # PyTorch asks once for each device.
+        made = self._parts.get(opts.group_name)
+        if made is not None:
+            return made
+        mine = self._rank in ranks
+        try:
+            comm = _lib.split(self._comm, min(ranks) if mine else None, ranks.index(self._rank) if mine else 0)
+        except RuntimeError as error:
+            raise self.failure(f"split_group on {self._where()}", error) from error
+        if not mine:
+            # PyTorch 2.15 dereferences what it is given, and None ends the process.
+            self._refuse("split_group", "this rank is in no part; give each rank one, or use new_group", RuntimeError)
+        members = [self._ranks[rank] for rank in ranks]
+        part = StrataBackend(
+            store, ranks.index(self._rank), len(ranks), opts._timeout, opts.group_name, members, comm
+        )
+        self._parts[opts.group_name] = part
+        return part
+
+
+def create(options, _backend_options=None):
+    """What `init_process_group` and `new_group` call for the name "strata"."""
+    return StrataBackend(
+        options.store,
+        options.group_rank,
+        options.group_size,
+        options.timeout,
+        options.group_id,
+        options.global_ranks_in_group,
+    )
+
+
+def _leave_all():
+    deadline = time.monotonic() + _EXIT_SECONDS
+    for group in list(_groups):
+        group.leave(deadline)
+
+
+def _forget():
+    """A forked child has no groups."""
+    _groups.clear()
+
+
+atexit.register(_leave_all)
+os.register_at_fork(after_in_child=_forget)

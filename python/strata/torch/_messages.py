@@ -1,0 +1,171 @@
+"""Messages between two ranks: `send` and `recv` with tags.
+
+Each tag from one rank to another is a channel of its own: a communicator of these two ranks and a stream. So a message
+waits for nothing but the messages before it on its channel: not for a collective, another tag, another rank or the other
+direction. The first message makes the channel, on the channel's stream, when its peer has come to it as well.
+"""
+
+import collections
+import threading
+
+from .. import _lib
+from . import _elements
+
+_lib_calls = _lib.lib
+
+
+class Channel:
+    """The messages of one tag from one rank to another."""
+
+    def __init__(self, group, source: int, target: int, tag: int):
+        self._group = group
+        self._sends = group.rank() == source
+        self._name = f"message/{source}/{target}/{tag}"
+        self._stream = _lib.Stream()
+        self._lock = threading.Lock()
+        self._waiting = collections.deque()
+        self._comm = None
+        self._error = None
+        self._closed = False
+        self._stream.call(self._connect)
+
+    def post(self, tensor, work) -> None:
+        """Queues a message; `tensor` is contiguous."""
+        with self._lock:
+            if self._error is not None:
+                work.finish(self._error)
+            elif self._comm is None:
+                self._waiting.append((tensor, work))
+            else:
+                self._launch(tensor, work)
+
+    def _connect(self, _error) -> None:
+        try:
+            offer = _lib.unique_id().hex()
+            # Whoever comes first leaves an id; the other one takes it.
+            agreed = self._group.store.compare_set(self._name, "", offer).decode()
+            comm = _lib.init_host(2, bytes.fromhex(agreed), 0 if self._sends else 1, self._group.timeout_ms())
+        except Exception as error:
+            self._fail(error)
+            return
+        with self._lock:
+            self._comm = self._stream.comm = comm
+            waiting, self._waiting = self._waiting, collections.deque()
+            for tensor, work in waiting:
+                self._launch(tensor, work)
+            closed = self._closed
+        if closed:
+            _lib_calls.ncclCommAbort(comm)
+
+    def _fail(self, error) -> None:
+        with self._lock:
+            self._error = error
+            waiting, self._waiting = self._waiting, collections.deque()
+        for _tensor, work in waiting:
+            work.finish(self._group.failure(work.describe(), error))
+
+    def _launch(self, tensor, work) -> None:
+        datatype, count = _elements.moved(tensor)
+        function, peer = (_lib_calls.ncclSend, 1) if self._sends else (_lib_calls.ncclRecv, 0)
+        code = function(tensor.data_ptr(), count, datatype, peer, self._comm, self._stream.handle)
+        if code:
+            work.finish(self._group.failure(work.describe(), _lib.reason(code)))
+            return
+
+        def ended(error, _held=tensor):
+            work.finish(None if error is None else self._group.failure(work.describe(), error))
+
+        self._stream.call(ended)
+
+    def close(self, abort: bool) -> None:
+        """Ends the channel. What waits for its peer fails."""
+        with self._lock:
+            self._closed = True
+            comm = self._comm
+        if comm is None:
+            self._fail(RuntimeError("the group has been destroyed"))
+        elif abort:
+            _lib_calls.ncclCommAbort(comm)
+        else:
+            _lib_calls.ncclCommFinalize(comm)
+            _lib_calls.ncclCommDestroy(comm)
+        self._stream.close()
+
+
+class Loopback:
+    """The messages of one tag from a rank to itself: each receive takes the oldest message."""
+
+    def __init__(self):
+        self._lock = threading.Lock()
+        self._sent = collections.deque()
+        self._wanted = collections.deque()
+
+    def send(self, tensor, work) -> None:
+        self._meet(self._sent, (tensor, work))
+
+    def recv(self, tensor, work) -> None:
+        self._meet(self._wanted, (tensor, work))
+
+    def _meet(self, side, item) -> None:
+        with self._lock:
+            side.append(item)
+            if not (self._sent and self._wanted):
+                return
+            source, sent = self._sent.popleft()
+            target, received = self._wanted.popleft()
+        error = None
+        if source.dtype != target.dtype or source.numel() != target.numel():
+            error = ValueError(
+                f"strata: {received.describe()} wants {target.numel()} {target.dtype}, "
+                f"and {sent.describe()} has {source.numel()} {source.dtype}"
+            )
+        else:
+            _elements.copy_all([(target.view(-1), source.view(-1))])
+        sent.finish(error)
+        received.finish(error)
+
+    def close(self, abort: bool) -> None:
+        with self._lock:
+            waiting = [work for _tensor, work in (*self._sent, *self._wanted)]
+            self._sent.clear()
+            self._wanted.clear()
+        for work in waiting:
+            work.finish(RuntimeError(f"strata: {work.describe()}: the group has been destroyed"))
+
+
+class Messages:
+    """All channels of a group."""
+
+    def __init__(self, group):
+        self._group = group
+        self._lock = threading.Lock()
+        self._channels: dict = {}
+
+    def _channel(self, source: int, target: int, tag: int):
+        key = (source, target, tag)
+        with self._lock:
+            channel = self._channels.get(key)
+            if channel is None:
+                channel = Loopback() if source == target else Channel(self._group, source, target, tag)
+                self._channels[key] = channel
+            return channel
+
+    def send(self, tensor, target: int, tag: int, work) -> None:
+        """Queues a message to a rank."""
+        me = self._group.rank()
+        channel = self._channel(me, target, tag)
+        (channel.send if target == me else channel.post)(tensor, work)
+
+    def recv(self, tensor, source: int, tag: int, work) -> None:
+        """Queues the receipt of a message from a rank."""
+        me = self._group.rank()
+        channel = self._channel(source, me, tag)
+        (channel.recv if source == me else channel.post)(tensor, work)
+
+    def close(self, abort: bool) -> None:
+        """Ends all channels."""
+        with self._lock:
+            channels = list(self._channels.values())
+            self._channels.clear()
+        for channel in channels:
+            channel.close(abort)

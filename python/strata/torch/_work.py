@@ -1,0 +1,150 @@
+"""What a call gives back, and the threads that complete Futures.
+
+A queued call is told of its end on its stream's thread. Nothing of the program runs there: a Future's callbacks may make
+calls and wait for them (PowerSGD's do), and these would come after what is queued on that stream. So a pool of threads
+completes the Futures, one thread more whenever all of them are busy.
+"""
+
+import contextlib
+import queue
+import threading
+from datetime import timedelta
+
+from torch._C._distributed_c10d import Work as BaseWork
+from torch.futures import Future
+
+_futures = threading.Lock()
+
+
+class Pool:
+    """Threads that run functions, as many as functions run at once. They do not keep the process from ending."""
+
+    def __init__(self):
+        self._functions = queue.SimpleQueue()
+        self._idle = threading.Semaphore(0)
+
+    def run(self, function) -> None:
+        """Runs `function()` on one of the threads."""
+        self._functions.put(function)
+        if not self._idle.acquire(blocking=False):
+            threading.Thread(target=self._work, name="strata-futures", daemon=True).start()
+
+    def _work(self) -> None:
+        while True:
+            self._functions.get()()
+            self._idle.release()
+
+
+pool = Pool()
+
+
+class Work(BaseWork):
+    """A call that has been queued.
+
+    PyTorch passes on only `wait` and `get_future` of a Work made in Python; its `is_completed` is always False.
+    """
+
+    def __init__(self, describe, result):
+        """`describe()` is the call in words, for messages; `result` is the value of the Future."""
+        super().__init__()
+        self.describe = describe
+        self.before_end = None
+        self._then = None
+        self._result = result
+        self._running = threading.Lock()
+        self._running.acquire()
+        self._ended = False
+        self._error = None
+        self._future = None
+
+    def finish(self, error: "Exception | None" = None) -> None:
+        """Ends the call. The pool completes the Future."""
+        if error is None and self.before_end is not None:
+            self.before_end()
+        with _futures:
+            self._error = error
+            self._ended = True
+            future, then = self._future, self._then
+        self._running.release()
+        if then is not None:
+            then(error)
+        if future is not None:
+            pool.run(lambda: self._complete(future))
+
+    def then(self, function) -> None:
+        """Calls `function(error)` when the call has ended; one function at most."""
+        with _futures:
+            self._then = function
+            ended = self._ended
+        if ended:
+            function(self._error)
+
+    def _complete(self, future) -> None:
+        if self._error is None:
+            future.set_result(self._result)
+        else:
+            future.set_exception(self._error)
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        """Waits until the call has ended, and raises its error. A timeout of 0 leaves the limit to the call's own."""
+        if not self._ended:
+            seconds = timeout.total_seconds()
+            if not self._running.acquire(timeout=seconds if seconds > 0 else -1):
+                raise RuntimeError(f"strata: {self.describe()} has not ended within {seconds:g} s")
+            self._running.release()
+        future = self._future
+        if future is not None and not future.done():
+            # The pool is about to complete it; who has waited may ask it at once.
+            with contextlib.suppress(Exception):
+                future.wait()
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def get_future(self) -> Future:
+        """The Future that the call's end completes."""
+        with _futures:
+            if self._future is not None:
+                return self._future
+            future = self._future = Future()
+            ended = self._ended
+        if ended:
+            self._complete(future)
+        return future
+
+    def is_completed(self) -> bool:
+        return self._ended
+
+    def is_success(self) -> bool:
+        return self._ended and self._error is None
+
+    def exception(self):
+        return self._error
+
+    def result(self):
+        return self._result
+
+
+class Done(BaseWork):
+    """A call that has ended."""
+
+    def __init__(self, result):
+        super().__init__()
+        self._result = result
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        return True
+
+    def get_future(self) -> Future:
+        future = Future()
+        future.set_result(self._result)
+        return future
+
+    def is_completed(self) -> bool:
+        return True
+
+    def is_success(self) -> bool:
+        return True
+
+    def result(self):
+        return self._result

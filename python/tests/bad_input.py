@@ -1,0 +1,228 @@
+"""Wrong calls: each raises an exception that names rank and call, in time, and ends no process.
+
+Every function runs on each rank of a test.
+"""
+
+import os
+import time
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed import ReduceOp
+
+from beyond_gloo import _begin, _raises
+
+# Whoever waits for what never comes gets an error after this, and the test fails.
+LIMIT = timedelta(seconds=20)
+
+
+def _backend():
+    return dist.group.WORLD._get_backend(torch.device("cpu"))
+
+
+def tensors_elsewhere():
+    rank, size = _begin()
+    where = f"rank {rank} of {size}"
+    away = torch.empty(4, device="meta")
+    _raises(TypeError, ["all_reduce", where, "meta", "CPU tensors"], lambda: _backend().allreduce([away]))
+    _raises(TypeError, ["send", where], lambda: _backend().send([away], 0, 0))
+    sparse = torch.eye(3).to_sparse()
+    _raises(TypeError, ["all_reduce", where, "to_dense"], lambda: _backend().allreduce([sparse]))
+    _raises(Exception, ["all_reduce"], lambda: dist.all_reduce(sparse))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def cuda_hint():
+    rank, size = _begin()
+
+    class OnGpu:
+        """What the checks read of a tensor on a GPU, which the machine of a test lacks."""
+
+        is_cpu, layout, device = False, torch.strided, torch.device("cuda:0")
+
+    words = ["all_reduce", f"rank {rank} of {size}", "cuda:0", "LD_PRELOAD", "cpu:strata,cuda:nccl"]
+    _raises(TypeError, words, lambda: _backend()._check("all_reduce", OnGpu()))
+    dist.destroy_process_group()
+
+
+def types_and_operations():
+    rank, size = _begin()
+    where = f"rank {rank} of {size}"
+    for data, op in (
+        (torch.ones(3), ReduceOp.BAND),
+        (torch.ones(3).bool(), ReduceOp.AVG),
+        (torch.ones(3, dtype=torch.complex64), ReduceOp.MAX),
+        (torch.ones(3, dtype=torch.complex64), ReduceOp.PRODUCT),
+        (torch.ones(3, dtype=torch.float16), ReduceOp.BXOR),
+    ):
+        backend, options = _backend(), dist.AllreduceOptions()
+        options.reduceOp = op
+        _raises(TypeError, ["all_reduce", where, str(data.dtype)], lambda: backend.allreduce([data], options))
+    _raises(NotImplementedError, ["recv", where, "any rank"], lambda: dist.recv(torch.ones(3)))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def sizes_and_counts():
+    rank, size = _begin()
+    where, other = f"rank {rank} of {size}", (rank + 1) % size
+    backend = _backend()
+
+    def refused(call, *words):
+        _raises((ValueError, RuntimeError), [where, *words], call)
+
+    ones = torch.ones
+    refused(lambda: dist.all_gather_into_tensor(ones(3), ones(2)), "all_gather_single", f"{2 * size} elements")
+    refused(lambda: dist.reduce_scatter_tensor(ones(2), ones(3)), "reduce_scatter_single", f"{2 * size} elements")
+    refused(lambda: dist.all_gather([ones(2)] * (size + 1), ones(2)), "all_gather", f"{size} outputs")
+    refused(lambda: dist.reduce_scatter(ones(2), [ones(2)]), "reduce_scatter", f"{size} inputs")
+    refused(lambda: dist.all_to_all_single(ones(size + 1), ones(size + 1)), "all_to_all_single", "cannot be split")
+    refused(lambda: dist.all_to_all_single(ones(4), ones(4), [9] * size, [2] * size), "all_to_all_single", "split sizes")
+    refused(lambda: dist.all_to_all([ones(1)], [ones(1)]), "all_to_all", f"{size} inputs")
+    if rank == 0:
+        refused(lambda: dist.gather(ones(2), [ones(2)] * (size + 1), 0), "gather", f"{size} outputs")
+        refused(lambda: dist.gather(ones(2), [ones(3)] * size, 0), "gather", "2 elements")
+        refused(lambda: dist.scatter(ones(2), [ones(3)] * size, 0), "scatter", "2 elements")
+    refused(lambda: backend.allreduce([ones(2), ones(2)]), "all_reduce", "one tensor")
+    refused(lambda: backend.send([ones(2)], size, 0), "send", "not a rank")
+    refused(lambda: backend.send([ones(2)], other, -1), "send", "negative")
+    options = dist.BroadcastOptions()
+    options.rootRank = size
+    refused(lambda: backend.broadcast([ones(2)], options), "broadcast", "not a rank")
+    # The group is as good as before.
+    data = ones(3)
+    dist.all_reduce(data)
+    assert data.eq(size).all()
+    dist.destroy_process_group()
+
+
+def different_calls(kind, later):
+    later = later == "True"
+    rank, size = _begin(timeout=LIMIT)
+    dist.barrier()
+    begin = time.monotonic()
+
+    def call():
+        if kind == "call" and rank == 0:
+            work = dist.broadcast(torch.ones(4), 0, async_op=later)
+        elif kind == "type" and rank == 0:
+            work = dist.all_reduce(torch.ones(4).double(), async_op=later)
+        elif kind == "size" and rank == 0:
+            work = dist.all_reduce(torch.ones(1000), async_op=later)
+        elif kind == "operation" and rank == 0:
+            work = dist.all_reduce(torch.ones(4), ReduceOp.MAX, async_op=later)
+        else:
+            work = dist.all_reduce(torch.ones(4), async_op=later)
+        if later:
+            future = work.get_future()
+            try:
+                work.wait()
+            finally:
+                assert future.done()
+                _raises(RuntimeError, ["strata"], future.wait)
+
+    words = [f"rank {rank} of {size}", "AllReduce"] + (["Broadcast"] if kind == "call" else [])
+    _raises(RuntimeError, words, call)
+    assert time.monotonic() - begin < 5, "the error came late"
+
+
+def messages_of_different_sizes():
+    rank, size = _begin(timeout=LIMIT)
+    if rank == 0:
+        call = lambda: dist.send(torch.ones(10), 1)
+    else:
+        call = lambda: dist.recv(torch.ones(1000), 0)
+    name = ["send to rank 1", "recv from rank 0"][rank]
+    _raises(RuntimeError, [name, f"rank {rank} of {size}"], call)
+
+
+def death(what):
+    rank, size = _begin(timeout=timedelta(minutes=5))
+    dist.barrier()
+    if rank == 1:
+        os._exit(7)
+    begin = time.monotonic()
+    if what == "message":
+        call = lambda: dist.recv(torch.ones(4), 1)
+        # The channel is there before its other end dies, in half of the ranks' cases.
+    elif what == "queued":
+        call = lambda: dist.all_reduce(torch.ones(4), async_op=True).wait()
+    else:
+        call = lambda: dist.all_reduce(torch.ones(4))
+    error = _raises(RuntimeError, [f"rank {rank} of {size}"], call)
+    assert "rank 1" in str(error), error
+    seconds = time.monotonic() - begin
+    assert seconds < 2, f"{seconds:.1f} s"
+
+
+def death_on_a_channel():
+    """The receiver waits on a channel whose sender dies after a first message."""
+    rank, size = _begin(timeout=timedelta(minutes=5))
+    if rank == 1:
+        dist.send(torch.ones(4), 0)
+        dist.barrier()
+        os._exit(7)
+    if rank == 0:
+        dist.recv(torch.ones(4), 1)
+    dist.barrier()
+    begin = time.monotonic()
+    if rank == 0:
+        _raises(RuntimeError, ["recv from rank 1", f"rank 0 of {size}"], lambda: dist.recv(torch.ones(4), 1))
+        assert time.monotonic() - begin < 2
+
+
+def timeouts(what):
+    """Rank 0 calls what no other rank does, under a limit."""
+    second = timedelta(seconds=1)
+    rank, size = _begin(timeout=second if what == "group" else timedelta(minutes=5))
+    dist.barrier()
+    if what == "set":
+        dist.set_timeout(second)
+    if rank:
+        time.sleep(4)
+        return
+    begin = time.monotonic()
+    if what == "call":
+        call = lambda: dist.barrier(timeout=second)
+    elif what == "queued":
+        options = dist.AllreduceOptions()
+        options.timeout = second
+        call = lambda: _backend().allreduce([torch.ones(4)], options).wait()
+    elif what == "wait":
+        call = lambda: dist.all_reduce(torch.ones(4), async_op=True).wait(second)
+    elif what == "message":
+        dist.set_timeout(second)
+        call = lambda: dist.recv(torch.ones(4), 1)
+    else:
+        call = lambda: dist.all_reduce(torch.ones(4))
+    _raises(RuntimeError, [f"rank 0 of {size}"], call)
+    seconds = time.monotonic() - begin
+    assert 0.9 < seconds < 3.5, f"{seconds:.1f} s"
+
+
+def after_destroy():
+    rank, size = _begin()
+    group, where = dist.group.WORLD, f"rank {rank} of {size}"
+    backend = _backend()
+    dist.destroy_process_group()
+    _raises(RuntimeError, ["all_reduce", where, "destroyed"], lambda: backend.allreduce([torch.ones(3)]))
+    _raises(RuntimeError, ["send", where, "destroyed"], lambda: backend.send([torch.ones(3)], 0, 0))
+    _raises(RuntimeError, [where, "destroyed"], lambda: group.allreduce([torch.ones(3)]))
+    _raises(ValueError, [], lambda: dist.all_reduce(torch.ones(3)))
+    backend.shutdown(), backend.abort()
+
+
+def after_abort():
+    rank, size = _begin(timeout=timedelta(minutes=5))
+    backend = _backend()
+    if rank == 0:
+        work = dist.all_reduce(torch.ones(3), async_op=True)
+        message = dist.irecv(torch.ones(3), 1)
+        backend.abort()
+        begin = time.monotonic()
+        _raises(RuntimeError, ["all_reduce", f"rank 0 of {size}"], work.wait)
+        _raises(RuntimeError, ["recv", f"rank 0 of {size}"], message.wait)
+        assert time.monotonic() - begin < 2
+        _raises(RuntimeError, ["aborted"], lambda: backend.allreduce([torch.ones(3)]))

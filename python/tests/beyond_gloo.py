@@ -1,0 +1,318 @@
+"""What Strata's group does and gloo's does not, or does wrong: uneven lists, strided tensors, tags, splits and ends.
+
+Every function runs on each rank of a test.
+"""
+
+import os
+import threading
+import time
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+
+def _begin(**options):
+    dist.init_process_group("strata", **options)
+    return dist.get_rank(), dist.get_world_size()
+
+
+def _raises(kind, pattern, call):
+    try:
+        call()
+    except kind as error:
+        missing = [word for word in pattern if word not in str(error)]
+        assert not missing, f"the message lacks {missing}: {error}"
+        return error
+    raise AssertionError(f"no exception, where one with {pattern} was due")
+
+
+def uneven_lists():
+    rank, size = _begin()
+    outputs = [torch.zeros(r + 1, 2) for r in range(size)]
+    dist.all_gather(outputs, torch.full((rank + 1, 2), float(rank)))
+    assert all(torch.equal(output, torch.full((r + 1, 2), float(r))) for r, output in enumerate(outputs))
+
+    inputs = [torch.full((r + 1,), rank + r, dtype=torch.int64) for r in range(size)]
+    output = torch.zeros(rank + 1, dtype=torch.int64)
+    dist.reduce_scatter(output, inputs)
+    assert output.tolist() == [sum(range(size)) + size * rank] * (rank + 1)
+
+    for later in (False, True):
+        parts = [torch.full((rank + r, 3), 10 * rank + r, dtype=torch.int16) for r in range(size)]
+        results = [torch.zeros(rank + r, 3, dtype=torch.int16) for r in range(size)]
+        work = dist.all_to_all(results, parts, async_op=later)
+        if later:
+            work.wait()
+        for r, result in enumerate(results):
+            assert torch.equal(result, torch.full((rank + r, 3), 10 * r + rank, dtype=torch.int16))
+    dist.destroy_process_group()
+
+
+def strided_tensors():
+    rank, size = _begin()
+    for later in (False, True):
+        base = torch.arange(12.0).view(3, 4) + rank
+        expected = size * torch.arange(12.0).view(3, 4).t() + sum(range(size))
+        view = base.t()
+        work = dist.all_reduce(view, async_op=later)
+        if later:
+            work.wait()
+        assert torch.equal(view, expected) and torch.equal(base, expected.t())
+
+        wide = torch.zeros(2 * size, 4)
+        work = dist.all_gather_into_tensor(wide[:, ::2], torch.full((4, 2), float(rank)).t()[:, :2], async_op=later)
+        if later:
+            work.wait()
+        assert torch.equal(wide[:, ::2], torch.arange(size).repeat_interleave(2).float()[:, None].expand(-1, 2))
+        assert wide[:, 1::2].count_nonzero() == 0
+
+        column = torch.zeros(3, 2)
+        if rank == 0:
+            dist.send(torch.arange(6.0).view(2, 3).t()[:, 1], 1)
+        if rank == 1:
+            dist.recv(column[:, 1], 0)
+            assert column.tolist() == [[0, 3], [0, 4], [0, 5]]
+    image = torch.randn(2, 3, 4, 4, generator=torch.Generator().manual_seed(rank)).to(memory_format=torch.channels_last)
+    seen = image.clone()
+    dist.broadcast(seen, 1)
+    if rank == 1:
+        assert torch.equal(seen, image)
+    whole = torch.stack([torch.randn(2, 3, 4, 4, generator=torch.Generator().manual_seed(1))])[0]
+    assert torch.equal(seen, whole)
+    # Two queued calls on one strided tensor, the second on what the first has left.
+    twice = torch.ones(3, 4).t()
+    first, second = dist.all_reduce(twice, async_op=True), dist.all_reduce(twice, async_op=True)
+    first.wait(), second.wait()
+    assert twice.eq(size * size).all()
+    dist.destroy_process_group()
+
+
+def lazily_conjugated():
+    rank, size = _begin()
+    data = torch.tensor([1 + 2j, 3 - 1j]) * (rank + 1)
+    total = sum(range(1, size + 1))
+    outputs = [torch.zeros(2, dtype=torch.complex64) for _ in range(size)]
+    dist.all_gather(outputs, data.conj().clone())
+    backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+    conjugated = data.conj()
+    assert conjugated.is_conj()
+    backend.allreduce([conjugated]).wait()
+    assert torch.equal(conjugated.resolve_conj(), torch.tensor([1 - 2j, 3 + 1j]) * total)
+    dist.destroy_process_group()
+
+
+def logic_and_factors():
+    rank, size = _begin()
+    op = dist.ReduceOp
+    for kind, expected in ((op.SUM, [True, True]), (op.MAX, [True, True]), (op.PRODUCT, [False, True]), (op.MIN, [False, True])):
+        data = torch.tensor([rank == 0, True])
+        dist.all_reduce(data, kind)
+        assert data.tolist() == expected and data.dtype is torch.bool
+    for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16):
+        data = torch.full((5,), rank + 1, dtype=dtype)
+        dist.all_reduce(data, dist._make_nccl_premul_sum(0.5))
+        assert data.eq(sum(range(1, size + 1)) / 2).all(), data
+        out = torch.zeros(2, dtype=dtype)
+        dist.reduce_scatter_tensor(out, torch.full((2 * size,), 3, dtype=dtype), dist._make_nccl_premul_sum(torch.tensor([2.0])))
+        assert out.eq(6 * size).all()
+    pair = torch.tensor([1 + 1j, 2j]) * (rank + 1)
+    dist.all_reduce(pair, op.AVG)
+    assert torch.allclose(pair, torch.tensor([1 + 1j, 2j]) * (size + 1) / 2)
+    dist.destroy_process_group()
+
+
+def order_of_tags():
+    rank, _size = _begin()
+    one, two = torch.zeros(1 << 20), torch.zeros(3)
+    if rank == 0:
+        works = [dist.isend(torch.ones(1 << 20), 1, tag=1), dist.isend(torch.full((3,), 2.0), 1, tag=2)]
+        [work.wait() for work in works]
+    if rank == 1:
+        dist.recv(two, 0, tag=2)
+        dist.recv(one, 0, tag=1)
+        assert two.tolist() == [2.0] * 3 and one.eq(1).all()
+    # A message that nobody has taken yet holds up neither a collective nor another direction.
+    peer = 1 - rank
+    if rank < 2:
+        sent = dist.isend(torch.full((1 << 20,), float(rank)), peer, tag=5)
+        dist.recv(one, peer, tag=5)
+        assert one.eq(peer).all()
+        sent.wait()
+        late = dist.isend(torch.ones(1 << 20), peer, tag=6)
+    dist.barrier()
+    if rank < 2:
+        dist.recv(one, peer, tag=6)
+        late.wait()
+        mine = torch.zeros(4)
+        works = [dist.isend(torch.arange(4.0), rank), dist.irecv(mine, rank)]
+        [work.wait() for work in works]
+        assert mine.tolist() == [0, 1, 2, 3]
+    dist.destroy_process_group()
+
+
+def futures_and_hooks():
+    rank, size = _begin()
+    data = torch.ones(4)
+    future = dist.all_reduce(data, async_op=True).get_future()
+    doubled = future.then(lambda done: done.value()[0] * 2)
+    assert doubled.wait().eq(2 * size).all() and future.done()
+
+    # A callback that makes a call and waits for it, while more are queued behind the first.
+    nested = torch.ones(2)
+
+    def again(_done):
+        dist.all_reduce(nested, async_op=True).get_future().wait()
+        return nested.clone()
+
+    futures = []
+    for _ in range(3):
+        futures.append(dist.all_reduce(torch.ones(2), async_op=True).get_future())
+    result = futures[0].then(again).wait()
+    assert result.eq(size).all()
+    [future.wait() for future in futures]
+
+    work = dist.all_reduce(torch.ones(4), async_op=True)
+    assert work.wait() and work.get_future().done()
+    # A call at once comes after those that are queued.
+    first, second = torch.ones(1 << 18), torch.ones(1 << 18)
+    queued = [dist.all_reduce(first, async_op=True) for _ in range(4)]
+    dist.all_reduce(second)
+    assert first.eq(float(size**4)).all() and second.eq(size).all()
+    [work.wait() for work in queued]
+    dist.destroy_process_group()
+
+
+def many_threads():
+    rank, size = _begin()
+    groups = [dist.new_group(backend="strata") for _ in range(4)]
+    failures = []
+
+    def use(group, number):
+        try:
+            for step in range(50):
+                data = torch.full((100,), float(number + step))
+                work = dist.all_reduce(data, group=group, async_op=step % 2 == 0)
+                if work is not None:
+                    work.wait()
+                assert data.eq(size * (number + step)).all()
+        except Exception as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=use, args=pair) for pair in zip(groups, range(4))]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+    assert not failures, failures
+    dist.destroy_process_group()
+
+
+def splits_and_subgroups():
+    rank, size = _begin()
+    assert size == 4
+    halves = dist.split_group(dist.group.WORLD, [[0, 1], [2, 3]])
+    data = torch.tensor([float(rank)])
+    dist.all_reduce(data, group=halves)
+    assert data.item() == (1 if rank < 2 else 5)
+    odd = dist.new_group([1, 3], backend="strata")
+    if rank % 2:
+        data = torch.tensor([float(rank)])
+        dist.all_reduce(data, group=odd)
+        assert data.item() == 4
+        if rank == 1:
+            dist.send(torch.ones(3), 3, group=odd)
+        else:
+            data = torch.zeros(3)
+            dist.recv(data, 1, group=odd)
+            assert data.eq(1).all()
+    dist.barrier()
+    dist.destroy_process_group(halves)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def split_without_some():
+    rank, size = _begin()
+    if rank < 2:
+        pair = dist.split_group(dist.group.WORLD, [[0, 1]])
+        data = torch.tensor([float(rank + 1)])
+        dist.all_reduce(data, group=pair)
+        assert data.item() == 3
+    else:
+        words = ["split_group", f"rank {rank} of {size}", "new_group"]
+        _raises(RuntimeError, words, lambda: dist.split_group(dist.group.WORLD, [[0, 1]]))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def beside_others():
+    dist.init_process_group("cpu:strata")
+    rank, size = dist.get_rank(), dist.get_world_size()
+    data = torch.ones(3)
+    dist.all_reduce(data)
+    assert data.eq(size).all()
+    dist.destroy_process_group()
+
+
+def again_after_destroy():
+    for _ in range(3):
+        rank, size = _begin()
+        data = torch.ones(3)
+        dist.all_reduce(data)
+        dist.destroy_process_group()
+    assert data.eq(size).all()
+
+
+class _Numbers(torch.utils.data.Dataset):
+    def __len__(self):
+        return 32
+
+    def __getitem__(self, index):
+        return torch.full((4,), float(index))
+
+
+def forked_loaders():
+    rank, size = _begin()
+    pending = dist.all_reduce(torch.ones(1 << 16), async_op=True)
+    loader = torch.utils.data.DataLoader(_Numbers(), batch_size=4, num_workers=2, multiprocessing_context="fork")
+    for _epoch in range(2):
+        for batch in loader:
+            dist.all_reduce(batch)
+    pending.wait()
+    dist.destroy_process_group()
+
+
+def queued_at_exit():
+    """All ranks queue calls and end."""
+    rank, size = _begin()
+    for _ in range(20):
+        dist.all_reduce(torch.ones(1 << 16), async_op=True).get_future().then(lambda done: done.value())
+
+
+def queued_for_nobody():
+    """Rank 0 queues what the others never call, and all end."""
+    rank, size = _begin()
+    dist.barrier()
+    if rank == 0:
+        dist.all_reduce(torch.ones(4), async_op=True)
+        dist.irecv(torch.ones(4), 1)
+    else:
+        time.sleep(float(os.environ.get("TEST_PAUSE", "2")))
+
+
+def monitored():
+    rank, size = _begin()
+    dist.monitored_barrier(timeout=timedelta(seconds=20))
+    if rank == size - 1:
+        dist.monitored_barrier(timeout=timedelta(seconds=20))
+    elif rank == 0:
+        dist.monitored_barrier(timeout=timedelta(seconds=20))
+    else:
+        dist.monitored_barrier(timeout=timedelta(seconds=20))
+    limit = timedelta(seconds=1.5)
+    if rank in (1, 2):
+        time.sleep(3)
+        return
+    begin = time.monotonic()
+    words = ["monitored_barrier", "1, 2", f"rank {rank} of {size}"]
+    _raises(RuntimeError, words, lambda: dist.monitored_barrier(timeout=limit, wait_all_ranks=True))
+    assert time.monotonic() - begin < 4

@@ -1,0 +1,103 @@
+"""Wrong input: an exception that names rank and call, and never a hang or the end of the process."""
+
+import os
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+import ranks
+
+
+class BadInput(unittest.TestCase):
+    def on(self, function, *arguments, count=2, dead=(), **options):
+        outcomes = ranks.run("bad_input", function, ranks=count, arguments=arguments, **options)
+        for rank, outcome in enumerate(outcomes):
+            if outcome.code != (7 if rank in dead else 0):
+                self.fail(f"{function}{arguments}: rank {rank} ended with {outcome.code}\n{outcome.text}")
+
+    def test_tensors_that_are_not_in_host_memory_are_refused(self):
+        self.on("tensors_elsewhere")
+
+    def test_cuda_tensors_are_refused_with_a_hint(self):
+        self.on("cuda_hint")
+
+    def test_types_and_operations_that_are_not_there_are_refused(self):
+        self.on("types_and_operations")
+
+    def test_wrong_sizes_and_counts_are_refused(self):
+        self.on("sizes_and_counts")
+
+    def test_ranks_that_differ_in_call_type_size_or_operation_are_told(self):
+        for kind in ("call", "type", "size", "operation"):
+            for later in (False, True):
+                with self.subTest(kind=kind, later=later):
+                    self.on("different_calls", kind, later)
+
+    def test_messages_of_different_sizes_are_told(self):
+        self.on("messages_of_different_sizes")
+
+    def test_the_death_of_a_rank_is_told_within_two_seconds(self):
+        for what in ("at once", "queued"):
+            with self.subTest(what=what):
+                self.on("death", what, count=3, dead=(1,))
+        self.on("death_on_a_channel", count=3, dead=(1,))
+
+    def test_every_timeout_counts(self):
+        for what in ("group", "set", "call", "queued", "wait", "message"):
+            with self.subTest(what=what):
+                self.on("timeouts", what)
+
+    def test_a_destroyed_group_takes_no_calls(self):
+        self.on("after_destroy")
+
+    def test_an_aborted_group_ends_its_calls(self):
+        self.on("after_abort")
+
+
+class BadSurroundings(unittest.TestCase):
+    def python(self, text, **env):
+        command = [sys.executable, "-c", text]
+        environment = dict(ranks.environment(), **env)
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+        return done.returncode, done.stdout + done.stderr
+
+    def test_a_missing_library_is_named(self):
+        text = "import strata._lib"
+        code, output = self.python(text, STRATA_LIBRARY="/nowhere/libstrata.so")
+        self.assertEqual(code, 1)
+        self.assertIn("LibraryError: strata: cannot open /nowhere/libstrata.so", output)
+
+    def test_a_library_of_another_version_is_refused(self):
+        import ctypes.util
+
+        other = ctypes.util.find_library("c")
+        code, output = self.python("import strata._lib", STRATA_LIBRARY=other)
+        self.assertEqual(code, 1)
+        self.assertIn("is not this version's libstrata.so: it lacks nccl", output)
+
+    def fake_torch(self, text):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        package = Path(folder.name) / "torch"
+        (package / "distributed").mkdir(parents=True)
+        (package / "__init__.py").write_text(text)
+        (package / "distributed" / "__init__.py").write_text("")
+        return os.pathsep.join([folder.name, ranks.environment()["PYTHONPATH"]])
+
+    def test_pytorch_that_is_too_old_is_refused(self):
+        path = self.fake_torch("__version__ = '1.13.1+cpu'")
+        code, output = self.python("import strata.torch", PYTHONPATH=path)
+        self.assertEqual(code, 1)
+        self.assertIn("ImportError: strata.torch needs PyTorch 2.6 or later, and this is 1.13.1+cpu", output)
+
+    def test_without_pytorch_the_package_says_so(self):
+        path = self.fake_torch("raise ImportError('No module named torch')")
+        code, output = self.python("import strata; import strata.torch", PYTHONPATH=path)
+        self.assertEqual(code, 1)
+        self.assertIn("ImportError: strata.torch needs PyTorch 2.6 or later: No module named torch", output)
+
+
+if __name__ == "__main__":
+    unittest.main()
