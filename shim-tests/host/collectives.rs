@@ -247,7 +247,7 @@ fn long_messages_with_a_short_last_segment_are_right() {
         run(grid, |member| {
             for collective in Collective::ALL {
                 let whole = matches!(collective, Collective::AllReduce | Collective::Broadcast | Collective::Reduce);
-                let mut run_case = |dtype: DataType, op, in_place| {
+                let run_case = |dtype: DataType, op, in_place| {
                     let op = collective.reduces().then_some(op);
                     let count = if whole { 4_839_908 } else { 1_210_004 } / dtype.size() / 4 * 4 + 1;
                     let root = usize::from(collective.has_root());
