@@ -55,12 +55,12 @@ fn all_pass(arguments: &[&str]) {
 
 #[test]
 fn programs_over_shared_memory_are_as_the_model_has_them() {
-    all_pass(&["--carrier", "shm", "--from", "1", "--count", "150", "--seconds", "40"]);
+    all_pass(&["--carrier", "shm", "--from", "1", "--count", "150", "--seconds", "25"]);
 }
 
 #[test]
 fn programs_over_tcp_are_as_the_model_has_them() {
-    all_pass(&["--carrier", "tcp", "--from", "1", "--count", "250", "--seconds", "60"]);
+    all_pass(&["--carrier", "tcp", "--from", "1", "--count", "250", "--seconds", "40"]);
 }
 
 #[test]
@@ -73,7 +73,7 @@ fn faults_are_told_and_survivors_go_on() {
 
 #[test]
 fn survivors_of_a_cut_network_hold_nothing() {
-    all_pass(&["--faults", "--fault", "cut", "--from", "1", "--count", "20", "--seconds", "120"]);
+    all_pass(&["--faults", "--fault", "cut", "--from", "1", "--count", "8", "--seconds", "120"]);
 }
 
 #[test]
