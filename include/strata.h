@@ -28,6 +28,9 @@ extern "C" {
 /* Makes an id for strataCommInitHost, without NCCL. That function takes an id of ncclGetUniqueId as well, unless NCCL_COMM_ID is set in a process in which NCCL serves. Since strata. */
 ncclResult_t strataGetUniqueId(ncclUniqueId* uniqueId);
 
+/* This process's rank among those that a launcher has started, their number, and an id for a communicator of them all, which process 0 makes. All processes call. The launcher's variables count: those of torchrun and strata launch, else of MPI's launchers, else of srun; with none of them the process is rank 0 of 1. Since strata. */
+ncclResult_t strataGetWorldId(ncclUniqueId* uniqueId, int* nranks, int* rank);
+
 /* Makes a communicator on the host, whatever vendor library or driver the process has mapped. All ranks call. What NCCL's functions make of it is on the host, too. timeout_ms limits its making and each operation: 0 sets no limit, and a negative one leaves the defaults. It always waits, NCCL_COMM_BLOCKING or not. Rank 0's limit counts. Since strata. */
 ncclResult_t strataCommInitHost(ncclComm_t* comm, int nranks, ncclUniqueId id, int rank, int timeout_ms);
 

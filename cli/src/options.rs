@@ -4,10 +4,8 @@
 use clap::builder::RangedU64ValueParser;
 use std::ops::RangeInclusive;
 use std::str::FromStr;
+pub use strata::bootstrap::launcher::MOST_RANKS;
 use strata::error::{counted, Error, Result};
-
-/// More ranks than anything here can be meant for.
-pub const MOST_RANKS: usize = 65_536;
 
 /// A whole number within bounds.
 pub fn number(bounds: RangeInclusive<u64>) -> RangedU64ValueParser<usize> {

@@ -8,9 +8,7 @@
 pub mod bench;
 pub mod collective;
 mod data;
-mod place;
 mod report;
-pub mod store;
 mod table;
 mod workload;
 
@@ -23,7 +21,7 @@ use data::Data;
 use report::Report;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use store::Store;
+use strata::bootstrap::store::{Store, LIMIT};
 use strata::error::{counted, Error, Result};
 
 /// More iterations, or calls in a group, than a measurement can be meant to have.
@@ -209,7 +207,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
         false => vec![Reduce::None],
     };
     let sizes = options.sizes()?;
-    let mut store = Store::from_env()?;
+    let mut store = Store::from_env(LIMIT)?;
     let library = options.library()?;
     let nranks = store.size * options.ranks_here;
     options.fits(nranks, store.here, process::available_memory())?;

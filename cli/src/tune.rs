@@ -15,7 +15,6 @@ mod report;
 use crate::nccl::Library;
 use crate::options::{number, parse_size};
 use crate::perf::collective::Kind;
-use crate::perf::store::Store;
 use bench::{Bench, Case};
 use candidates::Candidate;
 use file::Output;
@@ -24,6 +23,7 @@ use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
+use strata::bootstrap::store::{Store, LIMIT};
 use strata::error::{counted, Error, Result};
 use strata::plan::Collective;
 use strata::selection::table::{Measured, Row, Size};
@@ -99,7 +99,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
         let to = options.output.clone().unwrap_or_else(|| table.with_extension("html"));
         return report::run(table, &to);
     }
-    let mut store = Store::from_env()?;
+    let mut store = Store::from_env(LIMIT)?;
     if std::env::var_os("STRATA_NCCL_LIB").is_none() {
         std::env::set_var("STRATA_NCCL_LIB", "none");
     }

@@ -1,4 +1,4 @@
-//! Finds out which MPI the plugin is built for, and links the standard ABI's library where that is asked for.
+//! Finds out which MPI the plugin is built for. With the standard ABI it is for all, and no MPI need be there.
 
 use std::io::Write;
 use std::process::{Command, Stdio};
@@ -36,18 +36,15 @@ fn flavour(shown: &[String]) -> Option<String> {
 
 fn main() {
     println!("cargo:rerun-if-env-changed=MPICC");
-    let shown = shown(&std::env::var("MPICC").unwrap_or_else(|_| "mpicc".to_string()));
+    let abi = std::env::var_os("CARGO_FEATURE_ABI").is_some();
+    let shown = match std::env::var("MPICC") {
+        Err(_) if abi => Vec::new(),
+        mpicc => shown(&mpicc.unwrap_or_else(|_| "mpicc".to_string())),
+    };
     // Where the wrapper would tell a program to look for MPI at run time.
     for option in shown.iter().filter(|word| word.starts_with("-Wl,")) {
         println!("cargo:rustc-cdylib-link-arg={option}");
     }
-    let abi = std::env::var_os("CARGO_FEATURE_ABI").is_some();
     let flavour = if abi { None } else { flavour(&shown) };
     println!("cargo:rustc-env=STRATA_MPI_FLAVOUR={}", flavour.unwrap_or_default());
-    if abi {
-        for dir in shown.iter().filter_map(|word| word.strip_prefix("-L")) {
-            println!("cargo:rustc-link-search=native={dir}");
-        }
-        println!("cargo:rustc-link-lib=mpi_abi");
-    }
 }

@@ -157,11 +157,6 @@ impl Mpi {
         program
     }
 
-    /// Whether the plugin is for the standard ABI, which any MPI may serve.
-    fn has_standard_abi(&self) -> bool {
-        output(Command::new(&self.mpicc).arg("-show")).is_some_and(|shown| shown.contains("-lmpi_abi"))
-    }
-
     /// Runs `order.c` in one of its ways; what was said.
     fn order(&self, way: &str) -> String {
         let program = self.compile("order", &[]);
@@ -206,12 +201,8 @@ fn every_collective_is_right_over_mpi_on_uneven_nodes() {
 fn the_plugin_keeps_its_contract_with_the_library() {
     let (_alone, Some(mpi)) = (alone(), mpi()) else { return };
     let plugin = mpi.plugin.to_str().unwrap();
-    let mut ways: Vec<&[&str]> = vec![&[]];
-    if !mpi.has_standard_abi() {
-        // The program has functions of MPI's names, as one that is linked with another MPI.
-        ways.push(&["-DOTHER", "-rdynamic", "-Wno-unused"]);
-    }
-    for options in ways {
+    // In the second way the program has functions of MPI's names, as one that is linked with another MPI.
+    for options in [&[][..], &["-DOTHER", "-rdynamic", "-Wno-unused"]] {
         let program = mpi.compile("contract", options);
         let said = mpi.run(1, "exec \"$@\"", &[program.to_str().unwrap(), plugin], &[]);
         assert!(said.contains("the contract holds"), "{said}");
@@ -321,6 +312,30 @@ fn a_plugin_that_cannot_be_used_is_refused_with_a_message_and_tcp_is_used() {
     }
     let text = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml");
     assert!(refusal(mpi, text).contains("Cargo.toml cannot be opened"));
+}
+
+/// The packages' plugin: it finds MPI when it is opened, or another one in the program.
+#[test]
+fn the_plugin_of_the_standard_abi_is_built_without_an_mpi_and_refuses_a_program_that_has_another() {
+    let (_alone, Some(mpi)) = (alone(), mpi()) else { return };
+    let plugin = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("strata_mpi-abi-{}.so", std::process::id()));
+    let mut build = Command::new(built::root().join("scripts/build-mpi"));
+    built::checked(build.env("MPICC", "/nonexistent/mpicc").args(["--abi", "--out"]).arg(&plugin));
+    let said = refusal(mpi, plugin.to_str().unwrap());
+    let why = "is refused: no MPI with the standard ABI of MPI 5 can be opened: libmpi_abi.so.1";
+    assert!(said.contains(why), "{said}");
+    let program = mpi.compile("contract", &["-DOTHER", "-rdynamic", "-Wno-unused"]);
+    let abi = built::root().join("target/mpich/5.0.2/lib");
+    if abi.join("libmpi_abi.so.1").exists() {
+        let path = format!("{}:{}", built::library_dir().display(), abi.display());
+        let line = [program.to_str().unwrap(), plugin.to_str().unwrap()];
+        let said = mpi.run(1, "exec \"$@\"", &line, &[("LD_LIBRARY_PATH", &path)]);
+        assert!(said.contains("the contract holds"), "{said}");
+    } else {
+        println!("SKIPPED: scripts/fetch-mpich has not run, so a second MPI beside the program's is not tested");
+    }
+    std::fs::remove_file(program).unwrap();
+    std::fs::remove_file(plugin).unwrap();
 }
 
 #[test]

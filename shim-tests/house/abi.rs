@@ -156,6 +156,11 @@ fn a_program_that_opens_the_library_by_nccl_s_name_gets_this_one() {
 }
 
 #[test]
+fn processes_of_a_launcher_find_each_other() {
+    run("world.c", &[]);
+}
+
+#[test]
 fn communicators_of_the_host_have_limits_of_their_own_and_callbacks_are_told_what_came_of_a_stream() {
     run("host.c", &["-ldl"]);
 }

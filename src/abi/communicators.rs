@@ -3,6 +3,7 @@
 
 use super::handles::{self, Handle};
 use super::options;
+use crate::bootstrap::store::Store;
 use crate::carrier::DeviceSetting;
 use crate::communicator::shadow::read_id;
 use crate::communicator::{group, Comm, CommOptions, InitParams, OnHost, UniqueId};
@@ -183,6 +184,23 @@ pub fn get_unique_id(out: Ptr<UniqueIdBytes>) -> Result<()> {
         return Err(null("uniqueId"));
     }
     out.set("uniqueId", UniqueIdBytes(Comm::unique_id()?.0))
+}
+
+/// `strataGetWorldId`
+pub fn get_world_id(out: Ptr<UniqueIdBytes>, nranks: Ptr<c_int>, rank: Ptr<c_int>) -> Result<()> {
+    for (is_null, name) in [(out.is_null(), "uniqueId"), (nranks.is_null(), "nranks"), (rank.is_null(), "rank")] {
+        if is_null {
+            return Err(null(name));
+        }
+    }
+    let mut store = Store::from_env(Settings::from_env().0.bootstrap_limit())?;
+    let mine = if store.rank == 0 { Comm::unique_id()?.0.to_vec() } else { Vec::new() };
+    let id = store.broadcast(&mine)?.try_into().map_err(|told: Vec<u8>| {
+        Error::Remote(format!("process 0 of the job has sent {} bytes, which are no unique id", told.len()))
+    })?;
+    nranks.set("nranks", store.size as c_int)?;
+    rank.set("rank", store.rank as c_int)?;
+    out.set("uniqueId", UniqueIdBytes(id))
 }
 
 /// `ncclCommInitRank`

@@ -8,6 +8,7 @@
 pub mod connection;
 pub(crate) mod connections;
 mod departures;
+pub mod launcher;
 pub mod protocol;
 mod quiet;
 pub(crate) mod reactor;
@@ -15,6 +16,7 @@ pub mod rendezvous;
 mod rendezvous_table;
 mod service;
 mod session;
+pub mod store;
 mod unique_id;
 
 #[cfg(test)]

@@ -441,6 +441,12 @@ macro_rules! own_functions {
             /// Makes an id for strataCommInitHost, without NCCL. That function takes an id of ncclGetUniqueId as well,
             /// unless NCCL_COMM_ID is set in a process in which NCCL serves.
             "strata" fn strataGetUniqueId(uniqueId: Ptr<UniqueIdBytes>) -> Status = native(communicators::get_unique_id);
+            /// This process's rank among those that a launcher has started, their number, and an id for a communicator of
+            /// them all, which process 0 makes. All processes call. The launcher's variables count: those of torchrun and
+            /// strata launch, else of MPI's launchers, else of srun; with none of them the process is rank 0 of 1.
+            "strata" fn strataGetWorldId(
+                uniqueId: Ptr<UniqueIdBytes>, nranks: Ptr<c_int>, rank: Ptr<c_int>
+            ) -> Status = native(communicators::get_world_id);
             /// Makes a communicator on the host, whatever vendor library or driver the process has mapped. All ranks call.
             /// What NCCL's functions make of it is on the host, too. timeout_ms limits its making and each operation: 0 sets no
             /// limit, and a negative one leaves the defaults. It always waits, NCCL_COMM_BLOCKING or not. Rank 0's limit counts.

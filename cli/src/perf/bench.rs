@@ -3,11 +3,11 @@
 
 use super::collective::{Place, Reduce};
 use super::data::Data;
-use super::store::Store;
 use super::table::{Row, Timing};
 use super::{Memory, Options};
 use crate::nccl::{Allocation, Buffers, Comm, HostBuffer, Library};
 use std::time::Instant;
+use strata::bootstrap::store::Store;
 use strata::dtype::DataType;
 use strata::error::{Error, Result};
 use strata::memory::Region;

@@ -1,7 +1,6 @@
 //! What a measurement says: the table while it runs, the closing lines, the JSON file, the exit code.
 #![forbid(unsafe_code)]
 
-use super::store::Store;
 use super::table::{average_bus_bandwidth, header, Row};
 use super::Options;
 use crate::nccl::Library;
@@ -10,6 +9,7 @@ use serde_json::{json, Value};
 use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use strata::bootstrap::store::Store;
 use strata::error::{counted, Error, Result};
 
 /// Collects rows; only process 0 says anything.

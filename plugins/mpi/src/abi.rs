@@ -1,13 +1,53 @@
 //! MPI as the standard ABI of MPI 5 has it: the dozen calls of the plugin, declared by hand.
 //!
 //! The ABI fixes handles as pointers, the numbers below and the layout of a status, so one build serves every MPI that
-//! has a `libmpi_abi.so.1`. The `mpi` crate cannot be used here: its C part (0.8.2) does not compile with `mpicc_abi`.
-//! Source: MPI 5.0, chapter "Application Binary Interface".
+//! has a `libmpi_abi.so.1`. That library is opened at run time: the plugin is built without any MPI, and its calls reach
+//! the MPI of the ABI also in a program with another one. The `mpi` crate cannot be used here: its C part (0.8.2) does not
+//! compile with `mpicc_abi`. Source: MPI 5.0, chapter "Application Binary Interface".
 
 // Names are MPI's.
 #![allow(non_camel_case_types, non_snake_case, missing_docs)]
 
-use std::ffi::{c_char, c_int, c_void};
+use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
+use std::ffi::{c_char, c_int, c_void, CStr};
+use std::sync::OnceLock;
+
+/// The ABI's library, by the name that it has with every MPI.
+const LIBRARY: &str = "libmpi_abi.so.1";
+
+/// Functions of MPI's library: `MPI_Foo` calls what the table has by that name.
+macro_rules! functions {
+    ($(fn $name:ident($($argument:ident: $type:ty),* $(,)?) -> c_int;)*) => {
+        struct Functions {
+            library: Library,
+            $($name: unsafe extern "C" fn($($type),*) -> c_int,)*
+        }
+
+        impl Functions {
+            fn of(library: Library) -> Result<Functions, libloading::Error> {
+                $(
+                    // SAFETY: the symbol must be a function of this type; because the ABI says so of its name.
+                    let $name = *unsafe { library.get(concat!(stringify!($name), "\0").as_bytes()) }?;
+                )*
+                Ok(Functions { library, $($name),* })
+            }
+        }
+
+        $(
+            /// MPI's function of this name.
+            ///
+            /// # Safety
+            /// What MPI asks of its callers.
+            pub unsafe extern "C" fn $name($($argument: $type),*) -> c_int {
+                match functions() {
+                    // SAFETY: what MPI asks of its callers; because the caller has seen to it.
+                    Ok(functions) => unsafe { (functions.$name)($($argument),*) },
+                    Err(_) => MPI_ERR_OTHER,
+                }
+            }
+        )*
+    };
+}
 
 macro_rules! handles {
     ($($name:ident)*) => {
@@ -67,41 +107,42 @@ pub const MPI_ERR_REQUEST: c_int = 7;
 pub const MPI_ERR_GROUP: c_int = 9;
 pub const MPI_ERR_ARG: c_int = 13;
 pub const MPI_ERR_TRUNCATE: c_int = 15;
+pub const MPI_ERR_OTHER: c_int = 16;
 pub const MPI_ERR_IN_STATUS: c_int = 19;
 pub const MPI_ERR_NO_MEM: c_int = 39;
 
-extern "C" {
-    pub fn MPI_Get_library_version(version: *mut c_char, len: *mut c_int) -> c_int;
-    pub fn MPI_Initialized(flag: *mut c_int) -> c_int;
-    pub fn MPI_Finalized(flag: *mut c_int) -> c_int;
-    pub fn MPI_Init_thread(
+functions! {
+    fn MPI_Get_library_version(version: *mut c_char, len: *mut c_int) -> c_int;
+    fn MPI_Initialized(flag: *mut c_int) -> c_int;
+    fn MPI_Finalized(flag: *mut c_int) -> c_int;
+    fn MPI_Init_thread(
         argc: *mut c_int,
         argv: *mut *mut *mut c_char,
         required: c_int,
         provided: *mut c_int,
     ) -> c_int;
-    pub fn MPI_Query_thread(provided: *mut c_int) -> c_int;
-    pub fn MPI_Barrier(comm: MPI_Comm) -> c_int;
-    pub fn MPI_Finalize() -> c_int;
-    pub fn MPI_Comm_create_keyval(
+    fn MPI_Query_thread(provided: *mut c_int) -> c_int;
+    fn MPI_Barrier(comm: MPI_Comm) -> c_int;
+    fn MPI_Finalize() -> c_int;
+    fn MPI_Comm_create_keyval(
         copy: MPI_Comm_copy_attr_function,
         delete: MPI_Comm_delete_attr_function,
         key: *mut c_int,
         extra: *mut c_void,
     ) -> c_int;
-    pub fn MPI_Comm_set_attr(comm: MPI_Comm, key: c_int, value: *mut c_void) -> c_int;
-    pub fn MPI_Comm_free_keyval(key: *mut c_int) -> c_int;
-    pub fn MPI_Comm_rank(comm: MPI_Comm, rank: *mut c_int) -> c_int;
-    pub fn MPI_Comm_size(comm: MPI_Comm, size: *mut c_int) -> c_int;
-    pub fn MPI_Comm_group(comm: MPI_Comm, group: *mut MPI_Group) -> c_int;
-    pub fn MPI_Group_incl(group: MPI_Group, n: c_int, ranks: *const c_int, new: *mut MPI_Group) -> c_int;
-    pub fn MPI_Group_free(group: *mut MPI_Group) -> c_int;
-    pub fn MPI_Comm_create_group(comm: MPI_Comm, group: MPI_Group, tag: c_int, new: *mut MPI_Comm) -> c_int;
-    pub fn MPI_Comm_free(comm: *mut MPI_Comm) -> c_int;
-    pub fn MPI_Comm_set_errhandler(comm: MPI_Comm, handler: MPI_Errhandler) -> c_int;
-    pub fn MPI_Comm_get_errhandler(comm: MPI_Comm, handler: *mut MPI_Errhandler) -> c_int;
-    pub fn MPI_Errhandler_free(handler: *mut MPI_Errhandler) -> c_int;
-    pub fn MPI_Isend(
+    fn MPI_Comm_set_attr(comm: MPI_Comm, key: c_int, value: *mut c_void) -> c_int;
+    fn MPI_Comm_free_keyval(key: *mut c_int) -> c_int;
+    fn MPI_Comm_rank(comm: MPI_Comm, rank: *mut c_int) -> c_int;
+    fn MPI_Comm_size(comm: MPI_Comm, size: *mut c_int) -> c_int;
+    fn MPI_Comm_group(comm: MPI_Comm, group: *mut MPI_Group) -> c_int;
+    fn MPI_Group_incl(group: MPI_Group, n: c_int, ranks: *const c_int, new: *mut MPI_Group) -> c_int;
+    fn MPI_Group_free(group: *mut MPI_Group) -> c_int;
+    fn MPI_Comm_create_group(comm: MPI_Comm, group: MPI_Group, tag: c_int, new: *mut MPI_Comm) -> c_int;
+    fn MPI_Comm_free(comm: *mut MPI_Comm) -> c_int;
+    fn MPI_Comm_set_errhandler(comm: MPI_Comm, handler: MPI_Errhandler) -> c_int;
+    fn MPI_Comm_get_errhandler(comm: MPI_Comm, handler: *mut MPI_Errhandler) -> c_int;
+    fn MPI_Errhandler_free(handler: *mut MPI_Errhandler) -> c_int;
+    fn MPI_Isend(
         bytes: *const c_void,
         count: c_int,
         datatype: MPI_Datatype,
@@ -110,7 +151,7 @@ extern "C" {
         comm: MPI_Comm,
         request: *mut MPI_Request,
     ) -> c_int;
-    pub fn MPI_Irecv(
+    fn MPI_Irecv(
         bytes: *mut c_void,
         count: c_int,
         datatype: MPI_Datatype,
@@ -119,17 +160,53 @@ extern "C" {
         comm: MPI_Comm,
         request: *mut MPI_Request,
     ) -> c_int;
-    pub fn MPI_Iprobe(from: c_int, tag: c_int, comm: MPI_Comm, flag: *mut c_int, status: *mut MPI_Status) -> c_int;
-    pub fn MPI_Testsome(
+    fn MPI_Iprobe(from: c_int, tag: c_int, comm: MPI_Comm, flag: *mut c_int, status: *mut MPI_Status) -> c_int;
+    fn MPI_Testsome(
         count: c_int,
         requests: *mut MPI_Request,
         done: *mut c_int,
         places: *mut c_int,
         statuses: *mut MPI_Status,
     ) -> c_int;
-    pub fn MPI_Cancel(request: *mut MPI_Request) -> c_int;
-    pub fn MPI_Test_cancelled(status: *const MPI_Status, flag: *mut c_int) -> c_int;
-    pub fn MPI_Get_count(status: *const MPI_Status, datatype: MPI_Datatype, count: *mut c_int) -> c_int;
-    pub fn MPI_Error_string(error: c_int, text: *mut c_char, len: *mut c_int) -> c_int;
-    pub fn MPI_Error_class(error: c_int, class: *mut c_int) -> c_int;
+    fn MPI_Cancel(request: *mut MPI_Request) -> c_int;
+    fn MPI_Test_cancelled(status: *const MPI_Status, flag: *mut c_int) -> c_int;
+    fn MPI_Get_count(status: *const MPI_Status, datatype: MPI_Datatype, count: *mut c_int) -> c_int;
+    fn MPI_Error_string(error: c_int, text: *mut c_char, len: *mut c_int) -> c_int;
+    fn MPI_Error_class(error: c_int, class: *mut c_int) -> c_int;
+}
+
+fn functions() -> &'static Result<Functions, String> {
+    static FUNCTIONS: OnceLock<Result<Functions, String>> = OnceLock::new();
+    FUNCTIONS.get_or_init(|| {
+        // SAFETY: the initialisers must be fit to run now; because an MPI's are made to run at any time.
+        let library = unsafe { Library::open(Some(LIBRARY), RTLD_NOW | RTLD_LOCAL) };
+        library.and_then(Functions::of).map_err(|error| {
+            let cause = std::error::Error::source(&error).map_or_else(|| error.to_string(), ToString::to_string);
+            format!("no MPI with the standard ABI of MPI 5 can be opened: {cause}")
+        })
+    })
+}
+
+/// Why there is no MPI.
+pub fn missing() -> Option<&'static str> {
+    functions().as_ref().err().map(String::as_str)
+}
+
+/// A function that only some MPIs have.
+pub fn extension(name: &CStr) -> Option<*mut c_void> {
+    let functions = functions().as_ref().ok()?;
+    // SAFETY: the symbol must not be used as another type than it has; because it is only looked for here.
+    let found = unsafe { functions.library.get::<*mut c_void>(name.to_bytes_with_nul()) }.ok()?;
+    Some(found.into_raw().cast())
+}
+
+/// MPI's own question for its name.
+pub type Describe = unsafe extern "C" fn(*mut c_char, *mut c_int) -> c_int;
+
+/// The question for its name of another MPI that the program is linked with.
+pub fn another() -> Option<Describe> {
+    let ours = functions().as_ref().ok()?;
+    // SAFETY: the symbol must be a function of this type; because every MPI has it under this name.
+    let theirs = *unsafe { Library::this().get::<Describe>(b"MPI_Get_library_version\0") }.ok()?;
+    (theirs as usize != ours.MPI_Get_library_version as usize).then_some(theirs)
 }

@@ -20,7 +20,8 @@ use std::ffi::{c_char, c_int, c_void, CStr};
 use std::mem::MaybeUninit;
 use sys::{MPI_Comm, MPI_Errhandler, MPI_Request, MPI_Status};
 use vtable::{
-    device_memory, fault, state, thread_level, Completion, Hook, Vtable, World, NO_REQUEST, SUCCESS, VERSION,
+    description, device_memory, fault, state, thread_level, Completion, Hook, Vtable, World, NO_REQUEST, SUCCESS,
+    VERSION,
 };
 
 /// What the MPI that this plugin was built for calls itself; empty for the standard ABI.
@@ -80,16 +81,27 @@ fn text(write: impl FnOnce(*mut c_char, *mut c_int) -> c_int) -> Vec<u8> {
 }
 
 unsafe extern "C" fn describe(place: *mut c_char, len: usize) -> c_int {
+    if let Some(why) = sys::missing() {
+        // SAFETY: `place` must be writable for `len` bytes; because `text` in libstrata passes a buffer with its length.
+        unsafe { put(why.as_bytes(), place, len) };
+        return description::MISSING;
+    }
+    let another = sys::another();
+    let describe = another.unwrap_or(sys::MPI_Get_library_version);
     // SAFETY: the buffer must have MPI_MAX_LIBRARY_VERSION_STRING bytes; because no known MPI's is above 8192, and
     // `text` gives more. MPI may be in any state.
-    let description = text(|text, written| unsafe { sys::MPI_Get_library_version(text, written) });
+    let name_of_mpi = text(|text, written| unsafe { describe(text, written) });
     // SAFETY: `place` must be writable for `len` bytes; because `text` in libstrata passes a buffer with its length.
-    unsafe { put(&description, place, len) };
+    unsafe { put(&name_of_mpi, place, len) };
     // Another MPI in the program takes this library's calls for itself: then nothing here means what it should.
     let mut words = FLAVOUR.rsplitn(2, ' ');
     let (_major, name) = (words.next(), words.next().unwrap_or_default());
-    let known = String::from_utf8_lossy(&description).contains(name);
-    c_int::from(!known)
+    let known = another.is_none() && String::from_utf8_lossy(&name_of_mpi).contains(name);
+    if known {
+        SUCCESS
+    } else {
+        description::ANOTHER
+    }
 }
 
 unsafe extern "C" fn look(world: *mut World) -> c_int {
@@ -135,11 +147,7 @@ unsafe extern "C" fn look(world: *mut World) -> c_int {
 /// What the MPI at hand says that it takes addresses of. Its questions are extensions, so they are looked for by name.
 fn device_memory() -> i32 {
     let says = |name: &CStr| {
-        // SAFETY: the name must end with a zero byte; because it is a C string.
-        let found = unsafe { dlsym(std::ptr::null_mut(), name.as_ptr()) };
-        if found.is_null() {
-            return false;
-        }
+        let Some(found) = sys::extension(name) else { return false };
         // SAFETY: the function must have this signature; because all that have these extensions say so of their names.
         let ask = unsafe { std::mem::transmute::<*mut c_void, extern "C" fn() -> c_int>(found) };
         ask() == 1
@@ -149,11 +157,6 @@ fn device_memory() -> i32 {
     let cuda = enabled || says(c"MPIX_Query_cuda_support");
     let hip = enabled || says(c"MPIX_Query_rocm_support") || says(c"MPIX_Query_hip_support");
     i32::from(cuda) * device_memory::CUDA + i32::from(hip) * device_memory::HIP
-}
-
-extern "C" {
-    /// With a null handle the linker's search order: this plugin's own libraries are in it.
-    fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void;
 }
 
 unsafe extern "C" fn init() -> c_int {

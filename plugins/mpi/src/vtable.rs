@@ -7,7 +7,7 @@
 use std::ffi::{c_char, c_int};
 
 /// The version of everything below. It changes whenever anything here does.
-pub const VERSION: u32 = 4;
+pub const VERSION: u32 = 5;
 /// The function that a plugin exports: `const Vtable *strata_mpi_plugin(void)`.
 pub const SYMBOL: &[u8] = b"strata_mpi_plugin";
 /// `MPI_SUCCESS`.
@@ -18,6 +18,16 @@ pub const ANY_SOURCE: c_int = -1;
 pub const MAX_TAG: c_int = 32_767;
 /// A request that is none, or is complete.
 pub const NO_REQUEST: u64 = u64::MAX;
+
+/// What keeps a plugin from being used.
+pub mod description {
+    use std::ffi::c_int;
+
+    /// The process has another MPI than the plugin was built for.
+    pub const ANOTHER: c_int = 1;
+    /// There is no MPI that the plugin can use; the text says why.
+    pub const MISSING: c_int = 2;
+}
 
 /// The state that MPI is in.
 pub mod state {
@@ -98,7 +108,7 @@ pub struct Vtable {
     /// Bytes of this table.
     pub size: u32,
     /// Writes MPI's own description of itself, NUL-terminated, into `len` bytes; [`SUCCESS`] if it is the MPI that the
-    /// plugin was built for.
+    /// plugin was built for, else one of [`description`].
     pub describe: unsafe extern "C" fn(text: *mut c_char, len: usize) -> c_int,
     /// Looks at the state of MPI.
     pub look: unsafe extern "C" fn(world: *mut World) -> c_int,

@@ -139,7 +139,7 @@ int main(int argc, char** argv) {
   const struct table* (*entry)(void) = (const struct table* (*)(void))dlsym(library, "strata_mpi_plugin");
   CHECK(entry);
   plugin = entry();
-  CHECK(plugin->version == 4 && plugin->size == sizeof *plugin);
+  CHECK(plugin->version == 5 && plugin->size == sizeof *plugin);
   char text[8192];
   int known = plugin->describe(text, sizeof text);
 #ifdef OTHER

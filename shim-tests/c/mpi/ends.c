@@ -118,7 +118,7 @@ static int error_text(int error, char* text, size_t len) {
 static const struct {
   uint32_t version, size;
   const void* calls[13];
-} TABLE = {4, 8 + 13 * sizeof(void*),
+} TABLE = {5, 8 + 13 * sizeof(void*),
   {describe, look, init, barrier, finalize, at_finalize, comm_create, comm_free, isend, irecv, test_some, cancel, error_text}};
 
 const void* strata_mpi_plugin(void) { return &TABLE; }

@@ -28,11 +28,10 @@ impl MpiCalls {
     }
 
     /// MPI's description of itself, and whether it is the MPI that the plugin was built for.
-    pub fn describe(&self) -> (String, bool) {
+    pub fn describe(&self) -> (String, c_int) {
         // SAFETY: `place` must be writable for `len` bytes; because `text` passes a buffer with its length. MPI may be
         // in any state.
-        let (text, code) = text(|place, len| unsafe { (self.table.describe)(place, len) });
-        (text, code == SUCCESS)
+        text(|place, len| unsafe { (self.table.describe)(place, len) })
     }
 
     /// An error of MPI, with its text.

@@ -4,7 +4,7 @@
 //! (`RTLD_LOCAL`), which Open MPI has allowed since version 3, MPICH always.
 
 use super::calls::MpiCalls;
-use super::vtable::{Entry, Vtable, SYMBOL};
+use super::vtable::{description, Entry, Vtable, SUCCESS, SYMBOL};
 use libloading::os::unix::{Library, RTLD_LAZY, RTLD_LOCAL, RTLD_NOW};
 use std::ffi::{c_void, CStr, OsStr};
 use std::os::unix::ffi::OsStrExt;
@@ -98,8 +98,9 @@ fn open(path: &Path) -> Result<Plugin, String> {
     // never closed.
     let calls = MpiCalls::new(unsafe { &*table });
     match calls.describe() {
-        (description, true) => Ok(Plugin { calls, description }),
-        (description, false) => {
+        (description, SUCCESS) => Ok(Plugin { calls, description }),
+        (why, description::MISSING) => Err(refuse(why)),
+        (description, _) => {
             Err(refuse(format!("it was built for another MPI than the one in this process, {description}")))
         }
     }

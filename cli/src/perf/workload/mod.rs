@@ -18,7 +18,6 @@ mod tests;
 mod timeline;
 
 use super::collective::Kind;
-use super::store::Store;
 use file::Workload;
 use indicatif::ProgressBar;
 use outcome::Outcome;
@@ -26,6 +25,7 @@ use program::{Program, Setting};
 use std::io::IsTerminal;
 use std::process::ExitCode;
 use std::time::Duration;
+use strata::bootstrap::store::{Store, LIMIT};
 use strata::error::{Error, Result};
 use strata::sim::Cluster;
 
@@ -151,7 +151,7 @@ fn measured(name: &str, workload: &Workload, setting: Setting, options: &super::
                 .into(),
         ));
     }
-    let mut store = Store::from_env()?;
+    let mut store = Store::from_env(LIMIT)?;
     if store.size == 1 {
         return Err(Error::InvalidUsage(format!(
             "a workload needs several ranks: strata launch -n 8 -- strata perf --workload {name}"

@@ -5,7 +5,6 @@
 
 use super::super::collective::{Place, Reduce};
 use super::super::data::{self, Data};
-use super::super::store::Store;
 use super::super::{communicators, Options};
 use super::program::{Call, Op, Program};
 use super::timeline::Times;
@@ -14,6 +13,7 @@ use crate::process;
 use indicatif::{ProgressBar, ProgressDrawTarget};
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
+use strata::bootstrap::store::Store;
 use strata::dtype::RedOp;
 use strata::error::{counted, Error, Result};
 

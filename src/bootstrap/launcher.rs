@@ -1,13 +1,15 @@
-//! Which process of a measurement this is, and where process 0 is: told by whoever started it.
+//! Which of a job's processes this is, and where process 0 is, by the launcher's variables.
 //!
-//! torchrun and `strata launch` tell both. MPI's launchers and `srun` tell numbers alone; then process 0 can be found
-//! without being told only where all processes share a host, at a port that the launcher's process gives.
+//! torchrun and `strata launch` set both. MPI's launchers and `srun` set numbers alone; then process 0 is
+//! found without more only where all processes share a host, at a port that follows from the launcher's process.
 #![forbid(unsafe_code)]
 
-use crate::options::MOST_RANKS;
+use crate::error::{Error, Result};
+use crate::topo::local::LocalRank;
 use std::fs;
-use strata::error::{Error, Result};
-use strata::topo::local::LocalRank;
+
+/// The most processes of a job.
+pub const MOST_RANKS: usize = 65_536;
 
 /// The launchers' variables: number of this process, and of all.
 const LAUNCHERS: [(&str, &str); 4] = [
@@ -23,7 +25,7 @@ const LAUNCHERS: [(&str, &str); 4] = [
 
 /// A process's number among `size`, and where process 0 listens.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Place {
+pub struct LaunchedProcess {
     /// The number.
     pub rank: usize,
     /// How many processes there are.
@@ -36,17 +38,17 @@ pub struct Place {
     pub port: u16,
 }
 
-impl Place {
+impl LaunchedProcess {
     /// As this process's environment says; `None`: it is alone.
-    pub fn from_env() -> Result<Option<Place>> {
-        Place::from_vars(|name| std::env::var(name).ok(), launcher_of)
+    pub fn from_env() -> Result<Option<LaunchedProcess>> {
+        LaunchedProcess::from_vars(|name| std::env::var(name).ok(), launcher_of)
     }
 
     /// As `var` says. `launcher` finds the process that has started those that have this variable.
     fn from_vars(
         var: impl Fn(&str) -> Option<String>,
         launcher: impl Fn(&str) -> Option<u32>,
-    ) -> Result<Option<Place>> {
+    ) -> Result<Option<LaunchedProcess>> {
         let Some((rank_name, size_name)) = LAUNCHERS.into_iter().find(|(_, size)| var(size).is_some()) else {
             return Ok(None);
         };
@@ -80,7 +82,7 @@ impl Place {
         // Make-believe nodes are all on this machine, whatever LOCAL_WORLD_SIZE says.
         let alone = matches!(address.as_str(), "127.0.0.1" | "localhost" | "::1");
         let here = if alone { size } else { number("LOCAL_WORLD_SIZE")?.or(local).unwrap_or(1) };
-        Ok(Some(Place { rank, size, here, address, port }))
+        Ok(Some(LaunchedProcess { rank, size, here, address, port }))
     }
 }
 
@@ -129,13 +131,13 @@ fn launcher_of(name: &str) -> Option<u32> {
 mod tests {
     use super::*;
 
-    fn told(vars: &[(&str, &str)]) -> std::result::Result<Option<Place>, String> {
+    fn told(vars: &[(&str, &str)]) -> std::result::Result<Option<LaunchedProcess>, String> {
         let var = |name: &str| vars.iter().find(|(known, _)| *known == name).map(|(_, value)| value.to_string());
-        Place::from_vars(var, |_| Some(24_001)).map_err(|error| error.to_string())
+        LaunchedProcess::from_vars(var, |_| Some(24_001)).map_err(|error| error.to_string())
     }
 
-    fn place(rank: usize, size: usize, here: usize, address: &str, port: u16) -> Place {
-        Place { rank, size, here, address: address.to_string(), port }
+    fn place(rank: usize, size: usize, here: usize, address: &str, port: u16) -> LaunchedProcess {
+        LaunchedProcess { rank, size, here, address: address.to_string(), port }
     }
 
     const MASTER: [(&str, &str); 2] = [("MASTER_ADDR", "node0"), ("MASTER_PORT", "29500")];

@@ -1,22 +1,23 @@
-//! The processes of a measurement find each other: a star of TCP connections around process 0.
+//! The processes of a job find each other: a star of TCP connections around process 0.
 //!
-//! It carries the unique id, barriers and the times, a few hundred bytes each; never the data that is measured.
+//! It carries unique ids, and of the command barriers and times, a few hundred bytes each; never the data of a collective.
 #![forbid(unsafe_code)]
 
-use super::place::Place;
+use super::launcher::LaunchedProcess;
+use crate::error::{counted, Error, Result};
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::time::{Duration, Instant};
-use strata::error::{counted, Error, Result};
 
 const GREETING: &[u8; 8] = b"strata1\n";
-const LIMIT: Duration = Duration::from_secs(300);
+/// How long processes wait for each other where nothing else is said.
+pub const LIMIT: Duration = Duration::from_secs(300);
 /// How long a caller may take to greet.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Callers that have not greeted yet; further ones wait in the system's backlog.
 const MOST_CALLERS: usize = 512;
-/// No message of the command is larger; anything beyond it did not come from the command.
+/// No message is larger; anything beyond it came from a stranger.
 const MAX_BYTES: usize = 64 << 20;
 
 /// This process and its connections.
@@ -37,9 +38,9 @@ impl Store {
         Store { rank: 0, size: 1, here: 1, links: Vec::new() }
     }
 
-    /// The processes that a launcher has started; alone without one.
-    pub fn from_env() -> Result<Store> {
-        let Some(Place { rank, size, here, address, port }) = Place::from_env()? else {
+    /// The processes that a launcher has started, which wait so long for each other; alone without one.
+    pub fn from_env(limit: Duration) -> Result<Store> {
+        let Some(LaunchedProcess { rank, size, here, address, port }) = LaunchedProcess::from_env()? else {
             return Ok(Store::alone());
         };
         let store = if rank == 0 {
@@ -48,9 +49,9 @@ impl Store {
                     "process 0 cannot listen at {address}:{port} (MASTER_ADDR, MASTER_PORT): {error}"
                 ))
             })?;
-            Store::host(listener, size, LIMIT)?
+            Store::host(listener, size, limit)?
         } else {
-            Store::join(&address, port, rank, size, LIMIT)?
+            Store::join(&address, port, rank, size, limit)?
         };
         Ok(Store { here, ..store })
     }
@@ -148,7 +149,7 @@ impl Store {
 }
 
 fn lost(rank: usize, error: &std::io::Error) -> Error {
-    Error::Remote(format!("lost process {rank} of the measurement: {error}"))
+    Error::Remote(format!("lost process {rank} of the job: {error}"))
 }
 
 fn prepare(stream: &TcpStream) -> std::io::Result<()> {
