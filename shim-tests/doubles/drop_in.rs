@@ -378,6 +378,13 @@ fn communicators_of_the_host_live_beside_the_vendor_s_and_never_reach_it() {
     checked(served(NCCL, Linked, "host_comms", &["2x2", "nobody"]).env("STRATA_NCCL_LIB", "/nowhere/libnccl.so.2"));
 }
 
+/// Host memory and host streams, which a communicator of a GPU refuses.
+#[test]
+fn communicators_of_the_host_are_on_the_host_where_a_gpu_is_current() {
+    let driver = crate::soft::cuda_dir().join("libcuda.so.1");
+    crate::built::run_with("host.c", &["-ldl"], &[driver.to_str().unwrap()]);
+}
+
 #[test]
 fn streams_of_a_group_wrong_calls_and_windows_are_as_with_the_vendor_alone() {
     checked(&mut alone(NCCL, "corners", &["2x2"]));
@@ -586,5 +593,15 @@ fn the_flavour_for_rccl_stands_in_its_place() {
                 assert!(processes.iter().all(|lines| nothing_is_left(lines)));
             }
         }
+        // A function that is AMD's alone: over its library in two levels, and by Strata itself.
+        let linked = ("LD_LIBRARY_PATH", flavour.parent().unwrap().display().to_string());
+        let mut command = alone(double, "multi", &["2x2"]);
+        command.envs([linked.clone()]).env("STRATA_NCCL_LIB", double.library()).envs(TWO_LEVEL);
+        for lines in recorded(&mut command).1 {
+            assert!(nothing_is_left(&lines) && has_levels(&lines), "{lines:#?}");
+            let made = lines.iter().filter(|line| line.starts_with("ncclCommInitRankMulti")).count();
+            assert_eq!(made, 4, "as the program made the calls");
+        }
+        checked(alone(double, "multi", &["2x2"]).envs([linked]).env("STRATA_NCCL_LIB", "none"));
     }
 }

@@ -21,5 +21,6 @@ mod communicators;
 mod failures;
 mod large;
 mod listening;
+mod messages;
 mod programs_by_seed;
 mod surroundings;

@@ -3,7 +3,7 @@
 //! The symbols of NCCL 2.32.3 are listed in `nccl-symbols.txt` beside this file, independently of the table, so that
 //! neither can lose one unseen.
 
-use crate::built::{checked, library, run, Compiler};
+use crate::built::{checked, library, run, run_with, Compiler};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -163,4 +163,41 @@ fn processes_of_a_launcher_find_each_other() {
 #[test]
 fn communicators_of_the_host_have_limits_of_their_own_and_callbacks_are_told_what_came_of_a_stream() {
     run("host.c", &["-ldl"]);
+}
+
+/// HIP's runtime on a machine without an AMD GPU, as programs meet it that were built for one; CUDA's driver alike.
+#[test]
+fn a_driver_that_has_no_device_is_no_error_and_leaves_the_host() {
+    let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("no-device-{}", std::process::id()));
+    std::fs::create_dir_all(&dir).unwrap();
+    let hip = |init: i32, current: i32| {
+        format!(
+            "int hipInit(unsigned flags) {{ (void)flags; return {init}; }}\n\
+             int hipGetDeviceCount(int *count) {{ *count = 0; return {init}; }}\n\
+             int hipGetDevice(int *device) {{ (void)device; return {current}; }}\n"
+        )
+    };
+    let cuda = |init: i32| {
+        format!(
+            "int cuInit(unsigned flags) {{ (void)flags; return {init}; }}\n\
+             int cuDeviceGetCount(int *count) {{ (void)count; return {}; }}\n\
+             int cuCtxGetCurrent(void **context) {{ (void)context; return 3; }}\n",
+            if init == 0 { 100 } else { 3 }
+        )
+    };
+    let drivers = [
+        ("libamdhip64.so.6", hip(100, 101)),
+        ("libamdhip64.so.6", hip(101, 100)),
+        ("libamdhip64.so.6", hip(0, 101)),
+        ("libcuda.so.1", cuda(100)),
+        ("libcuda.so.1", cuda(101)),
+        ("libcuda.so.1", cuda(0)),
+    ];
+    for (name, source) in drivers {
+        let built = Compiler::new("c").compile(&source, &["-shared", "-fPIC"]);
+        let driver = dir.join(name);
+        std::fs::rename(built, &driver).unwrap();
+        run_with("no_device.c", &["-ldl"], &[driver.to_str().unwrap()]);
+    }
+    std::fs::remove_dir_all(dir).unwrap();
 }

@@ -208,6 +208,17 @@ pub fn init_rank(newcomm: Ptr<CommHandle>, nranks: c_int, id: UniqueIdBytes, ran
     init_rank_config(newcomm, nranks, id, rank, Ptr::null())
 }
 
+/// `ncclCommInitRankMulti`. Several ranks may be on a device in any case, so nothing is to be told apart by virtual ids.
+pub fn init_rank_multi(
+    newcomm: Ptr<CommHandle>,
+    nranks: c_int,
+    id: UniqueIdBytes,
+    rank: c_int,
+    _virtual_id: c_int,
+) -> Result<()> {
+    init_rank(newcomm, nranks, id, rank)
+}
+
 /// `ncclCommInitRankConfig`
 pub fn init_rank_config(
     newcomm: Ptr<CommHandle>,

@@ -99,6 +99,19 @@ pub fn init_rank(
     made(from_ids(|| own_ids(vec![id]), nranks, rank), comm, Ptr::null(), status)
 }
 
+/// `ncclCommInitRankMulti`
+pub fn init_rank_multi(
+    vendor: extern "C" fn(Ptr<CommHandle>, c_int, UniqueIdBytes, c_int, c_int) -> Status,
+    comm: Ptr<CommHandle>,
+    nranks: c_int,
+    id: UniqueIdBytes,
+    rank: c_int,
+    virtual_id: c_int,
+) -> Status {
+    let status = inside(|| vendor(comm, nranks, id, rank, virtual_id));
+    made(from_ids(|| own_ids(vec![id]), nranks, rank), comm, Ptr::null(), status)
+}
+
 /// `ncclCommInitRankConfig`
 pub fn init_rank_config(
     vendor: extern "C" fn(Ptr<CommHandle>, c_int, UniqueIdBytes, c_int, Ptr<NcclConfig>) -> Status,

@@ -32,7 +32,8 @@ pub mod single {
 /// Functions that AMD's library has beside NVIDIA's. Only a Strata under RCCL's name exports them.
 #[cfg_attr(not(feature = "rccl"), allow(dead_code))]
 pub mod rccl {
-    use crate::abi::operations;
+    use crate::abi::{communicators, operations, shadow};
+    use crate::interface::layouts::*;
     use crate::interface::pointer::*;
     use crate::interface::types::*;
     use std::ffi::c_int;

@@ -6,10 +6,18 @@ use super::StreamRef;
 use crate::error::Result;
 use crate::fork::PerProcess;
 use crate::sync::locked;
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
 /// Held while a bundle is put on its streams.
 static ORDER: PerProcess<Mutex<()>> = PerProcess::new(Mutex::default);
+
+/// Held as long as operations get their places and are put on streams: who holds it meets no other thread's in between.
+pub type Order = MutexGuard<'static, ()>;
+
+/// Waits for other threads that put operations on streams.
+pub fn order() -> Order {
+    locked(ORDER.get())
+}
 
 /// Runs of one group whose communicators share streams: they wait for all of these streams together, go on together, and
 /// hold all of them up. One after the other they would wait for each other.
@@ -43,22 +51,26 @@ impl Bundle {
         self.streams.iter().any(StreamRef::is_null)
     }
 
-    /// Runs on the null stream, if that is among the streams, and has ended when this returns; else on the first one.
-    pub fn launch(mut self) -> Result<()> {
+    /// Runs on the null stream, if that is among the streams, and has ended when this returns; else on the first one. Takes
+    /// the order where the caller has not, and lets go of it to run here.
+    pub fn launch(mut self, order: &mut Option<Order>) -> Result<()> {
         let first = self.streams.iter().position(StreamRef::is_null).unwrap_or(0);
         let home = self.streams.swap_remove(first);
         let gate = Opens((!self.streams.is_empty()).then(|| Arc::new(Gate::new(self.streams.len()))));
         // Two bundles of several threads on the same streams have the same order on each.
-        let order = locked(ORDER.get());
+        order.get_or_insert_with(self::order);
         for stream in self.streams {
             if let Some(gate) = gate.0.clone() {
                 stream.enqueue(move || gate.pass())?;
             }
         }
-        let runs = self.runs;
+        let mut runs = self.runs;
         if home.is_null() {
-            drop(order);
+            *order = None;
             return on_stream(runs, gate);
+        }
+        if runs.len() == 1 && gate.0.is_none() {
+            return runs.remove(0).enqueue(&home);
         }
         home.enqueue(move || on_stream(runs, gate))
     }
@@ -125,7 +137,7 @@ mod tests {
         closed.close();
         for other in [StreamRef::Null, StreamRef::Stream(HostStream::new())] {
             let streams = [other, StreamRef::Stream(closed.clone()), StreamRef::Stream(taken.clone())].to_vec();
-            assert!(Bundle { runs: Vec::new(), streams }.launch().is_err());
+            assert!(Bundle { runs: Vec::new(), streams }.launch(&mut None).is_err());
             let (ends, ended) = mpsc::channel();
             let stream = taken.clone();
             std::thread::spawn(move || ends.send(stream.synchronize()));

@@ -3,8 +3,10 @@
 
 use super::device::MakeDevice;
 use super::engine::{DataPlace, Engine};
+use super::engine_watch::EngineWatch;
 use super::gpu::GpuLauncher;
 use super::members::Member;
+use super::messages::Counters;
 use super::{launch, nics, ops, tuning, Comm, OperationQueue, ALIVE, ENDED};
 use crate::bootstrap::connection::{Interrupt, Interruption};
 use crate::bootstrap::rendezvous::ranges;
@@ -567,6 +569,13 @@ impl Meeting<'_> {
         Ok((carrier, knowledge))
     }
 
+    /// Numbers messages where they take no turns, and has the engine know that they do not.
+    fn numbers(&self, engine: &mut Option<Engine>) -> Option<Mutex<Counters>> {
+        self.options.on_host?;
+        engine.iter_mut().for_each(Engine::free_messages);
+        Some(Mutex::new(Counters::new(self.nranks)))
+    }
+
     /// Exchanges what everybody must know and opens the links.
     fn hold(mut self) -> Result<Arc<Comm>> {
         let mut config = settings(&self.options);
@@ -578,8 +587,7 @@ impl Meeting<'_> {
         let members = decode_all(&self.session.allgather(me.encode())?)?;
         check_kinds(&members)?;
         let zero = &members[0].extra;
-        let secret = parse::<u128>(zero.get(2))?.to_le_bytes();
-        let credentials = Credentials { key: parse(zero.get(1))?, secret };
+        let credentials = credentials(zero)?;
         take_over(&mut config, zero);
         check_versions(&members, &me.version)?;
         let labels: Vec<&str> = members.iter().map(|member| member.host_id.as_str()).collect();
@@ -610,6 +618,7 @@ impl Meeting<'_> {
             credentials,
             rank,
             device: self.device,
+            numbers: self.numbers(&mut engine),
             engine: Mutex::new(engine),
             gpu,
             grid,
@@ -624,6 +633,7 @@ impl Meeting<'_> {
             status,
             monitor: Mutex::new(monitor),
             turns: OperationQueue::default(),
+            watch: EngineWatch::default(),
             phase: AtomicU32::new(ALIVE),
             abandoned: AtomicBool::new(false),
             suspended: AtomicBool::new(false),

@@ -1,6 +1,7 @@
 //! What a communicator runs operations with: its transport, its plans, its scratch memory.
 
 use super::device::{Device, HostDevice, MakeDevice};
+use super::independent::{IndependentBatch, IndependentMessages};
 use super::live::{Buffers, LiveWorld, RegionLists};
 use super::messages::{Counters, Messages};
 use super::staging::{Provider, Staging};
@@ -84,6 +85,10 @@ pub struct Engine {
     running: Option<Running>,
     sequence: u64,
     counters: Counters,
+    /// Messages that do not wait for operations in turn, where the communicator has such.
+    independent: Option<IndependentMessages>,
+    /// How often threads have polled.
+    visits: u64,
 }
 
 /// Where the data of a communicator's rank is.
@@ -168,7 +173,30 @@ impl Engine {
             lists: RegionLists::default(),
             running: None,
             sequence: 0,
+            independent: None,
+            visits: 0,
         })
+    }
+
+    /// Has messages wait for nothing but their partners; they are numbered by those who begin them.
+    pub fn free_messages(&mut self) {
+        self.independent = Some(IndependentMessages::default());
+    }
+
+    /// Whether messages have completed since this was asked last, and other threads than this one wait for them.
+    pub fn has_news(&mut self) -> bool {
+        self.independent.as_mut().is_some_and(IndependentMessages::has_news)
+    }
+
+    /// A thread is about to poll; the number of its visit.
+    pub fn visit(&mut self) -> u64 {
+        self.visits += 1;
+        self.visits
+    }
+
+    /// The last visit's number.
+    pub fn visits(&self) -> u64 {
+        self.visits
     }
 
     /// Whether the ranks exchange on boards.
@@ -297,10 +325,12 @@ impl Engine {
             reduction: running.call.reduction,
             sequence: self.sequence,
             signature: ready.signature,
+            independent: self.independent.as_mut(),
             lists: &mut self.lists,
         };
         let outcome = ready.execution.poll(&mut world);
-        let progress = outcome.map_err(|error| explain(error, &running.call, self.sequence))?;
+        let beside = || self.independent.as_ref().is_some_and(IndependentMessages::are_open);
+        let progress = outcome.map_err(|error| explain(error, &running.call, self.sequence, beside()))?;
         if progress == Progress::Done {
             self.running = None;
         }
@@ -310,6 +340,39 @@ impl Engine {
     /// Begins a group of sends and receives.
     pub fn begin_messages(&mut self, messages: Vec<super::Message>) -> Messages {
         Messages::begin(messages, self.rank, self.part_bytes, &mut self.counters)
+    }
+
+    /// Begins a group of sends and receives that wait for nothing but their partners, if the communicator has such; else
+    /// gives them back.
+    pub fn begin_independent(
+        &mut self,
+        messages: Vec<super::Message>,
+    ) -> Result<std::result::Result<IndependentBatch, Vec<super::Message>>> {
+        match &mut self.independent {
+            Some(all) => all.begin(messages, self.rank, &mut *self.device).map(Ok),
+            None => Ok(Err(messages)),
+        }
+    }
+
+    /// Adds messages to a group of such that has begun.
+    pub fn join_independent(&mut self, batch: &mut IndependentBatch, messages: Vec<super::Message>) -> Result<()> {
+        if let Ok(more) = self.begin_independent(messages)? {
+            batch.add(more);
+        }
+        Ok(())
+    }
+
+    /// Makes progress with such messages.
+    pub fn poll_independent(&mut self, batch: &mut IndependentBatch) -> Result<Progress> {
+        let limit_ns = self.limit_ns();
+        let all = self.independent.as_mut();
+        let all = all.ok_or_else(|| Error::Internal("messages of another communicator".to_string()))?;
+        let moved = all.poll(&mut *self.device, &mut self.transport)?;
+        Ok(match batch.poll(all, limit_ns)? {
+            (true, _) => Progress::Done,
+            (false, some) if some || moved => Progress::Moved,
+            _ => Progress::Idle,
+        })
     }
 
     /// Makes progress with sends and receives.
@@ -336,6 +399,7 @@ impl Engine {
     pub fn cancel(&mut self) {
         self.transport.cancel();
         self.device.cancel();
+        self.independent.iter_mut().for_each(IndependentMessages::cancel);
         self.running = None;
     }
 
@@ -485,9 +549,13 @@ impl Engine {
     }
 }
 
-fn explain(error: Error, call: &CollectiveCall, sequence: u64) -> Error {
+/// Says of which operation an error is. A message that does not match its receive may be one `beside` it.
+fn explain(error: Error, call: &CollectiveCall, sequence: u64, beside: bool) -> Error {
     let what = format!("operation {sequence}, {} of {} {}: ", call.collective.name(), call.count, call.dtype.name());
     match error {
+        Error::InvalidUsage(text) if beside => {
+            Error::InvalidUsage(format!("{}, or a send or receive beside it: {text}", what.trim_end_matches(": ")))
+        }
         Error::InvalidUsage(text) => Error::InvalidUsage(what + &text),
         Error::Timeout(text) => Error::Timeout(what + &text),
         Error::Remote(text) => Error::Remote(what + &text),

@@ -1,20 +1,22 @@
 //! From recorded operations to running ones: turns, streams, and the loop that waits.
 #![forbid(unsafe_code)]
 
-use super::bundle::Bundle;
+use super::bundle::{self, Bundle};
+use super::engine_watch::Claim;
 use super::gpu::GpuLauncher;
+use super::independent::IndependentBatch;
 use super::inside::InCall;
 use super::messages::Messages;
 use super::{Comm, Direction, Elements, Message, Operation, StreamRef, ALIVE};
 use crate::device::gpu::driver::DriverHandle;
 use crate::device::gpu::order::{Arrival, StreamOrder};
-use crate::device::host::stream;
+use crate::device::host::stream::{self, HostStream};
 use crate::error::{Error, Result};
 use crate::exec::Progress;
 use crate::health::{CallSummary, Loss};
 use crate::sync::locked;
 use crate::topo::Rank;
-use crate::transport::{Idle, Transport};
+use crate::transport::{Idle, Transport, Waker};
 use smallvec::SmallVec;
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
@@ -32,20 +34,30 @@ pub struct Launch {
 
 /// The operations of one communicator from one group.
 pub(super) struct OperationBatch {
-    comm: Arc<Comm>,
+    pub(super) comm: Arc<Comm>,
     /// None until it has one.
     turn: Option<u64>,
     collectives: SmallVec<[super::CollectiveCall; 1]>,
     /// How many of the collectives have begun.
     begun: usize,
-    messages: Vec<Message>,
-    active: Active,
+    /// Those that have not begun.
+    pub(super) messages: Vec<Message>,
+    pub(super) active: Active,
+    /// Messages alone that wait for no turn, once they have their places.
+    pub(super) independent: bool,
+    /// The stream whose next messages these may take in.
+    pub(super) stream: Option<Arc<HostStream>>,
+    /// Whether this thread watches the engine, where several may wait for it.
+    claim: Claim,
+    /// What the last poll knew of the engine's news and visits.
+    seen: (u64, u64),
 }
 
-enum Active {
+pub(super) enum Active {
     Waiting,
     Collective,
     Messages(Messages),
+    Independent(IndependentBatch),
 }
 
 /// How long a rank that asks why it waits in vain gives the others to answer.
@@ -60,6 +72,8 @@ const ASKED_AT_ONCE: usize = 16;
 const LONGEST_STALL: Duration = Duration::from_secs(60);
 /// How long a rank that has met the consequence of a failure waits to hear of the failure.
 const ECHO: Duration = Duration::from_millis(500);
+/// How long another thread that has failed the communicator first may take to tell the others.
+const FAILS: Duration = Duration::from_secs(5);
 /// How long a run that waits for a lost rank gets no further before it fails: what the rank sent may be on its way.
 const LOST: Duration = Duration::from_secs(1);
 /// The same for a run that waits for others: they may be late, and find that they need nothing of the lost rank.
@@ -73,7 +87,8 @@ const SHARED_WAIT: Duration = Duration::from_micros(200);
 /// others are queued on their streams.
 ///
 /// Per communicator, collectives run in the order in which they were recorded, then all sends and receives at once.
-/// A communicator used with several streams in one group waits for all of them and holds all of them up, as NCCL does.
+/// A communicator used with several streams in one group waits for all of them and holds all of them up, as NCCL does. Sends
+/// and receives on communicators of [`OnHost`](super::OnHost) wait for neither collectives nor messages the other way.
 pub fn launch(batch: Vec<Launch>) -> Result<()> {
     match <[Launch; 1]>::try_from(batch) {
         Ok([alone]) => launch_one(alone),
@@ -97,9 +112,9 @@ pub fn launch_one(alone: Launch) -> Result<()> {
             drive(std::slice::from_mut(&mut run))
         }
         stream => {
+            let _order = run.comm.numbers.as_ref().map(|_| bundle::order());
             run.take_turn();
-            // A failure is kept in the communicator; the stream goes on, as a GPU stream would.
-            stream.enqueue(move || drive(std::slice::from_mut(&mut run)))
+            run.enqueue(&stream)
         }
     }
 }
@@ -226,6 +241,8 @@ fn launch_group(batch: Vec<Launch>) -> Result<()> {
             streams.push(stream);
         }
     }
+    // Threads may share communicators of the host, and their operations have one order as numbers and on streams.
+    let mut order = parts.iter().any(|(run, _)| run.comm.numbers.is_some()).then(bundle::order);
     for (run, _) in parts.iter_mut().filter(|(run, _)| run.comm.gpu().is_none()) {
         run.take_turn();
     }
@@ -246,8 +263,7 @@ fn launch_group(batch: Vec<Launch>) -> Result<()> {
     }
     // What this thread runs comes last: it waits for streams that others may have to reach as well.
     let (here, elsewhere): (Vec<Bundle>, Vec<Bundle>) = bundles.into_iter().partition(Bundle::has_null);
-    elsewhere.into_iter().try_for_each(Bundle::launch)?;
-    here.into_iter().try_for_each(Bundle::launch)
+    elsewhere.into_iter().chain(here).try_for_each(|bundle| bundle.launch(&mut order))
 }
 
 /// Those of the ranks that are asked this `time`: others each time if they are many.
@@ -265,6 +281,10 @@ impl OperationBatch {
             begun: 0,
             messages: Vec::new(),
             active: Active::Waiting,
+            independent: false,
+            stream: None,
+            claim: Claim::default(),
+            seen: (0, 0),
         }
     }
 
@@ -273,14 +293,29 @@ impl OperationBatch {
         &self.comm
     }
 
-    /// Gets the next place among the communicator's operations.
+    /// Gets the next place among the communicator's operations; messages that wait for no turn, among those of their peers.
     fn take_turn(&mut self) {
+        if let Some(numbers) = self.comm.numbers.as_ref().filter(|_| !self.messages.is_empty()) {
+            let (mut numbers, me) = (locked(numbers), self.comm.rank);
+            for message in self.messages.iter_mut().filter(|message| message.peer != me) {
+                message.sequence = numbers.next(message.direction, message.peer);
+            }
+            if self.collectives.is_empty() {
+                self.independent = true;
+                return self.comm.turns.begin_independent();
+            }
+        }
         self.turn = Some(self.comm.turns.issue());
     }
 
-    /// Whether it is this run's turn.
+    /// Whether it is this run's turn, or it waits for none.
     fn is_on(&self) -> bool {
-        self.turn.is_some_and(|turn| self.comm.turns.is(turn))
+        self.independent || self.turn.is_some_and(|turn| self.comm.turns.is(turn))
+    }
+
+    /// Whether what this run waits for is what ranks are told that this one waits for.
+    fn is_told(&self) -> bool {
+        self.is_on() && (!self.independent || self.comm.turns.is_idle())
     }
 
     fn add(&mut self, operation: Operation) -> Result<()> {
@@ -290,10 +325,10 @@ impl OperationBatch {
                 self.collectives.push(call);
             }
             Operation::Send { to, data, .. } => {
-                self.messages.push(Message { direction: Direction::Send, peer: to, data });
+                self.messages.push(Message { direction: Direction::Send, peer: to, data, sequence: 0 });
             }
             Operation::Recv { from, data, .. } => {
-                self.messages.push(Message { direction: Direction::Recv, peer: from, data });
+                self.messages.push(Message { direction: Direction::Recv, peer: from, data, sequence: 0 });
             }
         }
         Ok(())
@@ -305,9 +340,13 @@ impl OperationBatch {
         if !self.is_on() {
             return Ok(Progress::Idle);
         }
+        self.seize();
+        self.join_next();
+        let told = self.is_told();
         let mut moved = false;
-        let mut engine = locked(&self.comm.engine);
+        let mut engine = self.comm.engine(&self.claim);
         let engine = engine.as_mut().ok_or_else(|| self.comm.usable().err().unwrap_or_else(ended))?;
+        self.seen = (self.comm.watch.news(), engine.visit());
         loop {
             if let Some(failure) = self.comm.failure() {
                 return Err(failure);
@@ -326,7 +365,10 @@ impl OperationBatch {
                             false => self.comm.status.finish(),
                         }
                     } else if !self.messages.is_empty() {
-                        self.active = Active::Messages(engine.begin_messages(std::mem::take(&mut self.messages)));
+                        self.active = match engine.begin_independent(std::mem::take(&mut self.messages))? {
+                            Ok(batch) => Active::Independent(batch),
+                            Err(messages) => Active::Messages(engine.begin_messages(messages)),
+                        };
                     } else {
                         return Ok(Progress::Done);
                     }
@@ -335,11 +377,21 @@ impl OperationBatch {
                 }
                 Active::Collective => engine.poll()?,
                 Active::Messages(messages) => engine.poll_messages(messages)?,
+                Active::Independent(batch) if !self.messages.is_empty() => {
+                    engine.join_independent(batch, std::mem::take(&mut self.messages))?;
+                    Progress::Moved
+                }
+                Active::Independent(messages) => engine.poll_independent(messages)?,
             };
+            if engine.has_news() {
+                self.comm.watch.tell();
+            }
             match progress {
                 Progress::Done => {
-                    self.comm.status.wait_for(None);
-                    self.comm.status.send(None);
+                    if told {
+                        self.comm.status.wait_for(None);
+                        self.comm.status.send(None);
+                    }
                     if matches!(self.active, Active::Collective) {
                         self.comm.status.finish();
                     }
@@ -351,11 +403,23 @@ impl OperationBatch {
         }
     }
 
+    /// Has this thread watch the engine in its turn, where others wait for messages.
+    fn seize(&mut self) {
+        let turns = &self.comm.turns;
+        if self.independent || self.claim.is_made() || turns.independent.load(Ordering::Acquire) == 0 {
+            return;
+        }
+        if self.comm.watch.seize(&mut self.claim) {
+            self.comm.waker.iter().for_each(Waker::wake);
+        }
+    }
+
     /// The ranks this run waits for.
     fn waiting_for(&self) -> Vec<Rank> {
         match &self.active {
             Active::Messages(messages) => messages.waiting_for(),
-            _ => locked(&self.comm.engine).as_ref().map_or_else(Vec::new, |engine| engine.waiting_for()),
+            Active::Independent(messages) => messages.waiting_for(),
+            _ => self.comm.engine(&self.claim).as_ref().map_or_else(Vec::new, |engine| engine.waiting_for()),
         }
     }
 
@@ -366,7 +430,7 @@ impl OperationBatch {
             return None;
         }
         let (mut waiting, begun) = (self.waiting_for(), self.comm.status.begun());
-        if let Some(engine) = locked(&self.comm.engine).as_ref() {
+        if let Some(engine) = self.comm.engine(&self.claim).as_ref() {
             waiting.retain(|rank| !engine.tells_what_can_come(*rank));
         }
         let is_lost = |(known, loss): &(Instant, Loss)| {
@@ -381,7 +445,7 @@ impl OperationBatch {
     /// Why the device of a run that gets no further cannot go on, if it cannot: a device with nothing to do shows that only
     /// when it is asked.
     fn device_error(&self) -> Option<Error> {
-        let engine = locked(&self.comm.engine);
+        let engine = self.comm.engine(&self.claim);
         engine.as_ref().filter(|_| self.is_on()).and_then(|engine| engine.check_device().err())
     }
 
@@ -396,7 +460,10 @@ impl OperationBatch {
             (None, Error::Remote(text)) => comm.status.cause().unwrap_or(Error::Remote(text)),
             (None, Error::Timeout(text)) => {
                 let waiting = self.waiting_for();
-                let why = locked(&comm.monitor).as_ref().map(|monitor| monitor.diagnose(&waiting, GRACE));
+                let monitor = locked(&comm.monitor);
+                // With another thread's failure on its way, this one's is not told.
+                let asked = monitor.as_ref().filter(|_| !comm.status.is_failing());
+                let why = asked.map(|monitor| monitor.diagnose(&waiting, GRACE));
                 Error::Timeout(match why {
                     Some(why) if !why.is_empty() => format!("{text}: {why}"),
                     _ => text,
@@ -421,16 +488,20 @@ impl OperationBatch {
     fn fail(&mut self, error: Error) -> Error {
         let comm = &self.comm;
         // Told before the links are given up, so that the others hear the reason first.
-        comm.status.fail_after(error.clone(), || comm.report(&error));
-        if let Some(engine) = locked(&comm.engine).as_mut() {
+        if !comm.status.fail_after(error.clone(), || comm.report(&error)) {
+            comm.await_failure(FAILS);
+        }
+        if let Some(engine) = comm.engine(&self.claim).as_mut() {
             engine.cancel();
         }
-        comm.failure().unwrap_or(error)
+        let error = comm.failure().unwrap_or(error);
+        self.stop_watching();
+        error
     }
 
     /// Says which rank is awaited, for ranks that look for the one that holds everybody up.
     fn tell(&self) {
-        if self.is_on() {
+        if self.is_told() {
             self.comm.status.wait_for(self.waiting_for().first().copied());
         }
     }
@@ -449,17 +520,29 @@ impl OperationBatch {
                 self.comm.status.send(stuck.map(|(to, bytes)| CallSummary::send(bytes, to)));
                 monitor.compare_sends(&others);
             }
+            // Whether the others are still there. That both send is no mistake: either may yet receive.
+            Active::Independent(_) => monitor.compare_sends(&others),
             _ => monitor.compare(&others),
         }
     }
 
     /// Passes a little time, at most `limit` where the wait is for another run.
-    fn wait(&self, idle: &mut Idle, limit: Option<Duration>) {
+    fn wait(&mut self, idle: &mut Idle, limit: Option<Duration>) {
         if !self.is_on() {
             let turn = self.turn.unwrap_or(u64::MAX);
             return self.comm.turns.wait(turn, limit.unwrap_or(TURN_WAIT));
         }
-        if let Some(engine) = locked(&self.comm.engine).as_mut() {
+        if self.independent && !self.comm.watch.take(&mut self.claim) {
+            if !self.comm.watch.wait(self.seen.0, limit.unwrap_or(TURN_WAIT)) {
+                idle.has_slept();
+            }
+            return;
+        }
+        if let Some(engine) = self.comm.engine(&self.claim).as_mut() {
+            if engine.visits() != self.seen.1 {
+                // Another thread has polled since, and may have found what this one waits for.
+                return;
+            }
             if engine.waits_for_device() {
                 return idle.nap();
             }
@@ -469,11 +552,40 @@ impl OperationBatch {
                 Some(limit) => engine.transport().sleep(limit),
             };
         }
+        if limit.is_some() {
+            // The next wait may be another run's.
+            self.stop_watching();
+        }
+    }
+
+    fn stop_watching(&mut self) {
+        self.comm.watch.give_up(&mut self.claim);
+    }
+
+    /// Gives back the places of messages that were never handed in: those of a stream that takes no job, say.
+    fn withdraw(&mut self) {
+        let comm = &self.comm;
+        let (Some(numbers), None) = (&comm.numbers, comm.failure()) else { return };
+        let mut numbers = locked(numbers);
+        let mut placed = self.messages.iter().rev().filter(|message| message.sequence > 0);
+        let is_given = placed.all(|message| numbers.take_back(message.direction, message.peer, message.sequence));
+        drop(numbers);
+        if !is_given {
+            // Those behind them in their orders could never be posted.
+            let error = Error::InvalidUsage("a send or receive could not be put on its stream".to_string());
+            comm.status.fail_after(error.clone(), || comm.report(&error));
+        }
     }
 }
 
 impl Drop for OperationBatch {
     fn drop(&mut self) {
+        self.stop_watching();
+        self.withdraw();
+        if self.independent {
+            self.comm.turns.end_independent();
+            return self.comm.end_abandoned();
+        }
         // Turns end in order even when a run is given up before its own came.
         let Some(turn) = self.turn else { return };
         if !self.is_on() {
@@ -545,7 +657,10 @@ pub(super) fn drive(runs: &mut [OperationBatch]) -> Result<()> {
             match run.poll() {
                 Ok(Progress::Idle) => continue,
                 Ok(Progress::Moved) => {}
-                Ok(Progress::Done) => (*open, left) = (false, left - 1),
+                Ok(Progress::Done) => {
+                    (*open, left) = (false, left - 1);
+                    run.stop_watching();
+                }
                 Err(error) => {
                     let error = run.reason(error);
                     (*open, left) = (false, left - 1);
@@ -576,7 +691,7 @@ pub(super) fn drive(runs: &mut [OperationBatch]) -> Result<()> {
                 first = first.and(Err(error));
             }
         }
-        let Some((run, _)) = runs.iter().zip(&open).find(|(_, open)| **open) else { break };
+        let Some((run, _)) = runs.iter_mut().zip(&open).find(|(_, open)| **open) else { break };
         match left {
             1 => run.wait(&mut idle, None),
             // Several runs on one thread: only one of them can be slept on, so not at once and not for long.
@@ -603,8 +718,16 @@ impl Comm {
         }
     }
 
+    /// Waits until a failure that another thread has met can be seen.
+    fn await_failure(&self, limit: Duration) {
+        let end = Instant::now() + limit;
+        while self.failure().is_none() && Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
     /// Whether no operation is running or queued.
     pub fn is_quiet(&self) -> bool {
-        self.turns.current.load(Ordering::Acquire) >= self.turns.issued.load(Ordering::Acquire)
+        self.turns.is_idle() && self.turns.independent.load(Ordering::Acquire) == 0
     }
 }

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 use super::device::{Device, Scaling};
+use super::independent::IndependentMessages;
 use crate::device::host::Combine;
 use crate::dtype::Reduction;
 use crate::error::{Error, Result};
@@ -50,6 +51,8 @@ pub struct LiveWorld<'a> {
     pub sequence: u64,
     /// The call's digest.
     pub signature: u32,
+    /// Messages that do not wait for the call, where there are such.
+    pub independent: Option<&'a mut IndependentMessages>,
     /// Reused lists.
     pub lists: &'a mut RegionLists,
 }
@@ -194,7 +197,14 @@ impl World for LiveWorld<'_> {
     }
 
     fn poll(&mut self, done: &mut Vec<Token>) -> Result<()> {
-        self.device.poll(self.transport, done)
+        match &mut self.independent {
+            None => self.device.poll(self.transport, done),
+            Some(messages) => {
+                messages.poll(self.device, self.transport)?;
+                messages.take_others(done);
+                Ok(())
+            }
+        }
     }
 }
 

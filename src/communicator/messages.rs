@@ -29,13 +29,26 @@ impl Counters {
         Counters { sent: vec![0; nranks], received: vec![0; nranks] }
     }
 
-    fn next(&mut self, direction: Direction, peer: Rank) -> u64 {
-        let counter = match direction {
-            Direction::Send => &mut self.sent[peer.index()],
-            Direction::Recv => &mut self.received[peer.index()],
-        };
+    /// The number of the next message, from 1.
+    pub fn next(&mut self, direction: Direction, peer: Rank) -> u64 {
+        let counter = self.at(direction, peer);
         *counter += 1;
         *counter
+    }
+
+    /// Takes a message's number back if it is the last one; whether it was.
+    pub fn take_back(&mut self, direction: Direction, peer: Rank, number: u64) -> bool {
+        let counter = self.at(direction, peer);
+        let is_last = *counter == number;
+        *counter -= u64::from(is_last);
+        is_last
+    }
+
+    fn at(&mut self, direction: Direction, peer: Rank) -> &mut u64 {
+        match direction {
+            Direction::Send => &mut self.sent[peer.index()],
+            Direction::Recv => &mut self.received[peer.index()],
+        }
     }
 }
 
@@ -140,13 +153,10 @@ impl Messages {
             self.moved_ns = if moved { live::now_ns() } else { self.moved_ns };
             return Ok(());
         }
-        let waited = live::now_ns() - self.moved_ns;
-        if self.open == 0 || waited < limit_ns {
-            return Ok(());
+        match self.open {
+            0 => Ok(()),
+            _ => timed_out(self.moved_ns, limit_ns, || self.waiting_for()),
         }
-        let ranks: Vec<u32> = self.waiting_for().iter().map(|rank| rank.0).collect();
-        let (ms, ranks) = (waited / 1_000_000, name_ranks(&ranks));
-        Err(Error::Timeout(format!("send/receive made no progress for {ms} ms, waiting for {ranks}")))
     }
 
     /// A rank that we wait to send to without receiving from it, and the bytes.
@@ -167,7 +177,19 @@ impl Messages {
     }
 }
 
-fn post(
+/// An error if nothing has moved since then for so long.
+pub(super) fn timed_out(since_ns: u64, limit_ns: u64, waiting_for: impl FnOnce() -> Vec<Rank>) -> Result<()> {
+    let waited = live::now_ns() - since_ns;
+    if waited < limit_ns {
+        return Ok(());
+    }
+    let ranks: Vec<u32> = waiting_for().iter().map(|rank| rank.0).collect();
+    let (ms, ranks) = (waited / 1_000_000, name_ranks(&ranks));
+    Err(Error::Timeout(format!("send/receive made no progress for {ms} ms, waiting for {ranks}")))
+}
+
+/// Posts a message.
+pub(super) fn post(
     device: &mut dyn Device,
     transport: &mut Router,
     token: Token,

@@ -1,18 +1,21 @@
 //! Communicators: who takes part, in which state, and the order in which operations run.
 //!
 //! A [`Comm`] is what an `ncclComm_t` names. Its operations run one after another in the order in which they were
-//! launched (its *turns*), on the caller's thread for the null stream and on the stream's thread otherwise. Once an
-//! operation fails, or another rank reports a failure, the communicator keeps that first failure and every later call
+//! launched (its *turns*), on the caller's thread for the null stream and on the stream's thread otherwise; sends and receives
+//! of `strataCommInitHost`'s communicators take no turns ([`independent`]). Once an operation fails, or another rank reports a failure, the communicator keeps that first failure and every later call
 //! returns it.
 
 mod bundle;
 mod create;
 pub mod device;
 mod engine;
+mod engine_watch;
 pub mod exit;
 pub mod gpu;
 pub mod group;
+mod independent;
 mod inside;
+mod joining;
 mod launch;
 mod live;
 mod measure;
@@ -48,7 +51,7 @@ use engine::Engine;
 use members::Member;
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -165,7 +168,7 @@ impl CollectiveCall {
 }
 
 /// Which way a message goes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Direction {
     Send,
     Recv,
@@ -177,6 +180,8 @@ struct Message {
     direction: Direction,
     peer: Rank,
     data: DeviceRegion,
+    /// Its number among the messages to or from this peer, where it does not follow from turns; else 0.
+    sequence: u64,
 }
 
 /// The order in which the operations of a communicator run.
@@ -184,6 +189,10 @@ struct Message {
 struct OperationQueue {
     issued: AtomicU64,
     current: AtomicU64,
+    /// Groups of messages that wait for no turn and have not ended.
+    independent: AtomicUsize,
+    /// And how many have.
+    independent_ended: AtomicU64,
     /// Held while the current turn changes, so that waiting for it loses no wake-up.
     lock: Mutex<()>,
     changed: Condvar,
@@ -192,6 +201,29 @@ struct OperationQueue {
 impl OperationQueue {
     fn issue(&self) -> u64 {
         self.issued.fetch_add(1, Ordering::AcqRel)
+    }
+
+    /// Whether no operation in turn is running or queued.
+    fn is_idle(&self) -> bool {
+        self.current.load(Ordering::Acquire) >= self.issued.load(Ordering::Acquire)
+    }
+
+    /// Messages begin that wait for no turn.
+    fn begin_independent(&self) {
+        self.independent.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// They have ended.
+    fn end_independent(&self) {
+        let _held = locked(&self.lock);
+        self.independent_ended.fetch_add(1, Ordering::AcqRel);
+        self.independent.fetch_sub(1, Ordering::AcqRel);
+        self.changed.notify_all();
+    }
+
+    /// How many operations have ended.
+    fn ended(&self) -> u64 {
+        self.current.load(Ordering::Acquire) + self.independent_ended.load(Ordering::Acquire)
     }
 
     fn is(&self, turn: u64) -> bool {
@@ -211,18 +243,13 @@ impl OperationQueue {
         drop(self.changed.wait_timeout_while(held, limit, waiting));
     }
 
-    /// Waits until all issued turns are over, for at most `limit`; whether they are.
+    /// Waits until all issued turns are over and all messages that wait for none, for at most `limit`; whether they are.
     fn wait_all(&self, limit: Duration) -> bool {
-        let end = Instant::now() + limit;
         let issued = self.issued.load(Ordering::Acquire);
-        while self.current.load(Ordering::Acquire) < issued {
-            let now = Instant::now();
-            if now >= end {
-                return false;
-            }
-            self.wait(issued, end - now);
-        }
-        true
+        let waiting =
+            |_: &mut ()| self.current.load(Ordering::Acquire) < issued || self.independent.load(Ordering::Acquire) > 0;
+        let waited = self.changed.wait_timeout_while(locked(&self.lock), limit, waiting);
+        !waited.unwrap_or_else(|poisoned| poisoned.into_inner()).1.timed_out()
     }
 }
 
@@ -269,6 +296,10 @@ pub struct Comm {
     status: Arc<RankStatus>,
     monitor: Mutex<Option<Monitor>>,
     turns: OperationQueue,
+    /// Numbers messages when they are called, where they wait for no turn.
+    numbers: Option<Mutex<messages::Counters>>,
+    /// Which thread waits inside the engine, where several may.
+    watch: engine_watch::EngineWatch,
     phase: AtomicU32,
     /// Aborted by a signal handler inside of an operation, and the others have not been told.
     abandoned: AtomicBool,
@@ -279,7 +310,7 @@ pub struct Comm {
     /// How many each set of ranks has made out of this one by leaving the others out.
     shrinks: Mutex<HashMap<Vec<usize>, u64>>,
     grow_id: Mutex<Option<UniqueId>>,
-    /// The turn that a program which asks for failures has seen last, and since when.
+    /// How many operations had ended when a program asked for failures last, and since when.
     seen: Mutex<Option<(u64, Instant)>>,
 }
 
@@ -370,10 +401,10 @@ impl Comm {
             self.status.fail(loss.error.clone());
             return self.failure();
         }
-        let current = self.turns.current.load(Ordering::Acquire);
+        let ended = self.turns.ended();
         let mut seen = locked(&self.seen);
-        if !self.is_quiet() || seen.is_none_or(|(turn, _)| turn != current) {
-            *seen = Some((current, Instant::now()));
+        if !self.is_quiet() || seen.is_none_or(|(before, _)| before != ended) {
+            *seen = Some((ended, Instant::now()));
             return None;
         }
         let idle = seen.is_some_and(|(_, since)| since.max(known).elapsed() >= TOLD_WHEN_IDLE);

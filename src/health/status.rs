@@ -185,6 +185,11 @@ impl RankStatus {
         true
     }
 
+    /// Whether a failure is there or about to be: the others are being told.
+    pub fn is_failing(&self) -> bool {
+        self.fails.load(Ordering::Acquire)
+    }
+
     fn wake(&self) {
         let wake = locked(&self.wake);
         if let Some(wake) = &*wake {

@@ -391,6 +391,12 @@ macro_rules! single_functions {
 #[doc(hidden)]
 macro_rules! rccl_functions {
     ({ $($then:tt)* } $($more:tt)*) => { $($then)*! { $($more)* rccl
+        "RCCL: making communicators" {
+            /// ncclCommInitRank for several ranks on a device, which tell each other by numbers of their own.
+            "RCCL 2.12.10" fn ncclCommInitRankMulti(
+                comm: Ptr<CommHandle>, nranks: c_int, commId: UniqueIdBytes, rank: c_int, virtualId: c_int
+            ) -> Status = native(communicators::init_rank_multi), over(shadow::init_rank_multi);
+        }
         "RCCL: collectives" {
             /// Every rank gets its block of every rank's vector; the blocks differ in size.
             "RCCL" fn ncclAlltoAllv(
@@ -450,6 +456,10 @@ macro_rules! own_functions {
             /// Makes a communicator on the host, whatever vendor library or driver the process has mapped. All ranks call.
             /// What NCCL's functions make of it is on the host, too. timeout_ms limits its making and each operation: 0 sets no
             /// limit, and a negative one leaves the defaults. It always waits, NCCL_COMM_BLOCKING or not. Rank 0's limit counts.
+            /// Sends and receives on it wait for no collective, no other peer and no message the other way; messages from one
+            /// rank to another keep the order of the calls. On one stream a receive goes on beside sends and receives before it
+            /// that do not use its memory, and a send beside sends; everything else waits for what is before it, as a send
+            /// does for a receive. On the null stream a send may wait for its receive.
             "strata" fn strataCommInitHost(
                 comm: Ptr<CommHandle>, nranks: c_int, id: UniqueIdBytes, rank: c_int, timeout_ms: c_int
             ) -> Status = native(communicators::init_host);

@@ -54,6 +54,11 @@ impl Idle {
         self.sleep = FIRST_SLEEP;
     }
 
+    /// The wait has slept elsewhere.
+    pub fn has_slept(&mut self) {
+        self.sleep = self.sleep.max(2 * FIRST_SLEEP);
+    }
+
     /// Whether the wait has become a sleep.
     pub fn sleeps(&self) -> bool {
         self.sleep > FIRST_SLEEP

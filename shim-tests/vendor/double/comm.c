@@ -153,6 +153,17 @@ API(ncclResult_t, ncclCommInitRank, ncclComm_t* comm, int nranks, ncclUniqueId c
   return in_call(&call, init_rank(&call, comm, nranks, &commId, rank, NULL, -1));
 }
 
+#ifdef DOUBLE_RCCL
+/* RCCL 2.12.10 to 2.14 have it. */
+__attribute__((visibility("default"))) ncclResult_t ncclCommInitRankMulti(ncclComm_t* comm, int nranks,
+                                                                          ncclUniqueId commId, int rank, int virtualId) {
+  struct call call;
+  call_begin(&call, "ncclCommInitRankMulti");
+  call_note(&call, " virtual=%d", virtualId);
+  return in_call(&call, init_rank(&call, comm, nranks, &commId, rank, NULL, -1));
+}
+#endif
+
 API(ncclResult_t, ncclCommInitRankConfig, ncclComm_t* comm, int nranks, ncclUniqueId commId, int rank,
     ncclConfig_t* config) {
   struct call call;

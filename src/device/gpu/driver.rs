@@ -203,6 +203,11 @@ pub struct Driver {
     functions: Functions,
 }
 
+/// Whether a driver says that it has no device: `NO_DEVICE`, `INVALID_DEVICE`, of CUDA and of HIP.
+pub fn is_no_device(status: DriverStatus) -> bool {
+    status == 100 || status == 101
+}
+
 impl Driver {
     /// The driver of this process, if it has loaded one by now.
     pub fn get() -> Option<&'static Driver> {
@@ -240,6 +245,19 @@ impl Driver {
         // SAFETY: the place must be valid; because it is a local.
         self.check("device_count", unsafe { self.device_count(&mut count) })?;
         Ok(usize::try_from(count).unwrap_or(0))
+    }
+
+    /// Whether the driver is there and no device for it, which is no mistake of the program's: it may have been built for
+    /// machines with GPUs.
+    pub fn has_no_device(&self) -> bool {
+        let mut count = 0;
+        // SAFETY: no requirement.
+        let ready = unsafe { self.init(0) };
+        // SAFETY: the place must be valid; because it is a local.
+        match unsafe { self.device_count(&mut count) } {
+            SUCCESS => count == 0,
+            status => is_no_device(ready) || is_no_device(status),
+        }
     }
 
     /// The driver's version, as it writes it.

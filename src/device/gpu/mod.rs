@@ -16,7 +16,7 @@ pub mod stream;
 use crate::error::{Error, Result};
 use crate::fork::PerProcess;
 use crate::sync::locked;
-use driver::{Address, Driver, DriverHandle, DriverKind, DriverStatus, NOT_READY, SUCCESS};
+use driver::{is_no_device, Address, Driver, DriverHandle, DriverKind, DriverStatus, NOT_READY, SUCCESS};
 use kernels::{Kernel, Module};
 use order::CompletionFlag;
 use std::borrow::Cow;
@@ -102,10 +102,13 @@ impl Drop for Entered<'_> {
 }
 
 impl GpuDevice {
-    /// The device that is current on this thread, as the program has left it; none where the program uses no GPU. With a
-    /// `number` the device of that number.
+    /// The device that is current on this thread, as the program has left it; none where the program uses no GPU, or the
+    /// driver has none. With a `number` the device of that number.
     pub fn of_thread(number: Option<i32>) -> Result<Option<Arc<GpuDevice>>> {
         let Some(driver) = Driver::get() else { return Ok(None) };
+        if number.is_some() && driver.has_no_device() {
+            return Ok(None);
+        }
         let mut context = 0;
         let mut current: c_int = 0;
         let mut retained = None;
@@ -113,7 +116,11 @@ impl GpuDevice {
             (DriverKind::Hip, Some(number)) => current = number,
             (DriverKind::Hip, None) => {
                 // SAFETY: the place must be valid; because it is a local.
-                driver.check("device_current", unsafe { driver.device_current(&mut current) })?;
+                let status = unsafe { driver.device_current(&mut current) };
+                if is_no_device(status) {
+                    return Ok(None);
+                }
+                driver.check("device_current", status)?;
             }
             (DriverKind::Cuda, Some(number)) => {
                 let (device, found) = primary(driver, number)?;

@@ -7,6 +7,7 @@
 
 use crate::error::{Error, Result};
 use crate::process;
+use std::any::Any;
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::fmt;
@@ -20,6 +21,8 @@ type Tell = Box<dyn FnOnce(Result<()>) + Send>;
 enum Job {
     /// An operation, or a function of the program.
     Work(Work),
+    /// The same, which the job before it may take in.
+    Joining(Box<dyn Any + Send>, fn(Box<dyn Any + Send>) -> Result<()>),
     /// A function that is told what came of the jobs before it.
     Tell(Tell),
 }
@@ -71,16 +74,40 @@ impl HostStream {
 
     /// Queues a job. Returns at once; the job's error is kept for [`synchronize`](HostStream::synchronize).
     pub fn enqueue(self: &Arc<HostStream>, job: impl FnOnce() -> Result<()> + Send + 'static) -> Result<()> {
-        self.push(Job::Work(Box::new(job)))
+        self.push(Job::Work(Box::new(job))).map(drop)
+    }
+
+    /// Queues a job that is run by `run`, unless the job before it takes it in by [`take_next`](HostStream::take_next). Whether
+    /// there are jobs before it.
+    pub fn enqueue_joining(
+        self: &Arc<HostStream>,
+        job: Box<dyn Any + Send>,
+        run: fn(Box<dyn Any + Send>) -> Result<()>,
+    ) -> Result<bool> {
+        self.push(Job::Joining(job, run))
+    }
+
+    /// For the job that is running: takes the next one out of the queue if it was queued as joining, is a `T` and `fits`. It has
+    /// ended, then, when the running job has.
+    pub fn take_next<T: Any + Send>(&self, fits: impl FnOnce(&T) -> bool) -> Option<Box<T>> {
+        let mut queue = self.locked();
+        let Some(Job::Joining(job, _)) = queue.jobs.front() else { return None };
+        if !job.downcast_ref().is_some_and(fits) {
+            return None;
+        }
+        let Some(Job::Joining(job, _)) = queue.jobs.pop_front() else { return None };
+        queue.pending -= 1;
+        job.downcast().ok()
     }
 
     /// Queues a job that gets the first error of the jobs since the last one that was queued so. It stays for
     /// [`synchronize`](HostStream::synchronize), too.
     pub fn tell(self: &Arc<HostStream>, job: impl FnOnce(Result<()>) + Send + 'static) -> Result<()> {
-        self.push(Job::Tell(Box::new(job)))
+        self.push(Job::Tell(Box::new(job))).map(drop)
     }
 
-    fn push(self: &Arc<HostStream>, job: Job) -> Result<()> {
+    /// Whether there are jobs before it.
+    fn push(self: &Arc<HostStream>, job: Job) -> Result<bool> {
         let mut queue = self.locked();
         if queue.closed {
             return Err(Error::InvalidArgument("the stream has been destroyed".to_string()));
@@ -94,9 +121,10 @@ impl HostStream {
         }
         queue.jobs.push_back(job);
         queue.pending += 1;
+        let is_behind = queue.pending > 1;
         drop(queue);
         self.changed.notify_all();
-        Ok(())
+        Ok(is_behind)
     }
 
     fn work(&self) {
@@ -106,6 +134,7 @@ impl HostStream {
             if let Some(job) = queue.jobs.pop_front() {
                 let work: Work = match job {
                     Job::Work(work) => work,
+                    Job::Joining(job, run) => Box::new(move || run(job)),
                     Job::Tell(tell) => {
                         let outcome = queue.untold.take().map_or(Ok(()), Err);
                         Box::new(move || {
@@ -236,6 +265,41 @@ mod tests {
         stream.synchronize().unwrap();
         let kept = receiver.recv_timeout(LIMIT).unwrap();
         assert_eq!(kept, Err(Error::Remote("third".into())), "synchronize leaves it to be told");
+        stream.close();
+    }
+
+    #[test]
+    fn a_job_takes_in_the_next_ones_as_long_as_they_fit_and_stand_for_themselves_otherwise() {
+        static RAN: Mutex<Vec<u8>> = Mutex::new(Vec::new());
+        let note = |job: Box<dyn std::any::Any + Send>| {
+            RAN.lock().unwrap().push(*job.downcast::<u8>().expect("a number"));
+            Ok(())
+        };
+        let stream = HostStream::new();
+        let (go, wait) = mpsc::channel::<()>();
+        let (sender, taken) = mpsc::channel();
+        let inner = stream.clone();
+        let takes = move || {
+            wait.recv_timeout(LIMIT).map_err(|_| Error::Timeout("never told".into()))?;
+            while let Some(number) = inner.take_next(|number: &u8| *number < 3) {
+                sender.send(*number).unwrap();
+            }
+            assert!(inner.take_next(|_: &u64| true).is_none(), "another type");
+            Ok(())
+        };
+        stream.enqueue(takes).unwrap();
+        for number in [1, 2, 3, 1] {
+            assert_eq!(stream.enqueue_joining(Box::new(number as u8), note), Ok(true));
+        }
+        stream.enqueue(|| Ok(())).unwrap();
+        assert!(stream.take_next(|_: &u8| false).is_none());
+        go.send(()).unwrap();
+        stream.synchronize().unwrap();
+        assert!(taken.try_iter().eq([1, 2]));
+        assert_eq!(*RAN.lock().unwrap(), [3, 1]);
+        assert_eq!(stream.query(), Ok(()));
+        assert_eq!(stream.enqueue_joining(Box::new(7u8), note), Ok(false));
+        stream.synchronize().unwrap();
         stream.close();
     }
 
