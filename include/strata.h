@@ -34,7 +34,7 @@ ncclResult_t strataGetWorldId(ncclUniqueId* uniqueId, int* nranks, int* rank);
 /* Makes a communicator on the host, whatever vendor library or driver the process has mapped. All ranks call. What NCCL's functions make of it is on the host, too. timeout_ms limits its making and each operation: 0 sets no limit, and a negative one leaves the defaults. It always waits, NCCL_COMM_BLOCKING or not. Rank 0's limit counts. Since strata. */
 ncclResult_t strataCommInitHost(ncclComm_t* comm, int nranks, ncclUniqueId id, int rank, int timeout_ms);
 
-/* The text of Strata's last error in this process, also where NCCL answers ncclGetLastError(NULL); in a callback of strataStreamAddCallbackStatus that of its status. It stays valid until the thread's next call of this function or of ncclGetLastError. Since strata. */
+/* The text of this thread's last call that failed in Strata, also where NCCL answers ncclGetLastError(NULL); on a thread without one that of the process's last error, and in a callback of strataStreamAddCallbackStatus that of its status. It stays valid until the thread's next call of this function or of ncclGetLastError. Since strata. */
 const char* strataGetLastError(void);
 
 /* ---- Tuning ---- */

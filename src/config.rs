@@ -189,6 +189,8 @@ variables! {
         "Where the vendor library runs the part inside a node: for its calls of more than this many bytes, Strata packs and unpacks blocks on separate streams, beside other calls; for shorter ones on the stream of the calls.";
     "STRATA_MPI_PLUGIN" mpi_plugin: String = "auto", local,
         "Path of the MPI plugin. auto: look for one beside the library.";
+    "STRATA_LIBRARY" library: String = "auto", local,
+        "Path of libstrata.so for the Python package. auto: the one that the package brings.";
     "STRATA_TCP_CONNECTIONS" tcp_connections: usize = "2", agreed,
         "Connections per pair of ranks on different nodes.";
 }

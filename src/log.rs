@@ -166,6 +166,12 @@ pub fn warn(text: &str) {
     write(Level::Warn, text);
 }
 
+/// The same where a call of this thread fails with `text`, which is then the thread's last error as well.
+pub fn failed(text: &str) {
+    keep_for_thread(text);
+    warn(text);
+}
+
 /// Keeps `text` as the process's last error.
 pub fn keep(text: &str) {
     *LAST_ERROR.get().lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = text.to_string();
@@ -173,6 +179,19 @@ pub fn keep(text: &str) {
 
 thread_local! {
     static TOLD: RefCell<Option<String>> = const { RefCell::new(None) };
+    static OF_THREAD: RefCell<Option<String>> = const { RefCell::new(None) };
+}
+
+/// Keeps `text` as what this thread's last failed call says, which calls of other threads do not change.
+pub fn keep_for_thread(text: &str) {
+    // A thread that ends may have given up its texts already.
+    let _ = OF_THREAD.try_with(|kept| kept.replace(Some(text.to_string())));
+}
+
+/// The text of [`while_told`] or [`keep_for_thread`] on this thread; where there is none, the process's last error.
+pub fn last_error_of_thread() -> String {
+    let own = || OF_THREAD.with_borrow(Option::clone);
+    TOLD.with_borrow(Option::clone).or_else(own).unwrap_or_else(last_error)
 }
 
 /// Does something during which this `text` is the thread's last error: what a program's function is told of, which others
@@ -246,5 +265,15 @@ mod tests {
     fn the_last_error_is_kept_when_nothing_is_printed() {
         warn("the text");
         assert_eq!(last_error(), "the text");
+    }
+
+    #[test]
+    fn a_thread_s_last_error_is_its_own() {
+        keep_for_thread("of this thread");
+        std::thread::spawn(|| keep_for_thread("of another")).join().unwrap();
+        assert_eq!(last_error_of_thread(), "of this thread");
+        assert_eq!(while_told("told", last_error_of_thread), "told");
+        let elsewhere = std::thread::spawn(last_error_of_thread).join().unwrap();
+        assert!(!["of this thread", "of another"].contains(&elsewhere.as_str()), "{elsewhere}");
     }
 }

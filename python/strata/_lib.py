@@ -13,17 +13,18 @@ from pathlib import Path
 
 # Result codes of nccl.h.
 SUCCESS = 0
-IN_PROGRESS = 7
 
 # Element types of nccl.h and strata.h.
 INT8, UINT8, INT32, UINT32, INT64, UINT64, FLOAT16, FLOAT32, FLOAT64, BFLOAT16, FLOAT8_E4M3, FLOAT8_E5M2 = range(12)
 
-# Operations of nccl.h.
+INT16, UINT16 = 0x5354000C, 0x5354000D
+
+# Operations of nccl.h and strata.h.
 SUM, PROD, MAX, MIN, AVG = range(5)
+BIT_AND, BIT_OR, BIT_XOR = 0x53540105, 0x53540106, 0x53540107
 
 _SCALAR_HOST = 1
 _NO_COLOR = -1
-_VERSION_CODE = 23203
 _VARIABLE = "STRATA_LIBRARY"
 
 
@@ -37,19 +38,17 @@ class UniqueId(ctypes.Structure):
     _fields_ = [("internal", ctypes.c_char * 128)]
 
 
-CALLBACK = CFUNCTYPE(None, c_void_p)
+CALLBACK = CFUNCTYPE(None, c_void_p, c_int)
 
 _BUFFERS = [c_void_p, c_void_p, c_size_t, c_int]
 _PROTOTYPES = {
-    "ncclGetVersion": [POINTER(c_int)],
-    "ncclGetUniqueId": [POINTER(UniqueId)],
-    "ncclCommInitRank": [POINTER(c_void_p), c_int, UniqueId, c_int],
+    "strataGetUniqueId": [POINTER(UniqueId)],
+    "strataCommInitHost": [POINTER(c_void_p), c_int, UniqueId, c_int, c_int],
     "ncclCommSplit": [c_void_p, c_int, c_int, POINTER(c_void_p), c_void_p],
     "ncclCommFinalize": [c_void_p],
     "ncclCommDestroy": [c_void_p],
     "ncclCommAbort": [c_void_p],
     "ncclCommRevoke": [c_void_p, c_int],
-    "ncclCommGetAsyncError": [c_void_p, POINTER(c_int)],
     "ncclRedOpCreatePreMulSum": [POINTER(c_int), c_void_p, c_int, c_int, c_void_p],
     "ncclRedOpDestroy": [c_int, c_void_p],
     "ncclReduce": [*_BUFFERS, c_int, c_int, c_void_p, c_void_p],
@@ -67,14 +66,14 @@ _PROTOTYPES = {
     "strataStreamCreate": [POINTER(c_void_p)],
     "strataStreamDestroy": [c_void_p],
     "strataStreamSynchronize": [c_void_p],
-    "strataStreamAddCallback": [c_void_p, CALLBACK, c_void_p],
+    "strataStreamAddCallbackStatus": [c_void_p, CALLBACK, c_void_p],
 }
 
 
 def _path() -> str:
     """The library's path: what STRATA_LIBRARY names, else the one beside this package."""
     given = os.environ.get(_VARIABLE)
-    if given:
+    if given and given != "auto":
         return given
     return str(Path(__file__).parent / "lib" / "libstrata.so")
 
@@ -85,53 +84,48 @@ def _open() -> ctypes.CDLL:
         library = ctypes.CDLL(path, mode=ctypes.RTLD_LOCAL)
     except OSError as error:
         raise LibraryError(f"strata: cannot open {path}: {error}; {_VARIABLE} names the path of libstrata.so") from None
-    missing = [name for name in _PROTOTYPES if not hasattr(library, name)]
+    missing = [name for name in (*_PROTOTYPES, "strataGetLastError") if not hasattr(library, name)]
     if missing:
-        raise LibraryError(f"strata: {path} is not this version's libstrata.so: it lacks {', '.join(missing)}")
+        shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
+        raise LibraryError(
+            f"strata: {path} is not this version's libstrata.so: it lacks {shown}; "
+            "install the package and the library from one release"
+        )
     for name, arguments in _PROTOTYPES.items():
         function = getattr(library, name)
         function.argtypes = arguments
         function.restype = c_int
     library.ncclGetErrorString.argtypes = [c_int]
     library.ncclGetErrorString.restype = c_char_p
-    library.ncclGetLastError.argtypes = [c_void_p]
-    library.ncclGetLastError.restype = c_char_p
-    version = c_int()
-    library.ncclGetVersion(byref(version))
-    if version.value != _VERSION_CODE:
-        raise LibraryError(
-            f"strata: {path} has NCCL's interface {version.value}, and this package is for {_VERSION_CODE}; "
-            "install the package and the library from one release"
-        )
+    library.strataGetLastError.argtypes = []
+    library.strataGetLastError.restype = c_char_p
     return library
 
 
-# Until strataCommInitHost is there: no other library serves, and buffers are on the host.
-os.environ.setdefault("STRATA_NCCL_LIB", "none")
-os.environ.setdefault("STRATA_DEVICE", "host")
 lib = _open()
 
 
 def reason(code: int) -> str:
-    """What the last failed call of this process says, after the meaning of its code."""
-    meaning = (lib.ncclGetErrorString(code) or b"").decode(errors="replace")
-    text = (lib.ncclGetLastError(None) or b"").decode(errors="replace")
-    return f"{meaning}: {text}" if text else meaning
+    """What this thread's last failed call says; without a text, the meaning of the code."""
+    return (lib.strataGetLastError() or lib.ncclGetErrorString(code)).decode(errors="replace")
 
 
 def unique_id() -> bytes:
     """A new id for a communicator."""
     made = UniqueId()
-    code = lib.ncclGetUniqueId(byref(made))
+    code = lib.strataGetUniqueId(byref(made))
     if code:
         raise RuntimeError(f"strata: making a unique id: {reason(code)}")
     return bytes(made)
 
 
 def init_host(nranks: int, unique: bytes, rank: int, timeout_ms: int) -> int:
-    """A communicator on the host. All ranks call, and each waits for the others."""
+    """A communicator on the host. All ranks call, and each waits for the others.
+
+    `timeout_ms` limits this and each operation; 0 sets no limit.
+    """
     comm = c_void_p()
-    code = lib.ncclCommInitRank(byref(comm), nranks, UniqueId.from_buffer_copy(unique), rank)
+    code = lib.strataCommInitHost(byref(comm), nranks, UniqueId.from_buffer_copy(unique), rank, timeout_ms)
     if code:
         raise RuntimeError(reason(code))
     return comm.value
@@ -158,24 +152,22 @@ def pre_multiplied_sum(scalar: int, datatype: int, comm: int) -> int:
 class Stream:
     """A host stream: runs what is queued on it in order, on a thread of its own."""
 
-    def __init__(self, comm: "int | None" = None):
-        """`comm` is the communicator whose failures callbacks are told."""
+    def __init__(self):
         handle = c_void_p()
         code = lib.strataStreamCreate(byref(handle))
         if code:
             raise RuntimeError(f"strata: making a stream: {reason(code)}")
         self.handle = handle.value
-        self.comm = comm
 
     def close(self) -> None:
         """Takes nothing more; what is queued still runs."""
         lib.strataStreamDestroy(self.handle)
 
     def call(self, function) -> None:
-        """Queues `function(error)`: `error` tells what failed before it on the communicator, or is None."""
+        """Queues `function(error)`: `error` tells what failed since the last call of this method, or is None."""
         key = id(function)
-        _queued[key] = (function, self)
-        code = lib.strataStreamAddCallback(self.handle, _run_queued, key)
+        _queued[key] = function
+        code = lib.strataStreamAddCallbackStatus(self.handle, _run_queued, key)
         if code:
             del _queued[key]
             raise RuntimeError(reason(code))
@@ -185,12 +177,6 @@ _queued: dict = {}
 
 
 @CALLBACK
-def _run_queued(key):
-    function, stream = _queued.pop(key)
-    error = None
-    if stream.comm is not None:
-        code = c_int()
-        lib.ncclCommGetAsyncError(stream.comm, byref(code))
-        if code.value not in (SUCCESS, IN_PROGRESS):
-            error = reason(code.value)
-    function(error)
+def _run_queued(key, code):
+    # The text of the error is there during this call only.
+    _queued.pop(key)(None if code == SUCCESS else reason(code))

@@ -4,6 +4,7 @@ Every function runs on each rank of a test.
 """
 
 import os
+import threading
 import time
 from datetime import timedelta
 
@@ -99,43 +100,51 @@ def sizes_and_counts():
 
 
 def different_calls(kind, later):
+    """Rank 0 makes another call than the others, or the same of another type, size or operation."""
     later = later == "True"
     rank, size = _begin(timeout=LIMIT)
     dist.barrier()
     begin = time.monotonic()
 
     def call():
-        if kind == "call" and rank == 0:
-            work = dist.broadcast(torch.ones(4), 0, async_op=later)
-        elif kind == "type" and rank == 0:
-            work = dist.all_reduce(torch.ones(4).double(), async_op=later)
-        elif kind == "size" and rank == 0:
-            work = dist.all_reduce(torch.ones(1000), async_op=later)
-        elif kind == "operation" and rank == 0:
-            work = dist.all_reduce(torch.ones(4), ReduceOp.MAX, async_op=later)
-        else:
+        if rank:
             work = dist.all_reduce(torch.ones(4), async_op=later)
+        elif kind == "call":
+            work = dist.reduce_scatter_tensor(torch.ones(4), torch.ones(4 * size), async_op=later)
+        elif kind == "type":
+            work = dist.all_reduce(torch.ones(4).double(), async_op=later)
+        elif kind == "size":
+            work = dist.all_reduce(torch.ones(1000), async_op=later)
+        else:
+            work = dist.all_reduce(torch.ones(4), ReduceOp.MAX, async_op=later)
         if later:
             future = work.get_future()
             try:
                 work.wait()
             finally:
                 assert future.done()
-                _raises(RuntimeError, ["strata"], future.wait)
+                _raises(RuntimeError, ["strata: ", f"rank {rank} of {size}"], future.wait)
 
-    words = [f"rank {rank} of {size}", "AllReduce"] + (["Broadcast"] if kind == "call" else [])
-    _raises(RuntimeError, words, call)
+    both = {
+        "call": ["called reduce_scatter of", "called all_reduce of 4 float"],
+        "type": ["4 double", "4 float"],
+        "size": ["1000 float", "4 float"],
+        "operation": ["(max)", "(sum)"],
+    }
+    _raises(RuntimeError, [f"rank {rank} of {size}", "rank 0 called", "rank 1 called", *both[kind]], call)
     assert time.monotonic() - begin < 5, "the error came late"
 
 
 def messages_of_different_sizes():
+    """A short message has left its sender when the receiver sees its size."""
     rank, size = _begin(timeout=LIMIT)
     if rank == 0:
-        call = lambda: dist.send(torch.ones(10), 1)
+        dist.send(torch.ones(10), 1)
+        dist.barrier()
     else:
-        call = lambda: dist.recv(torch.ones(1000), 0)
-    name = ["send to rank 1", "recv from rank 0"][rank]
-    _raises(RuntimeError, [name, f"rank {rank} of {size}"], call)
+        words = ["recv from rank 0", f"rank {rank} of {size}", "40", "4000"]
+        _raises(RuntimeError, words, lambda: dist.recv(torch.ones(1000), 0))
+        dist.barrier()
 
 
 def death(what):
@@ -144,10 +153,7 @@ def death(what):
     if rank == 1:
         os._exit(7)
     begin = time.monotonic()
-    if what == "message":
-        call = lambda: dist.recv(torch.ones(4), 1)
-        # The channel is there before its other end dies, in half of the ranks' cases.
-    elif what == "queued":
+    if what == "queued":
         call = lambda: dist.all_reduce(torch.ones(4), async_op=True).wait()
     else:
         call = lambda: dist.all_reduce(torch.ones(4))
@@ -175,31 +181,34 @@ def death_on_a_channel():
 
 def timeouts(what):
     """Rank 0 calls what no other rank does, under a limit."""
-    second = timedelta(seconds=1)
-    rank, size = _begin(timeout=second if what == "group" else timedelta(minutes=5))
+    limit = timedelta(seconds=6 if what == "group" else 1)
+    rank, size = _begin(timeout=limit if what == "group" else timedelta(minutes=5))
     dist.barrier()
-    if what == "set":
-        dist.set_timeout(second)
+    store = dist.distributed_c10d._get_default_store()
+    if what == "another message":
+        (dist.send if rank else dist.recv)(torch.ones(4), 1 - rank)
+    if what in ("set", "message", "another message"):
+        dist.set_timeout(limit)
     if rank:
-        time.sleep(4)
+        store.wait(["over"], timedelta(seconds=40))
         return
     begin = time.monotonic()
     if what == "call":
-        call = lambda: dist.barrier(timeout=second)
+        call = lambda: dist.barrier(timeout=limit)
     elif what == "queued":
         options = dist.AllreduceOptions()
-        options.timeout = second
+        options.timeout = limit
         call = lambda: _backend().allreduce([torch.ones(4)], options).wait()
     elif what == "wait":
-        call = lambda: dist.all_reduce(torch.ones(4), async_op=True).wait(second)
-    elif what == "message":
-        dist.set_timeout(second)
+        call = lambda: dist.all_reduce(torch.ones(4), async_op=True).wait(limit)
+    elif "message" in what:
         call = lambda: dist.recv(torch.ones(4), 1)
     else:
         call = lambda: dist.all_reduce(torch.ones(4))
     _raises(RuntimeError, [f"rank 0 of {size}"], call)
-    seconds = time.monotonic() - begin
-    assert 0.9 < seconds < 3.5, f"{seconds:.1f} s"
+    seconds, least = time.monotonic() - begin, limit.total_seconds()
+    store.set("over", "")
+    assert 0.9 * least < seconds < least + 3, f"{seconds:.1f} s"
 
 
 def after_destroy():
@@ -212,6 +221,30 @@ def after_destroy():
     _raises(RuntimeError, [where, "destroyed"], lambda: group.allreduce([torch.ones(3)]))
     _raises(ValueError, [], lambda: dist.all_reduce(torch.ones(3)))
     backend.shutdown(), backend.abort()
+
+
+def abort_from_another_thread(what):
+    """One thread waits in a call that nobody answers, another one ends the group."""
+    rank, size = _begin(timeout=timedelta(minutes=5))
+    dist.barrier()
+    store = dist.distributed_c10d._get_default_store()
+    if rank:
+        store.wait(["over"], timedelta(seconds=40))
+        return
+    backend = _backend()
+    aborter = threading.Timer(0.5, backend.abort)
+    aborter.start()
+    begin = time.monotonic()
+    if what == "shutdown":
+        work = dist.all_reduce(torch.ones(3), async_op=True)
+        backend.shutdown()
+        _raises(RuntimeError, ["all_reduce", f"rank 0 of {size}"], work.wait)
+    else:
+        _raises(RuntimeError, ["all_reduce", f"rank 0 of {size}"], lambda: dist.all_reduce(torch.ones(3)))
+    assert 0.4 < time.monotonic() - begin < 3
+    aborter.join()
+    store.set("over", "")
+    _raises(RuntimeError, ["aborted"], lambda: backend.allreduce([torch.ones(3)]))
 
 
 def after_abort():

@@ -6,6 +6,7 @@ Every function runs on each rank of a test.
 import os
 import threading
 import time
+import traceback
 from datetime import timedelta
 
 import torch
@@ -206,6 +207,116 @@ def many_threads():
     dist.destroy_process_group()
 
 
+def threads_of_one_group():
+    """Calls of several threads come one after another; their order does not matter where all are the same."""
+    rank, size = _begin()
+    failures = []
+
+    def use(number):
+        try:
+            for step in range(40):
+                data = torch.full((500,), 1.0)
+                view = data.view(20, 25).t() if (number + step) % 3 == 0 else data
+                work = dist.all_reduce(view, async_op=(number + step) % 2 == 0)
+                if work is not None:
+                    work.wait()
+                assert data.eq(size).all(), data
+        except Exception as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=use, args=(number,)) for number in range(4)]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+    assert not failures, failures
+    dist.destroy_process_group()
+
+
+def shutdown_beside_a_call():
+    """A group ends when the call of another thread has ended."""
+    rank, size = _begin()
+    dist.barrier()
+    data, failures, begun = torch.ones(1 << 16), [], threading.Event()
+    backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+
+    def call():
+        begun.set()
+        try:
+            dist.all_reduce(data)
+        except Exception as error:
+            failures.append(error)
+
+    if rank == 0:
+        time.sleep(1)
+    thread = threading.Thread(target=call)
+    thread.start()
+    begun.wait()
+    if rank == 0:
+        thread.join()
+    else:
+        # The call has begun and waits for rank 0, which comes later.
+        time.sleep(0.3)
+    backend.shutdown()
+    thread.join()
+    assert not failures, failures
+    assert data.eq(size).all()
+
+
+def dropped_batch():
+    """An exception in the middle of a batch leaves no batch that takes what comes later."""
+    rank, size = _begin()
+    peer = 1 - rank
+    if rank < 2:
+        mine, other = torch.full((3,), float(rank)), torch.zeros(3)
+        wrong = [dist.P2POp(dist.isend, mine, peer, tag=1), dist.P2POp(dist.irecv, other, peer, tag=-1)]
+        _raises(ValueError, ["recv", f"rank {rank} of {size}", "negative"], lambda: dist.batch_isend_irecv(wrong))
+        works = [dist.isend(mine, peer), dist.irecv(other, peer)]
+        [work.wait() for work in works]
+        assert other.eq(peer).all()
+    backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+    data = torch.ones(2)
+    backend.allreduce([data]).wait()
+    assert data.eq(size).all()
+
+
+def failed_copy():
+    """A call that raises while it is made ends its time limit as well."""
+    import strata.torch._group as group
+
+    rank, size = _begin(timeout=timedelta(minutes=5))
+    backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+    options = dist.AllreduceOptions()
+    options.timeout = timedelta(seconds=0.5)
+    copy_all = group.copy_all
+
+    def fails(_pairs):
+        raise MemoryError("no memory")
+
+    for later in (False, True):
+        options.asyncOp = later
+        group.copy_all = fails
+        call = lambda: backend.allreduce([torch.ones(3, 4).t()], options).wait()
+        _raises(RuntimeError, ["all_reduce", f"rank {rank} of {size}", "no memory"], call)
+        group.copy_all = copy_all
+        time.sleep(0.8)
+        data = torch.ones(3)
+        dist.all_reduce(data)
+        assert data.eq(size).all()
+    dist.destroy_process_group()
+
+
+def gather_single():
+    """PyTorch 2.15 passes it on to no backend in Python; gloo has none."""
+    rank, size = _begin()
+    backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+    output = torch.zeros(size, 3) if rank == 1 else torch.empty(0)
+    options = dist.GatherOptions()
+    options.rootRank = 1
+    backend.gather_single(output, torch.full((3,), float(rank)), options).wait()
+    if rank == 1:
+        assert torch.equal(output, torch.arange(float(size))[:, None].expand(-1, 3))
+    dist.destroy_process_group()
+
+
 def splits_and_subgroups():
     rank, size = _begin()
     assert size == 4
@@ -278,6 +389,38 @@ def forked_loaders():
         for batch in loader:
             dist.all_reduce(batch)
     pending.wait()
+    dist.destroy_process_group()
+
+
+def forked_child():
+    """A child knows that the group is its parent's. It can have one of its own."""
+    rank, size = _begin()
+    # Threads of the pool, which the child has not.
+    [dist.all_reduce(torch.ones(8), async_op=True).get_future().wait() for _ in range(3)]
+    backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+    pending = dist.all_reduce(torch.ones(1 << 16), async_op=True)
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            words = [f"rank {rank} of {size}", "forked"]
+            options = dist.AllreduceOptions()
+            for options.asyncOp in (False, True):
+                _raises(RuntimeError, ["all_reduce", *words], lambda: backend.allreduce([torch.ones(3)], options))
+            _raises(RuntimeError, ["send", *words], lambda: backend.send([torch.ones(3)], 0, 0))
+            backend.shutdown(), backend.abort()
+            own = backend.__class__(dist.HashStore(), 0, 1, timedelta(seconds=20), "own")
+            data = torch.ones(3)
+            options.asyncOp = True
+            assert own.allreduce([data], options).get_future().wait()[0].eq(1).all()
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    pending.wait()
+    dist.barrier()
     dist.destroy_process_group()
 
 

@@ -59,7 +59,9 @@ def metadata() -> str:
 def environment() -> dict:
     """What a program needs to find the package of this tree."""
     path = os.pathsep.join([str(_HERE.parent), str(_HERE), metadata()])
-    return dict(os.environ, PYTHONPATH=path, OMP_NUM_THREADS="1", PYTHONUNBUFFERED="1")
+    library = os.environ.get("STRATA_LIBRARY", str(_HERE.parents[1] / "target" / "release" / "libstrata.so"))
+    own = {"PYTHONPATH": path, "STRATA_LIBRARY": library, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    return dict(os.environ, **own)
 
 
 @functools.cache

@@ -45,7 +45,7 @@ class BadInput(unittest.TestCase):
         self.on("death_on_a_channel", count=3, dead=(1,))
 
     def test_every_timeout_counts(self):
-        for what in ("group", "set", "call", "queued", "wait", "message"):
+        for what in ("group", "set", "call", "queued", "wait", "message", "another message"):
             with self.subTest(what=what):
                 self.on("timeouts", what)
 
@@ -54,6 +54,11 @@ class BadInput(unittest.TestCase):
 
     def test_an_aborted_group_ends_its_calls(self):
         self.on("after_abort")
+
+    def test_a_group_may_be_aborted_while_another_thread_waits_in_it(self):
+        for what in ("call", "shutdown"):
+            with self.subTest(what=what):
+                self.on("abort_from_another_thread", what)
 
 
 class BadSurroundings(unittest.TestCase):
@@ -75,7 +80,7 @@ class BadSurroundings(unittest.TestCase):
         other = ctypes.util.find_library("c")
         code, output = self.python("import strata._lib", STRATA_LIBRARY=other)
         self.assertEqual(code, 1)
-        self.assertIn("is not this version's libstrata.so: it lacks nccl", output)
+        self.assertIn("is not this version's libstrata.so: it lacks strata", output)
 
     def fake_torch(self, text):
         folder = tempfile.TemporaryDirectory()
@@ -87,16 +92,16 @@ class BadSurroundings(unittest.TestCase):
         return os.pathsep.join([folder.name, ranks.environment()["PYTHONPATH"]])
 
     def test_pytorch_that_is_too_old_is_refused(self):
-        path = self.fake_torch("__version__ = '1.13.1+cpu'")
+        path = self.fake_torch("__version__ = '2.13.0+cpu'")
         code, output = self.python("import strata.torch", PYTHONPATH=path)
         self.assertEqual(code, 1)
-        self.assertIn("ImportError: strata.torch needs PyTorch 2.6 or later, and this is 1.13.1+cpu", output)
+        self.assertIn("ImportError: strata.torch needs PyTorch 2.14 or later, and this is 2.13.0+cpu", output)
 
     def test_without_pytorch_the_package_says_so(self):
         path = self.fake_torch("raise ImportError('No module named torch')")
         code, output = self.python("import strata; import strata.torch", PYTHONPATH=path)
         self.assertEqual(code, 1)
-        self.assertIn("ImportError: strata.torch needs PyTorch 2.6 or later: No module named torch", output)
+        self.assertIn("ImportError: strata.torch needs PyTorch 2.14 or later: No module named torch", output)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import ranks
 
 
 class BeyondGloo(unittest.TestCase):
-    def on(self, function, counts=(2, 4), **options):
+    def on(self, function, counts=(3,), **options):
         for count in counts:
             with self.subTest(ranks=count):
                 ranks.passes(self, "beyond_gloo", function, ranks=count, **options)
@@ -32,6 +32,21 @@ class BeyondGloo(unittest.TestCase):
     def test_each_thread_may_have_its_group(self):
         self.on("many_threads")
 
+    def test_threads_may_share_a_group(self):
+        self.on("threads_of_one_group")
+
+    def test_a_group_ends_after_the_call_of_another_thread(self):
+        self.on("shutdown_beside_a_call")
+
+    def test_an_exception_drops_the_batch_it_comes_from(self):
+        self.on("dropped_batch")
+
+    def test_a_call_that_cannot_copy_its_tensors_raises_and_ends_its_limit(self):
+        self.on("failed_copy")
+
+    def test_all_tensors_may_be_gathered_in_one(self):
+        self.on("gather_single")
+
     def test_groups_split_and_have_subgroups(self):
         self.on("splits_and_subgroups", counts=(4,))
 
@@ -46,6 +61,9 @@ class BeyondGloo(unittest.TestCase):
 
     def test_forked_data_loaders_leave_the_group_alone(self):
         self.on("forked_loaders")
+
+    def test_a_forked_child_is_told_that_the_group_is_its_parents(self):
+        self.on("forked_child")
 
     def test_the_interpreter_ends_with_calls_queued(self):
         self.on("queued_at_exit")

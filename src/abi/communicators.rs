@@ -571,6 +571,7 @@ pub fn async_error(comm: CommHandle, out: Ptr<crate::interface::types::Status>) 
             if !matches!(error, Error::InProgress) {
                 // No call has returned it yet; who is told the code may ask for the words.
                 crate::log::keep(error.text());
+                crate::log::keep_for_thread(error.text());
             }
             error.code()
         }

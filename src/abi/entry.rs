@@ -119,7 +119,7 @@ returned_as_is! { () = (), c_int = -1, Text = Text::NULL, crate::interface::layo
 /// The only place where an error becomes a result code. It is logged here, once, with the call it came from.
 fn report(call: &'static str, comm: CommHandle, error: &Error) -> Status {
     if *error != Error::InProgress {
-        crate::log::warn(&line(call, comm, error));
+        crate::log::failed(&line(call, comm, error));
     }
     Status(error.code())
 }
@@ -147,7 +147,7 @@ pub fn enter<R: Returned>(call: &'static str, comm: CommHandle, body: impl FnOnc
 /// Runs what looks at a call that the vendor's library answers. A panic is a bug of ours and ends here.
 pub fn guarded<R: Returned>(call: &'static str, body: impl FnOnce() -> R) -> R {
     catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| {
-        crate::log::warn(&format!("{call}: a bug in Strata: {}", panic_text(panic.as_ref())));
+        crate::log::failed(&format!("{call}: a bug in Strata: {}", panic_text(panic.as_ref())));
         R::broken()
     })
 }
@@ -169,7 +169,7 @@ pub fn absent<R: Returned>(call: &'static str, since: &'static str) -> R {
         Mode::Nobody(why) => why.clone(),
         Mode::Host => "there is no library of the vendor's".to_string(),
     };
-    crate::log::warn(&format!("{call}: {text}"));
+    crate::log::failed(&format!("{call}: {text}"));
     R::absent()
 }
 

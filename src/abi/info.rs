@@ -33,16 +33,20 @@ pub fn error_string(status: Status) -> Text {
 /// `ncclGetLastError`. Whatever the communicator, the text is the process's, or that of the status which a callback of a
 /// stream has been told; it stays until this thread's next call.
 pub fn last_error(_comm: CommHandle) -> Text {
-    own_last_error()
+    shown(crate::log::last_error())
 }
 
 /// `strataGetLastError`
 pub fn own_last_error() -> Text {
+    shown(crate::log::last_error_of_thread())
+}
+
+fn shown(text: String) -> Text {
     thread_local! {
         static SHOWN: RefCell<CString> = RefCell::default();
     }
     SHOWN.with_borrow_mut(|shown| {
-        *shown = CString::new(crate::log::last_error().replace('\0', " ")).unwrap_or_default();
+        *shown = CString::new(text.replace('\0', " ")).unwrap_or_default();
         // SAFETY: the text must stay until the thread's next call; because only that changes it.
         unsafe { Text::lent(shown) }
     })

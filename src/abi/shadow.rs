@@ -316,7 +316,7 @@ pub fn describe(
     match machine.ok_or_else(alone).and_then(|machine| super::info::write_description(&machine, text, bytes)) {
         Ok(()) => Status::SUCCESS,
         Err(error) => {
-            crate::log::warn(&format!("strataCommDescribe: {error}"));
+            crate::log::failed(&format!("strataCommDescribe: {error}"));
             Status(error.code())
         }
     }
@@ -380,7 +380,7 @@ fn collective(comm: CommHandle, call: VendorCall, vendor: impl FnOnce() -> Statu
     let Some((attached, library)) = shadow::find(comm.0).zip(library()) else { return inside(vendor) };
     if attached.in_progress() {
         let early = "Attempt to use communicator before the previous operation returned ncclSuccess";
-        crate::log::warn(early);
+        crate::log::failed(early);
         return Status(Error::InvalidArgument(String::new()).code());
     }
     match attached.prepare(call) {

@@ -463,9 +463,9 @@ macro_rules! own_functions {
             "strata" fn strataCommInitHost(
                 comm: Ptr<CommHandle>, nranks: c_int, id: UniqueIdBytes, rank: c_int, timeout_ms: c_int
             ) -> Status = native(communicators::init_host);
-            /// The text of Strata's last error in this process, also where NCCL answers ncclGetLastError(NULL); in a callback
-            /// of strataStreamAddCallbackStatus that of its status. It stays valid until the thread's next call of this
-            /// function or of ncclGetLastError.
+            /// The text of this thread's last call that failed in Strata, also where NCCL answers ncclGetLastError(NULL); on a
+            /// thread without one that of the process's last error, and in a callback of strataStreamAddCallbackStatus that of
+            /// its status. It stays valid until the thread's next call of this function or of ncclGetLastError.
             "strata" fn strataGetLastError() -> Text = native(info::own_last_error);
         }
         "Tuning" {

@@ -2,12 +2,12 @@
 
     torch.distributed.init_process_group("strata")
 
-PyTorch 2.14 and later finds the backend by its entry point. Before that, `import strata.torch` registers it.
+PyTorch finds the backend by its entry point; nothing has to be imported.
 """
 
 _NAME = "strata"
-# Before it a process group in Python gets no options and cannot say that it has ended.
-_OLDEST = (2, 6)
+# The first whose process groups take a backend that is written in Python.
+_OLDEST = (2, 14)
 
 try:
     import torch

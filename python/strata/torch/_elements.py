@@ -11,6 +11,7 @@ _RED = ReduceOp.RedOpType
 TYPES = {
     torch.int8: _lib.INT8,
     torch.uint8: _lib.UINT8,
+    torch.int16: _lib.INT16,
     torch.int32: _lib.INT32,
     torch.int64: _lib.INT64,
     torch.float16: _lib.FLOAT16,
@@ -21,14 +22,15 @@ TYPES = {
     torch.float8_e5m2: _lib.FLOAT8_E5M2,
 }
 # Unsigned types that came to PyTorch later.
-for _name, _type in (("uint32", _lib.UINT32), ("uint64", _lib.UINT64)):
+for _name, _type in (("uint16", _lib.UINT16), ("uint32", _lib.UINT32), ("uint64", _lib.UINT64)):
     if hasattr(torch, _name):
         TYPES[getattr(torch, _name)] = _type
 
 # Complex numbers are pairs.
 PAIRS = {torch.complex32: _lib.FLOAT16, torch.complex64: _lib.FLOAT32, torch.complex128: _lib.FLOAT64}
 
-OPERATIONS = {_RED.SUM: _lib.SUM, _RED.PRODUCT: _lib.PROD, _RED.MAX: _lib.MAX, _RED.MIN: _lib.MIN, _RED.AVG: _lib.AVG}
+NUMERIC = {_RED.SUM: _lib.SUM, _RED.PRODUCT: _lib.PROD, _RED.MAX: _lib.MAX, _RED.MIN: _lib.MIN, _RED.AVG: _lib.AVG}
+WHOLE = {**NUMERIC, _RED.BAND: _lib.BIT_AND, _RED.BOR: _lib.BIT_OR, _RED.BXOR: _lib.BIT_XOR}
 # True is 1: or is the maximum, and is the minimum.
 LOGIC = {
     _RED.SUM: _lib.MAX,
@@ -37,6 +39,7 @@ LOGIC = {
     _RED.PRODUCT: _lib.MIN,
     _RED.MIN: _lib.MIN,
     _RED.BAND: _lib.MIN,
+    _RED.BXOR: _lib.BIT_XOR,
 }
 LINEAR = {_RED.SUM: _lib.SUM, _RED.AVG: _lib.AVG}
 _PREMUL_SUM = _RED.PREMUL_SUM
@@ -66,7 +69,7 @@ def reduced(op, tensor, comm):
     kind = op.op
     known = TYPES.get(dtype)
     if known is not None:
-        count, table = tensor.numel(), OPERATIONS
+        count, table = tensor.numel(), NUMERIC if dtype.is_floating_point else WHOLE
     elif dtype is torch.bool:
         known, count, table = _lib.UINT8, tensor.numel(), LOGIC
     elif dtype in PAIRS:

@@ -1,7 +1,8 @@
 """A process group of torch.distributed whose calls Strata makes.
 
 A call with `asyncOp` false runs on the caller's thread. While calls are queued it is queued as well, so that calls keep
-their order. Other calls are queued on a stream of Strata; their tensors are held until they have ended.
+their order. Other calls are queued on a stream of Strata; their tensors are held until they have ended. Any thread may call:
+calls of several threads come one after another, and `abort` alone does not wait for those under way.
 """
 
 import atexit
@@ -24,14 +25,14 @@ from ._work import Done, Work
 _c = _lib.lib
 _ZERO = timedelta(0)
 _EXIT_SECONDS = 5.0
-_groups: "weakref.WeakSet[Group]" = weakref.WeakSet()
+# Groups that have not ended. PyTorch's own objects do not always hold the one in Python, without which they can do nothing.
+_groups: "set[Group]" = set()
 
 
 class Batch:
     """The calls between `start_coalescing` and `end_coalescing`, all of one thread."""
 
     def __init__(self):
-        self.thread = threading.get_ident()
         self.parts = []
         self.results = []
         self.held = []
@@ -42,20 +43,27 @@ class Batch:
 class Group(Collectives):
     """What the classes for PyTorch of 2.14 and later and for those before it have in common."""
 
-    def _begin(self, store, rank, size, timeout, name, comm=None):
-        """Meets the other ranks. `comm` is a communicator that is there already."""
+    def _begin(self, store, rank, size, timeout, name, comm=None, limit=None):
+        """Meets the other ranks. `comm` is a communicator that is there already, with a time limit of `limit` seconds."""
         self._rank = rank
         self._size = size
         self._name = name
         self._timeout = timeout.total_seconds()
+        # What the communicator itself allows; a shorter time is watched over here.
+        self._limit = self._timeout if limit is None else limit
         self._messages = None
-        self._lock = threading.Lock()
+        # The group's end takes the communicator away; who makes a call has the turn until it has been made or queued. A
+        # signal's handler may call in the middle of a call of its thread.
+        self._ending = threading.Lock()
+        self._turn = threading.RLock()
         self._inflight = set()
-        self._batch = None
+        self._posted = set()
+        self._batches = {}
         self._failure = None
         self._sequence = 0
         self._barriers = 0
         self._comm = comm
+        self._leaving = None
         try:
             # A store may serve a group of the same name again, after the first one's end.
             generation = (store.add("generation", 1) - 1) // size
@@ -64,7 +72,7 @@ class Group(Collectives):
                 self._comm = self._meet()
         except Exception as error:
             raise self.failure(f"init_process_group on {self._where()}", error) from error
-        self._stream = _lib.Stream(self._comm)
+        self._stream = _lib.Stream()
         self._messages = Messages(self)
         _groups.add(self)
 
@@ -89,7 +97,13 @@ class Group(Collectives):
         return max(0, int(self._timeout * 1000))
 
     def _refuse(self, call, reason, kind=ValueError):
+        # PyTorch does not end the batch that an exception leaves.
+        self._batches.pop(threading.get_ident(), None)
         raise kind(f"strata: {call} on {self._where()}: {reason}")
+
+    def _batch(self):
+        """The batch that this thread collects calls for, or None."""
+        return self._batches.get(threading.get_ident()) if self._batches else None
 
     def _check(self, call, *tensors):
         """Refuses what no call of this group can take."""
@@ -119,8 +133,8 @@ class Group(Collectives):
     def _run(self, name, call, result, opts, copies, held):
         """Makes a call, or queues it: `call(stream)` gives a result code."""
         self._sequence += 1
-        batch = self._batch
-        if batch is not None and batch.thread == threading.get_ident():
+        batch = self._batch()
+        if batch is not None:
             batch.parts.append(call)
             batch.results.extend(result)
             batch.held.append(held)
@@ -128,26 +142,50 @@ class Group(Collectives):
             batch.copies.after += copies.after
             return None
         limit = opts.timeout if opts.timeout > _ZERO else None
-        if opts.asyncOp or self._inflight:
+        with self._turn:
+            self._check(name)
+            if not opts.asyncOp and not self._inflight:
+                self._make(name, call, copies, limit)
+                return Done(result)
             work = self._queue(name, call, result, copies, held, limit)
-            if not opts.asyncOp:
-                work.wait()
-            return work
-        timer = self._watch(lambda: f"{name} on {self._where()}", limit)
-        if copies.before:
-            copy_all(copies.before)
-        code = call(None)
-        if timer is not None:
-            timer.cancel()
-        if code:
-            raise self.failure(f"{name} on {self._where()}", _lib.reason(code))
-        if copies.after:
-            copy_all(copies.after)
-        return Done(result)
+        if not opts.asyncOp:
+            work.wait()
+        return work
+
+    def _make(self, name, call, copies, limit):
+        """Makes a call, which has ended when this returns."""
+
+        def describe():
+            return f"{name} on {self._where()}"
+
+        timer = self._watch(describe, limit)
+        try:
+            if copies.before:
+                copy_all(copies.before)
+            code = call(None)
+            error = _lib.reason(code) if code else None
+            if error is None and copies.after:
+                copy_all(copies.after)
+        except Exception as problem:
+            raise self.failure(describe(), problem) from problem
+        finally:
+            if timer is not None:
+                timer.cancel()
+        if error is not None:
+            raise self.failure(describe(), error)
 
     def _queue(self, name, call, result, copies, held, limit):
+        """Queues a call. The caller has the turn."""
         work = Work(lambda: f"{name} on {self._where()}", result)
         timer = self._watch(work.describe, limit)
+        problems = []
+
+        def begins(_error):
+            # Nothing may leave a function that C calls.
+            try:
+                copy_all(copies.before)
+            except Exception as problem:
+                problems.append(problem)
 
         def ended(error, _held=held):
             if timer is not None:
@@ -155,30 +193,32 @@ class Group(Collectives):
             try:
                 if error is None:
                     copy_all(copies.after)
-                    failure = None
                 else:
-                    failure = self.failure(work.describe(), error)
+                    problems.append(error)
             except Exception as problem:
-                failure = self.failure(work.describe(), problem)
+                problems.append(problem)
             self._inflight.discard(work)
-            work.finish(failure)
+            work.finish(self.failure(work.describe(), problems[0]) if problems else None)
 
-        with self._lock:
-            self._check(name)
-            self._inflight.add(work)
+        self._inflight.add(work)
+        try:
             if copies.before:
-                self._stream.call(lambda _error: copy_all(copies.before))
+                self._stream.call(begins)
             code = call(self._stream.handle)
             if code:
-                self._inflight.discard(work)
-                raise self.failure(work.describe(), _lib.reason(code))
+                raise RuntimeError(_lib.reason(code))
             self._stream.call(ended)
+        except Exception as problem:
+            self._inflight.discard(work)
+            if timer is not None:
+                timer.cancel()
+            raise self.failure(work.describe(), problem) from problem
         return work
 
     def _watch(self, describe, limit):
         """A timer that ends the communicator's calls when one has taken longer than a limit of its own."""
         seconds = self._timeout if limit is None else limit.total_seconds()
-        if limit is None and not self._limit_changed or seconds <= 0:
+        if seconds == self._limit or seconds <= 0:
             return None
 
         def expire():
@@ -190,31 +230,31 @@ class Group(Collectives):
         timer.start()
         return timer
 
-    _limit_changed = False
-
     # Coalescing.
 
     def start_coalescing(self, device=None):
         self._check("coalescing")
-        self._batch = Batch()
+        self._batches[threading.get_ident()] = Batch()
 
     def end_coalescing(self, device=None):
-        batch, self._batch = self._batch, None
+        batch = self._batches.pop(threading.get_ident(), None)
         if batch is None:
-            self._refuse("coalescing", "has not begun", RuntimeError)
+            self._refuse("coalescing", "has not begun, or a call since was refused", RuntimeError)
         works = [post() for post in batch.messages]
         if batch.parts or not works:
-            parts = batch.parts
-            works.append(
-                self._queue(
-                    "coalesced calls",
-                    lambda stream: grouped(parts, stream),
-                    batch.results,
-                    batch.copies,
-                    batch.held,
-                    None,
+            name, parts = "coalesced calls", batch.parts
+            with self._turn:
+                self._check(name)
+                works.append(
+                    self._queue(
+                        name,
+                        lambda stream: grouped(parts, stream),
+                        batch.results,
+                        batch.copies,
+                        batch.held,
+                        None,
+                    )
                 )
-            )
         return works[0] if len(works) == 1 else All(works)
 
     # Messages.
@@ -236,15 +276,15 @@ class Group(Collectives):
         def post():
             return self._post(kind, tensors, tensor, peer, tag)
 
-        batch = self._batch
-        if batch is not None and batch.thread == threading.get_ident():
+        batch = self._batch()
+        if batch is not None:
             batch.messages.append(post)
             return None
         return post()
 
     def _post(self, kind, tensors, tensor, peer, tag):
         to = "to" if kind == "send" else "from"
-        work = Work(lambda: f"{kind} {to} rank {peer}, tag {tag}, on {self._where()}", tensors)
+        work = Message(lambda: f"{kind} {to} rank {peer}, tag {tag}, on {self._where()}", tensors, self._posted)
         if tensor.numel() == 0:
             work.finish()
         elif kind == "send":
@@ -301,7 +341,6 @@ class Group(Collectives):
 
     def set_timeout(self, timeout):
         self._timeout = timeout.total_seconds()
-        self._limit_changed = True
 
     _set_default_timeout = set_timeout
 
@@ -315,36 +354,70 @@ class Group(Collectives):
         """Every rank counts from 0."""
 
     def abort(self):
-        """Ends all calls at once."""
-        self._end(abort=True)
-
-    def shutdown(self):
-        """Waits for what is queued, and leaves."""
-        self._end(abort=False)
-
-    def _end(self, abort):
-        with self._lock:
-            comm, self._comm = self._comm, None
+        """Ends all calls at once, also those that another thread's `shutdown` waits for."""
+        with self._ending:
+            comm, self._comm, self._leaving = self._comm or self._leaving, None, None
         if comm is None:
             return
         _groups.discard(self)
-        if abort:
-            self._failure = self._failure or "the group has been aborted"
-            _c.ncclCommAbort(comm)
-        else:
-            _c.strataStreamSynchronize(self._stream.handle)
-            _c.ncclCommFinalize(comm)
-            _c.ncclCommDestroy(comm)
-        self._messages.close(abort)
+        self._failure = self._failure or "the group has been aborted"
+        _c.ncclCommAbort(comm)
+        self._messages.close(abort=True)
         self._stream.close()
 
+    def shutdown(self):
+        """Waits for what other threads call and for what is queued, and leaves."""
+        with self._turn:
+            with self._ending:
+                comm, self._comm = self._comm, None
+                if comm is None:
+                    return
+                self._leaving = comm
+            _groups.discard(self)
+            _c.strataStreamSynchronize(self._stream.handle)
+            _c.ncclCommFinalize(comm)
+            with self._ending:
+                comm, self._leaving = self._leaving, None
+            if comm is not None:
+                _c.ncclCommDestroy(comm)
+                self._messages.close(abort=False)
+                self._stream.close()
+
     def leave(self, deadline):
-        """The interpreter ends: what is queued may end until the deadline, then it is aborted."""
-        while self._inflight and time.monotonic() < deadline:
+        """The interpreter ends: what is under way may end until the deadline, then it is aborted."""
+
+        def is_busy():
+            return self._inflight or self._posted
+
+        while is_busy() and time.monotonic() < deadline:
             time.sleep(0.001)
-        self._end(abort=bool(self._inflight))
-        while self._inflight and time.monotonic() < deadline + _EXIT_SECONDS:
+        if not is_busy() and self._turn.acquire(timeout=max(0, deadline - time.monotonic())):
+            self.shutdown()
+            self._turn.release()
+        else:
+            self.abort()
+        while is_busy() and time.monotonic() < deadline + _EXIT_SECONDS:
             time.sleep(0.001)
+
+    def forget(self):
+        """This process is a fork of the one that has the group."""
+        self._failure = "the group belongs to the process that forked this one"
+        self._comm = None
+        self._ending, self._turn = threading.Lock(), threading.RLock()
+        self._inflight, self._posted = set(), set()
+
+
+class Message(Work):
+    """A message that has been posted; it is in `posted` until it has ended."""
+
+    def __init__(self, describe, result, posted):
+        super().__init__(describe, result)
+        self._posted = posted
+        posted.add(self)
+
+    def finish(self, error=None):
+        self._posted.discard(self)
+        super().finish(error)
 
 
 class All(Work):
@@ -370,11 +443,11 @@ class All(Work):
 class StrataBackend(Group, Backend):
     """The backend for PyTorch 2.14 and later, which a ProcessGroup has for its devices."""
 
-    def __init__(self, store, rank, size, timeout, name, ranks=(), comm=None):
+    def __init__(self, store, rank, size, timeout, name, ranks=(), comm=None, limit=None):
         Backend.__init__(self, rank, size)
         self._ranks = list(ranks) or list(range(size))
         self._parts = weakref.WeakValueDictionary()
-        self._begin(store, rank, size, timeout, name, comm)
+        self._begin(store, rank, size, timeout, name, comm, limit)
 
     def getBackendName(self):
         return "strata"
@@ -396,22 +469,23 @@ class StrataBackend(Group, Backend):
 
     def split(self, store, ranks, opts):
         """A backend of some of the ranks. All ranks of this one call, each with the ranks of its own part."""
-        self._check("split_group")
         # PyTorch asks once for each device.
         made = self._parts.get(opts.group_name)
         if made is not None:
             return made
         mine = self._rank in ranks
-        try:
-            comm = _lib.split(self._comm, min(ranks) if mine else None, ranks.index(self._rank) if mine else 0)
-        except RuntimeError as error:
-            raise self.failure(f"split_group on {self._where()}", error) from error
+        with self._turn:
+            self._check("split_group")
+            try:
+                comm = _lib.split(self._comm, min(ranks) if mine else None, ranks.index(self._rank) if mine else 0)
+            except RuntimeError as error:
+                raise self.failure(f"split_group on {self._where()}", error) from error
         if not mine:
             # PyTorch 2.15 dereferences what it is given, and None ends the process.
             self._refuse("split_group", "this rank is in no part; give each rank one, or use new_group", RuntimeError)
         members = [self._ranks[rank] for rank in ranks]
         part = StrataBackend(
-            store, ranks.index(self._rank), len(ranks), opts._timeout, opts.group_name, members, comm
+            store, ranks.index(self._rank), len(ranks), opts._timeout, opts.group_name, members, comm, self._limit
         )
         self._parts[opts.group_name] = part
         return part
@@ -437,6 +511,8 @@ def _leave_all():
 
 def _forget():
     """A forked child has no groups."""
+    for group in list(_groups):
+        group.forget()
     _groups.clear()
 
 

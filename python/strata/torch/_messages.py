@@ -24,7 +24,11 @@ class Channel:
         self._stream = _lib.Stream()
         self._lock = threading.Lock()
         self._waiting = collections.deque()
+        self._launched = set()
         self._comm = None
+        # What the communicator itself allows; a shorter time, set later, is watched over here.
+        self._limit_ms = group.timeout_ms()
+        self._late = None
         self._error = None
         self._closed = False
         self._stream.call(self._connect)
@@ -33,7 +37,7 @@ class Channel:
         """Queues a message; `tensor` is contiguous."""
         with self._lock:
             if self._error is not None:
-                work.finish(self._error)
+                work.finish(self._group.failure(work.describe(), self._error))
             elif self._comm is None:
                 self._waiting.append((tensor, work))
             else:
@@ -44,12 +48,12 @@ class Channel:
             offer = _lib.unique_id().hex()
             # Whoever comes first leaves an id; the other one takes it.
             agreed = self._group.store.compare_set(self._name, "", offer).decode()
-            comm = _lib.init_host(2, bytes.fromhex(agreed), 0 if self._sends else 1, self._group.timeout_ms())
+            comm = _lib.init_host(2, bytes.fromhex(agreed), 0 if self._sends else 1, self._limit_ms)
         except Exception as error:
             self._fail(error)
             return
         with self._lock:
-            self._comm = self._stream.comm = comm
+            self._comm = comm
             waiting, self._waiting = self._waiting, collections.deque()
             for tensor, work in waiting:
                 self._launch(tensor, work)
@@ -65,26 +69,49 @@ class Channel:
             work.finish(self._group.failure(work.describe(), error))
 
     def _launch(self, tensor, work) -> None:
+        self._launched.add(work)
         datatype, count = _elements.moved(tensor)
         function, peer = (_lib_calls.ncclSend, 1) if self._sends else (_lib_calls.ncclRecv, 0)
         code = function(tensor.data_ptr(), count, datatype, peer, self._comm, self._stream.handle)
         if code:
+            self._launched.discard(work)
             work.finish(self._group.failure(work.describe(), _lib.reason(code)))
             return
 
+        timer = self._watch()
+
         def ended(error, _held=tensor):
-            work.finish(None if error is None else self._group.failure(work.describe(), error))
+            if timer is not None:
+                timer.cancel()
+            self._launched.discard(work)
+            work.finish(None if error is None else self._group.failure(work.describe(), self._late or error))
 
         self._stream.call(ended)
 
+    def _watch(self):
+        """A timer that ends the channel where the group's time limit has become another one than the channel's."""
+        limit_ms = self._group.timeout_ms()
+        if limit_ms in (0, self._limit_ms):
+            return None
+
+        def expire():
+            self._late = f"the message has not been exchanged within {limit_ms / 1000:g} s"
+            _lib_calls.ncclCommRevoke(self._comm, 0)
+
+        timer = threading.Timer(limit_ms / 1000, expire)
+        timer.daemon = True
+        timer.start()
+        return timer
+
     def close(self, abort: bool) -> None:
-        """Ends the channel. What waits for its peer fails."""
+        """Ends the channel. What waits for its peer fails, and so does a receive that nobody has waited for; what has been
+        sent arrives."""
         with self._lock:
             self._closed = True
             comm = self._comm
         if comm is None:
             self._fail(RuntimeError("the group has been destroyed"))
-        elif abort:
+        elif abort or self._launched and not self._sends:
             _lib_calls.ncclCommAbort(comm)
         else:
             _lib_calls.ncclCommFinalize(comm)

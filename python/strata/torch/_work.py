@@ -6,6 +6,7 @@ completes the Futures, one thread more whenever all of them are busy.
 """
 
 import contextlib
+import os
 import queue
 import threading
 from datetime import timedelta
@@ -38,6 +39,16 @@ class Pool:
 pool = Pool()
 
 
+def _begin_anew():
+    """A forked child has none of its parent's threads, and a lock that one of them held stays locked there."""
+    global _futures, pool
+    _futures = threading.Lock()
+    pool = Pool()
+
+
+os.register_at_fork(after_in_child=_begin_anew)
+
+
 class Work(BaseWork):
     """A call that has been queued.
 
@@ -55,21 +66,25 @@ class Work(BaseWork):
         self._running.acquire()
         self._ended = False
         self._error = None
+        self._end = None
         self._future = None
 
     def finish(self, error: "Exception | None" = None) -> None:
         """Ends the call. The pool completes the Future."""
         if error is None and self.before_end is not None:
-            self.before_end()
+            try:
+                self.before_end()
+            except Exception as problem:
+                error = problem
         with _futures:
             self._error = error
             self._ended = True
-            future, then = self._future, self._then
+            end, then = self._end, self._then
         self._running.release()
         if then is not None:
             then(error)
-        if future is not None:
-            pool.run(lambda: self._complete(future))
+        if end is not None:
+            pool.run(lambda: end.set_result(None))
 
     def then(self, function) -> None:
         """Calls `function(error)` when the call has ended; one function at most."""
@@ -79,11 +94,10 @@ class Work(BaseWork):
         if ended:
             function(self._error)
 
-    def _complete(self, future) -> None:
-        if self._error is None:
-            future.set_result(self._result)
-        else:
-            future.set_exception(self._error)
+    def _value(self, _end):
+        if self._error is not None:
+            raise self._error
+        return self._result
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Waits until the call has ended, and raises its error. A timeout of 0 leaves the limit to the call's own."""
@@ -106,11 +120,13 @@ class Work(BaseWork):
         with _futures:
             if self._future is not None:
                 return self._future
-            future = self._future = Future()
+            # An error that Python sets on a Future is a value to C++, but not one that a callback raises.
+            end = self._end = Future()
+            self._future = end.then(self._value)
             ended = self._ended
         if ended:
-            self._complete(future)
-        return future
+            end.set_result(None)
+        return self._future
 
     def is_completed(self) -> bool:
         return self._ended

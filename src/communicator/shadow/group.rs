@@ -169,7 +169,7 @@ fn issue_in_background(calls: Vec<Prepared>, library: &'static Library) -> Code 
         Ok(_) => IN_PROGRESS,
         Err(error) => {
             let error = Error::System(format!("starting a thread for calls: {error}"));
-            crate::log::warn(error.text());
+            crate::log::failed(error.text());
             error.code()
         }
     }

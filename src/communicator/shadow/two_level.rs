@@ -176,7 +176,7 @@ pub fn launch(batch: Vec<Launch>) -> Code {
     match usable.and_then(|()| crate::communicator::launch(batch)) {
         Ok(()) => crate::error::SUCCESS,
         Err(error) => {
-            crate::log::warn(error.text());
+            crate::log::failed(error.text());
             error.code()
         }
     }
