@@ -50,7 +50,8 @@ const EXCEPTIONS: [(&str, &str, &str); 6] = [
 ];
 
 /// Where `unsafe` may stand, and for what.
-const UNSAFE: [(&str, &str); 20] = [
+const UNSAFE: [(&str, &str); 21] = [
+    ("mpitrampoline/src", "functions of a library opened at run time, and pointers of C callers"),
     ("src/process.rs", "what the system was told when the process began, and numbers of descriptors"),
     ("src/fork.rs", "handlers of fork, and values that live as long as the process"),
     ("src/abi", "functions behind addresses, and jumps to them"),

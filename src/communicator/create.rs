@@ -454,6 +454,19 @@ impl Comm {
     }
 }
 
+/// Numbers messages where they take no turns, and has the engine know that they do not.
+fn numbers(options: &CommOptions, nranks: usize, engine: &mut Option<Engine>) -> Option<Mutex<Counters>> {
+    options.on_host?;
+    engine.iter_mut().for_each(Engine::free_messages);
+    Some(Mutex::new(Counters::new(nranks)))
+}
+
+/// How rank 0's process is reached, and what it is asked with.
+fn credentials(zero: &[String]) -> Result<Credentials> {
+    let secret = parse::<u128>(zero.get(2))?.to_le_bytes();
+    Ok(Credentials { key: parse(zero.get(1))?, secret })
+}
+
 /// Takes over rank 0's settings; one warning tells all that differ.
 fn take_over(config: &mut Config, zero: &[String]) {
     let differences = config.take_over(zero.first().map_or("", String::as_str));
@@ -569,13 +582,6 @@ impl Meeting<'_> {
         Ok((carrier, knowledge))
     }
 
-    /// Numbers messages where they take no turns, and has the engine know that they do not.
-    fn numbers(&self, engine: &mut Option<Engine>) -> Option<Mutex<Counters>> {
-        self.options.on_host?;
-        engine.iter_mut().for_each(Engine::free_messages);
-        Some(Mutex::new(Counters::new(self.nranks)))
-    }
-
     /// Exchanges what everybody must know and opens the links.
     fn hold(mut self) -> Result<Arc<Comm>> {
         let mut config = settings(&self.options);
@@ -618,7 +624,7 @@ impl Meeting<'_> {
             credentials,
             rank,
             device: self.device,
-            numbers: self.numbers(&mut engine),
+            numbers: numbers(&self.options, self.nranks, &mut engine),
             engine: Mutex::new(engine),
             gpu,
             grid,
