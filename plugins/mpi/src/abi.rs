@@ -24,10 +24,13 @@ macro_rules! functions {
         }
 
         impl Functions {
+            /// Of `library`. Where the program is linked with it, by the linker's order: a tool may stand in front of MPI.
             fn of(library: Library) -> Result<Functions, libloading::Error> {
+                let program = Library::this();
+                let scope = if is_in(&library, &program) { &program } else { &library };
                 $(
                     // SAFETY: the symbol must be a function of this type; because the ABI says so of its name.
-                    let $name = *unsafe { library.get(concat!(stringify!($name), "\0").as_bytes()) }?;
+                    let $name = *unsafe { scope.get(concat!(stringify!($name), "\0").as_bytes()) }?;
                 )*
                 Ok(Functions { library, $($name),* })
             }
@@ -187,6 +190,18 @@ fn functions() -> &'static Result<Functions, String> {
     })
 }
 
+/// Whether the program's functions of MPI are the library's, or stand in front of them.
+fn is_in(library: &Library, program: &Library) -> bool {
+    describe_of(library).is_some_and(|ours| describe_of(program) == Some(ours))
+}
+
+/// Where a library's question for its name is.
+fn describe_of(library: &Library) -> Option<usize> {
+    // SAFETY: the symbol must be a function of this type; because every MPI has it under this name.
+    let found = *unsafe { library.get::<Describe>(b"MPI_Get_library_version\0") }.ok()?;
+    Some(found as usize)
+}
+
 /// Why there is no MPI.
 pub fn missing() -> Option<&'static str> {
     functions().as_ref().err().map(String::as_str)
@@ -195,8 +210,10 @@ pub fn missing() -> Option<&'static str> {
 /// A function that only some MPIs have.
 pub fn extension(name: &CStr) -> Option<*mut c_void> {
     let functions = functions().as_ref().ok()?;
+    let program = Library::this();
+    let scope = if is_in(&functions.library, &program) { &program } else { &functions.library };
     // SAFETY: the symbol must not be used as another type than it has; because it is only looked for here.
-    let found = unsafe { functions.library.get::<*mut c_void>(name.to_bytes_with_nul()) }.ok()?;
+    let found = unsafe { scope.get::<*mut c_void>(name.to_bytes_with_nul()) }.ok()?;
     Some(found.into_raw().cast())
 }
 
@@ -208,5 +225,5 @@ pub fn another() -> Option<Describe> {
     let ours = functions().as_ref().ok()?;
     // SAFETY: the symbol must be a function of this type; because every MPI has it under this name.
     let theirs = *unsafe { Library::this().get::<Describe>(b"MPI_Get_library_version\0") }.ok()?;
-    (theirs as usize != ours.MPI_Get_library_version as usize).then_some(theirs)
+    (Some(theirs as usize) != describe_of(&ours.library)).then_some(theirs)
 }
