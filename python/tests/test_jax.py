@@ -3,6 +3,7 @@
 STRATA_MPITRAMPOLINE names the library (default: beside libstrata.so). TEST_SEED repeats a run's seed; the seed is printed.
 """
 
+import importlib.util
 import os
 import random
 import subprocess
@@ -55,6 +56,10 @@ def run(command, processes=PROCESSES, **variables):
 
 
 class Jax(unittest.TestCase):
+    def setUp(self):
+        if importlib.util.find_spec("jax") is None:
+            self.skipTest("JAX is not installed")
+
     def results(self, folder, implementation):
         """What each process found, by case."""
         out = f"{folder}/{implementation}"
