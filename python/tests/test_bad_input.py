@@ -92,16 +92,23 @@ class BadSurroundings(unittest.TestCase):
         return os.pathsep.join([folder.name, ranks.environment()["PYTHONPATH"]])
 
     def test_pytorch_that_is_too_old_is_refused(self):
-        path = self.fake_torch("__version__ = '2.13.0+cpu'")
+        path = self.fake_torch("__version__ = '2.12.0+cpu'")
         code, output = self.python("import strata.torch", PYTHONPATH=path)
         self.assertEqual(code, 1)
-        self.assertIn("ImportError: strata.torch needs PyTorch 2.14 or later, and this is 2.13.0+cpu", output)
+        self.assertIn("ImportError: strata.torch needs PyTorch 2.13 or later, and this is 2.12.0+cpu", output)
+
+    def test_standing_in_for_gloo_on_pytorch_that_is_too_old_for_that_is_refused(self):
+        code, output = self.python(
+            "import strata.torch; strata.torch.OLD = True; from strata.torch import __main__; __main__.stand_in()"
+        )
+        self.assertEqual(code, 1)
+        self.assertIn('strata.torch: to stand in for "gloo" takes PyTorch 2.14 or later', output)
 
     def test_without_pytorch_the_package_says_so(self):
         path = self.fake_torch("raise ImportError('No module named torch')")
         code, output = self.python("import strata; import strata.torch", PYTHONPATH=path)
         self.assertEqual(code, 1)
-        self.assertIn("ImportError: strata.torch needs PyTorch 2.14 or later: No module named torch", output)
+        self.assertIn("ImportError: strata.torch needs PyTorch 2.13 or later: No module named torch", output)
 
 
 if __name__ == "__main__":

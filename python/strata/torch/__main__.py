@@ -17,8 +17,11 @@ def stand_in() -> None:
     """Makes groups of Strata's where the program says "gloo"."""
     import torch.distributed as dist
 
-    from . import create
+    from . import OLD, create
 
+    if OLD:
+        # It looks for gloo before it looks at what is registered.
+        sys.exit('strata.torch: to stand in for "gloo" takes PyTorch 2.14 or later; have the script say "strata"')
     dist.Backend.register_backend("gloo", create, extended_api=True, devices=["cpu", "cuda"])
     text = 'strata: "gloo" makes groups of Strata in this process (python -m strata.torch)'
     logging.getLogger("strata.torch").info(text)

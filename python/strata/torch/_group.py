@@ -17,6 +17,7 @@ from torch._C._distributed_c10d import Backend, ErrorType, PrefixStore
 from torch.distributed import DistBackendError
 
 from .. import _lib
+from . import OLD
 from ._collectives import Collectives, grouped
 from ._elements import Copies, copy_all, is_plain
 from ._messages import Messages
@@ -493,7 +494,10 @@ class StrataBackend(Group, Backend):
 
 def create(options, _backend_options=None):
     """What `init_process_group` and `new_group` call for the name "strata"."""
-    return StrataBackend(
+    kind = StrataBackend
+    if OLD:
+        from ._process_group import StrataProcessGroup as kind
+    return kind(
         options.store,
         options.group_rank,
         options.group_size,
