@@ -146,9 +146,13 @@ def _watch(children, begin, deadline):
 
 
 def _run(job):
+    import torch
     import torch.distributed as dist
 
     dist.set_debug_level_from_env()
+    if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 14):
+        # It does not find backends by itself.
+        import strata.torch  # noqa: F401
     getattr(importlib.import_module(job["module"]), job["function"])(*job["arguments"])
 
 
