@@ -55,12 +55,22 @@ pub struct Library {
     _object: Object,
 }
 
-/// Where a library is looked for, in order: beside the executable, in `../lib`, and by NCCL's own name.
-pub fn candidates() -> Vec<PathBuf> {
+/// Where a library is looked for, in order: beside the executable, in `../lib`, in the Python package that pip has installed
+/// together with the command, and by NCCL's own name.
+fn candidates(executable: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
-    if let Some(folder) = std::env::current_exe().ok().and_then(|exe| exe.parent().map(Path::to_path_buf)) {
+    if let Some(folder) = executable.parent() {
         found.push(folder.join("libstrata.so"));
-        found.extend(folder.parent().map(|above| above.join("lib/libstrata.so")));
+        if let Some(lib) = folder.parent().map(|above| above.join("lib")) {
+            found.push(lib.join("libstrata.so"));
+            // `lib/python3.11/site-packages`; Debian calls it `dist-packages` outside of environments.
+            for python in std::fs::read_dir(lib).into_iter().flatten().flatten() {
+                if python.file_name().to_string_lossy().starts_with("python") {
+                    let packages = ["site-packages", "dist-packages"];
+                    found.extend(packages.map(|folder| python.path().join(folder).join("strata/lib/libstrata.so")));
+                }
+            }
+        }
     }
     found.retain(|path| path.exists());
     found.push(PathBuf::from("libnccl.so.2"));
@@ -70,7 +80,10 @@ pub fn candidates() -> Vec<PathBuf> {
 impl Library {
     /// Opens the library at `path`, or the first of [`candidates`].
     pub fn open(path: Option<&Path>) -> Result<Library> {
-        let path = path.map(Path::to_path_buf).unwrap_or_else(|| candidates().swap_remove(0));
+        let path = path.map(Path::to_path_buf).unwrap_or_else(|| {
+            let executable = std::env::current_exe().unwrap_or_default();
+            candidates(&executable).swap_remove(0)
+        });
         // SAFETY: the library's constructors run; because opening it is what the user asked for.
         let object = unsafe { Object::new(&path) }
             .map_err(|error| Error::System(format!("cannot open {}: {error}", path.display())))?;
@@ -414,5 +427,26 @@ impl Drop for Comm<'_> {
             // Reached after an error only: destroying would wait for the other ranks.
             let _ = call!(self.library, ncclCommAbort(self.handle));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_library_is_found_beside_the_command_and_where_pip_puts_both() {
+        let root = std::env::temp_dir().join(format!("strata-candidates-{}", std::process::id()));
+        let places = ["bin", "lib", "lib/python3.11/site-packages/strata/lib"].map(|place| root.join(place));
+        let command = places[0].join("strata");
+        let mut found = vec![PathBuf::from("libnccl.so.2")];
+        for place in places.iter().rev() {
+            std::fs::create_dir_all(place).unwrap();
+            assert_eq!(candidates(&command), found, "before it is in {}", place.display());
+            std::fs::write(place.join("libstrata.so"), "").unwrap();
+            found.insert(0, place.join("libstrata.so"));
+        }
+        assert_eq!(candidates(&command), found);
+        std::fs::remove_dir_all(&root).unwrap();
     }
 }
