@@ -61,6 +61,8 @@ def environment() -> dict:
     path = os.pathsep.join([str(_HERE.parent), str(_HERE), metadata()])
     library = os.environ.get("STRATA_LIBRARY", str(_HERE.parents[1] / "target" / "release" / "libstrata.so"))
     own = {"PYTHONPATH": path, "STRATA_LIBRARY": library, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    # DeepSpeed looks for the environment's ninja.
+    own["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
     return dict(os.environ, **own)
 
 
