@@ -447,3 +447,40 @@ extern "C" fn MPIABI_Wtime() -> f64 {
 extern "C" fn MPIABI_Wtick() -> f64 {
     1e-9
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_operation_is_served_for_numbers_and_of_complex_ones_sum_and_product() {
+        // MPI_INT32_T and MPI_C_DOUBLE_COMPLEX.
+        let (whole, complex) = (datatype(0x211).unwrap(), datatype(0x219).unwrap());
+        for (handle, number) in [(MPIABI_SUM, 0), (MPIABI_PROD, 1), (MPIABI_MAX, 2), (MPIABI_MIN, 3)] {
+            assert!(op(handle, whole) == Ok(Op::Own(number)));
+        }
+        assert!(op(MPIABI_BAND, whole) == Ok(Op::Own(0x5354_0105)));
+        assert!(op(MPIABI_SUM, complex) == Ok(Op::Own(0)));
+        assert!(op(MPIABI_PROD, complex) == Ok(Op::ComplexProduct));
+        for handle in [MPIABI_MAX, MPIABI_MIN, MPIABI_BOR] {
+            assert!(matches!(op(handle, complex), Err((MPIABI_ERR_OP, _))));
+        }
+        assert!(matches!(op(0x7777, whole), Err((MPIABI_ERR_OP, _))));
+        assert!(matches!(kind(0x7777), Err((MPIABI_ERR_TYPE, _))));
+    }
+
+    #[test]
+    fn products_of_complex_numbers_are_those_of_arithmetic() {
+        let bytes = |parts: &[f32]| parts.iter().flat_map(|part| part.to_ne_bytes()).collect::<Vec<u8>>();
+        let lists = [bytes(&[1.0, 2.0, 0.0, 1.0]), bytes(&[3.0, -1.0, 0.0, 1.0])];
+        let found = product(lists.iter().map(Vec::as_slice), f32::from_ne_bytes, f32::to_ne_bytes);
+        assert_eq!(found, bytes(&[5.0, 5.0, -1.0, 0.0]));
+    }
+
+    #[test]
+    fn texts_are_cut_to_their_places_and_end_with_a_zero_byte() {
+        let (mut place, mut len) = ([1 as c_char; 4], 0);
+        put_text("strata", place.as_mut_ptr(), 4, &mut len);
+        assert_eq!((place.map(|byte| byte as u8), len), (*b"str\0", 3));
+    }
+}
