@@ -12,7 +12,7 @@ from ctypes import CFUNCTYPE, POINTER, byref, c_char_p, c_int, c_size_t, c_void_
 from pathlib import Path
 
 # Result codes of nccl.h.
-SUCCESS = 0
+SUCCESS, _IN_PROGRESS = 0, 7
 
 # Element types of nccl.h and strata.h.
 INT8, UINT8, INT32, UINT32, INT64, UINT64, FLOAT16, FLOAT32, FLOAT64, BFLOAT16, FLOAT8_E4M3, FLOAT8_E5M2 = range(12)
@@ -49,6 +49,7 @@ _PROTOTYPES = {
     "ncclCommDestroy": [c_void_p],
     "ncclCommAbort": [c_void_p],
     "ncclCommRevoke": [c_void_p, c_int],
+    "ncclCommGetAsyncError": [c_void_p, POINTER(c_int)],
     "ncclRedOpCreatePreMulSum": [POINTER(c_int), c_void_p, c_int, c_int, c_void_p],
     "ncclRedOpDestroy": [c_int, c_void_p],
     "ncclReduce": [*_BUFFERS, c_int, c_int, c_void_p, c_void_p],
@@ -138,6 +139,13 @@ def split(comm: int, color: "int | None", key: int) -> "int | None":
     if code:
         raise RuntimeError(reason(code))
     return made.value
+
+
+def failure_of(comm: int) -> "str | None":
+    """What has failed on a communicator, a rank that has died among others; None if nothing has."""
+    state = c_int()
+    code = lib.ncclCommGetAsyncError(comm, byref(state)) or state.value
+    return None if code in (SUCCESS, _IN_PROGRESS) else reason(code)
 
 
 def pre_multiplied_sum(scalar: int, datatype: int, comm: int) -> int:

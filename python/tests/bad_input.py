@@ -181,6 +181,83 @@ def death_on_a_channel():
         assert time.monotonic() - begin < 2
 
 
+def death_before_a_message(what):
+    """A rank dies, and others wait for its side of a message that is the first of its tag, or for it at a barrier."""
+    rank, size = _begin(timeout=timedelta(minutes=5))
+    dist.barrier()
+    if rank == 1:
+        os._exit(7)
+    where, begin = f"rank {rank} of {size}", time.monotonic()
+    if what == "barrier":
+        limit = timedelta(minutes=4)
+        _raises(RuntimeError, ["monitored_barrier", where], lambda: dist.monitored_barrier(timeout=limit))
+    elif what == "send":
+        _raises(RuntimeError, ["send to rank 1", where], lambda: dist.send(torch.ones(4), 1))
+    else:
+        _raises(RuntimeError, ["recv from rank 1", where], lambda: dist.recv(torch.ones(4), 1))
+    assert time.monotonic() - begin < 3, time.monotonic() - begin
+
+
+def message_to_nobody():
+    """A peer that never comes to its side of a message is named, and so is the limit."""
+    rank, size = _begin(timeout=timedelta(seconds=2))
+    store = dist.distributed_c10d._get_default_store()
+    if rank == 1:
+        store.wait(["over"], timedelta(seconds=40))
+        return
+    words = ["recv from rank 1", f"rank {rank} of {size}", "rank 1 has not come to its send within 2 s"]
+    _raises(RuntimeError, words, lambda: dist.recv(torch.ones(4), 1))
+    words = [f"recv from rank {rank}", "has not come within 2 s"]
+    work = _backend().recv([torch.ones(4)], rank, 0)
+    _raises(RuntimeError, words, work.wait)
+    store.set("over", "yes")
+
+
+def different_splits(expects):
+    """Rank 1 gives rank 0 two rows, which expects none, or the other way round: who expects something else is told."""
+    rank, size = _begin(timeout=LIMIT)
+    inputs, outputs = ([[0, 0], [2, 0]], [[0, 0], [0, 0]])
+    if expects == "more":
+        inputs, outputs = ([[0, 0], [0, 0]], [[0, 2], [0, 0]])
+    data, output = torch.ones(sum(inputs[rank])), torch.zeros(sum(outputs[rank]))
+
+    def call():
+        dist.all_to_all_single(output, data, outputs[rank], inputs[rank])
+        # Who has sent may hear of it by the next call.
+        dist.barrier()
+
+    _raises(RuntimeError, [f"rank {rank} of {size}"], call)
+
+
+def factors():
+    """What PREMUL_SUM cannot multiply by."""
+    rank, size = _begin()
+    where = f"rank {rank} of {size}"
+    for data, factor in (
+        (torch.ones(3, dtype=torch.complex64), torch.tensor(1j)),
+        (torch.ones(3, dtype=torch.int32), 0.5),
+        (torch.ones(3), torch.empty((), device="meta")),
+    ):
+        op = dist._make_nccl_premul_sum(factor)
+        _raises(TypeError, ["all_reduce", where, "PREMUL_SUM"], lambda: dist.all_reduce(data, op))
+    data = torch.ones(3, dtype=torch.int32)
+    dist.all_reduce(data, dist._make_nccl_premul_sum(2.0))
+    assert data.tolist() == [2 * size] * 3, data
+    dist.destroy_process_group()
+
+
+def refused_in_a_batch():
+    """PyTorch itself refuses a message in a batch: later calls are not taken for that batch's."""
+    rank, size = _begin()
+    peer, sparse = 1 - rank, torch.eye(3).to_sparse()
+    ops = [dist.P2POp(dist.isend, torch.ones(2), peer), dist.P2POp(dist.isend, sparse, peer)]
+    _raises(Exception, [], lambda: dist.batch_isend_irecv(ops))
+    data = torch.ones(2)
+    dist.all_reduce(data)
+    assert data.tolist() == [size] * 2, data
+    dist.destroy_process_group()
+
+
 def timeouts(what):
     """Rank 0 calls what no other rank does, under a limit."""
     limit = timedelta(seconds=6 if what == "group" else 1)

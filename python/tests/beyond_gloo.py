@@ -459,3 +459,132 @@ def monitored():
     words = ["monitored_barrier", "1, 2", f"rank {rank} of {size}"]
     _raises(RuntimeError, words, lambda: dist.monitored_barrier(timeout=limit, wait_all_ranks=True))
     assert time.monotonic() - begin < 4
+
+
+def message_beside_a_new_group():
+    """A message whose sender makes a group before it waits, and whose receiver makes it afterwards."""
+    rank, size = _begin(timeout=timedelta(seconds=30))
+    data = torch.full((4,), float(rank))
+    if rank:
+        work = dist.isend(data, 0)
+        group = dist.new_group([0, 1])
+        work.wait()
+    else:
+        dist.recv(data, 1)
+        group = dist.new_group([0, 1])
+    assert data.tolist() == [1.0] * 4
+    dist.all_reduce(data, group=group)
+    assert data.tolist() == [2.0] * 4
+    dist.destroy_process_group()
+
+
+def message_after_another_rank_has_left():
+    """Two ranks exchange their first message when the third one has destroyed its group and is gone."""
+    rank, size = _begin(timeout=timedelta(seconds=30))
+    dist.barrier()
+    if rank == 2:
+        dist.destroy_process_group()
+        return
+    data = torch.full((4,), float(rank))
+    if rank:
+        time.sleep(2.5)
+        dist.send(data, 0)
+    else:
+        dist.recv(data, 1)
+        assert data.tolist() == [1.0] * 4
+
+
+def calls_in_a_signal_handler():
+    """A handler makes the same calls as what it interrupts. Where it waited for a lock of these, nothing would go on."""
+    import signal
+
+    rank, size = _begin(timeout=timedelta(seconds=30))
+    peer, inside, works, sent = 1 - rank, [], [], [0, 0]
+
+    def post(tag):
+        sent[tag] += 1
+        works.append(dist.isend(torch.ones(1), peer, tag=tag))
+        works[-1].get_future()
+
+    def handle(_signal, _frame):
+        if not inside:
+            inside.append(None)
+            post(1)
+            inside.pop()
+
+    signal.signal(signal.SIGALRM, handle)
+    signal.setitimer(signal.ITIMER_REAL, 0.001, 0.0005)
+    end = time.monotonic() + 2
+    while time.monotonic() < end:
+        post(0)
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    assert min(sent) > 100, sent
+    counts = [None] * size
+    dist.all_gather_object(counts, sent)
+    for tag in (0, 1):
+        places = [torch.zeros(1) for _ in range(counts[peer][tag])]
+        works += [dist.irecv(place, peer, tag=tag) for place in places]
+    for work in works:
+        work.wait()
+    dist.destroy_process_group()
+
+
+def new_memory_while_queued():
+    """Tensors get other memory while calls on them are queued: these use what there was."""
+    rank, size = _begin(timeout=timedelta(seconds=30))
+    if rank == 1:
+        time.sleep(0.5)
+    works, tensors = [], []
+    for turn in range(8):
+        tensor = torch.ones(1 << 16)
+        works.append(dist.all_reduce(tensor, async_op=True))
+        if turn % 2:
+            tensor.data = torch.zeros(3)
+        else:
+            tensor.set_(torch.zeros(3).untyped_storage(), 0, (3,))
+        tensors.append(tensor)
+    # What is freed would be given out again.
+    others = [torch.full((1 << 16,), 7.0) for _ in range(16)]
+    for work in works:
+        work.wait()
+    assert all(other.eq(7.0).all() for other in others)
+    assert all(tensor.tolist() == [0.0] * 3 for tensor in tensors)
+    dist.destroy_process_group()
+
+
+def long_limits():
+    """Limits that are longer than C's numbers, or shorter than a millisecond."""
+    for limit in (timedelta(seconds=4294968), timedelta(days=365), timedelta(days=36500)):
+        rank, size = _begin(timeout=limit)
+        if rank:
+            time.sleep(1)
+        data = torch.ones(2)
+        dist.all_reduce(data)
+        work = dist.all_reduce(data, async_op=True)
+        work.wait(limit)
+        assert data.tolist() == [4.0, 4.0]
+        _call_with_limit(limit)
+        dist.destroy_process_group()
+
+
+def _call_with_limit(limit):
+    options = dist.BarrierOptions()
+    options.timeout = limit
+    group = dist.group.WORLD
+    backend = group._get_backend(torch.device("cpu")) if type(group) is dist.ProcessGroup else group
+    backend.barrier(options).wait()
+
+
+def empty_messages():
+    """A message of nothing is one, in its place among others."""
+    rank, size = _begin(timeout=timedelta(seconds=30))
+    empty, data = torch.zeros(0), torch.full((4,), 3.0)
+    if rank:
+        dist.send(empty, 0)
+        dist.send(data, 0)
+    else:
+        place = torch.zeros(4)
+        dist.recv(torch.zeros(0), 1)
+        dist.recv(place, 1)
+        assert torch.equal(place, data)
+    dist.destroy_process_group()

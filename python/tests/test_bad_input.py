@@ -43,6 +43,23 @@ class BadInput(unittest.TestCase):
             with self.subTest(what=what):
                 self.on("death", what, count=3, dead=(1,))
         self.on("death_on_a_channel", count=3, dead=(1,))
+        for what in ("send", "recv", "barrier"):
+            with self.subTest(what=what):
+                self.on("death_before_a_message", what, count=3, dead=(1,))
+
+    def test_a_peer_that_never_comes_to_a_message_is_named(self):
+        self.on("message_to_nobody")
+
+    def test_splits_that_differ_are_told(self):
+        for expects in ("nothing", "more"):
+            with self.subTest(expects=expects):
+                self.on("different_splits", expects)
+
+    def test_factors_that_the_type_lacks_are_refused(self):
+        self.on("factors")
+
+    def test_what_pytorch_refuses_in_a_batch_does_not_keep_the_batch_open(self):
+        self.on("refused_in_a_batch")
 
     def test_every_timeout_counts(self):
         for what in ("group", "set", "call", "queued", "wait", "message", "another message"):

@@ -26,6 +26,24 @@ class BeyondGloo(unittest.TestCase):
     def test_each_tag_and_direction_has_an_order_of_its_own(self):
         self.on("order_of_tags")
 
+    def test_a_message_of_nothing_has_its_place_among_others(self):
+        self.on("empty_messages", counts=(2,))
+
+    def test_a_message_does_not_wait_for_a_group_that_is_being_made(self):
+        self.on("message_beside_a_new_group", counts=(2,))
+
+    def test_a_message_needs_no_third_rank(self):
+        self.on("message_after_another_rank_has_left")
+
+    def test_a_signal_s_handler_may_call_what_it_interrupts(self):
+        self.on("calls_in_a_signal_handler", counts=(2,))
+
+    def test_tensors_may_get_other_memory_while_they_are_queued(self):
+        self.on("new_memory_while_queued", counts=(2,))
+
+    def test_limits_may_be_as_long_as_python_has_them(self):
+        self.on("long_limits", counts=(2,))
+
     def test_a_callback_may_make_calls_and_wait_for_them(self):
         self.on("futures_and_hooks")
 

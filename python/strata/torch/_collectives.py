@@ -20,7 +20,7 @@ from torch._C._distributed_c10d import (
 )
 
 from .. import _lib
-from ._elements import Copies, moved, reduced
+from ._elements import Copies, message_of, moved, reduced
 
 _c = _lib.lib
 
@@ -381,11 +381,11 @@ class Collectives:
             self._refuse(name, f"rank {me} gives itself {sends[me].numel()} elements and expects {recvs[me].numel()}")
         calls = []
         for peer, (source, target) in enumerate(zip(sends, recvs)):
-            for function, data in ((_c.ncclSend, source), (_c.ncclRecv, target)):
+            for function, tensor in ((_c.ncclSend, source), (_c.ncclRecv, target)):
+                data = message_of(tensor)
                 datatype, count = moved(data)
-                if count:
-                    arguments = (data.data_ptr(), count, datatype, peer, comm)
-                    calls.append(lambda stream, function=function, arguments=arguments: function(*arguments, stream))
+                arguments = (data.data_ptr(), count, datatype, peer, comm)
+                calls.append(lambda stream, function=function, arguments=arguments: function(*arguments, stream))
         return self._run(name, lambda stream: grouped(calls, stream), result, opts, copies, (sends, recvs))
 
     # No tensor.

@@ -62,6 +62,21 @@ def _factor(op):
     return op.factor if hasattr(op, "factor") else op.__getstate__()[1]
 
 
+def _scalar(factor, dtype):
+    """The factor of a PREMUL_SUM as a number of the elements' type, a tensor in host memory."""
+    given = torch.as_tensor(factor)
+    if not given.is_cpu or given.numel() != 1:
+        raise TypeError(f"the factor of PREMUL_SUM must be one number in host memory, not {given.numel()} on {given.device}")
+    given = given.reshape(())
+    if given.is_complex() and given.imag.item() != 0:
+        raise TypeError(f"the factor of PREMUL_SUM must be real, not {given.item()}")
+    given = given.real if given.is_complex() else given
+    scalar = given.to(dtype.to_real() if dtype in PAIRS else dtype)
+    if not scalar.is_floating_point() and scalar.item() != given.item():
+        raise TypeError(f"the factor of PREMUL_SUM of {dtype} must be a whole number that {dtype} has, not {given.item()}")
+    return scalar
+
+
 def reduced(op, tensor, comm):
     """The type, the count and the operation with which a tensor is reduced, and the operation to be ended afterwards
     or None. Raises TypeError where the type lacks the operation."""
@@ -80,9 +95,7 @@ def reduced(op, tensor, comm):
     if operation is not None:
         return known, count, operation, None
     if kind == _PREMUL_SUM and dtype is not torch.bool:
-        factor = _factor(op)
-        element = dtype.to_real() if dtype in PAIRS else dtype
-        scalar = torch.as_tensor(factor).reshape(()).to(element)
+        scalar = _scalar(_factor(op), dtype)
         operation = _lib.pre_multiplied_sum(scalar.data_ptr(), known, comm)
         return known, count, operation, operation
     raise TypeError(f"{dtype} has no {kind.name}")
@@ -126,6 +139,25 @@ class Copies:
             if after:
                 self.after.append((tensor, part))
         return block
+
+
+# In the place of messages of nothing, which NCCL leaves out: who expects something else from one is told so.
+_NOTHING = torch.zeros(1, dtype=torch.uint8)
+
+
+def message_of(tensor):
+    """What is sent or received for a contiguous tensor: itself, or one byte for none."""
+    return tensor if tensor.numel() else _NOTHING
+
+
+def memory_of(held) -> list:
+    """The memory of the tensors among what is held, in lists and tuples of any depth. Who has it keeps it, also where a
+    tensor gets other memory."""
+    if isinstance(held, torch.Tensor):
+        return [held.untyped_storage()]
+    if isinstance(held, (list, tuple)):
+        return [memory for part in held for memory in memory_of(part)]
+    return []
 
 
 def is_plain(tensor) -> bool:

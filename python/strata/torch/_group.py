@@ -6,6 +6,7 @@ calls of several threads come one after another, and `abort` alone does not wait
 """
 
 import atexit
+import math
 import os
 import threading
 import time
@@ -19,13 +20,16 @@ from torch.distributed import DistBackendError
 from .. import _lib
 from . import OLD
 from ._collectives import Collectives, grouped
-from ._elements import Copies, copy_all, is_plain
+from ._elements import Copies, copy_all, is_plain, memory_of
 from ._messages import Messages
+from ._timer import LONGEST, after
 from ._work import Done, Work
 
 _c = _lib.lib
 _ZERO = timedelta(0)
 _EXIT_SECONDS = 5.0
+# What C functions take: 24 days. Longer limits are this one.
+_MOST_MS = 2**31 - 1
 # Groups that have not ended. PyTorch's own objects do not always hold the one in Python, without which they can do nothing.
 _groups: "set[Group]" = set()
 
@@ -55,7 +59,7 @@ class Group(Collectives):
         self._messages = None
         # The group's end takes the communicator away; who makes a call has the turn until it has been made or queued. A
         # signal's handler may call in the middle of a call of its thread.
-        self._ending = threading.Lock()
+        self._ending = threading.RLock()
         self._turn = threading.RLock()
         self._inflight = set()
         self._posted = set()
@@ -65,6 +69,7 @@ class Group(Collectives):
         self._barriers = 0
         self._comm = comm
         self._leaving = None
+        self._other_store = None
         try:
             # A store may serve a group of the same name again, after the first one's end.
             generation = (store.add("generation", 1) - 1) // size
@@ -95,7 +100,20 @@ class Group(Collectives):
 
     def timeout_ms(self) -> int:
         """The group's time limit; 0 for none."""
-        return max(0, int(self._timeout * 1000))
+        return max(0, min(math.ceil(self._timeout * 1000), _MOST_MS))
+
+    def lost(self) -> "str | None":
+        """Why this group can do nothing any more, a rank that has died among other reasons; None if it can."""
+        comm = self._comm or self._leaving
+        if comm is None:
+            return self._failure or "the group has been destroyed"
+        return self._failure or _lib.failure_of(comm)
+
+    def other_store(self):
+        """The group's store over a connection of its own: a `wait` of the program's holds that of `store`."""
+        if self._other_store is None:
+            self._other_store = self.store.clone() if hasattr(self.store, "clone") else self.store
+        return self._other_store
 
     def _refuse(self, call, reason, kind=ValueError):
         # PyTorch does not end the batch that an exception leaves.
@@ -188,7 +206,7 @@ class Group(Collectives):
             except Exception as problem:
                 problems.append(problem)
 
-        def ended(error, _held=held):
+        def ended(error, _held=(held, memory_of(held))):
             if timer is not None:
                 timer.cancel()
             try:
@@ -226,10 +244,7 @@ class Group(Collectives):
             self._failure = f"{describe()} has not ended within {seconds:g} s"
             _c.ncclCommRevoke(self._comm, 0)
 
-        timer = threading.Timer(seconds, expire)
-        timer.daemon = True
-        timer.start()
-        return timer
+        return after(seconds, expire)
 
     # Coalescing.
 
@@ -286,9 +301,7 @@ class Group(Collectives):
     def _post(self, kind, tensors, tensor, peer, tag):
         to = "to" if kind == "send" else "from"
         work = Message(lambda: f"{kind} {to} rank {peer}, tag {tag}, on {self._where()}", tensors, self._posted)
-        if tensor.numel() == 0:
-            work.finish()
-        elif kind == "send":
+        if kind == "send":
             self._messages.send(tensor if is_plain(tensor) else tensor.detach().clone().contiguous(), peer, tag, work)
         elif is_plain(tensor):
             self._messages.recv(tensor, peer, tag, work)
@@ -308,7 +321,16 @@ class Group(Collectives):
         self._check("monitored_barrier")
         seconds = opts.timeout.total_seconds() if opts.timeout > _ZERO else self._timeout
         self._barriers += 1
-        prefix, deadline = f"monitored_barrier/{self._barriers}", time.monotonic() + seconds
+        try:
+            self._monitored_barrier(f"monitored_barrier/{self._barriers}", min(seconds, LONGEST), wait_all_ranks)
+        except RuntimeError as error:
+            # The store's own do not say which call.
+            if str(error).startswith("strata: "):
+                raise
+            raise self.failure(f"monitored_barrier on {self._where()}", error) from error
+
+    def _monitored_barrier(self, prefix, seconds, wait_all_ranks):
+        deadline = time.monotonic() + seconds
         if self._rank:
             self.store.set(f"{prefix}/{self._rank}", "here")
             # Rank 0 speaks when its own time is over, which may have begun later.
@@ -328,13 +350,16 @@ class Group(Collectives):
 
     def _await(self, keys, deadline):
         """Those of the keys that nobody has set until the deadline. Asks again and again: a wait would hold the
-        store's connection, which other threads use."""
+        store's connection, which other threads use, and a rank may die meanwhile."""
         pause = 0.001
         while True:
             keys = [key for key in keys if not self.store.check([key])]
             left = deadline - time.monotonic()
             if not keys or left <= 0:
                 return keys
+            lost = self.lost()
+            if lost is not None:
+                raise RuntimeError(lost)
             time.sleep(min(pause, left))
             pause = min(2 * pause, 0.05)
 
@@ -404,7 +429,7 @@ class Group(Collectives):
         """This process is a fork of the one that has the group."""
         self._failure = "the group belongs to the process that forked this one"
         self._comm = None
-        self._ending, self._turn = threading.Lock(), threading.RLock()
+        self._ending, self._turn = threading.RLock(), threading.RLock()
         self._inflight, self._posted = set(), set()
 
 
@@ -428,7 +453,7 @@ class All(Work):
         super().__init__(lambda: "a batch", [])
         self._left = len(works)
         self._first = None
-        self._counting = threading.Lock()
+        self._counting = threading.RLock()
         for work in works:
             work.then(self._one_ended)
 
@@ -466,7 +491,9 @@ class StrataBackend(Group, Backend):
 
     @property
     def supports_coalescing(self):
-        return True
+        """Whether `batch_isend_irecv` is to begin a batch, which PyTorch leaves open when it refuses one of the messages. Messages
+        of one tag and direction wait for nothing else, so a batch of them gains nothing. `_coalescing_manager` does not ask."""
+        return False
 
     def split(self, store, ranks, opts):
         """A backend of some of the ranks. All ranks of this one call, each with the ranks of its own part."""

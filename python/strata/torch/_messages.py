@@ -7,9 +7,11 @@ direction. The first message makes the channel, on the channel's stream, when it
 
 import collections
 import threading
+import time
 
 from .. import _lib
 from . import _elements
+from ._timer import after
 
 _lib_calls = _lib.lib
 
@@ -21,8 +23,9 @@ class Channel:
         self._group = group
         self._sends = group.rank() == source
         self._name = f"message/{source}/{target}/{tag}"
+        self._peer = target if self._sends else source
         self._stream = _lib.Stream()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._waiting = collections.deque()
         self._launched = set()
         self._comm = None
@@ -31,6 +34,9 @@ class Channel:
         self._late = None
         self._error = None
         self._closed = False
+
+    def start(self) -> None:
+        """Begins to look for the peer."""
         self._stream.call(self._connect)
 
     def post(self, tensor, work) -> None:
@@ -46,8 +52,13 @@ class Channel:
     def _connect(self, _error) -> None:
         try:
             offer = _lib.unique_id().hex()
-            # Whoever comes first leaves an id; the other one takes it.
-            agreed = self._group.store.compare_set(self._name, "", offer).decode()
+            # Whoever comes first leaves an id; the other one takes it, and says so.
+            store = self._group.other_store()
+            agreed = store.compare_set(self._name, "", offer).decode()
+            if agreed == offer:
+                self._await_peer(store)
+            else:
+                store.set(f"{self._name}/here", "here")
             comm = _lib.init_host(2, bytes.fromhex(agreed), 0 if self._sends else 1, self._limit_ms)
         except Exception as error:
             self._fail(error)
@@ -61,6 +72,19 @@ class Channel:
         if closed:
             _lib_calls.ncclCommAbort(comm)
 
+    def _await_peer(self, store) -> None:
+        """Waits until the peer has come to its side of the message. Who has died before that the group's communicator tells."""
+        begin, pause = time.monotonic(), 0.0002
+        while not store.check([f"{self._name}/here"]):
+            lost, limit = self._group.lost(), self._group.timeout_ms() / 1000
+            if lost is not None or self._closed:
+                raise RuntimeError(lost or "the group has been destroyed")
+            if limit and time.monotonic() - begin > limit:
+                other = "receive" if self._sends else "send"
+                raise RuntimeError(f"rank {self._peer} has not come to its {other} within {limit:g} s")
+            time.sleep(pause)
+            pause = min(2 * pause, 0.01)
+
     def _fail(self, error) -> None:
         with self._lock:
             self._error = error
@@ -70,6 +94,7 @@ class Channel:
 
     def _launch(self, tensor, work) -> None:
         self._launched.add(work)
+        tensor = _elements.message_of(tensor)
         datatype, count = _elements.moved(tensor)
         function, peer = (_lib_calls.ncclSend, 1) if self._sends else (_lib_calls.ncclRecv, 0)
         code = function(tensor.data_ptr(), count, datatype, peer, self._comm, self._stream.handle)
@@ -80,7 +105,7 @@ class Channel:
 
         timer = self._watch()
 
-        def ended(error, _held=tensor):
+        def ended(error, _held=_elements.memory_of(tensor)):
             if timer is not None:
                 timer.cancel()
             self._launched.discard(work)
@@ -98,10 +123,7 @@ class Channel:
             self._late = f"the message has not been exchanged within {limit_ms / 1000:g} s"
             _lib_calls.ncclCommRevoke(self._comm, 0)
 
-        timer = threading.Timer(limit_ms / 1000, expire)
-        timer.daemon = True
-        timer.start()
-        return timer
+        return after(limit_ms / 1000, expire)
 
     def close(self, abort: bool) -> None:
         """Ends the channel. What waits for its peer fails, and so does a receive that nobody has waited for; what has been
@@ -119,27 +141,51 @@ class Channel:
         self._stream.close()
 
 
+class _Waiting(tuple):
+    """One side of a message to oneself. It is equal to itself alone: tensors cannot be compared so."""
+
+    __eq__, __hash__ = object.__eq__, object.__hash__
+
+
 class Loopback:
     """The messages of one tag from a rank to itself: each receive takes the oldest message."""
 
-    def __init__(self):
-        self._lock = threading.Lock()
+    def __init__(self, group):
+        self._group = group
+        self._lock = threading.RLock()
         self._sent = collections.deque()
         self._wanted = collections.deque()
 
+    def start(self) -> None:
+        """There is nobody to look for."""
+
     def send(self, tensor, work) -> None:
-        self._meet(self._sent, (tensor, work))
+        self._meet(self._sent, tensor, work)
 
     def recv(self, tensor, work) -> None:
-        self._meet(self._wanted, (tensor, work))
+        self._meet(self._wanted, tensor, work)
 
-    def _meet(self, side, item) -> None:
+    def _expire(self, side, item, limit_ms) -> None:
         with self._lock:
+            if item not in side:
+                return
+            side.remove(item)
+        _tensor, work, _alarm = item
+        work.finish(self._group.failure(work.describe(), f"its other side has not come within {limit_ms / 1000:g} s"))
+
+    def _meet(self, side, tensor, work) -> None:
+        limit_ms = self._group.timeout_ms()
+        with self._lock:
+            alarm = after(limit_ms / 1000, lambda: self._expire(side, item, limit_ms)) if limit_ms else None
+            item = _Waiting((tensor, work, alarm))
             side.append(item)
             if not (self._sent and self._wanted):
                 return
-            source, sent = self._sent.popleft()
-            target, received = self._wanted.popleft()
+            source, sent, send_alarm = self._sent.popleft()
+            target, received, recv_alarm = self._wanted.popleft()
+        for alarm in (send_alarm, recv_alarm):
+            if alarm is not None:
+                alarm.cancel()
         error = None
         if source.dtype != target.dtype or source.numel() != target.numel():
             error = ValueError(
@@ -153,7 +199,7 @@ class Loopback:
 
     def close(self, abort: bool) -> None:
         with self._lock:
-            waiting = [work for _tensor, work in (*self._sent, *self._wanted)]
+            waiting = [work for _tensor, work, _alarm in (*self._sent, *self._wanted)]
             self._sent.clear()
             self._wanted.clear()
         for work in waiting:
@@ -165,7 +211,7 @@ class Messages:
 
     def __init__(self, group):
         self._group = group
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._channels: dict = {}
 
     def _channel(self, source: int, target: int, tag: int):
@@ -173,8 +219,13 @@ class Messages:
         with self._lock:
             channel = self._channels.get(key)
             if channel is None:
-                channel = Loopback() if source == target else Channel(self._group, source, target, tag)
-                self._channels[key] = channel
+                made = Loopback(self._group) if source == target else Channel(self._group, source, target, tag)
+                # A signal's handler may have made one meanwhile.
+                channel = self._channels.setdefault(key, made)
+                if channel is made:
+                    channel.start()
+                else:
+                    made.close(abort=True)
             return channel
 
     def send(self, tensor, target: int, tag: int, work) -> None:

@@ -14,7 +14,10 @@ from datetime import timedelta
 from torch._C._distributed_c10d import Work as BaseWork
 from torch.futures import Future
 
-_futures = threading.Lock()
+from ._timer import LONGEST
+
+# Locks of this package are such that a signal's handler may take one that its thread has: it may call whatever a program may.
+_futures = threading.RLock()
 
 
 class Pool:
@@ -22,18 +25,21 @@ class Pool:
 
     def __init__(self):
         self._functions = queue.SimpleQueue()
-        self._idle = threading.Semaphore(0)
+        # An entry for each thread that waits for a function nobody has put.
+        self._idle = queue.SimpleQueue()
 
     def run(self, function) -> None:
         """Runs `function()` on one of the threads."""
         self._functions.put(function)
-        if not self._idle.acquire(blocking=False):
+        try:
+            self._idle.get_nowait()
+        except queue.Empty:
             threading.Thread(target=self._work, name="strata-futures", daemon=True).start()
 
     def _work(self) -> None:
         while True:
             self._functions.get()()
-            self._idle.release()
+            self._idle.put(None)
 
 
 pool = Pool()
@@ -42,7 +48,7 @@ pool = Pool()
 def _begin_anew():
     """A forked child has none of its parent's threads, and a lock that one of them held stays locked there."""
     global _futures, pool
-    _futures = threading.Lock()
+    _futures = threading.RLock()
     pool = Pool()
 
 
@@ -103,7 +109,7 @@ class Work(BaseWork):
         """Waits until the call has ended, and raises its error. A timeout of 0 leaves the limit to the call's own."""
         if not self._ended:
             seconds = timeout.total_seconds()
-            if not self._running.acquire(timeout=seconds if seconds > 0 else -1):
+            if not self._running.acquire(timeout=min(seconds, LONGEST) if seconds > 0 else -1):
                 raise RuntimeError(f"strata: {self.describe()} has not ended within {seconds:g} s")
             self._running.release()
         future = self._future
