@@ -262,16 +262,19 @@ def shutdown_beside_a_call():
 
 
 def dropped_batch():
-    """An exception in the middle of a batch leaves no batch that takes what comes later."""
+    """An exception in the middle of a batch leaves what was before it, and nothing that takes what comes later."""
     rank, size = _begin()
     peer = 1 - rank
     if rank < 2:
         mine, other = torch.full((3,), float(rank)), torch.zeros(3)
         wrong = [dist.P2POp(dist.isend, mine, peer, tag=1), dist.P2POp(dist.irecv, other, peer, tag=-1)]
         _raises(ValueError, ["recv", f"rank {rank} of {size}", "negative"], lambda: dist.batch_isend_irecv(wrong))
-        works = [dist.isend(mine, peer), dist.irecv(other, peer)]
-        [work.wait() for work in works]
-        assert other.eq(peer).all()
+        for tag in (1, 0):
+            works = [dist.irecv(other.zero_(), peer, tag=tag)]
+            # The first message of the batch has been sent.
+            works += [dist.isend(mine, peer)] if tag == 0 else []
+            [work.wait() for work in works]
+            assert other.eq(peer).all()
     backend = dist.group.WORLD._get_backend(torch.device("cpu"))
     data = torch.ones(2)
     backend.allreduce([data]).wait()
