@@ -68,6 +68,14 @@ impl Place {
             _ => format!("the root at {}", root.0),
         }
     }
+
+    /// What a root that hangs up on a rank before it lets it in may mean by that.
+    fn hint(self, hung_up: bool) -> &'static str {
+        match hung_up && self == Place::Fixed {
+            true => "; it refuses this rank: is STRATA_COMM_KEY the same there?",
+            false => "",
+        }
+    }
 }
 
 /// One membership in one room.
@@ -78,6 +86,7 @@ struct Seat<'a> {
     name: Rank,
     interrupt: &'a dyn Interrupt,
     timeout: Duration,
+    joined: bool,
 }
 
 impl<'a> Session<'a> {
@@ -290,11 +299,11 @@ impl<'a> Seat<'a> {
                 Ok(mut conn) => {
                     conn.limit = FRAME_LIMIT;
                     conn.send(Frame::Join(wish.clone()).encode().into());
-                    let mut seat = Seat { conn, root, place, name, interrupt, timeout };
+                    let mut seat = Seat { conn, root, place, name, interrupt, timeout, joined: false };
                     match seat.conn.wait(deadline, interrupt) {
                         Err(NoFrame::Gone(error)) => Err(error),
                         heard => match seat.settle(heard)? {
-                            Frame::Joined => return Ok(seat),
+                            Frame::Joined => return Ok(Seat { joined: true, ..seat }),
                             Frame::Unknown if place == Place::Opened => return Err(seat.unknown()),
                             Frame::Unknown => Ok(()),
                             _ => return Err(Error::Internal(format!("{} spoke out of turn", place.at(root)))),
@@ -327,11 +336,7 @@ impl<'a> Seat<'a> {
             if now >= deadline {
                 let ms = timeout.as_millis();
                 let text = format!("rank {name}: {} was not there within {ms} ms", place.at(root));
-                let key = match hung_up && place == Place::Fixed {
-                    true => "; it refuses this rank: is STRATA_COMM_KEY the same there?",
-                    false => "",
-                };
-                return Err(Error::Timeout(format!("{text} (STRATA_BOOTSTRAP_TIMEOUT_MS){key}")));
+                return Err(Error::Timeout(format!("{text} (STRATA_BOOTSTRAP_TIMEOUT_MS){}", place.hint(hung_up))));
             }
             if let Some(why) = interrupt.interrupted() {
                 return Err(why_it_ends(why));
@@ -392,9 +397,10 @@ impl<'a> Seat<'a> {
                 match self.conn.wait(Instant::now() + VERDICT, &AtomicBool::new(false)) {
                     Ok(Frame::Fail(error)) => Err(error),
                     Ok(frame) => Ok(frame),
-                    Err(_) => Err(Error::Timeout(format!(
-                        "rank {}: {root} has not answered within {waited_ms} ms (STRATA_BOOTSTRAP_TIMEOUT_MS)",
-                        self.name
+                    Err(no_frame) => Err(Error::Timeout(format!(
+                        "rank {}: {root} has not answered within {waited_ms} ms (STRATA_BOOTSTRAP_TIMEOUT_MS){}",
+                        self.name,
+                        self.place.hint(!self.joined && matches!(no_frame, NoFrame::Gone(_)))
                     ))),
                 }
             }

@@ -273,6 +273,21 @@ fn without_the_key_of_a_fixed_address_one_cannot_join() {
 }
 
 #[test]
+fn a_root_that_hangs_up_after_the_time_is_over_is_said_to_refuse() {
+    let root = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let ids = [UniqueId::from_address(&root.local_addr().unwrap().to_string(), "").unwrap()];
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let (stream, _) = root.accept().unwrap();
+            std::thread::sleep(Duration::from_millis(300));
+            drop(stream);
+        });
+        let error = join(&ids, 2, 1, Duration::from_millis(100)).err().unwrap();
+        assert!(error.text().contains("STRATA_COMM_KEY"), "{error}");
+    });
+}
+
+#[test]
 fn the_secret_of_a_fixed_address_opens_no_other_room() {
     let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let fixed = UniqueId::from_address(&format!("127.0.0.1:{port}"), "").unwrap();
