@@ -181,10 +181,19 @@ class Stream:
             raise RuntimeError(reason(code))
 
 
+# Functions that are queued or run.
 _queued: dict = {}
 
 
 @CALLBACK
 def _run_queued(key, code):
-    # The text of the error is there during this call only.
-    _queued.pop(key)(None if code == SUCCESS else reason(code))
+    try:
+        # The text of the error is there during this call only.
+        _queued[key](None if code == SUCCESS else reason(code))
+    finally:
+        del _queued[key]
+
+
+def is_busy() -> bool:
+    """Whether a function is queued on a stream or runs."""
+    return bool(_queued)

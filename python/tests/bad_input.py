@@ -258,6 +258,31 @@ def refused_in_a_batch():
     dist.destroy_process_group()
 
 
+def under_way_at_the_end(what):
+    """The program ends while a thread of Strata's is in PyTorch's C++, whence it comes back without the interpreter."""
+    from strata.torch import _messages
+
+    rank, _size = _begin()
+    store = dist.distributed_c10d._get_default_store()
+
+    def busy(*_arguments):
+        end = time.monotonic() + 1
+        while time.monotonic() < end:
+            store.check(["never"])
+        raise RuntimeError("it was only busy")
+
+    if what == "message":
+        _messages.Channel._await_peer = busy
+        if rank == 0:
+            dist.isend(torch.ones(3), 1)
+            _backend().abort()
+            time.sleep(0.1)
+        return
+    dist.all_reduce(torch.ones(3), async_op=True).get_future().then(busy)
+    time.sleep(0.1)
+    dist.destroy_process_group()
+
+
 def timeouts(what):
     """Rank 0 calls what no other rank does, under a limit."""
     limit = timedelta(seconds=6 if what == "group" else 1)

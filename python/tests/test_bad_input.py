@@ -69,6 +69,10 @@ class BadInput(unittest.TestCase):
     def test_a_destroyed_group_takes_no_calls(self):
         self.on("after_destroy")
 
+    def test_a_program_ends_in_good_order_while_threads_are_in_pytorch(self):
+        for what in ("message", "future"):
+            self.on("under_way_at_the_end", what)
+
     def test_an_aborted_group_ends_its_calls(self):
         self.on("after_abort")
 

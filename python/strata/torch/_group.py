@@ -18,7 +18,7 @@ from torch._C._distributed_c10d import Backend, ErrorType, PrefixStore
 from torch.distributed import DistBackendError
 
 from .. import _lib
-from . import OLD
+from . import OLD, _work
 from ._collectives import Collectives, grouped
 from ._elements import Copies, copy_all, is_plain, memory_of
 from ._messages import Messages
@@ -538,6 +538,11 @@ def _leave_all():
     deadline = time.monotonic() + _EXIT_SECONDS
     for group in list(_groups):
         group.leave(deadline)
+    # A thread that comes back from C++ when the interpreter has ended ends the process by an abort.
+    while (_lib.is_busy() or _work.pool.is_busy()) and time.monotonic() < deadline + _EXIT_SECONDS:
+        time.sleep(0.001)
+    # The last one has yet to give up the interpreter's lock.
+    time.sleep(0.01)
 
 
 def _forget():

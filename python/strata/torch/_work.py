@@ -27,9 +27,12 @@ class Pool:
         self._functions = queue.SimpleQueue()
         # An entry for each thread that waits for a function nobody has put.
         self._idle = queue.SimpleQueue()
+        # An entry for each function that has not ended.
+        self._under_way = queue.SimpleQueue()
 
     def run(self, function) -> None:
         """Runs `function()` on one of the threads."""
+        self._under_way.put(None)
         self._functions.put(function)
         try:
             self._idle.get_nowait()
@@ -38,8 +41,15 @@ class Pool:
 
     def _work(self) -> None:
         while True:
-            self._functions.get()()
+            try:
+                self._functions.get()()
+            finally:
+                self._under_way.get_nowait()
             self._idle.put(None)
+
+    def is_busy(self) -> bool:
+        """Whether a function has not ended."""
+        return not self._under_way.empty()
 
 
 pool = Pool()
