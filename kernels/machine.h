@@ -33,7 +33,83 @@ STRATA_INLINE u32 load_system(const u32 *word) { return *(const volatile u32 *)w
 STRATA_INLINE void store_system(u32 *word, u32 value) { *(volatile u32 *)word = value; }
 STRATA_INLINE void nap() { __nanosleep(100); }
 STRATA_INLINE float magnitude_of(float value) { return fabsf(value); }
-typedef uint4 Words;
+
+// Two half floats in a word.
+STRATA_INLINE u32 half2_sum(u32 a, u32 b) {
+    u32 result;
+    asm("add.rn.f16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
+    return result;
+}
+STRATA_INLINE u32 half2_prod(u32 a, u32 b) {
+    u32 result;
+    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
+    return result;
+}
+// Masks: all bits of a half where it is so.
+STRATA_INLINE u32 half2_greater(u32 a, u32 b) {
+    u32 result;
+    asm("set.gt.u32.f16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
+    return result;
+}
+STRATA_INLINE u32 half2_equal(u32 a, u32 b) {
+    u32 result;
+    asm("set.eq.u32.f16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
+    return result;
+}
+STRATA_INLINE u32 half2_nan(u32 a) {
+    u32 result;
+    asm("set.nan.u32.f16x2 %0, %1, %1;" : "=r"(result) : "r"(a));
+    return result;
+}
+// The bits of `a` where the mask has ones, elsewhere those of `b`.
+STRATA_INLINE u32 chosen(u32 mask, u32 a, u32 b) {
+    u32 result;
+    asm("lop3.b32 %0, %1, %2, %3, 0xCA;" : "=r"(result) : "r"(mask), "r"(a), "r"(b));
+    return result;
+}
+STRATA_INLINE float half_widen(u16 bits) {
+    float result;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(result) : "h"(bits));
+    return result;
+}
+STRATA_INLINE u16 half_nearest(float value) {
+    u16 result;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(result) : "f"(value));
+    return result;
+}
+STRATA_INLINE u16 half_to_zero(float value) {
+    u16 result;
+    asm("cvt.rz.f16.f32 %0, %1;" : "=h"(result) : "f"(value));
+    return result;
+}
+
+// Addresses are those of global memory, which the compiler cannot see: its own accesses would be generic ones.
+STRATA_INLINE u8 load(const u8 *from) {
+    u16 value;
+    asm volatile("ld.global.u8 %0, [%1];" : "=h"(value) : "l"(from));
+    return (u8)value;
+}
+STRATA_INLINE u16 load(const u16 *from) {
+    u16 value;
+    asm volatile("ld.global.u16 %0, [%1];" : "=h"(value) : "l"(from));
+    return value;
+}
+STRATA_INLINE u32 load(const u32 *from) {
+    u32 value;
+    asm volatile("ld.global.u32 %0, [%1];" : "=r"(value) : "l"(from));
+    return value;
+}
+STRATA_INLINE u64 load(const u64 *from) {
+    u64 value;
+    asm volatile("ld.global.u64 %0, [%1];" : "=l"(value) : "l"(from));
+    return value;
+}
+STRATA_INLINE void store(u8 *to, u8 value) {
+    asm volatile("st.global.u8 [%0], %1;" : : "l"(to), "h"((u16)value));
+}
+STRATA_INLINE void store(u16 *to, u16 value) { asm volatile("st.global.u16 [%0], %1;" : : "l"(to), "h"(value)); }
+STRATA_INLINE void store(u32 *to, u32 value) { asm volatile("st.global.u32 [%0], %1;" : : "l"(to), "r"(value)); }
+STRATA_INLINE void store(u64 *to, u64 value) { asm volatile("st.global.u64 [%0], %1;" : : "l"(to), "l"(value)); }
 
 #elif defined(__HIP__) || defined(__HIPCC_RTC__)
 
@@ -61,6 +137,12 @@ STRATA_INLINE void store_system(u32 *word, u32 value) { __atomic_store_n(word, v
 STRATA_INLINE void nap() { __builtin_amdgcn_s_sleep(8); }
 STRATA_INLINE float magnitude_of(float value) { return __builtin_fabsf(value); }
 typedef u32 __attribute__((ext_vector_type(4))) Words;
+#define STRATA_GLOBAL __attribute__((address_space(1)))
+typedef _Float16 Half2 __attribute__((ext_vector_type(2)));
+typedef short Mask2 __attribute__((ext_vector_type(2)));
+STRATA_INLINE u16 half_to_zero(float value) {
+    return (u16)__builtin_bit_cast(u32, __builtin_amdgcn_cvt_pkrtz(value, 0.0f));
+}
 
 #else
 
@@ -89,8 +171,66 @@ STRATA_INLINE float magnitude_of(float value) { return __builtin_fabsf(value); }
 struct alignas(16) Words {
     u32 x, y, z, w;
 };
+#define STRATA_GLOBAL
+typedef _Float16 Half2 __attribute__((vector_size(4)));
+typedef short Mask2 __attribute__((vector_size(4)));
+STRATA_INLINE u16 half_to_zero(float value) {
+    union {
+        u16 bits;
+        _Float16 value;
+    } half;
+    half.value = (_Float16)value;
+    // Rounded away from zero: one less.
+    if (magnitude_of((float)half.value) > magnitude_of(value)) half.bits--;
+    return half.bits;
+}
 
 #endif
+
+#if !defined(__CUDACC__)
+
+// Two half floats in a word.
+union Halves {
+    u32 bits;
+    Half2 value;
+    Mask2 mask;
+};
+STRATA_INLINE Half2 halves_of(u32 bits) {
+    Halves halves;
+    halves.bits = bits;
+    return halves.value;
+}
+STRATA_INLINE u32 bits_of(Half2 value) {
+    Halves halves;
+    halves.value = value;
+    return halves.bits;
+}
+STRATA_INLINE u32 bits_of(Mask2 mask) {
+    Halves halves;
+    halves.mask = mask;
+    return halves.bits;
+}
+STRATA_INLINE u32 half2_sum(u32 a, u32 b) { return bits_of(halves_of(a) + halves_of(b)); }
+STRATA_INLINE u32 half2_prod(u32 a, u32 b) { return bits_of(halves_of(a) * halves_of(b)); }
+// Masks: all bits of a half where it is so.
+STRATA_INLINE u32 half2_greater(u32 a, u32 b) { return bits_of(halves_of(a) > halves_of(b)); }
+STRATA_INLINE u32 half2_equal(u32 a, u32 b) { return bits_of(halves_of(a) == halves_of(b)); }
+STRATA_INLINE u32 half2_nan(u32 a) { return bits_of(halves_of(a) != halves_of(a)); }
+// The bits of `a` where the mask has ones, elsewhere those of `b`.
+STRATA_INLINE u32 chosen(u32 mask, u32 a, u32 b) { return (mask & a) | (~mask & b); }
+STRATA_INLINE float half_widen(u16 bits) { return (float)halves_of(bits)[0]; }
+STRATA_INLINE u16 half_nearest(float value) {
+    Half2 halves = {(_Float16)value, (_Float16)0};
+    return (u16)bits_of(halves);
+}
+
+#endif
+
+// Rounded to odd: the last bit says whether anything was lost, so that rounding again to fewer bits rounds once.
+STRATA_INLINE u16 half_odd(float value) {
+    u16 bits = half_to_zero(value);
+    return (u16)(bits | (half_widen(bits) != value ? 1 : 0));
+}
 
 // The bits of a float and back.
 union Bits32 {
@@ -130,13 +270,54 @@ struct Pack {
     u32 word[4];
 };
 
-STRATA_INLINE Pack load_pack(u64 address) {
-    Words words = *(const Words *)address;
+#if defined(__CUDACC__)
+
+STRATA_INLINE Pack load(const Pack *from) {
+    Pack pack;
+    asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(pack.word[0]), "=r"(pack.word[1]), "=r"(pack.word[2]), "=r"(pack.word[3])
+                 : "l"(from));
+    return pack;
+}
+
+STRATA_INLINE void store(Pack *to, const Pack &pack) {
+    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};"
+                 :
+                 : "l"(to), "r"(pack.word[0]), "r"(pack.word[1]), "r"(pack.word[2]), "r"(pack.word[3]));
+}
+
+#else
+
+template <class U>
+STRATA_INLINE U load(const U *from) {
+    return *(const STRATA_GLOBAL U *)from;
+}
+
+template <class U>
+STRATA_INLINE void store(U *to, U value) {
+    *(STRATA_GLOBAL U *)to = value;
+}
+
+STRATA_INLINE Pack load(const Pack *from) {
+    Words words = *(const STRATA_GLOBAL Words *)from;
     Pack pack = {{words.x, words.y, words.z, words.w}};
     return pack;
 }
 
-STRATA_INLINE void store_pack(u64 address, const Pack &pack) {
+STRATA_INLINE void store(Pack *to, const Pack &pack) {
     Words words = {pack.word[0], pack.word[1], pack.word[2], pack.word[3]};
-    *(Words *)address = words;
+    *(STRATA_GLOBAL Words *)to = words;
+}
+
+#endif
+
+// What is at an address.
+template <class U>
+STRATA_INLINE U load_at(u64 address) {
+    return load((const U *)address);
+}
+
+template <class U>
+STRATA_INLINE void store_at(u64 address, const U &value) {
+    store((U *)address, value);
 }

@@ -2,20 +2,6 @@
 #include "machine.h"
 #include "arguments.h"
 
-// Units of 1 to 16 bytes.
-template <class U>
-struct Unit {
-    typedef U Value;
-    STRATA_INLINE U load(u64 address) { return *(const U *)address; }
-    STRATA_INLINE void store(u64 address, const U &value) { *(U *)address = value; }
-};
-template <>
-struct Unit<Pack> {
-    typedef Pack Value;
-    STRATA_INLINE Pack load(u64 address) { return load_pack(address); }
-    STRATA_INLINE void store(u64 address, const Pack &value) { store_pack(address, value); }
-};
-
 // Runs `F::run<U>(...)` with the largest unit that divides `bits`.
 template <class F, class A>
 STRATA_INLINE void by_unit(u64 bits, const A &argument) {
@@ -52,11 +38,11 @@ struct Copy {
                 u64 index = base + u * stride;
                 // Past the end the last unit is read, and nothing written.
                 at[u] = head + (index < units ? index : units - 1) * size;
-                value[u] = Unit<U>::load(src + at[u]);
+                value[u] = load_at<U>(src + at[u]);
             }
             STRATA_UNROLL
             for (u32 u = 0; u < UNDER_WAY; u++) {
-                if (base + u * stride < units) Unit<U>::store(dst + at[u], value[u]);
+                if (base + u * stride < units) store_at<U>(dst + at[u], value[u]);
             }
         }
         // The bytes before and after, fewer than a unit each.
@@ -64,7 +50,7 @@ struct Copy {
             STRATA_ROLL
             for (u64 i = thread_x(); i < bytes - body; i += threads_x()) {
                 u64 at = i < head ? i : i + body;
-                *(u8 *)(dst + at) = *(const u8 *)(src + at);
+                store_at<u8>(dst + at, load_at<u8>(src + at));
             }
         }
     }
@@ -94,11 +80,11 @@ STRATA_INLINE void shuffle_units(const Shuffle &shuffle) {
             u64 column = block - row * columns, within = (u64)(index - block * per_block) * sizeof(U);
             u64 from = shuffle.src + row * shuffle.src_row_bytes + column * shuffle.src_column_bytes + within;
             to[u] = shuffle.dst + row * shuffle.dst_row_bytes + column * shuffle.dst_column_bytes + within;
-            value[u] = Unit<U>::load(from);
+            value[u] = load_at<U>(from);
         }
         STRATA_UNROLL
         for (u32 u = 0; u < UNDER_WAY; u++) {
-            if (base + u * stride < units) Unit<U>::store(to[u], value[u]);
+            if (base + u * stride < units) store_at<U>(to[u], value[u]);
         }
     }
 }

@@ -29,23 +29,18 @@ STRATA_INLINE u64 differing(const Job &job) {
     return bits;
 }
 
-// Elements of a pack, taken out of its words and put into them.
+// A pack's parts of 4 or 8 bytes.
 template <class U>
-struct Packed {
-    enum : u32 { COUNT = 16 / sizeof(U), PER_WORD = sizeof(U) < 4 ? 4 / sizeof(U) : 1 };
+struct Units {
+    enum : u32 { COUNT = 16 / sizeof(U), WORDS = sizeof(U) / 4 };
 
     STRATA_INLINE U get(const Pack &pack, u32 i) {
-        if (sizeof(U) == 8) return (U)(pack.word[2 * i % 4] | (u64)pack.word[(2 * i + 1) % 4] << 32);
-        return (U)(pack.word[i / PER_WORD % 4] >> (i % PER_WORD * sizeof(U) * 8 % 32));
+        if (WORDS == 1) return (U)pack.word[i % 4];
+        return (U)(pack.word[2 * i % 4] | (u64)pack.word[(2 * i + 1) % 4] << 32);
     }
-    // Into a pack whose words were 0.
-    STRATA_INLINE void put(Pack &pack, u32 i, U bits) {
-        if (sizeof(U) == 8) {
-            pack.word[2 * i % 4] = (u32)bits;
-            pack.word[(2 * i + 1) % 4] = (u32)((u64)bits >> 32);
-        } else {
-            pack.word[i / PER_WORD % 4] |= (u32)bits << (i % PER_WORD * sizeof(U) * 8 % 32);
-        }
+    STRATA_INLINE void set(Pack &pack, u32 i, U unit) {
+        pack.word[i * WORDS] = (u32)unit;
+        if (WORDS == 2) pack.word[(2 * i + 1) % 4] = (u32)((u64)unit >> 32);
     }
 };
 
@@ -59,34 +54,30 @@ STRATA_INLINE typename E::Bits finished(typename E::Bits bits, const typename E:
 // A whole pack at once.
 template <class E, class O>
 STRATA_INLINE Pack pair_packs(const Pack &a, const Pack &b) {
-    typedef Packed<typename E::Bits> P;
-    Pack result = {{0, 0, 0, 0}};
+    typedef element::InUnit<E> I;
+    typedef Units<typename I::Unit> P;
+    Pack result;
     STRATA_UNROLL
-    for (u32 i = 0; i < P::COUNT; i++) P::put(result, i, O::template pair<E>(P::get(a, i), P::get(b, i)));
+    for (u32 i = 0; i < P::COUNT; i++) P::set(result, i, I::template pair<O>(P::get(a, i), P::get(b, i)));
     return result;
 }
 
 template <class E, bool MULTIPLIES>
 STRATA_INLINE Pack finish_pack(Pack pack, const typename E::Factor &factor) {
-    typedef Packed<typename E::Bits> P;
+    typedef element::InUnit<E> I;
+    typedef Units<typename I::Unit> P;
     if (MULTIPLIES && factor.how == element::TIMES) {
-        Pack result = {{0, 0, 0, 0}};
         STRATA_UNROLL
-        for (u32 i = 0; i < P::COUNT; i++) P::put(result, i, E::times(P::get(pack, i), factor));
-        return result;
+        for (u32 i = 0; i < P::COUNT; i++) P::set(pack, i, I::times(P::get(pack, i), factor));
+        return pack;
     }
-    // Divisions are long: there is code for one word (or one element), and the pack is turned by it.
-    const u32 WORDS = sizeof(typename E::Bits) == 8 ? 2 : 1, ELEMENTS = P::COUNT * WORDS / 4;
+    // Divisions are long: there is code for one unit, and the pack is turned by it.
     STRATA_ROLL
-    for (u32 turn = 0; turn < 4; turn += WORDS) {
-        Pack result = {{0, 0, 0, 0}};
+    for (u32 turn = 0; turn < P::COUNT; turn++) {
+        typename I::Unit last = I::over(P::get(pack, 0), factor);
         STRATA_UNROLL
-        for (u32 i = 0; i < 4 - WORDS; i++) result.word[i] = pack.word[i + WORDS];
-        STRATA_UNROLL
-        for (u32 i = 0; i < ELEMENTS; i++) {
-            P::put(result, P::COUNT - ELEMENTS + i, E::over(P::get(pack, i), factor));
-        }
-        pack = result;
+        for (u32 i = 0; i + 1 < P::COUNT; i++) P::set(pack, i, P::get(pack, i + 1));
+        P::set(pack, P::COUNT - 1, last);
     }
     return pack;
 }
@@ -107,11 +98,11 @@ STRATA_INLINE void fold_packs(const Job &job, const typename E::Factor &factor, 
             u64 index = base + u * stride;
             // Past the end the last pack is read, and nothing written.
             at[u] = offset + (index < packs ? index : packs - 1) * 16;
-            folded[u] = load_pack(job.srcs[0] + at[u]);
+            folded[u] = load_at<Pack>(job.srcs[0] + at[u]);
         }
         if (job.nsrcs > 1) {
             STRATA_UNROLL
-            for (u32 u = 0; u < UNROLL; u++) next[u] = load_pack(job.srcs[1] + at[u]);
+            for (u32 u = 0; u < UNROLL; u++) next[u] = load_at<Pack>(job.srcs[1] + at[u]);
         }
         STRATA_ROLL
         for (u32 k = 2; k <= job.nsrcs; k++) {
@@ -120,7 +111,7 @@ STRATA_INLINE void fold_packs(const Job &job, const typename E::Factor &factor, 
             for (u32 u = 0; u < UNROLL; u++) now[u] = next[u];
             if (k < job.nsrcs) {
                 STRATA_UNROLL
-                for (u32 u = 0; u < UNROLL; u++) next[u] = load_pack(job.srcs[k] + at[u]);
+                for (u32 u = 0; u < UNROLL; u++) next[u] = load_at<Pack>(job.srcs[k] + at[u]);
             }
             STRATA_UNROLL
             for (u32 u = 0; u < UNROLL; u++) folded[u] = pair_packs<E, O>(folded[u], now[u]);
@@ -131,7 +122,7 @@ STRATA_INLINE void fold_packs(const Job &job, const typename E::Factor &factor, 
         }
         STRATA_UNROLL
         for (u32 u = 0; u < UNROLL; u++) {
-            if (base + u * stride < packs) store_pack(job.dst + at[u], folded[u]);
+            if (base + u * stride < packs) store_at<Pack>(job.dst + at[u], folded[u]);
         }
     }
 }
@@ -139,20 +130,20 @@ STRATA_INLINE void fold_packs(const Job &job, const typename E::Factor &factor, 
 // One element at any address.
 template <class U>
 STRATA_INLINE U load_element(u64 address, bool aligned) {
-    if (aligned) return *(const U *)address;
+    if (aligned) return load_at<U>(address);
     U bits = 0;
     STRATA_ROLL
-    for (u32 i = 0; i < sizeof(U); i++) bits = (U)(bits | (U)((U) * (const u8 *)(address + i) << (8 * i)));
+    for (u32 i = 0; i < sizeof(U); i++) bits = (U)(bits | (U)((U)load_at<u8>(address + i) << (8 * i)));
     return bits;
 }
 
 template <class U>
 STRATA_INLINE void store_element(u64 address, U bits, bool aligned) {
     if (aligned) {
-        *(U *)address = bits;
+        store_at<U>(address, bits);
     } else {
         STRATA_ROLL
-        for (u32 i = 0; i < sizeof(U); i++) *(u8 *)(address + i) = (u8)(bits >> (8 * i));
+        for (u32 i = 0; i < sizeof(U); i++) store_at<u8>(address + i, (u8)(bits >> (8 * i)));
     }
 }
 
@@ -175,7 +166,7 @@ STRATA_INLINE void fold(const Batch &batch) {
     const u64 size = sizeof(typename E::Bits);
     Job job = job_of(batch);
     if (MULTIPLIES) job.nsrcs = 1;
-    const typename E::Factor factor = E::factor(batch.scale, batch.factor);
+    const typename E::Factor factor = E::template factor<MULTIPLIES>(batch.scale, batch.factor);
     const u64 differ = differing(job);
     const bool aligned = ((differ | job.dst) & (size - 1)) == 0;
     // Bytes before the first pack, and in packs.

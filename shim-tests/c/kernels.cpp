@@ -24,4 +24,6 @@ extern "C" void run_shuffle(void (*kernel)(Shuffle), const Shuffle *shuffle, u32
     run(kernel, *shuffle, blocks, 1, threads, backwards != 0);
 }
 
-extern "C" void run_flag(void (*kernel)(Flag), const Flag *flag) { run(kernel, *flag, 1, 1, 1, false); }
+extern "C" void run_flag(void (*kernel)(Flag), const Flag *flag, u32 blocks, u32 threads, u32 backwards) {
+    run(kernel, *flag, blocks, 1, threads, backwards != 0);
+}

@@ -124,6 +124,13 @@ fn kernels_are_checked_for_every_type_and_pass() {
 }
 
 #[test]
+fn the_ptx_that_the_library_has_passes() {
+    let output = gpu(Vendor::Cuda, &["kernels"], &[("SOFTGPU_PTX", "1")]);
+    succeeds(&output);
+    assert!(text(&output.stdout).contains(" passed, 0 failed"), "{}", text(&output.stdout));
+}
+
+#[test]
 fn kernels_pass_whenever_streams_run() {
     for seed in ["2", "3", "4"] {
         let variables = [("SOFTGPU_EAGER", "0"), ("SOFTGPU_SEED", seed)];

@@ -111,17 +111,31 @@ fn whatever_the_order_of_events_results_are_right() {
     let range = std::env::var("SOFT_SEEDS").unwrap_or_else(|_| "1..31".to_string());
     let (first, end) = range.split_once("..").expect("FIRST..END");
     let (first, end): (u64, u64) = (first.parse().unwrap(), end.parse().unwrap());
-    let mut wrong = Vec::new();
-    for seed in first..end {
+    seeds(first..end, &[]);
+}
+
+/// The same, with the PTX that the library loads.
+#[test]
+fn with_the_kernels_ptx_interpreted_results_are_right() {
+    // A seed may have HIP, whose kernels are no PTX.
+    let is_cuda = |seed: &u64| run_of(*seed).0.contains("CUDA");
+    seeds((1..40).filter(is_cuda).take(8), &[("SOFTGPU_PTX", "1")]);
+}
+
+/// Runs of a campaign, all right.
+fn seeds(seeds: impl Iterator<Item = u64>, variables: &[(&str, &str)]) {
+    let (mut count, mut wrong) = (0, Vec::new());
+    for seed in seeds {
         let (what, mut command) = run_of(seed);
-        let output = command.output().unwrap();
+        let output = command.envs(variables.iter().copied()).output().unwrap();
+        count += 1;
         if !output.status.success() {
             let said = String::from_utf8_lossy(&output.stderr).into_owned();
             println!("{what}: {}\n{said}", output.status);
             wrong.push(what);
         }
     }
-    println!("{} seeds, {} wrong", end - first, wrong.len());
+    println!("{count} seeds, {} wrong", wrong.len());
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
 

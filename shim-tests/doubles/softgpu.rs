@@ -113,6 +113,36 @@ fn kernels_reach_their_device_and_pinned_memory_only() {
 }
 
 #[test]
+fn the_ptx_that_a_program_loads_is_run() {
+    let folder = crate::built::root().join("kernels/ptx");
+    let variables = [("SOFTGPU_PTX", "1"), ("PTX", folder.to_str().unwrap())];
+    output("kernels", &variables);
+    output("words", &variables);
+    for what in ["pageable", "range", "freed", "foreign"] {
+        output("forbidden", &[&variables[..], &[("HOW", what)]].concat());
+    }
+    for how in ["strata_wait", "cuStreamWaitEvent"] {
+        let variables = [&variables[..], &[("HOW", how)]].concat();
+        assert_eq!(output("pipeline", &variables), "right", "{how}");
+        assert_eq!(output("pipeline", &[&variables[..], &[("SOFTGPU_BREAK", how)]].concat()), "wrong", "{how} broken");
+    }
+}
+
+#[test]
+fn ptx_that_cannot_be_run_is_told_with_its_line() {
+    let folder = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("ptx.{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let text = std::fs::read_to_string(crate::built::root().join("kernels/ptx/move.ptx")).unwrap();
+    std::fs::write(folder.join("move.ptx"), text.replacen("membar.sys;", "bar.sync 0;", 1)).unwrap();
+    let mut command = scenario("kernels", &[("SOFTGPU_PTX", "1"), ("PTX", folder.to_str().unwrap())]);
+    let output = command.output().unwrap();
+    std::fs::remove_dir_all(&folder).unwrap();
+    assert!(!output.status.success());
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("PTX that cannot be run: line ") && said.contains("bar.sync: is not known"), "{said}");
+}
+
+#[test]
 fn captured_work_runs_when_its_graph_is_launched() {
     output("capture", &[]);
     output("spoilt", &[]);

@@ -1,12 +1,15 @@
-//! Strata's kernels, computed on the host by its own reductions.
+//! Strata's kernels, computed on the host by its own reductions, or the PTX that a program loads.
 
 use crate::fault::{Result, LAUNCH_FAILED, NOT_FOUND};
+use crate::interpreted;
 use crate::memory::{By, View};
 use crate::random::Random;
 use crate::settings::is_broken;
 use crate::stream::Stream;
 use crate::work::{pieces, Word};
+use ptx::Module;
 use std::fmt;
+use std::sync::Arc;
 use strata::device::gpu::kernels::{self, Batch, Flag, Shuffle, WORDS};
 use strata::device::host;
 use strata::dtype::{DataType, Operator, Prologue, Reduction};
@@ -76,8 +79,42 @@ impl Twin {
     }
 }
 
-/// A launch: the kernel, its argument, how many blocks there are, and how many threads in each.
+/// What a function of a module is.
+#[derive(Clone)]
+pub enum Code {
+    /// One of Strata's kernels, computed on the host.
+    Twin(Twin),
+    /// The kernel of this name.
+    Ptx(Arc<Module>, String),
+}
+
+impl Code {
+    /// Where its parameters lie in the bytes that a launch copies, and how long they are.
+    pub fn params(&self) -> Vec<(usize, usize)> {
+        match self {
+            Code::Twin(twin) => vec![(0, twin.argument_bytes())],
+            Code::Ptx(module, name) => module.kernel(name).map_or(Vec::new(), |kernel| kernel.params.clone()),
+        }
+    }
+
+    fn name(&self) -> String {
+        match self {
+            Code::Twin(twin) => twin.name(),
+            Code::Ptx(_, name) => name.clone(),
+        }
+    }
+}
+
+/// A launch: the kernel, the bytes of its parameters, how many blocks there are, and how many threads in each.
 pub struct Launch {
+    code: Code,
+    params: Vec<u8>,
+    blocks: [u32; 3],
+    threads: [u32; 3],
+}
+
+/// A launch of a kernel that is computed on the host.
+struct Computed {
     twin: Twin,
     words: Vec<u64>,
     blocks: [u32; 3],
@@ -86,8 +123,9 @@ pub struct Launch {
 
 impl fmt::Debug for Launch {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        let head = &self.words[..self.words.len().min(9)];
-        write!(f, "kernel {:?} on {:?} blocks with {head:x?}", self.twin, self.blocks)
+        let words = words(&self.params);
+        let head = &words[..words.len().min(9)];
+        write!(f, "kernel {} on {:?} blocks with {head:x?}", self.code.name(), self.blocks)
     }
 }
 
@@ -106,20 +144,42 @@ fn nonsense<T>(why: &str) -> Result<T> {
     Err(LAUNCH_FAILED)
 }
 
+/// Bytes as words of 64 bits.
+fn words(bytes: &[u8]) -> Vec<u64> {
+    let (words, _) = bytes.as_chunks::<8>();
+    words.iter().map(|word| u64::from_le_bytes(*word)).collect()
+}
+
 impl Launch {
-    /// A launch with the words of the argument.
-    pub fn new(twin: Twin, words: Vec<u64>, blocks: [u32; 3], threads: u32) -> Launch {
-        Launch { twin, words, blocks, threads }
+    /// A launch with the bytes of the parameters.
+    pub fn new(code: Code, params: Vec<u8>, blocks: [u32; 3], threads: [u32; 3]) -> Launch {
+        Launch { code, params, blocks, threads }
     }
 
-    /// Computes what the kernel computes.
+    /// Does what the kernel does.
     pub fn run(&self, stream: &Stream, random: &mut Random) -> Result {
+        if is_broken(&self.code.name()) {
+            return Ok(());
+        }
+        match &self.code {
+            Code::Twin(twin) => {
+                let (words, blocks) = (words(&self.params), self.blocks);
+                Computed { twin: *twin, words, blocks, threads: self.threads.iter().product() }.run(stream, random)
+            }
+            Code::Ptx(module, name) => {
+                interpreted::run(module, name, &self.params, (self.blocks, self.threads), stream, random)
+            }
+        }
+    }
+}
+
+impl Computed {
+    fn run(&self, stream: &Stream, random: &mut Random) -> Result {
         let by = By::Kernel(stream.context.device);
         match self.twin {
             Twin::Wait | Twin::Raise if (self.blocks, self.threads) != ([1; 3], 1) => {
                 nonsense(&format!("{:?} on {:?} blocks of {} threads", self.twin, self.blocks, self.threads))
             }
-            twin if is_broken(&twin.name()) => Ok(()),
             Twin::Wait => {
                 let value = self.words[1] as u32;
                 let word = Word::at(self.words[0], by)?;

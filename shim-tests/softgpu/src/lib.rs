@@ -1,7 +1,7 @@
 //! A soft GPU: a double of the GPU drivers' libraries, in which what is not synchronised goes wrong.
 //!
 //! Streams are threads that run late and out of step, as a seed decides; device memory traps when the host touches it;
-//! kernels are Strata's, computed on the host. A program finds it under the driver's file name.
+//! kernels are Strata's, computed on the host, or any, interpreted. A program finds it under the driver's file name.
 //!
 //! | variable | |
 //! |---|---|
@@ -10,6 +10,7 @@
 //! | `SOFTGPU_EAGER=1` | streams do not dally |
 //! | `SOFTGPU_CONNECTIONS=1` | all streams of a priority share one queue ([`pipe`]) |
 //! | `SOFTGPU_MEMORY_BYTES`, `SOFTGPU_PINNED_BYTES` | memory of each device, and host memory that may be pinned |
+//! | `SOFTGPU_PTX=1` | kernels are the PTX that the program loads, interpreted ([`interpreted`]), and not computed on the host |
 //! | `SOFTGPU_ABSENT` | functions, separated by commas, that are not supported |
 //! | `SOFTGPU_BREAK` | synchronisations and kernels, separated by commas, that do nothing and claim success |
 //!
@@ -26,6 +27,7 @@ pub mod entry;
 pub mod event;
 pub mod fault;
 pub mod handles;
+pub mod interpreted;
 pub mod kernels;
 pub mod memory;
 pub mod modules;

@@ -3,7 +3,9 @@
 use crate::context::Context;
 use crate::fault::{Result, CONTEXT_IS_DESTROYED, INVALID_HANDLE, INVALID_IMAGE, INVALID_VALUE, NOT_FOUND};
 use crate::handles::Handles;
-use crate::kernels::{Launch, Twin};
+use crate::interpreted;
+use crate::kernels::{Code, Launch, Twin};
+use crate::settings::settings;
 use crate::stream::Stream;
 use crate::work::Work;
 use std::ffi::{c_char, c_void, CStr};
@@ -13,11 +15,13 @@ use std::sync::Arc;
 struct Module {
     context: Arc<Context>,
     text: String,
+    /// Its PTX, where that is run.
+    ptx: Option<Arc<ptx::Module>>,
 }
 
 struct Function {
     module: Arc<Module>,
-    twin: Twin,
+    code: Code,
 }
 
 static MODULES: Handles<Module> = Handles::empty();
@@ -39,7 +43,10 @@ pub fn load(context: &Arc<Context>, image: *const c_void) -> Result<usize> {
     }
     // SAFETY: a 0 must follow; because the program promises that of an image, which is text.
     let text = unsafe { CStr::from_ptr(image.cast()) }.to_str().map_err(|_| INVALID_IMAGE)?;
-    Ok(MODULES.add(Module { context: context.clone(), text: text.to_string() }))
+    // HIP's modules are something else.
+    let is_run = settings().ptx && text.contains(".version");
+    let ptx = if is_run { Some(Arc::new(interpreted::parse(text)?)) } else { None };
+    Ok(MODULES.add(Module { context: context.clone(), text: text.to_string(), ptx }))
 }
 
 /// Unloads a module.
@@ -60,12 +67,17 @@ pub fn function(handle: usize, name: *const c_char) -> Result<usize> {
     }
     // SAFETY: a 0 must follow; because the program promises that of a text.
     let name = unsafe { CStr::from_ptr(name) }.to_str().map_err(|_| NOT_FOUND)?;
+    if let Some(ptx) = &module.ptx {
+        ptx.kernel(name).ok_or(NOT_FOUND)?;
+        let code = Code::Ptx(ptx.clone(), name.to_string());
+        return Ok(FUNCTIONS.add(Function { module, code }));
+    }
     let mut words = module.text.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
     if !words.any(|word| word == name) {
         return Err(NOT_FOUND);
     }
-    let twin = Twin::of(name)?;
-    Ok(FUNCTIONS.add(Function { module, twin }))
+    let code = Code::Twin(Twin::of(name)?);
+    Ok(FUNCTIONS.add(Function { module, code }))
 }
 
 /// Fails unless a function can be launched.
@@ -92,14 +104,29 @@ pub fn launch(
     if blocks.contains(&0) || total == 0 || total > u64::from(THREADS) || blocks[1] > 65535 {
         return Err(INVALID_VALUE);
     }
-    let bytes = function.twin.argument_bytes();
-    let argument = if params.is_null() { packed(extra, bytes)? } else { pointer(params, 0) };
-    if argument == 0 {
+    let wanted = function.code.params();
+    let bytes = wanted.last().map_or(0, |(at, bytes)| at + bytes);
+    let mut copied = vec![0; bytes];
+    if params.is_null() {
+        copy_bytes(packed(extra, bytes)?, &mut copied)?;
+    } else {
+        for (index, (at, bytes)) in wanted.into_iter().enumerate() {
+            copy_bytes(pointer(params, index), &mut copied[at..at + bytes])?;
+        }
+    }
+    stream.submit(Work::Kernel(Arc::new(Launch::new(function.code.clone(), copied, blocks, threads))))?;
+    LAUNCHES.fetch_add(1, Ordering::Relaxed);
+    Ok(())
+}
+
+/// Copies bytes of the program.
+fn copy_bytes(from: u64, to: &mut [u8]) -> Result {
+    if from == 0 {
         return Err(INVALID_VALUE);
     }
-    let words = (0..bytes / 8).map(|word| pointer(argument as *const u64, word)).collect();
-    stream.submit(Work::Kernel(Arc::new(Launch::new(function.twin, words, blocks, total as u32))))?;
-    LAUNCHES.fetch_add(1, Ordering::Relaxed);
+    // SAFETY: so many bytes must be readable, and none of `to`; because the program promises that of a parameter of a
+    // launch, and `to` is ours.
+    unsafe { std::ptr::copy_nonoverlapping(from as *const u8, to.as_mut_ptr(), to.len()) };
     Ok(())
 }
 

@@ -17,6 +17,8 @@ pub struct Settings {
     pub eager: bool,
     /// `SOFTGPU_CONNECTIONS`: all streams of a priority share one queue.
     pub one_queue: bool,
+    /// `SOFTGPU_PTX`: the PTX that a program loads is run, not its twin.
+    pub ptx: bool,
     /// `SOFTGPU_ABSENT`: functions that are not supported.
     absent: Vec<String>,
     /// `SOFTGPU_BREAK`: synchronisations and kernels that do nothing.
@@ -40,6 +42,7 @@ pub fn settings() -> &'static Settings {
         memory_bytes: number("SOFTGPU_MEMORY_BYTES", 16 << 30),
         pinned_bytes: number("SOFTGPU_PINNED_BYTES", 16 << 30),
         eager: number("SOFTGPU_EAGER", 0) != 0,
+        ptx: number("SOFTGPU_PTX", 0) != 0,
         one_queue: number("SOFTGPU_CONNECTIONS", 8) == 1,
         absent: list("SOFTGPU_ABSENT"),
         broken: list("SOFTGPU_BREAK"),

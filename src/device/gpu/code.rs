@@ -142,9 +142,12 @@ mod tests {
     fn the_ptx_computes_floats_by_the_standard_alone() {
         for ptx in DataType::ALL.map(ptx) {
             let text = ptx.to_str().expect("PTX is ASCII");
-            for line in text.lines().filter(|line| line.contains(".f32") || line.contains(".f64")) {
+            let is_float = |line: &&str| [".f16", ".f32", ".f64"].iter().any(|name| line.contains(name));
+            for line in text.lines().filter(is_float) {
                 let other = ["fma", ".ftz", ".approx", ".full", ".rz", ".rm", ".rp", ".sat"];
-                assert!(!other.iter().any(|word| line.contains(word)), "{line}");
+                // 8-bit floats are rounded to odd first, so that rounding them to nearest rounds once.
+                let is_to_odd = line.starts_with("cvt.rz.f16.f32 ");
+                assert!(is_to_odd || !other.iter().any(|word| line.contains(word)), "{line}");
             }
         }
         assert!(ptx(DataType::F32).to_str().is_ok_and(|text| text.contains("div.rn.f32")));
