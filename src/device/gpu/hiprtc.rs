@@ -66,22 +66,26 @@ fn compiler(driver: &Driver) -> Option<Compiler> {
 pub fn compile(driver: &Driver, source: &str) -> Result<Vec<u8>> {
     let failed = |what: &str| Error::Device(format!("compiling kernels with hiprtc: {what}"));
     let compiler = compiler(driver).ok_or_else(|| failed("there is no libhiprtc.so beside the HIP runtime"))?;
-    let source = CString::new(source).map_err(|_| failed("the source has a zero byte"))?;
+    compile_by(&compiler, source, &OPTIONS).map_err(|what| failed(&what))
+}
+
+fn compile_by(compiler: &Compiler, source: &str, options: &[&CStr]) -> std::result::Result<Vec<u8>, String> {
+    let source = CString::new(source).map_err(|_| "the source has a zero byte")?;
     let mut program = 0;
     // SAFETY: the places and texts must be valid; because they are locals, and no headers are given.
     let status = unsafe { (compiler.create)(&mut program, source.as_ptr(), c"strata".as_ptr(), 0, null(), null()) };
     if status != SUCCESS {
-        return Err(failed(&format!("error {status}")));
+        return Err(format!("error {status}"));
     }
-    let outcome = build(&compiler, program).map_err(|what| failed(&what));
+    let outcome = build(compiler, program, options);
     // SAFETY: the program must be one; because it was made above.
     unsafe { (compiler.destroy)(&mut program) };
     outcome
 }
 
-fn build(compiler: &Compiler, program: Program) -> std::result::Result<Vec<u8>, String> {
-    let options = OPTIONS.map(CStr::as_ptr);
-    // SAFETY: the options must be texts; because they are constants.
+fn build(compiler: &Compiler, program: Program, options: &[&CStr]) -> std::result::Result<Vec<u8>, String> {
+    let options: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
+    // SAFETY: the options must be texts; because they are borrowed until the call is over.
     let status = unsafe { (compiler.compile)(program, options.len() as c_int, options.as_ptr()) };
     if status != SUCCESS {
         let log = read(
@@ -125,5 +129,54 @@ fn read(
     match write(place) {
         SUCCESS => Ok(text),
         status => Err(status),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{code, kernels};
+    use super::*;
+    use crate::dtype::DataType;
+    use std::path::Path;
+    use std::process::Command;
+
+    /// Names AMD's runtime to the process that opens it: it stays in the process, where Strata's other tests would find it.
+    const RUNTIME: &str = "TEST_HIP_RUNTIME";
+
+    /// The life of that process.
+    #[test]
+    fn a_process_with_amd_s_compiler_compiles_every_source() {
+        let Some(path) = std::env::var_os(RUNTIME) else { return };
+        // SAFETY: the initialisers must be fit to run now; because the process does nothing else.
+        let library = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) }.expect("the runtime can be opened");
+        let compiler = Compiler::of(&library).expect("it has the compiler's functions");
+        std::mem::forget(library);
+        let options = [&OPTIONS[..], &[c"--offload-arch=gfx90a"]].concat();
+        let types = DataType::ALL.iter().map(|dtype| (code::hip_source(*dtype), kernels::scale(*dtype)));
+        for (source, kernel) in types.chain([(code::hip_move_source(), kernels::SHUFFLE.to_string())]) {
+            let code = compile_by(&compiler, &source, &options).unwrap_or_else(|why| panic!("{kernel}: {why}"));
+            assert!(code.starts_with(b"\x7fELF"), "{kernel}: {:02x?}", &code[..16]);
+            assert!(code.windows(kernel.len()).any(|part| part == kernel.as_bytes()), "{kernel} is not in the code");
+            println!("compiled: {kernel}");
+        }
+        let why = compile_by(&compiler, "void f() { nothing; }", &options).expect_err("it does not compile");
+        assert!(why.contains("undeclared identifier 'nothing'"), "{why}");
+    }
+
+    #[test]
+    fn amd_s_own_compiler_takes_every_source() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/hip");
+        let runtime = folder.join("libamdhip64.so.5");
+        if !runtime.exists() {
+            println!("SKIPPED: AMD's hiprtc is not there; scripts/fetch-hip fetches it where Debian has it");
+            return;
+        }
+        let name = "device::gpu::hiprtc::tests::a_process_with_amd_s_compiler_compiles_every_source";
+        let mut command = Command::new(std::env::current_exe().expect("this program has a path"));
+        command.args(["--exact", name, "--nocapture"]).env("LD_LIBRARY_PATH", folder).env(RUNTIME, runtime);
+        let output = command.output().expect("this program starts");
+        let said = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{said}");
+        assert_eq!(said.matches("compiled: ").count(), DataType::ALL.len() + 1, "{said}");
     }
 }
