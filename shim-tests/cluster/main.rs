@@ -19,3 +19,4 @@ mod mpi;
 mod mpi_ends;
 mod netns;
 mod nics;
+mod slurm;

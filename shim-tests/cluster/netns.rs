@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-fn script() -> PathBuf {
+pub fn script() -> PathBuf {
     built::root().join("scripts/netns-cluster")
 }
 
