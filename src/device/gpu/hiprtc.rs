@@ -172,7 +172,9 @@ mod tests {
             return;
         }
         let name = "device::gpu::hiprtc::tests::a_process_with_amd_s_compiler_compiles_every_source";
-        let mut command = Command::new(std::env::current_exe().expect("this program has a path"));
+        // It takes ten seconds.
+        let mut command = Command::new("timeout");
+        command.arg("200").arg(std::env::current_exe().expect("this program has a path"));
         command.args(["--exact", name, "--nocapture"]).env("LD_LIBRARY_PATH", folder).env(RUNTIME, runtime);
         let output = command.output().expect("this program starts");
         let said = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
