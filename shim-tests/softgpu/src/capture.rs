@@ -5,7 +5,7 @@ use crate::context::Context;
 use crate::fault::{Result, CAPTURE_IMPLICIT, CAPTURE_INVALIDATED, CAPTURE_ISOLATION, CAPTURE_MERGE};
 use crate::fault::{CAPTURED_EVENT, CAPTURE_UNJOINED, CAPTURE_UNMATCHED, CAPTURE_UNSUPPORTED, CAPTURE_WRONG_THREAD};
 use crate::fault::{INVALID_HANDLE, INVALID_VALUE};
-use crate::handles::Handles;
+use crate::handles::{self, Handles};
 use crate::random::Random;
 use crate::stream::Stream;
 use crate::work::Work;
@@ -42,6 +42,8 @@ pub struct Capture {
     mode: Mode,
     thread: ThreadId,
     context: Arc<Context>,
+    /// The handle that its graph will have.
+    graph: usize,
     notes: Mutex<Notes>,
 }
 
@@ -55,6 +57,7 @@ struct Notes {
 
 #[derive(Clone)]
 struct Node {
+    handle: usize,
     work: Work,
     /// Nodes that come before it.
     after: Vec<usize>,
@@ -140,6 +143,7 @@ pub fn begin(stream: &Arc<Stream>, mode: Mode) -> Result {
         mode,
         thread: thread::current().id(),
         context: stream.context.clone(),
+        graph: handles::fresh(),
         notes: Mutex::new(Notes { nodes: Vec::new(), streams, is_invalid: false, has_ended: false }),
     });
     stream.set_capture(Some(capture.clone()));
@@ -170,7 +174,8 @@ pub fn end(stream: &Arc<Stream>) -> Result<usize> {
     if notes.streams.iter().any(|(_, front)| front.iter().any(|node| !before.contains(node))) {
         return Err(CAPTURE_UNJOINED);
     }
-    Ok(GRAPHS.add(Graph { nodes: notes.nodes.clone() }))
+    GRAPHS.name(capture.graph, Arc::new(Graph { nodes: notes.nodes.clone() }));
+    Ok(capture.graph)
 }
 
 impl Notes {
@@ -226,7 +231,30 @@ impl Capture {
         notes.check()?;
         let index = notes.nodes.len();
         let after = std::mem::replace(notes.front_of(stream), vec![index]);
-        notes.nodes.push(Node { work, after });
+        notes.nodes.push(Node { handle: handles::fresh(), work, after });
+        Ok(())
+    }
+
+    /// What a program may know of it: a number that no other has, its graph, and the nodes that come last on a stream.
+    pub fn info(&self, stream: &Arc<Stream>) -> (u64, usize, Vec<usize>) {
+        let mut notes = self.notes.lock().unwrap();
+        let front = notes.front_of(stream).clone();
+        (self.graph as u64, self.graph, front.into_iter().map(|node| notes.nodes[node].handle).collect())
+    }
+
+    /// What the next work on a stream comes after: these nodes, and what it comes after already unless it is replaced.
+    pub fn depend(&self, stream: &Arc<Stream>, handles: &[usize], replaces: bool) -> Result {
+        let mut notes = self.notes.lock().unwrap();
+        notes.check()?;
+        let found = |handle: &usize| notes.nodes.iter().position(|node| node.handle == *handle).ok_or(INVALID_VALUE);
+        let nodes = handles.iter().map(found).collect::<Result<Vec<usize>>>()?;
+        let front = notes.front_of(stream);
+        if replaces {
+            front.clear();
+        }
+        front.extend(nodes);
+        front.sort_unstable();
+        front.dedup();
         Ok(())
     }
 
@@ -268,6 +296,19 @@ impl Graph {
     /// The graph of a handle.
     pub fn find(handle: usize) -> Result<Arc<Graph>> {
         GRAPHS.get(handle).ok_or(INVALID_HANDLE)
+    }
+
+    /// The handles of its nodes.
+    pub fn nodes(&self) -> Vec<usize> {
+        self.nodes.iter().map(|node| node.handle).collect()
+    }
+
+    /// What a node does, by CUDA's number, and the nodes that come before it. The node's graph must be there.
+    pub fn node(handle: usize) -> Result<(u32, Vec<usize>)> {
+        let holds = |graph: &Graph| graph.nodes.iter().any(|node| node.handle == handle);
+        let graph = GRAPHS.find(holds).ok_or(INVALID_VALUE)?;
+        let node = graph.nodes.iter().find(|node| node.handle == handle).ok_or(INVALID_VALUE)?;
+        Ok((node.work.kind(), node.after.iter().map(|before| graph.nodes[*before].handle).collect()))
     }
 
     /// A copy with a handle of its own.

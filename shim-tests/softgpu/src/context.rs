@@ -8,6 +8,7 @@ use crate::settings::settings;
 use crate::stream::Stream;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
+use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
@@ -34,8 +35,9 @@ static CONTEXTS: Handles<Context> = Handles::empty();
 static PRIMARY: Mutex<BTreeMap<i32, (u64, usize)>> = Mutex::new(BTreeMap::new());
 
 thread_local! {
-    static CURRENT: RefCell<Vec<Arc<Context>>> = const { RefCell::new(Vec::new()) };
-    static PER_THREAD: RefCell<HashMap<usize, Arc<Stream>>> = RefCell::new(HashMap::new());
+    // Never dropped: exit handlers, which run after the thread's destructors, may call the driver.
+    static CURRENT: ManuallyDrop<RefCell<Vec<Arc<Context>>>> = const { ManuallyDrop::new(RefCell::new(Vec::new())) };
+    static PER_THREAD: ManuallyDrop<RefCell<HashMap<usize, Arc<Stream>>>> = ManuallyDrop::default();
 }
 
 impl Context {
@@ -93,7 +95,8 @@ impl Context {
 
     /// The default stream of the calling thread.
     pub fn per_thread(self: &Arc<Context>) -> Arc<Stream> {
-        PER_THREAD.with_borrow_mut(|streams| {
+        PER_THREAD.with(|streams| {
+            let mut streams = streams.borrow_mut();
             let stream = streams.entry(self.handle).or_insert_with(|| Stream::new(self, true, 0));
             if !Arc::ptr_eq(&stream.context, self) {
                 *stream = Stream::new(self, true, 0);
@@ -200,9 +203,7 @@ pub fn destroy(handle: usize) -> Result {
         return Err(CONTEXT_IS_DESTROYED);
     }
     context.destroy();
-    CURRENT.with_borrow_mut(|stack| {
-        stack.pop_if(|top| Arc::ptr_eq(top, &context));
-    });
+    CURRENT.with(|stack| stack.borrow_mut().pop_if(|top| Arc::ptr_eq(top, &context)));
     Ok(())
 }
 
@@ -213,17 +214,18 @@ pub fn find(handle: usize) -> Result<Arc<Context>> {
 
 /// Makes a context current.
 pub fn push(context: Arc<Context>) {
-    CURRENT.with_borrow_mut(|stack| stack.push(context));
+    CURRENT.with(|stack| stack.borrow_mut().push(context));
 }
 
 /// Makes the one before current again.
 pub fn pop() -> Result<Arc<Context>> {
-    CURRENT.with_borrow_mut(Vec::pop).ok_or(INVALID_CONTEXT)
+    CURRENT.with(|stack| stack.borrow_mut().pop()).ok_or(INVALID_CONTEXT)
 }
 
 /// Puts a context in place of the current one; none takes the current one away.
 pub fn set(context: Option<Arc<Context>>) {
-    CURRENT.with_borrow_mut(|stack| {
+    CURRENT.with(|stack| {
+        let mut stack = stack.borrow_mut();
         stack.pop();
         stack.extend(context);
     });
@@ -231,7 +233,7 @@ pub fn set(context: Option<Arc<Context>>) {
 
 /// The current context in whatever state.
 pub fn top() -> Option<Arc<Context>> {
-    CURRENT.with_borrow(|stack| stack.last().cloned())
+    CURRENT.with(|stack| stack.borrow().last().cloned())
 }
 
 /// The current context, which must be usable.

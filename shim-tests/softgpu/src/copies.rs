@@ -5,7 +5,7 @@ use crate::fault::{Result, INVALID_VALUE};
 use crate::memory::{self, By, Kind, View};
 use crate::random::Random;
 use crate::stream::{self, Stream};
-use crate::work::Work;
+use crate::work::{Fill, Work};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex};
 
@@ -103,13 +103,14 @@ pub fn copy_async(stream: &Arc<Stream>, dst: u64, src: u64, bytes: usize) -> Res
     }
 }
 
-/// Sets bytes; the host does not wait.
-pub fn fill(stream: &Arc<Stream>, dst: u64, value: u8, bytes: usize) -> Result {
-    if bytes == 0 {
+/// Sets elements; the host does not wait.
+pub fn fill(stream: &Arc<Stream>, fill: Fill) -> Result {
+    if fill.span() == 0 {
         return Ok(());
     }
-    if place(dst, bytes)? == Place::Pageable {
+    let is_aligned = fill.dst.is_multiple_of(fill.width as u64) && fill.pitch.is_multiple_of(fill.width);
+    if !is_aligned || fill.pitch < fill.row || place(fill.dst, fill.span())? == Place::Pageable {
         return Err(INVALID_VALUE);
     }
-    stream.submit(Work::Fill { dst, value, bytes }).map(drop)
+    stream.submit(Work::Fill(fill)).map(drop)
 }

@@ -8,11 +8,14 @@ use crate::handles::Handles;
 use crate::settings::is_broken;
 use crate::stream::{Fence, Stream};
 use crate::work::Work;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Instant;
 
 /// An event.
 pub struct Event {
     context: Arc<Context>,
+    /// Whether the time is taken when it is reached.
+    is_timed: bool,
     recorded: Mutex<Recorded>,
 }
 
@@ -21,8 +24,8 @@ pub struct Event {
 enum Recorded {
     /// It was never recorded, and counts as complete.
     Never,
-    /// A place in a stream.
-    At(Fence),
+    /// A place in a stream, and when it was reached.
+    At(Fence, Arc<OnceLock<Instant>>),
     /// Nodes of a capture.
     Captured(Arc<Capture>, Vec<usize>),
 }
@@ -30,8 +33,8 @@ enum Recorded {
 static EVENTS: Handles<Event> = Handles::empty();
 
 /// Creates an event.
-pub fn create(context: &Arc<Context>) -> usize {
-    EVENTS.add(Event { context: context.clone(), recorded: Mutex::new(Recorded::Never) })
+pub fn create(context: &Arc<Context>, is_timed: bool) -> usize {
+    EVENTS.add(Event { context: context.clone(), is_timed, recorded: Mutex::new(Recorded::Never) })
 }
 
 /// Destroys an event; who waits for it goes on waiting.
@@ -67,7 +70,10 @@ impl Event {
                 Recorded::Captured(capture, nodes)
             }
             None if is_broken("cuEventRecord") => Recorded::Never,
-            None => Recorded::At(stream.submit(Work::Nothing)?),
+            None => {
+                let reached = Arc::new(OnceLock::new());
+                Recorded::At(stream.submit(Work::Reach(reached.clone()))?, reached)
+            }
         };
         *self.recorded.lock().unwrap() = recorded;
         Ok(())
@@ -81,7 +87,7 @@ impl Event {
             return Err(CAPTURE_UNSUPPORTED);
         }
         capture::forbid_unsafe()?;
-        Ok(if let Recorded::At(fence) = recorded { Some(fence) } else { None })
+        Ok(if let Recorded::At(fence, _) = recorded { Some(fence) } else { None })
     }
 
     /// Whether it is complete.
@@ -109,8 +115,23 @@ impl Event {
             Recorded::Captured(capture, nodes) => capture.join(stream, &nodes),
             _ if stream.capture().is_some() => capture::isolation(stream),
             Recorded::Never => Ok(()),
-            Recorded::At(_) if is_broken("cuStreamWaitEvent") => Ok(()),
-            Recorded::At(fence) => stream.submit(Work::After(fence)).map(drop),
+            Recorded::At(..) if is_broken("cuStreamWaitEvent") => Ok(()),
+            Recorded::At(fence, _) => stream.submit(Work::After(fence)).map(drop),
         }
+    }
+
+    /// When it was reached.
+    fn time(&self) -> Result<Instant> {
+        match &*self.recorded.lock().unwrap() {
+            Recorded::At(_, reached) if self.is_timed => reached.get().copied().ok_or(NOT_READY),
+            _ => Err(INVALID_HANDLE),
+        }
+    }
+
+    /// Milliseconds from another event to this one, which both must have been reached.
+    pub fn milliseconds_after(&self, start: &Event) -> Result<f32> {
+        let (from, to) = (start.time()?, self.time()?);
+        let apart = |late: Instant, early: Instant| late.duration_since(early).as_secs_f32() * 1e3;
+        Ok(if to >= from { apart(to, from) } else { -apart(from, to) })
     }
 }

@@ -30,14 +30,30 @@ impl<T> Handles<T> {
 
     /// Gives a thing a fresh handle.
     pub fn add(&self, item: T) -> usize {
+        self.add_shared(Arc::new(item))
+    }
+
+    /// Gives a thing that others have a fresh handle.
+    pub fn add_shared(&self, item: Arc<T>) -> usize {
         let handle = fresh();
-        self.name(handle, Arc::new(item));
+        self.name(handle, item);
         handle
+    }
+
+    /// The handle of a thing.
+    pub fn handle_of(&self, item: &Arc<T>) -> Option<usize> {
+        let items = self.items.read().unwrap();
+        items.iter().find(|(_, other)| Arc::ptr_eq(other, item)).map(|(handle, _)| *handle)
     }
 
     /// The thing of a handle.
     pub fn get(&self, handle: usize) -> Option<Arc<T>> {
         self.items.read().unwrap().get(&handle).cloned()
+    }
+
+    /// A thing of which this holds.
+    pub fn find(&self, holds: impl Fn(&T) -> bool) -> Option<Arc<T>> {
+        self.items.read().unwrap().values().find(|item| holds(item)).cloned()
     }
 
     /// Takes a thing out.

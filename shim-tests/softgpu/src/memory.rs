@@ -5,6 +5,7 @@
 
 use crate::context::Context;
 use crate::fault::{Result, ALREADY_REGISTERED, ILLEGAL_ADDRESS, INVALID_VALUE, NOT_REGISTERED, OUT_OF_MEMORY};
+use crate::reserved::{self, Physical};
 use crate::settings::settings;
 use std::collections::BTreeMap;
 use std::ptr;
@@ -38,16 +39,26 @@ pub struct Block {
     pub context: usize,
     /// Where the host finds it.
     host: u64,
+    /// What is mapped here, where the address was reserved.
+    mapped: Option<Mapped>,
+}
+
+/// Memory at a reserved address.
+pub struct Mapped {
+    /// The memory.
+    pub memory: Arc<Physical>,
+    /// The devices that may use it, as bits.
+    pub access: AtomicU64,
 }
 
 /// Fresh memory is filled with this.
-const FRESH: u8 = 0xc5;
+pub(crate) const FRESH: u8 = 0xc5;
 /// Granularity of addresses, and the gap between two blocks.
 const GRANULE: u64 = 64 << 10;
 
 static BLOCKS: RwLock<BTreeMap<u64, Arc<Block>>> = RwLock::new(BTreeMap::new());
 
-fn map(bytes: u64, access: i32) -> Option<u64> {
+pub(crate) fn map(bytes: u64, access: i32) -> Option<u64> {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
     // SAFETY: any length and no wished address are allowed; because nothing that is mapped is replaced.
     let start = unsafe { libc::mmap(ptr::null_mut(), bytes as usize, access, flags, -1, 0) };
@@ -72,7 +83,7 @@ fn is_of_device(address: u64) -> bool {
 }
 
 /// Addresses of a device for so many bytes, never given out before.
-fn addresses(bytes: u64) -> Result<u64> {
+pub(crate) fn addresses(bytes: u64) -> Result<u64> {
     static USED: AtomicU64 = AtomicU64::new(0);
     let (start, size) = space();
     let taken = bytes.next_multiple_of(GRANULE) + GRANULE;
@@ -89,6 +100,8 @@ impl Drop for Block {
         let start = self.host as *mut libc::c_void;
         match self.kind {
             Kind::Registered => {}
+            // Another block may be there by now.
+            Kind::Device if self.mapped.is_some() => {}
             // SAFETY: the range must be a mapping of its own that nobody uses; because `allocate` made it, only views
             // know it, and they hold the block.
             Kind::Device => drop(unsafe { libc::munmap(start, length) }),
@@ -108,16 +121,19 @@ fn live(blocks: &BTreeMap<u64, Arc<Block>>, counts: impl Fn(&Block) -> bool) -> 
 
 /// Bytes of a device that are in use.
 pub fn used_bytes(device: i32) -> u64 {
-    live(&BLOCKS.read().unwrap(), |block| is_of(block, device))
+    live(&BLOCKS.read().unwrap(), |block| is_of(block, device)) + reserved::physical_bytes(device)
 }
 
 fn is_of(block: &Block, device: i32) -> bool {
-    block.device == device && matches!(block.kind, Kind::Device | Kind::Managed)
+    block.device == device && block.mapped.is_none() && matches!(block.kind, Kind::Device | Kind::Managed)
 }
 
 fn check_limit(blocks: &BTreeMap<u64, Arc<Block>>, kind: Kind, device: i32, bytes: u64) -> Result {
     let (used, limit) = match kind {
-        Kind::Device | Kind::Managed => (live(blocks, |block| is_of(block, device)), settings().memory_bytes),
+        Kind::Device | Kind::Managed => {
+            let used = live(blocks, |block| is_of(block, device)) + reserved::physical_bytes(device);
+            (used, settings().memory_bytes)
+        }
         _ => (live(blocks, is_pinned), settings().pinned_bytes),
     };
     if used.saturating_add(bytes) > limit {
@@ -139,7 +155,7 @@ pub fn allocate(context: &Context, kind: Kind, bytes: usize) -> Result<u64> {
     // SAFETY: so many bytes must be writable; because they were just mapped.
     unsafe { ptr::write_bytes(host as *mut u8, FRESH, bytes as usize) };
     let start = if kind == Kind::Device { addresses(bytes)? } else { host };
-    let block = Block { start, bytes, kind, device: context.device, context: context.handle, host };
+    let block = Block { start, bytes, kind, device: context.device, context: context.handle, host, mapped: None };
     blocks.insert(start, Arc::new(block));
     Ok(start)
 }
@@ -157,19 +173,60 @@ pub fn register(context: &Context, start: u64, bytes: usize) -> Result {
     }
     check_limit(&blocks, Kind::Registered, context.device, bytes)?;
     let (device, context) = (context.device, context.handle);
-    blocks.insert(start, Arc::new(Block { start, bytes, kind: Kind::Registered, device, context, host: start }));
+    let kind = Kind::Registered;
+    blocks.insert(start, Arc::new(Block { start, bytes, kind, device, context, host: start, mapped: None }));
     Ok(())
 }
 
 /// Frees the block that starts here and is of one of these kinds.
 pub fn free(start: u64, kinds: &[Kind]) -> Result {
     let mut blocks = BLOCKS.write().unwrap();
-    let found = blocks.get(&start).is_some_and(|block| kinds.contains(&block.kind));
+    let found = blocks.get(&start).is_some_and(|block| kinds.contains(&block.kind) && block.mapped.is_none());
     if !found {
         return Err(if kinds == [Kind::Registered] { NOT_REGISTERED } else { INVALID_VALUE });
     }
     blocks.remove(&start);
     Ok(())
+}
+
+/// Puts memory at reserved addresses, where there is none.
+pub(crate) fn insert_mapped(start: u64, bytes: u64, host: u64, memory: Arc<Physical>) -> Result {
+    let mut blocks = BLOCKS.write().unwrap();
+    let below = blocks.range(..start + bytes).next_back();
+    if below.is_some_and(|(_, block)| block.start + block.bytes > start) {
+        return Err(INVALID_VALUE);
+    }
+    let device = memory.device;
+    let mapped = Some(Mapped { memory, access: AtomicU64::new(0) });
+    blocks.insert(start, Arc::new(Block { start, bytes, kind: Kind::Device, device, context: 0, host, mapped }));
+    Ok(())
+}
+
+/// The blocks of reserved addresses that make up a range; fails unless whole ones do.
+pub(crate) fn mapped_in(start: u64, bytes: u64) -> Result<Vec<Arc<Block>>> {
+    let blocks = BLOCKS.read().unwrap();
+    let found: Vec<Arc<Block>> = blocks.range(start..start + bytes).map(|(_, block)| block.clone()).collect();
+    let mut at = start;
+    for block in &found {
+        if block.start != at || block.mapped.is_none() {
+            return Err(INVALID_VALUE);
+        }
+        at += block.bytes;
+    }
+    if at == start + bytes { Ok(found) } else { Err(INVALID_VALUE) }
+}
+
+/// Whether memory is at any of these addresses.
+pub(crate) fn any_in(start: u64, bytes: u64) -> bool {
+    BLOCKS.read().unwrap().range(start..start + bytes).next().is_some()
+}
+
+/// Takes the blocks of reserved addresses away that make up a range.
+pub(crate) fn remove_mapped(start: u64, bytes: u64) -> Result<Vec<Arc<Block>>> {
+    let found = mapped_in(start, bytes)?;
+    let mut blocks = BLOCKS.write().unwrap();
+    found.iter().for_each(|block| drop(blocks.remove(&block.start)));
+    Ok(found)
 }
 
 /// Frees all that belongs to a context.
@@ -204,11 +261,33 @@ pub fn counts() -> [u64; 3] {
     [blocks.len() as u64 - pinned, live(&blocks, |block| !is_pinned(block)), pinned]
 }
 
+impl Block {
+    /// What is mapped here, where the address was reserved.
+    pub fn mapped(&self) -> Option<&Mapped> {
+        self.mapped.as_ref()
+    }
+
+    /// Where the host finds it.
+    pub(crate) fn host(&self) -> u64 {
+        self.host
+    }
+
+    /// Whether it may be used so.
+    fn allows(&self, by: By) -> bool {
+        match (&self.mapped, by) {
+            (Some(mapped), By::Copy) => mapped.access.load(Ordering::Relaxed) != 0,
+            (Some(mapped), By::Kernel(device)) => mapped.access.load(Ordering::Relaxed) >> device & 1 != 0,
+            (None, By::Kernel(device)) => self.kind != Kind::Device || self.device == device,
+            (None, By::Copy) => true,
+        }
+    }
+}
+
 /// Memory as the host reaches it. As long as a view is there the memory stays.
 pub struct View {
     host: u64,
     bytes: usize,
-    _block: Option<Arc<Block>>,
+    _blocks: Vec<Arc<Block>>,
 }
 
 /// Who looks at memory.
@@ -221,18 +300,25 @@ pub enum By {
 }
 
 impl View {
-    /// `bytes` at `address`, which must lie within one block.
+    /// `bytes` at `address`, which must lie within one block, or within blocks that are mapped side by side.
     pub fn of(address: u64, bytes: usize, by: By) -> Result<View> {
         let Some(block) = find(address) else {
             let pageable = by == By::Copy && address != 0 && !is_of_device(address);
-            return if pageable { Ok(View { host: address, bytes, _block: None }) } else { Err(ILLEGAL_ADDRESS) };
+            let view = View { host: address, bytes, _blocks: Vec::new() };
+            return if pageable { Ok(view) } else { Err(ILLEGAL_ADDRESS) };
         };
-        let offset = address - block.start;
-        let foreign = matches!(by, By::Kernel(device) if block.kind == Kind::Device && block.device != device);
-        if foreign || block.bytes - offset < bytes as u64 {
+        let host = block.host + (address - block.start);
+        let mut end = block.start + block.bytes;
+        let mut blocks = vec![block];
+        // Other blocks have a gap between them.
+        while end - address < bytes as u64 {
+            blocks.push(find(end).ok_or(ILLEGAL_ADDRESS)?);
+            end += blocks[blocks.len() - 1].bytes;
+        }
+        if blocks.iter().any(|block| !block.allows(by)) {
             return Err(ILLEGAL_ADDRESS);
         }
-        Ok(View { host: block.host + offset, bytes, _block: Some(block) })
+        Ok(View { host, bytes, _blocks: blocks })
     }
 
     /// Where the host reaches it.

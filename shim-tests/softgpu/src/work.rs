@@ -3,7 +3,7 @@
 use crate::capture::Graph;
 use crate::fault::{Result, ILLEGAL_ADDRESS, INVALID_VALUE};
 use crate::kernels::Launch;
-use crate::memory::{By, View};
+use crate::memory::{self, By, Kind, View};
 use crate::random::Random;
 use crate::settings::is_broken;
 use crate::stream::{Fence, Stream};
@@ -12,23 +12,27 @@ use std::ffi::c_void;
 use std::fmt;
 use std::ptr;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// One piece of work.
 #[derive(Clone)]
 pub enum Work {
-    /// Nothing: an event is recorded here.
+    /// Nothing.
     Nothing,
+    /// It notes the time: an event is recorded here.
+    Reach(Arc<OnceLock<Instant>>),
     /// It waits for a place in another stream.
     After(Fence),
     /// It copies.
     Copy { dst: u64, src: u64, bytes: usize },
     /// It copies what was taken from pageable memory when it was submitted.
     Upload { dst: u64, data: Arc<[u8]> },
-    /// It sets bytes.
-    Fill { dst: u64, value: u8, bytes: usize },
+    /// It sets elements.
+    Fill(Fill),
+    /// It frees memory.
+    Free(u64),
     /// It calls a function of the program.
     Host(HostFunction),
     /// It waits for a word.
@@ -42,9 +46,71 @@ pub enum Work {
 }
 
 impl Work {
+    /// What kind of node it is in a graph: `CUgraphNodeType`.
+    pub fn kind(&self) -> u32 {
+        match self {
+            Work::Kernel(_) => 0,
+            Work::Copy { .. } | Work::Upload { .. } => 1,
+            Work::Fill(_) => 2,
+            Work::Host(_) => 3,
+            Work::Graph(_) => 4,
+            Work::Nothing | Work::Reach(_) | Work::After(_) => 5,
+            Work::Free(_) => 11,
+            Work::WaitValue { .. } | Work::WriteValue { .. } => 12,
+        }
+    }
+
     /// Whether it reads or writes memory while it runs, and ends by itself.
     pub fn touches_memory(&self) -> bool {
-        matches!(self, Work::Copy { .. } | Work::Upload { .. } | Work::Fill { .. } | Work::Kernel(_))
+        matches!(self, Work::Copy { .. } | Work::Upload { .. } | Work::Fill(_) | Work::Kernel(_))
+    }
+}
+
+/// Rows of memory, of which each byte is set to one of an element's.
+#[derive(Debug, Clone, Copy)]
+pub struct Fill {
+    /// The first address.
+    pub dst: u64,
+    /// The element.
+    pub value: u32,
+    /// Its bytes: 1, 2 or 4.
+    pub width: usize,
+    /// Bytes of a row.
+    pub row: usize,
+    /// How many rows there are.
+    pub rows: usize,
+    /// Bytes from one row to the next.
+    pub pitch: usize,
+}
+
+impl Fill {
+    /// One row.
+    pub fn of_row(dst: u64, value: u32, width: usize, row: usize) -> Fill {
+        Fill { dst, value, width, row, rows: 1, pitch: row }
+    }
+
+    /// Bytes from the first to the last that is set.
+    pub fn span(&self) -> usize {
+        if self.rows == 0 || self.row == 0 { 0 } else { (self.rows - 1) * self.pitch + self.row }
+    }
+
+    fn run(&self, stream: &Stream, random: &mut Random) -> Result {
+        let dst = View::of(self.dst, self.span(), By::Copy)?;
+        let element = self.value.to_le_bytes();
+        for row in 0..self.rows {
+            for (at, length) in pieces(self.row, random) {
+                let host = dst.host().wrapping_add(row * self.pitch + at);
+                if self.width == 1 {
+                    // SAFETY: the piece must be writable; because it is a part of the view.
+                    unsafe { ptr::write_bytes(host, element[0], length) };
+                } else {
+                    // SAFETY: as above.
+                    (0..length).for_each(|at| unsafe { ptr::write(host.wrapping_add(at), element[at % self.width]) });
+                }
+                stream.breathe(random);
+            }
+        }
+        Ok(())
     }
 }
 
@@ -105,10 +171,11 @@ pub fn is_in_host_function() -> bool {
 impl fmt::Debug for Work {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         match self {
-            Work::Nothing | Work::After(_) => write!(f, "an event"),
+            Work::Nothing | Work::Reach(_) | Work::After(_) => write!(f, "an event"),
             Work::Copy { dst, src, bytes } => write!(f, "the copy of {bytes} bytes from {src:#x} to {dst:#x}"),
             Work::Upload { dst, data } => write!(f, "the copy of {} bytes of pageable memory to {dst:#x}", data.len()),
-            Work::Fill { dst, bytes, .. } => write!(f, "the setting of {bytes} bytes at {dst:#x}"),
+            Work::Fill(fill) => write!(f, "the setting of {} bytes at {:#x}", fill.span(), fill.dst),
+            Work::Free(address) => write!(f, "the freeing of {address:#x}"),
             Work::Host(_) => write!(f, "a function of the host"),
             Work::WaitValue { address, value, .. } => write!(f, "the wait for {value} at {address:#x}"),
             Work::WriteValue { address, value } => write!(f, "the writing of {value} at {address:#x}"),
@@ -123,6 +190,7 @@ impl Work {
     pub fn run(&self, stream: &Stream, random: &mut Random) -> Result {
         match self {
             Work::Nothing => {}
+            Work::Reach(reached) => drop(reached.set(Instant::now())),
             Work::After(fence) => fence.wait_unless(|| stream.context.has_stopped()),
             Work::Copy { dst, src, bytes } => {
                 let (dst, src) = (View::of(*dst, *bytes, By::Copy)?, View::of(*src, *bytes, By::Copy)?);
@@ -131,14 +199,8 @@ impl Work {
             Work::Upload { dst, data } => {
                 copy(stream, random, data.as_ptr(), &View::of(*dst, data.len(), By::Copy)?);
             }
-            Work::Fill { dst, value, bytes } => {
-                let dst = View::of(*dst, *bytes, By::Copy)?;
-                for (at, length) in pieces(*bytes, random) {
-                    // SAFETY: the piece must be writable; because it is a part of the view.
-                    unsafe { ptr::write_bytes(dst.host().wrapping_add(at), *value, length) };
-                    stream.breathe(random);
-                }
-            }
+            Work::Fill(fill) => fill.run(stream, random)?,
+            Work::Free(address) => memory::free(*address, &[Kind::Device])?,
             Work::Host(host) => {
                 IN_HOST_FUNCTION.set(true);
                 (host.function)(host.argument as *mut c_void);

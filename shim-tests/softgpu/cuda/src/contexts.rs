@@ -61,6 +61,13 @@ fn symbol_of(name: *const c_char) -> *mut c_void {
     found.into_iter().find(|found| !found.is_null()).unwrap_or(std::ptr::null_mut())
 }
 
+/// A device's own.
+fn uuid_of(device: i32) -> [u8; 16] {
+    let mut uuid = *b"soft GPU\0\0\0\0\0\0\0\0";
+    uuid[15] = device as u8;
+    uuid
+}
+
 softgpu::exports! { call:
     fn cuDeviceGetCount(count: *mut i32) { put(count, settings().devices) }
     fn cuDeviceGet(device: *mut i32, ordinal: i32) { put(device, check_device(ordinal)?) }
@@ -78,6 +85,14 @@ softgpu::exports! { call:
     fn cuDeviceGetPCIBusId(text: *mut c_char, room: i32, device: i32) {
         check_device(device)?;
         put_text(text, room, &format!("0000:{:02X}:00.0", device + 1))
+    }
+    fn cuDeviceGetUuid(uuid: *mut [u8; 16], device: i32) { put(uuid, uuid_of(check_device(device)?)) }
+    fn cuDeviceGetUuid_v2(uuid: *mut [u8; 16], device: i32) { put(uuid, uuid_of(check_device(device)?)) }
+    fn cuDeviceCanAccessPeer(can: *mut i32, device: i32, peer: i32) {
+        check_device(device)?;
+        check_device(peer)?;
+        // Kernels reach their own device's memory.
+        put(can, 0)
     }
     fn cuDevicePrimaryCtxRetain(context: *mut usize, device: i32) { put(context, context::retain(device)?.handle) }
     fn cuDevicePrimaryCtxRelease_v2(device: i32) { context::release(device) }

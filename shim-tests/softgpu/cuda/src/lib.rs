@@ -1,9 +1,11 @@
 //! `libcuda.so.1`: the soft GPU with the functions of CUDA's driver.
 #![allow(non_snake_case)]
 
+mod absent;
 mod attributes;
 mod contexts;
 mod memory;
+mod reserved;
 mod streams;
 
 softgpu::own_exports!();

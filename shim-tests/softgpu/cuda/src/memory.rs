@@ -8,6 +8,7 @@ use softgpu::entry::put;
 use softgpu::fault::{Result, INVALID_VALUE};
 use softgpu::memory::{self, Kind};
 use softgpu::stream::{self, Stream};
+use softgpu::work::Fill;
 use std::sync::Arc;
 
 /// The current context, for a call that a capture forbids.
@@ -76,8 +77,19 @@ softgpu::exports! { call:
     fn cuMemcpyDtoDAsync_v2(dst: u64, src: u64, bytes: usize, stream: usize) {
         copies::copy_async(&on(stream)?, dst, src, bytes)
     }
-    fn cuMemsetD8_v2(dst: u64, value: u8, bytes: usize) { copies::fill(&legacy()?, dst, value, bytes) }
+    fn cuMemsetD8_v2(dst: u64, value: u8, bytes: usize) {
+        copies::fill(&legacy()?, Fill::of_row(dst, value.into(), 1, bytes))
+    }
     fn cuMemsetD8Async(dst: u64, value: u8, bytes: usize, stream: usize) {
-        copies::fill(&on(stream)?, dst, value, bytes)
+        copies::fill(&on(stream)?, Fill::of_row(dst, value.into(), 1, bytes))
+    }
+    fn cuMemsetD16Async(dst: u64, value: u16, count: usize, stream: usize) {
+        copies::fill(&on(stream)?, Fill::of_row(dst, value.into(), 2, count * 2))
+    }
+    fn cuMemsetD32Async(dst: u64, value: u32, count: usize, stream: usize) {
+        copies::fill(&on(stream)?, Fill::of_row(dst, value, 4, count * 4))
+    }
+    fn cuMemsetD2D32Async(dst: u64, pitch: usize, value: u32, width: usize, rows: usize, stream: usize) {
+        copies::fill(&on(stream)?, Fill { dst, value, width: 4, row: width * 4, rows, pitch })
     }
 }

@@ -8,6 +8,7 @@ use softgpu::fault::{Result, INVALID_VALUE};
 use softgpu::memory::{self, used_bytes, Kind};
 use softgpu::settings::settings;
 use softgpu::stream::{self, Stream};
+use softgpu::work::Fill;
 use std::sync::Arc;
 
 fn on(stream: usize) -> Result<Arc<Stream>> {
@@ -76,8 +77,10 @@ softgpu::exports! { any_time:
     fn hipMemcpyDtoDAsync(dst: u64, src: u64, bytes: usize, stream: usize) {
         copies::copy_async(&on(stream)?, dst, src, bytes)
     }
-    fn hipMemset(dst: u64, value: i32, bytes: usize) { copies::fill(&on(0)?, dst, value as u8, bytes) }
+    fn hipMemset(dst: u64, value: i32, bytes: usize) {
+        copies::fill(&on(0)?, Fill::of_row(dst, value as u32, 1, bytes))
+    }
     fn hipMemsetAsync(dst: u64, value: i32, bytes: usize, stream: usize) {
-        copies::fill(&on(stream)?, dst, value as u8, bytes)
+        copies::fill(&on(stream)?, Fill::of_row(dst, value as u32, 1, bytes))
     }
 }

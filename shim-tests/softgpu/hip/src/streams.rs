@@ -14,6 +14,7 @@ use std::ffi::{c_char, c_void};
 use std::sync::Arc;
 
 const NON_BLOCKING: u32 = 1;
+const DISABLE_TIMING: u32 = 2;
 
 fn on(stream: usize) -> Result<Arc<Stream>> {
     stream::find(stream, &current()?)
@@ -86,8 +87,10 @@ softgpu::exports! { any_time:
         check_word(address)?;
         on(stream)?.submit(Work::WriteValue { address, value }).map(drop)
     }
-    fn hipEventCreate(event: *mut usize) { put(event, event::create(&current()?)) }
-    fn hipEventCreateWithFlags(event: *mut usize, _flags: u32) { put(event, event::create(&current()?)) }
+    fn hipEventCreate(event: *mut usize) { put(event, event::create(&current()?, true)) }
+    fn hipEventCreateWithFlags(event: *mut usize, flags: u32) {
+        put(event, event::create(&current()?, flags & DISABLE_TIMING == 0))
+    }
     fn hipEventDestroy(event: usize) { event::destroy(event) }
     fn hipEventRecord(event: usize, stream: usize) { event::find(event)?.record(&on(stream)?) }
     fn hipEventQuery(event: usize) { event::find(event)?.query() }
