@@ -286,7 +286,7 @@ fn without_pytorch_the_report_has_the_command_s_parts_and_says_why_the_others_ar
     let skipped: Vec<&str> = report.lines().filter(|line| line.contains("| SKIPPED |")).collect();
     assert_eq!(skipped.len(), 4, "{report}");
     assert!(skipped.iter().all(|line| line.contains("there is no PyTorch")), "{skipped:?}");
-    assert!(report.contains("| driver's interface | CUDA 12080 |"), "{report}");
+    assert!(report.contains("| driver's interface | CUDA 13020 |"), "{report}");
     assert!(report.contains("| Kernels have the host's bits | "), "{report}");
     assert!(report.contains("| sum of 8 | i8 | 1 MiB |"), "{report}");
 }

@@ -14,7 +14,7 @@ use std::sync::OnceLock;
 /// A directory with `libcuda.so.1`, and `libcuda.so` for the linker.
 pub fn cuda_dir() -> PathBuf {
     static DIR: OnceLock<PathBuf> = OnceLock::new();
-    DIR.get_or_init(|| build("cuda", "libcuda.so.1", &["libcuda.so"], DRIVER)).clone()
+    DIR.get_or_init(|| build("cuda", "libcuda.so.1", &["libcuda.so", "libnvidia-ml.so.1"], DRIVER)).clone()
 }
 
 /// A directory with `libcudart.so.13`, which is loaded before programs' own and finds the driver in [`cuda_dir`].
@@ -29,7 +29,7 @@ pub fn cudart_dir() -> PathBuf {
 }
 
 /// What drivers export.
-const DRIVER: &str = "{ global: cu[A-Z]*; hip[A-Z]*; hiprtc*; softgpu[A-Z]*; local: *; };\n";
+const DRIVER: &str = "{ global: cu[A-Z]*; nvml[A-Z]*; hip[A-Z]*; hiprtc*; softgpu[A-Z]*; local: *; };\n";
 
 /// A directory with `libamdhip64.so.6` and its other names, `libhiprtc.so` among them.
 pub fn hip_dir() -> PathBuf {

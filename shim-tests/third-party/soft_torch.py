@@ -23,8 +23,10 @@ from torch.utils._pytree import tree_map_only
 RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 MOVED = [
     torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int8, torch.uint8, torch.int32, torch.int64,
-    torch.bool, torch.float8_e4m3fn, torch.float8_e5m2, torch.complex64,
+    torch.bool, torch.float8_e4m3fn, torch.float8_e5m2,
 ]
+# PyTorch takes complex numbers apart for some calls and refuses them for others.
+COMPLEX = [torch.complex64, torch.complex128]
 REDUCED = [
     torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int8, torch.uint8, torch.int32, torch.int64,
 ]
@@ -146,7 +148,7 @@ class Program:
             self.check(f"reduce {dtype} {operation} {count}", tensor, reduce(parts))
 
     def broadcast(self):
-        count, dtype, root = self.count(), self.random.choice(MOVED), self.random.choice(self.ranks)
+        count, dtype, root = self.count(), self.random.choice(MOVED + COMPLEX), self.random.choice(self.ranks)
         tensor = self.on_device(self.numbers(RANK, count, dtype))
         self.wait(dist.broadcast(tensor, root, self.group, async_op=True))
         self.check(f"broadcast {dtype} {count}", tensor, self.numbers(root, count, dtype))
@@ -161,7 +163,7 @@ class Program:
             self.check(f"all_gather {dtype} {counts}", room, self.numbers(rank, count, dtype))
 
     def all_gather_into_tensor(self):
-        count, dtype = self.count(), self.random.choice(MOVED)
+        count, dtype = self.count(), self.random.choice(MOVED + COMPLEX)
         room = self.room(count * len(self.ranks), dtype)
         tensor = self.on_device(self.numbers(RANK, count, dtype))
         self.wait(dist.all_gather_into_tensor(room, tensor, self.group, async_op=True))
@@ -224,6 +226,8 @@ class Program:
 
     def send_and_receive(self):
         count, dtype = self.count(), self.random.choice(MOVED)
+        if len(self.ranks) == 1:
+            return
         sender, receiver = self.random.sample(self.ranks, 2)
         if RANK == sender:
             dist.send(self.on_device(self.numbers(RANK, count, dtype)), receiver, self.group)

@@ -97,18 +97,20 @@ impl Fill {
     fn run(&self, stream: &Stream, random: &mut Random) -> Result {
         let dst = View::of(self.dst, self.span(), By::Copy)?;
         let element = self.value.to_le_bytes();
-        for row in 0..self.rows {
-            for (at, length) in pieces(self.row, random) {
-                let host = dst.host().wrapping_add(row * self.pitch + at);
-                if self.width == 1 {
-                    // SAFETY: the piece must be writable; because it is a part of the view.
-                    unsafe { ptr::write_bytes(host, element[0], length) };
-                } else {
-                    // SAFETY: as above.
-                    (0..length).for_each(|at| unsafe { ptr::write(host.wrapping_add(at), element[at % self.width]) });
-                }
+        // Of what is set, which has no gaps: a piece may be a part of a row, or many rows.
+        for (from, length) in pieces(self.row * self.rows, random) {
+            if self.width == 1 && self.rows == 1 {
+                // SAFETY: the piece must be writable; because it is a part of the view.
+                unsafe { ptr::write_bytes(dst.host().wrapping_add(from), element[0], length) };
                 stream.breathe(random);
+                continue;
             }
+            for (at, byte) in (from..from + length).zip(element.iter().cycle().skip(from % self.width)) {
+                let place = dst.host().wrapping_add(at / self.row * self.pitch + at % self.row);
+                // SAFETY: as above, one byte.
+                unsafe { ptr::write(place, *byte) };
+            }
+            stream.breathe(random);
         }
         Ok(())
     }

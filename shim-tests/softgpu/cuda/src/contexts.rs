@@ -21,7 +21,7 @@ softgpu::exports! { early:
         entry::initialize();
         Ok(())
     }
-    fn cuDriverGetVersion(version: *mut i32) { put(version, 12_080) }
+    fn cuDriverGetVersion(version: *mut i32) { put(version, 13_020) }
     fn cuGetErrorName(code: i32, text: *mut *const c_char) { error_text(code, text) }
     fn cuGetErrorString(code: i32, text: *mut *const c_char) { error_text(code, text) }
     fn cuGetProcAddress_v2(
@@ -61,6 +61,11 @@ fn symbol_of(name: *const c_char) -> *mut c_void {
     found.into_iter().find(|found| !found.is_null()).unwrap_or(std::ptr::null_mut())
 }
 
+/// Where a device is on the PCI bus.
+pub(crate) fn pci_address(device: i32) -> String {
+    format!("0000:{:02X}:00.0", device + 1)
+}
+
 /// A device's own.
 fn uuid_of(device: i32) -> [u8; 16] {
     let mut uuid = *b"soft GPU\0\0\0\0\0\0\0\0";
@@ -84,7 +89,7 @@ softgpu::exports! { call:
     }
     fn cuDeviceGetPCIBusId(text: *mut c_char, room: i32, device: i32) {
         check_device(device)?;
-        put_text(text, room, &format!("0000:{:02X}:00.0", device + 1))
+        put_text(text, room, &pci_address(device))
     }
     fn cuDeviceGetUuid(uuid: *mut [u8; 16], device: i32) { put(uuid, uuid_of(check_device(device)?)) }
     fn cuDeviceGetUuid_v2(uuid: *mut [u8; 16], device: i32) { put(uuid, uuid_of(check_device(device)?)) }

@@ -4,6 +4,7 @@
 mod absent;
 mod attributes;
 mod contexts;
+mod management;
 mod memory;
 mod reserved;
 mod streams;

@@ -48,7 +48,8 @@ fn device_of(properties: *const Properties) -> Result<i32> {
     if properties.kind != PINNED || properties.location.kind != DEVICE {
         return Err(INVALID_VALUE);
     }
-    if properties.handle_types != 0 {
+    // 1: a file, as PyTorch asks for; it is made, and nothing can be had of it.
+    if properties.handle_types & !1 != 0 {
         return Err(NOT_SUPPORTED);
     }
     Ok(properties.location.id)
@@ -103,6 +104,11 @@ softgpu::exports! { call:
         Ok(())
     }
     fn cuDeviceGetDefaultMemPool(pool: *mut usize, device: i32) { put(pool, pools::default_of(device)?) }
+    fn cuDeviceGetMemPool(pool: *mut usize, device: i32) { put(pool, pools::default_of(device)?) }
+    fn cuMemAllocFromPoolAsync(address: *mut u64, bytes: usize, pool: usize, stream: usize) {
+        pools::find(pool)?;
+        put(address, pools::allocate(&stream::find(stream, &current()?)?, bytes)?)
+    }
     fn cuMemPoolGetAttribute(pool: usize, attribute: i32, value: *mut u64) {
         put(value, pools::find(pool)?.attribute(attribute)?)
     }
