@@ -17,6 +17,7 @@ mod choices;
 mod command;
 mod gpu;
 mod launch;
+mod pytorch;
 mod simulate;
 mod tune;
 mod workloads;
