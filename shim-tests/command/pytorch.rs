@@ -47,7 +47,8 @@ fn results(output: &Output) -> BTreeMap<u32, [u32; 3]> {
     let said = String::from_utf8_lossy(&output.stdout);
     let result = |line: &str| {
         let (rank, said) = line.strip_prefix("rank ")?.split_once(": ")?;
-        let numbers = said.split(", ").map(|part| part.split(' ').next()?.parse().ok()).collect::<Option<Vec<u32>>>()?;
+        let numbers =
+            said.split(", ").map(|part| part.split(' ').next()?.parse().ok()).collect::<Option<Vec<u32>>>()?;
         Some((rank.parse().ok()?, numbers.try_into().ok()?))
     };
     said.lines().filter_map(result).collect()

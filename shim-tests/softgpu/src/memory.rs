@@ -213,7 +213,11 @@ pub(crate) fn mapped_in(start: u64, bytes: u64) -> Result<Vec<Arc<Block>>> {
         }
         at += block.bytes;
     }
-    if at == start + bytes { Ok(found) } else { Err(INVALID_VALUE) }
+    if at == start + bytes {
+        Ok(found)
+    } else {
+        Err(INVALID_VALUE)
+    }
 }
 
 /// Whether memory is at any of these addresses.

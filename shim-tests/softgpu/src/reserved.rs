@@ -63,7 +63,11 @@ fn put_pages(at: u64, bytes: u64, file: Option<&OwnedFd>, offset: u64) -> Result
     // SAFETY: what is replaced must be nobody else's; because it lies in an alias that `reserve` made, and pages stay
     // there, so that late work, which may not use them any more, harms nobody.
     let mapped = unsafe { libc::mmap(at as *mut _, bytes as usize, access, flags, file, offset as libc::off_t) };
-    if mapped == libc::MAP_FAILED { Err(OUT_OF_MEMORY) } else { Ok(()) }
+    if mapped == libc::MAP_FAILED {
+        Err(OUT_OF_MEMORY)
+    } else {
+        Ok(())
+    }
 }
 
 /// Allocates memory without an address.
@@ -80,7 +84,7 @@ pub fn create(device: i32, bytes: u64) -> Result<usize> {
     }
     // SAFETY: the file must be open and nobody else's; because it was just made.
     let file = unsafe { OwnedFd::from_raw_fd(file) };
-    // SAFETY: nothing is asked of the caller; the file is open.
+    // SAFETY: the file must be open; because it was just made.
     if unsafe { libc::ftruncate(file.as_raw_fd(), bytes as libc::off_t) } != 0 {
         return Err(OUT_OF_MEMORY);
     }

@@ -91,7 +91,11 @@ impl Fill {
 
     /// Bytes from the first to the last that is set.
     pub fn span(&self) -> usize {
-        if self.rows == 0 || self.row == 0 { 0 } else { (self.rows - 1) * self.pitch + self.row }
+        if self.rows == 0 || self.row == 0 {
+            0
+        } else {
+            (self.rows - 1) * self.pitch + self.row
+        }
     }
 
     fn run(&self, stream: &Stream, random: &mut Random) -> Result {
@@ -107,7 +111,7 @@ impl Fill {
             }
             for (at, byte) in (from..from + length).zip(element.iter().cycle().skip(from % self.width)) {
                 let place = dst.host().wrapping_add(at / self.row * self.pitch + at % self.row);
-                // SAFETY: as above, one byte.
+                // SAFETY: the byte must be writable; because it is a part of the view.
                 unsafe { ptr::write(place, *byte) };
             }
             stream.breathe(random);

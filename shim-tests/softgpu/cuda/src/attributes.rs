@@ -27,7 +27,7 @@ pub(crate) fn of_device(attribute: i32, device: i32) -> i32 {
         19 | 31 | 41 | 78 | 83 | 91 | 99 => 1, // host memory mapped, kernels side by side, one address space, priorities
         75 => 8,                               // COMPUTE_CAPABILITY_MAJOR
         92 | 93 | 94 | 122 | 123 => i32::from(memory_operations), // CAN_USE_STREAM_MEM_OPS, their 64 bits, and NOR
-        102 | 115 => 1, // VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, MEMORY_POOLS_SUPPORTED
+        102 | 115 => 1,                        // VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, MEMORY_POOLS_SUPPORTED
         _ => 0,
     }
 }

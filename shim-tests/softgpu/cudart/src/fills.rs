@@ -95,12 +95,15 @@ mod tests {
             );
             assert_eq!(Element::of(&name), Some(Element(bytes)), "{name}");
         }
-        let converting = "_ZN2at6native27unrolled_elementwise_kernelINS0_11FillFunctorIfEESt5arrayIPcLm1EELi4E23Trivial\
+        let converting =
+            "_ZN2at6native27unrolled_elementwise_kernelINS0_11FillFunctorIfEESt5arrayIPcLm1EELi4E23Trivial\
             OffsetCalculatorILi0EjES7_ILi1EjENS0_6memory12LoadWithCastILi0EEENSA_13StoreWithCastILi1EEEEEviT_T0_";
         assert_eq!(Element::of(converting), None);
-        let strided = "_ZN2at6native18elementwise_kernelILi128ELi2EZNS0_22gpu_kernel_impl_nocastINS0_11FillFunctorIfEEEEv";
+        let strided =
+            "_ZN2at6native18elementwise_kernelILi128ELi2EZNS0_22gpu_kernel_impl_nocastINS0_11FillFunctorIfEEEEv";
         assert_eq!(Element::of(strided), None);
-        let other = "_ZN2at6native29vectorized_elementwise_kernelILi4ENS0_10AddFunctorIfEESt5arrayIPcLm1EELb0EEEviT0_T1_";
+        let other =
+            "_ZN2at6native29vectorized_elementwise_kernelILi4ENS0_10AddFunctorIfEESt5arrayIPcLm1EELb0EEEviT0_T1_";
         assert_eq!(Element::of(other), None);
     }
 }

@@ -28,12 +28,20 @@ fn allocate(out: *mut u64, bytes: usize, how: impl Fn(*mut u64, usize) -> i32) -
         return INVALID_VALUE;
     }
     put(out, 0);
-    if bytes == 0 { 0 } else { how(out, bytes) }
+    if bytes == 0 {
+        0
+    } else {
+        how(out, bytes)
+    }
 }
 
 /// Frees what has an address.
 fn free(address: u64, how: impl Fn(u64) -> i32) -> i32 {
-    if address == 0 { 0 } else { how(address) }
+    if address == 0 {
+        0
+    } else {
+        how(address)
+    }
 }
 
 calls! { ready:
