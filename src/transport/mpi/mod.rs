@@ -13,6 +13,7 @@ mod library;
 mod peer;
 #[cfg(test)]
 mod tests;
+mod together;
 mod worker;
 mod worker_thread;
 // The plugin uses what the library does not.
@@ -39,7 +40,8 @@ use endpoint::MpiEndpoint;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
-use worker::MpiWorker;
+use together::together;
+use worker::{MpiWorker, NewComm};
 
 /// Its name in `STRATA_INTER` and tuning tables.
 const NAME: &str = "mpi";
@@ -227,19 +229,23 @@ impl TransportKind for MpiEnvironment {
             }
             return Ok(Probe::Unwanted);
         }
-        let limit = Duration::from_millis(config.bootstrap_timeout_ms);
+        let limit = config.bootstrap_limit();
         let (worker, mut card, mut exclusive) = look(site, self);
         let told = cards(exchange, &card)?;
         let mut outcome = decide(&told).map(|running| (running, told));
         if let (Some(worker), Ok((false, _))) = (&worker, &outcome) {
-            card = match worker.init(limit) {
-                Ok(world) => Capabilities::new(&world, &self.launch, &worker.description),
-                Err(error) => Capabilities::refusal(error.text()),
-            };
+            let started = together(exchange, |meanwhile| worker.init(limit, meanwhile));
             leave_before_mpi();
             exclusive = false;
-            let told = cards(exchange, &card)?;
-            outcome = decide(&told).map(|running| (running, told));
+            outcome = match started? {
+                Ok(world) => {
+                    together(exchange, |meanwhile| worker.meet(limit, meanwhile))??;
+                    card = Capabilities::new(&world, &self.launch, &worker.description);
+                    let told = cards(exchange, &card)?;
+                    decide(&told).map(|running| (running, told))
+                }
+                Err(error) => Err(error.text().to_string()),
+            };
         }
         match (worker, outcome) {
             (Some(worker), Ok((_, told))) => {
@@ -301,17 +307,13 @@ impl Opener for Joined {
         self.take_turns(nonce, exchange)?;
         let tag = (nonce % vtable::MAX_TAG as u64) as i32;
         let waker = Waker::new(wakeups.clone());
-        let link = self.worker.create(self.world, tag, self.exclusive, waker, self.limit);
-        self.worker.let_create();
-        let failed = link.as_ref().err().map(|error| error.text().to_string()).unwrap_or_default();
-        let told = exchange.allgather(failed.into_bytes())?;
-        let link = link?;
-        if let Some(rank) = told.iter().position(|why| !why.is_empty()) {
-            let text = String::from_utf8_lossy(&told[rank]).into_owned();
-            return Err(Error::Remote(format!("rank {rank}: {text}")));
-        }
-        let device_memory = (self.device_memory, self.worker);
-        Ok(Some(Box::new(MpiEndpoint::new(self.me, link, nonce, far, wakeups.clone(), device_memory))))
+        let Joined { me, worker, world: ranks, exclusive, limit, .. } = *self;
+        let made =
+            together(exchange, |meanwhile| worker.create(NewComm { ranks, tag, exclusive, waker, limit }, meanwhile));
+        worker.let_create();
+        let link = made??;
+        let device_memory = (self.device_memory, worker);
+        Ok(Some(Box::new(MpiEndpoint::new(me, link, nonce, far, wakeups.clone(), device_memory))))
     }
 }
 

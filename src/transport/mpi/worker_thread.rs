@@ -215,6 +215,7 @@ impl WorkerThread {
         match command {
             MpiCommand::Look(answer) => drop(answer.send(self.look())),
             MpiCommand::Init(answer) => drop(answer.send(self.init())),
+            MpiCommand::Meet(answer) => drop(answer.send(self.calls.barrier())),
             MpiCommand::Create { ranks, tag, mailbox, answer } => {
                 let made = self.hook().and_then(|()| self.calls.comm_create(&ranks, tag));
                 drop(answer.send(made.map(|comm| self.keep(comm, mailbox))));
