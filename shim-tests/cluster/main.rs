@@ -17,6 +17,7 @@ mod vendor;
 mod leaves;
 mod mpi;
 mod mpi_ends;
+mod mpi_nics;
 mod netns;
 mod nics;
 mod slurm;

@@ -12,6 +12,7 @@ use crate::process;
 use crate::sync::locked;
 use crate::transport::Waker;
 use std::collections::VecDeque;
+use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{channel, Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, Condvar, Mutex};
@@ -32,6 +33,11 @@ const LATER_PATIENCE: Duration = Duration::from_millis(100);
 const MEET_LIMIT: Duration = Duration::from_secs(60);
 /// How long `MPI_Finalize` may take once all ranks are about to call it.
 const FINALIZE_LIMIT: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 20 });
+
+/// The addresses of each rank's node.
+pub type Addresses = Vec<Vec<IpAddr>>;
+/// Runs just before MPI is initialised.
+pub type BeforeInit = Box<dyn FnOnce(&Addresses) + Send>;
 
 /// The bytes of a transfer.
 #[derive(Debug)]
@@ -125,8 +131,8 @@ pub struct MpiDeparture {
 pub enum MpiCommand {
     /// Tell the state of MPI.
     Look(Sender<Result<World>>),
-    /// Initialise MPI.
-    Init(Sender<Result<World>>),
+    /// Initialise MPI, of whose ranks the nodes have these addresses.
+    Init(Addresses, Sender<Result<World>>),
     /// Wait for all ranks of MPI's world.
     Meet(Sender<Result<()>>),
     /// Make a communicator of these ranks of the world.
@@ -304,7 +310,7 @@ impl MpiWorker {
         calls: MpiCalls,
         description: String,
         at_start: impl FnOnce() + Send + 'static,
-        before_init: impl FnOnce() + Send + 'static,
+        before_init: impl FnOnce(&Addresses) + Send + 'static,
     ) -> Result<MpiWorker> {
         let shared = Arc::new(Shared {
             queue: Mutex::default(),
@@ -331,8 +337,13 @@ impl MpiWorker {
     }
 
     /// Initialises MPI together with the whole job, and says what came of it. An error of `meanwhile` ends the wait.
-    pub fn init(&self, limit: Duration, meanwhile: &mut dyn FnMut() -> Result<()>) -> Result<World> {
-        self.shared.ask_beside(limit, "MPI_Init_thread", meanwhile, MpiCommand::Init)
+    pub fn init(
+        &self,
+        addresses: Addresses,
+        limit: Duration,
+        meanwhile: &mut dyn FnMut() -> Result<()>,
+    ) -> Result<World> {
+        self.shared.ask_beside(limit, "MPI_Init_thread", meanwhile, |answer| MpiCommand::Init(addresses, answer))
     }
 
     /// Waits for all ranks of the world, where Strata has initialised MPI on all: MPI's processes reach each other, or an
