@@ -137,6 +137,7 @@ pub fn exports(
         exports.offer("FI_CXI_DEVICE_NAME", device, &is_set);
     }
     let in_use = InUse::new(machine, pinning, rules);
+    let partial = in_use.lacks_peers(job).filter(|_| !rules.has_map());
     match (nic.kind, ucx_name(nic)) {
         (NicKind::Cxi, _) => return exports,
         (NicKind::Infiniband, Some(name)) if nic.device.is_some() => exports.offer("UCX_NET_DEVICES", &name, &is_set),
@@ -144,8 +145,11 @@ pub fn exports(
             let by = if job.ucx_looks_for_routes() == Some(false) { By::Source } else { By::Destination };
             let apart = in_use.apart(|from, to| leaves_by(from, to, by));
             let overruled = rules.has_map() && job.ucx_looks_for_routes() != Some(true);
-            match apart.filter(|_| !overruled) {
-                Some(apart) => several(job, &in_use, &name, &apart, rules.has_map(), &mut exports, &is_set),
+            let why = partial.clone().or(apart.filter(|_| !overruled).map(|(one, other)| {
+                format!("{one} and {other} are in different subnets, and UCX looks for a route by destination alone")
+            }));
+            match why {
+                Some(why) => several(job, &in_use, &name, &why, rules.has_map(), &mut exports, &is_set),
                 None => exports.offer("UCX_NET_DEVICES", &name, &is_set),
             }
         }
@@ -166,9 +170,10 @@ pub fn exports(
         MpiLibrary::CrayMpich | MpiLibrary::Other => &[],
     };
     // Open MPI finds out by itself which NICs reach each other. Libfabric takes one, and not the same on each node.
-    let common = in_use.common(job).filter(|_| job.library != MpiLibrary::OpenMpi);
+    let common = in_use.common(job).filter(|_| partial.is_some() || job.library != MpiLibrary::OpenMpi);
     for &name in names {
         match (&apart, &common) {
+            (None, Some(common)) if partial.is_some() => exports.offer(name, &common.name, &is_set),
             (None, _) => exports.offer(name, interface, &is_set),
             (Some(_), Some(common)) => exports.offer(name, &common.name, &is_set),
             (Some((one, other)), None) => exports.kept.push(format!(
@@ -188,12 +193,12 @@ fn ucx_name(nic: &Nic) -> Option<String> {
     }
 }
 
-/// Has UCX use several NICs, since `apart` do not reach each other by its rules.
+/// Has UCX use the NICs that all nodes have, or those of the map, since ranks that keep to their own might not reach others.
 fn several(
     job: &MpiJob<'_>,
     in_use: &InUse<'_>,
     own: &str,
-    apart: &(String, String),
+    why: &str,
     is_mapped: bool,
     exports: &mut Exports,
     is_set: &impl Fn(&str) -> bool,
@@ -208,12 +213,8 @@ fn several(
         0 => ("all".to_string(), in_use.nics.len()),
         lanes => (names.join(","), lanes),
     };
-    let (one, other) = apart;
     let hint = if is_mapped { "" } else { "; STRATA_NIC_MAP overrules this for a UCX below 1.19" };
-    exports.kept.push(format!(
-        "UCX_NET_DEVICES={own}, but {value}: {one} and {other} are in different subnets, and UCX looks for a route by \
-         destination alone{hint}"
-    ));
+    exports.kept.push(format!("UCX_NET_DEVICES={own}, but {value}: {why}{hint}"));
     exports.set.push(("UCX_NET_DEVICES", value));
     if lanes > 1 {
         for name in ["UCX_MAX_EAGER_LANES", "UCX_MAX_RNDV_LANES"] {
@@ -268,6 +269,14 @@ impl<'a> InUse<'a> {
         let mut pairs = all().flat_map(|one| all().map(move |other| (one, other)));
         let (one, other) = pairs.find(|(one, other)| !one.shares_subnet_with(other.addr) && !leads(one, other))?;
         Some((one.name.clone(), other.name.clone()))
+    }
+
+    /// Why not all of them can be used where all nodes have a subnet of some of them: a node without an address in a subnet
+    /// may have no way there.
+    fn lacks_peers(&self, job: &MpiJob<'_>) -> Option<String> {
+        let (shared, lacking): (Vec<_>, Vec<_>) = self.nics.iter().partition(|(_, address)| job.is_everywhere(address));
+        let (_, lacking) = lacking.first().filter(|_| !shared.is_empty() && !job.addresses.is_empty())?;
+        Some(format!("not every node has an address in the subnet of {}", lacking.name))
     }
 
     /// The one whose subnet all nodes have, equally on all nodes.

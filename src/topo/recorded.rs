@@ -299,7 +299,10 @@ fn where_a_node_lacks_a_subnet_all_ranks_are_told_the_nics_of_the_others() {
     let (whole, part) = ([first.as_str(), &second], [first.as_str()]);
     let one = ["UCX_NET_DEVICES=eno1", "FI_TCP_IFACE=eno1", "FI_SOCKETS_IFACE=eno1"];
     for ucx in [Some((1, 13)), Some((1, 20)), None] {
-        assert_eq!(on_two_nics(1, ucx, &[&whole, &whole, &part, &part], "auto", false), one, "{ucx:?}");
+        for routes in [false, true] {
+            let told = on_two_nics(1, ucx, &[&whole, &whole, &part, &part], "auto", routes);
+            assert_eq!(told, one, "{ucx:?}, {routes}");
+        }
     }
     for local in [0, 1] {
         let told = on_two_nics(local, None, &[&whole, &whole, &whole, &whole], "auto", false);
