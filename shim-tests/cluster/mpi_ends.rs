@@ -61,7 +61,7 @@ fn ended(status: i32, how: &str) -> bool {
 
 #[test]
 fn a_process_that_mpi_ends_at_the_start_ends_and_the_others_fail() {
-    for call in ["look", "init", "create"] {
+    for call in ["look", "init", "meet", "create"] {
         for how in ["exit", "abort", "thread"] {
             let statuses = statuses("allreduce", call, how);
             assert!(ended(statuses[1], how), "{how} in {call}: {statuses:?}");
@@ -73,7 +73,7 @@ fn a_process_that_mpi_ends_at_the_start_ends_and_the_others_fail() {
 /// As it is with MPIs: a rank that has gone, or has no way to the others, leaves these in calls that never return.
 #[test]
 fn ranks_that_wait_in_mpi_for_one_that_has_ended_fail_with_its_name() {
-    for (call, how) in [("init", "exit"), ("init", "abort"), ("barrier", "thread"), ("create", "exit")] {
+    for (call, how) in [("init", "exit"), ("init", "abort"), ("meet", "thread"), ("create", "exit")] {
         let (statuses, said) = outcome("allreduce", call, how, "wait");
         assert!(ended(statuses[1], how), "{how} in {call}: {statuses:?}\n{said}");
         assert!(statuses[0] != 0 && statuses[2] != 0, "{how} in {call}: {statuses:?}\n{said}");
@@ -83,7 +83,7 @@ fn ranks_that_wait_in_mpi_for_one_that_has_ended_fail_with_its_name() {
 
 #[test]
 fn ranks_that_wait_in_mpi_for_one_where_it_has_failed_learn_why() {
-    for call in ["barrier", "create"] {
+    for call in ["meet", "create"] {
         let (statuses, said) = outcome("allreduce", call, "error", "wait");
         assert!(statuses.iter().all(|&status| status != 0), "{call}: {statuses:?}\n{said}");
         assert!(said.contains("rank 1: MPI_") && said.contains("error 1 (MPI error 1)"), "{call}: {said}");

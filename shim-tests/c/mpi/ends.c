@@ -1,10 +1,10 @@
 /* A plugin whose MPI ends the process, as MPIs do of themselves: no network, a bad link, a peer that is gone. No message
    ever arrives.
 
-   ENDS_RANK says on which rank, ENDS_IN in which call (look, init, create, isend, irecv, test, free, barrier, finalize),
-   ENDS_HOW how: exit, abort, or thread, which is exit on another thread while the call never returns. With error the process
-   goes on, and the call, which may be init, barrier or create, fails. With ENDS_OTHERS=wait it never returns on other ranks,
-   as calls in which ranks wait for each other do. */
+   ENDS_RANK says on which rank, ENDS_IN in which call (look, init, meet, create, isend, irecv, test, free, barrier,
+   finalize), ENDS_HOW how: exit, abort, or thread, which is exit on another thread while the call never returns. With
+   error the process goes on, and the call, which may be init, meet or create, fails. With ENDS_OTHERS=wait it never
+   returns on other ranks, as calls in which ranks wait for each other do. */
 #include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -65,7 +65,11 @@ static int init(void) {
   return error;
 }
 
-static int barrier(void) { return come_to("barrier"); }
+/* The first one is just after the start. */
+static int barrier(void) {
+  static int barriers;
+  return come_to(barriers++ ? "barrier" : "meet");
+}
 static int finalize(void) { come_to("finalize"); return 0; }
 static int at_finalize(void (*hook)(void)) { (void)hook; return 0; }
 
