@@ -144,7 +144,9 @@ impl Mpi {
             command.arg("--oversubscribe");
             // Open MPI hands on its own variables only.
             let others = all.iter().filter(|(name, _)| !name.starts_with("OMPI_"));
-            others.for_each(|(name, _)| drop(command.args(["-x", name])));
+            for (name, _) in others {
+                command.args(["-x", name]);
+            }
         }
         command.args([
             "-n",
