@@ -17,6 +17,7 @@ mod vendor;
 mod leaves;
 mod mpi;
 mod mpi_ends;
+mod mpi_networks;
 mod netns;
 mod nics;
 mod slurm;

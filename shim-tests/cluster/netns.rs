@@ -15,7 +15,7 @@ pub fn script() -> PathBuf {
 }
 
 /// Whether this machine allows clusters; says so if not.
-fn allowed() -> bool {
+pub fn allowed() -> bool {
     let output = Command::new(script()).arg("check").output().expect("the script starts");
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     match output.status.code() {
@@ -29,20 +29,20 @@ fn allowed() -> bool {
 }
 
 /// A cluster of this test program, taken down at the end whatever the test did.
-struct Cluster(String);
+pub struct Cluster(String);
 
 impl Cluster {
     fn named(test: &str) -> Cluster {
         Cluster(format!("test-{}-{test}", std::process::id()))
     }
 
-    fn up(test: &str, options: &[&str]) -> Cluster {
+    pub fn up(test: &str, options: &[&str]) -> Cluster {
         let cluster = Cluster::named(test);
         checked(cluster.command("up").args(options));
         cluster
     }
 
-    fn command(&self, verb: &str) -> Command {
+    pub fn command(&self, verb: &str) -> Command {
         let mut command = Command::new(script());
         command.args([verb, "--name", &self.0]).stdin(Stdio::null());
         command
@@ -59,7 +59,7 @@ impl Cluster {
     }
 
     /// Bytes that each NIC has sent, by node and NIC.
-    fn sent(&self) -> BTreeMap<(String, String), u64> {
+    pub fn sent(&self) -> BTreeMap<(String, String), u64> {
         let out = checked(&mut self.command("counters"));
         let nic = |line: &str| {
             let words: Vec<&str> = line.split(' ').collect();

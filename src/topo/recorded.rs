@@ -1,7 +1,7 @@
 //! Which NICs the ranks of machines on record get, and what their MPI is told.
 
 use super::distance::{Distance, PciAddress};
-use super::export::{exports, Exports, MpiLibrary};
+use super::export::{exports, Exports, MpiJob, MpiLibrary};
 use super::interface::{Filter, Interface};
 use super::machine::{gpu_of, gpus_of_ranks, Machine, NicKind};
 use super::nics::{meeting_address, Purpose};
@@ -184,11 +184,16 @@ fn names_for_sockets_filter_those_of_tcp_and_warn_of_idle_nics() {
     assert_eq!(mpi.warning, None, "an MPI does not read it");
 }
 
+/// Of which nothing but the library is known.
+fn job(library: MpiLibrary) -> MpiJob<'static> {
+    MpiJob { library, ucx: None, addresses: &[] }
+}
+
 fn told(name: &str, mpi: MpiLibrary, ranks: usize, local: usize, map: &str, user: &[&str]) -> Exports {
     let machine = machine(name);
     let rules = rules(map, None);
     let pinning = pinned(&machine, ranks, &rules, Purpose::Mpi).unwrap();
-    exports(mpi, &machine, &pinning, local, &rules, |name| user.contains(&name), |_, _, _| false)
+    exports(&job(mpi), &machine, &pinning, local, &rules, |name| user.contains(&name), |_, _, _| false)
 }
 
 fn set(exports: &Exports) -> Vec<String> {
@@ -240,24 +245,70 @@ fn nics_in_different_subnets_are_told_only_when_the_user_maps_them_or_the_host_r
     assert_eq!(names(&machine, &pinning), ["eno1", "ens1f0np0"]);
     let by = |leaves_by: &dyn Fn(&Interface, By) -> bool| {
         let leaves_by = |from: &Interface, _, by| leaves_by(from, by);
-        exports(MpiLibrary::OpenMpi, &machine, &pinning, 1, &rules, |_| false, leaves_by)
+        exports(&job(MpiLibrary::OpenMpi), &machine, &pinning, 1, &rules, |_| false, leaves_by)
     };
     let (tcp, ucx) = ("OMPI_MCA_btl_tcp_if_include=ens1f0np0", "UCX_NET_DEVICES=ens1f0np0");
-    let all = "UCX_NET_DEVICES=all";
+    let all = ["UCX_NET_DEVICES=all", "UCX_MAX_EAGER_LANES=2", "UCX_MAX_RNDV_LANES=2"];
     let nowhere = by(&|_, _| false);
-    assert_eq!(set(&nowhere), [all]);
+    assert_eq!(set(&nowhere), all);
     let why = "OMPI_MCA_btl_tcp_if_include: eno1 and ens1f0np0 are in different subnets";
     assert!(nowhere.kept.iter().any(|kept| kept.starts_with(why)), "{:?}", nowhere.kept);
     // UCX does not see rules by source, and would find no route.
     let by_source = by(&|_, by| by == By::Source);
-    assert_eq!(set(&by_source), [all, tcp]);
+    assert_eq!(set(&by_source), [&all[..], &[tcp]].concat());
     assert!(by_source.kept.len() == 1 && by_source.kept[0].contains("UCX looks for a route"), "{:?}", by_source.kept);
     let everywhere = by(&|_, _| true);
     assert_eq!((set(&everywhere), &everywhere.kept[..]), (vec![ucx.to_string(), tcp.to_string()], &[][..]));
-    assert_eq!(set(&by(&|from, _| from.name == "eno1")), [all], "no way from the other one");
+    assert_eq!(set(&by(&|from, _| from.name == "eno1")), all, "no way from the other one");
     let mine = |name: &str| name == "UCX_NET_DEVICES";
-    let set_already = exports(MpiLibrary::Mpich, &machine, &pinning, 1, &rules, mine, |_, _, _| false);
+    let set_already = exports(&job(MpiLibrary::Mpich), &machine, &pinning, 1, &rules, mine, |_, _, _| false);
     assert_eq!(set(&set_already), [""; 0]);
+}
+
+/// A server whose two ranks have NICs in a subnet each, between which nothing routes by destination; by source where `routes`.
+fn on_two_nics(local: usize, ucx: Option<(u32, u32)>, addresses: &[&[&str]], map: &str, routes: bool) -> Vec<String> {
+    let mut machine = machine("server");
+    machine.nics.iter_mut().find(|nic| nic.name() == "eno1").unwrap().speed = Some(25_000);
+    let rules = rules(map, None);
+    let pinning = pinned(&machine, 2, &rules, Purpose::Mpi).unwrap();
+    let parsed = |node: &&[&str]| node.iter().map(|address| address.parse().unwrap()).collect();
+    let addresses: Vec<Vec<std::net::IpAddr>> = addresses.iter().map(parsed).collect();
+    let job = MpiJob { library: MpiLibrary::Mpich, ucx, addresses: &addresses };
+    set(&exports(&job, &machine, &pinning, local, &rules, |_| false, |_, _, by| routes && by == By::Source))
+}
+
+#[test]
+fn ucx_is_told_several_nics_only_where_it_looks_for_routes() {
+    let tcp = ["FI_TCP_IFACE=ens1f0np0", "FI_SOCKETS_IFACE=ens1f0np0"];
+    let own = [&["UCX_NET_DEVICES=ens1f0np0"], &tcp[..]].concat();
+    let lanes = ["UCX_MAX_EAGER_LANES=2", "UCX_MAX_RNDV_LANES=2"];
+    assert_eq!(on_two_nics(1, Some((1, 18)), &[], "auto", true), own);
+    assert_eq!(on_two_nics(1, Some((1, 19)), &[], "auto", true), [&["UCX_NET_DEVICES=all"], &lanes[..], &tcp].concat());
+    // Who maps ranks to NICs is obeyed where that does not end the job.
+    let map = "eno1,ens1f0np0";
+    assert_eq!(on_two_nics(1, None, &[], map, true), own);
+    let both = [&["UCX_NET_DEVICES=eno1,ens1f0np0"], &lanes[..], &tcp].concat();
+    assert_eq!(on_two_nics(1, Some((1, 20)), &[], map, true), both);
+}
+
+#[test]
+fn where_a_node_lacks_a_subnet_all_ranks_are_told_the_nics_of_the_others() {
+    let machine = machine("server");
+    let of = |name: &str| machine.nics.iter().find(|nic| nic.name() == name).unwrap().addresses[0].addr.to_string();
+    let (first, second) = (of("eno1"), of("ens1f0np0"));
+    let (whole, part) = ([first.as_str(), &second], [first.as_str()]);
+    let one = ["UCX_NET_DEVICES=eno1", "FI_TCP_IFACE=eno1", "FI_SOCKETS_IFACE=eno1"];
+    for ucx in [Some((1, 13)), Some((1, 20)), None] {
+        for routes in [false, true] {
+            let told = on_two_nics(1, ucx, &[&whole, &whole, &part, &part], "auto", routes);
+            assert_eq!(told, one, "{ucx:?}, {routes}");
+        }
+    }
+    for local in [0, 1] {
+        let told = on_two_nics(local, None, &[&whole, &whole, &whole, &whole], "auto", false);
+        assert_eq!(told[0], "UCX_NET_DEVICES=eno1,ens1f0np0");
+        assert_eq!(told[3..], ["FI_TCP_IFACE=ens1f0np0", "FI_SOCKETS_IFACE=ens1f0np0"], "the same on all ranks");
+    }
 }
 
 #[test]

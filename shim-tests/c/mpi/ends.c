@@ -1,8 +1,10 @@
 /* A plugin whose MPI ends the process, as MPIs do of themselves: no network, a bad link, a peer that is gone. No message
    ever arrives.
 
-   ENDS_RANK says on which rank, ENDS_IN in which call (look, init, create, isend, irecv, test, free, barrier, finalize),
-   ENDS_HOW how: exit, abort, or thread, which is exit on another thread while the call never returns. */
+   ENDS_RANK says on which rank, ENDS_IN in which call (look, init, meet, create, isend, irecv, test, free, barrier,
+   finalize), ENDS_HOW how: exit, abort, or thread, which is exit on another thread while the call never returns. With
+   error the process goes on, and the call, which may be init, meet or create, fails. With ENDS_OTHERS=wait it never
+   returns on other ranks, as calls in which ranks wait for each other do. */
 #include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -25,13 +27,19 @@ static void* leave(void* unused) {
   exit(STATUS);
 }
 
-static void come_to(const char* call) {
+static int come_to(const char* call) {
   const char *rank = getenv("ENDS_RANK"), *in = getenv("ENDS_IN"), *how = getenv("ENDS_HOW");
+  const char* others = getenv("ENDS_OTHERS");
   pthread_t thread;
-  if (!rank || !in || !how || atoi(rank) != rank_of_this() || strcmp(in, call)) return;
+  if (!rank || !in || !how || strcmp(in, call)) return 0;
+  if (atoi(rank) != rank_of_this()) {
+    while (others && !strcmp(others, "wait")) pause();
+    return 0;
+  }
   fprintf(stderr, "rank %s ends in %s by %s\n", rank, call, how);
   if (!strcmp(how, "abort")) abort();
   if (!strcmp(how, "exit")) exit(STATUS);
+  if (!strcmp(how, "error")) return 1;
   pthread_create(&thread, NULL, leave, NULL);
   for (;;) pause();
 }
@@ -52,20 +60,23 @@ static int look(world_t* world) {
 }
 
 static int init(void) {
-  come_to("init");
-  initialised = 1;
-  return 0;
+  int error = come_to("init");
+  initialised = !error;
+  return error;
 }
 
-static int barrier(void) { come_to("barrier"); return 0; }
+/* The first one is just after the start. */
+static int barrier(void) {
+  static int barriers;
+  return come_to(barriers++ ? "barrier" : "meet");
+}
 static int finalize(void) { come_to("finalize"); return 0; }
 static int at_finalize(void (*hook)(void)) { (void)hook; return 0; }
 
 static int comm_create(const int* ranks, int count, int tag, uint64_t* comm) {
   (void)ranks; (void)count; (void)tag;
-  come_to("create");
   *comm = ++last;
-  return 0;
+  return come_to("create");
 }
 
 static int comm_free(uint64_t comm) { (void)comm; come_to("free"); return 0; }

@@ -5,6 +5,7 @@ use super::vtable::{state, thread_level, World};
 use crate::error::{Error, Result};
 use crate::transport::card;
 use serde::{Deserialize, Serialize};
+use std::net::IpAddr;
 
 /// What the launcher told this process.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -57,6 +58,8 @@ pub struct Capabilities {
     pub device_memory: i32,
     /// Its MPI's description of itself.
     pub description: String,
+    /// The addresses of its node's NICs, told before MPI is initialised.
+    pub addresses: Vec<IpAddr>,
 }
 
 impl Capabilities {

@@ -102,7 +102,7 @@ impl Universe {
                 // The thread takes its place before it makes its first call.
                 let take_place = move || universe.take_place(rank);
                 let mut worker =
-                    MpiWorker::start(MpiCalls::new(&TABLE), "Make-believe MPI".into(), take_place, || {}).unwrap();
+                    MpiWorker::start(MpiCalls::new(&TABLE), "Make-believe MPI".into(), take_place, |_| {}).unwrap();
                 worker.program_has_mpi = program_has_mpi;
                 Arc::new(worker)
             };

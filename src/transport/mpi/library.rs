@@ -56,19 +56,36 @@ fn plugins_in(dir: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// Whether the program has an MPI of its own loaded. To be asked before a plugin brings one in.
-pub fn program_has_mpi() -> bool {
+/// The libraries of this process whose files' names begin like this.
+fn loaded(start: &str) -> Vec<Library> {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
     let mut files: Vec<&str> = maps.lines().filter_map(|line| line.find('/').map(|at| &line[at..])).collect();
     files.dedup();
-    let is_named = |file: &&str| file.rsplit('/').next().is_some_and(|name| name.starts_with("libmpi"));
-    files.into_iter().filter(is_named).any(|file| {
+    let is_named = |file: &&str| file.rsplit('/').next().is_some_and(|name| name.starts_with(start));
+    let open = |file: &str| {
         // SAFETY: nothing is initialised by this; because with RTLD_NOLOAD only what is loaded already is found.
-        let library = unsafe { Library::open(Some(file), RTLD_LAZY | libc::RTLD_NOLOAD) };
-        // SAFETY: the symbol must not be used as another type than it has; because it is only looked for and never
-        // read.
-        library.is_ok_and(|library| unsafe { library.get::<*const c_void>(b"MPI_Init") }.is_ok())
-    })
+        unsafe { Library::open(Some(file), RTLD_LAZY | libc::RTLD_NOLOAD) }.ok()
+    };
+    files.into_iter().filter(is_named).filter_map(open).collect()
+}
+
+/// Whether the program has an MPI of its own loaded. To be asked before a plugin brings one in.
+pub fn program_has_mpi() -> bool {
+    // SAFETY: the symbol must not be used as another type than it has; because it is only looked for and never read.
+    loaded("libmpi").iter().any(|library| unsafe { library.get::<*const c_void>(b"MPI_Init") }.is_ok())
+}
+
+/// Major and minor version of UCX, if it is loaded: MPICH is linked with it, Open MPI opens it in `MPI_Init`.
+pub fn ucx_version() -> Option<(u32, u32)> {
+    type GetVersion = unsafe extern "C" fn(*mut u32, *mut u32, *mut u32);
+    let libraries = loaded("libucp.so");
+    // SAFETY: the symbol must be a function of this type; because UCX has declared it so since its first release.
+    let get_version =
+        *libraries.iter().find_map(|library| unsafe { library.get::<GetVersion>(b"ucp_get_version") }.ok())?;
+    let (mut major, mut minor, mut release) = (0, 0, 0);
+    // SAFETY: the places must be writable; because they are locals. UCX allows the call at any time.
+    unsafe { get_version(&mut major, &mut minor, &mut release) };
+    Some((major, minor))
 }
 
 /// Opens one plugin, or says why it cannot be used.

@@ -13,6 +13,7 @@ mod library;
 mod peer;
 #[cfg(test)]
 mod tests;
+mod together;
 mod worker;
 mod worker_thread;
 // The plugin uses what the library does not.
@@ -28,18 +29,20 @@ use crate::carrier::{Carrier, Inter};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::log::Level;
-use crate::topo::export::{self, export_nic};
-use crate::topo::interface::Filter;
+use crate::topo::export::{export_nic, MpiJob, MpiLibrary};
+use crate::topo::interface::{self, Filter};
 use crate::topo::local::LocalRank;
 use crate::topo::machine::{gpus_of_ranks, Machine};
 use crate::topo::pinning::Rules;
 use crate::topo::Rank;
 use capabilities::{decide, Capabilities, LauncherEnv};
 use endpoint::MpiEndpoint;
+use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
-use worker::MpiWorker;
+use together::together;
+use worker::{Addresses, MpiWorker, NewComm};
 
 /// Its name in `STRATA_INTER` and tuning tables.
 const NAME: &str = "mpi";
@@ -84,12 +87,12 @@ const FAILED_LIMIT: Duration = Duration::from_secs(5);
 
 /// Tells MPI which NIC this process uses, where the launcher has told its local rank. MPI does without if that fails; who
 /// wrote a map hears of it whatever `NCCL_DEBUG` says.
-fn export(description: &str, nic_map: &str) {
+fn export(description: &str, nic_map: &str, addresses: &Addresses) {
     let Some(local) = LocalRank::from_env() else { return };
     let exported = Machine::this().and_then(|machine| {
         let gpus = gpus_of_ranks(&machine, &vec![None; local.size]);
         export_nic(
-            export::MpiLibrary::from_version(description),
+            &MpiJob { library: MpiLibrary::from_version(description), ucx: library::ucx_version(), addresses },
             local,
             &gpus,
             &Rules::new(nic_map, Filter::from_env())?,
@@ -115,7 +118,7 @@ fn worker(config: &Config, launch: &LauncherEnv) -> std::result::Result<Arc<MpiW
     let program_has_mpi = *PROGRAM_HAS_MPI.get_or_init(library::program_has_mpi);
     let plugin = library::find(&config.mpi_plugin, launch.flavour)?;
     let (description, nic_map) = (plugin.description.clone(), config.nic_map.clone());
-    let before_init = move || export(&description, &nic_map);
+    let before_init = move |addresses: &Addresses| export(&description, &nic_map, addresses);
     let mut started =
         MpiWorker::start(plugin.calls, plugin.description, || {}, before_init).map_err(|error| error.to_string())?;
     started.program_has_mpi = program_has_mpi;
@@ -227,19 +230,24 @@ impl TransportKind for MpiEnvironment {
             }
             return Ok(Probe::Unwanted);
         }
-        let limit = Duration::from_millis(config.bootstrap_timeout_ms);
+        let limit = config.bootstrap_limit();
         let (worker, mut card, mut exclusive) = look(site, self);
         let told = cards(exchange, &card)?;
         let mut outcome = decide(&told).map(|running| (running, told));
-        if let (Some(worker), Ok((false, _))) = (&worker, &outcome) {
-            card = match worker.init(limit) {
-                Ok(world) => Capabilities::new(&world, &self.launch, &worker.description),
-                Err(error) => Capabilities::refusal(error.text()),
-            };
+        if let (Some(worker), Ok((false, told))) = (&worker, &outcome) {
+            let addresses = told.iter().map(|card| card.addresses.clone()).collect();
+            let started = together(exchange, |meanwhile| worker.init(addresses, limit, meanwhile));
             leave_before_mpi();
             exclusive = false;
-            let told = cards(exchange, &card)?;
-            outcome = decide(&told).map(|running| (running, told));
+            outcome = match started? {
+                Ok(world) => {
+                    together(exchange, |meanwhile| worker.meet(limit, meanwhile))?.map_err(no_way)?;
+                    card = Capabilities::new(&world, &self.launch, &worker.description);
+                    let told = cards(exchange, &card)?;
+                    decide(&told).map(|running| (running, told))
+                }
+                Err(error) => Err(error.text().to_string()),
+            };
         }
         match (worker, outcome) {
             (Some(worker), Ok((_, told))) => {
@@ -257,6 +265,22 @@ impl TransportKind for MpiEnvironment {
     fn waits_for_descriptors(&self) -> bool {
         MpiKind.waits_for_descriptors()
     }
+}
+
+/// The error of a barrier just after MPI has been initialised.
+fn no_way(error: Error) -> Error {
+    Error::Remote(format!(
+        "MPI's processes do not all reach each other; STRATA_NIC_MAP and MPI's own variables, such as UCX_NET_DEVICES, \
+         OMPI_MCA_btl_tcp_if_include and FI_TCP_IFACE, say which NICs it uses: {}",
+        error.text()
+    ))
+}
+
+/// The addresses by which other hosts may reach this one.
+fn own_addresses() -> Vec<IpAddr> {
+    let all = interface::all().unwrap_or_default();
+    let reachable = all.into_iter().filter(|interface| interface.up && !interface.loopback && !interface.link_local());
+    reachable.map(|interface| interface.addr).collect()
 }
 
 /// What this process has of MPI. Without a launcher, and unless the user asks for MPI, no plugin is looked for.
@@ -278,7 +302,10 @@ fn look(site: &Site<'_>, environment: &MpiEnvironment) -> (Option<Arc<MpiWorker>
             (None, Capabilities::refusal(why), false)
         }
         Ok(world) => {
-            let card = Capabilities::new(&world, &environment.launch, &worker.description);
+            let mut card = Capabilities::new(&world, &environment.launch, &worker.description);
+            if world.state == vtable::state::FRESH {
+                card.addresses = own_addresses();
+            }
             let exclusive = world.thread_level < vtable::thread_level::MULTIPLE;
             (Some(worker), card, exclusive)
         }
@@ -301,17 +328,13 @@ impl Opener for Joined {
         self.take_turns(nonce, exchange)?;
         let tag = (nonce % vtable::MAX_TAG as u64) as i32;
         let waker = Waker::new(wakeups.clone());
-        let link = self.worker.create(self.world, tag, self.exclusive, waker, self.limit);
-        self.worker.let_create();
-        let failed = link.as_ref().err().map(|error| error.text().to_string()).unwrap_or_default();
-        let told = exchange.allgather(failed.into_bytes())?;
-        let link = link?;
-        if let Some(rank) = told.iter().position(|why| !why.is_empty()) {
-            let text = String::from_utf8_lossy(&told[rank]).into_owned();
-            return Err(Error::Remote(format!("rank {rank}: {text}")));
-        }
-        let device_memory = (self.device_memory, self.worker);
-        Ok(Some(Box::new(MpiEndpoint::new(self.me, link, nonce, far, wakeups.clone(), device_memory))))
+        let Joined { me, worker, world: ranks, exclusive, limit, .. } = *self;
+        let made =
+            together(exchange, |meanwhile| worker.create(NewComm { ranks, tag, exclusive, waker, limit }, meanwhile));
+        worker.let_create();
+        let link = made??;
+        let device_memory = (self.device_memory, worker);
+        Ok(Some(Box::new(MpiEndpoint::new(me, link, nonce, far, wakeups.clone(), device_memory))))
     }
 }
 

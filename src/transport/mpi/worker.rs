@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 use super::calls::MpiCalls;
+use super::together::ROUND;
 use super::vtable::World;
 use super::worker_thread::{self, WorkerThread};
 use crate::error::{Error, Result};
@@ -11,10 +12,11 @@ use crate::process;
 use crate::sync::locked;
 use crate::transport::Waker;
 use std::collections::VecDeque;
+use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{channel, Receiver, Sender};
+use std::sync::mpsc::{channel, Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, Condvar, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How long cancelled operations may take to end.
 pub const CANCEL_PATIENCE: Duration = Duration::from_secs(1);
@@ -27,8 +29,15 @@ const FLUSH_PATIENCE: Duration = Duration::from_millis(100);
 const NOTICE_PATIENCE: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 3 });
 /// How long whoever needs an answer waits when the last one did not come.
 const LATER_PATIENCE: Duration = Duration::from_millis(100);
+/// How long a barrier may take once `MPI_Init_thread` has returned on all ranks.
+const MEET_LIMIT: Duration = Duration::from_secs(60);
 /// How long `MPI_Finalize` may take once all ranks are about to call it.
 const FINALIZE_LIMIT: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 20 });
+
+/// The addresses of each rank's node.
+pub type Addresses = Vec<Vec<IpAddr>>;
+/// Runs just before MPI is initialised.
+pub type BeforeInit = Box<dyn FnOnce(&Addresses) + Send>;
 
 /// The bytes of a transfer.
 #[derive(Debug)]
@@ -122,8 +131,10 @@ pub struct MpiDeparture {
 pub enum MpiCommand {
     /// Tell the state of MPI.
     Look(Sender<Result<World>>),
-    /// Initialise MPI.
-    Init(Sender<Result<World>>),
+    /// Initialise MPI, of whose ranks the nodes have these addresses.
+    Init(Addresses, Sender<Result<World>>),
+    /// Wait for all ranks of MPI's world.
+    Meet(Sender<Result<()>>),
     /// Make a communicator of these ranks of the world.
     Create {
         /// The ranks.
@@ -219,14 +230,32 @@ impl Shared {
 
     /// Sends a command and waits for its answer. One that does not come means that MPI does not return.
     fn ask<T>(&self, limit: Duration, doing: &str, command: impl FnOnce(Sender<Result<T>>) -> MpiCommand) -> Result<T> {
+        self.ask_beside(limit, doing, &mut || Ok(()), command)
+    }
+
+    /// As [`ask`](Shared::ask). Between whiles `meanwhile` is asked whether there is anything to wait for; its error ends the
+    /// use of MPI, whose call may never return.
+    fn ask_beside<T>(
+        &self,
+        limit: Duration,
+        doing: &str,
+        meanwhile: &mut dyn FnMut() -> Result<()>,
+        command: impl FnOnce(Sender<Result<T>>) -> MpiCommand,
+    ) -> Result<T> {
         self.usable()?;
         let (answer, answered) = channel();
         self.command(command(answer));
+        let begin = Instant::now();
         // What is to be done by this very thread is not done while it waits.
-        let answer = if worker_thread::is_this() { None } else { answered.recv_timeout(limit).ok() };
-        answer.unwrap_or_else(|| {
-            Err(self.give_up(Error::Timeout(format!("{doing} did not return within {} ms", limit.as_millis()))))
-        })
+        while !worker_thread::is_this() {
+            let left = limit.saturating_sub(begin.elapsed());
+            match answered.recv_timeout(left.min(ROUND)) {
+                Ok(answer) => return answer,
+                Err(RecvTimeoutError::Timeout) if left > ROUND => meanwhile().map_err(|error| self.give_up(error))?,
+                Err(_) => break,
+            }
+        }
+        Err(self.give_up(Error::Timeout(format!("{doing} did not return within {} ms", limit.as_millis()))))
     }
 
     /// Waits for the answer to a command that does not wait for other ranks, unless it is to be given by the calling thread:
@@ -243,6 +272,20 @@ impl Shared {
         self.unresponsive.store(answer.is_none(), Ordering::Relaxed);
         answer
     }
+}
+
+/// An MPI communicator that is to be made.
+pub struct NewComm {
+    /// Its ranks in MPI's world.
+    pub ranks: Vec<i32>,
+    /// Tells it from others that are made at the same time.
+    pub tag: i32,
+    /// Whether the program may call MPI whenever nothing of ours is under way.
+    pub exclusive: bool,
+    /// Wakes the rank.
+    pub waker: Waker,
+    /// How long it may take.
+    pub limit: Duration,
 }
 
 /// The thread that calls MPI, as the process knows it.
@@ -267,7 +310,7 @@ impl MpiWorker {
         calls: MpiCalls,
         description: String,
         at_start: impl FnOnce() + Send + 'static,
-        before_init: impl FnOnce() + Send + 'static,
+        before_init: impl FnOnce(&Addresses) + Send + 'static,
     ) -> Result<MpiWorker> {
         let shared = Arc::new(Shared {
             queue: Mutex::default(),
@@ -293,9 +336,21 @@ impl MpiWorker {
         self.shared.ask(ANSWER_PATIENCE, "asking for the state of MPI", MpiCommand::Look)
     }
 
-    /// Initialises MPI together with the whole job, and says what came of it.
-    pub fn init(&self, limit: Duration) -> Result<World> {
-        self.shared.ask(limit, "MPI_Init_thread", MpiCommand::Init)
+    /// Initialises MPI together with the whole job, and says what came of it. An error of `meanwhile` ends the wait.
+    pub fn init(
+        &self,
+        addresses: Addresses,
+        limit: Duration,
+        meanwhile: &mut dyn FnMut() -> Result<()>,
+    ) -> Result<World> {
+        self.shared.ask_beside(limit, "MPI_Init_thread", meanwhile, |answer| MpiCommand::Init(addresses, answer))
+    }
+
+    /// Waits for all ranks of the world, where Strata has initialised MPI on all: MPI's processes reach each other, or an
+    /// error says that they do not. Open MPI 4.1 finds out at the first message only, and `MPI_Comm_create_group` returns
+    /// success then on the rank whose message could not be sent. An error of `meanwhile` ends the wait.
+    pub fn meet(&self, limit: Duration, meanwhile: &mut dyn FnMut() -> Result<()>) -> Result<()> {
+        self.shared.ask_beside(limit.min(MEET_LIMIT), "MPI_Barrier after MPI_Init_thread", meanwhile, MpiCommand::Meet)
     }
 
     /// Has the thread do something, whenever it comes to it.
@@ -314,8 +369,9 @@ impl MpiWorker {
     }
 
     /// Makes a communicator of these ranks of the world, all of which call this. `exclusive`: the program may call MPI
-    /// whenever none of its own operations is under way here.
-    pub fn create(&self, ranks: Vec<i32>, tag: i32, exclusive: bool, waker: Waker, limit: Duration) -> Result<MpiLink> {
+    /// whenever none of its own operations is under way here. An error of `meanwhile` ends the wait.
+    pub fn create(&self, wish: NewComm, meanwhile: &mut dyn FnMut() -> Result<()>) -> Result<MpiLink> {
+        let NewComm { ranks, tag, exclusive, waker, limit } = wish;
         let mailbox = Arc::new(Mailbox {
             events: Mutex::default(),
             full: AtomicBool::new(false),
@@ -324,7 +380,7 @@ impl MpiWorker {
         });
         let theirs = mailbox.clone();
         let create = |answer| MpiCommand::Create { ranks, tag, mailbox: theirs, answer };
-        let comm = self.shared.ask(limit, "MPI_Comm_create_group", create)?;
+        let comm = self.shared.ask_beside(limit, "MPI_Comm_create_group", meanwhile, create)?;
         let posted = AtomicBool::new(false);
         Ok(MpiLink { shared: self.shared.clone(), comm, mailbox, exclusive, posted })
     }

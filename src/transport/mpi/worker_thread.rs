@@ -11,7 +11,10 @@
 use super::calls::MpiCalls;
 use super::peer::{header, PACKET};
 use super::vtable::{state, thread_level, Completion, World, SUCCESS};
-use super::worker::{Mailbox, MpiCommand, MpiDeparture, Shared, Transfer, TransferBytes, TransferEnd, CANCEL_PATIENCE};
+use super::worker::{
+    Addresses, BeforeInit, Mailbox, MpiCommand, MpiDeparture, Shared, Transfer, TransferBytes, TransferEnd,
+    CANCEL_PATIENCE,
+};
 use crate::error::{Error, Result};
 use crate::memory::Arena;
 use crate::sync::locked;
@@ -68,7 +71,7 @@ pub struct WorkerThread {
     requests: Vec<u64>,
     transfers: Vec<Transfer>,
     ended: Vec<Completion>,
-    before_init: Option<Box<dyn FnOnce() + Send>>,
+    before_init: Option<BeforeInit>,
     initialised: bool,
     hooked: bool,
     exclusive: bool,
@@ -81,7 +84,7 @@ pub struct WorkerThread {
 
 impl WorkerThread {
     /// A thread that has done nothing. `before_init` runs just before it initialises MPI.
-    pub fn new(calls: MpiCalls, shared: Arc<Shared>, before_init: Box<dyn FnOnce() + Send>) -> WorkerThread {
+    pub fn new(calls: MpiCalls, shared: Arc<Shared>, before_init: BeforeInit) -> WorkerThread {
         WorkerThread {
             calls,
             shared,
@@ -214,7 +217,8 @@ impl WorkerThread {
         // Whoever has stopped waiting for an answer does not miss it.
         match command {
             MpiCommand::Look(answer) => drop(answer.send(self.look())),
-            MpiCommand::Init(answer) => drop(answer.send(self.init())),
+            MpiCommand::Init(addresses, answer) => drop(answer.send(self.init(&addresses))),
+            MpiCommand::Meet(answer) => drop(answer.send(self.calls.barrier())),
             MpiCommand::Create { ranks, tag, mailbox, answer } => {
                 let made = self.hook().and_then(|()| self.calls.comm_create(&ranks, tag));
                 drop(answer.send(made.map(|comm| self.keep(comm, mailbox))));
@@ -266,10 +270,10 @@ impl WorkerThread {
         Ok(world)
     }
 
-    fn init(&mut self) -> Result<World> {
+    fn init(&mut self, addresses: &Addresses) -> Result<World> {
         if self.look()?.state == state::FRESH {
             if let Some(before_init) = self.before_init.take() {
-                before_init();
+                before_init(addresses);
             }
             self.calls.init()?;
             self.initialised = true;
