@@ -5,6 +5,7 @@
 #[allow(dead_code)]
 #[path = "../built/mod.rs"]
 mod built;
+#[allow(dead_code)]
 #[path = "../soft/mod.rs"]
 mod soft;
 #[path = "../vendor/mod.rs"]
