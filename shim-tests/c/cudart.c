@@ -69,6 +69,32 @@ static void pointers(void) {
     IS(cudaMalloc(&device, 1ull << 50) == cudaErrorMemoryAllocation && cudaGetLastError() == cudaErrorMemoryAllocation);
 }
 
+/* Elements of each width, and a column of them; nothing beyond. */
+static void fills(void) {
+    enum { COUNT = 7 };
+    unsigned short halves[COUNT + 1];
+    unsigned words[COUNT + 1], column[2 * COUNT];
+    void *device;
+    OK(cudaMalloc(&device, 1 << 10));
+    OK(cudaMemset(device, 0xff, 1 << 10));
+    IS(cuMemsetD16Async((CUdeviceptr)device, 0x3f80, COUNT, NULL) == CUDA_SUCCESS);
+    OK(cudaMemcpy(halves, device, sizeof halves, cudaMemcpyDefault));
+    for (int at = 0; at < COUNT; at++) IS(halves[at] == 0x3f80);
+    IS(halves[COUNT] == 0xffff);
+    IS(cuMemsetD32Async((CUdeviceptr)device, 0x12345678, COUNT, NULL) == CUDA_SUCCESS);
+    OK(cudaMemcpy(words, device, sizeof words, cudaMemcpyDefault));
+    for (int at = 0; at < COUNT; at++) IS(words[at] == 0x12345678);
+    IS(words[COUNT] == 0xffffffff);
+    OK(cudaMemset(device, 0xff, 1 << 10));
+    IS(cuMemsetD2D32Async((CUdeviceptr)device, 8, 0x12345678, 1, COUNT, NULL) == CUDA_SUCCESS);
+    OK(cudaMemcpy(column, device, sizeof column, cudaMemcpyDefault));
+    for (int at = 0; at < 2 * COUNT; at++) IS(column[at] == (at % 2 ? 0xffffffff : 0x12345678));
+    IS(cuMemsetD16Async((CUdeviceptr)device + 1, 0, 1, NULL) == CUDA_ERROR_INVALID_VALUE);
+    IS(cuMemsetD32Async((CUdeviceptr)device, 0, ~0ull / 2, NULL) == CUDA_ERROR_INVALID_VALUE);
+    IS(cuMemsetD2D32Async((CUdeviceptr)device, 1ull << 62, 0, 1, 9, NULL) == CUDA_ERROR_INVALID_VALUE);
+    OK(cudaFree(device));
+}
+
 /* Rows of a matrix into one with longer rows, and back. */
 static void copies(void) {
     enum { ROWS = 50, WIDTH = 30, PITCH = 64 };
@@ -168,6 +194,10 @@ static void graphs(void) {
     OK(cudaGraphNodeGetDependencies(nodes[2], &nodes[3], NULL, &one));
     IS(nodes[3] == nodes[1]);
     OK(cudaGraphInstantiate(&exec, graph, 0));
+    IS(cudaGraphLaunch((cudaGraphExec_t)graph, stream) == cudaErrorInvalidResourceHandle);
+    IS(cudaGraphDestroy((cudaGraph_t)exec) == cudaErrorInvalidResourceHandle);
+    IS(cudaGraphExecDestroy((cudaGraphExec_t)graph) == cudaErrorInvalidResourceHandle);
+    cudaGetLastError();
     OK(cudaGraphDestroy(graph));
     OK(cudaGraphLaunch(exec, stream));
     OK(cudaStreamSynchronize(stream));
@@ -194,6 +224,8 @@ static void pools(void) {
     OK(cudaMemsetAsync(device, 5, 1000, stream));
     OK(cudaMemcpyAsync(host, (char *)device + 997, 3, cudaMemcpyDefault, stream));
     OK(cudaFreeAsync(device, stream));
+    /* Only once, and by nothing else from then on. */
+    IS(cudaFreeAsync(device, stream) == cudaErrorInvalidValue && cudaFree(device) == cudaErrorInvalidValue);
     OK(cudaStreamSynchronize(stream));
     IS(host[0] == 5 && host[2] == 5);
     OK(cudaMemPoolGetAttribute(pool, cudaMemPoolAttrUsedMemCurrent, &used));
@@ -224,6 +256,11 @@ static void reserved(void) {
         IS(cuMemMap(start + at * 2 * MB, 2 * MB, 0, pieces[at], 0) == CUDA_SUCCESS);
     }
     IS(cuMemMap(start, 2 * MB, 0, pieces[0], 0) == CUDA_ERROR_INVALID_VALUE);
+    IS(cuMemFreeAsync(start, NULL) == CUDA_ERROR_INVALID_VALUE && cuMemFree(start) == CUDA_ERROR_INVALID_VALUE);
+    IS(cuMemUnmap(start, 0) == CUDA_ERROR_INVALID_VALUE && cuMemUnmap(start, ~0ull) == CUDA_ERROR_INVALID_VALUE);
+    IS(cuMemUnmap(start, MB) == CUDA_ERROR_INVALID_VALUE);
+    IS(cuMemSetAccess(start, 4 * MB, &access, 0) == CUDA_ERROR_INVALID_VALUE);
+    IS(cuMemMap(-2 * (CUdeviceptr)MB, 2 * MB, 0, pieces[0], 0) == CUDA_ERROR_INVALID_VALUE);
     OK(cudaMemGetInfo(&free_after, &total));
     IS(free_before - free_after == 4 * MB);
     IS(cudaMemset((void *)start, 1, 10) != cudaSuccess);
@@ -251,6 +288,28 @@ static void reserved(void) {
     cudaGetLastError();
 }
 
+/* What can never be had is refused, and takes nothing away. */
+static void too_much(void) {
+    enum { MB = 1 << 20 };
+    CUmemAllocationProp of = {.type = CU_MEM_ALLOCATION_TYPE_PINNED};
+    CUmemGenericAllocationHandle memory;
+    CUdeviceptr start;
+    void *device;
+    of.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+    OK(cudaMalloc(&device, 1));
+    for (int time = 0; time < 3; time++) {
+        IS(cuMemAddressReserve(&start, 1ull << 50, 0, 0, 0) == CUDA_ERROR_OUT_OF_MEMORY);
+        IS(cuMemAddressReserve(&start, -2 * (CUdeviceptr)MB, 0, 0, 0) == CUDA_ERROR_OUT_OF_MEMORY);
+        IS(cuMemAddressReserve(&start, 2 * MB, 1ull << 63, 0, 0) == CUDA_ERROR_OUT_OF_MEMORY);
+        IS(cuMemCreate(&memory, -2 * (size_t)MB, &of, 0) == CUDA_ERROR_OUT_OF_MEMORY);
+        IS(cudaHostRegister(&of, ~0ull, 0) == cudaErrorInvalidValue);
+        IS(cudaMalloc(&device, ~0ull) == cudaErrorMemoryAllocation);
+    }
+    cudaGetLastError();
+    OK(cudaMalloc(&device, 1));
+    OK(cudaFree(device));
+}
+
 static void *left;
 
 /* An exit handler, as destructors of C++ and Python's modules are. */
@@ -267,11 +326,13 @@ int main(void) {
     dim3 one = {1, 1, 1};
     devices();
     pointers();
+    fills();
     copies();
     times();
     graphs();
     pools();
     reserved();
+    too_much();
     IS(cudaLaunchKernel((const void *)main, one, one, NULL, 0, NULL) == cudaErrorInvalidDeviceFunction);
     IS(cudaPeekAtLastError() == cudaErrorInvalidDeviceFunction && cudaGetLastError() == cudaErrorInvalidDeviceFunction);
     OK(cudaMalloc(&left, 10));

@@ -289,6 +289,11 @@ class Program:
     def barrier(self):
         dist.barrier(self.group)
 
+    def fills(self):
+        """No call of the library: what all the others begin with."""
+        count, dtype = self.count(), self.random.choice(MOVED + COMPLEX)
+        self.check(f"full {dtype} {count}", torch.full((count,), 1, dtype=dtype, device=self.device), torch.ones(count, dtype=dtype))
+
     def under_way(self):
         """Several calls at once, one after another on the library's stream, each looked at only when all are asked for."""
         count, dtype = self.count(), self.random.choice(REDUCED)
@@ -321,7 +326,8 @@ class Program:
     CALLS = [
         all_reduce, all_reduce_scaled, reduce, broadcast, all_gather, all_gather_into_tensor, reduce_scatter,
         reduce_scatter_tensor, all_to_all_single, all_to_all, gather, scatter, send_and_receive, ring,
-        coalesced_reductions, coalesced_gathers, objects, barrier, under_way, graph,
+        coalesced_reductions, coalesced_gathers, objects, barrier, fills, under_way,
+        graph,
     ]
 
     def run(self, call):
@@ -337,7 +343,8 @@ def pool_of_nccl(seed, step, group):
     backend = dist.group.WORLD._get_backend(program.device)
     pool = torch.cuda.MemPool(backend.mem_allocator)
     with torch.cuda.use_mem_pool(pool):
-        tensor = torch.full((program.random.randrange(1000, 500000),), 1.0, device=program.device)
+        count = program.random.choice([program.random.randrange(1000, 500000), 6000001])
+        tensor = torch.full((count,), 1.0, device=program.device)
     backend.register_mem_pool(pool)
     dist.all_reduce(tensor, group=group)
     program.check("all_reduce of a pool's memory", tensor, torch.full((tensor.numel(),), float(SIZE)))

@@ -42,7 +42,9 @@ pub fn unknown_names(config: &Config) -> Vec<String> {
     );
     if let Inter::Unknown(text) = &config.inter {
         let choices = Inter::choices();
-        warnings.push(format!("STRATA_INTER={text} is none of {choices}; no communicator can be made"));
+        warnings.push(format!(
+            "STRATA_INTER={text} is none of {choices}; no communicator can be made whose rank 0 says so"
+        ));
     }
     warnings
 }

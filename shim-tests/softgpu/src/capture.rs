@@ -66,6 +66,8 @@ struct Node {
 /// Work with its order.
 pub struct Graph {
     nodes: Vec<Node>,
+    /// Whether it is ready to be launched, and then not to be looked into.
+    is_ready: bool,
 }
 
 static CAPTURES: Mutex<Vec<Arc<Capture>>> = Mutex::new(Vec::new());
@@ -174,7 +176,7 @@ pub fn end(stream: &Arc<Stream>) -> Result<usize> {
     if notes.streams.iter().any(|(_, front)| front.iter().any(|node| !before.contains(node))) {
         return Err(CAPTURE_UNJOINED);
     }
-    GRAPHS.name(capture.graph, Arc::new(Graph { nodes: notes.nodes.clone() }));
+    GRAPHS.name(capture.graph, Arc::new(Graph { nodes: notes.nodes.clone(), is_ready: false }));
     Ok(capture.graph)
 }
 
@@ -295,7 +297,12 @@ impl Capture {
 impl Graph {
     /// The graph of a handle.
     pub fn find(handle: usize) -> Result<Arc<Graph>> {
-        GRAPHS.get(handle).ok_or(INVALID_HANDLE)
+        GRAPHS.get(handle).filter(|graph| !graph.is_ready).ok_or(INVALID_HANDLE)
+    }
+
+    /// The graph of a handle that is ready to be launched.
+    pub fn find_ready(handle: usize) -> Result<Arc<Graph>> {
+        GRAPHS.get(handle).filter(|graph| graph.is_ready).ok_or(INVALID_HANDLE)
     }
 
     /// The handles of its nodes.
@@ -305,7 +312,7 @@ impl Graph {
 
     /// What a node does, by CUDA's number, and the nodes that come before it. The node's graph must be there.
     pub fn node(handle: usize) -> Result<(u32, Vec<usize>)> {
-        let holds = |graph: &Graph| graph.nodes.iter().any(|node| node.handle == handle);
+        let holds = |graph: &Graph| !graph.is_ready && graph.nodes.iter().any(|node| node.handle == handle);
         let graph = GRAPHS.find(holds).ok_or(INVALID_VALUE)?;
         let node = graph.nodes.iter().find(|node| node.handle == handle).ok_or(INVALID_VALUE)?;
         Ok((node.work.kind(), node.after.iter().map(|before| graph.nodes[*before].handle).collect()))
@@ -313,7 +320,7 @@ impl Graph {
 
     /// A copy with a handle of its own.
     pub fn instantiate(&self) -> usize {
-        GRAPHS.add(Graph { nodes: self.nodes.clone() })
+        GRAPHS.add(Graph { nodes: self.nodes.clone(), is_ready: true })
     }
 
     /// Runs its work in some order that it allows.

@@ -9,7 +9,7 @@ use crate::reserved::{self, Physical};
 use crate::settings::settings;
 use std::collections::BTreeMap;
 use std::ptr;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, RwLock};
 
 /// What kind of memory a block is.
@@ -41,6 +41,8 @@ pub struct Block {
     host: u64,
     /// What is mapped here, where the address was reserved.
     mapped: Option<Mapped>,
+    /// Whether a stream is to free it, which nothing else may do any more.
+    is_let_go: AtomicBool,
 }
 
 /// Memory at a reserved address.
@@ -86,11 +88,10 @@ fn is_of_device(address: u64) -> bool {
 pub(crate) fn addresses(bytes: u64) -> Result<u64> {
     static USED: AtomicU64 = AtomicU64::new(0);
     let (start, size) = space();
-    let taken = bytes.next_multiple_of(GRANULE) + GRANULE;
-    let at = USED.fetch_add(taken, Ordering::Relaxed);
-    if at + taken > size {
-        return Err(OUT_OF_MEMORY);
-    }
+    let taken =
+        bytes.checked_next_multiple_of(GRANULE).and_then(|bytes| bytes.checked_add(GRANULE)).ok_or(OUT_OF_MEMORY)?;
+    let take = |used: u64| used.checked_add(taken).filter(|end| *end <= size);
+    let at = USED.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).map_err(|_| OUT_OF_MEMORY)?;
     Ok(start.next_multiple_of(GRANULE) + at)
 }
 
@@ -155,7 +156,8 @@ pub fn allocate(context: &Context, kind: Kind, bytes: usize) -> Result<u64> {
     // SAFETY: so many bytes must be writable; because they were just mapped.
     unsafe { ptr::write_bytes(host as *mut u8, FRESH, bytes as usize) };
     let start = if kind == Kind::Device { addresses(bytes)? } else { host };
-    let block = Block { start, bytes, kind, device: context.device, context: context.handle, host, mapped: None };
+    let (device, context, is_let_go) = (context.device, context.handle, AtomicBool::new(false));
+    let block = Block { start, bytes, kind, device, context, host, mapped: None, is_let_go };
     blocks.insert(start, Arc::new(block));
     Ok(start)
 }
@@ -163,30 +165,50 @@ pub fn allocate(context: &Context, kind: Kind, bytes: usize) -> Result<u64> {
 /// Registers memory of the program.
 pub fn register(context: &Context, start: u64, bytes: usize) -> Result {
     let bytes = bytes as u64;
+    let end = start.checked_add(bytes).ok_or(INVALID_VALUE)?;
     if bytes == 0 || start == 0 || is_of_device(start) {
         return Err(INVALID_VALUE);
     }
     let mut blocks = BLOCKS.write().unwrap();
-    let below = blocks.range(..start + bytes).next_back();
+    let below = blocks.range(..end).next_back();
     if below.is_some_and(|(_, block)| block.start + block.bytes > start) {
         return Err(ALREADY_REGISTERED);
     }
     check_limit(&blocks, Kind::Registered, context.device, bytes)?;
     let (device, context) = (context.device, context.handle);
+    let is_let_go = AtomicBool::new(false);
     let kind = Kind::Registered;
-    blocks.insert(start, Arc::new(Block { start, bytes, kind, device, context, host: start, mapped: None }));
+    let block = Block { start, bytes, kind, device, context, host: start, mapped: None, is_let_go };
+    blocks.insert(start, Arc::new(block));
     Ok(())
 }
 
 /// Frees the block that starts here and is of one of these kinds.
 pub fn free(start: u64, kinds: &[Kind]) -> Result {
     let mut blocks = BLOCKS.write().unwrap();
-    let found = blocks.get(&start).is_some_and(|block| kinds.contains(&block.kind) && block.mapped.is_none());
+    let found = blocks.get(&start).is_some_and(|block| kinds.contains(&block.kind) && block.may_be_freed());
     if !found {
         return Err(if kinds == [Kind::Registered] { NOT_REGISTERED } else { INVALID_VALUE });
     }
     blocks.remove(&start);
     Ok(())
+}
+
+/// Leaves it to a stream to free a device's memory; nothing else frees it from then on.
+pub fn let_go(start: u64) -> Result {
+    let block = find(start).filter(|block| block.start == start && block.kind == Kind::Device && block.may_be_freed());
+    match block.ok_or(INVALID_VALUE)?.is_let_go.swap(true, Ordering::SeqCst) {
+        true => Err(INVALID_VALUE),
+        false => Ok(()),
+    }
+}
+
+/// Frees what was left to a stream, if it is there still: a context may have ended.
+pub(crate) fn free_let_go(start: u64) {
+    let mut blocks = BLOCKS.write().unwrap();
+    if blocks.get(&start).is_some_and(|block| block.is_let_go.load(Ordering::SeqCst)) {
+        blocks.remove(&start);
+    }
 }
 
 /// Puts memory at reserved addresses, where there is none.
@@ -198,14 +220,16 @@ pub(crate) fn insert_mapped(start: u64, bytes: u64, host: u64, memory: Arc<Physi
     }
     let device = memory.device;
     let mapped = Some(Mapped { memory, access: AtomicU64::new(0) });
-    blocks.insert(start, Arc::new(Block { start, bytes, kind: Kind::Device, device, context: 0, host, mapped }));
+    let (kind, is_let_go) = (Kind::Device, AtomicBool::new(false));
+    blocks.insert(start, Arc::new(Block { start, bytes, kind, device, context: 0, host, mapped, is_let_go }));
     Ok(())
 }
 
 /// The blocks of reserved addresses that make up a range; fails unless whole ones do.
 pub(crate) fn mapped_in(start: u64, bytes: u64) -> Result<Vec<Arc<Block>>> {
+    let end = start.checked_add(bytes).filter(|end| *end > start).ok_or(INVALID_VALUE)?;
     let blocks = BLOCKS.read().unwrap();
-    let found: Vec<Arc<Block>> = blocks.range(start..start + bytes).map(|(_, block)| block.clone()).collect();
+    let found: Vec<Arc<Block>> = blocks.range(start..end).map(|(_, block)| block.clone()).collect();
     let mut at = start;
     for block in &found {
         if block.start != at || block.mapped.is_none() {
@@ -213,7 +237,7 @@ pub(crate) fn mapped_in(start: u64, bytes: u64) -> Result<Vec<Arc<Block>>> {
         }
         at += block.bytes;
     }
-    if at == start + bytes {
+    if at == end {
         Ok(found)
     } else {
         Err(INVALID_VALUE)
@@ -225,7 +249,7 @@ pub(crate) fn any_in(start: u64, bytes: u64) -> bool {
     BLOCKS.read().unwrap().range(start..start + bytes).next().is_some()
 }
 
-/// Takes the blocks of reserved addresses away that make up a range.
+/// Takes the blocks of reserved addresses away that make up a range. The caller sees to it that no other does meanwhile.
 pub(crate) fn remove_mapped(start: u64, bytes: u64) -> Result<Vec<Arc<Block>>> {
     let found = mapped_in(start, bytes)?;
     let mut blocks = BLOCKS.write().unwrap();
@@ -266,6 +290,11 @@ pub fn counts() -> [u64; 3] {
 }
 
 impl Block {
+    /// Whether a program may free it by its address.
+    fn may_be_freed(&self) -> bool {
+        self.mapped.is_none() && !self.is_let_go.load(Ordering::SeqCst)
+    }
+
     /// What is mapped here, where the address was reserved.
     pub fn mapped(&self) -> Option<&Mapped> {
         self.mapped.as_ref()

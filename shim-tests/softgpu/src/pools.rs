@@ -69,6 +69,6 @@ pub fn free(stream: &Arc<Stream>, address: u64) -> Result {
     if stream.capture().is_some() {
         return Err(CAPTURE_UNSUPPORTED);
     }
-    memory::find(address).filter(|block| block.start == address && block.kind == Kind::Device).ok_or(INVALID_VALUE)?;
+    memory::let_go(address)?;
     stream.submit(Work::Free(address)).map(drop)
 }

@@ -74,7 +74,7 @@ fn put_pages(at: u64, bytes: u64, file: Option<&OwnedFd>, offset: u64) -> Result
 pub fn create(device: i32, bytes: u64) -> Result<usize> {
     check_device(device)?;
     check_length(bytes)?;
-    if memory::used_bytes(device) + bytes > settings().memory_bytes {
+    if memory::used_bytes(device).saturating_add(bytes) > settings().memory_bytes {
         return Err(OUT_OF_MEMORY);
     }
     // SAFETY: the name must be a text; because it is a literal.
@@ -129,7 +129,8 @@ pub fn reserve(bytes: u64, alignment: u64) -> Result<u64> {
     if !alignment.is_power_of_two() {
         return Err(INVALID_VALUE);
     }
-    let start = memory::addresses(bytes + alignment)?.next_multiple_of(alignment);
+    let length = bytes.checked_add(alignment).ok_or(OUT_OF_MEMORY)?;
+    let start = memory::addresses(length)?.next_multiple_of(alignment);
     let host = memory::map(bytes, libc::PROT_READ | libc::PROT_WRITE).ok_or(OUT_OF_MEMORY)?;
     RESERVED.write().unwrap().insert(start, (bytes, host));
     Ok(start)
@@ -153,9 +154,10 @@ pub fn map(start: u64, bytes: u64, offset: u64, handle: usize) -> Result {
     if !start.is_multiple_of(GRANULARITY) || offset != 0 || bytes > memory.bytes {
         return Err(INVALID_VALUE);
     }
-    let reserved = RESERVED.read().unwrap();
+    // Nobody else maps or unmaps meanwhile.
+    let reserved = RESERVED.write().unwrap();
     let (first, (length, host)) = reserved.range(..=start).next_back().ok_or(INVALID_VALUE)?;
-    if start + bytes > first + length {
+    if start.checked_add(bytes).is_none_or(|end| end > first + length) {
         return Err(INVALID_VALUE);
     }
     let alias = host + (start - first);
@@ -165,6 +167,7 @@ pub fn map(start: u64, bytes: u64, offset: u64, handle: usize) -> Result {
 
 /// Takes memory away from whole mappings' addresses.
 pub fn unmap(start: u64, bytes: u64) -> Result {
+    let _reserved = RESERVED.write().unwrap();
     for block in memory::remove_mapped(start, bytes)? {
         put_pages(block.host(), block.bytes, None, 0)?;
     }

@@ -3,7 +3,7 @@
 use crate::capture::Graph;
 use crate::fault::{Result, ILLEGAL_ADDRESS, INVALID_VALUE};
 use crate::kernels::Launch;
-use crate::memory::{self, By, Kind, View};
+use crate::memory::{self, By, View};
 use crate::random::Random;
 use crate::settings::is_broken;
 use crate::stream::{Fence, Stream};
@@ -94,7 +94,8 @@ impl Fill {
         if self.rows == 0 || self.row == 0 {
             0
         } else {
-            (self.rows - 1) * self.pitch + self.row
+            // One that cannot be is too long for any memory.
+            (self.rows - 1).saturating_mul(self.pitch).saturating_add(self.row)
         }
     }
 
@@ -109,7 +110,7 @@ impl Fill {
                 stream.breathe(random);
                 continue;
             }
-            for (at, byte) in (from..from + length).zip(element.iter().cycle().skip(from % self.width)) {
+            for (at, byte) in (from..from + length).zip(element[..self.width].iter().cycle().skip(from % self.width)) {
                 let place = dst.host().wrapping_add(at / self.row * self.pitch + at % self.row);
                 // SAFETY: the byte must be writable; because it is a part of the view.
                 unsafe { ptr::write(place, *byte) };
@@ -206,7 +207,7 @@ impl Work {
                 copy(stream, random, data.as_ptr(), &View::of(*dst, data.len(), By::Copy)?);
             }
             Work::Fill(fill) => fill.run(stream, random)?,
-            Work::Free(address) => memory::free(*address, &[Kind::Device])?,
+            Work::Free(address) => memory::free_let_go(*address),
             Work::Host(host) => {
                 IN_HOST_FUNCTION.set(true);
                 (host.function)(host.argument as *mut c_void);

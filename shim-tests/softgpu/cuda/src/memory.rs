@@ -27,6 +27,11 @@ fn on(stream: usize) -> Result<Arc<Stream>> {
     stream::find(stream, &current()?)
 }
 
+/// Bytes of so many elements.
+fn bytes_of(count: usize, width: usize) -> Result<usize> {
+    count.checked_mul(width).ok_or(INVALID_VALUE)
+}
+
 softgpu::exports! { call:
     fn cuMemAlloc_v2(address: *mut u64, bytes: usize) {
         put(address, memory::allocate(&*unsafe_current()?, Kind::Device, bytes)?)
@@ -84,12 +89,12 @@ softgpu::exports! { call:
         copies::fill(&on(stream)?, Fill::of_row(dst, value.into(), 1, bytes))
     }
     fn cuMemsetD16Async(dst: u64, value: u16, count: usize, stream: usize) {
-        copies::fill(&on(stream)?, Fill::of_row(dst, value.into(), 2, count * 2))
+        copies::fill(&on(stream)?, Fill::of_row(dst, value.into(), 2, bytes_of(count, 2)?))
     }
     fn cuMemsetD32Async(dst: u64, value: u32, count: usize, stream: usize) {
-        copies::fill(&on(stream)?, Fill::of_row(dst, value, 4, count * 4))
+        copies::fill(&on(stream)?, Fill::of_row(dst, value, 4, bytes_of(count, 4)?))
     }
     fn cuMemsetD2D32Async(dst: u64, pitch: usize, value: u32, width: usize, rows: usize, stream: usize) {
-        copies::fill(&on(stream)?, Fill { dst, value, width: 4, row: width * 4, rows, pitch })
+        copies::fill(&on(stream)?, Fill { dst, value, width: 4, row: bytes_of(width, 4)?, rows, pitch })
     }
 }

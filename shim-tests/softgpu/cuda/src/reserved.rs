@@ -94,6 +94,9 @@ softgpu::exports! { call:
     }
     fn cuMemUnmap(address: u64, bytes: usize) { reserved::unmap(address, bytes as u64) }
     fn cuMemSetAccess(address: u64, bytes: usize, accesses: *const Access, count: usize) {
+        if count == 0 {
+            return Err(INVALID_VALUE);
+        }
         for index in 0..count {
             let access = element(accesses, index)?;
             if access.location.kind != DEVICE || ![0, READ_WRITE].contains(&access.flags) {

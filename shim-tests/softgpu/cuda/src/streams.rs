@@ -137,9 +137,15 @@ softgpu::exports! { call:
     fn cuGraphInstantiateWithFlags(exec: *mut usize, graph: usize, _flags: u64) {
         put(exec, Graph::find(graph)?.instantiate())
     }
-    fn cuGraphLaunch(exec: usize, stream: usize) { on(stream)?.submit(Work::Graph(Graph::find(exec)?)).map(drop) }
-    fn cuGraphExecDestroy(exec: usize) { GRAPHS.remove(exec).map(drop).ok_or(INVALID_HANDLE) }
-    fn cuGraphDestroy(graph: usize) { GRAPHS.remove(graph).map(drop).ok_or(INVALID_HANDLE) }
+    fn cuGraphLaunch(exec: usize, stream: usize) { on(stream)?.submit(Work::Graph(Graph::find_ready(exec)?)).map(drop) }
+    fn cuGraphExecDestroy(exec: usize) {
+        Graph::find_ready(exec)?;
+        GRAPHS.remove(exec).map(drop).ok_or(INVALID_HANDLE)
+    }
+    fn cuGraphDestroy(graph: usize) {
+        Graph::find(graph)?;
+        GRAPHS.remove(graph).map(drop).ok_or(INVALID_HANDLE)
+    }
     fn cuLaunchHostFunc(stream: usize, function: Option<extern "C" fn(*mut c_void)>, argument: *mut c_void) {
         let function = function.ok_or(INVALID_VALUE)?;
         on(stream)?.submit(Work::Host(HostFunction { function, argument: argument as usize })).map(drop)

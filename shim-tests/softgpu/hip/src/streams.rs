@@ -72,9 +72,15 @@ softgpu::exports! { any_time:
     ) {
         put(exec, Graph::find(graph)?.instantiate())
     }
-    fn hipGraphLaunch(exec: usize, stream: usize) { on(stream)?.submit(Work::Graph(Graph::find(exec)?)).map(drop) }
-    fn hipGraphExecDestroy(exec: usize) { GRAPHS.remove(exec).map(drop).ok_or(INVALID_HANDLE) }
-    fn hipGraphDestroy(graph: usize) { GRAPHS.remove(graph).map(drop).ok_or(INVALID_HANDLE) }
+    fn hipGraphLaunch(exec: usize, stream: usize) { on(stream)?.submit(Work::Graph(Graph::find_ready(exec)?)).map(drop) }
+    fn hipGraphExecDestroy(exec: usize) {
+        Graph::find_ready(exec)?;
+        GRAPHS.remove(exec).map(drop).ok_or(INVALID_HANDLE)
+    }
+    fn hipGraphDestroy(graph: usize) {
+        Graph::find(graph)?;
+        GRAPHS.remove(graph).map(drop).ok_or(INVALID_HANDLE)
+    }
     fn hipLaunchHostFunc(stream: usize, function: Option<extern "C" fn(*mut c_void)>, argument: *mut c_void) {
         let function = function.ok_or(INVALID_VALUE)?;
         on(stream)?.submit(Work::Host(HostFunction { function, argument: argument as usize })).map(drop)
