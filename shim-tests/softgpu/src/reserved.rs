@@ -34,6 +34,9 @@ static USED: Mutex<BTreeMap<i32, u64>> = Mutex::new(BTreeMap::new());
 /// Lengths and the host's aliases of what is reserved, by address.
 static RESERVED: RwLock<BTreeMap<u64, (u64, u64)>> = RwLock::new(BTreeMap::new());
 
+/// Held by who maps, unmaps, or gives addresses back.
+static MAPPING: Mutex<()> = Mutex::new(());
+
 impl Drop for Physical {
     fn drop(&mut self) {
         *USED.lock().unwrap().entry(self.device).or_default() -= self.bytes;
@@ -138,6 +141,7 @@ pub fn reserve(bytes: u64, alignment: u64) -> Result<u64> {
 
 /// Gives addresses back; nothing may be mapped there.
 pub fn free(start: u64, bytes: u64) -> Result {
+    let _alone = MAPPING.lock().unwrap();
     let mut reserved = RESERVED.write().unwrap();
     let is_known = reserved.get(&start).is_some_and(|(length, _)| *length == bytes);
     if !is_known || memory::any_in(start, bytes) {
@@ -154,8 +158,8 @@ pub fn map(start: u64, bytes: u64, offset: u64, handle: usize) -> Result {
     if !start.is_multiple_of(GRANULARITY) || offset != 0 || bytes > memory.bytes {
         return Err(INVALID_VALUE);
     }
-    // Nobody else maps or unmaps meanwhile.
-    let reserved = RESERVED.write().unwrap();
+    let _alone = MAPPING.lock().unwrap();
+    let reserved = RESERVED.read().unwrap();
     let (first, (length, host)) = reserved.range(..=start).next_back().ok_or(INVALID_VALUE)?;
     if start.checked_add(bytes).is_none_or(|end| end > first + length) {
         return Err(INVALID_VALUE);
@@ -167,7 +171,7 @@ pub fn map(start: u64, bytes: u64, offset: u64, handle: usize) -> Result {
 
 /// Takes memory away from whole mappings' addresses.
 pub fn unmap(start: u64, bytes: u64) -> Result {
-    let _reserved = RESERVED.write().unwrap();
+    let _alone = MAPPING.lock().unwrap();
     for block in memory::remove_mapped(start, bytes)? {
         put_pages(block.host(), block.bytes, None, 0)?;
     }
