@@ -42,7 +42,7 @@ fn it_exports_the_driver_s_functions_and_no_others() {
         }
         names.len()
     };
-    assert!(check(soft::cuda_dir().join("libcuda.so.1"), &["cu", "softgpu"]) >= 80);
+    assert!(check(soft::cuda_dir().join("libcuda.so.1"), &["cu", "nvml", "softgpu"]) >= 80);
     assert!(check(soft::hip_dir().join("libamdhip64.so.6"), &["hip", "softgpu"]) >= 80);
 }
 
