@@ -1,99 +1,168 @@
-/* Strata against the MPI this program is built with, on one node, in one run.
+/* Strata against the MPI this program is built with, on one machine, in one run: collectives, and messages to and fro.
  *
- * Every rank does the same collective with both libraries, turn by turn, on the same buffers' sizes. Printed are medians
- * (over iterations, each the slowest rank's time), the ratio theirs / ours, and how close ours comes to the machine's
- * limit: the bytes that must be copied (all-gather) or reduced (reduce-scatter) or both (all-reduce), over the rates two
- * threads reach in this very run with memcpy and with c[i] = a[i] + b[i].
+ * usage: bench-host PEER [--mode processes|threads|tcp] [--collectives NAME,..] [--sizes 8,64K,..] [--memory malloc,nccl]
+ *                   [--seconds PER_CELL] [--asleep] [--busy N]
+ *
+ * A cell is a collective, a kind of memory and a size. Every rank does the cell's operation with both libraries, turn by
+ * turn, an iteration of each; short operations are repeated within an iteration. An iteration's time is that of its slowest
+ * rank. Before a cell is timed both results are compared with what the inputs say. Printed is a row of CSV for each cell:
+ * quartiles of both times in microseconds, and of the ratios theirs / ours of neighbouring iterations. MPI's buffers are
+ * always malloc's; `nccl` memory is ncclMemAlloc's.
+ *
+ * Bytes are those of the largest buffer that an operation has: what an all-gather receives, a reduce-scatter or an all-to-all
+ * sends, the root of a gather or a scatter has. Where that does not divide into a float for each rank, it is made larger.
+ * A ping-pong is between ranks 0 and 1, and its time half the time there and back.
+ *
+ * threads: Strata's ranks are threads of rank 0's process, each on the processors that MPI's rank of its number is bound
+ * to; the other processes sleep meanwhile. tcp: each rank is a node of its own to Strata; what MPI uses, its launcher says.
  */
+#define _GNU_SOURCE /* Which processors a thread may run on. */
 #include "both.h"
-#include <string.h>
+#include "ranks.h"
 
-static const size_t largest = (size_t)64 << 20;
+static struct {
+  const char *peer, *mode, *collectives, *sizes, *memory;
+  double seconds;
+  int asleep, busy, threads;
+} options = {"mpi", "processes", NULL, "8,128,1K,8K,64K,512K,4M,32M,256M", "malloc,nccl", 0.2, 0, 0, 0};
 
-/* Bytes a second of result that ranks 0 and 1 together copy or add, each in buffers of its own. */
-static double machine_rate(int add, const float *a, const float *b, float *c) {
-  size_t n = largest / sizeof(float);
-  double best = 0;
-  for (int repeat = 0; repeat < 5; repeat++) {
-    MPI_Barrier(MPI_COMM_WORLD);
-    double start = MPI_Wtime();
-    if (rank < 2 && add)
-      for (size_t i = 0; i < n; i++) c[i] = a[i] + b[i];
-    else if (rank < 2)
-      memcpy(c, a, largest);
-    double mine = MPI_Wtime() - start, slowest;
-    wait_asleep();
-    if (rank >= 2) mine = 0;
-    MPI_Allreduce(&mine, &slowest, 1, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
-    double rate = 2.0 * (double)largest / slowest;
-    if (rate > best) best = rate;
+static double timed(const Work *work, int ours, Rank *me) {
+  if (ours && options.threads) return threads_timed(work);
+  meet(&shared->barrier, nranks, options.asleep);
+  one_turn(work, me, ours, shared->seconds);
+  meet(&shared->barrier, nranks, options.asleep);
+  return largest_of(shared->seconds, nranks);
+}
+
+/* How often an iteration does the operation: of short ones several, but no iteration is long because of that. */
+static int repeats(size_t bytes, double slower) {
+  int most = bytes <= 4096 ? 50 : bytes <= 65536 ? 20 : bytes <= 1048576 ? 4 : 1;
+  double fit = 5e-3 / slower;
+  return fit < 1 ? 1 : fit < most ? (int)fit : most;
+}
+
+static void cell(Work work, const char *memory, Rank *mine, Rank *theirs_rank) {
+  enum { FEWEST = 5, MOST = 201 };
+  double ours[MOST], theirs[MOST], ratios[MOST];
+  work.repeat = 1, work.checked = 1;
+  timed(&work, 1, mine), timed(&work, 0, theirs_rank);
+  work.checked = 0;
+  double our_guess = timed(&work, 1, mine), their_guess = timed(&work, 0, theirs_rank);
+  work.repeat = repeats(work.bytes, our_guess > their_guess ? our_guess : their_guess);
+  our_guess = timed(&work, 1, mine), their_guess = timed(&work, 0, theirs_rank);
+  double fit = options.seconds / ((our_guess + their_guess) * work.repeat + 1e-6);
+  int iterations = fit < FEWEST ? FEWEST : fit > MOST ? MOST : (int)fit;
+  for (int i = 0; i < iterations; i++) {
+    ours[i] = timed(&work, 1, mine);
+    theirs[i] = timed(&work, 0, theirs_rank);
+    ratios[i] = theirs[i] / ours[i];
   }
-  return best;
+  if (rank != 0) return;
+  double scale = work.which == PING_PONG ? 0.5e6 : 1e6;
+  printf("%s,%s,%d,%d,%s,%s,%zu,%d,%d", options.peer, options.mode, nranks, options.busy, names[work.which], memory, work.bytes,
+         iterations, work.repeat);
+  print_quartiles(ours, iterations, scale);
+  print_quartiles(theirs, iterations, scale);
+  print_quartiles(ratios, iterations, 1);
+  puts("");
+  fflush(stdout);
 }
 
-/* Seconds per operation: a timed iteration repeats small operations, as nccl-tests and the OSU benchmarks do. */
-static double timed(int which, int ours, const float *send, float *recv, size_t bytes, ncclComm_t comm, int repeat) {
-  MPI_Barrier(MPI_COMM_WORLD);
-  double start = MPI_Wtime();
-  for (int i = 0; i < repeat; i++) {
-    if (ours) run_ours(which, send, recv, bytes, comm);
-    else run_theirs(which, send, recv, bytes);
-  }
-  return slowest_rank((MPI_Wtime() - start) / repeat);
+static int named(const char *list, const char *name) {
+  size_t length = strlen(name);
+  for (const char *at = list; at && (at = strstr(at, name)); at += length)
+    if ((at == list || at[-1] == ',') && (at[length] == 0 || at[length] == ',')) return 1;
+  return !list;
 }
 
-static double limit(int which, size_t bytes, double copy, double add) {
-  double all = (double)bytes * (nranks - 1);
-  if (which == ALL_GATHER) return all / copy;
-  if (which == REDUCE_SCATTER) return all / add;
-  return all / add + all / copy;
+/* The next of `8,64K,1M`, and 0 at the end. */
+static size_t next_size(const char **at) {
+  char *end;
+  size_t bytes = strtoull(*at, &end, 10);
+  if (*end == 'K') bytes <<= 10, end++;
+  else if (*end == 'M') bytes <<= 20, end++;
+  else if (*end == 'G') bytes <<= 30, end++;
+  *at = *end ? end + 1 : end;
+  return bytes;
 }
 
-static void bench(const char *memory, const float *send, float *recv, float *theirs_recv, double copy, double add, ncclComm_t comm) {
-  enum { MOST = 101 };
-  double ours[MOST], theirs[MOST];
-  for (int which = 0; which < COLLECTIVES; which++)
-    for (size_t bytes = 1024; bytes <= largest; bytes *= 4) {
-      same_result(which, send, recv, theirs_recv, bytes, comm);
-      int repeat = bytes <= 65536 ? 20 : bytes <= 1048576 ? 4 : 1;
-      double guess = timed(which, 0, send, theirs_recv, bytes, comm, repeat) * repeat;
-      int iterations = (int)(0.6 / (guess + 1e-5));
-      iterations = iterations < 5 ? 5 : iterations > MOST ? MOST : iterations;
-      MPI_Bcast(&iterations, 1, MPI_INT, 0, MPI_COMM_WORLD);
-      for (int i = 0; i < iterations; i++) {
-        ours[i] = timed(which, 1, send, recv, bytes, comm, repeat);
-        theirs[i] = timed(which, 0, send, theirs_recv, bytes, comm, repeat);
-      }
-      double our = median(ours, iterations), their = median(theirs, iterations);
-      if (rank == 0)
-        printf("%-15s %5d %-6s %10zu %12.1f %12.1f %8.2f %9.0f%% %10.1f..%-10.1f\n", names[which], nranks, memory, bytes,
-               our * 1e6, their * 1e6, their / our, 100 * limit(which, bytes, copy, add) / our,
-               ours[iterations / 4] * 1e6, ours[iterations * 3 / 4] * 1e6);
-      fflush(stdout);
+/* Bytes that divide into whole floats, one at least for each block. */
+static size_t whole(int which, size_t bytes) {
+  size_t unit = sizeof(float);
+  if (which == ALL_GATHER || which == REDUCE_SCATTER || which == ALL_TO_ALL || which == GATHER || which == SCATTER)
+    unit *= (size_t)nranks;
+  return (bytes + unit - 1) / unit * unit;
+}
+
+static void bench(const char *memory, ncclComm_t comm) {
+  size_t largest = 0, bytes;
+  for (const char *at = options.sizes; (bytes = next_size(&at));)
+    if (bytes > largest) largest = bytes;
+  largest = whole(ALL_GATHER, largest);
+  int nccl = !strcmp(memory, "nccl");
+  Rank theirs = {.me = rank}, apart = {.me = rank, .comm = comm};
+  get_buffers(&theirs, largest, 0);
+  if (nccl && !options.threads) get_buffers(&apart, largest, 1);
+  else apart.send = theirs.send, apart.recv = theirs.recv;
+  if (options.threads && rank == 0) threads_start(largest, nccl, options.asleep);
+  for (int which = 0; which < OPERATIONS; which++) {
+    if (!named(options.collectives, names[which]) || (which == PING_PONG && nranks < 2)) continue;
+    size_t before = 0;
+    for (const char *at = options.sizes; (bytes = next_size(&at));) {
+      bytes = whole(which, bytes);
+      if (bytes != before) cell((Work){.which = which, .bytes = bytes}, memory, &apart, &theirs);
+      before = bytes;
     }
+  }
+  if (options.threads && rank == 0) threads_end();
+  if (nccl && !options.threads) give_back(&apart, 1);
+  give_back(&theirs, 0);
+}
+
+static void usage(void) {
+  fputs("usage: bench-host PEER [--mode processes|threads|tcp] [--collectives NAME,..] [--sizes 8,64K,..]\n"
+        "                  [--memory malloc,nccl] [--seconds PER_CELL] [--asleep] [--busy N]\n", stderr);
+  exit(2);
+}
+
+static void parse(int argc, char **argv) {
+  if (argc < 2) usage();
+  options.peer = argv[1];
+  for (int i = 2; i < argc; i++) {
+    const char *name = argv[i];
+    if (!strcmp(name, "--asleep")) {
+      options.asleep = 1;
+      continue;
+    }
+    if (++i == argc) usage();
+    if (!strcmp(name, "--mode")) options.mode = argv[i];
+    else if (!strcmp(name, "--collectives")) options.collectives = argv[i];
+    else if (!strcmp(name, "--sizes")) options.sizes = argv[i];
+    else if (!strcmp(name, "--memory")) options.memory = argv[i];
+    else if (!strcmp(name, "--seconds")) options.seconds = atof(argv[i]);
+    else if (!strcmp(name, "--busy")) options.busy = atoi(argv[i]);
+    else usage();
+  }
+  options.threads = !strcmp(options.mode, "threads");
 }
 
 int main(int argc, char **argv) {
-  ncclComm_t comm = join(&argc, &argv);
-  float *send = malloc(largest), *recv = malloc(largest), *theirs = malloc(largest);
-  float *shared_send, *shared_recv;
-  check(ncclMemAlloc((void **)&shared_send, largest), "ncclMemAlloc");
-  check(ncclMemAlloc((void **)&shared_recv, largest), "ncclMemAlloc");
-  for (size_t i = 0; i < largest / sizeof(float); i++) {
-    send[i] = shared_send[i] = (float)((i * 7 + (size_t)rank * 13) % 1024);
-    recv[i] = theirs[i] = shared_recv[i] = 0;
+  parse(argc, argv);
+  MPI_Init(&argc, &argv);
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  MPI_Comm_size(MPI_COMM_WORLD, &nranks);
+  if (nranks > MOST_RANKS) fprintf(stderr, "at most %d ranks\n", MOST_RANKS), exit(2);
+  if (nranks + options.busy > sysconf(_SC_NPROCESSORS_ONLN)) options.asleep = 1;
+  if (!strcmp(options.mode, "tcp")) {
+    char node[32];
+    snprintf(node, sizeof node, "bench.%d", rank);
+    setenv("NCCL_HOSTID", node, 1);
   }
-  double copy = machine_rate(0, send, recv, theirs), add = machine_rate(1, send, recv, theirs);
-  if (rank == 0) {
-    printf("# two threads: memcpy %.1f GB/s, float add %.1f GB/s\n", copy * 1e-9, add * 1e-9);
-    printf("%-15s %5s %-6s %10s %12s %12s %8s %10s %22s\n", "# collective", "ranks", "memory", "bytes", "ours(us)",
-           "theirs(us)", "ratio", "of limit", "ours, quartiles (us)");
-  }
-  bench("malloc", send, recv, theirs, copy, add, comm);
-  bench("nccl", shared_send, shared_recv, theirs, copy, add, comm);
-  check(ncclMemFree(shared_send), "ncclMemFree");
-  check(ncclMemFree(shared_recv), "ncclMemFree");
-  free(send), free(recv), free(theirs);
-  leave(comm);
+  share();
+  ncclComm_t comm = options.threads ? NULL : communicator();
+  if (named(options.memory, "malloc")) bench("malloc", comm);
+  if (named(options.memory, "nccl")) bench("nccl", comm);
+  if (comm) check(ncclCommDestroy(comm), "ncclCommDestroy");
+  MPI_Finalize();
   return 0;
 }

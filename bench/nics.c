@@ -62,7 +62,7 @@ static Sample measured(int which, int ours, const float *send, float *recv, size
   Nics before = read_nics();
   MPI_Barrier(MPI_COMM_WORLD);
   double start = MPI_Wtime();
-  if (ours) run_ours(which, send, recv, bytes, comm);
+  if (ours) run_ours(which, rank, send, recv, bytes, comm);
   else run_theirs(which, send, recv, bytes);
   Sample sample = {slowest_rank(MPI_Wtime() - start), 1e30, 0};
   Nics after = read_nics();
