@@ -24,7 +24,7 @@ static struct {
   const char *peer, *mode, *collectives, *sizes, *memory;
   double seconds;
   int asleep, busy, threads;
-} options = {"mpi", "processes", NULL, "8,128,1K,8K,64K,512K,4M,32M,256M", "malloc,nccl", 0.2, 0, 0, 0};
+} options = {"mpi", "processes", NULL, DEFAULT_SIZES, "malloc,nccl", 0.2, 0, 0, 0};
 
 static double timed(const Work *work, int ours, Rank *me) {
   if (ours && options.threads) return threads_timed(work);
@@ -47,7 +47,8 @@ static void cell(Work work, const char *memory, Rank *mine, Rank *theirs_rank) {
   work.repeat = 1, work.checked = 1;
   timed(&work, 1, mine), timed(&work, 0, theirs_rank);
   work.checked = 0;
-  double our_guess = timed(&work, 1, mine), their_guess = timed(&work, 0, theirs_rank);
+  for (int i = 0; i < 3; i++) ours[i] = timed(&work, 1, mine), theirs[i] = timed(&work, 0, theirs_rank);
+  double our_guess = median(ours, 3), their_guess = median(theirs, 3);
   work.repeat = repeats(work.bytes, our_guess > their_guess ? our_guess : their_guess);
   our_guess = timed(&work, 1, mine), their_guess = timed(&work, 0, theirs_rank);
   double fit = options.seconds / ((our_guess + their_guess) * work.repeat + 1e-6);
@@ -73,17 +74,6 @@ static int named(const char *list, const char *name) {
   for (const char *at = list; at && (at = strstr(at, name)); at += length)
     if ((at == list || at[-1] == ',') && (at[length] == 0 || at[length] == ',')) return 1;
   return !list;
-}
-
-/* The next of `8,64K,1M`, and 0 at the end. */
-static size_t next_size(const char **at) {
-  char *end;
-  size_t bytes = strtoull(*at, &end, 10);
-  if (*end == 'K') bytes <<= 10, end++;
-  else if (*end == 'M') bytes <<= 20, end++;
-  else if (*end == 'G') bytes <<= 30, end++;
-  *at = *end ? end + 1 : end;
-  return bytes;
 }
 
 /* Bytes that divide into whole floats, one at least for each block. */

@@ -1,4 +1,4 @@
-/* How turns are taken in a comparison: a barrier for ranks that are processes or threads of one machine, the clock, and
+/* How turns are taken in a comparison: a barrier for ranks that are processes or threads of one machine, the clock, sizes and
  * quartiles. Ranks with processors of their own spin in it and are never descheduled; where they outnumber the processors
  * they sleep, and leave the processors to those that are still at work. Both sides of a comparison pay the same. */
 #include <linux/futex.h>
@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 enum { MOST_RANKS = 256, TURN_LIMIT_S = 120 };
+#define DEFAULT_SIZES "8,128,1K,8K,64K,512K,4M,32M,256M"
 
 /* All zero at first. Each number has a cache line. */
 typedef struct {
@@ -54,6 +55,17 @@ static inline void meet(Barrier *barrier, int n, int asleep) {
     else turn_relax();
     if ((asleep || turns % (1u << 20) == 0) && now() - start > TURN_LIMIT_S) turn_late();
   }
+}
+
+/* The next of `8,64K,1M`, and 0 at the end. */
+static inline size_t next_size(const char **at) {
+  char *end;
+  size_t bytes = strtoull(*at, &end, 10);
+  if (*end == 'K') bytes <<= 10, end++;
+  else if (*end == 'M') bytes <<= 20, end++;
+  else if (*end == 'G') bytes <<= 30, end++;
+  *at = *end ? end + 1 : end;
+  return bytes;
 }
 
 static inline int smaller_first(const void *a, const void *b) {
