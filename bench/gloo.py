@@ -1,7 +1,7 @@
 """Strata against PyTorch's gloo on one machine, in turns in the same processes, as bench/host.c does it with MPI.
 
 usage: gloo.py [--ranks 2] [--mode processes|tcp] [--collectives NAME,..] [--sizes 8,64K,..] [--memory malloc,nccl]
-               [--seconds PER_CELL] [--busy N]
+               [--seconds PER_CELL] [--warm] [--busy N]
 
 Gloo is called as users call it, by torch.distributed; Strata's C interface by ctypes. Both wait at the barrier of bench/turns.h,
 asleep. STRATA_LIBRARY names libnccl.so.2, BENCH_TURNS the library of bench/turns.c. Rows are those of bench/host.c. The tensors
@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ class Shared:
     def __init__(self, path: str, rank: int, ranks: int) -> None:
         self.turns = ctypes.CDLL(os.environ["BENCH_TURNS"])
         self.rank, self.ranks = rank, ranks
+        self.renew: Call = lambda: None  # Writes anew what is sent.
         with open(path, "r+b") as file:
             self.memory = mmap.mmap(file.fileno(), 4096)
         at = self.turns.bench_barrier_bytes()
@@ -50,6 +51,7 @@ class Shared:
 
     def timed(self, call: Call, repeat: int) -> float:
         """Seconds of one call, of the slowest rank."""
+        self.renew()
         self.meet()
         begin = time.perf_counter()
         for _ in range(repeat):
@@ -142,9 +144,10 @@ def gloo_call(dist: Any, name: str, rank: int, ranks: int, send: Any, recv: Any)
     return calls[name]
 
 
-def elements(torch: Any, rank: int, count: int, offset: int = 0) -> Any:
-    """Elements of what a rank sends: small whole numbers, whose sums floats hold exactly."""
-    return ((torch.arange(offset, offset + count) * 7 + rank * 13) % 1024).float()
+def elements(torch: Any, ranks: Iterable[int], count: int, offset: int = 0) -> Any:
+    """The sum of what ranks send: small whole numbers, whose sums floats hold exactly, which come again after 1024."""
+    first = sum(((torch.arange(offset, offset + 1024) * 7 + rank * 13) % 1024).float() for rank in ranks)
+    return first.repeat(-(-count // 1024))[:count]
 
 
 def expected(torch: Any, name: str, rank: int, ranks: int, count: int) -> Any:
@@ -154,17 +157,17 @@ def expected(torch: Any, name: str, rank: int, ranks: int, count: int) -> Any:
         if name == "reduce" and rank != 0:
             return None
         n, offset = (block, rank * block) if name == "reduce_scatter" else (count, 0)
-        return sum(elements(torch, r, n, offset) for r in range(ranks))
+        return elements(torch, range(ranks), n, offset)
     if name == "all_gather" or (name == "gather" and rank == 0):
-        return torch.cat([elements(torch, r, block) for r in range(ranks)])
+        return torch.cat([elements(torch, [r], block) for r in range(ranks)])
     if name == "all_to_all":
-        return torch.cat([elements(torch, r, block, rank * block) for r in range(ranks)])
+        return torch.cat([elements(torch, [r], block, rank * block) for r in range(ranks)])
     if name == "scatter":
-        return elements(torch, 0, block, rank * block)
+        return elements(torch, [0], block, rank * block)
     if name == "broadcast" and rank != 0:
-        return elements(torch, 0, count)
+        return elements(torch, [0], count)
     if name == "ping_pong" and rank <= 1:
-        return elements(torch, 1 - rank, count)
+        return elements(torch, [1 - rank], count)
     return None
 
 
@@ -220,6 +223,17 @@ def tensor_at(torch: Any, pointer: int, count: int) -> Any:
     return torch.frombuffer((ctypes.c_float * count).from_address(pointer), dtype=torch.float32)
 
 
+def renewal(tensors: list[Any]) -> Call:
+    """A function that writes the cache lines of the tensors without changing them."""
+    lines = [tensor[::16] for tensor in tensors]
+
+    def write() -> None:
+        for line in lines:
+            line.mul_(1)
+
+    return write
+
+
 def rank_main(options: argparse.Namespace, rank: int, path: str) -> None:
     import torch
     import torch.distributed as dist
@@ -230,7 +244,7 @@ def rank_main(options: argparse.Namespace, rank: int, path: str) -> None:
     strata = Strata(shared)
     largest = max(size for name in NAMES for size in sizes_of(name, options.sizes, options.ranks))
     count = largest // 4
-    send, recv = elements(torch, rank, count), torch.zeros(count)
+    send, recv = elements(torch, [rank], count), torch.zeros(count)
     for memory in options.memory.split(","):
         pointers = [strata.memory(largest) for _ in range(2)] if memory == "nccl" else []
         ours = [tensor_at(torch, pointer.value or 0, count) for pointer in pointers] or [send, recv]
@@ -245,6 +259,7 @@ def rank_main(options: argparse.Namespace, rank: int, path: str) -> None:
                 theirs = gloo_call(dist, name, rank, options.ranks, send[:n], recv[:n])
                 cell = Cell(name, size, shared, mine, theirs)
                 cell.checked(torch, ours[1][:n], recv[:n], send[:n])
+                shared.renew = renewal([] if options.warm else [ours[0][:n], send[:n]])
                 numbers = cell.timed(options.seconds)
                 if rank == 0:
                     print(f"gloo,{options.mode},{options.ranks},{options.busy},{name},{memory},{size},{numbers}", flush=True)
@@ -292,6 +307,7 @@ def main() -> None:
     parser.add_argument("--memory", default="malloc,nccl")
     parser.add_argument("--seconds", type=float, default=0.2)
     parser.add_argument("--busy", type=int, default=0)
+    parser.add_argument("--warm", action="store_true")
     parser.add_argument("--rank", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.rank:

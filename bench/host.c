@@ -1,11 +1,12 @@
 /* Strata against the MPI this program is built with, on one machine, in one run: collectives, and messages to and fro.
  *
  * usage: bench-host PEER [--mode processes|threads|tcp] [--collectives NAME,..] [--sizes 8,64K,..] [--memory malloc,nccl]
- *                   [--seconds PER_CELL] [--asleep] [--busy N]
+ *                   [--seconds PER_CELL] [--asleep] [--warm] [--busy N]
  *
  * A cell is a collective, a kind of memory and a size. Every rank does the cell's operation with both libraries, turn by
  * turn, an iteration of each; short operations are repeated within an iteration. An iteration's time is that of its slowest
- * rank. Before a cell is timed both results are compared with what the inputs say. Printed is a row of CSV for each cell:
+ * rank. What is sent is written anew before an iteration, and above 4 KB before every operation (not with --warm): data that
+ * others still have in their caches would speak for whoever reads it in place. Before a cell is timed both results are compared with what the inputs say. Printed is a row of CSV for each cell:
  * quartiles of both times in microseconds, and of the ratios theirs / ours of neighbouring iterations. MPI's buffers are
  * always malloc's; `nccl` memory is ncclMemAlloc's.
  *
@@ -23,14 +24,12 @@
 static struct {
   const char *peer, *mode, *collectives, *sizes, *memory;
   double seconds;
-  int asleep, busy, threads;
-} options = {"mpi", "processes", NULL, DEFAULT_SIZES, "malloc,nccl", 0.2, 0, 0, 0};
+  int asleep, warm, busy, threads;
+} options = {"mpi", "processes", NULL, DEFAULT_SIZES, "malloc,nccl", 0.2, 0, 0, 0, 0};
 
 static double timed(const Work *work, int ours, Rank *me) {
   if (ours && options.threads) return threads_timed(work);
-  meet(&shared->barrier, nranks, options.asleep);
-  one_turn(work, me, ours, shared->seconds);
-  meet(&shared->barrier, nranks, options.asleep);
+  one_turn(work, me, ours, &shared->barrier, shared->seconds);
   return largest_of(shared->seconds, nranks);
 }
 
@@ -94,13 +93,13 @@ static void bench(const char *memory, ncclComm_t comm) {
   get_buffers(&theirs, largest, 0);
   if (nccl && !options.threads) get_buffers(&apart, largest, 1);
   else apart.send = theirs.send, apart.recv = theirs.recv;
-  if (options.threads && rank == 0) threads_start(largest, nccl, options.asleep);
+  if (options.threads && rank == 0) threads_start(largest, nccl);
   for (int which = 0; which < OPERATIONS; which++) {
     if (!named(options.collectives, names[which]) || (which == PING_PONG && nranks < 2)) continue;
     size_t before = 0;
     for (const char *at = options.sizes; (bytes = next_size(&at));) {
       bytes = whole(which, bytes);
-      if (bytes != before) cell((Work){.which = which, .bytes = bytes}, memory, &apart, &theirs);
+      if (bytes != before) cell((Work){.which = which, .bytes = bytes, .asleep = options.asleep, .warm = options.warm}, memory, &apart, &theirs);
       before = bytes;
     }
   }
@@ -111,7 +110,7 @@ static void bench(const char *memory, ncclComm_t comm) {
 
 static void usage(void) {
   fputs("usage: bench-host PEER [--mode processes|threads|tcp] [--collectives NAME,..] [--sizes 8,64K,..]\n"
-        "                  [--memory malloc,nccl] [--seconds PER_CELL] [--asleep] [--busy N]\n", stderr);
+        "                  [--memory malloc,nccl] [--seconds PER_CELL] [--asleep] [--warm] [--busy N]\n", stderr);
   exit(2);
 }
 
@@ -120,10 +119,9 @@ static void parse(int argc, char **argv) {
   options.peer = argv[1];
   for (int i = 2; i < argc; i++) {
     const char *name = argv[i];
-    if (!strcmp(name, "--asleep")) {
-      options.asleep = 1;
-      continue;
-    }
+    int asleep = !strcmp(name, "--asleep"), warm = !strcmp(name, "--warm");
+    options.asleep |= asleep, options.warm |= warm;
+    if (asleep || warm) continue;
     if (++i == argc) usage();
     if (!strcmp(name, "--mode")) options.mode = argv[i];
     else if (!strcmp(name, "--collectives")) options.collectives = argv[i];

@@ -7,8 +7,10 @@
 #include <string.h>
 #include <sys/mman.h>
 
+enum { WARM = 4096 };
+
 typedef struct {
-  int which, repeat, checked;
+  int which, repeat, checked, asleep, warm;
   size_t bytes;
 } Work;
 
@@ -94,14 +96,30 @@ static void check_result(const Work *work, const Rank *at, int ours) {
       expect(work, at, ours, at->recv + (size_t)r * block, block, r, which == ALL_TO_ALL ? me * block : 0);
 }
 
-static void one_turn(const Work *work, const Rank *at, int ours, double *seconds) {
+/* Writes what is sent anew, as a program does before each call: what others have of it in their caches is stale. */
+static void renew(const Rank *at, size_t bytes) {
+  volatile float *send = at->send;
+  for (size_t i = 0; i < bytes / sizeof(float); i += 64 / sizeof(float)) send[i] = send[i];
+}
+
+/* This rank's part of an iteration, seconds per operation. Operations above WARM bytes are on renewed buffers and timed each
+ * by itself, from a barrier on. Short ones, and all where ranks sleep at barriers, are timed together, renewed before the first. */
+static void one_turn(const Work *work, const Rank *at, int ours, Barrier *barrier, double *seconds) {
+  double start = 0, sum = 0;
+  int apart = !work->asleep && !work->warm && work->bytes > WARM;
   if (work->checked) memset(at->recv, 0xff, work->bytes); /* Not numbers: nothing left from before is taken for a result. */
-  double start = now();
   for (int i = 0; i < work->repeat; i++) {
+    if (i == 0 || apart) {
+      if (!work->warm) renew(at, work->bytes);
+      meet(barrier, nranks, work->asleep);
+      start = now();
+    }
     if (ours) run_ours(work->which, at->me, at->send, at->recv, work->bytes, at->comm);
     else run_theirs(work->which, at->send, at->recv, work->bytes);
+    if (apart || i == work->repeat - 1) sum += now() - start;
   }
-  seconds[at->me] = (now() - start) / work->repeat;
+  seconds[at->me] = sum / work->repeat;
+  meet(barrier, nranks, work->asleep);
   if (work->checked) check_result(work, at, ours);
 }
 
@@ -110,7 +128,7 @@ static struct {
   Barrier orders, barrier;
   double seconds[MOST_RANKS];
   Work work;
-  int asleep, nccl, done;
+  int nccl, done;
   size_t largest;
   ncclUniqueId id;
   Rank ranks[MOST_RANKS];
@@ -128,27 +146,21 @@ static void leave_team(Rank *me) {
   give_back(me, team.nccl);
 }
 
-static void team_turn(const Rank *me) {
-  meet(&team.barrier, nranks, team.asleep);
-  one_turn(&team.work, me, 1, team.seconds);
-  meet(&team.barrier, nranks, team.asleep);
-}
-
 static void *member(void *argument) {
   Rank *me = argument;
   join_team(me);
   for (;;) {
     meet(&team.orders, nranks, 1);
     if (team.done) break;
-    team_turn(me);
+    one_turn(&team.work, me, 1, &team.barrier, team.seconds);
   }
   leave_team(me);
   return NULL;
 }
 
-static void threads_start(size_t largest, int nccl, int asleep) {
+static void threads_start(size_t largest, int nccl) {
   check(ncclGetUniqueId(&team.id), "ncclGetUniqueId");
-  team.largest = largest, team.nccl = nccl, team.asleep = asleep, team.done = 0;
+  team.largest = largest, team.nccl = nccl, team.done = 0;
   for (int i = 0; i < nranks; i++) team.ranks[i] = (Rank){.me = i};
   for (int i = 1; i < nranks; i++)
     if (pthread_create(&team.threads[i], NULL, member, &team.ranks[i]) != 0) perror("pthread_create"), exit(1);
@@ -168,7 +180,7 @@ static double threads_timed(const Work *work) {
   if (rank == 0) {
     team.work = *work;
     meet(&team.orders, nranks, 1);
-    team_turn(&team.ranks[0]);
+    one_turn(&team.work, &team.ranks[0], 1, &team.barrier, team.seconds);
     shared->threads_slowest = largest_of(team.seconds, nranks);
   }
   meet(&shared->barrier, nranks, 1);

@@ -2,14 +2,15 @@
 
 usage: report.py DIR --processors N [--page PAGE]     reads DIR/host.csv, DIR/limits.csv and DIR/machine.txt
 
-Writes DIR/cells.csv (of each cell the fastest peer and the machine's limit), DIR/cells.md (the same to read), DIR/summary.md
-and a picture for each mode and number of ranks. With --page what stands in PAGE between the lines `<!-- figures -->` and
-`<!-- end of figures -->` becomes the summary. A ratio is theirs / ours, of iterations that followed each other: above 1
+Writes DIR/cells.csv (of each cell the fastest peer and the machine's limit), DIR/cells.md (the same to read), a picture
+for each mode and number of ranks, and DIR/summary.md; with --page the summary goes into PAGE instead, between the lines
+`<!-- figures -->` and `<!-- end of figures -->`. A ratio is theirs / ours, of iterations that followed each other: above 1
 Strata is faster. The peer of a cell is the one whose median time is least.
 
 The limit of a cell is the largest of three times that no library can go below, from the rates of limits.csv:
   a cache line's one way, where ranks wait for one another in every call (calls of those with a root overlap)
-  the bytes that one rank must be handed by others, copied as fast as what another processor has just written can be
+  above 4 KB the bytes that cross between processors, by all of these at once, each as fast as one copies what another has
+  just written
   all bytes that are copied, and all that are added, by as many processors as there are ranks, two at most
 """
 
@@ -22,6 +23,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+WARM = 4096  # Up to here calls follow one another, and overlap.
 COLLECTIVES = ["all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "all_to_all", "gather", "scatter", "ping_pong"]
 PEERS = {"openmpi": "Open MPI 4", "openmpi5": "Open MPI 5", "mpich": "MPICH", "gloo": "Gloo"}
 MEMORIES = {"malloc": ("malloc", "#c2410c"), "nccl": ("ncclMemAlloc", "#1d4ed8")}
@@ -108,9 +110,7 @@ class Limits:
         n, size, name = cell.ranks, cell.size, cell.collective
         used = min(n, self.processors)
         apart = 1 - 1 / used
-        handed = {
-            "all_reduce": 2 * apart, "broadcast": 1.0 if used > 1 else 0.0, "scatter": 1 / n, "ping_pong": 1.0 if used > 1 else 0.0
-        }.get(name, apart) * size  # fmt: skip
+        handed = {"all_reduce": 2.0, "gather": 1 / used, "scatter": 1 / used}.get(name, 1.0) * apart * size
         copied = {
             "all_reduce": n - 1, "all_gather": n, "broadcast": n - 1, "all_to_all": n, "reduce": 0, "reduce_scatter": 0
         }.get(name, 1) * size  # fmt: skip
@@ -118,7 +118,7 @@ class Limits:
         threads = min(used, 2)
         work = (copied * self.time("copy", threads, size) + added * self.time("reduce", threads, size)) / size
         one_way = self.latency() if name in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "ping_pong") else 0.0
-        return max(one_way, self.time("handed", 2, handed), work)
+        return max(one_way, self.time("handed", 2, handed) if size > WARM else 0.0, work)
 
 
 def fastest(cells: Iterable[Cell]) -> list[Cell]:
@@ -356,8 +356,9 @@ def main() -> None:
     for part, here in parts.items():
         (options.folder / f"{part_file(part)}.svg").write_text(picture(part, here))
     text = summary(cells, limits, machine)
-    (options.folder / "summary.md").write_text(text.replace("{folder}", ""))
-    if options.page:
+    if not options.page:
+        (options.folder / "summary.md").write_text(text.replace("{folder}", ""))
+    else:
         into_page(options.page, text.replace("{folder}", options.folder.name + "/"))
     print(text.replace("{folder}", f"{options.folder}/"))
     print(below)
