@@ -41,17 +41,18 @@ static int repeats(size_t bytes, double slower) {
 }
 
 static void cell(Work work, const char *memory, Rank *mine, Rank *theirs_rank) {
-  enum { FEWEST = 5, MOST = 201 };
+  enum { FEWEST = 5, FEWEST_LONG = 3, MOST = 201 };
   double ours[MOST], theirs[MOST], ratios[MOST];
   work.repeat = 1, work.checked = 1;
-  timed(&work, 1, mine), timed(&work, 0, theirs_rank);
+  double first = timed(&work, 1, mine) + timed(&work, 0, theirs_rank);
+  int lasts = first > 0.5, fewest = lasts ? FEWEST_LONG : FEWEST, probes = lasts ? 1 : 3;
   work.checked = 0;
-  for (int i = 0; i < 3; i++) ours[i] = timed(&work, 1, mine), theirs[i] = timed(&work, 0, theirs_rank);
-  double our_guess = median(ours, 3), their_guess = median(theirs, 3);
+  for (int i = 0; i < probes; i++) ours[i] = timed(&work, 1, mine), theirs[i] = timed(&work, 0, theirs_rank);
+  double our_guess = median(ours, probes), their_guess = median(theirs, probes);
   work.repeat = repeats(work.bytes, our_guess > their_guess ? our_guess : their_guess);
-  our_guess = timed(&work, 1, mine), their_guess = timed(&work, 0, theirs_rank);
+  if (work.repeat > 1) our_guess = timed(&work, 1, mine), their_guess = timed(&work, 0, theirs_rank);
   double fit = options.seconds / ((our_guess + their_guess) * work.repeat + 1e-6);
-  int iterations = fit < FEWEST ? FEWEST : fit > MOST ? MOST : (int)fit;
+  int iterations = fit < fewest ? fewest : fit > MOST ? MOST : (int)fit;
   for (int i = 0; i < iterations; i++) {
     ours[i] = timed(&work, 1, mine);
     theirs[i] = timed(&work, 0, theirs_rank);

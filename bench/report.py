@@ -2,10 +2,11 @@
 
 usage: report.py DIR --processors N [--page PAGE]     reads DIR/host.csv, DIR/limits.csv and DIR/machine.txt
 
-Writes DIR/cells.csv (of each cell the fastest peer and the machine's limit), DIR/cells.md (the same to read), a picture
+Writes DIR/cells.csv (of each cell the best peer and the machine's limit), DIR/cells.md (the same to read), a picture
 for each mode and number of ranks, and DIR/summary.md; with --page the summary goes into PAGE instead, between the lines
 `<!-- figures -->` and `<!-- end of figures -->`. A ratio is theirs / ours, of iterations that followed each other: above 1
-Strata is faster. The peer of a cell is the one whose median time is least.
+Strata is faster. The peer of a cell is the best beside Strata, the one with the least ratio: times of runs that were not in turns
+are not compared.
 
 The limit of a cell is the largest of three times that no library can go below, from the rates of limits.csv:
   a cache line's one way, where ranks wait for one another in every call (calls of those with a root overlap)
@@ -121,11 +122,11 @@ class Limits:
         return max(one_way, self.time("handed", 2, handed) if size > WARM else 0.0, work)
 
 
-def fastest(cells: Iterable[Cell]) -> list[Cell]:
-    """Of each cell the row of the fastest peer, in the order of the tables."""
+def best_peers(cells: Iterable[Cell]) -> list[Cell]:
+    """Of each cell the row of the peer that was best beside Strata, in the order of the tables."""
     best: dict[tuple[object, ...], Cell] = {}
     for cell in cells:
-        if cell.key not in best or cell.theirs.median < best[cell.key].theirs.median:
+        if cell.key not in best or cell.ratio.median < best[cell.key].ratio.median:
             best[cell.key] = cell
     return [best[key] for key in sorted(best, key=repr_key)]
 
@@ -181,7 +182,7 @@ def grid(cells: Sequence[Cell]) -> str:
 
 
 def details(cells: Sequence[Cell], limits: Limits) -> str:
-    head = ["collective", "memory", "bytes", "Strata (us)", "fastest peer", "its time (us)", "ratio", "limit (us)", "Strata / limit"]
+    head = ["collective", "memory", "bytes", "Strata (us)", "best peer", "its time (us)", "ratio", "limit (us)", "Strata / limit"]
     rows = []
     for c in cells:
         limit = limits.of(c)
@@ -266,7 +267,7 @@ def picture(part: tuple[str, int, int], cells: Sequence[Cell]) -> str:
     width, height = columns * Panel.WIDTH + 10, head + -(-len(names) // columns) * Panel.HEIGHT
     out = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}">', STYLE]
     out.append('<rect width="100%" height="100%" fill="white"/>')
-    out.append(f'<text x="12" y="20" class="title">Time of the fastest peer / time of Strata: {part_text(part)}</text>')
+    out.append(f'<text x="12" y="20" class="title">Time of the best peer / time of Strata: {part_text(part)}</text>')
     for i, (label, colour) in enumerate(MEMORIES.values()):
         out.append(f'<line x1="{12 + 130 * i}" y1="36" x2="{36 + 130 * i}" y2="36" stroke="{colour}" stroke-width="3"/>')
         out.append(f'<text x="{41 + 130 * i}" y="40" class="tick">{label}</text>')
@@ -319,7 +320,7 @@ def losses(cells: Sequence[Cell]) -> str:
         for c in sorted(cells, key=lambda c: c.ratio.median)
         if c.ratio.median < 1
     ]
-    return table(["part", "collective", "memory", "bytes", "ratio", "Strata (us)", "fastest peer", "its time (us)"], rows)
+    return table(["part", "collective", "memory", "bytes", "ratio", "Strata (us)", "best peer", "its time (us)"], rows)
 
 
 def write_cells(path: Path, cells: Sequence[Cell], limits: Limits) -> None:
@@ -345,14 +346,14 @@ def main() -> None:
     parser.add_argument("--processors", type=int, required=True)
     options = parser.parse_args()
     with (options.folder / "host.csv").open() as file:
-        cells = fastest(Cell.of(row) for row in csv.DictReader(file))
+        cells = best_peers(Cell.of(row) for row in csv.DictReader(file))
     limits = Limits.read(options.folder / "limits.csv", options.processors)
     machine = (options.folder / "machine.txt").read_text()
     write_cells(options.folder / "cells.csv", cells, limits)
     parts = {part: [c for c in cells if c.part == part] for part in dict.fromkeys(c.part for c in cells)}
     every = "\n".join(f"## {part_text(part)}\n\n{details(here, limits)}" for part, here in parts.items())
     below = f"## Cells below 1\n\n{losses(cells)}"
-    (options.folder / "cells.md").write_text(f"# Every cell against its fastest peer\n\n{machine}\n{below}\n{every}")
+    (options.folder / "cells.md").write_text(f"# Every cell against its best peer\n\n{machine}\n{below}\n{every}")
     for part, here in parts.items():
         (options.folder / f"{part_file(part)}.svg").write_text(picture(part, here))
     text = summary(cells, limits, machine)
