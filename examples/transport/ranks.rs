@@ -106,7 +106,7 @@ pub fn finish(router: &mut Router, token: Token, started: Result<Started>) -> Re
     if started? == Started::Done {
         return Ok(());
     }
-    let (mut idle, mut done, end) = (Idle::new(0, true), Vec::new(), Instant::now() + LIMIT);
+    let (mut idle, mut done, end) = (Idle::new(0), Vec::new(), Instant::now() + LIMIT);
     while Instant::now() < end {
         router.poll(&mut done)?;
         if done.contains(&token) {

@@ -1,5 +1,6 @@
 //! Every collective, type and operation on every shape, against a reference in higher precision.
 
+use crate::built::run_with;
 use crate::world::{self, host_region, region, run, Member};
 use strata::communicator::CollectiveCall;
 use strata::device::host::reference;
@@ -313,4 +314,14 @@ fn every_algorithm_moves_real_data_right() {
             }
         });
     }
+}
+
+#[test]
+fn equal_calls_again_and_again_are_right_whatever_comes_between() {
+    for (ranks, seed, mode) in
+        [("1", "4", "processes"), ("2", "5", "processes"), ("2", "6", "threads"), ("3", "7", "processes")]
+    {
+        run_with("repeated.c", &["-pthread"], &[ranks, seed, mode]);
+    }
+    run_with("repeated.c", &["-pthread"], &["5", "8", "threads"]);
 }

@@ -11,6 +11,7 @@ use crate::communicator::Comm;
 use crate::error::{Error, Result};
 use crate::fork::PerProcess;
 use crate::interface::types::CommHandle;
+use std::cell::RefCell;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, RwLock};
@@ -39,6 +40,8 @@ pub struct Handle {
     /// Buffers registered with it, by the number that was given out.
     pub registered: Mutex<HashMap<usize, (usize, usize)>>,
     revoked: AtomicBool,
+    /// Whether operations can be started on it, as far as its state here says.
+    open: AtomicBool,
     state: Mutex<State>,
 }
 
@@ -66,6 +69,7 @@ impl Handle {
             blocking,
             registered: Mutex::default(),
             revoked: AtomicBool::new(false),
+            open: AtomicBool::new(false),
             state: Mutex::default(),
         });
         let mut live = names.live.write().unwrap_or_else(|poisoned| poisoned.into_inner());
@@ -77,9 +81,18 @@ impl Handle {
         self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
+    /// Changes the state.
+    fn change<T>(&self, act: impl FnOnce(&mut State) -> T) -> T {
+        let mut state = self.state();
+        let done = act(&mut state);
+        let open = state.comm.is_some() && state.busy == 0 && state.failure.is_none() && !state.removed;
+        self.open.store(open && !self.revoked.load(Ordering::Acquire), Ordering::Release);
+        done
+    }
+
     /// Says that a task on the communicator has begun; each is followed by one of the three below.
     pub fn begin(&self) {
-        self.state().busy += 1;
+        self.change(|state| state.busy += 1);
     }
 
     /// A flag for a task on the communicator, which [`cancel`](Handle::cancel) raises.
@@ -106,26 +119,30 @@ impl Handle {
 
     /// Says that a task has ended.
     pub fn finish(&self) {
-        self.state().busy -= 1;
+        self.change(|state| state.busy -= 1);
     }
 
     /// Says that the communicator has been made. A name that is gone by now ends the communicator.
     pub fn made(&self, comm: Arc<Comm>) {
-        let mut state = self.state();
-        state.busy -= 1;
-        if state.removed {
-            drop(state);
-            comm.abort();
-        } else {
+        let late = self.change(|state| {
+            state.busy -= 1;
+            if state.removed {
+                return Some(comm);
+            }
             state.comm = Some(comm);
+            None
+        });
+        if let Some(comm) = late {
+            comm.abort();
         }
     }
 
     /// Says that a task has failed, which every later call will return.
     pub fn failed(&self, error: Error) {
-        let mut state = self.state();
-        state.busy -= 1;
-        state.failure.get_or_insert(error);
+        self.change(|state| {
+            state.busy -= 1;
+            state.failure.get_or_insert(error);
+        });
     }
 
     /// Takes the name away and returns the communicator, if it had been made.
@@ -133,17 +150,18 @@ impl Handle {
         let mut live = NAMES.get().live.write().unwrap_or_else(|poisoned| poisoned.into_inner());
         live.remove(&self.name.0);
         drop(live);
-        let mut state = self.state();
-        state.removed = true;
-        state.comm.take()
+        self.change(|state| {
+            state.removed = true;
+            state.comm.take()
+        })
     }
 
     /// Takes a removal back.
     pub fn restore(self: &Arc<Handle>, comm: Arc<Comm>) {
-        let mut state = self.state();
-        state.removed = false;
-        state.comm = Some(comm);
-        drop(state);
+        self.change(|state| {
+            state.removed = false;
+            state.comm = Some(comm);
+        });
         let mut live = NAMES.get().live.write().unwrap_or_else(|poisoned| poisoned.into_inner());
         live.insert(self.name.0, self.clone());
     }
@@ -201,6 +219,7 @@ impl Handle {
     /// Notes that the program has revoked the communicator; it is no failure then that its operations have ended.
     pub fn set_revoked(&self) {
         self.revoked.store(true, Ordering::Release);
+        self.change(|_| ());
     }
 
     /// What `ncclCommGetAsyncError` tells.
@@ -244,10 +263,67 @@ pub fn find(name: CommHandle) -> Result<Arc<Handle>> {
     })
 }
 
+/// A communicator that a thread has used lately.
+struct Recent {
+    name: CommHandle,
+    handle: Arc<Handle>,
+    comm: Arc<Comm>,
+}
+
+/// How many a thread keeps.
+const RECENT: usize = 4;
+
+thread_local! {
+    static USED: RefCell<Vec<Recent>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Does something with a communicator that this thread has used lately and that can be used still.
+///
+/// The other argument is whether its calls wait until they have ended.
+pub fn recent<T>(name: CommHandle, act: impl FnOnce(&Arc<Comm>, bool) -> Option<T>) -> Option<T> {
+    // Nothing where a signal handler has interrupted just this, or the thread ends.
+    let found = |used: &RefCell<Vec<Recent>>| {
+        let used = used.try_borrow().ok()?;
+        let recent = used.iter().find(|recent| recent.name == name)?;
+        let open = || recent.handle.open.load(Ordering::Acquire);
+        let done = if open() { act(&recent.comm, recent.handle.blocking) } else { None };
+        Some((done, open()))
+    };
+    let (done, open) = USED.try_with(found).ok()??;
+    if !open {
+        // What is left of it goes with the last that holds it.
+        let _ = USED.try_with(|used| {
+            let gone = used.try_borrow_mut().map(|mut used| {
+                let at = used.iter().position(|recent| recent.name == name);
+                at.map(|at| used.remove(at))
+            });
+            drop(gone);
+        });
+    }
+    done
+}
+
+/// Notes that this thread uses a communicator.
+pub fn note(handle: &Arc<Handle>, comm: &Arc<Comm>) {
+    let noted = |used: &RefCell<Vec<Recent>>| {
+        let Ok(mut used) = used.try_borrow_mut() else { return None };
+        if used.iter().any(|recent| recent.name == handle.name) {
+            return None;
+        }
+        let oldest = (used.len() == RECENT).then(|| used.remove(0));
+        used.push(Recent { name: handle.name, handle: handle.clone(), comm: comm.clone() });
+        oldest
+    };
+    // Dropped here, when nothing is borrowed any more.
+    drop(USED.try_with(noted));
+}
+
 /// Makes every later call on a communicator fail: a bug has struck it.
 pub fn poison(name: CommHandle, error: &Error) {
     if let Ok(handle) = find(name) {
-        handle.state().failure.get_or_insert(error.clone());
+        handle.change(|state| {
+            state.failure.get_or_insert(error.clone());
+        });
     }
 }
 

@@ -7,7 +7,7 @@
 use super::handles;
 use super::options;
 use super::streams;
-use crate::communicator::{group, launch_one, CollectiveCall, Comm, Elements, Factor, Launch, Operation};
+use crate::communicator::{group, launch_one, Again, CollectiveCall, Comm, Elements, Factor, Launch, Operation};
 use crate::dtype::DataType;
 use crate::error::{Error, Result};
 use crate::interface::layouts::{read_versioned, write_versioned, CollConfig, SimInfo};
@@ -16,6 +16,7 @@ use crate::interface::types::{null, CommHandle, OpCode, Residence, StreamHandle,
 use crate::plan::Collective;
 use crate::topo::Rank;
 use std::ffi::c_int;
+use std::sync::Arc;
 
 /// What all collectives have.
 struct Call {
@@ -32,8 +33,29 @@ struct Call {
 }
 
 impl Call {
-    /// Checks all arguments; launches the call, or records it where a group is open.
+    /// What this call has in common with equal ones, where equal ones can be prepared: on the null stream.
+    fn key(&self) -> Option<Again> {
+        let alone = streams::is_null(self.stream) && self.config.is_null();
+        alone.then(|| Again::new(self.collective, self.count, self.dtype.0, self.op.map(|op| op.0), self.root))?
+    }
+
+    /// Launches the call, or records it where a group is open.
     fn submit(self) -> Result<()> {
+        let Some(key) = self.key() else { return self.check(None) };
+        let buffers = |input: usize, output: usize| {
+            let input = self.send.on_device(input, "sendbuff").ok()?;
+            Some((input, self.recv.as_const().on_device(output, "recvbuff").ok()?))
+        };
+        let again = handles::recent(self.comm, |comm, blocking| match group::is_open() {
+            true => group::record_prepared((comm, blocking), key, buffers),
+            false => comm.again(key, buffers),
+        });
+        again.unwrap_or_else(|| self.check(Some(key)))
+    }
+
+    /// Checks all arguments; launches the call, or records it where a group is open. With a key it shall go faster next time.
+    #[inline(never)]
+    fn check(self, key: Option<Again>) -> Result<()> {
         let handle = handles::find(self.comm)?;
         let comm = handle.usable()?;
         let root = rank_of(&comm, self.root, "root")?;
@@ -62,8 +84,14 @@ impl Call {
         let decision = None;
         let call =
             CollectiveCall { collective, input, output, count, dtype, reduction, factor_at, root, algorithm, decision };
+        let learned = key.map(|key| (key, call.clone(), comm.clone()));
         let launch = Launch { comm, operation: Operation::Collective(call), stream };
-        group::record(launch, handle.blocking)?.map_or(Ok(()), launch_one)
+        group::record(launch, handle.blocking)?.map_or(Ok(()), launch_one)?;
+        if let Some((key, call, comm)) = learned {
+            comm.learn(key, call);
+            handles::note(&handle, &comm);
+        }
+        Ok(())
     }
 }
 
@@ -185,8 +213,20 @@ fn message(
     peer: c_int,
     comm: CommHandle,
     stream: StreamHandle,
-    operation: impl FnOnce(Rank, crate::memory::DeviceRegion, Elements) -> Operation,
+    operation: impl Fn(Rank, crate::memory::DeviceRegion, Elements) -> Operation,
 ) -> Result<()> {
+    // By itself, on the null stream of a communicator that this thread has used lately.
+    let at_once = |comm: &Arc<Comm>, _| {
+        let peer = rank_of(comm, peer, "peer").ok()?;
+        let dtype = dtype.get().ok().filter(|dtype| dtype.is_nccl())?;
+        let data = buffer.on_device(bytes(count, 1, dtype).ok()?, name).ok()?;
+        comm.message_alone(&operation(peer, data, Elements { count, dtype }))
+    };
+    if streams::is_null(stream) && !group::is_open() {
+        if let Some(outcome) = handles::recent(comm, at_once) {
+            return outcome;
+        }
+    }
     let record = || {
         let handle = handles::find(comm)?;
         let comm = handle.usable()?;
@@ -200,6 +240,7 @@ fn message(
         }
         comm.check_memory(data, name)?;
         let operation = operation(peer, data, Elements { count, dtype });
+        handles::note(&handle, &comm);
         group::record(Launch { comm, operation, stream }, handle.blocking)?.map_or(Ok(()), launch_one)
     };
     group::noted(record())

@@ -24,6 +24,11 @@ static NEXT_NAME: AtomicUsize = AtomicUsize::new(FIRST_NAME);
 /// A forked child has none of its parent's streams: their threads are not there.
 static LIVE: PerProcess<RwLock<HashMap<usize, Arc<HostStream>>>> = PerProcess::new(RwLock::default);
 
+/// Whether this is a name of the null stream, and the thread one on which an operation can wait for it.
+pub fn is_null(name: StreamHandle) -> bool {
+    name.0 <= LAST_NULL && !crate::device::host::stream::is_worker()
+}
+
 /// The stream with this name.
 pub fn find(name: StreamHandle) -> Result<StreamRef> {
     if name.0 <= LAST_NULL {

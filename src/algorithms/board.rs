@@ -2,7 +2,8 @@
 //! memory, on which each rank writes its part once and reads everybody's.
 //!
 //! Steps a rank: one `Call`. It has no messages, so nothing of it is replaced by another algorithm's plan.
-//! Bytes a rank: its input is written once; it reads `p` blocks (all-gather, reduce-scatter) or `p` vectors (all-reduce).
+//! Bytes a rank: what others need of its input is written once, or read where it lies; it reads `p - 1` blocks (all-gather,
+//! reduce-scatter, all-to-all; the root of a gather) or vectors (all-reduce; the root of a reduce), or one (broadcast, scatter).
 #![forbid(unsafe_code)]
 
 use super::builder::{own, Builder};
@@ -14,23 +15,23 @@ use crate::topo::Rank;
 /// All parts on a shared board.
 pub const BOARD: Algorithm = Algorithm {
     name: "board",
-    text: "every rank writes its part in shared memory and reads everybody's: no messages, for few bytes on one node",
-    collectives: &[Collective::AllReduce, Collective::AllGather, Collective::ReduceScatter],
+    text: "every rank shows its part in shared memory, and who needs it reads it there: no messages, on one node",
+    collectives: &Collective::ALL,
     is_leveled: false,
     supports,
     build,
     needs,
 };
 
-/// A reduce-scatter and an all-gather on the board.
+/// A reduce-scatter and an all-gather, or a gather, on the board.
 pub const TWO_ROUNDS: Algorithm = Algorithm {
     name: "board_two_rounds",
-    text: "all-reduce as a reduce-scatter and an all-gather on the board",
-    collectives: &[Collective::AllReduce],
+    text: "all-reduce as a reduce-scatter and an all-gather on the board, reduce as one and a gather",
+    collectives: &[Collective::AllReduce, Collective::Reduce],
     is_leveled: false,
     supports,
     build: two_rounds,
-    needs,
+    needs: two_rounds_needs,
 };
 
 /// More ranks would leave less than a cache line or two of a board for each.
@@ -46,11 +47,22 @@ fn call(shape: &Shape, collective: Collective, src: Vec<Span>, dst: Vec<Span>, f
         collective,
         level: LinkLevel::Node,
         group: (0..shape.nranks()).map(Rank::from_index).collect(),
-        root: 0,
+        root: if has_root(collective) { shape.root.index() } else { 0 },
         src: lists(src),
         dst: lists(dst),
         finish,
     })
+}
+
+fn has_root(collective: Collective) -> bool {
+    use Collective::{Broadcast, Gather, Reduce, Scatter};
+    matches!(collective, Broadcast | Gather | Reduce | Scatter)
+}
+
+fn two_rounds_needs(shape: &Shape, _: &InnerNeeds<'_>) -> Needs {
+    // What is scaled before it goes on the board, and the part of the sum of a rank that has no output.
+    let part = usize::from(shape.collective == Collective::Reduce);
+    Needs::new(usize::from(shape.prologue) + part, 0)
 }
 
 fn needs(shape: &Shape, _: &InnerNeeds<'_>) -> Needs {
@@ -78,25 +90,50 @@ fn build(shape: &Shape, rank: Rank) -> Plan {
     let p = shape.nranks();
     let mut builder = Builder::new(shape, rank, "board", 1);
     let lane = builder.lane();
+    let is_root = rank == shape.root;
+    let at_root = |spans: Vec<Span>| if is_root { spans } else { Vec::new() };
+    let output = vec![Span::output(0, 1)];
     let (src, dst) = match shape.collective {
         Collective::AllGather if shape.in_place => (vec![Span::output(rank.index(), 1)], blocks(Buffer::Output, p)),
         Collective::AllGather => (vec![Span::input(0, 1)], blocks(Buffer::Output, p)),
-        Collective::ReduceScatter => (blocks(Buffer::Input, p), vec![Span::output(0, 1)]),
-        _ => (vec![own(shape, 0, 1)], vec![Span::output(0, 1)]),
+        Collective::Gather if shape.in_place && is_root => {
+            (vec![Span::output(rank.index(), 1)], blocks(Buffer::Output, p))
+        }
+        Collective::Gather => (vec![Span::input(0, 1)], at_root(blocks(Buffer::Output, p))),
+        Collective::ReduceScatter => (blocks(Buffer::Input, p), output),
+        Collective::AllToAll => (blocks(Buffer::Input, p), blocks(Buffer::Output, p)),
+        Collective::Scatter => (at_root(blocks(Buffer::Input, p)), output),
+        Collective::Broadcast => (at_root(vec![own(shape, 0, 1)]), output),
+        Collective::Reduce => (vec![mine(shape, rank, 0)], at_root(output)),
+        Collective::AllReduce => (vec![own(shape, 0, 1)], output),
     };
     let src = started(&mut builder, lane, shape, src);
     builder.push(lane, call(shape, shape.collective, src, dst, shape.collective.reduces()));
     builder.plan()
 }
 
+/// A chunk of the input of a collective in which only the root has an output.
+fn mine(shape: &Shape, rank: Rank, chunk: usize) -> Span {
+    if rank == shape.root || shape.collective == Collective::AllReduce {
+        return own(shape, chunk, 1);
+    }
+    Span::input(chunk, 1)
+}
+
 fn two_rounds(shape: &Shape, rank: Rank) -> Plan {
     let p = shape.nranks();
     let mut builder = Builder::new(shape, rank, "board_two_rounds", p);
     let lane = builder.lane();
-    let src = (0..p).map(|chunk| own(shape, chunk, 1)).collect();
+    let src = (0..p).map(|chunk| mine(shape, rank, chunk)).collect();
     let src = started(&mut builder, lane, shape, src);
-    let mine = vec![Span::output(rank.index(), 1)];
-    builder.push(lane, call(shape, Collective::ReduceScatter, src, mine.clone(), true));
-    builder.push(lane, call(shape, Collective::AllGather, mine, blocks(Buffer::Output, p), false));
+    let all = shape.collective == Collective::AllReduce;
+    let part = match all || rank == shape.root {
+        true => vec![Span::output(rank.index(), 1)],
+        false => vec![Span::scratch(builder.scratch(1), 1, rank.index())],
+    };
+    builder.push(lane, call(shape, Collective::ReduceScatter, src, part.clone(), true));
+    let dst = if all || rank == shape.root { blocks(Buffer::Output, p) } else { Vec::new() };
+    let second = if all { Collective::AllGather } else { Collective::Gather };
+    builder.push(lane, call(shape, second, part, dst, false));
     builder.plan()
 }

@@ -604,7 +604,6 @@ impl Meeting<'_> {
         let board = engine.as_ref().is_some_and(Engine::has_board);
         let selector = Selector::new(Context { knowledge, ..Context::new(grid.clone(), config.clone(), board) });
         let gpu = engine.as_ref().and(self.gpu.as_ref()).map(GpuLauncher::new).transpose()?;
-        let oversubscribed = engine.as_mut().is_some_and(|engine| engine.transport().oversubscribed());
         let waker = engine.as_ref().map(Engine::waker);
         let status = status(&waker);
         let addresses = members.iter().map(address).collect::<Result<Vec<ServiceAddr>>>()?;
@@ -634,7 +633,6 @@ impl Meeting<'_> {
             links: OnceLock::new(),
             carrier,
             options: self.options,
-            oversubscribed,
             waker,
             status,
             monitor: Mutex::new(monitor),

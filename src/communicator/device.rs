@@ -11,7 +11,7 @@ use crate::exec::{Program, Started, Token};
 use crate::memory::{shared, Arena, DeviceRegion, OnDevice, Region};
 use crate::plan::layout::Layout;
 use crate::topo::Rank;
-use crate::transport::{Envelope, NodeCall, Router, Sink, Transport};
+use crate::transport::{Envelope, FlatCall, NodeCall, Router, Sink, Transport};
 use std::fmt;
 use std::sync::Arc;
 
@@ -82,6 +82,16 @@ pub trait Device: Send {
         _envelope: Envelope,
         _me: usize,
         call: NodeCall<'_, OnDevice>,
+    ) -> Result<Started> {
+        Err(Error::Internal(format!("a {} that nobody does on this device", call.collective.name())))
+    }
+
+    /// The same of all ranks, each of whose blocks lies in one piece, as token 0. Only where data is the host's.
+    fn call_flat(
+        &mut self,
+        _transport: &mut Router,
+        _envelope: Envelope,
+        call: &FlatCall<OnDevice>,
     ) -> Result<Started> {
         Err(Error::Internal(format!("a {} that nobody does on this device", call.collective.name())))
     }
@@ -255,6 +265,11 @@ impl Device for HostDevice {
     ) -> Result<Started> {
         // SAFETY: the bytes must be this process's; because the device is the host.
         transport.call(token, envelope, me, unsafe { call.in_process() })
+    }
+
+    fn call_flat(&mut self, transport: &mut Router, envelope: Envelope, call: &FlatCall<OnDevice>) -> Result<Started> {
+        // SAFETY: the bytes must be this process's; because the device is the host.
+        transport.call_flat(envelope, &unsafe { call.in_process() })
     }
 
     fn copy(&mut self, scaling: Option<Scaling>, src: DeviceRegion, dst: DeviceRegion) -> Result<()> {

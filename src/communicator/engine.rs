@@ -1,5 +1,6 @@
 //! What a communicator runs operations with: its transport, its plans, its scratch memory.
 
+use super::again::{Begun, PreparedCalls};
 use super::device::{Device, HostDevice, MakeDevice};
 use super::independent::{IndependentBatch, IndependentMessages};
 use super::live::{Buffers, LiveWorld, RegionLists};
@@ -12,16 +13,16 @@ use crate::config::Config;
 use crate::device::gpu::driver::DriverKind;
 use crate::device::gpu::GpuDevice;
 use crate::digest::Digest;
-use crate::dtype::Prologue;
+use crate::dtype::{Prologue, Reduction};
 use crate::error::{counted, Error, Result};
-use crate::exec::{Execution, Program, Progress};
-use crate::memory::{shared, DeviceRegion};
+use crate::exec::{Execution, Program, Progress, Started, Token};
+use crate::memory::{shared, DeviceRegion, OnDevice};
 use crate::plan::layout::Layout;
 use crate::plan::stage::stage;
 use crate::plan::{Buffer, Collective, Plan, Shape, Span};
 use crate::selection::{Decision, Executor, Selection};
 use crate::topo::{Grid, Rank};
-use crate::transport::{Departure, Router, Transport, Waker};
+use crate::transport::{Departure, Envelope, FlatCall, Router, Transport, Waker};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -80,6 +81,10 @@ pub struct Engine {
     part_bytes: usize,
     programs: HashMap<PlanKey, Arc<Program>>,
     recent: Vec<Ready>,
+    /// Calls that go straight to the board.
+    pub(super) prepared: PreparedCalls,
+    /// Kept for its allocation.
+    pub(super) done_alone: Vec<Token>,
     explained: std::collections::HashSet<(Collective, u32, String)>,
     lists: RegionLists,
     running: Option<Running>,
@@ -169,6 +174,8 @@ impl Engine {
             transport,
             programs: HashMap::new(),
             recent: Vec::new(),
+            prepared: PreparedCalls::default(),
+            done_alone: Vec::new(),
             explained: Default::default(),
             lists: RegionLists::default(),
             running: None,
@@ -302,6 +309,12 @@ impl Engine {
         let undecided = || Error::Internal("a call that moves data has not been decided".to_string());
         let decision = call.decision.as_ref().ok_or_else(undecided)?;
         let index = self.prepare(call, decision)?;
+        self.run(call, index)?;
+        Ok(true)
+    }
+
+    /// Runs a call that is in `recent`.
+    fn run(&mut self, call: &CollectiveCall, index: usize) -> Result<()> {
         let limit_ns = self.limit_ns();
         let ready = &mut self.recent[index];
         let scratch_bytes = ready.layout.scratch_bytes() * ready.window.min(ready.layout.segments());
@@ -310,7 +323,62 @@ impl Engine {
         self.device.begin(&ready.program, &ready.layout, ready.window)?;
         ready.execution.begin(ready.program.clone(), ready.layout, ready.window, limit_ns);
         self.running = Some(Running { call: call.clone(), buffers, ready: index });
-        Ok(true)
+        Ok(())
+    }
+
+    /// The signature of a call that can be made straight on the board, or needs nobody else; none of others.
+    pub(super) fn signature_if_flat(&mut self, call: &CollectiveCall) -> Result<Option<u32>> {
+        let plain = |reduction: Reduction| !reduction.needs_prologue();
+        let is_plain = call.factor_at.is_none() && call.algorithm.is_none() && call.reduction.is_none_or(plain);
+        if !self.device.is_host() || !is_plain || self.independent.is_some() {
+            return Ok(None);
+        }
+        if self.grid.nranks() == 1 {
+            return Ok(call.reduction.is_none_or(|reduction| reduction.divisor == 1).then_some(0));
+        }
+        let Some(decision) = &call.decision else { return Ok(None) };
+        let on_board = |choice: &algorithms::Choice| choice.name == "board";
+        if !matches!(&decision.executor, Executor::Own(selection) if on_board(&selection.choice)) {
+            return Ok(None);
+        }
+        let index = self.prepare(call, decision)?;
+        let Ready { layout, signature, .. } = &self.recent[index];
+        Ok((layout.segments() == 1).then_some(*signature))
+    }
+
+    /// Begins such a call; whether it has ended.
+    pub(super) fn call_flat(&mut self, signature: u32, call: &FlatCall<OnDevice>) -> Result<bool> {
+        self.sequence += 1;
+        if self.grid.nranks() == 1 {
+            return self.device.copy(None, call.input, call.output).map(|()| true);
+        }
+        let envelope = Envelope { channel: 0, sequence: self.sequence, signature };
+        Ok(self.device.call_flat(&mut self.transport, envelope, call)? == Started::Done)
+    }
+
+    /// Has such a call that has not ended go on as any other.
+    pub(super) fn resume(&mut self, call: &CollectiveCall) -> Result<()> {
+        let undecided = || Error::Internal("a prepared call has not been decided".to_string());
+        let decision = call.decision.as_ref().ok_or_else(undecided)?;
+        let index = self.prepare(call, decision)?;
+        self.run(call, index)?;
+        self.recent[index].execution.poll(&mut Begun).map(|_| ())
+    }
+
+    /// Whether a message can be posted by itself: in host memory, where nothing else runs whose end a poll could show.
+    pub(super) fn takes_messages_alone(&self) -> bool {
+        self.device.is_host() && self.part_bytes == usize::MAX && self.running.is_none() && self.independent.is_none()
+    }
+
+    /// Posts a message by itself, as token 0: its number, and what has become of it.
+    pub(super) fn post_alone(&mut self, message: &super::Message) -> (u64, Result<Started>) {
+        let sequence = self.counters.next(message.direction, message.peer);
+        (sequence, super::messages::post(&mut *self.device, &mut self.transport, 0, message, sequence))
+    }
+
+    /// An error of such a call, said as of any.
+    pub(super) fn explained(&self, error: Error, call: &CollectiveCall) -> Error {
+        explain(error, call, self.sequence, false)
     }
 
     /// Makes progress with the collective that is running.

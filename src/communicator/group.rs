@@ -7,8 +7,10 @@
 //! any call inside a group makes the outermost end fail with the first error, and nothing of the group is done.
 #![forbid(unsafe_code)]
 
-use super::{launch, Launch, Operation};
+use super::{launch, Again, CollectiveCall, Comm, Launch, Operation};
+use crate::device::StreamRef;
 use crate::error::{Error, Result};
+use crate::memory::DeviceRegion;
 use crate::process;
 use std::cell::RefCell;
 use std::panic::{catch_unwind, AssertUnwindSafe};
@@ -34,9 +36,32 @@ struct Group {
     depth: usize,
     error: Option<Error>,
     blocking: Option<bool>,
+    /// The only operation so far, where it is one that has been prepared.
+    prepared: Option<PreparedLaunch>,
     launches: Vec<Launch>,
     tasks: Vec<Task>,
     endings: Vec<Task>,
+}
+
+/// An operation that has been prepared ([`super::again`]), on the null stream.
+struct PreparedLaunch {
+    comm: Arc<Comm>,
+    key: Again,
+    call: Arc<CollectiveCall>,
+    buffers: (DeviceRegion, DeviceRegion),
+}
+
+impl PreparedLaunch {
+    /// The operation as any other.
+    fn launch(self) -> Launch {
+        let call = CollectiveCall { input: self.buffers.0, output: self.buffers.1, ..(*self.call).clone() };
+        Launch { comm: self.comm, operation: Operation::Collective(call), stream: StreamRef::Null }
+    }
+
+    fn run(self) -> Result<()> {
+        let done = self.comm.again(self.key, |_, _| Some(self.buffers));
+        done.unwrap_or_else(|| super::launch_one(self.launch()))
+    }
 }
 
 thread_local! {
@@ -44,6 +69,13 @@ thread_local! {
 }
 
 impl Group {
+    /// Makes a prepared operation one like any other: it is not the only one.
+    fn unprepare(&mut self) {
+        if let Some(prepared) = self.prepared.take() {
+            self.launches.push(prepared.launch());
+        }
+    }
+
     /// Notes what kind of communicator takes part.
     fn join(&mut self, blocking: bool) -> Result<()> {
         match *self.blocking.get_or_insert(blocking) == blocking {
@@ -88,8 +120,28 @@ pub fn record(operation: Launch, blocking: bool) -> Result<Option<Launch>> {
             return Ok(Some(operation));
         }
         group.join(blocking)?;
+        group.unprepare();
         group.launches.push(operation);
         Ok(None)
+    })
+}
+
+/// Records an operation that has been prepared, if it is the first of the open group. None where it has to be recorded as
+/// any other.
+pub fn record_prepared(
+    (comm, blocking): (&Arc<Comm>, bool),
+    key: Again,
+    buffers: impl FnOnce(usize, usize) -> Option<(DeviceRegion, DeviceRegion)>,
+) -> Option<Result<()>> {
+    GROUP.with_borrow_mut(|group| {
+        if !group.launches.is_empty() || group.prepared.is_some() || !group.tasks.is_empty() || group.error.is_some() {
+            return None;
+        }
+        let call = comm.prepared(key)?;
+        let buffers = buffers(call.input.len(), call.output.len())?;
+        group.join(blocking).ok()?;
+        group.prepared = Some(PreparedLaunch { comm: comm.clone(), key, call, buffers });
+        Some(Ok(()))
     })
 }
 
@@ -100,6 +152,7 @@ pub fn manage(task: Task) -> Result<()> {
             return Ok(Some(task));
         }
         group.join(task.blocking)?;
+        group.unprepare();
         if task.ends { &mut group.endings } else { &mut group.tasks }.push(task);
         Ok(None)
     })?;
@@ -108,6 +161,9 @@ pub fn manage(task: Task) -> Result<()> {
 
 /// Closes the innermost group; the outermost one acts.
 pub fn end() -> Result<()> {
+    if let Some(prepared) = close_prepared() {
+        return prepared.run();
+    }
     let Some(group) = close()? else { return Ok(()) };
     // A communicator ends even where its last operations have failed.
     let launched = if group.launches.is_empty() { Ok(()) } else { launch(group.launches) };
@@ -122,7 +178,20 @@ pub fn simulate_end() -> Result<Option<f32>> {
     Ok(close()?.map(|group| group.launches.iter().map(estimate_us).sum::<f64>() as f32))
 }
 
+/// Closes the outermost group, if there is nothing in it but an operation that has been prepared.
+fn close_prepared() -> Option<PreparedLaunch> {
+    GROUP.with_borrow_mut(|group| {
+        if group.depth != 1 || group.error.is_some() {
+            return None;
+        }
+        let prepared = group.prepared.take()?;
+        (group.depth, group.blocking) = (0, None);
+        Some(prepared)
+    })
+}
+
 fn close() -> Result<Option<Group>> {
+    GROUP.with_borrow_mut(Group::unprepare);
     let group = GROUP.with_borrow_mut(|group| match group.depth {
         0 => Err(Error::InvalidUsage("ncclGroupEnd: not in a group call.".to_string())),
         1 => Ok(Some(std::mem::take(group))),

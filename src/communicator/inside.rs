@@ -29,6 +29,13 @@ impl InCall {
         comms.iter_mut().zip(runs).for_each(|(comm, run)| *comm = Arc::as_ptr(run.comm()) as usize);
         InCall(NOTED.replace((runs.len(), comms)))
     }
+
+    /// Notes one communicator.
+    pub fn enter_one(comm: &Comm) -> InCall {
+        let mut comms = [0; MOST];
+        comms[0] = std::ptr::from_ref(comm) as usize;
+        InCall(NOTED.replace((1, comms)))
+    }
 }
 
 impl Drop for InCall {

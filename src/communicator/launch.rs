@@ -182,7 +182,7 @@ fn device_of(comm: &Comm) -> Result<&GpuLauncher> {
 /// Waits until the streams have come to the operation, which takes as long as the program's own work on them, or the
 /// communicator has failed.
 fn await_streams(ordered: &mut StreamOrder, comm: &Comm) -> Result<()> {
-    let mut idle = Idle::new(0, false);
+    let mut idle = Idle::new(0);
     while comm.failure().is_none() && !ordered.may_begin()? {
         idle.nap();
     }
@@ -285,6 +285,32 @@ impl OperationBatch {
             stream: None,
             claim: Claim::default(),
             seen: (0, 0),
+        }
+    }
+
+    /// One call that has begun, in this turn.
+    pub(super) fn begun(comm: Arc<Comm>, turn: u64, call: super::CollectiveCall) -> OperationBatch {
+        let mut run = OperationBatch::new(comm);
+        run.collectives.push(call);
+        (run.turn, run.begun, run.active) = (Some(turn), 1, Active::Collective);
+        run
+    }
+
+    /// A message alone that has begun, in this turn.
+    pub(super) fn with_message(comm: Arc<Comm>, turn: u64, message: Messages) -> OperationBatch {
+        let mut run = OperationBatch::new(comm);
+        (run.turn, run.active) = (Some(turn), Active::Messages(message));
+        run
+    }
+
+    /// Brings what has begun to its end.
+    pub(super) fn end(mut self, begun: Result<()>) -> Result<()> {
+        match begun {
+            Ok(()) => drive(std::slice::from_mut(&mut self)),
+            Err(error) => {
+                let error = self.reason(error);
+                Err(self.fail(error))
+            }
         }
     }
 
@@ -646,9 +672,7 @@ pub(super) fn drive(runs: &mut [OperationBatch]) -> Result<()> {
     let mut first = Ok(());
     let mut open: SmallVec<[bool; 8]> = runs.iter().map(|_| true).collect();
     let mut left = runs.len();
-    let mut idle = runs
-        .first()
-        .map_or_else(|| Idle::new(0, true), |run| Idle::new(run.comm.config.spin_us, run.comm.oversubscribed));
+    let mut idle = Idle::new(runs.first().map_or(0, |run| run.comm.config.spin_us));
     let mut idle_polls = 0u32;
     let mut stall = Stall::NONE;
     while left > 0 {

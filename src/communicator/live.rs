@@ -190,7 +190,7 @@ impl World for LiveWorld<'_> {
                 self.buffers.blocks(dst, &mut self.lists.dst);
                 let RegionLists { src, dst, .. } = &*self.lists;
                 let me = call.group.iter().position(|&rank| rank == self.rank).unwrap_or(0);
-                let call = NodeCall { collective: call.collective, src, dst, combine };
+                let call = NodeCall { collective: call.collective, root: call.root, src, dst, combine };
                 self.device.call(self.transport, token, envelope, me, call)
             }
         }

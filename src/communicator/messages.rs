@@ -89,6 +89,13 @@ impl Messages {
         Messages { open: list.len() + own.len(), list, own, done: Vec::new(), moved_ns: live::now_ns() }
     }
 
+    /// One message to or from another rank that has its number and has been posted, or waits to be.
+    pub fn of_one(message: Message, sequence: u64, is_posted: bool) -> Messages {
+        let state = if is_posted { State::Posted } else { State::Waiting };
+        let list = vec![(message, sequence, state)];
+        Messages { open: 1, list, own: Vec::new(), done: Vec::new(), moved_ns: live::now_ns() }
+    }
+
     /// Copies what this rank sends itself; one after the other, since they may overlap.
     fn copy_own(&mut self, device: &mut dyn Device) -> Result<()> {
         for (index, (from, to, state)) in self.own.iter_mut().enumerate() {

@@ -5,6 +5,7 @@
 //! of `strataCommInitHost`'s communicators take no turns ([`independent`]). Once an operation fails, or another rank reports a failure, the communicator keeps that first failure and every later call
 //! returns it.
 
+mod again;
 mod bundle;
 mod create;
 pub mod device;
@@ -28,6 +29,7 @@ mod staging;
 mod tuning;
 
 pub use crate::bootstrap::UniqueId;
+pub use again::Again;
 pub use create::{CommOptions, Companion, InitParams, OnHost};
 pub use launch::{launch, launch_one, Launch};
 pub use ops::Factor;
@@ -193,7 +195,9 @@ struct OperationQueue {
     independent: AtomicUsize,
     /// And how many have.
     independent_ended: AtomicU64,
-    /// Held while the current turn changes, so that waiting for it loses no wake-up.
+    /// How many threads wait for a turn to end.
+    waiters: AtomicUsize,
+    /// Held where such a wait begins and where it is ended, so that it loses no wake-up.
     lock: Mutex<()>,
     changed: Condvar,
 }
@@ -201,6 +205,12 @@ struct OperationQueue {
 impl OperationQueue {
     fn issue(&self) -> u64 {
         self.issued.fetch_add(1, Ordering::AcqRel)
+    }
+
+    /// Takes a turn that is on at once, if no operation is running or queued.
+    fn issue_now(&self) -> Option<u64> {
+        let turn = self.current.load(Ordering::Acquire);
+        self.issued.compare_exchange(turn, turn + 1, Ordering::AcqRel, Ordering::Relaxed).ok()
     }
 
     /// Whether no operation in turn is running or queued.
@@ -215,10 +225,17 @@ impl OperationQueue {
 
     /// They have ended.
     fn end_independent(&self) {
-        let _held = locked(&self.lock);
-        self.independent_ended.fetch_add(1, Ordering::AcqRel);
-        self.independent.fetch_sub(1, Ordering::AcqRel);
-        self.changed.notify_all();
+        self.independent_ended.fetch_add(1, Ordering::SeqCst);
+        self.independent.fetch_sub(1, Ordering::SeqCst);
+        self.wake_waiters();
+    }
+
+    /// A waiter counts itself before it looks, and who ends something looks for waiters afterwards: one sees the other.
+    fn wake_waiters(&self) {
+        if self.waiters.load(Ordering::SeqCst) > 0 {
+            let _held = locked(&self.lock);
+            self.changed.notify_all();
+        }
     }
 
     /// How many operations have ended.
@@ -231,24 +248,28 @@ impl OperationQueue {
     }
 
     fn advance(&self) {
-        let _held = locked(&self.lock);
-        self.current.fetch_add(1, Ordering::AcqRel);
-        self.changed.notify_all();
+        self.current.fetch_add(1, Ordering::SeqCst);
+        self.wake_waiters();
     }
 
     /// Waits until it is `turn`, for at most `limit`.
     fn wait(&self, turn: u64, limit: Duration) {
-        let held = locked(&self.lock);
-        let waiting = |_: &mut ()| self.current.load(Ordering::Acquire) < turn;
-        drop(self.changed.wait_timeout_while(held, limit, waiting));
+        self.wait_while(limit, || self.current.load(Ordering::SeqCst) < turn);
     }
 
     /// Waits until all issued turns are over and all messages that wait for none, for at most `limit`; whether they are.
     fn wait_all(&self, limit: Duration) -> bool {
         let issued = self.issued.load(Ordering::Acquire);
-        let waiting =
-            |_: &mut ()| self.current.load(Ordering::Acquire) < issued || self.independent.load(Ordering::Acquire) > 0;
-        let waited = self.changed.wait_timeout_while(locked(&self.lock), limit, waiting);
+        self.wait_while(limit, || {
+            self.current.load(Ordering::SeqCst) < issued || self.independent.load(Ordering::SeqCst) > 0
+        })
+    }
+
+    /// False where the time was over first.
+    fn wait_while(&self, limit: Duration, waits: impl Fn() -> bool) -> bool {
+        self.waiters.fetch_add(1, Ordering::SeqCst);
+        let waited = self.changed.wait_timeout_while(locked(&self.lock), limit, |()| waits());
+        self.waiters.fetch_sub(1, Ordering::SeqCst);
         !waited.unwrap_or_else(|poisoned| poisoned.into_inner()).1.timed_out()
     }
 }
@@ -289,8 +310,6 @@ pub struct Comm {
     engine: Mutex<Option<Engine>>,
     /// Where its data is a device's.
     gpu: Option<gpu::GpuLauncher>,
-    /// Whether its node has more ranks than processors.
-    oversubscribed: bool,
     /// Wakes the thread that runs an operation; a companion has none.
     waker: Option<Waker>,
     status: Arc<RankStatus>,
@@ -530,7 +549,7 @@ impl Comm {
     /// Tells the others of an abort inside of an operation that has ended now. What is left of the communicator goes with
     /// the last that holds it.
     fn end_abandoned(&self) {
-        if self.abandoned.swap(false, Ordering::AcqRel) {
+        if self.abandoned.load(Ordering::Acquire) && self.abandoned.swap(false, Ordering::AcqRel) {
             self.report(&self.abortion());
         }
     }

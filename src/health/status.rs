@@ -134,7 +134,8 @@ impl RankStatus {
 
     /// Another collective has been finished.
     pub fn finish(&self) {
-        self.finished.fetch_add(1, Ordering::Relaxed);
+        // One thread at a time writes.
+        self.finished.store(self.finished.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
     }
 
     /// How many collectives have been begun.

@@ -483,7 +483,8 @@ mod tests {
         assert_eq!(on(true, Collective::AllReduce, 131_072 / 3, &config), "board");
         assert_eq!(on(true, Collective::AllReduce, 131_072 / 3 + 1, &config), "board_two_rounds");
         assert_eq!(on(false, Collective::AllGather, 1001, &config), "direct");
-        assert_eq!(on(true, Collective::AllToAll, 1001, &config), "direct");
+        assert_eq!(on(true, Collective::AllToAll, 1001, &config), "board");
+        assert_eq!(on(true, Collective::Reduce, 131_072 / 3 + 1, &config), "board_two_rounds");
         let off = Config { board: false, ..config };
         assert_eq!(on(true, Collective::AllGather, 1001, &off), "direct");
         let named = Request { named: Some("board"), ..Request::new(Collective::AllGather, 8) };

@@ -13,6 +13,8 @@ use crate::transport::shm::BOARD_BYTES;
 const CACHE_BYTES: usize = 128 << 10;
 /// What a rank reduces of everybody's part at a time on the board.
 const BOARD_PART_BYTES: usize = 32 << 10;
+/// Between so few ranks what is on the board at a time stays in cache however long it is, and each stop for the others counts.
+const FEW_RANKS: usize = 2;
 /// Gathers and scatters of few bytes on more ranks than these go along a tree.
 const TREE_MIN_RANKS: usize = 64;
 /// What crosses the network at a time when phases overlap: large enough for full rate, small against the message. On 16 ranks
@@ -29,7 +31,8 @@ pub fn choose(request: &Request<'_>, context: &Context) -> (Choice, String) {
 fn on_board(request: &Request<'_>, context: &Context) -> Option<(Choice, String)> {
     let Request { collective, block_bytes, .. } = *request;
     let Context { grid, config, board, .. } = context;
-    let one_round = collective != Collective::AllReduce || whole_vectors(block_bytes, grid.nranks() - 1, config);
+    let reduces_whole = matches!(collective, Collective::AllReduce | Collective::Reduce);
+    let one_round = !reduces_whole || whole_vectors(block_bytes, grid.nranks() - 1, config);
     let choice = Choice::flat(if one_round { "board" } else { "board_two_rounds" });
     let can = *board && config.board && algorithms::supports(&choice, &Shape::new(collective, grid.clone()));
     can.then(|| (choice, format!("one node, {} a block: a board in shared memory", counted(block_bytes, "byte"))))
@@ -43,9 +46,17 @@ fn whole_vectors(bytes: usize, vectors: usize, config: &Config) -> bool {
 /// The bytes of a block that go on the board at a time: what is copied or reduced together stays in a core's cache, and
 /// what a rank brings fits on its board. Segments begin at multiples of 64 bytes.
 pub fn board_segment(collective: Collective, nranks: usize) -> usize {
+    let each = BOARD_BYTES / nranks / 64 * 64;
+    if nranks <= FEW_RANKS {
+        return match collective {
+            Collective::ReduceScatter | Collective::AllToAll | Collective::Scatter => each,
+            _ => BOARD_BYTES,
+        };
+    }
     match collective {
-        Collective::ReduceScatter => BOARD_PART_BYTES.min(BOARD_BYTES / nranks / 64 * 64),
-        Collective::AllReduce => (BOARD_PART_BYTES * nranks).min(BOARD_BYTES),
+        Collective::ReduceScatter => BOARD_PART_BYTES.min(each),
+        Collective::AllReduce | Collective::Reduce => (BOARD_PART_BYTES * nranks).min(BOARD_BYTES),
+        Collective::AllToAll | Collective::Scatter => CACHE_BYTES.min(each),
         _ => CACHE_BYTES,
     }
 }

@@ -14,7 +14,7 @@ use std::sync::Barrier;
 const SUM: Combine =
     Combine { dtype: DataType::U32, operator: Operator::Sum, order: OperandOrder::LocalFirst, divisor: 1 };
 /// Elements of a part, below and above where shared memory is read in place; the largest fits on a board of 4 ranks.
-const COUNTS: [usize; 5] = [1, 33, 2047, 9000, 30_000];
+const COUNTS: [usize; 6] = [1, 12, 33, 2047, 9000, 30_000];
 
 fn envelope(sequence: u64) -> Envelope {
     Envelope { channel: 0, sequence, signature: 0xb0a7d }
@@ -57,14 +57,15 @@ pub fn every_call(me: usize, router: &mut Router, n: usize) {
     let plain = (region(&mut plain_in), region(&mut plain_out));
     let mut sequence = 0;
     for (round, &count) in COUNTS.iter().enumerate() {
-        for collective in [Collective::AllGather, Collective::ReduceScatter, Collective::AllReduce] {
+        for collective in Collective::ALL {
             for variant in 0..6 {
                 sequence += 1;
+                let root = sequence % n;
                 let in_place = variant % 2 == 1;
                 // All ranks, some of them, or none.
                 let is_shared = [true, (me + round).is_multiple_of(2), false][variant / 2];
                 let (input, output) = if is_shared { (shared_in.region(), shared_out.region()) } else { plain };
-                one_call(router, (me, n, collective), (input, output), count, in_place, sequence);
+                one_call(router, (me, n, root, collective), (input, output), count, in_place, sequence);
             }
         }
     }
@@ -72,32 +73,44 @@ pub fn every_call(me: usize, router: &mut Router, n: usize) {
 
 fn one_call(
     router: &mut Router,
-    (me, n, collective): (usize, usize, Collective),
+    (me, n, root, collective): (usize, usize, usize, Collective),
     (input, output): (Region, Region),
     count: usize,
     in_place: bool,
     sequence: usize,
 ) {
-    let nsrc = collective.input_blocks(n, Rank(0), Rank(0));
-    let ndst = collective.output_blocks(n, Rank(0), Rank(0));
+    let (rank, at) = (Rank::from_index(me), Rank::from_index(root));
+    let nsrc = collective.input_blocks(n, rank, at);
+    let ndst = collective.output_blocks(n, rank, at);
     let bytes = |blocks: usize| blocks * count * 4;
     let (src, dst) = match (in_place, collective) {
-        (false, _) => (input.part(0, bytes(nsrc)), output.part(0, bytes(ndst))),
         (true, Collective::AllGather) => (output.part(bytes(me), bytes(1)), output.part(0, bytes(n))),
+        (true, Collective::Gather) if me == root => (output.part(bytes(me), bytes(1)), output.part(0, bytes(n))),
         (true, Collective::ReduceScatter) => (input.part(0, bytes(n)), input.part(bytes(me), bytes(1))),
-        (true, _) => (output.part(0, bytes(1)), output.part(0, bytes(1))),
+        (true, Collective::Scatter) if me == root => (input.part(0, bytes(n)), input.part(bytes(me), bytes(1))),
+        (true, Collective::AllReduce) => (output.part(0, bytes(1)), output.part(0, bytes(1))),
+        (true, Collective::Broadcast | Collective::Reduce) if me == root => {
+            (output.part(0, bytes(1)), output.part(0, bytes(1)))
+        }
+        _ => (input.part(0, bytes(nsrc)), output.part(0, bytes(ndst))),
     };
     fill(src, me, sequence);
     let (src, places) = (cut(src, nsrc, count, me + 3), cut(dst, ndst, count, 7 * me + 1));
     let combine = collective.reduces().then_some(SUM);
-    call(router, envelope(sequence as u64), NodeCall { collective, src: &src, dst: &places, combine }).unwrap();
-    for at in 0..ndst * count {
+    let mine = NodeCall { collective, root, src: &src, dst: &places, combine };
+    call(router, envelope(sequence as u64), mine).unwrap();
+    for index in 0..ndst * count {
+        let (block, inside) = (index / count, index % count);
         let expected = match collective {
-            Collective::AllGather => value(at / count, sequence, at % count),
-            Collective::ReduceScatter => sum(n, sequence, me * count + at),
-            _ => sum(n, sequence, at),
+            Collective::AllGather | Collective::Gather => value(block, sequence, inside),
+            Collective::AllToAll => value(block, sequence, me * count + inside),
+            Collective::Broadcast => value(root, sequence, inside),
+            Collective::Scatter => value(root, sequence, me * count + inside),
+            Collective::ReduceScatter => sum(n, sequence, me * count + inside),
+            Collective::AllReduce | Collective::Reduce => sum(n, sequence, inside),
         };
-        assert_eq!(element(dst, at), expected, "rank {me}, {collective:?} of {count}, in place: {in_place}, at {at}");
+        let what = format!("rank {me}, {collective:?} of {count} at root {root}, in place: {in_place}, at {index}");
+        assert_eq!(element(dst, index), expected, "{what}");
     }
 }
 
@@ -127,7 +140,7 @@ fn a_call_of_another_kind_is_a_usage_error_that_names_the_peer() {
         let len = [16, 8][me];
         src.push([memory.part(0, len)].into_iter());
         (0..2).for_each(|block| dst.push([memory.part(16 + 16 * block, len)].into_iter()));
-        let mine = NodeCall { collective: Collective::AllGather, src: &src, dst: &dst, combine: None };
+        let mine = NodeCall { collective: Collective::AllGather, root: 0, src: &src, dst: &dst, combine: None };
         let failed = call(&mut router, envelope(1), mine);
         let Err(Error::InvalidUsage(text)) = failed else { panic!("{failed:?}") };
         let [theirs, ours] = [[8, 16][me], len];
@@ -143,7 +156,7 @@ fn memory_of_a_rank_that_gave_up_gives_no_result() {
         let memory = Box::leak(Box::new(Owned::new(1 << 18).unwrap()));
         let (input, output) = (memory.region().part(0, 64 << 10), memory.region().part(128 << 10, 128 << 10));
         let (src, dst) = (cut(input, 1, 16 << 10, 0), cut(output, 2, 16 << 10, 0));
-        let mine = NodeCall { collective: Collective::AllGather, src: &src, dst: &dst, combine: None };
+        let mine = NodeCall { collective: Collective::AllGather, root: 0, src: &src, dst: &dst, combine: None };
         if me == 0 {
             router.call(0, envelope(1), 0, mine).unwrap();
             router.cancel();
@@ -168,7 +181,8 @@ fn a_call_names_whom_it_waits_for() {
         let memory = region(&mut bytes);
         let mut blocks = Blocks::default();
         blocks.push([memory.part(0, 8)].into_iter());
-        let mine = NodeCall { collective: Collective::AllReduce, src: &blocks, dst: &blocks, combine: Some(SUM) };
+        let mine =
+            NodeCall { collective: Collective::AllReduce, root: 0, src: &blocks, dst: &blocks, combine: Some(SUM) };
         router.call(0, envelope(1), 0, mine).unwrap();
         router.poll(&mut Vec::new()).unwrap();
         assert_eq!(router.missing(), [Rank(1), Rank(2)]);

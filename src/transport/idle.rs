@@ -1,8 +1,9 @@
 //! How a rank waits: first awake, then giving way, then asleep.
 //!
 //! Spinning finds a message soonest, but where ranks outnumber processors it keeps the very rank from running that would
-//! send it. So an oversubscribed rank does not spin: it yields, and soon sleeps until it is woken. Where others compute on its
-//! processor a yield costs a time slice (4 ms), and a rank that is woken runs at once: there it sleeps without yielding.
+//! send it. So a rank that shares its processor does not spin: it yields, and soon sleeps until it is woken; one that has a
+//! processor of its own spins and yields twenty times as long. Where others compute on its processor a yield costs a time
+//! slice (4 ms), and a rank that is woken runs at once: there it sleeps without yielding.
 #![forbid(unsafe_code)]
 
 use super::Transport;
@@ -13,6 +14,8 @@ use std::time::{Duration, Instant};
 const POLLS_PER_LOOK: u32 = 32;
 /// A rank yields so many times as long as it spins.
 const YIELDS_PER_SPIN: u32 = 20;
+/// A rank that has a processor of its own waits awake so many times as long.
+const AWAKE_ON_OWN: u32 = 20;
 /// The first sleep's limit; each further one is twice as long.
 const FIRST_SLEEP: Duration = Duration::from_millis(1);
 /// The longest sleep: errors and time-outs are noticed this late.
@@ -26,25 +29,24 @@ const NAP: Duration = Duration::from_micros(50);
 #[derive(Debug)]
 pub struct Idle {
     spin: Duration,
-    yields: Duration,
     polls: u32,
     since: Option<Instant>,
+    /// The rank shares its processor.
+    shares: bool,
     /// This wait sleeps without yielding.
     busy: bool,
     sleep: Duration,
 }
 
 impl Idle {
-    /// Waits by polling for `spin_us`, then by yielding for twenty times as long, then by sleeping. `oversubscribed`: the
-    /// node has more ranks than this process has processors, so polling is left out.
+    /// Waits by polling for `spin_us`, then by yielding for twenty times as long, then by sleeping; a rank that has a
+    /// processor of its own, as the transport says, takes twenty times as long for both, and one that shares does not poll.
     ///
     /// Yielding costs next to nothing where the processor is free, and where it is not it lets run whoever the rank
     /// waits for; so spinning is short. Measured: a peer that is not running costs a spinning rank its whole spin time.
-    pub fn new(spin_us: u64, oversubscribed: bool) -> Idle {
+    pub fn new(spin_us: u64) -> Idle {
         let spin = Duration::from_micros(spin_us);
-        let yields = YIELDS_PER_SPIN * spin;
-        let spin = if oversubscribed { Duration::ZERO } else { spin };
-        Idle { spin, yields, polls: 0, since: None, busy: false, sleep: FIRST_SLEEP }
+        Idle { spin, polls: 0, since: None, shares: true, busy: false, sleep: FIRST_SLEEP }
     }
 
     /// Something happened: wait awake again.
@@ -78,21 +80,26 @@ impl Idle {
         self.polls = self.polls.wrapping_add(1);
         let Some(since) = self.since else {
             self.since = Some(Instant::now());
+            self.shares = transport.shares_processor();
             self.busy = transport.on_busy_processors();
             return Ok(());
         };
         if self.busy {
             return self.fall_asleep(transport);
         }
-        if self.spin > Duration::ZERO && !self.polls.is_multiple_of(POLLS_PER_LOOK) {
+        let (spin, yields) = match self.shares {
+            true => (Duration::ZERO, YIELDS_PER_SPIN * self.spin),
+            false => (AWAKE_ON_OWN * self.spin, AWAKE_ON_OWN * YIELDS_PER_SPIN * self.spin),
+        };
+        if !spin.is_zero() && !self.polls.is_multiple_of(POLLS_PER_LOOK) {
             std::hint::spin_loop();
             return Ok(());
         }
         let waited = since.elapsed();
-        if waited < self.spin {
+        if waited < spin {
             return Ok(());
         }
-        if waited < self.yields {
+        if waited < yields {
             self.busy = transport.give_way();
             return Ok(());
         }
@@ -117,6 +124,7 @@ mod tests {
     #[derive(Default)]
     struct Counting {
         is_busy: bool,
+        has_own: bool,
         yields: usize,
         sleeps: usize,
     }
@@ -139,6 +147,10 @@ mod tests {
             self.is_busy
         }
 
+        fn shares_processor(&self) -> bool {
+            !self.has_own
+        }
+
         fn on_busy_processors(&self) -> bool {
             self.is_busy
         }
@@ -153,7 +165,7 @@ mod tests {
 
     #[test]
     fn a_wait_on_busy_processors_sleeps_at_once_and_the_next_one_does_not_even_yield() {
-        let mut idle = Idle::new(1_000_000, true);
+        let mut idle = Idle::new(1_000_000);
         let mut transport = Counting::default();
         (0..10).for_each(|_| idle.pause(&mut transport).unwrap());
         assert_eq!((transport.yields, transport.sleeps), (9, 0), "the first pause only looks at the clock");
@@ -167,5 +179,15 @@ mod tests {
         idle.reset();
         (0..3).for_each(|_| idle.pause(&mut transport).unwrap());
         assert_eq!((transport.yields, transport.sleeps), (12, 4), "tried again");
+    }
+
+    #[test]
+    fn a_rank_polls_on_a_processor_of_its_own_and_gives_a_shared_one_away() {
+        for has_own in [true, false] {
+            let mut idle = Idle::new(1_000_000);
+            let mut transport = Counting { has_own, ..Counting::default() };
+            (0..200).for_each(|_| idle.pause(&mut transport).unwrap());
+            assert_eq!((transport.yields, transport.sleeps), (if has_own { 0 } else { 199 }, 0));
+        }
     }
 }

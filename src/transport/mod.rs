@@ -143,17 +143,51 @@ impl<Space> Blocks<Space> {
     }
 }
 
-/// A rank's part of an all-gather, reduce-scatter or all-reduce of all ranks of its node.
+/// A rank's part of a collective of all ranks of its node.
 #[derive(Debug, Clone, Copy)]
 pub struct NodeCall<'a, Space = InProcess> {
     /// What is done.
     pub collective: Collective,
-    /// The input, read before the call begins to wait.
+    /// The root's place among the ranks, where the collective has one.
+    pub root: usize,
+    /// The input. It must not change before the call has completed.
     pub src: &'a Blocks<Space>,
     /// Where the results go.
     pub dst: &'a Blocks<Space>,
-    /// How inputs become one; `None` for an all-gather.
+    /// How inputs become one; `None` where data only moves.
     pub combine: Option<Combine>,
+}
+
+/// The same of a rank whose blocks are of equal size and lie one after the other.
+#[derive(Debug, Clone, Copy)]
+pub struct FlatCall<Space: 'static = InProcess> {
+    /// What is done.
+    pub collective: Collective,
+    /// The root's place among the ranks, where the collective has one.
+    pub root: usize,
+    /// The input; see [`NodeCall::src`].
+    pub input: Bytes<'static, Space>,
+    /// Where the results go.
+    pub output: Bytes<'static, Space>,
+    /// Bytes of a block.
+    pub block_bytes: usize,
+    /// How inputs become one; `None` where data only moves.
+    pub combine: Option<Combine>,
+}
+
+impl FlatCall<OnDevice> {
+    /// The same, with bytes that this process reads and writes.
+    ///
+    /// # Safety
+    /// As of [`DeviceRegion::in_process`], for both.
+    pub unsafe fn in_process(self) -> FlatCall {
+        let FlatCall { collective, root, input, output, block_bytes, combine } = self;
+        // SAFETY: the bytes must be this process's; because the caller promises it.
+        let input = unsafe { input.in_process() };
+        // SAFETY: as above.
+        let output = unsafe { output.in_process() };
+        FlatCall { collective, root, input, output, block_bytes, combine }
+    }
 }
 
 impl<'a> Sink<'a, OnDevice> {
@@ -184,7 +218,13 @@ impl<'a> NodeCall<'a, OnDevice> {
             // structure whose parameter is in no field but that of regions, which have one layout, and the caller promises it.
             unsafe { &*std::ptr::from_ref(blocks).cast::<Blocks>() }
         };
-        NodeCall { collective: self.collective, src: blocks(self.src), dst: blocks(self.dst), combine: self.combine }
+        NodeCall {
+            collective: self.collective,
+            root: self.root,
+            src: blocks(self.src),
+            dst: blocks(self.dst),
+            combine: self.combine,
+        }
     }
 }
 
@@ -275,6 +315,11 @@ pub trait Transport: Send {
     fn give_way(&mut self) -> bool {
         std::thread::yield_now();
         false
+    }
+
+    /// Whether this rank shares its processors with other ranks of the node, so that it should give way early when it waits.
+    fn shares_processor(&self) -> bool {
+        true
     }
 
     /// Whether the node's processors were busy a short time ago.

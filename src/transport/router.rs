@@ -5,7 +5,7 @@ use super::registry::{self, Chosen, Site, TransportKind};
 use super::shm::open::Ways;
 use super::shm::wakeup::{Waker, Wakeups};
 use super::shm::{self, Shm};
-use super::{Departure, DeviceMemory, Endpoint, Envelope, Exchange, NodeCall, Sink, Transport};
+use super::{Departure, DeviceMemory, Endpoint, Envelope, Exchange, FlatCall, NodeCall, Sink, Transport};
 use crate::carrier::Carrier;
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -37,7 +37,6 @@ pub struct Router {
     polls: u32,
     slept: Duration,
     busy_at: Option<u64>,
-    oversubscribed: bool,
     alone: bool,
 }
 
@@ -77,22 +76,9 @@ pub(super) fn open_by(
     let wakeups = shm.wakeups().clone();
     let carrier = (grid.nnodes() > 1).then_some(carrier);
     let network = opener.open(site, &far, &wakeups, exchange)?;
-    let processors = std::thread::available_parallelism().map_or(1, usize::from);
-    let oversubscribed = grid.members(grid.node(me)).len() > processors;
     let alone = shm.ranks().next().is_none();
     let routes = routes.into_iter().flatten().collect();
-    Ok(Router {
-        routes,
-        shm,
-        network,
-        carrier,
-        wakeups,
-        polls: 0,
-        slept: Duration::ZERO,
-        busy_at: None,
-        oversubscribed,
-        alone,
-    })
+    Ok(Router { routes, shm, network, carrier, wakeups, polls: 0, slept: Duration::ZERO, busy_at: None, alone })
 }
 
 impl Router {
@@ -101,14 +87,19 @@ impl Router {
         Waker::new(self.wakeups.clone())
     }
 
-    /// Whether this node has more ranks than processors, so that a waiting rank should give way early.
-    pub fn oversubscribed(&self) -> bool {
-        self.oversubscribed
-    }
-
     /// Whether all ranks of this rank's node share a board, so that the node's small calls can be posted on it.
     pub fn has_board(&self) -> bool {
         self.shm.has_board()
+    }
+
+    /// Posts our part of a call of all ranks of the one node, each of whose blocks lies in one piece. It completes as token 0.
+    pub fn call_flat(&mut self, envelope: Envelope, call: &FlatCall) -> Result<Started> {
+        self.shm.call_flat(envelope, call)
+    }
+
+    /// Looks at the board alone; whether that completes the call.
+    pub fn advance_board(&mut self) -> Result<bool> {
+        self.shm.advance_board()
     }
 
     /// What carries messages between nodes, none where there is one node; the same on all ranks.
@@ -219,12 +210,17 @@ impl Transport for Router {
         self.wakeups.processors().give_way()
     }
 
+    fn shares_processor(&self) -> bool {
+        self.shm.shares_processor()
+    }
+
     fn on_busy_processors(&self) -> bool {
         self.wakeups.processors().are_busy()
     }
 
     fn sleep(&mut self, limit: Duration) -> Result<()> {
         self.wakeups.processors().touch();
+        self.shm.refresh_sharing();
         if self.busy_at.take().is_some_and(|relief| relief != self.relief()) {
             // A poll took what a `Busy` send waited for, with no token to show for it.
             return Ok(());

@@ -217,7 +217,7 @@ pub enum Post<'a> {
 
 /// Posts operations in order, those that are `Busy` again later, and waits until all have completed.
 pub fn carry_out(router: &mut Router, posts: &[Post<'_>]) -> Result<()> {
-    let mut idle = Idle::new(spin_us(), router.oversubscribed());
+    let mut idle = Idle::new(spin_us());
     let limit = Instant::now() + LIMIT;
     let (mut next, mut open, mut done) = (0, 0, Vec::new());
     while next < posts.len() || open > 0 {
@@ -252,7 +252,7 @@ pub fn carry_out(router: &mut Router, posts: &[Post<'_>]) -> Result<()> {
 
 /// Posts a call and waits until it has completed.
 pub fn call(router: &mut Router, envelope: Envelope, call: NodeCall<'_>) -> Result<()> {
-    let mut idle = Idle::new(spin_us(), router.oversubscribed());
+    let mut idle = Idle::new(spin_us());
     let limit = Instant::now() + LIMIT;
     let mut done = Vec::new();
     let mut complete = router.call(7, envelope, 0, call)? == Started::Done;

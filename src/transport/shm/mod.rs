@@ -10,9 +10,12 @@
 //! A receiver always takes records out of the ring, whether or not their receives have been posted, so streams do not
 //! hold each other up; [`super::matching`] gives messages to receives, [`super::streams`] says what bounds those that wait.
 
+mod fold;
 pub mod open;
+mod post;
 mod processors;
 pub mod pull;
+mod rates;
 pub mod record;
 mod ring;
 mod segment;
@@ -23,6 +26,7 @@ use crate::error::{Error, Result};
 use crate::exec::{Started, Token};
 use crate::memory::{shared, Arena, Bytes, Region};
 use crate::topo::Rank;
+use processors::Sharing;
 use pull::{Pull, Reach, SLICE, STAGING_BUFFER};
 use record::{Listing, RecordHeader, RecordKind, NO_SLOT};
 use ring::{Consumer, Producer};
@@ -38,7 +42,7 @@ use wakeup::Wakeups;
 use super::header::NO_ID;
 use super::matching::{check_usable, Fetch, Matching, MessageHead, Received};
 use super::streams::Posted;
-use super::{Envelope, NodeCall, Sink};
+use super::{Envelope, FlatCall, NodeCall, Sink};
 
 /// Bytes of a message that go through the ring at a time.
 const CHUNK: usize = 16 << 10;
@@ -78,6 +82,8 @@ pub struct Shm {
     board: Option<SharedBuffers>,
     /// Polls since the rings were looked at.
     board_polls: u32,
+    /// Whether we share our processors with other ranks of the node.
+    sharing: Sharing,
     /// What shows to ranks of this process that we are one.
     _met: Vec<crate::memory::shared::Met>,
     _presence: open::Presence,
@@ -151,8 +157,8 @@ impl Shm {
             done += region.len();
         }
         let number = peer.matching.short_sent(envelope.channel);
-        peer.output.publish(&self.segment, at, header(RecordKind::Eager, envelope, bytes, number, bytes));
-        self.wakeups.ring(peer.local);
+        peer.output.publish(at, header(RecordKind::Eager, envelope, bytes, number, bytes));
+        self.wakeups.ring_after_swap(peer.local);
         Started::Done
     }
 
@@ -174,8 +180,8 @@ impl Shm {
         let mut header = header(RecordKind::Large, envelope, bytes, number, self.body.len());
         header.pieces = listing.pieces.len() as u32;
         header.keys = listing.keys.len() as u32;
-        peer.output.publish(&self.segment, at, header);
-        self.wakeups.ring(peer.local);
+        peer.output.publish(at, header);
+        self.wakeups.ring_after_swap(peer.local);
         Started::Pending
     }
 
@@ -223,8 +229,33 @@ impl Shm {
     /// Posts our part of a collective of all ranks of the node.
     pub fn call(&mut self, token: Token, envelope: Envelope, call: NodeCall<'_>) -> Result<Started> {
         check_usable(self.cancelled)?;
-        let board = self.board.as_mut().ok_or_else(|| Error::Internal("a call on a node without a board".into()))?;
-        board.call(token, envelope, call)
+        self.board()?.call(token, envelope, call)
+    }
+
+    /// Whether this rank shares its processors with others.
+    pub fn shares_processor(&self) -> bool {
+        self.sharing.shares()
+    }
+
+    /// Tells and asks that anew, where it was long ago.
+    pub fn refresh_sharing(&mut self) {
+        self.sharing.refresh(&self.segment, self.local);
+    }
+
+    fn board(&mut self) -> Result<&mut SharedBuffers> {
+        self.board.as_mut().ok_or_else(|| Error::Internal("a call on a node without a board".into()))
+    }
+
+    /// The same, of blocks that lie in one piece each. It completes as token 0.
+    pub fn call_flat(&mut self, envelope: Envelope, call: &FlatCall) -> Result<Started> {
+        check_usable(self.cancelled)?;
+        self.board()?.call_flat(envelope, call)
+    }
+
+    /// Looks at the board alone; whether that completes the call.
+    #[inline]
+    pub fn advance_board(&mut self) -> Result<bool> {
+        self.board()?.advance_short()
     }
 
     /// Whether the ranks of the node share a board.
@@ -353,8 +384,8 @@ impl Shm {
             }
             outgoing.part_begun(len);
             let nothing = Envelope { channel: 0, sequence: 0, signature: 0 };
-            output.publish(&self.segment, at, header(RecordKind::Chunk, nothing, offset, number, len));
-            self.wakeups.ring(*local);
+            output.publish(at, header(RecordKind::Chunk, nothing, offset, number, len));
+            self.wakeups.ring_after_swap(*local);
             if matching.part_sent(number, len, done) {
                 matching.close(number);
             }
@@ -403,7 +434,7 @@ impl Shm {
             || self.board.as_ref().is_some_and(SharedBuffers::has_work)
             || self.peers.iter_mut().any(|peer| {
                 let control = segment.control(local, peer.local);
-                peer.input.has_record(segment)
+                peer.input.has_record()
                     || (peer.matching.has_numbered() && (any_bit(&control.acked.0) || any_bit(&control.granted.0)))
                     || peer.output.take_relief(segment)
             })
@@ -419,7 +450,7 @@ impl Shm {
             let mut watched = [PollFd::new(process, PollFlags::IN)];
             let ended = poll(&mut watched, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).is_ok_and(|ready| ready > 0);
             // What it sent or posted before it ended still counts.
-            let came = peer.input.has_record(&self.segment) || self.board.as_ref().is_some_and(SharedBuffers::has_work);
+            let came = peer.input.has_record() || self.board.as_ref().is_some_and(SharedBuffers::has_work);
             if ended && !came {
                 return Err(Error::Remote(format!("rank {} is gone: its process has ended", peer.rank)));
             }

@@ -5,6 +5,7 @@
 //! have it. A rank for which that does not work either uses TCP. Every rank learns who can use shared memory, so both
 //! ends of a pair decide alike.
 
+use super::processors::Sharing;
 use super::pull::{probe, Reach};
 use super::ring::{Consumer, Producer};
 use super::segment::{Segment, SLOTS};
@@ -207,7 +208,9 @@ fn agree(
         }
         None => None,
     };
-    let map = |file: &_| Segment::map(file, members.len()).ok();
+    // Told before the others hear that we have it.
+    let tell = |segment: &Segment| super::processors::tell(segment, grid.local(me));
+    let map = |file: &_| Segment::map(file, members.len()).ok().inspect(tell);
     let mut segment = file.as_ref().filter(|_| wants && ways.proc).and_then(map);
     // The leader's file stays open until everybody has it.
     let met = || members.iter().map(|rank| cards[rank.index()].met_by(mine)).collect::<Option<Vec<Met>>>();
@@ -234,7 +237,8 @@ fn agree(
     if ours_is_broken {
         let path = String::from_utf8_lossy(&paths[members[0].index()]).into_owned();
         let file = std::fs::OpenOptions::new().read(true).write(true).open(path).ok();
-        segment = file.filter(|_| wants && ways.file).and_then(|file| Segment::map(file, members.len()).ok());
+        let map = |file| Segment::map(file, members.len()).ok().inspect(tell);
+        segment = file.filter(|_| wants && ways.file).and_then(map);
     }
     usable = has(&mapped_by(exchange, segment.is_some(), false)?, SEGMENT);
     if !usable[me.index()] && wants {
@@ -282,12 +286,14 @@ pub fn open(
             (segment, others.collect(), grid.local(me))
         }
         // Alone: a segment of our own, for our own wakeup.
-        None => (Segment::map(memory_file(1)?, 1)?, Vec::new(), 0),
+        None => {
+            let segment = Segment::map(memory_file(1)?, 1)?;
+            super::processors::tell(&segment, 0);
+            (segment, Vec::new(), 0)
+        }
     };
     let segment = Arc::new(segment);
-    let named = |rank: &Rank| cards[rank.index()].doorbell;
-    let names =
-        if reached.is_empty() { vec![card.doorbell; segment.ranks()] } else { members.iter().map(named).collect() };
+    let names = doorbells(&card, &cards, if reached.is_empty() { &[] } else { members }, segment.ranks());
     let waits_for_sockets = sockets && reached.len() + 1 < grid.nranks();
     let doorbell = if waits_for_sockets { Some(doorbell(card.doorbell)?) } else { None };
     let wakeups = Arc::new(Wakeups::new(segment.clone(), local, names, doorbell)?);
@@ -297,10 +303,16 @@ pub fn open(
         .collect();
     let complete = members.len() > 1 && members.iter().all(|rank| usable[rank.index()]);
     let maps = maps && peers.iter().all(|peer| !matches!(peer.reach, Reach::Ring { .. }));
-    let board = complete.then(|| SharedBuffers::new(segment.clone(), wakeups.clone(), local, members.to_vec(), maps));
+    let reach = |&rank: &Rank| {
+        let peer = peers.iter().find(|peer| peer.rank == rank);
+        (rank, peer.map_or(Reach::SameProcess, |peer| peer.reach))
+    };
+    let board = || SharedBuffers::new(&segment, &wakeups, local, members.iter().map(reach).collect(), maps);
+    let board = complete.then(board);
     Ok(Shm {
         board,
         board_polls: 0,
+        sharing: Sharing::new(&segment, local),
         local,
         peers,
         pulls: VecDeque::new(),
@@ -313,6 +325,14 @@ pub fn open(
         _met: met,
         _presence: presence,
     })
+}
+
+/// The names of the local ranks' doorbells; of a rank that is alone its own alone.
+fn doorbells(card: &NodeCard, cards: &[NodeCard], members: &[Rank], ranks: usize) -> Vec<u64> {
+    match members {
+        [] => vec![card.doorbell; ranks],
+        _ => members.iter().map(|rank| cards[rank.index()].doorbell).collect(),
+    }
 }
 
 fn peer(

@@ -1,17 +1,103 @@
-//! Whether others than ranks compute on the node's processors.
+//! Whether ranks share processors, and whether others than ranks compute on them.
+//!
+//! Each rank tells in the node's segment on which processors it may run (its affinity) and how many of them it may use (its
+//! cgroup's quota). A rank has a processor of its own where the ranks that may run on its processors, and on those that these
+//! may run on, and so on, are no more than these processors.
 //!
 //! A rank that yields gets its processor back at once where nobody else wants it, after the others' turns where ranks share
 //! it, and after a time slice where somebody computes. The last two are told apart by a note that each rank makes when it
 //! gives its processor away: where none was made for as long as the yield took, nobody else's rank has run there.
 
-use super::segment::{ProcessorCells, PROCESSORS};
+use super::segment::{ProcessorCells, Segment, PROCESSORS};
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
 
 /// A yield that took so long, in ns, was a time slice, or many turns of other ranks.
 const LATE_NS: u64 = 2_000_000;
 /// How long processors are taken to be busy after a late yield, in ns, and at most, where that goes on.
 const BUSY_NS: u64 = 10_000_000;
 const LONGEST_BUSY_NS: u64 = 2_000_000_000;
+
+/// Processors, one bit each.
+type Processors = [u64; PROCESSORS / 64];
+
+/// How long what a rank has told of its processors is taken to be true.
+const TOLD: Duration = Duration::from_millis(100);
+
+/// Tells the others where this rank may run now.
+pub fn tell(segment: &Segment, local: usize) {
+    let mut processors: Processors = [0; PROCESSORS / 64];
+    if let Ok(set) = rustix::thread::sched_getaffinity(None) {
+        let may = (0..PROCESSORS.min(rustix::thread::CpuSet::MAX_CPU)).filter(|&processor| set.is_set(processor));
+        may.for_each(|processor| processors[processor / 64] |= 1 << (processor % 64));
+    }
+    let most = std::thread::available_parallelism().map_or(1, usize::from);
+    let place = segment.place(local);
+    place.processors.0.iter().zip(processors).for_each(|(word, bits)| word.store(bits, Relaxed));
+    place.most.0.store(most as u64, Relaxed);
+}
+
+/// Whether a rank shares its processors.
+#[derive(Debug)]
+pub struct Sharing {
+    shares: bool,
+    told: Instant,
+}
+
+impl Sharing {
+    /// What all ranks of the node have told.
+    pub fn new(segment: &Segment, local: usize) -> Sharing {
+        Sharing { shares: shares(&places(segment), local), told: Instant::now() }
+    }
+
+    /// Whether it does.
+    pub fn shares(&self) -> bool {
+        self.shares
+    }
+
+    /// Tells it anew, and looks at what others have told, if that was long ago.
+    pub fn refresh(&mut self, segment: &Segment, local: usize) {
+        if self.told.elapsed() >= TOLD {
+            tell(segment, local);
+            *self = Sharing::new(segment, local);
+        }
+    }
+}
+
+fn places(segment: &Segment) -> Vec<(Processors, usize)> {
+    let place = |local: usize| {
+        let place = segment.place(local);
+        (std::array::from_fn(|word| place.processors.0[word].load(Relaxed)), place.most.0.load(Relaxed) as usize)
+    };
+    (0..segment.ranks()).map(place).collect()
+}
+
+fn number(processors: &Processors) -> usize {
+    processors.iter().map(|word| word.count_ones() as usize).sum()
+}
+
+/// Whether the ranks that may come to run where rank `me` may are more than the processors, by each rank's processors and how
+/// many of them it may use.
+fn shares(places: &[(Processors, usize)], me: usize) -> bool {
+    let Some(&(mut reached, _)) = places.get(me) else { return true };
+    let touches =
+        |reached: &Processors, processors: &Processors| reached.iter().zip(processors).any(|(a, b)| a & b != 0);
+    loop {
+        let mut next = reached;
+        for (processors, _) in places.iter().filter(|(processors, _)| touches(&reached, processors)) {
+            next.iter_mut().zip(processors).for_each(|(all, word)| *all |= word);
+        }
+        if next == reached {
+            break;
+        }
+        reached = next;
+    }
+    let there = || places.iter().filter(|(processors, _)| touches(&reached, processors));
+    // Quotas of one cgroup count for its ranks together, and nothing tells whose cgroup is whose.
+    let quota = there().filter(|(processors, most)| *most < number(processors)).map(|&(_, most)| most).min();
+    let ranks = there().count();
+    ranks == 0 || ranks > number(&reached).min(quota.unwrap_or(usize::MAX))
+}
 
 /// The ranks' notes about processors.
 #[derive(Debug, Clone, Copy)]
@@ -106,6 +192,35 @@ mod tests {
             presence.say_busy(at);
         });
         assert_eq!(segment.processors().busy_ns.0.load(Relaxed), LONGEST_BUSY_NS);
+    }
+
+    #[test]
+    fn ranks_share_processors_where_they_are_more() {
+        let on = |processors: &[usize]| {
+            let mut bits: Processors = [0; PROCESSORS / 64];
+            processors.iter().for_each(|processor| bits[processor / 64] |= 1 << (processor % 64));
+            (bits, processors.len())
+        };
+        let all =
+            |places: &[(Processors, usize)]| -> Vec<bool> { (0..places.len()).map(|me| shares(places, me)).collect() };
+        assert_eq!(all(&[on(&[0, 1]), on(&[0, 1])]), [false, false]);
+        assert_eq!(all(&[on(&[0]), on(&[1])]), [false, false], "each is bound to one");
+        assert_eq!(all(&[on(&[0]), on(&[0]), on(&[1])]), [true, true, false]);
+        assert_eq!(all(&[on(&[0, 1]), on(&[1, 2]), on(&[2]), on(&[300])]), [false, false, false, false]);
+        assert_eq!(all(&[on(&[0, 1]), on(&[1]), on(&[1])]), [true, true, true], "two of them are on one");
+        let quota = |places: (Processors, usize)| (places.0, 1);
+        assert_eq!(all(&[quota(on(&[0, 1])), quota(on(&[0, 1]))]), [true, true], "a quota of one processor");
+        assert_eq!(all(&[([0; PROCESSORS / 64], 0)]), [true], "nothing is known");
+    }
+
+    #[test]
+    fn where_this_process_may_run_is_told() {
+        let segment = Segment::of_heap(2);
+        assert!(Sharing::new(&segment, 0).shares(), "nobody has told");
+        tell(&segment, 0);
+        tell(&segment, 1);
+        let most = std::thread::available_parallelism().map_or(1, usize::from);
+        assert_eq!(Sharing::new(&segment, 0).shares(), most < 2);
     }
 
     #[test]

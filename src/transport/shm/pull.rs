@@ -78,7 +78,7 @@ pub struct Pull {
 }
 
 /// Addresses of another process, or of this one.
-fn pieces_at<Space>(listing: &Listing) -> Pieces<Space> {
+pub fn pieces_at<Space>(listing: &Listing) -> Pieces<Space> {
     let region = |&(address, len, _): &(u64, u64, Option<usize>)| {
         // SAFETY: the bytes must be usable in their space while the region is; because a sender does not touch a message until
         // we acknowledge it, and the kernel checks what is in another process.
@@ -215,7 +215,7 @@ impl Pull {
         pieces.runs(self.done, wanted, MAX_PIECES, &mut from);
         let got = match read_process(pid, &into, &from) {
             Err(error) if error.raw_os_error() == Some(libc::EPERM) => return Ok(None),
-            got => got.map_err(|error| self.explain(&error, pid, &into))?,
+            got => got.map_err(|error| unreadable(&error, self.rank, pid, &into))?,
         };
         let got = got - got % grain;
         if got == 0 {
@@ -226,20 +226,20 @@ impl Pull {
         }
         Ok(Some(got))
     }
+}
 
-    fn explain(&self, error: &std::io::Error, pid: u32, into: &[Bytes<'_>]) -> Error {
-        let rank = self.rank;
-        match error.raw_os_error() {
-            Some(libc::ESRCH) => Error::Remote(format!("rank {rank} is gone: its process {pid} has ended")),
-            // The kernel does not say on which side it could not go on.
-            Some(libc::EFAULT) if !is_writable(into) => {
-                Error::InvalidArgument(format!("the buffer for a message of rank {rank} cannot be written"))
-            }
-            Some(libc::EFAULT) => {
-                Error::Remote(format!("a buffer of rank {rank} (process {pid}) was unmapped while it was being sent"))
-            }
-            _ => Error::System(format!("reading the memory of rank {rank} (process {pid}): {error}")),
+/// Why bytes of a rank's process could not be copied into these regions.
+pub fn unreadable(error: &std::io::Error, rank: Rank, pid: u32, into: &[Bytes<'_>]) -> Error {
+    match error.raw_os_error() {
+        Some(libc::ESRCH) => Error::Remote(format!("rank {rank} is gone: its process {pid} has ended")),
+        // The kernel does not say on which side it could not go on.
+        Some(libc::EFAULT) if !is_writable(into) => {
+            Error::InvalidArgument(format!("the buffer for a message of rank {rank} cannot be written"))
         }
+        Some(libc::EFAULT) => {
+            Error::Remote(format!("a buffer of rank {rank} (process {pid}) was unmapped while it was being sent"))
+        }
+        _ => Error::System(format!("reading the memory of rank {rank} (process {pid}): {error}")),
     }
 }
 
@@ -251,7 +251,7 @@ pub fn gave_up_error(rank: Rank) -> Error {
 /// Whether the kernel's way of copying is slow for these addresses. Where the destination lies 1 to 31 bytes after the
 /// source within its page, as blocks that `malloc` gave out one after the other do, `rep movsb` runs at a sixth of its
 /// speed on some processors (measured on Zen 3: 2.4 instead of 11 GB/s); one more copy, in cache, is much cheaper.
-fn copies_slowly(from: PeerRegion, into: Region) -> bool {
+pub fn copies_slowly(from: PeerRegion, into: Region) -> bool {
     let distance = into.address().wrapping_sub(from.address()) as usize % PAGE;
     (1..32).contains(&distance) && from.len() > PAGE && into.len() > PAGE
 }

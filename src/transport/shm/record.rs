@@ -11,6 +11,10 @@ use crate::transport::Envelope;
 pub const HEADER: usize = 64;
 const PIECE: usize = 24;
 const KEY: usize = 48;
+/// Bytes of a body that go into the header's line.
+pub const INLINE: usize = 8;
+/// Where in the line they are; what follows them is the ring's.
+pub const INLINE_AT: usize = 48;
 /// A slot number that names none.
 pub const NO_SLOT: u32 = u32::MAX;
 

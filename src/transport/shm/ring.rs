@@ -1,13 +1,15 @@
 //! The ring of one ordered pair: a byte queue of records, written by one rank and read by another.
 //!
 //! Positions count bytes ever written or consumed. A record is contiguous: where it would cross the end of the ring, a
-//! `Skip` fills the rest. The sender publishes by storing its position (release), the receiver frees by storing its own.
-use super::record::{RecordHeader, RecordKind, HEADER, NO_SLOT};
+//! `Skip` fills the rest. A record comes with its flag in one cache line, with up to 8 bytes of its body: the last word of a header
+//! is one more than the header's position. The sender clears the next header's word before it publishes a record, for which
+//! it needs one free line more, so that nothing older is taken for a header. The receiver frees by storing its position.
+use super::record::{RecordHeader, RecordKind, HEADER, INLINE, INLINE_AT, NO_SLOT};
 use super::segment::{Control, Segment};
 use crate::error::Result;
 use crate::memory::Region;
 use crate::transport::Envelope;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The sender's end.
 #[derive(Debug)]
@@ -31,9 +33,29 @@ pub struct Consumer {
 
 const NOTHING: Envelope = Envelope { channel: 0, sequence: 0, signature: 0 };
 
+/// Where in a header its flag is.
+const FLAG: usize = HEADER - 8;
+
 /// Bytes a record with this body takes in a ring.
 pub fn record_len(body: usize) -> usize {
-    (HEADER + body).next_multiple_of(HEADER)
+    match body {
+        0..=INLINE => HEADER,
+        _ => (HEADER + body).next_multiple_of(HEADER),
+    }
+}
+
+/// The place of a body in a record at `at`.
+fn body_at(at: usize, body: usize) -> usize {
+    at + if body <= INLINE { INLINE_AT } else { HEADER }
+}
+
+/// The flag of the header at a place.
+fn flag(ring: &Region, at: usize) -> &AtomicU64 {
+    let place = ring.part(at + FLAG, 8);
+    assert!(place.as_ptr().cast::<AtomicU64>().is_aligned());
+    // SAFETY: the place must hold a u64 and be written only through atomics while others look at it; because it lies inside the
+    // ring, is aligned, and is a body's only before the sender clears it, which the receiver does not look at.
+    unsafe { &*place.as_ptr().cast::<AtomicU64>() }
 }
 
 impl Producer {
@@ -63,7 +85,7 @@ impl Producer {
         let len = record_len(body);
         let at = self.tail as usize % self.ring.len();
         let rest = self.ring.len() - at;
-        let needed = if rest < len { rest + len } else { len };
+        let needed = HEADER + if rest < len { rest + len } else { len };
         if !self.fits(needed) {
             let control = self.control(segment);
             self.head = control.head.0.load(Ordering::Acquire);
@@ -93,22 +115,30 @@ impl Producer {
             keys: 0,
             body: 0,
         };
-        self.ring.part(at, HEADER).write(&skip.encode());
-        self.tail += rest as u64;
+        self.show(at, &skip);
         Some(0)
     }
 
     /// The place of the body of the record that begins at `at`.
     pub fn body(&self, at: usize, len: usize) -> Region {
-        self.ring.part(at + HEADER, len)
+        self.ring.part(body_at(at, len), len)
     }
 
     /// Completes the record reserved at `at`, whose body is in place, and shows it to the receiver.
-    pub fn publish(&mut self, segment: &Segment, at: usize, mut header: RecordHeader) {
+    pub fn publish(&mut self, at: usize, mut header: RecordHeader) {
         header.len = record_len(header.body as usize);
-        self.ring.part(at, HEADER).write(&header.encode());
+        self.show(at, &header);
+    }
+
+    /// Writes a header before its flag, once the next one's is clear.
+    fn show(&mut self, at: usize, header: &RecordHeader) {
+        let next = (at + header.len) % self.ring.len();
+        flag(&self.ring, next).store(0, Ordering::Relaxed);
+        let room = if header.body as usize <= INLINE { INLINE_AT } else { FLAG };
+        self.ring.part(at, room).write(&header.encode()[..room]);
+        // Not a store: whoever is woken after it sees it before it sleeps (`Wakeups::ring`).
+        flag(&self.ring, at).swap(self.tail + 1, Ordering::SeqCst);
         self.tail += header.len as u64;
-        self.control(segment).tail.0.store(self.tail, Ordering::Release);
     }
 
     /// Whether the receiver has made space since [`reserve`](Producer::reserve) found none; told once.
@@ -128,19 +158,21 @@ impl Consumer {
     }
 
     /// Whether a record waits.
-    pub fn has_record(&self, segment: &Segment) -> bool {
-        segment.control(self.from, self.to).tail.0.load(Ordering::Acquire) != self.head
+    pub fn has_record(&self) -> bool {
+        flag(&self.ring, self.head as usize % self.ring.len()).load(Ordering::Acquire) == self.head + 1
     }
 
     /// The next record and its body.
+    #[inline]
     pub fn next(&mut self, segment: &Segment) -> Result<Option<(RecordHeader, Region)>> {
-        while self.has_record(segment) {
+        while self.has_record() {
             let at = self.head as usize % self.ring.len();
             let mut bytes = [0; HEADER];
             self.ring.part(at, HEADER).read(&mut bytes);
             let header = RecordHeader::decode(&bytes)?;
             if header.kind != RecordKind::Skip {
-                return Ok(Some((header, self.ring.part(at + HEADER, header.body as usize))));
+                let body = header.body as usize;
+                return Ok(Some((header, self.ring.part(body_at(at, body), body))));
             }
             self.advance(segment, &header);
         }
@@ -228,7 +260,7 @@ mod tests {
                     }
                 };
                 producer.body(at, body).write(&vec![number as u8; body]);
-                producer.publish(&sender, at, header(number, body));
+                producer.publish(at, header(number, body));
             }
             waits
         });
@@ -251,6 +283,6 @@ mod tests {
         }
         let waits = send.join().unwrap();
         assert!(waits > 0, "the ring was never full");
-        assert!(!consumer.has_record(&segment));
+        assert!(!consumer.has_record());
     }
 }

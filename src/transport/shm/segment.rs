@@ -5,8 +5,9 @@
 //! controls  one set of cache lines per ordered pair, [to][from]: positions and acknowledgements
 //! rings     one per ordered pair, [to][from]: records, from the sender to the receiver
 //! processors  a few lines for all, and one for each processor: when ranks were on it
-//! cells     three cache lines per local rank: what its board's faces hold, and how far it has read
-//! boards    two faces per local rank: its part of a call, read by all
+//! places    lines of each local rank: which processors it may run on
+//! cells     cache lines of each local rank: what its board's faces hold, how far it has read, what it cannot read
+//! boards    of each local rank: pages for its part of a short call, and areas for that of a long one
 //! ```
 //! Pages are touched only where ranks exchange messages, so the rings of pairs that never do cost nothing.
 
@@ -45,8 +46,6 @@ pub type SlotBits = [AtomicU64; SLOTS / 64];
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub struct Control {
-    /// Bytes ever written to the ring; the sender's.
-    pub tail: Line<AtomicU64>,
     /// Bytes ever consumed; the receiver's.
     pub head: Line<AtomicU64>,
     /// The sender waits for space; set by the sender, taken by the receiver.
@@ -76,47 +75,70 @@ pub struct ProcessorCells {
     pub touched: [Line<AtomicU64>; PROCESSORS],
 }
 
-/// What a face of a board holds.
+/// Where a local rank may run.
 #[derive(Debug)]
 #[repr(C, align(64))]
+pub struct PlaceCells {
+    /// One bit for each processor that is told apart.
+    pub processors: Line<[AtomicU64; PROCESSORS / 64]>,
+    /// How many of them it may use at a time; 0 until it has told.
+    pub most: Line<AtomicU64>,
+}
+
+/// The first bytes of a face's cache line. What follows in the line is written as bytes, before `call`.
+#[derive(Debug)]
+#[repr(C, align(16))]
 pub struct FaceCell {
     /// The number of the call; stored last.
     pub call: AtomicU64,
-    /// The operation of the communicator that the call belongs to.
-    pub sequence: AtomicU64,
-    /// The operation's digest.
-    pub signature: AtomicU32,
-    /// Bytes posted.
-    pub bytes: AtomicU64,
-    /// How many pieces the face lists instead of holding the bytes themselves; 0 when it holds them.
-    pub pieces: AtomicU32,
-    /// How many keys the face lists.
-    pub keys: AtomicU32,
+    /// What is posted, and of which operation: see [`super::post`].
+    pub check: AtomicU64,
 }
 
-/// What a rank tells about its board.
+/// What a rank tells about its board beside what it posts.
 #[derive(Debug)]
 #[repr(C, align(64))]
-pub struct BoardCell {
-    /// What the faces hold.
-    pub faces: [FaceCell; FACES],
+pub struct BoardLines {
     /// The number of the last call in which this rank has read all it needs.
     pub read: Line<AtomicU64>,
+    /// The number of the last call of which it could not read a part that lies in its poster's memory.
+    pub refused: Line<AtomicU64>,
+    /// The number of the last call whose part it has copied because somebody could not read it.
+    pub copied: AtomicU64,
+    /// Whether it can read the memory of all others: 0 until it has told, then [`READS`] or [`READS_NOT`].
+    pub reads: AtomicU32,
 }
+
+/// See [`BoardLines::reads`].
+pub const READS: u32 = 1;
+/// See [`BoardLines::reads`].
+pub const READS_NOT: u32 = 2;
 
 /// One face of a rank's board.
 #[derive(Debug, Clone, Copy)]
 pub struct Face<'a> {
-    /// What it holds.
+    /// Whose post it is.
     pub cell: &'a FaceCell,
-    /// The bytes.
-    pub data: Bytes<'a>,
+    /// The rest of the cell's cache line.
+    pub line: Bytes<'a>,
+    /// Room for a short post. Some faces have one page.
+    pub page: Bytes<'a>,
 }
 
-/// Bytes of a face. Only what is used of it takes memory.
+/// Bytes of an area. Only what is used of it takes memory.
 pub const BOARD_BYTES: usize = 512 << 10;
-/// Faces of a board.
-pub const FACES: usize = 2;
+/// Areas of a board, for posts that are longer than a face's page.
+pub const AREAS: usize = 2;
+/// Bytes of a page.
+pub const PAGE_BYTES: usize = PAGE;
+/// Faces of a board: a rank that only posts is at most so many calls ahead of those that read.
+pub const FACES: usize = 32;
+/// Pages of a board, for posts that are longer than a line.
+pub const PAGES: usize = 8;
+/// Bytes of a post that go into the face's cache line.
+pub const LINE_BYTES: usize = 64 - size_of::<FaceCell>();
+const CELLS_BYTES: usize = FACES * 64 + size_of::<BoardLines>();
+const BOARD: usize = PAGES * PAGE_BYTES + AREAS * BOARD_BYTES;
 
 /// The mapped segment.
 #[derive(Debug)]
@@ -154,18 +176,22 @@ fn processors_at(ranks: usize) -> usize {
     rings_at(ranks) + ranks * ranks * ring_bytes(ranks)
 }
 
+fn places_at(ranks: usize) -> usize {
+    processors_at(ranks) + size_of::<ProcessorCells>()
+}
+
 fn cells_at(ranks: usize) -> usize {
-    (processors_at(ranks) + size_of::<ProcessorCells>()).next_multiple_of(PAGE)
+    (places_at(ranks) + ranks * size_of::<PlaceCells>()).next_multiple_of(PAGE)
 }
 
 fn boards_at(ranks: usize) -> usize {
-    (cells_at(ranks) + ranks * size_of::<BoardCell>()).next_multiple_of(PAGE)
+    (cells_at(ranks) + ranks * CELLS_BYTES).next_multiple_of(PAGE)
 }
 
 impl Segment {
     /// Bytes of the segment for so many local ranks.
     pub fn bytes(ranks: usize) -> usize {
-        boards_at(ranks) + ranks * FACES * BOARD_BYTES
+        boards_at(ranks) + ranks * BOARD
     }
 
     /// Maps a file of [`Segment::bytes`] bytes, all zero when it was made.
@@ -217,17 +243,35 @@ impl Segment {
         self.at(processors_at(self.ranks))
     }
 
-    /// What a local rank tells about its board.
-    pub fn board(&self, local: usize) -> &BoardCell {
+    /// Where a local rank may run.
+    pub fn place(&self, local: usize) -> &PlaceCells {
         assert!(local < self.ranks);
-        self.at(cells_at(self.ranks) + local * size_of::<BoardCell>())
+        self.at(places_at(self.ranks) + local * size_of::<PlaceCells>())
+    }
+
+    /// What a local rank tells about its board.
+    pub fn board(&self, local: usize) -> &BoardLines {
+        assert!(local < self.ranks);
+        self.at(cells_at(self.ranks) + local * CELLS_BYTES + FACES * 64)
     }
 
     /// A face of a local rank's board.
     pub fn face(&self, local: usize, face: usize) -> Face<'_> {
-        let cell = &self.board(local).faces[face];
-        let offset = boards_at(self.ranks) + (local * FACES + face) * BOARD_BYTES;
-        Face { cell, data: self.region().part(offset, BOARD_BYTES) }
+        assert!(local < self.ranks && face < FACES);
+        let cell = cells_at(self.ranks) + local * CELLS_BYTES + face * 64;
+        let page = boards_at(self.ranks) + local * BOARD + face % PAGES * PAGE_BYTES;
+        Face {
+            cell: self.at(cell),
+            line: self.region().part(cell + size_of::<FaceCell>(), LINE_BYTES),
+            page: self.region().part(page, PAGE_BYTES),
+        }
+    }
+
+    /// An area of a local rank's board.
+    pub fn area(&self, local: usize, area: usize) -> Bytes<'_> {
+        assert!(local < self.ranks && area < AREAS);
+        let at = boards_at(self.ranks) + local * BOARD + PAGES * PAGE_BYTES + area * BOARD_BYTES;
+        self.region().part(at, BOARD_BYTES)
     }
 
     fn pair(&self, from: usize, to: usize) -> usize {

@@ -1,56 +1,105 @@
-//! Collectives of a whole node: every rank posts its part on a board of its own, and all read all boards.
+//! Collectives of a whole node: ranks post their parts on boards of their own, and those who need them read them there.
 //!
-//! One post and `p-1` looks replace `p-1` messages each way, and all operands of a reduction are at hand at once. Each
-//! rank's board has two faces, used in turn. A face is written again two calls later: by then every member has posted
-//! the call in between, which it does only when it has read everything of the call before. That holds because each
-//! member of each of these collectives needs something of every other one, and no rank has two calls on the board at a
-//! time.
+//! One post and a look at each part replace messages, and all operands of a reduction are at hand at once. A rank's board
+//! has a few faces, used in turn: the n-th call's post is on face n modulo their number. A face or an area is written again
+//! only when everybody who reads it has read it, which mostly shows without a look: a rank posts a call only when it has
+//! read everything of the one before, and no rank has two calls on the board at a time. Who only posts, as the root of a
+//! broadcast, looks how far the others have read.
 //!
-//! A part that lies in shared allocations is not copied: the face lists where it is, and the others map and read it in
-//! place. Then the call is complete for its poster when all members have told that they have read.
+//! A long part need not be copied: the face lists where it is ([`post`]), and the others read it in place, or have the
+//! kernel copy it. Then the call is complete for its poster when they have told that they have read. [`Rates`] tells
+//! which is faster. Who may not read another process's memory says so, and the poster copies after all.
 
-use super::pull::{gave_up_error, mapped, Mappings};
+mod short_call;
+mod waits;
+
+use super::fold::{fold, Operand, OperandBytes};
+use super::post::{self, Form, Posting, Unread};
+use super::pull::{gave_up_error, unreadable, Reach};
+use super::rates::Rates;
 use super::record::Listing;
-use super::segment::{Face, Segment, BOARD_BYTES, FACES};
+use super::segment::{Segment, AREAS, BOARD_BYTES, FACES, PAGES, PAGE_BYTES, READS, READS_NOT};
 use super::wakeup::Wakeups;
-use crate::device::host::{self, Combine};
+use crate::device::host::Combine;
 use crate::error::{Error, Result};
 use crate::exec::{Started, Token};
-use crate::memory::{shared, Region};
+use crate::memory::{shared, Arena, Region};
 use crate::plan::Collective;
 use crate::topo::Rank;
 use crate::transport::target::Pieces;
-use crate::transport::{Blocks, Envelope, NodeCall};
+use crate::transport::{Blocks, Envelope, FlatCall, NodeCall};
 use smallvec::SmallVec;
+use std::cell::Cell;
 use std::sync::atomic::{fence, Ordering};
 use std::sync::Arc;
 
-/// Parts of fewer bytes are copied even when they could be listed: a copy costs less than waiting for the readers.
+/// Parts of fewer bytes are copied even when they lie in shared allocations: a copy costs less than waiting for the readers.
 const LISTED_BYTES: usize = 32 << 10;
+/// Parts of fewer bytes are never read through the kernel.
+const KERNEL_BYTES: usize = 4 << 10;
 
-/// A call that has been posted and is not complete.
+/// Another rank of the node, or we.
+#[derive(Debug)]
+struct Member {
+    rank: Rank,
+    reach: Reach,
+    /// The last call in which it is known to have read all it needs.
+    read: Cell<u64>,
+}
+
+/// What a call that has been made waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    /// Room for our post.
+    Room,
+    /// Posts of others; so many have been taken.
+    Posts(usize),
+    /// The same, and this part that could not be read shall be copied by its poster.
+    Copy(usize),
+    /// Others, to read what we have lent.
+    Readers,
+}
+
+/// A call that is not complete.
 #[derive(Debug)]
 struct Waiting {
     token: Token,
     envelope: Envelope,
     collective: Collective,
     combine: Option<Combine>,
-    /// Where our part of every member's post begins, and our own post's bytes.
-    offset: usize,
-    bytes: usize,
-    /// The first member that has not been seen to post.
-    next: usize,
+    root: usize,
+    stage: Stage,
     /// Our part is read where it lies.
-    listed: bool,
-    /// We have read everything; so have the members before this one.
-    read: Option<usize>,
+    lent: bool,
+    /// We have read parts of others where they lie.
+    borrowed: bool,
+    /// Bytes of the result that have been reduced.
+    reduced: usize,
+    /// The call, where it is short and its blocks are not in `src` and `dst` yet.
+    short: Option<Short>,
 }
 
-/// A member's post, in our address space.
-#[derive(Debug)]
-struct Post {
-    pieces: Pieces,
-    _mappings: Mappings,
+/// A call whose parts lie in a face's line or page, all in the same form.
+#[derive(Debug, Clone, Copy)]
+struct Short {
+    call: FlatCall,
+    form: Form,
+    /// What every post says.
+    word: u64,
+    /// Posts that have been taken.
+    taken: usize,
+}
+
+impl Waiting {
+    fn new(
+        token: Token,
+        envelope: Envelope,
+        (collective, root): (Collective, usize),
+        combine: Option<Combine>,
+    ) -> Waiting {
+        let (stage, lent, borrowed, reduced, short) = (Stage::Room, false, false, 0, None);
+        Waiting { token, envelope, collective, combine, root, stage, lent, borrowed, reduced, short }
+    }
 }
 
 /// The boards of a node, seen from one of its ranks.
@@ -59,88 +108,135 @@ pub struct SharedBuffers {
     segment: Arc<Segment>,
     wakeups: Arc<Wakeups>,
     local: usize,
-    members: Vec<Rank>,
+    members: Vec<Member>,
     /// Whether the members can map each other's shared allocations.
     maps: bool,
-    /// How many calls we have posted.
+    /// Whether our part may be read through the kernel: nobody has been refused yet.
+    lends: bool,
+    /// How many calls we have made.
     calls: u64,
+    /// The call that used each face and area last, and its only reader, if it has but one.
+    faces: [(u64, Option<usize>); FACES],
+    pages: [(u64, Option<usize>); PAGES],
+    areas: [(u64, Option<usize>); AREAS],
     waiting: Option<Waiting>,
-    /// Where the results of the waiting call go.
+    /// The input of the waiting call, and where its results go.
+    src: Blocks,
     dst: Blocks,
-    /// What the members have posted for it.
-    posts: Vec<Post>,
-    /// A listing as bytes; kept for its allocation.
+    /// What the members have posted for it, from the one after us on.
+    posts: Vec<Posting>,
+    /// Where our part lies, and that as bytes; kept for their allocations.
+    listing: Listing,
     body: Vec<u8>,
+    /// Room to reduce what the kernel copied; made when it is first needed.
+    staging: Arena,
+}
+
+/// Whether a member of a call brings something that others read.
+fn brings(collective: Collective, member: usize, root: usize) -> bool {
+    match collective {
+        Collective::Broadcast | Collective::Scatter => member == root,
+        Collective::Gather | Collective::Reduce => member != root,
+        _ => true,
+    }
+}
+
+/// Whether what a member brings has a block for each.
+fn is_cut(collective: Collective) -> bool {
+    matches!(collective, Collective::ReduceScatter | Collective::AllToAll | Collective::Scatter)
+}
+
+/// Whether a member of a call reads something of others.
+fn takes(collective: Collective, member: usize, root: usize) -> bool {
+    match collective {
+        Collective::Broadcast | Collective::Scatter => member != root,
+        Collective::Gather | Collective::Reduce => member == root,
+        _ => true,
+    }
+}
+
+/// A buffer of blocks.
+fn cut(buffer: Region, block_bytes: usize, blocks: &mut Blocks) {
+    blocks.clear();
+    for at in (0..buffer.len()).step_by(block_bytes.max(1)) {
+        blocks.push(std::iter::once(buffer.part(at, block_bytes)));
+    }
 }
 
 impl SharedBuffers {
-    /// The boards of `members`, all of which share the segment; we are number `local` of them.
+    /// The boards of `members`, all of which share the segment and can be reached so; we are number `local` of them.
     pub fn new(
-        segment: Arc<Segment>,
-        wakeups: Arc<Wakeups>,
+        segment: &Arc<Segment>,
+        wakeups: &Arc<Wakeups>,
         local: usize,
-        members: Vec<Rank>,
+        members: Vec<(Rank, Reach)>,
         maps: bool,
     ) -> SharedBuffers {
-        let (dst, posts, body) = (Blocks::default(), Vec::new(), Vec::new());
-        SharedBuffers { segment, wakeups, local, members, maps, calls: 0, waiting: None, dst, posts, body }
+        let is_read = |(_, reach): &(Rank, Reach)| !matches!(reach, Reach::Ring { .. });
+        let reads = if members.iter().all(is_read) { READS } else { READS_NOT };
+        segment.board(local).reads.store(reads, Ordering::Relaxed);
+        SharedBuffers {
+            segment: segment.clone(),
+            wakeups: wakeups.clone(),
+            local,
+            members: members.into_iter().map(|(rank, reach)| Member { rank, reach, read: Cell::new(0) }).collect(),
+            maps,
+            lends: true,
+            calls: 0,
+            faces: [(0, None); FACES],
+            pages: [(0, None); PAGES],
+            areas: [(0, None); AREAS],
+            waiting: None,
+            src: Blocks::default(),
+            dst: Blocks::default(),
+            posts: Vec::new(),
+            listing: Listing::default(),
+            body: Vec::new(),
+            staging: Arena::new(0),
+        }
     }
 
-    /// Posts our part of a call.
+    /// Begins a call: posts our part, and takes what is there already.
     pub fn call(&mut self, token: Token, envelope: Envelope, call: NodeCall<'_>) -> Result<Started> {
-        let NodeCall { collective, src, dst, combine } = call;
-        let bytes = src.bytes();
-        if bytes > BOARD_BYTES || src.len() != collective.input_blocks(self.members.len(), Rank(0), Rank(0)) {
-            return Err(Error::Internal(format!("{} blocks of {bytes} bytes do not go on a board", src.len())));
-        }
+        let NodeCall { collective, root, src, dst, combine } = call;
         if self.waiting.is_some() {
             return Ok(Started::Busy);
         }
-        self.calls += 1;
-        let listed = self.post(envelope, collective, src, bytes);
+        let (p, me, at) = (self.members.len(), Rank::from_index(self.local), Rank::from_index(root));
+        let bytes = src.bytes();
+        if bytes > BOARD_BYTES || src.len() != collective.input_blocks(p, me, at) {
+            return Err(Error::Internal(format!("{} blocks of {bytes} bytes do not go on a board", src.len())));
+        }
+        self.src.clone_from(src);
         self.dst.clone_from(dst);
+        self.begin(token, envelope, (collective, root), combine)
+    }
+
+    fn begin(
+        &mut self,
+        token: Token,
+        envelope: Envelope,
+        (collective, root): (Collective, usize),
+        combine: Option<Combine>,
+    ) -> Result<Started> {
+        self.calls += 1;
         self.posts.clear();
-        let offset = match collective {
-            Collective::ReduceScatter => (0..self.local).map(|block| src.block_bytes(block)).sum(),
-            _ => 0,
-        };
-        let waiting = Waiting { token, envelope, collective, combine, offset, bytes, next: 0, listed, read: None };
-        self.waiting = Some(waiting);
+        self.waiting = Some(Waiting::new(token, envelope, (collective, root), combine));
         Ok(if self.advance()?.is_some() { Started::Done } else { Started::Pending })
     }
 
-    /// Fills our face and shows it; whether our part is listed.
-    fn post(&mut self, envelope: Envelope, collective: Collective, src: &Blocks, bytes: usize) -> bool {
-        // The result of an all-reduce in place goes over what others would still read.
-        let may_list = self.maps && bytes >= LISTED_BYTES && collective != Collective::AllReduce;
-        let listing = if may_list { Listing::new(src.regions(), shared::find) } else { Listing::default() };
-        let all_shared = listing.pieces.iter().all(|(_, _, key)| key.is_some());
-        let listed = all_shared && !listing.pieces.is_empty() && listing.encoded_len() <= BOARD_BYTES;
-        let Face { cell, data } = self.segment.face(self.local, self.face());
-        let (mut pieces, mut keys) = (0, 0);
-        if listed {
-            listing.encode(&mut self.body);
-            data.part(0, self.body.len()).write(&self.body);
-            (pieces, keys) = (listing.pieces.len() as u32, listing.keys.len() as u32);
-        } else {
-            let mut done = 0;
-            for region in src.regions() {
-                data.part(done, region.len()).copy_from(*region);
-                done += region.len();
-            }
+    /// Begins a call of blocks that lie in one piece each, as token 0.
+    pub fn call_flat(&mut self, envelope: Envelope, call: &FlatCall) -> Result<Started> {
+        let FlatCall { collective, root, input, output, block_bytes, combine } = *call;
+        if self.waiting.is_some() || input.len() > BOARD_BYTES {
+            return Err(Error::Internal(format!("{} bytes do not go on a board now", input.len())));
         }
-        cell.sequence.store(envelope.sequence, Ordering::Relaxed);
-        cell.signature.store(envelope.signature, Ordering::Relaxed);
-        cell.bytes.store(bytes as u64, Ordering::Relaxed);
-        cell.pieces.store(pieces, Ordering::Relaxed);
-        cell.keys.store(keys, Ordering::Relaxed);
-        cell.call.store(self.calls, Ordering::Release);
-        self.wakeups.ring_others();
-        listed
-    }
-
-    fn face(&self) -> usize {
-        self.calls as usize % FACES
+        if let Some(started) = self.begin_short(envelope, call)? {
+            return Ok(started);
+        }
+        cut(input, block_bytes, &mut self.src);
+        cut(output, block_bytes, &mut self.dst);
+        self.begin(0, envelope, (collective, root), combine)
     }
 
     /// Whether a call waits for others.
@@ -148,145 +244,379 @@ impl SharedBuffers {
         self.waiting.is_some()
     }
 
-    /// Whether [`advance`](SharedBuffers::advance) would find something.
-    pub fn has_work(&self) -> bool {
-        self.waiting.as_ref().is_some_and(|waiting| match waiting.read {
-            None => self.has_posted(waiting.next),
-            Some(next) => self.has_read(next),
-        })
-    }
-
-    fn has_posted(&self, member: usize) -> bool {
-        self.segment.face(member, self.face()).cell.call.load(Ordering::Acquire) == self.calls
-    }
-
-    fn has_read(&self, member: usize) -> bool {
-        self.segment.board(member).read.0.load(Ordering::Acquire) >= self.calls
-    }
-
-    /// The members that the waiting call still needs.
-    pub fn missing(&self) -> Vec<Rank> {
-        let Some(waiting) = &self.waiting else { return Vec::new() };
-        let needed = |&member: &usize| match waiting.read {
-            None => member >= waiting.next && !self.has_posted(member),
-            Some(next) => member >= next && !self.has_read(member),
-        };
-        (0..self.members.len()).filter(needed).map(|member| self.members[member]).collect()
-    }
-
-    /// Takes what has been posted; the token when that completes the call.
+    /// Goes as far as what others have posted and read allows; the token when that completes the call.
     pub fn advance(&mut self) -> Result<Option<Token>> {
-        if self.waiting.as_ref().is_some_and(|waiting| waiting.read.is_none()) && !self.read()? {
-            return Ok(None);
+        let Some(waiting) = &mut self.waiting else { return Ok(None) };
+        if let Some(Short { call: FlatCall { input, output, block_bytes, .. }, .. }) = waiting.short.take() {
+            // What has been taken is taken once more.
+            cut(input, block_bytes, &mut self.src);
+            cut(output, block_bytes, &mut self.dst);
         }
-        let Some(waiting) = &self.waiting else { return Ok(None) };
-        if waiting.listed {
-            let first = waiting.read.unwrap_or(0);
-            let next = (first..self.members.len()).find(|&member| !self.has_read(member));
-            if let (Some(next), Some(waiting)) = (next, &mut self.waiting) {
-                waiting.read = Some(next);
+        if waiting.stage == Stage::Room {
+            if !self.post() {
                 return Ok(None);
             }
+            self.keep_own();
+            self.enter(Stage::Posts(0));
+        }
+        if self.waiting.as_ref().is_some_and(|waiting| waiting.stage != Stage::Readers) {
+            if !self.take()? {
+                return Ok(None);
+            }
+            self.enter(Stage::Readers);
+        }
+        if self.waiting.as_ref().is_some_and(|waiting| waiting.lent) && !self.is_read() {
+            self.copy_if_refused();
+            return Ok(None);
         }
         Ok(self.waiting.take().map(|waiting| waiting.token))
     }
 
-    /// Reads what has been posted; true when that was all.
-    fn read(&mut self) -> Result<bool> {
-        let Some(waiting) = &mut self.waiting else { return Ok(true) };
-        let face = self.calls as usize % FACES;
-        while waiting.next < self.members.len() {
-            let member = waiting.next;
-            let post = self.segment.face(member, face);
-            if post.cell.call.load(Ordering::Acquire) != self.calls {
+    /// Our post of the call is there.
+    fn posted(&mut self, index: usize, form: Form, collective: Collective, root: usize) {
+        self.wakeups.ring_others();
+        let used = (self.calls, matches!(collective, Collective::Gather | Collective::Reduce).then_some(root));
+        self.faces[index] = used;
+        match form {
+            Form::Page | Form::Listed => self.pages[index % PAGES] = used,
+            Form::Area(area) => self.areas[area] = used,
+            Form::Line | Form::Lent => {}
+        }
+    }
+
+    /// A member has begun the call, so it has read all of the one before.
+    fn has_begun(&self, member: usize) {
+        let read = &self.members[member].read;
+        read.set(read.get().max(self.calls - 1));
+    }
+
+    fn enter(&mut self, stage: Stage) {
+        if let Some(waiting) = &mut self.waiting {
+            waiting.stage = stage;
+        }
+    }
+
+    fn face_index(&self) -> usize {
+        self.calls as usize % FACES
+    }
+
+    /// The only member that reads our post, if it has but one reader.
+    fn reader(&self, waiting: &Waiting) -> Option<usize> {
+        matches!(waiting.collective, Collective::Gather | Collective::Reduce).then_some(waiting.root)
+    }
+
+    /// Whether a member has read all it needs of a call.
+    fn has_read(&self, member: usize, call: u64) -> bool {
+        let read = &self.members[member].read;
+        if read.get() < call {
+            read.set(self.segment.board(member).read.0.load(Ordering::Acquire).max(read.get()));
+        }
+        read.get() >= call
+    }
+
+    /// Whether what was used last so is not read any more.
+    fn is_free(&self, (call, reader): (u64, Option<usize>)) -> bool {
+        match reader {
+            Some(reader) => self.has_read(reader, call),
+            None => (0..self.members.len()).all(|member| member == self.local || self.has_read(member, call)),
+        }
+    }
+
+    /// Whether a face can be written, and the page of a form that takes one.
+    fn has_room(&self, index: usize, form: Form) -> bool {
+        let page = !matches!(form, Form::Page | Form::Listed) || self.is_free(self.pages[index % PAGES]);
+        self.is_free(self.faces[index]) && page
+    }
+
+    /// Fills our face and shows it. False where others still read what it held.
+    fn post(&mut self) -> bool {
+        let Some(waiting) = &self.waiting else { return true };
+        let Waiting { collective, root, envelope, .. } = *waiting;
+        if !brings(collective, self.local, root) {
+            return true;
+        }
+        let index = self.face_index();
+        if !self.is_free(self.faces[index]) {
+            return false;
+        }
+        let own = is_cut(collective).then_some(self.local);
+        let bytes = self.regions_but(own).map(Region::len).sum();
+        let form = match self.lends(collective, own, bytes) {
+            Some(form) => form,
+            None => match Form::short(bytes).or_else(|| self.free_area().map(Form::Area)) {
+                Some(form) => form,
+                None => return false,
+            },
+        };
+        if !self.has_room(index, form) {
+            return false;
+        }
+        let face = self.segment.face(self.local, index);
+        match &form {
+            Form::Listed => post::list(&face, &self.listing, &mut self.body),
+            Form::Lent => post::lend(&face, self.regions_but(own).next().copied().unwrap_or(Region::EMPTY)),
+            _ => {}
+        }
+        let shown = (self.calls, envelope);
+        post::write(&self.segment, (self.local, face), shown, (form, bytes), self.regions_but(own));
+        self.posted(index, form, collective, root);
+        if let Some(waiting) = &mut self.waiting {
+            waiting.lent = matches!(form, Form::Listed | Form::Lent);
+        }
+        true
+    }
+
+    fn free_area(&self) -> Option<usize> {
+        (0..AREAS).find(|&area| self.is_free(self.areas[area]))
+    }
+
+    /// The regions of all our blocks but this one.
+    fn regions_but(&self, own: Option<usize>) -> impl Iterator<Item = &Region> {
+        (0..self.src.len()).filter(move |&block| Some(block) != own).flat_map(|block| self.src.block(block))
+    }
+
+    /// How our part is shown where it lies, if it is to be read there.
+    fn lends(&mut self, collective: Collective, own: Option<usize>, bytes: usize) -> Option<Form> {
+        // The result of an all-reduce in place goes over what others would still read.
+        if bytes < KERNEL_BYTES || (collective == Collective::AllReduce && self.is_in_place()) {
+            return None;
+        }
+        let others = self.members.len() - 1;
+        // How many read each byte.
+        let readers = match collective {
+            Collective::AllGather | Collective::Broadcast | Collective::AllReduce => others,
+            _ => 1,
+        };
+        let is_here = self.members.iter().all(|member| member.reach == Reach::SameProcess);
+        let is_shared = self.maps && bytes >= LISTED_BYTES;
+        let kernel = self.lends && self.all_read() && Rates::get().lends(bytes, readers);
+        let (first, more) = {
+            let mut regions = self.regions_but(own);
+            (regions.next().copied()?, regions.next().is_some())
+        };
+        let ordinary = !is_shared || shared::find(first.address() as usize, first.len()).is_none();
+        if (is_here || (kernel && ordinary)) && !more {
+            return Some(Form::Lent);
+        }
+        if !is_here && !is_shared && !kernel {
+            return None;
+        }
+        let regions: SmallVec<[Region; 8]> = self.regions_but(own).copied().collect();
+        let find = |address, len| if is_here { None } else { shared::find(address, len) };
+        self.listing = Listing::new(&regions, find);
+        let all_shared = is_shared && self.listing.pieces.iter().all(|(_, _, key)| key.is_some());
+        let fits = self.listing.encoded_len() <= PAGE_BYTES;
+        (fits && (is_here || all_shared || kernel)).then_some(Form::Listed)
+    }
+
+    fn is_in_place(&self) -> bool {
+        let address = |blocks: &Blocks| blocks.regions().first().map(Region::address);
+        address(&self.src) == address(&self.dst)
+    }
+
+    /// Whether all members can read each other's memory.
+    fn all_read(&self) -> bool {
+        (0..self.members.len()).all(|member| self.segment.board(member).reads.load(Ordering::Relaxed) == READS)
+    }
+
+    /// Copies what of our own input is a part of our own result.
+    fn keep_own(&self) {
+        let Some(Waiting { collective, root, .. }) = &self.waiting else { return };
+        let is_root = self.local == *root;
+        let (from, to) = match collective {
+            Collective::AllGather => (0, self.local),
+            Collective::AllToAll => (self.local, self.local),
+            Collective::Gather if is_root => (0, self.local),
+            Collective::Scatter if is_root => (self.local, 0),
+            Collective::Broadcast if is_root => (0, 0),
+            _ => return,
+        };
+        let (mut from, mut to) = (self.src.block(from).iter(), self.dst.block(to).iter());
+        let (mut src, mut dst) = (Region::EMPTY, Region::EMPTY);
+        loop {
+            src = if src.is_empty() { from.next().copied().unwrap_or(Region::EMPTY) } else { src };
+            dst = if dst.is_empty() { to.next().copied().unwrap_or(Region::EMPTY) } else { dst };
+            let len = src.len().min(dst.len());
+            if len == 0 {
+                return;
+            }
+            dst.part(0, len).copy_from(src.part(0, len));
+            (src, dst) = (src.part(len, src.len() - len), dst.part(len, dst.len() - len));
+        }
+    }
+
+    /// The member whose post is the `taken`-th that we take, if there are so many.
+    fn source(&self, waiting: &Waiting, taken: usize) -> Option<usize> {
+        let Waiting { collective, root, .. } = *waiting;
+        if !takes(collective, self.local, root) {
+            return None;
+        }
+        match collective {
+            Collective::Broadcast | Collective::Scatter => (taken == 0).then_some(root),
+            _ => (taken + 1 < self.members.len()).then(|| (self.local + 1 + taken) % self.members.len()),
+        }
+    }
+
+    fn has_posted(&self, member: usize) -> bool {
+        self.segment.face(member, self.face_index()).cell.call.load(Ordering::Acquire) == self.calls
+    }
+
+    fn has_copied(&self, member: usize) -> bool {
+        self.segment.board(member).copied.load(Ordering::Acquire) >= self.calls
+    }
+
+    /// Bytes that a member should have posted, and where in them our part begins.
+    fn expected(&self, waiting: &Waiting, member: usize) -> (usize, usize) {
+        match waiting.collective {
+            Collective::AllGather | Collective::Gather => (self.dst.block_bytes(member), 0),
+            Collective::Broadcast => (self.dst.bytes(), 0),
+            Collective::Scatter => {
+                let before = self.local - usize::from(self.local > member);
+                ((self.members.len() - 1) * self.dst.bytes(), before * self.dst.bytes())
+            }
+            Collective::ReduceScatter | Collective::AllToAll => {
+                let before = (0..self.local).filter(|&block| block != member);
+                let offset = before.map(|block| self.src.block_bytes(block)).sum();
+                (self.src.bytes() - self.src.block_bytes(member), offset)
+            }
+            Collective::AllReduce | Collective::Reduce => (self.src.bytes(), 0),
+        }
+    }
+
+    /// Takes what has been posted; true when that was all, and has become the result.
+    fn take(&mut self) -> Result<bool> {
+        loop {
+            let Some(waiting) = &self.waiting else { return Ok(true) };
+            let (taken, copied) = match waiting.stage {
+                Stage::Posts(taken) => (taken, false),
+                Stage::Copy(taken) => (taken, true),
+                Stage::Room | Stage::Readers => return Ok(true),
+            };
+            let Some(member) = self.source(waiting, taken) else { break };
+            if !self.has_posted(member) || (copied && !self.has_copied(member)) {
                 return Ok(false);
             }
-            let gathers = waiting.collective == Collective::AllGather;
-            let expected = if gathers { self.dst.block_bytes(member) } else { waiting.bytes };
-            let post = take(&post, self.members[member], waiting.envelope, expected)?;
-            if gathers {
-                scatter(&post.pieces, self.dst.block(member));
+            let (expected, offset) = self.expected(waiting, member);
+            let face = self.segment.face(member, self.face_index());
+            let Member { rank, reach, .. } = self.members[member];
+            let post = post::take(&self.segment, (member, rank, reach), &face, waiting.envelope, expected)?;
+            let nonsense = || Error::Internal(format!("rank {rank} has copied nothing that can be read"));
+            let post = match copied {
+                true => post::copied(&self.segment, member, &face, expected).ok_or_else(nonsense)?,
+                false => post,
+            };
+            self.has_begun(member);
+            let waiting = self.waiting.as_mut().expect("it is waiting");
+            waiting.borrowed |= post.is_lent();
+            if waiting.combine.is_some() {
+                // After a part that could not be read the posts behind it are there already.
+                match self.posts.get_mut(taken) {
+                    Some(place) => *place = post,
+                    None => self.posts.push(post),
+                }
+            } else {
+                let to = match waiting.collective {
+                    Collective::AllGather | Collective::AllToAll | Collective::Gather => member,
+                    _ => 0,
+                };
+                let lender = post.is_lent().then_some(member);
+                let read = self.borrow(lender.as_slice(), || post.copy(offset, self.dst.block(to)))?;
+                if let Err(unread) = read {
+                    self.refuse(member, taken, unread)?;
+                    continue;
+                }
             }
-            self.posts.push(post);
-            waiting.next += 1;
+            self.enter(Stage::Posts(taken + 1));
         }
-        if let Some(combine) = waiting.combine {
-            reduce(combine, &self.posts, waiting.offset, self.dst.regions());
+        if !self.posts.is_empty() && !self.reduce()? {
+            return Ok(false);
         }
-        self.posts.clear();
-        let listed = |member: &usize| self.segment.face(*member, face).cell.pieces.load(Ordering::Relaxed) > 0;
-        // Who gives up says so before its memory holds something else, which may have been read then.
-        let gave_up = |&member: &usize| {
-            member != self.local && self.segment.control(member, self.local).cancelled.0.load(Ordering::SeqCst) != 0
-        };
-        fence(Ordering::SeqCst);
-        if let Some(member) = (0..self.members.len()).filter(listed).find(gave_up) {
-            return Err(gave_up_error(self.members[member]));
-        }
-        waiting.read = Some(0);
-        self.segment.board(self.local).read.0.store(self.calls, Ordering::Release);
-        if (0..self.members.len()).any(|member| listed(&member)) {
-            self.wakeups.ring_others();
-        }
+        self.tell_read();
         Ok(true)
+    }
+
+    /// Does something with what others have lent. It must not have been taken back meanwhile: who gives up says so before its
+    /// memory holds something else, and waits for threads of its own process.
+    fn borrow<T>(&self, lenders: &[usize], act: impl FnOnce() -> T) -> Result<T> {
+        if lenders.is_empty() {
+            return Ok(act());
+        }
+        let control = |member: usize| self.segment.control(member, self.local);
+        let gave_up =
+            || lenders.iter().copied().find(|&member| control(member).cancelled.0.load(Ordering::SeqCst) != 0);
+        lenders.iter().for_each(|&member| control(member).reading.0.store(1, Ordering::SeqCst));
+        let outcome = gave_up().map_or_else(|| Ok(act()), Err);
+        fence(Ordering::SeqCst);
+        let outcome = outcome.and_then(|done| gave_up().map_or(Ok(done), Err));
+        lenders.iter().for_each(|&member| control(member).reading.0.store(0, Ordering::Release));
+        outcome.map_err(|member| gave_up_error(self.members[member].rank))
+    }
+
+    /// Folds all that has been posted, in the members' order; false where a part could not be read.
+    fn reduce(&mut self) -> Result<bool> {
+        let mut staging = std::mem::replace(&mut self.staging, Arena::new(0));
+        let Some(waiting) = &self.waiting else { return Ok(true) };
+        let Some(combine) = waiting.combine else { return Ok(true) };
+        let p = self.members.len();
+        let own = Pieces::new(self.src.block(if is_cut(waiting.collective) { self.local } else { 0 }));
+        let to = Pieces::new(self.dst.regions());
+        let operand = |member: usize| {
+            if member == self.local {
+                return Operand { bytes: OperandBytes::Own(&own), offset: 0 };
+            }
+            let place = (member + p - self.local - 1) % p;
+            let offset = self.expected(waiting, member).1;
+            Operand { bytes: OperandBytes::Posted(place, &self.posts[place]), offset }
+        };
+        let operands: SmallVec<[Operand<'_>; 8]> = (0..p).map(operand).collect();
+        let lent = |place: &usize| self.posts[*place].is_lent();
+        let lenders: SmallVec<[usize; 8]> = (0..p - 1).filter(lent).map(|place| (self.local + 1 + place) % p).collect();
+        let mut done = waiting.reduced;
+        let folded = self.borrow(&lenders, || fold(combine, &operands, &to, &mut staging, &mut done));
+        drop(operands);
+        self.staging = staging;
+        if let Some(waiting) = &mut self.waiting {
+            waiting.reduced = done;
+        }
+        match folded? {
+            Ok(()) => Ok(true),
+            Err((place, unread)) => {
+                self.refuse((self.local + 1 + place) % p, place, unread)?;
+                Ok(false)
+            }
+        }
+    }
+
+    /// Has a poster copy the part that we could not read.
+    fn refuse(&mut self, member: usize, taken: usize, unread: Unread) -> Result<()> {
+        if let Unread::Failed(error, pid) = unread {
+            return Err(unreadable(&error, self.members[member].rank, pid, self.dst.regions()));
+        }
+        crate::info!("rank {} may not be read any more", self.members[member].rank);
+        self.segment.board(self.local).refused.0.swap(self.calls, Ordering::SeqCst);
+        self.wakeups.ring(member);
+        self.enter(Stage::Copy(taken));
+        Ok(())
+    }
+
+    /// Says that we have read all we need of this call.
+    fn tell_read(&mut self) {
+        let Some(Waiting { collective, borrowed, .. }) = &self.waiting else { return };
+        self.posts.clear();
+        let read = &self.segment.board(self.local).read.0;
+        let is_symmetric = brings(*collective, 0, 0) && brings(*collective, 1, 0);
+        // Others may wait for that: whose part it was, or who has no room.
+        if *borrowed || !is_symmetric {
+            read.swap(self.calls, Ordering::SeqCst);
+            self.wakeups.ring_others();
+        } else {
+            read.store(self.calls, Ordering::Release);
+        }
     }
 
     /// Forgets the waiting call.
     pub fn cancel(&mut self) {
         self.waiting = None;
         self.posts.clear();
-    }
-}
-
-/// What a member has posted, if it is what all members should.
-fn take(face: &Face<'_>, member: Rank, envelope: Envelope, expected: usize) -> Result<Post> {
-    let Face { cell, data } = face;
-    let sequence = cell.sequence.load(Ordering::Relaxed);
-    let signature = cell.signature.load(Ordering::Relaxed);
-    let bytes = cell.bytes.load(Ordering::Relaxed) as usize;
-    envelope.check(member, Envelope { sequence, signature, ..envelope }, expected, bytes)?;
-    let (pieces, keys) = (cell.pieces.load(Ordering::Relaxed), cell.keys.load(Ordering::Relaxed));
-    if pieces == 0 {
-        // SAFETY: the segment must outlive every use; because posts are forgotten with the call, which the owner of the
-        // segment runs.
-        let data = unsafe { data.part(0, bytes).unbound() };
-        return Ok(Post { pieces: Pieces::new(&[data]), _mappings: Mappings::new() });
-    }
-    let mut body = vec![0; Listing::bytes(pieces, keys)];
-    data.part(0, body.len()).read(&mut body);
-    let listing = Listing::decode(member, pieces, &body)?;
-    match mapped(&listing) {
-        Some((pieces, mappings)) if pieces.bytes() == bytes => Ok(Post { pieces, _mappings: mappings }),
-        _ => Err(Error::System(format!("the shared memory that rank {member} lists cannot be mapped"))),
-    }
-}
-
-/// Copies the beginning of `from` to the regions, in order.
-fn scatter(from: &Pieces, to: &[Region]) {
-    let mut at = 0;
-    for region in to {
-        let mut done = 0;
-        while done < region.len() {
-            let run = from.run(at, region.len() - done);
-            region.part(done, run.len()).copy_from(run);
-            (at, done) = (at + run.len(), done + run.len());
-        }
-    }
-}
-
-/// Folds all posts, from `offset` in each, in member order: the same expression on every rank. Pieces are of whole
-/// elements.
-fn reduce(combine: Combine, posts: &[Post], offset: usize, to: &[Region]) {
-    let mut at = offset;
-    for region in to {
-        let mut done = 0;
-        while done < region.len() {
-            let mut runs: SmallVec<[Region; 16]> =
-                posts.iter().map(|post| post.pieces.run(at, region.len() - done)).collect();
-            let len = runs.iter().map(Region::len).min().unwrap_or(0);
-            runs.iter_mut().for_each(|run| *run = run.part(0, len));
-            host::reduce(combine.dtype, combine.operator, combine.divisor, &runs, region.part(done, len));
-            (at, done) = (at + len, done + len);
-        }
     }
 }

@@ -80,15 +80,20 @@ impl Wakeups {
         self.ring_after_fence(local);
     }
 
-    /// Wakes all other local ranks that sleep.
+    /// The same, where what it shall find has been published by a sequentially consistent operation that also reads, which
+    /// orders as a fence does.
+    pub fn ring_after_swap(&self, local: usize) {
+        self.ring_after_fence(local);
+    }
+
+    /// Wakes all other local ranks that sleep, after such an operation.
     pub fn ring_others(&self) {
-        fence(Ordering::SeqCst);
         (0..self.segment.ranks()).filter(|&local| local != self.local).for_each(|local| self.ring_after_fence(local));
     }
 
     fn ring_after_fence(&self, local: usize) {
         let cell = self.segment.wakeup_cell(local);
-        if cell.state.load(Ordering::Relaxed) == AWAKE {
+        if cell.state.load(Ordering::SeqCst) == AWAKE {
             return;
         }
         match cell.state.swap(AWAKE, Ordering::SeqCst) {

@@ -365,10 +365,10 @@ impl Drop for Rank<'_> {
 
 /// A child that does nothing and outlives its parent a little, so that what it inherited stays open.
 fn fork_a_child() {
+    // SAFETY: no requirement. Asked here: the child may come to run when its parent has ended.
+    let parent = unsafe { libc::getpid() };
     // SAFETY: the child may only call what is safe in a signal handler; because it asks for its parent, sleeps and ends.
     if unsafe { libc::fork() } == 0 {
-        // SAFETY: no requirement.
-        let parent = unsafe { libc::getppid() };
         // SAFETY: no requirement.
         while unsafe { libc::getppid() } == parent {
             // SAFETY: no requirement.

@@ -1,0 +1,277 @@
+//! Calls that are made again: what does not change between two equal calls is prepared once.
+//!
+//! A call that comes by itself, in ordinary host memory and on the null stream, for the second time goes from the entry
+//! straight to the board: no plan is looked up, nothing is recorded, no operation waits in the queue. It takes the
+//! communicator's next turn, but only where nothing runs or waits there; else, and wherever anything is not as it was when the
+//! call was prepared, it goes the long way. What it posts is what the long way posts, so other ranks need not do the same; and
+//! where others are not there yet it becomes an operation like any other, which waits as they all do.
+#![forbid(unsafe_code)]
+
+use super::engine::Engine;
+use super::inside::InCall;
+use super::launch::OperationBatch;
+use super::messages::Messages;
+use super::{CollectiveCall, Comm, Direction, Message, Operation, ALIVE};
+use crate::device::host::Combine;
+use crate::dtype::Reduction;
+use crate::error::Result;
+use crate::exec::{Op, Started, Token, World};
+use crate::health::CallSummary;
+use crate::memory::{DeviceRegion, OnDevice};
+use crate::plan::{Collective, OperandOrder};
+use crate::transport::{FlatCall, Router, Transport};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, TryLockError};
+use std::time::{Duration, Instant};
+
+/// Calls that are kept.
+const KEPT: usize = 8;
+/// Polls between two looks at the clock, and at what may have happened elsewhere.
+const POLLS_PER_LOOK: u32 = 256;
+/// Polls of a rank that has no processor of its own before it waits as operations do.
+const SHARED_POLLS: u32 = 64;
+
+/// What all ranks' equal calls have in common, as the C interface gives it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Again {
+    word: u64,
+    count: usize,
+}
+
+impl Again {
+    /// A call by its arguments; none that can be kept where they are out of range.
+    pub fn new(collective: Collective, count: usize, dtype: i32, op: Option<i32>, root: i32) -> Option<Again> {
+        let (dtype, op) = (u8::try_from(dtype).ok()?, op.map_or(Some(u8::MAX), |op| u8::try_from(op).ok())?);
+        let root = u32::try_from(root).ok()?;
+        let word = collective as u64 | u64::from(dtype) << 8 | u64::from(op) << 16 | u64::from(root) << 32;
+        (count > 0).then_some(Again { word, count })
+    }
+}
+
+/// A call, ready to be made again.
+#[derive(Debug)]
+pub(super) struct PreparedCall {
+    key: Again,
+    /// The call, with buffers of the right lengths.
+    call: Arc<CollectiveCall>,
+    summary: CallSummary,
+    signature: u32,
+}
+
+/// Calls that are ready.
+#[derive(Debug, Default)]
+pub(super) struct PreparedCalls {
+    kept: Vec<PreparedCall>,
+    /// Some of those that cannot be.
+    unfit: Vec<Again>,
+}
+
+impl PreparedCalls {
+    /// Keeps a call of this signature; none is of one that cannot be made so.
+    fn keep(&mut self, key: Again, call: &CollectiveCall, signature: Option<u32>) {
+        let Some(signature) = signature else {
+            if self.unfit.len() == KEPT {
+                self.unfit.remove(0);
+            }
+            return self.unfit.push(key);
+        };
+        if self.kept.len() == KEPT {
+            self.kept.remove(0);
+        }
+        let CollectiveCall { collective, count, dtype, reduction, root, .. } = *call;
+        let summary = CallSummary::new(collective, count, dtype, reduction, root);
+        self.kept.push(PreparedCall { key, call: Arc::new(call.clone()), summary, signature });
+    }
+
+    fn knows(&self, key: Again) -> bool {
+        self.find(key).is_some() || self.unfit.contains(&key)
+    }
+
+    fn find(&self, key: Again) -> Option<&PreparedCall> {
+        self.kept.iter().find(|prepared| prepared.key == key)
+    }
+}
+
+impl PreparedCall {
+    fn flat(&self, (input, output): (DeviceRegion, DeviceRegion)) -> FlatCall<OnDevice> {
+        let CollectiveCall { collective, count, dtype, reduction, root, .. } = *self.call;
+        let combine = reduction.map(|Reduction { dtype, operator, divisor, .. }| Combine {
+            dtype,
+            operator,
+            order: OperandOrder::LocalFirst,
+            divisor,
+        });
+        FlatCall { collective, root: root.index(), input, output, block_bytes: count * dtype.size(), combine }
+    }
+}
+
+/// A world in which the only step of a plan has been started already.
+pub(super) struct Begun;
+
+impl World for Begun {
+    fn now_ns(&self) -> u64 {
+        super::live::now_ns()
+    }
+
+    fn start(&mut self, _: Token, _: Op<'_>) -> Result<Started> {
+        Ok(Started::Pending)
+    }
+
+    fn poll(&mut self, _: &mut Vec<Token>) -> Result<()> {
+        Ok(())
+    }
+}
+
+impl Comm {
+    /// Makes a call as it was made before, on the null stream, and returns when it has ended. None where it has to go the
+    /// long way; nothing has been done then. `buffers` gives both for their lengths.
+    pub fn again(
+        self: &Arc<Comm>,
+        key: Again,
+        buffers: impl FnOnce(usize, usize) -> Option<(DeviceRegion, DeviceRegion)>,
+    ) -> Option<Result<()>> {
+        if self.numbers.is_some() || !self.is_ready() {
+            return None;
+        }
+        let mut held = match self.engine.try_lock() {
+            Ok(held) => held,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return None,
+        };
+        let engine = held.as_mut()?;
+        let prepared = engine.prepared.find(key)?;
+        let buffers = buffers(prepared.call.input.len(), prepared.call.output.len())?;
+        let (flat, signature, summary) = (prepared.flat(buffers), prepared.signature, prepared.summary);
+        let turn = self.turns.issue_now()?;
+        let _inside = InCall::enter_one(self);
+        self.status.begin(summary);
+        let outcome = match engine.call_flat(signature, &flat) {
+            Ok(false) => self.spin(engine),
+            outcome => outcome,
+        };
+        if let Ok(true) = outcome {
+            drop(held);
+            self.status.finish();
+            self.turns.advance();
+            self.end_abandoned();
+            return Some(Ok(()));
+        }
+        let call = CollectiveCall { input: buffers.0, output: buffers.1, ..(*engine.prepared.find(key)?.call).clone() };
+        let outcome = outcome.map_err(|error| engine.explained(error, &call)).and_then(|_| engine.resume(&call));
+        drop(held);
+        Some(OperationBatch::begun(self.clone(), turn, call).end(outcome))
+    }
+
+    /// A call that has been made before, to be made again; none where it would have to go the long way.
+    pub(super) fn prepared(&self, key: Again) -> Option<Arc<CollectiveCall>> {
+        if self.numbers.is_some() || !self.is_ready() {
+            return None;
+        }
+        let held = self.engine.try_lock().ok()?;
+        Some(held.as_ref()?.prepared.find(key)?.call.clone())
+    }
+
+    /// Sends or receives a message by itself, on the null stream, and returns when that has ended. None where it has to go the
+    /// long way; nothing has been done then.
+    pub fn message_alone(self: &Arc<Comm>, operation: &Operation) -> Option<Result<()>> {
+        let (direction, peer, data) = match *operation {
+            Operation::Send { to, data, .. } => (Direction::Send, to, data),
+            Operation::Recv { from, data, .. } => (Direction::Recv, from, data),
+            Operation::Collective(_) => return None,
+        };
+        if self.numbers.is_some() || peer == self.rank || !self.is_ready() {
+            return None;
+        }
+        let mut held = self.engine.try_lock().ok()?;
+        let engine = held.as_mut().filter(|engine| engine.takes_alone(data.len()))?;
+        let turn = self.turns.issue_now()?;
+        let _inside = InCall::enter_one(self);
+        let message = Message { direction, peer, data, sequence: 0 };
+        let (sequence, started) = engine.post_alone(&message);
+        let outcome = match started {
+            Ok(Started::Pending) => {
+                self.spin_on(engine).map(|done| if done { Started::Done } else { Started::Pending })
+            }
+            started => started,
+        };
+        if let Ok(Started::Done) = outcome {
+            drop(held);
+            self.turns.advance();
+            self.end_abandoned();
+            return Some(Ok(()));
+        }
+        drop(held);
+        let is_posted = !matches!(outcome, Ok(Started::Busy));
+        let run = OperationBatch::with_message(self.clone(), turn, Messages::of_one(message, sequence, is_posted));
+        Some(run.end(outcome.map(|_| ())))
+    }
+
+    /// Has a call made again like this one go straight to the board from now on, if it is of the kind that does.
+    pub fn learn(&self, key: Again, mut call: CollectiveCall) {
+        let is_new = |engine: &Engine| !engine.prepared.knows(key);
+        let wants = self.engine.try_lock().is_ok_and(|held| held.as_ref().is_some_and(is_new));
+        // An error is the call's own to tell.
+        if wants && self.decide(&mut call).is_ok() {
+            if let Some(engine) = self.engine.try_lock().ok().as_mut().and_then(|held| held.as_mut()) {
+                engine.learn(key, &call);
+            }
+        }
+    }
+
+    /// Whether an operation can be started, by a look at what mostly says so.
+    fn is_ready(&self) -> bool {
+        self.origin.is_here()
+            && self.phase.load(Ordering::Acquire) == ALIVE
+            && !self.suspended.load(Ordering::Acquire)
+            && self.status.failure().is_none()
+    }
+
+    /// Polls for a while; whether the call has ended.
+    fn spin(&self, engine: &mut Engine) -> Result<bool> {
+        self.spin_while(engine, Router::advance_board)
+    }
+
+    /// The same for a message that has been posted.
+    fn spin_on(&self, engine: &mut Engine) -> Result<bool> {
+        let mut done = std::mem::take(&mut engine.done_alone);
+        let ended = self.spin_while(engine, |transport| {
+            done.clear();
+            transport.poll(&mut done)?;
+            Ok(!done.is_empty())
+        });
+        engine.done_alone = done;
+        ended
+    }
+
+    fn spin_while(&self, engine: &mut Engine, mut poll: impl FnMut(&mut Router) -> Result<bool>) -> Result<bool> {
+        let transport = engine.transport();
+        let is_alone = !transport.shares_processor() && !transport.on_busy_processors();
+        let limit = Duration::from_micros(self.config.spin_us);
+        let mut since = None;
+        loop {
+            for _ in 0..if is_alone { POLLS_PER_LOOK } else { SHARED_POLLS } {
+                if poll(transport)? {
+                    return Ok(true);
+                }
+            }
+            if let Some(failure) = self.failure() {
+                return Err(failure);
+            }
+            if !is_alone || since.get_or_insert_with(Instant::now).elapsed() >= limit {
+                return Ok(false);
+            }
+        }
+    }
+}
+
+impl Engine {
+    /// Whether a message of so many bytes can be posted by itself: nothing else is under way that could end meanwhile.
+    fn takes_alone(&self, bytes: usize) -> bool {
+        self.takes_messages_alone() && bytes > 0
+    }
+
+    fn learn(&mut self, key: Again, call: &CollectiveCall) {
+        let signature = self.signature_if_flat(call).unwrap_or(None);
+        self.prepared.keep(key, call, signature);
+    }
+}
