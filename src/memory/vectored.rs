@@ -27,15 +27,35 @@ fn moved(result: isize) -> io::Result<usize> {
     usize::try_from(result).map_err(|_| io::Error::last_os_error())
 }
 
+/// A message of at most so many bytes goes through one buffer: `send` of that takes less time than `sendmsg` of several.
+const GATHERED: usize = 1024;
+
 /// Sends as many bytes of the slices and then of the regions, in order, as the socket takes now. Never raises SIGPIPE,
 /// never blocks.
 pub fn send(socket: impl AsFd, slices: [&[u8]; 2], regions: &[Bytes<'_>]) -> io::Result<usize> {
+    let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
+    let total = slices[0].len() + slices[1].len() + regions.iter().map(Bytes::len).sum::<usize>();
+    if total <= GATHERED {
+        let mut bytes = [0u8; GATHERED];
+        let (mut rest, _) = bytes.split_at_mut(total);
+        for slice in slices {
+            let (place, others) = rest.split_at_mut(slice.len());
+            place.copy_from_slice(slice);
+            rest = others;
+        }
+        for region in regions {
+            let (place, others) = rest.split_at_mut(region.len());
+            region.read(place);
+            rest = others;
+        }
+        // SAFETY: the bytes must be readable for the call; because they are this function's own.
+        return moved(unsafe { libc::send(socket.as_fd().as_raw_fd(), bytes.as_ptr().cast(), total, flags) });
+    }
     let slice = |bytes: &&[u8]| libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
     let mut parts = Parts::new();
     parts.extend(slices.iter().map(slice));
     add(&mut parts, regions);
     let message = message(&mut parts);
-    let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
     // SAFETY: the parts must be readable for the call; because the slices are borrowed until its end, and regions are
     // readable by the promise of `Bytes::new`.
     moved(unsafe { libc::sendmsg(socket.as_fd().as_raw_fd(), &message, flags) })
@@ -43,6 +63,11 @@ pub fn send(socket: impl AsFd, slices: [&[u8]; 2], regions: &[Bytes<'_>]) -> io:
 
 /// Receives into the regions, in order, as many bytes as the socket has now. Zero means that the peer has closed.
 pub fn receive(socket: impl AsFd, regions: &[Bytes<'_>]) -> io::Result<usize> {
+    if let [region] = regions {
+        let (start, len) = (region.as_ptr().cast(), region.len());
+        // SAFETY: the bytes must be writable for the call; because a region's are, by the promise of `Bytes::new`.
+        return moved(unsafe { libc::recv(socket.as_fd().as_raw_fd(), start, len, libc::MSG_DONTWAIT) });
+    }
     let mut parts = Parts::new();
     add(&mut parts, regions);
     let mut message = message(&mut parts);

@@ -257,6 +257,11 @@ impl<A> Matching<A> {
         !self.inflows.is_empty() || self.streams.any_posted()
     }
 
+    /// Whether bytes of long messages are on their way in.
+    pub fn has_inflows(&self) -> bool {
+        !self.inflows.is_empty()
+    }
+
     /// Forgets everything: no memory of the program is reached from here any more.
     pub fn cancel(&mut self) {
         let (peer, most, relief) = (self.peer, self.numbers.most, self.relief);

@@ -90,6 +90,8 @@ pub struct Connection {
     buffer: Arena,
     start: usize,
     end: usize,
+    /// The last call took less than it had room for: the socket has had no more, and is not asked again at once.
+    drained: bool,
 }
 
 impl Connection {
@@ -117,12 +119,18 @@ impl Connection {
             buffer: Arena::new(buffer_bytes),
             start: 0,
             end: 0,
+            drained: false,
         }
     }
 
     /// Whether nothing waits to be written.
     pub fn is_flushed(&self) -> bool {
         self.output.is_empty()
+    }
+
+    /// Whether nothing waits to be written and the connection stands.
+    pub fn is_idle(&self) -> bool {
+        self.output.is_empty() && !self.watches_output && self.ended.is_none() && self.output_lost.is_none()
     }
 
     /// Bytes of our own that wait to be written.
@@ -240,8 +248,11 @@ impl Connection {
         unacknowledged.filter(|_| self.output_lost.is_none()).map(|bytes| bytes + self.queued)
     }
 
-    /// Reads ahead; false when the socket has nothing now.
+    /// Reads ahead; false when the socket has nothing now, which it says once after a call that emptied the socket.
     pub fn fill(&mut self) -> bool {
+        if std::mem::take(&mut self.drained) {
+            return false;
+        }
         let all = self.buffer.region();
         if self.start > 0 {
             let held = self.end - self.start;
@@ -251,17 +262,21 @@ impl Connection {
         if self.end == BUFFER {
             return true;
         }
-        let got = vectored::receive(&*self.socket, &[all.part(self.end, BUFFER - self.end)]);
-        let got = self.received(got);
+        let room = BUFFER - self.end;
+        let got = vectored::receive(&*self.socket, &[all.part(self.end, room)]);
+        let got = self.received(got, room);
         self.end += got.unwrap_or(0);
         got.is_some()
     }
 
-    /// What came of a call that receives: how many bytes, or `None` where there are none now or any more.
-    fn received(&mut self, got: std::io::Result<usize>) -> Option<usize> {
+    /// What came of a call that receives, with so much room: how many bytes, or `None` where there are none now or any more.
+    fn received(&mut self, got: std::io::Result<usize>, room: usize) -> Option<usize> {
         match got {
             Ok(0) => self.end(None),
-            Ok(got) => Some(got),
+            Ok(got) => {
+                self.drained = got < room;
+                Some(got)
+            }
             Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => None,
             Err(error) => self.end(Some(error.to_string())),
         }
@@ -316,9 +331,12 @@ impl Connection {
         }
         if let (Some(pieces), true) = (target.store(), left >= DIRECT) {
             let mut runs: SmallVec<[Region; 8]> = SmallVec::new();
-            pieces.runs(offset, left, MAX_RUNS, &mut runs);
+            if std::mem::take(&mut self.drained) {
+                return None;
+            }
+            let room = pieces.runs(offset, left, MAX_RUNS, &mut runs);
             let got = vectored::receive(&*self.socket, &runs);
-            let got = self.received(got)?;
+            let got = self.received(got, room)?;
             return Some(self.took(got));
         }
         self.fill().then_some(0)

@@ -29,6 +29,8 @@ use nix::sys::socket::sockopt::IpBindAddressNoPort;
 use peer::{TcpLink, TcpPeer};
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::event::Timespec;
+use smallvec::SmallVec;
+use std::mem::MaybeUninit;
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -39,6 +41,10 @@ const DOORBELL: u64 = u64::MAX - 1;
 const CALLERS: u64 = 1 << 62;
 /// Sockets are looked at once in so many polls of shared memory.
 const POLLS_PER_SOCKET_POLL: u32 = 8;
+/// Polls that look only at what is awaited, to one that asks about all sockets.
+const DIRECT_POLLS: u32 = 8;
+/// Where more peers are awaited all sockets are asked about at once.
+const MOST_AWAITED: usize = 2;
 /// The most connections that a rank makes to a peer.
 const MAX_CONNECTIONS: usize = 255;
 
@@ -52,6 +58,10 @@ pub struct Tcp {
     listener: Listener,
     peers: Vec<TcpPeer>,
     completed: Vec<Token>,
+    /// Peers whose next frame is waited for, and some for which that was so lately.
+    awaited: Vec<usize>,
+    /// Polls since all sockets were asked about.
+    direct_polls: u32,
     cancelled: bool,
     /// Whether the listener's socket is not watched for now.
     door_is_shut: bool,
@@ -123,6 +133,8 @@ impl Tcp {
             listener,
             peers,
             completed: Vec::new(),
+            awaited: Vec::new(),
+            direct_polls: DIRECT_POLLS,
             cancelled: false,
             door_is_shut: false,
             has_doubtful: false,
@@ -190,6 +202,9 @@ impl Tcp {
 
     /// Writes what a peer's connections take, and asks to be told when those that are full take more.
     fn write(&mut self, peer: usize) -> Result<()> {
+        if self.peers[peer].is_settled() {
+            return Ok(());
+        }
         if self.peers[peer].has_granted() && self.peers[peer].output.len() < usize::from(self.connections) {
             let index = self.peers[peer].output.len() as u8;
             return self.connect(peer, index);
@@ -223,14 +238,14 @@ impl Tcp {
         Ok(())
     }
 
-    fn events(&self, limit: Duration) -> Result<Vec<u64>> {
-        let mut events = Vec::with_capacity(64);
+    fn events(&self, limit: Duration) -> Result<SmallVec<[u64; 8]>> {
+        let mut events = [const { MaybeUninit::<epoll::Event>::uninit() }; 64];
         let timeout = Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: limit.subsec_nanos().into() };
-        match epoll::wait(&self.poller, rustix::buffer::spare_capacity(&mut events), Some(&timeout)) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => {}
-            Err(error) => return Err(Error::System(format!("waiting for sockets: {error}"))),
+        match epoll::wait(&self.poller, &mut events, Some(&timeout)) {
+            Ok((events, _)) => Ok(events.iter().map(|event| event.data.u64()).collect()),
+            Err(rustix::io::Errno::INTR) => Ok(SmallVec::new()),
+            Err(error) => Err(Error::System(format!("waiting for sockets: {error}"))),
         }
-        Ok(events.iter().map(|event: &epoll::Event| event.data.u64()).collect())
     }
 
     fn serve(&mut self, number: u64, done: &mut Vec<Token>) -> Result<()> {
@@ -287,6 +302,57 @@ impl Tcp {
         watch(&self.poller, &*socket, link_number(peer, Way::In, index))?;
         self.peers[peer].input.push(TcpLink { index, connection: Connection::incoming(socket) });
         Ok(())
+    }
+
+    /// What was posted is to be looked after: a peer's answer is awaited, or a full connection's room.
+    fn attend(&mut self, peer: usize, started: Started) {
+        match started {
+            Started::Done => {}
+            Started::Busy => self.direct_polls = DIRECT_POLLS,
+            Started::Pending if self.peers[peer].is_awaited => {}
+            Started::Pending => {
+                self.peers[peer].is_awaited = true;
+                self.awaited.push(peer);
+            }
+        }
+    }
+
+    /// Reads where the next awaited frames come, without asking which sockets have something: one call where a rank polls.
+    /// False where all sockets are to be asked about.
+    fn read_awaited(&mut self, done: &mut Vec<Token>) -> Result<bool> {
+        let Tcp { awaited, peers, .. } = self;
+        awaited.retain(|&peer| {
+            peers[peer].is_awaited = peers[peer].awaits();
+            peers[peer].is_awaited
+        });
+        if self.direct_polls >= DIRECT_POLLS || !(1..=MOST_AWAITED).contains(&self.awaited.len()) {
+            return Ok(false);
+        }
+        for at in 0..self.awaited.len() {
+            let peer = self.awaited[at];
+            let Some(link) = self.peers[peer].next_input() else { return Ok(false) };
+            self.peers[peer].read(link, done)?;
+            self.write(peer)?;
+        }
+        self.direct_polls += 1;
+        Ok(true)
+    }
+
+    /// Asks about all sockets, and does what is to be done there.
+    fn serve_all(&mut self, done: &mut Vec<Token>) -> Result<()> {
+        self.direct_polls = 0;
+        let events = self.events(Duration::ZERO)?;
+        let of_callers = |number: &&u64| (CALLERS..DOORBELL).contains(*number);
+        // Callers are heard before their number is looked at.
+        events.iter().filter(of_callers).try_for_each(|number| self.hear(number - CALLERS))?;
+        for number in events.iter().filter(|number| !of_callers(number)) {
+            match *number {
+                LISTENER => self.let_in()?,
+                DOORBELL => {}
+                number => self.serve(number, done)?,
+            }
+        }
+        self.look_at_the_clock()
     }
 
     /// Looks at what no socket tells of: places at the listener that became free, peers that have been silent for too long.
@@ -352,6 +418,7 @@ impl Endpoint for Tcp {
         check_usable(self.cancelled)?;
         self.reach_out(peer)?;
         let started = self.peers[peer].send(token, envelope, src)?;
+        self.attend(peer, started);
         self.write(peer)?;
         Ok(started)
     }
@@ -360,23 +427,15 @@ impl Endpoint for Tcp {
         check_usable(self.cancelled)?;
         self.reach_out(peer)?;
         let started = self.peers[peer].recv(token, envelope, sink)?;
+        self.attend(peer, started);
         self.write(peer)?;
         Ok(started)
     }
 
     fn poll(&mut self, done: &mut Vec<Token>) -> Result<()> {
-        let events = self.events(Duration::ZERO)?;
-        let of_callers = |number: &&u64| (CALLERS..DOORBELL).contains(*number);
-        // Callers are heard before their number is looked at.
-        events.iter().filter(of_callers).try_for_each(|number| self.hear(number - CALLERS))?;
-        for number in events.iter().filter(|number| !of_callers(number)) {
-            match *number {
-                LISTENER => self.let_in()?,
-                DOORBELL => {}
-                number => self.serve(number, done)?,
-            }
+        if !self.read_awaited(done)? {
+            self.serve_all(done)?;
         }
-        self.look_at_the_clock()?;
         done.append(&mut self.completed);
         Ok(())
     }
@@ -393,6 +452,7 @@ impl Endpoint for Tcp {
         if self.completed.is_empty() {
             self.events(self.wakeups.cap(limit))?;
         }
+        self.direct_polls = DIRECT_POLLS;
         Ok(())
     }
 

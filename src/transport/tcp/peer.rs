@@ -63,6 +63,8 @@ pub struct TcpPeer {
     silent_since: Option<Instant>,
     /// Times that its connections were written.
     writes: u64,
+    /// Whether it is among those that are [awaited](Self::awaits).
+    pub is_awaited: bool,
 }
 
 impl TcpPeer {
@@ -77,6 +79,7 @@ impl TcpPeer {
             matching: Matching::new(rank, MAX_NUMBERED),
             silent_since: None,
             writes: 0,
+            is_awaited: false,
         }
     }
 
@@ -92,6 +95,25 @@ impl TcpPeer {
     /// Whether granted messages wait, for which there should be all connections.
     pub fn has_granted(&self) -> bool {
         self.matching.has_granted()
+    }
+
+    /// Whether its next frame is waited for.
+    pub fn awaits(&self) -> bool {
+        self.matching.expects() || self.matching.owes()
+    }
+
+    /// The connection that its next frame comes on, none where that may be any.
+    pub fn next_input(&self) -> Option<usize> {
+        if self.matching.has_inflows() {
+            return None;
+        }
+        self.input.iter().position(|link| link.index == 0)
+    }
+
+    /// Whether nothing waits to be written, and all connections stand.
+    pub fn is_settled(&self) -> bool {
+        let is_idle = |link: &TcpLink| link.connection.is_idle();
+        !self.has_granted() && self.silent_since.is_none() && self.output.iter().chain(&self.input).all(is_idle)
     }
 
     /// Changes when a send that was `Busy` may be accepted.
