@@ -25,6 +25,8 @@ pub enum FrameKind {
     Ack = 5,
     /// The sender has left the communicator: nothing of it follows. Over MPI only, where TCP has the end of a connection.
     Leave = 6,
+    /// The sender's first connection goes over to the receiver's, which from here on carries both ways. Over TCP only.
+    Switch = 7,
 }
 
 /// The head of a frame.
@@ -40,7 +42,8 @@ pub struct FrameHeader {
     pub id: u64,
     /// Bytes that follow.
     pub body: u64,
-    /// Which communicator it belongs to, where messages of a past one could still come in; else 0.
+    /// Which communicator it belongs to, where messages of a past one could still come in. Over TCP, of a message: one more
+    /// than the number of a small message that has been received, to save a frame. Else 0.
     pub nonce: u64,
 }
 
@@ -86,6 +89,7 @@ impl FrameHeader {
             4 => FrameKind::Data,
             5 => FrameKind::Ack,
             6 => FrameKind::Leave,
+            7 => FrameKind::Switch,
             _ => return None,
         };
         let channel = u16::from_le_bytes([bytes[2], bytes[3]]);

@@ -389,7 +389,9 @@ impl MpiPeer {
                 self.acknowledged(number)?;
             }
             FrameKind::Leave => self.gone = true,
-            FrameKind::Grant | FrameKind::Data => return Err(self.matching.nonsense("what belongs to TCP")),
+            FrameKind::Grant | FrameKind::Data | FrameKind::Switch => {
+                return Err(self.matching.nonsense("what belongs to TCP"));
+            }
         }
         Ok(())
     }

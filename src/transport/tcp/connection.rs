@@ -1,6 +1,6 @@
 //! One connection: a queue of frames to be written, or a buffer of bytes read ahead.
 //!
-//! A connection carries frames one way, from the rank that made it. Nothing blocks. Bodies of large messages go straight from the sender's pieces to the socket, and from the socket to
+//! A connection carries frames from the rank that made it, and the first one of a pair in the end both ways. Nothing blocks. Bodies of large messages go straight from the sender's pieces to the socket, and from the socket to
 //! the receiver's pieces; only headers, small messages and data to be combined pass through the buffer.
 #![forbid(unsafe_code)]
 
@@ -18,6 +18,8 @@ use std::net::TcpStream;
 pub const BUFFER: usize = 128 << 10;
 /// A body with at least so many bytes to come is read past the buffer.
 const DIRECT: usize = 16 << 10;
+/// Reads at a time from a connection whose bytes nobody wants any more.
+const MAX_DRAINED: usize = 64;
 /// Regions given to the kernel at a time.
 const MAX_RUNS: usize = 60;
 
@@ -74,6 +76,12 @@ pub struct Inbound {
 pub struct Connection {
     /// The socket.
     pub socket: Unshared<TcpStream>,
+    /// Whether the peer's frames come here.
+    pub reads: bool,
+    /// Whether our frames go here.
+    pub writes: bool,
+    /// Frames that came here wait for those on another connection.
+    pub is_held: bool,
     /// Whether the poller shall tell when the socket can be written.
     pub watches_output: bool,
     /// The data frame that is being read.
@@ -95,20 +103,23 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// A connection that this rank writes.
-    pub fn outgoing(socket: Unshared<TcpStream>) -> Connection {
-        Connection::new(socket, 0)
+    /// A connection that this rank writes, and reads where it is for both.
+    pub fn outgoing(socket: Unshared<TcpStream>, reads: bool) -> Connection {
+        Connection::new(socket, reads, true)
     }
 
     /// A connection that this rank reads.
     pub fn incoming(socket: Unshared<TcpStream>) -> Connection {
-        Connection::new(socket, BUFFER)
+        Connection::new(socket, true, false)
     }
 
     /// A connection over a socket that does not block.
-    fn new(socket: Unshared<TcpStream>, buffer_bytes: usize) -> Connection {
+    fn new(socket: Unshared<TcpStream>, reads: bool, writes: bool) -> Connection {
         Connection {
             socket,
+            reads,
+            writes,
+            is_held: false,
             watches_output: false,
             inbound: None,
             ended: None,
@@ -116,7 +127,7 @@ impl Connection {
             output: VecDeque::new(),
             queued: 0,
             owed: 0,
-            buffer: Arena::new(buffer_bytes),
+            buffer: Arena::new(if reads { BUFFER } else { 0 }),
             start: 0,
             end: 0,
             drained: false,
@@ -232,6 +243,22 @@ impl Connection {
         self.queued = 0;
     }
 
+    /// Reads and forgets what comes, for the end that may follow it: this rank has left, and wants nothing more.
+    pub fn drain(&mut self) {
+        if !self.reads {
+            return self.hear_end();
+        }
+        let mut bytes = [0; 8 << 10];
+        for _ in 0..MAX_DRAINED {
+            match (&*self.socket).read(&mut bytes) {
+                Ok(0) => return self.lose_output("it has closed its connections".into()),
+                Ok(_) => {}
+                Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => return,
+                Err(error) => return self.lose_output(error.to_string()),
+            }
+        }
+    }
+
     /// The peer says nothing on a connection that it only reads, so whatever comes on it is its end.
     pub fn hear_end(&mut self) {
         match (&*self.socket).read(&mut [0; 16]) {
@@ -289,6 +316,9 @@ impl Connection {
             Some(why) if between_frames => Ended::Reset(why),
             why => Ended::Broken(why.unwrap_or_else(|| "it left in the middle of a message".into())),
         });
+        if self.writes {
+            self.lose_output("it has closed its connections".into());
+        }
         None
     }
 

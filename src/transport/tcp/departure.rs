@@ -32,7 +32,7 @@ impl Owed for OpenConnections {
         self.links.retain_mut(|(_, connection)| {
             // Messages of the program are complete, so only frames of our own can be in the queue.
             connection.flush(|_| None, |_, _| {}, &mut Vec::new());
-            connection.hear_end();
+            connection.drain();
             connection.undelivered().is_some_and(|bytes| bytes > 0)
         });
         let mut ranks: Vec<Rank> = self.links.iter().map(|(rank, _)| *rank).collect();

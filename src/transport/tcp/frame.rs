@@ -4,7 +4,7 @@
 use crate::topo::Rank;
 use crate::transport::header::HEADER;
 
-const MAGIC: [u8; 8] = *b"strata\0\x02";
+const MAGIC: [u8; 8] = *b"strata\0\x03";
 /// A rank's password for those who connect to it.
 pub type Password = [u8; 16];
 

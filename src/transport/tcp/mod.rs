@@ -1,6 +1,7 @@
 //! Messages between ranks of different nodes, over TCP.
 //!
-//! A connection carries frames one way, from the rank that made it. A rank connects to a peer when it first has to do
+//! A connection carries frames from the rank that made it; the first one that the lower rank of a pair makes carries both
+//! ways, once the other has found it. A rank connects to a peer when it first has to do
 //! with it, and as often as configured when the peer wants a large message. Neither waits for the other: what a rank
 //! sends to one that has not come yet is kept by the peer's system. See [`peer`] for how messages travel, [`accept`] for
 //! who is let in, and [`departure`] for how a rank leaves. Both ends are held to the NICs of their ranks.
@@ -26,7 +27,7 @@ use connection::{Body, Connection};
 use departure::OpenConnections;
 use frame::{Greeting, Password};
 use nix::sys::socket::sockopt::IpBindAddressNoPort;
-use peer::{TcpLink, TcpPeer};
+use peer::{TcpLink, TcpPeer, Way};
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::event::Timespec;
 use smallvec::SmallVec;
@@ -45,6 +46,8 @@ const POLLS_PER_SOCKET_POLL: u32 = 8;
 const DIRECT_POLLS: u32 = 8;
 /// Where more peers are awaited all sockets are asked about at once.
 const MOST_AWAITED: usize = 2;
+/// A rank may always make so many connections: one for both ways, and one for answers.
+const MADE_AT_LEAST: u8 = 2;
 /// The most connections that a rank makes to a peer.
 const MAX_CONNECTIONS: usize = 255;
 
@@ -83,13 +86,6 @@ fn watch(poller: &OwnedFd, fd: impl AsFd, number: u64) -> Result<()> {
         .map_err(|error| Error::System(format!("watching a socket: {error}")))
 }
 
-/// Which way a connection's frames go.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Way {
-    Out,
-    In,
-}
-
 fn link_number(peer: usize, way: Way, index: u8) -> u64 {
     (peer as u64) << 9 | u64::from(way == Way::In) << 8 | u64::from(index)
 }
@@ -110,13 +106,13 @@ impl Tcp {
         let binding = binding()?;
         let secret = secret()?;
         let connections = config.tcp_connections.clamp(1, MAX_CONNECTIONS);
-        let listener = Listener::open(binding.address.addr, secret, far.len() * connections)?;
+        let listener = Listener::open(binding.address.addr, secret, far.len() * connections.max(MADE_AT_LEAST.into()))?;
         crate::info!("rank {me} uses {} at {} for TCP", binding.address.name, listener.address()?);
         let cards = exchange.allgather(card::encode(&(secret, listener.address()?)))?;
         let peer = |&rank: &Rank| {
             let told = cards.get(rank.index()).and_then(|told| card::decode::<(Password, SocketAddr)>(told));
             let (secret, address) = told.ok_or_else(|| Error::Remote(format!("rank {rank} told no address")))?;
-            Ok(TcpPeer::new(rank, address, secret))
+            Ok(TcpPeer::new(me, rank, address, secret))
         };
         let peers = far.iter().map(peer).collect::<Result<Vec<TcpPeer>>>()?;
         let poller = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(std::io::Error::from)?;
@@ -144,9 +140,9 @@ impl Tcp {
 
     /// Begins to connect to a peer, unless that was done.
     fn reach_out(&mut self, peer: usize) -> Result<()> {
-        match self.peers[peer].output.is_empty() {
-            true => self.connect(peer, 0),
-            false => Ok(()),
+        match self.peers[peer].is_reached() {
+            true => Ok(()),
+            false => self.connect(peer, 0),
         }
     }
 
@@ -184,13 +180,13 @@ impl Tcp {
         let begun = begin();
         tune(&stream)?;
         watch(&self.poller, &*stream, link_number(peer, Way::Out, index))?;
-        let mut connection = Connection::outgoing(stream);
+        let mut connection = Connection::outgoing(stream, self.peers[peer].is_shared(index));
         let greeting = Greeting { from: self.me, index, secret };
         connection.push(greeting.encode(), Body::Owned(Vec::new()));
         if let Err(error) = begun {
             connection.lose_output(format!("it cannot be reached: {error}"));
         }
-        self.peers[peer].add_output(TcpLink { index, connection });
+        self.peers[peer].add(TcpLink { way: Way::Out, index, connection });
         self.write(peer)
     }
 
@@ -205,18 +201,20 @@ impl Tcp {
         if self.peers[peer].is_settled() {
             return Ok(());
         }
-        if self.peers[peer].has_granted() && self.peers[peer].output.len() < usize::from(self.connections) {
-            let index = self.peers[peer].output.len() as u8;
+        let wants_more = self.peers[peer].has_granted() && self.peers[peer].made() < usize::from(self.connections);
+        if wants_more || (self.peers[peer].has_answers() && self.peers[peer].answers_on().is_none()) {
+            let index = self.peers[peer].made() as u8;
             return self.connect(peer, index);
         }
         self.peers[peer].write(&mut self.completed);
-        for TcpLink { index, connection } in &mut self.peers[peer].output {
+        let links = &mut self.peers[peer].links;
+        for TcpLink { way, index, connection } in links.iter_mut().filter(|link| link.connection.writes) {
             let full = !connection.is_flushed();
             if full != connection.watches_output {
                 connection.watches_output = full;
                 let mut flags = EventFlags::IN;
                 flags.set(EventFlags::OUT, full);
-                let number = EventData::new_u64(link_number(peer, Way::Out, *index));
+                let number = EventData::new_u64(link_number(peer, *way, *index));
                 epoll::modify(&self.poller, &*connection.socket, number, flags)
                     .map_err(|error| Error::System(format!("watching a socket: {error}")))?;
             }
@@ -226,12 +224,19 @@ impl Tcp {
 
     /// Stops watching connections that have ended; fails when something is expected that cannot come any more.
     fn check(&mut self, peer: usize) -> Result<()> {
-        let TcpPeer { input, output, .. } = &self.peers[peer];
-        let ended = input.iter().filter(|link| link.connection.ended.is_some());
-        let lost = output.iter().filter(|link| link.connection.output_lost.is_some());
-        for link in ended.chain(lost) {
-            // A socket that is not watched any more is an error without consequences.
-            let _ = epoll::delete(&self.poller, &*link.connection.socket);
+        let is_torn = |link: &TcpLink| {
+            let Connection { reads, ended, output_lost, .. } = &link.connection;
+            *reads && ended.is_none() && output_lost.is_some()
+        };
+        if let Some(torn) = self.peers[peer].links.iter().position(is_torn) {
+            // What came before its end is still there to be read.
+            self.peers[peer].read(torn, &mut self.completed)?;
+        }
+        for TcpLink { connection, .. } in &self.peers[peer].links {
+            if connection.ended.is_some() || (!connection.reads && connection.output_lost.is_some()) {
+                // A socket that is not watched any more is an error without consequences.
+                let _ = epoll::delete(&self.poller, &*connection.socket);
+            }
         }
         self.peers[peer].check()?;
         self.has_doubtful |= self.peers[peer].is_doubtful();
@@ -250,17 +255,11 @@ impl Tcp {
 
     fn serve(&mut self, number: u64, done: &mut Vec<Token>) -> Result<()> {
         let (peer, way, index) = link_of(number);
-        let is = |link: &TcpLink| link.index == index;
-        match way {
-            Way::Out => {
-                if let Some(link) = self.peers[peer].output.iter_mut().find(|link| is(link)) {
-                    link.connection.hear_end();
-                }
-            }
-            Way::In => {
-                let Some(link) = self.peers[peer].input.iter().position(is) else { return Ok(()) };
-                self.peers[peer].read(link, done)?;
-            }
+        let Some(link) = self.peers[peer].link(way, index) else { return Ok(()) };
+        let connection = &mut self.peers[peer].links[link].connection;
+        match connection.reads {
+            true => self.peers[peer].read(link, done)?,
+            false => connection.hear_end(),
         }
         self.write(peer)
     }
@@ -287,7 +286,7 @@ impl Tcp {
     fn hear(&mut self, number: u64) -> Result<()> {
         let Some((greeting, socket)) = self.listener.hear(number) else { return Ok(()) };
         let Greeting { from, index, .. } = greeting;
-        let known = |peer: &TcpPeer| index >= self.connections || peer.input.iter().any(|link| link.index == index);
+        let known = |peer: &TcpPeer| index >= self.connections.max(MADE_AT_LEAST) || peer.link(Way::In, index).is_some();
         let peer = self.peers.iter().position(|peer| peer.rank == from).filter(|&peer| !known(&self.peers[peer]));
         let Some(peer) = peer else {
             crate::log::write(crate::log::Level::Warn, &format!("connection {index} from rank {from} makes no sense"));
@@ -300,7 +299,7 @@ impl Tcp {
         }
         tune(&socket)?;
         watch(&self.poller, &*socket, link_number(peer, Way::In, index))?;
-        self.peers[peer].input.push(TcpLink { index, connection: Connection::incoming(socket) });
+        self.peers[peer].add(TcpLink { way: Way::In, index, connection: Connection::incoming(socket) });
         Ok(())
     }
 
@@ -457,13 +456,20 @@ impl Endpoint for Tcp {
     }
 
     fn undelivered(&mut self) -> Vec<Rank> {
-        let mut nobody = Vec::new();
+        let done = &mut self.completed;
         let mut owed = |peer: &mut TcpPeer| {
-            peer.write(&mut nobody);
-            peer.output.iter_mut().any(|link| {
+            peer.write(done);
+            (0..peer.links.len()).any(|link| {
                 // A peer that has closed the connection wants nothing more.
-                link.connection.hear_end();
-                link.connection.undelivered().is_some_and(|bytes| bytes > 0)
+                let Connection { reads, writes, .. } = peer.links[link].connection;
+                let heard = if reads && writes { peer.read(link, done) } else { Ok(()) };
+                let connection = &mut peer.links[link].connection;
+                match heard {
+                    Ok(()) if reads => {}
+                    Ok(()) => connection.hear_end(),
+                    Err(error) => connection.lose_output(error.to_string()),
+                }
+                writes && connection.undelivered().is_some_and(|bytes| bytes > 0)
             })
         };
         self.peers.iter_mut().filter_map(|peer| owed(peer).then_some(peer.rank)).collect()

@@ -1,12 +1,16 @@
 //! One peer on another node: the connections both ways and the messages between it and us.
 //!
-//! Headers and small messages keep to a rank's first connection, so they stay in order. A large message is announced
-//! there; when its receive has been posted the receiver grants it on its own first connection, and the bytes come in
+//! Headers and small messages keep to one connection, so they stay in order: at first to the rank's own first one. Once
+//! the rank that is the higher of the two has something to say and finds the lower one's, it says so on both ([`FrameKind::Switch`])
+//! and goes on there: then one connection carries both ways, and the acknowledgements of the system travel with the
+//! answers instead of alone. A large message is announced
+//! there; when its receive has been posted the receiver grants it in the same way, and the bytes come in
 //! stripes over whichever connections have room. So a connection carries nothing that its reader has no place for, and
 //! no stream blocks another.
 //!
-//! A message is sent when the system has all its bytes. As nothing ever comes back on the connection, the system then
-//! delivers them whatever becomes of this rank, and the receiver finds them before the connection's end.
+//! A message is sent when the system has all its bytes. The system then delivers them whatever becomes of this rank, and the
+//! receiver finds them before the connection's end; only a process that is killed with bytes of the peer unread takes back
+//! what has not arrived.
 #![forbid(unsafe_code)]
 
 use super::connection::{Body, Connection, Ended, Inbound};
@@ -36,9 +40,20 @@ const LAST_WORDS: Duration = Duration::from_millis(300);
 /// The same for a peer of which no connection has come in at all.
 const FIRST_WORDS: Duration = Duration::from_secs(1);
 
+/// Who made a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Way {
+    /// This rank.
+    Out,
+    /// The peer.
+    In,
+}
+
 /// A connection and its number among those from the rank that made it.
 #[derive(Debug)]
 pub struct TcpLink {
+    /// Who made it.
+    pub way: Way,
     /// The number.
     pub index: u8,
     /// The connection.
@@ -54,11 +69,23 @@ pub struct TcpPeer {
     pub address: SocketAddr,
     /// What it wants to hear first.
     pub secret: Password,
-    /// Our connections to it.
-    pub output: Vec<TcpLink>,
-    /// Its connections to us.
-    pub input: Vec<TcpLink>,
+    /// The connections.
+    pub links: Vec<TcpLink>,
+    /// Whether our first connection is the one for both ways: our rank is the lower one.
+    is_first: bool,
+    /// The connection that our headers and small messages go on.
+    control: Option<usize>,
+    /// The connection that the last header or small message came on.
+    speaks: Option<usize>,
+    /// Whether all that the peer says on its own first connection has come.
+    has_switched: bool,
     matching: Matching,
+    /// Small messages of the peer that are still to be acknowledged.
+    acks: Vec<u64>,
+    /// Whether they wait for no message of ours.
+    acks_are_due: bool,
+    /// Whether a message of ours has left since one of the peer's was to be acknowledged.
+    has_spoken: bool,
     /// Since when it is known to send nothing more although something is expected.
     silent_since: Option<Instant>,
     /// Times that its connections were written.
@@ -68,28 +95,81 @@ pub struct TcpPeer {
 }
 
 impl TcpPeer {
-    /// A peer to which there is no connection yet.
-    pub fn new(rank: Rank, address: SocketAddr, secret: Password) -> TcpPeer {
+    /// A peer of rank `me` to which there is no connection yet.
+    pub fn new(me: Rank, rank: Rank, address: SocketAddr, secret: Password) -> TcpPeer {
         TcpPeer {
             rank,
             address,
             secret,
-            output: Vec::new(),
-            input: Vec::new(),
+            links: Vec::new(),
+            is_first: me < rank,
+            control: None,
+            speaks: None,
+            has_switched: false,
             matching: Matching::new(rank, MAX_NUMBERED),
+            acks: Vec::new(),
+            acks_are_due: false,
+            has_spoken: false,
             silent_since: None,
             writes: 0,
             is_awaited: false,
         }
     }
 
-    fn control(&mut self) -> Option<&mut Connection> {
-        self.output.first_mut().map(|link| &mut link.connection)
+    /// Where a connection is among all.
+    pub fn link(&self, way: Way, index: u8) -> Option<usize> {
+        self.links.iter().position(|link| (link.way, link.index) == (way, index))
     }
 
-    /// Whether it takes nothing more: it has closed a connection of ours, or refused it.
+    /// The connections that this rank has made.
+    pub fn made(&self) -> usize {
+        self.links.iter().filter(|link| link.way == Way::Out).count()
+    }
+
+    /// Whether a connection of ours with this number carries both ways.
+    pub fn is_shared(&self, index: u8) -> bool {
+        self.is_first && index == 0
+    }
+
+    fn outputs(&self) -> impl Iterator<Item = &Connection> {
+        self.links.iter().map(|link| &link.connection).filter(|connection| connection.writes)
+    }
+
+    fn inputs(&self) -> impl Iterator<Item = &Connection> {
+        self.links.iter().map(|link| &link.connection).filter(|connection| connection.reads)
+    }
+
+    /// The peer's first connection, where it is the one for both ways and we do not write it yet.
+    fn offered(&self) -> Option<usize> {
+        let at = self.link(Way::In, 0).filter(|_| !self.is_first)?;
+        let connection = &self.links[at].connection;
+        (!connection.writes && connection.ended.is_none()).then_some(at)
+    }
+
+    /// Whether frames can be written without making a connection.
+    pub fn is_reached(&self) -> bool {
+        self.control.is_some() || self.offered().is_some()
+    }
+
+    /// What goes out next goes on the connection for both ways, once there is one.
+    fn switch(&mut self) {
+        let Some(shared) = self.offered().filter(|_| !self.takes_nothing()) else { return };
+        let own = self.control.replace(shared);
+        let head = FrameHeader::about(FrameKind::Switch, u64::from(own.is_some())).encode();
+        self.links[shared].connection.writes = true;
+        for at in own.into_iter().chain([shared]) {
+            self.links[at].connection.push_copy(head, &[], None);
+        }
+    }
+
+    fn control(&mut self) -> Option<&mut Connection> {
+        self.switch();
+        self.control.map(|at| &mut self.links[at].connection)
+    }
+
+    /// Whether it takes nothing more: it has closed a connection that we write, or refused it.
     fn takes_nothing(&self) -> bool {
-        self.output.iter().any(|link| link.connection.output_lost.is_some())
+        self.outputs().any(|connection| connection.output_lost.is_some())
     }
 
     /// Whether granted messages wait, for which there should be all connections.
@@ -104,16 +184,13 @@ impl TcpPeer {
 
     /// The connection that its next frame comes on, none where that may be any.
     pub fn next_input(&self) -> Option<usize> {
-        if self.matching.has_inflows() {
-            return None;
-        }
-        self.input.iter().position(|link| link.index == 0)
+        self.speaks.filter(|_| !self.matching.has_inflows())
     }
 
     /// Whether nothing waits to be written, and all connections stand.
     pub fn is_settled(&self) -> bool {
-        let is_idle = |link: &TcpLink| link.connection.is_idle();
-        !self.has_granted() && self.silent_since.is_none() && self.output.iter().chain(&self.input).all(is_idle)
+        let mut connections = self.links.iter().map(|link| &link.connection);
+        !self.has_granted() && !self.has_answers() && self.silent_since.is_none() && connections.all(Connection::is_idle)
     }
 
     /// Changes when a send that was `Busy` may be accepted.
@@ -121,18 +198,21 @@ impl TcpPeer {
         self.matching.relief() + self.writes
     }
 
-    /// Adds a connection of ours, which will be written.
-    pub fn add_output(&mut self, link: TcpLink) {
-        self.writes += 1;
-        self.output.push(link);
+    /// Adds a connection.
+    pub fn add(&mut self, link: TcpLink) {
+        self.writes += u64::from(link.way == Way::Out);
+        if link.way == Way::Out && link.index == 0 {
+            self.control.get_or_insert(self.links.len());
+        }
+        self.links.push(link);
     }
 
     fn gone(&self) -> Error {
-        let broken = self.input.iter().find_map(|link| match &link.connection.ended {
+        let broken = self.inputs().find_map(|connection| match &connection.ended {
             Some(Ended::Broken(why) | Ended::Reset(why)) => Some(why.as_str()),
             _ => None,
         });
-        let lost = || self.output.iter().find_map(|link| link.connection.output_lost.as_deref());
+        let lost = || self.outputs().find_map(|connection| connection.output_lost.as_deref());
         let why = broken.or_else(lost).unwrap_or("it has closed its connections");
         Error::Remote(format!("rank {} at {} has left the communicator or died: {why}", self.rank, self.address))
     }
@@ -142,15 +222,18 @@ impl TcpPeer {
         if self.takes_nothing() {
             return Err(self.gone());
         }
-        let TcpPeer { output, matching, .. } = self;
-        let Some(TcpLink { connection: control, .. }) = output.first_mut() else { return Ok(Started::Busy) };
+        self.switch();
+        let TcpPeer { links, control, matching, acks, .. } = self;
+        let Some(control) = control.map(|at| &mut links[at].connection) else { return Ok(Started::Busy) };
         let (bytes, channel) = (src.iter().map(Region::len).sum::<usize>(), envelope.channel);
         let small = bytes <= SMALL;
         let takes = if small { matching.takes_short(channel) } else { matching.takes_long(channel) };
         if !takes || control.queued() > MAX_QUEUED {
             return Ok(Started::Busy);
         }
-        let head = |kind, id, body| FrameHeader { kind, envelope, bytes: bytes as u64, id, body, nonce: 0 }.encode();
+        let nonce = acks.pop().map_or(0, |number| number + 1);
+        self.has_spoken = true;
+        let head = |kind, id, body| FrameHeader { kind, envelope, bytes: bytes as u64, id, body, nonce }.encode();
         if small {
             let id = matching.short_sent(channel);
             let written = control.push_copy(head(FrameKind::Small, id, bytes as u64), src, Some(token));
@@ -174,15 +257,48 @@ impl TcpPeer {
         Ok(Started::Pending)
     }
 
-    /// Answers on our own connection, which stands since a receive was posted. A peer that takes nothing more needs no
+    /// Answers on the connection that stands since a receive was posted. A peer that takes nothing more needs no
     /// answer; whether something is still expected of it, [`check`](TcpPeer::check) finds out.
     fn reply(&mut self, kind: FrameKind, id: u64) {
         self.control().map(|control| control.push_copy(FrameHeader::about(kind, id).encode(), &[], None));
     }
 
+    /// A small message is to be acknowledged: by our next message, where the two take turns, else by a frame of its own. A
+    /// sender that may not go on without an answer has two open, so the second one waits for nothing.
     fn acknowledge(&mut self, id: Option<u64>) {
         if let Some(id) = id {
-            self.reply(FrameKind::Ack, id);
+            self.acks.push(id);
+            self.acks_are_due |= self.acks.len() > 1 || !self.has_spoken;
+            self.has_spoken = false;
+        }
+    }
+
+    /// Whether something is to be acknowledged by frames of their own. A peer that takes nothing more needs none.
+    pub fn has_answers(&self) -> bool {
+        self.acks_are_due && !self.acks.is_empty() && !self.takes_nothing()
+    }
+
+    /// The connection for those: one that nothing comes back on. Its end does not read them, so what it has written
+    /// elsewhere is delivered when it closes all.
+    pub fn answers_on(&self) -> Option<usize> {
+        let is_one_way = |link: &TcpLink| link.way == Way::Out && !self.is_shared(link.index);
+        self.links.iter().position(is_one_way)
+    }
+
+    fn write_answers(&mut self) {
+        let Some(at) = self.answers_on().filter(|_| self.has_answers()) else { return };
+        let connection = &mut self.links[at].connection;
+        for number in self.acks.drain(..) {
+            connection.push_copy(FrameHeader::about(FrameKind::Ack, number).encode(), &[], None);
+        }
+        self.acks_are_due = false;
+    }
+
+    /// The peer has received a small message of ours.
+    fn take_ack(&mut self, number: u64) -> Result<()> {
+        match self.matching.acknowledged(number)? {
+            None => Ok(()),
+            Some(_) => Err(self.nonsense("an acknowledgement of a long message")),
         }
     }
 
@@ -199,11 +315,21 @@ impl TcpPeer {
     /// Reads from one connection and does what its frames say. What has been read ahead is always worked off: the socket
     /// will not tell of it again.
     pub fn read(&mut self, link: usize, done: &mut Vec<Token>) -> Result<()> {
+        self.read_link(link, done)?;
+        let released = self.has_switched.then(|| self.links.iter().position(|link| link.connection.is_held)).flatten();
+        released.map_or(Ok(()), |held| {
+            self.links[held].connection.is_held = false;
+            self.speaks = Some(held);
+            self.read_link(held, done)
+        })
+    }
+
+    fn read_link(&mut self, link: usize, done: &mut Vec<Token>) -> Result<()> {
         let mut budget = TURN;
         loop {
-            let connection = &mut self.input[link].connection;
+            let connection = &mut self.links[link].connection;
             let spent = budget == 0;
-            if connection.ended.is_some() || (spent && !connection.holds(1)) {
+            if connection.ended.is_some() || connection.is_held || (spent && !connection.holds(1)) {
                 return Ok(());
             }
             if let Some(Inbound { id, .. }) = connection.inbound {
@@ -247,30 +373,45 @@ impl TcpPeer {
             connection.skip(len);
             let body = buffer.region().part(start + HEADER, len - HEADER);
             let taken = self.matching.short_came(&header.message(), body, done);
-            self.input[link].connection.give_back(buffer);
+            self.speaks = Some(link);
+            if header.nonce > 0 {
+                self.take_ack(header.nonce - 1)?;
+            }
+            self.links[link].connection.give_back(buffer);
             self.acknowledge(taken?);
             budget = budget.saturating_sub(len);
         }
     }
 
     fn take_header(&mut self, link: usize, header: &FrameHeader) -> Result<()> {
+        if !matches!(header.kind, FrameKind::Data | FrameKind::Ack) {
+            self.speaks = Some(link);
+        }
+        if header.kind == FrameKind::Large && header.nonce > 0 {
+            self.take_ack(header.nonce - 1)?;
+        }
         match header.kind {
             FrameKind::Large => match self.matching.long_came(&header.message(), ())? {
                 Some(message) => self.ask_for(message),
                 None => Ok(()),
             },
             FrameKind::Grant => self.matching.grant(header.id),
-            FrameKind::Ack => match self.matching.acknowledged(header.id)? {
-                None => Ok(()),
-                Some(_) => Err(self.nonsense("an acknowledgement of a long message")),
-            },
+            FrameKind::Ack => self.take_ack(header.id),
             FrameKind::Data => {
                 let (offset, left) = (header.bytes as usize, header.body as usize);
                 let inflow = self.matching.inflow(header.id);
                 if left == 0 || !inflow.is_some_and(|inflow| inflow.has(offset, left)) {
                     return Err(self.nonsense("bytes nobody asked for"));
                 }
-                self.input[link].connection.inbound = Some(Inbound { id: header.id, offset, left });
+                self.links[link].connection.inbound = Some(Inbound { id: header.id, offset, left });
+                Ok(())
+            }
+            FrameKind::Switch if self.is_first => {
+                match self.links[link].way {
+                    Way::In => self.has_switched = true,
+                    // What the peer said on its own connection comes first.
+                    Way::Out => self.links[link].connection.is_held = header.id > 0,
+                }
                 Ok(())
             }
             _ => Err(self.nonsense("an answer to no message")),
@@ -279,11 +420,17 @@ impl TcpPeer {
 
     /// Writes what the connections take: queued frames, then stripes of granted messages.
     pub fn write(&mut self, done: &mut Vec<Token>) {
-        let TcpPeer { output, matching, writes, .. } = self;
-        for link in output.iter_mut().filter(|link| link.connection.output_lost.is_none()) {
-            let connection = &mut link.connection;
+        self.write_answers();
+        let TcpPeer { links, matching, writes, .. } = self;
+        for TcpLink { way, connection, .. } in links {
+            if !connection.writes || connection.output_lost.is_some() {
+                continue;
+            }
             loop {
                 if connection.is_flushed() {
+                    if *way == Way::In {
+                        break;
+                    }
                     let Some((id, message)) = matching.next_granted() else { break };
                     let Some((offset, len)) = message.next_part(STRIPE) else { break };
                     message.part_begun(len);
@@ -312,10 +459,10 @@ impl TcpPeer {
     /// Fails when the peer is gone and something is still expected of it: at once where it will take what it is to get
     /// no more, or broke off; where it only falls silent, when what it said before has had time to come in.
     pub fn check(&mut self) -> Result<()> {
-        let is_owed = self.matching.owes() || self.output.iter().any(|link| link.connection.owes());
-        let is_broken = self.input.iter().any(|link| matches!(link.connection.ended, Some(Ended::Broken(_))));
+        let is_owed = self.matching.owes() || self.outputs().any(Connection::owes);
+        let is_broken = self.inputs().any(|connection| matches!(connection.ended, Some(Ended::Broken(_))));
         let owes = self.matching.expects();
-        let silent = self.takes_nothing() && self.input.iter().all(|link| link.connection.ended.is_some());
+        let silent = self.takes_nothing() && self.inputs().all(|connection| connection.ended.is_some());
         if (is_owed && self.takes_nothing()) || (owes && is_broken) {
             return Err(self.gone());
         }
@@ -323,7 +470,7 @@ impl TcpPeer {
             self.silent_since = None;
             return Ok(());
         }
-        let patience = if self.input.is_empty() { FIRST_WORDS } else { LAST_WORDS };
+        let patience = if self.links.iter().all(|link| link.way == Way::Out) { FIRST_WORDS } else { LAST_WORDS };
         match self.silent_since.get_or_insert_with(Instant::now).elapsed() < patience {
             true => Ok(()),
             false => Err(self.gone()),
@@ -338,13 +485,16 @@ impl TcpPeer {
     /// The connections on which something may be on its way, with whom they lead to.
     pub fn take_output(&mut self) -> impl Iterator<Item = (Rank, Connection)> {
         let rank = self.rank;
-        std::mem::take(&mut self.output).into_iter().map(move |link| (rank, link.connection))
+        let (output, input) = std::mem::take(&mut self.links).into_iter().partition(|link| link.connection.writes);
+        (self.links, self.control, self.speaks) = (input, None, None);
+        let output: Vec<TcpLink> = output;
+        output.into_iter().map(move |link| (rank, link.connection))
     }
 
     /// Forgets everything. Connections in the middle of a message are of no use any more, so all are closed.
     pub fn cancel(&mut self) {
-        self.output.clear();
-        self.input.clear();
+        self.links.clear();
+        (self.control, self.speaks) = (None, None);
         self.matching.cancel();
     }
 }
