@@ -286,7 +286,8 @@ impl Tcp {
     fn hear(&mut self, number: u64) -> Result<()> {
         let Some((greeting, socket)) = self.listener.hear(number) else { return Ok(()) };
         let Greeting { from, index, .. } = greeting;
-        let known = |peer: &TcpPeer| index >= self.connections.max(MADE_AT_LEAST) || peer.link(Way::In, index).is_some();
+        let known =
+            |peer: &TcpPeer| index >= self.connections.max(MADE_AT_LEAST) || peer.link(Way::In, index).is_some();
         let peer = self.peers.iter().position(|peer| peer.rank == from).filter(|&peer| !known(&self.peers[peer]));
         let Some(peer) = peer else {
             crate::log::write(crate::log::Level::Warn, &format!("connection {index} from rank {from} makes no sense"));

@@ -190,7 +190,10 @@ impl TcpPeer {
     /// Whether nothing waits to be written, and all connections stand.
     pub fn is_settled(&self) -> bool {
         let mut connections = self.links.iter().map(|link| &link.connection);
-        !self.has_granted() && !self.has_answers() && self.silent_since.is_none() && connections.all(Connection::is_idle)
+        !self.has_granted()
+            && !self.has_answers()
+            && self.silent_since.is_none()
+            && connections.all(Connection::is_idle)
     }
 
     /// Changes when a send that was `Busy` may be accepted.
