@@ -118,7 +118,7 @@ fn one_rank(plan: Plan, mut slots: Slots, count: usize, segment_bytes: usize, in
     let layout = program.layout(count, 1, segment_bytes);
     let mut execution = Execution::new();
     execution.begin(program, layout, config.window, LIMIT.as_nanos() as u64);
-    let mut idle = Idle::new(config.spin_us, true);
+    let mut idle = Idle::new(config.spin_us);
     let mut world = RankWorld { transport: &mut transport, input, output, start: Instant::now() };
     loop {
         match execution.poll(&mut world)? {

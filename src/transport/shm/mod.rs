@@ -228,8 +228,7 @@ impl Shm {
 
     /// Posts our part of a collective of all ranks of the node.
     pub fn call(&mut self, token: Token, envelope: Envelope, call: NodeCall<'_>) -> Result<Started> {
-        check_usable(self.cancelled)?;
-        self.board()?.call(token, envelope, call)
+        self.board_to_call()?.call(token, envelope, call)
     }
 
     /// Whether this rank shares its processors with others.
@@ -246,10 +245,18 @@ impl Shm {
         self.board.as_mut().ok_or_else(|| Error::Internal("a call on a node without a board".into()))
     }
 
+    /// The same, for a call that begins.
+    fn board_to_call(&mut self) -> Result<&mut SharedBuffers> {
+        check_usable(self.cancelled)?;
+        let shares = self.sharing.shares();
+        let board = self.board()?;
+        board.shares = shares;
+        Ok(board)
+    }
+
     /// The same, of blocks that lie in one piece each. It completes as token 0.
     pub fn call_flat(&mut self, envelope: Envelope, call: &FlatCall) -> Result<Started> {
-        check_usable(self.cancelled)?;
-        self.board()?.call_flat(envelope, call)
+        self.board_to_call()?.call_flat(envelope, call)
     }
 
     /// Looks at the board alone; whether that completes the call.

@@ -113,6 +113,8 @@ pub struct SharedBuffers {
     maps: bool,
     /// Whether our part may be read through the kernel: nobody has been refused yet.
     lends: bool,
+    /// Whether we share our processors with other ranks, whose turns it costs to wait until they have read what we lend.
+    pub shares: bool,
     /// How many calls we have made.
     calls: u64,
     /// The call that used each face and area last, and its only reader, if it has but one.
@@ -182,6 +184,7 @@ impl SharedBuffers {
             members: members.into_iter().map(|(rank, reach)| Member { rank, reach, read: Cell::new(0) }).collect(),
             maps,
             lends: true,
+            shares: true,
             calls: 0,
             faces: [(0, None); FACES],
             pages: [(0, None); PAGES],
@@ -389,7 +392,7 @@ impl SharedBuffers {
         };
         let is_here = self.members.iter().all(|member| member.reach == Reach::SameProcess);
         let is_shared = self.maps && bytes >= LISTED_BYTES;
-        let kernel = self.lends && self.all_read() && Rates::get().lends(bytes, readers);
+        let kernel = self.lends && !self.shares && self.all_read() && Rates::get().lends(bytes, readers);
         let (first, more) = {
             let mut regions = self.regions_but(own);
             (regions.next().copied()?, regions.next().is_some())
