@@ -184,7 +184,7 @@ impl FlatCall<OnDevice> {
         let FlatCall { collective, root, input, output, block_bytes, combine } = self;
         // SAFETY: the bytes must be this process's; because the caller promises it.
         let input = unsafe { input.in_process() };
-        // SAFETY: as above.
+        // SAFETY: the bytes must be this process's; because the caller promises it of both.
         let output = unsafe { output.in_process() };
         FlatCall { collective, root, input, output, block_bytes, combine }
     }

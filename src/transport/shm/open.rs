@@ -260,20 +260,7 @@ pub fn open(
     let presence = Presence::new()?;
     let members = grid.members(grid.node(me));
     let own = if me == members[0] { Some(memory_file(members.len())?) } else { None };
-    let inode = |file: &OwnedFd| rustix::fs::fstat(file).map(|stat| stat.st_ino);
-    let (heap_fd, heap_inode) = shared::heap().unwrap_or((u32::MAX, 0));
-    let card = NodeCard {
-        pid: std::process::id().into(),
-        presence: *presence.0,
-        presence_at: presence.address(),
-        heap_fd: heap_fd.into(),
-        heap_inode,
-        wants: config.shm.into(),
-        doorbell: random()?,
-        fd: own.as_ref().map_or(u64::MAX, |file| file.as_raw_fd() as u64),
-        inode: own.as_ref().map(inode).transpose().map_err(std::io::Error::from)?.unwrap_or(0),
-        namespace: namespace(),
-    };
+    let card = card_of(&presence, own.as_ref(), config)?;
     let told = exchange.allgather(card::encode(&card))?;
     let cards = told.iter().enumerate().map(NodeCard::of).collect::<Result<Vec<NodeCard>>>()?;
     if cards.len() != grid.nranks() {
@@ -303,12 +290,10 @@ pub fn open(
         .collect();
     let complete = members.len() > 1 && members.iter().all(|rank| usable[rank.index()]);
     let maps = maps && peers.iter().all(|peer| !matches!(peer.reach, Reach::Ring { .. }));
-    let reach = |&rank: &Rank| {
-        let peer = peers.iter().find(|peer| peer.rank == rank);
-        (rank, peer.map_or(Reach::SameProcess, |peer| peer.reach))
-    };
-    let board = || SharedBuffers::new(&segment, &wakeups, local, members.iter().map(reach).collect(), maps);
-    let board = complete.then(board);
+    let board = complete.then(|| {
+        let reach = |&rank: &Rank| (rank, reach_of(&peers, rank));
+        SharedBuffers::new(&segment, &wakeups, local, members.iter().map(reach).collect(), maps)
+    });
     Ok(Shm {
         board,
         board_polls: 0,
@@ -324,6 +309,29 @@ pub fn open(
         segment,
         _met: met,
         _presence: presence,
+    })
+}
+
+/// How we reach the memory of a member; our own is in this process.
+fn reach_of(peers: &[Peer], rank: Rank) -> Reach {
+    peers.iter().find(|peer| peer.rank == rank).map_or(Reach::SameProcess, |peer| peer.reach)
+}
+
+/// What this rank tells about itself. It has made the node's segment if that is its `own`.
+fn card_of(presence: &Presence, own: Option<&OwnedFd>, config: &Config) -> Result<NodeCard> {
+    let inode = |file: &OwnedFd| rustix::fs::fstat(file).map(|stat| stat.st_ino);
+    let (heap_fd, heap_inode) = shared::heap().unwrap_or((u32::MAX, 0));
+    Ok(NodeCard {
+        pid: std::process::id().into(),
+        presence: *presence.0,
+        presence_at: presence.address(),
+        heap_fd: heap_fd.into(),
+        heap_inode,
+        wants: config.shm.into(),
+        doorbell: random()?,
+        fd: own.map_or(u64::MAX, |file| file.as_raw_fd() as u64),
+        inode: own.map(inode).transpose().map_err(std::io::Error::from)?.unwrap_or(0),
+        namespace: namespace(),
     })
 }
 
