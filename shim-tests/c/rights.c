@@ -104,6 +104,40 @@ static void without_privileges(int rank, ncclUniqueId id) {
   OK(ncclCommDestroy(comm));
 }
 
+/* The same with a part on a board that the other may not read any more where it lies: its owner copies it then. */
+static void without_privileges_on_boards(int rank, ncclUniqueId id) {
+  enum { PART = COUNT / 4 };
+  ncclComm_t comm;
+  strataStream_t stream;
+  buffers();
+  OK(ncclCommInitRank(&comm, 2, id, rank));
+  for (int round = 0; round < 6; round++) {
+    for (int i = 0; i < PART; i++) a[i] = 5 * i + rank + round;
+    for (int i = 0; i < COUNT; i++) b[i] = -1;
+    if (round == 1) {
+      OK(strataStreamCreate(&stream));
+      if (rank == 0) OK(ncclAllGather(a, b, PART, ncclInt, comm, stream));
+      meet(rank);
+      CHECK(setgroups(0, NULL) == 0 && setgid(NOBODY) == 0 && setuid(NOBODY) == 0 && prctl(PR_GET_DUMPABLE) == 0);
+      meet(rank);
+      if (rank == 1) OK(ncclAllGather(a, b, PART, ncclInt, comm, NULL));
+      OK(strataStreamSynchronize(stream));
+    } else {
+      OK(ncclAllGather(a, b, PART, ncclInt, comm, NULL));
+    }
+    for (int i = 0; i < 2 * PART; i++) CHECK(b[i] == 5 * (i % PART) + i / PART + round);
+    OK(ncclAllReduce(a, b, PART, ncclInt, ncclSum, comm, NULL));
+    for (int i = 0; i < PART; i++) CHECK(b[i] == 10 * i + 1 + 2 * round);
+    OK(ncclReduceScatter(a, b, PART / 2, ncclInt, ncclSum, comm, NULL));
+    for (int i = 0; i < PART / 2; i++) CHECK(b[i] == 10 * (i + rank * (PART / 2)) + 1 + 2 * round);
+    OK(ncclBroadcast(a, b, PART, ncclInt, round % 2, comm, NULL));
+    for (int i = 0; i < PART; i++) CHECK(b[i] == 5 * i + round % 2 + round);
+    OK(ncclAlltoAll(a, b, PART / 2, ncclInt, comm, NULL));
+    for (int i = 0; i < PART; i++) CHECK(b[i] == 5 * (i % (PART / 2) + rank * (PART / 2)) + i / (PART / 2) + round);
+  }
+  OK(ncclCommDestroy(comm));
+}
+
 static void play(const char* what, void (*body)(int, ncclUniqueId), int one_node) {
   ncclUniqueId id;
   pid_t ranks[2];
@@ -183,6 +217,7 @@ int main(int argc, char** argv) {
   }
   if (!root) return puts("SKIPPED: privileges: only root has some to give up"), 0;
   if (all || strcmp(which, "privileges") == 0) play("privileges", without_privileges, 1);
+  if (all || strcmp(which, "boards") == 0) play("privileges, on boards", without_privileges_on_boards, 1);
   if (all || strcmp(which, "elevated") == 0) elevated_copy();
   puts("ok");
   return 0;

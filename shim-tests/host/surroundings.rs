@@ -46,6 +46,11 @@ fn ranks_that_give_up_their_privileges_go_on() {
 }
 
 #[test]
+fn a_part_that_may_not_be_read_any_more_is_copied_by_its_owner() {
+    print!("{}", run_with("rights.c", &[], &["boards"]));
+}
+
+#[test]
 fn a_program_with_more_rights_than_its_starter_writes_no_file_that_it_is_told() {
     // With more rights the linker does not look where the environment says, and others may not look into our directory.
     let folder = std::env::temp_dir().join(format!("strata-rights-{}", std::process::id()));

@@ -264,6 +264,8 @@ impl SharedBuffers {
         }
         if self.waiting.as_ref().is_some_and(|waiting| waiting.stage != Stage::Readers) {
             if !self.take()? {
+                // Who waits for us may be who we wait for.
+                self.copy_if_refused();
                 return Ok(None);
             }
             self.enter(Stage::Readers);

@@ -1,8 +1,8 @@
 //! What a call on the boards waits for, and what it does for those that wait for it.
 
-use super::super::post::{self, Form};
+use super::super::post;
 use super::super::segment::PAGES;
-use super::{is_cut, SharedBuffers, Stage};
+use super::{is_cut, SharedBuffers, Stage, Waiting};
 use crate::topo::Rank;
 use std::sync::atomic::Ordering;
 
@@ -12,14 +12,17 @@ impl SharedBuffers {
         self.waiting.as_ref().is_none_or(|waiting| self.is_free((self.calls, self.reader(waiting))))
     }
 
+    /// Whether somebody may not read what we have lent, and we have not copied it yet.
+    fn is_refused(&self, waiting: &Waiting) -> bool {
+        let refused = |member: usize| self.segment.board(member).refused.0.load(Ordering::Acquire) == self.calls;
+        waiting.lent
+            && self.segment.board(self.local).copied.load(Ordering::Relaxed) != self.calls
+            && (0..self.members.len()).any(refused)
+    }
+
     /// Copies what we have lent, where somebody may not read it.
     pub(super) fn copy_if_refused(&mut self) {
-        let refused = |member: usize| self.segment.board(member).refused.0.load(Ordering::Acquire) == self.calls;
-        let own = self.segment.board(self.local);
-        if own.copied.load(Ordering::Relaxed) == self.calls || !(0..self.members.len()).any(refused) {
-            return;
-        }
-        let Some(waiting) = &self.waiting else { return };
+        let Some(waiting) = self.waiting.as_ref().filter(|waiting| self.is_refused(waiting)) else { return };
         let Some(area) = self.free_area() else { return };
         let regions = self.regions_but(is_cut(waiting.collective).then_some(self.local));
         let (room, mut done) = (self.segment.area(self.local, area), 0);
@@ -29,7 +32,7 @@ impl SharedBuffers {
         }
         post::tell_copied(&self.segment.face(self.local, self.face_index()), area);
         self.areas[area] = (self.calls, self.reader(waiting));
-        own.copied.swap(self.calls, Ordering::SeqCst);
+        self.segment.board(self.local).copied.swap(self.calls, Ordering::SeqCst);
         self.lends = false;
         self.wakeups.ring_others();
     }
@@ -37,18 +40,13 @@ impl SharedBuffers {
     /// Whether [`advance`](SharedBuffers::advance) would find something.
     pub fn has_work(&self) -> bool {
         let Some(waiting) = &self.waiting else { return false };
-        match waiting.stage {
-            Stage::Room => self.has_room(self.face_index(), Form::Page) && self.free_area().is_some(),
+        let has_more = match waiting.stage {
+            Stage::Room => self.is_free(self.faces[self.face_index()]),
             Stage::Posts(taken) => self.source(waiting, taken).is_none_or(|member| self.has_posted(member)),
             Stage::Copy(taken) => self.source(waiting, taken).is_none_or(|member| self.has_copied(member)),
-            Stage::Readers => {
-                let refused = |member: usize| {
-                    self.segment.board(member).refused.0.load(Ordering::Acquire) == self.calls
-                        && self.segment.board(self.local).copied.load(Ordering::Relaxed) != self.calls
-                };
-                self.is_read() || (0..self.members.len()).any(refused)
-            }
-        }
+            Stage::Readers => self.is_read(),
+        };
+        has_more || self.is_refused(waiting)
     }
 
     /// The members that the waiting call still needs.
