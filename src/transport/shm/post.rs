@@ -146,14 +146,14 @@ pub fn write<'a>(
     face.cell.call.swap(call, Ordering::SeqCst);
 }
 
-/// Puts a listing on a face's page; [`write`] then shows it. `body` is kept for its allocation.
+/// Puts a listing on a face's page; [`write()`] then shows it. `body` is kept for its allocation.
 pub fn list(face: &Face<'_>, listing: &Listing, body: &mut Vec<u8>) {
     listing.encode(body);
     face.page.part(0, body.len()).write(body);
     put(&face.line, 8, (listing.pieces.len() as u64) << 32 | listing.keys.len() as u64);
 }
 
-/// Puts the address of a part in one piece on a face's line; [`write`] then shows it.
+/// Puts the address of a part in one piece on a face's line; [`write()`] then shows it.
 pub fn lend(face: &Face<'_>, part: Region) {
     put(&face.line, 8, part.address());
 }
