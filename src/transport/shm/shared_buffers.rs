@@ -606,12 +606,11 @@ impl SharedBuffers {
 
     /// Says that we have read all we need of this call.
     fn tell_read(&mut self) {
-        let Some(Waiting { collective, borrowed, .. }) = &self.waiting else { return };
+        let Some(Waiting { collective, root, borrowed, .. }) = &self.waiting else { return };
         self.posts.clear();
         let read = &self.segment.board(self.local).read.0;
-        let is_symmetric = brings(*collective, 0, 0) && brings(*collective, 1, 0);
-        // Others may wait for that: whose part it was, or who has no room.
-        if *borrowed || !is_symmetric {
+        // Others may wait for that: whose part it was, or, where this rank brings nothing, who has no room.
+        if *borrowed || !brings(*collective, self.local, *root) {
             read.swap(self.calls, Ordering::SeqCst);
             self.wakeups.ring_others();
         } else {
