@@ -41,16 +41,21 @@ impl Call {
 
     /// Launches the call, or records it where a group is open.
     fn submit(self) -> Result<()> {
-        let Some(key) = self.key() else { return self.check(None) };
+        let key = self.key();
+        key.and_then(|key| self.again(key)).unwrap_or_else(|| self.check(key))
+    }
+
+    /// The call as it was made before, if it was. Apart from `submit`, whose frame is on the stack of all other calls.
+    #[inline(never)]
+    fn again(&self, key: Again) -> Option<Result<()>> {
         let buffers = |input: usize, output: usize| {
             let input = self.send.on_device(input, "sendbuff").ok()?;
             Some((input, self.recv.as_const().on_device(output, "recvbuff").ok()?))
         };
-        let again = handles::recent(self.comm, |comm, blocking| match group::is_open() {
+        handles::recent(self.comm, |comm, blocking| match group::is_open() {
             true => group::record_prepared((comm, blocking), key, buffers),
             false => comm.again(key, buffers),
-        });
-        again.unwrap_or_else(|| self.check(Some(key)))
+        })
     }
 
     /// Checks all arguments; launches the call, or records it where a group is open. With a key it shall go faster next time.
@@ -84,11 +89,14 @@ impl Call {
         let decision = None;
         let call =
             CollectiveCall { collective, input, output, count, dtype, reduction, factor_at, root, algorithm, decision };
-        let learned = key.map(|key| (key, call.clone(), comm.clone()));
+        let learned = key.filter(|key| comm.would_learn(*key)).map(|key| Box::new((key, call.clone())));
+        let noted = key.map(|_| comm.clone());
         let launch = Launch { comm, operation: Operation::Collective(call), stream };
         group::record(launch, handle.blocking)?.map_or(Ok(()), launch_one)?;
-        if let Some((key, call, comm)) = learned {
-            comm.learn(key, call);
+        if let Some(comm) = noted {
+            if let Some(learned) = learned {
+                comm.learn(learned.0, learned.1);
+            }
             handles::note(&handle, &comm);
         }
         Ok(())

@@ -206,12 +206,16 @@ impl Comm {
         Some(run.end(outcome.map(|_| ())))
     }
 
+    /// Whether nothing is known yet of calls like this one.
+    pub fn would_learn(&self, key: Again) -> bool {
+        let is_new = |engine: &Engine| !engine.prepared.knows(key);
+        self.engine.try_lock().is_ok_and(|held| held.as_ref().is_some_and(is_new))
+    }
+
     /// Has a call made again like this one go straight to the board from now on, if it is of the kind that does.
     pub fn learn(&self, key: Again, mut call: CollectiveCall) {
-        let is_new = |engine: &Engine| !engine.prepared.knows(key);
-        let wants = self.engine.try_lock().is_ok_and(|held| held.as_ref().is_some_and(is_new));
         // An error is the call's own to tell.
-        if wants && self.decide(&mut call).is_ok() {
+        if self.decide(&mut call).is_ok() {
             if let Some(engine) = self.engine.try_lock().ok().as_mut().and_then(|held| held.as_mut()) {
                 engine.learn(key, &call);
             }
@@ -271,6 +275,9 @@ impl Engine {
     }
 
     fn learn(&mut self, key: Again, call: &CollectiveCall) {
+        if self.prepared.knows(key) {
+            return;
+        }
         let signature = self.signature_if_flat(call).unwrap_or(None);
         self.prepared.keep(key, call, signature);
     }

@@ -275,6 +275,8 @@ impl Shm {
         self.board.as_ref().map_or_else(Vec::new, SharedBuffers::missing)
     }
 
+    // The parts are apart from `poll`, whose frame is on the stack of every call on the board.
+
     /// Makes progress; appends the tokens that have completed.
     pub fn poll(&mut self, done: &mut Vec<Token>) -> Result<()> {
         if let Some(board) = self.board.as_mut().filter(|board| board.is_waiting()) {
@@ -293,6 +295,7 @@ impl Shm {
     }
 
     /// Acknowledgements and grants for what we sent.
+    #[inline(never)]
     fn take_answers(&mut self, index: usize, done: &mut Vec<Token>) -> Result<()> {
         let peer = &mut self.peers[index];
         if !peer.matching.has_numbered() {
@@ -312,6 +315,7 @@ impl Shm {
         })
     }
 
+    #[inline(never)]
     fn take_records(&mut self, index: usize, done: &mut Vec<Token>) -> Result<()> {
         for count in 0..=RECORDS_PER_POLL {
             let peer = &mut self.peers[index];
@@ -377,6 +381,7 @@ impl Shm {
     }
 
     /// Passes the bytes of granted messages through the ring, as far as it takes them.
+    #[inline(never)]
     fn push_outflows(&mut self, index: usize, done: &mut Vec<Token>) {
         let Peer { matching, output, local, .. } = &mut self.peers[index];
         while let Some((number, outgoing)) = matching.next_granted() {
@@ -400,6 +405,7 @@ impl Shm {
     }
 
     /// Fetches large messages in the order in which they were matched, a slice in all.
+    #[inline(never)]
     fn advance_pulls(&mut self, done: &mut Vec<Token>) -> Result<()> {
         let mut budget = SLICE;
         while budget > 0 {

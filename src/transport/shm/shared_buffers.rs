@@ -263,11 +263,12 @@ impl SharedBuffers {
             self.enter(Stage::Posts(0));
         }
         if self.waiting.as_ref().is_some_and(|waiting| waiting.stage != Stage::Readers) {
-            if !self.take()? {
+            if !self.take()? || !self.reduce()? {
                 // Who waits for us may be who we wait for.
                 self.copy_if_refused();
                 return Ok(None);
             }
+            self.tell_read();
             self.enter(Stage::Readers);
         }
         if self.waiting.as_ref().is_some_and(|waiting| waiting.lent) && !self.is_read() {
@@ -333,7 +334,10 @@ impl SharedBuffers {
         self.is_free(self.faces[index]) && page
     }
 
+    // What follows is apart from `advance`, whose frame is on the stack of every reduction.
+
     /// Fills our face and shows it. False where others still read what it held.
+    #[inline(never)]
     fn post(&mut self) -> bool {
         let Some(waiting) = &self.waiting else { return true };
         let Waiting { collective, root, envelope, .. } = *waiting;
@@ -381,6 +385,7 @@ impl SharedBuffers {
     }
 
     /// How our part is shown where it lies, if it is to be read there.
+    #[inline(never)]
     fn lends(&mut self, collective: Collective, own: Option<usize>, bytes: usize) -> Option<Form> {
         // The result of an all-reduce in place goes over what others would still read.
         if bytes < KERNEL_BYTES || (collective == Collective::AllReduce && self.is_in_place()) {
@@ -425,6 +430,7 @@ impl SharedBuffers {
     }
 
     /// Copies what of our own input is a part of our own result.
+    #[inline(never)]
     fn keep_own(&self) {
         let Some(Waiting { collective, root, .. }) = &self.waiting else { return };
         let is_root = self.local == *root;
@@ -488,7 +494,8 @@ impl SharedBuffers {
         }
     }
 
-    /// Takes what has been posted; true when that was all, and has become the result.
+    /// Takes what has been posted; true when that was all.
+    #[inline(never)]
     fn take(&mut self) -> Result<bool> {
         loop {
             let Some(waiting) = &self.waiting else { return Ok(true) };
@@ -533,10 +540,6 @@ impl SharedBuffers {
             }
             self.enter(Stage::Posts(taken + 1));
         }
-        if !self.posts.is_empty() && !self.reduce()? {
-            return Ok(false);
-        }
-        self.tell_read();
         Ok(true)
     }
 
@@ -557,8 +560,12 @@ impl SharedBuffers {
         outcome.map_err(|member| gave_up_error(self.members[member].rank))
     }
 
-    /// Folds all that has been posted, in the members' order; false where a part could not be read.
+    /// Folds what has been posted to be folded, in the members' order; false where a part could not be read.
+    #[inline(never)]
     fn reduce(&mut self) -> Result<bool> {
+        if self.posts.is_empty() {
+            return Ok(true);
+        }
         let mut staging = std::mem::replace(&mut self.staging, Arena::new(0));
         let Some(waiting) = &self.waiting else { return Ok(true) };
         let Some(combine) = waiting.combine else { return Ok(true) };
