@@ -35,6 +35,9 @@ struct Mpi {
     /// Whether it ends well when all ranks have. MPICH 4.0 over UCX now and then does not return from `MPI_Finalize`, in programs
     /// without Strata, too (`scripts/bench-nics`).
     finalises: bool,
+    /// What the NIC that sends least without a map sends of what the one that sends most does. UCX under Open MPI divides each
+    /// rank's messages among the NICs by what it takes their rates to be, and now and then that is one part and three.
+    evenness: f64,
 }
 
 const NO_WAY: &str = "MPI's processes do not all reach each other";
@@ -48,6 +51,7 @@ const OPEN_MPI_TCP: Mpi = Mpi {
     libraries: None,
     nowhere: ["OMPI_MCA_btl_tcp_if_include", "nowhere0", NO_WAY],
     finalises: true,
+    evenness: 0.95,
 };
 
 const OPEN_MPI_UCX: Mpi = Mpi {
@@ -59,6 +63,7 @@ const OPEN_MPI_UCX: Mpi = Mpi {
         ("OMPI_MCA_opal_common_ucx_devices", "any"),
     ],
     nowhere: ["UCX_NET_DEVICES", "nowhere0", NO_WAY],
+    evenness: 0.3,
     ..OPEN_MPI_TCP
 };
 
@@ -70,6 +75,7 @@ const MPICH_4: Mpi = Mpi {
     libraries: None,
     nowhere: ["UCX_NET_DEVICES", "nowhere0", NO_DEVICE],
     finalises: false,
+    evenness: 0.95,
 };
 
 const MPICH_5_UCX: Mpi = Mpi {
@@ -80,6 +86,7 @@ const MPICH_5_UCX: Mpi = Mpi {
     libraries: Some("target/mpich/5.0.2/lib"),
     nowhere: ["UCX_NET_DEVICES", "nowhere0", NO_DEVICE],
     finalises: true,
+    evenness: 0.95,
 };
 
 const MPICH_5_LIBFABRIC: Mpi = Mpi {
@@ -97,6 +104,7 @@ const INTEL: Mpi = Mpi {
     libraries: Some("target/intel-mpi/2021.19.0/lib"),
     nowhere: ["FI_PROVIDER", "nowhere0", "OFI fi_getinfo() failed"],
     finalises: true,
+    evenness: 0.95,
 };
 
 /// Whether a run ended well, how long it took, and what was said.
@@ -227,12 +235,17 @@ impl Bench<'_> {
         run(self.mpi.command(&self.cluster, self.launcher, self.plugin, variables))
     }
 
-    /// All NICs have sent the same.
+    /// All NICs have sent the same; without a map, as evenly as this MPI divides.
     fn assert_even(&self, variables: &[(&str, &str)]) {
+        let evenness = if variables.is_empty() { self.mpi.evenness } else { 0.95 };
         let (sent, _) = self.sent(variables);
         let (least, most) =
             sent.values().fold((f64::MAX, 0.0), |(low, high): (f64, f64), &mb| (low.min(mb), high.max(mb)));
-        assert!(least > 12.0 && least > 0.95 * most, "{} with {variables:?}: MB sent: {sent:?}", self.mpi.name);
+        assert!(
+            least + most > 32.0 && least > evenness * most,
+            "{} with {variables:?}: MB sent: {sent:?}",
+            self.mpi.name
+        );
     }
 
     /// The NICs of this name have sent everything.
