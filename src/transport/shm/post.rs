@@ -103,7 +103,7 @@ fn near(ours: u64, low: u64) -> u64 {
 }
 
 /// Copies regions into `room`, one after the other.
-fn gather<'a>(room: Bytes<'_>, regions: impl Iterator<Item = &'a Region>) {
+pub fn gather<'a>(room: Bytes<'_>, regions: impl Iterator<Item = &'a Region>) {
     let mut done = 0;
     for region in regions {
         room.part(done, region.len()).copy_from(*region);

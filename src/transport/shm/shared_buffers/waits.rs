@@ -25,11 +25,7 @@ impl SharedBuffers {
         let Some(waiting) = self.waiting.as_ref().filter(|waiting| self.is_refused(waiting)) else { return };
         let Some(area) = self.free_area() else { return };
         let regions = self.regions_but(is_cut(waiting.collective).then_some(self.local));
-        let (room, mut done) = (self.segment.area(self.local, area), 0);
-        for region in regions {
-            room.part(done, region.len()).copy_from(*region);
-            done += region.len();
-        }
+        post::gather(self.segment.area(self.local, area), regions);
         post::tell_copied(&self.segment.face(self.local, self.face_index()), area);
         self.areas[area] = (self.calls, self.reader(waiting));
         self.segment.board(self.local).copied.swap(self.calls, Ordering::SeqCst);
