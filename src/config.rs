@@ -170,7 +170,7 @@ variables! {
     "STRATA_DIRECT_MAX_RANKS" direct_max_ranks: usize = "16", agreed,
         "Nodes of at most this many ranks exchange directly, each rank with each; larger ones use rings or trees.";
     "STRATA_SPIN_US" spin_us: u64 = "5", local,
-        "Microseconds; a waiting rank that has a processor of its own polls for 20 times as long before it yields the processor, and sleeps after 400 times as long. One that shares its processors with other ranks yields at once, and sleeps after 20 times as long. Where others compute on the node's processors (a yield took 2 ms or more) it sleeps at once for a while.";
+        "Microseconds; a waiting rank that has a processor of its own polls for 20 times as long before it yields the processor, and sleeps after 400 times as long. One that shares its processors with other ranks yields at once, and sleeps after 20 times as long. Where others compute on the node's processors (a yield took 2 ms or more) it does not yield for a while, but sleeps.";
     "STRATA_SHM" shm: bool = "true", local,
         "Use shared memory between ranks of a node.";
     "STRATA_CMA" cma: bool = "true", local,

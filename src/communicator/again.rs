@@ -249,7 +249,7 @@ impl Comm {
 
     fn spin_while(&self, engine: &mut Engine, mut poll: impl FnMut(&mut Router) -> Result<bool>) -> Result<bool> {
         let transport = engine.transport();
-        let is_alone = !transport.shares_processor() && !transport.on_busy_processors();
+        let is_alone = !transport.shares_processor();
         let limit = Duration::from_micros(self.config.spin_us);
         let mut since = None;
         loop {

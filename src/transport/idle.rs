@@ -3,7 +3,8 @@
 //! Spinning finds a message soonest, but where ranks outnumber processors it keeps the very rank from running that would
 //! send it. So a rank that shares its processor does not spin: it yields, and soon sleeps until it is woken; one that has a
 //! processor of its own spins and yields twenty times as long. Where others compute on its processor a yield costs a time
-//! slice (4 ms), and a rank that is woken runs at once: there it sleeps without yielding.
+//! slice (4 ms), and a rank that is woken runs at once: there it sleeps without yielding, as soon as it has spun, and at once
+//! where the one it may wait for was last on the same processor.
 #![forbid(unsafe_code)]
 
 use super::Transport;
@@ -33,7 +34,7 @@ pub struct Idle {
     since: Option<Instant>,
     /// The rank shares its processor.
     shares: bool,
-    /// This wait sleeps without yielding.
+    /// This wait does not yield, but sleeps.
     busy: bool,
     sleep: Duration,
 }
@@ -84,9 +85,6 @@ impl Idle {
             self.busy = transport.on_busy_processors();
             return Ok(());
         };
-        if self.busy {
-            return self.fall_asleep(transport);
-        }
         let (spin, yields) = match self.shares {
             true => (Duration::ZERO, YIELDS_PER_SPIN * self.spin),
             false => (AWAKE_ON_OWN * self.spin, AWAKE_ON_OWN * YIELDS_PER_SPIN * self.spin),
@@ -99,7 +97,7 @@ impl Idle {
         if waited < spin {
             return Ok(());
         }
-        if waited < yields {
+        if waited < yields && !self.busy {
             self.busy = transport.give_way();
             return Ok(());
         }
@@ -179,6 +177,19 @@ mod tests {
         idle.reset();
         (0..3).for_each(|_| idle.pause(&mut transport).unwrap());
         assert_eq!((transport.yields, transport.sleeps), (12, 4), "tried again");
+    }
+
+    #[test]
+    fn a_rank_with_a_processor_of_its_own_that_others_compute_on_spins_and_then_sleeps_without_yielding() {
+        let mut idle = Idle::new(1);
+        let mut transport = Counting { has_own: true, is_busy: true, ..Counting::default() };
+        let mut pauses = 0;
+        while transport.sleeps == 0 {
+            idle.pause(&mut transport).unwrap();
+            pauses += 1;
+        }
+        assert!(pauses > 2 * POLLS_PER_LOOK, "slept after {pauses} polls");
+        assert_eq!(transport.yields, 0);
     }
 
     #[test]

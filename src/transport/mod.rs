@@ -318,6 +318,7 @@ pub trait Transport: Send {
     }
 
     /// Whether this rank shares its processors with other ranks of the node, so that it should give way early when it waits.
+    /// Where others compute on them, it may share the one on which it is just now.
     fn shares_processor(&self) -> bool {
         true
     }

@@ -211,7 +211,7 @@ impl Transport for Router {
     }
 
     fn shares_processor(&self) -> bool {
-        self.shm.shares_processor()
+        self.shm.shares_processor(self.on_busy_processors())
     }
 
     fn on_busy_processors(&self) -> bool {

@@ -231,9 +231,9 @@ impl Shm {
         self.board_to_call()?.call(token, envelope, call)
     }
 
-    /// Whether this rank shares its processors with others.
-    pub fn shares_processor(&self) -> bool {
-        self.sharing.shares()
+    /// Whether this rank shares its processors with others, or, as far as is known, the one on which it waits now.
+    pub fn shares_processor(&self, are_busy: bool) -> bool {
+        self.sharing.shares() || are_busy && processors::waits_beside(&self.segment, self.local)
     }
 
     /// Tells and asks that anew, where it was long ago.

@@ -99,6 +99,17 @@ fn shares(places: &[(Processors, usize)], me: usize) -> bool {
     ranks == 0 || ranks > number(&reached).min(quota.unwrap_or(usize::MAX))
 }
 
+/// Notes on which processor this rank waits now; whether another rank waited last on the same one. Where others compute, the
+/// scheduler may leave ranks on one processor that have one each to run on.
+pub fn waits_beside(segment: &Segment, local: usize) -> bool {
+    let here = rustix::thread::sched_getcpu() as u64 + 1;
+    let on = |rank: usize| &segment.place(rank).waits_on.0;
+    if on(local).load(Relaxed) != here {
+        on(local).store(here, Relaxed);
+    }
+    (0..segment.ranks()).any(|rank| rank != local && on(rank).load(Relaxed) == here)
+}
+
 /// The ranks' notes about processors.
 #[derive(Debug, Clone, Copy)]
 pub struct ProcessorNotes<'a> {
@@ -211,6 +222,20 @@ mod tests {
         let quota = |places: (Processors, usize)| (places.0, 1);
         assert_eq!(all(&[quota(on(&[0, 1])), quota(on(&[0, 1]))]), [true, true], "a quota of one processor");
         assert_eq!(all(&[([0; PROCESSORS / 64], 0)]), [true], "nothing is known");
+    }
+
+    #[test]
+    fn a_rank_that_waited_on_the_same_processor_is_known_until_it_waits_on_another() {
+        let segment = Segment::of_heap(2);
+        // The scheduler may move this thread between two calls.
+        let settled = |expected: bool| (0..1000).any(|_| waits_beside(&segment, 0) == expected);
+        assert!(!waits_beside(&segment, 0), "the other has not waited");
+        assert_ne!(segment.place(0).waits_on.0.load(Relaxed), 0);
+        let other = &segment.place(1).waits_on.0;
+        other.store(rustix::thread::sched_getcpu() as u64 + 1, Relaxed);
+        assert!(settled(true));
+        other.store(PROCESSORS as u64 + 1, Relaxed);
+        assert!(!waits_beside(&segment, 0));
     }
 
     #[test]

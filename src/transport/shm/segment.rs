@@ -83,6 +83,8 @@ pub struct PlaceCells {
     pub processors: Line<[AtomicU64; PROCESSORS / 64]>,
     /// How many of them it may use at a time; 0 until it has told.
     pub most: Line<AtomicU64>,
+    /// The processor on which it last began to wait, plus one.
+    pub waits_on: Line<AtomicU64>,
 }
 
 /// The first bytes of a face's cache line. What follows in the line is written as bytes, before `call`.
