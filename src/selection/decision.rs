@@ -473,6 +473,19 @@ mod tests {
     }
 
     #[test]
+    fn two_ranks_take_a_tree_at_every_size_and_three_up_to_the_threshold() {
+        for (collective, long) in
+            [(Collective::Broadcast, "scatter_allgather"), (Collective::Reduce, "reduce_scatter_gather")]
+        {
+            let on = |nodes, bytes| chosen(collective, bytes, Grid::blocks(&vec![1; nodes]), &Config::default());
+            for bytes in [8, 65536, 65537, 1 << 30] {
+                assert_eq!(on(2, bytes), "tree", "{collective:?} of {bytes} bytes");
+            }
+            assert_eq!([on(3, 65536).as_str(), on(3, 65537).as_str()], ["tree", long]);
+        }
+    }
+
+    #[test]
     fn one_node_gets_the_board_where_its_ranks_share_one() {
         let config = Config::default();
         let on = |board, collective, block_bytes, config: &Config| {

@@ -79,6 +79,9 @@ fn by_bytes(request: &Request<'_>, grid: &Grid, config: &Config) -> (Choice, Str
         Collective::Broadcast if grid.nnodes() == 1 && node_direct => {
             (Choice::flat("direct"), "one node: all ranks read the root's memory".to_string())
         }
+        Collective::Broadcast | Collective::Reduce if nranks == 2 => {
+            (Choice::flat("tree"), "two ranks: all bytes go from one to the other once".to_string())
+        }
         Collective::Broadcast | Collective::Reduce => {
             let long = match request.collective {
                 Collective::Broadcast => "scatter_allgather",
