@@ -501,3 +501,7 @@ impl TcpPeer {
         self.matching.cancel();
     }
 }
+
+#[cfg(test)]
+#[path = "peer_tests.rs"]
+mod tests;

@@ -1,0 +1,239 @@
+//! Two peers over real sockets, of which every order of sends, receives, new connections, reads and writes comes from
+//! generated steps: frames keep their order when a direction moves to the connection for both ways, and receipts come in
+//! the headers of messages or by themselves.
+
+use super::super::super::worlds::region;
+use super::*;
+use crate::fork;
+use proptest::prelude::*;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+
+/// Messages of zero bytes, some in a header's neighbourhood, the longest small one, and long ones of one stripe and more.
+const SIZES: [usize; 7] = [0, 8, 100, 4096, SMALL, SMALL + 1, STRIPE + 100];
+/// Connections that a rank makes where long messages wait.
+const CONNECTIONS: usize = 2;
+/// How long the messages may take to arrive when all has been posted.
+const LIMIT: Duration = Duration::from_secs(20);
+
+/// The bytes of the message with this number from a rank.
+fn message(from: usize, number: usize) -> Vec<u8> {
+    let size = SIZES[(3 * number + number / 7 + from) % SIZES.len()];
+    (0..size).map(|at| (at * 31 + from * 101 + number * 7) as u8).collect()
+}
+
+fn envelope(number: usize) -> Envelope {
+    Envelope { channel: 0, sequence: number as u64, signature: 7 }
+}
+
+/// A rank's view of the other one, and what it has posted.
+struct End {
+    me: usize,
+    peer: TcpPeer,
+    sent: Vec<Vec<u8>>,
+    places: Vec<Vec<u8>>,
+    done: Vec<Token>,
+}
+
+/// Ranks 0 and 1. Tokens of sends are even, of receives odd.
+struct Pair {
+    ends: [End; 2],
+    listener: TcpListener,
+    /// Connections that were made and have not been let in: their number, and who shall get them.
+    callers: Vec<(usize, u8, Connection)>,
+}
+
+impl Pair {
+    fn new() -> Pair {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let address = listener.local_addr().unwrap();
+        let end = |me: usize| End {
+            me,
+            peer: TcpPeer::new(Rank(me as u32), Rank(1 - me as u32), address, [0; 16]),
+            sent: Vec::new(),
+            places: Vec::new(),
+            done: Vec::new(),
+        };
+        Pair { ends: [end(0), end(1)], listener, callers: Vec::new() }
+    }
+
+    /// A rank makes its next connection; the other one lets it in later.
+    fn connect(&mut self, from: usize) {
+        let address: SocketAddr = self.listener.local_addr().unwrap();
+        let (ours, theirs) = {
+            let hold = fork::hold();
+            let ours = TcpStream::connect(address).unwrap();
+            let theirs = self.listener.accept().unwrap().0;
+            for socket in [&ours, &theirs] {
+                socket.set_nonblocking(true).unwrap();
+                socket.set_nodelay(true).unwrap();
+            }
+            (fork::Unshared::new(ours, &hold), fork::Unshared::new(theirs, &hold))
+        };
+        let peer = &mut self.ends[from].peer;
+        let index = peer.made() as u8;
+        let connection = Connection::outgoing(ours, peer.is_shared(index));
+        peer.add(TcpLink { way: Way::Out, index, connection });
+        self.callers.push((1 - from, index, Connection::incoming(theirs)));
+    }
+
+    fn let_in(&mut self) {
+        if !self.callers.is_empty() {
+            let (to, index, connection) = self.callers.remove(0);
+            self.ends[to].peer.add(TcpLink { way: Way::In, index, connection });
+        }
+    }
+
+    fn send(&mut self, me: usize) {
+        if !self.ends[me].peer.is_reached() {
+            self.connect(me);
+        }
+        let End { peer, sent, done, .. } = &mut self.ends[me];
+        let number = sent.len();
+        let mut bytes = message(me, number);
+        let token = 2 * number as Token;
+        match peer.send(token, envelope(number), &[region(&mut bytes)]).unwrap() {
+            Started::Busy => return,
+            Started::Done => done.push(token),
+            Started::Pending => {}
+        }
+        sent.push(bytes);
+    }
+
+    fn recv(&mut self, me: usize) {
+        if !self.ends[me].peer.is_reached() {
+            self.connect(me);
+        }
+        let End { peer, places, done, .. } = &mut self.ends[me];
+        let number = places.len();
+        let mut place = vec![0; message(1 - me, number).len()];
+        let into = [region(&mut place)];
+        places.push(place);
+        let token = 2 * number as Token + 1;
+        if peer.recv(token, envelope(number), Sink::Store(&into)).unwrap() == Started::Done {
+            done.push(token);
+        }
+    }
+
+    fn read(&mut self, me: usize, link: usize) {
+        let End { peer, done, .. } = &mut self.ends[me];
+        if peer.links.get(link).is_some_and(|link| link.connection.reads) {
+            peer.read(link, done).unwrap();
+        }
+    }
+
+    fn write(&mut self, me: usize) {
+        let peer = &self.ends[me].peer;
+        let wants_more = peer.has_granted() && peer.made() < CONNECTIONS;
+        if wants_more || (peer.has_answers() && peer.answers_on().is_none()) {
+            self.connect(me);
+        }
+        let End { peer, done, .. } = &mut self.ends[me];
+        peer.write(done);
+        peer.check().unwrap();
+    }
+
+    fn step(&mut self, (what, me, link): (u8, usize, usize)) {
+        match what {
+            0..=3 => self.send(me),
+            4..=6 => self.recv(me),
+            7..=9 => self.read(me, link),
+            10 | 11 => self.write(me),
+            _ => self.let_in(),
+        }
+    }
+
+    fn count(&self, me: usize, odd: u32) -> usize {
+        self.ends[me].done.iter().filter(|&&token| token as u32 % 2 == odd).count()
+    }
+
+    /// Posts the receives of all that was sent, sends as many messages each way, and moves everything until it is there.
+    fn finish(&mut self, each: usize) {
+        let begun = Instant::now();
+        while (0..2).any(|me| self.count(me, 0) < each || self.count(me, 1) < each) {
+            assert!(begun.elapsed() < LIMIT, "{:?}", self.ends.iter().map(|end| &end.peer).collect::<Vec<_>>());
+            for me in 0..2 {
+                if self.ends[me].sent.len() < each {
+                    self.send(me);
+                }
+                if self.ends[me].places.len() < each {
+                    self.recv(me);
+                }
+                self.let_in();
+                (0..self.ends[me].peer.links.len()).rev().for_each(|link| self.read(me, link));
+                self.write(me);
+            }
+        }
+    }
+}
+
+/// The end that a rank's headers and small messages go on: who made the connection, and its number.
+fn speaks_on(end: &End) -> Option<(Way, u8)> {
+    end.peer.control.map(|at| (end.peer.links[at].way, end.peer.links[at].index))
+}
+
+proptest! {
+    #[test]
+    fn messages_arrive_whole_and_in_order_whatever_comes_first(
+        steps in prop::collection::vec((0u8..13, 0usize..2, 0usize..4), 0..200),
+    ) {
+        let mut pair = Pair::new();
+        steps.into_iter().for_each(|step| pair.step(step));
+        let most = |count: fn(&End) -> usize| pair.ends.iter().map(count).max().unwrap();
+        let each = 40 + most(|end| end.sent.len()).max(most(|end| end.places.len()));
+        pair.finish(each);
+        for end in &pair.ends {
+            for (number, place) in end.places.iter().enumerate() {
+                prop_assert!(*place == message(1 - end.me, number), "message {number} to rank {}", end.me);
+            }
+            let mut sends: Vec<Token> = end.done.clone();
+            sends.sort_unstable();
+            sends.dedup();
+            prop_assert_eq!(sends.len(), end.done.len(), "nothing is reported twice");
+        }
+        prop_assert_eq!(speaks_on(&pair.ends[0]), Some((Way::Out, 0)));
+        prop_assert_eq!(speaks_on(&pair.ends[1]), Some((Way::In, 0)), "both speak on the lower rank's first connection");
+    }
+}
+
+#[test]
+fn receipts_of_a_stream_one_way_come_by_themselves_and_of_turns_in_headers() {
+    for turns in [false, true] {
+        let mut pair = Pair::new();
+        let end = |me: usize, pair: &mut Pair| {
+            (0..pair.ends[me].peer.links.len()).for_each(|link| pair.read(me, link));
+            pair.write(me);
+        };
+        let mut own_frames = 0;
+        for number in 0..64 {
+            for (from, to) in [(0, 1), (1, 0)].into_iter().take(1 + usize::from(turns)) {
+                let peer = &mut pair.ends[to].peer;
+                let mut place = [0; 8];
+                if !peer.is_reached() {
+                    pair.connect(to);
+                    pair.let_in();
+                }
+                pair.ends[to].peer.recv(1, envelope(number), Sink::Store(&[region(&mut place)])).unwrap();
+                if !pair.ends[from].peer.is_reached() {
+                    pair.connect(from);
+                    pair.let_in();
+                }
+                let begun = Instant::now();
+                while pair.ends[from].peer.send(0, envelope(number), &[region(&mut [5; 8])]).unwrap() == Started::Busy {
+                    assert!(begun.elapsed() < LIMIT, "message {number} found no room");
+                    end(from, &mut pair);
+                    end(to, &mut pair);
+                    pair.let_in();
+                }
+                while place[0] == 0 {
+                    assert!(begun.elapsed() < LIMIT, "message {number} did not come");
+                    (0..pair.ends[to].peer.links.len()).for_each(|link| pair.read(to, link));
+                }
+                own_frames += usize::from(pair.ends[to].peer.has_answers());
+                pair.write(to);
+                pair.let_in();
+            }
+        }
+        // Every 16th message asks for one.
+        assert_eq!(own_frames, if turns { 0 } else { 4 }, "turns: {turns}");
+    }
+}
