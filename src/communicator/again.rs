@@ -19,7 +19,7 @@ use crate::exec::{Op, Started, Token, World};
 use crate::health::CallSummary;
 use crate::memory::{DeviceRegion, OnDevice};
 use crate::plan::{Collective, OperandOrder};
-use crate::transport::{FlatCall, Router, Transport};
+use crate::transport::{FlatCall, Transport};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, TryLockError};
 use std::time::{Duration, Instant};
@@ -187,13 +187,8 @@ impl Comm {
         let turn = self.turns.issue_now()?;
         let _inside = InCall::enter_one(self);
         let message = Message { direction, peer, data, sequence: 0 };
-        let (sequence, started) = engine.post_alone(&message);
-        let outcome = match started {
-            Ok(Started::Pending) => {
-                self.spin_on(engine).map(|done| if done { Started::Done } else { Started::Pending })
-            }
-            started => started,
-        };
+        let sequence = engine.number_alone(&message);
+        let outcome = self.exchange_alone(engine, &message, sequence);
         if let Ok(Started::Done) = outcome {
             drop(held);
             self.turns.advance();
@@ -204,6 +199,25 @@ impl Comm {
         let is_posted = !matches!(outcome, Ok(Started::Busy));
         let run = OperationBatch::with_message(self.clone(), turn, Messages::of_one(message, sequence, is_posted));
         Some(run.end(outcome.map(|_| ())))
+    }
+
+    /// Begins a message and polls for a while. A short one of this node that comes meanwhile is taken without a receive for it.
+    fn exchange_alone(&self, engine: &mut Engine, message: &Message, sequence: u64) -> Result<Started> {
+        let mut taken = Started::Busy;
+        if message.direction == Direction::Recv {
+            self.spin_while(engine, |engine| {
+                taken = engine.recv_short(message, sequence)?;
+                Ok(taken != Started::Pending)
+            })?;
+        }
+        match taken {
+            Started::Done => Ok(Started::Done),
+            Started::Pending => engine.post_alone(message, sequence),
+            Started::Busy => match engine.post_alone(message, sequence)? {
+                Started::Pending if self.spin_on(engine)? => Ok(Started::Done),
+                started => Ok(started),
+            },
+        }
     }
 
     /// Whether nothing is known yet of calls like this one.
@@ -232,29 +246,28 @@ impl Comm {
 
     /// Polls for a while; whether the call has ended.
     fn spin(&self, engine: &mut Engine) -> Result<bool> {
-        self.spin_while(engine, Router::advance_board)
+        self.spin_while(engine, |engine| engine.transport().advance_board())
     }
 
     /// The same for a message that has been posted.
     fn spin_on(&self, engine: &mut Engine) -> Result<bool> {
         let mut done = std::mem::take(&mut engine.done_alone);
-        let ended = self.spin_while(engine, |transport| {
+        let ended = self.spin_while(engine, |engine| {
             done.clear();
-            transport.poll(&mut done)?;
+            engine.transport().poll(&mut done)?;
             Ok(!done.is_empty())
         });
         engine.done_alone = done;
         ended
     }
 
-    fn spin_while(&self, engine: &mut Engine, mut poll: impl FnMut(&mut Router) -> Result<bool>) -> Result<bool> {
-        let transport = engine.transport();
-        let is_alone = !transport.shares_processor();
+    fn spin_while(&self, engine: &mut Engine, mut poll: impl FnMut(&mut Engine) -> Result<bool>) -> Result<bool> {
+        let is_alone = !engine.transport().shares_processor();
         let limit = Duration::from_micros(self.config.spin_us);
         let mut since = None;
         loop {
             for _ in 0..if is_alone { POLLS_PER_LOOK } else { SHARED_POLLS } {
-                if poll(transport)? {
+                if poll(engine)? {
                     return Ok(true);
                 }
             }

@@ -96,6 +96,11 @@ pub trait Device: Send {
         Err(Error::Internal(format!("a {} that nobody does on this device", call.collective.name())))
     }
 
+    /// Takes a short message that needs no receive posted; see [`Router::recv_short`].
+    fn recv_short(&mut self, _: &mut Router, _from: Rank, _: Envelope, _to: DeviceRegion) -> Result<Started> {
+        Ok(Started::Busy)
+    }
+
     /// Copies one stretch, a part of the next step.
     fn copy(&mut self, scaling: Option<Scaling>, src: DeviceRegion, dst: DeviceRegion) -> Result<()>;
 
@@ -270,6 +275,10 @@ impl Device for HostDevice {
     fn call_flat(&mut self, transport: &mut Router, envelope: Envelope, call: &FlatCall<OnDevice>) -> Result<Started> {
         // SAFETY: the bytes must be this process's; because the device is the host.
         transport.call_flat(envelope, &unsafe { call.in_process() })
+    }
+
+    fn recv_short(&mut self, router: &mut Router, from: Rank, envelope: Envelope, to: DeviceRegion) -> Result<Started> {
+        router.recv_short(from, envelope, here(to))
     }
 
     fn copy(&mut self, scaling: Option<Scaling>, src: DeviceRegion, dst: DeviceRegion) -> Result<()> {

@@ -370,10 +370,19 @@ impl Engine {
         self.device.is_host() && self.part_bytes == usize::MAX && self.running.is_none() && self.independent.is_none()
     }
 
-    /// Posts a message by itself, as token 0: its number, and what has become of it.
-    pub(super) fn post_alone(&mut self, message: &super::Message) -> (u64, Result<Started>) {
-        let sequence = self.counters.next(message.direction, message.peer);
-        (sequence, super::messages::post(&mut *self.device, &mut self.transport, 0, message, sequence))
+    /// The number of a message that comes by itself.
+    pub(super) fn number_alone(&mut self, message: &super::Message) -> u64 {
+        self.counters.next(message.direction, message.peer)
+    }
+
+    /// Posts a message by itself, as token 0.
+    pub(super) fn post_alone(&mut self, message: &super::Message, sequence: u64) -> Result<Started> {
+        super::messages::post(&mut *self.device, &mut self.transport, 0, message, sequence)
+    }
+
+    /// Takes a message that comes by itself where it needs no receive posted.
+    pub(super) fn recv_short(&mut self, message: &super::Message, sequence: u64) -> Result<Started> {
+        super::messages::recv_short(&mut *self.device, &mut self.transport, message, sequence)
     }
 
     /// An error of such a call, said as of any.

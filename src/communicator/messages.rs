@@ -195,6 +195,17 @@ pub(super) fn timed_out(since_ns: u64, limit_ns: u64, waiting_for: impl FnOnce()
     Err(Error::Timeout(format!("send/receive made no progress for {ms} ms, waiting for {ranks}")))
 }
 
+/// Takes a short message that comes by itself; `Busy` where its receive has to be posted.
+pub(super) fn recv_short(
+    device: &mut dyn Device,
+    transport: &mut Router,
+    message: &Message,
+    sequence: u64,
+) -> Result<Started> {
+    let envelope = Envelope { channel: CHANNEL, sequence, signature: SIGNATURE };
+    device.recv_short(transport, message.peer, envelope, message.data)
+}
+
 /// Posts a message.
 pub(super) fn post(
     device: &mut dyn Device,

@@ -46,7 +46,7 @@ pub struct MessageHead {
 impl MessageHead {
     /// The number to acknowledge when the message has been received: a marked short one's.
     #[inline]
-    fn mark(&self) -> Option<u64> {
+    pub fn mark(&self) -> Option<u64> {
         (self.number != NO_ID).then_some(self.number)
     }
 }
@@ -411,6 +411,13 @@ impl<A> Matching<A> {
                 Received::Long(Box::new(Fetch { number: head.number, posted, announced }))
             }
         })
+    }
+
+    /// Whether nothing of a stream waits: neither messages nor receives.
+    #[inline]
+    pub fn is_empty(&mut self, channel: Channel) -> bool {
+        let stream = self.streams.at(channel);
+        stream.arrived.is_empty() && stream.posted.is_empty()
     }
 
     /// A short message has come: goes where it belongs, or is kept. A number is to be acknowledged.

@@ -102,6 +102,14 @@ impl Router {
         self.shm.advance_board()
     }
 
+    /// Takes a short message of a rank of this node where it is the next to come; see [`Shm::recv_short`].
+    pub fn recv_short(&mut self, from: Rank, envelope: Envelope, to: Region) -> Result<Started> {
+        match self.route(from)? {
+            Route::Shm(peer) => self.shm.recv_short(peer, envelope, to),
+            Route::Network(_) | Route::Myself => Ok(Started::Busy),
+        }
+    }
+
     /// What carries messages between nodes, none where there is one node; the same on all ranks.
     pub fn carrier(&self) -> Option<Carrier> {
         self.carrier

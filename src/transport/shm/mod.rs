@@ -199,6 +199,29 @@ impl Shm {
         Ok(Started::Pending)
     }
 
+    /// Takes a short message from its peer's ring straight to where it belongs, if it is the next there. `Pending` where
+    /// nothing has come yet; `Busy` where the receive has to be posted, and nothing has been done.
+    #[inline]
+    pub fn recv_short(&mut self, index: usize, envelope: Envelope, to: Region) -> Result<Started> {
+        check_usable(self.cancelled)?;
+        let peer = &mut self.peers[index];
+        if !peer.matching.is_empty(envelope.channel) {
+            return Ok(Started::Busy);
+        }
+        let Some((header, body)) = peer.input.next(&self.segment)? else { return Ok(Started::Pending) };
+        if header.kind != RecordKind::Eager || header.envelope.channel != envelope.channel {
+            return Ok(Started::Busy);
+        }
+        envelope.check(peer.rank, header.envelope, to.len(), body.len())?;
+        to.copy_from(body);
+        peer.input.advance(&self.segment, &header);
+        if peer.input.take_hunger(&self.segment) {
+            self.wakeups.ring(peer.local);
+        }
+        self.acknowledge(index, message(&header).mark());
+        Ok(Started::Done)
+    }
+
     fn acknowledge(&self, index: usize, number: Option<u64>) {
         let Some(number) = number else { return };
         let peer = &self.peers[index];
