@@ -30,6 +30,8 @@ pub mod mpi;
 mod registry;
 mod router;
 pub mod shm;
+#[cfg(test)]
+mod short_tests;
 pub mod streams;
 pub mod target;
 pub mod tcp;
