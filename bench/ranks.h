@@ -152,7 +152,8 @@ static void *member(void *argument) {
   for (;;) {
     meet(&team.orders, nranks, 1);
     if (team.done) break;
-    one_turn(&team.work, me, 1, &team.barrier, team.seconds);
+    Work work = team.work; /* Rank 0 writes the next one while others still leave this turn. */
+    one_turn(&work, me, 1, &team.barrier, team.seconds);
   }
   leave_team(me);
   return NULL;
