@@ -169,6 +169,30 @@ static ncclUniqueId ids[2];
 static int nranks;
 static uint64_t seed;
 
+/* More shapes of calls than are kept are learnt, in groups that are forgotten, while a call on a stream waits for a late rank. */
+static void many_shapes(Rank *me) {
+  enum { KNOWN = 32, MORE = 40, LATE_MS = 300 };
+  int32_t *in = me->in, *out = me->out, *other = out + 400;
+  for (size_t i = 0; i < 400; i++) in[i] = value(me->rank, 1, i);
+  for (size_t shape = 0; shape < KNOWN; shape++) OK(ncclAllReduce(in, out, 100 + shape, ncclInt, ncclSum, me->comm, NULL));
+  for (size_t shape = 0; shape < KNOWN; shape += 9) {
+    memset(out, 0xff, 400 * sizeof *out);
+    struct timespec late = {0, LATE_MS * 1000000}, begun, time;
+    if (me->rank == me->nranks - 1) nanosleep(&late, NULL);
+    OK(ncclAllReduce(in, out, 100 + shape, ncclInt, ncclSum, me->comm, me->stream));
+    clock_gettime(CLOCK_MONOTONIC, &begun);
+    for (size_t more = 0;; more++) {
+      OK(ncclGroupStart());
+      OK(ncclAllReduce(in, other, 200 + more % MORE, ncclInt, ncclSum, me->comm, NULL));
+      OK(ncclGroupSimulateEnd(NULL));
+      clock_gettime(CLOCK_MONOTONIC, &time);
+      if ((time.tv_sec - begun.tv_sec) * 1000 + (time.tv_nsec - begun.tv_nsec) / 1000000 > LATE_MS * 5 / 6) break;
+    }
+    OK(strataStreamSynchronize(me->stream));
+    for (size_t i = 0; i < 100 + shape; i++) CHECK(out[i] == sum(me->nranks, 1, i));
+  }
+}
+
 static void *rank_main(void *number) {
   Rank me = {.rank = (int)(intptr_t)number, .nranks = nranks, .shared = seed * 2 + 1};
   size_t ints = (size_t)nranks * MOST;
@@ -186,7 +210,20 @@ static void *rank_main(void *number) {
     CHECK(me.in && me.out);
   }
   play(&me);
+  many_shapes(&me);
+  /* An all-to-all has no in-place form, be it known or not. */
+  for (int i = 0; i < 3 && nranks > 1; i++) {
+    CHECK(ncclAlltoAll(me.in, me.in, 4, ncclInt, me.comm, NULL) == ncclInvalidArgument);
+    CHECK(ncclAlltoAll(me.in, me.in + 1, 4, ncclInt, me.comm, NULL) == ncclInvalidArgument);
+    OK(ncclAlltoAll(me.in, me.out, 4, ncclInt, me.comm, NULL));
+  }
+  /* A short call that is known, in one group with the end of another communicator: both happen. */
+  for (int i = 0; i < 3; i++) OK(ncclAllReduce(&mine, &all, 1, ncclInt, ncclSum, me.comm, NULL));
+  OK(ncclGroupStart());
   OK(ncclCommDestroy(me.other));
+  OK(ncclAllReduce(&mine, &all, 1, ncclInt, ncclSum, me.comm, NULL));
+  OK(ncclGroupEnd());
+  CHECK(all == nranks);
   CHECK(ncclAllReduce(&mine, &all, 1, ncclInt, ncclSum, me.other, NULL) == ncclInvalidArgument);
   OK(ncclAllReduce(&mine, &all, 1, ncclInt, ncclSum, me.comm, NULL));
   CHECK(all == nranks);

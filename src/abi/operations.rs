@@ -13,6 +13,7 @@ use crate::error::{Error, Result};
 use crate::interface::layouts::{read_versioned, write_versioned, CollConfig, SimInfo};
 use crate::interface::pointer::{Buffer, ConstBuffer, ConstPtr, Ptr};
 use crate::interface::types::{null, CommHandle, OpCode, Residence, StreamHandle, TypeCode};
+use crate::memory::DeviceRegion;
 use crate::plan::Collective;
 use crate::topo::Rank;
 use std::ffi::c_int;
@@ -50,7 +51,8 @@ impl Call {
     fn again(&self, key: Again) -> Option<Result<()>> {
         let buffers = |input: usize, output: usize| {
             let input = self.send.on_device(input, "sendbuff").ok()?;
-            Some((input, self.recv.as_const().on_device(output, "recvbuff").ok()?))
+            let output = self.recv.as_const().on_device(output, "recvbuff").ok()?;
+            (!self.overwrites(input, output)).then_some((input, output))
         };
         handles::recent(self.comm, |comm, blocking| match group::is_open() {
             true => group::record_prepared((comm, blocking), key, buffers),
@@ -82,6 +84,10 @@ impl Call {
         if self.count == 0 {
             return Ok(());
         }
+        if comm.nranks() > 1 && self.overwrites(input, output) {
+            let text = "sendbuff and recvbuff overlap: an all-to-all has no in-place form";
+            return Err(Error::InvalidArgument(text.to_string()));
+        }
         comm.check_memory(input, "sendbuff")?;
         comm.check_memory(output, "recvbuff")?;
         let collective = self.collective;
@@ -100,6 +106,14 @@ impl Call {
             handles::note(&handle, &comm);
         }
         Ok(())
+    }
+}
+
+impl Call {
+    /// Whether results would go over what is still to be sent: all blocks of an all-to-all are read and written at once.
+    fn overwrites(&self, input: DeviceRegion, output: DeviceRegion) -> bool {
+        let (from, to) = (input.address() as usize, output.address() as usize);
+        self.collective == Collective::AllToAll && from < to + output.len() && to < from + input.len()
     }
 }
 

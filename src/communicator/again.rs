@@ -19,6 +19,7 @@ use crate::exec::{Op, Started, Token, World};
 use crate::health::CallSummary;
 use crate::memory::{DeviceRegion, OnDevice};
 use crate::plan::{Collective, OperandOrder};
+use crate::topo::Rank;
 use crate::transport::{FlatCall, Transport};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, TryLockError};
@@ -133,6 +134,21 @@ impl Comm {
         if self.numbers.is_some() || !self.is_ready() {
             return None;
         }
+        // Before the first lock: a signal handler may abort the communicator on this thread.
+        let _inside = InCall::enter_one(self);
+        let outcome = self.again_inside(key, buffers);
+        if outcome.is_none() {
+            self.end_abandoned();
+        }
+        outcome
+    }
+
+    #[inline]
+    fn again_inside(
+        self: &Arc<Comm>,
+        key: Again,
+        buffers: impl FnOnce(usize, usize) -> Option<(DeviceRegion, DeviceRegion)>,
+    ) -> Option<Result<()>> {
         let mut held = match self.engine.try_lock() {
             Ok(held) => held,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
@@ -143,7 +159,6 @@ impl Comm {
         let buffers = buffers(prepared.call.input.len(), prepared.call.output.len())?;
         let (flat, signature, summary) = (prepared.flat(buffers), prepared.signature, prepared.summary);
         let turn = self.turns.issue_now()?;
-        let _inside = InCall::enter_one(self);
         self.status.begin(summary);
         let outcome = match engine.call_flat(signature, &flat) {
             Ok(false) => self.spin(engine),
@@ -167,6 +182,7 @@ impl Comm {
         if self.numbers.is_some() || !self.is_ready() {
             return None;
         }
+        let _inside = InCall::enter_one(self);
         let held = self.engine.try_lock().ok()?;
         Some(held.as_ref()?.prepared.find(key)?.call.clone())
     }
@@ -182,10 +198,18 @@ impl Comm {
         if self.numbers.is_some() || peer == self.rank || !self.is_ready() {
             return None;
         }
+        let _inside = InCall::enter_one(self);
+        let outcome = self.message_inside(direction, peer, data);
+        if outcome.is_none() {
+            self.end_abandoned();
+        }
+        outcome
+    }
+
+    fn message_inside(self: &Arc<Comm>, direction: Direction, peer: Rank, data: DeviceRegion) -> Option<Result<()>> {
         let mut held = self.engine.try_lock().ok()?;
         let engine = held.as_mut().filter(|engine| engine.takes_alone(data.len()))?;
         let turn = self.turns.issue_now()?;
-        let _inside = InCall::enter_one(self);
         let message = Message { direction, peer, data, sequence: 0 };
         let sequence = engine.number_alone(&message);
         let outcome = self.exchange_alone(engine, &message, sequence);
@@ -222,6 +246,7 @@ impl Comm {
 
     /// Whether nothing is known yet of calls like this one.
     pub fn would_learn(&self, key: Again) -> bool {
+        let _inside = InCall::enter_one(self);
         let is_new = |engine: &Engine| !engine.prepared.knows(key);
         self.engine.try_lock().is_ok_and(|held| held.as_ref().is_some_and(is_new))
     }
@@ -229,6 +254,7 @@ impl Comm {
     /// Has a call made again like this one go straight to the board from now on, if it is of the kind that does.
     pub fn learn(&self, key: Again, mut call: CollectiveCall) {
         // An error is the call's own to tell.
+        let _inside = InCall::enter_one(self);
         if self.decide(&mut call).is_ok() {
             if let Some(engine) = self.engine.try_lock().ok().as_mut().and_then(|held| held.as_mut()) {
                 engine.learn(key, &call);

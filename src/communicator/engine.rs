@@ -520,14 +520,27 @@ impl Engine {
         }
         let layout = Layout::new(call.count, call.dtype.size(), k, scratch_chunks, segment_bytes);
         self.explain_choice(call, (choice, &decision.reason), &layout, program.rounds());
-        if self.recent.len() == RECENT {
-            self.recent.remove(0);
-        }
+        self.forget_oldest();
         let signature = signature(call, &program.plan().algorithm);
         let execution = Execution::new();
         let decision = decision.clone();
         self.recent.push(Ready { call: call.clone(), decision, staged, program, layout, window, signature, execution });
         Ok(self.recent.len() - 1)
+    }
+
+    /// Makes room among the recent calls. One that is running stays, and is found where it is.
+    fn forget_oldest(&mut self) {
+        let running = self.running.as_mut().map(|running| &mut running.ready);
+        if self.recent.len() < RECENT {
+            return;
+        }
+        match running {
+            Some(ready) if *ready == 0 => drop(self.recent.remove(1)),
+            running => {
+                self.recent.remove(0);
+                running.into_iter().for_each(|ready| *ready -= 1);
+            }
+        }
     }
 
     /// What of this call is staged: nothing when its messages are short enough to be copied into shared memory anyway.

@@ -134,7 +134,8 @@ pub fn record_prepared(
     buffers: impl FnOnce(usize, usize) -> Option<(DeviceRegion, DeviceRegion)>,
 ) -> Option<Result<()>> {
     GROUP.with_borrow_mut(|group| {
-        if !group.launches.is_empty() || group.prepared.is_some() || !group.tasks.is_empty() || group.error.is_some() {
+        let is_first = group.launches.is_empty() && group.tasks.is_empty() && group.endings.is_empty();
+        if !is_first || group.prepared.is_some() || group.error.is_some() {
             return None;
         }
         let call = comm.prepared(key)?;

@@ -108,6 +108,7 @@ pub fn launch_one(alone: Launch) -> Result<()> {
             on_gpu(run, arrival)
         }
         StreamRef::Null => {
+            let _inside = InCall::enter_one(&run.comm);
             run.take_turn();
             drive(std::slice::from_mut(&mut run))
         }
