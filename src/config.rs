@@ -159,6 +159,8 @@ variables! {
         "The same for reduce-scatter, in bytes of its input.";
     "STRATA_TUNING_TABLE" tuning_table: String = "none", local,
         "Path of a tuning table: written by `strata tune`, or rows of NCCL's tuner plugin. All ranks use rank 0's table.";
+    "STRATA_PROGRAM_DIR" program_dir: String = "none", local,
+        "Folder of algorithms in MSCCL's XML. Rank 0's are proved and sent to all ranks; calls take the first, by file name, that fits in collective, ranks and bytes. MSCCL_ALGO_DIR and MSCCL_XML_FILES (a list with colons) name more.";
     "STRATA_MACHINE" machine: String = "auto", agreed,
         "Figures for the cost model: a machine that `strata simulate` knows, or its file. auto: what STRATA_MEASURE_US measures (host memory only), else thresholds decide. none: thresholds decide.";
     "STRATA_MEASURE_US" measure_us: u64 = "0", agreed,
@@ -198,7 +200,13 @@ variables! {
 /// What stands before the names of the variables that rank 0 has set; no variable is called so.
 const GIVEN: &str = "given";
 /// The variables that name files. A program that has more rights than its starter ignores them.
-const PATHS: [&str; 4] = ["STRATA_NCCL_LIB", "STRATA_TUNING_TABLE", "STRATA_MACHINE", "STRATA_MPI_PLUGIN"];
+const PATHS: [&str; 5] =
+    ["STRATA_NCCL_LIB", "STRATA_TUNING_TABLE", "STRATA_PROGRAM_DIR", "STRATA_MACHINE", "STRATA_MPI_PLUGIN"];
+
+/// A variable of another library that names files, unless the program has more rights than its starter.
+pub fn path_from_env(name: &str) -> Option<String> {
+    std::env::var(name).ok().filter(|value| !value.is_empty() && !is_elevated())
+}
 
 fn assign<T: FromStr<Err: Display>>(field: &mut T, value: &str) -> Result<(), String> {
     let spelt = match value {
@@ -346,6 +354,7 @@ mod tests {
         let given = [
             ("STRATA_NCCL_LIB", "/tmp/evil.so"),
             ("STRATA_TUNING_TABLE", "table"),
+            ("STRATA_PROGRAM_DIR", "/tmp"),
             ("STRATA_MACHINE", "../machine.toml"),
             ("STRATA_MPI_PLUGIN", "/tmp/evil.so"),
             ("STRATA_WINDOW", "7"),
@@ -353,7 +362,7 @@ mod tests {
         let vars = || given.iter().map(|(name, value)| (name.to_string(), value.to_string()));
         let (config, warnings) = Config::from_vars_of(vars(), true);
         assert_eq!(config, Config { window: 7, given: ["STRATA_WINDOW".to_string()].into(), ..Config::default() });
-        assert_eq!(warnings.len(), 4, "{warnings:?}");
+        assert_eq!(warnings.len(), 5, "{warnings:?}");
         assert_eq!(Config::from_vars_of(vars(), false).1, [""; 0]);
         let none = [("STRATA_NCCL_LIB".to_string(), "none".to_string())].into_iter();
         assert_eq!(Config::from_vars_of(none, true).0.nccl_lib, "none");

@@ -11,6 +11,7 @@ use strata::carrier::{Carrier, Inter};
 use strata::config::Config;
 use strata::error::{counted, Error, Result};
 use strata::plan::Collective;
+use strata::script::{store, LoadedScript};
 use strata::selection::table::agree::{Followers, OwnTable};
 use strata::selection::table::MeasuredOn as Place;
 use strata::selection::vendor::{self, Vendor};
@@ -84,13 +85,21 @@ pub fn run(options: &Options) -> Result<ExitCode> {
         }
         _ => {}
     }
-    let knowledge = Knowledge { tuned: Arc::new(tuned(&config, &grid, options)?), machine };
+    let knowledge =
+        Knowledge { tuned: Arc::new(tuned(&config, &grid, options)?), scripts: scripts(&config, &grid)?, machine };
     let question = Question { collective, bytes: options.bytes, grid, config, knowledge };
     let size = counted(question.bytes, "byte");
     outln!("{} of {size} on {}", collective.name(), question.grid);
     let vendor = |library| Vendor { version: options.release, rccl: library == Library::Rccl };
     question.explain(options.over.map(vendor))?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// The scripts that settings name for so many ranks; those that cannot be used are told.
+fn scripts(config: &Config, grid: &Grid) -> Result<Vec<&'static LoadedScript>> {
+    let (offer, complaints) = store::offer(config, grid.nranks());
+    complaints.iter().for_each(|complaint| tell!("strata: {complaint}"));
+    store::agree(&offer)
 }
 
 /// The rows of the tuning table that hold on this machine.
@@ -140,6 +149,10 @@ impl Question {
             Policy::Conditions => "nothing speaks against two levels".to_string(),
             Policy::VendorOnly => "STRATA_VENDOR_ONLY and NCCL_ALGO: not named".to_string(),
             Policy::Named => "none".to_string(),
+            Policy::Script => match self.knowledge.scripts.len() {
+                0 => "none (STRATA_PROGRAM_DIR, MSCCL_ALGO_DIR, MSCCL_XML_FILES)".to_string(),
+                known => format!("{} for these ranks, none for this call", counted(known, "script")),
+            },
             Policy::Thresholds => "none set".to_string(),
             Policy::TuningTable => match rows() {
                 ("none", _) => "none".to_string(),

@@ -3,6 +3,7 @@
 
 mod grids;
 mod prove;
+mod scripts;
 
 use crate::options::{parse_size, Nodes, Spread};
 use clap::Subcommand;

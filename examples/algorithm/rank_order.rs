@@ -24,10 +24,10 @@ pub const RANK_ORDER: Algorithm = Algorithm {
     text: "every rank sends to every other rank, in rank order: one round",
     collectives: &[Collective::AllGather],
     is_leveled: false,
-    supports: |_| true,
-    build,
+    supports: &|_| true,
+    build: &build,
     // No scratch; one block of the caller's is sent to ranks of the node.
-    needs: |_, _| Needs::new(0, 1),
+    needs: &|_, _| Needs::new(0, 1),
 };
 
 /// The plan of one rank: a lane of sends, a lane for each receive, and a lane that copies the rank's own block.

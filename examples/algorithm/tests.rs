@@ -87,7 +87,7 @@ fn it_gathers_on_ranks_in_threads_over_shared_memory_and_tcp() {
 /// The same with scratch that it does not declare.
 const GREEDY: Algorithm = Algorithm {
     name: "greedy",
-    build: |shape, rank| Plan { scratch_chunks: 1, ..(RANK_ORDER.build)(shape, rank) },
+    build: &|shape, rank| Plan { scratch_chunks: 1, ..(RANK_ORDER.build)(shape, rank) },
     ..RANK_ORDER
 };
 

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// The library's modules, lowest first: each may use those before it.
-const ORDER: [&str; 28] = [
+const ORDER: [&str; 29] = [
     "error",
     "sync",
     "carrier",
@@ -25,6 +25,7 @@ const ORDER: [&str; 28] = [
     "plan",
     "algorithms",
     "verify",
+    "script",
     "transport",
     "device",
     "exec",

@@ -18,9 +18,9 @@ pub const BOARD: Algorithm = Algorithm {
     text: "every rank shows its part in shared memory, and who needs it reads it there: no messages, on one node",
     collectives: &Collective::ALL,
     is_leveled: false,
-    supports,
-    build,
-    needs,
+    supports: &supports,
+    build: &build,
+    needs: &needs,
 };
 
 /// A reduce-scatter and an all-gather, or a gather, on the board.
@@ -29,9 +29,9 @@ pub const TWO_ROUNDS: Algorithm = Algorithm {
     text: "all-reduce as a reduce-scatter and an all-gather on the board, reduce as one and a gather",
     collectives: &[Collective::AllReduce, Collective::Reduce],
     is_leveled: false,
-    supports,
-    build: two_rounds,
-    needs: two_rounds_needs,
+    supports: &supports,
+    build: &two_rounds,
+    needs: &two_rounds_needs,
 };
 
 /// More ranks would leave less than a cache line or two of a board for each.

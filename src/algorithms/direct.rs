@@ -27,9 +27,9 @@ pub const DIRECT: Algorithm = Algorithm {
     text: "each rank with each: one round (all-reduce: two)",
     collectives: &Collective::ALL,
     is_leveled: false,
-    supports: |_| true,
-    build,
-    needs,
+    supports: &|_| true,
+    build: &build,
+    needs: &needs,
 };
 
 /// Whole vectors to everybody.
@@ -38,9 +38,9 @@ pub const ONE_ROUND: Algorithm = Algorithm {
     text: "every rank gets all vectors and reduces them itself: one round, for few bytes",
     collectives: &[Collective::AllReduce],
     is_leveled: false,
-    supports: |_| true,
-    build: one_round,
-    needs: |_, _| Needs::new(1, 1),
+    supports: &|_| true,
+    build: &one_round,
+    needs: &|_, _| Needs::new(1, 1),
 };
 
 /// One partner at a time.
@@ -49,9 +49,9 @@ pub const PAIRWISE: Algorithm = Algorithm {
     text: "each rank with each, one partner at a time: p-1 rounds",
     collectives: &[Collective::AllToAll],
     is_leveled: false,
-    supports: |_| true,
-    build: pairwise,
-    needs: |shape, _| Needs::new(0, largest_node(shape) - 1),
+    supports: &|_| true,
+    build: &pairwise,
+    needs: &|shape, _| Needs::new(0, largest_node(shape) - 1),
 };
 
 fn needs(shape: &Shape, _: &InnerNeeds<'_>) -> Needs {

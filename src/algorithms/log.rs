@@ -32,9 +32,9 @@ pub const LOG: Algorithm = Algorithm {
     text: "ceil(log2 p) rounds for any number of ranks (Bruck; circulant reduce-scatter)",
     collectives: &[Collective::AllReduce, Collective::AllGather, Collective::ReduceScatter],
     is_leveled: false,
-    supports: |_| true,
-    build,
-    needs,
+    supports: &|_| true,
+    build: &build,
+    needs: &needs,
 };
 
 fn needs(shape: &Shape, _: &InnerNeeds<'_>) -> Needs {

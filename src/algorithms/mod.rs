@@ -39,12 +39,12 @@ pub struct Algorithm {
     /// Whether it is made of inner algorithms: one inside the node and one between nodes.
     pub is_leveled: bool,
     /// Whether it does this shape, given that it does the collective.
-    pub supports: fn(&Shape) -> bool,
+    pub supports: &'static (dyn Fn(&Shape) -> bool + Send + Sync),
     /// Writes the plan of one rank; may contain `Call`s.
-    pub build: fn(&Shape, Rank) -> Plan,
+    pub build: &'static (dyn Fn(&Shape, Rank) -> Plan + Send + Sync),
     /// What the rank that needs most has beside the caller's buffers, whichever way each rank holds those. The last argument
     /// says it of inner algorithms.
-    pub needs: fn(&Shape, &InnerNeeds<'_>) -> Needs,
+    pub needs: &'static (dyn Fn(&Shape, &InnerNeeds<'_>) -> Needs + Send + Sync),
 }
 
 /// The library's own algorithms.
@@ -90,6 +90,11 @@ pub fn register(algorithm: &'static Algorithm) -> Result<()> {
     }
     registered.push(algorithm);
     Ok(())
+}
+
+/// Adds an algorithm whose name only the library gives.
+pub(crate) fn add(algorithm: &'static Algorithm) {
+    REGISTERED.write().unwrap_or_else(PoisonError::into_inner).push(algorithm);
 }
 
 /// All algorithms: the library's, and those that programs have registered.

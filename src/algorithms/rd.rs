@@ -32,9 +32,9 @@ pub const RD: Algorithm = Algorithm {
     text: "recursive doubling and halving, for powers of two",
     collectives: &[Collective::AllReduce, Collective::AllGather, Collective::ReduceScatter],
     is_leveled: false,
-    supports: |shape| shape.nranks().is_power_of_two(),
-    build,
-    needs,
+    supports: &|shape| shape.nranks().is_power_of_two(),
+    build: &build,
+    needs: &needs,
 };
 
 /// Recursive doubling with the whole vector.
@@ -43,9 +43,9 @@ pub const RD_ONE: Algorithm = Algorithm {
     text: "recursive doubling with the whole vector in each of log2 p rounds, for powers of two",
     collectives: &[Collective::AllReduce],
     is_leveled: false,
-    supports: |shape| shape.nranks().is_power_of_two(),
-    build: build_one,
-    needs: |_, _| Needs::new(1, 2),
+    supports: &|shape| shape.nranks().is_power_of_two(),
+    build: &build_one,
+    needs: &|_, _| Needs::new(1, 2),
 };
 
 fn needs(shape: &Shape, _: &InnerNeeds<'_>) -> Needs {

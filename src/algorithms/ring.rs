@@ -32,9 +32,9 @@ pub const RING: Algorithm = Algorithm {
         Collective::Reduce,
     ],
     is_leveled: false,
-    supports: |_| true,
-    build,
-    needs,
+    supports: &|_| true,
+    build: &build,
+    needs: &needs,
 };
 
 fn needs(shape: &Shape, _: &InnerNeeds<'_>) -> Needs {

@@ -31,9 +31,9 @@ pub const SCATTER_ALLGATHER: Algorithm = Algorithm {
     text: "broadcast as a binomial scatter and a logarithmic all-gather (van de Geijn)",
     collectives: &[Collective::Broadcast],
     is_leveled: false,
-    supports: |_| true,
-    build: broadcast,
-    needs: |_, _| Needs::new(0, 2),
+    supports: &|_| true,
+    build: &broadcast,
+    needs: &|_, _| Needs::new(0, 2),
 };
 
 /// Reduce as reduce-scatter and gather.
@@ -42,9 +42,9 @@ pub const REDUCE_SCATTER_GATHER: Algorithm = Algorithm {
     text: "reduce as a logarithmic reduce-scatter and a binomial gather (Rabenseifner)",
     collectives: &[Collective::Reduce],
     is_leveled: false,
-    supports: |_| true,
-    build: reduce,
-    needs: |_, _| Needs::new(1, 1),
+    supports: &|_| true,
+    build: &reduce,
+    needs: &|_, _| Needs::new(1, 1),
 };
 
 fn broadcast(shape: &Shape, rank: Rank) -> Plan {

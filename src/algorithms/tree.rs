@@ -32,9 +32,9 @@ pub const TREE: Algorithm = Algorithm {
     text: "a binomial tree of ceil(log2 p) rounds",
     collectives: &[Collective::Broadcast, Collective::Reduce, Collective::Gather, Collective::Scatter],
     is_leveled: false,
-    supports: |_| true,
-    build,
-    needs,
+    supports: &|_| true,
+    build: &build,
+    needs: &needs,
 };
 
 fn needs(shape: &Shape, _: &InnerNeeds<'_>) -> Needs {

@@ -38,15 +38,15 @@ pub const TWO_LEVEL: Algorithm = Algorithm {
         Collective::Reduce,
     ],
     is_leveled: true,
-    supports: has_levels,
-    build: |shape, rank| match shape.collective {
+    supports: &has_levels,
+    build: &|shape, rank| match shape.collective {
         Collective::AllGather => all_gather(shape, rank, Parts::Placed),
         Collective::ReduceScatter => reduce_scatter(shape, rank, false),
         Collective::AllReduce => all_reduce(shape, rank),
         Collective::Broadcast => broadcast(shape, rank),
         _ => reduce(shape, rank),
     },
-    needs: |shape, inner| needs(shape, inner, Parts::Placed),
+    needs: &|shape, inner| needs(shape, inner, Parts::Placed),
 };
 
 /// Two levels, contiguous parts and a device-local shuffle.
@@ -55,12 +55,12 @@ pub const TWO_LEVEL_SHUFFLE: Algorithm = Algorithm {
     text: "the same with contiguous parts and one device-local shuffle, as PCCL does it",
     collectives: &[Collective::AllGather, Collective::ReduceScatter],
     is_leveled: true,
-    supports: has_levels,
-    build: |shape, rank| match shape.collective {
+    supports: &has_levels,
+    build: &|shape, rank| match shape.collective {
         Collective::AllGather => all_gather(shape, rank, Parts::Shuffled),
         _ => reduce_scatter(shape, rank, true),
     },
-    needs: |shape, inner| needs(shape, inner, Parts::Shuffled),
+    needs: &|shape, inner| needs(shape, inner, Parts::Shuffled),
 };
 
 /// Two levels, each rail's parts contiguous in scratch before the node's calls place them.
@@ -69,9 +69,9 @@ pub const TWO_LEVEL_STAGED: Algorithm = Algorithm {
     text: "the same with each rail's parts contiguous in scratch, as a vendor's all-gather wants them",
     collectives: &[Collective::AllGather],
     is_leveled: true,
-    supports: has_levels,
-    build: |shape, rank| all_gather(shape, rank, Parts::Staged),
-    needs: |shape, inner| needs(shape, inner, Parts::Staged),
+    supports: &has_levels,
+    build: &|shape, rank| all_gather(shape, rank, Parts::Staged),
+    needs: &|shape, inner| needs(shape, inner, Parts::Staged),
 };
 
 /// Where a collective's parts are between its calls.

@@ -32,9 +32,9 @@ pub const TWO_STEP: Algorithm = Algorithm {
     text: "all-to-all inside the nodes, then one message per node and receiver between them",
     collectives: &[Collective::AllToAll],
     is_leveled: false,
-    supports: |_| true,
-    build,
-    needs,
+    supports: &|_| true,
+    build: &build,
+    needs: &needs,
 };
 
 fn needs(shape: &Shape, _: &InnerNeeds<'_>) -> Needs {

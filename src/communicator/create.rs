@@ -21,6 +21,7 @@ use crate::error::{counted, Error, Result};
 use crate::fork::{Origin, PerProcess};
 use crate::health::{Loss, Monitor, RankStatus};
 use crate::log::Level;
+use crate::script::store;
 use crate::selection;
 use crate::selection::links::Links;
 use crate::selection::table::agree::{Followers, OwnTable};
@@ -561,6 +562,9 @@ impl Meeting<'_> {
             let offer = tuning::offer(table, self.gpu.as_ref(), self.options.companion, self.nranks);
             let secret = u128::from_le_bytes(secret).to_string();
             me.extra = vec![config.agreed(), key.to_string(), secret, offer, offered_machine(&config.machine)];
+            let (scripts, complaints) = store::offer(config, self.nranks);
+            complaints.iter().for_each(|complaint| crate::log::notice(complaint));
+            me.extra.push(scripts);
         }
         Ok(me)
     }
@@ -578,7 +582,8 @@ impl Meeting<'_> {
         let world = Followers { grid, inter: carrier, in_front: self.options.companion.is_some() };
         let tuned = Arc::new(tuning::agree(self.rank, table, zero.get(3), &world)?);
         let machine = selection::model::agree(zero.get(4).map_or("", String::as_str))?;
-        let knowledge = Knowledge { tuned, machine };
+        let scripts = store::agree(zero.get(5).map_or("", String::as_str))?;
+        let knowledge = Knowledge { tuned, scripts, machine };
         Ok((carrier, knowledge))
     }
 

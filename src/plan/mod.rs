@@ -16,6 +16,7 @@
 
 pub mod inline;
 pub mod layout;
+pub(crate) mod rank_sets;
 pub mod stage;
 pub mod text;
 
@@ -84,6 +85,14 @@ impl Collective {
     /// Whether one rank is special.
     pub const fn has_root(self) -> bool {
         matches!(self, Collective::Broadcast | Collective::Reduce | Collective::Gather | Collective::Scatter)
+    }
+
+    /// Blocks of the larger of the two buffers.
+    pub fn blocks(self, nranks: usize) -> usize {
+        match self {
+            Collective::AllReduce | Collective::Broadcast | Collective::Reduce => 1,
+            _ => nranks,
+        }
     }
 
     /// Blocks in a rank's `Input`. A rank that has none (a non-root of `Broadcast` and `Scatter`) may pass null.

@@ -14,6 +14,7 @@ use crate::carrier::Carrier;
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::plan::{Collective, Shape};
+use crate::script::LoadedScript;
 use crate::sim::price::PricedPlan;
 use crate::sim::Cluster;
 use crate::topo::Grid;
@@ -25,6 +26,8 @@ use std::sync::{Arc, PoisonError, RwLock};
 pub struct Knowledge {
     /// The rows of rank 0's tuning table.
     pub tuned: Arc<Tuned>,
+    /// The scripts of rank 0, in the order in which they are asked.
+    pub scripts: Vec<&'static LoadedScript>,
     /// What the cost model goes by: the machine that `STRATA_MACHINE` names, or the links as they were measured.
     pub machine: Option<Arc<Cluster>>,
 }
@@ -125,6 +128,8 @@ pub enum Policy {
     VendorOnly,
     /// An algorithm named by the call, or by `STRATA_<COLLECTIVE>_ALGO`.
     Named,
+    /// A script that was loaded for such calls.
+    Script,
     /// Thresholds that the user has set.
     Thresholds,
     /// `STRATA_TUNING_TABLE`.
@@ -136,10 +141,11 @@ pub enum Policy {
 }
 
 /// The order in which policies are asked. The last one always has an opinion.
-pub const POLICIES: [Policy; 7] = [
+pub const POLICIES: [Policy; 8] = [
     Policy::Conditions,
     Policy::VendorOnly,
     Policy::Named,
+    Policy::Script,
     Policy::Thresholds,
     Policy::TuningTable,
     Policy::CostModel,
@@ -199,6 +205,7 @@ impl Policy {
             Policy::Conditions => "conditions",
             Policy::VendorOnly => "vendor forced",
             Policy::Named => "algorithm named",
+            Policy::Script => "script",
             Policy::Thresholds => "thresholds of the user",
             Policy::TuningTable => "tuning table",
             Policy::CostModel => "cost model",
@@ -233,6 +240,8 @@ impl Policy {
             }
             Policy::VendorOnly => None,
             Policy::Named => vendor::named(config.algorithm(collective), collective, grid, front.carrier),
+            // The vendor library runs no scripts, and does not leave calls to those that do.
+            Policy::Script => None,
             Policy::Thresholds if has_thresholds_over(collective, config) => {
                 Some(vendor::by_bytes(collective, bytes, grid, config, front.library))
             }
@@ -274,6 +283,7 @@ impl Policy {
                 let choice = named_choice(name, collective, grid)?;
                 Ok(Some((selected(choice, (0, 0), request, context)?, by.to_string())))
             }
+            Policy::Script => by_script(request, context),
             Policy::Thresholds if !has_thresholds(collective, config) => Ok(None),
             Policy::Thresholds | Policy::Defaults => by_thresholds().map(Some),
             Policy::TuningTable => match knowledge.tuned.advice(request, context) {
@@ -289,6 +299,17 @@ impl Policy {
             },
         }
     }
+}
+
+/// The first script that was meant for such a call. Those with a root serve it alone and have to be named.
+fn by_script(request: &Request<'_>, context: &Context) -> Result<Option<(Selection, String)>> {
+    let Context { grid, knowledge, .. } = context;
+    let collective = request.collective;
+    let bytes = request.block_bytes.saturating_mul(collective.blocks(grid.nranks()));
+    let fits = |script: &&&LoadedScript| !collective.has_root() && script.is_for(collective, grid.nranks(), bytes);
+    let Some(script) = knowledge.scripts.iter().find(fits) else { return Ok(None) };
+    let selection = selected(Choice::flat(&script.name), (0, 0), request, context)?;
+    Ok(Some((selection, format!("the first script for {bytes} bytes on {} ranks", grid.nranks()))))
 }
 
 /// An algorithm with its segments and window: as asked for, or by default where that is 0.
@@ -536,8 +557,12 @@ mod tests {
         let collective = Collective::AllGather;
         let machine = Some(Arc::new(Cluster::find("frontier").unwrap()));
         let grid = Grid::blocks(&[8; 32]);
-        let table = Knowledge { tuned: Arc::new(tuned(&[row(collective, 1 << 20, "two_level(ring,ring)")])), machine };
-        let model = Knowledge { tuned: Arc::default(), machine: table.machine.clone() };
+        let table = Knowledge {
+            tuned: Arc::new(tuned(&[row(collective, 1 << 20, "two_level(ring,ring)")])),
+            machine,
+            scripts: Vec::new(),
+        };
+        let model = Knowledge { tuned: Arc::default(), machine: table.machine.clone(), scripts: Vec::new() };
         let named = set("STRATA_ALLGATHER_ALGO", "ring", Config::default());
         let threshold = |config| set("STRATA_ALLGATHER_RD_MAX_BYTES", "1048575", config);
         let by = |knowledge: &Knowledge, config: &Config, name: Option<&str>| {
@@ -561,8 +586,9 @@ mod tests {
         let collective = Collective::AllGather;
         let library = Vendor { version: 22703, rccl: true };
         let machine = Some(Arc::new(Cluster::find("frontier").unwrap()));
-        let table = Knowledge { tuned: Arc::new(tuned(&[row(collective, 16 << 20, VENDOR)])), machine };
-        let model = Knowledge { tuned: Arc::default(), machine: table.machine.clone() };
+        let table =
+            Knowledge { tuned: Arc::new(tuned(&[row(collective, 16 << 20, VENDOR)])), machine, scripts: Vec::new() };
+        let model = Knowledge { tuned: Arc::default(), machine: table.machine.clone(), scripts: Vec::new() };
         let grid = || Grid::blocks(&[8; 256]);
         let by = |knowledge: &Knowledge, config: &Config, carrier, grid: Grid| {
             let front = Some(Front { library, carrier });
@@ -612,7 +638,7 @@ mod tests {
             Context { front, knowledge, ..context(Grid::blocks(&[2; 2]), config) }
         };
         let odd = |algorithm| Row { size: Size::Within(1000, 1010), ..row(Collective::AllReduce, 1000, algorithm) };
-        let knowing = |algorithm| Knowledge { tuned: Arc::new(tuned(&[odd(algorithm)])), machine: None };
+        let knowing = |algorithm| Knowledge { tuned: Arc::new(tuned(&[odd(algorithm)])), ..Knowledge::default() };
         let config = Config::default();
         assert!(!can_profit(&front(&config, Knowledge::default())), "two nodes are few");
         assert!(can_profit(&front(&Config { two_level_min_nodes: 2, ..config.clone() }, Knowledge::default())));

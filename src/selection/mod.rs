@@ -52,7 +52,8 @@ pub fn unknown_names(config: &Config) -> Vec<String> {
 fn unknown_algorithms(config: &Config) -> Vec<String> {
     let wrong = |collective: Collective| -> Option<String> {
         let name = config.algorithm(collective);
-        if name == "auto" || name == vendor::VENDOR {
+        // Scripts are read when a communicator is made.
+        if name == "auto" || name == vendor::VENDOR || name.contains("script:") {
             return None;
         }
         match name.parse::<Choice>() {

@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 use super::Check;
+use crate::plan::rank_sets::RankSets;
 use crate::plan::{Buffer, Collective, Plan};
 use rustc_hash::FxHashMap;
 
@@ -56,7 +57,7 @@ pub(super) struct Exprs {
     first_input: Vec<u32>,
     infos: Vec<Info>,
     interned: FxHashMap<(Made, Expr, Expr), Expr>,
-    sets: Sets,
+    sets: RankSets,
     nranks: usize,
 }
 
@@ -70,7 +71,7 @@ impl Exprs {
             first_input: Vec::with_capacity(plans.len()),
             infos: Vec::new(),
             interned: FxHashMap::default(),
-            sets: Sets::new(plans.len()),
+            sets: RankSets::new(plans.len()),
             nranks: plans.len(),
         };
         for (rank, plan) in plans.iter().enumerate() {
@@ -96,7 +97,7 @@ impl Exprs {
 
     /// Whether every rank has contributed, which is to say exactly once.
     pub fn is_full(&self, expr: Expr) -> bool {
-        self.sets.lens[self.info(expr).set as usize] as usize == self.nranks
+        self.sets.len(self.info(expr).set) == self.nranks
     }
 
     /// The value after the prologue.
@@ -149,67 +150,5 @@ impl Exprs {
             self.infos.push(info);
         }
         expr
-    }
-}
-
-/// Sets of ranks: row `i` of `words` is set `i`. The same two sets have one union, however many chunks are reduced alike.
-#[derive(Debug)]
-struct Sets {
-    stride: usize,
-    words: Vec<u64>,
-    lens: Vec<u32>,
-    unions: FxHashMap<(u32, u32), u32>,
-}
-
-impl Sets {
-    fn new(nranks: usize) -> Sets {
-        Sets { stride: nranks.div_ceil(64), words: Vec::new(), lens: Vec::new(), unions: FxHashMap::default() }
-    }
-
-    fn get(&self, set: u32) -> &[u64] {
-        &self.words[set as usize * self.stride..][..self.stride]
-    }
-
-    fn single(&mut self, rank: usize) -> u32 {
-        let start = self.words.len();
-        self.words.resize(start + self.stride, 0);
-        self.words[start + rank / 64] = 1 << (rank % 64);
-        self.lens.push(1);
-        self.lens.len() as u32 - 1
-    }
-
-    /// The union of two sets, or nothing if they have a rank in common.
-    fn union(&mut self, a: u32, b: u32) -> Option<u32> {
-        if let Some(&known) = self.unions.get(&(a, b)) {
-            return Some(known);
-        }
-        if self.get(a).iter().zip(self.get(b)).any(|(left, right)| left & right != 0) {
-            return None;
-        }
-        let (left, right) = (a as usize * self.stride, b as usize * self.stride);
-        for word in 0..self.stride {
-            self.words.push(self.words[left + word] | self.words[right + word]);
-        }
-        self.lens.push(self.lens[a as usize] + self.lens[b as usize]);
-        let set = self.lens.len() as u32 - 1;
-        self.unions.insert((a, b), set);
-        Some(set)
-    }
-
-    /// The first rank that is in both.
-    fn common(&self, a: u32, b: u32) -> usize {
-        let mut both = self.get(a).iter().zip(self.get(b)).map(|(left, right)| left & right).enumerate();
-        both.find(|(_, word)| *word != 0).map_or(0, |(at, word)| at * 64 + word.trailing_zeros() as usize)
-    }
-
-    fn describe(&self, set: u32) -> String {
-        let bits = self.get(set);
-        let has = |rank: &usize| bits[rank / 64] >> (rank % 64) & 1 == 1;
-        let ranks: Vec<usize> = (0..bits.len() * 64).filter(has).take(9).collect();
-        match ranks.as_slice() {
-            [rank] => format!("rank {rank}"),
-            _ if ranks.len() > 8 => format!("{} ranks", self.lens[set as usize]),
-            _ => format!("ranks {}", ranks.iter().map(usize::to_string).collect::<Vec<_>>().join("+")),
-        }
     }
 }

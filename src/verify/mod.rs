@@ -29,7 +29,7 @@ mod samples;
 #[cfg(test)]
 mod tests;
 
-use crate::plan::Plan;
+use crate::plan::{Plan, StepRef};
 use crate::topo::Rank;
 use std::fmt;
 
@@ -139,4 +139,31 @@ pub struct Report {
 pub fn verify(plans: &[Plan], options: &Options) -> Result<Report, Rejection> {
     let index = index::Index::new(plans)?;
     run::SymbolicRun::new(&index, *options).run()
+}
+
+/// A step that writes what a send of its rank may still be reading.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct EarlyWrite {
+    /// Whose steps.
+    pub rank: Rank,
+    /// The send.
+    pub send: StepRef,
+    /// The step that writes.
+    pub write: StepRef,
+}
+
+/// The writes that nothing orders after sends from the same place; with a dependency on the send each is in order.
+///
+/// # Errors
+/// Where the plans fail otherwise on the way.
+pub fn early_writes(plans: &[Plan], options: &Options) -> Result<Vec<EarlyWrite>, Rejection> {
+    let index = index::Index::new(plans)?;
+    let early = run::SymbolicRun::new(&index, *options).early_writes()?;
+    let at = |step: u32| {
+        let lane = index.lane(step);
+        StepRef { lane: lane.number, step: step - lane.first }
+    };
+    let write =
+        |(send, write)| EarlyWrite { rank: Rank::from_index(index.rank(send)), send: at(send), write: at(write) };
+    Ok(early.into_iter().map(write).collect())
 }

@@ -59,6 +59,8 @@ pub(super) struct AccessOrder {
     /// Conflicts of the step at hand, kept to be reused.
     conflicts: Vec<(u32, bool, u32)>,
     search: Search,
+    /// Sends, and steps that write what they may still be reading, where these are asked for and no fault.
+    pub early: Option<Vec<(u32, u32)>>,
 }
 
 /// The state of one search, kept to be reused.
@@ -104,6 +106,7 @@ impl AccessOrder {
             free: NONE,
             origins: Origins::new(index.steps.len()),
             conflicts: Vec::new(),
+            early: None,
             search: Search { reached: vec![(0, 0); index.lanes.len()], ..Search::default() },
         }
     }
@@ -169,10 +172,21 @@ impl AccessOrder {
         conflicts.dedup_by_key(|conflict| (conflict.0, conflict.1));
         // A step may wait for as many others as it conflicts with.
         self.search.mark_deps(index, step, conflicts.len());
+        let mut early = self.early.take();
         let unordered = conflicts.iter().find(|&&(before, arrived, class)| {
-            !self.search.is_marked(before) && !self.is_before(index, before, (step, arrived), class)
+            if self.search.is_marked(before) || self.is_before(index, before, (step, arrived), class) {
+                return false;
+            }
+            match &mut early {
+                Some(early) if matches!(index.steps[before as usize].action, Action::Send { .. }) => {
+                    early.push((before, step));
+                    false
+                }
+                _ => true,
+            }
         });
         let unordered = unordered.map(|conflict| conflict.0);
+        self.early = early;
         self.conflicts = conflicts;
         if let Some(before) = unordered {
             return Err(before);

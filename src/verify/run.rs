@@ -124,6 +124,22 @@ impl<'a> SymbolicRun<'a> {
 
     /// Runs everything and judges the outcome.
     pub fn run(mut self) -> Verdict<Report> {
+        self.run_lanes()?;
+        self.check_finished()?;
+        self.check_outputs()?;
+        self.report.rounds = self.rounds.iter().copied().max().unwrap_or(0) as usize;
+        Ok(self.report)
+    }
+
+    /// Runs everything, and gives the sends whose sources are written before they must have been received, each with the
+    /// step that does so.
+    pub fn early_writes(mut self) -> Verdict<Vec<(u32, u32)>> {
+        self.order.early = Some(Vec::new());
+        self.run_lanes()?;
+        Ok(self.order.early.take().unwrap_or_default())
+    }
+
+    fn run_lanes(&mut self) -> Verdict {
         while let Some(lane) = self.ready.pop() {
             self.lanes[lane as usize].queued = false;
             while self.lanes[lane as usize].next < self.index.lanes[lane as usize].end {
@@ -133,10 +149,7 @@ impl<'a> SymbolicRun<'a> {
                 }
             }
         }
-        self.check_finished()?;
-        self.check_outputs()?;
-        self.report.rounds = self.rounds.iter().copied().max().unwrap_or(0) as usize;
-        Ok(self.report)
+        Ok(())
     }
 
     /// Whether the dependencies of a lane's next step have completed; if not, the lane will be woken.

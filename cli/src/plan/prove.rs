@@ -2,9 +2,11 @@
 #![forbid(unsafe_code)]
 
 use super::grids::{parse_grid, standard};
+use super::scripts;
 use crate::options::number;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::IsTerminal;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -18,9 +20,9 @@ use strata::verify::{self, verify};
 /// Options of `strata plan verify`.
 #[derive(clap::Args)]
 pub struct Options {
-    /// A collective, or all.
-    #[arg(default_value = "all")]
-    collective: String,
+    /// A collective, or all; or files with MSCCL's algorithms, which are proved in every form that calls may want.
+    #[arg(value_name = "COLLECTIVE|FILE", default_value = "all")]
+    what: Vec<String>,
     /// Only this algorithm.
     #[arg(long)]
     algo: Option<Choice>,
@@ -63,6 +65,10 @@ struct Verdict {
 
 /// Proves what the options name and prints the table.
 pub fn run(options: &Options) -> Result<ExitCode> {
+    if options.what.iter().any(|what| scripts::is_file(what)) {
+        let files: Vec<PathBuf> = options.what.iter().map(PathBuf::from).collect();
+        return scripts::verify(&files);
+    }
     let lines = lines(options)?;
     let total: usize = lines.iter().map(|line| line.shapes.len()).sum();
     if total == 0 {
@@ -115,10 +121,13 @@ fn progress(total: usize) -> ProgressBar {
 
 /// Every collective and choice that the options name, with the shapes it does.
 fn lines(options: &Options) -> Result<Vec<Line>> {
-    let collectives = match options.collective.as_str() {
-        "all" => Collective::ALL.to_vec(),
-        name => vec![super::parse_collective(name).map_err(Error::InvalidArgument)?],
-    };
+    let mut collectives = Vec::new();
+    for what in &options.what {
+        match what.as_str() {
+            "all" => collectives.extend(Collective::ALL),
+            name => collectives.push(super::parse_collective(name).map_err(Error::InvalidArgument)?),
+        }
+    }
     let mut grids = standard(options.max_ranks);
     grids.extend(options.shapes.iter().cloned().map(Arc::new));
     let mut lines: Vec<Line> = Vec::new();
@@ -210,7 +219,8 @@ fn prove_shape(choice: &Choice, shape: &Shape, options: &Options) -> std::result
     }
 }
 
-fn describe(shape: &Shape) -> String {
+/// A shape in words.
+pub fn describe(shape: &Shape) -> String {
     let mut text = shape.grid.to_string();
     if shape.collective.has_root() {
         text += &format!(", root {}", shape.root);
@@ -225,7 +235,7 @@ fn describe(shape: &Shape) -> String {
 }
 
 /// Does the work on all processors; results in order.
-fn in_parallel<T: Sync, R: Send>(items: &[T], work: impl Fn(&T) -> R + Sync) -> Vec<R> {
+pub fn in_parallel<T: Sync, R: Send>(items: &[T], work: impl Fn(&T) -> R + Sync) -> Vec<R> {
     let next = AtomicUsize::new(0);
     let done = Mutex::new(Vec::new());
     let threads = std::thread::available_parallelism().map_or(1, usize::from).min(items.len());

@@ -7,6 +7,7 @@ mod folding;
 mod plans;
 mod priced;
 mod property;
+mod scripts;
 
 use super::*;
 use crate::plan::{Collective, Shape};

@@ -1,0 +1,92 @@
+//! `strata plan verify FILE`: scripts, each in every form that a call may want of it.
+#![forbid(unsafe_code)]
+
+use super::prove::{describe, in_parallel};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Instant;
+use strata::error::{counted, Result};
+use strata::plan::{Collective, Shape};
+use strata::script::{self, xml, Script, ScriptForm};
+use strata::topo::Grid;
+
+/// Whether an argument names a file rather than a collective.
+pub fn is_file(argument: &str) -> bool {
+    argument.contains(['/', '.']) || Path::new(argument).is_file()
+}
+
+/// Proves the files and prints a line for each, and what is wrong with it.
+pub fn verify(files: &[PathBuf]) -> Result<ExitCode> {
+    let start = Instant::now();
+    let verdicts = in_parallel(files, |file| line(file));
+    outln!(
+        "{:<34} {:<14} {:>5} {:>6} {:>7} {:>9} {:>8} {:>6}",
+        "file",
+        "collective",
+        "ranks",
+        "chunks",
+        "steps",
+        "messages",
+        "capacity",
+        "ms"
+    );
+    for (_, verdict) in &verdicts {
+        outln!("{verdict}");
+    }
+    let accepted = verdicts.iter().filter(|(accepted, _)| *accepted).count();
+    outln!(
+        "{}: {accepted} accepted, {} refused, in {:.2} s",
+        counted(files.len(), "file"),
+        files.len() - accepted,
+        start.elapsed().as_secs_f64()
+    );
+    Ok(if accepted == files.len() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// What is printed of a file, and whether it is accepted.
+fn line(file: &Path) -> (bool, String) {
+    let start = Instant::now();
+    let name = file.file_name().unwrap_or(file.as_os_str()).to_string_lossy();
+    let script = match std::fs::read_to_string(file) {
+        Ok(text) => xml::read(&text).map_err(|malformed| malformed.to_string()),
+        Err(error) => Err(error.to_string()),
+    };
+    let script = match script {
+        Ok(script) => script,
+        Err(text) => return (false, format!("{name:<34} refused: {}: {text}", file.display())),
+    };
+    let facts = |tail: &str| {
+        let (collective, ranks) = (script.collective.name(), script.nranks());
+        format!("{name:<34} {collective:<14} {ranks:>5} {:>6} {tail}", script.chunks)
+    };
+    match prove(&script) {
+        Ok((steps, messages, capacity)) => {
+            let took = start.elapsed().as_secs_f64() * 1e3;
+            (true, facts(&format!("{steps:>7} {messages:>9} {capacity:>8} {took:>6.1}")))
+        }
+        Err(text) => (false, format!("{}\n    refused: {}: {text}", facts(""), file.display())),
+    }
+}
+
+/// Steps and messages of a script out of place, and the capacity that all forms can do with.
+fn prove(script: &Script) -> std::result::Result<(usize, usize, usize), String> {
+    let grid = Arc::new(Grid::flat(script.nranks()));
+    let root = script::root(script, &grid).map_err(|refusal| refusal.to_string())?;
+    let in_place = if script.collective == Collective::AllToAll { &[false][..] } else { &[false, true] };
+    let prologue = if script.collective.reduces() { &[false, true][..] } else { &[false] };
+    let (mut first, mut capacity) = (None, 1);
+    for &in_place in in_place {
+        for &prologue in prologue {
+            let form = ScriptForm { in_place, prologue, root };
+            let proof = script::prove(script, &grid, form).map_err(|refusal| {
+                let shape = Shape { in_place, prologue, root, ..Shape::new(script.collective, grid.clone()) };
+                format!("{refusal} ({})", describe(&shape))
+            })?;
+            first.get_or_insert((proof.report.steps, proof.report.messages));
+            capacity = capacity.max(proof.capacity);
+        }
+    }
+    let (steps, messages) = first.unwrap_or_default();
+    Ok((steps, messages, capacity))
+}

@@ -1,0 +1,360 @@
+//! From a script to the plans of all ranks.
+//!
+//! The script is run once on symbols, all ranks together, each thread block as far as it gets, and each operation leaves its
+//! steps in the plan's lane of its thread block. The run knows what each chunk holds, and so where it has to lie:
+//!
+//! - What a rank has not written yet is read where the caller has it. So a script written for calls in place serves others
+//!   without a copy; a chunk of the output that is never written is copied at the end.
+//! - What belongs to the output goes there; all else goes to scratch, also what the script writes into the send buffer, and a
+//!   chunk that is put where one of another size belongs.
+//! - Where the shape has a prologue, or a script written for two buffers runs in place, input is copied first, in a lane of
+//!   its own.
+//! - Of a fold and of a receive that reduces, the operand that holds the lowest rank comes first, so that all ranks reduce alike.
+//! - A value that holds all ranks is final with the step that makes it.
+//!
+//! The run judges nothing: what is wrong with a script (it deadlocks, races, computes something else) is as wrong with its
+//! plans, and the verifier says so.
+#![forbid(unsafe_code)]
+
+mod emit;
+mod places;
+mod reduce;
+
+use super::ops::{self, BlockOps, Chunks, OpKind};
+use super::{Script, StepSite};
+use crate::plan::rank_sets::RankSets;
+use crate::plan::{Action, Channel, Plan, Shape, StepRef};
+use crate::topo::{Grid, Rank};
+use emit::Emitter;
+use places::{joined, Held, Places, Value};
+use reduce::Reducer;
+use rustc_hash::{FxHashMap, FxHashSet};
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+/// What a call wants of a script.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct ScriptForm {
+    /// Its buffers overlap as NCCL's in-place convention says.
+    pub in_place: bool,
+    /// Input passes a prologue.
+    pub prologue: bool,
+    /// The root, for collectives that have one (else rank 0).
+    pub root: Rank,
+}
+
+/// How messages leave.
+#[derive(Debug, Clone, Copy)]
+pub enum Sending<'a> {
+    /// As in MSCCL: a send copies, and its source may be written at once. What the script means.
+    Buffered,
+    /// From where the data lies, but for the sends of these ranks and steps of the plans, which are copied first.
+    Direct {
+        /// Rank and place, in the plans made with no such exception.
+        copied: &'a FxHashSet<(u32, StepRef)>,
+    },
+}
+
+/// The plans that a script comes to.
+#[derive(Debug, Clone)]
+pub struct Lowered {
+    /// By rank.
+    pub plans: Vec<Plan>,
+    /// For each rank, lane and step of the plans the step of the script.
+    sites: Vec<Vec<Vec<u32>>>,
+}
+
+impl Lowered {
+    /// Which step of the script a step of the plans comes from; none where it is Strata's own.
+    pub fn site(&self, script: &Script, rank: Rank, at: StepRef) -> Option<StepSite> {
+        let step = *self.sites.get(rank.index())?.get(at.lane as usize)?.get(at.step as usize)?;
+        let block = script.ranks.get(rank.index())?.blocks.get(at.lane as usize)?;
+        let line = block.steps.get(step as usize)?.line;
+        Some(StepSite { rank: rank.0, block: at.lane, step, line })
+    }
+}
+
+/// The plans of all ranks of a script, for calls of one form on a grid of its ranks.
+pub fn lower(script: &Script, grid: &Arc<Grid>, form: ScriptForm, sending: Sending<'_>) -> Lowered {
+    let shape = Shape {
+        collective: script.collective,
+        grid: grid.clone(),
+        root: form.root,
+        in_place: form.in_place,
+        prologue: form.prologue,
+    };
+    let mut run = Run::new(script, &shape, sending);
+    run.run();
+    run.into_plans(&shape)
+}
+
+/// A message stream of the script.
+type Stream = (u32, u32, u16);
+
+/// Where a thread block is.
+#[derive(Debug, Default, Clone)]
+struct BlockState {
+    next: usize,
+    /// For each operation that has ended the steps of the plan that say so.
+    ended: Vec<Vec<StepRef>>,
+    queued: bool,
+}
+
+struct Run<'a> {
+    script: &'a Script,
+    sending: Sending<'a>,
+    ops: Vec<Vec<BlockOps>>,
+    blocks: Vec<Vec<BlockState>>,
+    places: Vec<Places>,
+    emitters: Vec<Emitter>,
+    sets: RankSets,
+    streams: FxHashMap<Stream, VecDeque<Vec<Value>>>,
+    /// The channel of each stream: streams between the same ranks are numbered from 0.
+    channels: FxHashMap<Stream, Channel>,
+    /// Who receives from a stream.
+    receivers: FxHashMap<Stream, (u32, u32)>,
+    /// Who waits for an operation: rank, thread block and number.
+    waiting: FxHashMap<(u32, u32, u32), Vec<u32>>,
+    ready: Vec<(u32, u32)>,
+}
+
+impl<'a> Run<'a> {
+    fn new(script: &'a Script, shape: &Shape, sending: Sending<'a>) -> Run<'a> {
+        let nranks = script.nranks();
+        let mut sets = RankSets::new(nranks);
+        let singles: Vec<u32> = (0..nranks).map(|rank| sets.single(rank)).collect();
+        let mut emitters: Vec<Emitter> = script.ranks.iter().map(|rank| Emitter::new(rank.blocks.len())).collect();
+        let mut run = Run {
+            script,
+            sending,
+            ops: script.ranks.iter().map(ops::of_rank).collect(),
+            blocks: script.ranks.iter().map(|rank| vec![BlockState::default(); rank.blocks.len()]).collect(),
+            places: (0..nranks)
+                .map(|rank| Places::new(script, shape, rank, singles[rank], &mut emitters[rank]))
+                .collect(),
+            emitters,
+            sets,
+            streams: FxHashMap::default(),
+            channels: channels(script),
+            receivers: FxHashMap::default(),
+            waiting: FxHashMap::default(),
+            ready: Vec::new(),
+        };
+        for (rank, of_rank) in (0u32..).zip(&script.ranks) {
+            for (block, of_block) in (0u32..).zip(&of_rank.blocks) {
+                if let Some(from) = of_block.from {
+                    run.receivers.insert((from, rank, of_block.channel), (rank, block));
+                }
+                run.wake(rank, block);
+            }
+        }
+        run
+    }
+
+    fn wake(&mut self, rank: u32, block: u32) {
+        let state = &mut self.blocks[rank as usize][block as usize];
+        if !std::mem::replace(&mut state.queued, true) {
+            self.ready.push((rank, block));
+        }
+    }
+
+    /// Runs everything as far as it gets; then, in a script that deadlocks, the rest as if nothing waited, so that the plans
+    /// have all of it and the verifier finds what never comes.
+    fn run(&mut self) {
+        for patient in [true, false] {
+            while let Some((rank, block)) = self.ready.pop() {
+                self.blocks[rank as usize][block as usize].queued = false;
+                while self.advance(rank, block, patient) {}
+            }
+            for rank in 0..self.blocks.len() {
+                for block in 0..self.blocks[rank].len() {
+                    self.wake(rank as u32, block as u32);
+                }
+            }
+        }
+        self.ready.clear();
+        for (places, emitter) in self.places.iter_mut().zip(&mut self.emitters) {
+            places.complete_output(emitter, &self.sets, self.script.nranks());
+        }
+    }
+
+    /// Carries out the next operation of a thread block, if it can be.
+    fn advance(&mut self, rank: u32, block: u32, patient: bool) -> bool {
+        let at = self.blocks[rank as usize][block as usize].next;
+        let Some(op) = self.ops[rank as usize][block as usize].ops.get(at) else { return false };
+        if patient {
+            for &(tb, step) in &op.deps {
+                let wanted = self.ops[rank as usize][tb as usize].op_of_step[step as usize];
+                if self.blocks[rank as usize][tb as usize].next <= wanted as usize {
+                    self.waiting.entry((rank, tb, wanted)).or_default().push(block);
+                    return false;
+                }
+            }
+        }
+        let message = match op.kind {
+            OpKind::Recv { .. } | OpKind::RecvReduce { .. } => {
+                let of_block = &self.script.ranks[rank as usize].blocks[block as usize];
+                let stream = (of_block.from.unwrap_or_default(), rank, of_block.channel);
+                match self.streams.get_mut(&stream).and_then(VecDeque::pop_front) {
+                    None if patient => return false,
+                    message => message.unwrap_or_default(),
+                }
+            }
+            _ => Vec::new(),
+        };
+        self.carry_out(rank, block, at, message);
+        self.blocks[rank as usize][block as usize].next += 1;
+        for waiter in self.waiting.remove(&(rank, block, at as u32)).unwrap_or_default() {
+            self.wake(rank, waiter);
+        }
+        true
+    }
+
+    fn carry_out(&mut self, rank: u32, block: u32, at: usize, message: Vec<Value>) {
+        let op = self.ops[rank as usize][block as usize].ops[at].clone();
+        let mut deps = self.deps_of(rank, block, &op.deps);
+        let me = rank as usize;
+        self.emitters[me].script_step = op.step;
+        let (places, emitter) = (&mut self.places[me], &mut self.emitters[me]);
+        let of_block = &self.script.ranks[me].blocks[block as usize];
+        let from = Rank(of_block.from.unwrap_or_default());
+        let channel = self.channels.get(&(from.0, rank, of_block.channel)).copied().unwrap_or_default();
+        let mut sent = None;
+        let ended = match op.kind {
+            OpKind::Send { src } => {
+                let held = places.read(src, emitter, &mut deps);
+                let before = at.checked_sub(1).map(|at| &self.blocks[me][block as usize].ended[at]);
+                let mut ended: Vec<StepRef> = before.into_iter().flatten().chain(&deps).copied().collect();
+                ended.sort_unstable();
+                ended.dedup();
+                if ended.len() > MOST_ENDED {
+                    ended = vec![emitter.emit(block, Action::Nop, ended)];
+                    deps = Vec::new();
+                }
+                sent = Some((held, deps));
+                ended
+            }
+            OpKind::Recv { dst, forward } => {
+                let values = padded(message, dst.count);
+                let spans = places.write(dst, &values, &mut deps);
+                let action = Action::Recv { from, channel, dst: joined(spans.iter().copied()) };
+                sent = forward.then(|| (spans.into_iter().zip(values).collect(), Vec::new()));
+                vec![emitter.emit(block, action, deps)]
+            }
+            OpKind::RecvReduce { src, dst, forward } => {
+                let mut reducer = Reducer { places, emitter, sets: &mut self.sets, block, script: self.script };
+                let (held, end) = reducer.receive((from, channel), &padded(message, src.count), (src, dst), deps);
+                sent = forward.then_some((held, Vec::new()));
+                vec![end]
+            }
+            OpKind::Copy { src, dst } => {
+                let held = places.read(src, emitter, &mut deps);
+                let values: Vec<Value> = held.iter().map(|held| held.1).collect();
+                let (src, dst) =
+                    (joined(held.iter().map(|held| held.0)), joined(places.write(dst, &values, &mut deps)));
+                let same = src == dst;
+                let copy = Action::Copy { src, dst, start: false, finish: false };
+                vec![emitter.emit(block, if same { Action::Nop } else { copy }, deps)]
+            }
+            OpKind::Fold { dst, srcs } => {
+                let mut reducer = Reducer { places, emitter, sets: &mut self.sets, block, script: self.script };
+                vec![reducer.fold(dst, &srcs, deps)]
+            }
+            OpKind::Nop => vec![emitter.emit(block, Action::Nop, deps)],
+        };
+        let copied = sent.and_then(|(held, deps)| {
+            let to = of_block.to.unwrap_or_default();
+            self.send(rank, block, (to, of_block.channel), held, deps)
+        });
+        // What has been copied may be written again.
+        self.blocks[me][block as usize].ended.push(copied.map_or(ended, |copy| vec![copy]));
+    }
+
+    /// The steps of the plan that stand for the ends of steps of the script.
+    fn deps_of(&self, rank: u32, block: u32, deps: &[(u32, u32)]) -> Vec<StepRef> {
+        let mut steps: Vec<StepRef> = Vec::new();
+        for &(tb, step) in deps.iter().filter(|(tb, _)| *tb != block) {
+            let op = self.ops[rank as usize][tb as usize].op_of_step[step as usize] as usize;
+            // Not there where a deadlock has been cut.
+            steps.extend(self.blocks[rank as usize][tb as usize].ended.get(op).into_iter().flatten());
+        }
+        steps.sort_unstable();
+        steps.dedup();
+        steps.retain(|step| step.lane != block);
+        steps
+    }
+
+    /// Sends chunks; the step that copies them first, if one does.
+    fn send(
+        &mut self,
+        rank: u32,
+        block: u32,
+        (to, of_script): (u32, u16),
+        held: Vec<Held>,
+        deps: Vec<StepRef>,
+    ) -> Option<StepRef> {
+        let emitter = &mut self.emitters[rank as usize];
+        let copied = match self.sending {
+            Sending::Buffered => true,
+            Sending::Direct { copied } => copied.contains(&(rank, emitter.place_without_copies(block))),
+        };
+        let values: Vec<Value> = held.iter().map(|held| held.1).collect();
+        let src = joined(held.iter().map(|held| held.0));
+        let (step, src, deps) = if copied {
+            let copy = joined(self.places[rank as usize].fresh(&values));
+            let action = Action::Copy { src, dst: copy.clone(), start: false, finish: false };
+            (Some(emitter.emit_copy(block, action, deps)), copy, Vec::new())
+        } else {
+            (None, src, deps)
+        };
+        let stream = (rank, to, of_script);
+        let channel = self.channels.get(&stream).copied().unwrap_or_default();
+        emitter.emit(block, Action::Send { to: Rank(to), channel, src }, deps);
+        self.streams.entry(stream).or_default().push_back(values);
+        if let Some(&(rank, block)) = self.receivers.get(&stream) {
+            self.wake(rank, block);
+        }
+        step
+    }
+
+    fn into_plans(self, shape: &Shape) -> Lowered {
+        let mut lowered = Lowered { plans: Vec::new(), sites: Vec::new() };
+        for (rank, (places, emitter)) in self.places.into_iter().zip(self.emitters).enumerate() {
+            let (lanes, sites) = emitter.finish();
+            lowered.sites.push(sites);
+            lowered.plans.push(Plan {
+                shape: shape.clone(),
+                rank: Rank::from_index(rank),
+                algorithm: self.script.name.clone(),
+                chunks_per_block: self.script.chunks_per_block(),
+                scratch_chunks: places.next_slot,
+                lanes,
+            });
+        }
+        lowered
+    }
+}
+
+/// The channels of a script's streams. Files number channels for all ranks together; fewer serve between two.
+fn channels(script: &Script) -> FxHashMap<Stream, Channel> {
+    let mut streams: Vec<Stream> = Vec::new();
+    for (rank, of_rank) in (0u32..).zip(&script.ranks) {
+        for block in &of_rank.blocks {
+            streams.extend(block.to.map(|to| (rank, to, block.channel)));
+            streams.extend(block.from.map(|from| (from, rank, block.channel)));
+        }
+    }
+    streams.sort_unstable();
+    streams.dedup();
+    let between = streams.chunk_by(|one, other| (one.0, one.1) == (other.0, other.1));
+    between.flat_map(|run| run.iter().copied().zip(0..)).collect()
+}
+
+/// Ends of an operation that are carried on by themselves; more become one step.
+const MOST_ENDED: usize = 3;
+
+/// A message as long as its receiver expects it; the verifier says where it is not.
+fn padded(mut message: Vec<Value>, count: u32) -> Vec<Value> {
+    message.resize(count as usize, Value::NONE);
+    message
+}

@@ -1,0 +1,236 @@
+//! Scripts: algorithms that come as files, in the XML format of MSCCL.
+//!
+//! [`xml::read`] reads a file into a [`Script`], as it stands. [`lower()`] makes the plans of all ranks out of it, in the form a
+//! call wants: in place or not, with or without a prologue. Nothing is believed of a file: the plans are proved before they
+//! move a byte ([`prove`]).
+#![forbid(unsafe_code)]
+
+mod lower;
+mod ops;
+mod proof;
+pub mod store;
+pub mod xml;
+
+pub use lower::{lower, Lowered, ScriptForm, Sending};
+pub use proof::{prove, root, Proof, Refusal, CAPACITY};
+pub use store::LoadedScript;
+
+use crate::plan::Collective;
+use std::fmt;
+use std::ops::RangeInclusive;
+
+/// An algorithm as its file says it: what each thread block of each rank does. Offsets and counts are chunks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Script {
+    /// The name its writer gave it.
+    pub name: String,
+    /// What it does.
+    pub collective: Collective,
+    /// Chunks of a rank's larger buffer.
+    pub chunks: u32,
+    /// What the runtime it was written for sends in one go; says nothing here.
+    pub protocol: String,
+    /// Its writer had in mind that send and receive buffer are the same memory, as NCCL's in-place convention says.
+    pub in_place: bool,
+    /// Calls in place may use it.
+    pub serves_in_place: bool,
+    /// Calls out of place may use it.
+    pub serves_out_of_place: bool,
+    /// Bytes of a rank's larger buffer for which it was meant.
+    pub bytes: RangeInclusive<u64>,
+    /// What each rank does.
+    pub ranks: Vec<RankScript>,
+}
+
+/// What one rank does.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct RankScript {
+    /// Chunks of scratch.
+    pub scratch: u32,
+    /// Its thread blocks, which run at the same time.
+    pub blocks: Vec<ThreadBlock>,
+}
+
+/// Steps that run one after another, with at most one rank to send to and one to receive from.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct ThreadBlock {
+    /// The rank it sends to.
+    pub to: Option<u32>,
+    /// The rank it receives from.
+    pub from: Option<u32>,
+    /// Tells its messages from others between the same ranks.
+    pub channel: u16,
+    /// In this order.
+    pub steps: Vec<ScriptStep>,
+}
+
+/// A step of a thread block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ScriptStep {
+    /// What it does.
+    pub kind: ScriptStepKind,
+    /// The first chunk it reads.
+    pub src: Place,
+    /// The first chunk it writes.
+    pub dst: Place,
+    /// How many chunks.
+    pub count: u32,
+    /// A step of the same rank that must have ended first.
+    pub dep: Option<(u32, u32)>,
+    /// Where the file has it.
+    pub line: u32,
+}
+
+/// A chunk of one of a rank's buffers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Place {
+    /// Which buffer.
+    pub buffer: ScriptBuffer,
+    /// The chunk.
+    pub chunk: u32,
+}
+
+/// A buffer as files name it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum ScriptBuffer {
+    /// `i`: the call's send buffer.
+    Input,
+    /// `o`: the call's receive buffer.
+    Output,
+    /// `s`: memory of the runtime's.
+    Scratch,
+}
+
+impl ScriptBuffer {
+    /// The letter that files use.
+    pub const fn letter(self) -> char {
+        match self {
+            ScriptBuffer::Input => 'i',
+            ScriptBuffer::Output => 'o',
+            ScriptBuffer::Scratch => 's',
+        }
+    }
+}
+
+/// What a step does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum ScriptStepKind {
+    /// `s`
+    Send,
+    /// `r`
+    Recv,
+    /// `rcs`: receive, and send the same on.
+    RecvCopySend,
+    /// `rrc`: receive, reduce with the source, write the destination.
+    RecvReduceCopy,
+    /// `rrs`: receive, reduce with the source, send the result on and keep nothing.
+    RecvReduceSend,
+    /// `rrcs`: receive, reduce with the source, write the destination and send it on.
+    RecvReduceCopySend,
+    /// `cpy`
+    Copy,
+    /// `re`: the destination becomes itself, reduced with the source.
+    Reduce,
+    /// `nop`: carries a dependency.
+    Nop,
+}
+
+impl ScriptStepKind {
+    /// All kinds.
+    pub const ALL: [ScriptStepKind; 9] = [
+        ScriptStepKind::Send,
+        ScriptStepKind::Recv,
+        ScriptStepKind::RecvCopySend,
+        ScriptStepKind::RecvReduceCopy,
+        ScriptStepKind::RecvReduceSend,
+        ScriptStepKind::RecvReduceCopySend,
+        ScriptStepKind::Copy,
+        ScriptStepKind::Reduce,
+        ScriptStepKind::Nop,
+    ];
+
+    /// The word that files use.
+    pub const fn name(self) -> &'static str {
+        match self {
+            ScriptStepKind::Send => "s",
+            ScriptStepKind::Recv => "r",
+            ScriptStepKind::RecvCopySend => "rcs",
+            ScriptStepKind::RecvReduceCopy => "rrc",
+            ScriptStepKind::RecvReduceSend => "rrs",
+            ScriptStepKind::RecvReduceCopySend => "rrcs",
+            ScriptStepKind::Copy => "cpy",
+            ScriptStepKind::Reduce => "re",
+            ScriptStepKind::Nop => "nop",
+        }
+    }
+
+    /// Whether it sends a message.
+    pub const fn sends(self) -> bool {
+        matches!(
+            self,
+            ScriptStepKind::Send
+                | ScriptStepKind::RecvCopySend
+                | ScriptStepKind::RecvReduceSend
+                | ScriptStepKind::RecvReduceCopySend
+        )
+    }
+
+    /// Whether it receives a message.
+    pub const fn receives(self) -> bool {
+        matches!(
+            self,
+            ScriptStepKind::Recv
+                | ScriptStepKind::RecvCopySend
+                | ScriptStepKind::RecvReduceCopy
+                | ScriptStepKind::RecvReduceSend
+                | ScriptStepKind::RecvReduceCopySend
+        )
+    }
+
+    /// Whether it reads its source.
+    pub const fn reads(self) -> bool {
+        !matches!(self, ScriptStepKind::Recv | ScriptStepKind::RecvCopySend | ScriptStepKind::Nop)
+    }
+
+    /// Whether it writes its destination.
+    pub const fn writes(self) -> bool {
+        !matches!(self, ScriptStepKind::Send | ScriptStepKind::RecvReduceSend | ScriptStepKind::Nop)
+    }
+}
+
+/// A step of a script, for messages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StepSite {
+    /// Whose step.
+    pub rank: u32,
+    /// In which thread block.
+    pub block: u32,
+    /// Its number there.
+    pub step: u32,
+    /// Its line in the file.
+    pub line: u32,
+}
+
+impl fmt::Display for StepSite {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let StepSite { rank, block, step, line } = self;
+        write!(f, "line {line}: rank {rank}, thread block {block}, step {step}")
+    }
+}
+
+impl Script {
+    /// How many ranks it is for.
+    pub fn nranks(&self) -> usize {
+        self.ranks.len()
+    }
+
+    /// How many steps all ranks have.
+    pub fn nsteps(&self) -> usize {
+        self.ranks.iter().flat_map(|rank| &rank.blocks).map(|block| block.steps.len()).sum()
+    }
+
+    /// Chunks in one block of the collective: what the larger buffer's are divided by.
+    pub fn chunks_per_block(&self) -> u32 {
+        self.chunks / self.collective.blocks(self.nranks()) as u32
+    }
+}

@@ -1,0 +1,230 @@
+//! The scripts of this process: which files settings name, how all ranks come to have rank 0's, and scripts as algorithms.
+//!
+//! A script is called `script:NAME`, NAME being its file's without `.xml`, and stands beside the library's own algorithms:
+//! settings, tuning tables and the command line name it like them. Once loaded it stays: communicators may hold its plans.
+#![forbid(unsafe_code)]
+
+use super::{prove, root, xml, Lowered, Script, ScriptForm};
+use crate::algorithms::needs::Needs;
+use crate::algorithms::{self, Algorithm};
+use crate::config::{self, Config};
+use crate::digest::Digest;
+use crate::error::{Error, Result};
+use crate::plan::{chunks_in, Action, Buffer, Collective, Plan, Shape};
+use crate::topo::{Grid, Rank};
+use rustc_hash::FxHashMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+
+/// The most files that are looked at.
+const MAX_FILES: usize = 1024;
+/// The most bytes of scripts that rank 0 sends.
+const MAX_SENT: usize = 128 << 20;
+
+/// A script that this process has.
+#[derive(Debug)]
+pub struct LoadedScript {
+    /// Its name as an algorithm.
+    pub name: String,
+    /// What it says.
+    pub script: Script,
+    /// The root, where there is one (else rank 0).
+    pub root: Rank,
+    digest: u64,
+    proofs: Mutex<FxHashMap<ScriptForm, Option<Arc<Lowered>>>>,
+}
+
+/// Everything that has been loaded.
+static LOADED: RwLock<Vec<&'static LoadedScript>> = RwLock::new(Vec::new());
+
+impl LoadedScript {
+    /// The plans for calls of one form; none where the script does not do them.
+    fn lowered(&self, form: ScriptForm) -> Option<Arc<Lowered>> {
+        let mut proofs = self.proofs.lock().unwrap_or_else(PoisonError::into_inner);
+        let proof = || {
+            let grid = Arc::new(Grid::flat(self.script.nranks()));
+            prove(&self.script, &grid, form).ok().map(|proof| Arc::new(proof.lowered))
+        };
+        proofs.entry(form).or_insert_with(proof).clone()
+    }
+
+    fn does(&self, shape: &Shape) -> bool {
+        shape.collective == self.script.collective
+            && shape.nranks() == self.script.nranks()
+            && (!shape.collective.has_root() || shape.root == self.root)
+            && self.lowered(form(shape)).is_some()
+    }
+
+    fn plan(&self, shape: &Shape, rank: Rank) -> Plan {
+        let lowered = self.lowered(form(shape)).expect("a script is asked for what it does");
+        Plan { shape: shape.clone(), ..lowered.plans[rank.index()].clone() }
+    }
+
+    fn needs(&self, shape: &Shape) -> Needs {
+        let of_form = |in_place: bool| {
+            let lowered = self.lowered(ScriptForm { in_place, ..form(shape) })?;
+            let of_plan = |plan: &Plan| {
+                let per_block = plan.chunks_per_block as usize;
+                let sent = plan.lanes.iter().flat_map(|lane| &lane.steps).map(|step| match &step.action {
+                    Action::Send { src, .. } if src.iter().any(|span| span.buffer != Buffer::Scratch) => chunks_in(src),
+                    _ => 0,
+                });
+                let sent: usize = sent.sum();
+                Needs::new((plan.scratch_chunks as usize).div_ceil(per_block), sent.div_ceil(per_block))
+            };
+            Some(lowered.plans.iter().map(of_plan).fold(Needs::default(), Needs::max))
+        };
+        let has_in_place = shape.collective != Collective::AllToAll;
+        let forms = [Some(false), has_in_place.then_some(true)].into_iter().flatten();
+        forms.filter_map(of_form).fold(Needs::default(), Needs::max)
+    }
+
+    /// Whether its writer meant it for calls of so many bytes of the larger buffer.
+    pub fn is_for(&self, collective: Collective, nranks: usize, bytes: usize) -> bool {
+        self.script.collective == collective
+            && self.script.nranks() == nranks
+            && self.script.bytes.contains(&(bytes as u64))
+    }
+}
+
+fn form(shape: &Shape) -> ScriptForm {
+    ScriptForm { in_place: shape.in_place, prologue: shape.prologue, root: shape.root }
+}
+
+/// Loads a script, and adds it to the algorithms. One that has been loaded already is found again.
+///
+/// # Errors
+/// `InvalidUsage` where it is no script, or does not do what it says: with the line.
+pub fn load(stem: &str, text: &str) -> Result<&'static LoadedScript> {
+    let digest = Digest::new("script").text(text).value() as u64;
+    let plain: String =
+        stem.chars().map(|c| if c.is_ascii_alphanumeric() || "_-.".contains(c) { c } else { '_' }).collect();
+    let mut loaded = LOADED.write().unwrap_or_else(PoisonError::into_inner);
+    let name = format!("script:{plain}");
+    let other = format!("{name}~{:08x}", digest as u32);
+    if let Some(known) = loaded.iter().find(|known| known.digest == digest && [&name, &other].contains(&&known.name)) {
+        return Ok(known);
+    }
+    let refused = |why: String| Error::InvalidUsage(format!("script {stem}: {why}"));
+    let script = xml::read(text).map_err(|error| refused(error.to_string()))?;
+    let grid = Arc::new(Grid::flat(script.nranks()));
+    let root = root(&script, &grid).map_err(|refusal| refused(refusal.to_string()))?;
+    let form = ScriptForm { in_place: false, prologue: false, root };
+    let proof = prove(&script, &grid, form).map_err(|refusal| refused(refusal.to_string()))?;
+    let name = if algorithms::by_name(&name).is_some() { other } else { name };
+    let proofs = Mutex::new(FxHashMap::from_iter([(form, Some(Arc::new(proof.lowered)))]));
+    let script: &'static LoadedScript = Box::leak(Box::new(LoadedScript { name, script, root, digest, proofs }));
+    algorithms::add(as_algorithm(script));
+    loaded.push(script);
+    Ok(script)
+}
+
+fn as_algorithm(script: &'static LoadedScript) -> &'static Algorithm {
+    Box::leak(Box::new(Algorithm {
+        name: &script.name,
+        text: "An algorithm that came as a file.",
+        collectives: std::slice::from_ref(&script.script.collective),
+        is_leveled: false,
+        supports: Box::leak(Box::new(|shape: &Shape| script.does(shape))),
+        build: Box::leak(Box::new(|shape: &Shape, rank: Rank| script.plan(shape, rank))),
+        needs: Box::leak(Box::new(|shape: &Shape, _: &algorithms::needs::InnerNeeds<'_>| script.needs(shape))),
+    }))
+}
+
+/// The files that settings name, in the order in which they are asked: `STRATA_PROGRAM_DIR`'s and `MSCCL_ALGO_DIR`'s by name,
+/// then `MSCCL_XML_FILES`'. What cannot be read is told.
+pub fn files(config: &Config) -> (Vec<PathBuf>, Vec<String>) {
+    let (mut files, mut complaints) = (Vec::new(), Vec::new());
+    let own = Some(config.program_dir.clone()).filter(|folder| folder != "none");
+    let folders = [("STRATA_PROGRAM_DIR", own), ("MSCCL_ALGO_DIR", config::path_from_env("MSCCL_ALGO_DIR"))];
+    for (variable, folder) in folders {
+        let Some(folder) = folder else { continue };
+        match scripts_in(Path::new(&folder)) {
+            Ok(found) => files.extend(found),
+            Err(error) => complaints.push(format!("{variable}={folder}: {error}")),
+        }
+    }
+    let named = config::path_from_env("MSCCL_XML_FILES").unwrap_or_default();
+    files.extend(named.split(':').filter(|name| !name.is_empty()).map(PathBuf::from));
+    if files.len() > MAX_FILES {
+        complaints.push(format!("of {} files with algorithms the first {MAX_FILES} are looked at", files.len()));
+        files.truncate(MAX_FILES);
+    }
+    (files, complaints)
+}
+
+fn scripts_in(folder: &Path) -> std::io::Result<Vec<PathBuf>> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(folder)? {
+        let path = entry?.path();
+        if path.extension().is_some_and(|extension| extension == "xml") {
+            found.push(path);
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+/// What rank 0 sends of the scripts that its settings name to a communicator of so many ranks, and what is to be told of those
+/// that cannot be used. Scripts for other numbers of ranks are left out, but for those that an algorithm's setting names.
+pub fn offer(config: &Config, nranks: usize) -> (String, Vec<String>) {
+    let (files, mut complaints) = files(config);
+    let mut offered: Vec<(String, String)> = Vec::new();
+    let mut sent = 0;
+    for path in files {
+        let stem = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        let mut complain =
+            |why: &dyn std::fmt::Display| complaints.push(format!("{} is not used: {why}", path.display()));
+        let text = match read(&path) {
+            Ok(text) => text,
+            Err(error) => {
+                complain(&error);
+                continue;
+            }
+        };
+        let named =
+            Collective::ALL.iter().any(|&collective| config.algorithm(collective).contains(&format!("script:{stem}")));
+        match xml::read(&text) {
+            Ok(script) if script.nranks() != nranks && !named => continue,
+            Ok(_) => {}
+            Err(error) => {
+                complain(&error);
+                continue;
+            }
+        }
+        if sent + text.len() > MAX_SENT {
+            complain(&format!("the scripts before it have {sent} bytes, and more than {MAX_SENT} are not sent"));
+            continue;
+        }
+        match load(&stem, &text) {
+            Ok(_) => {
+                sent += text.len();
+                offered.push((stem, text));
+            }
+            Err(error) => complain(&error.text()),
+        }
+    }
+    let text = if offered.is_empty() { String::new() } else { serde_json::to_string(&offered).unwrap_or_default() };
+    (text, complaints)
+}
+
+fn read(path: &Path) -> std::io::Result<String> {
+    if fs::metadata(path)?.len() > xml::MAX_BYTES as u64 {
+        return Err(std::io::Error::other(format!("it has more than {} bytes", xml::MAX_BYTES)));
+    }
+    fs::read_to_string(path)
+}
+
+/// The scripts that rank 0 has sent, in its order.
+///
+/// # Errors
+/// Where they cannot be read: then rank 0 runs another Strata.
+pub fn agree(offer: &str) -> Result<Vec<&'static LoadedScript>> {
+    if offer.is_empty() {
+        return Ok(Vec::new());
+    }
+    let offered: Vec<(String, String)> = serde_json::from_str(offer)
+        .map_err(|error| Error::Remote(format!("rank 0 sent scripts that cannot be read: {error}")))?;
+    offered.iter().map(|(stem, text)| load(stem, text)).collect()
+}
