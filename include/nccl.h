@@ -352,7 +352,7 @@ ncclResult_t ncclCommInitRankScalable(ncclComm_t* newcomm, int nranks, int myran
 ncclResult_t pncclCommInitRankScalable(ncclComm_t* newcomm, int nranks, int myrank, int nId,
     ncclUniqueId* commIds, ncclConfig_t* config);
 
-/* Makes a communicator for each color out of the ranks that give it, ordered by key. Since 2.18.1. */
+/* Makes a communicator for each color out of the ranks that give it, ordered by key. With a non-blocking parent it returns ncclInProgress, and *newcomm is NULL until ncclCommGetAsyncError of the parent no longer gives ncclInProgress; ncclCommShrink and ncclCommGrow do the same. Since 2.18.1. */
 ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* newcomm, ncclConfig_t* config);
 ncclResult_t pncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* newcomm, ncclConfig_t* config);
 
@@ -380,7 +380,7 @@ ncclResult_t pncclCommFinalize(ncclComm_t comm);
 ncclResult_t ncclCommDestroy(ncclComm_t comm);
 ncclResult_t pncclCommDestroy(ncclComm_t comm);
 
-/* Ends a communicator and whatever runs on it. Since 2.4.2. */
+/* Ends a communicator and whatever runs on it. Other ranks inside an operation with this one get ncclRemoteError at once. If this rank was in none, their next operation that needs it gets ncclRemoteError, within about 2 s on one node and 1 s over TCP. They must abort or destroy theirs. Since 2.4.2. */
 ncclResult_t ncclCommAbort(ncclComm_t comm);
 ncclResult_t pncclCommAbort(ncclComm_t comm);
 
@@ -468,7 +468,7 @@ ncclResult_t pncclRedOpDestroy(ncclRedOp_t op, ncclComm_t comm);
 
 /* ---- Collectives ---- */
 
-/* The root gets the reduction of all vectors. Since 1.0. */
+/* The root gets the reduction of all vectors. In place: sendbuff = recvbuff. recvbuff may be NULL on ranks that are not the root. Since 1.0. */
 ncclResult_t ncclReduce(const void* sendbuff, void* recvbuff, size_t count, ncclDataType_t datatype,
     ncclRedOp_t op, int root, ncclComm_t comm, cudaStream_t stream);
 ncclResult_t pncclReduce(const void* sendbuff, void* recvbuff, size_t count, ncclDataType_t datatype,
@@ -480,43 +480,43 @@ ncclResult_t ncclBcast(void* buff, size_t count, ncclDataType_t datatype, int ro
 ncclResult_t pncclBcast(void* buff, size_t count, ncclDataType_t datatype, int root, ncclComm_t comm,
     cudaStream_t stream);
 
-/* Every rank gets the root's vector. Since 2.0. */
+/* Every rank gets the root's vector. In place: sendbuff = recvbuff. sendbuff may be NULL on ranks that are not the root. Since 2.0. */
 ncclResult_t ncclBroadcast(const void* sendbuff, void* recvbuff, size_t count, ncclDataType_t datatype,
     int root, ncclComm_t comm, cudaStream_t stream);
 ncclResult_t pncclBroadcast(const void* sendbuff, void* recvbuff, size_t count, ncclDataType_t datatype,
     int root, ncclComm_t comm, cudaStream_t stream);
 
-/* Every rank gets the reduction of all vectors. Since 1.0. */
+/* Every rank gets the reduction of all vectors. In place: sendbuff = recvbuff. Since 1.0. */
 ncclResult_t ncclAllReduce(const void* sendbuff, void* recvbuff, size_t count, ncclDataType_t datatype,
     ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream);
 ncclResult_t pncclAllReduce(const void* sendbuff, void* recvbuff, size_t count, ncclDataType_t datatype,
     ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream);
 
-/* Every rank gets its block of the reduction of all vectors. Since 1.0. */
+/* Every rank gets its block of the reduction of all vectors. In place: recvbuff = sendbuff + rank * recvcount elements. Since 1.0. */
 ncclResult_t ncclReduceScatter(const void* sendbuff, void* recvbuff, size_t recvcount,
     ncclDataType_t datatype, ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream);
 ncclResult_t pncclReduceScatter(const void* sendbuff, void* recvbuff, size_t recvcount,
     ncclDataType_t datatype, ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream);
 
-/* Every rank gets the blocks of all ranks. Since 1.0. */
+/* Every rank gets the blocks of all ranks. In place: sendbuff = recvbuff + rank * sendcount elements. Since 1.0. */
 ncclResult_t ncclAllGather(const void* sendbuff, void* recvbuff, size_t sendcount, ncclDataType_t datatype,
     ncclComm_t comm, cudaStream_t stream);
 ncclResult_t pncclAllGather(const void* sendbuff, void* recvbuff, size_t sendcount, ncclDataType_t datatype,
     ncclComm_t comm, cudaStream_t stream);
 
-/* Every rank gets its block of every rank's vector. Since 2.28.3. */
+/* Every rank gets its block of every rank's vector. There is no in-place form: with more than one rank, overlapping buffers return ncclInvalidArgument. Since 2.28.3. */
 ncclResult_t ncclAlltoAll(const void* sendbuff, void* recvbuff, size_t count, ncclDataType_t datatype,
     ncclComm_t comm, cudaStream_t stream);
 ncclResult_t pncclAlltoAll(const void* sendbuff, void* recvbuff, size_t count, ncclDataType_t datatype,
     ncclComm_t comm, cudaStream_t stream);
 
-/* The root gets the blocks of all ranks. Since 2.28.3. */
+/* The root gets the blocks of all ranks. In place on the root: sendbuff = recvbuff + root * count elements. recvbuff may be NULL on ranks that are not the root. Since 2.28.3. */
 ncclResult_t ncclGather(const void* sendbuff, void* recvbuff, size_t count, ncclDataType_t datatype, int root,
     ncclComm_t comm, cudaStream_t stream);
 ncclResult_t pncclGather(const void* sendbuff, void* recvbuff, size_t count, ncclDataType_t datatype,
     int root, ncclComm_t comm, cudaStream_t stream);
 
-/* Every rank gets its block of the root's vector. Since 2.28.3. */
+/* Every rank gets its block of the root's vector. In place on the root: recvbuff = sendbuff + root * count elements. sendbuff may be NULL on ranks that are not the root. Since 2.28.3. */
 ncclResult_t ncclScatter(const void* sendbuff, void* recvbuff, size_t count, ncclDataType_t datatype,
     int root, ncclComm_t comm, cudaStream_t stream);
 ncclResult_t pncclScatter(const void* sendbuff, void* recvbuff, size_t count, ncclDataType_t datatype,
@@ -610,7 +610,7 @@ ncclResult_t pncclWaitSignal(int nDesc, ncclWaitSignalDesc_t* signalDescs, ncclC
 
 /* ---- Groups ---- */
 
-/* Begins a group: calls are recorded until its end. Since 2.0. */
+/* Begins a group: calls are recorded until its end. Blocking and non-blocking communicators may not share a group: the call that mixes them and the end of the group return ncclInvalidArgument, and nothing of the group is done. Since 2.0. */
 ncclResult_t ncclGroupStart(void);
 ncclResult_t pncclGroupStart(void);
 

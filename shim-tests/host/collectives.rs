@@ -7,6 +7,7 @@ use strata::device::host::reference;
 use strata::dtype::{DataType, RedOp, Reduction};
 use strata::memory::Region;
 use strata::plan::Collective;
+use strata::script::{store, LoadedScript};
 use strata::topo::{Grid, Rank};
 
 /// A deterministic stream of numbers.
@@ -54,8 +55,8 @@ struct Case {
     misalign: usize,
 }
 
-/// Runs one case on this rank and checks what came out, and what must not have changed.
-fn check(member: &Member, case: &Case) {
+/// Runs one case on this rank, by this algorithm or whichever the library takes, and checks what came out, and what must not have changed.
+fn check(member: &Member, case: &Case, algorithm: Option<&str>) {
     let Case { collective, dtype, op, count, root, in_place, misalign } = *case;
     let (nranks, me) = (member.grid.nranks(), member.rank);
     let block = count * dtype.size();
@@ -85,11 +86,11 @@ fn check(member: &Member, case: &Case) {
         reduction,
         factor_at: None,
         root: root_rank,
-        algorithm: None,
+        algorithm: algorithm.map(str::to_string),
         decision: None,
     };
     let what = format!(
-        "{} {} {:?} count {count} root {root} in_place {in_place} misaligned {misalign} rank {me} of {}",
+        "{} {algorithm:?} {} {:?} count {count} root {root} in_place {in_place} misaligned {misalign} rank {me} of {}",
         collective.name(),
         dtype.name(),
         op,
@@ -195,7 +196,7 @@ fn grids() -> Vec<Grid> {
 }
 
 /// All operations on all types at one count, and all counts on two types, both ways of holding buffers.
-fn all_cases(member: &Member, collective: Collective) {
+fn all_cases(member: &Member, collective: Collective, algorithm: Option<&str>) {
     let nranks = member.grid.nranks();
     let on_device = world::is_on_device();
     let ops = |dtype: DataType| -> Vec<Option<RedOp>> {
@@ -209,7 +210,7 @@ fn all_cases(member: &Member, collective: Collective) {
         turn += 1;
         let root = if collective.has_root() { turn % nranks } else { 0 };
         let in_place = turn % 2 == 0 && collective != Collective::AllToAll;
-        check(member, &Case { collective, dtype, op, count, root, in_place, misalign: turn % 5 });
+        check(member, &Case { collective, dtype, op, count, root, in_place, misalign: turn % 5 }, algorithm);
     };
     for dtype in DataType::HOST.into_iter().filter(|dtype| dtype.is_nccl() || !on_device) {
         for op in ops(dtype) {
@@ -235,7 +236,7 @@ fn every_collective_type_and_operation_is_right_on_every_shape() {
     for grid in grids() {
         run(grid, |member| {
             for collective in Collective::ALL {
-                all_cases(member, collective);
+                all_cases(member, collective, None);
             }
         });
     }
@@ -252,7 +253,7 @@ fn long_messages_with_a_short_last_segment_are_right() {
                     let op = collective.reduces().then_some(op);
                     let count = if whole { 4_839_908 } else { 1_210_004 } / dtype.size() / 4 * 4 + 1;
                     let root = usize::from(collective.has_root());
-                    check(member, &Case { collective, dtype, op, count, root, in_place, misalign: 0 });
+                    check(member, &Case { collective, dtype, op, count, root, in_place, misalign: 0 }, None);
                 };
                 for in_place in [false, collective != Collective::AllToAll] {
                     run_case(DataType::I32, RedOp::Sum, in_place);
@@ -311,6 +312,47 @@ fn every_algorithm_moves_real_data_right() {
                         run_by(member, collective, &choice, (DataType::U16, RedOp::BitXor));
                     }
                 }
+            }
+        });
+    }
+}
+
+/// The files of others that do what they say, with their numbers of ranks.
+fn scripts() -> Vec<&'static LoadedScript> {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/shim-tests/scripts");
+    let mut files: Vec<_> = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    files.retain(|file| file.extension().is_some_and(|extension| extension == "xml"));
+    files.sort();
+    let load =
+        |file: &std::path::PathBuf| store::load(file.file_stem()?.to_str()?, &std::fs::read_to_string(file).ok()?).ok();
+    files.iter().filter_map(load).collect()
+}
+
+#[test]
+fn scripts_are_right_on_every_type_and_operation_in_both_places() {
+    assert_eq!(scripts().len(), 23);
+    for nranks in [4, 8] {
+        let half = nranks / 2;
+        for grid in [Grid::flat(nranks), Grid::blocks(&[half, half]), Grid::round_robin(nranks, half)] {
+            run(grid, |member| {
+                let nranks = member.grid.nranks();
+                for script in scripts().iter().filter(|script| script.script.nranks() == nranks) {
+                    all_cases(member, script.script.collective, Some(&script.name));
+                }
+            });
+        }
+    }
+}
+
+#[test]
+fn scripts_for_more_ranks_are_right() {
+    for nranks in [16, 32] {
+        run(Grid::blocks(&[nranks / 2, nranks / 2]), |member| {
+            let nranks = member.grid.nranks();
+            for script in scripts().iter().filter(|script| script.script.nranks() == nranks) {
+                let choice = script.name.parse().unwrap();
+                run_by(member, script.script.collective, &choice, (DataType::F16, RedOp::Avg));
+                run_by(member, script.script.collective, &choice, (DataType::I32, RedOp::Sum));
             }
         });
     }

@@ -12,8 +12,8 @@
 //! - Of a fold and of a receive that reduces, the operand that holds the lowest rank comes first, so that all ranks reduce alike.
 //! - A value that holds all ranks is final with the step that makes it.
 //!
-//! The run judges nothing: what is wrong with a script (it deadlocks, races, computes something else) is as wrong with its
-//! plans, and the verifier says so.
+//! The run judges nothing but whether it comes to an end: what else is wrong with a script (it races, computes something else)
+//! is as wrong with its plans, and the verifier says so.
 #![forbid(unsafe_code)]
 
 mod emit;
@@ -21,7 +21,7 @@ mod places;
 mod reduce;
 
 use super::ops::{self, BlockOps, Chunks, OpKind};
-use super::{Script, StepSite};
+use super::{Script, StepSite, ThreadBlock};
 use crate::plan::rank_sets::RankSets;
 use crate::plan::{Action, Channel, Plan, Shape, StepRef};
 use crate::topo::{Grid, Rank};
@@ -60,8 +60,12 @@ pub enum Sending<'a> {
 pub struct Lowered {
     /// By rank.
     pub plans: Vec<Plan>,
+    /// Where the script stops for ever, if it does; the plans end there.
+    pub stuck: Option<(StepSite, String)>,
     /// For each rank, lane and step of the plans the step of the script.
     sites: Vec<Vec<Vec<u32>>>,
+    /// For each rank what is wrong with steps of the script, by thread block and number, where the plans cannot say it.
+    notes: Vec<FxHashMap<(u32, u32), String>>,
 }
 
 impl Lowered {
@@ -71,6 +75,11 @@ impl Lowered {
         let block = script.ranks.get(rank.index())?.blocks.get(at.lane as usize)?;
         let line = block.steps.get(step as usize)?.line;
         Some(StepSite { rank: rank.0, block: at.lane, step, line })
+    }
+
+    /// What is wrong with a step of the script, in its own words.
+    pub fn note(&self, site: &StepSite) -> Option<&str> {
+        self.notes.get(site.rank as usize)?.get(&(site.block, site.step)).map(String::as_str)
     }
 }
 
@@ -158,37 +167,64 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Runs everything as far as it gets; then, in a script that deadlocks, the rest as if nothing waited, so that the plans
-    /// have all of it and the verifier finds what never comes.
+    /// Runs everything as far as it gets.
     fn run(&mut self) {
-        for patient in [true, false] {
-            while let Some((rank, block)) = self.ready.pop() {
-                self.blocks[rank as usize][block as usize].queued = false;
-                while self.advance(rank, block, patient) {}
-            }
-            for rank in 0..self.blocks.len() {
-                for block in 0..self.blocks[rank].len() {
-                    self.wake(rank as u32, block as u32);
-                }
-            }
+        while let Some((rank, block)) = self.ready.pop() {
+            self.blocks[rank as usize][block as usize].queued = false;
+            while self.advance(rank, block) {}
         }
-        self.ready.clear();
         for (places, emitter) in self.places.iter_mut().zip(&mut self.emitters) {
             places.complete_output(emitter, &self.sets, self.script.nranks());
         }
     }
 
+    /// Where the script has stopped for ever, if it has: a step that waits for itself, or for what never comes.
+    fn stuck(&self) -> Option<(StepSite, String)> {
+        let is_stuck = |rank: u32, block: u32| {
+            let (ops, state) = (&self.ops[rank as usize][block as usize], &self.blocks[rank as usize][block as usize]);
+            state.next < ops.ops.len()
+        };
+        let all =
+            (0u32..).zip(&self.blocks).flat_map(|(rank, blocks)| (0..blocks.len() as u32).map(move |at| (rank, at)));
+        let mut at = all.into_iter().find(|&(rank, block)| is_stuck(rank, block))?;
+        let mut seen = FxHashSet::default();
+        loop {
+            let (rank, block) = at;
+            let of_rank = &self.ops[rank as usize];
+            let op = &of_rank[block as usize].ops[self.blocks[rank as usize][block as usize].next];
+            let line = self.script.ranks[rank as usize].blocks[block as usize].steps[op.step as usize].line;
+            let site = StepSite { rank, block, step: op.step, line };
+            let ended = |&&(tb, step): &&(u32, u32)| {
+                self.blocks[rank as usize][tb as usize].next <= of_rank[tb as usize].op_of_step[step as usize] as usize
+            };
+            let (text, next) = match op.deps.iter().find(ended) {
+                Some(&(tb, step)) => (format!("waits for ever for step {step} of thread block {tb}"), Some((rank, tb))),
+                None => {
+                    let of_block = &self.script.ranks[rank as usize].blocks[block as usize];
+                    let from = of_block.from.unwrap_or_default();
+                    let senders = &self.script.ranks[from as usize].blocks;
+                    let sends = |sender: &ThreadBlock| sender.to == Some(rank) && sender.channel == of_block.channel;
+                    let sender = senders.iter().position(sends).map(|sender| (from, sender as u32));
+                    let text = format!("waits for ever for a message on channel {} from rank {from}", of_block.channel);
+                    (text, sender.filter(|&(rank, block)| is_stuck(rank, block)))
+                }
+            };
+            match next.filter(|_| seen.insert(at)) {
+                Some(next) => at = next,
+                None => return Some((site, text)),
+            }
+        }
+    }
+
     /// Carries out the next operation of a thread block, if it can be.
-    fn advance(&mut self, rank: u32, block: u32, patient: bool) -> bool {
+    fn advance(&mut self, rank: u32, block: u32) -> bool {
         let at = self.blocks[rank as usize][block as usize].next;
         let Some(op) = self.ops[rank as usize][block as usize].ops.get(at) else { return false };
-        if patient {
-            for &(tb, step) in &op.deps {
-                let wanted = self.ops[rank as usize][tb as usize].op_of_step[step as usize];
-                if self.blocks[rank as usize][tb as usize].next <= wanted as usize {
-                    self.waiting.entry((rank, tb, wanted)).or_default().push(block);
-                    return false;
-                }
+        for &(tb, step) in &op.deps {
+            let wanted = self.ops[rank as usize][tb as usize].op_of_step[step as usize];
+            if self.blocks[rank as usize][tb as usize].next <= wanted as usize {
+                self.waiting.entry((rank, tb, wanted)).or_default().push(block);
+                return false;
             }
         }
         let message = match op.kind {
@@ -196,8 +232,8 @@ impl<'a> Run<'a> {
                 let of_block = &self.script.ranks[rank as usize].blocks[block as usize];
                 let stream = (of_block.from.unwrap_or_default(), rank, of_block.channel);
                 match self.streams.get_mut(&stream).and_then(VecDeque::pop_front) {
-                    None if patient => return false,
-                    message => message.unwrap_or_default(),
+                    Some(message) => message,
+                    None => return false,
                 }
             }
             _ => Vec::new(),
@@ -214,7 +250,7 @@ impl<'a> Run<'a> {
         let op = self.ops[rank as usize][block as usize].ops[at].clone();
         let mut deps = self.deps_of(rank, block, &op.deps);
         let me = rank as usize;
-        self.emitters[me].script_step = op.step;
+        (self.emitters[me].block, self.emitters[me].script_step) = (block, op.step);
         let (places, emitter) = (&mut self.places[me], &mut self.emitters[me]);
         let of_block = &self.script.ranks[me].blocks[block as usize];
         let from = Rank(of_block.from.unwrap_or_default());
@@ -275,7 +311,6 @@ impl<'a> Run<'a> {
         let mut steps: Vec<StepRef> = Vec::new();
         for &(tb, step) in deps.iter().filter(|(tb, _)| *tb != block) {
             let op = self.ops[rank as usize][tb as usize].op_of_step[step as usize] as usize;
-            // Not there where a deadlock has been cut.
             steps.extend(self.blocks[rank as usize][tb as usize].ended.get(op).into_iter().flatten());
         }
         steps.sort_unstable();
@@ -318,10 +353,11 @@ impl<'a> Run<'a> {
     }
 
     fn into_plans(self, shape: &Shape) -> Lowered {
-        let mut lowered = Lowered { plans: Vec::new(), sites: Vec::new() };
+        let mut lowered = Lowered { plans: Vec::new(), stuck: self.stuck(), sites: Vec::new(), notes: Vec::new() };
         for (rank, (places, emitter)) in self.places.into_iter().zip(self.emitters).enumerate() {
-            let (lanes, sites) = emitter.finish();
+            let (lanes, sites, notes) = emitter.finish();
             lowered.sites.push(sites);
+            lowered.notes.push(notes);
             lowered.plans.push(Plan {
                 shape: shape.clone(),
                 rank: Rank::from_index(rank),

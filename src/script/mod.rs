@@ -9,10 +9,12 @@ mod lower;
 mod ops;
 mod proof;
 pub mod store;
+#[cfg(test)]
+mod tests;
 pub mod xml;
 
 pub use lower::{lower, Lowered, ScriptForm, Sending};
-pub use proof::{prove, root, Proof, Refusal, CAPACITY};
+pub use proof::{judge, prove, root, Proof, Refusal, CAPACITY};
 pub use store::LoadedScript;
 
 use crate::plan::Collective;

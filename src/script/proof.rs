@@ -4,7 +4,7 @@
 use super::{lower, Lowered, Script, ScriptForm, Sending, StepSite};
 use crate::plan::{Collective, StepRef};
 use crate::topo::{Grid, Rank};
-use crate::verify::{self, Check, Options, Rejection, Report};
+use crate::verify::{self, Check, EarlyWrite, Options, Rejection, Report};
 use rustc_hash::FxHashSet;
 use std::fmt;
 use std::sync::Arc;
@@ -28,6 +28,8 @@ pub struct Proof {
 pub struct Refusal {
     /// The step to blame, if there is one.
     pub site: Option<StepSite>,
+    /// What the step does wrong, where that is known in the script's words.
+    pub note: Option<String>,
     /// What the verifier found.
     pub rejection: Rejection,
 }
@@ -35,6 +37,7 @@ pub struct Refusal {
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Rejection { check, rank, text, .. } = &self.rejection;
+        let text = self.note.as_ref().unwrap_or(text);
         match &self.site {
             Some(site) => write!(f, "{site}: {text} (check {}, {})", *check as u8, check.name()),
             None => write!(f, "rank {rank}: {text} (check {}, {})", *check as u8, check.name()),
@@ -44,24 +47,78 @@ impl fmt::Display for Refusal {
 
 impl std::error::Error for Refusal {}
 
-/// Proves that a script does what it says, for calls of one form on a grid of its ranks, and gives the plans to run.
-///
-/// What the script means is proved with sends that copy, as MSCCL's do. What runs sends from where the data lies; where the
-/// script writes there before the message must have been received, the write waits for that, or, where it would wait for
-/// itself, the message is copied first.
+/// Proves that a script does what it says, with sends that copy, as MSCCL's do, and in the place it was written for. What it
+/// means is the same in every form.
 ///
 /// # Errors
-/// Where the script does not do it.
+/// Where it does something else.
+pub fn judge(script: &Script, grid: &Arc<Grid>, root: Rank) -> Result<(), Refusal> {
+    let in_place = script.in_place && script.collective != Collective::AllToAll;
+    let meant = lower(script, grid, ScriptForm { in_place, prologue: false, root }, Sending::Buffered);
+    check(&meant, CAPACITY).map(|_| ()).map_err(|rejection| refusal(script, &meant, rejection))
+}
+
+/// The plans of a script that has been judged, for calls of one form on a grid of its ranks, with the proof that they do it.
+///
+/// They send from where the data lies. Where the script writes there before the message must have been received, the write
+/// waits for that, or, where it would wait for itself, the message is copied first.
+///
+/// # Errors
+/// Where there are no such plans.
 pub fn prove(script: &Script, grid: &Arc<Grid>, form: ScriptForm) -> Result<Proof, Refusal> {
-    let meant = lower(script, grid, form, Sending::Buffered);
-    check(&meant, CAPACITY).map_err(|rejection| refusal(script, &meant, rejection))?;
-    let (lowered, report) = direct(script, grid, form).unwrap_or_else(|| {
-        let report = check(&meant, CAPACITY).unwrap_or_default();
-        (meant, report)
-    });
-    let enough = |capacity: &usize| check(&lowered, *capacity).is_ok();
-    let capacity = (1..CAPACITY).find(enough).unwrap_or(CAPACITY);
-    Ok(Proof { lowered, report, capacity })
+    let none = FxHashSet::default();
+    let mut lowered = lower(script, grid, form, Sending::Direct { copied: &none });
+    let rejection = match proof(lowered) {
+        Ok(proof) => return Ok(proof),
+        Err((plans, rejection)) => {
+            lowered = plans;
+            rejection
+        }
+    };
+    let early = verify::early_writes(&lowered.plans, &Options { capacity: CAPACITY });
+    let early = early.map_err(|rejection| refusal(script, &lowered, rejection))?;
+    if early.is_empty() {
+        return Err(refusal(script, &lowered, rejection));
+    }
+    for EarlyWrite { rank, send, write } in &early {
+        let lane = &mut lowered.plans[rank.index()].lanes[write.lane as usize];
+        let deps = &mut lane.steps[write.step as usize].deps;
+        if !deps.contains(send) {
+            deps.push(*send);
+        }
+    }
+    let copied: FxHashSet<(u32, StepRef)> = early.iter().map(|write| (write.rank.0, write.send)).collect();
+    let sendings = [Sending::Direct { copied: &copied }, Sending::Buffered];
+    let others = sendings.into_iter().map(|sending| lower(script, grid, form, sending));
+    let mut refused = None;
+    for lowered in std::iter::once(lowered).chain(others) {
+        match proof(lowered) {
+            Ok(proof) => return Ok(proof),
+            Err((lowered, rejection)) => refused = Some(refusal(script, &lowered, rejection)),
+        }
+    }
+    Err(refused.unwrap_or_else(|| Refusal { site: None, note: None, rejection }))
+}
+
+/// The proof of plans with the least capacity that does, or the plans and what the verifier has against them.
+fn proof(lowered: Lowered) -> Result<Proof, (Lowered, Rejection)> {
+    let mut rejected = None;
+    for capacity in 1..=CAPACITY {
+        match check(&lowered, capacity) {
+            Ok(report) => return Ok(Proof { lowered, report, capacity }),
+            Err(rejection) => {
+                let is_stuck = rejection.check == Check::Progress;
+                rejected = Some(rejection);
+                if !is_stuck {
+                    break;
+                }
+            }
+        }
+    }
+    match rejected {
+        Some(rejection) => Err((lowered, rejection)),
+        None => Ok(Proof { lowered, report: Report::default(), capacity: CAPACITY }),
+    }
 }
 
 /// The root of a script, which files do not name: the rank with which it does what it says. Rank 0 where there is none to find.
@@ -91,36 +148,20 @@ pub fn root(script: &Script, grid: &Arc<Grid>) -> Result<Rank, Refusal> {
     first.map_or(Ok(Rank(0)), Err)
 }
 
-/// The plans that copy as few messages as can be.
-fn direct(script: &Script, grid: &Arc<Grid>, form: ScriptForm) -> Option<(Lowered, Report)> {
-    let mut lowered = lower(script, grid, form, Sending::Direct { copied: &FxHashSet::default() });
-    let early = verify::early_writes(&lowered.plans, &Options { capacity: CAPACITY }).ok()?;
-    for write in &early {
-        let deps = &mut lowered.plans[write.rank.index()].lanes[write.write.lane as usize].steps
-            [write.write.step as usize]
-            .deps;
-        if !deps.contains(&write.send) {
-            deps.push(write.send);
-        }
-    }
-    match check(&lowered, CAPACITY) {
-        Ok(report) => Some((lowered, report)),
-        Err(_) => {
-            let copied: FxHashSet<(u32, StepRef)> = early.iter().map(|write| (write.rank.0, write.send)).collect();
-            let lowered = lower(script, grid, form, Sending::Direct { copied: &copied });
-            check(&lowered, CAPACITY).ok().map(|report| (lowered, report))
-        }
-    }
-}
-
 fn check(lowered: &Lowered, capacity: usize) -> Result<Report, Rejection> {
+    if let Some((site, text)) = &lowered.stuck {
+        let (rank, check) = (Rank(site.rank), Check::Progress);
+        return Err(Rejection { check, rank, lane: None, step: None, text: text.clone() });
+    }
     verify::verify(&lowered.plans, &Options { capacity })
 }
 
 fn refusal(script: &Script, lowered: &Lowered, rejection: Rejection) -> Refusal {
     let at = rejection.lane.zip(rejection.step).map(|(lane, step)| StepRef { lane, step });
-    let site = at.and_then(|at| lowered.site(script, rejection.rank, at));
-    Refusal { site, rejection }
+    let stuck = lowered.stuck.as_ref().map(|(site, _)| *site);
+    let site = stuck.or_else(|| at.and_then(|at| lowered.site(script, rejection.rank, at)));
+    let note = site.as_ref().filter(|_| stuck.is_none()).and_then(|site| lowered.note(site)).map(str::to_string);
+    Refusal { site, note, rejection }
 }
 
 impl Refusal {

@@ -4,7 +4,7 @@
 //! settings, tuning tables and the command line name it like them. Once loaded it stays: communicators may hold its plans.
 #![forbid(unsafe_code)]
 
-use super::{prove, root, xml, Lowered, Script, ScriptForm};
+use super::{judge, prove, root, xml, Lowered, Script, ScriptForm};
 use crate::algorithms::needs::Needs;
 use crate::algorithms::{self, Algorithm};
 use crate::config::{self, Config};
@@ -111,6 +111,7 @@ pub fn load(stem: &str, text: &str) -> Result<&'static LoadedScript> {
     let grid = Arc::new(Grid::flat(script.nranks()));
     let root = root(&script, &grid).map_err(|refusal| refused(refusal.to_string()))?;
     let form = ScriptForm { in_place: false, prologue: false, root };
+    judge(&script, &grid, root).map_err(|refusal| refused(refusal.to_string()))?;
     let proof = prove(&script, &grid, form).map_err(|refusal| refused(refusal.to_string()))?;
     let name = if algorithms::by_name(&name).is_some() { other } else { name };
     let proofs = Mutex::new(FxHashMap::from_iter([(form, Some(Arc::new(proof.lowered)))]));

@@ -73,6 +73,7 @@ fn line(file: &Path) -> (bool, String) {
 fn prove(script: &Script) -> std::result::Result<(usize, usize, usize), String> {
     let grid = Arc::new(Grid::flat(script.nranks()));
     let root = script::root(script, &grid).map_err(|refusal| refusal.to_string())?;
+    script::judge(script, &grid, root).map_err(|refusal| refusal.to_string())?;
     let in_place = if script.collective == Collective::AllToAll { &[false][..] } else { &[false, true] };
     let prologue = if script.collective.reduces() { &[false, true][..] } else { &[false] };
     let (mut first, mut capacity) = (None, 1);

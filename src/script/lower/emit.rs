@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 use crate::plan::{Action, Lane, Step, StepRef};
+use rustc_hash::FxHashMap;
 
 /// A lane for each thread block, and one for copies that none of them makes.
 pub(super) struct Emitter {
@@ -11,6 +12,10 @@ pub(super) struct Emitter {
     copies: Vec<u32>,
     /// The step of the script that the next steps come from.
     pub script_step: u32,
+    /// And its thread block.
+    pub block: u32,
+    /// What is wrong with steps of the script, by thread block and number, where a plan cannot say it.
+    notes: FxHashMap<(u32, u32), String>,
 }
 
 impl Emitter {
@@ -20,6 +25,8 @@ impl Emitter {
             sites: vec![Vec::new(); blocks],
             copies: vec![0; blocks],
             script_step: 0,
+            block: 0,
+            notes: FxHashMap::default(),
         }
     }
 
@@ -35,6 +42,11 @@ impl Emitter {
         self.emit(block, action, deps)
     }
 
+    /// Notes what is wrong with the step at hand.
+    pub fn note(&mut self, text: impl FnOnce() -> String) {
+        self.notes.entry((self.block, self.script_step)).or_insert_with(text);
+    }
+
     /// Adds a step to the lane that belongs to no thread block.
     pub fn emit_apart(&mut self, action: Action, deps: Vec<StepRef>) -> StepRef {
         let lane = self.lanes.len() as u32 - 1;
@@ -47,12 +59,12 @@ impl Emitter {
         StepRef { lane: block, step: steps - self.copies[block as usize] }
     }
 
-    /// All lanes, and for each step of a thread block's lane the step of the script.
-    pub fn finish(mut self) -> (Vec<Lane>, Vec<Vec<u32>>) {
+    /// All lanes, for each step of a thread block's lane the step of the script, and the notes.
+    pub fn finish(mut self) -> (Vec<Lane>, Vec<Vec<u32>>, FxHashMap<(u32, u32), String>) {
         if self.lanes.last().is_some_and(|lane| lane.steps.is_empty()) {
             self.lanes.pop();
         }
-        (self.lanes, self.sites)
+        (self.lanes, self.sites, self.notes)
     }
 }
 

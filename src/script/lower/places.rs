@@ -102,6 +102,8 @@ impl Places {
         for place in chunks.places() {
             let place = self.canonical(place);
             let Some(version) = self.version(place) else {
+                let Place { buffer, chunk } = place;
+                emitter.note(|| format!("reads chunk {chunk} of {}, which nothing has written", buffer.letter()));
                 held.push((self.home(place, Value::NONE), Value::NONE));
                 continue;
             };

@@ -136,6 +136,10 @@ impl Reducer<'_> {
         if one.is_none() || other.is_none() {
             return if one.is_none() { other } else { one };
         }
+        if one.chunk != other.chunk {
+            let value = |value: Value| format!("chunk {} of {}", value.chunk, self.sets.describe(value.set));
+            self.emitter.note(|| format!("reduces {} with {}", value(one), value(other)));
+        }
         // Where a rank would contribute twice, the verifier refuses the plans.
         Value { set: self.sets.union(one.set, other.set).unwrap_or(one.set), ..one }
     }

@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 
 use super::*;
-use crate::script::{prove, root, xml, Script, ScriptForm};
+use crate::script::{judge, prove, root, xml, Script, ScriptForm};
 
 /// The files of `shim-tests/scripts` whose algorithms are right, and those that compute something else.
 fn files() -> (Vec<(String, Script)>, Vec<String>) {
@@ -30,6 +30,7 @@ fn scripts_of_others_are_right_in_every_form_under_every_seed() {
     for (name, script) in right {
         let grid = Arc::new(Grid::flat(script.nranks()));
         let root = root(&script, &grid).unwrap();
+        judge(&script, &grid, root).unwrap();
         for (in_place, prologue) in [(false, false), (true, false), (false, true), (true, true)] {
             if (in_place && script.collective == Collective::AllToAll) || (prologue && !script.collective.reduces()) {
                 continue;

@@ -1,0 +1,191 @@
+//! Files that are wrong, and what is said of them.
+#![forbid(unsafe_code)]
+
+use super::*;
+use crate::topo::{Grid, Rank};
+use proptest::prelude::*;
+use std::sync::Arc;
+
+/// Two ranks exchange their vectors and add; each thread block sends and receives.
+const EXCHANGE: &str = r#"<?xml version="1.0"?>
+<algo name="exchange" nchunksperloop="1" ngpus="2" coll="allreduce" inplace="1" color="blue">
+  <!-- both ranks -->
+  <gpu id="0" i_chunks="1" o_chunks="0" s_chunks="1">
+    <tb id="0" send="1" recv="1" chan="3">
+      <step s="0" type="s" srcbuf="i" srcoff="0" dstbuf="s" dstoff="0" cnt="1" depid="-1" deps="-1"/>
+      <step s="1" type="r" srcbuf="i" srcoff="0" dstbuf="s" dstoff="0" cnt="1" depid="-1" deps="-1" hasdep="1"/>
+    </tb>
+    <tb id="1" send="-1" recv="-1" chan="0">
+      <step s="0" type="re" srcbuf="s" srcoff="0" dstbuf="i" dstoff="0" cnt="1" depid="0" deps="1"/>
+    </tb>
+  </gpu>
+  <gpu id="1" i_chunks="1" o_chunks="0" s_chunks="1">
+    <tb id="0" send="0" recv="0" chan="3">
+      <step s="0" type="s" srcbuf="i" srcoff="0" dstbuf="s" dstoff="0" cnt="1" depid="-1" deps="-1"/>
+      <step s="1" type="r" srcbuf="i" srcoff="0" dstbuf="s" dstoff="0" cnt="1" depid="-1" deps="-1" hasdep="1"/>
+      <step s="2" type="re" srcbuf="s" srcoff="0" dstbuf="i" dstoff="0" cnt="1" depid="-1" deps="-1"/>
+    </tb>
+  </gpu>
+</algo>
+"#;
+
+/// What is said of a text, whether it is no script or does not do what it says.
+fn verdict(text: &str) -> Result<usize, String> {
+    let script = xml::read(text).map_err(|bad| bad.to_string())?;
+    let grid = Arc::new(Grid::flat(script.nranks()));
+    let root = root(&script, &grid).map_err(|refusal| refusal.to_string())?;
+    judge(&script, &grid, root).map_err(|refusal| refusal.to_string())?;
+    let proof = prove(&script, &grid, ScriptForm { in_place: true, prologue: false, root });
+    proof.map(|proof| proof.report.messages).map_err(|refusal| refusal.to_string())
+}
+
+fn changed(what: &str, by: &str) -> String {
+    assert!(EXCHANGE.contains(what), "{what}");
+    EXCHANGE.replacen(what, by, 1)
+}
+
+#[test]
+fn a_script_is_read_with_defaults_and_unknown_attributes() {
+    assert_eq!(verdict(EXCHANGE), Ok(2));
+    let script = xml::read(EXCHANGE).unwrap();
+    assert_eq!((script.nranks(), script.nsteps(), script.chunks_per_block()), (2, 6, 1));
+    assert_eq!((script.in_place, script.serves_out_of_place), (true, true));
+    assert_eq!((script.bytes.clone(), script.protocol.as_str()), (0..=u64::MAX, "Simple"));
+    assert_eq!(script.ranks[1].blocks[0].steps[2].line, 17);
+}
+
+#[test]
+fn a_text_that_is_no_script_is_refused_with_its_line() {
+    let cases = [
+        ("<algo name", "<!DOCTYPE a><algo name", "line 2: a file with a DOCTYPE is refused"),
+        ("coll=\"allreduce\"", "", "line 2: coll is missing"),
+        ("allreduce", "allsum", "line 2: coll=\"allsum\" is no collective"),
+        ("ngpus=\"2\"", "ngpus=\"0\"", "line 2: ngpus and nchunksperloop are at least 1"),
+        ("ngpus=\"2\"", "ngpus=\"1025\"", "line 2: ngpus=\"1025\" is not in 0 to 1024"),
+        ("ngpus=\"2\"", "ngpus=\"3\"", "line 21: rank 2 is missing"),
+        ("ngpus=\"2\"", "ngpus=\"two\"", "line 2: ngpus=\"two\" is no number"),
+        ("ngpus=\"2\"", "ngpus=\"2\" ngpus=\"2\"", "line 2: attribute ngpus stands twice"),
+        ("inplace=\"1\"", "inplace=\"2\"", "line 2: inplace=\"2\": 0 or 1"),
+        ("<gpu id=\"1\"", "<gpu id=\"0\"", "line 13: rank 0 stands in line 4 already"),
+        ("<gpu id=\"1\"", "<gpu id=\"9\"", "line 13: id=\"9\" is not in 0 to 1"),
+        ("<tb id=\"1\"", "<tb id=\"0\"", "line 9: thread block 0 of rank 0 stands twice"),
+        ("<tb id=\"1\"", "<tb id=\"7\"", "line 21: thread block 1 of rank 0 is missing"),
+        ("<tb id=\"1\" send=\"-1\"", "<tb id=\"1\" send=\"1\" ", ""),
+        (
+            "send=\"-1\" recv=\"-1\" chan=\"0\"",
+            "send=\"1\" recv=\"-1\" chan=\"3\"",
+            "line 9: two thread blocks of rank 0 send to rank 1 on channel 3",
+        ),
+        ("send=\"1\" recv=\"1\"", "send=\"0\" recv=\"1\"", "line 5: send=\"0\" is the rank itself"),
+        (
+            "send=\"1\" recv=\"1\"",
+            "send=\"-1\" recv=\"1\"",
+            "line 6: a step s in a thread block that names no rank to send",
+        ),
+        ("s=\"1\" type", "s=\"2\" type", "line 7: s=\"2\" stands where 1 is expected"),
+        ("type=\"re\"", "type=\"rx\"", "line 10: type=\"rx\" is no step"),
+        ("srcbuf=\"s\"", "srcbuf=\"x\"", "line 10: srcbuf=\"x\" is none of i, o and s"),
+        ("srcbuf=\"s\" srcoff=\"0\"", "srcbuf=\"s\" srcoff=\"-1\"", "line 10: srcoff=\"-1\" is not in 0 to 1048575"),
+        (
+            "srcbuf=\"s\" srcoff=\"0\"",
+            "srcbuf=\"s\" srcoff=\"1\"",
+            "line 10: chunks 1 to 1 of s of rank 0, which has 1",
+        ),
+        ("cnt=\"1\"", "cnt=\"0\"", "line 6: cnt=\"0\""),
+        ("cnt=\"1\"", "cnt=\"99999999999999999999\"", "line 6: cnt=\"99999999999999999999\" is no number"),
+        (
+            "depid=\"0\" deps=\"1\"",
+            "depid=\"0\" deps=\"5\"",
+            "line 21: in line 10 rank 0, thread block 1 waits for step 5 of thread block 0, which does not exist",
+        ),
+        ("depid=\"0\" deps=\"1\"", "depid=\"0\"", "line 10: depid=\"0\" without deps"),
+        ("</algo>", "", "line 21: the file ends within an element"),
+        ("<step s=\"0\"", "<step s=\"0", "line 6: this is no XML: "),
+        ("<algo", "<algo><algo/></algo><algo", "line 2: "),
+        ("<gpu", "<tb id=\"0\"/><gpu", "line 4: <tb> stands in the wrong place"),
+    ];
+    for (what, by, wanted) in cases.into_iter().filter(|case| !case.2.is_empty()) {
+        let said = verdict(&changed(what, by)).unwrap_err();
+        assert!(said.starts_with(wanted), "{what} -> {by}\n  {said}\n  {wanted}");
+    }
+    assert_eq!(verdict("").unwrap_err(), "line 1: there is no <algo>");
+}
+
+#[test]
+fn a_script_that_does_something_else_is_refused_with_its_step() {
+    let cases = [
+        // The sum is made before the operand has come.
+        ("depid=\"0\" deps=\"1\"", "depid=\"-1\" deps=\"-1\"", "rank 0, thread block 1, step 0"),
+        // Both wait for the other's message first.
+        ("type=\"s\"", "type=\"nop\"", "waits for ever for a message on channel 3 from rank 0"),
+        // A thread block waits for itself.
+        ("cnt=\"1\" depid=\"-1\" deps=\"-1\" hasdep=\"1\"", "cnt=\"1\" depid=\"1\" deps=\"0\"", "waits for ever"),
+        // The same is added twice.
+        (
+            "type=\"re\" srcbuf=\"s\"",
+            "type=\"re\" srcbuf=\"i\"",
+            "line 10: rank 0, thread block 1, step 0: rank 0 would contribute twice",
+        ),
+        // Nothing is added.
+        ("type=\"re\"", "type=\"cpy\"", "rank 0, thread block 1, step 0: output chunk 0 ends as chunk 0 of rank 1"),
+    ];
+    for (what, by, wanted) in cases {
+        let said = verdict(&changed(what, by)).unwrap_err();
+        assert!(said.contains(wanted), "{what} -> {by}\n  {said}\n  {wanted}");
+    }
+}
+
+#[test]
+fn limits_hold_before_memory_is_taken() {
+    let deep = changed("<gpu", &format!("{}<gpu", "<x>".repeat(100_000)));
+    assert_eq!(verdict(&deep).unwrap_err(), "line 4: elements lie in one another deeper than 4");
+    let wide: String = (0..100).map(|at| format!(" a{at}=\"1\"")).collect();
+    assert_eq!(
+        verdict(&changed(" color", &format!("{wide} color"))).unwrap_err(),
+        "line 2: an element has more than 64 attributes"
+    );
+    let chunks = changed("nchunksperloop=\"1\"", "nchunksperloop=\"1048577\"");
+    assert_eq!(verdict(&chunks).unwrap_err(), "line 2: nchunksperloop=\"1048577\" is not in 0 to 1048576");
+    let long = "<algo ".to_string() + &" ".repeat(xml::MAX_BYTES);
+    assert!(verdict(&long).unwrap_err().contains("more than 67108864 bytes"));
+}
+
+#[test]
+fn folds_take_their_operands_in_one_order_on_all_ranks() {
+    // Rank 1 adds rank 0's vector to its own; the sum has rank 0 first there, too.
+    let script = xml::read(EXCHANGE).unwrap();
+    let grid = Arc::new(Grid::flat(2));
+    let form = ScriptForm { in_place: false, prologue: false, root: Rank(0) };
+    let plans = prove(&script, &grid, form).unwrap().lowered.plans;
+    let text = crate::plan::text::print(&plans[1]);
+    assert!(text.contains("reduce src {scratch[0..1]} {input[0..1]} dst output[0..1] finish"), "{text}");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 4 } else { 2000 }, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// A file with bytes taken out, doubled or changed gets a verdict, whatever it is.
+    #[test]
+    fn damaged_files_get_a_verdict(at in 0..EXCHANGE.len(), len in 0..40usize, by in "[ -~]{0,6}", again in 0..EXCHANGE.len()) {
+        let mut text = EXCHANGE.to_string();
+        let end = (at + len).min(text.len());
+        text.replace_range(at..end, &by);
+        let piece: String = EXCHANGE.chars().skip(again).take(len).collect();
+        let place = again.min(text.len());
+        text.insert_str(place, &piece);
+        let _ = verdict(&text);
+    }
+
+    /// So does one whose numbers are others.
+    #[test]
+    fn other_numbers_get_a_verdict(which in 0..200usize, value in -2..6i64) {
+        let mut seen = 0;
+        let mut text = String::new();
+        for part in EXCHANGE.split_inclusive('"') {
+            let is_number = part.strip_suffix('"').is_some_and(|inner| inner.parse::<i64>().is_ok());
+            seen += usize::from(is_number);
+            if is_number && seen == which { text += &format!("{value}\""); } else { text += part; }
+        }
+        let _ = verdict(&text);
+    }
+}
