@@ -25,7 +25,7 @@ use super::{Script, StepSite, ThreadBlock};
 use crate::plan::rank_sets::RankSets;
 use crate::plan::{Action, Channel, Plan, Shape, StepRef};
 use crate::topo::{Grid, Rank};
-use emit::Emitter;
+use emit::{Emitter, Notes};
 use places::{joined, Held, Places, Value};
 use reduce::Reducer;
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -65,7 +65,7 @@ pub struct Lowered {
     /// For each rank, lane and step of the plans the step of the script.
     sites: Vec<Vec<Vec<u32>>>,
     /// For each rank what is wrong with steps of the script, by thread block and number, where the plans cannot say it.
-    notes: Vec<FxHashMap<(u32, u32), String>>,
+    notes: Vec<Notes>,
 }
 
 impl Lowered {

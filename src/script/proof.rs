@@ -67,13 +67,9 @@ pub fn judge(script: &Script, grid: &Arc<Grid>, root: Rank) -> Result<(), Refusa
 /// Where there are no such plans.
 pub fn prove(script: &Script, grid: &Arc<Grid>, form: ScriptForm) -> Result<Proof, Refusal> {
     let none = FxHashSet::default();
-    let mut lowered = lower(script, grid, form, Sending::Direct { copied: &none });
-    let rejection = match proof(lowered) {
+    let (mut lowered, rejection) = match proof(lower(script, grid, form, Sending::Direct { copied: &none })) {
         Ok(proof) => return Ok(proof),
-        Err((plans, rejection)) => {
-            lowered = plans;
-            rejection
-        }
+        Err(rejected) => *rejected,
     };
     let early = verify::early_writes(&lowered.plans, &Options { capacity: CAPACITY });
     let early = early.map_err(|rejection| refusal(script, &lowered, rejection))?;
@@ -94,14 +90,14 @@ pub fn prove(script: &Script, grid: &Arc<Grid>, form: ScriptForm) -> Result<Proo
     for lowered in std::iter::once(lowered).chain(others) {
         match proof(lowered) {
             Ok(proof) => return Ok(proof),
-            Err((lowered, rejection)) => refused = Some(refusal(script, &lowered, rejection)),
+            Err(rejected) => refused = Some(refusal(script, &rejected.0, rejected.1)),
         }
     }
-    Err(refused.unwrap_or_else(|| Refusal { site: None, note: None, rejection }))
+    Err(refused.unwrap_or(Refusal { site: None, note: None, rejection }))
 }
 
 /// The proof of plans with the least capacity that does, or the plans and what the verifier has against them.
-fn proof(lowered: Lowered) -> Result<Proof, (Lowered, Rejection)> {
+fn proof(lowered: Lowered) -> Result<Proof, Box<(Lowered, Rejection)>> {
     let mut rejected = None;
     for capacity in 1..=CAPACITY {
         match check(&lowered, capacity) {
@@ -116,7 +112,7 @@ fn proof(lowered: Lowered) -> Result<Proof, (Lowered, Rejection)> {
         }
     }
     match rejected {
-        Some(rejection) => Err((lowered, rejection)),
+        Some(rejection) => Err(Box::new((lowered, rejection))),
         None => Ok(Proof { lowered, report: Report::default(), capacity: CAPACITY }),
     }
 }

@@ -4,6 +4,9 @@
 use crate::plan::{Action, Lane, Step, StepRef};
 use rustc_hash::FxHashMap;
 
+/// What is wrong with steps of a script, by thread block and number.
+pub(super) type Notes = FxHashMap<(u32, u32), String>;
+
 /// A lane for each thread block, and one for copies that none of them makes.
 pub(super) struct Emitter {
     lanes: Vec<Lane>,
@@ -15,7 +18,7 @@ pub(super) struct Emitter {
     /// And its thread block.
     pub block: u32,
     /// What is wrong with steps of the script, by thread block and number, where a plan cannot say it.
-    notes: FxHashMap<(u32, u32), String>,
+    notes: Notes,
 }
 
 impl Emitter {
@@ -60,7 +63,7 @@ impl Emitter {
     }
 
     /// All lanes, for each step of a thread block's lane the step of the script, and the notes.
-    pub fn finish(mut self) -> (Vec<Lane>, Vec<Vec<u32>>, FxHashMap<(u32, u32), String>) {
+    pub fn finish(mut self) -> (Vec<Lane>, Vec<Vec<u32>>, Notes) {
         if self.lanes.last().is_some_and(|lane| lane.steps.is_empty()) {
             self.lanes.pop();
         }
