@@ -324,6 +324,8 @@ impl Config {
             Collective::AllToAll => &self.all_to_all_algo,
             Collective::Gather => &self.gather_algo,
             Collective::Scatter => &self.scatter_algo,
+            // A call names its script itself.
+            Collective::Custom => "auto",
         }
     }
 }

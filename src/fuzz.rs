@@ -273,7 +273,7 @@ fn plan_text(data: &[u8]) {
 }
 
 fn plan_seeds() -> Vec<Vec<u8>> {
-    let shape = |collective| Shape { collective, grid: grid(), root: Rank(0), in_place: false, prologue: false };
+    let shape = |collective| Shape::new(collective, grid());
     let text = |(name, collective): (&str, Collective)| {
         let choice: Choice = name.parse().ok()?;
         let plan = algorithms::build_with_calls(&choice, &shape(collective), Rank(1)).ok()?;

@@ -31,7 +31,7 @@ fn prove(collective: Collective, grid: &Arc<Grid>, roots: &[usize], options: &[O
                     continue;
                 }
                 let root = Rank::from_index(root);
-                let shape = Shape { collective, grid: grid.clone(), root, in_place, prologue };
+                let shape = Shape { root, in_place, prologue, ..Shape::new(collective, grid.clone()) };
                 let plans = plans(&choice, &shape);
                 let staged: Vec<Plan> = plans.iter().map(|plan| stage(plan, &|_, _| true)).collect();
                 for (options, plans) in options.iter().flat_map(|options| [(options, &plans), (options, &staged)]) {

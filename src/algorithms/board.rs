@@ -106,6 +106,8 @@ fn build(shape: &Shape, rank: Rank) -> Plan {
         Collective::Broadcast => (at_root(vec![own(shape, 0, 1)]), output),
         Collective::Reduce => (vec![mine(shape, rank, 0)], at_root(output)),
         Collective::AllReduce => (vec![own(shape, 0, 1)], output),
+        // Only scripts do these.
+        Collective::Custom => (Vec::new(), Vec::new()),
     };
     let src = started(&mut builder, lane, shape, src);
     builder.push(lane, call(shape, shape.collective, src, dst, shape.collective.reduces()));

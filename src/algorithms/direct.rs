@@ -90,6 +90,8 @@ fn build(shape: &Shape, rank: Rank) -> Plan {
         Collective::Gather | Collective::Scatter => rooted_blocks(shape, rank),
         Collective::Broadcast => broadcast(shape, rank),
         Collective::Reduce => reduce(shape, rank),
+        // Only scripts do these.
+        Collective::Custom => Builder::new(shape, rank, "direct", 1).plan(),
     }
 }
 

@@ -214,6 +214,7 @@ impl<'a> Run<'a> {
             for at in 0..plan.chunks(Buffer::Output) {
                 let (block, within) = (at / per_block, at % per_block);
                 let (chunk, source) = match shape.collective {
+                    Collective::Custom => unreachable!("no algorithm does it"),
                     Collective::AllReduce | Collective::Reduce => (at, None),
                     Collective::ReduceScatter => (rank * per_block + within, None),
                     Collective::AllGather | Collective::Gather => (within, Some(block)),

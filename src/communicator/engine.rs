@@ -582,11 +582,10 @@ impl Engine {
 
     fn shape(&self, call: &CollectiveCall) -> Shape {
         Shape {
-            collective: call.collective,
-            grid: self.grid.clone(),
             root: call.root,
             in_place: call.in_place(self.rank),
             prologue: call.reduction.is_some_and(|reduction| reduction.needs_prologue()),
+            ..Shape::new(call.collective, self.grid.clone())
         }
     }
 

@@ -135,6 +135,7 @@ impl CollectiveCall {
         let block = self.count * self.dtype.size();
         match self.collective {
             Collective::AllReduce => input == output,
+            Collective::Custom => false,
             Collective::Broadcast | Collective::Reduce => rank == self.root && input == output,
             Collective::AllGather => input == output + rank.index() * block,
             Collective::ReduceScatter => output == input + rank.index() * block,

@@ -77,11 +77,9 @@ fn replace(
 ) {
     let me = call.group.iter().position(|&member| member == out.rank).expect("a call's rank is a member");
     let shape = Shape {
-        collective: call.collective,
-        grid: Arc::new(Grid::flat(call.group.len())),
         root: Rank::from_index(call.root),
         in_place: is_in_place(call, me),
-        prologue: false,
+        ..Shape::new(call.collective, Arc::new(Grid::flat(call.group.len())))
     };
     let plan = inner(call, &shape, Rank::from_index(me));
     let begin = out.lanes[lane].steps.len() as u32;

@@ -14,6 +14,7 @@
 //! lane at most sends to, and one lane at most receives from, a given (peer, channel).
 #![forbid(unsafe_code)]
 
+pub mod contract;
 pub mod inline;
 pub mod layout;
 pub(crate) mod rank_sets;
@@ -42,10 +43,12 @@ pub enum Collective {
     Gather,
     /// Rank i gets block i of the root's input.
     Scatter,
+    /// What its [`Contract`](contract::Contract) says. Each rank's input and output are one block.
+    Custom,
 }
 
 impl Collective {
-    /// All collectives.
+    /// All collectives that have a name of their own.
     pub const ALL: [Collective; 8] = [
         Collective::AllReduce,
         Collective::AllGather,
@@ -68,6 +71,7 @@ impl Collective {
             Collective::AllToAll => "all_to_all",
             Collective::Gather => "gather",
             Collective::Scatter => "scatter",
+            Collective::Custom => "custom",
         }
     }
 
@@ -77,7 +81,7 @@ impl Collective {
         Self::ALL.into_iter().find(|collective| plain(collective.name()) == plain(name))
     }
 
-    /// Whether data of several ranks is combined.
+    /// Whether data of several ranks is combined; of a custom one its contract says it ([`Shape::reduces`]).
     pub const fn reduces(self) -> bool {
         matches!(self, Collective::AllReduce | Collective::ReduceScatter | Collective::Reduce)
     }
@@ -90,7 +94,7 @@ impl Collective {
     /// Blocks of the larger of the two buffers.
     pub fn blocks(self, nranks: usize) -> usize {
         match self {
-            Collective::AllReduce | Collective::Broadcast | Collective::Reduce => 1,
+            Collective::AllReduce | Collective::Broadcast | Collective::Reduce | Collective::Custom => 1,
             _ => nranks,
         }
     }
@@ -99,6 +103,7 @@ impl Collective {
     pub fn input_blocks(self, nranks: usize, rank: Rank, root: Rank) -> usize {
         match self {
             Collective::AllReduce | Collective::AllGather | Collective::Reduce | Collective::Gather => 1,
+            Collective::Custom => 1,
             Collective::ReduceScatter | Collective::AllToAll => nranks,
             Collective::Broadcast => usize::from(rank == root),
             Collective::Scatter => nranks * usize::from(rank == root),
@@ -109,6 +114,7 @@ impl Collective {
     pub fn output_blocks(self, nranks: usize, rank: Rank, root: Rank) -> usize {
         match self {
             Collective::AllReduce | Collective::ReduceScatter | Collective::Broadcast | Collective::Scatter => 1,
+            Collective::Custom => 1,
             Collective::AllGather | Collective::AllToAll => nranks,
             Collective::Reduce => usize::from(rank == root),
             Collective::Gather => nranks * usize::from(rank == root),
@@ -127,16 +133,23 @@ pub struct Shape {
     pub root: Rank,
     /// The buffers overlap as NCCL's in-place convention says: `Input` *is* `Output` (AllReduce, Broadcast, Reduce on
     /// the root), or `Input` is block `rank` of `Output` (AllGather; Gather on the root), or `Output` is block `rank`
-    /// of `Input` (ReduceScatter; Scatter on the root). AllToAll has no in-place form.
+    /// of `Input` (ReduceScatter; Scatter on the root). AllToAll and Custom have no in-place form.
     pub in_place: bool,
     /// Every rank's own input must pass through a `Copy` with `start` before it is reduced or sent.
     pub prologue: bool,
+    /// What a custom collective promises.
+    pub contract: Option<Arc<contract::Contract>>,
 }
 
 impl Shape {
     /// An out-of-place shape without prologue and with root 0.
     pub fn new(collective: Collective, grid: Arc<Grid>) -> Shape {
-        Shape { collective, grid, root: Rank(0), in_place: false, prologue: false }
+        Shape { collective, grid, root: Rank(0), in_place: false, prologue: false, contract: None }
+    }
+
+    /// Whether data of several ranks is combined.
+    pub fn reduces(&self) -> bool {
+        self.collective.reduces() || self.contract.as_ref().is_some_and(|contract| contract.reduces())
     }
 
     /// How many ranks take part.

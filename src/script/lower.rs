@@ -85,13 +85,9 @@ impl Lowered {
 
 /// The plans of all ranks of a script, for calls of one form on a grid of its ranks.
 pub fn lower(script: &Script, grid: &Arc<Grid>, form: ScriptForm, sending: Sending<'_>) -> Lowered {
-    let shape = Shape {
-        collective: script.collective,
-        grid: grid.clone(),
-        root: form.root,
-        in_place: form.in_place,
-        prologue: form.prologue,
-    };
+    let ScriptForm { in_place, prologue, root } = form;
+    let contract = script.contract.clone();
+    let shape = Shape { root, in_place, prologue, contract, ..Shape::new(script.collective, grid.clone()) };
     let mut run = Run::new(script, &shape, sending);
     run.run();
     run.into_plans(&shape)

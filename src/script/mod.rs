@@ -17,9 +17,11 @@ pub use lower::{lower, Lowered, ScriptForm, Sending};
 pub use proof::{judge, prove, root, Proof, Refusal, CAPACITY};
 pub use store::LoadedScript;
 
+use crate::plan::contract::Contract;
 use crate::plan::Collective;
 use std::fmt;
 use std::ops::RangeInclusive;
+use std::sync::Arc;
 
 /// An algorithm as its file says it: what each thread block of each rank does. Offsets and counts are chunks.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -40,6 +42,8 @@ pub struct Script {
     pub serves_out_of_place: bool,
     /// Bytes of a rank's larger buffer for which it was meant.
     pub bytes: RangeInclusive<u64>,
+    /// What it promises, if that has no name of its own: told beside the file.
+    pub contract: Option<Arc<Contract>>,
     /// What each rank does.
     pub ranks: Vec<RankScript>,
 }
@@ -220,7 +224,38 @@ impl fmt::Display for StepSite {
     }
 }
 
+/// The script in a file's text, and, of a custom collective, its contract in the TOML beside it.
+///
+/// # Errors
+/// What is wrong with either; a custom collective without a contract.
+pub fn read(text: &str, contract: Option<&str>) -> Result<Script, xml::BadScript> {
+    let mut script = xml::read(text)?;
+    let bad = |text: String| xml::BadScript { line: 1, text };
+    script.contract = match (script.collective, contract) {
+        (Collective::Custom, Some(text)) => {
+            let contract = Contract::parse(text, script.nranks(), script.chunks);
+            Some(Arc::new(contract.map_err(|error| bad(format!("its contract: {error}")))?))
+        }
+        (Collective::Custom, None) => {
+            let text = "coll=\"custom\" promises nothing: a file of the same name with .toml says what";
+            return Err(bad(text.to_string()));
+        }
+        (_, _) => None,
+    };
+    Ok(script)
+}
+
 impl Script {
+    /// Whether data of several ranks is combined.
+    pub fn reduces(&self) -> bool {
+        self.collective.reduces() || self.contract.as_ref().is_some_and(|contract| contract.reduces())
+    }
+
+    /// Whether calls can have one buffer.
+    pub fn has_in_place(&self) -> bool {
+        !matches!(self.collective, Collective::AllToAll | Collective::Custom)
+    }
+
     /// How many ranks it is for.
     pub fn nranks(&self) -> usize {
         self.ranks.len()

@@ -53,7 +53,7 @@ impl std::error::Error for Refusal {}
 /// # Errors
 /// Where it does something else.
 pub fn judge(script: &Script, grid: &Arc<Grid>, root: Rank) -> Result<(), Refusal> {
-    let in_place = script.in_place && script.collective != Collective::AllToAll;
+    let in_place = script.in_place && script.has_in_place();
     let meant = lower(script, grid, ScriptForm { in_place, prologue: false, root }, Sending::Buffered);
     check(&meant, CAPACITY).map(|_| ()).map_err(|rejection| refusal(script, &meant, rejection))
 }

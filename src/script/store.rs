@@ -58,7 +58,8 @@ impl LoadedScript {
 
     fn plan(&self, shape: &Shape, rank: Rank) -> Plan {
         let lowered = self.lowered(form(shape)).expect("a script is asked for what it does");
-        Plan { shape: shape.clone(), ..lowered.plans[rank.index()].clone() }
+        let contract = self.script.contract.clone();
+        Plan { shape: Shape { contract, ..shape.clone() }, ..lowered.plans[rank.index()].clone() }
     }
 
     fn needs(&self, shape: &Shape) -> Needs {
@@ -75,8 +76,7 @@ impl LoadedScript {
             };
             Some(lowered.plans.iter().map(of_plan).fold(Needs::default(), Needs::max))
         };
-        let has_in_place = shape.collective != Collective::AllToAll;
-        let forms = [Some(false), has_in_place.then_some(true)].into_iter().flatten();
+        let forms = [Some(false), self.script.has_in_place().then_some(true)].into_iter().flatten();
         forms.filter_map(of_form).fold(Needs::default(), Needs::max)
     }
 
@@ -96,8 +96,8 @@ fn form(shape: &Shape) -> ScriptForm {
 ///
 /// # Errors
 /// `InvalidUsage` where it is no script, or does not do what it says: with the line.
-pub fn load(stem: &str, text: &str) -> Result<&'static LoadedScript> {
-    let digest = Digest::new("script").text(text).value() as u64;
+pub fn load(stem: &str, text: &str, contract: Option<&str>) -> Result<&'static LoadedScript> {
+    let digest = Digest::new("script").text(text).text(contract.unwrap_or_default()).value() as u64;
     let plain: String =
         stem.chars().map(|c| if c.is_ascii_alphanumeric() || "_-.".contains(c) { c } else { '_' }).collect();
     let mut loaded = LOADED.write().unwrap_or_else(PoisonError::into_inner);
@@ -107,7 +107,7 @@ pub fn load(stem: &str, text: &str) -> Result<&'static LoadedScript> {
         return Ok(known);
     }
     let refused = |why: String| Error::InvalidUsage(format!("script {stem}: {why}"));
-    let script = xml::read(text).map_err(|error| refused(error.to_string()))?;
+    let script = super::read(text, contract).map_err(|error| refused(error.to_string()))?;
     let grid = Arc::new(Grid::flat(script.nranks()));
     let root = root(&script, &grid).map_err(|refusal| refused(refusal.to_string()))?;
     let form = ScriptForm { in_place: false, prologue: false, root };
@@ -171,7 +171,7 @@ fn scripts_in(folder: &Path) -> std::io::Result<Vec<PathBuf>> {
 /// that cannot be used. Scripts for other numbers of ranks are left out, but for those that an algorithm's setting names.
 pub fn offer(config: &Config, nranks: usize) -> (String, Vec<String>) {
     let (files, mut complaints) = files(config);
-    let mut offered: Vec<(String, String)> = Vec::new();
+    let mut offered: Vec<Offered> = Vec::new();
     let mut sent = 0;
     for path in files {
         let stem = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
@@ -198,10 +198,11 @@ pub fn offer(config: &Config, nranks: usize) -> (String, Vec<String>) {
             complain(&format!("the scripts before it have {sent} bytes, and more than {MAX_SENT} are not sent"));
             continue;
         }
-        match load(&stem, &text) {
+        let contract = contract_beside(&path);
+        match load(&stem, &text, contract.as_deref()) {
             Ok(_) => {
                 sent += text.len();
-                offered.push((stem, text));
+                offered.push((stem, text, contract));
             }
             Err(error) => complain(&error.text()),
         }
@@ -209,6 +210,14 @@ pub fn offer(config: &Config, nranks: usize) -> (String, Vec<String>) {
     let text = if offered.is_empty() { String::new() } else { serde_json::to_string(&offered).unwrap_or_default() };
     (text, complaints)
 }
+
+/// The contract that lies beside a file, if one does.
+pub fn contract_beside(path: &Path) -> Option<String> {
+    read(&path.with_extension("toml")).ok()
+}
+
+/// What rank 0 sends of a script: its file's name, its text, its contract.
+type Offered = (String, String, Option<String>);
 
 fn read(path: &Path) -> std::io::Result<String> {
     if fs::metadata(path)?.len() > xml::MAX_BYTES as u64 {
@@ -225,7 +234,7 @@ pub fn agree(offer: &str) -> Result<Vec<&'static LoadedScript>> {
     if offer.is_empty() {
         return Ok(Vec::new());
     }
-    let offered: Vec<(String, String)> = serde_json::from_str(offer)
+    let offered: Vec<Offered> = serde_json::from_str(offer)
         .map_err(|error| Error::Remote(format!("rank 0 sent scripts that cannot be read: {error}")))?;
-    offered.iter().map(|(stem, text)| load(stem, text)).collect()
+    offered.iter().map(|(stem, text, contract)| load(stem, text, contract.as_deref())).collect()
 }

@@ -369,8 +369,11 @@ fn check_dependencies(script: &Script) -> Result<(), Fault> {
 
 fn algo(attributes: &Attributes) -> Result<Script, Fault> {
     let said = attributes.get("coll").ok_or("coll is missing")?;
-    let collective =
-        Collective::from_name(said).ok_or_else(|| format!("coll=\"{}\" is no collective", shortened(said)))?;
+    let known = match said.eq_ignore_ascii_case(Collective::Custom.name()) {
+        true => Some(Collective::Custom),
+        false => Collective::from_name(said),
+    };
+    let collective = known.ok_or_else(|| format!("coll=\"{}\" is no collective", shortened(said)))?;
     let ngpus = attributes.below("ngpus", MAX_RANKS as u32 + 1)?;
     let chunks = attributes.below("nchunksperloop", MAX_CHUNKS + 1)?;
     if ngpus == 0 || chunks == 0 {
@@ -380,7 +383,8 @@ fn algo(attributes: &Attributes) -> Result<Script, Fault> {
     if chunks % per_buffer != 0 {
         return Err(format!("nchunksperloop=\"{chunks}\" is no multiple of the {per_buffer} blocks of a buffer"));
     }
-    let in_place = attributes.flag("inplace", false)?;
+    // A custom program has two buffers, whatever its tool says of places.
+    let in_place = attributes.flag("inplace", false)? && collective != Collective::Custom;
     let serves_out_of_place = attributes.flag("outofplace", true)?;
     let size = |name: &str| match attributes.number(name)? {
         None => Ok(0),
@@ -399,6 +403,7 @@ fn algo(attributes: &Attributes) -> Result<Script, Fault> {
         serves_in_place: in_place,
         serves_out_of_place,
         bytes: least..=if most == 0 { u64::MAX } else { most },
+        contract: None,
         ranks: vec![RankScript::default(); ngpus as usize],
     })
 }

@@ -254,6 +254,7 @@ pub fn has_thresholds(collective: Collective, config: &Config) -> bool {
         Collective::Broadcast | Collective::Reduce | Collective::Gather | Collective::Scatter => {
             &["STRATA_TREE_MAX_BYTES"]
         }
+        Collective::Custom => return false,
     };
     own.iter().chain(&["STRATA_DIRECT_MAX_RANKS"]).any(|name| config.is_given(name))
 }

@@ -106,6 +106,7 @@ fn by_bytes(request: &Request<'_>, grid: &Grid, config: &Config) -> (Choice, Str
             let why = compared(bytes, "STRATA_TREE_MAX_BYTES", config.tree_max_bytes);
             (Choice::flat(algorithm), format!("{nranks} ranks, blocks of {why}"))
         }
+        Collective::Custom => (Choice::flat("direct"), "a custom call that names no script".to_string()),
     }
 }
 

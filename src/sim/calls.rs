@@ -159,6 +159,7 @@ fn sources(call: &Call, member: usize, block: usize) -> Vec<(usize, usize)> {
         Collective::Broadcast => vec![(call.root, 0)],
         Collective::AllToAll => vec![(block, member)],
         Collective::Scatter => vec![(call.root, member)],
+        Collective::Custom => Vec::new(),
     }
 }
 

@@ -102,6 +102,7 @@ fn one_call(
     for index in 0..ndst * count {
         let (block, inside) = (index / count, index % count);
         let expected = match collective {
+            Collective::Custom => unreachable!("no board does it"),
             Collective::AllGather | Collective::Gather => value(block, sequence, inside),
             Collective::AllToAll => value(block, sequence, me * count + inside),
             Collective::Broadcast => value(root, sequence, inside),

@@ -510,8 +510,9 @@ fn agree(plans: &[Plan]) -> Result<(&Shape, u32), Rejection> {
 
 /// Whether two shapes agree in all that ranks must agree in: whether it calls in place is each rank's own affair.
 fn same_but_in_place(a: &Shape, b: &Shape) -> bool {
-    let Shape { collective, grid, root, in_place: _, prologue } = a;
+    let Shape { collective, grid, root, in_place: _, prologue, contract } = a;
     (*collective, *root, *prologue) == (b.collective, b.root, b.prologue)
+        && *contract == b.contract
         && (Arc::ptr_eq(grid, &b.grid) || *grid == b.grid)
 }
 

@@ -385,7 +385,7 @@ impl<'a> SymbolicRun<'a> {
         if !wanted {
             return Ok(values);
         }
-        if !self.index.shape.collective.reduces() {
+        if !self.index.shape.reduces() {
             let text = format!("a value of {} has no epilogue", self.index.shape.collective.name());
             return self.index.reject(Check::Epilogue, step, text);
         }
@@ -402,7 +402,7 @@ impl<'a> SymbolicRun<'a> {
     }
 
     fn combine(&mut self, step: u32, made: Made, left: &[Expr], right: &[Expr]) -> Verdict<Values> {
-        if !self.index.shape.collective.reduces() {
+        if !self.index.shape.reduces() {
             let text = format!("{} reduces nothing", self.index.shape.collective.name());
             return self.index.reject(Check::Provenance, step, text);
         }

@@ -7,8 +7,8 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Instant;
 use strata::error::{counted, Result};
-use strata::plan::{Collective, Shape};
-use strata::script::{self, xml, Script, ScriptForm};
+use strata::plan::Shape;
+use strata::script::{self, store, Script, ScriptForm};
 use strata::topo::Grid;
 
 /// Whether an argument names a file rather than a collective.
@@ -49,7 +49,10 @@ fn line(file: &Path) -> (bool, String) {
     let start = Instant::now();
     let name = file.file_name().unwrap_or(file.as_os_str()).to_string_lossy();
     let script = match std::fs::read_to_string(file) {
-        Ok(text) => xml::read(&text).map_err(|malformed| malformed.to_string()),
+        Ok(text) => {
+            let contract = store::contract_beside(file);
+            script::read(&text, contract.as_deref()).map_err(|bad| bad.to_string())
+        }
         Err(error) => Err(error.to_string()),
     };
     let script = match script {
@@ -74,8 +77,8 @@ fn prove(script: &Script) -> std::result::Result<(usize, usize, usize), String> 
     let grid = Arc::new(Grid::flat(script.nranks()));
     let root = script::root(script, &grid).map_err(|refusal| refusal.to_string())?;
     script::judge(script, &grid, root).map_err(|refusal| refusal.to_string())?;
-    let in_place = if script.collective == Collective::AllToAll { &[false][..] } else { &[false, true] };
-    let prologue = if script.collective.reduces() { &[false, true][..] } else { &[false] };
+    let in_place = if script.has_in_place() { &[false, true][..] } else { &[false] };
+    let prologue = if script.reduces() { &[false, true][..] } else { &[false] };
     let (mut first, mut capacity) = (None, 1);
     for &in_place in in_place {
         for &prologue in prologue {

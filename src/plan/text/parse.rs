@@ -78,7 +78,7 @@ fn read_plan(lines: &mut Lines) -> Result<Plan, Fault> {
     let root = Rank(number(lines.field("root")?)?);
     let (in_place, prologue) = (lines.flag("in_place"), lines.flag("prologue"));
     let mut plan = Plan {
-        shape: Shape { collective, grid: Arc::new(grid), root, in_place, prologue },
+        shape: Shape { root, in_place, prologue, ..Shape::new(collective, Arc::new(grid)) },
         rank: Rank(number(lines.field("rank")?)?),
         algorithm,
         chunks_per_block: number(lines.field("chunks_per_block")?)?,

@@ -64,13 +64,9 @@ fn any_plan() -> impl Strategy<Value = Plan> {
     let collective = prop::sample::select(Collective::ALL.to_vec());
     (any::<String>(), collective, labels, numbers, flags, prop::collection::vec(lane, 0..4)).prop_map(
         |(algorithm, collective, labels, (root, rank, chunks_per_block, scratch_chunks), flags, lanes)| {
-            let shape = Shape {
-                collective,
-                grid: Arc::new(Grid::from_labels(&labels)),
-                root: Rank(root),
-                in_place: flags.0,
-                prologue: flags.1,
-            };
+            let (in_place, prologue) = flags;
+            let grid = Arc::new(Grid::from_labels(&labels));
+            let shape = Shape { root: Rank(root), in_place, prologue, ..Shape::new(collective, grid) };
             Plan { shape, rank: Rank(rank), algorithm, chunks_per_block, scratch_chunks, lanes }
         },
     )

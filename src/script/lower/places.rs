@@ -46,6 +46,7 @@ pub(super) struct Places {
     collective: Collective,
     /// The script was written for one buffer.
     one_buffer: bool,
+    reduces: bool,
     /// The form has one buffer.
     in_place: bool,
     prologue: bool,
@@ -71,6 +72,7 @@ impl Places {
         let mut places = Places {
             collective,
             one_buffer: script.in_place,
+            reduces: script.reduces(),
             in_place: shape.in_place,
             prologue: shape.prologue,
             rank: rank as u32,
@@ -145,7 +147,7 @@ impl Places {
         for chunk in 0..self.output_chunks {
             let place = self.place_of_output(chunk);
             let Some(Version { value, span, is_raw, after }) = self.version(place) else { continue };
-            let finish = self.collective.reduces() && !value.finished && sets.len(value.set) == nranks;
+            let finish = self.reduces && !value.finished && sets.len(value.set) == nranks;
             let start = is_raw && self.prologue;
             let there = span.buffer == Buffer::Output && span.start == chunk
                 || self.in_place && span.buffer == Buffer::Input && self.input_under(chunk) == Some(span.start);

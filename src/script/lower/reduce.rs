@@ -145,9 +145,6 @@ impl Reducer<'_> {
     }
 
     fn is_final(&self, value: Value) -> bool {
-        self.script.collective.reduces()
-            && !value.is_none()
-            && !value.finished
-            && self.sets.len(value.set) == self.script.nranks()
+        self.script.reduces() && !value.is_none() && !value.finished && self.sets.len(value.set) == self.script.nranks()
     }
 }

@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 
 use super::*;
-use crate::script::{judge, prove, root, xml, Script, ScriptForm};
+use crate::script::{judge, prove, read, root, Script, ScriptForm};
 
 /// The files of `shim-tests/scripts` whose algorithms are right, and those that compute something else.
 fn files() -> (Vec<(String, Script)>, Vec<String>) {
@@ -14,7 +14,7 @@ fn files() -> (Vec<(String, Script)>, Vec<String>) {
     let (mut right, mut refused) = (Vec::new(), Vec::new());
     for path in names {
         let name = path.file_stem().unwrap().to_string_lossy().into_owned();
-        match xml::read(&std::fs::read_to_string(&path).unwrap()) {
+        match read(&std::fs::read_to_string(&path).unwrap(), None) {
             Ok(script) if !wrong.contains(&&*name) => right.push((name, script)),
             _ => refused.push(name),
         }
@@ -32,7 +32,7 @@ fn scripts_of_others_are_right_in_every_form_under_every_seed() {
         let root = root(&script, &grid).unwrap();
         judge(&script, &grid, root).unwrap();
         for (in_place, prologue) in [(false, false), (true, false), (false, true), (true, true)] {
-            if (in_place && script.collective == Collective::AllToAll) || (prologue && !script.collective.reduces()) {
+            if (in_place && !script.has_in_place()) || (prologue && !script.reduces()) {
                 continue;
             }
             let proof = prove(&script, &grid, ScriptForm { in_place, prologue, root })

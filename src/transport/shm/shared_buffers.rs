@@ -490,7 +490,7 @@ impl SharedBuffers {
                 let offset = before.map(|block| self.src.block_bytes(block)).sum();
                 (self.src.bytes() - self.src.block_bytes(member), offset)
             }
-            Collective::AllReduce | Collective::Reduce => (self.src.bytes(), 0),
+            Collective::AllReduce | Collective::Reduce | Collective::Custom => (self.src.bytes(), 0),
         }
     }
 

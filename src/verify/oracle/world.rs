@@ -296,6 +296,8 @@ impl<'a> World<'a> {
             Collective::Scatter => (root, mine),
             Collective::AllGather | Collective::Gather => (block, within),
             Collective::AllToAll => (block, mine),
+            // Its contract speaks of chunks, and elements are not known to be of one here.
+            Collective::Custom => (rank, element),
         };
         (started(from, element), from * self.plans.len() * block_len + element)
     }
@@ -319,6 +321,7 @@ fn call_result(
         Collective::AllToAll => inputs[block][me].clone(),
         Collective::Broadcast => inputs[call.root][0].clone(),
         Collective::Scatter => inputs[call.root][me].clone(),
+        Collective::Custom => return Err("a custom collective cannot be called".to_string()),
     })
 }
 

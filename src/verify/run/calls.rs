@@ -122,6 +122,10 @@ impl<'a> SymbolicRun<'a> {
                     Collective::AllToAll => inputs[block][me].clone(),
                     Collective::Broadcast => inputs[first.root][0].clone(),
                     Collective::Scatter => inputs[first.root][me].clone(),
+                    Collective::Custom => {
+                        let text = "a custom collective cannot be called within another".to_string();
+                        return self.index.reject(Check::Calls, step, text);
+                    }
                 };
                 if first.collective == Collective::AllReduce {
                     shared.get_or_insert_with(|| values.clone());

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 use super::*;
+use crate::plan::contract::Promise;
 
 impl SymbolicRun<'_> {
     /// Every lane must have come to its end, and every message to its receiver.
@@ -81,7 +82,13 @@ impl SymbolicRun<'_> {
         let per_block = self.index.per_block;
         let (block, within, root) = (chunk / per_block, chunk % per_block, shape.root.index());
         let of_rank = rank as u32 * per_block + chunk;
+        let promise = shape.contract.as_ref().and_then(|contract| contract.outputs.get(rank)?.get(chunk as usize));
         let (from, wanted) = match shape.collective {
+            Collective::Custom => match promise {
+                None | Some(Promise::Anything) => return Ok(()),
+                Some(&Promise::Chunk { rank, chunk }) => (Some(rank as usize), chunk),
+                Some(&Promise::Reduction { chunk }) => (None, chunk),
+            },
             Collective::AllReduce | Collective::Reduce => (None, chunk),
             Collective::ReduceScatter => (None, of_rank),
             Collective::Broadcast => (Some(root), chunk),

@@ -1,0 +1,162 @@
+//! What a collective that has no name of its own promises: what each chunk of each rank's output holds in the end.
+#![forbid(unsafe_code)]
+
+use serde::Deserialize;
+use std::ops::RangeInclusive;
+
+/// What a chunk of the output holds in the end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Promise {
+    /// Whatever the algorithm leaves there, be it nothing.
+    Anything,
+    /// A chunk of a rank's input.
+    Chunk {
+        /// Whose.
+        rank: u32,
+        /// Which.
+        chunk: u32,
+    },
+    /// The reduction of this chunk of all ranks' inputs.
+    Reduction {
+        /// Which.
+        chunk: u32,
+    },
+}
+
+/// The promises of a custom collective. Each rank's input and output are one block.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Contract {
+    /// By rank and chunk of the output.
+    pub outputs: Vec<Vec<Promise>>,
+}
+
+/// The file of a contract.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ContractFile {
+    #[serde(default)]
+    output: Vec<Rule>,
+}
+
+/// Chunks that are promised alike.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Rule {
+    /// `3`, or `1-15`; all ranks where it is left out.
+    ranks: Option<String>,
+    /// The same of chunks.
+    chunks: Option<String>,
+    /// Of this rank.
+    rank: Option<u32>,
+    /// Of the rank that is so many further on.
+    rank_shift: Option<i64>,
+    /// This chunk.
+    chunk: Option<u32>,
+    /// The chunk that is so many further on.
+    chunk_shift: Option<i64>,
+    /// Ranks and chunks go on from the last to the first.
+    #[serde(default)]
+    wraps: bool,
+    /// Of all ranks, reduced.
+    #[serde(default)]
+    reduced: bool,
+}
+
+impl Contract {
+    /// The contract in a file's text, for so many ranks of so many chunks. Where several rules speak of a chunk the last holds;
+    /// a chunk of which none does may hold anything.
+    ///
+    /// # Errors
+    /// What is wrong with the text: no TOML, an unknown word, or a rank or chunk that does not exist.
+    pub fn parse(text: &str, nranks: usize, chunks: u32) -> Result<Contract, String> {
+        let file: ContractFile = toml::from_str(text).map_err(|error| error.to_string().trim_end().to_string())?;
+        let mut outputs = vec![vec![Promise::Anything; chunks as usize]; nranks];
+        for (number, rule) in file.output.iter().enumerate() {
+            let wrong = |text: String| format!("rule {}: {text}", number + 1);
+            let ranks = range(rule.ranks.as_deref(), nranks as u32, "rank").map_err(wrong)?;
+            for rank in ranks {
+                for chunk in range(rule.chunks.as_deref(), chunks, "chunk").map_err(wrong)? {
+                    outputs[rank as usize][chunk as usize] =
+                        rule.promise(rank, chunk, nranks as u32, chunks).map_err(wrong)?;
+                }
+            }
+        }
+        Ok(Contract { outputs })
+    }
+
+    /// Whether data of several ranks is combined.
+    pub fn reduces(&self) -> bool {
+        self.outputs.iter().flatten().any(|promise| matches!(promise, Promise::Reduction { .. }))
+    }
+}
+
+impl Rule {
+    fn promise(&self, rank: u32, chunk: u32, nranks: u32, chunks: u32) -> Result<Promise, String> {
+        let of = |fixed: Option<u32>, shift: Option<i64>, at: u32, limit: u32, what: &str| {
+            let wanted = match (fixed, shift) {
+                (Some(_), Some(_)) => return Err(format!("both {what} and {what}_shift")),
+                (Some(fixed), None) => i64::from(fixed),
+                (None, shift) => i64::from(at).saturating_add(shift.unwrap_or(0)),
+            };
+            let limit = i64::from(limit);
+            let found = if self.wraps { wanted.rem_euclid(limit) } else { wanted };
+            match (0..limit).contains(&found) {
+                true => Ok(found as u32),
+                false => Err(format!("{what} {found} of {limit}, for chunk {chunk} of rank {rank}")),
+            }
+        };
+        let chunk = of(self.chunk, self.chunk_shift, chunk, chunks, "chunk")?;
+        if self.reduced {
+            return match (self.rank, self.rank_shift) {
+                (None, None) => Ok(Promise::Reduction { chunk }),
+                _ => Err("a reduction is of all ranks, and of none".to_string()),
+            };
+        }
+        Ok(Promise::Chunk { rank: of(self.rank, self.rank_shift, rank, nranks, "rank")?, chunk })
+    }
+}
+
+/// `3`, `1-15`, or all there are.
+fn range(text: Option<&str>, limit: u32, what: &str) -> Result<RangeInclusive<u32>, String> {
+    let Some(text) = text else { return Ok(0..=limit - 1) };
+    let (first, last) = text.split_once('-').unwrap_or((text, text));
+    let number = |text: &str| text.trim().parse::<u32>().ok().filter(|&number| number < limit);
+    match (number(first), number(last)) {
+        (Some(first), Some(last)) if first <= last => Ok(first..=last),
+        _ => Err(format!("{what}s \"{text}\" are not in 0 to {}", limit - 1)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_contract_says_what_each_chunk_holds() {
+        let text = "[[output]]\nranks = \"1-3\"\nrank_shift = -1\n[[output]]\nranks = \"3\"\nchunks = \"1\"\nchunk = 0\nreduced = true";
+        let contract = Contract::parse(text, 4, 2).unwrap();
+        assert_eq!(contract.outputs[0], [Promise::Anything; 2]);
+        assert_eq!(contract.outputs[2], [Promise::Chunk { rank: 1, chunk: 0 }, Promise::Chunk { rank: 1, chunk: 1 }]);
+        assert_eq!(contract.outputs[3], [Promise::Chunk { rank: 2, chunk: 0 }, Promise::Reduction { chunk: 0 }]);
+        let wraps = Contract::parse("[[output]]\nrank_shift = -1\nchunk_shift = 1\nwraps = true", 3, 2).unwrap();
+        assert_eq!(wraps.outputs[0], [Promise::Chunk { rank: 2, chunk: 1 }, Promise::Chunk { rank: 2, chunk: 0 }]);
+    }
+
+    #[test]
+    fn what_does_not_exist_is_refused_with_its_rule() {
+        let cases = [
+            ("[[output]]\nrank = 4", "rule 1: rank 4 of 4, for chunk 0 of rank 0"),
+            ("[[output]]\n[[output]]\nranks = \"0-4\"", "rule 2: ranks \"0-4\" are not in 0 to 3"),
+            ("[[output]]\nranks = \"2-1\"", "rule 1: ranks \"2-1\""),
+            ("[[output]]\nrank_shift = -1", "rule 1: rank -1 of 4"),
+            ("[[output]]\nrank = 1\nrank_shift = 1", "rule 1: both rank and rank_shift"),
+            ("[[output]]\nreduced = true\nrank = 1", "rule 1: a reduction is of all ranks"),
+            ("[[output]]\nrnk = 1", "unknown field `rnk`"),
+            ("output = 3", "invalid type"),
+        ];
+        for (text, wanted) in cases {
+            let said = Contract::parse(text, 4, 2).unwrap_err();
+            assert!(said.contains(wanted), "{text}\n{said}");
+        }
+    }
+}
