@@ -18,6 +18,7 @@ mod memory;
 mod operations;
 mod options;
 mod params;
+mod scripts;
 mod shadow;
 mod streams;
 pub mod table;

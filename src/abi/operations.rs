@@ -15,6 +15,7 @@ use crate::interface::pointer::{Buffer, ConstBuffer, ConstPtr, Ptr};
 use crate::interface::types::{null, CommHandle, OpCode, Residence, StreamHandle, TypeCode};
 use crate::memory::DeviceRegion;
 use crate::plan::Collective;
+use crate::script::{LoadedScript, Script};
 use crate::topo::Rank;
 use std::ffi::c_int;
 use std::sync::Arc;
@@ -31,12 +32,48 @@ struct Call {
     comm: CommHandle,
     stream: StreamHandle,
     config: ConstPtr<CollConfig>,
+    /// The script that it shall go by.
+    script: Option<&'static LoadedScript>,
+}
+
+/// A call of a script.
+pub struct ScriptCall {
+    /// The script.
+    pub script: &'static LoadedScript,
+    /// Its input.
+    pub send: ConstBuffer,
+    /// Its output.
+    pub recv: Buffer,
+    /// Elements of a block.
+    pub count: usize,
+    /// Their type.
+    pub dtype: TypeCode,
+    /// How it reduces, where it does.
+    pub op: OpCode,
+    /// The root, where there is one.
+    pub root: c_int,
+    /// Among whom.
+    pub comm: CommHandle,
+    /// In which order.
+    pub stream: StreamHandle,
+}
+
+/// The collective that a script says, by that script.
+pub fn by_script(call: ScriptCall) -> Result<()> {
+    let ScriptCall { script, send, recv, count, dtype, op, root, comm, stream } = call;
+    let Script { collective, .. } = script.script;
+    let op = script.script.reduces().then_some(op);
+    let root = if collective.has_root() { root } else { 0 };
+    let config = ConstPtr::null();
+    group::noted(
+        Call { collective, send, recv, count, dtype, op, root, comm, stream, config, script: Some(script) }.submit(),
+    )
 }
 
 impl Call {
     /// What this call has in common with equal ones, where equal ones can be prepared: on the null stream.
     fn key(&self) -> Option<Again> {
-        let alone = streams::is_null(self.stream) && self.config.is_null();
+        let alone = streams::is_null(self.stream) && self.config.is_null() && self.script.is_none();
         alone.then(|| Again::new(self.collective, self.count, self.dtype.0, self.op.map(|op| op.0), self.root))?
     }
 
@@ -72,7 +109,10 @@ impl Call {
         let (reduction, factor_at) = reduction.map_or((None, None), |(reduction, place)| (Some(reduction), place));
         let stream = streams::of(&comm, self.stream)?;
         let wish = options::collective(self.config)?;
-        let algorithm = wish.map_or(Ok(None), |wish| wish.settle(self.collective, comm.grid()))?;
+        let algorithm = match self.script {
+            Some(script) => Some(script.unique_name.clone()),
+            None => wish.map_or(Ok(None), |wish| wish.settle(self.collective, comm.grid()))?,
+        };
         let rank = Rank::from_index(comm.rank());
         let blocks = |blocks: usize| bytes(self.count, blocks, dtype);
         // The largest buffer of any rank, so that all ranks refuse a count alike.
@@ -85,8 +125,8 @@ impl Call {
             return Ok(());
         }
         if comm.nranks() > 1 && self.overwrites(input, output) {
-            let text = "sendbuff and recvbuff overlap: an all-to-all has no in-place form";
-            return Err(Error::InvalidArgument(text.to_string()));
+            let text = format!("sendbuff and recvbuff overlap: {} has no in-place form", self.collective.name());
+            return Err(Error::InvalidArgument(text));
         }
         comm.check_memory(input, "sendbuff")?;
         comm.check_memory(output, "recvbuff")?;
@@ -110,16 +150,19 @@ impl Call {
 }
 
 impl Call {
-    /// Whether results would go over what is still to be sent: all blocks of an all-to-all are read and written at once.
+    /// Whether results would go over what is still to be sent: all blocks of an all-to-all are read and written at once, and a
+    /// custom collective has two buffers.
     fn overwrites(&self, input: DeviceRegion, output: DeviceRegion) -> bool {
         let (from, to) = (input.address() as usize, output.address() as usize);
-        self.collective == Collective::AllToAll && from < to + output.len() && to < from + input.len()
+        matches!(self.collective, Collective::AllToAll | Collective::Custom)
+            && from < to + output.len()
+            && to < from + input.len()
     }
 }
 
 /// Whether all buffers of a collective are one block.
 fn whole(collective: Collective) -> bool {
-    matches!(collective, Collective::AllReduce | Collective::Broadcast | Collective::Reduce)
+    collective.blocks(2) == 1
 }
 
 fn rank_of(comm: &Comm, number: c_int, what: &str) -> Result<Rank> {
@@ -149,7 +192,7 @@ macro_rules! collectives {
             comm: CommHandle, stream: StreamHandle,
         ) -> Result<()> {
             let (collective, config) = (Collective::$collective, ConstPtr::null());
-            let none = Call { collective, send, recv, count, dtype, op: None, root: 0, comm, stream, config };
+            let none = Call { collective, send, recv, count, dtype, op: None, root: 0, comm, stream, config, script: None };
             group::noted(Call { $($field: $value,)* ..none }.submit())
         }
 
@@ -160,7 +203,7 @@ macro_rules! collectives {
             comm: CommHandle, stream: StreamHandle, config: ConstPtr<CollConfig>,
         ) -> Result<()> {
             let collective = Collective::$collective;
-            let none = Call { collective, send, recv, count, dtype, op: None, root: 0, comm, stream, config };
+            let none = Call { collective, send, recv, count, dtype, op: None, root: 0, comm, stream, config, script: None };
             group::noted(Call { $($field: $value,)* ..none }.submit())
         }
     )* };

@@ -32,14 +32,13 @@ pub mod single {
 /// Functions that AMD's library has beside NVIDIA's. Only a Strata under RCCL's name exports them.
 #[cfg_attr(not(feature = "rccl"), allow(dead_code))]
 pub mod rccl {
-    use crate::abi::{communicators, operations, shadow};
+    use crate::abi::{communicators, operations, scripts, shadow};
     use crate::interface::layouts::*;
     use crate::interface::pointer::*;
     use crate::interface::types::*;
     use std::ffi::c_int;
 
     const BIAS: &str = "reductions with a bias need a GPU; the host device has none";
-    const MSCCL: &str = "programs for collectives are RCCL's; the host device runs Strata's own algorithms";
 
     crate::rccl_functions!({ crate::api });
 }

@@ -213,7 +213,9 @@ pub fn is_leveled(choice: &Choice) -> bool {
 pub fn choices(collective: Collective, grid: &Arc<Grid>) -> Vec<Choice> {
     let shape = Shape::new(collective, grid.clone());
     let mut choices = Vec::new();
-    for algorithm in all().into_iter().filter(|algorithm| algorithm.does(&shape)) {
+    // A script's second name, with its digest, is for calls that name it.
+    let has_one_name = |algorithm: &&Algorithm| !algorithm.name.contains('~');
+    for algorithm in all().into_iter().filter(has_one_name).filter(|algorithm| algorithm.does(&shape)) {
         match (algorithm.is_leveled, collective) {
             (false, _) => choices.push(Choice::flat(algorithm.name)),
             (true, Collective::Broadcast | Collective::Reduce) => {

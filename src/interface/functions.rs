@@ -433,18 +433,19 @@ macro_rules! rccl_functions {
             ) -> Status = unsupported(BIAS), over(inside);
         }
         "RCCL: programs for collectives" {
-            /// Loads a program.
+            /// Loads a program in MSCCL's XML and proves it. Each rank loads the same file; what is wrong with it is
+            /// ncclGetLastError's text.
             "RCCL" fn mscclLoadAlgo(
                 mscclAlgoFilePath: Text, mscclAlgoHandle: Ptr<c_int>, rank: c_int
-            ) -> Status = unsupported(MSCCL), over(inside);
-            /// Runs a program.
+            ) -> Status = native(scripts::load), over(inside);
+            /// Runs a program: the collective it says, on count elements of a block. Counts and displacements are null.
             "RCCL" fn mscclRunAlgo(
                 sendBuff: ConstBuffer, sendCounts: ConstPtr<usize>, sDisPls: ConstPtr<usize>, recvBuff: Buffer,
                 recvCounts: ConstPtr<usize>, rDisPls: ConstPtr<usize>, count: usize, dataType: TypeCode, root: c_int,
                 peer: c_int, op: OpCode, mscclAlgoHandle: c_int, comm: CommHandle, stream: StreamHandle
-            ) -> Status = unsupported(MSCCL), over(inside);
-            /// Ends a program.
-            "RCCL" fn mscclUnloadAlgo(mscclAlgoHandle: c_int) -> Status = unsupported(MSCCL), over(inside);
+            ) -> Status = native(scripts::run), over(inside);
+            /// Forgets a program.
+            "RCCL" fn mscclUnloadAlgo(mscclAlgoHandle: c_int) -> Status = native(scripts::unload), over(inside);
         }
     } };
 }

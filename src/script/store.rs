@@ -27,6 +27,8 @@ const MAX_SENT: usize = 128 << 20;
 pub struct LoadedScript {
     /// Its name as an algorithm.
     pub name: String,
+    /// The same with a part of its digest, so that ranks with other files of that name find out.
+    pub unique_name: String,
     /// What it says.
     pub script: Script,
     /// The root, where there is one (else rank 0).
@@ -102,8 +104,8 @@ pub fn load(stem: &str, text: &str, contract: Option<&str>) -> Result<&'static L
         stem.chars().map(|c| if c.is_ascii_alphanumeric() || "_-.".contains(c) { c } else { '_' }).collect();
     let mut loaded = LOADED.write().unwrap_or_else(PoisonError::into_inner);
     let name = format!("script:{plain}");
-    let other = format!("{name}~{:08x}", digest as u32);
-    if let Some(known) = loaded.iter().find(|known| known.digest == digest && [&name, &other].contains(&&known.name)) {
+    let unique_name = format!("{name}~{:08x}", digest as u32);
+    if let Some(known) = loaded.iter().find(|known| known.digest == digest && known.unique_name == unique_name) {
         return Ok(known);
     }
     let refused = |why: String| Error::InvalidUsage(format!("script {stem}: {why}"));
@@ -113,17 +115,22 @@ pub fn load(stem: &str, text: &str, contract: Option<&str>) -> Result<&'static L
     let form = ScriptForm { in_place: false, prologue: false, root };
     judge(&script, &grid, root).map_err(|refusal| refused(refusal.to_string()))?;
     let proof = prove(&script, &grid, form).map_err(|refusal| refused(refusal.to_string()))?;
-    let name = if algorithms::by_name(&name).is_some() { other } else { name };
+    let is_taken = algorithms::by_name(&name).is_some();
+    let name = if is_taken { unique_name.clone() } else { name };
     let proofs = Mutex::new(FxHashMap::from_iter([(form, Some(Arc::new(proof.lowered)))]));
-    let script: &'static LoadedScript = Box::leak(Box::new(LoadedScript { name, script, root, digest, proofs }));
-    algorithms::add(as_algorithm(script));
+    let script: &'static LoadedScript =
+        Box::leak(Box::new(LoadedScript { name, unique_name, script, root, digest, proofs }));
+    algorithms::add(as_algorithm(script, &script.unique_name));
+    if !is_taken {
+        algorithms::add(as_algorithm(script, &script.name));
+    }
     loaded.push(script);
     Ok(script)
 }
 
-fn as_algorithm(script: &'static LoadedScript) -> &'static Algorithm {
+fn as_algorithm(script: &'static LoadedScript, name: &'static str) -> &'static Algorithm {
     Box::leak(Box::new(Algorithm {
-        name: &script.name,
+        name,
         text: "An algorithm that came as a file.",
         collectives: std::slice::from_ref(&script.script.collective),
         is_leveled: false,
@@ -131,6 +138,20 @@ fn as_algorithm(script: &'static LoadedScript) -> &'static Algorithm {
         build: Box::leak(Box::new(|shape: &Shape, rank: Rank| script.plan(shape, rank))),
         needs: Box::leak(Box::new(|shape: &Shape, _: &algorithms::needs::InnerNeeds<'_>| script.needs(shape))),
     }))
+}
+
+/// Loads a file, with the contract beside it.
+///
+/// # Errors
+/// `InvalidUsage` where it cannot be read, is no script, or does not do what it says.
+pub fn load_file(path: &Path) -> Result<&'static LoadedScript> {
+    let refused = |error: std::io::Error| Error::InvalidUsage(format!("{}: {error}", path.display()));
+    let text = read(path).map_err(refused)?;
+    load(&stem(path), &text, contract_beside(path).as_deref())
+}
+
+fn stem(path: &Path) -> String {
+    path.file_stem().unwrap_or_default().to_string_lossy().into_owned()
 }
 
 /// The files that settings name, in the order in which they are asked: `STRATA_PROGRAM_DIR`'s and `MSCCL_ALGO_DIR`'s by name,
@@ -174,7 +195,7 @@ pub fn offer(config: &Config, nranks: usize) -> (String, Vec<String>) {
     let mut offered: Vec<Offered> = Vec::new();
     let mut sent = 0;
     for path in files {
-        let stem = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        let stem = stem(&path);
         let mut complain =
             |why: &dyn std::fmt::Display| complaints.push(format!("{} is not used: {why}", path.display()));
         let text = match read(&path) {

@@ -1,0 +1,122 @@
+/* RCCL's calls for programs in MSCCL's XML, on ranks that are threads: `scripts FOLDER`, FOLDER being shim-tests/scripts. Needs a
+   library under RCCL's name. */
+#include <nccl.h>
+#include <pthread.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+typedef int mscclAlgoHandle_t;
+ncclResult_t mscclLoadAlgo(const char *path, mscclAlgoHandle_t *handle, int rank);
+ncclResult_t mscclRunAlgo(const void *send, const size_t *send_counts, const size_t *send_places, void *recv,
+                          const size_t *recv_counts, const size_t *recv_places, size_t count, ncclDataType_t type, int root,
+                          int peer, ncclRedOp_t op, mscclAlgoHandle_t handle, ncclComm_t comm, void *stream);
+ncclResult_t mscclUnloadAlgo(mscclAlgoHandle_t handle);
+
+#define CHECK(condition)                                                                                           \
+  do {                                                                                                             \
+    if (!(condition)) {                                                                                            \
+      fprintf(stderr, "line %d: %s (%s)\n", __LINE__, #condition, ncclGetLastError(NULL));                         \
+      _exit(1);                                                                                                    \
+    }                                                                                                              \
+  } while (0)
+#define OK(call) CHECK((call) == ncclSuccess)
+
+enum { RANKS = 16, MOST = 4099 };
+static ncclUniqueId ids[2];
+static const char *folder;
+static pthread_barrier_t met;
+
+static mscclAlgoHandle_t load(const char *name, int rank) {
+  char path[4096];
+  mscclAlgoHandle_t handle;
+  snprintf(path, sizeof path, "%s/%s", folder, name);
+  OK(mscclLoadAlgo(path, &handle, rank));
+  return handle;
+}
+
+static int value(int rank, int at) { return rank * 1000 + at % 997; }
+
+static void all_reduce(ncclComm_t comm, int rank, int nranks) {
+  static const char *names[] = {"ar_rdh_8.xml", "ar_ring_8_4ch_ll128.xml", "ar_hier_2n4g.xml"};
+  int *send = malloc(MOST * sizeof(int)), *recv = malloc(MOST * sizeof(int));
+  for (unsigned which = 0; which < 3; which++) {
+    mscclAlgoHandle_t program = load(names[which], rank);
+    for (int count = 1; count <= MOST; count = count * 4 + 1)
+      for (int in_place = 0; in_place < 2; in_place++) {
+        for (int i = 0; i < count; i++) send[i] = value(rank, i);
+        int *result = in_place ? send : recv;
+        OK(mscclRunAlgo(send, NULL, NULL, result, NULL, NULL, (size_t)count, ncclInt, 0, 0, ncclSum, program, comm, NULL));
+        for (int i = 0; i < count; i++) {
+          int sum = 0;
+          for (int r = 0; r < nranks; r++) sum += value(r, i);
+          CHECK(result[i] == sum);
+        }
+        OK(mscclRunAlgo(send, NULL, NULL, recv, NULL, NULL, 0, ncclInt, 0, 0, ncclMax, program, comm, NULL));
+      }
+    OK(mscclUnloadAlgo(program));
+    CHECK(mscclRunAlgo(send, NULL, NULL, recv, NULL, NULL, 1, ncclInt, 0, 0, ncclSum, program, comm, NULL) == ncclInvalidUsage);
+    CHECK(mscclUnloadAlgo(program) == ncclInvalidUsage);
+  }
+  free(send), free(recv);
+}
+
+static void custom(ncclComm_t comm, int rank) {
+  int send[1000], recv[1000];
+  mscclAlgoHandle_t program = load("alltonext_fwd_2n.xml", rank);
+  for (int i = 0; i < 1000; i++) send[i] = value(rank, i), recv[i] = -1;
+  OK(mscclRunAlgo(send, NULL, NULL, recv, NULL, NULL, 1000, ncclInt, 0, 0, ncclSum, program, comm, NULL));
+  for (int i = 0; i < 1000; i++) CHECK(recv[i] == (rank ? value(rank - 1, i) : -1));
+  CHECK(mscclRunAlgo(send, NULL, NULL, send, NULL, NULL, 10, ncclInt, 0, 0, ncclSum, program, comm, NULL) == ncclInvalidArgument);
+  OK(mscclUnloadAlgo(program));
+}
+
+static void refused(ncclComm_t comm, int rank) {
+  char path[4096];
+  size_t counts[RANKS] = {0};
+  int data[64] = {0};
+  mscclAlgoHandle_t handle;
+  snprintf(path, sizeof path, "%s/ar_pcie_hier_4.xml", folder);
+  CHECK(mscclLoadAlgo(path, &handle, rank) == ncclInvalidUsage && handle == -1);
+  CHECK(strstr(ncclGetLastError(NULL), "line 108: rank 2, thread block 4, step 2"));
+  snprintf(path, sizeof path, "%s/there_is_none.xml", folder);
+  CHECK(mscclLoadAlgo(path, &handle, rank) == ncclInvalidUsage);
+  CHECK(mscclLoadAlgo(NULL, &handle, rank) == ncclInvalidArgument);
+  CHECK(mscclRunAlgo(data, NULL, NULL, data, NULL, NULL, 1, ncclInt, 0, 0, ncclSum, 12345, comm, NULL) == ncclInvalidUsage);
+  CHECK(mscclRunAlgo(data, NULL, NULL, data, NULL, NULL, 1, ncclInt, 0, 0, ncclSum, -1, comm, NULL) == ncclInvalidUsage);
+  mscclAlgoHandle_t program = load("ar_ring_4_1ch.xml", rank); /* for 4 ranks, and here are more */
+  CHECK(mscclRunAlgo(data, NULL, NULL, data, NULL, NULL, 1, ncclInt, 0, 0, ncclSum, program, comm, NULL) == ncclInvalidUsage);
+  CHECK(mscclRunAlgo(data, counts, NULL, data, NULL, NULL, 1, ncclInt, 0, 0, ncclSum, program, comm, NULL) == ncclInvalidUsage);
+  OK(mscclUnloadAlgo(program));
+}
+
+static void *rank_main(void *number) {
+  int rank = (int)(intptr_t)number;
+  ncclComm_t half, whole;
+  if (rank < 8) {
+    OK(ncclCommInitRank(&half, 8, ids[0], rank));
+    all_reduce(half, rank, 8);
+    if (rank == 0) refused(half, rank); /* The text of the last error is the process's. */
+    OK(ncclCommDestroy(half));
+  }
+  pthread_barrier_wait(&met);
+  OK(ncclCommInitRank(&whole, RANKS, ids[1], rank));
+  custom(whole, rank);
+  OK(ncclCommDestroy(whole));
+  return NULL;
+}
+
+int main(int argc, char **argv) {
+  CHECK(argc == 2);
+  folder = argv[1];
+  alarm(120);
+  pthread_t threads[RANKS];
+  OK(ncclGetUniqueId(&ids[0]));
+  OK(ncclGetUniqueId(&ids[1]));
+  CHECK(pthread_barrier_init(&met, NULL, RANKS) == 0);
+  for (int rank = 0; rank < RANKS; rank++) CHECK(pthread_create(&threads[rank], NULL, rank_main, (void *)(intptr_t)rank) == 0);
+  for (int rank = 0; rank < RANKS; rank++) CHECK(pthread_join(threads[rank], NULL) == 0);
+  return 0;
+}
