@@ -23,6 +23,8 @@ pub enum Options {
     Show(Show),
     /// Prove algorithms for many shapes; the exit code is 1 when one is rejected.
     Verify(prove::Options),
+    /// Write an algorithm as a file in MSCCL's XML.
+    Convert(scripts::Convert),
 }
 
 /// How a drawing is read; printed under it and with `--help`.
@@ -81,6 +83,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     match options {
         Options::Show(options) => show(options),
         Options::Verify(options) => prove::run(options),
+        Options::Convert(options) => scripts::convert(options),
     }
 }
 

@@ -63,7 +63,8 @@ const OPEN_MPI_UCX: Mpi = Mpi {
         ("OMPI_MCA_opal_common_ucx_devices", "any"),
     ],
     nowhere: ["UCX_NET_DEVICES", "nowhere0", NO_WAY],
-    evenness: 0.3,
+    // UCX divides as it finds the links at that moment: 1:1, 1:3 and all on one of them have been seen.
+    evenness: 0.0,
     ..OPEN_MPI_TCP
 };
 

@@ -38,6 +38,7 @@ fn unknown(handle: c_int) -> Error {
 }
 
 /// `mscclRunAlgo`: the collective that the program says, on `count` elements of a block, reduced by `op` where it reduces.
+#[allow(clippy::too_many_arguments)]
 pub fn run(
     send: ConstBuffer,
     send_counts: ConstPtr<usize>,

@@ -280,13 +280,8 @@ impl<'a> Run<'a> {
                 vec![end]
             }
             OpKind::Copy { src, dst } => {
-                let held = places.read(src, emitter, &mut deps);
-                let values: Vec<Value> = held.iter().map(|held| held.1).collect();
-                let (src, dst) =
-                    (joined(held.iter().map(|held| held.0)), joined(places.write(dst, &values, &mut deps)));
-                let same = src == dst;
-                let copy = Action::Copy { src, dst, start: false, finish: false };
-                vec![emitter.emit(block, if same { Action::Nop } else { copy }, deps)]
+                let mut reducer = Reducer { places, emitter, sets: &mut self.sets, block, script: self.script };
+                vec![reducer.copy(src, dst, deps)]
             }
             OpKind::Fold { dst, srcs } => {
                 let mut reducer = Reducer { places, emitter, sets: &mut self.sets, block, script: self.script };

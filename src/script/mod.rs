@@ -5,17 +5,21 @@
 //! move a byte ([`prove`]).
 #![forbid(unsafe_code)]
 
+mod convert;
 mod lower;
 mod ops;
 mod proof;
 pub mod store;
 #[cfg(test)]
 mod tests;
+mod write;
 pub mod xml;
 
+pub use convert::convert;
 pub use lower::{lower, Lowered, ScriptForm, Sending};
 pub use proof::{judge, prove, root, Proof, Refusal, CAPACITY};
 pub use store::LoadedScript;
+pub use write::write;
 
 use crate::plan::contract::Contract;
 use crate::plan::Collective;
@@ -264,6 +268,20 @@ impl Script {
     /// How many steps all ranks have.
     pub fn nsteps(&self) -> usize {
         self.ranks.iter().flat_map(|rank| &rank.blocks).map(|block| block.steps.len()).sum()
+    }
+
+    /// Chunks that a rank's send buffer, or its receive buffer, may have, root or not.
+    pub(crate) fn chunks_of(&self, input: bool) -> u32 {
+        let is_one_block = match self.collective {
+            Collective::AllGather | Collective::Gather => input,
+            Collective::ReduceScatter | Collective::Scatter => !input,
+            _ => false,
+        };
+        if is_one_block {
+            self.chunks_per_block()
+        } else {
+            self.chunks
+        }
     }
 
     /// Chunks in one block of the collective: what the larger buffer's are divided by.

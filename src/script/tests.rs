@@ -2,8 +2,11 @@
 #![forbid(unsafe_code)]
 
 use super::*;
+use crate::algorithms;
+use crate::plan::{chunks_in, Action, Collective, Plan, Shape};
 use crate::topo::{Grid, Rank};
 use proptest::prelude::*;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Two ranks exchange their vectors and add; each thread block sends and receives.
@@ -159,6 +162,64 @@ fn folds_take_their_operands_in_one_order_on_all_ranks() {
     let plans = prove(&script, &grid, form).unwrap().lowered.plans;
     let text = crate::plan::text::print(&plans[1]);
     assert!(text.contains("reduce src {scratch[0..1]} {input[0..1]} dst output[0..1] finish"), "{text}");
+}
+
+/// Chunks that go from each rank to each other.
+fn traffic(plans: &[Plan]) -> BTreeMap<(u32, u32), usize> {
+    let mut traffic = BTreeMap::new();
+    for plan in plans {
+        for step in plan.lanes.iter().flat_map(|lane| &lane.steps) {
+            if let Action::Send { to, src, .. } = &step.action {
+                *traffic.entry((plan.rank.0, to.0)).or_default() += chunks_in(src);
+            }
+        }
+    }
+    traffic
+}
+
+#[test]
+fn every_algorithm_of_the_library_can_be_a_file_and_be_read_back() {
+    let grids = [1, 2, 3, 4, 5, 8].map(Grid::flat).into_iter();
+    let grids = grids.chain([Grid::blocks(&[2, 2]), Grid::blocks(&[3, 1, 2]), Grid::round_robin(8, 2)]);
+    let mut converted = 0;
+    for grid in grids.map(Arc::new) {
+        for collective in Collective::ALL {
+            for choice in algorithms::choices(collective, &grid) {
+                if algorithms::is_on_board(&choice) || choice.to_string().contains("script:") {
+                    continue;
+                }
+                let what = format!("{} {choice} on {grid}", collective.name());
+                let last = Rank::from_index(grid.nranks() - 1);
+                let shape = Shape {
+                    root: if collective.has_root() { last } else { Rank(0) },
+                    ..Shape::new(collective, grid.clone())
+                };
+                if !algorithms::supports(&choice, &shape) {
+                    continue;
+                }
+                let build = |rank| algorithms::build(&choice, &shape, Rank::from_index(rank)).unwrap();
+                let plans: Vec<Plan> = (0..shape.nranks()).map(build).collect();
+                let script = convert(&plans).unwrap_or_else(|error| panic!("{what}: {error}"));
+                let text = write(&script);
+                let mut again = xml::read(&text).unwrap_or_else(|error| panic!("{what}: {error}"));
+                for step in again.ranks.iter_mut().flat_map(|rank| &mut rank.blocks).flat_map(|block| &mut block.steps)
+                {
+                    step.line = 0;
+                }
+                assert!(write(&again) == text, "{what} is read as another script");
+                let grid = Arc::new(Grid::flat(shape.nranks()));
+                let root = root(&again, &grid).unwrap_or_else(|refusal| panic!("{what}: {refusal}"));
+                judge(&again, &grid, root).unwrap_or_else(|refusal| panic!("{what}: {refusal}"));
+                for in_place in [false, again.has_in_place()] {
+                    let form = ScriptForm { in_place, prologue: false, root };
+                    let proof = prove(&again, &grid, form).unwrap_or_else(|refusal| panic!("{what}: {refusal}"));
+                    assert_eq!(traffic(&proof.lowered.plans), traffic(&plans), "{what}");
+                }
+                converted += 1;
+            }
+        }
+    }
+    assert!(converted > 300, "{converted}");
 }
 
 proptest! {

@@ -431,7 +431,10 @@ fn read_step(
             let found = found.into_iter().find(|known| letter.len() == 1 && letter.starts_with(known.letter()));
             let found = found.ok_or_else(|| format!("{buffer}=\"{}\" is none of i, o and s", shortened(letter)))?;
             let chunk = attributes.below(offset, MAX_CHUNKS)?;
-            let chunks = if found == ScriptBuffer::Scratch { scratch } else { chunks_of(script, found) };
+            let chunks = match found {
+                ScriptBuffer::Scratch => scratch,
+                _ => script.chunks_of(found == ScriptBuffer::Input),
+            };
             match chunk + count > chunks {
                 true => Err(format!(
                     "chunks {chunk} to {} of {letter} of rank {rank}, which has {chunks}",
@@ -453,16 +456,4 @@ fn read_step(
         (Some(block), None) => return Err(format!("depid=\"{block}\" without deps")),
     };
     Ok(ScriptStep { kind, src, dst, count, dep, line })
-}
-
-/// Chunks that a rank's send or receive buffer may have, root or not. In place both names mean the larger one.
-fn chunks_of(script: &Script, buffer: ScriptBuffer) -> u32 {
-    use Collective::{AllGather, AllToAll, Gather, ReduceScatter, Scatter};
-    let per_block = script.chunks_per_block();
-    let blocks = match (script.collective, buffer) {
-        (AllGather | Gather, ScriptBuffer::Input) | (ReduceScatter | Scatter, ScriptBuffer::Output) => 1,
-        (AllGather | Gather | ReduceScatter | Scatter | AllToAll, _) => script.nranks() as u32,
-        _ => 1,
-    };
-    blocks * per_block
 }

@@ -2,14 +2,66 @@
 #![forbid(unsafe_code)]
 
 use super::prove::{describe, in_parallel};
+use crate::options::Spread;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Instant;
-use strata::error::{counted, Result};
+use strata::algorithms::{self, Choice};
+use strata::error::{counted, Error, Result};
 use strata::plan::Shape;
 use strata::script::{self, store, Script, ScriptForm};
-use strata::topo::Grid;
+use strata::topo::{Grid, Rank};
+
+/// Options of `strata plan convert`.
+#[derive(clap::Args)]
+pub struct Convert {
+    /// A collective, or a file in MSCCL's XML, which is written again as Strata reads it.
+    #[arg(value_name = "COLLECTIVE|FILE")]
+    what: String,
+    /// The algorithm, such as `ring` or `two_level(direct,log)`.
+    #[arg(long)]
+    algo: Option<Choice>,
+    #[command(flatten)]
+    spread: Spread,
+    /// The root, where there is one.
+    #[arg(long, default_value = "0")]
+    root: usize,
+}
+
+/// Writes an algorithm of the library's, or a file's, as XML to the standard output.
+pub fn convert(options: &Convert) -> Result<ExitCode> {
+    let script = if is_file(&options.what) {
+        let path = Path::new(&options.what);
+        read(path).map_err(|text| Error::InvalidArgument(format!("{}: {text}", path.display())))?
+    } else {
+        converted(options)?
+    };
+    prove(&script).map_err(|text| Error::InvalidUsage(format!("{} is refused: {text}", options.what)))?;
+    out!("{}", script::write(&script));
+    Ok(ExitCode::SUCCESS)
+}
+
+fn converted(options: &Convert) -> Result<Script> {
+    let collective = super::parse_collective(&options.what).map_err(Error::InvalidArgument)?;
+    let grid = super::grid_of(&options.spread)?;
+    let nranks = grid.nranks();
+    let none = || Error::InvalidArgument("--algo names the algorithm that is to be a file".to_string());
+    let choice = options.algo.clone().ok_or_else(none)?;
+    if options.root >= nranks {
+        return Err(Error::InvalidArgument(format!("there is no rank {} among {nranks}", options.root)));
+    }
+    let shape = Shape { root: Rank::from_index(options.root), ..Shape::new(collective, grid) };
+    let plans = (0..nranks).map(|rank| algorithms::build(&choice, &shape, Rank::from_index(rank)));
+    script::convert(&plans.collect::<Result<Vec<_>>>()?)
+        .map_err(|text| Error::InvalidUsage(format!("{choice}: {text}")))
+}
+
+/// The script in a file.
+fn read(file: &Path) -> std::result::Result<Script, String> {
+    let text = std::fs::read_to_string(file).map_err(|error| error.to_string())?;
+    script::read(&text, store::contract_beside(file).as_deref()).map_err(|bad| bad.to_string())
+}
 
 /// Whether an argument names a file rather than a collective.
 pub fn is_file(argument: &str) -> bool {
@@ -48,13 +100,7 @@ pub fn verify(files: &[PathBuf]) -> Result<ExitCode> {
 fn line(file: &Path) -> (bool, String) {
     let start = Instant::now();
     let name = file.file_name().unwrap_or(file.as_os_str()).to_string_lossy();
-    let script = match std::fs::read_to_string(file) {
-        Ok(text) => {
-            let contract = store::contract_beside(file);
-            script::read(&text, contract.as_deref()).map_err(|bad| bad.to_string())
-        }
-        Err(error) => Err(error.to_string()),
-    };
+    let script = read(file);
     let script = match script {
         Ok(script) => script,
         Err(text) => return (false, format!("{name:<34} refused: {}: {text}", file.display())),

@@ -66,6 +66,20 @@ impl Reducer<'_> {
         (spans.into_iter().zip(results).collect(), end)
     }
 
+    /// Copies chunks, and gives the step that does. What one rank has alone is final as it is.
+    pub fn copy(&mut self, src: Chunks, dst: Chunks, mut deps: Vec<StepRef>) -> StepRef {
+        let held = self.places.read(src, self.emitter, &mut deps);
+        let mut values: Vec<Value> = held.iter().map(|held| held.1).collect();
+        let finish = values.iter().all(|value| self.is_final(*value));
+        values.iter_mut().for_each(|value| value.finished |= finish);
+        let (src, dst) = (joined(held.iter().map(|held| held.0)), joined(self.places.write(dst, &values, &mut deps)));
+        let action = match src == dst && !finish {
+            true => Action::Nop,
+            false => Action::Copy { src, dst, start: false, finish },
+        };
+        self.emitter.emit(self.block, action, deps)
+    }
+
     /// Reduces `dst` with all sources, and gives the step that ends it.
     pub fn fold(&mut self, dst: Chunks, srcs: &[Chunks], mut deps: Vec<StepRef>) -> StepRef {
         let operands: Vec<Vec<Held>> = std::iter::once(&dst)
