@@ -15,6 +15,7 @@ use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::health::Loss;
 use crate::plan::{self, Collective, Shape};
+use crate::script::{self, ScriptForm};
 use crate::selection::table::agree::{Followers, OwnTable};
 use crate::selection::table::{Row, Table};
 use crate::sim::Cluster;
@@ -52,6 +53,7 @@ pub const PARSERS: &[Parser] = &[
     Parser { name: "table_offer", run: table_offer, seeds: offer_seeds },
     Parser { name: "machine", run: machine, seeds: machine_seeds },
     Parser { name: "plan_text", run: plan_text, seeds: plan_seeds },
+    Parser { name: "script", run: a_script, seeds: script_seeds },
     Parser { name: "elf", run: elf, seeds: elf_seeds },
     Parser { name: "shm_card", run: shm_card, seeds: shm_seeds },
     Parser { name: "shm_listing", run: shm_listing, seeds: listing_seeds },
@@ -75,6 +77,38 @@ const COMM: Credentials = Credentials { key: 7, secret: [9; 16] };
 fn joining(rank: u32, nranks: u32) -> Join {
     let process = Process { host: "node".to_string(), pid: 12 };
     Join { room: COMM, nranks, rank, first_name: 0, total: nranks, retries: rank == 1, process }
+}
+
+/// Scripts of so many chunks in all are judged, too.
+const JUDGED_CHUNKS: usize = 1 << 12;
+
+fn a_script(data: &[u8]) {
+    let Ok(text) = std::str::from_utf8(data) else { return };
+    let Ok(script) = script::xml::read(text) else { return };
+    let again = script::xml::read(&script::write(&script)).expect("what is written is read");
+    assert!(script::write(&again) == script::write(&script), "it is read as another script");
+    let moved = script.ranks.iter().flat_map(|rank| &rank.blocks).flat_map(|block| &block.steps);
+    let moved: usize = moved.map(|step| step.count as usize).sum();
+    if moved + script.nranks() * script.chunks as usize > JUDGED_CHUNKS {
+        return;
+    }
+    let grid = Arc::new(Grid::flat(script.nranks()));
+    let Ok(root) = script::root(&script, &grid) else { return };
+    if script::judge(&script, &grid, root).is_ok() {
+        let form = ScriptForm { in_place: false, prologue: false, root };
+        let _ = script::prove(&script, &grid, form);
+    }
+}
+
+fn script_seeds() -> Vec<Vec<u8>> {
+    let grid = || Arc::new(Grid::flat(3));
+    let plans = |collective| -> Vec<plan::Plan> {
+        let shape = Shape::new(collective, grid());
+        let build = |rank| algorithms::build(&Choice::flat("direct"), &shape, Rank::from_index(rank));
+        (0..3).filter_map(|rank| build(rank).ok()).collect()
+    };
+    let texts = Collective::ALL.into_iter().filter_map(|collective| script::convert(&plans(collective)).ok());
+    texts.map(|script| script::write(&script).into_bytes()).collect()
 }
 
 fn service_frame(data: &[u8]) {

@@ -241,7 +241,12 @@ pub fn contract_beside(path: &Path) -> Option<String> {
 type Offered = (String, String, Option<String>);
 
 fn read(path: &Path) -> std::io::Result<String> {
-    if fs::metadata(path)?.len() > xml::MAX_BYTES as u64 {
+    let metadata = fs::metadata(path)?;
+    // A pipe would be waited for, and a device never ends.
+    if !metadata.is_file() {
+        return Err(std::io::Error::other("it is no ordinary file"));
+    }
+    if metadata.len() > xml::MAX_BYTES as u64 {
         return Err(std::io::Error::other(format!("it has more than {} bytes", xml::MAX_BYTES)));
     }
     fs::read_to_string(path)
