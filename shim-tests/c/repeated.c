@@ -193,6 +193,19 @@ static void many_shapes(Rank *me) {
   }
 }
 
+/* A short call that is known, in one group with the end of another communicator: both happen, also where the thread then ends. */
+static void *end_in_group(void *argument) {
+  Rank *me = argument;
+  int32_t mine = 1, all = 0;
+  for (int i = 0; i < 3; i++) OK(ncclAllReduce(&mine, &all, 1, ncclInt, ncclSum, me->comm, NULL));
+  OK(ncclGroupStart());
+  OK(ncclCommDestroy(me->other));
+  OK(ncclAllReduce(&mine, &all, 1, ncclInt, ncclSum, me->comm, NULL));
+  OK(ncclGroupEnd());
+  CHECK(all == me->nranks);
+  return NULL;
+}
+
 static void *rank_main(void *number) {
   Rank me = {.rank = (int)(intptr_t)number, .nranks = nranks, .shared = seed * 2 + 1};
   size_t ints = (size_t)nranks * MOST;
@@ -217,13 +230,10 @@ static void *rank_main(void *number) {
     CHECK(ncclAlltoAll(me.in, me.in + 1, 4, ncclInt, me.comm, NULL) == ncclInvalidArgument);
     OK(ncclAlltoAll(me.in, me.out, 4, ncclInt, me.comm, NULL));
   }
-  /* A short call that is known, in one group with the end of another communicator: both happen. */
-  for (int i = 0; i < 3; i++) OK(ncclAllReduce(&mine, &all, 1, ncclInt, ncclSum, me.comm, NULL));
-  OK(ncclGroupStart());
-  OK(ncclCommDestroy(me.other));
-  OK(ncclAllReduce(&mine, &all, 1, ncclInt, ncclSum, me.comm, NULL));
-  OK(ncclGroupEnd());
-  CHECK(all == nranks);
+  pthread_t ending;
+  CHECK(pthread_create(&ending, NULL, end_in_group, &me) == 0);
+  CHECK(pthread_join(ending, NULL) == 0);
+  CHECK(ncclCommCount(me.other, &all) == ncclInvalidArgument);
   CHECK(ncclAllReduce(&mine, &all, 1, ncclInt, ncclSum, me.other, NULL) == ncclInvalidArgument);
   OK(ncclAllReduce(&mine, &all, 1, ncclInt, ncclSum, me.comm, NULL));
   CHECK(all == nranks);

@@ -28,7 +28,6 @@ pub fn convert(plans: &[Plan]) -> Result<Script, String> {
         chunks: first.chunks_per_block * shape.collective.blocks(plans.len()) as u32,
         protocol: "Simple".to_string(),
         in_place: false,
-        serves_in_place: false,
         serves_out_of_place: true,
         bytes: 0..=u64::MAX,
         contract: shape.contract.clone(),

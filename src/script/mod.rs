@@ -40,8 +40,6 @@ pub struct Script {
     pub protocol: String,
     /// Its writer had in mind that send and receive buffer are the same memory, as NCCL's in-place convention says.
     pub in_place: bool,
-    /// Calls in place may use it.
-    pub serves_in_place: bool,
     /// Calls out of place may use it.
     pub serves_out_of_place: bool,
     /// Bytes of a rank's larger buffer for which it was meant.

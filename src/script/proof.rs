@@ -86,34 +86,25 @@ pub fn prove(script: &Script, grid: &Arc<Grid>, form: ScriptForm) -> Result<Proo
     let copied: FxHashSet<(u32, StepRef)> = early.iter().map(|write| (write.rank.0, write.send)).collect();
     let sendings = [Sending::Direct { copied: &copied }, Sending::Buffered];
     let others = sendings.into_iter().map(|sending| lower(script, grid, form, sending));
-    let mut refused = None;
+    let mut refused = refusal(script, &lowered, rejection);
     for lowered in std::iter::once(lowered).chain(others) {
         match proof(lowered) {
             Ok(proof) => return Ok(proof),
-            Err(rejected) => refused = Some(refusal(script, &rejected.0, rejected.1)),
+            Err(rejected) => refused = refusal(script, &rejected.0, rejected.1),
         }
     }
-    Err(refused.unwrap_or(Refusal { site: None, note: None, rejection }))
+    Err(refused)
 }
 
 /// The proof of plans with the least capacity that does, or the plans and what the verifier has against them.
 fn proof(lowered: Lowered) -> Result<Proof, Box<(Lowered, Rejection)>> {
-    let mut rejected = None;
-    for capacity in 1..=CAPACITY {
+    let mut capacity = 1;
+    loop {
         match check(&lowered, capacity) {
             Ok(report) => return Ok(Proof { lowered, report, capacity }),
-            Err(rejection) => {
-                let is_stuck = rejection.check == Check::Progress;
-                rejected = Some(rejection);
-                if !is_stuck {
-                    break;
-                }
-            }
+            Err(rejection) if rejection.check == Check::Progress && capacity < CAPACITY => capacity += 1,
+            Err(rejection) => return Err(Box::new((lowered, rejection))),
         }
-    }
-    match rejected {
-        Some(rejection) => Err(Box::new((lowered, rejection))),
-        None => Ok(Proof { lowered, report: Report::default(), capacity: CAPACITY }),
     }
 }
 

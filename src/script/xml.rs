@@ -400,7 +400,6 @@ fn algo(attributes: &Attributes) -> Result<Script, Fault> {
         chunks,
         protocol: attributes.get("proto").unwrap_or("Simple").to_string(),
         in_place,
-        serves_in_place: in_place,
         serves_out_of_place,
         bytes: least..=if most == 0 { u64::MAX } else { most },
         contract: None,
