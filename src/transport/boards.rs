@@ -5,11 +5,14 @@ use super::{Blocks, Envelope, NodeCall, Router, Transport};
 use crate::device::host::Combine;
 use crate::dtype::{DataType, Operator};
 use crate::error::Error;
+use crate::exec::Started;
 use crate::memory::shared::Owned;
 use crate::memory::Region;
 use crate::plan::{Collective, OperandOrder};
 use crate::topo::{Grid, Rank};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Barrier;
+use std::time::Duration;
 
 const SUM: Combine =
     Combine { dtype: DataType::U32, operator: Operator::Sum, order: OperandOrder::LocalFirst, divisor: 1 };
@@ -188,5 +191,54 @@ fn a_call_names_whom_it_waits_for() {
         router.poll(&mut Vec::new()).unwrap();
         assert_eq!(router.missing(), [Rank(1), Rank(2)]);
         router.cancel();
+    });
+}
+
+/// How often this thread has given up its processor to wait.
+fn waits() -> u64 {
+    let status = std::fs::read_to_string("/proc/thread-self/status").unwrap();
+    let count = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+    count.and_then(|count| count.trim().parse().ok()).expect("Linux counts them")
+}
+
+#[test]
+fn a_rank_whose_board_is_full_sleeps_until_the_root_has_read() {
+    let (slept, calls) = (Barrier::new(2), AtomicUsize::new(0));
+    threads(&Setup::new(Grid::flat(2)), |me, mut router| {
+        // Parts on pages, and in areas since there are too many pieces to list them.
+        for (count, sequence) in [(32, 0), (32 << 10, 100)] {
+            let (mut input, mut output) = (vec![0u8; count * 4], vec![0u8; 2 * count * 4]);
+            let (input, output) = (region(&mut input), region(&mut output));
+            let (mut src, dst) = (Blocks::default(), cut(output, if me == 0 { 2 } else { 0 }, count, 0));
+            src.push((0..count / 32).map(|piece| input.part(piece * 128, 128)));
+            let mine = || NodeCall { collective: Collective::Gather, root: 0, src: &src, dst: &dst, combine: None };
+            let mut made = 0;
+            if me == 1 {
+                loop {
+                    made += 1;
+                    fill(input, 1, made);
+                    if router.call(0, envelope(sequence + made as u64), 0, mine()).unwrap() == Started::Pending {
+                        break;
+                    }
+                }
+                let before = waits();
+                router.sleep(Duration::from_millis(1)).unwrap();
+                let slept_itself = waits() > before;
+                calls.store(made, Ordering::Relaxed);
+                slept.wait();
+                assert!(made > 1, "nothing was full");
+                assert!(slept_itself, "it looks for room all the time, after {made} calls of {count} elements");
+                let mut done = Vec::new();
+                while done.is_empty() {
+                    router.poll(&mut done).unwrap();
+                }
+                continue;
+            }
+            slept.wait();
+            for round in 1..=calls.load(Ordering::Relaxed) {
+                call(&mut router, envelope(sequence + round as u64), mine()).unwrap();
+                assert_eq!(element(output, 2 * count - 1), value(1, round, count - 1));
+            }
+        }
     });
 }

@@ -47,11 +47,19 @@ struct Member {
     read: Cell<u64>,
 }
 
+/// What a post takes of the board.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Place {
+    Face,
+    Page,
+    Area,
+}
+
 /// What a call that has been made waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stage {
-    /// Room for our post.
-    Room,
+    /// Room for our post: this of it was in use.
+    Room(Place),
     /// Posts of others; so many have been taken.
     Posts(usize),
     /// The same, and this part that could not be read shall be copied by its poster.
@@ -97,7 +105,7 @@ impl Waiting {
         (collective, root): (Collective, usize),
         combine: Option<Combine>,
     ) -> Waiting {
-        let (stage, lent, borrowed, reduced, short) = (Stage::Room, false, false, 0, None);
+        let (stage, lent, borrowed, reduced, short) = (Stage::Room(Place::Face), false, false, 0, None);
         Waiting { token, envelope, collective, combine, root, stage, lent, borrowed, reduced, short }
     }
 }
@@ -255,8 +263,9 @@ impl SharedBuffers {
             cut(input, block_bytes, &mut self.src);
             cut(output, block_bytes, &mut self.dst);
         }
-        if waiting.stage == Stage::Room {
-            if !self.post() {
+        if let Stage::Room(_) = waiting.stage {
+            if let Err(taken) = self.post() {
+                self.enter(Stage::Room(taken));
                 return Ok(None);
             }
             self.keep_own();
@@ -328,38 +337,37 @@ impl SharedBuffers {
         }
     }
 
-    /// Whether a face can be written, and the page of a form that takes one.
-    fn has_room(&self, index: usize, form: Form) -> bool {
-        let page = !matches!(form, Form::Page | Form::Listed) || self.is_free(self.pages[index % PAGES]);
-        self.is_free(self.faces[index]) && page
+    /// Whether a face can be written, and the page of a form that takes one; what is still in use otherwise.
+    fn room(&self, index: usize, form: Form) -> std::result::Result<(), Place> {
+        match form {
+            _ if !self.is_free(self.faces[index]) => Err(Place::Face),
+            Form::Page | Form::Listed if !self.is_free(self.pages[index % PAGES]) => Err(Place::Page),
+            _ => Ok(()),
+        }
     }
 
     // What follows is apart from `advance`, whose frame is on the stack of every reduction.
 
-    /// Fills our face and shows it. False where others still read what it held.
+    /// Fills our face and shows it; where others still read what was there, says which place they read.
     #[inline(never)]
-    fn post(&mut self) -> bool {
-        let Some(waiting) = &self.waiting else { return true };
+    fn post(&mut self) -> std::result::Result<(), Place> {
+        let Some(waiting) = &self.waiting else { return Ok(()) };
         let Waiting { collective, root, envelope, .. } = *waiting;
         if !brings(collective, self.local, root) {
-            return true;
+            return Ok(());
         }
         let index = self.face_index();
-        if !self.is_free(self.faces[index]) {
-            return false;
-        }
+        self.room(index, Form::Line)?;
         let own = is_cut(collective).then_some(self.local);
         let bytes = self.regions_but(own).map(Region::len).sum();
         let form = match self.lends(collective, own, bytes) {
             Some(form) => form,
             None => match Form::short(bytes).or_else(|| self.free_area().map(Form::Area)) {
                 Some(form) => form,
-                None => return false,
+                None => return Err(Place::Area),
             },
         };
-        if !self.has_room(index, form) {
-            return false;
-        }
+        self.room(index, form)?;
         let face = self.segment.face(self.local, index);
         match &form {
             Form::Listed => post::list(&face, &self.listing, &mut self.body),
@@ -372,7 +380,7 @@ impl SharedBuffers {
         if let Some(waiting) = &mut self.waiting {
             waiting.lent = matches!(form, Form::Listed | Form::Lent);
         }
-        true
+        Ok(())
     }
 
     fn free_area(&self) -> Option<usize> {
@@ -502,7 +510,7 @@ impl SharedBuffers {
             let (taken, copied) = match waiting.stage {
                 Stage::Posts(taken) => (taken, false),
                 Stage::Copy(taken) => (taken, true),
-                Stage::Room | Stage::Readers => return Ok(true),
+                Stage::Room(_) | Stage::Readers => return Ok(true),
             };
             let Some(member) = self.source(waiting, taken) else { break };
             if !self.has_posted(member) || (copied && !self.has_copied(member)) {

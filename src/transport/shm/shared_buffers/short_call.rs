@@ -46,7 +46,7 @@ impl SharedBuffers {
         let index = next as usize % FACES;
         let local = self.local;
         let is_posted = brings(collective, local, root);
-        if is_posted && !self.has_room(index, form) {
+        if is_posted && self.room(index, form).is_err() {
             return Ok(None);
         }
         let word = check_word(envelope, bytes, form);

@@ -2,7 +2,7 @@
 
 use super::super::post;
 use super::super::segment::PAGES;
-use super::{is_cut, SharedBuffers, Stage, Waiting};
+use super::{is_cut, Place, SharedBuffers, Stage, Waiting};
 use crate::topo::Rank;
 use std::sync::atomic::Ordering;
 
@@ -37,7 +37,9 @@ impl SharedBuffers {
     pub fn has_work(&self) -> bool {
         let Some(waiting) = &self.waiting else { return false };
         let has_more = match waiting.stage {
-            Stage::Room => self.is_free(self.faces[self.face_index()]),
+            Stage::Room(Place::Face) => self.is_free(self.faces[self.face_index()]),
+            Stage::Room(Place::Page) => self.is_free(self.pages[self.face_index() % PAGES]),
+            Stage::Room(Place::Area) => self.free_area().is_some(),
             Stage::Posts(taken) => self.source(waiting, taken).is_none_or(|member| self.has_posted(member)),
             Stage::Copy(taken) => self.source(waiting, taken).is_none_or(|member| self.has_copied(member)),
             Stage::Readers => self.is_read(),
@@ -50,7 +52,7 @@ impl SharedBuffers {
         let Some(waiting) = &self.waiting else { return Vec::new() };
         let others = || (0..self.members.len()).filter(|&member| member != self.local);
         let missing: Vec<usize> = match waiting.stage {
-            Stage::Room => {
+            Stage::Room(_) => {
                 let (face, page) = (self.face_index(), self.face_index() % PAGES);
                 let used = self.areas.iter().chain([&self.faces[face], &self.pages[page]]).map(|used| used.0).max();
                 others().filter(|&member| !self.has_read(member, used.unwrap_or(0))).collect()
