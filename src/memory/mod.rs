@@ -6,6 +6,7 @@
 //! that no two of them conflict. Making a region that nothing bounds is the unsafe act; using one is checked against its
 //! length. What an owner of this module gives out safely borrows from it ([`Bytes`]).
 
+mod cache;
 mod copy;
 mod limits;
 pub mod mapping;
