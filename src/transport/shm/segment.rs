@@ -134,9 +134,9 @@ pub const AREAS: usize = 2;
 /// Bytes of a page.
 pub const PAGE_BYTES: usize = PAGE;
 /// Faces of a board: a rank that only posts is at most so many calls ahead of those that read.
-pub const FACES: usize = 32;
+pub const FACES: usize = 128;
 /// Pages of a board, for posts that are longer than a line.
-pub const PAGES: usize = 8;
+pub const PAGES: usize = 32;
 /// Bytes of a post that go into the face's cache line.
 pub const LINE_BYTES: usize = 64 - size_of::<FaceCell>();
 const CELLS_BYTES: usize = FACES * 64 + size_of::<BoardLines>();
