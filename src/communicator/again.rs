@@ -29,8 +29,10 @@ use std::time::{Duration, Instant};
 const KEPT: usize = 8;
 /// Polls between two looks at the clock, and at what may have happened elsewhere.
 const POLLS_PER_LOOK: u32 = 256;
-/// Polls of a rank that has no processor of its own before it waits as operations do.
-const SHARED_POLLS: u32 = 64;
+/// Polls for others' parts of a rank that has no processor of its own, before it gives it away: mostly one of them waits for it.
+const SHARED_POLLS: u32 = 8;
+/// The same for a message: its peer may run on another processor, and answers within so many.
+const SHARED_POLLS_FOR_MESSAGE: u32 = 64;
 
 /// What all ranks' equal calls have in common, as the C interface gives it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -229,7 +231,7 @@ impl Comm {
     fn exchange_alone(&self, engine: &mut Engine, message: &Message, sequence: u64) -> Result<Started> {
         let mut taken = Started::Busy;
         if message.direction == Direction::Recv {
-            self.spin_while(engine, |engine| {
+            self.spin_while(engine, SHARED_POLLS_FOR_MESSAGE, |engine| {
                 taken = engine.recv_short(message, sequence)?;
                 Ok(taken != Started::Pending)
             })?;
@@ -272,13 +274,13 @@ impl Comm {
 
     /// Polls for a while; whether the call has ended.
     fn spin(&self, engine: &mut Engine) -> Result<bool> {
-        self.spin_while(engine, |engine| engine.transport().advance_board())
+        self.spin_while(engine, SHARED_POLLS, |engine| engine.transport().advance_board())
     }
 
     /// The same for a message that has been posted.
     fn spin_on(&self, engine: &mut Engine) -> Result<bool> {
         let mut done = std::mem::take(&mut engine.done_alone);
-        let ended = self.spin_while(engine, |engine| {
+        let ended = self.spin_while(engine, SHARED_POLLS_FOR_MESSAGE, |engine| {
             done.clear();
             engine.transport().poll(&mut done)?;
             Ok(!done.is_empty())
@@ -287,12 +289,19 @@ impl Comm {
         ended
     }
 
-    fn spin_while(&self, engine: &mut Engine, mut poll: impl FnMut(&mut Engine) -> Result<bool>) -> Result<bool> {
+    /// Polls with the engine at hand, and between polls gives a shared processor away, for `STRATA_SPIN_US`. Where others compute
+    /// there, that would cost a time slice: the call waits as operations do.
+    fn spin_while(
+        &self,
+        engine: &mut Engine,
+        shared_polls: u32,
+        mut poll: impl FnMut(&mut Engine) -> Result<bool>,
+    ) -> Result<bool> {
         let is_alone = !engine.transport().shares_processor();
         let limit = Duration::from_micros(self.config.spin_us);
         let mut since = None;
         loop {
-            for _ in 0..if is_alone { POLLS_PER_LOOK } else { SHARED_POLLS } {
+            for _ in 0..if is_alone { POLLS_PER_LOOK } else { shared_polls } {
                 if poll(engine)? {
                     return Ok(true);
                 }
@@ -300,7 +309,9 @@ impl Comm {
             if let Some(failure) = self.failure() {
                 return Err(failure);
             }
-            if !is_alone || since.get_or_insert_with(Instant::now).elapsed() >= limit {
+            let is_over = since.get_or_insert_with(Instant::now).elapsed() >= limit;
+            let transport = engine.transport();
+            if is_over || (!is_alone && (transport.on_busy_processors() || transport.give_way())) {
                 return Ok(false);
             }
         }
