@@ -29,7 +29,7 @@ use crate::selection::{Context, Knowledge, Selector};
 use crate::sync::locked;
 use crate::topo::local::LocalRank;
 use crate::topo::{host, Grid, Rank};
-use crate::transport::{self, Exchange as _, Waker};
+use crate::transport::{self, Exchange as _, Transport as _, Waker};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Once, OnceLock};
 use std::time::{Duration, Instant};
@@ -607,7 +607,6 @@ impl Meeting<'_> {
         let mut engine = self.engine(rank, &grid, &members, &config)?;
         let (carrier, knowledge) = self.follow(&table, zero, &grid, &mut engine)?;
         let board = engine.as_ref().is_some_and(Engine::has_board);
-        let selector = Selector::new(Context { knowledge, ..Context::new(grid.clone(), config.clone(), board) });
         let gpu = engine.as_ref().and(self.gpu.as_ref()).map(GpuLauncher::new).transpose()?;
         let waker = engine.as_ref().map(Engine::waker);
         let status = status(&waker);
@@ -618,8 +617,12 @@ impl Meeting<'_> {
         };
         // Nobody may use a link, or leave, before everybody has it. Nothing may be waited for before this round but
         // what the session knows of: it names those who do not come to the round.
-        self.session.allgather(Vec::new())?;
+        let crowded = engine.as_mut().is_some_and(|engine| engine.transport().shares_processor());
+        let said = self.session.allgather(vec![crowded.into()])?;
         self.session.close();
+        let crowded = said.iter().any(|said| said.first() == Some(&1));
+        let context = Context::new(grid.clone(), config.clone(), board);
+        let selector = Selector::new(Context { knowledge, crowded, ..context });
         link(monitor.as_ref(), &config, self.cancel)?;
         let name = self.options.name.as_ref().map_or(String::new(), |name| format!(" {name}"));
         crate::info!("comm {:032x}{name} rank {rank} nranks {} on {grid} Init COMPLETE", credentials.key, self.nranks);

@@ -52,6 +52,8 @@ pub struct Context {
     pub knowledge: Knowledge,
     /// Whether all ranks of the one node share a board.
     pub board: bool,
+    /// Whether the ranks of the one node outnumber the processors that they may run on.
+    pub crowded: bool,
     /// The vendor library, if a program has one.
     pub front: Option<Front>,
 }
@@ -59,7 +61,7 @@ pub struct Context {
 impl Context {
     /// Without a vendor library, a table or a machine.
     pub fn new(grid: Arc<Grid>, config: Config, board: bool) -> Context {
-        Context { grid, config, knowledge: Knowledge::default(), board, front: None }
+        Context { grid, config, knowledge: Knowledge::default(), board, crowded: false, front: None }
     }
 }
 
@@ -519,6 +521,10 @@ mod tests {
         assert_eq!(on(false, Collective::AllGather, 1001, &config), "direct");
         assert_eq!(on(true, Collective::AllToAll, 1001, &config), "board");
         assert_eq!(on(true, Collective::Reduce, 131_072 / 3 + 1, &config), "board_two_rounds");
+        for (collective, expected) in [(Collective::Reduce, "board"), (Collective::AllReduce, "board_two_rounds")] {
+            let crowded = Context { crowded: true, ..context(Grid::flat(4), &config) };
+            assert_eq!(decided(&Request::new(collective, 1 << 24), &crowded).1, expected, "{collective:?}");
+        }
         let off = Config { board: false, ..config };
         assert_eq!(on(true, Collective::AllGather, 1001, &off), "direct");
         let named = Request { named: Some("board"), ..Request::new(Collective::AllGather, 8) };

@@ -30,9 +30,13 @@ pub fn choose(request: &Request<'_>, context: &Context) -> (Choice, String) {
 /// The board, on one node whose ranks share one.
 fn on_board(request: &Request<'_>, context: &Context) -> Option<(Choice, String)> {
     let Request { collective, block_bytes, .. } = *request;
-    let Context { grid, config, board, .. } = context;
-    let reduces_whole = matches!(collective, Collective::AllReduce | Collective::Reduce);
-    let one_round = !reduces_whole || whole_vectors(block_bytes, grid.nranks() - 1, config);
+    let Context { grid, config, board, crowded, .. } = context;
+    let one_round = match collective {
+        // Two rounds divide the root's work, where there are processors for that.
+        Collective::Reduce if *crowded => true,
+        Collective::Reduce | Collective::AllReduce => whole_vectors(block_bytes, grid.nranks() - 1, config),
+        _ => true,
+    };
     let choice = Choice::flat(if one_round { "board" } else { "board_two_rounds" });
     let can = *board && config.board && algorithms::supports(&choice, &Shape::new(collective, grid.clone()));
     can.then(|| (choice, format!("one node, {} a block: a board in shared memory", counted(block_bytes, "byte"))))
