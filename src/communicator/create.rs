@@ -587,6 +587,13 @@ impl Meeting<'_> {
         Ok((carrier, knowledge))
     }
 
+    /// The last round, when everybody has come so far. Whether some rank shares its processors with others of its node.
+    fn last_round(&mut self, engine: &mut Option<Engine>) -> Result<bool> {
+        let shares = engine.as_mut().is_some_and(|engine| engine.transport().shares_processor());
+        let said = self.session.allgather(vec![shares.into()])?;
+        Ok(said.iter().any(|said| said.first() == Some(&1)))
+    }
+
     /// Exchanges what everybody must know and opens the links.
     fn hold(mut self) -> Result<Arc<Comm>> {
         let mut config = settings(&self.options);
@@ -617,10 +624,8 @@ impl Meeting<'_> {
         };
         // Nobody may use a link, or leave, before everybody has it. Nothing may be waited for before this round but
         // what the session knows of: it names those who do not come to the round.
-        let crowded = engine.as_mut().is_some_and(|engine| engine.transport().shares_processor());
-        let said = self.session.allgather(vec![crowded.into()])?;
+        let crowded = self.last_round(&mut engine)?;
         self.session.close();
-        let crowded = said.iter().any(|said| said.first() == Some(&1));
         let context = Context::new(grid.clone(), config.clone(), board);
         let selector = Selector::new(Context { knowledge, crowded, ..context });
         link(monitor.as_ref(), &config, self.cancel)?;
