@@ -6,7 +6,7 @@ use indicatif::ProgressBar;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
-use strata::error::Result;
+use strata::error::{Error, Result};
 use strata::plan::Collective;
 use strata::sim::price::{grid_of, price, Detail, How, Price};
 use strata::sim::Cluster;
@@ -60,16 +60,25 @@ pub fn price_all(
         jobs.sort_by_key(|&(cell, _)| std::cmp::Reverse(cells[cell].nranks));
     }
     let answers = Mutex::new(vec![vec![None; methods.len()]; cells.len()]);
-    let failed = Mutex::new(None);
+    // The job and the error of the first, in the order of the jobs, that failed: the same whichever thread was faster. Those
+    // before it have been taken, and are ended.
+    let failed: Mutex<Option<(usize, Error)>> = Mutex::new(None);
     let next = AtomicUsize::new(0);
     let work = || {
-        while let Some(&(cell, method)) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
+        let take = || {
+            let job = next.fetch_add(1, Ordering::Relaxed);
+            jobs.get(job).map(|&(cell, method)| (job, cell, method))
+        };
+        while let Some((job, cell, method)) = take() {
             match ask(manner, &cells[cell], &methods[method]) {
                 Ok(answer) => {
                     answers.lock().unwrap_or_else(PoisonError::into_inner)[cell][method] = answer;
                 }
                 Err(error) => {
-                    failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+                    let mut failed = failed.lock().unwrap_or_else(PoisonError::into_inner);
+                    if failed.as_ref().is_none_or(|(first, _)| job < *first) {
+                        *failed = Some((job, error));
+                    }
                     next.store(jobs.len(), Ordering::Relaxed);
                 }
             }
@@ -84,7 +93,7 @@ pub fn price_all(
         work();
     });
     match failed.into_inner().unwrap_or_else(PoisonError::into_inner) {
-        Some(error) => Err(error),
+        Some((_, error)) => Err(error),
         None => Ok(answers.into_inner().unwrap_or_else(PoisonError::into_inner)),
     }
 }
