@@ -190,7 +190,9 @@ impl World for LiveWorld<'_> {
                 self.buffers.blocks(dst, &mut self.lists.dst);
                 let RegionLists { src, dst, .. } = &*self.lists;
                 let me = call.group.iter().position(|&rank| rank == self.rank).unwrap_or(0);
-                let call = NodeCall { collective: call.collective, root: call.root, src, dst, combine };
+                let operation_bytes = self.buffers.input.len().max(self.buffers.output.len());
+                let call =
+                    NodeCall { collective: call.collective, root: call.root, src, dst, combine, operation_bytes };
                 self.device.call(self.transport, token, envelope, me, call)
             }
         }

@@ -7,6 +7,8 @@ use std::sync::OnceLock;
 
 /// What is taken for a share where the system does not tell.
 const UNKNOWN: usize = 256 << 10;
+/// No processor has more. A virtual machine may be told of all its host has, as if it were alone there.
+const MOST: usize = 24 << 20;
 
 /// Bytes of the last cache for each processor that shares it; asked for once.
 pub fn share() -> usize {
@@ -23,7 +25,7 @@ fn share_at(folder: &Path) -> Option<usize> {
     // Words of hexadecimal digits with commas between them.
     let map = fs::read_to_string(last.join("shared_cpu_map")).ok()?;
     let sharing: u32 = map.chars().filter_map(|digit| digit.to_digit(16)).map(u32::count_ones).sum();
-    Some(kilobytes.checked_mul(1024)? / sharing.max(1) as usize).filter(|&share| share > 0)
+    Some(kilobytes.checked_mul(1024)? / sharing.max(1) as usize).filter(|&share| share > 0).map(|share| share.min(MOST))
 }
 
 #[cfg(test)]
@@ -48,6 +50,8 @@ mod tests {
         cache(&folder, 3, ["3", "32768K", "00ff0000,000000ff"]);
         cache(&folder, 2, ["2", "512K", "1"]);
         assert_eq!(share_at(&folder), Some(2 << 20));
+        cache(&folder, 3, ["3", "491520K", "3"]);
+        assert_eq!(share_at(&folder), Some(MOST));
         cache(&folder, 3, ["3", "", "3"]);
         assert_eq!(share_at(&folder), None);
         fs::remove_dir_all(&folder).unwrap();

@@ -14,6 +14,7 @@ pub mod objects;
 pub mod shared;
 pub mod vectored;
 
+pub use copy::stream_bytes;
 use std::alloc::{alloc_zeroed, dealloc, handle_alloc_error, Layout};
 use std::marker::PhantomData;
 use std::ptr::NonNull;
@@ -156,13 +157,18 @@ impl<'a> Bytes<'a> {
 
     /// Copies the bytes of `source`, which has the same length; the two may overlap.
     pub fn copy_from(&self, source: Bytes<'_>) {
+        self.copy_part_from(source, self.len);
+    }
+
+    /// The same, of a part of a result of `total` bytes: that bypasses the cache if it would fill it.
+    pub fn copy_part_from(&self, source: Bytes<'_>, total: usize) {
         assert_eq!(self.len, source.len, "copy between regions of different lengths");
         if self.len == 0 || self.start == source.start {
             return;
         }
         // SAFETY: both must be valid for `len` bytes, and nobody write to them meanwhile; because whoever made them
         // promised the one (`Bytes::new`), and the verified plan the other.
-        unsafe { copy::copy(source.start, self.start, self.len) }
+        unsafe { copy::copy(source.start, self.start, self.len, total) }
     }
 
     /// Copies the bytes of a slice of the same length into the region.

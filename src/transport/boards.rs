@@ -100,7 +100,9 @@ fn one_call(
     fill(src, me, sequence);
     let (src, places) = (cut(src, nsrc, count, me + 3), cut(dst, ndst, count, 7 * me + 1));
     let combine = collective.reduces().then_some(SUM);
-    let mine = NodeCall { collective, root, src: &src, dst: &places, combine };
+    // Parts of short operations and of long ones go by other ways.
+    let operation_bytes = [0, 1 << 20, 1 << 30][sequence % 3];
+    let mine = NodeCall { collective, root, src: &src, dst: &places, combine, operation_bytes };
     call(router, envelope(sequence as u64), mine).unwrap();
     for index in 0..ndst * count {
         let (block, inside) = (index / count, index % count);
@@ -144,7 +146,14 @@ fn a_call_of_another_kind_is_a_usage_error_that_names_the_peer() {
         let len = [16, 8][me];
         src.push([memory.part(0, len)].into_iter());
         (0..2).for_each(|block| dst.push([memory.part(16 + 16 * block, len)].into_iter()));
-        let mine = NodeCall { collective: Collective::AllGather, root: 0, src: &src, dst: &dst, combine: None };
+        let mine = NodeCall {
+            collective: Collective::AllGather,
+            root: 0,
+            src: &src,
+            dst: &dst,
+            combine: None,
+            operation_bytes: 0,
+        };
         let failed = call(&mut router, envelope(1), mine);
         let Err(Error::InvalidUsage(text)) = failed else { panic!("{failed:?}") };
         let [theirs, ours] = [[8, 16][me], len];
@@ -160,7 +169,14 @@ fn memory_of_a_rank_that_gave_up_gives_no_result() {
         let memory = Box::leak(Box::new(Owned::new(1 << 18).unwrap()));
         let (input, output) = (memory.region().part(0, 64 << 10), memory.region().part(128 << 10, 128 << 10));
         let (src, dst) = (cut(input, 1, 16 << 10, 0), cut(output, 2, 16 << 10, 0));
-        let mine = NodeCall { collective: Collective::AllGather, root: 0, src: &src, dst: &dst, combine: None };
+        let mine = NodeCall {
+            collective: Collective::AllGather,
+            root: 0,
+            src: &src,
+            dst: &dst,
+            combine: None,
+            operation_bytes: 0,
+        };
         if me == 0 {
             router.call(0, envelope(1), 0, mine).unwrap();
             router.cancel();
@@ -185,8 +201,14 @@ fn a_call_names_whom_it_waits_for() {
         let memory = region(&mut bytes);
         let mut blocks = Blocks::default();
         blocks.push([memory.part(0, 8)].into_iter());
-        let mine =
-            NodeCall { collective: Collective::AllReduce, root: 0, src: &blocks, dst: &blocks, combine: Some(SUM) };
+        let mine = NodeCall {
+            collective: Collective::AllReduce,
+            root: 0,
+            src: &blocks,
+            dst: &blocks,
+            combine: Some(SUM),
+            operation_bytes: 0,
+        };
         router.call(0, envelope(1), 0, mine).unwrap();
         router.poll(&mut Vec::new()).unwrap();
         assert_eq!(router.missing(), [Rank(1), Rank(2)]);
@@ -211,7 +233,14 @@ fn a_rank_whose_board_is_full_sleeps_until_the_root_has_read() {
             let (input, output) = (region(&mut input), region(&mut output));
             let (mut src, dst) = (Blocks::default(), cut(output, if me == 0 { 2 } else { 0 }, count, 0));
             src.push((0..count / 32).map(|piece| input.part(piece * 128, 128)));
-            let mine = || NodeCall { collective: Collective::Gather, root: 0, src: &src, dst: &dst, combine: None };
+            let mine = || NodeCall {
+                collective: Collective::Gather,
+                root: 0,
+                src: &src,
+                dst: &dst,
+                combine: None,
+                operation_bytes: 0,
+            };
             let mut made = 0;
             if me == 1 {
                 loop {

@@ -158,6 +158,8 @@ pub struct NodeCall<'a, Space = InProcess> {
     pub dst: &'a Blocks<Space>,
     /// How inputs become one; `None` where data only moves.
     pub combine: Option<Combine>,
+    /// Bytes of the longer of this rank's buffers in the operation of which this call is a part.
+    pub operation_bytes: usize,
 }
 
 /// The same of a rank whose blocks are of equal size and lie one after the other.
@@ -226,6 +228,7 @@ impl<'a> NodeCall<'a, OnDevice> {
             src: blocks(self.src),
             dst: blocks(self.dst),
             combine: self.combine,
+            operation_bytes: self.operation_bytes,
         }
     }
 }

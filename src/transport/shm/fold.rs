@@ -56,7 +56,7 @@ pub fn fold(
                     // SAFETY: the arena must outlive every use; because the runs are used and gone before it is.
                     let room = unsafe { room.unbound() };
                     staged += dst.len().next_multiple_of(64);
-                    post.copy(at, &[room]).map_err(|unread| (*place, unread))?;
+                    post.copy(at, &[room], room.len()).map_err(|unread| (*place, unread))?;
                     room
                 }
             });

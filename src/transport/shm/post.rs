@@ -261,11 +261,11 @@ impl Posting {
         }
     }
 
-    /// Copies the bytes from `offset` to regions, in order.
-    pub fn copy(&self, offset: usize, to: &[Region]) -> std::result::Result<(), Unread> {
+    /// Copies the bytes from `offset` to regions, in order, which are a part of a result of `total` bytes.
+    pub fn copy(&self, offset: usize, to: &[Region], total: usize) -> std::result::Result<(), Unread> {
         match self {
             Posting::Here { pieces, .. } => {
-                scatter(pieces, offset, to);
+                scatter(pieces, offset, to, total);
                 Ok(())
             }
             Posting::There { pieces, pid } => read(pieces, *pid, offset, to),
@@ -274,13 +274,13 @@ impl Posting {
 }
 
 /// Copies bytes of our address space to the regions, in order.
-fn scatter(from: &Pieces, offset: usize, to: &[Region]) {
+fn scatter(from: &Pieces, offset: usize, to: &[Region], total: usize) {
     let mut at = offset;
     for region in to {
         let mut done = 0;
         while done < region.len() {
             let run = from.run(at, region.len() - done);
-            region.part(done, run.len()).copy_from(run);
+            region.part(done, run.len()).copy_part_from(run, total);
             (at, done) = (at + run.len(), done + run.len());
         }
     }
