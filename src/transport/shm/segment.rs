@@ -132,7 +132,7 @@ pub const BOARD_BYTES: usize = 512 << 10;
 /// Areas of a board, for posts that are longer than a face's page.
 pub const AREAS: usize = 2;
 /// Bytes of a page.
-pub const PAGE_BYTES: usize = PAGE;
+pub const PAGE_BYTES: usize = 16 << 10;
 /// Faces of a board: a rank that only posts is at most so many calls ahead of those that read.
 pub const FACES: usize = 128;
 /// Pages of a board, for posts that are longer than a line.

@@ -35,8 +35,8 @@ use std::sync::Arc;
 
 /// Parts of fewer bytes are copied even when they lie in shared allocations: a copy costs less than waiting for the readers.
 const LISTED_BYTES: usize = 32 << 10;
-/// Parts of fewer bytes are never read through the kernel.
-const KERNEL_BYTES: usize = 4 << 10;
+/// Parts of fewer bytes are copied even to threads of this process.
+const LENT_BYTES: usize = 4 << 10;
 /// From operations of this many bytes on ranks that have nothing else to do bring their parts half of the way. Measured on a
 /// Xeon.
 const IDLE_OWNERS_BYTES: usize = 1 << 20;
@@ -418,7 +418,7 @@ impl SharedBuffers {
     #[inline(never)]
     fn lends(&mut self, collective: Collective, own: Option<usize>, bytes: usize) -> Option<Form> {
         // The result of an all-reduce in place goes over what others would still read.
-        if bytes < KERNEL_BYTES || (collective == Collective::AllReduce && self.is_in_place()) {
+        if bytes < LENT_BYTES || (collective == Collective::AllReduce && self.is_in_place()) {
             return None;
         }
         let others = self.members.len() - 1;
@@ -429,8 +429,10 @@ impl SharedBuffers {
         };
         let is_here = self.members.iter().all(|member| member.reach == Reach::SameProcess);
         let is_shared = self.maps && bytes >= LISTED_BYTES;
+        // What fits a page is there before the kernel has been called.
         let kernel = self.lends
             && !self.shares
+            && bytes > PAGE_BYTES
             && self.operation_bytes < pipelined_bytes(collective)
             && self.all_read()
             && Rates::get().lends(bytes, readers);
