@@ -184,6 +184,36 @@ fn a_machine_can_be_shown_and_be_a_file() {
 }
 
 #[test]
+fn files_are_priced_beside_algorithms() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../shim-tests/scripts");
+    // The name is read again where other methods follow the file, and so are its parameters.
+    let of = |file: &str, rest: &str| format!("script:{}{rest}", folder.join(file).display());
+    let methods =
+        format!("ring,{},{},vendor", of("ar_ring_8_4ch_ll128.xml", ""), of("ar_allpairs_8_ll.xml", "/segment=64K"));
+    let cells = ["-n", "8", "--collective", "all_reduce", "--machine", "perlmutter", "--bytes", "1K,64M"];
+    let answers = json(&[&cells[..], &["--method", &methods]].concat());
+    let text = answers.to_string();
+    assert!(text.contains("script:ar_ring_8_4ch_ll128/segment=whole"), "{text}");
+    assert!(text.contains("script:ar_allpairs_8_ll/segment=64K"), "{text}");
+    let table = succeeds(&[&cells[..], &["--method", &methods]].concat());
+    let rows = table.lines().filter(|line| line.starts_with("all_reduce")).count();
+    assert_eq!(rows, 2 * 4, "{table}");
+    // On a number of ranks that is not the file's there is no way to go.
+    let refused = simulate(&[
+        "-n",
+        "16",
+        "--collective",
+        "all_reduce",
+        "--bytes",
+        "1K",
+        "--method",
+        &of("ar_ring_8_4ch_ll128.xml", ""),
+    ]);
+    assert_eq!(refused.status.code(), Some(2));
+    assert!(text(&refused.stderr).contains("does not do all_reduce on 16 ranks"), "{}", text(&refused.stderr));
+}
+
+#[test]
 fn nonsense_is_refused_with_what_is_wrong() {
     for (arguments, said) in [
         (&["--machine", "nowhere"][..], "frontier, perlmutter"),
@@ -202,6 +232,8 @@ fn nonsense_is_refused_with_what_is_wrong() {
         (&["--method", "magic"], "vendor, mpi, pccl"),
         (&["--method", "rong"], "did you mean"),
         (&["--method", "ring/segment=0"], "at least 1 byte"),
+        (&["--method", "script:no-such-file.xml"], "no-such-file.xml"),
+        (&["--method", "script:no-such-algorithm"], "unknown"),
         (&["--method", ""], "there are vendor"),
         (&["--against", "luck"], "vendor, mpi, pccl"),
         (&["--method", "two_level(direct,log)", "-n", "8", "--bytes", "1M"], "two_level"),

@@ -103,7 +103,7 @@ impl Target {
             let dst = self.dst.run(at, incoming.len() - done);
             match &self.reduce {
                 None => {
-                    dst.copy_from(incoming.part(done, dst.len()));
+                    dst.copy_part_from(incoming.part(done, dst.len()), self.bytes());
                     done += dst.len();
                 }
                 Some((local, how)) => {

@@ -5,6 +5,7 @@ use super::lists::size_text;
 use super::route;
 use crate::options::parse_size;
 use std::fmt;
+use std::path::Path;
 use std::sync::Arc;
 use strata::algorithms::Choice;
 use strata::carrier::Carrier;
@@ -42,7 +43,8 @@ pub enum Method {
 
 /// What `--method` takes, for messages and `--help`.
 pub const KNOWN: &str = "vendor, mpi, pccl, pccl(ring), pccl(rd), pccl(ring,vendor), strata, chosen, \
-                         or an algorithm such as two_level(direct,log)/segment=1M/window=4/carrier=vendor";
+                         or an algorithm such as two_level(direct,log)/segment=1M/window=4/carrier=vendor, \
+                         or script:FILE.xml/segment=1M";
 
 impl Method {
     /// Reads a method's name.
@@ -62,11 +64,18 @@ impl Method {
 
     fn plan(text: &str) -> Result<Method> {
         let wrong = |what: String| Error::InvalidArgument(format!("method {text}: {what}; there are {KNOWN}"));
-        let mut parts = text.split('/');
-        let name = parts.next().unwrap_or("");
-        let choice = name.parse::<Choice>().map_err(|error| wrong(error.text().to_owned()))?;
+        let (choice, parameters) = match script(text) {
+            Some((path, parameters)) => {
+                let script = strata::script::store::load_file(path).map_err(|error| wrong(error.text().to_owned()))?;
+                (Choice::flat(&script.name), parameters)
+            }
+            None => {
+                let (name, parameters) = text.split_at(text.find('/').unwrap_or(text.len()));
+                (name.parse::<Choice>().map_err(|error| wrong(error.text().to_owned()))?, parameters)
+            }
+        };
         let (mut segment_bytes, mut window, mut carrier) = (None, 2, Carrier::MPI);
-        for part in parts {
+        for part in parameters.split('/').skip(1) {
             let no_sense = || wrong(format!("`{part}` is none of segment=BYTES, window=N and carrier=own or vendor"));
             let (name, value) = part.split_once('=').ok_or_else(no_sense)?;
             match (name, value) {
@@ -134,6 +143,17 @@ impl fmt::Display for Method {
         };
         f.pad(&text)
     }
+}
+
+/// The file of `script:FILE.xml/...`, and what follows it. Of an algorithm that is loaded already the name suffices.
+fn script(text: &str) -> Option<(&Path, &str)> {
+    let path = text.strip_prefix("script:")?;
+    let end = path.rmatch_indices(".xml").map(|(at, xml)| at + xml.len()).find(|&end| ends_name(&path[end..]))?;
+    Some((Path::new(&path[..end]), &path[end..]))
+}
+
+fn ends_name(rest: &str) -> bool {
+    rest.is_empty() || rest.starts_with('/')
 }
 
 fn pccl_text(rail: &str, carrier: Carrier) -> String {
