@@ -192,9 +192,9 @@ fn files_are_priced_beside_algorithms() {
         format!("ring,{},{},vendor", of("ar_ring_8_4ch_ll128.xml", ""), of("ar_allpairs_8_ll.xml", "/segment=64K"));
     let cells = ["-n", "8", "--collective", "all_reduce", "--machine", "perlmutter", "--bytes", "1K,64M"];
     let answers = json(&[&cells[..], &["--method", &methods]].concat());
-    let text = answers.to_string();
-    assert!(text.contains("script:ar_ring_8_4ch_ll128/segment=whole"), "{text}");
-    assert!(text.contains("script:ar_allpairs_8_ll/segment=64K"), "{text}");
+    let answers = answers.to_string();
+    assert!(answers.contains("script:ar_ring_8_4ch_ll128/segment=whole"), "{answers}");
+    assert!(answers.contains("script:ar_allpairs_8_ll/segment=64K"), "{answers}");
     let table = succeeds(&[&cells[..], &["--method", &methods]].concat());
     let rows = table.lines().filter(|line| line.starts_with("all_reduce")).count();
     assert_eq!(rows, 2 * 4, "{table}");

@@ -29,6 +29,7 @@ use crate::selection::{Context, Knowledge, Selector};
 use crate::sync::locked;
 use crate::topo::local::LocalRank;
 use crate::topo::{host, Grid, Rank};
+use crate::transport::shm::Rates;
 use crate::transport::{self, Exchange as _, Transport as _, Waker};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Once, OnceLock};
@@ -129,6 +130,8 @@ fn work_together(one: &str, other: &str) -> bool {
     one == other || series(one).is_some_and(|ours| Some(ours) == series(other))
 }
 
+/// A part of so many bytes is a long one.
+const LONG_BYTES: usize = 1 << 20;
 /// The purpose of a meeting that leaves ranks out begins with this.
 const SHRINK: &str = "shrink to";
 /// How long after news of a loss the meeting is given up: what the lost rank has said before may still be on its way.
@@ -587,11 +590,14 @@ impl Meeting<'_> {
         Ok((carrier, knowledge))
     }
 
-    /// The last round, when everybody has come so far. Whether some rank shares its processors with others of its node.
-    fn last_round(&mut self, engine: &mut Option<Engine>) -> Result<bool> {
+    /// The last round, when everybody has come so far. Whether some rank shares its processors with others of its node, and
+    /// whether all would rather have the kernel read a long part than copy it.
+    fn last_round(&mut self, engine: &mut Option<Engine>) -> Result<(bool, bool)> {
         let shares = engine.as_mut().is_some_and(|engine| engine.transport().shares_processor());
-        let said = self.session.allgather(vec![shares.into()])?;
-        Ok(said.iter().any(|said| said.first() == Some(&1)))
+        let lends = self.nranks == 2 && !shares && Rates::get().lends(LONG_BYTES, 1);
+        let said = self.session.allgather(vec![shares.into(), lends.into()])?;
+        let says = |said: &Vec<u8>, place: usize| said.get(place) == Some(&1);
+        Ok((said.iter().any(|said| says(said, 0)), said.iter().all(|said| says(said, 1))))
     }
 
     /// Exchanges what everybody must know and opens the links.
@@ -624,10 +630,10 @@ impl Meeting<'_> {
         };
         // Nobody may use a link, or leave, before everybody has it. Nothing may be waited for before this round but
         // what the session knows of: it names those who do not come to the round.
-        let crowded = self.last_round(&mut engine)?;
+        let (crowded, lends) = self.last_round(&mut engine)?;
         self.session.close();
         let context = Context::new(grid.clone(), config.clone(), board);
-        let selector = Selector::new(Context { knowledge, crowded, ..context });
+        let selector = Selector::new(Context { knowledge, crowded, lends, ..context });
         link(monitor.as_ref(), &config, self.cancel)?;
         let name = self.options.name.as_ref().map_or(String::new(), |name| format!(" {name}"));
         crate::info!("comm {:032x}{name} rank {rank} nranks {} on {grid} Init COMPLETE", credentials.key, self.nranks);

@@ -54,6 +54,8 @@ pub struct Context {
     pub board: bool,
     /// Whether the ranks of the one node outnumber the processors that they may run on.
     pub crowded: bool,
+    /// Whether the two ranks of the one node have the kernel read each other's long parts.
+    pub lends: bool,
     /// The vendor library, if a program has one.
     pub front: Option<Front>,
 }
@@ -61,7 +63,7 @@ pub struct Context {
 impl Context {
     /// Without a vendor library, a table or a machine.
     pub fn new(grid: Arc<Grid>, config: Config, board: bool) -> Context {
-        Context { grid, config, knowledge: Knowledge::default(), board, crowded: false, front: None }
+        Context { grid, config, knowledge: Knowledge::default(), board, crowded: false, lends: false, front: None }
     }
 }
 
@@ -328,7 +330,7 @@ fn selected(
         return Err(Error::InvalidUsage(text));
     }
     let segment_bytes = match config.segment_bytes {
-        _ if on_board => thresholds::board_segment(request.collective, grid.nranks()),
+        _ if on_board => thresholds::board_segment(request, context),
         0 if segments > 0 => segments,
         0 => thresholds::segment(&choice, request.collective, grid),
         bytes => bytes,
@@ -525,6 +527,16 @@ mod tests {
             let crowded = Context { crowded: true, ..context(Grid::flat(4), &config) };
             assert_eq!(decided(&Request::new(collective, 1 << 24), &crowded).1, expected, "{collective:?}");
         }
+        let segment = |lends, collective, block_bytes| {
+            let context = Context { board: true, lends, ..context(Grid::flat(2), &config) };
+            thresholds::board_segment(&Request::new(collective, block_bytes), &context)
+        };
+        // What is read as a whole goes at once; what goes through areas, or may, piece after piece.
+        assert_eq!(segment(true, Collective::AllGather, 1 << 20), 8 << 20);
+        assert_eq!(segment(true, Collective::AllToAll, 1 << 30), 4 << 20);
+        assert_eq!(segment(true, Collective::AllReduce, 1 << 20), 512 << 10);
+        assert_eq!(segment(true, Collective::Gather, 512 << 10), 512 << 10);
+        assert_eq!(segment(false, Collective::AllGather, 1 << 20), 512 << 10);
         let off = Config { board: false, ..config };
         assert_eq!(on(true, Collective::AllGather, 1001, &off), "direct");
         let named = Request { named: Some("board"), ..Request::new(Collective::AllGather, 8) };

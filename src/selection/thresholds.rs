@@ -7,12 +7,14 @@ use crate::config::Config;
 use crate::error::counted;
 use crate::plan::{Collective, Shape};
 use crate::topo::Grid;
-use crate::transport::shm::BOARD_BYTES;
+use crate::transport::shm::{area_bytes, pipelined_bytes};
 
 /// A piece of a message that stays in a core's cache while it is pulled and reduced.
 const CACHE_BYTES: usize = 128 << 10;
 /// What a rank reduces of everybody's part at a time on the board.
 const BOARD_PART_BYTES: usize = 32 << 10;
+/// What a rank copies at a time, where others are to read it meanwhile.
+const AREA_PIECE_BYTES: usize = 512 << 10;
 /// Between so few ranks what is on the board at a time stays in cache however long it is, and each stop for the others counts.
 const FEW_RANKS: usize = 2;
 /// Gathers and scatters of few bytes on more ranks than these go along a tree.
@@ -49,17 +51,25 @@ fn whole_vectors(bytes: usize, vectors: usize, config: &Config) -> bool {
 
 /// The bytes of a block that go on the board at a time: what is copied or reduced together stays in a core's cache, and
 /// what a rank brings fits on its board. Segments begin at multiples of 64 bytes.
-pub fn board_segment(collective: Collective, nranks: usize) -> usize {
-    let each = BOARD_BYTES / nranks / 64 * 64;
+pub fn board_segment(request: &Request<'_>, context: &Context) -> usize {
+    let (collective, nranks) = (request.collective, context.grid.nranks());
+    let bytes = match collective {
+        Collective::Gather => request.block_bytes.saturating_mul(nranks),
+        _ => message_bytes(collective, nranks, request.block_bytes),
+    };
+    // What is read to be reduced should be in a cache when it is.
+    let is_read_whole = !collective.reduces() && context.lends && bytes < pipelined_bytes(collective);
+    let most = area_bytes(nranks).min(if is_read_whole { usize::MAX } else { AREA_PIECE_BYTES });
+    let each = most / nranks / 64 * 64;
     if nranks <= FEW_RANKS {
         return match collective {
             Collective::ReduceScatter | Collective::AllToAll | Collective::Scatter => each,
-            _ => BOARD_BYTES,
+            _ => most,
         };
     }
     match collective {
         Collective::ReduceScatter => BOARD_PART_BYTES.min(each),
-        Collective::AllReduce | Collective::Reduce => (BOARD_PART_BYTES * nranks).min(BOARD_BYTES),
+        Collective::AllReduce | Collective::Reduce => (BOARD_PART_BYTES * nranks).min(most),
         Collective::AllToAll | Collective::Scatter => CACHE_BYTES.min(each),
         _ => CACHE_BYTES,
     }

@@ -548,8 +548,9 @@ impl Drop for Shm {
     }
 }
 
-/// The most bytes a rank brings to a call on the board.
-pub const BOARD_BYTES: usize = segment::BOARD_BYTES;
+pub use rates::Rates;
+pub use segment::area_bytes;
+pub use shared_buffers::pipelined_bytes;
 
 /// Room to combine what the kernel copied.
 fn staging() -> Arena {

@@ -10,7 +10,7 @@
 
 use super::pull::{mapped, pieces_at, read_process, Mappings, Reach};
 use super::record::Listing;
-use super::segment::{Face, Segment, AREAS, BOARD_BYTES, LINE_BYTES, PAGE_BYTES};
+use super::segment::{area_bytes, Face, Segment, AREAS, LINE_BYTES, PAGE_BYTES};
 use crate::error::{Error, Result};
 use crate::memory::{Bytes, InPeer, PeerRegion, Region};
 use crate::topo::Rank;
@@ -174,7 +174,7 @@ pub fn tell_copied(face: &Face<'_>, area: usize) {
 /// The part that was listed, where its poster has copied it; `None` if it says nonsense.
 pub fn copied(segment: &Segment, member: usize, face: &Face<'_>, bytes: usize) -> Option<Posting> {
     let area = get(&face.line, 16) as usize;
-    (area < AREAS && bytes <= BOARD_BYTES).then(|| here(segment.area(member, area).part(0, bytes)))
+    (area < AREAS && bytes <= area_bytes(segment.ranks())).then(|| here(segment.area(member, area).part(0, bytes)))
 }
 
 fn here(bytes: Bytes<'_>) -> Posting {

@@ -127,8 +127,14 @@ pub struct Face<'a> {
     pub page: Bytes<'a>,
 }
 
-/// Bytes of an area. Only what is used of it takes memory.
-pub const BOARD_BYTES: usize = 512 << 10;
+/// Bytes of an area on a node of so many ranks. Only what is used of it takes memory.
+pub const fn area_bytes(ranks: usize) -> usize {
+    match ranks {
+        0..=2 => 8 << 20,
+        _ => 512 << 10,
+    }
+}
+
 /// Areas of a board, for posts that are longer than a face's page.
 pub const AREAS: usize = 2;
 /// Bytes of a page.
@@ -140,7 +146,6 @@ pub const PAGES: usize = 32;
 /// Bytes of a post that go into the face's cache line.
 pub const LINE_BYTES: usize = 64 - size_of::<FaceCell>();
 const CELLS_BYTES: usize = FACES * 64 + size_of::<BoardLines>();
-const BOARD: usize = PAGES * PAGE_BYTES + AREAS * BOARD_BYTES;
 
 /// The mapped segment.
 #[derive(Debug)]
@@ -186,6 +191,10 @@ fn cells_at(ranks: usize) -> usize {
     (places_at(ranks) + ranks * size_of::<PlaceCells>()).next_multiple_of(PAGE)
 }
 
+fn board_bytes(ranks: usize) -> usize {
+    PAGES * PAGE_BYTES + AREAS * area_bytes(ranks)
+}
+
 fn boards_at(ranks: usize) -> usize {
     (cells_at(ranks) + ranks * CELLS_BYTES).next_multiple_of(PAGE)
 }
@@ -193,7 +202,7 @@ fn boards_at(ranks: usize) -> usize {
 impl Segment {
     /// Bytes of the segment for so many local ranks.
     pub fn bytes(ranks: usize) -> usize {
-        boards_at(ranks) + ranks * BOARD
+        boards_at(ranks) + ranks * board_bytes(ranks)
     }
 
     /// Maps a file of [`Segment::bytes`] bytes, all zero when it was made.
@@ -261,7 +270,7 @@ impl Segment {
     pub fn face(&self, local: usize, face: usize) -> Face<'_> {
         assert!(local < self.ranks && face < FACES);
         let cell = cells_at(self.ranks) + local * CELLS_BYTES + face * 64;
-        let page = boards_at(self.ranks) + local * BOARD + face % PAGES * PAGE_BYTES;
+        let page = boards_at(self.ranks) + local * board_bytes(self.ranks) + face % PAGES * PAGE_BYTES;
         Face {
             cell: self.at(cell),
             line: self.region().part(cell + size_of::<FaceCell>(), LINE_BYTES),
@@ -272,8 +281,9 @@ impl Segment {
     /// An area of a local rank's board.
     pub fn area(&self, local: usize, area: usize) -> Bytes<'_> {
         assert!(local < self.ranks && area < AREAS);
-        let at = boards_at(self.ranks) + local * BOARD + PAGES * PAGE_BYTES + area * BOARD_BYTES;
-        self.region().part(at, BOARD_BYTES)
+        let bytes = area_bytes(self.ranks);
+        let board = boards_at(self.ranks) + local * board_bytes(self.ranks);
+        self.region().part(board + PAGES * PAGE_BYTES + area * bytes, bytes)
     }
 
     fn pair(&self, from: usize, to: usize) -> usize {

@@ -18,7 +18,7 @@ use super::post::{self, Form, Posting, Unread};
 use super::pull::{gave_up_error, unreadable, Reach};
 use super::rates::Rates;
 use super::record::Listing;
-use super::segment::{Segment, AREAS, BOARD_BYTES, FACES, PAGES, PAGE_BYTES, READS, READS_NOT};
+use super::segment::{area_bytes, Segment, AREAS, FACES, PAGES, PAGE_BYTES, READS, READS_NOT};
 use super::wakeup::Wakeups;
 use crate::device::host::Combine;
 use crate::error::{Error, Result};
@@ -157,8 +157,8 @@ fn brings(collective: Collective, member: usize, root: usize) -> bool {
 }
 
 /// From how many bytes of an operation on its parts go through areas, piece after piece, although a reader may fetch them
-/// itself.
-fn pipelined_bytes(collective: Collective) -> usize {
+/// itself. An operation's bytes are those of the longest of its buffers on all ranks.
+pub fn pipelined_bytes(collective: Collective) -> usize {
     match collective {
         // Whoever reads does most of the work, and the others would only wait.
         Collective::Broadcast | Collective::Gather => IDLE_OWNERS_BYTES,
@@ -235,12 +235,16 @@ impl SharedBuffers {
         }
         let (p, me, at) = (self.members.len(), Rank::from_index(self.local), Rank::from_index(root));
         let bytes = src.bytes();
-        if bytes > BOARD_BYTES || src.len() != collective.input_blocks(p, me, at) {
+        if bytes > area_bytes(self.segment.ranks()) || src.len() != collective.input_blocks(p, me, at) {
             return Err(Error::Internal(format!("{} blocks of {bytes} bytes do not go on a board", src.len())));
         }
         self.src.clone_from(src);
         self.dst.clone_from(dst);
-        self.operation_bytes = operation_bytes;
+        self.operation_bytes = match collective {
+            // Its result is the root's alone.
+            Collective::Gather if self.local != root => operation_bytes.saturating_mul(p),
+            _ => operation_bytes,
+        };
         self.begin(token, envelope, (collective, root), combine)
     }
 
@@ -260,7 +264,7 @@ impl SharedBuffers {
     /// Begins a call of blocks that lie in one piece each, as token 0.
     pub fn call_flat(&mut self, envelope: Envelope, call: &FlatCall) -> Result<Started> {
         let FlatCall { collective, root, input, output, block_bytes, combine } = *call;
-        if self.waiting.is_some() || input.len() > BOARD_BYTES {
+        if self.waiting.is_some() || input.len() > area_bytes(self.segment.ranks()) {
             return Err(Error::Internal(format!("{} bytes do not go on a board now", input.len())));
         }
         if let Some(started) = self.begin_short(envelope, call)? {
