@@ -230,10 +230,12 @@ impl Shm {
     }
 
     /// Whether a message that only the kernel could fetch comes sooner through its ring: its sender then brings it half of the
-    /// way, instead of waiting. Not where we have something to send as well, or share our processors.
+    /// way, instead of waiting. Not where we have something to send as well, or share our processors; nor where a sender may
+    /// have several receivers, which fetch at the same time what it would bring them one after the other.
     fn comes_by_ring(&self, announced: &Listing) -> bool {
         let is_shared = announced.pieces.iter().all(|(_, _, key)| key.is_some());
-        !is_shared && !self.sharing.shares() && !self.peers.iter().any(|peer| peer.matching.owes())
+        let [peer] = &self.peers[..] else { return false };
+        !is_shared && !self.sharing.shares() && !peer.matching.owes()
     }
 
     /// Begins to fetch a large message, or asks for it.
