@@ -318,7 +318,7 @@ ncclResult_t pncclGetVersion(int* version);
 const char* ncclGetErrorString(ncclResult_t result);
 const char* pncclGetErrorString(ncclResult_t result);
 
-/* The text of the process's last error. It stays valid until the thread's next call of this function. Since 2.13.4. */
+/* The text of the process's last error. The thread's next call of this function writes its own in the same place. Since 2.13.4. */
 const char* ncclGetLastError(ncclComm_t comm);
 const char* pncclGetLastError(ncclComm_t comm);
 

@@ -34,7 +34,7 @@ ncclResult_t strataGetWorldId(ncclUniqueId* uniqueId, int* nranks, int* rank);
 /* Makes a communicator on the host, whatever vendor library or driver the process has mapped. All ranks call. What NCCL's functions make of it is on the host, too. timeout_ms limits its making and each operation: 0 sets no limit, and a negative one leaves the defaults. It always waits, NCCL_COMM_BLOCKING or not. Rank 0's limit counts. Sends and receives on it wait for no collective, no other peer and no message the other way; messages from one rank to another keep the order of the calls. On one stream a receive goes on beside sends and receives before it that do not use its memory, and a send beside sends; everything else waits for what is before it, as a send does for a receive. On the null stream a send may wait for its receive. Since strata. */
 ncclResult_t strataCommInitHost(ncclComm_t* comm, int nranks, ncclUniqueId id, int rank, int timeout_ms);
 
-/* The text of this thread's last call that failed in Strata, also where NCCL answers ncclGetLastError(NULL); on a thread without one that of the process's last error, and in a callback of strataStreamAddCallbackStatus that of its status. It stays valid until the thread's next call of this function or of ncclGetLastError. Since strata. */
+/* The text of this thread's last call that failed in Strata, also where NCCL answers ncclGetLastError(NULL); on a thread without one that of the process's last error, and in a callback of strataStreamAddCallbackStatus that of its status. The thread's next call of this function writes its own in the same place. Since strata. */
 const char* strataGetLastError(void);
 
 /* ---- Tuning ---- */

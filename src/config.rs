@@ -180,7 +180,7 @@ variables! {
     "STRATA_STAGE" stage: bool = "true", agreed,
         "Copy messages to ranks of the node into shared memory first, unless they are there already (ncclMemAlloc).";
     "STRATA_EAGER_BYTES" eager_bytes: usize = "16384", local,
-        "Messages of at most this many bytes are copied through shared memory; the receiver pulls larger ones.";
+        "Messages of at most this many bytes are copied through shared memory at once; larger ones wait for their receive, and then come through shared memory or are read by the receiver.";
     "STRATA_NIC_MAP" nic_map: String = "auto", local,
         "NIC of each local rank: names separated by commas; more ranks start again at the first name. auto: shared evenly, the nearest NIC for each rank.";
     "STRATA_INTER" inter: Inter = "auto", agreed,

@@ -123,6 +123,12 @@ static void without_a_communicator(void) {
   ncclComm_t fresh;
   BAD(strataGetUniqueId(NULL)); BAD(strataCommInitHost(NULL, 1, id, 0, -1)); BAD(strataCommInitHost(&fresh, 1, none, 0, -1));
   EXPECT(1, strstr(strataGetLastError(), "strataGetUniqueId") != NULL);
+  /* Programs keep the pointers: each function has one place for each thread, whatever is called meanwhile. */
+  const char *kept = ncclGetLastError(NULL), *own = strataGetLastError();
+  for (int i = 0; i < 64; i++) {
+    BAD(i % 2 ? strataGetUniqueId(NULL) : strataCommInitHost(NULL, 1, id, 0, -1));
+    EXPECT(1, ncclGetLastError(NULL) == kept && strataGetLastError() == own && kept != own && strlen(kept) > 20);
+  }
 }
 
 static void with_nulls_beside_a_communicator(ncclComm_t comm) {

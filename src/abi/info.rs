@@ -7,7 +7,7 @@ use crate::interface::pointer::{Buffer, ConstPtr, Ptr, Text};
 use crate::interface::types::{CftTeamMode, CommHandle, Status};
 use crate::selection::table::MeasuredOn;
 use std::cell::RefCell;
-use std::ffi::{c_int, CString};
+use std::ffi::{c_int, CStr};
 
 /// `ncclGetVersion`
 pub fn get_version(out: Ptr<c_int>) -> Result<()> {
@@ -30,26 +30,36 @@ pub fn error_string(status: Status) -> Text {
     })
 }
 
+/// Bytes of a thread's place for the text of an error; a longer one is cut.
+const SHOWN_BYTES: usize = 8 << 10;
+
 /// `ncclGetLastError`. Whatever the communicator, the text is the process's, or that of the status which a callback of a
-/// stream has been told; it stays until this thread's next call.
+/// stream has been told. Its place is the thread's for good, as in NCCL: programs keep the pointer beyond the next call.
 pub fn last_error(_comm: CommHandle) -> Text {
-    shown(crate::log::last_error())
+    thread_local! {
+        static SHOWN: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+    }
+    SHOWN.with_borrow_mut(|shown| show(&crate::log::last_error(), shown))
 }
 
 /// `strataGetLastError`
 pub fn own_last_error() -> Text {
-    shown(crate::log::last_error_of_thread())
+    thread_local! {
+        static SHOWN: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+    }
+    SHOWN.with_borrow_mut(|shown| show(&crate::log::last_error_of_thread(), shown))
 }
 
-fn shown(text: String) -> Text {
-    thread_local! {
-        static SHOWN: RefCell<CString> = RefCell::default();
-    }
-    SHOWN.with_borrow_mut(|shown| {
-        *shown = CString::new(text.replace('\0', " ")).unwrap_or_default();
-        // SAFETY: the text must stay until the thread's next call; because only that changes it.
-        unsafe { Text::lent(shown) }
-    })
+/// Writes the text into a place that never moves.
+fn show(text: &str, shown: &mut Vec<u8>) -> Text {
+    shown.resize(SHOWN_BYTES, 0);
+    let len = (0..SHOWN_BYTES.min(text.len() + 1)).rev().find(|&len| text.is_char_boundary(len)).unwrap_or(0);
+    shown[..len].copy_from_slice(&text.as_bytes()[..len]);
+    shown[..len].iter_mut().filter(|byte| **byte == 0).for_each(|byte| *byte = b' ');
+    shown[len] = 0;
+    let text = CStr::from_bytes_until_nul(shown).unwrap_or_default();
+    // SAFETY: the text must stay while it is used; because its place is the thread's, and only filled once more.
+    unsafe { Text::lent(text) }
 }
 
 /// `ncclResetDebugInit`. Strata reads its log settings once; there is nothing to reset.

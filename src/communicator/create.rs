@@ -21,6 +21,7 @@ use crate::error::{counted, Error, Result};
 use crate::fork::{Origin, PerProcess};
 use crate::health::{Loss, Monitor, RankStatus};
 use crate::log::Level;
+use crate::memory::stream_bytes;
 use crate::script::store;
 use crate::selection;
 use crate::selection::links::Links;
@@ -590,14 +591,21 @@ impl Meeting<'_> {
         Ok((carrier, knowledge))
     }
 
-    /// The last round, when everybody has come so far. Whether some rank shares its processors with others of its node, and
-    /// whether all would rather have the kernel read a long part than copy it.
-    fn last_round(&mut self, engine: &mut Option<Engine>) -> Result<(bool, bool)> {
+    /// The last round, when everybody has come so far. Whether some rank shares its processors with others of its node; and
+    /// where all would rather have the kernel read a long part than copy it, from how many bytes on an operation bypasses the
+    /// cache of one of them: each may know something else of its machine.
+    fn last_round(&mut self, engine: &mut Option<Engine>) -> Result<(bool, Option<usize>)> {
         let shares = engine.as_mut().is_some_and(|engine| engine.transport().shares_processor());
         let lends = self.nranks == 2 && !shares && Rates::get().lends(LONG_BYTES, 1);
-        let said = self.session.allgather(vec![shares.into(), lends.into()])?;
-        let says = |said: &Vec<u8>, place: usize| said.get(place) == Some(&1);
-        Ok((said.iter().any(|said| says(said, 0)), said.iter().all(|said| says(said, 1))))
+        let stream = if lends { stream_bytes() as u64 } else { 0 };
+        let said = self.session.allgather([&[u8::from(shares)][..], &stream.to_le_bytes()].concat())?;
+        let stream_of =
+            |said: &Vec<u8>| said.get(1..).and_then(|stream| stream.try_into().ok()).map_or(0, u64::from_le_bytes);
+        let stream = said.iter().map(stream_of).min();
+        Ok((
+            said.iter().any(|said| said.first() == Some(&1)),
+            stream.filter(|&bytes| bytes > 0).map(|bytes| bytes as usize),
+        ))
     }
 
     /// Exchanges what everybody must know and opens the links.

@@ -17,7 +17,7 @@ macro_rules! nccl_functions {
             "2.0" fn ncclGetVersion(version: Ptr<c_int>) -> Status = native(info::get_version);
             /// The meaning of a result code.
             "1.0" fn ncclGetErrorString(result: Status) -> Text = native(info::error_string);
-            /// The text of the process's last error. It stays valid until the thread's next call of this function.
+            /// The text of the process's last error. The thread's next call of this function writes its own in the same place.
             "2.13.4" fn ncclGetLastError(comm: CommHandle) -> Text = native(info::last_error);
             /// Has no effect: the log's settings are read once.
             "2.24.3" fn ncclResetDebugInit() -> () = native(info::reset_debug);
@@ -477,7 +477,7 @@ macro_rules! own_functions {
             ) -> Status = native(communicators::init_host);
             /// The text of this thread's last call that failed in Strata, also where NCCL answers ncclGetLastError(NULL); on a
             /// thread without one that of the process's last error, and in a callback of strataStreamAddCallbackStatus that of
-            /// its status. It stays valid until the thread's next call of this function or of ncclGetLastError.
+            /// its status. The thread's next call of this function writes its own in the same place.
             "strata" fn strataGetLastError() -> Text = native(info::own_last_error);
         }
         "Tuning" {

@@ -54,8 +54,9 @@ pub struct Context {
     pub board: bool,
     /// Whether the ranks of the one node outnumber the processors that they may run on.
     pub crowded: bool,
-    /// Whether the two ranks of the one node have the kernel read each other's long parts.
-    pub lends: bool,
+    /// Where the two ranks of the one node have the kernel read each other's long parts: from how many bytes on an operation
+    /// bypasses the cache of one of them. All ranks must have the same.
+    pub lends: Option<usize>,
     /// The vendor library, if a program has one.
     pub front: Option<Front>,
 }
@@ -63,7 +64,7 @@ pub struct Context {
 impl Context {
     /// Without a vendor library, a table or a machine.
     pub fn new(grid: Arc<Grid>, config: Config, board: bool) -> Context {
-        Context { grid, config, knowledge: Knowledge::default(), board, crowded: false, lends: false, front: None }
+        Context { grid, config, knowledge: Knowledge::default(), board, crowded: false, lends: None, front: None }
     }
 }
 
@@ -532,11 +533,15 @@ mod tests {
             thresholds::board_segment(&Request::new(collective, block_bytes), &context)
         };
         // What is read as a whole goes at once; what goes through areas, or may, piece after piece.
-        assert_eq!(segment(true, Collective::AllGather, 1 << 20), 8 << 20);
-        assert_eq!(segment(true, Collective::AllToAll, 1 << 30), 4 << 20);
-        assert_eq!(segment(true, Collective::AllReduce, 1 << 20), 512 << 10);
-        assert_eq!(segment(true, Collective::Gather, 512 << 10), 512 << 10);
-        assert_eq!(segment(false, Collective::AllGather, 1 << 20), 512 << 10);
+        let lends = Some(18 << 20);
+        assert_eq!(segment(lends, Collective::AllGather, 1 << 20), 8 << 20);
+        assert_eq!(segment(lends, Collective::AllToAll, 1 << 30), 4 << 20);
+        assert_eq!(segment(lends, Collective::AllReduce, 1 << 20), 512 << 10);
+        assert_eq!(segment(lends, Collective::Gather, 512 << 10), 512 << 10);
+        assert_eq!(segment(None, Collective::AllGather, 1 << 20), 512 << 10);
+        // What this process knows of its cache does not count, since another may know something else.
+        assert_eq!(segment(Some(192 << 10), Collective::AllGather, 1 << 20), 512 << 10);
+        assert_eq!(segment(Some(1 << 40), Collective::AllGather, 1 << 30), 8 << 20);
         let off = Config { board: false, ..config };
         assert_eq!(on(true, Collective::AllGather, 1001, &off), "direct");
         let named = Request { named: Some("board"), ..Request::new(Collective::AllGather, 8) };

@@ -58,7 +58,8 @@ pub fn board_segment(request: &Request<'_>, context: &Context) -> usize {
         _ => message_bytes(collective, nranks, request.block_bytes),
     };
     // What is read to be reduced should be in a cache when it is.
-    let is_read_whole = !collective.reduces() && context.lends && bytes < pipelined_bytes(collective);
+    let is_long = |stream_bytes| bytes >= pipelined_bytes(collective, stream_bytes);
+    let is_read_whole = !collective.reduces() && context.lends.is_some_and(|stream_bytes| !is_long(stream_bytes));
     let most = area_bytes(nranks).min(if is_read_whole { usize::MAX } else { AREA_PIECE_BYTES });
     let each = most / nranks / 64 * 64;
     if nranks <= FEW_RANKS {

@@ -157,14 +157,15 @@ fn brings(collective: Collective, member: usize, root: usize) -> bool {
 }
 
 /// From how many bytes of an operation on its parts go through areas, piece after piece, although a reader may fetch them
-/// itself. An operation's bytes are those of the longest of its buffers on all ranks.
-pub fn pipelined_bytes(collective: Collective) -> usize {
+/// itself. An operation's bytes are those of the longest of its buffers on all ranks; those of `stream_bytes` and more bypass
+/// the cache.
+pub fn pipelined_bytes(collective: Collective, stream_bytes: usize) -> usize {
     match collective {
         // Whoever reads does most of the work, and the others would only wait.
         Collective::Broadcast | Collective::Gather => IDLE_OWNERS_BYTES,
         // What no cache holds is folded faster out of areas, which one does hold.
-        Collective::AllReduce | Collective::ReduceScatter => stream_bytes() / 2,
-        Collective::AllGather | Collective::Reduce => stream_bytes(),
+        Collective::AllReduce | Collective::ReduceScatter => stream_bytes / 2,
+        Collective::AllGather | Collective::Reduce => stream_bytes,
         // Those who bring something have as much to do as those who read it.
         _ => usize::MAX,
     }
@@ -437,7 +438,7 @@ impl SharedBuffers {
         let kernel = self.lends
             && !self.shares
             && bytes > PAGE_BYTES
-            && self.operation_bytes < pipelined_bytes(collective)
+            && self.operation_bytes < pipelined_bytes(collective, stream_bytes())
             && self.all_read()
             && Rates::get().lends(bytes, readers);
         let (first, more) = {
