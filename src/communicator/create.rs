@@ -596,7 +596,8 @@ impl Meeting<'_> {
     /// cache of one of them: each may know something else of its machine.
     fn last_round(&mut self, engine: &mut Option<Engine>) -> Result<(bool, Option<usize>)> {
         let shares = engine.as_mut().is_some_and(|engine| engine.transport().shares_processor());
-        let lends = self.nranks == 2 && !shares && Rates::get().lends(LONG_BYTES, 1);
+        let has_board = self.nranks == 2 && engine.as_ref().is_some_and(Engine::has_board);
+        let lends = has_board && !shares && Rates::get().lends(LONG_BYTES, 1);
         let stream = if lends { stream_bytes() as u64 } else { 0 };
         let said = self.session.allgather([&[u8::from(shares)][..], &stream.to_le_bytes()].concat())?;
         let stream_of =

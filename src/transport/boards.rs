@@ -120,6 +120,11 @@ fn one_call(
     }
 }
 
+/// A call at root 0 in a short operation.
+fn short<'a>(collective: Collective, [src, dst]: [&'a Blocks; 2], combine: Option<Combine>) -> NodeCall<'a> {
+    NodeCall { collective, root: 0, src, dst, combine, operation_bytes: 0 }
+}
+
 fn sum(n: usize, seed: usize, at: usize) -> u32 {
     (0..n).map(|rank| value(rank, seed, at)).fold(0, u32::wrapping_add)
 }
@@ -146,14 +151,7 @@ fn a_call_of_another_kind_is_a_usage_error_that_names_the_peer() {
         let len = [16, 8][me];
         src.push([memory.part(0, len)].into_iter());
         (0..2).for_each(|block| dst.push([memory.part(16 + 16 * block, len)].into_iter()));
-        let mine = NodeCall {
-            collective: Collective::AllGather,
-            root: 0,
-            src: &src,
-            dst: &dst,
-            combine: None,
-            operation_bytes: 0,
-        };
+        let mine = short(Collective::AllGather, [&src, &dst], None);
         let failed = call(&mut router, envelope(1), mine);
         let Err(Error::InvalidUsage(text)) = failed else { panic!("{failed:?}") };
         let [theirs, ours] = [[8, 16][me], len];
@@ -169,14 +167,7 @@ fn memory_of_a_rank_that_gave_up_gives_no_result() {
         let memory = Box::leak(Box::new(Owned::new(1 << 18).unwrap()));
         let (input, output) = (memory.region().part(0, 64 << 10), memory.region().part(128 << 10, 128 << 10));
         let (src, dst) = (cut(input, 1, 16 << 10, 0), cut(output, 2, 16 << 10, 0));
-        let mine = NodeCall {
-            collective: Collective::AllGather,
-            root: 0,
-            src: &src,
-            dst: &dst,
-            combine: None,
-            operation_bytes: 0,
-        };
+        let mine = short(Collective::AllGather, [&src, &dst], None);
         if me == 0 {
             router.call(0, envelope(1), 0, mine).unwrap();
             router.cancel();
@@ -201,14 +192,7 @@ fn a_call_names_whom_it_waits_for() {
         let memory = region(&mut bytes);
         let mut blocks = Blocks::default();
         blocks.push([memory.part(0, 8)].into_iter());
-        let mine = NodeCall {
-            collective: Collective::AllReduce,
-            root: 0,
-            src: &blocks,
-            dst: &blocks,
-            combine: Some(SUM),
-            operation_bytes: 0,
-        };
+        let mine = short(Collective::AllReduce, [&blocks, &blocks], Some(SUM));
         router.call(0, envelope(1), 0, mine).unwrap();
         router.poll(&mut Vec::new()).unwrap();
         assert_eq!(router.missing(), [Rank(1), Rank(2)]);
@@ -233,14 +217,7 @@ fn a_rank_whose_board_is_full_sleeps_until_the_root_has_read() {
             let (input, output) = (region(&mut input), region(&mut output));
             let (mut src, dst) = (Blocks::default(), cut(output, if me == 0 { 2 } else { 0 }, count, 0));
             src.push((0..count / 32).map(|piece| input.part(piece * 128, 128)));
-            let mine = || NodeCall {
-                collective: Collective::Gather,
-                root: 0,
-                src: &src,
-                dst: &dst,
-                combine: None,
-                operation_bytes: 0,
-            };
+            let mine = || short(Collective::Gather, [&src, &dst], None);
             let mut made = 0;
             if me == 1 {
                 loop {

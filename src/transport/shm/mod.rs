@@ -22,6 +22,10 @@ mod segment;
 mod shared_buffers;
 pub mod wakeup;
 
+pub use rates::Rates;
+pub use segment::area_bytes;
+pub use shared_buffers::pipelined_bytes;
+
 use crate::error::{Error, Result};
 use crate::exec::{Started, Token};
 use crate::memory::{shared, Arena, Bytes, Region};
@@ -549,10 +553,6 @@ impl Drop for Shm {
         self.cancel();
     }
 }
-
-pub use rates::Rates;
-pub use segment::area_bytes;
-pub use shared_buffers::pipelined_bytes;
 
 /// Room to combine what the kernel copied.
 fn staging() -> Arena {

@@ -241,11 +241,7 @@ impl SharedBuffers {
         }
         self.src.clone_from(src);
         self.dst.clone_from(dst);
-        self.operation_bytes = match collective {
-            // Its result is the root's alone.
-            Collective::Gather if self.local != root => operation_bytes.saturating_mul(p),
-            _ => operation_bytes,
-        };
+        self.operation_bytes = operation_bytes;
         self.begin(token, envelope, (collective, root), combine)
     }
 
@@ -434,11 +430,16 @@ impl SharedBuffers {
         };
         let is_here = self.members.iter().all(|member| member.reach == Reach::SameProcess);
         let is_shared = self.maps && bytes >= LISTED_BYTES;
+        let operation_bytes = match collective {
+            // Who posts in a gather has one block of the root's result.
+            Collective::Gather => self.operation_bytes.saturating_mul(self.members.len()),
+            _ => self.operation_bytes,
+        };
         // What fits a page is there before the kernel has been called.
         let kernel = self.lends
             && !self.shares
             && bytes > PAGE_BYTES
-            && self.operation_bytes < pipelined_bytes(collective, stream_bytes())
+            && operation_bytes < pipelined_bytes(collective, stream_bytes())
             && self.all_read()
             && Rates::get().lends(bytes, readers);
         let (first, more) = {
