@@ -193,6 +193,33 @@ static void many_shapes(Rank *me) {
   }
 }
 
+/* Groups of one known call, of two communicators in turn, with more shapes than are kept; one is suspended between two of them. */
+static void groups_of_one(Rank *me) {
+  for (int round = 0; round < 40; round++) {
+    ncclComm_t comm = round / 2 % 2 ? me->other : me->comm;
+    size_t count = 1 + (size_t)(round / 4 % 10);
+    for (size_t i = 0; i < count; i++) me->in[i] = value(me->rank, (uint64_t)round, i);
+    OK(ncclAllReduce(me->in, me->out, count, ncclInt, ncclSum, comm, NULL));
+    for (int again = 0; again < 3; again++) {
+      int32_t *out = me->out + 16 * again;
+      memset(out, 0xff, 16 * sizeof *out);
+      OK(ncclGroupStart());
+      OK(ncclAllReduce(me->in, out, count, ncclInt, ncclSum, comm, NULL));
+      CHECK(out[0] == -1);
+      OK(ncclGroupEnd());
+      for (size_t i = 0; i < 16; i++) CHECK(out[i] == (i < count ? sum(me->nranks, (uint64_t)round, i) : -1));
+      OK(ncclGroupStart());
+      OK(ncclGroupEnd());
+    }
+    if (round % 4 != 3) continue;
+    OK(ncclCommSuspend(comm, 1));
+    OK(ncclGroupStart());
+    CHECK(ncclAllReduce(me->in, me->out, count, ncclInt, ncclSum, comm, NULL) == ncclInvalidUsage);
+    CHECK(ncclGroupEnd() == ncclInvalidUsage);
+    OK(ncclCommResume(comm));
+  }
+}
+
 /* A short call that is known, in one group with the end of another communicator: both happen, also where the thread then ends. */
 static void *end_in_group(void *argument) {
   Rank *me = argument;
@@ -224,6 +251,7 @@ static void *rank_main(void *number) {
   }
   play(&me);
   many_shapes(&me);
+  groups_of_one(&me);
   /* An all-to-all has no in-place form, be it known or not. */
   for (int i = 0; i < 3 && nranks > 1; i++) {
     CHECK(ncclAlltoAll(me.in, me.in, 4, ncclInt, me.comm, NULL) == ncclInvalidArgument);

@@ -265,7 +265,7 @@ impl Comm {
     }
 
     /// Whether an operation can be started, by a look at what mostly says so.
-    fn is_ready(&self) -> bool {
+    pub(super) fn is_ready(&self) -> bool {
         self.origin.is_here()
             && self.phase.load(Ordering::Acquire) == ALIVE
             && !self.suspended.load(Ordering::Acquire)

@@ -36,31 +36,36 @@ struct Group {
     depth: usize,
     error: Option<Error>,
     blocking: Option<bool>,
-    /// The only operation so far, where it is one that has been prepared.
-    prepared: Option<PreparedLaunch>,
+    /// The buffers of the only operation so far, where it is `known`.
+    prepared: Option<Buffers>,
+    /// The operation of this thread's last group of a single one that has been prepared. It stays when the group has ended, so that
+    /// an equal group counts no references and takes no lock.
+    known: Option<PreparedLaunch>,
     launches: Vec<Launch>,
     tasks: Vec<Task>,
     endings: Vec<Task>,
 }
+
+/// Input and output of a collective.
+type Buffers = (DeviceRegion, DeviceRegion);
 
 /// An operation that has been prepared ([`super::again`]), on the null stream.
 struct PreparedLaunch {
     comm: Arc<Comm>,
     key: Again,
     call: Arc<CollectiveCall>,
-    buffers: (DeviceRegion, DeviceRegion),
 }
 
 impl PreparedLaunch {
     /// The operation as any other.
-    fn launch(self) -> Launch {
-        let call = CollectiveCall { input: self.buffers.0, output: self.buffers.1, ..(*self.call).clone() };
-        Launch { comm: self.comm, operation: Operation::Collective(call), stream: StreamRef::Null }
+    fn launch(&self, (input, output): Buffers) -> Launch {
+        let call = CollectiveCall { input, output, ..(*self.call).clone() };
+        Launch { comm: self.comm.clone(), operation: Operation::Collective(call), stream: StreamRef::Null }
     }
 
-    fn run(self) -> Result<()> {
-        let done = self.comm.again(self.key, |_, _| Some(self.buffers));
-        done.unwrap_or_else(|| super::launch_one(self.launch()))
+    fn run(&self, buffers: Buffers) -> Result<()> {
+        let done = self.comm.again(self.key, |_, _| Some(buffers));
+        done.unwrap_or_else(|| super::launch_one(self.launch(buffers)))
     }
 }
 
@@ -71,9 +76,13 @@ thread_local! {
 impl Group {
     /// Makes a prepared operation one like any other: it is not the only one.
     fn unprepare(&mut self) {
-        if let Some(prepared) = self.prepared.take() {
-            self.launches.push(prepared.launch());
+        if let Some(buffers) = self.prepared.take() {
+            self.launches.extend(self.known.as_ref().map(|known| known.launch(buffers)));
         }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.launches.is_empty() && self.tasks.is_empty() && self.endings.is_empty() && self.prepared.is_none()
     }
 
     /// Notes what kind of communicator takes part.
@@ -133,37 +142,63 @@ pub fn record_prepared(
     key: Again,
     buffers: impl FnOnce(usize, usize) -> Option<(DeviceRegion, DeviceRegion)>,
 ) -> Option<Result<()>> {
-    GROUP.with_borrow_mut(|group| {
-        let is_first = group.launches.is_empty() && group.tasks.is_empty() && group.endings.is_empty();
-        if !is_first || group.prepared.is_some() || group.error.is_some() {
+    let (outcome, former) = GROUP.with_borrow_mut(|group| {
+        if !group.is_empty() || group.error.is_some() {
             return None;
         }
-        let call = comm.prepared(key)?;
-        let buffers = buffers(call.input.len(), call.output.len())?;
-        group.join(blocking).ok()?;
-        group.prepared = Some(PreparedLaunch { comm: comm.clone(), key, call, buffers });
-        Some(Ok(()))
-    })
+        let is_known = |known: &PreparedLaunch| known.key == key && Arc::ptr_eq(&known.comm, comm) && comm.is_ready();
+        let mut former = None;
+        if !group.known.as_ref().is_some_and(is_known) {
+            let call = comm.prepared(key)?;
+            former = group.known.replace(PreparedLaunch { comm: comm.clone(), key, call });
+        }
+        let call = &group.known.as_ref()?.call;
+        let prepared = buffers(call.input.len(), call.output.len()).filter(|_| group.join(blocking).is_ok());
+        group.prepared = prepared;
+        Some((prepared.map(|_| Ok(())), former))
+    })?;
+    // It may be the last that holds its communicator, so nothing is borrowed here.
+    drop(former);
+    outcome
 }
 
 /// Records a task, or carries it out where no group is open.
 pub fn manage(task: Task) -> Result<()> {
+    forget();
     let alone = GROUP.with_borrow_mut(|group| -> Result<Option<Task>> {
         if group.depth == 0 {
             return Ok(Some(task));
         }
         group.join(task.blocking)?;
-        group.unprepare();
         if task.ends { &mut group.endings } else { &mut group.tasks }.push(task);
         Ok(None)
     })?;
     alone.map_or(Ok(()), |task| carry_out([vec![task], Vec::new()]))
 }
 
+/// Keeps no communicator for later groups: one may end now.
+fn forget() {
+    let former = GROUP.with_borrow_mut(|group| {
+        group.unprepare();
+        group.known.take()
+    });
+    drop(former);
+}
+
 /// Closes the innermost group; the outermost one acts.
 pub fn end() -> Result<()> {
-    if let Some(prepared) = close_prepared() {
-        return prepared.run();
+    match close_short() {
+        Closed::Empty => return Ok(()),
+        Closed::Prepared(known, buffers) => {
+            let outcome = known.run(buffers);
+            let former = match known.comm.is_ready() {
+                true => GROUP.with_borrow_mut(|group| group.known.replace(known)),
+                false => Some(known),
+            };
+            drop(former);
+            return outcome;
+        }
+        Closed::Not => {}
     }
     let Some(group) = close()? else { return Ok(()) };
     // A communicator ends even where its last operations have failed.
@@ -179,15 +214,26 @@ pub fn simulate_end() -> Result<Option<f32>> {
     Ok(close()?.map(|group| group.launches.iter().map(estimate_us).sum::<f64>() as f32))
 }
 
-/// Closes the outermost group, if there is nothing in it but an operation that has been prepared.
-fn close_prepared() -> Option<PreparedLaunch> {
+/// What a short look at a group has done with it.
+enum Closed {
+    /// There was nothing in it.
+    Empty,
+    /// There was only this in it.
+    Prepared(PreparedLaunch, Buffers),
+    /// It is open still: there is more to it.
+    Not,
+}
+
+/// Closes the outermost group, if there is nothing in it, or only an operation that has been prepared.
+fn close_short() -> Closed {
     GROUP.with_borrow_mut(|group| {
-        if group.depth != 1 || group.error.is_some() {
-            return None;
+        let has_more = group.launches.len() + group.tasks.len() + group.endings.len() > 0;
+        if group.depth != 1 || group.error.is_some() || has_more {
+            return Closed::Not;
         }
-        let prepared = group.prepared.take()?;
         (group.depth, group.blocking) = (0, None);
-        Some(prepared)
+        let known = group.prepared.take().and_then(|buffers| Some((group.known.take()?, buffers)));
+        known.map_or(Closed::Empty, |(known, buffers)| Closed::Prepared(known, buffers))
     })
 }
 
