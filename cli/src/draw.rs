@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 pub mod heatmap;
+pub mod lanes;
 pub mod timeline;
 
 /// A web page that shows a drawing.

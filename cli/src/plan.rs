@@ -5,14 +5,17 @@ mod grids;
 mod prove;
 mod scripts;
 
+use crate::draw::lanes;
 use crate::options::{parse_size, Nodes, Spread};
 use clap::Subcommand;
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 use strata::algorithms::{self, Choice};
 use strata::config::Config;
-use strata::error::{Error, Result};
-use strata::plan::{text, Collective, Shape};
+use strata::error::{counted, Error, Result};
+use strata::plan::{text, Collective, Plan, Shape};
+use strata::script::store;
 use strata::selection::{self, message_bytes, Context, Executor, Request};
 use strata::topo::{Grid, Rank};
 
@@ -47,9 +50,10 @@ const MOST_DRAWN: usize = 64;
 #[derive(clap::Args)]
 #[command(after_long_help = format!("Drawings (--draw):\n{LEGEND}"))]
 pub struct Show {
-    /// all_reduce, all_gather, reduce_scatter, broadcast, reduce, alltoall, gather or scatter.
-    #[arg(value_parser = parse_collective)]
-    collective: Collective,
+    /// all_reduce, all_gather, reduce_scatter, broadcast, reduce, alltoall, gather or scatter; or a file in MSCCL's XML, which
+    /// says its number of ranks itself.
+    #[arg(value_name = "COLLECTIVE|FILE")]
+    what: String,
     /// The algorithm, such as `ring` or `two_level(direct,log)`; by default the one that Strata would take.
     #[arg(long)]
     algo: Option<Choice>,
@@ -70,6 +74,9 @@ pub struct Show {
     /// Draw who sends to whom, round by round, for all ranks, instead of listing steps.
     #[arg(long)]
     draw: bool,
+    /// Draw the lanes of all ranks over time as an SVG, with messages and dependencies as arrows.
+    #[arg(long, conflicts_with = "draw")]
+    svg: bool,
 }
 
 /// The collective of a name.
@@ -87,31 +94,60 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     }
 }
 
-fn show(options: &Show) -> Result<ExitCode> {
-    let grid = grid_of(&options.spread)?;
-    let nranks = grid.nranks();
-    if options.draw && nranks > MOST_DRAWN {
-        return Err(Error::InvalidArgument(format!("a drawing has room for {MOST_DRAWN} ranks, not for {nranks}")));
+/// What is shown: the shape, and the algorithm for it.
+fn subject(options: &Show) -> Result<(Shape, Choice)> {
+    if scripts::is_file(&options.what) {
+        let script = store::load_file(Path::new(&options.what))?;
+        let nranks = script.script.nranks();
+        if options.algo.is_some() || options.spread.ranks.is_some_and(|ranks| ranks != nranks) {
+            let text = format!("{} is an algorithm itself, for {}", options.what, counted(nranks, "rank"));
+            return Err(Error::InvalidArgument(text));
+        }
+        let grid = Arc::new(Grid::flat(nranks));
+        let contract = script.script.contract.clone();
+        let shape = Shape { root: script.root, contract, ..Shape::new(script.script.collective, grid) };
+        return Ok((Shape { in_place: options.in_place, ..shape }, Choice::flat(&script.name)));
     }
-    let exists = |rank: usize| match rank < nranks {
-        true => Ok(Rank::from_index(rank)),
-        false => Err(Error::InvalidArgument(format!("there is no rank {rank} among {nranks}"))),
-    };
-    let mut shape = Shape::new(options.collective, grid);
-    shape.root = exists(options.root)?;
-    shape.in_place = options.in_place;
+    let collective = parse_collective(&options.what).map_err(Error::InvalidArgument)?;
+    let grid = grid_of(&options.spread)?;
+    let mut shape = Shape { in_place: options.in_place, ..Shape::new(collective, grid) };
+    shape.root = rank_of(options.root, &shape.grid)?;
     let choice = match &options.algo {
         Some(choice) => choice.clone(),
-        None => chosen(options, &shape.grid)?,
+        None => chosen(collective, options.bytes, &shape.grid)?,
     };
-    if options.draw {
+    Ok((shape, choice))
+}
+
+fn rank_of(rank: usize, grid: &Grid) -> Result<Rank> {
+    match rank < grid.nranks() {
+        true => Ok(Rank::from_index(rank)),
+        false => Err(Error::InvalidArgument(format!("there is no rank {rank} among {}", grid.nranks()))),
+    }
+}
+
+fn show(options: &Show) -> Result<ExitCode> {
+    let (shape, choice) = subject(options)?;
+    let nranks = shape.nranks();
+    if (options.draw || options.svg) && nranks > MOST_DRAWN {
+        return Err(Error::InvalidArgument(format!("a drawing has room for {MOST_DRAWN} ranks, not for {nranks}")));
+    }
+    if options.draw || options.svg {
         let ranks = (0..nranks).map(Rank::from_index);
         let plans = ranks.map(|rank| algorithms::build(&choice, &shape, rank)).collect::<Result<Vec<_>>>()?;
-        out!("{}\n{}\n{LEGEND}\n", shape.grid, text::draw(&plans));
+        let steps: usize = plans.iter().map(Plan::nsteps).sum();
+        if options.draw {
+            out!("{}\n{}\n{LEGEND}\n", shape.grid, text::draw(&plans));
+        } else if steps > lanes::MOST_STEPS {
+            let most = lanes::MOST_STEPS;
+            return Err(Error::InvalidArgument(format!("a picture has room for {most} steps, not for {steps}")));
+        } else {
+            out!("{}", lanes::sheet(&format!("{} {choice}, {}", shape.collective.name(), shape.grid), &plans));
+        }
         return Ok(ExitCode::SUCCESS);
     }
     let ranks = match options.rank {
-        Some(rank) => exists(rank)?.index()..rank + 1,
+        Some(rank) => rank_of(rank, &shape.grid)?.index()..rank + 1,
         None => 0..nranks,
     };
     // One at a time: all plans of a large shape need not be in memory at once.
@@ -122,10 +158,9 @@ fn show(options: &Show) -> Result<ExitCode> {
 }
 
 /// What Strata would take with its default settings.
-fn chosen(options: &Show, grid: &Arc<Grid>) -> Result<Choice> {
-    let blocks = message_bytes(options.collective, grid.nranks(), 1);
-    let block_bytes = options.bytes / blocks;
-    let request = Request::new(options.collective, block_bytes);
+fn chosen(collective: Collective, bytes: usize, grid: &Arc<Grid>) -> Result<Choice> {
+    let block_bytes = bytes / message_bytes(collective, grid.nranks(), 1);
+    let request = Request::new(collective, block_bytes);
     let context = Context::new(grid.clone(), Config::default(), true);
     match selection::decide(&request, &context)?.executor {
         Executor::Own(selection) => Ok(selection.choice),

@@ -182,6 +182,25 @@ fn a_plan_is_shown_on_one_node_unless_told_otherwise_and_a_drawing_is_explained(
 }
 
 #[test]
+fn a_file_is_shown_and_its_picture_has_a_box_for_each_step_and_an_arrow_for_each_message() {
+    let written = succeeds(&["plan", "convert", "all_reduce", "--algo", "ring", "-n", "4"]);
+    let file = std::env::temp_dir().join(format!("strata-shown-{}.xml", std::process::id()));
+    std::fs::write(&file, written).expect("the file can be written");
+    let name = file.to_str().expect("UTF-8");
+    let shown = succeeds(&["plan", "show", name, "--rank", "3"]);
+    let picture = succeeds(&["plan", "show", name, "--svg"]);
+    let refused = output(&mut strata(&["plan", "show", name, "-n", "8"]));
+    std::fs::remove_file(&file).expect("it is there");
+    assert!(shown.contains("\nrank 3\n") && !shown.contains("\nrank 0\n"), "{shown}");
+    // Of each rank 6 messages, each sent and received.
+    let count = |what: &str| picture.matches(what).count();
+    assert_eq!((count("class=\"message\""), count("class=\"step\"")), (24, 48), "{picture}");
+    assert!(text(&refused.stderr).contains("is an algorithm itself, for 4 ranks"));
+    let too_long = output(&mut strata(&["plan", "show", "all_reduce", "--algo", "ring", "-n", "64", "--svg"]));
+    assert!(text(&too_long.stderr).contains("a picture has room for 4096 steps, not for"));
+}
+
+#[test]
 fn a_wrong_algorithm_or_variable_is_told_by_info() {
     for option in ["--env", "--library=/none"] {
         let mut command = strata(&["info", option]);

@@ -22,7 +22,7 @@
 mod draw;
 mod parse;
 
-pub use draw::draw;
+pub use draw::{cell, draw, rounds, Pace};
 pub use parse::{parse, ParseError};
 
 use super::{Action, Buffer, Call, LinkLevel, OperandOrder, Plan, Span, Step};

@@ -130,11 +130,18 @@ pub fn left_to_vendor(vendor_only: &str) -> String {
     names.collect::<Vec<&str>>().join(",")
 }
 
-/// The collectives that `NCCL_ALGO` speaks of: its user wants the vendor's algorithm.
+/// The collectives that `NCCL_ALGO` speaks of: its user wants the vendor's algorithm. Where `MSCCL` is among the algorithms the
+/// user wants scripts, and the library's algorithms where none fits: that names nothing.
 pub fn named_by_nccl_algo(value: &str) -> Vec<Collective> {
+    let has_scripts = |algorithms: &str| {
+        !algorithms.trim_start().starts_with('^')
+            && algorithms.split(',').any(|algorithm| algorithm.trim().eq_ignore_ascii_case("msccl"))
+    };
     let mut named = Vec::new();
     for entry in value.split(';').map(str::trim).filter(|entry| !entry.is_empty()) {
         match entry.split_once(':') {
+            Some((_, algorithms)) if has_scripts(algorithms) => {}
+            None if has_scripts(entry) => {}
             Some((function, _)) => named.extend(Collective::from_name(function.trim())),
             None => return Collective::ALL.to_vec(),
         }
@@ -233,5 +240,8 @@ mod tests {
         assert_eq!(named_by_nccl_algo("^tree"), Collective::ALL);
         assert_eq!(named_by_nccl_algo("allgather:^ring"), [AllGather]);
         assert_eq!(named_by_nccl_algo(""), []);
+        assert_eq!(named_by_nccl_algo("MSCCL,RING,TREE"), []);
+        assert_eq!(named_by_nccl_algo("allgather:ring,msccl;allreduce:tree"), [AllReduce]);
+        assert_eq!(named_by_nccl_algo("^msccl"), Collective::ALL);
     }
 }

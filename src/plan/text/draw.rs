@@ -9,7 +9,7 @@ use std::collections::HashMap;
 /// message takes one round: `>1 o2` sends chunk 2 of the output to rank 1, `<0 o2` receives it, `<0+ o2` receives and
 /// reduces it, `i0=o2` copies. Steps that can never happen are listed at the end.
 pub fn draw(plans: &[Plan]) -> String {
-    let rounds = rounds(plans);
+    let rounds = rounds(plans, Pace::Messages);
     let last = rounds.values().copied().max().map_or(0, |round| round + 1);
     let mut cells = vec![vec![Vec::new(); plans.len()]; last];
     let mut stuck = String::new();
@@ -57,8 +57,19 @@ fn table(rows: &[(String, Vec<Vec<String>>)]) -> String {
     text
 }
 
+/// What takes a round.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pace {
+    /// A message, and a call.
+    Messages,
+    /// Every step; a message comes in the round after the one in which it was sent.
+    Steps,
+}
+
 /// The earliest round of each step, by rank, lane and position. Steps that wait for ever have none.
-fn rounds(plans: &[Plan]) -> HashMap<(usize, usize, usize), usize> {
+pub fn rounds(plans: &[Plan], pace: Pace) -> HashMap<(usize, usize, usize), usize> {
+    let takes = |action: &Action| usize::from(pace == Pace::Steps || matches!(action, Action::Call(_)));
+    let after = usize::from(pace == Pace::Steps);
     let mut rounds = HashMap::new();
     let mut sent: HashMap<(usize, usize, Channel), Vec<usize>> = HashMap::new();
     let mut taken: HashMap<(usize, usize, Channel), usize> = HashMap::new();
@@ -71,7 +82,7 @@ fn rounds(plans: &[Plan]) -> HashMap<(usize, usize, usize), usize> {
                     let (at, mut round) = places[rank][number];
                     let dep = |dep: &crate::plan::StepRef| rounds.get(&(rank, dep.lane as usize, dep.step as usize));
                     let Some(deps) = step.deps.iter().map(dep).collect::<Option<Vec<&usize>>>() else { break };
-                    round = deps.into_iter().copied().fold(round, usize::max);
+                    round = deps.into_iter().map(|dep| dep + after).fold(round, usize::max);
                     match &step.action {
                         Action::Send { to, channel, .. } => {
                             sent.entry((rank, to.index(), *channel)).or_default().push(round);
@@ -87,8 +98,7 @@ fn rounds(plans: &[Plan]) -> HashMap<(usize, usize, usize), usize> {
                     }
                     rounds.insert((rank, number, at), round);
                     // What follows a call on its lane is drawn below it: it may need the call's messages.
-                    let next = if matches!(step.action, Action::Call(_)) { round + 1 } else { round };
-                    places[rank][number] = (at + 1, next);
+                    places[rank][number] = (at + 1, round + takes(&step.action));
                     moved = true;
                 }
             }
@@ -97,7 +107,8 @@ fn rounds(plans: &[Plan]) -> HashMap<(usize, usize, usize), usize> {
     rounds
 }
 
-fn cell(action: &Action) -> String {
+/// A step in a few letters: see [`draw()`].
+pub fn cell(action: &Action) -> String {
     match action {
         Action::Send { to, src, .. } => format!(">{to} {}", brief(src)),
         Action::Recv { from, dst, .. } => format!("<{from} {}", brief(dst)),
