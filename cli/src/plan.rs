@@ -15,7 +15,7 @@ use strata::algorithms::{self, Choice};
 use strata::config::Config;
 use strata::error::{counted, Error, Result};
 use strata::plan::{text, Collective, Plan, Shape};
-use strata::script::store;
+use strata::script::store::{self, Steps};
 use strata::selection::{self, message_bytes, Context, Executor, Request};
 use strata::topo::{Grid, Rank};
 
@@ -77,6 +77,9 @@ pub struct Show {
     /// Draw the lanes of all ranks over time as an SVG, with messages and dependencies as arrows.
     #[arg(long, conflicts_with = "draw")]
     svg: bool,
+    /// A file's steps as the host runs them: lanes that do the same on other chunks are one.
+    #[arg(long)]
+    merged: bool,
 }
 
 /// The collective of a name.
@@ -97,7 +100,8 @@ pub fn run(options: &Options) -> Result<ExitCode> {
 /// What is shown: the shape, and the algorithm for it.
 fn subject(options: &Show) -> Result<(Shape, Choice)> {
     if scripts::is_file(&options.what) {
-        let script = store::load_file(Path::new(&options.what))?;
+        let script =
+            store::load_file(Path::new(&options.what), if options.merged { Steps::Merged } else { Steps::AsWritten })?;
         let nranks = script.script.nranks();
         if options.algo.is_some() || options.spread.ranks.is_some_and(|ranks| ranks != nranks) {
             let text = format!("{} is an algorithm itself, for {}", options.what, counted(nranks, "rank"));

@@ -7,7 +7,8 @@ use strata::device::host::reference;
 use strata::dtype::{DataType, RedOp, Reduction};
 use strata::memory::Region;
 use strata::plan::Collective;
-use strata::script::{store, LoadedScript};
+use strata::script::store::{self, Steps};
+use strata::script::LoadedScript;
 use strata::topo::{Grid, Rank};
 
 /// A deterministic stream of numbers.
@@ -325,7 +326,7 @@ fn scripts() -> Vec<&'static LoadedScript> {
     files.sort();
     let load = |file: &std::path::PathBuf| {
         let (text, contract) = (std::fs::read_to_string(file).ok()?, store::contract_beside(file));
-        store::load(file.file_stem()?.to_str()?, &text, contract.as_deref()).ok()
+        store::load(file.file_stem()?.to_str()?, &text, contract.as_deref(), Steps::Merged).ok()
     };
     files.iter().filter_map(load).collect()
 }

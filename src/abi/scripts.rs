@@ -5,7 +5,8 @@ use super::operations::{self, ScriptCall};
 use crate::error::{Error, Result};
 use crate::interface::pointer::{Buffer, ConstBuffer, ConstPtr, Ptr, Text};
 use crate::interface::types::{CommHandle, OpCode, StreamHandle, TypeCode};
-use crate::script::{store, LoadedScript};
+use crate::script::store::{self, Steps};
+use crate::script::LoadedScript;
 use crate::sync::locked;
 use std::ffi::c_int;
 use std::path::Path;
@@ -18,7 +19,7 @@ static HANDLES: Mutex<Vec<Option<&'static LoadedScript>>> = Mutex::new(Vec::new(
 pub fn load(path: Text, handle: Ptr<c_int>, _rank: c_int) -> Result<()> {
     let path = path.get("mscclAlgoFilePath")?;
     handle.set("mscclAlgoHandle", -1)?;
-    let script = store::load_file(Path::new(&path))?;
+    let script = store::load_file(Path::new(&path), Steps::Merged)?;
     let mut handles = locked(&HANDLES);
     let number = c_int::try_from(handles.len()).map_err(|_| Error::InvalidUsage("too many programs".to_string()))?;
     handle.set("mscclAlgoHandle", number)?;

@@ -26,7 +26,8 @@ use crate::plan::rank_sets::RankSets;
 use crate::plan::{Action, Channel, Plan, Shape, StepRef};
 use crate::topo::{Grid, Rank};
 use emit::{Emitter, Notes};
-use places::{joined, Held, Places, Value};
+pub(super) use places::joined;
+use places::{Held, Places, Value};
 use reduce::Reducer;
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::collections::VecDeque;
@@ -69,6 +70,11 @@ pub struct Lowered {
 }
 
 impl Lowered {
+    /// Plans of which nobody asks any more where they come from.
+    pub(super) fn of_plans(plans: Vec<Plan>) -> Lowered {
+        Lowered { plans, stuck: None, sites: Vec::new(), notes: Vec::new() }
+    }
+
     /// Which step of the script a step of the plans comes from; none where it is Strata's own.
     pub fn site(&self, script: &Script, rank: Rank, at: StepRef) -> Option<StepSite> {
         let step = *self.sites.get(rank.index())?.get(at.lane as usize)?.get(at.step as usize)?;

@@ -7,6 +7,7 @@
 
 mod convert;
 mod lower;
+mod merge;
 mod ops;
 mod proof;
 pub mod store;
@@ -17,7 +18,7 @@ pub mod xml;
 
 pub use convert::convert;
 pub use lower::{lower, Lowered, ScriptForm, Sending};
-pub use proof::{judge, prove, root, Proof, Refusal, CAPACITY};
+pub use proof::{judge, merged, prove, root, Proof, Refusal, CAPACITY};
 pub use store::LoadedScript;
 pub use write::write;
 

@@ -1,6 +1,7 @@
 //! Whether a script does what it says, and which plans of it run.
 #![forbid(unsafe_code)]
 
+use super::merge::merge;
 use super::{lower, Lowered, Script, ScriptForm, Sending, StepSite};
 use crate::plan::{Collective, StepRef};
 use crate::topo::{Grid, Rank};
@@ -94,6 +95,13 @@ pub fn prove(script: &Script, grid: &Arc<Grid>, form: ScriptForm) -> Result<Proo
         }
     }
     Err(refused)
+}
+
+/// The same with lanes that are alike as one ([`merge()`]), where that does the same.
+pub fn merged(proof: Proof) -> Proof {
+    let plans = merge(&proof.lowered.plans);
+    let merged = plans.and_then(|plans| self::proof(Lowered::of_plans(plans)).ok());
+    merged.unwrap_or(proof)
 }
 
 /// The proof of plans with the least capacity that does, or the plans and what the verifier has against them.

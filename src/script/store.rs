@@ -4,7 +4,7 @@
 //! settings, tuning tables and the command line name it like them. Once loaded it stays: communicators may hold its plans.
 #![forbid(unsafe_code)]
 
-use super::{judge, prove, root, xml, Lowered, Script, ScriptForm};
+use super::{judge, merged, prove, root, xml, Lowered, Proof, Script, ScriptForm};
 use crate::algorithms::needs::Needs;
 use crate::algorithms::{self, Algorithm};
 use crate::config::{self, Config};
@@ -34,7 +34,23 @@ pub struct LoadedScript {
     /// The root, where there is one (else rank 0).
     pub root: Rank,
     digest: u64,
+    steps: Steps,
     proofs: Mutex<FxHashMap<ScriptForm, Option<Arc<Lowered>>>>,
+}
+
+/// Which plans a script comes to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Steps {
+    /// As it is written, a lane for each thread block: what a GPU would run.
+    AsWritten,
+    /// With lanes that do the same on other chunks as one: what the host runs.
+    Merged,
+}
+
+impl Steps {
+    fn of(self, proof: Proof) -> Arc<Lowered> {
+        Arc::new(if self == Steps::Merged { merged(proof) } else { proof }.lowered)
+    }
 }
 
 /// Everything that has been loaded.
@@ -46,7 +62,7 @@ impl LoadedScript {
         let mut proofs = self.proofs.lock().unwrap_or_else(PoisonError::into_inner);
         let proof = || {
             let grid = Arc::new(Grid::flat(self.script.nranks()));
-            prove(&self.script, &grid, form).ok().map(|proof| Arc::new(proof.lowered))
+            prove(&self.script, &grid, form).ok().map(|proof| self.steps.of(proof))
         };
         proofs.entry(form).or_insert_with(proof).clone()
     }
@@ -98,8 +114,9 @@ fn form(shape: &Shape) -> ScriptForm {
 ///
 /// # Errors
 /// `InvalidUsage` where it is no script, or does not do what it says: with the line.
-pub fn load(stem: &str, text: &str, contract: Option<&str>) -> Result<&'static LoadedScript> {
-    let digest = Digest::new("script").text(text).text(contract.unwrap_or_default()).value() as u64;
+pub fn load(stem: &str, text: &str, contract: Option<&str>, steps: Steps) -> Result<&'static LoadedScript> {
+    let digest = Digest::new("script").text(text).text(contract.unwrap_or_default());
+    let digest = if steps == Steps::AsWritten { digest.text("as written") } else { digest }.value() as u64;
     let plain: String =
         stem.chars().map(|c| if c.is_ascii_alphanumeric() || "_-.".contains(c) { c } else { '_' }).collect();
     let mut loaded = LOADED.write().unwrap_or_else(PoisonError::into_inner);
@@ -117,9 +134,9 @@ pub fn load(stem: &str, text: &str, contract: Option<&str>) -> Result<&'static L
     let proof = prove(&script, &grid, form).map_err(|refusal| refused(refusal.to_string()))?;
     let is_taken = algorithms::by_name(&name).is_some();
     let name = if is_taken { unique_name.clone() } else { name };
-    let proofs = Mutex::new(FxHashMap::from_iter([(form, Some(Arc::new(proof.lowered)))]));
+    let proofs = Mutex::new(FxHashMap::from_iter([(form, Some(steps.of(proof)))]));
     let script: &'static LoadedScript =
-        Box::leak(Box::new(LoadedScript { name, unique_name, script, root, digest, proofs }));
+        Box::leak(Box::new(LoadedScript { name, unique_name, script, root, digest, steps, proofs }));
     algorithms::add(as_algorithm(script, &script.unique_name));
     if !is_taken {
         algorithms::add(as_algorithm(script, &script.name));
@@ -144,10 +161,10 @@ fn as_algorithm(script: &'static LoadedScript, name: &'static str) -> &'static A
 ///
 /// # Errors
 /// `InvalidUsage` where it cannot be read, is no script, or does not do what it says.
-pub fn load_file(path: &Path) -> Result<&'static LoadedScript> {
+pub fn load_file(path: &Path, steps: Steps) -> Result<&'static LoadedScript> {
     let refused = |error: std::io::Error| Error::InvalidUsage(format!("{}: {error}", path.display()));
     let text = read(path).map_err(refused)?;
-    load(&stem(path), &text, contract_beside(path).as_deref())
+    load(&stem(path), &text, contract_beside(path).as_deref(), steps)
 }
 
 fn stem(path: &Path) -> String {
@@ -220,7 +237,7 @@ pub fn offer(config: &Config, nranks: usize) -> (String, Vec<String>) {
             continue;
         }
         let contract = contract_beside(&path);
-        match load(&stem, &text, contract.as_deref()) {
+        match load(&stem, &text, contract.as_deref(), Steps::Merged) {
             Ok(_) => {
                 sent += text.len();
                 offered.push((stem, text, contract));
@@ -262,5 +279,5 @@ pub fn agree(offer: &str) -> Result<Vec<&'static LoadedScript>> {
     }
     let offered: Vec<Offered> = serde_json::from_str(offer)
         .map_err(|error| Error::Remote(format!("rank 0 sent scripts that cannot be read: {error}")))?;
-    offered.iter().map(|(stem, text, contract)| load(stem, text, contract.as_deref())).collect()
+    offered.iter().map(|(stem, text, contract)| load(stem, text, contract.as_deref(), Steps::Merged)).collect()
 }

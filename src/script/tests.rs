@@ -222,6 +222,74 @@ fn every_algorithm_of_the_library_can_be_a_file_and_be_read_back() {
     assert!(converted > 300, "{converted}");
 }
 
+/// A script of an all-reduce, each of whose thread blocks stands there `n` times on chunks of its own.
+fn instances(script: &Script, n: u32) -> Script {
+    let channels = script.ranks.iter().flat_map(|rank| &rank.blocks).map(|block| block.channel + 1).max().unwrap();
+    let of_rank = |rank: &RankScript| {
+        let nblocks = rank.blocks.len() as u32;
+        let moved = |place: Place, instance: u32| {
+            let chunks = if place.buffer == ScriptBuffer::Scratch { rank.scratch } else { script.chunks };
+            Place { chunk: place.chunk + instance * chunks, ..place }
+        };
+        let of_instance = |instance: u32| {
+            let of_step = move |step: &ScriptStep| ScriptStep {
+                src: moved(step.src, instance),
+                dst: moved(step.dst, instance),
+                dep: step.dep.map(|(block, at)| (block + instance * nblocks, at)),
+                ..*step
+            };
+            let of_block = move |block: &ThreadBlock| ThreadBlock {
+                channel: block.channel + instance as u16 * channels,
+                steps: block.steps.iter().map(of_step).collect(),
+                ..*block
+            };
+            rank.blocks.iter().map(of_block).collect::<Vec<_>>()
+        };
+        RankScript { scratch: rank.scratch * n, blocks: (0..n).flat_map(of_instance).collect() }
+    };
+    Script { chunks: script.chunks * n, ranks: script.ranks.iter().map(of_rank).collect(), ..script.clone() }
+}
+
+#[test]
+fn instances_become_one_lane_that_sends_as_many_messages_as_one() {
+    let grid = Arc::new(Grid::flat(8));
+    let shape = Shape::new(Collective::AllReduce, grid.clone());
+    let form = ScriptForm { in_place: false, prologue: false, root: Rank(0) };
+    for name in ["ring", "direct", "rd", "tree"] {
+        let choice = name.parse().unwrap();
+        if !algorithms::supports(&choice, &shape) {
+            assert_eq!(name, "tree");
+            continue;
+        }
+        let plans: Vec<Plan> =
+            (0..8).map(|rank| algorithms::build(&choice, &shape, Rank::from_index(rank)).unwrap()).collect();
+        let one = convert(&plans).unwrap();
+        let alone = merged(prove(&one, &grid, form).unwrap());
+        for n in [2, 24] {
+            let many = prove(&instances(&one, n), &grid, form).unwrap();
+            let together = merged(many.clone());
+            assert_eq!(many.report.messages, n as usize * prove(&one, &grid, form).unwrap().report.messages, "{name}");
+            assert_eq!(together.report.messages, alone.report.messages, "{name} {n} times");
+            assert_eq!(together.report.steps, alone.report.steps, "{name} {n} times");
+            assert_eq!(together.report.chunks, many.report.chunks, "{name} {n} times");
+            assert_eq!(traffic(&together.lowered.plans), traffic(&many.lowered.plans), "{name} {n} times");
+        }
+    }
+}
+
+#[test]
+fn lanes_that_differ_stay_apart() {
+    // Each of two instances waits for the other's step where the one waits for nothing.
+    let grid = Arc::new(Grid::flat(2));
+    let form = ScriptForm { in_place: true, prologue: false, root: Rank(0) };
+    let mut script = instances(&xml::read(EXCHANGE).unwrap(), 2);
+    let messages = |script: &Script| merged(prove(script, &grid, form).unwrap()).report.messages;
+    assert_eq!(messages(&script), 2);
+    // The second instance's fold waits for the first one's receive, too.
+    script.ranks[0].blocks[2].steps[1].dep = Some((1, 0));
+    assert_eq!(messages(&script), 4);
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 4 } else { 2000 }, failure_persistence: None, ..ProptestConfig::default() })]
 

@@ -66,7 +66,8 @@ impl Method {
         let wrong = |what: String| Error::InvalidArgument(format!("method {text}: {what}; there are {KNOWN}"));
         let (choice, parameters) = match script(text) {
             Some((path, parameters)) => {
-                let script = strata::script::store::load_file(path).map_err(|error| wrong(error.text().to_owned()))?;
+                let script = strata::script::store::load_file(path, strata::script::store::Steps::AsWritten)
+                    .map_err(|error| wrong(error.text().to_owned()))?;
                 (Choice::flat(&script.name), parameters)
             }
             None => {

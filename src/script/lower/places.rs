@@ -297,7 +297,7 @@ fn continues(one: &Span, next: &Span) -> bool {
 }
 
 /// Chunks as a list of spans, consecutive ones as one.
-pub(super) fn joined(chunks: impl IntoIterator<Item = Span>) -> Spans {
+pub(in crate::script) fn joined(chunks: impl IntoIterator<Item = Span>) -> Spans {
     let mut spans = Spans::new();
     for chunk in chunks {
         match spans.last_mut() {
