@@ -1,12 +1,13 @@
 """Runs `strata plan compile`.
 
 The command is what STRATA_COMMAND names, else `strata` beside the library that STRATA_LIBRARY names or that the package
-holds, else `strata` on the PATH.
+holds, else in the folder of this Python's commands, where a wheel puts it, else on the PATH.
 """
 
 import os
 import shutil
 import subprocess
+import sysconfig
 import tempfile
 from pathlib import Path
 
@@ -17,7 +18,7 @@ _VARIABLE = "STRATA_COMMAND"
 
 def _find() -> str:
     given = os.environ.get(_VARIABLE)
-    if given:
+    if given and given != "auto":
         found = shutil.which(given)
         if found is None:
             raise CommandError(f"strata: {_VARIABLE}={given} is not a program that can be run")
@@ -25,16 +26,12 @@ def _find() -> str:
     library = os.environ.get("STRATA_LIBRARY")
     own = Path(__file__).resolve().parent.parent / "lib"
     folder = Path(library).resolve().parent if library and library != "auto" else own
-    for place in (folder, folder.parent / "bin"):
-        found = shutil.which(str(place / "strata"))
+    places = [folder, folder.parent / "bin", Path(sysconfig.get_path("scripts"))]
+    for found in (*(shutil.which(str(place / "strata")) for place in places), shutil.which("strata")):
         if found is not None:
             return found
-    found = shutil.which("strata")
-    if found is None:
-        raise CommandError(
-            f"strata: there is no command strata in {folder}, {folder.parent / 'bin'} or on the PATH; {_VARIABLE} names it"
-        )
-    return found
+    looked = ", ".join(map(str, places))
+    raise CommandError(f"strata: there is no command strata in {looked} or on the PATH; {_VARIABLE} names it")
 
 
 def compile_trace(text: str) -> str:

@@ -8,8 +8,6 @@
         XML()
 """
 
-import contextlib
-
 from strata.msccl._errors import CommandError, ProgramError, wrong
 from strata.msccl.language import _program
 from strata.msccl.language._program import MSCCLProgram, Ref
@@ -36,20 +34,18 @@ def create_scratch(rank, name):
     return prog.scratch(prog.check_rank(rank), name)
 
 
-@contextlib.contextmanager
-def parallelize(instances):
-    """Steps of this block are cut into `instances` parts each, which run in parallel on channels of their own."""
-    prog = _program.current()
-    if prog._parallel is not None:
-        raise wrong("a block of parallelize() is inside another one")
-    if not isinstance(instances, int) or instances < 1:
-        raise wrong(f"parallelize({instances!r}): the number of parts is at least 1")
-    prog._parallel = [instances, prog._groups]
-    prog._groups += 1
-    try:
-        yield
-    finally:
-        prog._parallel = None
+class parallelize:  # noqa: N801
+    """Steps of a block `with parallelize(n):` are cut into n parts each, which run in parallel on channels of their own."""
+
+    def __init__(self, instances):
+        self._prog = _program.current()
+        self._parts = self._prog.part_count(instances)
+
+    def __enter__(self):
+        self._prog.open_parts(self._parts)
+
+    def __exit__(self, kind, error, traceback):
+        self._prog.close_parts()
 
 
 def XML():

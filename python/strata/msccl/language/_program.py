@@ -197,6 +197,24 @@ class MSCCLProgram:
         }
         self.steps.append(_trace.step(op, src.traced(), dst.traced(), src.size, options))
 
+    def part_count(self, instances):
+        """The number of parts of a block of parallelize()."""
+        instances = _integer(instances, "the number of parts")
+        if instances < 1:
+            raise wrong(f"parallelize({instances}): the number of parts is at least 1")
+        return instances
+
+    def open_parts(self, instances):
+        """Steps from here on are cut into so many parts."""
+        if self._parallel is not None:
+            raise wrong("a block of parallelize() is inside another one")
+        self._parallel = [instances, self._groups]
+        self._groups += 1
+
+    def close_parts(self):
+        """Steps from here on are whole."""
+        self._parallel = None
+
     def last_write(self, slot):
         """The script's line that wrote a place last."""
         return self._writes[slot][1]

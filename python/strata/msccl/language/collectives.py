@@ -64,7 +64,8 @@ class _Named(Collective):
         raise NotImplementedError
 
     def _sum(self, index):
-        return ReduceChunk(-1, [Chunk(rank, index) for rank in range(self.num_ranks)])
+        chunks = [Chunk(rank, index) for rank in range(self.num_ranks)]
+        return ReduceChunk(-1, chunks) if len(chunks) > 1 else chunks[0]
 
     def lengths(self):
         blocks_in, blocks_out = self._blocks()
