@@ -350,6 +350,30 @@ class Contracts(unittest.TestCase):
                 else:
                     self.assertRaisesRegex(ProgramError, "no output that a contract can speak of", prog.trace)
 
+    def test_results_in_the_input_are_promised_where_the_program_is_in_place(self):
+        class Root(Held):
+            def check(self, prog):
+                return prog.buffers[1][Buffer.input][0] == ReduceChunk([Chunk(0, 0), Chunk(1, 0)])
+
+        for inplace in (True, False):
+            collective = Root(2, 1, None)
+            collective.inplace = inplace
+            with MSCCLProgram("c", fully_connected(2), collective, 1) as prog:
+                chunk(1, Buffer.input, 0).reduce(chunk(0, Buffer.input, 0))
+                if not inplace:
+                    self.assertRaisesRegex(ProgramError, "no output that a contract can speak of", prog.trace)
+                    continue
+                trace = traced(prog)
+            self.assertEqual((trace["in_place"], trace["contract"]), (True, [{"ranks": "1", "chunks": "0", "reduced": True}]))
+            self.assertEqual(Run(trace).faults(), [])
+
+    def test_what_a_contract_cannot_speak_of_beside_what_it_can_is_told(self):
+        wanted = lambda rank, index: ReduceChunk([Chunk(0, 0), Chunk(1, 1)]) if index else Chunk(0, 0)  # noqa: E731
+        with MSCCLProgram("c", fully_connected(2), Held(2, 2, lambda rank, index: None if rank else wanted(rank, index)), 1) as prog:
+            chunk(0, Buffer.input, 0).copy(0, Buffer.output, 0)
+            chunk(0, Buffer.input, 0).copy(0, Buffer.output, 1).reduce(chunk(1, Buffer.input, 1))
+            self.assertRaisesRegex(ProgramError, "looks at 1 chunks that a contract cannot speak of", prog.trace)
+
     def test_a_program_that_fails_its_own_check_has_no_trace(self):
         with MSCCLProgram("c", fully_connected(2), Held(2, 1, lambda rank, index: Chunk(0, 0)), 1) as prog:
             chunk(0, Buffer.input, 0).copy(1, Buffer.output, 0)

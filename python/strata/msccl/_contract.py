@@ -8,7 +8,6 @@ import contextlib
 import sys
 
 from strata.msccl.language.chunk import Chunk, ReduceChunk
-from strata.msccl.language.ir import Buffer
 
 
 class _Recorder(list):
@@ -76,9 +75,10 @@ def of(prog, origins):
     # A place that is read and found empty needs no promise.
     full = ((recorder, place) for recorder in recorders.values() for place in recorder.read)
     promised, left = {}, sum(list.__getitem__(recorder, place) is not None for recorder, place in full)
+    results = prog.result_buffer()
     for rank, held in enumerate(prog.buffers):
-        for index in range(prog.length(rank, Buffer.output)):
-            buffer, place = prog.collective.get_buffer_index(rank, Buffer.output, index)
+        for index in range(prog.length(rank, results)):
+            buffer, place = prog.collective.get_buffer_index(rank, results, index)
             recorder = recorders.get(id(held.get(buffer)))
             if recorder is not None and place in recorder.read:
                 promise = _promise(list.__getitem__(recorder, place), prog.num_ranks, origins)

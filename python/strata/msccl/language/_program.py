@@ -228,7 +228,8 @@ class MSCCLProgram:
         if collective == "custom":
             both = (Buffer.input, Buffer.output)
             chunks = max(self.length(rank, buffer) for rank in range(self.num_ranks) for buffer in both)
-            in_place = any(held.get(Buffer.input) is held.get(Buffer.output) for held in self.buffers)
+            shared = any(held.get(Buffer.input) is held.get(Buffer.output) for held in self.buffers)
+            in_place = shared or self.result_buffer() is Buffer.input
             contract = self._contract()
         head = {
             "strata_trace": 1,
@@ -244,6 +245,11 @@ class MSCCLProgram:
         if contract is not None:
             head["contract"] = contract
         return _trace.text(head, self.steps)
+
+    def result_buffer(self):
+        """Where the results are: in the output, or in the input of a program in place whose steps never name the output."""
+        named = any(place[1] == "output" for step in self.steps for place in (step["src"], step["dst"]))
+        return Buffer.input if self.collective.inplace and not named else Buffer.output
 
     def _contract(self):
         passed, rules, left = _contract.of(self, self._origins)
