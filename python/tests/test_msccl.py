@@ -21,6 +21,7 @@ from strata.msccl import CommandError, ProgramError  # noqa: E402
 from strata.msccl.language import *  # noqa: E402,F403
 from strata.msccl.language.collectives import AllGather, AllReduce, AllToAll, Collective, ReduceScatter  # noqa: E402
 from strata.msccl.language.routines import allgather_ring_inplace, allreduce_ring_inplace  # noqa: E402
+from strata.msccl import topologies  # noqa: E402
 from strata.msccl.topologies import fully_connected, line  # noqa: E402
 
 # Each example with numbers of ranks that fit, and what its trace's steps must number.
@@ -34,12 +35,12 @@ RUNS = {
 }
 
 
-def run(*arguments, **env):
+def run(*arguments, cwd=None, **env):
     """A Python program with the package of this tree: exit code, output, errors."""
     given = {name: value for name, value in os.environ.items() if not name.startswith("STRATA_")}
     line = [sys.executable, *map(str, arguments)]
     return subprocess.run(
-        line, env={**given, "PYTHONPATH": str(PACKAGE), **env}, capture_output=True, text=True, timeout=120
+        line, env={**given, "PYTHONPATH": str(PACKAGE), **env}, cwd=cwd, capture_output=True, text=True, timeout=120
     )
 
 
@@ -213,12 +214,67 @@ class Places(unittest.TestCase):
             self.assertEqual((both.index, both.size), (0, 4))
             self.assertEqual((both.get_origin_rank(3), both.get_origin_index(3), both.get_dst_index(3)), (0, 3, 3))
 
+    def test_thread_blocks_count_by_hand_only_and_one_of_a_local_step(self):
+        for policy, wanted in ((ThreadblockPolicy.manual, [(3, 4), (3, None)]), (ThreadblockPolicy.auto, [(None, None)] * 2)):
+            with MSCCLProgram("x", fully_connected(2), AllReduce(2, 1, True), 1, threadblock_policy=policy) as prog:
+                chunk(0, Buffer.input, 0).copy(1, "x", sendtb=3, recvtb=4)
+                chunk(0, Buffer.input, 0).copy(0, "x", sendtb=3, recvtb=4)
+            self.assertEqual([(step.get("send_tb"), step.get("recv_tb")) for step in prog.steps], wanted)
+
+    def test_chunks_know_where_they_belong(self):
+        for collective, where in (
+            (AllToAll(3, 2, False), (2, 3)),
+            (AllGather(3, 6, False), (-1, 11)),
+            (AllReduce(3, 6, False), (-1, 5)),
+            (ReduceScatter(3, 2, False), (2, 1)),
+        ):
+            with MSCCLProgram("x", fully_connected(3), collective, 1):
+                c = chunk(1, Buffer.input, 5)
+            self.assertEqual((c.get_dst_rank(), c.get_dst_index(), c.get_origin_rank(), c.get_origin_index()), (*where, 1, 5))
+
+    def test_a_check_notices_a_wrong_chunk_and_a_wrong_reduction(self):
+        with MSCCLProgram("g", fully_connected(2), AllGather(2, 1, True), 1) as prog:
+            chunk(0, Buffer.input, 0).copy(1, Buffer.output, 0).copy(1, Buffer.output, 1)
+            chunk(0, Buffer.input, 0).copy(0, Buffer.output, 1)
+        with MSCCLProgram("r", fully_connected(2), AllReduce(2, 1, True), 1) as other:
+            chunk(0, Buffer.input, 0).reduce(chunk(1, Buffer.input, 0))
+            chunk(1, Buffer.input, 0).reduce(chunk(0, Buffer.input, 0))
+        for wrong in (prog, other):
+            with contextlib.redirect_stderr(io.StringIO()) as said, self.assertRaises(ProgramError):
+                wrong.check()
+            self.assertIn("rank 1, output chunk", said.getvalue())
+
     def test_the_reduction_of_earlier_releases_goes_the_other_way(self):
         with MSCCLProgram("x", fully_connected(2), AllReduce(2, 1, True), 1) as prog:
             chunk(0, Buffer.input, 0).reduce(1, Buffer.input, 0, ch=3).send(0, Buffer.input, 0)
         self.assertEqual([step["dst"][0] for step in prog.steps], [1, 0])
         self.assertEqual(prog.steps[0]["channel"], 3)
         self.assertEqual(Run(traced(prog)).faults(), [])
+
+
+class Topologies(unittest.TestCase):
+    def test_topologies_have_the_links_of_their_form(self):
+        degrees = {"fully_connected": 4, "hub_and_spoke": 4, "ring": 2}
+        for name, degree in degrees.items():
+            made = getattr(topologies, name)(5)
+            self.assertEqual([sum(1 for _ in made.destinations(rank)) for rank in made.nodes()], [degree] * 5, name)
+        self.assertEqual([list(line(3).sources(rank)) for rank in range(3)], [[1], [0, 2], [1]])
+        self.assertEqual(list(topologies.star(4).destinations(2)), [0])
+
+    def test_machines_have_as_many_links_for_each_gpu(self):
+        for made, total in ((topologies.dgx1(), 6), (topologies.dgx_a100(), 84), (topologies.amd8(), 38), (topologies.amd4(), 2)):
+            self.assertEqual([sum(row) for row in made.links], [total] * made.num_nodes(), made.name)
+            self.assertEqual([list(row) for row in zip(*made.links)], made.links)
+        table = "\tGPU0\tGPU1\tmlx\nGPU0\t X \tNV12\tSYS\nGPU1\tNV4\t X \tSYS\nmlx\tSYS\tSYS\t X \n"
+        self.assertEqual(topologies.nvlink_only(table).links, [[0, 12], [4, 0]])
+
+    def test_nodes_have_links_of_the_remote_bandwidth(self):
+        made = topologies.distributed_hub_and_spoke(topologies.hub_and_spoke(2), 2, 7)
+        self.assertEqual(made.links, [[0, 1, 7, 7], [1, 0, 7, 7], [7, 7, 0, 1], [7, 7, 1, 0]])
+        self.assertEqual(len(made.switches), 4 * 2 + 4)
+        self.assertIn(([2, 3], [0, 1], 7, "copy_1_out_remote"), made.switches)
+        self.assertIn(([3], [2], 1, "copy_1_node_1_out_local"), made.switches)
+        self.assertRaises(ValueError, topologies.Topology, "none", [[0]], [([0], [0], 0, "dead")])
 
 
 # The wrong line is marked, and what the error says.
@@ -326,6 +382,8 @@ class Contracts(unittest.TestCase):
         self.assertEqual(root, [{"ranks": "0-3", "chunks": "0-2", "rank": 2}])
         own = self.moved(lambda rank, index: Chunk(rank, index) if index else None)
         self.assertEqual(own, [{"ranks": "0-3", "chunks": "1-2", "rank_shift": 0}])
+        for sources in ((0, 1, 0, 3), (0, 0, 2, 3), (1, 1, 3, 3), (0, 1, 2, 2)):
+            self.moved(lambda rank, index, sources=sources: Chunk(sources[rank], index))
         turned = self.moved(lambda rank, index: Chunk(rank, (index + 1) % 3))
         self.assertEqual(len(turned), 2)
 
@@ -373,6 +431,15 @@ class Contracts(unittest.TestCase):
             chunk(0, Buffer.input, 0).copy(0, Buffer.output, 0)
             chunk(0, Buffer.input, 0).copy(0, Buffer.output, 1).reduce(chunk(1, Buffer.input, 1))
             self.assertRaisesRegex(ProgramError, "looks at 1 chunks that a contract cannot speak of", prog.trace)
+
+    def test_a_chunk_that_two_inputs_hold_is_no_promise(self):
+        class Twice(Held):
+            def init_buffers(self):
+                return [{Buffer.input: [Chunk(0, 0)], Buffer.output: [None]} for _ in range(self.num_ranks)]
+
+        with MSCCLProgram("c", fully_connected(2), Twice(2, 1, lambda rank, index: Chunk(0, 0) if rank else None), 1) as prog:
+            chunk(1, Buffer.input, 0).copy(1, Buffer.output, 0)
+            self.assertRaisesRegex(ProgramError, "no output that a contract can speak of", prog.trace)
 
     def test_a_program_that_fails_its_own_check_has_no_trace(self):
         with MSCCLProgram("c", fully_connected(2), Held(2, 1, lambda rank, index: Chunk(0, 0)), 1) as prog:
@@ -424,8 +491,10 @@ class Commands(unittest.TestCase):
         self.command(self.folder / "path" / "strata", "echo on the path")
         path = f"{self.folder / 'path'}:{os.environ['PATH']}"
         library = str(prefix / "lib" / "libstrata.so")
+        # Not the one in the folder where a program happens to run.
+        self.command(self.folder / "strata", "echo wrong")
         for env, said in (({"STRATA_LIBRARY": library}, "installed"), ({"STRATA_LIBRARY": "auto"}, "on the path"), ({}, "on the path")):
-            ran = run(self.script(), PATH=path, **env)
+            ran = run(self.script(), cwd=self.folder, PATH=path, **env)
             self.assertEqual(ran.stdout, f"noise\n{said}\n", ran.stderr)
 
     def test_a_command_that_refuses_or_is_not_there_is_an_error(self):
@@ -444,11 +513,20 @@ class Commands(unittest.TestCase):
         ran = run(self.script(last="Trace()"), STRATA_COMMAND=self.command(self.folder / "own", "true"))
         self.assertEqual(Run(json.loads(ran.stdout[len("noise\n") :])).faults(), [])
 
+    def test_what_a_check_prints_does_not_get_into_the_xml(self):
+        script = self.script(last="XML()")
+        own = "class Own(AllReduce):\n    def check(self, prog):\n        print('looked')\n        return True\n"
+        text = script.read_text().replace("AllReduce(", "Own(").replace("for name", own + "for name")
+        script.write_text(text)
+        ran = run(script, STRATA_COMMAND=self.command(self.folder / "own", "echo xml"))
+        self.assertEqual((ran.stdout, ran.stderr), ("noise\nxml\n", "looked\n"))
+
     def test_the_module_writes_one_trace_and_needs_no_command(self):
         several = self.script(("one", "two"), "XML(); Trace()")
         ran = run("-m", "strata.msccl", "--program", "2", several)
         self.assertEqual((ran.returncode, json.loads(ran.stdout)["name"]), (0, "two"))
         self.assertIn("noise", ran.stderr)
+        self.assertNotIn("strata_trace", ran.stderr)
         for arguments in ([several], ["--program", "3", several]):
             ran = run("-m", "strata.msccl", *arguments)
             self.assertEqual((ran.returncode, ran.stdout), (1, ""))
