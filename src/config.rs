@@ -193,6 +193,8 @@ variables! {
         "Path of the MPI plugin. auto: look for one beside the library.";
     "STRATA_LIBRARY" library: String = "auto", local,
         "Path of libstrata.so for the Python package. auto: the one that the package brings.";
+    "STRATA_COMMAND" command: String = "auto", local,
+        "Path of the command `strata` for programs of the Python package's `strata.msccl`. auto: the one beside the library, else the first on the PATH.";
     "STRATA_TCP_CONNECTIONS" tcp_connections: usize = "2", agreed,
         "Connections per pair of ranks on different nodes.";
 }
