@@ -79,28 +79,44 @@ pub(super) fn channels(trace: &Trace, dag: &Dag, apart: &FxHashSet<u32>) -> Resu
         let Some(channel) = wanted(chain) else { continue };
         match channels.fits(dag, chain, channel) {
             Ok(()) => channels.take(dag, chain, channel),
-            Err(_) if chain.len() > 1 => fused.extend(sends_within(dag, chain)),
-            Err(text) => return Err(Fault::Bad(bad(trace, dag, chain, &text))),
+            Err(Misfit { joint: Some(message), .. }) => fused.push(dag.original_sender(message)),
+            Err(Misfit { text, .. }) if chain.len() == 1 => return Err(Fault::Bad(bad(trace, dag, chain, &text))),
+            Err(_) => fused.extend(sends_within(dag, chain)),
         }
-    }
-    if !fused.is_empty() {
-        return Err(Fault::Fused(fused));
     }
     for last in [false, true] {
         for chain in chains.iter().filter(|chain| wanted(chain).is_none() && is_apart(chain) == last) {
             let is_free = |channel: u16| !last || channels.is_free(dag, chain, channel);
             let found = (0..MOST_CHANNELS).find(|&c| is_free(c) && channels.fits(dag, chain, c).is_ok());
-            match found {
-                Some(channel) => channels.take(dag, chain, channel),
-                None if chain.len() > 1 => return Err(Fault::Fused(sends_within(dag, chain).collect())),
-                None => {
-                    let text = channels.fits(dag, chain, 0).err().unwrap_or_else(|| "no channel is left".to_string());
+            // A chain that has no channel goes through a rank twice, and not the same way.
+            match (found, channels.fits(dag, chain, MOST_CHANNELS)) {
+                (Some(channel), _) => channels.take(dag, chain, channel),
+                (None, Err(Misfit { joint: Some(message), .. })) => fused.push(dag.original_sender(message)),
+                (None, _) if chain.len() > 1 => fused.extend(sends_within(dag, chain)),
+                (None, misfit) => {
+                    let text = misfit.err().map_or_else(|| "no channel is left".to_string(), |misfit| misfit.text);
                     return Err(Fault::Bad(bad(trace, dag, chain, &text)));
                 }
             }
         }
     }
-    Ok(channels)
+    match fused.is_empty() {
+        true => Ok(channels),
+        false => Err(Fault::Fused(fused)),
+    }
+}
+
+/// Why a chain cannot take a channel.
+struct Misfit {
+    text: String,
+    /// The message whose sender would join a connection with a second one.
+    joint: Option<u32>,
+}
+
+impl From<String> for Misfit {
+    fn from(text: String) -> Misfit {
+        Misfit { text, joint: None }
+    }
 }
 
 /// The sends that have been fused within a chain, by what they were.
@@ -123,24 +139,27 @@ fn bad(trace: &Trace, dag: &Dag, chain: &[u32], text: &str) -> BadTrace {
 
 impl Channels {
     /// Whether a chain can take a channel; what is in the way.
-    fn fits(&self, dag: &Dag, chain: &[u32], channel: u16) -> Result<(), String> {
+    fn fits(&self, dag: &Dag, chain: &[u32], channel: u16) -> Result<(), Misfit> {
         // What the chain itself has taken counts, too.
         let mut ends: FxHashMap<Label, Ends> = FxHashMap::default();
         let mut own_ways: (FxHashMap<(u32, u32), u32>, FxHashMap<(u32, u32), u32>) = Default::default();
-        for &message in chain {
-            let message = &dag.messages[message as usize];
+        for &number in chain {
+            let message = &dag.messages[number as usize];
             let sender = &dag.instructions[message.sender as usize];
             let receiver = &dag.instructions[message.receiver as usize];
             let (from, to) = (message.from, message.to);
             let sending = self.senders.get(&(from, to, sender.lane, channel));
             if sending.is_some_and(|label| *label != sender.label) {
-                return Err(format!("two thread blocks of rank {from} would send to rank {to} on channel {channel}"));
+                return Err(
+                    format!("two thread blocks of rank {from} would send to rank {to} on channel {channel}").into()
+                );
             }
             let receiving = self.receivers.get(&(to, from, receiver.lane, channel));
             if receiving.is_some_and(|label| *label != receiver.label) {
                 return Err(format!(
                     "two thread blocks of rank {to} would receive from rank {from} on channel {channel}"
-                ));
+                )
+                .into());
             }
             for (instruction, sends, peer) in [(sender, true, to), (receiver, false, from)] {
                 let Some(label) = instruction.label else { continue };
@@ -152,12 +171,15 @@ impl Channels {
                     let other = known.channel.unwrap_or_default();
                     return Err(format!(
                         "thread block {label} of rank {rank} would have channels {other} and {channel}"
-                    ));
+                    )
+                    .into());
                 }
                 let first = *end.get_or_insert(peer);
                 if first != peer {
                     let what = if sends { "send to" } else { "receive from" };
-                    return Err(format!("thread block {label} of rank {rank} would {what} ranks {first} and {peer}"));
+                    return Err(
+                        format!("thread block {label} of rank {rank} would {what} ranks {first} and {peer}").into()
+                    );
                 }
             }
             if let (None, Some((came, goes))) = (sender.label, ways(dag, sender)) {
@@ -167,7 +189,8 @@ impl Channels {
                 let other = self.goes_to.get(&(rank, came, lane, channel)).is_some_and(|&known| known != goes);
                 let another = self.comes_from.get(&(rank, goes, lane, channel)).is_some_and(|&known| known != came);
                 if !own || other || another {
-                    return Err(format!("channel {channel} of rank {rank} is joined otherwise"));
+                    let text = format!("channel {channel} of rank {rank} is joined otherwise");
+                    return Err(Misfit { text, joint: Some(number) });
                 }
             }
         }
