@@ -18,6 +18,8 @@ mod fuse;
 mod json;
 mod order;
 mod schedule;
+#[cfg(test)]
+mod tests;
 
 pub use builder::ChunkRef;
 

@@ -93,6 +93,17 @@ impl<'a> ChunkRef<'a> {
         self.count
     }
 
+    /// How the next step that is made of them is to be carried out.
+    pub fn directives(&self) -> Directives {
+        self.directives
+    }
+
+    /// The same chunks, of which the next step is to be carried out so.
+    pub fn directed(mut self, directives: Directives) -> ChunkRef<'a> {
+        self.directives = directives;
+        self
+    }
+
     /// The channel of the message that the next step makes of them.
     pub fn channel(mut self, channel: u16) -> ChunkRef<'a> {
         self.directives.channel = Some(channel);

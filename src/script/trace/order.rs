@@ -33,7 +33,13 @@ struct Queue {
 }
 
 /// The order, or the messages at which it comes to a halt.
+///
+/// Connections that hold two messages do for most; where that is not enough, they hold as many as all transports do.
 pub(super) fn order(dag: &Dag, of_message: &[Connection], preference: Preference) -> Result<Vec<u32>, Vec<u32>> {
+    order_with(dag, of_message, preference, 2).or_else(|_| order_with(dag, of_message, preference, CAPACITY))
+}
+
+fn order_with(dag: &Dag, of_message: &[Connection], preference: Preference, room: usize) -> Result<Vec<u32>, Vec<u32>> {
     let count = dag.instructions.len();
     let mut waits = vec![0u32; count];
     let mut next: Vec<Vec<u32>> = vec![Vec::new(); count];
@@ -65,7 +71,7 @@ pub(super) fn order(dag: &Dag, of_message: &[Connection], preference: Preference
         }
         if let Some(message) = instruction.sends {
             let queue = queues.entry(of_message[message as usize]).or_default();
-            if queue.messages.len() >= CAPACITY {
+            if queue.messages.len() >= room {
                 queue.senders.push(at);
                 continue;
             }
