@@ -28,6 +28,8 @@ pub enum Options {
     Verify(prove::Options),
     /// Write an algorithm as a file in MSCCL's XML.
     Convert(scripts::Convert),
+    /// Compile an algorithm that was written as a trace to a file in MSCCL's XML.
+    Compile(scripts::Compile),
 }
 
 /// How a drawing is read; printed under it and with `--help`.
@@ -94,6 +96,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
         Options::Show(options) => show(options),
         Options::Verify(options) => prove::run(options),
         Options::Convert(options) => scripts::convert(options),
+        Options::Compile(options) => scripts::compile(options),
     }
 }
 

@@ -41,7 +41,7 @@ struct ContractFile {
 /// Chunks that are promised alike.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Rule {
+pub(crate) struct Rule {
     /// `3`, or `1-15`; all ranks where it is left out.
     ranks: Option<String>,
     /// The same of chunks.
@@ -70,8 +70,16 @@ impl Contract {
     /// What is wrong with the text: no TOML, an unknown word, or a rank or chunk that does not exist.
     pub fn parse(text: &str, nranks: usize, chunks: u32) -> Result<Contract, String> {
         let file: ContractFile = toml::from_str(text).map_err(|error| error.to_string().trim_end().to_string())?;
+        Contract::of_rules(&file.output, nranks, chunks)
+    }
+
+    /// The contract of rules, for so many ranks of so many chunks.
+    ///
+    /// # Errors
+    /// A rank or chunk that does not exist.
+    pub(crate) fn of_rules(rules: &[Rule], nranks: usize, chunks: u32) -> Result<Contract, String> {
         let mut outputs = vec![vec![Promise::Anything; chunks as usize]; nranks];
-        for (number, rule) in file.output.iter().enumerate() {
+        for (number, rule) in rules.iter().enumerate() {
             let wrong = |text: String| format!("rule {}: {text}", number + 1);
             let ranks = range(rule.ranks.as_deref(), nranks as u32, "rank").map_err(wrong)?;
             for rank in ranks {
@@ -84,9 +92,43 @@ impl Contract {
         Ok(Contract { outputs })
     }
 
+    /// The contract as a file: a rule for each run of chunks that are promised alike.
+    pub fn text(&self) -> String {
+        let mut text = String::new();
+        for (rank, outputs) in self.outputs.iter().enumerate() {
+            let goes_on = |one: &(u32, Promise), other: &(u32, Promise)| one.1.after(other.0 - one.0) == other.1;
+            let numbered: Vec<(u32, Promise)> = (0..).zip(outputs.iter().copied()).collect();
+            for run in numbered.chunk_by(goes_on) {
+                let ((first, promise), last) = (run[0], run[0].0 + run.len() as u32 - 1);
+                let what = match promise {
+                    Promise::Anything => continue,
+                    Promise::Chunk { rank, chunk } => {
+                        format!("rank = {rank}\nchunk_shift = {}", i64::from(chunk) - i64::from(first))
+                    }
+                    Promise::Reduction { chunk } => {
+                        format!("reduced = true\nchunk_shift = {}", i64::from(chunk) - i64::from(first))
+                    }
+                };
+                text += &format!("[[output]]\nranks = \"{rank}\"\nchunks = \"{first}-{last}\"\n{what}\n");
+            }
+        }
+        text
+    }
+
     /// Whether data of several ranks is combined.
     pub fn reduces(&self) -> bool {
         self.outputs.iter().flatten().any(|promise| matches!(promise, Promise::Reduction { .. }))
+    }
+}
+
+impl Promise {
+    /// The same of the chunk that is so many further on.
+    fn after(self, offset: u32) -> Promise {
+        match self {
+            Promise::Anything => Promise::Anything,
+            Promise::Chunk { rank, chunk } => Promise::Chunk { rank, chunk: chunk + offset },
+            Promise::Reduction { chunk } => Promise::Reduction { chunk: chunk + offset },
+        }
     }
 }
 

@@ -13,6 +13,7 @@ mod proof;
 pub mod store;
 #[cfg(test)]
 mod tests;
+pub mod trace;
 mod write;
 pub mod xml;
 

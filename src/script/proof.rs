@@ -37,11 +37,9 @@ pub struct Refusal {
 
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Rejection { check, rank, text, .. } = &self.rejection;
-        let text = self.note.as_ref().unwrap_or(text);
         match &self.site {
-            Some(site) => write!(f, "{site}: {text} (check {}, {})", *check as u8, check.name()),
-            None => write!(f, "rank {rank}: {text} (check {}, {})", *check as u8, check.name()),
+            Some(site) => write!(f, "{site}: {}", self.finding()),
+            None => write!(f, "rank {}: {}", self.rejection.rank, self.finding()),
         }
     }
 }
@@ -160,6 +158,12 @@ fn refusal(script: &Script, lowered: &Lowered, rejection: Rejection) -> Refusal 
 }
 
 impl Refusal {
+    /// What is wrong, without the step to blame.
+    pub fn finding(&self) -> String {
+        let Rejection { check, text, .. } = &self.rejection;
+        format!("{} (check {}, {})", self.note.as_ref().unwrap_or(text), *check as u8, check.name())
+    }
+
     /// Which of the verifier's checks failed.
     pub fn check(&self) -> Check {
         self.rejection.check

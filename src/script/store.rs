@@ -257,7 +257,11 @@ pub fn contract_beside(path: &Path) -> Option<String> {
 /// What rank 0 sends of a script: its file's name, its text, its contract.
 type Offered = (String, String, Option<String>);
 
-fn read(path: &Path) -> std::io::Result<String> {
+/// The text of a file that may be a script or a trace: an ordinary file within the limit of bytes.
+///
+/// # Errors
+/// What is wrong with the file.
+pub fn read(path: &Path) -> std::io::Result<String> {
     let metadata = fs::metadata(path)?;
     // A pipe would be waited for, and a device never ends.
     if !metadata.is_file() {

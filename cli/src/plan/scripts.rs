@@ -3,6 +3,7 @@
 
 use super::prove::{describe, in_parallel};
 use crate::options::Spread;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -10,7 +11,8 @@ use std::time::Instant;
 use strata::algorithms::{self, Choice};
 use strata::error::{counted, Error, Result};
 use strata::plan::Shape;
-use strata::script::{self, store, Script, ScriptForm};
+use strata::script::trace::Trace;
+use strata::script::{self, store, xml, Refusal, Script, ScriptForm};
 use strata::topo::{Grid, Rank};
 
 /// Options of `strata plan convert`.
@@ -27,6 +29,58 @@ pub struct Convert {
     /// The root, where there is one.
     #[arg(long, default_value = "0")]
     root: usize,
+}
+
+/// Options of `strata plan compile`.
+#[derive(clap::Args)]
+pub struct Compile {
+    /// A trace in JSON; `-` for the standard input.
+    trace: PathBuf,
+    /// Copies of the trace that run at the same time, in place of what it says itself.
+    #[arg(long)]
+    instances: Option<u32>,
+    /// The file to write, with the contract of a custom collective beside it; by default the standard output.
+    #[arg(long, short)]
+    output: Option<PathBuf>,
+}
+
+/// Compiles a trace and writes the algorithm as XML, once it is proved.
+pub fn compile(options: &Compile) -> Result<ExitCode> {
+    let name = options.trace.display();
+    let bad = |text: String| Error::InvalidArgument(format!("{name}: {text}"));
+    let text = match options.trace.to_str() {
+        Some("-") => std::io::read_to_string(std::io::stdin().take(xml::MAX_BYTES as u64 + 1)),
+        _ => store::read(&options.trace),
+    };
+    let text = text.map_err(|error| bad(error.to_string()))?;
+    let mut trace = Trace::from_json(&text).map_err(|error| bad(error.to_string()))?;
+    if let Some(instances) = options.instances {
+        trace = trace.instances(instances);
+    }
+    let script = trace.compile().map_err(|error| bad(error.to_string()))?;
+    prove_trace(&trace, &script).map_err(|text| Error::InvalidUsage(format!("{name} is refused: {text}")))?;
+    let xml = script::write(&script);
+    let Some(output) = &options.output else {
+        out!("{xml}");
+        return Ok(ExitCode::SUCCESS);
+    };
+    let write = |path: &Path, text: &str| {
+        std::fs::write(path, text).map_err(|error| bad(format!("{}: {error}", path.display())))
+    };
+    write(output, &xml)?;
+    if let Some(contract) = &script.contract {
+        write(&output.with_extension("toml"), &contract.text())?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Proves a compiled trace; what is refused is told by the trace's step.
+fn prove_trace(trace: &Trace, script: &Script) -> std::result::Result<(), String> {
+    prove_by(script, &|refusal| match &refusal.site {
+        Some(site) => format!("{}: {}", trace.title(site.line.saturating_sub(1) as usize), refusal.finding()),
+        None => refusal.to_string(),
+    })
+    .map(|_| ())
 }
 
 /// Writes an algorithm of the library's, or a file's, as XML to the standard output.
@@ -120,9 +174,14 @@ fn line(file: &Path) -> (bool, String) {
 
 /// Steps and messages of a script out of place, and the capacity that all forms can do with.
 fn prove(script: &Script) -> std::result::Result<(usize, usize, usize), String> {
+    prove_by(script, &Refusal::to_string)
+}
+
+/// The same, with refusals in the caller's words.
+fn prove_by(script: &Script, told: &dyn Fn(&Refusal) -> String) -> std::result::Result<(usize, usize, usize), String> {
     let grid = Arc::new(Grid::flat(script.nranks()));
-    let root = script::root(script, &grid).map_err(|refusal| refusal.to_string())?;
-    script::judge(script, &grid, root).map_err(|refusal| refusal.to_string())?;
+    let root = script::root(script, &grid).map_err(|refusal| told(&refusal))?;
+    script::judge(script, &grid, root).map_err(|refusal| told(&refusal))?;
     let in_place = if script.has_in_place() { &[false, true][..] } else { &[false] };
     let prologue = if script.reduces() { &[false, true][..] } else { &[false] };
     let (mut first, mut capacity) = (None, 1);
@@ -131,7 +190,7 @@ fn prove(script: &Script) -> std::result::Result<(usize, usize, usize), String> 
             let form = ScriptForm { in_place, prologue, root };
             let proof = script::prove(script, &grid, form).map_err(|refusal| {
                 let shape = Shape { in_place, prologue, root, ..Shape::new(script.collective, grid.clone()) };
-                format!("{refusal} ({})", describe(&shape))
+                format!("{} ({})", told(&refusal), describe(&shape))
             })?;
             first.get_or_insert((proof.report.steps, proof.report.messages));
             capacity = capacity.max(proof.capacity);
