@@ -180,6 +180,8 @@ fn colour(resource: Resource) -> &'static str {
         Resource::NicOut => "#4477aa",
         Resource::NicIn => "#66ccee",
         Resource::Inside => "#ccbb44",
+        Resource::InsideOut => "#999933",
+        Resource::Connection => "#44aa99",
         Resource::Thread => "#888888",
         Resource::Engine => "#aa3377",
         Resource::Library => "#228833",
