@@ -1,7 +1,9 @@
 """The figures 8a to 8g of MSCCLang's paper (Cowan et al., ASPLOS 2023), simulated."""
 
+import re
+
 import vendor
-from prices import CUT, WHOLE, best, powers, ratio, size_text
+from prices import best, cut, powers, ratio, size_text
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
@@ -38,7 +40,7 @@ def within(value, wanted, part):
 def nccl_ring(prices, machine, gpus, sizes, model):
     """NCCL's ring on one node in the protocol that it takes for each size."""
     rings = [prices.program("ring", gpus=gpus, instances=24, protocol=protocol) for protocol in vendor.PROTOCOLS]
-    rows = prices.times(machine, "all_reduce", gpus, sizes, rings, CUT)
+    rows = prices.times(machine, "all_reduce", gpus, sizes, rings)
     takes = [vendor.choice(size, 1, gpus, **model, algorithms=("ring",))[1] for size in sizes]
     times = [rows[vendor.PROTOCOLS.index(protocol)][at] for at, protocol in enumerate(takes)]
     return times, takes
@@ -48,16 +50,15 @@ def one_node(prices, machine, gpus, model, title):
     """Ring and all-pairs on one node against NCCL's ring."""
     sizes = powers(KIB, GIB)
     nccl, takes = nccl_ring(prices, machine, gpus, sizes, model)
-    shapes = [(gpus // 2, 8), (gpus // 2, 4), (4, 4), (1, 4), (1, 8), (1, 24)]
     rings = [
         prices.program("ring", gpus=gpus, channels=channels, instances=instances, protocol=protocol)
-        for channels, instances in shapes
+        for channels, instances in ((4, 8), (4, 2), (gpus, 2), (1, 4), (1, 24))
         for protocol in vendor.PROTOCOLS
     ]
-    spread = best(prices.times(machine, "all_reduce", gpus, sizes, rings, CUT))
+    rows = prices.times(machine, "all_reduce", gpus, sizes, rings)
     pairs = [prices.program("all_pairs", gpus=gpus, instances=instances, protocol="LL") for instances in (1, 2, 4)]
     pairs = best(prices.times(machine, "all_reduce", gpus, sizes, pairs))
-    figure = Figure(title, sizes, "NCCL", {"NCCL": nccl, "ring": spread, "all-pairs, LL": pairs})
+    figure = Figure(title, sizes, "NCCL", {"NCCL": nccl, "ring": best(rows), "ring, several channels": best(rows[:9]), "all-pairs, LL": pairs})
     figure.notes["NCCL takes"] = takes
     return figure
 
@@ -70,6 +71,10 @@ def figure_8a(prices):
     figure.claim(
         "ring / NCCL, 32 KB to 3 MB", "up to 1.9", f"{peak:.2f} at {size_text(size)}",
         within(peak, 1.9, 0.25) and inside and most == peak,
+    )
+    peak, size = figure.peak("ring, several channels", 32 * KIB, 3 * MIB)
+    figure.claim(
+        "the same, several channels alone", "up to 1.9", f"{peak:.2f} at {size_text(size)}", within(peak, 1.9, 0.25)
     )
     large = [s for s, _ in figure.at("ring", 32 * MIB, GIB)]
     figure.claim("ring / NCCL from 32 MB on", "1", f"{min(large):.2f} to {max(large):.2f}", max(large) < 1.05)
@@ -88,11 +93,14 @@ def figure_8b(prices):
 
 
 def rail_machine(prices, machine):
-    """The machine with nodes of one rank: the ranks of one rail, each with a NIC of its own."""
-    text = open(f"machines/{machine}.toml").read()
-    for name in ("ranks", "nics"):
-        head, tail = text.split(f"\n{name} = {{ value = ", 1)
-        text = f"{head}\n{name} = {{ value = 1{tail[tail.index(','):]}"
+    """The machine with nodes of one rank: the ranks of one rail, each with its share of a NIC."""
+    text = (prices.machines / f"{machine}.toml").read_text()
+    number = lambda name: re.search(rf"^{name} = {{ value = ([0-9.]+)", text, re.M)
+    share = float(number("nics")[1]) / float(number("ranks")[1])
+    wanted = {"ranks": 1, "nics": 1, "nic_gbps": float(number("nic_gbps")[1]) * share}
+    for name, value in wanted.items():
+        begin, end = number(name).span(1)
+        text = f"{text[:begin]}{value}{text[end:]}"
     path = prices.folder / f"{machine}-rail.toml"
     path.write_text(text)
     return path
@@ -106,12 +114,11 @@ def composed(prices, machine, nodes, gpus, sizes):
         programs = [
             prices.program(algorithm, gpus=gpus, instances=24, protocol=protocol) for protocol in protocols
         ]
-        row = best(prices.times(machine, collective, gpus, sizes, programs, CUT))
+        row = best(prices.times(machine, collective, gpus, sizes, programs, cut))
         halves = row if not halves else [a + b for a, b in zip(halves, row)]
     rings = [prices.program("ring", nodes=nodes, gpus=1, instances=8, protocol=protocol) for protocol in protocols]
     rail = rail_machine(prices, machine)
-    between = best(prices.times(rail, "all_reduce", nodes, [size // gpus for size in sizes], rings, CUT))
-    # A NIC that two ranks share carries the bytes of both.
+    between = best(prices.times(rail, "all_reduce", nodes, [size // gpus for size in sizes], rings))
     return [a + b for a, b in zip(halves, between)]
 
 
@@ -125,7 +132,7 @@ def two_nodes(prices, machine, gpus, model, title):
             prices.program("ring", nodes=2, gpus=gpus, instances=24, protocol=protocol),
             prices.program("tree", nodes=2, gpus=gpus, channels=24, protocol=protocol),
         ]
-        ring, tree = prices.times(machine, "all_reduce", nranks, sizes, programs, CUT)
+        ring, tree = prices.times(machine, "all_reduce", nranks, sizes, programs, cut)
         rows["ring", protocol], rows["tree", protocol] = ring, tree
     takes = [vendor.choice(size, 2, gpus, **model) for size in sizes]
     nccl = [rows[way][at] for at, way in enumerate(takes)]
@@ -134,7 +141,7 @@ def two_nodes(prices, machine, gpus, model, title):
         for instances, rails in ((1, 1), (4, 2), (8, 4))
         for protocol in vendor.PROTOCOLS
     ]
-    ours = best(prices.times(machine, "all_reduce", nranks, sizes, programs, CUT))
+    ours = best(prices.times(machine, "all_reduce", nranks, sizes, programs, cut))
     calls = composed(prices, machine, 2, gpus, sizes)
     figure = Figure(title, sizes, "NCCL", {"NCCL": nccl, "hierarchical": ours, "composed of calls": calls})
     figure.notes["NCCL takes"] = [f"{algorithm} {protocol}" for algorithm, protocol in takes]
@@ -190,17 +197,28 @@ def figure_8e(prices, nodes):
     return figure
 
 
+def tiles(size):
+    """Scattering, crossing and gathering overlap only between segments, so these are short."""
+    if size < 2 << 20:
+        return [""]
+    return ["", "/segment=1M/window=8"] if size <= 64 << 20 else ["", "/segment=4M/window=8"]
+
+
 def figure_8g(prices):
     sizes = powers(KIB, GIB)
-    direct = prices.program("next_direct", nodes=3)
-    programs = [prices.program("all_to_next", nodes=3, instances=instances) for instances in (1, 2, 4, 8)]
-    baseline, *rows = prices.times("ndv4", "custom", 24, sizes, [direct, *programs], CUT)
+    counts = (1, 2, 4, 8, 16)
+    programs = [prices.program("all_to_next", nodes=3, instances=instances) for instances in counts]
+    programs = [prices.program("next_direct", nodes=3), *programs]
+    baseline, *rows = prices.times("ndv4", "custom", 24, sizes, programs, tiles)
     figure = Figure(
         "8g: AllToNext on three nodes of 8 A100", sizes, "direct",
-        {"direct": baseline, "AllToNext": best(rows)} | {f"r = {r}": row for r, row in zip((1, 2, 4, 8), rows)},
+        {"direct": baseline, "AllToNext": best(rows)} | {f"r = {r}": row for r, row in zip(counts, rows)},
     )
     peak, size = figure.peak("AllToNext")
     figure.claim("AllToNext / direct, large", "up to 14.5", f"{peak:.2f} at {size_text(size)}", within(peak, 14.5, 0.15))
+    wires, *rows = prices.without_terms("lanes").times("ndv4", "custom", 24, [GIB], programs, tiles)
+    alone = wires[0] / min(row[0] for row in rows)
+    figure.claim("by the NICs alone (`--without lanes`)", "at most 8", f"{alone:.2f} at 1G", within(alone, 7, 0.15))
     small = figure.speedups["AllToNext"][0]
     figure.claim("AllToNext / direct, small", "below 1", f"{small:.2f} at {size_text(sizes[0])}", small < 1)
     return figure

@@ -2,13 +2,23 @@
 
 import json
 import subprocess
+from itertools import groupby
 from pathlib import Path
 
 import generate
 
-# How a program may be cut: whole, or in segments of so many bytes of each block, so many in flight.
-WHOLE = [""]
-CUT = ["", "/segment=1M/window=8", "/segment=8M/window=8", "/segment=64M/window=4"]
+
+
+def whole(_size):
+    """Programs that gain nothing by segments: each of their thread blocks is busy from beginning to end."""
+    return [""]
+
+
+def cut(size):
+    """Whole, and in segments of which several are in flight, as the interpreter's tiles are (section 6.2)."""
+    if size < 2 << 20:
+        return [""]
+    return ["", "/segment=1M/window=8"] if size <= 64 << 20 else ["", "/segment=16M/window=8"]
 
 
 def size_text(nbytes):
@@ -31,6 +41,11 @@ class Prices:
 
     def __init__(self, strata, folder, without):
         self.strata, self.folder, self.without = strata, Path(folder), without
+        self.machines = Path(__file__).resolve().parent.parent.parent / "machines"
+
+    def without_terms(self, *terms):
+        """The same with further terms of the machine left out."""
+        return Prices(self.strata, self.folder, [*self.without, *terms])
 
     def program(self, algorithm, **options):
         """The file of a program, made where it is not there."""
@@ -44,11 +59,20 @@ class Prices:
                 path.with_suffix(".toml").write_text(contract)
         return path
 
-    def times(self, machine, collective, nranks, sizes, programs, cuts=WHOLE):
+    def times(self, machine, collective, nranks, sizes, programs, cuts=whole):
         """For each program the milliseconds at each size, by the best of the cuts."""
-        methods = [f"script:{program}{cut}" for program in programs for cut in cuts]
+        found = [[] for _ in programs]
+        for ways, band in groupby(sizes, cuts):
+            methods = [f"script:{program}{way}" for program in programs for way in ways]
+            cells = self._cells(machine, collective, nranks, list(band), methods)
+            for place, row in enumerate(found):
+                of_program = slice(place * len(ways), (place + 1) * len(ways))
+                row += [min(method["ms"] for method in cell["methods"][of_program]) for cell in cells]
+        return found
+
+    def _cells(self, machine, collective, nranks, sizes, methods):
         command = [
-            self.strata, "simulate", "--machine", str(machine), "--collective", collective, "-n", str(nranks),
+            str(self.strata), "simulate", "--machine", str(machine), "--collective", collective, "-n", str(nranks),
             "--bytes", ",".join(map(str, sizes)), "--method", ",".join(methods), "--json", "-",
         ]
         for term in self.without:
@@ -58,11 +82,7 @@ class Prices:
             raise SystemExit(f"simulate-msccl: {' '.join(command[:8])} ...: {run.stderr.strip()}")
         cells = json.loads(run.stdout)["cells"]
         assert len(cells) == len(sizes) and all(len(cell["methods"]) == len(methods) for cell in cells)
-        found = []
-        for place in range(len(programs)):
-            ways = range(place * len(cuts), (place + 1) * len(cuts))
-            found.append([min(cell["methods"][way]["ms"] for way in ways) for cell in cells])
-        return found
+        return cells
 
 
 def best(rows):
