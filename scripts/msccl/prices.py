@@ -18,7 +18,9 @@ def cut(size):
     """Whole, and in segments of which several are in flight, as the interpreter's tiles are (section 6.2)."""
     if size < 2 << 20:
         return [""]
-    return ["", "/segment=1M/window=8"] if size <= 64 << 20 else ["", "/segment=16M/window=8"]
+    if size <= 64 << 20:
+        return ["", "/segment=1M/window=8", "/segment=4M/window=8"]
+    return ["", "/segment=16M/window=8"]
 
 
 def size_text(nbytes):

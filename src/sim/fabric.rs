@@ -205,8 +205,7 @@ impl Fabric {
             Resource::Processors => machine.local.processors.value as usize,
         };
         let queues = Resource::ALL.iter().map(|resource| Queue::new(*resource, servers(resource))).collect();
-        let state =
-            FabricState { queues, connections: FxHashMap::default(), kept: manner.keep.then(Vec::new) };
+        let state = FabricState { queues, connections: FxHashMap::default(), kept: manner.keep.then(Vec::new) };
         let (machine, grid) = (machine.clone(), grid.clone());
         let beside_bytes = Config::default().pack_beside_bytes;
         Fabric { machine, grid, manner, nics, beside_bytes, protocol: None, state: Rc::new(RefCell::new(state)) }

@@ -155,6 +155,7 @@ fn tracks(machine: &Cluster, grid: &Grid, busy: &[Busy]) -> Vec<timeline::Track>
             Resource::NicOut if index < nnics => Some((resource, index, format!("NIC {index}, sending"))),
             Resource::NicIn if index < nnics => Some((resource, index, format!("NIC {index}, receiving"))),
             Resource::Inside => Some((resource, rank?, format!("rank {index}, links inside the node"))),
+            Resource::InsideOut => Some((resource, rank?, format!("rank {index}, links inside the node, sending"))),
             Resource::Thread => Some((resource, rank?, format!("rank {index}, thread"))),
             Resource::Engine => Some((resource, rank?, format!("rank {index}, copies and reductions"))),
             Resource::Library if index == 0 => Some((resource, 0, resource.to_string())),

@@ -85,12 +85,8 @@ fn the_way_out_of_a_rank_is_shared_by_what_it_sends() {
 
 #[test]
 fn one_connection_does_not_fill_a_link_and_two_do() {
-    let lanes = format!(
-        "[lanes]\n{}{}{}",
-        number("inside_gbps", 0.5),
-        number("network_gbps", 0.25),
-        number("step_us", 3.0)
-    );
+    let lanes =
+        format!("[lanes]\n{}{}{}", number("inside_gbps", 0.5), number("network_gbps", 0.25), number("step_us", 3.0));
     let machine = node(2, 0.0, &lanes);
     let time = |machine: &Arc<Cluster>, parts| on(machine, 2, Collective::AllGather, 2 << 20, &swap(parts, "Simple"));
     let one = time(&machine, 1);
@@ -113,9 +109,8 @@ fn a_script_s_protocol_has_a_share_of_the_rate_and_a_latency_of_its_own() {
         let numbers = [number("share", share), number("inside_us", inside), number("network_us", network)].concat();
         format!("[protocols.{name}]\n{numbers}")
     };
-    let protocols = protocol("simple", 1.0, 5.0, 50.0)
-        + &protocol("ll", 0.25, 0.5, 20.0)
-        + &protocol("ll128", 0.5, 2.0, 30.0);
+    let protocols =
+        protocol("simple", 1.0, 5.0, 50.0) + &protocol("ll", 0.25, 0.5, 20.0) + &protocol("ll128", 0.5, 2.0, 30.0);
     let (inside, apart) = (node(2, 0.0, &protocols), round(1, 1, &protocols));
     let time = |machine: &Arc<Cluster>, choice: &str| on(machine, 2, Collective::AllGather, 2 << 20, choice).ns;
     for (name, share, inside_ns, network_ns) in
