@@ -1,5 +1,6 @@
 """Prices of programs by `strata simulate`, each the best of the ways in which it can be cut into segments."""
 
+import hashlib
 import json
 import subprocess
 from itertools import groupby
@@ -42,7 +43,7 @@ class Prices:
     """Makes programs in a folder and asks for their prices."""
 
     def __init__(self, strata, folder, without):
-        self.strata, self.folder, self.without = strata, Path(folder), without
+        self.strata, self.folder, self.without, self.made = strata, Path(folder), without, set()
         self.machines = Path(__file__).resolve().parent.parent.parent / "machines"
 
     def without_terms(self, *terms):
@@ -54,7 +55,8 @@ class Prices:
         words = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
         name = "-".join([algorithm] + [f"{key}{value}" for key, value in options.items()])
         path = self.folder / f"{name}.xml"
-        if not path.exists():
+        if path not in self.made:
+            self.made.add(path)
             text, contract = generate.generate(generate.options([algorithm, *words]))
             path.write_text(text)
             if contract:
@@ -73,18 +75,29 @@ class Prices:
         return found
 
     def _cells(self, machine, collective, nranks, sizes, methods):
+        without = [word for term in self.without for word in ("--without", term)]
         command = [
-            str(self.strata), "simulate", "--machine", str(machine), "--collective", collective, "-n", str(nranks),
+            str(self.strata), "simulate", *without, "--machine", str(machine), "--collective", collective, "-n", str(nranks),
             "--bytes", ",".join(map(str, sizes)), "--method", ",".join(methods), "--json", "-",
         ]
-        for term in self.without:
-            command += ["--without", term]
-        run = subprocess.run(command, capture_output=True, text=True)
-        if run.returncode:
-            raise SystemExit(f"simulate-msccl: {' '.join(command[:8])} ...: {run.stderr.strip()}")
-        cells = json.loads(run.stdout)["cells"]
+        known = self.folder / f"answer-{self._digest(command)}.json"
+        if not known.exists():
+            run = subprocess.run(command, capture_output=True, text=True)
+            if run.returncode:
+                raise SystemExit(f"simulate-msccl: {' '.join(command[:8])} ...: {run.stderr.strip()}")
+            known.write_text(run.stdout)
+        cells = json.loads(known.read_text())["cells"]
         assert len(cells) == len(sizes) and all(len(cell["methods"]) == len(methods) for cell in cells)
         return cells
+
+    def _digest(self, command):
+        """Of everything on which an answer rests: the command, its binary (which has the machines in it), and its files."""
+        digest = hashlib.sha256(json.dumps(command).encode())
+        files = [self.strata, *(word for word in command if word.endswith(".toml"))]
+        files += sorted({part[: part.index(".xml") + 4] for part in command[-3].removeprefix("script:").split(",script:")})
+        for path in files:
+            digest.update(Path(path).read_bytes())
+        return digest.hexdigest()[:16]
 
 
 def best(rows):
