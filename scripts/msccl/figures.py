@@ -17,6 +17,7 @@ class Figure:
 
     def __init__(self, title, sizes, baseline, times):
         self.title, self.sizes = title, sizes
+        self.name = title.split(":")[0]
         self.baseline, self.times = baseline, times
         self.speedups = {name: ratio(times[baseline], row) for name, row in times.items() if name != baseline}
         self.notes = {}
@@ -31,6 +32,22 @@ class Figure:
 
     def claim(self, what, paper, ours, reached):
         self.claims.append((what, paper, ours, reached))
+
+
+    def winners(self, names):
+        """At each size the fastest of these and the baseline, which wins where they are less than 2 % faster."""
+        rows = [self.speedups[name] for name in names]
+        fastest = [max(zip(column, names)) for column in zip(*rows)]
+        return {size: name if speed > 1.02 else self.baseline for size, (speed, name) in zip(self.sizes, fastest)}
+
+
+def same_winners(figure, other, names):
+    """Claims that the same algorithm wins at each size that both figures have."""
+    here, there = figure.winners(names), other.winners(names)
+    same = sum(here[size] == there[size] for size in here)
+    figure.claim(
+        f"the winner at each size is that of {other.name}", "\"similar trends\"", f"at {same} of {len(here)}", same == len(here)
+    )
 
 
 def within(value, wanted, part):
@@ -58,7 +75,9 @@ def one_node(prices, machine, gpus, model, title):
     rows = prices.times(machine, "all_reduce", gpus, sizes, rings)
     pairs = [prices.program("all_pairs", gpus=gpus, instances=instances, protocol="LL") for instances in (1, 2, 4)]
     pairs = best(prices.times(machine, "all_reduce", gpus, sizes, pairs))
-    figure = Figure(title, sizes, "NCCL", {"NCCL": nccl, "ring": best(rows), "ring, several channels": best(rows[:9]), "all-pairs, LL": pairs})
+    # The first nine of the rings are those over several channels.
+    spread = {"ring": best(rows), "ring, several channels": best(rows[:9])}
+    figure = Figure(title, sizes, "NCCL", {"NCCL": nccl, **spread, "all-pairs, LL": pairs})
     figure.notes["NCCL takes"] = takes
     return figure
 
@@ -83,12 +102,13 @@ def figure_8a(prices):
     return figure
 
 
-def figure_8b(prices):
+def figure_8b(prices, a100):
     figure = one_node(prices, "dgx2", 16, VOLTA, "8b: all-reduce on one node of 16 V100")
     peak, size = figure.peak("ring")
-    figure.claim("ring / NCCL", "as 8a (no figure in the text)", f"up to {peak:.2f} at {size_text(size)}", None)
+    figure.claim("ring / NCCL", "no number in the text", f"up to {peak:.2f} at {size_text(size)}", None)
     peak, size = figure.peak("all-pairs, LL")
-    figure.claim("all-pairs / NCCL", "as 8a (no figure in the text)", f"up to {peak:.2f} at {size_text(size)}", None)
+    figure.claim("all-pairs / NCCL", "no number in the text", f"up to {peak:.2f} at {size_text(size)}", None)
+    same_winners(figure, a100, ["ring", "all-pairs, LL"])
     return figure
 
 
@@ -160,10 +180,11 @@ def figure_8c(prices):
     return figure
 
 
-def figure_8d(prices):
+def figure_8d(prices, a100):
     figure = two_nodes(prices, "dgx2", 16, VOLTA, "8d: all-reduce on two nodes of 16 V100")
     peak, size = figure.peak("hierarchical")
-    figure.claim("hierarchical / NCCL", "as 8c (no figure in the text)", f"up to {peak:.2f} at {size_text(size)}", None)
+    figure.claim("hierarchical / NCCL", "no number in the text", f"up to {peak:.2f} at {size_text(size)}", None)
+    same_winners(figure, a100, ["hierarchical"])
     return figure
 
 
@@ -187,8 +208,13 @@ def figure_8e(prices, nodes):
         f"8e: all-to-all on {nodes} nodes of 8 A100", sizes, "two-step by hand",
         {"two-step by hand": hand, "two-step": ours, "NCCL": nccl},
     )
+    figure.name = f"8e, {nodes} nodes"
     peak, size = figure.peak("two-step", 64 * MIB)
     figure.claim("two-step / by hand, large", "up to 1.3", f"{peak:.2f} at {size_text(size)}", within(peak, 1.3, 0.15))
+    over = figure.at("NCCL", 513 * MIB, 4 * GIB)
+    figure.claim("NCCL / by hand above 512 MB", "above 1", f"{min(over)[0]:.2f} to {max(over)[0]:.2f}", min(over)[0] > 1)
+    first = next(size for speed, size in figure.at("NCCL", 0, 4 * GIB) if speed > 1)
+    figure.claim("NCCL overtakes what is written by hand", "at 512 MB", f"at {size_text(first)}", first == 512 * MIB)
     over = [(n / t, size) for n, t, size in zip(nccl, ours, sizes) if size > 512 * MIB]
     low, high = min(over)[0], max(over)[0]
     figure.claim(
@@ -226,9 +252,9 @@ def figure_8g(prices):
 
 FIGURES = {
     "8a": lambda prices: [figure_8a(prices)],
-    "8b": lambda prices: [figure_8b(prices)],
+    "8b": lambda prices: [figure_8b(prices, figure_8a(prices))],
     "8c": lambda prices: [figure_8c(prices)],
-    "8d": lambda prices: [figure_8d(prices)],
+    "8d": lambda prices: [figure_8d(prices, figure_8c(prices))],
     "8e": lambda prices: [figure_8e(prices, 16), figure_8e(prices, 32)],
     "8g": lambda prices: [figure_8g(prices)],
 }

@@ -17,8 +17,12 @@ def whole(_size):
 
 def cut(size):
     """Whole, and in segments of which several are in flight, as the interpreter's tiles are (section 6.2)."""
-    if size < 2 << 20:
+    if size < 64 << 10:
         return [""]
+    if size <= 1 << 20:
+        return ["", "/segment=32K/window=8", "/segment=128K/window=8"]
+    if size <= 8 << 20:
+        return ["", "/segment=256K/window=8", "/segment=1M/window=8"]
     if size <= 64 << 20:
         return ["", "/segment=1M/window=8", "/segment=4M/window=8"]
     return ["", "/segment=16M/window=8"]

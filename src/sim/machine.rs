@@ -5,7 +5,7 @@
 //! and the terms that stand for somebody's software and not for a link can be switched off ([`Cluster::without`]).
 #![forbid(unsafe_code)]
 
-use super::terms::{Connection, Launch, Protocols, RankOut};
+use super::terms::{KernelLaunch, LaneRates, Protocols, RankOut};
 use crate::error::{Error, Result};
 use crate::plan::Collective;
 use crate::topo::Grid;
@@ -233,11 +233,11 @@ pub struct Cluster {
     /// The way out of a rank.
     pub out: Option<RankOut>,
     /// One connection.
-    pub lanes: Option<Connection>,
+    pub lanes: Option<LaneRates>,
     /// Protocols of messages.
     pub protocols: Option<Protocols>,
     /// The kernel of a call.
-    pub launch: Option<Launch>,
+    pub launch: Option<KernelLaunch>,
     /// Every number of the file, by its place there (`network.nic_gbps`).
     #[serde(skip)]
     pub numbers: Vec<(String, Sourced)>,

@@ -16,7 +16,7 @@ pub struct RankOut {
 /// One connection: the messages from one rank to another on one channel, which one thread block sends.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Connection {
+pub struct LaneRates {
     /// Rate of a connection inside a node.
     pub inside_gbps: Sourced,
     /// Rate of a connection between nodes.
@@ -53,7 +53,7 @@ pub struct Protocol {
 /// The kernel of a call.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Launch {
+pub struct KernelLaunch {
     /// Every call.
     pub call_us: Sourced,
     /// Every thread block of the rank that has the most.
