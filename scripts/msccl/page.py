@@ -47,6 +47,8 @@ GAPS = """## What falls short, and what is out of reach
 - **8c above 1 GB.** The simulated hierarchical all-reduce keeps NVLinks busy 97 % of the time; nothing in the model keeps its phases
   from overlapping perfectly, which on the machine they did not.
 - **8b and 8d.** The text has no numbers ("similar trends are seen on the V100 system"), so only the trend can be held against them.
+  8d differs at 4 sizes, 2 to 16 MB: NCCL wins there on A100 and nowhere on V100. Two V100 share a NIC, which NCCL's ring keeps busy for 91 % of the
+  time at 4 MB (68 % on A100), with twice the hierarchical program's bytes.
 - **8e.** Above some size both the program and NCCL fill the NICs here, so they take the same time. On the machine NCCL's many messages cost
   the NIC something ("high overhead costs of IB"). About 15 us a message would let NCCL overtake the hand-written implementation at
   512 MB; but the same cost for the rings of 8c, three messages to a NIC and hop, would make them several times as slow as
