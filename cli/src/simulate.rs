@@ -38,6 +38,8 @@ Methods:
   two_level(direct,log)/segment=1M/window=4/carrier=vendor
                      an algorithm, the bytes of each rank's block that it handles at a time (or `whole`), how many such
                      segments are in flight, and what carries messages between nodes (own, vendor)
+  script:FILE.xml/segment=1M/window=4
+                     a program in MSCCL's format, in the protocol that it names where the machine has numbers for it
 
 Examples:
   strata simulate                                     Frontier, all-gather, 32 to 2,048 GCDs, 16 MB to 1 GB
@@ -49,17 +51,17 @@ Examples:
 #[derive(clap::Args)]
 #[command(after_long_help = MORE)]
 pub struct Options {
-    /// frontier, perlmutter, dgx-h100, netns, or a file of such numbers.
+    /// frontier, perlmutter, dgx-h100, ndv4, dgx2, netns, or a file of such numbers.
     #[arg(long, default_value = "frontier")]
     machine: String,
     /// Print every number of the machine with its source, and whether it was fitted; nothing is simulated.
     #[arg(long)]
     show: bool,
-    /// Leave out a term of the machine: overload, pccl.
+    /// Leave out a term of the machine: overload, pccl, out, lanes, protocols, launch.
     #[arg(long, value_delimiter = ',', value_name = "TERMS")]
     without: Vec<String>,
-    /// all_gather, reduce_scatter, all_reduce, ...
-    #[arg(long, value_delimiter = ',', default_value = "all_gather", value_parser = crate::plan::parse_collective)]
+    /// all_gather, reduce_scatter, all_reduce, ...; `custom` for a script that has a contract.
+    #[arg(long, value_delimiter = ',', default_value = "all_gather", value_parser = lists::collective)]
     collective: Vec<Collective>,
     /// Numbers of ranks: `32,64,..2048`, `32..2048`.
     #[arg(short = 'n', long, default_value = "32..2048", value_parser = lists::ranks)]

@@ -17,6 +17,7 @@ mod choices;
 mod command;
 mod gpu;
 mod launch;
+mod msccl;
 mod pytorch;
 mod simulate;
 mod tune;

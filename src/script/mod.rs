@@ -38,7 +38,7 @@ pub struct Script {
     pub collective: Collective,
     /// Chunks of a rank's larger buffer.
     pub chunks: u32,
-    /// What the runtime it was written for sends in one go; says nothing here.
+    /// The protocol of its messages in the runtime it was written for: only simulated machines have such.
     pub protocol: String,
     /// Its writer had in mind that send and receive buffer are the same memory, as NCCL's in-place convention says.
     pub in_place: bool,

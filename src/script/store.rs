@@ -157,6 +157,12 @@ fn as_algorithm(script: &'static LoadedScript, name: &'static str) -> &'static A
     }))
 }
 
+/// The loaded script of a name, with or without the part of its digest.
+pub fn by_name(name: &str) -> Option<&'static LoadedScript> {
+    let loaded = LOADED.read().unwrap_or_else(PoisonError::into_inner);
+    loaded.iter().copied().find(|script| script.name == name || script.unique_name == name)
+}
+
 /// Loads a file, with the contract beside it.
 ///
 /// # Errors

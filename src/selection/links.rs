@@ -48,7 +48,7 @@ impl Links {
                 eager_bytes: none(),
             },
             network_vendor: None,
-            inside: IntraNode { latency_us: usual(3.0), rank_gbps: usual(4.0) },
+            inside: IntraNode { latency_us: usual(3.0), rank_gbps: usual(4.0), gap_us: usual(0.0) },
             local: LocalCosts {
                 launch_us: usual(0.5),
                 copy_gbps: usual(8.0),
@@ -61,6 +61,10 @@ impl Links {
             pccl: None,
             strata: None,
             overload: None,
+            out: None,
+            lanes: None,
+            protocols: None,
+            launch: None,
             numbers: Vec::new(),
         }
     }

@@ -1,16 +1,19 @@
 //! The times of a [`Cluster`]: every message, copy, reduction and call takes its turn on the resources that it needs.
 //!
 //! A resource does one thing at a time, in the order in which things come to it: each NIC port (sending and receiving), the
-//! way into each rank from its own node, each rank's thread and engine, each node's vendor library and what takes its results
-//! apart, and the processors, where ranks share them. What a resource was busy with can be kept, for a timeline.
+//! ways into each rank from its own node and out of it, each connection, each rank's thread and engine, each node's vendor library
+//! and what takes its results apart, and the processors, where ranks share them. Bytes occupy links, and a gap where a machine
+//! has one; latency is added. What a resource was busy with can be kept, for a timeline.
 #![forbid(unsafe_code)]
 
 use super::durations::{CallWork, Durations, InFlight, LocalWork};
 use super::machine::{Cluster, InterNode, Laws, Sourced};
 use super::random::Random;
+use super::terms::Protocol;
 use crate::config::Config;
-use crate::plan::Call;
+use crate::plan::{Call, Channel};
 use crate::topo::{Grid, Rank};
+use rustc_hash::FxHashMap;
 use std::cell::RefCell;
 use std::fmt;
 use std::rc::Rc;
@@ -25,6 +28,10 @@ pub enum Resource {
     NicIn,
     /// The way into a rank from its node.
     Inside,
+    /// The way out of a rank to its node.
+    InsideOut,
+    /// A connection: one thread block that sends.
+    Connection,
     /// A rank's thread.
     Thread,
     /// A rank's copies and reductions.
@@ -39,10 +46,12 @@ pub enum Resource {
 
 impl Resource {
     /// All of them.
-    pub const ALL: [Resource; 8] = [
+    pub const ALL: [Resource; 10] = [
         Resource::NicOut,
         Resource::NicIn,
         Resource::Inside,
+        Resource::InsideOut,
+        Resource::Connection,
         Resource::Thread,
         Resource::Engine,
         Resource::Library,
@@ -57,6 +66,8 @@ impl fmt::Display for Resource {
             Resource::NicOut => "NIC, sending",
             Resource::NicIn => "NIC, receiving",
             Resource::Inside => "links inside the node",
+            Resource::InsideOut => "links inside the node, sending",
+            Resource::Connection => "one thread block's connection",
             Resource::Thread => "rank's thread",
             Resource::Engine => "copies and reductions",
             Resource::Library => "vendor's library inside the node",
@@ -71,7 +82,7 @@ impl fmt::Display for Resource {
 pub struct Busy {
     /// What.
     pub resource: Resource,
-    /// Which of its kind: a NIC by node and place, a rank, a node, a processor.
+    /// Which of its kind: a NIC by node and place, a rank, a node, a processor; a connection by its first message.
     pub index: usize,
     /// From when.
     pub from_ns: u64,
@@ -129,6 +140,7 @@ impl Queue {
 #[derive(Debug)]
 pub(super) struct FabricState {
     queues: Vec<Queue>,
+    connections: FxHashMap<(Rank, Rank, Channel), usize>,
     kept: Option<Vec<Busy>>,
 }
 
@@ -155,6 +167,8 @@ pub(super) struct Fabric {
     nics: Rc<[u32]>,
     /// Blocks of calls of more bytes than this are brought together and taken apart beside other calls.
     beside_bytes: usize,
+    /// The protocol of all messages, where the machine has one of that name.
+    protocol: Option<Protocol>,
     pub(super) state: Rc<RefCell<FabricState>>,
 }
 
@@ -184,16 +198,23 @@ impl Fabric {
         let nics: Rc<[u32]> = (0..grid.nranks()).map(nic).collect();
         let servers = |resource: &Resource| match resource {
             Resource::NicOut | Resource::NicIn => grid.nnodes() * stride,
-            Resource::Inside | Resource::Thread | Resource::Engine => grid.nranks(),
+            Resource::Inside | Resource::InsideOut | Resource::Thread | Resource::Engine => grid.nranks(),
+            Resource::Connection => 0,
             Resource::Library => grid.nnodes(),
             Resource::Shuffle => 2 * grid.nnodes(),
             Resource::Processors => machine.local.processors.value as usize,
         };
         let queues = Resource::ALL.iter().map(|resource| Queue::new(*resource, servers(resource))).collect();
-        let state = FabricState { queues, kept: manner.keep.then(Vec::new) };
+        let state = FabricState { queues, connections: FxHashMap::default(), kept: manner.keep.then(Vec::new) };
         let (machine, grid) = (machine.clone(), grid.clone());
         let beside_bytes = Config::default().pack_beside_bytes;
-        Fabric { machine, grid, manner, nics, beside_bytes, state: Rc::new(RefCell::new(state)) }
+        Fabric { machine, grid, manner, nics, beside_bytes, protocol: None, state: Rc::new(RefCell::new(state)) }
+    }
+
+    /// The same with all messages in a protocol.
+    pub(super) fn speaking(mut self, protocol: Option<&Protocol>) -> Fabric {
+        self.protocol = protocol.cloned();
+        self
     }
 
     fn network(&self) -> &InterNode {
@@ -205,13 +226,13 @@ impl Fabric {
 
     /// When something that begins at `now` and takes a resource for `time` ends.
     fn take(&self, resource: Resource, index: usize, now: u64, time: u64) -> u64 {
-        let FabricState { queues, kept } = &mut *self.state.borrow_mut();
+        let FabricState { queues, kept, .. } = &mut *self.state.borrow_mut();
         queues[resource as usize].take(index, now, time, kept) + time
     }
 
     /// The same on one of the shared processors, if ranks share them.
     fn process(&self, now: u64, time: u64) -> u64 {
-        let FabricState { queues, kept } = &mut *self.state.borrow_mut();
+        let FabricState { queues, kept, .. } = &mut *self.state.borrow_mut();
         let queue = &mut queues[Resource::Processors as usize];
         if queue.free_at.is_empty() {
             return now + time;
@@ -233,6 +254,27 @@ impl Fabric {
         }
     }
 
+    /// The time of bytes on a link of this rate in the protocol of the messages.
+    fn on_link(&self, bytes: usize, gbps: f64) -> u64 {
+        at_rate(bytes, gbps * self.protocol.as_ref().map_or(1.0, |protocol| protocol.share.value))
+    }
+
+    /// When a message's connection is done with it.
+    fn connect(&self, transfer: &InFlight, now: u64, same_node: bool) -> u64 {
+        let Some(connection) = &self.machine.lanes else { return now };
+        let gbps = if same_node { &connection.inside_gbps } else { &connection.network_gbps };
+        let time = ns(&connection.step_us) + self.on_link(transfer.bytes, gbps.value);
+        let FabricState { queues, connections, kept } = &mut *self.state.borrow_mut();
+        let queue = &mut queues[Resource::Connection as usize];
+        let next = queue.free_at.len();
+        let index = *connections.entry((transfer.from, transfer.to, transfer.channel)).or_insert(next);
+        if index == next {
+            queue.free_at.push(0);
+            queue.busy_ns.push(0);
+        }
+        queue.take(index, now, time, kept) + time
+    }
+
     /// A message between nodes: out of a NIC, over the wire, into a NIC, which begins before the first has ended. Messages that
     /// wait for one NIC share it, as flows do, and do not go one after another: so each of the two works the message off in
     /// its own order, and the message has arrived when both have.
@@ -240,20 +282,32 @@ impl Fabric {
         let InFlight { now_ns, from, to, bytes, .. } = *transfer;
         let network = self.network();
         let handled = self.handle(from, now_ns, network, bytes);
-        let occupied = ns(&network.gap_us) + at_rate(bytes, network.nic_gbps.value);
-        let latency = ns(&network.latency_us) + self.manner.round_ns;
+        let occupied = ns(&network.gap_us) + self.on_link(bytes, network.nic_gbps.value);
+        let latency = self.protocol.as_ref().map_or(&network.latency_us, |protocol| &protocol.network_us);
+        let latency = ns(latency) + self.manner.round_ns;
+        let connected = self.connect(transfer, handled, false);
         let out = self.take(Resource::NicOut, self.nics[from.index()] as usize, handled, occupied);
         let into = self.take(Resource::NicIn, self.nics[to.index()] as usize, handled + latency, occupied);
-        into.max(out + latency)
+        into.max(out.max(connected) + latency)
     }
 
+    /// A message inside a node: its connection, the way out of its sender and the way into its receiver work it off at the
+    /// same time. Where ranks share processors, all of it is a processor's work.
     fn inside_node(&self, transfer: &InFlight) -> u64 {
-        let InFlight { now_ns, to, bytes, .. } = *transfer;
-        let time = ns(&self.machine.inside.latency_us) + at_rate(bytes, self.machine.inside.rank_gbps.value);
+        let InFlight { now_ns, from, to, bytes, .. } = *transfer;
+        let inside = &self.machine.inside;
+        let latency = ns(self.protocol.as_ref().map_or(&inside.latency_us, |protocol| &protocol.inside_us));
+        let gap = ns(&inside.gap_us);
         if self.shares_processors() {
-            return self.process(now_ns, time);
+            return self.process(now_ns, latency + gap + self.on_link(bytes, inside.rank_gbps.value));
         }
-        self.take(Resource::Inside, to.index(), now_ns, time)
+        let mut sent = self.connect(transfer, now_ns, true);
+        if let Some(out) = &self.machine.out {
+            let time = gap + self.on_link(bytes, out.rank_gbps.value);
+            sent = sent.max(self.take(Resource::InsideOut, from.index(), now_ns, time));
+        }
+        let time = gap + self.on_link(bytes, inside.rank_gbps.value);
+        sent.max(self.take(Resource::Inside, to.index(), now_ns, time)) + latency
     }
 
     /// Work of a rank's engine, or of the shared processors.

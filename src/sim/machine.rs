@@ -5,6 +5,7 @@
 //! and the terms that stand for somebody's software and not for a link can be switched off ([`Cluster::without`]).
 #![forbid(unsafe_code)]
 
+use super::terms::{KernelLaunch, LaneRates, Protocols, RankOut};
 use crate::error::{Error, Result};
 use crate::plan::Collective;
 use crate::topo::Grid;
@@ -30,7 +31,7 @@ impl Sourced {
         Sourced { value, source: String::from("default: the term is left out"), fitted: false }
     }
 
-    fn zero() -> Sourced {
+    pub(super) fn zero() -> Sourced {
         Sourced::nothing(0.0)
     }
 
@@ -79,6 +80,9 @@ pub struct IntraNode {
     pub latency_us: Sourced,
     /// Rate at which a rank takes in bytes of the others of its node.
     pub rank_gbps: Sourced,
+    /// Time for which a message occupies each link beside its bytes.
+    #[serde(default = "Sourced::zero")]
+    pub gap_us: Sourced,
 }
 
 /// What a rank computes and copies.
@@ -226,16 +230,26 @@ pub struct Cluster {
     pub strata: Option<Own>,
     /// The vendor's library at scale.
     pub overload: Option<Overload>,
+    /// The way out of a rank.
+    pub out: Option<RankOut>,
+    /// One connection.
+    pub lanes: Option<LaneRates>,
+    /// Protocols of messages.
+    pub protocols: Option<Protocols>,
+    /// The kernel of a call.
+    pub launch: Option<KernelLaunch>,
     /// Every number of the file, by its place there (`network.nic_gbps`).
     #[serde(skip)]
     pub numbers: Vec<(String, Sourced)>,
 }
 
 /// The machines known by name, and their files.
-const KNOWN: [(&str, &str); 4] = [
+const KNOWN: [(&str, &str); 6] = [
     ("frontier", include_str!("../../machines/frontier.toml")),
     ("perlmutter", include_str!("../../machines/perlmutter.toml")),
     ("dgx-h100", include_str!("../../machines/dgx-h100.toml")),
+    ("ndv4", include_str!("../../machines/ndv4.toml")),
+    ("dgx2", include_str!("../../machines/dgx2.toml")),
     ("netns", include_str!("../../machines/netns.toml")),
 ];
 
@@ -243,9 +257,13 @@ const KNOWN: [(&str, &str); 4] = [
 const MOST_BYTES: u64 = 256 << 10;
 
 /// The terms that [`Cluster::without`] can leave out.
-pub const TERMS: [(&str, &str); 2] = [
+pub const TERMS: [(&str, &str); 6] = [
     ("overload", "the vendor's library beyond the number of ranks up to which its law was measured"),
     ("pccl", "what PCCL's implementation adds to its algorithm"),
+    ("out", "the way out of a rank to the others of its node"),
+    ("lanes", "the rate of one connection: one thread block does not fill a link"),
+    ("protocols", "the rates and latencies of the protocols that a script names"),
+    ("launch", "the launch of a call's kernel and of each thread block"),
 ];
 
 impl Cluster {
@@ -301,6 +319,10 @@ impl Cluster {
         match term {
             "overload" => self.overload = None,
             "pccl" => self.pccl = None,
+            "out" => self.out = None,
+            "lanes" => self.lanes = None,
+            "protocols" => self.protocols = None,
+            "launch" => self.launch = None,
             other => {
                 let terms = TERMS.map(|(name, _)| name).join(", ");
                 return Err(Error::InvalidArgument(format!("there is no term {other} to leave out, only {terms}")));
@@ -368,6 +390,7 @@ fn bounds(name: &str) -> (f64, f64) {
         "ranks" | "nics" | "processors" => (1.0, 65_536.0),
         "q" => (0.1, 20.0),
         "factor" => (0.001, 1e6),
+        "share" => (0.01, 1.0),
         last if last.ends_with("gbps") => (0.001, 1e9),
         last if last.ends_with("_us") => (0.0, 1e9),
         _ => (0.0, 1e18),
@@ -377,7 +400,7 @@ fn bounds(name: &str) -> (f64, f64) {
 /// Whether a number must be greater than nothing.
 fn is_rate(name: &str) -> bool {
     let rate = name.ends_with("gbps") && !name.ends_with("processor_gbps");
-    rate || name.starts_with("node.") || name.ends_with(".q") || name.ends_with(".factor")
+    rate || name.starts_with("node.") || name.ends_with(".q") || name.ends_with(".factor") || name.ends_with(".share")
 }
 
 #[cfg(test)]

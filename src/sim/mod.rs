@@ -17,6 +17,7 @@ mod outcome;
 pub mod price;
 mod random;
 mod stream;
+pub mod terms;
 #[cfg(test)]
 mod tests;
 

@@ -14,6 +14,7 @@ use crate::dtype::DataType;
 use crate::error::{Error, Result};
 use crate::exec::Program;
 use crate::plan::{Collective, Shape};
+use crate::script::store;
 use crate::topo::{Grid, Rank};
 use std::sync::Arc;
 
@@ -190,7 +191,11 @@ fn run(
         Ok(Some(Arc::new(Program::new(plan)?)))
     };
     let programs = (0..grid.nranks()).map(program).collect::<Result<Vec<_>>>()?;
-    let fabric = Fabric::new(machine, grid, manner);
+    let script = store::by_name(&route.choice.to_string());
+    let protocol = script.and_then(|script| machine.protocol(&script.script.protocol));
+    let lanes = |program: &Arc<Program>| program.plan().lanes.iter().filter(|lane| !lane.steps.is_empty()).count();
+    let lanes = programs.iter().flatten().map(lanes).max().unwrap_or(0);
+    let fabric = Fabric::new(machine, grid, manner).speaking(protocol);
     let state = fabric.state.clone();
     let dtype = DataType::F32;
     let count = block_bytes(collective, grid.nranks(), message_bytes).div_ceil(dtype.size());
@@ -201,7 +206,7 @@ fn run(
         .map_err(|failure| Error::Internal(format!("{} on {grid}: {}", route.choice, failure.reason)))?;
     let mut state = state.borrow_mut();
     Ok(Price {
-        ns: report.last_ns() as f64,
+        ns: report.last_ns() as f64 + machine.launch_ns(lanes),
         busiest: state.busiest(),
         timeline: state.take_kept(),
         events: report.events,

@@ -2,9 +2,18 @@
 #![forbid(unsafe_code)]
 
 use crate::options::parse_size;
+use strata::plan::Collective;
 
 /// The most ranks whose plans are simulated.
 pub const MOST_RANKS: usize = 4096;
+/// A collective; `custom` is what a script of its own promises.
+pub fn collective(text: &str) -> Result<Collective, String> {
+    match text {
+        "custom" => Ok(Collective::Custom),
+        text => crate::plan::parse_collective(text).map_err(|error| error + ", custom"),
+    }
+}
+
 /// The largest message, in bytes: more than any GPU holds.
 const MOST_BYTES: usize = 1 << 40;
 

@@ -13,6 +13,7 @@ fn unit(name: &str) -> &'static str {
         "nics" => "NICs",
         "processors" => "processors",
         "factor" => "times",
+        "share" => "of rates",
         _ if last.ends_with("_us") => "us",
         _ if last.ends_with("gbps") => "GB/s",
         _ if last.ends_with("_bytes") => "bytes",

@@ -8,6 +8,7 @@ mod plans;
 mod priced;
 mod property;
 mod scripts;
+mod terms;
 
 use super::*;
 use crate::plan::{Collective, Shape};

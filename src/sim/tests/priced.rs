@@ -8,7 +8,7 @@ use crate::sim::{Cluster, Resource};
 use std::sync::Arc;
 
 /// A machine of round numbers: a byte takes a ns on a NIC, a message 1 us.
-fn round(ranks: usize, nics: usize, more: &str) -> Arc<Cluster> {
+pub(super) fn round(ranks: usize, nics: usize, more: &str) -> Arc<Cluster> {
     let number = |value: f64| format!("{{ value = {value}, source = \"round numbers for a test\" }}");
     let text = format!(
         "name = 'round'\ntext = 'a test'\n[node]\nranks = {}\nnics = {}\n[network]\nnic_gbps = {}\nlatency_us = {}\n\
@@ -31,7 +31,7 @@ fn strata(machine: &Arc<Cluster>, nranks: usize, collective: Collective, bytes: 
     price(machine, &grid_of(machine, nranks), collective, bytes, &How::Strata(route), detail).unwrap()
 }
 
-fn route(choice: &str, segment_bytes: usize, window: usize) -> PricedPlan {
+pub(super) fn route(choice: &str, segment_bytes: usize, window: usize) -> PricedPlan {
     PricedPlan { choice: choice.parse::<Choice>().unwrap(), segment_bytes, window, carrier: Carrier::MPI }
 }
 
