@@ -15,9 +15,9 @@ mod vendor;
 
 mod choices;
 mod command;
+mod figures;
 mod gpu;
 mod launch;
-mod msccl;
 mod pytorch;
 mod simulate;
 mod tune;

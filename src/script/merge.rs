@@ -56,8 +56,11 @@ fn kind(action: &Action) -> u64 {
     }
 }
 
-/// The peers and the channel of the messages of a lane: sent, received.
-fn streams(plan: &Plan, lane: &Lane) -> (Option<(u32, u32, Channel)>, Option<(u32, u32, Channel)>) {
+/// A message stream: sender, receiver, channel.
+type Stream = (u32, u32, Channel);
+
+/// The streams of a lane: what it sends, what it receives.
+fn streams(plan: &Plan, lane: &Lane) -> (Option<Stream>, Option<Stream>) {
     let me = plan.rank.0;
     let mut streams = (None, None);
     for step in &lane.steps {

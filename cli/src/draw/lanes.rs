@@ -26,7 +26,11 @@ const INK: &str = "#222222";
 const MESSAGE: &str = "#1f6fb2";
 const DEPENDENCY: &str = "#999999";
 
+/// A step: rank, lane and position.
 type At = (usize, usize, usize);
+
+/// A message stream: sender, receiver, channel.
+type Stream = (usize, usize, Channel);
 
 /// Where things are on the sheet.
 struct Sheet {
@@ -154,7 +158,8 @@ fn rows(sheet: &Sheet, rank: usize, plan: &Plan) -> Group {
 }
 
 fn arrows(sheet: &Sheet, plans: &[Plan]) -> Group {
-    let (mut sent, mut taken): (HashMap<(usize, usize, Channel), Vec<At>>, Vec<_>) = Default::default();
+    let mut sent: HashMap<Stream, Vec<At>> = HashMap::new();
+    let mut taken: Vec<(Stream, At)> = Vec::new();
     let mut group = Group::new();
     for (rank, plan) in plans.iter().enumerate() {
         for (number, lane) in plan.lanes.iter().enumerate() {
@@ -174,7 +179,7 @@ fn arrows(sheet: &Sheet, plans: &[Plan]) -> Group {
             }
         }
     }
-    let mut next: HashMap<(usize, usize, Channel), usize> = HashMap::new();
+    let mut next: HashMap<Stream, usize> = HashMap::new();
     for (key, here) in taken {
         let nth = next.entry(key).or_default();
         let from = sent.get(&key).and_then(|sent| sent.get(*nth)).copied();

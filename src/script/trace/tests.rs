@@ -85,7 +85,7 @@ fn random(seed: u64) -> Trace {
     let mut trace = Trace::new("random", collective, ranks, chunks).unwrap().in_place(in_place);
     trace = trace.instances(1 + random.below(8).saturating_sub(5));
     if trace.blocks() == 1 && random.one_in(3) {
-        trace = trace.policy(Policy::Blocked);
+        trace = trace.policy(Replication::Blocked);
     }
     let (fragments, channels, labels) = (random.one_in(3), random.one_in(3), random.one_in(6));
     for _ in 0..random.below(60) {
@@ -249,8 +249,8 @@ fn reduced(one: &[Value], other: &[Value]) -> Vec<Value> {
 fn part(trace: &Trace, factor: u32, length: u32, (chunk, part): (u32, u32)) -> u32 {
     let parts = factor / trace.instances;
     match trace.policy {
-        Policy::Interleaved => chunk * factor + part,
-        Policy::Blocked => (part / parts * length + chunk) * parts + part % parts,
+        Replication::Interleaved => chunk * factor + part,
+        Replication::Blocked => (part / parts * length + chunk) * parts + part % parts,
     }
 }
 
