@@ -112,14 +112,18 @@ def figure_8b(prices, a100):
     return figure
 
 
+def number(text, name):
+    """Where the text of a machine's file has a number that it has once."""
+    return re.search(rf"^{name} = {{ value = ([0-9.]+)", text, re.M)
+
+
 def rail_machine(prices, machine):
     """The machine with nodes of one rank: the ranks of one rail, each with its share of a NIC."""
     text = (prices.machines / f"{machine}.toml").read_text()
-    number = lambda name: re.search(rf"^{name} = {{ value = ([0-9.]+)", text, re.M)
-    share = float(number("nics")[1]) / float(number("ranks")[1])
-    wanted = {"ranks": 1, "nics": 1, "nic_gbps": float(number("nic_gbps")[1]) * share}
+    share = float(number(text, "nics")[1]) / float(number(text, "ranks")[1])
+    wanted = {"ranks": 1, "nics": 1, "nic_gbps": float(number(text, "nic_gbps")[1]) * share}
     for name, value in wanted.items():
-        begin, end = number(name).span(1)
+        begin, end = number(text, name).span(1)
         text = f"{text[:begin]}{value}{text[end:]}"
     path = prices.folder / f"{machine}-rail.toml"
     path.write_text(text)
@@ -202,8 +206,9 @@ def figure_8e(prices, nodes):
     between = prices.program("direct", nodes=nodes, gpus=1, at_once=8)
     rail = rail_machine(prices, machine)
     (second,) = prices.times(rail, "all_to_all", nodes, [size // nodes for size in sizes], [between])
-    copy_gbps, launch_ms = 660.0, 6.6e-3
-    hand = [a + b + size / copy_gbps / 1e6 + launch_ms for a, b, size in zip(first, second, sizes)]
+    text = (prices.machines / f"{machine}.toml").read_text()
+    copy_gbps, launch_us = (float(number(text, name)[1]) for name in ("copy_gbps", "call_us"))
+    hand = [a + b + size / copy_gbps / 1e6 + launch_us / 1e3 for a, b, size in zip(first, second, sizes)]
     figure = Figure(
         f"8e: all-to-all on {nodes} nodes of 8 A100", sizes, "two-step by hand",
         {"two-step by hand": hand, "two-step": ours, "NCCL": nccl},

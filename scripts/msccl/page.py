@@ -6,7 +6,7 @@ HEAD = """# MSCCLang's figures, simulated
 
 Speedups of MSCCLang's programs (Cowan et al., ASPLOS 2023, section 7) beside those that `strata simulate` gives for the same
 algorithms. **Nothing on this page was measured.** `scripts/simulate-msccl` makes it again; the paper's numbers are those of its
-text, since its plots have none.
+text; nothing was read off its plots.
 
 ```sh
 scripts/simulate-msccl                              # this page
