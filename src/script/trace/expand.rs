@@ -3,7 +3,7 @@
 #![forbid(unsafe_code)]
 
 use super::buffers::Cell;
-use super::{BadTrace, Directives, Replication, Trace, TraceBuffer, TraceOp, TracePlace, TraceStep, MAX_MOVED};
+use super::{BadTrace, Directives, InstancePolicy, Trace, TraceBuffer, TraceOp, TracePlace, TraceStep, MAX_MOVED};
 use crate::plan::contract::{Contract, Promise};
 use crate::script::{xml, Place, ScriptBuffer};
 use rustc_hash::FxHashMap;
@@ -52,7 +52,7 @@ struct Layout {
     instances: u32,
     /// Parts into which a chunk of an instance is divided, so that all fragments' numbers of parts divide it.
     parts: u32,
-    policy: Replication,
+    policy: InstancePolicy,
     /// By rank and name: where a scratch buffer begins, and how long it is, in chunks of the trace.
     scratch: FxHashMap<(u32, TraceBuffer), (u32, u32)>,
 }
@@ -172,12 +172,12 @@ impl Layout {
         let begin = begin * self.instances * self.parts;
         // All buffers are divided alike, so a step over several chunks can be cut anywhere.
         let offset = match self.policy {
-            Replication::Interleaved => {
+            InstancePolicy::Interleaved => {
                 let all = self.instances * pieces;
                 cell.index * self.instances * self.parts
                     + (instance * pieces + piece) * (count * self.instances * self.parts / all)
             }
-            Replication::Blocked => {
+            InstancePolicy::Blocked => {
                 (instance * length + cell.index) * self.parts + piece * (count * self.parts / pieces)
             }
         };
@@ -260,15 +260,15 @@ pub(super) fn contract(trace: &Trace, expanded: &Expanded) -> Option<Arc<Contrac
     let (factor, length, parts) = (expanded.factor, trace.chunks, expanded.factor / trace.instances);
     // Which chunk of the trace a chunk of the script is a part of, and which part.
     let of_trace = |chunk: u32| match trace.policy {
-        Replication::Interleaved => (chunk / factor, chunk % factor),
-        Replication::Blocked => {
+        InstancePolicy::Interleaved => (chunk / factor, chunk % factor),
+        InstancePolicy::Blocked => {
             let (instance, rest) = (chunk / (length * parts), chunk % (length * parts));
             (rest / parts, instance * parts + rest % parts)
         }
     };
     let of_script = |chunk: u32, part: u32| match trace.policy {
-        Replication::Interleaved => chunk * factor + part,
-        Replication::Blocked => (part / parts * length + chunk) * parts + part % parts,
+        InstancePolicy::Interleaved => chunk * factor + part,
+        InstancePolicy::Blocked => (part / parts * length + chunk) * parts + part % parts,
     };
     let refined = |outputs: &Vec<Promise>| {
         let chunks = 0..length * factor;

@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 
 use super::{
-    shortened, BadTrace, Directives, Replication, Trace, TraceBuffer, TraceOp, TracePlace, TraceStep, MAX_MOVED,
+    shortened, BadTrace, Directives, InstancePolicy, Trace, TraceBuffer, TraceOp, TracePlace, TraceStep, MAX_MOVED,
 };
 use crate::plan::contract::{Contract, Rule};
 use crate::plan::Collective;
@@ -85,8 +85,8 @@ impl Trace {
             .instances(file.instances.unwrap_or(1))
             .protocol(file.protocol.as_deref().unwrap_or("Simple"))
             .policy(match file.policy {
-                Some(PolicyName::Blocked) => Replication::Blocked,
-                Some(PolicyName::Interleaved) | None => Replication::Interleaved,
+                Some(PolicyName::Blocked) => InstancePolicy::Blocked,
+                Some(PolicyName::Interleaved) | None => InstancePolicy::Interleaved,
             });
         for (name, chunks) in file.scratch.unwrap_or_default() {
             if chunks >= xml::MAX_CHUNKS || !matches!(TraceBuffer::from(name.as_str()), TraceBuffer::Scratch(_)) {

@@ -49,7 +49,8 @@ fn plugins_in(dir: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
     let is_plugin = |path: &PathBuf| {
         let name = path.file_name().and_then(OsStr::to_str).unwrap_or_default();
-        name.starts_with("libstrata_mpi") && name.ends_with(".so")
+        // The library for JAX is none.
+        name.starts_with("libstrata_mpi") && !name.starts_with("libstrata_mpitrampoline") && name.ends_with(".so")
     };
     let mut found: Vec<PathBuf> = entries.map(|entry| entry.path()).filter(is_plugin).collect();
     found.sort();
