@@ -11,7 +11,7 @@ mod two_step;
 
 use std::path::Path;
 use std::sync::Arc;
-use strata::script::trace::{BadTrace, Policy, Trace};
+use strata::script::trace::{BadTrace, InstancePolicy, Trace};
 use strata::script::{self, Script, ScriptForm, ScriptStepKind};
 use strata::topo::Grid;
 
@@ -63,14 +63,20 @@ fn compiled_traces_need_no_more_steps_and_messages_than_the_files_of_msccl_tools
         ("alltonext_fwd_2n.xml", all_to_next::all_to_next(2, 8)),
         ("ar_1step_4.xml", more::all_reduce_one_round(4)),
         ("ar_allpairs_4_simple.xml", all_pairs::all_reduce(4, 4)),
-        ("ar_allpairs_8_ll.xml", all_pairs::all_reduce(8, 8).map(|trace| trace.instances(2).policy(Policy::Blocked))),
-        ("ar_allpairs_v2_8.xml", more::all_pairs_tree(8).map(|trace| trace.instances(2).policy(Policy::Blocked))),
+        (
+            "ar_allpairs_8_ll.xml",
+            all_pairs::all_reduce(8, 8).map(|trace| trace.instances(2).policy(InstancePolicy::Blocked)),
+        ),
+        (
+            "ar_allpairs_v2_8.xml",
+            more::all_pairs_tree(8).map(|trace| trace.instances(2).policy(InstancePolicy::Blocked)),
+        ),
         ("ar_hier_2n4g.xml", hierarchical::all_reduce(2, 4, false)),
         ("ar_hier_2n8g_auto.xml", hierarchical::all_reduce(2, 8, false)),
         ("ar_hier_2n8g_manual.xml", hierarchical::all_reduce(2, 8, true)),
         ("ar_hier_4n8g.xml", hierarchical::all_reduce(4, 8, false)),
         ("ar_multinode_allpairs.xml", more::two_nodes(8)),
-        ("ar_ncv4.xml", more::near_halves().map(|trace| trace.instances(2).policy(Policy::Blocked))),
+        ("ar_ncv4.xml", more::near_halves().map(|trace| trace.instances(2).policy(InstancePolicy::Blocked))),
         ("ar_rdh_8.xml", more::all_reduce_halving(8)),
         ("ar_rdh_16.xml", more::all_reduce_halving(16)),
         ("ar_ring_4_1ch.xml", ring::all_reduce(4, 1)),

@@ -142,7 +142,7 @@ pub struct TraceStep {
 
 /// Which chunks an instance of a trace works on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Policy {
+pub enum InstancePolicy {
     /// Each chunk is divided, and every instance takes a part of each.
     #[default]
     Interleaved,
@@ -199,7 +199,7 @@ pub struct Trace {
     in_place: bool,
     instances: u32,
     protocol: String,
-    policy: Policy,
+    policy: InstancePolicy,
     contract: Option<Arc<Contract>>,
     scratch: Vec<(TraceBuffer, u32)>,
     written: RefCell<Written>,
@@ -237,7 +237,7 @@ impl Trace {
             in_place: false,
             instances: 1,
             protocol: "Simple".to_string(),
-            policy: Policy::default(),
+            policy: InstancePolicy::default(),
             contract: None,
             scratch: Vec::new(),
             written: RefCell::default(),
@@ -261,7 +261,7 @@ impl Trace {
     }
 
     /// How instances divide the data.
-    pub fn policy(mut self, policy: Policy) -> Trace {
+    pub fn policy(mut self, policy: InstancePolicy) -> Trace {
         self.policy = policy;
         self
     }
@@ -347,7 +347,7 @@ impl Trace {
             {
                 Err(BadTrace::new("scratch: a length is of a scratch buffer, and within the limit of chunks"))
             }
-            _ if self.policy == Policy::Blocked && self.instances > 1 && self.blocks() > 1 => {
+            _ if self.policy == InstancePolicy::Blocked && self.instances > 1 && self.blocks() > 1 => {
                 let name = self.collective.name();
                 Err(BadTrace::new(format!(
                     "policy blocked: buffers of {name} have several blocks; interleaved has none of that"

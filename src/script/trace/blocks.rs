@@ -4,7 +4,7 @@
 use super::dag::{Dag, Dep, Instruction};
 use super::expand::{self, Expanded};
 use super::order::{order, Preference};
-use super::schedule::{chains, channels, sends_within, Channels, Fault};
+use super::schedule::{chains, channels, sends_within, Channels, NoChannels};
 use super::{BadTrace, Trace};
 use crate::script::{xml, Place, RankScript, Script, ScriptBuffer, ScriptStep, ScriptStepKind, ThreadBlock};
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -56,8 +56,8 @@ fn scheduled(trace: &Trace, expanded: &Expanded) -> Result<(Dag, Channels, Vec<u
         dag.fuse(&forbidden);
         let channels = match channels(trace, &dag, &apart) {
             Ok(channels) => channels,
-            Err(Fault::Bad(bad)) => return Err(bad),
-            Err(Fault::Fused(sends)) => {
+            Err(NoChannels::Bad(bad)) => return Err(bad),
+            Err(NoChannels::Fused(sends)) => {
                 forbidden.extend(sends);
                 continue;
             }

@@ -1,7 +1,7 @@
 //! The instructions of a trace: what each rank does of each transfer, and which of its own instructions must have come first.
 #![forbid(unsafe_code)]
 
-use super::expand::{is_wanted, Expanded, Spot, Transfer};
+use super::expand::{is_wanted, ChunkMove, Expanded, Spot};
 use super::{Trace, TraceOp};
 use crate::script::{Place, ScriptBuffer, ScriptStepKind};
 use rustc_hash::FxHashMap;
@@ -95,8 +95,8 @@ impl Dag {
 }
 
 impl Builder<'_> {
-    fn transfer(&mut self, transfer: &Transfer) {
-        let Transfer { op, src, dst, count, .. } = *transfer;
+    fn transfer(&mut self, transfer: &ChunkMove) {
+        let ChunkMove { op, src, dst, count, .. } = *transfer;
         let reduces = op == TraceOp::Reduce;
         let positions: Vec<u32> = (0..count).map(|offset| self.held(src.plus(offset)).position).collect();
         if src.rank == dst.rank {
@@ -124,8 +124,8 @@ impl Builder<'_> {
         self.dag.messages.push(Message { sender: send, receiver: recv, from: src.rank, to: dst.rank, position });
     }
 
-    fn push(&mut self, transfer: &Transfer, kind: ScriptStepKind, label: Option<u32>) -> u32 {
-        let Transfer { src, dst, count, directives, lane, step, .. } = *transfer;
+    fn push(&mut self, transfer: &ChunkMove, kind: ScriptStepKind, label: Option<u32>) -> u32 {
+        let ChunkMove { src, dst, count, directives, lane, step, .. } = *transfer;
         // A sender has no destination of its own, and a receiver that reduces does so where it writes.
         let (rank, src, dst) = match kind {
             ScriptStepKind::Send => (src.rank, src.place, src.place),

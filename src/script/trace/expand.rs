@@ -3,7 +3,7 @@
 #![forbid(unsafe_code)]
 
 use super::buffers::Cell;
-use super::{BadTrace, Directives, Policy, Trace, TraceBuffer, TraceOp, TracePlace, TraceStep, MAX_MOVED};
+use super::{BadTrace, Directives, InstancePolicy, Trace, TraceBuffer, TraceOp, TracePlace, TraceStep, MAX_MOVED};
 use crate::plan::contract::{Contract, Promise};
 use crate::script::{xml, Place, ScriptBuffer};
 use rustc_hash::FxHashMap;
@@ -25,7 +25,7 @@ impl Spot {
 
 /// A step of the script to be: a message, or work within a rank.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Transfer {
+pub(super) struct ChunkMove {
     pub op: TraceOp,
     pub src: Spot,
     pub dst: Spot,
@@ -40,7 +40,7 @@ pub(super) struct Transfer {
 /// A trace in the script's terms.
 #[derive(Debug, Clone)]
 pub(super) struct Expanded {
-    pub transfers: Vec<Transfer>,
+    pub transfers: Vec<ChunkMove>,
     /// Chunks of the script for each chunk of the trace.
     pub factor: u32,
     /// Scratch of each rank, in chunks of the script.
@@ -52,7 +52,7 @@ struct Layout {
     instances: u32,
     /// Parts into which a chunk of an instance is divided, so that all fragments' numbers of parts divide it.
     parts: u32,
-    policy: Policy,
+    policy: InstancePolicy,
     /// By rank and name: where a scratch buffer begins, and how long it is, in chunks of the trace.
     scratch: FxHashMap<(u32, TraceBuffer), (u32, u32)>,
 }
@@ -80,7 +80,7 @@ pub(super) fn expand(trace: &Trace, steps: &[(u32, TraceStep)]) -> Result<Expand
         for instance in 0..trace.instances {
             for piece in 0..pieces {
                 let at = |place: &TracePlace| layout.spot(trace, place, step.count, (instance, piece, pieces));
-                transfers.push(Transfer {
+                transfers.push(ChunkMove {
                     op: step.op,
                     src: at(&step.src),
                     dst: at(&step.dst),
@@ -172,19 +172,21 @@ impl Layout {
         let begin = begin * self.instances * self.parts;
         // All buffers are divided alike, so a step over several chunks can be cut anywhere.
         let offset = match self.policy {
-            Policy::Interleaved => {
+            InstancePolicy::Interleaved => {
                 let all = self.instances * pieces;
                 cell.index * self.instances * self.parts
                     + (instance * pieces + piece) * (count * self.instances * self.parts / all)
             }
-            Policy::Blocked => (instance * length + cell.index) * self.parts + piece * (count * self.parts / pieces),
+            InstancePolicy::Blocked => {
+                (instance * length + cell.index) * self.parts + piece * (count * self.parts / pieces)
+            }
         };
         Spot { rank: cell.rank, place: Place { buffer, chunk: begin + offset } }
     }
 }
 
 /// The transfers of which something is wanted in the end.
-fn live(trace: &Trace, factor: u32, transfers: Vec<Transfer>) -> Vec<Transfer> {
+fn live(trace: &Trace, factor: u32, transfers: Vec<ChunkMove>) -> Vec<ChunkMove> {
     // Whether what a spot holds at some time is wanted later; of those that are not here the end decides.
     let mut wanted: FxHashMap<Spot, bool> = FxHashMap::default();
     let mut kept = Vec::with_capacity(transfers.len());
@@ -258,15 +260,15 @@ pub(super) fn contract(trace: &Trace, expanded: &Expanded) -> Option<Arc<Contrac
     let (factor, length, parts) = (expanded.factor, trace.chunks, expanded.factor / trace.instances);
     // Which chunk of the trace a chunk of the script is a part of, and which part.
     let of_trace = |chunk: u32| match trace.policy {
-        Policy::Interleaved => (chunk / factor, chunk % factor),
-        Policy::Blocked => {
+        InstancePolicy::Interleaved => (chunk / factor, chunk % factor),
+        InstancePolicy::Blocked => {
             let (instance, rest) = (chunk / (length * parts), chunk % (length * parts));
             (rest / parts, instance * parts + rest % parts)
         }
     };
     let of_script = |chunk: u32, part: u32| match trace.policy {
-        Policy::Interleaved => chunk * factor + part,
-        Policy::Blocked => (part / parts * length + chunk) * parts + part % parts,
+        InstancePolicy::Interleaved => chunk * factor + part,
+        InstancePolicy::Blocked => (part / parts * length + chunk) * parts + part % parts,
     };
     let refined = |outputs: &Vec<Promise>| {
         let chunks = 0..length * factor;

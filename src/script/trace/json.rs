@@ -1,7 +1,9 @@
 //! Traces as JSON, for writers in other languages.
 #![forbid(unsafe_code)]
 
-use super::{shortened, BadTrace, Directives, Policy, Trace, TraceBuffer, TraceOp, TracePlace, TraceStep, MAX_MOVED};
+use super::{
+    shortened, BadTrace, Directives, InstancePolicy, Trace, TraceBuffer, TraceOp, TracePlace, TraceStep, MAX_MOVED,
+};
 use crate::plan::contract::{Contract, Rule};
 use crate::plan::Collective;
 use crate::script::xml;
@@ -83,8 +85,8 @@ impl Trace {
             .instances(file.instances.unwrap_or(1))
             .protocol(file.protocol.as_deref().unwrap_or("Simple"))
             .policy(match file.policy {
-                Some(PolicyName::Blocked) => Policy::Blocked,
-                Some(PolicyName::Interleaved) | None => Policy::Interleaved,
+                Some(PolicyName::Blocked) => InstancePolicy::Blocked,
+                Some(PolicyName::Interleaved) | None => InstancePolicy::Interleaved,
             });
         for (name, chunks) in file.scratch.unwrap_or_default() {
             if chunks >= xml::MAX_CHUNKS || !matches!(TraceBuffer::from(name.as_str()), TraceBuffer::Scratch(_)) {

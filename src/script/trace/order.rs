@@ -20,7 +20,7 @@ pub(super) enum Preference {
 }
 
 /// A connection: sender, receiver, lane and channel.
-pub(super) type Connection = (u32, u32, u32, u16);
+pub(super) type TraceLink = (u32, u32, u32, u16);
 
 /// Messages on the way, and who waits for their turn.
 #[derive(Debug, Default)]
@@ -35,11 +35,11 @@ struct Queue {
 /// The order, or the messages at which it comes to a halt.
 ///
 /// Connections that hold two messages do for most; where that is not enough, they hold as many as all transports do.
-pub(super) fn order(dag: &Dag, of_message: &[Connection], preference: Preference) -> Result<Vec<u32>, Vec<u32>> {
+pub(super) fn order(dag: &Dag, of_message: &[TraceLink], preference: Preference) -> Result<Vec<u32>, Vec<u32>> {
     order_with(dag, of_message, preference, 2).or_else(|_| order_with(dag, of_message, preference, CAPACITY))
 }
 
-fn order_with(dag: &Dag, of_message: &[Connection], preference: Preference, room: usize) -> Result<Vec<u32>, Vec<u32>> {
+fn order_with(dag: &Dag, of_message: &[TraceLink], preference: Preference, room: usize) -> Result<Vec<u32>, Vec<u32>> {
     let count = dag.instructions.len();
     let mut waits = vec![0u32; count];
     let mut next: Vec<Vec<u32>> = vec![Vec::new(); count];
@@ -58,7 +58,7 @@ fn order_with(dag: &Dag, of_message: &[Connection], preference: Preference, room
     let begins = |at: &usize| waits[*at] == 0 && !dag.instructions[*at].is_fused;
     let mut ready: BinaryHeap<Reverse<(u32, Reverse<u32>, u32)>> =
         (0..count).filter(begins).map(|at| Reverse(key(at as u32))).collect();
-    let mut queues: FxHashMap<Connection, Queue> = FxHashMap::default();
+    let mut queues: FxHashMap<TraceLink, Queue> = FxHashMap::default();
     let mut order = Vec::with_capacity(count);
     while let Some(Reverse((_, _, at))) = ready.pop() {
         let instruction = &dag.instructions[at as usize];

@@ -6,7 +6,7 @@
 #![forbid(unsafe_code)]
 
 use super::dag::{Dag, Instruction};
-use super::order::Connection;
+use super::order::TraceLink;
 use super::{BadTrace, Trace};
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -14,7 +14,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 const MOST_CHANNELS: u16 = 1 << 12;
 
 /// Why channels could not be given.
-pub(super) enum Fault {
+pub(super) enum NoChannels {
     /// These sends must not be fused.
     Fused(Vec<u32>),
     /// The trace contradicts itself.
@@ -35,11 +35,14 @@ struct Ends {
 /// An end of a connection: rank, peer, lane and channel.
 type End = (u32, u32, u32, u16);
 
+/// By rank and peer, the peer at the other end of a thread block.
+type Joints = FxHashMap<(u32, u32), u32>;
+
 /// The channels of all messages.
 #[derive(Debug, Default)]
 pub(super) struct Channels {
     /// By message.
-    pub connections: Vec<Connection>,
+    pub connections: Vec<TraceLink>,
     /// What the thread block that receives at an end sends to.
     pub goes_to: FxHashMap<End, u32>,
     /// What the thread block that sends at an end receives from.
@@ -65,7 +68,7 @@ pub(super) fn chains(dag: &Dag) -> Vec<Vec<u32>> {
 }
 
 /// Gives all messages channels. Chains with a message of `apart` share no connection with others that have none in it.
-pub(super) fn channels(trace: &Trace, dag: &Dag, apart: &FxHashSet<u32>) -> Result<Channels, Fault> {
+pub(super) fn channels(trace: &Trace, dag: &Dag, apart: &FxHashSet<u32>) -> Result<Channels, NoChannels> {
     let mut channels = Channels { connections: vec![(0, 0, 0, 0); dag.messages.len()], ..Channels::default() };
     let chains = chains(dag);
     let wanted = |chain: &[u32]| {
@@ -80,7 +83,7 @@ pub(super) fn channels(trace: &Trace, dag: &Dag, apart: &FxHashSet<u32>) -> Resu
         match channels.fits(dag, chain, channel) {
             Ok(()) => channels.take(dag, chain, channel),
             Err(Misfit { joint: Some(message), .. }) => fused.push(dag.original_sender(message)),
-            Err(Misfit { text, .. }) if chain.len() == 1 => return Err(Fault::Bad(bad(trace, dag, chain, &text))),
+            Err(Misfit { text, .. }) if chain.len() == 1 => return Err(NoChannels::Bad(bad(trace, dag, chain, &text))),
             Err(_) => fused.extend(sends_within(dag, chain)),
         }
     }
@@ -95,14 +98,14 @@ pub(super) fn channels(trace: &Trace, dag: &Dag, apart: &FxHashSet<u32>) -> Resu
                 (None, _) if chain.len() > 1 => fused.extend(sends_within(dag, chain)),
                 (None, misfit) => {
                     let text = misfit.err().map_or_else(|| "no channel is left".to_string(), |misfit| misfit.text);
-                    return Err(Fault::Bad(bad(trace, dag, chain, &text)));
+                    return Err(NoChannels::Bad(bad(trace, dag, chain, &text)));
                 }
             }
         }
     }
     match fused.is_empty() {
         true => Ok(channels),
-        false => Err(Fault::Fused(fused)),
+        false => Err(NoChannels::Fused(fused)),
     }
 }
 
@@ -142,7 +145,7 @@ impl Channels {
     fn fits(&self, dag: &Dag, chain: &[u32], channel: u16) -> Result<(), Misfit> {
         // What the chain itself has taken counts, too.
         let mut ends: FxHashMap<Label, Ends> = FxHashMap::default();
-        let mut own_ways: (FxHashMap<(u32, u32), u32>, FxHashMap<(u32, u32), u32>) = Default::default();
+        let (mut onward, mut back): (Joints, Joints) = Default::default();
         for &number in chain {
             let message = &dag.messages[number as usize];
             let sender = &dag.instructions[message.sender as usize];
@@ -184,8 +187,8 @@ impl Channels {
             }
             if let (None, Some((came, goes))) = (sender.label, ways(dag, sender)) {
                 let (rank, lane) = (sender.rank, sender.lane);
-                let own = *own_ways.0.entry((rank, came)).or_insert(goes) == goes
-                    && *own_ways.1.entry((rank, goes)).or_insert(came) == came;
+                let own = *onward.entry((rank, came)).or_insert(goes) == goes
+                    && *back.entry((rank, goes)).or_insert(came) == came;
                 let other = self.goes_to.get(&(rank, came, lane, channel)).is_some_and(|&known| known != goes);
                 let another = self.comes_from.get(&(rank, goes, lane, channel)).is_some_and(|&known| known != came);
                 if !own || other || another {

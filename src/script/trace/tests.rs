@@ -85,7 +85,7 @@ fn random(seed: u64) -> Trace {
     let mut trace = Trace::new("random", collective, ranks, chunks).unwrap().in_place(in_place);
     trace = trace.instances(1 + random.below(8).saturating_sub(5));
     if trace.blocks() == 1 && random.one_in(3) {
-        trace = trace.policy(Policy::Blocked);
+        trace = trace.policy(InstancePolicy::Blocked);
     }
     let (fragments, channels, labels) = (random.one_in(3), random.one_in(3), random.one_in(6));
     for _ in 0..random.below(60) {
@@ -249,8 +249,8 @@ fn reduced(one: &[Value], other: &[Value]) -> Vec<Value> {
 fn part(trace: &Trace, factor: u32, length: u32, (chunk, part): (u32, u32)) -> u32 {
     let parts = factor / trace.instances;
     match trace.policy {
-        Policy::Interleaved => chunk * factor + part,
-        Policy::Blocked => (part / parts * length + chunk) * parts + part % parts,
+        InstancePolicy::Interleaved => chunk * factor + part,
+        InstancePolicy::Blocked => (part / parts * length + chunk) * parts + part % parts,
     }
 }
 
@@ -421,7 +421,7 @@ fn a_trace_that_is_wrong_is_refused_with_its_step() {
         ("[2, 0]}", "[2, 0]}, {\"op\": \"copy\", \"src\": [0, \"input\", 0], \"dst\": [0, \"x\", 0], \"parallel\": [3, 0]}", "step 3: fragment 0 has 2 parts, not 3"),
         ("\"channel\": 1", "\"channel\": 4096", "step 3: channel 4096 is not in -1 to 4095"),
         ("\"send_tb\": -1", "\"send_tb\": 1024", "step 1: send_tb 1024 is not in -1 to 1023"),
-        ("\"channel\": 1", "\"channel\": 1, \"send_tb\": 4, \"recv_tb\": 4}, {\"op\": \"copy\", \"src\": [0, \"input\", 0], \"dst\": [1, \"output\", 0], \"channel\": 2, \"send_tb\": 4", "step 4: thread block 4 of rank 0 would have channels 1 and 2"),
+        ("\"channel\": 1", "\"channel\": 1, \"send_tb\": 4}, {\"op\": \"reduce\", \"src\": [0, \"input\", 1], \"dst\": [1, \"output\", 0], \"channel\": 2, \"send_tb\": 4", "step 4: thread block 4 of rank 0 would have channels 1 and 2"),
         ("\"op\": \"reduce\", \"src\": [0, \"theirs\"", "\"op\": \"copy\", \"src\": [0, \"theirs\"", "line "),
     ];
     for (what, by, wanted) in cases {
