@@ -141,7 +141,7 @@ fn merged(plan: &Plan, classes: &[u64]) -> Plan {
         (sent.or(received).map(|stream| stream.2), lane)
     };
     // Both ends of a message put the instances in the order of their channels.
-    members.iter_mut().for_each(|members| members.sort_by_key(channel));
+    members.iter_mut().for_each(|members| members.sort_by_cached_key(channel));
     let lane_of = |lane: u32| numbers[&classes[lane as usize]] as u32;
     let lanes = members.iter().map(|members| {
         let steps = (0..plan.lanes[members[0]].steps.len()).map(|at| {

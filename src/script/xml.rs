@@ -25,7 +25,7 @@ pub const MAX_STEPS: usize = 1 << 19;
 /// Chunks of one buffer.
 pub const MAX_CHUNKS: u32 = 1 << 20;
 /// Channels of one rank.
-const MAX_CHANNELS: u32 = 1 << 12;
+pub const MAX_CHANNELS: u16 = 1 << 12;
 
 /// Why a file is no script.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -280,7 +280,7 @@ impl State {
             peer => Ok(peer),
         };
         let (to, from) = (peer("send")?, peer("recv")?);
-        let channel = attributes.optional("chan", MAX_CHANNELS)?.unwrap_or(0) as u16;
+        let channel = attributes.optional("chan", MAX_CHANNELS.into())?.unwrap_or(0) as u16;
         self.block = attributes.below("id", MAX_BLOCKS as u32)? as usize;
         let rank = self.ranks[self.rank].as_mut().ok_or("a <tb> outside of its <gpu>")?;
         if rank.blocks.len() <= self.block {

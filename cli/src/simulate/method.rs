@@ -11,6 +11,7 @@ use strata::algorithms::Choice;
 use strata::carrier::Carrier;
 use strata::error::{Error, Result};
 use strata::plan::Collective;
+use strata::script::store::{self, Steps};
 use strata::sim::price::{block_bytes, How, PricedPlan};
 use strata::sim::Cluster;
 use strata::topo::Grid;
@@ -66,8 +67,8 @@ impl Method {
         let wrong = |what: String| Error::InvalidArgument(format!("method {text}: {what}; there are {KNOWN}"));
         let (choice, parameters) = match script(text) {
             Some((path, parameters)) => {
-                let script = strata::script::store::load_file(path, strata::script::store::Steps::AsWritten)
-                    .map_err(|error| wrong(error.text().to_owned()))?;
+                let script =
+                    store::load_file(path, Steps::AsWritten).map_err(|error| wrong(error.text().to_owned()))?;
                 (Choice::flat(&script.name), parameters)
             }
             None => {

@@ -13,8 +13,6 @@ use rustc_hash::{FxHashMap, FxHashSet};
 const MOST_ATTEMPTS: usize = 32;
 /// Instructions that one search for a redundant dependency looks at.
 const MOST_SEARCHED: usize = 2048;
-/// The channels that a file may name.
-const MAX_CHANNELS: u32 = 1 << 12;
 
 /// The script of transfers.
 pub(super) fn compile(trace: &Trace, expanded: &Expanded) -> Result<Script, BadTrace> {
@@ -312,8 +310,12 @@ impl<'a> Writer<'a> {
         let all = || self.ranks.iter().flatten();
         let of_lane = all().filter_map(|block| block.channel).max().map_or(0, |most| u32::from(most) + 1);
         let most = all().map(|block| block.lane * of_lane + u32::from(block.channel.unwrap_or(0))).max();
-        if let Some(most) = most.filter(|&most| most >= MAX_CHANNELS) {
-            return Err(BadTrace::new(format!("instances need {} channels, more than {MAX_CHANNELS}", most + 1)));
+        if let Some(most) = most.filter(|&most| most >= u32::from(xml::MAX_CHANNELS)) {
+            return Err(BadTrace::new(format!(
+                "instances need {} channels, more than {}",
+                most + 1,
+                xml::MAX_CHANNELS
+            )));
         }
         let nsteps: usize = all().map(|block| block.script.steps.len()).sum();
         if nsteps > xml::MAX_STEPS {

@@ -69,19 +69,16 @@ impl Memory {
         if step.parallel.is_some_and(|(parts, _)| !(1..=MAX_INSTANCES).contains(&parts)) {
             return Err(bad(format!("a fragment has 1 to {MAX_INSTANCES} parts")));
         }
-        let Some(most) = step.directives.channel.filter(|&channel| u32::from(channel) >= MAX_CHANNELS) else {
-            for cell in dst {
-                self.writers.insert(cell, number as u32);
-            }
-            self.nsteps += 1;
-            return Ok(step);
-        };
-        Err(bad(format!("channel {most} is not in 0 to {}", MAX_CHANNELS - 1)))
+        if let Some(channel) = step.directives.channel.filter(|&channel| channel >= xml::MAX_CHANNELS) {
+            return Err(bad(format!("channel {channel} is not in 0 to {}", xml::MAX_CHANNELS - 1)));
+        }
+        for cell in dst {
+            self.writers.insert(cell, number as u32);
+        }
+        self.nsteps += 1;
+        Ok(step)
     }
 }
-
-/// Channels that steps may name.
-const MAX_CHANNELS: u32 = 1 << 12;
 
 impl TraceStep {
     /// The step by its number and place, for messages.

@@ -122,7 +122,7 @@ impl StepFile {
             Some(value) if (0..limit).contains(&value) => Ok(Some(value as u32)),
             Some(value) => Err(format!("{name} {value} is not in -1 to {}", limit - 1)),
         };
-        let channel = number(self.channel, "channel", 1 << 12)?;
+        let channel = number(self.channel, "channel", xml::MAX_CHANNELS.into())?;
         let block = |value, name| number(value, name, xml::MAX_BLOCKS as i64);
         Ok(TraceStep {
             op: match self.op {

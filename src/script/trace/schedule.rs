@@ -8,10 +8,8 @@
 use super::dag::{Dag, Instruction};
 use super::order::TraceLink;
 use super::{BadTrace, Trace};
+use crate::script::xml;
 use rustc_hash::{FxHashMap, FxHashSet};
-
-/// Channels of a lane.
-const MOST_CHANNELS: u16 = 1 << 12;
 
 /// Why channels could not be given.
 pub(super) enum NoChannels {
@@ -90,9 +88,9 @@ pub(super) fn channels(trace: &Trace, dag: &Dag, apart: &FxHashSet<u32>) -> Resu
     for last in [false, true] {
         for chain in chains.iter().filter(|chain| wanted(chain).is_none() && is_apart(chain) == last) {
             let is_free = |channel: u16| !last || channels.is_free(dag, chain, channel);
-            let found = (0..MOST_CHANNELS).find(|&c| is_free(c) && channels.fits(dag, chain, c).is_ok());
+            let found = (0..xml::MAX_CHANNELS).find(|&c| is_free(c) && channels.fits(dag, chain, c).is_ok());
             // A chain that has no channel goes through a rank twice, and not the same way.
-            match (found, channels.fits(dag, chain, MOST_CHANNELS)) {
+            match (found, channels.fits(dag, chain, xml::MAX_CHANNELS)) {
                 (Some(channel), _) => channels.take(dag, chain, channel),
                 (None, Err(Misfit { joint: Some(message), .. })) => fused.push(dag.original_sender(message)),
                 (None, _) if chain.len() > 1 => fused.extend(sends_within(dag, chain)),

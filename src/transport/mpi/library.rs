@@ -178,3 +178,20 @@ fn find_in(dir: &Path, prefer: Option<&str>) -> Result<Plugin, String> {
     }
     fallback.ok_or_else(|| reasons.join("; "))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_library_for_jax_beside_a_plugin_is_no_plugin() {
+        let folder = std::env::temp_dir().join(format!("strata-plugins-{}", std::process::id()));
+        std::fs::create_dir(&folder).unwrap();
+        for name in ["libstrata_mpi.so", "libstrata_mpitrampoline.so", "libstrata.so", "libstrata_mpi.txt"] {
+            std::fs::write(folder.join(name), "").unwrap();
+        }
+        let found = plugins_in(&folder);
+        std::fs::remove_dir_all(&folder).unwrap();
+        assert_eq!(found, [folder.join("libstrata_mpi.so")]);
+    }
+}
