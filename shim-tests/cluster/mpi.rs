@@ -65,6 +65,8 @@ fn mpi() -> Option<&'static Mpi> {
 struct Job {
     child: Child,
     lines: Receiver<String>,
+    /// The launcher's own: those of Open MPI that start and end at once take a common one away from each other.
+    _folder: tempfile::TempDir,
 }
 
 impl Drop for Job {
@@ -91,6 +93,8 @@ impl Mpi {
     fn start(&self, n: usize, options: &[&str], script: &str, arguments: &[&str], vars: &[(&str, &str)]) -> Job {
         let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let mut command = Command::new(&self.mpiexec);
+        let folder = tempfile::tempdir().unwrap();
+        command.env("TMPDIR", folder.path());
         if self.is_open_mpi {
             command.args(["--oversubscribe"]);
             command.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
@@ -114,7 +118,7 @@ impl Mpi {
                 }
             });
         }
-        Job { child, lines }
+        Job { child, lines, _folder: folder }
     }
 
     /// Runs ranks to their end, which must be good; what they said.

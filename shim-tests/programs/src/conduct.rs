@@ -150,6 +150,8 @@ impl Conduct {
             let mut command = Command::new(&self.carriers.mpiexec);
             let (root, confirmed) = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM");
             command.env(root, "1").env(confirmed, "1").args(&self.carriers.mpi_options);
+            // Launchers of Open MPI that start and end at once take each other's folder away, where it is the same one.
+            command.env("TMPDIR", dir);
             command.arg("-n").arg(program.nranks().to_string()).arg(tester);
             command.arg("process").arg(dir).arg("--library").arg(&self.library);
             running.children.push((self.spawn(program, dir, command, 0)?, None));

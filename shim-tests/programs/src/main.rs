@@ -204,6 +204,9 @@ fn cut_down(seed: u64, tries: u32, json: Option<PathBuf>, options: &Options) -> 
     Ok(true)
 }
 
+/// Of how many failed programs `many` tells everything, so that a failure that comes seldom need not come again.
+const STORIES: u64 = 2;
+
 /// Which programs `many` runs.
 struct Range {
     from: u64,
@@ -237,7 +240,7 @@ fn many(range: &Range, record: Option<&Path>, options: &Options) -> Result<bool,
                         counts.1 += 1;
                         let what: String = what.chars().take(400).collect();
                         println!("seed {seed} over {:?}: {what}", program.carrier);
-                        if options.stacks {
+                        if counts.1 <= STORIES || options.stacks {
                             print!("{story}");
                         }
                     }
