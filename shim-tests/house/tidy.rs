@@ -51,12 +51,13 @@ const EXCEPTIONS: [(&str, &str, &str); 6] = [
 ];
 
 /// Where `unsafe` may stand, and for what.
-const UNSAFE: [(&str, &str); 21] = [
+const UNSAFE: [(&str, &str); 22] = [
     ("mpitrampoline/src", "functions of a library opened at run time, and pointers of C callers"),
     ("src/process.rs", "what the system was told when the process began, and numbers of descriptors"),
     ("src/fork.rs", "handlers of fork, and values that live as long as the process"),
     ("src/abi", "functions behind addresses, and jumps to them"),
     ("src/interface", "pointers of C callers, and functions of a library opened at run time"),
+    ("src/sync/biased.rs", "a value that one thread at a time has"),
     ("src/memory", "regions, arenas, mappings, and the system calls that fill them"),
     ("src/transport/shm", "shared memory between processes"),
     ("src/transport/mpi", "functions of a library opened at run time"),

@@ -8,7 +8,7 @@
 #![forbid(unsafe_code)]
 
 use super::engine::Engine;
-use super::inside::InCall;
+use super::inside::InCallAlone;
 use super::launch::OperationBatch;
 use super::messages::Messages;
 use super::{CollectiveCall, Comm, Direction, Message, Operation, ALIVE};
@@ -22,7 +22,7 @@ use crate::plan::{Collective, OperandOrder};
 use crate::topo::Rank;
 use crate::transport::{FlatCall, Transport};
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, TryLockError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Calls that are kept.
@@ -57,6 +57,8 @@ pub(super) struct PreparedCall {
     key: Again,
     /// The call, with buffers of the right lengths.
     call: Arc<CollectiveCall>,
+    /// The same for the board.
+    flat: FlatCall<OnDevice>,
     summary: CallSummary,
     signature: u32,
 }
@@ -83,7 +85,7 @@ impl PreparedCalls {
         }
         let CollectiveCall { collective, count, dtype, reduction, root, .. } = *call;
         let summary = CallSummary::new(collective, count, dtype, reduction, root);
-        self.kept.push(PreparedCall { key, call: Arc::new(call.clone()), summary, signature });
+        self.kept.push(PreparedCall { key, call: Arc::new(call.clone()), flat: flat(call), summary, signature });
     }
 
     fn knows(&self, key: Again) -> bool {
@@ -95,17 +97,16 @@ impl PreparedCalls {
     }
 }
 
-impl PreparedCall {
-    fn flat(&self, (input, output): (DeviceRegion, DeviceRegion)) -> FlatCall<OnDevice> {
-        let CollectiveCall { collective, count, dtype, reduction, root, .. } = *self.call;
-        let combine = reduction.map(|Reduction { dtype, operator, divisor, .. }| Combine {
-            dtype,
-            operator,
-            order: OperandOrder::LocalFirst,
-            divisor,
-        });
-        FlatCall { collective, root: root.index(), input, output, block_bytes: count * dtype.size(), combine }
-    }
+/// A call for the board.
+fn flat(call: &CollectiveCall) -> FlatCall<OnDevice> {
+    let CollectiveCall { collective, count, dtype, reduction, root, input, output, .. } = *call;
+    let combine = reduction.map(|Reduction { dtype, operator, divisor, .. }| Combine {
+        dtype,
+        operator,
+        order: OperandOrder::LocalFirst,
+        divisor,
+    });
+    FlatCall { collective, root: root.index(), input, output, block_bytes: count * dtype.size(), combine }
 }
 
 /// A world in which the only step of a plan has been started already.
@@ -137,7 +138,7 @@ impl Comm {
             return None;
         }
         // Before the first lock: a signal handler may abort the communicator on this thread.
-        let _inside = InCall::enter_one(self);
+        let _inside = InCallAlone::enter(self);
         let outcome = self.again_inside(key, buffers);
         if outcome.is_none() {
             self.end_abandoned();
@@ -151,15 +152,12 @@ impl Comm {
         key: Again,
         buffers: impl FnOnce(usize, usize) -> Option<(DeviceRegion, DeviceRegion)>,
     ) -> Option<Result<()>> {
-        let mut held = match self.engine.try_lock() {
-            Ok(held) => held,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => return None,
-        };
+        let mut held = self.engine.try_lock_often()?;
         let engine = held.as_mut()?;
         let prepared = engine.prepared.find(key)?;
-        let buffers = buffers(prepared.call.input.len(), prepared.call.output.len())?;
-        let (flat, signature, summary) = (prepared.flat(buffers), prepared.signature, prepared.summary);
+        let (input, output) = buffers(prepared.flat.input.len(), prepared.flat.output.len())?;
+        let flat = FlatCall { input, output, ..prepared.flat };
+        let (signature, summary) = (prepared.signature, prepared.summary);
         let turn = self.turns.issue_now()?;
         self.status.begin(summary);
         let outcome = match engine.call_flat(signature, &flat) {
@@ -169,11 +167,11 @@ impl Comm {
         if let Ok(true) = outcome {
             drop(held);
             self.status.finish();
-            self.turns.advance();
+            self.turns.advance_from(turn);
             self.end_abandoned();
             return Some(Ok(()));
         }
-        let call = CollectiveCall { input: buffers.0, output: buffers.1, ..(*engine.prepared.find(key)?.call).clone() };
+        let call = CollectiveCall { input, output, ..(*engine.prepared.find(key)?.call).clone() };
         let outcome = outcome.map_err(|error| engine.explained(error, &call)).and_then(|_| engine.resume(&call));
         drop(held);
         Some(OperationBatch::begun(self.clone(), turn, call).end(outcome))
@@ -184,8 +182,8 @@ impl Comm {
         if self.numbers.is_some() || !self.is_ready() {
             return None;
         }
-        let _inside = InCall::enter_one(self);
-        let held = self.engine.try_lock().ok()?;
+        let _inside = InCallAlone::enter(self);
+        let held = self.engine.try_lock()?;
         Some(held.as_ref()?.prepared.find(key)?.call.clone())
     }
 
@@ -200,7 +198,7 @@ impl Comm {
         if self.numbers.is_some() || peer == self.rank || !self.is_ready() {
             return None;
         }
-        let _inside = InCall::enter_one(self);
+        let _inside = InCallAlone::enter(self);
         let outcome = self.message_inside(direction, peer, data);
         if outcome.is_none() {
             self.end_abandoned();
@@ -209,7 +207,7 @@ impl Comm {
     }
 
     fn message_inside(self: &Arc<Comm>, direction: Direction, peer: Rank, data: DeviceRegion) -> Option<Result<()>> {
-        let mut held = self.engine.try_lock().ok()?;
+        let mut held = self.engine.try_lock_often()?;
         let engine = held.as_mut().filter(|engine| engine.takes_alone(data.len()))?;
         let turn = self.turns.issue_now()?;
         let message = Message { direction, peer, data, sequence: 0 };
@@ -217,7 +215,7 @@ impl Comm {
         let outcome = self.exchange_alone(engine, &message, sequence);
         if let Ok(Started::Done) = outcome {
             drop(held);
-            self.turns.advance();
+            self.turns.advance_from(turn);
             self.end_abandoned();
             return Some(Ok(()));
         }
@@ -248,17 +246,17 @@ impl Comm {
 
     /// Whether nothing is known yet of calls like this one.
     pub fn would_learn(&self, key: Again) -> bool {
-        let _inside = InCall::enter_one(self);
+        let _inside = InCallAlone::enter(self);
         let is_new = |engine: &Engine| !engine.prepared.knows(key);
-        self.engine.try_lock().is_ok_and(|held| held.as_ref().is_some_and(is_new))
+        self.engine.try_lock().is_some_and(|held| held.as_ref().is_some_and(is_new))
     }
 
     /// Has a call made again like this one go straight to the board from now on, if it is of the kind that does.
     pub fn learn(&self, key: Again, mut call: CollectiveCall) {
         // An error is the call's own to tell.
-        let _inside = InCall::enter_one(self);
+        let _inside = InCallAlone::enter(self);
         if self.decide(&mut call).is_ok() {
-            if let Some(engine) = self.engine.try_lock().ok().as_mut().and_then(|held| held.as_mut()) {
+            if let Some(engine) = self.engine.try_lock().as_mut().and_then(|held| held.as_mut()) {
                 engine.learn(key, &call);
             }
         }

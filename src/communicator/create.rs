@@ -27,7 +27,8 @@ use crate::selection;
 use crate::selection::links::Links;
 use crate::selection::table::agree::{Followers, OwnTable};
 use crate::selection::{Context, Knowledge, Selector};
-use crate::sync::locked;
+use crate::sync::biased::Biased;
+use crate::sync::{fence, locked};
 use crate::topo::local::LocalRank;
 use crate::topo::{host, Grid, Rank};
 use crate::transport::shm::Rates;
@@ -646,13 +647,14 @@ impl Meeting<'_> {
         link(monitor.as_ref(), &config, self.cancel)?;
         let name = self.options.name.as_ref().map_or(String::new(), |name| format!(" {name}"));
         crate::info!("comm {:032x}{name} rank {rank} nranks {} on {grid} Init COMPLETE", credentials.key, self.nranks);
+        fence::prepare();
         let comm = Arc::new(Comm {
             origin: Origin::here(),
             credentials,
             rank,
             device: self.device,
             numbers: numbers(&self.options, self.nranks, &mut engine),
-            engine: Mutex::new(engine),
+            engine: Biased::new(engine),
             gpu,
             grid,
             members,

@@ -9,10 +9,11 @@
 
 use super::engine::Engine;
 use super::Comm;
+use crate::sync::biased::BiasedGuard;
 use crate::sync::locked;
 use crate::transport::Waker;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, TryLockError};
+use std::sync::{Condvar, Mutex};
 use std::time::Duration;
 
 /// A thread's claim to watch: that of nobody at first, and void once another thread has a later one.
@@ -139,22 +140,18 @@ impl Drop for Wants<'_> {
 impl Comm {
     /// The engine. Where several threads may wait for it, one that sleeps inside is woken; who has the `claim` to watch lets
     /// the others in first.
-    pub(super) fn engine(&self, claim: &Claim) -> MutexGuard<'_, Option<Engine>> {
+    pub(super) fn engine(&self, claim: &Claim) -> BiasedGuard<'_, Option<Engine>> {
         if self.numbers.is_none() {
-            return locked(&self.engine);
+            return self.engine.lock();
         }
         if claim.is_made() {
             self.watch.let_in();
         }
-        match self.engine.try_lock() {
-            Ok(engine) => engine,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => {
-                let _wants = self.watch.want();
-                self.waker.iter().for_each(Waker::wake);
-                locked(&self.engine)
-            }
-        }
+        self.engine.try_lock().unwrap_or_else(|| {
+            let _wants = self.watch.want();
+            self.waker.iter().for_each(Waker::wake);
+            self.engine.lock()
+        })
     }
 
     /// Has threads that wait for messages look at what has changed beside the engine.

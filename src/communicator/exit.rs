@@ -33,7 +33,7 @@ pub fn leave_all() {
         }
         // A rank that ends in the middle of an operation has not left in good order.
         if comm.is_quiet() && comm.failure().is_none() {
-            let engine = comm.engine.try_lock().ok().and_then(|mut engine| engine.take());
+            let engine = comm.engine.try_lock().and_then(|mut engine| engine.take());
             comm.keep(engine.and_then(Engine::leave_at_exit), comm.patience());
             monitors.extend(comm.monitor.try_lock().ok().and_then(|mut monitor| monitor.take()));
         }

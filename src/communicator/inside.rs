@@ -17,6 +17,8 @@ type Noted = (usize, [usize; MOST]);
 
 thread_local! {
     static NOTED: Cell<Noted> = const { Cell::new((0, [0; MOST])) };
+    /// One more: that of a call by itself, which is noted at less cost.
+    static ALONE: Cell<usize> = const { Cell::new(0) };
 }
 
 /// As long as it lives this thread is inside calls of these communicators.
@@ -29,13 +31,6 @@ impl InCall {
         comms.iter_mut().zip(runs).for_each(|(comm, run)| *comm = Arc::as_ptr(run.comm()) as usize);
         InCall(NOTED.replace((runs.len(), comms)))
     }
-
-    /// Notes one communicator.
-    pub fn enter_one(comm: &Comm) -> InCall {
-        let mut comms = [0; MOST];
-        comms[0] = std::ptr::from_ref(comm) as usize;
-        InCall(NOTED.replace((1, comms)))
-    }
 }
 
 impl Drop for InCall {
@@ -44,8 +39,25 @@ impl Drop for InCall {
     }
 }
 
+/// As long as it lives this thread is inside a call of this communicator alone.
+pub struct InCallAlone(usize);
+
+impl InCallAlone {
+    /// Notes the communicator.
+    pub fn enter(comm: &Comm) -> InCallAlone {
+        InCallAlone(ALONE.replace(std::ptr::from_ref(comm) as usize))
+    }
+}
+
+impl Drop for InCallAlone {
+    fn drop(&mut self) {
+        ALONE.set(self.0);
+    }
+}
+
 /// Whether this thread is inside a call of this communicator.
 pub fn is_inside(comm: &Comm) -> bool {
     let (count, comms) = NOTED.get();
-    count > MOST || comms[..count].contains(&(std::ptr::from_ref(comm) as usize))
+    let comm = std::ptr::from_ref(comm) as usize;
+    ALONE.get() == comm || count > MOST || comms[..count].contains(&comm)
 }

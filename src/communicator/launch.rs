@@ -5,7 +5,7 @@ use super::bundle::{self, Bundle};
 use super::engine_watch::Claim;
 use super::gpu::GpuLauncher;
 use super::independent::IndependentBatch;
-use super::inside::InCall;
+use super::inside::{InCall, InCallAlone};
 use super::messages::Messages;
 use super::{Comm, Direction, Elements, Message, Operation, StreamRef, ALIVE};
 use crate::device::gpu::driver::DriverHandle;
@@ -108,7 +108,7 @@ pub fn launch_one(alone: Launch) -> Result<()> {
             on_gpu(run, arrival)
         }
         StreamRef::Null => {
-            let _inside = InCall::enter_one(&run.comm);
+            let _inside = InCallAlone::enter(&run.comm);
             run.take_turn();
             drive(std::slice::from_mut(&mut run))
         }

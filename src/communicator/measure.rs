@@ -10,7 +10,6 @@ use crate::memory::Arena;
 use crate::plan::Collective;
 use crate::selection::links::Links;
 use crate::selection::model::AUTO;
-use crate::sync::locked;
 use crate::topo::Rank;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -132,7 +131,7 @@ impl Comm {
         let links = match parent {
             Some(links) => Some(links),
             None => {
-                let quiet = |quiet| locked(&self.engine).iter_mut().for_each(|engine| engine.keep_quiet(quiet));
+                let quiet = |quiet| self.engine.lock().iter_mut().for_each(|engine| engine.keep_quiet(quiet));
                 quiet(true);
                 let links = measure(self, Duration::from_micros(self.config.measure_us))?;
                 quiet(false);

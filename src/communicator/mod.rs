@@ -46,7 +46,8 @@ use crate::memory::DeviceRegion;
 use crate::plan::Collective;
 use crate::selection::links::Links;
 use crate::selection::{Decision, Request, Selector};
-use crate::sync::locked;
+use crate::sync::biased::Biased;
+use crate::sync::{fence, locked};
 use crate::topo::{Grid, Rank};
 use crate::transport::{Departure, Waker};
 use engine::Engine;
@@ -253,6 +254,13 @@ impl OperationQueue {
         self.wake_waiters();
     }
 
+    /// Ends the turn that is on, which was taken at once.
+    fn advance_from(&self, turn: u64) {
+        self.current.store(turn + 1, Ordering::Release);
+        fence::light();
+        self.wake_waiters();
+    }
+
     /// Waits until it is `turn`, for at most `limit`.
     fn wait(&self, turn: u64, limit: Duration) {
         self.wait_while(limit, || self.current.load(Ordering::SeqCst) < turn);
@@ -269,6 +277,7 @@ impl OperationQueue {
     /// False where the time was over first.
     fn wait_while(&self, limit: Duration, waits: impl Fn() -> bool) -> bool {
         self.waiters.fetch_add(1, Ordering::SeqCst);
+        fence::heavy();
         let waited = self.changed.wait_timeout_while(locked(&self.lock), limit, |()| waits());
         self.waiters.fetch_sub(1, Ordering::SeqCst);
         !waited.unwrap_or_else(|poisoned| poisoned.into_inner()).1.timed_out()
@@ -308,7 +317,7 @@ pub struct Comm {
     /// What carries messages between nodes.
     carrier: Option<Carrier>,
     options: CommOptions,
-    engine: Mutex<Option<Engine>>,
+    engine: Biased<Option<Engine>>,
     /// Where its data is a device's.
     gpu: Option<gpu::GpuLauncher>,
     /// Wakes the thread that runs an operation; a companion has none.
@@ -362,7 +371,7 @@ impl Comm {
 
     /// Has a provider do collectives inside the node.
     fn provide(&self, provider: Arc<dyn staging::Provider>) -> Result<()> {
-        locked(&self.engine).as_mut().map_or(Ok(()), |engine| engine.provide(provider))
+        self.engine.lock().as_mut().map_or(Ok(()), |engine| engine.provide(provider))
     }
 
     /// The GPU on which its data is; none on the host.
@@ -490,7 +499,7 @@ impl Comm {
         self.quiesce()?;
         let mut pause = Duration::from_micros(100);
         loop {
-            let owed = locked(&self.engine).as_mut().map_or_else(Vec::new, Engine::undelivered);
+            let owed = self.engine.lock().as_mut().map_or_else(Vec::new, Engine::undelivered);
             if owed.is_empty() || self.failure().is_some() {
                 return Ok(());
             }
@@ -582,7 +591,7 @@ impl Comm {
         if self.status.cause().is_some() {
             crate::transport::note_failure();
         }
-        let departure = locked(&self.engine).take().and_then(Engine::leave);
+        let departure = self.engine.lock().take().and_then(Engine::leave);
         self.keep(departure, limit);
         drop(locked(&self.monitor).take());
     }
@@ -608,7 +617,7 @@ impl Comm {
         self.usable()?;
         self.quiesce()?;
         self.suspended.store(true, Ordering::Release);
-        if let Some(engine) = locked(&self.engine).as_mut() {
+        if let Some(engine) = self.engine.lock().as_mut() {
             engine.free_scratch();
         }
         Ok(())
@@ -629,7 +638,7 @@ impl Comm {
 
     /// Bytes of scratch memory held.
     pub fn scratch_bytes(&self) -> usize {
-        locked(&self.engine).as_ref().map_or(0, Engine::scratch_bytes)
+        self.engine.lock().as_ref().map_or(0, Engine::scratch_bytes)
     }
 
     /// Makes a PreMulSum operation.
@@ -659,7 +668,7 @@ impl Drop for Comm {
         // What lies in memory shared with the node is still the parent's.
         let monitor = self.monitor.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner());
         std::mem::forget(monitor.take());
-        let engine = self.engine.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let engine = self.engine.get_mut();
         std::mem::forget(engine.take());
     }
 }

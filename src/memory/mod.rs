@@ -105,6 +105,7 @@ impl<'a, Space> Bytes<'a, Space> {
     ///
     /// # Panics
     /// When the part does not lie inside the region.
+    #[inline]
     pub fn part(&self, offset: usize, len: usize) -> Bytes<'a, Space> {
         let end = offset.checked_add(len);
         assert!(end.is_some_and(|end| end <= self.len), "part {offset}+{len} of a region of {} bytes", self.len);

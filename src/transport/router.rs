@@ -93,6 +93,7 @@ impl Router {
     }
 
     /// Posts our part of a call of all ranks of the one node, each of whose blocks lies in one piece. It completes as token 0.
+    #[inline]
     pub fn call_flat(&mut self, envelope: Envelope, call: &FlatCall) -> Result<Started> {
         self.shm.call_flat(envelope, call)
     }

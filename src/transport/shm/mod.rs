@@ -294,6 +294,7 @@ impl Shm {
     }
 
     /// The same, of blocks that lie in one piece each. It completes as token 0.
+    #[inline]
     pub fn call_flat(&mut self, envelope: Envelope, call: &FlatCall) -> Result<Started> {
         self.board_to_call()?.call_flat(envelope, call)
     }

@@ -131,7 +131,7 @@ pub fn write<'a>(
 ) {
     let room = match form {
         Form::Line => face.line,
-        Form::Page => face.page,
+        Form::Page => face.page(),
         Form::Area(area) => segment.area(local, area),
         Form::Listed | Form::Lent => Bytes::EMPTY,
     };
@@ -149,7 +149,7 @@ pub fn write<'a>(
 /// Puts a listing on a face's page; [`write()`] then shows it. `body` is kept for its allocation.
 pub fn list(face: &Face<'_>, listing: &Listing, body: &mut Vec<u8>) {
     listing.encode(body);
-    face.page.part(0, body.len()).write(body);
+    face.page().part(0, body.len()).write(body);
     put(&face.line, 8, (listing.pieces.len() as u64) << 32 | listing.keys.len() as u64);
 }
 
@@ -201,7 +201,7 @@ pub fn take(
     envelope.check(rank, arrived, expected, bytes)?;
     let room = match form {
         Form::Line => face.line,
-        Form::Page => face.page,
+        Form::Page => face.page(),
         Form::Area(area) => segment.area(member, area),
         Form::Listed => return listed(face, (rank, reach), bytes),
         Form::Lent => return Ok(lent(reach, get(&face.line, 8), bytes)),
@@ -220,7 +220,7 @@ fn listed(face: &Face<'_>, (rank, reach): (Rank, Reach), bytes: usize) -> Result
         return Err(Error::Internal(format!("rank {rank} lists {pieces} pieces and {keys} allocations")));
     }
     let mut list = vec![0; body];
-    face.page.part(0, body).read(&mut list);
+    face.page().part(0, body).read(&mut list);
     let listing = Listing::decode(rank, pieces, &list)?;
     let post = match (reach, mapped(&listing)) {
         (Reach::SameProcess, _) => {

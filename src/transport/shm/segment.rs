@@ -123,8 +123,16 @@ pub struct Face<'a> {
     pub cell: &'a FaceCell,
     /// The rest of the cell's cache line.
     pub line: Bytes<'a>,
+    segment: &'a Segment,
+    /// Where the page is.
+    page_at: usize,
+}
+
+impl<'a> Face<'a> {
     /// Room for a short post. Some faces have one page.
-    pub page: Bytes<'a>,
+    pub fn page(&self) -> Bytes<'a> {
+        self.segment.region().part(self.page_at, PAGE_BYTES)
+    }
 }
 
 /// Bytes of an area on a node of so many ranks. Only what is used of it takes memory.
@@ -152,6 +160,10 @@ const CELLS_BYTES: usize = FACES * 64 + size_of::<BoardLines>();
 pub struct Segment {
     memory: SegmentMemory,
     ranks: usize,
+    /// Where cells and boards begin, which every call asks for.
+    cells_at: usize,
+    boards_at: usize,
+    board_bytes: usize,
 }
 
 #[derive(Debug)]
@@ -209,7 +221,12 @@ impl Segment {
     pub fn map(file: impl AsFd, ranks: usize) -> Result<Segment> {
         let mapping = Mapping::new(file, 0, Segment::bytes(ranks), Access::ReadWrite, false)
             .map_err(|error| Error::System(format!("mapping the node's shared segment: {error}")))?;
-        Ok(Segment { memory: SegmentMemory::Mapped(mapping), ranks })
+        Ok(Segment::of(SegmentMemory::Mapped(mapping), ranks))
+    }
+
+    fn of(memory: SegmentMemory, ranks: usize) -> Segment {
+        let (cells_at, boards_at, board_bytes) = (cells_at(ranks), boards_at(ranks), board_bytes(ranks));
+        Segment { memory, ranks, cells_at, boards_at, board_bytes }
     }
 
     /// A segment of this process alone.
@@ -218,7 +235,7 @@ impl Segment {
         let mut arena = Arena::new(Segment::bytes(ranks));
         // SAFETY: the arena must outlive every use; because the segment has it, and gives the region out borrowed.
         let region = unsafe { arena.region().unbound() };
-        Segment { memory: SegmentMemory::Heap(region, arena), ranks }
+        Segment::of(SegmentMemory::Heap(region, arena), ranks)
     }
 
     fn region(&self) -> Bytes<'_> {
@@ -235,6 +252,7 @@ impl Segment {
     }
 
     /// A reference to atomics in the segment.
+    #[inline]
     fn at<T>(&self, offset: usize) -> &T {
         let place = self.region().part(offset, size_of::<T>());
         assert!(place.as_ptr().cast::<T>().is_aligned());
@@ -261,28 +279,27 @@ impl Segment {
     }
 
     /// What a local rank tells about its board.
+    #[inline]
     pub fn board(&self, local: usize) -> &BoardLines {
         assert!(local < self.ranks);
-        self.at(cells_at(self.ranks) + local * CELLS_BYTES + FACES * 64)
+        self.at(self.cells_at + local * CELLS_BYTES + FACES * 64)
     }
 
     /// A face of a local rank's board.
+    #[inline]
     pub fn face(&self, local: usize, face: usize) -> Face<'_> {
         assert!(local < self.ranks && face < FACES);
-        let cell = cells_at(self.ranks) + local * CELLS_BYTES + face * 64;
-        let page = boards_at(self.ranks) + local * board_bytes(self.ranks) + face % PAGES * PAGE_BYTES;
-        Face {
-            cell: self.at(cell),
-            line: self.region().part(cell + size_of::<FaceCell>(), LINE_BYTES),
-            page: self.region().part(page, PAGE_BYTES),
-        }
+        let cell = self.cells_at + local * CELLS_BYTES + face * 64;
+        let page_at = self.boards_at + local * self.board_bytes + face % PAGES * PAGE_BYTES;
+        let line = self.region().part(cell + size_of::<FaceCell>(), LINE_BYTES);
+        Face { cell: self.at(cell), line, segment: self, page_at }
     }
 
     /// An area of a local rank's board.
     pub fn area(&self, local: usize, area: usize) -> Bytes<'_> {
         assert!(local < self.ranks && area < AREAS);
         let bytes = area_bytes(self.ranks);
-        let board = boards_at(self.ranks) + local * board_bytes(self.ranks);
+        let board = self.boards_at + local * self.board_bytes;
         self.region().part(board + PAGES * PAGE_BYTES + area * bytes, bytes)
     }
 

@@ -128,6 +128,8 @@ pub struct SharedBuffers {
     pub shares: bool,
     /// How many calls we have made.
     calls: u64,
+    /// The last call in which all others are known to have read all they need.
+    all_read: Cell<u64>,
     /// The call that used each face and area last, and its only reader, if it has but one.
     faces: [(u64, Option<usize>); FACES],
     pages: [(u64, Option<usize>); PAGES],
@@ -214,6 +216,7 @@ impl SharedBuffers {
             lends: true,
             shares: true,
             calls: 0,
+            all_read: Cell::new(0),
             faces: [(0, None); FACES],
             pages: [(0, None); PAGES],
             areas: [(0, None); AREAS],
@@ -300,7 +303,7 @@ impl SharedBuffers {
                 self.copy_if_refused();
                 return Ok(None);
             }
-            self.tell_read();
+            self.end_reading();
             self.enter(Stage::Readers);
         }
         if self.waiting.as_ref().is_some_and(|waiting| waiting.lent) && !self.is_read() {
@@ -353,11 +356,20 @@ impl SharedBuffers {
     }
 
     /// Whether what was used last so is not read any more.
+    #[inline]
     fn is_free(&self, (call, reader): (u64, Option<usize>)) -> bool {
-        match reader {
-            Some(reader) => self.has_read(reader, call),
-            None => (0..self.members.len()).all(|member| member == self.local || self.has_read(member, call)),
+        call <= self.all_read.get() || self.is_free_now(call, reader)
+    }
+
+    #[inline(never)]
+    fn is_free_now(&self, call: u64, reader: Option<usize>) -> bool {
+        if let Some(reader) = reader {
+            return self.has_read(reader, call);
         }
+        let all = (0..self.members.len()).all(|member| member == self.local || self.has_read(member, call));
+        let others = self.members.iter().enumerate().filter(|(member, _)| *member != self.local);
+        self.all_read.set(others.map(|(_, other)| other.read.get()).min().unwrap_or(u64::MAX));
+        all
     }
 
     /// Whether a face can be written, and the page of a form that takes one; what is still in use otherwise.
@@ -655,16 +667,21 @@ impl SharedBuffers {
     }
 
     /// Says that we have read all we need of this call.
-    fn tell_read(&mut self) {
-        let Some(Waiting { collective, root, borrowed, .. }) = &self.waiting else { return };
+    fn end_reading(&mut self) {
+        let Some(Waiting { collective, root, borrowed, .. }) = self.waiting else { return };
         self.posts.clear();
-        let read = &self.segment.board(self.local).read.0;
         // Others may wait for that: whose part it was, or, where this rank brings nothing, who has no room.
-        if *borrowed || !brings(*collective, self.local, *root) {
+        self.tell_read(!borrowed && brings(collective, self.local, root));
+    }
+
+    /// Tells that we have read all we need of the call. Nobody waits for that who `is_seen` to begin the next one.
+    fn tell_read(&self, is_seen: bool) {
+        let read = &self.segment.board(self.local).read.0;
+        if is_seen {
+            read.store(self.calls, Ordering::Release);
+        } else {
             read.swap(self.calls, Ordering::SeqCst);
             self.wakeups.ring_others();
-        } else {
-            read.store(self.calls, Ordering::Release);
         }
     }
 

@@ -4,7 +4,7 @@
 //! Where one has another, or others are late, the call goes on as any other does.
 
 use super::super::post::{check_word, Form};
-use super::super::segment::{Face, FACES};
+use super::super::segment::{Face, FACES, PAGES};
 use super::{brings, is_cut, takes, SharedBuffers, Short, Stage, Waiting};
 use crate::device::host;
 use crate::error::Result;
@@ -15,6 +15,9 @@ use crate::transport::{Envelope, FlatCall};
 use smallvec::SmallVec;
 use std::sync::atomic::Ordering;
 
+/// A rank that only reads short calls tells it in one of so many: who posts has room for more, and can wait for that one.
+const TOLD: u64 = PAGES as u64 / 2;
+
 impl FlatCall {
     /// The block that member `index` gets of a part that is cut, or all of it.
     fn block(&self, of: Region, index: usize) -> Region {
@@ -23,19 +26,30 @@ impl FlatCall {
 }
 
 /// Where a short post's bytes are.
+#[inline]
 fn room<'a>(face: &Face<'a>, form: Form) -> Bytes<'a> {
     if form == Form::Line {
         face.line
     } else {
-        face.page
+        face.page()
     }
+}
+
+/// How a look at what others have posted for a short call ends.
+enum Look {
+    /// With all of it.
+    All,
+    /// Somebody has not posted yet.
+    Late,
+    /// Somebody has posted something else.
+    Other,
 }
 
 impl SharedBuffers {
     /// Begins a call if it is short; none where it is not, or where there is no room.
     #[inline]
     pub(super) fn begin_short(&mut self, envelope: Envelope, call: &FlatCall) -> Result<Option<Started>> {
-        let FlatCall { collective, root, input, output, block_bytes, combine } = *call;
+        let FlatCall { collective, root, input, output, block_bytes, .. } = *call;
         // The same on all ranks.
         let bytes = match collective {
             _ if is_cut(collective) => (self.members.len() - 1) * block_bytes,
@@ -50,30 +64,9 @@ impl SharedBuffers {
             return Ok(None);
         }
         let word = check_word(envelope, bytes, form);
-        let mut waiting = Waiting::new(0, envelope, (collective, root), combine);
-        waiting.stage = Stage::Posts(0);
-        waiting.short = Some(Short { call: *call, form, word, taken: 0 });
         self.calls = next;
-        self.waiting = Some(waiting);
         if is_posted {
-            let face = self.segment.face(local, index);
-            let (line, page) = (face.line, face.page);
-            let room = if form == Form::Line { line } else { page };
-            if is_cut(collective) {
-                let before = local * block_bytes;
-                room.part(0, before).copy_from(input.part(0, before));
-                let after = before + block_bytes;
-                room.part(before, bytes - before).copy_from(input.part(after, bytes - before));
-            } else {
-                room.part(0, bytes).copy_from(input);
-            }
-            if form == Form::Page {
-                line.part(0, 8).write(&(bytes as u64).to_ne_bytes());
-            }
-            face.cell.check.store(word, Ordering::Relaxed);
-            // Not a store: see `post::write`.
-            face.cell.call.swap(next, Ordering::SeqCst);
-            self.posted(index, form, collective, root);
+            self.post_short(call, (form, bytes), (index, word));
         }
         let is_root = local == root;
         let own = match collective {
@@ -87,7 +80,48 @@ impl SharedBuffers {
         if let Some((from, to)) = own {
             to.copy_from(from);
         }
-        Ok(Some(if self.advance_short()? { Started::Done } else { Started::Pending }))
+        let mut short = Short { call: *call, form, word, taken: 0 };
+        let look = self.take_short(&mut short);
+        if matches!(look, Look::All) {
+            self.end_short(&short);
+            return Ok(Some(Started::Done));
+        }
+        self.await_short(envelope, short);
+        let done = matches!(look, Look::Other) && self.advance()?.is_some();
+        Ok(Some(if done { Started::Done } else { Started::Pending }))
+    }
+
+    /// Writes our part to our face, and shows it.
+    #[inline]
+    fn post_short(&mut self, call: &FlatCall, (form, bytes): (Form, usize), (index, word): (usize, u64)) {
+        let FlatCall { collective, root, input, block_bytes, .. } = *call;
+        let face = self.segment.face(self.local, index);
+        let room = room(&face, form);
+        if is_cut(collective) {
+            let before = self.local * block_bytes;
+            room.part(0, before).copy_from(input.part(0, before));
+            let after = before + block_bytes;
+            room.part(before, bytes - before).copy_from(input.part(after, bytes - before));
+        } else {
+            room.part(0, bytes).copy_from(input);
+        }
+        if form == Form::Page {
+            face.line.part(0, 8).write(&(bytes as u64).to_ne_bytes());
+        }
+        face.cell.check.store(word, Ordering::Relaxed);
+        // Not a store: see `post::write`.
+        face.cell.call.swap(self.calls, Ordering::SeqCst);
+        self.posted(index, form, collective, root);
+    }
+
+    /// Has a call that others are late for wait. Apart from `begin_short`, which is on the way of all others.
+    #[inline(never)]
+    fn await_short(&mut self, envelope: Envelope, short: Short) {
+        let FlatCall { collective, root, combine, .. } = short.call;
+        let mut waiting = Waiting::new(0, envelope, (collective, root), combine);
+        waiting.stage = Stage::Posts(0);
+        waiting.short = Some(short);
+        self.waiting = Some(waiting);
     }
 
     /// Goes as far as what others have posted allows; whether that completes the call.
@@ -96,25 +130,45 @@ impl SharedBuffers {
         let Some(Waiting { short: Some(short), .. }) = &self.waiting else {
             return Ok(self.advance()?.is_some());
         };
-        let Short { call, form, word, mut taken } = *short;
+        let mut short = *short;
+        let taken = short.taken;
+        match self.take_short(&mut short) {
+            Look::All => {
+                self.end_short(&short);
+                self.waiting = None;
+                Ok(true)
+            }
+            Look::Late => {
+                if short.taken > taken {
+                    self.note_taken(short.taken);
+                }
+                Ok(false)
+            }
+            Look::Other => Ok(self.advance()?.is_some()),
+        }
+    }
+
+    /// Takes what others have posted for a call, from the first that has not been taken on.
+    #[inline]
+    fn take_short(&self, short: &mut Short) -> Look {
+        let Short { call, form, word, .. } = *short;
         let FlatCall { collective, root, output, .. } = call;
         let (local, members, calls) = (self.local, self.members.len(), self.calls);
         let index = calls as usize % FACES;
         let from_root = matches!(collective, Collective::Broadcast | Collective::Scatter);
         let sources = match takes(collective, local, root) {
-            false => 0,
+            false => return Look::All,
             true if from_root => 1,
             true => members - 1,
         };
-        while taken < sources {
-            let member = if from_root { root } else { (local + 1 + taken) % members };
+        while short.taken < sources {
+            let member = if from_root { root } else { (local + 1 + short.taken) % members };
             let face = self.segment.face(member, index);
             if face.cell.call.load(Ordering::Acquire) != calls {
-                self.note_taken(taken);
-                return Ok(false);
+                return Look::Late;
             }
             if face.cell.check.load(Ordering::Relaxed) != word {
-                return Ok(self.advance()?.is_some());
+                return Look::Other;
             }
             if call.combine.is_none() {
                 let part = room(&face, form);
@@ -127,14 +181,20 @@ impl SharedBuffers {
                 to.copy_from(part.part(at * call.block_bytes, call.block_bytes));
             }
             self.has_begun(member);
-            taken += 1;
+            short.taken += 1;
         }
-        if sources > 0 {
-            self.fold_short(&call, form, index);
+        Look::All
+    }
+
+    /// Completes a call of which everything has been taken.
+    #[inline]
+    fn end_short(&mut self, short: &Short) {
+        let FlatCall { collective, root, .. } = short.call;
+        if takes(collective, self.local, root) {
+            self.fold_short(&short.call, short.form, self.calls as usize % FACES);
         }
-        self.tell_read();
-        self.waiting = None;
-        Ok(true)
+        self.posts.clear();
+        self.tell_read(!self.calls.is_multiple_of(TOLD) || brings(collective, self.local, root));
     }
 
     fn note_taken(&mut self, taken: usize) {

@@ -1,0 +1,90 @@
+//! Fences in pairs, of which the side that comes often pays nothing.
+//!
+//! Two threads each write a word and then read the other's. At least one must see what the other has written, for which both
+//! need a fence between the two. Where the system has `membarrier`, one side's [`heavy`] fence is one on all threads of
+//! the process, so that the other side's [`light`] one has only to keep the compiler from reordering. Elsewhere both are whole.
+#![forbid(unsafe_code)]
+
+use rustix::thread::{membarrier, membarrier_query, MembarrierCommand, MembarrierQuery};
+use std::sync::atomic::{compiler_fence, fence, AtomicBool, Ordering};
+use std::sync::Once;
+
+/// Whether light fences may be nothing.
+static LIGHT: AtomicBool = AtomicBool::new(false);
+
+fn register() -> bool {
+    let has = membarrier_query().contains(MembarrierQuery::PRIVATE_EXPEDITED);
+    has && membarrier(MembarrierCommand::RegisterPrivateExpedited).is_ok()
+}
+
+/// Makes light fences light, where the system can.
+pub fn prepare() {
+    static ONCE: Once = Once::new();
+    // Miri knows no such system call.
+    ONCE.call_once(|| LIGHT.store(!cfg!(miri) && register(), Ordering::SeqCst));
+}
+
+/// The fence of the side that comes often.
+#[inline]
+pub fn light() {
+    if LIGHT.load(Ordering::Acquire) {
+        compiler_fence(Ordering::SeqCst);
+    } else {
+        fence(Ordering::SeqCst);
+    }
+}
+
+/// The fence of the side that comes seldom: some hundred nanoseconds.
+pub fn heavy() {
+    fence(Ordering::SeqCst);
+    // A forked child is not registered where its parent was.
+    while LIGHT.load(Ordering::SeqCst) && membarrier(MembarrierCommand::PrivateExpedited).is_err() {
+        if !register() {
+            // Other threads rely on what cannot be had any more: no fence of this one would do.
+            std::process::abort();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::AtomicU32;
+
+    /// The pair's promise, which without the fences is broken many times.
+    #[test]
+    fn one_of_two_sees_the_other() {
+        const ROUNDS: u32 = if cfg!(miri) { 20 } else { 100_000 };
+        prepare();
+        let words: [AtomicU32; 2] = Default::default();
+        let begun: [AtomicU32; 2] = Default::default();
+        let run = |side: usize| -> Vec<u32> {
+            let round = |round: u32| {
+                begun[side].store(round, Ordering::Release);
+                let mut looks = 0;
+                while begun[1 - side].load(Ordering::Acquire) < round {
+                    looks += 1;
+                    if looks % 1000 == 0 {
+                        std::thread::yield_now();
+                    }
+                }
+                words[side].store(round, Ordering::Relaxed);
+                if side == 0 {
+                    light();
+                } else {
+                    heavy();
+                }
+                words[1 - side].load(Ordering::Relaxed)
+            };
+            (1..=ROUNDS).map(round).collect()
+        };
+        let (ones, others) = std::thread::scope(|scope| {
+            let ones = scope.spawn(|| run(0));
+            let others = run(1);
+            (ones.join().unwrap(), others)
+        });
+        let seen = (1..).zip(ones.iter().zip(&others));
+        let blind = seen.filter(|(round, (one, other))| *one < round && *other < round).count();
+        assert_eq!(blind, 0, "rounds in which neither saw the other");
+    }
+}
