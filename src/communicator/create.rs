@@ -566,7 +566,11 @@ impl Meeting<'_> {
             let offer = tuning::offer(table, self.gpu.as_ref(), self.options.companion, self.nranks);
             let secret = u128::from_le_bytes(secret).to_string();
             me.extra = vec![config.agreed(), key.to_string(), secret, offer, offered_machine(&config.machine)];
-            let (scripts, complaints) = store::offer(config, self.nranks);
+            let nranks = self.nranks;
+            let is_wanted = |stem: &str, of_script| {
+                store::is_wanted(config, nranks, stem, of_script) || table.names_script(nranks, stem)
+            };
+            let (scripts, complaints) = store::offer(config, &is_wanted);
             complaints.iter().for_each(|complaint| crate::log::notice(complaint));
             me.extra.push(scripts);
         }

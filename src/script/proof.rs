@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 use super::merge::merge;
+use super::passes::{Marked, SentChunks};
 use super::{lower, Lowered, Script, ScriptForm, Sending, StepSite};
 use crate::plan::{Collective, StepRef};
 use crate::topo::{Grid, Rank};
@@ -100,6 +101,29 @@ pub fn merged(proof: Proof) -> Proof {
     let plans = merge(&proof.lowered.plans);
     let merged = plans.and_then(|plans| self::proof(Lowered::of_plans(plans)).ok());
     merged.unwrap_or(proof)
+}
+
+/// What the passes do to the proofs of a script's forms, in place and not: each pass is proved, and left out where it would not do
+/// the same. Ranks of one call may have different forms, so the forms stay as they are where their messages would differ.
+pub fn optimized(proofs: Vec<Proof>) -> Vec<Proof> {
+    let (passed, messages): (Vec<Proof>, Vec<_>) = proofs.iter().map(passed).unzip();
+    match messages.windows(2).all(|forms| forms[0] == forms[1]) {
+        true => passed,
+        false => proofs,
+    }
+}
+
+/// The proof of one form after the passes, and what its messages carry.
+fn passed(proof: &Proof) -> (Proof, Vec<SentChunks>) {
+    let mut marked = Marked::new(&proof.lowered.plans);
+    let mut best = proof.clone();
+    for pass in [Marked::without_dead_steps, Marked::aggregated, Marked::merged] {
+        let Some(next) = pass(&marked) else { continue };
+        if let Ok(proof) = self::proof(Lowered::of_plans(next.plans())) {
+            (best, marked) = (proof, next);
+        }
+    }
+    (best, marked.messages())
 }
 
 /// The proof of plans with the least capacity that does, or the plans and what the verifier has against them.
