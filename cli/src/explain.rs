@@ -12,7 +12,7 @@ use strata::carrier::{Carrier, Inter};
 use strata::config::Config;
 use strata::error::{counted, Error, Result};
 use strata::plan::Collective;
-use strata::script::{store, LoadedScript};
+use strata::script::{share, store, LoadedScript};
 use strata::selection::table::agree::{Followers, OwnTable};
 use strata::selection::table::MeasuredOn as Place;
 use strata::selection::vendor::{self, Vendor};
@@ -110,9 +110,9 @@ fn scripts(config: &Config, grid: &Grid) -> Result<Vec<&'static LoadedScript>> {
     let (nranks, table) = (grid.nranks(), OwnTable::load(config));
     let is_wanted =
         |stem: &str, of_script| store::is_wanted(config, nranks, stem, of_script) || table.names_script(nranks, stem);
-    let (offer, complaints) = store::offer(config, &is_wanted);
+    let (offer, complaints) = share::offer(config, &is_wanted);
     complaints.iter().for_each(|complaint| tell!("strata: {complaint}"));
-    store::agree(&offer)
+    share::share(&offer, true, &mut |mine| Ok(vec![mine]))
 }
 
 /// The rows of the tuning table that hold on this machine.

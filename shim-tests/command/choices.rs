@@ -198,7 +198,9 @@ fn a_call_takes_the_first_file_whose_root_is_its_own() {
         let arguments = ["perf", "broadcast", "-b", "64K", "-e", "64K", "-n", "1", "-w", "1", "--root", root];
         let mut command = on_all(&arguments);
         let told = said(command.env("STRATA_PROGRAM_DIR", &files).env("NCCL_DEBUG", "INFO"));
-        assert!(chosen(&told).starts_with(wanted), "{told}");
+        // Each rank has its own number of rounds.
+        let taken = lines(&told, &format!(" -> {wanted}")).len();
+        assert!(taken >= 4 && taken == lines(&told, " -> ").len(), "{told}");
     }
     let _ = std::fs::remove_dir_all(files);
 }

@@ -11,6 +11,7 @@ mod merge;
 mod ops;
 mod passes;
 mod proof;
+pub mod share;
 pub mod store;
 #[cfg(test)]
 mod tests;

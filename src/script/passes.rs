@@ -309,14 +309,17 @@ impl Marked {
     }
 }
 
+/// The sends of a stream, and its receives.
+type BothEnds = (Vec<StepRef>, Vec<StepRef>);
+
 /// The sends and receives of each stream, in their order.
 struct Ends {
-    streams: BTreeMap<(u32, u32, Channel), (Vec<StepRef>, Vec<StepRef>)>,
+    streams: BTreeMap<(u32, u32, Channel), BothEnds>,
 }
 
 impl Ends {
     fn of(plans: &[Plan]) -> Ends {
-        let mut streams: BTreeMap<(u32, u32, Channel), (Vec<StepRef>, Vec<StepRef>)> = BTreeMap::new();
+        let mut streams: BTreeMap<(u32, u32, Channel), BothEnds> = BTreeMap::new();
         for plan in plans {
             for at in refs(plan) {
                 match plan.lanes[at.lane as usize].steps[at.step as usize].action {

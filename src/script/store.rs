@@ -4,6 +4,7 @@
 //! settings, tuning tables and the command line name it like them. Once loaded it stays: communicators may hold its plans.
 #![forbid(unsafe_code)]
 
+use super::proof::{self, Recipe};
 use super::{judge, lower::most_channels, optimized, prove, root, xml, Proof, Refusal, Script, ScriptForm};
 use crate::algorithms::levels::{self, ScriptFacts};
 use crate::algorithms::needs::Needs;
@@ -20,8 +21,6 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 /// The most files that are looked at.
 const MAX_FILES: usize = 1024;
-/// The most bytes of scripts that rank 0 sends.
-const MAX_SENT: usize = 128 << 20;
 
 /// A script that this process has.
 #[derive(Debug)]
@@ -84,6 +83,12 @@ impl LoadedScript {
             && shape.nranks() == self.script.nranks()
             && (!shape.collective.has_root() || shape.root == self.root)
             && self.proved(form(shape)).is_some()
+    }
+
+    /// What the proofs of its forms without a prologue have decided.
+    pub(super) fn recipes(&self) -> Vec<Recipe> {
+        let forms = forms(&self.script, ScriptForm { in_place: false, prologue: false, root: self.root });
+        forms.into_iter().filter_map(|form| self.proved(form)).map(|proof| proof.recipe()).collect()
     }
 
     /// What its plans do, out of place.
@@ -162,22 +167,38 @@ fn form(shape: &Shape) -> ScriptForm {
 /// # Errors
 /// `InvalidUsage` where it is no script, or does not do what it says: with the line.
 pub fn load(stem: &str, text: &str, contract: Option<&str>, steps: Steps) -> error::Result<&'static LoadedScript> {
-    let digest = Digest::new("script").text(text).text(contract.unwrap_or_default());
-    let digest = if steps == Steps::AsWritten { digest.text("as written") } else { digest }.value() as u64;
+    load_told(stem, text, contract, (steps, None))
+}
+
+/// What rank 0 has told of a script that it has proved.
+pub(super) struct Told<'a> {
+    /// The root, where there is one (else rank 0).
+    pub root: u32,
+    /// For each form in which a call can hold its buffers what the proof decided.
+    pub recipes: &'a [Recipe],
+}
+
+/// The same; what rank 0 has told of the text is not proved again.
+pub(super) fn load_told(
+    stem: &str,
+    text: &str,
+    contract: Option<&str>,
+    (steps, told): (Steps, Option<&Told<'_>>),
+) -> error::Result<&'static LoadedScript> {
+    let digest = digest_of(text, contract, steps);
     let mut loaded = LOADED.write().unwrap_or_else(PoisonError::into_inner);
     let name = format!("{SCRIPT}{}", plain(stem));
-    let unique_name = format!("{name}~{:08x}", digest as u32);
+    let unique_name = unique_name(stem, digest);
     if let Some(known) = loaded.iter().find(|known| known.digest == digest && known.unique_name == unique_name) {
         return Ok(known);
     }
     let refused = |why: String| Error::InvalidUsage(format!("script {stem}: {why}"));
     let script = super::read(text, contract).map_err(|error| refused(error.to_string()))?;
-    let grid = Arc::new(Grid::flat(script.nranks()));
-    let root = root(&script, &grid).map_err(|refusal| refused(refusal.to_string()))?;
-    let form = ScriptForm { in_place: false, prologue: false, root };
-    judge(&script, &grid, root).map_err(|refusal| refused(refusal.to_string()))?;
-    let forms = forms(&script, form);
-    let proved = proved_forms(&script, &forms, steps).map_err(|refusal| refused(refusal.to_string()))?;
+    let (root, proved) = match told.and_then(|told| rebuilt(&script, told)) {
+        Some(rebuilt) => rebuilt,
+        None => proved_first(&script, steps).map_err(|refusal| refused(refusal.to_string()))?,
+    };
+    let forms = forms(&script, ScriptForm { in_place: false, prologue: false, root });
     let is_taken = algorithms::by_name(&name).is_some();
     let name = if is_taken { unique_name.clone() } else { name };
     let proofs = Mutex::new(forms.into_iter().zip(proved.into_iter().map(Some)).collect());
@@ -189,6 +210,42 @@ pub fn load(stem: &str, text: &str, contract: Option<&str>, steps: Steps) -> err
     }
     loaded.push(script);
     Ok(script)
+}
+
+/// The root of a script and the proofs of all forms without a prologue.
+fn proved_first(script: &Script, steps: Steps) -> Result<(Rank, Vec<Arc<Proof>>), Refusal> {
+    let grid = Arc::new(Grid::flat(script.nranks()));
+    let root = root(script, &grid)?;
+    judge(script, &grid, root)?;
+    let forms = forms(script, ScriptForm { in_place: false, prologue: false, root });
+    Ok((root, proved_forms(script, &forms, steps)?))
+}
+
+/// The same by what rank 0's proof decided; none where that takes a proof.
+fn rebuilt(script: &Script, told: &Told<'_>) -> Option<(Rank, Vec<Arc<Proof>>)> {
+    let root = Some(Rank(told.root)).filter(|root| root.index() < script.nranks())?;
+    let forms = forms(script, ScriptForm { in_place: false, prologue: false, root });
+    let grid = Arc::new(Grid::flat(script.nranks()));
+    let all = forms.iter().zip(told.recipes).map(|(&form, recipe)| proof::rebuilt(script, &grid, form, recipe));
+    let all: Vec<Arc<Proof>> = all.map(|proof| proof.map(Arc::new)).collect::<Option<_>>()?;
+    (all.len() == forms.len()).then_some((root, all))
+}
+
+/// A digest of a script's text and contract, and of which plans it comes to.
+pub(super) fn digest_of(text: &str, contract: Option<&str>, steps: Steps) -> u64 {
+    let digest = Digest::new("script").text(text).text(contract.unwrap_or_default());
+    (if steps == Steps::AsWritten { digest.text("as written") } else { digest }).value() as u64
+}
+
+/// The loaded script of this file's name and digest.
+pub(super) fn known(stem: &str, digest: u64) -> Option<&'static LoadedScript> {
+    let loaded = LOADED.read().unwrap_or_else(PoisonError::into_inner);
+    let name = unique_name(stem, digest);
+    loaded.iter().copied().find(|known| known.digest == digest && known.unique_name == name)
+}
+
+fn unique_name(stem: &str, digest: u64) -> String {
+    format!("{SCRIPT}{}~{:08x}", plain(stem), digest as u32)
 }
 
 /// A file's name as it can stand in a script's.
@@ -237,7 +294,8 @@ pub fn load_file(path: &Path, steps: Steps) -> error::Result<&'static LoadedScri
     load(&stem(path), &text, contract_beside(path).as_deref(), steps)
 }
 
-fn stem(path: &Path) -> String {
+/// A file's name without `.xml`.
+pub(super) fn stem(path: &Path) -> String {
     path.file_stem().unwrap_or_default().to_string_lossy().into_owned()
 }
 
@@ -275,48 +333,6 @@ fn scripts_in(folder: &Path) -> std::io::Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// What rank 0 sends of the scripts that its settings name, and what is to be told of those that cannot be used. `is_wanted` says
-/// of a script's name (without `script:`) and number of ranks whether anybody asks for it.
-pub fn offer(config: &Config, is_wanted: &dyn Fn(&str, usize) -> bool) -> (String, Vec<String>) {
-    let (files, mut complaints) = files(config);
-    let mut offered: Vec<Offered> = Vec::new();
-    let mut sent = 0;
-    for path in files {
-        let stem = stem(&path);
-        let mut complain =
-            |why: &dyn std::fmt::Display| complaints.push(format!("{} is not used: {why}", path.display()));
-        let text = match read(&path) {
-            Ok(text) => text,
-            Err(error) => {
-                complain(&error);
-                continue;
-            }
-        };
-        match xml::read(&text) {
-            Ok(script) if !is_wanted(&stem, script.nranks()) => continue,
-            Ok(_) => {}
-            Err(error) => {
-                complain(&error);
-                continue;
-            }
-        }
-        if sent + text.len() > MAX_SENT {
-            complain(&format!("the scripts before it have {sent} bytes, and more than {MAX_SENT} are not sent"));
-            continue;
-        }
-        let contract = contract_beside(&path);
-        match load(&stem, &text, contract.as_deref(), Steps::Merged) {
-            Ok(_) => {
-                sent += text.len();
-                offered.push((stem, text, contract));
-            }
-            Err(error) => complain(&error.text()),
-        }
-    }
-    let text = if offered.is_empty() { String::new() } else { serde_json::to_string(&offered).unwrap_or_default() };
-    (text, complaints)
-}
-
 /// Whether a communicator of so many ranks wants a script: it is for so many, or an algorithm's setting names it.
 pub fn is_wanted(config: &Config, nranks: usize, stem: &str, of_script: usize) -> bool {
     let names = |collective| names_script(config.algorithm(collective), stem);
@@ -334,9 +350,6 @@ pub fn contract_beside(path: &Path) -> Option<String> {
     read(&path.with_extension("toml")).ok()
 }
 
-/// What rank 0 sends of a script: its file's name, its text, its contract.
-type Offered = (String, String, Option<String>);
-
 /// The text of a file that may be a script or a trace: an ordinary file within the limit of bytes.
 ///
 /// # Errors
@@ -351,17 +364,4 @@ pub fn read(path: &Path) -> std::io::Result<String> {
         return Err(std::io::Error::other(format!("it has more than {} bytes", xml::MAX_BYTES)));
     }
     fs::read_to_string(path)
-}
-
-/// The scripts that rank 0 has sent, in its order.
-///
-/// # Errors
-/// Where they cannot be read: then rank 0 runs another Strata.
-pub fn agree(offer: &str) -> error::Result<Vec<&'static LoadedScript>> {
-    if offer.is_empty() {
-        return Ok(Vec::new());
-    }
-    let offered: Vec<Offered> = serde_json::from_str(offer)
-        .map_err(|error| Error::Remote(format!("rank 0 sent scripts that cannot be read: {error}")))?;
-    offered.iter().map(|(stem, text, contract)| load(stem, text, contract.as_deref(), Steps::Merged)).collect()
 }

@@ -16,7 +16,7 @@ use strata::config::Config;
 use strata::dtype::{DataType, RedOp};
 use strata::error::{counted, Error, Result};
 use strata::plan::Collective;
-use strata::script::store;
+use strata::script::share;
 use strata::selection::table::MeasuredOn;
 use strata::topo::{host, Grid};
 
@@ -129,11 +129,12 @@ impl<'a> Bench<'a> {
         let is_wanted = |_: &str, nranks: usize| nranks == grid.nranks() || (has_levels && on_level(nranks));
         // The communicator has told what is wrong with files; those for levels are told here.
         let (offer, complaints) = match self.is_first() {
-            true => store::offer(&Config::from_env().0, &is_wanted),
+            true => share::offer(&Config::from_env().0, &is_wanted),
             false => (String::new(), Vec::new()),
         };
         complaints.iter().for_each(|complaint| tell!("strata: {complaint}"));
-        store::agree(&self.first_says(Ok(offer))?).map(|_| ())
+        let (offer, is_first) = (self.first_says(Ok(offer))?, self.is_first());
+        share::share(&offer, is_first, &mut |mine| self.store.all_gather(&mine)).map(|_| ())
     }
 
     /// Who is where.
