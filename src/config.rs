@@ -160,7 +160,7 @@ variables! {
     "STRATA_TUNING_TABLE" tuning_table: String = "none", local,
         "Path of a tuning table: written by `strata tune`, or rows of NCCL's tuner plugin. All ranks use rank 0's table.";
     "STRATA_PROGRAM_DIR" program_dir: String = "none", local,
-        "Folder of algorithms in MSCCL's XML. Rank 0's are proved and sent to all ranks; calls take the first, by file name, that fits in collective, ranks and bytes. MSCCL_ALGO_DIR and MSCCL_XML_FILES (a list with colons) name more.";
+        "Folder of algorithms in MSCCL's XML. Rank 0 reads and proves them for all ranks; calls take the first, by file name, that fits in collective, ranks and bytes. MSCCL_ALGO_DIR and MSCCL_XML_FILES (a list with colons) name more.";
     "STRATA_MACHINE" machine: String = "auto", agreed,
         "Figures for the cost model: a machine that `strata simulate` knows, or its file. auto: what STRATA_MEASURE_US measures (host memory only), else thresholds decide. none: thresholds decide.";
     "STRATA_MEASURE_US" measure_us: u64 = "0", agreed,

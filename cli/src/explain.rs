@@ -7,18 +7,19 @@
 use crate::options::{parse_size, Spread};
 use std::process::ExitCode;
 use std::sync::Arc;
+use strata::algorithms::levels;
 use strata::carrier::{Carrier, Inter};
 use strata::config::Config;
 use strata::error::{counted, Error, Result};
 use strata::plan::Collective;
-use strata::script::{store, LoadedScript};
+use strata::script::{share, store, LoadedScript};
 use strata::selection::table::agree::{Followers, OwnTable};
 use strata::selection::table::MeasuredOn as Place;
 use strata::selection::vendor::{self, Vendor};
 use strata::selection::{self, cost, model, Context, Executor, Front, Knowledge, Policy, Request, Selection, POLICIES};
-use strata::sim::price::{block_bytes, grid_of, How};
+use strata::sim::price::{block_bytes, grid_of, How, PricedPlan};
 use strata::sim::Cluster;
-use strata::topo::{host, Grid};
+use strata::topo::{host, Grid, Rank};
 
 /// The options of the subcommand.
 #[derive(clap::Args)]
@@ -30,6 +31,9 @@ pub struct Options {
     bytes: usize,
     #[command(flatten)]
     spread: Spread,
+    /// The root, for collectives that have one.
+    #[arg(long, default_value_t = 0)]
+    root: u32,
     /// The machine that the cost model goes by (a name or a file), instead of STRATA_MACHINE.
     #[arg(long)]
     machine: Option<String>,
@@ -56,6 +60,7 @@ const SHOWN: usize = 6;
 struct Question {
     collective: Collective,
     bytes: usize,
+    root: Rank,
     grid: Arc<Grid>,
     config: Config,
     knowledge: Knowledge,
@@ -85,9 +90,14 @@ pub fn run(options: &Options) -> Result<ExitCode> {
         }
         _ => {}
     }
-    let knowledge =
-        Knowledge { tuned: Arc::new(tuned(&config, &grid, options)?), scripts: scripts(&config, &grid)?, machine };
-    let question = Question { collective, bytes: options.bytes, grid, config, knowledge };
+    // A row of the table, and a setting, may name a script.
+    let scripts = scripts(&config, &grid)?;
+    let knowledge = Knowledge { tuned: Arc::new(tuned(&config, &grid, options)?), scripts, machine };
+    let (root, nranks) = (Rank(options.root), grid.nranks());
+    if root.index() >= nranks {
+        return Err(Error::InvalidArgument(format!("there is no root {root} of {}", counted(nranks, "rank"))));
+    }
+    let question = Question { collective, bytes: options.bytes, root, grid, config, knowledge };
     let size = counted(question.bytes, "byte");
     outln!("{} of {size} on {}", collective.name(), question.grid);
     let vendor = |library| Vendor { version: options.release, rccl: library == Library::Rccl };
@@ -97,9 +107,12 @@ pub fn run(options: &Options) -> Result<ExitCode> {
 
 /// The scripts that settings name for so many ranks; those that cannot be used are told.
 fn scripts(config: &Config, grid: &Grid) -> Result<Vec<&'static LoadedScript>> {
-    let (offer, complaints) = store::offer(config, grid.nranks());
+    let (nranks, table) = (grid.nranks(), OwnTable::load(config));
+    let is_wanted =
+        |stem: &str, of_script| store::is_wanted(config, nranks, stem, of_script) || table.names_script(nranks, stem);
+    let (offer, complaints) = share::offer(config, &is_wanted);
     complaints.iter().for_each(|complaint| tell!("strata: {complaint}"));
-    store::agree(&offer)
+    share::share(&offer, true, &mut |mine| Ok(vec![mine]))
 }
 
 /// The rows of the tuning table that hold on this machine.
@@ -135,11 +148,30 @@ impl Question {
                 None => self.silence(policy, context.front.is_some()),
             };
             outln!("  {:<24} {says}", policy.name());
+            self.expected(policy, request, context);
             if let (Policy::CostModel, Some(machine)) = (policy, &self.knowledge.machine) {
                 self.candidates(machine, context.front.is_some());
             }
         }
         Ok(())
+    }
+
+    /// What the cost model expects of what was named or measured, if that has scripts on its levels.
+    fn expected(&self, policy: Policy, request: &Request<'_>, context: &Context) {
+        let Some(machine) = self.knowledge.machine.as_ref().filter(|_| context.front.is_none()) else { return };
+        let Ok(Some((Executor::Own(Selection { choice, segment_bytes, window }), _))) =
+            policy.opinion(request, context)
+        else {
+            return;
+        };
+        if !levels::has_script(&choice) {
+            return;
+        }
+        let route = PricedPlan { choice, segment_bytes, window, carrier: Carrier::MPI };
+        match cost::Model::new(machine, &self.grid).choice_ns(self.collective, self.bytes, &route) {
+            Some(ns) => outln!("  {:<24} {:>10.1} us by the cost model of {}", "", ns / 1e3, machine.name),
+            None => outln!("  {:<24} the cost model does not speak of it; `strata simulate` runs it", ""),
+        }
     }
 
     /// Why a policy has no opinion.
@@ -200,7 +232,8 @@ impl Question {
     }
 
     fn explain(&self, front: Option<Vendor>) -> Result<()> {
-        let request = Request::new(self.collective, block_bytes(self.collective, self.grid.nranks(), self.bytes));
+        let block_bytes = block_bytes(self.collective, self.grid.nranks(), self.bytes);
+        let request = Request { root: self.root, ..Request::new(self.collective, block_bytes) };
         let front = front.map(|library| Front { library, carrier: self.config.inter.in_front() });
         let own =
             Context { knowledge: self.knowledge.clone(), ..Context::new(self.grid.clone(), self.config.clone(), true) };

@@ -40,6 +40,9 @@ Methods:
                      segments are in flight, and what carries messages between nodes (own, vendor)
   script:FILE.xml/segment=1M/window=4
                      a program in MSCCL's format, in the protocol that it names where the machine has numbers for it
+  two_level(script:FILE.xml,log)
+                     the same for the ranks of a node, in place of the vendor's library; two_level(direct,script:FILE.xml)
+                     for one rank of each node
 
 Examples:
   strata simulate                                     Frontier, all-gather, 32 to 2,048 GCDs, 16 MB to 1 GB

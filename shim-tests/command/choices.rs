@@ -1,7 +1,7 @@
 //! What decides a choice, with real processes: rank 0's settings, machine and links, and what `strata explain` says of it.
 #![forbid(unsafe_code)]
 
-use crate::launched::{chosen, lines, outcome, said, strata, LIBRARY, WORLD};
+use crate::launched::{chosen, lines, on_all, outcome, said, strata, LIBRARY, WORLD};
 use std::path::PathBuf;
 
 /// A program of one all-gather on all ranks, of which each has its own value of a variable.
@@ -153,4 +153,75 @@ fn explain_refuses_nonsense_with_the_reason() {
         let (text, succeeded) = outcome(strata().arg("explain").args(arguments));
         assert!(!succeeded && text.contains(reason), "{arguments:?}: {text}");
     }
+}
+
+/// A folder with these files, each as `strata plan convert` writes it.
+fn folder(name: &str, files: &[(&str, &[&str])]) -> PathBuf {
+    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("choices-{name}-{}", std::process::id()));
+    let _ = std::fs::remove_dir_all(&folder);
+    std::fs::create_dir_all(&folder).unwrap();
+    for (file, arguments) in files {
+        let text = said(strata().args(["plan", "convert"]).args(*arguments));
+        std::fs::write(folder.join(file), text).unwrap();
+    }
+    folder
+}
+
+#[test]
+fn a_call_takes_the_first_file_whose_root_is_its_own() {
+    let tree = |root| ["broadcast", "--algo", "tree", "-n", "4", "--root", root];
+    let files = folder("roots", &[("r0.xml", &tree("0")), ("r2.xml", &tree("2")), ("r2_too.xml", &tree("2"))]);
+    let asked = |root: &str, setting: (&str, &str)| {
+        let mut command = strata();
+        command.args(["explain", "broadcast", "1M", "-n", "4", "--root", root]);
+        outcome(command.env("STRATA_PROGRAM_DIR", &files).env(setting.0, setting.1))
+    };
+    let none = ("STRATA_MACHINE", "none");
+    for (root, wanted) in [("0", "-> script:r0,"), ("2", "-> script:r2,"), ("1", "-> board,")] {
+        let (text, _) = asked(root, none);
+        assert!(text.contains(wanted), "{root}: {text}");
+    }
+    assert!(asked("2", none).0.contains("the first script for 1048576 bytes on 4 ranks with root 2"));
+    // Who names a file gets it or hears why not.
+    let (text, succeeded) = asked("1", ("STRATA_BROADCAST_ALGO", "script:r2"));
+    assert!(!succeeded && text.contains("script:r2 is for broadcast on 4 ranks with root 2"), "{text}");
+    assert!(text.contains("the call is broadcast with root 1"), "{text}");
+    let (text, succeeded) = asked("2", ("STRATA_BROADCAST_ALGO", "script:r2_too"));
+    assert!(succeeded && text.contains("-> script:r2_too,"), "{text}");
+    let (text, succeeded) = asked("2", ("STRATA_BROADCAST_ALGO", "script:r3"));
+    let loaded =
+        "loaded scripts: script:r0 (broadcast on 4 ranks with root 0), script:r2 (broadcast on 4 ranks with root 2)";
+    assert!(!succeeded && text.contains("did you mean script:r0?") && text.contains(loaded), "{text}");
+    assert!(!asked("4", none).1);
+    // The ranks of a program agree on it; nobody has named the file.
+    for (root, wanted) in [("2", "script:r2,"), ("0", "script:r0,")] {
+        let arguments = ["perf", "broadcast", "-b", "64K", "-e", "64K", "-n", "1", "-w", "1", "--root", root];
+        let mut command = on_all(&arguments);
+        let told = said(command.env("STRATA_PROGRAM_DIR", &files).env("NCCL_DEBUG", "INFO"));
+        // Each rank has its own number of rounds.
+        let taken = lines(&told, &format!(" -> {wanted}")).len();
+        assert!(taken >= 4 && taken == lines(&told, " -> ").len(), "{told}");
+    }
+    let _ = std::fs::remove_dir_all(files);
+}
+
+#[test]
+fn a_file_is_a_level_where_it_is_named_and_tune_tries_it() {
+    let node = ["all_gather", "--algo", "ring", "-n", "2"];
+    let files = folder("levels", &[("inside.xml", &node)]);
+    let mut command = strata();
+    command.args(["explain", "all_gather", "64M", "-n", "256", "--nodes", "128", "--machine", "frontier"]);
+    command.env("STRATA_ALLGATHER_ALGO", "two_level(script:inside,log)").env("STRATA_PROGRAM_DIR", &files);
+    let told = said(&mut command);
+    assert!(told.contains("-> two_level(script:inside,log)"), "{told}");
+    assert!(told.contains("us by the cost model of frontier"), "{told}");
+    let table = files.join("table.toml");
+    let output = table.to_string_lossy().into_owned();
+    let mut command =
+        on_all(&["tune", "--collectives", "all_gather", "--sizes", "1K", "--budget", "5s", "-o", &output]);
+    command.env("STRATA_PROGRAM_DIR", &files);
+    said(&mut command);
+    let told = std::fs::read_to_string(&table).unwrap();
+    assert!(told.contains("two_level(script:inside,log)"), "{told}");
+    let _ = std::fs::remove_dir_all(files);
 }

@@ -198,6 +198,20 @@ fn files_are_priced_beside_algorithms() {
     let table = succeeds(&[&cells[..], &["--method", &methods]].concat());
     let rows = table.lines().filter(|line| line.starts_with("all_reduce")).count();
     assert_eq!(rows, 2 * 4, "{table}");
+    // A file is a level of a two-level algorithm, too: on 8 nodes of 4 for the ranks of a node, or for those of a rail.
+    let levels = format!(
+        "two_level({},log)/segment=1M/window=4,two_level(direct,{})",
+        of("ag_pcie_4.xml", ""),
+        of("ag_rd_8.xml", "")
+    );
+    let answers = json(&["-n", "32", "--machine", "perlmutter", "--bytes", "64M", "--method", &levels]).to_string();
+    assert!(answers.contains("two_level(script:ag_pcie_4,log)/segment=1M/window=4"), "{answers}");
+    assert!(answers.contains("two_level(direct,script:ag_rd_8)/segment=whole"), "{answers}");
+    let unserved = simulate(&["-n", "32", "--machine", "frontier", "--bytes", "64M", "--method", &levels]);
+    let said = text(&unserved.stderr);
+    assert_eq!(unserved.status.code(), Some(2));
+    assert!(said.contains("ag_pcie_4.xml: ") && said.contains("is for all_gather on 4 ranks"), "{said}");
+    assert!(said.contains("two_level calls all_gather on 8 ranks inside nodes"), "{said}");
     // On a number of ranks that is not the file's there is no way to go.
     let refused = simulate(&[
         "-n",
@@ -210,7 +224,12 @@ fn files_are_priced_beside_algorithms() {
         &of("ar_ring_8_4ch_ll128.xml", ""),
     ]);
     assert_eq!(refused.status.code(), Some(2));
-    assert!(text(&refused.stderr).contains("does not do all_reduce on 16 ranks"), "{}", text(&refused.stderr));
+    let said = text(&refused.stderr);
+    assert!(
+        said.contains("ar_ring_8_4ch_ll128.xml is for all_reduce on 8 ranks, and asked for is all_reduce on 16 ranks"),
+        "{said}"
+    );
+    assert!(said.contains("-n 16"), "{said}");
 }
 
 #[test]
@@ -233,7 +252,9 @@ fn nonsense_is_refused_with_what_is_wrong() {
         (&["--method", "rong"], "did you mean"),
         (&["--method", "ring/segment=0"], "at least 1 byte"),
         (&["--method", "script:no-such-file.xml"], "no-such-file.xml"),
-        (&["--method", "script:no-such-algorithm"], "unknown"),
+        (&["--method", "script:no-such-algorithm"], "there is no such script; no scripts are loaded"),
+        (&["--method", "two_level(script:no-such-algorithm,log)"], "there is no such script; no scripts are loaded"),
+        (&["--method", "two_level(script:no-such-file.xml,log)"], "no-such-file.xml"),
         (&["--method", ""], "there are vendor"),
         (&["--against", "luck"], "vendor, mpi, pccl"),
         (&["--method", "two_level(direct,log)", "-n", "8", "--bytes", "1M"], "two_level"),

@@ -2,5 +2,6 @@
 //! GPUs' kernels have the host's bits.
 
 mod kernels;
+mod levels;
 mod model;
 mod plans;

@@ -10,6 +10,7 @@ mod builder;
 mod direct;
 #[cfg(test)]
 mod interpreter;
+pub mod levels;
 mod log;
 pub mod needs;
 mod rd;
@@ -20,7 +21,7 @@ mod two_level;
 mod two_step;
 
 use crate::error::{Error, Result};
-use crate::plan::inline::{inline, inline_but};
+use crate::plan::inline::inline_but;
 use crate::plan::{Action, Call, Collective, LinkLevel, Plan, Shape, StepRef};
 use crate::topo::{Grid, Rank};
 use needs::{InnerNeeds, Needs};
@@ -71,6 +72,8 @@ pub const ALGORITHMS: &[&Algorithm] = &[
 static REGISTERED: RwLock<Vec<&'static Algorithm>> = RwLock::new(Vec::new());
 /// What settings say in the place of an algorithm's name.
 const RESERVED: [&str; 2] = ["auto", "vendor"];
+/// How the names of scripts begin.
+pub const SCRIPT: &str = "script:";
 
 /// Adds an algorithm. It is taken where a call, a setting or a tuning table names it. All ranks' programs register it before
 /// they make the first communicator. Nothing proves it here: `verify` does, before it is registered.
@@ -160,31 +163,43 @@ impl FromStr for Choice {
             None => (text, None),
             Some((name, rest)) => (name, Some(rest.strip_suffix(')').ok_or_else(|| wrong("a bracket is not closed"))?)),
         };
-        let algorithm = by_name(name).ok_or_else(|| {
-            let known: Vec<&str> = all().iter().map(|algorithm| algorithm.name).collect();
-            wrong(&format!("unknown; {}there are {}", meant(name), known.join(", ")))
-        })?;
+        let algorithm = by_name(name).ok_or_else(|| wrong(&unknown(name)))?;
         let Some(inner) = inner else { return Ok(Choice::flat(name)) };
         if !algorithm.is_leveled {
             return Err(wrong("only a two-level algorithm has inner ones"));
         }
         let (node, rail) = inner.split_once(',').ok_or_else(|| wrong("two inner algorithms, (node,rail)"))?;
         for inner in [node, rail] {
-            if by_name(inner).is_none_or(|inner| inner.is_leveled) {
-                return Err(wrong(&format!("{}{inner} is no inner algorithm", meant(inner))));
+            match by_name(inner) {
+                Some(inner) if !inner.is_leveled => {}
+                None if inner.starts_with(SCRIPT) => return Err(wrong(&unknown(inner))),
+                _ => return Err(wrong(&format!("{}{inner} is no inner algorithm", meant(inner)))),
             }
         }
         Ok(Choice::leveled(name, node, rail))
     }
 }
 
+/// What is said of a name that nothing has: of a script's which scripts there are, else which algorithms.
+fn unknown(name: &str) -> String {
+    if name.starts_with(SCRIPT) {
+        return format!("{}there is no such script; {}", meant(name), levels::loaded_text());
+    }
+    let known: Vec<&str> = all().iter().map(|known| known.name).filter(|known| !known.contains('~')).collect();
+    format!("unknown; {}there are {}", meant(name), known.join(", "))
+}
+
 /// `did you mean ring? `, where a name is near.
 fn meant(name: &str) -> String {
     let distance = |known: &str| strsim::damerau_levenshtein(known, name);
-    let near = all().into_iter().map(|algorithm| (distance(algorithm.name), algorithm.name)).min();
-    match near {
+    let is_script = name.starts_with(SCRIPT);
+    let len = name.strip_prefix(SCRIPT).unwrap_or(name).len();
+    // A script's second name is for calls that name it, and of a script's name the first seven letters say nothing.
+    let near =
+        all().into_iter().filter(|known| !known.name.contains('~') && known.name.starts_with(SCRIPT) == is_script);
+    match near.map(|algorithm| (distance(algorithm.name), algorithm.name)).min() {
         Some((0, _)) | None => String::new(),
-        Some((far, _)) if far > name.len().div_ceil(3) => String::new(),
+        Some((far, _)) if far > len.div_ceil(3) => String::new(),
         Some((_, near)) => format!("did you mean {near}? "),
     }
 }
@@ -228,6 +243,9 @@ pub fn choices(collective: Collective, grid: &Arc<Grid>) -> Vec<Choice> {
                 choices.extend(inner.map(|(node, rail)| Choice::leveled(algorithm.name, node, rail)));
             }
         }
+        if algorithm.is_leveled {
+            choices.extend(levels::choices(algorithm, &shape));
+        }
     }
     choices
 }
@@ -261,18 +279,25 @@ fn composed(choice: &Choice, shape: &Shape, rank: Rank) -> Result<Plan> {
 
 /// The plan of one rank.
 pub fn build(choice: &Choice, shape: &Shape, rank: Rank) -> Result<Plan> {
-    let plan = composed(choice, shape, rank)?;
     if is_on_board(choice) {
-        return Ok(plan);
+        return composed(choice, shape, rank);
     }
-    Ok(inline(plan, &|call, shape, rank| (inner(choice, call.level, shape).build)(shape, rank)))
+    build_around(choice, shape, rank, &|_| false)
 }
 
 /// The plan of one rank, with the calls inside its node left in: another provider does them.
 pub fn build_around_node(choice: &Choice, shape: &Shape, rank: Rank) -> Result<Plan> {
-    let plan = composed(choice, shape, rank)?;
-    let keep = |call: &Call| call.level == LinkLevel::Node;
-    Ok(inline_but(plan, &keep, &|call, shape, rank| (inner(choice, call.level, shape).build)(shape, rank)))
+    build_around(choice, shape, rank, &|call| call.level == LinkLevel::Node)
+}
+
+/// The plan of one rank, with the calls left in that `keep` names.
+pub fn build_around(choice: &Choice, shape: &Shape, rank: Rank, keep: &dyn Fn(&Call) -> bool) -> Result<Plan> {
+    if levels::has_script(choice) {
+        levels::check(choice, shape)?;
+    }
+    let plan = levels::divided(composed(choice, shape, rank)?, choice);
+    let inner = |call: &Call, shape: &Shape, rank: Rank| (inner(choice, call.level, shape).build)(shape, rank);
+    Ok(inline_but(plan, levels::channels(choice), keep, &inner))
 }
 
 /// The algorithm for a call of some level: the choice's, or where that one does not do the call, one that always does.

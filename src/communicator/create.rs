@@ -22,7 +22,7 @@ use crate::fork::{Origin, PerProcess};
 use crate::health::{Loss, Monitor, RankStatus};
 use crate::log::Level;
 use crate::memory::stream_bytes;
-use crate::script::store;
+use crate::script::{share, store};
 use crate::selection;
 use crate::selection::links::Links;
 use crate::selection::table::agree::{Followers, OwnTable};
@@ -567,7 +567,11 @@ impl Meeting<'_> {
             let offer = tuning::offer(table, self.gpu.as_ref(), self.options.companion, self.nranks);
             let secret = u128::from_le_bytes(secret).to_string();
             me.extra = vec![config.agreed(), key.to_string(), secret, offer, offered_machine(&config.machine)];
-            let (scripts, complaints) = store::offer(config, self.nranks);
+            let nranks = self.nranks;
+            let is_wanted = |stem: &str, of_script| {
+                store::is_wanted(config, nranks, stem, of_script) || table.names_script(nranks, stem)
+            };
+            let (scripts, complaints) = share::offer(config, &is_wanted);
             complaints.iter().for_each(|complaint| crate::log::notice(complaint));
             me.extra.push(scripts);
         }
@@ -577,7 +581,7 @@ impl Meeting<'_> {
     /// What carries messages between nodes, and what choices are made by: rank 0's tuning table and machine, as far as they
     /// hold there.
     fn follow(
-        &self,
+        &mut self,
         table: &OwnTable,
         zero: &[String],
         grid: &Arc<Grid>,
@@ -587,7 +591,8 @@ impl Meeting<'_> {
         let world = Followers { grid, inter: carrier, in_front: self.options.companion.is_some() };
         let tuned = Arc::new(tuning::agree(self.rank, table, zero.get(3), &world)?);
         let machine = selection::model::agree(zero.get(4).map_or("", String::as_str))?;
-        let scripts = store::agree(zero.get(5).map_or("", String::as_str))?;
+        let offer = zero.get(5).map_or("", String::as_str);
+        let scripts = share::share(offer, self.rank == 0, &mut |mine| self.session.allgather(mine))?;
         let knowledge = Knowledge { tuned, scripts, machine };
         Ok((carrier, knowledge))
     }

@@ -363,7 +363,8 @@ impl Comm {
     fn decide(&self, call: &mut CollectiveCall) -> Result<()> {
         if call.decision.is_none() && !call.moves_nothing(self.nranks()) {
             let named = call.algorithm.as_deref();
-            let request = Request { named, ..Request::new(call.collective, call.count * call.dtype.size()) };
+            let block_bytes = call.count * call.dtype.size();
+            let request = Request { named, root: call.root, ..Request::new(call.collective, block_bytes) };
             call.decision = Some(self.selector.decide(&request)?);
         }
         Ok(())

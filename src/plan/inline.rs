@@ -10,23 +10,18 @@
 
 use super::{chunks_in, Action, Buffer, Call, Channel, Collective, Lane, Plan, Shape, Span, Spans, Step, StepRef};
 use crate::topo::{Grid, Rank};
+use std::ops::Range;
 use std::sync::Arc;
 
-/// Channels an inner plan may use.
-const CHANNELS: Channel = 16;
 /// Calls that one lane may have.
-const CALLS: usize = 8;
+pub const CALLS: usize = 8;
 
 /// Writes the plan of one member of a call.
 pub type Inner<'a> = &'a dyn Fn(&Call, &Shape, Rank) -> Plan;
 
-/// The plan without calls: `inner` writes the plan that replaces each.
-pub fn inline(plan: Plan, inner: Inner<'_>) -> Plan {
-    inline_but(plan, &|_| false, inner)
-}
-
-/// The plan without calls but those that `keep` names.
-pub fn inline_but(plan: Plan, keep: &dyn Fn(&Call) -> bool, inner: Inner<'_>) -> Plan {
+/// The plan without calls but those that `keep` names: `inner` writes the plan that replaces each, which has so many channels
+/// at most.
+pub fn inline_but(plan: Plan, channels: Channel, keep: &dyn Fn(&Call) -> bool, inner: Inner<'_>) -> Plan {
     let goes = |step: &Step| matches!(&step.action, Action::Call(call) if !keep(call));
     if !plan.lanes.iter().any(|lane| lane.steps.iter().any(goes)) {
         return plan;
@@ -45,8 +40,8 @@ pub fn inline_but(plan: Plan, keep: &dyn Fn(&Call) -> bool, inner: Inner<'_>) ->
             match action {
                 Action::Call(call) if !keep(&call) => {
                     assert!(calls < CALLS, "a lane of at most {CALLS} calls");
-                    let first_channel = (index * CALLS + calls) as Channel * CHANNELS;
-                    replace(&mut out, index, &mut derived, &call, deps, first_channel, inner);
+                    let first = (index * CALLS + calls) as Channel * channels;
+                    replace(&mut out, index, &mut derived, &call, deps, first..first.saturating_add(channels), inner);
                     calls += 1;
                 }
                 action => out.lanes[index].steps.push(Step { action, deps }),
@@ -72,7 +67,7 @@ fn replace(
     derived: &mut Vec<usize>,
     call: &Call,
     deps: Vec<StepRef>,
-    first_channel: Channel,
+    channels: Range<Channel>,
     inner: Inner<'_>,
 ) {
     let me = call.group.iter().position(|&member| member == out.rank).expect("a call's rank is a member");
@@ -102,7 +97,7 @@ fn replace(
             if index == 0 {
                 deps.push(begin);
             }
-            let action = mapping.action(&step.action, call, first_channel);
+            let action = mapping.action(&step.action, call, &channels);
             if index == last || matches!(action, Action::Send { .. }) {
                 ends.push(moved(&StepRef { lane: inner_lane as u32, step: index as u32 }));
             }
@@ -179,11 +174,11 @@ impl Mapping {
         mapped
     }
 
-    fn action(&self, action: &Action, call: &Call, first_channel: Channel) -> Action {
+    fn action(&self, action: &Action, call: &Call, channels: &Range<Channel>) -> Action {
         let rank = |member: Rank| call.group[member.index()];
         let stream = |channel: Channel| {
-            assert!(channel < CHANNELS, "an inner plan of at most {CHANNELS} channels");
-            first_channel + channel
+            assert!(channel < channels.end - channels.start, "an inner plan within {channels:?}");
+            channels.start + channel
         };
         let mapped = match action {
             Action::Send { to, channel, src } => {

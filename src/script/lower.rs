@@ -383,6 +383,11 @@ fn channels(script: &Script) -> FxHashMap<Stream, Channel> {
     between.flat_map(|run| run.iter().copied().zip(0..)).collect()
 }
 
+/// Channels between those two of a script's ranks that have most, one way.
+pub(super) fn most_channels(script: &Script) -> Channel {
+    channels(script).values().max().map_or(0, |last| last.saturating_add(1))
+}
+
 /// Ends of an operation that are carried on by themselves; more become one step.
 const MOST_ENDED: usize = 3;
 

@@ -170,7 +170,7 @@ fn lists(action: &Action) -> Vec<&Spans> {
 }
 
 /// One action on the chunks of all.
-fn together(steps: &[&Step]) -> Action {
+pub(super) fn together(steps: &[&Step]) -> Action {
     let list = |nth: usize| {
         let of_step = |step: &&Step| lists(&step.action).get(nth).map_or(Spans::new(), |&list| list.clone());
         joined(steps.iter().flat_map(of_step))

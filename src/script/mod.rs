@@ -9,7 +9,9 @@ mod convert;
 mod lower;
 mod merge;
 mod ops;
+mod passes;
 mod proof;
+pub mod share;
 pub mod store;
 #[cfg(test)]
 mod tests;
@@ -19,7 +21,7 @@ pub mod xml;
 
 pub use convert::convert;
 pub use lower::{lower, Lowered, ScriptForm, Sending};
-pub use proof::{judge, merged, prove, root, Proof, Refusal, CAPACITY};
+pub use proof::{judge, merged, optimized, prove, root, Proof, Refusal, CAPACITY};
 pub use store::LoadedScript;
 pub use write::write;
 

@@ -2,11 +2,13 @@
 #![forbid(unsafe_code)]
 
 use super::merge::merge;
+use super::passes::{Marked, SentChunks};
 use super::{lower, Lowered, Script, ScriptForm, Sending, StepSite};
 use crate::plan::{Collective, StepRef};
 use crate::topo::{Grid, Rank};
 use crate::verify::{self, Check, EarlyWrite, Options, Rejection, Report};
 use rustc_hash::FxHashSet;
+use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::sync::Arc;
 
@@ -22,6 +24,53 @@ pub struct Proof {
     pub report: Report,
     /// The least messages that channels must hold.
     pub capacity: usize,
+    /// Whether every message is sent from where its data lies, and no write waits for a send but as the script says.
+    is_direct: bool,
+    /// The passes that were applied, a bit for each.
+    passes: u8,
+}
+
+/// What a proof has decided: who has the script and this has the plans without a proof.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) struct Recipe {
+    is_direct: bool,
+    passes: u8,
+    capacity: usize,
+    /// Steps, messages, chunks and rounds.
+    report: [usize; 4],
+}
+
+impl Proof {
+    /// What it has decided.
+    pub(super) fn recipe(&self) -> Recipe {
+        let Proof { is_direct, passes, capacity, report, .. } = self;
+        let report = [report.steps, report.messages, report.chunks, report.rounds];
+        Recipe { is_direct: *is_direct, passes: *passes, capacity: *capacity, report }
+    }
+}
+
+/// The passes, in their order.
+const PASSES: [fn(&Marked) -> Option<Marked>; 3] = [Marked::without_dead_steps, Marked::aggregated, Marked::merged];
+
+/// The plans of a form by what the proof of the same script has decided elsewhere; none where that takes a proof.
+pub(super) fn rebuilt(script: &Script, grid: &Arc<Grid>, form: ScriptForm, recipe: &Recipe) -> Option<Proof> {
+    let Recipe { is_direct: true, passes, capacity, report: [steps, messages, chunks, rounds] } = *recipe else {
+        return None;
+    };
+    let mut lowered = lower(script, grid, form, Sending::Direct { copied: &FxHashSet::default() });
+    if lowered.stuck.is_some() {
+        return None;
+    }
+    if passes > 0 {
+        let mut marked = Marked::new(&lowered.plans);
+        for (_, pass) in PASSES.iter().enumerate().filter(|(at, _)| passes >> at & 1 == 1) {
+            marked = pass(&marked)?;
+        }
+        lowered = Lowered::of_plans(marked.plans());
+    }
+    let report = Report { ranks: script.nranks(), steps, messages, chunks, calls: 0, rounds };
+    let is_same = lowered.plans.iter().map(crate::plan::Plan::nsteps).sum::<usize>() == steps;
+    is_same.then_some(Proof { lowered, report, capacity, is_direct: true, passes })
 }
 
 /// Why a script is refused.
@@ -67,7 +116,7 @@ pub fn judge(script: &Script, grid: &Arc<Grid>, root: Rank) -> Result<(), Refusa
 pub fn prove(script: &Script, grid: &Arc<Grid>, form: ScriptForm) -> Result<Proof, Refusal> {
     let none = FxHashSet::default();
     let (mut lowered, rejection) = match proof(lower(script, grid, form, Sending::Direct { copied: &none })) {
-        Ok(proof) => return Ok(proof),
+        Ok(proof) => return Ok(Proof { is_direct: true, ..proof }),
         Err(rejected) => *rejected,
     };
     let early = verify::early_writes(&lowered.plans, &Options { capacity: CAPACITY });
@@ -102,12 +151,36 @@ pub fn merged(proof: Proof) -> Proof {
     merged.unwrap_or(proof)
 }
 
+/// What the passes do to the proofs of a script's forms, in place and not: each pass is proved, and left out where it would not do
+/// the same. Ranks of one call may have different forms, so the forms stay as they are where their messages would differ.
+pub fn optimized(proofs: Vec<Proof>) -> Vec<Proof> {
+    let (passed, messages): (Vec<Proof>, Vec<_>) = proofs.iter().map(passed).unzip();
+    match messages.windows(2).all(|forms| forms[0] == forms[1]) {
+        true => passed,
+        false => proofs,
+    }
+}
+
+/// The proof of one form after the passes, and what its messages carry.
+fn passed(proof: &Proof) -> (Proof, Vec<SentChunks>) {
+    let mut marked = Marked::new(&proof.lowered.plans);
+    let mut best = proof.clone();
+    for (at, pass) in PASSES.iter().enumerate() {
+        let Some(next) = pass(&marked) else { continue };
+        if let Ok(proof) = self::proof(Lowered::of_plans(next.plans())) {
+            let passes = best.passes | 1 << at;
+            (best, marked) = (Proof { is_direct: best.is_direct, passes, ..proof }, next);
+        }
+    }
+    (best, marked.messages())
+}
+
 /// The proof of plans with the least capacity that does, or the plans and what the verifier has against them.
 fn proof(lowered: Lowered) -> Result<Proof, Box<(Lowered, Rejection)>> {
     let mut capacity = 1;
     loop {
         match check(&lowered, capacity) {
-            Ok(report) => return Ok(Proof { lowered, report, capacity }),
+            Ok(report) => return Ok(Proof { lowered, report, capacity, is_direct: false, passes: 0 }),
             Err(rejection) if rejection.check == Check::Progress && capacity < CAPACITY => capacity += 1,
             Err(rejection) => return Err(Box::new((lowered, rejection))),
         }

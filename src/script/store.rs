@@ -4,12 +4,14 @@
 //! settings, tuning tables and the command line name it like them. Once loaded it stays: communicators may hold its plans.
 #![forbid(unsafe_code)]
 
-use super::{judge, merged, prove, root, xml, Lowered, Proof, Script, ScriptForm};
+use super::proof::{self, Recipe};
+use super::{judge, lower::most_channels, optimized, prove, root, xml, Proof, Refusal, Script, ScriptForm};
+use crate::algorithms::levels::{self, ScriptFacts};
 use crate::algorithms::needs::Needs;
-use crate::algorithms::{self, Algorithm};
+use crate::algorithms::{self, Algorithm, SCRIPT};
 use crate::config::{self, Config};
 use crate::digest::Digest;
-use crate::error::{Error, Result};
+use crate::error::{self, Error};
 use crate::plan::{chunks_in, Action, Buffer, Collective, Plan, Shape};
 use crate::topo::{Grid, Rank};
 use rustc_hash::FxHashMap;
@@ -19,8 +21,6 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 /// The most files that are looked at.
 const MAX_FILES: usize = 1024;
-/// The most bytes of scripts that rank 0 sends.
-const MAX_SENT: usize = 128 << 20;
 
 /// A script that this process has.
 #[derive(Debug)]
@@ -35,7 +35,19 @@ pub struct LoadedScript {
     pub root: Rank,
     digest: u64,
     steps: Steps,
-    proofs: Mutex<FxHashMap<ScriptForm, Option<Arc<Lowered>>>>,
+    proofs: Mutex<FxHashMap<ScriptForm, Option<Arc<Proof>>>>,
+}
+
+/// What a cost model has to know of a script's plans. Shares are of the whole vector: of all-gather's output, reduce-scatter's
+/// input.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ScriptWork {
+    /// Messages that can only follow one another.
+    pub rounds: usize,
+    /// What the rank that receives most receives.
+    pub received: f64,
+    /// What the rank that reduces most reduces.
+    pub reduced: f64,
 }
 
 /// Which plans a script comes to.
@@ -43,46 +55,72 @@ pub struct LoadedScript {
 pub enum Steps {
     /// As it is written, a lane for each thread block: what a GPU would run.
     AsWritten,
-    /// With lanes that do the same on other chunks as one: what the host runs.
+    /// After the passes ([`optimized`]), with lanes that do the same on other chunks as one: what the host runs.
     Merged,
-}
-
-impl Steps {
-    fn of(self, proof: Proof) -> Arc<Lowered> {
-        Arc::new(if self == Steps::Merged { merged(proof) } else { proof }.lowered)
-    }
 }
 
 /// Everything that has been loaded.
 static LOADED: RwLock<Vec<&'static LoadedScript>> = RwLock::new(Vec::new());
 
 impl LoadedScript {
-    /// The plans for calls of one form; none where the script does not do them.
-    fn lowered(&self, form: ScriptForm) -> Option<Arc<Lowered>> {
+    /// The plans for calls of one form; none where the script does not do them whichever way ranks hold their buffers.
+    fn proved(&self, form: ScriptForm) -> Option<Arc<Proof>> {
         let mut proofs = self.proofs.lock().unwrap_or_else(PoisonError::into_inner);
-        let proof = || {
-            let grid = Arc::new(Grid::flat(self.script.nranks()));
-            prove(&self.script, &grid, form).ok().map(|proof| self.steps.of(proof))
-        };
-        proofs.entry(form).or_insert_with(proof).clone()
+        if let Some(known) = proofs.get(&form) {
+            return known.clone();
+        }
+        let forms = forms(&self.script, form);
+        let proved = proved_forms(&self.script, &forms, self.steps).ok();
+        for (at, &form) in forms.iter().enumerate() {
+            proofs.insert(form, proved.as_ref().map(|proved| proved[at].clone()));
+        }
+        proofs.get(&form).cloned().flatten()
     }
 
+    /// Whether it does a shape, whichever way ranks hold their buffers: the answer must be the same on all of them.
     fn does(&self, shape: &Shape) -> bool {
         shape.collective == self.script.collective
             && shape.nranks() == self.script.nranks()
             && (!shape.collective.has_root() || shape.root == self.root)
-            && self.lowered(form(shape)).is_some()
+            && self.proved(form(shape)).is_some()
+    }
+
+    /// What the proofs of its forms without a prologue have decided.
+    pub(super) fn recipes(&self) -> Vec<Recipe> {
+        let forms = forms(&self.script, ScriptForm { in_place: false, prologue: false, root: self.root });
+        forms.into_iter().filter_map(|form| self.proved(form)).map(|proof| proof.recipe()).collect()
+    }
+
+    /// What its plans do, out of place.
+    pub fn work(&self) -> Option<ScriptWork> {
+        let proof = self.proved(ScriptForm { in_place: false, prologue: false, root: self.root })?;
+        let most = |chunks: &dyn Fn(&Action) -> usize| {
+            let of_plan =
+                |plan: &Plan| plan.lanes.iter().flat_map(|lane| &lane.steps).map(|step| chunks(&step.action)).sum();
+            let most: usize = proof.lowered.plans.iter().map(of_plan).max().unwrap_or(0);
+            most as f64 / f64::from(self.script.chunks.max(1))
+        };
+        let received = most(&|action| match action {
+            Action::Recv { dst, .. } | Action::RecvReduce { dst, .. } => chunks_in(dst),
+            _ => 0,
+        });
+        let reduced = most(&|action| match action {
+            Action::RecvReduce { dst, .. } => chunks_in(dst),
+            Action::Reduce { srcs, dst, .. } => chunks_in(dst) * srcs.len().saturating_sub(1),
+            _ => 0,
+        });
+        Some(ScriptWork { rounds: proof.report.rounds, received, reduced })
     }
 
     fn plan(&self, shape: &Shape, rank: Rank) -> Plan {
-        let lowered = self.lowered(form(shape)).expect("a script is asked for what it does");
+        let proof = self.proved(form(shape)).expect("a script is asked for what it does");
         let contract = self.script.contract.clone();
-        Plan { shape: Shape { contract, ..shape.clone() }, ..lowered.plans[rank.index()].clone() }
+        Plan { shape: Shape { contract, ..shape.clone() }, ..proof.lowered.plans[rank.index()].clone() }
     }
 
     fn needs(&self, shape: &Shape) -> Needs {
         let of_form = |in_place: bool| {
-            let lowered = self.lowered(ScriptForm { in_place, ..form(shape) })?;
+            let proof = self.proved(ScriptForm { in_place, ..form(shape) })?;
             let of_plan = |plan: &Plan| {
                 let per_block = plan.chunks_per_block as usize;
                 let sent = plan.lanes.iter().flat_map(|lane| &lane.steps).map(|step| match &step.action {
@@ -92,7 +130,7 @@ impl LoadedScript {
                 let sent: usize = sent.sum();
                 Needs::new((plan.scratch_chunks as usize).div_ceil(per_block), sent.div_ceil(per_block))
             };
-            Some(lowered.plans.iter().map(of_plan).fold(Needs::default(), Needs::max))
+            Some(proof.lowered.plans.iter().map(of_plan).fold(Needs::default(), Needs::max))
         };
         let forms = [Some(false), self.script.has_in_place().then_some(true)].into_iter().flatten();
         forms.filter_map(of_form).fold(Needs::default(), Needs::max)
@@ -106,6 +144,20 @@ impl LoadedScript {
     }
 }
 
+/// The ways in which ranks of one call can hold their buffers.
+fn forms(script: &Script, form: ScriptForm) -> Vec<ScriptForm> {
+    let in_place = [Some(false), script.has_in_place().then_some(true)].into_iter().flatten();
+    in_place.map(|in_place| ScriptForm { in_place, ..form }).collect()
+}
+
+/// The plans of these forms, with the same messages in all of them.
+fn proved_forms(script: &Script, forms: &[ScriptForm], steps: Steps) -> Result<Vec<Arc<Proof>>, Refusal> {
+    let grid = Arc::new(Grid::flat(script.nranks()));
+    let proofs = forms.iter().map(|&form| prove(script, &grid, form)).collect::<Result<Vec<Proof>, Refusal>>()?;
+    let proofs = if steps == Steps::Merged { optimized(proofs) } else { proofs };
+    Ok(proofs.into_iter().map(Arc::new).collect())
+}
+
 fn form(shape: &Shape) -> ScriptForm {
     ScriptForm { in_place: shape.in_place, prologue: shape.prologue, root: shape.root }
 }
@@ -114,35 +166,104 @@ fn form(shape: &Shape) -> ScriptForm {
 ///
 /// # Errors
 /// `InvalidUsage` where it is no script, or does not do what it says: with the line.
-pub fn load(stem: &str, text: &str, contract: Option<&str>, steps: Steps) -> Result<&'static LoadedScript> {
-    let digest = Digest::new("script").text(text).text(contract.unwrap_or_default());
-    let digest = if steps == Steps::AsWritten { digest.text("as written") } else { digest }.value() as u64;
-    let plain: String =
-        stem.chars().map(|c| if c.is_ascii_alphanumeric() || "_-.".contains(c) { c } else { '_' }).collect();
+pub fn load(stem: &str, text: &str, contract: Option<&str>, steps: Steps) -> error::Result<&'static LoadedScript> {
+    load_told(stem, text, contract, (steps, None))
+}
+
+/// What rank 0 has told of a script that it has proved.
+pub(super) struct Told<'a> {
+    /// The root, where there is one (else rank 0).
+    pub root: u32,
+    /// For each form in which a call can hold its buffers what the proof decided.
+    pub recipes: &'a [Recipe],
+}
+
+/// The same; what rank 0 has told of the text is not proved again.
+pub(super) fn load_told(
+    stem: &str,
+    text: &str,
+    contract: Option<&str>,
+    (steps, told): (Steps, Option<&Told<'_>>),
+) -> error::Result<&'static LoadedScript> {
+    let digest = digest_of(text, contract, steps);
     let mut loaded = LOADED.write().unwrap_or_else(PoisonError::into_inner);
-    let name = format!("script:{plain}");
-    let unique_name = format!("{name}~{:08x}", digest as u32);
+    let name = format!("{SCRIPT}{}", plain(stem));
+    let unique_name = unique_name(stem, digest);
     if let Some(known) = loaded.iter().find(|known| known.digest == digest && known.unique_name == unique_name) {
         return Ok(known);
     }
     let refused = |why: String| Error::InvalidUsage(format!("script {stem}: {why}"));
     let script = super::read(text, contract).map_err(|error| refused(error.to_string()))?;
-    let grid = Arc::new(Grid::flat(script.nranks()));
-    let root = root(&script, &grid).map_err(|refusal| refused(refusal.to_string()))?;
-    let form = ScriptForm { in_place: false, prologue: false, root };
-    judge(&script, &grid, root).map_err(|refusal| refused(refusal.to_string()))?;
-    let proof = prove(&script, &grid, form).map_err(|refusal| refused(refusal.to_string()))?;
+    let (root, proved) = match told.and_then(|told| rebuilt(&script, told)) {
+        Some(rebuilt) => rebuilt,
+        None => proved_first(&script, steps).map_err(|refusal| refused(refusal.to_string()))?,
+    };
+    let forms = forms(&script, ScriptForm { in_place: false, prologue: false, root });
     let is_taken = algorithms::by_name(&name).is_some();
     let name = if is_taken { unique_name.clone() } else { name };
-    let proofs = Mutex::new(FxHashMap::from_iter([(form, Some(steps.of(proof)))]));
+    let proofs = Mutex::new(forms.into_iter().zip(proved.into_iter().map(Some)).collect());
     let script: &'static LoadedScript =
         Box::leak(Box::new(LoadedScript { name, unique_name, script, root, digest, steps, proofs }));
-    algorithms::add(as_algorithm(script, &script.unique_name));
+    add(script, &script.unique_name);
     if !is_taken {
-        algorithms::add(as_algorithm(script, &script.name));
+        add(script, &script.name);
     }
     loaded.push(script);
     Ok(script)
+}
+
+/// The root of a script and the proofs of all forms without a prologue.
+fn proved_first(script: &Script, steps: Steps) -> Result<(Rank, Vec<Arc<Proof>>), Refusal> {
+    let grid = Arc::new(Grid::flat(script.nranks()));
+    let root = root(script, &grid)?;
+    judge(script, &grid, root)?;
+    let forms = forms(script, ScriptForm { in_place: false, prologue: false, root });
+    Ok((root, proved_forms(script, &forms, steps)?))
+}
+
+/// The same by what rank 0's proof decided; none where that takes a proof.
+fn rebuilt(script: &Script, told: &Told<'_>) -> Option<(Rank, Vec<Arc<Proof>>)> {
+    let root = Some(Rank(told.root)).filter(|root| root.index() < script.nranks())?;
+    let forms = forms(script, ScriptForm { in_place: false, prologue: false, root });
+    let grid = Arc::new(Grid::flat(script.nranks()));
+    let all = forms.iter().zip(told.recipes).map(|(&form, recipe)| proof::rebuilt(script, &grid, form, recipe));
+    let all: Vec<Arc<Proof>> = all.map(|proof| proof.map(Arc::new)).collect::<Option<_>>()?;
+    (all.len() == forms.len()).then_some((root, all))
+}
+
+/// A digest of a script's text and contract, and of which plans it comes to.
+pub(super) fn digest_of(text: &str, contract: Option<&str>, steps: Steps) -> u64 {
+    let digest = Digest::new("script").text(text).text(contract.unwrap_or_default());
+    (if steps == Steps::AsWritten { digest.text("as written") } else { digest }).value() as u64
+}
+
+/// The loaded script of this file's name and digest.
+pub(super) fn known(stem: &str, digest: u64) -> Option<&'static LoadedScript> {
+    let loaded = LOADED.read().unwrap_or_else(PoisonError::into_inner);
+    let name = unique_name(stem, digest);
+    loaded.iter().copied().find(|known| known.digest == digest && known.unique_name == name)
+}
+
+fn unique_name(stem: &str, digest: u64) -> String {
+    format!("{SCRIPT}{}~{:08x}", plain(stem), digest as u32)
+}
+
+/// A file's name as it can stand in a script's.
+fn plain(stem: &str) -> String {
+    stem.chars().map(|c| if c.is_ascii_alphanumeric() || "_-.".contains(c) { c } else { '_' }).collect()
+}
+
+fn add(script: &'static LoadedScript, name: &'static str) {
+    let LoadedScript { script: read, root, .. } = script;
+    let facts = ScriptFacts {
+        collective: read.collective,
+        nranks: read.nranks(),
+        root: read.collective.has_root().then_some(*root),
+        chunks_per_block: read.chunks_per_block(),
+        channels: most_channels(read),
+    };
+    levels::remember(name, facts);
+    algorithms::add(as_algorithm(script, name));
 }
 
 fn as_algorithm(script: &'static LoadedScript, name: &'static str) -> &'static Algorithm {
@@ -167,13 +288,14 @@ pub fn by_name(name: &str) -> Option<&'static LoadedScript> {
 ///
 /// # Errors
 /// `InvalidUsage` where it cannot be read, is no script, or does not do what it says.
-pub fn load_file(path: &Path, steps: Steps) -> Result<&'static LoadedScript> {
+pub fn load_file(path: &Path, steps: Steps) -> error::Result<&'static LoadedScript> {
     let refused = |error: std::io::Error| Error::InvalidUsage(format!("{}: {error}", path.display()));
     let text = read(path).map_err(refused)?;
     load(&stem(path), &text, contract_beside(path).as_deref(), steps)
 }
 
-fn stem(path: &Path) -> String {
+/// A file's name without `.xml`.
+pub(super) fn stem(path: &Path) -> String {
     path.file_stem().unwrap_or_default().to_string_lossy().into_owned()
 }
 
@@ -211,57 +333,22 @@ fn scripts_in(folder: &Path) -> std::io::Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// What rank 0 sends of the scripts that its settings name to a communicator of so many ranks, and what is to be told of those
-/// that cannot be used. Scripts for other numbers of ranks are left out, but for those that an algorithm's setting names.
-pub fn offer(config: &Config, nranks: usize) -> (String, Vec<String>) {
-    let (files, mut complaints) = files(config);
-    let mut offered: Vec<Offered> = Vec::new();
-    let mut sent = 0;
-    for path in files {
-        let stem = stem(&path);
-        let mut complain =
-            |why: &dyn std::fmt::Display| complaints.push(format!("{} is not used: {why}", path.display()));
-        let text = match read(&path) {
-            Ok(text) => text,
-            Err(error) => {
-                complain(&error);
-                continue;
-            }
-        };
-        let named =
-            Collective::ALL.iter().any(|&collective| config.algorithm(collective).contains(&format!("script:{stem}")));
-        match xml::read(&text) {
-            Ok(script) if script.nranks() != nranks && !named => continue,
-            Ok(_) => {}
-            Err(error) => {
-                complain(&error);
-                continue;
-            }
-        }
-        if sent + text.len() > MAX_SENT {
-            complain(&format!("the scripts before it have {sent} bytes, and more than {MAX_SENT} are not sent"));
-            continue;
-        }
-        let contract = contract_beside(&path);
-        match load(&stem, &text, contract.as_deref(), Steps::Merged) {
-            Ok(_) => {
-                sent += text.len();
-                offered.push((stem, text, contract));
-            }
-            Err(error) => complain(&error.text()),
-        }
-    }
-    let text = if offered.is_empty() { String::new() } else { serde_json::to_string(&offered).unwrap_or_default() };
-    (text, complaints)
+/// Whether a communicator of so many ranks wants a script: it is for so many, or an algorithm's setting names it.
+pub fn is_wanted(config: &Config, nranks: usize, stem: &str, of_script: usize) -> bool {
+    let names = |collective| names_script(config.algorithm(collective), stem);
+    of_script == nranks || Collective::ALL.into_iter().any(names)
+}
+
+/// Whether an algorithm's name has this script in it, by itself or as a level.
+pub fn names_script(algorithm: &str, stem: &str) -> bool {
+    let mut names = algorithm.match_indices(SCRIPT).map(|(at, _)| &algorithm[at + SCRIPT.len()..]);
+    names.any(|name| name.split([',', ')']).next().is_some_and(|name| name.split('~').next() == Some(&plain(stem))))
 }
 
 /// The contract that lies beside a file, if one does.
 pub fn contract_beside(path: &Path) -> Option<String> {
     read(&path.with_extension("toml")).ok()
 }
-
-/// What rank 0 sends of a script: its file's name, its text, its contract.
-type Offered = (String, String, Option<String>);
 
 /// The text of a file that may be a script or a trace: an ordinary file within the limit of bytes.
 ///
@@ -277,17 +364,4 @@ pub fn read(path: &Path) -> std::io::Result<String> {
         return Err(std::io::Error::other(format!("it has more than {} bytes", xml::MAX_BYTES)));
     }
     fs::read_to_string(path)
-}
-
-/// The scripts that rank 0 has sent, in its order.
-///
-/// # Errors
-/// Where they cannot be read: then rank 0 runs another Strata.
-pub fn agree(offer: &str) -> Result<Vec<&'static LoadedScript>> {
-    if offer.is_empty() {
-        return Ok(Vec::new());
-    }
-    let offered: Vec<Offered> = serde_json::from_str(offer)
-        .map_err(|error| Error::Remote(format!("rank 0 sent scripts that cannot be read: {error}")))?;
-    offered.iter().map(|(stem, text, contract)| load(stem, text, contract.as_deref(), Steps::Merged)).collect()
 }

@@ -318,3 +318,144 @@ proptest! {
         let _ = verdict(&text);
     }
 }
+
+/// Steps and messages of plans.
+fn sizes(plans: &[Plan]) -> [usize; 2] {
+    let report = crate::verify::verify(plans, &crate::verify::Options { capacity: CAPACITY }).unwrap();
+    [report.steps, report.messages]
+}
+
+/// The files of others that are right, each as it is in all forms.
+fn files_of_others() -> Vec<(String, Vec<Proof>)> {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/shim-tests/scripts");
+    let mut paths: Vec<_> = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    paths.retain(|path| path.extension().is_some_and(|extension| extension == "xml"));
+    paths.sort();
+    let mut files = Vec::new();
+    for path in paths {
+        let text = std::fs::read_to_string(&path).unwrap();
+        let script = read(&text, store::contract_beside(&path).as_deref()).unwrap();
+        let grid = Arc::new(Grid::flat(script.nranks()));
+        if judge(&script, &grid, Rank(0)).is_err() {
+            continue;
+        }
+        let in_place = [Some(false), script.has_in_place().then_some(true)].into_iter().flatten();
+        let forms = in_place.map(|in_place| ScriptForm { in_place, prologue: false, root: Rank(0) });
+        let proofs = forms.map(|form| prove(&script, &grid, form).unwrap()).collect();
+        files.push((path.file_stem().unwrap().to_string_lossy().into_owned(), proofs));
+    }
+    files
+}
+
+#[test]
+fn passes_take_steps_and_messages_out_of_the_files_of_others() {
+    let files = files_of_others();
+    assert_eq!(files.len(), 24);
+    // As written, without dead steps, with messages together, with lanes together; and lanes alone.
+    let (mut total, mut rebuilt) = ([[0; 2]; 5], 0);
+    for (name, proofs) in files {
+        let plans = &proofs[0].lowered.plans;
+        let marked = passes::Marked::new(plans);
+        let alive = marked.without_dead_steps().unwrap_or_else(|| marked.clone());
+        let together = alive.aggregated().unwrap_or_else(|| alive.clone());
+        let merged = together.merged().unwrap_or_else(|| together.clone());
+        let stages = [plans.clone(), alive.plans(), together.plans(), merged.plans()];
+        let mut sizes: Vec<[usize; 2]> = stages.iter().map(|plans| self::sizes(plans)).collect();
+        let lanes_alone = super::merged(proofs[0].clone()).report;
+        sizes.push([lanes_alone.steps, lanes_alone.messages]);
+        println!("{name:<22} {sizes:?}");
+        for (total, sizes) in total.iter_mut().zip(&sizes) {
+            (0..2).for_each(|at| total[at] += sizes[at]);
+        }
+        // What the store keeps is the last stage, with the same messages in both forms; no chunk is left out of these files.
+        let passed = optimized(proofs.clone());
+        assert_eq!([passed[0].report.steps, passed[0].report.messages], sizes[3], "{name}");
+        assert_eq!(passed[0].report.messages, passed.last().unwrap().report.messages, "{name}");
+        assert_eq!(traffic(&passed[0].lowered.plans), traffic(plans), "{name}");
+        mixed(&passed).unwrap_or_else(|error| panic!("{name}: {error:?}"));
+        rebuilt += usize::from(passed.iter().all(|proof| is_rebuilt(&name, proof)));
+    }
+    // Where writes wait for sends that the script knows nothing of, ranks prove it themselves.
+    assert!(rebuilt >= 12, "{rebuilt}");
+    println!("{total:?}");
+    assert_eq!(total, [[10828, 5068], [10662, 5068], [10466, 4970], [9446, 4510], [9752, 4608]]);
+}
+
+/// Whether the plans come out again by what their proof has decided.
+fn is_rebuilt(name: &str, proof: &Proof) -> bool {
+    let path = format!("{}/shim-tests/scripts/{name}.xml", env!("CARGO_MANIFEST_DIR"));
+    let text = std::fs::read_to_string(&path).unwrap();
+    let script = read(&text, store::contract_beside(path.as_ref()).as_deref()).unwrap();
+    let form = ScriptForm { in_place: proof.lowered.plans[0].shape.in_place, prologue: false, root: Rank(0) };
+    let grid = Arc::new(Grid::flat(script.nranks()));
+    let again = proof::rebuilt(&script, &grid, form, &proof.recipe());
+    if let Some(again) = &again {
+        assert_eq!(again.lowered.plans, proof.lowered.plans, "{name}");
+        assert_eq!((again.report, again.capacity), (proof.report, proof.capacity), "{name}");
+    }
+    again.is_some()
+}
+
+/// Whether ranks with different forms do the collective together: each pair of ranks has both in each order once.
+fn mixed(forms: &[Proof]) -> Result<(), crate::verify::Rejection> {
+    let [out, within] = forms else { return Ok(()) };
+    let plans = [&out.lowered.plans, &within.lowered.plans];
+    for bit in 0..usize::BITS - plans[0].len().leading_zeros() {
+        for first in 0..2 {
+            let plan = |rank: usize| plans[(rank >> bit & 1) ^ first][rank].clone();
+            let mixed: Vec<Plan> = (0..plans[0].len()).map(plan).collect();
+            crate::verify::verify(&mixed, &crate::verify::Options { capacity: CAPACITY })?;
+        }
+    }
+    Ok(())
+}
+
+/// Two ranks; rank 0 sends its vector in two messages, and one that nobody needs.
+const WASTEFUL: &str = r#"<algo name="wasteful" nchunksperloop="2" ngpus="2" coll="allreduce" inplace="1">
+  <gpu id="0" i_chunks="2" o_chunks="0" s_chunks="2">
+    <tb id="0" send="1" recv="1" chan="0">
+      <step s="0" type="s" srcbuf="i" srcoff="0" dstbuf="s" dstoff="0" cnt="1" depid="-1" deps="-1"/>
+      <step s="1" type="s" srcbuf="i" srcoff="1" dstbuf="s" dstoff="1" cnt="1" depid="-1" deps="-1"/>
+      <step s="2" type="s" srcbuf="i" srcoff="1" dstbuf="s" dstoff="2" cnt="1" depid="-1" deps="-1"/>
+      <step s="3" type="r" srcbuf="i" srcoff="0" dstbuf="i" dstoff="0" cnt="2" depid="-1" deps="-1"/>
+    </tb>
+    <tb id="1" send="-1" recv="-1" chan="0">
+      <step s="0" type="cpy" srcbuf="i" srcoff="0" dstbuf="s" dstoff="0" cnt="2" depid="0" deps="3"/>
+      <step s="1" type="nop" srcbuf="i" srcoff="-1" dstbuf="s" dstoff="-1" cnt="0" depid="-1" deps="-1"/>
+    </tb>
+  </gpu>
+  <gpu id="1" i_chunks="2" o_chunks="0" s_chunks="3">
+    <tb id="0" send="0" recv="0" chan="0">
+      <step s="0" type="r" srcbuf="i" srcoff="0" dstbuf="s" dstoff="0" cnt="1" depid="-1" deps="-1"/>
+      <step s="1" type="r" srcbuf="i" srcoff="1" dstbuf="s" dstoff="1" cnt="1" depid="-1" deps="-1"/>
+      <step s="2" type="r" srcbuf="i" srcoff="1" dstbuf="s" dstoff="2" cnt="1" depid="-1" deps="-1"/>
+      <step s="3" type="re" srcbuf="s" srcoff="0" dstbuf="i" dstoff="0" cnt="2" depid="-1" deps="-1"/>
+      <step s="4" type="s" srcbuf="i" srcoff="0" dstbuf="i" dstoff="0" cnt="2" depid="-1" deps="-1"/>
+    </tb>
+  </gpu>
+</algo>
+"#;
+
+#[test]
+fn dead_steps_go_and_messages_that_follow_each_other_are_one() {
+    let grid = Arc::new(Grid::flat(2));
+    let passed = |text: &str| {
+        let script = xml::read(text).unwrap();
+        let form = |in_place| ScriptForm { in_place, prologue: false, root: Rank(0) };
+        judge(&script, &grid, Rank(0)).unwrap();
+        let proofs: Vec<Proof> = [false, true].map(|in_place| prove(&script, &grid, form(in_place)).unwrap()).into();
+        let after = optimized(proofs.clone());
+        mixed(&after).unwrap();
+        (proofs[0].report.messages, after[0].report.messages, after[1].report.messages)
+    };
+    // The copy is dead and so is the third message; the first two become one.
+    assert_eq!(passed(WASTEFUL), (4, 2, 2));
+    // Where a thread block waits for the first message alone it can begin earlier: they stay two.
+    let fold = "<step s=\"3\" type=\"re\" srcbuf=\"s\" srcoff=\"0\" dstbuf=\"i\" dstoff=\"0\" cnt=\"2\" depid=\"-1\" deps=\"-1\"/>";
+    let apart = "<step s=\"3\" type=\"re\" srcbuf=\"s\" srcoff=\"1\" dstbuf=\"i\" dstoff=\"1\" cnt=\"1\" depid=\"1\" deps=\"0\"/>";
+    let block = "</tb>\n    <tb id=\"1\" send=\"-1\" recv=\"-1\" chan=\"0\">\n      <step s=\"0\" type=\"re\" srcbuf=\"s\" srcoff=\"0\" \
+                 dstbuf=\"i\" dstoff=\"0\" cnt=\"1\" depid=\"0\" deps=\"0\"/>\n    </tb>\n  </gpu>\n</algo>";
+    assert!(WASTEFUL.contains(fold));
+    let waiting = WASTEFUL.replace(fold, apart).replace("</tb>\n  </gpu>\n</algo>", block);
+    assert_eq!(passed(&waiting), (4, 3, 3));
+}

@@ -10,6 +10,8 @@
 //! r + p + c + u + (k - 1) max(r, p, c, u, (r + p + c + u) / w)
 //! ```
 //!
+//! A script that is named for a level is priced by its rounds and by what its busiest rank receives and reduces.
+//!
 //! For short calls all of `p`, `c` and `u` is one stage. An all-reduce has calls before and after its rails, which share the
 //! links inside the node: `c` is their sum.
 #![forbid(unsafe_code)]
@@ -18,6 +20,7 @@ use crate::algorithms::{self, Choice};
 use crate::carrier::Carrier;
 use crate::config::Config;
 use crate::plan::{Collective, Shape};
+use crate::script::store::{self, ScriptWork};
 use crate::sim::machine::{Cluster, InterNode};
 use crate::sim::price::{block_bytes, How, PricedPlan};
 use crate::topo::Grid;
@@ -113,19 +116,30 @@ impl Model<'_> {
         ranks.div_ceil(nics) as f64 / self.network(carrier).nic_gbps.value
     }
 
-    /// Rounds and bytes that a rank takes in on its rail for `bytes` of a segment, and what it reduces of them.
-    fn rail(&self, collective: Collective, rail: &str, bytes: f64) -> (f64, f64) {
+    /// What the script of this name does of a collective on so many ranks; none where it is no script, or not for that.
+    fn script(name: &str, collective: Collective, nranks: usize) -> Option<ScriptWork> {
+        let script = store::by_name(name)?;
+        (script.script.collective == collective && script.script.nranks() == nranks).then(|| script.work())?
+    }
+
+    /// Rounds, bytes that a rank takes in on its rail for `bytes` of a segment, and bytes that it reduces of them.
+    fn rail(&self, collective: Collective, rail: &str, bytes: f64) -> (f64, f64, f64) {
+        if let Some(work) = Self::script(rail, collective, self.grid.nnodes()) {
+            let bytes = bytes / self.grid.nrails() as f64;
+            return (work.rounds as f64, work.received * bytes, work.reduced * bytes);
+        }
         let nodes = self.grid.nnodes() as f64;
         let part = bytes * (nodes - 1.0) / nodes / self.grid.nrails() as f64;
         let rounds = if rail == "ring" { nodes - 1.0 } else { nodes.log2().ceil() };
         match collective {
-            Collective::AllReduce => (2.0 * rounds, 2.0 * part),
-            _ => (rounds, part),
+            Collective::AllReduce => (2.0 * rounds, 2.0 * part, part),
+            Collective::AllGather => (rounds, part, 0.0),
+            _ => (rounds, part, part),
         }
     }
 
     /// The times inside the node for `bytes` of a segment.
-    fn inside(&self, collective: Collective, bytes: f64, carrier: Carrier) -> Inside {
+    fn inside(&self, collective: Collective, (bytes, node): (f64, &str), carrier: Carrier) -> Inside {
         let ranks = self.grid.nrails();
         let local = &self.machine.local;
         if ranks == 1 {
@@ -136,9 +150,18 @@ impl Model<'_> {
             Collective::ReduceScatter => &[Collective::ReduceScatter],
             _ => &[Collective::AllGather],
         };
-        let one = |half: &Collective| match &self.machine.calls {
-            Some(laws) => laws.ns(*half, ranks, bytes as usize).unwrap_or(0.0),
-            None => {
+        let script = |half: &Collective| Self::script(node, *half, ranks);
+        let by_library = self.machine.calls.is_some() && halves.iter().any(|half| script(half).is_none());
+        let one = |half: &Collective| match (&self.machine.calls, script(half)) {
+            (_, Some(work)) => {
+                let (received, reduced) = (work.received * bytes, work.reduced * bytes);
+                let launches = if reduced > 0.0 { work.rounds as f64 * local.launch_us.value } else { 0.0 };
+                (work.rounds as f64 * self.machine.inside.latency_us.value + launches) * 1e3
+                    + received / self.machine.inside.rank_gbps.value
+                    + reduced / local.reduce_gbps.value
+            }
+            (Some(laws), None) => laws.ns(*half, ranks, bytes as usize).unwrap_or(0.0),
+            (None, None) => {
                 let share = bytes * (ranks as f64 - 1.0) / ranks as f64;
                 let reduced = if *half == Collective::ReduceScatter { share / local.reduce_gbps.value } else { 0.0 };
                 self.machine.inside.latency_us.value * 1e3 + share / self.machine.inside.rank_gbps.value + reduced
@@ -148,7 +171,7 @@ impl Model<'_> {
         // Blocks of several nodes are brought together before a call, and taken apart behind it: a rank's own, and all.
         let (own, all) = (bytes / ranks as f64 / local.copy_gbps.value, bytes / local.copy_gbps.value);
         let (packs, unpacks) = match collective {
-            _ if self.machine.calls.is_none() => (0.0, 0.0),
+            _ if !by_library => (0.0, 0.0),
             // There a call is made for each node's blocks, which lie together.
             _ if carrier == Carrier::Vendor => (0.0, 0.0),
             Collective::AllReduce => (0.0, 0.0),
@@ -164,19 +187,14 @@ impl Model<'_> {
     fn stages(&self, collective: Collective, route: &PricedPlan, bytes: f64) -> Stages {
         let network = self.network(route.carrier);
         let local = &self.machine.local;
-        let (rounds, taken) = self.rail(collective, &route.choice.rail, bytes);
-        let reduced = match collective {
-            Collective::AllGather => 0.0,
-            Collective::AllReduce => taken / 2.0,
-            _ => taken,
-        };
+        let (rounds, taken, reduced) = self.rail(collective, &route.choice.rail, bytes);
         let launches = if collective == Collective::AllGather { 0.0 } else { rounds * local.launch_us.value * 1e3 };
         let round = (network.latency_us.value + network.gap_us.value + 2.0 * network.post_us.value) * 1e3;
         let rails = rounds * round
             + taken * self.rail_ns_per_byte(route.carrier)
             + launches
             + reduced / local.reduce_gbps.value;
-        let node = self.inside(collective, bytes, route.carrier);
+        let node = self.inside(collective, (bytes, &route.choice.node), route.carrier);
         let processors = match local.processors.value {
             shared if shared >= 1.0 => {
                 let carried = match network.processor_gbps.value {
@@ -196,6 +214,13 @@ impl Model<'_> {
         let segments = block.div_ceil(route.segment_bytes.max(1)).max(1);
         let stages = self.stages(collective, route, bytes as f64 / segments as f64);
         self.machine.strata_call_ns() + stages.pipelined(segments, route.window.min(segments))
+    }
+
+    /// The time of a choice in two levels with segments of its own, where the model speaks of it.
+    pub fn choice_ns(&self, collective: Collective, bytes: usize, route: &PricedPlan) -> Option<f64> {
+        let levels = self.grid.nnodes() > 1 && COLLECTIVES.contains(&collective) && route.choice.name == "two_level";
+        let known = |rail: &str| ["log", "ring"].contains(&rail) || store::by_name(rail).is_some();
+        (levels && known(&route.choice.rail)).then(|| self.route_ns(collective, bytes, route))
     }
 
     /// The routes worth a look, and the vendor's library where the machine has one; the quickest first.

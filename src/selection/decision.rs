@@ -9,7 +9,7 @@
 use super::table::{has_thresholds, has_thresholds_over, Tuned};
 use super::vendor::{self, Route, Vendor, VENDOR};
 use super::{cost, message_bytes, model, thresholds};
-use crate::algorithms::{self, Choice};
+use crate::algorithms::{self, levels, Choice};
 use crate::carrier::Carrier;
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -17,7 +17,7 @@ use crate::plan::{Collective, Shape};
 use crate::script::LoadedScript;
 use crate::sim::price::PricedPlan;
 use crate::sim::Cluster;
-use crate::topo::Grid;
+use crate::topo::{Grid, Rank};
 use rustc_hash::FxHashMap;
 use std::sync::{Arc, PoisonError, RwLock};
 
@@ -77,12 +77,14 @@ pub struct Request<'a> {
     pub block_bytes: usize,
     /// An algorithm named by the call itself.
     pub named: Option<&'a str>,
+    /// The root, for collectives that have one (else rank 0).
+    pub root: Rank,
 }
 
 impl Request<'_> {
-    /// A call that names no algorithm.
+    /// A call that names no algorithm; the root is rank 0.
     pub fn new(collective: Collective, block_bytes: usize) -> Request<'static> {
-        Request { collective, block_bytes, named: None }
+        Request { collective, block_bytes, named: None, root: Rank(0) }
     }
 
     /// The bytes that thresholds and tables speak of.
@@ -285,7 +287,7 @@ impl Policy {
                     (None, "auto") => return Ok(None),
                     (None, name) => (name, "named by the environment"),
                 };
-                let choice = named_choice(name, collective, grid)?;
+                let choice = named_choice(name, collective, request.root, grid)?;
                 Ok(Some((selected(choice, (0, 0), request, context)?, by.to_string())))
             }
             Policy::Script => by_script(request, context),
@@ -306,15 +308,17 @@ impl Policy {
     }
 }
 
-/// The first script that was meant for such a call. Those with a root serve it alone and have to be named.
+/// The first script that was meant for such a call. One with a root is for calls with that root.
 fn by_script(request: &Request<'_>, context: &Context) -> Result<Option<(Selection, String)>> {
     let Context { grid, knowledge, .. } = context;
-    let collective = request.collective;
+    let Request { collective, root, .. } = *request;
     let bytes = request.block_bytes.saturating_mul(collective.blocks(grid.nranks()));
-    let fits = |script: &&&LoadedScript| !collective.has_root() && script.is_for(collective, grid.nranks(), bytes);
+    let has_root = |script: &LoadedScript| !collective.has_root() || script.root == root;
+    let fits = |script: &&&LoadedScript| has_root(script) && script.is_for(collective, grid.nranks(), bytes);
     let Some(script) = knowledge.scripts.iter().find(fits) else { return Ok(None) };
     let selection = selected(Choice::flat(&script.name), (0, 0), request, context)?;
-    Ok(Some((selection, format!("the first script for {bytes} bytes on {} ranks", grid.nranks()))))
+    let rooted = if collective.has_root() { format!(" with root {root}") } else { String::new() };
+    Ok(Some((selection, format!("the first script for {bytes} bytes on {} ranks{rooted}", grid.nranks()))))
 }
 
 /// An algorithm with its segments and window: as asked for, or by default where that is 0.
@@ -367,29 +371,31 @@ fn by_model(
 }
 
 /// The algorithm of this name, or an error that says which ones do the collective here.
-pub(super) fn named_choice(name: &str, collective: Collective, grid: &Arc<Grid>) -> Result<Choice> {
+pub(super) fn named_choice(name: &str, collective: Collective, root: Rank, grid: &Arc<Grid>) -> Result<Choice> {
     if name == VENDOR {
         let text = format!("{} is left to the vendor's library, and there is none", collective.name());
         return Err(Error::InvalidUsage(text));
     }
     let choice: Choice = name.parse()?;
-    if algorithms::choices(collective, grid).contains(&choice)
-        || algorithms::supports(&choice, &Shape::new(collective, grid.clone()))
-    {
-        return Ok(choice);
+    let shape = Shape { root, ..Shape::new(collective, grid.clone()) };
+    if algorithms::supports(&choice, &shape) {
+        return levels::check(&choice, &shape).map(|()| choice);
     }
     let known: Vec<String> = algorithms::choices(collective, grid).iter().map(Choice::to_string).collect();
-    Err(Error::InvalidUsage(format!(
-        "algorithm {name} does not do {} on {grid}; these do: {}",
-        collective.name(),
-        known.join(", ")
-    )))
+    let (known, asked) = (known.join(", "), collective.name());
+    Err(Error::InvalidUsage(match levels::script(&choice.name) {
+        Some(facts) => {
+            let root = if collective.has_root() { format!(" with root {root}") } else { String::new() };
+            format!("algorithm {name} is for {facts}, and the call is {asked}{root} on {grid}; these do it: {known}")
+        }
+        None => format!("algorithm {name} does not do {asked} on {grid}; these do: {known}"),
+    }))
 }
 
 /// Rows of a tuning table that are tried when a communicator is made.
 const MOST_ROWS_TRIED: usize = 64;
 /// Calls that differ in nothing that a decision rests on.
-type Key = (Collective, usize);
+type Key = (Collective, usize, Rank);
 /// Decisions that are kept; a program with more shapes of calls has them made again.
 const KEPT: usize = 4096;
 
@@ -438,7 +444,9 @@ impl Selector {
     }
 
     fn look<T>(&self, request: &Request<'_>, take: impl FnOnce(&Arc<Decision>) -> T) -> Result<T> {
-        let key = (request.collective, request.block_bytes);
+        // The root decides which script does a call.
+        let root = if request.collective.has_root() { request.root } else { Rank(0) };
+        let key = (request.collective, request.block_bytes, root);
         let state = self.state.read().unwrap_or_else(PoisonError::into_inner);
         let kept = match request.named {
             None => state.kept.get(&key),

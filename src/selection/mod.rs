@@ -19,7 +19,7 @@ use crate::algorithms::{self, Choice};
 use crate::carrier::Inter;
 use crate::config::Config;
 use crate::plan::Collective;
-use crate::topo::Grid;
+use crate::topo::{Grid, Rank};
 use decision::named_choice;
 use std::sync::Arc;
 
@@ -85,7 +85,10 @@ pub fn by_nccl_name(name: &str, collective: Collective, grid: &Arc<Grid>) -> Opt
         "pat" => &["log"],
         base => &[name, base],
     };
-    candidates.iter().find(|candidate| named_choice(candidate, collective, grid).is_ok()).map(ToString::to_string)
+    // A script with a root does calls with that one.
+    let root = |name: &str| algorithms::levels::script(name).and_then(|facts| facts.root).unwrap_or(Rank(0));
+    let does = |name: &&&str| named_choice(name, collective, root(name), grid).is_ok();
+    candidates.iter().find(does).map(ToString::to_string)
 }
 
 #[cfg(test)]

@@ -199,6 +199,10 @@ impl Tuned {
         if algorithms::is_on_board(&choice) && !(context.board && context.config.board) {
             return None;
         }
+        let root = algorithms::levels::script(&choice.name).and_then(|facts| facts.root);
+        if root.is_some_and(|root| root != request.root) {
+            return None;
+        }
         let (segment_bytes, window) = (row.segment_bytes, row.window);
         Some(Advice { choice, segment_bytes, window, reason: self.reason(row) })
     }

@@ -167,8 +167,8 @@ pub(super) struct Fabric {
     nics: Rc<[u32]>,
     /// Blocks of calls of more bytes than this are brought together and taken apart beside other calls.
     beside_bytes: usize,
-    /// The protocol of all messages, where the machine has one of that name.
-    protocol: Option<Protocol>,
+    /// The protocol of messages inside nodes, and that of messages between them, where the machine has one of that name.
+    protocols: [Option<Protocol>; 2],
     pub(super) state: Rc<RefCell<FabricState>>,
 }
 
@@ -208,13 +208,25 @@ impl Fabric {
         let state = FabricState { queues, connections: FxHashMap::default(), kept: manner.keep.then(Vec::new) };
         let (machine, grid) = (machine.clone(), grid.clone());
         let beside_bytes = Config::default().pack_beside_bytes;
-        Fabric { machine, grid, manner, nics, beside_bytes, protocol: None, state: Rc::new(RefCell::new(state)) }
+        Fabric {
+            machine,
+            grid,
+            manner,
+            nics,
+            beside_bytes,
+            protocols: [None, None],
+            state: Rc::new(RefCell::new(state)),
+        }
     }
 
-    /// The same with all messages in a protocol.
-    pub(super) fn speaking(mut self, protocol: Option<&Protocol>) -> Fabric {
-        self.protocol = protocol.cloned();
+    /// The same with messages inside nodes, and between them, in protocols.
+    pub(super) fn speaking(mut self, inside: Option<&Protocol>, between: Option<&Protocol>) -> Fabric {
+        self.protocols = [inside.cloned(), between.cloned()];
         self
+    }
+
+    fn protocol(&self, same_node: bool) -> Option<&Protocol> {
+        self.protocols[usize::from(!same_node)].as_ref()
     }
 
     fn network(&self) -> &InterNode {
@@ -255,15 +267,15 @@ impl Fabric {
     }
 
     /// The time of bytes on a link of this rate in the protocol of the messages.
-    fn on_link(&self, bytes: usize, gbps: f64) -> u64 {
-        at_rate(bytes, gbps * self.protocol.as_ref().map_or(1.0, |protocol| protocol.share.value))
+    fn on_link(&self, bytes: usize, gbps: f64, same_node: bool) -> u64 {
+        at_rate(bytes, gbps * self.protocol(same_node).map_or(1.0, |protocol| protocol.share.value))
     }
 
     /// When a message's connection is done with it.
     fn connect(&self, transfer: &InFlight, now: u64, same_node: bool) -> u64 {
         let Some(connection) = &self.machine.lanes else { return now };
         let gbps = if same_node { &connection.inside_gbps } else { &connection.network_gbps };
-        let time = ns(&connection.step_us) + self.on_link(transfer.bytes, gbps.value);
+        let time = ns(&connection.step_us) + self.on_link(transfer.bytes, gbps.value, same_node);
         let FabricState { queues, connections, kept } = &mut *self.state.borrow_mut();
         let queue = &mut queues[Resource::Connection as usize];
         let next = queue.free_at.len();
@@ -282,8 +294,8 @@ impl Fabric {
         let InFlight { now_ns, from, to, bytes, .. } = *transfer;
         let network = self.network();
         let handled = self.handle(from, now_ns, network, bytes);
-        let occupied = ns(&network.gap_us) + self.on_link(bytes, network.nic_gbps.value);
-        let latency = self.protocol.as_ref().map_or(&network.latency_us, |protocol| &protocol.network_us);
+        let occupied = ns(&network.gap_us) + self.on_link(bytes, network.nic_gbps.value, false);
+        let latency = self.protocol(false).map_or(&network.latency_us, |protocol| &protocol.network_us);
         let latency = ns(latency) + self.manner.round_ns;
         let connected = self.connect(transfer, handled, false);
         let out = self.take(Resource::NicOut, self.nics[from.index()] as usize, handled, occupied);
@@ -296,17 +308,17 @@ impl Fabric {
     fn inside_node(&self, transfer: &InFlight) -> u64 {
         let InFlight { now_ns, from, to, bytes, .. } = *transfer;
         let inside = &self.machine.inside;
-        let latency = ns(self.protocol.as_ref().map_or(&inside.latency_us, |protocol| &protocol.inside_us));
+        let latency = ns(self.protocol(true).map_or(&inside.latency_us, |protocol| &protocol.inside_us));
         let gap = ns(&inside.gap_us);
         if self.shares_processors() {
-            return self.process(now_ns, latency + gap + self.on_link(bytes, inside.rank_gbps.value));
+            return self.process(now_ns, latency + gap + self.on_link(bytes, inside.rank_gbps.value, true));
         }
         let mut sent = self.connect(transfer, now_ns, true);
         if let Some(out) = &self.machine.out {
-            let time = gap + self.on_link(bytes, out.rank_gbps.value);
+            let time = gap + self.on_link(bytes, out.rank_gbps.value, true);
             sent = sent.max(self.take(Resource::InsideOut, from.index(), now_ns, time));
         }
-        let time = gap + self.on_link(bytes, inside.rank_gbps.value);
+        let time = gap + self.on_link(bytes, inside.rank_gbps.value, true);
         sent.max(self.take(Resource::Inside, to.index(), now_ns, time)) + latency
     }
 

@@ -8,12 +8,12 @@
 use super::fabric::{Busy, Fabric, Manner, Resource};
 use super::machine::Cluster;
 use super::{Job, Sim, SimOptions};
-use crate::algorithms::{self, Choice};
+use crate::algorithms::{self, levels, Choice};
 use crate::carrier::Carrier;
 use crate::dtype::DataType;
 use crate::error::{Error, Result};
 use crate::exec::Program;
-use crate::plan::{Collective, Shape};
+use crate::plan::{Call, Collective, LinkLevel, Shape};
 use crate::script::store;
 use crate::topo::{Grid, Rank};
 use std::sync::Arc;
@@ -175,27 +175,34 @@ fn run(
     detail: Detail,
 ) -> Result<Price> {
     let shape = Shape::new(collective, grid.clone());
-    let calls = machine.calls.is_some() && algorithms::is_leveled(&route.choice);
+    let choice = &route.choice;
+    let leveled = algorithms::is_leveled(choice);
+    let calls = machine.calls.is_some() && leveled;
     let calls =
         calls && matches!(collective, Collective::AllGather | Collective::ReduceScatter | Collective::AllReduce);
-    let fold = detail.fold && calls && grid.is_even();
-    let program = |rank: usize| -> Result<Option<Arc<Program>>> {
+    // The vendor's library does what is called inside a node, but for what a script is named for.
+    let by_library = |call: &Call| call.level == LinkLevel::Node && !levels::is_by_script(choice, call);
+    let program = |rank: usize| -> Result<Arc<Program>> {
         let rank = Rank::from_index(rank);
-        if fold && machine.nic_of(grid.local(rank), grid.nrails()) != 0 {
-            return Ok(None);
-        }
         let plan = match calls {
-            true => algorithms::build_around_node(&route.choice, &shape, rank)?,
-            false => algorithms::build(&route.choice, &shape, rank)?,
+            true => algorithms::build_around(choice, &shape, rank, &by_library)?,
+            false => algorithms::build(choice, &shape, rank)?,
         };
-        Ok(Some(Arc::new(Program::new(plan)?)))
+        Ok(Arc::new(Program::new(plan)?))
     };
-    let programs = (0..grid.nranks()).map(program).collect::<Result<Vec<_>>>()?;
-    let script = store::by_name(&route.choice.to_string());
-    let protocol = script.and_then(|script| machine.protocol(&script.script.protocol));
+    let on_first_nic = |rank: usize| machine.nic_of(grid.local(Rank::from_index(rank)), grid.nrails()) == 0;
+    // Ranks that send to each other inside a node are not alone with their NIC's.
+    let fold = detail.fold && calls && grid.is_even() && levels::script(&choice.node).is_none();
+    let run_here = |rank: usize| (!fold || on_first_nic(rank)).then(|| program(rank)).transpose();
+    let programs = (0..grid.nranks()).map(run_here).collect::<Result<Vec<_>>>()?;
+    let protocol = |name: &str| store::by_name(name).and_then(|script| machine.protocol(&script.script.protocol));
+    let (inside, between) = match leveled {
+        true => (protocol(&choice.node), protocol(&choice.rail)),
+        false => (protocol(&choice.name), protocol(&choice.name)),
+    };
     let lanes = |program: &Arc<Program>| program.plan().lanes.iter().filter(|lane| !lane.steps.is_empty()).count();
     let lanes = programs.iter().flatten().map(lanes).max().unwrap_or(0);
-    let fabric = Fabric::new(machine, grid, manner).speaking(protocol);
+    let fabric = Fabric::new(machine, grid, manner).speaking(inside, between);
     let state = fabric.state.clone();
     let dtype = DataType::F32;
     let count = block_bytes(collective, grid.nranks(), message_bytes).div_ceil(dtype.size());
@@ -203,7 +210,7 @@ fn run(
     let options = SimOptions { window: route.window, capacity: 64, ..SimOptions::default() };
     let report = Sim::with_durations(0, options, fabric)
         .run_mirrored(&programs, &job)
-        .map_err(|failure| Error::Internal(format!("{} on {grid}: {}", route.choice, failure.reason)))?;
+        .map_err(|failure| Error::Internal(format!("{choice} on {grid}: {}", failure.reason)))?;
     let mut state = state.borrow_mut();
     Ok(Price {
         ns: report.last_ns() as f64 + machine.launch_ns(lanes),

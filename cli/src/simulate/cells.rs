@@ -103,6 +103,7 @@ pub fn ask(manner: &Manner, cell: &Cell, method: &Method) -> Result<Option<Answe
     let Cell { collective, nranks, message_bytes } = *cell;
     let machine = &manner.machine;
     let grid = grid_of(machine, nranks);
+    method.check(&grid, collective)?;
     let mut best: Option<Answer> = None;
     for way in method.ways(machine, &grid, collective, message_bytes) {
         if manner.alone {

@@ -5,12 +5,12 @@ use super::lists::size_text;
 use super::route;
 use crate::options::parse_size;
 use std::fmt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use strata::algorithms::Choice;
+use strata::algorithms::{levels, Choice, SCRIPT};
 use strata::carrier::Carrier;
-use strata::error::{Error, Result};
-use strata::plan::Collective;
+use strata::error::{counted, Error, Result};
+use strata::plan::{Collective, Shape};
 use strata::script::store::{self, Steps};
 use strata::sim::price::{block_bytes, How, PricedPlan};
 use strata::sim::Cluster;
@@ -39,13 +39,15 @@ pub enum Method {
         window: usize,
         /// Between nodes.
         carrier: Carrier,
+        /// The files that it names, with their scripts' names.
+        files: Vec<(PathBuf, String)>,
     },
 }
 
 /// What `--method` takes, for messages and `--help`.
 pub const KNOWN: &str = "vendor, mpi, pccl, pccl(ring), pccl(rd), pccl(ring,vendor), strata, chosen, \
                          or an algorithm such as two_level(direct,log)/segment=1M/window=4/carrier=vendor, \
-                         or script:FILE.xml/segment=1M";
+                         or script:FILE.xml/segment=1M or two_level(script:FILE.xml,log)";
 
 impl Method {
     /// Reads a method's name.
@@ -65,17 +67,10 @@ impl Method {
 
     fn plan(text: &str) -> Result<Method> {
         let wrong = |what: String| Error::InvalidArgument(format!("method {text}: {what}; there are {KNOWN}"));
-        let (choice, parameters) = match script(text) {
-            Some((path, parameters)) => {
-                let script =
-                    store::load_file(path, Steps::AsWritten).map_err(|error| wrong(error.text().to_owned()))?;
-                (Choice::flat(&script.name), parameters)
-            }
-            None => {
-                let (name, parameters) = text.split_at(text.find('/').unwrap_or(text.len()));
-                (name.parse::<Choice>().map_err(|error| wrong(error.text().to_owned()))?, parameters)
-            }
-        };
+        let (named, files) = with_names(text).map_err(|error| wrong(error.text().to_owned()))?;
+        // A script's name has no slash.
+        let (name, parameters) = named.split_at(named.find('/').unwrap_or(named.len()));
+        let choice = name.parse::<Choice>().map_err(|error| wrong(error.text().to_owned()))?;
         let (mut segment_bytes, mut window, mut carrier) = (None, 2, Carrier::MPI);
         for part in parameters.split('/').skip(1) {
             let no_sense = || wrong(format!("`{part}` is none of segment=BYTES, window=N and carrier=own or vendor"));
@@ -95,7 +90,32 @@ impl Method {
                 _ => return Err(no_sense()),
             }
         }
-        Ok(Method::Plan { choice, segment_bytes, window, carrier })
+        Ok(Method::Plan { choice, segment_bytes, window, carrier, files })
+    }
+
+    /// Whether the files that it names are for such a cell.
+    ///
+    /// # Errors
+    /// `InvalidUsage` with the file, what it is for, and what the cell is.
+    pub fn check(&self, grid: &Arc<Grid>, collective: Collective) -> Result<()> {
+        let Method::Plan { choice, files, .. } = self else { return Ok(()) };
+        let paths = |name: &str| files.iter().find(|(_, known)| known == name).map(|(path, _)| path.display());
+        if let (Some(path), Some(facts)) = (paths(&choice.name), levels::script(&choice.name)) {
+            if (facts.collective, facts.nranks) != (collective, grid.nranks()) {
+                let (asked, ranks) = (collective.name(), counted(grid.nranks(), "rank"));
+                return Err(Error::InvalidUsage(format!(
+                    "{path} is for {facts}, and asked for is {asked} on {ranks} (--collective {asked} -n {})",
+                    grid.nranks()
+                )));
+            }
+        }
+        levels::check(choice, &Shape::new(collective, grid.clone())).map_err(|error| {
+            let files: Vec<String> = files.iter().map(|(path, _)| path.display().to_string()).collect();
+            match files.is_empty() {
+                true => error,
+                false => Error::InvalidUsage(format!("{}: {}", files.join(", "), error.text())),
+            }
+        })
     }
 
     /// The methods that a machine's file says something about; the first is what the others are compared with.
@@ -120,7 +140,7 @@ impl Method {
             }
             Method::Strata => route::own(machine, grid, collective, message_bytes).into_iter().collect(),
             Method::Chosen => route::chosen(machine, grid, collective, message_bytes).into_iter().collect(),
-            Method::Plan { choice, segment_bytes, window, carrier } => vec![How::Strata(PricedPlan {
+            Method::Plan { choice, segment_bytes, window, carrier, .. } => vec![How::Strata(PricedPlan {
                 choice: choice.clone(),
                 segment_bytes: segment_bytes.unwrap_or(usize::MAX),
                 window: *window,
@@ -139,7 +159,7 @@ impl fmt::Display for Method {
             Method::Pccl(Some((rail, carrier))) => pccl_text(rail, *carrier),
             Method::Strata => String::from("strata"),
             Method::Chosen => String::from("chosen"),
-            Method::Plan { choice, segment_bytes, window, carrier } => {
+            Method::Plan { choice, segment_bytes, window, carrier, .. } => {
                 plan_text(choice, segment_bytes.unwrap_or(usize::MAX), usize::MAX, *window, *carrier)
             }
         };
@@ -147,15 +167,32 @@ impl fmt::Display for Method {
     }
 }
 
-/// The file of `script:FILE.xml/...`, and what follows it. Of an algorithm that is loaded already the name suffices.
-fn script(text: &str) -> Option<(&Path, &str)> {
-    let path = text.strip_prefix("script:")?;
-    let end = path.rmatch_indices(".xml").map(|(at, xml)| at + xml.len()).find(|&end| ends_name(&path[end..]))?;
-    Some((Path::new(&path[..end]), &path[end..]))
-}
-
-fn ends_name(rest: &str) -> bool {
-    rest.is_empty() || rest.starts_with('/')
+/// A method with each `script:FILE.xml` replaced by the name of the script in that file, and the files. A script that is loaded
+/// already is known by its name.
+fn with_names(text: &str) -> Result<(String, Vec<(PathBuf, String)>)> {
+    let (mut named, mut files) = (String::new(), Vec::new());
+    let (mut rest, inside) = (text, !text.starts_with(SCRIPT));
+    while let Some(at) = rest.find(SCRIPT) {
+        let (before, after) = rest.split_at(at);
+        named += before;
+        let path = &after[SCRIPT.len()..];
+        // Inside brackets a file ends at a comma or a bracket, and another one may follow.
+        let is_end = |rest: &str| rest.is_empty() || rest.starts_with(if inside { &[',', ')'][..] } else { &['/'] });
+        let ends = path.match_indices(".xml").map(|(at, xml)| at + xml.len()).filter(|&end| is_end(&path[end..]));
+        let ends: Vec<usize> = ends.collect();
+        let end = if inside { ends.first() } else { ends.last() };
+        let Some(&end) = end else {
+            named += SCRIPT;
+            rest = path;
+            continue;
+        };
+        let file = Path::new(&path[..end]);
+        let script = store::load_file(file, Steps::AsWritten)?;
+        named += &script.name;
+        files.push((file.to_path_buf(), script.name.clone()));
+        rest = &path[end..];
+    }
+    Ok((named + rest, files))
 }
 
 fn pccl_text(rail: &str, carrier: Carrier) -> String {

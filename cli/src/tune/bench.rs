@@ -12,9 +12,11 @@ use crate::process;
 use std::sync::Arc;
 use std::time::Instant;
 use strata::bootstrap::store::Store;
+use strata::config::Config;
 use strata::dtype::{DataType, RedOp};
 use strata::error::{counted, Error, Result};
 use strata::plan::Collective;
+use strata::script::share;
 use strata::selection::table::MeasuredOn;
 use strata::topo::{host, Grid};
 
@@ -94,6 +96,7 @@ impl<'a> Bench<'a> {
             kept: Vec::new(),
         };
         bench.describe()?;
+        bench.load_scripts()?;
         let with_vendor = bench.machine.vendor != "none";
         let allocate = || match with_vendor {
             true => library.allocate(len).map(Owned::Nccl),
@@ -114,6 +117,24 @@ impl<'a> Bench<'a> {
         self.machine = serde_json::from_value(told["machine"].clone()).map_err(wrong)?;
         self.strata = told["strata"].as_str().unwrap_or_default().to_string();
         comms.into_iter().try_for_each(Comm::destroy)
+    }
+
+    /// Loads process 0's scripts for these ranks, for those of a node and for one rank of each, in all processes: candidates are
+    /// named by this program, and the library's communicators have what settings name.
+    fn load_scripts(&mut self) -> Result<()> {
+        let grid = self.grid.clone();
+        let on_level =
+            |nranks: usize| nranks == grid.nnodes() || grid.node_ids().any(|node| grid.members(node).len() == nranks);
+        let has_levels = grid.nnodes() > 1 && grid.nrails() > 1;
+        let is_wanted = |_: &str, nranks: usize| nranks == grid.nranks() || (has_levels && on_level(nranks));
+        // The communicator has told what is wrong with files; those for levels are told here.
+        let (offer, complaints) = match self.is_first() {
+            true => share::offer(&Config::from_env().0, &is_wanted),
+            false => (String::new(), Vec::new()),
+        };
+        complaints.iter().for_each(|complaint| tell!("strata: {complaint}"));
+        let (offer, is_first) = (self.first_says(Ok(offer))?, self.is_first());
+        share::share(&offer, is_first, &mut |mine| self.store.all_gather(&mine)).map(|_| ())
     }
 
     /// Who is where.

@@ -137,16 +137,24 @@ impl Places {
             self.next_slot += 1;
             self.next_slot - 1
         };
-        let per_block = self.per_block;
-        values.iter().map(|value| Span::scratch(slot() as usize, 1, position(*value, 0, per_block) as usize)).collect()
+        let slots: Vec<u32> = values.iter().map(|_| slot()).collect();
+        let fresh = slots.iter().zip(values);
+        fresh.map(|(&slot, value)| Span::scratch(slot as usize, 1, self.like(*value, 0) as usize)).collect()
     }
 
     /// Copies whatever of the output lies elsewhere.
     pub fn complete_output(&mut self, emitter: &mut Emitter, sets: &RankSets, nranks: usize) {
         let mut copies: Vec<(Span, Span, bool, bool, Option<StepRef>)> = Vec::new();
+        let mut wrong: Vec<Action> = Vec::new();
         for chunk in 0..self.output_chunks {
             let place = self.place_of_output(chunk);
             let Some(Version { value, span, is_raw, after }) = self.version(place) else { continue };
+            // What belongs to another chunk is wrong here. The verifier shall say so, and not that nothing orders this copy.
+            if !value.is_none() && self.like(value, chunk) != self.like_of_output(chunk) {
+                let (src, dst) = (vec![span], vec![Span::output(chunk as usize, 1)]);
+                wrong.push(Action::Copy { src, dst, start: is_raw && self.prologue, finish: false });
+                continue;
+            }
             let finish = self.reduces && !value.finished && sets.len(value.set) == nranks;
             let start = is_raw && self.prologue;
             let there = span.buffer == Buffer::Output && span.start == chunk
@@ -167,6 +175,10 @@ impl Places {
             let src = joined(run.iter().map(|copy| copy.0));
             let dst = joined(run.iter().map(|copy| copy.1));
             emitter.emit_apart(Action::Copy { src, dst, start, finish }, after.into_iter().collect());
+        }
+        for copy in wrong {
+            let ends = emitter.ends();
+            emitter.emit_apart(copy, ends);
         }
     }
 
@@ -237,7 +249,7 @@ impl Places {
     /// Where a value that is written to a place goes.
     fn home(&mut self, place: Place, value: Value) -> Span {
         if let Some(chunk) = self.output_of(place) {
-            if value.is_none() || value.chunk % self.per_block == chunk % self.per_block {
+            if value.is_none() || self.like(value, 0) == self.like_of_output(chunk) {
                 return Span::output(chunk as usize, 1);
             }
         }
@@ -248,7 +260,32 @@ impl Places {
                 self.next_slot - 1
             }),
         };
-        Span::scratch(slot as usize, 1, position(value, place.chunk, self.per_block) as usize)
+        Span::scratch(slot as usize, 1, self.like(value, place.chunk) as usize)
+    }
+
+    /// The chunk of all blocks whose size a value has; where there is no value, that of the chunk. In a level of a two-level
+    /// algorithm the blocks of all-gather and reduce-scatter differ in size.
+    fn like(&self, value: Value, chunk: u32) -> u32 {
+        match self.collective {
+            _ if value.is_none() => chunk % self.per_block,
+            // What is gathered has one contributor. Sets of one rank are numbered in the ranks' order.
+            Collective::AllGather => {
+                let contributor = (value.set + self.rank).saturating_sub(self.mine);
+                let ranks = self.output_chunks / self.per_block;
+                (if contributor < ranks { contributor * self.per_block } else { 0 }) + value.chunk % self.per_block
+            }
+            Collective::ReduceScatter => value.chunk,
+            _ => value.chunk % self.per_block,
+        }
+    }
+
+    /// The same of a chunk of the output.
+    fn like_of_output(&self, chunk: u32) -> u32 {
+        match self.collective {
+            Collective::AllGather => chunk,
+            Collective::ReduceScatter => self.rank * self.per_block + chunk,
+            _ => chunk % self.per_block,
+        }
     }
 
     /// The chunk of the output that a place is.
@@ -285,11 +322,6 @@ impl Places {
         };
         self.in_place && output.is_some_and(|chunk| chunk < self.output_chunks)
     }
-}
-
-/// The position in a block whose size a value has; where there is none, that of the chunk.
-fn position(value: Value, chunk: u32, per_block: u32) -> u32 {
-    (if value.is_none() { chunk } else { value.chunk }) % per_block
 }
 
 fn continues(one: &Span, next: &Span) -> bool {

@@ -12,6 +12,7 @@ use crate::config::Config;
 use crate::digest::Digest;
 use crate::error::{Error, Result};
 use crate::plan::{Collective, Shape};
+use crate::script::store;
 use crate::selection::by_nccl_name;
 use crate::selection::vendor;
 use crate::topo::Grid;
@@ -95,6 +96,12 @@ impl OwnTable {
             Ok(Some(table)) => &table.notes,
             _ => &[],
         }
+    }
+
+    /// Whether a row for so many ranks has this script in its algorithm.
+    pub fn names_script(&self, nranks: usize, stem: &str) -> bool {
+        let rows = self.table.iter().flatten().flat_map(|table| &table.rows);
+        rows.filter(|row| row.is_of(nranks, None)).any(|row| store::names_script(&row.algorithm, stem))
     }
 
     /// What rank 0 sends to a communicator of so many ranks; `here` is its machine, but for what carries messages
