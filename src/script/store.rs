@@ -170,7 +170,14 @@ pub fn by_name(name: &str) -> Option<&'static LoadedScript> {
 pub fn load_file(path: &Path, steps: Steps) -> Result<&'static LoadedScript> {
     let refused = |error: std::io::Error| Error::InvalidUsage(format!("{}: {error}", path.display()));
     let text = read(path).map_err(refused)?;
-    load(&stem(path), &text, contract_beside(path).as_deref(), steps)
+    let contract = contract_beside(path).map_err(refused_contract(path))?;
+    load(&stem(path), &text, contract.as_deref(), steps)
+}
+
+/// The error of a script whose contract is there and cannot be read.
+fn refused_contract(path: &Path) -> impl Fn(std::io::Error) -> Error {
+    let contract = path.with_extension("toml");
+    move |error| Error::InvalidUsage(format!("its contract {}: {error}", contract.display()))
 }
 
 fn stem(path: &Path) -> String {
@@ -242,7 +249,13 @@ pub fn offer(config: &Config, nranks: usize) -> (String, Vec<String>) {
             complain(&format!("the scripts before it have {sent} bytes, and more than {MAX_SENT} are not sent"));
             continue;
         }
-        let contract = contract_beside(&path);
+        let contract = match contract_beside(&path).map_err(refused_contract(&path)) {
+            Ok(contract) => contract,
+            Err(error) => {
+                complain(&error.text());
+                continue;
+            }
+        };
         match load(&stem, &text, contract.as_deref(), Steps::Merged) {
             Ok(_) => {
                 sent += text.len();
@@ -256,8 +269,14 @@ pub fn offer(config: &Config, nranks: usize) -> (String, Vec<String>) {
 }
 
 /// The contract that lies beside a file, if one does.
-pub fn contract_beside(path: &Path) -> Option<String> {
-    read(&path.with_extension("toml")).ok()
+///
+/// # Errors
+/// What is wrong with a contract that is there and cannot be read.
+pub fn contract_beside(path: &Path) -> std::io::Result<Option<String>> {
+    match read(&path.with_extension("toml")) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        read => read.map(Some),
+    }
 }
 
 /// What rank 0 sends of a script: its file's name, its text, its contract.

@@ -318,3 +318,36 @@ proptest! {
         let _ = verdict(&text);
     }
 }
+
+#[test]
+fn a_name_is_written_as_it_is_read() {
+    let mut script = xml::read(EXCHANGE).unwrap();
+    script.name = " a\tname\u{0}of\n<two> \"lines\"\u{a0}".to_string();
+    let again = xml::read(&write(&script)).unwrap();
+    assert_eq!(again.name, "a name of <two> \"lines\"");
+    assert_eq!(write(&again), write(&script));
+}
+
+/// A file of so many ranks of so many chunks, without a step.
+fn idle(collective: &str, ranks: usize, chunks: usize) -> String {
+    let gpu = |rank| format!("<gpu id='{rank}' i_chunks='{chunks}' o_chunks='{chunks}' s_chunks='0'/>");
+    let gpus: String = (0..ranks).map(gpu).collect();
+    format!("<algo name='idle' ngpus='{ranks}' nchunksperloop='{chunks}' coll='{collective}'>{gpus}</algo>")
+}
+
+#[test]
+fn a_file_of_too_many_chunks_in_all_is_refused_by_its_reader() {
+    let said = xml::read(&idle("allreduce", 1024, 1 << 16)).unwrap_err().text;
+    assert_eq!(said, "the buffers of all ranks have 134217728 chunks, more than 67108864");
+    assert!(xml::read(&idle("allreduce", 1024, 1 << 15)).is_ok());
+}
+
+/// Of two ranks that receive nothing one is not the root, and has no part in a broadcast; so none is looked for.
+#[test]
+fn the_root_is_not_looked_for_where_there_can_be_none() {
+    let script = xml::read(&idle("broadcast", 1024, 1 << 15)).unwrap();
+    let began = std::time::Instant::now();
+    let refusal = root(&script, &Arc::new(Grid::flat(1024))).unwrap_err();
+    assert!(refusal.to_string().contains("output chunk 0 ends as nothing"), "{refusal}");
+    assert!(began.elapsed() < std::time::Duration::from_secs(20), "{:?}", began.elapsed());
+}
