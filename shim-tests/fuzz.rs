@@ -11,12 +11,14 @@ mod mutate;
 #[allow(dead_code, unused, missing_docs)]
 #[path = "../cli/src/nccl.rs"]
 mod nccl;
+#[path = "fuzz/peak.rs"]
+mod peak;
 #[allow(dead_code, unused, missing_docs)]
 #[path = "fuzz/perf.rs"]
 mod perf;
 
+use peak::Allocated;
 use rustix::time::{clock_gettime, ClockId};
-use stats_alloc::{Region, StatsAlloc, INSTRUMENTED_SYSTEM};
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::path::Path;
 use std::process::ExitCode;
@@ -25,7 +27,7 @@ use std::time::{Duration, Instant};
 use strata::fuzz::Parser;
 
 #[global_allocator]
-static ALLOCATOR: &StatsAlloc<std::alloc::System> = &INSTRUMENTED_SYSTEM;
+static ALLOCATOR: peak::Counting = peak::Counting;
 
 /// Inputs for each parser where the environment says nothing.
 const INPUTS: u64 = 100_000;
@@ -40,6 +42,11 @@ const MOST_BYTES: usize = 64 << 20;
 const MOST_SLOW_BYTES: usize = 2 << 30;
 /// The same for each of its bytes.
 const MOST_BYTES_A_BYTE: usize = 4096;
+/// Bytes that an input may have allocated at one time, beside those for its own length.
+const MOST_PEAK: usize = 16 << 20;
+const MOST_SLOW_PEAK: usize = 1 << 30;
+/// The same for each of its bytes.
+const MOST_PEAK_A_BYTE: usize = 20;
 /// After so long without an end of some thousands of inputs the run ends.
 const WATCHDOG: Duration = Duration::from_secs(300);
 
@@ -52,21 +59,38 @@ fn processor_time() -> Duration {
     Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
 }
 
+/// What the inputs of a parser took at most.
+#[derive(Default)]
+struct Most {
+    time: Duration,
+    peak: usize,
+    /// Of the input that had the most memory.
+    len: usize,
+}
+
 /// What is wrong with how a parser takes an input, if anything.
-fn fault(parser: &Parser, data: &[u8]) -> Option<String> {
+fn fault(parser: &Parser, data: &[u8], most: &mut Most) -> Option<String> {
     let slow = parser.name == SLOW.0;
-    let (memory, began) = (Region::new(ALLOCATOR), processor_time());
-    let outcome = catch_unwind(AssertUnwindSafe(|| (parser.run)(data)));
-    let (took, allocated) = (processor_time() - began, memory.change().bytes_allocated);
+    let began = processor_time();
+    let (outcome, Allocated { total, peak }) = peak::of(|| catch_unwind(AssertUnwindSafe(|| (parser.run)(data))));
+    let took = processor_time() - began;
+    most.time = most.time.max(took);
+    if peak > most.peak {
+        (most.peak, most.len) = (peak, data.len());
+    }
     if let Err(panic) = outcome {
         let text = panic.downcast_ref::<String>().cloned();
         return Some(text.unwrap_or_else(|| panic.downcast_ref::<&str>().unwrap_or(&"a panic").to_string()));
     }
-    let (time, bytes) = if slow { (MOST_SLOW_TIME, MOST_SLOW_BYTES) } else { (MOST_TIME, MOST_BYTES) };
+    let (time, bytes, most_peak) =
+        if slow { (MOST_SLOW_TIME, MOST_SLOW_BYTES, MOST_SLOW_PEAK) } else { (MOST_TIME, MOST_BYTES, MOST_PEAK) };
     if took > time {
         return Some(format!("it took {took:?}"));
     }
-    (allocated > bytes + data.len() * MOST_BYTES_A_BYTE).then(|| format!("it allocated {allocated} bytes"))
+    if peak > most_peak + data.len() * MOST_PEAK_A_BYTE {
+        return Some(format!("it had {peak} bytes allocated at one time"));
+    }
+    (total > bytes + data.len() * MOST_BYTES_A_BYTE).then(|| format!("it allocated {total} bytes"))
 }
 
 /// The inputs that were wrong once, with the names of their files.
@@ -77,24 +101,24 @@ fn regressions(parser: &Parser) -> Vec<(String, Vec<u8>)> {
     paths.filter_map(|path| Some((path.display().to_string(), std::fs::read(&path).ok()?))).collect()
 }
 
-/// Runs one parser; returns what was wrong, one line for each input.
-fn run(parser: &Parser, from: u64, inputs: u64, alive: impl Fn(u64)) -> Vec<String> {
+/// Runs one parser; returns what was wrong, one line for each input, and what the inputs took.
+fn run(parser: &Parser, from: u64, inputs: u64, alive: impl Fn(u64)) -> (Vec<String>, Most) {
     let seeds = (parser.seeds)();
     assert!(!seeds.is_empty(), "{} has no seeds", parser.name);
     let told = |what: &str, fault: String| format!("{}, {what}: {fault}", parser.name);
-    let mut faults = Vec::new();
+    let (mut faults, mut most) = (Vec::new(), Most::default());
     for (name, data) in regressions(parser) {
-        faults.extend(fault(parser, &data).map(|fault| told(&name, fault)));
+        faults.extend(fault(parser, &data, &mut most).map(|fault| told(&name, fault)));
     }
     for (index, data) in seeds.iter().enumerate() {
-        faults.extend(fault(parser, data).map(|fault| told(&format!("seed {index}"), fault)));
+        faults.extend(fault(parser, data, &mut most).map(|fault| told(&format!("seed {index}"), fault)));
     }
     for input in from..from + inputs {
         if input % 1024 == 0 {
             alive(input);
         }
         let data = mutate::input(&seeds, input);
-        if let Some(fault) = fault(parser, &data) {
+        if let Some(fault) = fault(parser, &data, &mut most) {
             let shown = String::from_utf8_lossy(&data[..data.len().min(200)]).into_owned();
             let kept = std::env::temp_dir().join(format!("strata-fuzz-{}-{input}", parser.name));
             let kept = std::fs::write(&kept, &data).map_or(String::new(), |()| format!(" ({})", kept.display()));
@@ -104,7 +128,7 @@ fn run(parser: &Parser, from: u64, inputs: u64, alive: impl Fn(u64)) -> Vec<Stri
             }
         }
     }
-    faults
+    (faults, most)
 }
 
 /// Ends the process when a parser makes no progress: a thread that hangs cannot be stopped.
@@ -148,10 +172,15 @@ fn main() -> ExitCode {
     for parser in &chosen {
         let inputs = if parser.name == SLOW.0 { inputs.div_ceil(SLOW.1) } else { inputs };
         let began = Instant::now();
-        let faults = run(parser, from, inputs, |input| alive(parser.name, input));
+        let (faults, most) = run(parser, from, inputs, |input| alive(parser.name, input));
         failed += usize::from(!faults.is_empty());
         let verdict = if faults.is_empty() { "ok" } else { "FAILED" };
-        println!("test {} ... {verdict} ({inputs} inputs, {:.1} s)", parser.name, began.elapsed().as_secs_f64());
+        let Most { time, peak, len } = most;
+        println!(
+            "test {} ... {verdict} ({inputs} inputs, {:.1} s; at most {time:.1?} and {peak} bytes, of {len} bytes of input)",
+            parser.name,
+            began.elapsed().as_secs_f64()
+        );
         faults.iter().for_each(|fault| println!("    {fault}"));
     }
     let (verdict, passed) = (if failed == 0 { "ok" } else { "FAILED" }, chosen.len() - failed);

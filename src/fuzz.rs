@@ -14,7 +14,9 @@ use crate::communicator::members::Member;
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::health::Loss;
+use crate::plan::contract::Contract;
 use crate::plan::{self, Collective, Shape};
+use crate::script::trace::Trace;
 use crate::script::{self, ScriptForm};
 use crate::selection::table::agree::{Followers, OwnTable};
 use crate::selection::table::{Row, Table};
@@ -28,6 +30,7 @@ use crate::transport::mpi::capabilities::{self, LauncherEnv};
 use crate::transport::tcp::frame::Greeting;
 use crate::transport::{shm, Envelope};
 use crate::vendor::runpath;
+use crate::verify::Check;
 use std::sync::Arc;
 
 /// A parser under test.
@@ -54,6 +57,8 @@ pub const PARSERS: &[Parser] = &[
     Parser { name: "machine", run: machine, seeds: machine_seeds },
     Parser { name: "plan_text", run: plan_text, seeds: plan_seeds },
     Parser { name: "script", run: a_script, seeds: script_seeds },
+    Parser { name: "trace", run: a_trace, seeds: trace_seeds },
+    Parser { name: "contract", run: a_contract, seeds: contract_seeds },
     Parser { name: "elf", run: elf, seeds: elf_seeds },
     Parser { name: "shm_card", run: shm_card, seeds: shm_seeds },
     Parser { name: "shm_listing", run: shm_listing, seeds: listing_seeds },
@@ -87,17 +92,94 @@ fn a_script(data: &[u8]) {
     let Ok(script) = script::xml::read(text) else { return };
     let again = script::xml::read(&script::write(&script)).expect("what is written is read");
     assert!(script::write(&again) == script::write(&script), "it is read as another script");
+    let _ = judged(&script);
+}
+
+/// Judges a script, and proves it, if it is short.
+fn judged(script: &script::Script) -> std::result::Result<(), script::Refusal> {
     let moved = script.ranks.iter().flat_map(|rank| &rank.blocks).flat_map(|block| &block.steps);
     let moved: usize = moved.map(|step| step.count as usize).sum();
     if moved + script.nranks() * script.chunks as usize > JUDGED_CHUNKS {
-        return;
+        return Ok(());
     }
     let grid = Arc::new(Grid::flat(script.nranks()));
-    let Ok(root) = script::root(&script, &grid) else { return };
-    if script::judge(&script, &grid, root).is_ok() {
-        let form = ScriptForm { in_place: false, prologue: false, root };
-        let _ = script::prove(&script, &grid, form);
+    let root = script::root(script, &grid)?;
+    script::judge(script, &grid, root)?;
+    let form = ScriptForm { in_place: false, prologue: false, root };
+    script::prove(script, &grid, form).map(|_| ())
+}
+
+fn a_trace(data: &[u8]) {
+    let Ok(text) = std::str::from_utf8(data) else { return };
+    let Ok(trace) = Trace::from_json(text) else { return };
+    // What few steps move may be many chunks, which take seconds.
+    let moved: u64 = trace.steps().iter().map(|step| u64::from(step.count)).sum();
+    if moved > JUDGED_CHUNKS as u64 {
+        return;
     }
+    let Ok(script) = trace.compile() else { return };
+    let written = script::write(&script);
+    let mut again = script::xml::read(&written).expect("what is compiled is read");
+    assert!(script::write(&again) == written, "it is read as another script");
+    again.contract = script.contract;
+    // A trace may do something else than its collective promises, but what is compiled does it without fail.
+    if let Err(refusal) = judged(&again) {
+        let check = refusal.check();
+        assert!(!matches!(check, Check::Progress | Check::Race | Check::Calls), "what is compiled fails: {refusal}");
+    }
+}
+
+fn trace_seeds() -> Vec<Vec<u8>> {
+    let exchange = r#"{"strata_trace":1,"name":"exchange","collective":"all_reduce","ranks":2,"chunks":2,"in_place":true,
+"instances":2,"policy":"blocked","protocol":"LL128","steps":[
+{"op":"reduce","src":[1,"input",0],"dst":[0,"input",0],"at":"exchange.py:7"},
+{"op":"reduce","src":[0,"input",1],"dst":[1,"input",1],"parallel":[2,0]},
+{"op":"copy","src":[0,"input",0],"dst":[1,"input",0],"channel":1},
+{"op":"copy","src":[1,"input",1],"dst":[0,"input",1],"channel":1}]}"#;
+    let gather = r#"{"strata_trace":1,"collective":"all_gather","ranks":3,"chunks":2,"steps":[
+{"op":"copy","src":[0,"input",0],"dst":[0,"output",0],"count":2},{"op":"copy","src":[1,"input",0],"dst":[1,"output",2],"count":2},
+{"op":"copy","src":[2,"input",0],"dst":[2,"output",4],"count":2},{"op":"copy","src":[0,"output",0],"dst":[1,"output",0],"count":2},
+{"op":"copy","src":[1,"output",0],"dst":[2,"output",0],"count":4},{"op":"copy","src":[2,"output",2],"dst":[0,"output",2],"count":4},
+{"op":"copy","src":[2,"output",4],"dst":[1,"output",4],"count":2}]}"#;
+    let next = r#"{"strata_trace":1,"name":"next","collective":"custom","ranks":3,"chunks":2,"scratch":{"mid":2},
+"contract":[{"ranks":"1-2","rank_shift":-1},{"ranks":"0","rank":2,"chunk_shift":1,"wraps":true}],"steps":[
+{"op":"copy","src":[0,"input",0],"dst":[1,"output",0],"count":2,"send_tb":0,"recv_tb":1},
+{"op":"copy","src":[1,"input",0],"dst":[2,"output",0],"count":2},{"op":"copy","src":[2,"input",1],"dst":[0,"mid",0]},
+{"op":"copy","src":[0,"mid",0],"dst":[0,"output",0]},{"op":"copy","src":[2,"input",0],"dst":[0,"output",1]}]}"#;
+    let scatter = r#"{"strata_trace":1,"collective":"reduce_scatter","ranks":2,"chunks":1,"steps":[
+{"op":"copy","src":[0,"input",0],"dst":[0,"output",0]},{"op":"copy","src":[1,"input",1],"dst":[1,"output",0]},
+{"op":"copy","src":[1,"input",0],"dst":[0,"s",0]},{"op":"reduce","src":[0,"s",0],"dst":[0,"output",0]},
+{"op":"reduce","src":[0,"input",1],"dst":[1,"output",0]}]}"#;
+    let ring = |chunk: u32| {
+        let hop = |hop: u32| {
+            let (from, to, op) = ((chunk + hop) % 3, (chunk + hop + 1) % 3, if hop < 2 { "reduce" } else { "copy" });
+            format!(r#"{{"op":"{op}","src":[{from},"input",{chunk}],"dst":[{to},"input",{chunk}]}}"#)
+        };
+        (0..4).map(hop).collect::<Vec<_>>().join(",\n")
+    };
+    let steps: Vec<String> = (0..3).map(ring).collect();
+    let head =
+        r#"{"strata_trace":1,"name":"ring","collective":"all_reduce","ranks":3,"chunks":3,"in_place":true,"steps":["#;
+    bytes(&[exchange, gather, next, scatter, &format!("{head}\n{}]}}", steps.join(",\n"))])
+}
+
+/// A contract's text, for few ranks of several chunks and for the reverse.
+fn a_contract(data: &[u8]) {
+    let Ok(text) = std::str::from_utf8(data) else { return };
+    for (nranks, chunks) in [(4, 6), (16, 1)] {
+        let Ok(contract) = Contract::parse(text, nranks, chunks) else { continue };
+        let again = Contract::parse(&contract.text(), nranks, chunks);
+        assert!(again.as_ref() == Ok(&contract), "it does not survive being written: {again:?}");
+    }
+}
+
+fn contract_seeds() -> Vec<Vec<u8>> {
+    bytes(&[
+        "# AllToNext\n[[output]]\nranks = \"1-3\"\nrank_shift = -1\n",
+        "[[output]]\nrank_shift = -1\nchunk_shift = 1\nwraps = true\n",
+        "[[output]]\nreduced = true\n[[output]]\nranks = \"2\"\nchunks = \"0\"\nrank = 3\nchunk = 0\n",
+        "[[output]]\nranks = '0-3'\nchunks = '0'\nrank_shift = 5\nwraps = true\nreduced = false\n",
+    ])
 }
 
 fn script_seeds() -> Vec<Vec<u8>> {
@@ -108,7 +190,12 @@ fn script_seeds() -> Vec<Vec<u8>> {
         (0..3).filter_map(|rank| build(rank).ok()).collect()
     };
     let texts = Collective::ALL.into_iter().filter_map(|collective| script::convert(&plans(collective)).ok());
-    texts.map(|script| script::write(&script).into_bytes()).collect()
+    // Those have no fused steps.
+    let fused = trace_seeds().into_iter().filter_map(|seed| {
+        let trace = Trace::from_json(std::str::from_utf8(&seed).ok()?).ok()?;
+        trace.compile().ok()
+    });
+    texts.chain(fused).map(|script| script::write(&script).into_bytes()).collect()
 }
 
 fn service_frame(data: &[u8]) {
@@ -445,6 +532,10 @@ mod tests {
         assert!(frame_seeds().iter().all(|seed| matches!(Frame::decode(seed, FIRST_FRAME_LIMIT), Ok(Some(_)))));
         let world = Followers { grid: &grid(), inter: Some(Carrier::TCP), in_front: false };
         assert!(OwnTable::load(&Config::default()).agree(&text(&offer_seeds()[0]), &world).is_ok());
+        assert!(trace_seeds()
+            .iter()
+            .all(|seed| Trace::from_json(&text(seed)).is_ok_and(|trace| trace.compile().is_ok())));
+        assert!(contract_seeds().iter().all(|seed| Contract::parse(&text(seed), 4, 6).is_ok()));
         assert!(id_seeds().len() == 4 && machine_seeds().len() == Cluster::names().count());
         for parser in PARSERS {
             (parser.seeds)().iter().for_each(|seed| run(parser.name, seed));

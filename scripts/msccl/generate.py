@@ -4,19 +4,24 @@
 usage: generate.py ALGORITHM [--nodes N] [--gpus G] [--channels C] [--instances R] [--rails K] [--at-once P] [--protocol P]
                    [-o FILE.xml]
 
-AllToNext is a collective of its own: with -o its contract is written beside the file.
+Programs are compiled by `strata plan compile`; STRATA_COMMAND names the command, which otherwise is on the PATH. AllToNext is a
+collective of its own: with -o its contract is written beside the file.
 """
 
 import argparse
+import os
+import subprocess
 import sys
 from pathlib import Path
 
-import algorithms
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent / "python"))
+
+import algorithms  # noqa: E402
 
 ALGORITHMS = {
     "ring": lambda o: algorithms.ring(o.nodes, o.gpus, o.channels, o.instances, o.protocol),
-    "reduce_scatter": lambda o: algorithms.half_ring(o.gpus, "reducescatter", o.instances, o.protocol),
-    "all_gather": lambda o: algorithms.half_ring(o.gpus, "allgather", o.instances, o.protocol),
+    "reduce_scatter": lambda o: algorithms.reduce_scatter(o.gpus, o.instances, o.protocol),
+    "all_gather": lambda o: algorithms.all_gather(o.gpus, o.instances, o.protocol),
     "all_pairs": lambda o: algorithms.all_pairs(o.gpus, o.instances, o.protocol),
     "hierarchical": lambda o: algorithms.hierarchical(o.nodes, o.gpus, o.instances, o.rails, o.protocol),
     "tree": lambda o: algorithms.tree(o.nodes, o.gpus, o.channels, o.protocol),
@@ -55,22 +60,28 @@ def options(arguments):
     return chosen
 
 
-def generate(chosen):
-    """The text of the file, and of the contract beside it or None."""
+def generate(chosen, output=None, command=None):
+    """Writes the file, and the contract beside it; without an output, prints it. Exits where the command cannot."""
     made = ALGORITHMS[chosen.algorithm](chosen)
-    program, contract = made if isinstance(made, tuple) else (made, None)
-    return program.xml(), contract
+    if made.startswith("<"):
+        if output is None:
+            sys.stdout.write(made)
+        else:
+            output.write_text(made)
+        return
+    command = str(command or os.environ.get("STRATA_COMMAND") or "strata")
+    line = [command, "plan", "compile", "-", *(["--output", str(output)] if output else [])]
+    try:
+        ran = subprocess.run(line, input=made, text=True, check=False)
+    except OSError as error:
+        raise SystemExit(f"generate.py: {command} cannot be run: {error}; STRATA_COMMAND names the command") from None
+    if ran.returncode:
+        raise SystemExit(ran.returncode)
 
 
 def main():
     chosen = options(sys.argv[1:])
-    text, contract = generate(chosen)
-    if chosen.output is None:
-        sys.stdout.write(text)
-        return
-    chosen.output.write_text(text)
-    if contract:
-        chosen.output.with_suffix(".toml").write_text(contract)
+    generate(chosen, chosen.output)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,9 @@ strata simulate --machine ndv4 --collective all_reduce -n 8 --bytes 1K..1G --met
 
 METHOD = """## What is simulated, and what is fitted
 
-The programs are files in MSCCL's format, which `scripts/msccl` generates. Strata proves them and its executor runs them under a
+The programs are written in the language of msccl-tools (`scripts/msccl/algorithms.py`) and compiled by `strata plan compile`; NCCL's
+all-to-all alone is written as XML, since the language cannot say how many messages are in hand. Steps are in the compiler's order, by
+depth: in all-pairs the two ranks of a pair send at the same time. Strata proves the files and its executor runs them under a
 virtual clock on [ndv4](../../machines/ndv4.toml) (8 A100 and 8 NICs a node) or [dgx2](../../machines/dgx2.toml) (16 V100 and 8 NICs).
 Each size has the best of several instance counts and protocols, and of the cuts into segments; segments are the interpreter's tiles.
 
@@ -43,7 +45,7 @@ GAPS = """## What falls short, and what is out of reach
   with 24 instances in LL128 wins as much or more. The simulator has no cost that a thread block would save by
   sending on one channel while it receives on another, beyond latencies of different segments; with connections of 20 GB/s, fewer
   instances lose more than that saves.
-- **8a, protocol of all-pairs.** The text names none. LL is shown, at its best at 1 KB; in LL128 (four instances) the greatest is 1.90, at 1 MB.
+- **8a, protocol of all-pairs.** The text names none. LL is shown, at its best at 1 KB; in LL128 (four instances) the greatest is 2.17, at 1 MB.
 - **8c above 1 GB.** The simulated hierarchical all-reduce keeps NVLinks busy 97 % of the time; nothing in the model keeps its phases
   from overlapping perfectly, which on the machine they did not.
 - **8b and 8d.** The text has no numbers ("similar trends are seen on the V100 system"), so only the trend can be held against them.

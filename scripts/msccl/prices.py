@@ -61,10 +61,7 @@ class Prices:
         path = self.folder / f"{name}.xml"
         if path not in self.made:
             self.made.add(path)
-            text, contract = generate.generate(generate.options([algorithm, *words]))
-            path.write_text(text)
-            if contract:
-                path.with_suffix(".toml").write_text(contract)
+            generate.generate(generate.options([algorithm, *words]), path, self.strata)
         return path
 
     def times(self, machine, collective, nranks, sizes, programs, cuts=whole):

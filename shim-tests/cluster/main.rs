@@ -3,8 +3,14 @@
 
 // What is not used here other test programs use.
 #[allow(dead_code)]
+#[path = "../again/mod.rs"]
+mod again;
+#[allow(dead_code)]
 #[path = "../built/mod.rs"]
 mod built;
+#[allow(dead_code)]
+#[path = "../cases/mod.rs"]
+mod cases;
 #[path = "../machines/mod.rs"]
 mod machines;
 #[allow(dead_code)]

@@ -4,6 +4,8 @@
 //! `STRATA_TEST_MPICC` names the compiler wrapper of the MPI to test with (default `mpicc`), `STRATA_TEST_MPIEXEC` its
 //! launcher (default `mpirun`). Nodes are make-believe: `NCCL_HOSTID` says who shares one.
 
+mod scripts;
+
 use crate::built;
 use crate::soft;
 use crate::vendor;

@@ -44,7 +44,7 @@ fn text(bytes: &[u8]) -> String {
 fn generate(arguments: &[&str]) -> Output {
     let mut command = Command::new("python3");
     command.env("PYTHONDONTWRITEBYTECODE", "1").arg(root().join("scripts/msccl/generate.py")).args(arguments);
-    command.output().expect("python3 starts")
+    command.env("STRATA_COMMAND", env!("CARGO_BIN_EXE_strata")).output().expect("python3 starts")
 }
 
 fn strata(arguments: &[&str]) -> Output {

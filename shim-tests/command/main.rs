@@ -15,10 +15,12 @@ mod vendor;
 
 mod choices;
 mod command;
+mod compile;
 mod figures;
 mod gpu;
 mod launch;
 mod pytorch;
+mod script_folders;
 mod simulate;
 mod tune;
 mod workloads;

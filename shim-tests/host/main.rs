@@ -7,6 +7,8 @@ mod again;
 #[allow(dead_code)]
 #[path = "../built/mod.rs"]
 mod built;
+#[path = "../cases/mod.rs"]
+mod cases;
 #[allow(dead_code)]
 #[path = "../soft/mod.rs"]
 mod soft;
@@ -23,4 +25,5 @@ mod large;
 mod listening;
 mod messages;
 mod programs_by_seed;
+mod script_files;
 mod surroundings;

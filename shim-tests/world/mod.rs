@@ -6,6 +6,7 @@
 #[path = "../../examples/device/inverted.rs"]
 mod inverted;
 
+use crate::cases::host_region;
 use crate::soft;
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use std::sync::atomic::AtomicBool;
@@ -72,13 +73,6 @@ pub fn run(grid: Grid, body: impl Fn(&Member) + Send + Sync + 'static) {
 /// The bytes of a buffer as a region of the device, which is the host, or gets a copy ([`launch_all`]).
 pub fn region(bytes: &mut [u8]) -> DeviceRegion {
     host_region(bytes).as_device()
-}
-
-/// The bytes of a buffer as a region.
-pub fn host_region(bytes: &mut [u8]) -> Region {
-    // SAFETY: the bytes must stay, and nobody touch them, until the call that uses the region has ended; because each
-    // test keeps its buffers so long.
-    unsafe { Region::new(bytes.as_mut_ptr(), bytes.len()) }
 }
 
 /// The soft GPU of a rank, if the tests are to run on one. Ranks may share one.

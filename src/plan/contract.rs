@@ -4,6 +4,13 @@
 use serde::Deserialize;
 use std::ops::RangeInclusive;
 
+/// The largest file of a contract, in bytes: reading one takes about 90 bytes of memory for each.
+pub const MAX_CONTRACT_BYTES: usize = 4 << 20;
+/// The most chunks of outputs, of all ranks, that a contract may have: it says of each what it holds.
+pub const MAX_PROMISES: u64 = 1 << 22;
+/// The most chunks that all rules of a contract speak of, those that several rules speak of as often.
+pub const MAX_RULED: u64 = 1 << 24;
+
 /// What a chunk of the output holds in the end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Promise {
@@ -69,6 +76,9 @@ impl Contract {
     /// # Errors
     /// What is wrong with the text: no TOML, an unknown word, or a rank or chunk that does not exist.
     pub fn parse(text: &str, nranks: usize, chunks: u32) -> Result<Contract, String> {
+        if text.len() > MAX_CONTRACT_BYTES {
+            return Err(format!("it has more than {MAX_CONTRACT_BYTES} bytes"));
+        }
         let file: ContractFile = toml::from_str(text).map_err(|error| error.to_string().trim_end().to_string())?;
         Contract::of_rules(&file.output, nranks, chunks)
     }
@@ -76,14 +86,23 @@ impl Contract {
     /// The contract of rules, for so many ranks of so many chunks.
     ///
     /// # Errors
-    /// A rank or chunk that does not exist.
+    /// A rank or chunk that does not exist; more chunks than the limits allow.
     pub(crate) fn of_rules(rules: &[Rule], nranks: usize, chunks: u32) -> Result<Contract, String> {
+        if nranks as u64 * u64::from(chunks) > MAX_PROMISES {
+            return Err(format!("a contract is of {MAX_PROMISES} chunks of all ranks at most"));
+        }
         let mut outputs = vec![vec![Promise::Anything; chunks as usize]; nranks];
+        let mut ruled = 0;
         for (number, rule) in rules.iter().enumerate() {
             let wrong = |text: String| format!("rule {}: {text}", number + 1);
             let ranks = range(rule.ranks.as_deref(), nranks as u32, "rank").map_err(wrong)?;
+            let of_rank = range(rule.chunks.as_deref(), chunks, "chunk").map_err(wrong)?;
+            ruled += ranks.clone().count() as u64 * of_rank.clone().count() as u64;
+            if ruled > MAX_RULED {
+                return Err(wrong(format!("with those before it, it speaks of more than {MAX_RULED} chunks")));
+            }
             for rank in ranks {
-                for chunk in range(rule.chunks.as_deref(), chunks, "chunk").map_err(wrong)? {
+                for chunk in of_rank.clone() {
                     outputs[rank as usize][chunk as usize] =
                         rule.promise(rank, chunk, nranks as u32, chunks).map_err(wrong)?;
                 }
@@ -182,6 +201,18 @@ mod tests {
         assert_eq!(contract.outputs[3], [Promise::Chunk { rank: 2, chunk: 0 }, Promise::Reduction { chunk: 0 }]);
         let wraps = Contract::parse("[[output]]\nrank_shift = -1\nchunk_shift = 1\nwraps = true", 3, 2).unwrap();
         assert_eq!(wraps.outputs[0], [Promise::Chunk { rank: 2, chunk: 1 }, Promise::Chunk { rank: 2, chunk: 0 }]);
+    }
+
+    #[test]
+    fn a_contract_is_no_larger_than_its_limits_whatever_its_rules_say() {
+        let said = Contract::parse(&" ".repeat(MAX_CONTRACT_BYTES + 1), 1, 1).unwrap_err();
+        assert!(said.contains("it has more than 4194304 bytes"), "{said}");
+        let said = Contract::parse("", 1024, 1 << 20).unwrap_err();
+        assert!(said.contains("of 4194304 chunks of all ranks at most"), "{said}");
+        let rules = "[[output]]\nrank = 0\n".repeat(17);
+        let said = Contract::parse(&rules, 1, 1 << 20).unwrap_err();
+        assert!(said.contains("rule 17: with those before it, it speaks of more than 16777216 chunks"), "{said}");
+        assert!(Contract::parse(&rules, 1, 1 << 19).is_ok());
     }
 
     #[test]

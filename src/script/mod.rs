@@ -286,6 +286,11 @@ impl Script {
         }
     }
 
+    /// Chunks of all buffers of a rank.
+    fn places(&self, rank: &RankScript) -> usize {
+        [self.chunks_of(true), self.chunks_of(false), rank.scratch].map(|chunks| chunks as usize).iter().sum()
+    }
+
     /// Chunks in one block of the collective: what the larger buffer's are divided by.
     pub fn chunks_per_block(&self) -> u32 {
         self.chunks / self.collective.blocks(self.nranks()) as u32

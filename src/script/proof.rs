@@ -3,7 +3,7 @@
 
 use super::merge::merge;
 use super::passes::{Marked, SentChunks};
-use super::{lower, Lowered, Script, ScriptForm, Sending, StepSite};
+use super::{lower, Lowered, RankScript, Script, ScriptForm, Sending, StepSite};
 use crate::plan::{Collective, StepRef};
 use crate::topo::{Grid, Rank};
 use crate::verify::{self, Check, EarlyWrite, Options, Rejection, Report};
@@ -187,6 +187,18 @@ fn proof(lowered: Lowered) -> Result<Proof, Box<(Lowered, Rejection)>> {
     }
 }
 
+/// Steps and chunks of all ranks that are gone through to find a root.
+const MAX_ROOT_WORK: usize = 1 << 28;
+
+/// Chunks of all ranks' buffers, and chunks that steps name.
+fn work(script: &Script) -> usize {
+    let of_rank = |rank: &RankScript| {
+        let steps = rank.blocks.iter().flat_map(|block| &block.steps).map(|step| 1 + step.count as usize);
+        script.places(rank) + steps.sum::<usize>()
+    };
+    script.ranks.iter().map(of_rank).sum()
+}
+
 /// The root of a script, which files do not name: the rank with which it does what it says. Rank 0 where there is none to find.
 ///
 /// # Errors
@@ -201,10 +213,19 @@ pub fn root(script: &Script, grid: &Arc<Grid>) -> Result<Rank, Refusal> {
         let mut blocks = script.ranks[*rank].blocks.iter();
         blocks.all(|block| if is_source { block.from.is_none() } else { block.to.is_none() })
     };
-    let mut candidates: Vec<usize> = (0..script.nranks()).collect();
-    candidates.sort_by_key(|rank| !leaf(rank));
+    // With another root a leaf would have no part in the collective, so two leaves have none. Where there is none any may be it.
+    let leaves: Vec<usize> = (0..script.nranks()).filter(leaf).take(1).collect();
+    let candidates = if leaves.is_empty() { (0..script.nranks()).collect() } else { leaves };
     let mut first = None;
-    for root in candidates.into_iter().map(Rank::from_index) {
+    for (tried, root) in candidates.iter().copied().map(Rank::from_index).enumerate() {
+        if tried > 0 && tried * work(script) > MAX_ROOT_WORK {
+            let text = format!(
+                "the first {tried} of {} ranks are not its root, and it has too many chunks to try the others",
+                candidates.len()
+            );
+            let rejection = Rejection { check: Check::Bounds, rank: root, lane: None, step: None, text };
+            return Err(Refusal { site: None, note: None, rejection });
+        }
         let meant = lower(script, grid, ScriptForm { in_place: false, prologue: false, root }, Sending::Buffered);
         match check(&meant, CAPACITY) {
             Ok(_) => return Ok(root),

@@ -7,7 +7,9 @@
 #![forbid(unsafe_code)]
 
 use super::proof::Recipe;
-use super::store::{self, contract_beside, digest_of, files, known, read, stem, LoadedScript, Steps, Told};
+use super::store::{
+    self, contract_beside, digest_of, files, known, read, refused_contract, stem, LoadedScript, Steps, Told,
+};
 use super::xml;
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -60,7 +62,7 @@ fn offered_of(
 ) -> std::result::Result<Option<Offered>, String> {
     let stem = stem(path);
     let text = read(path).map_err(|error| error.to_string())?;
-    let contract = contract_beside(path);
+    let contract = contract_beside(path).map_err(|error| refused_contract(path)(error).text().to_string())?;
     let digest = digest_of(&text, contract.as_deref(), Steps::Merged);
     // One that is loaded has been read before.
     let nranks = match known(&stem, digest) {

@@ -291,7 +291,14 @@ pub fn by_name(name: &str) -> Option<&'static LoadedScript> {
 pub fn load_file(path: &Path, steps: Steps) -> error::Result<&'static LoadedScript> {
     let refused = |error: std::io::Error| Error::InvalidUsage(format!("{}: {error}", path.display()));
     let text = read(path).map_err(refused)?;
-    load(&stem(path), &text, contract_beside(path).as_deref(), steps)
+    let contract = contract_beside(path).map_err(refused_contract(path))?;
+    load(&stem(path), &text, contract.as_deref(), steps)
+}
+
+/// The error of a script whose contract is there and cannot be read.
+pub(super) fn refused_contract(path: &Path) -> impl Fn(std::io::Error) -> Error {
+    let contract = path.with_extension("toml");
+    move |error| Error::InvalidUsage(format!("its contract {}: {error}", contract.display()))
 }
 
 /// A file's name without `.xml`.
@@ -346,8 +353,14 @@ pub fn names_script(algorithm: &str, stem: &str) -> bool {
 }
 
 /// The contract that lies beside a file, if one does.
-pub fn contract_beside(path: &Path) -> Option<String> {
-    read(&path.with_extension("toml")).ok()
+///
+/// # Errors
+/// What is wrong with a contract that is there and cannot be read.
+pub fn contract_beside(path: &Path) -> std::io::Result<Option<String>> {
+    match read(&path.with_extension("toml")) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        read => read.map(Some),
+    }
 }
 
 /// The text of a file that may be a script or a trace: an ordinary file within the limit of bytes.

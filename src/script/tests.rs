@@ -334,7 +334,7 @@ fn files_of_others() -> Vec<(String, Vec<Proof>)> {
     let mut files = Vec::new();
     for path in paths {
         let text = std::fs::read_to_string(&path).unwrap();
-        let script = read(&text, store::contract_beside(&path).as_deref()).unwrap();
+        let script = read(&text, store::contract_beside(&path).unwrap().as_deref()).unwrap();
         let grid = Arc::new(Grid::flat(script.nranks()));
         if judge(&script, &grid, Rank(0)).is_err() {
             continue;
@@ -385,7 +385,7 @@ fn passes_take_steps_and_messages_out_of_the_files_of_others() {
 fn is_rebuilt(name: &str, proof: &Proof) -> bool {
     let path = format!("{}/shim-tests/scripts/{name}.xml", env!("CARGO_MANIFEST_DIR"));
     let text = std::fs::read_to_string(&path).unwrap();
-    let script = read(&text, store::contract_beside(path.as_ref()).as_deref()).unwrap();
+    let script = read(&text, store::contract_beside(path.as_ref()).unwrap().as_deref()).unwrap();
     let form = ScriptForm { in_place: proof.lowered.plans[0].shape.in_place, prologue: false, root: Rank(0) };
     let grid = Arc::new(Grid::flat(script.nranks()));
     let again = proof::rebuilt(&script, &grid, form, &proof.recipe());
@@ -458,4 +458,37 @@ fn dead_steps_go_and_messages_that_follow_each_other_are_one() {
     assert!(WASTEFUL.contains(fold));
     let waiting = WASTEFUL.replace(fold, apart).replace("</tb>\n  </gpu>\n</algo>", block);
     assert_eq!(passed(&waiting), (4, 3, 3));
+}
+
+#[test]
+fn a_name_is_written_as_it_is_read() {
+    let mut script = xml::read(EXCHANGE).unwrap();
+    script.name = " a\tname\u{0}of\n<two> \"lines\"\u{a0}".to_string();
+    let again = xml::read(&write(&script)).unwrap();
+    assert_eq!(again.name, "a name of <two> \"lines\"");
+    assert_eq!(write(&again), write(&script));
+}
+
+/// A file of so many ranks of so many chunks, without a step.
+fn idle(collective: &str, ranks: usize, chunks: usize) -> String {
+    let gpu = |rank| format!("<gpu id='{rank}' i_chunks='{chunks}' o_chunks='{chunks}' s_chunks='0'/>");
+    let gpus: String = (0..ranks).map(gpu).collect();
+    format!("<algo name='idle' ngpus='{ranks}' nchunksperloop='{chunks}' coll='{collective}'>{gpus}</algo>")
+}
+
+#[test]
+fn a_file_of_too_many_chunks_in_all_is_refused_by_its_reader() {
+    let said = xml::read(&idle("allreduce", 1024, 1 << 16)).unwrap_err().text;
+    assert_eq!(said, "the buffers of all ranks have 134217728 chunks, more than 67108864");
+    assert!(xml::read(&idle("allreduce", 1024, 1 << 15)).is_ok());
+}
+
+/// Of two ranks that receive nothing one is not the root, and has no part in a broadcast; so none is looked for.
+#[test]
+fn the_root_is_not_looked_for_where_there_can_be_none() {
+    let script = xml::read(&idle("broadcast", 1024, 1 << 15)).unwrap();
+    let began = std::time::Instant::now();
+    let refusal = root(&script, &Arc::new(Grid::flat(1024))).unwrap_err();
+    assert!(refusal.to_string().contains("output chunk 0 ends as nothing"), "{refusal}");
+    assert!(began.elapsed() < std::time::Duration::from_secs(20), "{:?}", began.elapsed());
 }

@@ -19,7 +19,7 @@ pub fn write(script: &Script) -> String {
         format_args!(
             "<algo name=\"{}\" proto=\"{}\" nchannels=\"{channels}\" nchunksperloop=\"{}\" ngpus=\"{}\" coll=\"{}\" \
              inplace=\"{}\" outofplace=\"{}\" minBytes=\"{}\" maxBytes=\"{most}\">\n",
-            escape(&script.name),
+            escape(readable(&script.name)),
             escape(&script.protocol),
             script.chunks,
             script.nranks(),
@@ -48,6 +48,12 @@ pub fn write(script: &Script) -> String {
     }
     text.push_str("</algo>\n");
     text
+}
+
+/// A name as readers of XML give it back: with spaces for other white space, and none at its ends. Control characters are none.
+fn readable(name: &str) -> String {
+    let spaced: String = name.chars().map(|c| if c.is_control() || c.is_whitespace() { ' ' } else { c }).collect();
+    spaced.trim().to_string()
 }
 
 fn write_block(text: &mut String, id: u32, block: &ThreadBlock, is_waited_for: &dyn Fn(u32) -> bool) {

@@ -6,6 +6,7 @@
 
 use super::{Place, RankScript, Script, ScriptBuffer, ScriptStep, ScriptStepKind, ThreadBlock};
 use crate::plan::Collective;
+use crate::verify::MAX_PLACES;
 use quick_xml::events::{BytesStart, Event};
 use quick_xml::{Reader, XmlVersion};
 use std::fmt;
@@ -345,6 +346,10 @@ impl State {
             return Err("there are no ranks".into());
         }
         script.ranks = ranks;
+        let places: usize = script.ranks.iter().map(|rank| script.places(rank)).sum();
+        if places > MAX_PLACES {
+            return Err(format!("the buffers of all ranks have {places} chunks, more than {MAX_PLACES}"));
+        }
         check_dependencies(&script)?;
         Ok(script)
     }

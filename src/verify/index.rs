@@ -16,7 +16,7 @@ pub(super) const NONE: u32 = u32::MAX;
 /// The most chunk accesses that plans may make together; a bound on time.
 const MAX_ACCESSES: usize = 1 << 28;
 /// The most places that all buffers may have together; a bound on memory.
-const MAX_PLACES: usize = 1 << 26;
+pub(crate) const MAX_PLACES: usize = 1 << 26;
 
 /// One chunk of a list of spans.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

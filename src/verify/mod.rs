@@ -29,6 +29,8 @@ mod samples;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use index::MAX_PLACES;
+
 use crate::plan::{Plan, StepRef};
 use crate::topo::Rank;
 use std::fmt;

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::Instant;
 use strata::algorithms::{self, Choice};
 use strata::error::{counted, Error, Result};
+use strata::plan::contract::MAX_CONTRACT_BYTES;
 use strata::plan::Shape;
 use strata::script::trace::Trace;
 use strata::script::{self, store, xml, Refusal, Script, ScriptForm};
@@ -58,7 +59,9 @@ pub fn compile(options: &Compile) -> Result<ExitCode> {
         trace = trace.instances(instances);
     }
     let script = trace.compile().map_err(|error| bad(error.to_string()))?;
-    prove_trace(&trace, &script).map_err(|text| Error::InvalidUsage(format!("{name} is refused: {text}")))?;
+    if let Err(text) = prove_trace(&trace, &script) {
+        return Ok(refused(&format!("{name} is refused: {text}")));
+    }
     let xml = script::write(&script);
     let Some(output) = &options.output else {
         out!("{xml}");
@@ -67,11 +70,29 @@ pub fn compile(options: &Compile) -> Result<ExitCode> {
     let write = |path: &Path, text: &str| {
         std::fs::write(path, text).map_err(|error| bad(format!("{}: {error}", path.display())))
     };
-    write(output, &xml)?;
+    // The contract goes first: without it the algorithm would be of no use.
     if let Some(contract) = &script.contract {
-        write(&output.with_extension("toml"), &contract.text())?;
+        let beside = output.with_extension("toml");
+        if beside == *output {
+            return Err(bad(format!(
+                "{}: the contract takes this name, the algorithm needs another",
+                output.display()
+            )));
+        }
+        let text = contract.text();
+        if text.len() > MAX_CONTRACT_BYTES {
+            return Err(bad(format!("its contract is too long a file: more than {MAX_CONTRACT_BYTES} bytes")));
+        }
+        write(&beside, &text)?;
     }
+    write(output, &xml)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Tells what the verifier has against an algorithm. The exit code is that of `strata plan verify`.
+fn refused(text: &str) -> ExitCode {
+    tell!("strata: {text}");
+    ExitCode::FAILURE
 }
 
 /// Proves a compiled trace; what is refused is told by the trace's step.
@@ -91,7 +112,9 @@ pub fn convert(options: &Convert) -> Result<ExitCode> {
     } else {
         converted(options)?
     };
-    prove(&script).map_err(|text| Error::InvalidUsage(format!("{} is refused: {text}", options.what)))?;
+    if let Err(text) = prove(&script) {
+        return Ok(refused(&format!("{} is refused: {text}", options.what)));
+    }
     out!("{}", script::write(&script));
     Ok(ExitCode::SUCCESS)
 }
@@ -113,8 +136,10 @@ fn converted(options: &Convert) -> Result<Script> {
 
 /// The script in a file.
 fn read(file: &Path) -> std::result::Result<Script, String> {
-    let text = std::fs::read_to_string(file).map_err(|error| error.to_string())?;
-    script::read(&text, store::contract_beside(file).as_deref()).map_err(|bad| bad.to_string())
+    let text = store::read(file).map_err(|error| error.to_string())?;
+    let contract = store::contract_beside(file)
+        .map_err(|error| format!("its contract {}: {error}", file.with_extension("toml").display()))?;
+    script::read(&text, contract.as_deref()).map_err(|bad| bad.to_string())
 }
 
 /// Whether an argument names a file rather than a collective.

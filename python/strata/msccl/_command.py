@@ -50,5 +50,7 @@ def compile_trace(text: str) -> str:
             raise CommandError(f"strata: cannot run {command}: {error}") from None
     if ran.returncode:
         said = ran.stderr.decode(errors="replace").strip() or f"exit code {ran.returncode}"
+        # The file is gone by now.
+        said = said.replace(str(trace), "the program")
         raise CommandError(f"{command} plan compile: {said}")
     return ran.stdout.decode(encoding="utf-8")

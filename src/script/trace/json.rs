@@ -1,9 +1,7 @@
 //! Traces as JSON, for writers in other languages.
 #![forbid(unsafe_code)]
 
-use super::{
-    shortened, BadTrace, Directives, InstancePolicy, Trace, TraceBuffer, TraceOp, TracePlace, TraceStep, MAX_MOVED,
-};
+use super::{shortened, BadTrace, Directives, InstancePolicy, Trace, TraceBuffer, TraceOp, TracePlace, TraceStep};
 use crate::plan::contract::{Contract, Rule};
 use crate::plan::Collective;
 use crate::script::xml;
@@ -95,9 +93,6 @@ impl Trace {
             trace = trace.scratch(name, chunks);
         }
         if let Some(rules) = file.contract {
-            if u64::from(file.ranks) * u64::from(file.chunks) > MAX_MOVED {
-                return Err(BadTrace::new(format!("a contract is of {MAX_MOVED} chunks of all ranks at most")));
-            }
             let contract = Contract::of_rules(&rules, file.ranks as usize, file.chunks);
             trace = trace.contract(contract.map_err(|text| BadTrace::new(format!("contract: {text}")))?);
         }
