@@ -94,8 +94,7 @@ impl LoadedScript {
             };
             Some(lowered.plans.iter().map(of_plan).fold(Needs::default(), Needs::max))
         };
-        let forms = [Some(false), self.script.has_in_place().then_some(true)].into_iter().flatten();
-        forms.filter_map(of_form).fold(Needs::default(), Needs::max)
+        [false, true].into_iter().filter_map(of_form).fold(Needs::default(), Needs::max)
     }
 
     /// Whether its writer meant it for calls of so many bytes of the larger buffer.
@@ -163,14 +162,26 @@ pub fn by_name(name: &str) -> Option<&'static LoadedScript> {
     loaded.iter().copied().find(|script| script.name == name || script.unique_name == name)
 }
 
-/// Loads a file, with the contract beside it.
+/// Loads a file, with the contract in a file that is named, or else the one beside it.
 ///
 /// # Errors
 /// `InvalidUsage` where it cannot be read, is no script, or does not do what it says.
-pub fn load_file(path: &Path, steps: Steps) -> Result<&'static LoadedScript> {
+pub fn load_file(path: &Path, contract: Option<&Path>, steps: Steps) -> Result<&'static LoadedScript> {
     let refused = |error: std::io::Error| Error::InvalidUsage(format!("{}: {error}", path.display()));
     let text = read(path).map_err(refused)?;
-    load(&stem(path), &text, contract_beside(path).as_deref(), steps)
+    let contract = contract_of(path, contract).map_err(Error::InvalidUsage)?;
+    load(&stem(path), &text, contract.as_deref(), steps)
+}
+
+/// The contract of a file: the one that is named, or the one that lies beside it, if one does.
+///
+/// # Errors
+/// Where the one that is named cannot be read.
+pub fn contract_of(path: &Path, named: Option<&Path>) -> std::result::Result<Option<String>, String> {
+    match named {
+        Some(named) => read(named).map(Some).map_err(|error| format!("contract {}: {error}", named.display())),
+        None => Ok(contract_beside(path)),
+    }
 }
 
 fn stem(path: &Path) -> String {

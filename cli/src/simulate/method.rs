@@ -48,8 +48,8 @@ pub const KNOWN: &str = "vendor, mpi, pccl, pccl(ring), pccl(rd), pccl(ring,vend
                          or script:FILE.xml/segment=1M";
 
 impl Method {
-    /// Reads a method's name.
-    pub fn parse(text: &str) -> Result<Method> {
+    /// Reads a method's name; a script that is a file has the contract that is given, or the one beside it.
+    pub fn parse(text: &str, contract: Option<&Path>) -> Result<Method> {
         Ok(match text {
             "vendor" => Method::Vendor,
             "mpi" => Method::Mpi,
@@ -59,16 +59,16 @@ impl Method {
             "pccl(ring,vendor)" => Method::Pccl(Some(("ring", Carrier::Vendor))),
             "strata" => Method::Strata,
             "chosen" => Method::Chosen,
-            text => Method::plan(text)?,
+            text => Method::plan(text, contract)?,
         })
     }
 
-    fn plan(text: &str) -> Result<Method> {
+    fn plan(text: &str, contract: Option<&Path>) -> Result<Method> {
         let wrong = |what: String| Error::InvalidArgument(format!("method {text}: {what}; there are {KNOWN}"));
         let (choice, parameters) = match script(text) {
             Some((path, parameters)) => {
-                let script =
-                    store::load_file(path, Steps::AsWritten).map_err(|error| wrong(error.text().to_owned()))?;
+                let script = store::load_file(path, contract, Steps::AsWritten)
+                    .map_err(|error| wrong(error.text().to_owned()))?;
                 (Choice::flat(&script.name), parameters)
             }
             None => {
@@ -200,12 +200,12 @@ mod tests {
             "ring/segment=whole/window=2",
             "two_level(direct,log)/segment=1M/window=4/carrier=vendor",
         ] {
-            assert_eq!(Method::parse(text).unwrap().to_string(), text);
+            assert_eq!(Method::parse(text, None).unwrap().to_string(), text);
         }
         for text in
             ["", "vend", "pccl(log)", "ring/segment=0", "ring/window=0", "ring/window=x", "ring/colour=red", "ring/"]
         {
-            assert!(matches!(Method::parse(text), Err(Error::InvalidArgument(_))), "{text}");
+            assert!(matches!(Method::parse(text, None), Err(Error::InvalidArgument(_))), "{text}");
         }
     }
 }
