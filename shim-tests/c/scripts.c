@@ -28,7 +28,7 @@ enum { RANKS = 16, MOST = 4099 };
 static ncclUniqueId ids[2];
 static const char *folder;
 static char turned_path[4096];
-static pthread_barrier_t met;
+static pthread_barrier_t met, half_met;
 
 static mscclAlgoHandle_t load(const char *name, int rank) {
   char path[4096];
@@ -153,7 +153,8 @@ static void *rank_main(void *number) {
     all_reduce(half, rank, 8);
     all_to_all(half, rank);
     turned(half, rank);
-    if (rank == 0) refused(half, rank); /* The text of the last error is the process's. */
+    pthread_barrier_wait(&half_met); /* The text of the last error is the process's. */
+    if (rank == 0) refused(half, rank);
     OK(ncclCommDestroy(half));
   }
   pthread_barrier_wait(&met);
@@ -171,7 +172,7 @@ int main(int argc, char **argv) {
   write_turned(turned_path, sizeof turned_path);
   OK(ncclGetUniqueId(&ids[0]));
   OK(ncclGetUniqueId(&ids[1]));
-  CHECK(pthread_barrier_init(&met, NULL, RANKS) == 0);
+  CHECK(pthread_barrier_init(&met, NULL, RANKS) == 0 && pthread_barrier_init(&half_met, NULL, 8) == 0);
   for (int rank = 0; rank < RANKS; rank++) CHECK(pthread_create(&threads[rank], NULL, rank_main, (void *)(intptr_t)rank) == 0);
   for (int rank = 0; rank < RANKS; rank++) CHECK(pthread_join(threads[rank], NULL) == 0);
   return 0;
