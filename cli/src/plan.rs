@@ -8,7 +8,7 @@ mod scripts;
 use crate::draw::lanes;
 use crate::options::{parse_size, Nodes, Spread};
 use clap::Subcommand;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use strata::algorithms::{self, Choice};
@@ -82,6 +82,9 @@ pub struct Show {
     /// A file's steps as the host runs them: lanes that do the same on other chunks are one.
     #[arg(long)]
     merged: bool,
+    /// The contract of a file with a custom collective, where it does not lie beside it.
+    #[arg(long, value_name = "FILE")]
+    contract: Option<PathBuf>,
 }
 
 /// The collective of a name.
@@ -103,8 +106,8 @@ pub fn run(options: &Options) -> Result<ExitCode> {
 /// What is shown: the shape, and the algorithm for it.
 fn subject(options: &Show) -> Result<(Shape, Choice)> {
     if scripts::is_file(&options.what) {
-        let script =
-            store::load_file(Path::new(&options.what), if options.merged { Steps::Merged } else { Steps::AsWritten })?;
+        let steps = if options.merged { Steps::Merged } else { Steps::AsWritten };
+        let script = store::load_file(Path::new(&options.what), options.contract.as_deref(), steps)?;
         let nranks = script.script.nranks();
         if options.algo.is_some() || options.spread.ranks.is_some_and(|ranks| ranks != nranks) {
             let text = format!("{} is an algorithm itself, for {}", options.what, counted(nranks, "rank"));

@@ -75,6 +75,9 @@ pub struct Options {
     /// What is compared; by default what the machine's file knows: vendor,pccl,strata.
     #[arg(long, value_name = "METHODS")]
     method: Option<String>,
+    /// The contract of scripts with a custom collective, where it does not lie beside them.
+    #[arg(long, value_name = "FILE")]
+    contract: Option<std::path::PathBuf>,
     /// What the others are compared with; by default the first method.
     #[arg(long, value_name = "METHOD")]
     against: Option<String>,
@@ -149,13 +152,16 @@ pub fn run(options: &Options) -> Result<ExitCode> {
 
 /// The methods, and which of them the others are compared with.
 fn methods(options: &Options, machine: &Cluster) -> Result<(Vec<Method>, usize)> {
+    let contract = options.contract.as_deref();
     let mut methods = match &options.method {
-        Some(text) => lists::names(text).into_iter().map(Method::parse).collect::<Result<Vec<_>>>()?,
+        Some(text) => {
+            lists::names(text).into_iter().map(|text| Method::parse(text, contract)).collect::<Result<Vec<_>>>()?
+        }
         None => Method::known_to(machine),
     };
     methods.extend(options.chosen.then_some(Method::Chosen));
     if let Some(text) = &options.against {
-        let against = Method::parse(text)?;
+        let against = Method::parse(text, contract)?;
         if !methods.contains(&against) {
             methods.insert(0, against);
         }
@@ -167,7 +173,7 @@ fn methods(options: &Options, machine: &Cluster) -> Result<(Vec<Method>, usize)>
         new
     });
     let against = match &options.against {
-        Some(text) => Some(Method::parse(text)?),
+        Some(text) => Some(Method::parse(text, contract)?),
         None => None,
     };
     let place = methods.iter().position(|method| against.as_ref().is_some_and(|against| against == method));

@@ -30,9 +30,7 @@ fn proved(what: &str, script: &Script) -> usize {
     let root = script::root(script, &grid).unwrap_or_else(|refusal| panic!("{what}: {refusal}"));
     script::judge(script, &grid, root).unwrap_or_else(|refusal| panic!("{what}: {refusal}"));
     let forms = [(false, false), (false, true), (true, false), (true, true)];
-    let forms = forms
-        .into_iter()
-        .filter(|(in_place, prologue)| (!in_place || script.has_in_place()) && (!prologue || script.reduces()));
+    let forms = forms.into_iter().filter(|(_, prologue)| !prologue || script.reduces());
     let capacity = |(in_place, prologue)| {
         let form = ScriptForm { in_place, prologue, root };
         script::prove(script, &grid, form).unwrap_or_else(|refusal| panic!("{what}: {form:?}: {refusal}")).capacity

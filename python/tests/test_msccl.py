@@ -485,6 +485,13 @@ class Commands(unittest.TestCase):
         self.assertEqual((self.folder / "runs").read_text(), "plan compile\n")
         self.assertEqual(ran.stdout[-7:], "<algo>\n")
 
+    def test_xml_with_a_file_has_the_command_write_it(self):
+        given = self.command(self.folder / "own", '[ "$4" = --output ] || exit 0; cp "$3" "$5"; echo "[[output]]" > "${5%xml}toml"')
+        ran = run(self.script(last=f"XML({str(self.folder / 'one.xml')!r})"), STRATA_COMMAND=given)
+        self.assertEqual((ran.returncode, ran.stdout), (0, "noise\n"), ran.stderr)
+        self.assertEqual(Run(json.loads((self.folder / "one.xml").read_text())).faults(), [])
+        self.assertEqual((self.folder / "one.toml").read_text(), "[[output]]\n")
+
     def test_the_command_is_found_beside_the_library_and_on_the_path(self):
         prefix = self.folder / "prefix"
         self.command(prefix / "bin" / "strata", "echo installed")

@@ -27,7 +27,8 @@ ncclResult_t mscclUnloadAlgo(mscclAlgoHandle_t handle);
 enum { RANKS = 16, MOST = 4099 };
 static ncclUniqueId ids[2];
 static const char *folder;
-static pthread_barrier_t met;
+static char turned_path[4096];
+static pthread_barrier_t met, half_met;
 
 static mscclAlgoHandle_t load(const char *name, int rank) {
   char path[4096];
@@ -69,7 +70,59 @@ static void custom(ncclComm_t comm, int rank) {
   for (int i = 0; i < 1000; i++) send[i] = value(rank, i), recv[i] = -1;
   OK(mscclRunAlgo(send, NULL, NULL, recv, NULL, NULL, 1000, ncclInt, 0, 0, ncclSum, program, comm, NULL));
   for (int i = 0; i < 1000; i++) CHECK(recv[i] == (rank ? value(rank - 1, i) : -1));
-  CHECK(mscclRunAlgo(send, NULL, NULL, send, NULL, NULL, 10, ncclInt, 0, 0, ncclSum, program, comm, NULL) == ncclInvalidArgument);
+  /* One buffer serves as well, but not two that overlap otherwise. */
+  OK(mscclRunAlgo(send, NULL, NULL, send, NULL, NULL, 1000, ncclInt, 0, 0, ncclSum, program, comm, NULL));
+  for (int i = 0; rank && i < 1000; i++) CHECK(send[i] == value(rank - 1, i));
+  CHECK(mscclRunAlgo(send, NULL, NULL, send + 1, NULL, NULL, 10, ncclInt, 0, 0, ncclSum, program, comm, NULL) == ncclInvalidArgument);
+  OK(mscclUnloadAlgo(program));
+}
+
+/* Rank i's block j becomes rank j's block i, in one buffer. */
+static void all_to_all(ncclComm_t comm, int rank) {
+  enum { BLOCK = 33, ALL = 8 * BLOCK };
+  int data[ALL];
+  mscclAlgoHandle_t program = load("a2a_allpairs_8.xml", rank);
+  for (int i = 0; i < ALL; i++) data[i] = value(rank, i);
+  OK(mscclRunAlgo(data, NULL, NULL, data, NULL, NULL, BLOCK, ncclInt, 0, 0, ncclSum, program, comm, NULL));
+  for (int i = 0; i < ALL; i++) CHECK(data[i] == value(i / BLOCK, rank * BLOCK + i % BLOCK));
+  OK(mscclUnloadAlgo(program));
+  CHECK(ncclAlltoAll(data, data, BLOCK, ncclInt, comm, NULL) == ncclInvalidArgument);
+}
+
+/* A program of one's own whose halves change places on each rank, in a folder of its own. */
+static void write_turned(char *path, size_t size) {
+  char contract[4096], base[] = "/tmp/turned-XXXXXX";
+  CHECK(mkdtemp(base));
+  snprintf(path, size, "%s/turned.xml", base);
+  snprintf(contract, sizeof contract, "%s/turned.toml", base);
+  FILE *file = fopen(path, "w");
+  CHECK(file);
+  fprintf(file, "<algo name=\"turned\" nchunksperloop=\"2\" ngpus=\"8\" coll=\"custom\" inplace=\"1\">\n");
+  for (int rank = 0; rank < 8; rank++) {
+    const char *steps[] = {"i\" srcoff=\"0\" dstbuf=\"s\" dstoff=\"0", "i\" srcoff=\"1\" dstbuf=\"i\" dstoff=\"0",
+                           "s\" srcoff=\"0\" dstbuf=\"i\" dstoff=\"1"};
+    fprintf(file, "<gpu id=\"%d\" s_chunks=\"1\"><tb id=\"0\" send=\"-1\" recv=\"-1\" chan=\"0\">\n", rank);
+    for (int step = 0; step < 3; step++)
+      fprintf(file, "<step s=\"%d\" type=\"cpy\" srcbuf=\"%s\" cnt=\"1\" depid=\"-1\" deps=\"-1\"/>\n", step, steps[step]);
+    fprintf(file, "</tb></gpu>\n");
+  }
+  CHECK(fprintf(file, "</algo>\n") > 0 && fclose(file) == 0);
+  file = fopen(contract, "w");
+  CHECK(file && fprintf(file, "[[output]]\nchunk_shift = 1\nwraps = true\n") > 0 && fclose(file) == 0);
+}
+
+static void turned(ncclComm_t comm, int rank) {
+  int send[2002], recv[2002];
+  mscclAlgoHandle_t program;
+  OK(mscclLoadAlgo(turned_path, &program, rank));
+  for (int count = 2; count <= 2002; count += 500)
+    for (int in_place = 0; in_place < 2; in_place++) {
+      for (int i = 0; i < count; i++) send[i] = value(rank, i);
+      int *result = in_place ? send : recv;
+      OK(mscclRunAlgo(send, NULL, NULL, result, NULL, NULL, (size_t)count, ncclInt, 0, 0, ncclSum, program, comm, NULL));
+      for (int i = 0; i < count; i++) CHECK(result[i] == value(rank, (i + count / 2) % count));
+    }
+  CHECK(mscclRunAlgo(send, NULL, NULL, recv, NULL, NULL, 7, ncclInt, 0, 0, ncclSum, program, comm, NULL) == ncclInvalidArgument);
   OK(mscclUnloadAlgo(program));
 }
 
@@ -98,7 +151,10 @@ static void *rank_main(void *number) {
   if (rank < 8) {
     OK(ncclCommInitRank(&half, 8, ids[0], rank));
     all_reduce(half, rank, 8);
-    if (rank == 0) refused(half, rank); /* The text of the last error is the process's. */
+    all_to_all(half, rank);
+    turned(half, rank);
+    pthread_barrier_wait(&half_met); /* The text of the last error is the process's. */
+    if (rank == 0) refused(half, rank);
     OK(ncclCommDestroy(half));
   }
   pthread_barrier_wait(&met);
@@ -113,9 +169,10 @@ int main(int argc, char **argv) {
   folder = argv[1];
   alarm(120);
   pthread_t threads[RANKS];
+  write_turned(turned_path, sizeof turned_path);
   OK(ncclGetUniqueId(&ids[0]));
   OK(ncclGetUniqueId(&ids[1]));
-  CHECK(pthread_barrier_init(&met, NULL, RANKS) == 0);
+  CHECK(pthread_barrier_init(&met, NULL, RANKS) == 0 && pthread_barrier_init(&half_met, NULL, 8) == 0);
   for (int rank = 0; rank < RANKS; rank++) CHECK(pthread_create(&threads[rank], NULL, rank_main, (void *)(intptr_t)rank) == 0);
   for (int rank = 0; rank < RANKS; rank++) CHECK(pthread_join(threads[rank], NULL) == 0);
   return 0;

@@ -142,7 +142,7 @@ fn place(
     output: Region,
 ) -> (Region, Region) {
     match collective {
-        Collective::AllReduce => {
+        Collective::AllReduce | Collective::AllToAll => {
             output.write(data);
             (output, output)
         }
@@ -237,7 +237,7 @@ pub fn calls_by_seed(script: &LoadedScript, seed: u64, calls: usize, only_nccl: 
             op: script.script.reduces().then_some(op),
             count,
             root: script.root.index(),
-            in_place: in_place && script.script.has_in_place(),
+            in_place,
             misalign: random.below(5) as usize,
         }
     };

@@ -50,7 +50,9 @@ pub fn all_cases(member: &Member, collective: Collective, algorithm: Option<&str
     let mut run_case = |dtype, op, count| {
         turn += 1;
         let root = if collective.has_root() { turn % nranks } else { 0 };
-        let in_place = turn % 2 == 0 && collective != Collective::AllToAll;
+        let has_in_place =
+            collective != Collective::AllToAll || algorithm.is_some_and(|name| name.starts_with("script:"));
+        let in_place = turn % 2 == 0 && has_in_place;
         check(member, &Case { collective, dtype, op, count, root, in_place, misalign: turn % 5 }, algorithm);
     };
     for dtype in DataType::HOST.into_iter().filter(|dtype| dtype.is_nccl() || !on_device) {

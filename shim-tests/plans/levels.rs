@@ -25,7 +25,7 @@ fn as_file(collective: Collective, algorithm: &str, nranks: usize, steps: Steps)
 /// A file of `shim-tests/scripts`; its name.
 fn file(stem: &str) -> String {
     let path = format!("{}/shim-tests/scripts/{stem}.xml", env!("CARGO_MANIFEST_DIR"));
-    store::load_file(path.as_ref(), Steps::AsWritten).unwrap().name.clone()
+    store::load_file(path.as_ref(), None, Steps::AsWritten).unwrap().name.clone()
 }
 
 fn plans(choice: &Choice, shape: &Shape) -> Result<Vec<Plan>, String> {

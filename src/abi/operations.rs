@@ -8,7 +8,7 @@ use super::handles;
 use super::options;
 use super::streams;
 use crate::communicator::{group, launch_one, Again, CollectiveCall, Comm, Elements, Factor, Launch, Operation};
-use crate::dtype::DataType;
+use crate::dtype::{DataType, RedOp};
 use crate::error::{Error, Result};
 use crate::interface::layouts::{read_versioned, write_versioned, CollConfig, SimInfo};
 use crate::interface::pointer::{Buffer, ConstBuffer, ConstPtr, Ptr};
@@ -62,7 +62,9 @@ pub struct ScriptCall {
 pub fn by_script(call: ScriptCall) -> Result<()> {
     let ScriptCall { script, send, recv, count, dtype, op, root, comm, stream } = call;
     let Script { collective, .. } = script.script;
-    let op = script.script.reduces().then_some(op);
+    let is_promised = script.script.contract.as_ref().is_none_or(|contract| contract.promises_reductions());
+    // A sum serves as well where nothing that is promised is reduced, and no operation then touches what is only copied.
+    let op = script.script.reduces().then_some(if is_promised { op } else { OpCode(RedOp::Sum as c_int) });
     let root = if collective.has_root() { root } else { 0 };
     let config = ConstPtr::null();
     group::noted(
@@ -114,27 +116,24 @@ impl Call {
             None => wish.map_or(Ok(None), |wish| wish.settle(self.collective, comm.grid()))?,
         };
         let rank = Rank::from_index(comm.rank());
-        let blocks = |blocks: usize| bytes(self.count, blocks, dtype);
+        let (count, most, (sent, received)) = self.blocks(comm.nranks(), rank, root)?;
+        let blocks = |blocks: usize| bytes(count, blocks, dtype);
         // The largest buffer of any rank, so that all ranks refuse a count alike.
-        blocks(if whole(self.collective) { 1 } else { comm.nranks() })?;
-        let input =
-            self.send.on_device(blocks(self.collective.input_blocks(comm.nranks(), rank, root))?, "sendbuff")?;
-        let output = blocks(self.collective.output_blocks(comm.nranks(), rank, root))?;
-        let output = self.recv.as_const().on_device(output, "recvbuff")?;
+        blocks(most)?;
+        let input = self.send.on_device(blocks(sent)?, "sendbuff")?;
+        let output = self.recv.as_const().on_device(blocks(received)?, "recvbuff")?;
         if self.count == 0 {
             return Ok(());
-        }
-        if comm.nranks() > 1 && self.overwrites(input, output) {
-            let text = format!("sendbuff and recvbuff overlap: {} has no in-place form", self.collective.name());
-            return Err(Error::InvalidArgument(text));
         }
         comm.check_memory(input, "sendbuff")?;
         comm.check_memory(output, "recvbuff")?;
         let collective = self.collective;
-        let count = self.count;
         let decision = None;
-        let call =
+        let mut call =
             CollectiveCall { collective, input, output, count, dtype, reduction, factor_at, root, algorithm, decision };
+        if comm.nranks() > 1 && self.overwrites(input, output) && !comm.does_in_place(&mut call)? {
+            return Err(Error::InvalidArgument(self.overlap(input, output)));
+        }
         let learned = key.filter(|key| comm.would_learn(*key)).map(|key| Box::new((key, call.clone())));
         let noted = key.map(|_| comm.clone());
         let launch = Launch { comm, operation: Operation::Collective(call), stream };
@@ -150,19 +149,43 @@ impl Call {
 }
 
 impl Call {
-    /// Whether results would go over what is still to be sent: all blocks of an all-to-all are read and written at once, and a
-    /// custom collective has two buffers.
+    /// Elements of a block, blocks of the largest buffer of any rank, and those of this one's buffers. A custom collective's
+    /// count is of a whole buffer.
+    fn blocks(&self, nranks: usize, rank: Rank, root: Rank) -> Result<(usize, usize, (usize, usize))> {
+        let (collective, count) = (self.collective, self.count);
+        let Some(contract) = self.script.and_then(|script| script.script.contract.as_ref()) else {
+            let own = (collective.input_blocks(nranks, rank, root), collective.output_blocks(nranks, rank, root));
+            return Ok((count, collective.blocks(nranks), own));
+        };
+        let blocks = contract.blocks();
+        if count % blocks != 0 {
+            let text = format!(
+                "count {count} is no multiple of {blocks}: the contract of this program speaks of {blocks} equal blocks of a buffer"
+            );
+            return Err(Error::InvalidArgument(text));
+        }
+        Ok((count / blocks, blocks, (blocks, blocks)))
+    }
+
+    /// Why buffers that overlap are refused.
+    fn overlap(&self, input: DeviceRegion, output: DeviceRegion) -> String {
+        let name = self.collective.name();
+        match input.address() == output.address() {
+            true => format!(
+                "sendbuff is recvbuff: {name} has no in-place form but by a program in MSCCL's XML (STRATA_PROGRAM_DIR)"
+            ),
+            false => format!("sendbuff and recvbuff of {name} overlap and are not the same"),
+        }
+    }
+
+    /// Whether results go over what may still have to be sent: all blocks of an all-to-all are read and written at once, and
+    /// a custom collective has what buffers its program wants.
     fn overwrites(&self, input: DeviceRegion, output: DeviceRegion) -> bool {
         let (from, to) = (input.address() as usize, output.address() as usize);
         matches!(self.collective, Collective::AllToAll | Collective::Custom)
             && from < to + output.len()
             && to < from + input.len()
     }
-}
-
-/// Whether all buffers of a collective are one block.
-fn whole(collective: Collective) -> bool {
-    collective.blocks(2) == 1
 }
 
 fn rank_of(comm: &Comm, number: c_int, what: &str) -> Result<Rank> {

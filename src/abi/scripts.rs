@@ -19,7 +19,7 @@ static HANDLES: Mutex<Vec<Option<&'static LoadedScript>>> = Mutex::new(Vec::new(
 pub fn load(path: Text, handle: Ptr<c_int>, _rank: c_int) -> Result<()> {
     let path = path.get("mscclAlgoFilePath")?;
     handle.set("mscclAlgoHandle", -1)?;
-    let script = store::load_file(Path::new(&path), Steps::Merged)?;
+    let script = store::load_file(Path::new(&path), None, Steps::Merged)?;
     let mut handles = locked(&HANDLES);
     let number = c_int::try_from(handles.len()).map_err(|_| Error::InvalidUsage("too many programs".to_string()))?;
     handle.set("mscclAlgoHandle", number)?;

@@ -118,7 +118,14 @@ pub fn by_name(name: &str) -> Option<&'static Algorithm> {
 impl Algorithm {
     /// Whether it does this shape.
     pub fn does(&self, shape: &Shape) -> bool {
-        self.collectives.contains(&shape.collective) && (self.supports)(shape)
+        // A rank would send its blocks while others' go over them; scripts copy first what they have yet to send.
+        let keeps_input = !shape.in_place || shape.collective != Collective::AllToAll || self.is_script();
+        self.collectives.contains(&shape.collective) && keeps_input && (self.supports)(shape)
+    }
+
+    /// Whether it came as a file.
+    fn is_script(&self) -> bool {
+        self.name.starts_with("script:")
     }
 }
 

@@ -34,6 +34,7 @@ pub use create::{CommOptions, Companion, InitParams, OnHost};
 pub use launch::{launch, launch_one, Launch};
 pub use ops::Factor;
 
+use crate::algorithms;
 use crate::bootstrap::{Credentials, Service};
 use crate::carrier::Carrier;
 use crate::config::Config;
@@ -43,9 +44,9 @@ use crate::error::{Error, Result};
 use crate::fork::Origin;
 use crate::health::{Loss, Monitor, RankStatus};
 use crate::memory::DeviceRegion;
-use crate::plan::Collective;
+use crate::plan::{Collective, Shape};
 use crate::selection::links::Links;
-use crate::selection::{Decision, Request, Selector};
+use crate::selection::{Decision, Executor, Request, Selection, Selector};
 use crate::sync::biased::Biased;
 use crate::sync::{fence, locked};
 use crate::topo::{Grid, Rank};
@@ -135,14 +136,12 @@ impl CollectiveCall {
         let (input, output) = (self.input.address() as usize, self.output.address() as usize);
         let block = self.count * self.dtype.size();
         match self.collective {
-            Collective::AllReduce => input == output,
-            Collective::Custom => false,
+            Collective::AllReduce | Collective::AllToAll | Collective::Custom => input == output,
             Collective::Broadcast | Collective::Reduce => rank == self.root && input == output,
             Collective::AllGather => input == output + rank.index() * block,
             Collective::ReduceScatter => output == input + rank.index() * block,
             Collective::Gather => rank == self.root && input == output + rank.index() * block,
             Collective::Scatter => rank == self.root && output == input + rank.index() * block,
-            Collective::AllToAll => false,
         }
     }
 
@@ -150,7 +149,8 @@ impl CollectiveCall {
     /// already.
     fn moves_nothing(&self, nranks: usize) -> bool {
         let unchanged = |reduction: Reduction| !reduction.needs_prologue() && reduction.divisor == 1;
-        let in_place = self.input.address() == self.output.address();
+        // The chunks of a custom collective's one rank may change places.
+        let in_place = self.input.address() == self.output.address() && self.collective != Collective::Custom;
         self.count == 0 || (nranks == 1 && in_place && self.reduction.is_none_or(unchanged))
     }
 
@@ -368,6 +368,24 @@ impl Comm {
             call.decision = Some(self.selector.decide(&request)?);
         }
         Ok(())
+    }
+
+    /// Decides how a call is run, and says whether that does calls whose buffers overlap as in-place calls' do: of an
+    /// all-to-all and a custom collective scripts do.
+    pub fn does_in_place(&self, call: &mut CollectiveCall) -> Result<bool> {
+        let rank = Rank::from_index(self.rank());
+        if !call.in_place(rank) || call.moves_nothing(self.nranks()) {
+            return Ok(call.in_place(rank));
+        }
+        self.decide(call)?;
+        let Some(Executor::Own(Selection { choice, .. })) = call.decision.as_ref().map(|decision| &decision.executor)
+        else {
+            return Ok(false);
+        };
+        let prologue = call.reduction.is_some_and(|reduction| reduction.needs_prologue());
+        let shape =
+            Shape { root: call.root, in_place: true, prologue, ..Shape::new(call.collective, self.grid.clone()) };
+        Ok(algorithms::supports(choice, &shape))
     }
 
     /// Has a provider do collectives inside the node.

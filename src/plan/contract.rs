@@ -30,11 +30,17 @@ pub enum Promise {
     },
 }
 
-/// The promises of a custom collective. Each rank's input and output are one block.
+/// The promises of a custom collective.
+///
+/// Each rank's input and output are cut into equal blocks: as few as there can be such that each block of an output is
+/// promised as a whole, as a block of an input, a reduction of blocks, or anything. Chunks of a block are as unequal as those
+/// of other collectives, and no promise speaks of where one ends.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Contract {
     /// By rank and chunk of the output.
-    pub outputs: Vec<Vec<Promise>>,
+    outputs: Vec<Vec<Promise>>,
+    blocks: u32,
+    combines: bool,
 }
 
 /// The file of a contract.
@@ -70,6 +76,53 @@ pub(crate) struct Rule {
 }
 
 impl Contract {
+    /// The contract with these promises, by rank and chunk of the output: as many chunks for all ranks, at least one.
+    pub fn new(outputs: Vec<Vec<Promise>>) -> Contract {
+        let chunks = outputs.first().map_or(1, |outputs| outputs.len() as u32);
+        // Promises that do not go on as the chunk before does begin a block, and what they speak of begins one.
+        let per_block = outputs.iter().fold(chunks, |common, outputs| {
+            let first = outputs.first().map_or(0, |promise| promise.chunk().unwrap_or(0));
+            let begins = (1u32..).zip(outputs.windows(2)).filter(|(_, pair)| pair[0].after(1) != pair[1]);
+            begins.fold(divisor(common, first), |common, (at, pair)| {
+                divisor(divisor(common, at), pair[1].chunk().unwrap_or(0))
+            })
+        });
+        let blocks = chunks / per_block.max(1);
+        let combines = outputs.iter().flatten().any(|promise| matches!(promise, Promise::Reduction { .. }));
+        Contract { outputs, blocks, combines }
+    }
+
+    /// The same of an algorithm that reduces, be it only what nothing is promised of.
+    pub fn combining(self, combines: bool) -> Contract {
+        Contract { combines: combines || self.promises_reductions(), ..self }
+    }
+
+    /// The promises, by rank and chunk of the output.
+    pub fn outputs(&self) -> &[Vec<Promise>] {
+        &self.outputs
+    }
+
+    /// What is promised of a chunk of a rank's output.
+    pub fn promise(&self, rank: usize, chunk: usize) -> Promise {
+        self.outputs.get(rank).and_then(|outputs| outputs.get(chunk)).copied().unwrap_or(Promise::Anything)
+    }
+
+    /// What is promised of a block of a rank's output, in blocks of the input in place of chunks.
+    pub fn promise_of_block(&self, rank: usize, block: usize) -> Promise {
+        let chunks = self.outputs.get(rank).map_or(1, Vec::len) as u32;
+        let per_block = chunks / self.blocks;
+        match self.promise(rank, block * per_block as usize) {
+            Promise::Anything => Promise::Anything,
+            Promise::Chunk { rank, chunk } => Promise::Chunk { rank, chunk: chunk / per_block },
+            Promise::Reduction { chunk } => Promise::Reduction { chunk: chunk / per_block },
+        }
+    }
+
+    /// Blocks of each buffer, all of one size.
+    pub fn blocks(&self) -> usize {
+        self.blocks as usize
+    }
+
     /// The contract in a file's text, for so many ranks of so many chunks. Where several rules speak of a chunk the last holds;
     /// a chunk of which none does may hold anything.
     ///
@@ -108,7 +161,7 @@ impl Contract {
                 }
             }
         }
-        Ok(Contract { outputs })
+        Ok(Contract::new(outputs))
     }
 
     /// The contract as a file: a rule for each run of chunks that are promised alike.
@@ -134,13 +187,26 @@ impl Contract {
         text
     }
 
-    /// Whether data of several ranks is combined.
+    /// Whether data of several ranks is combined, for a promise or not.
     pub fn reduces(&self) -> bool {
+        self.combines
+    }
+
+    /// Whether reductions are promised.
+    pub fn promises_reductions(&self) -> bool {
         self.outputs.iter().flatten().any(|promise| matches!(promise, Promise::Reduction { .. }))
     }
 }
 
 impl Promise {
+    /// Which chunk of an input it speaks of, if of one.
+    fn chunk(self) -> Option<u32> {
+        match self {
+            Promise::Anything => None,
+            Promise::Chunk { chunk, .. } | Promise::Reduction { chunk } => Some(chunk),
+        }
+    }
+
     /// The same of the chunk that is so many further on.
     fn after(self, offset: u32) -> Promise {
         match self {
@@ -175,6 +241,14 @@ impl Rule {
         }
         Ok(Promise::Chunk { rank: of(self.rank, self.rank_shift, rank, nranks, "rank")?, chunk })
     }
+}
+
+/// The greatest common divisor.
+fn divisor(mut one: u32, mut other: u32) -> u32 {
+    while other != 0 {
+        (one, other) = (other, one % other);
+    }
+    one
 }
 
 /// `3`, `1-15`, or all there are.
@@ -213,6 +287,28 @@ mod tests {
         let said = Contract::parse(&rules, 1, 1 << 20).unwrap_err();
         assert!(said.contains("rule 17: with those before it, it speaks of more than 16777216 chunks"), "{said}");
         assert!(Contract::parse(&rules, 1, 1 << 19).is_ok());
+    }
+
+    #[test]
+    fn a_buffer_has_as_few_equal_blocks_as_promises_allow() {
+        let cases = [
+            // Whole buffers go round: where chunks end is of no consequence.
+            ("[[output]]\nranks = \"1-3\"\nrank_shift = -1", 1),
+            ("[[output]]\nreduced = true", 1),
+            ("", 1),
+            ("[[output]]\nchunk_shift = 1\nwraps = true", 12),
+            ("[[output]]\nchunk_shift = 4\nwraps = true", 3),
+            // Positions stay, but a promise ends within the buffer.
+            ("[[output]]\nchunks = \"0-5\"", 2),
+            ("[[output]]\nchunks = \"0-8\"\nrank = 1", 4),
+            ("[[output]]\nchunks = \"4-7\"\nranks = \"2\"\nrank = 1", 3),
+            // The halves change places, but for one chunk.
+            ("[[output]]\nchunk_shift = 6\nwraps = true\n[[output]]\nranks = \"3\"\nchunks = \"7\"\nchunk = 1\nrank = 0", 12),
+            ("[[output]]\nchunks = \"6-11\"\nchunk_shift = -6\nreduced = true", 2),
+        ];
+        for (text, blocks) in cases {
+            assert_eq!(Contract::parse(text, 4, 12).unwrap().blocks(), blocks, "{text}");
+        }
     }
 
     #[test]

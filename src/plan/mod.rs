@@ -43,7 +43,8 @@ pub enum Collective {
     Gather,
     /// Rank i gets block i of the root's input.
     Scatter,
-    /// What its [`Contract`](contract::Contract) says. Each rank's input and output are one block.
+    /// What its [`Contract`](contract::Contract) says. That also says of how many blocks each rank's input and output are:
+    /// [`Shape::blocks`].
     Custom,
 }
 
@@ -91,7 +92,7 @@ impl Collective {
         matches!(self, Collective::Broadcast | Collective::Reduce | Collective::Gather | Collective::Scatter)
     }
 
-    /// Blocks of the larger of the two buffers.
+    /// Blocks of the larger of the two buffers; of a custom collective as if it had one.
     pub fn blocks(self, nranks: usize) -> usize {
         match self {
             Collective::AllReduce | Collective::Broadcast | Collective::Reduce | Collective::Custom => 1,
@@ -132,8 +133,8 @@ pub struct Shape {
     /// The root, for collectives that have one (else rank 0).
     pub root: Rank,
     /// The buffers overlap as NCCL's in-place convention says: `Input` *is* `Output` (AllReduce, Broadcast, Reduce on
-    /// the root), or `Input` is block `rank` of `Output` (AllGather; Gather on the root), or `Output` is block `rank`
-    /// of `Input` (ReduceScatter; Scatter on the root). AllToAll and Custom have no in-place form.
+    /// the root, AllToAll, Custom), or `Input` is block `rank` of `Output` (AllGather; Gather on the root), or `Output` is
+    /// block `rank` of `Input` (ReduceScatter; Scatter on the root). None of the library's own algorithms does AllToAll so.
     pub in_place: bool,
     /// Every rank's own input must pass through a `Copy` with `start` before it is reduced or sent.
     pub prologue: bool,
@@ -155,6 +156,23 @@ impl Shape {
     /// How many ranks take part.
     pub fn nranks(&self) -> usize {
         self.grid.nranks()
+    }
+
+    /// Blocks of the larger of the two buffers.
+    pub fn blocks(&self) -> usize {
+        self.contract.as_ref().map_or_else(|| self.collective.blocks(self.nranks()), |contract| contract.blocks())
+    }
+
+    /// Blocks in a rank's `Input`.
+    pub fn input_blocks(&self, rank: Rank) -> usize {
+        let of_collective = || self.collective.input_blocks(self.nranks(), rank, self.root);
+        self.contract.as_ref().map_or_else(of_collective, |contract| contract.blocks())
+    }
+
+    /// Blocks in a rank's `Output`.
+    pub fn output_blocks(&self, rank: Rank) -> usize {
+        let of_collective = || self.collective.output_blocks(self.nranks(), rank, self.root);
+        self.contract.as_ref().map_or_else(of_collective, |contract| contract.blocks())
     }
 }
 
@@ -373,11 +391,10 @@ pub struct Plan {
 impl Plan {
     /// Chunks in this rank's buffer.
     pub fn chunks(&self, buffer: Buffer) -> usize {
-        let Shape { collective, root, .. } = self.shape;
         let per_block = self.chunks_per_block as usize;
         match buffer {
-            Buffer::Input => collective.input_blocks(self.shape.nranks(), self.rank, root) * per_block,
-            Buffer::Output => collective.output_blocks(self.shape.nranks(), self.rank, root) * per_block,
+            Buffer::Input => self.shape.input_blocks(self.rank) * per_block,
+            Buffer::Output => self.shape.output_blocks(self.rank) * per_block,
             Buffer::Scratch => self.scratch_chunks as usize,
         }
     }

@@ -25,7 +25,7 @@ pub fn convert(plans: &[Plan]) -> Result<Script, String> {
     Ok(Script {
         name: first.algorithm.clone(),
         collective: shape.collective,
-        chunks: first.chunks_per_block * shape.collective.blocks(plans.len()) as u32,
+        chunks: first.chunks_per_block * shape.blocks() as u32,
         protocol: "Simple".to_string(),
         in_place: false,
         serves_out_of_place: true,

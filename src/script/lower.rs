@@ -25,9 +25,10 @@ use super::{Script, StepSite, ThreadBlock};
 use crate::plan::rank_sets::RankSets;
 use crate::plan::{Action, Channel, Plan, Shape, StepRef};
 use crate::topo::{Grid, Rank};
+use crate::verify::Rejection;
 use emit::{Emitter, Notes};
 pub(super) use places::joined;
-use places::{Held, Places, Value};
+use places::{Held, Misplaced, Places, Value};
 use reduce::Reducer;
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::collections::VecDeque;
@@ -63,6 +64,8 @@ pub struct Lowered {
     pub plans: Vec<Plan>,
     /// Where the script stops for ever, if it does; the plans end there.
     pub stuck: Option<(StepSite, String)>,
+    /// The step that has put a chunk of another size where a chunk of the output belongs, if one has; the plans leave it out.
+    pub misplaced: Option<(StepSite, String)>,
     /// For each rank, lane and step of the plans the step of the script.
     sites: Vec<Vec<Vec<u32>>>,
     /// For each rank what is wrong with steps of the script, by thread block and number, where the plans cannot say it.
@@ -72,7 +75,7 @@ pub struct Lowered {
 impl Lowered {
     /// Plans of which nobody asks any more where they come from.
     pub(super) fn of_plans(plans: Vec<Plan>) -> Lowered {
-        Lowered { plans, stuck: None, sites: Vec::new(), notes: Vec::new() }
+        Lowered { plans, stuck: None, misplaced: None, sites: Vec::new(), notes: Vec::new() }
     }
 
     /// Which step of the script a step of the plans comes from; none where it is Strata's own.
@@ -81,6 +84,11 @@ impl Lowered {
         let block = script.ranks.get(rank.index())?.blocks.get(at.lane as usize)?;
         let line = block.steps.get(step as usize)?.line;
         Some(StepSite { rank: rank.0, block: at.lane, step, line })
+    }
+
+    /// Whether what is refused is a step of the script's, and not one of Strata's own.
+    pub(super) fn is_of_script(&self, Rejection { rank, lane, .. }: &Rejection) -> bool {
+        lane.is_some_and(|lane| self.sites.get(rank.index()).is_some_and(|sites| sites.len() > lane as usize))
     }
 
     /// What is wrong with a step of the script, in its own words.
@@ -127,6 +135,7 @@ struct Run<'a> {
     /// Who waits for an operation: rank, thread block and number.
     waiting: FxHashMap<(u32, u32, u32), Vec<u32>>,
     ready: Vec<(u32, u32)>,
+    misplaced: Option<(StepSite, String)>,
 }
 
 impl<'a> Run<'a> {
@@ -150,6 +159,7 @@ impl<'a> Run<'a> {
             receivers: FxHashMap::default(),
             waiting: FxHashMap::default(),
             ready: Vec::new(),
+            misplaced: None,
         };
         for (rank, of_rank) in (0u32..).zip(&script.ranks) {
             for (block, of_block) in (0u32..).zip(&of_rank.blocks) {
@@ -175,8 +185,13 @@ impl<'a> Run<'a> {
             self.blocks[rank as usize][block as usize].queued = false;
             while self.advance(rank, block) {}
         }
-        for (places, emitter) in self.places.iter_mut().zip(&mut self.emitters) {
-            places.complete_output(emitter, &self.sets, self.script.nranks());
+        for (rank, (places, emitter)) in (0u32..).zip(self.places.iter_mut().zip(&mut self.emitters)) {
+            let misplaced = places.complete_output(emitter, &self.sets, self.script.nranks());
+            let site = |((block, step), text): Misplaced| (StepSite { rank, block, step, line: 0 }, text);
+            self.misplaced = self.misplaced.take().or_else(|| misplaced.map(site));
+        }
+        if let Some((StepSite { rank, block, step, line }, _)) = &mut self.misplaced {
+            *line = self.script.ranks[*rank as usize].blocks[*block as usize].steps[*step as usize].line;
         }
     }
 
@@ -253,6 +268,7 @@ impl<'a> Run<'a> {
         let mut deps = self.deps_of(rank, block, &op.deps);
         let me = rank as usize;
         (self.emitters[me].block, self.emitters[me].script_step) = (block, op.step);
+        self.places[me].at = (block, op.step);
         let (places, emitter) = (&mut self.places[me], &mut self.emitters[me]);
         let of_block = &self.script.ranks[me].blocks[block as usize];
         let from = Rank(of_block.from.unwrap_or_default());
@@ -349,8 +365,14 @@ impl<'a> Run<'a> {
         step
     }
 
-    fn into_plans(self, shape: &Shape) -> Lowered {
-        let mut lowered = Lowered { plans: Vec::new(), stuck: self.stuck(), sites: Vec::new(), notes: Vec::new() };
+    fn into_plans(mut self, shape: &Shape) -> Lowered {
+        let mut lowered = Lowered {
+            stuck: self.stuck(),
+            misplaced: self.misplaced.take(),
+            plans: Vec::new(),
+            sites: Vec::new(),
+            notes: Vec::new(),
+        };
         for (rank, (places, emitter)) in self.places.into_iter().zip(self.emitters).enumerate() {
             let (lanes, sites, notes) = emitter.finish();
             lowered.sites.push(sites);

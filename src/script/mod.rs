@@ -27,6 +27,7 @@ pub use write::write;
 
 use crate::plan::contract::Contract;
 use crate::plan::Collective;
+use crate::topo::{Grid, Rank};
 use std::fmt;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
@@ -240,7 +241,8 @@ pub fn read(text: &str, contract: Option<&str>) -> Result<Script, xml::BadScript
     script.contract = match (script.collective, contract) {
         (Collective::Custom, Some(text)) => {
             let contract = Contract::parse(text, script.nranks(), script.chunks);
-            Some(Arc::new(contract.map_err(|error| bad(format!("its contract: {error}")))?))
+            let contract = contract.map_err(|error| bad(format!("its contract: {error}")))?;
+            Some(Arc::new(contract.combining(script.has_reductions())))
         }
         (Collective::Custom, None) => {
             let text = "coll=\"custom\" promises nothing: a file of the same name with .toml says what";
@@ -248,7 +250,24 @@ pub fn read(text: &str, contract: Option<&str>) -> Result<Script, xml::BadScript
         }
         (_, _) => None,
     };
+    script.in_place = script.in_place && !is_for_two_buffers(&script);
     Ok(script)
+}
+
+/// Whether a script of a collective whose buffers are equally long, in the words of its file in place, has two buffers all the
+/// same: tools say so of all-to-all and custom programs, whose steps name two. Where it does what it says either way it is.
+fn is_for_two_buffers(script: &Script) -> bool {
+    let mut steps = script.ranks.iter().flat_map(|rank| &rank.blocks).flat_map(|block| &block.steps);
+    let names_output = |step: &ScriptStep| {
+        (step.kind.reads() && step.src.buffer == ScriptBuffer::Output)
+            || (step.kind.writes() && step.dst.buffer == ScriptBuffer::Output)
+    };
+    if !matches!(script.collective, Collective::AllToAll | Collective::Custom) || !steps.any(names_output) {
+        return false;
+    }
+    let grid = Arc::new(Grid::flat(script.nranks()));
+    let does = |in_place: bool| judge(&Script { in_place, ..script.clone() }, &grid, Rank(0)).is_ok();
+    does(false) || !does(true)
 }
 
 impl Script {
@@ -257,9 +276,15 @@ impl Script {
         self.collective.reduces() || self.contract.as_ref().is_some_and(|contract| contract.reduces())
     }
 
-    /// Whether calls can have one buffer.
-    pub fn has_in_place(&self) -> bool {
-        !matches!(self.collective, Collective::AllToAll | Collective::Custom)
+    /// Whether it has steps that combine data.
+    fn has_reductions(&self) -> bool {
+        let mut steps = self.ranks.iter().flat_map(|rank| &rank.blocks).flat_map(|block| &block.steps);
+        steps.any(|step| step.kind == ScriptStepKind::Reduce || (step.kind.receives() && step.kind.reads()))
+    }
+
+    /// Blocks of the larger buffer.
+    fn blocks(&self) -> usize {
+        self.contract.as_ref().map_or_else(|| self.collective.blocks(self.nranks()), |contract| contract.blocks())
     }
 
     /// How many ranks it is for.
@@ -293,6 +318,6 @@ impl Script {
 
     /// Chunks in one block of the collective: what the larger buffer's are divided by.
     pub fn chunks_per_block(&self) -> u32 {
-        self.chunks / self.collective.blocks(self.nranks()) as u32
+        self.chunks / self.blocks() as u32
     }
 }

@@ -209,12 +209,8 @@ impl Live {
 /// Whether a chunk that is written must be right in the end: all of an output but what a contract does not speak of. The send
 /// buffer is written only where it is the output.
 fn is_promised(plan: &Plan, buffer: Buffer, chunk: u32) -> bool {
-    let outputs = plan.shape.contract.as_ref().map(|contract| &contract.outputs);
-    match (buffer, outputs.and_then(|outputs| outputs.get(plan.rank.index())?.get(chunk as usize))) {
-        (Buffer::Scratch, _) => false,
-        (_, Some(promise)) => *promise != Promise::Anything,
-        (_, None) => true,
-    }
+    let promise = plan.shape.contract.as_ref().map(|contract| contract.promise(plan.rank.index(), chunk as usize));
+    buffer != Buffer::Scratch && promise != Some(Promise::Anything)
 }
 
 /// The plan without these steps: who waited for one waits for what that waited for, and for what stood before it.

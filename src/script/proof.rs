@@ -101,7 +101,7 @@ impl std::error::Error for Refusal {}
 /// # Errors
 /// Where it does something else.
 pub fn judge(script: &Script, grid: &Arc<Grid>, root: Rank) -> Result<(), Refusal> {
-    let in_place = script.in_place && script.has_in_place();
+    let in_place = script.in_place;
     let meant = lower(script, grid, ScriptForm { in_place, prologue: false, root }, Sending::Buffered);
     check(&meant, CAPACITY).map(|_| ()).map_err(|rejection| refusal(script, &meant, rejection))
 }
@@ -119,11 +119,9 @@ pub fn prove(script: &Script, grid: &Arc<Grid>, form: ScriptForm) -> Result<Proo
         Ok(proof) => return Ok(Proof { is_direct: true, ..proof }),
         Err(rejected) => *rejected,
     };
-    let early = verify::early_writes(&lowered.plans, &Options { capacity: CAPACITY });
+    // A channel that is full would hold a send up, and writes with it that are to come after.
+    let early = verify::early_writes(&lowered.plans, &Options { capacity: usize::MAX });
     let early = early.map_err(|rejection| refusal(script, &lowered, rejection))?;
-    if early.is_empty() {
-        return Err(refusal(script, &lowered, rejection));
-    }
     for EarlyWrite { rank, send, write } in &early {
         let lane = &mut lowered.plans[rank.index()].lanes[write.lane as usize];
         let deps = &mut lane.steps[write.step as usize].deps;
@@ -240,14 +238,28 @@ fn check(lowered: &Lowered, capacity: usize) -> Result<Report, Rejection> {
         let (rank, check) = (Rank(site.rank), Check::Progress);
         return Err(Rejection { check, rank, lane: None, step: None, text: text.clone() });
     }
-    verify::verify(&lowered.plans, &Options { capacity })
+    let verdict = verify::verify(&lowered.plans, &Options { capacity });
+    match (&lowered.misplaced, verdict) {
+        (Some(_), Err(rejection))
+            if lowered.is_of_script(&rejection)
+                && !matches!(rejection.check, Check::Completeness | Check::Provenance) =>
+        {
+            Err(rejection)
+        }
+        (Some((site, text)), _) => {
+            let (rank, check) = (Rank(site.rank), Check::Provenance);
+            Err(Rejection { check, rank, lane: None, step: None, text: text.clone() })
+        }
+        (None, verdict) => verdict,
+    }
 }
 
 fn refusal(script: &Script, lowered: &Lowered, rejection: Rejection) -> Refusal {
     let at = rejection.lane.zip(rejection.step).map(|(lane, step)| StepRef { lane, step });
-    let stuck = lowered.stuck.as_ref().map(|(site, _)| *site);
-    let site = stuck.or_else(|| at.and_then(|at| lowered.site(script, rejection.rank, at)));
-    let note = site.as_ref().filter(|_| stuck.is_none()).and_then(|site| lowered.note(site)).map(str::to_string);
+    let misplaced = lowered.misplaced.as_ref().filter(|(_, text)| *text == rejection.text);
+    let told = lowered.stuck.as_ref().or(misplaced).map(|(site, _)| *site);
+    let site = told.or_else(|| at.and_then(|at| lowered.site(script, rejection.rank, at)));
+    let note = site.as_ref().filter(|_| told.is_none()).and_then(|site| lowered.note(site)).map(str::to_string);
     Refusal { site, note, rejection }
 }
 

@@ -69,7 +69,7 @@ impl LoadedScript {
         if let Some(known) = proofs.get(&form) {
             return known.clone();
         }
-        let forms = forms(&self.script, form);
+        let forms = forms(form);
         let proved = proved_forms(&self.script, &forms, self.steps).ok();
         for (at, &form) in forms.iter().enumerate() {
             proofs.insert(form, proved.as_ref().map(|proved| proved[at].clone()));
@@ -87,7 +87,7 @@ impl LoadedScript {
 
     /// What the proofs of its forms without a prologue have decided.
     pub(super) fn recipes(&self) -> Vec<Recipe> {
-        let forms = forms(&self.script, ScriptForm { in_place: false, prologue: false, root: self.root });
+        let forms = forms(ScriptForm { in_place: false, prologue: false, root: self.root });
         forms.into_iter().filter_map(|form| self.proved(form)).map(|proof| proof.recipe()).collect()
     }
 
@@ -132,8 +132,7 @@ impl LoadedScript {
             };
             Some(proof.lowered.plans.iter().map(of_plan).fold(Needs::default(), Needs::max))
         };
-        let forms = [Some(false), self.script.has_in_place().then_some(true)].into_iter().flatten();
-        forms.filter_map(of_form).fold(Needs::default(), Needs::max)
+        [false, true].into_iter().filter_map(of_form).fold(Needs::default(), Needs::max)
     }
 
     /// Whether its writer meant it for calls of so many bytes of the larger buffer.
@@ -145,9 +144,8 @@ impl LoadedScript {
 }
 
 /// The ways in which ranks of one call can hold their buffers.
-fn forms(script: &Script, form: ScriptForm) -> Vec<ScriptForm> {
-    let in_place = [Some(false), script.has_in_place().then_some(true)].into_iter().flatten();
-    in_place.map(|in_place| ScriptForm { in_place, ..form }).collect()
+fn forms(form: ScriptForm) -> [ScriptForm; 2] {
+    [false, true].map(|in_place| ScriptForm { in_place, ..form })
 }
 
 /// The plans of these forms, with the same messages in all of them.
@@ -198,7 +196,7 @@ pub(super) fn load_told(
         Some(rebuilt) => rebuilt,
         None => proved_first(&script, steps).map_err(|refusal| refused(refusal.to_string()))?,
     };
-    let forms = forms(&script, ScriptForm { in_place: false, prologue: false, root });
+    let forms = forms(ScriptForm { in_place: false, prologue: false, root });
     let is_taken = algorithms::by_name(&name).is_some();
     let name = if is_taken { unique_name.clone() } else { name };
     let proofs = Mutex::new(forms.into_iter().zip(proved.into_iter().map(Some)).collect());
@@ -217,14 +215,14 @@ fn proved_first(script: &Script, steps: Steps) -> Result<(Rank, Vec<Arc<Proof>>)
     let grid = Arc::new(Grid::flat(script.nranks()));
     let root = root(script, &grid)?;
     judge(script, &grid, root)?;
-    let forms = forms(script, ScriptForm { in_place: false, prologue: false, root });
+    let forms = forms(ScriptForm { in_place: false, prologue: false, root });
     Ok((root, proved_forms(script, &forms, steps)?))
 }
 
 /// The same by what rank 0's proof decided; none where that takes a proof.
 fn rebuilt(script: &Script, told: &Told<'_>) -> Option<(Rank, Vec<Arc<Proof>>)> {
     let root = Some(Rank(told.root)).filter(|root| root.index() < script.nranks())?;
-    let forms = forms(script, ScriptForm { in_place: false, prologue: false, root });
+    let forms = forms(ScriptForm { in_place: false, prologue: false, root });
     let grid = Arc::new(Grid::flat(script.nranks()));
     let all = forms.iter().zip(told.recipes).map(|(&form, recipe)| proof::rebuilt(script, &grid, form, recipe));
     let all: Vec<Arc<Proof>> = all.map(|proof| proof.map(Arc::new)).collect::<Option<_>>()?;
@@ -284,15 +282,26 @@ pub fn by_name(name: &str) -> Option<&'static LoadedScript> {
     loaded.iter().copied().find(|script| script.name == name || script.unique_name == name)
 }
 
-/// Loads a file, with the contract beside it.
+/// Loads a file, with the contract in a file that is named, or else the one beside it.
 ///
 /// # Errors
 /// `InvalidUsage` where it cannot be read, is no script, or does not do what it says.
-pub fn load_file(path: &Path, steps: Steps) -> error::Result<&'static LoadedScript> {
+pub fn load_file(path: &Path, contract: Option<&Path>, steps: Steps) -> error::Result<&'static LoadedScript> {
     let refused = |error: std::io::Error| Error::InvalidUsage(format!("{}: {error}", path.display()));
     let text = read(path).map_err(refused)?;
-    let contract = contract_beside(path).map_err(refused_contract(path))?;
+    let contract = contract_of(path, contract).map_err(Error::InvalidUsage)?;
     load(&stem(path), &text, contract.as_deref(), steps)
+}
+
+/// The contract of a file: the one that is named, or the one that lies beside it, if one does.
+///
+/// # Errors
+/// Where it is there or named and cannot be read.
+pub fn contract_of(path: &Path, named: Option<&Path>) -> std::result::Result<Option<String>, String> {
+    match named {
+        Some(named) => read(named).map(Some).map_err(|error| format!("contract {}: {error}", named.display())),
+        None => contract_beside(path).map_err(|error| refused_contract(path)(error).text().to_string()),
+    }
 }
 
 /// The error of a script whose contract is there and cannot be read.

@@ -210,7 +210,7 @@ fn every_algorithm_of_the_library_can_be_a_file_and_be_read_back() {
                 let grid = Arc::new(Grid::flat(shape.nranks()));
                 let root = root(&again, &grid).unwrap_or_else(|refusal| panic!("{what}: {refusal}"));
                 judge(&again, &grid, root).unwrap_or_else(|refusal| panic!("{what}: {refusal}"));
-                for in_place in [false, again.has_in_place()] {
+                for in_place in [false, true] {
                     let form = ScriptForm { in_place, prologue: false, root };
                     let proof = prove(&again, &grid, form).unwrap_or_else(|refusal| panic!("{what}: {refusal}"));
                     assert_eq!(traffic(&proof.lowered.plans), traffic(&plans), "{what}");
@@ -339,9 +339,8 @@ fn files_of_others() -> Vec<(String, Vec<Proof>)> {
         if judge(&script, &grid, Rank(0)).is_err() {
             continue;
         }
-        let in_place = [Some(false), script.has_in_place().then_some(true)].into_iter().flatten();
-        let forms = in_place.map(|in_place| ScriptForm { in_place, prologue: false, root: Rank(0) });
-        let proofs = forms.map(|form| prove(&script, &grid, form).unwrap()).collect();
+        let forms = [false, true].map(|in_place| ScriptForm { in_place, prologue: false, root: Rank(0) });
+        let proofs = forms.map(|form| prove(&script, &grid, form).unwrap()).into();
         files.push((path.file_stem().unwrap().to_string_lossy().into_owned(), proofs));
     }
     files
@@ -436,6 +435,18 @@ const WASTEFUL: &str = r#"<algo name="wasteful" nchunksperloop="2" ngpus="2" col
 </algo>
 "#;
 
+/// One rank turns the halves of its buffer round.
+const TURNED: &str = r#"<algo name="turned" nchunksperloop="2" ngpus="1" coll="custom" inplace="1">
+  <gpu id="0" s_chunks="1">
+    <tb id="0" send="-1" recv="-1" chan="0">
+      <step s="0" type="cpy" srcbuf="i" srcoff="0" dstbuf="s" dstoff="0" cnt="1" depid="-1" deps="-1"/>
+      <step s="1" type="cpy" srcbuf="i" srcoff="1" dstbuf="i" dstoff="0" cnt="1" depid="-1" deps="-1"/>
+      <step s="2" type="cpy" srcbuf="s" srcoff="0" dstbuf="i" dstoff="1" cnt="1" depid="-1" deps="-1"/>
+    </tb>
+  </gpu>
+</algo>
+"#;
+
 #[test]
 fn dead_steps_go_and_messages_that_follow_each_other_are_one() {
     let grid = Arc::new(Grid::flat(2));
@@ -491,4 +502,47 @@ fn the_root_is_not_looked_for_where_there_can_be_none() {
     let refusal = root(&script, &Arc::new(Grid::flat(1024))).unwrap_err();
     assert!(refusal.to_string().contains("output chunk 0 ends as nothing"), "{refusal}");
     assert!(began.elapsed() < std::time::Duration::from_secs(20), "{:?}", began.elapsed());
+}
+
+/// Whether a custom script is in place, where it does what a contract says in all forms.
+fn custom(text: &str, contract: &str) -> Result<bool, String> {
+    let script = read(text, Some(contract)).map_err(|bad| bad.to_string())?;
+    let grid = Arc::new(Grid::flat(script.nranks()));
+    judge(&script, &grid, Rank(0)).map_err(|refusal| refusal.to_string())?;
+    for in_place in [false, true] {
+        let form = ScriptForm { in_place, prologue: false, root: Rank(0) };
+        prove(&script, &grid, form).map_err(|refusal| refusal.to_string())?;
+    }
+    Ok(script.in_place)
+}
+
+#[test]
+fn a_custom_script_in_place_has_one_buffer_unless_it_does_what_it_says_with_two() {
+    let turned = "[[output]]\nchunk_shift = 1\nwraps = true";
+    assert_eq!(custom(TURNED, turned), Ok(true));
+    // One name or the other is the same chunk then.
+    let named = TURNED.replacen("dstbuf=\"i\" dstoff=\"0\"", "dstbuf=\"o\" dstoff=\"0\"", 1);
+    assert_eq!(custom(&named, turned), Ok(true));
+    let both = named.replacen("dstbuf=\"i\" dstoff=\"1\"", "dstbuf=\"o\" dstoff=\"1\"", 1);
+    assert_eq!(custom(&both, turned), Ok(false));
+    let said = custom(&TURNED.replace("inplace=\"1\"", "inplace=\"0\""), turned).unwrap_err();
+    assert!(said.contains("it was never written"), "{said}");
+    let said = custom(TURNED, "[[output]]").unwrap_err();
+    assert!(
+        said.contains("line 5: rank 0, thread block 0, step 1: output chunk 0 ends as chunk 1 of rank 0"),
+        "{said}"
+    );
+}
+
+#[test]
+fn a_custom_script_may_reduce_what_nothing_is_promised_of() {
+    let text = EXCHANGE.replace("allreduce", "custom");
+    let kept = "[[output]]\nranks = \"0\"\nrank = 0";
+    // Rank 0 has the sum; only rank 1's own is promised.
+    let said = custom(&text, kept).unwrap_err();
+    assert!(said.contains("output chunk 0 ends as final chunk 0 of ranks 0+1"), "{said}");
+    let other = text.replacen("type=\"re\"", "type=\"nop\"", 1);
+    assert_eq!(custom(&other, kept), Ok(true));
+    assert_eq!(custom(&text, ""), Ok(true));
+    assert_eq!(custom(&text, "[[output]]\nreduced = true"), Ok(true));
 }

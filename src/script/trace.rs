@@ -247,9 +247,9 @@ impl Trace {
     }
 
     /// Whether input and output overlap as NCCL's in-place convention says: they are one buffer, or the smaller one is the
-    /// rank's own block of the larger. All-to-all and custom collectives always have two buffers.
+    /// rank's own block of the larger. All-to-all always has two buffers.
     pub fn in_place(mut self, in_place: bool) -> Trace {
-        self.in_place = in_place && !matches!(self.collective, Collective::AllToAll | Collective::Custom);
+        self.in_place = in_place && self.collective != Collective::AllToAll;
         self
     }
 
@@ -335,8 +335,8 @@ impl Trace {
                 Err(BadTrace::new(format!("{} has no contract but its own", collective.name())))
             }
             (Some(contract), _)
-                if contract.outputs.len() != self.nranks as usize
-                    || contract.outputs.iter().any(|chunks| chunks.len() != self.chunks as usize) =>
+                if contract.outputs().len() != self.nranks as usize
+                    || contract.outputs().iter().any(|chunks| chunks.len() != self.chunks as usize) =>
             {
                 Err(BadTrace::new("the contract is for other numbers of ranks or chunks"))
             }

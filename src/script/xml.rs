@@ -388,8 +388,7 @@ fn algo(attributes: &Attributes) -> Result<Script, Fault> {
     if chunks % per_buffer != 0 {
         return Err(format!("nchunksperloop=\"{chunks}\" is no multiple of the {per_buffer} blocks of a buffer"));
     }
-    // A custom program has two buffers, whatever its tool says of places.
-    let in_place = attributes.flag("inplace", false)? && collective != Collective::Custom;
+    let in_place = attributes.flag("inplace", false)?;
     let serves_out_of_place = attributes.flag("outofplace", true)?;
     let size = |name: &str| match attributes.number(name)? {
         None => Ok(0),

@@ -6,6 +6,7 @@
 
 use crate::dtype::DataType;
 use crate::error::{Error, Result};
+use crate::plan::contract::Promise;
 use crate::plan::{Collective, OperandOrder, Shape};
 
 /// Arithmetic on elements of one type.
@@ -120,6 +121,18 @@ pub fn expected(shape: &Shape, arithmetic: Arithmetic, block_bytes: usize, input
         sum
     };
     let all = |index: usize| -> Vec<u8> { (0..inputs.len()).flat_map(|rank| block(rank, index).to_vec()).collect() };
+    // What is not promised is told as zeros.
+    let custom = |rank: usize, index: usize| match shape.contract.as_ref().map(|it| it.promise_of_block(rank, index)) {
+        None | Some(Promise::Anything) => vec![0; block_bytes],
+        Some(Promise::Reduction { chunk }) => sum_of(chunk as usize),
+        Some(Promise::Chunk { rank, chunk }) => {
+            let mut bytes = block(rank as usize, chunk as usize).to_vec();
+            if shape.prologue {
+                arithmetic.start(&mut bytes);
+            }
+            bytes
+        }
+    };
     let output = |rank: usize| match shape.collective {
         Collective::AllReduce => sum_of(0),
         Collective::AllGather => all(0),
@@ -130,8 +143,7 @@ pub fn expected(shape: &Shape, arithmetic: Arithmetic, block_bytes: usize, input
         Collective::Gather if rank == root => all(0),
         Collective::Scatter => block(root, rank).to_vec(),
         Collective::Reduce | Collective::Gather => Vec::new(),
-        // Its contract speaks of chunks, whose sizes are the plan's.
-        Collective::Custom => Vec::new(),
+        Collective::Custom => (0..shape.blocks()).flat_map(|index| custom(rank, index)).collect(),
     };
     (0..inputs.len()).map(output).collect()
 }

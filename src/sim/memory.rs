@@ -19,7 +19,7 @@ impl RankMemory {
     pub(super) fn new(plan: &Plan, layout: &Layout, window: usize, input: &[u8]) -> RankMemory {
         let block = layout.block_bytes();
         let shape = &plan.shape;
-        let output_len = shape.collective.output_blocks(shape.nranks(), plan.rank, shape.root) * block;
+        let output_len = shape.output_blocks(plan.rank) * block;
         let within = plan.rank.index() * block;
         let (input_at, output_at) = match shape.collective {
             _ if !shape.in_place || input.is_empty() || output_len == 0 => (0, input.len()),

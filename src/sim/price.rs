@@ -89,7 +89,8 @@ impl Price {
     }
 }
 
-/// The bytes of one block of a message: all-gather's output and reduce-scatter's input hold a block of each rank.
+/// The bytes of one block of a message: all-gather's output and reduce-scatter's input hold a block of each rank. Of a custom
+/// collective the bytes of its whole buffer.
 pub fn block_bytes(collective: Collective, nranks: usize, message_bytes: usize) -> usize {
     match collective {
         Collective::AllGather | Collective::ReduceScatter => message_bytes.div_ceil(nranks.max(1)),
@@ -205,7 +206,9 @@ fn run(
     let fabric = Fabric::new(machine, grid, manner).speaking(inside, between);
     let state = fabric.state.clone();
     let dtype = DataType::F32;
-    let count = block_bytes(collective, grid.nranks(), message_bytes).div_ceil(dtype.size());
+    let contract = store::by_name(&choice.to_string()).and_then(|script| script.script.contract.as_ref());
+    let blocks = contract.map_or(1, |contract| contract.blocks());
+    let count = block_bytes(collective, grid.nranks(), message_bytes).div_ceil(blocks * dtype.size());
     let job = Job { count, dtype, segment_bytes: route.segment_bytes, inputs: None };
     let options = SimOptions { window: route.window, capacity: 64, ..SimOptions::default() };
     let report = Sim::with_durations(0, options, fabric)

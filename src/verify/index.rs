@@ -497,9 +497,6 @@ fn agree(plans: &[Plan]) -> Result<(&Shape, u32), Rejection> {
         if !same_but_in_place(&plan.shape, shape) {
             return reject_plan(rank, "the plan is for another shape than rank 0's".into());
         }
-        if plan.shape.in_place && shape.collective == Collective::AllToAll {
-            return reject_plan(rank, "all_to_all has no in-place form".into());
-        }
         if plan.chunks_per_block != first.chunks_per_block {
             let (mine, zero) = (plan.chunks_per_block, first.chunks_per_block);
             return reject_plan(rank, format!("a block has {mine} chunks, and {zero} on rank 0"));

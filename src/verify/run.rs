@@ -133,9 +133,11 @@ impl<'a> SymbolicRun<'a> {
 
     /// Runs everything, and gives the sends whose sources are written before they must have been received, each with the
     /// step that does so.
+    ///
+    /// Sends go first, as soon as they can. So where a write waits for all that a send waits for, the send has read before it.
     pub fn early_writes(mut self) -> Verdict<Vec<(u32, u32)>> {
         self.order.early = Some(Vec::new());
-        self.run_lanes()?;
+        self.run_sends_first()?;
         Ok(self.order.early.take().unwrap_or_default())
     }
 
@@ -150,6 +152,25 @@ impl<'a> SymbolicRun<'a> {
             }
         }
         Ok(())
+    }
+
+    /// The same, but no step that is no send while a send can be issued.
+    fn run_sends_first(&mut self) -> Verdict {
+        let mut others = Vec::new();
+        loop {
+            let sends = self.ready.pop();
+            let Some(lane) = sends.or_else(|| others.pop()) else { return Ok(()) };
+            let step = self.lanes[lane as usize].next;
+            let is_over = step >= self.index.lanes[lane as usize].end;
+            if sends.is_some() && !is_over && !matches!(self.index.steps[step as usize].action, Action::Send { .. }) {
+                others.push(lane);
+                continue;
+            }
+            self.lanes[lane as usize].queued = false;
+            if !is_over && self.deps_completed(step) && self.issue(step)? {
+                self.wake(lane);
+            }
+        }
     }
 
     /// Whether the dependencies of a lane's next step have completed; if not, the lane will be woken.

@@ -41,6 +41,9 @@ pub struct Options {
     /// Also change every plan of up to four ranks in every way, and demand that each change is rejected or does no harm.
     #[arg(long)]
     mutate: bool,
+    /// The contract of files with a custom collective, where it does not lie beside them.
+    #[arg(long, value_name = "FILE")]
+    contract: Option<PathBuf>,
 }
 
 /// The most ranks whose mutants are tried: their number grows with the square of the ranks and more.
@@ -67,7 +70,7 @@ struct Verdict {
 pub fn run(options: &Options) -> Result<ExitCode> {
     if options.what.iter().any(|what| scripts::is_file(what)) {
         let files: Vec<PathBuf> = options.what.iter().map(PathBuf::from).collect();
-        return scripts::verify(&files);
+        return scripts::verify(&files, options.contract.as_deref());
     }
     let lines = lines(options)?;
     let total: usize = lines.iter().map(|line| line.shapes.len()).sum();

@@ -30,6 +30,9 @@ pub struct Convert {
     /// The root, where there is one.
     #[arg(long, default_value = "0")]
     root: usize,
+    /// The contract of a file with a custom collective, where it does not lie beside it.
+    #[arg(long, value_name = "FILE")]
+    contract: Option<PathBuf>,
 }
 
 /// Options of `strata plan compile`.
@@ -108,7 +111,8 @@ fn prove_trace(trace: &Trace, script: &Script) -> std::result::Result<(), String
 pub fn convert(options: &Convert) -> Result<ExitCode> {
     let script = if is_file(&options.what) {
         let path = Path::new(&options.what);
-        read(path).map_err(|text| Error::InvalidArgument(format!("{}: {text}", path.display())))?
+        read(path, options.contract.as_deref())
+            .map_err(|text| Error::InvalidArgument(format!("{}: {text}", path.display())))?
     } else {
         converted(options)?
     };
@@ -135,11 +139,9 @@ fn converted(options: &Convert) -> Result<Script> {
 }
 
 /// The script in a file.
-fn read(file: &Path) -> std::result::Result<Script, String> {
+fn read(file: &Path, contract: Option<&Path>) -> std::result::Result<Script, String> {
     let text = store::read(file).map_err(|error| error.to_string())?;
-    let contract = store::contract_beside(file)
-        .map_err(|error| format!("its contract {}: {error}", file.with_extension("toml").display()))?;
-    script::read(&text, contract.as_deref()).map_err(|bad| bad.to_string())
+    script::read(&text, store::contract_of(file, contract)?.as_deref()).map_err(|bad| bad.to_string())
 }
 
 /// Whether an argument names a file rather than a collective.
@@ -148,9 +150,9 @@ pub fn is_file(argument: &str) -> bool {
 }
 
 /// Proves the files and prints a line for each, and what is wrong with it.
-pub fn verify(files: &[PathBuf]) -> Result<ExitCode> {
+pub fn verify(files: &[PathBuf], contract: Option<&Path>) -> Result<ExitCode> {
     let start = Instant::now();
-    let verdicts = in_parallel(files, |file| line(file));
+    let verdicts = in_parallel(files, |file| line(file, contract));
     outln!(
         "{:<34} {:<14} {:>5} {:>6} {:>7} {:>9} {:>8} {:>6}",
         "file",
@@ -176,10 +178,10 @@ pub fn verify(files: &[PathBuf]) -> Result<ExitCode> {
 }
 
 /// What is printed of a file, and whether it is accepted.
-fn line(file: &Path) -> (bool, String) {
+fn line(file: &Path, contract: Option<&Path>) -> (bool, String) {
     let start = Instant::now();
     let name = file.file_name().unwrap_or(file.as_os_str()).to_string_lossy();
-    let script = read(file);
+    let script = read(file, contract);
     let script = match script {
         Ok(script) => script,
         Err(text) => return (false, format!("{name:<34} refused: {}: {text}", file.display())),
@@ -207,10 +209,9 @@ fn prove_by(script: &Script, told: &dyn Fn(&Refusal) -> String) -> std::result::
     let grid = Arc::new(Grid::flat(script.nranks()));
     let root = script::root(script, &grid).map_err(|refusal| told(&refusal))?;
     script::judge(script, &grid, root).map_err(|refusal| told(&refusal))?;
-    let in_place = if script.has_in_place() { &[false, true][..] } else { &[false] };
     let prologue = if script.reduces() { &[false, true][..] } else { &[false] };
     let (mut first, mut capacity) = (None, 1);
-    for &in_place in in_place {
+    for in_place in [false, true] {
         for &prologue in prologue {
             let form = ScriptForm { in_place, prologue, root };
             let proof = script::prove(script, &grid, form).map_err(|refusal| {

@@ -50,8 +50,8 @@ pub const KNOWN: &str = "vendor, mpi, pccl, pccl(ring), pccl(rd), pccl(ring,vend
                          or script:FILE.xml/segment=1M or two_level(script:FILE.xml,log)";
 
 impl Method {
-    /// Reads a method's name.
-    pub fn parse(text: &str) -> Result<Method> {
+    /// Reads a method's name; a script that is a file has the contract that is given, or the one beside it.
+    pub fn parse(text: &str, contract: Option<&Path>) -> Result<Method> {
         Ok(match text {
             "vendor" => Method::Vendor,
             "mpi" => Method::Mpi,
@@ -61,13 +61,13 @@ impl Method {
             "pccl(ring,vendor)" => Method::Pccl(Some(("ring", Carrier::Vendor))),
             "strata" => Method::Strata,
             "chosen" => Method::Chosen,
-            text => Method::plan(text)?,
+            text => Method::plan(text, contract)?,
         })
     }
 
-    fn plan(text: &str) -> Result<Method> {
+    fn plan(text: &str, contract: Option<&Path>) -> Result<Method> {
         let wrong = |what: String| Error::InvalidArgument(format!("method {text}: {what}; there are {KNOWN}"));
-        let (named, files) = with_names(text).map_err(|error| wrong(error.text().to_owned()))?;
+        let (named, files) = with_names(text, contract).map_err(|error| wrong(error.text().to_owned()))?;
         // A script's name has no slash.
         let (name, parameters) = named.split_at(named.find('/').unwrap_or(named.len()));
         let choice = name.parse::<Choice>().map_err(|error| wrong(error.text().to_owned()))?;
@@ -169,7 +169,7 @@ impl fmt::Display for Method {
 
 /// A method with each `script:FILE.xml` replaced by the name of the script in that file, and the files. A script that is loaded
 /// already is known by its name.
-fn with_names(text: &str) -> Result<(String, Vec<(PathBuf, String)>)> {
+fn with_names(text: &str, contract: Option<&Path>) -> Result<(String, Vec<(PathBuf, String)>)> {
     let (mut named, mut files) = (String::new(), Vec::new());
     let (mut rest, inside) = (text, !text.starts_with(SCRIPT));
     while let Some(at) = rest.find(SCRIPT) {
@@ -187,7 +187,7 @@ fn with_names(text: &str) -> Result<(String, Vec<(PathBuf, String)>)> {
             continue;
         };
         let file = Path::new(&path[..end]);
-        let script = store::load_file(file, Steps::AsWritten)?;
+        let script = store::load_file(file, contract, Steps::AsWritten)?;
         named += &script.name;
         files.push((file.to_path_buf(), script.name.clone()));
         rest = &path[end..];
@@ -237,12 +237,12 @@ mod tests {
             "ring/segment=whole/window=2",
             "two_level(direct,log)/segment=1M/window=4/carrier=vendor",
         ] {
-            assert_eq!(Method::parse(text).unwrap().to_string(), text);
+            assert_eq!(Method::parse(text, None).unwrap().to_string(), text);
         }
         for text in
             ["", "vend", "pccl(log)", "ring/segment=0", "ring/window=0", "ring/window=x", "ring/colour=red", "ring/"]
         {
-            assert!(matches!(Method::parse(text), Err(Error::InvalidArgument(_))), "{text}");
+            assert!(matches!(Method::parse(text, None), Err(Error::InvalidArgument(_))), "{text}");
         }
     }
 }

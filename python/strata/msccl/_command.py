@@ -34,9 +34,10 @@ def _find() -> str:
     raise CommandError(f"strata: there is no command strata in {looked} or on the PATH; {_VARIABLE} names it")
 
 
-def compile_trace(text: str) -> str:
+def compile_trace(text: str, output: "str | os.PathLike[str] | None" = None) -> str:
     """The MSCCL XML of the program with this trace, proved.
 
+    With `output` it is written to that file, with the contract of a custom collective beside it, and is not given back.
     Raises CommandError where the command is not there or refuses the program, with what it says.
     """
     command = _find()
@@ -44,6 +45,8 @@ def compile_trace(text: str) -> str:
         trace = Path(folder) / "trace.json"
         trace.write_text(text, encoding="utf-8")
         line = [command, "plan", "compile", str(trace)]
+        if output is not None:
+            line += ["--output", os.fspath(output)]
         try:
             ran = subprocess.run(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, check=False)
         except OSError as error:

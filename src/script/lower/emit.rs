@@ -56,13 +56,6 @@ impl Emitter {
         push(&mut self.lanes, lane, action, deps)
     }
 
-    /// The last steps of the lanes of all thread blocks.
-    pub fn ends(&self) -> Vec<StepRef> {
-        let lanes = (0u32..).zip(&self.lanes[..self.lanes.len() - 1]);
-        let last = |(lane, steps): (u32, &Lane)| Some(StepRef { lane, step: steps.steps.len().checked_sub(1)? as u32 });
-        lanes.filter_map(last).collect()
-    }
-
     /// The place that the next step of a lane would have if nothing sent had been copied.
     pub fn place_without_copies(&self, block: u32) -> StepRef {
         let steps = self.lanes[block as usize].steps.len() as u32;

@@ -3,11 +3,13 @@
 
 use super::emit::Emitter;
 use super::Chunks;
+use crate::plan::contract::{Contract, Promise};
 use crate::plan::rank_sets::RankSets;
 use crate::plan::{Action, Buffer, Collective, Shape, Span, Spans, StepRef};
 use crate::script::{Place, Script, ScriptBuffer};
 use crate::topo::Rank;
 use rustc_hash::FxHashMap;
+use std::sync::Arc;
 
 /// What a chunk holds: whose contributions to which chunk of the input.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,6 +33,9 @@ impl Value {
 /// A chunk that is read or written: where it lies, and what it holds.
 pub(super) type Held = (Span, Value);
 
+/// A step of a script, by thread block and number, and what it has put where something else belongs.
+pub(super) type Misplaced = ((u32, u32), String);
+
 #[derive(Debug, Clone, Copy)]
 struct Version {
     value: Value,
@@ -39,6 +44,8 @@ struct Version {
     is_raw: bool,
     /// The copy that put it there, where it is Strata's own.
     after: Option<StepRef>,
+    /// The step of the script that put it there, by thread block and number.
+    by: Option<(u32, u32)>,
 }
 
 /// The chunks of one rank.
@@ -56,6 +63,9 @@ pub(super) struct Places {
     per_block: u32,
     input_chunks: u32,
     output_chunks: u32,
+    contract: Option<Arc<Contract>>,
+    /// The step of the script that is carried out, by thread block and number.
+    pub at: (u32, u32),
     versions: FxHashMap<Place, Version>,
     /// Scratch of places that are not scratch in the script.
     slots: FxHashMap<Place, u32>,
@@ -67,7 +77,7 @@ pub(super) struct Places {
 impl Places {
     pub fn new(script: &Script, shape: &Shape, rank: usize, mine: u32, emitter: &mut Emitter) -> Places {
         let per_block = script.chunks_per_block();
-        let (nranks, me) = (script.nranks(), Rank::from_index(rank));
+        let me = Rank::from_index(rank);
         let collective = script.collective;
         let mut places = Places {
             collective,
@@ -78,8 +88,10 @@ impl Places {
             rank: rank as u32,
             mine,
             per_block,
-            input_chunks: collective.input_blocks(nranks, me, shape.root) as u32 * per_block,
-            output_chunks: collective.output_blocks(nranks, me, shape.root) as u32 * per_block,
+            input_chunks: shape.input_blocks(me) as u32 * per_block,
+            output_chunks: shape.output_blocks(me) as u32 * per_block,
+            contract: shape.contract.clone(),
+            at: (0, 0),
             versions: FxHashMap::default(),
             slots: FxHashMap::default(),
             next_slot: script.ranks[rank].scratch,
@@ -125,7 +137,11 @@ impl Places {
                 let overwritten = self.input_under(span.start).and_then(|chunk| self.saved.get(&chunk));
                 deps.extend(overwritten.filter(|step| !deps.contains(step)));
             }
-            self.versions.insert(place, Version { value, span, is_raw: false, after: None });
+            // What has been copied here and never read is overwritten no sooner.
+            let before =
+                self.versions.insert(place, Version { value, span, is_raw: false, after: None, by: Some(self.at) });
+            let copied = before.filter(|before| before.span.buffer == span.buffer && before.span.start == span.start);
+            deps.extend(copied.and_then(|before| before.after).filter(|step| !deps.contains(step)));
             spans.push(span);
         }
         spans
@@ -142,17 +158,22 @@ impl Places {
         fresh.map(|(&slot, value)| Span::scratch(slot as usize, 1, self.like(*value, 0) as usize)).collect()
     }
 
-    /// Copies whatever of the output lies elsewhere.
-    pub fn complete_output(&mut self, emitter: &mut Emitter, sets: &RankSets, nranks: usize) {
+    /// Copies whatever of the output lies elsewhere. Gives the first step that has put there what cannot be the output, being of
+    /// another size, and what that is.
+    pub fn complete_output(&mut self, emitter: &mut Emitter, sets: &RankSets, nranks: usize) -> Option<Misplaced> {
+        let mut misplaced = None;
         let mut copies: Vec<(Span, Span, bool, bool, Option<StepRef>)> = Vec::new();
-        let mut wrong: Vec<Action> = Vec::new();
         for chunk in 0..self.output_chunks {
+            let promise = self.contract.as_ref().map(|contract| contract.promise(self.rank as usize, chunk as usize));
+            if promise == Some(Promise::Anything) {
+                continue;
+            }
             let place = self.place_of_output(chunk);
-            let Some(Version { value, span, is_raw, after }) = self.version(place) else { continue };
-            // What belongs to another chunk is wrong here. The verifier shall say so, and not that nothing orders this copy.
+            let Some(Version { value, span, is_raw, after, by }) = self.version(place) else { continue };
             if !value.is_none() && self.like(value, chunk) != self.like_of_output(chunk) {
-                let (src, dst) = (vec![span], vec![Span::output(chunk as usize, 1)]);
-                wrong.push(Action::Copy { src, dst, start: is_raw && self.prologue, finish: false });
+                let what =
+                    format!("output chunk {chunk} ends as chunk {} of {}", value.chunk, sets.describe(value.set));
+                misplaced = misplaced.or_else(|| by.map(|by| (by, what)));
                 continue;
             }
             let finish = self.reduces && !value.finished && sets.len(value.set) == nranks;
@@ -176,10 +197,7 @@ impl Places {
             let dst = joined(run.iter().map(|copy| copy.1));
             emitter.emit_apart(Action::Copy { src, dst, start, finish }, after.into_iter().collect());
         }
-        for copy in wrong {
-            let ends = emitter.ends();
-            emitter.emit_apart(copy, ends);
-        }
+        misplaced
     }
 
     /// Copies input that must not be read where the caller has it, if it has not been copied yet.
@@ -243,6 +261,7 @@ impl Places {
             span: Span::input(chunk as usize, 1),
             is_raw: true,
             after: None,
+            by: None,
         })
     }
 

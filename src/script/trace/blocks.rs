@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 
 use super::dag::{Dag, Dep, Instruction};
-use super::expand::{self, Expanded};
+use super::expand::Expanded;
 use super::order::{order, Preference};
 use super::schedule::{chains, channels, sends_within, Channels, NoChannels};
 use super::{BadTrace, Trace};
@@ -31,7 +31,7 @@ pub(super) fn compile(trace: &Trace, expanded: &Expanded) -> Result<Script, BadT
         in_place: trace.in_place,
         serves_out_of_place: true,
         bytes: 0..=u64::MAX,
-        contract: expand::contract(trace, expanded),
+        contract: expanded.contract.clone(),
         ranks: ranks.map(|(blocks, &scratch)| RankScript { scratch, blocks }).collect(),
     })
 }
@@ -257,32 +257,32 @@ impl<'a> Writer<'a> {
     /// What an instruction has to wait for in other thread blocks: of each the last, and nothing that has happened anyway.
     fn needed(&mut self, at: u32, block: u32, before: Option<u32>) -> Vec<u32> {
         let instruction = &self.dag.instructions[at as usize];
-        let mut last: FxHashMap<u32, (u32, u32, u32)> = FxHashMap::default();
+        let mut last: FxHashMap<u32, (u32, Dep)> = FxHashMap::default();
         for dep in &instruction.deps {
             let Some(placed) = self.placed[dep.before as usize].filter(|placed| placed.block != block) else {
                 continue;
             };
-            let entry = last.entry(placed.block).or_insert((placed.when, dep.before, dep.position));
+            let entry = last.entry(placed.block).or_insert((placed.when, *dep));
             // What has the latest covers the earlier, but for chunks of lower positions.
-            *entry = (
-                entry.0.max(placed.when),
-                if placed.when > entry.0 { dep.before } else { entry.1 },
-                entry.2.min(dep.position),
-            );
+            *entry = match placed.when > entry.0 {
+                true => (placed.when, dep.with(entry.1)),
+                false => (entry.0, entry.1.with(*dep)),
+            };
         }
-        let mut deps: Vec<(u32, u32, u32)> = last.into_values().collect();
-        deps.sort_unstable_by(|one, other| other.cmp(one));
+        let mut deps: Vec<(u32, Dep)> = last.into_values().collect();
+        deps.sort_unstable_by_key(|(when, _)| std::cmp::Reverse(*when));
         let mut kept = Vec::new();
-        for (_, dep, position) in deps {
-            if !self.has_happened(dep, position, (at, before), &kept) {
-                kept.push(dep);
+        for (_, dep) in deps {
+            if !self.has_happened(dep, (at, before), &kept) {
+                kept.push(dep.before);
             }
         }
         kept
     }
 
     /// Whether an instruction has ended before another begins, by what that waits for anyway.
-    fn has_happened(&mut self, wanted: u32, position: u32, (at, before): (u32, Option<u32>), kept: &[u32]) -> bool {
+    fn has_happened(&mut self, dep: Dep, (at, before): (u32, Option<u32>), kept: &[u32]) -> bool {
+        let Dep { before: wanted, position, is_read } = dep;
         let Some(goal) = self.placed[wanted as usize] else { return false };
         let rank = self.dag.instructions[wanted as usize].rank;
         let sender = |at: u32| {
@@ -290,7 +290,8 @@ impl<'a> Writer<'a> {
             (message.position <= position).then_some(message.sender)
         };
         self.seen.clear();
-        let mut open: Vec<u32> = before.into_iter().chain(kept.iter().copied()).chain(sender(at)).collect();
+        let mut open: Vec<u32> = before.into_iter().chain(kept.iter().copied()).collect();
+        open.extend(sender(at).filter(|_| !is_read));
         while let Some(at) = open.pop() {
             let Some(placed) = self.placed[at as usize].filter(|placed| placed.when >= goal.when) else { continue };
             if self.dag.instructions[at as usize].rank == rank && placed.block == goal.block {

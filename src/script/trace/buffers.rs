@@ -120,9 +120,10 @@ impl Trace {
             (buffer, _) if !self.in_place => (buffer.clone(), index),
             (TraceBuffer::Input, Collective::AllGather | Collective::Gather) => (TraceBuffer::Output, own),
             (TraceBuffer::Output, Collective::ReduceScatter | Collective::Scatter) => (TraceBuffer::Input, own),
-            (TraceBuffer::Output, Collective::AllReduce | Collective::Broadcast | Collective::Reduce) => {
-                (TraceBuffer::Input, index)
-            }
+            (
+                TraceBuffer::Output,
+                Collective::AllReduce | Collective::Broadcast | Collective::Reduce | Collective::Custom,
+            ) => (TraceBuffer::Input, index),
             (buffer, _) => (buffer.clone(), index),
         };
         Cell { rank, buffer, index }
@@ -168,7 +169,10 @@ impl Trace {
             (TraceBuffer::Input, Collective::ReduceScatter | Collective::Scatter) => {
                 self.in_place && cell.index / self.chunks == cell.rank
             }
-            (TraceBuffer::Input, Collective::AllReduce | Collective::Broadcast | Collective::Reduce) => self.in_place,
+            (
+                TraceBuffer::Input,
+                Collective::AllReduce | Collective::Broadcast | Collective::Reduce | Collective::Custom,
+            ) => self.in_place,
             (TraceBuffer::Input, _) => false,
         }
     }

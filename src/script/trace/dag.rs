@@ -13,6 +13,15 @@ pub(super) struct Dep {
     /// The lowest position in a block of the chunks that both touch: a message proves this order only if it has bytes
     /// whenever those chunks have.
     pub position: u32,
+    /// It reads what the other has written. A receive that reduces may read before its message has come.
+    pub is_read: bool,
+}
+
+impl Dep {
+    /// Two of one instruction on another as one.
+    pub fn with(self, other: Dep) -> Dep {
+        Dep { position: self.position.min(other.position), is_read: self.is_read || other.is_read, ..self }
+    }
 }
 
 /// A step of the script to be, of one rank.
@@ -69,9 +78,8 @@ struct Held {
     position: u32,
 }
 
-struct Builder<'a> {
-    trace: &'a Trace,
-    factor: u32,
+struct Builder {
+    per_block: u32,
     held: FxHashMap<Spot, Held>,
     dag: Dag,
 }
@@ -80,7 +88,7 @@ impl Dag {
     /// The instructions of transfers.
     pub fn new(trace: &Trace, expanded: &Expanded) -> Dag {
         let dag = Dag { instructions: Vec::new(), messages: Vec::new(), uses: Vec::new(), is_kept: Vec::new() };
-        let mut builder = Builder { trace, factor: expanded.factor, held: FxHashMap::default(), dag };
+        let mut builder = Builder { per_block: expanded.per_block, held: FxHashMap::default(), dag };
         for transfer in &expanded.transfers {
             builder.transfer(transfer);
         }
@@ -94,7 +102,7 @@ impl Dag {
     }
 }
 
-impl Builder<'_> {
+impl Builder {
     fn transfer(&mut self, transfer: &ChunkMove) {
         let ChunkMove { op, src, dst, count, .. } = *transfer;
         let reduces = op == TraceOp::Reduce;
@@ -153,7 +161,7 @@ impl Builder<'_> {
     }
 
     fn held(&mut self, spot: Spot) -> &mut Held {
-        let per_block = self.trace.chunks * self.factor;
+        let per_block = self.per_block;
         self.held.entry(spot).or_insert_with(|| Held {
             position: match spot.place.buffer {
                 ScriptBuffer::Scratch => u32::MAX,
@@ -171,7 +179,7 @@ impl Builder<'_> {
                 held.readers.push(at);
             }
             let Some(writer) = writer else { continue };
-            self.depends(at, writer, position);
+            self.depends(at, Dep { before: writer, position, is_read: true });
             let uses = &mut self.dag.uses[writer as usize];
             if uses.last() != Some(&at) {
                 uses.push(at);
@@ -190,18 +198,22 @@ impl Builder<'_> {
             let others = readers.into_iter().filter(|&reader| reader != at);
             let before: Vec<u32> = others.collect();
             match (before.is_empty(), writer) {
-                (false, _) => before.into_iter().for_each(|before| self.depends(at, before, lowest)),
-                (true, Some(writer)) => self.depends(at, writer, lowest),
+                (false, _) => {
+                    before
+                        .into_iter()
+                        .for_each(|before| self.depends(at, Dep { before, position: lowest, is_read: false }));
+                }
+                (true, Some(writer)) => self.depends(at, Dep { before: writer, position: lowest, is_read: false }),
                 (true, None) => {}
             }
         }
     }
 
-    fn depends(&mut self, at: u32, before: u32, position: u32) {
+    fn depends(&mut self, at: u32, new: Dep) {
         let deps = &mut self.dag.instructions[at as usize].deps;
-        match deps.iter_mut().rev().find(|dep| dep.before == before) {
-            Some(dep) => dep.position = dep.position.min(position),
-            None => deps.push(Dep { before, position }),
+        match deps.iter_mut().rev().find(|dep| dep.before == new.before) {
+            Some(dep) => *dep = dep.with(new),
+            None => deps.push(new),
         }
     }
 }

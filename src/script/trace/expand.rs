@@ -45,6 +45,10 @@ pub(super) struct Expanded {
     pub factor: u32,
     /// Scratch of each rank, in chunks of the script.
     pub scratch: Vec<u32>,
+    /// Chunks of the script in a block.
+    pub per_block: u32,
+    /// The contract in the chunks of the script.
+    pub contract: Option<Arc<Contract>>,
 }
 
 /// Where chunks of the trace lie among those of the script.
@@ -93,7 +97,10 @@ pub(super) fn expand(trace: &Trace, steps: &[(u32, TraceStep)]) -> Result<Expand
         }
     }
     let transfers = live(trace, factor, transfers);
-    Ok(Expanded { transfers, factor, scratch: lengths })
+    let contract = contract(trace, factor, transfers.iter().any(|transfer| transfer.op == TraceOp::Reduce));
+    let per_buffer = trace.chunks * trace.blocks() * factor;
+    let blocks = contract.as_ref().map_or(trace.blocks(), |contract| contract.blocks() as u32);
+    Ok(Expanded { transfers, factor, scratch: lengths, per_block: per_buffer / blocks, contract })
 }
 
 /// The least number of parts that all fragments' numbers divide, and the most of a fragment.
@@ -255,9 +262,9 @@ fn continues(trace: &Trace, before: &TraceStep, next: &TraceStep) -> bool {
 }
 
 /// A contract in the chunks of the script.
-pub(super) fn contract(trace: &Trace, expanded: &Expanded) -> Option<Arc<Contract>> {
+fn contract(trace: &Trace, factor: u32, combines: bool) -> Option<Arc<Contract>> {
     let contract = trace.contract.as_ref()?;
-    let (factor, length, parts) = (expanded.factor, trace.chunks, expanded.factor / trace.instances);
+    let (length, parts) = (trace.chunks, factor / trace.instances);
     // Which chunk of the trace a chunk of the script is a part of, and which part.
     let of_trace = |chunk: u32| match trace.policy {
         InstancePolicy::Interleaved => (chunk / factor, chunk % factor),
@@ -283,5 +290,6 @@ pub(super) fn contract(trace: &Trace, expanded: &Expanded) -> Option<Arc<Contrac
             })
             .collect()
     };
-    Some(Arc::new(Contract { outputs: contract.outputs.iter().map(refined).collect() }))
+    let refined = Contract::new(contract.outputs().iter().map(refined).collect());
+    Some(Arc::new(refined.combining(combines)))
 }

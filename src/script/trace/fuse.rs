@@ -47,7 +47,7 @@ impl Dag {
             receive.sends = Some(sent);
             self.messages[sent as usize].sender = at as u32;
             self.instructions[send as usize].is_fused = true;
-            self.instructions[send as usize].deps = vec![Dep { before: at as u32, position: 0 }];
+            self.instructions[send as usize].deps = vec![Dep { before: at as u32, position: 0, is_read: true }];
         }
         self.follow();
     }
@@ -69,7 +69,11 @@ impl Dag {
                 dep.before = stands_for[dep.before as usize].unwrap_or(dep.before);
             }
             deps.sort_unstable_by_key(|dep| (dep.before, dep.position));
-            deps.dedup_by_key(|dep| dep.before);
+            deps.dedup_by(|next, kept| {
+                let is_same = next.before == kept.before;
+                *kept = if is_same { kept.with(*next) } else { *kept };
+                is_same
+            });
         }
     }
 

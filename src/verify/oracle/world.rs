@@ -3,6 +3,7 @@
 
 use super::number::{finished, fold, mix, OracleNumber};
 use super::*;
+use crate::plan::contract::Promise;
 use crate::plan::OperandOrder;
 use std::collections::VecDeque;
 
@@ -257,8 +258,10 @@ impl<'a> World<'a> {
         for (rank, plan) in self.plans.iter().enumerate() {
             for segment in 0..SEGMENTS {
                 let output = Span::output(0, plan.chunks(Buffer::Output));
-                for (element, value) in self.read(rank, &[output], segment)?.iter().enumerate() {
-                    let (wanted, result) = self.promised(rank, segment, element);
+                for (element, place) in elements(plan, &[output], self.sizes).iter().enumerate() {
+                    let Some((wanted, result)) = self.promised(rank, segment, element) else { continue };
+                    let value = self.memory[rank].get(&(*place, slot(place, segment)));
+                    let value = value.ok_or(format!("{place:?} holds nothing"))?;
                     if value.sum != wanted {
                         return Err(format!("rank {rank} segment {segment}: element {element} is wrong"));
                     }
@@ -271,8 +274,8 @@ impl<'a> World<'a> {
         Ok(())
     }
 
-    /// The sum an output element must have, and a number for the result it is part of.
-    fn promised(&self, rank: usize, segment: usize, element: usize) -> (u64, usize) {
+    /// The sum an output element must have, and a number for the result it is part of; none where it may be anything.
+    fn promised(&self, rank: usize, segment: usize, element: usize) -> Option<(u64, usize)> {
         let shape = &self.plans[rank].shape;
         let block_len: usize = (0..self.sizes.per_block).map(|chunk| self.sizes.of(chunk)).sum();
         let (block, within) = (element / block_len, element % block_len);
@@ -290,16 +293,20 @@ impl<'a> World<'a> {
         };
         let (root, mine) = (shape.root.index(), rank * block_len + within);
         let (from, element) = match shape.collective {
-            Collective::AllReduce | Collective::Reduce => return total(element),
-            Collective::ReduceScatter => return total(mine),
+            Collective::AllReduce | Collective::Reduce => return Some(total(element)),
+            Collective::ReduceScatter => return Some(total(mine)),
             Collective::Broadcast => (root, element),
             Collective::Scatter => (root, mine),
             Collective::AllGather | Collective::Gather => (block, within),
             Collective::AllToAll => (block, mine),
-            // Its contract speaks of chunks, and elements are not known to be of one here.
-            Collective::Custom => (rank, element),
+            Collective::Custom => match shape.contract.as_ref()?.promise_of_block(rank, block) {
+                Promise::Anything => return None,
+                Promise::Chunk { rank, chunk } => (rank as usize, chunk as usize * block_len + within),
+                Promise::Reduction { chunk } => return Some(total(chunk as usize * block_len + within)),
+            },
         };
-        (started(from, element), from * self.plans.len() * block_len + element)
+        let blocks = self.plans.len().max(shape.blocks());
+        Some((started(from, element), (1 + from) * blocks * block_len + element))
     }
 }
 

@@ -82,12 +82,12 @@ impl SymbolicRun<'_> {
         let per_block = self.index.per_block;
         let (block, within, root) = (chunk / per_block, chunk % per_block, shape.root.index());
         let of_rank = rank as u32 * per_block + chunk;
-        let promise = shape.contract.as_ref().and_then(|contract| contract.outputs.get(rank)?.get(chunk as usize));
+        let promise = shape.contract.as_ref().map(|contract| contract.promise(rank, chunk as usize));
         let (from, wanted) = match shape.collective {
             Collective::Custom => match promise {
                 None | Some(Promise::Anything) => return Ok(()),
-                Some(&Promise::Chunk { rank, chunk }) => (Some(rank as usize), chunk),
-                Some(&Promise::Reduction { chunk }) => (None, chunk),
+                Some(Promise::Chunk { rank, chunk }) => (Some(rank as usize), chunk),
+                Some(Promise::Reduction { chunk }) => (None, chunk),
             },
             Collective::AllReduce | Collective::Reduce => (None, chunk),
             Collective::ReduceScatter => (None, of_rank),

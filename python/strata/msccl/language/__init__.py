@@ -48,11 +48,15 @@ class parallelize:  # noqa: N801
         self._prog.close_parts()
 
 
-def XML():
-    """Prints the program as MSCCL XML, proved."""
+def XML(file=None):
+    """Prints the program as MSCCL XML, proved, or writes it to a file, with the contract of a custom collective beside it."""
     prog = _program.current()
-    if not _program.collect_only:
+    if _program.collect_only:
+        return
+    if file is None:
         print(prog.generate_xml(), end="")
+    else:
+        prog.write_xml(file)
 
 
 def Trace():

@@ -275,6 +275,10 @@ class MSCCLProgram:
             self._compiled = (text, _command.compile_trace(text))
         return self._compiled[1]
 
+    def write_xml(self, file):
+        """Writes the program as MSCCL XML to a file, and the contract of a collective of one's own beside it."""
+        _command.compile_trace(self.trace(), file)
+
     def check(self):
         """True: the steps do what the collective says, and so does the compiled program. Else an error."""
         passed = _contract.passes(self)
