@@ -85,8 +85,12 @@ pub fn run(options: &Options) -> Result<ExitCode> {
         }
         _ => {}
     }
-    let knowledge =
-        Knowledge { tuned: Arc::new(tuned(&config, &grid, options)?), scripts: scripts(&config, &grid)?, machine };
+    let knowledge = Knowledge {
+        tuned: Arc::new(tuned(&config, &grid, options)?),
+        scripts: scripts(&config, &grid)?,
+        numbered: Vec::new(),
+        machine,
+    };
     let question = Question { collective, bytes: options.bytes, grid, config, knowledge };
     let size = counted(question.bytes, "byte");
     outln!("{} of {size} on {}", collective.name(), question.grid);
@@ -99,7 +103,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
 fn scripts(config: &Config, grid: &Grid) -> Result<Vec<&'static LoadedScript>> {
     let (offer, complaints) = store::offer(config, grid.nranks());
     complaints.iter().for_each(|complaint| tell!("strata: {complaint}"));
-    store::agree(&offer)
+    store::agree(&offer).map(|sent| sent.scripts)
 }
 
 /// The rows of the tuning table that hold on this machine.

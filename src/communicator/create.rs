@@ -22,7 +22,7 @@ use crate::fork::{Origin, PerProcess};
 use crate::health::{Loss, Monitor, RankStatus};
 use crate::log::Level;
 use crate::memory::stream_bytes;
-use crate::script::store;
+use crate::script::store::{self, SentScripts};
 use crate::selection;
 use crate::selection::links::Links;
 use crate::selection::table::agree::{Followers, OwnTable};
@@ -586,8 +586,8 @@ impl Meeting<'_> {
         let world = Followers { grid, inter: carrier, in_front: self.options.companion.is_some() };
         let tuned = Arc::new(tuning::agree(self.rank, table, zero.get(3), &world)?);
         let machine = selection::model::agree(zero.get(4).map_or("", String::as_str))?;
-        let scripts = store::agree(zero.get(5).map_or("", String::as_str))?;
-        let knowledge = Knowledge { tuned, scripts, machine };
+        let SentScripts { scripts, numbered } = store::agree(zero.get(5).map_or("", String::as_str))?;
+        let knowledge = Knowledge { tuned, scripts, numbered, machine };
         Ok((carrier, knowledge))
     }
 

@@ -189,20 +189,21 @@ fn stem(path: &Path) -> String {
 }
 
 /// The files that settings name, in the order in which they are asked: `STRATA_PROGRAM_DIR`'s and `MSCCL_ALGO_DIR`'s by name,
-/// then `MSCCL_XML_FILES`'. What cannot be read is told.
-pub fn files(config: &Config) -> (Vec<PathBuf>, Vec<String>) {
+/// then `MSCCL_XML_FILES`', which have numbers from 0. What cannot be read is told.
+fn files(config: &Config) -> (Vec<(PathBuf, Option<usize>)>, Vec<String>) {
     let (mut files, mut complaints) = (Vec::new(), Vec::new());
     let own = Some(config.program_dir.clone()).filter(|folder| folder != "none");
     let folders = [("STRATA_PROGRAM_DIR", own), ("MSCCL_ALGO_DIR", config::path_from_env("MSCCL_ALGO_DIR"))];
     for (variable, folder) in folders {
         let Some(folder) = folder else { continue };
         match scripts_in(Path::new(&folder)) {
-            Ok(found) => files.extend(found),
+            Ok(found) => files.extend(found.into_iter().map(|path| (path, None))),
             Err(error) => complaints.push(format!("{variable}={folder}: {error}")),
         }
     }
     let named = config::path_from_env("MSCCL_XML_FILES").unwrap_or_default();
-    files.extend(named.split(':').filter(|name| !name.is_empty()).map(PathBuf::from));
+    let named = named.split(':').filter(|name| !name.is_empty()).map(PathBuf::from);
+    files.extend(named.enumerate().map(|(number, path)| (path, Some(number))));
     if files.len() > MAX_FILES {
         complaints.push(format!("of {} files with algorithms the first {MAX_FILES} are looked at", files.len()));
         files.truncate(MAX_FILES);
@@ -226,9 +227,10 @@ fn scripts_in(folder: &Path) -> std::io::Result<Vec<PathBuf>> {
 /// that cannot be used. Scripts for other numbers of ranks are left out, but for those that an algorithm's setting names.
 pub fn offer(config: &Config, nranks: usize) -> (String, Vec<String>) {
     let (files, mut complaints) = files(config);
+    let named = files.iter().filter(|(_, number)| number.is_some()).count();
     let mut offered: Vec<Offered> = Vec::new();
     let mut sent = 0;
-    for path in files {
+    for (path, number) in files {
         let stem = stem(&path);
         let mut complain =
             |why: &dyn std::fmt::Display| complaints.push(format!("{} is not used: {why}", path.display()));
@@ -257,12 +259,13 @@ pub fn offer(config: &Config, nranks: usize) -> (String, Vec<String>) {
         match load(&stem, &text, contract.as_deref(), Steps::Merged) {
             Ok(_) => {
                 sent += text.len();
-                offered.push((stem, text, contract));
+                offered.push((stem, text, contract, number));
             }
             Err(error) => complain(&error.text()),
         }
     }
-    let text = if offered.is_empty() { String::new() } else { serde_json::to_string(&offered).unwrap_or_default() };
+    let is_nothing = offered.is_empty() && named == 0;
+    let text = if is_nothing { String::new() } else { serde_json::to_string(&(named, offered)).unwrap_or_default() };
     (text, complaints)
 }
 
@@ -271,8 +274,17 @@ pub fn contract_beside(path: &Path) -> Option<String> {
     read(&path.with_extension("toml")).ok()
 }
 
-/// What rank 0 sends of a script: its file's name, its text, its contract.
-type Offered = (String, String, Option<String>);
+/// What rank 0 sends of a script: its file's name, its text, its contract, its number in `MSCCL_XML_FILES` if it is one of those.
+type Offered = (String, String, Option<String>, Option<usize>);
+
+/// What rank 0 has sent.
+#[derive(Debug, Clone, Default)]
+pub struct SentScripts {
+    /// In the order in which they are asked.
+    pub scripts: Vec<&'static LoadedScript>,
+    /// By their numbers in rank 0's `MSCCL_XML_FILES`; none of a file that is refused or for another number of ranks.
+    pub numbered: Vec<Option<&'static LoadedScript>>,
+}
 
 /// The text of a file that may be a script or a trace: an ordinary file within the limit of bytes.
 ///
@@ -290,15 +302,24 @@ pub fn read(path: &Path) -> std::io::Result<String> {
     fs::read_to_string(path)
 }
 
-/// The scripts that rank 0 has sent, in its order.
+/// The scripts that rank 0 has sent.
 ///
 /// # Errors
 /// Where they cannot be read: then rank 0 runs another Strata.
-pub fn agree(offer: &str) -> Result<Vec<&'static LoadedScript>> {
+pub fn agree(offer: &str) -> Result<SentScripts> {
+    let mut sent = SentScripts::default();
     if offer.is_empty() {
-        return Ok(Vec::new());
+        return Ok(sent);
     }
-    let offered: Vec<Offered> = serde_json::from_str(offer)
+    let (named, offered): (usize, Vec<Offered>) = serde_json::from_str(offer)
         .map_err(|error| Error::Remote(format!("rank 0 sent scripts that cannot be read: {error}")))?;
-    offered.iter().map(|(stem, text, contract)| load(stem, text, contract.as_deref(), Steps::Merged)).collect()
+    sent.numbered = vec![None; named.min(MAX_FILES)];
+    for (stem, text, contract, number) in &offered {
+        let script = load(stem, text, contract.as_deref(), Steps::Merged)?;
+        sent.scripts.push(script);
+        if let Some(place) = number.and_then(|number| sent.numbered.get_mut(number)) {
+            *place = Some(script);
+        }
+    }
+    Ok(sent)
 }
