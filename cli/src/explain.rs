@@ -92,7 +92,8 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     }
     // A row of the table, and a setting, may name a script.
     let scripts = scripts(&config, &grid)?;
-    let knowledge = Knowledge { tuned: Arc::new(tuned(&config, &grid, options)?), scripts, machine };
+    let tuned = Arc::new(tuned(&config, &grid, options)?);
+    let knowledge = Knowledge { tuned, scripts, numbered: Vec::new(), machine };
     let (root, nranks) = (Rank(options.root), grid.nranks());
     if root.index() >= nranks {
         return Err(Error::InvalidArgument(format!("there is no root {root} of {}", counted(nranks, "rank"))));
@@ -112,7 +113,7 @@ fn scripts(config: &Config, grid: &Grid) -> Result<Vec<&'static LoadedScript>> {
         |stem: &str, of_script| store::is_wanted(config, nranks, stem, of_script) || table.names_script(nranks, stem);
     let (offer, complaints) = share::offer(config, &is_wanted);
     complaints.iter().for_each(|complaint| tell!("strata: {complaint}"));
-    share::share(&offer, true, &mut |mine| Ok(vec![mine]))
+    share::share(&offer, true, &mut |mine| Ok(vec![mine])).map(|shared| shared.scripts)
 }
 
 /// The rows of the tuning table that hold on this machine.

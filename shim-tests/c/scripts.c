@@ -14,6 +14,8 @@ ncclResult_t mscclRunAlgo(const void *send, const size_t *send_counts, const siz
                           const size_t *recv_counts, const size_t *recv_places, size_t count, ncclDataType_t type, int root,
                           int peer, ncclRedOp_t op, mscclAlgoHandle_t handle, ncclComm_t comm, void *stream);
 ncclResult_t mscclUnloadAlgo(mscclAlgoHandle_t handle);
+ncclResult_t ncclCustomCollective(const void *send, void *recv, size_t count, ncclDataType_t type, ncclRedOp_t op, int index,
+                                  ncclComm_t comm, void *stream);
 
 #define CHECK(condition)                                                                                           \
   do {                                                                                                             \
@@ -126,6 +128,31 @@ static void turned(ncclComm_t comm, int rank) {
   OK(mscclUnloadAlgo(program));
 }
 
+/* Programs by their places in MSCCL_XML_FILES, which main has set. */
+static void by_number(ncclComm_t comm, int rank) {
+  int send[1000], recv[1000];
+  for (int i = 0; i < 1000; i++) send[i] = value(rank, i), recv[i] = -1;
+  OK(ncclCustomCollective(send, recv, 1000, ncclInt, ncclSum, 1, comm, NULL));
+  for (int i = 0; i < 1000; i++) CHECK(recv[i] == value(rank, (i + 500) % 1000));
+  OK(ncclCustomCollective(send, recv, 1000, ncclInt, ncclMax, 3, comm, NULL));
+  for (int i = 0; i < 1000; i++) CHECK(recv[i] == value(7, i));
+  CHECK(ncclCustomCollective(send, recv, 999, ncclInt, ncclSum, 1, comm, NULL) == ncclInvalidArgument);
+  CHECK(ncclCustomCollective(send, recv, 8, ncclInt, ncclSum, 0, comm, NULL) == ncclInvalidUsage);
+  CHECK(ncclCustomCollective(send, recv, 8, ncclInt, ncclSum, 2, comm, NULL) == ncclInvalidUsage);
+  CHECK(ncclCustomCollective(send, recv, 8, ncclInt, ncclSum, 4, comm, NULL) == ncclInvalidArgument);
+  CHECK(ncclCustomCollective(send, recv, 8, ncclInt, ncclSum, -1, comm, NULL) == ncclInvalidArgument);
+  /* In a group. A call that is refused there is the group's error. */
+  for (int i = 0; i < 1000; i++) recv[i] = -1;
+  OK(ncclGroupStart());
+  OK(ncclCustomCollective(send, recv, 500, ncclInt, ncclSum, 1, comm, NULL));
+  OK(ncclCustomCollective(send + 500, recv + 500, 500, ncclInt, ncclMin, 3, comm, NULL));
+  OK(ncclGroupEnd());
+  for (int i = 0; i < 500; i++) CHECK(recv[i] == value(rank, (i + 250) % 500) && recv[500 + i] == value(0, 500 + i));
+  OK(ncclGroupStart());
+  CHECK(ncclCustomCollective(send, recv, 8, ncclInt, ncclSum, 4, comm, NULL) == ncclInvalidArgument);
+  CHECK(ncclGroupEnd() == ncclInvalidArgument);
+}
+
 static void refused(ncclComm_t comm, int rank) {
   char path[4096];
   size_t counts[RANKS] = {0};
@@ -153,6 +180,7 @@ static void *rank_main(void *number) {
     all_reduce(half, rank, 8);
     all_to_all(half, rank);
     turned(half, rank);
+    by_number(half, rank);
     pthread_barrier_wait(&half_met); /* The text of the last error is the process's. */
     if (rank == 0) refused(half, rank);
     OK(ncclCommDestroy(half));
@@ -170,6 +198,9 @@ int main(int argc, char **argv) {
   alarm(120);
   pthread_t threads[RANKS];
   write_turned(turned_path, sizeof turned_path);
+  char files[4 * 4096 + 256];
+  snprintf(files, sizeof files, "%s/alltonext_fwd_2n.xml:%s:%s/pipe_ring_8.xml:%s/ar_rdh_8.xml", folder, turned_path, folder, folder);
+  CHECK(setenv("MSCCL_XML_FILES", files, 1) == 0); /* For 16 ranks; wrong: the third. */
   OK(ncclGetUniqueId(&ids[0]));
   OK(ncclGetUniqueId(&ids[1]));
   CHECK(pthread_barrier_init(&met, NULL, RANKS) == 0 && pthread_barrier_init(&half_met, NULL, 8) == 0);

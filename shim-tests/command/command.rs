@@ -201,6 +201,35 @@ fn a_file_is_shown_and_its_picture_has_a_box_for_each_step_and_an_arrow_for_each
 }
 
 #[test]
+fn a_custom_file_is_verified_by_the_contract_that_an_option_names() {
+    let folder = std::env::temp_dir().join(format!("strata-contract-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).expect("a folder");
+    let place = |name: &str| folder.join(name).to_str().expect("UTF-8").to_string();
+    // Rank 1 gets rank 0's input; there is no `copied.toml` beside the file.
+    let (file, right, wrong, none) = (place("copied.xml"), place("right"), place("wrong"), place("none"));
+    let program = r#"<algo name="copied" nchunksperloop="1" ngpus="2" coll="custom">
+ <gpu id="0" i_chunks="1" o_chunks="1" s_chunks="0"><tb id="0" send="1" recv="-1" chan="0">
+  <step s="0" type="s" srcbuf="i" srcoff="0" dstbuf="o" dstoff="0" cnt="1" depid="-1" deps="-1" hasdep="0"/></tb></gpu>
+ <gpu id="1" i_chunks="1" o_chunks="1" s_chunks="0"><tb id="0" send="-1" recv="0" chan="0">
+  <step s="0" type="r" srcbuf="i" srcoff="0" dstbuf="o" dstoff="0" cnt="1" depid="-1" deps="-1" hasdep="0"/></tb></gpu>
+</algo>"#;
+    std::fs::write(&file, program).expect("the file can be written");
+    std::fs::write(&right, "[[output]]\nranks = \"1\"\nrank = 0\n").expect("the file can be written");
+    std::fs::write(&wrong, "[[output]]\nranks = \"0\"\nrank = 1\n").expect("the file can be written");
+    let verified = |options: &[&str]| {
+        let output = output(&mut strata(&[&["plan", "verify", &file], options].concat()));
+        (output.status.code(), text(&output.stdout) + &text(&output.stderr))
+    };
+    let [proved, broken, missing, without] =
+        [&["--contract", &right][..], &["--contract", &wrong], &["--contract", &none], &[]].map(verified);
+    std::fs::remove_dir_all(&folder).expect("it is there");
+    assert_eq!(proved.0, Some(0), "{}", proved.1);
+    for ((code, said), why) in [(broken, "rank 0"), (missing, "none: No such file"), (without, "contract")] {
+        assert!(code == Some(1) && said.contains("refused: ") && said.contains(why), "{why}: {code:?}: {said}");
+    }
+}
+
+#[test]
 fn a_wrong_algorithm_or_variable_is_told_by_info() {
     for option in ["--env", "--library=/none"] {
         let mut command = strata(&["info", option]);

@@ -1,7 +1,9 @@
 //! RCCL's calls for scripts: load one, run it, forget it.
 #![forbid(unsafe_code)]
 
+use super::handles;
 use super::operations::{self, ScriptCall};
+use crate::communicator::group;
 use crate::error::{Error, Result};
 use crate::interface::pointer::{Buffer, ConstBuffer, ConstPtr, Ptr, Text};
 use crate::interface::types::{CommHandle, OpCode, StreamHandle, TypeCode};
@@ -36,6 +38,23 @@ pub fn unload(handle: c_int) -> Result<()> {
 
 fn unknown(handle: c_int) -> Error {
     Error::InvalidUsage(format!("mscclAlgoHandle {handle} stands for no program that is loaded"))
+}
+
+/// `ncclCustomCollective`: the collective that a program says, by its place in `MSCCL_XML_FILES`; of one with a root, with that.
+#[allow(clippy::too_many_arguments)]
+pub fn custom(
+    send: ConstBuffer,
+    recv: Buffer,
+    count: usize,
+    dtype: TypeCode,
+    op: OpCode,
+    number: c_int,
+    comm: CommHandle,
+    stream: StreamHandle,
+) -> Result<()> {
+    let script = group::noted(handles::find(comm).and_then(|handle| handle.usable()?.numbered_script(number)))?;
+    let root = script.root.0 as c_int;
+    operations::by_script(ScriptCall { script, send, recv, count, dtype, op, root, comm, stream })
 }
 
 /// `mscclRunAlgo`: the collective that the program says, on `count` elements of a block, reduced by `op` where it reduces.

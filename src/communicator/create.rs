@@ -22,7 +22,8 @@ use crate::fork::{Origin, PerProcess};
 use crate::health::{Loss, Monitor, RankStatus};
 use crate::log::Level;
 use crate::memory::stream_bytes;
-use crate::script::{share, store};
+use crate::script::share::{self, SharedScripts};
+use crate::script::store;
 use crate::selection;
 use crate::selection::links::Links;
 use crate::selection::table::agree::{Followers, OwnTable};
@@ -592,8 +593,9 @@ impl Meeting<'_> {
         let tuned = Arc::new(tuning::agree(self.rank, table, zero.get(3), &world)?);
         let machine = selection::model::agree(zero.get(4).map_or("", String::as_str))?;
         let offer = zero.get(5).map_or("", String::as_str);
-        let scripts = share::share(offer, self.rank == 0, &mut |mine| self.session.allgather(mine))?;
-        let knowledge = Knowledge { tuned, scripts, machine };
+        let shared = share::share(offer, self.rank == 0, &mut |mine| self.session.allgather(mine))?;
+        let SharedScripts { scripts, numbered } = shared;
+        let knowledge = Knowledge { tuned, scripts, numbered, machine };
         Ok((carrier, knowledge))
     }
 

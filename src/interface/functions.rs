@@ -444,6 +444,11 @@ macro_rules! rccl_functions {
                 recvCounts: ConstPtr<usize>, rDisPls: ConstPtr<usize>, count: usize, dataType: TypeCode, root: c_int,
                 peer: c_int, op: OpCode, mscclAlgoHandle: c_int, comm: CommHandle, stream: StreamHandle
             ) -> Status = native(scripts::run), over(inside);
+            /// Runs the program that stands at a place, counted from 0, in rank 0's MSCCL_XML_FILES. Of MSCCL's library.
+            "RCCL" fn ncclCustomCollective(
+                sendbuff: ConstBuffer, recvbuff: Buffer, count: usize, datatype: TypeCode, op: OpCode,
+                mscclAlgorithmIndex: c_int, comm: CommHandle, stream: StreamHandle
+            ) -> Status = native(scripts::custom), over(inside);
             /// Forgets a program.
             "RCCL" fn mscclUnloadAlgo(mscclAlgoHandle: c_int) -> Status = native(scripts::unload), over(inside);
         }

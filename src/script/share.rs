@@ -24,11 +24,29 @@ const MAX_OFFERED: usize = 128 << 20;
 struct Offered {
     stem: String,
     path: PathBuf,
+    number: Option<usize>,
     digest: u64,
     contract: Option<String>,
     root: u32,
     /// For each form in which a call can hold its buffers.
     recipes: Vec<Recipe>,
+}
+
+/// What rank 0 offers.
+#[derive(Debug, Default, Serialize, Deserialize)]
+struct Offer {
+    /// How many files `MSCCL_XML_FILES` names; those have numbers from 0.
+    named: usize,
+    scripts: Vec<Offered>,
+}
+
+/// The scripts that all ranks of a communicator have.
+#[derive(Debug, Default)]
+pub struct SharedScripts {
+    /// In the order in which calls ask them.
+    pub scripts: Vec<&'static LoadedScript>,
+    /// By the numbers of the files that `MSCCL_XML_FILES` names; none where a file cannot be used.
+    pub numbered: Vec<Option<&'static LoadedScript>>,
 }
 
 /// What a rank has of an offered script.
@@ -42,15 +60,17 @@ enum Have {
 /// of a script's name (without `script:`) and number of ranks whether anybody asks for it.
 pub fn offer(config: &Config, is_wanted: &dyn Fn(&str, usize) -> bool) -> (String, Vec<String>) {
     let (files, mut complaints) = files(config);
-    let mut offered: Vec<Offered> = Vec::new();
+    let named = files.iter().filter(|(_, number)| number.is_some()).count();
+    let mut offer = Offer { named, ..Offer::default() };
     let mut bytes = 0;
-    for path in files {
+    for (path, number) in files {
         match offered_of(&path, is_wanted, &mut bytes) {
-            Ok(one) => offered.extend(one),
+            Ok(one) => offer.scripts.extend(one.map(|one| Offered { number, ..one })),
             Err(why) => complaints.push(format!("{} is not used: {why}", path.display())),
         }
     }
-    let text = if offered.is_empty() { String::new() } else { serde_json::to_string(&offered).unwrap_or_default() };
+    let is_nothing = named == 0 && offer.scripts.is_empty();
+    let text = if is_nothing { String::new() } else { serde_json::to_string(&offer).unwrap_or_default() };
     (text, complaints)
 }
 
@@ -79,7 +99,8 @@ fn offered_of(
         store::load(&stem, &text, contract.as_deref(), Steps::Merged).map_err(|error| error.text().to_string())?;
     *bytes += text.len();
     let path = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf());
-    Ok(Some(Offered { stem, path, digest, contract, root: script.root.0, recipes: script.recipes() }))
+    let (root, recipes) = (script.root.0, script.recipes());
+    Ok(Some(Offered { stem, path, number: None, digest, contract, root, recipes }))
 }
 
 /// The scripts that rank 0 has offered, in its order, on all ranks. `all_gather` exchanges between all ranks; every rank calls this
@@ -91,11 +112,11 @@ pub fn share(
     offer: &str,
     is_first: bool,
     all_gather: &mut dyn FnMut(Vec<u8>) -> Result<Vec<Vec<u8>>>,
-) -> Result<Vec<&'static LoadedScript>> {
+) -> Result<SharedScripts> {
     if offer.is_empty() {
-        return Ok(Vec::new());
+        return Ok(SharedScripts::default());
     }
-    let offered: Vec<Offered> = serde_json::from_str(offer)
+    let Offer { named, scripts: offered } = serde_json::from_str(offer)
         .map_err(|error| Error::Remote(format!("rank 0 offered scripts that cannot be read: {error}")))?;
     let mut have: Vec<Have> = offered.iter().map(have).collect();
     let lacks = have.iter().map(|have| u8::from(matches!(have, Have::Nothing))).collect();
@@ -115,7 +136,15 @@ pub fn share(
             }
         }
     }
-    offered.iter().zip(have).map(|(offered, have)| loaded(offered, have)).collect()
+    let mut shared = SharedScripts { scripts: Vec::new(), numbered: vec![None; named.min(store::MAX_FILES)] };
+    for (offered, have) in offered.iter().zip(have) {
+        let script = loaded(offered, have)?;
+        shared.scripts.push(script);
+        if let Some(place) = offered.number.and_then(|number| shared.numbered.get_mut(number)) {
+            *place = Some(script);
+        }
+    }
+    Ok(shared)
 }
 
 fn have(offered: &Offered) -> Have {
@@ -175,14 +204,14 @@ mod tests {
     }
 
     /// Shares an offer as the second of two ranks; what each exchange had of this rank.
-    fn shared(offer: &str) -> (Result<Vec<&'static LoadedScript>>, Vec<Vec<u8>>) {
+    fn shared(offer: &str) -> (Result<SharedScripts>, Vec<Vec<u8>>) {
         let mut said: Vec<Vec<u8>> = Vec::new();
         let scripts = share(offer, false, &mut |mine| {
             said.push(mine.clone());
             let zero = match said.len() {
                 1 => vec![0; mine.len()],
                 _ => {
-                    let offered: Vec<Offered> = serde_json::from_str(offer).unwrap();
+                    let offered = serde_json::from_str::<Offer>(offer).unwrap().scripts;
                     let lacked: Vec<usize> = (0..offered.len()).filter(|&at| said[0][at] == 1).collect();
                     let here: Vec<Offered> = offered
                         .into_iter()
@@ -204,10 +233,10 @@ mod tests {
         assert!(offer.len() < 1000, "{offer}");
         // This process has loaded it; under another name it has not.
         let (scripts, said) = shared(&offer);
-        assert_eq!((scripts.unwrap()[0].name.as_str(), said), ("script:read", vec![vec![0]]));
+        assert_eq!((scripts.unwrap().scripts[0].name.as_str(), said), ("script:read", vec![vec![0]]));
         let renamed = offer.replace("\"stem\":\"read\"", "\"stem\":\"read_again\"");
         let (scripts, said) = shared(&renamed);
-        let again = scripts.unwrap()[0];
+        let again = scripts.unwrap().scripts[0];
         assert_eq!((again.name.as_str(), said), ("script:read_again", vec![vec![0]]));
         let first = store::by_name("script:read").unwrap();
         assert_eq!(serde_json::to_string(&again.recipes()).unwrap(), serde_json::to_string(&first.recipes()).unwrap());
@@ -222,7 +251,7 @@ mod tests {
         let moved = offer.replace(&place, &format!("{place}/elsewhere"));
         let away = moved.replace("\"stem\":\"lacks\"", "\"stem\":\"lacks_it\"");
         let (scripts, said) = shared(&away);
-        assert_eq!(scripts.unwrap()[0].name, "script:lacks_it");
+        assert_eq!(scripts.unwrap().scripts[0].name, "script:lacks_it");
         assert_eq!(said, [vec![1], Vec::new()]);
         // Another file at that place is not the one that rank 0 has proved, and rank 0 says that its own has changed.
         let file = folder.join("lacks.xml");
@@ -242,7 +271,7 @@ mod tests {
     #[test]
     fn an_offer_that_cannot_be_read_and_one_of_nothing_are_told_apart() {
         let mut never = |_: Vec<u8>| -> Result<Vec<Vec<u8>>> { panic!("nothing is exchanged") };
-        assert!(share("", false, &mut never).unwrap().is_empty());
+        assert!(share("", false, &mut never).unwrap().scripts.is_empty());
         assert!(matches!(share("[1]", false, &mut never), Err(Error::Remote(_))));
         let (folder, config) = folder("answer");
         let (offer, _) = offer(&config, &|_, _| true);

@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 /// The most files that are looked at.
-const MAX_FILES: usize = 1024;
+pub(super) const MAX_FILES: usize = 1024;
 
 /// A script that this process has.
 #[derive(Debug)]
@@ -316,20 +316,21 @@ pub(super) fn stem(path: &Path) -> String {
 }
 
 /// The files that settings name, in the order in which they are asked: `STRATA_PROGRAM_DIR`'s and `MSCCL_ALGO_DIR`'s by name,
-/// then `MSCCL_XML_FILES`'. What cannot be read is told.
-pub fn files(config: &Config) -> (Vec<PathBuf>, Vec<String>) {
+/// then `MSCCL_XML_FILES`', which have numbers from 0. What cannot be read is told.
+pub(super) fn files(config: &Config) -> (Vec<(PathBuf, Option<usize>)>, Vec<String>) {
     let (mut files, mut complaints) = (Vec::new(), Vec::new());
     let own = Some(config.program_dir.clone()).filter(|folder| folder != "none");
     let folders = [("STRATA_PROGRAM_DIR", own), ("MSCCL_ALGO_DIR", config::path_from_env("MSCCL_ALGO_DIR"))];
     for (variable, folder) in folders {
         let Some(folder) = folder else { continue };
         match scripts_in(Path::new(&folder)) {
-            Ok(found) => files.extend(found),
+            Ok(found) => files.extend(found.into_iter().map(|path| (path, None))),
             Err(error) => complaints.push(format!("{variable}={folder}: {error}")),
         }
     }
     let named = config::path_from_env("MSCCL_XML_FILES").unwrap_or_default();
-    files.extend(named.split(':').filter(|name| !name.is_empty()).map(PathBuf::from));
+    let named = named.split(':').filter(|name| !name.is_empty()).map(PathBuf::from);
+    files.extend(named.enumerate().map(|(number, path)| (path, Some(number))));
     if files.len() > MAX_FILES {
         complaints.push(format!("of {} files with algorithms the first {MAX_FILES} are looked at", files.len()));
         files.truncate(MAX_FILES);

@@ -28,6 +28,8 @@ pub struct Knowledge {
     pub tuned: Arc<Tuned>,
     /// The scripts of rank 0, in the order in which they are asked.
     pub scripts: Vec<&'static LoadedScript>,
+    /// The same by their numbers in its `MSCCL_XML_FILES`, where they can be used.
+    pub numbered: Vec<Option<&'static LoadedScript>>,
     /// What the cost model goes by: the machine that `STRATA_MACHINE` names, or the links as they were measured.
     pub machine: Option<Arc<Cluster>>,
 }
@@ -424,6 +426,13 @@ impl Selector {
         self.state.read().unwrap_or_else(PoisonError::into_inner).context.clone()
     }
 
+    /// The script of a number, if there is such a number and it can be used; and how many numbers there are.
+    pub fn numbered(&self, number: usize) -> (Option<Option<&'static LoadedScript>>, usize) {
+        let state = self.state.read().unwrap_or_else(PoisonError::into_inner);
+        let numbered = &state.context.knowledge.numbered;
+        (numbered.get(number).copied(), numbered.len())
+    }
+
     /// Has later decisions made by this machine as well. All ranks do so between the same two operations.
     pub fn know_machine(&self, machine: Arc<Cluster>) {
         let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
@@ -591,9 +600,9 @@ mod tests {
         let table = Knowledge {
             tuned: Arc::new(tuned(&[row(collective, 1 << 20, "two_level(ring,ring)")])),
             machine,
-            scripts: Vec::new(),
+            ..Knowledge::default()
         };
-        let model = Knowledge { tuned: Arc::default(), machine: table.machine.clone(), scripts: Vec::new() };
+        let model = Knowledge { tuned: Arc::default(), machine: table.machine.clone(), ..Knowledge::default() };
         let named = set("STRATA_ALLGATHER_ALGO", "ring", Config::default());
         let threshold = |config| set("STRATA_ALLGATHER_RD_MAX_BYTES", "1048575", config);
         let by = |knowledge: &Knowledge, config: &Config, name: Option<&str>| {
@@ -618,8 +627,8 @@ mod tests {
         let library = Vendor { version: 22703, rccl: true };
         let machine = Some(Arc::new(Cluster::find("frontier").unwrap()));
         let table =
-            Knowledge { tuned: Arc::new(tuned(&[row(collective, 16 << 20, VENDOR)])), machine, scripts: Vec::new() };
-        let model = Knowledge { tuned: Arc::default(), machine: table.machine.clone(), scripts: Vec::new() };
+            Knowledge { tuned: Arc::new(tuned(&[row(collective, 16 << 20, VENDOR)])), machine, ..Knowledge::default() };
+        let model = Knowledge { tuned: Arc::default(), machine: table.machine.clone(), ..Knowledge::default() };
         let grid = || Grid::blocks(&[8; 256]);
         let by = |knowledge: &Knowledge, config: &Config, carrier, grid: Grid| {
             let front = Some(Front { library, carrier });
