@@ -202,12 +202,19 @@ pub fn verify(
 
 /// The files of others that do what they say.
 pub fn scripts() -> Vec<&'static LoadedScript> {
+    scripts_for(None)
+}
+
+/// Those for so many ranks, where that is given: the others are not proved.
+pub fn scripts_for(nranks: Option<usize>) -> Vec<&'static LoadedScript> {
     let folder = crate::built::root().join("shim-tests/scripts");
     let mut files: Vec<_> = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
     files.retain(|file| file.extension().is_some_and(|extension| extension == "xml"));
     files.sort();
     let load = |file: &std::path::PathBuf| {
         let (text, contract) = (std::fs::read_to_string(file).ok()?, store::contract_beside(file).expect("a contract"));
+        let of = strata::script::read(&text, contract.as_deref()).ok()?.nranks();
+        nranks.is_none_or(|nranks| nranks == of).then_some(())?;
         store::load(file.file_stem()?.to_str()?, &text, contract.as_deref(), Steps::Merged).ok()
     };
     files.iter().filter_map(load).collect()

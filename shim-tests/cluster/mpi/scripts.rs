@@ -2,7 +2,7 @@
 
 use super::{alone, mpi, Mpi};
 use crate::again::again;
-use crate::cases::{calls_by_seed, host_region, scripts, Case, SEGMENT_BYTES};
+use crate::cases::{calls_by_seed, host_region, scripts, scripts_for, Case, SEGMENT_BYTES};
 use std::sync::atomic::AtomicBool;
 use std::sync::Arc;
 use strata::communicator::{launch, CollectiveCall, Comm, CommOptions, InitParams, Launch, Operation, UniqueId};
@@ -67,7 +67,7 @@ fn rank_main(seed: u64) {
     let (comm, nranks, rank) = world();
     let (_, calls) = CALLS.into_iter().find(|(of, _)| *of == nranks).expect("a number of calls");
     let mut results = Vec::new();
-    for script in scripts().iter().filter(|script| script.script.nranks() == nranks) {
+    for script in scripts_for(Some(nranks)) {
         for case in calls_by_seed(script, seed, calls, false) {
             let result = case.run((nranks, rank), Some(&script.name), |described| call(&comm, described));
             if case.collective == Collective::AllReduce {
@@ -89,7 +89,7 @@ fn run(mpi: &Mpi, nranks: usize, calls: usize, seed: u64) -> Vec<Case> {
     let seed_text = seed.to_string();
     let vars = [(SEED, seed_text.as_str()), ("STRATA_SEGMENT_BYTES", SEGMENT_BYTES)];
     let said = mpi.run(nranks, "exec \"$@\"", &line, &vars);
-    let fit: Vec<_> = scripts().into_iter().filter(|script| script.script.nranks() == nranks).collect();
+    let fit = scripts_for(Some(nranks));
     assert!(said.contains("MPI carries messages between nodes"), "MPI was not used\n{said}");
     for script in &fit {
         let mut served = said.lines().filter(|line| line.contains(&format!("-> {}, ", script.name)));
