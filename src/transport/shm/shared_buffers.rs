@@ -129,7 +129,7 @@ pub struct SharedBuffers {
     /// How many calls we have made.
     calls: u64,
     /// The last call in which all others are known to have read all they need.
-    all_read: Cell<u64>,
+    read_by_all: Cell<u64>,
     /// The call that used each face and area last, and its only reader, if it has but one.
     faces: [(u64, Option<usize>); FACES],
     pages: [(u64, Option<usize>); PAGES],
@@ -216,7 +216,7 @@ impl SharedBuffers {
             lends: true,
             shares: true,
             calls: 0,
-            all_read: Cell::new(0),
+            read_by_all: Cell::new(0),
             faces: [(0, None); FACES],
             pages: [(0, None); PAGES],
             areas: [(0, None); AREAS],
@@ -358,7 +358,7 @@ impl SharedBuffers {
     /// Whether what was used last so is not read any more.
     #[inline]
     fn is_free(&self, (call, reader): (u64, Option<usize>)) -> bool {
-        call <= self.all_read.get() || self.is_free_now(call, reader)
+        call <= self.read_by_all.get() || self.is_free_now(call, reader)
     }
 
     #[inline(never)]
@@ -368,7 +368,7 @@ impl SharedBuffers {
         }
         let all = (0..self.members.len()).all(|member| member == self.local || self.has_read(member, call));
         let others = self.members.iter().enumerate().filter(|(member, _)| *member != self.local);
-        self.all_read.set(others.map(|(_, other)| other.read.get()).min().unwrap_or(u64::MAX));
+        self.read_by_all.set(others.map(|(_, other)| other.read.get()).min().unwrap_or(u64::MAX));
         all
     }
 
