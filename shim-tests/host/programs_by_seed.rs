@@ -60,14 +60,14 @@ fn programs_over_shared_memory_are_as_the_model_has_them() {
 
 #[test]
 fn programs_over_tcp_are_as_the_model_has_them() {
-    all_pass(&["--carrier", "tcp", "--from", "1", "--count", "250", "--seconds", "40"]);
+    all_pass(&["--carrier", "tcp", "--from", "1", "--count", "250", "--seconds", "30"]);
 }
 
 #[test]
 fn faults_are_told_and_survivors_go_on() {
     let kinds = ["kill", "exit", "exit-now", "pause", "freeze", "descriptors", "memory", "small-shm", "slow", "glitch"];
     for kind in kinds {
-        all_pass(&["--faults", "--fault", kind, "--from", "1", "--count", "15", "--seconds", "12"]);
+        all_pass(&["--faults", "--fault", kind, "--from", "1", "--count", "15", "--seconds", "8"]);
     }
 }
 
