@@ -64,8 +64,8 @@ pub fn offer(config: &Config, is_wanted: &dyn Fn(&str, usize) -> bool) -> (Strin
     let mut offer = Offer { named, ..Offer::default() };
     let mut bytes = 0;
     for (path, number) in files {
-        match offered_of(&path, is_wanted, &mut bytes) {
-            Ok(one) => offer.scripts.extend(one.map(|one| Offered { number, ..one })),
+        match offered_of((&path, number), is_wanted, &mut bytes) {
+            Ok(one) => offer.scripts.extend(one),
             Err(why) => complaints.push(format!("{} is not used: {why}", path.display())),
         }
     }
@@ -76,7 +76,7 @@ pub fn offer(config: &Config, is_wanted: &dyn Fn(&str, usize) -> bool) -> (Strin
 
 /// What is told of a file, nothing where nobody wants it, or why it cannot be used.
 fn offered_of(
-    path: &Path,
+    (path, number): (&Path, Option<usize>),
     is_wanted: &dyn Fn(&str, usize) -> bool,
     bytes: &mut usize,
 ) -> std::result::Result<Option<Offered>, String> {
@@ -100,7 +100,7 @@ fn offered_of(
     *bytes += text.len();
     let path = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf());
     let (root, recipes) = (script.root.0, script.recipes());
-    Ok(Some(Offered { stem, path, number: None, digest, contract, root, recipes }))
+    Ok(Some(Offered { stem, path, number, digest, contract, root, recipes }))
 }
 
 /// The scripts that rank 0 has offered, in its order, on all ranks. `all_gather` exchanges between all ranks; every rank calls this

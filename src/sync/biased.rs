@@ -73,7 +73,7 @@ pub struct BiasedGuard<'a, T> {
     of: &'a Biased<T>,
     /// The owner's seat, where the owner has it.
     seat: Option<&'a Seat>,
-    _record: Option<MutexGuard<'a, Record>>,
+    record: Option<MutexGuard<'a, Record>>,
 }
 
 impl<T> Biased<T> {
@@ -130,14 +130,14 @@ impl<T> Biased<T> {
             seat.inside.store(false, Ordering::Release);
             return self.try_to_own();
         }
-        Some(BiasedGuard { of: self, seat: Some(seat), _record: None })
+        Some(BiasedGuard { of: self, seat: Some(seat), record: None })
     }
 
     /// Has this thread own the lock if it has come often enough.
     #[inline(never)]
     fn try_to_own(&self) -> Option<BiasedGuard<'_, T>> {
         let mut guard = self.try_lock()?;
-        let record = guard._record.as_mut()?;
+        let record = guard.record.as_mut()?;
         record.times += 1;
         if guard.seat.is_none() && record.times >= STREAK && record.seats_used < SEATS {
             let number = record.seats_used;
@@ -182,7 +182,7 @@ impl<T> Biased<T> {
         if let Some(seat) = seat {
             seat.inside.store(true, Ordering::Relaxed);
         }
-        BiasedGuard { of: self, seat, _record: Some(record) }
+        BiasedGuard { of: self, seat, record: Some(record) }
     }
 }
 
@@ -221,7 +221,7 @@ mod tests {
         for _ in 0..=STREAK {
             *lock.try_lock_often().unwrap() += 1;
         }
-        assert!(lock.try_lock_often().unwrap()._record.is_none(), "no owner after {STREAK} times");
+        assert!(lock.try_lock_often().unwrap().record.is_none(), "no owner after {STREAK} times");
     }
 
     #[test]
@@ -239,7 +239,7 @@ mod tests {
             drop(held);
             scope.spawn(|| *lock.try_lock().unwrap() += 1).join().unwrap();
         });
-        assert!(lock.try_lock_often().unwrap()._record.is_some(), "still the owner");
+        assert!(lock.try_lock_often().unwrap().record.is_some(), "still the owner");
         own(&lock);
     }
 

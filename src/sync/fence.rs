@@ -37,12 +37,15 @@ pub fn light() {
 /// The fence of the side that comes seldom: some hundred nanoseconds.
 pub fn heavy() {
     fence(Ordering::SeqCst);
+    if !LIGHT.load(Ordering::SeqCst) {
+        return;
+    }
+    let barrier = || membarrier(MembarrierCommand::PrivateExpedited);
     // A forked child is not registered where its parent was.
-    while LIGHT.load(Ordering::SeqCst) && membarrier(MembarrierCommand::PrivateExpedited).is_err() {
-        if !register() {
-            // Other threads rely on what cannot be had any more: no fence of this one would do.
-            std::process::abort();
-        }
+    if let Err(error) = barrier().or_else(|error| if register() { barrier() } else { Err(error) }) {
+        // Other threads rely on what cannot be had any more: no fence of this one would do.
+        eprintln!("strata: membarrier, which this process has used, is refused now: {error}");
+        std::process::abort();
     }
 }
 

@@ -366,10 +366,17 @@ impl SharedBuffers {
         if let Some(reader) = reader {
             return self.has_read(reader, call);
         }
-        let all = (0..self.members.len()).all(|member| member == self.local || self.has_read(member, call));
-        let others = self.members.iter().enumerate().filter(|(member, _)| *member != self.local);
-        self.read_by_all.set(others.map(|(_, other)| other.read.get()).min().unwrap_or(u64::MAX));
-        all
+        let mut least = u64::MAX;
+        for (member, Member { read, .. }) in self.members.iter().enumerate() {
+            if member != self.local {
+                if !self.has_read(member, call) {
+                    return false;
+                }
+                least = least.min(read.get());
+            }
+        }
+        self.read_by_all.set(least);
+        true
     }
 
     /// Whether a face can be written, and the page of a form that takes one; what is still in use otherwise.

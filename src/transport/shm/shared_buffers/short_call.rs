@@ -219,3 +219,65 @@ impl SharedBuffers {
         host::reduce(combine.dtype, combine.operator, combine.divisor, &operands, call.output);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::pull::Reach;
+    use super::super::super::segment::{Segment, PAGES};
+    use super::super::super::wakeup::Wakeups;
+    use super::*;
+    use crate::memory::Arena;
+    use crate::topo::Rank;
+    use std::sync::Arc;
+
+    const BYTES: usize = 1024;
+
+    fn rank(segment: &Arc<Segment>, local: usize) -> (SharedBuffers, Arc<Wakeups>) {
+        let wakeups = Arc::new(Wakeups::new(segment.clone(), local, vec![0; 2], None).unwrap());
+        let members = (0..2).map(|member| (Rank::from_index(member), Reach::SameProcess)).collect();
+        (SharedBuffers::new(segment, &wakeups, local, members, false), wakeups)
+    }
+
+    /// A reader wakes in some of its calls only, of which one is among those that whoever sleeps waits for.
+    #[test]
+    fn a_root_that_waits_for_a_page_is_woken_though_not_by_each_read() {
+        let segment = Arc::new(Segment::of_heap(2));
+        let [mut root, mut reader] = [0, 1].map(|local| rank(&segment, local));
+        let mut arena = Arena::new(2 * BYTES);
+        // SAFETY: the arena must outlive every use; because it ends with the test, after the ranks.
+        let memory = unsafe { arena.region().unbound() };
+        let call = |local: usize| {
+            let buffer = memory.part(local * BYTES, BYTES);
+            let (collective, combine) = (Collective::Broadcast, None);
+            FlatCall { collective, root: 0, input: buffer, output: buffer, block_bytes: BYTES, combine }
+        };
+        let envelope = |sequence: u64| Envelope { channel: 0, sequence, signature: 7 };
+        let waits = 1 + PAGES as u64;
+        for past in [0, 5, 16, 31] {
+            // So many calls before the root is as far ahead as it can be.
+            let begun = root.0.calls;
+            for at in 1..=past {
+                assert_eq!(root.0.call_flat(envelope(begun + at), &call(0)).unwrap(), Started::Done);
+                assert_eq!(reader.0.call_flat(envelope(begun + at), &call(1)).unwrap(), Started::Done);
+            }
+            let begun = root.0.calls;
+            for at in 1..waits {
+                assert_eq!(root.0.call_flat(envelope(begun + at), &call(0)).unwrap(), Started::Done, "call {at}");
+            }
+            assert_eq!(
+                root.0.call_flat(envelope(begun + waits), &call(0)).unwrap(),
+                Started::Pending,
+                "no page is free"
+            );
+            assert!(root.1.announce());
+            let is_asleep = || segment.wakeup_cell(0).state.load(Ordering::SeqCst) != 0;
+            assert!(is_asleep());
+            for at in 1..waits {
+                assert_eq!(reader.0.call_flat(envelope(begun + at), &call(1)).unwrap(), Started::Done);
+            }
+            assert!(!is_asleep(), "nobody has woken the root");
+            assert!(root.0.advance_short().unwrap());
+            assert_eq!(reader.0.call_flat(envelope(begun + waits), &call(1)).unwrap(), Started::Done);
+        }
+    }
+}
