@@ -6,6 +6,9 @@ use std::fmt;
 /// What every fallible function of the library returns.
 pub type Result<T> = std::result::Result<T, Error>;
 
+/// The same of what lies on the way of each short call: it fits two registers, and needs no copies from function to function.
+pub type ShortResult<T> = std::result::Result<T, Box<Error>>;
+
 /// Why a call failed. The kinds are NCCL's result codes; the text says what happened, on which rank, in which call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Error {
@@ -116,6 +119,12 @@ impl fmt::Display for Error {
 }
 
 impl std::error::Error for Error {}
+
+impl From<Box<Error>> for Error {
+    fn from(error: Box<Error>) -> Error {
+        *error
+    }
+}
 
 impl From<std::io::Error> for Error {
     fn from(error: std::io::Error) -> Error {

@@ -303,8 +303,11 @@ pub fn recent<T>(name: CommHandle, act: impl FnOnce(&Arc<Comm>, bool) -> Option<
     done
 }
 
-/// Notes that this thread uses a communicator.
+/// Notes that this thread uses a communicator. A stream's thread does not: what is called there waits for no null stream.
 pub fn note(handle: &Arc<Handle>, comm: &Arc<Comm>) {
+    if crate::device::host::stream::is_worker() {
+        return;
+    }
     let noted = |used: &RefCell<Vec<Recent>>| {
         let Ok(mut used) = used.try_borrow_mut() else { return None };
         if used.iter().any(|recent| recent.name == handle.name) {

@@ -7,9 +7,11 @@
 use super::handles;
 use super::options;
 use super::streams;
-use crate::communicator::{group, launch_one, Again, CollectiveCall, Comm, Elements, Factor, Launch, Operation};
+use crate::communicator::{
+    group, launch_one, Again, CollectiveCall, Comm, Direction, Elements, Factor, Launch, Operation,
+};
 use crate::dtype::{DataType, RedOp};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, ShortResult};
 use crate::interface::layouts::{read_versioned, write_versioned, CollConfig, SimInfo};
 use crate::interface::pointer::{Buffer, ConstBuffer, ConstPtr, Ptr};
 use crate::interface::types::{null, CommHandle, OpCode, Residence, StreamHandle, TypeCode};
@@ -67,27 +69,30 @@ pub fn by_script(call: ScriptCall) -> Result<()> {
     let op = script.script.reduces().then_some(if is_promised { op } else { OpCode(RedOp::Sum as c_int) });
     let root = if collective.has_root() { root } else { 0 };
     let config = ConstPtr::null();
-    group::noted(
-        Call { collective, send, recv, count, dtype, op, root, comm, stream, config, script: Some(script) }.submit(),
-    )
+    Call { collective, send, recv, count, dtype, op, root, comm, stream, config, script: Some(script) }.submit()
 }
 
 impl Call {
     /// What this call has in common with equal ones, where equal ones can be prepared: on the null stream.
     fn key(&self) -> Option<Again> {
-        let alone = streams::is_null(self.stream) && self.config.is_null() && self.script.is_none();
+        let alone = streams::is_named_null(self.stream) && self.config.is_null() && self.script.is_none();
         alone.then(|| Again::new(self.collective, self.count, self.dtype.0, self.op.map(|op| op.0), self.root))?
     }
 
     /// Launches the call, or records it where a group is open.
-    fn submit(self) -> Result<()> {
+    #[inline]
+    fn submit(&self) -> Result<()> {
         let key = self.key();
-        key.and_then(|key| self.again(key)).unwrap_or_else(|| self.check(key))
+        match key.and_then(|key| self.again(key)) {
+            Some(Ok(())) => Ok(()),
+            Some(Err(error)) => group::noted(Err(*error)),
+            None => group::noted(self.check(key)),
+        }
     }
 
     /// The call as it was made before, if it was. Apart from `submit`, whose frame is on the stack of all other calls.
     #[inline(never)]
-    fn again(&self, key: Again) -> Option<Result<()>> {
+    fn again(&self, key: Again) -> Option<ShortResult<()>> {
         let buffers = |input: usize, output: usize| {
             let input = self.send.on_device(input, "sendbuff").ok()?;
             let output = self.recv.as_const().on_device(output, "recvbuff").ok()?;
@@ -101,7 +106,7 @@ impl Call {
 
     /// Checks all arguments; launches the call, or records it where a group is open. With a key it shall go faster next time.
     #[inline(never)]
-    fn check(self, key: Option<Again>) -> Result<()> {
+    fn check(&self, key: Option<Again>) -> Result<()> {
         let handle = handles::find(self.comm)?;
         let comm = handle.usable()?;
         let root = rank_of(&comm, self.root, "root")?;
@@ -216,7 +221,7 @@ macro_rules! collectives {
         ) -> Result<()> {
             let (collective, config) = (Collective::$collective, ConstPtr::null());
             let none = Call { collective, send, recv, count, dtype, op: None, root: 0, comm, stream, config, script: None };
-            group::noted(Call { $($field: $value,)* ..none }.submit())
+            Call { $($field: $value,)* ..none }.submit()
         }
 
         $(#[doc = $doc])+
@@ -227,7 +232,7 @@ macro_rules! collectives {
         ) -> Result<()> {
             let collective = Collective::$collective;
             let none = Call { collective, send, recv, count, dtype, op: None, root: 0, comm, stream, config, script: None };
-            group::noted(Call { $($field: $value,)* ..none }.submit())
+            Call { $($field: $value,)* ..none }.submit()
         }
     )* };
 }
@@ -272,11 +277,7 @@ pub fn send(
     comm: CommHandle,
     stream: StreamHandle,
 ) -> Result<()> {
-    message(buffer, "sendbuff", count, dtype, peer, comm, stream, |to, data, elements| Operation::Send {
-        to,
-        data,
-        elements,
-    })
+    message(Direction::Send, buffer, count, dtype, peer, comm, stream)
 }
 
 /// `ncclRecv`
@@ -288,31 +289,34 @@ pub fn recv(
     comm: CommHandle,
     stream: StreamHandle,
 ) -> Result<()> {
-    let operation = |from, data, elements| Operation::Recv { from, data, elements };
-    message(buffer.as_const(), "recvbuff", count, dtype, peer, comm, stream, operation)
+    message(Direction::Recv, buffer.as_const(), count, dtype, peer, comm, stream)
 }
 
-#[allow(clippy::too_many_arguments)]
 fn message(
+    direction: Direction,
     buffer: ConstBuffer,
-    name: &str,
     count: usize,
     dtype: TypeCode,
     peer: c_int,
     comm: CommHandle,
     stream: StreamHandle,
-    operation: impl Fn(Rank, crate::memory::DeviceRegion, Elements) -> Operation,
 ) -> Result<()> {
+    let name = match direction {
+        Direction::Send => "sendbuff",
+        Direction::Recv => "recvbuff",
+    };
     // By itself, on the null stream of a communicator that this thread has used lately.
     let at_once = |comm: &Arc<Comm>, _| {
         let peer = rank_of(comm, peer, "peer").ok()?;
         let dtype = dtype.get().ok().filter(|dtype| dtype.is_nccl())?;
         let data = buffer.on_device(bytes(count, 1, dtype).ok()?, name).ok()?;
-        comm.message_alone(&operation(peer, data, Elements { count, dtype }))
+        comm.message_alone(direction, peer, data)
     };
-    if streams::is_null(stream) && !group::is_open() {
-        if let Some(outcome) = handles::recent(comm, at_once) {
-            return outcome;
+    if streams::is_named_null(stream) && !group::is_open() {
+        match handles::recent(comm, at_once) {
+            Some(Ok(())) => return Ok(()),
+            Some(Err(error)) => return Err(*error),
+            None => {}
         }
     }
     let record = || {
@@ -327,7 +331,11 @@ fn message(
             return Ok(());
         }
         comm.check_memory(data, name)?;
-        let operation = operation(peer, data, Elements { count, dtype });
+        let elements = Elements { count, dtype };
+        let operation = match direction {
+            Direction::Send => Operation::Send { to: peer, data, elements },
+            Direction::Recv => Operation::Recv { from: peer, data, elements },
+        };
         handles::note(&handle, &comm);
         group::record(Launch { comm, operation, stream }, handle.blocking)?.map_or(Ok(()), launch_one)
     };

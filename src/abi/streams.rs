@@ -24,9 +24,9 @@ static NEXT_NAME: AtomicUsize = AtomicUsize::new(FIRST_NAME);
 /// A forked child has none of its parent's streams: their threads are not there.
 static LIVE: PerProcess<RwLock<HashMap<usize, Arc<HostStream>>>> = PerProcess::new(RwLock::default);
 
-/// Whether this is a name of the null stream, and the thread one on which an operation can wait for it.
-pub fn is_null(name: StreamHandle) -> bool {
-    name.0 <= LAST_NULL && !crate::device::host::stream::is_worker()
+/// Whether this is a name of the null stream.
+pub fn is_named_null(name: StreamHandle) -> bool {
+    name.0 <= LAST_NULL
 }
 
 /// The stream with this name.

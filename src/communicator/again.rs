@@ -11,14 +11,15 @@ use super::engine::Engine;
 use super::inside::InCallAlone;
 use super::launch::OperationBatch;
 use super::messages::Messages;
-use super::{CollectiveCall, Comm, Direction, Message, Operation, ALIVE};
+use super::{CollectiveCall, Comm, Direction, Message, ALIVE};
 use crate::device::host::Combine;
 use crate::dtype::Reduction;
-use crate::error::Result;
+use crate::error::{Error, Result, ShortResult};
 use crate::exec::{Op, Started, Token, World};
 use crate::health::CallSummary;
 use crate::memory::{DeviceRegion, OnDevice};
 use crate::plan::{Collective, OperandOrder};
+use crate::sync::biased::BiasedGuard;
 use crate::topo::Rank;
 use crate::transport::{FlatCall, Transport};
 use std::sync::atomic::Ordering;
@@ -133,7 +134,7 @@ impl Comm {
         self: &Arc<Comm>,
         key: Again,
         buffers: impl FnOnce(usize, usize) -> Option<(DeviceRegion, DeviceRegion)>,
-    ) -> Option<Result<()>> {
+    ) -> Option<ShortResult<()>> {
         if self.numbers.is_some() || !self.is_ready() {
             return None;
         }
@@ -151,7 +152,7 @@ impl Comm {
         self: &Arc<Comm>,
         key: Again,
         buffers: impl FnOnce(usize, usize) -> Option<(DeviceRegion, DeviceRegion)>,
-    ) -> Option<Result<()>> {
+    ) -> Option<ShortResult<()>> {
         let mut held = self.engine.try_lock_often()?;
         let engine = held.as_mut()?;
         let prepared = engine.prepared.find(key)?;
@@ -172,9 +173,23 @@ impl Comm {
             return Some(Ok(()));
         }
         let call = CollectiveCall { input, output, ..(*engine.prepared.find(key)?.call).clone() };
-        let outcome = outcome.map_err(|error| engine.explained(error, &call)).and_then(|_| engine.resume(&call));
+        Some(self.go_on(held, turn, call, outcome).map_err(Box::new))
+    }
+
+    /// Has a call that has not ended yet, or has failed, go on as any other.
+    #[inline(never)]
+    fn go_on(
+        self: &Arc<Comm>,
+        mut held: BiasedGuard<'_, Option<Engine>>,
+        turn: u64,
+        call: CollectiveCall,
+        outcome: ShortResult<bool>,
+    ) -> Result<()> {
+        let gone = || Error::Internal("the engine went during a call".to_string());
+        let engine = held.as_mut().ok_or_else(gone)?;
+        let outcome = outcome.map_err(|error| engine.explained(*error, &call)).and_then(|_| engine.resume(&call));
         drop(held);
-        Some(OperationBatch::begun(self.clone(), turn, call).end(outcome))
+        OperationBatch::begun(self.clone(), turn, call).end(outcome)
     }
 
     /// A call that has been made before, to be made again; none where it would have to go the long way.
@@ -189,12 +204,12 @@ impl Comm {
 
     /// Sends or receives a message by itself, on the null stream, and returns when that has ended. None where it has to go the
     /// long way; nothing has been done then.
-    pub fn message_alone(self: &Arc<Comm>, operation: &Operation) -> Option<Result<()>> {
-        let (direction, peer, data) = match *operation {
-            Operation::Send { to, data, .. } => (Direction::Send, to, data),
-            Operation::Recv { from, data, .. } => (Direction::Recv, from, data),
-            Operation::Collective(_) => return None,
-        };
+    pub fn message_alone(
+        self: &Arc<Comm>,
+        direction: Direction,
+        peer: Rank,
+        data: DeviceRegion,
+    ) -> Option<ShortResult<()>> {
         if self.numbers.is_some() || peer == self.rank || !self.is_ready() {
             return None;
         }
@@ -206,7 +221,13 @@ impl Comm {
         outcome
     }
 
-    fn message_inside(self: &Arc<Comm>, direction: Direction, peer: Rank, data: DeviceRegion) -> Option<Result<()>> {
+    #[inline]
+    fn message_inside(
+        self: &Arc<Comm>,
+        direction: Direction,
+        peer: Rank,
+        data: DeviceRegion,
+    ) -> Option<ShortResult<()>> {
         let mut held = self.engine.try_lock_often()?;
         let engine = held.as_mut().filter(|engine| engine.takes_alone(data.len()))?;
         let turn = self.turns.issue_now()?;
@@ -220,28 +241,51 @@ impl Comm {
             return Some(Ok(()));
         }
         drop(held);
-        let is_posted = !matches!(outcome, Ok(Started::Busy));
-        let run = OperationBatch::with_message(self.clone(), turn, Messages::of_one(message, sequence, is_posted));
-        Some(run.end(outcome.map(|_| ())))
+        Some(self.message_goes_on(turn, (message, sequence), outcome).map_err(Box::new))
     }
 
-    /// Begins a message and polls for a while. A short one of this node that comes meanwhile is taken without a receive for it.
-    fn exchange_alone(&self, engine: &mut Engine, message: &Message, sequence: u64) -> Result<Started> {
-        let mut taken = Started::Busy;
-        if message.direction == Direction::Recv {
+    /// Has a message that has not been exchanged yet, or has failed, go on as any other.
+    #[inline(never)]
+    fn message_goes_on(
+        self: &Arc<Comm>,
+        turn: u64,
+        (message, sequence): (Message, u64),
+        outcome: ShortResult<Started>,
+    ) -> Result<()> {
+        let is_posted = !matches!(outcome, Ok(Started::Busy));
+        let run = OperationBatch::with_message(self.clone(), turn, Messages::of_one(message, sequence, is_posted));
+        run.end(outcome.map(|_| ()).map_err(|error| *error))
+    }
+
+    /// Begins a message and polls for a while. A short one of this node needs not be posted.
+    #[inline]
+    fn exchange_alone(&self, engine: &mut Engine, message: &Message, sequence: u64) -> ShortResult<Started> {
+        let mut started = engine.exchange_short(message, sequence)?;
+        if started == Started::Pending {
             self.spin_while(engine, SHARED_POLLS_FOR_MESSAGE, |engine| {
-                taken = engine.recv_short(message, sequence)?;
-                Ok(taken != Started::Pending)
+                started = engine.exchange_short(message, sequence)?;
+                Ok(started != Started::Pending)
             })?;
         }
-        match taken {
+        match started {
             Started::Done => Ok(Started::Done),
-            Started::Pending => engine.post_alone(message, sequence),
-            Started::Busy => match engine.post_alone(message, sequence)? {
-                Started::Pending if self.spin_on(engine)? => Ok(Started::Done),
-                started => Ok(started),
-            },
+            started => self.post_alone(engine, message, sequence, started),
         }
+    }
+
+    /// The same for one that has to be posted, and may have been waited for already.
+    #[inline(never)]
+    fn post_alone(
+        &self,
+        engine: &mut Engine,
+        message: &Message,
+        sequence: u64,
+        before: Started,
+    ) -> ShortResult<Started> {
+        Ok(match (before, engine.post_alone(message, sequence)?) {
+            (Started::Busy, Started::Pending) if self.spin_on(engine)? => Started::Done,
+            (_, started) => started,
+        })
     }
 
     /// Whether nothing is known yet of calls like this one.
@@ -271,12 +315,12 @@ impl Comm {
     }
 
     /// Polls for a while; whether the call has ended.
-    fn spin(&self, engine: &mut Engine) -> Result<bool> {
+    fn spin(&self, engine: &mut Engine) -> ShortResult<bool> {
         self.spin_while(engine, SHARED_POLLS, |engine| engine.transport().advance_board())
     }
 
     /// The same for a message that has been posted.
-    fn spin_on(&self, engine: &mut Engine) -> Result<bool> {
+    fn spin_on(&self, engine: &mut Engine) -> ShortResult<bool> {
         let mut done = std::mem::take(&mut engine.done_alone);
         let ended = self.spin_while(engine, SHARED_POLLS_FOR_MESSAGE, |engine| {
             done.clear();
@@ -293,8 +337,8 @@ impl Comm {
         &self,
         engine: &mut Engine,
         shared_polls: u32,
-        mut poll: impl FnMut(&mut Engine) -> Result<bool>,
-    ) -> Result<bool> {
+        mut poll: impl FnMut(&mut Engine) -> ShortResult<bool>,
+    ) -> ShortResult<bool> {
         let is_alone = !engine.transport().shares_processor();
         let limit = Duration::from_micros(self.config.spin_us);
         let mut since = None;
@@ -305,7 +349,7 @@ impl Comm {
                 }
             }
             if let Some(failure) = self.failure() {
-                return Err(failure);
+                return Err(Box::new(failure));
             }
             let is_over = since.get_or_insert_with(Instant::now).elapsed() >= limit;
             let transport = engine.transport();

@@ -6,7 +6,7 @@
 use super::staging::Provider;
 use crate::device::host;
 use crate::dtype::{DataType, Operator, Reduction};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, ShortResult};
 use crate::exec::{Program, Started, Token};
 use crate::memory::{shared, Arena, DeviceRegion, OnDevice, Region};
 use crate::plan::layout::Layout;
@@ -92,12 +92,18 @@ pub trait Device: Send {
         _transport: &mut Router,
         _envelope: Envelope,
         call: &FlatCall<OnDevice>,
-    ) -> Result<Started> {
-        Err(Error::Internal(format!("a {} that nobody does on this device", call.collective.name())))
+    ) -> ShortResult<Started> {
+        let text = format!("a {} that nobody does on this device", call.collective.name());
+        Err(Box::new(Error::Internal(text)))
     }
 
     /// Takes a short message that needs no receive posted; see [`Router::recv_short`].
-    fn recv_short(&mut self, _: &mut Router, _from: Rank, _: Envelope, _to: DeviceRegion) -> Result<Started> {
+    fn recv_short(&mut self, _: &mut Router, _from: Rank, _: Envelope, _to: DeviceRegion) -> ShortResult<Started> {
+        Ok(Started::Busy)
+    }
+
+    /// Sends one that waits for nothing; see [`Router::send_short`].
+    fn send_short(&mut self, _: &mut Router, _to: Rank, _: Envelope, _src: DeviceRegion) -> ShortResult<Started> {
         Ok(Started::Busy)
     }
 
@@ -272,13 +278,34 @@ impl Device for HostDevice {
         transport.call(token, envelope, me, unsafe { call.in_process() })
     }
 
-    fn call_flat(&mut self, transport: &mut Router, envelope: Envelope, call: &FlatCall<OnDevice>) -> Result<Started> {
+    fn call_flat(
+        &mut self,
+        transport: &mut Router,
+        envelope: Envelope,
+        call: &FlatCall<OnDevice>,
+    ) -> ShortResult<Started> {
         // SAFETY: the bytes must be this process's; because the device is the host.
-        transport.call_flat(envelope, &unsafe { call.in_process() })
+        transport.call_flat(envelope, unsafe { call.in_process() })
     }
 
-    fn recv_short(&mut self, router: &mut Router, from: Rank, envelope: Envelope, to: DeviceRegion) -> Result<Started> {
+    fn recv_short(
+        &mut self,
+        router: &mut Router,
+        from: Rank,
+        envelope: Envelope,
+        to: DeviceRegion,
+    ) -> ShortResult<Started> {
         router.recv_short(from, envelope, here(to))
+    }
+
+    fn send_short(
+        &mut self,
+        router: &mut Router,
+        to: Rank,
+        envelope: Envelope,
+        src: DeviceRegion,
+    ) -> ShortResult<Started> {
+        router.send_short(to, envelope, here(src))
     }
 
     fn copy(&mut self, scaling: Option<Scaling>, src: DeviceRegion, dst: DeviceRegion) -> Result<()> {

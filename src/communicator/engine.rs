@@ -14,7 +14,7 @@ use crate::device::gpu::driver::DriverKind;
 use crate::device::gpu::GpuDevice;
 use crate::digest::Digest;
 use crate::dtype::{Prologue, Reduction};
-use crate::error::{counted, Error, Result};
+use crate::error::{counted, Error, Result, ShortResult};
 use crate::exec::{Execution, Program, Progress, Started, Token};
 use crate::memory::{shared, DeviceRegion, OnDevice};
 use crate::plan::layout::Layout;
@@ -347,10 +347,12 @@ impl Engine {
     }
 
     /// Begins such a call; whether it has ended.
-    pub(super) fn call_flat(&mut self, signature: u32, call: &FlatCall<OnDevice>) -> Result<bool> {
+    #[inline]
+    pub(super) fn call_flat(&mut self, signature: u32, call: &FlatCall<OnDevice>) -> ShortResult<bool> {
         self.sequence += 1;
         if self.grid.nranks() == 1 {
-            return self.device.copy(None, call.input, call.output).map(|()| true);
+            self.device.copy(None, call.input, call.output)?;
+            return Ok(true);
         }
         let envelope = Envelope { channel: 0, sequence: self.sequence, signature };
         Ok(self.device.call_flat(&mut self.transport, envelope, call)? == Started::Done)
@@ -380,9 +382,10 @@ impl Engine {
         super::messages::post(&mut *self.device, &mut self.transport, 0, message, sequence)
     }
 
-    /// Takes a message that comes by itself where it needs no receive posted.
-    pub(super) fn recv_short(&mut self, message: &super::Message, sequence: u64) -> Result<Started> {
-        super::messages::recv_short(&mut *self.device, &mut self.transport, message, sequence)
+    /// Sends or takes a message that comes by itself where it needs not be posted.
+    #[inline]
+    pub(super) fn exchange_short(&mut self, message: &super::Message, sequence: u64) -> ShortResult<Started> {
+        super::messages::exchange_short(&mut *self.device, &mut self.transport, message, sequence)
     }
 
     /// An error of such a call, said as of any.

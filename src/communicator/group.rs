@@ -9,7 +9,7 @@
 
 use super::{launch, Again, CollectiveCall, Comm, Launch, Operation};
 use crate::device::StreamRef;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, ShortResult};
 use crate::memory::DeviceRegion;
 use crate::process;
 use std::cell::RefCell;
@@ -64,8 +64,10 @@ impl PreparedLaunch {
     }
 
     fn run(&self, buffers: Buffers) -> Result<()> {
-        let done = self.comm.again(self.key, |_, _| Some(buffers));
-        done.unwrap_or_else(|| super::launch_one(self.launch(buffers)))
+        match self.comm.again(self.key, |_, _| Some(buffers)) {
+            Some(done) => Ok(done?),
+            None => super::launch_one(self.launch(buffers)),
+        }
     }
 }
 
@@ -141,7 +143,7 @@ pub fn record_prepared(
     (comm, blocking): (&Arc<Comm>, bool),
     key: Again,
     buffers: impl FnOnce(usize, usize) -> Option<(DeviceRegion, DeviceRegion)>,
-) -> Option<Result<()>> {
+) -> Option<ShortResult<()>> {
     let (outcome, former) = GROUP.with_borrow_mut(|group| {
         if !group.is_empty() || group.error.is_some() {
             return None;

@@ -5,7 +5,7 @@ use super::device::Device;
 use super::live;
 use super::{Direction, Message};
 use crate::bootstrap::rendezvous::name_ranks;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, ShortResult};
 use crate::exec::{Started, Token};
 use crate::memory::DeviceRegion;
 use crate::plan::Channel;
@@ -195,15 +195,19 @@ pub(super) fn timed_out(since_ns: u64, limit_ns: u64, waiting_for: impl FnOnce()
     Err(Error::Timeout(format!("send/receive made no progress for {ms} ms, waiting for {ranks}")))
 }
 
-/// Takes a short message that comes by itself; `Busy` where its receive has to be posted.
-pub(super) fn recv_short(
+/// Sends or takes a short message that comes by itself; `Busy` where it has to be posted.
+#[inline]
+pub(super) fn exchange_short(
     device: &mut dyn Device,
     transport: &mut Router,
     message: &Message,
     sequence: u64,
-) -> Result<Started> {
+) -> ShortResult<Started> {
     let envelope = Envelope { channel: CHANNEL, sequence, signature: SIGNATURE };
-    device.recv_short(transport, message.peer, envelope, message.data)
+    match message.direction {
+        Direction::Send => device.send_short(transport, message.peer, envelope, message.data),
+        Direction::Recv => device.recv_short(transport, message.peer, envelope, message.data),
+    }
 }
 
 /// Posts a message.

@@ -174,8 +174,10 @@ impl CollectiveCall {
 
 /// Which way a message goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Direction {
+pub enum Direction {
+    /// To the peer.
     Send,
+    /// From the peer.
     Recv,
 }
 

@@ -164,6 +164,7 @@ pub struct NodeCall<'a, Space = InProcess> {
 
 /// The same of a rank whose blocks are of equal size and lie one after the other.
 #[derive(Debug, Clone, Copy)]
+#[repr(C)]
 pub struct FlatCall<Space: 'static = InProcess> {
     /// What is done.
     pub collective: Collective,
@@ -184,13 +185,11 @@ impl FlatCall<OnDevice> {
     ///
     /// # Safety
     /// As of [`DeviceRegion::in_process`], for both.
-    pub unsafe fn in_process(self) -> FlatCall {
-        let FlatCall { collective, root, input, output, block_bytes, combine } = self;
-        // SAFETY: the bytes must be this process's; because the caller promises it.
-        let input = unsafe { input.in_process() };
-        // SAFETY: the bytes must be this process's; because the caller promises it of both.
-        let output = unsafe { output.in_process() };
-        FlatCall { collective, root, input, output, block_bytes, combine }
+    #[inline]
+    pub unsafe fn in_process(&self) -> &FlatCall {
+        // SAFETY: the two types must have one layout; because they are one `repr(C)` structure whose parameter is in those of
+        // its two regions alone, of which the same holds.
+        unsafe { &*std::ptr::from_ref(self).cast() }
     }
 }
 

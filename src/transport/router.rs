@@ -8,7 +8,7 @@ use super::shm::{self, Shm};
 use super::{Departure, DeviceMemory, Endpoint, Envelope, Exchange, FlatCall, NodeCall, Sink, Transport};
 use crate::carrier::Carrier;
 use crate::config::Config;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, ShortResult};
 use crate::exec::{Started, Token};
 use crate::memory::Region;
 use crate::topo::binding::Binding;
@@ -94,19 +94,30 @@ impl Router {
 
     /// Posts our part of a call of all ranks of the one node, each of whose blocks lies in one piece. It completes as token 0.
     #[inline]
-    pub fn call_flat(&mut self, envelope: Envelope, call: &FlatCall) -> Result<Started> {
+    pub fn call_flat(&mut self, envelope: Envelope, call: &FlatCall) -> ShortResult<Started> {
         self.shm.call_flat(envelope, call)
     }
 
     /// Looks at the board alone; whether that completes the call.
-    pub fn advance_board(&mut self) -> Result<bool> {
+    #[inline]
+    pub fn advance_board(&mut self) -> ShortResult<bool> {
         self.shm.advance_board()
     }
 
     /// Takes a short message of a rank of this node where it is the next to come; see [`Shm::recv_short`].
-    pub fn recv_short(&mut self, from: Rank, envelope: Envelope, to: Region) -> Result<Started> {
+    #[inline]
+    pub fn recv_short(&mut self, from: Rank, envelope: Envelope, to: Region) -> ShortResult<Started> {
         match self.route(from)? {
             Route::Shm(peer) => self.shm.recv_short(peer, envelope, to),
+            Route::Network(_) | Route::Myself => Ok(Started::Busy),
+        }
+    }
+
+    /// Sends a short message to a rank of this node; see [`Shm::send_short`].
+    #[inline]
+    pub fn send_short(&mut self, to: Rank, envelope: Envelope, src: Region) -> ShortResult<Started> {
+        match self.route(to)? {
+            Route::Shm(peer) => self.shm.send_short(peer, envelope, src),
             Route::Network(_) | Route::Myself => Ok(Started::Busy),
         }
     }
@@ -153,6 +164,7 @@ impl Router {
         self.shm.missing()
     }
 
+    #[inline]
     fn route(&self, rank: Rank) -> Result<Route> {
         match self.routes.get(rank.index()) {
             None => Err(Error::Internal(format!("rank {rank} of {}", self.routes.len()))),

@@ -127,24 +127,34 @@ pub struct ChannelStream<A> {
 #[derive(Debug)]
 pub struct Streams<A> {
     sorted: Vec<(Channel, ChannelStream<A>)>,
+    /// Where the one is that was used last: mostly the next to be used.
+    last: usize,
 }
 
 impl<A> Default for Streams<A> {
     fn default() -> Streams<A> {
-        Streams { sorted: Vec::new() }
+        Streams { sorted: Vec::new(), last: 0 }
     }
 }
 
 impl<A> Streams<A> {
     /// The stream of a channel.
+    #[inline]
     pub fn at(&mut self, channel: Channel) -> &mut ChannelStream<A> {
+        if self.sorted.get(self.last).is_none_or(|(last, _)| *last != channel) {
+            self.last = self.find(channel);
+        }
+        &mut self.sorted[self.last].1
+    }
+
+    #[inline(never)]
+    fn find(&mut self, channel: Channel) -> usize {
         let index = self.sorted.binary_search_by_key(&channel, |(channel, _)| *channel);
-        let index = index.unwrap_or_else(|index| {
+        index.unwrap_or_else(|index| {
             let stream = ChannelStream { posted: VecDeque::new(), arrived: VecDeque::new(), credit: Credit::default() };
             self.sorted.insert(index, (channel, stream));
             index
-        });
-        &mut self.sorted[index].1
+        })
     }
 
     /// Whether a receive waits for a message.

@@ -26,7 +26,7 @@ pub use rates::Rates;
 pub use segment::area_bytes;
 pub use shared_buffers::pipelined_bytes;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, ShortResult};
 use crate::exec::{Started, Token};
 use crate::memory::{shared, Arena, Bytes, Region};
 use crate::topo::Rank;
@@ -48,7 +48,7 @@ use super::matching::{check_usable, Fetch, Matching, MessageHead, Received};
 use super::streams::Posted;
 use super::{Envelope, FlatCall, NodeCall, Sink};
 
-/// Bytes of a message that go through the ring at a time.
+/// Bytes of a message that go through the ring at a time, where the ring has room for some of them.
 const CHUNK: usize = 16 << 10;
 /// Records taken from one peer before the next one gets its turn.
 const RECORDS_PER_POLL: usize = 64;
@@ -137,6 +137,16 @@ fn take_bits(bits: &SlotBits, mut each: impl FnMut(u32) -> Result<()>) -> Result
 }
 
 impl Shm {
+    /// Sends a short message; `Busy` where that has to be tried as any other is, and nothing has been done.
+    #[inline]
+    pub fn send_short(&mut self, peer: usize, envelope: Envelope, src: Region) -> ShortResult<Started> {
+        check_usable(self.cancelled)?;
+        Ok(match src.len() <= self.eager_bytes {
+            true => self.send_small(peer, envelope, &[src], src.len()),
+            false => Started::Busy,
+        })
+    }
+
     /// Posts a message to a peer.
     pub fn send(&mut self, peer: usize, token: Token, envelope: Envelope, src: &[Region]) -> Result<Started> {
         check_usable(self.cancelled)?;
@@ -148,6 +158,7 @@ impl Shm {
         }
     }
 
+    #[inline]
     fn send_small(&mut self, index: usize, envelope: Envelope, src: &[Region], bytes: usize) -> Started {
         let peer = &mut self.peers[index];
         if !peer.matching.takes_short(envelope.channel) {
@@ -166,6 +177,7 @@ impl Shm {
         Started::Done
     }
 
+    #[inline(never)]
     fn send_large(&mut self, index: usize, token: Token, envelope: Envelope, src: &[Region], bytes: usize) -> Started {
         let peer = &mut self.peers[index];
         if !peer.matching.takes_long(envelope.channel) {
@@ -206,7 +218,7 @@ impl Shm {
     /// Takes a short message from its peer's ring straight to where it belongs, if it is the next there. `Pending` where
     /// nothing has come yet; `Busy` where the receive has to be posted, and nothing has been done.
     #[inline]
-    pub fn recv_short(&mut self, index: usize, envelope: Envelope, to: Region) -> Result<Started> {
+    pub fn recv_short(&mut self, index: usize, envelope: Envelope, to: Region) -> ShortResult<Started> {
         check_usable(self.cancelled)?;
         let peer = &mut self.peers[index];
         if !peer.matching.is_empty(envelope.channel) {
@@ -226,6 +238,7 @@ impl Shm {
         Ok(Started::Done)
     }
 
+    #[inline]
     fn acknowledge(&self, index: usize, number: Option<u64>) {
         let Some(number) = number else { return };
         let peer = &self.peers[index];
@@ -295,13 +308,13 @@ impl Shm {
 
     /// The same, of blocks that lie in one piece each. It completes as token 0.
     #[inline]
-    pub fn call_flat(&mut self, envelope: Envelope, call: &FlatCall) -> Result<Started> {
+    pub fn call_flat(&mut self, envelope: Envelope, call: &FlatCall) -> ShortResult<Started> {
         self.board_to_call()?.call_flat(envelope, call)
     }
 
     /// Looks at the board alone; whether that completes the call.
     #[inline]
-    pub fn advance_board(&mut self) -> Result<bool> {
+    pub fn advance_board(&mut self) -> ShortResult<bool> {
         self.board()?.advance_short()
     }
 
@@ -425,7 +438,7 @@ impl Shm {
     fn push_outflows(&mut self, index: usize, done: &mut Vec<Token>) {
         let Peer { matching, output, local, .. } = &mut self.peers[index];
         while let Some((number, outgoing)) = matching.next_granted() {
-            let Some((offset, len)) = outgoing.next_part(CHUNK) else { return };
+            let Some((offset, len)) = outgoing.next_part(CHUNK.min(output.max_body())) else { return };
             let Some(at) = output.reserve(&self.segment, len) else { return };
             let body = output.body(at, len);
             let mut copied = 0;

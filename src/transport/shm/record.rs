@@ -14,7 +14,9 @@ const KEY: usize = 48;
 /// Bytes of a body that go into the header's line.
 pub const INLINE: usize = 8;
 /// Where in the line they are; what follows them is the ring's.
-pub const INLINE_AT: usize = 48;
+pub const INLINE_AT: usize = 8 * WORDS;
+/// Words of what a header says; of the two others of its line one is a short body's and one the ring's.
+pub const WORDS: usize = 6;
 /// A slot number that names none.
 pub const NO_SLOT: u32 = u32::MAX;
 
@@ -53,10 +55,6 @@ pub struct RecordHeader {
     pub body: u32,
 }
 
-fn put(bytes: &mut [u8], at: usize, value: &[u8]) {
-    bytes[at..at + value.len()].copy_from_slice(value);
-}
-
 fn u32_at(bytes: &[u8], at: usize) -> u32 {
     u32::from_le_bytes(std::array::from_fn(|i| bytes[at + i]))
 }
@@ -66,42 +64,42 @@ fn u64_at(bytes: &[u8], at: usize) -> u64 {
 }
 
 impl RecordHeader {
-    /// The header as bytes.
-    pub fn encode(&self) -> [u8; HEADER] {
-        let mut bytes = [0; HEADER];
-        put(&mut bytes, 0, &[self.kind as u8]);
-        put(&mut bytes, 2, &self.envelope.channel.to_le_bytes());
-        put(&mut bytes, 4, &self.envelope.signature.to_le_bytes());
-        put(&mut bytes, 8, &self.envelope.sequence.to_le_bytes());
-        put(&mut bytes, 16, &(self.bytes as u64).to_le_bytes());
-        put(&mut bytes, 24, &(self.len as u64).to_le_bytes());
-        put(&mut bytes, 32, &self.slot.to_le_bytes());
-        put(&mut bytes, 36, &self.pieces.to_le_bytes());
-        put(&mut bytes, 40, &self.keys.to_le_bytes());
-        put(&mut bytes, 44, &self.body.to_le_bytes());
-        bytes
+    /// The header as words.
+    #[inline]
+    pub fn encode(&self) -> [u64; WORDS] {
+        let Envelope { channel, sequence, signature } = self.envelope;
+        let pair = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
+        [
+            pair(self.kind as u32 | u32::from(channel) << 16, signature),
+            sequence,
+            self.bytes as u64,
+            self.len as u64,
+            pair(self.slot, self.pieces),
+            pair(self.keys, self.body),
+        ]
     }
 
-    /// The header in these bytes.
-    pub fn decode(bytes: &[u8; HEADER]) -> Result<RecordHeader> {
-        let kind = match bytes[0] {
+    /// The header in these words.
+    #[inline]
+    pub fn decode(words: [u64; WORDS]) -> Result<RecordHeader> {
+        let [first, sequence, bytes, len, fifth, sixth] = words;
+        let kind = match first as u8 {
             1 => RecordKind::Eager,
             2 => RecordKind::Large,
             3 => RecordKind::Chunk,
             4 => RecordKind::Skip,
             other => return Err(Error::Internal(format!("a shared-memory record of kind {other}"))),
         };
-        let channel = u16::from_le_bytes([bytes[2], bytes[3]]);
-        let envelope = Envelope { channel, sequence: u64_at(bytes, 8), signature: u32_at(bytes, 4) };
+        let envelope = Envelope { channel: (first >> 16) as u16, sequence, signature: (first >> 32) as u32 };
         Ok(RecordHeader {
             kind,
             envelope,
-            bytes: u64_at(bytes, 16) as usize,
-            len: u64_at(bytes, 24) as usize,
-            slot: u32_at(bytes, 32),
-            pieces: u32_at(bytes, 36),
-            keys: u32_at(bytes, 40),
-            body: u32_at(bytes, 44),
+            bytes: bytes as usize,
+            len: len as usize,
+            slot: fifth as u32,
+            pieces: (fifth >> 32) as u32,
+            keys: sixth as u32,
+            body: (sixth >> 32) as u32,
         })
     }
 }
@@ -216,7 +214,7 @@ mod tests {
             keys: 1,
             body: body.len() as u32,
         };
-        assert_eq!(RecordHeader::decode(&header.encode()), Ok(header));
+        assert_eq!(RecordHeader::decode(header.encode()), Ok(header));
         assert_eq!(Listing::decode(Rank(1), header.pieces, &body), Ok(listing));
     }
 }

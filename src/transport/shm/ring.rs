@@ -4,7 +4,12 @@
 //! `Skip` fills the rest. A record comes with its flag in one cache line, with up to 8 bytes of its body: the last word of a header
 //! is one more than the header's position. The sender clears the next header's word before it publishes a record, for which
 //! it needs one free line more, so that nothing older is taken for a header. The receiver frees by storing its position.
-use super::record::{RecordHeader, RecordKind, HEADER, INLINE, INLINE_AT, NO_SLOT};
+//!
+//! A sender that finds no room says so (`hungry`) and looks once more; a receiver that makes room looks afterwards whether the
+//! sender has said so. Both need a fence between the two. The receiver's may be left out where the ring is empty again and
+//! less than [`unseen`] of it has been freed since the last fence: a sender that has seen that one needs less room than what
+//! it knows to be free, so it cannot be hungry; and one that has not seen it was so before, which that look has found.
+use super::record::{RecordHeader, RecordKind, HEADER, INLINE, INLINE_AT, NO_SLOT, WORDS};
 use super::segment::{Control, Segment};
 use crate::error::Result;
 use crate::memory::Region;
@@ -29,12 +34,18 @@ pub struct Consumer {
     to: usize,
     ring: Region,
     head: u64,
+    /// Where it was at the last fence before a look for hunger.
+    looked: u64,
 }
 
 const NOTHING: Envelope = Envelope { channel: 0, sequence: 0, signature: 0 };
 
-/// Where in a header its flag is.
-const FLAG: usize = HEADER - 8;
+/// The word of a header that is its flag.
+const FLAG: usize = HEADER / 8 - 1;
+/// Of a ring of so many bytes, those that the receiver may free without a fence.
+fn unseen(ring: usize) -> u64 {
+    ring as u64 / 8
+}
 
 /// Bytes a record with this body takes in a ring.
 pub fn record_len(body: usize) -> usize {
@@ -49,13 +60,21 @@ fn body_at(at: usize, body: usize) -> usize {
     at + if body <= INLINE { INLINE_AT } else { HEADER }
 }
 
-/// The flag of the header at a place.
-fn flag(ring: &Region, at: usize) -> &AtomicU64 {
-    let place = ring.part(at + FLAG, 8);
-    assert!(place.as_ptr().cast::<AtomicU64>().is_aligned());
-    // SAFETY: the place must hold a u64 and be written only through atomics while others look at it; because it lies inside the
-    // ring, is aligned, and is a body's only before the sender clears it, which the receiver does not look at.
-    unsafe { &*place.as_ptr().cast::<AtomicU64>() }
+/// The words of the header at a place.
+#[inline]
+fn line(ring: &Region, at: usize) -> &[AtomicU64; HEADER / 8] {
+    let place = ring.part(at, HEADER).as_ptr().cast::<[AtomicU64; HEADER / 8]>();
+    assert!(place.is_aligned());
+    // SAFETY: the place must hold words and be written only through atomics while others look at them; because it lies inside
+    // the ring, is aligned, and is a body's only before the sender clears the flag, which the receiver does not look at; and the
+    // word that may be a short body's is looked at by neither.
+    unsafe { &*place }
+}
+
+/// Where in a ring, whose length is a power of two, a position is.
+#[inline]
+fn place(ring: &Region, position: u64) -> usize {
+    position as usize & (ring.len() - 1)
 }
 
 impl Producer {
@@ -63,12 +82,14 @@ impl Producer {
     pub fn new(segment: &Segment, from: usize, to: usize) -> Producer {
         // SAFETY: the segment must outlive every use; because each that reads or writes takes it as an argument.
         let ring = unsafe { segment.ring(from, to).unbound() };
+        assert!(ring.len().is_power_of_two());
         Producer { from, to, ring, tail: 0, head: 0, starved: false }
     }
 
     /// The largest body that always finds room once the ring is empty.
     pub fn max_body(&self) -> usize {
-        self.ring.len() / 2 - HEADER
+        // With what is skipped at the ring's end and the line more: less than the ring without what may be free unseen.
+        self.ring.len() * 3 / 8 - HEADER
     }
 
     fn control<'a>(&self, segment: &'a Segment) -> &'a Control {
@@ -81,30 +102,44 @@ impl Producer {
 
     /// Finds room for a record with this body: `None`, and the receiver will wake us when it has made some, or where
     /// the record begins.
+    ///
+    /// The body is at most [`max_body`](Producer::max_body) long.
+    #[inline]
     pub fn reserve(&mut self, segment: &Segment, body: usize) -> Option<usize> {
+        debug_assert!(body <= self.max_body());
         let len = record_len(body);
-        let at = self.tail as usize % self.ring.len();
+        let at = place(&self.ring, self.tail);
         let rest = self.ring.len() - at;
         let needed = HEADER + if rest < len { rest + len } else { len };
+        self.starved = !self.fits(needed) && !self.finds_room(segment, needed);
+        match (self.starved, rest >= len) {
+            (true, _) => None,
+            (false, true) => Some(at),
+            (false, false) => Some(self.skip(at, rest)),
+        }
+    }
+
+    /// Whether the receiver has made room by now; else it is told that we want it.
+    #[cold]
+    fn finds_room(&mut self, segment: &Segment, needed: usize) -> bool {
+        let control = self.control(segment);
+        self.head = control.head.0.load(Ordering::Acquire);
         if !self.fits(needed) {
-            let control = self.control(segment);
-            self.head = control.head.0.load(Ordering::Acquire);
+            // Sequentially consistent on both sides: either we see the space that the receiver has made, or the
+            // receiver, which looks at `hungry` after making it, sees that we want it.
+            control.hungry.0.store(1, Ordering::SeqCst);
+            self.head = control.head.0.load(Ordering::SeqCst);
             if !self.fits(needed) {
-                // Sequentially consistent on both sides: either we see the space that the receiver has made, or the
-                // receiver, which looks at `hungry` after making it, sees that we want it.
-                control.hungry.0.store(1, Ordering::SeqCst);
-                self.head = control.head.0.load(Ordering::SeqCst);
-                if !self.fits(needed) {
-                    self.starved = true;
-                    return None;
-                }
-                control.hungry.0.store(0, Ordering::Relaxed);
+                return false;
             }
+            control.hungry.0.store(0, Ordering::Relaxed);
         }
-        self.starved = false;
-        if rest >= len {
-            return Some(at);
-        }
+        true
+    }
+
+    /// Fills the rest of the ring; where the next record begins.
+    #[cold]
+    fn skip(&mut self, at: usize, rest: usize) -> usize {
         let skip = RecordHeader {
             kind: RecordKind::Skip,
             len: rest,
@@ -116,7 +151,7 @@ impl Producer {
             body: 0,
         };
         self.show(at, &skip);
-        Some(0)
+        0
     }
 
     /// The place of the body of the record that begins at `at`.
@@ -125,19 +160,20 @@ impl Producer {
     }
 
     /// Completes the record reserved at `at`, whose body is in place, and shows it to the receiver.
+    #[inline]
     pub fn publish(&mut self, at: usize, mut header: RecordHeader) {
         header.len = record_len(header.body as usize);
         self.show(at, &header);
     }
 
     /// Writes a header before its flag, once the next one's is clear.
+    #[inline]
     fn show(&mut self, at: usize, header: &RecordHeader) {
-        let next = (at + header.len) % self.ring.len();
-        flag(&self.ring, next).store(0, Ordering::Relaxed);
-        let room = if header.body as usize <= INLINE { INLINE_AT } else { FLAG };
-        self.ring.part(at, room).write(&header.encode()[..room]);
+        line(&self.ring, place(&self.ring, (at + header.len) as u64))[FLAG].store(0, Ordering::Relaxed);
+        let line = line(&self.ring, at);
+        line.iter().zip(header.encode()).for_each(|(word, value)| word.store(value, Ordering::Relaxed));
         // Not a store: whoever is woken after it sees it before it sleeps (`Wakeups::ring`).
-        flag(&self.ring, at).swap(self.tail + 1, Ordering::SeqCst);
+        line[FLAG].swap(self.tail + 1, Ordering::SeqCst);
         self.tail += header.len as u64;
     }
 
@@ -154,22 +190,24 @@ impl Consumer {
     pub fn new(segment: &Segment, from: usize, to: usize) -> Consumer {
         // SAFETY: the segment must outlive every use; because each that reads or writes takes it as an argument.
         let ring = unsafe { segment.ring(from, to).unbound() };
-        Consumer { from, to, ring, head: 0 }
+        assert!(ring.len().is_power_of_two());
+        Consumer { from, to, ring, head: 0, looked: 0 }
     }
 
     /// Whether a record waits.
+    #[inline]
     pub fn has_record(&self) -> bool {
-        flag(&self.ring, self.head as usize % self.ring.len()).load(Ordering::Acquire) == self.head + 1
+        line(&self.ring, place(&self.ring, self.head))[FLAG].load(Ordering::Acquire) == self.head + 1
     }
 
     /// The next record and its body.
     #[inline]
     pub fn next(&mut self, segment: &Segment) -> Result<Option<(RecordHeader, Region)>> {
         while self.has_record() {
-            let at = self.head as usize % self.ring.len();
-            let mut bytes = [0; HEADER];
-            self.ring.part(at, HEADER).read(&mut bytes);
-            let header = RecordHeader::decode(&bytes)?;
+            let at = place(&self.ring, self.head);
+            let line = line(&self.ring, at);
+            let words: [u64; WORDS] = std::array::from_fn(|word| line[word].load(Ordering::Relaxed));
+            let header = RecordHeader::decode(words)?;
             if header.kind != RecordKind::Skip {
                 let body = header.body as usize;
                 return Ok(Some((header, self.ring.part(body_at(at, body), body))));
@@ -180,13 +218,21 @@ impl Consumer {
     }
 
     /// Gives the space of a record back.
+    #[inline]
     pub fn advance(&mut self, segment: &Segment, header: &RecordHeader) {
         self.head += header.len as u64;
         segment.control(self.from, self.to).head.0.store(self.head, Ordering::Release);
     }
 
     /// Whether the sender waits for the space that has been given back; asked once after some records.
-    pub fn take_hunger(&self, segment: &Segment) -> bool {
+    #[inline]
+    pub fn take_hunger(&mut self, segment: &Segment) -> bool {
+        let has_little_unseen = self.head - self.looked < unseen(self.ring.len());
+        !(has_little_unseen && !self.has_record()) && self.look_for_hunger(segment)
+    }
+
+    fn look_for_hunger(&mut self, segment: &Segment) -> bool {
+        self.looked = self.head;
         let hungry = &segment.control(self.from, self.to).hungry.0;
         std::sync::atomic::fence(Ordering::SeqCst);
         hungry.load(Ordering::Relaxed) != 0 && hungry.swap(0, Ordering::SeqCst) != 0
@@ -284,5 +330,69 @@ mod tests {
         let waits = send.join().unwrap();
         assert!(waits > 0, "the ring was never full");
         assert!(!consumer.has_record());
+    }
+
+    /// A sender sleeps until the receiver says that it is hungry, as ranks do; it must never sleep beside free room for long.
+    #[test]
+    fn a_sender_that_waits_for_room_is_woken() {
+        let segment = Arc::new(Segment::of_heap(2));
+        let most = Producer::new(&segment, 0, 1).max_body();
+        let sender = segment.clone();
+        let wake = Arc::new((std::sync::Mutex::new(false), std::sync::Condvar::new()));
+        let woken = wake.clone();
+        let send = std::thread::spawn(move || {
+            let mut producer = Producer::new(&sender, 0, 1);
+            let mut sleeps = 0u64;
+            for number in 0..RECORDS {
+                let body = body_len(number, most);
+                let at = loop {
+                    if let Some(at) = producer.reserve(&sender, body) {
+                        break at;
+                    }
+                    sleeps += 1;
+                    let limit = Duration::from_secs(20);
+                    let held = woken.0.lock().unwrap();
+                    let (mut held, waited) = woken.1.wait_timeout_while(held, limit, |woken| !*woken).unwrap();
+                    assert!(!waited.timed_out(), "nobody has told record {number} that there is room");
+                    *held = false;
+                };
+                producer.publish(at, header(number, body));
+            }
+            sleeps
+        });
+        let mut consumer = Consumer::new(&segment, 0, 1);
+        let end = Instant::now() + Duration::from_secs(300);
+        for number in 0..RECORDS {
+            let (found, _) = loop {
+                match consumer.next(&segment).unwrap() {
+                    Some(record) => break record,
+                    None if send.is_finished() => panic!("the sender has ended before record {number}"),
+                    None => pause(end),
+                }
+            };
+            consumer.advance(&segment, &found);
+            if consumer.take_hunger(&segment) {
+                *wake.0.lock().unwrap() = true;
+                wake.1.notify_one();
+            }
+        }
+        assert!(send.join().unwrap() > 0, "the ring was never full");
+    }
+
+    /// On the smallest ring, wherever it stands.
+    #[test]
+    fn the_longest_body_finds_room_wherever_an_empty_ring_begins() {
+        let segment = Segment::of_heap(if cfg!(miri) { 2 } else { 65 });
+        let (mut producer, mut consumer) = (Producer::new(&segment, 0, 1), Consumer::new(&segment, 0, 1));
+        let most = producer.max_body();
+        for step in 0..if cfg!(miri) { 8 } else { 2 * producer.ring.len() / HEADER } {
+            for body in [most, 0] {
+                let at =
+                    producer.reserve(&segment, body).unwrap_or_else(|| panic!("no room for {body} in step {step}"));
+                producer.publish(at, header(0, body));
+                let (found, _) = consumer.next(&segment).unwrap().unwrap();
+                consumer.advance(&segment, &found);
+            }
+        }
     }
 }

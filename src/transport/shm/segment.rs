@@ -238,6 +238,7 @@ impl Segment {
         Segment::of(SegmentMemory::Heap(region, arena), ranks)
     }
 
+    #[inline]
     fn region(&self) -> Bytes<'_> {
         match &self.memory {
             SegmentMemory::Mapped(mapping) => mapping.region(),
@@ -262,6 +263,7 @@ impl Segment {
     }
 
     /// The wakeup of a local rank.
+    #[inline]
     pub fn wakeup_cell(&self, local: usize) -> &WakeupCell {
         assert!(local < self.ranks);
         self.at(local * size_of::<WakeupCell>())
@@ -303,12 +305,14 @@ impl Segment {
         self.region().part(board + PAGES * PAGE_BYTES + area * bytes, bytes)
     }
 
+    #[inline]
     fn pair(&self, from: usize, to: usize) -> usize {
         assert!(from < self.ranks && to < self.ranks);
         to * self.ranks + from
     }
 
     /// What `from` and `to` tell each other about messages in this direction.
+    #[inline]
     pub fn control(&self, from: usize, to: usize) -> &Control {
         self.at(controls_at(self.ranks) + self.pair(from, to) * size_of::<Control>())
     }

@@ -21,7 +21,7 @@ use super::record::Listing;
 use super::segment::{area_bytes, Segment, AREAS, FACES, PAGES, PAGE_BYTES, READS, READS_NOT};
 use super::wakeup::Wakeups;
 use crate::device::host::Combine;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, ShortResult};
 use crate::exec::{Started, Token};
 use crate::memory::{shared, stream_bytes, Arena, Region};
 use crate::plan::Collective;
@@ -262,13 +262,20 @@ impl SharedBuffers {
     }
 
     /// Begins a call of blocks that lie in one piece each, as token 0.
-    pub fn call_flat(&mut self, envelope: Envelope, call: &FlatCall) -> Result<Started> {
+    pub fn call_flat(&mut self, envelope: Envelope, call: &FlatCall) -> ShortResult<Started> {
+        if self.waiting.is_none() && call.input.len() <= area_bytes(self.segment.ranks()) {
+            if let Some(started) = self.begin_short(envelope, call)? {
+                return Ok(started);
+            }
+        }
+        Ok(self.begin_flat(envelope, call)?)
+    }
+
+    #[inline(never)]
+    fn begin_flat(&mut self, envelope: Envelope, call: &FlatCall) -> Result<Started> {
         let FlatCall { collective, root, input, output, block_bytes, combine } = *call;
         if self.waiting.is_some() || input.len() > area_bytes(self.segment.ranks()) {
             return Err(Error::Internal(format!("{} bytes do not go on a board now", input.len())));
-        }
-        if let Some(started) = self.begin_short(envelope, call)? {
-            return Ok(started);
         }
         cut(input, block_bytes, &mut self.src);
         cut(output, block_bytes, &mut self.dst);

@@ -10,7 +10,7 @@
 //! datagram to a socket in the abstract name space.
 
 use super::processors::ProcessorNotes;
-use super::segment::Segment;
+use super::segment::{Segment, WakeupCell};
 use crate::error::{Error, Result};
 use crate::process::above_standard;
 use rustix::thread::futex;
@@ -82,6 +82,7 @@ impl Wakeups {
 
     /// The same, where what it shall find has been published by a sequentially consistent operation that also reads, which
     /// orders as a fence does.
+    #[inline]
     pub fn ring_after_swap(&self, local: usize) {
         self.ring_after_fence(local);
     }
@@ -91,11 +92,16 @@ impl Wakeups {
         (0..self.segment.ranks()).filter(|&local| local != self.local).for_each(|local| self.ring_after_fence(local));
     }
 
+    #[inline]
     fn ring_after_fence(&self, local: usize) {
         let cell = self.segment.wakeup_cell(local);
-        if cell.state.load(Ordering::SeqCst) == AWAKE {
-            return;
+        if cell.state.load(Ordering::SeqCst) != AWAKE {
+            self.wake_sleeper(cell, local);
         }
+    }
+
+    #[cold]
+    fn wake_sleeper(&self, cell: &WakeupCell, local: usize) {
         match cell.state.swap(AWAKE, Ordering::SeqCst) {
             ON_FUTEX => {
                 let _ = futex::wake(&cell.state, futex::Flags::empty(), 1);

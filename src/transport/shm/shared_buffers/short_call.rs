@@ -7,7 +7,7 @@ use super::super::post::{check_word, Form};
 use super::super::segment::{Face, FACES, PAGES};
 use super::{brings, is_cut, takes, SharedBuffers, Short, Stage, Waiting};
 use crate::device::host;
-use crate::error::Result;
+use crate::error::ShortResult;
 use crate::exec::Started;
 use crate::memory::{Bytes, Region};
 use crate::plan::Collective;
@@ -48,7 +48,7 @@ enum Look {
 impl SharedBuffers {
     /// Begins a call if it is short; none where it is not, or where there is no room.
     #[inline]
-    pub(super) fn begin_short(&mut self, envelope: Envelope, call: &FlatCall) -> Result<Option<Started>> {
+    pub(super) fn begin_short(&mut self, envelope: Envelope, call: &FlatCall) -> ShortResult<Option<Started>> {
         let FlatCall { collective, root, input, output, block_bytes, .. } = *call;
         // The same on all ranks.
         let bytes = match collective {
@@ -80,13 +80,13 @@ impl SharedBuffers {
         if let Some((from, to)) = own {
             to.copy_from(from);
         }
-        let mut short = Short { call: *call, form, word, taken: 0 };
-        let look = self.take_short(&mut short);
+        let mut taken = 0;
+        let look = self.take_short(call, (form, word), &mut taken);
         if matches!(look, Look::All) {
-            self.end_short(&short);
+            self.end_short(call, form);
             return Ok(Some(Started::Done));
         }
-        self.await_short(envelope, short);
+        self.await_short(envelope, Short { call: *call, form, word, taken });
         let done = matches!(look, Look::Other) && self.advance()?.is_some();
         Ok(Some(if done { Started::Done } else { Started::Pending }))
     }
@@ -126,21 +126,21 @@ impl SharedBuffers {
 
     /// Goes as far as what others have posted allows; whether that completes the call.
     #[inline]
-    pub fn advance_short(&mut self) -> Result<bool> {
+    pub fn advance_short(&mut self) -> ShortResult<bool> {
         let Some(Waiting { short: Some(short), .. }) = &self.waiting else {
             return Ok(self.advance()?.is_some());
         };
-        let mut short = *short;
-        let taken = short.taken;
-        match self.take_short(&mut short) {
+        let mut taken = short.taken;
+        match self.take_short(&short.call, (short.form, short.word), &mut taken) {
             Look::All => {
-                self.end_short(&short);
+                let Short { call, form, .. } = *short;
+                self.end_short(&call, form);
                 self.waiting = None;
                 Ok(true)
             }
             Look::Late => {
-                if short.taken > taken {
-                    self.note_taken(short.taken);
+                if taken > short.taken {
+                    self.note_taken(taken);
                 }
                 Ok(false)
             }
@@ -150,9 +150,8 @@ impl SharedBuffers {
 
     /// Takes what others have posted for a call, from the first that has not been taken on.
     #[inline]
-    fn take_short(&self, short: &mut Short) -> Look {
-        let Short { call, form, word, .. } = *short;
-        let FlatCall { collective, root, output, .. } = call;
+    fn take_short(&self, call: &FlatCall, (form, word): (Form, u64), taken: &mut usize) -> Look {
+        let FlatCall { collective, root, output, .. } = *call;
         let (local, members, calls) = (self.local, self.members.len(), self.calls);
         let index = calls as usize % FACES;
         let from_root = matches!(collective, Collective::Broadcast | Collective::Scatter);
@@ -161,8 +160,8 @@ impl SharedBuffers {
             true if from_root => 1,
             true => members - 1,
         };
-        while short.taken < sources {
-            let member = if from_root { root } else { (local + 1 + short.taken) % members };
+        while *taken < sources {
+            let member = if from_root { root } else { (local + 1 + *taken) % members };
             let face = self.segment.face(member, index);
             if face.cell.call.load(Ordering::Acquire) != calls {
                 return Look::Late;
@@ -181,17 +180,17 @@ impl SharedBuffers {
                 to.copy_from(part.part(at * call.block_bytes, call.block_bytes));
             }
             self.has_begun(member);
-            short.taken += 1;
+            *taken += 1;
         }
         Look::All
     }
 
     /// Completes a call of which everything has been taken.
     #[inline]
-    fn end_short(&mut self, short: &Short) {
-        let FlatCall { collective, root, .. } = short.call;
+    fn end_short(&mut self, call: &FlatCall, form: Form) {
+        let FlatCall { collective, root, .. } = *call;
         if takes(collective, self.local, root) {
-            self.fold_short(&short.call, short.form, self.calls as usize % FACES);
+            self.fold_short(call, form, self.calls as usize % FACES);
         }
         self.posts.clear();
         self.tell_read(!self.calls.is_multiple_of(TOLD) || brings(collective, self.local, root));
