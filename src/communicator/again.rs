@@ -14,12 +14,11 @@ use super::messages::Messages;
 use super::{CollectiveCall, Comm, Direction, Message, ALIVE};
 use crate::device::host::Combine;
 use crate::dtype::Reduction;
-use crate::error::{Error, Result, ShortResult};
+use crate::error::{Result, ShortResult};
 use crate::exec::{Op, Started, Token, World};
 use crate::health::CallSummary;
 use crate::memory::{DeviceRegion, OnDevice};
 use crate::plan::{Collective, OperandOrder};
-use crate::sync::biased::BiasedGuard;
 use crate::topo::Rank;
 use crate::transport::{FlatCall, Transport};
 use std::sync::atomic::Ordering;
@@ -62,6 +61,13 @@ pub(super) struct PreparedCall {
     flat: FlatCall<OnDevice>,
     summary: CallSummary,
     signature: u32,
+}
+
+/// A call that has begun and not ended, or failed.
+struct Suspended {
+    call: CollectiveCall,
+    turn: u64,
+    outcome: Result<()>,
 }
 
 /// Calls that are ready.
@@ -153,42 +159,37 @@ impl Comm {
         key: Again,
         buffers: impl FnOnce(usize, usize) -> Option<(DeviceRegion, DeviceRegion)>,
     ) -> Option<ShortResult<()>> {
-        let mut held = self.engine.try_lock_often()?;
-        let engine = held.as_mut()?;
-        let prepared = engine.prepared.find(key)?;
-        let (input, output) = buffers(prepared.flat.input.len(), prepared.flat.output.len())?;
-        let flat = FlatCall { input, output, ..prepared.flat };
-        let (signature, summary) = (prepared.signature, prepared.summary);
-        let turn = self.turns.issue_now()?;
-        self.status.begin(summary);
-        let outcome = match engine.call_flat(signature, &flat) {
-            Ok(false) => self.spin(engine),
-            outcome => outcome,
+        let call = |engine: &mut Option<Engine>| {
+            let engine = engine.as_mut()?;
+            let prepared = engine.prepared.find(key)?;
+            let (input, output) = buffers(prepared.flat.input.len(), prepared.flat.output.len())?;
+            let flat = FlatCall { input, output, ..prepared.flat };
+            let (signature, summary) = (prepared.signature, prepared.summary);
+            let turn = self.turns.issue_now()?;
+            self.status.begin(summary);
+            let outcome = match engine.call_flat(signature, &flat) {
+                Ok(Started::Pending) => self.spin(engine),
+                outcome => outcome,
+            };
+            Some(match outcome {
+                Ok(Started::Done) => Ok(turn),
+                outcome => Err(engine.suspend(key, (input, output), turn, outcome)),
+            })
         };
-        if let Ok(true) = outcome {
-            drop(held);
-            self.status.finish();
-            self.turns.advance_from(turn);
-            self.end_abandoned();
-            return Some(Ok(()));
-        }
-        let call = CollectiveCall { input, output, ..(*engine.prepared.find(key)?.call).clone() };
-        Some(self.go_on(held, turn, call, outcome).map_err(Box::new))
+        Some(match self.engine.try_often(call)?? {
+            Ok(turn) => {
+                self.status.finish();
+                self.turns.advance_from(turn);
+                self.end_abandoned();
+                Ok(())
+            }
+            Err(suspended) => self.go_on(*suspended).map_err(Box::new),
+        })
     }
 
     /// Has a call that has not ended yet, or has failed, go on as any other.
     #[inline(never)]
-    fn go_on(
-        self: &Arc<Comm>,
-        mut held: BiasedGuard<'_, Option<Engine>>,
-        turn: u64,
-        call: CollectiveCall,
-        outcome: ShortResult<bool>,
-    ) -> Result<()> {
-        let gone = || Error::Internal("the engine went during a call".to_string());
-        let engine = held.as_mut().ok_or_else(gone)?;
-        let outcome = outcome.map_err(|error| engine.explained(*error, &call)).and_then(|_| engine.resume(&call));
-        drop(held);
+    fn go_on(self: &Arc<Comm>, Suspended { call, turn, outcome }: Suspended) -> Result<()> {
         OperationBatch::begun(self.clone(), turn, call).end(outcome)
     }
 
@@ -228,20 +229,27 @@ impl Comm {
         peer: Rank,
         data: DeviceRegion,
     ) -> Option<ShortResult<()>> {
-        let mut held = self.engine.try_lock_often()?;
-        let engine = held.as_mut().filter(|engine| engine.takes_alone(data.len()))?;
-        let turn = self.turns.issue_now()?;
-        let message = Message { direction, peer, data, sequence: 0 };
-        let sequence = engine.number_alone(&message);
-        let outcome = self.exchange_alone(engine, &message, sequence);
-        if let Ok(Started::Done) = outcome {
-            drop(held);
-            self.turns.advance_from(turn);
-            self.end_abandoned();
-            return Some(Ok(()));
-        }
-        drop(held);
-        Some(self.message_goes_on(turn, (message, sequence), outcome).map_err(Box::new))
+        let exchange = |engine: &mut Option<Engine>| {
+            let engine = engine.as_mut().filter(|engine| engine.takes_alone(data.len()))?;
+            let turn = self.turns.issue_now()?;
+            let message = Message { direction, peer, data, sequence: 0 };
+            let sequence = engine.number_alone(&message);
+            Some(match self.exchange_alone(engine, &message, sequence) {
+                Ok(Started::Done) => Ok(turn),
+                outcome => Err(Box::new((turn, (message, sequence), outcome))),
+            })
+        };
+        Some(match self.engine.try_often(exchange)?? {
+            Ok(turn) => {
+                self.turns.advance_from(turn);
+                self.end_abandoned();
+                Ok(())
+            }
+            Err(open) => {
+                let (turn, message, outcome) = *open;
+                self.message_goes_on(turn, message, outcome).map_err(Box::new)
+            }
+        })
     }
 
     /// Has a message that has not been exchanged yet, or has failed, go on as any other.
@@ -262,10 +270,8 @@ impl Comm {
     fn exchange_alone(&self, engine: &mut Engine, message: &Message, sequence: u64) -> ShortResult<Started> {
         let mut started = engine.exchange_short(message, sequence)?;
         if started == Started::Pending {
-            self.spin_while(engine, SHARED_POLLS_FOR_MESSAGE, |engine| {
-                started = engine.exchange_short(message, sequence)?;
-                Ok(started != Started::Pending)
-            })?;
+            started =
+                self.spin_while(engine, SHARED_POLLS_FOR_MESSAGE, |engine| engine.exchange_short(message, sequence))?;
         }
         match started {
             Started::Done => Ok(Started::Done),
@@ -283,7 +289,7 @@ impl Comm {
         before: Started,
     ) -> ShortResult<Started> {
         Ok(match (before, engine.post_alone(message, sequence)?) {
-            (Started::Busy, Started::Pending) if self.spin_on(engine)? => Started::Done,
+            (Started::Busy, Started::Pending) => self.spin_on(engine)?,
             (_, started) => started,
         })
     }
@@ -314,18 +320,18 @@ impl Comm {
             && self.status.failure().is_none()
     }
 
-    /// Polls for a while; whether the call has ended.
-    fn spin(&self, engine: &mut Engine) -> ShortResult<bool> {
+    /// Polls for a while.
+    fn spin(&self, engine: &mut Engine) -> ShortResult<Started> {
         self.spin_while(engine, SHARED_POLLS, |engine| engine.transport().advance_board())
     }
 
     /// The same for a message that has been posted.
-    fn spin_on(&self, engine: &mut Engine) -> ShortResult<bool> {
+    fn spin_on(&self, engine: &mut Engine) -> ShortResult<Started> {
         let mut done = std::mem::take(&mut engine.done_alone);
         let ended = self.spin_while(engine, SHARED_POLLS_FOR_MESSAGE, |engine| {
             done.clear();
             engine.transport().poll(&mut done)?;
-            Ok(!done.is_empty())
+            Ok(if done.is_empty() { Started::Pending } else { Started::Done })
         });
         engine.done_alone = done;
         ended
@@ -337,15 +343,16 @@ impl Comm {
         &self,
         engine: &mut Engine,
         shared_polls: u32,
-        mut poll: impl FnMut(&mut Engine) -> ShortResult<bool>,
-    ) -> ShortResult<bool> {
+        mut poll: impl FnMut(&mut Engine) -> ShortResult<Started>,
+    ) -> ShortResult<Started> {
         let is_alone = !engine.transport().shares_processor();
         let limit = Duration::from_micros(self.config.spin_us);
         let mut since = None;
         loop {
             for _ in 0..if is_alone { POLLS_PER_LOOK } else { shared_polls } {
-                if poll(engine)? {
-                    return Ok(true);
+                let started = poll(engine)?;
+                if started != Started::Pending {
+                    return Ok(started);
                 }
             }
             if let Some(failure) = self.failure() {
@@ -354,7 +361,7 @@ impl Comm {
             let is_over = since.get_or_insert_with(Instant::now).elapsed() >= limit;
             let transport = engine.transport();
             if is_over || (!is_alone && (transport.on_busy_processors() || transport.give_way())) {
-                return Ok(false);
+                return Ok(Started::Pending);
             }
         }
     }
@@ -364,6 +371,24 @@ impl Engine {
     /// Whether a message of so many bytes can be posted by itself: nothing else is under way that could end meanwhile.
     fn takes_alone(&self, bytes: usize) -> bool {
         self.takes_messages_alone() && bytes > 0
+    }
+
+    /// Leaves a call as any other is left that waits for others.
+    #[inline(never)]
+    fn suspend(
+        &mut self,
+        key: Again,
+        (input, output): (DeviceRegion, DeviceRegion),
+        turn: u64,
+        outcome: ShortResult<Started>,
+    ) -> Box<Suspended> {
+        let prepared = self.prepared.find(key).expect("the call that has just been begun");
+        let call = CollectiveCall { input, output, ..(*prepared.call).clone() };
+        let outcome = match outcome {
+            Ok(_) => self.resume(&call),
+            Err(error) => Err(self.explained(*error, &call)),
+        };
+        Box::new(Suspended { call, turn, outcome })
     }
 
     fn learn(&mut self, key: Again, call: &CollectiveCall) {

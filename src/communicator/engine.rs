@@ -346,16 +346,16 @@ impl Engine {
         Ok((layout.segments() == 1).then_some(*signature))
     }
 
-    /// Begins such a call; whether it has ended.
+    /// Begins such a call.
     #[inline]
-    pub(super) fn call_flat(&mut self, signature: u32, call: &FlatCall<OnDevice>) -> ShortResult<bool> {
+    pub(super) fn call_flat(&mut self, signature: u32, call: &FlatCall<OnDevice>) -> ShortResult<Started> {
         self.sequence += 1;
         if self.grid.nranks() == 1 {
             self.device.copy(None, call.input, call.output)?;
-            return Ok(true);
+            return Ok(Started::Done);
         }
         let envelope = Envelope { channel: 0, sequence: self.sequence, signature };
-        Ok(self.device.call_flat(&mut self.transport, envelope, call)? == Started::Done)
+        self.device.call_flat(&mut self.transport, envelope, call)
     }
 
     /// Has such a call that has not ended go on as any other.

@@ -91,8 +91,9 @@ pub enum Op<'a> {
     },
 }
 
-/// How an operation began.
+/// How an operation began. As wide as a pointer, so that a [`ShortResult`](crate::error::ShortResult) of it fits two registers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(usize)]
 pub enum Started {
     /// It is complete already.
     Done,

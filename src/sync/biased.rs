@@ -73,7 +73,17 @@ pub struct BiasedGuard<'a, T> {
     of: &'a Biased<T>,
     /// The owner's seat, where the owner has it.
     seat: Option<&'a Seat>,
-    record: Option<MutexGuard<'a, Record>>,
+    record: MutexGuard<'a, Record>,
+}
+
+/// As long as it lives the owner is inside.
+struct Inside<'a>(&'a Seat);
+
+impl Drop for Inside<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        self.0.inside.store(false, Ordering::Release);
+    }
 }
 
 impl<T> Biased<T> {
@@ -114,30 +124,33 @@ impl<T> Biased<T> {
         (!self.is_inside(&mut record, seat)).then(|| self.enter(record, seat))
     }
 
-    /// The same for a thread that is likely to come again: it may become the owner, and is let in as such.
+    /// Does something with the value if nobody has it, for a thread that is likely to come again: it may become the owner, and
+    /// is let in as such. No guard, whose way through memory would cost as much as the rest.
     #[inline]
-    pub fn try_lock_often(&self) -> Option<BiasedGuard<'_, T>> {
+    pub fn try_often<R>(&self, act: impl FnOnce(&mut T) -> R) -> Option<R> {
         let owner = self.owner.load(Ordering::Relaxed);
         let seat = self.seats.get(owner).filter(|seat| seat.thread.load(Ordering::Relaxed) == thread());
-        let Some(seat) = seat else { return self.try_to_own() };
+        let Some(seat) = seat else { return self.try_to_own(act) };
         if seat.inside.load(Ordering::Relaxed) {
             // A signal handler has interrupted this thread inside.
             return None;
         }
         seat.inside.store(true, Ordering::Relaxed);
         fence::light();
+        let inside = Inside(seat);
         if self.owner.load(Ordering::Relaxed) != owner {
-            seat.inside.store(false, Ordering::Release);
-            return self.try_to_own();
+            drop(inside);
+            return self.try_to_own(act);
         }
-        Some(BiasedGuard { of: self, seat: Some(seat), record: None })
+        // SAFETY: nobody else may have the value; because the owner is inside, and others wait until it has left.
+        Some(act(unsafe { &mut *self.value.get() }))
     }
 
     /// Has this thread own the lock if it has come often enough.
     #[inline(never)]
-    fn try_to_own(&self) -> Option<BiasedGuard<'_, T>> {
+    fn try_to_own<R>(&self, act: impl FnOnce(&mut T) -> R) -> Option<R> {
         let mut guard = self.try_lock()?;
-        let record = guard.record.as_mut()?;
+        let record = &mut guard.record;
         record.times += 1;
         if guard.seat.is_none() && record.times >= STREAK && record.seats_used < SEATS {
             let number = record.seats_used;
@@ -148,7 +161,7 @@ impl<T> Biased<T> {
             self.owner.store(number, Ordering::Relaxed);
             guard.seat = Some(seat);
         }
-        Some(guard)
+        Some(act(&mut guard))
     }
 
     /// Ends another thread's ownership; the seat of this one where it is the owner. The owner changes only with the record held.
@@ -182,7 +195,7 @@ impl<T> Biased<T> {
         if let Some(seat) = seat {
             seat.inside.store(true, Ordering::Relaxed);
         }
-        BiasedGuard { of: self, seat, record: Some(record) }
+        BiasedGuard { of: self, seat, record }
     }
 }
 
@@ -217,11 +230,19 @@ impl<T> Drop for BiasedGuard<'_, T> {
 mod tests {
     use super::*;
 
+    fn has_owner(lock: &Biased<u64>) -> bool {
+        lock.owner.load(Ordering::Relaxed) != NOBODY
+    }
+
+    fn is_held(lock: &Biased<u64>) -> bool {
+        lock.try_often(|_| ()).is_none() && lock.try_lock().is_none()
+    }
+
     fn own(lock: &Biased<u64>) {
         for _ in 0..=STREAK {
-            *lock.try_lock_often().unwrap() += 1;
+            lock.try_often(|value| *value += 1).unwrap();
         }
-        assert!(lock.try_lock_often().unwrap().record.is_none(), "no owner after {STREAK} times");
+        assert!(has_owner(lock), "no owner after {STREAK} times");
     }
 
     #[test]
@@ -230,16 +251,17 @@ mod tests {
         own(&lock);
         {
             let _held = lock.lock();
-            assert!(lock.try_lock_often().is_none() && lock.try_lock().is_none(), "the owner holds it");
+            assert!(is_held(&lock), "the owner holds it");
         }
-        let held = lock.try_lock_often().unwrap();
-        assert!(lock.try_lock_often().is_none() && lock.try_lock().is_none(), "a handler on the owner's thread");
         std::thread::scope(|scope| {
-            scope.spawn(|| assert!(lock.try_lock().is_none())).join().unwrap();
-            drop(held);
+            let inside = |_: &mut u64| {
+                assert!(is_held(&lock), "a handler on the owner's thread");
+                scope.spawn(|| assert!(lock.try_lock().is_none())).join().unwrap();
+            };
+            lock.try_often(inside).unwrap();
             scope.spawn(|| *lock.try_lock().unwrap() += 1).join().unwrap();
         });
-        assert!(lock.try_lock_often().unwrap().record.is_some(), "still the owner");
+        assert!(!has_owner(&lock), "still the owner");
         own(&lock);
     }
 
@@ -247,17 +269,19 @@ mod tests {
     fn one_who_waits_gets_in_when_the_owner_leaves() {
         let lock = Biased::new(0);
         own(&lock);
-        let mut held = lock.try_lock_often().unwrap();
-        let before = *held;
+        let before = *lock.lock();
         std::thread::scope(|scope| {
-            let waiter = scope.spawn(|| {
-                let mut other = lock.lock();
-                *other += 1;
-                *other
-            });
-            std::thread::sleep(Duration::from_millis(20));
-            *held += 10;
-            drop(held);
+            let inside = |value: &mut u64| {
+                let waiter = scope.spawn(|| {
+                    let mut other = lock.lock();
+                    *other += 1;
+                    *other
+                });
+                std::thread::sleep(Duration::from_millis(20));
+                *value += 10;
+                waiter
+            };
+            let waiter = lock.try_often(inside).unwrap();
             assert_eq!(waiter.join().unwrap(), before + 11);
         });
     }
@@ -268,7 +292,7 @@ mod tests {
         let rounds = 3 * SEATS as u64;
         for _ in 0..rounds {
             std::thread::scope(|scope| {
-                scope.spawn(|| (0..2 * STREAK).for_each(|_| *lock.try_lock_often().unwrap() += 1));
+                scope.spawn(|| (0..2 * STREAK).for_each(|_| lock.try_often(|value| *value += 1).unwrap()));
             });
         }
         assert_eq!(*lock.lock(), rounds * 2 * u64::from(STREAK));
@@ -289,18 +313,18 @@ mod tests {
                     for _ in 0..BURSTS {
                         state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
                         for _ in 0..(state >> 33) % 80 {
-                            let held = match (state >> 40) % 8 {
-                                0 => Some(lock.lock()),
-                                1 => lock.try_lock(),
-                                _ => lock.try_lock_often(),
-                            };
-                            if let Some(mut held) = held {
+                            let inside = |held: &mut (u64, u64)| {
                                 held.0 += 1;
                                 std::hint::spin_loop();
                                 held.1 += 1;
                                 assert_eq!(held.0, held.1);
-                                entered += 1;
-                            }
+                            };
+                            let done = match (state >> 40) % 8 {
+                                0 => Some(inside(&mut lock.lock())),
+                                1 => lock.try_lock().map(|mut held| inside(&mut held)),
+                                _ => lock.try_often(inside),
+                            };
+                            entered += u64::from(done.is_some());
                         }
                         if state >> 60 == 0 {
                             std::thread::yield_now();

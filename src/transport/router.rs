@@ -98,9 +98,9 @@ impl Router {
         self.shm.call_flat(envelope, call)
     }
 
-    /// Looks at the board alone; whether that completes the call.
+    /// Looks at the board alone.
     #[inline]
-    pub fn advance_board(&mut self) -> ShortResult<bool> {
+    pub fn advance_board(&mut self) -> ShortResult<Started> {
         self.shm.advance_board()
     }
 

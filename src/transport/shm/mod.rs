@@ -312,9 +312,9 @@ impl Shm {
         self.board_to_call()?.call_flat(envelope, call)
     }
 
-    /// Looks at the board alone; whether that completes the call.
+    /// Looks at the board alone.
     #[inline]
-    pub fn advance_board(&mut self) -> ShortResult<bool> {
+    pub fn advance_board(&mut self) -> ShortResult<Started> {
         self.board()?.advance_short()
     }
 

@@ -87,8 +87,7 @@ impl SharedBuffers {
             return Ok(Some(Started::Done));
         }
         self.await_short(envelope, Short { call: *call, form, word, taken });
-        let done = matches!(look, Look::Other) && self.advance()?.is_some();
-        Ok(Some(if done { Started::Done } else { Started::Pending }))
+        Ok(Some(if matches!(look, Look::Other) { self.advance_any()? } else { Started::Pending }))
     }
 
     /// Writes our part to our face, and shows it.
@@ -112,6 +111,7 @@ impl SharedBuffers {
         // Not a store: see `post::write`.
         face.cell.call.swap(self.calls, Ordering::SeqCst);
         self.posted(index, form, collective, root);
+        self.segment.face(self.local, (index + 1) % FACES).own_soon();
     }
 
     /// Has a call that others are late for wait. Apart from `begin_short`, which is on the way of all others.
@@ -124,11 +124,11 @@ impl SharedBuffers {
         self.waiting = Some(waiting);
     }
 
-    /// Goes as far as what others have posted allows; whether that completes the call.
+    /// Goes as far as what others have posted allows.
     #[inline]
-    pub fn advance_short(&mut self) -> ShortResult<bool> {
+    pub fn advance_short(&mut self) -> ShortResult<Started> {
         let Some(Waiting { short: Some(short), .. }) = &self.waiting else {
-            return Ok(self.advance()?.is_some());
+            return self.advance_any();
         };
         let mut taken = short.taken;
         match self.take_short(&short.call, (short.form, short.word), &mut taken) {
@@ -136,16 +136,22 @@ impl SharedBuffers {
                 let Short { call, form, .. } = *short;
                 self.end_short(&call, form);
                 self.waiting = None;
-                Ok(true)
+                Ok(Started::Done)
             }
             Look::Late => {
                 if taken > short.taken {
                     self.note_taken(taken);
                 }
-                Ok(false)
+                Ok(Started::Pending)
             }
-            Look::Other => Ok(self.advance()?.is_some()),
+            Look::Other => self.advance_any(),
         }
+    }
+
+    /// The same of any call.
+    #[inline(never)]
+    fn advance_any(&mut self) -> ShortResult<Started> {
+        Ok(if self.advance()?.is_some() { Started::Done } else { Started::Pending })
     }
 
     /// Takes what others have posted for a call, from the first that has not been taken on.
@@ -275,7 +281,7 @@ mod tests {
                 assert_eq!(reader.0.call_flat(envelope(begun + at), &call(1)).unwrap(), Started::Done);
             }
             assert!(!is_asleep(), "nobody has woken the root");
-            assert!(root.0.advance_short().unwrap());
+            assert_eq!(root.0.advance_short().unwrap(), Started::Done);
             assert_eq!(reader.0.call_flat(envelope(begun + waits), &call(1)).unwrap(), Started::Done);
         }
     }
