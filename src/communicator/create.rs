@@ -673,7 +673,7 @@ impl Meeting<'_> {
             waker,
             status,
             monitor: Mutex::new(monitor),
-            turns: OperationQueue::default(),
+            turns: OperationQueue::new(),
             watch: EngineWatch::default(),
             phase: AtomicU32::new(ALIVE),
             abandoned: AtomicBool::new(false),

@@ -192,8 +192,10 @@ struct Message {
 }
 
 /// The order in which the operations of a communicator run.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct OperationQueue {
+    /// Held by who issues turns, mostly the one thread that makes the communicator's calls.
+    issuing: Biased<()>,
     issued: AtomicU64,
     current: AtomicU64,
     /// Groups of messages that wait for no turn and have not ended.
@@ -208,14 +210,37 @@ struct OperationQueue {
 }
 
 impl OperationQueue {
+    fn new() -> OperationQueue {
+        OperationQueue {
+            issuing: Biased::new(()),
+            issued: AtomicU64::new(0),
+            current: AtomicU64::new(0),
+            independent: AtomicUsize::new(0),
+            independent_ended: AtomicU64::new(0),
+            waiters: AtomicUsize::new(0),
+            lock: Mutex::new(()),
+            changed: Condvar::new(),
+        }
+    }
+
     fn issue(&self) -> u64 {
-        self.issued.fetch_add(1, Ordering::AcqRel)
+        let _issuing = self.issuing.lock();
+        let turn = self.issued.load(Ordering::Relaxed);
+        self.issued.store(turn + 1, Ordering::Release);
+        turn
     }
 
     /// Takes a turn that is on at once, if no operation is running or queued.
+    #[inline]
     fn issue_now(&self) -> Option<u64> {
-        let turn = self.current.load(Ordering::Acquire);
-        self.issued.compare_exchange(turn, turn + 1, Ordering::AcqRel, Ordering::Relaxed).ok()
+        self.issuing.try_often(|_| {
+            let turn = self.current.load(Ordering::Acquire);
+            let is_next = self.issued.load(Ordering::Relaxed) == turn;
+            if is_next {
+                self.issued.store(turn + 1, Ordering::Release);
+            }
+            is_next.then_some(turn)
+        })?
     }
 
     /// Whether no operation in turn is running or queued.

@@ -69,6 +69,9 @@ unsafe fn store<B: Copy, const L: usize>(to: *mut u8, strip: [B; L], count: usiz
     unsafe { ptr::copy_nonoverlapping(strip.as_ptr().cast(), to, count * size_of::<B>()) };
 }
 
+/// So many elements at the end are folded one by one: a strip of them would go through memory twice.
+const FEW: usize = 4;
+
 /// Folds one strip: `count` elements at `at`.
 ///
 /// # Safety
@@ -109,9 +112,15 @@ unsafe fn fold<E: Element, P: Pair<E::Wide>, const L: usize>(srcs: &[*const u8],
         unsafe { fold_strip::<E, P, L>(srcs, dst, at, L) };
         at += strip;
     }
-    if at < bytes {
+    let left = (bytes - at) / size_of::<E::Bits>();
+    if left <= FEW {
+        for element in 0..left {
+            // SAFETY: the element must lie inside the buffers; because it is one of those that are left.
+            unsafe { fold_strip::<E, P, 1>(srcs, dst, at + element * size_of::<E::Bits>(), 1) };
+        }
+    } else {
         // SAFETY: the strip must lie inside the buffers; because it ends where they do.
-        unsafe { fold_strip::<E, P, L>(srcs, dst, at, (bytes - at) / size_of::<E::Bits>()) };
+        unsafe { fold_strip::<E, P, L>(srcs, dst, at, left) };
     }
 }
 

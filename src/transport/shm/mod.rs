@@ -374,7 +374,7 @@ impl Shm {
             let peer = &mut self.peers[index];
             let next = if count < RECORDS_PER_POLL { peer.input.next(&self.segment)? } else { None };
             let Some((header, body)) = next else {
-                if count > 0 && peer.input.take_hunger(&self.segment) {
+                if count > 0 && peer.input.look_for_hunger(&self.segment) {
                     self.wakeups.ring(peer.local);
                 }
                 break;

@@ -6,9 +6,10 @@
 //! it needs one free line more, so that nothing older is taken for a header. The receiver frees by storing its position.
 //!
 //! A sender that finds no room says so (`hungry`) and looks once more; a receiver that makes room looks afterwards whether the
-//! sender has said so. Both need a fence between the two. The receiver's may be left out where the ring is empty again and
-//! less than [`unseen`] of it has been freed since the last fence: a sender that has seen that one needs less room than what
-//! it knows to be free, so it cannot be hungry; and one that has not seen it was so before, which that look has found.
+//! sender has said so. Both need a fence between the two. The receiver's may be left out where less than [`unseen`] bytes have
+//! been freed since the last one. A sender that has seen what was freed by then cannot be hungry with an empty ring, since it
+//! needs less room than it knows of; one that has not was hungry before that fence, and has been found. With records in the
+//! ring it can be, and may be told only when the receiver takes another.
 use super::record::{RecordHeader, RecordKind, HEADER, INLINE, INLINE_AT, NO_SLOT, WORDS};
 use super::segment::{Control, Segment};
 use crate::error::Result;
@@ -224,14 +225,18 @@ impl Consumer {
         segment.control(self.from, self.to).head.0.store(self.head, Ordering::Release);
     }
 
-    /// Whether the sender waits for the space that has been given back; asked once after some records.
+    /// Whether the sender waits for the space that a record has given back.
     #[inline]
     pub fn take_hunger(&mut self, segment: &Segment) -> bool {
-        let has_little_unseen = self.head - self.looked < unseen(self.ring.len());
-        !(has_little_unseen && !self.has_record()) && self.look_for_hunger(segment)
+        if self.head - self.looked >= unseen(self.ring.len()) {
+            return self.look_for_hunger(segment);
+        }
+        let hungry = &segment.control(self.from, self.to).hungry.0;
+        hungry.load(Ordering::Relaxed) != 0 && hungry.swap(0, Ordering::SeqCst) != 0
     }
 
-    fn look_for_hunger(&mut self, segment: &Segment) -> bool {
+    /// The same, asked once after some records, and certain.
+    pub fn look_for_hunger(&mut self, segment: &Segment) -> bool {
         self.looked = self.head;
         let hungry = &segment.control(self.from, self.to).hungry.0;
         std::sync::atomic::fence(Ordering::SeqCst);

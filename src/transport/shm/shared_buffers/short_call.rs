@@ -220,8 +220,13 @@ impl SharedBuffers {
             let at = if is_cut(call.collective) { local - usize::from(local > member) } else { 0 };
             room(&self.segment.face(member, index), form).part(at * call.block_bytes, call.block_bytes)
         };
-        let operands: SmallVec<[Bytes<'_>; 16]> = (0..self.members.len()).map(operand).collect();
-        host::reduce(combine.dtype, combine.operator, combine.divisor, &operands, call.output);
+        let reduce = |operands: &[Bytes<'_>]| {
+            host::reduce(combine.dtype, combine.operator, combine.divisor, operands, call.output);
+        };
+        match self.members.len() {
+            2 => reduce(&[operand(0), operand(1)]),
+            members => reduce(&(0..members).map(operand).collect::<SmallVec<[_; 16]>>()),
+        }
     }
 }
 
