@@ -134,19 +134,31 @@ impl<'a> Face<'a> {
         self.segment.region().part(self.page_at, PAGE_BYTES)
     }
 
-    /// Has its line brought, to be written soon: others have read it, and a write that is to be seen would wait for theirs.
+    /// Has its line brought, and as much of its page as so many bytes take, to be written soon: others have read them, and a
+    /// write that is to be seen waits for theirs.
     #[inline]
-    pub fn own_soon(&self) {
-        #[cfg(all(target_arch = "x86_64", not(miri)))]
-        // SAFETY: the instruction must change nothing; because it is a hint, which processors without it pass over.
-        unsafe {
-            std::arch::asm!(
-                "prefetchw [{line}]",
-                line = in(reg) std::ptr::from_ref(self.cell),
-                options(nostack, preserves_flags, readonly)
-            );
+    pub fn own_soon(&self, page_bytes: usize) {
+        own(std::ptr::from_ref(self.cell).cast());
+        if page_bytes > 0 {
+            let page = self.page();
+            (0..page_bytes.min(SOON_BYTES)).step_by(64).for_each(|at| own(page.as_ptr().wrapping_add(at)));
         }
     }
+}
+
+/// Bytes of a page that are brought before they are written.
+const SOON_BYTES: usize = 512;
+
+/// Has the cache line at an address brought to be written.
+#[inline]
+fn own(line: *const u8) {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    // SAFETY: the instruction must change nothing; because it is a hint, which processors without it pass over.
+    unsafe {
+        std::arch::asm!("prefetchw [{line}]", line = in(reg) line, options(nostack, preserves_flags, readonly));
+    }
+    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+    let _ = line;
 }
 
 /// Bytes of an area on a node of so many ranks. Only what is used of it takes memory.

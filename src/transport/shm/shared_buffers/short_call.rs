@@ -111,7 +111,8 @@ impl SharedBuffers {
         // Not a store: see `post::write`.
         face.cell.call.swap(self.calls, Ordering::SeqCst);
         self.posted(index, form, collective, root);
-        self.segment.face(self.local, (index + 1) % FACES).own_soon();
+        let next = self.segment.face(self.local, (index + 1) % FACES);
+        next.own_soon(if form == Form::Page { bytes } else { 0 });
     }
 
     /// Has a call that others are late for wait. Apart from `begin_short`, which is on the way of all others.
