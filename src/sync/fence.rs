@@ -7,7 +7,7 @@
 
 use rustix::thread::{membarrier, membarrier_query, MembarrierCommand, MembarrierQuery};
 use std::sync::atomic::{compiler_fence, fence, AtomicBool, Ordering};
-use std::sync::Once;
+use std::sync::{Once, OnceLock};
 
 /// Whether light fences may be nothing.
 static LIGHT: AtomicBool = AtomicBool::new(false);
@@ -47,6 +47,23 @@ pub fn heavy() {
         eprintln!("strata: membarrier, which this process has used, is refused now: {error}");
         std::process::abort();
     }
+}
+
+/// Whether this process can take part in fences between processes: its [`light`] ones, where all have prepared, are whole
+/// wherever another calls [`heavy_everywhere`].
+pub fn prepare_everywhere() -> bool {
+    static CAN: OnceLock<bool> = OnceLock::new();
+    *CAN.get_or_init(|| {
+        !cfg!(miri)
+            && membarrier_query().contains(MembarrierQuery::GLOBAL_EXPEDITED)
+            && membarrier(MembarrierCommand::RegisterGlobalExpedited).is_ok()
+    })
+}
+
+/// A fence of this thread and of all that run in processes that have prepared; false where the system refuses it.
+pub fn heavy_everywhere() -> bool {
+    fence(Ordering::SeqCst);
+    membarrier(MembarrierCommand::GlobalExpedited).is_ok()
 }
 
 #[cfg(test)]

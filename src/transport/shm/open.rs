@@ -10,7 +10,7 @@ use super::pull::{probe, Reach};
 use super::ring::{Consumer, Producer};
 use super::segment::{Segment, SLOTS};
 use super::shared_buffers::SharedBuffers;
-use super::wakeup::{doorbell, Wakeups};
+use super::wakeup::{doorbell, Publisher, Wakeups};
 use super::{Peer, Shm};
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -286,7 +286,9 @@ pub fn open(
     let wakeups = Arc::new(Wakeups::new(segment.clone(), local, names, doorbell)?);
     let peers: Vec<Peer> = reached
         .iter()
-        .map(|&rank| peer(rank, grid.local(rank), local, &cards[rank.index()], &card, &segment, config))
+        .map(|&rank| {
+            peer(rank, grid.local(rank), local, &cards[rank.index()], &card, (&segment, wakeups.publisher()), config)
+        })
         .collect();
     let complete = members.len() > 1 && members.iter().all(|rank| usable[rank.index()]);
     let maps = maps && peers.iter().all(|peer| !matches!(peer.reach, Reach::Ring { .. }));
@@ -349,7 +351,7 @@ fn peer(
     me: usize,
     card: &NodeCard,
     mine: &NodeCard,
-    segment: &Segment,
+    (segment, publisher): (&Segment, Publisher),
     config: &Config,
 ) -> Peer {
     let pid = card.pid as u32;
@@ -371,7 +373,7 @@ fn peer(
         local,
         reach,
         process,
-        output: Producer::new(segment, me, local),
+        output: Producer::new(segment, me, local, publisher),
         input: Consumer::new(segment, local, me),
         matching: Matching::new(rank, SLOTS),
     }

@@ -9,6 +9,7 @@
 //! gives its processor away: where none was made for as long as the yield took, nobody else's rank has run there.
 
 use super::segment::{ProcessorCells, Segment, PROCESSORS};
+use crate::sync::fence;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
@@ -35,6 +36,14 @@ pub fn tell(segment: &Segment, local: usize) {
     let place = segment.place(local);
     place.processors.0.iter().zip(processors).for_each(|(word, bits)| word.store(bits, Relaxed));
     place.most.0.store(most as u64, Relaxed);
+    place.fences.0.store(fence::prepare_everywhere().into(), Relaxed);
+}
+
+/// Whether every rank of the node has a processor of its own, and its process can take part in fences between processes.
+pub fn can_publish_lightly(segment: &Segment) -> bool {
+    let places = places(segment);
+    let can_fence = |local: usize| segment.place(local).fences.0.load(Relaxed) != 0;
+    (0..segment.ranks()).all(|local| can_fence(local) && !shares(&places, local))
 }
 
 /// Whether a rank shares its processors.

@@ -12,6 +12,7 @@
 //! ring it can be, and may be told only when the receiver takes another.
 use super::record::{RecordHeader, RecordKind, HEADER, INLINE, INLINE_AT, NO_SLOT, WORDS};
 use super::segment::{Control, Segment};
+use super::wakeup::Publisher;
 use crate::error::Result;
 use crate::memory::Region;
 use crate::transport::Envelope;
@@ -26,6 +27,7 @@ pub struct Producer {
     tail: u64,
     head: u64,
     starved: bool,
+    publisher: Publisher,
 }
 
 /// The receiver's end.
@@ -80,11 +82,11 @@ fn place(ring: &Region, position: u64) -> usize {
 
 impl Producer {
     /// The end of `from`, which sends to `to`.
-    pub fn new(segment: &Segment, from: usize, to: usize) -> Producer {
+    pub fn new(segment: &Segment, from: usize, to: usize, publisher: Publisher) -> Producer {
         // SAFETY: the segment must outlive every use; because each that reads or writes takes it as an argument.
         let ring = unsafe { segment.ring(from, to).unbound() };
         assert!(ring.len().is_power_of_two());
-        Producer { from, to, ring, tail: 0, head: 0, starved: false }
+        Producer { from, to, ring, tail: 0, head: 0, starved: false, publisher }
     }
 
     /// The largest body that always finds room once the ring is empty.
@@ -173,8 +175,7 @@ impl Producer {
         line(&self.ring, place(&self.ring, (at + header.len) as u64))[FLAG].store(0, Ordering::Relaxed);
         let line = line(&self.ring, at);
         line.iter().zip(header.encode()).for_each(|(word, value)| word.store(value, Ordering::Relaxed));
-        // Not a store: whoever is woken after it sees it before it sleeps (`Wakeups::ring`).
-        line[FLAG].swap(self.tail + 1, Ordering::SeqCst);
+        self.publisher.store(&line[FLAG], self.tail + 1);
         self.tail += header.len as u64;
     }
 
@@ -292,10 +293,10 @@ mod tests {
     fn records_arrive_whole_and_in_order_on_another_thread() {
         let end = Instant::now() + Duration::from_secs(300);
         let segment = Arc::new(Segment::of_heap(2));
-        let most = Producer::new(&segment, 0, 1).max_body();
+        let most = Producer::new(&segment, 0, 1, Publisher::WHOLE).max_body();
         let sender = segment.clone();
         let send = std::thread::spawn(move || {
-            let mut producer = Producer::new(&sender, 0, 1);
+            let mut producer = Producer::new(&sender, 0, 1, Publisher::WHOLE);
             let mut waits = 0u64;
             for number in 0..RECORDS {
                 let body = body_len(number, most);
@@ -341,12 +342,12 @@ mod tests {
     #[test]
     fn a_sender_that_waits_for_room_is_woken() {
         let segment = Arc::new(Segment::of_heap(2));
-        let most = Producer::new(&segment, 0, 1).max_body();
+        let most = Producer::new(&segment, 0, 1, Publisher::WHOLE).max_body();
         let sender = segment.clone();
         let wake = Arc::new((std::sync::Mutex::new(false), std::sync::Condvar::new()));
         let woken = wake.clone();
         let send = std::thread::spawn(move || {
-            let mut producer = Producer::new(&sender, 0, 1);
+            let mut producer = Producer::new(&sender, 0, 1, Publisher::WHOLE);
             let mut sleeps = 0u64;
             for number in 0..RECORDS {
                 let body = body_len(number, most);
@@ -388,7 +389,8 @@ mod tests {
     #[test]
     fn the_longest_body_finds_room_wherever_an_empty_ring_begins() {
         let segment = Segment::of_heap(if cfg!(miri) { 2 } else { 65 });
-        let (mut producer, mut consumer) = (Producer::new(&segment, 0, 1), Consumer::new(&segment, 0, 1));
+        let (mut producer, mut consumer) =
+            (Producer::new(&segment, 0, 1, Publisher::WHOLE), Consumer::new(&segment, 0, 1));
         let most = producer.max_body();
         for step in 0..if cfg!(miri) { 8 } else { 2 * producer.ring.len() / HEADER } {
             for body in [most, 0] {

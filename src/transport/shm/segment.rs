@@ -67,6 +67,8 @@ pub const PROCESSORS: usize = 512;
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub struct ProcessorCells {
+    /// Whether a rank publishes by plain stores; see [`super::wakeup`].
+    pub light: Line<AtomicU32>,
     /// Until when they are taken to be busy.
     pub busy_until: Line<AtomicU64>,
     /// For how long that was said.
@@ -83,6 +85,8 @@ pub struct PlaceCells {
     pub processors: Line<[AtomicU64; PROCESSORS / 64]>,
     /// How many of them it may use at a time; 0 until it has told.
     pub most: Line<AtomicU64>,
+    /// Whether its process can take part in fences between processes.
+    pub fences: Line<AtomicU32>,
     /// The processor on which it last began to wait, plus one.
     pub waits_on: Line<AtomicU64>,
 }

@@ -6,6 +6,10 @@
 //! two fences one comes first, so either the sleeper sees the work or the other sees the sleeper. A ring between
 //! announcement and blocking is not lost either: it changes the futex word, or leaves a datagram in the doorbell.
 //!
+//! Where each rank has a processor of its own the one who publishes has no fence but by the compiler: the sleeper's is one on
+//! all processors ([`fence::heavy_everywhere`]), which sleepers can afford. A rank that begins to publish so says it first
+//! (`light`) and makes such a fence itself: a sleeper that has not seen it has announced itself before, for all to see.
+//!
 //! A rank without TCP peers sleeps on the futex; one with TCP peers must wait for sockets too, and it is woken by a
 //! datagram to a socket in the abstract name space.
 
@@ -13,10 +17,11 @@ use super::processors::ProcessorNotes;
 use super::segment::{Segment, WakeupCell};
 use crate::error::{Error, Result};
 use crate::process::above_standard;
+use crate::sync::fence;
 use rustix::thread::futex;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
-use std::sync::atomic::{fence, AtomicBool, Ordering};
+use std::sync::atomic::{self, AtomicBool, AtomicU64, Ordering};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -26,9 +31,43 @@ const ON_SOCKET: u32 = 2;
 /// The longest sleep of a rank whose doorbell a peer could not reach.
 const DEAF_SLEEP: Duration = Duration::from_micros(500);
 
+/// How a rank publishes what others shall find, before it looks whether they sleep.
+#[derive(Debug, Clone, Copy)]
+pub struct Publisher {
+    light: bool,
+}
+
+impl Publisher {
+    /// One whose every publication is a fence.
+    pub const WHOLE: Publisher = Publisher { light: false };
+
+    /// The node's way; all ranks have told their [`processors`](super::processors).
+    pub fn of(segment: &Segment) -> Publisher {
+        let light = super::processors::can_publish_lightly(segment) && {
+            segment.processors().light.0.store(1, Ordering::SeqCst);
+            fence::heavy_everywhere()
+        };
+        Publisher { light }
+    }
+
+    /// Publishes by storing a word.
+    #[inline]
+    pub fn store(self, word: &AtomicU64, value: u64) {
+        if self.light {
+            word.store(value, Ordering::Release);
+            atomic::compiler_fence(Ordering::SeqCst);
+        } else {
+            word.swap(value, Ordering::SeqCst);
+        }
+    }
+}
+
 /// The wakeups of a node, seen from one local rank.
 #[derive(Debug)]
 pub struct Wakeups {
+    publisher: Publisher,
+    /// This rank cannot make others' publications whole any more: it must not sleep long.
+    blind: AtomicBool,
     segment: Arc<Segment>,
     local: usize,
     names: Vec<u64>,
@@ -61,7 +100,14 @@ impl Wakeups {
     ) -> Result<Wakeups> {
         let hammer = above_standard(UnixDatagram::unbound()?);
         hammer.set_nonblocking(true)?;
-        Ok(Wakeups { segment, local, names, doorbell, hammer, woken: AtomicBool::new(false) })
+        let (publisher, blind) = (Publisher::of(&segment), AtomicBool::new(false));
+        Ok(Wakeups { publisher, blind, segment, local, names, doorbell, hammer, woken: AtomicBool::new(false) })
+    }
+
+    /// How this rank publishes.
+    #[inline]
+    pub fn publisher(&self) -> Publisher {
+        self.publisher
     }
 
     /// What the ranks of the node know of its processors.
@@ -76,18 +122,19 @@ impl Wakeups {
 
     /// Wakes a local rank if it sleeps; what it shall find has been published before.
     pub fn ring(&self, local: usize) {
-        fence(Ordering::SeqCst);
+        atomic::fence(Ordering::SeqCst);
         self.ring_after_fence(local);
     }
 
-    /// The same, where what it shall find has been published by a sequentially consistent operation that also reads, which
-    /// orders as a fence does.
+    /// The same, where what it shall find has been published by a [`Publisher`], or by a sequentially consistent operation that
+    /// also reads, which orders as a fence does.
     #[inline]
     pub fn ring_after_swap(&self, local: usize) {
         self.ring_after_fence(local);
     }
 
-    /// Wakes all other local ranks that sleep, after such an operation.
+    /// Wakes all other local ranks that sleep, after such a publication.
+    #[inline]
     pub fn ring_others(&self) {
         (0..self.segment.ranks()).filter(|&local| local != self.local).for_each(|local| self.ring_after_fence(local));
     }
@@ -128,12 +175,16 @@ impl Wakeups {
     pub fn announce(&self) -> bool {
         let state = if self.doorbell.is_some() { ON_SOCKET } else { ON_FUTEX };
         self.segment.wakeup_cell(self.local).state.store(state, Ordering::SeqCst);
-        fence(Ordering::SeqCst);
+        atomic::fence(Ordering::SeqCst);
+        if self.segment.processors().light.0.load(Ordering::SeqCst) != 0 && !fence::heavy_everywhere() {
+            self.blind.store(true, Ordering::Relaxed);
+        }
         !self.woken.swap(false, Ordering::SeqCst)
     }
 
     /// Blocks on the futex until it is woken or for `limit`.
     pub fn wait(&self, limit: Duration) {
+        let limit = self.cap(limit);
         let timeout = rustix::fs::Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: limit.subsec_nanos().into() };
         // All outcomes (rung, interrupted, timed out) mean the same: look again.
         let _ =
@@ -143,7 +194,7 @@ impl Wakeups {
     /// The time a wait on sockets may take.
     pub fn cap(&self, limit: Duration) -> Duration {
         let deaf = self.segment.wakeup_cell(self.local).deaf.load(Ordering::Relaxed) != 0;
-        if deaf {
+        if deaf || self.blind.load(Ordering::Relaxed) {
             limit.min(DEAF_SLEEP)
         } else {
             limit

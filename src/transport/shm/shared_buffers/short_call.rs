@@ -108,8 +108,7 @@ impl SharedBuffers {
             face.line.part(0, 8).write(&(bytes as u64).to_ne_bytes());
         }
         face.cell.check.store(word, Ordering::Relaxed);
-        // Not a store: see `post::write`.
-        face.cell.call.swap(self.calls, Ordering::SeqCst);
+        self.wakeups.publisher().store(&face.cell.call, self.calls);
         self.posted(index, form, collective, root);
         let next = self.segment.face(self.local, (index + 1) % FACES);
         next.own_soon(if form == Form::Page { bytes } else { 0 });
