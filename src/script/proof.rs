@@ -26,6 +26,8 @@ pub struct Proof {
     pub capacity: usize,
     /// Whether every message is sent from where its data lies, and no write waits for a send but as the script says.
     is_direct: bool,
+    /// Whether a script written for two buffers reads its input where it lies in one.
+    is_read_there: bool,
     /// The passes that were applied, a bit for each.
     passes: u8,
 }
@@ -34,6 +36,7 @@ pub struct Proof {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Recipe {
     is_direct: bool,
+    is_read_there: bool,
     passes: u8,
     capacity: usize,
     /// Steps, messages, chunks and rounds.
@@ -43,9 +46,9 @@ pub(super) struct Recipe {
 impl Proof {
     /// What it has decided.
     pub(super) fn recipe(&self) -> Recipe {
-        let Proof { is_direct, passes, capacity, report, .. } = self;
+        let Proof { is_direct, is_read_there, passes, capacity, report, .. } = self;
         let report = [report.steps, report.messages, report.chunks, report.rounds];
-        Recipe { is_direct: *is_direct, passes: *passes, capacity: *capacity, report }
+        Recipe { is_direct: *is_direct, is_read_there: *is_read_there, passes: *passes, capacity: *capacity, report }
     }
 }
 
@@ -54,10 +57,13 @@ const PASSES: [fn(&Marked) -> Option<Marked>; 3] = [Marked::without_dead_steps, 
 
 /// The plans of a form by what the proof of the same script has decided elsewhere; none where that takes a proof.
 pub(super) fn rebuilt(script: &Script, grid: &Arc<Grid>, form: ScriptForm, recipe: &Recipe) -> Option<Proof> {
-    let Recipe { is_direct: true, passes, capacity, report: [steps, messages, chunks, rounds] } = *recipe else {
+    let Recipe { is_direct: true, is_read_there, passes, capacity, report: [steps, messages, chunks, rounds] } = *recipe
+    else {
         return None;
     };
-    let mut lowered = lower(script, grid, form, Sending::Direct { copied: &FxHashSet::default() });
+    let none = FxHashSet::default();
+    let sending = if is_read_there { Sending::InOneBuffer } else { Sending::Direct { copied: &none } };
+    let mut lowered = lower(script, grid, form, sending);
     if lowered.stuck.is_some() {
         return None;
     }
@@ -70,7 +76,7 @@ pub(super) fn rebuilt(script: &Script, grid: &Arc<Grid>, form: ScriptForm, recip
     }
     let report = Report { ranks: script.nranks(), steps, messages, chunks, calls: 0, rounds };
     let is_same = lowered.plans.iter().map(crate::plan::Plan::nsteps).sum::<usize>() == steps;
-    is_same.then_some(Proof { lowered, report, capacity, is_direct: true, passes })
+    is_same.then_some(Proof { lowered, report, capacity, is_direct: true, is_read_there, passes })
 }
 
 /// Why a script is refused.
@@ -109,11 +115,17 @@ pub fn judge(script: &Script, grid: &Arc<Grid>, root: Rank) -> Result<(), Refusa
 /// The plans of a script that has been judged, for calls of one form on a grid of its ranks, with the proof that they do it.
 ///
 /// They send from where the data lies. Where the script writes there before the message must have been received, the write
-/// waits for that, or, where it would wait for itself, the message is copied first.
+/// waits for that, or, where it would wait for itself, the message is copied first. In place, a script for two buffers copies its
+/// input first only where it would not do the same without.
 ///
 /// # Errors
 /// Where there are no such plans.
 pub fn prove(script: &Script, grid: &Arc<Grid>, form: ScriptForm) -> Result<Proof, Refusal> {
+    if form.in_place && !form.prologue && !script.in_place {
+        if let Ok(proof) = proof(lower(script, grid, form, Sending::InOneBuffer)) {
+            return Ok(Proof { is_direct: true, is_read_there: true, ..proof });
+        }
+    }
     let none = FxHashSet::default();
     let (mut lowered, rejection) = match proof(lower(script, grid, form, Sending::Direct { copied: &none })) {
         Ok(proof) => return Ok(Proof { is_direct: true, ..proof }),
@@ -167,7 +179,8 @@ fn passed(proof: &Proof) -> (Proof, Vec<SentChunks>) {
         let Some(next) = pass(&marked) else { continue };
         if let Ok(proof) = self::proof(Lowered::of_plans(next.plans())) {
             let passes = best.passes | 1 << at;
-            (best, marked) = (Proof { is_direct: best.is_direct, passes, ..proof }, next);
+            let Proof { is_direct, is_read_there, .. } = best;
+            (best, marked) = (Proof { is_direct, is_read_there, passes, ..proof }, next);
         }
     }
     (best, marked.messages())
@@ -178,7 +191,7 @@ fn proof(lowered: Lowered) -> Result<Proof, Box<(Lowered, Rejection)>> {
     let mut capacity = 1;
     loop {
         match check(&lowered, capacity) {
-            Ok(report) => return Ok(Proof { lowered, report, capacity, is_direct: false, passes: 0 }),
+            Ok(report) => return Ok(Proof { lowered, report, capacity, is_direct: false, is_read_there: false, passes: 0 }),
             Err(rejection) if rejection.check == Check::Progress && capacity < CAPACITY => capacity += 1,
             Err(rejection) => return Err(Box::new((lowered, rejection))),
         }

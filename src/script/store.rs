@@ -12,7 +12,8 @@ use crate::algorithms::{self, Algorithm, SCRIPT};
 use crate::config::{self, Config};
 use crate::digest::Digest;
 use crate::error::{self, Error};
-use crate::plan::{chunks_in, Action, Buffer, Collective, Plan, Shape};
+use crate::plan::stage::stage;
+use crate::plan::{chunks_in, Action, Buffer, Collective, Plan, Shape, Span};
 use crate::topo::{Grid, Rank};
 use rustc_hash::FxHashMap;
 use std::fs;
@@ -123,11 +124,8 @@ impl LoadedScript {
             let proof = self.proved(ScriptForm { in_place, ..form(shape) })?;
             let of_plan = |plan: &Plan| {
                 let per_block = plan.chunks_per_block as usize;
-                let sent = plan.lanes.iter().flat_map(|lane| &lane.steps).map(|step| match &step.action {
-                    Action::Send { src, .. } if src.iter().any(|span| span.buffer != Buffer::Scratch) => chunks_in(src),
-                    _ => 0,
-                });
-                let sent: usize = sent.sum();
+                let from_user = |_: Rank, src: &[Span]| src.iter().any(|span| span.buffer != Buffer::Scratch);
+                let sent = (stage(plan, &from_user).scratch_chunks - plan.scratch_chunks) as usize;
                 Needs::new((plan.scratch_chunks as usize).div_ceil(per_block), sent.div_ceil(per_block))
             };
             Some(proof.lowered.plans.iter().map(of_plan).fold(Needs::default(), Needs::max))
