@@ -139,7 +139,9 @@ fn writes_come_before(plan: &Plan, chunks: &[Span], deps: &[StepRef]) -> bool {
         false => plan.shape.in_place && one.buffer != Buffer::Scratch && other.buffer != Buffer::Scratch,
     };
     let changes = |step: &Step| {
-        writes(&step.action).iter().any(|spans| spans.iter().any(|span| chunks.iter().any(|chunk| overlaps(span, chunk))))
+        writes(&step.action)
+            .iter()
+            .any(|spans| spans.iter().any(|span| chunks.iter().any(|chunk| overlaps(span, chunk))))
     };
     let mut later = plan.lanes.iter().zip(&before).flat_map(|(lane, &before)| lane.steps.iter().skip(before as usize));
     !later.any(changes)

@@ -1,10 +1,11 @@
 //! Whether a script does what it says, and which plans of it run.
 #![forbid(unsafe_code)]
 
+use super::coarsen::coarsened;
 use super::merge::merge;
 use super::passes::{Marked, SentChunks};
 use super::{lower, Lowered, RankScript, Script, ScriptForm, Sending, StepSite};
-use crate::plan::{Collective, StepRef};
+use crate::plan::{Collective, Plan, StepRef};
 use crate::topo::{Grid, Rank};
 use crate::verify::{self, Check, EarlyWrite, Options, Rejection, Report};
 use rustc_hash::FxHashSet;
@@ -54,10 +55,34 @@ impl Proof {
 
 /// The passes, in their order.
 const PASSES: [fn(&Marked) -> Option<Marked>; 3] = [Marked::without_dead_steps, Marked::aggregated, Marked::merged];
+/// The bit of the pass over all forms together, which comes last: fewer chunks ([`coarsened`]).
+const COARSENED: u8 = 1 << 3;
 
-/// The plans of a form by what the proof of the same script has decided elsewhere; none where that takes a proof.
-pub(super) fn rebuilt(script: &Script, grid: &Arc<Grid>, form: ScriptForm, recipe: &Recipe) -> Option<Proof> {
-    let Recipe { is_direct: true, is_read_there, passes, capacity, report: [steps, messages, chunks, rounds] } = *recipe
+/// The plans of all forms by what the proofs of the same script have decided elsewhere; none where that takes a proof.
+pub(super) fn rebuilt_forms(
+    script: &Script,
+    grid: &Arc<Grid>,
+    forms: &[ScriptForm],
+    recipes: &[Recipe],
+) -> Option<Vec<Proof>> {
+    let each = forms.iter().zip(recipes).map(|(&form, recipe)| rebuilt(script, grid, form, recipe));
+    let mut proofs: Vec<Proof> = each.collect::<Option<_>>()?;
+    if proofs.len() != forms.len() {
+        return None;
+    }
+    if proofs.iter().any(|proof| proof.passes & COARSENED != 0) {
+        let fine: Vec<Vec<Plan>> = proofs.iter().map(|proof| proof.lowered.plans.clone()).collect();
+        for (proof, plans) in proofs.iter_mut().zip(coarsened(&fine)?) {
+            proof.lowered = Lowered::of_plans(plans);
+        }
+    }
+    Some(proofs)
+}
+
+/// The same of one form, with its chunks as they are.
+fn rebuilt(script: &Script, grid: &Arc<Grid>, form: ScriptForm, recipe: &Recipe) -> Option<Proof> {
+    let Recipe { is_direct: true, is_read_there, passes, capacity, report: [steps, messages, chunks, rounds] } =
+        *recipe
     else {
         return None;
     };
@@ -165,10 +190,20 @@ pub fn merged(proof: Proof) -> Proof {
 /// the same. Ranks of one call may have different forms, so the forms stay as they are where their messages would differ.
 pub fn optimized(proofs: Vec<Proof>) -> Vec<Proof> {
     let (passed, messages): (Vec<Proof>, Vec<_>) = proofs.iter().map(passed).unzip();
-    match messages.windows(2).all(|forms| forms[0] == forms[1]) {
-        true => passed,
-        false => proofs,
-    }
+    with_fewer_chunks(if messages.windows(2).all(|forms| forms[0] == forms[1]) { passed } else { proofs })
+}
+
+/// The proofs with chunks that always move together as one, where all of them still hold.
+fn with_fewer_chunks(proofs: Vec<Proof>) -> Vec<Proof> {
+    let fine: Vec<Vec<Plan>> = proofs.iter().map(|proof| proof.lowered.plans.clone()).collect();
+    let Some(coarse) = coarsened(&fine) else { return proofs };
+    let again = |(plans, old): (Vec<Plan>, &Proof)| {
+        let proof = proof(Lowered::of_plans(plans)).ok()?;
+        let passes = old.passes | COARSENED;
+        Some(Proof { is_direct: old.is_direct, is_read_there: old.is_read_there, passes, ..proof })
+    };
+    let proved: Option<Vec<Proof>> = coarse.into_iter().zip(&proofs).map(again).collect();
+    proved.unwrap_or(proofs)
 }
 
 /// The proof of one form after the passes, and what its messages carry.
@@ -191,7 +226,9 @@ fn proof(lowered: Lowered) -> Result<Proof, Box<(Lowered, Rejection)>> {
     let mut capacity = 1;
     loop {
         match check(&lowered, capacity) {
-            Ok(report) => return Ok(Proof { lowered, report, capacity, is_direct: false, is_read_there: false, passes: 0 }),
+            Ok(report) => {
+                return Ok(Proof { lowered, report, capacity, is_direct: false, is_read_there: false, passes: 0 })
+            }
             Err(rejection) if rejection.check == Check::Progress && capacity < CAPACITY => capacity += 1,
             Err(rejection) => return Err(Box::new((lowered, rejection))),
         }
