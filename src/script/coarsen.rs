@@ -127,7 +127,7 @@ impl Classes {
             Some(Span { buffer, start, len: 1, like: coarse(like) })
         };
         let all: Spans = classes.into_iter().map(one).collect::<Option<_>>()?;
-        Some(joined(all.into_iter()))
+        Some(joined(all))
     }
 }
 
