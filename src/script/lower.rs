@@ -55,6 +55,8 @@ pub enum Sending<'a> {
         /// Rank and place, in the plans made with no such exception.
         copied: &'a FxHashSet<(u32, StepRef)>,
     },
+    /// From where the data lies, and in place a script for two buffers reads its input there, too.
+    InOneBuffer,
 }
 
 /// The plans that a script comes to.
@@ -143,6 +145,7 @@ impl<'a> Run<'a> {
         let nranks = script.nranks();
         let mut sets = RankSets::new(nranks);
         let singles: Vec<u32> = (0..nranks).map(|rank| sets.single(rank)).collect();
+        let reads_there = matches!(sending, Sending::InOneBuffer);
         let mut emitters: Vec<Emitter> = script.ranks.iter().map(|rank| Emitter::new(rank.blocks.len())).collect();
         let mut run = Run {
             script,
@@ -150,7 +153,7 @@ impl<'a> Run<'a> {
             ops: script.ranks.iter().map(ops::of_rank).collect(),
             blocks: script.ranks.iter().map(|rank| vec![BlockState::default(); rank.blocks.len()]).collect(),
             places: (0..nranks)
-                .map(|rank| Places::new(script, shape, rank, singles[rank], &mut emitters[rank]))
+                .map(|rank| Places::new(script, (shape, reads_there), rank, singles[rank], &mut emitters[rank]))
                 .collect(),
             emitters,
             sets,
@@ -344,6 +347,7 @@ impl<'a> Run<'a> {
         let emitter = &mut self.emitters[rank as usize];
         let copied = match self.sending {
             Sending::Buffered => true,
+            Sending::InOneBuffer => false,
             Sending::Direct { copied } => copied.contains(&(rank, emitter.place_without_copies(block))),
         };
         let values: Vec<Value> = held.iter().map(|held| held.1).collect();

@@ -158,7 +158,7 @@ fn merged(plan: &Plan, classes: &[u64]) -> Plan {
 }
 
 /// The lists of chunks of an action, as many for all of one kind.
-fn lists(action: &Action) -> Vec<&Spans> {
+pub(super) fn lists(action: &Action) -> Vec<&Spans> {
     match action {
         Action::Send { src, .. } => vec![src],
         Action::Recv { dst, .. } => vec![dst],

@@ -5,6 +5,7 @@
 //! move a byte ([`prove`]).
 #![forbid(unsafe_code)]
 
+mod coarsen;
 mod convert;
 mod lower;
 mod merge;

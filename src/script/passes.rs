@@ -135,7 +135,7 @@ fn numbers(src: &[Span]) -> impl Iterator<Item = usize> + '_ {
     src.iter().flat_map(|span| (span.start..span.start + span.len).map(|number| number as usize))
 }
 
-fn one_by_one(spans: &[Span]) -> impl Iterator<Item = Span> + '_ {
+pub(super) fn one_by_one(spans: &[Span]) -> impl Iterator<Item = Span> + '_ {
     let single = |span: &Span| {
         let span = *span;
         (0..span.len).map(move |at| Span { start: span.start + at, like: span.like + at, len: 1, ..span })

@@ -1,10 +1,11 @@
 //! Whether a script does what it says, and which plans of it run.
 #![forbid(unsafe_code)]
 
+use super::coarsen::coarsened;
 use super::merge::merge;
 use super::passes::{Marked, SentChunks};
 use super::{lower, Lowered, RankScript, Script, ScriptForm, Sending, StepSite};
-use crate::plan::{Collective, StepRef};
+use crate::plan::{Collective, Plan, StepRef};
 use crate::topo::{Grid, Rank};
 use crate::verify::{self, Check, EarlyWrite, Options, Rejection, Report};
 use rustc_hash::FxHashSet;
@@ -26,6 +27,8 @@ pub struct Proof {
     pub capacity: usize,
     /// Whether every message is sent from where its data lies, and no write waits for a send but as the script says.
     is_direct: bool,
+    /// Whether a script written for two buffers reads its input where it lies in one.
+    is_read_there: bool,
     /// The passes that were applied, a bit for each.
     passes: u8,
 }
@@ -34,6 +37,7 @@ pub struct Proof {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Recipe {
     is_direct: bool,
+    is_read_there: bool,
     passes: u8,
     capacity: usize,
     /// Steps, messages, chunks and rounds.
@@ -43,21 +47,48 @@ pub(super) struct Recipe {
 impl Proof {
     /// What it has decided.
     pub(super) fn recipe(&self) -> Recipe {
-        let Proof { is_direct, passes, capacity, report, .. } = self;
+        let Proof { is_direct, is_read_there, passes, capacity, report, .. } = self;
         let report = [report.steps, report.messages, report.chunks, report.rounds];
-        Recipe { is_direct: *is_direct, passes: *passes, capacity: *capacity, report }
+        Recipe { is_direct: *is_direct, is_read_there: *is_read_there, passes: *passes, capacity: *capacity, report }
     }
 }
 
 /// The passes, in their order.
 const PASSES: [fn(&Marked) -> Option<Marked>; 3] = [Marked::without_dead_steps, Marked::aggregated, Marked::merged];
+/// The bit of the pass over all forms together, which comes last: fewer chunks ([`coarsened`]).
+const COARSENED: u8 = 1 << 3;
 
-/// The plans of a form by what the proof of the same script has decided elsewhere; none where that takes a proof.
-pub(super) fn rebuilt(script: &Script, grid: &Arc<Grid>, form: ScriptForm, recipe: &Recipe) -> Option<Proof> {
-    let Recipe { is_direct: true, passes, capacity, report: [steps, messages, chunks, rounds] } = *recipe else {
+/// The plans of all forms by what the proofs of the same script have decided elsewhere; none where that takes a proof.
+pub(super) fn rebuilt_forms(
+    script: &Script,
+    grid: &Arc<Grid>,
+    forms: &[ScriptForm],
+    recipes: &[Recipe],
+) -> Option<Vec<Proof>> {
+    let each = forms.iter().zip(recipes).map(|(&form, recipe)| rebuilt(script, grid, form, recipe));
+    let mut proofs: Vec<Proof> = each.collect::<Option<_>>()?;
+    if proofs.len() != forms.len() {
+        return None;
+    }
+    if proofs.iter().any(|proof| proof.passes & COARSENED != 0) {
+        let fine: Vec<Vec<Plan>> = proofs.iter().map(|proof| proof.lowered.plans.clone()).collect();
+        for (proof, plans) in proofs.iter_mut().zip(coarsened(&fine)?) {
+            proof.lowered = Lowered::of_plans(plans);
+        }
+    }
+    Some(proofs)
+}
+
+/// The same of one form, with its chunks as they are.
+fn rebuilt(script: &Script, grid: &Arc<Grid>, form: ScriptForm, recipe: &Recipe) -> Option<Proof> {
+    let Recipe { is_direct: true, is_read_there, passes, capacity, report: [steps, messages, chunks, rounds] } =
+        *recipe
+    else {
         return None;
     };
-    let mut lowered = lower(script, grid, form, Sending::Direct { copied: &FxHashSet::default() });
+    let none = FxHashSet::default();
+    let sending = if is_read_there { Sending::InOneBuffer } else { Sending::Direct { copied: &none } };
+    let mut lowered = lower(script, grid, form, sending);
     if lowered.stuck.is_some() {
         return None;
     }
@@ -70,7 +101,7 @@ pub(super) fn rebuilt(script: &Script, grid: &Arc<Grid>, form: ScriptForm, recip
     }
     let report = Report { ranks: script.nranks(), steps, messages, chunks, calls: 0, rounds };
     let is_same = lowered.plans.iter().map(crate::plan::Plan::nsteps).sum::<usize>() == steps;
-    is_same.then_some(Proof { lowered, report, capacity, is_direct: true, passes })
+    is_same.then_some(Proof { lowered, report, capacity, is_direct: true, is_read_there, passes })
 }
 
 /// Why a script is refused.
@@ -109,11 +140,17 @@ pub fn judge(script: &Script, grid: &Arc<Grid>, root: Rank) -> Result<(), Refusa
 /// The plans of a script that has been judged, for calls of one form on a grid of its ranks, with the proof that they do it.
 ///
 /// They send from where the data lies. Where the script writes there before the message must have been received, the write
-/// waits for that, or, where it would wait for itself, the message is copied first.
+/// waits for that, or, where it would wait for itself, the message is copied first. In place, a script for two buffers copies its
+/// input first only where it would not do the same without.
 ///
 /// # Errors
 /// Where there are no such plans.
 pub fn prove(script: &Script, grid: &Arc<Grid>, form: ScriptForm) -> Result<Proof, Refusal> {
+    if form.in_place && !form.prologue && !script.in_place {
+        if let Ok(proof) = proof(lower(script, grid, form, Sending::InOneBuffer)) {
+            return Ok(Proof { is_direct: true, is_read_there: true, ..proof });
+        }
+    }
     let none = FxHashSet::default();
     let (mut lowered, rejection) = match proof(lower(script, grid, form, Sending::Direct { copied: &none })) {
         Ok(proof) => return Ok(Proof { is_direct: true, ..proof }),
@@ -153,10 +190,20 @@ pub fn merged(proof: Proof) -> Proof {
 /// the same. Ranks of one call may have different forms, so the forms stay as they are where their messages would differ.
 pub fn optimized(proofs: Vec<Proof>) -> Vec<Proof> {
     let (passed, messages): (Vec<Proof>, Vec<_>) = proofs.iter().map(passed).unzip();
-    match messages.windows(2).all(|forms| forms[0] == forms[1]) {
-        true => passed,
-        false => proofs,
-    }
+    with_fewer_chunks(if messages.windows(2).all(|forms| forms[0] == forms[1]) { passed } else { proofs })
+}
+
+/// The proofs with chunks that always move together as one, where all of them still hold.
+fn with_fewer_chunks(proofs: Vec<Proof>) -> Vec<Proof> {
+    let fine: Vec<Vec<Plan>> = proofs.iter().map(|proof| proof.lowered.plans.clone()).collect();
+    let Some(coarse) = coarsened(&fine) else { return proofs };
+    let again = |(plans, old): (Vec<Plan>, &Proof)| {
+        let proof = proof(Lowered::of_plans(plans)).ok()?;
+        let passes = old.passes | COARSENED;
+        Some(Proof { is_direct: old.is_direct, is_read_there: old.is_read_there, passes, ..proof })
+    };
+    let proved: Option<Vec<Proof>> = coarse.into_iter().zip(&proofs).map(again).collect();
+    proved.unwrap_or(proofs)
 }
 
 /// The proof of one form after the passes, and what its messages carry.
@@ -167,7 +214,8 @@ fn passed(proof: &Proof) -> (Proof, Vec<SentChunks>) {
         let Some(next) = pass(&marked) else { continue };
         if let Ok(proof) = self::proof(Lowered::of_plans(next.plans())) {
             let passes = best.passes | 1 << at;
-            (best, marked) = (Proof { is_direct: best.is_direct, passes, ..proof }, next);
+            let Proof { is_direct, is_read_there, .. } = best;
+            (best, marked) = (Proof { is_direct, is_read_there, passes, ..proof }, next);
         }
     }
     (best, marked.messages())
@@ -178,7 +226,9 @@ fn proof(lowered: Lowered) -> Result<Proof, Box<(Lowered, Rejection)>> {
     let mut capacity = 1;
     loop {
         match check(&lowered, capacity) {
-            Ok(report) => return Ok(Proof { lowered, report, capacity, is_direct: false, passes: 0 }),
+            Ok(report) => {
+                return Ok(Proof { lowered, report, capacity, is_direct: false, is_read_there: false, passes: 0 })
+            }
             Err(rejection) if rejection.check == Check::Progress && capacity < CAPACITY => capacity += 1,
             Err(rejection) => return Err(Box::new((lowered, rejection))),
         }

@@ -12,7 +12,8 @@ use crate::algorithms::{self, Algorithm, SCRIPT};
 use crate::config::{self, Config};
 use crate::digest::Digest;
 use crate::error::{self, Error};
-use crate::plan::{chunks_in, Action, Buffer, Collective, Plan, Shape};
+use crate::plan::stage::stage;
+use crate::plan::{chunks_in, Action, Buffer, Collective, Plan, Shape, Span};
 use crate::topo::{Grid, Rank};
 use rustc_hash::FxHashMap;
 use std::fs;
@@ -98,7 +99,10 @@ impl LoadedScript {
             let of_plan =
                 |plan: &Plan| plan.lanes.iter().flat_map(|lane| &lane.steps).map(|step| chunks(&step.action)).sum();
             let most: usize = proof.lowered.plans.iter().map(of_plan).max().unwrap_or(0);
-            most as f64 / f64::from(self.script.chunks.max(1))
+            // The plans may have fewer chunks than the script.
+            let per_block = proof.lowered.plans.first().map_or(1, |plan| plan.chunks_per_block);
+            let blocks = self.script.chunks / self.script.chunks_per_block().max(1);
+            most as f64 / f64::from((blocks * per_block).max(1))
         };
         let received = most(&|action| match action {
             Action::Recv { dst, .. } | Action::RecvReduce { dst, .. } => chunks_in(dst),
@@ -123,11 +127,8 @@ impl LoadedScript {
             let proof = self.proved(ScriptForm { in_place, ..form(shape) })?;
             let of_plan = |plan: &Plan| {
                 let per_block = plan.chunks_per_block as usize;
-                let sent = plan.lanes.iter().flat_map(|lane| &lane.steps).map(|step| match &step.action {
-                    Action::Send { src, .. } if src.iter().any(|span| span.buffer != Buffer::Scratch) => chunks_in(src),
-                    _ => 0,
-                });
-                let sent: usize = sent.sum();
+                let from_user = |_: Rank, src: &[Span]| src.iter().any(|span| span.buffer != Buffer::Scratch);
+                let sent = (stage(plan, &from_user).scratch_chunks - plan.scratch_chunks) as usize;
                 Needs::new((plan.scratch_chunks as usize).div_ceil(per_block), sent.div_ceil(per_block))
             };
             Some(proof.lowered.plans.iter().map(of_plan).fold(Needs::default(), Needs::max))
@@ -224,9 +225,8 @@ fn rebuilt(script: &Script, told: &Told<'_>) -> Option<(Rank, Vec<Arc<Proof>>)> 
     let root = Some(Rank(told.root)).filter(|root| root.index() < script.nranks())?;
     let forms = forms(ScriptForm { in_place: false, prologue: false, root });
     let grid = Arc::new(Grid::flat(script.nranks()));
-    let all = forms.iter().zip(told.recipes).map(|(&form, recipe)| proof::rebuilt(script, &grid, form, recipe));
-    let all: Vec<Arc<Proof>> = all.map(|proof| proof.map(Arc::new)).collect::<Option<_>>()?;
-    (all.len() == forms.len()).then_some((root, all))
+    let all = proof::rebuilt_forms(script, &grid, &forms, told.recipes)?;
+    Some((root, all.into_iter().map(Arc::new).collect()))
 }
 
 /// A digest of a script's text and contract, and of which plans it comes to.

@@ -56,6 +56,8 @@ pub(super) struct Places {
     reduces: bool,
     /// The form has one buffer.
     in_place: bool,
+    /// Input is read where the caller has it, also where that is the output.
+    reads_there: bool,
     prologue: bool,
     rank: u32,
     /// The set that has this rank alone.
@@ -75,7 +77,14 @@ pub(super) struct Places {
 }
 
 impl Places {
-    pub fn new(script: &Script, shape: &Shape, rank: usize, mine: u32, emitter: &mut Emitter) -> Places {
+    /// `reads_there`: input is read where the caller has it, also where that is the output.
+    pub fn new(
+        script: &Script,
+        (shape, reads_there): (&Shape, bool),
+        rank: usize,
+        mine: u32,
+        emitter: &mut Emitter,
+    ) -> Places {
         let per_block = script.chunks_per_block();
         let me = Rank::from_index(rank);
         let collective = script.collective;
@@ -84,6 +93,7 @@ impl Places {
             one_buffer: script.in_place,
             reduces: script.reduces(),
             in_place: shape.in_place,
+            reads_there,
             prologue: shape.prologue,
             rank: rank as u32,
             mine,
@@ -97,7 +107,7 @@ impl Places {
             next_slot: script.ranks[rank].scratch,
             saved: FxHashMap::default(),
         };
-        if places.in_place && !places.one_buffer {
+        if places.in_place && !places.one_buffer && !reads_there {
             for step in script.ranks[rank].blocks.iter().flat_map(|block| &block.steps) {
                 let read =
                     [(step.kind.reads(), step.src), (step.kind == crate::script::ScriptStepKind::Reduce, step.dst)];
@@ -202,7 +212,7 @@ impl Places {
 
     /// Copies input that must not be read where the caller has it, if it has not been copied yet.
     fn load(&mut self, chunks: Chunks, emitter: &mut Emitter) {
-        if !self.prologue && (self.one_buffer || !self.in_place) {
+        if !self.prologue && (self.one_buffer || !self.in_place || self.reads_there) {
             return;
         }
         let mut loaded = Vec::new();
