@@ -69,7 +69,8 @@ unsafe fn store<B: Copy, const L: usize>(to: *mut u8, strip: [B; L], count: usiz
     unsafe { ptr::copy_nonoverlapping(strip.as_ptr().cast(), to, count * size_of::<B>()) };
 }
 
-/// So many elements at the end are folded one by one: a strip of them would go through memory twice.
+/// So many elements at the end are folded one by one: a strip of them would go through memory twice. Not of the types that are
+/// converted several at a time.
 const FEW: usize = 4;
 
 /// Folds one strip: `count` elements at `at`.
@@ -113,7 +114,7 @@ unsafe fn fold<E: Element, P: Pair<E::Wide>, const L: usize>(srcs: &[*const u8],
         at += strip;
     }
     let left = (bytes - at) / size_of::<E::Bits>();
-    if left <= FEW {
+    if left <= FEW && size_of::<E::Bits>() >= 4 {
         for element in 0..left {
             // SAFETY: the element must lie inside the buffers; because it is one of those that are left.
             unsafe { fold_strip::<E, P, 1>(srcs, dst, at + element * size_of::<E::Bits>(), 1) };
