@@ -226,3 +226,53 @@ impl Waker {
         self.wakeups.wake();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::processors;
+    use super::super::segment::Line;
+    use super::*;
+
+    /// One publishes and the other announces sleep at the same time: it sees what was published, or is woken.
+    #[test]
+    fn nobody_sleeps_beside_what_has_been_published() {
+        const ROUNDS: u64 = if cfg!(miri) { 20 } else { 300_000 };
+        let segment = Arc::new(Segment::of_heap(2));
+        (0..2).for_each(|local| processors::tell(&segment, local));
+        let [one, other] = [0, 1].map(|local| Wakeups::new(segment.clone(), local, vec![0; 2], None).unwrap());
+        let word = Line(AtomicU64::new(0));
+        let reached: [Line<AtomicU64>; 2] = Default::default();
+        // Both sides begin a round, and end it, together.
+        let meet = |side: usize, round: u64| {
+            reached[side].0.store(round, Ordering::Release);
+            let mut looks = 0;
+            while reached[1 - side].0.load(Ordering::Acquire) < round {
+                looks += 1;
+                if looks % 1000 == 0 {
+                    std::thread::yield_now();
+                }
+            }
+        };
+        let mut blind = 0;
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for round in 1..=ROUNDS {
+                    meet(0, 2 * round - 1);
+                    one.publisher().store(&word.0, round);
+                    one.ring_others();
+                    meet(0, 2 * round);
+                }
+            });
+            for round in 1..=ROUNDS {
+                meet(1, 2 * round - 1);
+                other.announce();
+                let sees = word.0.load(Ordering::Acquire) == round;
+                meet(1, 2 * round);
+                let is_woken = segment.wakeup_cell(1).state.load(Ordering::SeqCst) == AWAKE;
+                blind += u64::from(!sees && !is_woken);
+                other.rise();
+            }
+        });
+        assert_eq!(blind, 0, "times that it would have slept on, by {:?}", one.publisher());
+    }
+}
