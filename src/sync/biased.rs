@@ -318,13 +318,14 @@ mod tests {
                                 std::hint::spin_loop();
                                 held.1 += 1;
                                 assert_eq!(held.0, held.1);
+                                1
                             };
                             let done = match (state >> 40) % 8 {
                                 0 => Some(inside(&mut lock.lock())),
                                 1 => lock.try_lock().map(|mut held| inside(&mut held)),
                                 _ => lock.try_often(inside),
                             };
-                            entered += u64::from(done.is_some());
+                            entered += done.unwrap_or(0);
                         }
                         if state >> 60 == 0 {
                             std::thread::yield_now();
