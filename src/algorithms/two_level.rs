@@ -115,12 +115,12 @@ fn needs_on_node(shape: &Shape, inner: &InnerNeeds<'_>, parts: Parts, size: usiz
                 Parts::Staged => (served, call.sent * served),
                 Parts::Shuffled => (served + calls * all, 0),
             };
-            Needs::new(scratch + call.scratch * served + rails * on_rail(Collective::AllGather).scratch, sent.min(all))
+            Needs::new(scratch + call.scratch * served + rails * on_rail(Collective::AllGather).scratch, sent)
         }
         (Collective::ReduceScatter, _) => {
             let (call, copied) = (on_node(Collective::ReduceScatter), parts == Parts::Shuffled || shape.prologue);
             let scratch = if copied { all } else { 0 } + calls * served + call.scratch * served;
-            let sent = if copied { 0 } else { (call.sent * served).min(all) };
+            let sent = if copied { 0 } else { call.sent * served };
             Needs::new(scratch + rails * on_rail(Collective::ReduceScatter).scratch, sent)
         }
         (Collective::AllReduce, _) => {
