@@ -60,7 +60,7 @@ fn programs_over_shared_memory_are_as_the_model_has_them() {
 
 #[test]
 fn programs_over_tcp_are_as_the_model_has_them() {
-    all_pass(&["--carrier", "tcp", "--from", "1", "--count", "250", "--seconds", "30"]);
+    all_pass(&["--carrier", "tcp", "--from", "1", "--count", "250", "--seconds", "20"]);
 }
 
 #[test]
@@ -80,14 +80,14 @@ fn survivors_of_a_cut_network_hold_nothing() {
 fn programs_in_front_of_a_vendor_are_as_the_model_has_them() {
     let library = vendor::NCCL.library();
     let vendor = ["--carrier", "vendor", "--vendor", library.to_str().unwrap()];
-    all_pass(&[&vendor[..], &["--from", "1", "--count", "60", "--seconds", "30"]].concat());
+    all_pass(&[&vendor[..], &["--from", "1", "--count", "60", "--seconds", "20"]].concat());
 }
 
 #[test]
 fn programs_on_soft_gpus_are_as_the_model_has_them() {
     let driver = soft::cuda_dir();
     let soft = ["--carrier", "softgpu", "--driver", driver.to_str().unwrap()];
-    all_pass(&[&soft[..], &["--from", "1", "--count", "40", "--seconds", "40"]].concat());
+    all_pass(&[&soft[..], &["--from", "1", "--count", "40", "--seconds", "25"]].concat());
 }
 
 #[test]
@@ -108,7 +108,7 @@ fn programs_over_mpi_are_as_the_model_has_them() {
     if launcher.contains("Open MPI") || launcher.contains("OpenRTE") {
         arguments.push("--mpi-option=--oversubscribe");
     }
-    all_pass(&[&arguments[..], &["--from", "1", "--count", "40", "--seconds", "40"]].concat());
+    all_pass(&[&arguments[..], &["--from", "1", "--count", "40", "--seconds", "25"]].concat());
     std::fs::remove_file(plugin).unwrap();
 }
 
