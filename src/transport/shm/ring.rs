@@ -256,8 +256,8 @@ mod tests {
     use std::sync::Arc;
     use std::time::{Duration, Instant};
 
-    /// Under Miri, which finds races and invalid references, four long ones are enough to fill the ring.
-    const RECORDS: u64 = if cfg!(miri) { 20 } else { 20_000 };
+    /// Under Miri, which finds races and invalid references, eight long ones are enough to fill the ring.
+    const RECORDS: u64 = if cfg!(miri) { 40 } else { 20_000 };
 
     /// Lengths by number: short ones, and such that a few of them fill the ring, so that its end is met and space runs out.
     fn body_len(number: u64, most: usize) -> usize {
@@ -372,7 +372,6 @@ mod tests {
             let (found, _) = loop {
                 match consumer.next(&segment).unwrap() {
                     Some(record) => break record,
-                    None if send.is_finished() => panic!("the sender has ended before record {number}"),
                     None => pause(end),
                 }
             };
