@@ -63,15 +63,20 @@ fn body_at(at: usize, body: usize) -> usize {
     at + if body <= INLINE { INLINE_AT } else { HEADER }
 }
 
-/// The words of the header at a place.
+/// The header at a place, as words.
 #[inline]
-fn line(ring: &Region, at: usize) -> &[AtomicU64; HEADER / 8] {
-    let place = ring.part(at, HEADER).as_ptr().cast::<[AtomicU64; HEADER / 8]>();
+fn header_at(ring: &Region, at: usize) -> *mut u64 {
+    let place = ring.part(at, HEADER).as_ptr().cast::<u64>();
     assert!(place.is_aligned());
-    // SAFETY: the place must hold words and be written only through atomics while others look at them; because it lies inside
-    // the ring, is aligned, and is a body's only before the sender clears the flag, which the receiver does not look at; and the
-    // word that may be a short body's is looked at by neither.
-    unsafe { &*place }
+    place
+}
+
+/// The flag of the header at a place.
+#[inline]
+fn flag(ring: &Region, at: usize) -> &AtomicU64 {
+    // SAFETY: the place must hold a u64 and be written only through atomics while others look at it; because it lies inside the
+    // ring, is aligned, and is a body's only before the sender clears it, which the receiver does not look at.
+    unsafe { &*header_at(ring, at).wrapping_add(FLAG).cast() }
 }
 
 /// Where in a ring, whose length is a power of two, a position is.
@@ -172,10 +177,10 @@ impl Producer {
     /// Writes a header before its flag, once the next one's is clear.
     #[inline]
     fn show(&mut self, at: usize, header: &RecordHeader) {
-        line(&self.ring, place(&self.ring, (at + header.len) as u64))[FLAG].store(0, Ordering::Relaxed);
-        let line = line(&self.ring, at);
-        line.iter().zip(header.encode()).for_each(|(word, value)| word.store(value, Ordering::Relaxed));
-        self.publisher.store(&line[FLAG], self.tail + 1);
+        flag(&self.ring, place(&self.ring, (at + header.len) as u64)).store(0, Ordering::Relaxed);
+        // SAFETY: nobody may look at the words; because the receiver does once it has seen the flag, which comes next.
+        unsafe { header_at(&self.ring, at).cast::<[u64; WORDS]>().write(header.encode()) };
+        self.publisher.store(flag(&self.ring, at), self.tail + 1);
         self.tail += header.len as u64;
     }
 
@@ -199,7 +204,7 @@ impl Consumer {
     /// Whether a record waits.
     #[inline]
     pub fn has_record(&self) -> bool {
-        line(&self.ring, place(&self.ring, self.head))[FLAG].load(Ordering::Acquire) == self.head + 1
+        flag(&self.ring, place(&self.ring, self.head)).load(Ordering::Acquire) == self.head + 1
     }
 
     /// The next record and its body.
@@ -207,8 +212,8 @@ impl Consumer {
     pub fn next(&mut self, segment: &Segment) -> Result<Option<(RecordHeader, Region)>> {
         while self.has_record() {
             let at = place(&self.ring, self.head);
-            let line = line(&self.ring, at);
-            let words: [u64; WORDS] = std::array::from_fn(|word| line[word].load(Ordering::Relaxed));
+            // SAFETY: nobody may write the words; because the sender has shown them by the flag, and has not got the place back.
+            let words = unsafe { header_at(&self.ring, at).cast::<[u64; WORDS]>().read() };
             let header = RecordHeader::decode(words)?;
             if header.kind != RecordKind::Skip {
                 let body = header.body as usize;
