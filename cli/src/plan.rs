@@ -116,7 +116,7 @@ fn subject(options: &Show) -> Result<(Shape, Choice)> {
         let grid = Arc::new(Grid::flat(nranks));
         let contract = script.script.contract.clone();
         let shape = Shape { root: script.root, contract, ..Shape::new(script.script.collective, grid) };
-        return Ok((Shape { in_place: options.in_place, ..shape }, Choice::flat(&script.name)));
+        return Ok((Shape { in_place: options.in_place, ..shape }, Choice::flat(&script.unique_name)));
     }
     let collective = parse_collective(&options.what).map_err(Error::InvalidArgument)?;
     let grid = grid_of(&options.spread)?;

@@ -8,6 +8,7 @@
 mod convert;
 mod lower;
 mod merge;
+pub mod names;
 mod ops;
 mod passes;
 mod proof;
@@ -21,6 +22,7 @@ pub mod xml;
 
 pub use convert::convert;
 pub use lower::{lower, Lowered, ScriptForm, Sending};
+pub use names::{ScriptNames, SharedScripts};
 pub use proof::{judge, merged, optimized, prove, root, Proof, Refusal, CAPACITY};
 pub use store::LoadedScript;
 pub use write::write;
