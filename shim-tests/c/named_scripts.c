@@ -100,6 +100,26 @@ static void new_pair(enum change now) {
   OK(ncclCommDestroy(made));
 }
 
+/* The program by its place in MSCCL_XML_FILES: on two ranks it runs, on three it is told what it is for. */
+static void by_number(void) {
+  char path[4096];
+  snprintf(path, sizeof path, "%s/f.xml", folder), setenv("MSCCL_XML_FILES", path, 1);
+  change(BY_BOTH);
+  float send[COUNT] = {0}, recv[COUNT];
+  ncclComm_t two = pair(1), all;
+  if (two) {
+    send[7] = (float)me;
+    OK(ncclCustomCollective(send, recv, COUNT, ncclFloat, ncclSum, 0, two, NULL));
+    CHECK(recv[7] == 3);
+    OK(ncclCommDestroy(two));
+  }
+  OK(ncclCommSplit(world, 0, me, &all, NULL));
+  CHECK(ncclCustomCollective(send, recv, COUNT, ncclFloat, ncclSum, 0, all, NULL) == ncclInvalidUsage);
+  CHECK(strstr(ncclGetLastError(all), named ? "script:f is for all_reduce on 2 ranks" : "/f.xml is for all_reduce on 2 ranks"));
+  CHECK(ncclCustomCollective(send, recv, COUNT, ncclFloat, ncclSum, 1, all, NULL) == ncclInvalidArgument);
+  OK(ncclCommDestroy(all));
+}
+
 static void child(int rank, int port) {
   char number[16];
   me = rank;
@@ -124,6 +144,7 @@ static void child(int rank, int port) {
     if (old) OK(all_reduce(old, 1 - me));
   }
   if (old) OK(ncclCommDestroy(old));
+  by_number();
   OK(ncclCommDestroy(world));
   exit(0);
 }

@@ -395,7 +395,7 @@ pub(super) fn choice_of(
     let choice: Choice = match name.parse() {
         Ok(choice) => choice,
         Err(_) if name.contains(algorithms::SCRIPT) => scripts.choice(name)?,
-        Err(error) => return Err(error),
+        Err(error) => return Err(Error::InvalidUsage(error.text().to_string())),
     };
     let shape = Shape { root, ..Shape::new(collective, grid.clone()) };
     if algorithms::supports(&choice, &shape) {
