@@ -106,11 +106,16 @@ fn damaged_files_are_told_once_with_their_line_and_the_good_one_serves() {
     std::os::unix::fs::symlink("n_loop.xml", folder.0.join("n_loop.xml")).unwrap();
     std::os::unix::fs::symlink("/dev/zero", folder.0.join("o_zero.xml")).unwrap();
     assert!(Command::new("mkfifo").arg(folder.0.join("p_pipe.xml")).status().unwrap().success());
+    // Reading the one waits for the kernel's next word; the other has a text, but no size.
+    std::os::unix::fs::symlink("/proc/kmsg", folder.0.join("q_kernel.xml")).unwrap();
+    std::os::unix::fs::symlink("/proc/version", folder.0.join("r_version.xml")).unwrap();
+    folder.put("s_contract.xml", &good.replace("coll=\"allreduce\"", "coll=\"custom\""));
+    std::os::unix::fs::symlink("/proc/kmsg", folder.0.join("s_contract.toml")).unwrap();
     let text = right(&in_folder(&folder));
     assert!(goes_by(&text, "script:good"), "{text}");
     for (file, why) in [
         ("a_cut", "line "),
-        ("b_empty", "there is no <algo>"),
+        ("b_empty", "it is empty"),
         ("c_binary", "there is no <algo>"),
         ("d_bytes", "UTF-8"),
         ("e_none", "line "),
@@ -125,6 +130,9 @@ fn damaged_files_are_told_once_with_their_line_and_the_good_one_serves() {
         ("n_loop", "Too many levels of symbolic links"),
         ("o_zero", "it is no ordinary file"),
         ("p_pipe", "it is no ordinary file"),
+        ("q_kernel", "has no size"),
+        ("r_version", "has no size"),
+        ("s_contract", "its contract"),
     ] {
         let line = told_once(&text, &format!("{file}.xml is not used: "));
         assert!(line.contains(why), "{line}");

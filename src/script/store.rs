@@ -18,6 +18,8 @@ use crate::plan::{chunks_in, Action, Buffer, Collective, Plan, Shape};
 use crate::topo::{Grid, Rank};
 use rustc_hash::FxHashMap;
 use std::fs;
+use std::io::Read;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
@@ -375,18 +377,24 @@ pub fn contract_beside(path: &Path) -> std::io::Result<Option<String>> {
     }
 }
 
-/// The text of a file that may be a script or a trace: an ordinary file within the limit of bytes.
+/// The text of a file that may be a script or a trace: an ordinary file that has a size, within the limit of bytes.
 ///
 /// # Errors
 /// What is wrong with the file.
 pub fn read(path: &Path) -> std::io::Result<String> {
-    let metadata = fs::metadata(path)?;
-    // A pipe would be waited for, and a device never ends.
-    if !metadata.is_file() {
-        return Err(std::io::Error::other("it is no ordinary file"));
-    }
-    if metadata.len() > xml::MAX_BYTES as u64 {
-        return Err(std::io::Error::other(format!("it has more than {} bytes", xml::MAX_BYTES)));
-    }
-    fs::read_to_string(path)
+    let refused = |why: String| Err(std::io::Error::other(why));
+    // Opening a device can do something, a pipe would be waited for, and files that a kernel makes as they are read (those of
+    // /proc), some of which block, say that they have no bytes.
+    let looked_at = |metadata: fs::Metadata| match metadata.len() {
+        _ if !metadata.is_file() => refused("it is no ordinary file".to_string()),
+        0 => refused("it is empty, or has no size, as files of /proc".to_string()),
+        bytes if bytes > xml::MAX_BYTES as u64 => refused(format!("it has more than {} bytes", xml::MAX_BYTES)),
+        bytes => Ok(bytes),
+    };
+    looked_at(fs::metadata(path)?)?;
+    let file = fs::OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
+    let bytes = looked_at(file.metadata()?)?;
+    let mut text = String::new();
+    file.take(bytes).read_to_string(&mut text)?;
+    Ok(text)
 }
