@@ -105,6 +105,13 @@ pub struct Place {
     pub chunk: u32,
 }
 
+/// `i[5]`: chunk 5 of the input.
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}[{}]", self.buffer.letter(), self.chunk)
+    }
+}
+
 /// A buffer as files name it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum ScriptBuffer {

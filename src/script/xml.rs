@@ -395,6 +395,9 @@ fn algo(attributes: &Attributes) -> Result<Script, Fault> {
         Some(value) => u64::try_from(value).map_err(|_| format!("{name}=\"{value}\" is negative")),
     };
     let (least, most) = (size("minBytes")?, size("maxBytes")?);
+    if most > 0 && least > most {
+        return Err(format!("minBytes=\"{least}\" is more than maxBytes=\"{most}\": no call has so many bytes"));
+    }
     for count in ["nchannels", "nthreads"] {
         attributes.number(count)?;
     }
