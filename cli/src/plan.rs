@@ -137,7 +137,10 @@ fn rank_of(rank: usize, grid: &Grid) -> Result<Rank> {
 }
 
 fn show(options: &Show) -> Result<ExitCode> {
-    let (shape, choice) = subject(options)?;
+    let (shape, choice) = match subject(options) {
+        Err(Error::InvalidUsage(text)) if scripts::is_file(&options.what) => return Ok(scripts::refused(&text)),
+        subject => subject?,
+    };
     let nranks = shape.nranks();
     if (options.draw || options.svg) && nranks > MOST_DRAWN {
         return Err(Error::InvalidArgument(format!("a drawing has room for {MOST_DRAWN} ranks, not for {nranks}")));

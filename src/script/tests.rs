@@ -186,6 +186,9 @@ fn limits_hold_before_memory_is_taken() {
     );
     let chunks = changed("nchunksperloop=\"1\"", "nchunksperloop=\"1048577\"");
     assert_eq!(verdict(&chunks).unwrap_err(), "line 2: nchunksperloop=\"1048577\" is not in 0 to 1048576");
+    let scratch = |chunks: u32| verdict(&changed("s_chunks=\"1\"", &format!("s_chunks=\"{chunks}\"")));
+    scratch(1 << 20).unwrap();
+    assert_eq!(scratch((1 << 20) + 1).unwrap_err(), "line 4: s_chunks=\"1048577\" is not in 0 to 1048576");
     let long = "<algo ".to_string() + &" ".repeat(xml::MAX_BYTES);
     assert!(verdict(&long).unwrap_err().contains("more than 67108864 bytes"));
 }
