@@ -70,9 +70,9 @@ impl SharedScripts {
         SharedScripts { scripts, ..SharedScripts::default() }
     }
 
-    /// The script of a name.
+    /// The script of a name, which may have the digest.
     pub fn by_name(&self, name: &str) -> Option<&'static LoadedScript> {
-        self.scripts.iter().copied().find(|script| script.name == name)
+        self.scripts.iter().copied().find(|script| script.name == name || script.unique_name == name)
     }
 
     /// An algorithm's text with the names of scripts as algorithms have them.
@@ -191,8 +191,12 @@ mod tests {
             assert_eq!((one.to_string(), other.to_string()), (around.to_string(), around.to_string()));
             assert_eq!(one.exact().parse::<Choice>().unwrap(), one);
         }
-        let nowhere = SharedScripts::default().choice("script:same");
-        assert!(matches!(nowhere, Err(Error::InvalidUsage(_))), "{nowhere:?}");
+        // What the process has loaded otherwise is not there, by whatever name.
+        for name in ["script:same", &ring.unique_name] {
+            let nowhere = SharedScripts::default().choice(name);
+            assert!(matches!(nowhere, Err(Error::InvalidUsage(_))), "{nowhere:?}");
+        }
+        assert_eq!(here.choice(&ring.unique_name).unwrap(), here.choice("script:same").unwrap());
         assert!("script:same".parse::<Choice>().is_err());
     }
 

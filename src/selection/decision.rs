@@ -376,8 +376,12 @@ fn by_model(
 
 /// The algorithm of this name, or an error that says which ones do the collective here.
 fn named_choice(name: &str, request: &Request<'_>, context: &Context) -> Result<Choice> {
-    let asked = (request.collective, request.root);
-    choice_of(name, asked, &context.grid, &context.knowledge.scripts)
+    let (asked, scripts) = ((request.collective, request.root), &context.knowledge.scripts);
+    // A call may name a program that its ranks have loaded themselves, with its digest; a setting means the communicator's.
+    match name.parse() {
+        Ok(choice) if request.named.is_some() => fitting(choice, asked, &context.grid, scripts),
+        _ => choice_of(name, asked, &context.grid, scripts),
+    }
 }
 
 /// The same on a grid whose ranks have these scripts. What cannot be had is `InvalidUsage`.
@@ -391,12 +395,17 @@ pub(super) fn choice_of(
         let text = format!("{} is left to the vendor's library, and there is none", collective.name());
         return Err(Error::InvalidUsage(text));
     }
-    // A call may name a program that its ranks have loaded themselves, with its digest.
-    let choice: Choice = match name.parse() {
-        Ok(choice) => choice,
-        Err(_) if name.contains(algorithms::SCRIPT) => scripts.choice(name)?,
-        Err(error) => return Err(Error::InvalidUsage(error.text().to_string())),
-    };
+    let choice = scripts.choice(name).map_err(|error| Error::InvalidUsage(error.text().to_string()))?;
+    fitting(choice, (collective, root), grid, scripts)
+}
+
+/// The choice, if it does the collective on the grid.
+fn fitting(
+    choice: Choice,
+    (collective, root): (Collective, Rank),
+    grid: &Arc<Grid>,
+    scripts: &SharedScripts,
+) -> Result<Choice> {
     let shape = Shape { root, ..Shape::new(collective, grid.clone()) };
     if algorithms::supports(&choice, &shape) {
         return levels::check(&choice, &shape).map(|()| choice);
