@@ -803,6 +803,12 @@ ncclResult_t pncclGinInboxA2ACreateRequirement(ncclTeam_t peers, int nBlocks, in
 /* Has no effect, like ncclResetDebugInit. Since 2.31.2. */
 void ncclResetDebugInitInternal(void);
 
+/* ---- MSCCL: programs for collectives ---- */
+
+/* Runs the program that stands at a place, counted from 0, in rank 0's MSCCL_XML_FILES. Since MSCCL. */
+ncclResult_t ncclCustomCollective(const void* sendbuff, void* recvbuff, size_t count, ncclDataType_t datatype,
+    ncclRedOp_t op, int mscclAlgorithmIndex, ncclComm_t comm, cudaStream_t stream);
+
 #ifdef __cplusplus
 } /* extern "C" */
 #endif

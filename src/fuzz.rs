@@ -358,8 +358,10 @@ fn table_offer(data: &[u8]) {
     config.take_over(text);
     // Neither a machine nor a table that is not one may do more than be refused.
     let _ = crate::selection::model::agree(text);
-    let _ = OwnTable::load(&Config::default())
-        .agree(text, &Followers { grid: &grid(), inter: Some(Carrier::TCP), in_front: false });
+    let _ = OwnTable::load(&Config::default()).agree(
+        text,
+        &Followers { grid: &grid(), inter: Some(Carrier::TCP), in_front: false, scripts: &Default::default() },
+    );
 }
 
 fn offer_seeds() -> Vec<Vec<u8>> {
@@ -530,7 +532,8 @@ mod tests {
         assert!(member_seeds().iter().all(|seed| Member::decode(0, seed).is_ok()));
         assert!(card_seeds().iter().all(|seed| capabilities::Capabilities::decode(seed).is_ok()));
         assert!(frame_seeds().iter().all(|seed| matches!(Frame::decode(seed, FIRST_FRAME_LIMIT), Ok(Some(_)))));
-        let world = Followers { grid: &grid(), inter: Some(Carrier::TCP), in_front: false };
+        let world =
+            Followers { grid: &grid(), inter: Some(Carrier::TCP), in_front: false, scripts: &Default::default() };
         assert!(OwnTable::load(&Config::default()).agree(&text(&offer_seeds()[0]), &world).is_ok());
         assert!(trace_seeds()
             .iter()

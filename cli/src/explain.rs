@@ -12,7 +12,7 @@ use strata::carrier::{Carrier, Inter};
 use strata::config::Config;
 use strata::error::{counted, Error, Result};
 use strata::plan::Collective;
-use strata::script::{share, store, LoadedScript};
+use strata::script::{share, store, SharedScripts};
 use strata::selection::table::agree::{Followers, OwnTable};
 use strata::selection::table::MeasuredOn as Place;
 use strata::selection::vendor::{self, Vendor};
@@ -92,8 +92,8 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     }
     // A row of the table, and a setting, may name a script.
     let scripts = scripts(&config, &grid)?;
-    let tuned = Arc::new(tuned(&config, &grid, options)?);
-    let knowledge = Knowledge { tuned, scripts, numbered: Vec::new(), machine };
+    let tuned = Arc::new(tuned(&config, &grid, (options, &scripts))?);
+    let knowledge = Knowledge { tuned, scripts: Arc::new(scripts), machine };
     let (root, nranks) = (Rank(options.root), grid.nranks());
     if root.index() >= nranks {
         return Err(Error::InvalidArgument(format!("there is no root {root} of {}", counted(nranks, "rank"))));
@@ -107,17 +107,21 @@ pub fn run(options: &Options) -> Result<ExitCode> {
 }
 
 /// The scripts that settings name for so many ranks; those that cannot be used are told.
-fn scripts(config: &Config, grid: &Grid) -> Result<Vec<&'static LoadedScript>> {
+fn scripts(config: &Config, grid: &Grid) -> Result<SharedScripts> {
     let (nranks, table) = (grid.nranks(), OwnTable::load(config));
     let is_wanted =
-        |stem: &str, of_script| store::is_wanted(config, nranks, stem, of_script) || table.names_script(nranks, stem);
+        |name: &str, of_script| store::is_wanted(config, nranks, name, of_script) || table.names_script(nranks, name);
     let (offer, complaints) = share::offer(config, &is_wanted);
     complaints.iter().for_each(|complaint| tell!("strata: {complaint}"));
-    share::share(&offer, true, &mut |mine| Ok(vec![mine])).map(|shared| shared.scripts)
+    share::share(&offer, true, &mut |mine| Ok(vec![mine]))
 }
 
 /// The rows of the tuning table that hold on this machine.
-fn tuned(config: &Config, grid: &Arc<Grid>, options: &Options) -> Result<selection::table::Tuned> {
+fn tuned(
+    config: &Config,
+    grid: &Arc<Grid>,
+    (options, scripts): (&Options, &SharedScripts),
+) -> Result<selection::table::Tuned> {
     let local = OwnTable::load(config);
     let in_front = options.over.is_some();
     let inter = match (&config.inter, in_front) {
@@ -131,7 +135,8 @@ fn tuned(config: &Config, grid: &Arc<Grid>, options: &Options) -> Result<selecti
         inter: inter.name().into(),
         vendor: "none".into(),
     };
-    let agreed = local.agree(&local.offer(here, grid.nranks()), &Followers { grid, inter: Some(inter), in_front })?;
+    let world = Followers { grid, inter: Some(inter), in_front, scripts };
+    let agreed = local.agree(&local.offer(here, grid.nranks()), &world)?;
     agreed.complaint.iter().for_each(|complaint| tell!("strata: {complaint}"));
     Ok(agreed.tuned)
 }
@@ -182,7 +187,7 @@ impl Question {
             Policy::Conditions => "nothing speaks against two levels".to_string(),
             Policy::VendorOnly => "STRATA_VENDOR_ONLY and NCCL_ALGO: not named".to_string(),
             Policy::Named => "none".to_string(),
-            Policy::Script => match self.knowledge.scripts.len() {
+            Policy::Script => match self.knowledge.scripts.scripts.len() {
                 0 => "none (STRATA_PROGRAM_DIR, MSCCL_ALGO_DIR, MSCCL_XML_FILES)".to_string(),
                 known => format!("{} for these ranks, none for this call", counted(known, "script")),
             },

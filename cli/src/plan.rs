@@ -116,7 +116,7 @@ fn subject(options: &Show) -> Result<(Shape, Choice)> {
         let grid = Arc::new(Grid::flat(nranks));
         let contract = script.script.contract.clone();
         let shape = Shape { root: script.root, contract, ..Shape::new(script.script.collective, grid) };
-        return Ok((Shape { in_place: options.in_place, ..shape }, Choice::flat(&script.name)));
+        return Ok((Shape { in_place: options.in_place, ..shape }, Choice::flat(&script.unique_name)));
     }
     let collective = parse_collective(&options.what).map_err(Error::InvalidArgument)?;
     let grid = grid_of(&options.spread)?;
@@ -137,7 +137,10 @@ fn rank_of(rank: usize, grid: &Grid) -> Result<Rank> {
 }
 
 fn show(options: &Show) -> Result<ExitCode> {
-    let (shape, choice) = subject(options)?;
+    let (shape, choice) = match subject(options) {
+        Err(Error::InvalidUsage(text)) if scripts::is_file(&options.what) => return Ok(scripts::refused(&text)),
+        subject => subject?,
+    };
     let nranks = shape.nranks();
     if (options.draw || options.svg) && nranks > MOST_DRAWN {
         return Err(Error::InvalidArgument(format!("a drawing has room for {MOST_DRAWN} ranks, not for {nranks}")));

@@ -240,9 +240,11 @@ class Places(unittest.TestCase):
             chunk(0, Buffer.input, 0).reduce(chunk(1, Buffer.input, 0))
             chunk(1, Buffer.input, 0).reduce(chunk(0, Buffer.input, 0))
         for wrong in (prog, other):
-            with contextlib.redirect_stderr(io.StringIO()) as said, self.assertRaises(ProgramError):
+            with contextlib.redirect_stderr(io.StringIO()) as said, self.assertRaises(ProgramError) as failed:
                 wrong.check()
             self.assertIn("rank 1, output chunk", said.getvalue())
+            # Whoever sees the error alone sees the first wrong place.
+            self.assertRegex(str(failed.exception), r"check\(\) returned False: rank \d, output chunk \d: holds .*, should hold ")
 
     def test_the_reduction_of_earlier_releases_goes_the_other_way(self):
         with MSCCLProgram("x", fully_connected(2), AllReduce(2, 1, True), 1) as prog:

@@ -1,21 +1,14 @@
 /* RCCL's calls for programs in MSCCL's XML, used wrongly, on ranks that are threads: `script_attacks FOLDER WORK`, FOLDER being
    shim-tests/scripts and WORK a folder for files of its own. Each wrong call ends with a code and a text on every rank, and
    what comes after it is right. Needs a library under RCCL's name. */
-#include <nccl.h>
 #include <pthread.h>
+#include <rccl/rccl.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-typedef int mscclAlgoHandle_t;
-ncclResult_t mscclLoadAlgo(const char *path, mscclAlgoHandle_t *handle, int rank);
-ncclResult_t mscclRunAlgo(const void *send, const size_t *send_counts, const size_t *send_places, void *recv,
-                          const size_t *recv_counts, const size_t *recv_places, size_t count, ncclDataType_t type, int root,
-                          int peer, ncclRedOp_t op, mscclAlgoHandle_t handle, ncclComm_t comm, void *stream);
-ncclResult_t mscclUnloadAlgo(mscclAlgoHandle_t handle);
 
 #define CHECK(condition)                                                                                           \
   do {                                                                                                             \

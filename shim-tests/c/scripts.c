@@ -1,21 +1,12 @@
 /* RCCL's calls for programs in MSCCL's XML, on ranks that are threads: `scripts FOLDER`, FOLDER being shim-tests/scripts. Needs a
    library under RCCL's name. */
-#include <nccl.h>
 #include <pthread.h>
+#include <rccl/rccl.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-typedef int mscclAlgoHandle_t;
-ncclResult_t mscclLoadAlgo(const char *path, mscclAlgoHandle_t *handle, int rank);
-ncclResult_t mscclRunAlgo(const void *send, const size_t *send_counts, const size_t *send_places, void *recv,
-                          const size_t *recv_counts, const size_t *recv_places, size_t count, ncclDataType_t type, int root,
-                          int peer, ncclRedOp_t op, mscclAlgoHandle_t handle, ncclComm_t comm, void *stream);
-ncclResult_t mscclUnloadAlgo(mscclAlgoHandle_t handle);
-ncclResult_t ncclCustomCollective(const void *send, void *recv, size_t count, ncclDataType_t type, ncclRedOp_t op, int index,
-                                  ncclComm_t comm, void *stream);
 
 #define CHECK(condition)                                                                                           \
   do {                                                                                                             \
@@ -161,6 +152,10 @@ static void refused(ncclComm_t comm, int rank) {
   snprintf(path, sizeof path, "%s/ar_pcie_hier_4.xml", folder);
   CHECK(mscclLoadAlgo(path, &handle, rank) == ncclInvalidUsage && handle == -1);
   CHECK(strstr(ncclGetLastError(NULL), "line 108: rank 2, thread block 4, step 2"));
+  CHECK(ncclCustomCollective(data, data, 1, ncclInt, ncclSum, 0, comm, NULL) == ncclInvalidUsage);
+  CHECK(strstr(ncclGetLastError(NULL), "/alltonext_fwd_2n.xml is for custom on 16 ranks"));
+  CHECK(ncclCustomCollective(data, data, 1, ncclInt, ncclSum, 2, comm, NULL) == ncclInvalidUsage);
+  CHECK(strstr(ncclGetLastError(NULL), "/pipe_ring_8.xml is for all_reduce on 16 ranks"));
   snprintf(path, sizeof path, "%s/there_is_none.xml", folder);
   CHECK(mscclLoadAlgo(path, &handle, rank) == ncclInvalidUsage);
   CHECK(mscclLoadAlgo(NULL, &handle, rank) == ncclInvalidArgument);
@@ -200,7 +195,7 @@ int main(int argc, char **argv) {
   write_turned(turned_path, sizeof turned_path);
   char files[4 * 4096 + 256];
   snprintf(files, sizeof files, "%s/alltonext_fwd_2n.xml:%s:%s/pipe_ring_8.xml:%s/ar_rdh_8.xml", folder, turned_path, folder, folder);
-  CHECK(setenv("MSCCL_XML_FILES", files, 1) == 0); /* For 16 ranks; wrong: the third. */
+  CHECK(setenv("MSCCL_XML_FILES", files, 1) == 0); /* The first and the third are for 16 ranks. */
   OK(ncclGetUniqueId(&ids[0]));
   OK(ncclGetUniqueId(&ids[1]));
   CHECK(pthread_barrier_init(&met, NULL, RANKS) == 0 && pthread_barrier_init(&half_met, NULL, 8) == 0);

@@ -201,6 +201,45 @@ fn a_file_is_shown_and_its_picture_has_a_box_for_each_step_and_an_arrow_for_each
 }
 
 #[test]
+fn a_refused_file_has_one_exit_code_and_its_line_whatever_is_asked_of_it() {
+    let written = succeeds(&["plan", "convert", "all_gather", "--algo", "ring", "-n", "2"]);
+    let folder = std::env::temp_dir().join(format!("strata-refused-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).expect("a folder");
+    let cases = [
+        ("wrong.xml", written.replacen("type=\"r\"", "type=\"nop\"", 1), "nobody receives the message"),
+        ("none.xml", written.replace("allgather", "allgathered"), "line 1: coll=\"allgathered\" is no collective"),
+        ("bare.xml", written.replace("allgather", "custom"), "promises nothing"),
+    ];
+    for (name, content, why) in cases {
+        let file = folder.join(name);
+        std::fs::write(&file, content).expect("the file can be written");
+        for what in ["verify", "show", "convert"] {
+            let refused = output(&mut strata(&["plan", what, file.to_str().expect("UTF-8")]));
+            let said = text(&refused.stdout) + &text(&refused.stderr);
+            assert!(refused.status.code() == Some(1) && said.contains(why), "{what} {name}: {refused:?}");
+            assert!(what != "verify" || said.contains("\n    refused: "), "{said}");
+        }
+    }
+    std::fs::remove_dir_all(&folder).expect("it is there");
+}
+
+#[test]
+fn what_strata_could_not_read_again_is_not_written() {
+    for (line, why) in [
+        (&["all_reduce", "--algo", "ring", "-n", "1025"][..], "at most 1024 ranks, not 1025"),
+        (
+            &["all_reduce", "--algo", "ring", "-n", "512"],
+            "has 1046528 steps, and a file that Strata can read at most 524288",
+        ),
+        (&["all_gather", "--algo", "board", "-n", "4"], "a file has messages alone"),
+    ] {
+        let refused = output(&mut strata(&[&["plan", "convert"], line].concat()));
+        assert!(refused.status.code() == Some(2) && refused.stdout.is_empty(), "{line:?}: {refused:?}");
+        assert!(text(&refused.stderr).contains(why), "{line:?}: {refused:?}");
+    }
+}
+
+#[test]
 fn a_custom_file_is_verified_by_the_contract_that_an_option_names() {
     let folder = std::env::temp_dir().join(format!("strata-contract-{}", std::process::id()));
     std::fs::create_dir_all(&folder).expect("a folder");

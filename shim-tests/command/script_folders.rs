@@ -1,7 +1,7 @@
 //! Folders of algorithms that come as files, at run time: files that are damaged, for other ranks, not there, or not the same on
 //! all ranks. Whatever lies there, calls are right, and rank 0 says once what it cannot use.
 
-use crate::built::root;
+use crate::built::{root, run_with};
 use crate::launched::{lines, outcome, said, strata, LIBRARY, WORLD};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -106,11 +106,16 @@ fn damaged_files_are_told_once_with_their_line_and_the_good_one_serves() {
     std::os::unix::fs::symlink("n_loop.xml", folder.0.join("n_loop.xml")).unwrap();
     std::os::unix::fs::symlink("/dev/zero", folder.0.join("o_zero.xml")).unwrap();
     assert!(Command::new("mkfifo").arg(folder.0.join("p_pipe.xml")).status().unwrap().success());
+    // Reading the one waits for the kernel's next word; the other has a text, but no size.
+    std::os::unix::fs::symlink("/proc/kmsg", folder.0.join("q_kernel.xml")).unwrap();
+    std::os::unix::fs::symlink("/proc/version", folder.0.join("r_version.xml")).unwrap();
+    folder.put("s_contract.xml", &good.replace("coll=\"allreduce\"", "coll=\"custom\""));
+    std::os::unix::fs::symlink("/proc/kmsg", folder.0.join("s_contract.toml")).unwrap();
     let text = right(&in_folder(&folder));
     assert!(goes_by(&text, "script:good"), "{text}");
     for (file, why) in [
         ("a_cut", "line "),
-        ("b_empty", "there is no <algo>"),
+        ("b_empty", "it is empty"),
         ("c_binary", "there is no <algo>"),
         ("d_bytes", "UTF-8"),
         ("e_none", "line "),
@@ -125,6 +130,9 @@ fn damaged_files_are_told_once_with_their_line_and_the_good_one_serves() {
         ("n_loop", "Too many levels of symbolic links"),
         ("o_zero", "it is no ordinary file"),
         ("p_pipe", "it is no ordinary file"),
+        ("q_kernel", "has no size"),
+        ("r_version", "has no size"),
+        ("s_contract", "its contract"),
     ] {
         let line = told_once(&text, &format!("{file}.xml is not used: "));
         assert!(line.contains(why), "{line}");
@@ -192,4 +200,38 @@ fn two_hundred_files_are_read_and_the_first_that_fits_serves() {
     println!("201 files: {:?}", began.elapsed());
     assert!(goes_by(&text, "script:e000"), "{text}");
     assert!(began.elapsed() < std::time::Duration::from_secs(30), "{:?}", began.elapsed());
+}
+
+/// A file that changes, turns bad and goes away between communicators, where some ranks have known it before and others have not.
+#[test]
+fn what_a_name_means_is_a_matter_of_the_communicator() {
+    for named in [&["script:f"][..], &[]] {
+        let folder = Folder::new(&format!("changes-{}", named.len()));
+        run_with("named_scripts.c", &[], &[&[folder.text()], named].concat());
+    }
+}
+
+/// Two files of one name: the first folder's has the name, the second one's a number, which rank 0 tells.
+#[test]
+fn of_equal_names_the_first_folder_s_counts_and_the_others_are_told() {
+    let (one, two) = (Folder::new("one"), Folder::new("two"));
+    one.put("f.xml", &script("ar_ring_4_1ch.xml"));
+    two.put("f.xml", &script("ag_pcie_4.xml"));
+    one.put("same.xml", &script("ar_1step_4.xml"));
+    two.put("same.xml", &script("ar_1step_4.xml"));
+    let both = format!("{}; export MSCCL_ALGO_DIR='{}'", in_folder(&one), two.text());
+    let text = right(&both);
+    assert!(goes_by(&text, "script:f"), "{text}");
+    let told = told_once(&text, "/f.xml is script:f~2: ");
+    assert!(told.contains(&format!("{}/f.xml is", two.text())), "{told}");
+    assert!(told.contains(&format!("{}/f.xml comes before it", one.text())), "{told}");
+    assert!(!text.contains("script:same~2"), "{text}");
+    // The other way round, by its number, and what a list has.
+    let turned = format!("export STRATA_PROGRAM_DIR='{}' MSCCL_ALGO_DIR='{}'", two.text(), one.text());
+    assert!(goes_by(&right(&format!("{turned} STRATA_ALLREDUCE_ALGO=script:f~2")), "script:f~2"));
+    let (text, succeeded) = outcome(&mut all_reduce(&format!("{turned} STRATA_ALLREDUCE_ALGO=script:f")));
+    assert!(!succeeded && text.contains("script:f is for all_gather on 4 ranks"), "{text}");
+    assert!(text.contains(", script:f~2 (result"), "{text}");
+    let (text, succeeded) = outcome(&mut all_reduce(&format!("{turned} STRATA_ALLREDUCE_ALGO=script:f~3")));
+    assert!(!succeeded && text.contains("did you mean script:f~2? there is no such script"), "{text}");
 }

@@ -578,8 +578,9 @@ fn the_flavour_for_rccl_stands_in_its_place() {
     let names: BTreeSet<&str> = listing.lines().filter_map(|line| line.split_whitespace().nth(2)).collect();
     let of_nccl = include_str!("../nccl-symbols.txt").lines().filter(|name| !name.starts_with('p'));
     let of_rccl = strata::abi::table::rccl_functions().map(|function| function.name);
+    let of_msccl = strata::abi::table::msccl_functions().map(|function| function.name);
     let own = strata::abi::table::own_functions().map(|function| function.name);
-    assert_eq!(names, of_nccl.chain(of_rccl).chain(own).collect());
+    assert_eq!(names, of_nccl.chain(of_msccl).chain(of_rccl).chain(own).collect());
     for double in [RCCL, OLD_RCCL] {
         for (name, arguments) in [
             ("differential", &["2x2", "51", "50", "2"][..]),

@@ -133,7 +133,7 @@ pub fn run_by(
         reduction: op.map(|op| Reduction::new(op, dtype, nranks)),
         factor_at: None,
         root: Rank(0),
-        algorithm: Some(choice.to_string()),
+        algorithm: Some(choice.exact()),
         decision: None,
     };
     member.collective(call).unwrap_or_else(|error| panic!("{choice}: {error}"));

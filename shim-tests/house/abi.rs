@@ -20,8 +20,13 @@ fn nccl_s_symbols_are_exported_and_declared_each_and_no_others() {
     assert_eq!(listed.len(), 193);
     let declared: BTreeSet<String> = table::nccl_functions().flat_map(|function| function.names()).collect();
     assert_eq!(declared, listed);
-    let of_nccl: BTreeSet<String> = exported().into_iter().filter(|name| !name.starts_with("strata")).collect();
+    // MSCCL is a fork of NCCL: programs of its look for the one function that it adds in NCCL's library.
+    let (of_msccl, of_nccl): (BTreeSet<String>, BTreeSet<String>) = exported()
+        .into_iter()
+        .filter(|name| !name.starts_with("strata"))
+        .partition(|name| name == "ncclCustomCollective");
     assert_eq!(of_nccl, listed);
+    assert_eq!(of_msccl.len(), 1);
 }
 
 #[test]
@@ -60,6 +65,7 @@ fn the_library_has_nccl_s_name_stays_loaded_and_needs_only_the_system() {
 fn the_headers_and_the_matrix_are_what_the_table_makes() {
     let files = [
         ("include/nccl.h", header::nccl_h()),
+        ("include/rccl/rccl.h", header::rccl_h()),
         ("include/strata.h", header::strata_h()),
         ("MATRIX.md", matrix::matrix_md()),
     ];
@@ -76,7 +82,8 @@ fn the_headers_and_the_matrix_are_what_the_table_makes() {
 /// Both languages in their strictest settings, with and without a CUDA header in sight.
 #[test]
 fn the_headers_compile_as_c_and_as_cpp_without_a_warning() {
-    let source = "#include <nccl.h>\n#include <strata.h>\nint main(void) { return ncclSuccess; }\n";
+    let source = "#include <rccl/rccl.h>\n#include <nccl.h>\n#include <strata.h>\n\
+                  mscclAlgoHandle_t program;\nint main(void) { return ncclSuccess; }\n";
     let cases = [("c", "-std=c99"), ("c", "-std=c11"), ("c++", "-std=c++11"), ("c++", "-std=c++17")];
     for (language, standard) in cases {
         let strict = ["-Wall", "-Wextra", "-pedantic", "-Werror", "-fsyntax-only", standard];

@@ -19,13 +19,13 @@ fn as_file(collective: Collective, algorithm: &str, nranks: usize, steps: Steps)
     let plan = |rank| algorithms::build(&choice, &shape, Rank::from_index(rank)).unwrap();
     let text = write(&convert(&(0..nranks).map(plan).collect::<Vec<_>>()).unwrap());
     let stem = format!("{algorithm}_{}_{nranks}_{steps:?}", collective.name());
-    store::load(&stem, &text, None, steps).unwrap().name.clone()
+    store::load(&stem, &text, None, steps).unwrap().unique_name.clone()
 }
 
 /// A file of `shim-tests/scripts`; its name.
 fn file(stem: &str) -> String {
     let path = format!("{}/shim-tests/scripts/{stem}.xml", env!("CARGO_MANIFEST_DIR"));
-    store::load_file(path.as_ref(), None, Steps::AsWritten).unwrap().name.clone()
+    store::load_file(path.as_ref(), None, Steps::AsWritten).unwrap().unique_name.clone()
 }
 
 fn plans(choice: &Choice, shape: &Shape) -> Result<Vec<Plan>, String> {
@@ -49,7 +49,7 @@ fn files_on_either_level_do_what_the_algorithm_around_them_says() {
     ];
     for (collective, node, rail, grid) in cases {
         let choice = Choice::leveled("two_level", &node, &rail);
-        assert_eq!(choice.to_string().parse::<Choice>().unwrap(), choice);
+        assert_eq!(choice.exact().parse::<Choice>().unwrap(), choice);
         for in_place in [false, true] {
             let shape = Shape { in_place, ..Shape::new(collective, Arc::new(grid.clone())) };
             let plans = plans(&choice, &shape).unwrap_or_else(|error| panic!("{choice}: {error}"));

@@ -1,4 +1,4 @@
-//! Writes `include/nccl.h` and `include/strata.h`: types from `nccl_types.h`, functions from the table.
+//! Writes `include/nccl.h`, `include/rccl/rccl.h` and `include/strata.h`: types from `nccl_types.h`, functions from the table.
 #![forbid(unsafe_code)]
 
 use super::entry::Function;
@@ -20,8 +20,25 @@ pub fn nccl_h() -> String {
     text.push_str("#ifndef NCCL_H_\n#define NCCL_H_\n\n");
     text.push_str(TYPES);
     text.push_str("\n#ifdef __cplusplus\nextern \"C\" {\n#endif\n");
-    prototypes(&mut text, table::nccl_functions());
+    prototypes(&mut text, table::nccl_functions().chain(table::msccl_functions()));
     text.push_str("\n#ifdef __cplusplus\n} /* extern \"C\" */\n#endif\n\n#endif /* NCCL_H_ */\n");
+    text
+}
+
+/// The text of `include/rccl/rccl.h`.
+pub fn rccl_h() -> String {
+    let mut text = String::new();
+    text.push_str(
+        "/* What AMD's library has beyond NVIDIA's, for programs that link a Strata under RCCL's name, librccl.so.1:\n",
+    );
+    text.push_str(
+        " * only that one has these functions. Made from src/interface/functions.rs. Streams are nccl.h's.\n */\n",
+    );
+    text.push_str("#ifndef RCCL_H_\n#define RCCL_H_\n\n#include \"../nccl.h\"\n\n");
+    text.push_str("/* A program that has been loaded. */\ntypedef int mscclAlgoHandle_t;\n");
+    text.push_str("\n#ifdef __cplusplus\nextern \"C\" {\n#endif\n");
+    prototypes(&mut text, table::rccl_functions());
+    text.push_str("\n#ifdef __cplusplus\n} /* extern \"C\" */\n#endif\n\n#endif /* RCCL_H_ */\n");
     text
 }
 

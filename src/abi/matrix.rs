@@ -180,8 +180,8 @@ pub fn matrix_md() -> String {
          `ncclInvalidUsage` (or nothing, where no code is returned) and a line that names its release.\n\n\
          A communicator of `strataCommInitHost`, and what is made of it, is served as on the host device everywhere.\n",
     );
-    let all: Vec<&Function> =
-        table::nccl_functions().chain(table::rccl_functions()).chain(table::own_functions()).collect();
+    let of_others = table::msccl_functions().chain(table::rccl_functions());
+    let all: Vec<&Function> = table::nccl_functions().chain(of_others).chain(table::own_functions()).collect();
     let mut section = "";
     for function in all {
         if function.section != section {

@@ -118,7 +118,7 @@ impl Call {
         let wish = options::collective(self.config)?;
         let algorithm = match self.script {
             Some(script) => Some(script.unique_name.clone()),
-            None => wish.map_or(Ok(None), |wish| wish.settle(self.collective, comm.grid()))?,
+            None => wish.map_or(Ok(None), |wish| wish.settle(self.collective, comm.grid(), &comm.scripts()))?,
         };
         let rank = Rank::from_index(comm.rank());
         let (count, most, (sent, received)) = self.blocks(comm.nranks(), rank, root)?;

@@ -11,6 +11,7 @@ use crate::error::{Error, Result};
 use crate::interface::layouts::{read_versioned, CollConfig, NcclConfig, UNDEFINED};
 use crate::interface::pointer::{ConstPtr, Text};
 use crate::plan::Collective;
+use crate::script::SharedScripts;
 use crate::selection;
 use crate::topo::Grid;
 use std::ffi::c_int;
@@ -139,15 +140,15 @@ pub struct Wish {
 
 impl Wish {
     /// Our name for it. What cannot be had is an error if it is forced; else Strata chooses.
-    pub fn settle(self, collective: Collective, grid: &Arc<Grid>) -> Result<Option<String>> {
-        match selection::by_nccl_name(&self.name, collective, grid) {
-            Some(name) => Ok(Some(name)),
+    pub fn settle(self, collective: Collective, grid: &Arc<Grid>, scripts: &SharedScripts) -> Result<Option<String>> {
+        match selection::by_nccl_name(&self.name, collective, grid, scripts) {
+            Some(choice) => Ok(Some(choice.exact())),
             None if self.forced => Err(Error::InvalidUsage(format!(
                 "algSelection {} stands for no algorithm that does {} on {grid}; there are {}, and forceAlgSelection = 0 \
                  leaves the choice to Strata",
                 self.name,
                 collective.name(),
-                algorithms::choices(collective, grid).iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+                algorithms::choices_with(collective, grid, &scripts.unique_names()).iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
             ))),
             None => Ok(None),
         }
@@ -241,7 +242,7 @@ mod tests {
         let grid = Arc::new(Grid::blocks(&[2, 2]));
         let settled = |config: &mut CollConfig| {
             let wish = collective(at(config))?.expect("a wish");
-            wish.settle(Collective::AllReduce, &grid)
+            wish.settle(Collective::AllReduce, &grid, &SharedScripts::default())
         };
         let mut config = CollConfig { alg_selection: Text::to(c"RING_SIMPLE"), ..CollConfig::DEFAULT };
         assert_eq!(settled(&mut config).unwrap().as_deref(), Some("ring"));

@@ -52,7 +52,7 @@ pub fn custom(
     comm: CommHandle,
     stream: StreamHandle,
 ) -> Result<()> {
-    let script = group::noted(handles::find(comm).and_then(|handle| handle.usable()?.numbered_script(number)))?;
+    let script = group::noted(handles::find(comm).and_then(|handle| handle.usable()?.scripts().numbered(number)))?;
     let root = script.root.0 as c_int;
     operations::by_script(ScriptCall { script, send, recv, count, dtype, op, root, comm, stream })
 }

@@ -29,6 +29,16 @@ pub mod single {
     crate::single_functions!({ crate::api });
 }
 
+/// What MSCCL's fork of NCCL adds.
+pub mod msccl {
+    use crate::abi::scripts;
+    use crate::interface::pointer::*;
+    use crate::interface::types::*;
+    use std::ffi::c_int;
+
+    crate::msccl_functions!({ crate::api });
+}
+
 /// Functions that AMD's library has beside NVIDIA's. Only a Strata under RCCL's name exports them.
 #[cfg_attr(not(feature = "rccl"), allow(dead_code))]
 pub mod rccl {
@@ -59,6 +69,11 @@ pub fn nccl_functions() -> impl Iterator<Item = &'static Function> {
     nccl::FUNCTIONS.iter().chain(single::FUNCTIONS)
 }
 
+/// Every function that MSCCL adds to NCCL's.
+pub fn msccl_functions() -> impl Iterator<Item = &'static Function> {
+    msccl::FUNCTIONS.iter()
+}
+
 /// Every function that only AMD's library has.
 pub fn rccl_functions() -> impl Iterator<Item = &'static Function> {
     rccl::FUNCTIONS.iter()
@@ -72,12 +87,12 @@ pub fn own_functions() -> impl Iterator<Item = &'static Function> {
 /// From now on calls on communicators of the host are Strata's, also where another library serves the process.
 pub fn serve_host_communicators() {
     entry::serve_host_communicators(
-        [nccl::ENTRIES, single::ENTRIES, rccl::ENTRIES, own::ENTRIES].into_iter().flatten(),
+        [nccl::ENTRIES, single::ENTRIES, msccl::ENTRIES, rccl::ENTRIES, own::ENTRIES].into_iter().flatten(),
     );
 }
 
 /// Every name the library exports.
 pub fn exported_names() -> Vec<String> {
     let rccl = rccl_functions().filter(|_| cfg!(feature = "rccl"));
-    nccl_functions().chain(rccl).chain(own_functions()).flat_map(Function::names).collect()
+    nccl_functions().chain(msccl_functions()).chain(rccl).chain(own_functions()).flat_map(Function::names).collect()
 }

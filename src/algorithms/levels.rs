@@ -5,7 +5,7 @@
 //! get as many channels as the script uses, and a choice whose script serves none of the calls is refused with its reason.
 #![forbid(unsafe_code)]
 
-use super::{by_name, composed, Algorithm, Choice};
+use super::{by_name, composed, plain_name, Algorithm, Choice};
 use crate::error::{counted, Error, Result};
 use crate::plan::{Action, Call, Channel, Collective, LinkLevel, Plan, Shape, Span};
 use crate::topo::{Grid, Rank};
@@ -49,25 +49,23 @@ pub fn script(name: &str) -> Option<ScriptFacts> {
     SCRIPTS.read().unwrap_or_else(PoisonError::into_inner).as_ref()?.get(name).copied()
 }
 
-/// All scripts by their plain names, in the order of the names.
-pub fn scripts() -> Vec<(&'static str, ScriptFacts)> {
-    let scripts = SCRIPTS.read().unwrap_or_else(PoisonError::into_inner);
-    let mut all: Vec<_> = scripts.iter().flatten().map(|(&name, &facts)| (name, facts)).collect();
-    all.retain(|(name, _)| !name.contains('~'));
-    all.sort_unstable_by_key(|(name, _)| *name);
-    all
+/// `all_reduce on 8 ranks`
+pub fn facts_text(collective: Collective, nranks: usize) -> String {
+    format!("{} on {}", collective.name(), counted(nranks, "rank"))
 }
 
 impl std::fmt::Display for ScriptFacts {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} on {}", self.collective.name(), counted(self.nranks, "rank"))?;
+        f.write_str(&facts_text(self.collective, self.nranks))?;
         self.root.map_or(Ok(()), |root| write!(f, " with root {root}"))
     }
 }
 
-/// The scripts that are loaded, for a message: `script:a (all_reduce on 8 ranks), ...`.
-pub fn loaded_text() -> String {
-    let told: Vec<String> = scripts().iter().map(|(name, facts)| format!("{name} ({facts})")).collect();
+/// These scripts, for a message: `loaded scripts: script:a (all_reduce on 8 ranks), ...`.
+pub fn loaded_text(scripts: &[&str]) -> String {
+    let told = |name: &&str| script(name).map(|facts| format!("{} ({facts})", plain_name(name)));
+    let mut told: Vec<String> = scripts.iter().filter_map(told).collect();
+    told.sort_unstable();
     match told.is_empty() {
         true => {
             "no scripts are loaded: STRATA_PROGRAM_DIR, MSCCL_ALGO_DIR and MSCCL_XML_FILES name their files".to_string()
@@ -194,7 +192,7 @@ pub fn check(choice: &Choice, shape: &Shape) -> Result<()> {
             let where_ = if level == LinkLevel::Node { "inside nodes" } else { "between nodes" };
             let told: Vec<String> = calls.iter().map(|call| told(call, shape)).collect();
             let calls = if told.is_empty() { "nothing".to_string() } else { told.join(" and ") };
-            let name = level_name(choice, level);
+            let name = plain_name(level_name(choice, level));
             return refused(format!("{name} is for {facts}, and {} calls {calls} {where_}", choice.name));
         }
         chunks = composed(choice, shape, shape.root)?.chunks_per_block;
@@ -221,15 +219,12 @@ fn told(call: &Call, shape: &Shape) -> String {
     format!("{} on {}{root}", call.collective.name(), counted(call.group.len(), "rank"))
 }
 
-/// The choices of a leveled algorithm that have a script at one of its levels.
-pub(super) fn choices(algorithm: &Algorithm, shape: &Shape) -> Vec<Choice> {
+/// The choices of a leveled algorithm that have one of these scripts at one of its levels.
+pub(super) fn choices(algorithm: &Algorithm, shape: &Shape, scripts: &[&str]) -> Vec<Choice> {
     let (node, rail) = match shape.collective {
         Collective::Broadcast | Collective::Reduce => ("direct", "tree"),
         _ => ("direct", "log"),
     };
-    let both = |(name, _): (&str, _)| {
-        [Choice::leveled(algorithm.name, name, rail), Choice::leveled(algorithm.name, node, name)]
-    };
-    let all = scripts().into_iter().flat_map(both);
-    all.filter(|choice| check(choice, shape).is_ok()).collect()
+    let both = |name: &&str| [Choice::leveled(algorithm.name, name, rail), Choice::leveled(algorithm.name, node, name)];
+    scripts.iter().flat_map(both).filter(|choice| check(choice, shape).is_ok()).collect()
 }

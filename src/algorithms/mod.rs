@@ -125,7 +125,7 @@ impl Algorithm {
 
     /// Whether it came as a file.
     fn is_script(&self) -> bool {
-        self.name.starts_with("script:")
+        self.name.starts_with(SCRIPT)
     }
 }
 
@@ -152,12 +152,33 @@ impl Choice {
     }
 }
 
+impl Choice {
+    /// As it is read again: names of scripts have their digests.
+    pub fn exact(&self) -> String {
+        match is_leveled(self) {
+            true => format!("{}({},{})", self.name, self.node, self.rail),
+            false => self.name.clone(),
+        }
+    }
+}
+
+/// As people name it.
 impl fmt::Display for Choice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match by_name(&self.name) {
-            Some(algorithm) if algorithm.is_leveled => write!(f, "{}({},{})", self.name, self.node, self.rail),
-            _ => f.write_str(&self.name),
+        let [name, node, rail] = [&self.name, &self.node, &self.rail].map(|name| plain_name(name));
+        match is_leveled(self) {
+            true => write!(f, "{name}({node},{rail})"),
+            false => f.write_str(name),
         }
+    }
+}
+
+/// A script's name without its digest; other names as they are.
+pub fn plain_name(name: &str) -> &str {
+    let is_digest = |text: &str| text.len() == 16 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+    match name.rsplit_once('~') {
+        Some((plain, digest)) if name.starts_with(SCRIPT) && is_digest(digest) => plain,
+        _ => name,
     }
 }
 
@@ -187,26 +208,25 @@ impl FromStr for Choice {
     }
 }
 
-/// What is said of a name that nothing has: of a script's which scripts there are, else which algorithms.
+/// What is said of a name that nothing has.
 fn unknown(name: &str) -> String {
     if name.starts_with(SCRIPT) {
-        return format!("{}there is no such script; {}", meant(name), levels::loaded_text());
+        return format!("there is no such script; {}", levels::loaded_text(&[]));
     }
-    let known: Vec<&str> = all().iter().map(|known| known.name).filter(|known| !known.contains('~')).collect();
+    let known: Vec<&str> = known_names().collect();
     format!("unknown; {}there are {}", meant(name), known.join(", "))
+}
+
+/// The names of all algorithms but scripts.
+fn known_names() -> impl Iterator<Item = &'static str> {
+    all().into_iter().filter(|known| !known.is_script()).map(|known| known.name)
 }
 
 /// `did you mean ring? `, where a name is near.
 fn meant(name: &str) -> String {
-    let distance = |known: &str| strsim::damerau_levenshtein(known, name);
-    let is_script = name.starts_with(SCRIPT);
-    let len = name.strip_prefix(SCRIPT).unwrap_or(name).len();
-    // A script's second name is for calls that name it, and of a script's name the first seven letters say nothing.
-    let near =
-        all().into_iter().filter(|known| !known.name.contains('~') && known.name.starts_with(SCRIPT) == is_script);
-    match near.map(|algorithm| (distance(algorithm.name), algorithm.name)).min() {
+    match known_names().map(|known| (strsim::damerau_levenshtein(known, name), known)).min() {
         Some((0, _)) | None => String::new(),
-        Some((far, _)) if far > len.div_ceil(3) => String::new(),
+        Some((far, _)) if far > name.len().div_ceil(3) => String::new(),
         Some((_, near)) => format!("did you mean {near}? "),
     }
 }
@@ -231,13 +251,17 @@ pub fn is_leveled(choice: &Choice) -> bool {
     by_name(&choice.name).is_some_and(|algorithm| algorithm.is_leveled)
 }
 
-/// Every choice for a collective on a grid.
+/// Every choice for a collective on a grid, but for scripts.
 pub fn choices(collective: Collective, grid: &Arc<Grid>) -> Vec<Choice> {
+    choices_with(collective, grid, &[])
+}
+
+/// Every choice for a collective on a grid, with these scripts among them.
+pub fn choices_with(collective: Collective, grid: &Arc<Grid>, scripts: &[&str]) -> Vec<Choice> {
     let shape = Shape::new(collective, grid.clone());
     let mut choices = Vec::new();
-    // A script's second name, with its digest, is for calls that name it.
-    let has_one_name = |algorithm: &&Algorithm| !algorithm.name.contains('~');
-    for algorithm in all().into_iter().filter(has_one_name).filter(|algorithm| algorithm.does(&shape)) {
+    let does = |name: &&&str| by_name(name).is_some_and(|algorithm| algorithm.does(&shape));
+    for algorithm in all().into_iter().filter(|algorithm| !algorithm.is_script() && algorithm.does(&shape)) {
         match (algorithm.is_leveled, collective) {
             (false, _) => choices.push(Choice::flat(algorithm.name)),
             (true, Collective::Broadcast | Collective::Reduce) => {
@@ -251,9 +275,10 @@ pub fn choices(collective: Collective, grid: &Arc<Grid>) -> Vec<Choice> {
             }
         }
         if algorithm.is_leveled {
-            choices.extend(levels::choices(algorithm, &shape));
+            choices.extend(levels::choices(algorithm, &shape, scripts));
         }
     }
+    choices.extend(scripts.iter().filter(does).map(|name| Choice::flat(name)));
     choices
 }
 

@@ -22,7 +22,7 @@ use crate::fork::{Origin, PerProcess};
 use crate::health::{Loss, Monitor, RankStatus};
 use crate::log::Level;
 use crate::memory::stream_bytes;
-use crate::script::share::{self, SharedScripts};
+use crate::script::share;
 use crate::script::store;
 use crate::selection;
 use crate::selection::links::Links;
@@ -569,8 +569,8 @@ impl Meeting<'_> {
             let secret = u128::from_le_bytes(secret).to_string();
             me.extra = vec![config.agreed(), key.to_string(), secret, offer, offered_machine(&config.machine)];
             let nranks = self.nranks;
-            let is_wanted = |stem: &str, of_script| {
-                store::is_wanted(config, nranks, stem, of_script) || table.names_script(nranks, stem)
+            let is_wanted = |name: &str, of_script| {
+                store::is_wanted(config, nranks, name, of_script) || table.names_script(nranks, name)
             };
             let (scripts, complaints) = share::offer(config, &is_wanted);
             complaints.iter().for_each(|complaint| crate::log::notice(complaint));
@@ -589,13 +589,13 @@ impl Meeting<'_> {
         engine: &mut Option<Engine>,
     ) -> Result<(Option<Carrier>, Knowledge)> {
         let carrier = engine.as_mut().map_or(Some(Carrier::Vendor), |engine| engine.transport().carrier());
-        let world = Followers { grid, inter: carrier, in_front: self.options.companion.is_some() };
+        // Rows of the table may name scripts.
+        let offer = zero.get(5).map_or("", String::as_str);
+        let scripts = share::share(offer, self.rank == 0, &mut |mine| self.session.allgather(mine))?;
+        let world = Followers { grid, inter: carrier, in_front: self.options.companion.is_some(), scripts: &scripts };
         let tuned = Arc::new(tuning::agree(self.rank, table, zero.get(3), &world)?);
         let machine = selection::model::agree(zero.get(4).map_or("", String::as_str))?;
-        let offer = zero.get(5).map_or("", String::as_str);
-        let shared = share::share(offer, self.rank == 0, &mut |mine| self.session.allgather(mine))?;
-        let SharedScripts { scripts, numbered } = shared;
-        let knowledge = Knowledge { tuned, scripts, numbered, machine };
+        let knowledge = Knowledge { tuned, scripts: Arc::new(scripts), machine };
         Ok((carrier, knowledge))
     }
 

@@ -524,7 +524,7 @@ impl Engine {
         let layout = Layout::new(call.count, call.dtype.size(), k, scratch_chunks, segment_bytes);
         self.explain_choice(call, (choice, &decision.reason), &layout, program.rounds());
         self.forget_oldest();
-        let signature = signature(call, &program.plan().algorithm);
+        let signature = signature(call, &choice.exact());
         let execution = Execution::new();
         let decision = decision.clone();
         self.recent.push(Ready { call: call.clone(), decision, staged, program, layout, window, signature, execution });

@@ -45,7 +45,7 @@ use crate::fork::Origin;
 use crate::health::{Loss, Monitor, RankStatus};
 use crate::memory::DeviceRegion;
 use crate::plan::{Collective, Shape};
-use crate::script::LoadedScript;
+use crate::script::SharedScripts;
 use crate::selection::links::Links;
 use crate::selection::{Decision, Executor, Request, Selection, Selector};
 use crate::sync::biased::Biased;
@@ -416,23 +416,9 @@ impl Comm {
         Ok(algorithms::supports(choice, &shape))
     }
 
-    /// The script of a number: the file's place in `MSCCL_XML_FILES` of rank 0.
-    ///
-    /// # Errors
-    /// `InvalidArgument` where there is no such file; `InvalidUsage` where it is none for this communicator.
-    pub fn numbered_script(&self, number: i32) -> Result<&'static LoadedScript> {
-        let (found, files) = self.selector.numbered(usize::try_from(number).unwrap_or(usize::MAX));
-        match found {
-            Some(Some(script)) => Ok(script),
-            Some(None) => Err(Error::InvalidUsage(format!(
-                "program {number} of MSCCL_XML_FILES is refused or not for {} ranks; rank 0 has told why",
-                self.nranks()
-            ))),
-            None => Err(Error::InvalidArgument(format!(
-                "there is no program {number}: rank 0's MSCCL_XML_FILES names {}, counted from 0",
-                crate::error::counted(files, "file")
-            ))),
-        }
+    /// The scripts that all its ranks have.
+    pub fn scripts(&self) -> Arc<SharedScripts> {
+        self.selector.scripts()
     }
 
     /// Has a provider do collectives inside the node.

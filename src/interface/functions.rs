@@ -397,6 +397,21 @@ macro_rules! single_functions {
     } };
 }
 
+/// What MSCCL's fork of NCCL adds to it. `{ path } more` calls the macro at `path` with `more`, whether the functions have `pnccl` twins, and the lines.
+#[macro_export]
+#[doc(hidden)]
+macro_rules! msccl_functions {
+    ({ $($then:tt)* } $($more:tt)*) => { $($then)*! { $($more)* no
+        "MSCCL: programs for collectives" {
+            /// Runs the program that stands at a place, counted from 0, in rank 0's MSCCL_XML_FILES.
+            "MSCCL" fn ncclCustomCollective(
+                sendbuff: ConstBuffer, recvbuff: Buffer, count: usize, datatype: TypeCode, op: OpCode,
+                mscclAlgorithmIndex: c_int, comm: CommHandle, stream: StreamHandle
+            ) -> Status = native(scripts::custom), over(inside);
+        }
+    } };
+}
+
 /// Functions that AMD's library has beside NVIDIA's. `{ path } more` calls the macro at `path` with `more`, whether the functions have `pnccl` twins, and the lines.
 #[macro_export]
 #[doc(hidden)]
@@ -444,11 +459,6 @@ macro_rules! rccl_functions {
                 recvCounts: ConstPtr<usize>, rDisPls: ConstPtr<usize>, count: usize, dataType: TypeCode, root: c_int,
                 peer: c_int, op: OpCode, mscclAlgoHandle: c_int, comm: CommHandle, stream: StreamHandle
             ) -> Status = native(scripts::run), over(inside);
-            /// Runs the program that stands at a place, counted from 0, in rank 0's MSCCL_XML_FILES. Of MSCCL's library.
-            "RCCL" fn ncclCustomCollective(
-                sendbuff: ConstBuffer, recvbuff: Buffer, count: usize, datatype: TypeCode, op: OpCode,
-                mscclAlgorithmIndex: c_int, comm: CommHandle, stream: StreamHandle
-            ) -> Status = native(scripts::custom), over(inside);
             /// Forgets a program.
             "RCCL" fn mscclUnloadAlgo(mscclAlgoHandle: c_int) -> Status = native(scripts::unload), over(inside);
         }

@@ -290,7 +290,7 @@ impl<'a> Writer<'a> {
                 }
             }
             Action::Nop => {}
-            Action::Call(_) => return Err("a plan that leaves calls to another provider cannot be a file".to_string()),
+            Action::Call(_) => return Err("a file has messages alone, and this plan has calls, of a board in shared memory or of another provider".to_string()),
         }
         if parts.is_empty() {
             parts.push((ScriptStepKind::Nop, nowhere, nowhere, 0));

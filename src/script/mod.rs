@@ -9,6 +9,7 @@ mod coarsen;
 mod convert;
 mod lower;
 mod merge;
+pub mod names;
 mod ops;
 mod passes;
 mod proof;
@@ -22,6 +23,7 @@ pub mod xml;
 
 pub use convert::convert;
 pub use lower::{lower, Lowered, ScriptForm, Sending};
+pub use names::{ScriptNames, SharedScripts};
 pub use proof::{judge, merged, optimized, prove, root, Proof, Refusal, CAPACITY};
 pub use store::LoadedScript;
 pub use write::write;
@@ -102,6 +104,13 @@ pub struct Place {
     pub buffer: ScriptBuffer,
     /// The chunk.
     pub chunk: u32,
+}
+
+/// `i[5]`: chunk 5 of the input.
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}[{}]", self.buffer.letter(), self.chunk)
+    }
 }
 
 /// A buffer as files name it.

@@ -310,7 +310,32 @@ fn refusal(script: &Script, lowered: &Lowered, rejection: Rejection) -> Refusal 
     let told = lowered.stuck.as_ref().or(misplaced).map(|(site, _)| *site);
     let site = told.or_else(|| at.and_then(|at| lowered.site(script, rejection.rank, at)));
     let note = site.as_ref().filter(|_| told.is_none()).and_then(|site| lowered.note(site)).map(str::to_string);
-    Refusal { site, note, rejection }
+    let text = in_file(script, lowered, &rejection);
+    // What a note says is that a chunk is not the right one, whatever that came to in the plans.
+    let check = if note.is_some() { Check::Provenance } else { rejection.check };
+    Refusal { site, note, rejection: Rejection { check, text, ..rejection } }
+}
+
+/// What the verifier says, with steps of the plans (`step 0.3`) as the file has them.
+fn in_file(script: &Script, lowered: &Lowered, Rejection { rank, text, .. }: &Rejection) -> String {
+    const STEP: &str = "step ";
+    let (mut told, mut rest) = (String::new(), text.as_str());
+    while let Some(at) = rest.find(STEP) {
+        let (before, after) = rest.split_at(at + STEP.len());
+        let end = after.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(after.len());
+        let numbers = after[..end].split_once('.');
+        let step =
+            numbers.and_then(|(lane, step)| Some(StepRef { lane: lane.parse().ok()?, step: step.parse().ok()? }));
+        match step.and_then(|step| lowered.site(script, *rank, step)) {
+            Some(StepSite { block, step, line, .. }) => {
+                told += before.trim_end_matches(STEP);
+                told += &format!("line {line} (thread block {block}, step {step})");
+            }
+            None => told = told + before + &after[..end],
+        }
+        rest = &after[end..];
+    }
+    told + rest
 }
 
 impl Refusal {

@@ -6,11 +6,11 @@
 //! others do not prove again: the plans follow from the text and from what the proof has decided ([`Recipe`]).
 #![forbid(unsafe_code)]
 
+use super::names::{ScriptNames, SharedScripts, UnusedFile};
 use super::proof::Recipe;
-use super::store::{
-    self, contract_beside, digest_of, files, known, read, refused_contract, stem, LoadedScript, Steps, Told,
-};
+use super::store::{self, contract_beside, digest_of, files, known, read, refused_contract, LoadedScript, Steps, Told};
 use super::xml;
+use crate::algorithms::levels::facts_text;
 use crate::config::Config;
 use crate::error::{Error, Result};
 use serde::{Deserialize, Serialize};
@@ -18,11 +18,13 @@ use std::path::{Path, PathBuf};
 
 /// The most bytes of scripts that rank 0 offers.
 const MAX_OFFERED: usize = 128 << 20;
+/// The most bytes of what rank 0 tells of a file that cannot be used.
+const MAX_TOLD: usize = 1024;
 
 /// What rank 0 tells of a script.
 #[derive(Debug, Serialize, Deserialize)]
 struct Offered {
-    stem: String,
+    name: String,
     path: PathBuf,
     number: Option<usize>,
     digest: u64,
@@ -38,15 +40,7 @@ struct Offer {
     /// How many files `MSCCL_XML_FILES` names; those have numbers from 0.
     named: usize,
     scripts: Vec<Offered>,
-}
-
-/// The scripts that all ranks of a communicator have.
-#[derive(Debug, Default)]
-pub struct SharedScripts {
-    /// In the order in which calls ask them.
-    pub scripts: Vec<&'static LoadedScript>,
-    /// By the numbers of the files that `MSCCL_XML_FILES` names; none where a file cannot be used.
-    pub numbered: Vec<Option<&'static LoadedScript>>,
+    unused: Vec<UnusedFile>,
 }
 
 /// What a rank has of an offered script.
@@ -56,51 +50,97 @@ enum Have {
     Nothing,
 }
 
+/// What comes of a file on rank 0.
+enum Found {
+    Offered(Offered),
+    /// For so many ranks nobody asks for it: what it is for.
+    Unwanted(String),
+    Refused(String),
+}
+
 /// What rank 0 tells of the scripts that its settings name, and what is to be told of those that cannot be used. `is_wanted` says
 /// of a script's name (without `script:`) and number of ranks whether anybody asks for it.
 pub fn offer(config: &Config, is_wanted: &dyn Fn(&str, usize) -> bool) -> (String, Vec<String>) {
     let (files, mut complaints) = files(config);
     let named = files.iter().filter(|(_, number)| number.is_some()).count();
     let mut offer = Offer { named, ..Offer::default() };
-    let mut bytes = 0;
+    let (mut bytes, mut names) = (0, ScriptNames::default());
     for (path, number) in files {
-        match offered_of((&path, number), is_wanted, &mut bytes) {
-            Ok(one) => offer.scripts.extend(one),
-            Err(why) => complaints.push(format!("{} is not used: {why}", path.display())),
-        }
+        let text = text_of(&path);
+        let name = names.name(&path, text.as_ref().ok().map(|text| text.digest));
+        let found = match text {
+            Ok(text) => offered_of((&path, number), (&name, text), is_wanted, &mut bytes),
+            Err(why) => Found::Refused(why),
+        };
+        let why =
+            match found {
+                Found::Offered(offered) => {
+                    let first = names.first_of(&name);
+                    complaints.extend(first.map(|first| {
+                        format!("{} is script:{name}: {} comes before it", path.display(), first.display())
+                    }));
+                    offer.scripts.push(offered);
+                    continue;
+                }
+                Found::Unwanted(facts) => format!("is for {facts}"),
+                Found::Refused(why) => {
+                    complaints.push(format!("{} is not used: {why}", path.display()));
+                    format!("is refused: {}", why.chars().take(MAX_TOLD).collect::<String>())
+                }
+            };
+        offer.unused.push(UnusedFile { name, path, number, why });
     }
-    let is_nothing = named == 0 && offer.scripts.is_empty();
+    let is_nothing = named == 0 && offer.scripts.is_empty() && offer.unused.is_empty();
     let text = if is_nothing { String::new() } else { serde_json::to_string(&offer).unwrap_or_default() };
+    complaints.dedup();
     (text, complaints)
 }
 
-/// What is told of a file, nothing where nobody wants it, or why it cannot be used.
-fn offered_of(
-    (path, number): (&Path, Option<usize>),
-    is_wanted: &dyn Fn(&str, usize) -> bool,
-    bytes: &mut usize,
-) -> std::result::Result<Option<Offered>, String> {
-    let stem = stem(path);
+/// What a file says.
+struct FileText {
+    text: String,
+    contract: Option<String>,
+    digest: u64,
+}
+
+fn text_of(path: &Path) -> std::result::Result<FileText, String> {
     let text = read(path).map_err(|error| error.to_string())?;
     let contract = contract_beside(path).map_err(|error| refused_contract(path)(error).text().to_string())?;
     let digest = digest_of(&text, contract.as_deref(), Steps::Merged);
+    Ok(FileText { text, contract, digest })
+}
+
+/// What comes of the text of a file that has this name.
+fn offered_of(
+    (path, number): (&Path, Option<usize>),
+    (name, file): (&str, FileText),
+    is_wanted: &dyn Fn(&str, usize) -> bool,
+    bytes: &mut usize,
+) -> Found {
+    let FileText { text, contract, digest } = file;
     // One that is loaded has been read before.
-    let nranks = match known(&stem, digest) {
-        Some(script) => script.script.nranks(),
-        None => xml::read(&text).map_err(|error| error.to_string())?.nranks(),
+    let (collective, nranks) = match known(name, digest) {
+        Some(script) => (script.script.collective, script.script.nranks()),
+        None => match xml::read(&text) {
+            Ok(script) => (script.collective, script.nranks()),
+            Err(error) => return Found::Refused(error.to_string()),
+        },
     };
-    if !is_wanted(&stem, nranks) {
-        return Ok(None);
+    if !is_wanted(name, nranks) {
+        return Found::Unwanted(facts_text(collective, nranks));
     }
     if *bytes + text.len() > MAX_OFFERED {
-        return Err(format!("the scripts before it have {bytes} bytes, and more than {MAX_OFFERED} are not offered"));
+        let why = format!("the scripts before it have {bytes} bytes, and more than {MAX_OFFERED} are not offered");
+        return Found::Refused(why);
     }
-    let script =
-        store::load(&stem, &text, contract.as_deref(), Steps::Merged).map_err(|error| error.text().to_string())?;
+    let script = match store::load_told(name, &text, contract.as_deref(), (Steps::Merged, None)) {
+        Ok(script) => script,
+        Err(error) => return Found::Refused(error.text().to_string()),
+    };
     *bytes += text.len();
     let path = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf());
-    let (root, recipes) = (script.root.0, script.recipes());
-    Ok(Some(Offered { stem, path, number, digest, contract, root, recipes }))
+    let (name, root, recipes) = (name.to_string(), script.root.0, script.recipes());
+    Found::Offered(Offered { name, path, number, digest, contract, root, recipes })
 }
 
 /// The scripts that rank 0 has offered, in its order, on all ranks. `all_gather` exchanges between all ranks; every rank calls this
@@ -116,15 +156,37 @@ pub fn share(
     if offer.is_empty() {
         return Ok(SharedScripts::default());
     }
-    let Offer { named, scripts: offered } = serde_json::from_str(offer)
+    let Offer { named, scripts: offered, unused } = serde_json::from_str(offer)
         .map_err(|error| Error::Remote(format!("rank 0 offered scripts that cannot be read: {error}")))?;
+    let have = match offered.is_empty() {
+        true => Vec::new(),
+        false => exchanged(&offered, is_first, all_gather)?,
+    };
+    let numbered = vec![None; named.min(store::MAX_FILES)];
+    let mut shared = SharedScripts { scripts: Vec::new(), numbered, unused };
+    for (offered, have) in offered.iter().zip(have) {
+        let script = loaded(offered, have)?;
+        shared.scripts.push(script);
+        if let Some(place) = offered.number.and_then(|number| shared.numbered.get_mut(number)) {
+            *place = Some(script);
+        }
+    }
+    Ok(shared)
+}
+
+/// What this rank has of each script, once rank 0 has sent the texts that some rank lacks.
+fn exchanged(
+    offered: &[Offered],
+    is_first: bool,
+    all_gather: &mut dyn FnMut(Vec<u8>) -> Result<Vec<Vec<u8>>>,
+) -> Result<Vec<Have>> {
     let mut have: Vec<Have> = offered.iter().map(have).collect();
     let lacks = have.iter().map(|have| u8::from(matches!(have, Have::Nothing))).collect();
     let said = all_gather(lacks)?;
     let lacked = |at: &usize| said.iter().any(|rank| rank.get(*at) == Some(&1));
     let lacked: Vec<usize> = (0..offered.len()).filter(lacked).collect();
     if !lacked.is_empty() {
-        let mine = if is_first { texts(&offered, &lacked) } else { String::new() };
+        let mine = if is_first { texts(offered, &lacked) } else { String::new() };
         let told = all_gather(mine.into_bytes())?;
         let wrong = || Error::Remote("rank 0 sent scripts that cannot be read".to_string());
         let told: std::result::Result<Vec<String>, String> =
@@ -136,19 +198,11 @@ pub fn share(
             }
         }
     }
-    let mut shared = SharedScripts { scripts: Vec::new(), numbered: vec![None; named.min(store::MAX_FILES)] };
-    for (offered, have) in offered.iter().zip(have) {
-        let script = loaded(offered, have)?;
-        shared.scripts.push(script);
-        if let Some(place) = offered.number.and_then(|number| shared.numbered.get_mut(number)) {
-            *place = Some(script);
-        }
-    }
-    Ok(shared)
+    Ok(have)
 }
 
 fn have(offered: &Offered) -> Have {
-    if let Some(script) = known(&offered.stem, offered.digest) {
+    if let Some(script) = known(&offered.name, offered.digest) {
         return Have::Loaded(script);
     }
     // Whatever else lies at that path on this machine has another digest.
@@ -173,14 +227,14 @@ fn texts(offered: &[Offered], lacked: &[usize]) -> String {
 }
 
 fn loaded(offered: &Offered, have: Have) -> Result<&'static LoadedScript> {
-    let Offered { stem, contract, root, recipes, .. } = offered;
+    let Offered { name, contract, root, recipes, .. } = offered;
     match have {
         Have::Loaded(script) => Ok(script),
         Have::Text(text) => {
             let told = Told { root: *root, recipes };
-            store::load_told(stem, &text, contract.as_deref(), (Steps::Merged, Some(&told)))
+            store::load_told(name, &text, contract.as_deref(), (Steps::Merged, Some(&told)))
         }
-        Have::Nothing => Err(Error::Remote(format!("rank 0 did not send the text of script {stem}"))),
+        Have::Nothing => Err(Error::Remote(format!("rank 0 did not send the text of script {name}"))),
     }
 }
 
@@ -234,11 +288,11 @@ mod tests {
         // This process has loaded it; under another name it has not.
         let (scripts, said) = shared(&offer);
         assert_eq!((scripts.unwrap().scripts[0].name.as_str(), said), ("script:read", vec![vec![0]]));
-        let renamed = offer.replace("\"stem\":\"read\"", "\"stem\":\"read_again\"");
+        let renamed = offer.replace("\"name\":\"read\"", "\"name\":\"read_again\"");
         let (scripts, said) = shared(&renamed);
         let again = scripts.unwrap().scripts[0];
         assert_eq!((again.name.as_str(), said), ("script:read_again", vec![vec![0]]));
-        let first = store::by_name("script:read").unwrap();
+        let first = share(&offer, false, &mut |mine| Ok(vec![mine.clone(), mine])).unwrap().scripts[0];
         assert_eq!(serde_json::to_string(&again.recipes()).unwrap(), serde_json::to_string(&first.recipes()).unwrap());
         std::fs::remove_dir_all(folder).unwrap();
     }
@@ -249,7 +303,7 @@ mod tests {
         let (offer, _) = offer(&config, &|_, nranks| nranks == 2);
         let place = folder.canonicalize().unwrap().to_string_lossy().into_owned();
         let moved = offer.replace(&place, &format!("{place}/elsewhere"));
-        let away = moved.replace("\"stem\":\"lacks\"", "\"stem\":\"lacks_it\"");
+        let away = moved.replace("\"name\":\"lacks\"", "\"name\":\"lacks_it\"");
         let (scripts, said) = shared(&away);
         assert_eq!(scripts.unwrap().scripts[0].name, "script:lacks_it");
         assert_eq!(said, [vec![1], Vec::new()]);
@@ -257,7 +311,7 @@ mod tests {
         let file = folder.join("lacks.xml");
         let text = std::fs::read_to_string(&file).unwrap();
         std::fs::write(&file, text.replace("<algo ", "<algo  ")).unwrap();
-        let renamed = offer.replace("\"stem\":\"lacks\"", "\"stem\":\"lacks_now\"");
+        let renamed = offer.replace("\"name\":\"lacks\"", "\"name\":\"lacks_now\"");
         let (scripts, said) = shared(&renamed);
         let error = scripts.unwrap_err();
         assert!(
@@ -275,7 +329,7 @@ mod tests {
         assert!(matches!(share("[1]", false, &mut never), Err(Error::Remote(_))));
         let (folder, config) = folder("answer");
         let (offer, _) = offer(&config, &|_, _| true);
-        let renamed = offer.replace("\"stem\":\"answer\"", "\"stem\":\"no_answer\"").replace("answer.xml", "gone.xml");
+        let renamed = offer.replace("\"name\":\"answer\"", "\"name\":\"no_answer\"").replace("answer.xml", "gone.xml");
         for answer in [&b"no text"[..], b"{\"Ok\":[]}"] {
             let answered = share(&renamed, false, &mut |_| Ok(vec![answer.to_vec(), vec![1]]));
             assert!(matches!(answered, Err(Error::Remote(_))), "{answered:?}");

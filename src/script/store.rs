@@ -1,9 +1,11 @@
-//! The scripts of this process: which files settings name, how all ranks come to have rank 0's, and scripts as algorithms.
+//! The scripts of this process: which files settings name, and scripts as algorithms.
 //!
-//! A script is called `script:NAME`, NAME being its file's without `.xml`, and stands beside the library's own algorithms:
-//! settings, tuning tables and the command line name it like them. Once loaded it stays: communicators may hold its plans.
+//! A script stands beside the library's own algorithms under a name with a digest of its text and contract
+//! (`script:NAME~0123456789abcdef`), so that one name is one program in every process. Which of them `script:NAME` means is a
+//! communicator's own matter ([`super::names`]). Once loaded a script stays: communicators may hold its plans.
 #![forbid(unsafe_code)]
 
+use super::names::ScriptNames;
 use super::proof::{self, Recipe};
 use super::{judge, lower::most_channels, optimized, prove, root, xml, Proof, Refusal, Script, ScriptForm};
 use crate::algorithms::levels::{self, ScriptFacts};
@@ -17,6 +19,8 @@ use crate::plan::{chunks_in, Action, Buffer, Collective, Plan, Shape, Span};
 use crate::topo::{Grid, Rank};
 use rustc_hash::FxHashMap;
 use std::fs;
+use std::io::Read;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
@@ -26,15 +30,14 @@ pub(super) const MAX_FILES: usize = 1024;
 /// A script that this process has.
 #[derive(Debug)]
 pub struct LoadedScript {
-    /// Its name as an algorithm.
+    /// What people call it: `script:` and the name that it was loaded by. Others may be called so, too.
     pub name: String,
-    /// The same with a part of its digest, so that ranks with other files of that name find out.
+    /// Its name as an algorithm: the same with its digest.
     pub unique_name: String,
     /// What it says.
     pub script: Script,
     /// The root, where there is one (else rank 0).
     pub root: Rank,
-    digest: u64,
     steps: Steps,
     proofs: Mutex<FxHashMap<ScriptForm, Option<Arc<Proof>>>>,
 }
@@ -161,12 +164,12 @@ fn form(shape: &Shape) -> ScriptForm {
     ScriptForm { in_place: shape.in_place, prologue: shape.prologue, root: shape.root }
 }
 
-/// Loads a script, and adds it to the algorithms. One that has been loaded already is found again.
+/// Loads a script by the name of its file, and adds it to the algorithms. One that has been loaded already is found again.
 ///
 /// # Errors
 /// `InvalidUsage` where it is no script, or does not do what it says: with the line.
 pub fn load(stem: &str, text: &str, contract: Option<&str>, steps: Steps) -> error::Result<&'static LoadedScript> {
-    load_told(stem, text, contract, (steps, None))
+    load_told(&plain(stem), text, contract, (steps, None))
 }
 
 /// What rank 0 has told of a script that it has proved.
@@ -177,36 +180,31 @@ pub(super) struct Told<'a> {
     pub recipes: &'a [Recipe],
 }
 
-/// The same; what rank 0 has told of the text is not proved again.
+/// The same by the name that it shall have; what rank 0 has told of the text is not proved again.
 pub(super) fn load_told(
-    stem: &str,
+    name: &str,
     text: &str,
     contract: Option<&str>,
     (steps, told): (Steps, Option<&Told<'_>>),
 ) -> error::Result<&'static LoadedScript> {
     let digest = digest_of(text, contract, steps);
     let mut loaded = LOADED.write().unwrap_or_else(PoisonError::into_inner);
-    let name = format!("{SCRIPT}{}", plain(stem));
-    let unique_name = unique_name(stem, digest);
-    if let Some(known) = loaded.iter().find(|known| known.digest == digest && known.unique_name == unique_name) {
+    let unique_name = unique_name(name, digest);
+    if let Some(known) = loaded.iter().find(|known| known.unique_name == unique_name) {
         return Ok(known);
     }
-    let refused = |why: String| Error::InvalidUsage(format!("script {stem}: {why}"));
+    let refused = |why: String| Error::InvalidUsage(format!("script {name}: {why}"));
     let script = super::read(text, contract).map_err(|error| refused(error.to_string()))?;
     let (root, proved) = match told.and_then(|told| rebuilt(&script, told)) {
         Some(rebuilt) => rebuilt,
         None => proved_first(&script, steps).map_err(|refusal| refused(refusal.to_string()))?,
     };
     let forms = forms(ScriptForm { in_place: false, prologue: false, root });
-    let is_taken = algorithms::by_name(&name).is_some();
-    let name = if is_taken { unique_name.clone() } else { name };
+    let name = format!("{SCRIPT}{name}");
     let proofs = Mutex::new(forms.into_iter().zip(proved.into_iter().map(Some)).collect());
     let script: &'static LoadedScript =
-        Box::leak(Box::new(LoadedScript { name, unique_name, script, root, digest, steps, proofs }));
-    add(script, &script.unique_name);
-    if !is_taken {
-        add(script, &script.name);
-    }
+        Box::leak(Box::new(LoadedScript { name, unique_name, script, root, steps, proofs }));
+    add(script);
     loaded.push(script);
     Ok(script)
 }
@@ -235,24 +233,22 @@ pub(super) fn digest_of(text: &str, contract: Option<&str>, steps: Steps) -> u64
     (if steps == Steps::AsWritten { digest.text("as written") } else { digest }).value() as u64
 }
 
-/// The loaded script of this file's name and digest.
-pub(super) fn known(stem: &str, digest: u64) -> Option<&'static LoadedScript> {
-    let loaded = LOADED.read().unwrap_or_else(PoisonError::into_inner);
-    let name = unique_name(stem, digest);
-    loaded.iter().copied().find(|known| known.digest == digest && known.unique_name == name)
+/// The loaded script of this name and digest.
+pub(super) fn known(name: &str, digest: u64) -> Option<&'static LoadedScript> {
+    by_name(&unique_name(name, digest))
 }
 
-fn unique_name(stem: &str, digest: u64) -> String {
-    format!("{SCRIPT}{}~{:08x}", plain(stem), digest as u32)
+fn unique_name(name: &str, digest: u64) -> String {
+    format!("{SCRIPT}{name}~{digest:016x}")
 }
 
 /// A file's name as it can stand in a script's.
-fn plain(stem: &str) -> String {
+pub(super) fn plain(stem: &str) -> String {
     stem.chars().map(|c| if c.is_ascii_alphanumeric() || "_-.".contains(c) { c } else { '_' }).collect()
 }
 
-fn add(script: &'static LoadedScript, name: &'static str) {
-    let LoadedScript { script: read, root, .. } = script;
+fn add(script: &'static LoadedScript) {
+    let LoadedScript { script: read, root, unique_name, .. } = script;
     let facts = ScriptFacts {
         collective: read.collective,
         nranks: read.nranks(),
@@ -260,8 +256,8 @@ fn add(script: &'static LoadedScript, name: &'static str) {
         chunks_per_block: read.chunks_per_block(),
         channels: most_channels(read),
     };
-    levels::remember(name, facts);
-    algorithms::add(as_algorithm(script, name));
+    levels::remember(unique_name, facts);
+    algorithms::add(as_algorithm(script, unique_name));
 }
 
 fn as_algorithm(script: &'static LoadedScript, name: &'static str) -> &'static Algorithm {
@@ -276,10 +272,10 @@ fn as_algorithm(script: &'static LoadedScript, name: &'static str) -> &'static A
     }))
 }
 
-/// The loaded script of a name, with or without the part of its digest.
-pub fn by_name(name: &str) -> Option<&'static LoadedScript> {
+/// The loaded script of a name with its digest.
+pub fn by_name(unique_name: &str) -> Option<&'static LoadedScript> {
     let loaded = LOADED.read().unwrap_or_else(PoisonError::into_inner);
-    loaded.iter().copied().find(|script| script.name == name || script.unique_name == name)
+    loaded.iter().copied().find(|script| script.unique_name == unique_name)
 }
 
 /// Loads a file, with the contract in a file that is named, or else the one beside it.
@@ -287,10 +283,23 @@ pub fn by_name(name: &str) -> Option<&'static LoadedScript> {
 /// # Errors
 /// `InvalidUsage` where it cannot be read, is no script, or does not do what it says.
 pub fn load_file(path: &Path, contract: Option<&Path>, steps: Steps) -> error::Result<&'static LoadedScript> {
+    load_file_among(path, contract, (steps, &mut ScriptNames::default()))
+}
+
+/// The same, by a name that tells it from the others that have been named.
+///
+/// # Errors
+/// As those of [`load_file`].
+pub fn load_file_among(
+    path: &Path,
+    contract: Option<&Path>,
+    (steps, names): (Steps, &mut ScriptNames),
+) -> error::Result<&'static LoadedScript> {
     let refused = |error: std::io::Error| Error::InvalidUsage(format!("{}: {error}", path.display()));
     let text = read(path).map_err(refused)?;
     let contract = contract_of(path, contract).map_err(Error::InvalidUsage)?;
-    load(&stem(path), &text, contract.as_deref(), steps)
+    let name = names.name(path, Some(digest_of(&text, contract.as_deref(), steps)));
+    load_told(&name, &text, contract.as_deref(), (steps, None))
 }
 
 /// The contract of a file: the one that is named, or the one that lies beside it, if one does.
@@ -308,11 +317,6 @@ pub fn contract_of(path: &Path, named: Option<&Path>) -> std::result::Result<Opt
 pub(super) fn refused_contract(path: &Path) -> impl Fn(std::io::Error) -> Error {
     let contract = path.with_extension("toml");
     move |error| Error::InvalidUsage(format!("its contract {}: {error}", contract.display()))
-}
-
-/// A file's name without `.xml`.
-pub(super) fn stem(path: &Path) -> String {
-    path.file_stem().unwrap_or_default().to_string_lossy().into_owned()
 }
 
 /// The files that settings name, in the order in which they are asked: `STRATA_PROGRAM_DIR`'s and `MSCCL_ALGO_DIR`'s by name,
@@ -351,15 +355,15 @@ fn scripts_in(folder: &Path) -> std::io::Result<Vec<PathBuf>> {
 }
 
 /// Whether a communicator of so many ranks wants a script: it is for so many, or an algorithm's setting names it.
-pub fn is_wanted(config: &Config, nranks: usize, stem: &str, of_script: usize) -> bool {
-    let names = |collective| names_script(config.algorithm(collective), stem);
+pub fn is_wanted(config: &Config, nranks: usize, name: &str, of_script: usize) -> bool {
+    let names = |collective| names_script(config.algorithm(collective), name);
     of_script == nranks || Collective::ALL.into_iter().any(names)
 }
 
-/// Whether an algorithm's name has this script in it, by itself or as a level.
-pub fn names_script(algorithm: &str, stem: &str) -> bool {
+/// Whether an algorithm's text has this script in it (its name without `script:`), by itself or as a level.
+pub fn names_script(algorithm: &str, name: &str) -> bool {
     let mut names = algorithm.match_indices(SCRIPT).map(|(at, _)| &algorithm[at + SCRIPT.len()..]);
-    names.any(|name| name.split([',', ')']).next().is_some_and(|name| name.split('~').next() == Some(&plain(stem))))
+    names.any(|named| named.split([',', ')']).next() == Some(name))
 }
 
 /// The contract that lies beside a file, if one does.
@@ -373,18 +377,24 @@ pub fn contract_beside(path: &Path) -> std::io::Result<Option<String>> {
     }
 }
 
-/// The text of a file that may be a script or a trace: an ordinary file within the limit of bytes.
+/// The text of a file that may be a script or a trace: an ordinary file that has a size, within the limit of bytes.
 ///
 /// # Errors
 /// What is wrong with the file.
 pub fn read(path: &Path) -> std::io::Result<String> {
-    let metadata = fs::metadata(path)?;
-    // A pipe would be waited for, and a device never ends.
-    if !metadata.is_file() {
-        return Err(std::io::Error::other("it is no ordinary file"));
-    }
-    if metadata.len() > xml::MAX_BYTES as u64 {
-        return Err(std::io::Error::other(format!("it has more than {} bytes", xml::MAX_BYTES)));
-    }
-    fs::read_to_string(path)
+    let refused = |why: String| Err(std::io::Error::other(why));
+    // Opening a device can do something, a pipe would be waited for, and files that a kernel makes as they are read (those of
+    // /proc), some of which block, say that they have no bytes.
+    let looked_at = |metadata: fs::Metadata| match metadata.len() {
+        _ if !metadata.is_file() => refused("it is no ordinary file".to_string()),
+        0 => refused("it is empty, or has no size, as files of /proc".to_string()),
+        bytes if bytes > xml::MAX_BYTES as u64 => refused(format!("it has more than {} bytes", xml::MAX_BYTES)),
+        bytes => Ok(bytes),
+    };
+    looked_at(fs::metadata(path)?)?;
+    let file = fs::OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
+    let bytes = looked_at(file.metadata()?)?;
+    let mut text = String::new();
+    file.take(bytes).read_to_string(&mut text)?;
+    Ok(text)
 }

@@ -69,6 +69,11 @@ fn a_text_that_is_no_script_is_refused_with_its_line() {
         ("ngpus=\"2\"", "ngpus=\"two\"", "line 2: ngpus=\"two\" is no number"),
         ("ngpus=\"2\"", "ngpus=\"2\" ngpus=\"2\"", "line 2: attribute ngpus stands twice"),
         ("inplace=\"1\"", "inplace=\"2\"", "line 2: inplace=\"2\": 0 or 1"),
+        (
+            "inplace=\"1\"",
+            "minBytes=\"9\" maxBytes=\"8\"",
+            "line 2: minBytes=\"9\" is more than maxBytes=\"8\": no call has so many bytes",
+        ),
         ("<gpu id=\"1\"", "<gpu id=\"0\"", "line 13: rank 0 stands in line 4 already"),
         ("<gpu id=\"1\"", "<gpu id=\"9\"", "line 13: id=\"9\" is not in 0 to 1"),
         ("<tb id=\"1\"", "<tb id=\"0\"", "line 9: thread block 0 of rank 0 stands twice"),
@@ -118,7 +123,11 @@ fn a_text_that_is_no_script_is_refused_with_its_line() {
 fn a_script_that_does_something_else_is_refused_with_its_step() {
     let cases = [
         // The sum is made before the operand has come.
-        ("depid=\"0\" deps=\"1\"", "depid=\"-1\" deps=\"-1\"", "rank 0, thread block 1, step 0"),
+        (
+            "depid=\"0\" deps=\"1\"",
+            "depid=\"-1\" deps=\"-1\"",
+            "rank 0, thread block 1, step 0: reads s[0], which nothing has written (check 1, provenance)",
+        ),
         // Both wait for the other's message first.
         ("type=\"s\"", "type=\"nop\"", "waits for ever for a message on channel 3 from rank 0"),
         // A thread block waits for itself.
@@ -131,11 +140,39 @@ fn a_script_that_does_something_else_is_refused_with_its_step() {
         ),
         // Nothing is added.
         ("type=\"re\"", "type=\"cpy\"", "rank 0, thread block 1, step 0: output chunk 0 ends as chunk 0 of rank 1"),
+        // Nothing is done with what comes.
+        (
+            "type=\"re\"",
+            "type=\"nop\"",
+            "rank 0: output chunk 0 ends as chunk 0 of rank 0, and no step writes it; contributions are missing (check 3",
+        ),
     ];
     for (what, by, wanted) in cases {
         let said = verdict(&changed(what, by)).unwrap_err();
         assert!(said.contains(wanted), "{what} -> {by}\n  {said}\n  {wanted}");
     }
+}
+
+/// Findings name buffers, chunks and lines of the file, not those of plans.
+#[test]
+fn findings_are_in_the_words_of_the_file() {
+    let path = format!("{}/shim-tests/scripts/ar_pcie_hier_4.xml", env!("CARGO_MANIFEST_DIR"));
+    let said = verdict(&std::fs::read_to_string(path).unwrap()).unwrap_err();
+    let wanted = "reduces i[5] (chunk 5 of ranks 2+3) with s[1] (chunk 1 of rank 3) (check 1, provenance)";
+    assert_eq!(said, format!("line 108: rank 2, thread block 4, step 2: {wanted}"));
+    // A send in one thread block, and in the next what reduces over it with nothing between.
+    let block = |id: usize, to: i32, from: i32, kind: &str| {
+        format!(
+            "<tb id=\"{id}\" send=\"{to}\" recv=\"{from}\" chan=\"0\">\n<step s=\"0\" type=\"{kind}\" srcbuf=\"i\" srcoff=\"0\" \
+             dstbuf=\"i\" dstoff=\"0\" cnt=\"1\" depid=\"-1\" deps=\"-1\"/>\n</tb>\n"
+        )
+    };
+    let gpu =
+        |id: i32| format!("<gpu id=\"{id}\">\n{}{}</gpu>\n", block(0, 1 - id, -1, "s"), block(1, -1, 1 - id, "rrc"));
+    let algo = "<algo name=\"race\" nchunksperloop=\"1\" ngpus=\"2\" coll=\"allreduce\" inplace=\"1\">\n";
+    let wanted = "line 7: rank 0, thread block 1, step 0: nothing orders it after line 4 (thread block 0, step 0), which touches \
+                  the same chunk (check 5, race)";
+    assert_eq!(verdict(&format!("{algo}{}{}</algo>\n", gpu(0), gpu(1))).unwrap_err(), wanted);
 }
 
 #[test]
@@ -149,6 +186,9 @@ fn limits_hold_before_memory_is_taken() {
     );
     let chunks = changed("nchunksperloop=\"1\"", "nchunksperloop=\"1048577\"");
     assert_eq!(verdict(&chunks).unwrap_err(), "line 2: nchunksperloop=\"1048577\" is not in 0 to 1048576");
+    let scratch = |chunks: u32| verdict(&changed("s_chunks=\"1\"", &format!("s_chunks=\"{chunks}\"")));
+    scratch(1 << 20).unwrap();
+    assert_eq!(scratch((1 << 20) + 1).unwrap_err(), "line 4: s_chunks=\"1048577\" is not in 0 to 1048576");
     let long = "<algo ".to_string() + &" ".repeat(xml::MAX_BYTES);
     assert!(verdict(&long).unwrap_err().contains("more than 67108864 bytes"));
 }

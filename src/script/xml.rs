@@ -262,9 +262,9 @@ impl State {
             self.ranks.resize_with(ngpus, || None);
         }
         self.rank = attributes.below("id", ngpus as u32)? as usize;
-        let scratch = attributes.optional("s_chunks", MAX_CHUNKS)?.unwrap_or(0);
+        let scratch = attributes.optional("s_chunks", MAX_CHUNKS + 1)?.unwrap_or(0);
         for buffer in ["i_chunks", "o_chunks"] {
-            attributes.optional(buffer, MAX_CHUNKS)?;
+            attributes.optional(buffer, MAX_CHUNKS + 1)?;
         }
         let script = RankScript { scratch, blocks: Vec::new() };
         match self.ranks[self.rank].replace(OpenRank { line, script, blocks: Vec::new() }) {
@@ -395,6 +395,9 @@ fn algo(attributes: &Attributes) -> Result<Script, Fault> {
         Some(value) => u64::try_from(value).map_err(|_| format!("{name}=\"{value}\" is negative")),
     };
     let (least, most) = (size("minBytes")?, size("maxBytes")?);
+    if most > 0 && least > most {
+        return Err(format!("minBytes=\"{least}\" is more than maxBytes=\"{most}\": no call has so many bytes"));
+    }
     for count in ["nchannels", "nthreads"] {
         attributes.number(count)?;
     }

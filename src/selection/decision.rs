@@ -14,7 +14,7 @@ use crate::carrier::Carrier;
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::plan::{Collective, Shape};
-use crate::script::LoadedScript;
+use crate::script::{LoadedScript, SharedScripts};
 use crate::sim::price::PricedPlan;
 use crate::sim::Cluster;
 use crate::topo::{Grid, Rank};
@@ -26,10 +26,8 @@ use std::sync::{Arc, PoisonError, RwLock};
 pub struct Knowledge {
     /// The rows of rank 0's tuning table.
     pub tuned: Arc<Tuned>,
-    /// The scripts of rank 0, in the order in which they are asked.
-    pub scripts: Vec<&'static LoadedScript>,
-    /// The same by their numbers in its `MSCCL_XML_FILES`, where they can be used.
-    pub numbered: Vec<Option<&'static LoadedScript>>,
+    /// The scripts of rank 0, and what their names mean here.
+    pub scripts: Arc<SharedScripts>,
     /// What the cost model goes by: the machine that `STRATA_MACHINE` names, or the links as they were measured.
     pub machine: Option<Arc<Cluster>>,
 }
@@ -248,7 +246,11 @@ impl Policy {
                 Some((Route::Vendor, "STRATA_VENDOR_ONLY or NCCL_ALGO names it".to_string()))
             }
             Policy::VendorOnly => None,
-            Policy::Named => vendor::named(config.algorithm(collective), collective, grid, front.carrier),
+            Policy::Named => {
+                let name = config.algorithm(collective);
+                let exact = knowledge.scripts.exact(name).unwrap_or_else(|_| name.to_string());
+                vendor::named(&exact, collective, grid, front.carrier)
+            }
             // The vendor library runs no scripts, and does not leave calls to those that do.
             Policy::Script => None,
             Policy::Thresholds if has_thresholds_over(collective, config) => {
@@ -275,7 +277,7 @@ impl Policy {
 
     /// By which algorithm Strata's own transports do a call.
     fn select(self, request: &Request<'_>, context: &Context) -> Result<Option<(Selection, String)>> {
-        let Context { grid, config, knowledge, .. } = context;
+        let Context { config, knowledge, .. } = context;
         let Request { collective, .. } = *request;
         let by_thresholds = || {
             let (choice, reason) = thresholds::choose(request, context);
@@ -289,7 +291,7 @@ impl Policy {
                     (None, "auto") => return Ok(None),
                     (None, name) => (name, "named by the environment"),
                 };
-                let choice = named_choice(name, collective, request.root, grid)?;
+                let choice = named_choice(name, request, context)?;
                 Ok(Some((selected(choice, (0, 0), request, context)?, by.to_string())))
             }
             Policy::Script => by_script(request, context),
@@ -317,8 +319,8 @@ fn by_script(request: &Request<'_>, context: &Context) -> Result<Option<(Selecti
     let bytes = request.block_bytes.saturating_mul(collective.blocks(grid.nranks()));
     let has_root = |script: &LoadedScript| !collective.has_root() || script.root == root;
     let fits = |script: &&&LoadedScript| has_root(script) && script.is_for(collective, grid.nranks(), bytes);
-    let Some(script) = knowledge.scripts.iter().find(fits) else { return Ok(None) };
-    let selection = selected(Choice::flat(&script.name), (0, 0), request, context)?;
+    let Some(script) = knowledge.scripts.scripts.iter().find(fits) else { return Ok(None) };
+    let selection = selected(Choice::flat(&script.unique_name), (0, 0), request, context)?;
     let rooted = if collective.has_root() { format!(" with root {root}") } else { String::new() };
     Ok(Some((selection, format!("the first script for {bytes} bytes on {} ranks{rooted}", grid.nranks()))))
 }
@@ -373,24 +375,50 @@ fn by_model(
 }
 
 /// The algorithm of this name, or an error that says which ones do the collective here.
-pub(super) fn named_choice(name: &str, collective: Collective, root: Rank, grid: &Arc<Grid>) -> Result<Choice> {
+fn named_choice(name: &str, request: &Request<'_>, context: &Context) -> Result<Choice> {
+    let (asked, scripts) = ((request.collective, request.root), &context.knowledge.scripts);
+    // A call may name a program that its ranks have loaded themselves, with its digest; a setting means the communicator's.
+    match name.parse() {
+        Ok(choice) if request.named.is_some() => fitting(choice, asked, &context.grid, scripts),
+        _ => choice_of(name, asked, &context.grid, scripts),
+    }
+}
+
+/// The same on a grid whose ranks have these scripts. What cannot be had is `InvalidUsage`.
+pub(super) fn choice_of(
+    name: &str,
+    (collective, root): (Collective, Rank),
+    grid: &Arc<Grid>,
+    scripts: &SharedScripts,
+) -> Result<Choice> {
     if name == VENDOR {
         let text = format!("{} is left to the vendor's library, and there is none", collective.name());
         return Err(Error::InvalidUsage(text));
     }
-    let choice: Choice = name.parse()?;
+    let choice = scripts.choice(name).map_err(|error| Error::InvalidUsage(error.text().to_string()))?;
+    fitting(choice, (collective, root), grid, scripts)
+}
+
+/// The choice, if it does the collective on the grid.
+fn fitting(
+    choice: Choice,
+    (collective, root): (Collective, Rank),
+    grid: &Arc<Grid>,
+    scripts: &SharedScripts,
+) -> Result<Choice> {
     let shape = Shape { root, ..Shape::new(collective, grid.clone()) };
     if algorithms::supports(&choice, &shape) {
         return levels::check(&choice, &shape).map(|()| choice);
     }
-    let known: Vec<String> = algorithms::choices(collective, grid).iter().map(Choice::to_string).collect();
+    let known = algorithms::choices_with(collective, grid, &scripts.unique_names());
+    let known: Vec<String> = known.iter().map(Choice::to_string).collect();
     let (known, asked) = (known.join(", "), collective.name());
     Err(Error::InvalidUsage(match levels::script(&choice.name) {
         Some(facts) => {
             let root = if collective.has_root() { format!(" with root {root}") } else { String::new() };
-            format!("algorithm {name} is for {facts}, and the call is {asked}{root} on {grid}; these do it: {known}")
+            format!("algorithm {choice} is for {facts}, and the call is {asked}{root} on {grid}; these do it: {known}")
         }
-        None => format!("algorithm {name} does not do {asked} on {grid}; these do: {known}"),
+        None => format!("algorithm {choice} does not do {asked} on {grid}; these do: {known}"),
     }))
 }
 
@@ -426,11 +454,9 @@ impl Selector {
         self.state.read().unwrap_or_else(PoisonError::into_inner).context.clone()
     }
 
-    /// The script of a number, if there is such a number and it can be used; and how many numbers there are.
-    pub fn numbered(&self, number: usize) -> (Option<Option<&'static LoadedScript>>, usize) {
-        let state = self.state.read().unwrap_or_else(PoisonError::into_inner);
-        let numbered = &state.context.knowledge.numbered;
-        (numbered.get(number).copied(), numbered.len())
+    /// The scripts of the communicator.
+    pub fn scripts(&self) -> Arc<SharedScripts> {
+        self.state.read().unwrap_or_else(PoisonError::into_inner).context.knowledge.scripts.clone()
     }
 
     /// Has later decisions made by this machine as well. All ranks do so between the same two operations.

@@ -19,8 +19,9 @@ use crate::algorithms::{self, Choice};
 use crate::carrier::Inter;
 use crate::config::Config;
 use crate::plan::Collective;
+use crate::script::SharedScripts;
 use crate::topo::{Grid, Rank};
-use decision::named_choice;
+use decision::choice_of;
 use std::sync::Arc;
 
 /// The bytes thresholds speak of: the full vector (all-gather: the output; reduce-scatter: the input).
@@ -74,8 +75,8 @@ fn unknown_algorithms(config: &Config) -> Vec<String> {
 }
 
 /// The algorithm that the call of a program asks for under a name of NCCL's (`RING_SIMPLE`), or under one of ours, if
-/// there is one that does this.
-pub fn by_nccl_name(name: &str, collective: Collective, grid: &Arc<Grid>) -> Option<String> {
+/// there is one that does this; these are the scripts that there are.
+pub fn by_nccl_name(name: &str, collective: Collective, grid: &Arc<Grid>, scripts: &SharedScripts) -> Option<Choice> {
     let base = name.to_ascii_lowercase();
     // Protocols mean something on a GPU only.
     let base = ["_simple", "_ll128", "_ll"].iter().find_map(|protocol| base.strip_suffix(protocol)).unwrap_or(&base);
@@ -86,9 +87,9 @@ pub fn by_nccl_name(name: &str, collective: Collective, grid: &Arc<Grid>) -> Opt
         base => &[name, base],
     };
     // A script with a root does calls with that one.
-    let root = |name: &str| algorithms::levels::script(name).and_then(|facts| facts.root).unwrap_or(Rank(0));
-    let does = |name: &&&str| named_choice(name, collective, root(name), grid).is_ok();
-    candidates.iter().find(does).map(ToString::to_string)
+    let root = |name: &str| scripts.by_name(name).map_or(Rank(0), |script| script.root);
+    let choice = |name: &&str| choice_of(name, (collective, root(name)), grid, scripts).ok();
+    candidates.iter().find_map(choice)
 }
 
 #[cfg(test)]
@@ -126,7 +127,9 @@ mod tests {
     #[test]
     fn nccl_s_names_of_algorithms_stand_for_ours() {
         let grid = Arc::new(Grid::blocks(&[2, 2]));
-        let ours = |name: &str, collective| by_nccl_name(name, collective, &grid);
+        let scripts = SharedScripts::default();
+        let found = |name: &str, collective| by_nccl_name(name, collective, &grid, &scripts);
+        let ours = |name: &str, collective| found(name, collective).map(|choice| choice.exact());
         assert_eq!(ours("RING_SIMPLE", Collective::AllReduce).as_deref(), Some("ring"));
         assert_eq!(ours("RING_LL128", Collective::AllGather).as_deref(), Some("ring"));
         assert_eq!(ours("PAT_SIMPLE", Collective::ReduceScatter).as_deref(), Some("log"));

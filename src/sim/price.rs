@@ -206,7 +206,7 @@ fn run(
     let fabric = Fabric::new(machine, grid, manner).speaking(inside, between);
     let state = fabric.state.clone();
     let dtype = DataType::F32;
-    let contract = store::by_name(&choice.to_string()).and_then(|script| script.script.contract.as_ref());
+    let contract = store::by_name(&choice.name).and_then(|script| script.script.contract.as_ref());
     let blocks = contract.map_or(1, |contract| contract.blocks());
     let count = block_bytes(collective, grid.nranks(), message_bytes).div_ceil(blocks * dtype.size());
     let job = Job { count, dtype, segment_bytes: route.segment_bytes, inputs: None };

@@ -92,8 +92,8 @@ pub fn compile(options: &Compile) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Tells what the verifier has against an algorithm. The exit code is that of `strata plan verify`.
-fn refused(text: &str) -> ExitCode {
+/// Tells why a file or an algorithm is refused. The exit code is that of `strata plan verify`.
+pub fn refused(text: &str) -> ExitCode {
     tell!("strata: {text}");
     ExitCode::FAILURE
 }
@@ -109,18 +109,28 @@ fn prove_trace(trace: &Trace, script: &Script) -> std::result::Result<(), String
 
 /// Writes an algorithm of the library's, or a file's, as XML to the standard output.
 pub fn convert(options: &Convert) -> Result<ExitCode> {
-    let script = if is_file(&options.what) {
-        let path = Path::new(&options.what);
-        read(path, options.contract.as_deref())
-            .map_err(|text| Error::InvalidArgument(format!("{}: {text}", path.display())))?
-    } else {
-        converted(options)?
+    let what = &options.what;
+    let read = match is_file(what) {
+        true => read(Path::new(what), options.contract.as_deref()),
+        false => Ok(converted(options)?),
     };
-    if let Err(text) = prove(&script) {
-        return Ok(refused(&format!("{} is refused: {text}", options.what)));
-    }
-    out!("{}", script::write(&script));
+    let proved = read.and_then(|script| prove(&script).map(|_| script));
+    let script = match proved {
+        Ok(script) => script,
+        Err(text) => return Ok(refused(&format!("{what} is refused: {text}"))),
+    };
+    let text = script::write(&script);
+    readable(xml::read(&text)).map_err(|error| Error::InvalidUsage(format!("{what}: {}", error.text())))?;
+    out!("{text}");
     Ok(ExitCode::SUCCESS)
+}
+
+/// An error where Strata could not read what it would write.
+fn readable(again: std::result::Result<Script, xml::BadScript>) -> Result<()> {
+    let unreadable = |bad: xml::BadScript| {
+        Error::InvalidUsage(format!("Strata could not read the file that this makes: {}", bad.text))
+    };
+    again.map(drop).map_err(unreadable)
 }
 
 fn converted(options: &Convert) -> Result<Script> {
@@ -129,13 +139,24 @@ fn converted(options: &Convert) -> Result<Script> {
     let nranks = grid.nranks();
     let none = || Error::InvalidArgument("--algo names the algorithm that is to be a file".to_string());
     let choice = options.algo.clone().ok_or_else(none)?;
+    if nranks > xml::MAX_RANKS {
+        let most = xml::MAX_RANKS;
+        return Err(Error::InvalidUsage(format!("a file that Strata can read has at most {most} ranks, not {nranks}")));
+    }
     if options.root >= nranks {
         return Err(Error::InvalidArgument(format!("there is no rank {} among {nranks}", options.root)));
     }
     let shape = Shape { root: Rank::from_index(options.root), ..Shape::new(collective, grid) };
     let plans = (0..nranks).map(|rank| algorithms::build(&choice, &shape, Rank::from_index(rank)));
-    script::convert(&plans.collect::<Result<Vec<_>>>()?)
-        .map_err(|text| Error::InvalidUsage(format!("{choice}: {text}")))
+    let script = script::convert(&plans.collect::<Result<Vec<_>>>()?)
+        .map_err(|text| Error::InvalidUsage(format!("{choice}: {text}")))?;
+    // A proof of so many steps would take its time.
+    if script.nsteps() > xml::MAX_STEPS {
+        let (steps, most) = (script.nsteps(), xml::MAX_STEPS);
+        let text = format!("{choice} has {steps} steps, and a file that Strata can read at most {most}");
+        return Err(Error::InvalidUsage(text));
+    }
+    Ok(script)
 }
 
 /// The script in a file.
@@ -184,7 +205,7 @@ fn line(file: &Path, contract: Option<&Path>) -> (bool, String) {
     let script = read(file, contract);
     let script = match script {
         Ok(script) => script,
-        Err(text) => return (false, format!("{name:<34} refused: {}: {text}", file.display())),
+        Err(text) => return (false, format!("{name}\n    refused: {}: {text}", file.display())),
     };
     let facts = |tail: &str| {
         let (collective, ranks) = (script.collective.name(), script.nranks());

@@ -6,12 +6,13 @@ use super::route;
 use crate::options::parse_size;
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use strata::algorithms::{levels, Choice, SCRIPT};
 use strata::carrier::Carrier;
 use strata::error::{counted, Error, Result};
 use strata::plan::{Collective, Shape};
 use strata::script::store::{self, Steps};
+use strata::script::{LoadedScript, ScriptNames, SharedScripts};
 use strata::sim::price::{block_bytes, How, PricedPlan};
 use strata::sim::Cluster;
 use strata::topo::Grid;
@@ -39,7 +40,7 @@ pub enum Method {
         window: usize,
         /// Between nodes.
         carrier: Carrier,
-        /// The files that it names, with their scripts' names.
+        /// The files that it names, with the names of their algorithms.
         files: Vec<(PathBuf, String)>,
     },
 }
@@ -70,7 +71,7 @@ impl Method {
         let (named, files) = with_names(text, contract).map_err(|error| wrong(error.text().to_owned()))?;
         // A script's name has no slash.
         let (name, parameters) = named.split_at(named.find('/').unwrap_or(named.len()));
-        let choice = name.parse::<Choice>().map_err(|error| wrong(error.text().to_owned()))?;
+        let choice = scripts_of_methods().choice(name).map_err(|error| wrong(error.text().to_owned()))?;
         let (mut segment_bytes, mut window, mut carrier) = (None, 2, Carrier::MPI);
         for part in parameters.split('/').skip(1) {
             let no_sense = || wrong(format!("`{part}` is none of segment=BYTES, window=N and carrier=own or vendor"));
@@ -167,6 +168,22 @@ impl fmt::Display for Method {
     }
 }
 
+/// The scripts that methods have named by their files, by names that tell them apart.
+static NAMED: Mutex<(Option<ScriptNames>, Vec<&'static LoadedScript>)> = Mutex::new((None, Vec::new()));
+
+/// The script in a file that a method names.
+fn of_method(file: &Path, contract: Option<&Path>) -> Result<&'static LoadedScript> {
+    let (names, scripts) = &mut *NAMED.lock().unwrap_or_else(PoisonError::into_inner);
+    let names = names.get_or_insert_default();
+    let script = store::load_file_among(file, contract, (Steps::AsWritten, names))?;
+    scripts.push(script);
+    Ok(script)
+}
+
+fn scripts_of_methods() -> SharedScripts {
+    SharedScripts::of(NAMED.lock().unwrap_or_else(PoisonError::into_inner).1.clone())
+}
+
 /// A method with each `script:FILE.xml` replaced by the name of the script in that file, and the files. A script that is loaded
 /// already is known by its name.
 fn with_names(text: &str, contract: Option<&Path>) -> Result<(String, Vec<(PathBuf, String)>)> {
@@ -187,9 +204,9 @@ fn with_names(text: &str, contract: Option<&Path>) -> Result<(String, Vec<(PathB
             continue;
         };
         let file = Path::new(&path[..end]);
-        let script = store::load_file(file, contract, Steps::AsWritten)?;
+        let script = of_method(file, contract)?;
         named += &script.name;
-        files.push((file.to_path_buf(), script.name.clone()));
+        files.push((file.to_path_buf(), script.unique_name.clone()));
         rest = &path[end..];
     }
     Ok((named + rest, files))

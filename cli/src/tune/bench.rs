@@ -16,7 +16,7 @@ use strata::config::Config;
 use strata::dtype::{DataType, RedOp};
 use strata::error::{counted, Error, Result};
 use strata::plan::Collective;
-use strata::script::share;
+use strata::script::{share, SharedScripts};
 use strata::selection::table::MeasuredOn;
 use strata::topo::{host, Grid};
 
@@ -65,6 +65,8 @@ pub struct Bench<'a> {
     owned: Vec<[Owned<'a>; 2]>,
     /// The most recently used last.
     kept: Vec<(Candidate, Vec<Comm<'a>>)>,
+    /// Those that candidates may name.
+    scripts: SharedScripts,
 }
 
 impl<'a> Bench<'a> {
@@ -94,6 +96,7 @@ impl<'a> Bench<'a> {
             strata: String::new(),
             owned: Vec::new(),
             kept: Vec::new(),
+            scripts: SharedScripts::default(),
         };
         bench.describe()?;
         bench.load_scripts()?;
@@ -134,7 +137,13 @@ impl<'a> Bench<'a> {
         };
         complaints.iter().for_each(|complaint| tell!("strata: {complaint}"));
         let (offer, is_first) = (self.first_says(Ok(offer))?, self.is_first());
-        share::share(&offer, is_first, &mut |mine| self.store.all_gather(&mine)).map(|_| ())
+        self.scripts = share::share(&offer, is_first, &mut |mine| self.store.all_gather(&mine))?;
+        Ok(())
+    }
+
+    /// The scripts that candidates may name.
+    pub fn scripts(&self) -> &SharedScripts {
+        &self.scripts
     }
 
     /// Who is where.
@@ -199,7 +208,7 @@ impl<'a> Bench<'a> {
             let (_, comms) = self.kept.remove(0);
             comms.into_iter().try_for_each(Comm::destroy)?;
         }
-        let settings = Settings::of(candidate);
+        let settings = Settings::of(candidate, &self.scripts);
         let comms = self.communicators();
         drop(settings);
         self.kept.push((candidate.clone(), comms?));
@@ -283,8 +292,8 @@ fn number(bytes: &[u8]) -> Result<f64> {
 struct Settings(Vec<(String, Option<String>)>);
 
 impl Settings {
-    fn of(candidate: &Candidate) -> Settings {
-        let does = |collective: &Collective| candidate.does(*collective);
+    fn of(candidate: &Candidate, scripts: &SharedScripts) -> Settings {
+        let does = |collective: &Collective| candidate.does(*collective, scripts);
         let algorithms = Collective::ALL.into_iter().filter(does).map(|collective| {
             let name = collective.name().replace('_', "").to_ascii_uppercase();
             (format!("STRATA_{name}_ALGO"), candidate.algorithm.clone())

@@ -5,6 +5,7 @@ use super::bench::Bench;
 use std::fmt;
 use strata::algorithms::{self, Choice};
 use strata::plan::Collective;
+use strata::script::SharedScripts;
 use strata::selection::table::Measured;
 use strata::selection::vendor;
 
@@ -59,9 +60,9 @@ impl Candidate {
     }
 
     /// Whether a communicator made for this candidate can name its algorithm for a collective.
-    pub fn does(&self, collective: Collective) -> bool {
+    pub fn does(&self, collective: Collective, scripts: &SharedScripts) -> bool {
         self.algorithm == vendor::VENDOR
-            || self.algorithm.parse::<Choice>().is_ok_and(|choice| algorithms::does(&choice, collective))
+            || scripts.choice(&self.algorithm).is_ok_and(|choice| algorithms::does(&choice, collective))
     }
 }
 
@@ -81,7 +82,8 @@ impl fmt::Display for Candidate {
 /// What can do a collective here, with Strata's own segments and window.
 pub fn serving(collective: Collective, bench: &Bench) -> Vec<Candidate> {
     let (grid, machine) = (bench.grid(), bench.machine());
-    let choices = || algorithms::choices(collective, grid).into_iter();
+    let scripts = bench.scripts().unique_names();
+    let choices = || algorithms::choices_with(collective, grid, &scripts).into_iter();
     let named = |choice: Choice| Candidate::plain(&choice.to_string());
     if machine.vendor == "none" {
         return choices().map(named).collect();

@@ -59,14 +59,35 @@ def _recorded(prog):
         prog.buffers = given
 
 
+class _Said:
+    """Hands text on to standard error and keeps the first line."""
+
+    def __init__(self):
+        self._kept = ""
+
+    def write(self, text):
+        if "\n" not in self._kept:
+            self._kept += text
+        return sys.stderr.write(text)
+
+    def flush(self):
+        sys.stderr.flush()
+
+    def first(self):
+        return self._kept.partition("\n")[0]
+
+
 def passes(prog):
-    """What the collective's `check` says. What it prints goes to standard error, since the XML goes to standard output."""
-    with contextlib.redirect_stdout(sys.stderr):
-        return prog.collective.check(prog)
+    """What the collective's `check` returns, and the first line that it prints. What it prints goes to standard error, since
+    the XML goes to standard output."""
+    said = _Said()
+    with contextlib.redirect_stdout(said):
+        passed = prog.collective.check(prog)
+    return passed, said.first()
 
 
 def of(prog, origins):
-    """What `check` says, the rules of the contract, and how many chunks it reads that no rule can speak of.
+    """What `check` returns with its first line, the rules of the contract, and how many chunks it reads that no rule can speak of.
 
     `origins`: the place in the inputs of each chunk that the collective put there.
     """

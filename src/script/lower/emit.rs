@@ -4,7 +4,7 @@
 use crate::plan::{Action, Lane, Step, StepRef};
 use rustc_hash::FxHashMap;
 
-/// What is wrong with steps of a script, by thread block and number.
+/// What is wrong with steps of a script where a chunk is not what it should be, by thread block and number.
 pub(super) type Notes = FxHashMap<(u32, u32), String>;
 
 /// A lane for each thread block, and one for copies that none of them makes.

@@ -126,8 +126,7 @@ impl Places {
         for place in chunks.places() {
             let place = self.canonical(place);
             let Some(version) = self.version(place) else {
-                let Place { buffer, chunk } = place;
-                emitter.note(|| format!("reads chunk {chunk} of {}, which nothing has written", buffer.letter()));
+                emitter.note(|| format!("reads {place}, which nothing has written"));
                 held.push((self.home(place, Value::NONE), Value::NONE));
                 continue;
             };

@@ -9,6 +9,14 @@ use crate::plan::{Action, Channel, OperandOrder, Span, StepRef};
 use crate::script::Script;
 use crate::topo::Rank;
 
+/// What a file calls a chunk of an operand, by the number of the operand and the chunk's place in it.
+type OperandNames<'a> = &'a dyn Fn(usize, usize) -> String;
+
+/// What a file calls a chunk of these.
+fn named(chunks: Chunks, at: usize) -> String {
+    chunks.places().nth(at).map_or(String::new(), |place| place.to_string())
+}
+
 /// Emits the reductions of one thread block.
 pub(super) struct Reducer<'a> {
     pub places: &'a mut Places,
@@ -28,6 +36,10 @@ impl Reducer<'_> {
         mut deps: Vec<StepRef>,
     ) -> (Vec<Held>, StepRef) {
         let local = self.places.read(src, self.emitter, &mut deps);
+        let name = |which: usize, at: usize| match which {
+            0 => named(src, at),
+            _ => format!("chunk {at} of rank {from}'s message"),
+        };
         let first = |mine: &Value, theirs: &Value| match self.lowest(*theirs) < self.lowest(*mine) {
             true => OperandOrder::IncomingFirst,
             false => OperandOrder::LocalFirst,
@@ -39,11 +51,14 @@ impl Reducer<'_> {
             let action = Action::Recv { from, channel, dst: joined(arrived.iter().copied()) };
             let recv = self.emitter.emit(self.block, action, deps);
             let operands = vec![local, arrived.into_iter().zip(incoming.iter().copied()).collect()];
-            let (held, end) = self.reduce(&operands, dst, Vec::new());
+            let (held, end) = self.reduce((&operands, &name), dst, Vec::new());
             return (held, end.unwrap_or(recv));
         }
-        let mut results: Vec<Value> =
-            local.iter().zip(incoming).map(|(mine, theirs)| self.combined(mine.1, *theirs)).collect();
+        let both = local.iter().zip(incoming).enumerate();
+        let combined = |(at, (mine, theirs)): (usize, (&Held, &Value))| {
+            self.combined(mine.1, *theirs, &|| (name(0, at), name(1, at)))
+        };
+        let mut results: Vec<Value> = both.map(combined).collect();
         let spans = self.destination(dst, &results, &mut deps);
         let finish = results.iter().all(|value| self.is_final(*value));
         let action = Action::RecvReduce {
@@ -86,14 +101,16 @@ impl Reducer<'_> {
             .chain(srcs)
             .map(|&chunks| self.places.read(chunks, self.emitter, &mut deps))
             .collect();
-        let (_, end) = self.reduce(&operands, Some(dst), deps.clone());
+        let name = |which: usize, at: usize| named(if which == 0 { dst } else { srcs[which - 1] }, at);
+        let (_, end) = self.reduce((&operands, &name), Some(dst), deps.clone());
         end.unwrap_or_else(|| self.emitter.emit(self.block, Action::Nop, deps))
     }
 
-    /// Reduces operands chunk by chunk, those that hold the lowest ranks first; chunks with one order as one step.
+    /// Reduces operands chunk by chunk, those that hold the lowest ranks first; chunks with one order as one step. `name` is what
+    /// the file calls a chunk of an operand.
     fn reduce(
         &mut self,
-        operands: &[Vec<Held>],
+        (operands, name): (&[Vec<Held>], OperandNames<'_>),
         dst: Option<Chunks>,
         mut deps: Vec<StepRef>,
     ) -> (Vec<Held>, Option<StepRef>) {
@@ -102,8 +119,11 @@ impl Reducer<'_> {
         for at in 0..operands[0].len() {
             let mut order: Vec<usize> = (0..operands.len()).collect();
             order.sort_by_key(|&which| self.lowest(operands[which][at].1));
-            let values = order.iter().map(|&which| operands[which][at].1);
-            let mut value = values.reduce(|one, other| self.combined(one, other)).unwrap_or(Value::NONE);
+            let mut value = operands[order[0]][at].1;
+            for &which in &order[1..] {
+                let names = || (name(order[0], at), name(which, at));
+                value = self.combined(value, operands[which][at].1, &names);
+            }
             value.finished = self.is_final(value);
             orders.push((order, value.finished));
             results.push(value);
@@ -146,13 +166,14 @@ impl Reducer<'_> {
         self.sets.lowest(value.set)
     }
 
-    fn combined(&mut self, one: Value, other: Value) -> Value {
+    fn combined(&mut self, one: Value, other: Value, names: &dyn Fn() -> (String, String)) -> Value {
         if one.is_none() || other.is_none() {
             return if one.is_none() { other } else { one };
         }
         if one.chunk != other.chunk {
             let value = |value: Value| format!("chunk {} of {}", value.chunk, self.sets.describe(value.set));
-            self.emitter.note(|| format!("reduces {} with {}", value(one), value(other)));
+            let (of_one, of_other) = names();
+            self.emitter.note(|| format!("reduces {of_one} ({}) with {of_other} ({})", value(one), value(other)));
         }
         // Where a rank would contribute twice, the verifier refuses the plans.
         Value { set: self.sets.union(one.set, other.set).unwrap_or(one.set), ..one }

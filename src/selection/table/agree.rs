@@ -6,13 +6,13 @@
 #![forbid(unsafe_code)]
 
 use super::{MeasuredOn, Row, Table, Tuned};
-use crate::algorithms::{self, Choice};
+use crate::algorithms;
 use crate::carrier::Carrier;
 use crate::config::Config;
 use crate::digest::Digest;
 use crate::error::{Error, Result};
 use crate::plan::{Collective, Shape};
-use crate::script::store;
+use crate::script::{store, SharedScripts};
 use crate::selection::by_nccl_name;
 use crate::selection::vendor;
 use crate::topo::Grid;
@@ -56,6 +56,8 @@ pub struct Followers<'a> {
     pub inter: Option<Carrier>,
     /// What goes between nodes where the vendor's library serves the program; none without one.
     pub in_front: bool,
+    /// The scripts that they have.
+    pub scripts: &'a SharedScripts,
 }
 
 /// What came of it.
@@ -99,9 +101,9 @@ impl OwnTable {
     }
 
     /// Whether a row for so many ranks has this script in its algorithm.
-    pub fn names_script(&self, nranks: usize, stem: &str) -> bool {
+    pub fn names_script(&self, nranks: usize, name: &str) -> bool {
         let rows = self.table.iter().flatten().flat_map(|table| &table.rows);
-        rows.filter(|row| row.is_of(nranks, None)).any(|row| store::names_script(&row.algorithm, stem))
+        rows.filter(|row| row.is_of(nranks, None)).any(|row| store::names_script(&row.algorithm, name))
     }
 
     /// What rank 0 sends to a communicator of so many ranks; `here` is its machine, but for what carries messages
@@ -196,9 +198,8 @@ fn algorithm(row: &Row, world: &Followers<'_>, from_nccl: bool) -> std::result::
         if name == vendor::VENDOR {
             return cannot("needs a vendor's library");
         }
-        let found = by_nccl_name(name, collective, world.grid).and_then(|name| name.parse::<Choice>().ok());
-        return match found {
-            Some(choice) => Ok(choice.to_string()),
+        return match by_nccl_name(name, collective, world.grid, world.scripts) {
+            Some(choice) => Ok(choice.exact()),
             None => cannot(&format!("does not exist, or not on {}", world.grid)),
         };
     }
@@ -206,13 +207,13 @@ fn algorithm(row: &Row, world: &Followers<'_>, from_nccl: bool) -> std::result::
         // What NCCL's plugin is told is NCCL's own choice.
         return Ok(vendor::VENDOR.to_string());
     }
-    let choice = name.parse::<Choice>().map_err(|error| error.text().to_string())?;
+    let choice = world.scripts.choice(name).map_err(|error| error.text().to_string())?;
     let does =
         algorithms::supports(&choice, &Shape::new(collective, world.grid.clone())) && !algorithms::is_on_board(&choice);
     let is_own = world.inter.is_some_and(Carrier::is_own);
     let fits = vendor::COLLECTIVES.contains(&collective) && (is_own || algorithms::is_leveled(&choice));
     match does && fits {
-        true => Ok(choice.to_string()),
+        true => Ok(choice.exact()),
         false => cannot("does not run over a vendor's library here"),
     }
 }
@@ -241,7 +242,9 @@ mod tests {
     fn agreed(zero: &OwnTable, other: &OwnTable, inter: Carrier, in_front: bool) -> Agreed {
         let offer = zero.offer(MeasuredOn { inter: String::new(), ..machine() }, 4);
         let grid = Arc::new(Grid::blocks(&[2, 2]));
-        other.agree(&offer, &Followers { grid: &grid, inter: Some(inter), in_front }).unwrap()
+        other
+            .agree(&offer, &Followers { grid: &grid, inter: Some(inter), in_front, scripts: &SharedScripts::default() })
+            .unwrap()
     }
 
     const OWN: &str = env!("CARGO_PKG_VERSION");

@@ -54,7 +54,7 @@ fn swap(parts: usize, protocol: &str) -> String {
         text += "</gpu>";
     }
     let name = format!("swap-{parts}-{protocol}");
-    store::load(&name, &(text + "</algo>"), None, store::Steps::AsWritten).unwrap().name.clone()
+    store::load(&name, &(text + "</algo>"), None, store::Steps::AsWritten).unwrap().unique_name.clone()
 }
 
 fn near(found: f64, wanted: f64) {

@@ -60,7 +60,9 @@ impl SymbolicRun<'_> {
                 let value = self.values[place as usize];
                 if let Err((check, text)) = self.check_output(rank, chunk, value, &mut trees) {
                     let writer = self.writers[place as usize];
-                    let text = format!("output chunk {chunk} ends as {}; {text}", self.exprs.describe(value));
+                    let untouched = if writer == NONE && value != EMPTY { ", and no step writes it" } else { "" };
+                    let ends_as = self.exprs.describe(value);
+                    let text = format!("output chunk {chunk} ends as {ends_as}{untouched}; {text}");
                     if writer != NONE {
                         return self.index.reject(check, writer, text);
                     }

@@ -252,10 +252,10 @@ class MSCCLProgram:
         return Buffer.input if self.collective.inplace and not named else Buffer.output
 
     def _contract(self):
-        passed, rules, left = _contract.of(self, self._origins)
+        (passed, said), rules, left = _contract.of(self, self._origins)
         kind = type(self.collective).__name__
         if not passed:
-            raise wrong(f"program {self.name!r} does not do what its collective says: {kind}.check() returned {passed!r}")
+            raise wrong(self._failed(f"{kind}.check()", passed, said))
         if not rules:
             raise wrong(
                 f"{kind}.check() looks at no output that a contract can speak of: one rank's chunk of the input, or the "
@@ -267,6 +267,11 @@ class MSCCLProgram:
                 "rank's chunk of the input or the reduction of one chunk of all ranks"
             )
         return rules
+
+    def _failed(self, check, passed, said):
+        """That a check has failed, with the first line that it printed."""
+        text = f"program {self.name!r} does not do what its collective says: {check} returned {passed!r}"
+        return f"{text}: {said}" if said else text
 
     def generate_xml(self):
         """The program as MSCCL XML, compiled and proved by `strata plan compile`."""
@@ -281,9 +286,9 @@ class MSCCLProgram:
 
     def check(self):
         """True: the steps do what the collective says, and so does the compiled program. Else an error."""
-        passed = _contract.passes(self)
+        passed, said = _contract.passes(self)
         if not passed:
-            raise wrong(f"program {self.name!r} does not do what its collective says: check() returned {passed!r}")
+            raise wrong(self._failed("check()", passed, said))
         if not collect_only:
             self.generate_xml()
         return True
