@@ -373,7 +373,7 @@ mod tests {
         });
         let mut consumer = Consumer::new(&segment, 0, 1);
         let end = Instant::now() + Duration::from_secs(300);
-        for number in 0..RECORDS {
+        for _ in 0..RECORDS {
             let (found, _) = loop {
                 match consumer.next(&segment).unwrap() {
                     Some(record) => break record,
