@@ -69,7 +69,7 @@ fn rank_main(seed: u64) {
     let mut results = Vec::new();
     for script in scripts_for(Some(nranks)) {
         for case in calls_by_seed(script, seed, calls, false) {
-            let result = case.run((nranks, rank), Some(&script.name), |described| call(&comm, described));
+            let result = case.run((nranks, rank), Some(&script.unique_name), |described| call(&comm, described));
             if case.collective == Collective::AllReduce {
                 results.push((format!("{} {case}", script.name), Digest::new("bits").bytes(&result).value() as u64));
             }
