@@ -7,9 +7,9 @@
 #![forbid(unsafe_code)]
 
 use super::lower::joined;
-use super::merge::lists;
+use super::merge::{lists, with_lists};
 use super::passes::one_by_one;
-use crate::plan::{Action, Buffer, Lane, Plan, Span, Spans, Step};
+use crate::plan::{Buffer, Lane, Plan, Span, Spans, Step};
 use rustc_hash::{FxHashMap, FxHasher};
 use std::hash::{Hash, Hasher};
 
@@ -89,11 +89,10 @@ impl Classes {
         for lane in &plan.lanes {
             let mut steps: Vec<Step> = Vec::with_capacity(lane.steps.len());
             for step in &lane.steps {
-                let mut step = step.clone();
-                for list in lists_mut(&mut step.action) {
-                    *list = self.list(list, &mut slots)?;
-                }
-                steps.push(step);
+                let of_classes = lists(&step.action).into_iter().map(|list| self.list(list, &mut slots));
+                let of_classes: Vec<Spans> = of_classes.collect::<Option<_>>()?;
+                let action = with_lists(&step.action, |nth| of_classes[nth].clone());
+                steps.push(Step { action, deps: step.deps.clone() });
             }
             lanes.push(Lane { steps });
         }
@@ -165,17 +164,6 @@ fn greatest_common_divisor(mut one: u32, mut other: u32) -> u32 {
     one
 }
 
-fn lists_mut(action: &mut Action) -> Vec<&mut Spans> {
-    match action {
-        Action::Send { src, .. } => vec![src],
-        Action::Recv { dst, .. } => vec![dst],
-        Action::RecvReduce { local, dst, .. } => vec![local, dst],
-        Action::Copy { src, dst, .. } => vec![src, dst],
-        Action::Reduce { srcs, dst, .. } => std::iter::once(dst).chain(srcs).collect(),
-        Action::Call(_) | Action::Nop => Vec::new(),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -232,16 +220,24 @@ mod tests {
         for plan in twice.iter_mut().flatten() {
             plan.chunks_per_block = 8;
             for step in plan.lanes.iter_mut().flat_map(|lane| &mut lane.steps) {
-                let double =
-                    |span: &mut Span| (span.start, span.len, span.like) = (2 * span.start, 2 * span.len, 2 * span.like);
-                lists_mut(&mut step.action).into_iter().flatten().for_each(double);
+                let double = |span: &Span| Span {
+                    start: 2 * span.start,
+                    len: 2 * span.len,
+                    like: 2 * span.like,
+                    buffer: span.buffer,
+                };
+                let of = |nth: usize| lists(&step.action)[nth].iter().map(double).collect();
+                step.action = with_lists(&step.action, of);
             }
         }
         let coarse = coarsened(&twice).unwrap();
         assert!(coarse.iter().flatten().all(|plan| plan.chunks_per_block == 4));
         // One list of one rank that has a chunk without its fellow.
-        let list = lists_mut(&mut twice[1][2].lanes[0].steps[0].action).swap_remove(0);
+        let step = &mut twice[1][2].lanes[0].steps[0];
+        let mut list = lists(&step.action)[0].clone();
         list[0].len = 1;
+        step.action =
+            with_lists(&step.action, |nth| if nth == 0 { list.clone() } else { lists(&step.action)[nth].clone() });
         assert!(coarsened(&twice).is_none());
     }
 }

@@ -175,7 +175,12 @@ pub(super) fn together(steps: &[&Step]) -> Action {
         let of_step = |step: &&Step| lists(&step.action).get(nth).map_or(Spans::new(), |&list| list.clone());
         joined(steps.iter().flat_map(of_step))
     };
-    match &steps[0].action {
+    with_lists(&steps[0].action, list)
+}
+
+/// The action with other chunks in its lists, in the order of [`lists`].
+pub(super) fn with_lists(action: &Action, list: impl Fn(usize) -> Spans) -> Action {
+    match action {
         &Action::Send { to, channel, .. } => Action::Send { to, channel, src: list(0) },
         &Action::Recv { from, channel, .. } => Action::Recv { from, channel, dst: list(0) },
         &Action::RecvReduce { from, channel, order, finish, .. } => {
@@ -183,7 +188,7 @@ pub(super) fn together(steps: &[&Step]) -> Action {
         }
         &Action::Copy { start, finish, .. } => Action::Copy { src: list(0), dst: list(1), start, finish },
         Action::Reduce { srcs, finish, .. } => {
-            Action::Reduce { srcs: (1..=srcs.len()).map(list).collect(), dst: list(0), finish: *finish }
+            Action::Reduce { srcs: (1..=srcs.len()).map(&list).collect(), dst: list(0), finish: *finish }
         }
         other @ (Action::Call(_) | Action::Nop) => other.clone(),
     }

@@ -48,8 +48,6 @@ use super::matching::{check_usable, Fetch, Matching, MessageHead, Received};
 use super::streams::Posted;
 use super::{Envelope, FlatCall, NodeCall, Sink};
 
-/// Bytes of a message that go through the ring at a time, where the ring has room for some of them.
-const CHUNK: usize = 16 << 10;
 /// Records taken from one peer before the next one gets its turn.
 const RECORDS_PER_POLL: usize = 64;
 /// While a call waits on the board, the rings are looked at once in so many polls.
@@ -438,7 +436,7 @@ impl Shm {
     fn push_outflows(&mut self, index: usize, done: &mut Vec<Token>) {
         let Peer { matching, output, local, .. } = &mut self.peers[index];
         while let Some((number, outgoing)) = matching.next_granted() {
-            let Some((offset, len)) = outgoing.next_part(CHUNK.min(output.max_body())) else { return };
+            let Some((offset, len)) = outgoing.next_part(output.chunk_bytes()) else { return };
             let Some(at) = output.reserve(&self.segment, len) else { return };
             let body = output.body(at, len);
             let mut copied = 0;

@@ -45,6 +45,9 @@ const NOTHING: Envelope = Envelope { channel: 0, sequence: 0, signature: 0 };
 
 /// The word of a header that is its flag.
 const FLAG: usize = HEADER / 8 - 1;
+/// What a long message is cut into, where the ring has room for it.
+const CHUNK: usize = 16 << 10;
+
 /// Of a ring of so many bytes, those that the receiver may free without a fence.
 fn unseen(ring: usize) -> u64 {
     ring as u64 / 8
@@ -98,6 +101,11 @@ impl Producer {
     pub fn max_body(&self) -> usize {
         // With what is skipped at the ring's end and the line more: less than the ring without what may be free unseen.
         self.ring.len() * 3 / 8 - HEADER
+    }
+
+    /// Bytes of a long message that go through the ring at a time.
+    pub fn chunk_bytes(&self) -> usize {
+        CHUNK.min(self.max_body())
     }
 
     fn control<'a>(&self, segment: &'a Segment) -> &'a Control {
@@ -395,9 +403,9 @@ mod tests {
         let segment = Segment::of_heap(if cfg!(miri) { 2 } else { 65 });
         let (mut producer, mut consumer) =
             (Producer::new(&segment, 0, 1, Publisher::WHOLE), Consumer::new(&segment, 0, 1));
-        let most = producer.max_body();
+        let (most, chunk) = (producer.max_body(), producer.chunk_bytes());
         for step in 0..if cfg!(miri) { 8 } else { 2 * producer.ring.len() / HEADER } {
-            for body in [most, 0] {
+            for body in [chunk, most, 0] {
                 let at =
                     producer.reserve(&segment, body).unwrap_or_else(|| panic!("no room for {body} in step {step}"));
                 producer.publish(at, header(0, body));
