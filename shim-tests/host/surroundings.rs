@@ -26,6 +26,13 @@ fn an_abort_in_a_signal_handler_ends_the_call_that_it_interrupted() {
 }
 
 #[test]
+fn an_abort_in_a_signal_handler_can_come_at_every_moment_of_a_call() {
+    for seed in ["1", "2", "3"] {
+        print!("{}", run_with("interrupted_anywhere.c", &[], &["300", seed]));
+    }
+}
+
+#[test]
 fn the_null_stream_is_refused_in_a_callback_and_what_is_queued_behind_it_runs() {
     run_with("interrupted.c", &[], &["callback"]);
 }

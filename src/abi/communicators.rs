@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 use super::handles::{self, Handle};
+use super::interrupted;
 use super::options;
 use crate::bootstrap::store::Store;
 use crate::carrier::DeviceSetting;
@@ -540,7 +541,14 @@ pub fn abort(comm: CommHandle) -> Result<()> {
     if comm.is_null() {
         return Ok(());
     }
+    if let Some(postponed) = interrupted::postpone(comm) {
+        return postponed;
+    }
     let handle = handles::find(comm)?;
+    if interrupted::has_interrupted() {
+        interrupted::tell(&handle);
+        return Ok(());
+    }
     handle.cancel();
     if let Some(comm) = handle.remove() {
         comm.abort();

@@ -2,7 +2,7 @@
 //!
 //! The table ([`super::table`]) makes each entry with the [`api`](crate::api) macro, so that none can forget it.
 
-use super::handles;
+use super::{handles, interrupted};
 use crate::communicator::group;
 use crate::error::{Error, Result};
 use crate::interface::pointer::Text;
@@ -133,7 +133,8 @@ fn line(call: &str, comm: CommHandle, error: &Error) -> String {
 
 /// Runs the body of an entry. A panic is a bug of ours: it ends here and leaves the communicator unusable.
 pub fn enter<R: Returned>(call: &'static str, comm: CommHandle, body: impl FnOnce() -> R::Body) -> R {
-    match catch_unwind(AssertUnwindSafe(body)) {
+    interrupted::begin();
+    let returned = match catch_unwind(AssertUnwindSafe(body)) {
         Ok(body) => R::deliver(call, comm, body),
         Err(panic) => {
             let error = Error::Internal(format!("a bug in Strata: {}", panic_text(panic.as_ref())));
@@ -141,7 +142,9 @@ pub fn enter<R: Returned>(call: &'static str, comm: CommHandle, body: impl FnOnc
             report(call, comm, &error);
             R::broken()
         }
-    }
+    };
+    interrupted::end();
+    returned
 }
 
 /// Runs what looks at a call that the vendor's library answers. A panic is a bug of ours and ends here.

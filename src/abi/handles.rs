@@ -7,14 +7,16 @@
 //! A forked child begins with no communicators: its parent's it knows by their numbers alone, and refuses them.
 #![forbid(unsafe_code)]
 
+use super::interrupted::HoldsNames;
 use crate::communicator::Comm;
 use crate::error::{Error, Result};
 use crate::fork::PerProcess;
 use crate::interface::types::CommHandle;
 use std::cell::RefCell;
 use std::collections::HashMap;
+use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, RwLock};
+use std::sync::{Arc, LockResult, Mutex, MutexGuard, RwLock};
 
 /// Names begin here. Bits 48 to 63 of an address of a user program are zero.
 const FIRST_NAME: usize = 0x0c0c_0000_0000_0010;
@@ -31,6 +33,33 @@ struct Names {
     live: RwLock<HashMap<usize, Arc<Handle>>>,
 }
 
+/// A lock of this module's, which a signal handler of this thread does not wait for.
+struct Held<G> {
+    guard: G,
+    _holds: HoldsNames,
+}
+
+impl<G> Held<G> {
+    fn new(lock: impl FnOnce() -> LockResult<G>) -> Held<G> {
+        let holds = HoldsNames::enter();
+        Held { guard: lock().unwrap_or_else(|poisoned| poisoned.into_inner()), _holds: holds }
+    }
+}
+
+impl<G: Deref> Deref for Held<G> {
+    type Target = G::Target;
+
+    fn deref(&self) -> &G::Target {
+        &self.guard
+    }
+}
+
+impl<G: DerefMut> DerefMut for Held<G> {
+    fn deref_mut(&mut self) -> &mut G::Target {
+        &mut self.guard
+    }
+}
+
 /// A communicator as the program sees it.
 pub struct Handle {
     /// Its name.
@@ -42,6 +71,8 @@ pub struct Handle {
     revoked: AtomicBool,
     /// Whether operations can be started on it, as far as its state here says.
     open: AtomicBool,
+    /// Aborted inside a call of its thread, which takes the name away.
+    told: AtomicBool,
     state: Mutex<State>,
 }
 
@@ -70,15 +101,15 @@ impl Handle {
             registered: Mutex::default(),
             revoked: AtomicBool::new(false),
             open: AtomicBool::new(false),
+            told: AtomicBool::new(false),
             state: Mutex::default(),
         });
-        let mut live = names.live.write().unwrap_or_else(|poisoned| poisoned.into_inner());
-        live.insert(name, handle.clone());
+        Held::new(|| names.live.write()).insert(name, handle.clone());
         handle
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    fn state(&self) -> Held<MutexGuard<'_, State>> {
+        Held::new(|| self.state.lock())
     }
 
     /// Changes the state.
@@ -147,9 +178,11 @@ impl Handle {
 
     /// Takes the name away and returns the communicator, if it had been made.
     pub fn remove(&self) -> Option<Arc<Comm>> {
-        let mut live = NAMES.get().live.write().unwrap_or_else(|poisoned| poisoned.into_inner());
-        live.remove(&self.name.0);
-        drop(live);
+        Held::new(|| NAMES.get().live.write()).remove(&self.name.0);
+        self.take()
+    }
+
+    fn take(&self) -> Option<Arc<Comm>> {
         self.change(|state| {
             state.removed = true;
             state.comm.take()
@@ -162,14 +195,23 @@ impl Handle {
             state.removed = false;
             state.comm = Some(comm);
         });
-        let mut live = NAMES.get().live.write().unwrap_or_else(|poisoned| poisoned.into_inner());
-        live.insert(self.name.0, self.clone());
+        Held::new(|| NAMES.get().live.write()).insert(self.name.0, self.clone());
     }
 
     /// Does something unless the name has been taken away, which cannot happen meanwhile.
     pub fn while_named<T>(&self, act: impl FnOnce() -> T) -> Option<T> {
         let state = self.state();
         (!state.removed).then(act)
+    }
+
+    /// The communicator, if it has been made, whatever becomes of it.
+    pub fn made_comm(&self) -> Option<Arc<Comm>> {
+        self.state().comm.clone()
+    }
+
+    /// Notes that the interrupted call is to take the name away.
+    pub fn set_told(&self) {
+        self.told.store(true, Ordering::Release);
     }
 
     /// The communicator, once it is made and no task runs on it.
@@ -247,7 +289,7 @@ pub fn find(name: CommHandle) -> Result<Arc<Handle>> {
         return Err(crate::interface::types::null("comm"));
     }
     let names = NAMES.get();
-    let live = names.live.read().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let live = Held::new(|| names.live.read());
     let was_one = (FIRST_NAME..NEXT_NAME.load(Ordering::Relaxed)).contains(&name.0) && name.0.is_multiple_of(NAME_STEP);
     live.get(&name.0).cloned().ok_or_else(|| {
         let name = name.0;
@@ -261,6 +303,15 @@ pub fn find(name: CommHandle) -> Result<Arc<Handle>> {
             true => Error::InvalidArgument(format!("comm argument {name:#x} has been destroyed")),
         }
     })
+}
+
+/// Takes away the names of those that have been told of their abort; the communicators that had been made.
+pub fn take_told() -> Vec<Arc<Comm>> {
+    let mut live = Held::new(|| NAMES.get().live.write());
+    let told: Vec<Arc<Handle>> = live.values().filter(|handle| handle.told.load(Ordering::Acquire)).cloned().collect();
+    told.iter().for_each(|handle| drop(live.remove(&handle.name.0)));
+    drop(live);
+    told.iter().filter_map(|handle| handle.take()).collect()
 }
 
 /// A communicator that a thread has used lately.

@@ -13,6 +13,7 @@ mod exit;
 mod handles;
 pub mod header;
 mod info;
+mod interrupted;
 pub mod matrix;
 mod memory;
 mod operations;

@@ -6,12 +6,13 @@ use super::connections::{CommRank, Connections, Role, ServicePeer};
 use super::departures::Departures;
 use super::protocol::{Credentials, Frame, Malformed};
 use super::rendezvous_table::{Admittance, RendezvousTable};
-use super::service::{listen, FLUSH_LIMIT};
+use super::service::{listen, take_chore, FLUSH_LIMIT};
 use super::ServiceAddr;
 use crate::admission::{self, SERVICE};
 use crate::error::{Error, Result};
 use crate::fork::{self, Unshared};
 use crate::health::failure_detector::{FailureDetector, Watch};
+use crate::process::thread;
 use crate::transport::Departure;
 use rustix::event::{poll, PollFd, PollFlags};
 use std::io::{ErrorKind, Read};
@@ -116,6 +117,10 @@ impl Reactor {
     pub fn run(mut self) {
         loop {
             let ready = self.sleep();
+            if let Some(chore) = take_chore() {
+                // Without a thread the interrupted call does it.
+                let _ = thread("strata-chore").and_then(|thread| thread.spawn(chore));
+            }
             // Commands go first: a connection may speak of what they open.
             if !self.obey() {
                 return;

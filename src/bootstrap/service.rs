@@ -18,8 +18,9 @@ use crate::transport::Departure;
 use std::io::Write;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener};
 use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{channel, Sender};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -94,6 +95,16 @@ pub struct Service {
 
 static CURRENT: PerProcess<Mutex<Option<Arc<Service>>>> = PerProcess::new(Mutex::default);
 
+/// What a signal handler has asked for last, and whether it is still to be done.
+static CHORE: OnceLock<fn()> = OnceLock::new();
+static IS_ASKED: AtomicBool = AtomicBool::new(false);
+
+/// What has been asked for since this was looked at.
+pub(super) fn take_chore() -> Option<fn()> {
+    let is_asked = IS_ASKED.load(Ordering::Relaxed) && IS_ASKED.swap(false, Ordering::AcqRel);
+    CHORE.get().copied().filter(|_| is_asked)
+}
+
 /// The address of this host at which ranks of other nodes find its processes.
 pub fn meeting_interface() -> Result<Interface> {
     let (machine, filter) = (Machine::this()?, Filter::from_env());
@@ -137,6 +148,20 @@ impl Service {
     pub fn running() -> Option<Arc<Service>> {
         let current = CURRENT.get().try_lock().ok()?;
         current.as_ref().filter(|service| !service.thread.is_finished()).cloned()
+    }
+
+    /// Has the service of this process, if there is one, do something soon on a thread of its own. It is for signal handlers:
+    /// nothing is waited for, and no memory taken.
+    pub fn ask(chore: fn()) {
+        // There is only one.
+        let _ = CHORE.set(chore);
+        IS_ASKED.store(true, Ordering::Release);
+        if let Some(service) = Service::running() {
+            // Who holds the lock writes, too; and the service looks from time to time.
+            if let Ok(handle) = service.handle.try_lock() {
+                let _ = (&handle.wake).write(&[1]);
+            }
+        }
     }
 
     fn start() -> Result<Service> {

@@ -8,7 +8,6 @@
 #![forbid(unsafe_code)]
 
 use super::engine::Engine;
-use super::inside::InCallAlone;
 use super::launch::OperationBatch;
 use super::messages::Messages;
 use super::{CollectiveCall, Comm, Direction, Message, ALIVE};
@@ -144,21 +143,6 @@ impl Comm {
         if self.numbers.is_some() || !self.is_ready() {
             return None;
         }
-        // Before the first lock: a signal handler may abort the communicator on this thread.
-        let _inside = InCallAlone::enter(self);
-        let outcome = self.again_inside(key, buffers);
-        if outcome.is_none() {
-            self.end_abandoned();
-        }
-        outcome
-    }
-
-    #[inline]
-    fn again_inside(
-        self: &Arc<Comm>,
-        key: Again,
-        buffers: impl FnOnce(usize, usize) -> Option<(DeviceRegion, DeviceRegion)>,
-    ) -> Option<ShortResult<()>> {
         let call = |engine: &mut Option<Engine>| {
             let engine = engine.as_mut()?;
             let prepared = engine.prepared.find(key)?;
@@ -180,7 +164,6 @@ impl Comm {
             Ok(turn) => {
                 self.status.finish();
                 self.turns.advance_from(turn);
-                self.end_abandoned();
                 Ok(())
             }
             Err(suspended) => self.go_on(*suspended).map_err(Box::new),
@@ -198,7 +181,6 @@ impl Comm {
         if self.numbers.is_some() || !self.is_ready() {
             return None;
         }
-        let _inside = InCallAlone::enter(self);
         let held = self.engine.try_lock()?;
         Some(held.as_ref()?.prepared.find(key)?.call.clone())
     }
@@ -214,21 +196,6 @@ impl Comm {
         if self.numbers.is_some() || peer == self.rank || !self.is_ready() {
             return None;
         }
-        let _inside = InCallAlone::enter(self);
-        let outcome = self.message_inside(direction, peer, data);
-        if outcome.is_none() {
-            self.end_abandoned();
-        }
-        outcome
-    }
-
-    #[inline]
-    fn message_inside(
-        self: &Arc<Comm>,
-        direction: Direction,
-        peer: Rank,
-        data: DeviceRegion,
-    ) -> Option<ShortResult<()>> {
         let exchange = |engine: &mut Option<Engine>| {
             let engine = engine.as_mut().filter(|engine| engine.takes_alone(data.len()))?;
             let turn = self.turns.issue_now()?;
@@ -242,7 +209,6 @@ impl Comm {
         Some(match self.engine.try_often(exchange)?? {
             Ok(turn) => {
                 self.turns.advance_from(turn);
-                self.end_abandoned();
                 Ok(())
             }
             Err(open) => {
@@ -296,7 +262,6 @@ impl Comm {
 
     /// Whether nothing is known yet of calls like this one.
     pub fn would_learn(&self, key: Again) -> bool {
-        let _inside = InCallAlone::enter(self);
         let is_new = |engine: &Engine| !engine.prepared.knows(key);
         self.engine.try_lock().is_some_and(|held| held.as_ref().is_some_and(is_new))
     }
@@ -304,7 +269,6 @@ impl Comm {
     /// Has a call made again like this one go straight to the board from now on, if it is of the kind that does.
     pub fn learn(&self, key: Again, mut call: CollectiveCall) {
         // An error is the call's own to tell.
-        let _inside = InCallAlone::enter(self);
         if self.decide(&mut call).is_ok() {
             if let Some(engine) = self.engine.try_lock().as_mut().and_then(|held| held.as_mut()) {
                 engine.learn(key, &call);

@@ -676,7 +676,7 @@ impl Meeting<'_> {
             turns: OperationQueue::new(),
             watch: EngineWatch::default(),
             phase: AtomicU32::new(ALIVE),
-            abandoned: AtomicBool::new(false),
+            abortion: Mutex::new(Some(super::abortion(rank))),
             suspended: AtomicBool::new(false),
             operations: Mutex::new(ops::Operations::default()),
             children: AtomicU64::new(0),

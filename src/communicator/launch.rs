@@ -5,7 +5,6 @@ use super::bundle::{self, Bundle};
 use super::engine_watch::Claim;
 use super::gpu::GpuLauncher;
 use super::independent::IndependentBatch;
-use super::inside::{InCall, InCallAlone};
 use super::messages::Messages;
 use super::{Comm, Direction, Elements, Message, Operation, StreamRef, ALIVE};
 use crate::device::gpu::driver::DriverHandle;
@@ -108,7 +107,6 @@ pub fn launch_one(alone: Launch) -> Result<()> {
             on_gpu(run, arrival)
         }
         StreamRef::Null => {
-            let _inside = InCallAlone::enter(&run.comm);
             run.take_turn();
             drive(std::slice::from_mut(&mut run))
         }
@@ -313,11 +311,6 @@ impl OperationBatch {
                 Err(self.fail(error))
             }
         }
-    }
-
-    /// The communicator.
-    pub(super) fn comm(&self) -> &Arc<Comm> {
-        &self.comm
     }
 
     /// Gets the next place among the communicator's operations; messages that wait for no turn, among those of their peers.
@@ -610,8 +603,7 @@ impl Drop for OperationBatch {
         self.stop_watching();
         self.withdraw();
         if self.independent {
-            self.comm.turns.end_independent();
-            return self.comm.end_abandoned();
+            return self.comm.turns.end_independent();
         }
         // Turns end in order even when a run is given up before its own came.
         let Some(turn) = self.turn else { return };
@@ -619,7 +611,6 @@ impl Drop for OperationBatch {
             self.comm.turns.wait(turn, Duration::from_secs(10));
         }
         self.comm.turns.advance();
-        self.comm.end_abandoned();
     }
 }
 
@@ -669,7 +660,6 @@ fn ended() -> Error {
 
 /// Runs all of `runs` to their end on this thread. The first failure is returned; the others are run to their end.
 pub(super) fn drive(runs: &mut [OperationBatch]) -> Result<()> {
-    let _inside = InCall::enter(runs);
     let mut first = Ok(());
     let mut open: SmallVec<[bool; 8]> = runs.iter().map(|_| true).collect();
     let mut left = runs.len();

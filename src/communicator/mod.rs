@@ -15,7 +15,6 @@ pub mod exit;
 pub mod gpu;
 pub mod group;
 mod independent;
-mod inside;
 mod joining;
 mod launch;
 mod live;
@@ -358,8 +357,8 @@ pub struct Comm {
     /// Which thread waits inside the engine, where several may.
     watch: engine_watch::EngineWatch,
     phase: AtomicU32,
-    /// Aborted by a signal handler inside of an operation, and the others have not been told.
-    abandoned: AtomicBool,
+    /// What a call fails with that is interrupted by its abort: not there from then on until the others have been told.
+    abortion: Mutex<Option<Error>>,
     suspended: AtomicBool,
     operations: Mutex<ops::Operations>,
     /// How many communicators all ranks have made out of this one together.
@@ -369,6 +368,11 @@ pub struct Comm {
     grow_id: Mutex<Option<UniqueId>>,
     /// How many operations had ended when a program asked for failures last, and since when.
     seen: Mutex<Option<(u64, Instant)>>,
+}
+
+/// What an operation fails with when this rank has aborted its communicator.
+fn abortion(rank: Rank) -> Error {
+    Error::Remote(format!("rank {rank} aborted the communicator"))
 }
 
 impl Comm {
@@ -585,35 +589,35 @@ impl Comm {
     /// Ends operations at once, tells the other ranks if there were any, and frees everything. A rank with nothing under
     /// way just leaves: it fails only what needs it.
     pub fn abort(&self) {
-        if !self.origin.is_here() || self.phase.swap(ENDED, Ordering::AcqRel) == ENDED {
+        let is_over = !self.origin.is_here() || self.phase.swap(ENDED, Ordering::AcqRel) == ENDED;
+        let was_interrupted = locked(&self.abortion).is_none();
+        if was_interrupted {
+            *locked(&self.abortion) = Some(abortion(self.rank));
+            self.report(&abortion(self.rank));
+        } else if is_over {
             return;
-        }
-        if inside::is_inside(self) {
-            // A signal handler has interrupted the call, which holds locks; it does the rest when it ends.
-            self.abandoned.store(true, Ordering::Release);
-            self.status.fail(self.abortion());
-            return self.waker.iter().for_each(Waker::wake);
         }
         // On a device a call may have failed before it began, which only its rank knows: others may be in it.
         if self.is_quiet() && self.status.cause().is_none() && self.gpu.is_none() {
             return self.release(ABORTED);
         }
-        self.stop(self.abortion());
+        self.stop(abortion(self.rank));
         // What runs sees the failure at its next poll; the limit is for a thread that was stopped from outside.
         self.turns.wait_all(Duration::from_secs(10));
         self.release(LAST_WORDS);
     }
 
-    fn abortion(&self) -> Error {
-        Error::Remote(format!("rank {} aborted the communicator", self.rank))
-    }
-
-    /// Tells the others of an abort inside of an operation that has ended now. What is left of the communicator goes with
-    /// the last that holds it.
-    fn end_abandoned(&self) {
-        if self.abandoned.load(Ordering::Acquire) && self.abandoned.swap(false, Ordering::AcqRel) {
-            self.report(&self.abortion());
+    /// What an abort can do in a signal handler that has interrupted a call of this thread's on the communicator: its
+    /// operations end. [`abort`](Comm::abort) does the rest when the call has ended.
+    pub fn interrupt(&self) {
+        if !self.origin.is_here() || self.phase.swap(ENDED, Ordering::AcqRel) == ENDED {
+            return;
         }
+        // Made before: no memory is to be had here.
+        if let Some(abortion) = self.abortion.try_lock().ok().and_then(|mut abortion| abortion.take()) {
+            self.status.fail(abortion);
+        }
+        self.waker.iter().for_each(Waker::wake);
     }
 
     /// Ends operations at once; the communicator may be split, shrunk, grown and destroyed afterwards.
