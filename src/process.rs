@@ -3,8 +3,11 @@
 //! A library lives in processes that it did not set up: started with more rights than whoever started them, with limits
 //! that kill those who pass them, with standard descriptors closed.
 
+use nix::sys::signal::{SigSet, SigmaskHow, Signal};
+use std::cell::Cell;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::thread::{Builder, JoinHandle, Scope, ScopedJoinHandle};
 
 /// Standard input, output and error.
 const STANDARD: RawFd = 2;
@@ -69,11 +72,78 @@ const THREAD_SPARE: u64 = 1 << 20;
 /// The stack of a thread, unless told otherwise.
 const THREAD_STACK: u64 = 2 << 20;
 
+thread_local! {
+    /// What is blocked on the program's thread that has started this one, or has started the one that did.
+    static STARTER_S_MASK: Cell<Option<SigSet>> = const { Cell::new(None) };
+}
+
+/// As long as it lives the program's signals are not for this thread, nor for those that it starts.
+struct WithoutSignals(Option<SigSet>);
+
+impl WithoutSignals {
+    fn enter() -> WithoutSignals {
+        let mut signals = SigSet::all();
+        // What an instruction raises is of its own thread: blocked, it would end the program without a word.
+        for raised in [Signal::SIGSEGV, Signal::SIGBUS, Signal::SIGFPE, Signal::SIGILL, Signal::SIGTRAP, Signal::SIGSYS]
+        {
+            signals.remove(raised);
+        }
+        WithoutSignals(signals.thread_swap_mask(SigmaskHow::SIG_BLOCK).ok())
+    }
+}
+
+impl Drop for WithoutSignals {
+    fn drop(&mut self) {
+        if let Some(before) = self.0 {
+            // Restoring a mask that was valid does not fail.
+            let _ = before.thread_set_mask();
+        }
+    }
+}
+
+/// Does something with the signals that the program's thread takes which has started this one: start a process, say, which
+/// inherits what is blocked.
+pub fn with_signals<T>(act: impl FnOnce() -> T) -> T {
+    let before = STARTER_S_MASK.get().and_then(|mask| mask.thread_swap_mask(SigmaskHow::SIG_SETMASK).ok());
+    let _restored = WithoutSignals(before);
+    act()
+}
+
+/// A thread to be started.
+pub struct NewThread(Builder);
+
 /// A thread to be started, where there is memory for one: one that has started and finds no memory for its signal stack ends
-/// the program.
-pub fn thread(name: &str) -> io::Result<std::thread::Builder> {
+/// the program. The program's signals are for the program's threads: a handler that aborts a communicator would wait for what
+/// it has interrupted, and one that comes before a thread has begun can call nothing.
+pub fn thread(name: &str) -> io::Result<NewThread> {
     check_address_space(THREAD_STACK + THREAD_SPARE)?;
-    Ok(std::thread::Builder::new().name(name.to_string()))
+    Ok(NewThread(Builder::new().name(name.to_string())))
+}
+
+impl NewThread {
+    /// Starts it.
+    pub fn spawn<T: Send + 'static>(self, work: impl FnOnce() -> T + Send + 'static) -> io::Result<JoinHandle<T>> {
+        let signals = WithoutSignals::enter();
+        let mask = STARTER_S_MASK.get().or(signals.0);
+        self.0.spawn(move || {
+            STARTER_S_MASK.set(mask);
+            work()
+        })
+    }
+
+    /// Starts it within a scope.
+    pub fn spawn_scoped<'scope, T: Send + 'scope>(
+        self,
+        scope: &'scope Scope<'scope, '_>,
+        work: impl FnOnce() -> T + Send + 'scope,
+    ) -> io::Result<ScopedJoinHandle<'scope, T>> {
+        let signals = WithoutSignals::enter();
+        let mask = STARTER_S_MASK.get().or(signals.0);
+        self.0.spawn_scoped(scope, move || {
+            STARTER_S_MASK.set(mask);
+            work()
+        })
+    }
 }
 
 #[cfg(test)]
@@ -91,6 +161,22 @@ mod tests {
         assert!(moved.as_raw_fd() > STANDARD);
         let number = file.as_raw_fd();
         assert_eq!(above_standard(file).as_raw_fd(), number);
+    }
+
+    #[test]
+    fn a_thread_takes_no_signals_of_the_program_s_but_where_it_is_to() {
+        let takes = |signal| !SigSet::thread_get_mask().unwrap().contains(signal);
+        let found = move || {
+            let nested = thread("test")
+                .unwrap()
+                .spawn(move || (takes(Signal::SIGUSR1), with_signals(|| takes(Signal::SIGUSR1))));
+            [(takes(Signal::SIGUSR1), takes(Signal::SIGSEGV)), nested.unwrap().join().unwrap()]
+        };
+        assert_eq!(thread("test").unwrap().spawn(found).unwrap().join().unwrap(), [(false, true), (false, true)]);
+        let scoped = std::thread::scope(|scope| {
+            thread("test").unwrap().spawn_scoped(scope, || takes(Signal::SIGUSR1)).unwrap().join().unwrap()
+        });
+        assert!(!scoped && takes(Signal::SIGUSR1));
     }
 
     #[test]

@@ -175,14 +175,7 @@ impl Service {
         wake.set_nonblocking(true)?;
         let (commands, obeyed) = channel();
         let reactor = Reactor::new(listener, addr, woken, obeyed);
-        // The program's signals are for the program's threads.
-        let all = nix::sys::signal::SigSet::all();
-        let before = all.thread_swap_mask(nix::sys::signal::SigmaskHow::SIG_BLOCK);
         let thread = thread("strata-service").and_then(|thread| thread.spawn(move || reactor.run()));
-        if let Ok(before) = before {
-            // Restoring a mask that was valid does not fail.
-            let _ = before.thread_set_mask();
-        }
         crate::info!("the bootstrap port is {} on {}", addr.0, interface.name);
         Ok(Service { addr, fixed: Mutex::default(), handle: Mutex::new(Handle { commands, wake }), thread: thread? })
     }

@@ -275,7 +275,8 @@ impl WorkerThread {
             if let Some(before_init) = self.before_init.take() {
                 before_init(addresses);
             }
-            self.calls.init()?;
+            // MPI may start processes and threads of its own.
+            crate::process::with_signals(|| self.calls.init())?;
             self.initialised = true;
         }
         self.look()
