@@ -46,8 +46,6 @@ const POLLS_PER_SOCKET_POLL: u32 = 8;
 const DIRECT_POLLS: u32 = 8;
 /// Where more peers are awaited all sockets are asked about at once.
 const MOST_AWAITED: usize = 2;
-/// Between two reads in vain from peers that only send: each takes the socket's lock from who delivers there.
-const PAUSE: Duration = Duration::from_nanos(400);
 /// A rank may always make so many connections: one for both ways, and one for answers.
 const MADE_AT_LEAST: u8 = 2;
 /// The most connections that a rank makes to a peer.
@@ -330,7 +328,6 @@ impl Tcp {
         if self.direct_polls >= DIRECT_POLLS || !(1..=MOST_AWAITED).contains(&self.awaited.len()) {
             return Ok(false);
         }
-        let before = done.len() + self.completed.len();
         for at in 0..self.awaited.len() {
             let peer = self.awaited[at];
             let Some(link) = self.peers[peer].next_input() else { return Ok(false) };
@@ -338,13 +335,6 @@ impl Tcp {
             self.write(peer)?;
         }
         self.direct_polls += 1;
-        let listens = self.awaited.iter().all(|&peer| self.peers[peer].only_listens());
-        if listens && done.len() + self.completed.len() == before {
-            let begun = Instant::now();
-            while begun.elapsed() < PAUSE {
-                std::hint::spin_loop();
-            }
-        }
         Ok(true)
     }
 

@@ -276,11 +276,6 @@ impl TcpPeer {
         }
     }
 
-    /// Whether this rank has sent it nothing since its last message: messages go one way.
-    pub fn only_listens(&self) -> bool {
-        !self.has_spoken
-    }
-
     /// Whether something is to be acknowledged by frames of their own. A peer that takes nothing more needs none.
     pub fn has_answers(&self) -> bool {
         self.acks_are_due && !self.acks.is_empty() && !self.takes_nothing()
