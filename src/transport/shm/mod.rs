@@ -20,6 +20,7 @@ pub mod record;
 mod ring;
 mod segment;
 mod shared_buffers;
+mod tried_ways;
 pub mod wakeup;
 
 pub use rates::Rates;
@@ -41,6 +42,7 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tried_ways::{size_class, TriedWays};
 use wakeup::Wakeups;
 
 use super::header::NO_ID;
@@ -52,6 +54,8 @@ use super::{Envelope, FlatCall, NodeCall, Sink};
 const RECORDS_PER_POLL: usize = 64;
 /// While a call waits on the board, the rings are looked at once in so many polls.
 const BOARD_POLLS_PER_RING_POLL: u32 = 16;
+/// The ways of a long message that only the kernel could read where it lies: that, and through the ring.
+const RING: usize = 1;
 /// The longest wait for a thread of this process that reads our memory when we cancel: it reads a slice at most.
 const CANCEL_LIMIT: Duration = Duration::from_secs(2);
 
@@ -86,9 +90,22 @@ pub struct Shm {
     board_polls: u32,
     /// Whether we share our processors with other ranks of the node.
     sharing: Sharing,
+    /// Whether long messages of the only peer are sooner read by the kernel (0) or sent through the ring.
+    ways: TriedWays,
+    /// The message that is timed for that.
+    timed: Option<TimedMessage>,
     /// What shows to ranks of this process that we are one.
     _met: Vec<crate::memory::shared::Met>,
     _presence: open::Presence,
+}
+
+/// A long message on its way: since when, and how.
+#[derive(Debug)]
+struct TimedMessage {
+    slot: u32,
+    bytes: usize,
+    way: usize,
+    begun: Instant,
 }
 
 fn header(kind: RecordKind, envelope: Envelope, bytes: usize, number: u64, body: usize) -> RecordHeader {
@@ -244,22 +261,37 @@ impl Shm {
         self.wakeups.ring(peer.local);
     }
 
-    /// Whether a message that only the kernel could fetch comes sooner through its ring: its sender then brings it half of the
+    /// Whether a message that only the kernel could fetch may come sooner through its ring: its sender then brings it half of the
     /// way, instead of waiting. Not where we have something to send as well, or share our processors; nor where a sender may
     /// have several receivers, which fetch at the same time what it would bring them one after the other.
-    fn comes_by_ring(&self, announced: &Listing) -> bool {
+    fn may_come_by_ring(&self, announced: &Listing) -> bool {
         let is_shared = announced.pieces.iter().all(|(_, _, key)| key.is_some());
         let [peer] = &self.peers[..] else { return false };
         !is_shared && !self.sharing.shares() && !peer.matching.owes()
+    }
+
+    /// A long message has come.
+    fn note_time(&mut self, slot: u32) {
+        if let Some(TimedMessage { bytes, way, begun, .. }) = self.timed.take_if(|timed| timed.slot == slot) {
+            self.ways.tell(size_class(bytes), way, begun.elapsed().as_nanos() as f64 / bytes.max(1) as f64);
+        }
     }
 
     /// Begins to fetch a large message, or asks for it.
     fn fetch(&mut self, index: usize, message: Fetch<Listing>) -> Result<()> {
         let peer = &self.peers[index];
         let Fetch { number, posted, announced } = message;
-        if matches!(peer.reach, Reach::Kernel { .. }) && self.comes_by_ring(&announced) {
-            return self.ask_for(index, number as u32, posted, 0);
+        if matches!(peer.reach, Reach::Kernel { .. }) && self.may_come_by_ring(&announced) {
+            let (slot, bytes) = (number as u32, posted.target.bytes());
+            let way = self.ways.choose(size_class(bytes), RING);
+            if self.timed.is_none() {
+                self.timed = Some(TimedMessage { slot, bytes, way, begun: Instant::now() });
+            }
+            if way == RING {
+                return self.ask_for(index, slot, posted, 0);
+            }
         }
+        let peer = &self.peers[index];
         match Pull::new(index, peer.rank, peer.reach, number as u32, &announced, posted) {
             Ok(pull) => self.pulls.push_back(pull),
             Err(posted) => self.ask_for(index, number as u32, *posted, 0)?,
@@ -428,6 +460,9 @@ impl Shm {
             inflow.posted.target.consume(offset + known, body.part(known, len - known));
         }
         matching.part_came(header.slot.into(), len, done);
+        if matching.inflow(header.slot.into()).is_none() {
+            self.note_time(header.slot);
+        }
         Ok(())
     }
 
@@ -472,8 +507,10 @@ impl Shm {
             if pull.left() > 0 {
                 return Ok(());
             }
-            set_bit(&control.acked.0, pull.slot);
+            let slot = pull.slot;
+            set_bit(&control.acked.0, slot);
             self.wakeups.ring(peer.local);
+            self.note_time(slot);
             done.extend(self.pulls.pop_front().map(|pull| pull.posted.token));
         }
         Ok(())
@@ -526,6 +563,7 @@ impl Shm {
     pub fn cancel(&mut self) {
         self.cancelled = true;
         self.pulls.clear();
+        self.timed = None;
         if let Some(board) = &mut self.board {
             board.cancel();
         }

@@ -10,6 +10,7 @@ use super::pull::{probe, Reach};
 use super::ring::{Consumer, Producer};
 use super::segment::{Segment, SLOTS};
 use super::shared_buffers::SharedBuffers;
+use super::tried_ways::TriedWays;
 use super::wakeup::{doorbell, Publisher, Wakeups};
 use super::{Peer, Shm};
 use crate::config::Config;
@@ -300,6 +301,8 @@ pub fn open(
         board,
         board_polls: 0,
         sharing: Sharing::new(&segment, local),
+        ways: TriedWays::default(),
+        timed: None,
         local,
         peers,
         pulls: VecDeque::new(),

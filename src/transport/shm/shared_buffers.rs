@@ -19,6 +19,7 @@ use super::pull::{gave_up_error, unreadable, Reach};
 use super::rates::Rates;
 use super::record::Listing;
 use super::segment::{area_bytes, Segment, AREAS, FACES, PAGES, PAGE_BYTES, READS, READS_NOT};
+use super::tried_ways::{size_class, TriedWays};
 use super::wakeup::Wakeups;
 use crate::device::host::Combine;
 use crate::error::{Error, Result, ShortResult};
@@ -32,11 +33,15 @@ use smallvec::SmallVec;
 use std::cell::Cell;
 use std::sync::atomic::{fence, Ordering};
 use std::sync::Arc;
+use std::time::Instant;
 
 /// Parts of fewer bytes are copied even when they lie in shared allocations: a copy costs less than waiting for the readers.
 const LISTED_BYTES: usize = 32 << 10;
 /// Parts of fewer bytes are copied even to threads of this process.
 const LENT_BYTES: usize = 4 << 10;
+/// The ways of a part that only the kernel could read where it lies.
+const KERNEL: usize = 0;
+const AREA: usize = 1;
 /// From operations of this many bytes on ranks that have nothing else to do bring their parts half of the way. Measured on a
 /// Xeon.
 const IDLE_OWNERS_BYTES: usize = 1 << 20;
@@ -86,6 +91,9 @@ struct Waiting {
     borrowed: bool,
     /// Bytes of the result that have been reduced.
     reduced: usize,
+    /// Since when it has been posted, and which of the ways of [`SharedBuffers::ways`] it takes for what.
+    begun: Option<Instant>,
+    way: Option<(usize, usize)>,
     /// The call, where it is short and its blocks are not in `src` and `dst` yet.
     short: Option<Short>,
 }
@@ -108,8 +116,20 @@ impl Waiting {
         (collective, root): (Collective, usize),
         combine: Option<Combine>,
     ) -> Waiting {
-        let (stage, lent, borrowed, reduced, short) = (Stage::Room(Place::Face), false, false, 0, None);
-        Waiting { token, envelope, collective, combine, root, stage, lent, borrowed, reduced, short }
+        Waiting {
+            token,
+            envelope,
+            collective,
+            combine,
+            root,
+            stage: Stage::Room(Place::Face),
+            lent: false,
+            borrowed: false,
+            reduced: 0,
+            begun: None,
+            way: None,
+            short: None,
+        }
     }
 }
 
@@ -126,6 +146,8 @@ pub struct SharedBuffers {
     lends: bool,
     /// Whether we share our processors with other ranks, whose turns it costs to wait until they have read what we lend.
     pub shares: bool,
+    /// Whether what only the kernel can read is lent to it (0), or brought through an area.
+    ways: TriedWays,
     /// How many calls we have made.
     calls: u64,
     /// The last call in which all others are known to have read all they need.
@@ -215,6 +237,7 @@ impl SharedBuffers {
             maps,
             lends: true,
             shares: true,
+            ways: TriedWays::default(),
             calls: 0,
             read_by_all: Cell::new(0),
             faces: [(0, None); FACES],
@@ -317,7 +340,22 @@ impl SharedBuffers {
             self.copy_if_refused();
             return Ok(None);
         }
-        Ok(self.waiting.take().map(|waiting| waiting.token))
+        Ok(self.waiting.take().map(|waiting| {
+            if let (Some((class, way)), Some(begun)) = (waiting.way, waiting.begun) {
+                let ns = begun.elapsed().as_nanos() as f64;
+                self.ways.tell(class, way, ns / self.src.bytes().max(self.dst.bytes()).max(1) as f64);
+            }
+            waiting.token
+        }))
+    }
+
+    /// Whether the kernel shall read our part of so many bytes: chosen once for a call.
+    fn chooses_kernel(&mut self, first: usize) -> bool {
+        let class = size_class(self.operation_bytes);
+        let Some(waiting) = &mut self.waiting else { return false };
+        let class = waiting.collective as usize * usize::BITS as usize + class;
+        let ways = &mut self.ways;
+        waiting.way.get_or_insert_with(|| (class, ways.choose(class, first))).1 == KERNEL
     }
 
     /// Our post of the call is there.
@@ -401,9 +439,12 @@ impl SharedBuffers {
     #[inline(never)]
     fn post(&mut self) -> std::result::Result<(), Place> {
         let Some(waiting) = &self.waiting else { return Ok(()) };
-        let Waiting { collective, root, envelope, .. } = *waiting;
+        let Waiting { collective, root, envelope, begun, .. } = *waiting;
         if !brings(collective, self.local, root) {
             return Ok(());
+        }
+        if begun.is_none() && self.operation_bytes > PAGE_BYTES {
+            self.waiting.iter_mut().for_each(|waiting| waiting.begun = Some(Instant::now()));
         }
         let index = self.face_index();
         self.room(index, Form::Line)?;
@@ -462,17 +503,21 @@ impl SharedBuffers {
             _ => self.operation_bytes,
         };
         // What fits a page is there before the kernel has been called.
-        let kernel = self.lends
-            && !self.shares
-            && bytes > PAGE_BYTES
-            && operation_bytes < pipelined_bytes(collective, stream_bytes())
-            && self.all_read()
-            && Rates::get().lends(bytes, readers);
+        let may_be_read = self.lends && !self.shares && bytes > PAGE_BYTES && self.all_read() && !is_here;
         let (first, more) = {
             let mut regions = self.regions_but(own);
             (regions.next().copied()?, regions.next().is_some())
         };
         let ordinary = !is_shared || shared::find(first.address() as usize, first.len()).is_none();
+        let kernel = may_be_read && {
+            let is_likely =
+                operation_bytes < pipelined_bytes(collective, stream_bytes()) && Rates::get().lends(bytes, readers);
+            if ordinary {
+                self.chooses_kernel(if is_likely { KERNEL } else { AREA })
+            } else {
+                is_likely
+            }
+        };
         if (is_here || (kernel && ordinary)) && !more {
             return Some(Form::Lent);
         }
