@@ -68,7 +68,8 @@ pub fn loaded_text(scripts: &[&str]) -> String {
     told.sort_unstable();
     match told.is_empty() {
         true => {
-            "no scripts are loaded: STRATA_PROGRAM_DIR, MSCCL_ALGO_DIR and MSCCL_XML_FILES name their files".to_string()
+            let from = "STRATA_PROGRAM_DIR, MSCCL_ALGO_DIR and MSCCL_XML_FILES";
+            format!("no scripts are loaded for these ranks; files that serve them are those of {from}")
         }
         false => format!("loaded scripts: {}", told.join(", ")),
     }
