@@ -590,9 +590,8 @@ impl Comm {
     /// way just leaves: it fails only what needs it.
     pub fn abort(&self) {
         let is_over = !self.origin.is_here() || self.phase.swap(ENDED, Ordering::AcqRel) == ENDED;
-        let was_interrupted = locked(&self.abortion).is_none();
+        let was_interrupted = locked(&self.abortion).replace(abortion(self.rank)).is_none();
         if was_interrupted {
-            *locked(&self.abortion) = Some(abortion(self.rank));
             self.report(&abortion(self.rank));
         } else if is_over {
             return;
