@@ -113,6 +113,21 @@ pub struct BoardLines {
     pub copied: AtomicU64,
     /// Whether it can read the memory of all others: 0 until it has told, then [`READS`] or [`READS_NOT`].
     pub reads: AtomicU32,
+    /// What it tells of its last long calls.
+    pub times: BoardTimes,
+}
+
+/// Of how many of its last calls a rank's times are there: more than it may be behind those who post.
+pub const TIMES: usize = 4;
+
+/// When a rank was where in its last long calls, by their numbers.
+#[derive(Debug)]
+#[repr(C, align(64))]
+pub struct BoardTimes {
+    /// When it began the call.
+    pub begun: [AtomicU64; TIMES],
+    /// When it had read all it needs of it.
+    pub ended: [AtomicU64; TIMES],
 }
 
 /// See [`BoardLines::reads`].

@@ -11,6 +11,7 @@
 //! which is faster. Who may not read another process's memory says so, and the poster copies after all.
 
 mod short_call;
+mod timed;
 mod waits;
 
 use super::fold::{fold, Operand, OperandBytes};
@@ -19,7 +20,7 @@ use super::pull::{gave_up_error, unreadable, Reach};
 use super::rates::Rates;
 use super::record::Listing;
 use super::segment::{area_bytes, Segment, AREAS, FACES, PAGES, PAGE_BYTES, READS, READS_NOT};
-use super::tried_ways::{size_class, TriedWays};
+use super::tried_ways::TriedWays;
 use super::wakeup::Wakeups;
 use crate::device::host::Combine;
 use crate::error::{Error, Result, ShortResult};
@@ -33,15 +34,12 @@ use smallvec::SmallVec;
 use std::cell::Cell;
 use std::sync::atomic::{fence, Ordering};
 use std::sync::Arc;
-use std::time::Instant;
+use timed::{TakenWay, TimedCalls, AREA, KERNEL};
 
 /// Parts of fewer bytes are copied even when they lie in shared allocations: a copy costs less than waiting for the readers.
 const LISTED_BYTES: usize = 32 << 10;
 /// Parts of fewer bytes are copied even to threads of this process.
 const LENT_BYTES: usize = 4 << 10;
-/// The ways of a part that only the kernel could read where it lies.
-const KERNEL: usize = 0;
-const AREA: usize = 1;
 /// From operations of this many bytes on ranks that have nothing else to do bring their parts half of the way. Measured on a
 /// Xeon.
 const IDLE_OWNERS_BYTES: usize = 1 << 20;
@@ -91,9 +89,8 @@ struct Waiting {
     borrowed: bool,
     /// Bytes of the result that have been reduced.
     reduced: usize,
-    /// Since when it has been posted, and which of the ways of [`SharedBuffers::ways`] it takes for what.
-    begun: Option<Instant>,
-    way: Option<(usize, usize)>,
+    /// Which of the ways of [`SharedBuffers::ways`] it takes, if they are to choose from.
+    taken: Option<TakenWay>,
     /// The call, where it is short and its blocks are not in `src` and `dst` yet.
     short: Option<Short>,
 }
@@ -126,8 +123,7 @@ impl Waiting {
             lent: false,
             borrowed: false,
             reduced: 0,
-            begun: None,
-            way: None,
+            taken: None,
             short: None,
         }
     }
@@ -148,6 +144,7 @@ pub struct SharedBuffers {
     pub shares: bool,
     /// Whether what only the kernel can read is lent to it (0), or brought through an area.
     ways: TriedWays,
+    timed: TimedCalls,
     /// How many calls we have made.
     calls: u64,
     /// The last call in which all others are known to have read all they need.
@@ -238,6 +235,7 @@ impl SharedBuffers {
             lends: true,
             shares: true,
             ways: TriedWays::default(),
+            timed: TimedCalls::new(),
             calls: 0,
             read_by_all: Cell::new(0),
             faces: [(0, None); FACES],
@@ -280,6 +278,7 @@ impl SharedBuffers {
     ) -> Result<Started> {
         self.calls += 1;
         self.posts.clear();
+        self.tell_begin(collective, root);
         self.waiting = Some(Waiting::new(token, envelope, (collective, root), combine));
         Ok(if self.advance()?.is_some() { Started::Done } else { Started::Pending })
     }
@@ -341,21 +340,9 @@ impl SharedBuffers {
             return Ok(None);
         }
         Ok(self.waiting.take().map(|waiting| {
-            if let (Some((class, way)), Some(begun)) = (waiting.way, waiting.begun) {
-                let ns = begun.elapsed().as_nanos() as f64;
-                self.ways.tell(class, way, ns / self.src.bytes().max(self.dst.bytes()).max(1) as f64);
-            }
+            self.await_times(&waiting);
             waiting.token
         }))
-    }
-
-    /// Whether the kernel shall read our part of so many bytes: chosen once for a call.
-    fn chooses_kernel(&mut self, first: usize) -> bool {
-        let class = size_class(self.operation_bytes);
-        let Some(waiting) = &mut self.waiting else { return false };
-        let class = waiting.collective as usize * usize::BITS as usize + class;
-        let ways = &mut self.ways;
-        waiting.way.get_or_insert_with(|| (class, ways.choose(class, first))).1 == KERNEL
     }
 
     /// Our post of the call is there.
@@ -439,12 +426,9 @@ impl SharedBuffers {
     #[inline(never)]
     fn post(&mut self) -> std::result::Result<(), Place> {
         let Some(waiting) = &self.waiting else { return Ok(()) };
-        let Waiting { collective, root, envelope, begun, .. } = *waiting;
+        let Waiting { collective, root, envelope, .. } = *waiting;
         if !brings(collective, self.local, root) {
             return Ok(());
-        }
-        if begun.is_none() && self.operation_bytes > PAGE_BYTES {
-            self.waiting.iter_mut().for_each(|waiting| waiting.begun = Some(Instant::now()));
         }
         let index = self.face_index();
         self.room(index, Form::Line)?;
@@ -468,6 +452,8 @@ impl SharedBuffers {
         post::write(&self.segment, (self.local, face), shown, (form, bytes), self.regions_but(own));
         self.posted(index, form, collective, root);
         if let Some(waiting) = &mut self.waiting {
+            // Too many pieces to be listed: its time is not the kernel's.
+            waiting.taken.take_if(|taken| taken.is_kernel() && matches!(form, Form::Area(_)));
             waiting.lent = matches!(form, Form::Listed | Form::Lent);
         }
         Ok(())
@@ -729,6 +715,7 @@ impl SharedBuffers {
     fn end_reading(&mut self) {
         let Some(Waiting { collective, root, borrowed, .. }) = self.waiting else { return };
         self.posts.clear();
+        self.tell_end();
         // Others may wait for that: whose part it was, or, where this rank brings nothing, who has no room.
         self.tell_read(!borrowed && brings(collective, self.local, root));
     }

@@ -5,8 +5,12 @@
 //! mostly the quicker one, and now and then the other: the more rarely the slower it is.
 #![forbid(unsafe_code)]
 
-/// How often each way is tried before one is preferred.
-const TRIES: u32 = 4;
+/// How often each way is tried before one is preferred: the first time its memory may be touched for the first time as well.
+const TRIES: u32 = 2;
+/// A class begins with what the nearest known one has found, up to so many powers of two away, and tries the other way at its
+/// call of this number.
+const NEIGHBOURS: usize = 3;
+const SOON: u32 = 8;
 /// After how many calls the other way is tried again: where it takes up to [`NEAR`] times as long, up to [`FAR`] times, or longer.
 const PERIODS: [u32; 3] = [16, 64, 512];
 const NEAR: f64 = 1.2;
@@ -17,7 +21,7 @@ const FAR: f64 = 2.0;
 struct Choice {
     calls: u32,
     tried: [u32; 2],
-    /// Near the least of the last times, in ns a byte.
+    /// Near the least of the last times, in ns a byte; of no time yet 0.
     ns: [f64; 2],
 }
 
@@ -39,6 +43,9 @@ impl TriedWays {
         if self.choices.len() <= class {
             self.choices.resize(class + 1, Choice::default());
         }
+        if self.choices[class].calls == 0 {
+            self.choices[class] = self.nearest(class);
+        }
         let choice = &mut self.choices[class];
         choice.calls = choice.calls.wrapping_add(1);
         let other = 1 - first;
@@ -49,7 +56,8 @@ impl TriedWays {
                 first
             }
         } else {
-            let best = usize::from(choice.ns[1] < choice.ns[0]);
+            let is_known = choice.ns.iter().all(|&ns| ns > 0.0);
+            let best = if is_known { usize::from(choice.ns[1] < choice.ns[0]) } else { first };
             let slower = choice.ns[1 - best] / choice.ns[best];
             let period = PERIODS[usize::from(slower > NEAR) + usize::from(slower > FAR)];
             if choice.calls.is_multiple_of(period) {
@@ -62,12 +70,19 @@ impl TriedWays {
         way
     }
 
+    /// What a new class begins with; the other way is tried soon.
+    fn nearest(&self, class: usize) -> Choice {
+        let known = |class: usize| self.choices.get(class).filter(|choice| choice.ns.iter().all(|&ns| ns > 0.0));
+        let near = (1..=NEIGHBOURS).flat_map(|far| [class.checked_sub(far), Some(class + far)]).flatten().find_map(known);
+        near.map_or(Choice::default(), |near| Choice { calls: PERIODS[2] - SOON, tried: [TRIES; 2], ..*near })
+    }
+
     /// A call took so long by this way, in ns a byte. One that took much longer than others was interrupted.
     pub fn tell(&mut self, class: usize, way: usize, ns: f64) {
         let Some(known) = self.choices.get_mut(class).map(|choice| &mut choice.ns[way]) else { return };
         *known = match *known {
             0.0 => ns,
-            known if ns < known => (known + ns) / 2.0,
+            known if ns < known => ns,
             known => known + (ns.min(2.0 * known) - known) / 8.0,
         };
     }
@@ -98,6 +113,28 @@ mod tests {
                 assert!(taken[slow] <= most, "{taken:?} {factor}");
             }
         }
+    }
+
+    #[test]
+    fn a_class_begins_with_what_its_neighbour_has_found() {
+        let mut ways = TriedWays::default();
+        taken(&mut ways, 20, [3.0, 1.0]);
+        for class in [14, 15, 17, 19] {
+            let first: Vec<usize> = (0..8).map(|_| ways.choose(class, 0)).collect();
+            assert_eq!(first, [1, 1, 1, 1, 1, 1, 1, 0], "{class}");
+        }
+        assert_eq!(ways.choose(30, 0), 0, "too far");
+    }
+
+    #[test]
+    fn a_first_try_that_takes_long_decides_nothing() {
+        let mut ways = TriedWays::default();
+        for call in 0..40 {
+            let way = ways.choose(16, 0);
+            let ns = [1.5, if call < 3 { 9.0 } else { 1.0 }][way];
+            ways.tell(16, way, ns);
+        }
+        assert!(taken(&mut ways, 20, [1.5, 1.0])[1] >= 18);
     }
 
     #[test]
