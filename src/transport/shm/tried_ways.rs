@@ -73,7 +73,8 @@ impl TriedWays {
     /// What a new class begins with; the other way is tried soon.
     fn nearest(&self, class: usize) -> Choice {
         let known = |class: usize| self.choices.get(class).filter(|choice| choice.ns.iter().all(|&ns| ns > 0.0));
-        let near = (1..=NEIGHBOURS).flat_map(|far| [class.checked_sub(far), Some(class + far)]).flatten().find_map(known);
+        let near =
+            (1..=NEIGHBOURS).flat_map(|far| [class.checked_sub(far), Some(class + far)]).flatten().find_map(known);
         near.map_or(Choice::default(), |near| Choice { calls: PERIODS[2] - SOON, tried: [TRIES; 2], ..*near })
     }
 

@@ -48,9 +48,13 @@ fn now() -> u64 {
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
+/// A time of a call.
+fn word(ns: u64, call: u64) -> u64 {
+    (ns << CALL_BITS) | (call % (1 << CALL_BITS))
+}
+
 fn tell(times: &[AtomicU64; TIMES], call: u64) {
-    let word = now() << CALL_BITS | call % (1 << CALL_BITS);
-    times[call as usize % TIMES].store(word, Ordering::Relaxed);
+    times[call as usize % TIMES].store(word(now(), call), Ordering::Relaxed);
 }
 
 /// The time of a call, if it is still there.
@@ -125,3 +129,57 @@ impl SharedBuffers {
 
 /// Calls of ours whose times have not been seen.
 pub(super) type TimedCalls = VecDeque<TimedCall>;
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::pull::Reach;
+    use super::super::super::segment::Segment;
+    use super::super::super::wakeup::Wakeups;
+    use super::*;
+    use crate::topo::Rank;
+    use crate::transport::Envelope;
+    use std::sync::Arc;
+
+    const BYTES: usize = 1 << 20;
+
+    /// The way of the poster's next call of a reduction, which its reader has read this long after the call before.
+    fn reduce(segment: &Segment, poster: &mut SharedBuffers, at: &mut u64, ns: [u64; 2]) -> usize {
+        poster.calls += 1;
+        poster.operation_bytes = BYTES;
+        let envelope = Envelope { channel: 0, sequence: 0, signature: 0 };
+        poster.waiting = Some(Waiting::new(0, envelope, (Collective::Reduce, 0), None));
+        let way = if poster.chooses_kernel(AREA) { KERNEL } else { AREA };
+        let waiting = poster.waiting.take().unwrap();
+        poster.await_times(&waiting);
+        *at += ns[way];
+        let reader = segment.board(0);
+        reader.times.ended[poster.calls as usize % TIMES].store(word(*at, poster.calls), Ordering::Relaxed);
+        reader.read.0.store(poster.calls, Ordering::Release);
+        way
+    }
+
+    #[test]
+    fn a_poster_that_is_ahead_takes_the_way_that_is_quicker_for_who_reads() {
+        for quick in [KERNEL, AREA] {
+            let segment = Arc::new(Segment::of_heap(2));
+            let wakeups = Arc::new(Wakeups::new(segment.clone(), 1, vec![0; 2], None).unwrap());
+            let members = (0..2).map(|member| (Rank::from_index(member), Reach::SameProcess)).collect();
+            let mut poster = SharedBuffers::new(&segment, &wakeups, 1, members, false);
+            let mut ns = [300_000; 2];
+            ns[quick] = 100_000;
+            // All of it lies behind the times at which the poster begins its calls.
+            let mut at = now() + 3_600_000_000_000;
+            let taken: Vec<usize> = (0..1000).map(|_| reduce(&segment, &mut poster, &mut at, ns)).collect();
+            let slow = taken.iter().filter(|way| **way != quick).count();
+            assert!(slow < 10, "{slow} of 1000 by the slower way");
+        }
+    }
+
+    #[test]
+    fn a_time_of_another_call_is_none() {
+        let times = std::array::from_fn(|_| AtomicU64::new(0));
+        tell(&times, 7);
+        assert!(told(&times, 7).is_some());
+        assert!([3, 6, 11].iter().all(|call| told(&times, *call).is_none()));
+    }
+}
