@@ -1,8 +1,8 @@
 /* What this machine can do at best, beside which bench/host.c's times are read.
  *
- * usage: bench-limits [--sizes 8,64K,..]
+ * usage: bench-limits [--sizes 8,64K,.. | --line]
  *
- * Printed are rows of CSV, LIMIT,THREADS,BYTES,Q1,MEDIAN,Q3 in microseconds:
+ * --line: only the first of these rows, without their head. Printed are rows of CSV, LIMIT,THREADS,BYTES,Q1,MEDIAN,Q3 in microseconds:
  *   latency   one way of a cache line between two processors, on which two threads hand a flag to and fro
  *   handed    one thread copies what another has just written, on another processor
  *   copy      memcpy of BYTES in all by one thread and by two, in buffers of their own that stay as warm as they can
@@ -102,14 +102,16 @@ static void row(Limit limit, int threads, size_t bytes, const int *processors) {
 
 int main(int argc, char **argv) {
   const char *sizes = argc == 3 && !strcmp(argv[1], "--sizes") ? argv[2] : DEFAULT_SIZES;
+  int only_line = argc == 2 && !strcmp(argv[1], "--line");
   cpu_set_t allowed;
   int processors[MOST_THREADS], found = 0;
-  if (argc != 1 && argc != 3) fputs("usage: bench-limits [--sizes 8,64K,..]\n", stderr), exit(2);
+  if (argc != 1 && argc != 3 && !only_line) fputs("usage: bench-limits [--sizes 8,64K,.. | --line]\n", stderr), exit(2);
   sched_getaffinity(0, sizeof allowed, &allowed);
   for (int i = 0; i < CPU_SETSIZE && found < MOST_THREADS; i++)
     if (CPU_ISSET(i, &allowed)) processors[found++] = i;
-  puts("limit,threads,bytes,q1_us,median_us,q3_us");
+  if (!only_line) puts("limit,threads,bytes,q1_us,median_us,q3_us");
   if (found > 1) row(LATENCY, 2, 64, processors);
+  if (only_line) return 0;
   size_t bytes;
   while ((bytes = next_size(&sizes))) {
     if (found > 1) row(HANDED, 2, bytes, processors);

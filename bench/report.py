@@ -1,6 +1,6 @@
 """Joins the rows of bench/host.c, bench/gloo.py and bench/limits.c into tables and pictures. scripts/bench-host starts it.
 
-usage: report.py DIR --processors N [--page PAGE]     reads DIR/host.csv, DIR/limits.csv and DIR/machine.txt
+usage: report.py DIR --processors N [--page PAGE]     reads DIR/host.csv, DIR/limits.csv, DIR/lines.csv and DIR/machine.txt
 
 Writes DIR/cells.csv (of each cell the best peer and the machine's limit), DIR/cells.md (the same to read), a picture
 for each mode and number of ranks, and DIR/summary.md; with --page the summary goes into PAGE instead, between the lines
@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 import csv
 import math
+import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,18 +81,26 @@ class Limits:
 
     times: dict[tuple[str, int], dict[int, float]]
     processors: int
+    lines: dict[tuple[str, int, int], list[float]]
 
     @staticmethod
-    def read(path: Path, processors: int) -> Limits:
+    def read(folder: Path, processors: int) -> Limits:
         times: dict[tuple[str, int], dict[int, float]] = {}
-        with path.open() as file:
+        lines: dict[tuple[str, int, int], list[float]] = {}
+        with (folder / "lines.csv").open() as file:
+            for row in csv.DictReader(file):
+                if row["line_us"]:
+                    lines.setdefault((row["mode"], int(row["ranks"]), int(row["busy"])), []).append(float(row["line_us"]))
+        with (folder / "limits.csv").open() as file:
             for row in csv.DictReader(file):
                 by_size = times.setdefault((row["limit"], int(row["threads"])), {})
                 by_size[int(row["bytes"])] = float(row["median_us"])
-        return Limits(times, processors)
+        return Limits(times, processors, lines)
 
-    def latency(self) -> float:
-        return self.times.get(("latency", 2), {64: 0.0})[64]
+    def latency(self, part: tuple[str, int, int] | None = None) -> float:
+        """A cache line's one way: its median while a part was measured, or at the beginning."""
+        lines = self.lines.get(part) if part else None
+        return statistics.median(lines) if lines else self.times.get(("latency", 2), {64: 0.0})[64]
 
     def time(self, limit: str, threads: int, size: float) -> float:
         """Of `size` bytes, between the measured sizes on a straight line in logarithms; the fewest threads that are known."""
@@ -118,7 +127,7 @@ class Limits:
         added = (n - 1) * size if name in ("all_reduce", "reduce", "reduce_scatter") else 0
         threads = min(used, 2)
         work = (copied * self.time("copy", threads, size) + added * self.time("reduce", threads, size)) / size
-        one_way = self.latency() if name in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "ping_pong") else 0.0
+        one_way = self.latency(cell.part) if name in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "ping_pong") else 0.0
         return max(one_way, self.time("handed", 2, handed) if size > WARM else 0.0, work)
 
 
@@ -289,7 +298,7 @@ def limits_text(limits: Limits) -> str:
             row.append(f"{size / time / 1e3:.1f}" if time else "")
         rows.append(row)
     head = ["bytes", "handed over", "copy, one thread", "copy, two", "reduce, one thread", "reduce, two"]
-    one_way = f"A cache line's one way between two processors takes {limits.latency() * 1e3:.0f} ns. Rates in GB/s:\n\n"
+    one_way = f"A cache line's one way between two processors took {limits.latency() * 1e3:.0f} ns at the beginning. Rates in GB/s:\n\n"
     return one_way + table(head, [row for row in rows if any(row[1:])])
 
 
@@ -300,17 +309,23 @@ def summary(cells: Sequence[Cell], limits: Limits, machine: str) -> str:
         here = [cell for cell in cells if cell.part == part]
         below = [cell for cell in here if cell.ratio.median < 1]
         out.append(f"### {part_text(part)}\n")
-        out.append(f"{len(here) - len(below)} of {len(here)} cells at or above 1." + short_all_reduce(here, limits) + "\n")
+        out.append(f"{len(here) - len(below)} of {len(here)} cells at or above 1." + state(part, limits) + short_all_reduce(here, limits) + "\n")
         out.append(grid(here))
         out.append(f"![Ratios]({{folder}}{part_file(part)}.svg)\n")
     return "\n".join(out)
 
 
+def state(part: tuple[str, int, int], limits: Limits) -> str:
+    """The machine's state while a part was measured."""
+    lines = [1e3 * line for line in limits.lines.get(part, [])]
+    return f" A cache line's one way took {min(lines):.0f} to {max(lines):.0f} ns meanwhile." if lines else ""
+
+
 def short_all_reduce(cells: Sequence[Cell], limits: Limits) -> str:
     """The 8-byte all-reduce in multiples of a cache line's one way."""
-    times = [f"{number(c.ours.median / limits.latency())} ({c.memory})" for c in cells
-             if c.collective == "all_reduce" and c.size == 8 and limits.latency()]  # fmt: skip
-    return f" An 8-byte all-reduce takes {' and '.join(times)} times a cache line's one way." if times else ""
+    times = [f"{number(c.ours.median / limits.latency(c.part))} ({c.memory})" for c in cells
+             if c.collective == "all_reduce" and c.size == 8 and limits.latency(c.part)]  # fmt: skip
+    return f" An 8-byte all-reduce takes {' and '.join(times)} times a cache line's median way." if times else ""
 
 
 def losses(cells: Sequence[Cell]) -> str:
@@ -347,7 +362,7 @@ def main() -> None:
     options = parser.parse_args()
     with (options.folder / "host.csv").open() as file:
         cells = best_peers(Cell.of(row) for row in csv.DictReader(file))
-    limits = Limits.read(options.folder / "limits.csv", options.processors)
+    limits = Limits.read(options.folder, options.processors)
     machine = (options.folder / "machine.txt").read_text()
     write_cells(options.folder / "cells.csv", cells, limits)
     parts = {part: [c for c in cells if c.part == part] for part in dict.fromkeys(c.part for c in cells)}
