@@ -34,7 +34,7 @@ use smallvec::SmallVec;
 use std::cell::Cell;
 use std::sync::atomic::{fence, Ordering};
 use std::sync::Arc;
-use timed::{TakenWay, TimedCalls, AREA, KERNEL};
+use timed::{TakenWay, TimedCalls, AREA, KERNEL, TRIED_BYTES};
 
 /// Parts of fewer bytes are copied even when they lie in shared allocations: a copy costs less than waiting for the readers.
 const LISTED_BYTES: usize = 32 << 10;
@@ -453,10 +453,16 @@ impl SharedBuffers {
         self.posted(index, form, collective, root);
         if let Some(waiting) = &mut self.waiting {
             // Too many pieces to be listed: its time is not the kernel's.
-            waiting.taken.take_if(|taken| taken.is_kernel() && matches!(form, Form::Area(_)));
             waiting.lent = matches!(form, Form::Listed | Form::Lent);
+            let is_lent = waiting.lent;
+            waiting.taken.take_if(|taken| taken.is_kernel() && !is_lent);
         }
         Ok(())
+    }
+
+    /// Whether the kernel may read our part.
+    fn may_lend(&self) -> bool {
+        self.lends && !self.shares && self.all_read()
     }
 
     fn free_area(&self) -> Option<usize> {
@@ -488,8 +494,7 @@ impl SharedBuffers {
             Collective::Gather => self.operation_bytes.saturating_mul(self.members.len()),
             _ => self.operation_bytes,
         };
-        // What fits a page is there before the kernel has been called.
-        let may_be_read = self.lends && !self.shares && bytes > PAGE_BYTES && self.all_read() && !is_here;
+        let may_be_read = bytes > TRIED_BYTES && self.may_lend() && !is_here;
         let (first, more) = {
             let mut regions = self.regions_but(own);
             (regions.next().copied()?, regions.next().is_some())
@@ -497,7 +502,10 @@ impl SharedBuffers {
         let ordinary = !is_shared || shared::find(first.address() as usize, first.len()).is_none();
         let kernel = may_be_read && {
             let is_likely =
-                operation_bytes < pipelined_bytes(collective, stream_bytes()) && Rates::get().lends(bytes, readers);
+                // What fits a page is there before the kernel has been called, where processors share a cache.
+                bytes > PAGE_BYTES
+                    && operation_bytes < pipelined_bytes(collective, stream_bytes())
+                    && Rates::get().lends(bytes, readers);
             if ordinary {
                 self.chooses_kernel(if is_likely { KERNEL } else { AREA })
             } else {

@@ -4,7 +4,9 @@
 //! Where one has another, or others are late, the call goes on as any other does.
 
 use super::super::post::{check_word, Form};
+use super::super::pull::Reach;
 use super::super::segment::{Face, FACES, PAGES};
+use super::timed::TRIED_BYTES;
 use super::{brings, is_cut, takes, SharedBuffers, Short, Stage, Waiting};
 use crate::device::host;
 use crate::error::ShortResult;
@@ -49,18 +51,14 @@ impl SharedBuffers {
     /// Begins a call if it is short; none where it is not, or where there is no room.
     #[inline]
     pub(super) fn begin_short(&mut self, envelope: Envelope, call: &FlatCall) -> ShortResult<Option<Started>> {
-        let FlatCall { collective, root, input, output, block_bytes, .. } = *call;
-        // The same on all ranks.
-        let bytes = match collective {
-            _ if is_cut(collective) => (self.members.len() - 1) * block_bytes,
-            _ => block_bytes,
-        };
+        let FlatCall { collective, root, input, output, .. } = *call;
+        let bytes = self.posted_bytes(call);
         let Some(form) = Form::short(bytes) else { return Ok(None) };
         let next = self.calls + 1;
         let index = next as usize % FACES;
         let local = self.local;
         let is_posted = brings(collective, local, root);
-        if is_posted && self.room(index, form).is_err() {
+        if is_posted && (self.room(index, form).is_err() || bytes > TRIED_BYTES && self.is_tried()) {
             return Ok(None);
         }
         let word = check_word(envelope, bytes, form);
@@ -88,6 +86,20 @@ impl SharedBuffers {
         }
         self.await_short(envelope, Short { call: *call, form, word, taken });
         Ok(Some(if matches!(look, Look::Other) { self.advance_any()? } else { Started::Pending }))
+    }
+
+    /// Whether a part that fits a page may be read by the kernel as well.
+    fn is_tried(&self) -> bool {
+        self.may_lend() && self.members.iter().any(|member| member.reach != Reach::SameProcess)
+    }
+
+    /// Bytes of a post; the same on all ranks.
+    #[inline]
+    fn posted_bytes(&self, call: &FlatCall) -> usize {
+        match call.collective {
+            collective if is_cut(collective) => (self.members.len() - 1) * call.block_bytes,
+            _ => call.block_bytes,
+        }
     }
 
     /// Writes our part to our face, and shows it.
@@ -199,6 +211,7 @@ impl SharedBuffers {
             self.fold_short(call, form, self.calls as usize % FACES);
         }
         self.posts.clear();
+        self.tell_page(self.posted_bytes(call));
         self.tell_read(!self.calls.is_multiple_of(TOLD) || brings(collective, self.local, root));
     }
 
@@ -232,7 +245,6 @@ impl SharedBuffers {
 
 #[cfg(test)]
 mod tests {
-    use super::super::super::pull::Reach;
     use super::super::super::segment::{Segment, PAGES};
     use super::super::super::wakeup::Wakeups;
     use super::*;

@@ -15,6 +15,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub(super) const KERNEL: usize = 0;
 pub(super) const AREA: usize = 1;
 
+/// Up to so many bytes a part is always copied.
+pub(super) const TRIED_BYTES: usize = PAGE_BYTES / 2;
+
 /// A time holds the low bits of its call's number.
 const CALL_BITS: u32 = 8;
 
@@ -70,14 +73,21 @@ impl SharedBuffers {
 
     /// Tells that we begin the call, if it is long and we read others' parts.
     pub(super) fn tell_begin(&self, collective: Collective, root: usize) {
-        if self.operation_bytes > PAGE_BYTES && takes(collective, self.local, root) {
+        if self.operation_bytes > TRIED_BYTES && takes(collective, self.local, root) {
             tell(&self.times(self.local).begun, self.calls);
         }
     }
 
     /// Tells that we have read all we need of it; before others hear of that.
     pub(super) fn tell_end(&self) {
-        if self.operation_bytes > PAGE_BYTES {
+        if self.operation_bytes > TRIED_BYTES {
+            tell(&self.times(self.local).ended, self.calls);
+        }
+    }
+
+    /// The same of a call that went by a page of so many bytes.
+    pub(super) fn tell_page(&self, bytes: usize) {
+        if bytes > TRIED_BYTES && self.may_lend() {
             tell(&self.times(self.local).ended, self.calls);
         }
     }
