@@ -21,6 +21,7 @@ mod world;
 mod collectives;
 mod communicators;
 mod failures;
+mod fronts;
 mod large;
 mod listening;
 mod messages;

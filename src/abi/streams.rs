@@ -4,12 +4,13 @@
 //! is recognised as not ours. Null, `cudaStreamLegacy` (1) and `cudaStreamPerThread` (2) are the null stream.
 #![forbid(unsafe_code)]
 
-use crate::communicator::Comm;
+use crate::communicator::front::{self, Range, RangeWait};
+use crate::communicator::{group, Comm};
 use crate::device::host::stream::HostStream;
 use crate::device::StreamRef;
 use crate::error::{Error, Result};
 use crate::fork::PerProcess;
-use crate::interface::pointer::{Buffer, Callback, Ptr, StatusCallback};
+use crate::interface::pointer::{Buffer, Callback, ConstBuffer, Ptr, StatusCallback};
 use crate::interface::types::{null, Status, StreamHandle};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -101,6 +102,33 @@ pub fn query(name: StreamHandle) -> Result<()> {
         StreamRef::Null | StreamRef::Gpu(_) => Ok(()),
         StreamRef::Stream(stream) => stream.query(),
     }
+}
+
+/// `strataStreamWaitRange`
+pub fn wait_range(name: StreamHandle, data: ConstBuffer, bytes: usize) -> Result<()> {
+    let stream = find(name)?;
+    let range = Range::new(data.address(), bytes)?;
+    if group::is_open() {
+        let text = "a range cannot be awaited in an open group: its operations are queued when it ends";
+        return Err(Error::InvalidUsage(text.to_string()));
+    }
+    let wait = RangeWait::new(range);
+    match stream {
+        StreamRef::Stream(stream) => stream.enqueue(move || wait.wait()),
+        StreamRef::Null | StreamRef::Gpu(_) if wait.is_behind_this() => {
+            let text = "a callback of a stream cannot wait for a collective that is queued behind it";
+            Err(Error::InvalidUsage(text.to_string()))
+        }
+        StreamRef::Null | StreamRef::Gpu(_) => wait.wait(),
+    }
+}
+
+/// `strataRangeQuery`
+pub fn query_range(data: ConstBuffer, bytes: usize, out: Ptr<usize>) -> Result<()> {
+    if out.is_null() {
+        return Err(null("finalBytes"));
+    }
+    out.set("finalBytes", front::final_bytes(Range::new(data.address(), bytes)?)?)
 }
 
 /// `strataStreamAddCallback`

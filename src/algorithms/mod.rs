@@ -8,6 +8,7 @@
 mod board;
 mod builder;
 mod direct;
+pub mod forest;
 #[cfg(test)]
 mod interpreter;
 pub mod levels;
@@ -17,6 +18,7 @@ mod rd;
 mod ring;
 mod scatter_gather;
 mod tree;
+mod trees;
 mod two_level;
 mod two_step;
 
@@ -58,6 +60,8 @@ pub const ALGORITHMS: &[&Algorithm] = &[
     &rd::RD_ONE,
     &log::LOG,
     &tree::TREE,
+    &trees::ONE_TREE,
+    &trees::TWO_TREES,
     &scatter_gather::SCATTER_ALLGATHER,
     &scatter_gather::REDUCE_SCATTER_GATHER,
     &two_level::TWO_LEVEL,
@@ -244,6 +248,14 @@ pub fn supports(choice: &Choice, shape: &Shape) -> bool {
 /// Whether a choice needs a board that all ranks of the one node share.
 pub fn is_on_board(choice: &Choice) -> bool {
     [board::BOARD.name, board::TWO_ROUNDS.name].contains(&choice.name.as_str())
+}
+
+/// Along how many overlapped trees a choice sends a message, and how many messages lie between a leaf and the root.
+pub fn trees(choice: &Choice, shape: &Shape) -> Option<(usize, usize)> {
+    let (p, is_pair) = (shape.nranks(), choice.name == trees::TWO_TREES.name);
+    let has_root_above = is_pair && shape.collective.has_root();
+    let depth = if has_root_above { forest::depth((p - 1).max(1)) + 1 } else { forest::depth(p) };
+    (is_pair || choice.name == trees::ONE_TREE.name).then_some((1 + usize::from(is_pair), depth))
 }
 
 /// Whether a choice has inner algorithms, one inside the node and one between nodes.

@@ -69,6 +69,7 @@ impl Bundle {
             *order = None;
             return on_stream(runs, gate);
         }
+        runs.iter_mut().for_each(|run| run.follow(&home));
         if runs.len() == 1 && gate.0.is_none() {
             return runs.remove(0).enqueue(&home);
         }

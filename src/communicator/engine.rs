@@ -2,6 +2,7 @@
 
 use super::again::{Begun, PreparedCalls};
 use super::device::{Device, HostDevice, MakeDevice};
+use super::front::CallFront;
 use super::independent::{IndependentBatch, IndependentMessages};
 use super::live::{Buffers, LiveWorld, RegionLists};
 use super::messages::{Counters, Messages};
@@ -50,6 +51,8 @@ struct Running {
     buffers: Buffers,
     /// Index in `recent`.
     ready: usize,
+    /// Where those who follow it see how far it is.
+    front: Option<Arc<CallFront>>,
 }
 
 /// Everything a call of one shape needs, kept so that the next one of that shape allocates nothing.
@@ -322,8 +325,15 @@ impl Engine {
         let buffers = Buffers { input: call.input, output: call.output, scratch };
         self.device.begin(&ready.program, &ready.layout, ready.window)?;
         ready.execution.begin(ready.program.clone(), ready.layout, ready.window, limit_ns);
-        self.running = Some(Running { call: call.clone(), buffers, ready: index });
+        self.running = Some(Running { call: call.clone(), buffers, ready: index, front: None });
         Ok(())
+    }
+
+    /// Has what has begun tell how far it is.
+    pub fn follow(&mut self, front: Option<Arc<CallFront>>) {
+        if let Some(running) = &mut self.running {
+            running.front = front;
+        }
     }
 
     /// The signature of a call that can be made straight on the board, or needs nobody else; none of others.
@@ -407,6 +417,7 @@ impl Engine {
             signature: ready.signature,
             independent: self.independent.as_mut(),
             lists: &mut self.lists,
+            front: running.front.as_deref().map(|front| (front, ready.layout)),
         };
         let outcome = ready.execution.poll(&mut world);
         let beside = || self.independent.as_ref().is_some_and(IndependentMessages::are_open);

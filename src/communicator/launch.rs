@@ -3,6 +3,7 @@
 
 use super::bundle::{self, Bundle};
 use super::engine_watch::Claim;
+use super::front::{CallFront, Followed};
 use super::gpu::GpuLauncher;
 use super::independent::IndependentBatch;
 use super::messages::Messages;
@@ -39,6 +40,8 @@ pub(super) struct OperationBatch {
     collectives: SmallVec<[super::CollectiveCall; 1]>,
     /// How many of the collectives have begun.
     begun: usize,
+    /// Of each of them, where it is followed.
+    followed: SmallVec<[Option<Followed>; 1]>,
     /// Those that have not begun.
     pub(super) messages: Vec<Message>,
     pub(super) active: Active,
@@ -112,6 +115,7 @@ pub fn launch_one(alone: Launch) -> Result<()> {
         }
         stream => {
             let _order = run.comm.numbers.as_ref().map(|_| bundle::order());
+            run.follow(&stream);
             run.take_turn();
             run.enqueue(&stream)
         }
@@ -278,6 +282,7 @@ impl OperationBatch {
             turn: None,
             collectives: SmallVec::new(),
             begun: 0,
+            followed: SmallVec::new(),
             messages: Vec::new(),
             active: Active::Waiting,
             independent: false,
@@ -381,8 +386,15 @@ impl OperationBatch {
                         let super::CollectiveCall { collective, count, dtype, reduction, root, .. } = *call;
                         self.comm.status.begin(CallSummary::new(collective, count, dtype, reduction, root));
                         match engine.begin(call)? {
-                            true => self.active = Active::Collective,
-                            false => self.comm.status.finish(),
+                            true => {
+                                let followed = self.followed.get(self.begun - 1).and_then(Option::as_ref);
+                                engine.follow(followed.map(Followed::front));
+                                self.active = Active::Collective;
+                            }
+                            false => {
+                                self.followed.get_mut(self.begun - 1).and_then(Option::take);
+                                self.comm.status.finish();
+                            }
                         }
                     } else if !self.messages.is_empty() {
                         self.active = match engine.begin_independent(std::mem::take(&mut self.messages))? {
@@ -413,6 +425,7 @@ impl OperationBatch {
                         self.comm.status.send(None);
                     }
                     if matches!(self.active, Active::Collective) {
+                        self.followed.get_mut(self.begun - 1).and_then(Option::take);
                         self.comm.status.finish();
                     }
                     self.active = Active::Waiting;
@@ -515,8 +528,20 @@ impl OperationBatch {
             engine.cancel();
         }
         let error = comm.failure().unwrap_or(error);
+        self.end_followed(&error);
         self.stop_watching();
         error
+    }
+
+    /// Has its collectives followed, which are about to be queued on a stream.
+    pub(super) fn follow(&mut self, stream: &StreamRef) {
+        let comm = &self.comm;
+        self.followed = self.collectives.iter().map(|call| CallFront::follow(comm, call, stream)).collect();
+    }
+
+    /// Tells those who wait for what is followed that it has failed.
+    fn end_followed(&mut self, error: &Error) {
+        self.followed.drain(..).flatten().for_each(|followed| followed.fail(error));
     }
 
     /// Says which rank is awaited, for ranks that look for the one that holds everybody up.
@@ -602,6 +627,11 @@ impl Drop for OperationBatch {
     fn drop(&mut self) {
         self.stop_watching();
         self.withdraw();
+        if !self.followed.is_empty() {
+            // Those that have ended are followed no more.
+            let error = self.comm.failure().unwrap_or_else(ended);
+            self.end_followed(&error);
+        }
         if self.independent {
             return self.comm.turns.end_independent();
         }

@@ -2,13 +2,14 @@
 #![forbid(unsafe_code)]
 
 use super::device::{Device, Scaling};
+use super::front::CallFront;
 use super::independent::IndependentMessages;
 use crate::device::host::Combine;
 use crate::dtype::Reduction;
 use crate::error::{Error, Result};
 use crate::exec::{Op, Started, Token, World};
 use crate::memory::{DeviceRegion, OnDevice};
-use crate::plan::layout::Piece;
+use crate::plan::layout::{Layout, Piece};
 use crate::plan::{Buffer, OperandOrder};
 use crate::topo::Rank;
 use crate::transport::{Blocks, Envelope, NodeCall, Router, Sink};
@@ -55,6 +56,8 @@ pub struct LiveWorld<'a> {
     pub independent: Option<&'a mut IndependentMessages>,
     /// Reused lists.
     pub lists: &'a mut RegionLists,
+    /// Who is told how far the call is, and where its segments lie.
+    pub front: Option<(&'a CallFront, Layout)>,
 }
 
 /// The time in ns since the process first asked.
@@ -206,6 +209,12 @@ impl World for LiveWorld<'_> {
                 messages.take_others(done);
                 Ok(())
             }
+        }
+    }
+
+    fn front(&mut self, segments: usize) {
+        if let Some((front, layout)) = &self.front {
+            front.advance(layout.front_bytes(segments));
         }
     }
 }

@@ -12,6 +12,7 @@ pub mod device;
 mod engine;
 mod engine_watch;
 pub mod exit;
+pub mod front;
 pub mod gpu;
 pub mod group;
 mod independent;

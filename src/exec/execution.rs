@@ -112,6 +112,8 @@ pub(super) struct RunState {
     pub(super) pending: Vec<bool>,
     npending: usize,
     segments_left: u32,
+    /// How many leading segments have completed, as the world knows.
+    front: u32,
     ready: Vec<u32>,
     full: Vec<u32>,
     done: Vec<Token>,
@@ -213,6 +215,7 @@ impl RunState {
         }));
         self.segments = segments as u32;
         self.segments_left = if nsteps == 0 { 0 } else { segments as u32 };
+        self.front = 0;
         self.ready.clear();
         self.ready.extend(0..program.lanes.len() as u32);
         self.full.clear();
@@ -239,11 +242,28 @@ impl RunState {
             self.run_lane(run, resolved, lane, world)?;
         }
         self.ready.clear();
+        self.tell_front(world);
         Ok(match (self.segments_left, self.moves == moves) {
             (0, _) => Progress::Done,
             (_, true) => Progress::Idle,
             (_, false) => Progress::Moved,
         })
+    }
+
+    /// Tells the world of leading segments that have completed.
+    fn tell_front<W: World + ?Sized>(&mut self, world: &mut W) {
+        let nslots = self.slots.len() as u32;
+        let mut front = self.front;
+        // A slot goes on to its next segment when one has completed.
+        while front < self.segments
+            && (self.segments_left == 0 || self.slots[(front % nslots) as usize].segment > front)
+        {
+            front += 1;
+        }
+        if front > self.front {
+            self.front = front;
+            world.front(front as usize);
+        }
     }
 
     /// Takes in what the world has finished, and makes lanes ready whose channel was full.

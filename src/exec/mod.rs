@@ -113,4 +113,10 @@ pub trait World {
 
     /// Makes progress and appends the tokens of operations that have completed since the last call.
     fn poll(&mut self, done: &mut Vec<Token>) -> Result<()>;
+
+    /// The first `segments` segments have completed all their steps, which are more than before: what they wrote is final, and
+    /// nothing of theirs is read any more. The last time that is all of them.
+    fn front(&mut self, segments: usize) {
+        let _ = segments;
+    }
 }

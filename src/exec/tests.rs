@@ -22,6 +22,8 @@ struct Node {
     buffers: HashMap<Buffer, Vec<u8>>,
     receiving: Vec<(Token, Rank, Channel, Vec<Piece>)>,
     starts: usize,
+    /// What has been told of the front.
+    fronts: Vec<usize>,
 }
 
 struct TestWorld<'a> {
@@ -101,6 +103,10 @@ impl World for TestWorld<'_> {
         }
         Ok(())
     }
+
+    fn front(&mut self, segments: usize) {
+        self.node.fronts.push(segments);
+    }
 }
 
 fn plan(collective: Collective, nranks: usize, rank: usize, chunks: (u32, u32), lanes: Vec<Vec<Step>>) -> Plan {
@@ -160,7 +166,13 @@ impl Bed {
             let output = vec![0xee; blocks(Buffer::Output) * layout.block_bytes()];
             let scratch = vec![0xdd; layout.scratch_bytes() * window];
             let buffers = [(Buffer::Input, input), (Buffer::Output, output), (Buffer::Scratch, scratch)].into();
-            bed.nodes.push(Node { rank: Rank::from_index(rank), buffers, receiving: Vec::new(), starts: 0 });
+            bed.nodes.push(Node {
+                rank: Rank::from_index(rank),
+                buffers,
+                receiving: Vec::new(),
+                starts: 0,
+                fronts: Vec::new(),
+            });
             let mut run = Execution::new();
             run.begin(Arc::clone(program), layout, window, limit_ns);
             bed.runs.push(run);
@@ -205,6 +217,39 @@ fn a_ring_gathers_every_block_in_one_or_many_segments() {
                 bed.runs[rank].stats(),
                 Stats { messages: 4 * segments, bytes_sent: 4 * count as u64, rounds: 4 }
             );
+        }
+    }
+}
+
+#[test]
+fn what_lies_before_the_front_is_final_and_may_be_overwritten() {
+    let programs = programs(5, ring_all_gather);
+    for (count, window) in [(1000, 1), (1000, 3), (1000, 100), (5, 4)] {
+        let layout = Layout::new(count, 1, 1, 0, 64);
+        let mut bed = Bed::new(&programs, layout, window, 0);
+        let inputs: Vec<u8> = bed.nodes.iter().flat_map(|node| node.buffers[&Buffer::Input].clone()).collect();
+        let mut seen = [0; 5];
+        for round in 0.. {
+            assert!(round < 10_000);
+            for (rank, seen) in seen.iter_mut().enumerate() {
+                bed.poll(rank).unwrap();
+                let front = bed.nodes[rank].fronts.last().map_or(0, |segments| layout.front_bytes(*segments));
+                for at in (0..5).flat_map(|block| block * count + *seen..block * count + front) {
+                    let byte = &mut bed.nodes[rank].buffers.get_mut(&Buffer::Output).unwrap()[at];
+                    assert_eq!(*byte, inputs[at], "rank {rank}, byte {at}");
+                    *byte = 0x11;
+                }
+                *seen = front;
+            }
+            if seen == [count; 5] {
+                break;
+            }
+        }
+        for rank in 0..5 {
+            assert!(bed.output(rank).iter().all(|byte| *byte == 0x11));
+            let fronts = &bed.nodes[rank].fronts;
+            assert!(fronts.is_sorted() && fronts.last() == Some(&layout.segments()));
+            assert!(fronts.len() > 1 || layout.segments() < 8, "{count} {window}: {fronts:?}");
         }
     }
 }

@@ -76,6 +76,11 @@ impl Layout {
         self.count * self.elem_bytes
     }
 
+    /// Bytes of each block that the first so many segments cover.
+    pub fn front_bytes(&self, segments: usize) -> usize {
+        (segments * self.segment_elems).min(self.count) * self.elem_bytes
+    }
+
     /// Elements of each block that a segment covers.
     fn elems_in(&self, segment: usize) -> usize {
         self.segment_elems.min(self.count - (segment * self.segment_elems).min(self.count))

@@ -338,14 +338,16 @@ fn selected(
         let text = format!("algorithm {choice} needs shared memory between all ranks of the node");
         return Err(Error::InvalidUsage(text));
     }
+    let in_trees = thresholds::in_trees(&choice, request, context);
     let segment_bytes = match config.segment_bytes {
         _ if on_board => thresholds::board_segment(request, context),
         0 if segments > 0 => segments,
-        0 => thresholds::segment(&choice, request.collective, grid),
+        0 => in_trees.map_or_else(|| thresholds::segment(&choice, request.collective, grid), |(bytes, _)| bytes),
         bytes => bytes,
     };
     let window = match window {
         1.. if !config.is_given("STRATA_WINDOW") => window,
+        0 if !config.is_given("STRATA_WINDOW") => in_trees.map_or(config.window, |(_, window)| window),
         _ => config.window,
     };
     Ok(Selection { choice, segment_bytes, window: window.clamp(1, 64) })

@@ -23,6 +23,10 @@ const TREE_MIN_RANKS: usize = 64;
 /// a block's part is then 64 KiB, which MPIs send at once over TCP; of twice that they first ask the receiver, and every round
 /// waits for the answer: all-gather of 64 MB took 0.71 s instead of 0.53 (Open MPI and MPICH, NICs of 200 Mbit/s).
 const PIPELINE_BYTES: usize = 1 << 20;
+/// What a link is taken to carry in its latency where that is not known.
+const LATENCY_BYTES: usize = 64 << 10;
+/// No shorter pieces go along a tree.
+const LEAST_PIECE_BYTES: usize = 4 << 10;
 
 /// The algorithm for a call, and why: the board where the node has one, else by the thresholds.
 pub fn choose(request: &Request<'_>, context: &Context) -> (Choice, String) {
@@ -158,6 +162,28 @@ fn leveled(grid: &Grid, node_direct: bool, bytes: usize, (variable, most): (&str
         (_, 1) => (Choice::flat(rail), format!("one rank a node, {why}")),
         _ => (Choice::leveled("two_level", node, rail), format!("{grid}, {why}")),
     }
+}
+
+/// The pieces of a message that go along overlapped trees, in bytes, and how many of them are on their way at once: the number of
+/// pieces that C-Cube's equation 7 has its least time with, `sqrt(2 D N / t)` for trees of depth `D` and `t` of them, where `N` is in units of
+/// what a link carries in its latency; and what a leaf has sent before the first result comes back.
+pub fn in_trees(choice: &Choice, request: &Request<'_>, context: &Context) -> Option<(usize, usize)> {
+    let shape = Shape::new(request.collective, context.grid.clone());
+    let (trees, depth) = algorithms::trees(choice, &shape).filter(|(_, depth)| *depth > 0)?;
+    let is_one_node = context.grid.nnodes() == 1;
+    let in_latency = context.knowledge.machine.as_ref().map(|machine| {
+        let (inside, network) = (&machine.inside, &machine.network);
+        match is_one_node {
+            true => inside.latency_us.value * inside.rank_gbps.value * 1e3,
+            false => network.latency_us.value * network.nic_gbps.value * 1e3,
+        }
+    });
+    let in_latency = in_latency.filter(|bytes| *bytes >= 1.0).unwrap_or(LATENCY_BYTES as f64);
+    // A broadcast or a reduction fills the tree once.
+    let steps = if request.collective == Collective::AllReduce { 2 * depth } else { depth };
+    let pieces = (steps as f64 * request.block_bytes as f64 / trees as f64 / in_latency).sqrt().max(1.0);
+    let bytes = (request.block_bytes as f64 / pieces) as usize;
+    Some((bytes.next_multiple_of(64).max(LEAST_PIECE_BYTES * trees), steps + 2))
 }
 
 /// Bytes of each block handled at a time. On one node reductions work on pieces that stay in cache; plain copies are

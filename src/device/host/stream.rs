@@ -40,12 +40,13 @@ struct Queue {
 }
 
 thread_local! {
-    static WORKS: Cell<bool> = const { Cell::new(false) };
+    /// The stream whose thread this is, by its address; 0 on others.
+    static WORKS: Cell<usize> = const { Cell::new(0) };
 }
 
 /// Whether this is a stream's thread: what runs here is a job, and whatever is queued behind it waits for its end.
 pub fn is_worker() -> bool {
-    WORKS.get()
+    WORKS.get() != 0
 }
 
 /// An ordered queue of jobs.
@@ -70,6 +71,11 @@ impl HostStream {
     fn locked(&self) -> MutexGuard<'_, Queue> {
         // Jobs run without the lock, so a panic cannot leave the queue half changed.
         self.queue.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// Whether this is the stream's own thread.
+    pub fn is_working_here(&self) -> bool {
+        WORKS.get() == std::ptr::from_ref(self) as usize
     }
 
     /// Queues a job. Returns at once; the job's error is kept for [`synchronize`](HostStream::synchronize).
@@ -128,7 +134,7 @@ impl HostStream {
     }
 
     fn work(&self) {
-        WORKS.set(true);
+        WORKS.set(std::ptr::from_ref(self) as usize);
         let mut queue = self.locked();
         loop {
             if let Some(job) = queue.jobs.pop_front() {
