@@ -85,7 +85,7 @@ pub enum Which {
 fn place(which: Which, index: usize, places: usize) -> usize {
     match which {
         Which::First => index + 1,
-        Which::Second if places % 2 == 0 => (index ^ 1) + 1,
+        Which::Second if places.is_multiple_of(2) => (index ^ 1) + 1,
         Which::Second => (index + 1) % places + 1,
     }
 }
@@ -94,7 +94,7 @@ fn place(which: Which, index: usize, places: usize) -> usize {
 fn index(which: Which, place: usize, places: usize) -> usize {
     match which {
         Which::First => place - 1,
-        Which::Second if places % 2 == 0 => (place - 1) ^ 1,
+        Which::Second if places.is_multiple_of(2) => (place - 1) ^ 1,
         Which::Second => (place + places - 2) % places,
     }
 }

@@ -2,12 +2,13 @@
 #![forbid(unsafe_code)]
 
 use super::bundle::{self, Bundle};
+use super::engine::Engine;
 use super::engine_watch::Claim;
 use super::front::{CallFront, Followed};
 use super::gpu::GpuLauncher;
 use super::independent::IndependentBatch;
 use super::messages::Messages;
-use super::{Comm, Direction, Elements, Message, Operation, StreamRef, ALIVE};
+use super::{CollectiveCall, Comm, Direction, Elements, Message, Operation, StreamRef, ALIVE};
 use crate::device::gpu::driver::DriverHandle;
 use crate::device::gpu::order::{Arrival, StreamOrder};
 use crate::device::host::stream::{self, HostStream};
@@ -37,7 +38,7 @@ pub(super) struct OperationBatch {
     pub(super) comm: Arc<Comm>,
     /// None until it has one.
     turn: Option<u64>,
-    collectives: SmallVec<[super::CollectiveCall; 1]>,
+    collectives: SmallVec<[CollectiveCall; 1]>,
     /// How many of the collectives have begun.
     begun: usize,
     /// Of each of them, where it is followed.
@@ -293,7 +294,7 @@ impl OperationBatch {
     }
 
     /// One call that has begun, in this turn.
-    pub(super) fn begun(comm: Arc<Comm>, turn: u64, call: super::CollectiveCall) -> OperationBatch {
+    pub(super) fn begun(comm: Arc<Comm>, turn: u64, call: CollectiveCall) -> OperationBatch {
         let mut run = OperationBatch::new(comm);
         run.collectives.push(call);
         (run.turn, run.begun, run.active) = (Some(turn), 1, Active::Collective);
@@ -380,21 +381,8 @@ impl OperationBatch {
                 Active::Waiting => {
                     if let Some(call) = self.collectives.get_mut(self.begun) {
                         self.begun += 1;
-                        if call.factor_at.is_some() {
-                            call.read_factor(engine)?;
-                        }
-                        let super::CollectiveCall { collective, count, dtype, reduction, root, .. } = *call;
-                        self.comm.status.begin(CallSummary::new(collective, count, dtype, reduction, root));
-                        match engine.begin(call)? {
-                            true => {
-                                let followed = self.followed.get(self.begun - 1).and_then(Option::as_ref);
-                                engine.follow(followed.map(Followed::front));
-                                self.active = Active::Collective;
-                            }
-                            false => {
-                                self.followed.get_mut(self.begun - 1).and_then(Option::take);
-                                self.comm.status.finish();
-                            }
+                        if begin(&self.comm, engine, call, self.followed.get_mut(self.begun - 1))? {
+                            self.active = Active::Collective;
                         }
                     } else if !self.messages.is_empty() {
                         self.active = match engine.begin_independent(std::mem::take(&mut self.messages))? {
@@ -682,6 +670,30 @@ impl Stall {
         }
         due.then(|| self.asked - 1)
     }
+}
+
+/// Begins a collective; false where nothing is to be done. Who follows it is told how far it is.
+fn begin(
+    comm: &Comm,
+    engine: &mut Engine,
+    call: &mut CollectiveCall,
+    followed: Option<&mut Option<Followed>>,
+) -> Result<bool> {
+    if call.factor_at.is_some() {
+        call.read_factor(engine)?;
+    }
+    let CollectiveCall { collective, count, dtype, reduction, root, .. } = *call;
+    comm.status.begin(CallSummary::new(collective, count, dtype, reduction, root));
+    let has_begun = engine.begin(call)?;
+    match (has_begun, followed) {
+        (true, Some(Some(followed))) => engine.follow(Some(followed.front())),
+        (false, Some(followed)) => *followed = None,
+        _ => {}
+    }
+    if !has_begun {
+        comm.status.finish();
+    }
+    Ok(has_begun)
 }
 
 fn ended() -> Error {

@@ -25,6 +25,14 @@ struct Choice {
     ns: [f64; 2],
 }
 
+impl Choice {
+    /// The quicker way, once both are known.
+    fn best(&self) -> Option<usize> {
+        let [one, other] = self.ns;
+        (one > 0.0 && other > 0.0).then_some(usize::from(other < one))
+    }
+}
+
 /// What is known of calls of all classes.
 #[derive(Debug, Default)]
 pub struct TriedWays {
@@ -56,8 +64,7 @@ impl TriedWays {
                 first
             }
         } else {
-            let is_known = choice.ns.iter().all(|&ns| ns > 0.0);
-            let best = if is_known { usize::from(choice.ns[1] < choice.ns[0]) } else { first };
+            let best = choice.best().unwrap_or(first);
             let slower = choice.ns[1 - best] / choice.ns[best];
             let period = PERIODS[usize::from(slower > NEAR) + usize::from(slower > FAR)];
             if choice.calls.is_multiple_of(period) {
@@ -70,9 +77,14 @@ impl TriedWays {
         way
     }
 
+    /// The way that is known to be the quicker one.
+    pub fn best(&self, class: usize) -> Option<usize> {
+        self.choices.get(class).and_then(Choice::best)
+    }
+
     /// What a new class begins with; the other way is tried soon.
     fn nearest(&self, class: usize) -> Choice {
-        let known = |class: usize| self.choices.get(class).filter(|choice| choice.ns.iter().all(|&ns| ns > 0.0));
+        let known = |class: usize| self.choices.get(class).filter(|choice| choice.best().is_some());
         let near =
             (1..=NEIGHBOURS).flat_map(|far| [class.checked_sub(far), Some(class + far)]).flatten().find_map(known);
         near.map_or(Choice::default(), |near| Choice { calls: PERIODS[2] - SOON, tried: [TRIES; 2], ..*near })

@@ -4,9 +4,7 @@
 //! Where one has another, or others are late, the call goes on as any other does.
 
 use super::super::post::{check_word, Form};
-use super::super::pull::Reach;
 use super::super::segment::{Face, FACES, PAGES};
-use super::timed::TRIED_BYTES;
 use super::{brings, is_cut, takes, SharedBuffers, Short, Stage, Waiting};
 use crate::device::host;
 use crate::error::ShortResult;
@@ -58,8 +56,11 @@ impl SharedBuffers {
         let index = next as usize % FACES;
         let local = self.local;
         let is_posted = brings(collective, local, root);
-        if is_posted && (self.room(index, form).is_err() || bytes > TRIED_BYTES && self.is_tried()) {
-            return Ok(None);
+        if is_posted {
+            let is_by_page = self.goes_by_page(collective, bytes, input.len().max(output.len()));
+            if !is_by_page || self.room(index, form).is_err() {
+                return Ok(None);
+            }
         }
         let word = check_word(envelope, bytes, form);
         self.calls = next;
@@ -86,11 +87,6 @@ impl SharedBuffers {
         }
         self.await_short(envelope, Short { call: *call, form, word, taken });
         Ok(Some(if matches!(look, Look::Other) { self.advance_any()? } else { Started::Pending }))
-    }
-
-    /// Whether a part that fits a page may be read by the kernel as well.
-    fn is_tried(&self) -> bool {
-        self.may_lend() && self.members.iter().any(|member| member.reach != Reach::SameProcess)
     }
 
     /// Bytes of a post; the same on all ranks.
@@ -245,6 +241,7 @@ impl SharedBuffers {
 
 #[cfg(test)]
 mod tests {
+    use super::super::super::pull::Reach;
     use super::super::super::segment::{Segment, PAGES};
     use super::super::super::wakeup::Wakeups;
     use super::*;

@@ -4,6 +4,7 @@
 //! it began a call and when it had read all, by the machine's clock, and the poster looks later. A call took the time from
 //! when all were there and the call before had been read until its last reader had read it.
 
+use super::super::pull::Reach;
 use super::super::segment::{BoardTimes, PAGE_BYTES, TIMES};
 use super::super::tried_ways::size_class;
 use super::{takes, SharedBuffers, Waiting};
@@ -17,6 +18,9 @@ pub(super) const AREA: usize = 1;
 
 /// Up to so many bytes a part is always copied.
 pub(super) const TRIED_BYTES: usize = PAGE_BYTES / 2;
+
+/// One of so many calls by pages is timed, and the end of the one before it told.
+const PAGES_TIMED: u64 = 8;
 
 /// A time holds the low bits of its call's number.
 const CALL_BITS: u32 = 8;
@@ -43,6 +47,11 @@ pub(super) struct TimedCall {
     root: usize,
     bytes: usize,
     taken: TakenWay,
+}
+
+/// The class of calls of a collective and a size.
+fn class(collective: Collective, operation_bytes: usize) -> usize {
+    collective as usize * usize::BITS as usize + size_class(operation_bytes)
 }
 
 /// The machine's clock in ns, the same for all its processes.
@@ -87,9 +96,23 @@ impl SharedBuffers {
 
     /// The same of a call that went by a page of so many bytes.
     pub(super) fn tell_page(&self, bytes: usize) {
-        if bytes > TRIED_BYTES && self.may_lend() {
+        if bytes > TRIED_BYTES && (self.calls + 1) % PAGES_TIMED < 2 && self.may_lend() {
             tell(&self.times(self.local).ended, self.calls);
         }
+    }
+
+    /// Whether our next part, of so many bytes of a call of so many, goes by a page without more ado: it is short, or that is known to
+    /// be the quicker way and it is not to be timed.
+    #[inline]
+    pub(super) fn goes_by_page(&self, collective: Collective, bytes: usize, operation_bytes: usize) -> bool {
+        if bytes <= TRIED_BYTES
+            || !self.may_lend()
+            || self.members.iter().all(|member| member.reach == Reach::SameProcess)
+        {
+            return true;
+        }
+        let is_timed = (self.calls + 1).is_multiple_of(PAGES_TIMED);
+        !is_timed && self.ways.best(class(collective, operation_bytes)) == Some(AREA)
     }
 
     /// Whether the kernel shall read our part of the call: chosen once for each.
@@ -98,9 +121,8 @@ impl SharedBuffers {
             return taken.is_kernel();
         }
         self.look_at_times();
-        let size = size_class(self.operation_bytes);
         let Some(waiting) = &mut self.waiting else { return false };
-        let class = waiting.collective as usize * usize::BITS as usize + size;
+        let class = class(waiting.collective, self.operation_bytes);
         let taken = TakenWay { class, way: self.ways.choose(class, first), begun: now() };
         waiting.taken = Some(taken);
         taken.is_kernel()
@@ -142,7 +164,6 @@ pub(super) type TimedCalls = VecDeque<TimedCall>;
 
 #[cfg(test)]
 mod tests {
-    use super::super::super::pull::Reach;
     use super::super::super::segment::Segment;
     use super::super::super::wakeup::Wakeups;
     use super::*;
