@@ -63,10 +63,10 @@ ncclResult_t strataStreamAddCallback(cudaStream_t stream, strataCallback_t callb
 ncclResult_t strataStreamAddCallbackStatus(cudaStream_t stream, strataStatusCallback_t callback,
     void* argument);
 
-/* Has what is queued on the stream from now on wait until so many bytes from data on are final: in the receive buffers of collectives that are queued on host streams and have not ended. They may be used and overwritten then, though the collective goes on behind them. With a null stream the caller waits. What belongs to no such collective is final. If one has failed the wait ends with its error. Since strata. */
+/* Has what is queued on the stream from now on wait until so many bytes from data on are final: in the buffers of collectives, sends and receives that are queued on host streams and have not ended. They may be used and overwritten then, though a collective goes on behind them. With a null stream the caller waits. What belongs to no such operation is final. If one has failed the wait ends with its error. Since strata. */
 ncclResult_t strataStreamWaitRange(cudaStream_t stream, const void* data, size_t bytes);
 
-/* How many of so many bytes from data on are final. Since strata. */
+/* How many of so many bytes from data on are final; 0 where it returns an error. Since strata. */
 ncclResult_t strataRangeQuery(const void* data, size_t bytes, size_t* finalBytes);
 
 #ifdef __cplusplus

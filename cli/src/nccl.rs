@@ -391,6 +391,12 @@ impl<'a> Comm<'a> {
         }
     }
 
+    /// Waits until the first bytes of a receive buffer are final in the calls that are queued.
+    pub fn wait_range(&self, recv: Region, bytes: usize) -> Result<()> {
+        let recv = buffer(recv.part(0, bytes).as_ptr()).as_const();
+        call!(self.library, own strataStreamWaitRange(StreamHandle::NULL, recv, bytes))
+    }
+
     /// A `ncclRedOpCreatePreMulSum` operation with this scalar.
     pub fn create_op(&self, mut scalar: ScalarBytes, dtype: DataType) -> Result<c_int> {
         const HOST_IMMEDIATE: Residence = Residence(1);

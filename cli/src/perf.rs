@@ -46,6 +46,7 @@ Columns, as in nccl-tests:
 Figures of --json, for out_of_place and in_place each:
   time_us, algbw_gbs, busbw_gbs, wrong    the columns time, algbw, busbw and #wrong; time_us is a mean
   min_us, median_us, max_us               of the single iterations, each on its slowest process
+  front_us                                with --front: the median of when the first element is final on the slowest process
   iterations                              how many iterations these three are taken from
 
 With --workload the table has a line for the calls of each phase, kind and group:
@@ -114,6 +115,10 @@ pub struct Options {
     /// Write all figures as JSON; `-` for standard output, without the table.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+    /// Also tell when the first element is final on all ranks, while the call goes on: of single calls, each on a host stream of Strata's,
+    /// after a barrier.
+    #[arg(long, conflicts_with_all = ["workload", "aggregate"])]
+    front: bool,
     #[command(flatten)]
     replay: workload::Options,
 }
@@ -212,7 +217,10 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     let nranks = store.size * options.ranks_here;
     options.fits(nranks, store.here, process::available_memory())?;
     let roots = options.roots(nranks)?;
-    let comms = communicators(&library, &mut store, options.ranks_here)?;
+    let mut comms = communicators(&library, &mut store, options.ranks_here)?;
+    if options.front {
+        comms.iter_mut().try_for_each(Comm::add_stream)?;
+    }
     let mut report = Report::new(options, &library, &store, sizes.len() * dtypes.len() * reduces.len() * roots.len())?;
     let mut bench = Bench::new(options, &library, &comms, &mut store)?;
     for &dtype in &dtypes {

@@ -90,7 +90,10 @@ pub struct Show {
 /// The collective of a name.
 pub fn parse_collective(text: &str) -> std::result::Result<Collective, String> {
     let names = || Collective::ALL.map(Collective::name).join(", ");
-    Collective::from_name(text).ok_or_else(|| format!("not one of {}", names()))
+    Collective::from_name(text).ok_or_else(|| match std::path::Path::new(text).is_dir() {
+        true => "a folder; name its files (FOLDER/*.xml)".to_string(),
+        false => format!("not one of {}", names()),
+    })
 }
 
 /// Runs the subcommand.

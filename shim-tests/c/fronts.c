@@ -138,6 +138,19 @@ static void refusals(void) {
   go = 1;
   OK(strataStreamSynchronize(streams[0]));
   CHECK(result == ncclInvalidUsage);
+  /* What a rank still sends is not final: of a reduction in place on a rank that is not its root. */
+  OK(ncclReduce(in[0], in[0], COUNT, ncclFloat, ncclSum, 1, comms[0], streams[0]));
+  OK(strataRangeQuery(in[0], COUNT * sizeof(float), &known));
+  CHECK(known == 0);
+  OK(ncclReduce(in[1], out[1], COUNT, ncclFloat, ncclSum, 1, comms[1], streams[1]));
+  OK(strataStreamWaitRange(NULL, in[0], COUNT * sizeof(float)));
+  /* A receive is final as a whole. */
+  OK(ncclRecv(out[0], COUNT, ncclFloat, 1, comms[0], streams[0]));
+  OK(strataRangeQuery(out[0], 8, &known));
+  CHECK(known == 0);
+  OK(ncclSend(in[1], COUNT, ncclFloat, 0, comms[1], streams[1]));
+  OK(strataStreamWaitRange(NULL, out[0], COUNT * sizeof(float)));
+  CHECK(!memcmp(in[1], out[0], COUNT * sizeof(float)));
   /* On its own stream a wait comes after the call. */
   OK(strataStreamWaitRange(streams[1], out[1], 8));
   OK(strataStreamSynchronize(streams[1]));
@@ -157,6 +170,25 @@ static void failure(void) {
   OK(ncclCommAbort(comms[0]));
   CHECK(strataStreamSynchronize(later) != ncclSuccess);
   OK(ncclCommAbort(comms[1]));
+  /* The communicators are gone, and their failures with them, once their streams have let go. */
+  strataStreamSynchronize(streams[0]);
+  for (int tries = 0; strataRangeQuery(out[0], 8, &known) != ncclSuccess; tries++) {
+    CHECK(known == 0 && tries < 2000);
+    usleep(1000);
+  }
+  CHECK(known == 8);
+  OK(strataStreamWaitRange(NULL, out[0], 8));
+  /* A rank leaves, and the failed call is told of as long as its communicator is there. */
+  OK(ncclCommInitAll(comms, 2, NULL));
+  OK(ncclAllReduce(in[0], out[0], COUNT, ncclFloat, ncclSum, comms[0], streams[0]));
+  OK(ncclCommAbort(comms[1]));
+  CHECK(strataStreamWaitRange(NULL, out[0], 8) == ncclRemoteError);
+  CHECK(strataStreamSynchronize(streams[0]) == ncclRemoteError);
+  CHECK(strataStreamWaitRange(NULL, out[0], 8) == ncclRemoteError);
+  known = 1;
+  CHECK(strataRangeQuery(out[0], 8, &known) == ncclRemoteError && known == 0);
+  OK(ncclCommAbort(comms[0]));
+  OK(strataStreamWaitRange(NULL, out[0], 8));
   exit(0);
 }
 

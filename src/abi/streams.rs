@@ -116,7 +116,7 @@ pub fn wait_range(name: StreamHandle, data: ConstBuffer, bytes: usize) -> Result
     match stream {
         StreamRef::Stream(stream) => stream.enqueue(move || wait.wait()),
         StreamRef::Null | StreamRef::Gpu(_) if wait.is_behind_this() => {
-            let text = "a callback of a stream cannot wait for a collective that is queued behind it";
+            let text = "a callback of a stream cannot wait for an operation that is queued behind it";
             Err(Error::InvalidUsage(text.to_string()))
         }
         StreamRef::Null | StreamRef::Gpu(_) => wait.wait(),
@@ -128,7 +128,9 @@ pub fn query_range(data: ConstBuffer, bytes: usize, out: Ptr<usize>) -> Result<(
     if out.is_null() {
         return Err(null("finalBytes"));
     }
-    out.set("finalBytes", front::final_bytes(Range::new(data.address(), bytes)?)?)
+    let known = Range::new(data.address(), bytes).and_then(front::final_bytes);
+    out.set("finalBytes", *known.as_ref().unwrap_or(&0))?;
+    known.map(drop)
 }
 
 /// `strataStreamAddCallback`

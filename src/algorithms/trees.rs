@@ -4,7 +4,7 @@
 //! root, on the links' other direction. A rank has a lane for each child and one for what comes down, so no direction waits for
 //! another. The second child's sum of a segment waits for the first one's, which keeps both links busy, and
 //! operands stay in the order of ranks. `two_trees` cuts each block into two chunks and sends each along a tree of its own, in which
-//! leaves are those who have children in the other ([`forest`](super::forest)): all ranks send and receive about as much.
+//! leaves are those who have children in the other ([`forest`]): all ranks send and receive about as much.
 //! With a root (reduce, broadcast) the two trees are of all other ranks, and the root is above both.
 //! Source: C-Cube (Jo, Son and Kim, HPCA 2023), section III-C; Sanders, Speck and Träff, 2009.
 //!

@@ -1,54 +1,62 @@
-//! How much of the results of calls under way is final, for programs that go on with what is there already.
+//! How much of the data of operations under way is final, for programs that go on with what is there already.
 //!
-//! A call on a stream is *followed* from the moment it is queued until it has ended. Its front is where its leading segments end that
-//! are complete: what lies before it in each block of the receive buffer is final, and Strata touches it no more. Calls on the null
-//! stream have ended when they return, and are not followed. A call that has failed is remembered until another one has its place,
-//! or its communicator is gone, so that who asks later is told of the failure.
+//! An operation on a stream is *followed* from the moment it is queued until it has ended. A collective's front is where its leading
+//! segments end that are complete: what lies before it in each block of the send and the receive buffer is final, and Strata touches it
+//! no more. A send or a receive is final as a whole. Operations on the null stream have ended when they return, and are not
+//! followed. One that has failed is remembered until another one is followed in its place, or its communicator is gone, so that who
+//! asks later is told of the failure.
 //! Source: C-Cube (Jo, Son and Kim, HPCA 2023), section III-D, where the gradient's address is its place in the queue.
 #![forbid(unsafe_code)]
 
-use super::{CollectiveCall, Comm};
+use super::{CollectiveCall, Comm, Message};
+use crate::device::gpu::driver::Driver;
 use crate::device::host::stream::HostStream;
 use crate::device::StreamRef;
 use crate::error::{Error, Result};
 use crate::fork::PerProcess;
+use crate::memory::DeviceRegion;
 use crate::sync::locked;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 
-/// The part of a call's results that is final.
+/// The part of an operation's data that is final.
 #[derive(Debug)]
 pub struct CallFront {
-    /// The receive buffer, and the length of its blocks.
-    begin: usize,
-    end: usize,
+    /// The send buffer and the receive buffer; one may be empty, and one may lie in the other.
+    buffers: [Range; 2],
     block_bytes: usize,
     /// Bytes of each block that are final.
     bytes: AtomicUsize,
     comm: Weak<Comm>,
     stream: Weak<HostStream>,
-    calls: &'static Calls,
-}
-
-/// Calls under way, in the order in which they were queued, and those that have failed.
-#[derive(Debug, Default)]
-struct Calls {
-    open: Mutex<Open>,
+    state: Mutex<State>,
     changed: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct Open {
-    calls: Vec<(Arc<CallFront>, Option<Error>)>,
+struct State {
     /// How many threads wait for a change.
     waiting: usize,
+    /// What came of it.
+    outcome: Option<Result<()>>,
 }
 
-static CALLS: PerProcess<Calls> = PerProcess::new(Calls::default);
+/// Operations under way, in the order in which they were queued, and those that have failed.
+#[derive(Debug, Default)]
+struct Calls {
+    open: BTreeMap<u64, Arc<CallFront>>,
+    failed: Vec<(Arc<CallFront>, Error)>,
+    next: u64,
+}
 
-/// A call that is followed; when this is dropped it has ended.
+static CALLS: PerProcess<Mutex<Calls>> = PerProcess::new(Mutex::default);
+
+/// An operation that is followed; when this is dropped it has ended.
 #[derive(Debug)]
 pub struct Followed {
+    calls: &'static Mutex<Calls>,
+    number: u64,
     front: Arc<CallFront>,
 }
 
@@ -63,164 +71,184 @@ impl Range {
     /// `bytes` bytes from an address on.
     ///
     /// # Errors
-    /// `InvalidArgument` for null, and for a range beyond the end of memory.
+    /// `InvalidArgument` for null, and for a range beyond the end of memory. `InvalidUsage` for memory of a device: nobody follows
+    /// what is on its way there.
     pub fn new(address: usize, bytes: usize) -> Result<Range> {
         let wrong = |what: &str| Error::InvalidArgument(format!("a range of {bytes} bytes from {address:#x}: {what}"));
         if address == 0 {
             return Err(wrong("it begins at null"));
         }
+        if Driver::known().is_some_and(|driver| driver.is_of_device(address as u64)) {
+            let text =
+                format!("a range at {address:#x} is memory of a device; only operations in host memory are followed");
+            return Err(Error::InvalidUsage(text));
+        }
         let end = address.checked_add(bytes).ok_or_else(|| wrong("it goes beyond the end of memory"))?;
         Ok(Range { begin: address, end })
+    }
+
+    fn of(region: DeviceRegion) -> Range {
+        let begin = region.address() as usize;
+        Range { begin, end: begin + region.len() }
+    }
+
+    fn overlaps(self, other: Range) -> bool {
+        self.begin < other.end && other.begin < self.end
     }
 }
 
 impl CallFront {
-    /// Follows a call that is about to be queued on a stream.
+    /// Follows a collective that is about to be queued on a stream.
     pub fn follow(comm: &Arc<Comm>, call: &CollectiveCall, stream: &StreamRef) -> Option<Followed> {
+        let block_bytes = call.count * call.dtype.size();
+        CallFront::of(comm, [call.input, call.output], block_bytes, stream)
+    }
+
+    /// The same of a send or a receive.
+    pub(super) fn follow_message(comm: &Arc<Comm>, message: &Message, stream: &StreamRef) -> Option<Followed> {
+        CallFront::of(comm, [message.data, DeviceRegion::EMPTY], message.data.len(), stream)
+    }
+
+    fn of(comm: &Arc<Comm>, buffers: [DeviceRegion; 2], block_bytes: usize, stream: &StreamRef) -> Option<Followed> {
         let StreamRef::Stream(stream) = stream else { return None };
-        let (begin, len) = (call.output.address() as usize, call.output.len());
-        let calls: &'static Calls = CALLS.get();
         let front = Arc::new(CallFront {
-            begin,
-            end: begin + len,
-            block_bytes: (call.count * call.dtype.size()).max(1),
+            buffers: buffers.map(Range::of),
+            block_bytes: block_bytes.max(1),
             bytes: AtomicUsize::new(0),
             comm: Arc::downgrade(comm),
             stream: Arc::downgrade(stream),
-            calls,
+            state: Mutex::default(),
+            changed: Condvar::new(),
         });
-        if len == 0 {
-            return None;
-        }
-        let mut open = locked(&calls.open);
-        open.calls.retain(|(other, failure)| {
-            failure.is_none() || (other.comm.strong_count() > 0 && !other.overlaps(begin, begin + len))
-        });
-        open.calls.push((front.clone(), None));
-        Some(Followed { front })
+        let calls = CALLS.get();
+        let mut locked = locked(calls);
+        locked.forget_failures(|failed| front.buffers.iter().any(|buffer| failed.overlaps(*buffer)));
+        let number = locked.next;
+        locked.next += 1;
+        locked.open.insert(number, front.clone());
+        Some(Followed { calls, number, front })
     }
 
     /// So many bytes of each block are final now.
     pub fn advance(&self, bytes: usize) {
+        // Who waits counts itself under the lock before it looks: either it sees the front, or is seen here.
         self.bytes.store(bytes.min(self.block_bytes), Ordering::Release);
-        self.calls.tell();
+        self.tell(None);
     }
 
-    fn overlaps(&self, begin: usize, end: usize) -> bool {
-        begin < self.end && self.begin < end
-    }
-
-    /// The first byte from an address of the buffer on that is not final.
-    fn first_open(&self, from: usize) -> usize {
-        let bytes = self.bytes.load(Ordering::Acquire);
-        if bytes >= self.block_bytes {
-            return self.end;
+    fn tell(&self, outcome: Option<Result<()>>) {
+        let mut state = locked(&self.state);
+        if outcome.is_some() {
+            state.outcome = outcome;
         }
-        let (block, at) = ((from - self.begin) / self.block_bytes, (from - self.begin) % self.block_bytes);
-        from.max(self.begin + block * self.block_bytes + bytes.max(at).min(self.block_bytes)).min(self.end)
+        if state.waiting > 0 {
+            self.changed.notify_all();
+        }
     }
 
-    /// Where in a range the results of this call are not final yet: the first byte.
+    fn overlaps(&self, range: Range) -> bool {
+        self.buffers.iter().any(|buffer| buffer.overlaps(range))
+    }
+
+    /// The first byte of a range that is not final yet.
     fn open_in(&self, range: Range) -> Option<usize> {
-        let (from, to) = (range.begin.max(self.begin), range.end.min(self.end));
-        (from < to).then(|| self.first_open(from)).filter(|&open| open < to)
+        let bytes = self.bytes.load(Ordering::Acquire);
+        let first_open = |buffer: &Range| {
+            let (from, to) = (range.begin.max(buffer.begin), range.end.min(buffer.end));
+            if from >= to || bytes >= self.block_bytes {
+                return None;
+            }
+            let (block, at) = ((from - buffer.begin) / self.block_bytes, (from - buffer.begin) % self.block_bytes);
+            let open = if at >= bytes { from } else { buffer.begin + block * self.block_bytes + bytes };
+            (open < to).then_some(open)
+        };
+        self.buffers.iter().filter_map(first_open).min()
+    }
+
+    /// Waits until a range is final in it; its error if it fails before.
+    fn wait(&self, range: Range) -> Result<()> {
+        let mut state = locked(&self.state);
+        state.waiting += 1;
+        let outcome = loop {
+            match &state.outcome {
+                Some(outcome) => break outcome.clone(),
+                None if self.open_in(range).is_none() => break Ok(()),
+                None => state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
+            }
+        };
+        state.waiting -= 1;
+        outcome
     }
 }
 
 impl Calls {
-    /// Wakes those who wait, if there are any.
-    fn tell(&self) {
-        // Who waits has counted itself under the lock before it looked: either it sees the front, or is seen here.
-        if locked(&self.open).waiting > 0 {
-            self.changed.notify_all();
-        }
+    /// Forgets failures of communicators that are gone, and these.
+    fn forget_failures(&mut self, also: impl Fn(&CallFront) -> bool) {
+        self.failed.retain(|(front, _)| front.comm.strong_count() > 0 && !also(front));
     }
 }
 
 impl Followed {
-    /// The call's front.
+    /// The operation's front.
     pub fn front(&self) -> Arc<CallFront> {
         self.front.clone()
     }
 
-    /// The call has failed.
+    /// The operation has failed.
     pub fn fail(self, error: &Error) {
-        let calls = self.front.calls;
-        let mut open = locked(&calls.open);
-        for (front, failure) in &mut open.calls {
-            if Arc::ptr_eq(front, &self.front) {
-                failure.get_or_insert_with(|| error.clone());
-            }
-        }
-        drop(open);
-        calls.changed.notify_all();
+        let mut calls = locked(self.calls);
+        calls.open.remove(&self.number);
+        calls.failed.push((self.front.clone(), error.clone()));
+        drop(calls);
+        self.front.tell(Some(Err(error.clone())));
     }
 }
 
 impl Drop for Followed {
     fn drop(&mut self) {
-        let calls = self.front.calls;
-        locked(&calls.open).calls.retain(|(front, failure)| !Arc::ptr_eq(front, &self.front) || failure.is_some());
-        calls.tell();
+        if locked(self.calls).open.remove(&self.number).is_some() {
+            self.front.tell(Some(Ok(())));
+        }
     }
 }
 
-/// How many bytes from the beginning of a range on are final. What belongs to no call is.
+/// How many bytes from the beginning of a range on are final. What belongs to no operation is.
 pub fn final_bytes(range: Range) -> Result<usize> {
-    let open = locked(&CALLS.get().open);
-    let mut end = range.end;
-    for (front, failure) in open.calls.iter().filter(|(front, _)| front.overlaps(range.begin, range.end)) {
-        failure.as_ref().map_or(Ok(()), |error| Err(error.clone()))?;
-        end = end.min(front.open_in(range).unwrap_or(end));
+    let mut calls = locked(CALLS.get());
+    calls.forget_failures(|_| false);
+    if let Some((_, error)) = calls.failed.iter().find(|(front, _)| front.overlaps(range)) {
+        return Err(error.clone());
     }
-    Ok(end - range.begin)
+    let open = calls.open.values().filter_map(|front| front.open_in(range)).min();
+    Ok(open.unwrap_or(range.end) - range.begin)
 }
 
-/// What is to be waited for: the calls that were under way when this was made.
+/// What is to be waited for: the operations that were under way when this was made.
 #[derive(Debug)]
 pub struct RangeWait {
     range: Range,
     fronts: Vec<Arc<CallFront>>,
+    failure: Option<Error>,
 }
 
 impl RangeWait {
     /// What a range waits for now.
     pub fn new(range: Range) -> RangeWait {
-        let open = locked(&CALLS.get().open);
-        let under_way = open.calls.iter().filter(|(front, _)| front.overlaps(range.begin, range.end));
-        RangeWait { range, fronts: under_way.map(|(front, _)| front.clone()).collect() }
+        let mut calls = locked(CALLS.get());
+        calls.forget_failures(|_| false);
+        let failure = calls.failed.iter().find(|(front, _)| front.overlaps(range)).map(|(_, error)| error.clone());
+        let fronts = calls.open.values().filter(|front| front.overlaps(range)).cloned().collect();
+        RangeWait { range, fronts, failure }
     }
 
-    /// Whether one of the calls is queued behind what this thread does, on its own stream.
+    /// Whether one of the operations is queued behind what this thread does, on its own stream.
     pub fn is_behind_this(&self) -> bool {
         self.fronts.iter().any(|front| front.stream.upgrade().is_some_and(|stream| stream.is_working_here()))
     }
 
     /// Waits until the range is final in all of them; the error of one that has failed.
     pub fn wait(self) -> Result<()> {
-        let calls = CALLS.get();
-        let mut open = locked(&calls.open);
-        open.waiting += 1;
-        let outcome = loop {
-            match self.state(&open) {
-                Some(outcome) => break outcome,
-                None => open = calls.changed.wait(open).unwrap_or_else(PoisonError::into_inner),
-            }
-        };
-        open.waiting -= 1;
-        outcome
-    }
-
-    /// What came of it, if that is known.
-    fn state(&self, open: &Open) -> Option<Result<()>> {
-        for front in &self.fronts {
-            let Some((_, failure)) = open.calls.iter().find(|(other, _)| Arc::ptr_eq(other, front)) else { continue };
-            match failure {
-                Some(error) => return Some(Err(error.clone())),
-                None if front.open_in(self.range).is_some() => return None,
-                None => {}
-            }
-        }
-        Some(Ok(()))
+        self.failure.map_or(Ok(()), Err)?;
+        self.fronts.iter().try_for_each(|front| front.wait(self.range))
     }
 }

@@ -43,6 +43,8 @@ pub(super) struct OperationBatch {
     begun: usize,
     /// Of each of them, where it is followed.
     followed: SmallVec<[Option<Followed>; 1]>,
+    /// The messages that are followed.
+    pub(super) followed_messages: Vec<Followed>,
     /// Those that have not begun.
     pub(super) messages: Vec<Message>,
     pub(super) active: Active,
@@ -284,6 +286,7 @@ impl OperationBatch {
             collectives: SmallVec::new(),
             begun: 0,
             followed: SmallVec::new(),
+            followed_messages: Vec::new(),
             messages: Vec::new(),
             active: Active::Waiting,
             independent: false,
@@ -390,6 +393,7 @@ impl OperationBatch {
                             Err(messages) => Active::Messages(engine.begin_messages(messages)),
                         };
                     } else {
+                        self.followed_messages.clear();
                         return Ok(Progress::Done);
                     }
                     moved = true;
@@ -521,15 +525,19 @@ impl OperationBatch {
         error
     }
 
-    /// Has its collectives followed, which are about to be queued on a stream.
+    /// Has its operations followed, which are about to be queued on a stream.
     pub(super) fn follow(&mut self, stream: &StreamRef) {
         let comm = &self.comm;
         self.followed = self.collectives.iter().map(|call| CallFront::follow(comm, call, stream)).collect();
+        let messages = self.messages.iter();
+        self.followed_messages =
+            messages.filter_map(|message| CallFront::follow_message(comm, message, stream)).collect();
     }
 
     /// Tells those who wait for what is followed that it has failed.
     fn end_followed(&mut self, error: &Error) {
-        self.followed.drain(..).flatten().for_each(|followed| followed.fail(error));
+        let collectives = self.followed.drain(..).flatten();
+        collectives.chain(self.followed_messages.drain(..)).for_each(|followed| followed.fail(error));
     }
 
     /// Says which rank is awaited, for ranks that look for the one that holds everybody up.
@@ -615,7 +623,7 @@ impl Drop for OperationBatch {
     fn drop(&mut self) {
         self.stop_watching();
         self.withdraw();
-        if !self.followed.is_empty() {
+        if !self.followed.is_empty() || !self.followed_messages.is_empty() {
             // Those that have ended are followed no more.
             let error = self.comm.failure().unwrap_or_else(ended);
             self.end_followed(&error);

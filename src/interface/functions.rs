@@ -520,14 +520,14 @@ macro_rules! own_functions {
             "strata" fn strataStreamAddCallbackStatus(
                 stream: StreamHandle, callback: StatusCallback, argument: Buffer
             ) -> Status = native(streams::add_callback_status);
-            /// Has what is queued on the stream from now on wait until so many bytes from data on are final: in the receive
-            /// buffers of collectives that are queued on host streams and have not ended. They may be used and overwritten then,
-            /// though the collective goes on behind them. With a null stream the caller waits. What belongs to no such
-            /// collective is final. If one has failed the wait ends with its error.
+            /// Has what is queued on the stream from now on wait until so many bytes from data on are final: in the buffers of
+            /// collectives, sends and receives that are queued on host streams and have not ended. They may be used and
+            /// overwritten then, though a collective goes on behind them. With a null stream the caller waits. What belongs to
+            /// no such operation is final. If one has failed the wait ends with its error.
             "strata" fn strataStreamWaitRange(
                 stream: StreamHandle, data: ConstBuffer, bytes: usize
             ) -> Status = native(streams::wait_range);
-            /// How many of so many bytes from data on are final.
+            /// How many of so many bytes from data on are final; 0 where it returns an error.
             "strata" fn strataRangeQuery(
                 data: ConstBuffer, bytes: usize, finalBytes: Ptr<usize>
             ) -> Status = native(streams::query_range);

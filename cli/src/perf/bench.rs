@@ -146,6 +146,10 @@ impl<'a, 'lib> Bench<'a, 'lib> {
         let wrong = if self.options.check > 0 { Some(self.check(case, data, in_place)?) } else { None };
         for _ in 0..self.options.warmup {
             self.call(case)?;
+            self.synchronize()?;
+        }
+        if self.options.front {
+            return self.measure_front(case, wrong);
         }
         let mut times = Vec::with_capacity(self.options.iterations());
         self.store.barrier()?;
@@ -167,7 +171,34 @@ impl<'a, 'lib> Bench<'a, 'lib> {
         times.push(total / calls);
         let mut slowest = self.slowest(&times)?;
         let mean = slowest.pop().unwrap_or(0.0);
-        Ok(Timing { mean, iterations: slowest, wrong })
+        Ok(Timing { mean, iterations: slowest, wrong, front: None })
+    }
+
+    /// Times single calls on their streams, and when the first element of each receive buffer is final.
+    fn measure_front(&mut self, case: &Case, wrong: Option<usize>) -> Result<Timing> {
+        let (mut times, mut fronts) = (Vec::new(), Vec::new());
+        for _ in 0..self.options.iterations() {
+            self.store.barrier()?;
+            let before = Instant::now();
+            self.call(case)?;
+            for (comm, Buffers { recv, dtype, .. }) in self.comms.iter().zip(&case.buffers) {
+                if !recv.is_empty() {
+                    comm.wait_range(*recv, dtype.size())?;
+                }
+            }
+            fronts.push(before.elapsed().as_secs_f64());
+            self.synchronize()?;
+            times.push(before.elapsed().as_secs_f64());
+        }
+        let (slowest, mut fronts) = (self.slowest(&times)?, self.slowest(&fronts)?);
+        fronts.sort_by(f64::total_cmp);
+        let mean = slowest.iter().sum::<f64>() / slowest.len().max(1) as f64;
+        Ok(Timing { mean, iterations: slowest, wrong, front: fronts.get(fronts.len() / 2).copied() })
+    }
+
+    /// Waits for the streams, where the ranks have such.
+    fn synchronize(&self) -> Result<()> {
+        self.comms.iter().filter_map(Comm::stream).try_for_each(|stream| stream.synchronize())
     }
 
     /// Fills the buffers, calls once, and counts the wrong elements on all ranks.
@@ -180,6 +211,7 @@ impl<'a, 'lib> Bench<'a, 'lib> {
             data.fill(input, place.rank, 0);
         }
         self.call_once(case)?;
+        self.synchronize()?;
         let wrong = |(buffers, place): (&Buffers, &Place)| data.wrong(kind, buffers.recv, case.count, *place);
         let wrong: usize = case.buffers.iter().zip(&case.places).map(wrong).sum();
         let all = self.store.all_gather(&(wrong as u64).to_le_bytes())?;

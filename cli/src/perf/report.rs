@@ -67,6 +67,9 @@ impl Report {
     pub fn add(&mut self, row: Row) {
         if self.table {
             self.bar.suspend(|| outln!("{}", row.text()));
+            if let Some(text) = row.front_text() {
+                self.bar.suspend(|| outln!("{text}"));
+            }
             // A table that is read through a pipe should grow line by line.
             crate::process::flush_out();
         }

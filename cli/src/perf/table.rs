@@ -12,6 +12,8 @@ pub struct Timing {
     pub iterations: Vec<f64>,
     /// Wrong elements on all ranks; `None`: not checked.
     pub wrong: Option<usize>,
+    /// Seconds until the first element was final on the slowest rank, the median; where that was measured.
+    pub front: Option<f64>,
 }
 
 /// One line of the table.
@@ -73,6 +75,17 @@ impl Row {
         )
     }
 
+    /// What is said of the front below the line, if it was measured.
+    pub fn front_text(&self) -> Option<String> {
+        let text = |timing: &Timing| {
+            let (front, mean) = (timing.front?, timing.mean);
+            let share = if mean > 0.0 { 100.0 * front / mean } else { 0.0 };
+            Some(format!("{} us of {} ({share:.1} %)", micros(front).trim(), micros(mean).trim()))
+        };
+        let texts: Vec<String> = self.timings().filter_map(text).collect();
+        (!texts.is_empty()).then(|| format!("#   first element final on all ranks after {}", texts.join(", in place ")))
+    }
+
     /// The line as JSON.
     pub fn json(&self) -> Value {
         let figures = |timing: &Timing| {
@@ -83,7 +96,7 @@ impl Row {
             json!({
                 "time_us": timing.mean * 1e6, "algbw_gbs": algorithm, "busbw_gbs": bus, "wrong": timing.wrong,
                 "iterations": sorted.len(), "min_us": at(0), "median_us": at(sorted.len() / 2),
-                "max_us": at(sorted.len().saturating_sub(1)),
+                "max_us": at(sorted.len().saturating_sub(1)), "front_us": timing.front.map(|seconds| seconds * 1e6),
             })
         };
         json!({
@@ -146,7 +159,7 @@ mod tests {
     use super::*;
 
     fn row() -> Row {
-        let timing = |mean| Timing { mean, iterations: vec![3e-6, 1e-6, 2e-6], wrong: Some(0) };
+        let timing = |mean| Timing { mean, iterations: vec![3e-6, 1e-6, 2e-6], wrong: Some(0), front: None };
         Row {
             size: 1_000_000,
             count: 250_000,
@@ -172,6 +185,19 @@ mod tests {
         assert_eq!(ends(names, "count"), ends(&row().text(), "250000"), "columns line up");
         assert_eq!(ends(names, "busbw"), ends(&row().text(), "1.50"), "columns line up");
         assert_eq!(names.trim_end().len(), row().text().len());
+    }
+
+    #[test]
+    fn the_front_is_told_below_the_line() {
+        let mut row = row();
+        assert_eq!(row.front_text(), None);
+        row.out_of_place.front = Some(5e-5);
+        row.in_place = None;
+        assert_eq!(
+            row.front_text().as_deref(),
+            Some("#   first element final on all ranks after 50.00 us of 1000.00 (5.0 %)")
+        );
+        assert!((row.json()["out_of_place"]["front_us"].as_f64().unwrap() - 50.0).abs() < 1e-9);
     }
 
     #[test]

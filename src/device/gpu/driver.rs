@@ -208,10 +208,25 @@ pub fn is_no_device(status: DriverStatus) -> bool {
     status == 100 || status == 101
 }
 
+static DRIVER: OnceLock<Driver> = OnceLock::new();
+
 impl Driver {
+    /// The driver of this process, if a communicator has been made since it was loaded.
+    pub fn known() -> Option<&'static Driver> {
+        DRIVER.get()
+    }
+
+    /// Whether an address is one of some device's memory.
+    pub fn is_of_device(&self, address: Address) -> bool {
+        let mut value: c_int = 0;
+        let place: *mut c_int = &mut value;
+        // SAFETY: the place must be fit for this property; because it is an integer.
+        let status = unsafe { self.pointer_attribute(place.cast(), super::MEMORY_TYPE, address) };
+        status == SUCCESS && value == super::DEVICE_MEMORY
+    }
+
     /// The driver of this process, if it has loaded one by now.
     pub fn get() -> Option<&'static Driver> {
-        static DRIVER: OnceLock<Driver> = OnceLock::new();
         match DRIVER.get() {
             Some(driver) => Some(driver),
             // One may still come; the search costs little beside the making of a communicator, where it is done first.
