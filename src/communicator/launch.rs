@@ -503,7 +503,7 @@ impl OperationBatch {
                     // The other may have found out first, told it and left.
                     comm.await_news(GRACE);
                 }
-                Error::InvalidUsage(words.unwrap_or(text))
+                words.map_or_else(|| comm.failure().unwrap_or(Error::InvalidUsage(text)), Error::InvalidUsage)
             }
             (_, error) => error,
         }
