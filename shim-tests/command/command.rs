@@ -118,6 +118,38 @@ fn nonsense_in_the_launcher_s_variables_is_refused() {
 }
 
 #[test]
+fn the_front_of_calls_is_measured_and_told_with_their_results_right() {
+    for collective in ["all_reduce", "all_gather", "reduce", "broadcast"] {
+        let line = [
+            "perf",
+            collective,
+            "-b",
+            "256K",
+            "-e",
+            "256K",
+            "-n",
+            "2",
+            "-w",
+            "1",
+            "-g",
+            "3",
+            "--front",
+            "--library",
+            library(),
+        ];
+        let output = output(strata(&line).env("STRATA_SEGMENT_BYTES", "4096"));
+        let (said, wrong) = (text(&output.stdout), text(&output.stderr));
+        assert_eq!(output.status.code(), Some(0), "{collective}: {said}{wrong}");
+        assert!(
+            said.contains("#   first element final on all ranks after") && said.contains("values : 0 OK"),
+            "{said}"
+        );
+    }
+    let refused = output(&mut strata(&["perf", "all_reduce", "-m", "2", "--front", "--library", library()]));
+    assert_eq!(refused.status.code(), Some(2), "{}", text(&refused.stderr));
+}
+
+#[test]
 fn a_size_that_memory_cannot_hold_is_refused_with_the_size_and_the_memory() {
     let output =
         output(&mut strata(&["perf", "all_reduce", "-b", "1000000G", "-e", "1000000G", "--library", library()]));
