@@ -2,7 +2,7 @@
  *
  * usage: bench-limits [--sizes 8,64K,.. | --line]
  *
- * --line: only the first of these rows, without their head. Printed are rows of CSV, LIMIT,THREADS,BYTES,Q1,MEDIAN,Q3 in microseconds:
+ * Printed are rows of CSV, LIMIT,THREADS,BYTES,Q1,MEDIAN,Q3 in microseconds; with --line only the first, without the head:
  *   latency   one way of a cache line between two processors, on which two threads hand a flag to and fro
  *   handed    one thread copies what another has just written, on another processor
  *   copy      memcpy of BYTES in all by one thread and by two, in buffers of their own that stay as warm as they can

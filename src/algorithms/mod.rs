@@ -8,7 +8,7 @@
 mod board;
 mod builder;
 mod direct;
-pub mod forest;
+mod forest;
 #[cfg(test)]
 mod interpreter;
 pub mod levels;

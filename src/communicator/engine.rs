@@ -330,9 +330,9 @@ impl Engine {
     }
 
     /// Has what has begun tell how far it is.
-    pub fn follow(&mut self, front: Option<Arc<CallFront>>) {
+    pub fn follow(&mut self, front: Arc<CallFront>) {
         if let Some(running) = &mut self.running {
-            running.front = front;
+            running.front = Some(front);
         }
     }
 

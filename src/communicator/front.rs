@@ -121,11 +121,12 @@ impl CallFront {
             changed: Condvar::new(),
         });
         let calls = CALLS.get();
-        let mut locked = locked(calls);
-        locked.forget_failures(|failed| front.buffers.iter().any(|buffer| failed.overlaps(*buffer)));
-        let number = locked.next;
-        locked.next += 1;
-        locked.open.insert(number, front.clone());
+        let mut known = locked(calls);
+        known.forget_failures(|failed| front.buffers.iter().any(|buffer| failed.overlaps(*buffer)));
+        let number = known.next;
+        known.next += 1;
+        known.open.insert(number, front.clone());
+        drop(known);
         Some(Followed { calls, number, front })
     }
 

@@ -694,7 +694,7 @@ fn begin(
     comm.status.begin(CallSummary::new(collective, count, dtype, reduction, root));
     let has_begun = engine.begin(call)?;
     match (has_begun, followed) {
-        (true, Some(Some(followed))) => engine.follow(Some(followed.front())),
+        (true, Some(Some(followed))) => engine.follow(followed.front()),
         (false, Some(followed)) => *followed = None,
         _ => {}
     }

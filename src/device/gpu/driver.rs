@@ -218,11 +218,16 @@ impl Driver {
 
     /// Whether an address is one of some device's memory.
     pub fn is_of_device(&self, address: Address) -> bool {
+        self.property(super::MEMORY_TYPE, address) == Some(super::DEVICE_MEMORY)
+    }
+
+    /// A property, which is an integer, of the memory at an address; none where the driver does not know it.
+    pub fn property(&self, attribute: c_int, address: Address) -> Option<c_int> {
         let mut value: c_int = 0;
         let place: *mut c_int = &mut value;
-        // SAFETY: the place must be fit for this property; because it is an integer.
-        let status = unsafe { self.pointer_attribute(place.cast(), super::MEMORY_TYPE, address) };
-        status == SUCCESS && value == super::DEVICE_MEMORY
+        // SAFETY: the place must be fit for the property; because the caller asks for an integer.
+        let status = unsafe { self.pointer_attribute(place.cast(), attribute, address) };
+        (status == SUCCESS).then_some(value)
     }
 
     /// The driver of this process, if it has loaded one by now.

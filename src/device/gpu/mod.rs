@@ -278,13 +278,7 @@ impl GpuDevice {
         if self.any_address {
             return true;
         }
-        let property = |attribute: c_int| {
-            let mut value: c_int = 0;
-            let place: *mut c_int = &mut value;
-            // SAFETY: the place must be fit for these properties; because they are integers.
-            let status = unsafe { self.driver.pointer_attribute(place.cast(), attribute, address) };
-            (status == SUCCESS).then_some(value)
-        };
+        let property = |attribute: c_int| self.driver.property(attribute, address);
         match property(MEMORY_TYPE) {
             None => false,
             Some(0) => !self.zero_is_unknown(),

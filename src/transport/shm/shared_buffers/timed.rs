@@ -145,8 +145,9 @@ impl SharedBuffers {
             if readers().any(|member| member != self.local && !self.has_read(member, timed.call)) {
                 return;
             }
-            let ended: Option<Vec<u64>> = readers().map(|member| told(&self.times(member).ended, timed.call)).collect();
-            let ended = ended.and_then(|ended| ended.into_iter().max());
+            // None where a reader has not told it.
+            let later = |last: u64, member: usize| Some(last.max(told(&self.times(member).ended, timed.call)?));
+            let ended = readers().try_fold(0, later);
             let there = readers().filter_map(|member| told(&self.times(member).begun, timed.call)).max();
             let before = readers().filter_map(|member| told(&self.times(member).ended, timed.call - 1)).max();
             let begun = timed.taken.begun.max(there.unwrap_or(0)).max(before.unwrap_or(0));
