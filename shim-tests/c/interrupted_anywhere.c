@@ -1,10 +1,12 @@
 /* A signal handler that aborts the communicator of the call that it interrupts, at every moment of the call: a rank calls in
    many ways, also with a fifth communicator (a thread remembers four), on streams and in groups, and is interrupted after a
-   random time. The signal is the process's, and no thread of the library takes it. The program ends, and the call either
-   succeeds or says that it was aborted. */
+   random time. The signal is the process's, and no thread of the library takes it. The program ends, the call either
+   succeeds or says that it was aborted, and the handler takes and gives back no memory inside the call: it may have
+   interrupted the allocator, which here is slow on purpose. */
 #define _GNU_SOURCE
 #include <nccl.h>
 #include <strata.h>
+#include <dlfcn.h>
 #include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -35,11 +37,64 @@ static unsigned next(unsigned below) {
   return (unsigned)(state >> 33) % below;
 }
 
+/* The allocator: whether this thread is in it or in the handler, and whether the handler has used it. */
+#define OWN __thread volatile int __attribute__((tls_model("initial-exec")))
+static OWN in_allocator, in_handler, uses, slow;
+void *__libc_malloc(size_t), *__libc_calloc(size_t, size_t), *__libc_realloc(void*, size_t), *__libc_memalign(size_t, size_t);
+void __libc_free(void*);
+
+static void enter_allocator(void) {
+  uses |= in_handler;
+  in_allocator++;
+  if (!in_handler)
+    for (volatile int i = 0; i < slow; i++) continue;
+}
+
+#define ALLOCATED(call)                       \
+  {                                           \
+    enter_allocator();                        \
+    void* memory = call;                      \
+    in_allocator--;                           \
+    return memory;                            \
+  }
+void* malloc(size_t bytes) ALLOCATED(__libc_malloc(bytes))
+void* calloc(size_t count, size_t bytes) ALLOCATED(__libc_calloc(count, bytes))
+void* realloc(void* old, size_t bytes) ALLOCATED(__libc_realloc(old, bytes))
+void* aligned_alloc(size_t alignment, size_t bytes) ALLOCATED(__libc_memalign(alignment, bytes))
+
+int posix_memalign(void** memory, size_t alignment, size_t bytes) {
+  *memory = aligned_alloc(alignment, bytes);
+  return *memory == NULL ? 12 : 0;
+}
+
+void free(void* memory) {
+  enter_allocator();
+  __libc_free(memory);
+  in_allocator--;
+}
+
+/* The library's thread is asked by a byte to end what is aborted: it may have done so before the handler goes on. */
+ssize_t write(int to, const void* from, size_t bytes) {
+  static ssize_t (*next_write)(int, const void*, size_t);
+  if (next_write == NULL) next_write = (ssize_t(*)(int, const void*, size_t))dlsym(RTLD_NEXT, "write");
+  ssize_t written = next_write(to, from, bytes);
+  if (in_handler) nanosleep(&(struct timespec){.tv_nsec = 5000000}, NULL);
+  return written;
+}
+
 static void abort_it(int number) {
   (void)number;
   if (handled) return;
   handled = 1;
+  in_handler = 1;
+  uses = 0;
   ncclResult_t result = ncclCommAbort(comms[target]);
+  in_handler = 0;
+  if (uses && in_allocator) {
+    static const char text[] = "the handler has interrupted the allocator and used it\n";
+    (void)!write(2, text, sizeof(text) - 1);
+    _exit(1);
+  }
   if (result != ncclSuccess) {
     static const char text[] = "the abort was refused\n";
     (void)!write(2, text, sizeof(text) - 1);
@@ -81,6 +136,7 @@ static ncclResult_t call(ncclComm_t comm, ncclComm_t other, strataStream_t strea
 }
 
 int main(int argc, char** argv) {
+  (void)!write(1, "", 0); /* Its address is known from here on. */
   int rounds = argc > 1 ? atoi(argv[1]) : 400, device = 0, inside = 0;
   if (argc > 2) seed = strtoull(argv[2], NULL, 10);
   state = seed * 2654435761u + 12345;
@@ -99,17 +155,20 @@ int main(int argc, char** argv) {
     handled = 0;
     struct itimerspec when = {.it_value = {.tv_nsec = 1000 + next(60000)}};
     CHECK(timer_settime(timer, 0, &when, NULL) == 0);
+    slow = 1000;
     for (int calls = 0; !handled; calls++) {
       /* Other communicators come in between, so that the thread does not remember this one. */
       int at = next(3) == 0 ? (int)next(COMMS) : (int)target;
       ncclResult_t result = call(comms[at], comms[(at + 1) % COMMS], stream);
       if (handled) {
+        CHECK(result != ncclRemoteError || !uses);
         CHECK(result == ncclSuccess || result == ncclRemoteError || result == ncclInvalidArgument);
         inside += result == ncclRemoteError;
       } else {
         CHECK(result == ncclSuccess);
       }
     }
+    slow = 0;
     CHECK(ncclCommCount(comms[target], &device) == ncclInvalidArgument);
     device = 0;
     ncclResult_t ended = strataStreamSynchronize(stream); /* Of the first that failed on it. */

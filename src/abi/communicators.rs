@@ -544,11 +544,10 @@ pub fn abort(comm: CommHandle) -> Result<()> {
     if let Some(postponed) = interrupted::postpone(comm) {
         return postponed;
     }
-    let handle = handles::find(comm)?;
     if interrupted::has_interrupted() {
-        interrupted::tell(&handle);
-        return Ok(());
+        return interrupted::tell(comm);
     }
+    let handle = handles::find(comm)?;
     handle.cancel();
     if let Some(comm) = handle.remove() {
         comm.abort();

@@ -118,7 +118,8 @@ returned_as_is! { () = (), c_int = -1, Text = Text::NULL, crate::interface::layo
 
 /// The only place where an error becomes a result code. It is logged here, once, with the call it came from.
 fn report(call: &'static str, comm: CommHandle, error: &Error) -> Status {
-    if *error != Error::InProgress {
+    // Without a text it is of a signal handler, which takes no memory for a line either.
+    if *error != Error::InProgress && !error.text().is_empty() {
         crate::log::failed(&line(call, comm, error));
     }
     Status(error.code())

@@ -204,9 +204,11 @@ impl Handle {
         (!state.removed).then(act)
     }
 
-    /// The communicator, if it has been made, whatever becomes of it.
-    pub fn made_comm(&self) -> Option<Arc<Comm>> {
-        self.state().comm.clone()
+    /// Does something with the communicator, if it has been made, which stays meanwhile whatever becomes of it.
+    pub fn with_made(&self, act: impl FnOnce(&Comm)) {
+        if let Some(comm) = &self.state().comm {
+            act(comm);
+        }
     }
 
     /// Notes that the interrupted call is to take the name away.
@@ -303,6 +305,11 @@ pub fn find(name: CommHandle) -> Result<Arc<Handle>> {
             true => Error::InvalidArgument(format!("comm argument {name:#x} has been destroyed")),
         }
     })
+}
+
+/// Does something with the handle of this name, which stays meanwhile; nothing where there is none.
+pub fn visit<T>(name: CommHandle, act: impl FnOnce(&Handle) -> T) -> Option<T> {
+    Held::new(|| NAMES.get().live.read()).get(&name.0).map(|handle| act(handle))
 }
 
 /// Takes away the names of those that have been told of their abort; the communicators that had been made.

@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 use super::handles::{self, Handle};
+use crate::communicator::Comm;
 use crate::bootstrap::Service;
 use crate::error::{Error, Result};
 use crate::fork::PerProcess;
@@ -112,15 +113,19 @@ pub fn has_interrupted() -> bool {
     CALLS.with(|calls| calls.depth.get() > 1)
 }
 
-/// Tells a communicator that it has been aborted.
-pub fn tell(handle: &Handle) {
-    handle.cancel();
-    handle.set_told();
-    CALLS.with(|calls| calls.owes.set(1));
-    if let Some(comm) = handle.made_comm() {
-        comm.interrupt();
-    }
+/// Tells a communicator that it has been aborted. The service may end it meanwhile, so nothing of it is owned here, which
+/// the handler would free as its last owner.
+pub fn tell(name: CommHandle) -> Result<()> {
+    let tell = |handle: &Handle| {
+        handle.cancel();
+        handle.set_told();
+        CALLS.with(|calls| calls.owes.set(1));
+        handle.with_made(Comm::interrupt);
+    };
+    // The text of an error would be memory that is taken.
+    handles::visit(name, tell).ok_or(Error::InvalidArgument(String::new()))?;
     Service::ask(end_told_later);
+    Ok(())
 }
 
 /// Where this thread holds a lock of the names, notes that the communicator is to be told when it is given back.
@@ -171,9 +176,7 @@ fn tell_postponed() {
     };
     while let Some(name) = last() {
         // Others are gone already.
-        if let Ok(handle) = handles::find(name) {
-            tell(&handle);
-        }
+        let _ = tell(name);
     }
 }
 

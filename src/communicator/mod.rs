@@ -613,9 +613,9 @@ impl Comm {
         if !self.origin.is_here() || self.phase.swap(ENDED, Ordering::AcqRel) == ENDED {
             return;
         }
-        // Made before: no memory is to be had here.
+        // Made before: no memory is to be had here, nor given back.
         if let Some(abortion) = self.abortion.try_lock().ok().and_then(|mut abortion| abortion.take()) {
-            self.status.fail(abortion);
+            std::mem::forget(self.status.fail_or_return(abortion));
         }
         self.waker.iter().for_each(Waker::wake);
     }
