@@ -17,6 +17,7 @@ use strata::error::{counted, Error, Result};
 use strata::plan::{text, Collective, Plan, Shape};
 use strata::script::store::{self, Steps};
 use strata::selection::{self, message_bytes, Context, Executor, Request};
+use strata::sim::Cluster;
 use strata::topo::{Grid, Rank};
 
 /// What to do with plans.
@@ -64,6 +65,9 @@ pub struct Show {
     bytes: usize,
     #[command(flatten)]
     spread: Spread,
+    /// The links of this machine, or the one in a file, inside nodes that have as many ranks.
+    #[arg(long)]
+    machine: Option<String>,
     /// Only this rank.
     #[arg(long)]
     rank: Option<usize>,
@@ -122,7 +126,10 @@ fn subject(options: &Show) -> Result<(Shape, Choice)> {
         return Ok((Shape { in_place: options.in_place, ..shape }, Choice::flat(&script.unique_name)));
     }
     let collective = parse_collective(&options.what).map_err(Error::InvalidArgument)?;
-    let grid = grid_of(&options.spread)?;
+    let mut grid = grid_of(&options.spread)?;
+    if let Some(name) = &options.machine {
+        grid = Arc::new(Cluster::find(name)?.on_links(Grid::clone(&grid)));
+    }
     let mut shape = Shape { in_place: options.in_place, ..Shape::new(collective, grid) };
     shape.root = rank_of(options.root, &shape.grid)?;
     let choice = match &options.algo {

@@ -54,7 +54,7 @@ Examples:
 #[derive(clap::Args)]
 #[command(after_long_help = MORE)]
 pub struct Options {
-    /// frontier, perlmutter, dgx-h100, ndv4, dgx2, netns, or a file of such numbers.
+    /// frontier, perlmutter, dgx-h100, ndv4, dgx2, dgx-1, netns, or a file of such numbers.
     #[arg(long, default_value = "frontier")]
     machine: String,
     /// Print every number of the machine with its source, and whether it was fitted; nothing is simulated.

@@ -3,5 +3,6 @@
 
 mod kernels;
 mod levels;
+mod links;
 mod model;
 mod plans;

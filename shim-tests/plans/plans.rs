@@ -14,7 +14,7 @@ use strata::topo::{Grid, Rank};
 use strata::verify::mutate::kill;
 use strata::verify::{verify, Options};
 
-fn plans(choice: &Choice, shape: &Shape) -> Vec<Plan> {
+pub fn plans(choice: &Choice, shape: &Shape) -> Vec<Plan> {
     let ranks = (0..shape.nranks()).map(Rank::from_index);
     ranks
         .map(|rank| algorithms::build(choice, shape, rank).unwrap_or_else(|error| panic!("{choice}: {error}")))
@@ -22,7 +22,7 @@ fn plans(choice: &Choice, shape: &Shape) -> Vec<Plan> {
 }
 
 /// Proves every choice for a collective on a grid, in place and not, with and without prologue, for the given roots.
-fn prove(collective: Collective, grid: &Arc<Grid>, roots: &[usize], options: &[Options]) -> usize {
+pub fn prove(collective: Collective, grid: &Arc<Grid>, roots: &[usize], options: &[Options]) -> usize {
     let mut proved = 0;
     // Other tests of this program load scripts, which are proved when they are loaded.
     let is_built_in = |choice: &Choice| !choice.to_string().contains("script:");
@@ -111,16 +111,22 @@ fn attack(collective: Collective) {
             // Four ranks in place add minutes and no kind of mutant.
             let all =
                 if collective == Collective::AllToAll || grid.nranks() == 4 { &[false][..] } else { &[false, true] };
-            cases.extend(all.iter().map(|&in_place| (choice.clone(), grid.clone(), in_place)));
+            let shape = |&in_place| Shape { in_place, ..Shape::new(collective, grid.clone()) };
+            cases.extend(all.iter().map(|in_place| (choice.clone(), shape(in_place))));
         }
     }
+    println!("{}", kill_all(&cases));
+}
+
+/// Changes plans of few ranks in every way; what became of the mutants.
+pub fn kill_all(cases: &[(Choice, Shape)]) -> String {
     let next = AtomicUsize::new(0);
     let work = || {
         let mut found = [0; 3];
-        while let Some((choice, grid, in_place)) = cases.get(next.fetch_add(1, Ordering::Relaxed)) {
-            let shape = Shape { in_place: *in_place, ..Shape::new(collective, grid.clone()) };
-            let outcome = kill(&plans(choice, &shape), &Options { capacity: 1 });
-            let what = format!("{} {choice} on {grid} in_place {in_place}", collective.name());
+        while let Some((choice, shape)) = cases.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let outcome = kill(&plans(choice, shape), &Options { capacity: 1 });
+            let (what, grid, in_place) = (shape.collective.name(), &shape.grid, shape.in_place);
+            let what = format!("{what} {choice} on {grid} in_place {in_place}");
             assert_eq!(outcome.missed, [], "{what}: accepted, and wrong");
             found = [found[0] + outcome.mutants, found[1] + outcome.killed, found[2] + outcome.equivalent];
         }
@@ -132,7 +138,7 @@ fn attack(collective: Collective) {
         let each = threads.into_iter().map(|thread| thread.join().expect("no mutant is missed"));
         each.fold([0; 3], |sum, found| std::array::from_fn(|at| sum[at] + found[at]))
     });
-    println!("{mutants} mutants: {killed} rejected, {equivalent} equivalent");
+    format!("{mutants} mutants: {killed} rejected, {equivalent} equivalent")
 }
 
 /// The tests that are long, for each collective one, so that they run beside each other.

@@ -7,8 +7,8 @@
 #![forbid(unsafe_code)]
 
 use super::handles::{self, Handle};
-use crate::communicator::Comm;
 use crate::bootstrap::Service;
+use crate::communicator::Comm;
 use crate::error::{Error, Result};
 use crate::fork::PerProcess;
 use crate::interface::types::CommHandle;

@@ -7,6 +7,7 @@
 
 use super::{build, choices, is_on_board, supports, Algorithm, Choice};
 use crate::plan::{Action, Buffer, Channel, Collective, OperandOrder, Plan, Shape, Span, Step, StepRef};
+use crate::topo::links::tests::dgx1;
 use crate::topo::{Grid, Rank};
 use crate::verify::{verify, Options};
 use std::collections::{BTreeSet, HashMap, VecDeque};
@@ -354,6 +355,7 @@ fn every_algorithm_does_its_collectives_for_1_to_16_ranks() {
     for nnodes in 2..=8 {
         names.extend(run_all(&Arc::new(Grid::blocks(&vec![2; nnodes]))));
     }
+    names.extend(run_all(&Arc::new(Grid::flat(8).with_links(&Arc::new(dgx1())))));
     let on_board = |name: &str| is_on_board(&Choice::flat(name));
     for algorithm in super::ALGORITHMS.iter().filter(|algorithm| !on_board(algorithm.name)) {
         assert!(names.contains(algorithm.name), "{} was never run", algorithm.name);

@@ -111,9 +111,13 @@ pub(super) fn channels(choice: &Choice) -> Channel {
     on_levels(choice).map(|(_, facts)| facts.channels).fold(OWN_CHANNELS, Channel::max)
 }
 
-/// Into how many each chunk of the outer plan is divided, so that each block has chunks enough for the scripts.
-fn factor(choice: &Choice) -> u32 {
-    on_levels(choice).map(|(_, facts)| facts.chunks_per_block).fold(1, least_common_multiple)
+/// Into how many each chunk of the outer plan is divided, so that each block has chunks enough for the scripts, and for one along
+/// each of several trees.
+fn factor(choice: &Choice, shape: &Shape) -> u32 {
+    let of_scripts = on_levels(choice).map(|(_, facts)| facts.chunks_per_block);
+    let names = [&choice.node, &choice.rail].into_iter().filter(|_| super::is_leveled(choice));
+    let of_trees = names.map(|name| super::trees::chunks(name, shape));
+    of_scripts.chain(of_trees).fold(1, least_common_multiple)
 }
 
 fn least_common_multiple(one: u32, other: u32) -> u32 {
@@ -124,9 +128,9 @@ fn least_common_multiple(one: u32, other: u32) -> u32 {
     (one / divisor.max(1)).saturating_mul(other)
 }
 
-/// The plan with its chunks divided for the scripts of a choice.
+/// The plan with its chunks divided for the inner algorithms of a choice.
 pub(super) fn divided(mut plan: Plan, choice: &Choice) -> Plan {
-    let factor = factor(choice);
+    let factor = factor(choice, &plan.shape);
     if factor == 1 {
         return plan;
     }
@@ -201,7 +205,7 @@ pub fn check(choice: &Choice, shape: &Shape) -> Result<()> {
     if !has_script(choice) {
         return Ok(());
     }
-    let chunks = chunks.saturating_mul(factor(choice));
+    let chunks = chunks.saturating_mul(factor(choice, shape));
     if chunks > MOST_CHUNKS {
         return refused(format!("its scripts' chunks divide a block into {chunks}; {MOST_CHUNKS} are the most"));
     }

@@ -7,6 +7,7 @@
 
 mod board;
 mod builder;
+mod detour;
 mod direct;
 mod forest;
 #[cfg(test)]
@@ -14,6 +15,7 @@ mod interpreter;
 pub mod levels;
 mod log;
 pub mod needs;
+mod packing;
 mod rd;
 mod ring;
 mod scatter_gather;
@@ -62,6 +64,7 @@ pub const ALGORITHMS: &[&Algorithm] = &[
     &tree::TREE,
     &trees::ONE_TREE,
     &trees::TWO_TREES,
+    &trees::LINK_TREES,
     &scatter_gather::SCATTER_ALLGATHER,
     &scatter_gather::REDUCE_SCATTER_GATHER,
     &two_level::TWO_LEVEL,
@@ -252,6 +255,9 @@ pub fn is_on_board(choice: &Choice) -> bool {
 
 /// Along how many overlapped trees a choice sends a message, and how many messages lie between a leaf and the root.
 pub fn trees(choice: &Choice, shape: &Shape) -> Option<(usize, usize)> {
+    if choice.name == trees::LINK_TREES.name {
+        return shape.grid.links().map(|links| trees::on_links(links, shape));
+    }
     let (p, is_pair) = (shape.nranks(), choice.name == trees::TWO_TREES.name);
     let has_root_above = is_pair && shape.collective.has_root();
     let depth = if has_root_above { forest::depth((p - 1).max(1)) + 1 } else { forest::depth(p) };
@@ -279,6 +285,9 @@ pub fn choices_with(collective: Collective, grid: &Arc<Grid>, scripts: &[&str]) 
             (true, Collective::Broadcast | Collective::Reduce) => {
                 choices.push(Choice::leveled(algorithm.name, "direct", "tree"));
                 choices.push(Choice::leveled(algorithm.name, "ring", "ring"));
+                if grid.links().is_some() {
+                    choices.push(Choice::leveled(algorithm.name, trees::LINK_TREES.name, trees::TWO_TREES.name));
+                }
             }
             (true, _) => {
                 let inner =
@@ -336,6 +345,14 @@ pub fn build_around_node(choice: &Choice, shape: &Shape, rank: Rank) -> Result<P
 
 /// The plan of one rank, with the calls left in that `keep` names.
 pub fn build_around(choice: &Choice, shape: &Shape, rank: Rank, keep: &dyn Fn(&Call) -> bool) -> Result<Plan> {
+    let plan = build_direct(choice, shape, rank, keep)?;
+    let write =
+        |rank: Rank| build_direct(choice, shape, rank, keep).expect("a choice that does a shape does it on every rank");
+    Ok(detour::detoured(plan, &write))
+}
+
+/// The same, with messages between ranks that are not linked.
+fn build_direct(choice: &Choice, shape: &Shape, rank: Rank, keep: &dyn Fn(&Call) -> bool) -> Result<Plan> {
     if levels::has_script(choice) {
         levels::check(choice, shape)?;
     }

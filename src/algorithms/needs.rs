@@ -5,7 +5,7 @@
 //! whatever the chunks are: a plan with `k` chunks per block has at most `k` times as many scratch chunks.
 #![forbid(unsafe_code)]
 
-use super::{by_name, inner, Choice};
+use super::{by_name, detour, inner, Choice};
 use crate::plan::{Collective, LinkLevel, Shape};
 use crate::topo::Grid;
 use std::sync::Arc;
@@ -37,10 +37,15 @@ impl Needs {
 /// The most that any rank of this shape needs.
 pub fn needs(choice: &Choice, shape: &Shape) -> Needs {
     let inner_needs = |level, collective, nranks: usize| {
-        let part = Shape::new(collective, Arc::new(Grid::flat(nranks)));
+        let mut part = Grid::flat(nranks);
+        if let (LinkLevel::Node, Some(links)) = (level, shape.grid.links()) {
+            part = part.with_links(links);
+        }
+        let part = Shape::new(collective, Arc::new(part));
         (inner(choice, level, &part).needs)(&part, &|_, _, _| Needs::default())
     };
-    by_name(&choice.name).map_or(Needs::default(), |algorithm| (algorithm.needs)(shape, &inner_needs))
+    let needs = by_name(&choice.name).map_or(Needs::default(), |algorithm| (algorithm.needs)(shape, &inner_needs));
+    Needs { scratch: needs.scratch + detour::relayed_blocks(choice, shape), ..needs }
 }
 
 /// The most ranks that a node has.
@@ -63,6 +68,7 @@ mod tests {
     use crate::algorithms::{build, build_around_node, choices, is_leveled, supports};
     use crate::plan::stage::stage;
     use crate::plan::Buffer;
+    use crate::topo::links::tests::dgx1;
     use crate::topo::Rank;
 
     /// The most that plans have: in chunks, with the chunks of a block.
@@ -100,8 +106,10 @@ mod tests {
         let mut grids: Vec<Vec<usize>> = even.iter().map(|&(nodes, size)| vec![size; nodes]).collect();
         grids.extend(uneven);
         let (mut declared, mut needed) = (0, 0);
-        for sizes in &grids {
-            let grid = Arc::new(Grid::blocks(sizes));
+        let links = Arc::new(dgx1());
+        let linked = [1, 2].map(|nodes| Grid::blocks(&vec![8; nodes]).with_links(&links));
+        let grids = grids.iter().map(|sizes| Grid::blocks(sizes)).chain(linked);
+        for grid in grids.map(Arc::new) {
             for collective in Collective::ALL {
                 for choice in choices(collective, &grid) {
                     for prologue in [false, true].into_iter().take(1 + usize::from(collective.reduces())) {

@@ -22,9 +22,12 @@
 use super::builder::{alone, own, Builder};
 use super::forest::{self, TreeNode, Which};
 use super::needs::{InnerNeeds, Needs};
+use super::packing::{self, LinkTree};
 use super::Algorithm;
 use crate::plan::{Action, Channel, Collective, OperandOrder, Plan, Shape, Span, StepRef};
+use crate::topo::links::NodeLinks;
 use crate::topo::Rank;
+use std::sync::Arc;
 
 const COLLECTIVES: &[Collective] = &[Collective::AllReduce, Collective::Reduce, Collective::Broadcast];
 
@@ -50,6 +53,17 @@ pub const TWO_TREES: Algorithm = Algorithm {
     needs: &needs,
 };
 
+/// Trees on a node's links.
+pub const LINK_TREES: Algorithm = Algorithm {
+    name: "link_trees",
+    text: "as many such trees as a node's links hold, each link in one of them",
+    collectives: COLLECTIVES,
+    is_leveled: false,
+    supports: &|shape| shape.grid.nnodes() == 1 && shape.grid.links().is_some_and(|links| links.is_connected()),
+    build: &build_on_links,
+    needs: &needs,
+};
+
 fn needs(shape: &Shape, _: &InnerNeeds<'_>) -> Needs {
     match shape.collective {
         Collective::AllReduce => Needs::new(0, 2),
@@ -70,16 +84,71 @@ fn build(shape: &Shape, rank: Rank, name: &str, trees: &[Which]) -> Plan {
             (_, 1) => forest::of_all_from(nranks, rank, shape.root),
             _ => forest::below(*which, nranks, rank, shape.root),
         };
+        Tree { shape, rank, node: node.into(), chunk }.write(&mut builder);
+    }
+    builder.plan()
+}
+
+/// The trees of a node's links for a shape: with its root, or the roots that make them flattest.
+fn packed(links: &NodeLinks, shape: &Shape) -> Arc<Vec<LinkTree>> {
+    packing::trees(links, shape.collective.has_root().then_some(shape.root.index()))
+}
+
+/// How many trees a node's links hold for a shape, and the depth of the deepest.
+pub fn on_links(links: &NodeLinks, shape: &Shape) -> (usize, usize) {
+    let trees = packed(links, shape);
+    (trees.len().max(1), trees.iter().map(LinkTree::depth).max().unwrap_or(0))
+}
+
+/// Into how many chunks the algorithm of this name cuts a block, if it sends each along a tree of its own.
+pub fn chunks(name: &str, shape: &Shape) -> u32 {
+    match (name, shape.grid.links()) {
+        ("two_trees", _) => 2,
+        ("link_trees", Some(links)) => packing::trees(links, None).len().max(1) as u32,
+        _ => 1,
+    }
+}
+
+fn build_on_links(shape: &Shape, rank: Rank) -> Plan {
+    let trees = shape.grid.links().map(|links| packed(links, shape)).unwrap_or_default();
+    if trees.is_empty() {
+        return alone(shape, rank, LINK_TREES.name);
+    }
+    let mut builder = Builder::new(shape, rank, LINK_TREES.name, trees.len());
+    for (chunk, tree) in trees.iter().enumerate() {
+        let of = |at: &usize| tree.parents[*at] == Some(rank.index());
+        // Operands stay in the order of ranks as far as the tree is one of consecutive ranks.
+        let side = |child: Rank| if child < rank { OperandOrder::IncomingFirst } else { OperandOrder::LocalFirst };
+        let mut children: Vec<Rank> = (0..shape.nranks()).filter(of).map(Rank::from_index).collect();
+        children.sort_by_key(|&child| if child < rank { (0, u32::MAX - child.0) } else { (1, child.0) });
+        let node = Place {
+            parent: tree.parents[rank.index()].map(Rank::from_index),
+            children: children.into_iter().map(|child| (child, side(child))).collect(),
+        };
         Tree { shape, rank, node, chunk }.write(&mut builder);
     }
     builder.plan()
+}
+
+/// A rank's place in a tree: who is above it and who below, each with the side on which its operand stands.
+struct Place {
+    parent: Option<Rank>,
+    children: Vec<(Rank, OperandOrder)>,
+}
+
+impl From<TreeNode> for Place {
+    fn from(node: TreeNode) -> Place {
+        let left = node.left.map(|child| (child, OperandOrder::IncomingFirst));
+        let right = node.right.map(|child| (child, OperandOrder::LocalFirst));
+        Place { parent: node.parent, children: left.into_iter().chain(right).collect() }
+    }
 }
 
 /// A rank's place in one tree, along which one chunk goes.
 struct Tree<'a> {
     shape: &'a Shape,
     rank: Rank,
-    node: TreeNode,
+    node: Place,
     chunk: usize,
 }
 
@@ -111,8 +180,8 @@ impl Tree<'_> {
 
     /// Sums of the subtree go to the parent; the step after which the root has the result.
     fn up(&self, builder: &mut Builder) -> Option<StepRef> {
-        let TreeNode { parent, left, right } = self.node;
-        let has_sum = left.or(right).is_some() || self.shape.prologue;
+        let Place { parent, ref children } = self.node;
+        let has_sum = !children.is_empty() || self.shape.prologue;
         let sum = if self.shape.output_blocks(self.rank) > 0 {
             Span::output(self.chunk, 1)
         } else if has_sum {
@@ -129,13 +198,10 @@ impl Tree<'_> {
             before = Some(builder.push(first, copy));
             local = sum;
         }
-        let children = [(left, OperandOrder::IncomingFirst), (right, OperandOrder::LocalFirst)];
-        let count = self.node.children().count();
-        let children = children.into_iter().filter_map(|(child, order)| child.map(|child| (child, order)));
-        for (at, (child, order)) in children.enumerate() {
+        for (at, &(child, order)) in children.iter().enumerate() {
             // Each child has a lane, in which its next segment may come while the other's is awaited.
             let own_lane = if at == 0 { *lane.get_or_insert_with(|| builder.lane()) } else { builder.lane() };
-            let finish = parent.is_none() && at + 1 == count;
+            let finish = parent.is_none() && at + 1 == children.len();
             let reduce = Action::RecvReduce {
                 from: child,
                 channel: self.channel(),
@@ -168,7 +234,7 @@ impl Tree<'_> {
         } else {
             src = vec![self.input()];
         }
-        for child in self.node.children() {
+        for &(child, _) in &self.node.children {
             builder.push_after(lane, Action::Send { to: child, channel: self.channel(), src: src.clone() }, &deps);
             deps.clear();
         }

@@ -28,6 +28,7 @@ use crate::selection;
 use crate::selection::links::Links;
 use crate::selection::table::agree::{Followers, OwnTable};
 use crate::selection::{Context, Knowledge, Selector};
+use crate::sim::Cluster;
 use crate::sync::biased::Biased;
 use crate::sync::{fence, locked};
 use crate::topo::local::LocalRank;
@@ -586,6 +587,7 @@ impl Meeting<'_> {
         table: &OwnTable,
         zero: &[String],
         grid: &Arc<Grid>,
+        machine: Option<Arc<Cluster>>,
         engine: &mut Option<Engine>,
     ) -> Result<(Option<Carrier>, Knowledge)> {
         let carrier = engine.as_mut().map_or(Some(Carrier::Vendor), |engine| engine.transport().carrier());
@@ -594,7 +596,6 @@ impl Meeting<'_> {
         let scripts = share::share(offer, self.rank == 0, &mut |mine| self.session.allgather(mine))?;
         let world = Followers { grid, inter: carrier, in_front: self.options.companion.is_some(), scripts: &scripts };
         let tuned = Arc::new(tuning::agree(self.rank, table, zero.get(3), &world)?);
-        let machine = selection::model::agree(zero.get(4).map_or("", String::as_str))?;
         let knowledge = Knowledge { tuned, scripts: Arc::new(scripts), machine };
         Ok((carrier, knowledge))
     }
@@ -632,10 +633,12 @@ impl Meeting<'_> {
         take_over(&mut config, zero);
         check_versions(&members, &me.version)?;
         let labels: Vec<&str> = members.iter().map(|member| member.host_id.as_str()).collect();
-        let grid = Arc::new(Grid::from_labels(&labels));
+        let machine = selection::model::agree(zero.get(4).map_or("", String::as_str))?;
+        let grid = Grid::from_labels(&labels);
+        let grid = Arc::new(machine.iter().fold(grid, |grid, machine| machine.on_links(grid)));
         let rank = Rank::from_index(self.rank);
         let mut engine = self.engine(rank, &grid, &members, &config)?;
-        let (carrier, knowledge) = self.follow(&table, zero, &grid, &mut engine)?;
+        let (carrier, knowledge) = self.follow(&table, zero, &grid, machine, &mut engine)?;
         let board = engine.as_ref().is_some_and(Engine::has_board);
         let gpu = engine.as_ref().and(self.gpu.as_ref()).map(GpuLauncher::new).transpose()?;
         let waker = engine.as_ref().map(Engine::waker);

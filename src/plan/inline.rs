@@ -8,7 +8,9 @@
 //! same position: builders put the same phase into the same lane on all ranks, empty where a rank has no part in it.
 #![forbid(unsafe_code)]
 
-use super::{chunks_in, Action, Buffer, Call, Channel, Collective, Lane, Plan, Shape, Span, Spans, Step, StepRef};
+use super::{
+    chunks_in, Action, Buffer, Call, Channel, Collective, Lane, LinkLevel, Plan, Shape, Span, Spans, Step, StepRef,
+};
 use crate::topo::{Grid, Rank};
 use std::ops::Range;
 use std::sync::Arc;
@@ -74,7 +76,7 @@ fn replace(
     let shape = Shape {
         root: Rank::from_index(call.root),
         in_place: is_in_place(call, me),
-        ..Shape::new(call.collective, Arc::new(Grid::flat(call.group.len())))
+        ..Shape::new(call.collective, Arc::new(part(&out.shape.grid, call)))
     };
     let plan = inner(call, &shape, Rank::from_index(me));
     let begin = out.lanes[lane].steps.len() as u32;
@@ -106,6 +108,17 @@ fn replace(
     }
     ends.remove(0);
     out.lanes[lane].steps.push(Step { action: Action::Nop, deps: ends });
+}
+
+/// The grid of a call's members, with their node's links where they are all of it.
+fn part(grid: &Grid, call: &Call) -> Grid {
+    let part = Grid::flat(call.group.len());
+    match grid.links() {
+        Some(links) if call.level == LinkLevel::Node && grid.members(grid.node(call.group[0])) == call.group => {
+            part.with_links(links)
+        }
+        _ => part,
+    }
 }
 
 /// Whether a member's part of the call's smaller side lies exactly in its place on the larger side.

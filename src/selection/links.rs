@@ -48,7 +48,13 @@ impl Links {
                 eager_bytes: none(),
             },
             network_vendor: None,
-            inside: IntraNode { latency_us: usual(3.0), rank_gbps: usual(4.0), gap_us: usual(0.0) },
+            inside: IntraNode {
+                latency_us: usual(3.0),
+                rank_gbps: usual(4.0),
+                gap_us: usual(0.0),
+                link_gbps: none(),
+                links: Vec::new(),
+            },
             local: LocalCosts {
                 launch_us: usual(0.5),
                 copy_gbps: usual(8.0),
@@ -65,6 +71,7 @@ impl Links {
             lanes: None,
             protocols: None,
             launch: None,
+            links: None,
             numbers: Vec::new(),
         }
     }

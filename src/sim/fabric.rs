@@ -30,6 +30,8 @@ pub enum Resource {
     Inside,
     /// The way out of a rank to its node.
     InsideOut,
+    /// A link between two ranks of a node, one way.
+    Link,
     /// A connection: one thread block that sends.
     Connection,
     /// A rank's thread.
@@ -46,11 +48,12 @@ pub enum Resource {
 
 impl Resource {
     /// All of them.
-    pub const ALL: [Resource; 10] = [
+    pub const ALL: [Resource; 11] = [
         Resource::NicOut,
         Resource::NicIn,
         Resource::Inside,
         Resource::InsideOut,
+        Resource::Link,
         Resource::Connection,
         Resource::Thread,
         Resource::Engine,
@@ -67,6 +70,7 @@ impl fmt::Display for Resource {
             Resource::NicIn => "NIC, receiving",
             Resource::Inside => "links inside the node",
             Resource::InsideOut => "links inside the node, sending",
+            Resource::Link => "one link between two ranks",
             Resource::Connection => "one thread block's connection",
             Resource::Thread => "rank's thread",
             Resource::Engine => "copies and reductions",
@@ -157,6 +161,26 @@ impl FabricState {
     }
 }
 
+/// Where the links of each pair begin among those of a node, each way by itself.
+#[derive(Debug, Default)]
+struct LinkPlaces {
+    begins: FxHashMap<(usize, usize), usize>,
+    end: usize,
+}
+
+impl LinkPlaces {
+    fn new(grid: &Grid) -> LinkPlaces {
+        let mut places = LinkPlaces::default();
+        for ([one, other], count) in grid.links().into_iter().flat_map(|links| links.pairs()) {
+            for way in [(one, other), (other, one)] {
+                places.begins.insert(way, places.end);
+                places.end += count;
+            }
+        }
+        places
+    }
+}
+
 /// The durations of a machine. Copies share their state.
 #[derive(Debug, Clone)]
 pub(super) struct Fabric {
@@ -165,6 +189,7 @@ pub(super) struct Fabric {
     manner: Manner,
     /// For each rank its NIC among all.
     nics: Rc<[u32]>,
+    links: Rc<LinkPlaces>,
     /// Blocks of calls of more bytes than this are brought together and taken apart beside other calls.
     beside_bytes: usize,
     /// The protocol of messages inside nodes, and that of messages between them, where the machine has one of that name.
@@ -196,10 +221,12 @@ impl Fabric {
             (node.index() * stride + machine.nic_of(grid.local(rank), grid.members(node).len())) as u32
         };
         let nics: Rc<[u32]> = (0..grid.nranks()).map(nic).collect();
+        let links = LinkPlaces::new(grid);
         let servers = |resource: &Resource| match resource {
             Resource::NicOut | Resource::NicIn => grid.nnodes() * stride,
             Resource::Inside | Resource::InsideOut | Resource::Thread | Resource::Engine => grid.nranks(),
             Resource::Connection => 0,
+            Resource::Link => grid.nnodes() * links.end,
             Resource::Library => grid.nnodes(),
             Resource::Shuffle => 2 * grid.nnodes(),
             Resource::Processors => machine.local.processors.value as usize,
@@ -213,6 +240,7 @@ impl Fabric {
             grid,
             manner,
             nics,
+            links: Rc::new(links),
             beside_bytes,
             protocols: [None, None],
             state: Rc::new(RefCell::new(state)),
@@ -318,8 +346,25 @@ impl Fabric {
             let time = gap + self.on_link(bytes, out.rank_gbps.value, true);
             sent = sent.max(self.take(Resource::InsideOut, from.index(), now_ns, time));
         }
+        sent = sent.max(self.cross_link(transfer));
         let time = gap + self.on_link(bytes, inside.rank_gbps.value, true);
         sent.max(self.take(Resource::Inside, to.index(), now_ns, time)) + latency
+    }
+
+    /// When a message has crossed the link that is free first of those between two ranks; ranks without one have another way.
+    fn cross_link(&self, transfer: &InFlight) -> u64 {
+        let InFlight { now_ns, from, to, bytes, .. } = *transfer;
+        let Some(links) = self.grid.links() else { return now_ns };
+        let (one, other) = (self.grid.local(from), self.grid.local(to));
+        let Some(&begin) = self.links.begins.get(&(one, other)) else { return now_ns };
+        let inside = &self.machine.inside;
+        let time = ns(&inside.gap_us) + self.on_link(bytes, inside.link_gbps.value, true);
+        let begin = self.grid.node(from).index() * self.links.end + begin;
+        let FabricState { queues, kept, .. } = &mut *self.state.borrow_mut();
+        let queue = &mut queues[Resource::Link as usize];
+        let servers = begin..begin + links.count(one, other);
+        let index = servers.min_by_key(|&index| queue.free_at[index]).unwrap_or(begin);
+        queue.take(index, now_ns, time, kept) + time
     }
 
     /// Work of a rank's engine, or of the shared processors.

@@ -8,9 +8,11 @@
 use super::terms::{KernelLaunch, LaneRates, Protocols, RankOut};
 use crate::error::{Error, Result};
 use crate::plan::Collective;
+use crate::topo::links::NodeLinks;
 use crate::topo::Grid;
 use serde::Deserialize;
 use std::path::Path;
+use std::sync::Arc;
 
 /// A number and where it is from.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
@@ -83,6 +85,27 @@ pub struct IntraNode {
     /// Time for which a message occupies each link beside its bytes.
     #[serde(default = "Sourced::zero")]
     pub gap_us: Sourced,
+    /// Rate of one link, each way, where ranks are not each linked with each.
+    #[serde(default = "Sourced::zero")]
+    pub link_gbps: Sourced,
+    /// Which ranks of a node are linked, if not each with each.
+    #[serde(default)]
+    pub links: Vec<LinkedPair>,
+}
+
+/// Two ranks of a node, and how many links they have.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LinkedPair {
+    /// Their places on the node.
+    pub ranks: [usize; 2],
+    /// How many.
+    #[serde(default = "one_link")]
+    pub count: usize,
+}
+
+fn one_link() -> usize {
+    1
 }
 
 /// What a rank computes and copies.
@@ -238,18 +261,22 @@ pub struct Cluster {
     pub protocols: Option<Protocols>,
     /// The kernel of a call.
     pub launch: Option<KernelLaunch>,
+    /// The links inside a node, where it has them.
+    #[serde(skip)]
+    pub links: Option<Arc<NodeLinks>>,
     /// Every number of the file, by its place there (`network.nic_gbps`).
     #[serde(skip)]
     pub numbers: Vec<(String, Sourced)>,
 }
 
 /// The machines known by name, and their files.
-const KNOWN: [(&str, &str); 6] = [
+const KNOWN: [(&str, &str); 7] = [
     ("frontier", include_str!("../../machines/frontier.toml")),
     ("perlmutter", include_str!("../../machines/perlmutter.toml")),
     ("dgx-h100", include_str!("../../machines/dgx-h100.toml")),
     ("ndv4", include_str!("../../machines/ndv4.toml")),
     ("dgx2", include_str!("../../machines/dgx2.toml")),
+    ("dgx-1", include_str!("../../machines/dgx-1.toml")),
     ("netns", include_str!("../../machines/netns.toml")),
 ];
 
@@ -311,7 +338,30 @@ impl Cluster {
         if ranks.fract() != 0.0 || nics.fract() != 0.0 || ranks > 1024.0 || nics > 1024.0 {
             return Err(wrong(format!("a node of {ranks} ranks and {nics} NICs")));
         }
+        machine.links =
+            machine.linked().map_err(|error| wrong(format!("inside.links: {}", error.text())))?.map(Arc::new);
         Ok(machine)
+    }
+
+    fn linked(&self) -> Result<Option<NodeLinks>> {
+        if self.inside.links.is_empty() {
+            return Ok(None);
+        }
+        if self.inside.link_gbps.value == 0.0 {
+            return Err(Error::InvalidArgument(
+                "inside.link_gbps says how fast they are, and is not there".to_string(),
+            ));
+        }
+        let pairs: Vec<_> = self.inside.links.iter().map(|pair| (pair.ranks, pair.count)).collect();
+        NodeLinks::new(self.ranks_per_node(), &pairs).map(Some)
+    }
+
+    /// A grid with this machine's links, where it has some and the grid's nodes are full.
+    pub fn on_links(&self, grid: Grid) -> Grid {
+        match &self.links {
+            Some(links) => grid.with_links(links),
+            None => grid,
+        }
     }
 
     /// The machine without one of its [`TERMS`].
@@ -399,7 +449,8 @@ fn bounds(name: &str) -> (f64, f64) {
 
 /// Whether a number must be greater than nothing.
 fn is_rate(name: &str) -> bool {
-    let rate = name.ends_with("gbps") && !name.ends_with("processor_gbps");
+    let rate =
+        name.ends_with("gbps") && !["processor_gbps", "link_gbps"].iter().any(|optional| name.ends_with(optional));
     rate || name.starts_with("node.") || name.ends_with(".q") || name.ends_with(".factor") || name.ends_with(".share")
 }
 

@@ -102,7 +102,7 @@ pub fn block_bytes(collective: Collective, nranks: usize, message_bytes: usize) 
 pub fn grid_of(machine: &Cluster, nranks: usize) -> Arc<Grid> {
     let per_node = machine.ranks_per_node();
     let sizes: Vec<usize> = (0..nranks.div_ceil(per_node)).map(|node| per_node.min(nranks - node * per_node)).collect();
-    Arc::new(Grid::blocks(&sizes))
+    Arc::new(machine.on_links(Grid::blocks(&sizes)))
 }
 
 /// Prices a collective of `message_bytes` (all-gather: of the output; reduce-scatter: of the input; else of the vector).

@@ -10,6 +10,7 @@ pub mod distance;
 pub mod export;
 pub mod host;
 pub mod interface;
+pub mod links;
 pub mod local;
 pub mod machine;
 pub mod nics;
@@ -19,7 +20,9 @@ mod recorded;
 mod route;
 
 use crate::error::counted;
+use links::NodeLinks;
 use std::fmt;
+use std::sync::Arc;
 
 /// A process's (GPU's) number in a communicator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -54,19 +57,21 @@ impl NodeId {
     }
 }
 
-/// Which rank is on which node. Any placement: nodes may be uneven, and a node's ranks need not be consecutive.
+/// Which rank is on which node. Any placement: nodes may be uneven, and a node's ranks need not be consecutive. Where a node's
+/// ranks are not each linked with each, it is known who is with whom.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Grid {
     node_of: Vec<NodeId>,
     local_of: Vec<u32>,
     nodes: Vec<Vec<Rank>>,
+    links: Option<Arc<NodeLinks>>,
 }
 
 impl Grid {
     /// The grid in which rank `i` lives on the node labelled `labels[i]`. Equal labels are one node.
     pub fn from_labels<L: Eq + std::hash::Hash>(labels: &[L]) -> Grid {
         let mut ids = std::collections::HashMap::new();
-        let mut grid = Grid { node_of: Vec::new(), local_of: Vec::new(), nodes: Vec::new() };
+        let mut grid = Grid { node_of: Vec::new(), local_of: Vec::new(), nodes: Vec::new(), links: None };
         for (index, label) in labels.iter().enumerate() {
             let next = NodeId(ids.len() as u32);
             let node = *ids.entry(label).or_insert(next);
@@ -96,6 +101,26 @@ impl Grid {
     pub fn round_robin(nranks: usize, nnodes: usize) -> Grid {
         let labels: Vec<usize> = (0..nranks).map(|rank| rank % nnodes).collect();
         Grid::from_labels(&labels)
+    }
+
+    /// The same with links inside each node, if nodes have as many ranks as those are for: of others it is not known which
+    /// ranks of a node take part.
+    pub fn with_links(mut self, links: &Arc<NodeLinks>) -> Grid {
+        if self.nodes.iter().all(|members| members.len() == links.nranks()) {
+            self.links = Some(links.clone());
+        }
+        self
+    }
+
+    /// The links inside each node, where ranks are not each linked with each.
+    pub fn links(&self) -> Option<&Arc<NodeLinks>> {
+        self.links.as_ref()
+    }
+
+    /// Whether messages from one rank to another need no third one's help.
+    pub fn is_direct(&self, one: Rank, other: Rank) -> bool {
+        let is_linked = |links: &NodeLinks| links.count(self.local(one), self.local(other)) > 0;
+        one == other || self.node(one) != self.node(other) || self.links().is_none_or(|links| is_linked(links))
     }
 
     /// How many ranks there are.

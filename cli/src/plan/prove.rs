@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use strata::algorithms::{self, Choice};
 use strata::error::{counted, Error, Result};
 use strata::plan::{Collective, Shape};
+use strata::sim::Cluster;
 use strata::topo::{Grid, Rank};
 use strata::verify::{self, verify};
 
@@ -32,6 +33,9 @@ pub struct Options {
     /// A further shape (`64x8`, `3,1,4`, `rr:8/3`); may be given several times. With --max-ranks 0: only these.
     #[arg(long = "shape", value_parser = parse_grid)]
     shapes: Vec<Grid>,
+    /// The links of this machine, or the one in a file, inside the nodes of shapes that have as many ranks.
+    #[arg(long)]
+    machine: Option<String>,
     /// Of each shape only the hardest form: in place, with a prologue, and the last rank as root.
     #[arg(long)]
     hardest: bool,
@@ -133,6 +137,10 @@ fn lines(options: &Options) -> Result<Vec<Line>> {
     }
     let mut grids = standard(options.max_ranks);
     grids.extend(options.shapes.iter().cloned().map(Arc::new));
+    if let Some(name) = &options.machine {
+        let machine = Cluster::find(name)?;
+        grids = grids.into_iter().map(|grid| Arc::new(machine.on_links(Grid::clone(&grid)))).collect();
+    }
     let mut lines: Vec<Line> = Vec::new();
     for collective in collectives {
         for grid in &grids {

@@ -182,6 +182,7 @@ fn colour(resource: Resource) -> &'static str {
         Resource::NicIn => "#66ccee",
         Resource::Inside => "#ccbb44",
         Resource::InsideOut => "#999933",
+        Resource::Link => "#332288",
         Resource::Connection => "#44aa99",
         Resource::Thread => "#888888",
         Resource::Engine => "#aa3377",
