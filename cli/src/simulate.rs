@@ -99,6 +99,9 @@ pub struct Options {
     /// Run every rank, also where those on different NICs of a node do the same at the same time.
     #[arg(long)]
     unfolded: bool,
+    /// Say when the first segment is final on all ranks: from then on a program may use it (`strataStreamWaitRange`).
+    #[arg(long)]
+    front: bool,
     /// Say what each price cost to find out: seconds, events, and the greatest memory of the process meanwhile.
     #[arg(long)]
     cost: bool,
@@ -134,6 +137,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
         against,
         answers: &answers?,
         costs: options.cost,
+        fronts: options.front,
     };
     if options.json.as_deref() != Some(Path::new("-")) {
         out!("{}", outcome.table(options.below));

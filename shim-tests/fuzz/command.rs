@@ -22,6 +22,7 @@ fn formulas<'a>(steps: &'a [Step], found: &mut Vec<&'a Formula>) {
             }
             Step::Call(call) => found.push(&call.count),
             Step::Flops(formula) | Step::Micros(formula) => found.push(formula),
+            Step::WaitUntil(_, elements, _) => found.push(elements),
             Step::Wait(..) => {}
         }
     }

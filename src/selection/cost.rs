@@ -10,12 +10,16 @@
 //! r + p + c + u + (k - 1) max(r, p, c, u, (r + p + c + u) / w)
 //! ```
 //!
+//! Where the ranks of a single node are linked only in part, trees on the links are a candidate: a message of each tree and piece
+//! for every step (C-Cube, equation 7).
+//!
 //! A script that is named for a level is priced by its rounds and by what its busiest rank receives and reduces.
 //!
 //! For short calls all of `p`, `c` and `u` is one stage. An all-reduce has calls before and after its rails, which share the
 //! links inside the node: `c` is their sum.
 #![forbid(unsafe_code)]
 
+use super::thresholds::TreePieces;
 use crate::algorithms::{self, Choice};
 use crate::carrier::Carrier;
 use crate::config::Config;
@@ -234,8 +238,23 @@ impl Model<'_> {
                 all.push(Candidate { how: How::Strata(route), ns });
             }
         }
+        all.extend(self.on_links(collective, bytes));
         all.sort_by(|one, other| one.ns.total_cmp(&other.ns));
         all
+    }
+
+    /// Trees on the links of a single node: as many messages as a piece goes through and there are pieces, each of a piece of one tree.
+    fn on_links(&self, collective: Collective, bytes: usize) -> Option<Candidate> {
+        let shape = Shape::new(collective, self.grid.clone());
+        let choice = Choice::flat("link_trees");
+        let cut = TreePieces::new(&choice, &shape, bytes, Some(self.machine))
+            .filter(|_| algorithms::supports(&choice, &shape))?;
+        let inside = &self.machine.inside;
+        let of_tree = cut.bytes.min(bytes) as f64 / cut.trees as f64;
+        let message = (inside.latency_us.value + inside.gap_us.value) * 1e3 + of_tree / inside.link_gbps.value;
+        let messages = cut.steps + bytes.div_ceil(cut.bytes.max(1)).max(1) - 1;
+        let route = PricedPlan { choice, segment_bytes: cut.bytes, window: cut.steps + 2, carrier: Carrier::MPI };
+        Some(Candidate { how: How::Strata(route), ns: self.machine.strata_call_ns() + messages as f64 * message })
     }
 
     /// The routes in two levels, or, where each node has one rank, in one.

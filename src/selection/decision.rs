@@ -362,7 +362,12 @@ fn by_model(
 ) -> Option<(Selection, String)> {
     let Context { grid, config, .. } = context;
     let Selection { choice, segment_bytes, window } = selection;
-    if grid.nnodes() == 1 || !cost::COLLECTIVES.contains(&request.collective) || !cost::prices(&choice) {
+    let is_priced = match grid.nnodes() {
+        // A board is the memory of processors, not links.
+        1 => grid.links().is_some() && !algorithms::is_on_board(&choice),
+        _ => cost::COLLECTIVES.contains(&request.collective) && cost::prices(&choice),
+    };
+    if !is_priced {
         return None;
     }
     let node = choice.node.clone();

@@ -8,7 +8,7 @@ use super::cost::{self, Candidate, Model};
 use crate::carrier::Carrier;
 use crate::error::{Error, Result};
 use crate::plan::Collective;
-use crate::sim::price::{How, PricedPlan};
+use crate::sim::price::{price, Detail, How, PricedPlan};
 use crate::sim::Cluster;
 use crate::topo::Grid;
 use std::sync::Arc;
@@ -58,7 +58,14 @@ pub fn better(
     bytes: usize,
     route: &PricedPlan,
 ) -> Option<(PricedPlan, String)> {
-    let ns = Model::new(machine, grid).route_ns(collective, bytes, route);
+    let ns = match grid.links() {
+        // By which links an algorithm's messages go is not in the model.
+        Some(_) if grid.nnodes() == 1 => {
+            let machine = Arc::new(machine.clone());
+            price(&machine, grid, collective, bytes, &How::Strata(route.clone()), Detail::default()).ok()?.ns
+        }
+        _ => Model::new(machine, grid).route_ns(collective, bytes, route),
+    };
     let candidates = cost::candidates(machine, grid, collective, bytes);
     let best = candidates.into_iter().find_map(|candidate| own(candidate, Carrier::MPI))?;
     if best.1 * CLEAR > ns {

@@ -6,6 +6,7 @@ use crate::algorithms::{self, Choice};
 use crate::config::Config;
 use crate::error::counted;
 use crate::plan::{Collective, Shape};
+use crate::sim::Cluster;
 use crate::topo::Grid;
 use crate::transport::shm::{area_bytes, pipelined_bytes};
 
@@ -169,21 +170,41 @@ fn leveled(grid: &Grid, node_direct: bool, bytes: usize, (variable, most): (&str
 /// what a link carries in its latency; and what a leaf has sent before the first result comes back.
 pub fn in_trees(choice: &Choice, request: &Request<'_>, context: &Context) -> Option<(usize, usize)> {
     let shape = Shape::new(request.collective, context.grid.clone());
-    let (trees, depth) = algorithms::trees(choice, &shape).filter(|(_, depth)| *depth > 0)?;
-    let is_one_node = context.grid.nnodes() == 1;
-    let in_latency = context.knowledge.machine.as_ref().map(|machine| {
-        let (inside, network) = (&machine.inside, &machine.network);
-        match is_one_node {
-            true => inside.latency_us.value * inside.rank_gbps.value * 1e3,
-            false => network.latency_us.value * network.nic_gbps.value * 1e3,
-        }
-    });
-    let in_latency = in_latency.filter(|bytes| *bytes >= 1.0).unwrap_or(LATENCY_BYTES as f64);
-    // A broadcast or a reduction fills the tree once.
-    let steps = if request.collective == Collective::AllReduce { 2 * depth } else { depth };
-    let pieces = (steps as f64 * request.block_bytes as f64 / trees as f64 / in_latency).sqrt().max(1.0);
-    let bytes = (request.block_bytes as f64 / pieces) as usize;
-    Some((bytes.next_multiple_of(64).max(LEAST_PIECE_BYTES * trees), steps + 2))
+    let machine = context.knowledge.machine.as_deref();
+    let pieces = TreePieces::new(choice, &shape, request.block_bytes, machine)?;
+    Some((pieces.bytes, pieces.steps + 2))
+}
+
+/// A message cut for overlapped trees.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct TreePieces {
+    /// How many trees there are.
+    pub trees: usize,
+    /// Messages that a piece goes through one after another.
+    pub steps: usize,
+    /// Bytes of a block that each piece has, over all trees.
+    pub bytes: usize,
+}
+
+impl TreePieces {
+    /// For blocks of so many bytes; nothing where the choice has no such trees, or no rank has another one to send to.
+    pub fn new(choice: &Choice, shape: &Shape, block_bytes: usize, machine: Option<&Cluster>) -> Option<TreePieces> {
+        let (trees, depth) = algorithms::trees(choice, shape).filter(|(_, depth)| *depth > 0)?;
+        let in_latency = machine.map(|machine| {
+            let (inside, network) = (&machine.inside, &machine.network);
+            match (shape.grid.nnodes(), shape.grid.links()) {
+                (1, Some(_)) => inside.latency_us.value * inside.link_gbps.value * 1e3,
+                (1, None) => inside.latency_us.value * inside.rank_gbps.value * 1e3,
+                _ => network.latency_us.value * network.nic_gbps.value * 1e3,
+            }
+        });
+        let in_latency = in_latency.filter(|bytes| *bytes >= 1.0).unwrap_or(LATENCY_BYTES as f64);
+        // A broadcast or a reduction fills the tree once.
+        let steps = if shape.collective == Collective::AllReduce { 2 * depth } else { depth };
+        let pieces = (steps as f64 * block_bytes as f64 / trees as f64 / in_latency).sqrt().max(1.0);
+        let bytes = ((block_bytes as f64 / pieces) as usize).next_multiple_of(64).max(LEAST_PIECE_BYTES * trees);
+        Some(TreePieces { trees, steps, bytes })
+    }
 }
 
 /// Bytes of each block handled at a time. On one node reductions work on pieces that stay in cache; plain copies are

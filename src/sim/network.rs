@@ -52,6 +52,8 @@ pub(super) struct Station {
     pub(super) deadline: u64,
     /// When an event for that is in the queue.
     pub(super) alarm_at: u64,
+    /// How many leading segments are final on it.
+    front: usize,
     done: Vec<Token>,
     locals: Vec<(Token, Local)>,
 }
@@ -87,6 +89,8 @@ pub(super) struct Network {
     pub(super) gone: Vec<Rank>,
     /// A digest of all events so far.
     pub(super) trace: u64,
+    /// When each segment became final on the last of the ranks, so far.
+    pub(super) front_ns: Vec<u64>,
     queue: BinaryHeap<Reverse<(u64, u64, SimEvent)>>,
     queued: u64,
 }
@@ -116,6 +120,7 @@ impl Network {
             mirrored: Vec::new(),
             gone: Vec::new(),
             trace: 0,
+            front_ns: Vec::new(),
             queue: BinaryHeap::new(),
             queued: 0,
         }
@@ -322,6 +327,13 @@ impl World for SimWorld<'_> {
         self.check()?;
         done.append(&mut self.network.stations[self.rank.index()].done);
         Ok(())
+    }
+
+    fn front(&mut self, segments: usize) {
+        let Network { now, stations, front_ns, .. } = &mut *self.network;
+        let known = std::mem::replace(&mut stations[self.rank.index()].front, segments);
+        front_ns.resize(front_ns.len().max(segments), 0);
+        front_ns[known..segments].fill(*now);
     }
 }
 

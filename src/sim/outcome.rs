@@ -67,6 +67,8 @@ pub struct SimReport {
     pub outputs: Vec<Vec<u8>>,
     /// When each rank was done.
     pub finish_ns: Vec<u64>,
+    /// When each segment was final on all ranks.
+    pub front_ns: Vec<u64>,
     /// What each rank sent.
     pub stats: Vec<Stats>,
     /// How many events there were.

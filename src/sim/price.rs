@@ -69,6 +69,9 @@ impl Default for Detail {
 pub struct Price {
     /// Until the last rank has its result.
     pub ns: f64,
+    /// How many leading bytes of the message are final on all ranks from when on, in ns, as far as ranks tell it before the end: of
+    /// messages of one block, by plans.
+    pub front: Vec<(usize, f64)>,
     /// For how long the busiest resource of each kind was busy, in ns; empty for a law.
     pub busiest: Vec<(Resource, u64)>,
     /// What was busy when, if it was kept.
@@ -78,14 +81,32 @@ pub struct Price {
 }
 
 impl Price {
+    /// The *turnaround*: when the first segment is final on all ranks, in ns.
+    pub fn first_ns(&self) -> f64 {
+        self.front.first().map_or(self.ns, |&(_, ns)| ns)
+    }
+
+    /// When so many leading bytes of the message are final on all ranks, in ns.
+    pub fn final_ns(&self, bytes: usize) -> f64 {
+        self.front.iter().find(|&&(front, _)| front >= bytes).map_or(self.ns, |&(_, ns)| ns)
+    }
+
+    /// The same a while later.
+    fn later(mut self, ns: f64) -> Price {
+        self.ns += ns;
+        self.front.iter_mut().for_each(|(_, front)| *front += ns);
+        self
+    }
+
     /// The resource that was busy for the longest time, with its share of the whole.
     pub fn binding(&self) -> Option<(Resource, f64)> {
         let (resource, ns) = self.busiest.iter().copied().max_by_key(|&(_, ns)| ns)?;
         Some((resource, ns as f64 / self.ns.max(1.0)))
     }
 
-    fn by_law(ns: f64) -> Price {
-        Price { ns, busiest: Vec::new(), timeline: Vec::new(), events: 0 }
+    /// A price that nothing was run for.
+    pub fn by_law(ns: f64) -> Price {
+        Price { ns, front: Vec::new(), busiest: Vec::new(), timeline: Vec::new(), events: 0 }
     }
 }
 
@@ -130,9 +151,8 @@ pub fn price(
         How::Strata(route) => {
             let manner =
                 Manner { vendor_rails: route.carrier == Carrier::Vendor, keep: detail.timeline, ..Manner::default() };
-            let mut price = run(machine, grid, (collective, message_bytes), route, manner, detail)?;
-            price.ns += machine.strata_call_ns();
-            Ok(price)
+            let price = run(machine, grid, (collective, message_bytes), route, manner, detail)?;
+            Ok(price.later(machine.strata_call_ns()))
         }
     }
 }
@@ -155,15 +175,14 @@ fn pccl(
         }
     }
     if grid.nnodes() == 1 {
-        let law = machine.vendor_ns(collective, grid, message_bytes).unwrap_or(0.0);
-        return Ok(Price::by_law(law + call_ns));
+        let law = machine.vendor_ns(collective, grid, message_bytes);
+        let no_law = || Error::InvalidArgument(format!("machine {} knows no calls inside a node", machine.name));
+        return law.map(|law| Price::by_law(law + call_ns)).ok_or_else(no_law);
     }
     let name = if collective == Collective::AllReduce { "two_level" } else { "two_level_shuffle" };
     let choice = Choice::leveled(name, "direct", rail);
     let route = PricedPlan { choice, segment_bytes: usize::MAX, window: 1, carrier };
-    let mut price = run(machine, grid, (collective, message_bytes), &route, manner, detail)?;
-    price.ns += call_ns;
-    Ok(price)
+    Ok(run(machine, grid, (collective, message_bytes), &route, manner, detail)?.later(call_ns))
 }
 
 /// Runs a plan on all ranks, or on those that differ.
@@ -215,10 +234,31 @@ fn run(
         .run_mirrored(&programs, &job)
         .map_err(|failure| Error::Internal(format!("{choice} on {grid}: {}", failure.reason)))?;
     let mut state = state.borrow_mut();
-    Ok(Price {
-        ns: report.last_ns() as f64 + machine.launch_ns(lanes),
+    let price = Price {
+        ns: report.last_ns() as f64,
+        front: front(&programs, &job, collective, &report.front_ns),
         busiest: state.busiest(),
         timeline: state.take_kept(),
         events: report.events,
-    })
+    };
+    Ok(price.later(machine.launch_ns(lanes)))
+}
+
+/// Which bytes are final when, of a message that is one block.
+fn front(
+    programs: &[Option<Arc<Program>>],
+    job: &Job<'_>,
+    collective: Collective,
+    front_ns: &[u64],
+) -> Vec<(usize, f64)> {
+    let one_block = collective != Collective::Custom && collective.blocks(2) == 1;
+    let Some(program) = programs.iter().flatten().next().filter(|_| one_block) else { return Vec::new() };
+    let layout = program.layout(job.count, job.dtype.size(), job.segment_bytes);
+    // A segment that is final before an earlier one says nothing.
+    let mut last = 0;
+    let told = front_ns.iter().enumerate().map(|(segment, &ns)| {
+        last = ns.max(last);
+        (layout.front_bytes(segment + 1), last as f64)
+    });
+    told.collect()
 }

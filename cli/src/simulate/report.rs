@@ -26,6 +26,8 @@ pub struct Outcome<'a> {
     pub answers: &'a [Vec<Option<Answer>>],
     /// Whether what each price cost to find out is told.
     pub costs: bool,
+    /// Whether it is told when the first segment is final.
+    pub fronts: bool,
 }
 
 impl Outcome<'_> {
@@ -47,9 +49,10 @@ impl Outcome<'_> {
         let width = self.methods.iter().map(|method| method.to_string().len()).max().unwrap_or(0).max(6);
         let costs =
             if self.costs { format!("{:>9} {:>10} {:>9}  ", "cost s", "events", "peak MiB") } else { String::new() };
+        let fronts = if self.fronts { format!("{:>9}  ", "first ms") } else { String::new() };
         let _ = writeln!(
             text,
-            "{:<14} {:>5} {:>7}  {:<width$} {:>10} {:>8}  {:>5}  {:<32}  {costs}by",
+            "{:<14} {:>5} {:>7}  {:<width$} {:>10} {:>8}  {:>5}  {:<32}  {fronts}{costs}by",
             "collective", "ranks", "bytes", "method", "ms", "ratio", "busy", "busiest"
         );
         let mut nrows = 0;
@@ -98,6 +101,9 @@ impl Outcome<'_> {
         };
         let by = way_text(way, cell.collective, cell.nranks, cell.message_bytes);
         let _ = write!(text, "{ms:>10} {ratio:>8}  {busy:>5}  {busiest:<32}  ");
+        if self.fronts {
+            let _ = write!(text, "{:>9.3}  ", price.first_ns() / 1e6);
+        }
         if self.costs {
             let (seconds, peak) = cost;
             let peak = peak.map_or(String::from("-"), |bytes| (bytes >> 20).to_string());
@@ -199,10 +205,14 @@ impl Outcome<'_> {
                 .collect();
             let mut value = json!({
                 "method": name, "by": way_text(way, collective, nranks, message_bytes), "ms": price.ns / 1e6,
+                "first_ms": price.first_ns() / 1e6,
                 "ratio": self.ratio(cell, method), "overload": overloaded, "simulated": !price.busiest.is_empty(),
                 "busiest": price.binding().map(|(resource, _)| resource.to_string()),
                 "busy": price.binding().map(|(_, share)| share), "resources": busiest, "events": price.events,
             });
+            if self.fronts {
+                value["front"] = price.front.iter().map(|&(bytes, ns)| json!([bytes, ns / 1e6])).collect();
+            }
             if self.costs {
                 value["cost_seconds"] = json!(cost.0);
                 value["cost_peak_bytes"] = json!(cost.1);

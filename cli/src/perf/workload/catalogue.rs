@@ -9,13 +9,16 @@ use std::path::Path;
 use strata::error::{Error, Result};
 
 /// Names and texts.
-pub const EMBEDDED: [(&str, &str); 7] = [
+pub const EMBEDDED: [(&str, &str); 10] = [
     ("zero3", include_str!("../../../../workloads/zero3.toml")),
     ("fsdp", include_str!("../../../../workloads/fsdp.toml")),
     ("ddp-resnet50", include_str!("../../../../workloads/ddp-resnet50.toml")),
     ("ddp-bert", include_str!("../../../../workloads/ddp-bert.toml")),
     ("axonn", include_str!("../../../../workloads/axonn.toml")),
     ("ted", include_str!("../../../../workloads/ted.toml")),
+    ("ccube-resnet50", include_str!("../../../../workloads/ccube-resnet50.toml")),
+    ("ccube-vgg16", include_str!("../../../../workloads/ccube-vgg16.toml")),
+    ("ccube-zfnet", include_str!("../../../../workloads/ccube-zfnet.toml")),
     ("dlrm", include_str!("../../../../workloads/dlrm.toml")),
 ];
 
@@ -51,6 +54,6 @@ pub fn within(name: &str, error: &Error) -> Error {
 
 /// What there is, one in a line.
 pub fn list() -> Result<String> {
-    let line = |(name, text): (&str, &str)| Ok(format!("{name:13} {}\n", Workload::parse(text)?.title));
+    let line = |(name, text): (&str, &str)| Ok(format!("{name:15} {}\n", Workload::parse(text)?.title));
     EMBEDDED.into_iter().map(line).collect()
 }

@@ -40,6 +40,7 @@
 //!   program waits for it, unless `overlap` gives it a name;
 //! - `wait`: for the oldest call of that name nobody has waited for; `wait_all`: for all of them. A name that is issued
 //!   one step ahead is a prefetch. Every call must be waited for before the step ends;
+//! - `wait` with `until`: for so many leading elements of that call's result, by `strataStreamWaitRange`. The call goes on;
 //! - `flops` or `us`: computing, by the given rate, or for so many microseconds;
 //! - `repeat` and `steps`: these steps so many times.
 //!
@@ -128,6 +129,8 @@ pub enum Step {
     Micros(Formula),
     /// A wait for the oldest call of a name, or for all of them; the line.
     Wait(String, bool, usize),
+    /// A wait for so many leading elements of the oldest call of a name; the line.
+    WaitUntil(String, Formula, usize),
 }
 
 /// A collective of a group.
@@ -249,6 +252,7 @@ struct StepText {
     dtype: Option<Spanned<String>>,
     overlap: Option<String>,
     wait: Option<String>,
+    until: Option<Spanned<Amount>>,
     wait_all: Option<String>,
     flops: Option<Spanned<Amount>>,
     us: Option<Spanned<Amount>>,
@@ -351,6 +355,9 @@ impl Reader<'_> {
         if of_calls && step.call.is_none() {
             return wrong(line, "group, count, dtype and overlap belong to a call");
         }
+        if step.until.is_some() && step.wait.is_none() {
+            return wrong(line, "until belongs to a wait");
+        }
         if step.steps.is_some() != step.repeat.is_some() {
             return wrong(line, "repeat and steps belong together");
         }
@@ -362,7 +369,10 @@ impl Reader<'_> {
             return Ok(Step::Repeat(self.formula(times), self.steps(steps)?));
         }
         match (&step.wait, &step.wait_all, &step.flops, &step.us) {
-            (Some(name), ..) => Ok(Step::Wait(name.clone(), false, line)),
+            (Some(name), ..) => Ok(match &step.until {
+                Some(elements) => Step::WaitUntil(name.clone(), self.formula(elements), line),
+                None => Step::Wait(name.clone(), false, line),
+            }),
             (_, Some(name), ..) => Ok(Step::Wait(name.clone(), true, line)),
             (_, _, Some(flops), _) => Ok(Step::Flops(self.formula(flops))),
             (_, _, _, Some(us)) => Ok(Step::Micros(self.formula(us))),

@@ -53,6 +53,8 @@ pub enum Op {
     Issue(usize),
     /// Waits for it.
     Wait(usize),
+    /// Waits until so many leading bytes of its result are final.
+    WaitUntil(usize, usize),
     /// Computes, for a phase, so many microseconds.
     Compute(usize, f64),
 }
@@ -173,6 +175,7 @@ impl Builder<'_> {
                     self.compute(us);
                 }
                 Step::Wait(name, all, line) => self.wait(name, *all, *line)?,
+                Step::WaitUntil(name, elements, line) => self.wait_until(name, elements, *line)?,
             }
             if self.program.ops.len() > MOST_OPS {
                 return Err(Error::InvalidArgument(format!("a step has more than {MOST_OPS} operations")));
@@ -236,16 +239,35 @@ impl Builder<'_> {
         index
     }
 
-    fn wait(&mut self, name: &str, all: bool, line: usize) -> Result<()> {
-        let Some((_, open)) = self.open.get_mut(name) else {
+    /// The calls of a name, of which there is one at least.
+    fn open(&mut self, name: &str, line: usize) -> Result<&mut VecDeque<Option<usize>>> {
+        if !self.open.contains_key(name) {
             let known: Vec<&str> = self.open.keys().map(String::as_str).collect();
             return Err(at(line, &format!("the wait {}", unknown(name, &known))));
-        };
-        if open.is_empty() {
-            return Err(at(line, &format!("no call named `{name}` is under way here")));
         }
+        let open = self.open.get_mut(name).map(|(_, open)| open).filter(|open| !open.is_empty());
+        open.ok_or_else(|| at(line, &format!("no call named `{name}` is under way here")))
+    }
+
+    fn wait_until(&mut self, name: &str, elements: &Formula, line: usize) -> Result<()> {
+        let elems = self.names.whole(elements)?;
+        let Some(index) = self.open(name, line)?[0] else { return Ok(()) };
+        let program = &mut self.program;
+        let call = &program.calls[index];
+        let bytes = (elems as f64 * self.setting.scale).ceil() as usize * call.dtype.size();
+        let most = program.bytes_of(call);
+        if bytes > most {
+            return Err(at(line, &format!("until {elems} elements, of a result of {}", most / call.dtype.size())));
+        }
+        program.ops.push(Op::WaitUntil(index, bytes));
+        Ok(())
+    }
+
+    fn wait(&mut self, name: &str, all: bool, line: usize) -> Result<()> {
+        let open = self.open(name, line)?;
         let waited = if all { open.len() } else { 1 };
-        self.program.ops.extend(open.drain(..waited).flatten().map(Op::Wait));
+        let waited: Vec<Option<usize>> = open.drain(..waited).collect();
+        self.program.ops.extend(waited.into_iter().flatten().map(Op::Wait));
         Ok(())
     }
 }

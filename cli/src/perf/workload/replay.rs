@@ -175,6 +175,13 @@ impl<'a> Replay<'a> {
             match *op {
                 Op::Compute(_, us) => std::thread::sleep(Duration::from_secs_f64(us / 1e6)),
                 Op::Issue(index) => pending[index] = Some(self.issue(&program.calls[index])?),
+                Op::WaitUntil(index, bytes) => {
+                    let call = &program.calls[index];
+                    let recv = self.buffers_of(call).recv;
+                    let before = Instant::now();
+                    self.comms[call.group].wait_range(recv, bytes)?;
+                    times.exposed[call.row] += micros(before.elapsed());
+                }
                 Op::Wait(index) => {
                     let Some(call) = pending[index].take() else { continue };
                     let before = Instant::now();

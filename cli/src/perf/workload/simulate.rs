@@ -10,7 +10,7 @@
 use super::super::collective::Kind;
 use super::groups::Group;
 use super::program::{Call, Program};
-use super::timeline::{lay_out, Pricer, Times};
+use super::timeline::{lay_out, Cost, Pricer, Times};
 use std::collections::HashMap;
 use std::sync::Arc;
 use strata::algorithms::Choice;
@@ -18,7 +18,7 @@ use strata::carrier::Carrier;
 use strata::error::{Error, Result};
 use strata::plan::Collective;
 use strata::selection::cost::candidates;
-use strata::sim::price::{price, Detail, How, PricedPlan};
+use strata::sim::price::{price, Detail, How, Price, PricedPlan};
 use strata::sim::Cluster;
 use strata::topo::Grid;
 
@@ -51,7 +51,7 @@ pub fn routes(program: &Program, machine: &Cluster, bar: &indicatif::ProgressBar
 /// Prices by what is called, in the order of [`WAYS`].
 struct Prices<'a> {
     machine: &'a Cluster,
-    known: HashMap<(usize, usize, usize), [f64; 3]>,
+    known: HashMap<(usize, usize, usize), [Cost; 3]>,
     bar: &'a indicatif::ProgressBar,
 }
 
@@ -61,19 +61,19 @@ struct OneWay<'a, 'b> {
 }
 
 impl Pricer for OneWay<'_, '_> {
-    fn price(&mut self, program: &Program, call: &Call) -> Result<f64> {
+    fn price(&mut self, program: &Program, call: &Call) -> Result<Cost> {
         let bytes = program.bytes_of(call);
         let key = (call.kind as usize, call.group, bytes);
         let group = &program.groups[call.group];
         let prices = match self.prices.known.get(&key) {
-            Some(&prices) => prices,
+            Some(prices) => prices,
             None => {
                 self.prices.bar.set_message(format!("{} of {bytes} bytes in {}", call.kind.name(), group.name));
                 let prices = self.prices.of(program, group, call.kind, bytes)?;
-                *self.prices.known.entry(key).or_insert(prices)
+                self.prices.known.entry(key).or_insert(prices)
             }
         };
-        Some(prices[self.way]).filter(|us| us.is_finite()).ok_or_else(|| {
+        Some(prices[self.way].clone()).filter(|cost| cost.us.is_finite()).ok_or_else(|| {
             let (machine, kind, way) = (&self.prices.machine.name, call.kind.name(), WAYS[self.way]);
             Error::InvalidUsage(format!("machine {machine} knows no price of {kind} by {way}"))
         })
@@ -82,12 +82,16 @@ impl Pricer for OneWay<'_, '_> {
 
 impl Prices<'_> {
     /// Microseconds of a call in the group that it takes the longest in.
-    fn of(&self, program: &Program, group: &Group, kind: Kind, bytes: usize) -> Result<[f64; 3]> {
-        let mut longest = [0.0f64; 3];
+    fn of(&self, program: &Program, group: &Group, kind: Kind, bytes: usize) -> Result<[Cost; 3]> {
+        let mut longest = [(); 3].map(|()| Cost { us: 0.0, front: Vec::new() });
         for labels in program.layout.shapes(group, self.machine.ranks_per_node()) {
-            let here = Here::new(self.machine, &labels);
-            let prices = here.prices(kind, bytes)?;
-            longest.iter_mut().zip(prices).for_each(|(longest, ns)| *longest = longest.max(ns / 1e3));
+            let prices = Here::new(self.machine, &labels).prices(kind, bytes)?;
+            for (longest, price) in longest.iter_mut().zip(prices) {
+                if price.ns / 1e3 > longest.us {
+                    let front = price.front.iter().map(|&(bytes, ns)| (bytes, ns / 1e3)).collect();
+                    *longest = Cost { us: price.ns / 1e3, front };
+                }
+            }
         }
         Ok(longest)
     }
@@ -102,7 +106,7 @@ struct Here {
 impl Here {
     /// `labels`: the node of each rank.
     fn new(machine: &Cluster, labels: &[usize]) -> Here {
-        let grid = Grid::from_labels(labels);
+        let grid = machine.on_links(Grid::from_labels(labels));
         let mut machine = machine.clone();
         if grid.nnodes() > 1 {
             let (members, ranks) = (grid.nrails() as f64, machine.node.ranks.value);
@@ -122,16 +126,17 @@ impl Here {
         Here { machine: Arc::new(machine), grid: Arc::new(grid) }
     }
 
-    /// ns, in the order of [`WAYS`].
-    fn prices(&self, kind: Kind, bytes: usize) -> Result<[f64; 3]> {
+    /// In the order of [`WAYS`].
+    fn prices(&self, kind: Kind, bytes: usize) -> Result<[Price; 3]> {
         let collective = match kind {
             Kind::AllGather => Collective::AllGather,
             Kind::ReduceScatter => Collective::ReduceScatter,
             Kind::AllReduce => Collective::AllReduce,
-            kind => return Ok([self.by_links(kind, bytes); 3]),
+            kind => return Ok([(); 3].map(|()| Price::by_law(self.by_links(kind, bytes)))),
         };
         let vendor = self.vendor(collective, bytes).unwrap_or(f64::INFINITY);
-        Ok([vendor, self.pccl(collective, bytes).unwrap_or(vendor), self.strata(collective, bytes, vendor)?])
+        let pccl = self.pccl(collective, bytes).unwrap_or(vendor);
+        Ok([Price::by_law(vendor), Price::by_law(pccl), self.strata(collective, bytes, vendor)?])
     }
 
     fn vendor(&self, collective: Collective, bytes: usize) -> Option<f64> {
@@ -143,8 +148,8 @@ impl Here {
         [Carrier::MPI].into_iter().chain(vendor).collect()
     }
 
-    fn price(&self, collective: Collective, bytes: usize, how: &How) -> Result<f64> {
-        price(&self.machine, &self.grid, collective, bytes, how, Detail::default()).map(|price| price.ns)
+    fn price(&self, collective: Collective, bytes: usize, how: &How) -> Result<Price> {
+        price(&self.machine, &self.grid, collective, bytes, how, Detail::default())
     }
 
     /// PCCL with the better of its algorithms between nodes; None where it has none for these ranks, as where a group has
@@ -152,18 +157,18 @@ impl Here {
     fn pccl(&self, collective: Collective, bytes: usize) -> Option<f64> {
         let rails = ["ring", "rd"];
         let ways = self.carriers().into_iter().flat_map(|carrier| rails.map(|rail| How::Pccl { rail, carrier }));
-        ways.filter_map(|how| self.price(collective, bytes, &how).ok()).min_by(f64::total_cmp)
+        ways.filter_map(|how| self.price(collective, bytes, &how).ok()).map(|price| price.ns).min_by(f64::total_cmp)
     }
 
     /// What Strata would choose by its closed-form model, and what that takes in the simulation. `vendor`: what the
     /// vendor's library takes, infinite where there is none.
-    fn strata(&self, collective: Collective, bytes: usize, vendor: f64) -> Result<f64> {
+    fn strata(&self, collective: Collective, bytes: usize, vendor: f64) -> Result<Price> {
         let best = candidates(&self.machine, &self.grid, collective, bytes)
             .into_iter()
             .find(|candidate| matches!(candidate.how, How::Strata(_)) && candidate.ns < vendor);
         match best {
             Some(candidate) => self.price(collective, bytes, &candidate.how),
-            None if vendor.is_finite() => Ok(vendor),
+            None if vendor.is_finite() => Ok(Price::by_law(vendor)),
             // A node without a library of the vendor's.
             None => {
                 let choice = Choice::flat("direct");
@@ -223,7 +228,7 @@ mod tests {
         let (here, block) = (here("frontier", &labels), 4 << 20);
         let route =
             PricedPlan { choice: Choice::flat("direct"), segment_bytes: block, window: 1, carrier: Carrier::MPI };
-        let simulated = here.price(Collective::AllToAll, block, &How::Strata(route)).unwrap();
+        let simulated = here.price(Collective::AllToAll, block, &How::Strata(route)).unwrap().ns;
         let law = here.by_links(Kind::AllToAll, 32 * block);
         assert!((law / simulated - 1.0).abs() < 0.05, "{law} {simulated}");
     }

@@ -16,10 +16,26 @@ use super::program::{Call, Op, Program};
 use std::collections::HashMap;
 use strata::error::Result;
 
+/// What a call costs by itself.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Cost {
+    /// Microseconds until its end.
+    pub us: f64,
+    /// How many leading bytes of its result are final after how many microseconds, as far as that is told before the end.
+    pub front: Vec<(usize, f64)>,
+}
+
+impl Cost {
+    /// Microseconds until so many leading bytes are final.
+    fn until(&self, bytes: usize) -> f64 {
+        self.front.iter().find(|&&(front, _)| front >= bytes).map_or(self.us, |&(_, us)| us)
+    }
+}
+
 /// Says what a call costs.
 pub trait Pricer {
-    /// Microseconds that the call takes by itself.
-    fn price(&mut self, program: &Program, call: &Call) -> Result<f64>;
+    /// What the call costs by itself.
+    fn price(&mut self, program: &Program, call: &Call) -> Result<Cost>;
 }
 
 /// Where a step's time goes, in microseconds.
@@ -42,27 +58,30 @@ impl Times {
 
 /// Lays a step on the timeline.
 pub fn lay_out(program: &Program, pricer: &mut dyn Pricer) -> Result<Times> {
-    let mut prices: HashMap<(usize, usize, usize), f64> = HashMap::new();
+    let mut prices: HashMap<(usize, usize, usize), Cost> = HashMap::new();
     let mut times = Times { step: 0.0, busy: vec![0.0; program.rows.len()], exposed: vec![0.0; program.rows.len()] };
     let mut free = vec![0.0f64; program.groups.len()];
-    let mut ends = vec![0.0f64; program.calls.len()];
+    let mut begins = vec![0.0f64; program.calls.len()];
+    let key = |call: &Call| (call.kind as usize, call.group, program.bytes_of(call));
     for op in &program.ops {
         match *op {
             Op::Compute(_, us) => times.step += us,
             Op::Issue(index) => {
                 let call = &program.calls[index];
-                let key = (call.kind as usize, call.group, program.bytes_of(call));
-                let price = match prices.get(&key) {
-                    Some(&price) => price,
-                    None => *prices.entry(key).or_insert(pricer.price(program, call)?),
+                let us = match prices.get(&key(call)) {
+                    Some(price) => price.us,
+                    None => prices.entry(key(call)).or_insert(pricer.price(program, call)?).us,
                 };
-                ends[index] = times.step.max(free[call.group]) + price;
-                free[call.group] = ends[index];
-                times.busy[call.row] += price;
+                begins[index] = times.step.max(free[call.group]);
+                free[call.group] = begins[index] + us;
+                times.busy[call.row] += us;
             }
-            Op::Wait(index) => {
-                let waited = (ends[index] - times.step).max(0.0);
-                times.exposed[program.calls[index].row] += waited;
+            Op::Wait(index) | Op::WaitUntil(index, _) => {
+                let call = &program.calls[index];
+                let bytes = if let Op::WaitUntil(_, bytes) = *op { bytes } else { usize::MAX };
+                let us = prices.get(&key(call)).map_or(0.0, |price| price.until(bytes));
+                let waited = (begins[index] + us - times.step).max(0.0);
+                times.exposed[call.row] += waited;
                 times.step += waited;
             }
         }
@@ -80,9 +99,10 @@ mod tests {
     struct Linear(usize);
 
     impl Pricer for Linear {
-        fn price(&mut self, program: &Program, call: &Call) -> Result<f64> {
+        fn price(&mut self, program: &Program, call: &Call) -> Result<Cost> {
             self.0 += 1;
-            Ok(1.0 + program.bytes_of(call) as f64)
+            let bytes = program.bytes_of(call);
+            Ok(Cost { us: 1.0 + bytes as f64, front: vec![(bytes / 3, 4.0), (2 * bytes / 3, 7.0)] })
         }
     }
 
@@ -128,6 +148,17 @@ mod tests {
         // Two blocks of 5 bytes: 11 us.
         assert_eq!(times(&steps("a")).0, Times { step: 21.0, busy: vec![10.0, 11.0], exposed: vec![7.0, 11.0] });
         assert_eq!(times(&steps("b")).0, Times { step: 11.0, busy: vec![10.0, 11.0], exposed: vec![7.0, 1.0] });
+    }
+
+    #[test]
+    fn computing_follows_the_front_of_a_call() {
+        // Final: 3 bytes after 4 us, 6 after 7, all 9 after 10.
+        let call = "{ call = \"all_reduce\", group = \"a\", count = 9, overlap = \"x\" },";
+        let layer = |until: usize| format!("{{ wait = \"x\", until = {until} }}, {{ us = 2 }},");
+        let layers = [2, 3, 5, 9].map(layer).concat();
+        // Waits 4, then computes 4 us, waits for nothing at 8, computes to 10, and from there to 12.
+        let (times, _) = times(&format!("{call} {layers} {{ wait = \"x\" }}"));
+        assert_eq!(times, Times { step: 12.0, busy: vec![10.0], exposed: vec![4.0] });
     }
 
     #[test]
