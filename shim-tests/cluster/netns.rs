@@ -70,11 +70,17 @@ impl Cluster {
 
     /// Runs a collective of `bytes` on every rank, checked, and returns what each NIC has sent for it.
     fn collective(&self, name: &str, bytes: &str) -> BTreeMap<(String, String), u64> {
+        self.collective_with(&[], name, bytes)
+    }
+
+    /// The same with these variables.
+    fn collective_with(&self, set: &[&str], name: &str, bytes: &str) -> BTreeMap<(String, String), u64> {
         let before = self.sent();
         let library = built::library();
         let perf =
             [env!("CARGO_BIN_EXE_strata"), "perf", name, "-b", bytes, "-e", bytes, "-n", "2", "-w", "0", "-c", "1"];
-        let out = self.run(&["--each", "rank"], &[&perf[..], &["--library", library.to_str().unwrap()]].concat());
+        let line = [&["env"][..], set, &perf[..], &["--library", library.to_str().unwrap()]].concat();
+        let out = self.run(&["--each", "rank"], &line);
         assert!(out.contains("# Out of bounds values : 0 OK"), "{out}");
         self.sent().into_iter().map(|(nic, sent)| (nic.clone(), sent - before[&nic])).collect()
     }
@@ -205,6 +211,63 @@ fn nodes_with_different_numbers_of_nics_reach_each_other() {
         // Nobody else is on the third rail.
         assert!(sent[&("node0".to_string(), "eth2".to_string())] < 100_000, "{name}: {sent:?}");
     }
+}
+
+#[test]
+fn on_cables_of_a_machine_messages_go_along_its_links() {
+    if !allowed() {
+        return;
+    }
+    let machine = built::root().join("machines/dgx-1.toml");
+    let machine = machine.to_str().unwrap();
+    let cluster = Cluster::up("links", &["--nodes", "8", "--links", machine]);
+    let set = |algorithm: &str, machine: Option<&str>| -> Vec<String> {
+        let machine = machine.map(|machine| format!("STRATA_MACHINE={machine}"));
+        let mut set = vec!["NCCL_HOSTID=links".to_string(), "STRATA_SHM=0".to_string()];
+        set.extend(machine);
+        set.push(format!("STRATA_ALLREDUCE_ALGO={algorithm}"));
+        set
+    };
+    let bytes = 1 << 20;
+    let sent = |set: &[String]| {
+        let set: Vec<&str> = set.iter().map(String::as_str).collect();
+        let sent = cluster.collective_with(&set, "all_reduce", "1M");
+        let of = |is_link: bool| {
+            let nics = sent.iter().filter(move |((_, nic), _)| nic.starts_with("link") == is_link);
+            nics.map(|(_, &bytes)| bytes).collect::<Vec<u64>>()
+        };
+        (of(true), of(false))
+    };
+    // The checked call out of place and in place, and two timed ones of each: six times the message.
+    let calls = 6 * bytes;
+    // Three trees of a third of the message, on 21 of 24 links, each way.
+    let (links, rails) = sent(&set("link_trees", Some(machine)));
+    assert_eq!(links.len(), 32, "16 pairs, each way");
+    assert!(links.iter().filter(|&&bytes| bytes > calls / 4).count() >= 26, "{links:?}");
+    assert!(rails.iter().all(|&bytes| bytes < calls / 10), "{rails:?}");
+    // Detours keep messages off the rail; without links the tree's edges that have none are there.
+    let (links, rails) = sent(&set("two_trees", Some(machine)));
+    assert!(links.iter().sum::<u64>() > 14 * calls && rails.iter().all(|&bytes| bytes < calls / 10), "{rails:?}");
+    let (_, rails) = sent(&set("two_trees", None));
+    assert!(rails.iter().any(|&bytes| bytes > calls / 3), "{rails:?}");
+}
+
+#[test]
+fn links_that_no_nodes_can_have_are_refused() {
+    let folder = std::env::temp_dir().join(format!("strata-links-{}.toml", std::process::id()));
+    let file = folder.to_str().unwrap();
+    for (text, said) in [
+        ("[[inside.links]]\nranks = [0, 2]\n", "ranks 0 and 2, of 2"),
+        ("[[inside.links]]\nranks = [1, 1]\n", "ranks 1 and 1"),
+        ("[[inside.links]]\nranks = [0, 1]\ncount = 0\n", "0 links between"),
+        ("[inside]\nranks = [0, 1]\n", "no [[inside.links]]"),
+    ] {
+        std::fs::write(&folder, text).unwrap();
+        let output = Command::new(script()).args(["up", "--links", file]).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.code() == Some(2) && text.contains(said), "{text}");
+    }
+    std::fs::remove_file(&folder).unwrap();
 }
 
 #[test]
