@@ -131,6 +131,16 @@ fn a_rank_that_never_calls_is_named_and_streams_go_on() {
 }
 
 #[test]
+fn a_stream_that_waits_for_a_range_has_the_results_while_the_call_goes_on() {
+    let grains =
+        [("STRATA_SEGMENT_BYTES", "1048576"), ("STRATA_TIMEOUT_MS", "3000"), ("STRATA_ALLREDUCE_ALGO", "two_trees")];
+    for (double, seed) in [(NCCL, "1"), (NCCL, "2"), (RCCL, "3")] {
+        run(Alone, double, ["gpu_failures", "fronts", "2x2"], &[&grains[..], &[("SOFTGPU_SEED", seed)]].concat());
+    }
+    run(Over, NCCL, ["gpu_failures", "unfollowed", "2x2"], &[]);
+}
+
+#[test]
 fn a_rank_that_dies_or_leaves_or_gives_up_ends_the_others_collectives() {
     for mode in BOTH {
         for (double, seed) in [(NCCL, "1"), (NCCL, "2"), (RCCL, "3")] {

@@ -6,6 +6,7 @@
 
 use crate::communicator::front::{self, Range, RangeWait};
 use crate::communicator::{group, Comm};
+use crate::device::gpu::driver::Driver;
 use crate::device::host::stream::HostStream;
 use crate::device::StreamRef;
 use crate::error::{Error, Result};
@@ -38,7 +39,7 @@ pub fn find(name: StreamHandle) -> Result<StreamRef> {
     let live = LIVE.get().read().unwrap_or_else(|poisoned| poisoned.into_inner());
     let stream = live.get(&name.0).cloned();
     stream.map(StreamRef::Stream).ok_or_else(|| {
-        let text = match (FIRST_NAME..NEXT_NAME.load(Ordering::Relaxed)).contains(&name.0) {
+        let text = match is_own(name) {
             true => format!("stream {:#x} has been destroyed, or is of the process that forked this one", name.0),
             false => format!(
                 "stream {:#x} is not one of strataStreamCreate's; without a GPU there are no CUDA streams",
@@ -49,13 +50,18 @@ pub fn find(name: StreamHandle) -> Result<StreamRef> {
     })
 }
 
+/// Whether a name is, or was, one of ours.
+fn is_own(name: StreamHandle) -> bool {
+    (FIRST_NAME..NEXT_NAME.load(Ordering::Relaxed)).contains(&name.0)
+}
+
 /// The stream that orders an operation of a communicator: on a GPU's the driver's, whatever its name is, elsewhere one of
 /// ours.
 pub fn of(comm: &Comm, name: StreamHandle) -> Result<StreamRef> {
     if comm.gpu().is_none() {
         return find(name);
     }
-    match (FIRST_NAME..NEXT_NAME.load(Ordering::Relaxed)).contains(&name.0) {
+    match is_own(name) {
         true => Err(Error::InvalidArgument(format!(
             "stream {:#x} is one of strataStreamCreate's; the communicator is on a GPU, whose driver makes its streams",
             name.0
@@ -106,20 +112,30 @@ pub fn query(name: StreamHandle) -> Result<()> {
 
 /// `strataStreamWaitRange`
 pub fn wait_range(name: StreamHandle, data: ConstBuffer, bytes: usize) -> Result<()> {
-    let stream = find(name)?;
+    let is_own = is_own(name);
+    if is_own {
+        find(name)?;
+    }
     let range = Range::new(data.address(), bytes)?;
     if group::is_open() {
         let text = "a range cannot be awaited in an open group: its operations are queued when it ends";
         return Err(Error::InvalidUsage(text.to_string()));
     }
     let wait = RangeWait::new(range);
+    // Other names are the driver's, if there is one. Its null stream is a stream.
+    let stream = match find(name) {
+        _ if !is_own && wait.is_on_device() => StreamRef::Gpu(name.0),
+        Err(_) if !is_own && Driver::known().is_some() => StreamRef::Gpu(name.0),
+        found => found?,
+    };
     match stream {
         StreamRef::Stream(stream) => stream.enqueue(move || wait.wait()),
-        StreamRef::Null | StreamRef::Gpu(_) if wait.is_behind_this() => {
+        StreamRef::Gpu(stream) => wait.hold(stream),
+        StreamRef::Null if wait.is_behind_this() => {
             let text = "a callback of a stream cannot wait for an operation that is queued behind it";
             Err(Error::InvalidUsage(text.to_string()))
         }
-        StreamRef::Null | StreamRef::Gpu(_) => wait.wait(),
+        StreamRef::Null => wait.wait(),
     }
 }
 

@@ -5,7 +5,6 @@
 //! same on all ranks.
 #![forbid(unsafe_code)]
 
-use crate::sim::Random;
 use crate::topo::links::NodeLinks;
 use rustc_hash::FxHashMap;
 use std::collections::VecDeque;
@@ -183,7 +182,7 @@ struct Search<'a> {
     links: &'a NodeLinks,
     root: Option<usize>,
     count: usize,
-    chance: Random,
+    chance: u64,
     steps: usize,
 }
 
@@ -198,11 +197,13 @@ struct Growth {
 
 impl<'a> Search<'a> {
     fn new(links: &'a NodeLinks, root: Option<usize>, count: usize) -> Search<'a> {
-        Search { links, root, count, chance: Random::new(0), steps: SEARCH_STEPS }
+        Search { links, root, count, chance: 1, steps: SEARCH_STEPS }
     }
 
     fn below(&mut self, end: usize) -> usize {
-        self.chance.below(end.max(1) as u64) as usize
+        // Knuth's linear generator, whose upper bits are the better ones.
+        self.chance = self.chance.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.chance >> 33) as usize % end.max(1)
     }
 
     /// Trees of at most this depth, if some are found.
@@ -270,6 +271,7 @@ impl<'a> Search<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sim::Random;
     use crate::topo::links::tests::dgx1;
 
     /// Checks that the trees are trees, and that no link carries two.

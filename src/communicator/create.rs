@@ -483,6 +483,16 @@ fn take_over(config: &mut Config, zero: &[String]) {
     }
 }
 
+/// Who is on which node, and the links inside nodes, if the machine has some.
+fn grid_of(members: &[Member], machine: Option<&Cluster>) -> Grid {
+    let labels: Vec<&str> = members.iter().map(|member| member.host_id.as_str()).collect();
+    let grid = Grid::from_labels(&labels);
+    match machine {
+        Some(machine) => machine.on_links(grid),
+        None => grid,
+    }
+}
+
 /// An error where some rank's Strata cannot work with this one's; a warning where it is another one than rank 0's and can.
 fn check_versions(members: &[Member], mine: &str) -> Result<()> {
     let zero = &members[0].version;
@@ -632,10 +642,8 @@ impl Meeting<'_> {
         let credentials = credentials(zero)?;
         take_over(&mut config, zero);
         check_versions(&members, &me.version)?;
-        let labels: Vec<&str> = members.iter().map(|member| member.host_id.as_str()).collect();
         let machine = selection::model::agree(zero.get(4).map_or("", String::as_str))?;
-        let grid = Grid::from_labels(&labels);
-        let grid = Arc::new(machine.iter().fold(grid, |grid, machine| machine.on_links(grid)));
+        let grid = Arc::new(grid_of(&members, machine.as_deref()));
         let rank = Rank::from_index(self.rank);
         let mut engine = self.engine(rank, &grid, &members, &config)?;
         let (carrier, knowledge) = self.follow(&table, zero, &grid, machine, &mut engine)?;

@@ -1,6 +1,6 @@
 //! How much of the data of operations under way is final, for programs that go on with what is there already.
 //!
-//! An operation on a stream is *followed* from the moment it is queued until it has ended. A collective's front is where its leading
+//! An operation on a stream, of the host or of a device, is *followed* from the moment it is queued until it has ended. A collective's front is where its leading
 //! segments end that are complete: what lies before it in each block of the send and the receive buffer is final, and Strata touches it
 //! no more. A send or a receive is final as a whole. Operations on the null stream have ended when they return, and are not
 //! followed. One that has failed is remembered until another one is followed in its place, or its communicator is gone, so that who
@@ -8,14 +8,17 @@
 //! Source: C-Cube (Jo, Son and Kim, HPCA 2023), section III-D, where the gradient's address is its place in the queue.
 #![forbid(unsafe_code)]
 
+use super::launch::OperationBatch;
 use super::{CollectiveCall, Comm, Message};
-use crate::device::gpu::driver::Driver;
+use crate::device::gpu::driver::{Driver, DriverHandle};
+use crate::device::gpu::order::StreamOrder;
 use crate::device::host::stream::HostStream;
 use crate::device::StreamRef;
 use crate::error::{Error, Result};
 use crate::fork::PerProcess;
 use crate::memory::DeviceRegion;
 use crate::sync::locked;
+use crate::vendor::{self, Mode};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
@@ -38,6 +41,8 @@ pub struct CallFront {
 struct State {
     /// How many threads wait for a change.
     waiting: usize,
+    /// Places of waits on streams of a device: each goes on when the range is final in all operations that it waits for.
+    held: Vec<(Range, Arc<StreamOrder>)>,
     /// What came of it.
     outcome: Option<Result<()>>,
 }
@@ -71,16 +76,19 @@ impl Range {
     /// `bytes` bytes from an address on.
     ///
     /// # Errors
-    /// `InvalidArgument` for null, and for a range beyond the end of memory. `InvalidUsage` for memory of a device: nobody follows
-    /// what is on its way there.
+    /// `InvalidArgument` for null, and for a range beyond the end of memory. `InvalidUsage` for memory of a device in front of a vendor's
+    /// library, whose operations nobody follows.
     pub fn new(address: usize, bytes: usize) -> Result<Range> {
         let wrong = |what: &str| Error::InvalidArgument(format!("a range of {bytes} bytes from {address:#x}: {what}"));
         if address == 0 {
             return Err(wrong("it begins at null"));
         }
-        if Driver::known().is_some_and(|driver| driver.is_of_device(address as u64)) {
-            let text =
-                format!("a range at {address:#x} is memory of a device; only operations in host memory are followed");
+        let is_alone = matches!(vendor::mode(), Mode::Host);
+        if !is_alone && Driver::get().is_some_and(|driver| driver.is_of_device(address as u64)) {
+            let text = format!(
+                "a range at {address:#x} is memory of a device; where there is a vendor's library only operations in host \
+                 memory are followed"
+            );
             return Err(Error::InvalidUsage(text));
         }
         let end = address.checked_add(bytes).ok_or_else(|| wrong("it goes beyond the end of memory"))?;
@@ -98,25 +106,24 @@ impl Range {
 }
 
 impl CallFront {
-    /// Follows a collective that is about to be queued on a stream.
-    pub fn follow(comm: &Arc<Comm>, call: &CollectiveCall, stream: &StreamRef) -> Option<Followed> {
+    /// Follows a collective that is about to be queued on a stream: one of the host's, or none of those.
+    pub fn follow(comm: &Arc<Comm>, call: &CollectiveCall, stream: &Weak<HostStream>) -> Followed {
         let block_bytes = call.count * call.dtype.size();
         CallFront::of(comm, [call.input, call.output], block_bytes, stream)
     }
 
     /// The same of a send or a receive.
-    pub(super) fn follow_message(comm: &Arc<Comm>, message: &Message, stream: &StreamRef) -> Option<Followed> {
+    pub(super) fn follow_message(comm: &Arc<Comm>, message: &Message, stream: &Weak<HostStream>) -> Followed {
         CallFront::of(comm, [message.data, DeviceRegion::EMPTY], message.data.len(), stream)
     }
 
-    fn of(comm: &Arc<Comm>, buffers: [DeviceRegion; 2], block_bytes: usize, stream: &StreamRef) -> Option<Followed> {
-        let StreamRef::Stream(stream) = stream else { return None };
+    fn of(comm: &Arc<Comm>, buffers: [DeviceRegion; 2], block_bytes: usize, stream: &Weak<HostStream>) -> Followed {
         let front = Arc::new(CallFront {
             buffers: buffers.map(Range::of),
             block_bytes: block_bytes.max(1),
             bytes: AtomicUsize::new(0),
             comm: Arc::downgrade(comm),
-            stream: Arc::downgrade(stream),
+            stream: stream.clone(),
             state: Mutex::default(),
             changed: Condvar::new(),
         });
@@ -127,7 +134,7 @@ impl CallFront {
         known.next += 1;
         known.open.insert(number, front.clone());
         drop(known);
-        Some(Followed { calls, number, front })
+        Followed { calls, number, front }
     }
 
     /// So many bytes of each block are final now.
@@ -144,6 +151,16 @@ impl CallFront {
         }
         if state.waiting > 0 {
             self.changed.notify_all();
+        }
+        let State { held, outcome, .. } = &mut *state;
+        held.retain(|(range, _)| outcome.is_none() && self.open_in(*range).is_some());
+    }
+
+    /// Keeps a stream's place until the range is final here, or the operation has ended.
+    fn hold(&self, range: Range, place: &Arc<StreamOrder>) {
+        let mut state = locked(&self.state);
+        if state.outcome.is_none() && self.open_in(range).is_some() {
+            state.held.push((range, place.clone()));
         }
     }
 
@@ -213,6 +230,29 @@ impl Drop for Followed {
     }
 }
 
+impl OperationBatch {
+    /// Has its operations followed, which are about to be queued on a stream.
+    pub(super) fn follow(&mut self, stream: &StreamRef) {
+        if let StreamRef::Stream(stream) = stream {
+            self.follow_from(Arc::downgrade(stream));
+        }
+    }
+
+    /// The same of one of the host's streams, or of none of those.
+    pub(super) fn follow_from(&mut self, stream: Weak<HostStream>) {
+        let comm = &self.comm;
+        self.followed = self.collectives.iter().map(|call| Some(CallFront::follow(comm, call, &stream))).collect();
+        let messages = self.messages.iter();
+        self.followed_messages = messages.map(|message| CallFront::follow_message(comm, message, &stream)).collect();
+    }
+
+    /// Tells those who wait for what is followed that it has failed.
+    pub(super) fn end_followed(&mut self, error: &Error) {
+        let collectives = self.followed.drain(..).flatten();
+        collectives.chain(self.followed_messages.drain(..)).for_each(|followed| followed.fail(error));
+    }
+}
+
 /// How many bytes from the beginning of a range on are final. What belongs to no operation is.
 pub fn final_bytes(range: Range) -> Result<usize> {
     let mut calls = locked(CALLS.get());
@@ -242,9 +282,28 @@ impl RangeWait {
         RangeWait { range, fronts, failure }
     }
 
+    /// Whether one of the operations is a device's.
+    pub fn is_on_device(&self) -> bool {
+        self.fronts.iter().any(|front| front.comm.upgrade().is_some_and(|comm| comm.gpu().is_some()))
+    }
+
     /// Whether one of the operations is queued behind what this thread does, on its own stream.
     pub fn is_behind_this(&self) -> bool {
         self.fronts.iter().any(|front| front.stream.upgrade().is_some_and(|stream| stream.is_working_here()))
+    }
+
+    /// Has a stream of a device wait until the range is final in all of them, or they have ended: what the stream is given from now on
+    /// comes after it. The error of one that has failed already.
+    pub fn hold(self, stream: DriverHandle) -> Result<()> {
+        self.failure.map_or(Ok(()), Err)?;
+        let Some(comm) = self.fronts.iter().find_map(|front| front.comm.upgrade()) else { return Ok(()) };
+        let Some(device) = comm.gpu() else {
+            let text = "the stream is none of strataStreamCreate's, and the range is of operations in host memory";
+            return Err(Error::InvalidArgument(text.to_string()));
+        };
+        let place = Arc::new(device.place_on(stream)?);
+        self.fronts.iter().for_each(|front| front.hold(self.range, &place));
+        Ok(())
     }
 
     /// Waits until the range is final in all of them; the error of one that has failed.

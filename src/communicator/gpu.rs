@@ -80,6 +80,14 @@ impl GpuLauncher {
         self.gate.hold(arrival, Means::Either)
     }
 
+    /// A place of its own on a stream, which goes on when that is dropped.
+    pub fn place_on(&self, stream: DriverHandle) -> Result<StreamOrder> {
+        let gate = CommFlag::new(&self.gpu)?;
+        let arrival = self.arrive(&[stream])?;
+        let (place, held) = gate.hold(arrival, Means::Either);
+        held.map(|()| place)
+    }
+
     /// Has the communicator's thread do something after what it was given before.
     pub fn run(&self, job: impl FnOnce() -> Result<()> + Send + 'static) -> Result<()> {
         self.progress.enqueue(job)

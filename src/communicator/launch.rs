@@ -4,7 +4,7 @@
 use super::bundle::{self, Bundle};
 use super::engine::Engine;
 use super::engine_watch::Claim;
-use super::front::{CallFront, Followed};
+use super::front::Followed;
 use super::gpu::GpuLauncher;
 use super::independent::IndependentBatch;
 use super::messages::Messages;
@@ -20,7 +20,7 @@ use crate::topo::Rank;
 use crate::transport::{Idle, Transport, Waker};
 use smallvec::SmallVec;
 use std::sync::atomic::Ordering;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 /// An operation, where it runs, and in what order.
@@ -38,11 +38,11 @@ pub(super) struct OperationBatch {
     pub(super) comm: Arc<Comm>,
     /// None until it has one.
     turn: Option<u64>,
-    collectives: SmallVec<[CollectiveCall; 1]>,
+    pub(super) collectives: SmallVec<[CollectiveCall; 1]>,
     /// How many of the collectives have begun.
     begun: usize,
     /// Of each of them, where it is followed.
-    followed: SmallVec<[Option<Followed>; 1]>,
+    pub(super) followed: SmallVec<[Option<Followed>; 1]>,
     /// The messages that are followed.
     pub(super) followed_messages: Vec<Followed>,
     /// Those that have not begun.
@@ -159,6 +159,10 @@ fn on_gpu(mut run: OperationBatch, arrival: Arrival) -> Result<()> {
             Ok(())
         })?;
         return Err(error);
+    }
+    // In front of a vendor's library these are parts of operations.
+    if comm.options.companion.is_none() {
+        run.follow_from(Weak::new());
     }
     run.take_turn();
     device.run(move || {
@@ -523,21 +527,6 @@ impl OperationBatch {
         self.end_followed(&error);
         self.stop_watching();
         error
-    }
-
-    /// Has its operations followed, which are about to be queued on a stream.
-    pub(super) fn follow(&mut self, stream: &StreamRef) {
-        let comm = &self.comm;
-        self.followed = self.collectives.iter().map(|call| CallFront::follow(comm, call, stream)).collect();
-        let messages = self.messages.iter();
-        self.followed_messages =
-            messages.filter_map(|message| CallFront::follow_message(comm, message, stream)).collect();
-    }
-
-    /// Tells those who wait for what is followed that it has failed.
-    fn end_followed(&mut self, error: &Error) {
-        let collectives = self.followed.drain(..).flatten();
-        collectives.chain(self.followed_messages.drain(..)).for_each(|followed| followed.fail(error));
     }
 
     /// Says which rank is awaited, for ranks that look for the one that holds everybody up.

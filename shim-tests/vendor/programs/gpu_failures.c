@@ -2,8 +2,27 @@
  *
  * gpu_failures CASE GRID. Rank 1 is the one with the trouble. */
 #include "gpu.h"
+#include <dlfcn.h>
+#include <strata.h>
 
 enum { SECONDS = 1000, LONG = 3000000 };
+
+/* Strata's own functions are there once it is loaded. */
+#define STRATA(name) __typeof__(&name) p_##name
+static STRATA(strataStreamWaitRange);
+static STRATA(strataRangeQuery);
+static STRATA(strataStreamCreate);
+static STRATA(strataStreamSynchronize);
+static STRATA(strataStreamDestroy);
+
+__attribute__((constructor)) static void find_own(void) {
+#define FIND(name) p_##name = (__typeof__(&name))dlsym(RTLD_DEFAULT, #name)
+  FIND(strataStreamWaitRange);
+  FIND(strataRangeQuery);
+  FIND(strataStreamCreate);
+  FIND(strataStreamSynchronize);
+  FIND(strataStreamDestroy);
+}
 
 static gpu_stream begin_rank(int rank) {
   gpu_use(rank % 8);
@@ -173,6 +192,73 @@ static void never_calls(int rank, const struct grid* grid) {
   end_failed(comm, stream, memory);
 }
 
+/* A stream waits for the front of a call on another one: what it copies then is right while the call goes on. */
+static void fronts(int rank, const struct grid* grid) {
+  int n = grid->nranks;
+  gpu_stream stream = begin_rank(rank), other = gpu_new_stream();
+  ncclComm_t comm = begin_comm(rank, n);
+  int *in = gpu_memory(LONG * sizeof(int)), *out = gpu_memory(LONG * sizeof(int)), *pinned = gpu_pinned(LONG * sizeof(int));
+  size_t known = 0;
+  for (int call = 0; call < 3; call++) {
+    for (int i = 0; i < LONG; i++) pinned[i] = number(call, rank, (size_t)i);
+    gpu_to(in, pinned, LONG * sizeof(int), stream);
+    gpu_wait(stream);
+    memset(pinned, 0, LONG * sizeof(int));
+    OK(ncclAllReduce(in, out, LONG, ncclInt, ncclSum, comm, (cudaStream_t)stream));
+    OK(p_strataRangeQuery(out, LONG * sizeof(int), &known));
+    for (int part = 0; part < 4; part++) {
+      size_t from = (size_t)part * LONG / 4, bytes = LONG / 4 * sizeof(int);
+      OK(p_strataStreamWaitRange((cudaStream_t)other, out + from, bytes));
+      gpu_from(pinned + from, out + from, bytes, other);
+    }
+    gpu_wait(other);
+    for (int i = 0; i < LONG; i++) CHECK(pinned[i] == sum_of_numbers(call, n, (size_t)i));
+    /* What is final may be overwritten, and what is not followed any more is final. */
+    gpu_to(out, pinned, 4096, other);
+    gpu_wait(other);
+    gpu_wait(stream);
+    OK(p_strataRangeQuery(out, LONG * sizeof(int), &known));
+    CHECK(known == LONG * sizeof(int));
+    OK(p_strataStreamWaitRange((cudaStream_t)other, out, 4096));
+    CHECK(stream_rests(other, SECONDS));
+  }
+  /* A stream of ours waits on the host. */
+  strataStream_t ours;
+  OK(p_strataStreamCreate(&ours));
+  OK(ncclAllReduce(in, out, LONG, ncclInt, ncclSum, comm, (cudaStream_t)stream));
+  OK(p_strataStreamWaitRange((cudaStream_t)ours, out, LONG * sizeof(int)));
+  OK(p_strataStreamSynchronize(ours));
+  OK(p_strataRangeQuery(out, LONG * sizeof(int), &known));
+  CHECK(known == LONG * sizeof(int));
+  OK(p_strataStreamDestroy(ours));
+  gpu_wait(stream);
+  /* One call does not come together: streams go on when it has failed, and who asks later is told so. */
+  meet(grid);
+  if (rank != 1) {
+    OK(ncclAllReduce(in, out, LONG, ncclInt, ncclSum, comm, (cudaStream_t)stream));
+    OK(p_strataStreamWaitRange((cudaStream_t)other, out, LONG * sizeof(int)));
+    CHECK(stream_state(other) == NOT_READY);
+  }
+  CHECK(failure_of(comm, 15 * SECONDS) != ncclSuccess);
+  CHECK(stream_rests(other, 10 * SECONDS));
+  if (rank != 1) {
+    ncclResult_t again = p_strataStreamWaitRange((cudaStream_t)other, out, 4096);
+    CHECK(again != ncclSuccess && p_strataRangeQuery(out, 4096, &known) == again && known == 0);
+  }
+  meet(grid);
+  OK(ncclCommAbort(comm));
+}
+
+/* Where a vendor's library has the calls nothing is said of memory of a device. */
+static void unfollowed(int rank, const struct grid* grid) {
+  (void)grid;
+  gpu_stream stream = begin_rank(rank);
+  int* memory = gpu_memory(4096);
+  size_t known = 1;
+  CHECK(p_strataStreamWaitRange((cudaStream_t)stream, memory, 4096) == ncclInvalidUsage);
+  CHECK(p_strataRangeQuery(memory, 4096, &known) == ncclInvalidUsage && known == 0);
+}
+
 /* Rank 1 is killed in the middle of long collectives. */
 static void killed(int rank, const struct grid* grid) {
   int n = grid->nranks;
@@ -257,7 +343,8 @@ static const struct scenario scenarios[] = {
     {"reset_before", reset_before, NULL}, {"reset_during", reset_during, NULL},       {"reset_idle", reset_idle, NULL},
     {"never_calls", never_calls, NULL},
     {"killed", killed, rank_1_is_killed}, {"aborted", aborted, NULL},                 {"leaves", leaves, NULL},
-    {"bad_stream", bad_stream, NULL},     {"forgets", forgets, NULL},     {NULL, NULL, NULL},
+    {"bad_stream", bad_stream, NULL},     {"forgets", forgets, NULL},     {"fronts", fronts, NULL},
+    {"unfollowed", unfollowed, NULL},     {NULL, NULL, NULL},
 };
 
 int main(int argc, char** argv) { return run_scenario(scenarios, argc, argv); }
