@@ -197,7 +197,9 @@ def train(way, options):
         begin += steps[-1]
     if chain is not None:
         chain.finish()
-    return losses, steps, first
+    # The first quarter warms up.
+    warm = len(steps) // 4
+    return losses, steps[warm:], first[warm:]
 
 
 def main():
