@@ -68,6 +68,8 @@ _PROTOTYPES = {
     "strataStreamDestroy": [c_void_p],
     "strataStreamSynchronize": [c_void_p],
     "strataStreamAddCallbackStatus": [c_void_p, CALLBACK, c_void_p],
+    "strataStreamWaitRange": [c_void_p, c_void_p, c_size_t],
+    "strataRangeQuery": [c_void_p, c_size_t, POINTER(c_size_t)],
 }
 
 
@@ -155,6 +157,19 @@ def pre_multiplied_sum(scalar: int, datatype: int, comm: int) -> int:
     if code:
         raise RuntimeError(reason(code))
     return operation.value
+
+
+def wait_range(memory: range) -> "str | None":
+    """Waits until these addresses are final in all operations under way that use them; what has failed, or None."""
+    code = lib.strataStreamWaitRange(None, memory.start, len(memory))
+    return reason(code) if code else None
+
+
+def final_bytes(memory: range) -> "tuple[int, str | None]":
+    """How many of these addresses from the first on are final, and what has failed, or None."""
+    known = c_size_t()
+    code = lib.strataRangeQuery(memory.start, len(memory), byref(known))
+    return known.value, reason(code) if code else None
 
 
 class Stream:

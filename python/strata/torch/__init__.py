@@ -5,6 +5,8 @@
 PyTorch finds the backend by its entry point; nothing has to be imported. PyTorch before 2.14 does not: `import strata.torch`.
 """
 
+import sys
+
 _NAME = "strata"
 # The oldest that is tested, and the first whose process groups take a backend that is written in Python.
 _OLDEST, _WITH_BACKENDS = (2, 13), (2, 14)
@@ -30,6 +32,34 @@ def create(options, backend_options=None):
     from ._group import create
 
     return create(options, backend_options)
+
+
+def serves(group=None) -> bool:
+    """Whether Strata makes the calls of a group, by default all ranks', on CPU tensors."""
+    # Without a group of Strata's the library has not been opened, and need not be there.
+    if f"{__name__}._group" not in sys.modules:
+        return False
+    from ._ranges import serves
+
+    return serves(group)
+
+
+def wait_range(tensor, group=None) -> None:
+    """Waits until a tensor is final in the calls of a group, by default all ranks', that are under way: it may be used and
+    overwritten then, though the calls go on with what lies behind it in their tensors. What is in no call is final.
+
+    Raises an exception if one of the calls fails before, and if the group has been destroyed or aborted or is not Strata's.
+    """
+    from ._ranges import group_of
+
+    group_of("wait_range", group).wait_range(tensor)
+
+
+def final_count(tensor, group=None) -> int:
+    """How many of a contiguous tensor's elements, from its first on, are final. Raises what `wait_range` raises."""
+    from ._ranges import group_of
+
+    return group_of("final_count", group).final_count(tensor)
 
 
 def register() -> None:

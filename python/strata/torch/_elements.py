@@ -110,6 +110,10 @@ class Copies:
         self.before = []
         self.after = []
 
+    def tensors(self) -> list:
+        """The tensors that are copied."""
+        return [tensor for _plain, tensor in self.before] + [tensor for tensor, _plain in self.after]
+
     def _copy(self, tensor, before, after):
         plain = torch.empty(tensor.shape, dtype=tensor.dtype)
         if before:
@@ -150,14 +154,32 @@ def message_of(tensor):
     return tensor if tensor.numel() else _NOTHING
 
 
-def memory_of(held) -> list:
-    """The memory of the tensors among what is held, in lists and tuples of any depth. Who has it keeps it, also where a
-    tensor gets other memory."""
+def tensors_of(held) -> list:
+    """The tensors among what is held, in lists and tuples of any depth."""
     if isinstance(held, torch.Tensor):
-        return [held.untyped_storage()]
+        return [held]
     if isinstance(held, (list, tuple)):
-        return [memory for part in held for memory in memory_of(part)]
+        return [tensor for part in held for tensor in tensors_of(part)]
     return []
+
+
+def memory_of(held) -> list:
+    """The memory of the tensors among what is held. Who has it keeps it, also where a tensor gets other memory."""
+    return [tensor.untyped_storage() for tensor in tensors_of(held)]
+
+
+def addresses_of(tensor) -> range:
+    """The addresses from the tensor's first byte to its last; where it is strided, with what lies between its elements."""
+    if tensor.numel() == 0:
+        return range(0)
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
+    begin, element_bytes = tensor.data_ptr(), tensor.element_size()
+    return range(begin, begin + (last + 1) * element_bytes)
+
+
+def overlap(one: range, other: range) -> bool:
+    """Whether two ranges of addresses have one in common."""
+    return max(one.start, other.start) < min(one.stop, other.stop)
 
 
 def is_plain(tensor) -> bool:

@@ -22,6 +22,7 @@ from . import OLD, _work
 from ._collectives import Collectives, grouped
 from ._elements import Copies, copy_all, is_plain, memory_of
 from ._messages import Messages
+from ._ranges import Ranges
 from ._timer import LONGEST, after
 from ._work import Done, Work
 
@@ -45,7 +46,7 @@ class Batch:
         self.messages = []
 
 
-class Group(Collectives):
+class Group(Collectives, Ranges):
     """What the classes for PyTorch of 2.14 and later and for those before it have in common."""
 
     def _begin(self, store, rank, size, timeout, name, comm=None, limit=None):
@@ -63,6 +64,7 @@ class Group(Collectives):
         self._turn = threading.RLock()
         self._inflight = set()
         self._posted = set()
+        self._failed = []
         self._batches = {}
         self._failure = None
         self._sequence = 0
@@ -152,6 +154,8 @@ class Group(Collectives):
     def _run(self, name, call, result, opts, copies, held):
         """Makes a call, or queues it: `call(stream)` gives a result code."""
         self._sequence += 1
+        if self._failed:
+            self._forget_failures(held, copies.tensors())
         batch = self._batch()
         if batch is not None:
             batch.parts.append(call)
@@ -196,6 +200,7 @@ class Group(Collectives):
     def _queue(self, name, call, result, copies, held, limit):
         """Queues a call. The caller has the turn."""
         work = Work(lambda: f"{name} on {self._where()}", result)
+        work.indirect = copies.tensors()
         timer = self._watch(work.describe, limit)
         problems = []
 
@@ -216,8 +221,11 @@ class Group(Collectives):
                     problems.append(error)
             except Exception as problem:
                 problems.append(problem)
+            failure = self.failure(work.describe(), problems[0]) if problems else None
+            if failure is not None:
+                self._remember_failure(work, failure)
             self._inflight.discard(work)
-            work.finish(self.failure(work.describe(), problems[0]) if problems else None)
+            work.finish(failure)
 
         self._inflight.add(work)
         try:
@@ -300,7 +308,9 @@ class Group(Collectives):
 
     def _post(self, kind, tensors, tensor, peer, tag):
         to = "to" if kind == "send" else "from"
-        work = Message(lambda: f"{kind} {to} rank {peer}, tag {tag}, on {self._where()}", tensors, self._posted)
+        if self._failed:
+            self._forget_failures(tensors)
+        work = Message(lambda: f"{kind} {to} rank {peer}, tag {tag}, on {self._where()}", tensors, self)
         if kind == "send":
             self._messages.send(tensor if is_plain(tensor) else tensor.detach().clone().contiguous(), peer, tag, work)
         elif is_plain(tensor):
@@ -430,19 +440,29 @@ class Group(Collectives):
         self._failure = "the group belongs to the process that forked this one"
         self._comm = None
         self._ending, self._turn = threading.RLock(), threading.RLock()
-        self._inflight, self._posted = set(), set()
+        self._inflight, self._posted, self._failed = set(), set(), []
 
 
 class Message(Work):
-    """A message that has been posted; it is in `posted` until it has ended."""
+    """A message that has been posted; it is among those of its group until it has ended."""
 
-    def __init__(self, describe, result, posted):
-        super().__init__(describe, result)
-        self._posted = posted
-        posted.add(self)
+    def __init__(self, describe, tensors, group):
+        super().__init__(describe, tensors)
+        # Its tensor is in no operation before its peer has come to it, and perhaps a copy is.
+        self.indirect = tensors
+        self.before_end = None
+        self._group = group
+        group._posted.add(self)
 
     def finish(self, error=None):
-        self._posted.discard(self)
+        if error is None and self.before_end is not None:
+            try:
+                self.before_end()
+            except Exception as problem:
+                error = problem
+        if error is not None:
+            self._group._remember_failure(self, error)
+        self._group._posted.discard(self)
         super().finish(error)
 
 

@@ -75,7 +75,8 @@ class Work(BaseWork):
         """`describe()` is the call in words, for messages; `result` is the value of the Future."""
         super().__init__()
         self.describe = describe
-        self.before_end = None
+        # Tensors that no operation of the library uses itself: of copies, and of messages that wait for their peer.
+        self.indirect = ()
         self._then = None
         self._result = result
         self._running = threading.Lock()
@@ -87,11 +88,6 @@ class Work(BaseWork):
 
     def finish(self, error: "Exception | None" = None) -> None:
         """Ends the call. The pool completes the Future."""
-        if error is None and self.before_end is not None:
-            try:
-                self.before_end()
-            except Exception as problem:
-                error = problem
         with _futures:
             self._error = error
             self._ended = True
