@@ -13,7 +13,7 @@ use std::sync::{Arc, LazyLock, Mutex};
 /// More trees than this gain nothing: each is a chunk and a channel of its own.
 const MOST_TREES: usize = 16;
 /// Steps of the search for flat trees.
-const SEARCH_STEPS: usize = 20_000_000;
+const SEARCH_STEPS: usize = 1_000_000;
 /// Packings that are kept.
 const KEPT: usize = 256;
 
@@ -97,7 +97,12 @@ fn most_forests(links: &NodeLinks) -> Vec<Vec<[usize; 2]>> {
     let mut count = (edges.len() / (nranks - 1)).min(MOST_TREES);
     loop {
         let mut partition = Partition { edges: &edges, nranks, forest_of: vec![None; edges.len()], count };
-        (0..edges.len()).for_each(|edge| partition.add(edge));
+        for edge in 0..edges.len() {
+            if partition.is_full() {
+                break;
+            }
+            partition.add(edge);
+        }
         let forests = partition.forests();
         if count <= 1 || forests.iter().all(|forest| forest.len() == nranks - 1) {
             return forests;
@@ -123,14 +128,31 @@ impl Partition<'_> {
         (0..self.count).map(of).collect()
     }
 
+    /// Whether each forest is a tree of all ranks.
+    fn is_full(&self) -> bool {
+        self.forest_of.iter().flatten().count() == self.count * (self.nranks - 1)
+    }
+
+    /// The edges of each forest at each rank.
+    fn at_ranks(&self) -> Vec<Vec<Vec<usize>>> {
+        let mut at = vec![vec![Vec::new(); self.nranks]; self.count];
+        for (edge, forest) in self.forest_of.iter().enumerate() {
+            if let Some(forest) = *forest {
+                self.edges[edge].iter().for_each(|&rank| at[forest][rank].push(edge));
+            }
+        }
+        at
+    }
+
     /// Gives an edge to a forest, moving others on if it must be; nothing where no forest can be made longer by it.
     fn add(&mut self, edge: usize) {
         // For each edge that has been looked at the one in whose place another forest would take it.
         let mut before: Vec<Option<usize>> = vec![None; self.edges.len()];
+        let at_ranks = self.at_ranks();
         let mut open = VecDeque::from([edge]);
         while let Some(at) = open.pop_front() {
             for forest in (0..self.count).filter(|&forest| self.forest_of[at] != Some(forest)) {
-                let cycle = self.between(forest, self.edges[at]);
+                let cycle = self.between(&at_ranks[forest], self.edges[at]);
                 let Some(cycle) = cycle else { return self.shift(at, forest, &before) };
                 for next in cycle {
                     if next != edge && before[next].is_none() {
@@ -151,14 +173,13 @@ impl Partition<'_> {
         }
     }
 
-    /// The edges of a forest between the two ends of an edge; None where they are not joined there.
-    fn between(&self, forest: usize, [from, to]: [usize; 2]) -> Option<Vec<usize>> {
+    /// The edges of a forest, known by rank, between the two ends of an edge; None where they are not joined there.
+    fn between(&self, at_ranks: &[Vec<usize>], [from, to]: [usize; 2]) -> Option<Vec<usize>> {
         let mut came: Vec<Option<usize>> = vec![None; self.nranks];
         let mut open = VecDeque::from([from]);
         let other = |edge: usize, at: usize| self.edges[edge][usize::from(self.edges[edge][0] == at)];
         while let Some(at) = open.pop_front() {
-            let mine = (0..self.edges.len()).filter(|&edge| self.forest_of[edge] == Some(forest));
-            for edge in mine.filter(|&edge| self.edges[edge].contains(&at)) {
+            for &edge in &at_ranks[at] {
                 let next = other(edge, at);
                 if next != from && came[next].is_none() {
                     came[next] = Some(edge);

@@ -97,8 +97,8 @@ pub struct IntraNode {
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LinkedPair {
-    /// Their places on the node.
-    pub ranks: [usize; 2],
+    /// Their places on the node: two.
+    pub ranks: Vec<usize>,
     /// How many.
     #[serde(default = "one_link")]
     pub count: usize,
@@ -352,7 +352,11 @@ impl Cluster {
                 "inside.link_gbps says how fast they are, and is not there".to_string(),
             ));
         }
-        let pairs: Vec<_> = self.inside.links.iter().map(|pair| (pair.ranks, pair.count)).collect();
+        let pair = |pair: &LinkedPair| match pair.ranks[..] {
+            [one, other] => Ok(([one, other], pair.count)),
+            _ => Err(Error::InvalidArgument(format!("ranks = {:?}: two are wanted", pair.ranks))),
+        };
+        let pairs = self.inside.links.iter().map(pair).collect::<Result<Vec<_>>>()?;
         NodeLinks::new(self.ranks_per_node(), &pairs).map(Some)
     }
 
@@ -484,6 +488,7 @@ mod tests {
             ("ranks = { value = 8", "ranks = { value = 1e9", "node.ranks = 1000000000"),
             ("ranks = { value = 8", "ranks = { value = 2000", "2000 ranks"),
             ("ranks = { value = 8", "ranks = { value = 7.5", "7.5 ranks"),
+            ("[network]", "[[inside.links]]\nranks = [0, 1, 2]\n[network]", "inside.links"),
             ("nic_gbps = { value = ", "nic_gbps = { value = 1e-300 }\nother = { value = ", "nic_gbps"),
             ("q = { value = 1.3", "q = { value = 1e-9", ".q = 0.000000001"),
             ("q = { value = 1.3", "q = { value = nan", ".q = NaN"),

@@ -9,6 +9,9 @@ use std::collections::VecDeque;
 /// Two ranks of a node cannot have more links than this.
 pub const MOST_LINKS: usize = 64;
 
+/// Ranks of a node with links: where there are more, each is linked with each by a switch.
+pub const MOST_LINKED: usize = 64;
+
 /// Which ranks of a node are linked, and by how many links.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct NodeLinks {
@@ -20,9 +23,13 @@ impl NodeLinks {
     /// The links of a node of `nranks` ranks: pairs, each with how many links it has.
     ///
     /// # Errors
-    /// A pair with a rank that the node does not have, of a rank with itself, that is there twice, or with no links or more
+    /// More than [`MOST_LINKED`] ranks; a pair with a rank that the node does not have, of a rank with itself, that is there twice, or with no links or more
     /// than [`MOST_LINKS`].
     pub fn new(nranks: usize, pairs: &[([usize; 2], usize)]) -> Result<NodeLinks> {
+        if nranks > MOST_LINKED {
+            let text = format!("a node of {nranks} ranks; links are for {MOST_LINKED} at most");
+            return Err(Error::InvalidArgument(text));
+        }
         let mut neighbours: Vec<Vec<(usize, usize)>> = vec![Vec::new(); nranks];
         for &([one, other], count) in pairs {
             let wrong =
@@ -168,5 +175,6 @@ pub(crate) mod tests {
             let error = NodeLinks::new(4, &pairs).unwrap_err();
             assert!(error.text().contains(said), "{error}");
         }
+        assert!(NodeLinks::new(65, &[]).unwrap_err().text().contains("64 at most"));
     }
 }

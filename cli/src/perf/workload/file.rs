@@ -40,7 +40,8 @@
 //!   program waits for it, unless `overlap` gives it a name;
 //! - `wait`: for the oldest call of that name nobody has waited for; `wait_all`: for all of them. A name that is issued
 //!   one step ahead is a prefetch. Every call must be waited for before the step ends;
-//! - `wait` with `until`: for so many leading elements of that call's result, by `strataStreamWaitRange`. The call goes on;
+//! - `wait` with `until`: for so many leading elements of that call's result, by `strataStreamWaitRange`; 0 is no wait. The
+//!   call goes on, and is waited for as others;
 //! - `flops` or `us`: computing, by the given rate, or for so many microseconds;
 //! - `repeat` and `steps`: these steps so many times.
 //!

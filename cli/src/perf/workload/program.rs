@@ -255,7 +255,10 @@ impl Builder<'_> {
         let program = &mut self.program;
         let call = &program.calls[index];
         let bytes = (elems as f64 * self.setting.scale).ceil() as usize * call.dtype.size();
-        let most = program.bytes_of(call);
+        let most = match call.kind {
+            Kind::ReduceScatter => call.count * call.dtype.size(),
+            _ => program.bytes_of(call),
+        };
         if bytes > most {
             return Err(at(line, &format!("until {elems} elements, of a result of {}", most / call.dtype.size())));
         }
@@ -325,6 +328,22 @@ mod tests {
         ] {
             let error = ops(&steps).unwrap_err();
             assert!(error.text().contains(expected), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_wait_goes_as_far_as_the_result_of_its_call() {
+        let steps = |kind: &str, until: usize| {
+            format!(
+                "{{ call = \"{kind}\", group = \"d\", count = 8, overlap = \"a\" }},\n\
+                 {{ wait = \"a\", until = {until} }}, {{ wait = \"a\" }}"
+            )
+        };
+        // Of two bytes each; four ranks are in the group.
+        for (kind, most) in [("all_reduce", 8), ("all_gather", 8), ("reduce_scatter", 2)] {
+            assert_eq!(ops(&steps(kind, most)).unwrap()[1], Op::WaitUntil(0, 2 * most), "{kind}");
+            let error = ops(&steps(kind, most + 1)).unwrap_err();
+            assert!(error.text().contains(&format!("elements, of a result of {most}")), "{error}");
         }
     }
 
