@@ -112,10 +112,10 @@ pub fn query(name: StreamHandle) -> Result<()> {
 
 /// `strataStreamWaitRange`
 pub fn wait_range(name: StreamHandle, data: ConstBuffer, bytes: usize) -> Result<()> {
-    let is_own = is_own(name);
-    if is_own {
-        find(name)?;
-    }
+    let found = match find(name) {
+        Err(error) if is_own(name) => return Err(error),
+        found => found,
+    };
     let range = Range::new(data.address(), bytes)?;
     if group::is_open() {
         let text = "a range cannot be awaited in an open group: its operations are queued when it ends";
@@ -123,19 +123,19 @@ pub fn wait_range(name: StreamHandle, data: ConstBuffer, bytes: usize) -> Result
     }
     let wait = RangeWait::new(range);
     // Other names are the driver's, if there is one. Its null stream is a stream.
-    let stream = match find(name) {
-        _ if !is_own && wait.is_on_device() => StreamRef::Gpu(name.0),
-        Err(_) if !is_own && Driver::known().is_some() => StreamRef::Gpu(name.0),
+    let stream = match found {
+        Ok(StreamRef::Stream(stream)) => return stream.enqueue(move || wait.wait()),
+        _ if wait.is_on_device() => StreamRef::Gpu(name.0),
+        Err(_) if Driver::known().is_some() => StreamRef::Gpu(name.0),
         found => found?,
     };
     match stream {
-        StreamRef::Stream(stream) => stream.enqueue(move || wait.wait()),
         StreamRef::Gpu(stream) => wait.hold(stream),
         StreamRef::Null if wait.is_behind_this() => {
             let text = "a callback of a stream cannot wait for an operation that is queued behind it";
             Err(Error::InvalidUsage(text.to_string()))
         }
-        StreamRef::Null => wait.wait(),
+        _ => wait.wait(),
     }
 }
 

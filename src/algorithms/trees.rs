@@ -102,9 +102,9 @@ pub fn on_links(links: &NodeLinks, shape: &Shape) -> (usize, usize) {
 
 /// Into how many chunks the algorithm of this name cuts a block, if it sends each along a tree of its own.
 pub fn chunks(name: &str, shape: &Shape) -> u32 {
-    match (name, shape.grid.links()) {
-        ("two_trees", _) => 2,
-        ("link_trees", Some(links)) => packing::trees(links, None).len().max(1) as u32,
+    match shape.grid.links() {
+        _ if name == TWO_TREES.name => 2,
+        Some(links) if name == LINK_TREES.name => packing::trees(links, None).len().max(1) as u32,
         _ => 1,
     }
 }

@@ -175,26 +175,28 @@ impl RankStatus {
 
     /// Like [`fail`](RankStatus::fail) for a signal handler, which may free nothing: what is not the first failure comes back.
     pub fn fail_or_return(&self, error: Error) -> Option<Error> {
-        let mut error = Some(error);
-        self.put(|| error.take(), || {});
-        error
+        if self.fails.swap(true, Ordering::AcqRel) {
+            return Some(error);
+        }
+        self.put(error);
+        None
     }
 
     /// Like [`fail`](RankStatus::fail), and if this is the first failure, the others are told by `tell` before anybody here
     /// can see it: the program may end at once, and what it has not told by then nobody hears.
     pub fn fail_after(&self, error: Error, tell: impl FnOnce()) -> bool {
-        self.put(|| Some(error), tell)
-    }
-
-    fn put(&self, error: impl FnOnce() -> Option<Error>, tell: impl FnOnce()) -> bool {
         if self.fails.swap(true, Ordering::AcqRel) {
             return false;
         }
         tell();
-        // Only who has set `fails` comes here.
-        error().map(|error| self.failure.set(error));
-        self.wake();
+        self.put(error);
         true
+    }
+
+    /// Only who has set `fails` comes here.
+    fn put(&self, error: Error) {
+        let _ = self.failure.set(error);
+        self.wake();
     }
 
     /// Whether a failure is there or about to be: the others are being told.

@@ -270,7 +270,7 @@ impl<D: Durations + Clone + 'static> Sim<D> {
         Ok(SimReport {
             outputs: network.memory.iter().flatten().map(|memory| memory.output().to_vec()).collect(),
             finish_ns,
-            front_ns: network.front_ns.clone(),
+            front_ns: network.front_ns,
             stats: self.executions[..outcomes.len()].iter().map(Execution::stats).collect(),
             events,
             trace: network.trace,

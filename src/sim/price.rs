@@ -254,11 +254,5 @@ fn front(
     let one_block = collective != Collective::Custom && collective.blocks(2) == 1;
     let Some(program) = programs.iter().flatten().next().filter(|_| one_block) else { return Vec::new() };
     let layout = program.layout(job.count, job.dtype.size(), job.segment_bytes);
-    // A segment that is final before an earlier one says nothing.
-    let mut last = 0;
-    let told = front_ns.iter().enumerate().map(|(segment, &ns)| {
-        last = ns.max(last);
-        (layout.front_bytes(segment + 1), last as f64)
-    });
-    told.collect()
+    (1..).zip(front_ns).map(|(segments, &ns)| (layout.front_bytes(segments), ns as f64)).collect()
 }

@@ -1,4 +1,4 @@
-//! NodeLinks between the ranks of a node, where not each of them is linked with each.
+//! Links between the ranks of a node, where not each of them is linked with each.
 //!
 //! Ranks are known here by their place on the node. A link carries data both ways at once; two ranks may have several.
 #![forbid(unsafe_code)]

@@ -10,7 +10,7 @@
 use super::super::collective::Kind;
 use super::groups::Group;
 use super::program::{Call, Program};
-use super::timeline::{lay_out, Cost, Pricer, Times};
+use super::timeline::{lay_out, Pricer, Times};
 use std::collections::HashMap;
 use std::sync::Arc;
 use strata::algorithms::Choice;
@@ -51,7 +51,7 @@ pub fn routes(program: &Program, machine: &Cluster, bar: &indicatif::ProgressBar
 /// Prices by what is called, in the order of [`WAYS`].
 struct Prices<'a> {
     machine: &'a Cluster,
-    known: HashMap<(usize, usize, usize), [Cost; 3]>,
+    known: HashMap<(usize, usize, usize), [Price; 3]>,
     bar: &'a indicatif::ProgressBar,
 }
 
@@ -61,7 +61,7 @@ struct OneWay<'a, 'b> {
 }
 
 impl Pricer for OneWay<'_, '_> {
-    fn price(&mut self, program: &Program, call: &Call) -> Result<Cost> {
+    fn price(&mut self, program: &Program, call: &Call) -> Result<Price> {
         let bytes = program.bytes_of(call);
         let key = (call.kind as usize, call.group, bytes);
         let group = &program.groups[call.group];
@@ -73,7 +73,7 @@ impl Pricer for OneWay<'_, '_> {
                 self.prices.known.entry(key).or_insert(prices)
             }
         };
-        Some(prices[self.way].clone()).filter(|cost| cost.us.is_finite()).ok_or_else(|| {
+        Some(prices[self.way].clone()).filter(|price| price.ns.is_finite()).ok_or_else(|| {
             let (machine, kind, way) = (&self.prices.machine.name, call.kind.name(), WAYS[self.way]);
             Error::InvalidUsage(format!("machine {machine} knows no price of {kind} by {way}"))
         })
@@ -81,15 +81,14 @@ impl Pricer for OneWay<'_, '_> {
 }
 
 impl Prices<'_> {
-    /// Microseconds of a call in the group that it takes the longest in.
-    fn of(&self, program: &Program, group: &Group, kind: Kind, bytes: usize) -> Result<[Cost; 3]> {
-        let mut longest = [(); 3].map(|()| Cost { us: 0.0, front: Vec::new() });
+    /// The price of a call in the group that it takes the longest in.
+    fn of(&self, program: &Program, group: &Group, kind: Kind, bytes: usize) -> Result<[Price; 3]> {
+        let mut longest = [(); 3].map(|()| Price::by_law(0.0));
         for labels in program.layout.shapes(group, self.machine.ranks_per_node()) {
             let prices = Here::new(self.machine, &labels).prices(kind, bytes)?;
             for (longest, price) in longest.iter_mut().zip(prices) {
-                if price.ns / 1e3 > longest.us {
-                    let front = price.front.iter().map(|&(bytes, ns)| (bytes, ns / 1e3)).collect();
-                    *longest = Cost { us: price.ns / 1e3, front };
+                if price.ns > longest.ns {
+                    *longest = price;
                 }
             }
         }

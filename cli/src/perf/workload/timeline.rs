@@ -15,27 +15,12 @@
 use super::program::{Call, Op, Program};
 use std::collections::HashMap;
 use strata::error::Result;
-
-/// What a call costs by itself.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Cost {
-    /// Microseconds until its end.
-    pub us: f64,
-    /// How many leading bytes of its result are final after how many microseconds, as far as that is told before the end.
-    pub front: Vec<(usize, f64)>,
-}
-
-impl Cost {
-    /// Microseconds until so many leading bytes are final.
-    fn until(&self, bytes: usize) -> f64 {
-        self.front.iter().find(|&&(front, _)| front >= bytes).map_or(self.us, |&(_, us)| us)
-    }
-}
+use strata::sim::price::Price;
 
 /// Says what a call costs.
 pub trait Pricer {
     /// What the call costs by itself.
-    fn price(&mut self, program: &Program, call: &Call) -> Result<Cost>;
+    fn price(&mut self, program: &Program, call: &Call) -> Result<Price>;
 }
 
 /// Where a step's time goes, in microseconds.
@@ -58,7 +43,7 @@ impl Times {
 
 /// Lays a step on the timeline.
 pub fn lay_out(program: &Program, pricer: &mut dyn Pricer) -> Result<Times> {
-    let mut prices: HashMap<(usize, usize, usize), Cost> = HashMap::new();
+    let mut prices: HashMap<(usize, usize, usize), Price> = HashMap::new();
     let mut times = Times { step: 0.0, busy: vec![0.0; program.rows.len()], exposed: vec![0.0; program.rows.len()] };
     let mut free = vec![0.0f64; program.groups.len()];
     let mut begins = vec![0.0f64; program.calls.len()];
@@ -68,10 +53,11 @@ pub fn lay_out(program: &Program, pricer: &mut dyn Pricer) -> Result<Times> {
             Op::Compute(_, us) => times.step += us,
             Op::Issue(index) => {
                 let call = &program.calls[index];
-                let us = match prices.get(&key(call)) {
-                    Some(price) => price.us,
-                    None => prices.entry(key(call)).or_insert(pricer.price(program, call)?).us,
+                let ns = match prices.get(&key(call)) {
+                    Some(price) => price.ns,
+                    None => prices.entry(key(call)).or_insert(pricer.price(program, call)?).ns,
                 };
+                let us = ns / 1e3;
                 begins[index] = times.step.max(free[call.group]);
                 free[call.group] = begins[index] + us;
                 times.busy[call.row] += us;
@@ -79,8 +65,8 @@ pub fn lay_out(program: &Program, pricer: &mut dyn Pricer) -> Result<Times> {
             Op::Wait(index) | Op::WaitUntil(index, _) => {
                 let call = &program.calls[index];
                 let bytes = if let Op::WaitUntil(_, bytes) = *op { bytes } else { usize::MAX };
-                let us = prices.get(&key(call)).map_or(0.0, |price| price.until(bytes));
-                let waited = (begins[index] + us - times.step).max(0.0);
+                let ns = prices.get(&key(call)).map_or(0.0, |price| price.final_ns(bytes));
+                let waited = (begins[index] + ns / 1e3 - times.step).max(0.0);
                 times.exposed[call.row] += waited;
                 times.step += waited;
             }
@@ -99,10 +85,11 @@ mod tests {
     struct Linear(usize);
 
     impl Pricer for Linear {
-        fn price(&mut self, program: &Program, call: &Call) -> Result<Cost> {
+        fn price(&mut self, program: &Program, call: &Call) -> Result<Price> {
             self.0 += 1;
             let bytes = program.bytes_of(call);
-            Ok(Cost { us: 1.0 + bytes as f64, front: vec![(bytes / 3, 4.0), (2 * bytes / 3, 7.0)] })
+            let front = vec![(bytes / 3, 4e3), (2 * bytes / 3, 7e3)];
+            Ok(Price { front, ..Price::by_law(1e3 + 1e3 * bytes as f64) })
         }
     }
 
