@@ -93,6 +93,11 @@ impl Binding {
         Binding::to_nic(&machine, nic, &rules.filter)
     }
 
+    /// Whether bytes for this address do not leave the machine.
+    pub fn is_of_this_host(&self, peer: IpAddr) -> bool {
+        peer.is_loopback() || self.host.iter().any(|own| own.addr == peer)
+    }
+
     /// How to bind a socket that talks to `peer`.
     pub fn towards(&self, peer: IpAddr) -> Source {
         self.towards_if(peer, |nic, to| route::leaves_by(nic, to, By::Source))
@@ -103,7 +108,7 @@ impl Binding {
         let ours = &self.address;
         if peer.is_ipv4() != ours.addr.is_ipv4() {
             Source::Any
-        } else if self.host.iter().any(|own| own.addr == peer) {
+        } else if self.is_of_this_host(peer) {
             // Bytes to this host itself come in by the loopback, whatever the address.
             Source::Address
         } else if ours.shares_subnet_with(peer) {

@@ -51,6 +51,11 @@ const MADE_AT_LEAST: u8 = 2;
 /// The most connections that a rank makes to a peer.
 const MAX_CONNECTIONS: usize = 255;
 
+/// Congestion control that sends at a rate which it has measured, and by timers. Within a host it reaches half of what the host can do.
+const PACING: &[u8] = b"bbr";
+/// What takes its place within a host, where nothing is congested. Every system has it, and lets all have it.
+const UNPACED: &[u8] = b"reno";
+
 /// The TCP side of one rank.
 #[derive(Debug)]
 pub struct Tcp {
@@ -112,7 +117,9 @@ impl Tcp {
         let peer = |&rank: &Rank| {
             let told = cards.get(rank.index()).and_then(|told| card::decode::<(Password, SocketAddr)>(told));
             let (secret, address) = told.ok_or_else(|| Error::Remote(format!("rank {rank} told no address")))?;
-            Ok(TcpPeer::new(me, rank, address, secret))
+            // Within this host one connection has all there is, and each frame costs.
+            let shares = if binding.is_of_this_host(address.ip()) { 1 } else { connections };
+            Ok(TcpPeer::new(me, rank, address, secret, shares))
         };
         let peers = far.iter().map(peer).collect::<Result<Vec<TcpPeer>>>()?;
         let poller = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(std::io::Error::from)?;
@@ -178,7 +185,7 @@ impl Tcp {
             }
         };
         let begun = begin();
-        tune(&stream)?;
+        tune(&stream, self.binding.is_of_this_host(address.ip()))?;
         watch(&self.poller, &*stream, link_number(peer, Way::Out, index))?;
         let mut connection = Connection::outgoing(stream, self.peers[peer].is_shared(index));
         let greeting = Greeting { from: self.me, index, secret };
@@ -295,10 +302,11 @@ impl Tcp {
         };
         // It was watched as a caller; from now on as a connection.
         epoll::delete(&self.poller, &*socket).map_err(std::io::Error::from)?;
-        if socket.peer_addr().is_ok_and(|caller| self.binding.towards(caller.ip()) == Source::Device) {
+        let caller = socket.peer_addr().map(|caller| caller.ip());
+        if caller.as_ref().is_ok_and(|&caller| self.binding.towards(caller) == Source::Device) {
             self.hold_to_nic(&*socket);
         }
-        tune(&socket)?;
+        tune(&socket, caller.is_ok_and(|caller| self.binding.is_of_this_host(caller)))?;
         watch(&self.poller, &*socket, link_number(peer, Way::In, index))?;
         self.peers[peer].add(TcpLink { way: Way::In, index, connection: Connection::incoming(socket) });
         Ok(())
@@ -371,11 +379,17 @@ impl Tcp {
     }
 }
 
-fn tune(socket: &TcpStream) -> Result<()> {
+/// Prepares a socket, whose other end may be on this host.
+fn tune(socket: &TcpStream, is_within_host: bool) -> Result<()> {
     let tune = || {
         socket.set_nodelay(true)?;
+        let socket = socket2::SockRef::from(socket);
+        if is_within_host && socket.tcp_congestion().is_ok_and(|name| name.starts_with(PACING)) {
+            // One that the system does not let us have is none that we need.
+            let _ = socket.set_tcp_congestion(UNPACED);
+        }
         let keepalive = socket2::TcpKeepalive::new().with_time(Duration::from_secs(30));
-        socket2::SockRef::from(socket).set_tcp_keepalive(&keepalive.with_interval(Duration::from_secs(10)))
+        socket.set_tcp_keepalive(&keepalive.with_interval(Duration::from_secs(10)))
     };
     tune().map_err(|error: std::io::Error| Error::System(format!("preparing a connection: {error}")))
 }

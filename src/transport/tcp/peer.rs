@@ -27,8 +27,10 @@ use std::time::{Duration, Instant};
 
 /// Messages of at most this many bytes travel with their header.
 pub const SMALL: usize = 32 << 10;
-/// Bytes of a large message in one frame.
-const STRIPE: usize = 256 << 10;
+/// Bytes of a large message in one frame, unless it has fewer.
+const LEAST_STRIPE: usize = 256 << 10;
+/// Bytes of a large message in one frame at most.
+const MAX_STRIPE: usize = 1 << 20;
 /// Bytes read from one connection before others get their turn.
 const TURN: usize = 1 << 20;
 /// Small messages stop when so many bytes wait to be written.
@@ -69,6 +71,8 @@ pub struct TcpPeer {
     pub address: SocketAddr,
     /// What it wants to hear first.
     pub secret: Password,
+    /// Connections that a large message is shared out among, where it is long enough.
+    shares: usize,
     /// The connections.
     pub links: Vec<TcpLink>,
     /// Whether our first connection is the one for both ways: our rank is the lower one.
@@ -95,12 +99,13 @@ pub struct TcpPeer {
 }
 
 impl TcpPeer {
-    /// A peer of rank `me` to which there is no connection yet.
-    pub fn new(me: Rank, rank: Rank, address: SocketAddr, secret: Password) -> TcpPeer {
+    /// A peer of rank `me` to which there is no connection yet, and whose large messages go over `shares` at once.
+    pub fn new(me: Rank, rank: Rank, address: SocketAddr, secret: Password, shares: usize) -> TcpPeer {
         TcpPeer {
             rank,
             address,
             secret,
+            shares,
             links: Vec::new(),
             is_first: me < rank,
             control: None,
@@ -424,7 +429,7 @@ impl TcpPeer {
     /// Writes what the connections take: queued frames, then stripes of granted messages.
     pub fn write(&mut self, done: &mut Vec<Token>) {
         self.write_answers();
-        let TcpPeer { links, matching, writes, .. } = self;
+        let TcpPeer { links, matching, writes, shares, .. } = self;
         for TcpLink { way, connection, .. } in links {
             if !connection.writes || connection.output_lost.is_some() {
                 continue;
@@ -435,7 +440,8 @@ impl TcpPeer {
                         break;
                     }
                     let Some((id, message)) = matching.next_granted() else { break };
-                    let Some((offset, len)) = message.next_part(STRIPE) else { break };
+                    let stripe = (message.src.bytes() / *shares).clamp(LEAST_STRIPE, MAX_STRIPE);
+                    let Some((offset, len)) = message.next_part(stripe) else { break };
                     message.part_begun(len);
                     let head = FrameHeader {
                         bytes: offset as u64,

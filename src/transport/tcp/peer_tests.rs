@@ -48,7 +48,7 @@ impl Pair {
         let address = listener.local_addr().unwrap();
         let end = |me: usize| End {
             me,
-            peer: TcpPeer::new(Rank(me as u32), Rank(1 - me as u32), address, [0; 16]),
+            peer: TcpPeer::new(Rank(me as u32), Rank(1 - me as u32), address, [0; 16], 2),
             sent: Vec::new(),
             places: Vec::new(),
             done: Vec::new(),
