@@ -323,7 +323,8 @@ fn composed(choice: &Choice, shape: &Shape, rank: Rank) -> Result<Plan> {
         .ok_or_else(|| Error::InvalidArgument(format!("there is no algorithm {}", choice.name)))?;
     if !algorithm.does(shape) {
         let what = shape.collective.name();
-        return Err(Error::InvalidUsage(format!("algorithm {choice} does not do {what} on {}", shape.grid)));
+        let text = format!("algorithm {choice} does not do {what} on {}: it is {}", shape.grid, algorithm.text);
+        return Err(Error::InvalidUsage(text));
     }
     let mut plan = (algorithm.build)(shape, rank);
     plan.algorithm = choice.to_string();

@@ -56,7 +56,7 @@ pub const TWO_TREES: Algorithm = Algorithm {
 /// Trees on a node's links.
 pub const LINK_TREES: Algorithm = Algorithm {
     name: "link_trees",
-    text: "as many such trees as a node's links hold, each link in one of them",
+    text: "as many such trees as the links of a single node hold, where the machine's file has its links",
     collectives: COLLECTIVES,
     is_leveled: false,
     supports: &|shape| shape.grid.nnodes() == 1 && shape.grid.links().is_some_and(|links| links.is_connected()),

@@ -19,7 +19,7 @@ use crate::fork::PerProcess;
 use crate::memory::DeviceRegion;
 use crate::sync::locked;
 use crate::vendor::{self, Mode};
-use std::collections::BTreeMap;
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 
@@ -50,10 +50,14 @@ struct State {
 /// Operations under way, in the order in which they were queued, and those that have failed.
 #[derive(Debug, Default)]
 struct Calls {
-    open: BTreeMap<u64, Arc<CallFront>>,
+    open: VecDeque<Arc<CallFront>>,
     failed: Vec<(Arc<CallFront>, Error)>,
-    next: u64,
+    /// Fronts of operations that have ended, for the next ones.
+    spare: Vec<Arc<CallFront>>,
 }
+
+/// How many of them are kept.
+const MOST_SPARE: usize = 64;
 
 static CALLS: PerProcess<Mutex<Calls>> = PerProcess::new(Mutex::default);
 
@@ -61,7 +65,6 @@ static CALLS: PerProcess<Mutex<Calls>> = PerProcess::new(Mutex::default);
 #[derive(Debug)]
 pub struct Followed {
     calls: &'static Mutex<Calls>,
-    number: u64,
     front: Arc<CallFront>,
 }
 
@@ -118,7 +121,7 @@ impl CallFront {
     }
 
     fn of(comm: &Arc<Comm>, buffers: [DeviceRegion; 2], block_bytes: usize, stream: &Weak<HostStream>) -> Followed {
-        let front = Arc::new(CallFront {
+        let front = CallFront {
             buffers: buffers.map(Range::of),
             block_bytes: block_bytes.max(1),
             bytes: AtomicUsize::new(0),
@@ -126,15 +129,14 @@ impl CallFront {
             stream: stream.clone(),
             state: Mutex::default(),
             changed: Condvar::new(),
-        });
+        };
         let calls = CALLS.get();
         let mut known = locked(calls);
         known.forget_failures(|failed| front.buffers.iter().any(|buffer| failed.overlaps(*buffer)));
-        let number = known.next;
-        known.next += 1;
-        known.open.insert(number, front.clone());
+        let front = known.place(front);
+        known.open.push_back(front.clone());
         drop(known);
-        Followed { calls, number, front }
+        Followed { calls, front }
     }
 
     /// So many bytes of each block are final now.
@@ -204,6 +206,24 @@ impl Calls {
     fn forget_failures(&mut self, also: impl Fn(&CallFront) -> bool) {
         self.failed.retain(|(front, _)| front.comm.strong_count() > 0 && !also(front));
     }
+
+    /// Gives a front its memory: that of one which nobody looks at any more, where there is one.
+    fn place(&mut self, front: CallFront) -> Arc<CallFront> {
+        let Some(mut spare) = self.spare.pop() else { return Arc::new(front) };
+        match Arc::get_mut(&mut spare) {
+            Some(place) => *place = front,
+            None => return Arc::new(front),
+        }
+        spare
+    }
+
+    /// Takes out one that is open; false if it was not.
+    fn end(&mut self, front: &Arc<CallFront>) -> bool {
+        let Some(at) = self.open.iter().position(|open| Arc::ptr_eq(open, front)) else { return false };
+        let ended = self.open.remove(at).filter(|_| self.spare.len() < MOST_SPARE);
+        self.spare.extend(ended);
+        true
+    }
 }
 
 impl Followed {
@@ -215,7 +235,7 @@ impl Followed {
     /// The operation has failed.
     pub fn fail(self, error: &Error) {
         let mut calls = locked(self.calls);
-        calls.open.remove(&self.number);
+        calls.end(&self.front);
         calls.failed.push((self.front.clone(), error.clone()));
         drop(calls);
         self.front.tell(Some(Err(error.clone())));
@@ -224,7 +244,7 @@ impl Followed {
 
 impl Drop for Followed {
     fn drop(&mut self) {
-        if locked(self.calls).open.remove(&self.number).is_some() {
+        if locked(self.calls).end(&self.front) {
             self.front.tell(Some(Ok(())));
         }
     }
@@ -260,7 +280,7 @@ pub fn final_bytes(range: Range) -> Result<usize> {
     if let Some((_, error)) = calls.failed.iter().find(|(front, _)| front.overlaps(range)) {
         return Err(error.clone());
     }
-    let open = calls.open.values().filter_map(|front| front.open_in(range)).min();
+    let open = calls.open.iter().filter_map(|front| front.open_in(range)).min();
     Ok(open.unwrap_or(range.end) - range.begin)
 }
 
@@ -278,7 +298,7 @@ impl RangeWait {
         let mut calls = locked(CALLS.get());
         calls.forget_failures(|_| false);
         let failure = calls.failed.iter().find(|(front, _)| front.overlaps(range)).map(|(_, error)| error.clone());
-        let fronts = calls.open.values().filter(|front| front.overlaps(range)).cloned().collect();
+        let fronts = calls.open.iter().filter(|front| front.overlaps(range)).cloned().collect();
         RangeWait { range, fronts, failure }
     }
 
@@ -310,5 +330,44 @@ impl RangeWait {
     pub fn wait(self) -> Result<()> {
         self.failure.map_or(Ok(()), Err)?;
         self.fronts.iter().try_for_each(|front| front.wait(self.range))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn begin(calls: &mut Calls) -> Arc<CallFront> {
+        let none = Range { begin: 0, end: 0 };
+        let front = calls.place(CallFront {
+            buffers: [none; 2],
+            block_bytes: 1,
+            bytes: AtomicUsize::new(0),
+            comm: Weak::new(),
+            stream: Weak::new(),
+            state: Mutex::default(),
+            changed: Condvar::new(),
+        });
+        calls.open.push_back(front.clone());
+        front
+    }
+
+    #[test]
+    fn an_operation_takes_the_memory_of_one_that_has_ended_and_that_nobody_looks_at() {
+        let mut calls = Calls::default();
+        let first = begin(&mut calls);
+        let second = begin(&mut calls);
+        assert!(calls.end(&first) && !calls.end(&first));
+        let (place, other) = (Arc::as_ptr(&first), Arc::as_ptr(&second));
+        drop(first);
+        second.bytes.store(1, Ordering::Relaxed);
+        let third = begin(&mut calls);
+        assert_eq!(Arc::as_ptr(&third), place);
+        assert!(calls.end(&second));
+        let fourth = begin(&mut calls);
+        assert_ne!(Arc::as_ptr(&fourth), other, "the second one is still looked at");
+        assert!(calls.end(&fourth));
+        drop((second, fourth));
+        assert_eq!(begin(&mut calls).bytes.load(Ordering::Relaxed), 0);
     }
 }

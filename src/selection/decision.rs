@@ -425,7 +425,10 @@ fn fitting(
             let root = if collective.has_root() { format!(" with root {root}") } else { String::new() };
             format!("algorithm {choice} is for {facts}, and the call is {asked}{root} on {grid}; these do it: {known}")
         }
-        None => format!("algorithm {choice} does not do {asked} on {grid}; these do: {known}"),
+        None => {
+            let text = algorithms::by_name(&choice.name).map_or("unknown", |algorithm| algorithm.text);
+            format!("algorithm {choice} does not do {asked} on {grid}: it is {text}; these do: {known}")
+        }
     }))
 }
 

@@ -3,6 +3,7 @@
 
 use crate::plan::layout::{Layout, Piece};
 use crate::plan::{Buffer, Collective, Plan};
+use std::ops::Range;
 
 /// The user's buffers and the scratch of one rank. In place, `Input` and `Output` share bytes as NCCL has it.
 #[derive(Debug, Default)]
@@ -12,7 +13,19 @@ pub(super) struct RankMemory {
     input_at: usize,
     output_at: usize,
     output_len: usize,
+    input_len: usize,
+    kept: Option<Kept>,
 }
+
+/// The receive buffer as it was when each part of it became final, where parts are overwritten then.
+#[derive(Debug)]
+struct Kept {
+    layout: Layout,
+    output: Vec<u8>,
+}
+
+/// What a program writes into memory that is final.
+const OVERWRITTEN: u8 = 0x3c;
 
 impl RankMemory {
     /// The memory for a run of `plan`: the given input, and garbage in everything else.
@@ -31,7 +44,26 @@ impl RankMemory {
         let mut user = vec![0xa5; len];
         user[input_at..input_at + input.len()].copy_from_slice(input);
         let scratch = vec![0x5a; layout.scratch_bytes() * window];
-        RankMemory { user, scratch, input_at, output_at, output_len }
+        RankMemory { user, scratch, input_at, output_at, output_len, input_len: input.len(), kept: None }
+    }
+
+    /// The same, of a program that overwrites what is final.
+    pub(super) fn overwritten_once_final(mut self, layout: &Layout) -> RankMemory {
+        self.kept = Some(Kept { layout: *layout, output: vec![OVERWRITTEN; self.output_len] });
+        self
+    }
+
+    /// These segments are final now.
+    pub(super) fn overwrite_final(&mut self, segments: Range<usize>) {
+        let Some(Kept { layout, output }) = &mut self.kept else { return };
+        let (block, final_part) = (layout.block_bytes(), layout.front_bytes(segments.start)..layout.front_bytes(segments.end));
+        let parts = |len: usize| (0..len).step_by(block.max(1)).map(|at| at + final_part.start..at + final_part.end);
+        for part in parts(self.output_len) {
+            output[part.clone()].copy_from_slice(&self.user[self.output_at..][part]);
+        }
+        for (at, len) in [(self.output_at, self.output_len), (self.input_at, self.input_len)] {
+            parts(len).for_each(|part| self.user[at..][part].fill(OVERWRITTEN));
+        }
     }
 
     /// The bytes of the pieces, one after the other.
@@ -68,8 +100,11 @@ impl RankMemory {
         true
     }
 
-    /// The receive buffer.
+    /// The receive buffer, or what was kept of it.
     pub(super) fn output(&self) -> &[u8] {
-        &self.user[self.output_at..self.output_at + self.output_len]
+        match &self.kept {
+            Some(kept) => &kept.output,
+            None => &self.user[self.output_at..self.output_at + self.output_len],
+        }
     }
 }

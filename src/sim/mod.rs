@@ -74,13 +74,15 @@ pub struct SimOptions {
     pub capacity: usize,
     /// How long a rank waits without progress, in ns; 0 is for ever.
     pub limit_ns: u64,
+    /// Whether the program overwrites what is final as soon as it is, and keeps what it was.
+    pub overwrites: bool,
     /// What goes wrong.
     pub faults: Vec<InjectedFault>,
 }
 
 impl Default for SimOptions {
     fn default() -> SimOptions {
-        SimOptions { window: 2, capacity: 1, limit_ns: 0, faults: Vec::new() }
+        SimOptions { window: 2, capacity: 1, limit_ns: 0, overwrites: false, faults: Vec::new() }
     }
 }
 
@@ -190,7 +192,8 @@ impl<D: Durations + Clone + 'static> Sim<D> {
         let memory = job.inputs.map(|inputs| {
             let memory = |(program, input): (&Arc<Program>, &Vec<u8>)| {
                 let layout = program.layout(job.count, job.dtype.size(), job.segment_bytes);
-                RankMemory::new(program.plan(), &layout, self.options.window, input)
+                let memory = RankMemory::new(program.plan(), &layout, self.options.window, input);
+                if self.options.overwrites { memory.overwritten_once_final(&layout) } else { memory }
             };
             programs.iter().flatten().zip(inputs).map(memory).collect::<Vec<_>>()
         });

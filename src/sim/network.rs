@@ -330,10 +330,13 @@ impl World for SimWorld<'_> {
     }
 
     fn front(&mut self, segments: usize) {
-        let Network { now, stations, front_ns, .. } = &mut *self.network;
+        let Network { now, stations, front_ns, memory, .. } = &mut *self.network;
         let known = std::mem::replace(&mut stations[self.rank.index()].front, segments);
         front_ns.resize(front_ns.len().max(segments), 0);
         front_ns[known..segments].fill(*now);
+        if let Some(memory) = memory {
+            memory[self.rank.index()].overwrite_final(known..segments);
+        }
     }
 }
 

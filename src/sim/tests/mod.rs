@@ -45,8 +45,9 @@ fn circumstances(seed: u64) -> (SimOptions, usize, Random) {
     let mut random = Random::new(!seed);
     let window = 1 + (seed % 4) as usize;
     let limit_ns = if seed.is_multiple_of(3) { 50_000_000 } else { 0 };
-    let options = SimOptions { window, capacity: random.pick(&[1, 8]), limit_ns, faults: Vec::new() };
+    let capacity = random.pick(&[1, 8]);
     let count = random.pick(&[0, 1, 3, 16, 17, 40, 129, 300]);
+    let options = SimOptions { window, capacity, limit_ns, overwrites: random.one_in(2), faults: Vec::new() };
     (options, count, random)
 }
 

@@ -4,6 +4,7 @@
 use super::*;
 use crate::algorithms;
 use crate::plan::{Action, Spans};
+use crate::topo::links::NodeLinks;
 use crate::verify;
 use std::sync::mpsc;
 use std::time::Duration;
@@ -15,8 +16,9 @@ const VERDICT_LIMIT: Duration = Duration::from_secs(20);
 
 fn grid(random: &mut Random) -> Grid {
     let nranks = 1 + random.below(12) as usize;
-    match random.below(4) {
+    match random.below(5) {
         0 => Grid::flat(nranks),
+        4 => linked(random),
         1 => Grid::round_robin(nranks, 1 + random.below(nranks as u64) as usize),
         2 => Grid::blocks(&vec![1 + random.below(4) as usize; 1 + random.below(4) as usize]),
         _ => {
@@ -24,6 +26,19 @@ fn grid(random: &mut Random) -> Grid {
             Grid::from_labels(&labels)
         }
     }
+}
+
+/// Nodes whose ranks are linked by chance: along a path, and some others.
+fn linked(random: &mut Random) -> Grid {
+    let nranks = 2 + random.below(7) as usize;
+    let mut links = Vec::new();
+    for (one, other) in (0..nranks).flat_map(|one| (one + 1..nranks).map(move |other| (one, other))) {
+        if other == one + 1 || random.one_in(3) {
+            links.push(([one, other], 1 + random.below(2) as usize));
+        }
+    }
+    let links = Arc::new(NodeLinks::new(nranks, &links).unwrap());
+    Grid::blocks(&vec![nranks; 1 + random.below(2) as usize]).with_links(&links)
 }
 
 fn shape(random: &mut Random) -> Shape {

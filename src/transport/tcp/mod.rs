@@ -505,3 +505,30 @@ impl Endpoint for Tcp {
         self.completed.clear();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_connection_within_the_host_is_not_paced() {
+        let socket = || {
+            let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
+            TcpStream::connect(listener.local_addr().unwrap()).unwrap()
+        };
+        let control = |is_within_host| {
+            let socket = socket();
+            let name = |socket: &TcpStream| socket2::SockRef::from(socket).tcp_congestion().unwrap();
+            // Where the system does not let us have it there is nothing to replace.
+            let _ = socket2::SockRef::from(&socket).set_tcp_congestion(PACING);
+            let before = name(&socket);
+            tune(&socket, is_within_host).unwrap();
+            (before, name(&socket))
+        };
+        let (before, after) = control(false);
+        assert_eq!(before, after);
+        let (before, after) = control(true);
+        assert!(!after.starts_with(PACING), "{before:?}");
+        assert_eq!(after.starts_with(UNPACED), before.starts_with(PACING) || before.starts_with(UNPACED));
+    }
+}

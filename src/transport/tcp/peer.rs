@@ -42,6 +42,11 @@ const LAST_WORDS: Duration = Duration::from_millis(300);
 /// The same for a peer of which no connection has come in at all.
 const FIRST_WORDS: Duration = Duration::from_secs(1);
 
+/// Bytes of one frame of a message that is shared out among so many connections.
+fn stripe(bytes: usize, shares: usize) -> usize {
+    bytes.div_ceil(shares).clamp(LEAST_STRIPE, MAX_STRIPE)
+}
+
 /// Who made a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Way {
@@ -440,8 +445,7 @@ impl TcpPeer {
                         break;
                     }
                     let Some((id, message)) = matching.next_granted() else { break };
-                    let stripe = (message.src.bytes() / *shares).clamp(LEAST_STRIPE, MAX_STRIPE);
-                    let Some((offset, len)) = message.next_part(stripe) else { break };
+                    let Some((offset, len)) = message.next_part(stripe(message.src.bytes(), *shares)) else { break };
                     message.part_begun(len);
                     let head = FrameHeader {
                         bytes: offset as u64,

@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 
 /// Messages of zero bytes, some in a header's neighbourhood, the longest small one, and long ones of one stripe and more.
-const SIZES: [usize; 7] = [0, 8, 100, 4096, SMALL, SMALL + 1, STRIPE + 100];
+const SIZES: [usize; 7] = [0, 8, 100, 4096, SMALL, SMALL + 1, LEAST_STRIPE + 100];
 /// Connections that a rank makes where long messages wait.
 const CONNECTIONS: usize = 2;
 /// How long the messages may take to arrive when all has been posted.
@@ -237,4 +237,11 @@ fn receipts_of_a_stream_one_way_come_by_themselves_and_of_turns_in_headers() {
         // Every 16th message asks for one.
         assert_eq!(own_frames, if turns { 0 } else { 4 }, "turns: {turns}");
     }
+}
+
+#[test]
+fn a_message_has_a_frame_for_each_connection_unless_those_are_too_short_or_too_long() {
+    let kib = |bytes: usize, shares| stripe(bytes << 10, shares) >> 10;
+    assert_eq!([kib(512, 1), kib(1024, 1), kib(9000, 1)], [512, 1024, 1024]);
+    assert_eq!([kib(64, 2), kib(1024, 2), kib(1536, 2), kib(9000, 2)], [256, 512, 768, 1024]);
 }
