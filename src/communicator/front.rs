@@ -19,6 +19,7 @@ use crate::fork::PerProcess;
 use crate::memory::DeviceRegion;
 use crate::sync::locked;
 use crate::vendor::{self, Mode};
+use smallvec::SmallVec;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
@@ -39,8 +40,8 @@ pub struct CallFront {
 
 #[derive(Debug, Default)]
 struct State {
-    /// How many threads wait for a change.
-    waiting: usize,
+    /// The ranges that threads wait for.
+    awaited: SmallVec<[Range; 2]>,
     /// Places of waits on streams of a device: each goes on when the range is final in all operations that it waits for.
     held: Vec<(Range, Arc<StreamOrder>)>,
     /// What came of it.
@@ -69,7 +70,7 @@ pub struct Followed {
 }
 
 /// Bytes of memory that a program asks for.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Range {
     begin: usize,
     end: usize,
@@ -141,7 +142,7 @@ impl CallFront {
 
     /// So many bytes of each block are final now.
     pub fn advance(&self, bytes: usize) {
-        // Who waits counts itself under the lock before it looks: either it sees the front, or is seen here.
+        // Who waits says so under the lock before it looks: either it sees the front, or is seen here.
         self.bytes.store(bytes.min(self.block_bytes), Ordering::Release);
         self.tell(None);
     }
@@ -151,7 +152,8 @@ impl CallFront {
         if outcome.is_some() {
             state.outcome = outcome;
         }
-        if state.waiting > 0 {
+        let is_over = |range: &Range| state.outcome.is_some() || self.open_in(*range).is_none();
+        if state.awaited.iter().any(is_over) {
             self.changed.notify_all();
         }
         let State { held, outcome, .. } = &mut *state;
@@ -188,7 +190,7 @@ impl CallFront {
     /// Waits until a range is final in it; its error if it fails before.
     fn wait(&self, range: Range) -> Result<()> {
         let mut state = locked(&self.state);
-        state.waiting += 1;
+        state.awaited.push(range);
         let outcome = loop {
             match &state.outcome {
                 Some(outcome) => break outcome.clone(),
@@ -196,7 +198,8 @@ impl CallFront {
                 None => state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
             }
         };
-        state.waiting -= 1;
+        let own = state.awaited.iter().position(|awaited| *awaited == range);
+        own.map(|own| state.awaited.swap_remove(own));
         outcome
     }
 }
