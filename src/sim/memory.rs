@@ -56,7 +56,8 @@ impl RankMemory {
     /// These segments are final now.
     pub(super) fn overwrite_final(&mut self, segments: Range<usize>) {
         let Some(Kept { layout, output }) = &mut self.kept else { return };
-        let (block, final_part) = (layout.block_bytes(), layout.front_bytes(segments.start)..layout.front_bytes(segments.end));
+        let (block, final_part) =
+            (layout.block_bytes(), layout.front_bytes(segments.start)..layout.front_bytes(segments.end));
         let parts = |len: usize| (0..len).step_by(block.max(1)).map(|at| at + final_part.start..at + final_part.end);
         for part in parts(self.output_len) {
             output[part.clone()].copy_from_slice(&self.user[self.output_at..][part]);

@@ -193,7 +193,11 @@ impl<D: Durations + Clone + 'static> Sim<D> {
             let memory = |(program, input): (&Arc<Program>, &Vec<u8>)| {
                 let layout = program.layout(job.count, job.dtype.size(), job.segment_bytes);
                 let memory = RankMemory::new(program.plan(), &layout, self.options.window, input);
-                if self.options.overwrites { memory.overwritten_once_final(&layout) } else { memory }
+                if self.options.overwrites {
+                    memory.overwritten_once_final(&layout)
+                } else {
+                    memory
+                }
             };
             programs.iter().flatten().zip(inputs).map(memory).collect::<Vec<_>>()
         });
