@@ -74,15 +74,15 @@ fn assert_right(mut command: Command, ranks: usize, seeds: u32) {
 #[test]
 fn whatever_pytorch_calls_is_right() {
     let Some(python) = python("PyTorch on soft GPUs") else { return };
-    assert_right(torch(&python, "2,2", &["seeds", "1", "20"]), 4, 20);
+    assert_right(torch(&python, "2,2", &["seeds", "1", "8"]), 4, 8);
 }
 
 #[test]
 fn with_the_kernels_ptx_interpreted_it_is_right() {
     let Some(python) = python("PyTorch with the kernels' PTX") else { return };
-    let mut command = torch(&python, "2,2", &["seeds", "1", "20"]);
+    let mut command = torch(&python, "2,2", &["seeds", "1", "8"]);
     command.env("SOFTGPU_PTX", "1");
-    assert_right(command, 4, 20);
+    assert_right(command, 4, 8);
 }
 
 #[test]
