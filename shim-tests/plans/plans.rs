@@ -49,7 +49,7 @@ pub fn prove(collective: Collective, grid: &Arc<Grid>, roots: &[usize], options:
     proved
 }
 
-const CAPACITIES: [Options; 2] = [Options { capacity: 1 }, Options { capacity: 8 }];
+const CAPACITIES: [Options; 2] = [Options { capacity: 1, vectored: false }, Options { capacity: 8, vectored: false }];
 
 /// Up to sixteen ranks: on one node, on as even nodes as can be, dealt out to nodes, and some uneven ones.
 fn small_grids() -> Vec<Grid> {
@@ -124,7 +124,7 @@ pub fn kill_all(cases: &[(Choice, Shape)]) -> String {
     let work = || {
         let mut found = [0; 3];
         while let Some((choice, shape)) = cases.get(next.fetch_add(1, Ordering::Relaxed)) {
-            let outcome = kill(&plans(choice, shape), &Options { capacity: 1 });
+            let outcome = kill(&plans(choice, shape), &Options { capacity: 1, vectored: false });
             let (what, grid, in_place) = (shape.collective.name(), &shape.grid, shape.in_place);
             let what = format!("{what} {choice} on {grid} in_place {in_place}");
             assert_eq!(outcome.missed, [], "{what}: accepted, and wrong");
@@ -215,7 +215,7 @@ fn large_grids() -> [Grid; 4] {
 fn every_algorithm_is_proved_on_some_large_shapes() {
     for grid in large_grids().map(Arc::new) {
         for collective in Collective::ALL {
-            prove(collective, &grid, &[5], &[Options { capacity: 1 }]);
+            prove(collective, &grid, &[5], &[Options { capacity: 1, vectored: false }]);
         }
     }
 }
@@ -235,7 +235,7 @@ fn rounds(collective: Collective, grid: &Arc<Grid>, named: Option<&str>) -> (usi
         panic!("there is no vendor library");
     };
     let programs = sim::compile(plans(&choice, &Shape::new(collective, grid.clone()))).unwrap();
-    let job = Job { count: block_bytes / 4, dtype: DataType::F32, segment_bytes: usize::MAX, inputs: None };
+    let job = Job { count: block_bytes / 4, blocks: None, dtype: DataType::F32, segment_bytes: usize::MAX, inputs: None };
     let clock = Uniform { alpha_ns: 1, beta_ps: 0 };
     let report = Sim::with_durations(1, SimOptions::default(), clock).run(&programs, &job).unwrap();
     let counted = report.stats.iter().map(|stats| stats.rounds).max().unwrap();

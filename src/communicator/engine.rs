@@ -324,7 +324,7 @@ impl Engine {
         let scratch = self.device.scratch(scratch_bytes)?;
         let buffers = Buffers { input: call.input, output: call.output, scratch };
         self.device.begin(&ready.program, &ready.layout, ready.window)?;
-        ready.execution.begin(ready.program.clone(), ready.layout, ready.window, limit_ns);
+        ready.execution.begin(ready.program.clone(), ready.layout.clone(), ready.window, limit_ns);
         self.running = Some(Running { call: call.clone(), buffers, ready: index, front: None });
         Ok(())
     }
@@ -417,7 +417,7 @@ impl Engine {
             signature: ready.signature,
             independent: self.independent.as_mut(),
             lists: &mut self.lists,
-            front: running.front.as_deref().map(|front| (front, ready.layout)),
+            front: running.front.as_deref().map(|front| (front, &ready.layout)),
         };
         let outcome = ready.execution.poll(&mut world);
         let beside = || self.independent.as_ref().is_some_and(IndependentMessages::are_open);

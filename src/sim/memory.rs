@@ -17,10 +17,19 @@ pub(super) struct RankMemory {
 impl RankMemory {
     /// The memory for a run of `plan`: the given input, and garbage in everything else.
     pub(super) fn new(plan: &Plan, layout: &Layout, window: usize, input: &[u8]) -> RankMemory {
-        let block = layout.block_bytes();
-        let shape = &plan.shape;
-        let output_len = shape.output_blocks(plan.rank) * block;
-        let within = plan.rank.index() * block;
+        let (shape, me) = (&plan.shape, plan.rank.index());
+        let (output_len, within) = match layout.blocks() {
+            None => (shape.output_blocks(plan.rank) * layout.block_bytes(), me * layout.block_bytes()),
+            Some(blocks) => {
+                let whole = if matches!(shape.collective, Collective::AllGather | Collective::Gather) {
+                    blocks.output()
+                } else {
+                    blocks.input()
+                };
+                let at = whole.get(me).map_or(0, |block| block.at);
+                (blocks.spans().1 * layout.elem_bytes(), at * layout.elem_bytes())
+            }
+        };
         let (input_at, output_at) = match shape.collective {
             _ if !shape.in_place || input.is_empty() || output_len == 0 => (0, input.len()),
             Collective::AllGather | Collective::Gather => (within, 0),
