@@ -117,6 +117,7 @@ fn registered_it_runs_on_communicators_that_name_it() {
                 input: input.as_device(),
                 output: output.as_device(),
                 count,
+                blocks: None,
                 dtype: DataType::I8,
                 reduction: None,
                 factor_at: None,

@@ -467,10 +467,7 @@ fn moves_nothing(program: &Program, code: &StepCode) -> bool {
 /// Whether a step is a message that is sent though it has no bytes. Where blocks differ in size a rank's counts may be none where
 /// another's are some: only a message tells.
 fn is_told(layout: &Layout, code: &StepCode) -> bool {
-    let messages = matches!(
-        code.kind,
-        StepKind::Send { .. } | StepKind::Recv { .. } | StepKind::RecvReduce { .. }
-    );
+    let messages = matches!(code.kind, StepKind::Send { .. } | StepKind::Recv { .. } | StepKind::RecvReduce { .. });
     messages && layout.is_vectored()
 }
 

@@ -161,9 +161,12 @@ mod tests {
     #[test]
     fn blocks_beyond_memory_are_refused_whichever_way_they_get_there() {
         let most = isize::MAX as usize / 4;
-        for (counts, places) in
-            [(vec![most, 1], None), (vec![usize::MAX], None), (vec![1], Some(vec![most])), (vec![2], Some(vec![usize::MAX]))]
-        {
+        for (counts, places) in [
+            (vec![most, 1], None),
+            (vec![usize::MAX], None),
+            (vec![1], Some(vec![most])),
+            (vec![2], Some(vec![usize::MAX])),
+        ] {
             let refused = extents(&counts, places.as_deref(), 4, "counts").unwrap_err();
             assert!(refused.code() == 4 && refused.text().contains("beyond what memory can hold"), "{refused}");
         }

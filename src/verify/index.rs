@@ -163,9 +163,7 @@ impl<'a> Index<'a> {
         let block_of = move |span: &Span, at: u32| match (vectored, span.buffer) {
             (false, _) => 0,
             (true, Buffer::Scratch) => span.like.wrapping_add(at) / per_block,
-            (true, buffer) => {
-                collective.row_block(nranks, me, buffer, ((span.start + at) / per_block) as usize) as u32
-            }
+            (true, buffer) => collective.row_block(nranks, me, buffer, ((span.start + at) / per_block) as usize) as u32,
         };
         spans.iter().flat_map(move |span| {
             let first = buffers.place(span.buffer) + span.start;

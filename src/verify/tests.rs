@@ -155,7 +155,10 @@ fn a_ring_of_sends_needs_a_capacity() {
     let plans = ring_all_reduce(3);
     let verdict = verify(&plans, &Options { capacity: 0, vectored: false });
     assert_eq!(verdict.unwrap_err().check, Check::Progress);
-    assert!(verify(&ring_all_gather(3, false), &Options { capacity: 0, vectored: false }).is_ok(), "receives have a lane of their own");
+    assert!(
+        verify(&ring_all_gather(3, false), &Options { capacity: 0, vectored: false }).is_ok(),
+        "receives have a lane of their own"
+    );
 }
 
 #[test]

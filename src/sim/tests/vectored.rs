@@ -52,9 +52,12 @@ fn tables(shape: &Shape, random: &mut Random) -> Vec<Arc<BlockTable>> {
     let table = |rank: usize| {
         let me = Rank::from_index(rank);
         let mut side = |buffer, blocks: usize| {
-            let sizes: Vec<usize> =
-                (0..blocks).map(|block| row[shape.row_block(me, buffer, block)]).collect();
-            if blocks > 1 { places(&sizes, random) } else { packed(&sizes) }
+            let sizes: Vec<usize> = (0..blocks).map(|block| row[shape.row_block(me, buffer, block)]).collect();
+            if blocks > 1 {
+                places(&sizes, random)
+            } else {
+                packed(&sizes)
+            }
         };
         let input = side(Buffer::Input, shape.input_blocks(me));
         let output = side(Buffer::Output, shape.output_blocks(me));
@@ -80,10 +83,8 @@ fn run_case(sim: &mut Sim, shape: &Shape, plans: Vec<Plan>, seed: u64) -> std::r
     let tables = tables(shape, &mut random);
     let dtype = random.pick(&[DataType::I32, DataType::U64]);
     let (size, segment_bytes) = (dtype.size(), random.pick(&[64, 192, 1 << 20]));
-    let inputs: Vec<Vec<u8>> = tables
-        .iter()
-        .map(|table| (0..table.spans().0 * size).map(|_| random.next_u64() as u8).collect())
-        .collect();
+    let inputs: Vec<Vec<u8>> =
+        tables.iter().map(|table| (0..table.spans().0 * size).map(|_| random.next_u64() as u8).collect()).collect();
     let staged = random.one_in(3);
     let plans = plans.into_iter().map(|plan| if staged { stage(&plan, &|_, _| true) } else { plan }).collect();
     let programs = compile(plans).map_err(|error| error.to_string())?;

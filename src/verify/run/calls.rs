@@ -60,8 +60,8 @@ impl<'a> SymbolicRun<'a> {
             if !self.overlap(group, other) {
                 continue;
             }
-            let ordered =
-                self.completed[last.step as usize] && self.order.is_before(self.index, last.step, (step, false), filled);
+            let ordered = self.completed[last.step as usize]
+                && self.order.is_before(self.index, last.step, (step, false), filled);
             if !ordered {
                 let text =
                     format!("nothing orders this call after {}, with members in common", self.index.name(last.step));
