@@ -37,6 +37,30 @@ ncclResult_t strataCommInitHost(ncclComm_t* comm, int nranks, ncclUniqueId id, i
 /* The text of this thread's last call that failed in Strata, also where NCCL answers ncclGetLastError(NULL); on a thread without one that of the process's last error, and in a callback of strataStreamAddCallbackStatus that of its status. The thread's next call of this function writes its own in the same place. Since strata. */
 const char* strataGetLastError(void);
 
+/* ---- Collectives of blocks of different sizes ---- */
+
+/* Every rank gets every rank's block: counts[i] elements of rank i, at displs[i] of recvbuff, or one after another where displs is null. All ranks have the same counts. In place where sendbuff is the rank's block of recvbuff. What lies between blocks is not touched. This function and those below are for data in host memory. Since strata. */
+ncclResult_t strataAllGatherV(const void* sendbuff, void* recvbuff, const size_t* counts,
+    const size_t* displs, ncclDataType_t datatype, ncclComm_t comm, cudaStream_t stream);
+
+/* Rank i gets block i of the reduction of all vectors: counts[i] elements at displs[i] of sendbuff. All ranks have the same counts. In place where recvbuff is the rank's block of sendbuff. Since strata. */
+ncclResult_t strataReduceScatterV(const void* sendbuff, void* recvbuff, const size_t* counts,
+    const size_t* displs, ncclDataType_t datatype, ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream);
+
+/* Every rank gets its block of every rank's vector. What rank i has for rank j is what j expects of i. Since strata. */
+ncclResult_t strataAllToAllV(const void* sendbuff, const size_t* sendcounts, const size_t* sdispls,
+    void* recvbuff, const size_t* recvcounts, const size_t* rdispls, ncclDataType_t datatype, ncclComm_t comm,
+    cudaStream_t stream);
+
+/* The root gets every rank's block. recvcounts and displs are the root's alone. In place where the root's sendbuff is its block of recvbuff. Since strata. */
+ncclResult_t strataGatherV(const void* sendbuff, size_t sendcount, void* recvbuff, const size_t* recvcounts,
+    const size_t* displs, ncclDataType_t datatype, int root, ncclComm_t comm, cudaStream_t stream);
+
+/* Every rank gets its block of the root's vector. sendcounts and displs are the root's alone. In place where the root's recvbuff is its block of sendbuff. Since strata. */
+ncclResult_t strataScatterV(const void* sendbuff, const size_t* sendcounts, const size_t* displs,
+    void* recvbuff, size_t recvcount, ncclDataType_t datatype, int root, ncclComm_t comm,
+    cudaStream_t stream);
+
 /* ---- Tuning ---- */
 
 /* Writes what a tuning table says of the machine that a communicator is on: an object in JSON, with a zero byte after it. ncclInvalidArgument if it takes more than so many bytes (1024 will do). Since strata. */

@@ -37,7 +37,7 @@ fn it_is_proved_for_up_to_sixteen_ranks() {
     for p in 1..=16 {
         for grid in [Grid::flat(p), Grid::round_robin(p, 1 + p / 2)] {
             for in_place in [false, true] {
-                let report = verify(&plans(grid.clone(), in_place), &Options { capacity: 1 });
+                let report = verify(&plans(grid.clone(), in_place), &Options { capacity: 1, vectored: false });
                 let report = report.unwrap_or_else(|why| panic!("{grid}, in place {in_place}: {why}"));
                 assert_eq!((report.messages, report.rounds), (p * (p - 1), usize::from(p > 1)), "{grid}");
             }
@@ -55,7 +55,7 @@ fn a_forgotten_receive_is_found() {
 
 #[test]
 fn every_mutant_is_rejected_or_as_good_as_the_original() {
-    let outcome = kill(&plans(Grid::flat(3), false), &Options { capacity: 1 });
+    let outcome = kill(&plans(Grid::flat(3), false), &Options { capacity: 1, vectored: false });
     assert!(outcome.killed > 0);
     assert_eq!(outcome.missed, [], "accepted, and wrong");
 }
@@ -65,7 +65,7 @@ fn it_gathers_under_every_seed_of_the_simulator() {
     let (nranks, count) = (5, 250);
     let inputs = inputs(nranks, count * DataType::U32.size());
     let programs = sim::compile(plans(Grid::blocks(&[3, 2]), false)).expect("the plans compile");
-    let job = Job { count, dtype: DataType::U32, segment_bytes: 256, inputs: Some(&inputs) };
+    let job = Job { count, blocks: None, dtype: DataType::U32, segment_bytes: 256, inputs: Some(&inputs) };
     for seed in 0..50 {
         let report = Sim::new(seed, SimOptions::default()).run(&programs, &job).expect("all ranks succeed");
         assert!(report.outputs.iter().all(|output| *output == inputs.concat()), "seed {seed}");
@@ -117,6 +117,7 @@ fn registered_it_runs_on_communicators_that_name_it() {
                 input: input.as_device(),
                 output: output.as_device(),
                 count,
+                blocks: None,
                 dtype: DataType::I8,
                 reduction: None,
                 factor_at: None,

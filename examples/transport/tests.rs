@@ -88,6 +88,7 @@ fn run(comm: &Arc<Comm>, collective: Collective, count: usize, input: &[u8], res
         input: memory(input).as_device(),
         output: output.as_device(),
         count,
+        blocks: None,
         dtype: DataType::I32,
         reduction,
         factor_at: None,

@@ -106,6 +106,7 @@ impl Case {
             input: input.as_device(),
             output: output.as_device(),
             count,
+            blocks: None,
             dtype,
             reduction: op.map(|op| Reduction::new(op, dtype, nranks)),
             factor_at: None,

@@ -129,6 +129,7 @@ pub fn run_by(
         input: region(&mut send),
         output: region(&mut recv),
         count,
+        blocks: None,
         dtype,
         reduction: op.map(|op| Reduction::new(op, dtype, nranks)),
         factor_at: None,

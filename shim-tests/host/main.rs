@@ -28,3 +28,4 @@ mod messages;
 mod programs_by_seed;
 mod script_files;
 mod surroundings;
+mod vectored;

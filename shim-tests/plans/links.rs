@@ -35,7 +35,7 @@ fn random(chance: &mut Random, nranks: usize) -> NodeLinks {
 }
 
 fn prove_all(grid: &Arc<Grid>, roots: &[usize]) -> usize {
-    let options = [Options { capacity: 1 }];
+    let options = [Options { capacity: 1, vectored: false }];
     let proved: usize = Collective::ALL.into_iter().map(|collective| prove(collective, grid, roots, &options)).sum();
     for collective in Collective::ALL {
         for choice in algorithms::choices(collective, grid) {
@@ -123,6 +123,6 @@ fn mutants_of_plans_on_links_are_rejected_or_as_good() {
 fn ranks_that_no_links_join_keep_their_messages() {
     let links = NodeLinks::new(4, &[([0, 1], 1), ([2, 3], 1)]).unwrap();
     let grid = on(links, 1);
-    prove(Collective::AllReduce, &grid, &[0], &[Options { capacity: 1 }]);
+    prove(Collective::AllReduce, &grid, &[0], &[Options { capacity: 1, vectored: false }]);
     assert!(!algorithms::supports(&Choice::flat("link_trees"), &Shape::new(Collective::AllReduce, grid)));
 }

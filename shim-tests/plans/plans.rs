@@ -7,7 +7,7 @@ use strata::algorithms::{self, Choice};
 use strata::config::Config;
 use strata::dtype::DataType;
 use strata::plan::stage::stage;
-use strata::plan::{Collective, Plan, Shape};
+use strata::plan::{Action, Buffer, Collective, Plan, Shape};
 use strata::selection::{self, Context, Executor, Request, Selection};
 use strata::sim::{self, Job, Sim, SimOptions, Uniform};
 use strata::topo::{Grid, Rank};
@@ -49,7 +49,7 @@ pub fn prove(collective: Collective, grid: &Arc<Grid>, roots: &[usize], options:
     proved
 }
 
-const CAPACITIES: [Options; 2] = [Options { capacity: 1 }, Options { capacity: 8 }];
+const CAPACITIES: [Options; 2] = [Options { capacity: 1, vectored: false }, Options { capacity: 8, vectored: false }];
 
 /// Up to sixteen ranks: on one node, on as even nodes as can be, dealt out to nodes, and some uneven ones.
 fn small_grids() -> Vec<Grid> {
@@ -124,7 +124,7 @@ pub fn kill_all(cases: &[(Choice, Shape)]) -> String {
     let work = || {
         let mut found = [0; 3];
         while let Some((choice, shape)) = cases.get(next.fetch_add(1, Ordering::Relaxed)) {
-            let outcome = kill(&plans(choice, shape), &Options { capacity: 1 });
+            let outcome = kill(&plans(choice, shape), &Options { capacity: 1, vectored: false });
             let (what, grid, in_place) = (shape.collective.name(), &shape.grid, shape.in_place);
             let what = format!("{what} {choice} on {grid} in_place {in_place}");
             assert_eq!(outcome.missed, [], "{what}: accepted, and wrong");
@@ -168,6 +168,57 @@ for_each_collective! {
     AllToAll: every_all_to_all_is_proved_for_up_to_sixteen_ranks, mutants_of_all_to_all_are_rejected_or_as_good;
     Gather: every_gather_is_proved_for_up_to_sixteen_ranks, mutants_of_gather_are_rejected_or_as_good;
     Scatter: every_scatter_is_proved_for_up_to_sixteen_ranks, mutants_of_scatter_are_rejected_or_as_good;
+}
+
+/// The collectives of which blocks may differ in size.
+const VECTORED: [Collective; 5] =
+    [Collective::AllGather, Collective::ReduceScatter, Collective::AllToAll, Collective::Gather, Collective::Scatter];
+
+#[test]
+fn every_algorithm_is_proved_for_blocks_of_which_any_may_be_empty() {
+    let grids = small_grids().into_iter().filter(|grid| grid.nranks() <= 8).map(Arc::new);
+    let options = [Options { capacity: 1, vectored: true }];
+    let prove = |grid: Arc<Grid>| {
+        VECTORED.map(|collective| prove(collective, &grid, &roots(&grid), &options)).iter().sum::<usize>()
+    };
+    println!("{} plans proved", grids.map(prove).sum::<usize>());
+}
+
+/// The plans with the last of a rank's spans in scratch naming another block of the row.
+fn misnamed(plans: &[Plan], rank: usize) -> Option<Vec<Plan>> {
+    let mut plans = plans.to_vec();
+    let per_block = plans[rank].chunks_per_block;
+    let steps = plans[rank].lanes.iter_mut().flat_map(|lane| &mut lane.steps);
+    let spans = steps.flat_map(|step| match &mut step.action {
+        Action::Send { src: list, .. } | Action::Recv { dst: list, .. } => vec![list],
+        Action::RecvReduce { local, dst, .. } => vec![local, dst],
+        Action::Copy { src, dst, .. } => vec![src, dst],
+        _ => Vec::new(),
+    });
+    let span = spans.flatten().filter(|span| span.buffer == Buffer::Scratch).last()?;
+    span.like += per_block;
+    Some(plans)
+}
+
+#[test]
+fn a_span_that_names_another_block_is_seen_where_blocks_differ_in_size() {
+    let grid = Arc::new(Grid::blocks(&[2, 3]));
+    let mut seen = 0;
+    for collective in VECTORED {
+        let root = Rank(u32::from(collective.has_root()));
+        let shape = Shape { root, ..Shape::new(collective, grid.clone()) };
+        for choice in algorithms::choices(collective, &grid).iter().filter(|choice| !algorithms::is_on_board(choice)) {
+            let right: Vec<Plan> = plans(choice, &shape).iter().map(|plan| stage(plan, &|_, _| true)).collect();
+            for wrong in (0..5).filter_map(|rank| misnamed(&right, rank)) {
+                let verdict = |vectored| verify(&wrong, &Options { capacity: 1, vectored });
+                assert_eq!(verdict(false).err(), None, "{choice}: all blocks are as large");
+                let why = verdict(true).expect_err("another block").to_string();
+                assert!(why.starts_with("bounds"), "{} {choice}: {why}", collective.name());
+                seen += 1;
+            }
+        }
+    }
+    assert!(seen > 50, "{seen}");
 }
 
 #[test]
@@ -215,7 +266,7 @@ fn large_grids() -> [Grid; 4] {
 fn every_algorithm_is_proved_on_some_large_shapes() {
     for grid in large_grids().map(Arc::new) {
         for collective in Collective::ALL {
-            prove(collective, &grid, &[5], &[Options { capacity: 1 }]);
+            prove(collective, &grid, &[5], &[Options { capacity: 1, vectored: false }]);
         }
     }
 }
@@ -235,7 +286,8 @@ fn rounds(collective: Collective, grid: &Arc<Grid>, named: Option<&str>) -> (usi
         panic!("there is no vendor library");
     };
     let programs = sim::compile(plans(&choice, &Shape::new(collective, grid.clone()))).unwrap();
-    let job = Job { count: block_bytes / 4, dtype: DataType::F32, segment_bytes: usize::MAX, inputs: None };
+    let job =
+        Job { count: block_bytes / 4, blocks: None, dtype: DataType::F32, segment_bytes: usize::MAX, inputs: None };
     let clock = Uniform { alpha_ns: 1, beta_ps: 0 };
     let report = Sim::with_durations(1, SimOptions::default(), clock).run(&programs, &job).unwrap();
     let counted = report.stats.iter().map(|stats| stats.rounds).max().unwrap();

@@ -23,3 +23,4 @@ mod scripts;
 mod shadow;
 mod streams;
 pub mod table;
+mod vectored;

@@ -133,9 +133,20 @@ impl Call {
         comm.check_memory(input, "sendbuff")?;
         comm.check_memory(output, "recvbuff")?;
         let collective = self.collective;
-        let decision = None;
-        let mut call =
-            CollectiveCall { collective, input, output, count, dtype, reduction, factor_at, root, algorithm, decision };
+        let (decision, blocks) = (None, None);
+        let mut call = CollectiveCall {
+            collective,
+            input,
+            output,
+            count,
+            blocks,
+            dtype,
+            reduction,
+            factor_at,
+            root,
+            algorithm,
+            decision,
+        };
         if comm.nranks() > 1 && self.overwrites(input, output) && !comm.does_in_place(&mut call)? {
             return Err(Error::InvalidArgument(self.overlap(input, output)));
         }
@@ -193,7 +204,7 @@ impl Call {
     }
 }
 
-fn rank_of(comm: &Comm, number: c_int, what: &str) -> Result<Rank> {
+pub(super) fn rank_of(comm: &Comm, number: c_int, what: &str) -> Result<Rank> {
     match usize::try_from(number) {
         Ok(index) if index < comm.nranks() => Ok(Rank::from_index(index)),
         _ => Err(Error::InvalidArgument(format!("invalid {what} {number} (nranks {})", comm.nranks()))),

@@ -81,6 +81,24 @@ impl Builder {
     }
 }
 
+/// The same chunks with neighbouring spans made one.
+pub fn joined(spans: impl IntoIterator<Item = Span>) -> Spans {
+    let mut longer = Spans::new();
+    for span in spans {
+        match longer.last_mut() {
+            Some(last)
+                if last.buffer == span.buffer
+                    && last.start + last.len == span.start
+                    && last.like + last.len == span.like =>
+            {
+                last.len += span.len;
+            }
+            _ => longer.push(span),
+        }
+    }
+    longer
+}
+
 /// `len` chunks from `start` of the single-block input, where an in-place call holds it.
 pub fn own(shape: &Shape, start: usize, len: usize) -> Span {
     Span::user(if shape.in_place { Buffer::Output } else { Buffer::Input }, start, len)

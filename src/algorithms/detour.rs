@@ -134,14 +134,14 @@ impl Channels {
     }
 }
 
-/// What is sent between ranks of the node that are not linked, stream by stream.
+/// What is sent between ranks of the node that are not linked, stream by stream, as chunks of the row of blocks.
 fn unlinked(plans: &[Plan]) -> BTreeMap<Stream, Vec<Spans>> {
     let mut streams: BTreeMap<Stream, Vec<Spans>> = BTreeMap::new();
     for plan in plans {
         for step in plan.lanes.iter().flat_map(|lane| &lane.steps) {
             let Action::Send { to, channel, src } = &step.action else { continue };
             if !plan.shape.grid.is_direct(plan.rank, *to) {
-                streams.entry((plan.rank, *to, *channel)).or_default().push(src.clone());
+                streams.entry((plan.rank, *to, *channel)).or_default().push(plan.in_row(src).collect());
             }
         }
     }

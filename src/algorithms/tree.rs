@@ -19,7 +19,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
-use super::builder::{alone, own, Builder};
+use super::builder::{alone, joined, own, Builder};
 use super::log::{reaches, Circle};
 use super::needs::{InnerNeeds, Needs};
 use super::Algorithm;
@@ -168,7 +168,8 @@ impl Node {
         }
         let first = from.max(1);
         if first < to {
-            spans.push(Span::scratch(first - 1, to - first, 0));
+            let slot = |offset: usize| Span::scratch(offset - 1, 1, self.circle.rank_at(offset).index());
+            spans.extend(joined((first..to).map(slot)));
         }
         spans
     }

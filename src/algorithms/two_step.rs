@@ -20,7 +20,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
-use super::builder::{alone, Builder};
+use super::builder::{alone, joined, Builder};
 use super::needs::{InnerNeeds, Needs};
 use super::Algorithm;
 use crate::plan::{Action, Collective, Plan, Shape, Span, Spans};
@@ -67,7 +67,7 @@ fn build(shape: &Shape, rank: Rank) -> Plan {
         before += served.len();
         let node = place.node_before(step);
         let from = place.grid.owner(node, place.grid.local(rank));
-        let dst = place.grid.members(node).iter().map(|member| Span::output(member.index(), 1)).collect();
+        let dst = place.grid.members(node).iter().map(|member| Span::output(member.index(), 1));
         builder.push(lane, Action::Recv { from, channel: 0, dst: joined(dst) });
     }
     let own = rank.index();
@@ -82,13 +82,11 @@ fn push_local(builder: &mut Builder, lane: usize, place: &Place, step: usize, ns
     let local = place.grid.local(place.rank);
     let to = members[(local + step) % members.len()];
     let from = members[(local + members.len() - step) % members.len()];
-    let handed = (1..place.grid.nnodes()).flat_map(|step| place.served(to, place.node_at(step)));
-    let src = std::iter::once(to).chain(handed).map(|block| Span::input(block.index(), 1)).collect();
+    let handed = |server| (1..place.grid.nnodes()).flat_map(move |step| place.served(server, place.node_at(step)));
+    let src = std::iter::once(to).chain(handed(to)).map(|block| Span::input(block.index(), 1));
     builder.push(lane, Action::Send { to, channel: 0, src: joined(src) });
     let mut dst = vec![Span::output(from.index(), 1)];
-    if nserved > 0 {
-        dst.push(Span::scratch(place.slot(from) * nserved, nserved, 0));
-    }
+    dst.extend(joined(handed(place.rank).enumerate().map(|(index, to)| place.held(from, to, index, nserved))));
     builder.push(lane, Action::Recv { from, channel: 0, dst });
 }
 
@@ -130,20 +128,14 @@ impl Place<'_> {
     fn collected(&self, to: Rank, index: usize, nserved: usize) -> Spans {
         let spans = self.members().iter().map(|&member| match member == self.rank {
             true => Span::input(to.index(), 1),
-            false => Span::scratch(self.slot(member) * nserved + index, 1, 0),
+            false => self.held(member, to, index, nserved),
         });
-        joined(spans.collect())
+        joined(spans)
     }
-}
 
-/// The same chunks with neighbouring spans made one.
-fn joined(spans: Spans) -> Spans {
-    let mut longer: Spans = Vec::with_capacity(spans.len());
-    for span in spans {
-        match longer.last_mut() {
-            Some(last) if last.buffer == span.buffer && last.start + last.len == span.start => last.len += span.len,
-            _ => longer.push(span),
-        }
+    /// Where the block of another rank of this node for `to`, the served rank of number `index`, is kept.
+    fn held(&self, member: Rank, to: Rank, index: usize, nserved: usize) -> Span {
+        let pair = member.index() * self.grid.nranks() + to.index();
+        Span::scratch(self.slot(member) * nserved + index, 1, pair)
     }
-    longer
 }

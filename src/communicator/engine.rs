@@ -324,7 +324,7 @@ impl Engine {
         let scratch = self.device.scratch(scratch_bytes)?;
         let buffers = Buffers { input: call.input, output: call.output, scratch };
         self.device.begin(&ready.program, &ready.layout, ready.window)?;
-        ready.execution.begin(ready.program.clone(), ready.layout, ready.window, limit_ns);
+        ready.execution.begin(ready.program.clone(), ready.layout.clone(), ready.window, limit_ns);
         self.running = Some(Running { call: call.clone(), buffers, ready: index, front: None });
         Ok(())
     }
@@ -417,7 +417,7 @@ impl Engine {
             signature: ready.signature,
             independent: self.independent.as_mut(),
             lists: &mut self.lists,
-            front: running.front.as_deref().map(|front| (front, ready.layout)),
+            front: running.front.as_deref().map(|front| (front, &ready.layout)),
         };
         let outcome = ready.execution.poll(&mut world);
         let beside = || self.independent.as_ref().is_some_and(IndependentMessages::are_open);
@@ -532,7 +532,11 @@ impl Engine {
                  which {k} are a block"
             )));
         }
-        let layout = Layout::new(call.count, call.dtype.size(), k, scratch_chunks, segment_bytes);
+        let elem_bytes = call.dtype.size();
+        let layout = match &call.blocks {
+            None => Layout::new(call.count, elem_bytes, k, scratch_chunks, segment_bytes),
+            Some(blocks) => Layout::vectored(blocks.clone(), elem_bytes, k, scratch_chunks, segment_bytes),
+        };
         self.explain_choice(call, (choice, &decision.reason), &layout, program.rounds());
         self.forget_oldest();
         let signature = signature(call, &choice.exact());
@@ -559,12 +563,18 @@ impl Engine {
 
     /// What of this call is staged: nothing when its messages are short enough to be copied into shared memory anyway.
     fn staged(&self, call: &CollectiveCall) -> Staged {
-        let block_bytes = call.count * call.dtype.size();
-        if !self.device.is_host() || !self.config.stage || block_bytes <= self.config.eager_bytes {
+        if !self.device.is_host() || !self.may_stage(call) {
             return Staged::default();
         }
         let ordinary = |region: &DeviceRegion| shared::find(region.address() as usize, region.len()).is_none();
         Staged { input: ordinary(&call.input), output: ordinary(&call.output) }
+    }
+
+    /// Whether messages are long enough to be staged; the same on all ranks. Where each rank knows its own counts only, none are:
+    /// such a message is one segment.
+    fn may_stage(&self, call: &CollectiveCall) -> bool {
+        let own_sizes = call.blocks.is_some() && call.known_sizes().is_none();
+        self.config.stage && !own_sizes && call.count * call.dtype.size() > self.config.eager_bytes
     }
 
     /// The plan as this rank runs it.
@@ -590,8 +600,7 @@ impl Engine {
     fn most_scratch(&self, choice: &algorithms::Choice, call: &CollectiveCall) -> usize {
         let prologue = call.reduction.is_some_and(|reduction| reduction.prologue != Prologue::None);
         let needs = needs(choice, &Shape { prologue, in_place: false, ..self.shape(call) });
-        let staged = self.config.stage && call.count * call.dtype.size() > self.config.eager_bytes;
-        needs.scratch + if staged { needs.sent } else { 0 }
+        needs.scratch + if self.may_stage(call) { needs.sent } else { 0 }
     }
 
     fn shape(&self, call: &CollectiveCall) -> Shape {
@@ -654,7 +663,10 @@ impl Engine {
 
 /// Says of which operation an error is. A message that does not match its receive may be one `beside` it.
 fn explain(error: Error, call: &CollectiveCall, sequence: u64, beside: bool) -> Error {
-    let what = format!("operation {sequence}, {} of {} {}: ", call.collective.name(), call.count, call.dtype.name());
+    let sizes = if call.blocks.is_some() { "blocks of different sizes of " } else { "" };
+    let (name, count, dtype) = (call.collective.name(), call.count, call.dtype.name());
+    let count = if call.blocks.is_some() { String::new() } else { format!("{count} ") };
+    let what = format!("operation {sequence}, {name} of {sizes}{count}{dtype}: ");
     match error {
         Error::InvalidUsage(text) if beside => {
             Error::InvalidUsage(format!("{}, or a send or receive beside it: {text}", what.trim_end_matches(": ")))
@@ -668,7 +680,12 @@ fn explain(error: Error, call: &CollectiveCall, sequence: u64, beside: bool) -> 
 
 /// A digest of what all ranks of one collective must agree on.
 fn signature(call: &CollectiveCall, algorithm: &str) -> u32 {
-    let mut digest = Digest::new("collective").text(call.collective.name()).number(call.count as u64);
+    let mut digest = Digest::new("collective").text(call.collective.name());
+    digest = match (&call.blocks, call.known_sizes()) {
+        (None, _) => digest.number(call.count as u64),
+        (Some(_), None) => digest.text("own sizes"),
+        (Some(_), Some(sizes)) => sizes.iter().fold(digest.text("sizes"), |digest, &count| digest.number(count as u64)),
+    };
     digest = digest.text(call.dtype.name()).number(call.root.0).text(algorithm);
     if let Some(reduction) = call.reduction {
         let prologue = match reduction.prologue {

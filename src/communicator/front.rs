@@ -112,7 +112,11 @@ impl Range {
 impl CallFront {
     /// Follows a collective that is about to be queued on a stream: one of the host's, or none of those.
     pub fn follow(comm: &Arc<Comm>, call: &CollectiveCall, stream: &Weak<HostStream>) -> Followed {
-        let block_bytes = call.count * call.dtype.size();
+        // Blocks of different sizes are final all at once.
+        let block_bytes = match &call.blocks {
+            None => call.count * call.dtype.size(),
+            Some(_) => call.input.len().max(call.output.len()),
+        };
         CallFront::of(comm, [call.input, call.output], block_bytes, stream)
     }
 

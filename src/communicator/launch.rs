@@ -679,8 +679,7 @@ fn begin(
     if call.factor_at.is_some() {
         call.read_factor(engine)?;
     }
-    let CollectiveCall { collective, count, dtype, reduction, root, .. } = *call;
-    comm.status.begin(CallSummary::new(collective, count, dtype, reduction, root));
+    comm.status.begin(call.summary());
     let has_begun = engine.begin(call)?;
     match (has_begun, followed) {
         (true, Some(Some(followed))) => engine.follow(followed.front()),

@@ -57,7 +57,7 @@ pub struct LiveWorld<'a> {
     /// Reused lists.
     pub lists: &'a mut RegionLists,
     /// Who is told how far the call is, and where its segments lie.
-    pub front: Option<(&'a CallFront, Layout)>,
+    pub front: Option<(&'a CallFront, &'a Layout)>,
 }
 
 /// The time in ns since the process first asked.

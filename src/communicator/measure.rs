@@ -49,6 +49,7 @@ impl Meter<'_> {
             input: input.part(0, block).as_device(),
             output: output.part(0, block * nranks).as_device(),
             count: block,
+            blocks: None,
             dtype: DataType::I8,
             reduction: None,
             factor_at: None,

@@ -42,12 +42,13 @@ use crate::device::StreamRef;
 use crate::dtype::{DataType, Prologue, RedOp, Reduction};
 use crate::error::{Error, Result};
 use crate::fork::Origin;
-use crate::health::{Loss, Monitor, RankStatus};
+use crate::health::{CallSummary, Loss, Monitor, RankStatus};
 use crate::memory::DeviceRegion;
+use crate::plan::blocks::{BlockTable, Extent};
 use crate::plan::{Collective, Shape};
 use crate::script::SharedScripts;
 use crate::selection::links::Links;
-use crate::selection::{Decision, Executor, Request, Selection, Selector};
+use crate::selection::{Decision, Executor, Request, Selection, Selector, Sizes};
 use crate::sync::biased::Biased;
 use crate::sync::{fence, locked};
 use crate::topo::{Grid, Rank};
@@ -115,8 +116,11 @@ pub struct CollectiveCall {
     pub input: DeviceRegion,
     /// The receive buffer; empty where the rank has none.
     pub output: DeviceRegion,
-    /// Elements in one block.
+    /// Elements in one block; in the longest that this rank knows where they differ.
     pub count: usize,
+    /// The blocks, where they differ in size. Of an all-gather and a reduce-scatter all ranks know all sizes, of the other
+    /// collectives each its own.
+    pub blocks: Option<Arc<BlockTable>>,
     /// The type of an element.
     pub dtype: DataType,
     /// What a reducing collective computes.
@@ -136,6 +140,15 @@ impl CollectiveCall {
     pub fn in_place(&self, rank: Rank) -> bool {
         let (input, output) = (self.input.address() as usize, self.output.address() as usize);
         let block = self.count * self.dtype.size();
+        if let Some(blocks) = &self.blocks {
+            let place = |blocks: &[Extent]| blocks.get(rank.index()).map_or(0, |block| block.at * self.dtype.size());
+            return match self.collective {
+                Collective::Gather | Collective::Scatter if rank != self.root => false,
+                Collective::AllGather | Collective::Gather => input == output + place(blocks.output()),
+                Collective::ReduceScatter | Collective::Scatter => output == input + place(blocks.input()),
+                _ => false,
+            };
+        }
         match self.collective {
             Collective::AllReduce | Collective::AllToAll | Collective::Custom => input == output,
             Collective::Broadcast | Collective::Reduce => rank == self.root && input == output,
@@ -150,6 +163,10 @@ impl CollectiveCall {
     /// already.
     fn moves_nothing(&self, nranks: usize) -> bool {
         let unchanged = |reduction: Reduction| !reduction.needs_prologue() && reduction.divisor == 1;
+        if self.blocks.is_some() {
+            // Where this rank has no elements another may have some, and only messages tell.
+            return nranks == 1 && self.in_place(Rank(0)) && self.reduction.is_none_or(unchanged);
+        }
         // The chunks of a custom collective's one rank may change places.
         let in_place = self.input.address() == self.output.address() && self.collective != Collective::Custom;
         self.count == 0 || (nranks == 1 && in_place && self.reduction.is_none_or(unchanged))
@@ -168,7 +185,37 @@ impl CollectiveCall {
     /// Whether another call of `rank` differs only in its buffers' addresses.
     fn same_shape(&self, other: &CollectiveCall, rank: Rank) -> bool {
         let key = |call: &CollectiveCall| (call.collective, call.count, call.dtype, call.root, call.in_place(rank));
-        key(self) == key(other) && self.reduction == other.reduction
+        key(self) == key(other) && self.reduction == other.reduction && self.blocks == other.blocks
+    }
+
+    /// The sizes that all ranks know, where blocks differ in size.
+    fn known_sizes(&self) -> Option<&[usize]> {
+        let known = matches!(self.collective, Collective::AllGather | Collective::ReduceScatter);
+        self.blocks.as_ref().filter(|_| known).map(|blocks| blocks.row())
+    }
+
+    /// What it is decided by.
+    fn request(&self) -> Request<'_> {
+        let even = Request::new(self.collective, self.count * self.dtype.size());
+        let elem_bytes = self.dtype.size();
+        let (block_bytes, sizes) = match (&self.blocks, self.known_sizes()) {
+            (None, _) => (even.block_bytes, Sizes::Even),
+            (Some(_), None) => (0, Sizes::Own),
+            (Some(_), Some(sizes)) => {
+                let average = sizes.iter().sum::<usize>().div_ceil(sizes.len().max(1));
+                (average * elem_bytes, Sizes::Known { longest_bytes: even.block_bytes })
+            }
+        };
+        Request { named: self.algorithm.as_deref(), root: self.root, block_bytes, sizes, ..even }
+    }
+
+    /// What all ranks must agree on.
+    fn summary(&self) -> CallSummary {
+        let CollectiveCall { collective, count, dtype, reduction, root, .. } = *self;
+        match (&self.blocks, self.known_sizes()) {
+            (None, _) => CallSummary::new(collective, count, dtype, reduction, root),
+            (Some(_), sizes) => CallSummary::vectored(collective, sizes, dtype, reduction, root),
+        }
     }
 }
 
@@ -395,10 +442,7 @@ impl Comm {
     /// Decides how a call is run, unless that is known or there is nothing to do.
     fn decide(&self, call: &mut CollectiveCall) -> Result<()> {
         if call.decision.is_none() && !call.moves_nothing(self.nranks()) {
-            let named = call.algorithm.as_deref();
-            let block_bytes = call.count * call.dtype.size();
-            let request = Request { named, root: call.root, ..Request::new(call.collective, block_bytes) };
-            call.decision = Some(self.selector.decide(&request)?);
+            call.decision = Some(self.selector.decide(&call.request())?);
         }
         Ok(())
     }
@@ -457,6 +501,11 @@ impl Comm {
                 "{what} is for communicators in host memory; the data of rank {rank} is on a device"
             ))),
         }
+    }
+
+    /// An error for an operation that is there only where the data of all ranks is in host memory; the same on all ranks.
+    pub fn only_in_host_memory(&self, what: &str) -> Result<()> {
+        self.in_host_memory(what).map_err(|error| Error::InvalidUsage(error.text().to_string()))
     }
 
     /// Who is on which node.

@@ -376,7 +376,7 @@ impl RunState {
             resolved.lists.resolve(program, layout, at, code.lists.clone());
             resolved.lists.view(0..code.lists.end - code.lists.start)
         };
-        if view.is_empty() && moves_nothing(program, code) {
+        if view.is_empty() && moves_nothing(program, code) && !(place.segment == 0 && is_told(layout, code)) {
             return Ok(Started::Done);
         }
         let token = to_token(place.slot, place.step);
@@ -462,6 +462,13 @@ fn moves_nothing(program: &Program, code: &StepCode) -> bool {
     let StepKind::Call { .. } = code.kind else { return true };
     let collective = program.call(code.at).map(|call| call.collective);
     !matches!(collective, Some(Collective::AllToAll | Collective::Gather | Collective::Scatter))
+}
+
+/// Whether a step is a message that is sent though it has no bytes. Where blocks differ in size a rank's counts may be none where
+/// another's are some: only a message tells.
+fn is_told(layout: &Layout, code: &StepCode) -> bool {
+    let messages = matches!(code.kind, StepKind::Send { .. } | StepKind::Recv { .. } | StepKind::RecvReduce { .. });
+    messages && layout.is_vectored()
 }
 
 /// The same memory for references of another lifetime: collecting the items of a vector, here none, into a vector of

@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 use crate::error::{Error, Result};
+use crate::plan::blocks::BlockTable;
 use crate::plan::layout::Layout;
 use crate::plan::{Action, Buffer, Call, Channel, OperandOrder, Plan, Span, StepRef};
 use crate::topo::Rank;
@@ -123,6 +124,12 @@ impl Program {
     pub fn layout(&self, count: usize, elem_bytes: usize, segment_bytes: usize) -> Layout {
         let Plan { chunks_per_block, scratch_chunks, .. } = *self.plan;
         Layout::new(count, elem_bytes, chunks_per_block as usize, scratch_chunks as usize, segment_bytes)
+    }
+
+    /// The same for blocks of different sizes.
+    pub fn layout_of(&self, blocks: Arc<BlockTable>, elem_bytes: usize, segment_bytes: usize) -> Layout {
+        let Plan { chunks_per_block, scratch_chunks, .. } = *self.plan;
+        Layout::vectored(blocks, elem_bytes, chunks_per_block as usize, scratch_chunks as usize, segment_bytes)
     }
 
     /// The spans of a list.

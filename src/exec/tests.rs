@@ -174,7 +174,7 @@ impl Bed {
                 fronts: Vec::new(),
             });
             let mut run = Execution::new();
-            run.begin(Arc::clone(program), layout, window, limit_ns);
+            run.begin(Arc::clone(program), layout.clone(), window, limit_ns);
             bed.runs.push(run);
         }
         bed
@@ -226,7 +226,7 @@ fn what_lies_before_the_front_is_final_and_may_be_overwritten() {
     let programs = programs(5, ring_all_gather);
     for (count, window) in [(1000, 1), (1000, 3), (1000, 100), (5, 4)] {
         let layout = Layout::new(count, 1, 1, 0, 64);
-        let mut bed = Bed::new(&programs, layout, window, 0);
+        let mut bed = Bed::new(&programs, layout.clone(), window, 0);
         let inputs: Vec<u8> = bed.nodes.iter().flat_map(|node| node.buffers[&Buffer::Input].clone()).collect();
         let mut seen = [0; 5];
         for round in 0.. {
@@ -260,10 +260,10 @@ fn a_second_run_begins_where_the_first_one_began() {
     let mut bed = Bed::new(&programs, Layout::new(16, 1, 1, 0, 64), 2, 0);
     for (count, window) in [(16, 2), (16, 2), (300, 2), (300, 2), (300, 1), (16, 2)] {
         let layout = Layout::new(count, 1, 1, 0, 64);
-        let fresh = Bed::new(&programs, layout, window, 0);
+        let fresh = Bed::new(&programs, layout.clone(), window, 0);
         bed.nodes = fresh.nodes;
         for (run, program) in bed.runs.iter_mut().zip(&programs) {
-            run.begin(Arc::clone(program), layout, window, 0);
+            run.begin(Arc::clone(program), layout.clone(), window, 0);
         }
         bed.run();
         assert_eq!(bed.output(0)[3 * count], 150);
@@ -325,7 +325,7 @@ fn an_error_of_the_world_ends_the_run_and_a_new_one_may_begin() {
     };
     let program = Arc::new(Program::new(plan(Collective::AllReduce, 2, 0, (1, 0), vec![vec![broken.into()]])).unwrap());
     let layout = Layout::new(4, 4, 1, 0, 64);
-    let mut bed = Bed::new(&[program], layout, 1, 0);
+    let mut bed = Bed::new(&[program], layout.clone(), 1, 0);
     assert_eq!(bed.poll(0), Err(Error::InvalidUsage(String::from("not in this world"))));
     assert_eq!(bed.poll(0), Err(Error::InvalidUsage(String::from("not in this world"))));
     let lane = vec![copy(Span::input(0, 1), Span::output(0, 1))];

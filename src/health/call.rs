@@ -1,6 +1,7 @@
 //! What a rank calls, small enough to be noted for every operation, so that ranks can compare it and errors can say it.
 #![forbid(unsafe_code)]
 
+use crate::digest::Digest;
 use crate::dtype::{DataType, Operator, Prologue, Reduction};
 use crate::plan::Collective;
 use crate::topo::Rank;
@@ -14,8 +15,8 @@ const OPERATIONS: [&str; 10] =
 /// In the place of a collective: a message.
 const SEND: u64 = 0xff;
 
-/// What all ranks of a collective must agree on, in two words: the elements; and the collective, the type, the operation
-/// (a byte each) and the root.
+/// What all ranks of a collective must agree on, in two words: the elements; and the collective, the type, the operation, whether
+/// blocks differ in size (a byte each) and the root.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct CallSummary(pub [u64; 2]);
 
@@ -47,7 +48,29 @@ impl CallSummary {
     }
 }
 
+/// Beside the operation: blocks differ in size, and all ranks know the sizes, or each its own.
+const KNOWN_SIZES: u64 = 1;
+const OWN_SIZES: u64 = 2;
+/// Bits of the sum of sizes; the digest of the sizes has the others of a word.
+const SUM_BITS: u32 = 44;
+
 impl CallSummary {
+    /// A call with blocks of different sizes: `sizes` where all ranks must have the same.
+    pub fn vectored(
+        collective: Collective,
+        sizes: Option<&[usize]>,
+        dtype: DataType,
+        reduction: Option<Reduction>,
+        root: Rank,
+    ) -> CallSummary {
+        let CallSummary([_, rest]) = CallSummary::new(collective, 0, dtype, reduction, root);
+        let Some(sizes) = sizes else { return CallSummary([0, rest | OWN_SIZES << 24]) };
+        let of = |digest: Digest, &count: &usize| digest.number(count as u64);
+        let digest = sizes.iter().fold(Digest::new("sizes"), of).value() as u64;
+        let sum: u64 = sizes.iter().map(|&count| count as u64).sum();
+        CallSummary([sum & ((1 << SUM_BITS) - 1) | digest << SUM_BITS, rest | KNOWN_SIZES << 24])
+    }
+
     /// A message of so many bytes that a rank waits to send.
     pub fn send(bytes: usize, to: Rank) -> CallSummary {
         CallSummary([bytes as u64, SEND | u64::from(to.0) << 32])
@@ -73,7 +96,15 @@ impl fmt::Display for CallSummary {
             // Another rank's words are not trusted.
             return f.write_str("something unknown");
         };
-        write!(f, "{} of {count} {}", collective.name(), dtype.name())?;
+        let (name, dtype) = (collective.name(), dtype.name());
+        match byte(24) as u64 {
+            KNOWN_SIZES => {
+                let (sum, digest) = (count & ((1 << SUM_BITS) - 1), count >> SUM_BITS);
+                write!(f, "{name} of blocks of {sum} {dtype} together (digest of their sizes: {digest:05x})")?;
+            }
+            OWN_SIZES => write!(f, "{name} of blocks of different sizes of {dtype}")?,
+            _ => write!(f, "{name} of {count} {dtype}")?,
+        }
         if collective.reduces() {
             write!(f, " ({operation})")?;
         }
@@ -133,6 +164,14 @@ mod tests {
         let scaled = |scalar| Some(Reduction::pre_mul_sum(DataType::I8, [scalar; 8]));
         let [two, three] = [2, 3].map(|scalar| call(Collective::AllReduce, 1, DataType::I8, scaled(scalar), 0));
         assert_eq!(two, three, "ranks may multiply by different scalars");
+        let sizes = |sizes| CallSummary::vectored(Collective::AllGather, sizes, DataType::I8, None, Rank(0));
+        let (one, other, own) = (sizes(Some(&[3, 0, 4])), sizes(Some(&[0, 3, 4])), sizes(None));
+        assert!(one != other && one != own && one != call(Collective::AllGather, 7, DataType::I8, None, 0));
+        assert!(
+            one.to_string().starts_with("all_gather of blocks of 7 int8 together (digest of their sizes: "),
+            "{one}"
+        );
+        assert_eq!(own.to_string(), "all_gather of blocks of different sizes of int8");
         assert_eq!(CallSummary([u64::MAX; 2]).to_string(), "something unknown");
         let send = CallSummary::send(5, Rank(70_000));
         assert_eq!((send.to_string().as_str(), send.receiver()), ("send of 5 bytes to rank 70000", Some(70_000)));

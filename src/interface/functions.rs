@@ -495,6 +495,39 @@ macro_rules! own_functions {
             /// its status. The thread's next call of this function writes its own in the same place.
             "strata" fn strataGetLastError() -> Text = native(info::own_last_error);
         }
+        "Collectives of blocks of different sizes" {
+            /// Every rank gets every rank's block: counts[i] elements of rank i, at displs[i] of recvbuff, or one after another where
+            /// displs is null. All ranks have the same counts. In place where sendbuff is the rank's block of recvbuff. What lies
+            /// between blocks is not touched. This function and those below are for data in host memory.
+            "strata" fn strataAllGatherV(
+                sendbuff: ConstBuffer, recvbuff: Buffer, counts: ConstPtr<usize>, displs: ConstPtr<usize>, datatype: TypeCode,
+                comm: CommHandle, stream: StreamHandle
+            ) -> Status = native(vectored::all_gather);
+            /// Rank i gets block i of the reduction of all vectors: counts[i] elements at displs[i] of sendbuff. All ranks have the
+            /// same counts. In place where recvbuff is the rank's block of sendbuff.
+            "strata" fn strataReduceScatterV(
+                sendbuff: ConstBuffer, recvbuff: Buffer, counts: ConstPtr<usize>, displs: ConstPtr<usize>, datatype: TypeCode,
+                op: OpCode, comm: CommHandle, stream: StreamHandle
+            ) -> Status = native(vectored::reduce_scatter);
+            /// Every rank gets its block of every rank's vector. What rank i has for rank j is what j expects of i.
+            "strata" fn strataAllToAllV(
+                sendbuff: ConstBuffer, sendcounts: ConstPtr<usize>, sdispls: ConstPtr<usize>, recvbuff: Buffer,
+                recvcounts: ConstPtr<usize>, rdispls: ConstPtr<usize>, datatype: TypeCode, comm: CommHandle,
+                stream: StreamHandle
+            ) -> Status = native(vectored::all_to_all);
+            /// The root gets every rank's block. recvcounts and displs are the root's alone. In place where the root's sendbuff is
+            /// its block of recvbuff.
+            "strata" fn strataGatherV(
+                sendbuff: ConstBuffer, sendcount: usize, recvbuff: Buffer, recvcounts: ConstPtr<usize>,
+                displs: ConstPtr<usize>, datatype: TypeCode, root: c_int, comm: CommHandle, stream: StreamHandle
+            ) -> Status = native(vectored::gather);
+            /// Every rank gets its block of the root's vector. sendcounts and displs are the root's alone. In place where the root's
+            /// recvbuff is its block of sendbuff.
+            "strata" fn strataScatterV(
+                sendbuff: ConstBuffer, sendcounts: ConstPtr<usize>, displs: ConstPtr<usize>, recvbuff: Buffer,
+                recvcount: usize, datatype: TypeCode, root: c_int, comm: CommHandle, stream: StreamHandle
+            ) -> Status = native(vectored::scatter);
+        }
         "Tuning" {
             /// Writes what a tuning table says of the machine that a communicator is on: an object in JSON, with a zero
             /// byte after it. ncclInvalidArgument if it takes more than so many bytes (1024 will do).

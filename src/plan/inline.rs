@@ -86,7 +86,7 @@ fn replace(
         out.lanes.push(Lane::default());
         derived.push(out.lanes.len() - 1);
     }
-    let mapping = Mapping::new(call, &plan, out.scratch_chunks as usize);
+    let mapping = Mapping::new(call, &plan, out);
     out.scratch_chunks += mapping.slots(plan.scratch_chunks as usize) as u32;
     let offsets: Vec<u32> = derived.iter().map(|&lane| out.lanes[lane].steps.len() as u32).collect();
     let moved =
@@ -139,20 +139,29 @@ struct Mapping {
     per_block: usize,
     input: Vec<Vec<Span>>,
     output: Vec<Vec<Span>>,
-    /// The side that has all blocks, for the sizes of scratch slots.
-    full: Vec<Vec<Span>>,
+    /// The call's row of blocks, as far as this member knows it, for the sizes of scratch slots: in chunks of the outer row.
+    row: Vec<Vec<Span>>,
     first_slot: usize,
     widest: usize,
 }
 
 impl Mapping {
-    fn new(call: &Call, plan: &Plan, first_slot: usize) -> Mapping {
+    fn new(call: &Call, plan: &Plan, out: &Plan) -> Mapping {
         let per_block = plan.chunks_per_block as usize;
         let single = |blocks: &[Spans]| -> Vec<Vec<Span>> { blocks.iter().map(|block| one_by_one(block)).collect() };
         let (input, output) = (single(&call.src), single(&call.dst));
-        let full = if input.len() > output.len() { input.clone() } else { output.clone() };
-        let widest = full.iter().map(|block| block.len().div_ceil(per_block)).max().unwrap_or(0);
-        Mapping { per_block, input, output, full, first_slot, widest }
+        let full = if call.src.len() > call.dst.len() { &call.src } else { &call.dst };
+        let in_row = |block: &Spans| one_by_one(&out.in_row(block).collect::<Spans>());
+        let row: Vec<Vec<Span>> = match call.collective {
+            Collective::AllToAll => {
+                let (me, p) = (plan.rank.index(), call.group.len());
+                let pair = |at: usize| if at % p == me { &call.dst[at / p] } else { &call.src[at % p] };
+                (0..p * p).map(|at| in_row(pair(at))).collect()
+            }
+            _ => full.iter().map(in_row).collect(),
+        };
+        let widest = full.iter().map(|block| chunks_in(block).div_ceil(per_block)).max().unwrap_or(0);
+        Mapping { per_block, input, output, row, first_slot: out.scratch_chunks as usize, widest }
     }
 
     /// Slots of the outer plan for `slots` of the inner one.
@@ -160,9 +169,11 @@ impl Mapping {
         slots * self.widest
     }
 
-    /// The outer chunks of inner chunk `index` of a row of blocks.
+    /// The outer chunks of inner chunk `index` of some blocks. Of others than its own a member that is no root may know
+    /// nothing: they are as large.
     fn run<'a>(&self, blocks: &'a [Vec<Span>], index: usize) -> &'a [Span] {
-        let (block, part) = (&blocks[index / self.per_block], index % self.per_block);
+        let block = blocks.get(index / self.per_block).unwrap_or(&blocks[0]);
+        let part = index % self.per_block;
         &block[part * block.len() / self.per_block..(part + 1) * block.len() / self.per_block]
     }
 
@@ -175,7 +186,7 @@ impl Mapping {
                     Buffer::Input => self.run(&self.input, index).iter().for_each(|&chunk| join(&mut mapped, chunk)),
                     Buffer::Output => self.run(&self.output, index).iter().for_each(|&chunk| join(&mut mapped, chunk)),
                     Buffer::Scratch => {
-                        let like = self.run(&self.full, span.like as usize + offset);
+                        let like = self.run(&self.row, span.like as usize + offset);
                         for (position, chunk) in like.iter().enumerate() {
                             let slot = self.first_slot + index * self.widest + position;
                             join(&mut mapped, Span::scratch(slot, 1, chunk.like as usize));

@@ -3,9 +3,14 @@
 //! A block of `count` elements is cut into `segments` equal runs (the last may be shorter), and each run into
 //! `chunks_per_block` chunks: all of the same size `chunk_elems`, a multiple of 64 bytes, but for a shorter one and
 //! empty ones at the end. So a row of chunks is contiguous, and a scratch slot of `chunk_elems` holds any chunk.
+//!
+//! Where blocks differ in size ([`BlockTable`]) segments are as long as before, so that a shorter block has elements in the first
+//! ones only, and the longest says how many there are. Each block's run is cut into chunks by itself.
 #![forbid(unsafe_code)]
 
+use super::blocks::{BlockTable, Extent};
 use super::{Buffer, Span};
+use std::sync::Arc;
 
 /// Consecutive bytes of one buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -19,15 +24,18 @@ pub struct Piece {
 }
 
 /// The sizes of one call.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Layout {
     elem_bytes: usize,
+    /// Elements of a block; of the longest where they differ.
     count: usize,
     chunks_per_block: usize,
     segment_elems: usize,
     segments: usize,
     scratch_slot_bytes: usize,
     scratch_chunks: usize,
+    /// The blocks, where they differ in size.
+    blocks: Option<Arc<BlockTable>>,
 }
 
 /// Chunks and segments begin at multiples of this many bytes of their block.
@@ -56,9 +64,37 @@ impl Layout {
             segments,
             scratch_slot_bytes: 0,
             scratch_chunks,
+            blocks: None,
         };
-        layout.scratch_slot_bytes = layout.chunk_elems(0) * elem_bytes;
+        layout.scratch_slot_bytes = layout.chunk_elems(layout.elems_in(0)) * elem_bytes;
         layout
+    }
+
+    /// The same for blocks of different sizes.
+    pub fn vectored(
+        blocks: Arc<BlockTable>,
+        elem_bytes: usize,
+        chunks_per_block: usize,
+        scratch_chunks: usize,
+        segment_bytes: usize,
+    ) -> Layout {
+        let even = Layout::new(blocks.longest(), elem_bytes, chunks_per_block, scratch_chunks, segment_bytes);
+        Layout { blocks: Some(blocks), ..even }
+    }
+
+    /// The blocks, where they may differ in size.
+    pub fn blocks(&self) -> Option<&BlockTable> {
+        self.blocks.as_deref()
+    }
+
+    /// Bytes of an element.
+    pub fn elem_bytes(&self) -> usize {
+        self.elem_bytes
+    }
+
+    /// Whether blocks may differ in size.
+    pub fn is_vectored(&self) -> bool {
+        self.blocks.is_some()
     }
 
     /// How many times the plan runs.
@@ -71,32 +107,43 @@ impl Layout {
         self.scratch_slot_bytes * self.scratch_chunks
     }
 
-    /// Bytes of one block.
+    /// Bytes of one block; of the longest where they differ.
     pub fn block_bytes(&self) -> usize {
         self.count * self.elem_bytes
     }
 
-    /// Bytes of each block that the first so many segments cover.
+    /// Bytes of each block that the first so many segments cover. Where blocks differ in size all is covered at once.
     pub fn front_bytes(&self, segments: usize) -> usize {
+        if self.is_vectored() {
+            return if segments < self.segments { 0 } else { usize::MAX };
+        }
         (segments * self.segment_elems).min(self.count) * self.elem_bytes
     }
 
-    /// Elements of each block that a segment covers.
+    /// Elements of each block that a segment covers; of the longest where they differ.
     fn elems_in(&self, segment: usize) -> usize {
-        self.segment_elems.min(self.count - (segment * self.segment_elems).min(self.count))
+        self.elems_of(self.count, segment)
     }
 
-    /// Elements of a full chunk in a segment.
-    fn chunk_elems(&self, segment: usize) -> usize {
+    /// The same of a block of `count` elements.
+    fn elems_of(&self, count: usize, segment: usize) -> usize {
+        self.segment_elems.min(count - (segment * self.segment_elems).min(count))
+    }
+
+    /// Elements of a full chunk where a segment has so many of a block.
+    fn chunk_elems(&self, elems: usize) -> usize {
         let align = (ALIGN_BYTES / self.elem_bytes).max(1);
-        self.elems_in(segment).div_ceil(self.chunks_per_block).next_multiple_of(align)
+        elems.div_ceil(self.chunks_per_block).next_multiple_of(align)
     }
 
     /// Appends the pieces of `span` in `segment`, in order, without empty ones, adjacent ones joined.
     /// `slot` is the set of scratch the segment uses: the segment's number modulo the window.
     pub fn pieces(&self, segment: usize, slot: usize, span: &Span, pieces: &mut Vec<Piece>) {
-        let full = self.chunk_elems(segment);
+        if let Some(blocks) = &self.blocks {
+            return self.pieces_of_blocks(blocks, (segment, slot), span, pieces);
+        }
         let elems = self.elems_in(segment);
+        let full = self.chunk_elems(elems);
         let per_block = self.chunks_per_block;
         let mut done = 0;
         while done < span.len as usize {
@@ -115,6 +162,36 @@ impl Layout {
                     let block = (span.start as usize + done) / per_block;
                     (block * self.count + segment * self.segment_elems + from) * self.elem_bytes
                 }
+            };
+            push(pieces, Piece { buffer: span.buffer, offset, len: (to - from) * self.elem_bytes });
+            done += run;
+        }
+    }
+
+    /// The same where blocks differ in size.
+    fn pieces_of_blocks(
+        &self,
+        blocks: &BlockTable,
+        (segment, slot): (usize, usize),
+        span: &Span,
+        pieces: &mut Vec<Piece>,
+    ) {
+        let per_block = self.chunks_per_block;
+        let mut done = 0;
+        while done < span.len as usize {
+            let (at, like) = (span.start as usize + done, span.like as usize + done);
+            let (phase, left) = (at % per_block, span.len as usize - done);
+            let (Extent { count, at: place }, phase, run) = match span.buffer {
+                Buffer::Scratch => (Extent { count: blocks.row_count(like / per_block), at: 0 }, like % per_block, 1),
+                Buffer::Input => (blocks.input()[at / per_block], phase, left.min(per_block - phase)),
+                Buffer::Output => (blocks.output()[at / per_block], phase, left.min(per_block - phase)),
+            };
+            let elems = self.elems_of(count, segment);
+            let full = self.chunk_elems(elems);
+            let (from, to) = ((phase * full).min(elems), ((phase + run) * full).min(elems));
+            let offset = match span.buffer {
+                Buffer::Scratch => slot * self.scratch_bytes() + at * self.scratch_slot_bytes,
+                _ => (place + segment * self.segment_elems + from) * self.elem_bytes,
             };
             push(pieces, Piece { buffer: span.buffer, offset, len: (to - from) * self.elem_bytes });
             done += run;
@@ -156,6 +233,57 @@ mod tests {
                     }
                 }
                 assert!(seen.iter().all(|&times| times == 1), "count {count} chunks {per_block}");
+            }
+        }
+    }
+
+    #[test]
+    fn chunks_and_segments_cover_blocks_of_any_sizes_once_and_nothing_between() {
+        use super::super::blocks::Extent;
+        use crate::plan::Collective;
+        use crate::topo::Rank;
+        for counts in [[0usize, 0, 0], [1, 0, 300], [17, 16, 15], [4097, 3, 1000]] {
+            for (per_block, segment_bytes) in [(1, 64), (3, 256), (8, 1 << 20), (7, 100)] {
+                // Two elements between blocks, the last one first.
+                let at = [counts[2] + 2, counts[2] + counts[0] + 4, 0];
+                let blocks: Vec<Extent> = (0..3).map(|i| Extent { count: counts[i], at: at[i] }).collect();
+                let mut wanted = vec![0; 4 * (counts.iter().sum::<usize>() + 4)];
+                blocks.iter().for_each(|block| wanted[4 * block.at..4 * (block.at + block.count)].fill(1));
+                let table = Arc::new(BlockTable::of_all(Collective::AllGather, Rank(1), blocks));
+                let layout = Layout::vectored(table, 4, per_block, per_block, segment_bytes);
+                let mut seen = vec![0; wanted.len()];
+                for segment in 0..layout.segments() {
+                    for chunk in 0..3 * per_block {
+                        let found = pieces_of(&layout, segment, Span::output(chunk, 1));
+                        let bytes: usize = found.iter().map(|piece| piece.1).sum();
+                        for (offset, len) in found {
+                            seen[offset..offset + len].iter_mut().for_each(|times| *times += 1);
+                        }
+                        let slot = pieces_of(&layout, segment, Span::scratch(chunk % per_block, 1, chunk));
+                        assert_eq!(slot.iter().map(|piece| piece.1).sum::<usize>(), bytes, "a slot is as large");
+                        assert!(slot.iter().all(|piece| piece.0 + piece.1 <= layout.scratch_bytes()));
+                        if chunk / per_block == 1 {
+                            let own = pieces_of(&layout, segment, Span::input(chunk % per_block, 1));
+                            assert_eq!(own.iter().map(|piece| piece.1).sum::<usize>(), bytes, "the own block");
+                        }
+                    }
+                }
+                assert_eq!(seen, wanted, "counts {counts:?} chunks {per_block}");
+            }
+        }
+    }
+
+    #[test]
+    fn blocks_of_one_size_lie_as_even_ones_do() {
+        use super::super::blocks::packed;
+        use crate::plan::Collective;
+        use crate::topo::Rank;
+        let table = Arc::new(BlockTable::of_all(Collective::AllGather, Rank(0), packed(&[77; 4])));
+        let (even, vectored) = (Layout::new(77, 4, 3, 6, 128), Layout::vectored(table, 4, 3, 6, 128));
+        assert_eq!(even.segments(), vectored.segments());
+        for segment in 0..even.segments() {
+            for span in [Span::output(0, 12), Span::output(4, 5), Span::scratch(1, 4, 5), Span::input(1, 2)] {
+                assert_eq!(pieces_of(&even, segment, span), pieces_of(&vectored, segment, span), "{span:?}");
             }
         }
     }

@@ -14,6 +14,7 @@
 //! lane at most sends to, and one lane at most receives from, a given (peer, channel).
 #![forbid(unsafe_code)]
 
+pub mod blocks;
 pub mod contract;
 pub mod inline;
 pub mod layout;
@@ -169,10 +170,31 @@ impl Shape {
         self.contract.as_ref().map_or_else(of_collective, |contract| contract.blocks())
     }
 
+    /// Which block of the row of blocks a block of a rank's `Input` or `Output` is. The row has one block for each rank; for
+    /// all-reduce, broadcast and reduce it is one block, and for all-to-all the block from rank `i` to rank `j` is number
+    /// `i * nranks + j`. Of a custom collective's buffers each is a row by itself.
+    pub fn row_block(&self, rank: Rank, buffer: Buffer, block: usize) -> usize {
+        self.collective.row_block(self.nranks(), rank, buffer, block)
+    }
+
     /// Blocks in a rank's `Output`.
     pub fn output_blocks(&self, rank: Rank) -> usize {
         let of_collective = || self.collective.output_blocks(self.nranks(), rank, self.root);
         self.contract.as_ref().map_or_else(of_collective, |contract| contract.blocks())
+    }
+}
+
+impl Collective {
+    /// [`Shape::row_block`] on so many ranks.
+    pub fn row_block(self, nranks: usize, rank: Rank, buffer: Buffer, block: usize) -> usize {
+        let (me, p) = (rank.index(), nranks);
+        match (self, buffer) {
+            (Collective::AllGather | Collective::Gather, Buffer::Input) => me,
+            (Collective::ReduceScatter | Collective::Scatter, Buffer::Output) => me,
+            (Collective::AllToAll, Buffer::Input) => me * p + block,
+            (Collective::AllToAll, Buffer::Output) => block * p + me,
+            _ => block,
+        }
     }
 }
 
@@ -187,11 +209,34 @@ pub enum Buffer {
     Scratch,
 }
 
+/// A span of a rank's, cut where its chunks' places in the row of blocks do not follow one another; `like` says these places.
+fn row_spans(shape: &Shape, rank: Rank, per_block: u32, span: Span) -> impl Iterator<Item = Span> {
+    let mut rest = Some(span);
+    let shape = shape.clone();
+    std::iter::from_fn(move || {
+        let span = rest.take()?;
+        if span.buffer == Buffer::Scratch {
+            return Some(span);
+        }
+        let place = |chunk: u32| {
+            let block = shape.row_block(rank, span.buffer, (chunk / per_block) as usize) as u32;
+            block * per_block + chunk % per_block
+        };
+        let like = place(span.start);
+        let follows = |at: &u32| place(span.start + at) == like + at;
+        let len = 1 + (1..span.len).take_while(follows).count() as u32;
+        if len < span.len {
+            rest = Some(Span { start: span.start + len, len: span.len - len, ..span });
+        }
+        Some(Span { len, like, ..span })
+    })
+}
+
 /// Consecutive chunks of one buffer.
 ///
 /// Chunks differ in size (a count need not divide), so a span says whose size its chunks have: chunk `start + i` is as
-/// large as chunk `like + i` of a row of blocks. For `Input` and `Output` `like` and `start` agree modulo
-/// `chunks_per_block`; a scratch slot takes a chunk of any size.
+/// large as chunk `like + i`. For `Input` and `Output` `like` and `start` agree modulo `chunks_per_block`, and the block follows
+/// from `start`; a scratch slot takes a chunk of any block, and `like` counts in the row of blocks ([`Shape::row_block`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Span {
     /// The buffer.
@@ -397,6 +442,12 @@ impl Plan {
             Buffer::Output => self.shape.output_blocks(self.rank) * per_block,
             Buffer::Scratch => self.scratch_chunks as usize,
         }
+    }
+
+    /// Chunks of this rank's, as [`like`](Span::like) names them for scratch that takes them over: spans of which each is in one
+    /// block, or in scratch.
+    pub fn in_row<'a>(&'a self, spans: &'a [Span]) -> impl Iterator<Item = Span> + 'a {
+        spans.iter().flat_map(|span| row_spans(&self.shape, self.rank, self.chunks_per_block, *span))
     }
 
     /// The step a reference names.

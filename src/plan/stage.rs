@@ -36,7 +36,7 @@ pub fn stage(plan: &Plan, wanted: &Wanted<'_>) -> Plan {
                     }
                     let known = staged.take().filter(|(source, _)| *source == src);
                     let shared = known.is_some();
-                    let (_, copy) = known.unwrap_or_else(|| (src, slots(src, &mut scratch)));
+                    let (_, copy) = known.unwrap_or_else(|| (src, slots(plan, src, &mut scratch)));
                     if !shared {
                         let action = Action::Copy { src: src.clone(), dst: copy.clone(), start: false, finish: false };
                         steps.push(Step { action, deps: step.deps.clone() });
@@ -115,7 +115,7 @@ fn shared_copies(plan: &Plan, wanted: &Wanted<'_>, scratch: &mut usize) -> Share
             continue;
         }
         shared.of_send.extend(sends.iter().map(|&send| (send, shared.copies.len())));
-        let dst = slots(src, scratch);
+        let dst = slots(plan, src, scratch);
         shared.copies.push(SharedCopy { src: src.clone(), dst, deps });
     }
     shared
@@ -158,14 +158,14 @@ fn writes(action: &Action) -> &[Spans] {
 }
 
 /// Fresh scratch slots for a list of chunks.
-fn slots(src: &[Span], scratch: &mut usize) -> Spans {
+fn slots(plan: &Plan, src: &[Span], scratch: &mut usize) -> Spans {
     let mut next = *scratch;
     *scratch += chunks_in(src);
-    let slot = |span: &Span| {
+    let slot = |span: Span| {
         next += span.len as usize;
         Span::scratch(next - span.len as usize, span.len as usize, span.like as usize)
     };
-    src.iter().map(slot).collect()
+    plan.in_row(src).map(slot).collect()
 }
 
 #[cfg(test)]

@@ -157,7 +157,7 @@ pub fn prove(script: &Script, grid: &Arc<Grid>, form: ScriptForm) -> Result<Proo
         Err(rejected) => *rejected,
     };
     // A channel that is full would hold a send up, and writes with it that are to come after.
-    let early = verify::early_writes(&lowered.plans, &Options { capacity: usize::MAX });
+    let early = verify::early_writes(&lowered.plans, &Options { capacity: usize::MAX, vectored: false });
     let early = early.map_err(|rejection| refusal(script, &lowered, rejection))?;
     for EarlyWrite { rank, send, write } in &early {
         let lane = &mut lowered.plans[rank.index()].lanes[write.lane as usize];
@@ -288,7 +288,7 @@ fn check(lowered: &Lowered, capacity: usize) -> Result<Report, Rejection> {
         let (rank, check) = (Rank(site.rank), Check::Progress);
         return Err(Rejection { check, rank, lane: None, step: None, text: text.clone() });
     }
-    let verdict = verify::verify(&lowered.plans, &Options { capacity });
+    let verdict = verify::verify(&lowered.plans, &Options { capacity, vectored: false });
     match (&lowered.misplaced, verdict) {
         (Some(_), Err(rejection))
             if lowered.is_of_script(&rejection)

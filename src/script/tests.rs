@@ -361,7 +361,7 @@ proptest! {
 
 /// Steps and messages of plans.
 fn sizes(plans: &[Plan]) -> [usize; 2] {
-    let report = crate::verify::verify(plans, &crate::verify::Options { capacity: CAPACITY }).unwrap();
+    let report = crate::verify::verify(plans, &crate::verify::Options { capacity: CAPACITY, vectored: false }).unwrap();
     [report.steps, report.messages]
 }
 
@@ -450,7 +450,7 @@ fn mixed(forms: &[Proof]) -> Result<(), crate::verify::Rejection> {
         for first in 0..2 {
             let plan = |rank: usize| plans[(rank >> bit & 1) ^ first][rank].clone();
             let mixed: Vec<Plan> = (0..plans[0].len()).map(plan).collect();
-            crate::verify::verify(&mixed, &crate::verify::Options { capacity: CAPACITY })?;
+            crate::verify::verify(&mixed, &crate::verify::Options { capacity: CAPACITY, vectored: false })?;
         }
     }
     Ok(())

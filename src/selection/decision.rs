@@ -8,7 +8,7 @@
 
 use super::table::{has_thresholds, has_thresholds_over, Tuned};
 use super::vendor::{self, Route, Vendor, VENDOR};
-use super::{cost, message_bytes, model, thresholds};
+use super::{cost, message_bytes, model, thresholds, vectored};
 use crate::algorithms::{self, levels, Choice};
 use crate::carrier::Carrier;
 use crate::config::Config;
@@ -79,12 +79,28 @@ pub struct Request<'a> {
     pub named: Option<&'a str>,
     /// The root, for collectives that have one (else rank 0).
     pub root: Rank,
+    /// Whether blocks differ in size; then `block_bytes` is what they have on average, as far as all ranks know.
+    pub sizes: Sizes,
+}
+
+/// Whether blocks differ in size, and who knows the sizes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Sizes {
+    /// All are of one size.
+    Even,
+    /// They differ, and all ranks know all sizes.
+    Known {
+        /// The longest block's.
+        longest_bytes: usize,
+    },
+    /// They differ, and each rank knows its own: they decide nothing.
+    Own,
 }
 
 impl Request<'_> {
     /// A call that names no algorithm; the root is rank 0.
     pub fn new(collective: Collective, block_bytes: usize) -> Request<'static> {
-        Request { collective, block_bytes, named: None, root: Rank(0) }
+        Request { collective, block_bytes, named: None, root: Rank(0), sizes: Sizes::Even }
     }
 
     /// The bytes that thresholds and tables speak of.
@@ -161,6 +177,9 @@ pub const POLICIES: [Policy; 8] = [
 
 /// Decides a call.
 pub fn decide(request: &Request<'_>, context: &Context) -> Result<Decision> {
+    if request.sizes != Sizes::Even {
+        return vectored::decide(request, context);
+    }
     let taken = match context.front {
         None => None,
         Some(front) => {
@@ -326,7 +345,7 @@ fn by_script(request: &Request<'_>, context: &Context) -> Result<Option<(Selecti
 }
 
 /// An algorithm with its segments and window: as asked for, or by default where that is 0.
-fn selected(
+pub(super) fn selected(
     choice: Choice,
     (segments, window): (usize, usize),
     request: &Request<'_>,
@@ -435,7 +454,7 @@ fn fitting(
 /// Rows of a tuning table that are tried when a communicator is made.
 const MOST_ROWS_TRIED: usize = 64;
 /// Calls that differ in nothing that a decision rests on.
-type Key = (Collective, usize, Rank);
+type Key = (Collective, usize, Rank, Sizes);
 /// Decisions that are kept; a program with more shapes of calls has them made again.
 const KEPT: usize = 4096;
 
@@ -491,7 +510,7 @@ impl Selector {
     fn look<T>(&self, request: &Request<'_>, take: impl FnOnce(&Arc<Decision>) -> T) -> Result<T> {
         // The root decides which script does a call.
         let root = if request.collective.has_root() { request.root } else { Rank(0) };
-        let key = (request.collective, request.block_bytes, root);
+        let key = (request.collective, request.block_bytes, root, request.sizes);
         let state = self.state.read().unwrap_or_else(PoisonError::into_inner);
         let kept = match request.named {
             None => state.kept.get(&key),

@@ -9,10 +9,12 @@ pub mod links;
 pub mod model;
 pub mod table;
 mod thresholds;
+mod vectored;
 pub mod vendor;
 
 pub use decision::{
-    can_profit, decide, Context, Decision, Executor, Front, Knowledge, Policy, Request, Selection, Selector, POLICIES,
+    can_profit, decide, Context, Decision, Executor, Front, Knowledge, Policy, Request, Selection, Selector, Sizes,
+    POLICIES,
 };
 
 use crate::algorithms::{self, Choice};

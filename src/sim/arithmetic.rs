@@ -6,8 +6,10 @@
 
 use crate::dtype::DataType;
 use crate::error::{Error, Result};
+use crate::plan::blocks::{BlockTable, Extent};
 use crate::plan::contract::Promise;
 use crate::plan::{Collective, OperandOrder, Shape};
+use std::sync::Arc;
 
 /// Arithmetic on elements of one type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -107,8 +109,33 @@ impl Arithmetic {
 /// What every rank must hold in its output when `shape` has run on `inputs` (one per rank, of
 /// [`Collective::input_blocks`] blocks of `block_bytes`), by the definition of the collective.
 pub fn expected(shape: &Shape, arithmetic: Arithmetic, block_bytes: usize, inputs: &[Vec<u8>]) -> Vec<Vec<u8>> {
-    let root = shape.root.index();
     let block = |rank: usize, block: usize| &inputs[rank][block * block_bytes..(block + 1) * block_bytes];
+    results(shape, arithmetic, block_bytes, (inputs.len(), &block))
+}
+
+/// The same where blocks differ in size: the blocks of each output, one after another, whatever lies between them.
+pub fn expected_of(
+    shape: &Shape,
+    arithmetic: Arithmetic,
+    elem_bytes: usize,
+    blocks: &[Arc<BlockTable>],
+    inputs: &[Vec<u8>],
+) -> Vec<Vec<u8>> {
+    let block = |rank: usize, block: usize| {
+        let Extent { count, at } = blocks[rank].input()[block];
+        inputs[rank].get(at * elem_bytes..(at + count) * elem_bytes).unwrap_or_default()
+    };
+    results(shape, arithmetic, 0, (inputs.len(), &block))
+}
+
+/// What every rank must hold, from the blocks of so many ranks' inputs.
+fn results<'a>(
+    shape: &Shape,
+    arithmetic: Arithmetic,
+    block_bytes: usize,
+    (nranks, block): (usize, &dyn Fn(usize, usize) -> &'a [u8]),
+) -> Vec<Vec<u8>> {
+    let root = shape.root.index();
     let sum_of = |index: usize| {
         let started = |rank: usize| {
             let mut bytes = block(rank, index).to_vec();
@@ -116,11 +143,11 @@ pub fn expected(shape: &Shape, arithmetic: Arithmetic, block_bytes: usize, input
             bytes
         };
         let mut sum = started(0);
-        (1..inputs.len()).for_each(|rank| arithmetic.add(&mut sum, &started(rank)));
+        (1..nranks).for_each(|rank| arithmetic.add(&mut sum, &started(rank)));
         arithmetic.finish(&mut sum);
         sum
     };
-    let all = |index: usize| -> Vec<u8> { (0..inputs.len()).flat_map(|rank| block(rank, index).to_vec()).collect() };
+    let all = |index: usize| -> Vec<u8> { (0..nranks).flat_map(|rank| block(rank, index).to_vec()).collect() };
     // What is not promised is told as zeros.
     let custom = |rank: usize, index: usize| match shape.contract.as_ref().map(|it| it.promise_of_block(rank, index)) {
         None | Some(Promise::Anything) => vec![0; block_bytes],
@@ -145,5 +172,5 @@ pub fn expected(shape: &Shape, arithmetic: Arithmetic, block_bytes: usize, input
         Collective::Reduce | Collective::Gather => Vec::new(),
         Collective::Custom => (0..shape.blocks()).flat_map(|index| custom(rank, index)).collect(),
     };
-    (0..inputs.len()).map(output).collect()
+    (0..nranks).map(output).collect()
 }

@@ -30,10 +30,19 @@ const OVERWRITTEN: u8 = 0x3c;
 impl RankMemory {
     /// The memory for a run of `plan`: the given input, and garbage in everything else.
     pub(super) fn new(plan: &Plan, layout: &Layout, window: usize, input: &[u8]) -> RankMemory {
-        let block = layout.block_bytes();
-        let shape = &plan.shape;
-        let output_len = shape.output_blocks(plan.rank) * block;
-        let within = plan.rank.index() * block;
+        let (shape, me) = (&plan.shape, plan.rank.index());
+        let (output_len, within) = match layout.blocks() {
+            None => (shape.output_blocks(plan.rank) * layout.block_bytes(), me * layout.block_bytes()),
+            Some(blocks) => {
+                let whole = if matches!(shape.collective, Collective::AllGather | Collective::Gather) {
+                    blocks.output()
+                } else {
+                    blocks.input()
+                };
+                let at = whole.get(me).map_or(0, |block| block.at);
+                (blocks.spans().1 * layout.elem_bytes(), at * layout.elem_bytes())
+            }
+        };
         let (input_at, output_at) = match shape.collective {
             _ if !shape.in_place || input.is_empty() || output_len == 0 => (0, input.len()),
             Collective::AllGather | Collective::Gather => (within, 0),
@@ -49,16 +58,17 @@ impl RankMemory {
 
     /// The same, of a program that overwrites what is final.
     pub(super) fn overwritten_once_final(mut self, layout: &Layout) -> RankMemory {
-        self.kept = Some(Kept { layout: *layout, output: vec![OVERWRITTEN; self.output_len] });
+        self.kept = Some(Kept { layout: layout.clone(), output: vec![OVERWRITTEN; self.output_len] });
         self
     }
 
     /// These segments are final now.
     pub(super) fn overwrite_final(&mut self, segments: Range<usize>) {
         let Some(Kept { layout, output }) = &mut self.kept else { return };
-        let (block, final_part) =
-            (layout.block_bytes(), layout.front_bytes(segments.start)..layout.front_bytes(segments.end));
-        let parts = |len: usize| (0..len).step_by(block.max(1)).map(|at| at + final_part.start..at + final_part.end);
+        // Blocks of different sizes are final all at once.
+        let block = if layout.is_vectored() { usize::MAX } else { layout.block_bytes().max(1) };
+        let (from, to) = (layout.front_bytes(segments.start), layout.front_bytes(segments.end));
+        let parts = |len: usize| (0..len).step_by(block).map(move |at| at + from..at.saturating_add(to).min(len));
         for part in parts(self.output_len) {
             output[part.clone()].copy_from_slice(&self.user[self.output_at..][part]);
         }

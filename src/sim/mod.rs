@@ -21,7 +21,7 @@ pub mod terms;
 #[cfg(test)]
 mod tests;
 
-pub use arithmetic::{expected, Arithmetic};
+pub use arithmetic::{expected, expected_of, Arithmetic};
 pub use durations::{CallWork, Chaos, Durations, InFlight, LocalWork, Uniform};
 pub use fabric::{Busy, Resource};
 pub use machine::Cluster;
@@ -31,6 +31,8 @@ pub use random::Random;
 use crate::dtype::DataType;
 use crate::error::{Error, Result};
 use crate::exec::{Execution, Program, Progress};
+use crate::plan::blocks::BlockTable;
+use crate::plan::layout::Layout;
 use crate::plan::Plan;
 use crate::topo::Rank;
 use memory::RankMemory;
@@ -89,14 +91,26 @@ impl Default for SimOptions {
 /// What is to be computed.
 #[derive(Debug, Clone, Copy)]
 pub struct Job<'a> {
-    /// Elements in a block.
+    /// Elements in a block, where all are of one size.
     pub count: usize,
+    /// The blocks of each rank, where they differ in size.
+    pub blocks: Option<&'a [Arc<BlockTable>]>,
     /// Their type.
     pub dtype: DataType,
     /// Bytes of each block in a segment.
     pub segment_bytes: usize,
-    /// One input per rank, of `Collective::input_blocks` blocks; None simulates sizes and times only.
+    /// One input per rank, of `Collective::input_blocks` blocks or as `blocks` says; None simulates sizes and times only.
     pub inputs: Option<&'a [Vec<u8>]>,
+}
+
+impl Job<'_> {
+    fn layout(&self, program: &Program) -> Layout {
+        let elem_bytes = self.dtype.size();
+        match self.blocks.and_then(|blocks| blocks.get(program.plan().rank.index())) {
+            None => program.layout(self.count, elem_bytes, self.segment_bytes),
+            Some(blocks) => program.layout_of(Arc::clone(blocks), elem_bytes, self.segment_bytes),
+        }
+    }
 }
 
 /// Events after which a run is given up.
@@ -161,7 +175,7 @@ impl<D: Durations + Clone + 'static> Sim<D> {
         let mut running = 0;
         for (rank, program) in programs.iter().enumerate() {
             let Some(program) = program else { continue };
-            let layout = program.layout(job.count, job.dtype.size(), job.segment_bytes);
+            let layout = job.layout(program);
             self.executions[rank].begin(Arc::clone(program), layout, self.options.window, self.options.limit_ns);
             let start = network.soon(0);
             network.at(start, SimEvent::Poll(Rank::from_index(rank)));
@@ -191,7 +205,7 @@ impl<D: Durations + Clone + 'static> Sim<D> {
         let arithmetic = Arithmetic::new(job.dtype, prologue)?;
         let memory = job.inputs.map(|inputs| {
             let memory = |(program, input): (&Arc<Program>, &Vec<u8>)| {
-                let layout = program.layout(job.count, job.dtype.size(), job.segment_bytes);
+                let layout = job.layout(program);
                 let memory = RankMemory::new(program.plan(), &layout, self.options.window, input);
                 if self.options.overwrites {
                     memory.overwritten_once_final(&layout)

@@ -228,7 +228,7 @@ fn run(
     let contract = store::by_name(&choice.name).and_then(|script| script.script.contract.as_ref());
     let blocks = contract.map_or(1, |contract| contract.blocks());
     let count = block_bytes(collective, grid.nranks(), message_bytes).div_ceil(blocks * dtype.size());
-    let job = Job { count, dtype, segment_bytes: route.segment_bytes, inputs: None };
+    let job = Job { count, blocks: None, dtype, segment_bytes: route.segment_bytes, inputs: None };
     let options = SimOptions { window: route.window, capacity: 64, ..SimOptions::default() };
     let report = Sim::with_durations(0, options, fabric)
         .run_mirrored(&programs, &job)

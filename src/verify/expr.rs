@@ -43,6 +43,8 @@ pub(super) struct Info {
     pub chunk: u32,
     /// Its position in a block.
     pub class: u32,
+    /// Its block in the row of blocks; 0 where all are of one size.
+    pub block: u32,
     /// The set of ranks whose inputs are in it.
     set: u32,
     /// It passed the prologue.
@@ -66,7 +68,7 @@ pub(super) type Fault = (Check, String);
 
 impl Exprs {
     /// The inputs of these plans' ranks.
-    pub fn new(plans: &[Plan]) -> Exprs {
+    pub fn new(plans: &[Plan], vectored: bool) -> Exprs {
         let mut exprs = Exprs {
             first_input: Vec::with_capacity(plans.len()),
             infos: Vec::new(),
@@ -79,7 +81,18 @@ impl Exprs {
             let set = exprs.sets.single(rank);
             let chunks = 0..plan.chunks(Buffer::Input) as u32;
             let per_block = plan.chunks_per_block;
-            let input = |chunk| Info { chunk, class: chunk % per_block, set, started: false, finished: false };
+            let block = |chunk: u32| match vectored {
+                true => plan.shape.row_block(plan.rank, Buffer::Input, (chunk / per_block) as usize) as u32,
+                false => 0,
+            };
+            let input = |chunk| Info {
+                chunk,
+                class: chunk % per_block,
+                block: block(chunk),
+                set,
+                started: false,
+                finished: false,
+            };
             exprs.infos.extend(chunks.map(input));
         }
         exprs

@@ -25,6 +25,8 @@ pub(super) struct Chunk {
     pub place: u32,
     /// Its position in a block, which says how large it is.
     pub class: u32,
+    /// Which block of the row it belongs to; 0 where all are of one size.
+    pub block: u32,
 }
 
 /// Where the buffers of one rank begin.
@@ -80,6 +82,8 @@ pub(super) struct Index<'a> {
     pub shape: &'a Shape,
     /// Chunks in a block.
     pub per_block: u32,
+    /// Whether blocks may differ in size.
+    pub vectored: bool,
     /// The plans, by rank.
     pub plans: &'a [Plan],
     /// All lanes, rank by rank.
@@ -108,11 +112,12 @@ struct Pass<'a> {
 
 impl<'a> Index<'a> {
     /// Numbers plans, or says why they are malformed.
-    pub fn new(plans: &'a [Plan]) -> Result<Index<'a>, Rejection> {
+    pub fn new(plans: &'a [Plan], vectored: bool) -> Result<Index<'a>, Rejection> {
         let (shape, per_block) = agree(plans)?;
         let mut index = Index {
             shape,
             per_block,
+            vectored,
             plans,
             lanes: Vec::new(),
             lane_base: Vec::new(),
@@ -153,14 +158,20 @@ impl<'a> Index<'a> {
     /// The chunks of a list, in order.
     pub fn chunks<'s>(&self, rank: usize, spans: &'s [Span]) -> impl Iterator<Item = Chunk> + 's {
         let buffers = self.buffers[rank];
-        let per_block = self.per_block;
+        let (per_block, vectored) = (self.per_block, self.vectored);
+        let (collective, nranks, me) = (self.shape.collective, self.plans.len(), Rank::from_index(rank));
+        let block_of = move |span: &Span, at: u32| match (vectored, span.buffer) {
+            (false, _) => 0,
+            (true, Buffer::Scratch) => span.like.wrapping_add(at) / per_block,
+            (true, buffer) => collective.row_block(nranks, me, buffer, ((span.start + at) / per_block) as usize) as u32,
+        };
         spans.iter().flat_map(move |span| {
             let first = buffers.place(span.buffer) + span.start;
             let mut next = span.like % per_block;
-            (first..first + span.len).map(move |place| {
+            (0..span.len).map(move |at| {
                 let class = next;
                 next = if class + 1 == per_block { 0 } else { class + 1 };
-                Chunk { place, class }
+                Chunk { place: first + at, class, block: block_of(span, at) }
             })
         })
     }
@@ -339,7 +350,8 @@ impl<'a> Index<'a> {
     /// Checks that two lists match in size, and that `src` overlaps `dst` exactly or not at all.
     fn check_pair(&self, pass: &mut Pass, src: &[Span], dst: &[Span]) -> Result<(), Rejection> {
         let rank = self.rank(pass.step);
-        let same = self.chunks(rank, src).map(|chunk| chunk.class).eq(self.chunks(rank, dst).map(|chunk| chunk.class));
+        let size = |chunk: Chunk| (chunk.block, chunk.class);
+        let same = self.chunks(rank, src).map(size).eq(self.chunks(rank, dst).map(size));
         if !same {
             return self.reject(Check::Bounds, pass.step, "source and destination differ in size".into());
         }

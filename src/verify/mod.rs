@@ -15,6 +15,10 @@
 //! **Empty chunks.** A small count leaves the chunks of the higher positions in a block empty, and an operation of no
 //! bytes is never carried out. A message therefore orders two accesses only if it carries bytes whenever they do: the
 //! race check takes into account the lowest position of a block in each message.
+//!
+//! **Empty blocks.** Where blocks differ in size ([`Options::vectored`]) any of them may be empty, and a message of nothing orders
+//! nothing, though the executor sends it in the first segment. Then the race check looks at the blocks of each message as well, and
+//! every span in scratch has to name the block that it holds.
 #![forbid(unsafe_code)]
 
 mod expr;
@@ -81,12 +85,14 @@ pub struct Options {
     /// How many undelivered messages a channel holds before it takes no more. With 0 a message is accepted only when
     /// its receiver waits for it. That the receiver waits does not add to the capacity.
     pub capacity: usize,
+    /// Whether blocks may differ in size, and any of them be empty.
+    pub vectored: bool,
 }
 
 impl Default for Options {
     /// The least capacity a transport may declare: 1.
     fn default() -> Options {
-        Options { capacity: 1 }
+        Options { capacity: 1, vectored: false }
     }
 }
 
@@ -139,7 +145,7 @@ pub struct Report {
 
 /// Proves that the plans, `plans[r]` being rank r's, together implement their collective; or says where they fail.
 pub fn verify(plans: &[Plan], options: &Options) -> Result<Report, Rejection> {
-    let index = index::Index::new(plans)?;
+    let index = index::Index::new(plans, options.vectored)?;
     run::SymbolicRun::new(&index, *options).run()
 }
 
@@ -159,7 +165,7 @@ pub struct EarlyWrite {
 /// # Errors
 /// Where the plans fail otherwise on the way.
 pub fn early_writes(plans: &[Plan], options: &Options) -> Result<Vec<EarlyWrite>, Rejection> {
-    let index = index::Index::new(plans)?;
+    let index = index::Index::new(plans, options.vectored)?;
     let early = run::SymbolicRun::new(&index, *options).early_writes()?;
     let at = |step: u32| {
         let lane = index.lane(step);

@@ -12,6 +12,7 @@
 use super::index::{Chunk, Index, NONE};
 use super::origins::Origins;
 use crate::plan::{Action, Collective, Spans};
+use smallvec::SmallVec;
 use std::collections::VecDeque;
 
 /// How many steps all searches together may look at; a bound on time.
@@ -22,7 +23,38 @@ const MAX_VISITS: u64 = 1 << 33;
 struct Access {
     step: u32,
     class: u32,
+    block: u32,
     next: u32,
+}
+
+/// What has bytes where an order is needed: of one or two blocks the chunks of a position and of all lower ones.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Filled([(u32, u32); 2]);
+
+impl Filled {
+    /// The lowest chunks of all blocks, where these are of one size.
+    pub const LOWEST: Filled = Filled([(0, 0); 2]);
+    /// No chunk need have any.
+    pub const NOTHING: Filled = Filled([(NONE, 0); 2]);
+
+    /// Where two accesses to one place touch anything, both chunks have bytes.
+    fn by(access: &Access, chunk: &Chunk) -> Filled {
+        if access.block == chunk.block {
+            return Filled([(chunk.block, access.class.max(chunk.class)); 2]);
+        }
+        let (one, other) = ((access.block, access.class), (chunk.block, chunk.class));
+        Filled([one.min(other), one.max(other)])
+    }
+
+    /// Whether a chunk of this block and position has bytes, too.
+    fn fills(&self, block: u32, class: u32) -> bool {
+        self.0.iter().any(|filled| filled.0 == block && class <= filled.1)
+    }
+
+    /// The position, where all blocks are of one size.
+    fn class(&self) -> u32 {
+        self.0[0].1
+    }
 }
 
 /// How many steps that are before another are asked for the origins of their data, before a search.
@@ -49,6 +81,8 @@ pub(super) struct AccessOrder {
     partner: Vec<u32>,
     /// For a send the lowest position in a block among its chunks: with fewer elements it carries nothing.
     class: Vec<u32>,
+    /// The same for each block of which it has chunks, where blocks differ in size.
+    carried: Vec<SmallVec<[(u32, u32); 2]>>,
     /// The steps of each call, in member order.
     instances: Vec<Vec<u32>>,
     /// The latest accesses of each place that later ones must be ordered after: heads of lists in `accesses`.
@@ -57,7 +91,7 @@ pub(super) struct AccessOrder {
     free: u32,
     origins: Origins,
     /// Conflicts of the step at hand, kept to be reused.
-    conflicts: Vec<(u32, bool, u32)>,
+    conflicts: Vec<(u32, bool, Filled)>,
     search: Search,
     /// Sends, and steps that write what they may still be reading, where these are asked for and no fault.
     pub early: Option<Vec<(u32, u32)>>,
@@ -79,12 +113,11 @@ struct Search {
     deps: Vec<u32>,
 }
 
-/// What one search looks for: that `step` has completed, told by messages that carry bytes when chunks of position
-/// `class` do.
+/// What one search looks for: that `step` has completed, told by messages that carry bytes when `filled` does.
 #[derive(Debug, Clone, Copy)]
 struct Goal {
     step: u32,
-    class: u32,
+    filled: Filled,
     since: u32,
     home: u32,
     /// The lane and position that show it when they are reached.
@@ -100,6 +133,7 @@ impl AccessOrder {
             now: 0,
             partner: vec![NONE; index.steps.len()],
             class: vec![NONE; index.steps.len()],
+            carried: vec![SmallVec::new(); if index.vectored { index.steps.len() } else { 0 }],
             instances: Vec::new(),
             places: vec![Place { reads: NONE, writes: NONE }; index.nplaces()],
             accesses: Vec::new(),
@@ -118,8 +152,23 @@ impl AccessOrder {
     }
 
     /// Notes what a send carries.
-    pub fn sent(&mut self, send: u32, lowest: u32) {
-        self.class[send as usize] = lowest;
+    pub fn sent(&mut self, index: &Index, send: u32, chunks: &[Chunk]) {
+        self.class[send as usize] = chunks.iter().map(|chunk| chunk.class).min().unwrap_or(NONE);
+        if index.vectored {
+            let mut carried: SmallVec<[(u32, u32); 2]> =
+                chunks.iter().map(|chunk| (chunk.block, chunk.class)).collect();
+            carried.sort_unstable();
+            carried.dedup_by_key(|chunk| chunk.0);
+            self.carried[send as usize] = carried;
+        }
+    }
+
+    /// Whether a send's message has bytes whenever those of the goal have.
+    fn has_bytes(&self, send: u32, goal: &Goal) -> bool {
+        match self.carried.get(send as usize) {
+            None => self.class[send as usize] <= goal.filled.class(),
+            Some(carried) => carried.iter().any(|&(block, class)| goal.filled.fills(block, class)),
+        }
     }
 
     /// Notes which send's message a receive takes.
@@ -155,7 +204,7 @@ impl AccessOrder {
                 let earlier = &index.steps[access.step as usize];
                 let apart = earlier.lane != info.lane || matches!(earlier.action, Action::Send { .. });
                 if access.step != step && apart {
-                    conflicts.push((access.step, arrives, access.class.max(chunk.class)));
+                    conflicts.push((access.step, arrives, Filled::by(&access, chunk)));
                 }
             }
         };
@@ -169,12 +218,15 @@ impl AccessOrder {
         }
         // Of several conflicts with one step the one with the lowest class decides: fewer messages carry bytes then.
         conflicts.sort_unstable();
-        conflicts.dedup_by_key(|conflict| (conflict.0, conflict.1));
+        match index.vectored {
+            true => conflicts.dedup(),
+            false => conflicts.dedup_by_key(|conflict| (conflict.0, conflict.1)),
+        }
         // A step may wait for as many others as it conflicts with.
         self.search.mark_deps(index, step, conflicts.len());
         let mut early = self.early.take();
-        let unordered = conflicts.iter().find(|&&(before, arrived, class)| {
-            if self.search.is_marked(before) || self.is_before(index, before, (step, arrived), class) {
+        let unordered = conflicts.iter().find(|&&(before, arrived, filled)| {
+            if self.search.is_marked(before) || self.is_before(index, before, (step, arrived), filled) {
                 return false;
             }
             match &mut early {
@@ -199,13 +251,13 @@ impl AccessOrder {
     fn note(&mut self, step: u32, chunk: &Chunk, write: bool) {
         let mut place = self.places[chunk.place as usize];
         if write {
-            place.reads = self.forget(place.reads, chunk.class);
-            place.writes = self.forget(place.writes, chunk.class);
+            place.reads = self.forget(place.reads, chunk);
+            place.writes = self.forget(place.writes, chunk);
         } else if self.accesses.get(place.reads as usize).is_some_and(|access| access.step == step) {
             return;
         }
         let head = if write { &mut place.writes } else { &mut place.reads };
-        let access = Access { step, class: chunk.class, next: *head };
+        let access = Access { step, class: chunk.class, block: chunk.block, next: *head };
         *head = if self.free == NONE {
             self.accesses.push(access);
             self.accesses.len() as u32 - 1
@@ -218,12 +270,13 @@ impl AccessOrder {
         self.places[chunk.place as usize] = place;
     }
 
-    /// Drops the accesses that a write of `class` supersedes: whoever is ordered after it is ordered after them. Not
-    /// those of a lower position: they touch the place even when the write is empty.
-    fn forget(&mut self, mut at: u32, class: u32) -> u32 {
+    /// Drops the accesses that a write of a chunk supersedes: whoever is ordered after it is ordered after them. Not
+    /// those of a lower position or another block: they touch the place even when the write is empty.
+    fn forget(&mut self, mut at: u32, chunk: &Chunk) -> u32 {
         let mut kept = NONE;
         while let Some(&access) = self.accesses.get(at as usize) {
-            let list = if access.class >= class { &mut self.free } else { &mut kept };
+            let goes = access.block == chunk.block && access.class >= chunk.class;
+            let list = if goes { &mut self.free } else { &mut kept };
             self.accesses[at as usize].next = *list;
             *list = at;
             at = access.next;
@@ -232,8 +285,8 @@ impl AccessOrder {
     }
 
     /// Whether `before` has completed whenever `after` is issued (or, if the flag is set, its message has arrived), in all
-    /// calls in which chunks of position `class` have bytes.
-    pub fn is_before(&mut self, index: &Index, before: u32, after: (u32, bool), class: u32) -> bool {
+    /// calls in which what is `filled` has bytes.
+    pub fn is_before(&mut self, index: &Index, before: u32, after: (u32, bool), filled: Filled) -> bool {
         let is_send = matches!(index.steps[before as usize].action, Action::Send { .. });
         // Of a send, what shows its completion is the receive; of all others, that the lane has got past it.
         let shown_by = if is_send { self.partner[before as usize] } else { before };
@@ -244,8 +297,9 @@ impl AccessOrder {
             (lane, shown_by - index.lanes[lane as usize].first)
         };
         let since = self.executed[before as usize];
-        let goal = Goal { step: before, class, since, home: index.lane(before).rank, lane, position };
-        let told = shown_by != NONE && self.is_origin(index, &goal, shown_by, after);
+        let goal = Goal { step: before, filled, since, home: index.lane(before).rank, lane, position };
+        // The origins of data know positions, and no blocks.
+        let told = shown_by != NONE && !index.vectored && self.is_origin(index, &goal, shown_by, after);
         if told && !(cfg!(test) && index.steps.len() < SEARCHED_TOO) {
             return true;
         }
@@ -267,7 +321,7 @@ impl AccessOrder {
         let since = self.executed[shown_by as usize];
         let is_later = |step: u32| self.executed[step as usize] >= since;
         starts.take(ORIGINS).any(|start| {
-            let origin = self.origins.farthest(start, goal.class, is_later);
+            let origin = self.origins.farthest(start, goal.filled.class(), is_later);
             index.steps[origin as usize].lane == goal.lane && origin >= shown_by
         })
     }
@@ -327,7 +381,7 @@ impl AccessOrder {
         match index.steps[step as usize].action {
             Action::Recv { .. } | Action::RecvReduce { .. } => {
                 let send = self.partner[step as usize];
-                if send != NONE && self.class[send as usize] <= goal.class {
+                if send != NONE && self.has_bytes(send, goal) {
                     let lane = index.steps[send as usize].lane;
                     let position = send - index.lanes[lane as usize].first + 1;
                     if send == goal.step || self.search.reach(index, goal, lane, position) {
@@ -340,7 +394,7 @@ impl AccessOrder {
                 let me = call.group.iter().position(|member| member.index() == index.rank(step));
                 for member in 0..self.instances.get(instance).map_or(0, Vec::len) {
                     let other = self.instances[instance][member];
-                    if other == step || lowest_flow(index, &self.instances[instance], member, me) > goal.class {
+                    if other == step || !flows(index, &self.instances[instance], (member, me), goal) {
                         continue;
                     }
                     let lane = index.steps[other as usize].lane;
@@ -397,27 +451,27 @@ impl Search {
     }
 }
 
-/// The lowest position in a block among the chunks whose data goes from one member of a call to another, or [`NONE`]
-/// if none does. Only data orders: a provider may let a member go that waits for nothing.
-fn lowest_flow(index: &Index, steps: &[u32], from: usize, to: Option<usize>) -> u32 {
+/// Whether data that has bytes whenever those of the goal have goes from one member of a call to another. Only data orders: a
+/// provider may let a member go that waits for nothing.
+fn flows(index: &Index, steps: &[u32], (from, to): (usize, Option<usize>), goal: &Goal) -> bool {
     let call_of = |member: usize| match index.steps[steps[member] as usize].action {
         Action::Call(call) => Some(call),
         _ => None,
     };
-    let (Some(to), Some(source)) = (to, call_of(from)) else { return NONE };
-    let Some(target) = call_of(to) else { return NONE };
-    let lowest = |blocks: &[Spans], block: usize, member: usize| {
+    let (Some(to), Some(source)) = (to, call_of(from)) else { return false };
+    let Some(target) = call_of(to) else { return false };
+    let has_bytes = |blocks: &[Spans], block: usize, member: usize| {
         let spans = blocks.get(block).map_or(&[][..], Vec::as_slice);
         let rank = index.rank(steps[member]);
-        index.chunks(rank, spans).map(|chunk| chunk.class).min().unwrap_or(NONE)
+        index.chunks(rank, spans).any(|chunk| goal.filled.fills(chunk.block, chunk.class))
     };
     match source.collective {
-        Collective::AllReduce | Collective::AllGather => lowest(&source.src, 0, from),
-        Collective::Broadcast if from == source.root => lowest(&source.src, 0, from),
-        Collective::Reduce | Collective::Gather if to == source.root => lowest(&source.src, 0, from),
-        Collective::AllToAll => lowest(&source.src, to, from),
-        Collective::ReduceScatter => lowest(&target.dst, 0, to),
-        Collective::Scatter if from == source.root => lowest(&target.dst, 0, to),
-        _ => NONE,
+        Collective::AllReduce | Collective::AllGather => has_bytes(&source.src, 0, from),
+        Collective::Broadcast if from == source.root => has_bytes(&source.src, 0, from),
+        Collective::Reduce | Collective::Gather if to == source.root => has_bytes(&source.src, 0, from),
+        Collective::AllToAll => has_bytes(&source.src, to, from),
+        Collective::ReduceScatter => has_bytes(&target.dst, 0, to),
+        Collective::Scatter if from == source.root => has_bytes(&target.dst, 0, to),
+        _ => false,
     }
 }

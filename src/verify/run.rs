@@ -4,9 +4,9 @@
 //! order they run does not matter (see [`super`]), so there is no schedule to explore.
 #![forbid(unsafe_code)]
 
-use super::expr::{Expr, Exprs, Fault, Made, EMPTY};
+use super::expr::{Expr, Exprs, Fault, Info, Made, EMPTY};
 use super::index::{Chunk, Index, NONE};
-use super::order::AccessOrder;
+use super::order::{AccessOrder, Filled};
 use super::{Check, Options, Rejection, Report};
 use crate::plan::{Action, Buffer, Call, Collective, Span};
 use crate::topo::Rank;
@@ -93,7 +93,7 @@ type Verdict<T = ()> = Result<T, Rejection>;
 impl<'a> SymbolicRun<'a> {
     /// The state before the first step.
     pub fn new(index: &'a Index<'a>, options: Options) -> SymbolicRun<'a> {
-        let exprs = Exprs::new(index.plans);
+        let exprs = Exprs::new(index.plans, index.vectored);
         let mut values = vec![EMPTY; index.nplaces()];
         for (rank, plan) in index.plans.iter().enumerate() {
             for chunk in 0..plan.chunks(Buffer::Input) as u32 {
@@ -275,7 +275,7 @@ impl<'a> SymbolicRun<'a> {
         self.check_started(step, &values)?;
         self.access(step, &reads, &[])?;
         self.order.execute(step);
-        self.order.sent(step, reads.iter().map(|chunk| chunk.class).min().unwrap_or(NONE));
+        self.order.sent(self.index, step, &reads);
         self.report.messages += 1;
         self.report.chunks += values.len();
         let rounds = self.lanes[info.lane as usize].rounds;
@@ -344,7 +344,12 @@ impl<'a> SymbolicRun<'a> {
     }
 
     fn check_class(&self, step: u32, chunk: &Chunk, value: Expr) -> Verdict {
-        let class = self.exprs.info(value).class;
+        let Info { class, block, .. } = self.exprs.info(value);
+        if block != chunk.block {
+            let value = self.exprs.describe(value);
+            let text = format!("{value} is of block {block} of the row, and the span names block {}", chunk.block);
+            return self.index.reject(Check::Bounds, step, text);
+        }
         if class != chunk.class {
             let value = self.exprs.describe(value);
             let text = format!("{value} is as large as chunk {class} of a block, not chunk {}", chunk.class);

@@ -17,7 +17,7 @@ fn check(plans: &[Plan]) -> Option<Check> {
 fn every_sample_is_accepted() {
     for (name, plans) in all() {
         for capacity in [1, 2, 8] {
-            let verdict = verify(&plans, &Options { capacity });
+            let verdict = verify(&plans, &Options { capacity, vectored: false });
             assert!(verdict.is_ok(), "{name}: {}", verdict.unwrap_err());
         }
     }
@@ -133,6 +133,43 @@ fn a_message_that_can_be_empty_orders_nothing_for_chunks_that_are_not() {
     assert!(oracle::try_out(&reuse_after_answer(1), 1).is_err());
 }
 
+/// Of an all-gather: rank 0 sends its block from scratch, receives rank 1's, and writes the slot again, with the block of a rank.
+fn reuse_after_block(of: u32) -> Vec<Plan> {
+    let shape = Shape::new(Collective::AllGather, Arc::new(Grid::flat(2)));
+    let [mut one, mut other] = [blank(&shape, 0, 1, 1, 1), blank(&shape, 1, 1, 0, 1)];
+    let copy = |src, dst| Action::Copy { src: vec![src], dst: vec![dst], start: false, finish: false };
+    let send = |to, src| Action::Send { to: Rank(to), channel: 0, src: vec![src] };
+    let recv = |from, dst| Action::Recv { from: Rank(from), channel: 0, dst: vec![dst] };
+    let again = if of == 0 { Span::input(0, 1) } else { Span::output(1, 1) };
+    for action in [
+        copy(Span::input(0, 1), Span::output(0, 1)),
+        copy(Span::input(0, 1), Span::scratch(0, 1, 0)),
+        send(1, Span::scratch(0, 1, 0)),
+        recv(1, Span::output(1, 1)),
+        copy(again, Span::scratch(0, 1, of as usize)),
+    ] {
+        push(&mut one, 0, action, &[]);
+    }
+    let own = copy(Span::input(0, 1), Span::output(1, 1));
+    for action in [recv(0, Span::output(0, 1)), own, send(0, Span::output(1, 1))] {
+        push(&mut other, 0, action, &[]);
+    }
+    vec![one, other]
+}
+
+#[test]
+fn a_message_of_another_block_orders_nothing_where_it_can_be_empty() {
+    let vectored = |plans: &[Plan]| {
+        let options = Options { vectored: true, ..Options::default() };
+        verify(plans, &options).err().map(|rejection| rejection.check)
+    };
+    assert_eq!((check(&reuse_after_block(0)), check(&reuse_after_block(1))), (None, None));
+    assert_eq!(vectored(&reuse_after_block(0)), Some(Check::Race), "block 1 may be empty where block 0 is not");
+    assert_eq!(vectored(&reuse_after_block(1)), None, "where both are written to the slot, the message has bytes");
+    assert_eq!(check(&ring_reduce_scatter(4)), None);
+    assert_eq!(vectored(&ring_reduce_scatter(4)), Some(Check::Bounds), "its slots name block 0, whatever they hold");
+}
+
 #[test]
 fn calls_with_members_in_common_must_be_ordered() {
     let mut plans = two_level_all_reduce(1, 2);
@@ -153,9 +190,12 @@ fn lanes_that_all_wait_for_messages_are_a_deadlock() {
 #[test]
 fn a_ring_of_sends_needs_a_capacity() {
     let plans = ring_all_reduce(3);
-    let verdict = verify(&plans, &Options { capacity: 0 });
+    let verdict = verify(&plans, &Options { capacity: 0, vectored: false });
     assert_eq!(verdict.unwrap_err().check, Check::Progress);
-    assert!(verify(&ring_all_gather(3, false), &Options { capacity: 0 }).is_ok(), "receives have a lane of their own");
+    assert!(
+        verify(&ring_all_gather(3, false), &Options { capacity: 0, vectored: false }).is_ok(),
+        "receives have a lane of their own"
+    );
 }
 
 #[test]
@@ -231,7 +271,7 @@ proptest! {
                 steps[at].action = action;
             }
         }
-        if verify(plans, &Options { capacity }).is_ok() && capacity > 0 {
+        if verify(plans, &Options { capacity, vectored: false }).is_ok() && capacity > 0 {
             prop_assert_eq!(oracle::try_out(plans, capacity), Ok(()));
         }
     }

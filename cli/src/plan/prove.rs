@@ -218,7 +218,7 @@ fn prove_shape(choice: &Choice, shape: &Shape, options: &Options) -> std::result
     // A builder that panics is a mistake like any other here; the shape that shows it must be named.
     let built = std::panic::catch_unwind(std::panic::AssertUnwindSafe(build));
     let plans = built.map_err(|_| "the builder panicked")?.map_err(|error| error.to_string())?;
-    let how = verify::Options { capacity: options.capacity };
+    let how = verify::Options { capacity: options.capacity, vectored: false };
     let report = verify(&plans, &how).map_err(|rejection| rejection.to_string())?;
     if !options.mutate || options.capacity == 0 || shape.nranks() > MUTATED_RANKS {
         return Ok((report.messages, 0));

@@ -48,6 +48,7 @@ fn same_on_all(comm: &Arc<Comm>, nranks: usize, results: &[(String, u64)]) {
         input,
         output,
         count: results.len(),
+        blocks: None,
         dtype: DataType::U64,
         reduction: None,
         factor_at: None,

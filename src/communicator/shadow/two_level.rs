@@ -159,6 +159,7 @@ impl SubComms {
             input: buffer(call.send, collective.input_blocks(nranks, me, Rank(0)))?,
             output: buffer(call.recv, collective.output_blocks(nranks, me, Rank(0)))?,
             count,
+            blocks: None,
             dtype,
             reduction,
             factor_at: None,

@@ -170,7 +170,7 @@ impl NodeCalls {
     /// A run of a program begins.
     pub fn begin(&mut self, program: &Arc<Program>, layout: &Layout, window: usize) -> Result<()> {
         self.order.begin(program.calls()?, layout.segments(), window);
-        self.running = Some((program.clone(), *layout));
+        self.running = Some((program.clone(), layout.clone()));
         Ok(())
     }
 

@@ -53,7 +53,7 @@ fn shape(random: &mut Random) -> Shape {
 }
 
 /// The plans of a random algorithm for a random shape, its calls replaced by plans or left to the world.
-fn case(random: &mut Random) -> Option<(Shape, String, Vec<Plan>)> {
+pub(super) fn case(random: &mut Random) -> Option<(Shape, String, Vec<Plan>)> {
     let shape = shape(random);
     let mut choices: Vec<_> = algorithms::choices(shape.collective, &shape.grid);
     choices.retain(|choice| algorithms::supports(choice, &shape));
@@ -69,9 +69,9 @@ fn case(random: &mut Random) -> Option<(Shape, String, Vec<Plan>)> {
 }
 
 /// The verifier's verdict at capacity 1. A verifier that comes to none fails the test instead of holding it up.
-fn accepted(plans: &[Plan], again: &str) -> bool {
+pub(super) fn accepted(plans: &[Plan], vectored: bool, again: &str) -> bool {
     let (plans, (tell, verdict)) = (plans.to_vec(), mpsc::channel());
-    std::thread::spawn(move || tell.send(verify::verify(&plans, &verify::Options { capacity: 1 }).is_ok()));
+    std::thread::spawn(move || tell.send(verify::verify(&plans, &verify::Options { capacity: 1, vectored }).is_ok()));
     verdict.recv_timeout(VERDICT_LIMIT).unwrap_or_else(|_| panic!("the verifier comes to no verdict: {again}"))
 }
 
@@ -120,7 +120,7 @@ fn what_the_verifier_accepts_the_executor_runs_right() {
     for seed in seeds(CASES) {
         let Some((shape, name, plans)) = case(&mut Random::new(seed)) else { continue };
         let again = format!("SIM_SEED={seed}: {name}, {shape:?}");
-        if !accepted(&plans, &again) {
+        if !accepted(&plans, false, &again) {
             continue;
         }
         let programs = compile(plans).unwrap_or_else(|error| panic!("{again}: {error}"));
@@ -148,7 +148,7 @@ fn a_damaged_plan_that_the_verifier_accepts_runs_right_all_the_same() {
         if !wrong.as_ref().is_none_or(ends) {
             continue;
         }
-        let sound = accepted(&plans, &again);
+        let sound = accepted(&plans, false, &again);
         if let (true, Some(text)) = (sound, &wrong) {
             panic!("{again}: {text}");
         }
@@ -169,7 +169,7 @@ fn all_ranks_have_the_same_bits_after_an_all_reduce_of_rough_floats() {
     for seed in seeds(CASES / 2) {
         let mut random = Random::new(seed ^ 0xf1);
         let Some((shape, name, plans)) = case(&mut random) else { continue };
-        if shape.collective != Collective::AllReduce || !accepted(&plans, &name) {
+        if shape.collective != Collective::AllReduce || !accepted(&plans, false, &name) {
             continue;
         }
         let count = 1 + random.below(50) as usize;
@@ -177,7 +177,7 @@ fn all_ranks_have_the_same_bits_after_an_all_reduce_of_rough_floats() {
         let inputs: Vec<Vec<u8>> =
             plans.iter().map(|_| (0..count).flat_map(|_| element(&mut random)).collect()).collect();
         sim.reset(seed, SimOptions::default());
-        let job = Job { count, dtype: DataType::F64, segment_bytes: 128, inputs: Some(&inputs) };
+        let job = Job { count, blocks: None, dtype: DataType::F64, segment_bytes: 128, inputs: Some(&inputs) };
         let report = sim.run(&compile(plans).unwrap(), &job).unwrap_or_else(|failure| panic!("{failure}"));
         assert!(report.outputs.iter().all(|output| *output == report.outputs[0]), "SIM_SEED={seed} {name} {shape:?}");
     }

@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 
 /// Messages of zero bytes, some in a header's neighbourhood, the longest small one, and long ones of one stripe and more.
-const SIZES: [usize; 7] = [0, 8, 100, 4096, SMALL, SMALL + 1, LEAST_STRIPE + 100];
+const SIZES: [usize; 7] = [0, 8, 100, 4096, SMALL, SMALL + 1, MAX_STRIPE + 100];
 /// Connections that a rank makes where long messages wait.
 const CONNECTIONS: usize = 2;
 /// How long the messages may take to arrive when all has been posted.

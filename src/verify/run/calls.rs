@@ -54,13 +54,14 @@ impl<'a> SymbolicRun<'a> {
                 return Ok(last.count);
             }
         }
+        let filled = if self.index.vectored { Filled::NOTHING } else { Filled::LOWEST };
         for at in 0..self.last_calls[rank].len() {
             let (other, last) = self.last_calls[rank][at];
             if !self.overlap(group, other) {
                 continue;
             }
-            let ordered =
-                self.completed[last.step as usize] && self.order.is_before(self.index, last.step, (step, false), 0);
+            let ordered = self.completed[last.step as usize]
+                && self.order.is_before(self.index, last.step, (step, false), filled);
             if !ordered {
                 let text =
                     format!("nothing orders this call after {}, with members in common", self.index.name(last.step));

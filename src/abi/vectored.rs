@@ -1,0 +1,291 @@
+//! Bodies of the entries for collectives whose blocks differ in size. Counts and displacements are in elements.
+//!
+//! Checks come in the order of the other collectives' ([`super::operations`]). A call of no elements is made all the same: another
+//! rank's counts may be others, and only a message tells.
+#![forbid(unsafe_code)]
+
+use super::operations::rank_of;
+use super::{handles, streams};
+use crate::communicator::{group, launch_one, CollectiveCall, Comm, Launch, Operation};
+use crate::dtype::DataType;
+use crate::error::{Error, Result};
+use crate::interface::pointer::{Buffer, ConstBuffer, ConstPtr};
+use crate::interface::types::{CommHandle, OpCode, StreamHandle, TypeCode};
+use crate::memory::DeviceRegion;
+use crate::plan::blocks::{extents, overlapping, BlockTable, Extent};
+use crate::plan::Collective;
+use crate::topo::Rank;
+use crate::vendor::{self, Mode};
+use std::ffi::c_int;
+use std::sync::Arc;
+
+/// What all of them have.
+struct Vectored {
+    collective: Collective,
+    send: ConstBuffer,
+    recv: Buffer,
+    dtype: TypeCode,
+    op: Option<OpCode>,
+    root: c_int,
+    comm: CommHandle,
+    stream: StreamHandle,
+}
+
+/// Who asks for blocks.
+struct Asking<'a> {
+    rank: Rank,
+    root: Rank,
+    nranks: usize,
+    dtype: DataType,
+    collective: &'a str,
+}
+
+/// Counts and places of a buffer's blocks, as a program gives them.
+#[derive(Clone, Copy)]
+struct Sizes {
+    counts: ConstPtr<usize>,
+    places: ConstPtr<usize>,
+    names: [&'static str; 2],
+}
+
+impl Sizes {
+    /// The blocks, one for each rank.
+    fn blocks(&self, asking: &Asking<'_>) -> Result<Vec<Extent>> {
+        let [counts, places] = self.names;
+        let given = (!self.places.is_null()).then(|| self.places.get_all(asking.nranks, places)).transpose()?;
+        let counts_given = self.counts.get_all(asking.nranks, counts)?;
+        extents(&counts_given, given.as_deref(), asking.dtype.size(), counts)
+    }
+}
+
+impl Asking<'_> {
+    fn is_root(&self) -> bool {
+        self.rank == self.root
+    }
+
+    /// One block at the start of a buffer.
+    fn single(&self, count: usize, name: &str) -> Result<Vec<Extent>> {
+        extents(&[count], None, self.dtype.size(), name)
+    }
+
+    /// What a rank has for itself must be what it expects of itself.
+    fn agree(&self, sent: Extent, received: Extent, names: [&str; 2]) -> Result<()> {
+        if sent.count == received.count {
+            return Ok(());
+        }
+        let ([one, other], rank) = (names, self.rank);
+        Err(Error::InvalidArgument(format!(
+            "{}: rank {rank} sends itself {} elements ({one}) and receives {} ({other})",
+            self.collective, sent.count, received.count
+        )))
+    }
+}
+
+impl Vectored {
+    /// Checks all arguments; launches the call, or records it where a group is open. `table` gives the blocks.
+    fn submit(&self, table: impl FnOnce(&Asking<'_>) -> Result<BlockTable>) -> Result<()> {
+        group::noted(self.record(table))
+    }
+
+    fn record(&self, table: impl FnOnce(&Asking<'_>) -> Result<BlockTable>) -> Result<()> {
+        let handle = handles::find(self.comm).map_err(|error| self.of_vendor(error))?;
+        let comm = handle.usable()?;
+        comm.only_in_host_memory(&format!("{} with blocks of different sizes", self.collective.name()))?;
+        let root = rank_of(&comm, self.root, "root")?;
+        let dtype = self.dtype.get()?;
+        comm.check_type(dtype)?;
+        let reduction = self.op.map(|op| comm.reduction(op.0, dtype)).transpose()?;
+        let (reduction, factor_at) = reduction.map_or((None, None), |(reduction, place)| (Some(reduction), place));
+        let stream = streams::of(&comm, self.stream)?;
+        let (rank, nranks) = (Rank::from_index(comm.rank()), comm.nranks());
+        let blocks = table(&Asking { rank, root, nranks, dtype, collective: self.collective.name() })?;
+        let call = CollectiveCall { factor_at, ..self.call(&comm, (rank, root), dtype, reduction, blocks)? };
+        handles::note(&handle, &comm);
+        let launch = Launch { comm, operation: Operation::Collective(call), stream };
+        group::record(launch, handle.blocking)?.map_or(Ok(()), launch_one)
+    }
+
+    /// A communicator of the vendor's library has no such calls.
+    fn of_vendor(&self, error: Error) -> Error {
+        match vendor::mode() {
+            Mode::Over(_) | Mode::PassThrough(_) if self.comm.0 != 0 => Error::InvalidUsage(format!(
+                "{} with blocks of different sizes is for communicators of the host (strataCommInitHost): {error}",
+                self.collective.name()
+            )),
+            _ => error,
+        }
+    }
+
+    fn call(
+        &self,
+        comm: &Comm,
+        (rank, root): (Rank, Rank),
+        dtype: DataType,
+        reduction: Option<crate::dtype::Reduction>,
+        blocks: BlockTable,
+    ) -> Result<CollectiveCall> {
+        let (sent, received) = blocks.spans();
+        let input = self.send.on_device(sent * dtype.size(), "sendbuff")?;
+        let output = self.recv.as_const().on_device(received * dtype.size(), "recvbuff")?;
+        comm.check_memory(input, "sendbuff")?;
+        comm.check_memory(output, "recvbuff")?;
+        let call = CollectiveCall {
+            collective: self.collective,
+            input,
+            output,
+            count: blocks.longest(),
+            blocks: Some(Arc::new(blocks)),
+            dtype,
+            reduction,
+            factor_at: None,
+            root,
+            algorithm: None,
+            decision: None,
+        };
+        check_overlap(&call, rank)?;
+        Ok(call)
+    }
+}
+
+/// Refuses receive blocks that overlap each other, or a send block but for the own one in place.
+fn check_overlap(call: &CollectiveCall, rank: Rank) -> Result<()> {
+    let Some(blocks) = &call.blocks else { return Ok(()) };
+    let name = call.collective.name();
+    if let Some((one, other)) = overlapping(blocks.output()) {
+        return Err(Error::InvalidArgument(format!("{name}: blocks {one} and {other} of recvbuff overlap")));
+    }
+    let size = call.dtype.size();
+    let in_memory = |region: DeviceRegion, extents: &[Extent]| -> Vec<(usize, usize, usize)> {
+        let filled = extents.iter().enumerate().filter(|(_, extent)| extent.count > 0);
+        let address = region.address() as usize;
+        filled.map(|(block, at)| (address + at.at * size, address + (at.at + at.count) * size, block)).collect()
+    };
+    let mut received = in_memory(call.output, blocks.output());
+    received.sort_unstable();
+    let in_place = call.in_place(rank);
+    let is_own = |sent: usize, received: usize| {
+        let at = |blocks: &[Extent], block: usize| blocks.len() == 1 || block == rank.index();
+        in_place && at(blocks.input(), sent) && at(blocks.output(), received)
+    };
+    for (begin, end, sent) in in_memory(call.input, blocks.input()) {
+        let first = received.partition_point(|block| block.1 <= begin);
+        let over = received[first..].iter().take_while(|block| block.0 < end);
+        if let Some((.., other)) = over.filter(|block| !is_own(sent, block.2)).next() {
+            let form = if call.collective == Collective::AllToAll { ", which has no in-place form" } else { "" };
+            return Err(Error::InvalidArgument(format!(
+                "{name}{form}: block {sent} of sendbuff and block {other} of recvbuff overlap"
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// `strataAllGatherV`
+#[allow(clippy::too_many_arguments)]
+pub fn all_gather(
+    send: ConstBuffer,
+    recv: Buffer,
+    counts: ConstPtr<usize>,
+    places: ConstPtr<usize>,
+    dtype: TypeCode,
+    comm: CommHandle,
+    stream: StreamHandle,
+) -> Result<()> {
+    let sizes = Sizes { counts, places, names: ["counts", "displs"] };
+    let call = Vectored { collective: Collective::AllGather, send, recv, dtype, op: None, root: 0, comm, stream };
+    call.submit(|asking| Ok(BlockTable::of_all(Collective::AllGather, asking.rank, sizes.blocks(asking)?)))
+}
+
+/// `strataReduceScatterV`
+#[allow(clippy::too_many_arguments)]
+pub fn reduce_scatter(
+    send: ConstBuffer,
+    recv: Buffer,
+    counts: ConstPtr<usize>,
+    places: ConstPtr<usize>,
+    dtype: TypeCode,
+    op: OpCode,
+    comm: CommHandle,
+    stream: StreamHandle,
+) -> Result<()> {
+    let collective = Collective::ReduceScatter;
+    let sizes = Sizes { counts, places, names: ["counts", "displs"] };
+    let call = Vectored { collective, send, recv, dtype, op: Some(op), root: 0, comm, stream };
+    call.submit(|asking| Ok(BlockTable::of_all(collective, asking.rank, sizes.blocks(asking)?)))
+}
+
+/// `strataAllToAllV`
+#[allow(clippy::too_many_arguments)]
+pub fn all_to_all(
+    send: ConstBuffer,
+    send_counts: ConstPtr<usize>,
+    send_places: ConstPtr<usize>,
+    recv: Buffer,
+    recv_counts: ConstPtr<usize>,
+    recv_places: ConstPtr<usize>,
+    dtype: TypeCode,
+    comm: CommHandle,
+    stream: StreamHandle,
+) -> Result<()> {
+    let from = Sizes { counts: send_counts, places: send_places, names: ["sendcounts", "sdispls"] };
+    let to = Sizes { counts: recv_counts, places: recv_places, names: ["recvcounts", "rdispls"] };
+    let call = Vectored { collective: Collective::AllToAll, send, recv, dtype, op: None, root: 0, comm, stream };
+    call.submit(|asking| {
+        let (input, output) = (from.blocks(asking)?, to.blocks(asking)?);
+        let me = asking.rank.index();
+        asking.agree(input[me], output[me], ["sendcounts", "recvcounts"])?;
+        Ok(BlockTable::of_pairs(input, output))
+    })
+}
+
+/// `strataGatherV`
+#[allow(clippy::too_many_arguments)]
+pub fn gather(
+    send: ConstBuffer,
+    count: usize,
+    recv: Buffer,
+    counts: ConstPtr<usize>,
+    places: ConstPtr<usize>,
+    dtype: TypeCode,
+    root: c_int,
+    comm: CommHandle,
+    stream: StreamHandle,
+) -> Result<()> {
+    let sizes = Sizes { counts, places, names: ["recvcounts", "displs"] };
+    let call = Vectored { collective: Collective::Gather, send, recv, dtype, op: None, root, comm, stream };
+    call.submit(|asking| {
+        let input = asking.single(count, "sendcount")?;
+        if !asking.is_root() {
+            return Ok(BlockTable::of_pairs(input, Vec::new()));
+        }
+        let output = sizes.blocks(asking)?;
+        asking.agree(input[0], output[asking.rank.index()], ["sendcount", "recvcounts"])?;
+        Ok(BlockTable::of_pairs(input, output))
+    })
+}
+
+/// `strataScatterV`
+#[allow(clippy::too_many_arguments)]
+pub fn scatter(
+    send: ConstBuffer,
+    counts: ConstPtr<usize>,
+    places: ConstPtr<usize>,
+    recv: Buffer,
+    count: usize,
+    dtype: TypeCode,
+    root: c_int,
+    comm: CommHandle,
+    stream: StreamHandle,
+) -> Result<()> {
+    let sizes = Sizes { counts, places, names: ["sendcounts", "displs"] };
+    let call = Vectored { collective: Collective::Scatter, send, recv, dtype, op: None, root, comm, stream };
+    call.submit(|asking| {
+        let output = asking.single(count, "recvcount")?;
+        if !asking.is_root() {
+            return Ok(BlockTable::of_pairs(Vec::new(), output));
+        }
+        let input = sizes.blocks(asking)?;
+        asking.agree(input[asking.rank.index()], output[0], ["sendcounts", "recvcount"])?;
+        Ok(BlockTable::of_pairs(input, output))
+    })
+}

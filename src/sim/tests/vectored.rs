@@ -1,0 +1,143 @@
+//! Blocks of different sizes: every algorithm of the collectives that have such, on random sizes and places.
+#![forbid(unsafe_code)]
+
+use super::property::{accepted, case};
+use super::*;
+use crate::plan::blocks::{packed, BlockTable, Extent};
+use crate::plan::stage::stage;
+use crate::plan::Buffer;
+use std::collections::BTreeSet;
+
+/// Cases.
+const CASES: u64 = 1500;
+
+/// Sizes of `n` blocks: mostly none, one with nine tenths of all, falling as Zipf has it, or any.
+fn sizes(n: usize, random: &mut Random) -> Vec<usize> {
+    let total = random.pick(&[1usize, 40, 300, 900]);
+    let mut sizes: Vec<usize> = match random.below(4) {
+        0 => (0..n).map(|_| if random.one_in(4) { 1 + random.below(60) as usize } else { 0 }).collect(),
+        1 => {
+            let mut sizes = vec![total / 10 / n.max(1); n];
+            sizes[random.below(n as u64) as usize] = total * 9 / 10;
+            sizes
+        }
+        2 => (1..=n).map(|rank| total / rank).collect(),
+        _ => (0..n).map(|_| random.below(50) as usize).collect(),
+    };
+    (1..n).rev().for_each(|at| sizes.swap(at, random.below(at as u64 + 1) as usize));
+    sizes
+}
+
+/// Places of blocks in any order, with gaps or without.
+fn places(sizes: &[usize], random: &mut Random) -> Vec<Extent> {
+    if random.one_in(2) {
+        return packed(sizes);
+    }
+    let mut order: Vec<usize> = (0..sizes.len()).collect();
+    (1..order.len()).rev().for_each(|at| order.swap(at, random.below(at as u64 + 1) as usize));
+    let mut blocks = vec![Extent::default(); sizes.len()];
+    let mut next = random.below(3) as usize;
+    for block in order {
+        blocks[block] = Extent { count: sizes[block], at: next };
+        next += sizes[block] + random.below(4) as usize;
+    }
+    blocks
+}
+
+/// The blocks of all ranks, all of which know all sizes.
+fn tables(shape: &Shape, random: &mut Random) -> Vec<Arc<BlockTable>> {
+    let p = shape.nranks();
+    let pairs = if shape.collective == Collective::AllToAll { p * p } else { p };
+    let row = sizes(pairs, random);
+    let table = |rank: usize| {
+        let me = Rank::from_index(rank);
+        let mut side = |buffer, blocks: usize| {
+            let sizes: Vec<usize> = (0..blocks).map(|block| row[shape.row_block(me, buffer, block)]).collect();
+            if blocks > 1 {
+                places(&sizes, random)
+            } else {
+                packed(&sizes)
+            }
+        };
+        let input = side(Buffer::Input, shape.input_blocks(me));
+        let output = side(Buffer::Output, shape.output_blocks(me));
+        Arc::new(BlockTable::new(input, output, row.clone()))
+    };
+    (0..p).map(table).collect()
+}
+
+/// The bytes of blocks, one after another, and whether all that lies between is as it was before.
+fn blocks_of(blocks: &[Extent], elem_bytes: usize, bytes: &[u8]) -> (Vec<u8>, bool) {
+    let mut between = vec![true; bytes.len()];
+    let mut found = Vec::new();
+    for &Extent { count, at } in blocks {
+        let range = if count == 0 { 0..0 } else { at * elem_bytes..(at + count) * elem_bytes };
+        found.extend_from_slice(&bytes[range.clone()]);
+        between[range].fill(false);
+    }
+    (found, bytes.iter().zip(&between).all(|(&byte, &is_between)| !is_between || byte == 0xa5))
+}
+
+fn run_case(sim: &mut Sim, shape: &Shape, plans: Vec<Plan>, seed: u64) -> std::result::Result<(), String> {
+    let mut random = Random::new(seed ^ 0x7ec);
+    let tables = tables(shape, &mut random);
+    let dtype = random.pick(&[DataType::I32, DataType::U64]);
+    let (size, segment_bytes) = (dtype.size(), random.pick(&[64, 192, 1 << 20]));
+    let inputs: Vec<Vec<u8>> =
+        tables.iter().map(|table| (0..table.spans().0 * size).map(|_| random.next_u64() as u8).collect()).collect();
+    let staged = random.one_in(3);
+    let plans = plans.into_iter().map(|plan| if staged { stage(&plan, &|_, _| true) } else { plan }).collect();
+    let programs = compile(plans).map_err(|error| error.to_string())?;
+    let (options, _, _) = circumstances(seed);
+    sim.reset(seed, options);
+    let job = Job { count: 0, blocks: Some(&tables), dtype, segment_bytes, inputs: Some(&inputs) };
+    let again = format!("staged {staged}, segments of {segment_bytes}, {tables:?}");
+    let report = sim.run(&programs, &job).map_err(|failure| format!("{failure}{again}"))?;
+    let arithmetic = Arithmetic::new(dtype, shape.prologue).map_err(|error| error.to_string())?;
+    let expected = expected_of(shape, arithmetic, size, &tables, &inputs);
+    for (rank, table) in tables.iter().enumerate() {
+        let (found, is_clean) = blocks_of(table.output(), size, &report.outputs[rank]);
+        if found != expected[rank] {
+            return Err(format!("rank {rank} has a wrong result; {again}"));
+        }
+        if !is_clean {
+            return Err(format!("rank {rank} has written between blocks; {again}"));
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn every_algorithm_runs_right_on_blocks_of_any_sizes() {
+    let mut sim = Sim::new(0, SimOptions::default());
+    let (mut ran, mut names) = (0, BTreeSet::new());
+    for seed in seeds(CASES) {
+        let Some((shape, name, plans)) = case(&mut Random::new(seed)) else { continue };
+        let one_block = matches!(shape.collective, Collective::AllReduce | Collective::Broadcast | Collective::Reduce);
+        let again = format!("SIM_SEED={seed}: {name}, {shape:?}");
+        if one_block || !accepted(&plans, true, &again) {
+            continue;
+        }
+        if let Err(text) = run_case(&mut sim, &shape, plans, seed) {
+            panic!("{again}: {text}");
+        }
+        ran += 1;
+        names.insert(format!("{} {name}", shape.collective.name()));
+    }
+    println!("{ran} cases of {names:?}");
+    assert!(ran > CASES / 3 || std::env::var("SIM_SEED").is_ok(), "only {ran} of {CASES} were accepted");
+}
+
+#[test]
+fn counts_that_are_none_on_one_rank_only_are_noticed() {
+    let shape = Shape::new(Collective::AllToAll, Arc::new(crate::topo::Grid::flat(3)));
+    let plan = |rank| crate::algorithms::build(&crate::algorithms::Choice::flat("direct"), &shape, Rank(rank)).unwrap();
+    let programs = compile((0..3).map(plan).collect()).unwrap();
+    let table = |input: [usize; 3], output: [usize; 3]| Arc::new(BlockTable::of_pairs(packed(&input), packed(&output)));
+    // Rank 0 has nothing for rank 2, which expects an element.
+    let tables = [table([0; 3], [0; 3]), table([0; 3], [0; 3]), table([0; 3], [1, 0, 0])];
+    let job = Job { count: 0, blocks: Some(&tables), dtype: DataType::I32, segment_bytes: 64, inputs: None };
+    let failure = Sim::new(1, SimOptions::default()).run(&programs, &job).unwrap_err();
+    let RankOutcome::Failed { error, .. } = &failure.outcomes[2] else { panic!("{failure}") };
+    assert_eq!(error.text(), "a message of 0 bytes from rank 0 where 4 were expected");
+}
