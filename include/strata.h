@@ -39,11 +39,11 @@ const char* strataGetLastError(void);
 
 /* ---- Collectives of blocks of different sizes ---- */
 
-/* Every rank gets every rank's block: counts[i] elements of rank i, at displs[i] of recvbuff, or one after another where displs is null. All ranks have the same counts. In place where sendbuff is the rank's block of recvbuff. What lies between blocks is not touched. This function and those below are for data in host memory. Since strata. */
+/* Every rank gets every rank's block. For each rank counts has its elements, and displs where they begin in recvbuff; they lie one after another where displs is null. All ranks have the same counts. In place where sendbuff is the rank's block of recvbuff. What lies between blocks is not touched. This function and those below are for data in host memory. Since strata. */
 ncclResult_t strataAllGatherV(const void* sendbuff, void* recvbuff, const size_t* counts,
     const size_t* displs, ncclDataType_t datatype, ncclComm_t comm, cudaStream_t stream);
 
-/* Rank i gets block i of the reduction of all vectors: counts[i] elements at displs[i] of sendbuff. All ranks have the same counts. In place where recvbuff is the rank's block of sendbuff. Since strata. */
+/* Rank i gets block i of the reduction of all vectors. For each rank counts has its elements, and displs where they begin in sendbuff. All ranks have the same counts. In place where recvbuff is the rank's block of sendbuff. Since strata. */
 ncclResult_t strataReduceScatterV(const void* sendbuff, void* recvbuff, const size_t* counts,
     const size_t* displs, ncclDataType_t datatype, ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream);
 

@@ -169,8 +169,8 @@ fn check_overlap(call: &CollectiveCall, rank: Rank) -> Result<()> {
     };
     for (begin, end, sent) in in_memory(call.input, blocks.input()) {
         let first = received.partition_point(|block| block.1 <= begin);
-        let over = received[first..].iter().take_while(|block| block.0 < end);
-        if let Some((.., other)) = over.filter(|block| !is_own(sent, block.2)).next() {
+        let mut over = received[first..].iter().take_while(|block| block.0 < end);
+        if let Some((.., other)) = over.find(|block| !is_own(sent, block.2)) {
             let form = if call.collective == Collective::AllToAll { ", which has no in-place form" } else { "" };
             return Err(Error::InvalidArgument(format!(
                 "{name}{form}: block {sent} of sendbuff and block {other} of recvbuff overlap"

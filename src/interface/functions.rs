@@ -496,15 +496,16 @@ macro_rules! own_functions {
             "strata" fn strataGetLastError() -> Text = native(info::own_last_error);
         }
         "Collectives of blocks of different sizes" {
-            /// Every rank gets every rank's block: counts[i] elements of rank i, at displs[i] of recvbuff, or one after another where
-            /// displs is null. All ranks have the same counts. In place where sendbuff is the rank's block of recvbuff. What lies
-            /// between blocks is not touched. This function and those below are for data in host memory.
+            /// Every rank gets every rank's block. For each rank counts has its elements, and displs where they begin in recvbuff;
+            /// they lie one after another where displs is null. All ranks have the same counts. In place where sendbuff is the
+            /// rank's block of recvbuff. What lies between blocks is not touched. This function and those below are for data in
+            /// host memory.
             "strata" fn strataAllGatherV(
                 sendbuff: ConstBuffer, recvbuff: Buffer, counts: ConstPtr<usize>, displs: ConstPtr<usize>, datatype: TypeCode,
                 comm: CommHandle, stream: StreamHandle
             ) -> Status = native(vectored::all_gather);
-            /// Rank i gets block i of the reduction of all vectors: counts[i] elements at displs[i] of sendbuff. All ranks have the
-            /// same counts. In place where recvbuff is the rank's block of sendbuff.
+            /// Rank i gets block i of the reduction of all vectors. For each rank counts has its elements, and displs where they
+            /// begin in sendbuff. All ranks have the same counts. In place where recvbuff is the rank's block of sendbuff.
             "strata" fn strataReduceScatterV(
                 sendbuff: ConstBuffer, recvbuff: Buffer, counts: ConstPtr<usize>, displs: ConstPtr<usize>, datatype: TypeCode,
                 op: OpCode, comm: CommHandle, stream: StreamHandle
