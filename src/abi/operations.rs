@@ -10,7 +10,8 @@ use super::streams;
 use crate::communicator::{
     group, launch_one, Again, CollectiveCall, Comm, Direction, Elements, Factor, Launch, Operation,
 };
-use crate::dtype::{DataType, RedOp};
+use crate::device::StreamRef;
+use crate::dtype::{DataType, RedOp, Reduction};
 use crate::error::{Error, Result, ShortResult};
 use crate::interface::layouts::{read_versioned, write_versioned, CollConfig, SimInfo};
 use crate::interface::pointer::{Buffer, ConstBuffer, ConstPtr, Ptr};
@@ -109,12 +110,8 @@ impl Call {
     fn check(&self, key: Option<Again>) -> Result<()> {
         let handle = handles::find(self.comm)?;
         let comm = handle.usable()?;
-        let root = rank_of(&comm, self.root, "root")?;
-        let dtype = self.dtype.get()?;
-        comm.check_type(dtype)?;
-        let reduction = self.op.map(|op| comm.reduction(op.0, dtype)).transpose()?;
-        let (reduction, factor_at) = reduction.map_or((None, None), |(reduction, place)| (Some(reduction), place));
-        let stream = streams::of(&comm, self.stream)?;
+        let Checked { root, dtype, reduction, factor_at, stream } =
+            checked(&comm, self.root, self.dtype, self.op, self.stream)?;
         let wish = options::collective(self.config)?;
         let algorithm = match self.script {
             Some(script) => Some(script.unique_name.clone()),
@@ -204,7 +201,35 @@ impl Call {
     }
 }
 
-pub(super) fn rank_of(comm: &Comm, number: c_int, what: &str) -> Result<Rank> {
+/// What collectives have in common beside their buffers.
+pub(super) struct Checked {
+    pub(super) root: Rank,
+    pub(super) dtype: DataType,
+    pub(super) reduction: Option<Reduction>,
+    /// Where the factor of a reduction lies that is read when the call begins.
+    pub(super) factor_at: Option<DeviceRegion>,
+    pub(super) stream: StreamRef,
+}
+
+/// Checks that, in the order in which NCCL does.
+#[inline]
+pub(super) fn checked(
+    comm: &Arc<Comm>,
+    root: c_int,
+    dtype: TypeCode,
+    op: Option<OpCode>,
+    stream: StreamHandle,
+) -> Result<Checked> {
+    let root = rank_of(comm, root, "root")?;
+    let dtype = dtype.get()?;
+    comm.check_type(dtype)?;
+    let reduction = op.map(|op| comm.reduction(op.0, dtype)).transpose()?;
+    let (reduction, factor_at) = reduction.map_or((None, None), |(reduction, place)| (Some(reduction), place));
+    let stream = streams::of(comm, stream)?;
+    Ok(Checked { root, dtype, reduction, factor_at, stream })
+}
+
+fn rank_of(comm: &Comm, number: c_int, what: &str) -> Result<Rank> {
     match usize::try_from(number) {
         Ok(index) if index < comm.nranks() => Ok(Rank::from_index(index)),
         _ => Err(Error::InvalidArgument(format!("invalid {what} {number} (nranks {})", comm.nranks()))),

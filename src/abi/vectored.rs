@@ -4,8 +4,8 @@
 //! rank's counts may be others, and only a message tells.
 #![forbid(unsafe_code)]
 
-use super::operations::rank_of;
-use super::{handles, streams};
+use super::handles;
+use super::operations::{checked, Checked};
 use crate::communicator::{group, launch_one, CollectiveCall, Comm, Launch, Operation};
 use crate::dtype::DataType;
 use crate::error::{Error, Result};
@@ -91,12 +91,8 @@ impl Vectored {
         let handle = handles::find(self.comm).map_err(|error| self.of_vendor(error))?;
         let comm = handle.usable()?;
         comm.only_in_host_memory(&format!("{} with blocks of different sizes", self.collective.name()))?;
-        let root = rank_of(&comm, self.root, "root")?;
-        let dtype = self.dtype.get()?;
-        comm.check_type(dtype)?;
-        let reduction = self.op.map(|op| comm.reduction(op.0, dtype)).transpose()?;
-        let (reduction, factor_at) = reduction.map_or((None, None), |(reduction, place)| (Some(reduction), place));
-        let stream = streams::of(&comm, self.stream)?;
+        let Checked { root, dtype, reduction, factor_at, stream } =
+            checked(&comm, self.root, self.dtype, self.op, self.stream)?;
         let (rank, nranks) = (Rank::from_index(comm.rank()), comm.nranks());
         let blocks = table(&Asking { rank, root, nranks, dtype, collective: self.collective.name() })?;
         let call = CollectiveCall { factor_at, ..self.call(&comm, (rank, root), dtype, reduction, blocks)? };

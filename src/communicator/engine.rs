@@ -534,8 +534,8 @@ impl Engine {
         }
         let elem_bytes = call.dtype.size();
         let layout = match &call.blocks {
-            None => Layout::new(call.count, elem_bytes, k, scratch_chunks, segment_bytes),
-            Some(blocks) => Layout::vectored(blocks.clone(), elem_bytes, k, scratch_chunks, segment_bytes),
+            None => program.layout(call.count, elem_bytes, segment_bytes),
+            Some(blocks) => program.layout_of(blocks.clone(), elem_bytes, segment_bytes),
         };
         self.explain_choice(call, (choice, &decision.reason), &layout, program.rounds());
         self.forget_oldest();

@@ -95,7 +95,7 @@ impl Binding {
 
     /// Whether bytes for this address do not leave the machine.
     pub fn is_of_this_host(&self, peer: IpAddr) -> bool {
-        peer.is_loopback() || self.host.iter().any(|own| own.addr == peer)
+        self.host.iter().any(|own| own.addr == peer)
     }
 
     /// How to bind a socket that talks to `peer`.
