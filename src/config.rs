@@ -57,6 +57,37 @@ impl std::fmt::Debug for Secret {
     }
 }
 
+/// Which calls of a group become one call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fuse {
+    /// All that can.
+    All,
+    /// Those that reduce nothing.
+    Moves,
+    /// None.
+    Off,
+}
+
+impl Fuse {
+    const NAMES: [(&'static str, Fuse); 3] = [("all", Fuse::All), ("moves", Fuse::Moves), ("off", Fuse::Off)];
+}
+
+impl FromStr for Fuse {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Fuse, String> {
+        let known = Fuse::NAMES.into_iter().find(|(name, _)| *name == text);
+        known.map(|(_, fuse)| fuse).ok_or_else(|| "one of all, moves and off is wanted".to_string())
+    }
+}
+
+impl Display for Fuse {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let name = Fuse::NAMES.into_iter().find(|(_, fuse)| fuse == self).map_or("off", |(name, _)| name);
+        f.write_str(name)
+    }
+}
+
 macro_rules! variables {
     ($($name:literal $field:ident: $type:ty = $default:literal, $agreed:ident, $text:literal;)*) => {
         /// All variables, in the order of the table.
@@ -177,6 +208,8 @@ variables! {
         "Use shared memory between ranks of a node.";
     "STRATA_CMA" cma: bool = "true", local,
         "Read large messages straight out of a peer's memory (process_vm_readv) where the system allows it.";
+    "STRATA_FUSE" fuse: Fuse = "all", agreed,
+        "Calls of one group that become one call, in host memory. all: calls of the same collective over all their elements, and broadcasts (reduces) with several roots as an all-gather (reduce-scatter). moves: only collectives that reduce nothing, so that reductions have the bits of single calls. off: none.";
     "STRATA_STAGE" stage: bool = "true", agreed,
         "Copy messages to ranks of the node into shared memory first, unless they are there already (ncclMemAlloc).";
     "STRATA_EAGER_BYTES" eager_bytes: usize = "16384", local,

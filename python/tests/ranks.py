@@ -75,9 +75,13 @@ def _forker():
     return process
 
 
+# How many times as long as usual ranks may take: for tests behind others, which have the time that those leave.
+PATIENCE = float(os.environ.get("STRATA_TEST_PATIENCE", "1"))
+
+
 def run(module, function, ranks=2, limit=60.0, env=None, arguments=()):
     """Runs `function(*arguments)` of a module on so many ranks. The outcome of each."""
-    job = {"module": module, "function": function, "ranks": ranks, "limit": limit, "env": env or {}}
+    job = {"module": module, "function": function, "ranks": ranks, "limit": limit * PATIENCE, "env": env or {}}
     forker = _forker()
     print(json.dumps(dict(job, arguments=[str(argument) for argument in arguments])), file=forker.stdin, flush=True)
     return [Outcome(*fields) for fields in json.loads(forker.stdout.readline())]

@@ -125,7 +125,9 @@ pub fn run_with(name: &str, arguments: &[&str], words: &[&str]) -> String {
     let dir = library_dir();
     let source = std::fs::read_to_string(root().join("shim-tests/c").join(name));
     let path = dir.to_str().unwrap();
-    let strict = ["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-g", "-pthread", "-L", path, "-lnccl"];
+    let headers = root().join("shim-tests/c");
+    let headers = headers.to_str().unwrap();
+    let strict = ["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-g", "-pthread", "-I", headers, "-L", path, "-lnccl"];
     let program = Compiler::new("c").compile(&source.unwrap(), &[&strict[..], arguments].concat());
     let mut command = Command::new(&program);
     command.args(words);

@@ -22,6 +22,7 @@ mod collectives;
 mod communicators;
 mod failures;
 mod fronts;
+mod groups;
 mod large;
 mod listening;
 mod messages;

@@ -130,7 +130,7 @@ impl Call {
         comm.check_memory(input, "sendbuff")?;
         comm.check_memory(output, "recvbuff")?;
         let collective = self.collective;
-        let (decision, blocks) = (None, None);
+        let (decision, blocks, joined) = (None, None, None);
         let mut call = CollectiveCall {
             collective,
             input,
@@ -142,6 +142,7 @@ impl Call {
             factor_at,
             root,
             algorithm,
+            joined,
             decision,
         };
         if comm.nranks() > 1 && self.overwrites(input, output) && !comm.does_in_place(&mut call)? {

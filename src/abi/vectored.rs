@@ -131,6 +131,7 @@ impl Vectored {
             output,
             count: blocks.longest(),
             blocks: Some(Arc::new(blocks)),
+            joined: None,
             dtype,
             reduction,
             factor_at: None,

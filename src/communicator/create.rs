@@ -5,9 +5,9 @@ use super::device::MakeDevice;
 use super::engine::{DataPlace, Engine};
 use super::engine_watch::EngineWatch;
 use super::gpu::GpuLauncher;
-use super::members::Member;
+use super::members::{on_host, Member};
 use super::messages::Counters;
-use super::{launch, nics, ops, tuning, Comm, OperationQueue, ALIVE, ENDED};
+use super::{fuse, launch, nics, ops, tuning, Comm, OperationQueue, ALIVE, ENDED};
 use crate::bootstrap::connection::{Interrupt, Interruption};
 use crate::bootstrap::rendezvous::ranges;
 use crate::bootstrap::{Credentials, Service, ServiceAddr};
@@ -660,6 +660,8 @@ impl Meeting<'_> {
         // what the session knows of: it names those who do not come to the round.
         let (crowded, lends) = self.last_round(&mut engine)?;
         self.session.close();
+        let in_place = !knowledge.scripts.scripts.is_empty();
+        let fuse = on_host(&members, &self.options).then(|| fuse::Rules::new(&config, board, in_place));
         let context = Context::new(grid.clone(), config.clone(), board);
         let selector = Selector::new(Context { knowledge, crowded, lends, ..context });
         link(monitor.as_ref(), &config, self.cancel)?;
@@ -678,6 +680,7 @@ impl Meeting<'_> {
             members,
             config,
             selector,
+            fuse,
             links: OnceLock::new(),
             carrier,
             options: self.options,

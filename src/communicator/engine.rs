@@ -48,7 +48,8 @@ struct Staged {
 /// The call that is running.
 struct Running {
     call: CollectiveCall,
-    buffers: Buffers,
+    /// Our own memory.
+    scratch: DeviceRegion,
     /// Index in `recent`.
     ready: usize,
     /// Where those who follow it see how far it is.
@@ -322,10 +323,12 @@ impl Engine {
         let ready = &mut self.recent[index];
         let scratch_bytes = ready.layout.scratch_bytes() * ready.window.min(ready.layout.segments());
         let scratch = self.device.scratch(scratch_bytes)?;
-        let buffers = Buffers { input: call.input, output: call.output, scratch };
+        // Of calls of which some are in place, the others are brought there.
+        let copies = call.joined.iter().flat_map(|joined| &joined.copies);
+        copies.into_iter().try_for_each(|&(from, to)| self.device.copy(None, from, to))?;
         self.device.begin(&ready.program, &ready.layout, ready.window)?;
         ready.execution.begin(ready.program.clone(), ready.layout.clone(), ready.window, limit_ns);
-        self.running = Some(Running { call: call.clone(), buffers, ready: index, front: None });
+        self.running = Some(Running { call: call.clone(), scratch, ready: index, front: None });
         Ok(())
     }
 
@@ -410,7 +413,7 @@ impl Engine {
         let mut world = LiveWorld {
             device: &mut *self.device,
             transport: &mut self.transport,
-            buffers: running.buffers,
+            buffers: Buffers::of(&running.call, running.scratch),
             rank: self.rank,
             reduction: running.call.reduction,
             sequence: self.sequence,
@@ -567,7 +570,13 @@ impl Engine {
             return Staged::default();
         }
         let ordinary = |region: &DeviceRegion| shared::find(region.address() as usize, region.len()).is_none();
-        Staged { input: ordinary(&call.input), output: ordinary(&call.output) }
+        match &call.joined {
+            None => Staged { input: ordinary(&call.input), output: ordinary(&call.output) },
+            Some(joined) => Staged {
+                input: joined.input.regions().iter().any(ordinary),
+                output: joined.output.regions().iter().any(ordinary),
+            },
+        }
     }
 
     /// Whether messages are long enough to be staged; the same on all ranks. Where each rank knows its own counts only, none are:
@@ -686,6 +695,9 @@ fn signature(call: &CollectiveCall, algorithm: &str) -> u32 {
         (Some(_), None) => digest.text("own sizes"),
         (Some(_), Some(sizes)) => sizes.iter().fold(digest.text("sizes"), |digest, &count| digest.number(count as u64)),
     };
+    if let Some(joined) = &call.joined {
+        digest = joined.summary.0.iter().fold(digest.text("joined"), |digest, &word| digest.number(word));
+    }
     digest = digest.text(call.dtype.name()).number(call.root.0).text(algorithm);
     if let Some(reduction) = call.reduction {
         let prologue = match reduction.prologue {

@@ -19,7 +19,7 @@ use crate::fork::PerProcess;
 use crate::memory::DeviceRegion;
 use crate::sync::locked;
 use crate::vendor::{self, Mode};
-use smallvec::SmallVec;
+use smallvec::{smallvec, SmallVec};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
@@ -118,6 +118,18 @@ impl CallFront {
             Some(_) => call.input.len().max(call.output.len()),
         };
         CallFront::of(comm, [call.input, call.output], block_bytes, stream)
+    }
+
+    /// The same of all calls that are made as one.
+    pub(super) fn follow_all(
+        comm: &Arc<Comm>,
+        call: &CollectiveCall,
+        stream: &Weak<HostStream>,
+    ) -> SmallVec<[Followed; 1]> {
+        let Some(joined) = &call.joined else { return smallvec![CallFront::follow(comm, call, stream)] };
+        let whole =
+            |buffers: &[DeviceRegion; 2]| CallFront::of(comm, *buffers, buffers[0].len().max(buffers[1].len()), stream);
+        joined.buffers.iter().map(whole).collect()
     }
 
     /// The same of a send or a receive.
@@ -268,7 +280,7 @@ impl OperationBatch {
     /// The same of one of the host's streams, or of none of those.
     pub(super) fn follow_from(&mut self, stream: Weak<HostStream>) {
         let comm = &self.comm;
-        self.followed = self.collectives.iter().map(|call| Some(CallFront::follow(comm, call, &stream))).collect();
+        self.followed = self.collectives.iter().map(|call| CallFront::follow_all(comm, call, &stream)).collect();
         let messages = self.messages.iter();
         self.followed_messages = messages.map(|message| CallFront::follow_message(comm, message, &stream)).collect();
     }

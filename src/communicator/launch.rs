@@ -42,7 +42,7 @@ pub(super) struct OperationBatch {
     /// How many of the collectives have begun.
     begun: usize,
     /// Of each of them, where it is followed.
-    pub(super) followed: SmallVec<[Option<Followed>; 1]>,
+    pub(super) followed: SmallVec<[SmallVec<[Followed; 1]>; 1]>,
     /// The messages that are followed.
     pub(super) followed_messages: Vec<Followed>,
     /// Those that have not begun.
@@ -246,11 +246,12 @@ fn launch_group(batch: Vec<Launch>) -> Result<()> {
             parts.len() - 1
         });
         let (run, streams) = &mut parts[index];
-        run.add(operation)?;
+        run.record(operation);
         if !streams.contains(&stream) {
             streams.push(stream);
         }
     }
+    parts.iter_mut().try_for_each(|(run, _)| run.decide())?;
     // Threads may share communicators of the host, and their operations have one order as numbers and on streams.
     let mut order = parts.iter().any(|(run, _)| run.comm.numbers.is_some()).then(bundle::order);
     for (run, _) in parts.iter_mut().filter(|(run, _)| run.comm.gpu().is_none()) {
@@ -351,12 +352,23 @@ impl OperationBatch {
         self.is_on() && (!self.independent || self.comm.turns.is_idle())
     }
 
+    /// The only operation.
     fn add(&mut self, operation: Operation) -> Result<()> {
+        self.record(operation);
+        self.collectives.iter_mut().try_for_each(|call| self.comm.decide(call))
+    }
+
+    /// Decides about all operations of a group, of which several may become one.
+    fn decide(&mut self) -> Result<()> {
+        if self.collectives.len() > 1 {
+            self.collectives = self.comm.fuse(self.collectives.drain(..).collect()).into();
+        }
+        self.collectives.iter_mut().try_for_each(|call| self.comm.decide(call))
+    }
+
+    fn record(&mut self, operation: Operation) {
         match operation {
-            Operation::Collective(mut call) => {
-                self.comm.decide(&mut call)?;
-                self.collectives.push(call);
-            }
+            Operation::Collective(call) => self.collectives.push(call),
             Operation::Send { to, data, .. } => {
                 self.messages.push(Message { direction: Direction::Send, peer: to, data, sequence: 0 });
             }
@@ -364,7 +376,6 @@ impl OperationBatch {
                 self.messages.push(Message { direction: Direction::Recv, peer: from, data, sequence: 0 });
             }
         }
-        Ok(())
     }
 
     /// Goes as far as possible without waiting. After an error the communicator is to be failed, once its engine is not locked
@@ -421,7 +432,7 @@ impl OperationBatch {
                         self.comm.status.send(None);
                     }
                     if matches!(self.active, Active::Collective) {
-                        self.followed.get_mut(self.begun - 1).and_then(Option::take);
+                        self.followed.get_mut(self.begun - 1).map(SmallVec::clear);
                         self.comm.status.finish();
                     }
                     self.active = Active::Waiting;
@@ -674,7 +685,7 @@ fn begin(
     comm: &Comm,
     engine: &mut Engine,
     call: &mut CollectiveCall,
-    followed: Option<&mut Option<Followed>>,
+    followed: Option<&mut SmallVec<[Followed; 1]>>,
 ) -> Result<bool> {
     if call.factor_at.is_some() {
         call.read_factor(engine)?;
@@ -682,8 +693,11 @@ fn begin(
     comm.status.begin(call.summary());
     let has_begun = engine.begin(call)?;
     match (has_begun, followed) {
-        (true, Some(Some(followed))) => engine.follow(followed.front()),
-        (false, Some(followed)) => *followed = None,
+        // The data of calls that are made as one is final at its end.
+        (true, Some(followed)) if call.joined.is_none() => {
+            followed.iter().for_each(|followed| engine.follow(followed.front()));
+        }
+        (false, Some(followed)) => followed.clear(),
         _ => {}
     }
     if !has_begun {

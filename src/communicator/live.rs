@@ -4,6 +4,7 @@
 use super::device::{Device, Scaling};
 use super::front::CallFront;
 use super::independent::IndependentMessages;
+use super::{CollectiveCall, Joined};
 use crate::device::host::Combine;
 use crate::dtype::Reduction;
 use crate::error::{Error, Result};
@@ -13,18 +14,21 @@ use crate::plan::layout::{Layout, Piece};
 use crate::plan::{Buffer, OperandOrder};
 use crate::topo::Rank;
 use crate::transport::{Blocks, Envelope, NodeCall, Router, Sink};
+use smallvec::SmallVec;
 use std::sync::OnceLock;
 use std::time::Instant;
 
 /// The memory of one call.
 #[derive(Debug, Clone, Copy)]
-pub struct Buffers {
+pub struct Buffers<'a> {
     /// The send buffer.
-    pub input: DeviceRegion,
+    input: DeviceRegion,
     /// The receive buffer.
-    pub output: DeviceRegion,
+    output: DeviceRegion,
     /// Our own memory.
-    pub scratch: DeviceRegion,
+    scratch: DeviceRegion,
+    /// The memory of several calls, in the place of the two first ones.
+    joined: Option<&'a Joined>,
 }
 
 /// Lists of regions, kept from call to call so that none is allocated twice.
@@ -43,7 +47,7 @@ pub struct LiveWorld<'a> {
     /// Carries messages.
     pub transport: &'a mut Router,
     /// The call's memory.
-    pub buffers: Buffers,
+    pub buffers: Buffers<'a>,
     /// The rank that runs it.
     pub rank: Rank,
     /// What reductions do; `None` for collectives that only move data.
@@ -66,7 +70,20 @@ pub fn now_ns() -> u64 {
     START.get_or_init(Instant::now).elapsed().as_nanos() as u64
 }
 
-impl Buffers {
+impl<'a> Buffers<'a> {
+    /// The memory of a call.
+    pub fn of(call: &'a CollectiveCall, scratch: DeviceRegion) -> Buffers<'a> {
+        Buffers { input: call.input, output: call.output, scratch, joined: call.joined.as_deref() }
+    }
+
+    /// Bytes of the longer of the send and the receive buffer.
+    fn bytes(&self) -> usize {
+        match self.joined {
+            None => self.input.len().max(self.output.len()),
+            Some(joined) => joined.input.bytes().max(joined.output.bytes()),
+        }
+    }
+
     fn region(&self, piece: &Piece) -> DeviceRegion {
         let buffer = match piece.buffer {
             Buffer::Input => self.input,
@@ -78,12 +95,73 @@ impl Buffers {
 
     fn list(&self, pieces: &[Piece], regions: &mut Vec<DeviceRegion>) {
         regions.clear();
-        regions.extend(pieces.iter().map(|piece| self.region(piece)));
+        let Some(joined) = self.joined else {
+            return regions.extend(pieces.iter().map(|piece| self.region(piece)));
+        };
+        for piece in pieces {
+            match piece.buffer {
+                Buffer::Input => joined.input.parts(piece.offset, piece.len, |part| regions.push(part)),
+                Buffer::Output => joined.output.parts(piece.offset, piece.len, |part| regions.push(part)),
+                Buffer::Scratch => regions.push(self.region(piece)),
+            }
+        }
     }
 
-    fn blocks(&self, lists: &[&[Piece]], blocks: &mut Blocks<OnDevice>) {
+    fn blocks(&self, lists: &[&[Piece]], blocks: &mut Blocks<OnDevice>, regions: &mut Vec<DeviceRegion>) {
         blocks.clear();
-        lists.iter().for_each(|pieces| blocks.push(pieces.iter().map(|piece| self.region(piece))));
+        for pieces in lists {
+            if self.joined.is_none() {
+                blocks.push(pieces.iter().map(|piece| self.region(piece)));
+                continue;
+            }
+            self.list(pieces, regions);
+            blocks.push(regions.drain(..));
+        }
+    }
+
+    /// Goes through rows of pieces of equal total length in step, calling `visit` for each stretch that is one region in all of
+    /// them.
+    fn walk(&self, rows: &[&[Piece]], mut visit: impl FnMut(&[DeviceRegion]) -> Result<()>) -> Result<()> {
+        if self.joined.is_none() {
+            let mut regions: SmallVec<[DeviceRegion; 17]> = SmallVec::new();
+            return walk(rows, |parts| {
+                regions.clear();
+                regions.extend(parts.iter().map(|piece| self.region(piece)));
+                visit(&regions)
+            });
+        }
+        let mut lists: Vec<Vec<DeviceRegion>> = vec![Vec::new(); rows.len()];
+        rows.iter().zip(&mut lists).for_each(|(row, list)| self.list(row, list));
+        let rows: SmallVec<[&[DeviceRegion]; 17]> = lists.iter().map(Vec::as_slice).collect();
+        walk(&rows, visit)
+    }
+}
+
+/// What can be cut.
+trait Stretch: Copy {
+    /// Its length in bytes.
+    fn bytes(&self) -> usize;
+    /// So many bytes of it from there.
+    fn cut(&self, offset: usize, len: usize) -> Self;
+}
+
+impl Stretch for Piece {
+    fn bytes(&self) -> usize {
+        self.len
+    }
+
+    fn cut(&self, offset: usize, len: usize) -> Piece {
+        Piece { offset: self.offset + offset, len, ..*self }
+    }
+}
+
+impl Stretch for DeviceRegion {
+    fn bytes(&self) -> usize {
+        self.len()
+    }
+
+    fn cut(&self, offset: usize, len: usize) -> DeviceRegion {
+        self.part(offset, len)
     }
 }
 
@@ -113,7 +191,7 @@ impl LiveWorld<'_> {
             (scaling.start || scaling.divisor != 1).then_some(scaling)
         });
         let (buffers, device) = (self.buffers, &mut *self.device);
-        walk(&[src, dst], |parts| device.copy(scaling, buffers.region(&parts[0]), buffers.region(&parts[1])))?;
+        buffers.walk(&[src, dst], |parts| device.copy(scaling, parts[0], parts[1]))?;
         Ok(device.step(token))
     }
 
@@ -125,29 +203,26 @@ impl LiveWorld<'_> {
         rows.extend(srcs);
         rows.push(dst);
         let (buffers, device) = (self.buffers, &mut *self.device);
-        walk(&rows, |parts| {
+        buffers.walk(&rows, |parts| {
             let (dst, srcs) = parts.split_last().expect("a row for the destination");
-            let regions: smallvec::SmallVec<[DeviceRegion; 16]> =
-                srcs.iter().map(|piece| buffers.region(piece)).collect();
-            device.reduce(how, &regions, buffers.region(dst))
+            device.reduce(how, srcs, *dst)
         })?;
         Ok(device.step(token))
     }
 }
 
-/// Goes through rows of pieces of equal total length in step, calling `visit` for each stretch that is one piece in all
-/// of them.
-fn walk(rows: &[&[Piece]], mut visit: impl FnMut(&[Piece]) -> Result<()>) -> Result<()> {
-    let mut at: smallvec::SmallVec<[(usize, usize); 17]> = rows.iter().map(|_| (0, 0)).collect();
-    let mut parts: smallvec::SmallVec<[Piece; 17]> = smallvec::SmallVec::new();
+/// Goes through rows of equal total length in step, calling `visit` for each stretch that is in one part in all of them.
+fn walk<Part: Stretch>(rows: &[&[Part]], mut visit: impl FnMut(&[Part]) -> Result<()>) -> Result<()> {
+    let mut at: SmallVec<[(usize, usize); 17]> = rows.iter().map(|_| (0, 0)).collect();
+    let mut parts: SmallVec<[Part; 17]> = SmallVec::new();
     while rows.iter().zip(&at).all(|(row, &(index, _))| index < row.len()) {
-        let len = rows.iter().zip(&at).map(|(row, &(index, done))| row[index].len - done).min().unwrap_or(0);
+        let len = rows.iter().zip(&at).map(|(row, &(index, done))| row[index].bytes() - done).min().unwrap_or(0);
         parts.clear();
         for (row, (index, done)) in rows.iter().zip(&mut at) {
             let piece = row[*index];
-            parts.push(Piece { offset: piece.offset + *done, len, ..piece });
+            parts.push(piece.cut(*done, len));
             *done += len;
-            if *done == piece.len {
+            if *done == piece.bytes() {
                 (*index, *done) = (*index + 1, 0);
             }
         }
@@ -189,11 +264,11 @@ impl World for LiveWorld<'_> {
                     true => Some(self.combine(OperandOrder::LocalFirst, call.finish)?),
                     false => None,
                 };
-                self.buffers.blocks(src, &mut self.lists.src);
-                self.buffers.blocks(dst, &mut self.lists.dst);
+                self.buffers.blocks(src, &mut self.lists.src, &mut self.lists.first);
+                self.buffers.blocks(dst, &mut self.lists.dst, &mut self.lists.first);
                 let RegionLists { src, dst, .. } = &*self.lists;
                 let me = call.group.iter().position(|&rank| rank == self.rank).unwrap_or(0);
-                let operation_bytes = self.buffers.input.len().max(self.buffers.output.len());
+                let operation_bytes = self.buffers.bytes();
                 let call =
                     NodeCall { collective: call.collective, root: call.root, src, dst, combine, operation_bytes };
                 self.device.call(self.transport, token, envelope, me, call)

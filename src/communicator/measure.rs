@@ -3,6 +3,7 @@
 //! Collective. Every rank runs the same operations: whether a further one follows is decided by what rank 0 said in the one
 //! before. Each tells all others its times, so that all have the same figures and choose alike.
 
+use super::members::on_host;
 use super::{CollectiveCall, Comm, Launch, Operation, StreamRef};
 use crate::dtype::DataType;
 use crate::error::Result;
@@ -50,6 +51,7 @@ impl Meter<'_> {
             output: output.part(0, block * nranks).as_device(),
             count: block,
             blocks: None,
+            joined: None,
             dtype: DataType::I8,
             reduction: None,
             factor_at: None,
@@ -123,8 +125,7 @@ pub(super) fn measure(comm: &Arc<Comm>, budget: Duration) -> Result<Option<Links
 impl Comm {
     /// Finds out what the links between the nodes are, unless the parent's are known or a machine is named. Collective.
     pub(super) fn meter(self: &Arc<Comm>, parent: Option<Links>) -> Result<()> {
-        // Of a world in which one rank has a GPU all must decide alike.
-        let on_host = self.members.iter().all(|member| !member.on_gpu) && self.options.companion.is_none();
+        let on_host = on_host(&self.members, &self.options);
         let auto = self.config.machine == AUTO && self.config.measure_us > 0;
         if !(on_host && auto) || self.grid.nnodes() == 1 {
             return Ok(());

@@ -1,6 +1,7 @@
 //! What ranks tell each other about themselves when a communicator is made.
 #![forbid(unsafe_code)]
 
+use super::CommOptions;
 use crate::error::{Error, Result};
 use crate::topo::distance::PciAddress;
 use serde_json::{json, Value};
@@ -85,6 +86,11 @@ fn local(value: &Value) -> Option<(usize, usize)> {
 
 fn refuse(rank: usize, what: &str) -> Error {
     Error::Remote(format!("rank {rank} sent a description of itself that cannot be read: {what}"))
+}
+
+/// Whether the data of all ranks is in host memory, and there is no vendor's library: the same on all ranks.
+pub fn on_host(members: &[Member], options: &CommOptions) -> bool {
+    options.companion.is_none() && members.iter().all(|member| !member.on_gpu)
 }
 
 #[cfg(test)]

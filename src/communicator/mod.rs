@@ -13,9 +13,11 @@ mod engine;
 mod engine_watch;
 pub mod exit;
 pub mod front;
+mod fuse;
 pub mod gpu;
 pub mod group;
 mod independent;
+mod joined;
 mod joining;
 mod launch;
 mod live;
@@ -54,6 +56,7 @@ use crate::sync::{fence, locked};
 use crate::topo::{Grid, Rank};
 use crate::transport::{Departure, Waker};
 use engine::Engine;
+pub use joined::Joined;
 use members::Member;
 use std::collections::HashMap;
 use std::fmt;
@@ -131,6 +134,8 @@ pub struct CollectiveCall {
     pub root: Rank,
     /// An algorithm named by the call.
     pub algorithm: Option<String>,
+    /// The memory, where this stands for several calls of a group; `input` and `output` are empty then.
+    pub joined: Option<Arc<Joined>>,
     /// How it is run. None until the communicator has accepted the call.
     pub decision: Option<Arc<Decision>>,
 }
@@ -138,6 +143,9 @@ pub struct CollectiveCall {
 impl CollectiveCall {
     /// Whether the buffers of `rank` overlap as NCCL's in-place convention says.
     pub fn in_place(&self, rank: Rank) -> bool {
+        if let Some(joined) = &self.joined {
+            return joined.in_place;
+        }
         let (input, output) = (self.input.address() as usize, self.output.address() as usize);
         let block = self.count * self.dtype.size();
         if let Some(blocks) = &self.blocks {
@@ -163,6 +171,9 @@ impl CollectiveCall {
     /// already.
     fn moves_nothing(&self, nranks: usize) -> bool {
         let unchanged = |reduction: Reduction| !reduction.needs_prologue() && reduction.divisor == 1;
+        if self.joined.is_some() {
+            return false;
+        }
         if self.blocks.is_some() {
             // Where this rank has no elements another may have some, and only messages tell.
             return nranks == 1 && self.in_place(Rank(0)) && self.reduction.is_none_or(unchanged);
@@ -185,7 +196,9 @@ impl CollectiveCall {
     /// Whether another call of `rank` differs only in its buffers' addresses.
     fn same_shape(&self, other: &CollectiveCall, rank: Rank) -> bool {
         let key = |call: &CollectiveCall| (call.collective, call.count, call.dtype, call.root, call.in_place(rank));
-        key(self) == key(other) && self.reduction == other.reduction && self.blocks == other.blocks
+        let joined = |call: &CollectiveCall| call.joined.as_ref().map(|joined| joined.summary);
+        let is_same = key(self) == key(other) && self.reduction == other.reduction && self.blocks == other.blocks;
+        is_same && joined(self) == joined(other)
     }
 
     /// The sizes that all ranks know, where blocks differ in size.
@@ -212,6 +225,9 @@ impl CollectiveCall {
     /// What all ranks must agree on.
     fn summary(&self) -> CallSummary {
         let CollectiveCall { collective, count, dtype, reduction, root, .. } = *self;
+        if let Some(joined) = &self.joined {
+            return joined.summary;
+        }
         match (&self.blocks, self.known_sizes()) {
             (None, _) => CallSummary::new(collective, count, dtype, reduction, root),
             (Some(_), sizes) => CallSummary::vectored(collective, sizes, dtype, reduction, root),
@@ -387,6 +403,8 @@ pub struct Comm {
     config: Config,
     /// Decides calls.
     selector: Selector,
+    /// Which calls of a group become one; none do where some rank's data is on a device.
+    fuse: Option<fuse::Rules>,
     /// The links between nodes, once they have been measured.
     links: OnceLock<Links>,
     /// What carries messages between nodes.
@@ -445,6 +463,14 @@ impl Comm {
             call.decision = Some(self.selector.decide(&call.request())?);
         }
         Ok(())
+    }
+
+    /// Makes fewer calls of those of one group.
+    fn fuse(&self, calls: Vec<CollectiveCall>) -> Vec<CollectiveCall> {
+        match &self.fuse {
+            Some(rules) => fuse::fuse(calls, (self.rank, self.nranks()), rules),
+            None => calls,
+        }
     }
 
     /// Decides how a call is run, and says whether that does calls whose buffers overlap as in-place calls' do: of an

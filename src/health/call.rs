@@ -51,8 +51,16 @@ impl CallSummary {
 /// Beside the operation: blocks differ in size, and all ranks know the sizes, or each its own.
 const KNOWN_SIZES: u64 = 1;
 const OWN_SIZES: u64 = 2;
+/// Several calls of one group; and in the place of the root, if they have several.
+const JOINED: u64 = 3;
+const SEVERAL_ROOTS: u32 = u32::MAX;
 /// Bits of the sum of sizes; the digest of the sizes has the others of a word.
 const SUM_BITS: u32 = 44;
+
+/// A sum of elements and the digest of what it is the sum of, as a word.
+fn summed(sum: u64, digest: Digest) -> u64 {
+    sum & ((1 << SUM_BITS) - 1) | (digest.value() as u64) << SUM_BITS
+}
 
 impl CallSummary {
     /// A call with blocks of different sizes: `sizes` where all ranks must have the same.
@@ -65,10 +73,26 @@ impl CallSummary {
     ) -> CallSummary {
         let CallSummary([_, rest]) = CallSummary::new(collective, 0, dtype, reduction, root);
         let Some(sizes) = sizes else { return CallSummary([0, rest | OWN_SIZES << 24]) };
-        let of = |digest: Digest, &count: &usize| digest.number(count as u64);
-        let digest = sizes.iter().fold(Digest::new("sizes"), of).value() as u64;
         let sum: u64 = sizes.iter().map(|&count| count as u64).sum();
-        CallSummary([sum & ((1 << SUM_BITS) - 1) | digest << SUM_BITS, rest | KNOWN_SIZES << 24])
+        let of = |digest: Digest, &count: &usize| digest.number(count as u64);
+        CallSummary([summed(sum, sizes.iter().fold(Digest::new("sizes"), of)), rest | KNOWN_SIZES << 24])
+    }
+
+    /// Several calls of one group that are made as one: how many elements each has, and its root.
+    pub fn joined(
+        collective: Collective,
+        calls: impl Iterator<Item = (usize, Rank)>,
+        dtype: DataType,
+        reduction: Option<Reduction>,
+    ) -> CallSummary {
+        let (mut sum, mut digest, mut common) = (0u64, Digest::new("calls"), None);
+        for (count, root) in calls {
+            sum += count as u64;
+            digest = digest.number(count as u64).number(root.0);
+            common = Some(common.map_or(root, |common| if common == root { root } else { Rank(SEVERAL_ROOTS) }));
+        }
+        let CallSummary([_, rest]) = CallSummary::new(collective, 0, dtype, reduction, common.unwrap_or(Rank(0)));
+        CallSummary([summed(sum, digest), rest | JOINED << 24])
     }
 
     /// A message of so many bytes that a rank waits to send.
@@ -102,13 +126,19 @@ impl fmt::Display for CallSummary {
                 let (sum, digest) = (count & ((1 << SUM_BITS) - 1), count >> SUM_BITS);
                 write!(f, "{name} of blocks of {sum} {dtype} together (digest of their sizes: {digest:05x})")?;
             }
+            JOINED => {
+                let (sum, digest) = (count & ((1 << SUM_BITS) - 1), count >> SUM_BITS);
+                write!(f, "a group's calls of {name} of {sum} {dtype} together (digest of their sizes: {digest:05x})")?;
+            }
             OWN_SIZES => write!(f, "{name} of blocks of different sizes of {dtype}")?,
             _ => write!(f, "{name} of {count} {dtype}")?,
         }
         if collective.reduces() {
             write!(f, " ({operation})")?;
         }
-        if collective.has_root() {
+        if collective.has_root() && (rest >> 32) as u32 == SEVERAL_ROOTS {
+            f.write_str(" with several roots")?;
+        } else if collective.has_root() {
             write!(f, " with root {}", rest >> 32)?;
         }
         Ok(())

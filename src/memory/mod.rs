@@ -101,6 +101,12 @@ impl<'a, Space> Bytes<'a, Space> {
         self.len == 0
     }
 
+    /// This region and the `next` one together, if that begins where this one ends.
+    pub fn followed_by(&self, next: Bytes<'a, Space>) -> Option<Bytes<'a, Space>> {
+        let is_next = self.start.wrapping_add(self.len) == next.start;
+        is_next.then(|| Bytes::at(self.start, self.len + next.len))
+    }
+
     /// The part of `len` bytes from `offset`.
     ///
     /// # Panics

@@ -39,7 +39,7 @@ pub struct Bench<'a, 'lib> {
     comms: &'a [Comm<'lib>],
     store: &'a mut Store,
     nranks: usize,
-    // Send and receive buffer of each rank, each large enough for an in-place call of the largest size.
+    // Send and receive buffer of each rank, each large enough for the in-place calls of a group of the largest size.
     owned: Vec<[Owned<'lib>; 2]>,
 }
 
@@ -49,7 +49,8 @@ struct Case {
     dtype: DataType,
     op: Vec<i32>,
     places: Vec<Place>,
-    buffers: Vec<Buffers>,
+    /// The buffers of each rank of this process, for each call of a group.
+    calls: Vec<Vec<Buffers>>,
 }
 
 impl<'a, 'lib> Bench<'a, 'lib> {
@@ -62,7 +63,9 @@ impl<'a, 'lib> Bench<'a, 'lib> {
     ) -> Result<Bench<'a, 'lib>> {
         let nranks = store.size * comms.len();
         // Blocks are rounded down, so no total is larger than the largest size asked for.
-        let len = options.max_bytes;
+        let too_long = || Error::System(format!("{} calls of {} bytes", options.aggregate, options.max_bytes));
+        let len = stride(options).checked_mul(options.aggregate - 1).and_then(|all| all.checked_add(options.max_bytes));
+        let len = len.ok_or_else(too_long)?;
         let allocate = || match options.memory {
             Memory::Malloc => HostBuffer::try_new(len)
                 .map(Owned::Malloc)
@@ -80,7 +83,7 @@ impl<'a, 'lib> Bench<'a, 'lib> {
         let (dtype, elem_bytes) = (data.dtype(), data.dtype().size());
         let count = kind.count(size, elem_bytes, self.nranks);
         let op = self.create_ops(data)?;
-        let mut case = Case { count, dtype, op, places: self.places(root), buffers: Vec::new() };
+        let mut case = Case { count, dtype, op, places: self.places(root), calls: Vec::new() };
         self.lay_out(&mut case, false);
         let out_of_place = self.measure(&case, data, false)?;
         let mut in_place = None;
@@ -128,18 +131,22 @@ impl<'a, 'lib> Bench<'a, 'lib> {
     fn lay_out(&mut self, case: &mut Case, in_place: bool) {
         let kind = self.options.collective;
         let block = case.count * case.dtype.size();
-        let buffers = self.owned.iter_mut().zip(&case.places).map(|([first, second], &place)| {
-            let (send_blocks, recv_blocks) = kind.blocks(place);
-            let (send, recv) = if in_place {
-                // The larger side; a rank without an own side (a leaf of a broadcast) still has one block.
-                let whole = first.region().part(0, send_blocks.max(recv_blocks) * block);
-                kind.in_place(whole, block, place)
-            } else {
-                (first.region().part(0, send_blocks * block), second.region().part(0, recv_blocks * block))
-            };
-            Buffers { send, recv, count: case.count, dtype: case.dtype }
-        });
-        case.buffers = buffers.collect();
+        let mut call = |index: usize| {
+            let at = index * stride(self.options);
+            let buffers = self.owned.iter_mut().zip(&case.places).map(|([first, second], &place)| {
+                let (send_blocks, recv_blocks) = kind.blocks(place);
+                let (send, recv) = if in_place {
+                    // The larger side; a rank without an own side (a leaf of a broadcast) still has one block.
+                    let whole = first.region().part(at, send_blocks.max(recv_blocks) * block);
+                    kind.in_place(whole, block, place)
+                } else {
+                    (first.region().part(at, send_blocks * block), second.region().part(at, recv_blocks * block))
+                };
+                Buffers { send, recv, count: case.count, dtype: case.dtype }
+            });
+            buffers.collect()
+        };
+        case.calls = (0..self.options.aggregate).map(&mut call).collect();
     }
 
     fn measure(&mut self, case: &Case, data: &Data, in_place: bool) -> Result<Timing> {
@@ -181,7 +188,7 @@ impl<'a, 'lib> Bench<'a, 'lib> {
             self.store.barrier()?;
             let before = Instant::now();
             self.call(case)?;
-            for (comm, Buffers { recv, dtype, .. }) in self.comms.iter().zip(&case.buffers) {
+            for (comm, Buffers { recv, dtype, .. }) in self.comms.iter().zip(case.calls.iter().flatten()) {
                 if !recv.is_empty() {
                     comm.wait_range(*recv, dtype.size())?;
                 }
@@ -201,44 +208,40 @@ impl<'a, 'lib> Bench<'a, 'lib> {
         self.comms.iter().filter_map(Comm::stream).try_for_each(|stream| stream.synchronize())
     }
 
-    /// Fills the buffers, calls once, and counts the wrong elements on all ranks.
+    /// Fills the buffers, makes the calls of one iteration, and counts the wrong elements on all ranks.
     fn check(&mut self, case: &Case, data: &Data, in_place: bool) -> Result<usize> {
         let kind = self.options.collective;
-        for (buffers, place) in case.buffers.iter().zip(&case.places) {
+        let of_ranks = || case.calls.iter().flat_map(|buffers| buffers.iter().zip(&case.places));
+        for (buffers, place) in of_ranks() {
             stale(buffers.recv);
             // In place, the bytes beside this rank's own block of the receive buffer stay stale.
             let input = if in_place && kind.blocks(*place).0 == 0 { Region::EMPTY } else { buffers.send };
             data.fill(input, place.rank, 0);
         }
-        self.call_once(case)?;
+        self.call(case)?;
         self.synchronize()?;
         let wrong = |(buffers, place): (&Buffers, &Place)| data.wrong(kind, buffers.recv, case.count, *place);
-        let wrong: usize = case.buffers.iter().zip(&case.places).map(wrong).sum();
+        let wrong: usize = of_ranks().map(wrong).sum();
         let all = self.store.all_gather(&(wrong as u64).to_le_bytes())?;
         all.iter().map(|bytes| Ok(number(bytes)? as usize)).sum()
     }
 
-    /// One iteration: the call on all ranks of the process, `-m` times.
+    /// One iteration: the call on all ranks of the process, `-m` times, each on buffers of its own.
     fn call(&self, case: &Case) -> Result<()> {
-        if self.options.aggregate == 1 {
-            return self.call_once(case);
+        match &case.calls[..] {
+            [alone] if self.comms.len() == 1 && self.options.collective != super::Kind::SendRecv => {
+                self.issue(case, alone)
+            }
+            calls => self.library().group(|| calls.iter().try_for_each(|buffers| self.issue(case, buffers))),
         }
-        self.library().group(|| (0..self.options.aggregate).try_for_each(|_| self.issue(case)))
-    }
-
-    fn call_once(&self, case: &Case) -> Result<()> {
-        if self.comms.len() == 1 && self.options.collective != super::Kind::SendRecv {
-            return self.issue(case);
-        }
-        self.library().group(|| self.issue(case))
     }
 
     fn library(&self) -> &'lib Library {
         self.comms[0].library()
     }
 
-    fn issue(&self, case: &Case) -> Result<()> {
-        let ranks = self.comms.iter().zip(&case.buffers).zip(case.places.iter().zip(&case.op));
+    fn issue(&self, case: &Case, buffers: &[Buffers]) -> Result<()> {
+        let ranks = self.comms.iter().zip(buffers).zip(case.places.iter().zip(&case.op));
         for ((comm, buffers), (place, &op)) in ranks {
             let outcome = self.options.collective.issue(comm, buffers, op, *place);
             outcome.map_err(|error| Error::System(format!("rank {}: {error}", place.rank)))?;
@@ -257,6 +260,11 @@ impl<'a, 'lib> Bench<'a, 'lib> {
         }
         Ok(slowest)
     }
+}
+
+/// Bytes from the buffer of one call of a group to that of the next one: they are apart, as a program's are.
+fn stride(options: &Options) -> usize {
+    options.max_bytes.next_multiple_of(64).saturating_add(64)
 }
 
 fn number(bytes: &[u8]) -> Result<u64> {

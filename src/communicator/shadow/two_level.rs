@@ -160,6 +160,7 @@ impl SubComms {
             output: buffer(call.recv, collective.output_blocks(nranks, me, Rank(0)))?,
             count,
             blocks: None,
+            joined: None,
             dtype,
             reduction,
             factor_at: None,

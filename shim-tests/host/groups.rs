@@ -1,0 +1,41 @@
+//! Groups of collectives, whose calls become fewer ones: a C program that checks itself, on seeds.
+
+use crate::built::run_with;
+
+/// Runs groups of these seeds.
+fn groups(how: &str, numbers: [u32; 4]) {
+    let numbers = numbers.map(|number| number.to_string());
+    let words = [how, &numbers[0], &numbers[1], &numbers[2], &numbers[3]];
+    print!("{how}: {}", run_with("groups.c", &[], &words));
+}
+
+#[test]
+fn groups_of_any_calls_have_the_results_of_each_in_threads() {
+    groups("threads", [2, 1, 0, 60]);
+    groups("threads", [5, 1, 100, 160]);
+}
+
+#[test]
+fn groups_of_any_calls_have_the_results_of_each_in_processes_of_one_node() {
+    groups("processes", [3, 1, 1000, 1060]);
+    groups("processes", [4, 1, 1100, 1160]);
+}
+
+#[test]
+fn groups_of_any_calls_have_the_results_of_each_between_nodes() {
+    groups("processes", [4, 2, 2000, 2060]);
+    groups("processes", [5, 3, 2100, 2140]);
+    groups("processes", [6, 6, 2200, 2220]);
+}
+
+#[test]
+fn calls_of_a_group_that_depend_on_each_other_run_in_order() {
+    run_with("groups.c", &[], &["chain"]);
+}
+
+#[test]
+fn groups_that_differ_between_ranks_are_told() {
+    for case in 0..3 {
+        print!("{}", run_with("groups.c", &[], &["differ", &case.to_string()]));
+    }
+}

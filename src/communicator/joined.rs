@@ -1,0 +1,107 @@
+//! Several calls of one group as one: where their data lies, one behind another.
+//!
+//! Nothing is brought together in memory. A plan counts bytes in the concatenation of the calls' blocks, and a piece of it
+//! becomes as many regions as it has parts ([`Concatenation::parts`]).
+#![forbid(unsafe_code)]
+
+use crate::health::CallSummary;
+use crate::memory::DeviceRegion;
+use smallvec::SmallVec;
+
+/// Regions one behind another, as one run of bytes.
+#[derive(Debug, Clone, Default)]
+pub struct Concatenation {
+    regions: Vec<DeviceRegion>,
+    /// Where each of them ends, counted from the first one's start.
+    ends: Vec<usize>,
+}
+
+/// What a call has that stands for several.
+#[derive(Debug, Clone)]
+pub struct Joined {
+    /// Its send buffer.
+    pub input: Concatenation,
+    /// Its receive buffer.
+    pub output: Concatenation,
+    /// Whether the two overlap as NCCL's in-place convention says.
+    pub in_place: bool,
+    /// What is copied before it begins, from where and to where: the input of calls that are not in place, beside others that are.
+    pub copies: Vec<(DeviceRegion, DeviceRegion)>,
+    /// The send and the receive buffer of each of the calls, for those who follow them.
+    pub buffers: SmallVec<[[DeviceRegion; 2]; 4]>,
+    /// What all ranks must agree on.
+    pub summary: CallSummary,
+}
+
+impl Concatenation {
+    /// Adds a region at the end.
+    pub fn push(&mut self, region: DeviceRegion) {
+        if region.is_empty() {
+            return;
+        }
+        let end = self.bytes() + region.len();
+        if let (Some(last), Some(last_end)) = (self.regions.last_mut(), self.ends.last_mut()) {
+            if let Some(both) = last.followed_by(region) {
+                (*last, *last_end) = (both, end);
+                return;
+            }
+        }
+        self.regions.push(region);
+        self.ends.push(end);
+    }
+
+    /// Bytes in all.
+    pub fn bytes(&self) -> usize {
+        self.ends.last().copied().unwrap_or(0)
+    }
+
+    /// The regions.
+    pub fn regions(&self) -> &[DeviceRegion] {
+        &self.regions
+    }
+
+    /// The regions of `len` bytes from `offset` on, in order.
+    ///
+    /// # Panics
+    /// When there are not so many bytes.
+    pub fn parts(&self, offset: usize, len: usize, mut visit: impl FnMut(DeviceRegion)) {
+        assert!(offset + len <= self.bytes(), "part {offset}+{len} of a concatenation of {} bytes", self.bytes());
+        let first = self.ends.partition_point(|&end| end <= offset);
+        let mut at = offset;
+        for (region, end) in self.regions[first..].iter().zip(&self.ends[first..]) {
+            if at >= offset + len {
+                return;
+            }
+            let until = (offset + len).min(*end);
+            visit(region.part(region.len() - (end - at), until - at));
+            at = until;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::Arena;
+
+    #[test]
+    fn every_part_of_a_concatenation_has_its_bytes_in_order() {
+        let memory = Box::leak(Box::new(Arena::new(64))).region().as_device();
+        let lens = [(0, 3), (10, 0), (3, 4), (40, 5), (20, 1), (21, 7)];
+        let mut all = Concatenation::default();
+        lens.iter().for_each(|&(at, len)| all.push(memory.part(at, len)));
+        let bytes: Vec<u64> = lens.iter().flat_map(|&(at, len)| at as u64..(at + len) as u64).collect();
+        assert_eq!((all.bytes(), all.regions().len()), (bytes.len(), 3), "neighbours are one region");
+        for offset in 0..=bytes.len() {
+            for len in 0..=bytes.len() - offset {
+                let mut seen = Vec::new();
+                all.parts(offset, len, |part| {
+                    let at = part.address() - memory.address();
+                    assert!(!part.is_empty());
+                    seen.extend(at..at + part.len() as u64);
+                });
+                assert_eq!(seen, bytes[offset..offset + len], "{offset}+{len}");
+            }
+        }
+    }
+}
