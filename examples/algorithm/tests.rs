@@ -118,6 +118,7 @@ fn registered_it_runs_on_communicators_that_name_it() {
                 output: output.as_device(),
                 count,
                 blocks: None,
+                joined: None,
                 dtype: DataType::I8,
                 reduction: None,
                 factor_at: None,

@@ -107,6 +107,7 @@ impl Case {
             output: output.as_device(),
             count,
             blocks: None,
+            joined: None,
             dtype,
             reduction: op.map(|op| Reduction::new(op, dtype, nranks)),
             factor_at: None,

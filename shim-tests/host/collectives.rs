@@ -130,6 +130,7 @@ pub fn run_by(
         output: region(&mut recv),
         count,
         blocks: None,
+        joined: None,
         dtype,
         reduction: op.map(|op| Reduction::new(op, dtype, nranks)),
         factor_at: None,

@@ -31,6 +31,7 @@ fn sum_call(comm: &Comm, send: &mut [u8], recv: &mut [u8]) -> CollectiveCall {
         output: region(recv),
         count: send.len() / 4,
         blocks: None,
+        joined: None,
         dtype: DataType::I32,
         reduction: Some(Reduction::new(RedOp::Sum, DataType::I32, comm.nranks())),
         factor_at: None,

@@ -57,6 +57,7 @@ fn collective(comm: &Arc<Comm>, collective: Collective, count: usize, root: usiz
         output: region(&mut recv),
         count,
         blocks: None,
+        joined: None,
         dtype: DataType::I32,
         reduction: collective.reduces().then(|| Reduction::new(RedOp::Sum, DataType::I32, comm.nranks())),
         factor_at: None,

@@ -36,6 +36,7 @@ fn call(member: &Member, collective: Collective, send: &mut [u8], recv: &mut [u8
         output: region(recv),
         count,
         blocks: None,
+        joined: None,
         dtype: DataType::U8,
         reduction: collective.reduces().then(|| Reduction::new(RedOp::Sum, DataType::U8, nranks)),
         factor_at: None,

@@ -48,6 +48,7 @@ fn a_script_of_a_custom_collective_does_what_its_contract_says() {
                 output: if in_place { region(&mut send) } else { region(&mut recv) },
                 count,
                 blocks: None,
+                joined: None,
                 dtype: DataType::F32,
                 reduction: None,
                 factor_at: None,

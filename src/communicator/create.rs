@@ -4,10 +4,11 @@
 use super::device::MakeDevice;
 use super::engine::{DataPlace, Engine};
 use super::engine_watch::EngineWatch;
+use super::fuse::FuseRules;
 use super::gpu::GpuLauncher;
-use super::members::{on_host, Member};
+use super::members::Member;
 use super::messages::Counters;
-use super::{fuse, launch, nics, ops, tuning, Comm, OperationQueue, ALIVE, ENDED};
+use super::{launch, nics, ops, tuning, Comm, OperationQueue, ALIVE, ENDED};
 use crate::bootstrap::connection::{Interrupt, Interruption};
 use crate::bootstrap::rendezvous::ranges;
 use crate::bootstrap::{Credentials, Service, ServiceAddr};
@@ -660,10 +661,7 @@ impl Meeting<'_> {
         // what the session knows of: it names those who do not come to the round.
         let (crowded, lends) = self.last_round(&mut engine)?;
         self.session.close();
-        let in_place = !knowledge.scripts.scripts.is_empty();
-        let fuse = on_host(&members, &self.options).then(|| fuse::Rules::new(&config, board, in_place));
-        let context = Context::new(grid.clone(), config.clone(), board);
-        let selector = Selector::new(Context { knowledge, crowded, lends, ..context });
+        let context = Context { knowledge, crowded, lends, ..Context::new(grid.clone(), config.clone(), board) };
         link(monitor.as_ref(), &config, self.cancel)?;
         let name = self.options.name.as_ref().map_or(String::new(), |name| format!(" {name}"));
         crate::info!("comm {:032x}{name} rank {rank} nranks {} on {grid} Init COMPLETE", credentials.key, self.nranks);
@@ -677,10 +675,10 @@ impl Meeting<'_> {
             engine: Biased::new(engine),
             gpu,
             grid,
-            members,
             config,
-            selector,
-            fuse,
+            fuse: FuseRules::of(&members, &self.options, &context),
+            members,
+            selector: Selector::new(context),
             links: OnceLock::new(),
             carrier,
             options: self.options,

@@ -11,13 +11,15 @@
 #![forbid(unsafe_code)]
 
 use super::joined::{Concatenation, Joined};
-use super::CollectiveCall;
-use crate::config::{Config, Fuse};
+use super::members::{on_host, Member};
+use super::{CollectiveCall, CommOptions};
+use crate::config::Fuse;
 use crate::dtype::{DataType, Prologue, Reduction};
 use crate::health::CallSummary;
 use crate::memory::DeviceRegion;
 use crate::plan::blocks::{packed, BlockTable};
 use crate::plan::Collective;
+use crate::selection::Context;
 use crate::topo::Rank;
 use std::sync::Arc;
 
@@ -27,7 +29,7 @@ const LONGEST_BYTES: usize = 4 << 20;
 
 /// What decides beside the calls, the same on all ranks.
 #[derive(Debug, Clone, Copy)]
-pub struct Rules {
+pub struct FuseRules {
     /// The setting.
     pub fuse: Fuse,
     /// Whether broadcasts with several roots may become an all-gather: not where their algorithm is named.
@@ -40,17 +42,18 @@ pub struct Rules {
     pub all_to_alls: bool,
 }
 
-impl Rules {
-    /// By a communicator's settings, whether its ranks share a board, and whether scripts may do calls in place.
-    pub fn new(config: &Config, board: bool, in_place: bool) -> Rules {
-        let is_free = |collective| config.algorithm(collective) == "auto";
-        Rules {
-            fuse: config.fuse,
-            uneven: !board,
+impl FuseRules {
+    /// The rules of a communicator; none where some rank's data is on a device.
+    pub fn of(members: &[Member], options: &CommOptions, context: &Context) -> Option<FuseRules> {
+        let is_free = |collective| context.config.algorithm(collective) == "auto";
+        on_host(members, options).then(|| FuseRules {
+            fuse: context.config.fuse,
+            // Of several nodes each rank knows the board of its own only.
+            uneven: context.grid.nnodes() > 1 || !context.board,
             broadcasts: is_free(Collective::Broadcast),
             reduces: is_free(Collective::Reduce),
-            all_to_alls: !in_place,
-        }
+            all_to_alls: context.knowledge.scripts.scripts.is_empty(),
+        })
     }
 }
 
@@ -65,7 +68,7 @@ struct Kind {
 }
 
 /// Makes fewer calls of those of one group on one communicator, seen from `rank`.
-pub fn fuse(calls: Vec<CollectiveCall>, (rank, nranks): (Rank, usize), rules: &Rules) -> Vec<CollectiveCall> {
+pub fn fuse(calls: Vec<CollectiveCall>, (rank, nranks): (Rank, usize), rules: &FuseRules) -> Vec<CollectiveCall> {
     if rules.fuse == Fuse::Off || calls.len() < 2 || nranks < 2 {
         return calls;
     }
@@ -73,6 +76,9 @@ pub fn fuse(calls: Vec<CollectiveCall>, (rank, nranks): (Rank, usize), rules: &R
     let has_equals = |index: usize| kinds[index].is_some() && kinds[index + 1..].contains(&kinds[index]);
     if !(0..calls.len()).any(has_equals) || depend(&calls) {
         return calls;
+    }
+    if kinds.iter().all(|kind| *kind == kinds[0]) {
+        return rewrite(calls, (rank, nranks), rules);
     }
     // Each kind at the place of its first call.
     let mut classes: Vec<(Option<Kind>, Vec<CollectiveCall>)> = Vec::new();
@@ -87,7 +93,7 @@ pub fn fuse(calls: Vec<CollectiveCall>, (rank, nranks): (Rank, usize), rules: &R
 }
 
 /// With which other calls a call may become one.
-fn kind(call: &CollectiveCall, nranks: usize, rules: &Rules) -> Option<Kind> {
+fn kind(call: &CollectiveCall, nranks: usize, rules: &FuseRules) -> Option<Kind> {
     let CollectiveCall { collective, reduction, root, .. } = *call;
     let is_plain = call.blocks.is_none() && call.algorithm.is_none() && call.factor_at.is_none() && call.count > 0;
     // Each rank multiplies by a number of its own.
@@ -109,7 +115,7 @@ fn bytes(call: &CollectiveCall) -> usize {
 }
 
 /// One call, or several, in the place of calls of one kind.
-fn rewrite(calls: Vec<CollectiveCall>, (rank, nranks): (Rank, usize), rules: &Rules) -> Vec<CollectiveCall> {
+fn rewrite(calls: Vec<CollectiveCall>, (rank, nranks): (Rank, usize), rules: &FuseRules) -> Vec<CollectiveCall> {
     let [first, _, ..] = &calls[..] else { return calls };
     let whole = match first.collective {
         Collective::Broadcast => rules.broadcasts.then_some(Collective::AllGather),
@@ -146,7 +152,7 @@ fn bytes_by_root(calls: &[CollectiveCall], nranks: usize) -> Vec<usize> {
 
 /// Whether calls with several roots are better one all-gather or reduce-scatter: where half the ranks are roots, or latency
 /// decides. Few roots' long data take fewer rounds by trees of their own.
-fn is_spread(calls: &[CollectiveCall], nranks: usize, rules: &Rules) -> bool {
+fn is_spread(calls: &[CollectiveCall], nranks: usize, rules: &FuseRules) -> bool {
     let by_root = bytes_by_root(calls, nranks);
     let roots = by_root.iter().filter(|&&bytes| bytes > 0).count();
     let is_even = by_root.iter().all(|&bytes| bytes == by_root[0]);
@@ -254,15 +260,15 @@ fn join(calls: &[CollectiveCall], (rank, nranks): (Rank, usize)) -> CollectiveCa
 fn gather_roots(collective: Collective, calls: &[CollectiveCall], (rank, nranks): (Rank, usize)) -> CollectiveCall {
     let first = &calls[0];
     let mut joining = Joining::new(calls, rank, |call| call.root == rank);
-    for root in (0..nranks).map(Rank::from_index) {
-        for call in calls.iter().filter(|call| call.root == root) {
-            let own = (root == rank).then_some(call.output);
-            if collective == Collective::ReduceScatter || root == rank {
-                joining.input(call.input, own);
-            }
-            if collective == Collective::AllGather || root == rank {
-                joining.joined.output.push(call.output);
-            }
+    let mut by_root: Vec<&CollectiveCall> = calls.iter().collect();
+    by_root.sort_by_key(|call| call.root);
+    for call in by_root {
+        let is_own = call.root == rank;
+        if collective == Collective::ReduceScatter || is_own {
+            joining.input(call.input, is_own.then_some(call.output));
+        }
+        if collective == Collective::AllGather || is_own {
+            joining.joined.output.push(call.output);
         }
     }
     let size = unit(first).size();
@@ -337,7 +343,8 @@ mod tests {
     use crate::memory::Arena;
 
     const NRANKS: usize = 3;
-    const RULES: Rules = Rules { fuse: Fuse::All, broadcasts: true, reduces: true, uneven: true, all_to_alls: true };
+    const RULES: FuseRules =
+        FuseRules { fuse: Fuse::All, broadcasts: true, reduces: true, uneven: true, all_to_alls: true };
 
     /// Calls, as all ranks make them: collective, type, elements, root.
     type Recorded = (Collective, DataType, usize, u32);
@@ -372,7 +379,7 @@ mod tests {
     }
 
     /// What the calls become, in words.
-    fn fused(recorded: &[Recorded], rules: &Rules) -> Vec<String> {
+    fn fused(recorded: &[Recorded], rules: &FuseRules) -> Vec<String> {
         let of = |rank: u32| -> Vec<String> {
             let text = |call: &CollectiveCall| {
                 let sizes = call.known_sizes().map_or(String::new(), |sizes| format!(" of {sizes:?}"));
@@ -407,13 +414,13 @@ mod tests {
             "0: all_reduce 4 double 0",
             "0: all_reduce 5 float 0",
         ];
-        assert_eq!(fused(&recorded, &Rules { fuse: Fuse::Moves, ..RULES }), moves);
-        assert_eq!(fused(&recorded, &Rules { fuse: Fuse::Off, ..RULES }).len(), 5);
+        assert_eq!(fused(&recorded, &FuseRules { fuse: Fuse::Moves, ..RULES }), moves);
+        assert_eq!(fused(&recorded, &FuseRules { fuse: Fuse::Off, ..RULES }).len(), 5);
         let long = (AllReduce, F32, 1 << 11, 0);
         assert_eq!(fused(&[long, long], &RULES), ["2: all_reduce 4096 float 0"]);
         let in_place = [(AllToAll, I8, 1, 0), (AllToAll, I8, 1, 0)];
         assert_eq!(fused(&in_place, &RULES).len(), 1);
-        assert_eq!(fused(&in_place, &Rules { all_to_alls: false, ..RULES }).len(), 2);
+        assert_eq!(fused(&in_place, &FuseRules { all_to_alls: false, ..RULES }).len(), 2);
     }
 
     #[test]
@@ -428,8 +435,8 @@ mod tests {
             ["3: all_gather 8 uint8 0"]
         );
         let single = ["2: broadcast 16 uint8 2", "0: broadcast 2 float 0"];
-        assert_eq!(fused(&of(Broadcast, &[2, 0, 2]), &Rules { uneven: false, ..RULES }), single);
-        assert_eq!(fused(&of(Broadcast, &[2, 0, 2]), &Rules { broadcasts: false, ..RULES }), single);
+        assert_eq!(fused(&of(Broadcast, &[2, 0, 2]), &FuseRules { uneven: false, ..RULES }), single);
+        assert_eq!(fused(&of(Broadcast, &[2, 0, 2]), &FuseRules { broadcasts: false, ..RULES }), single);
         assert_eq!(fused(&of(Broadcast, &[1, 1]), &RULES), ["2: broadcast 12 uint8 1"]);
         assert_eq!(fused(&of(Gather, &[1, 0, 1]), &RULES), ["2: gather 16 uint8 1", "0: gather 2 float 0"]);
     }

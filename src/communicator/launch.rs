@@ -8,6 +8,7 @@ use super::front::Followed;
 use super::gpu::GpuLauncher;
 use super::independent::IndependentBatch;
 use super::messages::Messages;
+use super::stall::Stall;
 use super::{CollectiveCall, Comm, Direction, Elements, Message, Operation, StreamRef, ALIVE};
 use crate::device::gpu::driver::DriverHandle;
 use crate::device::gpu::order::{Arrival, StreamOrder};
@@ -69,12 +70,8 @@ pub(super) enum Active {
 const GRACE: Duration = Duration::from_millis(1000);
 /// Idle polls between two looks at whom a run waits for: by then it sleeps between polls.
 const TELL_POLLS: u32 = 64;
-/// How long nothing moves before ranks compare what they call.
-const STALL: Duration = Duration::from_secs(1);
 /// How many ranks are asked each time.
 const ASKED_AT_ONCE: usize = 16;
-/// The longest time between two comparisons.
-const LONGEST_STALL: Duration = Duration::from_secs(60);
 /// How long a rank that has met the consequence of a failure waits to hear of the failure.
 const ECHO: Duration = Duration::from_millis(500);
 /// How long another thread that has failed the communicator first may take to tell the others.
@@ -361,7 +358,8 @@ impl OperationBatch {
     /// Decides about all operations of a group, of which several may become one.
     fn decide(&mut self) -> Result<()> {
         if self.collectives.len() > 1 {
-            self.collectives = self.comm.fuse(self.collectives.drain(..).collect()).into();
+            let calls = std::mem::take(&mut self.collectives).into_vec();
+            self.collectives = self.comm.fuse(calls).into();
         }
         self.collectives.iter_mut().try_for_each(|call| self.comm.decide(call))
     }
@@ -637,46 +635,6 @@ impl Drop for OperationBatch {
             self.comm.turns.wait(turn, Duration::from_secs(10));
         }
         self.comm.turns.advance();
-    }
-}
-
-/// How long nothing has moved, and when to ask about it: after a second, and at growing distances, since a rank that is
-/// late may call something else when it comes.
-struct Stall {
-    since: Option<Instant>,
-    /// When devices are to be looked at.
-    looks_after: Duration,
-    asks_after: Duration,
-    asked: usize,
-}
-
-impl Stall {
-    const NONE: Stall = Stall { since: None, looks_after: STALL, asks_after: STALL, asked: 0 };
-
-    /// When nothing moved for the first time.
-    fn since(&mut self) -> Instant {
-        *self.since.get_or_insert_with(Instant::now)
-    }
-
-    /// Whether devices are to be looked at now.
-    fn looks(&mut self) -> bool {
-        let waited = self.since().elapsed();
-        let looks = waited >= self.looks_after;
-        if looks {
-            self.looks_after = waited + STALL;
-        }
-        looks
-    }
-
-    /// How often it has been asked before, if it is to be asked now.
-    fn due(&mut self) -> Option<usize> {
-        let waited = self.since().elapsed();
-        let due = waited >= self.asks_after;
-        if due {
-            self.asks_after = waited + waited.min(LONGEST_STALL);
-            self.asked += 1;
-        }
-        due.then(|| self.asked - 1)
     }
 }
 

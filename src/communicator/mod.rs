@@ -26,8 +26,10 @@ pub(crate) mod members;
 mod messages;
 mod nics;
 mod ops;
+mod queue;
 pub mod shadow;
 mod staging;
+mod stall;
 mod tuning;
 
 pub use crate::bootstrap::UniqueId;
@@ -52,16 +54,17 @@ use crate::script::SharedScripts;
 use crate::selection::links::Links;
 use crate::selection::{Decision, Executor, Request, Selection, Selector, Sizes};
 use crate::sync::biased::Biased;
-use crate::sync::{fence, locked};
+use crate::sync::locked;
 use crate::topo::{Grid, Rank};
 use crate::transport::{Departure, Waker};
 use engine::Engine;
 pub use joined::Joined;
 use members::Member;
+use queue::OperationQueue;
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, OnceLock};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 /// One operation of a program.
@@ -254,127 +257,6 @@ struct Message {
     sequence: u64,
 }
 
-/// The order in which the operations of a communicator run.
-#[derive(Debug)]
-struct OperationQueue {
-    /// Held by who issues turns, mostly the one thread that makes the communicator's calls.
-    issuing: Biased<()>,
-    issued: AtomicU64,
-    current: AtomicU64,
-    /// Groups of messages that wait for no turn and have not ended.
-    independent: AtomicUsize,
-    /// And how many have.
-    independent_ended: AtomicU64,
-    /// How many threads wait for a turn to end.
-    waiters: AtomicUsize,
-    /// Held where such a wait begins and where it is ended, so that it loses no wake-up.
-    lock: Mutex<()>,
-    changed: Condvar,
-}
-
-impl OperationQueue {
-    fn new() -> OperationQueue {
-        OperationQueue {
-            issuing: Biased::new(()),
-            issued: AtomicU64::new(0),
-            current: AtomicU64::new(0),
-            independent: AtomicUsize::new(0),
-            independent_ended: AtomicU64::new(0),
-            waiters: AtomicUsize::new(0),
-            lock: Mutex::new(()),
-            changed: Condvar::new(),
-        }
-    }
-
-    fn issue(&self) -> u64 {
-        let _issuing = self.issuing.lock();
-        let turn = self.issued.load(Ordering::Relaxed);
-        self.issued.store(turn + 1, Ordering::Release);
-        turn
-    }
-
-    /// Takes a turn that is on at once, if no operation is running or queued.
-    #[inline]
-    fn issue_now(&self) -> Option<u64> {
-        self.issuing.try_often(|_| {
-            let turn = self.current.load(Ordering::Acquire);
-            let is_next = self.issued.load(Ordering::Relaxed) == turn;
-            if is_next {
-                self.issued.store(turn + 1, Ordering::Release);
-            }
-            is_next.then_some(turn)
-        })?
-    }
-
-    /// Whether no operation in turn is running or queued.
-    fn is_idle(&self) -> bool {
-        self.current.load(Ordering::Acquire) >= self.issued.load(Ordering::Acquire)
-    }
-
-    /// Messages begin that wait for no turn.
-    fn begin_independent(&self) {
-        self.independent.fetch_add(1, Ordering::AcqRel);
-    }
-
-    /// They have ended.
-    fn end_independent(&self) {
-        self.independent_ended.fetch_add(1, Ordering::SeqCst);
-        self.independent.fetch_sub(1, Ordering::SeqCst);
-        self.wake_waiters();
-    }
-
-    /// A waiter counts itself before it looks, and who ends something looks for waiters afterwards: one sees the other.
-    fn wake_waiters(&self) {
-        if self.waiters.load(Ordering::SeqCst) > 0 {
-            let _held = locked(&self.lock);
-            self.changed.notify_all();
-        }
-    }
-
-    /// How many operations have ended.
-    fn ended(&self) -> u64 {
-        self.current.load(Ordering::Acquire) + self.independent_ended.load(Ordering::Acquire)
-    }
-
-    fn is(&self, turn: u64) -> bool {
-        self.current.load(Ordering::Acquire) == turn
-    }
-
-    fn advance(&self) {
-        self.current.fetch_add(1, Ordering::SeqCst);
-        self.wake_waiters();
-    }
-
-    /// Ends the turn that is on, which was taken at once.
-    fn advance_from(&self, turn: u64) {
-        self.current.store(turn + 1, Ordering::Release);
-        fence::light();
-        self.wake_waiters();
-    }
-
-    /// Waits until it is `turn`, for at most `limit`.
-    fn wait(&self, turn: u64, limit: Duration) {
-        self.wait_while(limit, || self.current.load(Ordering::SeqCst) < turn);
-    }
-
-    /// Waits until all issued turns are over and all messages that wait for none, for at most `limit`; whether they are.
-    fn wait_all(&self, limit: Duration) -> bool {
-        let issued = self.issued.load(Ordering::Acquire);
-        self.wait_while(limit, || {
-            self.current.load(Ordering::SeqCst) < issued || self.independent.load(Ordering::SeqCst) > 0
-        })
-    }
-
-    /// False where the time was over first.
-    fn wait_while(&self, limit: Duration, waits: impl Fn() -> bool) -> bool {
-        self.waiters.fetch_add(1, Ordering::SeqCst);
-        fence::heavy();
-        let waited = self.changed.wait_timeout_while(locked(&self.lock), limit, |()| waits());
-        self.waiters.fetch_sub(1, Ordering::SeqCst);
-        !waited.unwrap_or_else(|poisoned| poisoned.into_inner()).1.timed_out()
-    }
-}
-
 /// How long a communicator has been idle when a program that asks for failures hears of a rank's death: sooner it could
 /// take that for a failure of the operation that has just ended.
 const TOLD_WHEN_IDLE: Duration = Duration::from_secs(1);
@@ -404,7 +286,7 @@ pub struct Comm {
     /// Decides calls.
     selector: Selector,
     /// Which calls of a group become one; none do where some rank's data is on a device.
-    fuse: Option<fuse::Rules>,
+    fuse: Option<fuse::FuseRules>,
     /// The links between nodes, once they have been measured.
     links: OnceLock<Links>,
     /// What carries messages between nodes.

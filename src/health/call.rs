@@ -85,14 +85,15 @@ impl CallSummary {
         dtype: DataType,
         reduction: Option<Reduction>,
     ) -> CallSummary {
-        let (mut sum, mut digest, mut common) = (0u64, Digest::new("calls"), None);
+        let (mut sum, mut numbers, mut common) = (0u64, Vec::new(), None);
         for (count, root) in calls {
             sum += count as u64;
-            digest = digest.number(count as u64).number(root.0);
+            numbers.extend_from_slice(&(count as u64).to_le_bytes());
+            numbers.extend_from_slice(&root.0.to_le_bytes());
             common = Some(common.map_or(root, |common| if common == root { root } else { Rank(SEVERAL_ROOTS) }));
         }
         let CallSummary([_, rest]) = CallSummary::new(collective, 0, dtype, reduction, common.unwrap_or(Rank(0)));
-        CallSummary([summed(sum, digest), rest | JOINED << 24])
+        CallSummary([summed(sum, Digest::new("calls").bytes(&numbers)), rest | JOINED << 24])
     }
 
     /// A message of so many bytes that a rank waits to send.

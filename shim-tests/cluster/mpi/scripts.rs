@@ -49,6 +49,7 @@ fn same_on_all(comm: &Arc<Comm>, nranks: usize, results: &[(String, u64)]) {
         output,
         count: results.len(),
         blocks: None,
+        joined: None,
         dtype: DataType::U64,
         reduction: None,
         factor_at: None,
