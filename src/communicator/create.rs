@@ -9,6 +9,7 @@ use super::members::Member;
 use super::messages::Counters;
 use super::{launch, nics, ops, tuning, Comm, OperationQueue, ALIVE, ENDED};
 use crate::bootstrap::connection::{Interrupt, Interruption};
+use crate::bootstrap::launcher;
 use crate::bootstrap::rendezvous::ranges;
 use crate::bootstrap::{Credentials, Service, ServiceAddr};
 use crate::bootstrap::{Derived, Session, UniqueId};
@@ -226,6 +227,7 @@ fn myself(device: i32) -> Result<Member> {
         pid: std::process::id(),
         device,
         local: LocalRank::from_env().map(|local| (local.rank, local.size)),
+        launched: launcher::numbers().map(|(rank, _)| rank as u32),
         gpu: nics::gpu_of_this_process(device),
         service: Service::get()?.addr().0.to_string(),
         version: env!("CARGO_PKG_VERSION").to_string(),
@@ -694,9 +696,11 @@ impl Meeting<'_> {
             shrinks: Mutex::default(),
             grow_id: Mutex::new(None),
             seen: Mutex::new(None),
+            records: OnceLock::new(),
         });
         super::exit::remember(&comm);
         comm.meter(self.links).inspect_err(|_| comm.abort())?;
+        comm.record_calls();
         Ok(comm)
     }
 }

@@ -8,6 +8,8 @@ use super::front::Followed;
 use super::gpu::GpuLauncher;
 use super::independent::IndependentBatch;
 use super::messages::Messages;
+use super::recorded::BatchRecords;
+use super::stall::Stall;
 use super::{CollectiveCall, Comm, Direction, Elements, Message, Operation, StreamRef, ALIVE};
 use crate::device::gpu::driver::DriverHandle;
 use crate::device::gpu::order::{Arrival, StreamOrder};
@@ -15,6 +17,7 @@ use crate::device::host::stream::{self, HostStream};
 use crate::error::{Error, Result};
 use crate::exec::Progress;
 use crate::health::{CallSummary, Loss};
+use crate::records::{CallTicket, CommRecords};
 use crate::sync::locked;
 use crate::topo::Rank;
 use crate::transport::{Idle, Transport, Waker};
@@ -56,6 +59,7 @@ pub(super) struct OperationBatch {
     claim: Claim,
     /// What the last poll knew of the engine's news and visits.
     seen: (u64, u64),
+    pub(super) records: BatchRecords,
 }
 
 pub(super) enum Active {
@@ -69,12 +73,8 @@ pub(super) enum Active {
 const GRACE: Duration = Duration::from_millis(1000);
 /// Idle polls between two looks at whom a run waits for: by then it sleeps between polls.
 const TELL_POLLS: u32 = 64;
-/// How long nothing moves before ranks compare what they call.
-const STALL: Duration = Duration::from_secs(1);
 /// How many ranks are asked each time.
 const ASKED_AT_ONCE: usize = 16;
-/// The longest time between two comparisons.
-const LONGEST_STALL: Duration = Duration::from_secs(60);
 /// How long a rank that has met the consequence of a failure waits to hear of the failure.
 const ECHO: Duration = Duration::from_millis(500);
 /// How long another thread that has failed the communicator first may take to tell the others.
@@ -297,20 +297,33 @@ impl OperationBatch {
             stream: None,
             claim: Claim::default(),
             seen: (0, 0),
+            records: BatchRecords::default(),
         }
     }
 
     /// One call that has begun, in this turn.
-    pub(super) fn begun(comm: Arc<Comm>, turn: u64, call: CollectiveCall) -> OperationBatch {
+    pub(super) fn begun(
+        comm: Arc<Comm>,
+        turn: u64,
+        call: CollectiveCall,
+        record: Option<CallTicket>,
+    ) -> OperationBatch {
         let mut run = OperationBatch::new(comm);
+        run.records.goes_on(record);
         run.collectives.push(call);
         (run.turn, run.begun, run.active) = (Some(turn), 1, Active::Collective);
         run
     }
 
     /// A message alone that has begun, in this turn.
-    pub(super) fn with_message(comm: Arc<Comm>, turn: u64, message: Messages) -> OperationBatch {
+    pub(super) fn with_message(
+        comm: Arc<Comm>,
+        turn: u64,
+        message: Messages,
+        record: (Option<CallTicket>, u64),
+    ) -> OperationBatch {
         let mut run = OperationBatch::new(comm);
+        run.records.message_goes_on(record);
         (run.turn, run.active) = (Some(turn), Active::Messages(message));
         run
     }
@@ -351,12 +364,13 @@ impl OperationBatch {
         self.is_on() && (!self.independent || self.comm.turns.is_idle())
     }
 
-    fn add(&mut self, operation: Operation) -> Result<()> {
+    fn add(&mut self, mut operation: Operation) -> Result<()> {
+        if let Operation::Collective(call) = &mut operation {
+            self.comm.decide(call)?;
+        }
+        self.records.accept(&self.comm, &operation);
         match operation {
-            Operation::Collective(mut call) => {
-                self.comm.decide(&mut call)?;
-                self.collectives.push(call);
-            }
+            Operation::Collective(call) => self.collectives.push(call),
             Operation::Send { to, data, .. } => {
                 self.messages.push(Message { direction: Direction::Send, peer: to, data, sequence: 0 });
             }
@@ -387,11 +401,16 @@ impl OperationBatch {
             let progress = match &mut self.active {
                 Active::Waiting => {
                     if let Some(call) = self.collectives.get_mut(self.begun) {
+                        let index = self.begun;
                         self.begun += 1;
-                        if begin(&self.comm, engine, call, self.followed.get_mut(self.begun - 1))? {
+                        self.records.begin(&self.comm, engine, index);
+                        let has_begun = begin(&self.comm, engine, call, self.followed.get_mut(index))?;
+                        self.records.runs(&self.comm, engine, index, has_begun);
+                        if has_begun {
                             self.active = Active::Collective;
                         }
                     } else if !self.messages.is_empty() {
+                        self.records.begin_messages(&self.comm);
                         self.active = match engine.begin_independent(std::mem::take(&mut self.messages))? {
                             Ok(batch) => Active::Independent(batch),
                             Err(messages) => Active::Messages(engine.begin_messages(messages)),
@@ -406,6 +425,7 @@ impl OperationBatch {
                 Active::Collective => engine.poll()?,
                 Active::Messages(messages) => engine.poll_messages(messages)?,
                 Active::Independent(batch) if !self.messages.is_empty() => {
+                    self.records.begin_messages(&self.comm);
                     engine.join_independent(batch, std::mem::take(&mut self.messages))?;
                     Progress::Moved
                 }
@@ -421,8 +441,11 @@ impl OperationBatch {
                         self.comm.status.send(None);
                     }
                     if matches!(self.active, Active::Collective) {
+                        self.records.end_collective(&self.comm, engine, self.begun - 1);
                         self.followed.get_mut(self.begun - 1).and_then(Option::take);
                         self.comm.status.finish();
+                    } else {
+                        self.records.end_messages(&self.comm);
                     }
                     self.active = Active::Waiting;
                 }
@@ -516,6 +539,7 @@ impl OperationBatch {
     /// Ends the communicator's work with `error`: nobody else waits for this rank, and later calls return it.
     fn fail(&mut self, error: Error) -> Error {
         let comm = &self.comm;
+        let awaited = comm.records.get().and_then(|_| self.waiting_for().first().copied());
         // Told before the links are given up, so that the others hear the reason first.
         if !comm.status.fail_after(error.clone(), || comm.report(&error)) {
             comm.await_failure(FAILS);
@@ -524,8 +548,10 @@ impl OperationBatch {
             engine.cancel();
         }
         let error = comm.failure().unwrap_or(error);
+        self.records.fail(comm, awaited);
         self.end_followed(&error);
         self.stop_watching();
+        self.comm.records.get().into_iter().for_each(CommRecords::write_failure);
         error
     }
 
@@ -612,6 +638,7 @@ impl Drop for OperationBatch {
     fn drop(&mut self) {
         self.stop_watching();
         self.withdraw();
+        self.records.fail(&self.comm, None);
         if !self.followed.is_empty() || !self.followed_messages.is_empty() {
             // Those that have ended are followed no more.
             let error = self.comm.failure().unwrap_or_else(ended);
@@ -626,46 +653,6 @@ impl Drop for OperationBatch {
             self.comm.turns.wait(turn, Duration::from_secs(10));
         }
         self.comm.turns.advance();
-    }
-}
-
-/// How long nothing has moved, and when to ask about it: after a second, and at growing distances, since a rank that is
-/// late may call something else when it comes.
-struct Stall {
-    since: Option<Instant>,
-    /// When devices are to be looked at.
-    looks_after: Duration,
-    asks_after: Duration,
-    asked: usize,
-}
-
-impl Stall {
-    const NONE: Stall = Stall { since: None, looks_after: STALL, asks_after: STALL, asked: 0 };
-
-    /// When nothing moved for the first time.
-    fn since(&mut self) -> Instant {
-        *self.since.get_or_insert_with(Instant::now)
-    }
-
-    /// Whether devices are to be looked at now.
-    fn looks(&mut self) -> bool {
-        let waited = self.since().elapsed();
-        let looks = waited >= self.looks_after;
-        if looks {
-            self.looks_after = waited + STALL;
-        }
-        looks
-    }
-
-    /// How often it has been asked before, if it is to be asked now.
-    fn due(&mut self) -> Option<usize> {
-        let waited = self.since().elapsed();
-        let due = waited >= self.asks_after;
-        if due {
-            self.asks_after = waited + waited.min(LONGEST_STALL);
-            self.asked += 1;
-        }
-        due.then(|| self.asked - 1)
     }
 }
 
