@@ -95,7 +95,14 @@ impl PreparedCalls {
         }
         let CollectiveCall { collective, count, dtype, reduction, root, .. } = *call;
         let summary = CallSummary::new(collective, count, dtype, reduction, root);
-        self.kept.push(PreparedCall { key, call: Arc::new(call.clone()), flat: flat(call), summary, signature, record });
+        self.kept.push(PreparedCall {
+            key,
+            call: Arc::new(call.clone()),
+            flat: flat(call),
+            summary,
+            signature,
+            record,
+        });
     }
 
     fn knows(&self, key: Again) -> bool {

@@ -21,7 +21,7 @@ use crate::memory::{shared, DeviceRegion, OnDevice};
 use crate::plan::layout::Layout;
 use crate::plan::stage::stage;
 use crate::plan::{Buffer, Collective, Plan, Shape, Span};
-use crate::records::{CommRecords, Names};
+use crate::records::{CallNames, CommRecords};
 use crate::selection::{Decision, Executor, Selection};
 use crate::topo::{Grid, Rank};
 use crate::transport::{Departure, Envelope, FlatCall, Router, Transport, Waker};
@@ -67,7 +67,7 @@ struct Ready {
     signature: u32,
     execution: Execution,
     /// What records call its algorithm, once one has asked.
-    names: Option<Names>,
+    names: Option<CallNames>,
 }
 
 /// Runs the operations of one communicator, one collective (or group of messages) at a time.
@@ -333,7 +333,7 @@ impl Engine {
     }
 
     /// What records call the algorithm of what has begun.
-    pub(super) fn names(&mut self, records: &CommRecords) -> Option<Names> {
+    pub(super) fn names(&mut self, records: &CommRecords) -> Option<CallNames> {
         let ready = &mut self.recent[self.running.as_ref()?.ready];
         let Executor::Own(Selection { choice, .. }) = &ready.decision.executor else { return None };
         Some(*ready.names.get_or_insert_with(|| records.names(&choice.to_string())))
@@ -557,7 +557,17 @@ impl Engine {
         let signature = signature(call, &choice.exact());
         let (execution, names) = (Execution::new(), None);
         let decision = decision.clone();
-        self.recent.push(Ready { call: call.clone(), decision, staged, program, layout, window, signature, execution, names });
+        self.recent.push(Ready {
+            call: call.clone(),
+            decision,
+            staged,
+            program,
+            layout,
+            window,
+            signature,
+            execution,
+            names,
+        });
         Ok(self.recent.len() - 1)
     }
 

@@ -4,11 +4,12 @@
 #![forbid(unsafe_code)]
 
 use super::engine::Engine;
+use super::members::Member;
 use super::{CollectiveCall, Comm, Direction, Elements, Operation};
 use crate::bootstrap::launcher;
 use crate::carrier::Carrier;
 use crate::plan::Collective;
-use crate::records::{CallKind, CallTicket, CallWords, CommRecords, Names, NewCall, NewComm};
+use crate::records::{CallKind, CallNames, CallTicket, CallWords, CommRecords, NewCall, RecordedComm};
 use crate::selection::{Executor, Selection};
 use crate::topo::Rank;
 use smallvec::SmallVec;
@@ -41,7 +42,7 @@ fn new_message(direction: Direction, peer: Rank, elements: Elements) -> NewCall 
 #[derive(Debug, Clone, Copy)]
 pub(super) struct PreparedRecord {
     words: CallWords,
-    names: Names,
+    names: CallNames,
     /// How far the output's address is above the input's where the call is in place.
     in_place_at: Option<i64>,
 }
@@ -169,7 +170,10 @@ impl BatchRecords {
 impl Comm {
     /// Records calls from now on, if the settings say so.
     pub(super) fn record_calls(&self) {
-        let comm = NewComm {
+        let process = |member: &Member| (member.pid, member.host.clone());
+        let own = self.members.get(self.rank.index()).map(process);
+        let comm = RecordedComm {
+            is_alone: self.members.iter().all(|member| Some(process(member)) == own),
             key: self.credentials.key,
             name: self.options.name.clone().unwrap_or_default(),
             rank: self.rank.0,
@@ -187,7 +191,11 @@ impl Comm {
     /// What a message brings to another node.
     fn sent_to_other_node(&self, direction: Direction, peer: Rank, elements: Elements) -> u64 {
         let is_far = direction == Direction::Send && self.grid.node(peer) != self.grid.node(self.rank);
-        if is_far { elements.bytes() as u64 } else { 0 }
+        if is_far {
+            elements.bytes() as u64
+        } else {
+            0
+        }
     }
 
     /// What a call that is prepared needs for its records.
@@ -197,7 +205,12 @@ impl Comm {
 
     /// A prepared call is accepted and begins.
     #[inline]
-    pub(super) fn begin_prepared(&self, record: &Option<PreparedRecord>, input: u64, output: u64) -> Option<CallTicket> {
+    pub(super) fn begin_prepared(
+        &self,
+        record: &Option<PreparedRecord>,
+        input: u64,
+        output: u64,
+    ) -> Option<CallTicket> {
         let (records, record) = (self.records.get()?, record.as_ref()?);
         let in_place = record.in_place_at == Some(output.wrapping_sub(input) as i64);
         Some(records.begun_at_once(&record.words.placed(in_place), record.names))

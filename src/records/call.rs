@@ -166,7 +166,7 @@ impl CallWords {
 
     /// The call as it is accepted; begun at once where `names` is given.
     #[inline]
-    pub(super) fn accepted(&self, number: u64, now_ns: u64, names: Option<Names>) -> [u64; WORDS] {
+    pub(super) fn accepted(&self, number: u64, now_ns: u64, names: Option<CallNames>) -> [u64; WORDS] {
         let mut words = self.0;
         words[at::NUMBER] = number;
         words[at::ACCEPTED] = now_ns;
@@ -182,14 +182,14 @@ impl CallWords {
 
 /// Numbers of the names that a call has from when it begins: its algorithm, and what carries its messages between nodes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Names {
+pub struct CallNames {
     /// The algorithm.
     pub algorithm: u16,
     /// The transport.
     pub carrier: u16,
 }
 
-impl Names {
+impl CallNames {
     fn word(self) -> u64 {
         u64::from(self.algorithm) << 32 | u64::from(self.carrier) << 48
     }
@@ -203,14 +203,14 @@ fn set(words: &Words, place: usize, value: u64) {
 
 /// A call has these names.
 #[inline]
-pub(super) fn name(words: &Words, names: Names) {
+pub(super) fn name(words: &Words, names: CallNames) {
     let comm = words[at::PLACE].load(Ordering::Relaxed) & u64::from(u32::MAX);
     set(words, at::PLACE, comm | names.word());
 }
 
 /// A call begins.
 #[inline]
-pub(super) fn begin(words: &Words, now_ns: u64, names: Names) {
+pub(super) fn begin(words: &Words, now_ns: u64, names: CallNames) {
     name(words, names);
     set(words, at::BEGUN, now_ns);
     set(words, at::STATE, CallState::Begun as u64);
@@ -408,13 +408,13 @@ mod tests {
     #[test]
     fn times_names_and_the_awaited_rank_are_told() {
         let words = CallWords::new(&call(CallKind::Collective(Collective::AllReduce)), u32::MAX).placed(true);
-        let at_once = words.accepted(1, 50, Some(Names { algorithm: 2, carrier: 1 }));
+        let at_once = words.accepted(1, 50, Some(CallNames { algorithm: 2, carrier: 1 }));
         let record = as_record(&at_once);
         assert_eq!((record.begun_ns, record.state, record.in_place), (Some(50), CallState::Begun, true));
         assert_eq!((record.algorithm.as_str(), record.carrier.as_str()), ("ring", "none"));
         let words: [AtomicU64; WORDS] = words.placed(false).accepted(1, 50, None).map(AtomicU64::new);
         let read = || as_record(&std::array::from_fn(|index| words[index].load(Ordering::Relaxed)));
-        begin(&words, 60, Names { algorithm: 2, carrier: 1 });
+        begin(&words, 60, CallNames { algorithm: 2, carrier: 1 });
         assert_eq!((read().begun_ns, read().algorithm.as_str(), read().in_place), (Some(60), "ring", false));
         fail(&words, 70, Some(0));
         assert_eq!((read().state, read().awaited, read().ended_ns), (CallState::Failed, Some(0), Some(70)));

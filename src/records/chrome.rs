@@ -6,7 +6,7 @@
 #![forbid(unsafe_code)]
 
 use super::call::{CallRecord, CallState};
-use super::trace::{Trace, TraceComm, TraceProcess};
+use super::trace::{CallTrace, TraceComm, TraceProcess};
 use serde::{Deserialize, Serialize};
 use serde_json::{json, Value};
 use std::collections::BTreeMap;
@@ -83,7 +83,7 @@ impl Rows {
 }
 
 /// Writes a trace.
-pub fn write(trace: &Trace, out: &mut dyn Write) -> io::Result<()> {
+pub fn write(trace: &CallTrace, out: &mut dyn Write) -> io::Result<()> {
     let head = json!({ "processes": trace.processes, "comms": trace.comms });
     let head = head.to_string();
     write!(out, "{{\"strata\":{VERSION},\"displayTimeUnit\":\"ns\",{},\n\"traceEvents\":[", &head[1..head.len() - 1])?;
@@ -136,7 +136,7 @@ pub fn short(key: &str) -> &str {
 }
 
 /// Reads a trace; the error says what is wrong with the text.
-pub fn read(text: &[u8]) -> Result<Trace, String> {
+pub fn read(text: &[u8]) -> Result<CallTrace, String> {
     let file: ReadFile = serde_json::from_slice(text).map_err(|error| error.to_string())?;
     match file.strata {
         Some(VERSION) => {}
@@ -146,7 +146,7 @@ pub fn read(text: &[u8]) -> Result<Trace, String> {
     let calls = file.events.into_iter().filter(|event| event.cat == CALL);
     let calls = calls.map(|event| serde_json::from_value(event.args)).collect::<Result<Vec<CallRecord>, _>>();
     let calls = calls.map_err(|error| format!("a call that is none: {error}"))?;
-    Ok(Trace { processes: file.processes, comms: file.comms, calls })
+    Ok(CallTrace { processes: file.processes, comms: file.comms, calls })
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@
 
 use super::call::{CallRecord, CallState};
 use super::pickle::PyValue;
-use super::trace::{from_ranges, Trace, TraceComm};
+use super::trace::{from_ranges, CallTrace, TraceComm};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The version of the form.
@@ -119,12 +119,12 @@ fn entry(call: &CallRecord, comm: &TraceComm, name: &str, sequence: &Sequence, w
 }
 
 /// The process ranks that a trace has calls of.
-pub fn ranks(trace: &Trace) -> BTreeSet<u32> {
+pub fn ranks(trace: &CallTrace) -> BTreeSet<u32> {
     trace.comms.iter().map(|comm| comm.process).collect()
 }
 
 /// The dump of one process rank.
-pub fn dump(trace: &Trace, rank: u32) -> PyValue {
+pub fn dump(trace: &CallTrace, rank: u32) -> PyValue {
     let wall_ns = trace.processes.first().map_or(0, |process| process.wall_ns);
     let mut sequences: BTreeMap<&str, Sequence> = BTreeMap::new();
     let mut entries = Vec::new();

@@ -21,8 +21,8 @@ pub mod summary;
 pub mod table;
 pub mod trace;
 
-pub use call::{CallKind, CallRecord, CallState, CallWords, Names, NewCall};
-pub use trace::{Trace, TraceComm, TraceProcess};
+pub use call::{CallKind, CallNames, CallRecord, CallState, CallWords, NewCall};
+pub use trace::{CallTrace, TraceComm, TraceProcess};
 
 use crate::config::Config;
 use crate::fork::PerProcess;
@@ -33,7 +33,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// Names of algorithms and transports that are told apart.
+/// CallNames of algorithms and transports that are told apart.
 const MOST_NAMES: usize = u16::MAX as usize;
 /// After a trace has been written, none is for so many times as long as that took, unless the process exits or something fails.
 const WRITE_SHARE: u32 = 20;
@@ -42,7 +42,7 @@ const EXIT_PATIENCE: Duration = Duration::from_secs(2);
 
 /// What a communicator tells of itself.
 #[derive(Debug, Clone, Default)]
-pub struct NewComm {
+pub struct RecordedComm {
     /// Its key.
     pub key: u128,
     /// Its name.
@@ -51,6 +51,8 @@ pub struct NewComm {
     pub rank: u32,
     /// The launcher's numbers of all ranks' processes, as far as they are known.
     pub launched: Vec<Option<u32>>,
+    /// Whether all ranks are of this process.
+    pub is_alone: bool,
     /// On how many nodes they are.
     pub nodes: u32,
     /// What carries messages between these.
@@ -168,7 +170,7 @@ impl Recorder {
     }
 
     /// Notes a communicator; forgets those of which the ring has no calls any more.
-    fn join(&self, new: &NewComm) -> u32 {
+    fn join(&self, new: &RecordedComm) -> u32 {
         let number = self.numbers.fetch_add(1, Ordering::Relaxed) as u32;
         let nranks = new.launched.len() as u32;
         let mut sorted: Vec<u32> = new.launched.iter().flatten().copied().collect();
@@ -203,12 +205,11 @@ impl Recorder {
     }
 
     /// What is recorded now.
-    fn trace(&self) -> Trace {
+    fn trace(&self) -> CallTrace {
         let records = self.ring.read();
         let names = locked(&self.names).clone();
         let comms = locked(&self.comms);
-        let by_number: HashMap<u32, &TraceComm> =
-            comms.iter().map(|known| (known.number, &known.comm)).collect();
+        let by_number: HashMap<u32, &TraceComm> = comms.iter().map(|known| (known.number, &known.comm)).collect();
         let call = |(number, words): &(u64, [u64; ring::WORDS])| {
             let comm = by_number.get(&call::comm_of(words))?;
             let place = call::Place { key: &comm.key, rank: comm.rank, nranks: comm.nranks, names: &names };
@@ -226,7 +227,7 @@ impl Recorder {
             overwritten: added.saturating_sub(self.ring.size() as u64),
             lost: self.ring.lost(),
         };
-        Trace { processes: vec![process], comms: comms.iter().map(|known| known.comm.clone()).collect(), calls }
+        CallTrace { processes: vec![process], comms: comms.iter().map(|known| known.comm.clone()).collect(), calls }
     }
 
     fn write(&self, mut written: MutexGuard<'_, Written>, failed: bool) {
@@ -293,15 +294,18 @@ pub struct CommRecords {
 
 impl CommRecords {
     /// The records of a new communicator, if the process's settings ask for them: those of its first communicator count.
-    pub fn new(config: &Config, launched: Option<(usize, usize)>, comm: &NewComm) -> Option<CommRecords> {
+    pub fn new(config: &Config, launched: Option<(usize, usize)>, comm: &RecordedComm) -> Option<CommRecords> {
         let recorder = RECORDER.get().get_or_init(|| {
-            let one_process = launched.map_or(comm.launched.len() <= 1, |(_, size)| size <= 1);
-            Recorder::new(config, launched.map_or(comm.rank, |(rank, _)| rank as u32), one_process)
+            let (rank, one_process) = match launched {
+                Some((rank, size)) => (rank as u32, size == 1),
+                None => (if comm.is_alone { 0 } else { comm.rank }, comm.is_alone),
+            };
+            Recorder::new(config, rank, one_process)
         });
         recorder.as_ref().map(|recorder| CommRecords::of(recorder, comm))
     }
 
-    fn of(recorder: &'static Recorder, comm: &NewComm) -> CommRecords {
+    fn of(recorder: &'static Recorder, comm: &RecordedComm) -> CommRecords {
         CommRecords {
             recorder,
             comm: recorder.join(comm),
@@ -319,13 +323,13 @@ impl CommRecords {
     }
 
     /// The names that calls of an algorithm have, to be kept with what runs it.
-    pub fn names(&self, algorithm: &str) -> Names {
-        Names { algorithm: self.recorder.name(algorithm), carrier: self.carrier }
+    pub fn names(&self, algorithm: &str) -> CallNames {
+        CallNames { algorithm: self.recorder.name(algorithm), carrier: self.carrier }
     }
 
     /// The names of calls with nothing to choose.
-    pub fn plain(&self) -> Names {
-        Names { algorithm: 0, carrier: self.carrier }
+    pub fn plain(&self) -> CallNames {
+        CallNames { algorithm: 0, carrier: self.carrier }
     }
 
     /// Numbers of collectives are the same on all ranks, which make them in the same order.
@@ -344,21 +348,21 @@ impl CommRecords {
 
     /// A call is accepted and begins at once.
     #[inline]
-    pub fn begun_at_once(&self, call: &CallWords, names: Names) -> CallTicket {
+    pub fn begun_at_once(&self, call: &CallWords, names: CallNames) -> CallTicket {
         let words = call.accepted(self.number(call), self.recorder.now_ns(), Some(names));
         CallTicket::of(self.recorder.ring.add(&words))
     }
 
     /// A call begins.
     #[inline]
-    pub fn begun(&self, ticket: CallTicket, names: Names) {
+    pub fn begun(&self, ticket: CallTicket, names: CallNames) {
         let (CallTicket(number), now_ns) = (ticket, self.recorder.now_ns());
         self.recorder.ring.change(number, |words| call::begin(words, now_ns, names));
     }
 
     /// It is known by which algorithm a call that has begun runs.
     #[inline]
-    pub fn named(&self, CallTicket(number): CallTicket, names: Names) {
+    pub fn named(&self, CallTicket(number): CallTicket, names: CallNames) {
         self.recorder.ring.change(number, |words| call::name(words, names));
     }
 

@@ -5,7 +5,7 @@
 #![forbid(unsafe_code)]
 
 use super::pickle::PyValue;
-use super::trace::Trace;
+use super::trace::CallTrace;
 use super::{chrome, flight, summary, table};
 use crate::process::check_file_size;
 use std::fs;
@@ -70,7 +70,8 @@ fn apart(name: &str) -> String {
     if name.contains("%r") || name.contains("%p") {
         return name.to_string();
     }
-    let extension = Path::new(name).extension().and_then(|extension| extension.to_str()).map_or(0, |text| text.len() + 1);
+    let extension =
+        Path::new(name).extension().and_then(|extension| extension.to_str()).map_or(0, |text| text.len() + 1);
     let (stem, extension) = name.split_at(name.len() - extension);
     format!("{stem}.%r{extension}")
 }
@@ -107,7 +108,7 @@ impl TraceOutput {
     }
 
     /// Writes a trace. A failure is told once.
-    pub fn write(&self, trace: &Trace) {
+    pub fn write(&self, trace: &CallTrace) {
         let written = match self.form {
             TraceForm::Flight => self.write_flight(trace),
             _ => self.write_one(trace),
@@ -120,12 +121,12 @@ impl TraceOutput {
         }
     }
 
-    fn path(&self, trace: &Trace, rank: u32) -> PathBuf {
+    fn path(&self, trace: &CallTrace, rank: u32) -> PathBuf {
         let host = trace.processes.first().map_or("", |process| &process.host);
         PathBuf::from(expand(&self.name, host, rank))
     }
 
-    fn write_one(&self, trace: &Trace) -> Result<(), (PathBuf, io::Error)> {
+    fn write_one(&self, trace: &CallTrace) -> Result<(), (PathBuf, io::Error)> {
         let path = self.path(trace, trace.processes.first().map_or(0, |process| process.rank));
         let mut bytes = Vec::new();
         let made = match self.form {
@@ -136,7 +137,7 @@ impl TraceOutput {
         made.and_then(|()| write_whole(&path, &bytes)).map_err(|error| (path, error))
     }
 
-    fn write_flight(&self, trace: &Trace) -> Result<(), (PathBuf, io::Error)> {
+    fn write_flight(&self, trace: &CallTrace) -> Result<(), (PathBuf, io::Error)> {
         for rank in flight::ranks(trace) {
             let path = self.path(trace, rank);
             let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());

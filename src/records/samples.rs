@@ -1,10 +1,10 @@
 //! A trace for tests.
 
 use super::call::{CallRecord, CallState};
-use super::trace::{Trace, TraceComm, TraceProcess};
+use super::trace::{CallTrace, TraceComm, TraceProcess};
 
 /// An all-reduce, an all-gather, a send, and an all-reduce that has not ended, of rank 1 of 2.
-pub fn sample() -> Trace {
+pub fn sample() -> CallTrace {
     let call = |record: u64, call: &str, begun: u64| CallRecord {
         record,
         comm: "00000000000000ab".to_string(),
@@ -35,7 +35,7 @@ pub fn sample() -> Trace {
     let reduce = |record, begun| CallRecord { op: "sum".to_string(), ..call(record, "all_reduce", begun) };
     let send = CallRecord { peer: Some(0), group: Some(2), number: 1, ..call(2, "send", 20_000) };
     let open = CallRecord { ended_ns: None, state: CallState::Begun, nic_bytes: None, ..reduce(3, 30_000) };
-    Trace {
+    CallTrace {
         processes: vec![TraceProcess {
             host: "node7".to_string(),
             pid: 4711,

@@ -5,7 +5,7 @@
 #![forbid(unsafe_code)]
 
 use super::call::{CallRecord, CallState};
-use super::trace::Trace;
+use super::trace::CallTrace;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
@@ -74,7 +74,7 @@ fn quantile(sorted: &[u64], part: f64) -> u64 {
 }
 
 /// The classes of a trace, by name and size.
-pub fn classes(trace: &Trace) -> Vec<CallClass> {
+pub fn classes(trace: &CallTrace) -> Vec<CallClass> {
     let mut found: BTreeMap<(&str, u64), Vec<&CallRecord>> = BTreeMap::new();
     for call in &trace.calls {
         found.entry((&call.call, size_of(call))).or_default().push(call);
@@ -109,7 +109,7 @@ pub fn classes(trace: &Trace) -> Vec<CallClass> {
 }
 
 /// Who waited for whom, where the trace has the collectives of several ranks by one clock.
-pub fn waits(trace: &Trace) -> Vec<RankWait> {
+pub fn waits(trace: &CallTrace) -> Vec<RankWait> {
     let mut same: BTreeMap<(&str, u64), Vec<(u64, u32)>> = BTreeMap::new();
     for call in trace.calls.iter().filter(|call| !call.is_message()) {
         if let Some(begun) = call.begun_ns {
@@ -144,7 +144,7 @@ fn ms(ns: u64) -> f64 {
 }
 
 /// The table.
-pub fn text(trace: &Trace) -> String {
+pub fn text(trace: &CallTrace) -> String {
     let (classes, waits) = (classes(trace), waits(trace));
     let all_ns: u64 = classes.iter().map(|class| class.total_ns).sum();
     let mut out = String::new();

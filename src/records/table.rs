@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 
 use super::call::CallRecord;
-use super::trace::Trace;
+use super::trace::CallTrace;
 use serde::Serialize;
 use std::io::{self, Write};
 
@@ -15,7 +15,7 @@ struct Origin<'a> {
 }
 
 /// Writes a trace. The wall clock at the trace's 0 is the same in all lines of a process, in the last column.
-pub fn write(trace: &Trace, out: &mut dyn Write) -> io::Result<()> {
+pub fn write(trace: &CallTrace, out: &mut dyn Write) -> io::Result<()> {
     let mut csv = csv::WriterBuilder::new().has_headers(false).from_writer(out);
     csv.write_record(HEAD)?;
     for call in &trace.calls {

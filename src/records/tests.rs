@@ -14,8 +14,15 @@ fn file(name: &str) -> PathBuf {
     std::env::temp_dir().join(format!("strata-recorder-{}-{name}", std::process::id()))
 }
 
-fn comm(key: u128, rank: u32, launched: &[Option<u32>]) -> NewComm {
-    NewComm { key, rank, launched: launched.to_vec(), nodes: 1, carrier: "none".to_string(), ..NewComm::default() }
+fn comm(key: u128, rank: u32, launched: &[Option<u32>]) -> RecordedComm {
+    RecordedComm {
+        key,
+        rank,
+        launched: launched.to_vec(),
+        nodes: 1,
+        carrier: "none".to_string(),
+        ..RecordedComm::default()
+    }
 }
 
 fn call(kind: CallKind) -> NewCall {

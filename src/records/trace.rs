@@ -50,7 +50,7 @@ pub struct TraceComm {
 
 /// Calls and what is known of their surroundings.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Trace {
+pub struct CallTrace {
     /// Who has written it; several after a merge.
     pub processes: Vec<TraceProcess>,
     /// The communicators, one for each of their ranks.
@@ -71,7 +71,7 @@ impl CallRecord {
     }
 }
 
-impl Trace {
+impl CallTrace {
     /// What is known of the communicator and rank of a call.
     pub fn comm_of(&self, call: &CallRecord) -> Option<&TraceComm> {
         self.comms.iter().find(|comm| comm.key == call.comm && comm.rank == call.rank)

@@ -80,7 +80,18 @@ pub(super) fn open_by(
     let network = opener.open(site, &far, &wakeups, exchange)?;
     let alone = shm.ranks().next().is_none();
     let routes = routes.into_iter().flatten().collect();
-    Ok(Router { routes, shm, network, carrier, wakeups, polls: 0, slept: Duration::ZERO, busy_at: None, alone, sent_far: 0 })
+    Ok(Router {
+        routes,
+        shm,
+        network,
+        carrier,
+        wakeups,
+        polls: 0,
+        slept: Duration::ZERO,
+        busy_at: None,
+        alone,
+        sent_far: 0,
+    })
 }
 
 impl Router {
