@@ -1,6 +1,6 @@
 /* Makes calls of all kinds and notes each in a file, MADE.RANK: communicator, what, count, type, operation, root or peer, in place.
    A test compares these with the trace. Started by `strata launch`, or alone for threads.
-   usage: traced calls MADE | fails MADE | many MADE CALLS | threads MADE */
+   usage: traced calls MADE | grid MADE | fails MADE | differs MADE | many MADE CALLS | threads MADE */
 #include <nccl.h>
 #include <strata.h>
 #include <pthread.h>
@@ -124,7 +124,7 @@ static void open_made(const char *path) {
   CHECK((made = fopen(name, "w")));
 }
 
-static void calls(const char *path) {
+static void calls(const char *path, int on_grid) {
   ncclComm_t comm = world(), half, alone;
   open_made(path);
   OK(ncclCommSplit(comm, rank % 2, 0, &half, NULL));
@@ -147,7 +147,7 @@ static void calls(const char *path) {
   messages(comm, "world", NULL, 10);
   messages(half, "half", NULL, 10000);
   uneven(comm, "world");
-  independent(comm);
+  if (!on_grid) independent(comm);
   /* One group on two communicators. */
   OK(ncclGroupStart());
   OK(ncclAllGather(in, out, 5, ncclFloat, comm, NULL));
@@ -177,12 +177,17 @@ static void calls(const char *path) {
   /* The world is left to the exit. */
 }
 
-static void fails(const char *path) {
+/* Rank 1 ends; or calls something else, and all ranks have something to tell. */
+static void fails(const char *path, int differs) {
   ncclComm_t comm = world();
   open_made(path);
   for (int i = 0; i < 3; i++) {
     OK(ncclAllReduce(in, out, 1000, ncclFloat, ncclSum, comm, NULL));
     note("world", "all_reduce", 1000, "float", "sum", -1, 0);
+  }
+  if (rank == 1 && differs) {
+    CHECK(ncclAllReduce(in, out, 100, ncclFloat, ncclSum, comm, NULL) != ncclSuccess);
+    note("world", "all_reduce", 100, "float", "sum", -1, 0);
   }
   if (rank == 1) _exit(0);
   ncclResult_t result = ncclAllGather(in, out, 100, ncclFloat, comm, NULL);
@@ -228,8 +233,8 @@ static void *thread(void *number) {
 int main(int argc, char **argv) {
   alarm(100);
   CHECK(argc > 2);
-  if (!strcmp(argv[1], "calls")) calls(argv[2]);
-  else if (!strcmp(argv[1], "fails")) fails(argv[2]);
+  if (!strcmp(argv[1], "calls") || !strcmp(argv[1], "grid")) calls(argv[2], argv[1][0] == 'g');
+  else if (!strcmp(argv[1], "fails") || !strcmp(argv[1], "differs")) fails(argv[2], argv[1][0] == 'd');
   else if (!strcmp(argv[1], "many")) many(argv[2], atoi(argv[3]));
   else {
     pthread_t threads[3];

@@ -704,7 +704,7 @@ impl Comm {
         let departure = self.engine.lock().take().and_then(Engine::leave);
         self.keep(departure, limit);
         drop(locked(&self.monitor).take());
-        self.records.get().into_iter().for_each(CommRecords::leave);
+        self.end_records();
     }
 
     /// How long what others have not got yet is kept: as long as an operation may take, but not after a failure.

@@ -188,6 +188,22 @@ impl Comm {
         }
     }
 
+    /// Writes what a failure leaves behind, if this one has failed, also of a rank that was in no call then; nothing is recorded
+    /// any more.
+    pub(super) fn end_records(&self) {
+        if let Some(records) = self.records.get() {
+            self.write_failure();
+            records.leave();
+        }
+    }
+
+    /// Writes what a failure leaves behind, if there was one.
+    pub(super) fn write_failure(&self) {
+        if let (Some(records), Some(_)) = (self.records.get(), self.status.cause()) {
+            records.write_failure();
+        }
+    }
+
     /// What a message brings to another node.
     fn sent_to_other_node(&self, direction: Direction, peer: Rank, elements: Elements) -> u64 {
         let is_far = direction == Direction::Send && self.grid.node(peer) != self.grid.node(self.rank);

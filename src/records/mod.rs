@@ -118,6 +118,18 @@ fn outputs(names: &str, one_process: bool) -> Vec<TraceOutput> {
     names.split(',').map(str::trim).filter(|name| !name.is_empty()).filter_map(output).collect()
 }
 
+/// The same moment by both clocks, as nearly as a few tries bring them together.
+fn both_clocks() -> (Instant, u64) {
+    let read = |_| {
+        let before = Instant::now();
+        let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let took = before.elapsed();
+        (took, (before + took / 2, wall.as_nanos() as u64))
+    };
+    let nearest = (0..5).map(read).min_by_key(|(took, _)| *took);
+    nearest.map_or_else(|| (Instant::now(), 0), |(_, both)| both)
+}
+
 impl Recorder {
     /// What these settings ask for, in a process of this rank; nothing where they name no file.
     fn new(config: &Config, rank: u32, one_process: bool) -> Option<Recorder> {
@@ -133,11 +145,12 @@ impl Recorder {
         if outputs.is_empty() && at_failure.is_none() {
             return None;
         }
-        let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let ring = RecordRing::new(config.trace_records);
+        let (start, wall_ns) = both_clocks();
         Some(Recorder {
-            ring: RecordRing::new(config.trace_records),
-            start: Instant::now(),
-            wall_ns: wall.as_nanos() as u64,
+            ring,
+            start,
+            wall_ns,
             host: crate::log::host_name(),
             rank,
             names: Mutex::new(vec![String::new()]),
