@@ -233,7 +233,8 @@ fn threads_of_one_process_share_a_trace_and_are_ranks_of_their_own_in_it() {
     for rank in 0..3 {
         let calls: Vec<CallRecord> = trace.calls.iter().filter(|call| call.rank == rank).cloned().collect();
         assert_eq!(by_comm(&calls, &[(3, "world")]), sorted_by_comm(folder.made(rank as usize)), "rank {rank}");
-        assert!(calls.iter().all(|call| trace.process_of(call) == rank && call.state == CallState::Ended));
+        let index = trace.index();
+        assert!(calls.iter().all(|call| index.process_of(call) == rank && call.state == CallState::Ended));
     }
 }
 

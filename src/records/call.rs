@@ -138,7 +138,7 @@ pub struct CallWords([u64; WORDS]);
 impl CallWords {
     /// The words of a call on the communicator with this number.
     pub fn new(call: &NewCall, comm: u32) -> CallWords {
-        let flags = IN_PLACE * u8::from(call.in_place) | VECTORED * u8::from(call.vectored);
+        let flags = (IN_PLACE * u8::from(call.in_place)) | (VECTORED * u8::from(call.vectored));
         let dtype = call.dtype.map_or(u8::MAX, |dtype| dtype as u8);
         let mut words = [0; WORDS];
         let bytes = [call.kind.code(), dtype, operation_of(call.reduction), flags];

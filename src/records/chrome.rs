@@ -109,6 +109,7 @@ pub fn write(trace: &CallTrace, out: &mut dyn Write) -> io::Result<()> {
         let name = json!({ "ph": "M", "name": "thread_name", "pid": comm.process, "tid": first, "args": args });
         put(out, &name.to_string())?;
     }
+    let index = trace.index();
     let until = trace.processes.iter().map(|process| process.written_ns).max().unwrap_or(0);
     for call in &trace.calls {
         let begin = call.begun_ns.unwrap_or(call.accepted_ns);
@@ -118,7 +119,7 @@ pub fn write(trace: &CallTrace, out: &mut dyn Write) -> io::Result<()> {
             name: &call.call,
             cat: CALL,
             ph: "X",
-            pid: trace.process_of(call),
+            pid: index.process_of(call),
             tid: row,
             ts: us(begin),
             dur: us(end - begin),

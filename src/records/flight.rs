@@ -128,9 +128,10 @@ pub fn dump(trace: &CallTrace, rank: u32) -> PyValue {
     let wall_ns = trace.processes.first().map_or(0, |process| process.wall_ns);
     let mut sequences: BTreeMap<&str, Sequence> = BTreeMap::new();
     let mut entries = Vec::new();
-    let calls: Vec<&CallRecord> = trace.calls.iter().filter(|call| trace.process_of(call) == rank).collect();
+    let comms = trace.index();
+    let calls: Vec<&CallRecord> = trace.calls.iter().filter(|call| comms.process_of(call) == rank).collect();
     for (index, call) in calls.iter().enumerate() {
-        let (Some(name), Some(comm)) = (name_of(call), trace.comm_of(call)) else { continue };
+        let (Some(name), Some(comm)) = (name_of(call), comms.comm_of(call)) else { continue };
         let sequence = sequences.entry(&comm.key).or_default();
         sequence.operations += 1;
         if !call.is_message() {

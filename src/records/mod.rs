@@ -1,6 +1,6 @@
 //! Records of calls: what was called, by which algorithm it ran, and when; kept in memory, written as traces.
 //!
-//! `STRATA_TRACE` names files and so switches records on. A process then has one [ring](ring) of records, and each of its
+//! `STRATA_TRACE` names files and so switches records on. A process then has one [`ring`] of records, and each of its
 //! communicators a [`CommRecords`]. A record is written as its call is accepted, begins, and ends or fails: a few words each
 //! time, without locks, allocations or system calls but the clock's. Where nothing is recorded a communicator has no
 //! `CommRecords`, and that is all that calls look at.

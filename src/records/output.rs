@@ -9,7 +9,7 @@ use super::trace::CallTrace;
 use super::{chrome, flight, summary, table};
 use crate::process::check_file_size;
 use std::fs;
-use std::io;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -132,7 +132,7 @@ impl TraceOutput {
         let made = match self.form {
             TraceForm::Chrome => chrome::write(trace, &mut bytes),
             TraceForm::Csv => table::write(trace, &mut bytes),
-            TraceForm::Summary | TraceForm::Flight => Ok(bytes.extend(summary::text(trace).into_bytes())),
+            TraceForm::Summary | TraceForm::Flight => bytes.write_all(summary::text(trace).as_bytes()),
         };
         made.and_then(|()| write_whole(&path, &bytes)).map_err(|error| (path, error))
     }

@@ -110,10 +110,11 @@ pub fn classes(trace: &CallTrace) -> Vec<CallClass> {
 
 /// Who waited for whom, where the trace has the collectives of several ranks by one clock.
 pub fn waits(trace: &CallTrace) -> Vec<RankWait> {
+    let index = trace.index();
     let mut same: BTreeMap<(&str, u64), Vec<(u64, u32)>> = BTreeMap::new();
     for call in trace.calls.iter().filter(|call| !call.is_message()) {
         if let Some(begun) = call.begun_ns {
-            same.entry((&call.comm, call.number)).or_default().push((begun, trace.process_of(call)));
+            same.entry((&call.comm, call.number)).or_default().push((begun, index.process_of(call)));
         }
     }
     let mut ranks: BTreeMap<u32, RankWait> = BTreeMap::new();
@@ -157,18 +158,8 @@ pub fn text(trace: &CallTrace) -> String {
     }
     let _ = writeln!(
         out,
-        "{:<16}{:>12}{:>9}{:>14}{:>8}{:>14}{:>14}{:>14}{:>14}{:>14}  {}",
-        "call",
-        "size",
-        "count",
-        "total(ms)",
-        "share",
-        "avg(ms)",
-        "median(ms)",
-        "p90(ms)",
-        "algbw(GB/s)",
-        "busbw(GB/s)",
-        "algorithms"
+        "{:<16}{:>12}{:>9}{:>14}{:>8}{:>14}{:>14}{:>14}{:>14}{:>14}  algorithms",
+        "call", "size", "count", "total(ms)", "share", "avg(ms)", "median(ms)", "p90(ms)", "algbw(GB/s)", "busbw(GB/s)"
     );
     for class in &classes {
         let share = 100.0 * class.total_ns as f64 / all_ns.max(1) as f64;

@@ -18,9 +18,11 @@ struct Origin<'a> {
 pub fn write(trace: &CallTrace, out: &mut dyn Write) -> io::Result<()> {
     let mut csv = csv::WriterBuilder::new().has_headers(false).from_writer(out);
     csv.write_record(HEAD)?;
+    let index = trace.index();
     for call in &trace.calls {
-        let rank = trace.process_of(call);
-        let process = trace.processes.iter().find(|process| process.rank == rank).or(trace.processes.first());
+        let rank = index.process_of(call);
+        // What a process writes itself is of that process alone.
+        let process = trace.processes.first();
         let origin = Origin {
             host: process.map_or("", |process| &process.host),
             pid: process.map_or(0, |process| process.pid),

@@ -74,13 +74,16 @@ fn collectives_and_messages_count_apart_and_go_through_their_states() {
 
 #[test]
 fn ranks_of_one_process_are_told_apart_where_no_launcher_has_numbered_them() {
-    let recorder = recorder(64, "unused.json");
+    let path = file("ranks.json");
+    let recorder = recorder(64, path.to_str().unwrap());
     let alone = CommRecords::of(recorder, &comm(1, 0, &[None, None]));
     assert_eq!(recorder.trace().comms[0].process, 3, "the process's");
     let together = [0, 1].map(|rank| CommRecords::of(recorder, &comm(2, rank, &[Some(0), Some(0)])));
     let processes: Vec<u32> = recorder.trace().comms.iter().map(|comm| comm.process).collect();
     assert_eq!(processes, [3, 0, 1]);
-    drop((alone, together));
+    [&alone, &together[0], &together[1]].into_iter().for_each(CommRecords::leave);
+    assert_eq!(recorder.live.load(Ordering::Relaxed), 0);
+    std::fs::remove_file(&path).unwrap();
 }
 
 #[test]
@@ -104,7 +107,7 @@ fn a_full_ring_forgets_the_oldest_calls_and_says_so_and_communicators_with_them(
     let third = CommRecords::of(recorder, &comm(3, 0, &[None]));
     let keys: Vec<String> = recorder.trace().comms.iter().map(|comm| comm.key.clone()).collect();
     assert_eq!(keys, [2u128, 3].map(|key| format!("{key:032x}")), "of the first there is no call any more");
-    drop(third);
+    assert_eq!(third.plain().algorithm, 0);
     std::fs::remove_file(&path).unwrap();
 }
 

@@ -3,6 +3,7 @@
 
 use super::call::CallRecord;
 use serde::{Deserialize, Serialize};
+use std::collections::HashMap;
 
 /// The process that has written a trace.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -71,15 +72,26 @@ impl CallRecord {
     }
 }
 
-impl CallTrace {
+/// Finds the communicators of calls.
+#[derive(Debug)]
+pub struct CommIndex<'a>(HashMap<(&'a str, u32), &'a TraceComm>);
+
+impl CommIndex<'_> {
     /// What is known of the communicator and rank of a call.
     pub fn comm_of(&self, call: &CallRecord) -> Option<&TraceComm> {
-        self.comms.iter().find(|comm| comm.key == call.comm && comm.rank == call.rank)
+        self.0.get(&(call.comm.as_str(), call.rank)).copied()
     }
 
     /// The process rank that has made a call.
     pub fn process_of(&self, call: &CallRecord) -> u32 {
         self.comm_of(call).map_or(call.rank, |comm| comm.process)
+    }
+}
+
+impl CallTrace {
+    /// An index of its communicators.
+    pub fn index(&self) -> CommIndex<'_> {
+        CommIndex(self.comms.iter().map(|comm| ((comm.key.as_str(), comm.rank), comm)).collect())
     }
 }
 

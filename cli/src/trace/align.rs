@@ -7,7 +7,8 @@
 #![forbid(unsafe_code)]
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use strata::records::{CallRecord, CallState, CallTrace, TraceComm};
+use strata::records::trace::CommIndex;
+use strata::records::{CallRecord, CallState, CallTrace, TraceComm, TraceProcess};
 
 /// From how many common calls on two clocks may run at different speeds.
 const FOR_SPEED: usize = 48;
@@ -66,31 +67,37 @@ fn correction(pairs: &[(f64, f64)]) -> Correction {
 struct Source {
     host: String,
     wall_ns: u64,
-    rank: u32,
 }
 
-fn sources(trace: &CallTrace) -> Vec<Source> {
-    let source = |process: &strata::records::TraceProcess| Source {
-        host: process.host.clone(),
-        wall_ns: process.wall_ns,
-        rank: process.rank,
-    };
-    trace.processes.iter().map(source).collect()
+/// Which process has made a call: a trace that has been merged before has several, of one clock.
+struct Sources<'a> {
+    comms: CommIndex<'a>,
+    by_rank: BTreeMap<u32, Source>,
 }
 
-/// Where a call's process is among those of its trace: a trace that has been merged before has several, of one clock.
-fn source_of<'a>(trace: &CallTrace, sources: &'a [Source], call: &CallRecord) -> Option<&'a Source> {
-    let rank = trace.process_of(call);
-    sources.iter().find(|source| source.rank == rank).or(sources.first())
+fn source(process: &TraceProcess) -> Source {
+    Source { host: process.host.clone(), wall_ns: process.wall_ns }
+}
+
+impl<'a> Sources<'a> {
+    fn of(trace: &'a CallTrace) -> Sources<'a> {
+        let by_rank = trace.processes.iter().map(|process| (process.rank, source(process))).collect();
+        Sources { comms: trace.index(), by_rank }
+    }
+
+    /// The process; of a trace of one process that has several ranks, that one.
+    fn find(&self, call: &CallRecord) -> Option<&Source> {
+        self.by_rank.get(&self.comms.process_of(call)).or(self.by_rank.values().next())
+    }
 }
 
 /// When each common call ended on each host, by the wall clock there.
 fn ends(traces: &[CallTrace]) -> BTreeMap<(&str, u64), BTreeMap<String, f64>> {
     let mut ends: BTreeMap<(&str, u64), BTreeMap<String, f64>> = BTreeMap::new();
     for trace in traces {
-        let sources = sources(trace);
+        let sources = Sources::of(trace);
         for call in trace.calls.iter().filter(|call| is_common(call)) {
-            let (Some(source), Some(ended)) = (source_of(trace, &sources, call), call.ended_ns) else { continue };
+            let (Some(source), Some(ended)) = (sources.find(call), call.ended_ns) else { continue };
             let wall = source.wall_ns as f64 + ended as f64;
             let of_call = ends.entry((&call.comm, call.number)).or_default();
             of_call.entry(source.host.clone()).and_modify(|first| *first = first.min(wall)).or_insert(wall);
@@ -102,7 +109,8 @@ fn ends(traces: &[CallTrace]) -> BTreeMap<(&str, u64), BTreeMap<String, f64>> {
 /// What brings each host's clock to that of the first host.
 fn corrections(traces: &[CallTrace]) -> BTreeMap<String, Correction> {
     let ends = ends(traces);
-    let hosts: BTreeSet<String> = traces.iter().flat_map(|trace| sources(trace)).map(|source| source.host).collect();
+    let processes = traces.iter().flat_map(|trace| &trace.processes);
+    let hosts: BTreeSet<String> = processes.map(|process| process.host.clone()).collect();
     let mut pairs: BTreeMap<(&str, &str), Vec<(f64, f64)>> = BTreeMap::new();
     for hosts in ends.values().filter(|hosts| hosts.len() > 1) {
         let Some((hub, at)) = hosts.iter().next() else { continue };
@@ -149,17 +157,17 @@ pub fn merge(traces: Vec<CallTrace>) -> CallTrace {
     let mut merged = CallTrace::default();
     let mut comms: BTreeMap<(String, u32), TraceComm> = BTreeMap::new();
     for mut trace in traces {
-        let sources = sources(&trace);
         let mut calls = std::mem::take(&mut trace.calls);
+        let sources = Sources::of(&trace);
         for call in &mut calls {
-            let Some(source) = source_of(&trace, &sources, call) else { continue };
+            let Some(source) = sources.find(call) else { continue };
             call.accepted_ns = shift_of(source, call.accepted_ns);
             call.begun_ns = call.begun_ns.map(|ns| shift_of(source, ns));
             call.ended_ns = call.ended_ns.map(|ns| shift_of(source, ns));
         }
         merged.calls.append(&mut calls);
-        for (process, source) in trace.processes.iter_mut().zip(&sources) {
-            (process.written_ns, process.wall_ns) = (shift_of(source, process.written_ns), zero);
+        for process in &mut trace.processes {
+            (process.written_ns, process.wall_ns) = (shift_of(&source(process), process.written_ns), zero);
         }
         merged.processes.append(&mut trace.processes);
         comms.extend(trace.comms.into_iter().map(|comm| ((comm.key.clone(), comm.rank), comm)));

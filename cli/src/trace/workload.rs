@@ -69,7 +69,8 @@ fn world(trace: &CallTrace) -> u32 {
 fn calls_of(trace: &CallTrace, rank: u32) -> (Vec<(&CallRecord, Kind)>, BTreeMap<&str, usize>) {
     let mut left: BTreeMap<&str, usize> = BTreeMap::new();
     let mut calls = Vec::new();
-    for call in trace.calls.iter().filter(|call| trace.process_of(call) == rank) {
+    let index = trace.index();
+    for call in trace.calls.iter().filter(|call| index.process_of(call) == rank) {
         match kind_of(call) {
             Some(kind) => calls.push((call, kind)),
             None => *left.entry(&call.call).or_default() += 1,
@@ -152,9 +153,9 @@ pub fn make(trace: &CallTrace, rank: Option<u32>, with_gaps: bool) -> Result<Mad
     let of_calls = |comm: &&TraceComm| used.contains(comm.key.as_str());
     let comms: Vec<&TraceComm> = trace.comms.iter().filter(of_calls).collect();
     let grid = RankGrid::of(&comms, world(trace))?;
-    let last = calls.len() - 1;
+    let (index_of, last) = (trace.index(), calls.len() - 1);
     let key = |(index, (call, kind)): (usize, &(&CallRecord, Kind))| {
-        let comm = trace.comm_of(call).ok_or_else(|| Error::InvalidArgument("a call of no communicator".into()))?;
+        let comm = index_of.comm_of(call).ok_or_else(|| Error::InvalidArgument("a call of no communicator".into()))?;
         let next = calls[(index + 1).min(last)].0;
         Ok(StepKey {
             kind: kind.name(),
