@@ -485,6 +485,14 @@ fn take_over(config: &mut Config, zero: &[String]) {
     }
 }
 
+/// A communicator whose links may have to be measured first: the program's calls, which are recorded, come after that.
+fn alive(comm: Arc<Comm>, parent: Option<Links>) -> Result<Arc<Comm>> {
+    super::exit::remember(&comm);
+    comm.meter(parent).inspect_err(|_| comm.abort())?;
+    comm.record_calls();
+    Ok(comm)
+}
+
 /// Who is on which node, and the links inside nodes, if the machine has some.
 fn grid_of(members: &[Member], machine: Option<&Cluster>) -> Grid {
     let labels: Vec<&str> = members.iter().map(|member| member.host_id.as_str()).collect();
@@ -698,10 +706,7 @@ impl Meeting<'_> {
             seen: Mutex::new(None),
             records: OnceLock::new(),
         });
-        super::exit::remember(&comm);
-        comm.meter(self.links).inspect_err(|_| comm.abort())?;
-        comm.record_calls();
-        Ok(comm)
+        alive(comm, self.links)
     }
 }
 

@@ -403,10 +403,8 @@ impl OperationBatch {
                     if let Some(call) = self.collectives.get_mut(self.begun) {
                         let index = self.begun;
                         self.begun += 1;
-                        self.records.begin(&self.comm, engine, index);
-                        let has_begun = begin(&self.comm, engine, call, self.followed.get_mut(index))?;
-                        self.records.runs(&self.comm, engine, index, has_begun);
-                        if has_begun {
+                        let records = (&mut self.records, index);
+                        if begin(&self.comm, engine, call, self.followed.get_mut(index), records)? {
                             self.active = Active::Collective;
                         }
                     } else if !self.messages.is_empty() {
@@ -662,7 +660,9 @@ fn begin(
     engine: &mut Engine,
     call: &mut CollectiveCall,
     followed: Option<&mut Option<Followed>>,
+    (records, index): (&mut BatchRecords, usize),
 ) -> Result<bool> {
+    records.begin(comm, engine, index);
     if call.factor_at.is_some() {
         call.read_factor(engine)?;
     }
@@ -673,6 +673,7 @@ fn begin(
         (false, Some(followed)) => *followed = None,
         _ => {}
     }
+    records.runs(comm, engine, index, has_begun);
     if !has_begun {
         comm.status.finish();
     }

@@ -292,7 +292,7 @@ pub struct CallRecord {
 }
 
 /// What turns words into a record: the communicator's key, rank and ranks, and names by number.
-pub(super) struct Place<'a> {
+pub(super) struct RecordPlace<'a> {
     pub key: &'a str,
     pub rank: u32,
     pub nranks: u32,
@@ -305,7 +305,7 @@ pub(super) fn comm_of(words: &[u64; WORDS]) -> u32 {
 }
 
 /// The record of these words; none of words that are no call's.
-pub(super) fn record(number: u64, words: &[u64; WORDS], place: &Place<'_>) -> Option<CallRecord> {
+pub(super) fn record(number: u64, words: &[u64; WORDS], place: &RecordPlace<'_>) -> Option<CallRecord> {
     let [kind, dtype, op, flags] = (words[at::CALL] as u32).to_le_bytes();
     let (kind, peer) = (CallKind::from_code(kind)?, (words[at::CALL] >> 32) as u32);
     let dtype = DataType::HOST.into_iter().find(|known| *known as u8 == dtype);
@@ -371,7 +371,7 @@ mod tests {
 
     fn as_record(words: &[u64; WORDS]) -> CallRecord {
         let names = ["", "none", "ring"].map(str::to_string);
-        record(7, words, &Place { key: "ab", rank: 2, nranks: 8, names: &names }).unwrap()
+        record(7, words, &RecordPlace { key: "ab", rank: 2, nranks: 8, names: &names }).unwrap()
     }
 
     #[test]

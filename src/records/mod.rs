@@ -225,7 +225,7 @@ impl Recorder {
         let by_number: HashMap<u32, &TraceComm> = comms.iter().map(|known| (known.number, &known.comm)).collect();
         let call = |(number, words): &(u64, [u64; ring::WORDS])| {
             let comm = by_number.get(&call::comm_of(words))?;
-            let place = call::Place { key: &comm.key, rank: comm.rank, nranks: comm.nranks, names: &names };
+            let place = call::RecordPlace { key: &comm.key, rank: comm.rank, nranks: comm.nranks, names: &names };
             call::record(*number, words, &place)
         };
         let calls = records.iter().filter_map(call).collect();
