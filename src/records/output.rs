@@ -11,7 +11,7 @@ use crate::process::check_file_size;
 use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// The form of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -82,9 +82,10 @@ fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
         return Err(io::Error::other("it is there and is no regular file"));
     }
     check_file_size(bytes.len() as u64)?;
-    let mut beside = path.as_os_str().to_owned();
-    beside.push(format!(".part-{}", std::process::id()));
-    let beside = PathBuf::from(beside);
+    // Not by the file's name: a process that is killed leaves it, and PyTorch's analyser reads what is called like a dump.
+    static NUMBER: AtomicU64 = AtomicU64::new(0);
+    let (host, pid, number) = (crate::log::host_name(), std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed));
+    let beside = path.with_file_name(format!(".strata-{host}-{pid}-{number}.part"));
     let written = fs::write(&beside, bytes).and_then(|()| fs::rename(&beside, path));
     written.inspect_err(|_| {
         let _ = fs::remove_file(&beside);

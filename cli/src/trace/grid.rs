@@ -43,7 +43,7 @@ fn stride(comm: &TraceComm, world: u32) -> Result<Stride> {
     };
     let distance = members.get(1).map_or(1, |second| second.saturating_sub(members[0]));
     let is_even = members.windows(2).all(|pair| pair[1].checked_sub(pair[0]) == Some(distance));
-    let begins = |distance: u32| members.first().is_some_and(|first| (first / distance) % comm.nranks == 0);
+    let begins = |distance: u32| members.first().is_some_and(|first| (first / distance).is_multiple_of(comm.nranks));
     match is_even && distance > 0 && begins(distance) {
         true => Ok(Stride { distance, ranks: comm.nranks }),
         false => Err(Error::InvalidArgument(format!(
