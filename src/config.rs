@@ -230,13 +230,26 @@ variables! {
         "Path of the command `strata` for programs of the Python package's `strata.msccl`. auto: the one beside the library, else the first on the PATH.";
     "STRATA_TCP_CONNECTIONS" tcp_connections: usize = "2", agreed,
         "Connections per pair of ranks on different nodes.";
+    "STRATA_TRACE" trace: String = "none", local,
+        "Record all calls and write them to these files, separated by commas; the extension says how: .json (Chrome's trace events, for Perfetto and `strata trace`), .csv, .txt (a summary), .pickle (PyTorch's flight recorder). %h is the host, %p the process, %r the rank; with neither %p nor %r several processes put their rank before the extension.";
+    "STRATA_TRACE_RECORDS" trace_records: usize = "65536", local,
+        "Calls of a process that are kept, the newest, in 128 bytes each.";
+    "STRATA_TRACE_FAILURE" trace_failure: String = "auto", local,
+        "Where STRATA_TRACE is set: what is written for PyTorch's flight recorder (torchfrtrace) when a communicator fails. auto: flight/nccl_trace_rank_%r beside the first of STRATA_TRACE. none: nothing.";
 }
 
 /// What stands before the names of the variables that rank 0 has set; no variable is called so.
 const GIVEN: &str = "given";
 /// The variables that name files. A program that has more rights than its starter ignores them.
-const PATHS: [&str; 5] =
-    ["STRATA_NCCL_LIB", "STRATA_TUNING_TABLE", "STRATA_PROGRAM_DIR", "STRATA_MACHINE", "STRATA_MPI_PLUGIN"];
+const PATHS: [&str; 7] = [
+    "STRATA_NCCL_LIB",
+    "STRATA_TUNING_TABLE",
+    "STRATA_PROGRAM_DIR",
+    "STRATA_MACHINE",
+    "STRATA_MPI_PLUGIN",
+    "STRATA_TRACE",
+    "STRATA_TRACE_FAILURE",
+];
 
 /// A variable of another library that names files, unless the program has more rights than its starter.
 pub fn path_from_env(name: &str) -> Option<String> {
@@ -394,12 +407,14 @@ mod tests {
             ("STRATA_PROGRAM_DIR", "/tmp"),
             ("STRATA_MACHINE", "../machine.toml"),
             ("STRATA_MPI_PLUGIN", "/tmp/evil.so"),
+            ("STRATA_TRACE", "/etc/x.json"),
+            ("STRATA_TRACE_FAILURE", "/etc/x"),
             ("STRATA_WINDOW", "7"),
         ];
         let vars = || given.iter().map(|(name, value)| (name.to_string(), value.to_string()));
         let (config, warnings) = Config::from_vars_of(vars(), true);
         assert_eq!(config, Config { window: 7, given: ["STRATA_WINDOW".to_string()].into(), ..Config::default() });
-        assert_eq!(warnings.len(), 5, "{warnings:?}");
+        assert_eq!(warnings.len(), 7, "{warnings:?}");
         assert_eq!(Config::from_vars_of(vars(), false).1, [""; 0]);
         let none = [("STRATA_NCCL_LIB".to_string(), "none".to_string())].into_iter();
         assert_eq!(Config::from_vars_of(none, true).0.nccl_lib, "none");

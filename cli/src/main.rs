@@ -38,6 +38,7 @@ mod perf;
 mod plan;
 mod process;
 mod simulate;
+mod trace;
 mod tune;
 
 use clap::{Parser, Subcommand};
@@ -68,6 +69,9 @@ enum What {
     Tune(tune::Options),
     /// Show which algorithm a collective gets under these settings, and why.
     Explain(explain::Options),
+    /// Merge traces of calls, sum them up, or make a workload of them.
+    #[command(subcommand)]
+    Trace(trace::Options),
     /// Check a GPU of this machine: what its driver offers, whether the kernels are right on it, how fast they are.
     #[command(subcommand)]
     Gpu(gpu::Options),
@@ -90,6 +94,7 @@ fn main() -> ExitCode {
         What::Perf(options) => perf::run(&options),
         What::Tune(options) => tune::run(&options),
         What::Explain(options) => explain::run(&options),
+        What::Trace(options) => trace::run(&options),
         What::Gpu(options) => gpu::run(&options),
     };
     match outcome {

@@ -10,7 +10,7 @@ pub mod collective;
 mod data;
 mod report;
 mod table;
-mod workload;
+pub mod workload;
 
 use crate::nccl::{Comm, Library, UniqueId};
 use crate::options::{number, parse_size};

@@ -10,6 +10,7 @@ mod bench;
 mod candidates;
 mod contest;
 mod file;
+mod from_traces;
 mod report;
 
 use crate::nccl::Library;
@@ -57,6 +58,10 @@ pub struct Options {
     /// Collectives, by the names of `strata perf`.
     #[arg(long, value_delimiter = ',', default_value = "all_reduce,all_gather,reduce_scatter")]
     collectives: Vec<Kind>,
+    /// Measure only the collectives and sizes of these traces (STRATA_TRACE=FILE.json), of calls on as many ranks as there are
+    /// here; process 0 reads them.
+    #[arg(long, value_name = "TRACE", value_delimiter = ',', conflicts_with_all = ["sizes", "collectives"])]
+    from: Vec<PathBuf>,
     /// Measure rows anew that the table has already; a table of another machine is replaced.
     #[arg(long)]
     again: bool,
@@ -112,7 +117,10 @@ pub fn run(options: &Options) -> Result<ExitCode> {
             "one rank has nothing to choose; start this with a launcher: strata launch -n 4 --nodes 2 -- strata tune";
         return Err(Error::InvalidUsage(text.to_string()));
     }
-    let tasks = tasks(options, nranks)?;
+    let tasks = match options.from.is_empty() {
+        true => tasks(options, nranks)?,
+        false => from_traces::tasks(&options.from, nranks, &mut store)?,
+    };
     let mut bench =
         Bench::new(&library, &mut store, options.ranks_here, &tasks.iter().map(Task::case).collect::<Vec<_>>())?;
     let path = options.output.clone().unwrap_or_else(|| PathBuf::from(DEFAULT_OUTPUT));
@@ -126,19 +134,25 @@ pub fn run(options: &Options) -> Result<ExitCode> {
 fn tasks(options: &Options, nranks: usize) -> Result<Vec<Task>> {
     let mut tasks: Vec<Task> = Vec::new();
     for &kind in &options.collectives {
-        let collective = Collective::from_name(kind.name())
-            .ok_or_else(|| Error::InvalidArgument(format!("{} has no algorithms to choose from", kind.name())))?;
         for &size in &options.sizes {
-            let unit = strata::selection::message_bytes(collective, nranks, bench::ELEMENT_BYTES);
-            let count = (size / unit).max(1);
-            let task = Task { kind, collective, count, bytes: count * unit };
-            let known = |other: &Task| other.collective == collective && other.bytes == task.bytes;
-            if !tasks.iter().any(known) {
-                tasks.push(task);
-            }
+            add_task(&mut tasks, kind, size, nranks)?;
         }
     }
     Ok(tasks)
+}
+
+/// Adds a row, unless there is one that comes to the same message.
+fn add_task(tasks: &mut Vec<Task>, kind: Kind, size: usize, nranks: usize) -> Result<()> {
+    let collective = Collective::from_name(kind.name())
+        .ok_or_else(|| Error::InvalidArgument(format!("{} has no algorithms to choose from", kind.name())))?;
+    let unit = strata::selection::message_bytes(collective, nranks, bench::ELEMENT_BYTES);
+    let count = (size / unit).max(1);
+    let task = Task { kind, collective, count, bytes: count * unit };
+    let known = |other: &Task| other.collective == collective && other.bytes == task.bytes;
+    if !tasks.iter().any(known) {
+        tasks.push(task);
+    }
+    Ok(())
 }
 
 impl Task {

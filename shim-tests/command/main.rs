@@ -22,5 +22,6 @@ mod launch;
 mod pytorch;
 mod script_folders;
 mod simulate;
+mod traces;
 mod tune;
 mod workloads;

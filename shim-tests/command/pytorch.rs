@@ -14,7 +14,7 @@ use std::process::{Command, Output};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Python with PyTorch; where there is none, says so.
-fn python(test: &str) -> Option<PathBuf> {
+pub fn python(test: &str) -> Option<PathBuf> {
     let output = Command::new(root().join("scripts/fetch-torch")).arg("--path").output().expect("the script starts");
     let path = String::from_utf8_lossy(&output.stdout).trim().to_string();
     if output.status.success() {

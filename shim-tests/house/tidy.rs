@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// The library's modules, lowest first: each may use those before it.
-const ORDER: [&str; 29] = [
+const ORDER: [&str; 30] = [
     "error",
     "sync",
     "carrier",
@@ -31,6 +31,7 @@ const ORDER: [&str; 29] = [
     "exec",
     "sim",
     "selection",
+    "records",
     "interface",
     "vendor",
     "health",

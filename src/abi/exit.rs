@@ -6,6 +6,7 @@ use std::sync::Once;
 extern "C" fn leave() {
     // The process ends anyway; nobody is left to tell of a panic.
     let _ = catch_unwind(crate::communicator::exit::leave_all);
+    let _ = catch_unwind(crate::records::write_at_exit);
 }
 
 /// Registers the goodbye once.

@@ -347,7 +347,7 @@ fn message(
         let peer = rank_of(comm, peer, "peer").ok()?;
         let dtype = dtype.get().ok().filter(|dtype| dtype.is_nccl())?;
         let data = buffer.on_device(bytes(count, 1, dtype).ok()?, name).ok()?;
-        comm.message_alone(direction, peer, data)
+        comm.message_alone(direction, peer, (data, Elements { count, dtype }))
     };
     if streams::is_named_null(stream) && !group::is_open() {
         match handles::recent(comm, at_once) {

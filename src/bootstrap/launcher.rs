@@ -23,6 +23,13 @@ const LAUNCHERS: [(&str, &str); 4] = [
     ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
 ];
 
+/// This process's number in its job and how many there are, as far as a launcher has told.
+pub fn numbers() -> Option<(usize, usize)> {
+    let var = |name: &str| std::env::var(name).ok()?.parse::<usize>().ok();
+    let told = LAUNCHERS.into_iter().find_map(|(rank, size)| Some((var(rank)?, var(size)?)));
+    told.filter(|(rank, size)| rank < size && *size <= MOST_RANKS)
+}
+
 /// A process's number among `size`, and where process 0 listens.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LaunchedProcess {

@@ -10,7 +10,8 @@
 use super::engine::Engine;
 use super::launch::OperationBatch;
 use super::messages::Messages;
-use super::{CollectiveCall, Comm, Direction, Message, ALIVE};
+use super::recorded::PreparedRecord;
+use super::{CollectiveCall, Comm, Direction, Elements, Message, ALIVE};
 use crate::device::host::Combine;
 use crate::dtype::Reduction;
 use crate::error::{Result, ShortResult};
@@ -18,6 +19,7 @@ use crate::exec::{Op, Started, Token, World};
 use crate::health::CallSummary;
 use crate::memory::{DeviceRegion, OnDevice};
 use crate::plan::{Collective, OperandOrder};
+use crate::records::CallTicket;
 use crate::topo::Rank;
 use crate::transport::{FlatCall, Transport};
 use std::sync::atomic::Ordering;
@@ -60,12 +62,14 @@ pub(super) struct PreparedCall {
     flat: FlatCall<OnDevice>,
     summary: CallSummary,
     signature: u32,
+    record: Option<PreparedRecord>,
 }
 
 /// A call that has begun and not ended, or failed.
 struct Suspended {
     call: CollectiveCall,
     turn: u64,
+    record: Option<CallTicket>,
     outcome: Result<()>,
 }
 
@@ -79,7 +83,7 @@ pub(super) struct PreparedCalls {
 
 impl PreparedCalls {
     /// Keeps a call of this signature; none is of one that cannot be made so.
-    fn keep(&mut self, key: Again, call: &CollectiveCall, signature: Option<u32>) {
+    fn keep(&mut self, key: Again, call: &CollectiveCall, signature: Option<u32>, record: Option<PreparedRecord>) {
         let Some(signature) = signature else {
             if self.unfit.len() == KEPT {
                 self.unfit.remove(0);
@@ -91,7 +95,14 @@ impl PreparedCalls {
         }
         let CollectiveCall { collective, count, dtype, reduction, root, .. } = *call;
         let summary = CallSummary::new(collective, count, dtype, reduction, root);
-        self.kept.push(PreparedCall { key, call: Arc::new(call.clone()), flat: flat(call), summary, signature });
+        self.kept.push(PreparedCall {
+            key,
+            call: Arc::new(call.clone()),
+            flat: flat(call),
+            summary,
+            signature,
+            record,
+        });
     }
 
     fn knows(&self, key: Again) -> bool {
@@ -150,18 +161,20 @@ impl Comm {
             let flat = FlatCall { input, output, ..prepared.flat };
             let (signature, summary) = (prepared.signature, prepared.summary);
             let turn = self.turns.issue_now()?;
+            let record = self.begin_prepared(&prepared.record, input.address(), output.address());
             self.status.begin(summary);
             let outcome = match engine.call_flat(signature, &flat) {
                 Ok(Started::Pending) => self.spin(engine),
                 outcome => outcome,
             };
             Some(match outcome {
-                Ok(Started::Done) => Ok(turn),
-                outcome => Err(engine.suspend(key, (input, output), turn, outcome)),
+                Ok(Started::Done) => Ok((turn, record)),
+                outcome => Err(engine.suspend(key, (input, output), (turn, record), outcome)),
             })
         };
         Some(match self.engine.try_often(call)?? {
-            Ok(turn) => {
+            Ok((turn, record)) => {
+                self.end_short(record, 0);
                 self.status.finish();
                 self.turns.advance_from(turn);
                 Ok(())
@@ -172,8 +185,8 @@ impl Comm {
 
     /// Has a call that has not ended yet, or has failed, go on as any other.
     #[inline(never)]
-    fn go_on(self: &Arc<Comm>, Suspended { call, turn, outcome }: Suspended) -> Result<()> {
-        OperationBatch::begun(self.clone(), turn, call).end(outcome)
+    fn go_on(self: &Arc<Comm>, Suspended { call, turn, record, outcome }: Suspended) -> Result<()> {
+        OperationBatch::begun(self.clone(), turn, call, record).end(outcome)
     }
 
     /// A call that has been made before, to be made again; none where it would have to go the long way.
@@ -191,7 +204,7 @@ impl Comm {
         self: &Arc<Comm>,
         direction: Direction,
         peer: Rank,
-        data: DeviceRegion,
+        (data, elements): (DeviceRegion, Elements),
     ) -> Option<ShortResult<()>> {
         if self.numbers.is_some() || peer == self.rank || !self.is_ready() {
             return None;
@@ -201,13 +214,15 @@ impl Comm {
             let turn = self.turns.issue_now()?;
             let message = Message { direction, peer, data, sequence: 0 };
             let sequence = engine.number_alone(&message);
+            let record = self.begin_alone(direction, peer, elements);
             Some(match self.exchange_alone(engine, &message, sequence) {
-                Ok(Started::Done) => Ok(turn),
-                outcome => Err(Box::new((turn, (message, sequence), outcome))),
+                Ok(Started::Done) => Ok((turn, record)),
+                outcome => Err(Box::new(((turn, record), (message, sequence), outcome))),
             })
         };
         Some(match self.engine.try_often(exchange)?? {
-            Ok(turn) => {
+            Ok((turn, record)) => {
+                self.end_short(record.0, record.1);
                 self.turns.advance_from(turn);
                 Ok(())
             }
@@ -222,12 +237,13 @@ impl Comm {
     #[inline(never)]
     fn message_goes_on(
         self: &Arc<Comm>,
-        turn: u64,
+        (turn, record): (u64, (Option<CallTicket>, u64)),
         (message, sequence): (Message, u64),
         outcome: ShortResult<Started>,
     ) -> Result<()> {
         let is_posted = !matches!(outcome, Ok(Started::Busy));
-        let run = OperationBatch::with_message(self.clone(), turn, Messages::of_one(message, sequence, is_posted));
+        let message = Messages::of_one(message, sequence, is_posted);
+        let run = OperationBatch::with_message(self.clone(), turn, message, record);
         run.end(outcome.map(|_| ()).map_err(|error| *error))
     }
 
@@ -270,8 +286,9 @@ impl Comm {
     pub fn learn(&self, key: Again, mut call: CollectiveCall) {
         // An error is the call's own to tell.
         if self.decide(&mut call).is_ok() {
+            let record = self.prepared_record(&call);
             if let Some(engine) = self.engine.try_lock().as_mut().and_then(|held| held.as_mut()) {
-                engine.learn(key, &call);
+                engine.learn(key, &call, record);
             }
         }
     }
@@ -343,7 +360,7 @@ impl Engine {
         &mut self,
         key: Again,
         (input, output): (DeviceRegion, DeviceRegion),
-        turn: u64,
+        (turn, record): (u64, Option<CallTicket>),
         outcome: ShortResult<Started>,
     ) -> Box<Suspended> {
         let prepared = self.prepared.find(key).expect("the call that has just been begun");
@@ -352,14 +369,14 @@ impl Engine {
             Ok(_) => self.resume(&call),
             Err(error) => Err(self.explained(*error, &call)),
         };
-        Box::new(Suspended { call, turn, outcome })
+        Box::new(Suspended { call, turn, record, outcome })
     }
 
-    fn learn(&mut self, key: Again, call: &CollectiveCall) {
+    fn learn(&mut self, key: Again, call: &CollectiveCall, record: Option<PreparedRecord>) {
         if self.prepared.knows(key) {
             return;
         }
         let signature = self.signature_if_flat(call).unwrap_or(None);
-        self.prepared.keep(key, call, signature);
+        self.prepared.keep(key, call, signature, record);
     }
 }

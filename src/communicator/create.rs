@@ -10,6 +10,7 @@ use super::members::Member;
 use super::messages::Counters;
 use super::{launch, nics, ops, tuning, Comm, OperationQueue, ALIVE, ENDED};
 use crate::bootstrap::connection::{Interrupt, Interruption};
+use crate::bootstrap::launcher;
 use crate::bootstrap::rendezvous::ranges;
 use crate::bootstrap::{Credentials, Service, ServiceAddr};
 use crate::bootstrap::{Derived, Session, UniqueId};
@@ -227,6 +228,7 @@ fn myself(device: i32) -> Result<Member> {
         pid: std::process::id(),
         device,
         local: LocalRank::from_env().map(|local| (local.rank, local.size)),
+        launched: launcher::numbers().map(|(rank, _)| rank as u32),
         gpu: nics::gpu_of_this_process(device),
         service: Service::get()?.addr().0.to_string(),
         version: env!("CARGO_PKG_VERSION").to_string(),
@@ -484,6 +486,14 @@ fn take_over(config: &mut Config, zero: &[String]) {
     }
 }
 
+/// A communicator whose links may have to be measured first: the program's calls, which are recorded, come after that.
+fn alive(comm: Arc<Comm>, parent: Option<Links>) -> Result<Arc<Comm>> {
+    super::exit::remember(&comm);
+    comm.meter(parent).inspect_err(|_| comm.abort())?;
+    comm.record_calls();
+    Ok(comm)
+}
+
 /// Who is on which node, and the links inside nodes, if the machine has some.
 fn grid_of(members: &[Member], machine: Option<&Cluster>) -> Grid {
     let labels: Vec<&str> = members.iter().map(|member| member.host_id.as_str()).collect();
@@ -695,10 +705,9 @@ impl Meeting<'_> {
             shrinks: Mutex::default(),
             grow_id: Mutex::new(None),
             seen: Mutex::new(None),
+            records: OnceLock::new(),
         });
-        super::exit::remember(&comm);
-        comm.meter(self.links).inspect_err(|_| comm.abort())?;
-        Ok(comm)
+        alive(comm, self.links)
     }
 }
 

@@ -21,6 +21,7 @@ use crate::memory::{shared, DeviceRegion, OnDevice};
 use crate::plan::layout::Layout;
 use crate::plan::stage::stage;
 use crate::plan::{Buffer, Collective, Plan, Shape, Span};
+use crate::records::{CallNames, CommRecords};
 use crate::selection::{Decision, Executor, Selection};
 use crate::topo::{Grid, Rank};
 use crate::transport::{Departure, Envelope, FlatCall, Router, Transport, Waker};
@@ -66,6 +67,8 @@ struct Ready {
     window: usize,
     signature: u32,
     execution: Execution,
+    /// What records call its algorithm, once one has asked.
+    names: Option<CallNames>,
 }
 
 /// Runs the operations of one communicator, one collective (or group of messages) at a time.
@@ -332,6 +335,18 @@ impl Engine {
         Ok(())
     }
 
+    /// What records call the algorithm of what has begun.
+    pub(super) fn names(&mut self, records: &CommRecords) -> Option<CallNames> {
+        let ready = &mut self.recent[self.running.as_ref()?.ready];
+        let Executor::Own(Selection { choice, .. }) = &ready.decision.executor else { return None };
+        Some(*ready.names.get_or_insert_with(|| records.names(&choice.to_string())))
+    }
+
+    /// Bytes that operations in turn have sent to other nodes.
+    pub(super) fn sent_far(&self) -> u64 {
+        self.transport.sent_far() - self.independent.as_ref().map_or(0, IndependentMessages::sent_far)
+    }
+
     /// Has what has begun tell how far it is.
     pub fn follow(&mut self, front: Arc<CallFront>) {
         if let Some(running) = &mut self.running {
@@ -543,9 +558,19 @@ impl Engine {
         self.explain_choice(call, (choice, &decision.reason), &layout, program.rounds());
         self.forget_oldest();
         let signature = signature(call, &choice.exact());
-        let execution = Execution::new();
+        let (execution, names) = (Execution::new(), None);
         let decision = decision.clone();
-        self.recent.push(Ready { call: call.clone(), decision, staged, program, layout, window, signature, execution });
+        self.recent.push(Ready {
+            call: call.clone(),
+            decision,
+            staged,
+            program,
+            layout,
+            window,
+            signature,
+            execution,
+            names,
+        });
         Ok(self.recent.len() - 1)
     }
 

@@ -31,6 +31,7 @@ pub fn leave_all() {
         if comm.status.cause().is_some() || !comm.is_quiet() {
             crate::transport::note_failure();
         }
+        comm.write_failure();
         // A rank that ends in the middle of an operation has not left in good order.
         if comm.is_quiet() && comm.failure().is_none() {
             let engine = comm.engine.try_lock().and_then(|mut engine| engine.take());

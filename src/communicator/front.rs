@@ -127,9 +127,11 @@ impl CallFront {
         stream: &Weak<HostStream>,
     ) -> SmallVec<[Followed; 1]> {
         let Some(joined) = &call.joined else { return smallvec![CallFront::follow(comm, call, stream)] };
-        let whole =
-            |buffers: &[DeviceRegion; 2]| CallFront::of(comm, *buffers, buffers[0].len().max(buffers[1].len()), stream);
-        joined.buffers.iter().map(whole).collect()
+        let whole = |call: &CollectiveCall| {
+            let bytes = call.input.len().max(call.output.len());
+            CallFront::of(comm, [call.input, call.output], bytes, stream)
+        };
+        joined.calls.iter().map(whole).collect()
     }
 
     /// The same of a send or a receive.

@@ -120,10 +120,10 @@ fn rewrite(calls: Vec<CollectiveCall>, (rank, nranks): (Rank, usize), rules: &Fu
     let whole = match first.collective {
         Collective::Broadcast => rules.broadcasts.then_some(Collective::AllGather),
         Collective::Reduce => rules.reduces.then_some(Collective::ReduceScatter),
-        _ => return vec![join(&calls, (rank, nranks))],
+        _ => return vec![join(calls, (rank, nranks))],
     };
     if let Some(whole) = whole.filter(|_| is_spread(&calls, nranks, rules)) {
-        return vec![gather_roots(whole, &calls, (rank, nranks))];
+        return vec![gather_roots(whole, calls, (rank, nranks))];
     }
     let mut classes: Vec<Vec<CollectiveCall>> = Vec::new();
     for call in calls {
@@ -138,7 +138,7 @@ fn rewrite(calls: Vec<CollectiveCall>, (rank, nranks): (Rank, usize), rules: &Fu
     }
     let one = |class: Vec<CollectiveCall>| match <[CollectiveCall; 1]>::try_from(class) {
         Ok([call]) => call,
-        Err(class) => join(&class, (rank, nranks)),
+        Err(class) => join(class, (rank, nranks)),
     };
     classes.into_iter().map(one).collect()
 }
@@ -189,7 +189,7 @@ impl Joining {
             output: Concatenation::default(),
             in_place: in_place > 0,
             copies: Vec::new(),
-            buffers: calls.iter().map(|call| [call.input, call.output]).collect(),
+            calls: Vec::new(),
             summary: CallSummary::joined(calls[0].collective, counts, unit, calls[0].reduction),
         };
         Joining { joined, is_mixed: in_place > 0 && in_place < placed }
@@ -205,33 +205,36 @@ impl Joining {
         self.joined.input.push(moved.unwrap_or(block));
     }
 
+    /// The one call in the place of these, with blocks of so many elements.
     fn call(
-        self,
-        first: &CollectiveCall,
+        mut self,
+        calls: Vec<CollectiveCall>,
         collective: Collective,
         count: usize,
         blocks: Option<BlockTable>,
     ) -> CollectiveCall {
+        let first = calls[0].clone();
+        self.joined.calls = calls;
         CollectiveCall {
             collective,
             input: DeviceRegion::EMPTY,
             output: DeviceRegion::EMPTY,
             count,
             blocks: blocks.map(Arc::new),
-            dtype: unit(first),
+            dtype: unit(&first),
             joined: Some(Arc::new(self.joined)),
-            ..first.clone()
+            ..first
         }
     }
 }
 
 /// One call over the concatenation of the data of several of one collective, and one root if it has one.
-fn join(calls: &[CollectiveCall], (rank, nranks): (Rank, usize)) -> CollectiveCall {
+fn join(calls: Vec<CollectiveCall>, (rank, nranks): (Rank, usize)) -> CollectiveCall {
     let first = &calls[0];
     let (collective, root) = (first.collective, first.root);
     let sent = collective.input_blocks(nranks, rank, root);
     let received = collective.output_blocks(nranks, rank, root);
-    let mut joining = Joining::new(calls, rank, |_| sent > 0 && received > 0);
+    let mut joining = Joining::new(&calls, rank, |_| sent > 0 && received > 0);
     let block =
         |region: DeviceRegion, call: &CollectiveCall, index: usize| region.part(index * bytes(call), bytes(call));
     // The block of the other buffer in which a block of the send buffer lies in place, if there is one.
@@ -243,7 +246,7 @@ fn join(calls: &[CollectiveCall], (rank, nranks): (Rank, usize)) -> CollectiveCa
         _ => Some(index),
     };
     for index in 0..sent {
-        for call in calls {
+        for call in &calls {
             let place = counterpart(index).map(|place| block(call.output, call, place));
             joining.input(block(call.input, call, index), place);
         }
@@ -252,14 +255,14 @@ fn join(calls: &[CollectiveCall], (rank, nranks): (Rank, usize)) -> CollectiveCa
         calls.iter().for_each(|call| joining.joined.output.push(block(call.output, call, index)));
     }
     let bytes = calls.iter().map(bytes).sum::<usize>();
-    joining.call(first, collective, bytes / unit(first).size(), None)
+    let count = bytes / unit(first).size();
+    joining.call(calls, collective, count, None)
 }
 
 /// Broadcasts (reduces) with several roots as an all-gather (reduce-scatter): the block of a rank has the data of all calls whose
 /// root it is.
-fn gather_roots(collective: Collective, calls: &[CollectiveCall], (rank, nranks): (Rank, usize)) -> CollectiveCall {
-    let first = &calls[0];
-    let mut joining = Joining::new(calls, rank, |call| call.root == rank);
+fn gather_roots(collective: Collective, calls: Vec<CollectiveCall>, (rank, nranks): (Rank, usize)) -> CollectiveCall {
+    let mut joining = Joining::new(&calls, rank, |call| call.root == rank);
     let mut by_root: Vec<&CollectiveCall> = calls.iter().collect();
     by_root.sort_by_key(|call| call.root);
     for call in by_root {
@@ -271,12 +274,12 @@ fn gather_roots(collective: Collective, calls: &[CollectiveCall], (rank, nranks)
             joining.joined.output.push(call.output);
         }
     }
-    let size = unit(first).size();
-    let counts: Vec<usize> = bytes_by_root(calls, nranks).iter().map(|bytes| bytes / size).collect();
+    let size = unit(&calls[0]).size();
+    let counts: Vec<usize> = bytes_by_root(&calls, nranks).iter().map(|bytes| bytes / size).collect();
     let is_even = counts.iter().all(|&count| count == counts[0]);
     let longest = counts.iter().copied().max().unwrap_or(0);
     let blocks = (!is_even).then(|| BlockTable::of_all(collective, rank, packed(&counts)));
-    CollectiveCall { root: Rank(0), ..joining.call(first, collective, longest, blocks) }
+    CollectiveCall { root: Rank(0), ..joining.call(calls, collective, longest, blocks) }
 }
 
 /// Whether one call writes what another one reads or writes.
@@ -383,7 +386,7 @@ mod tests {
         let of = |rank: u32| -> Vec<String> {
             let text = |call: &CollectiveCall| {
                 let sizes = call.known_sizes().map_or(String::new(), |sizes| format!(" of {sizes:?}"));
-                let joined = call.joined.as_ref().map_or(0, |joined| joined.buffers.len());
+                let joined = call.joined.as_ref().map_or(0, |joined| joined.calls.len());
                 let CollectiveCall { collective, count, dtype, root, .. } = call;
                 format!("{joined}: {} {count} {} {root}{sizes}", collective.name(), dtype.name())
             };

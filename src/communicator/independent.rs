@@ -37,6 +37,8 @@ pub struct IndependentMessages {
     has_news: bool,
     /// Completed operations of plans and of messages in turn, not yet known to those.
     others: Vec<Token>,
+    /// Bytes of these messages that have been sent to other nodes.
+    sent_far: u64,
 }
 
 impl IndependentMessages {
@@ -62,8 +64,10 @@ impl IndependentMessages {
 
     /// Posts what can be posted and collects what has completed. Whether anything moved.
     pub fn poll(&mut self, device: &mut dyn Device, transport: &mut Router) -> Result<bool> {
-        let before = self.finished.len();
-        let moved = self.post(device, transport)?;
+        let (before, sent_before) = (self.finished.len(), transport.sent_far());
+        let posted = self.post(device, transport);
+        self.sent_far += transport.sent_far() - sent_before;
+        let moved = posted?;
         device.poll(transport, &mut self.others)?;
         let finished = &mut self.finished;
         self.others.retain(|&token| {
@@ -102,6 +106,11 @@ impl IndependentMessages {
             !messages.is_empty()
         });
         outcome.map(|()| moved)
+    }
+
+    /// Bytes of these messages that have been sent to other nodes.
+    pub fn sent_far(&self) -> u64 {
+        self.sent_far
     }
 
     /// Whether messages have been handed in that have not completed.

@@ -4,9 +4,9 @@
 //! becomes as many regions as it has parts ([`Concatenation::parts`]).
 #![forbid(unsafe_code)]
 
+use super::CollectiveCall;
 use crate::health::CallSummary;
 use crate::memory::DeviceRegion;
-use smallvec::SmallVec;
 
 /// Regions one behind another, as one run of bytes.
 #[derive(Debug, Clone, Default)]
@@ -27,8 +27,8 @@ pub struct Joined {
     pub in_place: bool,
     /// What is copied before it begins, from where and to where: the input of calls that are not in place, beside others that are.
     pub copies: Vec<(DeviceRegion, DeviceRegion)>,
-    /// The send and the receive buffer of each of the calls, for those who follow them.
-    pub buffers: SmallVec<[[DeviceRegion; 2]; 4]>,
+    /// The calls, for those who follow or record them.
+    pub calls: Vec<CollectiveCall>,
     /// What all ranks must agree on.
     pub summary: CallSummary,
 }

@@ -49,6 +49,7 @@ impl OperationBatch {
         if let Some(mut next) = stream.take_next::<OperationBatch>(fits) {
             self.messages.append(&mut next.messages);
             self.followed_messages.append(&mut next.followed_messages);
+            self.records.join(&mut next.records);
         }
     }
 }

@@ -8,6 +8,7 @@ use super::front::Followed;
 use super::gpu::GpuLauncher;
 use super::independent::IndependentBatch;
 use super::messages::Messages;
+use super::recorded::BatchRecords;
 use super::stall::Stall;
 use super::{CollectiveCall, Comm, Direction, Elements, Message, Operation, StreamRef, ALIVE};
 use crate::device::gpu::driver::DriverHandle;
@@ -16,6 +17,7 @@ use crate::device::host::stream::{self, HostStream};
 use crate::error::{Error, Result};
 use crate::exec::Progress;
 use crate::health::{CallSummary, Loss};
+use crate::records::{CallTicket, CommRecords};
 use crate::sync::locked;
 use crate::topo::Rank;
 use crate::transport::{Idle, Transport, Waker};
@@ -57,6 +59,7 @@ pub(super) struct OperationBatch {
     claim: Claim,
     /// What the last poll knew of the engine's news and visits.
     seen: (u64, u64),
+    pub(super) records: BatchRecords,
 }
 
 pub(super) enum Active {
@@ -295,20 +298,33 @@ impl OperationBatch {
             stream: None,
             claim: Claim::default(),
             seen: (0, 0),
+            records: BatchRecords::default(),
         }
     }
 
     /// One call that has begun, in this turn.
-    pub(super) fn begun(comm: Arc<Comm>, turn: u64, call: CollectiveCall) -> OperationBatch {
+    pub(super) fn begun(
+        comm: Arc<Comm>,
+        turn: u64,
+        call: CollectiveCall,
+        record: Option<CallTicket>,
+    ) -> OperationBatch {
         let mut run = OperationBatch::new(comm);
+        run.records.goes_on(record);
         run.collectives.push(call);
         (run.turn, run.begun, run.active) = (Some(turn), 1, Active::Collective);
         run
     }
 
     /// A message alone that has begun, in this turn.
-    pub(super) fn with_message(comm: Arc<Comm>, turn: u64, message: Messages) -> OperationBatch {
+    pub(super) fn with_message(
+        comm: Arc<Comm>,
+        turn: u64,
+        message: Messages,
+        record: (Option<CallTicket>, u64),
+    ) -> OperationBatch {
         let mut run = OperationBatch::new(comm);
+        run.records.message_goes_on(record);
         (run.turn, run.active) = (Some(turn), Active::Messages(message));
         run
     }
@@ -352,7 +368,7 @@ impl OperationBatch {
     /// The only operation.
     fn add(&mut self, operation: Operation) -> Result<()> {
         self.record(operation);
-        self.collectives.iter_mut().try_for_each(|call| self.comm.decide(call))
+        self.decide()
     }
 
     /// Decides about all operations of a group, of which several may become one.
@@ -361,10 +377,13 @@ impl OperationBatch {
             let calls = std::mem::take(&mut self.collectives).into_vec();
             self.collectives = self.comm.fuse(calls).into();
         }
-        self.collectives.iter_mut().try_for_each(|call| self.comm.decide(call))
+        self.collectives.iter_mut().try_for_each(|call| self.comm.decide(call))?;
+        self.records.accept(&self.comm, &self.collectives);
+        Ok(())
     }
 
     fn record(&mut self, operation: Operation) {
+        self.records.accept_message(&self.comm, &operation);
         match operation {
             Operation::Collective(call) => self.collectives.push(call),
             Operation::Send { to, data, .. } => {
@@ -396,11 +415,14 @@ impl OperationBatch {
             let progress = match &mut self.active {
                 Active::Waiting => {
                     if let Some(call) = self.collectives.get_mut(self.begun) {
+                        let index = self.begun;
                         self.begun += 1;
-                        if begin(&self.comm, engine, call, self.followed.get_mut(self.begun - 1))? {
+                        let records = (&mut self.records, index);
+                        if begin(&self.comm, engine, call, self.followed.get_mut(index), records)? {
                             self.active = Active::Collective;
                         }
                     } else if !self.messages.is_empty() {
+                        self.records.begin_messages(&self.comm);
                         self.active = match engine.begin_independent(std::mem::take(&mut self.messages))? {
                             Ok(batch) => Active::Independent(batch),
                             Err(messages) => Active::Messages(engine.begin_messages(messages)),
@@ -415,6 +437,7 @@ impl OperationBatch {
                 Active::Collective => engine.poll()?,
                 Active::Messages(messages) => engine.poll_messages(messages)?,
                 Active::Independent(batch) if !self.messages.is_empty() => {
+                    self.records.begin_messages(&self.comm);
                     engine.join_independent(batch, std::mem::take(&mut self.messages))?;
                     Progress::Moved
                 }
@@ -430,8 +453,11 @@ impl OperationBatch {
                         self.comm.status.send(None);
                     }
                     if matches!(self.active, Active::Collective) {
+                        self.records.end_collective(&self.comm, engine, self.begun - 1);
                         self.followed.get_mut(self.begun - 1).map(SmallVec::clear);
                         self.comm.status.finish();
+                    } else {
+                        self.records.end_messages(&self.comm);
                     }
                     self.active = Active::Waiting;
                 }
@@ -525,6 +551,7 @@ impl OperationBatch {
     /// Ends the communicator's work with `error`: nobody else waits for this rank, and later calls return it.
     fn fail(&mut self, error: Error) -> Error {
         let comm = &self.comm;
+        let awaited = comm.records.get().and_then(|_| self.waiting_for().first().copied());
         // Told before the links are given up, so that the others hear the reason first.
         if !comm.status.fail_after(error.clone(), || comm.report(&error)) {
             comm.await_failure(FAILS);
@@ -533,8 +560,10 @@ impl OperationBatch {
             engine.cancel();
         }
         let error = comm.failure().unwrap_or(error);
+        self.records.fail(comm, awaited);
         self.end_followed(&error);
         self.stop_watching();
+        self.comm.records.get().into_iter().for_each(CommRecords::write_failure);
         error
     }
 
@@ -621,6 +650,7 @@ impl Drop for OperationBatch {
     fn drop(&mut self) {
         self.stop_watching();
         self.withdraw();
+        self.records.fail(&self.comm, None);
         if !self.followed.is_empty() || !self.followed_messages.is_empty() {
             // Those that have ended are followed no more.
             let error = self.comm.failure().unwrap_or_else(ended);
@@ -644,7 +674,9 @@ fn begin(
     engine: &mut Engine,
     call: &mut CollectiveCall,
     followed: Option<&mut SmallVec<[Followed; 1]>>,
+    (records, index): (&mut BatchRecords, usize),
 ) -> Result<bool> {
+    records.begin(comm, engine, index);
     if call.factor_at.is_some() {
         call.read_factor(engine)?;
     }
@@ -658,6 +690,7 @@ fn begin(
         (false, Some(followed)) => followed.clear(),
         _ => {}
     }
+    records.runs(comm, engine, index, has_begun);
     if !has_begun {
         comm.status.finish();
     }

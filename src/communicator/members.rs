@@ -19,6 +19,8 @@ pub struct Member {
     pub device: i32,
     /// Its local rank and the ranks of its node, if its launcher has told.
     pub local: Option<(usize, usize)>,
+    /// Its process's number in the job, if its launcher has told.
+    pub launched: Option<u32>,
     /// Its GPU, if it has one.
     pub gpu: Option<PciAddress>,
     /// Whether its data is on that GPU.
@@ -43,7 +45,7 @@ impl Member {
         json!({
             "host_id": self.host_id, "host": self.host, "pid": self.pid, "device": self.device,
             "local": self.local.map(|(rank, size)| [rank, size]), "gpu": self.gpu.map(|gpu| gpu.to_string()),
-            "on_gpu": self.on_gpu, "on_host": self.on_host,
+            "launched": self.launched, "on_gpu": self.on_gpu, "on_host": self.on_host,
             "service": self.service, "version": self.version, "color": self.color, "key": self.key,
             "extra": self.extra,
         })
@@ -64,6 +66,8 @@ impl Member {
             pid: u32::try_from(number("pid")?).map_err(|_| refuse(rank, "pid"))?,
             device: small("device")?,
             local: local(&value["local"]),
+            // Ranks of an older release do not tell it.
+            launched: value["launched"].as_u64().and_then(|number| u32::try_from(number).ok()),
             gpu: value["gpu"].as_str().and_then(|gpu| gpu.parse().ok()),
             on_gpu: value["on_gpu"].as_bool().ok_or_else(|| refuse(rank, "on_gpu"))?,
             // Ranks of an older release have no such communicators.
@@ -105,6 +109,7 @@ mod tests {
             pid: 7,
             device: -1,
             local: Some((3, 8)),
+            launched: Some(9),
             gpu: "0000:c1:00.0".parse().ok(),
             on_gpu: true,
             on_host: true,

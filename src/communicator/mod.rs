@@ -27,6 +27,7 @@ mod messages;
 mod nics;
 mod ops;
 mod queue;
+mod recorded;
 pub mod shadow;
 mod staging;
 mod stall;
@@ -50,6 +51,7 @@ use crate::health::{CallSummary, Loss, Monitor, RankStatus};
 use crate::memory::DeviceRegion;
 use crate::plan::blocks::{BlockTable, Extent};
 use crate::plan::{Collective, Shape};
+use crate::records::CommRecords;
 use crate::script::SharedScripts;
 use crate::selection::links::Links;
 use crate::selection::{Decision, Executor, Request, Selection, Selector, Sizes};
@@ -316,6 +318,8 @@ pub struct Comm {
     grow_id: Mutex<Option<UniqueId>>,
     /// How many operations had ended when a program asked for failures last, and since when.
     seen: Mutex<Option<(u64, Instant)>>,
+    /// Where its calls are recorded.
+    records: OnceLock<CommRecords>,
 }
 
 /// What an operation fails with when this rank has aborted its communicator.
@@ -607,6 +611,7 @@ impl Comm {
         let departure = self.engine.lock().take().and_then(Engine::leave);
         self.keep(departure, limit);
         drop(locked(&self.monitor).take());
+        self.end_records();
     }
 
     /// How long what others have not got yet is kept: as long as an operation may take, but not after a failure.

@@ -72,6 +72,7 @@ mod tests {
             pid: 1,
             device: 0,
             local,
+            launched: None,
             gpu: None,
             on_gpu: false,
             on_host: false,

@@ -38,6 +38,8 @@ pub struct Router {
     slept: Duration,
     busy_at: Option<u64>,
     alone: bool,
+    /// Bytes that have been sent to other nodes.
+    sent_far: u64,
 }
 
 /// Opens the transport between all ranks of `grid`. All ranks call it together; `exchange` is used for a few rounds.
@@ -78,7 +80,18 @@ pub(super) fn open_by(
     let network = opener.open(site, &far, &wakeups, exchange)?;
     let alone = shm.ranks().next().is_none();
     let routes = routes.into_iter().flatten().collect();
-    Ok(Router { routes, shm, network, carrier, wakeups, polls: 0, slept: Duration::ZERO, busy_at: None, alone })
+    Ok(Router {
+        routes,
+        shm,
+        network,
+        carrier,
+        wakeups,
+        polls: 0,
+        slept: Duration::ZERO,
+        busy_at: None,
+        alone,
+        sent_far: 0,
+    })
 }
 
 impl Router {
@@ -130,6 +143,11 @@ impl Router {
     /// Whose device memory messages to other nodes may be given as addresses of.
     pub fn takes_device_memory(&self) -> DeviceMemory {
         self.network.as_ref().map_or_else(DeviceMemory::default, |network| network.takes_device_memory())
+    }
+
+    /// Bytes that have been sent to other nodes.
+    pub fn sent_far(&self) -> u64 {
+        self.sent_far
     }
 
     /// Whether a rank is reached over the network.
@@ -190,7 +208,13 @@ impl Transport for Router {
     fn send(&mut self, token: Token, to: Rank, envelope: Envelope, src: &[Region]) -> Result<Started> {
         let started = match self.route(to)? {
             Route::Shm(peer) => self.shm.send(peer, token, envelope, src),
-            Route::Network(peer) => self.network()?.send(peer, token, envelope, src),
+            Route::Network(peer) => {
+                let started = self.network()?.send(peer, token, envelope, src)?;
+                if started != Started::Busy {
+                    self.sent_far += src.iter().map(|region| region.len() as u64).sum::<u64>();
+                }
+                Ok(started)
+            }
             Route::Myself => unreachable!("`route` refuses it"),
         }?;
         if started == Started::Busy {

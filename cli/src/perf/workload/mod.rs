@@ -102,6 +102,13 @@ pub fn run(name: &str, options: &super::Options) -> Result<ExitCode> {
     }
 }
 
+/// An error for the text of a file that is no workload of so many ranks.
+#[cfg(test)]
+pub fn check(text: &str, world: usize) -> Result<()> {
+    let setting = Setting { world, flops: 1e12, scale: 1.0, compute: true, set: Vec::new() };
+    Program::new(&Workload::parse(text)?, &setting).map(drop)
+}
+
 fn program_of(name: &str, workload: &Workload, setting: &Setting) -> Result<Program> {
     Program::new(workload, setting).map_err(|error| catalogue::within(name, &error))
 }
