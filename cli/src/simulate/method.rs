@@ -51,7 +51,7 @@ pub enum Method {
 
 /// What `--method` takes, for messages and `--help`.
 pub const KNOWN: &str =
-    "vendor, mpi, carrier(NAME), mix, pccl, pccl(ring), pccl(rd), pccl(ring,vendor), strata, chosen, \
+    "vendor, mpi, pccl, pccl(ring), pccl(rd), pccl(ring,vendor), strata, chosen, carrier(NAME), mix, \
                          or an algorithm such as two_level(direct,log)/segment=1M/window=4/carrier=vendor, \
                          or script:FILE.xml/segment=1M or two_level(script:FILE.xml,log)";
 
