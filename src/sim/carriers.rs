@@ -74,6 +74,9 @@ pub struct CarrierLaws {
     pub broadcast: Named,
 }
 
+/// A machine has no more carriers than this: mixes of them are tried one after another.
+pub const MOST_CARRIERS: usize = 6;
+
 /// The collectives that carriers may have laws for.
 pub const CARRIED: [Collective; 5] = [
     Collective::AllGather,
@@ -267,5 +270,8 @@ mod tests {
             let error = Cluster::parse(&good.replace(from, to), "mine.toml").unwrap_err();
             assert!(error.text().contains("mine.toml") && error.text().contains(said), "{to}: {error}");
         }
+        let more: String = (0..5).map(|number| format!("[carriers.c{number}]\n")).collect();
+        let error = Cluster::parse(&(good + &more), "mine.toml").unwrap_err();
+        assert_eq!(error.text(), "machine mine.toml: 7 carriers; 6 are the most");
     }
 }

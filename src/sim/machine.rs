@@ -5,7 +5,7 @@
 //! and the terms that stand for somebody's software and not for a link can be switched off ([`Cluster::without`]).
 #![forbid(unsafe_code)]
 
-use super::carriers::CarrierLaws;
+use super::carriers::{CarrierLaws, MOST_CARRIERS};
 use super::terms::{KernelLaunch, LaneRates, Protocols, RankOut};
 use crate::error::{Error, Result};
 use crate::plan::Collective;
@@ -344,6 +344,9 @@ impl Cluster {
         let (ranks, nics) = (machine.node.ranks.value, machine.node.nics.value);
         if ranks.fract() != 0.0 || nics.fract() != 0.0 || ranks > 1024.0 || nics > 1024.0 {
             return Err(wrong(format!("a node of {ranks} ranks and {nics} NICs")));
+        }
+        if machine.carriers.len() > MOST_CARRIERS {
+            return Err(wrong(format!("{} carriers; {MOST_CARRIERS} are the most", machine.carriers.len())));
         }
         machine.links =
             machine.linked().map_err(|error| wrong(format!("inside.links: {}", error.text())))?.map(Arc::new);
