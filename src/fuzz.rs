@@ -20,6 +20,7 @@ use crate::script::trace::Trace;
 use crate::script::{self, ScriptForm};
 use crate::selection::table::agree::{Followers, OwnTable};
 use crate::selection::table::{Row, Table};
+use crate::sim::carriers::CARRIED;
 use crate::sim::Cluster;
 use crate::topo::interface::Filter;
 use crate::topo::local::LocalRank;
@@ -380,6 +381,9 @@ fn machine(data: &[u8]) {
     // What was let through must be fit to compute with.
     for collective in [Collective::AllGather, Collective::AllReduce] {
         assert!(machine.vendor_ns(collective, &grid(), 1 << 20).is_none_or(|ns| ns >= 0.0 && ns.is_finite()));
+    }
+    for collective in CARRIED {
+        assert!(machine.mix_ns(collective, &grid(), 1 << 20).is_none_or(|(_, ns)| ns >= 0.0 && ns.is_finite()));
     }
     assert!(machine.nic_of(1, machine.ranks_per_node()) < 1 << 20);
 }

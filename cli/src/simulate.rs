@@ -31,6 +31,8 @@ Strata's, are run by the executor that runs them in earnest, under a virtual clo
 Methods:
   vendor             NCCL or RCCL on all ranks
   mpi                the machine's MPI
+  carrier(NAME)      a library that the machine's file has as a carrier, such as carrier(nccl) on lassen
+  mix                of all its carriers the quickest for each call
   pccl               PCCL as published, the best of what its authors had; one of them: pccl(ring), pccl(rd),
                      pccl(ring,vendor), which runs its ring over the vendor's library
   strata             the route that Strata takes, without falling back to the vendor's library
@@ -54,7 +56,7 @@ Examples:
 #[derive(clap::Args)]
 #[command(after_long_help = MORE)]
 pub struct Options {
-    /// frontier, perlmutter, dgx-h100, ndv4, dgx2, dgx-1, netns, or a file of such numbers.
+    /// frontier, perlmutter, dgx-h100, ndv4, dgx2, dgx-1, lassen, thetagpu, netns, or a file of such numbers.
     #[arg(long, default_value = "frontier")]
     machine: String,
     /// Print every number of the machine with its source, and whether it was fitted; nothing is simulated.
@@ -72,7 +74,7 @@ pub struct Options {
     /// Sizes: of all-gather's output, of reduce-scatter's input, of all-reduce's vector, on each rank.
     #[arg(long, default_value = "16M..1G", value_parser = lists::sizes)]
     bytes: List,
-    /// What is compared; by default what the machine's file knows: vendor,pccl,strata.
+    /// What is compared; by default what the machine's file knows: vendor, its carriers and mix, pccl, strata.
     #[arg(long, value_name = "METHODS")]
     method: Option<String>,
     /// The contract of scripts with a custom collective, where it does not lie beside them.

@@ -19,6 +19,7 @@ mod compile;
 mod figures;
 mod gpu;
 mod launch;
+mod mcr_dl;
 mod pytorch;
 mod script_folders;
 mod simulate;

@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 use crate::sim::machine::{Cluster, InterNode, IntraNode, LocalCosts, NodeSpec, Sourced};
+use std::collections::BTreeMap;
 
 /// Messages between nodes, as one rank sees them while all ranks send.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -64,6 +65,7 @@ impl Links {
             calls: None,
             vendor: None,
             mpi: None,
+            carriers: BTreeMap::new(),
             pccl: None,
             strata: None,
             overload: None,

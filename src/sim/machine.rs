@@ -5,12 +5,14 @@
 //! and the terms that stand for somebody's software and not for a link can be switched off ([`Cluster::without`]).
 #![forbid(unsafe_code)]
 
+use super::carriers::{CarrierLaws, MOST_CARRIERS};
 use super::terms::{KernelLaunch, LaneRates, Protocols, RankOut};
 use crate::error::{Error, Result};
 use crate::plan::Collective;
 use crate::topo::links::NodeLinks;
 use crate::topo::Grid;
 use serde::Deserialize;
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -247,6 +249,9 @@ pub struct Cluster {
     pub vendor: Option<Laws>,
     /// The machine's MPI on all ranks.
     pub mpi: Option<Laws>,
+    /// Libraries that a program may mix, each with laws of its own, by name.
+    #[serde(default)]
+    pub carriers: BTreeMap<String, CarrierLaws>,
     /// PCCL's implementation.
     pub pccl: Option<Pccl>,
     /// Strata's.
@@ -270,13 +275,15 @@ pub struct Cluster {
 }
 
 /// The machines known by name, and their files.
-const KNOWN: [(&str, &str); 7] = [
+const KNOWN: [(&str, &str); 9] = [
     ("frontier", include_str!("../../machines/frontier.toml")),
     ("perlmutter", include_str!("../../machines/perlmutter.toml")),
     ("dgx-h100", include_str!("../../machines/dgx-h100.toml")),
     ("ndv4", include_str!("../../machines/ndv4.toml")),
     ("dgx2", include_str!("../../machines/dgx2.toml")),
     ("dgx-1", include_str!("../../machines/dgx-1.toml")),
+    ("lassen", include_str!("../../machines/lassen.toml")),
+    ("thetagpu", include_str!("../../machines/thetagpu.toml")),
     ("netns", include_str!("../../machines/netns.toml")),
 ];
 
@@ -337,6 +344,9 @@ impl Cluster {
         let (ranks, nics) = (machine.node.ranks.value, machine.node.nics.value);
         if ranks.fract() != 0.0 || nics.fract() != 0.0 || ranks > 1024.0 || nics > 1024.0 {
             return Err(wrong(format!("a node of {ranks} ranks and {nics} NICs")));
+        }
+        if machine.carriers.len() > MOST_CARRIERS {
+            return Err(wrong(format!("{} carriers; {MOST_CARRIERS} are the most", machine.carriers.len())));
         }
         machine.links =
             machine.linked().map_err(|error| wrong(format!("inside.links: {}", error.text())))?.map(Arc::new);

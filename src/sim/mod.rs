@@ -8,6 +8,7 @@
 
 mod arithmetic;
 mod calls;
+pub mod carriers;
 mod durations;
 mod fabric;
 pub mod machine;

@@ -38,6 +38,10 @@ pub enum How {
     Vendor,
     /// The machine's MPI on all ranks.
     Mpi,
+    /// The carrier of this name on all ranks.
+    Carrier(String),
+    /// The carrier that is the quickest for the call.
+    Mix,
     /// PCCL as it was published: two levels, one after the other, with this algorithm between nodes (`ring`, `rd`).
     Pccl {
         /// Between nodes.
@@ -119,6 +123,14 @@ pub fn block_bytes(collective: Collective, nranks: usize, message_bytes: usize) 
     }
 }
 
+/// The bytes that laws of carriers speak of: of an all-to-all, whose message is one block, all that a rank sends.
+fn whole_bytes(collective: Collective, nranks: usize, message_bytes: usize) -> usize {
+    match collective {
+        Collective::AllToAll => message_bytes.saturating_mul(nranks),
+        _ => message_bytes,
+    }
+}
+
 /// A grid of `nranks` on this machine's nodes; the last one may have fewer.
 pub fn grid_of(machine: &Cluster, nranks: usize) -> Arc<Grid> {
     let per_node = machine.ranks_per_node();
@@ -146,6 +158,15 @@ pub fn price(
         How::Mpi => {
             let law = machine.mpi.as_ref().and_then(|laws| laws.ns(collective, grid.nranks(), message_bytes));
             law.map(Price::by_law).ok_or_else(|| no_law("its MPI"))
+        }
+        How::Carrier(name) => {
+            let law =
+                machine.carrier_ns(name, collective, grid, whole_bytes(collective, grid.nranks(), message_bytes))?;
+            law.map(Price::by_law).ok_or_else(|| no_law(name))
+        }
+        How::Mix => {
+            let best = machine.mix_ns(collective, grid, whole_bytes(collective, grid.nranks(), message_bytes));
+            best.map(|(_, ns)| Price::by_law(ns)).ok_or_else(|| no_law("any carrier"))
         }
         How::Pccl { rail, carrier } => pccl(machine, grid, collective, message_bytes, (rail, *carrier), detail),
         How::Strata(route) => {

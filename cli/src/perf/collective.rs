@@ -8,7 +8,7 @@ use strata::error::Result;
 use strata::memory::Region;
 
 /// A collective that can be measured.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[allow(missing_docs)]
 pub enum Kind {
     AllReduce,

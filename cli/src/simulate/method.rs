@@ -24,6 +24,10 @@ pub enum Method {
     Vendor,
     /// The machine's MPI.
     Mpi,
+    /// A carrier of the machine.
+    Carrier(String),
+    /// The quickest of the machine's carriers for each call.
+    Mix,
     /// PCCL as published: with this algorithm and carrier between nodes, or with the best that its authors had.
     Pccl(Option<(&'static str, Carrier)>),
     /// The route that Strata takes when the vendor's library is none of its candidates.
@@ -46,7 +50,8 @@ pub enum Method {
 }
 
 /// What `--method` takes, for messages and `--help`.
-pub const KNOWN: &str = "vendor, mpi, pccl, pccl(ring), pccl(rd), pccl(ring,vendor), strata, chosen, \
+pub const KNOWN: &str =
+    "vendor, mpi, pccl, pccl(ring), pccl(rd), pccl(ring,vendor), strata, chosen, carrier(NAME), mix, \
                          or an algorithm such as two_level(direct,log)/segment=1M/window=4/carrier=vendor, \
                          or script:FILE.xml/segment=1M or two_level(script:FILE.xml,log)";
 
@@ -56,13 +61,17 @@ impl Method {
         Ok(match text {
             "vendor" => Method::Vendor,
             "mpi" => Method::Mpi,
+            "mix" => Method::Mix,
             "pccl" => Method::Pccl(None),
             "pccl(ring)" => Method::Pccl(Some(("ring", Carrier::MPI))),
             "pccl(rd)" => Method::Pccl(Some(("rd", Carrier::MPI))),
             "pccl(ring,vendor)" => Method::Pccl(Some(("ring", Carrier::Vendor))),
             "strata" => Method::Strata,
             "chosen" => Method::Chosen,
-            text => Method::plan(text, contract)?,
+            text => match text.strip_prefix("carrier(").and_then(|rest| rest.strip_suffix(')')) {
+                Some(name) => Method::Carrier(name.to_string()),
+                None => Method::plan(text, contract)?,
+            },
         })
     }
 
@@ -123,6 +132,10 @@ impl Method {
     pub fn known_to(machine: &Cluster) -> Vec<Method> {
         let mut methods = Vec::new();
         methods.extend(machine.vendor.is_some().then_some(Method::Vendor));
+        if !machine.carriers.is_empty() {
+            methods.extend(machine.carriers.keys().cloned().map(Method::Carrier));
+            methods.push(Method::Mix);
+        }
         methods.extend(machine.pccl.is_some().then_some(Method::Pccl(None)));
         methods.push(Method::Strata);
         methods
@@ -134,6 +147,11 @@ impl Method {
         match self {
             Method::Vendor => vec![How::Vendor],
             Method::Mpi => vec![How::Mpi],
+            Method::Carrier(name) => match machine.carriers.get(name) {
+                Some(laws) if laws.of(collective).is_none() => Vec::new(),
+                _ => vec![How::Carrier(name.clone())],
+            },
+            Method::Mix => vec![How::Mix],
             Method::Pccl(Some(rail)) => vec![pccl(*rail)],
             Method::Pccl(None) => {
                 let outer_vendor = machine.network_vendor.is_some().then_some(("ring", Carrier::Vendor));
@@ -156,6 +174,8 @@ impl fmt::Display for Method {
         let text = match self {
             Method::Vendor => String::from("vendor"),
             Method::Mpi => String::from("mpi"),
+            Method::Carrier(name) => carrier_text(name),
+            Method::Mix => String::from("mix"),
             Method::Pccl(None) => String::from("pccl"),
             Method::Pccl(Some((rail, carrier))) => pccl_text(rail, *carrier),
             Method::Strata => String::from("strata"),
@@ -212,6 +232,10 @@ fn with_names(text: &str, contract: Option<&Path>) -> Result<(String, Vec<(PathB
     Ok((named + rest, files))
 }
 
+fn carrier_text(name: &str) -> String {
+    format!("carrier({name})")
+}
+
 fn pccl_text(rail: &str, carrier: Carrier) -> String {
     match carrier {
         Carrier::Own(_) => format!("pccl({rail})"),
@@ -230,6 +254,8 @@ pub fn way_text(way: &How, collective: Collective, nranks: usize, message_bytes:
     match way {
         How::Vendor => String::from("vendor"),
         How::Mpi => String::from("mpi"),
+        How::Carrier(name) => carrier_text(name),
+        How::Mix => String::from("mix"),
         How::Pccl { rail, carrier } => pccl_text(rail, *carrier),
         How::Strata(PricedPlan { choice, segment_bytes, window, carrier }) => {
             plan_text(choice, *segment_bytes, block_bytes(collective, nranks, message_bytes), *window, *carrier)
@@ -246,6 +272,8 @@ mod tests {
         for text in [
             "vendor",
             "mpi",
+            "carrier(nccl)",
+            "mix",
             "pccl",
             "pccl(rd)",
             "pccl(ring,vendor)",

@@ -9,7 +9,7 @@ use std::path::Path;
 use strata::error::{Error, Result};
 
 /// Names and texts.
-pub const EMBEDDED: [(&str, &str); 10] = [
+pub const EMBEDDED: [(&str, &str); 13] = [
     ("zero3", include_str!("../../../../workloads/zero3.toml")),
     ("fsdp", include_str!("../../../../workloads/fsdp.toml")),
     ("ddp-resnet50", include_str!("../../../../workloads/ddp-resnet50.toml")),
@@ -20,6 +20,9 @@ pub const EMBEDDED: [(&str, &str); 10] = [
     ("ccube-vgg16", include_str!("../../../../workloads/ccube-vgg16.toml")),
     ("ccube-zfnet", include_str!("../../../../workloads/ccube-zfnet.toml")),
     ("dlrm", include_str!("../../../../workloads/dlrm.toml")),
+    ("ds-moe", include_str!("../../../../workloads/ds-moe.toml")),
+    ("dlrm-mcr", include_str!("../../../../workloads/dlrm-mcr.toml")),
+    ("megatron-6.7b", include_str!("../../../../workloads/megatron-6.7b.toml")),
 ];
 
 /// The workload with this name, or in the file at this path.

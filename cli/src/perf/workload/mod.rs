@@ -16,6 +16,7 @@ mod simulate;
 #[cfg(test)]
 mod tests;
 mod timeline;
+mod ways;
 
 use super::collective::Kind;
 use file::Workload;
@@ -43,6 +44,12 @@ pub struct Options {
     /// Simulate it on this machine, for -n ranks, instead of running it.
     #[arg(long, value_name = "MACHINE", requires = "workload", help_heading = "Training steps")]
     simulate: Option<String>,
+    /// Mix only these carriers of the simulated machine: nccl,mvapich2-gdr
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', requires = "simulate", help_heading = "Training steps")]
+    carriers: Vec<String>,
+    /// Of a simulated step only these routes, by their names in the table: nccl,mix
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', requires = "simulate", help_heading = "Training steps")]
+    routes: Vec<String>,
     /// Multiply all sizes, and the time of computing, by this: 1/64, 0.5.
     #[arg(long, value_name = "FACTOR", default_value = "1", value_parser = parse_scale, requires = "workload",
           help_heading = "Training steps")]
@@ -126,20 +133,23 @@ fn simulated(
     if world > simulate::MOST_RANKS {
         return Err(Error::InvalidArgument(format!("-n: at most {} ranks are simulated", simulate::MOST_RANKS)));
     }
-    let (machine, setting) = (Cluster::find(machine)?, Setting { world, ..setting });
+    let machine = Cluster::find(machine)?.with_carriers(&options.replay.carriers)?;
+    let setting = Setting { world, ..setting };
     let program = program_of(name, workload, &setting)?;
     let bar = match std::io::stderr().is_terminal() {
         true => ProgressBar::new_spinner(),
         false => ProgressBar::hidden(),
     };
     bar.enable_steady_tick(Duration::from_millis(200));
-    let routes = simulate::routes(&program, &machine, &bar)?;
+    let ways::Routes { routes, notes } = ways::routes(&program, &machine, &options.replay.routes, &bar)?;
     bar.finish_and_clear();
-    let by_links = program.rows.iter().any(|row| matches!(row.kind, Kind::AllToAll | Kind::Broadcast));
+    let by_links = machine.carriers.is_empty()
+        && program.rows.iter().any(|row| matches!(row.kind, Kind::AllToAll | Kind::Broadcast));
     let mut how = format!("simulated on {}\n# {}", machine.text, simulate::NOT_MEASURED);
     if by_links {
         how += &format!("\n# {}", simulate::BY_LINKS);
     }
+    how.extend(notes.iter().map(|note| format!("\n# {note}")));
     if let Some(overload) = machine.overload.as_ref().filter(|overload| world as f64 > overload.above_ranks.value) {
         how += &format!(
             "\n# on more than {} ranks and from {:.0} bytes on the vendor's library is taken to be {} times as slow (fitted)",

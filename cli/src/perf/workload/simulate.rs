@@ -3,17 +3,20 @@
 //! All groups along the same dimensions call at the same time, so each has its share of a node's NICs, and of the rate
 //! that the vendor's law gives to a whole node: with `m` of a node's `r` ranks in a group, `m/r` of it. What a group
 //! inside one node costs does not depend on its neighbours. All-gather, reduce-scatter and all-reduce are priced by
-//! `strata::sim::price`; all-to-all and broadcast are the vendor's on every route, and take what their bytes take on the
+//! `strata::sim::price`.
+//!
+//! On a machine with carriers these are compared: each by itself, the best of them for each collective, the best for each
+//! collective and size, and Strata by its own plans, all-to-all and broadcast among them. On any other machine the vendor's library,
+//! PCCL and Strata are; there all-to-all and broadcast are the vendor's on every route, and take what their bytes take on the
 //! links when nothing else is on them.
 #![forbid(unsafe_code)]
 
 use super::super::collective::Kind;
 use super::groups::Group;
-use super::program::{Call, Program};
-use super::timeline::{lay_out, Pricer, Times};
-use std::collections::HashMap;
+use super::program::Program;
+use super::ways::CallBy;
 use std::sync::Arc;
-use strata::algorithms::Choice;
+use strata::algorithms::{self, Choice};
 use strata::carrier::Carrier;
 use strata::error::{Error, Result};
 use strata::plan::Collective;
@@ -21,9 +24,6 @@ use strata::selection::cost::candidates;
 use strata::sim::price::{price, Detail, How, Price, PricedPlan};
 use strata::sim::Cluster;
 use strata::topo::Grid;
-
-/// The ways, in the order of the table.
-const WAYS: [&str; 3] = ["vendor", "PCCL", "Strata"];
 
 /// What is to be known of Strata's column.
 pub const NOT_MEASURED: &str =
@@ -34,66 +34,35 @@ pub const BY_LINKS: &str = "alltoall and broadcast are the vendor's on every rou
 /// More ranks than a simulation is meant for.
 pub const MOST_RANKS: usize = 8192;
 
-/// Lays the step out with each way's prices; a machine may not know the vendor's.
-pub fn routes(program: &Program, machine: &Cluster, bar: &indicatif::ProgressBar) -> Result<Vec<(String, Times)>> {
-    let mut prices = Prices { machine, known: HashMap::new(), bar };
-    let mut routes = Vec::new();
-    for (way, name) in WAYS.iter().enumerate() {
-        match lay_out(program, &mut OneWay { prices: &mut prices, way }) {
-            Ok(times) => routes.push((name.to_string(), times)),
-            Err(Error::InvalidUsage(_)) if way + 1 < WAYS.len() => {}
-            Err(error) => return Err(error),
+/// The price of a call of `bytes` in the group that it takes the longest in; none where nobody does it so.
+pub fn price_in(
+    program: &Program,
+    group: &Group,
+    machine: &Cluster,
+    by: &CallBy,
+    (kind, bytes): (Kind, usize),
+) -> Result<Option<Price>> {
+    let mut longest = Price::by_law(0.0);
+    for labels in program.layout.shapes(group, machine.ranks_per_node()) {
+        match Here::new(machine, &labels).by(by, kind, bytes)? {
+            Some(price) if price.ns > longest.ns => longest = price,
+            Some(_) => {}
+            None => return Ok(None),
         }
     }
-    Ok(routes)
+    Ok(Some(longest))
 }
 
-/// Prices by what is called, in the order of [`WAYS`].
-struct Prices<'a> {
-    machine: &'a Cluster,
-    known: HashMap<(usize, usize, usize), [Price; 3]>,
-    bar: &'a indicatif::ProgressBar,
-}
-
-struct OneWay<'a, 'b> {
-    prices: &'a mut Prices<'b>,
-    way: usize,
-}
-
-impl Pricer for OneWay<'_, '_> {
-    fn price(&mut self, program: &Program, call: &Call) -> Result<Price> {
-        let bytes = program.bytes_of(call);
-        let key = (call.kind as usize, call.group, bytes);
-        let group = &program.groups[call.group];
-        let prices = match self.prices.known.get(&key) {
-            Some(prices) => prices,
-            None => {
-                self.prices.bar.set_message(format!("{} of {bytes} bytes in {}", call.kind.name(), group.name));
-                let prices = self.prices.of(program, group, call.kind, bytes)?;
-                self.prices.known.entry(key).or_insert(prices)
-            }
-        };
-        Some(prices[self.way].clone()).filter(|price| price.ns.is_finite()).ok_or_else(|| {
-            let (machine, kind, way) = (&self.prices.machine.name, call.kind.name(), WAYS[self.way]);
-            Error::InvalidUsage(format!("machine {machine} knows no price of {kind} by {way}"))
-        })
-    }
-}
-
-impl Prices<'_> {
-    /// The price of a call in the group that it takes the longest in.
-    fn of(&self, program: &Program, group: &Group, kind: Kind, bytes: usize) -> Result<[Price; 3]> {
-        let mut longest = [(); 3].map(|()| Price::by_law(0.0));
-        for labels in program.layout.shapes(group, self.machine.ranks_per_node()) {
-            let prices = Here::new(self.machine, &labels).prices(kind, bytes)?;
-            for (longest, price) in longest.iter_mut().zip(prices) {
-                if price.ns > longest.ns {
-                    *longest = price;
-                }
-            }
-        }
-        Ok(longest)
-    }
+/// The collective of a kind of call.
+fn collective_of(kind: Kind) -> Option<Collective> {
+    Some(match kind {
+        Kind::AllGather => Collective::AllGather,
+        Kind::ReduceScatter => Collective::ReduceScatter,
+        Kind::AllReduce => Collective::AllReduce,
+        Kind::AllToAll => Collective::AllToAll,
+        Kind::Broadcast => Collective::Broadcast,
+        _ => return None,
+    })
 }
 
 /// A group on its nodes, with its share of them.
@@ -125,17 +94,45 @@ impl Here {
         Here { machine: Arc::new(machine), grid: Arc::new(grid) }
     }
 
-    /// In the order of [`WAYS`].
-    fn prices(&self, kind: Kind, bytes: usize) -> Result<[Price; 3]> {
-        let collective = match kind {
-            Kind::AllGather => Collective::AllGather,
-            Kind::ReduceScatter => Collective::ReduceScatter,
-            Kind::AllReduce => Collective::AllReduce,
-            kind => return Ok([(); 3].map(|()| Price::by_law(self.by_links(kind, bytes)))),
+    /// The price of a call; none where `by` does not do it.
+    fn by(&self, by: &CallBy, kind: Kind, bytes: usize) -> Result<Option<Price>> {
+        let collective =
+            collective_of(kind).ok_or_else(|| Error::Internal(format!("{} in a workload", kind.name())))?;
+        let moves = matches!(collective, Collective::AllToAll | Collective::Broadcast);
+        if moves && self.machine.carriers.is_empty() {
+            return Ok(Some(Price::by_law(self.by_links(kind, bytes))));
+        }
+        let vendor = || self.vendor(collective, bytes);
+        let law = match by {
+            CallBy::Vendor => vendor(),
+            CallBy::Pccl => self.pccl(collective, bytes).or_else(vendor),
+            CallBy::Carrier(name) => self.machine.carrier_ns(name, collective, &self.grid, bytes)?,
+            CallBy::Quickest => self.machine.mix_ns(collective, &self.grid, bytes).map(|(_, ns)| ns),
+            CallBy::Strata if moves => return self.moved(collective, bytes),
+            CallBy::Strata => return self.strata(collective, bytes, vendor().unwrap_or(f64::INFINITY)).map(Some),
         };
-        let vendor = self.vendor(collective, bytes).unwrap_or(f64::INFINITY);
-        let pccl = self.pccl(collective, bytes).unwrap_or(vendor);
-        Ok([Price::by_law(vendor), Price::by_law(pccl), self.strata(collective, bytes, vendor)?])
+        Ok(law.filter(|ns| ns.is_finite()).map(Price::by_law))
+    }
+
+    /// An all-to-all or a broadcast by the quickest of Strata's algorithms; inside a node by the library that is quickest there, to
+    /// which Strata leaves it.
+    fn moved(&self, collective: Collective, bytes: usize) -> Result<Option<Price>> {
+        if self.grid.nnodes() == 1 {
+            return Ok(self.machine.mix_ns(collective, &self.grid, bytes).map(|(_, ns)| Price::by_law(ns)));
+        }
+        let block = if collective == Collective::AllToAll { bytes.div_ceil(self.grid.nranks()) } else { bytes };
+        let mut best: Option<Price> = None;
+        for choice in algorithms::choices(collective, &self.grid) {
+            if algorithms::is_on_board(&choice) {
+                continue;
+            }
+            let route = PricedPlan { choice, segment_bytes: usize::MAX, window: 1, carrier: Carrier::MPI };
+            let price = self.price(collective, block, &How::Strata(route))?;
+            if best.as_ref().is_none_or(|best| price.ns < best.ns) {
+                best = Some(price);
+            }
+        }
+        Ok(best)
     }
 
     fn vendor(&self, collective: Collective, bytes: usize) -> Option<f64> {
@@ -200,6 +197,7 @@ impl Here {
 mod tests {
     use super::super::catalogue::{find, EMBEDDED};
     use super::super::program::Setting;
+    use super::super::ways::{routes, WAYS};
     use super::*;
 
     fn here(name: &str, labels: &[usize]) -> Here {
@@ -237,7 +235,8 @@ mod tests {
         let step = |name: &str, machine: &str, world: usize| {
             let setting = Setting { world, flops: 156e12, scale: 1.0, compute: true, set: Vec::new() };
             let program = Program::new(&find(name).unwrap(), &setting).unwrap();
-            let routes = routes(&program, &Cluster::find(machine).unwrap(), &indicatif::ProgressBar::hidden()).unwrap();
+            let machine = Cluster::find(machine).unwrap();
+            let routes = routes(&program, &machine, &[], &indicatif::ProgressBar::hidden()).unwrap().routes;
             assert_eq!(routes.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>(), WAYS);
             routes.into_iter().map(|(_, times)| times.step).collect::<Vec<f64>>()
         };

@@ -156,13 +156,65 @@ fn dlrm_exchanges_every_sample_s_vectors_and_sums_its_mlps() {
 }
 
 #[test]
+fn ds_moe_exchanges_tokens_six_times_a_layer_and_sums_4_billion_gradients() {
+    // 32 experts on 32 ranks each, 64 on 64: 4 replicas of the first and of the last.
+    let (program, few) = (program("ds-moe", 256, &[]), program("ds-moe", 16, &[]));
+    assert_eq!(program.layout.text(), "expert=32 pair=2 data=4");
+    let (h, tokens) = (1024u64, 2048u64);
+    let exchange = 2 * tokens * h;
+    assert_eq!(row(&program, "forward", Kind::AllToAll, "expert"), (20, 20 * exchange));
+    assert_eq!(row(&program, "backward", Kind::AllToAll, "expert"), (40, 40 * exchange));
+    assert_eq!(row(&program, "forward", Kind::AllToAll, "expert*pair"), (4, 4 * exchange));
+    assert_eq!(row(&program, "backward", Kind::AllToAll, "expert*pair"), (8, 8 * exchange));
+    let shared = 24 * 12 * h * h + (50257 + 2048) * h;
+    let (first, last) = (10 * 8 * h * h, 2 * 8 * h * h);
+    assert!((350e6..360e6).contains(&(shared as f64)), "the base model's 350 million: {shared}");
+    let all = shared + 32 * first + 64 * last;
+    assert!((4.0e9..4.2e9).contains(&(all as f64)), "the paper's 4 billion: {all}");
+    assert_eq!(row(&program, "backward", Kind::AllReduce, "world"), (1, 2 * shared));
+    assert_eq!(row(&program, "backward", Kind::AllReduce, "pair*data"), (1, 2 * first));
+    assert_eq!(row(&program, "backward", Kind::AllReduce, "data"), (1, 2 * last));
+    // On fewer ranks each has several experts, and nobody a replica.
+    assert_eq!(few.layout.text(), "expert=16 pair=1 data=1");
+    assert_eq!(few.rows.iter().filter(|row| row.kind == Kind::AllReduce).count(), 2, "gradients and their norm");
+}
+
+#[test]
+fn mcr_dl_s_dlrm_has_a_table_and_256_samples_a_rank() {
+    let program = program("dlrm-mcr", 32, &[]);
+    let linear = |sizes: &[u64]| sizes.windows(2).map(|pair| (pair[0] + 1) * pair[1]).sum::<u64>();
+    let pairs = 33 * 32 / 2 + 64;
+    let mlps = linear(&[512, 512, 64]) + linear(&[pairs, 1024, 1024, 1024, 1]);
+    assert_eq!(row(&program, "forward", Kind::AllToAll, "data"), (1, 4 * 8192 * 64));
+    assert_eq!(row(&program, "backward", Kind::AllToAll, "data"), (1, 4 * 8192 * 64));
+    assert_eq!(row(&program, "backward", Kind::AllReduce, "data"), (1, 4 * mlps));
+}
+
+#[test]
+fn the_dense_model_reduces_its_gradients_with_every_microbatch() {
+    let program = program("megatron-6.7b", 32, &[]);
+    assert_eq!(program.layout.text(), "tensor=2 data=16");
+    let h = 4096u64;
+    // 1,024 sequences on 16 replicas, 4 at a time: 16 microbatches of 8,192 tokens.
+    let activations = 8192 * h * 2;
+    let calls = 16 * 32 * 6;
+    assert_eq!(row(&program, "microbatches", Kind::AllReduce, "tensor"), (calls, calls as u64 * activations));
+    let weights = (32 * (12 * h * h + 13 * h) + (50257 + 2048) * h) / 2;
+    assert!((6.6e9..6.8e9).contains(&(2.0 * weights as f64)), "the paper's 6.7 billion");
+    let (reductions, bytes) = row(&program, "microbatches", Kind::ReduceScatter, "data");
+    assert_eq!((reductions, about(bytes, (16 * 2 * weights) as f64, 1.0)), (16, true));
+    assert_eq!(row(&program, "optimizer", Kind::AllGather, "data").0, 1);
+}
+
+#[test]
 fn every_built_in_workload_fits_several_worlds() {
     for (name, _) in EMBEDDED {
         for world in [64, 128, 2048] {
             let one = program(name, world, &[]);
             assert!(!one.ops.is_empty(), "{name} on {world}");
             let more = program(name, 2 * world, &[]);
-            if name != "ted" && name != "axonn" {
+            // These have sizes that follow from how many ranks there are.
+            if !["ted", "axonn", "ds-moe", "dlrm-mcr", "megatron-6.7b"].contains(&name) {
                 assert!(about(more.bytes(), one.bytes() as f64, 100.0), "{name}: sizes are of a rank");
             }
         }
