@@ -149,6 +149,7 @@ mod tests {
         let ring = RecordRing::new(LEAST);
         (0..=LEAST as u64).for_each(|value| assert!(ring.add(&words(value)).is_some()));
         ring.change(0, |words| words[0].store(77, Ordering::Relaxed));
+        assert_eq!(ring.read().len(), LEAST);
         assert!(ring.read().iter().all(|(number, found)| *found == words(*number)));
         ring.change(1, |words| words[0].store(77, Ordering::Relaxed));
         assert_eq!(ring.read()[0].1[0], 77);
