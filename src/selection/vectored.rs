@@ -5,19 +5,39 @@
 //! shape decides.
 #![forbid(unsafe_code)]
 
-use super::decision::selected;
+use super::decision::{routed, selected};
+use super::vendor::Route;
 use super::{thresholds, Context, Decision, Executor, Knowledge, Policy, Request, Selection, Sizes};
 use crate::algorithms::{self, Choice};
-use crate::error::Result;
-use crate::plan::Shape;
+use crate::error::{Error, Result};
+use crate::plan::{Collective, Shape};
+use crate::topo::{Grid, Rank};
+use std::sync::Arc;
 
 /// Algorithms that hand no block to a rank that does not keep it.
 const STRAIGHT: [&str; 2] = ["direct", "pairwise"];
 /// From how many times the average on the longest block decides: a ring waits for it in every round.
 const LONG: usize = 2;
 
-/// Decides a call.
+/// Decides a call. In front of a vendor library only what Strata's own transports carry between nodes can be Strata's: the library's
+/// collectives over its communicators of nodes and rails are for blocks of one size.
 pub(super) fn decide(request: &Request<'_>, context: &Context) -> Result<Decision> {
+    let Some(front) = context.front else { return by_own_transports(request, context) };
+    let (by, route, why) = routed(request.collective, request.message_bytes(context), context, front)
+        .ok_or_else(|| Error::Internal("no policy says who does a call".to_string()))?;
+    let reason = match (route, front.carrier.is_own()) {
+        (Route::TwoLevel, true) => {
+            let own = by_own_transports(request, context)?;
+            let reason = if why == own.reason { why } else { format!("{why}; {}", own.reason) };
+            return Ok(Decision { by, reason, ..own });
+        }
+        (Route::TwoLevel, false) => "blocks differ in size, and the vendor's levels are for one size".to_string(),
+        (Route::Vendor, _) => why,
+    };
+    Ok(Decision { by, executor: Executor::Vendor, reason })
+}
+
+fn by_own_transports(request: &Request<'_>, context: &Context) -> Result<Decision> {
     let context =
         &Context { board: false, lends: None, knowledge: Knowledge::default(), front: None, ..context.clone() };
     let named = named(request, context);
@@ -29,7 +49,7 @@ pub(super) fn decide(request: &Request<'_>, context: &Context) -> Result<Decisio
         return Ok(Decision { by, executor: Executor::Own(selection), reason });
     };
     let (choice, reason) = match named {
-        Some(choice) => (choice, "named by the environment".to_string()),
+        Some(choice) => (choice, format!("named by the {}", if request.named.is_some() { "call" } else { "environment" })),
         None => by_sizes(longest_bytes, request, context),
     };
     Ok(Decision { by, executor: Executor::Own(selected(choice, (0, 0), request, context)?), reason })
@@ -38,12 +58,18 @@ pub(super) fn decide(request: &Request<'_>, context: &Context) -> Result<Decisio
 /// What the environment or the call names, if it does such calls.
 fn named(request: &Request<'_>, context: &Context) -> Option<Choice> {
     let name = request.named.unwrap_or_else(|| context.config.algorithm(request.collective));
-    let choice: Choice = name.parse().ok()?;
+    let is_fit = takes_blocks_of_any_sizes(name, (request.collective, request.root), &context.grid);
+    is_fit.then(|| name.parse().ok())?
+}
+
+/// Whether an algorithm does a collective of blocks of different sizes on a grid.
+pub fn takes_blocks_of_any_sizes(name: &str, (collective, root): (Collective, Rank), grid: &Arc<Grid>) -> bool {
+    let Ok(choice) = name.parse::<Choice>() else { return false };
     let is_script = [&choice.name, &choice.node, &choice.rail].iter().any(|name| name.starts_with(algorithms::SCRIPT));
-    let is_fit = !is_script && !algorithms::is_on_board(&choice);
-    let is_straight = request.sizes != Sizes::Own || STRAIGHT.contains(&choice.name.as_str());
-    let shape = Shape { root: request.root, ..Shape::new(request.collective, context.grid.clone()) };
-    (is_fit && is_straight && algorithms::supports(&choice, &shape)).then_some(choice)
+    let is_known = matches!(collective, Collective::AllGather | Collective::ReduceScatter);
+    let is_straight = is_known || STRAIGHT.contains(&choice.name.as_str());
+    let shape = Shape { root, ..Shape::new(collective, grid.clone()) };
+    !is_script && !algorithms::is_on_board(&choice) && is_straight && algorithms::supports(&choice, &shape)
 }
 
 /// By the bytes of all blocks, and by the longest.
@@ -62,10 +88,10 @@ fn by_sizes(longest_bytes: usize, request: &Request<'_>, context: &Context) -> (
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::selection::vendor::Vendor;
+    use crate::selection::Front;
+    use crate::carrier::Carrier;
     use crate::config::Config;
-    use crate::plan::Collective;
-    use crate::topo::Grid;
-    use std::sync::Arc;
 
     fn chosen(request: Request<'_>, grid: Grid, algorithm: &str) -> String {
         let mut config = Config::default();
@@ -88,6 +114,45 @@ mod tests {
         let long = 64 << 20;
         assert_eq!(chosen(known(long, long), Grid::blocks(&[4, 4]), "auto"), "two_level(direct,ring)");
         assert_eq!(chosen(known(long, 8 * long), Grid::blocks(&[4, 4]), "auto"), "two_level(direct,log)");
+    }
+
+    #[test]
+    fn what_a_call_names_counts_for_more_than_what_the_environment_does() {
+        let config = Config { all_gather_algo: "ring".to_string(), ..Config::default() };
+        let context = Context::new(Arc::new(Grid::blocks(&[2, 2])), config, true);
+        let sizes = Sizes::Known { longest_bytes: 9 };
+        let named = |named, collective, sizes| {
+            let decision = decide(&Request { named, sizes, ..Request::new(collective, 8) }, &context).unwrap();
+            let Executor::Own(selection) = decision.executor else { panic!("{decision:?}") };
+            format!("{}, {}", selection.choice, decision.reason)
+        };
+        assert_eq!(named(Some("log"), Collective::AllGather, sizes), "log, named by the call");
+        assert_eq!(named(None, Collective::AllGather, sizes), "ring, named by the environment");
+        let takes = |name, collective| takes_blocks_of_any_sizes(name, (collective, Rank(0)), &context.grid);
+        assert!(takes("two_level", Collective::ReduceScatter) && takes("pairwise", Collective::AllToAll));
+        assert!(!takes("two_step", Collective::AllToAll) && !takes("board", Collective::AllGather));
+        assert!(!takes("script:mine", Collective::AllGather) && !takes("nothing", Collective::AllGather));
+    }
+
+    #[test]
+    fn in_front_of_a_vendor_library_only_own_transports_take_such_calls() {
+        let library = Vendor { version: 23203, rccl: false };
+        let decided = |collective, sizes, carrier, algorithm: &str| {
+            let config = Config { all_gather_algo: algorithm.to_string(), ..Config::default() };
+            let front = Some(Front { library, carrier });
+            let context = Context { front, ..Context::new(Arc::new(Grid::blocks(&[2, 2])), config, false) };
+            let decision = decide(&Request { sizes, ..Request::new(collective, 1000) }, &context).unwrap();
+            match decision.executor {
+                Executor::Own(selection) => selection.choice.to_string(),
+                other => format!("{other:?}"),
+            }
+        };
+        let known = Sizes::Known { longest_bytes: 3000 };
+        assert_eq!(decided(Collective::AllGather, known, Carrier::MPI, "two_level"), "two_level(direct,ring)");
+        assert_eq!(decided(Collective::AllGather, known, Carrier::Vendor, "two_level"), "Vendor");
+        assert_eq!(decided(Collective::AllGather, known, Carrier::MPI, "vendor"), "Vendor");
+        assert_eq!(decided(Collective::AllGather, known, Carrier::MPI, "auto"), "Vendor", "two nodes are few");
+        assert_eq!(decided(Collective::AllToAll, Sizes::Own, Carrier::MPI, "auto"), "Vendor");
     }
 
     #[test]
