@@ -6,7 +6,7 @@
 
 use crate::built::{checked, library};
 use crate::soft;
-use crate::vendor::{Double, Recording, NCCL, RCCL};
+use crate::vendor::{Double, Recording, Way, NCCL, OLD_NCCL, OLD_RCCL, RCCL};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -59,7 +59,9 @@ fn on_gpus_of_strata_alone_long_blocks_go_in_parts() {
 
 #[test]
 fn on_gpus_of_strata_alone_each_algorithm_takes_blocks_of_any_sizes() {
-    for (index, algorithm) in ["ring", "log", "direct", "two_level(direct,ring)"].into_iter().enumerate() {
+    for (index, algorithm) in
+        ["ring", "log", "direct", "two_level(direct,ring)", "two_level_split"].into_iter().enumerate()
+    {
         let double = [NCCL, RCCL][index % 2];
         let mut command = alone(double, &["2x2", &(20 + index).to_string(), "40"]);
         command.env("STRATA_ALLGATHER_ALGO", algorithm).env("STRATA_REDUCESCATTER_ALGO", algorithm);
@@ -87,14 +89,20 @@ fn with_strata_switched_off_the_vendor_s_library_does_them_too() {
 #[test]
 fn rails_of_strata_s_own_carry_blocks_of_any_sizes() {
     for double in [NCCL, RCCL] {
-        for (grid, seed, rails) in [("2x2", "51", "log"), ("2x3", "52", "ring"), ("3+1", "53", "ring"), ("rr2x2", "54", "log")] {
-            let algorithm = format!("two_level(direct,{rails})");
+        for (grid, seed, gathers, rails) in [
+            ("2x2", "51", "two_level", "log"),
+            ("2x3", "52", "two_level", "ring"),
+            ("3+1", "53", "two_level_split", "ring"),
+            ("rr2x2", "54", "two_level_split", "log"),
+        ] {
             let mut command = in_front(double, "tcp", &[grid, seed, "60"]);
-            command.env("STRATA_ALLGATHER_ALGO", &algorithm).env("STRATA_REDUCESCATTER_ALGO", &algorithm);
+            command.env("STRATA_ALLGATHER_ALGO", format!("{gathers}(direct,{rails})"));
+            command.env("STRATA_REDUCESCATTER_ALGO", format!("two_level(direct,{rails})"));
             command.env("STRATA_SEGMENT_BYTES", "1024").env("STRATA_WINDOW", "2").env("NCCL_DEBUG", "INFO");
             let said = said(&mut command);
-            for collective in ["all_gather", "reduce_scatter"] {
-                let carried = |line: &str| line.contains(&format!(" {collective}: ")) && line.contains("-> two_level(vendor,");
+            for (collective, algorithm) in [("all_gather", gathers), ("reduce_scatter", "two_level")] {
+                let chosen = format!("-> {algorithm}(vendor,{rails})");
+                let carried = |line: &str| line.contains(&format!(" {collective}: ")) && line.contains(&chosen);
                 assert!(said.lines().any(carried), "no {collective} was Strata's: {command:?}\n{said}");
             }
         }
@@ -136,5 +144,33 @@ fn a_call_in_front_of_a_vendor_s_library_is_one_group_of_its_functions() {
         let two = |name: &str| launches.iter().any(|line| line.matches(name).count() > 1);
         assert!(two("ncclBroadcast") && two("ncclReduce "), "{lines:#?}");
         assert!(!lines.iter().any(|line| line.contains("count=0 ")), "{lines:#?}");
+    }
+}
+
+/// A program on the double in host memory, with Strata in front of it.
+fn over(double: Double, case: &str, grid: &str) -> Command {
+    let mut command = double.command("vectors_over", Way::Linked, &[case, grid]);
+    command.env("LD_PRELOAD", library()).env("STRATA_NCCL_LIB", double.library());
+    command
+}
+
+#[test]
+fn on_a_vendor_s_communicator_what_no_call_can_mean_is_refused_and_its_group_with_it() {
+    for (double, grid) in [(NCCL, "1x2"), (RCCL, "2x2"), (OLD_NCCL, "1x3")] {
+        checked(&mut over(double, "refused", grid));
+    }
+}
+
+#[test]
+fn on_a_vendor_s_communicator_calls_need_not_wait() {
+    for grid in ["1x2", "2x2", "1x1"] {
+        checked(over(NCCL, "nonblocking", grid).env("DOUBLE_DELAY_MS", "60"));
+    }
+}
+
+#[test]
+fn on_a_vendor_s_communicator_nothing_is_done_before_the_outermost_group_ends() {
+    for double in [NCCL, OLD_NCCL, RCCL, OLD_RCCL] {
+        checked(&mut over(double, "nested", "2x2"));
     }
 }

@@ -7,8 +7,8 @@
 #![forbid(unsafe_code)]
 
 use super::handles;
-use super::options;
 use super::operations::{checked, rank_of, Checked};
+use super::options;
 use crate::communicator::shadow::vectored::{place, submit, VectoredCall};
 use crate::communicator::{group, launch_one, CollectiveCall, Comm, Launch, Operation};
 use crate::dtype::DataType;
@@ -137,12 +137,18 @@ impl Vectored {
         let (rank, nranks) = place(library, self.comm.0)?;
         let root = rank_of(nranks, self.root, "root")?;
         if let Some(wish) = options::collective(self.config)?.filter(|wish| wish.forced) {
-            let text = format!("algSelection {}: on another library's communicator this is a group of its functions", wish.name);
+            let text = format!(
+                "algSelection {}: on another library's communicator this is a group of its functions",
+                wish.name
+            );
             return Err(Error::InvalidUsage(text));
         }
         let dtype = self.dtype.get()?;
         if !dtype.is_nccl() {
-            let text = format!("data type {} is for communicators in host memory, and this is another library's", dtype.name());
+            let text = format!(
+                "data type {} is for communicators in host memory, and this is another library's",
+                dtype.name()
+            );
             return Err(Error::InvalidArgument(text));
         }
         let call = self.call((rank, root), nranks, dtype, table)?;
@@ -224,7 +230,8 @@ pub fn all_gather_config(
     config: ConstPtr<CollConfig>,
 ) -> Result<()> {
     let sizes = Sizes { counts, places, names: ["counts", "displs"] };
-    let call = Vectored { collective: Collective::AllGather, send, recv, dtype, op: None, root: 0, comm, stream, config };
+    let call =
+        Vectored { collective: Collective::AllGather, send, recv, dtype, op: None, root: 0, comm, stream, config };
     call.submit(|asking| Ok(BlockTable::of_all(Collective::AllGather, asking.rank, sizes.blocks(asking)?)))
 }
 
@@ -292,7 +299,8 @@ pub fn all_to_all_config(
 ) -> Result<()> {
     let from = Sizes { counts: send_counts, places: send_places, names: ["sendcounts", "sdispls"] };
     let to = Sizes { counts: recv_counts, places: recv_places, names: ["recvcounts", "rdispls"] };
-    let call = Vectored { collective: Collective::AllToAll, send, recv, dtype, op: None, root: 0, comm, stream, config };
+    let call =
+        Vectored { collective: Collective::AllToAll, send, recv, dtype, op: None, root: 0, comm, stream, config };
     call.submit(|asking| {
         let (input, output) = (from.blocks(asking)?, to.blocks(asking)?);
         let me = asking.rank.index();
@@ -314,7 +322,18 @@ pub fn all_to_all(
     comm: CommHandle,
     stream: StreamHandle,
 ) -> Result<()> {
-    all_to_all_config(send, send_counts, send_places, recv, recv_counts, recv_places, dtype, comm, stream, ConstPtr::null())
+    all_to_all_config(
+        send,
+        send_counts,
+        send_places,
+        recv,
+        recv_counts,
+        recv_places,
+        dtype,
+        comm,
+        stream,
+        ConstPtr::null(),
+    )
 }
 
 /// `strataGatherVConfig`

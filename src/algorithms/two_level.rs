@@ -85,7 +85,8 @@ enum Parts {
     Shuffled,
 }
 
-fn has_levels(shape: &Shape) -> bool {
+/// Whether there are several nodes, and one has several ranks.
+pub(super) fn has_levels(shape: &Shape) -> bool {
     shape.grid.nnodes() > 1 && shape.grid.nrails() > 1
 }
 
@@ -143,20 +144,31 @@ fn needs_on_node(shape: &Shape, inner: &InnerNeeds<'_>, parts: Parts, size: usiz
 }
 
 /// One rank's view of the grid.
-struct View<'a> {
+pub(super) struct View<'a> {
     shape: &'a Shape,
     node: NodeId,
     members: Vec<Rank>,
 }
 
 impl View<'_> {
-    fn new(shape: &Shape, rank: Rank) -> View<'_> {
+    /// That of `rank`.
+    pub(super) fn new(shape: &Shape, rank: Rank) -> View<'_> {
         let node = shape.grid.node(rank);
         View { shape, node, members: shape.grid.members(node).to_vec() }
     }
 
+    /// Its node.
+    pub(super) fn node(&self) -> NodeId {
+        self.node
+    }
+
+    /// The ranks of its node.
+    pub(super) fn members(&self) -> &[Rank] {
+        &self.members
+    }
+
     /// The rails that a member of this node serves.
-    fn rails_of(&self, member: Rank) -> Vec<usize> {
+    pub(super) fn rails_of(&self, member: Rank) -> Vec<usize> {
         (0..self.shape.grid.nrails()).filter(|&rail| self.shape.grid.owner(self.node, rail) == member).collect()
     }
 
@@ -181,7 +193,8 @@ impl View<'_> {
         self.rails_of(member).into_iter().flat_map(|rail| self.blocks_on(rail)).flatten().collect()
     }
 
-    fn call(
+    /// A call of a collective without a root, whose results are not the last.
+    pub(super) fn call(
         &self,
         collective: Collective,
         level: LinkLevel,

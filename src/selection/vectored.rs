@@ -18,6 +18,11 @@ use std::sync::Arc;
 const STRAIGHT: [&str; 2] = ["direct", "pairwise"];
 /// From how many times the average on the longest block decides: a ring waits for it in every round.
 const LONG: usize = 2;
+/// Into how many pieces for each node a ring divides a long block.
+const PIECES_A_NODE: usize = 4;
+/// The pieces of a long block that go at a time, over all rails of a node.
+const LEAST_PIECE_BYTES: usize = 32 << 10;
+const MOST_PIECE_BYTES: usize = 1 << 20;
 
 /// Decides a call. In front of a vendor library only what Strata's own transports carry between nodes can be Strata's: the library's
 /// collectives over its communicators of nodes and rails are for blocks of one size.
@@ -48,11 +53,13 @@ fn by_own_transports(request: &Request<'_>, context: &Context) -> Result<Decisio
         let reason = "each rank knows the sizes of its own blocks only".to_string();
         return Ok(Decision { by, executor: Executor::Own(selection), reason });
     };
-    let (choice, reason) = match named {
-        Some(choice) => (choice, format!("named by the {}", if request.named.is_some() { "call" } else { "environment" })),
+    let (choice, segment_bytes, reason) = match named {
+        Some(choice) => {
+            (choice, 0, format!("named by the {}", if request.named.is_some() { "call" } else { "environment" }))
+        }
         None => by_sizes(longest_bytes, request, context),
     };
-    Ok(Decision { by, executor: Executor::Own(selected(choice, (0, 0), request, context)?), reason })
+    Ok(Decision { by, executor: Executor::Own(selected(choice, (segment_bytes, 0), request, context)?), reason })
 }
 
 /// What the environment or the call names, if it does such calls.
@@ -72,26 +79,36 @@ pub fn takes_blocks_of_any_sizes(name: &str, (collective, root): (Collective, Ra
     !is_script && !algorithms::is_on_board(&choice) && is_straight && algorithms::supports(&choice, &shape)
 }
 
-/// By the bytes of all blocks, and by the longest.
-fn by_sizes(longest_bytes: usize, request: &Request<'_>, context: &Context) -> (Choice, String) {
-    let (mut choice, reason) = thresholds::choose(request, context);
-    if longest_bytes > LONG * request.block_bytes && [&choice.name, &choice.rail].iter().any(|name| *name == "ring") {
-        match choice.name == "ring" {
-            true => choice = Choice::flat("log"),
-            false => choice.rail = "log".to_string(),
-        }
-        return (choice, format!("{reason}, and one block has {longest_bytes} bytes: no ring"));
+/// By the bytes of all blocks, and by the longest: the algorithm, the bytes of each block that are handled at a time, where they
+/// are not the default, and why.
+fn by_sizes(longest_bytes: usize, request: &Request<'_>, context: &Context) -> (Choice, usize, String) {
+    let (choice, reason) = thresholds::choose(request, context);
+    if longest_bytes <= LONG * request.block_bytes {
+        return (choice, 0, reason);
     }
-    (choice, reason)
+    let why = format!("{reason}, and one block has {longest_bytes} bytes");
+    if request.collective == Collective::AllGather && choice.name == "two_level" {
+        // In a ring a long block's node sends it once, and it takes a round more for each node to pass on but in many pieces.
+        let piece_bytes = longest_bytes / (PIECES_A_NODE * context.grid.nnodes());
+        let rail = if piece_bytes >= LEAST_PIECE_BYTES { "ring" } else { "log" };
+        let choice = Choice { name: "two_level_split".to_string(), rail: rail.to_string(), ..choice };
+        let segment_bytes = if rail == "ring" { piece_bytes.min(MOST_PIECE_BYTES) } else { 0 };
+        return (choice, segment_bytes, format!("{why}: over all rails of its node"));
+    }
+    match [&choice.name, &choice.rail].map(|name| name == "ring") {
+        [true, _] => (Choice::flat("log"), 0, format!("{why}: no ring")),
+        [_, true] => (Choice { rail: "log".to_string(), ..choice }, 0, format!("{why}: no ring")),
+        _ => (choice, 0, reason),
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::selection::vendor::Vendor;
-    use crate::selection::Front;
     use crate::carrier::Carrier;
     use crate::config::Config;
+    use crate::selection::vendor::Vendor;
+    use crate::selection::Front;
 
     fn chosen(request: Request<'_>, grid: Grid, algorithm: &str) -> String {
         let mut config = Config::default();
@@ -113,7 +130,11 @@ mod tests {
         assert_eq!(chosen(known(8, 16), Grid::flat(4), "ring"), "ring");
         let long = 64 << 20;
         assert_eq!(chosen(known(long, long), Grid::blocks(&[4, 4]), "auto"), "two_level(direct,ring)");
-        assert_eq!(chosen(known(long, 8 * long), Grid::blocks(&[4, 4]), "auto"), "two_level(direct,log)");
+        assert_eq!(chosen(known(long, 8 * long), Grid::blocks(&[4, 4]), "auto"), "two_level_split(direct,ring)");
+        assert_eq!(chosen(known(1000, 8000), Grid::blocks(&[4, 4]), "auto"), "two_level_split(direct,log)");
+        assert_eq!(chosen(known(long, 8 * long), Grid::blocks(&[1; 8]), "auto"), "log");
+        let scattered = Request { collective: Collective::ReduceScatter, ..known(long, 8 * long) };
+        assert_eq!(chosen(scattered, Grid::blocks(&[4, 4]), "auto"), "two_level(direct,log)");
     }
 
     #[test]
