@@ -413,7 +413,7 @@ impl RunState {
                 let mut lists = std::mem::take(&mut resolved.refs);
                 lists.extend(view.lists(0..view.len()));
                 let (src, dst) = lists.split_at(nsrc as usize);
-                let started = world.start(token, Op::Call { call, src, dst });
+                let started = world.start(token, Op::Call { call, lane: code.at.lane, src, dst });
                 resolved.refs = emptied(lists);
                 started
             }

@@ -85,6 +85,8 @@ pub enum Op<'a> {
     Call {
         /// What and with whom.
         call: &'a Call,
+        /// The lane that it is in, on all its members: a plan may have several such calls of one group.
+        lane: u32,
         /// The input, per block.
         src: &'a [&'a [Piece]],
         /// The output, per block.

@@ -169,7 +169,7 @@ mod tests {
             }
         };
         let known = Sizes::Known { longest_bytes: 3000 };
-        assert_eq!(decided(Collective::AllGather, known, Carrier::MPI, "two_level"), "two_level(direct,ring)");
+        assert_eq!(decided(Collective::AllGather, known, Carrier::MPI, "two_level"), "two_level(direct,log)");
         assert_eq!(decided(Collective::AllGather, known, Carrier::Vendor, "two_level"), "Vendor");
         assert_eq!(decided(Collective::AllGather, known, Carrier::MPI, "vendor"), "Vendor");
         assert_eq!(decided(Collective::AllGather, known, Carrier::MPI, "auto"), "Vendor", "two nodes are few");
