@@ -144,17 +144,17 @@ fn needs_on_node(shape: &Shape, inner: &InnerNeeds<'_>, parts: Parts, size: usiz
 }
 
 /// One rank's view of the grid.
-pub(super) struct View<'a> {
+pub(super) struct GridView<'a> {
     shape: &'a Shape,
     node: NodeId,
     members: Vec<Rank>,
 }
 
-impl View<'_> {
+impl GridView<'_> {
     /// That of `rank`.
-    pub(super) fn new(shape: &Shape, rank: Rank) -> View<'_> {
+    pub(super) fn new(shape: &Shape, rank: Rank) -> GridView<'_> {
         let node = shape.grid.node(rank);
-        View { shape, node, members: shape.grid.members(node).to_vec() }
+        GridView { shape, node, members: shape.grid.members(node).to_vec() }
     }
 
     /// Its node.
@@ -220,7 +220,7 @@ fn inputs(ranks: &[Rank]) -> Spans {
 }
 
 fn all_gather(shape: &Shape, rank: Rank, parts: Parts) -> Plan {
-    let view = View::new(shape, rank);
+    let view = GridView::new(shape, rank);
     let grid = &shape.grid;
     let mut builder = Builder::new(shape, rank, "two_level", 1);
     let home = Span::output(rank.index(), 1);
@@ -278,7 +278,7 @@ fn take(rest: &mut &[Span], count: usize) -> Spans {
 }
 
 fn reduce_scatter(shape: &Shape, rank: Rank, shuffle: bool) -> Plan {
-    let view = View::new(shape, rank);
+    let view = GridView::new(shape, rank);
     let grid = &shape.grid;
     let mut builder = Builder::new(shape, rank, "two_level", 1);
     let node_lane = builder.lane();
@@ -321,7 +321,7 @@ fn reduce_scatter(shape: &Shape, rank: Rank, shuffle: bool) -> Plan {
 }
 
 fn all_reduce(shape: &Shape, rank: Rank) -> Plan {
-    let view = View::new(shape, rank);
+    let view = GridView::new(shape, rank);
     let grid = &shape.grid;
     let per_shard = grid.nnodes();
     let chunks = grid.nrails() * per_shard;
@@ -380,7 +380,7 @@ fn position(group: &[Rank], rank: Rank) -> usize {
 }
 
 fn broadcast(shape: &Shape, rank: Rank) -> Plan {
-    let view = View::new(shape, rank);
+    let view = GridView::new(shape, rank);
     let leaders = leaders(shape);
     let leader = leaders[view.node.index()];
     let mut builder = Builder::new(shape, rank, "two_level", 1);
@@ -403,7 +403,7 @@ fn broadcast(shape: &Shape, rank: Rank) -> Plan {
 }
 
 fn reduce(shape: &Shape, rank: Rank) -> Plan {
-    let view = View::new(shape, rank);
+    let view = GridView::new(shape, rank);
     let leaders = leaders(shape);
     let leader = leaders[view.node.index()];
     let is_root = rank == shape.root;

@@ -19,7 +19,7 @@
 
 use super::builder::Builder;
 use super::needs::{InnerNeeds, Needs};
-use super::two_level::{has_levels, View};
+use super::two_level::{has_levels, GridView};
 use super::Algorithm;
 use crate::plan::{Action, Collective, LinkLevel, Plan, Shape, Span, Spans};
 use crate::topo::{NodeId, Rank};
@@ -50,7 +50,7 @@ fn needs(shape: &Shape, inner: &InnerNeeds<'_>) -> Needs {
 }
 
 fn all_gather(shape: &Shape, rank: Rank) -> Plan {
-    let (view, grid) = (View::new(shape, rank), &shape.grid);
+    let (view, grid) = (GridView::new(shape, rank), &shape.grid);
     let parts = grid.nrails();
     let mut builder = Builder::new(shape, rank, "two_level_split", parts);
     let whole = |block: Rank| vec![Span::output(block.index() * parts, parts)];

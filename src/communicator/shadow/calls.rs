@@ -88,7 +88,9 @@ pub fn vectored(call: &VectoredCall, step: &VendorStep, library: &Library) -> Re
 pub fn place(library: &Library, comm: Handle) -> Result<(usize, usize), Code> {
     let (mut rank, mut nranks) = (0, 0);
     // SAFETY: the place must be there during the call; because it is a local.
-    let (at_rank, at_nranks) = unsafe { (Ptr::to(&mut rank), Ptr::to(&mut nranks)) };
+    let at_rank = unsafe { Ptr::to(&mut rank) };
+    // SAFETY: the place must be there during the call; because it is a local.
+    let at_nranks = unsafe { Ptr::to(&mut nranks) };
     let comm = CommHandle(comm);
     // SAFETY: the communicator must be alive; because the program calls on it.
     library.call(|vendor| unsafe { vendor.ncclCommUserRank(comm, at_rank) })?;
