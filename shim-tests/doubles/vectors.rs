@@ -109,6 +109,15 @@ fn rails_of_strata_s_own_carry_blocks_of_any_sizes() {
     }
 }
 
+/// A rank whose blocks happen to lie as the vendor wants them asks for as much as one whose blocks do not: rails of ranks that are
+/// dealt out to nodes have their blocks side by side.
+#[test]
+fn on_rails_of_strata_s_own_each_rank_may_have_its_own_places() {
+    let mut command = in_front(NCCL, "tcp", &["rr2x3", "2", "160"]);
+    command.env("STRATA_ALLGATHER_ALGO", "two_level(direct,log)");
+    checked(command.env("STRATA_REDUCESCATTER_ALGO", "two_level(direct,log)"));
+}
+
 fn said(command: &mut Command) -> String {
     let output = command.output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
