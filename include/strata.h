@@ -39,7 +39,7 @@ const char* strataGetLastError(void);
 
 /* ---- Collectives of blocks of different sizes ---- */
 
-/* Every rank gets every rank's block. For each rank counts has its elements, and displs where they begin in recvbuff; they lie one after another where displs is null. All ranks have the same counts. In place where sendbuff is the rank's block of recvbuff. What lies between blocks is not touched. This function and those below are for data in host memory. Since strata. */
+/* Every rank gets every rank's block. For each rank counts has its elements, and displs where they begin in recvbuff; they lie one after another where displs is null. All ranks have the same counts. In place where sendbuff is the rank's block of recvbuff. What lies between blocks is not touched. This function and those below work on NCCL's and RCCL's communicators as well. Since strata. */
 ncclResult_t strataAllGatherV(const void* sendbuff, void* recvbuff, const size_t* counts,
     const size_t* displs, ncclDataType_t datatype, ncclComm_t comm, cudaStream_t stream);
 
@@ -60,6 +60,31 @@ ncclResult_t strataGatherV(const void* sendbuff, size_t sendcount, void* recvbuf
 ncclResult_t strataScatterV(const void* sendbuff, const size_t* sendcounts, const size_t* displs,
     void* recvbuff, size_t recvcount, ncclDataType_t datatype, int root, ncclComm_t comm,
     cudaStream_t stream);
+
+/* strataAllGatherV with options, as ncclAllGatherConfig has them. On a communicator of another library algSelection may not be forced. All ranks give the same options. Since strata. */
+ncclResult_t strataAllGatherVConfig(const void* sendbuff, void* recvbuff, const size_t* counts,
+    const size_t* displs, ncclDataType_t datatype, ncclComm_t comm, cudaStream_t stream,
+    const ncclCollConfig_t* config);
+
+/* strataReduceScatterV with options. Since strata. */
+ncclResult_t strataReduceScatterVConfig(const void* sendbuff, void* recvbuff, const size_t* counts,
+    const size_t* displs, ncclDataType_t datatype, ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream,
+    const ncclCollConfig_t* config);
+
+/* strataAllToAllV with options. Since strata. */
+ncclResult_t strataAllToAllVConfig(const void* sendbuff, const size_t* sendcounts, const size_t* sdispls,
+    void* recvbuff, const size_t* recvcounts, const size_t* rdispls, ncclDataType_t datatype, ncclComm_t comm,
+    cudaStream_t stream, const ncclCollConfig_t* config);
+
+/* strataGatherV with options. Since strata. */
+ncclResult_t strataGatherVConfig(const void* sendbuff, size_t sendcount, void* recvbuff,
+    const size_t* recvcounts, const size_t* displs, ncclDataType_t datatype, int root, ncclComm_t comm,
+    cudaStream_t stream, const ncclCollConfig_t* config);
+
+/* strataScatterV with options. Since strata. */
+ncclResult_t strataScatterVConfig(const void* sendbuff, const size_t* sendcounts, const size_t* displs,
+    void* recvbuff, size_t recvcount, ncclDataType_t datatype, int root, ncclComm_t comm, cudaStream_t stream,
+    const ncclCollConfig_t* config);
 
 /* ---- Tuning ---- */
 

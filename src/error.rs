@@ -92,6 +92,20 @@ impl Error {
         }
     }
 
+    /// The error that a library of the same interface tells by this number.
+    pub fn of_code(code: Code, text: String) -> Error {
+        match code {
+            1 => Error::Device(text),
+            2 => Error::System(text),
+            4 => Error::InvalidArgument(text),
+            5 => Error::InvalidUsage(text),
+            6 => Error::Remote(text),
+            7 => Error::InProgress,
+            8 => Error::Timeout(text),
+            _ => Error::Internal(text),
+        }
+    }
+
     /// The text, without the kind.
     pub fn text(&self) -> &str {
         match self {

@@ -89,6 +89,7 @@ fn run(comm: &Arc<Comm>, collective: Collective, count: usize, input: &[u8], res
         output: output.as_device(),
         count,
         blocks: None,
+        joined: None,
         dtype: DataType::I32,
         reduction,
         factor_at: None,

@@ -21,7 +21,7 @@ ncclResult_t ncclCommInitRankMulti(ncclComm_t* comm, int nranks, ncclUniqueId co
 
 /* ---- RCCL: collectives ---- */
 
-/* Every rank gets its block of every rank's vector; the blocks differ in size. Since RCCL. */
+/* Every rank gets its block of every rank's vector; the blocks differ in size. On a communicator of Strata's it is strataAllToAllV. Since RCCL. */
 ncclResult_t ncclAlltoAllv(const void* sendbuff, const size_t* sendcounts, const size_t* sdispls,
     void* recvbuff, const size_t* recvcounts, const size_t* rdispls, ncclDataType_t datatype, ncclComm_t comm,
     cudaStream_t stream);

@@ -16,3 +16,4 @@ mod drop_in;
 mod rails;
 mod real;
 mod softgpu;
+mod vectors;

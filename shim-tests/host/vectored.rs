@@ -28,7 +28,8 @@ fn blocks_of_any_sizes_arrive_in_processes_of_one_node() {
 fn blocks_of_any_sizes_arrive_between_nodes() {
     calls("processes", [2, 2, 2000, 2060], &[]);
     calls("processes", [5, 2, 2100, 2160], &[]);
-    for algorithm in ["two_level(direct,ring)", "two_level_shuffle(ring,log)", "direct"] {
+    for algorithm in ["two_level(direct,ring)", "two_level_shuffle(ring,log)", "two_level_split(direct,ring)", "direct"]
+    {
         calls("processes", [4, 2, 2200, 2240], &[algorithm]);
     }
 }

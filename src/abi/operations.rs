@@ -221,7 +221,7 @@ pub(super) fn checked(
     op: Option<OpCode>,
     stream: StreamHandle,
 ) -> Result<Checked> {
-    let root = rank_of(comm, root, "root")?;
+    let root = rank_of(comm.nranks(), root, "root")?;
     let dtype = dtype.get()?;
     comm.check_type(dtype)?;
     let reduction = op.map(|op| comm.reduction(op.0, dtype)).transpose()?;
@@ -230,10 +230,11 @@ pub(super) fn checked(
     Ok(Checked { root, dtype, reduction, factor_at, stream })
 }
 
-fn rank_of(comm: &Comm, number: c_int, what: &str) -> Result<Rank> {
+/// The rank of this number among `nranks`.
+pub(super) fn rank_of(nranks: usize, number: c_int, what: &str) -> Result<Rank> {
     match usize::try_from(number) {
-        Ok(index) if index < comm.nranks() => Ok(Rank::from_index(index)),
-        _ => Err(Error::InvalidArgument(format!("invalid {what} {number} (nranks {})", comm.nranks()))),
+        Ok(index) if index < nranks => Ok(Rank::from_index(index)),
+        _ => Err(Error::InvalidArgument(format!("invalid {what} {number} (nranks {nranks})"))),
     }
 }
 
@@ -344,7 +345,7 @@ fn message(
     };
     // By itself, on the null stream of a communicator that this thread has used lately.
     let at_once = |comm: &Arc<Comm>, _| {
-        let peer = rank_of(comm, peer, "peer").ok()?;
+        let peer = rank_of(comm.nranks(), peer, "peer").ok()?;
         let dtype = dtype.get().ok().filter(|dtype| dtype.is_nccl())?;
         let data = buffer.on_device(bytes(count, 1, dtype).ok()?, name).ok()?;
         comm.message_alone(direction, peer, (data, Elements { count, dtype }))
@@ -359,7 +360,7 @@ fn message(
     let record = || {
         let handle = handles::find(comm)?;
         let comm = handle.usable()?;
-        let peer = rank_of(&comm, peer, "peer")?;
+        let peer = rank_of(comm.nranks(), peer, "peer")?;
         let dtype = dtype.get()?;
         comm.check_type(dtype)?;
         let stream = streams::of(&comm, stream)?;
@@ -377,36 +378,6 @@ fn message(
         group::record(Launch { comm, operation, stream }, handle.blocking)?.map_or(Ok(()), launch_one)
     };
     group::noted(record())
-}
-
-/// `ncclAlltoAllv`: a message to and from every rank, in one group. Counts and displacements are in elements.
-#[allow(clippy::too_many_arguments)]
-pub fn all_to_all_v(
-    send_buffer: ConstBuffer,
-    send_counts: ConstPtr<usize>,
-    send_places: ConstPtr<usize>,
-    recv_buffer: Buffer,
-    recv_counts: ConstPtr<usize>,
-    recv_places: ConstPtr<usize>,
-    dtype: TypeCode,
-    comm: CommHandle,
-    stream: StreamHandle,
-) -> Result<()> {
-    let record = || {
-        let nranks = handles::find(comm)?.usable()?.nranks();
-        let element = dtype.get()?.size();
-        let bytes_of = |place: usize| place.wrapping_mul(element);
-        for peer in 0..nranks {
-            let (count, place) = (send_counts.get_at(peer, "sendcounts")?, send_places.get_at(peer, "sdispls")?);
-            send(send_buffer.at(bytes_of(place)), count, dtype, peer as c_int, comm, stream)?;
-            let (count, place) = (recv_counts.get_at(peer, "recvcounts")?, recv_places.get_at(peer, "rdispls")?);
-            recv(recv_buffer.at(bytes_of(place)), count, dtype, peer as c_int, comm, stream)?;
-        }
-        Ok(())
-    };
-    group::start();
-    let recorded = group::noted(record());
-    group::end().and(recorded)
 }
 
 /// `ncclGroupStart`

@@ -42,7 +42,7 @@ pub mod msccl {
 /// Functions that AMD's library has beside NVIDIA's. Only a Strata under RCCL's name exports them.
 #[cfg_attr(not(feature = "rccl"), allow(dead_code))]
 pub mod rccl {
-    use crate::abi::{communicators, operations, scripts, shadow};
+    use crate::abi::{communicators, operations, scripts, shadow, vectored};
     use crate::interface::layouts::*;
     use crate::interface::pointer::*;
     use crate::interface::types::*;

@@ -2,20 +2,26 @@
 //!
 //! Checks come in the order of the other collectives' ([`super::operations`]). A call of no elements is made all the same: another
 //! rank's counts may be others, and only a message tells.
+//!
+//! What is no communicator of Strata's is the vendor's, which has no such functions: see [`crate::communicator::shadow::vectored`].
 #![forbid(unsafe_code)]
 
 use super::handles;
-use super::operations::{checked, Checked};
+use super::operations::{checked, rank_of, Checked};
+use super::options;
+use crate::communicator::shadow::vectored::{place, submit, VectoredCall};
 use crate::communicator::{group, launch_one, CollectiveCall, Comm, Launch, Operation};
 use crate::dtype::DataType;
 use crate::error::{Error, Result};
+use crate::interface::layouts::CollConfig;
 use crate::interface::pointer::{Buffer, ConstBuffer, ConstPtr};
 use crate::interface::types::{CommHandle, OpCode, StreamHandle, TypeCode};
 use crate::memory::DeviceRegion;
 use crate::plan::blocks::{extents, overlapping, BlockTable, Extent};
 use crate::plan::Collective;
+use crate::selection::takes_blocks_of_any_sizes;
 use crate::topo::Rank;
-use crate::vendor::{self, Mode};
+use crate::vendor;
 use std::ffi::c_int;
 use std::sync::Arc;
 
@@ -29,6 +35,7 @@ struct Vectored {
     root: c_int,
     comm: CommHandle,
     stream: StreamHandle,
+    config: ConstPtr<CollConfig>,
 }
 
 /// Who asks for blocks.
@@ -88,59 +95,93 @@ impl Vectored {
     }
 
     fn record(&self, table: impl FnOnce(&Asking<'_>) -> Result<BlockTable>) -> Result<()> {
-        let handle = handles::find(self.comm).map_err(|error| self.of_vendor(error))?;
+        let handle = match handles::find(self.comm) {
+            Ok(handle) => handle,
+            Err(error) => return self.of_vendor(error, table),
+        };
         let comm = handle.usable()?;
-        comm.only_in_host_memory(&format!("{} with blocks of different sizes", self.collective.name()))?;
         let Checked { root, dtype, reduction, factor_at, stream } =
             checked(&comm, self.root, self.dtype, self.op, self.stream)?;
-        let (rank, nranks) = (Rank::from_index(comm.rank()), comm.nranks());
-        let blocks = table(&Asking { rank, root, nranks, dtype, collective: self.collective.name() })?;
-        let call = CollectiveCall { factor_at, ..self.call(&comm, (rank, root), dtype, reduction, blocks)? };
+        let place = (Rank::from_index(comm.rank()), root);
+        let algorithm = self.algorithm(&comm, root)?;
+        let call = CollectiveCall { reduction, factor_at, algorithm, ..self.call(place, comm.nranks(), dtype, table)? };
+        comm.check_memory(call.input, "sendbuff")?;
+        comm.check_memory(call.output, "recvbuff")?;
+        check_overlap(&call, place.0)?;
         handles::note(&handle, &comm);
         let launch = Launch { comm, operation: Operation::Collective(call), stream };
         group::record(launch, handle.blocking)?.map_or(Ok(()), launch_one)
     }
 
-    /// A communicator of the vendor's library has no such calls.
-    fn of_vendor(&self, error: Error) -> Error {
-        match vendor::mode() {
-            Mode::Over(_) | Mode::PassThrough(_) if self.comm.0 != 0 => Error::InvalidUsage(format!(
-                "{} with blocks of different sizes is for communicators of the host (strataCommInitHost): {error}",
+    /// The algorithm that the call's options name. One that does no such call is refused if it is forced, else Strata chooses.
+    fn algorithm(&self, comm: &Comm, root: Rank) -> Result<Option<String>> {
+        let Some(wish) = options::collective(self.config)? else { return Ok(None) };
+        let forced = wish.forced;
+        let Some(name) = wish.settle(self.collective, comm.grid(), &comm.scripts())? else { return Ok(None) };
+        if takes_blocks_of_any_sizes(&name, (self.collective, root), comm.grid()) {
+            return Ok(Some(name));
+        }
+        match forced {
+            false => Ok(None),
+            true => Err(Error::InvalidUsage(format!(
+                "algSelection {name} does no {} of blocks of different sizes; forceAlgSelection = 0 leaves the choice to Strata",
                 self.collective.name()
-            )),
-            _ => error,
+            ))),
         }
     }
 
+    /// The call on what is no communicator of Strata's: of the vendor's library, if there is one, or what the `error` says.
+    fn of_vendor(&self, error: Error, table: impl FnOnce(&Asking<'_>) -> Result<BlockTable>) -> Result<()> {
+        let is_vendor_s = !self.comm.is_null() && !handles::is_name(self.comm);
+        let Some(library) = vendor::library().filter(|_| is_vendor_s) else { return Err(error) };
+        let (rank, nranks) = place(library, self.comm.0)?;
+        let root = rank_of(nranks, self.root, "root")?;
+        if let Some(wish) = options::collective(self.config)?.filter(|wish| wish.forced) {
+            let text = format!(
+                "algSelection {}: on another library's communicator this is a group of its functions",
+                wish.name
+            );
+            return Err(Error::InvalidUsage(text));
+        }
+        let dtype = self.dtype.get()?;
+        if !dtype.is_nccl() {
+            let text = format!(
+                "data type {} is for communicators in host memory, and this is another library's",
+                dtype.name()
+            );
+            return Err(Error::InvalidArgument(text));
+        }
+        let call = self.call((rank, root), nranks, dtype, table)?;
+        check_overlap(&call, rank)?;
+        let (op, stream) = (self.op.map_or(0, |op| op.0), self.stream.0);
+        submit(&VectoredCall { handle: self.comm.0, call, op, stream, rank, nranks }, library)
+    }
+
+    /// The call with its buffers; what it reduces is not there yet.
     fn call(
         &self,
-        comm: &Comm,
         (rank, root): (Rank, Rank),
+        nranks: usize,
         dtype: DataType,
-        reduction: Option<crate::dtype::Reduction>,
-        blocks: BlockTable,
+        table: impl FnOnce(&Asking<'_>) -> Result<BlockTable>,
     ) -> Result<CollectiveCall> {
+        let collective = self.collective;
+        let blocks = table(&Asking { rank, root, nranks, dtype, collective: collective.name() })?;
         let (sent, received) = blocks.spans();
-        let input = self.send.on_device(sent * dtype.size(), "sendbuff")?;
-        let output = self.recv.as_const().on_device(received * dtype.size(), "recvbuff")?;
-        comm.check_memory(input, "sendbuff")?;
-        comm.check_memory(output, "recvbuff")?;
-        let call = CollectiveCall {
-            collective: self.collective,
-            input,
-            output,
+        Ok(CollectiveCall {
+            collective,
+            input: self.send.on_device(sent * dtype.size(), "sendbuff")?,
+            output: self.recv.as_const().on_device(received * dtype.size(), "recvbuff")?,
             count: blocks.longest(),
             blocks: Some(Arc::new(blocks)),
             joined: None,
             dtype,
-            reduction,
+            reduction: None,
             factor_at: None,
             root,
             algorithm: None,
             decision: None,
-        };
-        check_overlap(&call, rank)?;
-        Ok(call)
+        })
     }
 }
 
@@ -177,6 +218,24 @@ fn check_overlap(call: &CollectiveCall, rank: Rank) -> Result<()> {
     Ok(())
 }
 
+/// `strataAllGatherVConfig`
+#[allow(clippy::too_many_arguments)]
+pub fn all_gather_config(
+    send: ConstBuffer,
+    recv: Buffer,
+    counts: ConstPtr<usize>,
+    places: ConstPtr<usize>,
+    dtype: TypeCode,
+    comm: CommHandle,
+    stream: StreamHandle,
+    config: ConstPtr<CollConfig>,
+) -> Result<()> {
+    let sizes = Sizes { counts, places, names: ["counts", "displs"] };
+    let call =
+        Vectored { collective: Collective::AllGather, send, recv, dtype, op: None, root: 0, comm, stream, config };
+    call.submit(|asking| Ok(BlockTable::of_all(Collective::AllGather, asking.rank, sizes.blocks(asking)?)))
+}
+
 /// `strataAllGatherV`
 #[allow(clippy::too_many_arguments)]
 pub fn all_gather(
@@ -188,9 +247,26 @@ pub fn all_gather(
     comm: CommHandle,
     stream: StreamHandle,
 ) -> Result<()> {
+    all_gather_config(send, recv, counts, places, dtype, comm, stream, ConstPtr::null())
+}
+
+/// `strataReduceScatterVConfig`
+#[allow(clippy::too_many_arguments)]
+pub fn reduce_scatter_config(
+    send: ConstBuffer,
+    recv: Buffer,
+    counts: ConstPtr<usize>,
+    places: ConstPtr<usize>,
+    dtype: TypeCode,
+    op: OpCode,
+    comm: CommHandle,
+    stream: StreamHandle,
+    config: ConstPtr<CollConfig>,
+) -> Result<()> {
+    let collective = Collective::ReduceScatter;
     let sizes = Sizes { counts, places, names: ["counts", "displs"] };
-    let call = Vectored { collective: Collective::AllGather, send, recv, dtype, op: None, root: 0, comm, stream };
-    call.submit(|asking| Ok(BlockTable::of_all(Collective::AllGather, asking.rank, sizes.blocks(asking)?)))
+    let call = Vectored { collective, send, recv, dtype, op: Some(op), root: 0, comm, stream, config };
+    call.submit(|asking| Ok(BlockTable::of_all(collective, asking.rank, sizes.blocks(asking)?)))
 }
 
 /// `strataReduceScatterV`
@@ -205,10 +281,33 @@ pub fn reduce_scatter(
     comm: CommHandle,
     stream: StreamHandle,
 ) -> Result<()> {
-    let collective = Collective::ReduceScatter;
-    let sizes = Sizes { counts, places, names: ["counts", "displs"] };
-    let call = Vectored { collective, send, recv, dtype, op: Some(op), root: 0, comm, stream };
-    call.submit(|asking| Ok(BlockTable::of_all(collective, asking.rank, sizes.blocks(asking)?)))
+    reduce_scatter_config(send, recv, counts, places, dtype, op, comm, stream, ConstPtr::null())
+}
+
+/// `strataAllToAllVConfig`
+#[allow(clippy::too_many_arguments)]
+pub fn all_to_all_config(
+    send: ConstBuffer,
+    send_counts: ConstPtr<usize>,
+    send_places: ConstPtr<usize>,
+    recv: Buffer,
+    recv_counts: ConstPtr<usize>,
+    recv_places: ConstPtr<usize>,
+    dtype: TypeCode,
+    comm: CommHandle,
+    stream: StreamHandle,
+    config: ConstPtr<CollConfig>,
+) -> Result<()> {
+    let from = Sizes { counts: send_counts, places: send_places, names: ["sendcounts", "sdispls"] };
+    let to = Sizes { counts: recv_counts, places: recv_places, names: ["recvcounts", "rdispls"] };
+    let call =
+        Vectored { collective: Collective::AllToAll, send, recv, dtype, op: None, root: 0, comm, stream, config };
+    call.submit(|asking| {
+        let (input, output) = (from.blocks(asking)?, to.blocks(asking)?);
+        let me = asking.rank.index();
+        asking.agree(input[me], output[me], ["sendcounts", "recvcounts"])?;
+        Ok(BlockTable::of_pairs(input, output))
+    })
 }
 
 /// `strataAllToAllV`
@@ -224,13 +323,43 @@ pub fn all_to_all(
     comm: CommHandle,
     stream: StreamHandle,
 ) -> Result<()> {
-    let from = Sizes { counts: send_counts, places: send_places, names: ["sendcounts", "sdispls"] };
-    let to = Sizes { counts: recv_counts, places: recv_places, names: ["recvcounts", "rdispls"] };
-    let call = Vectored { collective: Collective::AllToAll, send, recv, dtype, op: None, root: 0, comm, stream };
+    all_to_all_config(
+        send,
+        send_counts,
+        send_places,
+        recv,
+        recv_counts,
+        recv_places,
+        dtype,
+        comm,
+        stream,
+        ConstPtr::null(),
+    )
+}
+
+/// `strataGatherVConfig`
+#[allow(clippy::too_many_arguments)]
+pub fn gather_config(
+    send: ConstBuffer,
+    count: usize,
+    recv: Buffer,
+    counts: ConstPtr<usize>,
+    places: ConstPtr<usize>,
+    dtype: TypeCode,
+    root: c_int,
+    comm: CommHandle,
+    stream: StreamHandle,
+    config: ConstPtr<CollConfig>,
+) -> Result<()> {
+    let sizes = Sizes { counts, places, names: ["recvcounts", "displs"] };
+    let call = Vectored { collective: Collective::Gather, send, recv, dtype, op: None, root, comm, stream, config };
     call.submit(|asking| {
-        let (input, output) = (from.blocks(asking)?, to.blocks(asking)?);
-        let me = asking.rank.index();
-        asking.agree(input[me], output[me], ["sendcounts", "recvcounts"])?;
+        let input = asking.single(count, "sendcount")?;
+        if !asking.is_root() {
+            return Ok(BlockTable::of_pairs(input, Vec::new()));
+        }
+        let output = sizes.blocks(asking)?;
+        asking.agree(input[0], output[asking.rank.index()], ["sendcount", "recvcounts"])?;
         Ok(BlockTable::of_pairs(input, output))
     })
 }
@@ -248,15 +377,32 @@ pub fn gather(
     comm: CommHandle,
     stream: StreamHandle,
 ) -> Result<()> {
-    let sizes = Sizes { counts, places, names: ["recvcounts", "displs"] };
-    let call = Vectored { collective: Collective::Gather, send, recv, dtype, op: None, root, comm, stream };
+    gather_config(send, count, recv, counts, places, dtype, root, comm, stream, ConstPtr::null())
+}
+
+/// `strataScatterVConfig`
+#[allow(clippy::too_many_arguments)]
+pub fn scatter_config(
+    send: ConstBuffer,
+    counts: ConstPtr<usize>,
+    places: ConstPtr<usize>,
+    recv: Buffer,
+    count: usize,
+    dtype: TypeCode,
+    root: c_int,
+    comm: CommHandle,
+    stream: StreamHandle,
+    config: ConstPtr<CollConfig>,
+) -> Result<()> {
+    let sizes = Sizes { counts, places, names: ["sendcounts", "displs"] };
+    let call = Vectored { collective: Collective::Scatter, send, recv, dtype, op: None, root, comm, stream, config };
     call.submit(|asking| {
-        let input = asking.single(count, "sendcount")?;
+        let output = asking.single(count, "recvcount")?;
         if !asking.is_root() {
-            return Ok(BlockTable::of_pairs(input, Vec::new()));
+            return Ok(BlockTable::of_pairs(Vec::new(), output));
         }
-        let output = sizes.blocks(asking)?;
-        asking.agree(input[0], output[asking.rank.index()], ["sendcount", "recvcounts"])?;
+        let input = sizes.blocks(asking)?;
+        asking.agree(input[asking.rank.index()], output[0], ["sendcounts", "recvcount"])?;
         Ok(BlockTable::of_pairs(input, output))
     })
 }
@@ -274,15 +420,5 @@ pub fn scatter(
     comm: CommHandle,
     stream: StreamHandle,
 ) -> Result<()> {
-    let sizes = Sizes { counts, places, names: ["sendcounts", "displs"] };
-    let call = Vectored { collective: Collective::Scatter, send, recv, dtype, op: None, root, comm, stream };
-    call.submit(|asking| {
-        let output = asking.single(count, "recvcount")?;
-        if !asking.is_root() {
-            return Ok(BlockTable::of_pairs(Vec::new(), output));
-        }
-        let input = sizes.blocks(asking)?;
-        asking.agree(input[asking.rank.index()], output[0], ["sendcounts", "recvcount"])?;
-        Ok(BlockTable::of_pairs(input, output))
-    })
+    scatter_config(send, counts, places, recv, count, dtype, root, comm, stream, ConstPtr::null())
 }

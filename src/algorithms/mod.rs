@@ -22,6 +22,7 @@ mod scatter_gather;
 mod tree;
 mod trees;
 mod two_level;
+mod two_level_split;
 mod two_step;
 
 use crate::error::{Error, Result};
@@ -70,6 +71,7 @@ pub const ALGORITHMS: &[&Algorithm] = &[
     &two_level::TWO_LEVEL,
     &two_level::TWO_LEVEL_SHUFFLE,
     &two_level::TWO_LEVEL_STAGED,
+    &two_level_split::TWO_LEVEL_SPLIT,
     &two_step::TWO_STEP,
     &board::BOARD,
     &board::TWO_ROUNDS,

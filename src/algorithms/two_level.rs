@@ -85,7 +85,8 @@ enum Parts {
     Shuffled,
 }
 
-fn has_levels(shape: &Shape) -> bool {
+/// Whether there are several nodes, and one has several ranks.
+pub(super) fn has_levels(shape: &Shape) -> bool {
     shape.grid.nnodes() > 1 && shape.grid.nrails() > 1
 }
 
@@ -143,20 +144,31 @@ fn needs_on_node(shape: &Shape, inner: &InnerNeeds<'_>, parts: Parts, size: usiz
 }
 
 /// One rank's view of the grid.
-struct View<'a> {
+pub(super) struct GridView<'a> {
     shape: &'a Shape,
     node: NodeId,
     members: Vec<Rank>,
 }
 
-impl View<'_> {
-    fn new(shape: &Shape, rank: Rank) -> View<'_> {
+impl GridView<'_> {
+    /// That of `rank`.
+    pub(super) fn new(shape: &Shape, rank: Rank) -> GridView<'_> {
         let node = shape.grid.node(rank);
-        View { shape, node, members: shape.grid.members(node).to_vec() }
+        GridView { shape, node, members: shape.grid.members(node).to_vec() }
+    }
+
+    /// Its node.
+    pub(super) fn node(&self) -> NodeId {
+        self.node
+    }
+
+    /// The ranks of its node.
+    pub(super) fn members(&self) -> &[Rank] {
+        &self.members
     }
 
     /// The rails that a member of this node serves.
-    fn rails_of(&self, member: Rank) -> Vec<usize> {
+    pub(super) fn rails_of(&self, member: Rank) -> Vec<usize> {
         (0..self.shape.grid.nrails()).filter(|&rail| self.shape.grid.owner(self.node, rail) == member).collect()
     }
 
@@ -181,7 +193,8 @@ impl View<'_> {
         self.rails_of(member).into_iter().flat_map(|rail| self.blocks_on(rail)).flatten().collect()
     }
 
-    fn call(
+    /// A call of a collective without a root, whose results are not the last.
+    pub(super) fn call(
         &self,
         collective: Collective,
         level: LinkLevel,
@@ -207,7 +220,7 @@ fn inputs(ranks: &[Rank]) -> Spans {
 }
 
 fn all_gather(shape: &Shape, rank: Rank, parts: Parts) -> Plan {
-    let view = View::new(shape, rank);
+    let view = GridView::new(shape, rank);
     let grid = &shape.grid;
     let mut builder = Builder::new(shape, rank, "two_level", 1);
     let home = Span::output(rank.index(), 1);
@@ -265,7 +278,7 @@ fn take(rest: &mut &[Span], count: usize) -> Spans {
 }
 
 fn reduce_scatter(shape: &Shape, rank: Rank, shuffle: bool) -> Plan {
-    let view = View::new(shape, rank);
+    let view = GridView::new(shape, rank);
     let grid = &shape.grid;
     let mut builder = Builder::new(shape, rank, "two_level", 1);
     let node_lane = builder.lane();
@@ -308,7 +321,7 @@ fn reduce_scatter(shape: &Shape, rank: Rank, shuffle: bool) -> Plan {
 }
 
 fn all_reduce(shape: &Shape, rank: Rank) -> Plan {
-    let view = View::new(shape, rank);
+    let view = GridView::new(shape, rank);
     let grid = &shape.grid;
     let per_shard = grid.nnodes();
     let chunks = grid.nrails() * per_shard;
@@ -367,7 +380,7 @@ fn position(group: &[Rank], rank: Rank) -> usize {
 }
 
 fn broadcast(shape: &Shape, rank: Rank) -> Plan {
-    let view = View::new(shape, rank);
+    let view = GridView::new(shape, rank);
     let leaders = leaders(shape);
     let leader = leaders[view.node.index()];
     let mut builder = Builder::new(shape, rank, "two_level", 1);
@@ -390,7 +403,7 @@ fn broadcast(shape: &Shape, rank: Rank) -> Plan {
 }
 
 fn reduce(shape: &Shape, rank: Rank) -> Plan {
-    let view = View::new(shape, rank);
+    let view = GridView::new(shape, rank);
     let leaders = leaders(shape);
     let leader = leaders[view.node.index()];
     let is_root = rank == shape.root;

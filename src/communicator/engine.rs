@@ -525,6 +525,10 @@ impl Engine {
         let Executor::Own(Selection { choice, segment_bytes, window }) = &decision.executor else {
             return Err(Error::Internal("a call of the vendor library's comes to Strata's engine".to_string()));
         };
+        let (segment_bytes, window) = &match self.cuts_messages(call) {
+            true => (self.part_bytes, self.config.window.clamp(1, 64)),
+            false => (*segment_bytes, *window),
+        };
         let program = self.program(choice, call, staged)?;
         let k = program.plan().chunks_per_block as usize;
         // A table may have a larger window than the settings, for which a device's scratch was made.
@@ -609,6 +613,12 @@ impl Engine {
     fn may_stage(&self, call: &CollectiveCall) -> bool {
         let own_sizes = call.blocks.is_some() && call.known_sizes().is_none();
         self.config.stage && !own_sizes && call.count * call.dtype.size() > self.config.eager_bytes
+    }
+
+    /// Whether a call's blocks, of which each rank knows its own only, go in parts: where some rank's data is on a device, and
+    /// their copies overlap with messages.
+    fn cuts_messages(&self, call: &CollectiveCall) -> bool {
+        call.blocks.is_some() && call.known_sizes().is_none() && self.part_bytes != usize::MAX
     }
 
     /// The plan as this rank runs it.

@@ -354,7 +354,7 @@ mod tests {
 
     /// The calls on `rank`, each with buffers of its own.
     fn calls(recorded: &[Recorded], rank: Rank) -> Vec<CollectiveCall> {
-        let memory = Box::leak(Box::new(Arena::new(1 << 16))).region().as_device();
+        let memory = Arena::new(1 << 16).leak().as_device();
         let mut at = 0;
         let mut take = |bytes: usize| {
             // A gap, so that neighbours do not become one region.

@@ -86,7 +86,7 @@ mod tests {
 
     #[test]
     fn every_part_of_a_concatenation_has_its_bytes_in_order() {
-        let memory = Box::leak(Box::new(Arena::new(64))).region().as_device();
+        let memory = Arena::new(64).leak().as_device();
         let lens = [(0, 3), (10, 0), (3, 4), (40, 5), (20, 1), (21, 7)];
         let mut all = Concatenation::default();
         lens.iter().for_each(|&(at, len)| all.push(memory.part(at, len)));

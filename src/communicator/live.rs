@@ -258,7 +258,7 @@ impl World for LiveWorld<'_> {
             }
             Op::Copy { src, dst, start, finish } => self.copy(token, src, dst, start, finish),
             Op::Reduce { srcs, dst, finish } => self.reduce(token, srcs, dst, finish),
-            Op::Call { call, src, dst } => {
+            Op::Call { call, src, dst, .. } => {
                 let envelope = self.envelope(0);
                 let combine = match call.collective.reduces() {
                     true => Some(self.combine(OperandOrder::LocalFirst, call.finish)?),

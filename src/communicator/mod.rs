@@ -415,11 +415,6 @@ impl Comm {
         }
     }
 
-    /// An error for an operation that is there only where the data of all ranks is in host memory; the same on all ranks.
-    pub fn only_in_host_memory(&self, what: &str) -> Result<()> {
-        self.in_host_memory(what).map_err(|error| Error::InvalidUsage(error.text().to_string()))
-    }
-
     /// Who is on which node.
     pub fn grid(&self) -> &Arc<Grid> {
         &self.grid

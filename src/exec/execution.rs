@@ -376,7 +376,7 @@ impl RunState {
             resolved.lists.resolve(program, layout, at, code.lists.clone());
             resolved.lists.view(0..code.lists.end - code.lists.start)
         };
-        if view.is_empty() && moves_nothing(program, code) && !(place.segment == 0 && is_told(layout, code)) {
+        if view.is_empty() && moves_nothing(program, code) && !is_told(run, code, place.segment as usize) {
             return Ok(Started::Done);
         }
         let token = to_token(place.slot, place.step);
@@ -413,7 +413,7 @@ impl RunState {
                 let mut lists = std::mem::take(&mut resolved.refs);
                 lists.extend(view.lists(0..view.len()));
                 let (src, dst) = lists.split_at(nsrc as usize);
-                let started = world.start(token, Op::Call { call, src, dst });
+                let started = world.start(token, Op::Call { call, lane: code.at.lane, src, dst });
                 resolved.refs = emptied(lists);
                 started
             }
@@ -465,10 +465,12 @@ fn moves_nothing(program: &Program, code: &StepCode) -> bool {
 }
 
 /// Whether a step is a message that is sent though it has no bytes. Where blocks differ in size a rank's counts may be none where
-/// another's are some: only a message tells.
-fn is_told(layout: &Layout, code: &StepCode) -> bool {
+/// another's are some, or end where another's go on: only a message tells.
+fn is_told(run: &PlanRun, code: &StepCode, segment: usize) -> bool {
+    let PlanRun { program, layout } = run;
     let messages = matches!(code.kind, StepKind::Send { .. } | StepKind::Recv { .. } | StepKind::RecvReduce { .. });
-    messages && layout.is_vectored()
+    let mut spans = code.lists.clone().flat_map(|list| program.list(list));
+    messages && layout.is_vectored() && (segment == 0 || spans.any(|span| layout.ends_in(segment, span)))
 }
 
 /// The same memory for references of another lifetime: collecting the items of a vector, here none, into a vector of

@@ -25,7 +25,7 @@ pub type Token = u64;
 /// One operation, its chunks resolved to pieces of the call's buffers. Lists never contain empty pieces, and an
 /// operation of no bytes is not given to the world, but for two kinds: an [`Op::Call`] of all-to-all, gather or scatter, since the
 /// other members cannot know that this rank has nothing to move; and, where blocks differ in size, a message of the first segment,
-/// so that counts that differ between ranks are noticed.
+/// or of that in which a block ends that other ranks do not know, so that counts that differ between ranks are noticed.
 #[derive(Debug, Clone, Copy)]
 pub enum Op<'a> {
     /// Send one message.
@@ -85,6 +85,8 @@ pub enum Op<'a> {
     Call {
         /// What and with whom.
         call: &'a Call,
+        /// The lane that it is in, on all its members: a plan may have several such calls of one group.
+        lane: u32,
         /// The input, per block.
         src: &'a [&'a [Piece]],
         /// The output, per block.

@@ -424,18 +424,19 @@ macro_rules! rccl_functions {
             ) -> Status = native(communicators::init_rank_multi), over(shadow::init_rank_multi);
         }
         "RCCL: collectives" {
-            /// Every rank gets its block of every rank's vector; the blocks differ in size.
+            /// Every rank gets its block of every rank's vector; the blocks differ in size. On a communicator of Strata's it is
+            /// strataAllToAllV.
             "RCCL" fn ncclAlltoAllv(
                 sendbuff: ConstBuffer, sendcounts: ConstPtr<usize>, sdispls: ConstPtr<usize>, recvbuff: Buffer,
                 recvcounts: ConstPtr<usize>, rdispls: ConstPtr<usize>, datatype: TypeCode, comm: CommHandle,
                 stream: StreamHandle
-            ) -> Status = native(operations::all_to_all_v), over(inside);
+            ) -> Status = native(vectored::all_to_all), over(inside);
             /// ncclAlltoAllv under its older name.
             "RCCL" fn ncclAllToAllv(
                 sendbuff: ConstBuffer, sendcounts: ConstPtr<usize>, sdispls: ConstPtr<usize>, recvbuff: Buffer,
                 recvcounts: ConstPtr<usize>, rdispls: ConstPtr<usize>, datatype: TypeCode, comm: CommHandle,
                 stream: StreamHandle
-            ) -> Status = native(operations::all_to_all_v), over(inside);
+            ) -> Status = native(vectored::all_to_all), over(inside);
             /// ncclAlltoAll under its older name.
             "RCCL" fn ncclAllToAll(
                 sendbuff: ConstBuffer, recvbuff: Buffer, count: usize, datatype: TypeCode, comm: CommHandle,
@@ -498,8 +499,8 @@ macro_rules! own_functions {
         "Collectives of blocks of different sizes" {
             /// Every rank gets every rank's block. For each rank counts has its elements, and displs where they begin in recvbuff;
             /// they lie one after another where displs is null. All ranks have the same counts. In place where sendbuff is the
-            /// rank's block of recvbuff. What lies between blocks is not touched. This function and those below are for data in
-            /// host memory.
+            /// rank's block of recvbuff. What lies between blocks is not touched. This function and those below work on NCCL's and
+            /// RCCL's communicators as well.
             "strata" fn strataAllGatherV(
                 sendbuff: ConstBuffer, recvbuff: Buffer, counts: ConstPtr<usize>, displs: ConstPtr<usize>, datatype: TypeCode,
                 comm: CommHandle, stream: StreamHandle
@@ -528,6 +529,35 @@ macro_rules! own_functions {
                 sendbuff: ConstBuffer, sendcounts: ConstPtr<usize>, displs: ConstPtr<usize>, recvbuff: Buffer,
                 recvcount: usize, datatype: TypeCode, root: c_int, comm: CommHandle, stream: StreamHandle
             ) -> Status = native(vectored::scatter);
+            /// strataAllGatherV with options, as ncclAllGatherConfig has them. On a communicator of another library algSelection may not be
+            /// forced. All ranks give the same options.
+            "strata" fn strataAllGatherVConfig(
+                sendbuff: ConstBuffer, recvbuff: Buffer, counts: ConstPtr<usize>, displs: ConstPtr<usize>,
+                datatype: TypeCode, comm: CommHandle, stream: StreamHandle, config: ConstPtr<CollConfig>
+            ) -> Status = native(vectored::all_gather_config);
+            /// strataReduceScatterV with options.
+            "strata" fn strataReduceScatterVConfig(
+                sendbuff: ConstBuffer, recvbuff: Buffer, counts: ConstPtr<usize>, displs: ConstPtr<usize>,
+                datatype: TypeCode, op: OpCode, comm: CommHandle, stream: StreamHandle, config: ConstPtr<CollConfig>
+            ) -> Status = native(vectored::reduce_scatter_config);
+            /// strataAllToAllV with options.
+            "strata" fn strataAllToAllVConfig(
+                sendbuff: ConstBuffer, sendcounts: ConstPtr<usize>, sdispls: ConstPtr<usize>, recvbuff: Buffer,
+                recvcounts: ConstPtr<usize>, rdispls: ConstPtr<usize>, datatype: TypeCode, comm: CommHandle,
+                stream: StreamHandle, config: ConstPtr<CollConfig>
+            ) -> Status = native(vectored::all_to_all_config);
+            /// strataGatherV with options.
+            "strata" fn strataGatherVConfig(
+                sendbuff: ConstBuffer, sendcount: usize, recvbuff: Buffer, recvcounts: ConstPtr<usize>,
+                displs: ConstPtr<usize>, datatype: TypeCode, root: c_int, comm: CommHandle, stream: StreamHandle,
+                config: ConstPtr<CollConfig>
+            ) -> Status = native(vectored::gather_config);
+            /// strataScatterV with options.
+            "strata" fn strataScatterVConfig(
+                sendbuff: ConstBuffer, sendcounts: ConstPtr<usize>, displs: ConstPtr<usize>, recvbuff: Buffer,
+                recvcount: usize, datatype: TypeCode, root: c_int, comm: CommHandle, stream: StreamHandle,
+                config: ConstPtr<CollConfig>
+            ) -> Status = native(vectored::scatter_config);
         }
         "Tuning" {
             /// Writes what a tuning table says of the machine that a communicator is on: an object in JSON, with a zero

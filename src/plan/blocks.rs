@@ -125,6 +125,11 @@ impl BlockTable {
         &self.row
     }
 
+    /// Whether this rank knows the sizes of all blocks.
+    pub fn knows_all(&self) -> bool {
+        !self.row.is_empty()
+    }
+
     /// Elements of the longest block that this rank knows.
     pub fn longest(&self) -> usize {
         self.longest

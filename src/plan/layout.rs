@@ -6,6 +6,10 @@
 //!
 //! Where blocks differ in size ([`BlockTable`]) segments are as long as before, so that a shorter block has elements in the first
 //! ones only, and the longest says how many there are. Each block's run is cut into chunks by itself.
+//!
+//! Where each rank knows its own sizes only, all ranks must give the same length of segments, and a block goes as full segments
+//! and a shorter one, perhaps of nothing: so its end shows in the first message that is not full, and counts that differ between
+//! ranks are noticed wherever they do.
 #![forbid(unsafe_code)]
 
 use super::blocks::{BlockTable, Extent};
@@ -36,6 +40,8 @@ pub struct Layout {
     scratch_chunks: usize,
     /// The blocks, where they differ in size.
     blocks: Option<Arc<BlockTable>>,
+    /// Whether blocks end with a segment that is not full: this rank knows its own sizes only.
+    open_ended: bool,
 }
 
 /// Chunks and segments begin at multiples of this many bytes of their block.
@@ -65,6 +71,7 @@ impl Layout {
             scratch_slot_bytes: 0,
             scratch_chunks,
             blocks: None,
+            open_ended: false,
         };
         layout.scratch_slot_bytes = layout.chunk_elems(layout.elems_in(0)) * elem_bytes;
         layout
@@ -78,8 +85,33 @@ impl Layout {
         scratch_chunks: usize,
         segment_bytes: usize,
     ) -> Layout {
-        let even = Layout::new(blocks.longest(), elem_bytes, chunks_per_block, scratch_chunks, segment_bytes);
-        Layout { blocks: Some(blocks), ..even }
+        let even = |bytes| Layout::new(blocks.longest(), elem_bytes, chunks_per_block, scratch_chunks, bytes);
+        if blocks.knows_all() {
+            return Layout { blocks: Some(blocks.clone()), ..even(segment_bytes) };
+        }
+        let align = (ALIGN_BYTES / elem_bytes).max(1);
+        let longest = blocks.longest();
+        let wanted = (segment_bytes / elem_bytes).max(align).checked_next_multiple_of(align);
+        let mut layout = even(usize::MAX);
+        // A rank whose blocks are all shorter has one segment, of whatever length: one message to each of the others.
+        if let Some(segment_elems) = wanted.filter(|&elems| longest >= elems) {
+            (layout.segment_elems, layout.open_ended) = (segment_elems, true);
+            layout.segments = longest / segment_elems + 1;
+            layout.scratch_slot_bytes = layout.chunk_elems(segment_elems) * elem_bytes;
+        }
+        Layout { blocks: Some(blocks), ..layout }
+    }
+
+    /// Whether the last segment of a block of `span` is this one, where blocks end with one that is not full.
+    pub fn ends_in(&self, segment: usize, span: &Span) -> bool {
+        let Some(blocks) = self.blocks.as_ref().filter(|_| self.open_ended) else { return false };
+        let block = span.start as usize / self.chunks_per_block;
+        let extent = match span.buffer {
+            Buffer::Input => blocks.input().get(block),
+            Buffer::Output => blocks.output().get(block),
+            Buffer::Scratch => None,
+        };
+        extent.is_some_and(|extent| extent.count / self.segment_elems == segment)
     }
 
     /// The blocks, where they may differ in size.
@@ -269,6 +301,38 @@ mod tests {
                     }
                 }
                 assert_eq!(seen, wanted, "counts {counts:?} chunks {per_block}");
+            }
+        }
+    }
+
+    /// The lengths of the messages that a block goes in, as a rank says whose longest block has so many elements.
+    fn messages_of(block: usize, longest: usize, segment_bytes: usize) -> Vec<usize> {
+        use super::super::blocks::packed;
+        let table = Arc::new(BlockTable::of_pairs(packed(&[block, longest]), packed(&[0, 0])));
+        let (layout, span) = (Layout::vectored(table, 4, 1, 0, segment_bytes), Span::input(0, 1));
+        let told = |segment: &usize| *segment == 0 || layout.ends_in(*segment, &span);
+        let bytes = |segment: usize| pieces_of(&layout, segment, span).iter().map(|piece| piece.1).sum::<usize>();
+        (0..layout.segments()).filter(|segment| bytes(*segment) > 0 || told(segment)).map(bytes).collect()
+    }
+
+    #[test]
+    fn a_block_goes_in_the_same_messages_whatever_else_a_rank_has_and_another_block_in_others() {
+        for segment_bytes in [64, 100, 256, usize::MAX] {
+            let blocks = [0usize, 1, 15, 16, 17, 31, 32, 33, 64, 100, 128, 1000];
+            let messages = blocks.map(|block| {
+                let alone = messages_of(block, block, segment_bytes);
+                assert_eq!(alone.iter().sum::<usize>(), 4 * block);
+                for longest in blocks.into_iter().filter(|&longest| longest >= block) {
+                    assert_eq!(messages_of(block, longest, segment_bytes), alone, "{block} {longest} {segment_bytes}");
+                }
+                alone
+            });
+            for (index, one) in messages.iter().enumerate() {
+                for other in &messages[..index] {
+                    // Or else a rank that gives a wrong count would wait in vain, and another would not notice.
+                    let both = one.iter().zip(other);
+                    assert!(both.clone().any(|(one, other)| one != other), "{one:?} {other:?} of {segment_bytes}");
+                }
             }
         }
     }

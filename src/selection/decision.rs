@@ -217,7 +217,12 @@ pub fn can_profit(context: &Context) -> bool {
 }
 
 /// Who does a call of so many bytes in front of a vendor library: by the first policy with an opinion.
-fn routed(collective: Collective, bytes: usize, context: &Context, front: Front) -> Option<(Policy, Route, String)> {
+pub(super) fn routed(
+    collective: Collective,
+    bytes: usize,
+    context: &Context,
+    front: Front,
+) -> Option<(Policy, Route, String)> {
     POLICIES.iter().find_map(|policy| {
         let (route, reason) = policy.route(collective, bytes, context, front)?;
         Some((*policy, route, reason))

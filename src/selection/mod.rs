@@ -16,6 +16,7 @@ pub use decision::{
     can_profit, decide, Context, Decision, Executor, Front, Knowledge, Policy, Request, Selection, Selector, Sizes,
     POLICIES,
 };
+pub use vectored::takes_blocks_of_any_sizes;
 
 use crate::algorithms::{self, Choice};
 use crate::carrier::Inter;

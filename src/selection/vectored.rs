@@ -5,19 +5,44 @@
 //! shape decides.
 #![forbid(unsafe_code)]
 
-use super::decision::selected;
+use super::decision::{routed, selected};
+use super::vendor::Route;
 use super::{thresholds, Context, Decision, Executor, Knowledge, Policy, Request, Selection, Sizes};
 use crate::algorithms::{self, Choice};
-use crate::error::Result;
-use crate::plan::Shape;
+use crate::error::{Error, Result};
+use crate::plan::{Collective, Shape};
+use crate::topo::{Grid, Rank};
+use std::sync::Arc;
 
 /// Algorithms that hand no block to a rank that does not keep it.
 const STRAIGHT: [&str; 2] = ["direct", "pairwise"];
 /// From how many times the average on the longest block decides: a ring waits for it in every round.
 const LONG: usize = 2;
+/// Into how many pieces for each node a ring divides a long block.
+const PIECES_A_NODE: usize = 4;
+/// The pieces of a long block that go at a time, over all rails of a node.
+const LEAST_PIECE_BYTES: usize = 32 << 10;
+const MOST_PIECE_BYTES: usize = 1 << 20;
 
-/// Decides a call.
+/// Decides a call. In front of a vendor library only what Strata's own transports carry between nodes can be Strata's: the library's
+/// collectives over its communicators of nodes and rails are for blocks of one size.
 pub(super) fn decide(request: &Request<'_>, context: &Context) -> Result<Decision> {
+    let Some(front) = context.front else { return by_own_transports(request, context) };
+    let (by, route, why) = routed(request.collective, request.message_bytes(context), context, front)
+        .ok_or_else(|| Error::Internal("no policy says who does a call".to_string()))?;
+    let reason = match (route, front.carrier.is_own()) {
+        (Route::TwoLevel, true) => {
+            let own = by_own_transports(request, context)?;
+            let reason = if why == own.reason { why } else { format!("{why}; {}", own.reason) };
+            return Ok(Decision { by, reason, ..own });
+        }
+        (Route::TwoLevel, false) => "blocks differ in size, and the vendor's levels are for one size".to_string(),
+        (Route::Vendor, _) => why,
+    };
+    Ok(Decision { by, executor: Executor::Vendor, reason })
+}
+
+fn by_own_transports(request: &Request<'_>, context: &Context) -> Result<Decision> {
     let context =
         &Context { board: false, lends: None, knowledge: Knowledge::default(), front: None, ..context.clone() };
     let named = named(request, context);
@@ -28,44 +53,62 @@ pub(super) fn decide(request: &Request<'_>, context: &Context) -> Result<Decisio
         let reason = "each rank knows the sizes of its own blocks only".to_string();
         return Ok(Decision { by, executor: Executor::Own(selection), reason });
     };
-    let (choice, reason) = match named {
-        Some(choice) => (choice, "named by the environment".to_string()),
+    let (choice, segment_bytes, reason) = match named {
+        Some(choice) => {
+            (choice, 0, format!("named by the {}", if request.named.is_some() { "call" } else { "environment" }))
+        }
         None => by_sizes(longest_bytes, request, context),
     };
-    Ok(Decision { by, executor: Executor::Own(selected(choice, (0, 0), request, context)?), reason })
+    Ok(Decision { by, executor: Executor::Own(selected(choice, (segment_bytes, 0), request, context)?), reason })
 }
 
 /// What the environment or the call names, if it does such calls.
 fn named(request: &Request<'_>, context: &Context) -> Option<Choice> {
     let name = request.named.unwrap_or_else(|| context.config.algorithm(request.collective));
-    let choice: Choice = name.parse().ok()?;
-    let is_script = [&choice.name, &choice.node, &choice.rail].iter().any(|name| name.starts_with(algorithms::SCRIPT));
-    let is_fit = !is_script && !algorithms::is_on_board(&choice);
-    let is_straight = request.sizes != Sizes::Own || STRAIGHT.contains(&choice.name.as_str());
-    let shape = Shape { root: request.root, ..Shape::new(request.collective, context.grid.clone()) };
-    (is_fit && is_straight && algorithms::supports(&choice, &shape)).then_some(choice)
+    let is_fit = takes_blocks_of_any_sizes(name, (request.collective, request.root), &context.grid);
+    is_fit.then(|| name.parse().ok())?
 }
 
-/// By the bytes of all blocks, and by the longest.
-fn by_sizes(longest_bytes: usize, request: &Request<'_>, context: &Context) -> (Choice, String) {
-    let (mut choice, reason) = thresholds::choose(request, context);
-    if longest_bytes > LONG * request.block_bytes && [&choice.name, &choice.rail].iter().any(|name| *name == "ring") {
-        match choice.name == "ring" {
-            true => choice = Choice::flat("log"),
-            false => choice.rail = "log".to_string(),
-        }
-        return (choice, format!("{reason}, and one block has {longest_bytes} bytes: no ring"));
+/// Whether an algorithm does a collective of blocks of different sizes on a grid.
+pub fn takes_blocks_of_any_sizes(name: &str, (collective, root): (Collective, Rank), grid: &Arc<Grid>) -> bool {
+    let Ok(choice) = name.parse::<Choice>() else { return false };
+    let is_script = [&choice.name, &choice.node, &choice.rail].iter().any(|name| name.starts_with(algorithms::SCRIPT));
+    let is_known = matches!(collective, Collective::AllGather | Collective::ReduceScatter);
+    let is_straight = is_known || STRAIGHT.contains(&choice.name.as_str());
+    let shape = Shape { root, ..Shape::new(collective, grid.clone()) };
+    !is_script && !algorithms::is_on_board(&choice) && is_straight && algorithms::supports(&choice, &shape)
+}
+
+/// By the bytes of all blocks, and by the longest: the algorithm, the bytes of each block that are handled at a time, where they
+/// are not the default, and why.
+fn by_sizes(longest_bytes: usize, request: &Request<'_>, context: &Context) -> (Choice, usize, String) {
+    let (choice, reason) = thresholds::choose(request, context);
+    if longest_bytes <= LONG * request.block_bytes {
+        return (choice, 0, reason);
     }
-    (choice, reason)
+    let why = format!("{reason}, and one block has {longest_bytes} bytes");
+    if request.collective == Collective::AllGather && choice.name == "two_level" {
+        // In a ring a long block's node sends it once, and it takes a round more for each node to pass on but in many pieces.
+        let piece_bytes = longest_bytes / (PIECES_A_NODE * context.grid.nnodes());
+        let rail = if piece_bytes >= LEAST_PIECE_BYTES { "ring" } else { "log" };
+        let choice = Choice { name: "two_level_split".to_string(), rail: rail.to_string(), ..choice };
+        let segment_bytes = if rail == "ring" { piece_bytes.min(MOST_PIECE_BYTES) } else { 0 };
+        return (choice, segment_bytes, format!("{why}: over all rails of its node"));
+    }
+    match [&choice.name, &choice.rail].map(|name| name == "ring") {
+        [true, _] => (Choice::flat("log"), 0, format!("{why}: no ring")),
+        [_, true] => (Choice { rail: "log".to_string(), ..choice }, 0, format!("{why}: no ring")),
+        _ => (choice, 0, reason),
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::carrier::Carrier;
     use crate::config::Config;
-    use crate::plan::Collective;
-    use crate::topo::Grid;
-    use std::sync::Arc;
+    use crate::selection::vendor::Vendor;
+    use crate::selection::Front;
 
     fn chosen(request: Request<'_>, grid: Grid, algorithm: &str) -> String {
         let mut config = Config::default();
@@ -87,7 +130,50 @@ mod tests {
         assert_eq!(chosen(known(8, 16), Grid::flat(4), "ring"), "ring");
         let long = 64 << 20;
         assert_eq!(chosen(known(long, long), Grid::blocks(&[4, 4]), "auto"), "two_level(direct,ring)");
-        assert_eq!(chosen(known(long, 8 * long), Grid::blocks(&[4, 4]), "auto"), "two_level(direct,log)");
+        assert_eq!(chosen(known(long, 8 * long), Grid::blocks(&[4, 4]), "auto"), "two_level_split(direct,ring)");
+        assert_eq!(chosen(known(1000, 8000), Grid::blocks(&[4, 4]), "auto"), "two_level_split(direct,log)");
+        assert_eq!(chosen(known(long, 8 * long), Grid::blocks(&[1; 8]), "auto"), "log");
+        let scattered = Request { collective: Collective::ReduceScatter, ..known(long, 8 * long) };
+        assert_eq!(chosen(scattered, Grid::blocks(&[4, 4]), "auto"), "two_level(direct,log)");
+    }
+
+    #[test]
+    fn what_a_call_names_counts_for_more_than_what_the_environment_does() {
+        let config = Config { all_gather_algo: "ring".to_string(), ..Config::default() };
+        let context = Context::new(Arc::new(Grid::blocks(&[2, 2])), config, true);
+        let sizes = Sizes::Known { longest_bytes: 9 };
+        let named = |named, collective, sizes| {
+            let decision = decide(&Request { named, sizes, ..Request::new(collective, 8) }, &context).unwrap();
+            let Executor::Own(selection) = decision.executor else { panic!("{decision:?}") };
+            format!("{}, {}", selection.choice, decision.reason)
+        };
+        assert_eq!(named(Some("log"), Collective::AllGather, sizes), "log, named by the call");
+        assert_eq!(named(None, Collective::AllGather, sizes), "ring, named by the environment");
+        let takes = |name, collective| takes_blocks_of_any_sizes(name, (collective, Rank(0)), &context.grid);
+        assert!(takes("two_level", Collective::ReduceScatter) && takes("pairwise", Collective::AllToAll));
+        assert!(!takes("two_step", Collective::AllToAll) && !takes("board", Collective::AllGather));
+        assert!(!takes("script:mine", Collective::AllGather) && !takes("nothing", Collective::AllGather));
+    }
+
+    #[test]
+    fn in_front_of_a_vendor_library_only_own_transports_take_such_calls() {
+        let library = Vendor { version: 23203, rccl: false };
+        let decided = |collective, sizes, carrier, algorithm: &str| {
+            let config = Config { all_gather_algo: algorithm.to_string(), ..Config::default() };
+            let front = Some(Front { library, carrier });
+            let context = Context { front, ..Context::new(Arc::new(Grid::blocks(&[2, 2])), config, false) };
+            let decision = decide(&Request { sizes, ..Request::new(collective, 1000) }, &context).unwrap();
+            match decision.executor {
+                Executor::Own(selection) => selection.choice.to_string(),
+                other => format!("{other:?}"),
+            }
+        };
+        let known = Sizes::Known { longest_bytes: 3000 };
+        assert_eq!(decided(Collective::AllGather, known, Carrier::MPI, "two_level"), "two_level(direct,log)");
+        assert_eq!(decided(Collective::AllGather, known, Carrier::Vendor, "two_level"), "Vendor");
+        assert_eq!(decided(Collective::AllGather, known, Carrier::MPI, "vendor"), "Vendor");
+        assert_eq!(decided(Collective::AllGather, known, Carrier::MPI, "auto"), "Vendor", "two nodes are few");
+        assert_eq!(decided(Collective::AllToAll, Sizes::Own, Carrier::MPI, "auto"), "Vendor");
     }
 
     #[test]

@@ -10,7 +10,7 @@ use crate::plan::{Call, Collective};
 use crate::topo::Rank;
 use std::collections::VecDeque;
 
-/// All calls of one group, level, collective and root, in order.
+/// All calls of one group, level, collective, root and lane, in order.
 #[derive(Debug)]
 pub(super) struct CallQueue {
     /// How many calls each member has made.
@@ -48,7 +48,7 @@ impl Network {
         &mut self,
         rank: Rank,
         token: Token,
-        call: &Call,
+        (call, lane): (&Call, u32),
         src: &[&[Piece]],
         dst: &[&[Piece]],
     ) -> Result<()> {
@@ -59,7 +59,7 @@ impl Network {
             lists.iter().map(|list| Block { pieces: self.keep(list), bytes: bytes_in(list) }).collect()
         };
         let part = Part { token, src: blocks(src), dst: blocks(dst), scattered: [scattered(src), scattered(dst)] };
-        let key = (call.level, call.collective, call.root, call.group.clone());
+        let key = (call.level, call.collective, call.root, call.group.clone(), lane);
         let (calls, nmembers) = (&mut self.calls, call.group.len());
         let id = *self.call_of.entry(key).or_insert_with(|| {
             calls.push(CallQueue { made: vec![0; nmembers], first: 0, open: VecDeque::new(), ends_at: 0 });

@@ -78,7 +78,7 @@ pub(super) struct Network {
     pub(super) streams: Vec<SimStream>,
     pub(super) stream_of: HashMap<(Rank, Rank, Channel), StreamId>,
     pub(super) calls: Vec<CallQueue>,
-    pub(super) call_of: HashMap<(LinkLevel, Collective, usize, Vec<Rank>), usize>,
+    pub(super) call_of: HashMap<(LinkLevel, Collective, usize, Vec<Rank>, u32), usize>,
     /// None when only sizes are simulated.
     pub(super) memory: Option<Vec<RankMemory>>,
     pub(super) arithmetic: Arithmetic,
@@ -316,8 +316,8 @@ impl World for SimWorld<'_> {
                 let local = Local { srcs, dst: network.keep(dst), start: false, finish };
                 network.start_local(rank, token, local, bytes_in(dst))
             }
-            Op::Call { call, src, dst } => {
-                network.start_call(rank, token, call, src, dst)?;
+            Op::Call { call, lane, src, dst } => {
+                network.start_call(rank, token, (call, lane), src, dst)?;
                 Started::Pending
             }
         })

@@ -204,6 +204,22 @@ fn every_collective_is_right_over_mpi_on_uneven_nodes() {
 }
 
 #[test]
+fn blocks_of_different_sizes_arrive_over_mpi_on_uneven_nodes() {
+    let (_alone, Some(mpi)) = (alone(), mpi()) else { return };
+    let source = std::fs::read_to_string(built::root().join("shim-tests/c/vectored.c")).unwrap();
+    let library = built::library_dir();
+    let program = built::Compiler::new("c").compile(&source, &["-pthread", "-L", library.to_str().unwrap(), "-lnccl"]);
+    let program_path = program.to_str().unwrap();
+    for (n, seeds) in [(4, ["3000", "3060"]), (3, ["3100", "3140"])] {
+        let said = mpi.run(n, "exec \"$@\"", &[program_path, "launched", seeds[0], seeds[1]], &[]);
+        assert!(said.contains("MPI carries messages between nodes"), "MPI was not used\n{said}");
+        let ended = said.lines().filter(|line| line.starts_with("rank ") && line.ends_with(" calls")).count();
+        assert_eq!(ended, n, "{said}");
+    }
+    std::fs::remove_file(program).unwrap();
+}
+
+#[test]
 fn the_plugin_keeps_its_contract_with_the_library() {
     let (_alone, Some(mpi)) = (alone(), mpi()) else { return };
     let plugin = mpi.plugin.to_str().unwrap();

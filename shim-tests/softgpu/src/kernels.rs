@@ -269,8 +269,12 @@ impl Computed {
         }
         for index in random.order((rows * columns) as usize) {
             let (row, column) = (index as u64 / columns, index as u64 % columns);
-            let from = View::of(src + row * src_row + column * src_column, block as usize, by)?;
-            let to = View::of(dst + row * dst_row + column * dst_column, block as usize, by)?;
+            // Distances may be negative: the kernel's arithmetic wraps around.
+            let place = |first: u64, row_bytes: u64, column_bytes: u64| {
+                first.wrapping_add(row.wrapping_mul(row_bytes)).wrapping_add(column.wrapping_mul(column_bytes))
+            };
+            let from = View::of(place(src, src_row, src_column), block as usize, by)?;
+            let to = View::of(place(dst, dst_row, dst_column), block as usize, by)?;
             host::copy(region(&to, 0, to.bytes()), region(&from, 0, from.bytes()));
             stream.breathe(random);
         }

@@ -94,7 +94,7 @@ static void fill_bytes(void* buffer, size_t bytes, uint64_t seed, int rank, size
     ((unsigned char*)buffer)[i] = (unsigned char)mix(seed ^ mix(((uint64_t)(unsigned)rank << 48) ^ (first + i)));
 }
 
-static uint64_t digest_of(uint64_t digest, const void* buffer, size_t bytes) {
+__attribute__((unused)) static uint64_t digest_of(uint64_t digest, const void* buffer, size_t bytes) {
   for (size_t i = 0; i < bytes; i++) digest = (digest ^ ((const unsigned char*)buffer)[i]) * 0x100000001b3ull;
   return digest;
 }

@@ -1,7 +1,9 @@
 //! The vendor's calls that Strata makes for a program's call, with the promises they rest on.
 
 use super::subcomms::{Prepared, VendorCall};
+use super::vectored::{VectoredCall, VendorStep};
 use super::{Handle, IN_PROGRESS};
+use crate::communicator::Direction;
 use crate::error::{Code, SUCCESS};
 use crate::interface::pointer::{Buffer, ConstBuffer, Ptr};
 use crate::interface::signatures::NcclFunctions;
@@ -48,6 +50,53 @@ pub fn collective(
 pub fn as_made(prepared: &Prepared, library: &Library) -> Result<(), Code> {
     let call = &prepared.call;
     collective(call, call.collective, prepared.attached.handle, [call.send, call.recv], call.count, library)
+}
+
+/// One of the vendor's calls that a collective of blocks of different sizes is made of.
+pub fn vectored(call: &VectoredCall, step: &VendorStep, library: &Library) -> Result<(), Code> {
+    let (dtype, op) = (TypeCode(call.call.dtype.code()), OpCode(call.op));
+    let (comm, stream) = (CommHandle(call.handle), StreamHandle(call.stream));
+    // SAFETY: the memory must stay until the stream has come so far; because the program keeps that of its call.
+    let from = |address: VendorAddress| unsafe { ConstBuffer::from_address(address) };
+    // SAFETY: the memory must stay until the stream has come so far; because the program keeps that of its call.
+    let to = |address: VendorAddress| unsafe { Buffer::from_address(address) };
+    library.call(|vendor| match *step {
+        VendorStep::Broadcast { root, send, recv, count } => {
+            let (send, recv, root) = (from(send), to(recv), root as i32);
+            // SAFETY: `comm` must be alive and the buffers stay; because the program's call says so of both.
+            unsafe { vendor.ncclBroadcast(send, recv, count, dtype, root, comm, stream) }
+        }
+        VendorStep::Reduce { root, send, recv, count } => {
+            let (send, recv, root) = (from(send), to(recv), root as i32);
+            // SAFETY: `comm` must be alive and the buffers stay; because the program's call says so of both.
+            unsafe { vendor.ncclReduce(send, recv, count, dtype, op, root, comm, stream) }
+        }
+        VendorStep::Message { direction: Direction::Send, peer, at, count } => {
+            let (at, peer) = (from(at), peer as i32);
+            // SAFETY: `comm` must be alive and the buffers stay; because the program's call says so of both.
+            unsafe { vendor.ncclSend(at, count, dtype, peer, comm, stream) }
+        }
+        VendorStep::Message { direction: Direction::Recv, peer, at, count } => {
+            let (at, peer) = (to(at), peer as i32);
+            // SAFETY: `comm` must be alive and the buffers stay; because the program's call says so of both.
+            unsafe { vendor.ncclRecv(at, count, dtype, peer, comm, stream) }
+        }
+    })
+}
+
+/// This rank's number in a communicator, and how many there are.
+pub fn place(library: &Library, comm: Handle) -> Result<(usize, usize), Code> {
+    let (mut rank, mut nranks) = (0, 0);
+    // SAFETY: the place must be there during the call; because it is a local.
+    let at_rank = unsafe { Ptr::to(&mut rank) };
+    // SAFETY: the place must be there during the call; because it is a local.
+    let at_nranks = unsafe { Ptr::to(&mut nranks) };
+    let comm = CommHandle(comm);
+    // SAFETY: the communicator must be alive; because the program calls on it.
+    library.call(|vendor| unsafe { vendor.ncclCommUserRank(comm, at_rank) })?;
+    // SAFETY: the communicator must be alive; because the program calls on it.
+    library.call(|vendor| unsafe { vendor.ncclCommCount(comm, at_nranks) })?;
+    Ok((usize::try_from(rank).unwrap_or(0), usize::try_from(nranks).unwrap_or(0)))
 }
 
 /// A group of the vendor's around calls. Their failure is the group's.

@@ -14,6 +14,7 @@ mod init;
 mod scratch;
 mod subcomms;
 mod two_level;
+pub mod vectored;
 
 pub use calls::{finalize, resume, revoke, suspend};
 pub use init::{after, join_id, read_id, CommInit, CreatedBy};

@@ -252,8 +252,12 @@ impl SubComms {
             return None;
         }
         let bytes = count.saturating_mul(DataType::from_code(dtype)?.size());
-        // What cannot be decided is not taken, on all ranks alike.
-        self.selector.decide_own(&Request::new(collective, bytes)).ok()?
+        self.decide_request(&Request::new(collective, bytes))
+    }
+
+    /// The same of what is asked. What cannot be decided is not taken, on all ranks alike.
+    pub(super) fn decide_request(&self, request: &Request<'_>) -> Option<Arc<Decision>> {
+        self.selector.decide_own(request).ok()?
     }
 
     /// Strata's communicator of the same ranks.

@@ -5,6 +5,7 @@
 //! a stream of ours, and what goes over the rails to MPI or TCP.
 
 use super::subcomms::{SubComms, VendorCall};
+use super::vectored::VectoredCall;
 use super::{calls, Attached, Handle};
 use crate::communicator::staging::Provider;
 use crate::communicator::{CollectiveCall, Launch, Operation};
@@ -13,6 +14,7 @@ use crate::dtype::{DataType, Operator, RedOp, Reduction};
 use crate::error::{Code, Error, Result};
 use crate::memory::DeviceRegion;
 use crate::plan::Collective;
+use crate::selection::vendor::obstacle;
 use crate::topo::Rank;
 use crate::vendor::{driver, Library};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -121,6 +123,45 @@ impl SubComms {
         }
     }
 
+    /// Whether operations of the companion can be on a stream; what stands in their way is told.
+    fn can_order(&self, stream: Handle) -> bool {
+        if driver::is_captured(stream) {
+            static TOLD: Once = Once::new();
+            let text = "calls on a stream that is being captured into a graph are the vendor's library's";
+            self.tell_once(&TOLD, text);
+            return false;
+        }
+        if self.companion().gpu().is_some_and(|device| device.gpu().may_hold_us_up(stream)) {
+            static TOLD: Once = Once::new();
+            let text = "calls on streams of the greatest priority are the vendor's library's: Strata's own have it";
+            self.tell_once(&TOLD, text);
+            return false;
+        }
+        true
+    }
+
+    /// The same of a call of blocks of different sizes. What is decided by is known to all ranks.
+    pub fn own_vectored(&self, attached: &Attached, call: &VectoredCall) -> Option<Launch> {
+        let VectoredCall { ref call, op, stream, .. } = *call;
+        let CollectiveCall { collective, count, dtype, .. } = *call;
+        if !self.is_own() || attached.symmetric.load(Ordering::Acquire) {
+            return None;
+        }
+        if obstacle(collective, count, dtype.code(), op).is_some() {
+            return None;
+        }
+        let comm = self.companion().clone();
+        let reduction = match collective.reduces() {
+            true => Some(Reduction::new(RedOp::from_code(op)?, dtype, comm.nranks())),
+            false => None,
+        };
+        let call = CollectiveCall { reduction, ..call.clone() };
+        let decision = self.decide_request(&call.request())?;
+        let call = CollectiveCall { decision: Some(decision), ..call };
+        let stream = self.can_order(stream).then_some(StreamRef::Gpu(stream))?;
+        Some(Launch { comm, operation: Operation::Collective(call), stream })
+    }
+
     /// A call as an operation of the companion, if that is to carry it.
     pub fn own_call(&self, attached: &Attached, call: &VendorCall) -> Option<Launch> {
         let VendorCall { collective, count, dtype, op, stream, .. } = *call;
@@ -129,16 +170,7 @@ impl SubComms {
             return None;
         }
         let decision = self.decide(call)?;
-        if driver::is_captured(stream) {
-            static TOLD: Once = Once::new();
-            let text = "calls on a stream that is being captured into a graph are the vendor's library's";
-            self.tell_once(&TOLD, text);
-            return None;
-        }
-        if self.companion().gpu().is_some_and(|device| device.gpu().may_hold_us_up(stream)) {
-            static TOLD: Once = Once::new();
-            let text = "calls on streams of the greatest priority are the vendor's library's: Strata's own have it";
-            self.tell_once(&TOLD, text);
+        if !self.can_order(stream) {
             return None;
         }
         let dtype = DataType::from_code(dtype)?;

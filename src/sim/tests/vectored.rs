@@ -78,19 +78,23 @@ fn blocks_of(blocks: &[Extent], elem_bytes: usize, bytes: &[u8]) -> (Vec<u8>, bo
     (found, bytes.iter().zip(&between).all(|(&byte, &is_between)| !is_between || byte == 0xa5))
 }
 
-fn run_case(sim: &mut Sim, shape: &Shape, plans: Vec<Plan>, seed: u64) -> std::result::Result<(), String> {
+/// Runs plans on sizes that follow from a seed, of which ranks know all or their `own` only.
+fn run_case(sim: &mut Sim, shape: &Shape, plans: Vec<Plan>, seed: u64, own: bool) -> std::result::Result<(), String> {
     let mut random = Random::new(seed ^ 0x7ec);
     let tables = tables(shape, &mut random);
     let dtype = random.pick(&[DataType::I32, DataType::U64]);
     let (size, segment_bytes) = (dtype.size(), random.pick(&[64, 192, 1 << 20]));
     let inputs: Vec<Vec<u8>> =
         tables.iter().map(|table| (0..table.spans().0 * size).map(|_| random.next_u64() as u8).collect()).collect();
-    let staged = random.one_in(3);
+    let staged = random.one_in(3) && !own;
     let plans = plans.into_iter().map(|plan| if staged { stage(&plan, &|_, _| true) } else { plan }).collect();
     let programs = compile(plans).map_err(|error| error.to_string())?;
     let (options, _, _) = circumstances(seed);
     sim.reset(seed, options);
-    let job = Job { count: 0, blocks: Some(&tables), dtype, segment_bytes, inputs: Some(&inputs) };
+    let of_pairs = |table: &Arc<BlockTable>| BlockTable::of_pairs(table.input().to_vec(), table.output().to_vec());
+    let given = |table: &Arc<BlockTable>| if own { Arc::new(of_pairs(table)) } else { table.clone() };
+    let given: Vec<Arc<BlockTable>> = tables.iter().map(given).collect();
+    let job = Job { count: 0, blocks: Some(&given), dtype, segment_bytes, inputs: Some(&inputs) };
     let again = format!("staged {staged}, segments of {segment_bytes}, {tables:?}");
     let report = sim.run(&programs, &job).map_err(|failure| format!("{failure}{again}"))?;
     let arithmetic = Arithmetic::new(dtype, shape.prologue).map_err(|error| error.to_string())?;
@@ -118,7 +122,7 @@ fn every_algorithm_runs_right_on_blocks_of_any_sizes() {
         if one_block || !accepted(&plans, true, &again) {
             continue;
         }
-        if let Err(text) = run_case(&mut sim, &shape, plans, seed) {
+        if let Err(text) = run_case(&mut sim, &shape, plans, seed, false) {
             panic!("{again}: {text}");
         }
         ran += 1;
@@ -128,16 +132,45 @@ fn every_algorithm_runs_right_on_blocks_of_any_sizes() {
     assert!(ran > CASES / 3 || std::env::var("SIM_SEED").is_ok(), "only {ran} of {CASES} were accepted");
 }
 
+fn direct(name: &str, shape: &Shape) -> Vec<Plan> {
+    let ranks = (0..shape.nranks()).map(Rank::from_index);
+    ranks.map(|rank| crate::algorithms::build(&crate::algorithms::Choice::flat(name), shape, rank).unwrap()).collect()
+}
+
 #[test]
-fn counts_that_are_none_on_one_rank_only_are_noticed() {
+fn where_ranks_know_their_own_sizes_only_blocks_go_in_parts_that_both_ends_cut_alike() {
+    let mut sim = Sim::new(0, SimOptions::default());
+    for seed in seeds(600) {
+        let mut random = Random::new(seed);
+        let nranks = 2 + random.below(5) as usize;
+        let collective = random.pick(&[Collective::AllToAll, Collective::Gather, Collective::Scatter]);
+        let name = if collective == Collective::AllToAll { random.pick(&["direct", "pairwise"]) } else { "direct" };
+        let root = if collective.has_root() { random.below(nranks as u64) as usize } else { 0 };
+        let grid = Arc::new(crate::topo::Grid::flat(nranks));
+        let shape = Shape { root: Rank::from_index(root), ..Shape::new(collective, grid) };
+        if let Err(text) = run_case(&mut sim, &shape, direct(name, &shape), seed, true) {
+            panic!("SIM_SEED={seed}: {name}, {shape:?}: {text}");
+        }
+    }
+}
+
+/// What rank 2 is told where rank 0 has so many elements for it, and it expects others; segments have 16.
+fn told(sent: usize, expected: usize) -> String {
     let shape = Shape::new(Collective::AllToAll, Arc::new(crate::topo::Grid::flat(3)));
-    let plan = |rank| crate::algorithms::build(&crate::algorithms::Choice::flat("direct"), &shape, Rank(rank)).unwrap();
-    let programs = compile((0..3).map(plan).collect()).unwrap();
+    let programs = compile(direct("direct", &shape)).unwrap();
     let table = |input: [usize; 3], output: [usize; 3]| Arc::new(BlockTable::of_pairs(packed(&input), packed(&output)));
-    // Rank 0 has nothing for rank 2, which expects an element.
-    let tables = [table([0; 3], [0; 3]), table([0; 3], [0; 3]), table([0; 3], [1, 0, 0])];
+    let tables = [table([0, 0, sent], [0; 3]), table([0; 3], [0; 3]), table([0; 3], [expected, 0, 0])];
     let job = Job { count: 0, blocks: Some(&tables), dtype: DataType::I32, segment_bytes: 64, inputs: None };
     let failure = Sim::new(1, SimOptions::default()).run(&programs, &job).unwrap_err();
     let RankOutcome::Failed { error, .. } = &failure.outcomes[2] else { panic!("{failure}") };
-    assert_eq!(error.text(), "a message of 0 bytes from rank 0 where 4 were expected");
+    error.text().to_string()
+}
+
+#[test]
+fn counts_that_differ_are_noticed_where_the_shorter_one_ends() {
+    assert_eq!(told(0, 1), "a message of 0 bytes from rank 0 where 4 were expected");
+    assert_eq!(told(16, 0), "a message of 64 bytes from rank 0 where 0 were expected");
+    assert_eq!(told(16, 32), "a message of 0 bytes from rank 0 where 64 were expected");
+    assert_eq!(told(48, 32), "a message of 64 bytes from rank 0 where 0 were expected");
+    assert_eq!(told(47, 48), "a message of 60 bytes from rank 0 where 64 were expected");
 }
