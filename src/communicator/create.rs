@@ -7,12 +7,13 @@ use super::engine_watch::EngineWatch;
 use super::gpu::GpuLauncher;
 use super::members::Member;
 use super::messages::Counters;
+use super::siblings::{self, AsSibling};
 use super::{launch, nics, ops, tuning, Comm, OperationQueue, ALIVE, ENDED};
 use crate::bootstrap::connection::{Interrupt, Interruption};
 use crate::bootstrap::rendezvous::ranges;
 use crate::bootstrap::{Credentials, Service, ServiceAddr};
 use crate::bootstrap::{Derived, Session, UniqueId};
-use crate::carrier::Carrier;
+use crate::carrier::{Carrier, FurtherCarrier};
 use crate::config::Config;
 use crate::device::gpu::driver::Driver;
 use crate::device::gpu::GpuDevice;
@@ -115,6 +116,8 @@ struct Meeting<'a> {
     /// What the parent knows of the links between nodes.
     links: Option<Links>,
     cancel: &'a AtomicBool,
+    /// What it is for, where it is a further carrier of another communicator of the same ranks.
+    sibling: Option<AsSibling<'a>>,
 }
 
 /// Said once in a process.
@@ -276,7 +279,7 @@ impl Comm {
             timeout = timeout.min(COMPANION_PATIENCE);
         }
         let session = Session::join(&ids, nranks, Rank::from_index(rank), timeout, interrupt)?;
-        Meeting { session, rank, nranks, options, device, gpu, links: None, cancel }.hold()
+        Meeting { session, rank, nranks, options, device, gpu, links: None, cancel, sibling: None }.hold()
     }
 
     /// A communicator of the ranks that give the same `color`, ordered by `key` and rank. Collective over the parent.
@@ -437,6 +440,25 @@ impl Comm {
         }
     }
 
+    /// A communicator of all its ranks for a further carrier. Collective.
+    pub(super) fn make_sibling(&self, sibling: AsSibling<'_>, cancel: &AtomicBool) -> Result<Arc<Comm>> {
+        let all: Vec<usize> = (0..self.nranks()).collect();
+        let watch = Watch::new(self, &all, false, cancel);
+        let session = self.meet(&all, &format!("carrier {}", sibling.name()), 0, 0, &watch)?;
+        let own_name = self.options.name.as_deref().unwrap_or_default();
+        let options = CommOptions { name: Some(format!("{own_name}@{}", sibling.name())), ..self.options.clone() };
+        let gpu = self.gpu().map(|device| device.gpu().clone());
+        let (rank, nranks, device, links) = (self.rank(), self.nranks(), self.device, None);
+        Meeting { session, rank, nranks, options, device, gpu, links, cancel, sibling: Some(sibling) }.hold()
+    }
+
+    /// What a communicator gets when it has been made: the figures of its links, and its siblings.
+    fn complete(self: &Arc<Comm>, links: Option<Links>, further: &[FurtherCarrier], cancel: &AtomicBool) -> Result<()> {
+        super::exit::remember(self);
+        let made = self.meter(links).and_then(|()| self.make_siblings(further, cancel));
+        made.inspect_err(|_| self.abort())
+    }
+
     fn child(
         &self,
         ranks: &[usize],
@@ -457,8 +479,8 @@ impl Comm {
             Some(_) => None,
             None => self.gpu().map(|device| device.gpu().clone()),
         };
-        let links = self.links.get().copied();
-        Meeting { session, rank, nranks: ranks.len(), options, device: self.device, gpu, links, cancel }.hold()
+        let (links, nranks, device) = (self.links.get().copied(), ranks.len(), self.device);
+        Meeting { session, rank, nranks, options, device, gpu, links, cancel, sibling: None }.hold()
     }
 }
 
@@ -544,6 +566,15 @@ fn link(monitor: Option<&Monitor>, config: &Config, cancel: &AtomicBool) -> Resu
 }
 
 impl Meeting<'_> {
+    /// This process's settings for it.
+    fn settings(&self) -> Config {
+        let mut config = self.sibling.as_ref().map_or_else(|| settings(&self.options), AsSibling::config);
+        if self.options.companion.is_some() {
+            config.vendor_only = selection::vendor::left_to_vendor(&config.vendor_only);
+        }
+        config
+    }
+
     /// What moves the data. A companion does where Strata's transports are to carry what goes between nodes.
     fn engine(&mut self, rank: Rank, grid: &Arc<Grid>, members: &[Member], config: &Config) -> Result<Option<Engine>> {
         if let Some(companion) = self.options.companion {
@@ -554,7 +585,13 @@ impl Meeting<'_> {
             self.gpu = GpuDevice::of_thread(companion.device)?;
         }
         let nic = || nics::binding(rank, grid, members, config);
-        let transport = transport::open(rank, grid, config, &nic, &mut self.session)?;
+        let transport = match &self.sibling {
+            None => transport::open(rank, grid, config, &nic, &mut self.session)?,
+            Some(sibling) => {
+                let site = transport::Site { me: rank, grid, config, binding: &nic };
+                sibling.open(&site, &mut self.session)?
+            }
+        };
         let place = match (self.options.make_device, &self.gpu) {
             (Some(make), _) => DataPlace::Made(make),
             (None, Some(gpu)) => DataPlace::Gpu(gpu),
@@ -630,10 +667,7 @@ impl Meeting<'_> {
 
     /// Exchanges what everybody must know and opens the links.
     fn hold(mut self) -> Result<Arc<Comm>> {
-        let mut config = settings(&self.options);
-        if self.options.companion.is_some() {
-            config.vendor_only = selection::vendor::left_to_vendor(&config.vendor_only);
-        }
+        let mut config = self.settings();
         let table = OwnTable::load(&config);
         let me = self.myself(&config, &table)?;
         let members = decode_all(&self.session.allgather(me.encode())?)?;
@@ -641,6 +675,7 @@ impl Meeting<'_> {
         let zero = &members[0].extra;
         let credentials = credentials(zero)?;
         take_over(&mut config, zero);
+        let further = siblings::wanted(&mut config, &self.options)?;
         check_versions(&members, &me.version)?;
         let machine = selection::model::agree(zero.get(4).map_or("", String::as_str))?;
         let grid = Arc::new(grid_of(&members, machine.as_deref()));
@@ -678,6 +713,8 @@ impl Meeting<'_> {
             members,
             config,
             selector,
+            siblings: OnceLock::new(),
+            family: OnceLock::new(),
             links: OnceLock::new(),
             carrier,
             options: self.options,
@@ -695,8 +732,7 @@ impl Meeting<'_> {
             grow_id: Mutex::new(None),
             seen: Mutex::new(None),
         });
-        super::exit::remember(&comm);
-        comm.meter(self.links).inspect_err(|_| comm.abort())?;
+        comm.complete(self.links, &further, self.cancel)?;
         Ok(comm)
     }
 }

@@ -5,6 +5,7 @@
 //! shape decides.
 #![forbid(unsafe_code)]
 
+use super::carried::asked;
 use super::decision::selected;
 use super::{thresholds, Context, Decision, Executor, Knowledge, Policy, Request, Selection, Sizes};
 use crate::algorithms::{self, Choice};
@@ -20,11 +21,13 @@ const LONG: usize = 2;
 pub(super) fn decide(request: &Request<'_>, context: &Context) -> Result<Decision> {
     let context =
         &Context { board: false, lends: None, knowledge: Knowledge::default(), front: None, ..context.clone() };
-    let named = named(request, context);
+    let asked = asked(request, context)?;
+    let carrier = asked.carrier.flatten();
+    let named = asked.algorithm.and_then(|name| named(name, request, context));
     let by = if named.is_some() { Policy::Named } else { Policy::Defaults };
     let Sizes::Known { longest_bytes } = request.sizes else {
         let choice = named.unwrap_or_else(|| Choice::flat("direct"));
-        let selection = Selection { choice, segment_bytes: usize::MAX, window: 1 };
+        let selection = Selection { choice, segment_bytes: usize::MAX, window: 1, carrier };
         let reason = "each rank knows the sizes of its own blocks only".to_string();
         return Ok(Decision { by, executor: Executor::Own(selection), reason });
     };
@@ -32,12 +35,12 @@ pub(super) fn decide(request: &Request<'_>, context: &Context) -> Result<Decisio
         Some(choice) => (choice, "named by the environment".to_string()),
         None => by_sizes(longest_bytes, request, context),
     };
-    Ok(Decision { by, executor: Executor::Own(selected(choice, (0, 0), request, context)?), reason })
+    let selection = Selection { carrier, ..selected(choice, (0, 0), request, context)? };
+    Ok(Decision { by, executor: Executor::Own(selection), reason })
 }
 
 /// What the environment or the call names, if it does such calls.
-fn named(request: &Request<'_>, context: &Context) -> Option<Choice> {
-    let name = request.named.unwrap_or_else(|| context.config.algorithm(request.collective));
+fn named(name: &str, request: &Request<'_>, context: &Context) -> Option<Choice> {
     let choice: Choice = name.parse().ok()?;
     let is_script = [&choice.name, &choice.node, &choice.rail].iter().any(|name| name.starts_with(algorithms::SCRIPT));
     let is_fit = !is_script && !algorithms::is_on_board(&choice);
