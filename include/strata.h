@@ -8,6 +8,7 @@
 #include "nccl.h"
 
 typedef cudaStream_t strataStream_t;
+typedef struct strataEvent* strataEvent_t;
 typedef void (*strataCallback_t)(void* argument);
 typedef void (*strataStatusCallback_t)(void* argument, ncclResult_t status);
 
@@ -117,6 +118,26 @@ ncclResult_t strataStreamWaitRange(cudaStream_t stream, const void* data, size_t
 
 /* How many of so many bytes from data on are final; 0 where it returns an error. Since strata. */
 ncclResult_t strataRangeQuery(const void* data, size_t bytes, size_t* finalBytes);
+
+/* ---- Events ---- */
+
+/* Makes an event: a mark in the order of a stream, for which other streams wait. Until it is recorded there is nothing to wait for. Events are for streams of strataStreamCreate; a GPU's streams have its driver's. Since strata. */
+ncclResult_t strataEventCreate(strataEvent_t* event);
+
+/* Marks what has been queued on the stream so far. Waits that were called before go by the mark before. Not in an open group, whose operations are queued when it ends. Since strata. */
+ncclResult_t strataEventRecord(strataEvent_t event, cudaStream_t stream);
+
+/* Has what is queued on the stream from now on wait until everything before the mark is done. With a null stream the caller waits. If something before the mark has failed, the stream (the call) gets its error and goes on. Since strata. */
+ncclResult_t strataEventStreamWait(cudaStream_t stream, strataEvent_t event);
+
+/* ncclInProgress while something before the mark is not done, else ncclSuccess or the first error of its stream then. Since strata. */
+ncclResult_t strataEventQuery(strataEvent_t event);
+
+/* Waits until everything before the mark is done; returns the first error of its stream then. Since strata. */
+ncclResult_t strataEventSynchronize(strataEvent_t event);
+
+/* Ends an event. What waits for it already still does. Since strata. */
+ncclResult_t strataEventDestroy(strataEvent_t event);
 
 #ifdef __cplusplus
 } /* extern "C" */

@@ -45,6 +45,99 @@ impl Carrier {
     }
 }
 
+impl FromStr for Carrier {
+    type Err = String;
+
+    /// The carrier of this name, or what is wrong with the name and which one is near.
+    fn from_str(text: &str) -> Result<Carrier, String> {
+        if text == VENDOR {
+            return Ok(Carrier::Vendor);
+        }
+        transport::named(text).map(Carrier::Own).ok_or_else(|| {
+            let known: Vec<&str> = transport::names().into_iter().chain([VENDOR]).collect();
+            let near = known.iter().map(|name| (strsim::damerau_levenshtein(name, text), name)).min();
+            let near = near.filter(|(far, _)| *far <= text.len().div_ceil(2));
+            let meant = near.map_or(String::new(), |(_, name)| format!("did you mean {name}? "));
+            format!("there is no carrier {text}; {meant}there are {}", known.join(", "))
+        })
+    }
+}
+
+/// The setting `STRATA_CARRIERS` as it is written. Names are looked up when a communicator is made: programs may register
+/// transports until then.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Carriers(String);
+
+/// What [`Carriers`] means.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WantedCarriers {
+    /// The communicator's own.
+    pub own: Inter,
+    /// The others, in their order.
+    pub further: Vec<FurtherCarrier>,
+}
+
+/// One that a communicator has beside its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FurtherCarrier {
+    /// Which.
+    pub carrier: Carrier,
+    /// Whether there is no communicator where a rank lacks it; else it is left out there.
+    pub required: bool,
+}
+
+impl Carriers {
+    /// The setting of communicators that have their own carrier alone.
+    pub fn alone() -> Carriers {
+        Carriers(AUTO.to_string())
+    }
+
+    /// The carriers that it names; the error says what is wrong with it.
+    pub fn read(&self) -> Result<WantedCarriers, String> {
+        let wrong = |what: &str| format!("STRATA_CARRIERS={self}: {what}");
+        let mut names = self.0.split(',').map(str::trim);
+        let own = match names.next().unwrap_or(AUTO) {
+            AUTO => Inter::Auto,
+            name => Inter::Only(own_carrier(name).map_err(|what| wrong(&what))?),
+        };
+        let mut further: Vec<FurtherCarrier> = Vec::new();
+        for name in names {
+            let (name, required) = name.strip_suffix('!').map_or((name, false), |name| (name, true));
+            let carrier = own_carrier(name).map_err(|what| wrong(&what))?;
+            if own == Inter::Only(carrier) || further.iter().any(|known| known.carrier == carrier) {
+                return Err(wrong(&format!("{name} is named twice")));
+            }
+            further.push(FurtherCarrier { carrier, required });
+        }
+        Ok(WantedCarriers { own, further })
+    }
+}
+
+/// A carrier that communicators may choose beside others.
+fn own_carrier(name: &str) -> Result<Carrier, String> {
+    if name.is_empty() {
+        return Err("a name is empty".to_string());
+    }
+    match name.parse()? {
+        Carrier::Vendor => Err("vendor moves messages only in front of a vendor library".to_string()),
+        carrier => Ok(carrier),
+    }
+}
+
+impl FromStr for Carriers {
+    type Err = Infallible;
+
+    fn from_str(text: &str) -> Result<Carriers, Infallible> {
+        Ok(Carriers(text.to_string()))
+    }
+}
+
+impl fmt::Display for Carriers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
 /// The setting `STRATA_INTER`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Inter {
@@ -184,6 +277,29 @@ mod tests {
         assert_eq!(("1".parse(), "false".parse()), (Ok(Switch::On), Ok(Switch::Off)));
         assert!("maybe".parse::<Switch>().is_err() && "gpu".parse::<DeviceSetting>().is_err());
         assert_eq!("host".parse::<DeviceSetting>().unwrap().to_string(), "host");
+    }
+
+    #[test]
+    fn further_carriers_follow_the_communicator_s_own_and_wrong_ones_are_told_with_the_nearest_name() {
+        let read = |text: &str| text.parse::<Carriers>().unwrap().read();
+        let further = |carrier, required| FurtherCarrier { carrier, required };
+        assert_eq!(read("auto"), Ok(WantedCarriers { own: Inter::Auto, further: vec![] }));
+        let wanted = WantedCarriers { own: Inter::Only(Carrier::TCP), further: vec![further(Carrier::MPI, false)] };
+        assert_eq!(read("tcp, mpi"), Ok(wanted));
+        let wanted = WantedCarriers { own: Inter::Auto, further: vec![further(Carrier::TCP, true)] };
+        assert_eq!(read("auto,tcp!"), Ok(wanted));
+        for (text, part) in [
+            ("tcp,mpl", "there is no carrier mpl; did you mean mpi? there are mpi, tcp, vendor"),
+            ("infiniband", "there is no carrier infiniband; there are"),
+            ("tcp,tcp", "tcp is named twice"),
+            ("auto,mpi,mpi!", "mpi is named twice"),
+            ("tcp,auto", "there is no carrier auto"),
+            ("tcp,", "a name is empty"),
+            ("tcp,vendor", "only in front of a vendor library"),
+        ] {
+            let told = read(text).unwrap_err();
+            assert!(told.starts_with(&format!("STRATA_CARRIERS={text}: ")) && told.contains(part), "{told}");
+        }
     }
 
     #[test]

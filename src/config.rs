@@ -5,7 +5,7 @@
 //! what all ranks must decide alike: rank 0's values are sent to all when a communicator is made.
 #![forbid(unsafe_code)]
 
-use crate::carrier::{DeviceSetting, Inter, Switch};
+use crate::carrier::{Carriers, DeviceSetting, Inter, Switch};
 use crate::plan::Collective;
 use crate::process::is_elevated;
 use std::collections::BTreeSet;
@@ -218,6 +218,8 @@ variables! {
         "NIC of each local rank: names separated by commas; more ranks start again at the first name. auto: shared evenly, the nearest NIC for each rank.";
     "STRATA_INTER" inter: Inter = "auto", agreed,
         "Transport of Strata's collectives between nodes: mpi, tcp, auto, or the name of one that the program has registered. auto: MPI if an MPI launcher started the job, else TCP; in front of a vendor library, that library's own transport (vendor).";
+    "STRATA_CARRIERS" carriers: Carriers = "auto", agreed,
+        "Carriers between nodes that calls may choose by name (ring@mpi), separated by commas, such as tcp,mpi: the communicator's own first (auto: as STRATA_INTER says), then those for which it has a sibling communicator. One that some rank lacks is left out with a message; a name with ! (mpi!) refuses the communicator then.";
     "STRATA_GPU_DIRECT" gpu_direct: Switch = "auto", local,
         "Give MPI addresses in device memory for messages above 8 KiB. auto: if MPI says that it takes them. on: always (an MPI that cannot take them crashes). off: never. TCP never takes them.";
     "STRATA_PACK_BESIDE_BYTES" pack_beside_bytes: usize = "1048576", local,

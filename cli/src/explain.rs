@@ -165,7 +165,7 @@ impl Question {
     /// What the cost model expects of what was named or measured, if that has scripts on its levels.
     fn expected(&self, policy: Policy, request: &Request<'_>, context: &Context) {
         let Some(machine) = self.knowledge.machine.as_ref().filter(|_| context.front.is_none()) else { return };
-        let Ok(Some((Executor::Own(Selection { choice, segment_bytes, window }), _))) =
+        let Ok(Some((Executor::Own(Selection { choice, segment_bytes, window, .. }), _))) =
             policy.opinion(request, context)
         else {
             return;
@@ -262,11 +262,12 @@ fn what(executor: &Executor) -> String {
     match executor {
         Executor::Vendor => "the vendor's library alone".to_string(),
         Executor::SubComms => "two levels".to_string(),
-        Executor::Own(Selection { choice, segment_bytes: usize::MAX, window }) => {
-            format!("{choice}, in one segment, window {window}")
-        }
-        Executor::Own(Selection { choice, segment_bytes, window }) => {
-            format!("{choice}, {} of each block at a time, window {window}", counted(*segment_bytes, "byte"))
+        Executor::Own(Selection { choice, segment_bytes, window, carrier }) => {
+            let over = carrier.map_or(String::new(), |carrier| format!(" over {}", carrier.name()));
+            match *segment_bytes {
+                usize::MAX => format!("{choice}{over}, in one segment, window {window}"),
+                bytes => format!("{choice}{over}, {} of each block at a time, window {window}", counted(bytes, "byte")),
+            }
         }
     }
 }

@@ -4,12 +4,19 @@
 use clap::builder::RangedU64ValueParser;
 use std::ops::RangeInclusive;
 use std::str::FromStr;
+use strata::algorithms::Choice;
 pub use strata::bootstrap::launcher::MOST_RANKS;
 use strata::error::{counted, Error, Result};
+use strata::selection::CarriedName;
 
 /// A whole number within bounds.
 pub fn number(bounds: RangeInclusive<u64>) -> RangedU64ValueParser<usize> {
     RangedU64ValueParser::new().range(bounds)
+}
+
+/// An algorithm, over whatever carrier: that is nothing to its plan.
+pub fn parse_algorithm(text: &str) -> Result<Choice> {
+    CarriedName::parse(text)?.algorithm.parse()
 }
 
 /// A size in bytes; K, M and G are powers of 1024.
@@ -154,6 +161,15 @@ pub mod tests {
     fn round_robin_deals_ranks_to_nodes_that_have_room() {
         assert_eq!(place(&[3, 1, 4], Placement::Block), [0, 0, 0, 1, 2, 2, 2, 2]);
         assert_eq!(place(&[3, 1, 4], Placement::RoundRobin), [0, 1, 2, 0, 2, 0, 2, 2]);
+    }
+
+    #[test]
+    fn a_plan_is_the_same_over_every_carrier_and_a_wrong_carrier_is_told() {
+        assert_eq!(parse_algorithm("ring@mpi"), parse_algorithm("ring"));
+        assert_eq!(parse_algorithm("two_level(direct,log)@tcp").unwrap().to_string(), "two_level(direct,log)");
+        assert!(parse_algorithm("ring@mpl").unwrap_err().text().contains("did you mean mpi?"));
+        assert!(parse_algorithm("rign@mpi").unwrap_err().text().contains("did you mean ring?"));
+        assert!(parse_algorithm("@mpi").is_err(), "a plan has an algorithm");
     }
 
     #[test]

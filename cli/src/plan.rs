@@ -6,7 +6,7 @@ mod prove;
 mod scripts;
 
 use crate::draw::lanes;
-use crate::options::{parse_size, Nodes, Spread};
+use crate::options::{parse_algorithm, parse_size, Nodes, Spread};
 use clap::Subcommand;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -58,7 +58,7 @@ pub struct Show {
     #[arg(value_name = "COLLECTIVE|FILE")]
     what: String,
     /// The algorithm, such as `ring` or `two_level(direct,log)`; by default the one that Strata would take.
-    #[arg(long)]
+    #[arg(long, value_parser = parse_algorithm)]
     algo: Option<Choice>,
     /// Bytes of the message by which Strata would choose.
     #[arg(long, default_value = "1M", value_parser = parse_size)]

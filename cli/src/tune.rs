@@ -28,6 +28,7 @@ use strata::bootstrap::store::{Store, LIMIT};
 use strata::error::{counted, Error, Result};
 use strata::plan::Collective;
 use strata::selection::table::{Measured, Row, Size};
+use strata::selection::CarriedName;
 
 /// Where a table is written unless something else is said.
 const DEFAULT_OUTPUT: &str = "strata-tuning.toml";
@@ -231,12 +232,14 @@ fn row(task: &Task, bench: &Bench, measured: Vec<Measured>) -> Result<Row> {
         let name = task.collective.name();
         return Err(Error::System(format!("no algorithm could do {name} of {} bytes", task.bytes)));
     };
+    let name = CarriedName::parse(&best.algorithm)?;
     Ok(Row {
         collective: task.collective.name().to_string(),
         ranks: Some(bench.grid().nranks()),
         nodes: Some(bench.grid().nnodes()),
         size: Size::Near(task.bytes),
-        algorithm: best.algorithm.clone(),
+        algorithm: name.algorithm.to_string(),
+        carrier: name.carrier.map(|carrier| carrier.name().to_string()),
         segment_bytes: best.segment_bytes,
         window: best.window,
         measured,

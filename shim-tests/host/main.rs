@@ -15,6 +15,7 @@ mod soft;
 #[allow(dead_code)]
 #[path = "../vendor/mod.rs"]
 mod vendor;
+#[allow(dead_code)]
 #[path = "../world/mod.rs"]
 mod world;
 

@@ -172,6 +172,11 @@ fn communicators_of_the_host_have_limits_of_their_own_and_callbacks_are_told_wha
     run("host.c", &["-ldl"]);
 }
 
+#[test]
+fn events_order_streams_and_tell_what_came_of_them() {
+    run("events.c", &[]);
+}
+
 /// HIP's runtime on a machine without an AMD GPU, as programs meet it that were built for one; CUDA's driver alike.
 #[test]
 fn a_driver_that_has_no_device_is_no_error_and_leaves_the_host() {

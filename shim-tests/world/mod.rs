@@ -208,6 +208,15 @@ impl OnDevice {
 
 /// Launches operations where a test runs, and waits for them: on the null stream, or on streams of a soft GPU.
 pub fn launch_all(batch: Vec<Launch>) -> Result<()> {
+    launch_by(batch, launch)
+}
+
+/// The same, each by itself and all on one stream.
+pub fn launch_in_order(batch: Vec<Launch>) -> Result<()> {
+    launch_by(batch, |batch| batch.into_iter().try_for_each(|alone| launch(vec![alone])))
+}
+
+fn launch_by(batch: Vec<Launch>, launch: impl FnOnce(Vec<Launch>) -> Result<()>) -> Result<()> {
     let Some(gpu) = batch.first().and_then(|launch| launch.comm.gpu()).map(|device| device.gpu().clone()) else {
         if toy().is_none() {
             return launch(batch);

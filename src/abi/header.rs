@@ -51,7 +51,7 @@ pub fn strata_h() -> String {
     text.push_str(" * A strataStream_t is passed where NCCL takes a cudaStream_t. With a null stream a call (or an\n");
     text.push_str(" * outermost group) has ended when it returns.\n */\n");
     text.push_str("#ifndef STRATA_H_\n#define STRATA_H_\n\n#include \"nccl.h\"\n\n");
-    text.push_str("typedef cudaStream_t strataStream_t;\ntypedef void (*strataCallback_t)(void* argument);\n");
+    text.push_str("typedef cudaStream_t strataStream_t;\ntypedef struct strataEvent* strataEvent_t;\ntypedef void (*strataCallback_t)(void* argument);\n");
     text.push_str("typedef void (*strataStatusCallback_t)(void* argument, ncclResult_t status);\n");
     text.push_str("\n/* Types and operations that NCCL does not have, for communicators in host memory. Operations on bits are for\n");
     text.push_str(" * integers. NCCL, and Strata where data is on a GPU, return ncclInvalidArgument. */\n");

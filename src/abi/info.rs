@@ -67,13 +67,14 @@ pub fn reset_debug() {}
 
 /// `strataCommDescribe`
 pub fn describe(comm: CommHandle, text: Buffer, bytes: usize) -> Result<()> {
-    let machine = handles::find(comm)?.ready()?.machine();
-    write_description(&machine, text, bytes)
+    let comm = handles::find(comm)?.ready()?;
+    write_description(&comm.machine(), &comm.carriers(), text, bytes)
 }
 
-/// Writes a machine, and whose description it is, where a program has room for so many bytes.
-pub fn write_description(machine: &MeasuredOn, text: Buffer, bytes: usize) -> Result<()> {
-    let told = serde_json::json!({ "strata": env!("CARGO_PKG_VERSION"), "machine": machine }).to_string() + "\0";
+/// Writes a machine, the carriers that calls may choose, and whose description it is, where a program has room for so many bytes.
+pub fn write_description(machine: &MeasuredOn, carriers: &[&str], text: Buffer, bytes: usize) -> Result<()> {
+    let told = serde_json::json!({ "strata": env!("CARGO_PKG_VERSION"), "machine": machine, "carriers": carriers });
+    let told = told.to_string() + "\0";
     if told.len() > bytes {
         return Err(Error::InvalidArgument(format!("the description takes {} bytes, text has {bytes}", told.len())));
     }

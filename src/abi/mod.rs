@@ -9,6 +9,7 @@
 
 mod communicators;
 pub mod entry;
+mod events;
 mod exit;
 mod handles;
 pub mod header;

@@ -115,7 +115,9 @@ impl Call {
         let wish = options::collective(self.config)?;
         let algorithm = match self.script {
             Some(script) => Some(script.unique_name.clone()),
-            None => wish.map_or(Ok(None), |wish| wish.settle(self.collective, comm.grid(), &comm.scripts()))?,
+            None => wish.map_or(Ok(None), |wish| {
+                wish.settle(self.collective, comm.grid(), &comm.scripts(), |carrier| comm.has_carrier(carrier))
+            })?,
         };
         let rank = Rank::from_index(comm.rank());
         let (count, most, (sent, received)) = self.blocks(comm.nranks(), rank, root)?;

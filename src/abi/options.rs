@@ -6,13 +6,14 @@
 #![cfg_attr(not(test), forbid(unsafe_code))]
 
 use crate::algorithms;
+use crate::carrier::Carrier;
 use crate::communicator::CommOptions;
 use crate::error::{Error, Result};
 use crate::interface::layouts::{read_versioned, CollConfig, NcclConfig, UNDEFINED};
 use crate::interface::pointer::{ConstPtr, Text};
 use crate::plan::Collective;
 use crate::script::SharedScripts;
-use crate::selection;
+use crate::selection::{self, CarriedName};
 use crate::topo::Grid;
 use std::ffi::c_int;
 use std::sync::{Arc, Once};
@@ -140,9 +141,24 @@ pub struct Wish {
 
 impl Wish {
     /// Our name for it. What cannot be had is an error if it is forced; else Strata chooses.
-    pub fn settle(self, collective: Collective, grid: &Arc<Grid>, scripts: &SharedScripts) -> Result<Option<String>> {
-        match selection::by_nccl_name(&self.name, collective, grid, scripts) {
-            Some(choice) => Ok(Some(choice.exact())),
+    /// `carries` says whether the communicator has a carrier.
+    pub fn settle(
+        self,
+        collective: Collective,
+        grid: &Arc<Grid>,
+        scripts: &SharedScripts,
+        carries: impl FnOnce(Carrier) -> Result<()>,
+    ) -> Result<Option<String>> {
+        let name = CarriedName::parse(&self.name).and_then(|name| name.carrier.map_or(Ok(()), carries).map(|()| name));
+        let name = match name {
+            Err(_) if !self.forced => return Ok(None),
+            name => name?,
+        };
+        if name.algorithm().is_none() {
+            return Ok(Some(self.name));
+        }
+        match selection::by_nccl_name(name.algorithm, collective, grid, scripts) {
+            Some(choice) => Ok(Some(name.with(&choice.exact()))),
             None if self.forced => Err(Error::InvalidUsage(format!(
                 "algSelection {} stands for no algorithm that does {} on {grid}; there are {}, and forceAlgSelection = 0 \
                  leaves the choice to Strata",
@@ -242,7 +258,10 @@ mod tests {
         let grid = Arc::new(Grid::blocks(&[2, 2]));
         let settled = |config: &mut CollConfig| {
             let wish = collective(at(config))?.expect("a wish");
-            wish.settle(Collective::AllReduce, &grid, &SharedScripts::default())
+            wish.settle(Collective::AllReduce, &grid, &SharedScripts::default(), |carrier| match carrier {
+                Carrier::MPI => Ok(()),
+                _ => Err(Error::InvalidUsage("not here".to_string())),
+            })
         };
         let mut config = CollConfig { alg_selection: Text::to(c"RING_SIMPLE"), ..CollConfig::DEFAULT };
         assert_eq!(settled(&mut config).unwrap().as_deref(), Some("ring"));
@@ -250,7 +269,19 @@ mod tests {
         assert_eq!(settled(&mut config).unwrap().as_deref(), Some("ring"));
         config.alg_selection = Text::to(c"NVLS_SIMPLE");
         assert_eq!(settled(&mut config).unwrap(), None);
+        for (name, known) in
+            [(c"RING_SIMPLE@mpi", Some("ring@mpi")), (c"auto@mpi", Some("auto@mpi")), (c"ring@tcp", None)]
+        {
+            config.alg_selection = Text::to(name);
+            assert_eq!(settled(&mut config).unwrap().as_deref(), known);
+        }
+        config.alg_selection = Text::to(c"ring@tpc");
+        assert_eq!(settled(&mut config).unwrap(), None);
         config.force_alg_selection = 1;
+        assert!(settled(&mut config).unwrap_err().text().contains("did you mean tcp?"));
+        config.alg_selection = Text::to(c"ring@tcp");
+        assert_eq!(settled(&mut config).err().unwrap().text(), "not here");
+        config.alg_selection = Text::to(c"NVLS_SIMPLE");
         assert_eq!(settled(&mut config).err().unwrap().code(), 5);
         config.force_alg_selection = 2;
         assert_eq!(collective(at(&mut config)).err().unwrap().code(), 4);

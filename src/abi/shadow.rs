@@ -313,7 +313,10 @@ pub fn describe(
 ) -> Status {
     let machine = shadow::find(comm.0).and_then(|attached| attached.machine());
     let alone = || Error::InvalidUsage("the vendor's library alone serves this communicator".to_string());
-    match machine.ok_or_else(alone).and_then(|machine| super::info::write_description(&machine, text, bytes)) {
+    match machine
+        .ok_or_else(alone)
+        .and_then(|machine| super::info::write_description(&machine, &[machine.inter.as_str()], text, bytes))
+    {
         Ok(()) => Status::SUCCESS,
         Err(error) => {
             crate::log::failed(&format!("strataCommDescribe: {error}"));

@@ -19,7 +19,7 @@ use crate::interface::types::{CommHandle, OpCode, StreamHandle, TypeCode};
 use crate::memory::DeviceRegion;
 use crate::plan::blocks::{extents, overlapping, BlockTable, Extent};
 use crate::plan::Collective;
-use crate::selection::takes_blocks_of_any_sizes;
+use crate::selection::{takes_blocks_of_any_sizes, CarriedName};
 use crate::topo::Rank;
 use crate::vendor;
 use std::ffi::c_int;
@@ -117,8 +117,10 @@ impl Vectored {
     fn algorithm(&self, comm: &Comm, root: Rank) -> Result<Option<String>> {
         let Some(wish) = options::collective(self.config)? else { return Ok(None) };
         let forced = wish.forced;
-        let Some(name) = wish.settle(self.collective, comm.grid(), &comm.scripts())? else { return Ok(None) };
-        if takes_blocks_of_any_sizes(&name, (self.collective, root), comm.grid()) {
+        let carries = |carrier| comm.has_carrier(carrier);
+        let Some(name) = wish.settle(self.collective, comm.grid(), &comm.scripts(), carries)? else { return Ok(None) };
+        let does = |algorithm: &str| takes_blocks_of_any_sizes(algorithm, (self.collective, root), comm.grid());
+        if CarriedName::parse(&name)?.algorithm().is_none_or(does) {
             return Ok(Some(name));
         }
         match forced {

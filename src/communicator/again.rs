@@ -285,7 +285,8 @@ impl Comm {
     /// Has a call made again like this one go straight to the board from now on, if it is of the kind that does.
     pub fn learn(&self, key: Again, mut call: CollectiveCall) {
         // An error is the call's own to tell.
-        if self.decide(&mut call).is_ok() {
+        // One that a sibling carries has that one's turn.
+        if self.decide(&mut call).is_ok() && self.sibling_for(&call).is_none() {
             let record = self.prepared_record(&call);
             if let Some(engine) = self.engine.try_lock().as_mut().and_then(|held| held.as_mut()) {
                 engine.learn(key, &call, record);
@@ -299,6 +300,7 @@ impl Comm {
             && self.phase.load(Ordering::Acquire) == ALIVE
             && !self.suspended.load(Ordering::Acquire)
             && self.status.failure().is_none()
+            && self.family.get().is_none_or(|family| family.failure().is_none())
     }
 
     /// Polls for a while.

@@ -8,13 +8,14 @@ use super::fuse::FuseRules;
 use super::gpu::GpuLauncher;
 use super::members::Member;
 use super::messages::Counters;
+use super::siblings::{self, AsSibling};
 use super::{launch, nics, ops, tuning, Comm, OperationQueue, ALIVE, ENDED};
 use crate::bootstrap::connection::{Interrupt, Interruption};
 use crate::bootstrap::launcher;
 use crate::bootstrap::rendezvous::ranges;
 use crate::bootstrap::{Credentials, Service, ServiceAddr};
 use crate::bootstrap::{Derived, Session, UniqueId};
-use crate::carrier::Carrier;
+use crate::carrier::{Carrier, FurtherCarrier};
 use crate::config::Config;
 use crate::device::gpu::driver::Driver;
 use crate::device::gpu::GpuDevice;
@@ -117,6 +118,8 @@ struct Meeting<'a> {
     /// What the parent knows of the links between nodes.
     links: Option<Links>,
     cancel: &'a AtomicBool,
+    /// What it is for, where it is a further carrier of another communicator of the same ranks.
+    sibling: Option<AsSibling<'a>>,
 }
 
 /// Said once in a process.
@@ -279,7 +282,7 @@ impl Comm {
             timeout = timeout.min(COMPANION_PATIENCE);
         }
         let session = Session::join(&ids, nranks, Rank::from_index(rank), timeout, interrupt)?;
-        Meeting { session, rank, nranks, options, device, gpu, links: None, cancel }.hold()
+        Meeting { session, rank, nranks, options, device, gpu, links: None, cancel, sibling: None }.hold()
     }
 
     /// A communicator of the ranks that give the same `color`, ordered by `key` and rank. Collective over the parent.
@@ -440,6 +443,27 @@ impl Comm {
         }
     }
 
+    /// A communicator of all its ranks for a further carrier. Collective.
+    pub(super) fn make_sibling(&self, sibling: AsSibling<'_>, cancel: &AtomicBool) -> Result<Arc<Comm>> {
+        let all: Vec<usize> = (0..self.nranks()).collect();
+        let watch = Watch::new(self, &all, false, cancel);
+        let session = self.meet(&all, &format!("carrier {}", sibling.name()), 0, 0, &watch)?;
+        let own_name = self.options.name.as_deref().unwrap_or_default();
+        let options = CommOptions { name: Some(format!("{own_name}@{}", sibling.name())), ..self.options.clone() };
+        let gpu = self.gpu().map(|device| device.gpu().clone());
+        let (rank, nranks, device, links) = (self.rank(), self.nranks(), self.device, None);
+        Meeting { session, rank, nranks, options, device, gpu, links, cancel, sibling: Some(sibling) }.hold()
+    }
+
+    /// What a communicator gets when it has been made: the figures of its links, and its siblings.
+    fn complete(self: &Arc<Comm>, links: Option<Links>, further: &[FurtherCarrier], cancel: &AtomicBool) -> Result<()> {
+        super::exit::remember(self);
+        let made = self.meter(links).and_then(|()| self.make_siblings(further, cancel));
+        made.inspect_err(|_| self.abort())?;
+        self.record_calls();
+        Ok(())
+    }
+
     fn child(
         &self,
         ranks: &[usize],
@@ -460,8 +484,8 @@ impl Comm {
             Some(_) => None,
             None => self.gpu().map(|device| device.gpu().clone()),
         };
-        let links = self.links.get().copied();
-        Meeting { session, rank, nranks: ranks.len(), options, device: self.device, gpu, links, cancel }.hold()
+        let (links, nranks, device) = (self.links.get().copied(), ranks.len(), self.device);
+        Meeting { session, rank, nranks, options, device, gpu, links, cancel, sibling: None }.hold()
     }
 }
 
@@ -484,14 +508,6 @@ fn take_over(config: &mut Config, zero: &[String]) {
     if !differences.is_empty() {
         crate::log::warn(&differences.join("; "));
     }
-}
-
-/// A communicator whose links may have to be measured first: the program's calls, which are recorded, come after that.
-fn alive(comm: Arc<Comm>, parent: Option<Links>) -> Result<Arc<Comm>> {
-    super::exit::remember(&comm);
-    comm.meter(parent).inspect_err(|_| comm.abort())?;
-    comm.record_calls();
-    Ok(comm)
 }
 
 /// Who is on which node, and the links inside nodes, if the machine has some.
@@ -555,6 +571,15 @@ fn link(monitor: Option<&Monitor>, config: &Config, cancel: &AtomicBool) -> Resu
 }
 
 impl Meeting<'_> {
+    /// This process's settings for it.
+    fn settings(&self) -> Config {
+        let mut config = self.sibling.as_ref().map_or_else(|| settings(&self.options), AsSibling::config);
+        if self.options.companion.is_some() {
+            config.vendor_only = selection::vendor::left_to_vendor(&config.vendor_only);
+        }
+        config
+    }
+
     /// What moves the data. A companion does where Strata's transports are to carry what goes between nodes.
     fn engine(&mut self, rank: Rank, grid: &Arc<Grid>, members: &[Member], config: &Config) -> Result<Option<Engine>> {
         if let Some(companion) = self.options.companion {
@@ -565,7 +590,13 @@ impl Meeting<'_> {
             self.gpu = GpuDevice::of_thread(companion.device)?;
         }
         let nic = || nics::binding(rank, grid, members, config);
-        let transport = transport::open(rank, grid, config, &nic, &mut self.session)?;
+        let transport = match &self.sibling {
+            None => transport::open(rank, grid, config, &nic, &mut self.session)?,
+            Some(sibling) => {
+                let site = transport::Site { me: rank, grid, config, binding: &nic };
+                sibling.open(&site, &mut self.session)?
+            }
+        };
         let place = match (self.options.make_device, &self.gpu) {
             (Some(make), _) => DataPlace::Made(make),
             (None, Some(gpu)) => DataPlace::Gpu(gpu),
@@ -641,10 +672,7 @@ impl Meeting<'_> {
 
     /// Exchanges what everybody must know and opens the links.
     fn hold(mut self) -> Result<Arc<Comm>> {
-        let mut config = settings(&self.options);
-        if self.options.companion.is_some() {
-            config.vendor_only = selection::vendor::left_to_vendor(&config.vendor_only);
-        }
+        let mut config = self.settings();
         let table = OwnTable::load(&config);
         let me = self.myself(&config, &table)?;
         let members = decode_all(&self.session.allgather(me.encode())?)?;
@@ -652,6 +680,7 @@ impl Meeting<'_> {
         let zero = &members[0].extra;
         let credentials = credentials(zero)?;
         take_over(&mut config, zero);
+        let further = siblings::wanted(&mut config, &self.options)?;
         check_versions(&members, &me.version)?;
         let machine = selection::model::agree(zero.get(4).map_or("", String::as_str))?;
         let grid = Arc::new(grid_of(&members, machine.as_deref()));
@@ -689,6 +718,8 @@ impl Meeting<'_> {
             fuse: FuseRules::of(&members, &self.options, &context),
             members,
             selector: Selector::new(context),
+            siblings: OnceLock::new(),
+            family: OnceLock::new(),
             links: OnceLock::new(),
             carrier,
             options: self.options,
@@ -707,7 +738,8 @@ impl Meeting<'_> {
             seen: Mutex::new(None),
             records: OnceLock::new(),
         });
-        alive(comm, self.links)
+        comm.complete(self.links, &further, self.cancel)?;
+        Ok(comm)
     }
 }
 

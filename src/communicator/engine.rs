@@ -522,7 +522,7 @@ impl Engine {
         if let Some(index) = self.recent.iter().position(known) {
             return Ok(index);
         }
-        let Executor::Own(Selection { choice, segment_bytes, window }) = &decision.executor else {
+        let Executor::Own(Selection { choice, segment_bytes, window, .. }) = &decision.executor else {
             return Err(Error::Internal("a call of the vendor library's comes to Strata's engine".to_string()));
         };
         let (segment_bytes, window) = &match self.cuts_messages(call) {

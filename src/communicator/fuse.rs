@@ -95,7 +95,12 @@ pub fn fuse(calls: Vec<CollectiveCall>, (rank, nranks): (Rank, usize), rules: &F
 /// With which other calls a call may become one.
 fn kind(call: &CollectiveCall, nranks: usize, rules: &FuseRules) -> Option<Kind> {
     let CollectiveCall { collective, reduction, root, .. } = *call;
-    let is_plain = call.blocks.is_none() && call.algorithm.is_none() && call.factor_at.is_none() && call.count > 0;
+    // What a communicator with further carriers has decided goes by one of them.
+    let is_plain = call.decision.is_none()
+        && call.blocks.is_none()
+        && call.algorithm.is_none()
+        && call.factor_at.is_none()
+        && call.count > 0;
     // Each rank multiplies by a number of its own.
     let has_factor = reduction.is_some_and(|reduction| matches!(reduction.prologue, Prologue::Scalar(_)));
     let is_wanted = match collective {

@@ -102,7 +102,8 @@ pub fn launch(batch: Vec<Launch>) -> Result<()> {
 }
 
 /// Launches a single operation.
-pub fn launch_one(alone: Launch) -> Result<()> {
+pub fn launch_one(mut alone: Launch) -> Result<()> {
+    alone.go_by_carrier()?;
     admit(std::slice::from_ref(&alone))?;
     let Launch { comm, operation, stream } = alone;
     let mut run = OperationBatch::new(comm);
@@ -237,7 +238,8 @@ fn check_own(batch: &[Launch]) -> Result<()> {
     Ok(())
 }
 
-fn launch_group(batch: Vec<Launch>) -> Result<()> {
+fn launch_group(mut batch: Vec<Launch>) -> Result<()> {
+    batch.iter_mut().try_for_each(Launch::go_by_carrier)?;
     admit(&batch)?;
     let mut parts: Vec<(OperationBatch, Vec<StreamRef>)> = Vec::new();
     for Launch { comm, operation, stream } in batch {
@@ -489,7 +491,7 @@ impl OperationBatch {
 
     /// Why a run that has got no further since then cannot, if that is because ranks are lost.
     fn lost(&self, since: Instant) -> Option<Error> {
-        let losses = self.comm.status.losses();
+        let losses = self.comm.losses();
         if losses.is_empty() || !self.is_on() {
             return None;
         }

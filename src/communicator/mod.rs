@@ -29,6 +29,7 @@ mod ops;
 mod queue;
 mod recorded;
 pub mod shadow;
+mod siblings;
 mod staging;
 mod stall;
 mod tuning;
@@ -63,6 +64,7 @@ use engine::Engine;
 pub use joined::Joined;
 use members::Member;
 use queue::OperationQueue;
+use siblings::{Family, Siblings};
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -289,6 +291,10 @@ pub struct Comm {
     selector: Selector,
     /// Which calls of a group become one; none do where some rank's data is on a device.
     fuse: Option<fuse::FuseRules>,
+    /// What its calls may choose beside its own carrier, once they have been made.
+    siblings: OnceLock<Siblings>,
+    /// The communicators that fail together, where there are several.
+    family: OnceLock<Arc<Family>>,
     /// The links between nodes, once they have been measured.
     links: OnceLock<Links>,
     /// What carries messages between nodes.
@@ -425,15 +431,15 @@ impl Comm {
         &self.options
     }
 
-    /// The first failure, if there is one.
+    /// The first failure, if there is one, here or in a communicator that fails with this one.
     pub fn failure(&self) -> Option<Error> {
-        self.status.failure().cloned()
+        self.status.failure().or_else(|| self.family.get()?.failure()).cloned()
     }
 
     /// The first failure; also the death of a rank, once nothing has run for a while that the death may leave untouched.
     /// What the program has been told so stays.
     pub fn asynchronous_failure(&self) -> Option<Error> {
-        let failure = self.failure();
+        let failure = self.failure().or_else(|| self.siblings().find_map(|sibling| sibling.asynchronous_failure()));
         let losses = if failure.is_none() { self.status.losses() } else { Vec::new() };
         let Some((known, loss)) = losses.first().cloned() else { return failure };
         // An operation that waits for its stream, say, has not begun, and will not be completed.
@@ -510,6 +516,12 @@ impl Comm {
         self.enter_phase(FINALIZED, "ncclCommFinalize")?;
         let deadline = self.limit().map(|limit| Instant::now() + limit);
         self.quiesce()?;
+        self.await_delivery(deadline)?;
+        self.siblings().try_for_each(|sibling| sibling.finalize())
+    }
+
+    /// Waits until the others' systems have everything that was sent to them.
+    fn await_delivery(&self, deadline: Option<Instant>) -> Result<()> {
         let mut pause = Duration::from_micros(100);
         loop {
             let owed = self.engine.lock().as_mut().map_or_else(Vec::new, Engine::undelivered);
@@ -535,7 +547,8 @@ impl Comm {
     /// keeps until it has.
     pub fn destroy(self: &Arc<Comm>) -> Result<()> {
         self.enter_phase(ENDED, "ncclCommDestroy")?;
-        let quiet = self.quiesce();
+        let mut quiet = self.quiesce();
+        self.siblings().for_each(|sibling| quiet = std::mem::replace(&mut quiet, Ok(())).and(sibling.destroy()));
         if quiet.is_err() {
             self.status.fail(Error::InvalidUsage("the communicator has been destroyed".to_string()));
         }
@@ -546,6 +559,7 @@ impl Comm {
     /// Ends operations at once, tells the other ranks if there were any, and frees everything. A rank with nothing under
     /// way just leaves: it fails only what needs it.
     pub fn abort(&self) {
+        self.siblings().for_each(|sibling| sibling.abort());
         let is_over = !self.origin.is_here() || self.phase.swap(ENDED, Ordering::AcqRel) == ENDED;
         let was_interrupted = locked(&self.abortion).replace(abortion(self.rank)).is_none();
         if was_interrupted {
@@ -574,6 +588,7 @@ impl Comm {
             std::mem::forget(self.status.fail_or_return(abortion));
         }
         self.waker.iter().for_each(Waker::wake);
+        self.siblings().for_each(|sibling| sibling.interrupt());
     }
 
     /// Ends operations at once; the communicator may be split, shrunk, grown and destroyed afterwards.
@@ -581,7 +596,7 @@ impl Comm {
         self.enter_phase(REVOKED, "ncclCommRevoke")?;
         self.stop(Error::InvalidUsage(format!("rank {} revoked the communicator", self.rank)));
         self.turns.wait_all(Duration::from_secs(10));
-        Ok(())
+        self.siblings().try_for_each(|sibling| sibling.revoke())
     }
 
     fn stop(&self, error: Error) {
@@ -633,11 +648,12 @@ impl Comm {
         if let Some(engine) = self.engine.lock().as_mut() {
             engine.free_scratch();
         }
-        Ok(())
+        self.siblings().try_for_each(|sibling| sibling.suspend())
     }
 
     /// Ends a suspension.
     pub fn resume(&self) -> Result<()> {
+        self.siblings().try_for_each(|sibling| sibling.resume())?;
         match self.suspended.swap(false, Ordering::AcqRel) {
             true => Ok(()),
             false => Err(Error::InvalidUsage("the communicator is not suspended".to_string())),
@@ -651,7 +667,8 @@ impl Comm {
 
     /// Bytes of scratch memory held.
     pub fn scratch_bytes(&self) -> usize {
-        self.engine.lock().as_ref().map_or(0, Engine::scratch_bytes)
+        let own = self.engine.lock().as_ref().map_or(0, Engine::scratch_bytes);
+        own + self.siblings().map(|sibling| sibling.scratch_bytes()).sum::<usize>()
     }
 
     /// Makes a PreMulSum operation.

@@ -204,6 +204,16 @@ impl RankStatus {
         self.fails.load(Ordering::Acquire)
     }
 
+    /// Has news wake this, too.
+    pub fn wakes_also(&self, also: impl Fn() + Send + Sync + 'static) {
+        let mut wake = locked(&self.wake);
+        let former = wake.take();
+        *wake = Some(Box::new(move || {
+            former.iter().for_each(|former| former());
+            also();
+        }));
+    }
+
     fn wake(&self) {
         let wake = locked(&self.wake);
         if let Some(wake) = &*wake {

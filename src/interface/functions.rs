@@ -596,5 +596,22 @@ macro_rules! own_functions {
                 data: ConstBuffer, bytes: usize, finalBytes: Ptr<usize>
             ) -> Status = native(streams::query_range);
         }
+        "Events" {
+            /// Makes an event: a mark in the order of a stream, for which other streams wait. Until it is recorded there is
+            /// nothing to wait for. Events are for streams of strataStreamCreate; a GPU's streams have its driver's.
+            "strata" fn strataEventCreate(event: Ptr<EventHandle>) -> Status = native(events::create);
+            /// Marks what has been queued on the stream so far. Waits that were called before go by the mark before. Not in an
+            /// open group, whose operations are queued when it ends.
+            "strata" fn strataEventRecord(event: EventHandle, stream: StreamHandle) -> Status = native(events::record);
+            /// Has what is queued on the stream from now on wait until everything before the mark is done. With a null stream the
+            /// caller waits. If something before the mark has failed, the stream (the call) gets its error and goes on.
+            "strata" fn strataEventStreamWait(stream: StreamHandle, event: EventHandle) -> Status = native(events::stream_wait);
+            /// ncclInProgress while something before the mark is not done, else ncclSuccess or the first error of its stream then.
+            "strata" fn strataEventQuery(event: EventHandle) -> Status = native(events::query);
+            /// Waits until everything before the mark is done; returns the first error of its stream then.
+            "strata" fn strataEventSynchronize(event: EventHandle) -> Status = native(events::synchronize);
+            /// Ends an event. What waits for it already still does.
+            "strata" fn strataEventDestroy(event: EventHandle) -> Status = native(events::destroy);
+        }
     } };
 }

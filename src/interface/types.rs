@@ -175,6 +175,8 @@ handles! {
     CommHandle;
     /// A stream: null, one of ours, or something of CUDA's.
     StreamHandle;
+    /// A mark in the order of a host stream.
+    EventHandle;
     /// A memory window.
     Window;
     /// A parameter.
@@ -184,7 +186,7 @@ handles! {
 }
 
 handles! {
-    named Window = "ncclWindow_t", ParamHandle = "ncclParamHandle_t",
+    named EventHandle = "strataEvent_t", Window = "ncclWindow_t", ParamHandle = "ncclParamHandle_t",
 }
 
 impl CType for StreamHandle {

@@ -6,6 +6,7 @@
 //! by which algorithm.
 #![forbid(unsafe_code)]
 
+use super::carried::{asked, CarriedName, CommCarriers};
 use super::table::{has_thresholds, has_thresholds_over, Tuned};
 use super::vendor::{self, Route, Vendor, VENDOR};
 use super::{cost, message_bytes, model, thresholds, vectored};
@@ -59,12 +60,15 @@ pub struct Context {
     pub lends: Option<usize>,
     /// The vendor library, if a program has one.
     pub front: Option<Front>,
+    /// What calls may choose between nodes.
+    pub carriers: CommCarriers,
 }
 
 impl Context {
     /// Without a vendor library, a table or a machine.
     pub fn new(grid: Arc<Grid>, config: Config, board: bool) -> Context {
-        Context { grid, config, knowledge: Knowledge::default(), board, crowded: false, lends: None, front: None }
+        let (knowledge, carriers) = (Knowledge::default(), CommCarriers::default());
+        Context { grid, config, knowledge, board, crowded: false, lends: None, front: None, carriers }
     }
 }
 
@@ -118,6 +122,8 @@ pub struct Selection {
     pub segment_bytes: usize,
     /// Segments in flight.
     pub window: usize,
+    /// The further carrier by which it goes; none for the communicator's own.
+    pub carrier: Option<Carrier>,
 }
 
 /// Who runs a call.
@@ -193,7 +199,10 @@ pub fn decide(request: &Request<'_>, context: &Context) -> Result<Decision> {
         }
     };
     for policy in POLICIES {
-        if let Some((selection, how)) = policy.select(request, context)? {
+        if let Some((mut selection, how)) = policy.select(request, context)? {
+            if let (Some(carrier), None) = (asked(request, context)?.carrier, taken.as_ref()) {
+                selection.carrier = carrier;
+            }
             let (by, reason) = match taken {
                 None => (policy, how),
                 Some((by, why)) if why == how => (by, why),
@@ -271,7 +280,13 @@ impl Policy {
             }
             Policy::VendorOnly => None,
             Policy::Named => {
-                let name = config.algorithm(collective);
+                let name = match CarriedName::parse(config.algorithm(collective)) {
+                    Ok(CarriedName { carrier: Some(other), .. }) if other != front.carrier => {
+                        let why = format!("the environment names the carrier {}, which is not here", other.name());
+                        return Some((Route::Vendor, why));
+                    }
+                    name => name.map_or("", |name| name.algorithm),
+                };
                 let exact = knowledge.scripts.exact(name).unwrap_or_else(|_| name.to_string());
                 vendor::named(&exact, collective, grid, front.carrier)
             }
@@ -310,13 +325,10 @@ impl Policy {
         match self {
             Policy::Conditions | Policy::VendorOnly => Ok(None),
             Policy::Named => {
-                let (name, by) = match (request.named, config.algorithm(collective)) {
-                    (Some(name), _) => (name, "named by the call"),
-                    (None, "auto") => return Ok(None),
-                    (None, name) => (name, "named by the environment"),
-                };
+                let asked = asked(request, context)?;
+                let Some(name) = asked.algorithm else { return Ok(None) };
                 let choice = named_choice(name, request, context)?;
-                Ok(Some((selected(choice, (0, 0), request, context)?, by.to_string())))
+                Ok(Some((selected(choice, (0, 0), request, context)?, asked.by.to_string())))
             }
             Policy::Script => by_script(request, context),
             Policy::Thresholds if !has_thresholds(collective, config) => Ok(None),
@@ -325,7 +337,7 @@ impl Policy {
                 None => Ok(None),
                 Some(advice) => {
                     let selection = selected(advice.choice, (advice.segment_bytes, advice.window), request, context)?;
-                    Ok(Some((selection, advice.reason)))
+                    Ok(Some((Selection { carrier: advice.carrier, ..selection }, advice.reason)))
                 }
             },
             Policy::CostModel => match &knowledge.machine {
@@ -374,7 +386,7 @@ pub(super) fn selected(
         0 if !config.is_given("STRATA_WINDOW") => in_trees.map_or(config.window, |(_, window)| window),
         _ => config.window,
     };
-    Ok(Selection { choice, segment_bytes, window: window.clamp(1, 64) })
+    Ok(Selection { choice, segment_bytes, window: window.clamp(1, 64), carrier: None })
 }
 
 /// What the cost model would rather have than a selection by thresholds, if that is one of those it prices.
@@ -385,7 +397,7 @@ fn by_model(
     machine: &Cluster,
 ) -> Option<(Selection, String)> {
     let Context { grid, config, .. } = context;
-    let Selection { choice, segment_bytes, window } = selection;
+    let Selection { choice, segment_bytes, window, carrier } = selection;
     let is_priced = match grid.nnodes() {
         // A board is the memory of processors, not links.
         1 => grid.links().is_some() && !algorithms::is_on_board(&choice),
@@ -401,6 +413,7 @@ fn by_model(
         choice: Choice { node, ..better.choice },
         segment_bytes: if config.is_given("STRATA_SEGMENT_BYTES") { segment_bytes } else { better.segment_bytes },
         window: if config.is_given("STRATA_WINDOW") { window } else { better.window },
+        carrier,
     };
     Some((selection, reason))
 }
@@ -499,6 +512,25 @@ impl Selector {
         state.context.knowledge.machine = Some(machine);
         state.kept.clear();
         state.kept_by_name.clear();
+    }
+
+    /// An error where calls cannot choose this carrier, with the reason.
+    pub fn has_carrier(&self, carrier: Carrier) -> Result<()> {
+        self.state.read().unwrap_or_else(PoisonError::into_inner).context.carriers.find(carrier).map(drop)
+    }
+
+    /// Has later decisions made by what calls may choose between nodes. What is said of rows of the tuning table that are left out
+    /// then, because they are for other carriers.
+    pub fn know_carriers(&self, carriers: CommCarriers) -> Option<String> {
+        let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
+        let (tuned, complaint) = state.context.knowledge.tuned.over(&carriers);
+        if complaint.is_some() {
+            state.context.knowledge.tuned = Arc::new(tuned);
+        }
+        state.context.carriers = carriers;
+        state.kept.clear();
+        state.kept_by_name.clear();
+        complaint
     }
 
     /// Decides a call.

@@ -3,6 +3,7 @@
 //! [`decide`] asks the [`POLICIES`] in order; the first one with an opinion decides.
 #![forbid(unsafe_code)]
 
+mod carried;
 pub mod cost;
 mod decision;
 pub mod links;
@@ -12,6 +13,7 @@ mod thresholds;
 mod vectored;
 pub mod vendor;
 
+pub use carried::{CarriedName, CommCarriers};
 pub use decision::{
     can_profit, decide, Context, Decision, Executor, Front, Knowledge, Policy, Request, Selection, Selector, Sizes,
     POLICIES,
@@ -44,6 +46,9 @@ pub fn unknown_names(config: &Config) -> Vec<String> {
     warnings.extend(
         strange.map(|name| format!("STRATA_VENDOR_ONLY={}: there is no collective {name}", config.vendor_only)),
     );
+    if let Err(what) = config.carriers.read() {
+        warnings.push(format!("{what}; no communicator can be made whose rank 0 says so"));
+    }
     if let Inter::Unknown(text) = &config.inter {
         let choices = Inter::choices();
         warnings.push(format!(
@@ -55,7 +60,10 @@ pub fn unknown_names(config: &Config) -> Vec<String> {
 
 fn unknown_algorithms(config: &Config) -> Vec<String> {
     let wrong = |collective: Collective| -> Option<String> {
-        let name = config.algorithm(collective);
+        let name = match CarriedName::parse(config.algorithm(collective)) {
+            Ok(name) => name.algorithm,
+            Err(error) => return Some(error.text().to_string()),
+        };
         // Scripts are read when a communicator is made.
         if name == "auto" || name == vendor::VENDOR || name.contains("script:") {
             return None;
@@ -108,15 +116,23 @@ mod tests {
         assert_eq!(left("allgather,gathr"), ["STRATA_VENDOR_ONLY=allgather,gathr: there is no collective gathr"]);
         let told = unknown_names(&Config { inter: Inter::Unknown("mpl".to_string()), ..Config::default() });
         assert!(told.len() == 1 && told[0].starts_with("STRATA_INTER=mpl is none of"), "{told:?}");
+        let told = unknown_names(&Config { carriers: "tcp,mpl".parse().unwrap(), ..Config::default() });
+        assert!(
+            told.len() == 1
+                && told[0].starts_with("STRATA_CARRIERS=tcp,mpl: there is no carrier mpl; did you mean mpi?"),
+            "{told:?}"
+        );
     }
 
     #[test]
     fn a_wrong_name_is_told_with_the_nearest_one_and_a_right_one_is_not() {
         let named = |name: &str| unknown_algorithms(&Config { all_gather_algo: name.to_string(), ..Config::default() });
-        for right in ["auto", "vendor", "ring", "two_level", "two_level(direct,log)"] {
+        for right in ["auto", "vendor", "ring", "two_level", "two_level(direct,log)", "ring@mpi", "@tcp"] {
             assert_eq!(named(right), [""; 0], "{right}");
         }
         assert!(named("rign")[0].starts_with("STRATA_ALLGATHER_ALGO=rign: algorithm rign: unknown; did you mean ring?"));
+        assert!(named("ring@tpc")[0].contains("there is no carrier tpc; did you mean tcp?"));
+        assert!(named("rign@tcp")[0].contains("did you mean ring?"));
         assert!(named("two_level(dircet,log)")[0].contains("did you mean direct?"));
         assert!(named("reduce_scatter_gather")[0].contains("does not do all_gather"));
         for collective in Collective::ALL {

@@ -17,15 +17,18 @@ mod nccl;
 pub mod read;
 pub mod write;
 
-use super::{Context, Request};
+use super::{CommCarriers, Context, Request};
 use crate::algorithms::{self, Choice};
+use crate::carrier::Carrier;
 use crate::config::Config;
 use crate::error::counted;
 use crate::plan::Collective;
 use serde::{Deserialize, Serialize};
 
-/// The format that this Strata writes and reads.
-pub const FORMAT: u64 = 1;
+/// The newest format that this Strata reads, and writes where a row has what older ones do not: a carrier.
+pub const FORMAT: u64 = 2;
+/// The oldest one, which all Stratas read.
+pub const OLDEST_FORMAT: u64 = 1;
 /// How many times larger or smaller than a measured message a message may be for the row to speak for it.
 pub const REACH: usize = 16;
 /// Rows that a table may have: a message with more would take longer than what it is to speed up.
@@ -111,6 +114,9 @@ pub struct Row {
     pub size: Size,
     /// The algorithm as [`Choice`] is written, or `vendor`; in rows of NCCL's plugin by NCCL's name.
     pub algorithm: String,
+    /// What moves messages between nodes; none leaves that to the communicator.
+    #[serde(default)]
+    pub carrier: Option<String>,
     /// Bytes of each block handled at a time; 0 leaves it to Strata.
     pub segment_bytes: usize,
     /// Segments in flight; 0 leaves it to Strata.
@@ -147,6 +153,8 @@ pub struct Measured {
 pub struct Advice {
     /// The algorithm.
     pub choice: Choice,
+    /// The further carrier by which it goes; none for the communicator's own.
+    pub carrier: Option<Carrier>,
     /// Bytes of each block handled at a time; 0 leaves it to Strata.
     pub segment_bytes: usize,
     /// Segments in flight; 0 leaves it to Strata.
@@ -203,8 +211,20 @@ impl Tuned {
         if root.is_some_and(|root| root != request.root) {
             return None;
         }
+        let carrier = context.carriers.find_named(row.carrier.as_deref()).ok()?;
         let (segment_bytes, window) = (row.segment_bytes, row.window);
-        Some(Advice { choice, segment_bytes, window, reason: self.reason(row) })
+        Some(Advice { choice, carrier, segment_bytes, window, reason: self.reason(row) })
+    }
+
+    /// The rows for a communicator with these carriers, and what is said of others.
+    pub fn over(&self, carriers: &CommCarriers) -> (Tuned, Option<String>) {
+        let why = |row: &Row| carriers.find_named(row.carrier.as_deref()).err();
+        let (rows, left_out): (Vec<&Row>, Vec<&Row>) = self.rows.iter().partition(|row| why(row).is_none());
+        let complaint = left_out.first().and_then(|row| why(row)).map(|error| {
+            let rows = counted(left_out.len(), "row");
+            format!("tuning table {}: {rows} left out: {}", self.source, error.text())
+        });
+        (Tuned { source: self.source.clone(), rows: rows.into_iter().cloned().collect() }, complaint)
     }
 
     /// What the table says of a message over a vendor's library: whether that does it alone.
@@ -284,6 +304,7 @@ pub(super) mod tests {
             nodes: Some(2),
             size: Size::Near(bytes),
             algorithm: algorithm.to_string(),
+            carrier: None,
             segment_bytes: 0,
             window: 0,
             measured: Vec::new(),

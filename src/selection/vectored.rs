@@ -5,6 +5,7 @@
 //! shape decides.
 #![forbid(unsafe_code)]
 
+use super::carried::asked;
 use super::decision::{routed, selected};
 use super::vendor::Route;
 use super::{thresholds, Context, Decision, Executor, Knowledge, Policy, Request, Selection, Sizes};
@@ -45,11 +46,13 @@ pub(super) fn decide(request: &Request<'_>, context: &Context) -> Result<Decisio
 fn by_own_transports(request: &Request<'_>, context: &Context) -> Result<Decision> {
     let context =
         &Context { board: false, lends: None, knowledge: Knowledge::default(), front: None, ..context.clone() };
-    let named = named(request, context);
+    let asked = asked(request, context)?;
+    let carrier = asked.carrier.flatten();
+    let named = asked.algorithm.and_then(|name| named(name, request, context));
     let by = if named.is_some() { Policy::Named } else { Policy::Defaults };
     let Sizes::Known { longest_bytes } = request.sizes else {
         let choice = named.unwrap_or_else(|| Choice::flat("direct"));
-        let selection = Selection { choice, segment_bytes: usize::MAX, window: 1 };
+        let selection = Selection { choice, segment_bytes: usize::MAX, window: 1, carrier };
         let reason = "each rank knows the sizes of its own blocks only".to_string();
         return Ok(Decision { by, executor: Executor::Own(selection), reason });
     };
@@ -59,12 +62,12 @@ fn by_own_transports(request: &Request<'_>, context: &Context) -> Result<Decisio
         }
         None => by_sizes(longest_bytes, request, context),
     };
-    Ok(Decision { by, executor: Executor::Own(selected(choice, (segment_bytes, 0), request, context)?), reason })
+    let selection = Selection { carrier, ..selected(choice, (segment_bytes, 0), request, context)? };
+    Ok(Decision { by, executor: Executor::Own(selection), reason })
 }
 
 /// What the environment or the call names, if it does such calls.
-fn named(request: &Request<'_>, context: &Context) -> Option<Choice> {
-    let name = request.named.unwrap_or_else(|| context.config.algorithm(request.collective));
+fn named(name: &str, request: &Request<'_>, context: &Context) -> Option<Choice> {
     let is_fit = takes_blocks_of_any_sizes(name, (request.collective, request.root), &context.grid);
     is_fit.then(|| name.parse().ok())?
 }

@@ -45,7 +45,7 @@ mod worlds;
 pub use departure::Departure;
 pub use idle::Idle;
 pub use registry::{leave_process, named, names, note_failure, register, Opener, Probe, Site, TransportKind};
-pub use router::{open, Router};
+pub use router::{open, open_over, Router};
 pub use shm::wakeup::{Waker, Wakeups};
 
 /// How ranks tell each other what they need to know before any transport exists. The bootstrap implements it.

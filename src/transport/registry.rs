@@ -168,6 +168,26 @@ pub(super) fn choose(kinds: &[&dyn TransportKind], site: &Site<'_>, exchange: &m
     Err(Error::Internal("no transport carries messages between nodes".to_string()))
 }
 
+/// Chooses this kind with all ranks; why they cannot use it, the same on all of them.
+pub(super) fn choose_only(
+    kinds: &[&dyn TransportKind],
+    name: &str,
+    site: &Site<'_>,
+    exchange: &mut dyn Exchange,
+) -> Result<std::result::Result<Chosen, String>> {
+    let Some(kind) = kinds.iter().find(|kind| kind.name() == name) else {
+        return Ok(Err(format!("there is no transport {name} in this process")));
+    };
+    Ok(match kind.probe(site, exchange)? {
+        Probe::Taken(opener) => {
+            let waits_for_descriptors = kind.waits_for_descriptors();
+            Ok(Chosen { carrier: Carrier::Own(kind.name()), waits_for_descriptors, opener })
+        }
+        Probe::Refused(why) => Err(why),
+        Probe::Unwanted => Err("it has nothing to carry between these ranks".to_string()),
+    })
+}
+
 /// Tells why a kind is not used, on rank 0. Who asks for it hears that whatever `NCCL_DEBUG` says, but once: from rank 0
 /// of a process's first communicator.
 fn tell(site: &Site<'_>, used: &str, refused: &str, why: &str) {

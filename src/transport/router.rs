@@ -55,6 +55,23 @@ pub fn open(
     open_by(&site, &registry::kinds(), Ways { proc: true, file: true }, exchange)
 }
 
+/// The same with this transport between nodes and no other; why the ranks cannot use it, the same on all of them. On one node
+/// nothing goes between nodes, and any will do.
+pub fn open_over(
+    name: &str,
+    site: &Site<'_>,
+    exchange: &mut dyn Exchange,
+) -> Result<std::result::Result<Router, String>> {
+    let (kinds, ways) = (registry::kinds(), Ways { proc: true, file: true });
+    if site.grid.nnodes() == 1 {
+        return open_by(site, &kinds, ways, exchange).map(Ok);
+    }
+    match registry::choose_only(&kinds, name, site, exchange)? {
+        Ok(chosen) => open_with(chosen, site, ways, exchange).map(Ok),
+        Err(why) => Ok(Err(why)),
+    }
+}
+
 /// The same, with these kinds of transports and these ways of sharing memory.
 pub(super) fn open_by(
     site: &Site<'_>,
@@ -62,8 +79,13 @@ pub(super) fn open_by(
     ways: Ways,
     exchange: &mut dyn Exchange,
 ) -> Result<Router> {
+    let chosen = registry::choose(kinds, site, exchange)?;
+    open_with(chosen, site, ways, exchange)
+}
+
+fn open_with(chosen: Chosen, site: &Site<'_>, ways: Ways, exchange: &mut dyn Exchange) -> Result<Router> {
     let Site { me, grid, config, .. } = *site;
-    let Chosen { carrier, waits_for_descriptors, opener } = registry::choose(kinds, site, exchange)?;
+    let Chosen { carrier, waits_for_descriptors, opener } = chosen;
     let shm = shm::open::open(me, grid, config, ways, waits_for_descriptors, exchange)?;
     let mut routes = vec![None; grid.nranks()];
     routes[me.index()] = Some(Route::Myself);

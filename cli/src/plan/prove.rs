@@ -3,7 +3,7 @@
 
 use super::grids::{parse_grid, standard};
 use super::scripts;
-use crate::options::number;
+use crate::options::{number, parse_algorithm};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::IsTerminal;
 use std::path::PathBuf;
@@ -25,7 +25,7 @@ pub struct Options {
     #[arg(value_name = "COLLECTIVE|FILE", default_value = "all")]
     what: Vec<String>,
     /// Only this algorithm.
-    #[arg(long)]
+    #[arg(long, value_parser = parse_algorithm)]
     algo: Option<Choice>,
     /// Every number of ranks up to this one, on several shapes of nodes.
     #[arg(long, default_value = "16", value_parser = number(0..=256))]

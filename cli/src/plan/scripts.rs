@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 
 use super::prove::{describe, in_parallel};
-use crate::options::Spread;
+use crate::options::{parse_algorithm, Spread};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -23,7 +23,7 @@ pub struct Convert {
     #[arg(value_name = "COLLECTIVE|FILE")]
     what: String,
     /// The algorithm, such as `ring` or `two_level(direct,log)`.
-    #[arg(long)]
+    #[arg(long, value_parser = parse_algorithm)]
     algo: Option<Choice>,
     #[command(flatten)]
     spread: Spread,

@@ -60,6 +60,8 @@ pub struct Bench<'a> {
     here: usize,
     grid: Arc<Grid>,
     machine: MeasuredOn,
+    /// What calls may choose beside the communicator's own carrier.
+    further_carriers: Vec<String>,
     strata: String,
     /// Send and receive buffer of each rank.
     owned: Vec<[Owned<'a>; 2]>,
@@ -93,6 +95,7 @@ impl<'a> Bench<'a> {
             here,
             grid,
             machine: MeasuredOn::default(),
+            further_carriers: Vec::new(),
             strata: String::new(),
             owned: Vec::new(),
             kept: Vec::new(),
@@ -118,6 +121,9 @@ impl<'a> Bench<'a> {
         let told: serde_json::Value = serde_json::from_str(&told?).map_err(|error| Error::System(error.to_string()))?;
         let wrong = |_| Error::System(format!("the library describes a communicator as {told}"));
         self.machine = serde_json::from_value(told["machine"].clone()).map_err(wrong)?;
+        // A library of before has no others.
+        let carriers = told["carriers"].as_array().into_iter().flatten().filter_map(|name| name.as_str());
+        self.further_carriers = carriers.filter(|name| *name != self.machine.inter).map(str::to_string).collect();
         self.strata = told["strata"].as_str().unwrap_or_default().to_string();
         comms.into_iter().try_for_each(Comm::destroy)
     }
@@ -154,6 +160,11 @@ impl<'a> Bench<'a> {
     /// What a table says of the machine; process 0's is the one that counts.
     pub fn machine(&self) -> &MeasuredOn {
         &self.machine
+    }
+
+    /// What calls may choose beside the communicator's own carrier.
+    pub fn further_carriers(&self) -> &[String] {
+        &self.further_carriers
     }
 
     /// The library's version.

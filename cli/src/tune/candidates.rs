@@ -7,7 +7,7 @@ use strata::algorithms::{self, Choice};
 use strata::plan::Collective;
 use strata::script::SharedScripts;
 use strata::selection::table::Measured;
-use strata::selection::vendor;
+use strata::selection::{vendor, CarriedName};
 
 /// Bytes of a block that are handled at a time, beside what Strata does by itself.
 const SEGMENTS: [usize; 4] = [16 << 10, 64 << 10, 256 << 10, 1 << 20];
@@ -17,7 +17,7 @@ const WINDOWS: [usize; 3] = [2, 8, 16];
 /// A way to run a collective.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Candidate {
-    /// As `STRATA_<COLLECTIVE>_ALGO` names it.
+    /// As `STRATA_<COLLECTIVE>_ALGO` names it, with a further carrier of the communicator's (`ring@mpi`).
     pub algorithm: String,
     /// `STRATA_SEGMENT_BYTES`; 0 leaves it as it is.
     pub segment_bytes: usize,
@@ -36,6 +36,17 @@ impl Candidate {
         Candidate { algorithm: algorithm.clone(), segment_bytes: *segment_bytes, window: *window }
     }
 
+    fn without_carrier(&self) -> &str {
+        CarriedName::parse(&self.algorithm).map_or("", |name| name.algorithm)
+    }
+
+    /// The same over each of these carriers.
+    fn over(self, carriers: &[String]) -> Vec<Candidate> {
+        let further = carriers.iter().map(|carrier| Candidate::plain(&format!("{}@{carrier}", self.algorithm)));
+        let further = further.collect::<Vec<_>>();
+        std::iter::once(self).chain(further).collect()
+    }
+
     /// Whether it runs with Strata's own segments and window.
     pub fn is_plain(&self) -> bool {
         self.segment_bytes == 0 && self.window == 0
@@ -44,7 +55,7 @@ impl Candidate {
     /// Whether other segments and windows can make a difference: not on a board, whose segments are its own, nor over
     /// the vendor's communicators, which take messages whole.
     pub fn has_segments(&self, block_bytes: usize, vendor_rails: bool) -> bool {
-        let on_board = self.algorithm.parse::<Choice>().is_ok_and(|choice| algorithms::is_on_board(&choice));
+        let on_board = self.without_carrier().parse::<Choice>().is_ok_and(|choice| algorithms::is_on_board(&choice));
         block_bytes > SEGMENTS[0] && !on_board && self.algorithm != vendor::VENDOR && !vendor_rails
     }
 
@@ -62,7 +73,7 @@ impl Candidate {
     /// Whether a communicator made for this candidate can name its algorithm for a collective.
     pub fn does(&self, collective: Collective, scripts: &SharedScripts) -> bool {
         self.algorithm == vendor::VENDOR
-            || scripts.choice(&self.algorithm).is_ok_and(|choice| algorithms::does(&choice, collective))
+            || scripts.choice(self.without_carrier()).is_ok_and(|choice| algorithms::does(&choice, collective))
     }
 }
 
@@ -86,7 +97,9 @@ pub fn serving(collective: Collective, bench: &Bench) -> Vec<Candidate> {
     let choices = || algorithms::choices_with(collective, grid, &scripts).into_iter();
     let named = |choice: Choice| Candidate::plain(&choice.to_string());
     if machine.vendor == "none" {
-        return choices().map(named).collect();
+        // On one node nothing goes between nodes, whatever would carry it.
+        let further = if grid.nnodes() > 1 { bench.further_carriers() } else { &[] };
+        return choices().map(named).flat_map(|candidate| candidate.over(further)).collect();
     }
     if !vendor::COLLECTIVES.contains(&collective) {
         return Vec::new();
@@ -104,13 +117,21 @@ mod tests {
     use super::*;
 
     #[test]
+    fn every_algorithm_is_tried_over_every_carrier() {
+        let all = Candidate::plain("two_level(direct,log)").over(&["mpi".to_string()]);
+        let names: Vec<&str> = all.iter().map(|candidate| candidate.algorithm.as_str()).collect();
+        assert_eq!(names, ["two_level(direct,log)", "two_level(direct,log)@mpi"]);
+        assert!(all.iter().all(|candidate| candidate.does(Collective::AllGather, &SharedScripts::default())));
+    }
+
+    #[test]
     fn segments_are_shorter_than_a_block_and_boards_and_the_vendor_have_none() {
         let ring = Candidate::plain("ring");
         let lengths: Vec<usize> = ring.with_segments(300_000).iter().map(|one| one.segment_bytes).collect();
         assert_eq!(lengths, [16 << 10, 64 << 10, 256 << 10]);
         assert!(ring.has_segments(300_000, false) && !ring.has_segments(300_000, true));
         assert!(!ring.has_segments(16 << 10, false));
-        for name in ["board", "vendor"] {
+        for name in ["board", "vendor", "board@tcp"] {
             assert!(!Candidate::plain(name).has_segments(1 << 30, false), "{name}");
         }
     }

@@ -4,6 +4,7 @@
 //! `STRATA_TEST_MPICC` names the compiler wrapper of the MPI to test with (default `mpicc`), `STRATA_TEST_MPIEXEC` its
 //! launcher (default `mpirun`). Nodes are make-believe: `NCCL_HOSTID` says who shares one.
 
+mod carriers;
 mod scripts;
 
 use crate::built;

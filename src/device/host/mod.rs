@@ -8,6 +8,7 @@
 
 mod divide;
 mod element;
+pub mod event;
 #[cfg(target_arch = "x86_64")]
 mod f16c;
 mod kernel;

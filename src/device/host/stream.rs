@@ -25,6 +25,8 @@ enum Job {
     Joining(Box<dyn Any + Send>, fn(Box<dyn Any + Send>) -> Result<()>),
     /// A function that is told what came of the jobs before it.
     Tell(Tell),
+    /// The same, and who is told otherwise is told as well.
+    Mark(Tell),
 }
 
 #[derive(Default)]
@@ -47,6 +49,14 @@ thread_local! {
 /// Whether this is a stream's thread: what runs here is a job, and whatever is queued behind it waits for its end.
 pub fn is_worker() -> bool {
     WORKS.get() != 0
+}
+
+/// A job that tells of an error.
+fn telling(tell: Tell, failure: Option<Error>) -> Work {
+    Box::new(move || {
+        tell(failure.map_or(Ok(()), Err));
+        Ok(())
+    })
 }
 
 /// An ordered queue of jobs.
@@ -112,6 +122,11 @@ impl HostStream {
         self.push(Job::Tell(Box::new(job))).map(drop)
     }
 
+    /// Queues a job that gets what [`query`](HostStream::query) would return if nothing were behind it.
+    pub fn mark(self: &Arc<HostStream>, job: impl FnOnce(Result<()>) + Send + 'static) -> Result<()> {
+        self.push(Job::Mark(Box::new(job))).map(drop)
+    }
+
     /// Whether there are jobs before it.
     fn push(self: &Arc<HostStream>, job: Job) -> Result<bool> {
         let mut queue = self.locked();
@@ -141,13 +156,8 @@ impl HostStream {
                 let work: Work = match job {
                     Job::Work(work) => work,
                     Job::Joining(job, run) => Box::new(move || run(job)),
-                    Job::Tell(tell) => {
-                        let outcome = queue.untold.take().map_or(Ok(()), Err);
-                        Box::new(move || {
-                            tell(outcome);
-                            Ok(())
-                        })
-                    }
+                    Job::Tell(tell) => telling(tell, queue.untold.take()),
+                    Job::Mark(tell) => telling(tell, queue.failure.clone()),
                 };
                 drop(queue);
                 let outcome = catch_unwind(AssertUnwindSafe(work))

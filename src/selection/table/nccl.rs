@@ -87,6 +87,7 @@ fn row(fields: &[&str]) -> std::result::Result<Option<Row>, String> {
         nodes,
         size: Size::Within(from, to),
         algorithm: fields[3].to_string(),
+        carrier: None,
         segment_bytes: 0,
         window: 0,
         measured: Vec::new(),

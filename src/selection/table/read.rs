@@ -17,6 +17,7 @@
 //! nodes = 2
 //! bytes = 1048576
 //! algorithm = "two_level(direct,log)"
+//! carrier = "mpi"            # of format 2; may be left out: the communicator's own
 //! segment_bytes = 65536      # may be left out, as may the window: Strata chooses then
 //! window = 4
 //! measured = [
@@ -28,9 +29,11 @@
 //! Total on any text: a table, or an error that names the line.
 #![forbid(unsafe_code)]
 
-use super::{nccl, Measured, MeasuredOn, Row, Size, Table, TableHeader, FORMAT, MOST_ROWS};
+use super::{nccl, Measured, MeasuredOn, Row, Size, Table, TableHeader, FORMAT, MOST_ROWS, OLDEST_FORMAT};
+use crate::carrier::Carrier;
 use crate::error::{Error, Lines, Result};
 use crate::plan::Collective;
+use crate::selection::CarriedName;
 use serde::Deserialize;
 use std::collections::HashMap;
 use std::ops::Range;
@@ -62,6 +65,8 @@ struct RowText {
     nodes: Spanned<usize>,
     bytes: usize,
     algorithm: Spanned<String>,
+    #[serde(default)]
+    carrier: Option<Spanned<String>>,
     #[serde(default)]
     segment_bytes: usize,
     #[serde(default)]
@@ -117,11 +122,13 @@ fn parse_toml(text: &str) -> Result<Table> {
     let format = text.parse::<toml::Table>().map_err(refuse)?.get("format").and_then(toml::Value::as_integer);
     match format {
         None => return Err(at_line(1, "a tuning table begins with `format = 1`")),
-        Some(format) if format != FORMAT as i64 => {
-            return Err(Error::InvalidArgument(format!("its format is {format}; this Strata reads format {FORMAT}")))
+        Some(format) if !(OLDEST_FORMAT as i64..=FORMAT as i64).contains(&format) => {
+            let text = format!("its format is {format}; this Strata reads formats {OLDEST_FORMAT} to {FORMAT}");
+            return Err(Error::InvalidArgument(text));
         }
         Some(_) => {}
     }
+    let has_carriers = format == Some(FORMAT as i64);
     let file: File = toml::from_str(text).map_err(refuse)?;
     if file.row.len() > MOST_ROWS {
         return Err(Error::InvalidArgument(format!("{} rows; {MOST_ROWS} are the most", file.row.len())));
@@ -135,7 +142,7 @@ fn parse_toml(text: &str) -> Result<Table> {
     let mut rows = Vec::with_capacity(file.row.len());
     for row in file.row {
         let at = line(row.span());
-        let row = row.into_inner().checked(&line)?;
+        let row = row.into_inner().checked(&line, has_carriers)?;
         let key = (row.collective.clone(), row.ranks, row.nodes, row.bytes());
         if let Some(first) = known.insert(key, at) {
             return Err(at_line(at, &format!("the row of line {first} is about the same messages")));
@@ -147,7 +154,29 @@ fn parse_toml(text: &str) -> Result<Table> {
 }
 
 impl RowText {
-    fn checked(self, line: &impl Fn(Range<usize>) -> usize) -> Result<Row> {
+    /// The algorithm and the carrier, which may be in the algorithm's name.
+    fn named(&self, line: &impl Fn(Range<usize>) -> usize, has_carriers: bool) -> Result<(String, Option<String>)> {
+        let wrong = |at: &Spanned<String>, what: &str| Err(at_line(line(at.span()), what));
+        let name = match CarriedName::parse(self.algorithm.get_ref()) {
+            Ok(name) => name,
+            Err(error) => return wrong(&self.algorithm, error.text()),
+        };
+        let given = self.carrier.as_ref();
+        let field = match given.map(|carrier| (carrier, carrier.get_ref().parse::<Carrier>())) {
+            None => None,
+            Some((carrier, Err(what))) => return wrong(carrier, &what),
+            Some((_, Ok(carrier))) => Some(carrier),
+        };
+        let place = given.unwrap_or(&self.algorithm);
+        match (name.carrier, field) {
+            (Some(_), Some(_)) => wrong(place, "the algorithm's name has a carrier already"),
+            (None, None) => Ok((name.algorithm.to_string(), None)),
+            _ if !has_carriers => wrong(place, &format!("a carrier takes `format = {FORMAT}`")),
+            (one, other) => Ok((name.algorithm.to_string(), one.or(other).map(|carrier| carrier.name().to_string()))),
+        }
+    }
+
+    fn checked(self, line: &impl Fn(Range<usize>) -> usize, has_carriers: bool) -> Result<Row> {
         let wrong = |span: Range<usize>, what: &str| Err(at_line(line(span), what));
         let name = self.collective.get_ref();
         let Some(collective) = Collective::from_name(name) else {
@@ -161,7 +190,7 @@ impl RowText {
         if nodes == 0 || nodes > ranks {
             return wrong(self.nodes.span(), &format!("{ranks} ranks cannot be on {nodes} nodes"));
         }
-        let algorithm = self.algorithm.get_ref();
+        let (algorithm, carrier) = self.named(line, has_carriers)?;
         if algorithm.is_empty() || algorithm.contains(char::is_control) {
             return wrong(self.algorithm.span(), "the algorithm has no name");
         }
@@ -178,7 +207,8 @@ impl RowText {
             ranks: Some(ranks),
             nodes: Some(nodes),
             size: Size::Near(self.bytes),
-            algorithm: self.algorithm.into_inner(),
+            algorithm,
+            carrier,
             segment_bytes: self.segment_bytes,
             window,
             measured: self.measured,
@@ -235,7 +265,7 @@ mod tests {
             let said = changed(from, to);
             assert!(said.starts_with(&format!("line {}: ", line(part))) && said.contains(what), "{to}: {said}");
         }
-        assert_eq!(changed("format = 1", "format = 2"), "its format is 2; this Strata reads format 1");
+        assert_eq!(changed("format = 1", "format = 3"), "its format is 3; this Strata reads formats 1 to 2");
         assert!(told("").starts_with("line 1: "), "{}", told(""));
         assert!(told("format = 1\n[machine\n").starts_with("line 2: "), "{}", told("format = 1\n[machine\n"));
         let twice = good.clone() + &good[good.find("[[row]]").unwrap()..];

@@ -1,7 +1,7 @@
 //! Writes a tuning table, for people as much as for [`read`](super::read).
 #![forbid(unsafe_code)]
 
-use super::{Measured, Row, Table, TableHeader, FORMAT};
+use super::{Measured, Row, Table, TableHeader, FORMAT, OLDEST_FORMAT};
 use std::fmt::Write as _;
 
 /// A string as TOML has it.
@@ -17,7 +17,9 @@ impl Table {
             "# Written by `strata tune`; STRATA_TUNING_TABLE=<this file> makes Strata follow it.\n\
              # Times in microseconds of the slowest rank: the median, and where the fastest and the slowest quarter begin.\n",
         );
-        let _ = writeln!(text, "format = {FORMAT}");
+        let has_carriers = self.rows.iter().any(|row| row.carrier.is_some());
+        let format = if has_carriers { FORMAT } else { OLDEST_FORMAT };
+        let _ = writeln!(text, "format = {format}");
         if let Some(TableHeader { strata, date, machine }) = &self.header {
             let _ = writeln!(text, "strata = {}\ndate = {}", quoted(strata), quoted(date));
             let _ = writeln!(
@@ -46,6 +48,9 @@ fn write_row(text: &mut String, row: &Row, ranks: usize, nodes: usize) {
         row.bytes(),
         quoted(&row.algorithm)
     );
+    if let Some(carrier) = &row.carrier {
+        let _ = writeln!(text, "carrier = {}", quoted(carrier));
+    }
     for (name, value) in [("segment_bytes", row.segment_bytes), ("window", row.window)] {
         if value > 0 {
             let _ = writeln!(text, "{name} = {value}");
@@ -98,6 +103,7 @@ pub(super) mod tests {
             nodes: Some(2),
             size: Size::Near(bytes),
             algorithm: algorithm.to_string(),
+            carrier: None,
             segment_bytes,
             window,
             measured: vec![measured(algorithm, segment_bytes, window), measured("ring", 0, 0)],
@@ -113,6 +119,10 @@ pub(super) mod tests {
     #[test]
     fn a_table_is_read_as_it_is_written() {
         assert_eq!(Table::parse(&sample().to_toml()), Ok(sample()));
+        let mut carried = sample();
+        carried.rows[0].carrier = Some("mpi".to_string());
+        assert!(carried.to_toml().contains("format = 2\n") && sample().to_toml().contains("format = 1\n"));
+        assert_eq!(Table::parse(&carried.to_toml()), Ok(carried));
         let bare = Table { rows: Vec::new(), ..sample() };
         assert_eq!(Table::parse(&bare.to_toml()), Ok(bare));
     }

@@ -1,0 +1,223 @@
+//! Carriers per call: sibling communicators, one for each further carrier of a communicator.
+//!
+//! A sibling has the same ranks, and an engine, transports and turns of its own, so calls on different carriers run at once and
+//! need not come in the same order on all ranks: each carrier has one order, as a communicator has. Streams keep theirs: an
+//! operation is queued on its stream whichever carrier it goes by. A sibling is made with its parent by all ranks together,
+//! and ends with it. When one of such a family fails all do: an operation under way sees that at its next poll and tells the
+//! other ranks over its own links, and what waits for a rank that has failed in another one of the family fails as well.
+#![forbid(unsafe_code)]
+
+use super::{CollectiveCall, Comm, CommOptions, Launch, Operation};
+use crate::carrier::{Carrier, Carriers, FurtherCarrier, Inter};
+use crate::config::Config;
+use crate::error::{Error, Result};
+use crate::fork::PerProcess;
+use crate::health::{Loss, RankStatus};
+use crate::selection::table::agree::NONE;
+use crate::selection::{model, CommCarriers, Executor, Selection};
+use crate::topo::Rank;
+use crate::transport::{self, Exchange, Router, Site, Waker};
+use std::cell::RefCell;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Once};
+use std::time::Instant;
+
+/// Said once in a process.
+static LEFT_OUT: PerProcess<Once> = PerProcess::new(Once::new);
+static IN_FRONT: PerProcess<Once> = PerProcess::new(Once::new);
+
+/// The communicators of a communicator's further carriers.
+pub(super) type Siblings = Vec<(Carrier, Arc<Comm>)>;
+
+/// How communicators that fail together fare.
+pub(super) struct Family(Vec<Arc<RankStatus>>);
+
+impl Family {
+    /// The first failure that one of them has.
+    pub(super) fn failure(&self) -> Option<&Error> {
+        self.0.iter().find_map(|status| status.failure())
+    }
+}
+
+/// What a communicator is made for that is a further carrier of another one.
+pub(super) struct AsSibling<'a> {
+    parent: &'a Comm,
+    carrier: Carrier,
+    /// Why the ranks cannot use the carrier, if so.
+    lacks: &'a RefCell<Option<String>>,
+}
+
+impl AsSibling<'_> {
+    /// The carrier's name.
+    pub(super) fn name(&self) -> &'static str {
+        self.carrier.name()
+    }
+
+    /// The parent's settings; what decides calls is the parent's alone.
+    pub(super) fn config(&self) -> Config {
+        Config {
+            inter: Inter::Only(self.carrier),
+            carriers: Carriers::alone(),
+            tuning_table: NONE.to_string(),
+            machine: model::NONE.to_string(),
+            measure_us: 0,
+            ..self.parent.config.clone()
+        }
+    }
+
+    /// Opens the transport over this carrier and no other.
+    pub(super) fn open(&self, site: &Site<'_>, exchange: &mut dyn Exchange) -> Result<Router> {
+        let name = self.carrier.name();
+        transport::open_over(name, site, exchange)?.map_err(|why| {
+            *self.lacks.borrow_mut() = Some(why.clone());
+            Error::InvalidUsage(format!("{name} cannot carry messages between these nodes: {why}"))
+        })
+    }
+}
+
+/// The further carriers that rank 0's settings name, and the communicator's own in `STRATA_INTER`'s place.
+pub(super) fn wanted(config: &mut Config, options: &CommOptions) -> Result<Vec<FurtherCarrier>> {
+    let wanted = config.carriers.read().map_err(Error::InvalidUsage)?;
+    if options.companion.is_some() {
+        if config.carriers != Carriers::alone() {
+            let text =
+                "STRATA_CARRIERS is left out in front of a vendor library: its calls have one carrier (STRATA_INTER)";
+            IN_FRONT.get().call_once(|| crate::log::notice(text));
+        }
+        return Ok(Vec::new());
+    }
+    if wanted.own != Inter::Auto {
+        if config.inter != Inter::Auto && config.inter != wanted.own {
+            return Err(Error::InvalidUsage(format!(
+                "STRATA_INTER={} and STRATA_CARRIERS={} name different transports for the communicator itself: unset one, or \
+                 let STRATA_CARRIERS begin with auto",
+                config.inter, config.carriers
+            )));
+        }
+        config.inter = wanted.own;
+    }
+    Ok(wanted.further)
+}
+
+impl Comm {
+    /// The communicators of its further carriers.
+    pub(super) fn siblings(&self) -> impl Iterator<Item = &Arc<Comm>> {
+        self.siblings.get().into_iter().flatten().map(|(_, sibling)| sibling)
+    }
+
+    /// The carriers that calls may choose, by name: its own first.
+    pub fn carriers(&self) -> Vec<&'static str> {
+        let further = self.siblings.get().into_iter().flatten().map(|(carrier, _)| carrier.name());
+        self.carrier.map(Carrier::name).into_iter().chain(further).collect()
+    }
+
+    /// An error where calls cannot choose this carrier, with the reason.
+    pub fn has_carrier(&self, carrier: Carrier) -> Result<()> {
+        self.selector.has_carrier(carrier)
+    }
+
+    /// The communicator that carries a decided call, where it is not this one.
+    pub(super) fn sibling_for(&self, call: &CollectiveCall) -> Option<&Arc<Comm>> {
+        let siblings = self.siblings.get()?;
+        match &call.decision.as_ref()?.executor {
+            Executor::Own(Selection { carrier: Some(carrier), .. }) => {
+                siblings.iter().find(|(known, _)| known == carrier).map(|(_, sibling)| sibling)
+            }
+            _ => None,
+        }
+    }
+
+    /// News of ranks that take no further part, here or in a communicator that fails with this one.
+    pub(super) fn losses(&self) -> Vec<(Instant, Loss)> {
+        let mut losses = self.status.losses();
+        let others = self.family.get().into_iter().flat_map(|family| &family.0);
+        for status in others.filter(|status| !Arc::ptr_eq(status, &self.status)) {
+            // Operations are numbered in each by itself.
+            losses.extend(status.losses().into_iter().map(|(since, loss)| (since, Loss { from: None, ..loss })));
+        }
+        losses
+    }
+
+    /// Makes a sibling for each further carrier. Collective. One that some rank lacks is left out on all, or is an error where
+    /// it is required.
+    pub(super) fn make_siblings(&self, further: &[FurtherCarrier], cancel: &AtomicBool) -> Result<()> {
+        let mut made: Siblings = Vec::new();
+        let mut left_out: Vec<(Carrier, String)> = Vec::new();
+        // One rank has nobody to be out of order with, and nothing to carry.
+        let further = if self.nranks() > 1 { further } else { &[] };
+        for &FurtherCarrier { carrier, required } in further.iter().filter(|wish| self.carrier != Some(wish.carrier)) {
+            let lacks = RefCell::new(None);
+            let error = match self.make_sibling(AsSibling { parent: self, carrier, lacks: &lacks }, cancel) {
+                Ok(sibling) => {
+                    made.push((carrier, sibling));
+                    continue;
+                }
+                Err(error) => error,
+            };
+            let error = match lacks.into_inner() {
+                Some(why) if !required => {
+                    left_out.push((carrier, why));
+                    continue;
+                }
+                Some(why) => self.refusal(carrier, &why),
+                None => error,
+            };
+            made.iter().for_each(|(_, sibling)| sibling.abort());
+            return Err(error);
+        }
+        for (carrier, why) in left_out.iter().filter(|_| self.rank == Rank(0)) {
+            let (name, setting) = (carrier.name(), &self.config.carriers);
+            LEFT_OUT.get().call_once(|| {
+                crate::log::notice(&format!(
+                    "STRATA_CARRIERS={setting}: {name} is left out, calls cannot choose it: {why}"
+                ));
+            });
+        }
+        let carriers = made.iter().map(|(carrier, _)| *carrier).collect();
+        let complaint = self.selector.know_carriers(CommCarriers { own: self.carrier, further: carriers, left_out });
+        if let Some(complaint) = complaint.filter(|_| self.rank == Rank(0)) {
+            crate::log::write(crate::log::Level::Warn, &complaint);
+        }
+        if !made.is_empty() {
+            self.join(made);
+        }
+        Ok(())
+    }
+
+    fn refusal(&self, carrier: Carrier, why: &str) -> Error {
+        let (name, setting) = (carrier.name(), &self.config.carriers);
+        Error::InvalidUsage(format!(
+            "STRATA_CARRIERS={setting}: {name} cannot carry messages between these nodes: {why}; without the ! it would be left out"
+        ))
+    }
+
+    /// Has these communicators fail and wake together with this one.
+    fn join(&self, siblings: Siblings) {
+        let all = || std::iter::once(self).chain(siblings.iter().map(|(_, sibling)| &**sibling));
+        let family = Arc::new(Family(all().map(|comm| comm.status.clone()).collect()));
+        for comm in all() {
+            for other in all().filter(|other| !std::ptr::eq(*other, comm)) {
+                let waker = other.waker.clone();
+                comm.status.wakes_also(move || waker.iter().for_each(Waker::wake));
+            }
+            let _ = comm.family.set(family.clone());
+        }
+        let _ = self.siblings.set(siblings);
+    }
+}
+
+impl Launch {
+    /// Has a collective go by the carrier that it chooses. Messages stay where they are.
+    pub(super) fn go_by_carrier(&mut self) -> Result<()> {
+        let Operation::Collective(call) = &mut self.operation else { return Ok(()) };
+        if self.comm.siblings.get().is_none() {
+            return Ok(());
+        }
+        self.comm.at_home()?;
+        self.comm.decide(call)?;
+        if let Some(sibling) = self.comm.sibling_for(call).cloned() {
+            self.comm = sibling;
+        }
+        Ok(())
+    }
+}
