@@ -7,7 +7,7 @@ use super::independent::{IndependentBatch, IndependentMessages};
 use super::live::{Buffers, LiveWorld, RegionLists};
 use super::messages::{Counters, Messages};
 use super::staging::{Provider, Staging};
-use super::CollectiveCall;
+use super::{CollectiveCall, Joined};
 use crate::algorithms::{self, needs::needs};
 use crate::carrier::Switch;
 use crate::config::Config;
@@ -51,6 +51,8 @@ struct Running {
     call: CollectiveCall,
     /// Our own memory.
     scratch: DeviceRegion,
+    /// Where the data of several calls is brought together: what is sent, and what is received.
+    packed: Option<[DeviceRegion; 2]>,
     /// Index in `recent`.
     ready: usize,
     /// Where those who follow it see how far it is.
@@ -140,6 +142,8 @@ fn give_addresses(staging: &mut Staging, gpu: &Arc<GpuDevice>, transport: &Route
 const DEVICE_PART_BYTES: usize = 1 << 20;
 /// Device memory that is taken to bring blocks together, at most.
 const MOST_ROOM_BYTES: usize = 64 << 20;
+/// Where packed data begins at multiples of.
+const LINE_BYTES: usize = 64;
 /// How many recent calls are remembered whole, so that a training step's calls are prepared once.
 const RECENT: usize = 32;
 
@@ -325,13 +329,13 @@ impl Engine {
         let limit_ns = self.limit_ns();
         let ready = &mut self.recent[index];
         let scratch_bytes = ready.layout.scratch_bytes() * ready.window.min(ready.layout.segments());
-        let scratch = self.device.scratch(scratch_bytes)?;
-        // Of calls of which some are in place, the others are brought there.
-        let copies = call.joined.iter().flat_map(|joined| &joined.copies);
-        copies.into_iter().try_for_each(|&(from, to)| self.device.copy(None, from, to))?;
+        let (scratch, packed) = match &call.joined {
+            None => (self.device.scratch(scratch_bytes)?, None),
+            Some(joined) => bring_together(&mut *self.device, joined, scratch_bytes)?,
+        };
         self.device.begin(&ready.program, &ready.layout, ready.window)?;
         ready.execution.begin(ready.program.clone(), ready.layout.clone(), ready.window, limit_ns);
-        self.running = Some(Running { call: call.clone(), scratch, ready: index, front: None });
+        self.running = Some(Running { call: call.clone(), scratch, packed, ready: index, front: None });
         Ok(())
     }
 
@@ -428,7 +432,7 @@ impl Engine {
         let mut world = LiveWorld {
             device: &mut *self.device,
             transport: &mut self.transport,
-            buffers: Buffers::of(&running.call, running.scratch),
+            buffers: Buffers::of(&running.call, running.scratch, running.packed),
             rank: self.rank,
             reduction: running.call.reduction,
             sequence: self.sequence,
@@ -441,6 +445,15 @@ impl Engine {
         let beside = || self.independent.as_ref().is_some_and(IndependentMessages::are_open);
         let progress = outcome.map_err(|error| explain(error, &running.call, self.sequence, beside()))?;
         if progress == Progress::Done {
+            if let Some(Running {
+                call: CollectiveCall { joined: Some(joined), .. }, packed: Some([_, packed]), ..
+            }) = &self.running
+            {
+                joined
+                    .output
+                    .places()
+                    .try_for_each(|(at, to)| self.device.copy(None, packed.part(at, to.len()), to))?;
+            }
             self.running = None;
         }
         Ok(progress)
@@ -595,7 +608,8 @@ impl Engine {
 
     /// What of this call is staged: nothing when its messages are short enough to be copied into shared memory anyway.
     fn staged(&self, call: &CollectiveCall) -> Staged {
-        if !self.device.is_host() || !self.may_stage(call) {
+        let is_packed = call.joined.as_ref().is_some_and(|joined| joined.is_packed);
+        if !self.device.is_host() || is_packed || !self.may_stage(call) {
             return Staged::default();
         }
         let ordinary = |region: &DeviceRegion| shared::find(region.address() as usize, region.len()).is_none();
@@ -703,6 +717,26 @@ impl Engine {
             );
         }
     }
+}
+
+/// The scratch of a call that stands for several, and the memory where their data has been brought together, if it is to be. Of calls
+/// of which some are in place, the others are brought there.
+fn bring_together(
+    device: &mut dyn Device,
+    joined: &Joined,
+    scratch_bytes: usize,
+) -> Result<(DeviceRegion, Option<[DeviceRegion; 2]>)> {
+    joined.copies.iter().try_for_each(|&(from, to)| device.copy(None, from, to))?;
+    if !joined.is_packed {
+        return Ok((device.scratch(scratch_bytes)?, None));
+    }
+    let (sent, received) = (joined.input.bytes(), joined.output.bytes());
+    let input_at = scratch_bytes.next_multiple_of(LINE_BYTES);
+    let output_at = (input_at + sent).next_multiple_of(LINE_BYTES);
+    let all = device.scratch(output_at + received)?;
+    let input = all.part(input_at, sent);
+    joined.input.places().try_for_each(|(at, from)| device.copy(None, from, input.part(at, from.len())))?;
+    Ok((all.part(0, scratch_bytes), Some([input, all.part(output_at, received)])))
 }
 
 /// Says of which operation an error is. A message that does not match its receive may be one `beside` it.

@@ -192,6 +192,7 @@ impl Joining {
         let joined = Joined {
             input: Concatenation::default(),
             output: Concatenation::default(),
+            is_packed: false,
             in_place: in_place > 0,
             copies: Vec::new(),
             calls: Vec::new(),
@@ -220,6 +221,7 @@ impl Joining {
     ) -> CollectiveCall {
         let first = calls[0].clone();
         self.joined.calls = calls;
+        self.joined.pack();
         CollectiveCall {
             collective,
             input: DeviceRegion::EMPTY,

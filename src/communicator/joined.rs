@@ -1,12 +1,19 @@
 //! Several calls of one group as one: where their data lies, one behind another.
 //!
-//! Nothing is brought together in memory. A plan counts bytes in the concatenation of the calls' blocks, and a piece of it
-//! becomes as many regions as it has parts ([`Concatenation::parts`]).
+//! A plan counts bytes in the concatenation of the calls' blocks, and a piece of it becomes as many regions as it has parts
+//! ([`Concatenation::parts`]). Nothing is brought together in memory, but for short data in many parts.
 #![forbid(unsafe_code)]
 
 use super::CollectiveCall;
 use crate::health::CallSummary;
 use crate::memory::DeviceRegion;
+
+/// From how many parts on data is brought together that is short: a message of many parts costs more than a copy of each.
+const MANY_PARTS: usize = 4;
+/// The longest part on the average.
+const SHORT_PART_BYTES: usize = 4096;
+/// The longest data.
+const MOST_PACKED_BYTES: usize = 1 << 20;
 
 /// Regions one behind another, as one run of bytes.
 #[derive(Debug, Clone, Default)]
@@ -23,7 +30,9 @@ pub struct Joined {
     pub input: Concatenation,
     /// Its receive buffer.
     pub output: Concatenation,
-    /// Whether the two overlap as NCCL's in-place convention says.
+    /// Whether the data is brought together in memory of Strata's, for it lies in many short parts.
+    pub is_packed: bool,
+    /// Whether the two overlap as NCCL's in-place convention says; no packed ones do.
     pub in_place: bool,
     /// What is copied before it begins, from where and to where: the input of calls that are not in place, beside others that are.
     pub copies: Vec<(DeviceRegion, DeviceRegion)>,
@@ -31,6 +40,16 @@ pub struct Joined {
     pub calls: Vec<CollectiveCall>,
     /// What all ranks must agree on.
     pub summary: CallSummary,
+}
+
+impl Joined {
+    /// Has short data brought together that lies in many parts.
+    pub fn pack(&mut self) {
+        let sides = [&self.input, &self.output];
+        self.is_packed =
+            sides.iter().all(|side| side.bytes() <= MOST_PACKED_BYTES) && sides.iter().any(|side| side.is_scattered());
+        self.in_place &= !self.is_packed;
+    }
 }
 
 impl Concatenation {
@@ -58,6 +77,17 @@ impl Concatenation {
     /// The regions.
     pub fn regions(&self) -> &[DeviceRegion] {
         &self.regions
+    }
+
+    /// The regions, each with the place where it begins.
+    pub fn places(&self) -> impl Iterator<Item = (usize, DeviceRegion)> + '_ {
+        self.regions.iter().zip(&self.ends).map(|(region, end)| (end - region.len(), *region))
+    }
+
+    /// Whether it lies in many short parts.
+    fn is_scattered(&self) -> bool {
+        let parts = self.regions.len();
+        parts >= MANY_PARTS && self.bytes() <= parts * SHORT_PART_BYTES
     }
 
     /// The regions of `len` bytes from `offset` on, in order.

@@ -71,8 +71,11 @@ pub fn now_ns() -> u64 {
 }
 
 impl<'a> Buffers<'a> {
-    /// The memory of a call.
-    pub fn of(call: &'a CollectiveCall, scratch: DeviceRegion) -> Buffers<'a> {
+    /// The memory of a call. `packed` stands for the buffers of several calls.
+    pub fn of(call: &'a CollectiveCall, scratch: DeviceRegion, packed: Option<[DeviceRegion; 2]>) -> Buffers<'a> {
+        if let Some([input, output]) = packed {
+            return Buffers { input, output, scratch, joined: None };
+        }
         Buffers { input: call.input, output: call.output, scratch, joined: call.joined.as_deref() }
     }
 
