@@ -1,57 +1,13 @@
 /* Collectives whose blocks differ in size, on random counts and places that follow from seeds; each rank checks its results, and that
    nothing between blocks is touched. Ranks are threads, or processes on virtual nodes.
    usage: vectored threads|processes RANKS NODES FROM TO [ALGORITHM] | launched FROM TO | differ CASE | refusals */
-#include <nccl.h>
-#include <strata.h>
-#include <pthread.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/wait.h>
+#include "seeded.h"
 #include <time.h>
-#include <unistd.h>
 
-#define CHECK(condition)                                                                                   \
-  do {                                                                                                     \
-    if (!(condition)) {                                                                                    \
-      fprintf(stderr, "line %d: %s (%s)\n", __LINE__, #condition, strataGetLastError());                   \
-      exit(1);                                                                                             \
-    }                                                                                                      \
-  } while (0)
-#define OK(call) CHECK((call) == ncclSuccess)
-
-enum { MOST_RANKS = 8, GAP = 0x5a, KINDS = 5 };
+enum { GAP = 0x5a, KINDS = 5 };
 typedef enum { ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL, GATHER, SCATTER } Kind;
 
-static int nranks, nnodes, from_seed, to_seed;
-
-/* The same numbers on all ranks. */
-typedef struct {
-  uint64_t state;
-} Random;
-
-static uint64_t next(Random *random) {
-  uint64_t z = random->state += 0x9e3779b97f4a7c15u;
-  z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
-  z = (z ^ z >> 27) * 0x94d049bb133111ebu;
-  return z ^ z >> 31;
-}
-static size_t below(Random *random, size_t limit) { return next(random) % limit; }
-
-static const ncclDataType_t types[] = {ncclInt8, ncclInt32, ncclUint64, ncclFloat, ncclDouble, strataInt16};
-static const size_t sizes[] = {1, 4, 8, 4, 8, 2};
-
-static void put(int type, char *at, int value) {
-  switch (type) {
-    case 0: *at = (char)value; return;
-    case 1: memcpy(at, &(int32_t){value}, 4); return;
-    case 2: memcpy(at, &(uint64_t){(uint64_t)value}, 8); return;
-    case 3: memcpy(at, &(float){(float)value}, 4); return;
-    case 4: memcpy(at, &(double){value}, 8); return;
-    default: memcpy(at, &(int16_t){(int16_t)value}, 2);
-  }
-}
+static int from_seed, to_seed;
 
 /* Element i of what rank `from` has for block `block`. */
 static int value(uint64_t seed, int from, int block, size_t i) {
@@ -219,8 +175,6 @@ static void one(ncclComm_t comm, strataStream_t own, int rank, uint64_t seed) {
   else free(input), free(output);
 }
 
-static ncclUniqueId id;
-
 static void *rank_main(void *argument) {
   int rank = (int)(intptr_t)argument;
   ncclComm_t comm;
@@ -231,32 +185,6 @@ static void *rank_main(void *argument) {
   OK(ncclCommDestroy(comm));
   OK(strataStreamDestroy(stream));
   return NULL;
-}
-
-static void in_threads(void *(*rank_main)(void *)) {
-  pthread_t threads[MOST_RANKS];
-  for (intptr_t rank = 0; rank < nranks; rank++) CHECK(!pthread_create(&threads[rank], NULL, rank_main, (void *)rank));
-  for (int rank = 0; rank < nranks; rank++) CHECK(!pthread_join(threads[rank], NULL));
-}
-
-/* Each rank is a process; this one, which has made the id, waits for them. */
-static void in_processes(void) {
-  pid_t children[MOST_RANKS];
-  for (int rank = 0; rank < nranks; rank++) {
-    children[rank] = fork();
-    CHECK(children[rank] >= 0);
-    if (children[rank] == 0) {
-      char node[16];
-      snprintf(node, sizeof node, "node%d", rank * nnodes / nranks);
-      setenv("NCCL_HOSTID", node, 1);
-      rank_main((void *)(intptr_t)rank);
-      _exit(0);
-    }
-  }
-  for (int rank = 0; rank < nranks; rank++) {
-    int status;
-    CHECK(waitpid(children[rank], &status, 0) == children[rank] && status == 0);
-  }
 }
 
 /* One rank of a job that a launcher has started. */
@@ -383,7 +311,7 @@ int main(int argc, char **argv) {
   if (argc > 6) setenv("STRATA_ALLGATHER_ALGO", argv[6], 1), setenv("STRATA_REDUCESCATTER_ALGO", argv[6], 1);
   OK(ncclGetUniqueId(&id));
   if (!strcmp(argv[1], "threads")) in_threads(rank_main);
-  else in_processes();
+  else in_processes(rank_main);
   printf("%d ranks on %d nodes: %d calls\n", nranks, nnodes, to_seed - from_seed);
   return 0;
 }
