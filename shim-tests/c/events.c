@@ -1,20 +1,8 @@
 /* Events of host streams: order between streams, errors, names that are none, and what is refused. */
-#include <nccl.h>
-#include <strata.h>
-#include <stdio.h>
-#include <stdlib.h>
+#include "check.h"
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-#define CHECK(condition)                                                                                     \
-  do {                                                                                                       \
-    if (!(condition)) {                                                                                      \
-      fprintf(stderr, "line %d: %s (%s)\n", __LINE__, #condition, strataGetLastError());                     \
-      exit(1);                                                                                               \
-    }                                                                                                        \
-  } while (0)
-#define OK(call) CHECK((call) == ncclSuccess)
 
 static int pipe_of[2];
 static int steps[8], taken;

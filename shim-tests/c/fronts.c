@@ -1,22 +1,10 @@
 /* Programs that go on with what is final of collectives under way: waits for ranges and overwrites them, with streams, callbacks
    and calls that fail. The ranks are communicators of this process, each call on a stream of its rank.
    usage: fronts follow ALGORITHM | refusals | failure */
-#include <nccl.h>
-#include <strata.h>
+#include "check.h"
 #include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-#define CHECK(condition)                                                                                   \
-  do {                                                                                                     \
-    if (!(condition)) {                                                                                    \
-      fprintf(stderr, "line %d: %s (%s)\n", __LINE__, #condition, strataGetLastError());                   \
-      exit(1);                                                                                             \
-    }                                                                                                      \
-  } while (0)
-#define OK(call) CHECK((call) == ncclSuccess)
 
 enum { MOST_RANKS = 5, LAYERS = 40, COUNT = 400000 };
 

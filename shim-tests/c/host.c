@@ -1,25 +1,13 @@
 /* Communicators of strataCommInitHost: their time limits, who may make them together, what is made of them, and what callbacks
  * of a stream are told. Ranks are threads. With an argument a GPU's driver is mapped, and its device current. */
+#include "check.h"
 #include <dlfcn.h>
-#include <nccl.h>
 #include <pthread.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <strata.h>
 #include <string.h>
 #include <time.h>
 
 #define RANKS 3
 #define COUNT 100000
-#define CHECK(condition)                                                                        \
-  do {                                                                                          \
-    if (!(condition)) {                                                                         \
-      fprintf(stderr, "line %d: %s (%s)\n", __LINE__, #condition, strataGetLastError());        \
-      exit(1);                                                                                  \
-    }                                                                                           \
-  } while (0)
-#define OK(call) CHECK((call) == ncclSuccess)
-
 static ncclUniqueId id, grow_id;
 static pthread_barrier_t barrier;
 static ncclComm_t comms[RANKS];

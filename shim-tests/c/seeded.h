@@ -1,23 +1,11 @@
 /* For programs that make calls on random numbers which follow from seeds: numbers, elements of all kinds of types, and ranks as threads
    or as processes on virtual nodes. */
-#include <nccl.h>
-#include <strata.h>
+#include "check.h"
 #include <pthread.h>
 #include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-#define CHECK(condition)                                                                                   \
-  do {                                                                                                     \
-    if (!(condition)) {                                                                                    \
-      fprintf(stderr, "line %d: %s (%s)\n", __LINE__, #condition, strataGetLastError());                   \
-      exit(1);                                                                                             \
-    }                                                                                                      \
-  } while (0)
-#define OK(call) CHECK((call) == ncclSuccess)
 
 enum { MOST_RANKS = 8 };
 static int nranks, nnodes;

@@ -1,23 +1,12 @@
 /* Processes of a launcher find each other by strataGetWorldId. Each is a child that has a launcher's variables. */
+#include "check.h"
 #include <arpa/inet.h>
-#include <nccl.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <strata.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #define RANKS 3
-#define CHECK(condition)                                                                        \
-  do {                                                                                          \
-    if (!(condition)) {                                                                         \
-      fprintf(stderr, "line %d: %s (%s)\n", __LINE__, #condition, strataGetLastError());        \
-      exit(1);                                                                                  \
-    }                                                                                           \
-  } while (0)
-#define OK(call) CHECK((call) == ncclSuccess)
 
 static void set(const char* name, int value) {
   char text[16];
