@@ -58,7 +58,14 @@ impl FromStr for Carrier {
             let near = known.iter().map(|name| (strsim::damerau_levenshtein(name, text), name)).min();
             let near = near.filter(|(far, _)| *far <= text.len().div_ceil(2));
             let meant = near.map_or(String::new(), |(_, name)| format!("did you mean {name}? "));
-            format!("there is no carrier {text}; {meant}there are {}", known.join(", "))
+            let known = known.join(", ");
+            match text.strip_suffix('!') {
+                _ if text.is_empty() => format!("the carrier's name is missing; there are {known}"),
+                Some(_) => {
+                    format!("{text}: only a further carrier of STRATA_CARRIERS can be required by !, not its first")
+                }
+                None => format!("there is no carrier {text}; {meant}there are {known}"),
+            }
         })
     }
 }
@@ -295,6 +302,7 @@ mod tests {
             ("auto,mpi,mpi!", "mpi is named twice"),
             ("tcp,auto", "there is no carrier auto"),
             ("tcp,", "a name is empty"),
+            ("mpi!", "only a further carrier"),
             ("tcp,vendor", "only in front of a vendor library"),
         ] {
             let told = read(text).unwrap_err();

@@ -124,6 +124,39 @@ static void check(const Call *call, uint64_t seed, int number, int rank) {
   free(expected);
 }
 
+/* The group of these calls on this rank. Whether it is on a stream is each rank's own choice. */
+static void group(ncclComm_t comm, strataStream_t own, int rank, uint64_t seed, Call *calls, int ncalls, char *memory,
+                  size_t total, Random *mine, int messages) {
+  char *pool = memory;
+  for (int i = 0; i < ncalls; i++) place(&calls[i], seed, i, rank, mine, &pool);
+  CHECK(pool <= memory + total);
+  int on_stream = (int)below(mine, 2);
+  strataStream_t stream = on_stream ? own : NULL;
+  int sent = rank, got = -1, before = (rank + nranks - 1) % nranks;
+  OK(ncclGroupStart());
+  for (int i = 0; i < ncalls; i++) {
+    if (messages && i == ncalls / 2) {
+      OK(ncclSend(&sent, 1, ncclInt, (rank + 1) % nranks, comm, stream));
+      OK(ncclRecv(&got, 1, ncclInt, before, comm, stream));
+    }
+    OK(make(&calls[i], comm, stream));
+  }
+  OK(ncclGroupEnd());
+  if (on_stream) {
+    /* What is asked for of one call is final with that call's group. */
+    int i = (int)below(mine, ncalls);
+    if (received_blocks(&calls[i], rank) && calls[i].count) {
+      OK(strataStreamWaitRange(NULL, calls[i].recv, sizes[calls[i].type]));
+      char first[8];
+      put(calls[i].type, first, wanted(&calls[i], seed, i, rank, 0, 0));
+      CHECK(!memcmp(first, calls[i].recv, sizes[calls[i].type]));
+    }
+    OK(strataStreamSynchronize(own));
+  }
+  if (messages) CHECK(got == before);
+  for (int i = 0; i < ncalls; i++) check(&calls[i], seed, i, rank);
+}
+
 /* Rank `rank`'s part of the group with this seed. */
 static void one(ncclComm_t comm, strataStream_t own, int rank, uint64_t seed) {
   Random random = {seed}, mine = {seed * 31 + (uint64_t)rank};
@@ -142,34 +175,16 @@ static void one(ncclComm_t comm, strataStream_t own, int rank, uint64_t seed) {
     call->root = roots == 0 ? 0 : roots == 1 ? i % nranks : (int)below(&random, nranks);
     total += call->count * sizes[call->type] * 2 * nranks + 80;
   }
-  char *memory = malloc(total), *pool = memory;
-  for (int i = 0; i < ncalls; i++) place(&calls[i], seed, i, rank, &mine, &pool);
-  CHECK(pool <= memory + total);
-  int on_stream = (int)below(&random, 2), messages = (int)below(&random, 2);
-  strataStream_t stream = on_stream ? own : NULL;
-  int sent = rank, got = -1, before = (rank + nranks - 1) % nranks;
-  OK(ncclGroupStart());
-  for (int i = 0; i < ncalls; i++) {
-    if (messages && i == ncalls / 2) {
-      OK(ncclSend(&sent, 1, ncclInt, (rank + 1) % nranks, comm, stream));
-      OK(ncclRecv(&got, 1, ncclInt, before, comm, stream));
-    }
-    OK(make(&calls[i], comm, stream));
+  char *memory = malloc(total);
+  /* Equal groups go on by what their calls have left behind, and so does a call that was made by itself. */
+  int times = 1 + (int)below(&random, 3), alone = (int)below(&random, 3), messages = (int)below(&random, 2);
+  for (int i = 0; i < alone; i++) {
+    char *pool = memory;
+    place(&calls[0], seed, 0, rank, &mine, &pool);
+    OK(make(&calls[0], comm, NULL));
+    check(&calls[0], seed, 0, rank);
   }
-  OK(ncclGroupEnd());
-  if (on_stream) {
-    /* What is asked for of one call is final with that call's group. */
-    int i = (int)below(&mine, ncalls);
-    if (received_blocks(&calls[i], rank) && calls[i].count) {
-      OK(strataStreamWaitRange(NULL, calls[i].recv, sizes[calls[i].type]));
-      char first[8];
-      put(calls[i].type, first, wanted(&calls[i], seed, i, rank, 0, 0));
-      CHECK(!memcmp(first, calls[i].recv, sizes[calls[i].type]));
-    }
-    OK(strataStreamSynchronize(own));
-  }
-  if (messages) CHECK(got == before);
-  for (int i = 0; i < ncalls; i++) check(&calls[i], seed, i, rank);
+  for (int i = 0; i < times; i++) group(comm, own, rank, seed, calls, ncalls, memory, total, &mine, messages);
   free(memory);
 }
 

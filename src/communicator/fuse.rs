@@ -230,6 +230,7 @@ impl Joining {
             blocks: blocks.map(Arc::new),
             dtype: unit(&first),
             joined: Some(Arc::new(self.joined)),
+            decision: None,
             ..first
         }
     }

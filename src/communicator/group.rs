@@ -59,7 +59,8 @@ struct PreparedLaunch {
 impl PreparedLaunch {
     /// The operation as any other.
     fn launch(&self, (input, output): Buffers) -> Launch {
-        let call = CollectiveCall { input, output, ..(*self.call).clone() };
+        // In a group with others it is decided like them.
+        let call = CollectiveCall { input, output, decision: None, ..(*self.call).clone() };
         Launch { comm: self.comm.clone(), operation: Operation::Collective(call), stream: StreamRef::Null }
     }
 

@@ -29,7 +29,7 @@ use crate::fork::PerProcess;
 use output::{TraceForm, TraceOutput};
 use ring::RecordRing;
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -101,6 +101,14 @@ pub struct Recorder {
 
 static RECORDER: PerProcess<OnceLock<Option<Recorder>>> = PerProcess::new(OnceLock::new);
 
+/// The process that has records, as its forks inherit it; 0 for none.
+static RECORDED_BY: AtomicU32 = AtomicU32::new(0);
+
+/// Whether this process is the fork of one that has records.
+fn is_fork_of_recorder() -> bool {
+    ![0, std::process::id()].contains(&RECORDED_BY.load(Ordering::Relaxed))
+}
+
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     crate::sync::locked(mutex)
 }
@@ -136,15 +144,19 @@ impl Recorder {
         if config.trace == "none" {
             return None;
         }
-        let outputs = outputs(&config.trace, one_process);
+        let of_fork = is_fork_of_recorder();
+        let own = |output: TraceOutput| if of_fork { output.of_fork() } else { output };
+        let outputs: Vec<TraceOutput> = outputs(&config.trace, one_process).into_iter().map(own).collect();
         let at_failure = match config.trace_failure.as_str() {
             "none" => None,
             "auto" => (!outputs.is_empty()).then(|| TraceOutput::beside(&config.trace)),
             name => Some(TraceOutput::new(name, TraceForm::Flight, false)),
         };
+        let at_failure = at_failure.map(own);
         if outputs.is_empty() && at_failure.is_none() {
             return None;
         }
+        RECORDED_BY.store(std::process::id(), Ordering::Relaxed);
         let ring = RecordRing::new(config.trace_records);
         let (start, wall_ns) = both_clocks();
         Some(Recorder {

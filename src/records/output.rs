@@ -70,10 +70,15 @@ fn apart(name: &str) -> String {
     if name.contains("%r") || name.contains("%p") {
         return name.to_string();
     }
+    with_place(name, "%r")
+}
+
+/// A name with a further place before its extension.
+fn with_place(name: &str, place: &str) -> String {
     let extension =
         Path::new(name).extension().and_then(|extension| extension.to_str()).map_or(0, |text| text.len() + 1);
     let (stem, extension) = name.split_at(name.len() - extension);
-    format!("{stem}.%r{extension}")
+    format!("{stem}.{place}{extension}")
 }
 
 /// Writes a file whole, then moves it to its place.
@@ -98,6 +103,12 @@ impl TraceOutput {
         let alone = one_process && form != TraceForm::Flight;
         let name = if alone { name.to_string() } else { apart(name) };
         TraceOutput { name, form, has_failed: AtomicBool::new(false) }
+    }
+
+    /// The same of a process that is the fork of one that has records: it leaves that one's files alone.
+    pub fn of_fork(self) -> TraceOutput {
+        let name = if self.name.contains("%p") { self.name } else { with_place(&self.name, "%p") };
+        TraceOutput { name, ..self }
     }
 
     /// Where PyTorch's analyser looks for dumps: a folder beside the first file of a list, with nothing else in it.
@@ -178,6 +189,8 @@ mod tests {
             assert_eq!(apart(name), other);
         }
         assert_eq!(TraceOutput::new("t.json", TraceForm::Chrome, true).name, "t.json");
+        let of_fork = |name| TraceOutput::new(name, TraceForm::Chrome, false).of_fork().name;
+        assert_eq!(["t.json", "t-%p.json"].map(of_fork), ["t.%r.%p.json", "t-%p.json"]);
         assert_eq!(TraceOutput::beside("/a/b.json,c.csv").name, "/a/flight/nccl_trace_rank_%r");
         assert_eq!(TraceOutput::beside("b.json").name, "flight/nccl_trace_rank_%r");
         let forms = ["a.json", "a.csv", "a.txt", "a.pickle", "a.png", "json"].map(TraceForm::of);

@@ -157,7 +157,7 @@ mod tests {
         assert_eq!(parts("@tcp"), ("auto", Some("tcp"), None));
         assert_eq!(parts("auto@tcp"), parts("@tcp"));
         for (text, part) in
-            [("ring@mpj", "did you mean mpi?"), ("ring@", "no carrier "), ("ring@tcp@mpi", "carrier tcp@mpi")]
+            [("ring@mpj", "did you mean mpi?"), ("ring@", "name is missing"), ("ring@tcp@mpi", "carrier tcp@mpi")]
         {
             let told = CarriedName::parse(text).unwrap_err();
             assert!(told.text().starts_with(&format!("algorithm {text}: ")) && told.text().contains(part), "{told}");
