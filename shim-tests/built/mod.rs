@@ -86,7 +86,7 @@ impl Compiler {
         let mut command = Command::new(self.program);
         command.arg(&file);
         if self.headers {
-            command.arg("-I").arg(header_dir());
+            command.arg("-I").arg(header_dir()).arg("-I").arg(root().join("shim-tests/c"));
         }
         command.args(arguments);
         if !arguments.contains(&"-fsyntax-only") {
@@ -125,9 +125,7 @@ pub fn run_with(name: &str, arguments: &[&str], words: &[&str]) -> String {
     let dir = library_dir();
     let source = std::fs::read_to_string(root().join("shim-tests/c").join(name));
     let path = dir.to_str().unwrap();
-    let headers = root().join("shim-tests/c");
-    let headers = headers.to_str().unwrap();
-    let strict = ["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-g", "-pthread", "-I", headers, "-L", path, "-lnccl"];
+    let strict = ["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-g", "-pthread", "-L", path, "-lnccl"];
     let program = Compiler::new("c").compile(&source.unwrap(), &[&strict[..], arguments].concat());
     let mut command = Command::new(&program);
     command.args(words);
