@@ -1,24 +1,12 @@
 /* Makes calls of all kinds and notes each in a file, MADE.RANK: communicator, what, count, type, operation, root or peer, in place.
    A test compares these with the trace. Started by `strata launch`, or alone for threads.
-   usage: traced calls MADE | grid MADE | fails MADE | differs MADE | many MADE CALLS | threads MADE */
-#include <nccl.h>
-#include <strata.h>
+   usage: traced calls MADE | grid MADE | fails MADE | differs MADE | many MADE CALLS | threads MADE | forks CHILD */
+#include "check.h"
 #include <pthread.h>
 #include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-#define CHECK(condition)                                                                                   \
-  do {                                                                                                     \
-    if (!(condition)) {                                                                                    \
-      fprintf(stderr, "line %d: %s (%s)\n", __LINE__, #condition, strataGetLastError());                   \
-      exit(1);                                                                                             \
-    }                                                                                                      \
-  } while (0)
-#define OK(call) CHECK((call) == ncclSuccess)
 
 enum { ELEMENTS = 1 << 16 };
 static __thread FILE *made;
@@ -207,6 +195,25 @@ static void many(const char *path, int number) {
   OK(ncclCommDestroy(comm));
 }
 
+/* A process with a trace, and a child of its with communicators of its own, whose number it notes. */
+static void forks(const char *path) {
+  ncclComm_t comm, own;
+  OK(ncclCommInitAll(&comm, 1, NULL));
+  for (int i = 0; i < 5; i++) OK(ncclAllReduce(in, out, 16, ncclFloat, ncclSum, comm, NULL));
+  pid_t child = fork();
+  if (child == 0) {
+    OK(ncclCommInitAll(&own, 1, NULL));
+    OK(ncclBroadcast(in, out, 3, ncclFloat, 0, own, NULL));
+    OK(ncclCommDestroy(own));
+    exit(0);
+  }
+  int status;
+  CHECK(waitpid(child, &status, 0) == child && status == 0);
+  OK(ncclCommDestroy(comm));
+  FILE *file = fopen(path, "w");
+  CHECK(file && fprintf(file, "%d", (int)child) > 0 && fclose(file) == 0);
+}
+
 static ncclUniqueId id;
 static const char *path_of_threads;
 
@@ -235,6 +242,7 @@ int main(int argc, char **argv) {
   CHECK(argc > 2);
   if (!strcmp(argv[1], "calls") || !strcmp(argv[1], "grid")) calls(argv[2], argv[1][0] == 'g');
   else if (!strcmp(argv[1], "fails") || !strcmp(argv[1], "differs")) fails(argv[2], argv[1][0] == 'd');
+  else if (!strcmp(argv[1], "forks")) forks(argv[2]);
   else if (!strcmp(argv[1], "many")) many(argv[2], atoi(argv[3]));
   else {
     pthread_t threads[3];

@@ -239,6 +239,16 @@ fn threads_of_one_process_share_a_trace_and_are_ranks_of_their_own_in_it() {
 }
 
 #[test]
+fn a_fork_with_communicators_of_its_own_leaves_its_parent_s_trace_alone() {
+    let folder = Folder::new("forks");
+    said(alone(&["forks", &folder.file("child")]).env("STRATA_TRACE", folder.file("t.json")));
+    let child = std::fs::read_to_string(folder.file("child")).unwrap();
+    let calls = |name: &str| folder.trace(name).calls.iter().map(|call| call.call.clone()).collect::<Vec<_>>();
+    assert_eq!(calls("t.json"), ["all_reduce"; 5]);
+    assert_eq!(calls(&format!("t.{child}.json")), ["broadcast"]);
+}
+
+#[test]
 fn nothing_is_written_where_nothing_is_asked_for() {
     let folder = Folder::new("off");
     said(&mut launched(&["many", &folder.file("made"), "10"]));

@@ -2,7 +2,7 @@
 //!
 //! Calls of the same collective become one call over the concatenation of their data, so that they take the rounds of one. Broadcasts
 //! with several roots become an all-gather of blocks of different sizes, and reduces a reduce-scatter, so that all roots' NICs work at
-//! once. Data stays where it is ([`super::joined`]).
+//! once. Data stays where it is, but for short data in many parts ([`super::joined`]).
 //!
 //! The rewriting is a pure function of what all ranks of a communicator know: the calls' collectives, counts, types, operations and
 //! roots, in the order of the group. One thing is each rank's own: calls of which one writes what another one reads or writes are made one
@@ -130,22 +130,20 @@ fn rewrite(calls: Vec<CollectiveCall>, (rank, nranks): (Rank, usize), rules: &Fu
     if let Some(whole) = whole.filter(|_| is_spread(&calls, nranks, rules)) {
         return vec![gather_roots(whole, calls, (rank, nranks))];
     }
-    let mut classes: Vec<Vec<CollectiveCall>> = Vec::new();
+    // By root, and each long one by itself.
+    let mut classes: Vec<(Option<Rank>, Vec<CollectiveCall>)> = Vec::new();
     for call in calls {
-        let is_short = bytes(&call) <= LONGEST_BYTES;
-        match classes
-            .iter_mut()
-            .find(|class| is_short && class[0].root == call.root && bytes(&class[0]) <= LONGEST_BYTES)
-        {
-            Some(class) => class.push(call),
-            None => classes.push(vec![call]),
+        let root = (bytes(&call) <= LONGEST_BYTES).then_some(call.root);
+        match classes.iter_mut().find(|(known, _)| root.is_some() && *known == root) {
+            Some((_, class)) => class.push(call),
+            None => classes.push((root, vec![call])),
         }
     }
     let one = |class: Vec<CollectiveCall>| match <[CollectiveCall; 1]>::try_from(class) {
         Ok([call]) => call,
         Err(class) => join(class, (rank, nranks)),
     };
-    classes.into_iter().map(one).collect()
+    classes.into_iter().map(|(_, class)| one(class)).collect()
 }
 
 /// Bytes of each root's calls.
