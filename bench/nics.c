@@ -17,63 +17,26 @@
  * and twice that for the third.
  */
 #include "both.h"
-#include <dirent.h>
-#include <string.h>
+#include "counters.h"
 
-enum { MOST_NICS = 64, MOST_REPEATS = 99 };
-
-/* What the NICs of this rank's node have sent; none on ranks that do not read for their node. */
+/* A call of one library or the other. */
 typedef struct {
-  int ranks, count;
-  long long sent[MOST_NICS];
-} Nics;
+  int which, ours;
+  const float *send;
+  float *recv;
+  size_t bytes;
+  ncclComm_t comm;
+} OneCall;
 
-static int local_ranks, reads_for_node, nnodes;
-static const char *interfaces = "eth";
-
-static Nics read_nics(void) {
-  Nics nics = {.ranks = local_ranks};
-  DIR *all = reads_for_node ? opendir("/sys/class/net") : NULL;
-  for (struct dirent *entry; all && (entry = readdir(all)) && nics.count < MOST_NICS;) {
-    char path[512];
-    if (strncmp(entry->d_name, interfaces, strlen(interfaces)) != 0) continue;
-    snprintf(path, sizeof path, "/sys/class/net/%s/statistics/tx_bytes", entry->d_name);
-    FILE *file = fopen(path, "r");
-    if (!file || fscanf(file, "%lld", &nics.sent[nics.count]) != 1) {
-      fprintf(stderr, "rank %d cannot read %s\n", rank, path);
-      MPI_Abort(MPI_COMM_WORLD, 1);
-    }
-    fclose(file);
-    nics.count++;
-  }
-  if (all) closedir(all);
-  return nics;
+static void one_call(const void *what) {
+  const OneCall *call = what;
+  if (call->ours) run_ours(call->which, rank, call->send, call->recv, call->bytes, call->comm);
+  else run_theirs(call->which, call->send, call->recv, call->bytes);
 }
 
-/* What one call did: its time, and the bytes sent by the NIC that sent least and by the one that sent most. */
-typedef struct {
-  double seconds, least, most;
-} Sample;
-
-static int by_time(const void *a, const void *b) { return ascending(&((const Sample *)a)->seconds, &((const Sample *)b)->seconds); }
-
 static Sample measured(int which, int ours, const float *send, float *recv, size_t bytes, ncclComm_t comm) {
-  wait_asleep(); /* What the call before it still sends from this node's other ranks is not this one's. */
-  Nics before = read_nics();
-  MPI_Barrier(MPI_COMM_WORLD);
-  double start = MPI_Wtime();
-  if (ours) run_ours(which, rank, send, recv, bytes, comm);
-  else run_theirs(which, send, recv, bytes);
-  Sample sample = {slowest_rank(MPI_Wtime() - start), 1e30, 0};
-  Nics after = read_nics();
-  for (int nic = 0; nic < after.count; nic++) {
-    double sent = (double)(after.sent[nic] - before.sent[nic]);
-    if (sent < sample.least) sample.least = sent;
-    if (sent > sample.most) sample.most = sent;
-  }
-  MPI_Allreduce(MPI_IN_PLACE, &sample.least, 1, MPI_DOUBLE, MPI_MIN, MPI_COMM_WORLD);
-  MPI_Allreduce(MPI_IN_PLACE, &sample.most, 1, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
-  return sample;
+  OneCall call = {which, ours, send, recv, bytes, comm};
+  return counted(one_call, &call);
 }
 
 static double larger(double a, double b) { return a > b ? a : b; }
@@ -121,15 +84,8 @@ int main(int argc, char **argv) {
     if (rank == 0) fprintf(stderr, "usage: bench-nics LABEL RATE [BYTES [REPEATS, at most %d]]\n", MOST_REPEATS);
     MPI_Abort(MPI_COMM_WORLD, 2);
   }
-  if (getenv("BENCH_NICS")) interfaces = getenv("BENCH_NICS");
-  MPI_Comm node;
-  int local, kind;
-  MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &node);
-  MPI_Comm_rank(node, &local);
-  MPI_Comm_size(node, &local_ranks);
-  reads_for_node = local == 0;
-  MPI_Allreduce(&reads_for_node, &nnodes, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
-  MPI_Comm_free(&node);
+  int kind;
+  find_nics();
   bytes -= bytes % (sizeof(float) * (size_t)nranks);
   if (rank == 0) {
     char version[MPI_MAX_LIBRARY_VERSION_STRING];

@@ -62,6 +62,14 @@ ncclResult_t strataScatterV(const void* sendbuff, const size_t* sendcounts, cons
     void* recvbuff, size_t recvcount, ncclDataType_t datatype, int root, ncclComm_t comm,
     cudaStream_t stream);
 
+/* ncclAllReduce whose messages between nodes are coded: code is "bf16", "mx8" or "int8" (docs/codes.md), datatype a float that it makes smaller. Where residual is not null it has count float32, zeros at first, which the program leaves alone between calls: what coding leaves out of a sum is added to the next one. All ranks give a residual or none. Since strata. */
+ncclResult_t strataAllReduceCoded(const void* sendbuff, void* recvbuff, void* residual, size_t count,
+    ncclDataType_t datatype, ncclRedOp_t op, const char* code, ncclComm_t comm, cudaStream_t stream);
+
+/* The same of ncclReduceScatter; the residual has as many elements as sendbuff. Since strata. */
+ncclResult_t strataReduceScatterCoded(const void* sendbuff, void* recvbuff, void* residual, size_t recvcount,
+    ncclDataType_t datatype, ncclRedOp_t op, const char* code, ncclComm_t comm, cudaStream_t stream);
+
 /* strataAllGatherV with options, as ncclAllGatherConfig has them. On a communicator of another library algSelection may not be forced. All ranks give the same options. Since strata. */
 ncclResult_t strataAllGatherVConfig(const void* sendbuff, void* recvbuff, const size_t* counts,
     const size_t* displs, ncclDataType_t datatype, ncclComm_t comm, cudaStream_t stream,

@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 use crate::carrier::{Carriers, DeviceSetting, Inter, Switch};
+use crate::code::{CodeSetting, FloatCode};
 use crate::plan::Collective;
 use crate::process::is_elevated;
 use std::collections::BTreeSet;
@@ -178,6 +179,16 @@ variables! {
         "Algorithm of ncclGather.";
     "STRATA_SCATTER_ALGO" scatter_algo: String = "auto", agreed,
         "Algorithm of ncclScatter.";
+    "STRATA_ALLREDUCE_CODE" all_reduce_code: CodeSetting = "none", agreed,
+        "Form of the messages of ncclAllReduce between nodes: bf16, mx8 (blocks of fp8 that share a scale) or int8 (blocks of integers that do); none: as they are. Of float32 and float64, by mx8 and int8 also of float16 and bfloat16; of other types and in device memory as they are. Results lose precision.";
+    "STRATA_ALLGATHER_CODE" all_gather_code: CodeSetting = "none", agreed,
+        "The same for ncclAllGather.";
+    "STRATA_REDUCESCATTER_CODE" reduce_scatter_code: CodeSetting = "none", agreed,
+        "The same for ncclReduceScatter.";
+    "STRATA_ALLTOALL_CODE" all_to_all_code: CodeSetting = "none", agreed,
+        "The same for ncclAlltoAll.";
+    "STRATA_CODE_MIN_BYTES" code_min_bytes: usize = "65536", agreed,
+        "Collectives of fewer bytes go as they are, whatever form is set; one whose call names a code is coded.";
     "STRATA_ALLREDUCE_ONE_ROUND_MAX_BYTES" one_round_max_bytes: usize = "131072", agreed,
         "All-reduces in which a rank receives at most this many bytes exchange whole vectors (one round on a node, log2 p rounds between nodes).";
     "STRATA_BOARD" board: bool = "true", agreed,
@@ -361,6 +372,17 @@ impl Config {
     /// Whether `STRATA_VENDOR_ONLY` names a collective.
     pub fn leaves_to_vendor(&self, collective: Collective) -> bool {
         self.vendor_only.split(',').any(|name| Collective::from_name(name.trim()) == Some(collective))
+    }
+
+    /// The `STRATA_<COLLECTIVE>_CODE` of a collective.
+    pub fn code(&self, collective: Collective) -> Option<FloatCode> {
+        match collective {
+            Collective::AllReduce => self.all_reduce_code.0,
+            Collective::AllGather => self.all_gather_code.0,
+            Collective::ReduceScatter => self.reduce_scatter_code.0,
+            Collective::AllToAll => self.all_to_all_code.0,
+            _ => None,
+        }
     }
 
     /// The `STRATA_<COLLECTIVE>_ALGO` of a collective.

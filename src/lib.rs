@@ -17,6 +17,7 @@ pub mod admission;
 pub mod algorithms;
 pub mod bootstrap;
 pub mod carrier;
+pub mod code;
 pub mod communicator;
 pub mod config;
 pub mod device;

@@ -187,6 +187,7 @@ impl Question {
             Policy::Conditions => "nothing speaks against two levels".to_string(),
             Policy::VendorOnly => "STRATA_VENDOR_ONLY and NCCL_ALGO: not named".to_string(),
             Policy::Named => "none".to_string(),
+            Policy::Code => "none set, or not of such calls".to_string(),
             Policy::Script => match self.knowledge.scripts.scripts.len() {
                 0 => "none (STRATA_PROGRAM_DIR, MSCCL_ALGO_DIR, MSCCL_XML_FILES)".to_string(),
                 known => format!("{} for these ranks, none for this call", counted(known, "script")),

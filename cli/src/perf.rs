@@ -225,7 +225,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     let mut bench = Bench::new(options, &library, &comms, &mut store)?;
     for &dtype in &dtypes {
         for &reduce in &reduces {
-            let data = Data::new(dtype, reduce, nranks, options.max_bytes / dtype.size());
+            let data = Data::new(dtype, reduce, nranks, options.max_bytes / dtype.size()).survives_codes();
             for &root in &roots {
                 for &size in &sizes {
                     report.add(bench.row(&data, root, size)?);

@@ -54,6 +54,7 @@ fn build(shape: &Shape, rank: Rank) -> Plan {
         algorithm: RANK_ORDER.name.to_string(),
         chunks_per_block: 1,
         scratch_chunks: 0,
+        coded: None,
         lanes,
     }
 }

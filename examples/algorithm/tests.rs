@@ -122,6 +122,7 @@ fn registered_it_runs_on_communicators_that_name_it() {
                 dtype: DataType::I8,
                 reduction: None,
                 factor_at: None,
+                residual: None,
                 root: Rank(0),
                 algorithm: Some(algorithm.to_string()),
                 decision: None,

@@ -50,7 +50,7 @@ impl RankWorld<'_> {
         let buffer = |piece: &Piece| match piece.buffer {
             Buffer::Input => self.input,
             Buffer::Output => self.output,
-            Buffer::Scratch => Region::EMPTY,
+            Buffer::Scratch | Buffer::Coded => Region::EMPTY,
         };
         pieces.iter().map(|piece| buffer(piece).part(piece.offset, piece.len)).collect()
     }

@@ -93,6 +93,7 @@ fn run(comm: &Arc<Comm>, collective: Collective, count: usize, input: &[u8], res
         dtype: DataType::I32,
         reduction,
         factor_at: None,
+        residual: None,
         root: Rank(0),
         algorithm: None,
         decision: None,

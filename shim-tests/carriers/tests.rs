@@ -140,6 +140,7 @@ fn sum(comm: &Arc<Comm>, input: Region, output: Region, name: &str, stream: &Str
         dtype: DataType::I32,
         reduction: Some(Reduction::new(RedOp::Sum, DataType::I32, comm.nranks())),
         factor_at: None,
+        residual: None,
         root: Rank(0),
         algorithm: Some(name.to_string()),
         decision: None,

@@ -13,7 +13,7 @@ use strata::sim::Random;
 use strata::topo::Rank;
 
 /// A deterministic stream of numbers.
-fn noise(seed: u64) -> impl FnMut() -> u64 {
+pub fn noise(seed: u64) -> impl FnMut() -> u64 {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x5851_f42d_4c95_7f2d;
     move || {
         state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -111,6 +111,7 @@ impl Case {
             dtype,
             reduction: op.map(|op| Reduction::new(op, dtype, nranks)),
             factor_at: None,
+            residual: None,
             root: root_rank,
             algorithm: algorithm.map(str::to_string),
             decision: None,

@@ -134,6 +134,7 @@ pub fn run_by(
         dtype,
         reduction: op.map(|op| Reduction::new(op, dtype, nranks)),
         factor_at: None,
+        residual: None,
         root: Rank(0),
         algorithm: Some(choice.exact()),
         decision: None,

@@ -35,6 +35,7 @@ fn sum_call(comm: &Comm, send: &mut [u8], recv: &mut [u8]) -> CollectiveCall {
         dtype: DataType::I32,
         reduction: Some(Reduction::new(RedOp::Sum, DataType::I32, comm.nranks())),
         factor_at: None,
+        residual: None,
         root: Rank(0),
         algorithm: None,
         decision: None,

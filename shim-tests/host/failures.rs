@@ -61,6 +61,7 @@ fn collective(comm: &Arc<Comm>, collective: Collective, count: usize, root: usiz
         dtype: DataType::I32,
         reduction: collective.reduces().then(|| Reduction::new(RedOp::Sum, DataType::I32, comm.nranks())),
         factor_at: None,
+        residual: None,
         root: Rank::from_index(root),
         algorithm: None,
         decision: None,

@@ -40,6 +40,7 @@ fn call(member: &Member, collective: Collective, send: &mut [u8], recv: &mut [u8
         dtype: DataType::U8,
         reduction: collective.reduces().then(|| Reduction::new(RedOp::Sum, DataType::U8, nranks)),
         factor_at: None,
+        residual: None,
         root: Rank(0),
         algorithm: None,
         decision: None,

@@ -19,6 +19,7 @@ mod vendor;
 #[path = "../world/mod.rs"]
 mod world;
 
+mod codes;
 mod collectives;
 mod communicators;
 mod failures;

@@ -52,6 +52,7 @@ fn a_script_of_a_custom_collective_does_what_its_contract_says() {
                 dtype: DataType::F32,
                 reduction: None,
                 factor_at: None,
+                residual: None,
                 root: Rank(0),
                 algorithm: Some(name.clone()),
                 decision: None,

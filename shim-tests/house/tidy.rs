@@ -8,18 +8,19 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// The library's modules, lowest first: each may use those before it.
-const ORDER: [&str; 30] = [
+const ORDER: [&str; 31] = [
     "error",
     "sync",
     "carrier",
     "digest",
     "process",
+    "dtype",
+    "code",
     "config",
     "fork",
     "log",
     "admission",
     "listen",
-    "dtype",
     "memory",
     "topo",
     "plan",

@@ -4,10 +4,11 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Arc;
 use strata::algorithms::{self, Choice};
+use strata::code::FloatCode;
 use strata::config::Config;
 use strata::dtype::DataType;
 use strata::plan::stage::stage;
-use strata::plan::{Action, Buffer, Collective, Plan, Shape};
+use strata::plan::{Action, Collective, Plan, Shape};
 use strata::selection::{self, Context, Executor, Request, Selection};
 use strata::sim::{self, Job, Sim, SimOptions, Uniform};
 use strata::topo::{Grid, Rank};
@@ -21,12 +22,19 @@ pub fn plans(choice: &Choice, shape: &Shape) -> Vec<Plan> {
         .collect()
 }
 
+/// The choices for a collective in one code: those in others have the same plans.
+fn in_a_code(collective: Collective, grid: &Arc<Grid>) -> impl Iterator<Item = Choice> {
+    let all = algorithms::coded_choices(collective, grid);
+    all.into_iter().filter(|choice| algorithms::code_of(choice) == Some(FloatCode::Mx8))
+}
+
 /// Proves every choice for a collective on a grid, in place and not, with and without prologue, for the given roots.
 pub fn prove(collective: Collective, grid: &Arc<Grid>, roots: &[usize], options: &[Options]) -> usize {
     let mut proved = 0;
     // Other tests of this program load scripts, which are proved when they are loaded.
     let is_built_in = |choice: &Choice| !choice.to_string().contains("script:");
-    for choice in algorithms::choices(collective, grid).into_iter().filter(is_built_in) {
+    let choices = algorithms::choices(collective, grid).into_iter().chain(in_a_code(collective, grid));
+    for choice in choices.filter(is_built_in) {
         for &root in if collective.has_root() { roots } else { &[0] } {
             for (in_place, prologue) in [(false, false), (true, false), (false, true), (true, true)] {
                 if (in_place && collective == Collective::AllToAll) || (prologue && !collective.reduces()) {
@@ -107,7 +115,7 @@ fn attack(collective: Collective) {
     for grid in
         [Grid::blocks(&[2, 2]), Grid::flat(4), Grid::flat(3), Grid::blocks(&[2, 1]), Grid::flat(2)].map(Arc::new)
     {
-        for choice in algorithms::choices(collective, &grid) {
+        for choice in algorithms::choices(collective, &grid).into_iter().chain(in_a_code(collective, &grid)) {
             // Four ranks in place add minutes and no kind of mutant.
             let all =
                 if collective == Collective::AllToAll || grid.nranks() == 4 { &[false][..] } else { &[false, true] };
@@ -195,7 +203,7 @@ fn misnamed(plans: &[Plan], rank: usize) -> Option<Vec<Plan>> {
         Action::Copy { src, dst, .. } => vec![src, dst],
         _ => Vec::new(),
     });
-    let span = spans.flatten().filter(|span| span.buffer == Buffer::Scratch).last()?;
+    let span = spans.flatten().filter(|span| span.buffer.is_own()).last()?;
     span.like += per_block;
     Some(plans)
 }
@@ -207,8 +215,9 @@ fn a_span_that_names_another_block_is_seen_where_blocks_differ_in_size() {
     for collective in VECTORED {
         let root = Rank(u32::from(collective.has_root()));
         let shape = Shape { root, ..Shape::new(collective, grid.clone()) };
-        for choice in algorithms::choices(collective, &grid).iter().filter(|choice| !algorithms::is_on_board(choice)) {
-            let right: Vec<Plan> = plans(choice, &shape).iter().map(|plan| stage(plan, &|_, _| true)).collect();
+        let choices = algorithms::choices(collective, &grid).into_iter().chain(in_a_code(collective, &grid));
+        for choice in choices.filter(|choice| !algorithms::is_on_board(choice)) {
+            let right: Vec<Plan> = plans(&choice, &shape).iter().map(|plan| stage(plan, &|_, _| true)).collect();
             for wrong in (0..5).filter_map(|rank| misnamed(&right, rank)) {
                 let verdict = |vectored| verify(&wrong, &Options { capacity: 1, vectored });
                 assert_eq!(verdict(false).err(), None, "{choice}: all blocks are as large");

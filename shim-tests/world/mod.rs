@@ -236,6 +236,7 @@ fn launch_by(batch: Vec<Launch>, launch: impl FnOnce(Vec<Launch>) -> Result<()>)
                 input: device.place(call.input),
                 output: device.place(call.output),
                 factor_at: call.factor_at.map(|place| device.place(place)),
+                residual: None,
                 ..call
             }),
             Operation::Send { to, data, elements } => Operation::Send { to, data: device.place(data), elements },

@@ -7,19 +7,21 @@
 use super::handles;
 use super::options;
 use super::streams;
+use crate::algorithms;
+use crate::code::FloatCode;
 use crate::communicator::{
     group, launch_one, Again, CollectiveCall, Comm, Direction, Elements, Factor, Launch, Operation,
 };
 use crate::device::StreamRef;
-use crate::dtype::{DataType, RedOp, Reduction};
+use crate::dtype::{DataType, Operator, RedOp, Reduction};
 use crate::error::{Error, Result, ShortResult};
 use crate::interface::layouts::{read_versioned, write_versioned, CollConfig, SimInfo};
-use crate::interface::pointer::{Buffer, ConstBuffer, ConstPtr, Ptr};
+use crate::interface::pointer::{Buffer, ConstBuffer, ConstPtr, Ptr, Text};
 use crate::interface::types::{null, CommHandle, OpCode, Residence, StreamHandle, TypeCode};
 use crate::memory::DeviceRegion;
 use crate::plan::Collective;
 use crate::script::{LoadedScript, Script};
-use crate::topo::Rank;
+use crate::topo::{Grid, Rank};
 use std::ffi::c_int;
 use std::sync::Arc;
 
@@ -37,6 +39,15 @@ struct Call {
     config: ConstPtr<CollConfig>,
     /// The script that it shall go by.
     script: Option<&'static LoadedScript>,
+    /// The code that it asks for.
+    coded: Option<CodedCall>,
+}
+
+/// What a call says of its code.
+#[derive(Clone, Copy)]
+struct CodedCall {
+    code: FloatCode,
+    residual: Buffer,
 }
 
 /// A call of a script.
@@ -70,13 +81,17 @@ pub fn by_script(call: ScriptCall) -> Result<()> {
     let op = script.script.reduces().then_some(if is_promised { op } else { OpCode(RedOp::Sum as c_int) });
     let root = if collective.has_root() { root } else { 0 };
     let config = ConstPtr::null();
-    Call { collective, send, recv, count, dtype, op, root, comm, stream, config, script: Some(script) }.submit()
+    Call { collective, send, recv, count, dtype, op, root, comm, stream, config, script: Some(script), coded: None }
+        .submit()
 }
 
 impl Call {
     /// What this call has in common with equal ones, where equal ones can be prepared: on the null stream.
     fn key(&self) -> Option<Again> {
-        let alone = streams::is_named_null(self.stream) && self.config.is_null() && self.script.is_none();
+        let alone = streams::is_named_null(self.stream)
+            && self.config.is_null()
+            && self.script.is_none()
+            && self.coded.is_none();
         alone.then(|| Again::new(self.collective, self.count, self.dtype.0, self.op.map(|op| op.0), self.root))?
     }
 
@@ -113,9 +128,10 @@ impl Call {
         let Checked { root, dtype, reduction, factor_at, stream } =
             checked(&comm, self.root, self.dtype, self.op, self.stream)?;
         let wish = options::collective(self.config)?;
-        let algorithm = match self.script {
-            Some(script) => Some(script.unique_name.clone()),
-            None => wish.map_or(Ok(None), |wish| {
+        let algorithm = match (self.script, self.coded) {
+            (Some(script), _) => Some(script.unique_name.clone()),
+            (None, Some(coded)) => self.coded_algorithm(coded.code, comm.grid(), dtype)?,
+            (None, None) => wish.map_or(Ok(None), |wish| {
                 wish.settle(self.collective, comm.grid(), &comm.scripts(), |carrier| comm.has_carrier(carrier))
             })?,
         };
@@ -131,6 +147,7 @@ impl Call {
         }
         comm.check_memory(input, "sendbuff")?;
         comm.check_memory(output, "recvbuff")?;
+        let residual = self.residual(&comm, reduction, sent)?;
         let collective = self.collective;
         let (decision, blocks, joined) = (None, None, None);
         let mut call = CollectiveCall {
@@ -142,6 +159,7 @@ impl Call {
             dtype,
             reduction,
             factor_at,
+            residual,
             root,
             algorithm,
             joined,
@@ -181,6 +199,30 @@ impl Call {
             return Err(Error::InvalidArgument(text));
         }
         Ok((count / blocks, blocks, (blocks, blocks)))
+    }
+
+    /// The algorithm for a code: none where nothing goes between nodes.
+    fn coded_algorithm(&self, code: FloatCode, grid: &Arc<Grid>, dtype: DataType) -> Result<Option<String>> {
+        if !code.codes(dtype) {
+            let (code, dtype) = (code.name(), dtype.name());
+            let text = format!("code {code} is for floats that it makes smaller, and the elements are of {dtype}");
+            return Err(Error::InvalidArgument(text));
+        }
+        Ok(algorithms::coded_choice(code, self.collective, grid).map(|choice| choice.exact()))
+    }
+
+    /// Where what coding leaves out is kept: a float32 for each element of the input of so many blocks.
+    fn residual(&self, comm: &Arc<Comm>, reduction: Option<Reduction>, blocks: usize) -> Result<Option<DeviceRegion>> {
+        let Some(CodedCall { residual, .. }) = self.coded.filter(|coded| !coded.residual.is_null()) else {
+            return Ok(None);
+        };
+        if reduction.is_some_and(|reduction| reduction.operator != Operator::Sum) {
+            let text = "a residual is what is left out of a sum (ncclSum, ncclAvg), and op is none";
+            return Err(Error::InvalidArgument(text.to_string()));
+        }
+        let region = residual.as_const().on_device(bytes(self.count, blocks, DataType::F32)?, "residual")?;
+        comm.check_memory(region, "residual")?;
+        Ok(Some(region))
     }
 
     /// Why buffers that overlap are refused.
@@ -260,7 +302,7 @@ macro_rules! collectives {
             comm: CommHandle, stream: StreamHandle,
         ) -> Result<()> {
             let (collective, config) = (Collective::$collective, ConstPtr::null());
-            let none = Call { collective, send, recv, count, dtype, op: None, root: 0, comm, stream, config, script: None };
+            let none = Call { collective, send, recv, count, dtype, op: None, root: 0, comm, stream, config, script: None, coded: None };
             Call { $($field: $value,)* ..none }.submit()
         }
 
@@ -271,7 +313,7 @@ macro_rules! collectives {
             comm: CommHandle, stream: StreamHandle, config: ConstPtr<CollConfig>,
         ) -> Result<()> {
             let collective = Collective::$collective;
-            let none = Call { collective, send, recv, count, dtype, op: None, root: 0, comm, stream, config, script: None };
+            let none = Call { collective, send, recv, count, dtype, op: None, root: 0, comm, stream, config, script: None, coded: None };
             Call { $($field: $value,)* ..none }.submit()
         }
     )* };
@@ -294,6 +336,60 @@ collectives! {
     gather, gather_config = Gather(root: c_int) { root: root }
     /// `ncclScatter`
     scatter, scatter_config = Scatter(root: c_int) { root: root }
+}
+
+/// `strataAllReduceCoded`
+#[allow(clippy::too_many_arguments)]
+pub fn all_reduce_coded(
+    send: ConstBuffer,
+    recv: Buffer,
+    residual: Buffer,
+    count: usize,
+    dtype: TypeCode,
+    op: OpCode,
+    code: Text,
+    comm: CommHandle,
+    stream: StreamHandle,
+) -> Result<()> {
+    coded(Collective::AllReduce, (send, recv, residual), (count, dtype, op), code, (comm, stream))
+}
+
+/// `strataReduceScatterCoded`
+#[allow(clippy::too_many_arguments)]
+pub fn reduce_scatter_coded(
+    send: ConstBuffer,
+    recv: Buffer,
+    residual: Buffer,
+    count: usize,
+    dtype: TypeCode,
+    op: OpCode,
+    code: Text,
+    comm: CommHandle,
+    stream: StreamHandle,
+) -> Result<()> {
+    coded(Collective::ReduceScatter, (send, recv, residual), (count, dtype, op), code, (comm, stream))
+}
+
+fn coded(
+    collective: Collective,
+    (send, recv, residual): (ConstBuffer, Buffer, Buffer),
+    (count, dtype, op): (usize, TypeCode, OpCode),
+    code: Text,
+    (comm, stream): (CommHandle, StreamHandle),
+) -> Result<()> {
+    let asked = code.get("code").and_then(|name: String| {
+        let near = FloatCode::ALL.into_iter().min_by_key(|code| strsim::damerau_levenshtein(code.name(), &name));
+        let meant = near.map_or("", FloatCode::name);
+        let text = || format!("there is no code {name}; did you mean {meant}? There are bf16, mx8 and int8");
+        FloatCode::from_name(&name).ok_or_else(|| Error::InvalidArgument(text()))
+    });
+    let code = match asked {
+        Ok(code) => code,
+        Err(error) => return group::noted(Err(error)),
+    };
+    let (op, root, config) = (Some(op), 0, ConstPtr::null());
+    let coded = Some(CodedCall { code, residual });
+    Call { collective, send, recv, count, dtype, op, root, comm, stream, config, script: None, coded }.submit()
 }
 
 /// `ncclBcast`

@@ -180,6 +180,7 @@ impl Vectored {
             dtype,
             reduction: None,
             factor_at: None,
+            residual: None,
             root,
             algorithm: None,
             decision: None,

@@ -1,7 +1,8 @@
 //! What every algorithm uses to write a plan down.
 #![forbid(unsafe_code)]
 
-use crate::plan::{Action, Buffer, Collective, Lane, Plan, Shape, Span, Spans, Step, StepRef};
+use crate::code::FloatCode;
+use crate::plan::{Action, Buffer, CodedScratch, Collective, Lane, Plan, Shape, Span, Spans, Step, StepRef};
 use crate::topo::Rank;
 
 /// A plan being written.
@@ -19,6 +20,7 @@ impl Builder {
                 algorithm: algorithm.to_string(),
                 chunks_per_block: chunks_per_block as u32,
                 scratch_chunks: 0,
+                coded: None,
                 lanes: Vec::new(),
             },
         }
@@ -46,6 +48,14 @@ impl Builder {
     pub fn scratch(&mut self, chunks: usize) -> usize {
         let first = self.plan.scratch_chunks as usize;
         self.plan.scratch_chunks += chunks as u32;
+        first
+    }
+
+    /// Takes `chunks` slots for chunks in a code; returns the first. A plan has one code.
+    pub fn coded(&mut self, code: FloatCode, chunks: usize) -> usize {
+        let coded = self.plan.coded.get_or_insert(CodedScratch { code, chunks: 0 });
+        let first = coded.chunks as usize;
+        coded.chunks += chunks as u32;
         first
     }
 

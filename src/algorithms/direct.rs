@@ -65,16 +65,18 @@ fn needs(shape: &Shape, _: &InnerNeeds<'_>) -> Needs {
 }
 
 /// The other ranks, beginning with the one after `rank`.
-fn others(shape: &Shape, rank: Rank) -> impl Iterator<Item = Rank> {
+pub(super) fn others(shape: &Shape, rank: Rank) -> impl Iterator<Item = Rank> {
     let p = shape.nranks();
     (1..p).map(move |distance| Rank::from_index((rank.index() + distance) % p))
 }
 
-fn send(to: Rank, channel: u16, src: Span) -> Action {
+/// A message of one span.
+pub(super) fn send(to: Rank, channel: u16, src: Span) -> Action {
     Action::Send { to, channel, src: vec![src] }
 }
 
-fn recv(from: Rank, channel: u16, dst: Span) -> Action {
+/// The receive of one.
+pub(super) fn recv(from: Rank, channel: u16, dst: Span) -> Action {
     Action::Recv { from, channel, dst: vec![dst] }
 }
 

@@ -7,6 +7,7 @@
 
 mod board;
 mod builder;
+pub mod coded;
 mod detour;
 mod direct;
 mod forest;
@@ -25,6 +26,7 @@ mod two_level;
 mod two_level_split;
 mod two_step;
 
+use crate::code::FloatCode;
 use crate::error::{Error, Result};
 use crate::plan::inline::inline_but;
 use crate::plan::{Action, Call, Collective, LinkLevel, Plan, Shape, StepRef};
@@ -75,6 +77,9 @@ pub const ALGORITHMS: &[&Algorithm] = &[
     &two_step::TWO_STEP,
     &board::BOARD,
     &board::TWO_ROUNDS,
+    &coded::BF16,
+    &coded::MX8,
+    &coded::INT8,
 ];
 
 /// What programs have registered.
@@ -213,6 +218,9 @@ impl FromStr for Choice {
                 _ => return Err(wrong(&format!("{}{inner} is no inner algorithm", meant(inner)))),
             }
         }
+        if coded::code_of(node).is_some() {
+            return Err(wrong("only what goes between nodes is coded, by the second inner algorithm"));
+        }
         Ok(Choice::leveled(name, node, rail))
     }
 }
@@ -242,12 +250,13 @@ fn meant(name: &str) -> String {
 
 /// Whether a choice does a collective on some grid.
 pub fn does(choice: &Choice, collective: Collective) -> bool {
-    by_name(&choice.name).is_some_and(|algorithm| algorithm.collectives.contains(&collective))
+    let is_coded = code_of(choice).is_none() || coded::BF16.collectives.contains(&collective);
+    is_coded && by_name(&choice.name).is_some_and(|algorithm| algorithm.collectives.contains(&collective))
 }
 
 /// Whether a choice does a shape.
 pub fn supports(choice: &Choice, shape: &Shape) -> bool {
-    by_name(&choice.name).is_some_and(|algorithm| algorithm.does(shape))
+    does(choice, shape.collective) && by_name(&choice.name).is_some_and(|algorithm| algorithm.does(shape))
 }
 
 /// Whether a choice needs a board that all ranks of the one node share.
@@ -271,7 +280,37 @@ pub fn is_leveled(choice: &Choice) -> bool {
     by_name(&choice.name).is_some_and(|algorithm| algorithm.is_leveled)
 }
 
-/// Every choice for a collective on a grid, but for scripts.
+/// The code in which a choice's messages go between nodes.
+pub fn code_of(choice: &Choice) -> Option<FloatCode> {
+    coded::code_of(if is_leveled(choice) { &choice.rail } else { &choice.name })
+}
+
+/// Every choice that does a collective on a grid in some code.
+pub fn coded_choices(collective: Collective, grid: &Arc<Grid>) -> Vec<Choice> {
+    let shape = Shape::new(collective, grid.clone());
+    let of = |code| {
+        let rail = coded::name_of(code);
+        let leveled = |name| ["direct", "ring"].map(|node| Choice::leveled(name, node, rail));
+        let leveled = [two_level::TWO_LEVEL.name, two_level::TWO_LEVEL_SHUFFLE.name].into_iter().flat_map(leveled);
+        leveled.chain([Choice::flat(rail)])
+    };
+    FloatCode::ALL.into_iter().flat_map(of).filter(|choice| supports(choice, &shape)).collect()
+}
+
+/// The choice that does a collective on a grid in a code, if there are several nodes.
+pub fn coded_choice(code: FloatCode, collective: Collective, grid: &Arc<Grid>) -> Option<Choice> {
+    let shape = Shape::new(collective, grid.clone());
+    let rail = coded::name_of(code);
+    let flat = Choice::flat(rail);
+    let does = |choice: &Choice| supports(choice, &shape);
+    if grid.nnodes() == 1 || !coded::BF16.collectives.contains(&collective) {
+        return None;
+    }
+    let leveled = Choice::leveled(two_level::TWO_LEVEL.name, "direct", rail);
+    Some(leveled).filter(does).or_else(|| Some(flat).filter(does))
+}
+
+/// Every choice for a collective on a grid, but for scripts and codes.
 pub fn choices(collective: Collective, grid: &Arc<Grid>) -> Vec<Choice> {
     choices_with(collective, grid, &[])
 }
@@ -281,7 +320,8 @@ pub fn choices_with(collective: Collective, grid: &Arc<Grid>, scripts: &[&str]) 
     let shape = Shape::new(collective, grid.clone());
     let mut choices = Vec::new();
     let does = |name: &&&str| by_name(name).is_some_and(|algorithm| algorithm.does(&shape));
-    for algorithm in all().into_iter().filter(|algorithm| !algorithm.is_script() && algorithm.does(&shape)) {
+    let is_exact = |algorithm: &&Algorithm| !algorithm.is_script() && coded::code_of(algorithm.name).is_none();
+    for algorithm in all().into_iter().filter(|algorithm| is_exact(algorithm) && algorithm.does(&shape)) {
         match (algorithm.is_leveled, collective) {
             (false, _) => choices.push(Choice::flat(algorithm.name)),
             (true, Collective::Broadcast | Collective::Reduce) => {
@@ -323,7 +363,7 @@ pub fn build_with_calls(choice: &Choice, shape: &Shape, rank: Rank) -> Result<Pl
 fn composed(choice: &Choice, shape: &Shape, rank: Rank) -> Result<Plan> {
     let algorithm = by_name(&choice.name)
         .ok_or_else(|| Error::InvalidArgument(format!("there is no algorithm {}", choice.name)))?;
-    if !algorithm.does(shape) {
+    if !supports(choice, shape) {
         let what = shape.collective.name();
         let text = format!("algorithm {choice} does not do {what} on {}: it is {}", shape.grid, algorithm.text);
         return Err(Error::InvalidUsage(text));

@@ -65,7 +65,7 @@ pub fn all_or(shape: &Shape, otherwise: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::algorithms::{build, build_around_node, choices, is_leveled, supports};
+    use crate::algorithms::{build, build_around_node, choices, coded_choices, is_leveled, supports};
     use crate::plan::stage::stage;
     use crate::plan::Buffer;
     use crate::topo::links::tests::dgx1;
@@ -84,10 +84,9 @@ mod tests {
                     }
                     let plan = build(choice, &shape, rank).unwrap();
                     let to_node = |to: Rank| grid.node(to) == grid.node(rank);
-                    let staged =
-                        stage(&plan, &|to, src| to_node(to) && src.iter().any(|span| span.buffer != Buffer::Scratch));
+                    let staged = stage(&plan, &|to, src| to_node(to) && src.iter().any(|span| !span.buffer.is_own()));
                     k = plan.chunks_per_block as usize;
-                    scratch = scratch.max(plan.scratch_chunks as usize);
+                    scratch = scratch.max(plan.chunks(Buffer::Scratch) + plan.chunks(Buffer::Coded));
                     sent = sent.max((staged.scratch_chunks - plan.scratch_chunks) as usize);
                     if is_leveled(choice) {
                         let around = build_around_node(choice, &shape, rank).unwrap();
@@ -111,7 +110,7 @@ mod tests {
         let grids = grids.iter().map(|sizes| Grid::blocks(sizes)).chain(linked);
         for grid in grids.map(Arc::new) {
             for collective in Collective::ALL {
-                for choice in choices(collective, &grid) {
+                for choice in choices(collective, &grid).into_iter().chain(coded_choices(collective, &grid)) {
                     for prologue in [false, true].into_iter().take(1 + usize::from(collective.reduces())) {
                         let shape = Shape { prologue, ..Shape::new(collective, grid.clone()) };
                         let Needs { scratch, sent } = needs(&choice, &shape);

@@ -4,7 +4,9 @@
 //! token, which a poll reports. There are host memory ([`HostDevice`]) and GPUs ([`super::staging`]).
 
 use super::staging::Provider;
+use crate::code::FloatCode;
 use crate::device::host;
+use crate::device::host::coding::{self, Folded};
 use crate::dtype::{DataType, Operator, Reduction};
 use crate::error::{Error, Result, ShortResult};
 use crate::exec::{Program, Started, Token};
@@ -24,6 +26,30 @@ pub struct Scaling {
     pub start: bool,
     /// Divide by this; 1 leaves it.
     pub divisor: u64,
+}
+
+/// How elements are coded.
+#[derive(Debug, Clone, Copy)]
+pub struct Coding {
+    /// The form.
+    pub code: FloatCode,
+    /// The type of the elements.
+    pub dtype: DataType,
+    /// A float32 for each element of the chunk: what coding has left out of it, where a program keeps that.
+    pub residual: Option<DeviceRegion>,
+}
+
+/// Where the fold of coded chunks goes.
+#[derive(Debug, Clone, Copy)]
+pub enum CodedResult<'a> {
+    /// A coded chunk.
+    Coded(DeviceRegion),
+    /// Elements.
+    Elements(&'a [DeviceRegion]),
+}
+
+fn no_codes() -> Error {
+    Error::Internal("a code on a device that has none".to_string())
 }
 
 /// Where data is, and what carries out a call's steps there. Regions of a call's buffers and of scratch memory are addresses
@@ -112,6 +138,33 @@ pub trait Device: Send {
 
     /// Folds one stretch of all sources from the left and divides it, a part of the next step.
     fn reduce(&mut self, how: (DataType, Operator, u64), srcs: &[DeviceRegion], dst: DeviceRegion) -> Result<()>;
+
+    /// Whether it codes and decodes.
+    fn has_codes(&self) -> bool {
+        false
+    }
+
+    /// Codes elements as one chunk, with what earlier calls have left out of them, a part of the next step.
+    fn encode(&mut self, _: Coding, _src: &[DeviceRegion], _dst: DeviceRegion) -> Result<()> {
+        Err(no_codes())
+    }
+
+    /// Decodes one chunk and divides its elements, a part of the next step.
+    fn decode(&mut self, _: Coding, _divisor: u64, _src: DeviceRegion, _dst: &[DeviceRegion]) -> Result<()> {
+        Err(no_codes())
+    }
+
+    /// Folds the same chunk of several ranks from the left, to a coded chunk or to elements, which are divided; a part of the
+    /// next step.
+    fn fold_coded(
+        &mut self,
+        _: Coding,
+        _how: (Operator, u64),
+        _srcs: &[DeviceRegion],
+        _dst: CodedResult<'_>,
+    ) -> Result<()> {
+        Err(no_codes())
+    }
 
     /// All stretches of the step have been given.
     fn step(&mut self, token: Token) -> Started;
@@ -328,6 +381,39 @@ impl Device for HostDevice {
     fn reduce(&mut self, how: (DataType, Operator, u64), srcs: &[DeviceRegion], dst: DeviceRegion) -> Result<()> {
         let (dtype, operator, divisor) = how;
         host::reduce(dtype, operator, divisor, all_here(srcs), here(dst));
+        Ok(())
+    }
+
+    fn has_codes(&self) -> bool {
+        true
+    }
+
+    fn encode(&mut self, how: Coding, src: &[DeviceRegion], dst: DeviceRegion) -> Result<()> {
+        coding::encode(how.code, how.dtype, all_here(src), how.residual.map(here), here(dst))
+    }
+
+    fn decode(&mut self, how: Coding, divisor: u64, src: DeviceRegion, dst: &[DeviceRegion]) -> Result<()> {
+        let dst = all_here(dst);
+        coding::decode(how.code, how.dtype, here(src), dst)?;
+        dst.iter().filter(|_| divisor != 1).for_each(|dst| host::divide(how.dtype, divisor, *dst, *dst));
+        Ok(())
+    }
+
+    fn fold_coded(
+        &mut self,
+        how: Coding,
+        (operator, divisor): (Operator, u64),
+        srcs: &[DeviceRegion],
+        dst: CodedResult<'_>,
+    ) -> Result<()> {
+        let to = match dst {
+            CodedResult::Coded(dst) => Folded::Coded(here(dst)),
+            CodedResult::Elements(dst) => Folded::Elements(how.dtype, all_here(dst)),
+        };
+        coding::fold(how.code, operator, all_here(srcs), how.residual.map(here), to)?;
+        if let (CodedResult::Elements(dst), true) = (dst, divisor != 1) {
+            all_here(dst).iter().for_each(|dst| host::divide(how.dtype, divisor, *dst, *dst));
+        }
         Ok(())
     }
 

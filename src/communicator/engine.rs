@@ -434,7 +434,9 @@ impl Engine {
             transport: &mut self.transport,
             buffers: Buffers::of(&running.call, running.scratch, running.packed),
             rank: self.rank,
+            dtype: running.call.dtype,
             reduction: running.call.reduction,
+            residual: running.call.residual,
             sequence: self.sequence,
             signature: ready.signature,
             independent: self.independent.as_mut(),
@@ -560,7 +562,8 @@ impl Engine {
             let blocks = if call.collective == Collective::AllReduce { 1 } else { self.grid.nranks() };
             segment_bytes = segment_bytes.min((self.room_bytes() / 3 / blocks).max(64));
         }
-        let scratch_chunks = program.plan().scratch_chunks as usize;
+        let plan = program.plan();
+        let scratch_chunks = plan.chunks(Buffer::Scratch) + plan.chunks(Buffer::Coded);
         if scratch_chunks > scratch_blocks * k {
             return Err(Error::Internal(format!(
                 "algorithm {choice} declares {scratch_blocks} blocks of scratch, and its plan has {scratch_chunks} chunks of \
@@ -648,7 +651,7 @@ impl Engine {
         let from_user = |span: &Span| match span.buffer {
             Buffer::Input => staged.input,
             Buffer::Output => staged.output,
-            Buffer::Scratch => false,
+            Buffer::Scratch | Buffer::Coded => false,
         };
         Ok(stage(&plan, &|to, src| self.grid.node(to) == node && src.iter().any(from_user)))
     }

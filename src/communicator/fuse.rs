@@ -378,6 +378,7 @@ mod tests {
                 dtype,
                 reduction: collective.reduces().then(|| Reduction::new(RedOp::Sum, dtype, NRANKS)),
                 factor_at: None,
+                residual: None,
                 root,
                 algorithm: None,
                 joined: None,

@@ -1,12 +1,13 @@
 //! The world the executor runs in when the collective is real: this process's memory, device, clock and transport.
 #![forbid(unsafe_code)]
 
-use super::device::{Device, Scaling};
+use super::device::{CodedResult, Coding, Device, Scaling};
 use super::front::CallFront;
 use super::independent::IndependentMessages;
 use super::{CollectiveCall, Joined};
+use crate::code::FloatCode;
 use crate::device::host::Combine;
-use crate::dtype::Reduction;
+use crate::dtype::{DataType, Reduction};
 use crate::error::{Error, Result};
 use crate::exec::{Op, Started, Token, World};
 use crate::memory::{DeviceRegion, OnDevice};
@@ -50,8 +51,12 @@ pub struct LiveWorld<'a> {
     pub buffers: Buffers<'a>,
     /// The rank that runs it.
     pub rank: Rank,
+    /// The type of the call's elements.
+    pub dtype: DataType,
     /// What reductions do; `None` for collectives that only move data.
     pub reduction: Option<Reduction>,
+    /// What coding has left out of the row of blocks, a float32 for each element.
+    pub residual: Option<DeviceRegion>,
     /// The call's number on its communicator.
     pub sequence: u64,
     /// The call's digest.
@@ -91,7 +96,7 @@ impl<'a> Buffers<'a> {
         let buffer = match piece.buffer {
             Buffer::Input => self.input,
             Buffer::Output => self.output,
-            Buffer::Scratch => self.scratch,
+            Buffer::Scratch | Buffer::Coded => self.scratch,
         };
         buffer.part(piece.offset, piece.len)
     }
@@ -105,7 +110,7 @@ impl<'a> Buffers<'a> {
             match piece.buffer {
                 Buffer::Input => joined.input.parts(piece.offset, piece.len, |part| regions.push(part)),
                 Buffer::Output => joined.output.parts(piece.offset, piece.len, |part| regions.push(part)),
-                Buffer::Scratch => regions.push(self.region(piece)),
+                Buffer::Scratch | Buffer::Coded => regions.push(self.region(piece)),
             }
         }
     }
@@ -214,6 +219,102 @@ impl LiveWorld<'_> {
     }
 }
 
+/// A list of regions, of which chunks are taken one after another.
+struct Taken<'a> {
+    left: &'a [DeviceRegion],
+    /// Bytes of the first that are taken.
+    done: usize,
+}
+
+impl Taken<'_> {
+    /// The next so many bytes.
+    fn take(&mut self, mut bytes: usize, regions: &mut Vec<DeviceRegion>) {
+        regions.clear();
+        while let (Some((first, others)), true) = (self.left.split_first(), bytes > 0) {
+            let part = bytes.min(first.len() - self.done);
+            regions.push(first.part(self.done, part));
+            (self.done, bytes) = (self.done + part, bytes - part);
+            if self.done == first.len() {
+                (self.left, self.done) = (others, 0);
+            }
+        }
+    }
+}
+
+impl LiveWorld<'_> {
+    /// How chunk `piece` is coded, which lies `row` elements into the row of blocks, and how many bytes its elements take.
+    fn coding(&self, code: FloatCode, piece: &Piece, row: Option<usize>) -> (Coding, usize) {
+        let n = code.elements(piece.len).unwrap_or(0);
+        let residual = self.residual.zip(row).map(|(residual, row)| residual.part(4 * row, 4 * n));
+        (Coding { code, dtype: self.dtype, residual }, n * self.dtype.size())
+    }
+
+    #[inline(never)]
+    fn encode(
+        &mut self,
+        token: Token,
+        code: FloatCode,
+        (src, dst): (&[Piece], &[Piece]),
+        rows: &[usize],
+    ) -> Result<Started> {
+        let (mut regions, mut chunk) = (Vec::new(), Vec::new());
+        self.buffers.list(src, &mut regions);
+        let mut elements = Taken { left: &regions, done: 0 };
+        for (index, piece) in dst.iter().enumerate() {
+            let (how, bytes) = self.coding(code, piece, rows.get(index).copied());
+            elements.take(bytes, &mut chunk);
+            self.device.encode(how, &chunk, self.buffers.region(piece))?;
+        }
+        Ok(self.device.step(token))
+    }
+
+    #[inline(never)]
+    fn decode(
+        &mut self,
+        token: Token,
+        code: FloatCode,
+        (src, dst): (&[Piece], &[Piece]),
+        finish: bool,
+    ) -> Result<Started> {
+        let divisor = self.reduction.filter(|_| finish).map_or(1, |reduction| reduction.divisor);
+        let (mut regions, mut chunk) = (Vec::new(), Vec::new());
+        self.buffers.list(dst, &mut regions);
+        let mut elements = Taken { left: &regions, done: 0 };
+        for piece in src {
+            let (how, bytes) = self.coding(code, piece, None);
+            elements.take(bytes, &mut chunk);
+            self.device.decode(how, divisor, self.buffers.region(piece), &chunk)?;
+        }
+        Ok(self.device.step(token))
+    }
+
+    #[inline(never)]
+    fn fold_coded(
+        &mut self,
+        token: Token,
+        code: FloatCode,
+        (srcs, dst): (&[&[Piece]], &[Piece]),
+        rows: &[usize],
+        finish: bool,
+    ) -> Result<Started> {
+        let Reduction { operator, divisor, .. } = self.reduction()?;
+        let how_folded = (operator, if finish { divisor } else { 1 });
+        let is_coded = dst.first().is_some_and(|piece| piece.buffer == Buffer::Coded);
+        let (mut regions, mut chunk) = (Vec::new(), Vec::new());
+        self.buffers.list(dst, &mut regions);
+        let mut elements = Taken { left: &regions, done: 0 };
+        for (index, piece) in srcs[0].iter().enumerate() {
+            let (how, bytes) = self.coding(code, piece, rows.get(index).copied());
+            elements.take(if is_coded { piece.len } else { bytes }, &mut chunk);
+            let contributions: SmallVec<[DeviceRegion; 17]> =
+                srcs.iter().map(|pieces| self.buffers.region(&pieces[index])).collect();
+            let to = if is_coded { CodedResult::Coded(regions[index]) } else { CodedResult::Elements(&chunk) };
+            self.device.fold_coded(how, how_folded, &contributions, to)?;
+        }
+        Ok(self.device.step(token))
+    }
+}
+
 /// Goes through rows of equal total length in step, calling `visit` for each stretch that is in one part in all of them.
 fn walk<Part: Stretch>(rows: &[&[Part]], mut visit: impl FnMut(&[Part]) -> Result<()>) -> Result<()> {
     let mut at: SmallVec<[(usize, usize); 17]> = rows.iter().map(|_| (0, 0)).collect();
@@ -261,6 +362,9 @@ impl World for LiveWorld<'_> {
             }
             Op::Copy { src, dst, start, finish } => self.copy(token, src, dst, start, finish),
             Op::Reduce { srcs, dst, finish } => self.reduce(token, srcs, dst, finish),
+            Op::Encode { code, src, dst, rows } => self.encode(token, code, (src, dst), rows),
+            Op::Decode { code, src, dst, finish } => self.decode(token, code, (src, dst), finish),
+            Op::FoldCoded { code, srcs, dst, rows, finish } => self.fold_coded(token, code, (srcs, dst), rows, finish),
             Op::Call { call, src, dst, .. } => {
                 let envelope = self.envelope(0);
                 let combine = match call.collective.reduces() {

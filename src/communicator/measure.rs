@@ -55,6 +55,7 @@ impl Meter<'_> {
             dtype: DataType::I8,
             reduction: None,
             factor_at: None,
+            residual: None,
             root: Rank(0),
             algorithm: Some(String::from(if two_levels { "two_level(direct,log)" } else { "log" })),
             decision: None,

@@ -43,6 +43,7 @@ pub use ops::Factor;
 use crate::algorithms;
 use crate::bootstrap::{Credentials, Service};
 use crate::carrier::Carrier;
+use crate::code::FloatCode;
 use crate::config::Config;
 use crate::device::StreamRef;
 use crate::dtype::{DataType, Prologue, RedOp, Reduction};
@@ -137,6 +138,8 @@ pub struct CollectiveCall {
     pub reduction: Option<Reduction>,
     /// Where the factor of the reduction is read when the call runs, if not known before.
     pub factor_at: Option<DeviceRegion>,
+    /// What coding has left out of the row of blocks, a float32 for each element, where the program keeps that.
+    pub residual: Option<DeviceRegion>,
     /// The root, where there is one (else rank 0).
     pub root: Rank,
     /// An algorithm named by the call.
@@ -352,7 +355,30 @@ impl Comm {
     /// Decides how a call is run, unless that is known or there is nothing to do.
     fn decide(&self, call: &mut CollectiveCall) -> Result<()> {
         if call.decision.is_none() && !call.moves_nothing(self.nranks()) {
-            call.decision = Some(self.selector.decide(&call.request())?);
+            let request = Request { code: self.code_set_for(call), ..call.request() };
+            let decision = self.selector.decide(&request)?;
+            self.check_code(call, &decision)?;
+            call.decision = Some(decision);
+        }
+        Ok(())
+    }
+
+    /// The code that is set for such calls, if it codes this one.
+    fn code_set_for(&self, call: &CollectiveCall) -> Option<FloatCode> {
+        let code = self.config.code(call.collective).filter(|code| code.codes(call.dtype))?;
+        let in_host_memory = self.members.iter().all(|member| !member.on_gpu);
+        (in_host_memory && call.blocks.is_none()).then_some(code)
+    }
+
+    /// An error for a call that a code is asked for which cannot code it.
+    fn check_code(&self, call: &CollectiveCall, decision: &Decision) -> Result<()> {
+        let Executor::Own(Selection { choice, .. }) = &decision.executor else { return Ok(()) };
+        let Some(code) = algorithms::code_of(choice) else { return Ok(()) };
+        self.in_host_memory(&format!("code {}", code.name()))?;
+        if !code.codes(call.dtype) {
+            let (code, dtype) = (code.name(), call.dtype.name());
+            let text = format!("code {code} is for floats that it makes smaller, and the elements are of {dtype}");
+            return Err(Error::InvalidArgument(text));
         }
         Ok(())
     }

@@ -62,6 +62,8 @@ struct Resolved {
     whole: bool,
     /// Kept for its allocation; empty between steps.
     refs: Vec<&'static [Piece]>,
+    /// Where coded chunks lie in the row of blocks.
+    rows: Vec<usize>,
 }
 
 /// Why a lane stands where it stands.
@@ -406,6 +408,9 @@ impl RunState {
                 resolved.refs = emptied(srcs);
                 started
             }
+            StepKind::Encode { .. } | StepKind::Decode { .. } | StepKind::FoldCoded { .. } => {
+                start_coded(run, resolved, code, place, world)
+            }
             StepKind::Call { nsrc } => {
                 let Some(call) = program.call(code.at) else {
                     return Err(Error::Internal(String::from("a compiled call has no call in its plan")));
@@ -453,6 +458,39 @@ impl RunState {
                 self.ready.push(lane as u32);
             }
         }
+    }
+}
+
+/// Gives a step to the world that codes or decodes, whose lists have been resolved.
+fn start_coded<W: World + ?Sized>(
+    run: &PlanRun,
+    resolved: &mut Resolved,
+    code: &StepCode,
+    place: LanePosition,
+    world: &mut W,
+) -> Result<Started> {
+    let PlanRun { program, layout } = run;
+    let Resolved { lists, whole, refs, rows } = resolved;
+    let view = lists.view(if *whole { code.lists.clone() } else { 0..code.lists.end - code.lists.start });
+    let (token, last) = (to_token(place.slot, place.step), view.len() - 1);
+    match code.kind {
+        StepKind::Encode { code: form } => {
+            layout.rows(place.segment as usize, program.list(code.lists.end - 1), rows);
+            world.start(token, Op::Encode { code: form, src: view.list(0), dst: view.list(1), rows })
+        }
+        StepKind::FoldCoded { code: form, finish } => {
+            layout.rows(place.segment as usize, program.list(code.lists.start), rows);
+            let mut srcs = std::mem::take(refs);
+            srcs.extend(view.lists(0..last));
+            let started =
+                world.start(token, Op::FoldCoded { code: form, srcs: &srcs, dst: view.list(last), rows, finish });
+            *refs = emptied(srcs);
+            started
+        }
+        StepKind::Decode { code: form, finish } => {
+            world.start(token, Op::Decode { code: form, src: view.list(0), dst: view.list(1), finish })
+        }
+        _ => Err(Error::Internal(String::from("a step without codes is taken for one with them"))),
     }
 }
 

@@ -14,6 +14,7 @@ mod tests;
 pub use execution::{Execution, Progress, Stats};
 pub use program::Program;
 
+use crate::code::FloatCode;
 use crate::error::Result;
 use crate::plan::layout::Piece;
 use crate::plan::{Call, Channel, OperandOrder};
@@ -79,6 +80,41 @@ pub enum Op<'a> {
         /// Where the result goes.
         dst: &'a [Piece],
         /// Apply the reduction's epilogue to the result.
+        finish: bool,
+    },
+    /// FloatCode chunks.
+    Encode {
+        /// The form of what is coded.
+        code: FloatCode,
+        /// From here.
+        src: &'a [Piece],
+        /// To here: coded chunks, each in a piece of its own.
+        dst: &'a [Piece],
+        /// Where each of them lies in the row of blocks, in elements.
+        rows: &'a [usize],
+    },
+    /// Decode chunks.
+    Decode {
+        /// The form of what is coded.
+        code: FloatCode,
+        /// From here: coded chunks, each in a piece of its own.
+        src: &'a [Piece],
+        /// To here.
+        dst: &'a [Piece],
+        /// Apply the reduction's epilogue.
+        finish: bool,
+    },
+    /// Combine coded chunks, folding from the left.
+    FoldCoded {
+        /// The form of what is coded.
+        code: FloatCode,
+        /// The operands.
+        srcs: &'a [&'a [Piece]],
+        /// Where the result goes: coded, too, or not.
+        dst: &'a [Piece],
+        /// Where the chunks lie in the row of blocks, in elements.
+        rows: &'a [usize],
+        /// Apply the reduction's epilogue to the result, which is not coded then.
         finish: bool,
     },
     /// A collective of another provider.

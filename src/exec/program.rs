@@ -2,10 +2,11 @@
 //! only ever follows indices.
 #![forbid(unsafe_code)]
 
+use crate::code::FloatCode;
 use crate::error::{Error, Result};
 use crate::plan::blocks::BlockTable;
 use crate::plan::layout::Layout;
-use crate::plan::{Action, Buffer, Call, Channel, OperandOrder, Plan, Span, StepRef};
+use crate::plan::{is_coded, Action, Call, Channel, CodedScratch, OperandOrder, Plan, Span, StepRef};
 use crate::topo::Rank;
 use std::fmt;
 use std::ops::Range;
@@ -68,6 +69,17 @@ pub(super) enum StepKind {
     Reduce {
         finish: bool,
     },
+    Encode {
+        code: FloatCode,
+    },
+    Decode {
+        code: FloatCode,
+        finish: bool,
+    },
+    FoldCoded {
+        code: FloatCode,
+        finish: bool,
+    },
     /// The first `nsrc` lists are the input.
     Call {
         nsrc: u32,
@@ -84,7 +96,9 @@ impl fmt::Display for StepKind {
                 write!(f, "receive and reduce from {from} on channel {channel}")
             }
             StepKind::Copy { .. } => f.write_str("copy"),
-            StepKind::Reduce { .. } => f.write_str("reduce"),
+            StepKind::Reduce { .. } | StepKind::FoldCoded { .. } => f.write_str("reduce"),
+            StepKind::Encode { .. } => f.write_str("encode"),
+            StepKind::Decode { .. } => f.write_str("decode"),
             StepKind::Call { .. } => f.write_str("call"),
             StepKind::Nop => f.write_str("nop"),
         }
@@ -124,12 +138,14 @@ impl Program {
     pub fn layout(&self, count: usize, elem_bytes: usize, segment_bytes: usize) -> Layout {
         let Plan { chunks_per_block, scratch_chunks, .. } = *self.plan;
         Layout::new(count, elem_bytes, chunks_per_block as usize, scratch_chunks as usize, segment_bytes)
+            .with_coded(self.plan.coded)
     }
 
     /// The same for blocks of different sizes.
     pub fn layout_of(&self, blocks: Arc<BlockTable>, elem_bytes: usize, segment_bytes: usize) -> Layout {
         let Plan { chunks_per_block, scratch_chunks, .. } = *self.plan;
         Layout::vectored(blocks, elem_bytes, chunks_per_block as usize, scratch_chunks as usize, segment_bytes)
+            .with_coded(self.plan.coded)
     }
 
     /// The spans of a list.
@@ -175,6 +191,7 @@ impl Program {
     }
 
     fn compile_action(&mut self, plan: &Plan, action: &Action) -> std::result::Result<StepKind, String> {
+        action.check_coded()?;
         let peer = |rank: Rank| match rank.index() < plan.shape.nranks() && rank != plan.rank {
             true => Ok(rank),
             false => Err(format!("names rank {rank} as its peer")),
@@ -197,12 +214,19 @@ impl Program {
             Action::Copy { src, dst, start, finish } => {
                 push(src)?;
                 push(dst)?;
-                StepKind::Copy { start: *start, finish: *finish }
+                match (plan.coded, is_coded(src), is_coded(dst)) {
+                    (Some(CodedScratch { code, .. }), false, true) => StepKind::Encode { code },
+                    (Some(CodedScratch { code, .. }), true, false) => StepKind::Decode { code, finish: *finish },
+                    _ => StepKind::Copy { start: *start, finish: *finish },
+                }
             }
             Action::Reduce { srcs, dst, finish } => {
                 srcs.iter().try_for_each(|src| push(src))?;
                 push(dst)?;
-                StepKind::Reduce { finish: *finish }
+                match plan.coded.filter(|_| srcs.iter().any(|src| is_coded(src))) {
+                    Some(CodedScratch { code, .. }) => StepKind::FoldCoded { code, finish: *finish },
+                    None => StepKind::Reduce { finish: *finish },
+                }
             }
             Action::Call(call) => {
                 if let Some(rank) = call.group.iter().find(|rank| rank.index() >= plan.shape.nranks()) {
@@ -225,7 +249,7 @@ impl Program {
                 ));
             }
             let per_block = plan.chunks_per_block.max(1);
-            if span.buffer != Buffer::Scratch && span.start % per_block != span.like % per_block {
+            if !span.buffer.is_own() && span.start % per_block != span.like % per_block {
                 return Err(format!("gives chunk {} the size of chunk {}", span.start, span.like));
             }
         }

@@ -28,7 +28,7 @@ impl Execution {
                 StepKind::Send { to, .. } => ranks.push(to),
                 StepKind::Recv { from, .. } | StepKind::RecvReduce { from, .. } => ranks.push(from),
                 StepKind::Call { .. } => ranks.extend(program.call(code.at).into_iter().flat_map(|call| &call.group)),
-                StepKind::Copy { .. } | StepKind::Reduce { .. } | StepKind::Nop => {}
+                _ => {}
             }
         }
         ranks.retain(|&rank| rank != program.plan().rank);

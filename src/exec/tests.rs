@@ -82,7 +82,9 @@ impl World for TestWorld<'_> {
                 self.node.write(dst, &sum);
                 Ok(Started::Done)
             }
-            Op::RecvReduce { .. } | Op::Call { .. } => Err(Error::InvalidUsage(String::from("not in this world"))),
+            Op::RecvReduce { .. } | Op::Call { .. } | Op::Encode { .. } | Op::Decode { .. } | Op::FoldCoded { .. } => {
+                Err(Error::InvalidUsage(String::from("not in this world")))
+            }
         }
     }
 
@@ -116,6 +118,7 @@ fn plan(collective: Collective, nranks: usize, rank: usize, chunks: (u32, u32), 
         algorithm: String::from("test"),
         chunks_per_block: chunks.0,
         scratch_chunks: chunks.1,
+        coded: None,
         lanes: lanes.into_iter().map(|steps| Lane { steps }).collect(),
     }
 }

@@ -529,6 +529,18 @@ macro_rules! own_functions {
                 sendbuff: ConstBuffer, sendcounts: ConstPtr<usize>, displs: ConstPtr<usize>, recvbuff: Buffer,
                 recvcount: usize, datatype: TypeCode, root: c_int, comm: CommHandle, stream: StreamHandle
             ) -> Status = native(vectored::scatter);
+            /// ncclAllReduce whose messages between nodes are coded: code is "bf16", "mx8" or "int8" (docs/codes.md), datatype a float
+            /// that it makes smaller. Where residual is not null it has count float32, zeros at first, which the program leaves
+            /// alone between calls: what coding leaves out of a sum is added to the next one. All ranks give a residual or none.
+            "strata" fn strataAllReduceCoded(
+                sendbuff: ConstBuffer, recvbuff: Buffer, residual: Buffer, count: usize, datatype: TypeCode, op: OpCode,
+                code: Text, comm: CommHandle, stream: StreamHandle
+            ) -> Status = native(operations::all_reduce_coded);
+            /// The same of ncclReduceScatter; the residual has as many elements as sendbuff.
+            "strata" fn strataReduceScatterCoded(
+                sendbuff: ConstBuffer, recvbuff: Buffer, residual: Buffer, recvcount: usize, datatype: TypeCode,
+                op: OpCode, code: Text, comm: CommHandle, stream: StreamHandle
+            ) -> Status = native(operations::reduce_scatter_coded);
             /// strataAllGatherV with options, as ncclAllGatherConfig has them. On a communicator of another library algSelection may not be
             /// forced. All ranks give the same options.
             "strata" fn strataAllGatherVConfig(

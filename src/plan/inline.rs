@@ -9,7 +9,8 @@
 #![forbid(unsafe_code)]
 
 use super::{
-    chunks_in, Action, Buffer, Call, Channel, Collective, Lane, LinkLevel, Plan, Shape, Span, Spans, Step, StepRef,
+    chunks_in, Action, Buffer, Call, Channel, CodedScratch, Collective, Lane, LinkLevel, Plan, Shape, Span, Spans,
+    Step, StepRef,
 };
 use crate::topo::{Grid, Rank};
 use std::ops::Range;
@@ -88,6 +89,11 @@ fn replace(
     }
     let mapping = Mapping::new(call, &plan, out);
     out.scratch_chunks += mapping.slots(plan.scratch_chunks as usize) as u32;
+    if let Some(coded) = plan.coded {
+        let all = out.coded.get_or_insert(CodedScratch { chunks: 0, ..coded });
+        assert_eq!(all.code, coded.code, "a plan has one code");
+        all.chunks += mapping.slots(coded.chunks as usize) as u32;
+    }
     let offsets: Vec<u32> = derived.iter().map(|&lane| out.lanes[lane].steps.len() as u32).collect();
     let moved =
         |at: &StepRef| StepRef { lane: derived[at.lane as usize] as u32, step: offsets[at.lane as usize] + at.step };
@@ -142,6 +148,7 @@ struct Mapping {
     /// The call's row of blocks, as far as this member knows it, for the sizes of scratch slots: in chunks of the outer row.
     row: Vec<Vec<Span>>,
     first_slot: usize,
+    first_coded: usize,
     widest: usize,
 }
 
@@ -161,7 +168,8 @@ impl Mapping {
             _ => full.iter().map(in_row).collect(),
         };
         let widest = full.iter().map(|block| chunks_in(block).div_ceil(per_block)).max().unwrap_or(0);
-        Mapping { per_block, input, output, row, first_slot: out.scratch_chunks as usize, widest }
+        let [first_slot, first_coded] = [Buffer::Scratch, Buffer::Coded].map(|buffer| out.chunks(buffer));
+        Mapping { per_block, input, output, row, first_slot, first_coded, widest }
     }
 
     /// Slots of the outer plan for `slots` of the inner one.
@@ -185,11 +193,14 @@ impl Mapping {
                 match span.buffer {
                     Buffer::Input => self.run(&self.input, index).iter().for_each(|&chunk| join(&mut mapped, chunk)),
                     Buffer::Output => self.run(&self.output, index).iter().for_each(|&chunk| join(&mut mapped, chunk)),
-                    Buffer::Scratch => {
+                    Buffer::Scratch | Buffer::Coded => {
+                        let is_coded = span.buffer == Buffer::Coded;
+                        let first = if is_coded { self.first_coded } else { self.first_slot };
                         let like = self.run(&self.row, span.like as usize + offset);
                         for (position, chunk) in like.iter().enumerate() {
-                            let slot = self.first_slot + index * self.widest + position;
-                            join(&mut mapped, Span::scratch(slot, 1, chunk.like as usize));
+                            let slot = first + index * self.widest + position;
+                            let of = if is_coded { Span::coded } else { Span::scratch };
+                            join(&mut mapped, of(slot, 1, chunk.like as usize));
                         }
                     }
                 }

@@ -13,7 +13,7 @@
 #![forbid(unsafe_code)]
 
 use super::blocks::{BlockTable, Extent};
-use super::{Buffer, Span};
+use super::{Buffer, CodedScratch, Span};
 use std::sync::Arc;
 
 /// Consecutive bytes of one buffer.
@@ -38,6 +38,8 @@ pub struct Layout {
     segments: usize,
     scratch_slot_bytes: usize,
     scratch_chunks: usize,
+    /// The coded chunks, which lie behind the others in scratch.
+    coded: Option<CodedScratch>,
     /// The blocks, where they differ in size.
     blocks: Option<Arc<BlockTable>>,
     /// Whether blocks end with a segment that is not full: this rank knows its own sizes only.
@@ -70,6 +72,7 @@ impl Layout {
             segments,
             scratch_slot_bytes: 0,
             scratch_chunks,
+            coded: None,
             blocks: None,
             open_ended: false,
         };
@@ -102,6 +105,43 @@ impl Layout {
         Layout { blocks: Some(blocks), ..layout }
     }
 
+    /// The same for a plan that has coded chunks. A chunk's elements are coded by themselves, so that a message has as many bytes
+    /// as they take.
+    pub fn with_coded(self, coded: Option<CodedScratch>) -> Layout {
+        Layout { coded, ..self }
+    }
+
+    /// The form of coded chunks.
+    pub fn coded(&self) -> Option<CodedScratch> {
+        self.coded
+    }
+
+    /// Bytes of a slot for a coded chunk: of the largest.
+    fn coded_slot_bytes(&self) -> usize {
+        let elems = self.scratch_slot_bytes / self.elem_bytes;
+        self.coded.map_or(0, |coded| coded.code.bytes(elems).next_multiple_of(ALIGN_BYTES))
+    }
+
+    /// Where the chunks that a list of spans in coded scratch names lie in the row of blocks, in elements, without empty ones.
+    pub fn rows(&self, segment: usize, spans: &[Span], rows: &mut Vec<usize>) {
+        rows.clear();
+        let per_block = self.chunks_per_block;
+        for span in spans {
+            for chunk in span.like as usize..span.like as usize + span.len as usize {
+                let (block, phase) = (chunk / per_block, chunk % per_block);
+                let (count, at) = match &self.blocks {
+                    None => (self.count, block * self.count),
+                    Some(blocks) => (blocks.row_count(block), (0..block).map(|before| blocks.row_count(before)).sum()),
+                };
+                let elems = self.elems_of(count, segment);
+                let from = phase * self.chunk_elems(elems);
+                if from < elems {
+                    rows.push(at + segment * self.segment_elems + from);
+                }
+            }
+        }
+    }
+
     /// Whether the last segment of a block of `span` is this one, where blocks end with one that is not full.
     pub fn ends_in(&self, segment: usize, span: &Span) -> bool {
         let Some(blocks) = self.blocks.as_ref().filter(|_| self.open_ended) else { return false };
@@ -109,7 +149,7 @@ impl Layout {
         let extent = match span.buffer {
             Buffer::Input => blocks.input().get(block),
             Buffer::Output => blocks.output().get(block),
-            Buffer::Scratch => None,
+            Buffer::Scratch | Buffer::Coded => None,
         };
         extent.is_some_and(|extent| extent.count / self.segment_elems == segment)
     }
@@ -136,7 +176,8 @@ impl Layout {
 
     /// Bytes of scratch one segment needs.
     pub fn scratch_bytes(&self) -> usize {
-        self.scratch_slot_bytes * self.scratch_chunks
+        let coded = self.coded.map_or(0, |coded| coded.chunks as usize);
+        self.scratch_slot_bytes * self.scratch_chunks + self.coded_slot_bytes() * coded
     }
 
     /// Bytes of one block; of the longest where they differ.
@@ -168,7 +209,18 @@ impl Layout {
         elems.div_ceil(self.chunks_per_block).next_multiple_of(align)
     }
 
-    /// Appends the pieces of `span` in `segment`, in order, without empty ones, adjacent ones joined.
+    /// The place of a slot in the set of scratch memory `set`, and bytes of a chunk of so many elements there.
+    fn own_piece(&self, buffer: Buffer, set: usize, chunk: usize, elems: usize) -> Piece {
+        let (before, slot, len) = match (buffer, self.coded) {
+            (Buffer::Coded, Some(coded)) => {
+                (self.scratch_chunks * self.scratch_slot_bytes, self.coded_slot_bytes(), coded.code.bytes(elems))
+            }
+            _ => (0, self.scratch_slot_bytes, elems * self.elem_bytes),
+        };
+        Piece { buffer, offset: set * self.scratch_bytes() + before + chunk * slot, len }
+    }
+
+    /// Appends the pieces of `span` in `segment`, in order, without empty ones, adjacent ones joined, but for coded ones.
     /// `slot` is the set of scratch the segment uses: the segment's number modulo the window.
     pub fn pieces(&self, segment: usize, slot: usize, span: &Span, pieces: &mut Vec<Piece>) {
         if let Some(blocks) = &self.blocks {
@@ -180,22 +232,23 @@ impl Layout {
         let mut done = 0;
         while done < span.len as usize {
             let phase = (span.like as usize + done) % per_block;
-            let run = match span.buffer {
-                // Chunks of the last segment may be shorter than their slots; each stays in its own, so that it is found
-                // there whichever others it is named with.
-                Buffer::Scratch => 1,
-                _ => (span.len as usize - done).min(per_block - phase),
-            };
+            // Chunks of the last segment may be shorter than their slots; each stays in its own, so that it is found there
+            // whichever others it is named with.
+            let run = if span.buffer.is_own() { 1 } else { (span.len as usize - done).min(per_block - phase) };
             let from = (phase * full).min(elems);
             let to = ((phase + run) * full).min(elems);
-            let offset = match span.buffer {
-                Buffer::Scratch => slot * self.scratch_bytes() + (span.start as usize + done) * self.scratch_slot_bytes,
-                _ => {
-                    let block = (span.start as usize + done) / per_block;
-                    (block * self.count + segment * self.segment_elems + from) * self.elem_bytes
-                }
-            };
-            push(pieces, Piece { buffer: span.buffer, offset, len: (to - from) * self.elem_bytes });
+            let at = span.start as usize + done;
+            push(
+                pieces,
+                match span.buffer.is_own() {
+                    true => self.own_piece(span.buffer, slot, at, to - from),
+                    false => {
+                        let first = at / per_block * self.count + segment * self.segment_elems + from;
+                        let (offset, len) = (first * self.elem_bytes, (to - from) * self.elem_bytes);
+                        Piece { buffer: span.buffer, offset, len }
+                    }
+                },
+            );
             done += run;
         }
     }
@@ -214,18 +267,26 @@ impl Layout {
             let (at, like) = (span.start as usize + done, span.like as usize + done);
             let (phase, left) = (at % per_block, span.len as usize - done);
             let (Extent { count, at: place }, phase, run) = match span.buffer {
-                Buffer::Scratch => (Extent { count: blocks.row_count(like / per_block), at: 0 }, like % per_block, 1),
+                Buffer::Scratch | Buffer::Coded => {
+                    (Extent { count: blocks.row_count(like / per_block), at: 0 }, like % per_block, 1)
+                }
                 Buffer::Input => (blocks.input()[at / per_block], phase, left.min(per_block - phase)),
                 Buffer::Output => (blocks.output()[at / per_block], phase, left.min(per_block - phase)),
             };
             let elems = self.elems_of(count, segment);
             let full = self.chunk_elems(elems);
             let (from, to) = ((phase * full).min(elems), ((phase + run) * full).min(elems));
-            let offset = match span.buffer {
-                Buffer::Scratch => slot * self.scratch_bytes() + at * self.scratch_slot_bytes,
-                _ => (place + segment * self.segment_elems + from) * self.elem_bytes,
-            };
-            push(pieces, Piece { buffer: span.buffer, offset, len: (to - from) * self.elem_bytes });
+            push(
+                pieces,
+                match span.buffer.is_own() {
+                    true => self.own_piece(span.buffer, slot, at, to - from),
+                    false => {
+                        let first = place + segment * self.segment_elems + from;
+                        let (offset, len) = (first * self.elem_bytes, (to - from) * self.elem_bytes);
+                        Piece { buffer: span.buffer, offset, len }
+                    }
+                },
+            );
             done += run;
         }
     }
@@ -235,8 +296,10 @@ fn push(pieces: &mut Vec<Piece>, piece: Piece) {
     if piece.len == 0 {
         return;
     }
+    // How many elements a coded piece has follows from its length.
+    let may_join = |last: &Piece| last.buffer == piece.buffer && piece.buffer != Buffer::Coded;
     match pieces.last_mut() {
-        Some(last) if last.buffer == piece.buffer && last.offset + last.len == piece.offset => last.len += piece.len,
+        Some(last) if may_join(last) && last.offset + last.len == piece.offset => last.len += piece.len,
         _ => pieces.push(piece),
     }
 }

@@ -22,6 +22,7 @@ pub(crate) mod rank_sets;
 pub mod stage;
 pub mod text;
 
+use crate::code::FloatCode;
 use crate::topo::{Grid, Rank};
 use std::sync::Arc;
 
@@ -207,6 +208,26 @@ pub enum Buffer {
     Output,
     /// Strata's own memory, one set per segment in flight; holds nothing when a segment starts.
     Scratch,
+    /// More of it, whose chunks are coded ([`CodedScratch`]): smaller, and other than the same chunks elsewhere. A `Copy` between
+    /// it and another buffer codes or decodes, a `Reduce` whose sources lie in it decodes them. The lists of a step lie in it
+    /// whole or not at all, and no other step combines what does.
+    Coded,
+}
+
+impl Buffer {
+    /// Whether it is Strata's own memory.
+    pub const fn is_own(self) -> bool {
+        matches!(self, Buffer::Scratch | Buffer::Coded)
+    }
+}
+
+/// The scratch memory of a plan whose messages are coded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct CodedScratch {
+    /// The form of its chunks.
+    pub code: FloatCode,
+    /// How many slots there are, each as large as the largest coded chunk.
+    pub chunks: u32,
 }
 
 /// A span of a rank's, cut where its chunks' places in the row of blocks do not follow one another; `like` says these places.
@@ -215,7 +236,7 @@ fn row_spans(shape: &Shape, rank: Rank, per_block: u32, span: Span) -> impl Iter
     let shape = shape.clone();
     std::iter::from_fn(move || {
         let span = rest.take()?;
-        if span.buffer == Buffer::Scratch {
+        if span.buffer.is_own() {
             return Some(span);
         }
         let place = |chunk: u32| {
@@ -263,6 +284,11 @@ impl Span {
     /// `len` chunks of `Output` from `start`.
     pub fn output(start: usize, len: usize) -> Span {
         Span::user(Buffer::Output, start, len)
+    }
+
+    /// `len` coded slots from `start`, holding chunks `like..like + len` of the row of blocks.
+    pub fn coded(start: usize, len: usize, like: usize) -> Span {
+        Span { buffer: Buffer::Coded, ..Span::scratch(start, len, like) }
     }
 
     /// `len` scratch slots from `start`, holding chunks as large as `like..like + len`.
@@ -355,6 +381,54 @@ pub enum Action {
     Nop,
 }
 
+/// Whether a list lies in coded scratch.
+pub fn is_coded(spans: &[Span]) -> bool {
+    spans.first().is_some_and(|span| span.buffer == Buffer::Coded)
+}
+
+impl Action {
+    /// The lists that it reads, and those that it writes.
+    pub fn lists(&self) -> (&[Spans], &[Spans]) {
+        use std::slice::from_ref;
+        match self {
+            Action::Send { src, .. } => (from_ref(src), &[]),
+            Action::Recv { dst, .. } => (&[], from_ref(dst)),
+            Action::RecvReduce { local, dst, .. } => (from_ref(local), from_ref(dst)),
+            Action::Copy { src, dst, .. } => (from_ref(src), from_ref(dst)),
+            Action::Reduce { srcs, dst, .. } => (srcs, from_ref(dst)),
+            Action::Call(call) => (&call.src, &call.dst),
+            Action::Nop => (&[], &[]),
+        }
+    }
+
+    /// Whether it uses coded chunks as [`Buffer::Coded`] says; else why not.
+    ///
+    /// # Errors
+    /// A text that goes on a sentence about the step.
+    pub fn check_coded(&self) -> Result<(), String> {
+        let (reads, writes) = self.lists();
+        let is = |span: &Span| span.buffer == Buffer::Coded;
+        let mixed = |spans: &Spans| spans.iter().any(is) && !spans.iter().all(is);
+        if reads.iter().chain(writes).any(mixed) {
+            return Err("has coded chunks and others in one list".into());
+        }
+        let (from, to) = (reads.iter().any(|spans| is_coded(spans)), writes.iter().any(|spans| is_coded(spans)));
+        match self {
+            _ if !from && !to => Ok(()),
+            Action::Send { .. } | Action::Recv { .. } | Action::Nop => Ok(()),
+            Action::Copy { start: true, .. } => Err("applies the prologue to coded chunks".into()),
+            Action::Copy { finish: true, .. } if to => Err("finishes what is coded afterwards".into()),
+            Action::Copy { .. } => Ok(()),
+            Action::Reduce { srcs, .. } if !srcs.iter().all(|src| is_coded(src)) => {
+                Err("combines coded chunks with others".into())
+            }
+            Action::Reduce { finish: true, .. } if to => Err("finishes what is coded afterwards".into()),
+            Action::Reduce { .. } => Ok(()),
+            Action::RecvReduce { .. } | Action::Call(_) => Err("combines or calls with coded chunks".into()),
+        }
+    }
+}
+
 /// A collective over a group of ranks, as one step. All members have equal calls (`collective`, `group`, `root`,
 /// `level`) in the same order, and their parts match in size.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -429,6 +503,8 @@ pub struct Plan {
     pub chunks_per_block: u32,
     /// Scratch slots used, each as large as the largest chunk.
     pub scratch_chunks: u32,
+    /// Scratch slots for coded chunks, where there are some.
+    pub coded: Option<CodedScratch>,
     /// The lanes.
     pub lanes: Vec<Lane>,
 }
@@ -441,6 +517,7 @@ impl Plan {
             Buffer::Input => self.shape.input_blocks(self.rank) * per_block,
             Buffer::Output => self.shape.output_blocks(self.rank) * per_block,
             Buffer::Scratch => self.scratch_chunks as usize,
+            Buffer::Coded => self.coded.map_or(0, |coded| coded.chunks as usize),
         }
     }
 

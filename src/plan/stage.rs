@@ -5,7 +5,7 @@
 //! directly. The messages themselves do not change, so each rank decides for itself.
 #![forbid(unsafe_code)]
 
-use super::{chunks_in, Action, Buffer, Lane, Plan, Span, Spans, Step, StepRef};
+use super::{chunks_in, Action, Lane, Plan, Span, Spans, Step, StepRef};
 use crate::topo::Rank;
 use rustc_hash::FxHashMap;
 
@@ -136,25 +136,14 @@ fn writes_come_before(plan: &Plan, chunks: &[Span], deps: &[StepRef]) -> bool {
     let overlaps = |one: &Span, other: &Span| match one.buffer == other.buffer {
         true => one.start < other.start + other.len && other.start < one.start + one.len,
         // In place the one buffer is in the other, wherever.
-        false => plan.shape.in_place && one.buffer != Buffer::Scratch && other.buffer != Buffer::Scratch,
+        false => plan.shape.in_place && !one.buffer.is_own() && !other.buffer.is_own(),
     };
     let changes = |step: &Step| {
-        writes(&step.action)
-            .iter()
-            .any(|spans| spans.iter().any(|span| chunks.iter().any(|chunk| overlaps(span, chunk))))
+        let (_, writes) = step.action.lists();
+        writes.iter().any(|spans| spans.iter().any(|span| chunks.iter().any(|chunk| overlaps(span, chunk))))
     };
     let mut later = plan.lanes.iter().zip(&before).flat_map(|(lane, &before)| lane.steps.iter().skip(before as usize));
     !later.any(changes)
-}
-
-/// What a step writes.
-fn writes(action: &Action) -> &[Spans] {
-    match action {
-        Action::Recv { dst, .. } | Action::RecvReduce { dst, .. } => std::slice::from_ref(dst),
-        Action::Copy { dst, .. } | Action::Reduce { dst, .. } => std::slice::from_ref(dst),
-        Action::Call(call) => &call.dst,
-        Action::Send { .. } | Action::Nop => &[],
-    }
 }
 
 /// Fresh scratch slots for a list of chunks.
@@ -185,6 +174,7 @@ mod tests {
             algorithm: String::new(),
             chunks_per_block: 1,
             scratch_chunks: 4,
+            coded: None,
             lanes: vec![Lane { steps: vec![send(1), send(2)] }, Lane { steps: vec![wait] }],
         };
         let staged = stage(&plan, &|_, _| true);
@@ -208,6 +198,7 @@ mod tests {
             algorithm: String::new(),
             chunks_per_block: 1,
             scratch_chunks: 0,
+            coded: None,
             lanes: vec![Lane { steps: vec![recv(0).into()] }, lane(1), lane(2), Lane { steps: vec![last] }],
         }
     }

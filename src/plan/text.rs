@@ -16,7 +16,7 @@
 //! ```
 //!
 //! `nodes` names the node of each rank. `input[4..6]` are two chunks; `like` follows if their size is not that of their
-//! place. Lists of spans are joined by commas, an empty one is `-`; lists of lists stand in braces.
+//! place. A plan with coded chunks says after `scratch_chunks` how many and of which code: `coded_chunks 6 mx8`. Lists of spans are joined by commas, an empty one is `-`; lists of lists stand in braces.
 #![forbid(unsafe_code)]
 
 mod draw;
@@ -25,7 +25,7 @@ mod parse;
 pub use draw::{cell, draw, rounds, Pace};
 pub use parse::{parse, ParseError};
 
-use super::{Action, Buffer, Call, LinkLevel, OperandOrder, Plan, Span, Step};
+use super::{Action, Buffer, Call, CodedScratch, LinkLevel, OperandOrder, Plan, Span, Step};
 use std::fmt::Write;
 
 impl Buffer {
@@ -35,6 +35,7 @@ impl Buffer {
             Buffer::Input => "input",
             Buffer::Output => "output",
             Buffer::Scratch => "scratch",
+            Buffer::Coded => "coded",
         }
     }
 }
@@ -53,6 +54,9 @@ pub fn print(plan: &Plan) -> String {
     add(&mut text, format_args!("rank {}\n", plan.rank));
     add(&mut text, format_args!("chunks_per_block {}\n", plan.chunks_per_block));
     add(&mut text, format_args!("scratch_chunks {}\n", plan.scratch_chunks));
+    if let Some(CodedScratch { code, chunks }) = plan.coded {
+        add(&mut text, format_args!("coded_chunks {chunks} {}\n", code.name()));
+    }
     for (number, lane) in plan.lanes.iter().enumerate() {
         add(&mut text, format_args!("lane {number}\n"));
         for (at, step) in lane.steps.iter().enumerate() {

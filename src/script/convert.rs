@@ -17,6 +17,9 @@ use rustc_hash::{FxHashMap, FxHashSet};
 pub fn convert(plans: &[Plan]) -> Result<Script, String> {
     let first = plans.first().ok_or("no plans")?;
     let shape = &first.shape;
+    if plans.iter().any(|plan| plan.coded.is_some()) {
+        return Err("files have no coded chunks".to_string());
+    }
     if shape.in_place || shape.prologue {
         return Err("files say what calls out of place and without a prologue do".to_string());
     }
@@ -104,7 +107,7 @@ fn place(list: &[Span], mut at: u32) -> Place {
             let buffer = match span.buffer {
                 Buffer::Input => ScriptBuffer::Input,
                 Buffer::Output => ScriptBuffer::Output,
-                Buffer::Scratch => ScriptBuffer::Scratch,
+                Buffer::Scratch | Buffer::Coded => ScriptBuffer::Scratch,
             };
             return Place { buffer, chunk: span.start + at };
         }

@@ -387,6 +387,7 @@ impl<'a> Run<'a> {
                 algorithm: self.script.name.clone(),
                 chunks_per_block: self.script.chunks_per_block(),
                 scratch_chunks: places.next_slot,
+                coded: None,
                 lanes,
             });
         }

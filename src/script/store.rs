@@ -15,7 +15,7 @@ use crate::config::{self, Config};
 use crate::digest::Digest;
 use crate::error::{self, Error};
 use crate::plan::stage::stage;
-use crate::plan::{chunks_in, Action, Buffer, Collective, Plan, Shape, Span};
+use crate::plan::{chunks_in, Action, Collective, Plan, Shape, Span};
 use crate::topo::{Grid, Rank};
 use rustc_hash::FxHashMap;
 use std::fs;
@@ -130,7 +130,7 @@ impl LoadedScript {
             let proof = self.proved(ScriptForm { in_place, ..form(shape) })?;
             let of_plan = |plan: &Plan| {
                 let per_block = plan.chunks_per_block as usize;
-                let from_user = |_: Rank, src: &[Span]| src.iter().any(|span| span.buffer != Buffer::Scratch);
+                let from_user = |_: Rank, src: &[Span]| src.iter().any(|span| !span.buffer.is_own());
                 let sent = (stage(plan, &from_user).scratch_chunks - plan.scratch_chunks) as usize;
                 Needs::new((plan.scratch_chunks as usize).div_ceil(per_block), sent.div_ceil(per_block))
             };

@@ -12,6 +12,7 @@ use super::vendor::{self, Route, Vendor, VENDOR};
 use super::{cost, message_bytes, model, thresholds, vectored};
 use crate::algorithms::{self, levels, Choice};
 use crate::carrier::Carrier;
+use crate::code::FloatCode;
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::plan::{Collective, Shape};
@@ -83,6 +84,8 @@ pub struct Request<'a> {
     pub named: Option<&'a str>,
     /// The root, for collectives that have one (else rank 0).
     pub root: Rank,
+    /// The form that its messages between nodes shall have, if the call names no algorithm.
+    pub code: Option<FloatCode>,
     /// Whether blocks differ in size; then `block_bytes` is what they have on average, as far as all ranks know.
     pub sizes: Sizes,
 }
@@ -104,7 +107,7 @@ pub enum Sizes {
 impl Request<'_> {
     /// A call that names no algorithm; the root is rank 0.
     pub fn new(collective: Collective, block_bytes: usize) -> Request<'static> {
-        Request { collective, block_bytes, named: None, root: Rank(0), sizes: Sizes::Even }
+        Request { collective, block_bytes, named: None, root: Rank(0), code: None, sizes: Sizes::Even }
     }
 
     /// The bytes that thresholds and tables speak of.
@@ -157,6 +160,8 @@ pub enum Policy {
     VendorOnly,
     /// An algorithm named by the call, or by `STRATA_<COLLECTIVE>_ALGO`.
     Named,
+    /// `STRATA_<COLLECTIVE>_CODE`.
+    Code,
     /// A script that was loaded for such calls.
     Script,
     /// Thresholds that the user has set.
@@ -170,10 +175,11 @@ pub enum Policy {
 }
 
 /// The order in which policies are asked. The last one always has an opinion.
-pub const POLICIES: [Policy; 8] = [
+pub const POLICIES: [Policy; 9] = [
     Policy::Conditions,
     Policy::VendorOnly,
     Policy::Named,
+    Policy::Code,
     Policy::Script,
     Policy::Thresholds,
     Policy::TuningTable,
@@ -245,6 +251,7 @@ impl Policy {
             Policy::Conditions => "conditions",
             Policy::VendorOnly => "vendor forced",
             Policy::Named => "algorithm named",
+            Policy::Code => "code",
             Policy::Script => "script",
             Policy::Thresholds => "thresholds of the user",
             Policy::TuningTable => "tuning table",
@@ -290,8 +297,8 @@ impl Policy {
                 let exact = knowledge.scripts.exact(name).unwrap_or_else(|_| name.to_string());
                 vendor::named(&exact, collective, grid, front.carrier)
             }
-            // The vendor library runs no scripts, and does not leave calls to those that do.
-            Policy::Script => None,
+            // The vendor library runs no scripts and has no codes, and does not leave calls to those that do.
+            Policy::Script | Policy::Code => None,
             Policy::Thresholds if has_thresholds_over(collective, config) => {
                 Some(vendor::by_bytes(collective, bytes, grid, config, front.library))
             }
@@ -330,6 +337,7 @@ impl Policy {
                 let choice = named_choice(name, request, context)?;
                 Ok(Some((selected(choice, (0, 0), request, context)?, asked.by.to_string())))
             }
+            Policy::Code => by_code(request, context),
             Policy::Script => by_script(request, context),
             Policy::Thresholds if !has_thresholds(collective, config) => Ok(None),
             Policy::Thresholds | Policy::Defaults => by_thresholds().map(Some),
@@ -346,6 +354,15 @@ impl Policy {
             },
         }
     }
+}
+
+/// By the algorithm that sends messages between nodes in the form that is asked for, if it does the collective there.
+fn by_code(request: &Request<'_>, context: &Context) -> Result<Option<(Selection, String)>> {
+    let Some(code) = request.code.filter(|_| request.message_bytes(context) >= context.config.code_min_bytes) else {
+        return Ok(None);
+    };
+    let Some(choice) = algorithms::coded_choice(code, request.collective, &context.grid) else { return Ok(None) };
+    Ok(Some((selected(choice, (0, 0), request, context)?, format!("messages between nodes go in {}", code.name()))))
 }
 
 /// The first script that was meant for such a call. One with a root is for calls with that root.
@@ -472,7 +489,7 @@ fn fitting(
 /// Rows of a tuning table that are tried when a communicator is made.
 const MOST_ROWS_TRIED: usize = 64;
 /// Calls that differ in nothing that a decision rests on.
-type Key = (Collective, usize, Rank, Sizes);
+type Key = (Collective, usize, Rank, (Sizes, Option<FloatCode>));
 /// Decisions that are kept; a program with more shapes of calls has them made again.
 const KEPT: usize = 4096;
 
@@ -547,7 +564,7 @@ impl Selector {
     fn look<T>(&self, request: &Request<'_>, take: impl FnOnce(&Arc<Decision>) -> T) -> Result<T> {
         // The root decides which script does a call.
         let root = if request.collective.has_root() { request.root } else { Rank(0) };
-        let key = (request.collective, request.block_bytes, root, request.sizes);
+        let key = (request.collective, request.block_bytes, root, (request.sizes, request.code));
         let state = self.state.read().unwrap_or_else(PoisonError::into_inner);
         let kept = match request.named {
             None => state.kept.get(&key),

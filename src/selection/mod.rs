@@ -22,6 +22,7 @@ pub use vectored::takes_blocks_of_any_sizes;
 
 use crate::algorithms::{self, Choice};
 use crate::carrier::Inter;
+use crate::code::FloatCode;
 use crate::config::Config;
 use crate::plan::Collective;
 use crate::script::SharedScripts;
@@ -97,6 +98,9 @@ pub fn by_nccl_name(name: &str, collective: Collective, grid: &Arc<Grid>, script
         "pat" => &["log"],
         base => &[name, base],
     };
+    if let Some(code) = FloatCode::from_name(base) {
+        return algorithms::coded_choice(code, collective, grid);
+    }
     // A script with a root does calls with that one.
     let root = |name: &str| scripts.by_name(name).map_or(Rank(0), |script| script.root);
     let choice = |name: &&str| choice_of(name, (collective, root(name)), grid, scripts).ok();

@@ -4,6 +4,7 @@
 //! all: `3x`, and `5x + 1` for integers, `x/2 + 1` for floats.
 #![forbid(unsafe_code)]
 
+use crate::code::FloatCode;
 use crate::dtype::DataType;
 use crate::error::{Error, Result};
 use crate::plan::blocks::{BlockTable, Extent};
@@ -93,6 +94,44 @@ impl Arithmetic {
             Kind::F32 => each!(f32, bytes, |a| a * 3.0),
             Kind::F64 => each!(f64, bytes, |a| a * 3.0),
         }
+    }
+
+    /// What coded elements stand for, as bytes of this type. Integers are coded as the floats nearest to them.
+    pub fn decoded(self, code: FloatCode, bytes: &[u8]) -> Vec<u8> {
+        let values = crate::code::decode(code, bytes).into_iter();
+        match self.kind {
+            Kind::U32 => values.flat_map(|value| (value as u32).to_le_bytes()).collect(),
+            Kind::U64 => values.flat_map(|value| (value as u64).to_le_bytes()).collect(),
+            Kind::F32 => values.flat_map(f32::to_le_bytes).collect(),
+            Kind::F64 => values.flat_map(|value| f64::from(value).to_le_bytes()).collect(),
+        }
+    }
+
+    /// Elements coded, chunk by chunk of so many.
+    pub fn encoded(self, code: FloatCode, bytes: &[u8], chunks: impl Iterator<Item = usize>) -> Vec<u8> {
+        let size = match self.kind {
+            Kind::U32 | Kind::F32 => 4,
+            Kind::U64 | Kind::F64 => 8,
+        };
+        let value = |bytes: &[u8]| {
+            let mut low = [0; 8];
+            low[..size].copy_from_slice(bytes);
+            let bits = u64::from_le_bytes(low);
+            match self.kind {
+                Kind::U32 | Kind::U64 => bits as f32,
+                Kind::F32 => f32::from_bits(bits as u32),
+                Kind::F64 => f64::from_bits(bits) as f32,
+            }
+        };
+        let values: Vec<f32> = bytes.chunks_exact(size).map(value).collect();
+        let mut rest = &values[..];
+        let mut coded = Vec::new();
+        for elements in chunks {
+            let (chunk, left) = rest.split_at(elements.min(rest.len()));
+            coded.extend(crate::code::encode(code, chunk));
+            rest = left;
+        }
+        coded
     }
 
     /// The epilogue.

@@ -84,7 +84,7 @@ impl RankMemory {
             let (buffer, at) = match piece.buffer {
                 Buffer::Input => (&self.user, self.input_at + piece.offset),
                 Buffer::Output => (&self.user, self.output_at + piece.offset),
-                Buffer::Scratch => (&self.scratch, piece.offset),
+                Buffer::Scratch | Buffer::Coded => (&self.scratch, piece.offset),
             };
             bytes.extend_from_slice(&buffer[at..at + piece.len]);
         }
@@ -102,7 +102,7 @@ impl RankMemory {
             let (buffer, at) = match piece.buffer {
                 Buffer::Input => (&mut self.user, self.input_at + piece.offset),
                 Buffer::Output => (&mut self.user, self.output_at + piece.offset),
-                Buffer::Scratch => (&mut self.scratch, piece.offset),
+                Buffer::Scratch | Buffer::Coded => (&mut self.scratch, piece.offset),
             };
             let (head, tail) = rest.split_at(piece.len);
             buffer[at..at + piece.len].copy_from_slice(head);

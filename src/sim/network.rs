@@ -8,10 +8,11 @@ use super::memory::RankMemory;
 use super::random::{mix, Random};
 use super::stream::{MessageNumber, SimStream, StreamId};
 use super::InjectedFault;
+use crate::code::FloatCode;
 use crate::error::{Error, Result};
 use crate::exec::{Op, Started, Token, World};
 use crate::plan::layout::Piece;
-use crate::plan::{Channel, Collective, LinkLevel};
+use crate::plan::{Buffer, Channel, Collective, LinkLevel};
 use crate::topo::Rank;
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
@@ -65,6 +66,8 @@ struct Local {
     dst: Vec<Piece>,
     start: bool,
     finish: bool,
+    /// The form of those lists that are coded.
+    code: Option<FloatCode>,
 }
 
 /// The network.
@@ -263,14 +266,24 @@ impl Network {
     fn apply_local(&mut self, rank: Rank, local: &Local) {
         let Some(memory) = &mut self.memory else { return };
         let memory = &mut memory[rank.index()];
-        let mut operands = local.srcs.iter().map(|src| memory.read(src));
+        let arithmetic = self.arithmetic;
+        let plain = |pieces: &Vec<Piece>| match local.code.filter(|_| is_coded(pieces)) {
+            None => memory.read(pieces),
+            Some(code) => pieces.iter().flat_map(|piece| arithmetic.decoded(code, &memory.read(&[*piece]))).collect(),
+        };
+        let mut operands = local.srcs.iter().map(plain);
         let Some(mut result) = operands.next() else { return };
         if local.start {
             self.arithmetic.start(&mut result);
         }
-        operands.for_each(|operand| self.arithmetic.add(&mut result, &operand));
+        operands.by_ref().for_each(|operand| self.arithmetic.add(&mut result, &operand));
         if local.finish {
             self.arithmetic.finish(&mut result);
+        }
+        drop(operands);
+        if let Some(code) = local.code.filter(|_| is_coded(&local.dst)) {
+            let lens = local.dst.iter().map(|piece| code.elements(piece.len).unwrap_or(0));
+            result = arithmetic.encoded(code, &result, lens);
         }
         if !memory.write(&local.dst, &result) {
             self.fail(rank, Error::Internal(String::from("a copy or reduction whose lists differ in size")));
@@ -308,13 +321,30 @@ impl World for SimWorld<'_> {
                 network.start_recv(token, (from, rank, channel), Some((local, order, finish)), dst)
             }
             Op::Copy { src, dst, start, finish } => {
-                let local = Local { srcs: vec![network.keep(src)], dst: network.keep(dst), start, finish };
+                let local = Local { srcs: vec![network.keep(src)], dst: network.keep(dst), start, finish, code: None };
                 network.start_local(rank, token, local, bytes_in(dst))
             }
             Op::Reduce { srcs, dst, finish } => {
                 let srcs = srcs.iter().map(|src| network.keep(src)).collect();
-                let local = Local { srcs, dst: network.keep(dst), start: false, finish };
+                let local = Local { srcs, dst: network.keep(dst), start: false, finish, code: None };
                 network.start_local(rank, token, local, bytes_in(dst))
+            }
+            // A coded chunk costs what the memory costs that it stands for.
+            Op::Encode { code, src, dst, .. } => {
+                let (srcs, dst) = (vec![network.keep(src)], network.keep(dst));
+                let local = Local { srcs, dst, start: false, finish: false, code: Some(code) };
+                network.start_local(rank, token, local, bytes_in(src))
+            }
+            Op::Decode { code, src, dst, finish } => {
+                let (srcs, bytes) = (vec![network.keep(src)], bytes_in(dst));
+                let local = Local { srcs, dst: network.keep(dst), start: false, finish, code: Some(code) };
+                network.start_local(rank, token, local, bytes)
+            }
+            Op::FoldCoded { code, srcs, dst, finish, .. } => {
+                let bytes = bytes_in(dst).max(bytes_in(srcs[0]));
+                let srcs = srcs.iter().map(|src| network.keep(src)).collect();
+                let local = Local { srcs, dst: network.keep(dst), start: false, finish, code: Some(code) };
+                network.start_local(rank, token, local, bytes)
             }
             Op::Call { call, lane, src, dst } => {
                 network.start_call(rank, token, (call, lane), src, dst)?;
@@ -338,6 +368,11 @@ impl World for SimWorld<'_> {
             memory[self.rank.index()].overwrite_final(known..segments);
         }
     }
+}
+
+/// Whether pieces lie in coded scratch.
+fn is_coded(pieces: &[Piece]) -> bool {
+    pieces.first().is_some_and(|piece| piece.buffer == Buffer::Coded)
 }
 
 /// How many bytes the pieces have together.

@@ -22,8 +22,14 @@ pub(super) enum Made {
     Start,
     /// Epilogue.
     Finish,
+    /// Coded.
+    Encode,
+    /// Decoded.
+    Decode,
     /// `a (op) b`, in this order.
     Reduce,
+    /// The same of values that were decoded for it.
+    Fold,
     /// `a` and then `b` in the order of a call's members. What tree the provider uses is not known, only that equal
     /// calls use the same one.
     Call {
@@ -51,6 +57,12 @@ pub(super) struct Info {
     pub started: bool,
     /// It passed the epilogue.
     pub finished: bool,
+    /// It is coded.
+    pub coded: bool,
+    /// How often it has been coded.
+    pub codings: u8,
+    /// It was folded of coded values, and not coded since.
+    pub was_folded: bool,
 }
 
 /// All values of a run. The first are the inputs of all ranks, in order.
@@ -92,6 +104,9 @@ impl Exprs {
                 set,
                 started: false,
                 finished: false,
+                coded: false,
+                codings: 0,
+                was_folded: false,
             };
             exprs.infos.extend(chunks.map(input));
         }
@@ -125,12 +140,42 @@ impl Exprs {
         self.intern(Made::Finish, expr, EMPTY, info)
     }
 
+    /// The value in a code.
+    pub fn encode(&mut self, expr: Expr) -> Result<Expr, Fault> {
+        let info = self.info(expr);
+        let wrong = |what: &str| Err((Check::Coding, format!("codes {}, {what}", self.describe(expr))));
+        match info.codings {
+            _ if info.coded => return wrong("which is coded already"),
+            _ if info.finished => return wrong("which is final"),
+            0 => {}
+            1 if self.is_full(expr) && info.was_folded => {}
+            1 => return wrong("which has been coded and is no result"),
+            _ => return wrong("which has been coded twice"),
+        }
+        let info = Info { coded: true, codings: info.codings + 1, was_folded: false, ..info };
+        Ok(self.intern(Made::Encode, expr, EMPTY, info))
+    }
+
+    /// What a coded value stands for.
+    pub fn decode(&mut self, expr: Expr) -> Expr {
+        let info = Info { coded: false, ..self.info(expr) };
+        self.intern(Made::Decode, expr, EMPTY, info)
+    }
+
+    /// What is left of a value that is coded once, and decoded.
+    pub fn coded_once(&mut self, expr: Expr) -> Expr {
+        self.encode(expr).map_or(EMPTY, |coded| self.decode(coded))
+    }
+
     /// `a` and `b` combined.
     pub fn combine(&mut self, made: Made, a: Expr, b: Expr) -> Result<Expr, Fault> {
         if let Some(&known) = self.interned.get(&(made, a, b)) {
             return Ok(known);
         }
         let (left, right) = (self.info(a), self.info(b));
+        if made != Made::Fold && left.codings.max(right.codings) > 0 {
+            return Err((Check::Coding, format!("reduces {} with {}", self.describe(a), self.describe(b))));
+        }
         if left.finished || right.finished {
             return Err((Check::Epilogue, format!("reduces {}, which is final already", self.describe(a))));
         }
@@ -142,7 +187,7 @@ impl Exprs {
             let twice = self.sets.common(left.set, right.set);
             return Err((Check::ExactlyOnce, format!("rank {twice} would contribute twice to chunk {}", left.chunk)));
         };
-        Ok(self.intern(made, a, b, Info { set, ..left }))
+        Ok(self.intern(made, a, b, Info { set, was_folded: made == Made::Fold, ..left }))
     }
 
     /// A value in words.
@@ -151,7 +196,12 @@ impl Exprs {
             return "nothing".into();
         }
         let info = self.info(expr);
-        let stage = if info.finished { "final " } else { "" };
+        let stage = match (info.finished, info.coded, info.codings) {
+            (true, ..) => "final ",
+            (_, true, _) => "coded ",
+            (.., 0) => "",
+            _ => "decoded ",
+        };
         let (ranks, chunk) = (self.sets.describe(info.set), info.chunk);
         format!("{stage}chunk {chunk} of {ranks}")
     }

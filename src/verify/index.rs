@@ -27,6 +27,8 @@ pub(super) struct Chunk {
     pub class: u32,
     /// Which block of the row it belongs to; 0 where all are of one size.
     pub block: u32,
+    /// Whether it lies in coded scratch.
+    pub coded: bool,
 }
 
 /// Where the buffers of one rank begin.
@@ -37,6 +39,7 @@ struct Buffers {
     output: u32,
     output_len: u32,
     scratch: u32,
+    coded: u32,
     end: u32,
 }
 
@@ -162,7 +165,7 @@ impl<'a> Index<'a> {
         let (collective, nranks, me) = (self.shape.collective, self.plans.len(), Rank::from_index(rank));
         let block_of = move |span: &Span, at: u32| match (vectored, span.buffer) {
             (false, _) => 0,
-            (true, Buffer::Scratch) => span.like.wrapping_add(at) / per_block,
+            (true, Buffer::Scratch | Buffer::Coded) => span.like.wrapping_add(at) / per_block,
             (true, buffer) => collective.row_block(nranks, me, buffer, ((span.start + at) / per_block) as usize) as u32,
         };
         spans.iter().flat_map(move |span| {
@@ -171,7 +174,7 @@ impl<'a> Index<'a> {
             (0..span.len).map(move |at| {
                 let class = next;
                 next = if class + 1 == per_block { 0 } else { class + 1 };
-                Chunk { place: first + at, class, block: block_of(span, at) }
+                Chunk { place: first + at, class, block: block_of(span, at), coded: span.buffer == Buffer::Coded }
             })
         })
     }
@@ -220,8 +223,8 @@ impl<'a> Index<'a> {
                 _ => (0, 0, ninput),
             };
             // Only scratch that is used needs a place, so that a plan that declares too much is still verified.
-            let scratch = scratch_used(plan);
-            let end = base.saturating_add(user).saturating_add(scratch);
+            let [scratch, coded] = [Buffer::Scratch, Buffer::Coded].map(|buffer| slots_used(plan, buffer));
+            let end = base.saturating_add(user).saturating_add(scratch).saturating_add(coded);
             if end > MAX_PLACES {
                 return reject_plan(rank, format!("the buffers have more than {MAX_PLACES} chunks in all"));
             }
@@ -231,6 +234,7 @@ impl<'a> Index<'a> {
                 output: (base + output) as u32,
                 output_len: noutput as u32,
                 scratch: (base + user) as u32,
+                coded: (base + user + scratch) as u32,
                 end: end as u32,
             });
             base = end;
@@ -273,6 +277,9 @@ impl<'a> Index<'a> {
                 let text = format!("depends on step {}.{}, which does not exist", dep.lane, dep.step);
                 return self.reject(Check::Bounds, step, text);
             }
+        }
+        if let Err(text) = action.check_coded() {
+            return self.reject(Check::Bounds, step, text);
         }
         match action {
             Action::Send { to, channel, src } => {
@@ -330,7 +337,7 @@ impl<'a> Index<'a> {
             if end > plan.chunks(span.buffer) as u64 {
                 return bad(format!("{} ends after the buffer's {} chunks", name(), plan.chunks(span.buffer)));
             }
-            if span.buffer != Buffer::Scratch && span.like % self.per_block != span.start % self.per_block {
+            if !span.buffer.is_own() && span.like % self.per_block != span.start % self.per_block {
                 return bad(format!("{} cannot be as large as chunk {}", name(), span.like));
             }
             let first = buffers.place(Buffer::Input) + span.start;
@@ -479,6 +486,7 @@ impl Buffers {
             Buffer::Input => self.input,
             Buffer::Output => self.output,
             Buffer::Scratch => self.scratch,
+            Buffer::Coded => self.coded,
         }
     }
 }
@@ -525,24 +533,11 @@ fn same_but_in_place(a: &Shape, b: &Shape) -> bool {
         && (Arc::ptr_eq(grid, &b.grid) || *grid == b.grid)
 }
 
-/// One past the last scratch slot that a plan uses and may use.
-fn scratch_used(plan: &Plan) -> usize {
-    let mut most = 0;
-    let mut see = |spans: &Spans| {
-        for span in spans.iter().filter(|span| span.buffer == Buffer::Scratch) {
-            most = most.max((span.start as usize).saturating_add(span.len as usize));
-        }
-    };
-    for step in plan.lanes.iter().flat_map(|lane| &lane.steps) {
-        match &step.action {
-            Action::Send { src, .. } => see(src),
-            Action::Recv { dst, .. } => see(dst),
-            Action::RecvReduce { local, dst, .. } => [local, dst].into_iter().for_each(&mut see),
-            Action::Copy { src, dst, .. } => [src, dst].into_iter().for_each(&mut see),
-            Action::Reduce { srcs, dst, .. } => srcs.iter().chain([dst]).for_each(&mut see),
-            Action::Call(call) => call.src.iter().chain(&call.dst).for_each(&mut see),
-            Action::Nop => {}
-        }
-    }
-    most.min(plan.scratch_chunks as usize)
+/// One past the last slot of one kind of scratch that a plan uses and may use.
+fn slots_used(plan: &Plan, buffer: Buffer) -> usize {
+    let steps = plan.lanes.iter().flat_map(|lane| &lane.steps);
+    let lists = steps.map(|step| step.action.lists()).flat_map(|(reads, writes)| reads.iter().chain(writes));
+    let ends = lists.flatten().filter(|span| span.buffer == buffer);
+    let most = ends.map(|span| (span.start as usize).saturating_add(span.len as usize)).max();
+    most.unwrap_or(0).min(plan.chunks(buffer))
 }

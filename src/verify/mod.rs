@@ -1,6 +1,6 @@
 //! Proves plans: do they, run together, do what their collective promises?
 //!
-//! [`verify`] runs the plans of all ranks once, on symbols in place of numbers, and checks nine things ([`Check`]). It
+//! [`verify`] runs the plans of all ranks once, on symbols in place of numbers, and checks ten things ([`Check`]). It
 //! shares nothing with builders, executors and algorithms but the plan's types, and it is total: any plans in, a verdict
 //! out, after work bounded by the plans' own size.
 //!
@@ -19,6 +19,10 @@
 //! **Empty blocks.** Where blocks differ in size ([`Options::vectored`]) any of them may be empty, and a message of nothing orders
 //! nothing, though the executor sends it in the first segment. Then the race check looks at the blocks of each message as well, and
 //! every span in scratch has to name the block that it holds.
+//!
+//! **Codes.** A coded value is another than the one that was coded, and decoding it gives a third. What lies in coded scratch is
+//! coded, and nothing else is. A contribution is coded at most once on its way, what is folded of coded contributions once more
+//! when it is whole, and nothing that was decoded is reduced again: so the error of a result does not grow with the ranks.
 #![forbid(unsafe_code)]
 
 mod expr;
@@ -60,6 +64,8 @@ pub enum Check {
     Calls,
     /// Spans lie inside their buffers, sizes match, and the plans belong together.
     Bounds,
+    /// Each contribution is coded once and each result once, and all ranks have what the code leaves, with the same bits.
+    Coding,
 }
 
 impl Check {
@@ -75,6 +81,7 @@ impl Check {
             Check::Epilogue => "epilogue",
             Check::Calls => "calls",
             Check::Bounds => "bounds",
+            Check::Coding => "coding",
         }
     }
 }

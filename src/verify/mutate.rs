@@ -321,7 +321,7 @@ fn span_edits(plan: &Plan, spans: &Spans) -> Vec<(String, Spans)> {
         edit("is longer", &|span| span.len += 1);
         edit("is shorter", &|span| span.len -= 1);
         edit("has no end", &|span| span.len = u32::MAX);
-        for buffer in [Buffer::Input, Buffer::Output, Buffer::Scratch] {
+        for buffer in [Buffer::Input, Buffer::Output, Buffer::Scratch, Buffer::Coded] {
             if buffer != spans[at].buffer {
                 edit("is in another buffer", &|span| span.buffer = buffer);
             }

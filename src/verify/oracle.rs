@@ -60,6 +60,8 @@ enum Place {
     User(usize),
     /// In scratch.
     Scratch(usize),
+    /// In coded scratch.
+    Coded(usize),
 }
 
 /// The elements that a list of spans names.
@@ -71,6 +73,8 @@ fn elements(plan: &Plan, spans: &[Span], sizes: Sizes) -> Vec<Place> {
             for element in 0..sizes.of(span.like as usize + i) {
                 places.push(match span.buffer {
                     Buffer::Scratch => Place::Scratch(chunk * FULL + element),
+                    // Coded numbers are the numbers here: how often they are coded this does not judge.
+                    Buffer::Coded => Place::Coded(chunk * FULL + element),
                     buffer => Place::User((user_start(plan, buffer) + chunk) * FULL + element),
                 });
             }
@@ -170,7 +174,7 @@ fn well_formed(plans: &[Plan]) -> Result<(), String> {
 fn span_fits(plan: &Plan, span: &Span, write: bool) -> Result<(), String> {
     let end = span.start as usize + span.len as usize;
     let per_block = plan.chunks_per_block;
-    let user = span.buffer != Buffer::Scratch;
+    let user = !span.buffer.is_own();
     if span.len == 0 || end > plan.chunks(span.buffer) || (user && span.start % per_block != span.like % per_block) {
         return Err(format!("{span:?} does not fit its buffer"));
     }

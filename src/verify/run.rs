@@ -8,7 +8,7 @@ use super::expr::{Expr, Exprs, Fault, Info, Made, EMPTY};
 use super::index::{Chunk, Index, NONE};
 use super::order::{AccessOrder, Filled};
 use super::{Check, Options, Rejection, Report};
-use crate::plan::{Action, Buffer, Call, Collective, Span};
+use crate::plan::{is_coded, Action, Buffer, Call, Collective, Span};
 use crate::topo::Rank;
 use queues::Queues;
 use rustc_hash::FxHashMap;
@@ -216,6 +216,11 @@ impl<'a> SymbolicRun<'a> {
             }
             Action::Copy { src, dst, start, finish } => {
                 let (reads, mut values) = self.load(step, src)?;
+                match (is_coded(src), is_coded(dst)) {
+                    (false, true) => values = self.encode(step, &values)?,
+                    (true, false) => values = self.decode(&values),
+                    _ => {}
+                }
                 if *start {
                     values = self.start(step, &values)?;
                 }
@@ -224,10 +229,20 @@ impl<'a> SymbolicRun<'a> {
             }
             Action::Reduce { srcs, dst, finish } => {
                 let (mut reads, mut folded) = self.load(step, &srcs[0])?;
+                let coded = is_coded(&srcs[0]);
+                if coded {
+                    folded = self.decode(&folded);
+                }
                 for src in &srcs[1..] {
-                    let (more, values) = self.load(step, src)?;
+                    let (more, mut values) = self.load(step, src)?;
                     reads.extend(more);
-                    folded = self.combine(step, Made::Reduce, &folded, &values)?;
+                    if coded {
+                        values = self.decode(&values);
+                    }
+                    folded = self.combine(step, if coded { Made::Fold } else { Made::Reduce }, &folded, &values)?;
+                }
+                if is_coded(dst) {
+                    folded = self.encode(step, &folded)?;
                 }
                 let folded = self.finish(step, folded, *finish)?;
                 self.store(step, &reads, dst, &folded)?;
@@ -344,7 +359,12 @@ impl<'a> SymbolicRun<'a> {
     }
 
     fn check_class(&self, step: u32, chunk: &Chunk, value: Expr) -> Verdict {
-        let Info { class, block, .. } = self.exprs.info(value);
+        let Info { class, block, coded, .. } = self.exprs.info(value);
+        if coded != chunk.coded {
+            let text =
+                format!("{} is where chunks are {}coded", self.exprs.describe(value), if coded { "not " } else { "" });
+            return self.index.reject(Check::Coding, step, text);
+        }
         if block != chunk.block {
             let value = self.exprs.describe(value);
             let text = format!("{value} is of block {block} of the row, and the span names block {}", chunk.block);
@@ -425,6 +445,22 @@ impl<'a> SymbolicRun<'a> {
             finished.push(self.exprs.finish(value));
         }
         Ok(finished)
+    }
+
+    fn encode(&mut self, step: u32, values: &[Expr]) -> Verdict<Values> {
+        self.check_started(step, values)?;
+        let mut coded = Values::with_capacity(values.len());
+        for &value in values {
+            match self.exprs.encode(value) {
+                Ok(value) => coded.push(value),
+                Err((check, text)) => return self.index.reject(check, step, text),
+            }
+        }
+        Ok(coded)
+    }
+
+    fn decode(&mut self, values: &[Expr]) -> Values {
+        values.iter().map(|&value| self.exprs.decode(value)).collect()
     }
 
     fn combine(&mut self, step: u32, made: Made, left: &[Expr], right: &[Expr]) -> Verdict<Values> {

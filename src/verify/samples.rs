@@ -15,6 +15,7 @@ pub(crate) fn blank(shape: &Shape, rank: usize, per_block: u32, scratch: u32, nl
         algorithm: "sample".into(),
         chunks_per_block: per_block,
         scratch_chunks: scratch,
+        coded: None,
         lanes: vec![Lane::default(); nlanes],
     }
 }

@@ -1,4 +1,4 @@
-//! What the verifier accepts, and that each of its nine checks finds what it is for.
+//! What the verifier accepts, and that each of its ten checks finds what it is for.
 #![forbid(unsafe_code)]
 
 use super::samples::*;

@@ -6,9 +6,11 @@
 #![forbid(unsafe_code)]
 
 use super::collective::{Kind, Place, Reduce};
+use strata::config::Config;
 use strata::device::host::reference::{check, encode, premultiplied};
 use strata::dtype::{DataType, RedOp, ScalarBytes};
 use strata::memory::Bytes;
+use strata::plan::Collective;
 
 /// Elements after which a rank's input repeats.
 const PERIOD: usize = 65521;
@@ -24,6 +26,8 @@ pub struct Data {
     reduce: Reduce,
     nranks: usize,
     period: usize,
+    /// Floats are such that codes leave nothing of them out.
+    coded: bool,
     // One table per rank.
     tables: Vec<Vec<u8>>,
 }
@@ -40,9 +44,23 @@ impl Data {
     /// Data for `reduce` (or for moving) `dtype` among `nranks` ranks, in buffers of at most `elems` elements.
     pub fn new(dtype: DataType, reduce: Reduce, nranks: usize, elems: usize) -> Data {
         let period = PERIOD.min(elems.max(1));
-        let mut data = Data { dtype, reduce, nranks, period, tables: Vec::new() };
+        let mut data = Data { dtype, reduce, nranks, period, coded: false, tables: Vec::new() };
         data.tables = (0..nranks).map(|rank| data.table(rank)).collect();
         data
+    }
+
+    /// The same, of floats that survive any code if the environment sets one: whole numbers, of which few ranks have one that
+    /// is not 0, so that no sum is larger than 16.
+    pub fn survives_codes(mut self) -> Data {
+        let (config, _) = Config::from_env();
+        let is_coded = |collective: &Collective| {
+            config.code(*collective).is_some() || config.algorithm(*collective).contains("coded_")
+        };
+        if !self.dtype.is_integer() && Collective::ALL.iter().any(is_coded) {
+            self.coded = true;
+            self.tables = (0..self.nranks).map(|rank| self.table(rank)).collect();
+        }
+        self
     }
 
     /// The element type.
@@ -72,18 +90,31 @@ impl Data {
         let dtype = self.dtype;
         let unsigned = dtype.is_unsigned();
         match self.reduce {
+            reduce if self.coded && reduce != Reduce::Builtin(RedOp::Prod) => {
+                let is_zero = reduce != Reduce::None && (rank + index) % self.nranks >= 8;
+                encode(dtype, if is_zero { 0.0 } else { (random % 5) as f64 - 2.0 })
+            }
+            Reduce::Builtin(RedOp::Prod | RedOp::Max | RedOp::Min) => {
+                self.of_products_and_extremes(rank, index, random)
+            }
             Reduce::None | Reduce::Builtin(RedOp::BitAnd | RedOp::BitOr | RedOp::BitXor) => random.to_le_bytes(),
+            _ => {
+                let small = (random % 9) as f64;
+                encode(dtype, if unsigned { small } else { small - 4.0 })
+            }
+        }
+    }
+
+    fn of_products_and_extremes(&self, rank: usize, index: usize, random: u64) -> ScalarBytes {
+        let dtype = self.dtype;
+        match self.reduce {
             Reduce::Builtin(RedOp::Prod) if dtype.is_integer() => (random | 1).to_le_bytes(),
             Reduce::Builtin(RedOp::Prod) => {
                 let special = (index + rank) % self.nranks;
                 encode(dtype, [2.0, 0.5].get(special).copied().unwrap_or(1.0))
             }
             Reduce::Builtin(RedOp::Max | RedOp::Min) if dtype.is_integer() => random.to_le_bytes(),
-            Reduce::Builtin(RedOp::Max | RedOp::Min) => encode(dtype, f64::from(random as i8)),
-            _ => {
-                let small = (random % 9) as f64;
-                encode(dtype, if unsigned { small } else { small - 4.0 })
-            }
+            _ => encode(dtype, f64::from(random as i8)),
         }
     }
 

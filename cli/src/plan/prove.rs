@@ -145,6 +145,7 @@ fn lines(options: &Options) -> Result<Vec<Line>> {
     for collective in collectives {
         for grid in &grids {
             let mut choices = algorithms::choices(collective, grid);
+            choices.extend(algorithms::coded_choices(collective, grid));
             if let Some(wanted) = &options.algo {
                 choices = vec![wanted.clone()];
             }

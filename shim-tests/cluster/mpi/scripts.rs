@@ -53,6 +53,7 @@ fn same_on_all(comm: &Arc<Comm>, nranks: usize, results: &[(String, u64)]) {
         dtype: DataType::U64,
         reduction: None,
         factor_at: None,
+        residual: None,
         root: Rank(0),
         algorithm: None,
         decision: None,

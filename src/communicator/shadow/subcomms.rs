@@ -375,7 +375,7 @@ impl Prepared {
         match buffer {
             Buffer::Input => self.call.send,
             Buffer::Output => self.call.recv,
-            Buffer::Scratch => self.scratch,
+            Buffer::Scratch | Buffer::Coded => self.scratch,
         }
     }
 }

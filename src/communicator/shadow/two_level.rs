@@ -196,6 +196,7 @@ impl SubComms {
             dtype,
             reduction,
             factor_at: None,
+            residual: None,
             root: Rank(0),
             algorithm: None,
             decision: Some(decision),

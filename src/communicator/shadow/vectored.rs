@@ -204,6 +204,7 @@ mod tests {
             dtype: DataType::I16,
             reduction: None,
             factor_at: None,
+            residual: None,
             root: Rank(1),
             algorithm: None,
             joined: None,

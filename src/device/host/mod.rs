@@ -6,6 +6,7 @@
 //! The larger and the smaller of floats are exact, prefer a number to a NaN and hold +0 above -0. A computed NaN is
 //! stored as the type's one quiet NaN.
 
+pub mod coding;
 mod divide;
 mod element;
 pub mod event;

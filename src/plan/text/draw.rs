@@ -134,6 +134,7 @@ fn brief(spans: &[Span]) -> String {
             Buffer::Input => 'i',
             Buffer::Output => 'o',
             Buffer::Scratch => 's',
+            Buffer::Coded => 'c',
         };
         let last = u64::from(span.start) + u64::from(span.len.max(1)) - 1;
         match span.len {

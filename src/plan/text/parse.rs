@@ -1,8 +1,10 @@
 //! Reads a plan's text. Strict: what [`super::print`] would not write is refused, with the line that is wrong.
 #![forbid(unsafe_code)]
 
+use crate::code::FloatCode;
 use crate::plan::{
-    Action, Buffer, Call, Channel, Collective, Lane, LinkLevel, OperandOrder, Plan, Shape, Span, Spans, Step, StepRef,
+    Action, Buffer, Call, Channel, CodedScratch, Collective, Lane, LinkLevel, OperandOrder, Plan, Shape, Span, Spans,
+    Step, StepRef,
 };
 use crate::topo::{Grid, NodeId, Rank};
 use std::fmt;
@@ -83,6 +85,7 @@ fn read_plan(lines: &mut Lines) -> Result<Plan, Fault> {
         algorithm,
         chunks_per_block: number(lines.field("chunks_per_block")?)?,
         scratch_chunks: number(lines.field("scratch_chunks")?)?,
+        coded: read_coded(lines)?,
         lanes: Vec::new(),
     };
     while let Some(line) = lines.next() {
@@ -98,6 +101,17 @@ fn read_plan(lines: &mut Lines) -> Result<Plan, Fault> {
         }
     }
     Ok(plan)
+}
+
+/// The line about coded chunks, if the plan has some.
+fn read_coded(lines: &mut Lines) -> Result<Option<CodedScratch>, Fault> {
+    if !lines.lines.peek().is_some_and(|line| line.starts_with("coded_chunks ")) {
+        return Ok(None);
+    }
+    let text = lines.field("coded_chunks")?;
+    let (chunks, name) = text.split_once(' ').ok_or("coded chunks without a code")?;
+    let code = FloatCode::from_name(name).ok_or_else(|| format!("there is no code '{name}'"))?;
+    Ok(Some(CodedScratch { code, chunks: number(chunks)? }))
 }
 
 fn unescaped(quoted: &str) -> Result<String, Fault> {
@@ -288,7 +302,7 @@ fn read_list(text: &str) -> Result<Spans, Fault> {
 fn read_span(text: &str) -> Result<Span, Fault> {
     let bad = || format!("'{text}' is no span");
     let (name, inner) = text.strip_suffix(']').and_then(|rest| rest.split_once('[')).ok_or_else(bad)?;
-    let buffers = [Buffer::Input, Buffer::Output, Buffer::Scratch];
+    let buffers = [Buffer::Input, Buffer::Output, Buffer::Scratch, Buffer::Coded];
     let buffer = buffers.into_iter().find(|buffer| buffer.name() == name).ok_or_else(bad)?;
     let (range, like) = match inner.split_once(" like ") {
         Some((range, like)) => (range, Some(number::<u32>(like)?)),

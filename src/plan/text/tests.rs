@@ -1,13 +1,14 @@
 //! Text that is read back is the same plan, and no text makes the reader fall over.
 
 use super::*;
+use crate::code::FloatCode;
 use crate::plan::{Collective, Lane, Shape, StepRef};
 use crate::topo::{Grid, Rank};
 use proptest::prelude::*;
 use std::sync::Arc;
 
 fn any_spans() -> impl Strategy<Value = Vec<Span>> {
-    let buffer = prop::sample::select(vec![Buffer::Input, Buffer::Output, Buffer::Scratch]);
+    let buffer = prop::sample::select(vec![Buffer::Input, Buffer::Output, Buffer::Scratch, Buffer::Coded]);
     let number = || prop_oneof![0u32..9, any::<u32>()];
     let span = (buffer, number(), number(), number(), any::<bool>()).prop_map(|(buffer, start, len, like, own)| {
         let like = if own { start } else { like };
@@ -61,13 +62,15 @@ fn any_plan() -> impl Strategy<Value = Plan> {
     let labels = prop::collection::vec(0u8..4, 0..6);
     let numbers = (any::<u32>(), any::<u32>(), any::<u32>(), any::<u32>());
     let flags = (any::<bool>(), any::<bool>());
+    let code = prop::sample::select(FloatCode::ALL.to_vec());
+    let coded = prop::option::of((code, any::<u32>()).prop_map(|(code, chunks)| CodedScratch { code, chunks }));
     let collective = prop::sample::select(Collective::ALL.to_vec());
-    (any::<String>(), collective, labels, numbers, flags, prop::collection::vec(lane, 0..4)).prop_map(
-        |(algorithm, collective, labels, (root, rank, chunks_per_block, scratch_chunks), flags, lanes)| {
+    (any::<String>(), collective, labels, numbers, flags, coded, prop::collection::vec(lane, 0..4)).prop_map(
+        |(algorithm, collective, labels, (root, rank, chunks_per_block, scratch_chunks), flags, coded, lanes)| {
             let (in_place, prologue) = flags;
             let grid = Arc::new(Grid::from_labels(&labels));
             let shape = Shape { root: Rank(root), in_place, prologue, ..Shape::new(collective, grid) };
-            Plan { shape, rank: Rank(rank), algorithm, chunks_per_block, scratch_chunks, lanes }
+            Plan { shape, rank: Rank(rank), algorithm, chunks_per_block, scratch_chunks, coded, lanes }
         },
     )
 }

@@ -22,6 +22,7 @@ fn plan(shape: &Shape, rank: usize, name: &str, chunks: (usize, usize), lanes: V
         algorithm: String::from(name),
         chunks_per_block: chunks.0 as u32,
         scratch_chunks: chunks.1 as u32,
+        coded: None,
         lanes: lanes.into_iter().map(|steps| Lane { steps }).collect(),
     }
 }

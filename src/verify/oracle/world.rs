@@ -336,6 +336,6 @@ fn call_result(
 fn slot(place: &Place, segment: usize) -> usize {
     match place {
         Place::User(_) => segment,
-        Place::Scratch(_) => segment % WINDOW,
+        Place::Scratch(_) | Place::Coded(_) => segment % WINDOW,
     }
 }

@@ -102,6 +102,9 @@ impl SymbolicRun<'_> {
             return Err((Check::Completeness, "it was never written".into()));
         }
         let info = self.exprs.info(value);
+        if info.coded {
+            return Err((Check::Coding, "it is coded".into()));
+        }
         if info.started != shape.prologue {
             return Err((Check::Epilogue, "its prologue is missing".into()));
         }
@@ -110,8 +113,14 @@ impl SymbolicRun<'_> {
             if shape.prologue {
                 right = self.exprs.start(right);
             }
-            if value != right {
+            if value != right && self.exprs.coded_once(right) != value {
                 return Err((Check::Provenance, format!("wanted is {}", self.exprs.describe(right))));
+            }
+            if self.index.plans[rank].coded.is_some() {
+                let (same, first) = *trees.entry(right).or_insert((value, rank));
+                if same != value {
+                    return Err((Check::Coding, format!("rank {first} has {}", self.exprs.describe(same))));
+                }
             }
             return Ok(());
         }
@@ -125,6 +134,9 @@ impl SymbolicRun<'_> {
             return Err((Check::Epilogue, "the epilogue is missing".into()));
         }
         let (tree, first) = *trees.entry(wanted).or_insert((value, rank));
+        if self.exprs.info(tree).codings != info.codings {
+            return Err((Check::Coding, format!("rank {first} has {}", self.exprs.describe(tree))));
+        }
         if tree != value {
             return Err((Check::SameTree, format!("rank {first} reduces it in another order")));
         }

@@ -210,7 +210,7 @@ impl<'a> Replay<'a> {
             let place = self.places[call.group];
             let reduce = if call.kind.reduces() { Reduce::Builtin(RedOp::Sum) } else { Reduce::None };
             let larger = call.count.saturating_mul(if call.kind.is_split() { place.nranks } else { 1 });
-            let data = Data::new(call.dtype, reduce, place.nranks, larger);
+            let data = Data::new(call.dtype, reduce, place.nranks, larger).survives_codes();
             let buffers = self.buffers_of(call);
             data.fill(buffers.send, place.rank, 0);
             self.issue(call)?.ended.wait();
