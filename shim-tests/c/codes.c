@@ -1,8 +1,8 @@
 /* Codes from a C program: what is refused, what the environment codes and what it leaves alone, and residuals.
  *
- * usage: codes entries|environment RANKS NODES
+ * usage: codes entries|environment|vectored RANKS NODES
  *
- * With "environment" STRATA_ALLREDUCE_CODE is set.
+ * With "environment" STRATA_ALLREDUCE_CODE is set, with "vectored" those of the collectives whose blocks may differ in size.
  */
 #include "seeded.h"
 #include <math.h>
@@ -83,12 +83,55 @@ static void environment(const float *send, float *recv) {
   CHECK(fabs(sums[0] - nranks / 3.0) < 1e-5);
 }
 
+/* The size of a block that rank `from` has for rank `to`: a few long ones, many short ones, some of nothing. */
+static size_t size_of(int from, int to, int seed) {
+  Random random = {(uint64_t)seed * 1000 + (uint64_t)from * 10 + (uint64_t)to};
+  switch (below(&random, 4)) {
+    case 0: return 0;
+    case 1: return below(&random, 40);
+    case 2: return below(&random, 3000);
+    default: return 32768 + 32768 * below(&random, 3) + below(&random, 2);
+  }
+}
+
+static int near(float got, double sum, double sizes) { return fabs(got - sum) <= 0.13 * sizes + 565e-4; }
+
+static void vectored(int seed) {
+  size_t counts[MOST_RANKS], received[MOST_RANKS], sent = 0, incoming = 0, longest = 4 * 131072 * (size_t)nranks;
+  float *send = malloc(longest * sizeof *send), *recv = calloc(longest, sizeof *recv);
+  for (size_t i = 0; i < longest; i++) send[i] = value(rank, (int)(i % 100000));
+  /* What rank i has for this one lies after what it has for those before. */
+  for (int to = 0; to < nranks; to++) counts[to] = size_of(rank, to, seed), received[to] = size_of(to, rank, seed);
+  OK(strataAllToAllV(send, counts, NULL, recv, received, NULL, ncclFloat, comm, NULL));
+  for (int from = 0; from < nranks; incoming += received[from++]) {
+    size_t first = 0;
+    for (int to = 0; to < rank; to++) first += size_of(from, to, seed);
+    for (size_t i = 0; i < received[from]; i++) {
+      float is = value(from, (int)((first + i) % 100000));
+      CHECK(near(recv[incoming + i], is, fabs(is)));
+    }
+  }
+  for (int to = 0; to < nranks; to++) counts[to] = size_of(0, to, seed + 1);
+  for (int to = 0; to < rank; to++) sent += counts[to];
+  OK(strataAllGatherV(send, recv, counts, NULL, ncclFloat, comm, NULL));
+  for (int from = 0, at = 0; from < nranks; at += (int)counts[from++])
+    for (size_t i = 0; i < counts[from]; i++) CHECK(near(recv[(size_t)at + i], value(from, (int)i % 100000), fabs(value(from, (int)i % 100000))));
+  OK(strataReduceScatterV(send, recv, counts, NULL, ncclFloat, ncclSum, comm, NULL));
+  for (size_t i = 0; i < counts[rank]; i++) {
+    double sum = 0, sizes = 0;
+    for (int of = 0; of < nranks; of++) sum += value(of, (int)((sent + i) % 100000)), sizes += fabs(value(of, (int)((sent + i) % 100000)));
+    CHECK(near(recv[i], sum, sizes));
+  }
+  free(send), free(recv);
+}
+
 static void *rank_main(void *which) {
   rank = (int)(intptr_t)which;
   OK(ncclCommInitRank(&comm, nranks, id, rank));
   float *send = malloc(COUNT * sizeof *send), *recv = calloc(COUNT, sizeof *recv), *residual = calloc(COUNT, sizeof *residual);
   for (int i = 0; i < COUNT; i++) send[i] = value(rank, i);
   if (!strcmp(what, "environment")) environment(send, recv);
+  else if (!strcmp(what, "vectored")) for (int seed = 0; seed < 30; seed++) vectored(seed);
   else entries(send, recv, residual);
   OK(ncclCommDestroy(comm));
   free(send), free(recv), free(residual);
@@ -101,6 +144,10 @@ int main(int argc, char **argv) {
   what = argv[1], nranks = atoi(argv[2]), nnodes = atoi(argv[3]);
   CHECK(nranks <= MOST_RANKS && nnodes > 1);
   if (!strcmp(what, "environment")) setenv("STRATA_ALLREDUCE_CODE", "mx8", 1);
+  if (!strcmp(what, "vectored")) {
+    setenv("STRATA_ALLTOALL_CODE", "mx8", 1), setenv("STRATA_ALLGATHER_CODE", "mx8", 1);
+    setenv("STRATA_REDUCESCATTER_CODE", "mx8", 1), setenv("STRATA_CODE_MIN_BYTES", "0", 1);
+  }
   OK(ncclGetUniqueId(&id));
   in_processes(rank_main);
   return 0;

@@ -367,7 +367,7 @@ impl Comm {
     fn code_set_for(&self, call: &CollectiveCall) -> Option<FloatCode> {
         let code = self.config.code(call.collective).filter(|code| code.codes(call.dtype))?;
         let in_host_memory = self.members.iter().all(|member| !member.on_gpu);
-        (in_host_memory && call.blocks.is_none()).then_some(code)
+        in_host_memory.then_some(code)
     }
 
     /// An error for a call that a code is asked for which cannot code it.

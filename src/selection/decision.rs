@@ -209,6 +209,10 @@ pub fn decide(request: &Request<'_>, context: &Context) -> Result<Decision> {
             if let (Some(carrier), None) = (asked(request, context)?.carrier, taken.as_ref()) {
                 selection.carrier = carrier;
             }
+            if taken.is_some() && algorithms::code_of(&selection.choice).is_some() {
+                let text = format!("algorithm {}: what is in device memory is not coded", selection.choice);
+                return Err(Error::InvalidUsage(text));
+            }
             let (by, reason) = match taken {
                 None => (policy, how),
                 Some((by, why)) if why == how => (by, why),

@@ -49,7 +49,15 @@ fn by_own_transports(request: &Request<'_>, context: &Context) -> Result<Decisio
     let asked = asked(request, context)?;
     let carrier = asked.carrier.flatten();
     let named = asked.algorithm.and_then(|name| named(name, request, context));
-    let by = if named.is_some() { Policy::Named } else { Policy::Defaults };
+    let coded = if named.is_none() { in_code(request, context) } else { None };
+    let (by, why) = match (&named, &coded) {
+        (Some(_), _) => {
+            (Policy::Named, format!("named by the {}", if request.named.is_some() { "call" } else { "environment" }))
+        }
+        (None, Some(_)) => (Policy::Code, "messages between nodes go in a code".to_string()),
+        (None, None) => (Policy::Defaults, String::new()),
+    };
+    let named = named.or(coded);
     let Sizes::Known { longest_bytes } = request.sizes else {
         let choice = named.unwrap_or_else(|| Choice::flat("direct"));
         let selection = Selection { choice, segment_bytes: usize::MAX, window: 1, carrier };
@@ -57,13 +65,18 @@ fn by_own_transports(request: &Request<'_>, context: &Context) -> Result<Decisio
         return Ok(Decision { by, executor: Executor::Own(selection), reason });
     };
     let (choice, segment_bytes, reason) = match named {
-        Some(choice) => {
-            (choice, 0, format!("named by the {}", if request.named.is_some() { "call" } else { "environment" }))
-        }
+        Some(choice) => (choice, 0, why),
         None => by_sizes(longest_bytes, request, context),
     };
     let selection = Selection { carrier, ..selected(choice, (segment_bytes, 0), request, context)? };
     Ok(Decision { by, executor: Executor::Own(selection), reason })
+}
+
+/// The algorithm for the code that is set. Where each rank knows its own sizes only, it is for all.
+fn in_code(request: &Request<'_>, context: &Context) -> Option<Choice> {
+    let is_short = request.sizes != Sizes::Own && request.message_bytes(context) < context.config.code_min_bytes;
+    let choice = algorithms::coded_choice(request.code.filter(|_| !is_short)?, request.collective, &context.grid)?;
+    takes_blocks_of_any_sizes(&choice.exact(), (request.collective, request.root), &context.grid).then_some(choice)
 }
 
 /// What the environment or the call names, if it does such calls.
@@ -77,7 +90,7 @@ pub fn takes_blocks_of_any_sizes(name: &str, (collective, root): (Collective, Ra
     let Ok(choice) = name.parse::<Choice>() else { return false };
     let is_script = [&choice.name, &choice.node, &choice.rail].iter().any(|name| name.starts_with(algorithms::SCRIPT));
     let is_known = matches!(collective, Collective::AllGather | Collective::ReduceScatter);
-    let is_straight = is_known || STRAIGHT.contains(&choice.name.as_str());
+    let is_straight = is_known || STRAIGHT.contains(&choice.name.as_str()) || algorithms::code_of(&choice).is_some();
     let shape = Shape { root, ..Shape::new(collective, grid.clone()) };
     !is_script && !algorithms::is_on_board(&choice) && is_straight && algorithms::supports(&choice, &shape)
 }

@@ -221,6 +221,23 @@ fn blocks_of_different_sizes_arrive_over_mpi_on_uneven_nodes() {
 }
 
 #[test]
+fn messages_in_codes_arrive_over_mpi() {
+    let (_alone, Some(mpi)) = (alone(), mpi()) else { return };
+    for (collective, variable) in [
+        ("all_reduce", "STRATA_ALLREDUCE_CODE"),
+        ("all_gather", "STRATA_ALLGATHER_CODE"),
+        ("reduce_scatter", "STRATA_REDUCESCATTER_CODE"),
+        ("alltoall", "STRATA_ALLTOALL_CODE"),
+    ] {
+        for (n, code) in [(4, "mx8"), (3, "bf16")] {
+            let sizes = ["-b", "256K", "-e", "2M", "-f", "8", "-d", "float", "-n", "2", "-w", "1", "-c", "1"];
+            let said = mpi.perf(n, &[&[collective][..], &sizes].concat(), &[(variable, code)]);
+            assert!(said.contains(&format!("coded_{code}")), "nothing was coded\n{said}");
+        }
+    }
+}
+
+#[test]
 fn the_plugin_keeps_its_contract_with_the_library() {
     let (_alone, Some(mpi)) = (alone(), mpi()) else { return };
     let plugin = mpi.plugin.to_str().unwrap();

@@ -199,6 +199,9 @@ fn algorithm(row: &Row, world: &Followers<'_>, from_nccl: bool) -> std::result::
             return cannot("needs a vendor's library");
         }
         return match by_nccl_name(name, collective, world.grid, world.scripts) {
+            Some(choice) if algorithms::code_of(&choice).is_some() => {
+                cannot("loses precision, which a call asks for or STRATA_<COLLECTIVE>_CODE, and no table")
+            }
             Some(choice) => Ok(choice.exact()),
             None => cannot(&format!("does not exist, or not on {}", world.grid)),
         };
@@ -294,11 +297,19 @@ mod tests {
             row(Collective::AllGather, 3, "vendor"),
             row(Collective::AllGather, 4, "reduce_scatter_gather"),
             row(Collective::AllGather, 5, "board"),
+            row(Collective::AllGather, 6, "two_level(direct,coded_mx8)"),
+            row(Collective::AllGather, 7, "mx8"),
         ];
         let host = agreed(&local(rows, OWN), &none(), Carrier::TCP, false);
         assert_eq!(host.tuned.len(), 1);
         let complaint = host.complaint.unwrap();
-        for part in ["rign for all_gather", "vendor for all_gather needs", "reduce_scatter_gather for", "board for"] {
+        for part in [
+            "rign for all_gather",
+            "vendor for all_gather needs",
+            "reduce_scatter_gather for",
+            "board for",
+            "coded_mx8) for all_gather loses",
+        ] {
             assert!(complaint.contains(part), "{complaint}");
         }
     }
