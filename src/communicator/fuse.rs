@@ -11,7 +11,6 @@
 #![forbid(unsafe_code)]
 
 use super::joined::{Concatenation, Joined};
-use super::members::{on_host, Member};
 use super::{CollectiveCall, CommOptions};
 use crate::carrier::Carrier;
 use crate::config::Fuse;
@@ -45,11 +44,11 @@ pub struct FuseRules {
 }
 
 impl FuseRules {
-    /// The rules of a communicator. Where some rank's data is on a device nothing is joined.
-    pub fn of(members: &[Member], options: &CommOptions, context: &Context) -> FuseRules {
+    /// The rules of a communicator. In front of a vendor's library nothing is joined.
+    pub fn of(options: &CommOptions, context: &Context) -> FuseRules {
         let is_free = |collective| context.config.algorithm(collective) == "auto";
         FuseRules {
-            fuse: if on_host(members, options) { context.config.fuse } else { Fuse::Off },
+            fuse: if options.companion.is_none() { context.config.fuse } else { Fuse::Off },
             // Of several nodes each rank knows the board of its own only.
             uneven: context.grid.nnodes() > 1 || !context.board,
             broadcasts: is_free(Collective::Broadcast),
@@ -211,6 +210,8 @@ struct Joining {
     joined: Joined,
     /// Whether some are in place and others are not.
     is_mixed: bool,
+    /// The send buffer as the calls give it, where they are mixed.
+    given: Concatenation,
 }
 
 impl Joining {
@@ -230,7 +231,7 @@ impl Joining {
             calls: Vec::new(),
             summary: CallSummary::joined(calls[0].collective, counts, unit, calls[0].reduction),
         };
-        Joining { joined, is_mixed: in_place > 0 && in_place < placed }
+        Joining { joined, is_mixed: in_place > 0 && in_place < placed, given: Concatenation::default() }
     }
 
     /// Where a block of a send buffer lies whose counterpart in place is `place`: there, once it has been copied, if the call is not
@@ -241,6 +242,9 @@ impl Joining {
             self.joined.copies.push((block, place));
         }
         self.joined.input.push(moved.unwrap_or(block));
+        if self.is_mixed {
+            self.given.push(block);
+        }
     }
 
     /// The one call in the place of these, with blocks of so many elements.
@@ -254,6 +258,11 @@ impl Joining {
         let first = calls[0].clone();
         self.joined.calls = calls;
         self.joined.pack();
+        if self.is_mixed && self.joined.is_packed {
+            // What is brought together need not be in place, and is copied once.
+            self.joined.copies.clear();
+            self.joined.input = self.given;
+        }
         CollectiveCall {
             collective,
             input: DeviceRegion::EMPTY,
@@ -566,21 +575,13 @@ mod tests {
     fn rooted_calls_keep_their_places_by_root_and_long_ones_by_themselves() {
         let long = LONGEST_BYTES + 1;
         let recorded = [(Broadcast, I8, 4, 1), (Broadcast, I8, long, 1), (Broadcast, I8, 2, 0), (Broadcast, I8, 6, 1)];
-        let calls: Vec<CollectiveCall> = recorded
-            .iter()
-            .map(|&(collective, dtype, count, root)| CollectiveCall {
-                count,
-                root: Rank(root),
-                input: DeviceRegion::EMPTY,
-                output: DeviceRegion::EMPTY,
-                ..calls(&[(collective, dtype, 1, root)], Rank(2)).remove(0)
-            })
-            .collect();
+        // The long one has no memory here, and needs none.
+        let mut calls = calls(&recorded.map(|(collective, dtype, count, root)| (collective, dtype, count % long, root)), Rank(2));
+        calls[1].count = long;
         let rules = FuseRules { broadcasts: false, ..RULES };
         let places = |calls| -> Vec<Vec<usize>> {
             fuse(calls, (Rank(2), NRANKS), &rules).into_iter().map(|(places, _)| places.into_vec()).collect()
         };
-        assert_eq!(places(calls[2..3].to_vec()), [[0]]);
         assert_eq!(places(calls), [vec![0, 3], vec![1], vec![2]]);
     }
 }
