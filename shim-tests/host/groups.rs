@@ -31,6 +31,12 @@ fn groups_of_any_calls_have_the_results_of_each_between_nodes() {
     groups("processes", [6, 6, 2200, 2220]);
 }
 
+/// On one node a communicator has both, and needs no MPI.
+#[test]
+fn groups_of_any_calls_that_name_carriers_have_the_results_of_each() {
+    groups("carriers", [3, 1, 4000, 4030]);
+}
+
 #[test]
 fn calls_of_a_group_that_depend_on_each_other_run_in_order() {
     run_with("groups.c", &[], &["chain"]);
