@@ -10,8 +10,7 @@ use strata::memory::Region;
 /// Seeds, each a group of its own.
 const SEEDS: u64 = 40;
 /// What calls of a group say.
-const NAMES: [Option<&str>; 6] =
-    [None, None, Some("@tcp"), Some("@loopback"), Some("auto"), Some("auto@loopback")];
+const NAMES: [Option<&str>; 6] = [None, None, Some("@tcp"), Some("@loopback"), Some("auto"), Some("auto@loopback")];
 
 #[test]
 fn groups_of_any_calls_over_any_carriers_have_the_results_of_each() {
@@ -107,15 +106,14 @@ fn a_joined_call_waits_for_the_streams_of_its_calls_and_for_no_others() {
         third.enqueue(move || waits.recv().map_err(|_| strata::error::Error::InProgress)).expect("queued");
         let outputs: Vec<Region> = (0..3).map(|_| memory(&[0; 10])).collect();
         let call = |at: usize, name: &str, on: &StreamRef| sum(comm, memory(&[1; 10]), outputs[at], name, on);
-        let group = vec![
-            call(0, "@loopback", &on_first),
-            call(1, "@loopback", &on_second),
-            call(2, "@tcp", &on_third),
-        ];
+        let group = vec![call(0, "@loopback", &on_first), call(1, "@loopback", &on_second), call(2, "@tcp", &on_third)];
         launch(group).expect("a group");
         // The third stream is held up still.
         first.synchronize().and(second.synchronize()).expect("summed");
-        assert_eq!((numbers(outputs[0]), numbers(outputs[1]), numbers(outputs[2])), (vec![3; 10], vec![3; 10], vec![0; 10]));
+        assert_eq!(
+            (numbers(outputs[0]), numbers(outputs[1]), numbers(outputs[2])),
+            (vec![3; 10], vec![3; 10], vec![0; 10])
+        );
         goes.send(()).expect("the third stream");
         third.synchronize().expect("summed");
         assert_eq!(numbers(outputs[2]), [3; 10]);

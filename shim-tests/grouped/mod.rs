@@ -167,8 +167,7 @@ impl Group {
         let spot = |call: &Recorded| {
             let (sent, received) = call.blocks(nranks, rank);
             let block = call.block_bytes();
-            let in_place =
-                call.collective != Collective::AllToAll && sent > 0 && received > 0 && own.one_in(2);
+            let in_place = call.collective != Collective::AllToAll && sent > 0 && received > 0 && own.one_in(2);
             // Elements lie at multiples of their size, as on a device they must.
             let at = (bytes + call.dtype.size() - 1) / call.dtype.size() * call.dtype.size();
             let (send, recv, blocks) = match in_place {
@@ -302,7 +301,12 @@ impl Grouped {
                 dtype.name()
             )
         });
-        panic!("seed {seed}, rank {rank} of {nranks}, {}: {what}: {} where {} is wanted", self.comm.grid(), behind[at], expected[at]);
+        panic!(
+            "seed {seed}, rank {rank} of {nranks}, {}: {what}: {} where {} is wanted",
+            self.comm.grid(),
+            behind[at],
+            expected[at]
+        );
     }
 
     /// Makes the group with this in its memory; what is there behind it.
@@ -351,8 +355,10 @@ impl Grouped {
                 };
                 for (at, bytes, stream) in parts() {
                     // SAFETY: both must stay until this has ended; because all streams are waited for below.
-                    unsafe { streams[stream].to_device(all.address() + at as u64, host.part(at, bytes).as_ptr(), bytes) }
-                        .expect("a copy");
+                    unsafe {
+                        streams[stream].to_device(all.address() + at as u64, host.part(at, bytes).as_ptr(), bytes)
+                    }
+                    .expect("a copy");
                 }
                 let refs: Vec<StreamRef> = streams.iter().map(|stream| StreamRef::Gpu(stream.handle())).collect();
                 launch(group.launches(comm, all, message(all), &refs))

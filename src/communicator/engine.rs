@@ -4,10 +4,10 @@ use super::again::{Begun, PreparedCalls};
 use super::device::{Device, HostDevice, MakeDevice};
 use super::front::CallFront;
 use super::independent::{IndependentBatch, IndependentMessages};
+use super::joined::{self, JoinedStage, PACKED_ROOM_BYTES};
 use super::live::{Buffers, LiveWorld, RegionLists};
 use super::messages::{Counters, Messages};
 use super::staging::{Provider, Staging};
-use super::joined::{self, JoinedStage, PACKED_ROOM_BYTES};
 use super::CollectiveCall;
 use crate::algorithms::{self, needs::needs};
 use crate::carrier::Switch;
@@ -471,9 +471,9 @@ impl Engine {
         done.clear();
         let polled = match &mut self.independent {
             None => self.device.poll(&mut self.transport, &mut done),
-            Some(messages) => messages
-                .poll(&mut *self.device, &mut self.transport)
-                .map(|_| messages.take_others(&mut done)),
+            Some(messages) => {
+                messages.poll(&mut *self.device, &mut self.transport).map(|_| messages.take_others(&mut done))
+            }
         };
         let has_moved = done.contains(&MOVES);
         self.done_alone = done;

@@ -71,7 +71,7 @@ struct Kind {
 }
 
 /// The places in the group of the calls that become one.
-pub type Places = SmallVec<[usize; 1]>;
+pub type GroupPlaces = SmallVec<[usize; 1]>;
 
 /// A call of a group, and its place there.
 type Placed = (usize, CollectiveCall);
@@ -81,7 +81,7 @@ pub fn fuse(
     calls: Vec<CollectiveCall>,
     (rank, nranks): (Rank, usize),
     rules: &FuseRules,
-) -> Vec<(Places, CollectiveCall)> {
+) -> Vec<(GroupPlaces, CollectiveCall)> {
     if rules.fuse == Fuse::Off || calls.len() < 2 || nranks < 2 {
         return each_alone(calls.into_iter().enumerate());
     }
@@ -107,7 +107,7 @@ pub fn fuse(
 }
 
 /// Calls that stay as they are.
-fn each_alone(calls: impl Iterator<Item = Placed>) -> Vec<(Places, CollectiveCall)> {
+fn each_alone(calls: impl Iterator<Item = Placed>) -> Vec<(GroupPlaces, CollectiveCall)> {
     calls.map(|(place, call)| (smallvec![place], call)).collect()
 }
 
@@ -121,8 +121,7 @@ fn kind(call: &CollectiveCall, nranks: usize, rules: &FuseRules) -> Option<Kind>
     }
     let named = named.map(|name| name.carrier);
     // What is decided has gone through here before, or is for the buffers of one call.
-    let is_plain =
-        call.decision.is_none() && call.blocks.is_none() && call.factor_at.is_none() && call.count > 0;
+    let is_plain = call.decision.is_none() && call.blocks.is_none() && call.factor_at.is_none() && call.count > 0;
     // Each rank multiplies by a number of its own.
     let has_factor = reduction.is_some_and(|reduction| matches!(reduction.prologue, Prologue::Scalar(_)));
     let is_wanted = match collective {
@@ -146,22 +145,22 @@ fn rewrite(
     placed: Vec<Placed>,
     (rank, nranks): (Rank, usize),
     rules: &FuseRules,
-) -> Vec<(Places, CollectiveCall)> {
+) -> Vec<(GroupPlaces, CollectiveCall)> {
     let [(_, first), _, ..] = &placed[..] else { return each_alone(placed.into_iter()) };
     let whole = match first.collective {
         Collective::Broadcast => rules.broadcasts.then_some(Collective::AllGather),
         Collective::Reduce => rules.reduces.then_some(Collective::ReduceScatter),
         _ => {
-            let (places, calls): (Places, Vec<CollectiveCall>) = placed.into_iter().unzip();
+            let (places, calls): (GroupPlaces, Vec<CollectiveCall>) = placed.into_iter().unzip();
             return vec![(places, join(calls, (rank, nranks)))];
         }
     };
-    let (places, calls): (Places, Vec<CollectiveCall>) = placed.into_iter().unzip();
+    let (places, calls): (GroupPlaces, Vec<CollectiveCall>) = placed.into_iter().unzip();
     if let Some(whole) = whole.filter(|_| is_spread(&calls, nranks, rules)) {
         return vec![(places, gather_roots(whole, calls, (rank, nranks)))];
     }
     // By root, and each long one by itself.
-    let mut classes: Vec<(Option<Rank>, Places, Vec<CollectiveCall>)> = Vec::new();
+    let mut classes: Vec<(Option<Rank>, GroupPlaces, Vec<CollectiveCall>)> = Vec::new();
     for (place, call) in places.into_iter().zip(calls) {
         let root = (bytes(&call) <= LONGEST_BYTES).then_some(call.root);
         match classes.iter_mut().find(|(known, ..)| root.is_some() && *known == root) {
@@ -576,7 +575,8 @@ mod tests {
         let long = LONGEST_BYTES + 1;
         let recorded = [(Broadcast, I8, 4, 1), (Broadcast, I8, long, 1), (Broadcast, I8, 2, 0), (Broadcast, I8, 6, 1)];
         // The long one has no memory here, and needs none.
-        let mut calls = calls(&recorded.map(|(collective, dtype, count, root)| (collective, dtype, count % long, root)), Rank(2));
+        let mut calls =
+            calls(&recorded.map(|(collective, dtype, count, root)| (collective, dtype, count % long, root)), Rank(2));
         calls[1].count = long;
         let rules = FuseRules { broadcasts: false, ..RULES };
         let places = |calls| -> Vec<Vec<usize>> {

@@ -358,7 +358,7 @@ impl Comm {
     }
 
     /// Makes fewer calls of those of one group; of each, in whose places it is.
-    fn fuse(&self, calls: Vec<CollectiveCall>) -> Vec<(fuse::Places, CollectiveCall)> {
+    fn fuse(&self, calls: Vec<CollectiveCall>) -> Vec<(fuse::GroupPlaces, CollectiveCall)> {
         fuse::fuse(calls, (self.rank, self.nranks()), &self.fuse)
     }
 

@@ -227,9 +227,8 @@ impl Launch {
 /// become fewer already, and each goes by the carrier that a single call of its size would choose, and waits for the streams of the
 /// calls in whose places it is.
 pub(super) fn spread(batch: Vec<Launch>) -> Result<Vec<(Launch, Vec<StreamRef>)>> {
-    let chooses = |launch: &Launch| {
-        launch.comm.siblings.get().is_some() && matches!(launch.operation, Operation::Collective(_))
-    };
+    let chooses =
+        |launch: &Launch| launch.comm.siblings.get().is_some() && matches!(launch.operation, Operation::Collective(_));
     let mut spread = Vec::with_capacity(batch.len());
     let mut groups: Vec<(Arc<Comm>, Vec<CollectiveCall>, Vec<StreamRef>)> = Vec::new();
     for launch in batch {
