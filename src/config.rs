@@ -220,7 +220,7 @@ variables! {
     "STRATA_CMA" cma: bool = "true", local,
         "Read large messages straight out of a peer's memory (process_vm_readv) where the system allows it.";
     "STRATA_FUSE" fuse: Fuse = "all", agreed,
-        "Calls of one group that become one call, in host memory. all: calls of the same collective over all their elements, and broadcasts (reduces) with several roots as an all-gather (reduce-scatter). moves: only collectives that reduce nothing, so that reductions have the bits of single calls. off: none.";
+        "Calls of one group that become one call, where there is no vendor library. all: calls of the same collective over all their elements, and broadcasts (reduces) with several roots as an all-gather (reduce-scatter). moves: only collectives that reduce nothing, so that reductions have the bits of single calls. off: none.";
     "STRATA_STAGE" stage: bool = "true", agreed,
         "Copy messages to ranks of the node into shared memory first, unless they are there already (ncclMemAlloc).";
     "STRATA_EAGER_BYTES" eager_bytes: usize = "16384", local,

@@ -1,17 +1,21 @@
 /* Groups of collectives of random kinds, sizes, types, roots and places, which follow from seeds; each rank checks every result, and that
    nothing beside the results is touched.
-   usage: groups threads|processes RANKS NODES FROM TO | differ CASE | chain */
+   usage: groups threads|processes|carriers RANKS NODES FROM TO | differ CASE | chain */
 #include "seeded.h"
 
 typedef enum { ALL_REDUCE, BROADCAST, REDUCE, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL, GATHER, SCATTER, KINDS } Kind;
 enum { MOST_CALLS = 64, GAP = 0x5a };
 
 static int from_seed, to_seed;
+/* What calls say of carriers; without any they are the plain ones. */
+static const char *names[] = {NULL, "@tcp", "@mpi", "auto@mpi"};
+static int nnames = 1;
 
 /* One rank's call. */
 typedef struct {
   Kind kind;
   int root, type, in_place, op;
+  const char *name;
   size_t count;
   char *send, *recv, *memory;
   size_t memory_bytes; /* Where the result lies and a gap behind it. */
@@ -62,9 +66,28 @@ static int wanted(const Call *call, uint64_t seed, int number, int rank, int blo
   }
 }
 
+/* The call with the carrier that it names. */
+static ncclResult_t make_named(const Call *call, ncclComm_t comm, strataStream_t stream) {
+  ncclDataType_t type = types[call->type];
+  ncclRedOp_t op = ops[call->op];
+  ncclCollConfig_t config = NCCL_COLLCONFIG_INITIALIZER;
+  config.algSelection = call->name;
+  switch (call->kind) {
+    case ALL_REDUCE: return ncclAllReduceConfig(call->send, call->recv, call->count, type, op, comm, stream, &config);
+    case BROADCAST: return ncclBroadcastConfig(call->send, call->recv, call->count, type, call->root, comm, stream, &config);
+    case REDUCE: return ncclReduceConfig(call->send, call->recv, call->count, type, op, call->root, comm, stream, &config);
+    case ALL_GATHER: return ncclAllGatherConfig(call->send, call->recv, call->count, type, comm, stream, &config);
+    case REDUCE_SCATTER: return ncclReduceScatterConfig(call->send, call->recv, call->count, type, op, comm, stream, &config);
+    case ALL_TO_ALL: return ncclAlltoAllConfig(call->send, call->recv, call->count, type, comm, stream, &config);
+    case GATHER: return ncclGatherConfig(call->send, call->recv, call->count, type, call->root, comm, stream, &config);
+    default: return ncclScatterConfig(call->send, call->recv, call->count, type, call->root, comm, stream, &config);
+  }
+}
+
 static ncclResult_t make(const Call *call, ncclComm_t comm, strataStream_t stream) {
   ncclDataType_t type = types[call->type];
   ncclRedOp_t op = ops[call->op];
+  if (call->name) return make_named(call, comm, stream);
   switch (call->kind) {
     case ALL_REDUCE: return ncclAllReduce(call->send, call->recv, call->count, type, op, comm, stream);
     case BROADCAST: return ncclBroadcast(call->send, call->recv, call->count, type, call->root, comm, stream);
@@ -171,6 +194,7 @@ static void one(ncclComm_t comm, strataStream_t own, int rank, uint64_t seed) {
     Call *call = &calls[i];
     *call = (Call){.kind = chosen[below(&random, kinds)], .op = (int)below(&random, 3) % (1 + (int)below(&random, 3))};
     call->type = one_type && i ? calls[0].type : (int)below(&random, TYPES);
+    call->name = nnames > 1 ? names[below(&random, nnames)] : NULL;
     call->count = equal ? most : below(&random, most + 1);
     call->root = roots == 0 ? 0 : roots == 1 ? i % nranks : (int)below(&random, nranks);
     total += call->count * sizes[call->type] * 2 * nranks + 80;
@@ -263,6 +287,10 @@ int main(int argc, char **argv) {
   CHECK(argc > 5);
   nranks = atoi(argv[2]), nnodes = atoi(argv[3]), from_seed = atoi(argv[4]), to_seed = atoi(argv[5]);
   CHECK(nranks <= MOST_RANKS);
+  if (!strcmp(argv[1], "carriers")) {
+    nnames = sizeof names / sizeof *names;
+    setenv("STRATA_CARRIERS", "tcp,mpi", 1);
+  }
   if (!strcmp(argv[1], "threads")) in_threads(rank_main);
   else in_processes(rank_main);
   printf("%d ranks on %d nodes: %d groups\n", nranks, nnodes, to_seed - from_seed);

@@ -1,11 +1,12 @@
 //! The same where the ranks' data is on GPUs, which are soft ones.
 
+use crate::grouped::Grouped;
 use crate::{memory, numbers, setting, sum, world};
 use strata::device::StreamRef;
 use strata::topo::Grid;
 
 #[test]
-fn on_a_gpu_s_stream_calls_follow_each_other_whatever_carries_them() {
+fn on_a_gpu_s_streams_calls_follow_each_other_whatever_carries_them_and_groups_have_the_results_of_each_call() {
     // To build them may take longer than ranks are waited for.
     crate::soft::cuda_dir();
     std::env::set_var("SOFT_DEVICE", "cuda");
@@ -27,5 +28,9 @@ fn on_a_gpu_s_stream_calls_follow_each_other_whatever_carries_them() {
         let call = |at: usize, name: &str| sum(comm, places[at], places[at + 1], name, &StreamRef::Null);
         world::launch_all(vec![call(0, "@tcp"), call(2, "@loopback")]).expect("summed");
         assert_eq!([1, 3].map(|at| numbers(places[at])[499]), [3, 3]);
+    });
+    world::run(Grid::blocks(&[2, 1]), |member| {
+        let mut groups = Grouped::new(&member.comm, &[None, Some("@tcp"), Some("@loopback")]);
+        (5000..5015).for_each(|seed| groups.run(seed));
     });
 }

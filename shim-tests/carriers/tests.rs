@@ -9,6 +9,8 @@ mod built;
 #[allow(dead_code)]
 #[path = "../cases/mod.rs"]
 mod cases;
+#[path = "../grouped/mod.rs"]
+mod grouped;
 #[path = "../../examples/transport/loopback.rs"]
 mod loopback;
 #[allow(dead_code)]
@@ -20,6 +22,7 @@ mod world;
 
 mod device;
 mod failures;
+mod groups;
 mod orders;
 
 use loopback::Loopback;

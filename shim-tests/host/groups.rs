@@ -1,6 +1,9 @@
 //! Groups of collectives, whose calls become fewer ones: a C program that checks itself, on seeds.
 
 use crate::built::run_with;
+use crate::grouped::Grouped;
+use crate::world::run;
+use strata::topo::Grid;
 
 /// Runs groups of these seeds.
 fn groups(how: &str, numbers: [u32; 4]) {
@@ -28,6 +31,12 @@ fn groups_of_any_calls_have_the_results_of_each_between_nodes() {
     groups("processes", [6, 6, 2200, 2220]);
 }
 
+/// On one node a communicator has both, and needs no MPI.
+#[test]
+fn groups_of_any_calls_that_name_carriers_have_the_results_of_each() {
+    groups("carriers", [3, 1, 4000, 4030]);
+}
+
 #[test]
 fn calls_of_a_group_that_depend_on_each_other_run_in_order() {
     run_with("groups.c", &[], &["chain"]);
@@ -37,5 +46,17 @@ fn calls_of_a_group_that_depend_on_each_other_run_in_order() {
 fn groups_that_differ_between_ranks_are_told() {
     for case in 0..3 {
         print!("{}", run_with("groups.c", &[], &["differ", &case.to_string()]));
+    }
+}
+
+/// On the device that `SOFT_DEVICE` names, if it does.
+#[test]
+fn groups_on_any_device_and_on_any_streams_have_the_results_of_each() {
+    for (at, sizes) in [&[2][..], &[2, 2], &[1, 3], &[1, 1, 1, 1, 1]].into_iter().enumerate() {
+        run(Grid::blocks(sizes), move |member| {
+            let mut groups = Grouped::new(&member.comm, &[None]);
+            let first = 3000 + 100 * at as u64;
+            (first..first + 30).for_each(|seed| groups.run(seed));
+        });
     }
 }

@@ -9,6 +9,8 @@ mod again;
 mod built;
 #[path = "../cases/mod.rs"]
 mod cases;
+#[path = "../grouped/mod.rs"]
+mod grouped;
 #[allow(dead_code)]
 #[path = "../soft/mod.rs"]
 mod soft;

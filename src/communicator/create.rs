@@ -16,7 +16,7 @@ use crate::bootstrap::rendezvous::ranges;
 use crate::bootstrap::{Credentials, Service, ServiceAddr};
 use crate::bootstrap::{Derived, Session, UniqueId};
 use crate::carrier::{Carrier, FurtherCarrier};
-use crate::config::Config;
+use crate::config::{Config, Fuse};
 use crate::device::gpu::driver::Driver;
 use crate::device::gpu::GpuDevice;
 use crate::digest::Digest;
@@ -603,7 +603,10 @@ impl Meeting<'_> {
             (None, None) => DataPlace::Host,
         };
         let on_devices = members.iter().any(|member| member.on_gpu);
-        Engine::new(rank, grid.clone(), config.clone(), transport, (place, on_devices)).map(Some)
+        // In front of a vendor's library nothing is joined.
+        let fuse = if self.options.companion.is_none() { config.fuse } else { Fuse::Off };
+        let config = Config { fuse, ..config.clone() };
+        Engine::new(rank, grid.clone(), config, transport, (place, on_devices)).map(Some)
     }
 
     /// What this rank tells the others.
@@ -715,7 +718,7 @@ impl Meeting<'_> {
             gpu,
             grid,
             config,
-            fuse: FuseRules::of(&members, &self.options, &context),
+            fuse: FuseRules::of(&self.options, &context),
             members,
             selector: Selector::new(context),
             siblings: OnceLock::new(),

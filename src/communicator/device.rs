@@ -169,6 +169,12 @@ pub trait Device: Send {
     /// All stretches of the step have been given.
     fn step(&mut self, token: Token) -> Started;
 
+    /// What has been copied is there for all that comes later, and for messages: at once where the device keeps that order by
+    /// itself, else when the token completes.
+    fn keep_order(&mut self, token: Token) -> Result<Started> {
+        Ok(self.step(token))
+    }
+
     /// Makes progress, also of the transport; appends the tokens that have completed.
     fn poll(&mut self, transport: &mut Router, done: &mut Vec<Token>) -> Result<()>;
 

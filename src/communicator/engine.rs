@@ -4,13 +4,14 @@ use super::again::{Begun, PreparedCalls};
 use super::device::{Device, HostDevice, MakeDevice};
 use super::front::CallFront;
 use super::independent::{IndependentBatch, IndependentMessages};
+use super::joined::{self, JoinedStage, PACKED_ROOM_BYTES};
 use super::live::{Buffers, LiveWorld, RegionLists};
 use super::messages::{Counters, Messages};
 use super::staging::{Provider, Staging};
-use super::{CollectiveCall, Joined};
+use super::CollectiveCall;
 use crate::algorithms::{self, needs::needs};
 use crate::carrier::Switch;
-use crate::config::Config;
+use crate::config::{Config, Fuse};
 use crate::device::gpu::driver::DriverKind;
 use crate::device::gpu::GpuDevice;
 use crate::digest::Digest;
@@ -53,6 +54,7 @@ struct Running {
     scratch: DeviceRegion,
     /// Where the data of several calls is brought together: what is sent, and what is received.
     packed: Option<[DeviceRegion; 2]>,
+    stage: JoinedStage,
     /// Index in `recent`.
     ready: usize,
     /// Where those who follow it see how far it is.
@@ -142,8 +144,8 @@ fn give_addresses(staging: &mut Staging, gpu: &Arc<GpuDevice>, transport: &Route
 const DEVICE_PART_BYTES: usize = 1 << 20;
 /// Device memory that is taken to bring blocks together, at most.
 const MOST_ROOM_BYTES: usize = 64 << 20;
-/// Where packed data begins at multiples of.
-const LINE_BYTES: usize = 64;
+/// The step that brings data together before a call, and the one that takes it apart behind it: no plan is running then.
+const MOVES: Token = 0;
 /// How many recent calls are remembered whole, so that a training step's calls are prepared once.
 const RECENT: usize = 32;
 
@@ -164,6 +166,7 @@ impl Engine {
     ) -> Result<Engine> {
         // All that a plan's segments need, from the beginning: see `gpu`.
         let scratch_bytes = config.scratch_bytes.max(least_scratch(&grid, config.window.clamp(1, 64)));
+        let scratch_bytes = scratch_bytes + if config.fuse == Fuse::Off { 0 } else { PACKED_ROOM_BYTES };
         let device: Box<dyn Device> = match place {
             DataPlace::Host => Box::new(HostDevice::default()),
             DataPlace::Gpu(gpu) => {
@@ -329,13 +332,13 @@ impl Engine {
         let limit_ns = self.limit_ns();
         let ready = &mut self.recent[index];
         let scratch_bytes = ready.layout.scratch_bytes() * ready.window.min(ready.layout.segments());
-        let (scratch, packed) = match &call.joined {
-            None => (self.device.scratch(scratch_bytes)?, None),
-            Some(joined) => bring_together(&mut *self.device, joined, scratch_bytes)?,
+        let (scratch, packed, stage) = match &call.joined {
+            None => (self.device.scratch(scratch_bytes)?, None, JoinedStage::Runs),
+            Some(joined) => joined::gather(&mut *self.device, joined, scratch_bytes, MOVES)?,
         };
         self.device.begin(&ready.program, &ready.layout, ready.window)?;
         ready.execution.begin(ready.program.clone(), ready.layout.clone(), ready.window, limit_ns);
-        self.running = Some(Running { call: call.clone(), scratch, packed, ready: index, front: None });
+        self.running = Some(Running { call: call.clone(), scratch, packed, stage, ready: index, front: None });
         Ok(())
     }
 
@@ -428,6 +431,9 @@ impl Engine {
     /// Makes progress with the collective that is running.
     pub fn poll(&mut self) -> Result<Progress> {
         let running = self.running.as_ref().ok_or_else(|| Error::Internal("no collective is running".to_string()))?;
+        if running.stage != JoinedStage::Runs {
+            return self.poll_moves();
+        }
         let ready = &mut self.recent[running.ready];
         let mut world = LiveWorld {
             device: &mut *self.device,
@@ -447,18 +453,44 @@ impl Engine {
         let beside = || self.independent.as_ref().is_some_and(IndependentMessages::are_open);
         let progress = outcome.map_err(|error| explain(error, &running.call, self.sequence, beside()))?;
         if progress == Progress::Done {
-            if let Some(Running {
-                call: CollectiveCall { joined: Some(joined), .. }, packed: Some([_, packed]), ..
-            }) = &self.running
+            if let Some(Running { call: CollectiveCall { joined: Some(joined), .. }, packed, stage, .. }) =
+                &mut self.running
             {
-                joined
-                    .output
-                    .places()
-                    .try_for_each(|(at, to)| self.device.copy(None, packed.part(at, to.len()), to))?;
+                if joined::scatter(&mut *self.device, joined, *packed, MOVES)? == Started::Pending {
+                    *stage = JoinedStage::Scatters;
+                    return Ok(Progress::Moved);
+                }
             }
             self.running = None;
         }
         Ok(progress)
+    }
+
+    /// Looks whether the device has moved the data of calls that run as one.
+    #[inline(never)]
+    fn poll_moves(&mut self) -> Result<Progress> {
+        let mut done = std::mem::take(&mut self.done_alone);
+        done.clear();
+        let polled = match &mut self.independent {
+            None => self.device.poll(&mut self.transport, &mut done),
+            Some(messages) => {
+                messages.poll(&mut *self.device, &mut self.transport).map(|_| messages.take_others(&mut done))
+            }
+        };
+        let has_moved = done.contains(&MOVES);
+        self.done_alone = done;
+        polled?;
+        match &mut self.running {
+            Some(running) if has_moved && running.stage == JoinedStage::Gathers => {
+                running.stage = JoinedStage::Runs;
+                Ok(Progress::Moved)
+            }
+            _ if has_moved => {
+                self.running = None;
+                Ok(Progress::Done)
+            }
+            _ => Ok(Progress::Idle),
+        }
     }
 
     /// Begins a group of sends and receives.
@@ -720,26 +752,6 @@ impl Engine {
             );
         }
     }
-}
-
-/// The scratch of a call that stands for several, and the memory where their data has been brought together, if it is to be. Of calls
-/// of which some are in place, the others are brought there.
-fn bring_together(
-    device: &mut dyn Device,
-    joined: &Joined,
-    scratch_bytes: usize,
-) -> Result<(DeviceRegion, Option<[DeviceRegion; 2]>)> {
-    joined.copies.iter().try_for_each(|&(from, to)| device.copy(None, from, to))?;
-    if !joined.is_packed {
-        return Ok((device.scratch(scratch_bytes)?, None));
-    }
-    let (sent, received) = (joined.input.bytes(), joined.output.bytes());
-    let input_at = scratch_bytes.next_multiple_of(LINE_BYTES);
-    let output_at = (input_at + sent).next_multiple_of(LINE_BYTES);
-    let all = device.scratch(output_at + received)?;
-    let input = all.part(input_at, sent);
-    joined.input.places().try_for_each(|(at, from)| device.copy(None, from, input.part(at, from.len())))?;
-    Ok((all.part(0, scratch_bytes), Some([input, all.part(output_at, received)])))
 }
 
 /// Says of which operation an error is. A message that does not match its receive may be one `beside` it.

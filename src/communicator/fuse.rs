@@ -11,16 +11,17 @@
 #![forbid(unsafe_code)]
 
 use super::joined::{Concatenation, Joined};
-use super::members::{on_host, Member};
 use super::{CollectiveCall, CommOptions};
+use crate::carrier::Carrier;
 use crate::config::Fuse;
 use crate::dtype::{DataType, Prologue, Reduction};
 use crate::health::CallSummary;
 use crate::memory::DeviceRegion;
 use crate::plan::blocks::{packed, BlockTable};
 use crate::plan::Collective;
-use crate::selection::Context;
+use crate::selection::{CarriedName, Context};
 use crate::topo::Rank;
+use smallvec::{smallvec, SmallVec};
 use std::sync::Arc;
 
 /// The longest call, in bytes of its largest buffer, that is joined with others: a longer one is limited by bandwidth, and the
@@ -43,17 +44,17 @@ pub struct FuseRules {
 }
 
 impl FuseRules {
-    /// The rules of a communicator; none where some rank's data is on a device.
-    pub fn of(members: &[Member], options: &CommOptions, context: &Context) -> Option<FuseRules> {
+    /// The rules of a communicator. In front of a vendor's library nothing is joined.
+    pub fn of(options: &CommOptions, context: &Context) -> FuseRules {
         let is_free = |collective| context.config.algorithm(collective) == "auto";
-        on_host(members, options).then(|| FuseRules {
-            fuse: context.config.fuse,
+        FuseRules {
+            fuse: if options.companion.is_none() { context.config.fuse } else { Fuse::Off },
             // Of several nodes each rank knows the board of its own only.
             uneven: context.grid.nnodes() > 1 || !context.board,
             broadcasts: is_free(Collective::Broadcast),
             reduces: is_free(Collective::Reduce),
             all_to_alls: context.knowledge.scripts.scripts.is_empty(),
-        })
+        }
     }
 }
 
@@ -65,24 +66,37 @@ struct Kind {
     reduction: Option<Reduction>,
     /// Of gathers and scatters.
     root: Rank,
+    /// What the call says of carriers, if it leaves the algorithm to Strata.
+    named: Option<Option<Carrier>>,
 }
 
-/// Makes fewer calls of those of one group on one communicator, seen from `rank`.
-pub fn fuse(calls: Vec<CollectiveCall>, (rank, nranks): (Rank, usize), rules: &FuseRules) -> Vec<CollectiveCall> {
+/// The places in the group of the calls that become one.
+pub type GroupPlaces = SmallVec<[usize; 1]>;
+
+/// A call of a group, and its place there.
+type Placed = (usize, CollectiveCall);
+
+/// Makes fewer calls of those of one group on one communicator, seen from `rank`; of each, in whose places it is.
+pub fn fuse(
+    calls: Vec<CollectiveCall>,
+    (rank, nranks): (Rank, usize),
+    rules: &FuseRules,
+) -> Vec<(GroupPlaces, CollectiveCall)> {
     if rules.fuse == Fuse::Off || calls.len() < 2 || nranks < 2 {
-        return calls;
+        return each_alone(calls.into_iter().enumerate());
     }
     let kinds: Vec<Option<Kind>> = calls.iter().map(|call| kind(call, nranks, rules)).collect();
     let has_equals = |index: usize| kinds[index].is_some() && kinds[index + 1..].contains(&kinds[index]);
     if !(0..calls.len()).any(has_equals) || depend(&calls) {
-        return calls;
+        return each_alone(calls.into_iter().enumerate());
     }
+    let placed = calls.into_iter().enumerate();
     if kinds.iter().all(|kind| *kind == kinds[0]) {
-        return rewrite(calls, (rank, nranks), rules);
+        return rewrite(placed.collect(), (rank, nranks), rules);
     }
     // Each kind at the place of its first call.
-    let mut classes: Vec<(Option<Kind>, Vec<CollectiveCall>)> = Vec::new();
-    for (call, kind) in calls.into_iter().zip(kinds) {
+    let mut classes: Vec<(Option<Kind>, Vec<Placed>)> = Vec::new();
+    for (call, kind) in placed.zip(kinds) {
         match classes.iter_mut().find(|(known, _)| kind.is_some() && *known == kind) {
             Some((_, class)) => class.push(call),
             None => classes.push((kind, vec![call])),
@@ -92,15 +106,22 @@ pub fn fuse(calls: Vec<CollectiveCall>, (rank, nranks): (Rank, usize), rules: &F
     rewritten.collect()
 }
 
+/// Calls that stay as they are.
+fn each_alone(calls: impl Iterator<Item = Placed>) -> Vec<(GroupPlaces, CollectiveCall)> {
+    calls.map(|(place, call)| (smallvec![place], call)).collect()
+}
+
 /// With which other calls a call may become one.
 fn kind(call: &CollectiveCall, nranks: usize, rules: &FuseRules) -> Option<Kind> {
     let CollectiveCall { collective, reduction, root, .. } = *call;
-    // What a communicator with further carriers has decided goes by one of them.
-    let is_plain = call.decision.is_none()
-        && call.blocks.is_none()
-        && call.algorithm.is_none()
-        && call.factor_at.is_none()
-        && call.count > 0;
+    // One that names an algorithm is for this one call; one that names a carrier joins those that name the same.
+    let named = call.algorithm.as_deref().map(CarriedName::parse).transpose().ok()?;
+    if named.is_some_and(|name| name.algorithm().is_some()) {
+        return None;
+    }
+    let named = named.map(|name| name.carrier);
+    // What is decided has gone through here before, or is for the buffers of one call.
+    let is_plain = call.decision.is_none() && call.blocks.is_none() && call.factor_at.is_none() && call.count > 0;
     // Each rank multiplies by a number of its own.
     let has_factor = reduction.is_some_and(|reduction| matches!(reduction.prologue, Prologue::Scalar(_)));
     let is_wanted = match collective {
@@ -111,7 +132,7 @@ fn kind(call: &CollectiveCall, nranks: usize, rules: &FuseRules) -> Option<Kind>
     let is_short = bytes(call).saturating_mul(collective.blocks(nranks)) <= LONGEST_BYTES;
     let has_roots = matches!(collective, Collective::Broadcast | Collective::Reduce);
     let is_fit = is_plain && !has_factor && is_wanted && (is_short || has_roots);
-    is_fit.then_some(Kind { collective, reduction, root: if has_roots { Rank(0) } else { root } })
+    is_fit.then_some(Kind { collective, reduction, root: if has_roots { Rank(0) } else { root }, named })
 }
 
 /// Bytes of a block.
@@ -120,30 +141,41 @@ fn bytes(call: &CollectiveCall) -> usize {
 }
 
 /// One call, or several, in the place of calls of one kind.
-fn rewrite(calls: Vec<CollectiveCall>, (rank, nranks): (Rank, usize), rules: &FuseRules) -> Vec<CollectiveCall> {
-    let [first, _, ..] = &calls[..] else { return calls };
+fn rewrite(
+    placed: Vec<Placed>,
+    (rank, nranks): (Rank, usize),
+    rules: &FuseRules,
+) -> Vec<(GroupPlaces, CollectiveCall)> {
+    let [(_, first), _, ..] = &placed[..] else { return each_alone(placed.into_iter()) };
     let whole = match first.collective {
         Collective::Broadcast => rules.broadcasts.then_some(Collective::AllGather),
         Collective::Reduce => rules.reduces.then_some(Collective::ReduceScatter),
-        _ => return vec![join(calls, (rank, nranks))],
+        _ => {
+            let (places, calls): (GroupPlaces, Vec<CollectiveCall>) = placed.into_iter().unzip();
+            return vec![(places, join(calls, (rank, nranks)))];
+        }
     };
+    let (places, calls): (GroupPlaces, Vec<CollectiveCall>) = placed.into_iter().unzip();
     if let Some(whole) = whole.filter(|_| is_spread(&calls, nranks, rules)) {
-        return vec![gather_roots(whole, calls, (rank, nranks))];
+        return vec![(places, gather_roots(whole, calls, (rank, nranks)))];
     }
     // By root, and each long one by itself.
-    let mut classes: Vec<(Option<Rank>, Vec<CollectiveCall>)> = Vec::new();
-    for call in calls {
+    let mut classes: Vec<(Option<Rank>, GroupPlaces, Vec<CollectiveCall>)> = Vec::new();
+    for (place, call) in places.into_iter().zip(calls) {
         let root = (bytes(&call) <= LONGEST_BYTES).then_some(call.root);
-        match classes.iter_mut().find(|(known, _)| root.is_some() && *known == root) {
-            Some((_, class)) => class.push(call),
-            None => classes.push((root, vec![call])),
+        match classes.iter_mut().find(|(known, ..)| root.is_some() && *known == root) {
+            Some((_, places, class)) => {
+                places.push(place);
+                class.push(call);
+            }
+            None => classes.push((root, smallvec![place], vec![call])),
         }
     }
     let one = |class: Vec<CollectiveCall>| match <[CollectiveCall; 1]>::try_from(class) {
         Ok([call]) => call,
         Err(class) => join(class, (rank, nranks)),
     };
-    classes.into_iter().map(|(_, class)| one(class)).collect()
+    classes.into_iter().map(|(_, places, class)| (places, one(class))).collect()
 }
 
 /// Bytes of each root's calls.
@@ -177,6 +209,8 @@ struct Joining {
     joined: Joined,
     /// Whether some are in place and others are not.
     is_mixed: bool,
+    /// The send buffer as the calls give it, where they are mixed.
+    given: Concatenation,
 }
 
 impl Joining {
@@ -196,7 +230,7 @@ impl Joining {
             calls: Vec::new(),
             summary: CallSummary::joined(calls[0].collective, counts, unit, calls[0].reduction),
         };
-        Joining { joined, is_mixed: in_place > 0 && in_place < placed }
+        Joining { joined, is_mixed: in_place > 0 && in_place < placed, given: Concatenation::default() }
     }
 
     /// Where a block of a send buffer lies whose counterpart in place is `place`: there, once it has been copied, if the call is not
@@ -207,6 +241,9 @@ impl Joining {
             self.joined.copies.push((block, place));
         }
         self.joined.input.push(moved.unwrap_or(block));
+        if self.is_mixed {
+            self.given.push(block);
+        }
     }
 
     /// The one call in the place of these, with blocks of so many elements.
@@ -220,6 +257,11 @@ impl Joining {
         let first = calls[0].clone();
         self.joined.calls = calls;
         self.joined.pack();
+        if self.is_mixed && self.joined.is_packed {
+            // What is brought together need not be in place, and is copied once.
+            self.joined.copies.clear();
+            self.joined.input = self.given;
+        }
         CollectiveCall {
             collective,
             input: DeviceRegion::EMPTY,
@@ -397,7 +439,7 @@ mod tests {
                 let CollectiveCall { collective, count, dtype, root, .. } = call;
                 format!("{joined}: {} {count} {} {root}{sizes}", collective.name(), dtype.name())
             };
-            fuse(calls(recorded, Rank(rank)), (Rank(rank), NRANKS), rules).iter().map(text).collect()
+            fuse(calls(recorded, Rank(rank)), (Rank(rank), NRANKS), rules).iter().map(|(_, call)| text(call)).collect()
         };
         let texts = of(0);
         assert!((1..NRANKS as u32).all(|rank| of(rank) == texts), "ranks see other calls");
@@ -456,7 +498,7 @@ mod tests {
         for rank in (0..NRANKS).map(Rank::from_index) {
             let recorded = [(AllGather, I8, 2, 0), (AllGather, F32, 1, 0)];
             let single = calls(&recorded, rank);
-            let [one] = &fuse(single.clone(), (rank, NRANKS), &RULES)[..] else { panic!("several calls") };
+            let [(_, one)] = &fuse(single.clone(), (rank, NRANKS), &RULES)[..] else { panic!("several calls") };
             let joined = one.joined.as_ref().unwrap();
             let places = |regions: &[DeviceRegion]| -> Vec<(u64, usize)> {
                 regions.iter().map(|region| (region.address(), region.len())).collect()
@@ -473,7 +515,7 @@ mod tests {
         let rank = Rank(1);
         let mut single = calls(&[(AllReduce, F32, 3, 0), (AllReduce, F32, 3, 0)], rank);
         single[0].input = single[0].output;
-        let [one] = &fuse(single.clone(), (rank, NRANKS), &RULES)[..] else { panic!("several calls") };
+        let [(_, one)] = &fuse(single.clone(), (rank, NRANKS), &RULES)[..] else { panic!("several calls") };
         let joined = one.joined.as_ref().unwrap();
         assert!(one.in_place(rank));
         let [(from, to)] = joined.copies[..] else { panic!("{:?}", joined.copies) };
@@ -508,7 +550,39 @@ mod tests {
         };
         assert_eq!(change(|_| {}), 1);
         assert_eq!(change(|call| call.reduction = Some(Reduction::pre_mul_sum(F32, [1; 8]))), 2);
-        assert_eq!(change(|call| call.algorithm = Some("ring".to_string())), 2);
+        for apart in ["ring", "ring@tcp"] {
+            let mut calls = calls(&[(AllReduce, F32, 3, 0); 2], Rank(0));
+            calls.iter_mut().for_each(|call| call.algorithm = Some(apart.to_string()));
+            assert_eq!(fuse(calls, (Rank(0), NRANKS), &RULES).len(), 2, "{apart}");
+        }
         assert_eq!(change(|call| call.count = 0), 2);
+    }
+
+    #[test]
+    fn a_named_carrier_joins_calls_that_name_the_same_and_each_call_keeps_its_place() {
+        let mut calls = calls(&[(AllReduce, F32, 3, 0); 7], Rank(1));
+        let names = [None, Some("@tcp"), Some("auto@tcp"), Some("@mpi"), None, Some("auto"), Some("@mpi")];
+        calls.iter_mut().zip(names).for_each(|(call, name)| call.algorithm = name.map(str::to_string));
+        let fused = fuse(calls, (Rank(1), NRANKS), &RULES);
+        let seen: Vec<(&[usize], Option<&str>)> =
+            fused.iter().map(|(places, call)| (&places[..], call.algorithm.as_deref())).collect();
+        let wanted: [(&[usize], _); 4] =
+            [(&[0, 4], None), (&[1, 2], Some("@tcp")), (&[3, 6], Some("@mpi")), (&[5], Some("auto"))];
+        assert_eq!(seen, wanted);
+    }
+
+    #[test]
+    fn rooted_calls_keep_their_places_by_root_and_long_ones_by_themselves() {
+        let long = LONGEST_BYTES + 1;
+        let recorded = [(Broadcast, I8, 4, 1), (Broadcast, I8, long, 1), (Broadcast, I8, 2, 0), (Broadcast, I8, 6, 1)];
+        // The long one has no memory here, and needs none.
+        let mut calls =
+            calls(&recorded.map(|(collective, dtype, count, root)| (collective, dtype, count % long, root)), Rank(2));
+        calls[1].count = long;
+        let rules = FuseRules { broadcasts: false, ..RULES };
+        let places = |calls| -> Vec<Vec<usize>> {
+            fuse(calls, (Rank(2), NRANKS), &rules).into_iter().map(|(places, _)| places.into_vec()).collect()
+        };
+        assert_eq!(places(calls), [vec![0, 3], vec![1], vec![2]]);
     }
 }

@@ -4,7 +4,10 @@
 //! ([`Concatenation::parts`]). Nothing is brought together in memory, but for short data in many parts.
 #![forbid(unsafe_code)]
 
+use super::device::Device;
 use super::CollectiveCall;
+use crate::error::Result;
+use crate::exec::{Started, Token};
 use crate::health::CallSummary;
 use crate::memory::DeviceRegion;
 
@@ -14,6 +17,10 @@ const MANY_PARTS: usize = 4;
 const SHORT_PART_BYTES: usize = 4096;
 /// The longest data.
 const MOST_PACKED_BYTES: usize = 1 << 20;
+/// Where packed data begins at multiples of.
+const LINE_BYTES: usize = 64;
+/// What packed data takes at most beside the scratch of a plan: what is sent and what is received.
+pub const PACKED_ROOM_BYTES: usize = 2 * (MOST_PACKED_BYTES + LINE_BYTES);
 
 /// Regions one behind another, as one run of bytes.
 #[derive(Debug, Clone, Default)]
@@ -34,7 +41,8 @@ pub struct Joined {
     pub is_packed: bool,
     /// Whether the two overlap as NCCL's in-place convention says; no packed ones do.
     pub in_place: bool,
-    /// What is copied before it begins, from where and to where: the input of calls that are not in place, beside others that are.
+    /// What is copied before it begins, from where and to where: the input of calls that are not in place, beside others that are,
+    /// unless it is brought together. A device may do them, and what brings data together, in any order.
     pub copies: Vec<(DeviceRegion, DeviceRegion)>,
     /// The calls, for those who follow or record them.
     pub calls: Vec<CollectiveCall>,
@@ -50,6 +58,64 @@ impl Joined {
             sides.iter().all(|side| side.bytes() <= MOST_PACKED_BYTES) && sides.iter().any(|side| side.is_scattered());
         self.in_place &= !self.is_packed;
     }
+
+    /// Whether data is copied on this rank before it runs.
+    fn moves_data(&self) -> bool {
+        self.is_packed || !self.copies.is_empty()
+    }
+}
+
+/// How far a call that stands for several is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum JoinedStage {
+    /// Its data is being brought together.
+    Gathers,
+    /// It runs, as any other call does from the beginning.
+    Runs,
+    /// Its results are being taken apart.
+    Scatters,
+}
+
+/// The scratch of a call that stands for several, the memory where their data is brought together, if it is to be, and whether
+/// that is being done still; then `token` completes it. Of calls of which some are in place, the others are brought there.
+pub fn gather(
+    device: &mut dyn Device,
+    joined: &Joined,
+    scratch_bytes: usize,
+    token: Token,
+) -> Result<(DeviceRegion, Option<[DeviceRegion; 2]>, JoinedStage)> {
+    joined.copies.iter().try_for_each(|&(from, to)| device.copy(None, from, to))?;
+    let (scratch, packed) = match joined.is_packed {
+        false => (device.scratch(scratch_bytes)?, None),
+        true => {
+            let (sent, received) = (joined.input.bytes(), joined.output.bytes());
+            let input_at = scratch_bytes.next_multiple_of(LINE_BYTES);
+            let output_at = (input_at + sent).next_multiple_of(LINE_BYTES);
+            let all = device.scratch(output_at + received)?;
+            let input = all.part(input_at, sent);
+            let copy = |(at, from): (usize, DeviceRegion)| device.copy(None, from, input.part(at, from.len()));
+            joined.input.places().try_for_each(copy)?;
+            (all.part(0, scratch_bytes), Some([input, all.part(output_at, received)]))
+        }
+    };
+    let stage = match joined.moves_data() {
+        true if device.keep_order(token)? == Started::Pending => JoinedStage::Gathers,
+        _ => JoinedStage::Runs,
+    };
+    Ok((scratch, packed, stage))
+}
+
+/// Takes the results apart that have been brought together there; `token` completes what this leaves pending.
+pub fn scatter(
+    device: &mut dyn Device,
+    joined: &Joined,
+    packed: Option<[DeviceRegion; 2]>,
+    token: Token,
+) -> Result<Started> {
+    if let Some([_, packed]) = packed {
+        joined.output.places().try_for_each(|(at, to)| device.copy(None, packed.part(at, to.len()), to))?;
+    }
+    Ok(if joined.moves_data() { device.step(token) } else { Started::Done })
 }
 
 impl Concatenation {

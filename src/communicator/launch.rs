@@ -10,7 +10,7 @@ use super::independent::IndependentBatch;
 use super::messages::Messages;
 use super::recorded::BatchRecords;
 use super::stall::Stall;
-use super::{CollectiveCall, Comm, Direction, Elements, Message, Operation, StreamRef, ALIVE};
+use super::{siblings, CollectiveCall, Comm, Direction, Elements, Message, Operation, StreamRef, ALIVE};
 use crate::device::gpu::driver::DriverHandle;
 use crate::device::gpu::order::{Arrival, StreamOrder};
 use crate::device::host::stream::{self, HostStream};
@@ -238,19 +238,20 @@ fn check_own(batch: &[Launch]) -> Result<()> {
     Ok(())
 }
 
-fn launch_group(mut batch: Vec<Launch>) -> Result<()> {
-    batch.iter_mut().try_for_each(Launch::go_by_carrier)?;
+fn launch_group(batch: Vec<Launch>) -> Result<()> {
     admit(&batch)?;
     let mut parts: Vec<(OperationBatch, Vec<StreamRef>)> = Vec::new();
-    for Launch { comm, operation, stream } in batch {
+    for (Launch { comm, operation, stream }, further) in siblings::spread(batch)? {
         let index = parts.iter().position(|(run, _)| Arc::ptr_eq(&run.comm, &comm)).unwrap_or_else(|| {
             parts.push((OperationBatch::new(comm), Vec::new()));
             parts.len() - 1
         });
         let (run, streams) = &mut parts[index];
         run.record(operation);
-        if !streams.contains(&stream) {
-            streams.push(stream);
+        for stream in std::iter::once(stream).chain(further) {
+            if !streams.contains(&stream) {
+                streams.push(stream);
+            }
         }
     }
     parts.iter_mut().try_for_each(|(run, _)| run.decide())?;
@@ -377,7 +378,7 @@ impl OperationBatch {
     fn decide(&mut self) -> Result<()> {
         if self.collectives.len() > 1 {
             let calls = std::mem::take(&mut self.collectives).into_vec();
-            self.collectives = self.comm.fuse(calls).into();
+            self.collectives = self.comm.fuse(calls).into_iter().map(|(_, call)| call).collect();
         }
         self.collectives.iter_mut().try_for_each(|call| self.comm.decide(call))?;
         self.records.accept(&self.comm, &self.collectives);

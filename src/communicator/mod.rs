@@ -292,8 +292,8 @@ pub struct Comm {
     config: Config,
     /// Decides calls.
     selector: Selector,
-    /// Which calls of a group become one; none do where some rank's data is on a device.
-    fuse: Option<fuse::FuseRules>,
+    /// Which calls of a group become one.
+    fuse: fuse::FuseRules,
     /// What its calls may choose beside its own carrier, once they have been made.
     siblings: OnceLock<Siblings>,
     /// The communicators that fail together, where there are several.
@@ -383,12 +383,9 @@ impl Comm {
         Ok(())
     }
 
-    /// Makes fewer calls of those of one group.
-    fn fuse(&self, calls: Vec<CollectiveCall>) -> Vec<CollectiveCall> {
-        match &self.fuse {
-            Some(rules) => fuse::fuse(calls, (self.rank, self.nranks()), rules),
-            None => calls,
-        }
+    /// Makes fewer calls of those of one group; of each, in whose places it is.
+    fn fuse(&self, calls: Vec<CollectiveCall>) -> Vec<(fuse::GroupPlaces, CollectiveCall)> {
+        fuse::fuse(calls, (self.rank, self.nranks()), &self.fuse)
     }
 
     /// Decides how a call is run, and says whether that does calls whose buffers overlap as in-place calls' do: of an

@@ -10,6 +10,7 @@
 use super::{CollectiveCall, Comm, CommOptions, Launch, Operation};
 use crate::carrier::{Carrier, Carriers, FurtherCarrier, Inter};
 use crate::config::Config;
+use crate::device::StreamRef;
 use crate::error::{Error, Result};
 use crate::fork::PerProcess;
 use crate::health::{Loss, RankStatus};
@@ -220,4 +221,39 @@ impl Launch {
         }
         Ok(())
     }
+}
+
+/// The operations of a group, with the streams that each waits for beside its own. Where calls choose between carriers they have
+/// become fewer already, and each goes by the carrier that a single call of its size would choose, and waits for the streams of the
+/// calls in whose places it is.
+pub(super) fn spread(batch: Vec<Launch>) -> Result<Vec<(Launch, Vec<StreamRef>)>> {
+    let chooses =
+        |launch: &Launch| launch.comm.siblings.get().is_some() && matches!(launch.operation, Operation::Collective(_));
+    let mut spread = Vec::with_capacity(batch.len());
+    let mut groups: Vec<(Arc<Comm>, Vec<CollectiveCall>, Vec<StreamRef>)> = Vec::new();
+    for launch in batch {
+        if !chooses(&launch) {
+            spread.push((launch, Vec::new()));
+            continue;
+        }
+        let Launch { comm, operation: Operation::Collective(call), stream } = launch else { continue };
+        match groups.iter_mut().find(|(known, ..)| Arc::ptr_eq(known, &comm)) {
+            Some((_, calls, streams)) => {
+                calls.push(call);
+                streams.push(stream);
+            }
+            None => groups.push((comm, vec![call], vec![stream])),
+        }
+    }
+    for (comm, calls, streams) in groups {
+        for (places, mut call) in comm.fuse(calls) {
+            comm.decide(&mut call)?;
+            let carried_by = comm.sibling_for(&call).unwrap_or(&comm).clone();
+            let mut streams = places.iter().map(|&place| streams[place].clone());
+            let stream = streams.next().unwrap_or(StreamRef::Null);
+            let launch = Launch { comm: carried_by, operation: Operation::Collective(call), stream };
+            spread.push((launch, streams.collect()));
+        }
+    }
+    Ok(spread)
 }

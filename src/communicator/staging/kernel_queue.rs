@@ -166,6 +166,13 @@ impl KernelQueue {
         self.track.follow(&other.track)
     }
 
+    /// What another stream is given from now on comes after all that this one has been given. The device must be current.
+    pub fn lead(&mut self, stream: &mut GpuStream) -> Result<()> {
+        self.end(None, None);
+        self.mark()?;
+        stream.follow(&self.track)
+    }
+
     /// Launches what has been gathered and notes where it ends, whatever comes behind it. The device must be current.
     pub fn mark(&mut self) -> Result<()> {
         self.flush()?;

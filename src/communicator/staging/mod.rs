@@ -449,6 +449,19 @@ impl Device for Staging {
         self.local.end(Some(token), None);
         Started::Pending
     }
+
+    fn keep_order(&mut self, token: Token) -> Result<Started> {
+        // What a network reads by itself must be there before it gets the address.
+        if self.direct_above.is_some() {
+            return Ok(self.step(token));
+        }
+        let gpu = self.gpu.clone();
+        let _entered = gpu.enter()?;
+        self.into.follow(&mut self.local)?;
+        self.local.lead(&mut self.out)?;
+        Ok(Started::Done)
+    }
+
     fn is_busy(&self) -> bool {
         let calls = self.calls.as_ref().is_some_and(NodeCalls::is_busy);
         let ashore = !self.ashore.is_empty();
