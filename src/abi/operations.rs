@@ -144,6 +144,7 @@ impl Call {
             factor_at,
             root,
             algorithm,
+            tag: options::tag(self.config)?,
             joined,
             decision,
         };

@@ -381,6 +381,7 @@ mod tests {
                 root,
                 algorithm: None,
                 joined: None,
+                tag: 0,
                 decision: None,
             }
         };

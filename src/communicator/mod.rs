@@ -141,6 +141,8 @@ pub struct CollectiveCall {
     pub root: Rank,
     /// An algorithm named by the call.
     pub algorithm: Option<String>,
+    /// What the program calls it in traces (`userProfilerTag`); 0 for nothing.
+    pub tag: u64,
     /// The memory, where this stands for several calls of a group; `input` and `output` are empty then.
     pub joined: Option<Arc<Joined>>,
     /// How it is run. None until the communicator has accepted the call.

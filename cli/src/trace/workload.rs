@@ -249,6 +249,7 @@ pub mod samples {
             peer: None,
             in_place: false,
             vectored: false,
+            tag: 0,
             algorithm: "ring".to_string(),
             carrier: "tcp".to_string(),
             group: None,
