@@ -1,8 +1,9 @@
 //! The profiler that the vendor's library loads: its calls become records.
 //!
 //! NCCL finds these tables in this library where `NCCL_PROFILER_PLUGIN` names it (`vendor::profiled`), the newest that it knows first.
-//! Handles are numbers of records, so an event allocates nothing and none is ever looked behind. Communicators that Strata
-//! makes for the phases of its own calls are not recorded: those calls are.
+//! Handles are numbers of records, so an event allocates nothing and none is ever looked behind. A call that
+//! Strata has the vendor run in two levels is recorded as its phases, in communicators of Strata's making; those of calls that Strata
+//! carries itself are not, as these calls are.
 
 use crate::bootstrap::launcher;
 use crate::config::Config;
@@ -12,7 +13,7 @@ use crate::profiler::layouts::{
 use crate::profiler::plugin::OWN_NAME;
 use crate::records::vendor::{self, VendorEvent, VendorTicket, VENDOR};
 use crate::records::{type_of_nccl, CallKind, CommRecords, RecordedComm};
-use crate::vendor::calls::SUB_NAMES;
+use crate::vendor::calls::{INSIDE_NAMES, SUB_NAMES};
 use std::ffi::{c_char, c_int, CStr};
 use std::panic::catch_unwind;
 
@@ -74,13 +75,13 @@ unsafe fn begin(
             is_alone: false,
             nodes: nodes.max(1) as u32,
             carrier: VENDOR.to_string(),
-            companion: false,
+            companion: name.starts_with(SUB_NAMES),
             name,
         };
         if config.trace == "none" {
             return (0, 0);
         }
-        if comm.name.starts_with(SUB_NAMES) {
+        if comm.name.starts_with(INSIDE_NAMES) {
             // The mask is one for all communicators.
             return (0, wanted);
         }

@@ -30,6 +30,8 @@ mod queue;
 mod recorded;
 pub mod shadow;
 mod siblings;
+#[cfg(test)]
+mod simulated_orders;
 mod staging;
 mod stall;
 mod tuning;

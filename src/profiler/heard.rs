@@ -219,21 +219,58 @@ impl ProfiledComm {
             2 => {
                 let traffic_bytes = 0usize;
                 body.collective_v2 = CollectiveV3 {
-                    comm_name, comm_hash, sequence, function, send, recv, count, root, datatype, traffic_bytes, channels,
-                    warps, algorithm, protocol,
+                    comm_name,
+                    comm_hash,
+                    sequence,
+                    function,
+                    send,
+                    recv,
+                    count,
+                    root,
+                    datatype,
+                    traffic_bytes,
+                    channels,
+                    warps,
+                    algorithm,
+                    protocol,
                 };
             }
             3 => {
                 body.collective_v3 = CollectiveV3 {
-                    comm_name, comm_hash, sequence, function, send, recv, count, root, datatype, traffic_bytes: (),
-                    channels, warps, algorithm, protocol,
+                    comm_name,
+                    comm_hash,
+                    sequence,
+                    function,
+                    send,
+                    recv,
+                    count,
+                    root,
+                    datatype,
+                    traffic_bytes: (),
+                    channels,
+                    warps,
+                    algorithm,
+                    protocol,
                 };
             }
             _ => {
                 let (kernel_variant, is_symmetric, tag) = (0, false, call.tag);
                 body.collective = CollectiveV7 {
-                    sequence, function, send, recv, count, root, datatype, channels, warps, algorithm, protocol, group,
-                    kernel_variant, is_symmetric, tag,
+                    sequence,
+                    function,
+                    send,
+                    recv,
+                    count,
+                    root,
+                    datatype,
+                    channels,
+                    warps,
+                    algorithm,
+                    protocol,
+                    group,
+                    kernel_variant,
+                    is_symmetric,
+                    tag,
                 };
             }
         }

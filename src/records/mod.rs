@@ -345,11 +345,7 @@ impl CommRecords {
         CommRecords::recorder(config, launched, comm).map(|recorder| CommRecords::of(recorder, comm))
     }
 
-    fn recorder(
-        config: &Config,
-        launched: Option<(usize, usize)>,
-        comm: &RecordedComm,
-    ) -> Option<&'static Recorder> {
+    fn recorder(config: &Config, launched: Option<(usize, usize)>, comm: &RecordedComm) -> Option<&'static Recorder> {
         let made = || {
             let (rank, one_process) = match launched {
                 Some((rank, size)) => (rank as u32, size == 1),
@@ -364,11 +360,7 @@ impl CommRecords {
         CommRecords::with(Some(recorder), None, comm)
     }
 
-    fn with(
-        recorder: Option<&'static Recorder>,
-        profiled: Option<ProfiledComm>,
-        comm: &RecordedComm,
-    ) -> CommRecords {
+    fn with(recorder: Option<&'static Recorder>, profiled: Option<ProfiledComm>, comm: &RecordedComm) -> CommRecords {
         CommRecords {
             recorder,
             profiled,
@@ -411,9 +403,9 @@ impl CommRecords {
 
     #[inline]
     fn add(&self, call: &CallWords, names: Option<CallNames>) -> CallTicket {
-        let record = self.recorder.and_then(|recorder| {
-            recorder.ring.add(&call.accepted(self.number(call), recorder.now_ns(), names))
-        });
+        let record = self
+            .recorder
+            .and_then(|recorder| recorder.ring.add(&call.accepted(self.number(call), recorder.now_ns(), names)));
         let event = self.profiled.as_ref().map_or(0, |profiled| profiled.accepted(call.heard()));
         CallTicket { record: record.unwrap_or(u64::MAX), event }
     }

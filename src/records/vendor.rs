@@ -54,9 +54,8 @@ impl CommRecords {
             CallKind::Recv => ((0, block), false),
         };
         let (reduction, vectored) = (None, false);
-        let words = self.words(&NewCall {
-            kind, dtype, reduction, peer, count, buffers, in_place, vectored, addresses, tag,
-        });
+        let words =
+            self.words(&NewCall { kind, dtype, reduction, peer, count, buffers, in_place, vectored, addresses, tag });
         let algorithm = match event.algorithm {
             ["", ""] => String::new(),
             [algorithm, ""] => algorithm.to_string(),
@@ -131,7 +130,7 @@ mod tests {
         };
         let (silent, told) = (records.told(&event(), (1, 4)).unwrap(), records.told(&event(), (1, 4)).unwrap());
         let later = recorder.now_ns() + 1000;
-        [silent, told].map(|ticket| change(ticket, later, call::enqueue));
+        [silent, told].into_iter().for_each(|ticket| change(ticket, later, call::enqueue));
         let read = |index: usize| recorder.trace().calls[index].clone();
         let call = read(0);
         assert_eq!((call.state, call.begun_ns, call.ended_ns), (CallState::Ended, Some(call.accepted_ns), Some(later)));
