@@ -227,7 +227,9 @@ fn a_profiler_hears_what_it_asks_for_and_is_found_as_nccl_finds_it() {
     let cases = [(None, true), (Some("mine"), true), (Some("libnccl-profiler-mine.so"), true), (Some("none"), false)];
     for (index, (name, is_heard)) in cases.into_iter().enumerate() {
         let mut program = alone(&["threads", &folder.file("made")]);
-        name.into_iter().for_each(|name| drop(program.env("NCCL_PROFILER_PLUGIN", name)));
+        if let Some(name) = name {
+            program.env("NCCL_PROFILER_PLUGIN", name);
+        }
         let path = format!("{}:{}", crate::built::library_dir().display(), folder.0.display());
         let log = format!("log{index}");
         said(program.env("LD_LIBRARY_PATH", path).env("PROFILER_LOG", folder.file(&log)).env("PROFILER_MASK", "4"));
