@@ -181,7 +181,8 @@ fn a_profiler_of_each_version_hears_the_calls_that_are_made_and_no_others() {
         let mut heard: Vec<_> = logs[0].comms.keys().map(|comm| logs[0].calls(*comm)).collect();
         let made = |rank| folder.made(rank).iter().map(noted).collect::<Vec<_>>();
         let mut made: Vec<_> = (0..3).map(made).collect();
-        (heard.sort(), made.sort());
+        heard.sort();
+        made.sort();
         assert_eq!(heard, made, "version {version}");
         assert_eq!(logs[0].finalized.len(), 3);
         if version >= 4 {
@@ -210,7 +211,8 @@ fn groups_streams_and_messages_between_processes_are_heard_beside_a_trace() {
             log.comms.keys().for_each(|comm| heard.extend(log.calls(*comm)));
         }
         let mut made: Vec<_> = (0..4).flat_map(|rank| folder.made(rank)).map(|made| noted(&made)).collect();
-        (heard.sort(), made.sort());
+        heard.sort();
+        made.sort();
         assert_eq!(heard, made, "version {version}");
         let traced: usize = (0..4).map(|rank| folder.trace(&format!("t{version}-{rank}.json")).calls.len()).sum();
         assert_eq!(traced, made.len());

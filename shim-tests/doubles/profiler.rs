@@ -88,7 +88,8 @@ fn calls_of_the_vendor_s_library_are_in_the_trace_and_reach_it_untouched() {
         let mut expected = recording(&mut double.command("profiled", Way::Linked, &["1x2"]));
         let mut found = recording(&mut served(double, "1x2", &folder));
         found.iter_mut().for_each(|lines| assert_eq!(lines.remove(0), "ncclGetVersion depth=0 -> 0"));
-        (expected.sort(), found.sort());
+        expected.sort();
+        found.sort();
         assert_eq!(found, expected, "{double:?}");
         for rank in 0..2usize {
             let (other, is_last, trace) = (Some(1 - rank as u32), rank == 1, folder.trace(rank));
@@ -121,7 +122,7 @@ fn calls_of_the_vendor_s_library_are_in_the_trace_and_reach_it_untouched() {
 }
 
 /// The calls of a trace on communicators of this kind, each with its communicator's name.
-fn on<'a>(trace: &'a CallTrace, companion: bool) -> Vec<(&'a str, &'a CallRecord)> {
+fn on(trace: &CallTrace, companion: bool) -> Vec<(&str, &CallRecord)> {
     let comms = trace.comms.iter().filter(|comm| comm.companion == companion);
     comms
         .flat_map(|comm| {

@@ -8,7 +8,7 @@
 use crate::bootstrap::launcher;
 use crate::config::Config;
 use crate::profiler::layouts::{
-    kind, Address, CollectiveV7, CopiedCollective, Event, InitV4, InitV7, MessageV7, ProfilerTable, StateDetails,
+    kind, CAddress, CollectiveV7, CopiedCollective, Event, InitV4, InitV7, MessageV7, ProfilerTable, StateDetails,
 };
 use crate::profiler::plugin::OWN_NAME;
 use crate::records::vendor::{self, VendorEvent, VendorTicket, VENDOR};
@@ -22,8 +22,8 @@ const WANTED: u64 = kind::COLLECTIVE | kind::MESSAGE | kind::KERNEL_CHANNEL;
 /// From version 6 on also those that copy engines carry out.
 const WANTED_NEW: u64 = WANTED | kind::COPIED_COLLECTIVE;
 /// What a handle is of, in its lowest bits; the number of the record is above them, from 1 on.
-const CALL: Address = 0;
-const CHANNEL: Address = 1;
+const CALL: CAddress = 0;
+const CHANNEL: CAddress = 1;
 const KINDS: u32 = 1;
 
 /// A communicator of the vendor's.
@@ -33,11 +33,11 @@ struct Context {
     nranks: u32,
 }
 
-fn handle(ticket: VendorTicket, of: Address) -> Address {
-    (ticket.0 as Address + 1) << KINDS | of
+fn handle(ticket: VendorTicket, of: CAddress) -> CAddress {
+    (ticket.0 as CAddress + 1) << KINDS | of
 }
 
-fn ticket(handle: Address) -> Option<VendorTicket> {
+fn ticket(handle: CAddress) -> Option<VendorTicket> {
     (handle >> KINDS).checked_sub(1).map(|number| VendorTicket(number as u64))
 }
 
@@ -45,7 +45,7 @@ fn ticket(handle: Address) -> Option<VendorTicket> {
 ///
 /// # Safety
 /// It ends with a zero byte and stays as long as it is used.
-unsafe fn text<'a>(address: Address) -> &'a CStr {
+unsafe fn text<'a>(address: CAddress) -> &'a CStr {
     match address {
         0 => c"",
         // SAFETY: it must end with a zero byte and stay; because the caller says so.
@@ -58,13 +58,13 @@ unsafe fn text<'a>(address: Address) -> &'a CStr {
 /// # Safety
 /// The places are valid, and the name is null or ends with a zero byte.
 unsafe fn begin(
-    (context, mask, wanted): (*mut Address, *mut c_int, u64),
+    (context, mask, wanted): (*mut CAddress, *mut c_int, u64),
     (name, id): (*const c_char, u64),
     [nodes, nranks, rank]: [c_int; 3],
 ) -> c_int {
     let begun = catch_unwind(|| {
         // SAFETY: it must be null or a text; because the caller says so.
-        let name = unsafe { text(name as Address) };
+        let name = unsafe { text(name as CAddress) };
         let (config, _) = Config::from_env();
         let name = name.to_string_lossy().into_owned();
         let nranks = nranks.max(1) as u32;
@@ -87,7 +87,7 @@ unsafe fn begin(
         }
         let rank = comm.rank;
         let records = CommRecords::of_vendor(&config, launcher::numbers(), &comm);
-        let made = records.map(|records| Box::into_raw(Box::new(Context { records, rank, nranks })) as Address);
+        let made = records.map(|records| Box::into_raw(Box::new(Context { records, rank, nranks })) as CAddress);
         made.map_or((0, 0), |made| (made, wanted))
     });
     let (made, wanted) = begun.unwrap_or((0, 0));
@@ -99,42 +99,42 @@ unsafe fn begin(
 }
 
 unsafe extern "C" fn init_v4(
-    context: *mut Address,
+    context: *mut CAddress,
     mask: *mut c_int,
     name: *const c_char,
     hash: u64,
     nodes: c_int,
     nranks: c_int,
     rank: c_int,
-    _logger: Address,
+    _logger: CAddress,
 ) -> c_int {
     // SAFETY: the places and the name must be valid; because the vendor's library says so.
     unsafe { begin((context, mask, WANTED), (name, hash), [nodes, nranks, rank]) }
 }
 
 unsafe extern "C" fn init_v5(
-    context: *mut Address,
+    context: *mut CAddress,
     id: u64,
     mask: *mut c_int,
     name: *const c_char,
     nodes: c_int,
     nranks: c_int,
     rank: c_int,
-    _logger: Address,
+    _logger: CAddress,
 ) -> c_int {
     // SAFETY: the places and the name must be valid; because the vendor's library says so.
     unsafe { begin((context, mask, WANTED), (name, id), [nodes, nranks, rank]) }
 }
 
 unsafe extern "C" fn init_v7(
-    context: *mut Address,
+    context: *mut CAddress,
     id: u64,
     mask: *mut c_int,
     name: *const c_char,
     nodes: c_int,
     nranks: c_int,
     rank: c_int,
-    _logger: Address,
+    _logger: CAddress,
 ) -> c_int {
     // SAFETY: the places and the name must be valid; because the vendor's library says so.
     unsafe { begin((context, mask, WANTED_NEW), (name, id), [nodes, nranks, rank]) }
@@ -155,7 +155,7 @@ macro_rules! field {
 ///
 /// # Safety
 /// The context is one of `begin`'s that has not ended, or 0; the event is one of the version, and its texts stay during the call.
-unsafe fn start(context: Address, kind: u64, event: *const Event, has_tag: bool) -> Address {
+unsafe fn start(context: CAddress, kind: u64, event: *const Event, has_tag: bool) -> CAddress {
     // SAFETY: the event must be there; because the caller says so.
     let body: *const u8 = unsafe { &raw const (*event).body }.cast();
     if kind == kind::KERNEL_CHANNEL {
@@ -195,7 +195,7 @@ unsafe fn told<'a>(kind: u64, body: *const u8, has_tag: bool) -> Option<VendorEv
             field!(body, CopiedCollective, count),
             field!(body, CopiedCollective, root),
             (field!(body, CopiedCollective, send), field!(body, CopiedCollective, recv)),
-            [c"CE".as_ptr() as Address, 0],
+            [c"CE".as_ptr() as CAddress, 0],
         ),
         kind::MESSAGE => {
             let buffer = field!(body, MessageV7, buffer);
@@ -229,7 +229,7 @@ unsafe fn told<'a>(kind: u64, body: *const u8, has_tag: bool) -> Option<VendorEv
 ///
 /// # Safety
 /// As for [`start`]; the place is valid.
-unsafe fn started(context: Address, place: *mut Address, event: *const Event, (kind, has_tag): (u64, bool)) -> c_int {
+unsafe fn started(context: CAddress, place: *mut CAddress, event: *const Event, (kind, has_tag): (u64, bool)) -> c_int {
     // SAFETY: as the caller says; because it is handed on.
     let handle = catch_unwind(|| unsafe { start(context, kind, event, has_tag) }).unwrap_or(0);
     // SAFETY: the place must be valid; because the caller says so.
@@ -237,28 +237,28 @@ unsafe fn started(context: Address, place: *mut Address, event: *const Event, (k
     0
 }
 
-unsafe extern "C" fn start_v4(context: Address, place: *mut Address, event: *const Event) -> c_int {
+unsafe extern "C" fn start_v4(context: CAddress, place: *mut CAddress, event: *const Event) -> c_int {
     // SAFETY: the event must be there; because the vendor's library says so. Its kind is a byte in this version.
     let kind = unsafe { event.cast::<u8>().read() };
     // SAFETY: context, place and event must be valid; because the vendor's library says so.
     unsafe { started(context, place, event, (u64::from(kind), false)) }
 }
 
-unsafe extern "C" fn start_v5(context: Address, place: *mut Address, event: *const Event) -> c_int {
+unsafe extern "C" fn start_v5(context: CAddress, place: *mut CAddress, event: *const Event) -> c_int {
     // SAFETY: the event must be there; because the vendor's library says so.
     let kind = unsafe { event.cast::<u64>().read() };
     // SAFETY: context, place and event must be valid; because the vendor's library says so.
     unsafe { started(context, place, event, (kind, false)) }
 }
 
-unsafe extern "C" fn start_v7(context: Address, place: *mut Address, event: *const Event) -> c_int {
+unsafe extern "C" fn start_v7(context: CAddress, place: *mut CAddress, event: *const Event) -> c_int {
     // SAFETY: the event must be there; because the vendor's library says so.
     let kind = unsafe { event.cast::<u64>().read() };
     // SAFETY: context, place and event must be valid; because the vendor's library says so.
     unsafe { started(context, place, event, (kind, true)) }
 }
 
-unsafe extern "C" fn stop(handle: Address) -> c_int {
+unsafe extern "C" fn stop(handle: CAddress) -> c_int {
     let _ = catch_unwind(|| match ticket(handle) {
         Some(call) if handle & CHANNEL == CHANNEL => vendor::channel_ended(call),
         Some(call) => vendor::enqueued(call),
@@ -268,11 +268,11 @@ unsafe extern "C" fn stop(handle: Address) -> c_int {
 }
 
 /// The clock of a GPU that a channel has read is not the host's: nothing is kept of it.
-unsafe extern "C" fn record(_handle: Address, _state: c_int, _details: *const StateDetails) -> c_int {
+unsafe extern "C" fn record(_handle: CAddress, _state: c_int, _details: *const StateDetails) -> c_int {
     0
 }
 
-unsafe extern "C" fn finalize(context: Address) -> c_int {
+unsafe extern "C" fn finalize(context: CAddress) -> c_int {
     if context != 0 {
         // SAFETY: it must be one that `begin` made, and used no more; because the vendor's library ends each once.
         let context = unsafe { Box::from_raw(context as *mut Context) };

@@ -7,7 +7,7 @@
 #![forbid(unsafe_code)]
 
 use super::layouts::{
-    kind, Address, CollectiveCallEvent, CollectiveV3, CollectiveV7, Event, EventBody, GroupCall, KernelChannel,
+    kind, CAddress, CollectiveCallEvent, CollectiveV3, CollectiveV7, Event, EventBody, GroupCall, KernelChannel,
     MessageCallEvent, MessageV3, MessageV7, StateDetails, CHANNEL_STOPS, GROUP_END_BEGINS, GROUP_START_ENDS,
 };
 use super::plugin::{plugin, Introduction, ProfilerPlugin};
@@ -56,7 +56,7 @@ pub struct HeardCall {
 #[derive(Debug)]
 struct EventGroup {
     plugin: &'static ProfilerPlugin,
-    handle: OnceLock<Address>,
+    handle: OnceLock<CAddress>,
 }
 
 impl Drop for EventGroup {
@@ -72,18 +72,18 @@ struct OpenCall {
     /// Its number among the communicator's calls of this function, from 0.
     sequence: u64,
     /// The call as it was made, from version 5 on.
-    made: Address,
+    made: CAddress,
     group: Arc<EventGroup>,
     has_begun: bool,
-    event: Address,
-    channel: Address,
+    event: CAddress,
+    channel: CAddress,
 }
 
 /// A communicator that the program's profiler knows.
 #[derive(Debug)]
 pub struct ProfiledComm {
     plugin: &'static ProfilerPlugin,
-    context: Address,
+    context: CAddress,
     name: CString,
     id: u64,
     rank: c_int,
@@ -96,8 +96,8 @@ fn clock_ns() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_nanos() as u64)
 }
 
-fn text(text: &'static CStr) -> Address {
-    text.as_ptr() as Address
+fn text(text: &'static CStr) -> CAddress {
+    text.as_ptr() as CAddress
 }
 
 impl ProfiledComm {
@@ -112,7 +112,7 @@ impl ProfiledComm {
         Some(ProfiledComm { plugin, context, name, id, rank: rank as c_int, numbers, open, sequences })
     }
 
-    fn start(&self, kind: u64, parent: Address, body: EventBody) -> Address {
+    fn start(&self, kind: u64, parent: CAddress, body: EventBody) -> CAddress {
         self.plugin.start(self.context, &Event { kind, parent, rank: self.rank, body })
     }
 
@@ -141,7 +141,7 @@ impl ProfiledComm {
     }
 
     /// Tells of a call as the program makes it.
-    fn made(&self, call: &HeardCall) -> Address {
+    fn made(&self, call: &HeardCall) -> CAddress {
         let mut body = EventBody { space: [0; 16] };
         body.group_call = GroupCall { is_captured: false, depth: 1 };
         let group = self.start(kind::GROUP_CALL, 0, body);
@@ -207,14 +207,14 @@ impl ProfiledComm {
         }
     }
 
-    fn collective(&self, open: &OpenCall, group: Address, algorithm: &'static CStr) -> EventBody {
+    fn collective(&self, open: &OpenCall, group: CAddress, algorithm: &'static CStr) -> EventBody {
         let OpenCall { call, sequence, .. } = *open;
         let mut body = EventBody { space: [0; 16] };
         let (function, datatype) = (text(call.function), text(call.datatype));
         let (count, root) = (call.count as usize, call.peer as c_int);
-        let (send, recv) = (call.buffers.0 as Address, call.buffers.1 as Address);
+        let (send, recv) = (call.buffers.0 as CAddress, call.buffers.1 as CAddress);
         let (algorithm, protocol) = (text(algorithm), text(c""));
-        let (comm_name, comm_hash, channels, warps) = (self.name.as_ptr() as Address, self.id, 1, 0);
+        let (comm_name, comm_hash, channels, warps) = (self.name.as_ptr() as CAddress, self.id, 1, 0);
         match self.plugin.version {
             2 => {
                 let traffic_bytes = 0usize;
@@ -277,14 +277,14 @@ impl ProfiledComm {
         body
     }
 
-    fn message(&self, call: &HeardCall, group: Address) -> EventBody {
+    fn message(&self, call: &HeardCall, group: CAddress) -> EventBody {
         let mut body = EventBody { space: [0; 16] };
         let (function, datatype) = (text(call.function), text(call.datatype));
         let (count, peer) = (call.count as usize, call.peer as c_int);
-        let buffer = call.buffers.0.max(call.buffers.1) as Address;
+        let buffer = call.buffers.0.max(call.buffers.1) as CAddress;
         match self.plugin.version {
             ..=3 => {
-                let (comm_name, comm_hash) = (self.name.as_ptr() as Address, self.id);
+                let (comm_name, comm_hash) = (self.name.as_ptr() as CAddress, self.id);
                 body.message_v3 = MessageV3 { comm_name, comm_hash, function, buffer, datatype, count, peer };
             }
             _ => {

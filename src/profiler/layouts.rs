@@ -9,7 +9,7 @@ use std::ffi::{c_char, c_int};
 use std::mem::{offset_of, size_of};
 
 /// An address of something that C made.
-pub type Address = usize;
+pub type CAddress = usize;
 
 /// Kinds of events, as bits of the mask by which a plugin chooses.
 pub mod kind {
@@ -52,31 +52,31 @@ pub const GROUP_END_BEGINS: c_int = 24;
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct CollectiveV3<B: Copy> {
-    pub comm_name: Address,
+    pub comm_name: CAddress,
     pub comm_hash: u64,
     pub sequence: u64,
-    pub function: Address,
-    pub send: Address,
-    pub recv: Address,
+    pub function: CAddress,
+    pub send: CAddress,
+    pub recv: CAddress,
     pub count: usize,
     pub root: c_int,
-    pub datatype: Address,
+    pub datatype: CAddress,
     pub traffic_bytes: B,
     pub channels: u8,
     pub warps: u8,
-    pub algorithm: Address,
-    pub protocol: Address,
+    pub algorithm: CAddress,
+    pub protocol: CAddress,
 }
 
 /// A message of versions 2 and 3.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct MessageV3 {
-    pub comm_name: Address,
+    pub comm_name: CAddress,
     pub comm_hash: u64,
-    pub function: Address,
-    pub buffer: Address,
-    pub datatype: Address,
+    pub function: CAddress,
+    pub buffer: CAddress,
+    pub datatype: CAddress,
     pub count: usize,
     pub peer: c_int,
 }
@@ -86,20 +86,20 @@ pub struct MessageV3 {
 #[derive(Clone, Copy)]
 pub struct CollectiveV7 {
     pub sequence: u64,
-    pub function: Address,
-    pub send: Address,
-    pub recv: Address,
+    pub function: CAddress,
+    pub send: CAddress,
+    pub recv: CAddress,
     pub count: usize,
     pub root: c_int,
-    pub datatype: Address,
+    pub datatype: CAddress,
     pub channels: u8,
     pub warps: u8,
-    pub algorithm: Address,
-    pub protocol: Address,
+    pub algorithm: CAddress,
+    pub protocol: CAddress,
     /// From version 5 on.
-    pub group: Address,
+    pub group: CAddress,
     /// From version 7 on.
-    pub kernel_variant: Address,
+    pub kernel_variant: CAddress,
     /// From version 7 on.
     pub is_symmetric: bool,
     /// From version 7 on: the tag of the call's configuration.
@@ -110,14 +110,14 @@ pub struct CollectiveV7 {
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct MessageV7 {
-    pub function: Address,
-    pub buffer: Address,
-    pub datatype: Address,
+    pub function: CAddress,
+    pub buffer: CAddress,
+    pub datatype: CAddress,
     pub count: usize,
     pub peer: c_int,
     pub channels: u8,
     /// From version 5 on.
-    pub group: Address,
+    pub group: CAddress,
     /// From version 7 on.
     pub tag: u64,
 }
@@ -134,11 +134,11 @@ pub struct GroupCall {
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct CollectiveCallEvent {
-    pub function: Address,
+    pub function: CAddress,
     pub count: usize,
-    pub datatype: Address,
+    pub datatype: CAddress,
     pub root: c_int,
-    pub stream: Address,
+    pub stream: CAddress,
     pub is_captured: bool,
     pub tag: u64,
 }
@@ -147,10 +147,10 @@ pub struct CollectiveCallEvent {
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct MessageCallEvent {
-    pub function: Address,
+    pub function: CAddress,
     pub count: usize,
-    pub datatype: Address,
-    pub stream: Address,
+    pub datatype: CAddress,
+    pub stream: CAddress,
     pub is_captured: bool,
     pub tag: u64,
 }
@@ -168,12 +168,12 @@ pub struct KernelChannel {
 #[derive(Clone, Copy)]
 pub struct CopiedCollective {
     pub sequence: u64,
-    pub function: Address,
-    pub send: Address,
-    pub recv: Address,
+    pub function: CAddress,
+    pub send: CAddress,
+    pub recv: CAddress,
     pub count: usize,
     pub root: c_int,
-    pub datatype: Address,
+    pub datatype: CAddress,
 }
 
 /// What is told of an event; its kind says which of them.
@@ -200,7 +200,7 @@ pub union EventBody {
 #[derive(Clone, Copy)]
 pub struct Event {
     pub kind: u64,
-    pub parent: Address,
+    pub parent: CAddress,
     pub rank: c_int,
     pub body: EventBody,
 }
@@ -213,38 +213,38 @@ pub struct StateDetails {
 }
 
 /// `init` of versions 2 and 3.
-pub type InitV3 = unsafe extern "C" fn(context: *mut Address, mask: *mut c_int) -> c_int;
+pub type InitV3 = unsafe extern "C" fn(context: *mut CAddress, mask: *mut c_int) -> c_int;
 /// `init` of version 4.
 pub type InitV4 = unsafe extern "C" fn(
-    context: *mut Address,
+    context: *mut CAddress,
     mask: *mut c_int,
     name: *const c_char,
     hash: u64,
     nodes: c_int,
     nranks: c_int,
     rank: c_int,
-    logger: Address,
+    logger: CAddress,
 ) -> c_int;
 /// `init` from version 5 on.
 pub type InitV7 = unsafe extern "C" fn(
-    context: *mut Address,
+    context: *mut CAddress,
     id: u64,
     mask: *mut c_int,
     name: *const c_char,
     nodes: c_int,
     nranks: c_int,
     rank: c_int,
-    logger: Address,
+    logger: CAddress,
 ) -> c_int;
 
 /// `startEvent`
-pub type StartEvent = unsafe extern "C" fn(context: Address, handle: *mut Address, event: *const Event) -> c_int;
+pub type StartEvent = unsafe extern "C" fn(context: CAddress, handle: *mut CAddress, event: *const Event) -> c_int;
 /// `stopEvent`
-pub type StopEvent = unsafe extern "C" fn(handle: Address) -> c_int;
+pub type StopEvent = unsafe extern "C" fn(handle: CAddress) -> c_int;
 /// `recordEventState`
-pub type RecordState = unsafe extern "C" fn(handle: Address, state: c_int, details: *const StateDetails) -> c_int;
+pub type RecordState = unsafe extern "C" fn(handle: CAddress, state: c_int, details: *const StateDetails) -> c_int;
 /// `finalize`
-pub type Finalize = unsafe extern "C" fn(context: Address) -> c_int;
+pub type Finalize = unsafe extern "C" fn(context: CAddress) -> c_int;
 
 /// What a plugin exports as `ncclProfiler_v7`, or as an older version with another `init`.
 #[repr(C)]
@@ -270,7 +270,7 @@ unsafe impl<I> Sync for ProfilerTable<I> {}
 unsafe impl<I> Send for ProfilerTable<I> {}
 
 const _: () = {
-    assert!(cfg!(target_endian = "little") && size_of::<Address>() == size_of::<*const c_char>());
+    assert!(cfg!(target_endian = "little") && size_of::<CAddress>() == size_of::<*const c_char>());
     assert!(offset_of!(Event, parent) == 8 && offset_of!(Event, rank) == 16 && offset_of!(Event, body) == 24);
     assert!(size_of::<EventBody>() == 128);
     assert!(offset_of!(CollectiveV3<usize>, channels) == 80 && offset_of!(CollectiveV3<usize>, algorithm) == 88);

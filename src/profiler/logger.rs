@@ -3,7 +3,7 @@
 //! It lays them out as C's `va_list` and has the C library format them. On other processors than x86-64 and AArch64 the text is
 //! logged as it is, with its conversions.
 
-use super::layouts::Address;
+use super::layouts::CAddress;
 use crate::log::{self, Level};
 use std::ffi::{c_char, c_int, c_ulong, c_void, CStr};
 
@@ -15,8 +15,8 @@ extern "C" {
 }
 
 /// The address of the function, for `init`.
-pub fn address() -> Address {
-    logger as *const () as Address
+pub fn address() -> CAddress {
+    logger as *const () as CAddress
 }
 
 /// NCCL's levels.

@@ -5,7 +5,7 @@
 //! It is loaded with the first communicator and stays.
 
 use super::layouts::{
-    Address, Event, InitV3, InitV4, InitV7, ProfilerTable, RecordState, StartEvent, StateDetails, StopEvent,
+    CAddress, Event, InitV3, InitV4, InitV7, ProfilerTable, RecordState, StartEvent, StateDetails, StopEvent,
 };
 use super::{layouts, logger};
 use crate::fork::PerProcess;
@@ -194,11 +194,11 @@ impl ProfilerPlugin {
     }
 
     /// A communicator begins: its context. None where the plugin fails, which is told once; it hears of nothing any more.
-    pub fn begin(&self, comm: &Introduction<'_>) -> Option<Address> {
+    pub fn begin(&self, comm: &Introduction<'_>) -> Option<CAddress> {
         if self.has_failed.load(Ordering::Relaxed) {
             return None;
         }
-        let mut context: Address = 0;
+        let mut context: CAddress = 0;
         let (place, mask, logger) = (&raw mut context, self.mask.as_ptr(), logger::address());
         let [nodes, nranks, rank] = [comm.nodes, comm.nranks, comm.rank].map(|number| number as c_int);
         let name = comm.name.as_ptr();
@@ -223,8 +223,8 @@ impl ProfilerPlugin {
     }
 
     /// An event begins; 0 where the plugin does not want it.
-    pub fn start(&self, context: Address, event: &Event) -> Address {
-        let mut handle: Address = 0;
+    pub fn start(&self, context: CAddress, event: &Event) -> CAddress {
+        let mut handle: CAddress = 0;
         // SAFETY: the place and the event must be valid during the call; because both are the caller's own.
         match unsafe { (self.start_event)(context, &mut handle, event) } {
             0 => handle,
@@ -233,7 +233,7 @@ impl ProfilerPlugin {
     }
 
     /// An event ends.
-    pub fn stop(&self, handle: Address) {
+    pub fn stop(&self, handle: CAddress) {
         if handle != 0 {
             // SAFETY: the event must have begun and not ended; because its holder ends it once.
             unsafe { (self.stop_event)(handle) };
@@ -241,7 +241,7 @@ impl ProfilerPlugin {
     }
 
     /// An event changes.
-    pub fn record(&self, handle: Address, state: c_int, details: Option<&StateDetails>) {
+    pub fn record(&self, handle: CAddress, state: c_int, details: Option<&StateDetails>) {
         if let (Some(record), true) = (self.record_state, handle != 0) {
             let details = details.map_or(std::ptr::null(), std::ptr::from_ref);
             // SAFETY: the event must have begun and not ended, and the details be there; because its holder says so.
@@ -250,7 +250,7 @@ impl ProfilerPlugin {
     }
 
     /// A communicator ends.
-    pub fn end(&self, context: Address) {
+    pub fn end(&self, context: CAddress) {
         if let (Some(finalize), true) = (self.finalize, context != 0) {
             // SAFETY: the context must be one that has not ended; because its holder ends it once.
             unsafe { finalize(context) };

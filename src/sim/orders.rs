@@ -136,7 +136,7 @@ impl OrderedCalls<'_> {
             threads: (0..n).map(|_| Thread { next: 0, waits_for: None }).collect(),
             outputs: vec![vec![Vec::new(); n]; self.calls.len()],
         };
-        run.to_the_end()
+        run.finish()
     }
 }
 
@@ -146,7 +146,7 @@ impl Run<'_> {
         self.network.at(at, SimEvent::Poll(Rank::from_index(station)));
     }
 
-    fn to_the_end(&mut self) -> std::result::Result<Vec<Vec<Vec<u8>>>, String> {
+    fn finish(&mut self) -> std::result::Result<Vec<Vec<Vec<u8>>>, String> {
         let (n, engines) = (self.job.nranks, self.engines.len());
         self.network.memory = Some((0..engines).map(|_| RankMemory::default()).collect());
         (0..n).for_each(|rank| self.wake(engines + rank));

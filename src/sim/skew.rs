@@ -30,7 +30,7 @@ impl Skew {
             Skew::Zipf => 1.0 / (rank + 1) as f64,
             Skew::One if rank == n / 2 => 9.0 * (n.max(2) - 1) as f64,
             Skew::One => 1.0,
-            Skew::Zeros => f64::from(u8::from(rank % 2 == 0)),
+            Skew::Zeros => f64::from(u8::from(rank.is_multiple_of(2))),
         };
         let whole: f64 = (0..n).map(weight).sum();
         let (mut before, mut weights) = (0, 0.0);
