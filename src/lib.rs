@@ -35,6 +35,7 @@ pub mod log;
 pub mod memory;
 pub mod plan;
 pub mod process;
+pub mod profiler;
 pub mod records;
 pub mod script;
 pub mod selection;

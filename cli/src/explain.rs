@@ -16,7 +16,10 @@ use strata::script::{share, store, SharedScripts};
 use strata::selection::table::agree::{Followers, OwnTable};
 use strata::selection::table::MeasuredOn as Place;
 use strata::selection::vendor::{self, Vendor};
-use strata::selection::{self, cost, model, Context, Executor, Front, Knowledge, Policy, Request, Selection, POLICIES};
+
+use strata::selection::{
+    self, cost, model, CommCarriers, Context, Executor, Front, Knowledge, Policy, Request, Selection, POLICIES,
+};
 use strata::sim::price::{block_bytes, grid_of, How, PricedPlan};
 use strata::sim::Cluster;
 use strata::topo::{host, Grid, Rank};
@@ -242,8 +245,12 @@ impl Question {
         let block_bytes = block_bytes(self.collective, self.grid.nranks(), self.bytes);
         let request = Request { root: self.root, ..Request::new(self.collective, block_bytes) };
         let front = front.map(|library| Front { library, carrier: self.config.inter.in_front() });
-        let own =
-            Context { knowledge: self.knowledge.clone(), ..Context::new(self.grid.clone(), self.config.clone(), true) };
+        let carriers = if front.is_some() { CommCarriers::default() } else { self.carriers()? };
+        let own = Context {
+            knowledge: self.knowledge.clone(),
+            carriers,
+            ..Context::new(self.grid.clone(), self.config.clone(), true)
+        };
         let context = Context { front, ..own.clone() };
         self.opinions(&request, &context)?;
         let decision = selection::decide(&request, &context)?;
@@ -254,7 +261,43 @@ impl Question {
         outln!("-> {}", what(&decision.executor));
         outln!("   decided by: {}", decision.by.name());
         outln!("   because: {}", decision.reason);
+        outln!("   carrier: {}", self.carrier(&decision.executor, &context));
         Ok(())
+    }
+
+    /// The carriers that a communicator of these settings has where every rank has them.
+    fn carriers(&self) -> Result<CommCarriers> {
+        let wanted = self.config.carriers.read().map_err(Error::InvalidUsage)?;
+        if self.grid.nnodes() == 1 {
+            return Ok(CommCarriers::default());
+        }
+        let own = [&wanted.own, &self.config.inter].into_iter().find_map(|inter| match inter {
+            Inter::Only(carrier) => Some(*carrier),
+            _ => None,
+        });
+        let further = wanted.further.iter().map(|wish| wish.carrier).filter(|carrier| Some(*carrier) != own);
+        Ok(CommCarriers { own, further: further.collect(), left_out: Vec::new() })
+    }
+
+    /// What carries the call's messages between nodes.
+    fn carrier(&self, executor: &Executor, context: &Context) -> String {
+        if self.grid.nnodes() == 1 {
+            return "none, there is one node".to_string();
+        }
+        match (executor, &context.front) {
+            (Executor::Vendor | Executor::SubComms, _) => "vendor".to_string(),
+            (_, Some(front)) => front.carrier.name().to_string(),
+            (Executor::Own(Selection { carrier: Some(carrier), .. }), _) => {
+                format!("{}, beside the communicator's own (STRATA_CARRIERS={})", carrier.name(), self.config.carriers)
+            }
+            _ => match context.carriers.own {
+                Some(own) => format!("{}, the communicator's own", own.name()),
+                None => {
+                    "the communicator's own: MPI where its launcher started the program and every rank has it, else TCP"
+                        .to_string()
+                }
+            },
+        }
     }
 }
 

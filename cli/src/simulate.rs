@@ -21,6 +21,7 @@ use std::sync::Arc;
 use strata::error::{Error, Result};
 use strata::plan::Collective;
 use strata::sim::price::Detail;
+use strata::sim::skew::Skew;
 use strata::sim::Cluster;
 
 /// What is not plain from the options.
@@ -101,6 +102,10 @@ pub struct Options {
     /// Run every rank, also where those on different NICs of a node do the same at the same time.
     #[arg(long)]
     unfolded: bool,
+    /// Blocks of different sizes, of as many bytes together, by Strata's plans: `zipf`, `one` (one rank has nine tenths) or `zeros`
+    /// (every other rank has none). Of an all-to-all every rank sends so.
+    #[arg(long, value_name = "SKEW")]
+    skew: Option<Skew>,
     /// Say when the first segment is final on all ranks: from then on a program may use it (`strataStreamWaitRange`).
     #[arg(long)]
     front: bool,
@@ -126,7 +131,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
         let text = "--timeline shows one cell: give one collective, one number of ranks (-n) and one size (--bytes)";
         return Err(Error::InvalidArgument(String::from(text)));
     }
-    let detail = Detail { fold: !options.unfolded, timeline: false };
+    let detail = Detail { fold: !options.unfolded, timeline: false, skew: options.skew };
     let manner = Manner { machine: Arc::new(machine), detail, alone: options.cost || options.unfolded };
     let bar = progress(cells.len() * methods.len())?;
     let answers = price_all(&manner, &cells, &methods, &bar);
@@ -163,6 +168,7 @@ fn methods(options: &Options, machine: &Cluster) -> Result<(Vec<Method>, usize)>
         Some(text) => {
             lists::names(text).into_iter().map(|text| Method::parse(text, contract)).collect::<Result<Vec<_>>>()?
         }
+        None if options.skew.is_some() => vec![Method::Strata],
         None => Method::known_to(machine),
     };
     methods.extend(options.chosen.then_some(Method::Chosen));

@@ -119,6 +119,7 @@ fn registered_it_runs_on_communicators_that_name_it() {
                 count,
                 blocks: None,
                 joined: None,
+                tag: 0,
                 dtype: DataType::I8,
                 reduction: None,
                 factor_at: None,

@@ -90,6 +90,7 @@ fn run(comm: &Arc<Comm>, collective: Collective, count: usize, input: &[u8], res
         count,
         blocks: None,
         joined: None,
+        tag: 0,
         dtype: DataType::I32,
         reduction,
         factor_at: None,

@@ -140,6 +140,7 @@ fn sum(comm: &Arc<Comm>, input: Region, output: Region, name: &str, stream: &Str
         count: input.len() / 4,
         blocks: None,
         joined: None,
+        tag: 0,
         dtype: DataType::I32,
         reduction: Some(Reduction::new(RedOp::Sum, DataType::I32, comm.nranks())),
         factor_at: None,

@@ -108,6 +108,7 @@ impl Case {
             count,
             blocks: None,
             joined: None,
+            tag: 0,
             dtype,
             reduction: op.map(|op| Reduction::new(op, dtype, nranks)),
             factor_at: None,

@@ -143,6 +143,39 @@ fn explain_tells_the_stage_that_decides() {
 }
 
 #[test]
+fn explain_shows_what_carries_a_call_between_nodes() {
+    let asked = |settings: &[(&str, &str)], arguments: &[&str]| {
+        let mut command = strata();
+        command.args(["explain", "all_reduce", "1M", "-n", "4"]).args(arguments).envs(settings.iter().copied());
+        outcome(&mut command)
+    };
+    let (ring, two) = (("STRATA_ALLREDUCE_ALGO", "ring@mpi"), ["--nodes", "2"]);
+    let both = ("STRATA_CARRIERS", "tcp,mpi");
+    for (settings, arguments, wanted) in [
+        (&[both, ring][..], &two[..], "carrier: mpi, beside the communicator's own (STRATA_CARRIERS=tcp,mpi)"),
+        (&[both], &two, "carrier: tcp, the communicator's own"),
+        (&[("STRATA_INTER", "mpi"), ring], &two, "carrier: mpi, the communicator's own"),
+        (&[], &two, "carrier: the communicator's own: MPI where"),
+        (&[both], &["--nodes", "1"], "carrier: none, there is one node"),
+        (&[], &["--nodes", "2", "--over", "nccl"], "carrier: vendor"),
+    ] {
+        let (text, succeeded) = asked(settings, arguments);
+        assert!(succeeded && text.contains(wanted), "{settings:?}: {text}");
+    }
+    let (text, succeeded) = asked(&[("STRATA_CARRIERS", "tcp"), ring], &two);
+    assert!(!succeeded && text.contains("STRATA_CARRIERS=tcp,mpi gives it one"), "{text}");
+}
+
+#[test]
+fn a_carrier_that_ranks_lack_is_refused_with_what_they_lack() {
+    let mut command = on_all(&["perf", "all_reduce", "-b", "8", "-e", "8", "-n", "1"]);
+    command.env("STRATA_CARRIERS", "mpi,tcp!").env("STRATA_ALLREDUCE_ALGO", "ring@mpi");
+    let (text, succeeded) = outcome(command.env("STRATA_MPI_PLUGIN", "/nowhere/mpi.so"));
+    assert!(!succeeded && text.contains("carrier mpi was left out of this communicator: rank 0: "), "{text}");
+    assert!(text.contains("/nowhere/mpi.so") && !text.contains("gives it one"), "{text}");
+}
+
+#[test]
 fn explain_refuses_nonsense_with_the_reason() {
     for (arguments, reason) in [
         (&["all_gatherer", "1M", "-n", "4"][..], "there is no collective all_gatherer"),

@@ -20,6 +20,7 @@ mod figures;
 mod gpu;
 mod launch;
 mod mcr_dl;
+mod profilers;
 mod pytorch;
 mod script_folders;
 mod simulate;

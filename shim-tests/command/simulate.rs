@@ -233,6 +233,24 @@ fn files_are_priced_beside_algorithms() {
 }
 
 #[test]
+fn skewed_blocks_cost_more_than_even_ones_and_less_over_all_rails_of_a_node() {
+    let ms = |collective: &str, bytes: &str, more: &[&str]| {
+        let told = json(&[&["-n", "32", "--bytes", bytes, "--collective", collective][..], more].concat());
+        told["cells"][0]["methods"][0]["ms"].as_f64().unwrap_or_else(|| panic!("{told:#}"))
+    };
+    let even = ms("all_gather", "64M", &["--method", "two_level(direct,log)"]);
+    for skew in ["zipf", "one", "zeros"] {
+        let skewed = ms("all_gather", "64M", &["--skew", skew]);
+        assert!(skewed > even, "{skew}: {skewed} {even}");
+    }
+    let ring = ms("all_gather", "64M", &["--skew", "one", "--method", "ring"]);
+    let split = ms("all_gather", "64M", &["--skew", "one"]);
+    assert!(split < ring, "{split} {ring}");
+    let [zipf, zeros] = ["zipf", "zeros"].map(|skew| ms("alltoall", "1M", &["--skew", skew]));
+    assert!(zipf > zeros, "the hottest rank has a quarter there, a sixteenth here: {zipf} {zeros}");
+}
+
+#[test]
 fn nonsense_is_refused_with_what_is_wrong() {
     for (arguments, said) in [
         (&["--machine", "nowhere"][..], "frontier, perlmutter"),
@@ -262,6 +280,10 @@ fn nonsense_is_refused_with_what_is_wrong() {
         (&["-o", "picture.gif"], ".svg or .html"),
         (&["-o", "no/such/folder/picture.svg"], "no/such/folder"),
         (&["--timeline", "x.svg"], "one cell"),
+        (&["--skew", "half"], "there are zipf, one, zeros"),
+        (&["--skew", "one", "--method", "vendor"], "laws speak of blocks of one size"),
+        (&["--skew", "one", "--collective", "broadcast"], "broadcast has no blocks to skew"),
+        (&["--skew", "one", "--collective", "alltoall", "--method", "log"], "blocks of different sizes"),
     ] {
         let output = simulate(arguments);
         let error = text(&output.stderr);

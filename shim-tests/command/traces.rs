@@ -11,27 +11,27 @@ use std::sync::LazyLock;
 use strata::records::{chrome, CallRecord, CallState, CallTrace};
 
 /// A folder for one test's files.
-struct Folder(PathBuf);
+pub struct Folder(pub PathBuf);
 
 impl Folder {
-    fn new(name: &str) -> Folder {
+    pub fn new(name: &str) -> Folder {
         let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("traces-{name}-{}", std::process::id()));
         let _ = std::fs::remove_dir_all(&path);
         std::fs::create_dir_all(&path).unwrap();
         Folder(path)
     }
 
-    fn file(&self, name: &str) -> String {
+    pub fn file(&self, name: &str) -> String {
         self.0.join(name).to_string_lossy().into_owned()
     }
 
-    fn trace(&self, name: &str) -> CallTrace {
+    pub fn trace(&self, name: &str) -> CallTrace {
         let bytes = std::fs::read(self.file(name)).unwrap_or_else(|error| panic!("{name}: {error}"));
         chrome::read(&bytes).unwrap_or_else(|error| panic!("{name}: {error}"))
     }
 
     /// What a rank has noted of its calls.
-    fn made(&self, rank: usize) -> Vec<Made> {
+    pub fn made(&self, rank: usize) -> Vec<Made> {
         let text = std::fs::read_to_string(self.file(&format!("made.{rank}"))).unwrap();
         text.lines().map(Made::parse).collect()
     }
@@ -45,7 +45,7 @@ impl Drop for Folder {
 
 /// A call, by what the program knows of it: communicator, what, count, type, operation, root or peer, in place.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-struct Made(String, String, u64, String, String, i64, bool);
+pub struct Made(pub String, pub String, pub u64, pub String, pub String, pub i64, pub bool);
 
 impl Made {
     fn parse(line: &str) -> Made {
@@ -74,14 +74,14 @@ static PROGRAM: LazyLock<PathBuf> = LazyLock::new(|| {
 });
 
 /// The program on four ranks of two nodes.
-fn launched(words: &[&str]) -> Command {
+pub fn launched(words: &[&str]) -> Command {
     let mut command = strata();
     command.args(WORLD).arg("--").arg(&*PROGRAM).args(words).env("LD_LIBRARY_PATH", library_dir());
     command
 }
 
 /// The program by itself.
-fn alone(words: &[&str]) -> Command {
+pub fn alone(words: &[&str]) -> Command {
     let mut command = Command::new(&*PROGRAM);
     for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("STRATA_")) {
         command.env_remove(name);

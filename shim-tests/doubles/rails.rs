@@ -38,7 +38,7 @@ fn another(double: Double, program: &str, arguments: &[&str]) -> Command {
 }
 
 /// The program with Strata in front.
-fn served(double: Double, inter: &str, arguments: &[&str]) -> Command {
+pub fn served(double: Double, inter: &str, arguments: &[&str]) -> Command {
     in_front(double, inter, alone(double, arguments))
 }
 

@@ -131,6 +131,7 @@ pub fn run_by(
         count,
         blocks: None,
         joined: None,
+        tag: 0,
         dtype,
         reduction: op.map(|op| Reduction::new(op, dtype, nranks)),
         factor_at: None,

@@ -32,6 +32,7 @@ fn sum_call(comm: &Comm, send: &mut [u8], recv: &mut [u8]) -> CollectiveCall {
         count: send.len() / 4,
         blocks: None,
         joined: None,
+        tag: 0,
         dtype: DataType::I32,
         reduction: Some(Reduction::new(RedOp::Sum, DataType::I32, comm.nranks())),
         factor_at: None,

@@ -58,6 +58,7 @@ fn collective(comm: &Arc<Comm>, collective: Collective, count: usize, root: usiz
         count,
         blocks: None,
         joined: None,
+        tag: 0,
         dtype: DataType::I32,
         reduction: collective.reduces().then(|| Reduction::new(RedOp::Sum, DataType::I32, comm.nranks())),
         factor_at: None,

@@ -37,6 +37,7 @@ fn call(member: &Member, collective: Collective, send: &mut [u8], recv: &mut [u8
         count,
         blocks: None,
         joined: None,
+        tag: 0,
         dtype: DataType::U8,
         reduction: collective.reduces().then(|| Reduction::new(RedOp::Sum, DataType::U8, nranks)),
         factor_at: None,

@@ -49,6 +49,7 @@ fn a_script_of_a_custom_collective_does_what_its_contract_says() {
                 count,
                 blocks: None,
                 joined: None,
+                tag: 0,
                 dtype: DataType::F32,
                 reduction: None,
                 factor_at: None,

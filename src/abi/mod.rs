@@ -20,6 +20,7 @@ mod memory;
 mod operations;
 mod options;
 mod params;
+mod profiler;
 mod scripts;
 mod shadow;
 mod streams;

@@ -162,6 +162,7 @@ impl Call {
             residual,
             root,
             algorithm,
+            tag: options::tag(self.config)?,
             joined,
             decision,
         };

@@ -171,6 +171,14 @@ impl Wish {
     }
 }
 
+/// The tag that a collective's configuration gives it for traces; 0 for none.
+pub fn tag(pointer: ConstPtr<CollConfig>) -> Result<u64> {
+    match pointer.is_null() {
+        true => Ok(0),
+        false => read_versioned(pointer).map(|config| config.user_profiler_tag),
+    }
+}
+
 /// The algorithm that a collective's configuration asks for.
 pub fn collective(pointer: ConstPtr<CollConfig>) -> Result<Option<Wish>> {
     if pointer.is_null() {

@@ -177,6 +177,7 @@ impl Vectored {
             count: blocks.longest(),
             blocks: Some(Arc::new(blocks)),
             joined: None,
+            tag: options::tag(self.config)?,
             dtype,
             reduction: None,
             factor_at: None,

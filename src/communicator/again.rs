@@ -214,7 +214,7 @@ impl Comm {
             let turn = self.turns.issue_now()?;
             let message = Message { direction, peer, data, sequence: 0 };
             let sequence = engine.number_alone(&message);
-            let record = self.begin_alone(direction, peer, elements);
+            let record = self.begin_alone(direction, peer, (data, elements));
             Some(match self.exchange_alone(engine, &message, sequence) {
                 Ok(Started::Done) => Ok((turn, record)),
                 outcome => Err(Box::new(((turn, record), (message, sequence), outcome))),

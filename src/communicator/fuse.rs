@@ -424,6 +424,7 @@ mod tests {
                 root,
                 algorithm: None,
                 joined: None,
+                tag: 0,
                 decision: None,
             }
         };

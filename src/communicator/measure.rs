@@ -52,6 +52,7 @@ impl Meter<'_> {
             count: block,
             blocks: None,
             joined: None,
+            tag: 0,
             dtype: DataType::I8,
             reduction: None,
             factor_at: None,

@@ -30,6 +30,8 @@ mod queue;
 mod recorded;
 pub mod shadow;
 mod siblings;
+#[cfg(test)]
+mod simulated_orders;
 mod staging;
 mod stall;
 mod tuning;
@@ -144,6 +146,8 @@ pub struct CollectiveCall {
     pub root: Rank,
     /// An algorithm named by the call.
     pub algorithm: Option<String>,
+    /// What the program calls it in traces (`userProfilerTag`); 0 for nothing.
+    pub tag: u64,
     /// The memory, where this stands for several calls of a group; `input` and `output` are empty then.
     pub joined: Option<Arc<Joined>>,
     /// How it is run. None until the communicator has accepted the call.

@@ -8,6 +8,7 @@ use super::members::Member;
 use super::{CollectiveCall, Comm, Direction, Elements, Operation};
 use crate::bootstrap::launcher;
 use crate::carrier::Carrier;
+use crate::memory::DeviceRegion;
 use crate::plan::Collective;
 use crate::records::{CallKind, CallNames, CallTicket, CallWords, CommRecords, NewCall, RecordedComm};
 use crate::selection::{Executor, Selection};
@@ -25,17 +26,20 @@ fn new_collective(call: &CollectiveCall, rank: Rank) -> NewCall {
         buffers: (call.input.len() as u64, call.output.len() as u64),
         in_place: call.in_place(rank),
         vectored: call.blocks.is_some(),
+        addresses: (call.input.address(), call.output.address()),
+        tag: call.tag,
     }
 }
 
-fn new_message(direction: Direction, peer: Rank, elements: Elements) -> NewCall {
+fn new_message(direction: Direction, peer: Rank, elements: Elements, address: u64) -> NewCall {
     let bytes = elements.bytes() as u64;
-    let (kind, buffers) = match direction {
-        Direction::Send => (CallKind::Send, (bytes, 0)),
-        Direction::Recv => (CallKind::Recv, (0, bytes)),
+    let (kind, buffers, addresses) = match direction {
+        Direction::Send => (CallKind::Send, (bytes, 0), (address, 0)),
+        Direction::Recv => (CallKind::Recv, (0, bytes), (0, address)),
     };
     let (dtype, count) = (Some(elements.dtype), elements.count as u64);
-    NewCall { kind, dtype, reduction: None, peer: peer.0, count, buffers, in_place: false, vectored: false }
+    let (peer, in_place, vectored, reduction, tag) = (peer.0, false, false, None, 0);
+    NewCall { kind, dtype, reduction, peer, count, buffers, in_place, vectored, addresses, tag }
 }
 
 /// What is kept of a prepared call for its records.
@@ -101,12 +105,12 @@ impl BatchRecords {
     /// A message is accepted.
     pub fn accept_message(&mut self, comm: &Comm, operation: &Operation) {
         let Some(records) = comm.records.get() else { return };
-        let (direction, peer, elements) = match operation {
+        let (direction, peer, elements, data) = match operation {
             Operation::Collective(_) => return,
-            Operation::Send { to, elements, .. } => (Direction::Send, *to, *elements),
-            Operation::Recv { from, elements, .. } => (Direction::Recv, *from, *elements),
+            Operation::Send { to, elements, data } => (Direction::Send, *to, *elements, *data),
+            Operation::Recv { from, elements, data } => (Direction::Recv, *from, *elements, *data),
         };
-        let words = records.words(&new_message(direction, peer, elements));
+        let words = records.words(&new_message(direction, peer, elements, data.address()));
         self.messages.push((records.accepted(&words), comm.sent_to_other_node(direction, peer, elements)));
     }
 
@@ -244,7 +248,7 @@ impl Comm {
     ) -> Option<CallTicket> {
         let (records, record) = (self.records.get()?, record.as_ref()?);
         let in_place = record.in_place_at == Some(output.wrapping_sub(input) as i64);
-        Some(records.begun_at_once(&record.words.placed(in_place), record.names))
+        Some(records.begun_at_once(&record.words.placed(in_place, (input, output)), record.names))
     }
 
     /// A message by itself is accepted and begins; the bytes that it sends to another node.
@@ -253,10 +257,10 @@ impl Comm {
         &self,
         direction: Direction,
         peer: Rank,
-        elements: Elements,
+        (data, elements): (DeviceRegion, Elements),
     ) -> (Option<CallTicket>, u64) {
         let Some(records) = self.records.get() else { return (None, 0) };
-        let words = records.words(&new_message(direction, peer, elements));
+        let words = records.words(&new_message(direction, peer, elements, data.address()));
         let ticket = records.begun_at_once(&words, records.plain());
         (Some(ticket), self.sent_to_other_node(direction, peer, elements))
     }

@@ -174,6 +174,11 @@ impl Comm {
                 ));
             });
         }
+        // One that was wanted in the place of the communicator's own, which rank 0 has told of.
+        if let (Inter::Only(wished), Some(mut engine)) = (&self.config.inter, self.engine.try_lock()) {
+            let lacks = engine.as_mut().and_then(|engine| engine.transport().refused(*wished).map(str::to_string));
+            left_out.extend(lacks.filter(|_| self.carrier.is_some()).map(|why| (*wished, why)));
+        }
         let carriers = made.iter().map(|(carrier, _)| *carrier).collect();
         let complaint = self.selector.know_carriers(CommCarriers { own: self.carrier, further: carriers, left_out });
         if let Some(complaint) = complaint.filter(|_| self.rank == Rank(0)) {

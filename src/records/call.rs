@@ -4,11 +4,13 @@
 use super::ring::WORDS;
 use crate::dtype::{DataType, Operator, Prologue, Reduction};
 use crate::plan::Collective;
+use crate::profiler::HeardCall;
 use crate::selection::message_bytes;
 use serde::{Deserialize, Serialize};
+use std::ffi::CStr;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Where the words of a record lie. Those that are left are for what fuses, codes and carries calls.
+/// Where the words of a record lie. Those that are left are for what codes calls.
 mod at {
     pub const CALL: usize = 0;
     pub const COUNT: usize = 1;
@@ -22,6 +24,8 @@ mod at {
     pub const STATE: usize = 9;
     pub const NIC: usize = 10;
     pub const GROUP: usize = 11;
+    pub const TAG: usize = 12;
+    pub const KERNELS: usize = 13;
 }
 
 /// What a word says where nothing is known.
@@ -29,6 +33,8 @@ const UNKNOWN: u64 = u64::MAX;
 const SEND: u8 = 254;
 const RECV: u8 = 255;
 const OPERATIONS: [&str; 10] = ["", "sum", "prod", "max", "min", "avg", "premulsum", "band", "bor", "bxor"];
+/// The bit that says that the kernel of a call has told something; those below count channels that run.
+const CHANNELS: u64 = 1 << 63;
 const IN_PLACE: u8 = 1;
 const VECTORED: u8 = 2;
 
@@ -71,6 +77,55 @@ impl CallKind {
             CallKind::Recv => "recv",
         }
     }
+
+    /// Its name in NCCL's profiler interface.
+    pub fn nccl_name(self) -> &'static CStr {
+        match self {
+            CallKind::Collective(collective) => match collective {
+                Collective::AllReduce => c"AllReduce",
+                Collective::AllGather => c"AllGather",
+                Collective::ReduceScatter => c"ReduceScatter",
+                Collective::Broadcast => c"Broadcast",
+                Collective::Reduce => c"Reduce",
+                Collective::AllToAll => c"AlltoAll",
+                Collective::Gather => c"Gather",
+                Collective::Scatter => c"Scatter",
+                Collective::Custom => c"Custom",
+            },
+            CallKind::Send => c"Send",
+            CallKind::Recv => c"Recv",
+        }
+    }
+
+    /// What a name in NCCL's profiler interface means.
+    pub fn of_nccl(name: &CStr) -> Option<CallKind> {
+        let all = Collective::ALL.into_iter().map(CallKind::Collective);
+        all.chain([CallKind::Send, CallKind::Recv]).find(|kind| kind.nccl_name() == name)
+    }
+}
+
+/// The name of a type in NCCL's profiler interface.
+fn nccl_type(dtype: DataType) -> &'static CStr {
+    match dtype {
+        DataType::I8 => c"ncclInt8",
+        DataType::U8 => c"ncclUint8",
+        DataType::I32 => c"ncclInt32",
+        DataType::U32 => c"ncclUint32",
+        DataType::I64 => c"ncclInt64",
+        DataType::U64 => c"ncclUint64",
+        DataType::F16 => c"ncclFloat16",
+        DataType::F32 => c"ncclFloat32",
+        DataType::F64 => c"ncclFloat64",
+        DataType::BF16 => c"ncclBfloat16",
+        DataType::F8E4M3 => c"ncclFloat8e4m3",
+        DataType::F8E5M2 => c"ncclFloat8e5m2",
+        DataType::I16 | DataType::U16 => c"Unknown",
+    }
+}
+
+/// The type that a name in NCCL's profiler interface means.
+pub fn type_of_nccl(name: &CStr) -> Option<DataType> {
+    DataType::HOST.into_iter().find(|dtype| nccl_type(*dtype) == name && name != c"Unknown")
 }
 
 /// A call as it is accepted.
@@ -92,6 +147,10 @@ pub struct NewCall {
     pub in_place: bool,
     /// Whether its blocks differ in size.
     pub vectored: bool,
+    /// Where the buffers are, for the program's profiler.
+    pub addresses: (u64, u64),
+    /// The tag that the program has given it; 0 for none.
+    pub tag: u64,
 }
 
 /// How far a call is.
@@ -133,7 +192,10 @@ fn operation_of(reduction: Option<Reduction>) -> u8 {
 
 /// A call's words, without those that differ each time it is made.
 #[derive(Debug, Clone, Copy)]
-pub struct CallWords([u64; WORDS]);
+pub struct CallWords {
+    words: [u64; WORDS],
+    addresses: (u64, u64),
+}
 
 impl CallWords {
     /// The words of a call on the communicator with this number.
@@ -149,25 +211,42 @@ impl CallWords {
         words[at::NIC] = UNKNOWN;
         words[at::BEGUN] = UNKNOWN;
         words[at::ENDED] = UNKNOWN;
-        CallWords(words)
+        words[at::TAG] = call.tag;
+        CallWords { words, addresses: call.addresses }
     }
 
     /// Whether it is a message, which counts apart.
     pub fn is_message(&self) -> bool {
-        self.0[at::CALL] as u8 >= SEND
+        self.words[at::CALL] as u8 >= SEND
     }
 
     /// The same for other buffers of equal sizes, in place or not.
-    pub fn placed(mut self, in_place: bool) -> CallWords {
-        let bit = u64::from(IN_PLACE) << 24;
-        self.0[at::CALL] = if in_place { self.0[at::CALL] | bit } else { self.0[at::CALL] & !bit };
+    pub fn placed(mut self, in_place: bool, addresses: (u64, u64)) -> CallWords {
+        let (bit, word) = (u64::from(IN_PLACE) << 24, self.words[at::CALL]);
+        self.words[at::CALL] = if in_place { word | bit } else { word & !bit };
+        self.addresses = addresses;
         self
+    }
+
+    /// The call in NCCL's words, for the program's profiler.
+    pub(super) fn heard(&self) -> HeardCall {
+        let [kind, dtype, ..] = (self.words[at::CALL] as u32).to_le_bytes();
+        let dtype = DataType::HOST.into_iter().find(|known| *known as u8 == dtype);
+        HeardCall {
+            function: CallKind::from_code(kind).map_or(c"", CallKind::nccl_name),
+            datatype: dtype.map_or(c"Unknown", nccl_type),
+            is_message: self.is_message(),
+            count: self.words[at::COUNT],
+            peer: (self.words[at::CALL] >> 32) as u32,
+            buffers: self.addresses,
+            tag: self.words[at::TAG],
+        }
     }
 
     /// The call as it is accepted; begun at once where `names` is given.
     #[inline]
     pub(super) fn accepted(&self, number: u64, now_ns: u64, names: Option<CallNames>) -> [u64; WORDS] {
-        let mut words = self.0;
+        let mut words = self.words;
         words[at::NUMBER] = number;
         words[at::ACCEPTED] = now_ns;
         words[at::GROUP] = UNKNOWN;
@@ -224,6 +303,36 @@ pub(super) fn end(words: &Words, now_ns: u64, nic_bytes: Option<u64>) {
     set(words, at::STATE, CallState::Ended as u64);
 }
 
+/// A call of the vendor's library has been enqueued. Where its kernel tells nothing, that is all that is known of its times.
+pub(super) fn enqueue(words: &Words, now_ns: u64) {
+    if words[at::BEGUN].load(Ordering::Relaxed) == UNKNOWN {
+        set(words, at::BEGUN, words[at::ACCEPTED].load(Ordering::Relaxed));
+        end(words, now_ns, None);
+    }
+}
+
+/// The kernel of such a call has begun on one more channel; the first says when the call did.
+pub(super) fn begin_channel(words: &Words, now_ns: u64) {
+    let channels = words[at::KERNELS].load(Ordering::Relaxed);
+    if channels == 0 {
+        set(words, at::BEGUN, now_ns);
+    }
+    set(words, at::KERNELS, (channels + 1) | CHANNELS);
+    set(words, at::ENDED, UNKNOWN);
+    set(words, at::STATE, CallState::Begun as u64);
+}
+
+/// It has ended on a channel; the last says when the call did.
+pub(super) fn end_channel(words: &Words, now_ns: u64) {
+    let channels = words[at::KERNELS].load(Ordering::Relaxed);
+    if channels & !CHANNELS > 0 {
+        set(words, at::KERNELS, channels - 1);
+        if channels - 1 == CHANNELS {
+            end(words, now_ns, None);
+        }
+    }
+}
+
 /// A call fails; perhaps it waited for a rank.
 pub(super) fn fail(words: &Words, now_ns: u64, awaited: Option<u32>) {
     set(words, at::ENDED, now_ns);
@@ -271,6 +380,9 @@ pub struct CallRecord {
     pub in_place: bool,
     /// Whether the blocks differ in size.
     pub vectored: bool,
+    /// The tag that the program has given it (`userProfilerTag`); 0 for none.
+    #[serde(default)]
+    pub tag: u64,
     /// The algorithm; empty where there was nothing to choose.
     pub algorithm: String,
     /// What carries messages between nodes; `none` where there is one node.
@@ -339,6 +451,7 @@ pub(super) fn record(number: u64, words: &[u64; WORDS], place: &RecordPlace<'_>)
         peer,
         in_place: flags & IN_PLACE > 0,
         vectored: flags & VECTORED > 0,
+        tag: words[at::TAG],
         algorithm: name(32),
         carrier: name(48),
         group: known(at::GROUP),
@@ -356,6 +469,8 @@ mod tests {
     use super::*;
     use crate::dtype::RedOp;
 
+    const CUSTOM: CallKind = CallKind::Collective(Collective::Custom);
+
     fn call(kind: CallKind) -> NewCall {
         NewCall {
             kind,
@@ -366,6 +481,8 @@ mod tests {
             buffers: (20, 160),
             in_place: false,
             vectored: true,
+            addresses: (0, 0),
+            tag: 12,
         }
     }
 
@@ -387,6 +504,7 @@ mod tests {
             assert_eq!((record.dtype.as_str(), record.input_bytes, record.output_bytes), ("uint16", 20, 160));
             assert_eq!((record.accepted_ns, record.begun_ns, record.ended_ns), (99, None, None));
             assert_eq!((record.state, record.vectored, record.in_place), (CallState::Accepted, true, false));
+            assert_eq!((record.tag, CallKind::of_nccl(kind.nccl_name())), (12, (kind != CUSTOM).then_some(kind)));
             let has_root = matches!(kind, CallKind::Collective(collective) if collective.has_root());
             assert_eq!(record.root.is_some(), has_root);
             let is_gather = matches!(kind, CallKind::Collective(Collective::AllGather | Collective::ReduceScatter));
@@ -407,12 +525,12 @@ mod tests {
 
     #[test]
     fn times_names_and_the_awaited_rank_are_told() {
-        let words = CallWords::new(&call(CallKind::Collective(Collective::AllReduce)), u32::MAX).placed(true);
+        let words = CallWords::new(&call(CallKind::Collective(Collective::AllReduce)), u32::MAX).placed(true, (0, 0));
         let at_once = words.accepted(1, 50, Some(CallNames { algorithm: 2, carrier: 1 }));
         let record = as_record(&at_once);
         assert_eq!((record.begun_ns, record.state, record.in_place), (Some(50), CallState::Begun, true));
         assert_eq!((record.algorithm.as_str(), record.carrier.as_str()), ("ring", "none"));
-        let words: [AtomicU64; WORDS] = words.placed(false).accepted(1, 50, None).map(AtomicU64::new);
+        let words: [AtomicU64; WORDS] = words.placed(false, (0, 0)).accepted(1, 50, None).map(AtomicU64::new);
         let read = || as_record(&std::array::from_fn(|index| words[index].load(Ordering::Relaxed)));
         begin(&words, 60, CallNames { algorithm: 2, carrier: 1 });
         assert_eq!((read().begun_ns, read().algorithm.as_str(), read().in_place), (Some(60), "ring", false));

@@ -20,15 +20,18 @@ mod samples;
 pub mod summary;
 pub mod table;
 pub mod trace;
+pub mod vendor;
 
-pub use call::{CallKind, CallNames, CallRecord, CallState, CallWords, NewCall};
+pub use call::{type_of_nccl, CallKind, CallNames, CallRecord, CallState, CallWords, NewCall};
 pub use trace::{CallTrace, TraceComm, TraceProcess};
 
 use crate::config::Config;
 use crate::fork::PerProcess;
+use crate::profiler::{HeardComm, ProfiledComm};
 use output::{TraceForm, TraceOutput};
 use ring::RecordRing;
 use std::collections::HashMap;
+use std::ffi::{CStr, CString};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -90,7 +93,6 @@ pub struct Recorder {
     host: String,
     /// The rank that names of files have.
     rank: u32,
-    names: Mutex<Vec<String>>,
     comms: Mutex<Vec<KnownComm>>,
     numbers: AtomicU64,
     live: AtomicUsize,
@@ -165,7 +167,6 @@ impl Recorder {
             wall_ns,
             host: crate::log::host_name(),
             rank,
-            names: Mutex::new(vec![String::new()]),
             comms: Mutex::default(),
             numbers: AtomicU64::new(0),
             live: AtomicUsize::new(0),
@@ -179,19 +180,6 @@ impl Recorder {
     #[inline]
     fn now_ns(&self) -> u64 {
         self.start.elapsed().as_nanos() as u64
-    }
-
-    /// The number of a name; 0 where there are too many of them.
-    fn name(&self, name: &str) -> u16 {
-        let mut names = locked(&self.names);
-        if let Some(known) = names.iter().position(|known| known == name) {
-            return known as u16;
-        }
-        if names.len() >= MOST_NAMES {
-            return 0;
-        }
-        names.push(name.to_string());
-        (names.len() - 1) as u16
     }
 
     /// Notes a communicator; forgets those of which the ring has no calls any more.
@@ -232,7 +220,7 @@ impl Recorder {
     /// What is recorded now.
     fn trace(&self) -> CallTrace {
         let records = self.ring.read();
-        let names = locked(&self.names).clone();
+        let names: Vec<String> = names().iter().map(|name| name.to_string_lossy().into_owned()).collect();
         let comms = locked(&self.comms);
         let by_number: HashMap<u32, &TraceComm> = comms.iter().map(|known| (known.number, &known.comm)).collect();
         let call = |(number, words): &(u64, [u64; ring::WORDS])| {
@@ -292,23 +280,49 @@ pub fn write_at_exit() {
     }
 }
 
+/// The names of algorithms and transports that calls have, by number. They stay: the program's profiler is given them.
+static NAMES: PerProcess<Mutex<Vec<&'static CStr>>> = PerProcess::new(Mutex::default);
+
+fn names() -> MutexGuard<'static, Vec<&'static CStr>> {
+    let mut names = locked(NAMES.get());
+    if names.is_empty() {
+        names.push(c"");
+    }
+    names
+}
+
+/// The number of a name; 0 where there are too many of them.
+fn name(name: &str) -> u16 {
+    let mut names = names();
+    if let Some(known) = names.iter().position(|known| known.to_bytes() == name.as_bytes()) {
+        return known as u16;
+    }
+    match CString::new(name) {
+        Ok(name) if names.len() < MOST_NAMES => names.push(Box::leak(name.into_boxed_c_str())),
+        _ => return 0,
+    }
+    (names.len() - 1) as u16
+}
+
 /// A record, while its call goes on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct CallTicket(u64);
+pub struct CallTicket {
+    /// Its number in the ring.
+    record: u64,
+    /// Its number for the program's profiler; 0 for none.
+    event: u64,
+}
 
 impl CallTicket {
     /// No record.
-    pub const NONE: CallTicket = CallTicket(u64::MAX);
-
-    fn of(number: Option<u64>) -> CallTicket {
-        number.map_or(CallTicket::NONE, CallTicket)
-    }
+    pub const NONE: CallTicket = CallTicket { record: u64::MAX, event: 0 };
 }
 
-/// The records of one communicator's calls.
+/// The records of one communicator's calls, and what the program's profiler hears of them: either, or both.
 #[derive(Debug)]
 pub struct CommRecords {
-    recorder: &'static Recorder,
+    recorder: Option<&'static Recorder>,
+    profiled: Option<ProfiledComm>,
     comm: u32,
     carrier: u16,
     collectives: AtomicU64,
@@ -320,21 +334,38 @@ pub struct CommRecords {
 impl CommRecords {
     /// The records of a new communicator, if the process's settings ask for them: those of its first communicator count.
     pub fn new(config: &Config, launched: Option<(usize, usize)>, comm: &RecordedComm) -> Option<CommRecords> {
-        let recorder = RECORDER.get().get_or_init(|| {
+        let recorder = CommRecords::recorder(config, launched, comm);
+        let (key, name, nodes, rank) = (comm.key, comm.name.as_str(), comm.nodes, comm.rank);
+        let profiled = ProfiledComm::join(&HeardComm { key, name, nodes, nranks: comm.launched.len() as u32, rank });
+        (recorder.is_some() || profiled.is_some()).then(|| CommRecords::with(recorder, profiled, comm))
+    }
+
+    /// The records of a communicator of the vendor's library, which its profiler interface tells of; no other profiler hears.
+    pub fn of_vendor(config: &Config, launched: Option<(usize, usize)>, comm: &RecordedComm) -> Option<CommRecords> {
+        CommRecords::recorder(config, launched, comm).map(|recorder| CommRecords::of(recorder, comm))
+    }
+
+    fn recorder(config: &Config, launched: Option<(usize, usize)>, comm: &RecordedComm) -> Option<&'static Recorder> {
+        let made = || {
             let (rank, one_process) = match launched {
                 Some((rank, size)) => (rank as u32, size == 1),
                 None => (if comm.is_alone { 0 } else { comm.rank }, comm.is_alone),
             };
             Recorder::new(config, rank, one_process)
-        });
-        recorder.as_ref().map(|recorder| CommRecords::of(recorder, comm))
+        };
+        RECORDER.get().get_or_init(made).as_ref()
     }
 
     fn of(recorder: &'static Recorder, comm: &RecordedComm) -> CommRecords {
+        CommRecords::with(Some(recorder), None, comm)
+    }
+
+    fn with(recorder: Option<&'static Recorder>, profiled: Option<ProfiledComm>, comm: &RecordedComm) -> CommRecords {
         CommRecords {
             recorder,
-            comm: recorder.join(comm),
-            carrier: recorder.name(&comm.carrier),
+            profiled,
+            comm: recorder.map_or(0, |recorder| recorder.join(comm)),
+            carrier: name(&comm.carrier),
             collectives: AtomicU64::new(0),
             messages: AtomicU64::new(0),
             has_left: AtomicBool::new(false),
@@ -349,7 +380,7 @@ impl CommRecords {
 
     /// The names that calls of an algorithm have, to be kept with what runs it.
     pub fn names(&self, algorithm: &str) -> CallNames {
-        CallNames { algorithm: self.recorder.name(algorithm), carrier: self.carrier }
+        CallNames { algorithm: name(algorithm), carrier: self.carrier }
     }
 
     /// The names of calls with nothing to choose.
@@ -367,55 +398,92 @@ impl CommRecords {
     /// A call is accepted.
     #[inline]
     pub fn accepted(&self, call: &CallWords) -> CallTicket {
-        let words = call.accepted(self.number(call), self.recorder.now_ns(), None);
-        CallTicket::of(self.recorder.ring.add(&words))
+        self.add(call, None)
+    }
+
+    #[inline]
+    fn add(&self, call: &CallWords, names: Option<CallNames>) -> CallTicket {
+        let record = self
+            .recorder
+            .and_then(|recorder| recorder.ring.add(&call.accepted(self.number(call), recorder.now_ns(), names)));
+        let event = self.profiled.as_ref().map_or(0, |profiled| profiled.accepted(call.heard()));
+        CallTicket { record: record.unwrap_or(u64::MAX), event }
+    }
+
+    /// Changes what is recorded of a call.
+    #[inline]
+    fn change(&self, ticket: CallTicket, change: impl FnOnce(&[AtomicU64; ring::WORDS], u64)) {
+        if let Some(recorder) = self.recorder {
+            let now_ns = recorder.now_ns();
+            recorder.ring.change(ticket.record, |words| change(words, now_ns));
+        }
+    }
+
+    /// Tells the program's profiler of a call.
+    #[inline]
+    fn tell(&self, ticket: CallTicket, tell: impl FnOnce(&ProfiledComm, u64)) {
+        if let (Some(profiled), true) = (&self.profiled, ticket.event > 0) {
+            tell(profiled, ticket.event);
+        }
+    }
+
+    /// Has the program's profiler hear that a call begins, once it is known by which algorithm.
+    fn tell_begun(&self, ticket: CallTicket, names: CallNames) {
+        self.tell(ticket, |profiled, event| {
+            let known = (names.algorithm > 0).then(|| self::names()[usize::from(names.algorithm)]);
+            profiled.begun(event, known);
+        });
     }
 
     /// A call is accepted and begins at once.
     #[inline]
     pub fn begun_at_once(&self, call: &CallWords, names: CallNames) -> CallTicket {
-        let words = call.accepted(self.number(call), self.recorder.now_ns(), Some(names));
-        CallTicket::of(self.recorder.ring.add(&words))
+        let ticket = self.add(call, Some(names));
+        self.tell_begun(ticket, names);
+        ticket
     }
 
     /// A call begins.
     #[inline]
     pub fn begun(&self, ticket: CallTicket, names: CallNames) {
-        let (CallTicket(number), now_ns) = (ticket, self.recorder.now_ns());
-        self.recorder.ring.change(number, |words| call::begin(words, now_ns, names));
+        self.change(ticket, |words, now_ns| call::begin(words, now_ns, names));
+        self.tell_begun(ticket, names);
     }
 
     /// It is known by which algorithm a call that has begun runs.
     #[inline]
-    pub fn named(&self, CallTicket(number): CallTicket, names: CallNames) {
-        self.recorder.ring.change(number, |words| call::name(words, names));
+    pub fn named(&self, ticket: CallTicket, names: CallNames) {
+        self.change(ticket, |words, _| call::name(words, names));
+        self.tell_begun(ticket, names);
     }
 
     /// A call has ended, and has sent so many bytes to other nodes.
     #[inline]
-    pub fn ended(&self, CallTicket(number): CallTicket, nic_bytes: Option<u64>) {
-        let now_ns = self.recorder.now_ns();
-        self.recorder.ring.change(number, |words| call::end(words, now_ns, nic_bytes));
+    pub fn ended(&self, ticket: CallTicket, nic_bytes: Option<u64>) {
+        self.change(ticket, |words, now_ns| call::end(words, now_ns, nic_bytes));
+        self.tell(ticket, ProfiledComm::ended);
     }
 
     /// A call has failed; perhaps it waited for a rank.
-    pub fn failed(&self, CallTicket(number): CallTicket, awaited: Option<u32>) {
-        let now_ns = self.recorder.now_ns();
-        self.recorder.ring.change(number, |words| call::fail(words, now_ns, awaited));
+    pub fn failed(&self, ticket: CallTicket, awaited: Option<u32>) {
+        self.change(ticket, |words, now_ns| call::fail(words, now_ns, awaited));
+        self.tell(ticket, ProfiledComm::ended);
     }
 
     /// Messages go together: they are one group.
     pub fn grouped(&self, tickets: &[CallTicket]) {
-        let Some(CallTicket(group)) = tickets.iter().find(|ticket| **ticket != CallTicket::NONE) else { return };
-        for CallTicket(number) in tickets {
-            self.recorder.ring.change(*number, |words| call::join(words, *group));
+        let recorded = tickets.iter().find(|ticket| ticket.record != CallTicket::NONE.record);
+        for ticket in tickets {
+            recorded.into_iter().for_each(|group| self.change(*ticket, |words, _| call::join(words, group.record)));
         }
+        self.profiled.iter().for_each(|profiled| profiled.grouped(tickets.iter().map(|ticket| ticket.event)));
     }
 
     /// Writes the traces after the communicator's failure, once.
     pub fn write_failure(&self) {
+        let Some(recorder) = self.recorder else { return };
         if !self.has_failed.swap(true, Ordering::AcqRel) {
-            self.recorder.write(locked(&self.recorder.written), true);
+            recorder.write(locked(&recorder.written), true);
         }
     }
 
@@ -424,7 +492,8 @@ impl CommRecords {
         if self.has_left.swap(true, Ordering::AcqRel) {
             return;
         }
-        let recorder = self.recorder;
+        self.profiled.iter().for_each(ProfiledComm::leave);
+        let Some(recorder) = self.recorder else { return };
         let ended = recorder.ring.added();
         let mut comms = locked(&recorder.comms);
         comms.iter_mut().filter(|known| known.number == self.comm).for_each(|known| known.ended_at = Some(ended));

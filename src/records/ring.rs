@@ -6,6 +6,7 @@
 //! while the others come round the whole ring.
 #![forbid(unsafe_code)]
 
+use std::cell::Cell;
 use std::sync::atomic::{fence, AtomicU64, Ordering};
 
 /// Words of a record. With its stamp it fills two cache lines.
@@ -103,6 +104,21 @@ impl RecordRing {
             change(&slot.words);
             let changes = (stamp + 2) % (1 << CHANGES);
             slot.stamp.store(stamp_of(number) + changes, Ordering::Release);
+        }
+    }
+
+    /// The same for what several threads tell of one call: waits a moment where another one writes.
+    pub fn change_soon(&self, number: u64, change: impl Fn(&[AtomicU64; WORDS])) {
+        for _ in 0..READS {
+            let has_changed = Cell::new(false);
+            self.change(number, |words| {
+                change(words);
+                has_changed.set(true);
+            });
+            if has_changed.get() || !is_of(self.slot(number).stamp.load(Ordering::Relaxed), number) {
+                return;
+            }
+            std::hint::spin_loop();
         }
     }
 

@@ -22,6 +22,7 @@ pub fn sample() -> CallTrace {
         peer: None,
         in_place: false,
         vectored: false,
+        tag: 0,
         algorithm: "ring".to_string(),
         carrier: "tcp".to_string(),
         group: None,

@@ -35,7 +35,7 @@ pub fn write(trace: &CallTrace, out: &mut dyn Write) -> io::Result<()> {
 }
 
 /// The names of the columns.
-const HEAD: [&str; 29] = [
+const HEAD: [&str; 30] = [
     "host",
     "pid",
     "process",
@@ -55,6 +55,7 @@ const HEAD: [&str; 29] = [
     "peer",
     "in_place",
     "vectored",
+    "tag",
     "algorithm",
     "carrier",
     "group",

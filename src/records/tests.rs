@@ -28,7 +28,8 @@ fn comm(key: u128, rank: u32, launched: &[Option<u32>]) -> RecordedComm {
 fn call(kind: CallKind) -> NewCall {
     let dtype = Some(DataType::F32);
     let buffers = (64, 64);
-    NewCall { kind, dtype, reduction: None, peer: 0, count: 16, buffers, in_place: false, vectored: false }
+    let (addresses, tag, reduction) = ((0, 0), 0, None);
+    NewCall { kind, dtype, reduction, peer: 0, count: 16, buffers, in_place: false, vectored: false, addresses, tag }
 }
 
 #[test]

@@ -14,9 +14,11 @@ mod fabric;
 pub mod machine;
 mod memory;
 mod network;
+pub mod orders;
 mod outcome;
 pub mod price;
 mod random;
+pub mod skew;
 mod stream;
 pub mod terms;
 #[cfg(test)]

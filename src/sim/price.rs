@@ -7,6 +7,7 @@
 
 use super::fabric::{Busy, Fabric, Manner, Resource};
 use super::machine::Cluster;
+use super::skew::Skew;
 use super::{Job, Sim, SimOptions};
 use crate::algorithms::{self, levels, Choice};
 use crate::carrier::Carrier;
@@ -60,11 +61,13 @@ pub struct Detail {
     pub fold: bool,
     /// Keep every activity.
     pub timeline: bool,
+    /// How blocks differ in size, where they do.
+    pub skew: Option<Skew>,
 }
 
 impl Default for Detail {
     fn default() -> Detail {
-        Detail { fold: true, timeline: false }
+        Detail { fold: true, timeline: false, skew: None }
     }
 }
 
@@ -150,6 +153,10 @@ pub fn price(
     let no_law = |whose: &str| {
         Error::InvalidArgument(format!("machine {} knows no {} of {whose}", machine.name, collective.name()))
     };
+    if let (Some(_), false) = (detail.skew, matches!(how, How::Strata(_))) {
+        let text = "laws speak of blocks of one size: skewed ones are simulated for Strata and for algorithms";
+        return Err(Error::InvalidArgument(text.to_string()));
+    }
     match how {
         How::Vendor => {
             let law = machine.vendor_ns(collective, grid, message_bytes);
@@ -218,7 +225,8 @@ fn run(
     let shape = Shape::new(collective, grid.clone());
     let choice = &route.choice;
     let leveled = algorithms::is_leveled(choice);
-    let calls = machine.calls.is_some() && leveled;
+    // What a library does inside a node is known for blocks of one size.
+    let calls = machine.calls.is_some() && leveled && detail.skew.is_none();
     let calls =
         calls && matches!(collective, Collective::AllGather | Collective::ReduceScatter | Collective::AllReduce);
     // The vendor's library does what is called inside a node, but for what a script is named for.
@@ -249,7 +257,8 @@ fn run(
     let contract = store::by_name(&choice.name).and_then(|script| script.script.contract.as_ref());
     let blocks = contract.map_or(1, |contract| contract.blocks());
     let count = block_bytes(collective, grid.nranks(), message_bytes).div_ceil(blocks * dtype.size());
-    let job = Job { count, blocks: None, dtype, segment_bytes: route.segment_bytes, inputs: None };
+    let tables = detail.skew.map(|skew| skew.tables(collective, grid.nranks(), count)).transpose()?;
+    let job = Job { count, blocks: tables.as_deref(), dtype, segment_bytes: route.segment_bytes, inputs: None };
     let options = SimOptions { window: route.window, capacity: 64, ..SimOptions::default() };
     let report = Sim::with_durations(0, options, fabric)
         .run_mirrored(&programs, &job)
@@ -273,7 +282,9 @@ fn front(
     front_ns: &[u64],
 ) -> Vec<(usize, f64)> {
     let one_block = collective != Collective::Custom && collective.blocks(2) == 1;
-    let Some(program) = programs.iter().flatten().next().filter(|_| one_block) else { return Vec::new() };
+    let Some(program) = programs.iter().flatten().next().filter(|_| one_block && job.blocks.is_none()) else {
+        return Vec::new();
+    };
     let layout = program.layout(job.count, job.dtype.size(), job.segment_bytes);
     (1..).zip(front_ns).map(|(segments, &ns)| (layout.front_bytes(segments), ns as f64)).collect()
 }

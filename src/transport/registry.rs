@@ -141,6 +141,8 @@ pub(super) struct Chosen {
     pub carrier: Carrier,
     pub waits_for_descriptors: bool,
     pub opener: Box<dyn Opener>,
+    /// Those that were tried before, and why the ranks cannot use them.
+    pub refused: Vec<(&'static str, String)>,
 }
 
 /// Chooses with all ranks: the kind that is asked for, or else the first of the library's that they can use.
@@ -151,7 +153,7 @@ pub(super) fn choose(kinds: &[&dyn TransportKind], site: &Site<'_>, exchange: &m
     // The library's own come first in `kinds`; what is registered is used only if it is asked for.
     let asked = kinds.iter().filter(|kind| site.asks_for(kind.name()));
     let others = kinds.iter().take(OWN.len()).filter(|kind| !site.asks_for(kind.name()));
-    let mut refused: Vec<(&str, String)> = Vec::new();
+    let mut refused: Vec<(&'static str, String)> = Vec::new();
     for kind in asked.chain(others) {
         match kind.probe(site, exchange)? {
             Probe::Taken(opener) => {
@@ -159,7 +161,7 @@ pub(super) fn choose(kinds: &[&dyn TransportKind], site: &Site<'_>, exchange: &m
                     tell(site, kind.name(), other, why);
                 }
                 let waits_for_descriptors = kind.waits_for_descriptors();
-                return Ok(Chosen { carrier: Carrier::Own(kind.name()), waits_for_descriptors, opener });
+                return Ok(Chosen { carrier: Carrier::Own(kind.name()), waits_for_descriptors, opener, refused });
             }
             Probe::Refused(why) => refused.push((kind.name(), why)),
             Probe::Unwanted => {}
@@ -181,7 +183,8 @@ pub(super) fn choose_only(
     Ok(match kind.probe(site, exchange)? {
         Probe::Taken(opener) => {
             let waits_for_descriptors = kind.waits_for_descriptors();
-            Ok(Chosen { carrier: Carrier::Own(kind.name()), waits_for_descriptors, opener })
+            let refused = Vec::new();
+            Ok(Chosen { carrier: Carrier::Own(kind.name()), waits_for_descriptors, opener, refused })
         }
         Probe::Refused(why) => Err(why),
         Probe::Unwanted => Err("it has nothing to carry between these ranks".to_string()),

@@ -33,6 +33,8 @@ pub struct Router {
     shm: Shm,
     network: Option<Box<dyn Endpoint>>,
     carrier: Option<Carrier>,
+    /// What was tried before the carrier, and why the ranks cannot use it.
+    refused: Vec<(&'static str, String)>,
     wakeups: Arc<Wakeups>,
     polls: u32,
     slept: Duration,
@@ -85,7 +87,7 @@ pub(super) fn open_by(
 
 fn open_with(chosen: Chosen, site: &Site<'_>, ways: Ways, exchange: &mut dyn Exchange) -> Result<Router> {
     let Site { me, grid, config, .. } = *site;
-    let Chosen { carrier, waits_for_descriptors, opener } = chosen;
+    let Chosen { carrier, waits_for_descriptors, opener, refused } = chosen;
     let shm = shm::open::open(me, grid, config, ways, waits_for_descriptors, exchange)?;
     let mut routes = vec![None; grid.nranks()];
     routes[me.index()] = Some(Route::Myself);
@@ -107,6 +109,7 @@ fn open_with(chosen: Chosen, site: &Site<'_>, ways: Ways, exchange: &mut dyn Exc
         shm,
         network,
         carrier,
+        refused,
         wakeups,
         polls: 0,
         slept: Duration::ZERO,
@@ -160,6 +163,12 @@ impl Router {
     /// What carries messages between nodes, none where there is one node; the same on all ranks.
     pub fn carrier(&self) -> Option<Carrier> {
         self.carrier
+    }
+
+    /// Why this carrier was asked for and is not the one, the same on all ranks.
+    pub fn refused(&self, carrier: Carrier) -> Option<&str> {
+        let known = self.refused.iter().find(|(name, _)| *name == carrier.name());
+        known.map(|(_, why)| why.as_str())
     }
 
     /// Whose device memory messages to other nodes may be given as addresses of.

@@ -18,6 +18,11 @@ pub type VendorStream = usize;
 /// An address on the device.
 pub type VendorAddress = usize;
 
+/// How the names of communicators begin that Strata makes for the phases of its calls.
+pub const SUB_NAMES: &str = "strata-";
+/// The same of those of a node, where Strata carries what goes between nodes.
+pub const INSIDE_NAMES: &str = "strata-inside";
+
 /// `ncclInvalidUsage`, for a function that the vendor's library does not have.
 const ABSENT: Code = 5;
 

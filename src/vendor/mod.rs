@@ -13,6 +13,7 @@ pub mod find;
 pub mod guard;
 pub mod library;
 pub mod plan;
+pub mod profiled;
 pub(crate) mod runpath;
 
 pub use library::Library;
@@ -44,7 +45,10 @@ pub fn mode() -> &'static Mode {
             crate::log::leave_file_to_vendor();
         }
         match &mode {
-            Mode::Over(library) => crate::info!("Strata {} over {library}", env!("CARGO_PKG_VERSION")),
+            Mode::Over(library) => {
+                crate::info!("Strata {} over {library}", env!("CARGO_PKG_VERSION"));
+                profiled::prepare(library, &config);
+            }
             Mode::PassThrough(library) => crate::info!("STRATA_DISABLE: all calls go to {library}"),
             Mode::Nobody(why) => crate::log::notice(why),
             Mode::Host => {}

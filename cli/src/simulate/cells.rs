@@ -2,14 +2,17 @@
 #![forbid(unsafe_code)]
 
 use super::method::Method;
+use super::route;
 use indicatif::ProgressBar;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 use strata::error::{Error, Result};
 use strata::plan::Collective;
+use strata::selection::takes_blocks_of_any_sizes;
 use strata::sim::price::{grid_of, price, Detail, How, Price};
 use strata::sim::Cluster;
+use strata::topo::Rank;
 
 /// What is asked: a collective on so many ranks with a message of so many bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -104,8 +107,20 @@ pub fn ask(manner: &Manner, cell: &Cell, method: &Method) -> Result<Option<Answe
     let machine = &manner.machine;
     let grid = grid_of(machine, nranks);
     method.check(&grid, collective)?;
+    if let (Some(_), Method::Plan { choice, .. }) = (manner.detail.skew, method) {
+        let name = choice.to_string();
+        if !takes_blocks_of_any_sizes(&name, (collective, Rank(0)), &grid) {
+            let collective = collective.name();
+            let text = format!("--skew: {name} does no {collective} of blocks of different sizes on these ranks");
+            return Err(Error::InvalidArgument(text));
+        }
+    }
     let mut best: Option<Answer> = None;
-    for way in method.ways(machine, &grid, collective, message_bytes) {
+    let ways = match (manner.detail.skew, method) {
+        (Some(skew), Method::Strata) => vec![route::skewed(&grid, collective, message_bytes, skew)?],
+        _ => method.ways(machine, &grid, collective, message_bytes),
+    };
+    for way in ways {
         if manner.alone {
             forget_peak();
         }

@@ -117,7 +117,7 @@ fn square(outcome: &Outcome<'_>, cell: usize, method: usize) -> Option<heatmap::
 pub fn timelines(manner: &Manner, cell: &Cell, methods: &[Method], path: &Path) -> Result<()> {
     let Cell { collective, nranks, message_bytes } = *cell;
     let fold = manner.detail.fold && nranks > MOST_DRAWN;
-    let manner = Manner { detail: Detail { fold, timeline: true }, ..manner.clone() };
+    let manner = Manner { detail: Detail { fold, timeline: true, ..manner.detail }, ..manner.clone() };
     let grid = grid_of(&manner.machine, nranks);
     let mut panels = Vec::new();
     for method in methods {

@@ -2,9 +2,14 @@
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;
+use strata::carrier::Carrier;
+use strata::config::Config;
+use strata::error::{Error, Result};
 use strata::plan::Collective;
 use strata::selection::cost::candidates;
-use strata::sim::price::How;
+use strata::selection::{decide, Context, Executor, Request, Selection, Sizes};
+use strata::sim::price::{block_bytes, How, PricedPlan};
+use strata::sim::skew::Skew;
 use strata::sim::Cluster;
 use strata::topo::Grid;
 
@@ -17,4 +22,22 @@ pub fn own(machine: &Cluster, grid: &Arc<Grid>, collective: Collective, message_
 /// With the vendor's library as a candidate.
 pub fn chosen(machine: &Cluster, grid: &Arc<Grid>, collective: Collective, message_bytes: usize) -> Option<How> {
     candidates(machine, grid, collective, message_bytes).into_iter().next().map(|candidate| candidate.how)
+}
+
+/// What Strata takes for blocks of different sizes, which no cost model knows.
+pub fn skewed(grid: &Arc<Grid>, collective: Collective, message_bytes: usize, skew: Skew) -> Result<How> {
+    let block_bytes = block_bytes(collective, grid.nranks(), message_bytes);
+    let longest_bytes = skew.sizes(grid.nranks(), block_bytes.saturating_mul(grid.nranks())).into_iter().max();
+    let sizes = match collective {
+        Collective::AllGather | Collective::ReduceScatter => Sizes::Known { longest_bytes: longest_bytes.unwrap_or(0) },
+        _ => Sizes::Own,
+    };
+    let request = Request { sizes, ..Request::new(collective, block_bytes) };
+    let context = Context::new(grid.clone(), Config::default(), false);
+    match decide(&request, &context)?.executor {
+        Executor::Own(Selection { choice, segment_bytes, window, .. }) => {
+            Ok(How::Strata(PricedPlan { choice, segment_bytes, window, carrier: Carrier::MPI }))
+        }
+        other => Err(Error::Internal(format!("{other:?} does a call without a vendor's library"))),
+    }
 }

@@ -52,11 +52,23 @@ fn count_of(call: &CallRecord, kind: Kind) -> u64 {
     }
 }
 
-/// The kind of a call that a workload can have. A broadcast is from rank 0 there.
-fn kind_of(call: &CallRecord) -> Option<Kind> {
-    let kind: Kind = call.call.parse().ok()?;
-    (KINDS.contains(&kind) && call.state == CallState::Ended && !call.vectored && call.nranks > 1).then_some(kind)
+/// The kind of a call that a workload can have, or why it has none. A broadcast is from rank 0 there.
+fn kind_of(call: &CallRecord) -> std::result::Result<Kind, &'static str> {
+    let kind = call.call.parse().ok().filter(|kind| KINDS.contains(kind)).ok_or("which workloads do not have")?;
+    match call.state {
+        CallState::Accepted | CallState::Begun => return Err("not ended when the trace was written"),
+        CallState::Failed => return Err("failed"),
+        CallState::Ended => {}
+    }
+    match (call.vectored, call.nranks) {
+        (true, _) => Err("whose blocks differ in size"),
+        (_, 0 | 1) => Err("on a communicator of one rank"),
+        _ => Ok(kind),
+    }
 }
+
+/// Calls that a workload cannot have, by name and reason.
+type LeftOut<'a> = BTreeMap<(&'a str, &'static str), usize>;
 
 /// The ranks of the job: as many as processes are told of.
 fn world(trace: &CallTrace) -> u32 {
@@ -65,15 +77,15 @@ fn world(trace: &CallTrace) -> u32 {
     trace.comms.iter().map(|comm| comm.nranks).max().unwrap_or(0).max(highest)
 }
 
-/// The calls of a rank with their steps, in order, and how many others there are by name.
-fn calls_of(trace: &CallTrace, rank: u32) -> (Vec<(&CallRecord, Kind)>, BTreeMap<&str, usize>) {
-    let mut left: BTreeMap<&str, usize> = BTreeMap::new();
+/// The calls of a rank with their steps, in order, and how many others there are.
+fn calls_of(trace: &CallTrace, rank: u32) -> (Vec<(&CallRecord, Kind)>, LeftOut<'_>) {
+    let mut left = LeftOut::new();
     let mut calls = Vec::new();
     let index = trace.index();
     for call in trace.calls.iter().filter(|call| index.process_of(call) == rank) {
         match kind_of(call) {
-            Some(kind) => calls.push((call, kind)),
-            None => *left.entry(&call.call).or_default() += 1,
+            Ok(kind) => calls.push((call, kind)),
+            Err(why) => *left.entry((&call.call, why)).or_default() += 1,
         }
     }
     calls.sort_by_key(|(call, _)| call.accepted_ns);
@@ -145,8 +157,11 @@ pub fn make(trace: &CallTrace, rank: Option<u32>, with_gaps: bool) -> Result<Mad
     let (calls, left) = calls_of(trace, rank);
     if calls.is_empty() {
         let names = KINDS.map(Kind::name).join(", ");
+        let others =
+            left.iter().map(|((name, why), calls)| format!("; left out: {} of {name}, {why}", counted(*calls, "call")));
+        let others: String = others.collect();
         return Err(Error::InvalidArgument(format!(
-            "rank {rank} has no calls that a workload can have, which are {names}"
+            "rank {rank} has no calls that a workload can have, which are {names}{others}"
         )));
     }
     let used: BTreeSet<&str> = calls.iter().map(|(call, _)| call.comm.as_str()).collect();
@@ -184,7 +199,7 @@ fn text(
     keys: &[StepKey],
     grid: &RankGrid,
     with_gaps: bool,
-    left: &BTreeMap<&str, usize>,
+    left: &LeftOut<'_>,
 ) -> (String, usize) {
     let times: Vec<CallTimes> = calls
         .iter()
@@ -212,8 +227,8 @@ fn text(
     let _ = writeln!(out, "    \"one step is {} of the program's: {repeats}\",", counted(step.len(), "call"));
     let _ =
         writeln!(out, "    \"a call that overlaps the next ones is waited for where a call was made after its end\",");
-    for (name, calls) in left {
-        let _ = writeln!(out, "    \"left out: {} of {name}\",", counted(*calls, "call"));
+    for ((name, why), calls) in left {
+        let _ = writeln!(out, "    \"left out: {} of {name}, {why}\",", counted(*calls, "call"));
     }
     let _ = writeln!(out, "]\ndtype = \"{}\"\ngrid = [", step[0].dtype);
     for (name, size) in grid.dimensions() {
@@ -249,6 +264,7 @@ pub mod samples {
             peer: None,
             in_place: false,
             vectored: false,
+            tag: 0,
             algorithm: "ring".to_string(),
             carrier: "tcp".to_string(),
             group: None,
@@ -338,11 +354,31 @@ mod tests {
     fn what_a_workload_cannot_have_is_left_out_and_told() {
         let mut with_send = sample();
         with_send.calls.push(call("ab", 0, 8, "send", 1, (9_000_000, 9_000_001)));
+        let other = |change: fn(&mut CallRecord)| {
+            let mut other = call("ab", 0, 8, "all_gather", 100, (9_000_002, 9_000_003));
+            change(&mut other);
+            other
+        };
+        with_send.calls.push(other(|call| call.vectored = true));
+        with_send.calls.push(other(|call| (call.state, call.ended_ns) = (CallState::Begun, None)));
+        with_send.calls.push(other(|call| call.state = CallState::Failed));
+        with_send.calls.push(other(|call| call.nranks = 1));
         let made = make(&with_send, None, true).unwrap();
-        assert!(made.text.contains("\"left out: 1 call of send\""), "{}", made.text);
-        assert_eq!(made.told, "4 calls of 17 of rank 0");
+        let left: Vec<&str> = made.text.lines().filter_map(|line| line.trim().strip_prefix("\"left out: ")).collect();
+        let expected = [
+            "1 call of all_gather, failed\",",
+            "1 call of all_gather, not ended when the trace was written\",",
+            "1 call of all_gather, on a communicator of one rank\",",
+            "1 call of all_gather, whose blocks differ in size\",",
+            "1 call of send, which workloads do not have\",",
+        ];
+        assert_eq!(left, expected);
+        workload::check(&made.text, 8).unwrap();
+        assert_eq!(made.told, "4 calls of 21 of rank 0");
         with_send.calls.retain(|call| call.call == "send");
-        assert!(make(&with_send, None, true).is_err_and(|error| error.text().contains("no calls that a workload")));
+        let refused = make(&with_send, None, true).err().expect("no call is left");
+        assert!(refused.text().contains("no calls that a workload"), "{}", refused.text());
+        assert!(refused.text().ends_with("; left out: 1 call of send, which workloads do not have"));
         assert!(make(&sample(), Some(9), true).is_err_and(|error| error.text().contains("--rank 9")));
     }
 }

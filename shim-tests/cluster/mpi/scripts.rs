@@ -50,6 +50,7 @@ fn same_on_all(comm: &Arc<Comm>, nranks: usize, results: &[(String, u64)]) {
         count: results.len(),
         blocks: None,
         joined: None,
+        tag: 0,
         dtype: DataType::U64,
         reduction: None,
         factor_at: None,

@@ -109,6 +109,7 @@ static ncclResult_t run_with(const char* name, struct op op, const ncclCollConfi
   if (config->algSelection) call_note(&call, " algSelection=%s", config->algSelection);
   if (config->maxCTAs != NCCL_CONFIG_UNDEF_INT) call_note(&call, " maxCTAs=%d", config->maxCTAs);
   call_note(&call, " tag=%llu)", (unsigned long long)config->userProfilerTag);
+  op.tag = config->userProfilerTag;
   return finish(&call, &op);
 }
 

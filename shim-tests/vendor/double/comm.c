@@ -80,6 +80,7 @@ static void wait_for_users(struct ncclComm* comm) {
 void comm_free(struct ncclComm* comm) {
   wait_for_users(comm);
   gpu_forget(comm);
+  profile_end(comm);
   if (comm->board) {
     atomic_store(&comm->board->seats[comm->rank].gone, 1);
     board_ring(comm->board);

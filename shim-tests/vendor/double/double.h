@@ -133,6 +133,7 @@ struct ncclComm {
   int redop_count;
   struct entry* entries;
   void* last; /* on the soft GPU: an event behind the last operation, whatever its stream */
+  void* profiled; /* what the profiler plugin knows it by */
   void* context; /* in which that was, of CUDA's */
   uint64_t end_magic;
 };
@@ -190,6 +191,7 @@ struct op {
   size_t result_bytes;
   uint64_t letter; /* a message's number among those to or from the peer */
   int stage;
+  uint64_t tag; /* what the call's configuration says for profilers */
 };
 
 size_t type_size(ncclDataType_t type);
@@ -228,6 +230,14 @@ int gpu_enqueue(const struct op* ops, size_t count, void (*function)(void*), voi
 void gpu_forget(struct ncclComm* comm);
 int gpu_is_captured(cudaStream_t stream);
 int gpu_is_gone(const struct ncclComm* comm);
+
+/* ---- the profiler plugin (profile.c) ---- */
+
+struct told;
+void profile_begin(struct ncclComm* comm);
+void profile_end(struct ncclComm* comm);
+struct told* profile_ops(struct op* const* ops, size_t count);
+void profile_done(struct told* told);
 
 /* ---- what is written down (record.c) ---- */
 

@@ -123,6 +123,7 @@ void job_run(struct job* job) {
   if (job->result == ncclSuccess && !left_out) job->result = board_take_seat(comm);
   /* A test wants this rank to fail when all others have done their part. */
   if (is_named_by(comm, "DOUBLE_FAIL_SPLIT")) job->result = ncclSystemError;
+  if (job->result == ncclSuccess && !left_out) profile_begin(comm);
   comm->maker = NULL;
   int keep = job->result == ncclSuccess ? !left_out : job->background && !job->late;
   if (!keep) *job->out = NULL;

@@ -104,12 +104,14 @@ void op_deliver(struct op* op) {
 ncclResult_t op_alone(struct op* op) {
   if (!make_result(op)) return ncclSystemError;
   record_launch(&op, 1);
+  struct told* told = profile_ops(&op, 1);
   memcpy(op->result, op->send, op->result_bytes);
   if (func_reduces(op->func) && kind_of(op) == OP_PRE_MUL_SUM)
     reduce_premultiply(op->result, op->count, op->type, scalar_of(op));
   if (op->bias) reduce_combine(op->result, op->bias, op->count, op->type, ncclSum);
   op_deliver(op);
   free(op->result);
+  profile_done(told);
   return ncclSuccess;
 }
 
@@ -268,11 +270,13 @@ ncclResult_t ops_run(struct op** ops, size_t count) {
   size_t messages = 0;
   struct op** letters = calloc(count, sizeof(struct op*));
   ncclResult_t result = letters ? ncclSuccess : ncclSystemError;
+  struct told* told = profile_ops(ops, count);
   for (size_t i = count; i-- > 0 && result == ncclSuccess;)
     if (ops[i]->func != SEND && ops[i]->func != RECV) result = run_collective(ops[i]);
   for (size_t i = 0; i < count && letters; i++)
     if (ops[i]->func == SEND || ops[i]->func == RECV) letters[messages++] = ops[i];
   if (result == ncclSuccess) result = run_messages(letters, messages);
   free(letters);
+  profile_done(told);
   return result;
 }

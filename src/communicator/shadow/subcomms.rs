@@ -14,7 +14,7 @@ use crate::plan::{Buffer, Collective, LinkLevel, Shape};
 use crate::selection::vendor::{self, Vendor};
 use crate::selection::{can_profit, Context, Decision, Executor, Front, Request, Selector};
 use crate::topo::Rank;
-use crate::vendor::calls::{VendorAddress, VendorStream};
+use crate::vendor::calls::{VendorAddress, VendorStream, INSIDE_NAMES, SUB_NAMES};
 use crate::vendor::plan::{lower, VendorPlan};
 use crate::vendor::{driver, Library};
 use std::collections::HashMap;
@@ -87,7 +87,7 @@ fn split_off(
     library: &Library,
     cancel: &AtomicBool,
 ) -> std::result::Result<Handle, Code> {
-    let name = CString::new(format!("strata-{level}{color}")).unwrap_or_default();
+    let name = CString::new(format!("{SUB_NAMES}{level}{color}")).unwrap_or_default();
     // On the heap: a making that is cancelled goes on on the vendor's threads, which write here when it ends.
     let made = Box::into_raw(Box::new(CommHandle::NULL));
     // SAFETY: the name must outlive the call; because it is a local of this function.
@@ -144,7 +144,9 @@ impl SubComms {
             true => split_off(parent, (level, color, key), library, cancel).map(Some),
             false => Ok(None),
         };
-        let node_comm = split(grid.nrails() > 1, "node", node, local);
+        // Calls that Strata carries are recorded as they are, others as their phases: names tell them apart.
+        let inside = INSIDE_NAMES.strip_prefix(SUB_NAMES).filter(|_| carrier.is_own());
+        let node_comm = split(grid.nrails() > 1, inside.unwrap_or("node"), node, local);
         let rail_comm = split(!carrier.is_own(), "rail", local, node);
         let ended = Ending::new();
         let provided = match (carrier.is_own(), node_comm, crate::vendor::library()) {

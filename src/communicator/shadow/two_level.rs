@@ -193,6 +193,7 @@ impl SubComms {
             count,
             blocks: None,
             joined: None,
+            tag: 0,
             dtype,
             reduction,
             factor_at: None,

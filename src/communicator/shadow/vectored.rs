@@ -208,6 +208,7 @@ mod tests {
             root: Rank(1),
             algorithm: None,
             joined: None,
+            tag: 0,
             decision: None,
         }
     }

@@ -39,7 +39,8 @@ fn folding_changes_nothing() {
     let mut seen = 0;
     each_way(|machine, nranks, collective, bytes, way| {
         let grid = grid_of(machine, nranks);
-        let priced = |fold| price(machine, &grid, collective, bytes, way, Detail { fold, timeline: false }).unwrap();
+        let priced =
+            |fold| price(machine, &grid, collective, bytes, way, Detail { fold, timeline: false, skew: None }).unwrap();
         let (folded, whole) = (priced(true), priced(false));
         let what = format!("{} {} of {bytes} on {nranks}: {way:?}", machine.name, collective.name());
         assert_eq!(folded.ns, whole.ns, "{what}");

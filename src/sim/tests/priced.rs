@@ -4,6 +4,7 @@ use crate::algorithms::Choice;
 use crate::carrier::Carrier;
 use crate::plan::Collective;
 use crate::sim::price::{grid_of, price, Detail, How, Price, PricedPlan};
+use crate::sim::skew::Skew;
 use crate::sim::{Cluster, Resource};
 use std::sync::Arc;
 
@@ -27,7 +28,7 @@ pub(super) fn round(ranks: usize, nics: usize, more: &str) -> Arc<Cluster> {
 }
 
 fn strata(machine: &Arc<Cluster>, nranks: usize, collective: Collective, bytes: usize, route: PricedPlan) -> Price {
-    let detail = Detail { fold: false, timeline: true };
+    let detail = Detail { fold: false, timeline: true, skew: None };
     price(machine, &grid_of(machine, nranks), collective, bytes, &How::Strata(route), detail).unwrap()
 }
 
@@ -43,6 +44,35 @@ fn ranks_that_share_a_nic_take_twice_as_long_as_ranks_with_nics_of_their_own() {
     let block = f64::from(1 << 20);
     assert!((time(2) - (block + 1000.0)).abs() < 100.0, "{}", time(2));
     assert!((time(1) - (2.0 * block + 1000.0)).abs() < 100.0, "{}", time(1));
+}
+
+/// A NIC a rank: the busiest one says how long blocks of different sizes take.
+#[test]
+fn skewed_blocks_take_as_long_as_the_busiest_nic() {
+    let (machine, grid) = (round(1, 1, ""), grid_of(&round(1, 1, ""), 4));
+    let mib = 1usize << 20;
+    let time = |collective, bytes, skew| {
+        let detail = Detail { fold: false, timeline: false, skew };
+        let way = How::Strata(route("direct", usize::MAX, 1));
+        price(&machine, &grid, collective, bytes, &way, detail).unwrap().ns - 1000.0
+    };
+    let near = |ns: f64, bytes: usize| assert!((ns / bytes as f64 - 1.0).abs() < 0.01, "{ns} ns, {bytes} bytes");
+    near(time(Collective::AllToAll, mib, None), 3 * mib);
+    // The hot rank gets nine tenths of what each of three others sends.
+    near(time(Collective::AllToAll, mib, Some(Skew::One)), 3 * (4 * mib * 9 / 10));
+    near(time(Collective::AllGather, 4 * mib, None), 3 * mib);
+    // Two ranks have all, twice as much as else, for three others each.
+    near(time(Collective::AllGather, 4 * mib, Some(Skew::Zeros)), 3 * 2 * mib);
+    near(time(Collective::AllGather, 4 * mib, Some(Skew::One)), 3 * (4 * mib * 9 / 10));
+    let law = price(
+        &machine,
+        &grid,
+        Collective::AllGather,
+        mib,
+        &How::Vendor,
+        Detail { skew: Some(Skew::Zipf), ..Detail::default() },
+    );
+    assert!(law.is_err_and(|error| error.text().contains("laws speak of blocks of one size")));
 }
 
 #[test]
@@ -88,7 +118,7 @@ fn segments_let_rails_and_calls_overlap_and_a_window_of_one_does_not() {
 fn what_is_busy_is_never_busy_twice_at_once() {
     let machine = Arc::new(Cluster::find("frontier").unwrap());
     let grid = grid_of(&machine, 32);
-    let detail = Detail { fold: false, timeline: true };
+    let detail = Detail { fold: false, timeline: true, skew: None };
     let how = How::Strata(route("two_level(direct,ring)", 1 << 16, 3));
     let price = price(&machine, &grid, Collective::AllReduce, 32 << 20, &how, detail).unwrap();
     let mut busy = price.timeline.clone();

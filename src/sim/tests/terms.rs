@@ -20,7 +20,15 @@ fn node(ranks: usize, gap_us: f64, more: &str) -> Arc<Cluster> {
 
 fn on(machine: &Arc<Cluster>, ranks: usize, collective: Collective, bytes: usize, choice: &str) -> Price {
     let how = How::Strata(route(choice, usize::MAX, 1));
-    price(machine, &grid_of(machine, ranks), collective, bytes, &how, Detail { fold: false, timeline: false }).unwrap()
+    price(
+        machine,
+        &grid_of(machine, ranks),
+        collective,
+        bytes,
+        &how,
+        Detail { fold: false, timeline: false, skew: None },
+    )
+    .unwrap()
 }
 
 fn without(machine: &Arc<Cluster>, term: &str) -> Arc<Cluster> {
