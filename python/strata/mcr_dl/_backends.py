@@ -190,7 +190,11 @@ class Backends:
         """Raises McrError where this carrier has been left out: a call of no elements tells, and moves nothing."""
         config = config_of(f"@{carrier}")
         arguments = (NULL, NULL, ctypes.c_size_t(0), c_int(_lib.UINT8), c_int(0))
-        lane.call("init", "ncclBroadcastConfig", arguments, (byref(config),), config)
+        if function("ncclBroadcastConfig")(*lane.sync_arguments(arguments, (byref(config),))):
+            raise McrError(
+                f"mcr_dl: init on rank {self.rank} of {self.size}: backend {lane.name!r} goes by {carrier}, which cannot carry messages "
+                f"between these ranks' nodes; the warning on standard error says why"
+            )
 
     def find(self, name) -> Backend:
         """The backend of this name; ValueError where there is none."""

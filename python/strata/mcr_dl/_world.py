@@ -166,7 +166,11 @@ class World:
     def all_to_all_single(self, backend, output, input, async_op=False):
         """Block j of rank i's input becomes block i of rank j's output. All blocks are equal."""
         if not async_op:
-            kept = self._kept_pairs.get((backend, id(output), id(input), "all_to_all_single"))
+            try:
+                kept = self._kept_pairs.get((backend, id(output), id(input), "all_to_all_single"))
+            except TypeError:
+                # Of a backend that is no name; what follows says so.
+                kept = None
             if kept is not None and kept[0](output) and kept[1](input):
                 code = kept[2](*kept[3])
                 if code:
@@ -258,7 +262,11 @@ class World:
     def all_reduce(self, backend, output, op=ReduceOp.SUM, async_op=False):
         """Every rank's tensor becomes the reduction of all."""
         if not async_op:
-            kept = self._kept.get((backend, id(output), op))
+            try:
+                kept = self._kept.get((backend, id(output), op))
+            except TypeError:
+                # Of a backend or an operation that is none; what follows says so.
+                kept = None
             if kept is not None and kept[0](output):
                 code = kept[1](*kept[2])
                 if code:
