@@ -14,10 +14,12 @@ from ctypes import byref, c_char, c_int, c_void_p
 
 from .. import _lib
 from ._calls import NULL, Lane, McrError, config_of, function
+from ._memory import HOST
 from ._names import AUTO, CARRIERS, is_algorithm, listed, unknown
 
 _lib_calls = _lib.lib
 _ID_BYTES = ctypes.sizeof(_lib.UniqueId)
+_GPU = "cuda"
 _INTER, _CARRIERS = "STRATA_INTER", "STRATA_CARRIERS"
 _MOST_MS = 2**31 - 1
 # The environment is the process's; communicators are made one after another.
@@ -53,6 +55,14 @@ def meet_by_launcher() -> "tuple[int, int, bytes]":
     if code:
         raise McrError(f"mcr_dl: init: {_lib.reason(code)}")
     return rank.value, size.value, bytes(made)
+
+
+def _vendor_id() -> bytes:
+    made = _lib.UniqueId()
+    code = function("ncclGetUniqueId")(byref(made))
+    if code:
+        raise McrError(f"mcr_dl: init: {_lib.reason(code)}")
+    return bytes(made)
 
 
 def _torch_group():
@@ -101,17 +111,18 @@ class Backends:
         # Those that the program has named, in its order.
         self.named: "list[str]" = []
         self._timeout_ms = -1
-        self._device = None
         # The settings of the communicator that is "auto" alone's, if there is one.
         self._auto: "dict | None" = None
 
     def init(self, backends, timeout, device) -> None:
         """Makes those that are not there yet. All ranks call, with the same names."""
+        if device not in (None, HOST, _GPU):
+            raise ValueError(f"mcr_dl: init: device must be {HOST!r} or {_GPU!r}, not {device!r}")
         names = listed(backends)
         for name in names:
             if name != AUTO and name not in CARRIERS:
                 raise unknown(name, (*CARRIERS, AUTO))
-        new = [name for name in names if name not in self.made]
+        new = [name for name in names if name not in self.named]
         if not new:
             return
         self._timeout_ms = -1 if timeout is None else max(0, min(int(timeout * 1000 + 0.999), _MOST_MS))
@@ -119,8 +130,9 @@ class Backends:
             self._make(new, device)
 
     def _make(self, new, device) -> None:
-        if self._device is None:
-            self._device = device
+        torch = sys.modules.get("torch")
+        begun = _GPU if torch is not None and torch.cuda.is_initialized() else HOST
+        on_gpu = (device or begun) == _GPU
         own = [name for name in (*self.named, *new) if name != AUTO]
         wanted = [(name, {_INTER: CARRIERS[name], _CARRIERS: AUTO}) for name in own if name not in self.made]
         auto = self._settings_of_auto(own)
@@ -130,7 +142,7 @@ class Backends:
         if not self.made:
             self.rank, self.size, first = self._meet()
             ids.append(first)
-        made = self._all(wanted, ids)
+        made = self._all(wanted, ids, on_gpu)
         old = self.made.get(AUTO) if self._auto is not None and AUTO in made else None
         self.made.update(made)
         self.named += new
@@ -149,17 +161,21 @@ class Backends:
         carriers = dict.fromkeys(CARRIERS[name] for name in own)
         return {_INTER: AUTO, _CARRIERS: ",".join(carriers)} if len(own) > 1 else None
 
-    def _all(self, wanted, ids) -> "dict[str, Backend]":
+    def _all(self, wanted, ids, on_gpu) -> "dict[str, Backend]":
         """Makes communicators one after another; none if one cannot be made."""
         made = {}
         try:
-            for at, (name, settings) in enumerate(wanted):
-                if at >= len(ids):
-                    ids.extend(self._more_ids(len(wanted) - at, made))
-                lane = Lane(name, self._communicator(name, ids[at], settings), self.rank, self.size)
+            for name, settings in wanted:
+                if not ids:
+                    ids = self._more_ids(len(wanted), made, _lib.unique_id)
+                lane = Lane(name, self._communicator(name, ids.pop(0), settings), self.rank, self.size)
                 made[name] = Backend(name, lane)
                 if name != AUTO:
                     self._check(lane, CARRIERS[name])
+                if on_gpu:
+                    # A vendor's library knows its own ids alone.
+                    (unique,) = self._more_ids(1, made, _vendor_id)
+                    made[name].device = self._on_gpu(name, unique, settings)
         except Exception:
             for backend in made.values():
                 for lane in backend.lanes():
@@ -174,12 +190,25 @@ class Backends:
         except RuntimeError as error:
             raise McrError(f"mcr_dl: init of backend {name!r} on rank {self.rank} of {self.size}: {error}") from None
 
-    def _more_ids(self, count, made) -> "list[bytes]":
-        """Further ids, from rank 0 over a communicator that is there."""
+    def _on_gpu(self, name, unique, settings):
+        """A lane on this process's GPU. In front of NCCL or RCCL what is not MPI's is that library's."""
+        from ._device import DeviceLane
+
+        if settings.get(_INTER) == "tcp" and os.environ.get("STRATA_NCCL_LIB") != "none":
+            settings = {**settings, _INTER: AUTO}
+        try:
+            with _settings(**settings):
+                return DeviceLane(name, unique, self.rank, self.size)
+        except RuntimeError as error:
+            where = f"on rank {self.rank} of {self.size}"
+            raise McrError(f"mcr_dl: init of backend {name!r} for the GPU {where}: {error}") from None
+
+    def _more_ids(self, count, made, new_id) -> "list[bytes]":
+        """Further ids, which rank 0 makes, over a communicator that is there."""
         lane = next(iter((*made.values(), *self.made.values()))).lane
         shared = (c_char * (count * _ID_BYTES))()
         if self.rank == 0:
-            shared.raw = b"".join(_lib.unique_id() for _ in range(count))
+            shared.raw = b"".join(new_id() for _ in range(count))
         at = c_void_p(ctypes.addressof(shared))
         arguments = (at, at, ctypes.c_size_t(len(shared)), c_int(_lib.UINT8), c_int(0))
         lane.call("init", "ncclBroadcast", arguments, (), shared)

@@ -53,8 +53,8 @@ class World:
         """Makes backends: a name or a list of names. All ranks call, with the same names in the same order.
 
         `timeout`: seconds that the ranks may take to meet, and that each later call may take; 0 sets no limit, None leaves
-        STRATA_BOOTSTRAP_TIMEOUT_MS and STRATA_TIMEOUT_MS. `device`: "cuda" for tensors on GPUs as well, "cpu" for the host
-        alone; None: "cuda" where PyTorch has begun to use it.
+        STRATA_BOOTSTRAP_TIMEOUT_MS and STRATA_TIMEOUT_MS. `device`: "cuda" for tensors on PyTorch's current GPU as well, "cpu" for the
+        host alone; None: "cuda" where PyTorch has begun to use it.
         """
         self._backends.init(backends, timeout, device)
 
