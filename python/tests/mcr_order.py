@@ -249,6 +249,24 @@ def changed_tensors():
     mcr_dl.finalize()
 
 
+def what_fits():
+    """What was prepared for one tensor fits that one alone, whatever has its id."""
+    from strata.mcr_dl._memory import memory_of
+
+    tensor, array = torch.ones(3), np.ones(3, np.float32)
+    others = [torch.ones(3), np.ones(3, np.float32), Plain(array), None, tensor.view(3), torch._neg_view(tensor)]
+    for mine in (tensor, array):
+        memory = memory_of(mine, "output", True)
+        assert memory.fits(mine)
+        # An array is known by its place: another one has another id.
+        apart = [other for other in others if mine is tensor or not isinstance(other, np.ndarray)]
+        assert not any(memory.fits(other) for other in (*apart, tensor if mine is array else array))
+    assert memory_of(Plain(array), "output", True).fits is None
+    flags = memory_of(array, "input", False)
+    array.flags.writeable = False
+    assert flags.fits(array) and not memory.fits(array)
+
+
 def many_kept_calls():
     """More tensors than calls are kept for, each called with twice."""
     rank, size = begin()

@@ -1,8 +1,16 @@
 """mcr_dl: every function's every result byte, on 1, 2, 3 and 5 ranks; order, handles, backends, bad input; DeepSpeed through it."""
 
+import importlib.util
+import subprocess
+import sys
 import unittest
+from pathlib import Path
 
 import ranks
+import torch
+from test_training import Run
+
+_HERE = Path(__file__).resolve().parent
 
 
 class OnRanks(unittest.TestCase):
@@ -53,6 +61,9 @@ class Order(OnRanks):
     def test_a_tensor_that_has_changed_is_not_taken_for_what_it_was(self):
         self.order("changed_tensors", (1, 2))
 
+    def test_what_is_kept_for_a_tensor_fits_no_other(self):
+        self.order("what_fits", (1,))
+
     def test_more_calls_than_are_kept_are_right(self):
         self.order("many_kept_calls", (2,))
 
@@ -100,3 +111,65 @@ class BadInput(OnRanks):
 
     def test_a_limit_that_passes_is_told(self):
         self.bad("late_rank")
+
+
+class Beside(OnRanks):
+    def test_ranks_are_torch_distributed_s_where_that_is_there_whatever_its_backend(self):
+        for backend in ("strata", "gloo"):
+            self.on("beside_torch", (3,), "mcr_beside", arguments=(backend,))
+
+    def test_a_program_needs_no_pytorch(self):
+        """Ranks of a launcher, here this test, whose processes have NumPy alone."""
+        port, processes = ranks.free_port(), []
+        for rank in range(3):
+            place = {"RANK": str(rank), "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+            line = [sys.executable, str(_HERE / "mcr_numpy.py")]
+            process = subprocess.Popen(line, env=dict(ranks.environment(), **place), stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+            processes.append(process)
+        try:
+            said = [process.communicate(timeout=60 * ranks.PATIENCE)[0].decode() for process in processes]
+        finally:
+            for process in processes:
+                process.kill()
+        for rank, process in enumerate(processes):
+            self.assertEqual(process.returncode, 0, said)
+            self.assertIn(f"rank {rank} of 3 without PyTorch", said[rank])
+
+
+class DeepSpeed(OnRanks):
+    def learns(self, script, ways, count):
+        """Fails unless losses and parameters are those of the same script over torch.distributed, bit by bit; the calls by mcr_dl."""
+        theirs, mine = (Run(count, script, backend, ways) for backend in ("strata", "mcr_dl"))
+        for way in [f"zero{stage}" for stage in ways] or ["moe"]:
+            for rank, (one, other) in enumerate(zip(mine.of(way), theirs.of(way), strict=True)):
+                self.assertEqual(one["losses"], other["losses"], f"{way}, rank {rank}")
+                self.assertEqual(one["parameters"].keys(), other["parameters"].keys())
+                for name, tensor in one["parameters"].items():
+                    self.assertTrue(torch.equal(tensor, other["parameters"][name]), f"{way}, rank {rank}: {name}")
+        return mine.of("calls")
+
+    def is_there(self):
+        if importlib.util.find_spec("deepspeed") is None:
+            print("SKIPPED: DeepSpeed is not installed", flush=True)
+            return False
+        return True
+
+    def test_zero_learns_by_mcr_dl_what_it_learns_by_torch_distributed(self):
+        if self.is_there():
+            for calls in self.learns("zero.py", ["2", "3"], 3):
+                self.assertGreater(calls["all_gather_into_tensor", "gloo"], 10)
+                self.assertGreater(calls["all_reduce", "nccl"], 10)
+                self.assertGreater(calls["reduce_scatter_tensor", "auto"], 5)
+
+    def test_a_mixture_of_experts_learns_the_same_with_its_all_to_alls_by_another_backend(self):
+        if self.is_there():
+            for calls in self.learns("moe.py", [], 3):
+                self.assertGreater(calls["all_to_all_single", "gloo"], 10)
+
+    def test_every_collective_of_deepspeed_is_right_in_all_and_in_some_of_the_ranks(self):
+        if self.is_there():
+            self.on("deepspeed_collectives", (4,), "mcr_beside", limit=120)
+
+    def test_routes_that_name_nothing_are_told_with_the_nearest_name(self):
+        if self.is_there():
+            self.on("deepspeed_bad_routes", (1,), "mcr_beside")

@@ -5,6 +5,7 @@ NumPy's arrays and PyTorch's tensors are asked directly; whatever else has DLPac
 
 import ctypes
 import sys
+import weakref
 from ctypes import POINTER, Structure, c_char_p, c_int32, c_int64, c_uint8, c_uint16, c_uint32, c_uint64, c_void_p, py_object
 
 from .. import _lib
@@ -146,10 +147,12 @@ def _of_torch(torch, tensor, name) -> Memory:
     if device.type not in (HOST, "cuda"):
         raise TypeError(f"mcr_dl: {name} is on {device}; tensors on processors and on CUDA's (HIP's) GPUs are taken")
     kind = str(dtype).removeprefix("torch.")
+    same = weakref.ref(tensor)
 
     def fits(again):
         return (
-            again.data_ptr() == address
+            same() is again
+            and again.data_ptr() == address
             and again.numel() == count
             and again.dtype is dtype
             and again.is_contiguous()
