@@ -241,3 +241,42 @@ def _gatherv(shared, rank, size, backend, kind, counts, later, what):
     whole.expect(everyone, f"the root's tensor of scatterv {what}")
     if not (in_place and is_root):
         made.expect(mine, f"scatterv {what}")
+
+
+def repeated():
+    """Each function again and again on the same tensors, whose contents change; on two backends and with two roots in turn."""
+    rank, size = begin()
+    for kind in (("numpy", "float32"), ("torch", "float64"), ("torch", "int32"), ("dlpack", "int16")):
+        tensors = {count: [Made(kind, [1] * count) for _ in range(2)] for count in (5, 5 * size)}
+        for turn in range(6):
+            backend, root = ("nccl", "gloo")[turn % 2], (0, size - 1)[turn // 2 % 2]
+            what = f"turn {turn} of {kind}"
+            (part, other), (whole, source) = tensors[5], tensors[5 * size]
+            ours = [values(r, 5 * size, 2 * turn) for r in range(size)]
+            mine = ours[rank]
+
+            def sums(op):
+                return [functools.reduce(JOINED[op], column) for column in zip(*ours)]
+
+            part.fill(mine[:5])
+            mcr_dl.bcast(backend, part.tensor, root)
+            part.expect(ours[root][:5], f"bcast, {what}")
+            for op in (OP.SUM, OP.MAX):
+                part.fill(mine[:5])
+                mcr_dl.reduce(backend, part.tensor, root, op)
+                part.expect(sums(op)[:5] if rank == root else mine[:5], f"reduce, {what}")
+                part.fill(mine[:5])
+                mcr_dl.all_reduce(backend, part.tensor, op)
+                part.expect(sums(op)[:5], f"all_reduce, {what}")
+                source.fill(mine)
+                mcr_dl.reduce_scatter(backend, part.tensor, None, op, input=source.tensor)
+                part.expect(sums(op)[5 * rank : 5 * rank + 5], f"reduce_scatter, {what}")
+                mcr_dl.reduce_scatter(backend, source.tensor, None, op)
+                source.expect(mine[: 5 * rank] + sums(op)[5 * rank : 5 * rank + 5] + mine[5 * rank + 5 :], f"reduce_scatter in place, {what}")
+            other.fill(mine[:5])
+            mcr_dl.all_gather(backend, whole.tensor, other.tensor)
+            whole.expect([v for r in range(size) for v in ours[r][:5]], f"all_gather, {what}")
+            source.fill(mine)
+            mcr_dl.all_to_all_single(backend, whole.tensor, source.tensor)
+            whole.expect([v for r in range(size) for v in ours[r][5 * rank : 5 * rank + 5]], f"all_to_all_single, {what}")
+    mcr_dl.finalize()

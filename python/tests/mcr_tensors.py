@@ -36,6 +36,10 @@ class Made:
         inside = self._base[GUARD : GUARD + len(values)]
         self.tensor = Plain(inside) if library == "dlpack" else inside
 
+    def fill(self, values) -> None:
+        """Gives the tensor these values, where it lies."""
+        self._base[GUARD : GUARD + len(values)] = Made(self.kind, values)._base[GUARD:-GUARD]
+
     def raw(self) -> bytes:
         base = self._base.view(torch.uint8).numpy() if self.kind[0] == "torch" else self._base
         return base.tobytes()

@@ -33,6 +33,9 @@ class Functions(OnRanks):
     def test_blocks_of_different_and_no_size_arrive_where_they_are_placed(self):
         self.on("vectored")
 
+    def test_calls_that_are_made_again_are_right_whatever_the_tensors_hold_by_then(self):
+        self.on("repeated", (1, 2, 3))
+
 
 class Order(OnRanks):
     def order(self, function, counts=(2, 3), **options):

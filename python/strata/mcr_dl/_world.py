@@ -119,6 +119,24 @@ class World:
             table[key] = (*(memory.fits for memory in memories), *made)
         return None
 
+    def _again(self, table, key, *tensors) -> bool:
+        """Makes a call that has been kept, if it was; False where it has to be prepared."""
+        try:
+            kept = table.get(key)
+        except TypeError:
+            # Of a name or an operation that is none; what follows says so.
+            return False
+        if kept is None:
+            return False
+        for fits, tensor in zip(kept, tensors):
+            if not fits(tensor):
+                return False
+        function, arguments, lane, what = kept[len(tensors) :]
+        code = function(*arguments)
+        if code:
+            raise lane.failure(what, code)
+        return True
+
     def _root(self, what, root) -> int:
         if type(root) is not int or not 0 <= root < self._backends.size:
             raise ValueError(f"mcr_dl: {what}: the root {root!r} is no rank of {self._backends.size}")
@@ -282,20 +300,26 @@ class World:
 
     def reduce(self, backend, output, root=0, op=ReduceOp.SUM, async_op=False):
         """The root's tensor becomes the reduction of all; other ranks' stay."""
+        key = ("reduce", backend, id(output), root, op)
+        if not async_op and self._again(self._kept, key, output):
+            return None
         self._backends.find(backend)
         root = self._root("reduce", root)
         memory = memory_of(output, "output", root == self._backends.rank)
         code, count, operation = memory.reduced(op)
         place = _place(memory)
         arguments = (place, place, c_size_t(count), c_int(code), c_int(operation), c_int(root))
-        return self._do("reduce", backend, "ncclReduce", arguments, [memory], async_op)
+        return self._do("reduce", backend, "ncclReduce", arguments, [memory], async_op, (self._kept, key))
 
     def reduce_scatter(self, backend, output, root=None, op=ReduceOp.SUM, async_op=False, *, input=None):
         """Rank i gets block i of the reduction of all tensors, in place of that block of its own, or of `input` in all of `output`.
 
         The listing has a root, which this collective has no use for; None, or any rank.
         """
-        what = "reduce_scatter"
+        what, tensors = "reduce_scatter", (output,) if input is None else (output, input)
+        table, key = self._kept if input is None else self._kept_pairs, ("reduce_scatter", backend, id(output), id(input), root, op)
+        if not async_op and self._again(table, key, *tensors):
+            return None
         self._backends.find(backend)
         if root is not None:
             self._root(what, root)
@@ -307,29 +331,35 @@ class World:
         code, count, operation = of.reduced(op, block)
         place = _place(to, self._backends.rank * block if input is None else 0)
         arguments = (_place(of), place, c_size_t(count), c_int(code), c_int(operation))
-        return self._do(what, backend, "ncclReduceScatter", arguments, [to, of], async_op)
+        memories = [to] if input is None else [to, of]
+        return self._do(what, backend, "ncclReduceScatter", arguments, memories, async_op, (table, key))
 
     # From and to one rank, and from all to all.
 
     def bcast(self, backend, output, root=0, async_op=False):
         """Every rank's tensor becomes the root's."""
+        key = ("bcast", backend, id(output), root)
+        if not async_op and self._again(self._kept, key, output):
+            return None
         self._backends.find(backend)
         root = self._root("bcast", root)
         memory = memory_of(output, "output", root != self._backends.rank)
         code, count = memory.moved()
         place = _place(memory)
         arguments = (place, place, c_size_t(count), c_int(code), c_int(root))
-        return self._do("bcast", backend, "ncclBroadcast", arguments, [memory], async_op)
+        return self._do("bcast", backend, "ncclBroadcast", arguments, [memory], async_op, (self._kept, key))
 
     def all_gather(self, backend, output, input, async_op=False):
         """Every rank's `output` becomes all ranks' inputs, one after another. In place where `input` is the rank's block of it."""
-        what = "all_gather"
+        what, key = "all_gather", ("all_gather", backend, id(output), id(input))
+        if not async_op and self._again(self._kept_pairs, key, output, input):
+            return None
         self._backends.find(backend)
         to, of = memory_of(output, "output", True), memory_of(input, "input", False)
         self._same(what, of, to, of.count * self._backends.size, ("input", "output"))
         code, count = of.moved()
         arguments = (_place(of), _place(to), c_size_t(count), c_int(code))
-        return self._do(what, backend, "ncclAllGather", arguments, [to, of], async_op)
+        return self._do(what, backend, "ncclAllGather", arguments, [to, of], async_op, (self._kept_pairs, key))
 
     def gather(self, backend, output, root=0, async_op=False, *, input=None):
         """The root gets every rank's block. Its `output` has all blocks, its own in its place; other ranks' is what they send.
