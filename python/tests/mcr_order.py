@@ -275,6 +275,18 @@ def many_kept_calls():
         for tensor in tensors:
             mcr_dl.all_reduce("nccl", tensor)
     assert all(tensor.tolist() == [size * (size * (size - 1) // 2)] * 3 for tensor in tensors)
+    # Each backend's calls are kept for that one, whatever the tensors.
+    output, source = np.zeros(2 * size), np.zeros(2)
+    for name in ("nccl", "gloo", "nccl"):
+        for call in (mcr_dl.bcast, mcr_dl.all_reduce, mcr_dl.reduce, mcr_dl.reduce_scatter):
+            call(name, output)
+        mcr_dl.all_gather(name, output, source)
+        mcr_dl.reduce_scatter(name, source, input=output)
+        mcr_dl.all_to_all_single(name, output, output.copy())
+    kept = {**mcr_dl._world._kept, **mcr_dl._world._kept_pairs}
+    of_gloo = [key for key in kept if "gloo" in key]
+    assert len(of_gloo) == 7, of_gloo
+    assert all(entry[-2].name in key for key, entry in kept.items())
     pairs = [(np.zeros(size, np.int64), np.full(size, rank)) for _ in range(700)]
     for _ in range(2):
         for output, source in pairs:
