@@ -326,6 +326,43 @@ def left_behind():
     del work
 
 
+def left_waiting():
+    """A program that ends with a call under way that the other rank never makes: it ends all the same, and the other is told."""
+    rank, size = begin()
+    if rank == 0:
+        mcr_dl.all_reduce("nccl", torch.ones(100000), async_op=True)
+    else:
+        try:
+            mcr_dl.recv("gloo", np.ones(1), 0)
+        except mcr_dl.McrError as error:
+            assert "rank 0" in str(error), error
+        else:
+            raise AssertionError("nothing was sent, and it was received")
+
+
+def threads():
+    """Each backend has a thread of its own, whose calls wait for no other's."""
+    import threading
+
+    rank, size = begin()
+    wrong = []
+
+    def calls(name):
+        for at in range(300):
+            tensor = np.full(7, rank + at)
+            mcr_dl.all_reduce(name, tensor, async_op=True).wait()
+            wrong.extend([name] if tensor[0] != size * (size - 1) // 2 + size * at else [])
+            mcr_dl.all_reduce(name, tensor, mcr_dl.ReduceOp.MAX)
+
+    threads = [threading.Thread(target=calls, args=(name,)) for name in ("nccl", "gloo", "auto")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong, wrong
+    mcr_dl.finalize()
+
+
 def forked_child():
     """A fork has none of its parent's backends, and makes its own."""
     rank, size = begin()

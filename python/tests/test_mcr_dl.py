@@ -75,6 +75,10 @@ class Order(OnRanks):
 
     def test_a_program_may_end_without_finalize(self):
         self.order("left_behind", (2,))
+        self.order("left_waiting", (2,), limit=30)
+
+    def test_each_backend_may_have_a_thread(self):
+        self.order("threads", (2,))
 
     def test_a_forked_child_has_no_backends(self):
         self.order("forked_child", (2,))
