@@ -45,6 +45,27 @@ def opposite_orders():
     mcr_dl.finalize()
 
 
+def carriers():
+    """Backends by two carriers, with messages, and algorithms of both by name."""
+    mcr_dl.init(["mv2-gdr", "nccl"], timeout=60)
+    rank, size = mcr_dl.get_rank(), mcr_dl.get_size()
+    for name in ("mv2-gdr", "nccl", "auto", "@mpi", "ring@tcp"):
+        tensor, blocks = np.full(3000, rank), np.arange(size)
+        mcr_dl.all_reduce(name, tensor)
+        assert tensor.tolist() == [size * (size - 1) // 2] * 3000, name
+        exchange = "pairwise@tcp" if name == "ring@tcp" else name
+        mcr_dl.all_to_allv(exchange, blocks, np.full(size, rank), [1] * size, [1] * size)
+        assert blocks.tolist() == list(range(size)), name
+    for name in ("mv2-gdr", "nccl"):
+        taken = np.zeros(5, np.int64)
+        works = [mcr_dl.send(name, np.full(5, rank), (rank + 1) % size, True), mcr_dl.recv(name, taken, (rank - 1) % size, True)]
+        for work in works:
+            work.wait()
+        assert taken.tolist() == [(rank - 1) % size] * 5, name
+    mcr_dl.finalize()
+    print("mv2-gdr, tcp and auto are right", flush=True)
+
+
 def opposite_orders_that_wait():
     """Rank 0 waits for its calls on one backend before it calls on the other, and the other ranks do the reverse: calls are queued."""
     rank, size = begin()
