@@ -17,6 +17,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+import strata.torch  # noqa: F401
 from strata import _lib
 
 SIZES = [8, 64, 512, 1 << 10, 2 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20]
@@ -31,7 +32,7 @@ def loops(collective, size, library, comm):
     count = max(size // 4 // ranks, 1) * ranks
     source, target = torch.ones(count), torch.ones(count)
     arrays = source.numpy(), target.numpy()
-    address = lambda tensor: ctypes.c_void_p(tensor.data_ptr())
+    places = [ctypes.c_void_p(tensor.data_ptr()) for tensor in (source, target)]
 
     def in_python(call):
         def seconds(number):
@@ -43,14 +44,14 @@ def loops(collective, size, library, comm):
         return seconds
 
     if collective == "all_reduce":
-        function, arguments = "ncclAllReduce", (address(target), ctypes.c_size_t(count))
+        function, arguments = "ncclAllReduce", (places[1], ctypes.c_size_t(count))
         calls = {
             "mcr_dl, NumPy": lambda: mcr_dl.all_reduce("nccl", arrays[1], MAX),
             "mcr_dl": lambda: mcr_dl.all_reduce("nccl", target, MAX),
             "torch": lambda: dist.all_reduce(target, dist.ReduceOp.MAX),
         }
     else:
-        function, arguments = "ncclAlltoAll", (address(source), address(target), ctypes.c_size_t(count // ranks))
+        function, arguments = "ncclAlltoAll", (*places, ctypes.c_size_t(count // ranks))
         calls = {
             "mcr_dl, NumPy": lambda: mcr_dl.all_to_all_single("nccl", arrays[1], arrays[0]),
             "mcr_dl": lambda: mcr_dl.all_to_all_single("nccl", target, source),

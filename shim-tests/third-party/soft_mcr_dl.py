@@ -86,6 +86,15 @@ class Program:
             self.check(what, result, expected)
 
 
+def refused(kind, words, call):
+    """What is wrong with a call that is not refused as it should be; nothing, if it is."""
+    try:
+        call()
+    except kind as error:
+        return [] if all(word in str(error) for word in words) else [f"the message lacks one of {words}: {error}"]
+    return [f"no exception, where one with {words} was due"]
+
+
 def main():
     first, count = map(int, sys.argv[1:3])
     soft = ctypes.CDLL("libcuda.so.1")
@@ -101,6 +110,12 @@ def main():
     host = torch.ones(3)
     mcr_dl.all_reduce("nccl", host)
     wrong += [] if host.tolist() == [mcr_dl.get_size()] * 3 else ["host memory beside the GPU's"]
+    device, many = torch.ones(3).cuda(), torch.ones(3 * mcr_dl.get_size())
+    wrong += refused(ValueError, ["cpu and cuda:0"], lambda: mcr_dl.all_gather("nccl", many, device))
+    wrong += refused(ValueError, ["contiguous"], lambda: mcr_dl.all_reduce("nccl", torch.ones(4, 2).cuda().t()))
+    mcr_dl.finalize()
+    mcr_dl.init("nccl", timeout=120, device="cpu")
+    wrong += refused(TypeError, ["cuda:0", "processors"], lambda: mcr_dl.all_reduce("nccl", device))
     mcr_dl.synchronize()
     print(f"rank {mcr_dl.get_rank()}: {count} seeds, {calls} calls, {len(wrong)} wrong results", flush=True)
     for line in wrong[:5]:
