@@ -1,8 +1,8 @@
 //! Unchanged PyTorch, and NVIDIA's nccl4py, over Strata on soft GPUs: PyTorch's wheel finds a soft CUDA runtime in the place
 //! of NVIDIA's.
 //!
-//! The ranks' programs are `third-party/soft_torch.py` and `third-party/soft_nccl4py.py`, which compare each element of
-//! every result. Where there is no PyTorch each test says `SKIPPED: why`.
+//! The ranks' programs are `third-party/soft_torch.py`, `third-party/soft_mcr_dl.py` and `third-party/soft_nccl4py.py`, which
+//! compare each element of every result. Where there is no PyTorch each test says `SKIPPED: why`.
 
 use crate::built::{checked, library, root, Compiler};
 use crate::launched::strata;
@@ -125,6 +125,38 @@ fn ranks_hear_of_one_that_has_died() {
     }
     assert_eq!(said.matches("rank 3 (").count(), 3, "{said}");
     assert_eq!(said.matches(" died: its connection ended without leaving the communicator").count(), 3, "{said}");
+}
+
+/// `python/mcr_dl.py` on tensors of the soft GPU.
+fn mcr_dl(python: &Path, nodes: &str, seeds: [&str; 2]) -> Command {
+    let preload = [soft::cudart_dir().join("libcudart.so.13"), library()];
+    let mut command = job(python, nodes, &preload, &["soft_mcr_dl.py", seeds[0], seeds[1]]);
+    command.env("STRATA_LIBRARY", library()).env("PYTHONPATH", root().join("python"));
+    command
+}
+
+#[test]
+fn what_mcr_dl_calls_on_gpus_is_right() {
+    let Some(python) = python("mcr_dl on soft GPUs") else { return };
+    assert_right(mcr_dl(&python, "2,2", ["1", "6"]), 4, 6);
+    assert_right(mcr_dl(&python, "1,2", ["50", "3"]), 3, 3);
+}
+
+#[test]
+fn what_mcr_dl_calls_in_front_of_a_vendor_s_library_is_right() {
+    let Some(python) = python("mcr_dl over a vendor's library") else { return };
+    let mut command = mcr_dl(&python, "2,2", ["100", "3"]);
+    command.env("STRATA_NCCL_LIB", NCCL.library());
+    assert_right(command, 4, 3);
+}
+
+#[test]
+fn a_wait_that_mcr_dl_leaves_out_makes_results_wrong() {
+    let Some(python) = python("mcr_dl with broken waits") else { return };
+    let mut command = mcr_dl(&python, "2,2", ["1", "4"]);
+    let output = command.env("SOFTGPU_BREAK", "cuStreamWaitEvent").output().expect("the job starts");
+    let wrong: u32 = results(&output).values().map(|[_, _, wrong]| wrong).sum();
+    assert!(!output.status.success() && wrong > 0, "{output:?}");
 }
 
 #[test]

@@ -1,6 +1,8 @@
 """Trains a small transformer with DeepSpeed's ZeRO, and saves losses and parameters.
 
 usage: torchrun --nproc-per-node N zero.py BACKEND FOLDER STAGE...
+
+With the backend "mcr_dl" DeepSpeed's collectives go by mcr_dl, over two backends of its.
 """
 
 import sys
@@ -36,11 +38,19 @@ def zero(stage, rank):
 
 def main():
     backend, folder, *stages = sys.argv[1:]
-    deepspeed.init_distributed(dist_backend=backend)
+    calls = {}
+    if backend == "mcr_dl":
+        from strata.mcr_dl.deepspeed import init_distributed
+
+        calls = init_distributed(["nccl", "gloo"], {"all_gather_into_tensor": "gloo", "all_reduce": "nccl"}).calls
+    else:
+        deepspeed.init_distributed(dist_backend=backend)
     rank = dist.get_rank()
     for stage in stages:
         losses, parameters = zero(int(stage), rank)
         torch.save({"losses": losses, "parameters": parameters}, Path(folder) / f"zero{stage}-{rank}.pt")
+    if calls:
+        torch.save(dict(calls), Path(folder) / f"calls-{rank}.pt")
     dist.destroy_process_group()
 
 
