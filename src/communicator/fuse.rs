@@ -41,18 +41,29 @@ pub struct FuseRules {
     pub uneven: bool,
     /// Whether all-to-alls may be joined: not where scripts may do them in place, which each rank knows of itself only.
     pub all_to_alls: bool,
+    /// Collectives for which a code is set, each as a bit: which of their calls are coded follows from the calls' own sizes.
+    pub coded: u16,
+}
+
+/// The bit of a collective.
+fn bit(collective: Collective) -> u16 {
+    1 << collective as u16
 }
 
 impl FuseRules {
     /// The rules of a communicator. In front of a vendor's library nothing is joined.
     pub fn of(options: &CommOptions, context: &Context) -> FuseRules {
         let is_free = |collective| context.config.algorithm(collective) == "auto";
+        let is_coded = |collective: &Collective| context.config.code(*collective).is_some();
+        let coded = Collective::ALL.into_iter().filter(is_coded).map(bit).sum::<u16>();
         FuseRules {
+            coded,
             fuse: if options.companion.is_none() { context.config.fuse } else { Fuse::Off },
             // Of several nodes each rank knows the board of its own only.
             uneven: context.grid.nnodes() > 1 || !context.board,
-            broadcasts: is_free(Collective::Broadcast),
-            reduces: is_free(Collective::Reduce),
+            // What they become would be coded.
+            broadcasts: is_free(Collective::Broadcast) && coded & bit(Collective::AllGather) == 0,
+            reduces: is_free(Collective::Reduce) && coded & bit(Collective::ReduceScatter) == 0,
             all_to_alls: context.knowledge.scripts.scripts.is_empty(),
         }
     }
@@ -121,11 +132,16 @@ fn kind(call: &CollectiveCall, nranks: usize, rules: &FuseRules) -> Option<Kind>
     }
     let named = named.map(|name| name.carrier);
     // What is decided has gone through here before, or is for the buffers of one call.
-    let is_plain = call.decision.is_none() && call.blocks.is_none() && call.factor_at.is_none() && call.count > 0;
+    let is_plain = call.decision.is_none()
+        && call.blocks.is_none()
+        && call.factor_at.is_none()
+        && call.residual.is_none()
+        && call.count > 0;
     // Each rank multiplies by a number of its own.
     let has_factor = reduction.is_some_and(|reduction| matches!(reduction.prologue, Prologue::Scalar(_)));
     let is_wanted = match collective {
         Collective::Custom => false,
+        _ if rules.coded & bit(collective) != 0 => false,
         Collective::AllToAll => rules.all_to_alls,
         _ => !collective.reduces() || rules.fuse == Fuse::All,
     };
@@ -395,7 +411,7 @@ mod tests {
 
     const NRANKS: usize = 3;
     const RULES: FuseRules =
-        FuseRules { fuse: Fuse::All, broadcasts: true, reduces: true, uneven: true, all_to_alls: true };
+        FuseRules { fuse: Fuse::All, broadcasts: true, reduces: true, uneven: true, all_to_alls: true, coded: 0 };
 
     /// Calls, as all ranks make them: collective, type, elements, root.
     type Recorded = (Collective, DataType, usize, u32);
@@ -474,6 +490,8 @@ mod tests {
         let in_place = [(AllToAll, I8, 1, 0), (AllToAll, I8, 1, 0)];
         assert_eq!(fused(&in_place, &RULES).len(), 1);
         assert_eq!(fused(&in_place, &FuseRules { all_to_alls: false, ..RULES }).len(), 2);
+        assert_eq!(fused(&[long, long], &FuseRules { coded: bit(AllReduce), ..RULES }).len(), 2);
+        assert_eq!(fused(&[long, long], &FuseRules { coded: bit(AllGather), ..RULES }).len(), 1);
     }
 
     #[test]
