@@ -21,7 +21,7 @@ def opposite_orders():
     if os.environ.get("MCR_MPI"):
         names.append("mpi")
         mcr_dl.init("mpi", timeout=60)
-    for seed in range(int(os.environ.get("MCR_SEEDS", "60"))):
+    for seed in range(int(os.environ.get("MCR_SEEDS", "40"))):
         shared = random.Random(seed)
         lengths = {name: [shared.choice([1, 3, 1000, 40000]) for _ in range(3)] for name in names}
         own = random.Random(1000 * seed + rank)

@@ -234,6 +234,8 @@ impl Group {
                 dtype: call.dtype,
                 reduction: call.op.map(|op| Reduction::new(op, call.dtype, comm.nranks())),
                 factor_at: None,
+                residual: None,
+                tag: 0,
                 root: Rank::from_index(call.root),
                 algorithm: call.name.map(str::to_string),
                 decision: None,

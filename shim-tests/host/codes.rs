@@ -83,6 +83,7 @@ fn call(
         reduction: op.map(|op| Reduction::new(op, dtype, nranks)),
         factor_at: None,
         residual: None,
+        tag: 0,
         root: Rank(0),
         algorithm: Some(algorithm.to_string()),
         decision: None,

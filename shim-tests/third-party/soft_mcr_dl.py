@@ -117,7 +117,8 @@ def main():
     mcr_dl.init("nccl", timeout=120, device="cpu")
     wrong += refused(TypeError, ["cuda:0", "processors"], lambda: mcr_dl.all_reduce("nccl", device))
     mcr_dl.synchronize()
-    print(f"rank {mcr_dl.get_rank()}: {count} seeds, {calls} calls, {len(wrong)} wrong results", flush=True)
+    # At once, so that ranks do not write into each other's lines.
+    os.write(1, f"rank {mcr_dl.get_rank()}: {count} seeds, {calls} calls, {len(wrong)} wrong results\n".encode())
     for line in wrong[:5]:
         print(line, file=sys.stderr)
     mcr_dl.finalize()
