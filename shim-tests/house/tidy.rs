@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// The library's modules, lowest first: each may use those before it.
-const ORDER: [&str; 31] = [
+const ORDER: [&str; 32] = [
     "error",
     "sync",
     "carrier",

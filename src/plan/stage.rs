@@ -5,7 +5,7 @@
 //! directly. The messages themselves do not change, so each rank decides for itself.
 #![forbid(unsafe_code)]
 
-use super::{chunks_in, Action, Lane, Plan, Span, Spans, Step, StepRef};
+use super::{chunks_in, is_coded, Action, Lane, Plan, Span, Spans, Step, StepRef};
 use crate::topo::Rank;
 use rustc_hash::FxHashMap;
 
@@ -15,6 +15,8 @@ pub type Wanted<'a> = dyn Fn(Rank, &[Span]) -> bool + 'a;
 /// The plan with a copy to scratch before each send for which `wanted` says so (receiver, source). Sends of the same
 /// data share one copy: those in a row, and those of several lanes that read what cannot have changed between them.
 pub fn stage(plan: &Plan, wanted: &Wanted<'_>) -> Plan {
+    // Coded chunks are in scratch, and nowhere else are they coded.
+    let wanted: &Wanted<'_> = &|to, src| !is_coded(src) && wanted(to, src);
     let mut scratch = plan.scratch_chunks as usize;
     let shared = shared_copies(plan, wanted, &mut scratch);
     let mut positions: Vec<Vec<u32>> = Vec::with_capacity(plan.lanes.len());
