@@ -80,7 +80,9 @@ fn without_memory_a_communicator_is_not_made_and_the_vendor_serves_alone() {
             let variables = [("RANK_ENV_1", limit)];
             if !limit.ends_with("8388608") {
                 let (out, _) = run(Alone, double, ["gpu_failures", "no_memory", "2x2"], &variables);
-                holds(&out, &[&["rank 1: 1 "], words].concat());
+                // Strata alone has room to bring the data of a group's calls together.
+                let words = words.iter().map(|word| if *word == "4194304 bytes" { "6291584 bytes" } else { word });
+                holds(&out, &std::iter::once("rank 1: 1 ").chain(words).collect::<Vec<_>>());
             }
             let (_, log) = run(Over, double, ["gpu_failures", "no_memory", "2x2"], &variables);
             holds(&log, &[&["the vendor's library alone serves"], words].concat());
@@ -92,7 +94,7 @@ fn without_memory_a_communicator_is_not_made_and_the_vendor_serves_alone() {
 #[test]
 fn memory_that_ends_later_does_not_matter() {
     let variables = [
-        ("RANK_ENV_1", "SOFTGPU_MEMORY_BYTES=200000"),
+        ("RANK_ENV_1", "SOFTGPU_MEMORY_BYTES=2300000"),
         ("STRATA_SCRATCH_BYTES", "64"),
         ("STRATA_REDUCE_ALGO", "reduce_scatter_gather"),
     ];

@@ -169,7 +169,7 @@ impl Group {
             let block = call.block_bytes();
             let in_place = call.collective != Collective::AllToAll && sent > 0 && received > 0 && own.one_in(2);
             // Elements lie at multiples of their size, as on a device they must.
-            let at = (bytes + call.dtype.size() - 1) / call.dtype.size() * call.dtype.size();
+            let at = usize::next_multiple_of(bytes, call.dtype.size());
             let (send, recv, blocks) = match in_place {
                 false => (at + received * block, at, sent + received),
                 true if sent >= received => (at, at + if sent > received { rank * block } else { 0 }, sent),
@@ -241,7 +241,7 @@ impl Group {
                 decision: None,
             });
             launches.push(on(operation, spot.stream));
-            if number == 1 && self.seed % 2 == 0 {
+            if number == 1 && self.seed.is_multiple_of(2) {
                 let elements = Elements { count: message[0].len(), dtype: DataType::U8 };
                 let (nranks, me) = (comm.nranks(), comm.rank());
                 let (to, from) = (Rank::from_index((me + 1) % nranks), Rank::from_index((me + nranks - 1) % nranks));
@@ -289,7 +289,7 @@ impl Grouped {
         memory.extend([rank as u8, GAP]);
         let behind = self.make(&group, memory);
         let mut expected = group.memory((nranks, rank), true);
-        let received = if seed % 2 == 0 { ((rank + nranks - 1) % nranks) as u8 } else { GAP };
+        let received = if seed.is_multiple_of(2) { ((rank + nranks - 1) % nranks) as u8 } else { GAP };
         expected.extend([rank as u8, received]);
         let Some(at) = (0..expected.len()).find(|&at| expected[at] != behind[at]) else { return };
         let call = group.spots.iter().position(|spot| at < spot.at + spot.bytes);
@@ -372,7 +372,9 @@ impl Grouped {
                     streams[stream].issued();
                 }
                 streams.iter_mut().for_each(GpuStream::settle);
-                comm.failure().into_iter().for_each(|error| panic!("seed {}: {error}", group.seed));
+                if let Some(error) = comm.failure() {
+                    panic!("seed {}: {error}", group.seed);
+                }
                 read(host)
             }
         }
