@@ -410,12 +410,18 @@ impl CommRecords {
         CallTicket { record: record.unwrap_or(u64::MAX), event }
     }
 
+    /// The time, where it is recorded.
+    #[inline]
+    fn now_ns(&self) -> u64 {
+        self.recorder.map_or(0, Recorder::now_ns)
+    }
+
     /// Changes what is recorded of a call.
     #[inline]
-    fn change(&self, ticket: CallTicket, change: impl FnOnce(&[AtomicU64; ring::WORDS], u64)) {
-        if let Some(recorder) = self.recorder {
-            let now_ns = recorder.now_ns();
-            recorder.ring.change(ticket.record, |words| change(words, now_ns));
+    fn change(&self, ticket: CallTicket, change: impl FnOnce(&[AtomicU64; ring::WORDS])) {
+        // Of a record that was lost there is nothing to change.
+        if let Some(recorder) = self.recorder.filter(|_| ticket.record != CallTicket::NONE.record) {
+            recorder.ring.change(ticket.record, change);
         }
     }
 
@@ -446,27 +452,30 @@ impl CommRecords {
     /// A call begins.
     #[inline]
     pub fn begun(&self, ticket: CallTicket, names: CallNames) {
-        self.change(ticket, |words, now_ns| call::begin(words, now_ns, names));
+        let now_ns = self.now_ns();
+        self.change(ticket, |words| call::begin(words, now_ns, names));
         self.tell_begun(ticket, names);
     }
 
     /// It is known by which algorithm a call that has begun runs.
     #[inline]
     pub fn named(&self, ticket: CallTicket, names: CallNames) {
-        self.change(ticket, |words, _| call::name(words, names));
+        self.change(ticket, |words| call::name(words, names));
         self.tell_begun(ticket, names);
     }
 
     /// A call has ended, and has sent so many bytes to other nodes.
     #[inline]
     pub fn ended(&self, ticket: CallTicket, nic_bytes: Option<u64>) {
-        self.change(ticket, |words, now_ns| call::end(words, now_ns, nic_bytes));
+        let now_ns = self.now_ns();
+        self.change(ticket, |words| call::end(words, now_ns, nic_bytes));
         self.tell(ticket, ProfiledComm::ended);
     }
 
     /// A call has failed; perhaps it waited for a rank.
     pub fn failed(&self, ticket: CallTicket, awaited: Option<u32>) {
-        self.change(ticket, |words, now_ns| call::fail(words, now_ns, awaited));
+        let now_ns = self.now_ns();
+        self.change(ticket, |words| call::fail(words, now_ns, awaited));
         self.tell(ticket, ProfiledComm::ended);
     }
 
@@ -474,7 +483,7 @@ impl CommRecords {
     pub fn grouped(&self, tickets: &[CallTicket]) {
         let recorded = tickets.iter().find(|ticket| ticket.record != CallTicket::NONE.record);
         for ticket in tickets {
-            recorded.into_iter().for_each(|group| self.change(*ticket, |words, _| call::join(words, group.record)));
+            recorded.into_iter().for_each(|group| self.change(*ticket, |words| call::join(words, group.record)));
         }
         self.profiled.iter().for_each(|profiled| profiled.grouped(tickets.iter().map(|ticket| ticket.event)));
     }

@@ -68,7 +68,7 @@ impl CommRecords {
 
     fn accepted_as(&self, words: &super::CallWords, names: CallNames) -> u64 {
         let ticket = self.accepted(words);
-        self.change(ticket, |words, _| call::name(words, names));
+        self.change(ticket, |words| call::name(words, names));
         ticket.record
     }
 }

@@ -9,7 +9,7 @@
 use super::carried::{asked, CarriedName, CommCarriers};
 use super::table::{has_thresholds, has_thresholds_over, Tuned};
 use super::vendor::{self, Route, Vendor, VENDOR};
-use super::{cost, message_bytes, model, thresholds, vectored};
+use super::{coded, cost, message_bytes, model, thresholds, vectored};
 use crate::algorithms::{self, levels, Choice};
 use crate::carrier::Carrier;
 use crate::code::FloatCode;
@@ -209,10 +209,7 @@ pub fn decide(request: &Request<'_>, context: &Context) -> Result<Decision> {
             if let (Some(carrier), None) = (asked(request, context)?.carrier, taken.as_ref()) {
                 selection.carrier = carrier;
             }
-            if taken.is_some() && algorithms::code_of(&selection.choice).is_some() {
-                let text = format!("algorithm {}: what is in device memory is not coded", selection.choice);
-                return Err(Error::InvalidUsage(text));
-            }
+            coded::check(&selection.choice, taken.is_some())?;
             let (by, reason) = match taken {
                 None => (policy, how),
                 Some((by, why)) if why == how => (by, why),
@@ -341,7 +338,10 @@ impl Policy {
                 let choice = named_choice(name, request, context)?;
                 Ok(Some((selected(choice, (0, 0), request, context)?, asked.by.to_string())))
             }
-            Policy::Code => by_code(request, context),
+            Policy::Code => match coded::choice(request, context) {
+                Some((choice, reason)) => Ok(Some((selected(choice, (0, 0), request, context)?, reason))),
+                None => Ok(None),
+            },
             Policy::Script => by_script(request, context),
             Policy::Thresholds if !has_thresholds(collective, config) => Ok(None),
             Policy::Thresholds | Policy::Defaults => by_thresholds().map(Some),
@@ -358,15 +358,6 @@ impl Policy {
             },
         }
     }
-}
-
-/// By the algorithm that sends messages between nodes in the form that is asked for, if it does the collective there.
-fn by_code(request: &Request<'_>, context: &Context) -> Result<Option<(Selection, String)>> {
-    let Some(code) = request.code.filter(|_| request.message_bytes(context) >= context.config.code_min_bytes) else {
-        return Ok(None);
-    };
-    let Some(choice) = algorithms::coded_choice(code, request.collective, &context.grid) else { return Ok(None) };
-    Ok(Some((selected(choice, (0, 0), request, context)?, format!("messages between nodes go in {}", code.name()))))
 }
 
 /// The first script that was meant for such a call. One with a root is for calls with that root.

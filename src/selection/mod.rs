@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 mod carried;
+mod coded;
 pub mod cost;
 mod decision;
 pub mod links;

@@ -8,7 +8,7 @@
 use super::carried::asked;
 use super::decision::{routed, selected};
 use super::vendor::Route;
-use super::{thresholds, Context, Decision, Executor, Knowledge, Policy, Request, Selection, Sizes};
+use super::{coded, thresholds, Context, Decision, Executor, Knowledge, Policy, Request, Selection, Sizes};
 use crate::algorithms::{self, Choice};
 use crate::error::{Error, Result};
 use crate::plan::{Collective, Shape};
@@ -50,14 +50,14 @@ fn by_own_transports(request: &Request<'_>, context: &Context) -> Result<Decisio
     let carrier = asked.carrier.flatten();
     let named = asked.algorithm.and_then(|name| named(name, request, context));
     let coded = if named.is_none() { in_code(request, context) } else { None };
-    let (by, why) = match (&named, &coded) {
-        (Some(_), _) => {
-            (Policy::Named, format!("named by the {}", if request.named.is_some() { "call" } else { "environment" }))
+    let (by, named, why) = match (named, coded) {
+        (None, Some((choice, reason))) => (Policy::Code, Some(choice), reason),
+        (None, None) => (Policy::Defaults, None, String::new()),
+        (named, _) => {
+            let why = format!("named by the {}", if request.named.is_some() { "call" } else { "environment" });
+            (Policy::Named, named, why)
         }
-        (None, Some(_)) => (Policy::Code, "messages between nodes go in a code".to_string()),
-        (None, None) => (Policy::Defaults, String::new()),
     };
-    let named = named.or(coded);
     let Sizes::Known { longest_bytes } = request.sizes else {
         let choice = named.unwrap_or_else(|| Choice::flat("direct"));
         let selection = Selection { choice, segment_bytes: usize::MAX, window: 1, carrier };
@@ -72,11 +72,11 @@ fn by_own_transports(request: &Request<'_>, context: &Context) -> Result<Decisio
     Ok(Decision { by, executor: Executor::Own(selection), reason })
 }
 
-/// The algorithm for the code that is set. Where each rank knows its own sizes only, it is for all.
-fn in_code(request: &Request<'_>, context: &Context) -> Option<Choice> {
-    let is_short = request.sizes != Sizes::Own && request.message_bytes(context) < context.config.code_min_bytes;
-    let choice = algorithms::coded_choice(request.code.filter(|_| !is_short)?, request.collective, &context.grid)?;
-    takes_blocks_of_any_sizes(&choice.exact(), (request.collective, request.root), &context.grid).then_some(choice)
+/// The algorithm for the code that is set, if it does such calls.
+fn in_code(request: &Request<'_>, context: &Context) -> Option<(Choice, String)> {
+    let asked = (request.collective, request.root);
+    let does = |choice: &Choice| takes_blocks_of_any_sizes(&choice.exact(), asked, &context.grid);
+    coded::choice(request, context).filter(|(choice, _)| does(choice))
 }
 
 /// What the environment or the call names, if it does such calls.

@@ -1,0 +1,23 @@
+//! Calls whose messages between nodes are in a code: because a setting says so, or because they name an algorithm of one.
+#![forbid(unsafe_code)]
+
+use super::{Context, Request, Sizes};
+use crate::algorithms::{self, Choice};
+use crate::error::{Error, Result};
+
+/// The algorithm for the code that is set, with the reason: for calls of enough bytes, and where each rank knows its own sizes
+/// only, for all.
+pub(super) fn choice(request: &Request<'_>, context: &Context) -> Option<(Choice, String)> {
+    let is_short = request.sizes != Sizes::Own && request.message_bytes(context) < context.config.code_min_bytes;
+    let code = request.code.filter(|_| !is_short)?;
+    let choice = algorithms::coded_choice(code, request.collective, &context.grid)?;
+    Some((choice, format!("messages between nodes go in {}", code.name())))
+}
+
+/// An error for a choice in a code where data is on devices.
+pub(super) fn check(choice: &Choice, on_devices: bool) -> Result<()> {
+    match on_devices && algorithms::code_of(choice).is_some() {
+        true => Err(Error::InvalidUsage(format!("algorithm {choice}: what is in device memory is not coded"))),
+        false => Ok(()),
+    }
+}
