@@ -579,11 +579,12 @@ impl Engine {
         let program = self.program(choice, call, staged)?;
         let k = program.plan().chunks_per_block as usize;
         // A table may have a larger window than the settings, for which a device's scratch was made.
-        let room = self.config.scratch_bytes.max(least_scratch(&self.grid, self.config.window.clamp(1, 64)));
+        let wished = crate::selection::most_scratch_bytes(choice, &self.config);
+        let room = wished.max(least_scratch(&self.grid, self.config.window.clamp(1, 64)));
         let window = (*window).min(room / least_scratch(&self.grid, 1)).max(1);
         // Scratch is `window * scratch_blocks` segments of a block on the rank that needs most: this bounds them on all.
         let scratch_blocks = self.most_scratch(choice, call);
-        let most = self.config.scratch_bytes / window / scratch_blocks.max(1);
+        let most = wished / window / scratch_blocks.max(1);
         let mut segment_bytes = match scratch_blocks {
             0 => *segment_bytes,
             _ => (*segment_bytes).min(most.max(64 * k)),

@@ -3,6 +3,7 @@
 
 use super::{Context, Request, Sizes};
 use crate::algorithms::{self, Choice};
+use crate::config::Config;
 use crate::error::{Error, Result};
 
 /// The algorithm for the code that is set, with the reason: for calls of enough bytes, and where each rank knows its own sizes
@@ -20,4 +21,10 @@ pub(super) fn check(choice: &Choice, on_devices: bool) -> Result<()> {
         true => Err(Error::InvalidUsage(format!("algorithm {choice}: what is in device memory is not coded"))),
         false => Ok(()),
     }
+}
+
+/// The most scratch memory for calls by a choice. Coded chunks are short, and long segments keep their messages few.
+pub fn most_scratch_bytes(choice: &Choice, config: &Config) -> usize {
+    let is_roomy = algorithms::code_of(choice).is_some() && !config.is_given("STRATA_SCRATCH_BYTES");
+    config.scratch_bytes.saturating_mul(if is_roomy { 4 } else { 1 })
 }

@@ -15,6 +15,7 @@ mod vectored;
 pub mod vendor;
 
 pub use carried::{CarriedName, CommCarriers};
+pub use coded::most_scratch_bytes;
 pub use decision::{
     can_profit, decide, Context, Decision, Executor, Front, Knowledge, Policy, Request, Selection, Selector, Sizes,
     POLICIES,

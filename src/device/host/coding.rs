@@ -57,67 +57,65 @@ impl<'a> Stretches<'a> {
 
     fn load(&mut self, n: usize, values: &mut Values) {
         let dtype = self.dtype;
-        self.next(n, |part, at| {
-            let mut bytes = [0; 8 * STRIP];
-            let bytes = &mut bytes[..part.len()];
-            part.read(bytes);
-            widen(dtype, bytes, &mut values[at..]);
+        self.next(n, |part, at| match dtype {
+            DataType::F32 => part.read(as_bytes(&mut values[at..at + part.len() / 4])),
+            DataType::F64 => with_room::<{ 8 * STRIP }>(part.len(), |bytes| {
+                part.read(bytes);
+                let each = bytes.as_chunks().0.iter().zip(&mut values[at..]);
+                each.for_each(|(bytes, value)| *value = f64::from_le_bytes(*bytes) as f32);
+            }),
+            DataType::F16 => with_room::<{ 2 * STRIP }>(part.len(), |bytes| {
+                part.read(bytes);
+                let each = bytes.as_chunks().0.iter().zip(&mut values[at..]);
+                each.for_each(|(bytes, value)| *value = Small::<F16>::widen(u16::from_le_bytes(*bytes)));
+            }),
+            _ => with_room::<{ 2 * STRIP }>(part.len(), |bytes| {
+                part.read(bytes);
+                widen_bf16(bytes, &mut values[at..]);
+            }),
         });
     }
 
-    fn store(&mut self, n: usize, values: &Values) {
+    fn store(&mut self, n: usize, values: &mut Values) {
         let dtype = self.dtype;
-        self.next(n, |part, at| {
-            let mut bytes = [0; 8 * STRIP];
-            let bytes = &mut bytes[..part.len()];
-            narrow(dtype, &values[at..], bytes);
-            part.write(bytes);
+        self.next(n, |part, at| match dtype {
+            DataType::F32 => part.write(as_bytes(&mut values[at..at + part.len() / 4])),
+            DataType::F64 => with_room::<{ 8 * STRIP }>(part.len(), |bytes| {
+                let each = bytes.as_chunks_mut().0.iter_mut().zip(&values[at..]);
+                each.for_each(|(bytes, value)| *bytes = f64::from(*value).to_le_bytes());
+                part.write(bytes);
+            }),
+            DataType::F16 => with_room::<{ 2 * STRIP }>(part.len(), |bytes| {
+                let each = bytes.as_chunks_mut().0.iter_mut().zip(&values[at..]);
+                each.for_each(|(bytes, value)| *bytes = Small::<F16>::narrow(*value).to_le_bytes());
+                part.write(bytes);
+            }),
+            _ => with_room::<{ 2 * STRIP }>(part.len(), |bytes| {
+                let each = bytes.as_chunks_mut().0.iter_mut().zip(&values[at..]);
+                each.for_each(|(bytes, value)| *bytes = code::to_bf16(*value).to_le_bytes());
+                part.write(bytes);
+            }),
         });
     }
 }
 
-/// The elements of a type as float32.
-fn widen(dtype: DataType, bytes: &[u8], values: &mut [f32]) {
-    match dtype {
-        DataType::F32 => {
-            let each = bytes.as_chunks().0.iter().zip(values);
-            each.for_each(|(bytes, value)| *value = f32::from_le_bytes(*bytes));
-        }
-        DataType::F64 => {
-            let each = bytes.as_chunks().0.iter().zip(values);
-            each.for_each(|(bytes, value)| *value = f64::from_le_bytes(*bytes) as f32);
-        }
-        DataType::F16 => {
-            let each = bytes.as_chunks().0.iter().zip(values);
-            each.for_each(|(bytes, value)| *value = Small::<F16>::widen(u16::from_le_bytes(*bytes)));
-        }
-        _ => {
-            let each = bytes.as_chunks().0.iter().zip(values);
-            each.for_each(|(bytes, value)| *value = f32::from_bits(u32::from(u16::from_le_bytes(*bytes)) << 16));
-        }
-    }
+/// The bytes of float32, in the order of this processor, which is that of memory.
+fn as_bytes(values: &mut [f32]) -> &mut [u8] {
+    let len = size_of_val(values);
+    // SAFETY: the bytes must be valid as bytes and as floats, whatever is written, and borrowed so long; because any bits are
+    // either, a byte needs no alignment, and the slice is borrowed for the result's lifetime.
+    unsafe { std::slice::from_raw_parts_mut(values.as_mut_ptr().cast(), len) }
 }
 
-/// The other way, rounded to nearest even.
-fn narrow(dtype: DataType, values: &[f32], bytes: &mut [u8]) {
-    match dtype {
-        DataType::F32 => {
-            let each = bytes.as_chunks_mut().0.iter_mut().zip(values);
-            each.for_each(|(bytes, value)| *bytes = value.to_le_bytes());
-        }
-        DataType::F64 => {
-            let each = bytes.as_chunks_mut().0.iter_mut().zip(values);
-            each.for_each(|(bytes, value)| *bytes = f64::from(*value).to_le_bytes());
-        }
-        DataType::F16 => {
-            let each = bytes.as_chunks_mut().0.iter_mut().zip(values);
-            each.for_each(|(bytes, value)| *bytes = Small::<F16>::narrow(*value).to_le_bytes());
-        }
-        _ => {
-            let each = bytes.as_chunks_mut().0.iter_mut().zip(values);
-            each.for_each(|(bytes, value)| *bytes = code::to_bf16(*value).to_le_bytes());
-        }
-    }
+/// Calls `act` with so many bytes of a buffer.
+#[inline(always)]
+fn with_room<const MOST: usize>(len: usize, act: impl FnOnce(&mut [u8])) {
+    act(&mut [0; MOST][..len]);
+}
+
+fn widen_bf16(bytes: &[u8], values: &mut [f32]) {
+    let each = bytes.as_chunks().0.iter().zip(values);
+    each.for_each(|(bytes, value)| *value = f32::from_bits(u32::from(u16::from_le_bytes(*bytes)) << 16));
 }
 
 /// A coded chunk of `n` elements.
@@ -140,8 +138,8 @@ impl<'a> CodedChunk<'a> {
         (self.bytes.part(at / BLOCK, n.div_ceil(BLOCK)), self.bytes.part(scales + at, n))
     }
 
-    /// Codes `n` elements to the place of those from `at` on, and gives back what is read there.
-    fn encode(&self, at: usize, n: usize, values: &mut Values) {
+    /// Codes `n` elements to the place of those from `at` on; where that is `wanted`, `values` are what is read there then.
+    fn encode(&self, at: usize, n: usize, values: &mut Values, wanted: bool) {
         if self.code == FloatCode::Bf16 {
             let mut coded = [0; 2 * STRIP];
             let each = coded.as_chunks_mut().0.iter_mut().zip(values.iter_mut());
@@ -158,7 +156,9 @@ impl<'a> CodedChunk<'a> {
         let (to_scales, to_elements) = self.parts(at, n);
         to_scales.write(&scales[..to_scales.len()]);
         to_elements.write(&elements[..n]);
-        decode_strip(self.code, &scales, &elements, values);
+        if wanted {
+            decode_strip(self.code, &scales, &elements, values);
+        }
     }
 
     /// Decodes `n` elements from `at` on.
@@ -166,7 +166,7 @@ impl<'a> CodedChunk<'a> {
         if self.code == FloatCode::Bf16 {
             let mut coded = [0; 2 * STRIP];
             self.bytes.part(2 * at, 2 * n).read(&mut coded[..2 * n]);
-            return widen(DataType::BF16, &coded, values);
+            return widen_bf16(&coded, values);
         }
         let (mut scales, mut elements) = ([0; STRIP / BLOCK], [0; STRIP]);
         let (from_scales, from_elements) = self.parts(at, n);
@@ -256,7 +256,7 @@ fn keep(residual: Bytes<'_>, values: &Values, coded: &Values, added: bool) {
         let more = value - coded;
         *left = if more.is_finite() { *left + more } else { 0.0 };
     }
-    Stretches::new(DataType::F32, &stretches).store(n, &left);
+    Stretches::new(DataType::F32, &stretches).store(n, &mut left);
 }
 
 /// Codes the elements of `src`, each of whose stretches has whole ones, as the chunk `dst`. Where there is a `residual`, a float32
@@ -282,11 +282,13 @@ pub fn encode(
             Stretches::new(DataType::F32, &[residual.part(4 * at, 4 * n)]).load(n, &mut coded);
             fold_strip(Operator::Sum, &mut values, &coded);
         }
+        let Some(residual) = residual else {
+            chunk.encode(at, n, &mut values, false);
+            continue;
+        };
         coded = values;
-        chunk.encode(at, n, &mut coded);
-        if let Some(residual) = residual {
-            keep(residual.part(4 * at, 4 * n), &values, &coded, false);
-        }
+        chunk.encode(at, n, &mut coded, true);
+        keep(residual.part(4 * at, 4 * n), &values, &coded, false);
     }
     Ok(())
 }
@@ -303,7 +305,7 @@ pub fn decode(code: FloatCode, dtype: DataType, src: Bytes<'_>, dst: &[Bytes<'_>
     for at in (0..chunk.n).step_by(STRIP) {
         let n = STRIP.min(chunk.n - at);
         chunk.decode(at, n, &mut values);
-        elements.store(n, &values);
+        elements.store(n, &mut values);
     }
     Ok(())
 }
@@ -342,14 +344,16 @@ pub fn fold(
             }
         }
         let Some(to) = &coded_to else {
-            elements.store(len, &folded);
+            elements.store(len, &mut folded);
+            continue;
+        };
+        let Some(residual) = residual else {
+            to.encode(at, len, &mut folded, false);
             continue;
         };
         values = folded;
-        to.encode(at, len, &mut values);
-        if let Some(residual) = residual {
-            keep(residual.part(4 * at, 4 * len), &folded, &values, true);
-        }
+        to.encode(at, len, &mut values, true);
+        keep(residual.part(4 * at, 4 * len), &folded, &values, true);
     }
     Ok(())
 }
