@@ -5,7 +5,8 @@
 //! has to carry is an error, so overwritten sources show.
 #![forbid(unsafe_code)]
 
-use super::{build, choices, is_on_board, supports, Algorithm, Choice};
+use super::{build, choices, code_of, coded_choices, is_leveled, is_on_board, supports, Algorithm, Choice};
+use crate::code::FloatCode;
 use crate::plan::{Action, Buffer, Channel, Collective, OperandOrder, Plan, Shape, Span, Step, StepRef};
 use crate::topo::links::tests::dgx1;
 use crate::topo::{Grid, Rank};
@@ -75,7 +76,7 @@ impl<'a> Run<'a> {
                 (span.start + span.len) as usize <= plan.chunks(span.buffer),
                 "rank {rank}: {span:?} out of bounds"
             );
-            let user = span.buffer != Buffer::Scratch;
+            let user = !span.buffer.is_own();
             assert!(!user || span.start % plan.chunks_per_block == span.like % plan.chunks_per_block, "{span:?}");
             for i in 0..span.len as usize {
                 places.push(home(plan, span.buffer, span.start as usize + i));
@@ -246,7 +247,7 @@ impl<'a> Run<'a> {
 /// The one name of a place that two buffers share when they overlap.
 fn home(plan: &Plan, buffer: Buffer, at: usize) -> (Buffer, usize) {
     let (ninput, noutput) = (plan.chunks(Buffer::Input), plan.chunks(Buffer::Output));
-    if !plan.shape.in_place || ninput == 0 || noutput == 0 || buffer == Buffer::Scratch {
+    if !plan.shape.in_place || ninput == 0 || noutput == 0 || buffer.is_own() {
         return (buffer, at);
     }
     let block = plan.rank.index() * plan.chunks_per_block as usize;
@@ -324,8 +325,11 @@ fn run_all(grid: &Arc<Grid>) -> BTreeSet<String> {
         };
         // The plan of a board is one call, for which this interpreter knows no provider; the verifier and the simulated
         // world do.
-        let choices: Vec<Choice> =
-            choices(collective, grid).into_iter().filter(|choice| !is_on_board(choice)).collect();
+        let own = choices(collective, grid).into_iter().filter(|choice| !is_on_board(choice));
+        // What is coded is taken for what it stands for here; in other codes plans are the same.
+        let in_a_code = coded_choices(collective, grid).into_iter();
+        let in_a_code = in_a_code.filter(|choice| !is_leveled(choice) || code_of(choice) == Some(FloatCode::Mx8));
+        let choices: Vec<Choice> = own.chain(in_a_code).collect();
         for (choice, root) in choices.iter().flat_map(|choice| roots.iter().map(move |&r| (choice, r))) {
             for (in_place, prologue) in [(0, false), (1, false), (2, false), (0, true), (1, true), (2, true)] {
                 if (in_place > 0 && collective == Collective::AllToAll) || (prologue && !collective.reduces()) {
