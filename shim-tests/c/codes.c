@@ -107,8 +107,8 @@ static void vectored(int seed) {
     size_t first = 0;
     for (int to = 0; to < rank; to++) first += size_of(from, to, seed);
     for (size_t i = 0; i < received[from]; i++) {
-      float is = value(from, (int)((first + i) % 100000));
-      CHECK(near(recv[incoming + i], is, fabs(is)));
+      /* Nobody knows all sizes: as it is. */
+      CHECK(recv[incoming + i] == value(from, (int)((first + i) % 100000)));
     }
   }
   for (int to = 0; to < nranks; to++) counts[to] = size_of(0, to, seed + 1);

@@ -1,15 +1,14 @@
 //! Calls whose messages between nodes are in a code: because a setting says so, or because they name an algorithm of one.
 #![forbid(unsafe_code)]
 
-use super::{Context, Request, Sizes};
+use super::{Context, Request};
 use crate::algorithms::{self, Choice};
 use crate::config::Config;
 use crate::error::{Error, Result};
 
-/// The algorithm for the code that is set, with the reason: for calls of enough bytes, and where each rank knows its own sizes
-/// only, for all.
+/// The algorithm for the code that is set, with the reason: for calls of enough bytes.
 pub(super) fn choice(request: &Request<'_>, context: &Context) -> Option<(Choice, String)> {
-    let is_short = request.sizes != Sizes::Own && request.message_bytes(context) < context.config.code_min_bytes;
+    let is_short = request.message_bytes(context) < context.config.code_min_bytes;
     let code = request.code.filter(|_| !is_short)?;
     let choice = algorithms::coded_choice(code, request.collective, &context.grid)?;
     Some((choice, format!("messages between nodes go in {}", code.name())))

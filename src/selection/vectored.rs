@@ -90,7 +90,8 @@ pub fn takes_blocks_of_any_sizes(name: &str, (collective, root): (Collective, Ra
     let Ok(choice) = name.parse::<Choice>() else { return false };
     let is_script = [&choice.name, &choice.node, &choice.rail].iter().any(|name| name.starts_with(algorithms::SCRIPT));
     let is_known = matches!(collective, Collective::AllGather | Collective::ReduceScatter);
-    let is_straight = is_known || STRAIGHT.contains(&choice.name.as_str()) || algorithms::code_of(&choice).is_some();
+    // A coded block is in scratch, and its size follows from the row, which has to be known.
+    let is_straight = is_known || STRAIGHT.contains(&choice.name.as_str());
     let shape = Shape { root, ..Shape::new(collective, grid.clone()) };
     !is_script && !algorithms::is_on_board(&choice) && is_straight && algorithms::supports(&choice, &shape)
 }
