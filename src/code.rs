@@ -10,6 +10,7 @@
 #![forbid(unsafe_code)]
 
 use crate::dtype::DataType;
+use crate::error::{Error, Result};
 use std::fmt::{Display, Formatter};
 use std::str::FromStr;
 
@@ -70,6 +71,16 @@ impl FloatCode {
         }
     }
 
+    /// An error for elements that it does not code.
+    pub fn check(self, dtype: DataType) -> Result<()> {
+        if self.codes(dtype) {
+            return Ok(());
+        }
+        let (code, dtype) = (self.name(), dtype.name());
+        let text = format!("code {code} is for floats that it makes smaller, and the elements are of {dtype}");
+        Err(Error::InvalidArgument(text))
+    }
+
     /// Whether it codes elements of a type: floats that it makes smaller.
     pub const fn codes(self, dtype: DataType) -> bool {
         match dtype {
@@ -87,7 +98,7 @@ pub struct CodeSetting(pub Option<FloatCode>);
 impl FromStr for CodeSetting {
     type Err = String;
 
-    fn from_str(text: &str) -> Result<CodeSetting, String> {
+    fn from_str(text: &str) -> std::result::Result<CodeSetting, String> {
         match FloatCode::from_name(text) {
             None if text == "none" => Ok(CodeSetting(None)),
             None => Err("one of none, bf16, mx8 and int8 is wanted".to_string()),

@@ -143,6 +143,21 @@ fn explain_tells_the_stage_that_decides() {
 }
 
 #[test]
+fn explain_tells_of_the_code_that_is_set() {
+    let asked = |arguments: &[&str]| {
+        let mut command = strata();
+        command.arg("explain").args(arguments).args(["-n", "4", "--nodes", "2"]).env("STRATA_ALLREDUCE_CODE", "mx8");
+        said(&mut command)
+    };
+    let long = asked(&["all_reduce", "1M"]);
+    assert!(long.contains("-> two_level(direct,coded_mx8)") && long.contains("decided by: code"), "{long}");
+    for exact in [&["all_reduce", "1K"][..], &["all_gather", "1M"], &["all_reduce", "1M", "--over", "nccl"]] {
+        let exact = asked(exact);
+        assert!(!exact.contains("coded_mx8"), "{exact}");
+    }
+}
+
+#[test]
 fn explain_shows_what_carries_a_call_between_nodes() {
     let asked = |settings: &[(&str, &str)], arguments: &[&str]| {
         let mut command = strata();

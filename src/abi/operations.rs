@@ -204,11 +204,7 @@ impl Call {
 
     /// The algorithm for a code: none where nothing goes between nodes.
     fn coded_algorithm(&self, code: FloatCode, grid: &Arc<Grid>, dtype: DataType) -> Result<Option<String>> {
-        if !code.codes(dtype) {
-            let (code, dtype) = (code.name(), dtype.name());
-            let text = format!("code {code} is for floats that it makes smaller, and the elements are of {dtype}");
-            return Err(Error::InvalidArgument(text));
-        }
+        code.check(dtype)?;
         Ok(algorithms::coded_choice(code, self.collective, grid).map(|choice| choice.exact()))
     }
 

@@ -139,11 +139,6 @@ pub trait Device: Send {
     /// Folds one stretch of all sources from the left and divides it, a part of the next step.
     fn reduce(&mut self, how: (DataType, Operator, u64), srcs: &[DeviceRegion], dst: DeviceRegion) -> Result<()>;
 
-    /// Whether it codes and decodes.
-    fn has_codes(&self) -> bool {
-        false
-    }
-
     /// Codes elements as one chunk, with what earlier calls have left out of them, a part of the next step.
     fn encode(&mut self, _: Coding, _src: &[DeviceRegion], _dst: DeviceRegion) -> Result<()> {
         Err(no_codes())
@@ -388,10 +383,6 @@ impl Device for HostDevice {
         let (dtype, operator, divisor) = how;
         host::reduce(dtype, operator, divisor, all_here(srcs), here(dst));
         Ok(())
-    }
-
-    fn has_codes(&self) -> bool {
-        true
     }
 
     fn encode(&mut self, how: Coding, src: &[DeviceRegion], dst: DeviceRegion) -> Result<()> {

@@ -305,10 +305,14 @@ impl LiveWorld<'_> {
         let mut elements = Taken { left: &regions, done: 0 };
         for (index, piece) in srcs[0].iter().enumerate() {
             let (how, bytes) = self.coding(code, piece, rows.get(index).copied());
-            elements.take(if is_coded { piece.len } else { bytes }, &mut chunk);
             let contributions: SmallVec<[DeviceRegion; 17]> =
                 srcs.iter().map(|pieces| self.buffers.region(&pieces[index])).collect();
-            let to = if is_coded { CodedResult::Coded(regions[index]) } else { CodedResult::Elements(&chunk) };
+            let to = if is_coded {
+                CodedResult::Coded(regions[index])
+            } else {
+                elements.take(bytes, &mut chunk);
+                CodedResult::Elements(&chunk)
+            };
             self.device.fold_coded(how, how_folded, &contributions, to)?;
         }
         Ok(self.device.step(token))

@@ -379,12 +379,11 @@ impl Comm {
         let Executor::Own(Selection { choice, .. }) = &decision.executor else { return Ok(()) };
         let Some(code) = algorithms::code_of(choice) else { return Ok(()) };
         self.in_host_memory(&format!("code {}", code.name()))?;
-        if !code.codes(call.dtype) {
-            let (code, dtype) = (code.name(), call.dtype.name());
-            let text = format!("code {code} is for floats that it makes smaller, and the elements are of {dtype}");
-            return Err(Error::InvalidArgument(text));
+        if call.blocks.as_ref().is_some_and(|blocks| !blocks.knows_all()) {
+            // The size of a coded block follows from the row of blocks.
+            return Err(Error::Internal(format!("a {} in a code of blocks of unknown sizes", call.collective.name())));
         }
-        Ok(())
+        code.check(call.dtype)
     }
 
     /// Makes fewer calls of those of one group; of each, in whose places it is.

@@ -111,11 +111,6 @@ impl Layout {
         Layout { coded, ..self }
     }
 
-    /// The form of coded chunks.
-    pub fn coded(&self) -> Option<CodedScratch> {
-        self.coded
-    }
-
     /// Bytes of a slot for a coded chunk: of the largest.
     fn coded_slot_bytes(&self) -> usize {
         let elems = self.scratch_slot_bytes / self.elem_bytes;
@@ -146,13 +141,12 @@ impl Layout {
     pub fn ends_in(&self, segment: usize, span: &Span) -> bool {
         let Some(blocks) = self.blocks.as_ref().filter(|_| self.open_ended) else { return false };
         let block = span.start as usize / self.chunks_per_block;
-        let count = match span.buffer {
-            Buffer::Input => blocks.input().get(block).map(|extent| extent.count),
-            Buffer::Output => blocks.output().get(block).map(|extent| extent.count),
-            Buffer::Coded => Some(blocks.row_count(span.like as usize / self.chunks_per_block)),
-            Buffer::Scratch => None,
+        let extent = match span.buffer {
+            Buffer::Input => blocks.input().get(block),
+            Buffer::Output => blocks.output().get(block),
+            Buffer::Scratch | Buffer::Coded => None,
         };
-        count.is_some_and(|count| count / self.segment_elems == segment)
+        extent.is_some_and(|extent| extent.count / self.segment_elems == segment)
     }
 
     /// The blocks, where they may differ in size.

@@ -1,7 +1,7 @@
 //! Receives that take a short message without being posted, beside others that are posted, in orders made from seeds.
 
 use super::tests::envelope;
-use super::worlds::{carry_out, region, threads, Post, Setup};
+use super::worlds::{carry_out, region, threads, Post, Setup, LIMIT};
 use super::{Router, Sink, Transport};
 use crate::exec::Started;
 use crate::plan::Channel;
@@ -132,7 +132,8 @@ fn a_short_receive_does_not_overtake_a_posted_one() {
             assert_eq!(router.recv_short(peer, envelope(0, 1), region(&mut second)).unwrap(), Started::Busy);
         }
         let mut done = Vec::new();
-        while done.len() < expected.len() {
+        let limit = Instant::now() + LIMIT;
+        while done.len() < expected.len() && Instant::now() < limit {
             router.poll(&mut done).unwrap();
         }
         done.sort_unstable();

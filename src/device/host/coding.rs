@@ -278,17 +278,15 @@ pub fn encode(
     for at in (0..chunk.n).step_by(STRIP) {
         let n = STRIP.min(chunk.n - at);
         elements.load(n, &mut values);
-        if let Some(residual) = residual {
-            Stretches::new(DataType::F32, &[residual.part(4 * at, 4 * n)]).load(n, &mut coded);
-            fold_strip(Operator::Sum, &mut values, &coded);
-        }
-        let Some(residual) = residual else {
+        let Some(kept) = residual.map(|residual| residual.part(4 * at, 4 * n)) else {
             chunk.encode(at, n, &mut values, false);
             continue;
         };
+        Stretches::new(DataType::F32, &[kept]).load(n, &mut coded);
+        fold_strip(Operator::Sum, &mut values, &coded);
         coded = values;
         chunk.encode(at, n, &mut coded, true);
-        keep(residual.part(4 * at, 4 * n), &values, &coded, false);
+        keep(kept, &values, &coded, false);
     }
     Ok(())
 }
