@@ -580,7 +580,8 @@ fn the_flavour_for_rccl_stands_in_its_place() {
     let of_rccl = strata::abi::table::rccl_functions().map(|function| function.name);
     let of_msccl = strata::abi::table::msccl_functions().map(|function| function.name);
     let own = strata::abi::table::own_functions().map(|function| function.name);
-    assert_eq!(names, of_nccl.chain(of_msccl).chain(of_rccl).chain(own).collect());
+    let tables = strata::abi::table::PROFILER_TABLES;
+    assert_eq!(names, of_nccl.chain(of_msccl).chain(of_rccl).chain(own).chain(tables).collect());
     for double in [RCCL, OLD_RCCL] {
         for (name, arguments) in [
             ("differential", &["2x2", "51", "50", "2"][..]),

@@ -84,6 +84,9 @@ pub fn own_functions() -> impl Iterator<Item = &'static Function> {
     own::FUNCTIONS.iter()
 }
 
+/// The data that the library exports: tables by which a vendor's library tells a profiler of its calls.
+pub const PROFILER_TABLES: [&str; 3] = ["ncclProfiler_v4", "ncclProfiler_v5", "ncclProfiler_v7"];
+
 /// From now on calls on communicators of the host are Strata's, also where another library serves the process.
 pub fn serve_host_communicators() {
     entry::serve_host_communicators(

@@ -93,26 +93,27 @@ fn copy(src: Span, dst: Span, finish: bool) -> Action {
 }
 
 /// Codes this rank's contributions, sends each to its owner, folds those to its own chunk into `dst`. `input` and `mine` name
-/// the chunks of all owners and this rank's own. The fold's lane, and its step.
+/// the chunks of all owners and this rank's own. The fold's lane, its result, and the step that has read each owner's chunk.
 fn fold_contributions(
     builder: &mut Builder,
     (code, shape, rank): (FloatCode, &Shape, Rank),
     (sends, deps): (usize, &[StepRef]),
     input: &dyn Fn(usize) -> Span,
     result: &dyn Fn(&mut Builder, usize) -> (Span, bool),
-) -> (usize, Span) {
+) -> (usize, Span, Vec<StepRef>) {
     let p = shape.nranks();
     let (first, received) = (builder.coded(code, p), builder.coded(code, p));
     let like = |chunk: usize| input(chunk).like as usize;
+    let mut coded = vec![StepRef { lane: 0, step: 0 }; p];
     for peer in others(shape, rank) {
         let slot = Span::coded(first + peer.index(), 1, like(peer.index()));
-        builder.push_after(sends, copy(input(peer.index()), slot, false), deps);
+        coded[peer.index()] = builder.push_after(sends, copy(input(peer.index()), slot, false), deps);
         builder.push(sends, send(peer, 0, slot));
     }
     let me = rank.index();
     let own_slot = Span::coded(first + me, 1, like(me));
     let lane = builder.lane();
-    builder.push_after(lane, copy(input(me), own_slot, false), deps);
+    coded[me] = builder.push_after(lane, copy(input(me), own_slot, false), deps);
     let mut arrived = Vec::new();
     for peer in others(shape, rank) {
         let lane = builder.lane();
@@ -122,7 +123,7 @@ fn fold_contributions(
     let srcs = (0..p).map(|rank| vec![contribution(rank)]).collect();
     let (dst, finish) = result(builder, like(me));
     builder.push_after(lane, Action::Reduce { srcs, dst: vec![dst], finish }, &arrived);
-    (lane, dst)
+    (lane, dst, coded)
 }
 
 fn reduce_scatter(code: FloatCode, shape: &Shape, mut builder: Builder, rank: Rank) -> Plan {
@@ -153,18 +154,19 @@ fn all_reduce(code: FloatCode, shape: &Shape, mut builder: Builder, rank: Rank) 
     }
     let input = |chunk| if shape.prologue { Span::output(chunk, 1) } else { own(shape, chunk, 1) };
     let result = |builder: &mut Builder, like| (Span::coded(builder.coded(code, 1), 1, like), false);
-    let (lane, folded) = fold_contributions(&mut builder, (code, shape, rank), (sends, &deps), &input, &result);
+    let (lane, folded, coded) = fold_contributions(&mut builder, (code, shape, rank), (sends, &deps), &input, &result);
     for peer in others(shape, rank) {
         builder.push(lane, send(peer, 1, folded));
     }
     builder.push(lane, copy(folded, Span::output(rank.index(), 1), true));
-    // The result of a chunk contains what this rank has sent of it, so that its place may be written when it comes.
     let results = builder.coded(code, p);
     for peer in others(shape, rank) {
         let lane = builder.lane();
         let slot = Span::coded(results + peer.index(), 1, peer.index());
-        builder.push_after(lane, recv(peer, 1, slot), &deps);
-        builder.push(lane, copy(slot, Span::output(peer.index(), 1), true));
+        builder.push(lane, recv(peer, 1, slot));
+        // A result contains what this rank has sent of its chunk, so the step waits for nothing; but the proof finds at once
+        // why the chunk's place may be written.
+        builder.push_after(lane, copy(slot, Span::output(peer.index(), 1), true), &[coded[peer.index()]]);
     }
     builder.plan()
 }

@@ -1,6 +1,7 @@
 //! From recorded operations to running ones: turns, streams, and the loop that waits.
 #![forbid(unsafe_code)]
 
+use super::admission::admit;
 use super::bundle::{self, Bundle};
 use super::engine::Engine;
 use super::engine_watch::Claim;
@@ -10,10 +11,10 @@ use super::independent::IndependentBatch;
 use super::messages::Messages;
 use super::recorded::BatchRecords;
 use super::stall::Stall;
-use super::{siblings, CollectiveCall, Comm, Direction, Elements, Message, Operation, StreamRef, ALIVE};
+use super::{siblings, CollectiveCall, Comm, Direction, Message, Operation, StreamRef, ALIVE};
 use crate::device::gpu::driver::DriverHandle;
 use crate::device::gpu::order::{Arrival, StreamOrder};
-use crate::device::host::stream::{self, HostStream};
+use crate::device::host::stream::HostStream;
 use crate::error::{Error, Result};
 use crate::exec::Progress;
 use crate::health::{CallSummary, Loss};
@@ -126,27 +127,6 @@ pub fn launch_one(mut alone: Launch) -> Result<()> {
     }
 }
 
-/// Refuses operations that could never be run as they are given, before anything of their group begins: nothing has happened
-/// then, and the communicators are as good as before. Gets ready what the others need of their communicators' devices.
-fn admit(batch: &[Launch]) -> Result<()> {
-    for Launch { comm, stream, .. } in batch {
-        comm.at_home()?;
-        if stream.is_null() && stream::is_worker() {
-            // It would come after those that are queued behind the callback, which wait for its end.
-            let text = "a callback of a stream cannot wait for an operation, so the null stream is refused there; \
-                        operations queued behind the callback would come first. Give the operation a stream";
-            return Err(Error::InvalidUsage(text.to_string()));
-        }
-    }
-    if batch.iter().any(|launch| !matches!(launch.operation, Operation::Collective(_))) {
-        check_own(batch)?;
-    }
-    batch.iter().try_for_each(|Launch { comm, operation, .. }| match comm.gpu() {
-        Some(device) => device.prepare(operation),
-        None => Ok(()),
-    })
-}
-
 /// Has an operation run on its communicator's thread, in the order of the driver's streams.
 fn on_gpu(mut run: OperationBatch, arrival: Arrival) -> Result<()> {
     let comm = run.comm.clone();
@@ -200,45 +180,17 @@ fn await_streams(ordered: &mut StreamOrder, comm: &Comm) -> Result<()> {
     Ok(())
 }
 
-/// Refuses messages of a rank to itself that could never be received as they are sent.
-fn check_own(batch: &[Launch]) -> Result<()> {
-    type Ends<'a> = (SmallVec<[&'a Elements; 4]>, SmallVec<[&'a Elements; 4]>);
-    let mut own: SmallVec<[(&Arc<Comm>, Ends<'_>); 1]> = SmallVec::new();
-    for Launch { comm, operation, .. } in batch {
-        let (peer, elements, receives) = match operation {
-            Operation::Send { to, elements, .. } => (to, elements, false),
-            Operation::Recv { from, elements, .. } => (from, elements, true),
-            Operation::Collective(_) => continue,
-        };
-        if peer.index() != comm.rank() {
-            continue;
-        }
-        let index = own.iter().position(|(other, _)| Arc::ptr_eq(other, comm)).unwrap_or_else(|| {
-            own.push((comm, Ends::default()));
-            own.len() - 1
-        });
-        let (sends, receives_of) = &mut own[index].1;
-        if receives {
-            receives_of.push(elements)
-        } else {
-            sends.push(elements)
-        }
-    }
-    for (comm, (sends, receives)) in own {
-        let rank = comm.rank();
-        if sends.len() != receives.len() {
-            let (sends, receives) = (sends.len(), receives.len());
-            let text = format!("rank {rank} has {sends} sends to itself in this group and {receives} receives");
-            return Err(Error::InvalidUsage(text));
-        }
-        if let Some((sent, received)) = sends.iter().zip(&receives).find(|(sent, got)| sent.bytes() != got.bytes()) {
-            return Err(Error::InvalidUsage(format!("rank {rank} sends itself {sent} and receives {received}")));
-        }
-    }
-    Ok(())
+fn launch_group(batch: Vec<Launch>) -> Result<()> {
+    let (bundles, mut order) = begin_group(batch)?;
+    // What this thread runs comes last: it waits for streams that others may have to reach as well.
+    let (here, elsewhere): (Vec<Bundle>, Vec<Bundle>) = bundles.into_iter().partition(Bundle::has_null);
+    elsewhere.into_iter().chain(here).try_for_each(|bundle| bundle.launch(&mut order))
 }
 
-fn launch_group(batch: Vec<Launch>) -> Result<()> {
+/// Launches what runs on GPUs; gives what is left, and the order, which is held for it where threads may share communicators. A
+/// function of its own, so that what it needs of the stack is free again while the bundles run.
+#[inline(never)]
+fn begin_group(batch: Vec<Launch>) -> Result<(Vec<Bundle>, Option<bundle::Order>)> {
     admit(&batch)?;
     let mut parts: Vec<(OperationBatch, Vec<StreamRef>)> = Vec::new();
     for (Launch { comm, operation, stream }, further) in siblings::spread(batch)? {
@@ -256,7 +208,7 @@ fn launch_group(batch: Vec<Launch>) -> Result<()> {
     }
     parts.iter_mut().try_for_each(|(run, _)| run.decide())?;
     // Threads may share communicators of the host, and their operations have one order as numbers and on streams.
-    let mut order = parts.iter().any(|(run, _)| run.comm.numbers.is_some()).then(bundle::order);
+    let order = parts.iter().any(|(run, _)| run.comm.numbers.is_some()).then(bundle::order);
     for (run, _) in parts.iter_mut().filter(|(run, _)| run.comm.gpu().is_none()) {
         run.take_turn();
     }
@@ -275,9 +227,7 @@ fn launch_group(batch: Vec<Launch>) -> Result<()> {
             None => Bundle::add(&mut bundles, run, streams),
         }
     }
-    // What this thread runs comes last: it waits for streams that others may have to reach as well.
-    let (here, elsewhere): (Vec<Bundle>, Vec<Bundle>) = bundles.into_iter().partition(Bundle::has_null);
-    elsewhere.into_iter().chain(here).try_for_each(|bundle| bundle.launch(&mut order))
+    Ok((bundles, order))
 }
 
 /// Those of the ranks that are asked this `time`: others each time if they are many.

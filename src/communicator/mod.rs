@@ -5,6 +5,7 @@
 //! of `strataCommInitHost`'s communicators take no turns ([`independent`]). Once an operation fails, or another rank reports a failure, the communicator keeps that first failure and every later call
 //! returns it.
 
+mod admission;
 mod again;
 mod bundle;
 mod create;

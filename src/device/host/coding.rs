@@ -9,8 +9,8 @@ use crate::dtype::{DataType, Operator};
 use crate::error::{Error, Result};
 use crate::memory::Bytes;
 
-/// Elements of a strip: whole blocks.
-const STRIP: usize = 8 * BLOCK;
+/// Elements of a strip: whole blocks, few enough for the stacks of small threads.
+const STRIP: usize = 4 * BLOCK;
 
 /// Elements as float32.
 type Values = [f32; STRIP];

@@ -326,47 +326,68 @@ impl FromCount for f64 {
     }
 }
 
-/// # Safety
-/// As for [`map`]; `H`, `A` and `B`, half precision and the fp8 types, must be usable on this processor.
-#[inline(always)]
-unsafe fn scale_any<H, A, B>(dtype: DataType, scale: Scale, src: *const u8, dst: *mut u8, bytes: usize)
+/// Scales `bytes` bytes; [`scale`]'s requirements must hold, and the processor have the level that it was taken for.
+type Scaling = unsafe fn(Scale, *const u8, *mut u8, usize);
+
+/// `$choose` gives `$body` for a level. Each is a function of its own, so that it takes no more stack than its type needs.
+macro_rules! scalings {
+    ($choose:ident, $body:ident, $($bounds:tt)+) => {
+        fn $choose<E: $($bounds)+, const L: usize>(level: InstructionSet) -> Scaling {
+            unsafe fn portable<E: $($bounds)+, const L: usize>(how: Scale, src: *const u8, dst: *mut u8, bytes: usize) {
+                // SAFETY: the requirements of `Scaling` must hold; because the caller promises them.
+                unsafe { $body::<E, L>(how, src, dst, bytes) }
+            }
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx2,f16c")]
+            unsafe fn wide<E: $($bounds)+, const L: usize>(how: Scale, src: *const u8, dst: *mut u8, bytes: usize) {
+                // SAFETY: the requirements of `Scaling` must hold; because the caller promises them.
+                unsafe { $body::<E, L>(how, src, dst, bytes) }
+            }
+            match level {
+                InstructionSet::Portable => portable::<E, L>,
+                #[cfg(target_arch = "x86_64")]
+                InstructionSet::Avx2 => wide::<E, L>,
+            }
+        }
+    };
+}
+
+scalings!(integer_scaling, scale_integers, Element<Wide = E, Bits = E> + Quotient + Times + Default);
+scalings!(float_scaling, scale_floats, Element<Wide: Times + FromCount + From<f32> + Div<Output = E::Wide>>);
+
+/// The scaling of a type whose conversion depends on the level, as for [`small_kernel`].
+fn small_scaling<H, A, B>(level: InstructionSet, dtype: DataType) -> Scaling
 where
     H: Element<Wide = f32>,
     A: Element<Wide = f32>,
     B: Element<Wide = f32>,
 {
-    macro_rules! run {
-        ($kernel:ident, $element:ty, $strip:literal) => {
-            // SAFETY: `map`'s requirements must hold and the element suit this processor; because the caller promises
-            // both.
-            unsafe { $kernel::<$element, $strip>(scale, src, dst, bytes) }
-        };
-    }
     match dtype {
-        DataType::I8 => run!(scale_integers, i8, 128),
-        DataType::U8 => run!(scale_integers, u8, 128),
-        DataType::I16 => run!(scale_integers, i16, 64),
-        DataType::U16 => run!(scale_integers, u16, 64),
-        DataType::I32 => run!(scale_integers, i32, 32),
-        DataType::U32 => run!(scale_integers, u32, 32),
-        DataType::I64 => run!(scale_integers, i64, 16),
-        DataType::U64 => run!(scale_integers, u64, 16),
-        DataType::F16 => run!(scale_floats, H, 32),
-        DataType::F32 => run!(scale_floats, f32, 32),
-        DataType::F64 => run!(scale_floats, f64, 16),
-        DataType::BF16 => run!(scale_floats, Bf16, 32),
-        DataType::F8E4M3 => run!(scale_floats, A, 32),
-        DataType::F8E5M2 => run!(scale_floats, B, 32),
+        DataType::F8E4M3 => float_scaling::<A, 32>(level),
+        DataType::F8E5M2 => float_scaling::<B, 32>(level),
+        _ => float_scaling::<H, 32>(level),
     }
 }
 
-/// # Safety
-/// As for [`scale`]; the processor must have AVX2 and F16C.
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,f16c")]
-unsafe fn scale_avx2(dtype: DataType, scale: Scale, src: *const u8, dst: *mut u8, bytes: usize) {
-    // SAFETY: `scale_any`'s requirements must hold; because the caller promises them, and F16C to this function.
-    unsafe { scale_any::<HalfF16c, SmallF16c<E4m3>, SmallF16c<E5m2>>(dtype, scale, src, dst, bytes) }
+fn scaling(level: InstructionSet, dtype: DataType) -> Scaling {
+    match dtype {
+        DataType::I8 => integer_scaling::<i8, 128>(level),
+        DataType::U8 => integer_scaling::<u8, 128>(level),
+        DataType::I16 => integer_scaling::<i16, 64>(level),
+        DataType::U16 => integer_scaling::<u16, 64>(level),
+        DataType::I32 => integer_scaling::<i32, 32>(level),
+        DataType::U32 => integer_scaling::<u32, 32>(level),
+        DataType::I64 => integer_scaling::<i64, 16>(level),
+        DataType::U64 => integer_scaling::<u64, 16>(level),
+        DataType::F32 => float_scaling::<f32, 32>(level),
+        DataType::F64 => float_scaling::<f64, 16>(level),
+        DataType::BF16 => float_scaling::<Bf16, 32>(level),
+        DataType::F16 | DataType::F8E4M3 | DataType::F8E5M2 => match level {
+            InstructionSet::Portable => small_scaling::<Small<F16>, Small<E4m3>, Small<E5m2>>(level, dtype),
+            #[cfg(target_arch = "x86_64")]
+            InstructionSet::Avx2 => small_scaling::<HalfF16c, SmallF16c<E4m3>, SmallF16c<E5m2>>(level, dtype),
+        },
+    }
 }
 
 /// Scales every element of `src` into `dst`.
@@ -382,15 +403,6 @@ pub(super) unsafe fn scale(
     dst: *mut u8,
     bytes: usize,
 ) {
-    match level {
-        // SAFETY: `scale_any`'s requirements must hold; because the caller promises them, and these elements suit every
-        // processor.
-        InstructionSet::Portable => unsafe {
-            scale_any::<Small<F16>, Small<E4m3>, Small<E5m2>>(dtype, how, src, dst, bytes)
-        },
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: `scale_avx2`'s requirements must hold; because the caller promises them, and that the processor has
-        // `level`.
-        InstructionSet::Avx2 => unsafe { scale_avx2(dtype, how, src, dst, bytes) },
-    }
+    // SAFETY: `Scaling`'s requirements must hold; because the caller promises them.
+    unsafe { scaling(level, dtype)(how, src, dst, bytes) }
 }

@@ -258,6 +258,8 @@ pub fn open(
     sockets: bool,
     exchange: &mut dyn Exchange,
 ) -> Result<Shm> {
+    // Asked of the system while the stack is shallow, not in the first copy.
+    crate::memory::stream_bytes();
     let presence = Presence::new()?;
     let members = grid.members(grid.node(me));
     let own = if me == members[0] { Some(memory_file(members.len())?) } else { None };
