@@ -3,8 +3,12 @@
 
 enum { SCALE_NONE = 0, SCALE_MULTIPLY = 1, SCALE_RECIPROCAL = 2, SCALE_DIVIDE = 3 };
 
+// Of codes: the types of elements in `scale`, and what folds them in `operation`.
+enum { ELEMENT_F16 = 0, ELEMENT_BF16 = 1, ELEMENT_F32 = 2, ELEMENT_F64 = 3 };
+enum { FOLD_SUM = 0, FOLD_PROD = 1, FOLD_MAX = 2, FOLD_MIN = 3 };
+
 struct Batch {
-    u32 njobs, nsrcs, scale, reserved;
+    u32 njobs, nsrcs, scale, operation;
     u64 factor;
     u64 words[498];
 };

@@ -321,3 +321,23 @@ template <class U>
 STRATA_INLINE void store_at(u64 address, const U &value) {
     store((U *)address, value);
 }
+
+// One element at any address.
+template <class U>
+STRATA_INLINE U load_element(u64 address, bool aligned) {
+    if (aligned) return load_at<U>(address);
+    U bits = 0;
+    STRATA_ROLL
+    for (u32 i = 0; i < sizeof(U); i++) bits = (U)(bits | (U)((U)load_at<u8>(address + i) << (8 * i)));
+    return bits;
+}
+
+template <class U>
+STRATA_INLINE void store_element(u64 address, U bits, bool aligned) {
+    if (aligned) {
+        store_at<U>(address, bits);
+    } else {
+        STRATA_ROLL
+        for (u32 i = 0; i < sizeof(U); i++) store_at<u8>(address + i, (u8)(bits >> (8 * i)));
+    }
+}

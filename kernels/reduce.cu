@@ -127,26 +127,6 @@ STRATA_INLINE void fold_packs(const Job &job, const typename E::Factor &factor, 
     }
 }
 
-// One element at any address.
-template <class U>
-STRATA_INLINE U load_element(u64 address, bool aligned) {
-    if (aligned) return load_at<U>(address);
-    U bits = 0;
-    STRATA_ROLL
-    for (u32 i = 0; i < sizeof(U); i++) bits = (U)(bits | (U)((U)load_at<u8>(address + i) << (8 * i)));
-    return bits;
-}
-
-template <class U>
-STRATA_INLINE void store_element(u64 address, U bits, bool aligned) {
-    if (aligned) {
-        store_at<U>(address, bits);
-    } else {
-        STRATA_ROLL
-        for (u32 i = 0; i < sizeof(U); i++) store_at<u8>(address + i, (u8)(bits >> (8 * i)));
-    }
-}
-
 // Folds the element `at` bytes into the job.
 template <class E, class O, bool MULTIPLIES>
 STRATA_INLINE void fold_element(const Job &job, const typename E::Factor &factor, u64 at, bool aligned) {

@@ -1,6 +1,7 @@
 // The kernels for the processor, and what runs their threads, one after the other, for shim-tests/plans/kernels.rs.
 #include "reduce.cu"
 #include "move.cu"
+#include "codes.cu"
 
 template <class A>
 static void run(void (*kernel)(A), const A &argument, u32 blocks, u32 jobs, u32 threads, bool backwards) {

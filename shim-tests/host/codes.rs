@@ -3,7 +3,7 @@
 
 use crate::built::run_with;
 use crate::cases::noise;
-use crate::world::{is_on_device, region, run, Member};
+use crate::world::{region, run, toy, Member};
 use strata::code::{FloatCode, BLOCK};
 use strata::communicator::CollectiveCall;
 use strata::device::host::reference;
@@ -192,7 +192,7 @@ const COLLECTIVES: [Collective; 4] =
 
 #[test]
 fn results_are_within_the_bound_of_their_code_and_the_same_on_all_ranks() {
-    if is_on_device() {
+    if toy().is_some() {
         return;
     }
     let grids = [vec![1, 1], vec![1; 3], vec![2, 2], vec![3, 1, 2], vec![1; 7]];
@@ -217,7 +217,7 @@ fn results_are_within_the_bound_of_their_code_and_the_same_on_all_ranks() {
 
 #[test]
 fn a_block_with_a_nan_or_an_infinity_is_nan_on_all_ranks_and_no_other_is() {
-    if is_on_device() {
+    if toy().is_some() {
         return;
     }
     run(Grid::blocks(&[1, 1, 1]), |member| {
@@ -271,7 +271,7 @@ fn drift(member: &Member, code: FloatCode, dtype: DataType, times: usize, with_r
 
 #[test]
 fn what_a_code_leaves_out_comes_back_with_the_next_calls_where_a_residual_keeps_it() {
-    if is_on_device() {
+    if toy().is_some() {
         return;
     }
     for grid in [Grid::blocks(&[1, 1, 1]), Grid::blocks(&[2, 2]), Grid::blocks(&[2, 1, 3])] {
@@ -287,7 +287,7 @@ fn what_a_code_leaves_out_comes_back_with_the_next_calls_where_a_residual_keeps_
 
 #[test]
 fn what_cannot_be_coded_is_refused_in_words() {
-    if is_on_device() {
+    if toy().is_some() {
         return;
     }
     run(Grid::blocks(&[2, 2]), |member| {
@@ -311,7 +311,7 @@ fn what_cannot_be_coded_is_refused_in_words() {
 
 #[test]
 fn ranks_that_ask_for_different_codes_are_told() {
-    if is_on_device() {
+    if toy().is_some() {
         return;
     }
     run(Grid::blocks(&[1, 1]), |member| {
@@ -410,7 +410,7 @@ impl Training {
 
 #[test]
 fn a_model_trained_for_a_thousand_steps_with_residuals_ends_with_the_loss_of_exact_gradients() {
-    if is_on_device() {
+    if toy().is_some() {
         return;
     }
     run(Grid::blocks(&[1, 1, 1, 1]), |member| {

@@ -142,7 +142,9 @@ fn regions(batch: &[Launch]) -> Vec<DeviceRegion> {
     let mut regions = Vec::new();
     for launch in batch {
         match &launch.operation {
-            Operation::Collective(call) => regions.extend([call.input, call.output].into_iter().chain(call.factor_at)),
+            Operation::Collective(call) => {
+                regions.extend([call.input, call.output].into_iter().chain(call.factor_at).chain(call.residual));
+            }
             Operation::Send { data, .. } | Operation::Recv { data, .. } => regions.push(*data),
         }
     }
@@ -236,7 +238,7 @@ fn launch_by(batch: Vec<Launch>, launch: impl FnOnce(Vec<Launch>) -> Result<()>)
                 input: device.place(call.input),
                 output: device.place(call.output),
                 factor_at: call.factor_at.map(|place| device.place(place)),
-                residual: None,
+                residual: call.residual.map(|place| device.place(place)),
                 ..call
             }),
             Operation::Send { to, data, elements } => Operation::Send { to, data: device.place(data), elements },

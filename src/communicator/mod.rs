@@ -48,6 +48,7 @@ use crate::bootstrap::{Credentials, Service};
 use crate::carrier::Carrier;
 use crate::code::FloatCode;
 use crate::config::Config;
+use crate::device::gpu::kernels::Module;
 use crate::device::StreamRef;
 use crate::dtype::{DataType, Prologue, RedOp, Reduction};
 use crate::error::{Error, Result};
@@ -370,21 +371,26 @@ impl Comm {
 
     /// The code that is set for such calls, if it codes this one.
     fn code_set_for(&self, call: &CollectiveCall) -> Option<FloatCode> {
-        let code = self.config.code(call.collective).filter(|code| code.codes(call.dtype))?;
-        let in_host_memory = self.members.iter().all(|member| !member.on_gpu);
-        in_host_memory.then_some(code)
+        let has_codes = self.options.make_device.is_none();
+        self.config.code(call.collective).filter(|code| has_codes && code.codes(call.dtype))
     }
 
-    /// An error for a call that a code is asked for which cannot code it.
+    /// An error for a call that a code is asked for which cannot code it. Has a GPU get the kernels ready.
     fn check_code(&self, call: &CollectiveCall, decision: &Decision) -> Result<()> {
         let Executor::Own(Selection { choice, .. }) = &decision.executor else { return Ok(()) };
         let Some(code) = algorithms::code_of(choice) else { return Ok(()) };
-        self.in_host_memory(&format!("code {}", code.name()))?;
         if call.blocks.as_ref().is_some_and(|blocks| !blocks.knows_all()) {
             // The size of a coded block follows from the row of blocks.
             return Err(Error::Internal(format!("a {} in a code of blocks of unknown sizes", call.collective.name())));
         }
-        code.check(call.dtype)
+        code.check(call.dtype)?;
+        if self.options.make_device.is_some() {
+            return Err(Error::InvalidUsage(format!(
+                "code {}: a device of the program's own has no codes",
+                code.name()
+            )));
+        }
+        self.gpu().map_or(Ok(()), |device| device.gpu().load(Module::Codes))
     }
 
     /// Makes fewer calls of those of one group; of each, in whose places it is.

@@ -32,7 +32,7 @@ impl Argument<'_> {
     pub fn bytes(&self) -> Vec<u8> {
         match self {
             Argument::Batch(batch) => {
-                let head = [batch.njobs, batch.nsrcs, batch.scale, batch.reserved].map(u32::to_le_bytes).concat();
+                let head = [batch.njobs, batch.nsrcs, batch.scale, batch.operation].map(u32::to_le_bytes).concat();
                 let words = batch.words.iter().flat_map(|word| word.to_le_bytes());
                 head.into_iter().chain(batch.factor.to_le_bytes()).chain(words).collect()
             }
@@ -156,10 +156,16 @@ pub struct Interpreted<'a> {
 /// The modules that the library has, parsed.
 pub fn shipped() -> &'static [ptx::Module] {
     static MODULES: OnceLock<Vec<ptx::Module>> = OnceLock::new();
-    MODULES.get_or_init(|| texts().into_iter().map(|text| ptx::Module::parse(text).expect("it is PTX")).collect())
+    let parsed = |text| ptx::Module::parse(text).expect("it is PTX");
+    MODULES.get_or_init(|| texts().into_iter().chain([codes_text()]).map(parsed).collect())
 }
 
-/// Their texts.
+/// The text of the one with the codes.
+pub fn codes_text() -> &'static str {
+    code::codes_ptx().to_str().expect("PTX is text")
+}
+
+/// The texts of the others.
 pub fn texts() -> Vec<&'static str> {
     let of_types = DataType::ALL.map(code::ptx).into_iter();
     of_types.chain([code::move_ptx()]).map(|text| text.to_str().expect("PTX is text")).collect()

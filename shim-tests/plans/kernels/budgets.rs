@@ -42,7 +42,7 @@ fn count(modules: &[Module], (kernel, nsrcs, scale): &What, packs: usize) -> Res
         let at = memory.place(bytes, 0);
         *word = memory.address(at);
     }
-    let batch = Batch { njobs: 1, nsrcs: *nsrcs as u32, scale: *scale as u32, reserved: 0, factor: 3, words };
+    let batch = Batch { njobs: 1, nsrcs: *nsrcs as u32, scale: *scale as u32, operation: 0, factor: 3, words };
     let kernel = modules.iter().find_map(|module| module.kernel(kernel)).ok_or("it is in no module")?;
     let launch = Launch { kernel, params: &Argument::Batch(&batch).bytes(), blocks: [1; 3], threads: [1; 3] };
     launch.run(&memory, Manner::default()).map_err(|trap| trap.to_string())

@@ -60,7 +60,7 @@ fn batch(jobs: &[Job], memory: &Twice, scale: BatchScale, factor: u64) -> Batch 
             *word = memory.address(*at);
         }
     }
-    Batch { njobs: jobs.len() as u32, nsrcs: nsrcs as u32, scale: scale as u32, reserved: 0, factor, words }
+    Batch { njobs: jobs.len() as u32, nsrcs: nsrcs as u32, scale: scale as u32, operation: 0, factor, words }
 }
 
 /// Memory, filled, and one to three jobs in it.

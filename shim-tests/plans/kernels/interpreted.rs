@@ -1,6 +1,7 @@
 //! The PTX that the library has, in the interpreter: all that the compiled source does, and what only it can do.
 
 use super::beds::{shipped, Argument, Interpreted};
+use super::codes::every_coding;
 use super::memory::Random;
 use super::{copies, every_element, every_reduction, every_scaling, flags, shuffles};
 use ptx::{Device, Launch, Manner, Module, Nan};
@@ -95,7 +96,7 @@ fn the_ptx_has_the_host_s_bits_and_every_instruction_is_executed() {
     std::thread::scope(|scope| {
         for bed in &beds {
             scope.spawn(move || {
-                for cases in [every_reduction, every_scaling, every_element, copies, shuffles] {
+                for cases in [every_reduction, every_scaling, every_element, copies, shuffles, every_coding] {
                     cases(bed).unwrap_or_else(|why| panic!("{why}"));
                 }
             });

@@ -9,6 +9,7 @@ mod beds;
 mod broken;
 mod budgets;
 mod cases;
+mod codes;
 mod flags;
 mod interpreted;
 mod memory;
@@ -78,6 +79,9 @@ fn of_kernel(bed: &dyn Bed, name: &str, rounds: usize, random: &mut Random) -> R
     if let Some(dtype) = DataType::ALL.into_iter().find(|dtype| kernels::scale(*dtype) == name) {
         return (0..rounds).try_for_each(|round| cases::scaling(bed, dtype, round, random));
     }
+    if let Some(kernel) = codes::named(name) {
+        return (0..rounds).try_for_each(|_| codes::coding(bed, kernel, random));
+    }
     match name {
         kernels::COPY => (0..rounds).try_for_each(|_| cases::copy(bed, random)),
         kernels::SHUFFLE => (0..rounds).try_for_each(|_| cases::shuffle(bed, random)),
@@ -122,12 +126,18 @@ fn a_shuffle_puts_every_block_in_its_place() {
 }
 
 #[test]
+fn codes_have_the_host_s_bits() {
+    on_processor(codes::every_coding);
+}
+
+#[test]
 fn the_source_for_amd_is_whole() {
     if !beds::has_compiler() {
         return;
     }
     let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("hip.{}.cpp", std::process::id()));
-    for source in DataType::ALL.map(code::hip_source).into_iter().chain([code::hip_move_source()]) {
+    let of_types = DataType::ALL.map(code::hip_source).into_iter();
+    for source in of_types.chain([code::hip_move_source(), code::hip_codes_source()]) {
         std::fs::write(&path, source).expect("the source can be written");
         beds::compiled(Command::new("c++").args(["-std=c++17", "-Wall", "-Wextra", "-fsyntax-only"]).arg(&path));
     }

@@ -7,11 +7,11 @@ use crate::random::Random;
 use crate::settings::is_broken;
 use crate::stream::Stream;
 use crate::work::{pieces, Word};
-use ptx::Module;
 use std::fmt;
 use std::sync::Arc;
-use strata::device::gpu::kernels::{self, Batch, Flag, Shuffle, WORDS};
+use strata::device::gpu::kernels::{self, element, fold, kernels_of, Batch, Flag, Kernel, Module, Shuffle, WORDS};
 use strata::device::host;
+use strata::device::host::coding::{self, Folded};
 use strata::dtype::{DataType, Operator, Prologue, Reduction};
 use strata::memory::Region;
 
@@ -30,6 +30,8 @@ pub enum Twin {
     Wait,
     /// `strata_raise`
     Raise,
+    /// `strata_encode_*`, `strata_decode_*`, `strata_fold_*`
+    Code(Kernel),
 }
 
 impl Twin {
@@ -43,6 +45,9 @@ impl Twin {
         ];
         if let Some((_, twin)) = plain.into_iter().find(|(known, _)| *known == name) {
             return Ok(twin);
+        }
+        if let Some(kernel) = kernels_of(Module::Codes).into_iter().find(|kernel| kernel.name() == name) {
+            return Ok(Twin::Code(kernel));
         }
         for dtype in DataType::ALL {
             if kernels::scale(dtype) == name {
@@ -66,13 +71,14 @@ impl Twin {
             Twin::Shuffle => kernels::SHUFFLE.to_string(),
             Twin::Wait => kernels::WAIT.to_string(),
             Twin::Raise => kernels::RAISE.to_string(),
+            Twin::Code(kernel) => kernel.name(),
         }
     }
 
     /// Bytes of its argument.
     pub fn argument_bytes(self) -> usize {
         match self {
-            Twin::Reduce(..) | Twin::Scale(_) | Twin::Copy => size_of::<Batch>(),
+            Twin::Reduce(..) | Twin::Scale(_) | Twin::Copy | Twin::Code(_) => size_of::<Batch>(),
             Twin::Shuffle => size_of::<Shuffle>(),
             Twin::Wait | Twin::Raise => size_of::<Flag>(),
         }
@@ -85,7 +91,7 @@ pub enum Code {
     /// One of Strata's kernels, computed on the host.
     Twin(Twin),
     /// The kernel of this name.
-    Ptx(Arc<Module>, String),
+    Ptx(Arc<ptx::Module>, String),
 }
 
 impl Code {
@@ -134,6 +140,7 @@ struct Jobs<'a> {
     count: usize,
     sources: usize,
     scale: u32,
+    operation: u32,
     factor: u64,
     words: &'a [u64],
 }
@@ -198,6 +205,14 @@ impl Computed {
                 }
                 Ok(())
             }
+            Twin::Code(kernel) => {
+                let jobs = self.jobs()?;
+                for job in random.order(jobs.count) {
+                    coding(kernel, &jobs, job, by)?;
+                    stream.breathe(random);
+                }
+                Ok(())
+            }
         }
     }
 
@@ -215,10 +230,11 @@ impl Computed {
         if (self.blocks[1] as usize) < count || self.blocks[2] != 1 {
             return nonsense(&format!("{:?} of {count} jobs on {:?} blocks", self.twin, self.blocks));
         }
-        if high(second) != 0 {
-            return nonsense("a batch whose reserved word is not 0");
+        let operation = high(second);
+        if operation != 0 && !matches!(self.twin, Twin::Code(Kernel::FoldCoded(_))) {
+            return nonsense("a batch with an operation that its kernel does not have");
         }
-        Ok(Jobs { count, sources, scale: second as u32, factor, words })
+        Ok(Jobs { count, sources, scale: second as u32, operation: operation as u32, factor, words })
     }
 
     fn job(&self, jobs: &Jobs, job: usize, stream: &Stream, random: &mut Random, by: By) -> Result {
@@ -280,6 +296,55 @@ impl Computed {
         }
         Ok(())
     }
+}
+
+/// What a kernel of codes does with a job.
+fn coding(kernel: Kernel, jobs: &Jobs, job: usize, by: By) -> Result {
+    let (Kernel::Encode(code) | Kernel::Decode(code) | Kernel::FoldCoded(code)) = kernel else {
+        return nonsense(&format!("{kernel:?} is no kernel of codes"));
+    };
+    let width = 2 + jobs.sources;
+    let words = &jobs.words[job * width..][..width];
+    let types = [DataType::F16, DataType::BF16, DataType::F32, DataType::F64];
+    let Some(dtype) = types.into_iter().find(|dtype| element(*dtype) == jobs.scale && code.codes(*dtype)) else {
+        return nonsense(&format!("{} of elements of type {}", kernel.name(), jobs.scale));
+    };
+    let is_fold = matches!(kernel, Kernel::FoldCoded(_));
+    let chunks = if is_fold { jobs.factor as usize } else { 0 };
+    let [n, chunk, residual, ref others @ ..] = *words else { return nonsense("a coded chunk without its words") };
+    let n = n as usize;
+    if others.len() < chunks || (others.len() - chunks) % 2 != 0 {
+        return nonsense(&format!("{chunks} sources of {} words", others.len()));
+    }
+    let (sources, stretches) = others.split_at(chunks);
+    let ends = stretches.iter().skip(1).step_by(2).map(|end| *end as usize);
+    let begins = std::iter::once(0).chain(ends.clone());
+    let mut elements = Vec::new();
+    for ((at, begin), end) in stretches.iter().step_by(2).zip(begins).zip(ends) {
+        if end < begin || end > n {
+            return nonsense(&format!("a stretch of the elements {begin} to {end} of {n}"));
+        }
+        elements.push(View::of(*at, (end - begin) * dtype.size(), by)?);
+    }
+    let chunk_at = |at: u64| View::of(at, code.bytes(n), by);
+    let sources = sources.iter().map(|at| chunk_at(*at)).collect::<Result<Vec<View>>>()?;
+    let chunk = if chunk == 0 { None } else { Some(chunk_at(chunk)?) };
+    let residual = if residual == 0 { None } else { Some(View::of(residual, 4 * n, by)?) };
+    let whole = |view: &View| region(view, 0, view.bytes());
+    let elements: Vec<Region> = elements.iter().map(whole).collect();
+    let residual = residual.as_ref().map(whole);
+    let done = match (kernel, chunk.as_ref().map(whole)) {
+        (Kernel::Encode(_), Some(chunk)) => coding::encode(code, dtype, &elements, residual, chunk),
+        (Kernel::Decode(_), Some(chunk)) => coding::decode(code, dtype, chunk, &elements),
+        (_, chunk) => {
+            let operators = Operator::ON_GPUS.into_iter().find(|operator| fold(*operator) == jobs.operation);
+            let Some(operator) = operators else { return nonsense(&format!("fold {}", jobs.operation)) };
+            let sources: Vec<Region> = sources.iter().map(whole).collect();
+            let to = chunk.map_or(Folded::Elements(dtype, &elements), Folded::Coded);
+            coding::fold(code, operator, &sources, residual, to)
+        }
+    };
+    done.or_else(|error| nonsense(error.text()))
 }
 
 fn multiply(dtype: DataType, prologue: Prologue, src: Region, dst: Region) {

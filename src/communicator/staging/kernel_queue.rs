@@ -2,7 +2,7 @@
 
 use super::slots::{MessageSlot, Slots};
 use crate::device::gpu::driver::DriverHandle;
-use crate::device::gpu::kernels::{Batch, BatchScale, Shuffle};
+use crate::device::gpu::kernels::{Batch, BatchScale, Kernel, Shuffle};
 use crate::device::gpu::stream::GpuStream;
 use crate::device::gpu::GpuDevice;
 use crate::dtype::{DataType, Operator, Prologue};
@@ -24,6 +24,8 @@ pub enum Work {
     Prologue { dtype: DataType, prologue: Prologue },
     /// Results are divided.
     Divide { dtype: DataType, divisor: u64 },
+    /// A kernel of codes works on elements of a type; of a fold `sources` chunks are folded.
+    Code { kernel: Kernel, dtype: DataType, operator: Operator, sources: usize },
 }
 
 impl Work {
@@ -37,6 +39,9 @@ impl Work {
                 (BatchScale::Multiply, u64::from_le_bytes(scalar))
             }
             Work::Prologue { prologue: Prologue::Reciprocal(n), .. } => (BatchScale::Reciprocal, n),
+            Work::Code { dtype, operator, sources, .. } => {
+                return batch.begin_codes(nsrcs, dtype, (operator, sources));
+            }
         };
         batch.begin(nsrcs, scale, factor);
     }
@@ -52,6 +57,8 @@ impl Work {
                 // SAFETY: it must stay until this has ended; because a run that ends or is cancelled waits for its streams.
                 unsafe { track.scale(dtype, batch) }
             }
+            // SAFETY: it must stay until this has ended; because a run that ends or is cancelled waits for its streams.
+            Work::Code { kernel, .. } => unsafe { track.coding(kernel, batch) },
         }
     }
 }
@@ -96,7 +103,7 @@ impl KernelQueue {
         self.open.is_some() || !self.ending.is_empty() || self.track.is_busy()
     }
 
-    /// Adds one job.
+    /// Adds one job; of codes `bytes` are elements, `dst` is the chunk, and the others follow as [`Kernel::Encode`] has them.
     pub fn add(&mut self, work: Work, bytes: usize, dst: u64, srcs: &[u64]) -> Result<()> {
         if Batch::capacity(srcs.len()) == 0 {
             return Err(Error::InvalidUsage(format!("{} operands of one reduction on a device", srcs.len())));

@@ -13,7 +13,8 @@ mod slots;
 
 pub use calls::Provider;
 
-use super::device::{Device, Scaling};
+use super::device::{CodedResult, Coding, Device, Scaling};
+use crate::device::gpu::kernels::Kernel;
 use crate::device::gpu::memory::DeviceBuffer;
 use crate::device::gpu::stream::GpuStream;
 use crate::device::gpu::GpuDevice;
@@ -29,7 +30,7 @@ use crate::transport::{Envelope, NodeCall, Router, Sink, Transport};
 use calls::NodeCalls;
 use kernel_queue::{KernelQueue, Work};
 use slots::{MessageSlot, Slots};
-use smallvec::SmallVec;
+use smallvec::{smallvec, SmallVec};
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
@@ -445,6 +446,44 @@ impl Device for Staging {
         self.local.add(Work::Reduce { dtype, operator, divisor }, dst.len(), dst.address(), &srcs)
     }
 
+    fn encode(&mut self, how: Coding, src: &[DeviceRegion], dst: DeviceRegion) -> Result<()> {
+        let mut words: CodeWords = smallvec![residual_at(&how)];
+        add_stretches(&mut words, &how, src);
+        let (kernel, dtype) = (Kernel::Encode(how.code), how.dtype);
+        let work = Work::Code { kernel, dtype, operator: Operator::Sum, sources: 0 };
+        self.local.add(work, elements_of(&how, dst), dst.address(), &words)
+    }
+
+    fn decode(&mut self, how: Coding, divisor: u64, src: DeviceRegion, dst: &[DeviceRegion]) -> Result<()> {
+        let mut words: CodeWords = smallvec![0];
+        add_stretches(&mut words, &how, dst);
+        let (kernel, dtype) = (Kernel::Decode(how.code), how.dtype);
+        let work = Work::Code { kernel, dtype, operator: Operator::Sum, sources: 0 };
+        self.local.add(work, elements_of(&how, src), src.address(), &words)?;
+        self.divide(dtype, divisor, dst)
+    }
+
+    fn fold_coded(
+        &mut self,
+        how: Coding,
+        (operator, divisor): (Operator, u64),
+        srcs: &[DeviceRegion],
+        dst: CodedResult<'_>,
+    ) -> Result<()> {
+        let mut words: CodeWords = smallvec![residual_at(&how)];
+        words.extend(srcs.iter().map(|src| src.address()));
+        let (chunk, stretches) = match dst {
+            CodedResult::Coded(chunk) => (chunk.address(), &[][..]),
+            CodedResult::Elements(stretches) => (0, stretches),
+        };
+        add_stretches(&mut words, &how, stretches);
+        let dtype = how.dtype;
+        let work = Work::Code { kernel: Kernel::FoldCoded(how.code), dtype, operator, sources: srcs.len() };
+        let elements = srcs.first().map_or(0, |src| elements_of(&how, *src));
+        self.local.add(work, elements, chunk, &words)?;
+        self.divide(dtype, divisor, stretches)
+    }
+
     fn step(&mut self, token: Token) -> Started {
         self.local.end(Some(token), None);
         Started::Pending
@@ -497,6 +536,38 @@ impl Device for Staging {
 
     fn leave(self: Box<Self>) {
         std::mem::forget(self);
+    }
+}
+
+/// What a job of a kernel of codes has beside its elements and its chunk.
+type CodeWords = SmallVec<[u64; 16]>;
+
+/// Where a residual lies, or 0.
+fn residual_at(how: &Coding) -> u64 {
+    how.residual.map_or(0, |residual| residual.address())
+}
+
+fn elements_of(how: &Coding, chunk: DeviceRegion) -> usize {
+    how.code.elements(chunk.len()).unwrap_or(0)
+}
+
+/// Adds stretches of elements as the kernels have them: where each lies, and how many elements there are up to its end.
+fn add_stretches(words: &mut CodeWords, how: &Coding, stretches: &[DeviceRegion]) {
+    let mut end = 0;
+    for stretch in stretches {
+        end += stretch.len() / how.dtype.size();
+        words.extend([stretch.address(), end as u64]);
+    }
+}
+
+impl Staging {
+    /// Divides elements that a kernel of codes has written.
+    fn divide(&mut self, dtype: DataType, divisor: u64, stretches: &[DeviceRegion]) -> Result<()> {
+        if divisor == 1 {
+            return Ok(());
+        }
+        let work = Work::Divide { dtype, divisor };
+        stretches.iter().try_for_each(|part| self.local.add(work, part.len(), part.address(), &[part.address()]))
     }
 }
 

@@ -40,6 +40,12 @@ pub fn move_ptx() -> &'static CStr {
     ptx!("move")
 }
 
+/// PTX with the codes.
+pub fn codes_ptx() -> &'static CStr {
+    ptx!("codes")
+}
+
+const CODES: &str = include_str!("../../../kernels/codes.cu");
 const REDUCE: &str = include_str!("../../../kernels/reduce.cu");
 const MOVE: &str = include_str!("../../../kernels/move.cu");
 const OPERATIONS: &str = include_str!("../../../kernels/operations.def");
@@ -62,6 +68,11 @@ pub fn hip_move_source() -> String {
     whole(MOVE)
 }
 
+/// C++ with the codes, for hiprtc: one text that includes nothing.
+pub fn hip_codes_source() -> String {
+    whole(CODES)
+}
+
 /// The text with its includes in their places. No file is included twice.
 fn whole(text: &str) -> String {
     let mut result = String::new();
@@ -80,7 +91,9 @@ fn whole(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::kernels::{operator_name, reduce, scale, COPY, RAISE, SHUFFLE, THREADS, WAIT};
+    use super::super::kernels::{
+        kernels_of, operator_name, reduce, scale, Module, COPY, RAISE, SHUFFLE, THREADS, WAIT,
+    };
     use super::*;
     use crate::dtype::Operator;
 
@@ -124,11 +137,13 @@ mod tests {
         let mut moving = entries(move_ptx());
         moving.sort();
         assert_eq!(moving, [COPY, RAISE, SHUFFLE, WAIT]);
+        let coding: Vec<String> = kernels_of(Module::Codes).iter().map(|kernel| kernel.name()).collect();
+        assert_eq!(entries(codes_ptx()), coding);
     }
 
     #[test]
     fn the_ptx_is_for_drivers_of_cuda_12_0_and_devices_of_7_0_and_blocks_of_that_many_threads() {
-        for ptx in DataType::ALL.map(ptx).into_iter().chain([move_ptx()]) {
+        for ptx in DataType::ALL.map(ptx).into_iter().chain([move_ptx(), codes_ptx()]) {
             let text = ptx.to_str().expect("PTX is ASCII");
             assert!(text.contains("\n.version 8.0\n.target sm_70\n"));
             let bounds: Vec<&str> = text.lines().filter_map(|line| line.strip_prefix(".maxntid ")).collect();
@@ -140,7 +155,7 @@ mod tests {
     /// The bits of the host device are those of IEEE operations, each rounded once to nearest.
     #[test]
     fn the_ptx_computes_floats_by_the_standard_alone() {
-        for ptx in DataType::ALL.map(ptx) {
+        for ptx in DataType::ALL.map(ptx).into_iter().chain([codes_ptx()]) {
             let text = ptx.to_str().expect("PTX is ASCII");
             let is_float = |line: &&str| [".f16", ".f32", ".f64"].iter().any(|name| line.contains(name));
             for line in text.lines().filter(is_float) {
@@ -155,7 +170,7 @@ mod tests {
 
     #[test]
     fn the_source_for_amd_includes_nothing() {
-        for source in DataType::ALL.map(hip_source).into_iter().chain([hip_move_source()]) {
+        for source in DataType::ALL.map(hip_source).into_iter().chain([hip_move_source(), hip_codes_source()]) {
             assert!(!source.contains("#include"));
             assert!(source.contains("STRATA_KERNEL strata_") && source.contains("struct Batch {"));
         }

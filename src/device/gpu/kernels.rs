@@ -1,10 +1,11 @@
 //! The kernels by name, and the arguments they take.
 //!
-//! Each kernel has one argument, a structure by value. Reductions, scalings and copies take a [`Batch`] of jobs, so that
+//! Each kernel has one argument, a structure by value. Reductions, scalings, copies and codes take a [`Batch`] of jobs, so that
 //! all that is ready goes out in one launch: `gridDim.y` is the number of jobs, and the blocks along x share a job.
 //! A kernel computes the bits that the host device computes.
 #![forbid(unsafe_code)]
 
+use crate::code::FloatCode;
 use crate::dtype::{DataType, Operator};
 
 /// What is loaded at once.
@@ -14,6 +15,8 @@ pub enum Module {
     Of(DataType),
     /// Copies, shuffles, flags.
     Move,
+    /// Codes of floats.
+    Codes,
 }
 
 /// What a kernel takes.
@@ -51,13 +54,13 @@ pub struct Batch {
     pub njobs: u32,
     /// How many sources each job has.
     pub nsrcs: u32,
-    /// A [`BatchScale`].
+    /// A [`BatchScale`]; of codes an [`element`].
     pub scale: u32,
-    /// 0.
-    pub reserved: u32,
-    /// The scale's factor.
+    /// 0; of folds of coded chunks a [`fold`].
+    pub operation: u32,
+    /// The scale's factor; of folds of coded chunks how many sources there are.
     pub factor: u64,
-    /// Job after job: its bytes, its destination, its sources in the order of the fold.
+    /// Job after job: its bytes, its destination, its sources in the order of the fold; of codes see [`Kernel::Encode`].
     pub words: [u64; WORDS],
 }
 
@@ -149,6 +152,28 @@ pub fn scale(dtype: DataType) -> String {
     format!("strata_scale_{}", type_name(dtype))
 }
 
+/// How kernels of codes name a type that is coded.
+pub const fn element(dtype: DataType) -> u32 {
+    match dtype {
+        DataType::F16 => 0,
+        DataType::BF16 => 1,
+        DataType::F32 => 2,
+        // No other is coded.
+        _ => 3,
+    }
+}
+
+/// How they name what folds.
+pub const fn fold(operator: Operator) -> u32 {
+    match operator {
+        Operator::Prod => 1,
+        Operator::Max => 2,
+        Operator::Min => 3,
+        // Floats have no other.
+        _ => 0,
+    }
+}
+
 /// One of the kernels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kernel {
@@ -164,6 +189,14 @@ pub enum Kernel {
     Wait,
     /// See [`RAISE`].
     Raise,
+    /// Codes elements. A job's words: elements, the coded chunk, the residual or 0, then for each stretch of elements its address
+    /// and how many elements there are up to its end.
+    Encode(FloatCode),
+    /// The other way, without a residual.
+    Decode(FloatCode),
+    /// Folds coded chunks from the left. A job's words: elements, the chunk of the result or 0, the residual or 0, the sources, and
+    /// without a chunk the stretches.
+    FoldCoded(FloatCode),
 }
 
 const TYPES: usize = DataType::ALL.len();
@@ -171,7 +204,7 @@ const OPERATORS: [Operator; 4] = Operator::ON_GPUS;
 
 impl Kernel {
     /// How many there are.
-    pub const COUNT: usize = TYPES * (OPERATORS.len() + 1) + 4;
+    pub const COUNT: usize = TYPES * (OPERATORS.len() + 1) + 4 + 3 * FloatCode::ALL.len();
 
     /// Its number among all.
     pub const fn index(self) -> usize {
@@ -183,6 +216,9 @@ impl Kernel {
             Kernel::Shuffle => moves + 1,
             Kernel::Wait => moves + 2,
             Kernel::Raise => moves + 3,
+            Kernel::Encode(code) => moves + 4 + 3 * code as usize,
+            Kernel::Decode(code) => moves + 5 + 3 * code as usize,
+            Kernel::FoldCoded(code) => moves + 6 + 3 * code as usize,
         }
     }
 
@@ -195,6 +231,9 @@ impl Kernel {
             Kernel::Shuffle => SHUFFLE.to_string(),
             Kernel::Wait => WAIT.to_string(),
             Kernel::Raise => RAISE.to_string(),
+            Kernel::Encode(code) => format!("strata_encode_{}", code.name()),
+            Kernel::Decode(code) => format!("strata_decode_{}", code.name()),
+            Kernel::FoldCoded(code) => format!("strata_fold_{}", code.name()),
         }
     }
 }
@@ -207,6 +246,10 @@ pub fn kernels_of(module: Module) -> Vec<Kernel> {
             reductions.chain([Kernel::Scale(dtype)]).collect()
         }
         Module::Move => vec![Kernel::Copy, Kernel::Shuffle, Kernel::Wait, Kernel::Raise],
+        Module::Codes => {
+            let of = |code| [Kernel::Encode(code), Kernel::Decode(code), Kernel::FoldCoded(code)];
+            FloatCode::ALL.into_iter().flat_map(of).collect()
+        }
     }
 }
 
@@ -216,7 +259,7 @@ mod tests {
 
     #[test]
     fn every_kernel_has_a_number_of_its_own() {
-        let modules = DataType::ALL.map(Module::Of).into_iter().chain([Module::Move]);
+        let modules = DataType::ALL.map(Module::Of).into_iter().chain([Module::Move, Module::Codes]);
         let mut numbers: Vec<usize> = modules.flat_map(kernels_of).map(Kernel::index).collect();
         numbers.sort_unstable();
         assert!(numbers.into_iter().eq(0..Kernel::COUNT));

@@ -356,6 +356,8 @@ impl GpuDevice {
         match (self.driver.kind, module) {
             (DriverKind::Cuda, Module::Of(dtype)) => Ok(Cow::Borrowed(code::ptx(dtype).to_bytes_with_nul())),
             (DriverKind::Cuda, Module::Move) => Ok(Cow::Borrowed(code::move_ptx().to_bytes_with_nul())),
+            (DriverKind::Cuda, Module::Codes) => Ok(Cow::Borrowed(code::codes_ptx().to_bytes_with_nul())),
+            (DriverKind::Hip, Module::Codes) => compiled(code::hip_codes_source()),
             (DriverKind::Hip, Module::Of(dtype)) => compiled(code::hip_source(dtype)),
             (DriverKind::Hip, Module::Move) => compiled(code::hip_move_source()),
         }

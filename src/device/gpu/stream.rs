@@ -1,7 +1,7 @@
 //! Streams of our own, events, and what is given to streams.
 
 use super::driver::{Address, Driver, DriverHandle, CAPTURE_IMPLICIT, NOT_READY, SUCCESS};
-use super::kernels::{Batch, BatchScale, Flag, Kernel, Shuffle, THREADS, WORDS};
+use super::kernels::{element, fold, Batch, BatchScale, Flag, Kernel, Shuffle, THREADS, WORDS};
 use super::GpuDevice;
 use crate::dtype::{DataType, Operator};
 use crate::error::Result;
@@ -216,6 +216,14 @@ impl GpuStream {
         self.batch(Kernel::Copy, batch)
     }
 
+    /// Launches a batch of a kernel of codes. The context must be current.
+    ///
+    /// # Safety
+    /// The device's memory that is named there stays until this has ended; nobody else touches what is written.
+    pub unsafe fn coding(&mut self, kernel: Kernel, batch: &Batch) -> Result<()> {
+        self.batch(kernel, batch)
+    }
+
     /// Launches a permutation of blocks. The context must be current.
     ///
     /// # Safety
@@ -267,12 +275,18 @@ pub(super) fn wait_by_kernel(gpu: &GpuDevice, stream: DriverHandle, flag: Flag) 
 impl Batch {
     /// No jobs yet, each of which will have so many sources.
     pub fn new(nsrcs: usize, scale: BatchScale, factor: u64) -> Batch {
-        Batch { njobs: 0, nsrcs: nsrcs as u32, scale: scale as u32, reserved: 0, factor, words: [0; WORDS] }
+        Batch { njobs: 0, nsrcs: nsrcs as u32, scale: scale as u32, operation: 0, factor, words: [0; WORDS] }
     }
 
     /// Forgets its jobs; further ones will have so many sources.
     pub fn begin(&mut self, nsrcs: usize, scale: BatchScale, factor: u64) {
-        (self.njobs, self.nsrcs, self.scale, self.factor) = (0, nsrcs as u32, scale as u32, factor);
+        (self.njobs, self.nsrcs, self.scale, self.operation, self.factor) = (0, nsrcs as u32, scale as u32, 0, factor);
+    }
+
+    /// Forgets its jobs; further ones are coded chunks of elements of a type, of so many words each beside the first two.
+    pub fn begin_codes(&mut self, words: usize, dtype: DataType, (operator, sources): (Operator, usize)) {
+        self.begin(words, BatchScale::None, sources as u64);
+        (self.scale, self.operation) = (element(dtype), fold(operator));
     }
 
     /// The jobs: bytes, destination, sources.

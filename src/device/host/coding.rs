@@ -224,8 +224,12 @@ fn fold_values(operator: Operator, folded: &mut Values, values: &Values) {
     // As in other reductions a number wins over a NaN.
     match operator {
         Operator::Prod => pairs.for_each(|(folded, value)| *folded *= value),
-        Operator::Max => pairs.for_each(|(folded, value)| *folded = folded.max(*value)),
-        Operator::Min => pairs.for_each(|(folded, value)| *folded = folded.min(*value)),
+        Operator::Max => {
+            pairs.for_each(|(folded, value)| *folded = if value > folded || folded.is_nan() { *value } else { *folded })
+        }
+        Operator::Min => {
+            pairs.for_each(|(folded, value)| *folded = if value < folded || folded.is_nan() { *value } else { *folded })
+        }
         _ => pairs.for_each(|(folded, value)| *folded += value),
     }
 }
@@ -253,8 +257,8 @@ fn keep(residual: Bytes<'_>, values: &Values, coded: &Values, added: bool) {
         Stretches::new(DataType::F32, &stretches).load(n, &mut left);
     }
     for ((left, value), coded) in left.iter_mut().zip(values).zip(coded) {
-        let more = value - coded;
-        *left = if more.is_finite() { *left + more } else { 0.0 };
+        let more = *left + (value - coded);
+        *left = if more.is_finite() { more } else { 0.0 };
     }
     Stretches::new(DataType::F32, &stretches).store(n, &mut left);
 }
@@ -342,6 +346,8 @@ pub fn fold(
             }
         }
         let Some(to) = &coded_to else {
+            // A NaN is one whatever was folded; on GPUs, too.
+            folded.iter_mut().filter(|value| value.is_nan()).for_each(|value| *value = f32::NAN);
             elements.store(len, &mut folded);
             continue;
         };
