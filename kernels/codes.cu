@@ -97,28 +97,31 @@ STRATA_INLINE u32 element_bytes(u32 type) { return type == ELEMENT_F64 ? 8 : typ
 
 // Where element `i` is: stretches are pairs of words, an address and how many elements there are up to its end.
 STRATA_INLINE u64 place_of(const u64 *stretches, u32 type, u64 i) {
-    u64 before = 0;
+    u64 before = 0, at = 0;
     STRATA_ROLL
-    while (i >= stretches[1]) {
-        before = stretches[1];
-        stretches += 2;
+    while (i >= stretches[at + 1]) {
+        before = stretches[at + 1];
+        at += 2;
     }
-    return stretches[0] + (i - before) * element_bytes(type);
+    return stretches[at] + (i - before) * element_bytes(type);
 }
 
+// Elements of a type that the code makes smaller.
+template <class C>
 STRATA_INLINE float load_float(u64 address, u32 type) {
     const bool aligned = (address & (element_bytes(type) - 1)) == 0;
     if (type == ELEMENT_F32) return element::Single::widen(load_element<u32>(address, aligned));
-    if (type == ELEMENT_F64) return (float)element::Double::widen(load_element<u64>(address, aligned));
+    if (C::BYTES == 2 || type == ELEMENT_F64) return (float)element::Double::widen(load_element<u64>(address, aligned));
     u16 bits = load_element<u16>(address, aligned);
     return type == ELEMENT_F16 ? element::Half::widen(bits) : element::Upper::widen(bits);
 }
 
+template <class C>
 STRATA_INLINE void store_float(u64 address, u32 type, float value) {
     const bool aligned = (address & (element_bytes(type) - 1)) == 0;
     if (type == ELEMENT_F32) {
         store_element<u32>(address, element::Single::narrow(value), aligned);
-    } else if (type == ELEMENT_F64) {
+    } else if (C::BYTES == 2 || type == ELEMENT_F64) {
         store_element<u64>(address, element::Double::narrow((double)value), aligned);
     } else {
         u16 bits = type == ELEMENT_F16 ? element::Half::narrow(value) : element::Upper::narrow(value);
@@ -158,7 +161,7 @@ STRATA_INLINE void encode(const Batch &batch) {
         for (u32 turn = C::HAS_SCALE ? 0 : 1; turn < 2; turn++) {
             STRATA_ROLL
             for (u64 i = first; i < end; i++) {
-                float value = load_float(place_of(stretches, type, i), type);
+                float value = load_float<C>(place_of(stretches, type, i), type);
                 const u64 kept = residual + 4 * i;
                 if (residual != 0) value = value + float_of(load_element<u32>(kept, (kept & 3) == 0));
                 if (turn == 0) {
@@ -192,7 +195,7 @@ STRATA_INLINE void decode(const Batch &batch) {
         STRATA_ROLL
         for (u64 i = first; i < end; i++) {
             float value = value_under<C>(scale, Chunk<C>::element(chunk, i));
-            store_float(place_of(stretches, type, i), type, value);
+            store_float<C>(place_of(stretches, type, i), type, value);
         }
     }
 }
@@ -237,7 +240,7 @@ STRATA_INLINE void fold(const Batch &batch) {
             for (u64 i = first; i < end; i++) {
                 float value = fold_sources<C>(sources, batch, nblocks, i);
                 if (!is_coded) {
-                    store_float(place_of(stretches, type, i), type, value);
+                    store_float<C>(place_of(stretches, type, i), type, value);
                 } else if (turn == 0) {
                     largest = larger_of(largest, value);
                 } else {

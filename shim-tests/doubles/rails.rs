@@ -195,3 +195,20 @@ fn rails_by_tcp_and_nodes_by_the_vendor_give_right_results() {
         }
     }
 }
+
+/// Numbers that codes hold as they are, so that every result is exact: in front of the vendor and on Strata alone, with the
+/// kernels' PTX and without.
+#[test]
+fn rails_in_codes_give_right_results() {
+    for (seed, code, grid) in [("1", "bf16", "2x2"), ("2", "mx8", "3+1"), ("3", "int8", "rr2x3")] {
+        let coded = ["ALLREDUCE", "ALLGATHER", "REDUCESCATTER"].map(|name| (format!("STRATA_{name}_CODE"), code));
+        let small = [("RAILS_FLOATS", "1"), ("STRATA_CODE_MIN_BYTES", "1"), ("STRATA_SEGMENT_BYTES", "16384")];
+        for double in [NCCL, RCCL] {
+            let mut command = served(double, "tcp", &[grid, seed, "8"]);
+            carried(command.envs(coded.clone()).envs(small), &format!("two_level(vendor,coded_{code})"));
+            let mut command = unserved(double, &[grid, seed, "8", "4000"]);
+            let ptx = ("SOFTGPU_PTX", if double.rccl { "0" } else { "1" });
+            carried(command.envs(coded.clone()).envs(small).envs([ptx]), &format!("two_level(direct,coded_{code})"));
+        }
+    }
+}

@@ -361,24 +361,26 @@ impl Comm {
     /// Decides how a call is run, unless that is known or there is nothing to do.
     fn decide(&self, call: &mut CollectiveCall) -> Result<()> {
         if call.decision.is_none() && !call.moves_nothing(self.nranks()) {
-            let request = Request { code: self.code_set_for(call), ..call.request() };
+            let request = Request { code: self.code_set_for(call.collective, call.dtype), ..call.request() };
             let decision = self.selector.decide(&request)?;
             self.check_code(call, &decision)?;
             call.decision = Some(decision);
         }
-        Ok(())
+        match (self.gpu(), call.decision.as_ref().and_then(|decision| decision.code())) {
+            (Some(device), Some(_)) => device.gpu().load(Module::Codes),
+            _ => Ok(()),
+        }
     }
 
-    /// The code that is set for such calls, if it codes this one.
-    fn code_set_for(&self, call: &CollectiveCall) -> Option<FloatCode> {
+    /// The code that is set for such calls, if it codes their elements.
+    pub fn code_set_for(&self, collective: Collective, dtype: DataType) -> Option<FloatCode> {
         let has_codes = self.options.make_device.is_none();
-        self.config.code(call.collective).filter(|code| has_codes && code.codes(call.dtype))
+        self.config.code(collective).filter(|code| has_codes && code.codes(dtype))
     }
 
-    /// An error for a call that a code is asked for which cannot code it. Has a GPU get the kernels ready.
+    /// An error for a call that a code is asked for which cannot code it.
     fn check_code(&self, call: &CollectiveCall, decision: &Decision) -> Result<()> {
-        let Executor::Own(Selection { choice, .. }) = &decision.executor else { return Ok(()) };
-        let Some(code) = algorithms::code_of(choice) else { return Ok(()) };
+        let Some(code) = decision.code() else { return Ok(()) };
         if call.blocks.as_ref().is_some_and(|blocks| !blocks.knows_all()) {
             // The size of a coded block follows from the row of blocks.
             return Err(Error::Internal(format!("a {} in a code of blocks of unknown sizes", call.collective.name())));
@@ -390,7 +392,7 @@ impl Comm {
                 code.name()
             )));
         }
-        self.gpu().map_or(Ok(()), |device| device.gpu().load(Module::Codes))
+        Ok(())
     }
 
     /// Makes fewer calls of those of one group; of each, in whose places it is.

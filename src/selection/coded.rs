@@ -1,25 +1,31 @@
 //! Calls whose messages between nodes are in a code: because a setting says so, or because they name an algorithm of one.
 #![forbid(unsafe_code)]
 
-use super::{Context, Request};
+use super::{Context, Decision, Executor, Request};
 use crate::algorithms::{self, Choice};
+use crate::code::FloatCode;
 use crate::config::Config;
-use crate::error::{Error, Result};
+
+impl Decision {
+    /// The code in which its messages go between nodes.
+    pub fn code(&self) -> Option<FloatCode> {
+        match &self.executor {
+            Executor::Own(selection) => algorithms::code_of(&selection.choice),
+            _ => None,
+        }
+    }
+}
 
 /// The algorithm for the code that is set, with the reason: for calls of enough bytes.
 pub(super) fn choice(request: &Request<'_>, context: &Context) -> Option<(Choice, String)> {
-    let is_short = request.message_bytes(context) < context.config.code_min_bytes;
-    let code = request.code.filter(|_| !is_short)?;
-    let choice = algorithms::coded_choice(code, request.collective, &context.grid)?;
-    Some((choice, format!("messages between nodes go in {}", code.name())))
+    choice_of(request, request.message_bytes(context), context)
 }
 
-/// An error for a choice in a code where data is on devices.
-pub(super) fn check(choice: &Choice, on_devices: bool) -> Result<()> {
-    match on_devices && algorithms::code_of(choice).is_some() {
-        true => Err(Error::InvalidUsage(format!("algorithm {choice}: what is in device memory is not coded"))),
-        false => Ok(()),
-    }
+/// The same of such a call of so many bytes.
+pub(super) fn choice_of(request: &Request<'_>, bytes: usize, context: &Context) -> Option<(Choice, String)> {
+    let code = request.code.filter(|_| bytes >= context.config.code_min_bytes)?;
+    let choice = algorithms::coded_choice(code, request.collective, &context.grid)?;
+    Some((choice, format!("messages between nodes go in {}", code.name())))
 }
 
 /// The most scratch memory for calls by a choice. Coded chunks are short, and long segments keep their messages few.

@@ -195,7 +195,7 @@ pub fn decide(request: &Request<'_>, context: &Context) -> Result<Decision> {
     let taken = match context.front {
         None => None,
         Some(front) => {
-            let (by, route, reason) = routed(request.collective, request.message_bytes(context), context, front)
+            let (by, route, reason) = routed(request, request.message_bytes(context), context, front)
                 .ok_or_else(|| Error::Internal("no policy says who does a call".to_string()))?;
             match route {
                 Route::Vendor => return Ok(Decision { by, executor: Executor::Vendor, reason }),
@@ -209,7 +209,6 @@ pub fn decide(request: &Request<'_>, context: &Context) -> Result<Decision> {
             if let (Some(carrier), None) = (asked(request, context)?.carrier, taken.as_ref()) {
                 selection.carrier = carrier;
             }
-            coded::check(&selection.choice, taken.is_some())?;
             let (by, reason) = match taken {
                 None => (policy, how),
                 Some((by, why)) if why == how => (by, why),
@@ -225,22 +224,24 @@ pub fn decide(request: &Request<'_>, context: &Context) -> Result<Decision> {
 pub fn can_profit(context: &Context) -> bool {
     let Some(front) = context.front else { return true };
     vendor::COLLECTIVES.into_iter().any(|collective| {
-        let ours = |bytes| matches!(routed(collective, bytes, context, front), Some((_, Route::TwoLevel, _)));
+        let request = Request { code: context.config.code(collective), ..Request::new(collective, 0) };
+        let ours = |bytes| matches!(routed(&request, bytes, context, front), Some((_, Route::TwoLevel, _)));
         // A row of the table may be about sizes between two powers of 2.
         let rows = context.knowledge.tuned.taken_over(collective).take(MOST_ROWS_TRIED);
         rows.chain((0..=model::MOST_LOG).map(|log| 1 << log)).any(ours)
     })
 }
 
-/// Who does a call of so many bytes in front of a vendor library: by the first policy with an opinion.
+/// Who does a call like the one that is asked about, of so many bytes, in front of a vendor library: by the first policy with an
+/// opinion.
 pub(super) fn routed(
-    collective: Collective,
+    request: &Request<'_>,
     bytes: usize,
     context: &Context,
     front: Front,
 ) -> Option<(Policy, Route, String)> {
     POLICIES.iter().find_map(|policy| {
-        let (route, reason) = policy.route(collective, bytes, context, front)?;
+        let (route, reason) = policy.route(request, bytes, context, front)?;
         Some((*policy, route, reason))
     })
 }
@@ -267,17 +268,16 @@ impl Policy {
             let selected = self.select(request, context)?;
             return Ok(selected.map(|(selection, reason)| (Executor::Own(selection), reason)));
         };
-        Ok(self.route(request.collective, request.message_bytes(context), context, front).map(|(route, reason)| {
-            match route {
-                Route::Vendor => (Executor::Vendor, reason),
-                Route::TwoLevel => (Executor::SubComms, reason),
-            }
+        Ok(self.route(request, request.message_bytes(context), context, front).map(|(route, reason)| match route {
+            Route::Vendor => (Executor::Vendor, reason),
+            Route::TwoLevel => (Executor::SubComms, reason),
         }))
     }
 
     /// Who does a call in front of a vendor library.
-    fn route(self, collective: Collective, bytes: usize, context: &Context, front: Front) -> Option<(Route, String)> {
+    fn route(self, request: &Request<'_>, bytes: usize, context: &Context, front: Front) -> Option<(Route, String)> {
         let Context { grid, config, knowledge, .. } = context;
+        let Request { collective, .. } = *request;
         match self {
             Policy::Conditions => {
                 let why = vendor::unfit(collective, grid, front.carrier)?;
@@ -297,6 +297,9 @@ impl Policy {
                 };
                 let exact = knowledge.scripts.exact(name).unwrap_or_else(|_| name.to_string());
                 vendor::named(&exact, collective, grid, front.carrier)
+            }
+            Policy::Code if front.carrier.is_own() => {
+                coded::choice_of(request, bytes, context).map(|(_, reason)| (Route::TwoLevel, reason))
             }
             // The vendor library runs no scripts and has no codes, and does not leave calls to those that do.
             Policy::Script | Policy::Code => None,

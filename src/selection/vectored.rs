@@ -29,7 +29,7 @@ const MOST_PIECE_BYTES: usize = 1 << 20;
 /// collectives over its communicators of nodes and rails are for blocks of one size.
 pub(super) fn decide(request: &Request<'_>, context: &Context) -> Result<Decision> {
     let Some(front) = context.front else { return by_own_transports(request, context) };
-    let (by, route, why) = routed(request.collective, request.message_bytes(context), context, front)
+    let (by, route, why) = routed(request, request.message_bytes(context), context, front)
         .ok_or_else(|| Error::Internal("no policy says who does a call".to_string()))?;
     let reason = match (route, front.carrier.is_own()) {
         (Route::TwoLevel, true) => {

@@ -1,6 +1,6 @@
 //! Kernels with one instruction changed are found wrong.
 
-use super::beds::{shipped, texts, Interpreted};
+use super::beds::{codes_text, shipped, texts, Interpreted};
 use super::budgets;
 use super::interpreted::far_shuffles;
 use super::memory::Random;
@@ -14,6 +14,8 @@ use strata::dtype::DataType;
 
 /// How many there are.
 const MUTANTS: usize = 300;
+/// And of codes.
+const CODE_MUTANTS: usize = 60;
 
 const THREAD: &str = "numbers of threads and blocks are less than 2^31";
 const HIGH: &str = "of the result only the low 32 bits are used";
@@ -64,6 +66,12 @@ const EQUAL: [(&str, &str, &str, &str); 14] = [
     ("strata_reduce_max_f64", "shr.u64 %rd139,%rd138,32;", "shr.s64 %rd139,%rd138,32;", HIGH),
 ];
 
+/// The same of codes.
+const EQUAL_CODES: [(&str, &str, &str, &str); 2] = [
+    ("strata_encode_mx8", "and.b16 %rs23,%rs31,255;", "and.b16 %rs23,%rs31,33023;", "a byte of it is stored"),
+    ("strata_encode_bf16", "cvt.u64.u32 %rd44,%r30;", "cvt.u64.s32 %rd44,%r30;", THREAD),
+];
+
 /// Why a mutant is wrong; nothing where all cases pass.
 fn verdict(mutant: &Mutant) -> Option<String> {
     let modules = [Module::parse(&mutant.text).expect("a mutant is PTX")];
@@ -98,11 +106,10 @@ fn slower(modules: &[Module], kernel: &str) -> Option<String> {
     })
 }
 
-#[test]
-fn every_mutant_is_found_or_known_to_be_equal() {
-    let texts = texts();
-    let mut random = ptx::mutate::Random(20_261_123);
-    let mutants: Vec<Mutant> = (0..MUTANTS).map(|_| mutant(texts[random.below(texts.len())], &mut random)).collect();
+/// The mutants of some modules that pass every case, of which those in `equal` must be all.
+fn check(texts: &[&str], number: usize, seed: u64, equal: &[(&str, &str, &str, &str)]) {
+    let mut random = ptx::mutate::Random(seed);
+    let mutants: Vec<Mutant> = (0..number).map(|_| mutant(texts[random.below(texts.len())], &mut random)).collect();
     let (next, survivors) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     std::thread::scope(|scope| {
         for _ in 0..2 {
@@ -116,24 +123,26 @@ fn every_mutant_is_found_or_known_to_be_equal() {
         }
     });
     let survivors = survivors.into_inner().expect("nobody panics with it");
-    let is_known = |mutant: &Mutant| {
-        let known = (mutant.kernel.as_str(), mutant.before.as_str(), mutant.after.as_str());
-        EQUAL.iter().any(|(kernel, before, after, _)| known == (*kernel, *before, *after))
+    let is = |mutant: &Mutant, (kernel, before, after, _): &(&str, &str, &str, &str)| {
+        (mutant.kernel.as_str(), mutant.before.as_str(), mutant.after.as_str()) == (*kernel, *before, *after)
     };
-    println!("{} of {MUTANTS} mutants are found wrong", MUTANTS - survivors.len());
-    let gone: Vec<_> = EQUAL
-        .iter()
-        .filter(|(kernel, before, after, _)| {
-            !survivors.iter().any(|mutant| {
-                (mutant.kernel.as_str(), mutant.before.as_str(), mutant.after.as_str()) == (*kernel, *before, *after)
-            })
-        })
-        .collect();
+    println!("{} of {number} mutants are found wrong", number - survivors.len());
+    let gone: Vec<_> = equal.iter().filter(|known| !survivors.iter().any(|mutant| is(mutant, known))).collect();
     assert!(gone.is_empty(), "these are listed as equal and are not among the mutants that pass: {gone:#?}");
     let unknown: Vec<String> = survivors
         .iter()
-        .filter(|mutant| !is_known(mutant))
+        .filter(|mutant| !equal.iter().any(|known| is(mutant, known)))
         .map(|mutant| format!("{}, line {}: `{}` became `{}`", mutant.kernel, mutant.line, mutant.before, mutant.after))
         .collect();
     assert!(unknown.is_empty(), "{} mutants pass every case:\n{}", unknown.len(), unknown.join("\n"));
+}
+
+#[test]
+fn every_mutant_is_found_or_known_to_be_equal() {
+    check(&texts(), MUTANTS, 20_261_123, &EQUAL);
+}
+
+#[test]
+fn every_mutant_of_codes_is_found_or_known_to_be_equal() {
+    check(&[codes_text()], CODE_MUTANTS, 20_261_126, &EQUAL_CODES);
 }

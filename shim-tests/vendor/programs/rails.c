@@ -2,6 +2,7 @@
  * collectives and the copies out: their order is the streams'. Every result is checked at the end.
  *
  * rails GRID SEED CALLS [MOST [FILE]]: each rank is a process with a device; MOST is the largest number of bytes of a block.
+ * With RAILS_FLOATS elements are float32 and so small integers that every code holds them and their sums as they are.
  * With FILE the process is one rank, started by an MPI launcher, and shares that file with the others. */
 #include "ranks.h"
 #include <fcntl.h>
@@ -28,14 +29,28 @@ static uint64_t next_random(void) {
   return random_state;
 }
 
-static int value(int number, int rank, size_t index) {
-  return (int)((uint32_t)(number * 7919 + rank * 104729) + (uint32_t)index * 31u);
+static int floats;
+
+static ncclDataType_t type(void) { return floats ? ncclFloat : ncclInt; }
+
+/* As an element is stored. */
+static int stored(int value) {
+  float as_float = (float)value;
+  if (floats) memcpy(&value, &as_float, sizeof value);
+  return value;
 }
+
+static int number_of(int number, int rank, size_t index) {
+  uint32_t mixed = (uint32_t)(number * 7919 + rank * 104729) + (uint32_t)index * 31u;
+  return floats ? (int)(mixed * 2654435761u >> 16) % 3 - 1 : (int)mixed;
+}
+
+static int value(int number, int rank, size_t index) { return stored(number_of(number, rank, index)); }
 
 static int sum_of(int number, int nranks, size_t index) {
   uint32_t sum = 0;
-  for (int rank = 0; rank < nranks; rank++) sum += (uint32_t)value(number, rank, index);
-  return (int)sum;
+  for (int rank = 0; rank < nranks; rank++) sum += (uint32_t)number_of(number, rank, index);
+  return stored((int)sum);
 }
 
 static size_t in_blocks(const struct call* call, int n) { return call->kind == 1 ? (size_t)n : 1; }
@@ -64,10 +79,10 @@ static void begin(struct call* call, int number, int rank, int n, size_t most, c
 static void issue(const struct call* call, ncclComm_t comm) {
   cudaStream_t stream = (cudaStream_t)call->stream;
   switch (call->kind) {
-    case 0: OK(ncclAllGather(call->in, call->out, call->count, ncclInt, comm, stream)); break;
-    case 1: OK(ncclReduceScatter(call->in, call->out, call->count, ncclInt, ncclSum, comm, stream)); break;
-    case 2: OK(ncclAllReduce(call->in, call->out, call->count, ncclInt, ncclSum, comm, stream)); break;
-    default: OK(ncclBroadcast(call->in, call->out, call->count, ncclInt, call->root, comm, stream));
+    case 0: OK(ncclAllGather(call->in, call->out, call->count, type(), comm, stream)); break;
+    case 1: OK(ncclReduceScatter(call->in, call->out, call->count, type(), ncclSum, comm, stream)); break;
+    case 2: OK(ncclAllReduce(call->in, call->out, call->count, type(), ncclSum, comm, stream)); break;
+    default: OK(ncclBroadcast(call->in, call->out, call->count, type(), call->root, comm, stream));
   }
 }
 
@@ -141,6 +156,7 @@ static int launched(const struct grid* grid, const char* path) {
 int main(int argc, char** argv) {
   if (argc < 4) return 2;
   struct grid grid = parse_grid(argv[1]);
+  floats = getenv("RAILS_FLOATS") != NULL;
   seed = strtoull(argv[2], NULL, 10);
   calls = atoi(argv[3]);
   if (argc > 4) most = strtoull(argv[4], NULL, 10);

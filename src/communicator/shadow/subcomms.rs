@@ -253,8 +253,9 @@ impl SubComms {
         if vendor::obstacle(collective, count, dtype, op).is_some() {
             return None;
         }
-        let bytes = count.saturating_mul(DataType::from_code(dtype)?.size());
-        self.decide_request(&Request::new(collective, bytes))
+        let dtype = DataType::from_code(dtype)?;
+        let code = self.companion.code_set_for(collective, dtype);
+        self.decide_request(&Request { code, ..Request::new(collective, count.saturating_mul(dtype.size())) })
     }
 
     /// The same of what is asked. What cannot be decided is not taken, on all ranks alike.
