@@ -4,6 +4,7 @@
 //! The command is the program here: it opens the driver, and the library finds it as it finds that of any program.
 
 mod bandwidth;
+mod codes;
 mod found;
 mod kernels;
 mod order;

@@ -3,6 +3,7 @@
 //! A check is one launch: the device's memory is filled, the kernel works on it, the host device does the same to memory of
 //! its own, and all of both is compared, also what must not be written.
 
+use super::codes;
 use super::order;
 use super::twice::{Job, Random, Twice};
 use super::{parse_type, Which, DIFFERENT};
@@ -318,6 +319,17 @@ fn moving(gpu: &Arc<GpuDevice>, options: &Options) -> Result<Row> {
     Ok(Row { name: "move", load_ms, tallies: merged(tallies) })
 }
 
+fn coding(gpu: &Arc<GpuDevice>, options: &Options) -> Result<Row> {
+    let load_ms = loaded(gpu, Module::Codes)?;
+    let mut random = Random::new(options.seed as u64);
+    let mut memory = Twice::new(gpu, DataType::F32, &mut random)?;
+    let mut tallies = Vec::new();
+    for _ in 0..options.rounds {
+        tallies.extend(codes::tallies(&mut memory, &mut random)?);
+    }
+    Ok(Row { name: "codes", load_ms, tallies: merged(tallies) })
+}
+
 /// The tallies of all rounds, added up.
 fn merged(tallies: Vec<Tally>) -> Vec<Tally> {
     let mut result: Vec<Tally> = Vec::new();
@@ -337,7 +349,7 @@ fn merged(tallies: Vec<Tally>) -> Vec<Tally> {
 pub fn run(options: &Options, gpu: &Arc<GpuDevice>) -> Result<ExitCode> {
     let _entered = gpu.enter()?;
     let types = if options.types.is_empty() { DataType::ALL.to_vec() } else { options.types.clone() };
-    let mut rows = vec![moving(gpu, options)?];
+    let mut rows = vec![moving(gpu, options)?, coding(gpu, options)?];
     for dtype in types {
         rows.push(of_type(gpu, dtype, options)?);
     }

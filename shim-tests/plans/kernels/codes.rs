@@ -74,8 +74,8 @@ impl Job {
                 .map(|bits| f32::from_le_bytes([bits[0], bits[1], bits[2], bits[3]]))
                 .collect();
             let mut coded = strata::code::encode(of.code, &values);
-            if of.code != FloatCode::Bf16 && random.below(4) == 0 {
-                // Any scale and any byte mean something.
+            if random.below(4) == 0 {
+                // Any scale and any byte mean something, also what no code has.
                 coded.iter_mut().for_each(|byte| *byte = random.next() as u8);
             }
             memory.write(at, &coded);

@@ -67,9 +67,10 @@ const EQUAL: [(&str, &str, &str, &str); 14] = [
 ];
 
 /// The same of codes.
-const EQUAL_CODES: [(&str, &str, &str, &str); 2] = [
-    ("strata_encode_mx8", "and.b16 %rs23,%rs31,255;", "and.b16 %rs23,%rs31,33023;", "a byte of it is stored"),
-    ("strata_encode_bf16", "cvt.u64.u32 %rd44,%r30;", "cvt.u64.s32 %rd44,%r30;", THREAD),
+const EQUAL_CODES: [(&str, &str, &str, &str); 3] = [
+    ("strata_encode_bf16", "cvt.u32.u16 %r57,%rs1;", "cvt.u32.s16 %r57,%rs1;", "the upper half is shifted out"),
+    ("strata_encode_mx8", "cvt.u64.u32 %rd10,%r42;", "cvt.u64.s32 %rd10,%r42;", THREAD),
+    ("strata_decode_mx8", "setp.lt.u64 %p24,%rd68,%rd6;", "setp.lt.s64 %p24,%rd68,%rd6;", BYTES),
 ];
 
 /// Why a mutant is wrong; nothing where all cases pass.

@@ -78,6 +78,8 @@ impl<'a> Stretches<'a> {
 
     fn store(&mut self, n: usize, values: &mut Values) {
         let dtype = self.dtype;
+        // As GPUs do: all NaNs are one.
+        values.iter_mut().for_each(|value| *value = if value.is_nan() { f32::NAN } else { *value });
         self.next(n, |part, at| match dtype {
             DataType::F32 => part.write(as_bytes(&mut values[at..at + part.len() / 4])),
             DataType::F64 => with_room::<{ 8 * STRIP }>(part.len(), |bytes| {
@@ -346,8 +348,6 @@ pub fn fold(
             }
         }
         let Some(to) = &coded_to else {
-            // A NaN is one whatever was folded; on GPUs, too.
-            folded.iter_mut().filter(|value| value.is_nan()).for_each(|value| *value = f32::NAN);
             elements.store(len, &mut folded);
             continue;
         };
