@@ -180,7 +180,7 @@ variables! {
     "STRATA_SCATTER_ALGO" scatter_algo: String = "auto", agreed,
         "Algorithm of ncclScatter.";
     "STRATA_ALLREDUCE_CODE" all_reduce_code: CodeSetting = "none", agreed,
-        "Form of the messages of ncclAllReduce between nodes: bf16, mx8 (blocks of fp8 that share a scale) or int8 (blocks of integers that do); none: as they are. Of float32 and float64, by mx8 and int8 also of float16 and bfloat16; of other types and in device memory as they are. Results lose precision.";
+        "Form of the messages of ncclAllReduce between nodes: bf16, mx8 (blocks of fp8 that share a scale) or int8 (blocks of integers that do); none: as they are. Of float32 and float64, by mx8 and int8 also of float16 and bfloat16; of other types as they are. Results lose precision.";
     "STRATA_ALLGATHER_CODE" all_gather_code: CodeSetting = "none", agreed,
         "The same for ncclAllGather.";
     "STRATA_REDUCESCATTER_CODE" reduce_scatter_code: CodeSetting = "none", agreed,

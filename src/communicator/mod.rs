@@ -48,7 +48,7 @@ use crate::bootstrap::{Credentials, Service};
 use crate::carrier::Carrier;
 use crate::code::FloatCode;
 use crate::config::Config;
-use crate::device::gpu::kernels::Module;
+use crate::device::gpu::kernels::{Module, MOST_CHUNKS};
 use crate::device::StreamRef;
 use crate::dtype::{DataType, Prologue, RedOp, Reduction};
 use crate::error::{Error, Result};
@@ -374,8 +374,21 @@ impl Comm {
 
     /// The code that is set for such calls, if it codes their elements.
     pub fn code_set_for(&self, collective: Collective, dtype: DataType) -> Option<FloatCode> {
-        let has_codes = self.options.make_device.is_none();
-        self.config.code(collective).filter(|code| has_codes && code.codes(dtype))
+        self.config.code(collective).filter(|code| self.check_codes().is_ok() && code.codes(dtype))
+    }
+
+    /// An error where data is on what has no codes.
+    fn check_codes(&self) -> Result<()> {
+        if self.options.make_device.is_some() {
+            return Err(Error::InvalidUsage("a device of the program's own has no codes".to_string()));
+        }
+        let nnodes = self.grid.nnodes();
+        if self.members.iter().any(|member| member.on_gpu) && nnodes > MOST_CHUNKS {
+            return Err(Error::InvalidUsage(format!(
+                "codes on GPUs are for {MOST_CHUNKS} nodes, and there are {nnodes}"
+            )));
+        }
+        Ok(())
     }
 
     /// An error for a call that a code is asked for which cannot code it.

@@ -87,17 +87,14 @@ impl Case {
 
 /// Launches of every kernel of codes.
 pub fn tallies(memory: &mut Twice, random: &mut Random) -> Result<Vec<Tally>> {
-    let kinds: [(&str, fn(FloatCode) -> Kernel); 3] =
-        [("encode", Kernel::Encode), ("decode", Kernel::Decode), ("fold", Kernel::FoldCoded)];
-    let mut tallies = Vec::new();
-    for (column, kind) in kinds {
-        let mut tally = Tally::new(column);
-        for code in FloatCode::ALL {
+    let mut tallies = ["encode", "decode", "fold"].map(Tally::new);
+    for code in FloatCode::ALL {
+        let kernels = [Kernel::Encode(code), Kernel::Decode(code), Kernel::FoldCoded(code)];
+        for (tally, kernel) in tallies.iter_mut().zip(kernels) {
             for _ in 0..16 {
-                tally.count(Case::random(kind(code), code, random).check(memory, random)?);
+                tally.count(Case::random(kernel, code, random).check(memory, random)?);
             }
         }
-        tallies.push(tally);
     }
-    Ok(tallies)
+    Ok(tallies.into())
 }

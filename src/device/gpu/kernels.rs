@@ -29,6 +29,9 @@ impl KernelArgument for Flag {}
 /// 64-bit words of a [`Batch`] for its jobs: with its head, what a kernel's arguments may have.
 pub const WORDS: usize = 498;
 
+/// The most coded chunks that a kernel folds: a job has room for these and for what else it needs.
+pub const MOST_CHUNKS: usize = 400;
+
 /// The most threads of a block, for which all kernels are compiled.
 pub const THREADS: u32 = 512;
 
