@@ -160,7 +160,7 @@ variables! {
     "STRATA_WINDOW" window: usize = "4", agreed,
         "Segments in flight at once.";
     "STRATA_SCRATCH_BYTES" scratch_bytes: usize = "4194304", agreed,
-        "Most scratch memory of a communicator, in bytes, for all segments in flight together; four times the default for collectives in a code.";
+        "Most scratch memory of a communicator, in bytes, for all segments in flight together; four times the default for collectives in a code in host memory.";
     "STRATA_PINNED_BYTES" pinned_bytes: usize = "16777216", local,
         "Bytes of pinned host memory of a communicator on a GPU, for messages between the device and the network. Messages that do not fit go through ordinary memory and are copied once more; raise it for large segments.";
     "STRATA_ALLREDUCE_ALGO" all_reduce_algo: String = "auto", agreed,

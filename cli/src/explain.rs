@@ -243,8 +243,8 @@ impl Question {
 
     fn explain(&self, front: Option<Vendor>) -> Result<()> {
         let block_bytes = block_bytes(self.collective, self.grid.nranks(), self.bytes);
-        // Of elements that a code makes smaller, which are in host memory.
-        let code = self.config.code(self.collective).filter(|_| front.is_none());
+        // Of elements that a code makes smaller.
+        let code = self.config.code(self.collective);
         let request = Request { root: self.root, code, ..Request::new(self.collective, block_bytes) };
         let front = front.map(|library| Front { library, carrier: self.config.inter.in_front() });
         let carriers = if front.is_some() { CommCarriers::default() } else { self.carriers()? };

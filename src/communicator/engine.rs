@@ -579,7 +579,7 @@ impl Engine {
         let program = self.program(choice, call, staged)?;
         let k = program.plan().chunks_per_block as usize;
         // A table may have a larger window than the settings, for which a device's scratch was made.
-        let wished = crate::selection::most_scratch_bytes(choice, &self.config);
+        let wished = crate::selection::most_scratch_bytes(choice, &self.config, self.part_bytes != usize::MAX);
         let room = wished.max(least_scratch(&self.grid, self.config.window.clamp(1, 64)));
         let window = (*window).min(room / least_scratch(&self.grid, 1)).max(1);
         // Scratch is `window * scratch_blocks` segments of a block on the rank that needs most: this bounds them on all.
