@@ -15,9 +15,9 @@ A backend is a name (`CARRIERS` has all), or "auto", where the tuning table choo
 "ring@mpi". Each backend has one order: all ranks make its calls in that one. Between backends there is none.
 """
 
-from strata.mcr_dl import CARRIERS, McrError, ReduceOp, Work, World
+from strata.mcr_dl import CARRIERS, McrError, McrTimeout, ReduceOp, Work, World
 
-__all__ = ["CARRIERS", "McrError", "ReduceOp", "Work"]
+__all__ = ["CARRIERS", "McrError", "McrTimeout", "ReduceOp", "Work"]
 
 _world = World()
 

@@ -70,10 +70,11 @@ pub fn read(path: &Path) -> Result<CallTrace> {
 /// Reads traces and brings them to one clock.
 pub fn read_all(paths: &[PathBuf]) -> Result<CallTrace> {
     let traces = paths.iter().map(|path| read(path)).collect::<Result<Vec<CallTrace>>>()?;
-    let mut seen: BTreeMap<(u32, u32, u64), &Path> = BTreeMap::new();
+    // Not by their clocks: merged traces have one for all.
+    let mut seen: BTreeMap<(u32, u32, &str), &Path> = BTreeMap::new();
     for (trace, path) in traces.iter().zip(paths) {
         for process in &trace.processes {
-            if let Some(other) = seen.insert((process.rank, process.pid, process.wall_ns), path) {
+            if let Some(other) = seen.insert((process.rank, process.pid, &process.host), path) {
                 let (one, other) = (path.display(), other.display());
                 return Err(Error::InvalidArgument(format!("{one} and {other} are traces of the same process")));
             }

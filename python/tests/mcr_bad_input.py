@@ -21,10 +21,20 @@ def raises(kind, words, call):
     raise AssertionError(f"no exception, where one with {words} was due")
 
 
+def different_names():
+    """Ranks that name other backends, or name them in another order, are told at once, and may go on."""
+    rank = int(os.environ["RANK"])
+    for names in (["nccl", "gloo"], ["gloo", "nccl"]), (["nccl"], ["nccl", "gloo"]):
+        raises(ValueError, ["rank 0", "rank 1", "order"], lambda: mcr_dl.init(names[rank % 2], timeout=20))
+        mcr_dl.finalize()
+
+
 def names_and_arguments():
     raises(ValueError, ["'ncll'", "did you mean 'nccl'?", "mv2-gdr"], lambda: mcr_dl.init(["nccl", "ncll"]))
     raises(ValueError, ["there is no backend 'quux'", "nccl"], lambda: mcr_dl.init("quux"))
     raises(TypeError, ["list of names", "3"], lambda: mcr_dl.init(3))
+    for wrong, kind in (("x", TypeError), (-1, ValueError), (float("nan"), ValueError)):
+        raises(kind, ["timeout", f"{wrong!r}"], lambda: mcr_dl.init("nccl", timeout=wrong))
     raises(mcr_dl.McrError, ["'nccl'", "init"], lambda: mcr_dl.all_reduce("nccl", np.ones(3)))
     rank, size = begin()
     tensor = np.ones(6 * size)

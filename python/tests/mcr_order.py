@@ -94,7 +94,8 @@ def one_backend_beside_another():
         assert not work.is_completed() and not work.is_success()
         try:
             work.wait(timeout=0.05)
-        except TimeoutError as error:
+        except mcr_dl.McrTimeout as error:
+            assert isinstance(error, mcr_dl.McrError) and isinstance(error, TimeoutError)
             assert "all_reduce" in str(error), error
         else:
             raise AssertionError("a limit has passed, and nothing said so")

@@ -95,6 +95,9 @@ class BadInput(OnRanks):
     def test_unknown_names_operations_roots_and_peers_are_told_with_what_there_is(self):
         self.bad("names_and_arguments", counts=(1, 2, 3), env={"MCR_NODES": "3"})
 
+    def test_ranks_that_name_different_backends_are_told(self):
+        self.bad("different_names", counts=(2, 3), limit=60)
+
     def test_what_is_no_contiguous_tensor_of_a_type_that_can_be_taken_is_refused(self):
         self.bad("tensors", counts=(1, 2))
 

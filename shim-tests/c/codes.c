@@ -54,6 +54,10 @@ static void entries(const float *send, float *recv, float *residual) {
   CHECK(strataAllReduceCoded(send, recv, NULL, COUNT, ncclBfloat16, ncclSum, "bf16", comm, NULL) == ncclInvalidArgument);
   CHECK(strataAllReduceCoded(send, recv, residual, COUNT, ncclFloat, ncclMax, "mx8", comm, NULL) == ncclInvalidArgument);
   CHECK(strstr(ncclGetLastError(comm), "residual") != NULL);
+  CHECK(strataAllReduceCoded(send, recv, recv, COUNT, ncclFloat, ncclSum, "mx8", comm, NULL) == ncclInvalidArgument);
+  CHECK(strataAllReduceCoded(send, recv, (float *)send + 1, COUNT - 1, ncclFloat, ncclSum, "mx8", comm, NULL) ==
+        ncclInvalidArgument);
+  CHECK(strstr(ncclGetLastError(comm), "overlaps") != NULL);
   OK(strataAllReduceCoded(send, recv, NULL, 0, ncclFloat, ncclSum, "mx8", comm, NULL));
   ncclCollConfig_t config = NCCL_COLLCONFIG_INITIALIZER;
   config.algSelection = "mx8", config.forceAlgSelection = 1;

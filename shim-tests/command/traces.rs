@@ -294,6 +294,8 @@ fn traces_are_merged_summed_up_and_replayed() {
     assert!(replayed.contains("Calls of a program on 4 ranks, recorded"), "{replayed}");
     let (text, succeeded) = outcome(strata().args(["trace", "summary", files[0], files[0]]));
     assert!(!succeeded && text.contains("are traces of the same process"), "{text}");
+    let (text, succeeded) = outcome(strata().args(["trace", "summary", &merged, files[0]]));
+    assert!(!succeeded && text.contains("are traces of the same process"), "{text}");
     let (text, succeeded) = outcome(strata().args(["trace", "summary", &workload]));
     assert!(!succeeded && text.contains("cannot read the trace"), "{text}");
 }

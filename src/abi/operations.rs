@@ -147,7 +147,7 @@ impl Call {
         }
         comm.check_memory(input, "sendbuff")?;
         comm.check_memory(output, "recvbuff")?;
-        let residual = self.residual(&comm, reduction, sent)?;
+        let residual = self.residual(&comm, reduction, sent, [input, output])?;
         let collective = self.collective;
         let (decision, blocks, joined) = (None, None, None);
         let mut call = CollectiveCall {
@@ -209,15 +209,24 @@ impl Call {
     }
 
     /// Where what coding leaves out is kept: a float32 for each element of the input of so many blocks.
-    fn residual(&self, comm: &Arc<Comm>, reduction: Option<Reduction>, blocks: usize) -> Result<Option<DeviceRegion>> {
+    fn residual(
+        &self,
+        comm: &Arc<Comm>,
+        reduction: Option<Reduction>,
+        blocks: usize,
+        buffers: [DeviceRegion; 2],
+    ) -> Result<Option<DeviceRegion>> {
         let Some(CodedCall { residual, .. }) = self.coded.filter(|coded| !coded.residual.is_null()) else {
             return Ok(None);
         };
         if reduction.is_some_and(|reduction| reduction.operator != Operator::Sum) {
-            let text = "a residual is what is left out of a sum (ncclSum, ncclAvg), and op is none";
+            let text = "a residual is what is left out of a sum or an average, and op is neither";
             return Err(Error::InvalidArgument(text.to_string()));
         }
         let region = residual.as_const().on_device(bytes(self.count, blocks, DataType::F32)?, "residual")?;
+        if buffers.iter().any(|buffer| overlap(region, *buffer)) {
+            return Err(Error::InvalidArgument("the residual overlaps sendbuff or recvbuff".to_string()));
+        }
         comm.check_memory(region, "residual")?;
         Ok(Some(region))
     }
@@ -236,11 +245,14 @@ impl Call {
     /// Whether results go over what may still have to be sent: all blocks of an all-to-all are read and written at once, and
     /// a custom collective has what buffers its program wants.
     fn overwrites(&self, input: DeviceRegion, output: DeviceRegion) -> bool {
-        let (from, to) = (input.address() as usize, output.address() as usize);
-        matches!(self.collective, Collective::AllToAll | Collective::Custom)
-            && from < to + output.len()
-            && to < from + input.len()
+        matches!(self.collective, Collective::AllToAll | Collective::Custom) && overlap(input, output)
     }
+}
+
+/// Whether two regions have bytes in common.
+fn overlap(one: DeviceRegion, other: DeviceRegion) -> bool {
+    let (first, second) = (one.address() as usize, other.address() as usize);
+    first < second + other.len() && second < first + one.len()
 }
 
 /// What collectives have in common beside their buffers.

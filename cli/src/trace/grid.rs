@@ -18,6 +18,9 @@ pub struct RankGrid {
     cuts: Vec<u32>,
 }
 
+/// No job has more ranks; a damaged trace may.
+const MOST_RANKS: u32 = 1 << 20;
+
 /// Ranks that are equally far apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Stride {
@@ -27,11 +30,10 @@ struct Stride {
 
 /// The ranks of a communicator as such, if they are.
 fn stride(comm: &TraceComm, world: u32) -> Result<Stride> {
-    let all: Vec<u32> = (0..comm.nranks).collect();
     let told = from_ranges(&comm.members).filter(|members| members.len() == comm.nranks as usize);
     let members = match told {
         Some(members) => members,
-        None if comm.nranks == world => all,
+        None if comm.nranks == world => (0..world).collect(),
         None => {
             let key = strata::records::chrome::short(&comm.key);
             let text = format!(
@@ -56,6 +58,9 @@ fn stride(comm: &TraceComm, world: u32) -> Result<Stride> {
 impl RankGrid {
     /// The grid that has all these communicators as groups.
     pub fn of(comms: &[&TraceComm], world: u32) -> Result<RankGrid> {
+        if world > MOST_RANKS {
+            return Err(Error::InvalidArgument(format!("a communicator of {world} ranks; {MOST_RANKS} are the most")));
+        }
         let mut cuts = BTreeSet::from([1, world]);
         for comm in comms {
             let Stride { distance, ranks } = stride(comm, world)?;
@@ -119,6 +124,13 @@ mod tests {
         assert_eq!(grid.group(&node).unwrap(), "[\"dimension0\", \"dimension1\"]");
         let unknown = RankGrid::of(&[&comm(16, "")], 16).unwrap();
         assert_eq!(unknown.dimensions(), [dimension(0, "\"rest\"")]);
+    }
+
+    #[test]
+    fn a_damaged_number_of_ranks_takes_no_memory() {
+        let damaged = comm(u32::MAX, "0-3");
+        let refused = RankGrid::of(&[&damaged], u32::MAX).map(|_| ()).unwrap_err();
+        assert!(refused.text().contains("4294967295 ranks"), "{refused}");
     }
 
     #[test]

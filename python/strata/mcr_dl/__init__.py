@@ -4,9 +4,9 @@
 """
 
 from ._backends import meet_by_store
-from ._calls import McrError, Work
+from ._calls import McrError, McrTimeout, Work
 from ._memory import ReduceOp
 from ._names import CARRIERS
 from ._world import World
 
-__all__ = ["CARRIERS", "McrError", "ReduceOp", "Work", "World", "meet_by_store"]
+__all__ = ["CARRIERS", "McrError", "McrTimeout", "ReduceOp", "Work", "World", "meet_by_store"]

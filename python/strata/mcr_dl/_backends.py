@@ -13,7 +13,7 @@ import threading
 from ctypes import byref, c_char, c_int, c_void_p
 
 from .. import _lib
-from ._calls import NULL, Lane, McrError, config_of, function
+from ._calls import NULL, Lane, McrError, config_of, function, seconds_of
 from ._memory import HOST
 from ._names import AUTO, CARRIERS, is_algorithm, listed, unknown
 
@@ -22,6 +22,8 @@ _ID_BYTES = ctypes.sizeof(_lib.UniqueId)
 _GPU = "cuda"
 _INTER, _CARRIERS = "STRATA_INTER", "STRATA_CARRIERS"
 _MOST_MS = 2**31 - 1
+# What the names of all backends take, with commas between them.
+_NAMES_BYTES = 64
 # The environment is the process's; communicators are made one after another.
 _making = threading.RLock()
 
@@ -118,6 +120,7 @@ class Backends:
         """Makes those that are not there yet. All ranks call, with the same names."""
         if device not in (None, HOST, _GPU):
             raise ValueError(f"mcr_dl: init: device must be {HOST!r} or {_GPU!r}, not {device!r}")
+        seconds = None if timeout is None else seconds_of(timeout, "init")
         names = listed(backends)
         for name in names:
             if name != AUTO and name not in CARRIERS:
@@ -125,7 +128,7 @@ class Backends:
         new = [name for name in names if name not in self.named]
         if not new:
             return
-        self._timeout_ms = -1 if timeout is None else max(0, min(int(timeout * 1000 + 0.999), _MOST_MS))
+        self._timeout_ms = -1 if seconds is None else int(min(seconds * 1000 + 0.999, _MOST_MS))
         with _making:
             self._make(new, device)
 
@@ -170,6 +173,8 @@ class Backends:
                     ids = self._more_ids(len(wanted), made, _lib.unique_id)
                 lane = Lane(name, self._communicator(name, ids.pop(0), settings), self.rank, self.size)
                 made[name] = Backend(name, lane)
+                if len(made) == 1:
+                    self._agree(lane, [name for name, _ in wanted])
                 if name != AUTO:
                     self._check(lane, CARRIERS[name])
                 if on_gpu:
@@ -214,6 +219,19 @@ class Backends:
         lane.call("init", "ncclBroadcast", arguments, (), shared)
         whole = shared.raw
         return [whole[at : at + _ID_BYTES] for at in range(0, len(whole), _ID_BYTES)]
+
+    def _agree(self, lane, names) -> None:
+        """Raises ValueError where ranks have not named the same backends in one order."""
+        mine = ",".join(names).encode()[:_NAMES_BYTES].ljust(_NAMES_BYTES)
+        told = (c_char * (self.size * _NAMES_BYTES))()
+        sent = (c_char * _NAMES_BYTES).from_buffer_copy(mine)
+        places = (c_void_p(ctypes.addressof(sent)), c_void_p(ctypes.addressof(told)))
+        lane.call("init", "ncclAllGather", (*places, ctypes.c_size_t(_NAMES_BYTES), c_int(_lib.UINT8)), (), (sent, told))
+        whole = told.raw
+        of = [whole[at : at + _NAMES_BYTES].decode().strip() for at in range(0, len(whole), _NAMES_BYTES)]
+        other = next((rank for rank, named in enumerate(of) if named != of[0]), None)
+        if other is not None:
+            raise ValueError(f"mcr_dl: init: rank 0 makes the backends {of[0]}, rank {other} {of[other]}; all name the same in one order")
 
     def _check(self, lane, carrier) -> None:
         """Raises McrError where this carrier has been left out: a call of no elements tells, and moves nothing."""

@@ -6,6 +6,7 @@ ctypes. Functions are taken from the library without types of arguments, so that
 
 import collections
 import ctypes
+import numbers
 import functools
 import time
 from ctypes import Structure, byref, c_char_p, c_int, c_size_t, c_uint, c_uint64, c_void_p
@@ -66,6 +67,20 @@ class McrError(RuntimeError):
     """A call could not be done. The text is the library's, and names the call, the backend and the rank."""
 
 
+class McrTimeout(McrError, TimeoutError):
+    """A limit of a wait has passed; the call goes on."""
+
+
+def seconds_of(timeout, what) -> float:
+    """A limit in seconds, at least 0; ValueError or TypeError for what is none."""
+    seconds = timeout.total_seconds() if hasattr(timeout, "total_seconds") else timeout
+    if isinstance(seconds, bool) or not isinstance(seconds, numbers.Real):
+        raise TypeError(f"mcr_dl: {what}: a timeout is a number of seconds, not {timeout!r}")
+    if not seconds >= 0:
+        raise ValueError(f"mcr_dl: {what}: a timeout is at least 0 seconds, not {timeout!r}")
+    return float(seconds)
+
+
 class Work:
     """A call that has been queued."""
 
@@ -81,7 +96,7 @@ class Work:
         self._done = False
 
     def wait(self, backend: "str | None" = None, timeout: "float | None" = None) -> bool:
-        """Waits until the call has ended, and raises its error. With a limit, in seconds, TimeoutError if that passes.
+        """Waits until the call has ended, and raises its error. With a limit, in seconds, McrTimeout if that passes.
 
         `backend` is as the paper writes it, `h.wait('nccl')`; a handle knows its own.
         """
@@ -224,12 +239,12 @@ def _new_event() -> c_void_p:
 
 
 def poll_until(timeout, query, what) -> int:
-    """The result code of `query()` once it is not IN_PROGRESS; TimeoutError after `timeout` seconds."""
-    seconds = timeout.total_seconds() if hasattr(timeout, "total_seconds") else timeout
+    """The result code of `query()` once it is not IN_PROGRESS; McrTimeout after `timeout` seconds."""
+    seconds = seconds_of(timeout, what)
     end, pause = time.monotonic() + seconds, 20e-6
     while (code := query()) == IN_PROGRESS:
         if time.monotonic() >= end:
-            raise TimeoutError(f"mcr_dl: {what} has not ended within {seconds:g} s")
+            raise McrTimeout(f"mcr_dl: {what} has not ended within {seconds:g} s")
         time.sleep(pause)
         pause = min(2 * pause, 1e-3)
     return code

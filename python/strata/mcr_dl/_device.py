@@ -28,7 +28,7 @@ class DeviceWork:
         self._held = held
 
     def wait(self, backend: "str | None" = None, timeout: "float | None" = None) -> bool:
-        """Has the current stream wait for the call. With a limit, in seconds, the program waits, and TimeoutError says that it passed."""
+        """Has the current stream wait for the call. With a limit, in seconds, the program waits, and McrTimeout says that it passed."""
         if timeout is not None:
             poll_until(timeout, lambda: 0 if self._event.query() else IN_PROGRESS, self._what)
         self._lane.check_failure(self._what)
