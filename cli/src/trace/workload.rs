@@ -218,7 +218,7 @@ fn text(
         sums.iter_mut().zip(gaps).for_each(|(sum, gap)| *sum += gap);
     }
     let gaps = sums.iter().map(|sum| sum / period.times as f64).collect();
-    let mut out = String::from("# The format is described in cli/src/perf/workload/file.rs.\n");
+    let mut out = String::from("# The format is described in Strata's docs/workloads.md.\n");
     let host = trace.processes.first().map_or("", |process| &process.host);
     let _ = writeln!(out, "title = \"Calls of a program on {} ranks, recorded\"", grid.world);
     let _ = writeln!(out, "source = [\"a trace of Strata's ({})\"]", host.replace(['"', '\\', '\n'], "?"));
