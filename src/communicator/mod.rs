@@ -366,8 +366,10 @@ impl Comm {
             self.check_code(call, &decision)?;
             call.decision = Some(decision);
         }
-        match (self.gpu(), call.decision.as_ref().and_then(|decision| decision.code())) {
-            (Some(device), Some(_)) => device.gpu().load(Module::Codes),
+        match self.gpu() {
+            Some(device) if call.decision.as_ref().is_some_and(|decision| decision.code().is_some()) => {
+                device.gpu().load(Module::Codes)
+            }
             _ => Ok(()),
         }
     }
@@ -399,13 +401,7 @@ impl Comm {
             return Err(Error::Internal(format!("a {} in a code of blocks of unknown sizes", call.collective.name())));
         }
         code.check(call.dtype)?;
-        if self.options.make_device.is_some() {
-            return Err(Error::InvalidUsage(format!(
-                "code {}: a device of the program's own has no codes",
-                code.name()
-            )));
-        }
-        Ok(())
+        self.check_codes()
     }
 
     /// Makes fewer calls of those of one group; of each, in whose places it is.
