@@ -1,4 +1,5 @@
-/* Groups whose calls become one, against the same groups call by call and against one call of as many bytes, in one run.
+/* Groups whose calls become one, against the same groups call by call, windows of the same calls, and one call of as many bytes, in
+ * one run.
  *
  * usage: bench-groups LABEL [REPEATS]
  *
@@ -33,16 +34,33 @@ static float *place(int side, int call, size_t bytes) {
 
 static int calls_of(const Case *c) { return c->calls ? c->calls : nranks; }
 
-static void group(const Case *c, ncclComm_t comm) {
+static void calls(const Case *c, ncclComm_t comm) {
   size_t count = c->bytes / sizeof(float);
-  check(ncclGroupStart(), "ncclGroupStart");
   for (int i = 0; i < calls_of(c); i++) {
     float *send = place(0, i, c->bytes), *recv = place(1, i, c->bytes);
     if (c->which == BROADCAST) check(ncclBroadcast(send, recv, count, ncclFloat, i % nranks, comm, NULL), "ncclBroadcast");
     else if (c->which == REDUCE) check(ncclReduce(send, recv, count, ncclFloat, ncclSum, i % nranks, comm, NULL), "ncclReduce");
     else run_ours(c->which, rank, send, recv, c->bytes, comm);
   }
+}
+
+static void group(const Case *c, ncclComm_t comm) {
+  check(ncclGroupStart(), "ncclGroupStart");
+  calls(c, comm);
   check(ncclGroupEnd(), "ncclGroupEnd");
+}
+
+static void window(const Case *c, ncclComm_t comm) {
+  check(strataWindowBegin(comm, 0, 0), "strataWindowBegin");
+  calls(c, comm);
+  check(strataWindowEnd(comm), "strataWindowEnd");
+}
+
+/* The same, whose end is told by rank 0. */
+static void timed_window(const Case *c, ncclComm_t comm) {
+  check(strataWindowBegin(comm, 0, 1000000), "strataWindowBegin");
+  calls(c, comm);
+  check(strataWindowEnd(comm), "strataWindowEnd");
 }
 
 static void one_call(const Case *c, ncclComm_t comm) {
@@ -67,7 +85,7 @@ static void same(const Case *c, ncclComm_t fused, ncclComm_t single, size_t byte
 }
 
 int main(int argc, char **argv) {
-  double fused_times[MOST], single_times[MOST], whole_times[MOST];
+  double fused_times[MOST], window_times[MOST], timed_times[MOST], single_times[MOST], whole_times[MOST];
   ncclComm_t fused = join(&argc, &argv);
   int repeats = argc > 2 ? atoi(argv[2]) : 11;
   if (argc < 2 || repeats < 1 || repeats > MOST) {
@@ -82,21 +100,23 @@ int main(int argc, char **argv) {
     if (!(buffers[side] = calloc(1, bytes))) perror("buffers"), MPI_Abort(MPI_COMM_WORLD, 1);
   for (size_t i = 0; i < bytes / sizeof(float); i++) buffers[0][i] = (float)((i * 7 + (size_t)rank * 13) % 1024);
   if (rank == 0)
-    printf("%-20s %-5s %6s %6s %8s %10s %10s %10s %8s %8s\n", "# group", "over", "ranks", "calls", "bytes", "fused(us)", "single(us)",
-           "one(us)", "faster", "of one");
+    printf("%-20s %-5s %6s %6s %8s %10s %10s %10s %10s %10s %8s %8s\n", "# group", "over", "ranks", "calls", "bytes", "fused(us)", "window(us)",
+           "timed(us)", "single(us)", "one(us)", "faster", "of one");
   for (size_t k = 0; k < sizeof cases / sizeof *cases; k++) {
     const Case *c = &cases[k];
     same(c, fused, single, bytes);
-    batch(c, group, fused), batch(c, group, single), batch(c, one_call, fused);
+    batch(c, group, fused), batch(c, window, fused), batch(c, timed_window, fused), batch(c, group, single), batch(c, one_call, fused);
     for (int i = 0; i < repeats; i++) {
       fused_times[i] = batch(c, group, fused);
+      window_times[i] = batch(c, window, fused);
+      timed_times[i] = batch(c, timed_window, fused);
       single_times[i] = batch(c, group, single);
       whole_times[i] = batch(c, one_call, fused);
     }
     double ours = median(fused_times, repeats), theirs = median(single_times, repeats), one = median(whole_times, repeats);
     if (rank == 0)
-      printf("%-20s %-5s %6d %6d %8zu %10.1f %10.1f %10.1f %8.2f %8.2f\n", c->name, argv[1], nranks, calls_of(c), c->bytes, ours * 1e6,
-             theirs * 1e6, one * 1e6, theirs / ours, ours / one);
+      printf("%-20s %-5s %6d %6d %8zu %10.1f %10.1f %10.1f %10.1f %10.1f %8.2f %8.2f\n", c->name, argv[1], nranks, calls_of(c), c->bytes,
+             ours * 1e6, median(window_times, repeats) * 1e6, median(timed_times, repeats) * 1e6, theirs * 1e6, one * 1e6, theirs / ours, ours / one);
     fflush(stdout);
   }
   check(ncclCommDestroy(single), "ncclCommDestroy");

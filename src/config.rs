@@ -58,35 +58,60 @@ impl std::fmt::Debug for Secret {
     }
 }
 
-/// Which calls of a group become one call.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Fuse {
-    /// All that can.
-    All,
-    /// Those that reduce nothing.
-    Moves,
-    /// None.
-    Off,
+/// A setting that is one of a few words.
+macro_rules! words {
+    ($(#[doc = $doc:literal])* $name:ident { $($(#[doc = $of:literal])* $variant:ident = $text:literal),* }, $wanted:literal) => {
+        $(#[doc = $doc])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        pub enum $name {
+            $($(#[doc = $of])* $variant),*
+        }
+
+        impl FromStr for $name {
+            type Err = String;
+
+            fn from_str(text: &str) -> Result<$name, String> {
+                match text {
+                    $($text => Ok($name::$variant),)*
+                    _ => Err($wanted.to_string()),
+                }
+            }
+        }
+
+        impl Display for $name {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str(match self {
+                    $($name::$variant => $text),*
+                })
+            }
+        }
+    };
 }
 
-impl Fuse {
-    const NAMES: [(&'static str, Fuse); 3] = [("all", Fuse::All), ("moves", Fuse::Moves), ("off", Fuse::Off)];
+words! {
+    /// Which calls of a group become one call.
+    Fuse {
+        /// All that can.
+        All = "all",
+        /// Those that reduce nothing.
+        Moves = "moves",
+        /// None.
+        Off = "off"
+    },
+    "one of all, moves and off is wanted"
 }
 
-impl FromStr for Fuse {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Fuse, String> {
-        let known = Fuse::NAMES.into_iter().find(|(name, _)| *name == text);
-        known.map(|(_, fuse)| fuse).ok_or_else(|| "one of all, moves and off is wanted".to_string())
-    }
-}
-
-impl Display for Fuse {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let name = Fuse::NAMES.into_iter().find(|(_, fuse)| fuse == self).map_or("off", |(name, _)| name);
-        f.write_str(name)
-    }
+words! {
+    /// By which NICs of its node a rank's large messages go over TCP.
+    TcpNics {
+        /// By all in calls that load ranks unevenly, else by its own.
+        Auto = "auto",
+        /// By all.
+        All = "all",
+        /// By its own.
+        Own = "own"
+    },
+    "one of auto, all and own is wanted"
 }
 
 macro_rules! variables {
@@ -242,7 +267,9 @@ variables! {
     "STRATA_COMMAND" command: String = "auto", local,
         "Path of the command `strata` for programs of the Python package's `strata.msccl`. auto: the one beside the library, else the first on the PATH.";
     "STRATA_TCP_CONNECTIONS" tcp_connections: usize = "2", agreed,
-        "Connections per pair of ranks on different nodes.";
+        "Connections per pair of ranks on different nodes, for each NIC that is used.";
+    "STRATA_TCP_NICS" tcp_nics: TcpNics = "auto", agreed,
+        "By which NICs of its node a rank's large messages go over TCP. own: by its own. all: by all of them at once, of which each takes what it has room for, so that a slow one takes less. auto: by all in calls that have a root or blocks of different sizes, which load ranks unevenly, and by its own in others.";
     "STRATA_TRACE" trace: String = "none", local,
         "Record all calls and write them to these files, separated by commas; the extension says how: .json (Chrome's trace events, for Perfetto and `strata trace`), .csv, .txt (a summary), .pickle (PyTorch's flight recorder). %h is the host, %p the process, %r the rank; with neither %p nor %r several processes put their rank before the extension.";
     "STRATA_TRACE_RECORDS" trace_records: usize = "65536", local,
@@ -275,7 +302,11 @@ fn assign<T: FromStr<Err: Display>>(field: &mut T, value: &str) -> Result<(), St
         "0" | "off" | "no" if std::any::type_name::<T>() == "bool" => "false",
         value => value,
     };
-    *field = spelt.parse().map_err(|error: T::Err| error.to_string())?;
+    *field = spelt.parse().map_err(|error: T::Err| match std::any::type_name::<T>() {
+        "bool" => "1 or 0 is wanted".to_string(),
+        "usize" | "u64" | "u32" => "a whole number from 0 on is wanted".to_string(),
+        _ => error.to_string(),
+    })?;
     Ok(())
 }
 

@@ -38,6 +38,7 @@ Methods:
                      pccl(ring,vendor), which runs its ring over the vendor's library
   strata             the route that Strata takes, without falling back to the vendor's library
   chosen             the same with the vendor's library as a candidate
+  code(mx8)          Strata with messages between nodes in a code: bf16, mx8 or int8
   two_level(direct,log)/segment=1M/window=4/carrier=vendor
                      an algorithm, the bytes of each rank's block that it handles at a time (or `whole`), how many such
                      segments are in flight, and what carries messages between nodes (own, vendor)

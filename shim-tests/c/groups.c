@@ -1,6 +1,7 @@
 /* Groups of collectives of random kinds, sizes, types, roots and places, which follow from seeds; each rank checks every result, and that
    nothing beside the results is touched.
-   usage: groups threads|processes|carriers RANKS NODES FROM TO | differ CASE | chain */
+   usage: groups threads|processes|carriers|windows|windows-threads RANKS NODES FROM TO | differ CASE | chain
+   windows: the calls are made in windows, by themselves or in groups as each rank likes. */
 #include "seeded.h"
 
 typedef enum { ALL_REDUCE, BROADCAST, REDUCE, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL, GATHER, SCATTER, KINDS } Kind;
@@ -10,6 +11,7 @@ static int from_seed, to_seed;
 /* What calls say of carriers; without any they are the plain ones. */
 static const char *names[] = {NULL, "@tcp", "@mpi", "auto@mpi"};
 static int nnames = 1;
+static int in_windows;
 
 /* One rank's call. */
 typedef struct {
@@ -147,6 +149,22 @@ static void check(const Call *call, uint64_t seed, int number, int rank) {
   free(expected);
 }
 
+/* Makes the calls in a window, whose bounds follow from the seed; in groups, and with pauses, as each rank likes. */
+static void window(ncclComm_t comm, strataStream_t stream, uint64_t seed, Call *calls, int ncalls, Random *mine) {
+  Random random = {seed * 5 + 1};
+  size_t bytes = below(&random, 2) ? 0 : below(&random, 200000);
+  unsigned us = below(&random, 2) ? 0 : (unsigned)below(&random, 500);
+  OK(strataWindowBegin(comm, bytes, us));
+  for (int i = 0; i < ncalls;) {
+    int together = below(mine, 2) ? 1 + (int)below(mine, 5) : 0;
+    if (together) OK(ncclGroupStart());
+    for (int end = i + (together ? together : 1); i < end && i < ncalls; i++) OK(make(&calls[i], comm, stream));
+    if (together) OK(ncclGroupEnd());
+    if (below(mine, 8) == 0) usleep((useconds_t)below(mine, 400));
+  }
+  OK(strataWindowEnd(comm));
+}
+
 /* The group of these calls on this rank. Whether it is on a stream is each rank's own choice. */
 static void group(ncclComm_t comm, strataStream_t own, int rank, uint64_t seed, Call *calls, int ncalls, char *memory,
                   size_t total, Random *mine, int messages) {
@@ -156,15 +174,16 @@ static void group(ncclComm_t comm, strataStream_t own, int rank, uint64_t seed, 
   int on_stream = (int)below(mine, 2);
   strataStream_t stream = on_stream ? own : NULL;
   int sent = rank, got = -1, before = (rank + nranks - 1) % nranks;
-  OK(ncclGroupStart());
-  for (int i = 0; i < ncalls; i++) {
+  if (in_windows) window(comm, stream, seed, calls, ncalls, mine), messages = 0;
+  else OK(ncclGroupStart());
+  for (int i = 0; !in_windows && i < ncalls; i++) {
     if (messages && i == ncalls / 2) {
       OK(ncclSend(&sent, 1, ncclInt, (rank + 1) % nranks, comm, stream));
       OK(ncclRecv(&got, 1, ncclInt, before, comm, stream));
     }
     OK(make(&calls[i], comm, stream));
   }
-  OK(ncclGroupEnd());
+  if (!in_windows) OK(ncclGroupEnd());
   if (on_stream) {
     /* What is asked for of one call is final with that call's group. */
     int i = (int)below(mine, ncalls);
@@ -291,7 +310,8 @@ int main(int argc, char **argv) {
     nnames = sizeof names / sizeof *names;
     setenv("STRATA_CARRIERS", "tcp,mpi", 1);
   }
-  if (!strcmp(argv[1], "threads")) in_threads(rank_main);
+  in_windows = !strncmp(argv[1], "windows", 7);
+  if (strstr(argv[1], "threads")) in_threads(rank_main);
   else in_processes(rank_main);
   printf("%d ranks on %d nodes: %d groups\n", nranks, nnodes, to_seed - from_seed);
   return 0;

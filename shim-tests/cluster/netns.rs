@@ -167,6 +167,25 @@ fn every_nic_carries_the_same_and_results_are_right() {
     }
 }
 
+/// What a root sends goes by all NICs of its node, or by its own one where the setting says so.
+#[test]
+fn what_a_root_sends_goes_by_all_nics_of_its_node() {
+    if !allowed() {
+        return;
+    }
+    let cluster = Cluster::up("wide", &["--nodes", "2", "--nics", "2", "--rate", "400mbit"]);
+    for (setting, evenly) in [("auto", true), ("all", true), ("own", false)] {
+        let sent = cluster.collective_with(&[&format!("STRATA_TCP_NICS={setting}")], "scatter", "8M");
+        let [one, other] = [0, 1].map(|nic| sent[&("node0".to_string(), format!("eth{nic}"))] as f64);
+        let share = other / (one + other);
+        assert!(if evenly { (0.35..0.65).contains(&share) } else { share < 0.1 }, "{setting}: {share} of {sent:?}");
+    }
+    // What loads all alike stays with each rank's NIC, unless the setting says otherwise; results are right either way.
+    for setting in ["auto", "all"] {
+        cluster.collective_with(&[&format!("STRATA_TCP_NICS={setting}")], "all_reduce", "8M");
+    }
+}
+
 #[test]
 fn on_uneven_nodes_every_rank_s_nic_carries_its_rank_s_bytes() {
     if !allowed() {

@@ -38,6 +38,23 @@ fn groups_of_any_calls_that_name_carriers_have_the_results_of_each() {
 }
 
 #[test]
+fn calls_in_windows_have_the_results_of_each() {
+    groups("windows-threads", [2, 1, 5000, 5030]);
+    groups("windows-threads", [5, 1, 5100, 5120]);
+    groups("windows", [3, 1, 5200, 5230]);
+    groups("windows", [4, 2, 5300, 5340]);
+    groups("windows", [6, 6, 5400, 5420]);
+}
+
+/// What is held back, what closes windows, and what is refused in them.
+#[test]
+fn windows_hold_calls_back_until_bytes_time_or_the_end_close_them() {
+    for case in ["bytes", "time", "streams", "one-thread", "refused", "differ-time", "differ-bytes", "abort"] {
+        print!("{}", run_with("windows.c", &[], &[case]));
+    }
+}
+
+#[test]
 fn calls_of_a_group_that_depend_on_each_other_run_in_order() {
     run_with("groups.c", &[], &["chain"]);
 }

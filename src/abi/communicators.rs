@@ -4,6 +4,7 @@
 use super::handles::{self, Handle};
 use super::interrupted;
 use super::options;
+use super::windows;
 use crate::bootstrap::store::Store;
 use crate::carrier::DeviceSetting;
 use crate::communicator::shadow::read_id;
@@ -136,7 +137,7 @@ where
 
 /// Runs a task on a communicator, which may be its last. Where nobody waits for it, the communicator is in progress
 /// until it has ended.
-fn run_on<F>(handle: Arc<Handle>, blocking: bool, ends: bool, work: F) -> Result<()>
+pub(super) fn run_on<F>(handle: Arc<Handle>, blocking: bool, ends: bool, work: F) -> Result<()>
 where
     F: FnOnce(&Handle, &AtomicBool) -> Result<()> + Send + 'static,
 {
@@ -498,6 +499,7 @@ pub fn finalize(comm: CommHandle) -> Result<()> {
     let handle = handles::find(comm)?;
     let record = || {
         let comm = handle.ready()?;
+        windows::refuse_open(&comm, "ncclCommFinalize")?;
         let blocking = handle.blocking;
         run_on(handle, blocking, false, move |_, _| comm.finalize())
     };
@@ -512,6 +514,9 @@ pub fn destroy(comm: CommHandle) -> Result<()> {
     let handle = handles::find(comm)?;
     if handle.outcome() == Err(Error::InProgress) {
         return handle.ready().map(drop);
+    }
+    if let Ok(comm) = handle.ready() {
+        windows::refuse_open(&comm, "ncclCommDestroy")?;
     }
     // The name goes first, so that no other call finds a communicator that is being freed.
     let Some(comm) = handle.remove() else {

@@ -84,6 +84,8 @@ struct State {
     /// Why the communicator could not be made, or a bug that struck it.
     failure: Option<Error>,
     removed: bool,
+    /// Its collectives are held back.
+    has_window: bool,
     /// Raised to end the tasks that make communicators: this one, or others out of it.
     cancels: Vec<Arc<AtomicBool>>,
     cancelled: bool,
@@ -116,7 +118,8 @@ impl Handle {
     fn change<T>(&self, act: impl FnOnce(&mut State) -> T) -> T {
         let mut state = self.state();
         let done = act(&mut state);
-        let open = state.comm.is_some() && state.busy == 0 && state.failure.is_none() && !state.removed;
+        let open =
+            state.comm.is_some() && state.busy == 0 && state.failure.is_none() && !state.removed && !state.has_window;
         self.open.store(open && !self.revoked.load(Ordering::Acquire), Ordering::Release);
         done
     }
@@ -209,6 +212,11 @@ impl Handle {
         if let Some(comm) = &self.state().comm {
             act(comm);
         }
+    }
+
+    /// Notes whether a window is open: no call goes the short way then.
+    pub fn set_window(&self, is_open: bool) {
+        self.change(|state| state.has_window = is_open);
     }
 
     /// Notes that the interrupted call is to take the name away.

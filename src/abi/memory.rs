@@ -1,6 +1,7 @@
 //! Bodies of the entries for memory: allocation, registration, suspension.
 
 use super::handles;
+use super::windows;
 use crate::device::gpu::memory::DeviceBuffer;
 use crate::error::{Error, Result};
 use crate::fork::PerProcess;
@@ -90,7 +91,9 @@ pub fn suspend(comm: CommHandle, flags: c_int) -> Result<()> {
     if flags != 1 {
         return Err(Error::InvalidArgument(format!("invalid suspend flags {flags:#x}")));
     }
-    handle.usable()?.suspend()
+    let comm = handle.usable()?;
+    windows::refuse_open(&comm, "ncclCommSuspend")?;
+    comm.suspend()
 }
 
 /// `ncclCommResume`

@@ -26,3 +26,4 @@ mod shadow;
 mod streams;
 pub mod table;
 mod vectored;
+mod windows;

@@ -7,6 +7,7 @@
 
 use crate::algorithms;
 use crate::carrier::Carrier;
+use crate::code::FloatCode;
 use crate::communicator::CommOptions;
 use crate::error::{Error, Result};
 use crate::interface::layouts::{read_versioned, CollConfig, NcclConfig, UNDEFINED};
@@ -159,13 +160,23 @@ impl Wish {
         }
         match selection::by_nccl_name(name.algorithm, collective, grid, scripts) {
             Some(choice) => Ok(Some(name.with(&choice.exact()))),
-            None if self.forced => Err(Error::InvalidUsage(format!(
-                "algSelection {} stands for no algorithm that does {} on {grid}; there are {}, and forceAlgSelection = 0 \
-                 leaves the choice to Strata",
-                self.name,
-                collective.name(),
-                algorithms::choices_with(collective, grid, &scripts.unique_names()).iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
-            ))),
+            None if self.forced => {
+                let codes = FloatCode::ALL.into_iter();
+                let codes = codes.filter(|code| algorithms::coded_choice(*code, collective, grid).is_some());
+                let choices = algorithms::choices_with(collective, grid, &scripts.unique_names());
+                let known: Vec<String> =
+                    choices.iter().map(ToString::to_string).chain(codes.map(|code| code.name().to_string())).collect();
+                let near = known.iter().map(|known| (strsim::damerau_levenshtein(known, name.algorithm), known)).min();
+                let near = near.filter(|(far, known)| *far <= known.len().div_ceil(3));
+                Err(Error::InvalidUsage(format!(
+                    "algSelection {} stands for no algorithm that does {} on {grid}; {}there are {}, and forceAlgSelection = 0 \
+                     leaves the choice to Strata",
+                    self.name,
+                    collective.name(),
+                    near.map_or(String::new(), |(_, near)| format!("did you mean {near}? ")),
+                    known.join(", ")
+                )))
+            }
             None => Ok(None),
         }
     }

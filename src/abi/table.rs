@@ -55,7 +55,7 @@ pub mod rccl {
 
 /// Strata's own functions.
 pub mod own {
-    use crate::abi::{communicators, events, info, operations, shadow, streams, vectored};
+    use crate::abi::{communicators, events, info, operations, shadow, streams, vectored, windows};
     use crate::interface::layouts::*;
     use crate::interface::pointer::*;
     use crate::interface::types::*;

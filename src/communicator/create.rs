@@ -9,6 +9,7 @@ use super::gpu::GpuLauncher;
 use super::members::Member;
 use super::messages::Counters;
 use super::siblings::{self, AsSibling};
+use super::windows::Windows;
 use super::{launch, nics, ops, tuning, Comm, OperationQueue, ALIVE, ENDED};
 use crate::bootstrap::connection::{Interrupt, Interruption};
 use crate::bootstrap::launcher;
@@ -450,7 +451,10 @@ impl Comm {
         let session = self.meet(&all, &format!("carrier {}", sibling.name()), 0, 0, &watch)?;
         let own_name = self.options.name.as_deref().unwrap_or_default();
         let options = CommOptions { name: Some(format!("{own_name}@{}", sibling.name())), ..self.options.clone() };
-        let gpu = self.gpu().map(|device| device.gpu().clone());
+        let carries_data = sibling.carries_data();
+        let gpu = self.gpu().filter(|_| carries_data).map(|device| device.gpu().clone());
+        let make_device = options.make_device.filter(|_| carries_data);
+        let options = CommOptions { make_device, ..options };
         let (rank, nranks, device, links) = (self.rank(), self.nranks(), self.device, None);
         Meeting { session, rank, nranks, options, device, gpu, links, cancel, sibling: Some(sibling) }.hold()
     }
@@ -459,9 +463,7 @@ impl Comm {
     fn complete(self: &Arc<Comm>, links: Option<Links>, further: &[FurtherCarrier], cancel: &AtomicBool) -> Result<()> {
         super::exit::remember(self);
         let made = self.meter(links).and_then(|()| self.make_siblings(further, cancel));
-        made.inspect_err(|_| self.abort())?;
-        self.record_calls();
-        Ok(())
+        made.inspect_err(|_| self.abort())
     }
 
     fn child(
@@ -722,6 +724,7 @@ impl Meeting<'_> {
             members,
             selector: Selector::new(context),
             siblings: OnceLock::new(),
+            windows: Windows::default(),
             family: OnceLock::new(),
             links: OnceLock::new(),
             carrier,
@@ -742,6 +745,9 @@ impl Meeting<'_> {
             records: OnceLock::new(),
         });
         comm.complete(self.links, &further, self.cancel)?;
+        if self.sibling.as_ref().is_none_or(AsSibling::carries_data) {
+            comm.record_calls();
+        }
         Ok(comm)
     }
 }

@@ -68,11 +68,17 @@ impl GpuLauncher {
 
     /// Notes where these streams are.
     pub fn arrive(&self, streams: &[DriverHandle]) -> Result<Arrival> {
+        self.refuse_captured(streams)?;
+        self.gate.arrive(streams)
+    }
+
+    /// An error where one of these streams is being captured.
+    pub fn refuse_captured(&self, streams: &[DriverHandle]) -> Result<()> {
         if streams.iter().any(|&stream| self.gpu.is_captured(stream)) {
             let text = "the stream is being captured into a graph; only the vendor's library can be captured";
             return Err(Error::InvalidUsage(text.to_string()));
         }
-        self.gate.arrive(streams)
+        Ok(())
     }
 
     /// Has the streams wait for the operation.

@@ -7,7 +7,7 @@
 //! any call inside a group makes the outermost end fail with the first error, and nothing of the group is done.
 #![forbid(unsafe_code)]
 
-use super::{launch, Again, CollectiveCall, Comm, Launch, Operation};
+use super::{launch, windows, Again, CollectiveCall, Comm, Launch, Operation};
 use crate::device::StreamRef;
 use crate::error::{Error, Result, ShortResult};
 use crate::memory::DeviceRegion;
@@ -42,6 +42,8 @@ struct Group {
     /// an equal group counts no references and takes no lock.
     known: Option<PreparedLaunch>,
     launches: Vec<Launch>,
+    /// What windows held back and the group has closed: the operations of each closing, all on one communicator.
+    released: Vec<Vec<Launch>>,
     tasks: Vec<Task>,
     endings: Vec<Task>,
 }
@@ -85,7 +87,11 @@ impl Group {
     }
 
     fn is_empty(&self) -> bool {
-        self.launches.is_empty() && self.tasks.is_empty() && self.endings.is_empty() && self.prepared.is_none()
+        self.launches.is_empty()
+            && self.released.is_empty()
+            && self.tasks.is_empty()
+            && self.endings.is_empty()
+            && self.prepared.is_none()
     }
 
     /// Notes what kind of communicator takes part.
@@ -127,6 +133,9 @@ pub fn noted<T>(outcome: Result<T>) -> Result<T> {
 /// Records an operation, or gives it back to be launched at once where no group is open. `blocking` says of which kind its
 /// communicator is.
 pub fn record(operation: Launch, blocking: bool) -> Result<Option<Launch>> {
+    if operation.comm.has_window() {
+        return release(windows::hold(operation)?, blocking).map(|()| None);
+    }
     GROUP.with_borrow_mut(|group| {
         if group.depth == 0 {
             return Ok(Some(operation));
@@ -136,6 +145,22 @@ pub fn record(operation: Launch, blocking: bool) -> Result<Option<Launch>> {
         group.launches.push(operation);
         Ok(None)
     })
+}
+
+/// Launches operations that were held back, or records them where a group is open.
+pub fn release(held: Vec<Launch>, blocking: bool) -> Result<()> {
+    let alone = GROUP.with_borrow_mut(|group| -> Result<Vec<Launch>> {
+        if group.depth == 0 || held.is_empty() {
+            return Ok(held);
+        }
+        group.join(blocking)?;
+        group.released.push(held);
+        Ok(Vec::new())
+    })?;
+    if alone.is_empty() {
+        return Ok(());
+    }
+    launch(alone)
 }
 
 /// Records an operation that has been prepared, if it is the first of the open group. None where it has to be recorded as
@@ -206,6 +231,7 @@ pub fn end() -> Result<()> {
     let Some(group) = close()? else { return Ok(()) };
     // A communicator ends even where its last operations have failed.
     let launched = if group.launches.is_empty() { Ok(()) } else { launch(group.launches) };
+    let launched = launched.and_then(|()| rounds(group.released).into_iter().try_for_each(launch));
     if group.tasks.is_empty() && group.endings.is_empty() {
         return launched;
     }
@@ -214,7 +240,8 @@ pub fn end() -> Result<()> {
 
 /// Closes the innermost group; the outermost one is forgotten, and its estimated time in microseconds returned.
 pub fn simulate_end() -> Result<Option<f32>> {
-    Ok(close()?.map(|group| group.launches.iter().map(estimate_us).sum::<f64>() as f32))
+    Ok(close()?
+        .map(|group| group.launches.iter().chain(group.released.iter().flatten()).map(estimate_us).sum::<f64>() as f32))
 }
 
 /// What a short look at a group has done with it.
@@ -230,7 +257,7 @@ enum Closed {
 /// Closes the outermost group, if there is nothing in it, or only an operation that has been prepared.
 fn close_short() -> Closed {
     GROUP.with_borrow_mut(|group| {
-        let has_more = group.launches.len() + group.tasks.len() + group.endings.len() > 0;
+        let has_more = group.launches.len() + group.released.len() + group.tasks.len() + group.endings.len() > 0;
         if group.depth != 1 || group.error.is_some() || has_more {
             return Closed::Not;
         }
@@ -252,11 +279,26 @@ fn close() -> Result<Option<Group>> {
     })?;
     match group {
         Some(Group { error: Some(error), .. }) => Err(error),
-        Some(group) if !group.tasks.is_empty() && !group.launches.is_empty() => {
+        Some(group) if !group.tasks.is_empty() && !(group.launches.is_empty() && group.released.is_empty()) => {
             Err(Error::InvalidUsage("communicators cannot be made or ended in one group with operations".to_string()))
         }
         group => Ok(group),
     }
+}
+
+/// Closings of windows in the order in which they are launched: those of one communicator one after another, since another rank may
+/// have made their calls outside of a group, those of several at once, since one thread may have all ranks.
+fn rounds(released: Vec<Vec<Launch>>) -> Vec<Vec<Launch>> {
+    let mut rounds: Vec<Vec<Launch>> = Vec::new();
+    for closing in released {
+        let Some(comm) = closing.first().map(|launch| launch.comm.clone()) else { continue };
+        let has = |round: &Vec<Launch>| round.iter().any(|launch| Arc::ptr_eq(&launch.comm, &comm));
+        match rounds.iter().rposition(has).map_or(0, |last| last + 1) {
+            next if next < rounds.len() => rounds[next].extend(closing),
+            _ => rounds.push(closing),
+        }
+    }
+    rounds
 }
 
 /// A rough time: a logarithmic number of messages at 2 us each, and every byte at 5 GB/s.

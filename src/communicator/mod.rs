@@ -36,12 +36,14 @@ mod simulated_orders;
 mod staging;
 mod stall;
 mod tuning;
+mod windows;
 
 pub use crate::bootstrap::UniqueId;
 pub use again::Again;
 pub use create::{CommOptions, Companion, InitParams, OnHost};
 pub use launch::{launch, launch_one, Launch};
 pub use ops::Factor;
+pub use windows::WindowBounds;
 
 use crate::algorithms;
 use crate::bootstrap::{Credentials, Service};
@@ -75,6 +77,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
+use windows::Windows;
 
 /// One operation of a program.
 #[derive(Debug, Clone)]
@@ -302,6 +305,8 @@ pub struct Comm {
     fuse: fuse::FuseRules,
     /// What its calls may choose beside its own carrier, once they have been made.
     siblings: OnceLock<Siblings>,
+    /// Holds its collectives back, where the program says so.
+    windows: Windows,
     /// The communicators that fail together, where there are several.
     family: OnceLock<Arc<Family>>,
     /// The links between nodes, once they have been measured.
@@ -561,6 +566,7 @@ impl Comm {
         let deadline = self.limit().map(|limit| Instant::now() + limit);
         self.quiesce()?;
         self.await_delivery(deadline)?;
+        self.windows.destroy()?;
         self.siblings().try_for_each(|sibling| sibling.finalize())
     }
 
@@ -593,6 +599,7 @@ impl Comm {
         self.enter_phase(ENDED, "ncclCommDestroy")?;
         let mut quiet = self.quiesce();
         self.siblings().for_each(|sibling| quiet = std::mem::replace(&mut quiet, Ok(())).and(sibling.destroy()));
+        quiet = quiet.and(self.windows.destroy());
         if quiet.is_err() {
             self.status.fail(Error::InvalidUsage("the communicator has been destroyed".to_string()));
         }
@@ -603,6 +610,7 @@ impl Comm {
     /// Ends operations at once, tells the other ranks if there were any, and frees everything. A rank with nothing under
     /// way just leaves: it fails only what needs it.
     pub fn abort(&self) {
+        self.windows.abort();
         self.siblings().for_each(|sibling| sibling.abort());
         let is_over = !self.origin.is_here() || self.phase.swap(ENDED, Ordering::AcqRel) == ENDED;
         let was_interrupted = locked(&self.abortion).replace(abortion(self.rank)).is_none();
@@ -633,11 +641,13 @@ impl Comm {
         }
         self.waker.iter().for_each(Waker::wake);
         self.siblings().for_each(|sibling| sibling.interrupt());
+        self.windows.interrupt();
     }
 
     /// Ends operations at once; the communicator may be split, shrunk, grown and destroyed afterwards.
     pub fn revoke(&self) -> Result<()> {
         self.enter_phase(REVOKED, "ncclCommRevoke")?;
+        self.windows.abort();
         self.stop(Error::InvalidUsage(format!("rank {} revoked the communicator", self.rank)));
         self.turns.wait_all(Duration::from_secs(10));
         self.siblings().try_for_each(|sibling| sibling.revoke())

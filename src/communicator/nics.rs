@@ -48,7 +48,10 @@ pub fn binding(rank: Rank, grid: &Grid, members: &[Member], config: &Config) -> 
     let rules = Rules::new(&config.nic_map, Filter::from_env())?;
     let pinning = pin(&machine, &gpus_of_ranks(&machine, &claims), &rules, Purpose::Tcp)?;
     let mine = &pinning.pins[local[grid.local(rank)]];
-    let binding = Binding::to_nic(&machine, mine.nic, &rules.filter)?;
+    let mut binding = Binding::to_nic(&machine, mine.nic, &rules.filter)?;
+    let at = pinning.usable.iter().position(|&nic| nic == mine.nic).map_or(0, |at| at + 1);
+    let further = pinning.usable[at..].iter().chain(&pinning.usable[..at]).filter(|&&nic| nic != mine.nic);
+    binding.further = further.map(|&nic| Binding::to_nic(&machine, nic, &rules.filter)).collect::<Result<_>>()?;
     let distance = mine.distance.map_or(String::new(), |distance| format!(" at distance {distance}"));
     crate::info!("rank {rank} uses {}{distance}: {}", machine.nics[mine.nic].name(), mine.why);
     if let Some(note) = &binding.note {

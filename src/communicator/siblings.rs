@@ -40,37 +40,62 @@ impl Family {
     }
 }
 
-/// What a communicator is made for that is a further carrier of another one.
-pub(super) struct AsSibling<'a> {
-    parent: &'a Comm,
-    carrier: Carrier,
-    /// Why the ranks cannot use the carrier, if so.
-    lacks: &'a RefCell<Option<String>>,
+/// What a communicator is made for that has the ranks of another one and ends with it.
+pub(super) enum AsSibling<'a> {
+    /// A further carrier.
+    Carrier {
+        /// Whose.
+        parent: &'a Comm,
+        /// Which.
+        carrier: Carrier,
+        /// Why the ranks cannot use it, if so.
+        lacks: &'a RefCell<Option<String>>,
+    },
+    /// The words that close its windows, in host memory.
+    Words {
+        /// Whose.
+        parent: &'a Comm,
+    },
 }
 
 impl AsSibling<'_> {
-    /// The carrier's name.
+    /// The carrier's name, or what it is for.
     pub(super) fn name(&self) -> &'static str {
-        self.carrier.name()
+        match self {
+            AsSibling::Carrier { carrier, .. } => carrier.name(),
+            AsSibling::Words { .. } => "windows",
+        }
+    }
+
+    /// Whether a program's data goes by it.
+    pub(super) fn carries_data(&self) -> bool {
+        matches!(self, AsSibling::Carrier { .. })
     }
 
     /// The parent's settings; what decides calls is the parent's alone.
     pub(super) fn config(&self) -> Config {
+        let (parent, inter) = match self {
+            AsSibling::Carrier { parent, carrier, .. } => (parent, Inter::Only(*carrier)),
+            AsSibling::Words { parent } => (parent, parent.config.inter.clone()),
+        };
         Config {
-            inter: Inter::Only(self.carrier),
+            inter,
             carriers: Carriers::alone(),
             tuning_table: NONE.to_string(),
             machine: model::NONE.to_string(),
             measure_us: 0,
-            ..self.parent.config.clone()
+            ..parent.config.clone()
         }
     }
 
     /// Opens the transport over this carrier and no other.
     pub(super) fn open(&self, site: &Site<'_>, exchange: &mut dyn Exchange) -> Result<Router> {
-        let name = self.carrier.name();
+        let AsSibling::Carrier { carrier, lacks, .. } = self else {
+            return transport::open(site.me, site.grid, site.config, site.binding, exchange);
+        };
+        let name = carrier.name();
         transport::open_over(name, site, exchange)?.map_err(|why| {
-            *self.lacks.borrow_mut() = Some(why.clone());
+            *lacks.borrow_mut() = Some(why.clone());
             Error::InvalidUsage(format!("{name} cannot carry messages between these nodes: {why}"))
         })
     }
@@ -148,7 +173,7 @@ impl Comm {
         let further = if self.nranks() > 1 { further } else { &[] };
         for &FurtherCarrier { carrier, required } in further.iter().filter(|wish| self.carrier != Some(wish.carrier)) {
             let lacks = RefCell::new(None);
-            let error = match self.make_sibling(AsSibling { parent: self, carrier, lacks: &lacks }, cancel) {
+            let error = match self.make_sibling(AsSibling::Carrier { parent: self, carrier, lacks: &lacks }, cancel) {
                 Ok(sibling) => {
                     made.push((carrier, sibling));
                     continue;
@@ -188,6 +213,11 @@ impl Comm {
             self.join(made);
         }
         Ok(())
+    }
+
+    /// Makes the communicator over which the closings of windows are told. Collective.
+    pub(super) fn make_words(&self, cancel: &AtomicBool) -> Result<Arc<Comm>> {
+        self.make_sibling(AsSibling::Words { parent: self }, cancel)
     }
 
     fn refusal(&self, carrier: Carrier, why: &str) -> Error {

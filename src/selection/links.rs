@@ -60,6 +60,8 @@ impl Links {
                 launch_us: usual(0.5),
                 copy_gbps: usual(8.0),
                 reduce_gbps: usual(4.0),
+                encode_gbps: none(),
+                decode_gbps: none(),
                 processors: none(),
             },
             calls: None,

@@ -31,6 +31,10 @@ pub struct LocalWork {
     pub bytes: usize,
     /// 1 is a copy.
     pub operands: usize,
+    /// Bytes of plain elements that are coded.
+    pub encoded: usize,
+    /// Those that are decoded, of all operands.
+    pub decoded: usize,
 }
 
 /// A call whose members have all come.

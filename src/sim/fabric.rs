@@ -392,7 +392,9 @@ impl Durations for Fabric {
         let rate = if work.operands > 1 { local.reduce_gbps.value } else { local.copy_gbps.value };
         // Of n operands n - 1 pairs are reduced.
         let bytes = work.bytes * work.operands.saturating_sub(1).max(1);
-        self.compute(work.rank, work.now_ns, ns(&local.launch_us) + at_rate(bytes, rate)) - work.now_ns
+        let coding = |bytes: usize, rate: &Sourced| if rate.value > 0.0 { at_rate(bytes, rate.value) } else { 0 };
+        let coding = coding(work.encoded, &local.encode_gbps) + coding(work.decoded, &local.decode_gbps);
+        self.compute(work.rank, work.now_ns, ns(&local.launch_us) + at_rate(bytes, rate) + coding) - work.now_ns
     }
 
     fn take_in_ns(&mut self, work: &LocalWork, from: Rank, _: &mut Random) -> u64 {

@@ -120,6 +120,12 @@ pub struct LocalCosts {
     pub copy_gbps: Sourced,
     /// Bytes of results a second, of two operands.
     pub reduce_gbps: Sourced,
+    /// Bytes of plain elements a second that are coded, beside the copy; 0 where that is as fast as a copy.
+    #[serde(default = "Sourced::zero")]
+    pub encode_gbps: Sourced,
+    /// The same of elements that are decoded.
+    #[serde(default = "Sourced::zero")]
+    pub decode_gbps: Sourced,
     /// Processors which all ranks of all nodes share for messages inside a node, copies and reductions; 0 where each rank has
     /// engines of its own.
     #[serde(default = "Sourced::zero")]

@@ -60,7 +60,7 @@ pub(super) struct Station {
 }
 
 /// A copy or reduction under way.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Local {
     srcs: Vec<Vec<Piece>>,
     dst: Vec<Piece>,
@@ -68,6 +68,10 @@ struct Local {
     finish: bool,
     /// The form of those lists that are coded.
     code: Option<FloatCode>,
+    /// Whether what is read is coded.
+    from_code: bool,
+    /// Whether the result is.
+    to_code: bool,
 }
 
 /// The network.
@@ -243,7 +247,16 @@ impl Network {
     }
 
     fn start_local(&mut self, rank: Rank, token: Token, local: Local, bytes: usize) -> Started {
-        let work = LocalWork { now_ns: self.now, rank, bytes, operands: local.srcs.len() };
+        let operands = local.srcs.len();
+        let decoded = if local.from_code { bytes * operands } else { 0 };
+        let work = LocalWork {
+            now_ns: self.now,
+            rank,
+            bytes,
+            operands,
+            encoded: if local.to_code { bytes } else { 0 },
+            decoded,
+        };
         let time = self.durations.local_ns(&work, &mut self.random);
         if time == 0 {
             self.apply_local(rank, &local);
@@ -321,29 +334,33 @@ impl World for SimWorld<'_> {
                 network.start_recv(token, (from, rank, channel), Some((local, order, finish)), dst)
             }
             Op::Copy { src, dst, start, finish } => {
-                let local = Local { srcs: vec![network.keep(src)], dst: network.keep(dst), start, finish, code: None };
+                let local =
+                    Local { srcs: vec![network.keep(src)], dst: network.keep(dst), start, finish, ..Local::default() };
                 network.start_local(rank, token, local, bytes_in(dst))
             }
             Op::Reduce { srcs, dst, finish } => {
                 let srcs = srcs.iter().map(|src| network.keep(src)).collect();
-                let local = Local { srcs, dst: network.keep(dst), start: false, finish, code: None };
+                let local = Local { srcs, dst: network.keep(dst), finish, ..Local::default() };
                 network.start_local(rank, token, local, bytes_in(dst))
             }
             // A coded chunk costs what the memory costs that it stands for.
             Op::Encode { code, src, dst, .. } => {
                 let (srcs, dst) = (vec![network.keep(src)], network.keep(dst));
-                let local = Local { srcs, dst, start: false, finish: false, code: Some(code) };
+                let local = Local { srcs, dst, code: Some(code), to_code: true, ..Local::default() };
                 network.start_local(rank, token, local, bytes_in(src))
             }
             Op::Decode { code, src, dst, finish } => {
                 let (srcs, bytes) = (vec![network.keep(src)], bytes_in(dst));
-                let local = Local { srcs, dst: network.keep(dst), start: false, finish, code: Some(code) };
+                let dst = network.keep(dst);
+                let local = Local { srcs, dst, finish, code: Some(code), from_code: true, ..Local::default() };
                 network.start_local(rank, token, local, bytes)
             }
             Op::FoldCoded { code, srcs, dst, finish, .. } => {
                 let bytes = bytes_in(dst).max(bytes_in(srcs[0]));
+                let (from_code, to_code) = (srcs.iter().any(|src| is_coded(src)), is_coded(dst));
                 let srcs = srcs.iter().map(|src| network.keep(src)).collect();
-                let local = Local { srcs, dst: network.keep(dst), start: false, finish, code: Some(code) };
+                let dst = network.keep(dst);
+                let local = Local { srcs, dst, finish, code: Some(code), from_code, to_code, ..Local::default() };
                 network.start_local(rank, token, local, bytes)
             }
             Op::Call { call, lane, src, dst } => {

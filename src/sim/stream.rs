@@ -241,7 +241,8 @@ impl Network {
         let stream = &self.streams[id];
         let receive = &stream.receives[(number - stream.written) as usize];
         let operands = 1 + usize::from(receive.reduce.is_some());
-        let work = LocalWork { now_ns: self.now, rank: stream.to, bytes: receive.bytes, operands };
+        let work =
+            LocalWork { now_ns: self.now, rank: stream.to, bytes: receive.bytes, operands, encoded: 0, decoded: 0 };
         self.durations.take_in_ns(&work, stream.from, &mut self.random)
     }
 

@@ -44,6 +44,8 @@ pub struct Binding {
     device: bool,
     /// Why they may not, though they need to.
     pub note: Option<String>,
+    /// The same for the other NICs of the node, the next one first.
+    pub further: Vec<Binding>,
 }
 
 impl Binding {
@@ -73,7 +75,7 @@ impl Binding {
             )
         });
         let device = !crowd.is_empty() && note.is_none();
-        Binding { address, host, device, note }
+        Binding { address, host, device, note, further: Vec::new() }
     }
 
     /// A binding of one rank to a NIC of this machine.

@@ -68,6 +68,8 @@ pub struct Pin {
 pub struct Pinning {
     /// One for each local rank.
     pub pins: Vec<Pin>,
+    /// All NICs that the settings leave to the node's ranks.
+    pub usable: Vec<usize>,
     /// The NICs that are not used, and why.
     pub left_out: Vec<(usize, String)>,
     /// Said when ranks share a NIC while another one idles.
@@ -102,7 +104,10 @@ pub fn pin(machine: &Machine, gpus: &[Option<PciAddress>], rules: &Rules, purpos
         |(rank, &nic): (usize, &usize)| Pin { nic, gpu: gpus[rank], distance: distance(rank, nic), why: why(rank) };
     let pins: Vec<Pin> = nic_of.iter().enumerate().map(pin).collect();
     let warning = warning(machine, &nic_of, rules, purpose);
-    Ok(Pinning { pins, left_out: sorted.left_out, warning })
+    let mut usable = if rules.has_map() { nic_of } else { sorted.used };
+    usable.sort_unstable();
+    usable.dedup();
+    Ok(Pinning { pins, usable, left_out: sorted.left_out, warning })
 }
 
 fn reason(machine: &Machine, used: &[usize], nic: usize, distance: impl Fn(usize) -> Option<Distance>) -> String {

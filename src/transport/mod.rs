@@ -262,6 +262,9 @@ pub trait Endpoint: Send + std::fmt::Debug {
     /// A number that changes when a send that was `Busy` may be accepted.
     fn relief(&self) -> u64;
 
+    /// Has large messages from now on go by all NICs of the node where that is so set: what follows loads them unevenly.
+    fn set_wide(&mut self, _is_wide: bool) {}
+
     /// Blocks until there is something to poll for, the rank is woken ([`Wakeups`]), or for `limit`.
     fn wait(&mut self, limit: Duration) -> Result<()>;
 

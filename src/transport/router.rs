@@ -176,6 +176,11 @@ impl Router {
         self.network.as_ref().map_or_else(DeviceMemory::default, |network| network.takes_device_memory())
     }
 
+    /// Has large messages from now on go by all NICs of the node, where that is so set.
+    pub fn set_wide(&mut self, is_wide: bool) {
+        self.network.iter_mut().for_each(|network| network.set_wide(is_wide));
+    }
+
     /// Bytes that have been sent to other nodes.
     pub fn sent_far(&self) -> u64 {
         self.sent_far

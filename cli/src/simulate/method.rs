@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use strata::algorithms::{levels, Choice, SCRIPT};
 use strata::carrier::Carrier;
+use strata::code::FloatCode;
 use strata::error::{counted, Error, Result};
 use strata::plan::{Collective, Shape};
 use strata::script::store::{self, Steps};
@@ -34,6 +35,8 @@ pub enum Method {
     Strata,
     /// The route that Strata takes.
     Chosen,
+    /// Strata with messages between nodes in a code.
+    Code(FloatCode),
     /// One algorithm.
     Plan {
         /// Which.
@@ -51,7 +54,7 @@ pub enum Method {
 
 /// What `--method` takes, for messages and `--help`.
 pub const KNOWN: &str =
-    "vendor, mpi, pccl, pccl(ring), pccl(rd), pccl(ring,vendor), strata, chosen, carrier(NAME), mix, \
+    "vendor, mpi, pccl, pccl(ring), pccl(rd), pccl(ring,vendor), strata, code(mx8), chosen, carrier(NAME), mix, \
                          or an algorithm such as two_level(direct,log)/segment=1M/window=4/carrier=vendor, \
                          or script:FILE.xml/segment=1M or two_level(script:FILE.xml,log)";
 
@@ -70,7 +73,13 @@ impl Method {
             "chosen" => Method::Chosen,
             text => match text.strip_prefix("carrier(").and_then(|rest| rest.strip_suffix(')')) {
                 Some(name) => Method::Carrier(name.to_string()),
-                None => Method::plan(text, contract)?,
+                None => match text.strip_prefix("code(").and_then(|rest| rest.strip_suffix(')')) {
+                    Some(name) => Method::Code(FloatCode::from_name(name).ok_or_else(|| {
+                        let known = FloatCode::ALL.map(FloatCode::name).join(", ");
+                        Error::InvalidArgument(format!("method {text}: there is no code {name}; there are {known}"))
+                    })?),
+                    None => Method::plan(text, contract)?,
+                },
             },
         })
     }
@@ -159,6 +168,7 @@ impl Method {
             }
             Method::Strata => route::own(machine, grid, collective, message_bytes).into_iter().collect(),
             Method::Chosen => route::chosen(machine, grid, collective, message_bytes).into_iter().collect(),
+            Method::Code(code) => route::coded(grid, collective, message_bytes, *code).into_iter().collect(),
             Method::Plan { choice, segment_bytes, window, carrier, .. } => vec![How::Strata(PricedPlan {
                 choice: choice.clone(),
                 segment_bytes: segment_bytes.unwrap_or(usize::MAX),
@@ -180,6 +190,7 @@ impl fmt::Display for Method {
             Method::Pccl(Some((rail, carrier))) => pccl_text(rail, *carrier),
             Method::Strata => String::from("strata"),
             Method::Chosen => String::from("chosen"),
+            Method::Code(code) => format!("code({})", code.name()),
             Method::Plan { choice, segment_bytes, window, carrier, .. } => {
                 plan_text(choice, segment_bytes.unwrap_or(usize::MAX), usize::MAX, *window, *carrier)
             }
@@ -279,14 +290,23 @@ mod tests {
             "pccl(ring,vendor)",
             "strata",
             "chosen",
+            "code(mx8)",
             "ring/segment=whole/window=2",
             "two_level(direct,log)/segment=1M/window=4/carrier=vendor",
         ] {
             assert_eq!(Method::parse(text, None).unwrap().to_string(), text);
         }
-        for text in
-            ["", "vend", "pccl(log)", "ring/segment=0", "ring/window=0", "ring/window=x", "ring/colour=red", "ring/"]
-        {
+        for text in [
+            "",
+            "vend",
+            "pccl(log)",
+            "code(mx9)",
+            "ring/segment=0",
+            "ring/window=0",
+            "ring/window=x",
+            "ring/colour=red",
+            "ring/",
+        ] {
             assert!(matches!(Method::parse(text, None), Err(Error::InvalidArgument(_))), "{text}");
         }
     }

@@ -2,7 +2,9 @@
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;
+use strata::algorithms;
 use strata::carrier::Carrier;
+use strata::code::FloatCode;
 use strata::config::Config;
 use strata::error::{Error, Result};
 use strata::plan::Collective;
@@ -33,8 +35,21 @@ pub fn skewed(grid: &Arc<Grid>, collective: Collective, message_bytes: usize, sk
         _ => Sizes::Own,
     };
     let request = Request { sizes, ..Request::new(collective, block_bytes) };
-    let context = Context::new(grid.clone(), Config::default(), false);
-    match decide(&request, &context)?.executor {
+    of_settings(&request, grid, Config::default())
+}
+
+/// What Strata takes where this code is set for the collective; None where it codes no such calls.
+pub fn coded(grid: &Arc<Grid>, collective: Collective, message_bytes: usize, code: FloatCode) -> Option<How> {
+    let block_bytes = block_bytes(collective, grid.nranks(), message_bytes);
+    let request = Request { code: Some(code), ..Request::new(collective, block_bytes) };
+    let how = of_settings(&request, grid, Config { code_min_bytes: 0, ..Config::default() }).ok()?;
+    let is_coded = matches!(&how, How::Strata(plan) if algorithms::code_of(&plan.choice) == Some(code));
+    is_coded.then_some(how)
+}
+
+/// What Strata takes by its settings alone, without a vendor's library.
+fn of_settings(request: &Request<'_>, grid: &Arc<Grid>, config: Config) -> Result<How> {
+    match decide(request, &Context::new(grid.clone(), config, false))?.executor {
         Executor::Own(Selection { choice, segment_bytes, window, .. }) => {
             Ok(How::Strata(PricedPlan { choice, segment_bytes, window, carrier: Carrier::MPI }))
         }

@@ -75,6 +75,24 @@ fn skewed_blocks_take_as_long_as_the_busiest_nic() {
     assert!(law.is_err_and(|error| error.text().contains("laws speak of blocks of one size")));
 }
 
+/// Messages have the code's bytes; coding takes the time that the machine's file gives it, and none where it gives nothing.
+#[test]
+fn codes_shorten_messages_and_take_their_own_time() {
+    let mut machine = Cluster::clone(&round(1, 1, ""));
+    let mut mib = |encode: f64, decode: f64| {
+        (machine.local.encode_gbps.value, machine.local.decode_gbps.value) = (encode, decode);
+        let route = route("coded_mx8", usize::MAX, 1);
+        strata(&Arc::new(machine.clone()), 4, Collective::AllGather, 4 << 20, route).ns / f64::from(1 << 20)
+    };
+    // Of each block of 128 bytes 33 go to three others.
+    let bytes = 3.0 * 33.0 / 128.0;
+    assert!((mib(0.0, 0.0) - bytes).abs() < 0.01, "{}", mib(0.0, 0.0));
+    // A rank codes its own block, and decodes those of three others as they come.
+    assert!((mib(0.5, 0.0) - bytes - 2.0).abs() < 0.01, "{}", mib(0.5, 0.0));
+    let decoding = mib(0.0, 1.0);
+    assert!((3.2..3.8).contains(&decoding), "{decoding}");
+}
+
 #[test]
 fn a_reduction_waits_for_its_bytes_and_takes_its_time_behind_them() {
     let mut machine = Cluster::clone(&round(1, 1, ""));

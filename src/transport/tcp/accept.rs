@@ -48,7 +48,8 @@ enum Heard {
 
 /// The listening socket and the callers at the listener.
 pub struct Listener {
-    listener: Unshared<TcpListener>,
+    /// One for each NIC.
+    listeners: Vec<Unshared<TcpListener>>,
     secret: Password,
     callers: Vec<Caller>,
     /// Connections that the peers may make.
@@ -60,7 +61,7 @@ pub struct Listener {
 impl std::fmt::Debug for Listener {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         // The secret stays out of logs.
-        f.debug_struct("Listener").field("listener", &self.listener).field("callers", &self.callers.len()).finish()
+        f.debug_struct("Listener").field("listeners", &self.listeners).field("callers", &self.callers.len()).finish()
     }
 }
 
@@ -88,23 +89,26 @@ fn turn_away(from: SocketAddr, why: &str) {
 }
 
 impl Listener {
-    /// Listens at a free port of `address`; callers need `secret`. `expected`: connections that the peers may make.
-    pub fn open(address: IpAddr, secret: Password, expected: usize) -> Result<Listener> {
+    /// Listens at a free port of each of these addresses; callers need `secret`. `expected`: connections that the peers may make.
+    pub fn open(addresses: impl Iterator<Item = IpAddr>, secret: Password, expected: usize) -> Result<Listener> {
         // A rank that is not in a call lets nobody in: its callers wait there. The system has its own limit.
         let backlog = i32::try_from((expected + SPARE_PLACES).max(1024)).unwrap_or(i32::MAX);
-        let listener = listen(SocketAddr::new(address, 0), backlog)
-            .map_err(|error| Error::System(format!("listening at address {address}: {error}")))?;
-        Ok(Listener { listener, secret, callers: Vec::new(), expected, next: 0, closed_until: None })
+        let listen = |address: IpAddr| {
+            listen(SocketAddr::new(address, 0), backlog)
+                .map_err(|error| Error::System(format!("listening at address {address}: {error}")))
+        };
+        let listeners = addresses.map(listen).collect::<Result<_>>()?;
+        Ok(Listener { listeners, secret, callers: Vec::new(), expected, next: 0, closed_until: None })
     }
 
-    /// The listening socket.
-    pub fn socket(&self) -> &TcpListener {
-        &self.listener
+    /// The listening sockets.
+    pub fn sockets(&self) -> impl Iterator<Item = &TcpListener> {
+        self.listeners.iter().map(|listener| &**listener)
     }
 
     /// Where to connect to.
-    pub fn address(&self) -> Result<SocketAddr> {
-        Ok(self.listener.local_addr()?)
+    pub fn addresses(&self) -> Result<Vec<SocketAddr>> {
+        Ok(self.sockets().map(TcpListener::local_addr).collect::<std::io::Result<_>>()?)
     }
 
     /// When callers are to be let in again, if they are not now: then its socket need not be watched.
@@ -113,25 +117,26 @@ impl Listener {
     }
 
     fn accept(&mut self) -> Option<(Unshared<TcpStream>, SocketAddr)> {
-        if !admission::may_accept(&*self.listener) {
-            self.closed_until = Some(Instant::now() + PAUSE);
-            return None;
-        }
-        let accepted = {
-            let hold = fork::hold();
-            self.listener.accept().map(|(socket, from)| (Unshared::new(socket, &hold), from))
-        };
-        match accepted {
-            Ok(accepted) => Some(accepted),
-            Err(error) => {
-                let none = matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted);
-                if !none && error.kind() != ErrorKind::ConnectionAborted {
-                    // Out of descriptors, most likely: accepting at once again would only spin.
-                    self.closed_until = Some(Instant::now() + PAUSE);
-                }
-                None
+        for listener in &self.listeners {
+            if !admission::may_accept(&**listener) {
+                self.closed_until = Some(Instant::now() + PAUSE);
+                return None;
+            }
+            let accepted = {
+                let hold = fork::hold();
+                listener.accept().map(|(socket, from)| (Unshared::new(socket, &hold), from))
+            };
+            let error = match accepted {
+                Ok(accepted) => return Some(accepted),
+                Err(error) => error,
+            };
+            let none = matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted);
+            if !none && error.kind() != ErrorKind::ConnectionAborted {
+                // Out of descriptors, most likely: accepting at once again would only spin.
+                self.closed_until = Some(Instant::now() + PAUSE);
             }
         }
+        None
     }
 
     /// Drops callers that have been silent for longer than `patience`.
@@ -198,7 +203,7 @@ mod tests {
     use std::io::Write;
 
     fn call(listener: &mut Listener, bytes: &[u8]) -> Option<Greeting> {
-        let mut socket = TcpStream::connect(listener.address().unwrap()).unwrap();
+        let mut socket = TcpStream::connect(listener.addresses().unwrap()[0]).unwrap();
         socket.write_all(bytes).unwrap();
         let limit = Instant::now() + Duration::from_secs(5);
         let mut numbers = Vec::new();
@@ -219,7 +224,7 @@ mod tests {
 
     #[test]
     fn only_callers_with_the_secret_come_in() {
-        let mut listener = Listener::open("127.0.0.1".parse().unwrap(), [5; 16], 2).unwrap();
+        let mut listener = Listener::open(std::iter::once("127.0.0.1".parse().unwrap()), [5; 16], 2).unwrap();
         let greeting = Greeting { from: Rank(3), index: 1, secret: [5; 16] };
         assert_eq!(call(&mut listener, &[0xff; HEADER]), None);
         assert_eq!(call(&mut listener, &Greeting { secret: [6; 16], ..greeting }.encode()), None);
@@ -228,9 +233,9 @@ mod tests {
 
     #[test]
     fn callers_that_greet_come_in_however_many_say_nothing() {
-        let mut listener = Listener::open("127.0.0.1".parse().unwrap(), [5; 16], 2).unwrap();
+        let mut listener = Listener::open(std::iter::once("127.0.0.1".parse().unwrap()), [5; 16], 2).unwrap();
         let silent: Vec<_> =
-            (0..3 * SPARE_PLACES).map(|_| TcpStream::connect(listener.address().unwrap()).unwrap()).collect();
+            (0..3 * SPARE_PLACES).map(|_| TcpStream::connect(listener.addresses().unwrap()[0]).unwrap()).collect();
         listener.let_in();
         assert!(listener.callers.len() <= listener.expected + SPARE_PLACES, "the rest waits");
         assert!(listener.closed_until().is_some());
@@ -242,11 +247,11 @@ mod tests {
 
     #[test]
     fn callers_that_have_greeted_are_never_dropped_for_later_ones() {
-        let mut listener = Listener::open("127.0.0.1".parse().unwrap(), [5; 16], 2).unwrap();
+        let mut listener = Listener::open(std::iter::once("127.0.0.1".parse().unwrap()), [5; 16], 2).unwrap();
         let count = 2 * SPARE_PLACES;
         let callers: Vec<_> = (0..count)
             .map(|index| {
-                let mut socket = TcpStream::connect(listener.address().unwrap()).unwrap();
+                let mut socket = TcpStream::connect(listener.addresses().unwrap()[0]).unwrap();
                 let greeting = Greeting { from: Rank(index as u32), index: 0, secret: [5; 16] };
                 socket.write_all(&greeting.encode()).unwrap();
                 socket

@@ -13,6 +13,7 @@ use smallvec::SmallVec;
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Read};
 use std::net::TcpStream;
+use std::time::{Duration, Instant};
 
 /// Bytes read ahead at most. A small message with its header fits.
 pub const BUFFER: usize = 128 << 10;
@@ -71,6 +72,51 @@ pub struct Inbound {
     pub left: usize,
 }
 
+/// How much of wide messages a connection has on its way: as much as its NIC sends in some ten milliseconds. More would be lost to
+/// faster NICs, and less would leave it idle between two looks.
+#[derive(Debug)]
+pub struct Pace {
+    window: usize,
+    /// Bytes given since the window has changed.
+    given: usize,
+    /// When something was given last.
+    since: Option<Instant>,
+}
+
+impl Pace {
+    const FIRST: usize = 256 << 10;
+    const LEAST: usize = 128 << 10;
+    const MOST: usize = 8 << 20;
+    /// A window that is full for so long is too large.
+    const PATIENCE: Duration = Duration::from_millis(20);
+
+    /// Whether there is room for more, with so much on its way.
+    pub fn has_room(&mut self, under_way: usize, now: Instant) -> bool {
+        if under_way < self.window {
+            if under_way < self.window / 4 && self.given >= self.window {
+                (self.window, self.given) = ((2 * self.window).min(Pace::MOST), 0);
+            }
+            return true;
+        }
+        if self.since.is_some_and(|since| now.saturating_duration_since(since) >= Pace::PATIENCE) {
+            (self.window, self.given, self.since) = ((self.window / 2).max(Pace::LEAST), 0, Some(now));
+        }
+        false
+    }
+
+    /// Notes that so many bytes have been given.
+    pub fn gave(&mut self, bytes: usize, now: Instant) {
+        self.given += bytes;
+        self.since = Some(now);
+    }
+}
+
+impl Default for Pace {
+    fn default() -> Pace {
+        Pace { window: Pace::FIRST, given: 0, since: None }
+    }
+}
+
 /// A connection.
 #[derive(Debug)]
 pub struct Connection {
@@ -91,6 +137,8 @@ pub struct Connection {
     /// Why nothing can be written any more. The peer's own connections may still have something to read: one that leaves
     /// closes its end when we have yet to read its last messages, and does not care for our answers.
     pub output_lost: Option<String>,
+    /// How much of wide messages it takes.
+    pub pace: Pace,
     output: VecDeque<Outgoing>,
     queued: usize,
     /// Frames in the queue whose tokens are to be reported.
@@ -124,6 +172,7 @@ impl Connection {
             inbound: None,
             ended: None,
             output_lost: None,
+            pace: Pace::default(),
             output: VecDeque::new(),
             queued: 0,
             owed: 0,
@@ -269,7 +318,12 @@ impl Connection {
         }
     }
 
-    /// Bytes that the peer's system does not have yet, or `None` when it never will.
+    /// Bytes that the peer's system does not have yet.
+    pub fn under_way(&self) -> usize {
+        vectored::unacknowledged(&*self.socket).unwrap_or(0) + self.queued
+    }
+
+    /// The same, or `None` when it never will.
     pub fn undelivered(&self) -> Option<usize> {
         let unacknowledged = vectored::unacknowledged(&*self.socket).ok();
         unacknowledged.filter(|_| self.output_lost.is_none()).map(|bytes| bytes + self.queued)

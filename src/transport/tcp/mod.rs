@@ -16,6 +16,7 @@ mod peer;
 use super::matching::check_usable;
 use super::shm::wakeup::Wakeups;
 use super::{card, Departure, Endpoint, Envelope, Exchange, Opener, Probe, Sink, Site, TransportKind};
+use crate::config::TcpNics;
 use crate::error::{Error, Result};
 use crate::exec::{Started, Token};
 use crate::fork::{self, Unshared};
@@ -50,6 +51,10 @@ const MOST_AWAITED: usize = 2;
 const MADE_AT_LEAST: u8 = 2;
 /// The most connections that a rank makes to a peer.
 const MAX_CONNECTIONS: usize = 255;
+/// The most NICs that a message goes by.
+const MOST_NICS: usize = 16;
+/// How long a rank sleeps whose wide messages wait until less of them is on its way.
+const ROOM_WAIT: Duration = Duration::from_millis(1);
 
 /// Congestion control that sends at a rate which it has measured, and by timers. Within a host it reaches half of what the host can do.
 const PACING: &[u8] = b"bbr";
@@ -60,8 +65,12 @@ const UNPACED: &[u8] = b"reno";
 #[derive(Debug)]
 pub struct Tcp {
     me: Rank,
-    binding: Binding,
-    connections: u8,
+    /// Its NIC first, then the others of its node that it may use.
+    bindings: Vec<Binding>,
+    /// Large messages go by all of them.
+    is_wide: bool,
+    /// They always do.
+    always_wide: bool,
     poller: OwnedFd,
     listener: Listener,
     peers: Vec<TcpPeer>,
@@ -108,30 +117,47 @@ impl Tcp {
             exchange.allgather(Vec::new())?;
             return Ok(None);
         }
-        let binding = binding()?;
+        let mut binding = binding()?;
+        let further = std::mem::take(&mut binding.further);
+        let mut bindings = vec![binding];
+        if config.tcp_nics != TcpNics::Own {
+            bindings.extend(further.into_iter().take(MOST_NICS - 1));
+        }
         let secret = secret()?;
         let connections = config.tcp_connections.clamp(1, MAX_CONNECTIONS);
-        let listener = Listener::open(binding.address.addr, secret, far.len() * connections.max(MADE_AT_LEAST.into()))?;
-        crate::info!("rank {me} uses {} at {} for TCP", binding.address.name, listener.address()?);
-        let cards = exchange.allgather(card::encode(&(secret, listener.address()?)))?;
+        let expected = far.len() * (connections * bindings.len()).max(MADE_AT_LEAST.into());
+        let listener = Listener::open(bindings.iter().map(|binding| binding.address.addr), secret, expected)?;
+        let addresses = listener.addresses()?;
+        for (binding, address) in bindings.iter().zip(&addresses) {
+            crate::info!("rank {me} uses {} at {address} for TCP", binding.address.name);
+        }
+        let cards = exchange.allgather(card::encode(&(secret, addresses)))?;
         let peer = |&rank: &Rank| {
-            let told = cards.get(rank.index()).and_then(|told| card::decode::<(Password, SocketAddr)>(told));
-            let (secret, address) = told.ok_or_else(|| Error::Remote(format!("rank {rank} told no address")))?;
+            let told = cards.get(rank.index()).and_then(|told| card::decode::<(Password, Vec<SocketAddr>)>(told));
+            let told = told.filter(|(_, addresses)| !addresses.is_empty());
+            let (secret, mut addresses) = told.ok_or_else(|| Error::Remote(format!("rank {rank} told no address")))?;
+            addresses.truncate(MOST_NICS);
             // Within this host one connection has all there is, and each frame costs.
-            let shares = if binding.is_of_this_host(address.ip()) { 1 } else { connections };
-            Ok(TcpPeer::new(me, rank, address, secret, shares))
+            let shares = if bindings[0].is_of_this_host(addresses[0].ip()) {
+                [1, 1]
+            } else {
+                let all = connections * bindings.len().max(addresses.len());
+                [connections, all.min(MAX_CONNECTIONS / connections * connections)]
+            };
+            Ok(TcpPeer::new(me, rank, addresses, secret, shares))
         };
         let peers = far.iter().map(peer).collect::<Result<Vec<TcpPeer>>>()?;
         let poller = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(std::io::Error::from)?;
         let poller = crate::process::above_standard(poller);
-        watch(&poller, listener.socket(), LISTENER)?;
+        listener.sockets().try_for_each(|socket| watch(&poller, socket, LISTENER))?;
         if let Some(doorbell) = wakeups.doorbell() {
             watch(&poller, doorbell, DOORBELL)?;
         }
-        Ok(Some(Tcp {
+        let mut tcp = Tcp {
             me,
-            binding,
-            connections: connections as u8,
+            bindings,
+            is_wide: false,
+            always_wide: config.tcp_nics == TcpNics::All,
             poller,
             listener,
             peers,
@@ -142,7 +168,9 @@ impl Tcp {
             door_is_shut: false,
             has_doubtful: false,
             wakeups: wakeups.clone(),
-        }))
+        };
+        tcp.set_wide(false);
+        Ok(Some(tcp))
     }
 
     /// Begins to connect to a peer, unless that was done.
@@ -155,7 +183,10 @@ impl Tcp {
 
     /// A connection to a peer. One that fails shows as a connection that takes nothing.
     fn connect(&mut self, peer: usize, index: u8) -> Result<()> {
-        let TcpPeer { rank, address, secret, .. } = self.peers[peer];
+        let TcpPeer { rank, secret, .. } = self.peers[peer];
+        let no_path = || Error::Internal(format!("no connection {index} to rank {rank}"));
+        let (nic, address) = self.peers[peer].path(index).ok_or_else(no_path)?;
+        let binding = &self.bindings[nic % self.bindings.len()];
         let make = || {
             let kind = socket2::Type::STREAM.nonblocking().cloexec();
             let domain = socket2::Domain::for_address(address);
@@ -168,16 +199,16 @@ impl Tcp {
         })?;
         let begin = || {
             let socket = socket2::SockRef::from(&*stream);
-            let source = self.binding.towards(address.ip());
+            let source = binding.towards(address.ip());
             if source == Source::Device {
-                self.hold_to_nic(&*stream);
+                hold_to_nic(binding, &*stream);
             }
             // A later listener, or another connection, may have its port while this one's end keeps it for a minute.
             socket.set_reuse_address(true)?;
             if source != Source::Any {
                 // Connections to different ports may share ours: a host has 28,000. Kernels before 4.2 do not know this.
                 let _ = nix::sys::socket::setsockopt(&*stream, IpBindAddressNoPort, &true);
-                socket.bind(&SocketAddr::new(self.binding.address.addr, 0).into())?;
+                socket.bind(&SocketAddr::new(binding.address.addr, 0).into())?;
             }
             match socket.connect(&address.into()) {
                 Err(error) if error.raw_os_error() != Some(rustix::io::Errno::INPROGRESS.raw_os_error()) => Err(error),
@@ -185,7 +216,7 @@ impl Tcp {
             }
         };
         let begun = begin();
-        tune(&stream, self.binding.is_of_this_host(address.ip()))?;
+        tune(&stream, binding.is_of_this_host(address.ip()))?;
         watch(&self.poller, &*stream, link_number(peer, Way::Out, index))?;
         let mut connection = Connection::outgoing(stream, self.peers[peer].is_shared(index));
         let greeting = Greeting { from: self.me, index, secret };
@@ -197,18 +228,12 @@ impl Tcp {
         self.write(peer)
     }
 
-    /// Binds a socket to the NIC. Kernels before 5.7 allow it to the administrator only; then it is bound to the NIC's
-    /// address all the same, and the kernel's routes decide.
-    fn hold_to_nic<'a>(&self, socket: impl Into<socket2::SockRef<'a>>) {
-        let _ = socket.into().bind_device(Some(self.binding.address.name.as_bytes()));
-    }
-
     /// Writes what a peer's connections take, and asks to be told when those that are full take more.
     fn write(&mut self, peer: usize) -> Result<()> {
         if self.peers[peer].is_settled() {
             return Ok(());
         }
-        let wants_more = self.peers[peer].has_granted() && self.peers[peer].made() < usize::from(self.connections);
+        let wants_more = self.peers[peer].has_granted() && self.peers[peer].made() < self.peers[peer].wanted();
         if wants_more || (self.peers[peer].has_answers() && self.peers[peer].answers_on().is_none()) {
             let index = self.peers[peer].made() as u8;
             return self.connect(peer, index);
@@ -284,8 +309,10 @@ impl Tcp {
         if shut != self.door_is_shut {
             self.door_is_shut = shut;
             let flags = if shut { EventFlags::empty() } else { EventFlags::IN };
-            epoll::modify(&self.poller, self.listener.socket(), EventData::new_u64(LISTENER), flags)
-                .map_err(|error| Error::System(format!("watching the port: {error}")))?;
+            for socket in self.listener.sockets() {
+                epoll::modify(&self.poller, socket, EventData::new_u64(LISTENER), flags)
+                    .map_err(|error| Error::System(format!("watching the port: {error}")))?;
+            }
         }
         Ok(())
     }
@@ -293,8 +320,9 @@ impl Tcp {
     fn hear(&mut self, number: u64) -> Result<()> {
         let Some((greeting, socket)) = self.listener.hear(number) else { return Ok(()) };
         let Greeting { from, index, .. } = greeting;
-        let known =
-            |peer: &TcpPeer| index >= self.connections.max(MADE_AT_LEAST) || peer.link(Way::In, index).is_some();
+        let known = |peer: &TcpPeer| {
+            usize::from(index) >= peer.most().max(MADE_AT_LEAST.into()) || peer.link(Way::In, index).is_some()
+        };
         let peer = self.peers.iter().position(|peer| peer.rank == from).filter(|&peer| !known(&self.peers[peer]));
         let Some(peer) = peer else {
             crate::log::write(crate::log::Level::Warn, &format!("connection {index} from rank {from} makes no sense"));
@@ -303,10 +331,14 @@ impl Tcp {
         // It was watched as a caller; from now on as a connection.
         epoll::delete(&self.poller, &*socket).map_err(std::io::Error::from)?;
         let caller = socket.peer_addr().map(|caller| caller.ip());
-        if caller.as_ref().is_ok_and(|&caller| self.binding.towards(caller) == Source::Device) {
-            self.hold_to_nic(&*socket);
+        let ours = socket.local_addr().map(|ours| ours.ip());
+        let binding =
+            self.bindings.iter().find(|binding| ours.as_ref().is_ok_and(|&ours| binding.address.addr == ours));
+        let binding = binding.unwrap_or(&self.bindings[0]);
+        if caller.as_ref().is_ok_and(|&caller| binding.towards(caller) == Source::Device) {
+            hold_to_nic(binding, &*socket);
         }
-        tune(&socket, caller.is_ok_and(|caller| self.binding.is_of_this_host(caller)))?;
+        tune(&socket, caller.is_ok_and(|caller| binding.is_of_this_host(caller)))?;
         watch(&self.poller, &*socket, link_number(peer, Way::In, index))?;
         self.peers[peer].add(TcpLink { way: Way::In, index, connection: Connection::incoming(socket) });
         Ok(())
@@ -363,6 +395,22 @@ impl Tcp {
         self.look_at_the_clock()
     }
 
+    /// Whether a wide message waits until less of it is on its way.
+    fn waits_for_room(&self) -> bool {
+        self.is_wide && self.peers.iter().any(TcpPeer::waits_for_room)
+    }
+
+    /// Gives wide messages to connections that have room again, which no socket tells of.
+    fn look_for_room(&mut self) -> Result<()> {
+        if !self.is_wide {
+            return Ok(());
+        }
+        (0..self.peers.len()).try_for_each(|peer| match self.peers[peer].waits_for_room() {
+            true => self.write(peer),
+            false => Ok(()),
+        })
+    }
+
     /// Looks at what no socket tells of: places at the listener that became free, peers that have been silent for too long.
     fn look_at_the_clock(&mut self) -> Result<()> {
         if self.listener.closed_until().is_some_and(|until| Instant::now() >= until) {
@@ -377,6 +425,12 @@ impl Tcp {
         }
         Ok(())
     }
+}
+
+/// Binds a socket to the NIC. Kernels before 5.7 allow it to the administrator only; then it is bound to the NIC's address all
+/// the same, and the kernel's routes decide.
+fn hold_to_nic<'a>(binding: &Binding, socket: impl Into<socket2::SockRef<'a>>) {
+    let _ = socket.into().bind_device(Some(binding.address.name.as_bytes()));
 }
 
 /// Prepares a socket, whose other end may be on this host.
@@ -450,6 +504,7 @@ impl Endpoint for Tcp {
         if !self.read_awaited(done)? {
             self.serve_all(done)?;
         }
+        self.look_for_room()?;
         done.append(&mut self.completed);
         Ok(())
     }
@@ -458,12 +513,21 @@ impl Endpoint for Tcp {
         POLLS_PER_SOCKET_POLL
     }
 
+    fn set_wide(&mut self, is_wide: bool) {
+        let is_wide = (is_wide || self.always_wide) && self.peers.iter().any(TcpPeer::has_further);
+        if std::mem::replace(&mut self.is_wide, is_wide) == is_wide {
+            return;
+        }
+        self.peers.iter_mut().for_each(|peer| peer.set_wide(is_wide));
+    }
+
     fn relief(&self) -> u64 {
         self.peers.iter().map(TcpPeer::relief).sum()
     }
 
     fn wait(&mut self, limit: Duration) -> Result<()> {
         if self.completed.is_empty() {
+            let limit = if self.waits_for_room() { limit.min(ROOM_WAIT) } else { limit };
             self.events(self.wakeups.cap(limit))?;
         }
         self.direct_polls = DIRECT_POLLS;

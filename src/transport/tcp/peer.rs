@@ -31,6 +31,8 @@ pub const SMALL: usize = 32 << 10;
 const LEAST_STRIPE: usize = 256 << 10;
 /// Bytes of a large message in one frame at most.
 const MAX_STRIPE: usize = 1 << 20;
+/// The same where the message goes by several NICs: the slowest one's last frame is waited for.
+const WIDE_STRIPE: usize = 64 << 10;
 /// Bytes read from one connection before others get their turn.
 const TURN: usize = 1 << 20;
 /// Small messages stop when so many bytes wait to be written.
@@ -72,12 +74,14 @@ pub struct TcpLink {
 pub struct TcpPeer {
     /// Its rank.
     pub rank: Rank,
-    /// Where it listens.
-    pub address: SocketAddr,
+    /// Where it listens: at its own NIC, and at the others of its node.
+    pub addresses: Vec<SocketAddr>,
     /// What it wants to hear first.
     pub secret: Password,
-    /// Connections that a large message is shared out among, where it is long enough.
-    shares: usize,
+    /// Connections that a large message is shared out among, where it is long enough: by the rank's own NIC, and by all.
+    shares: [usize; 2],
+    /// Whether large messages go by all NICs.
+    is_wide: bool,
     /// The connections.
     pub links: Vec<TcpLink>,
     /// Whether our first connection is the one for both ways: our rank is the lower one.
@@ -99,18 +103,24 @@ pub struct TcpPeer {
     silent_since: Option<Instant>,
     /// Times that its connections were written.
     writes: u64,
+    /// The NIC whose turn it is among those with as little on their way.
+    next_nic: usize,
+    /// Whether a wide message waits until less of it is on its way.
+    waits_for_room: bool,
     /// Whether it is among those that are [awaited](Self::awaits).
     pub is_awaited: bool,
 }
 
 impl TcpPeer {
-    /// A peer of rank `me` to which there is no connection yet, and whose large messages go over `shares` at once.
-    pub fn new(me: Rank, rank: Rank, address: SocketAddr, secret: Password, shares: usize) -> TcpPeer {
+    /// A peer of rank `me` to which there is no connection yet, and whose large messages go over so many at once: by the rank's own
+    /// NIC, and by all of its node's.
+    pub fn new(me: Rank, rank: Rank, addresses: Vec<SocketAddr>, secret: Password, shares: [usize; 2]) -> TcpPeer {
         TcpPeer {
             rank,
-            address,
+            addresses,
             secret,
             shares,
+            is_wide: false,
             links: Vec::new(),
             is_first: me < rank,
             control: None,
@@ -122,6 +132,8 @@ impl TcpPeer {
             has_spoken: false,
             silent_since: None,
             writes: 0,
+            next_nic: rank.index(),
+            waits_for_room: false,
             is_awaited: false,
         }
     }
@@ -139,6 +151,32 @@ impl TcpPeer {
     /// Whether a connection of ours with this number carries both ways.
     pub fn is_shared(&self, index: u8) -> bool {
         self.is_first && index == 0
+    }
+
+    /// The NIC that a connection with this number goes by, the rank's own one being the first, and where it leads.
+    pub fn path(&self, index: u8) -> Option<(usize, SocketAddr)> {
+        let nic = usize::from(index) / self.shares[0];
+        Some((nic, *self.addresses.get(nic % self.addresses.len().max(1))?))
+    }
+
+    /// How many connections a rank may make to the other.
+    pub fn most(&self) -> usize {
+        self.shares[1]
+    }
+
+    /// Whether other NICs than the rank's own lead to it, too.
+    pub fn has_further(&self) -> bool {
+        self.shares[1] > self.shares[0]
+    }
+
+    /// How many of them this rank makes for its large messages now.
+    pub fn wanted(&self) -> usize {
+        self.shares[usize::from(self.is_wide)]
+    }
+
+    /// Has large messages go by all NICs, or by the rank's own.
+    pub fn set_wide(&mut self, is_wide: bool) {
+        self.is_wide = is_wide;
     }
 
     fn outputs(&self) -> impl Iterator<Item = &Connection> {
@@ -227,7 +265,12 @@ impl TcpPeer {
         });
         let lost = || self.outputs().find_map(|connection| connection.output_lost.as_deref());
         let why = broken.or_else(lost).unwrap_or("it has closed its connections");
-        Error::Remote(format!("rank {} at {} has left the communicator or died: {why}", self.rank, self.address))
+        Error::Remote(format!("rank {} at {} has left the communicator or died: {why}", self.rank, self.place()))
+    }
+
+    /// Where it listens, for texts.
+    pub fn place(&self) -> String {
+        self.addresses.first().map_or(String::new(), SocketAddr::to_string)
     }
 
     /// Posts a message.
@@ -434,18 +477,19 @@ impl TcpPeer {
     /// Writes what the connections take: queued frames, then stripes of granted messages.
     pub fn write(&mut self, done: &mut Vec<Token>) {
         self.write_answers();
-        let TcpPeer { links, matching, writes, shares, .. } = self;
-        for TcpLink { way, connection, .. } in links {
+        let (wanted, is_wide) = (self.wanted(), self.is_wide);
+        let TcpPeer { links, matching, writes, .. } = self;
+        for TcpLink { way, index, connection } in links {
             if !connection.writes || connection.output_lost.is_some() {
                 continue;
             }
             loop {
                 if connection.is_flushed() {
-                    if *way == Way::In {
+                    if *way == Way::In || is_wide || usize::from(*index) >= wanted {
                         break;
                     }
                     let Some((id, message)) = matching.next_granted() else { break };
-                    let Some((offset, len)) = message.next_part(stripe(message.src.bytes(), *shares)) else { break };
+                    let Some((offset, len)) = message.next_part(stripe(message.src.bytes(), wanted)) else { break };
                     message.part_begun(len);
                     let head = FrameHeader {
                         bytes: offset as u64,
@@ -467,6 +511,60 @@ impl TcpPeer {
                 }
             }
         }
+        self.waits_for_room = is_wide && self.hand_out(done);
+    }
+
+    /// Hands granted messages out among the connections by all NICs, each stripe to the one that has the least on its way. Whether
+    /// something is left because none has room.
+    fn hand_out(&mut self, done: &mut Vec<Token>) -> bool {
+        let (wanted, now, each) = (self.wanted(), Instant::now(), self.shares[0]);
+        let nics = wanted / each;
+        let TcpPeer { links, matching, writes, next_nic, .. } = self;
+        while let Some((id, message)) = matching.next_granted() {
+            let takes = |link: &&mut TcpLink| {
+                let TcpLink { way, index, connection } = &**link;
+                let is_ours = *way == Way::Out && usize::from(*index) < wanted && connection.writes;
+                is_ours && connection.output_lost.is_none() && connection.is_flushed()
+            };
+            let mut is_full = false;
+            // Where several have as little on their way, NICs take turns.
+            let turn = |link: &TcpLink| {
+                let (nic, nth) = (usize::from(link.index) / each, usize::from(link.index) % each);
+                (nth, (nic + nics - *next_nic % nics) % nics)
+            };
+            let with_room = links.iter_mut().filter(takes).filter_map(|link| {
+                let under_way = link.connection.under_way();
+                let has_room = link.connection.pace.has_room(under_way, now);
+                is_full |= !has_room;
+                has_room.then_some((under_way, link))
+            });
+            let Some((_, link)) = with_room.min_by_key(|(under_way, link)| (under_way / WIDE_STRIPE, turn(link)))
+            else {
+                return is_full;
+            };
+            let Some((offset, len)) = message.next_part(WIDE_STRIPE) else { return false };
+            message.part_begun(len);
+            let about = FrameHeader::about(FrameKind::Data, id);
+            let head = FrameHeader { bytes: offset as u64, body: len as u64, ..about };
+            let connection = &mut link.connection;
+            connection.push(head.encode(), Body::Part { id, offset, len });
+            connection.pace.gave(len, now);
+            *next_nic = usize::from(link.index) / each + 1;
+            *writes += 1;
+            let mut left = smallvec::SmallVec::<[(u64, usize); 4]>::new();
+            connection.flush(|id| matching.source(id), |id, bytes| left.push((id, bytes)), done);
+            for (id, bytes) in left {
+                if matching.part_sent(id, bytes, done) {
+                    matching.close(id);
+                }
+            }
+        }
+        false
+    }
+
+    /// Whether something is to be sent that no connection has room for yet, which no socket tells of.
+    pub fn waits_for_room(&self) -> bool {
+        self.waits_for_room
     }
 
     /// Fails when the peer is gone and something is still expected of it: at once where it will take what it is to get

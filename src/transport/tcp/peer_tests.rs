@@ -10,8 +10,8 @@ use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 
 /// Messages of zero bytes, some in a header's neighbourhood, the longest small one, and long ones of one stripe and more.
 const SIZES: [usize; 7] = [0, 8, 100, 4096, SMALL, SMALL + 1, MAX_STRIPE + 100];
-/// Connections that a rank makes where long messages wait.
-const CONNECTIONS: usize = 2;
+/// Connections that a rank makes where long messages wait: by its own NIC, and by all.
+const CONNECTIONS: [usize; 2] = [2, 5];
 /// How long the messages may take to arrive when all has been posted.
 const LIMIT: Duration = Duration::from_secs(20);
 
@@ -48,7 +48,7 @@ impl Pair {
         let address = listener.local_addr().unwrap();
         let end = |me: usize| End {
             me,
-            peer: TcpPeer::new(Rank(me as u32), Rank(1 - me as u32), address, [0; 16], 2),
+            peer: TcpPeer::new(Rank(me as u32), Rank(1 - me as u32), vec![address], [0; 16], CONNECTIONS),
             sent: Vec::new(),
             places: Vec::new(),
             done: Vec::new(),
@@ -123,7 +123,7 @@ impl Pair {
 
     fn write(&mut self, me: usize) {
         let peer = &self.ends[me].peer;
-        let wants_more = peer.has_granted() && peer.made() < CONNECTIONS;
+        let wants_more = peer.has_granted() && peer.made() < peer.wanted();
         if wants_more || (peer.has_answers() && peer.answers_on().is_none()) {
             self.connect(me);
         }
@@ -138,6 +138,7 @@ impl Pair {
             4..=6 => self.recv(me),
             7..=9 => self.read(me, link),
             10 | 11 => self.write(me),
+            12 => self.ends[me].peer.set_wide(link % 2 == 0),
             _ => self.let_in(),
         }
     }
@@ -174,7 +175,7 @@ fn speaks_on(end: &End) -> Option<(Way, u8)> {
 proptest! {
     #[test]
     fn messages_arrive_whole_and_in_order_whatever_comes_first(
-        steps in prop::collection::vec((0u8..13, 0usize..2, 0usize..4), 0..200),
+        steps in prop::collection::vec((0u8..15, 0usize..2, 0usize..8), 0..200),
     ) {
         let mut pair = Pair::new();
         steps.into_iter().for_each(|step| pair.step(step));
@@ -244,4 +245,12 @@ fn a_message_has_a_frame_for_each_connection_unless_those_are_too_short_or_too_l
     let kib = |bytes: usize, shares| stripe(bytes << 10, shares) >> 10;
     assert_eq!([kib(512, 1), kib(1024, 1), kib(9000, 1)], [512, 1024, 1024]);
     assert_eq!([kib(64, 2), kib(1024, 2), kib(1536, 2), kib(9000, 2)], [256, 512, 768, 1024]);
+}
+
+#[test]
+fn a_connection_goes_by_the_nic_that_its_number_says() {
+    let address = |port| SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+    let peer = TcpPeer::new(Rank(0), Rank(1), vec![address(1), address(2)], [0; 16], [2, 8]);
+    let path: Vec<_> = (0..8).filter_map(|index| peer.path(index)).map(|(nic, to)| (nic, to.port())).collect();
+    assert_eq!(path, [(0, 1), (0, 1), (1, 2), (1, 2), (2, 1), (2, 1), (3, 2), (3, 2)]);
 }

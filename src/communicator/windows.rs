@@ -1,0 +1,380 @@
+//! Windows: collectives between `strataWindowBegin` and `strataWindowEnd` are held back, and run as calls of one group.
+//!
+//! Where bytes alone close a window every rank finds the same place by itself: with the call that fills it. Where time does, rank 0
+//! says for all closings, also those by bytes, how many calls of the window run now; a thread of the communicator tells the others
+//! or hears it, over a communicator of its own in host memory, and launches them.
+
+use super::{launch, CollectiveCall, Comm, Launch, Operation};
+use crate::device::StreamRef;
+use crate::dtype::DataType;
+use crate::error::{Error, Result};
+use crate::memory::Arena;
+use crate::plan::Collective;
+use crate::process;
+use crate::sync::locked;
+use crate::topo::Rank;
+use std::panic::{catch_unwind, AssertUnwindSafe};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
+use std::time::{Duration, Instant};
+
+/// How long a thread that waits for calls sleeps until it looks for a failure.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// What closes a window before its end; 0 for nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WindowBounds {
+    /// Bytes of the calls that are held back.
+    pub bytes: usize,
+    /// Microseconds on rank 0 since the first of them was made.
+    pub us: u32,
+}
+
+/// The open window of a communicator, if any, and what its closings are told over.
+#[derive(Default)]
+pub(super) struct Windows {
+    is_open: AtomicBool,
+    current: Mutex<Option<Arc<Window>>>,
+    words: OnceLock<Arc<Comm>>,
+}
+
+/// One window.
+struct Window {
+    bounds: WindowBounds,
+    state: Mutex<WindowState>,
+    news: Condvar,
+}
+
+#[derive(Default)]
+struct WindowState {
+    held: Vec<HeldCall>,
+    /// The bytes of all of them.
+    bytes: usize,
+    /// The calls that have been made in this window.
+    made: u64,
+    /// `strataWindowEnd` has been called.
+    has_ended: bool,
+    /// The communicator has come to its end.
+    is_cancelled: bool,
+    /// How the thread that launches the calls has fared.
+    outcome: Option<Result<()>>,
+}
+
+/// A call that is held back.
+struct HeldCall {
+    launch: Launch,
+    bytes: usize,
+    /// When it was made.
+    since: Instant,
+}
+
+/// Rank 0's word.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Closing {
+    /// So many calls of the window run, with those that have run.
+    calls: u64,
+    /// None come after them.
+    is_last: bool,
+}
+
+/// The bytes of a call as all ranks know them: of the largest buffer of any rank, 0 where each knows its own blocks only.
+fn known_bytes(call: &CollectiveCall, nranks: usize) -> usize {
+    let elements = match (&call.blocks, call.known_sizes()) {
+        (None, _) => call.collective.blocks(nranks) * call.count,
+        (Some(_), Some(sizes)) => sizes.iter().sum(),
+        (Some(_), None) => 0,
+    };
+    elements * call.dtype.size()
+}
+
+impl Window {
+    fn state(&self) -> MutexGuard<'_, WindowState> {
+        locked(&self.state)
+    }
+
+    /// Holds a call back. Where bytes alone close the window and it is full: all that it holds, which is to run now.
+    fn hold(&self, launch: Launch, bytes: usize) -> Result<Vec<Launch>> {
+        let mut state = self.state();
+        if let Some(Err(error)) = &state.outcome {
+            return Err(error.clone());
+        }
+        state.held.push(HeldCall { launch, bytes, since: Instant::now() });
+        state.made += 1;
+        state.bytes += bytes;
+        if self.bounds.us > 0 {
+            self.news.notify_all();
+            return Ok(Vec::new());
+        }
+        Ok(if self.is_full(&state) { state.take(usize::MAX) } else { Vec::new() })
+    }
+
+    fn is_full(&self, state: &WindowState) -> bool {
+        self.bounds.bytes > 0 && state.bytes >= self.bounds.bytes
+    }
+
+    /// Waits until `ready` says what it waits for, or the communicator has failed or come to its end. `ready` may say until when
+    /// there is nothing to look at.
+    fn wait<T>(
+        &self,
+        comm: &Comm,
+        mut ready: impl FnMut(&mut WindowState) -> std::result::Result<T, Option<Instant>>,
+    ) -> Result<T> {
+        let mut state = self.state();
+        loop {
+            if state.is_cancelled {
+                return Err(Error::InvalidUsage("the communicator has come to its end in a window".to_string()));
+            }
+            if let Some(failure) = comm.failure() {
+                return Err(failure);
+            }
+            let until = match ready(&mut state) {
+                Ok(found) => return Ok(found),
+                Err(until) => until,
+            };
+            let rest = until.map_or(LOOK, |until| until.saturating_duration_since(Instant::now()).min(LOOK));
+            state = self.news.wait_timeout(state, rest).unwrap_or_else(|poisoned| poisoned.into_inner()).0;
+        }
+    }
+
+    /// Rank 0: waits until the window closes.
+    fn closing(&self, comm: &Comm) -> Result<Closing> {
+        let patience = Duration::from_micros(u64::from(self.bounds.us));
+        self.wait(comm, |state| {
+            let due = state.held.first().map(|call| call.since + patience);
+            if state.has_ended || self.is_full(state) || due.is_some_and(|due| due <= Instant::now()) {
+                return Ok(Closing { calls: state.made, is_last: state.has_ended });
+            }
+            Err(due)
+        })
+    }
+
+    /// Another rank: waits until it has a call that rank 0's word may be about, or is at its end.
+    fn await_call(&self, comm: &Comm) -> Result<()> {
+        self.wait(comm, |state| (!state.held.is_empty() || state.has_ended).then_some(()).ok_or(None))
+    }
+
+    /// Waits until all calls that rank 0 speaks of have been made here, of which so many have `run`; takes the others.
+    fn take(&self, comm: &Comm, run: u64, word: Closing) -> Result<Vec<Launch>> {
+        let rank = comm.rank;
+        self.wait(comm, |state| {
+            if state.made < word.calls && !state.has_ended || (word.is_last && !state.has_ended) {
+                return Err(None);
+            }
+            if state.made < word.calls || (word.is_last && state.made > word.calls) {
+                let (calls, made) = (word.calls, state.made);
+                let text =
+                    format!("rank 0 made {calls} calls in a window, rank {rank} made {made}: all ranks make the same");
+                return Ok(Err(Error::InvalidUsage(text)));
+            }
+            // Calls that have come since rank 0 said so stay.
+            Ok(Ok(state.take(word.calls.saturating_sub(run) as usize)))
+        })?
+    }
+}
+
+impl WindowState {
+    /// The first calls that are held back, at most so many.
+    fn take(&mut self, most: usize) -> Vec<Launch> {
+        let taken: Vec<HeldCall> = self.held.drain(..most.min(self.held.len())).collect();
+        self.bytes -= taken.iter().map(|call| call.bytes).sum::<usize>();
+        taken.into_iter().map(|call| call.launch).collect()
+    }
+}
+
+impl Windows {
+    /// Lets go of what is held back, and of rank 0's words, as the communicator does of everything.
+    pub(super) fn abort(&self) {
+        self.cancel();
+        self.words.get().into_iter().for_each(|words| words.abort());
+    }
+
+    /// The same in good order, unless a window is open still.
+    pub(super) fn destroy(&self) -> Result<()> {
+        match self.cancel() {
+            true => self.words.get().into_iter().for_each(|words| words.abort()),
+            false => self.words.get().map_or(Ok(()), |words| words.destroy())?,
+        }
+        Ok(())
+    }
+
+    /// What an abort can do in a signal handler.
+    pub(super) fn interrupt(&self) {
+        self.words.get().into_iter().for_each(|words| words.interrupt());
+    }
+
+    /// Whether there was a window.
+    fn cancel(&self) -> bool {
+        let Some(window) = locked(&self.current).take() else { return false };
+        self.is_open.store(false, Ordering::Release);
+        let held = {
+            let mut state = window.state();
+            state.is_cancelled = true;
+            state.take(usize::MAX)
+        };
+        window.news.notify_all();
+        drop(held);
+        true
+    }
+}
+
+impl Comm {
+    /// Whether a window is open.
+    pub fn has_window(&self) -> bool {
+        self.windows.is_open.load(Ordering::Acquire)
+    }
+
+    /// Whether time closes the window that is open.
+    pub fn window_has_clock(&self) -> bool {
+        locked(&self.windows.current).as_ref().is_some_and(|window| window.bounds.us > 0)
+    }
+
+    fn window(&self) -> Result<Arc<Window>> {
+        let none =
+            || Error::InvalidUsage("no window is open on this communicator: strataWindowBegin opens one".to_string());
+        locked(&self.windows.current).clone().ok_or_else(none)
+    }
+
+    /// Opens a window; collective where time closes it.
+    pub fn open_window(self: &Arc<Comm>, bounds: WindowBounds, cancel: &AtomicBool) -> Result<()> {
+        self.usable()?;
+        if self.has_window() {
+            let text = "a window is open on this communicator already: strataWindowEnd ends it";
+            return Err(Error::InvalidUsage(text.to_string()));
+        }
+        let has_clock = bounds.us > 0;
+        if has_clock && self.nranks() > 1 && self.windows.words.get().is_none() {
+            let _ = self.windows.words.set(self.make_words(cancel)?);
+        }
+        let window = Arc::new(Window { bounds, state: Mutex::default(), news: Condvar::new() });
+        if has_clock {
+            let (comm, window) = (self.clone(), window.clone());
+            process::thread("strata-window")
+                .and_then(|thread| thread.spawn(move || comm.run_window(&window)))
+                .map_err(|error| Error::System(format!("starting a thread for a window: {error}")))?;
+        }
+        *locked(&self.windows.current) = Some(window);
+        self.windows.is_open.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    /// Ends a window that no time closes; what it holds is to run now.
+    pub fn end_window(&self) -> Result<Vec<Launch>> {
+        let held = self.window()?.state().take(usize::MAX);
+        self.forget_window();
+        Ok(held)
+    }
+
+    /// Ends a window that time may close, and waits until its last calls have been launched.
+    pub fn await_window(&self) -> Result<()> {
+        let window = self.window()?;
+        window.state().has_ended = true;
+        window.news.notify_all();
+        let outcome = loop {
+            let state = window.state();
+            if let Some(outcome) = &state.outcome {
+                break outcome.clone();
+            }
+            drop(window.news.wait(state));
+        };
+        self.forget_window();
+        outcome
+    }
+
+    fn forget_window(&self) {
+        self.windows.is_open.store(false, Ordering::Release);
+        let former = locked(&self.windows.current).take();
+        drop(former);
+    }
+
+    /// The thread of a window that time may close.
+    fn run_window(self: &Arc<Comm>, window: &Window) {
+        let broken = || Err(Error::Internal("a window panicked".to_string()));
+        let outcome = catch_unwind(AssertUnwindSafe(|| self.keep_time(window))).unwrap_or_else(|_| broken());
+        if let Err(error) = &outcome {
+            // Others wait for calls that this rank does not make.
+            self.status.fail_after(error.clone(), || self.report(error));
+            self.windows.words.get().into_iter().for_each(|words| words.abort());
+        }
+        let held = {
+            let mut state = window.state();
+            state.outcome = Some(outcome);
+            state.take(usize::MAX)
+        };
+        window.news.notify_all();
+        drop(held);
+    }
+
+    fn keep_time(&self, window: &Window) -> Result<()> {
+        let mut run = 0;
+        loop {
+            let mut word = match self.rank {
+                Rank(0) => window.closing(self)?,
+                _ => {
+                    window.await_call(self)?;
+                    Closing { calls: 0, is_last: false }
+                }
+            };
+            if let Some(words) = self.windows.words.get() {
+                word = words.pass_on(word)?;
+            }
+            let held = window.take(self, run, word)?;
+            run = word.calls;
+            if !held.is_empty() {
+                launch(held)?;
+            }
+            if word.is_last {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Has all ranks know rank 0's word.
+    fn pass_on(self: &Arc<Comm>, word: Closing) -> Result<Closing> {
+        const BYTES: usize = 16;
+        let mut memory = Arena::new(BYTES);
+        // SAFETY: the arena must outlive every use; because the launch below ends with the operation, and a communicator that
+        // fails cancels it.
+        let place = unsafe { memory.region().unbound() };
+        place.write(&(u128::from(word.calls) << 1 | u128::from(word.is_last)).to_le_bytes());
+        let call = CollectiveCall {
+            collective: Collective::Broadcast,
+            input: place.as_device(),
+            output: place.as_device(),
+            count: BYTES,
+            blocks: None,
+            joined: None,
+            tag: 0,
+            dtype: DataType::I8,
+            reduction: None,
+            factor_at: None,
+            residual: None,
+            root: Rank(0),
+            algorithm: None,
+            decision: None,
+        };
+        super::launch_one(Launch {
+            comm: self.clone(),
+            operation: Operation::Collective(call),
+            stream: StreamRef::Null,
+        })?;
+        let mut said = [0; BYTES];
+        place.read(&mut said);
+        let said = u128::from_le_bytes(said);
+        Ok(Closing { calls: (said >> 1) as u64, is_last: said & 1 == 1 })
+    }
+}
+
+/// Holds an operation back in its communicator's window; what is to run now.
+pub(super) fn hold(launch: Launch) -> Result<Vec<Launch>> {
+    let comm = launch.comm.clone();
+    let Operation::Collective(call) = &launch.operation else {
+        let text =
+            "messages are not made in a window, whose collectives would come after them: strataWindowEnd comes first";
+        return Err(Error::InvalidUsage(text.to_string()));
+    };
+    if let (StreamRef::Gpu(stream), Some(device)) = (&launch.stream, comm.gpu()) {
+        device.refuse_captured(&[*stream])?;
+    }
+    let bytes = known_bytes(call, comm.nranks());
+    comm.window()?.hold(launch, bytes)
+}
