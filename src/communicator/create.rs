@@ -9,7 +9,7 @@ use super::gpu::GpuLauncher;
 use super::members::Member;
 use super::messages::Counters;
 use super::siblings::{self, AsSibling};
-use super::{launch, nics, ops, tuning, Comm, OperationQueue, ALIVE, ENDED};
+use super::{launch, nics, ops, provided, tuning, Comm, OperationQueue, ALIVE, ENDED};
 use crate::bootstrap::connection::{Interrupt, Interruption};
 use crate::bootstrap::launcher;
 use crate::bootstrap::rendezvous::ranges;
@@ -36,6 +36,7 @@ use crate::sync::biased::Biased;
 use crate::sync::{fence, locked};
 use crate::topo::local::LocalRank;
 use crate::topo::{host, Grid, Rank};
+use crate::transport::provider::CommProviders;
 use crate::transport::shm::Rates;
 use crate::transport::{self, Exchange as _, Transport as _, Waker};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -580,22 +581,31 @@ impl Meeting<'_> {
         config
     }
 
-    /// What moves the data. A companion does where Strata's transports are to carry what goes between nodes.
-    fn engine(&mut self, rank: Rank, grid: &Arc<Grid>, members: &[Member], config: &Config) -> Result<Option<Engine>> {
+    /// What moves the data, with what does whole collectives. A companion does where Strata's transports are to carry what goes
+    /// between nodes.
+    fn engine(
+        &mut self,
+        rank: Rank,
+        grid: &Arc<Grid>,
+        members: &[Member],
+        config: &Config,
+    ) -> Result<(Option<Engine>, CommProviders)> {
         if let Some(companion) = self.options.companion {
             let all_on_gpus = members.iter().all(|member| member.on_gpu);
             if !config.inter.in_front().is_own() || grid.nnodes() == 1 || !all_on_gpus {
-                return Ok(None);
+                return Ok((None, CommProviders::default()));
             }
             self.gpu = GpuDevice::of_thread(companion.device)?;
         }
         let nic = || nics::binding(rank, grid, members, config);
-        let transport = match &self.sibling {
+        let site = transport::Site { me: rank, grid, config, binding: &nic };
+        let mut transport = match &self.sibling {
             None => transport::open(rank, grid, config, &nic, &mut self.session)?,
-            Some(sibling) => {
-                let site = transport::Site { me: rank, grid, config, binding: &nic };
-                sibling.open(&site, &mut self.session)?
-            }
+            Some(sibling) => sibling.open(&site, &mut self.session)?,
+        };
+        let providers = match self.options.companion {
+            None => provided::open(&mut transport, &site, members, &mut self.session)?,
+            Some(_) => CommProviders::default(),
         };
         let place = match (self.options.make_device, &self.gpu) {
             (Some(make), _) => DataPlace::Made(make),
@@ -606,7 +616,8 @@ impl Meeting<'_> {
         // In front of a vendor's library nothing is joined.
         let fuse = if self.options.companion.is_none() { config.fuse } else { Fuse::Off };
         let config = Config { fuse, ..config.clone() };
-        Engine::new(rank, grid.clone(), config, transport, (place, on_devices)).map(Some)
+        let engine = Engine::new(rank, grid.clone(), config, transport, (place, on_devices))?;
+        Ok((Some(engine), providers))
     }
 
     /// What this rank tells the others.
@@ -688,7 +699,8 @@ impl Meeting<'_> {
         let machine = selection::model::agree(zero.get(4).map_or("", String::as_str))?;
         let grid = Arc::new(grid_of(&members, machine.as_deref()));
         let rank = Rank::from_index(self.rank);
-        let mut engine = self.engine(rank, &grid, &members, &config)?;
+        let (mut engine, providers) = self.engine(rank, &grid, &members, &config)?;
+        let providers = Arc::new(providers);
         let (carrier, knowledge) = self.follow(&table, zero, &grid, machine, &mut engine)?;
         let board = engine.as_ref().is_some_and(Engine::has_board);
         let gpu = engine.as_ref().and(self.gpu.as_ref()).map(GpuLauncher::new).transpose()?;
@@ -703,7 +715,8 @@ impl Meeting<'_> {
         // what the session knows of: it names those who do not come to the round.
         let (crowded, lends) = self.last_round(&mut engine)?;
         self.session.close();
-        let context = Context { knowledge, crowded, lends, ..Context::new(grid.clone(), config.clone(), board) };
+        let context = Context::new(grid.clone(), config.clone(), board);
+        let context = Context { knowledge, crowded, lends, providers: providers.clone(), ..context };
         link(monitor.as_ref(), &config, self.cancel)?;
         let name = self.options.name.as_ref().map_or(String::new(), |name| format!(" {name}"));
         crate::info!("comm {:032x}{name} rank {rank} nranks {} on {grid} Init COMPLETE", credentials.key, self.nranks);
@@ -719,6 +732,7 @@ impl Meeting<'_> {
             grid,
             config,
             fuse: FuseRules::of(&self.options, &context),
+            providers,
             members,
             selector: Selector::new(context),
             siblings: OnceLock::new(),
