@@ -4,11 +4,11 @@
  * are named: STRATA_ALLREDUCE_ALGO, algSelection, a tuning table. All ranks of a communicator have a provider or none has it.
  * examples/provider has one.
  *
- * Order. For each communicator Strata calls open, then connect, then most_bytes for each kind of call, then start and test as often
- * as it likes, then close. All ranks make the same calls in the same order. One call is under way at a time. Functions are called by
+ * Order. For each communicator Strata calls open, then connect until that is done, then most_bytes for each kind of call, then start
+ * and test as often as it likes, then close. All ranks make the same calls in the same order. One call is under way at a time. Functions are called by
  * one thread at a time for one handle, not always by the same one; for different handles at once.
  *
- * Waiting. start and test must not wait for other ranks. connect may, up to timeout_ms.
+ * Waiting. No function waits for other ranks: connect and test are called again and again.
  *
  * Errors. Functions that return an int return 0 for success; any other number is an error, and they may write why, a text that ends
  * with a zero byte, into STRATA_PROVIDER_TEXT_BYTES bytes at `why`. An error of open or connect leaves the provider out on all ranks.
@@ -53,7 +53,6 @@ typedef struct strata_provider_site {
   int32_t nranks;       /* how many there are */
   int32_t nnodes;       /* on how many nodes */
   const int32_t *nodes; /* the node of each rank; valid until open returns */
-  uint64_t timeout_ms;  /* how long connect may take */
 } strata_provider_site;
 
 /* One rank's part of a call. A block has `count` elements. Memory is the host's.
@@ -87,8 +86,9 @@ typedef struct strata_provider {
    * how many it wrote to *blob_bytes. After an error there is no handle. */
   int (*open)(const strata_provider_site *site, void **handle, void *blob, size_t *blob_bytes, char *why);
 
-  /* Has what each rank wrote, in rank order. All ranks call it, or none does. After an error close follows. */
-  int (*connect)(void *handle, const void *const *blobs, const size_t *blob_bytes, char *why);
+  /* Has what each rank wrote, in rank order, each time. Sets *done to 1 when this rank can carry calls out; else it is called again,
+   * until STRATA_BOOTSTRAP_TIMEOUT_MS is over or another rank has failed. All ranks call it, or none does. */
+  int (*connect)(void *handle, const void *const *blobs, const size_t *blob_bytes, int *done, char *why);
 
   /* The longest block, in bytes, of such calls that this rank can carry out; 0 for none. The least of all ranks counts. Calls that are
    * not taken go by Strata's own algorithms, or are refused where they name the provider themselves. */

@@ -4,14 +4,13 @@
  *   STRATA_PROVIDERS=$PWD/libmesh.so STRATA_ALLREDUCE_ALGO=provider:mesh strata launch -n 4 -- ./program
  *
  * A call is a message from each rank that has something to each rank that needs it, with a header that says which call it belongs
- * to. Whoever reduces folds all ranks' vectors in rank order, so that all ranks get the same bits. Nothing waits but connect: start
- * and test move what the sockets take. EXAMPLE_MESH_ADDRESS is the address at which the other ranks reach this one. */
+ * to. Whoever reduces folds all ranks' vectors in rank order, so that all ranks get the same bits. Nothing waits: connect,
+ * start and test move what the sockets take. EXAMPLE_MESH_ADDRESS is the address at which the other ranks reach this one. */
 #define _GNU_SOURCE
 #include "strata_plugin.h"
 
 #include <arpa/inet.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
@@ -20,7 +19,6 @@
 #include <string.h>
 #include <sys/random.h>
 #include <sys/socket.h>
-#include <time.h>
 #include <unistd.h>
 
 /* What precedes a message. */
@@ -42,9 +40,17 @@ struct hello {
   int32_t reserved;
 };
 
+/* Who has connected and not said hello yet. */
+struct guest {
+  int socket;
+  size_t bytes; /* of the hello */
+  struct hello hello;
+};
+enum { GUESTS = 64 };
+
 /* The way to one rank, and its part of the call. */
 struct peer {
-  int socket;
+  int socket, is_connected;
   struct header out, in;
   uint64_t expected;            /* bytes that it is to send */
   const char *send;             /* what goes there, or NULL */
@@ -55,7 +61,8 @@ struct peer {
 
 struct mesh {
   int rank, nranks, listener;
-  uint64_t timeout_ms, calls, cookie;
+  uint64_t calls, cookie, came;
+  struct guest guests[GUESTS];
   struct peer *peers;
   strata_provider_call call;
   char *vectors; /* of a reduction: one for each rank */
@@ -67,17 +74,21 @@ static int fail(char *why, const char *what) {
   return 1;
 }
 
-static int64_t now_ms(void) {
-  struct timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
+/* Nobody connects any more. */
+static void close_guests(struct mesh *mesh) {
+  for (int at = 0; at < GUESTS; at++) {
+    if (mesh->guests[at].socket >= 0) close(mesh->guests[at].socket);
+    mesh->guests[at].socket = -1;
+  }
+  if (mesh->listener >= 0) close(mesh->listener);
+  mesh->listener = -1;
 }
 
 static void close_all(void *handle) {
   struct mesh *mesh = handle;
   for (int rank = 0; mesh->peers && rank < mesh->nranks; rank++)
     if (mesh->peers[rank].socket >= 0) close(mesh->peers[rank].socket);
-  if (mesh->listener >= 0) close(mesh->listener);
+  close_guests(mesh);
   free(mesh->peers);
   free(mesh->vectors);
   free(mesh);
@@ -86,8 +97,8 @@ static void close_all(void *handle) {
 static int open_mesh(const strata_provider_site *site, void **handle, void *blob, size_t *blob_bytes, char *why) {
   struct mesh *mesh = calloc(1, sizeof *mesh);
   if (!mesh) return fail(why, "no memory");
-  mesh->rank = site->rank, mesh->nranks = site->nranks, mesh->timeout_ms = site->timeout_ms;
-  mesh->listener = -1;
+  mesh->rank = site->rank, mesh->nranks = site->nranks, mesh->listener = -1;
+  for (int at = 0; at < GUESTS; at++) mesh->guests[at].socket = -1;
   mesh->peers = calloc(site->nranks, sizeof *mesh->peers);
   for (int rank = 0; mesh->peers && rank < site->nranks; rank++) mesh->peers[rank].socket = -1;
   struct card card;
@@ -113,66 +124,74 @@ static int open_mesh(const strata_provider_site *site, void **handle, void *blob
   return 0;
 }
 
-/* Waits until a socket can be read or written, or the time is up. */
-static int await(int socket, short events, int64_t deadline) {
+/* Whether a socket can be read or written now. */
+static int is_ready(int socket, short events) {
   struct pollfd waits = {socket, events, 0};
-  for (;;) {
-    int64_t left = deadline - now_ms();
-    if (left <= 0) {
-      errno = ETIMEDOUT;
-      return -1;
-    }
-    int ready = poll(&waits, 1, left > 1000 ? 1000 : (int)left);
-    if (ready > 0) return 0;
-    if (ready < 0 && errno != EINTR) return -1;
-  }
+  return poll(&waits, 1, 0) > 0;
 }
 
-/* Connects to a rank that listens. */
-static int call_rank(struct mesh *mesh, int rank, const struct card *card, int64_t deadline) {
+/* Goes on connecting to a rank that listens; 1 when that is done. */
+static int call_rank(struct mesh *mesh, int rank, const struct card *card) {
   struct hello hello = {card->cookie, mesh->rank, 0};
-  int error = 0, made = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-  if (made < 0) return -1;
-  mesh->peers[rank].socket = made;
+  struct peer *peer = &mesh->peers[rank];
+  int error = 0;
   socklen_t length = sizeof error;
-  if (connect(made, (const struct sockaddr *)&card->address, sizeof card->address) && errno != EINPROGRESS) return -1;
-  if (await(made, POLLOUT, deadline) || getsockopt(made, SOL_SOCKET, SO_ERROR, &error, &length)) return -1;
+  if (peer->is_connected) return 1;
+  if (peer->socket < 0) {
+    peer->socket = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (peer->socket < 0) return -1;
+    int made = connect(peer->socket, (const struct sockaddr *)&card->address, sizeof card->address);
+    if (made && errno != EINPROGRESS) return -1;
+  }
+  if (!is_ready(peer->socket, POLLOUT)) return 0;
+  if (getsockopt(peer->socket, SOL_SOCKET, SO_ERROR, &error, &length)) return -1;
   if (error) {
     errno = error;
     return -1;
   }
   /* So few bytes always fit. */
-  return send(made, &hello, sizeof hello, MSG_NOSIGNAL) == sizeof hello ? 0 : -1;
+  if (send(peer->socket, &hello, sizeof hello, MSG_NOSIGNAL) != sizeof hello) return -1;
+  peer->is_connected = 1;
+  return 1;
 }
 
-/* Takes a rank's connection; one of somebody else is closed. */
-static int take_rank(struct mesh *mesh, int *missing, int64_t deadline) {
-  if (await(mesh->listener, POLLIN, deadline)) return -1;
-  int made = accept4(mesh->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
-  if (made < 0) return errno == EAGAIN || errno == ECONNABORTED ? 0 : -1;
-  struct hello hello;
-  size_t came = 0;
-  while (came < sizeof hello && !await(made, POLLIN, deadline)) {
-    ssize_t more = recv(made, (char *)&hello + came, sizeof hello - came, 0);
-    if (more <= 0 && errno != EINTR && errno != EAGAIN) break;
-    if (more > 0) came += more;
+/* Takes what connects. Who does not say hello as a rank does is closed, when others come. */
+static int take_ranks(struct mesh *mesh) {
+  for (;;) {
+    int made = accept4(mesh->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    if (made < 0 && (errno == ECONNABORTED || errno == EINTR)) continue;
+    if (made < 0) break;
+    struct guest *guest = &mesh->guests[mesh->came++ % GUESTS];
+    if (guest->socket >= 0) close(guest->socket);
+    *guest = (struct guest){.socket = made};
   }
-  int is_ours = came == sizeof hello && hello.cookie == mesh->cookie && hello.rank > mesh->rank &&
-                hello.rank < mesh->nranks && mesh->peers[hello.rank].socket < 0;
-  if (!is_ours) {
-    close(made);
-    return 0;
+  if (errno != EAGAIN) return -1;
+  for (int at = 0; at < GUESTS; at++) {
+    struct guest *guest = &mesh->guests[at];
+    if (guest->socket < 0) continue;
+    char *to = (char *)&guest->hello + guest->bytes;
+    ssize_t more = recv(guest->socket, to, sizeof guest->hello - guest->bytes, 0);
+    if (more < 0 && (errno == EAGAIN || errno == EINTR)) continue;
+    guest->bytes += more > 0 ? more : 0;
+    if (more > 0 && guest->bytes < sizeof guest->hello) continue;
+    int rank = guest->hello.rank;
+    int is_ours = more > 0 && guest->hello.cookie == mesh->cookie && rank > mesh->rank && rank < mesh->nranks &&
+                  !mesh->peers[rank].is_connected;
+    if (is_ours) {
+      mesh->peers[rank].socket = guest->socket;
+      mesh->peers[rank].is_connected = 1;
+    } else {
+      close(guest->socket);
+    }
+    guest->socket = -1;
   }
-  mesh->peers[hello.rank].socket = made;
-  (*missing)--;
   return 0;
 }
 
-static int connect_mesh(void *handle, const void *const *blobs, const size_t *blob_bytes, char *why) {
+/* Connects with the ranks before this one, and is connected with by those behind it. */
+static int connect_mesh(void *handle, const void *const *blobs, const size_t *blob_bytes, int *done, char *why) {
   struct mesh *mesh = handle;
-  int one = 1, missing = mesh->nranks - 1 - mesh->rank;
-  uint64_t most = 24ull * 60 * 60 * 1000;
-  int64_t deadline = now_ms() + (int64_t)(mesh->timeout_ms < most ? mesh->timeout_ms : most);
+  int one = 1, missing = 0;
   for (int rank = 0; rank < mesh->rank; rank++) {
     struct card card;
     if (blob_bytes[rank] != sizeof card) {
@@ -180,14 +199,17 @@ static int connect_mesh(void *handle, const void *const *blobs, const size_t *bl
       return 1;
     }
     memcpy(&card, blobs[rank], sizeof card);
-    if (call_rank(mesh, rank, &card, deadline)) return fail(why, "connecting to a rank");
+    int made = call_rank(mesh, rank, &card);
+    if (made < 0) return fail(why, "connecting to a rank");
+    missing += !made;
   }
-  while (missing > 0)
-    if (take_rank(mesh, &missing, deadline)) return fail(why, "waiting for a rank to connect");
+  if (take_ranks(mesh)) return fail(why, "taking a rank's connection");
+  for (int rank = mesh->rank + 1; rank < mesh->nranks; rank++) missing += !mesh->peers[rank].is_connected;
+  if (missing) return 0;
   for (int rank = 0; rank < mesh->nranks; rank++)
     if (rank != mesh->rank) setsockopt(mesh->peers[rank].socket, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
-  close(mesh->listener);
-  mesh->listener = -1;
+  close_guests(mesh);
+  *done = 1;
   return 0;
 }
 

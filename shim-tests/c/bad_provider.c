@@ -22,9 +22,10 @@ static int bad_open(const strata_provider_site *site, void **handle, void *blob,
   return open_mesh(site, handle, blob, blob_bytes, why);
 }
 
-static int bad_connect(void *handle, const void *const *blobs, const size_t *blob_bytes, char *why) {
+static int bad_connect(void *handle, const void *const *blobs, const size_t *blob_bytes, int *done, char *why) {
   if (is_fault("connect")) return 6;
-  return connect_mesh(handle, blobs, blob_bytes, why);
+  if (is_fault("unconnected")) return 0;
+  return connect_mesh(handle, blobs, blob_bytes, done, why);
 }
 
 static uint64_t bad_most_bytes(void *handle, int collective, int dtype, int op) {

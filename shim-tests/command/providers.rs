@@ -103,8 +103,7 @@ fn a_setting_and_a_row_of_a_table_name_it_and_records_and_explain_say_so() {
     let told = said(strata().args(["explain", "all_reduce", "64K", "-n", "4", "--nodes", "2"]).envs(vars));
     assert!(told.contains("-> provider:mesh, as one call"), "{told}");
     assert!(told.contains("provider mesh moves the data its own way"), "{told}");
-    let plan =
-        said(strata().args(["plan", "show", "provider:mesh", "--collective", "all_reduce", "-n", "2"]).envs(vars));
+    let plan = said(strata().args(["plan", "show", "all_reduce", "--algo", "provider:mesh", "-n", "2"]).envs(vars));
     assert!(plan.contains("call all_reduce all group 0 1"), "{plan}");
 }
 
@@ -152,7 +151,12 @@ fn a_provider_that_one_rank_cannot_use_is_left_out_on_all_with_the_reason() {
         let told = lines(&text, "is left out: ");
         assert!(matches!(told[..], [line] if line.contains(why)), "{fault}\n{text}");
         assert_eq!(lines(&text, "error 5: ").len(), 3, "{fault}\n{text}");
+        assert_eq!(lines(&text, "was left out of").len(), 3, "{fault}\n{text}");
     }
+    let slow =
+        [("STRATA_PROVIDERS", bad()), ("PROVIDER_FAULT", "unconnected:1"), ("STRATA_BOOTSTRAP_TIMEOUT_MS", "3000")];
+    let text = once(3, "mesh", &slow);
+    assert!(text.contains("connect has not ended within 3000 ms"), "{text}");
     let text = once(3, "mesh", &[("STRATA_PROVIDERS", "/nonexistent/libmesh.so"), ("NCCL_DEBUG", "")]);
     assert_eq!(
         lines(&text, "provider:mesh is left out: rank 0: /nonexistent/libmesh.so cannot be used").len(),

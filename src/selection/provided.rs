@@ -35,6 +35,12 @@ fn check(provider: &str, request: &Request<'_>, context: &Context) -> std::resul
         if context.grid.nranks() < 2 {
             return Err(Unserved::Lacks("one rank alone has no providers".to_string()));
         }
+        if let [(name, why), ..] = &context.providers.left_out[..] {
+            // Of one that could not be opened the name is not known.
+            return Err(Unserved::Lacks(format!(
+                "this communicator has no provider {provider}, and {name} was left out of it: {why}"
+            )));
+        }
         let known: Vec<&str> = context.providers.all.iter().map(|facts| facts.name.as_str()).collect();
         let known = if known.is_empty() { "none".to_string() } else { known.join(", ") };
         let remedy = "STRATA_PROVIDERS=mpi or the path of a plugin gives it one";
@@ -92,10 +98,11 @@ mod tests {
     use std::sync::Arc;
 
     fn context(config: Config) -> Context {
-        let providers = CommProviders {
-            left_out: vec![("bar".to_string(), "rank 2: no such file".to_string())],
-            ..CommProviders::assumed(["foo".to_string()])
-        };
+        with_left_out(config, vec![("bar".to_string(), "rank 2: no such file".to_string())])
+    }
+
+    fn with_left_out(config: Config, left_out: Vec<(String, String)>) -> Context {
+        let providers = CommProviders { left_out, ..CommProviders::assumed(["foo".to_string()]) };
         Context { providers: Arc::new(providers), ..Context::new(Arc::new(Grid::blocks(&[2, 2])), config, true) }
     }
 
@@ -142,8 +149,11 @@ mod tests {
         let auto = Config::default();
         assert!(refused(Some("provider:foo"), &auto).contains("takes no all_reduce of 4096 bytes"));
         assert!(refused(Some("provider:bar"), &auto).ends_with("left out of this communicator: rank 2: no such file"));
-        assert!(refused(Some("provider:mpi"), &auto).contains("no provider mpi but foo; STRATA_PROVIDERS="));
-        assert!(refused(None, &named("provider:mpi")).contains("no provider mpi but foo"));
+        assert!(refused(Some("provider:mpi"), &auto).contains("no provider mpi, and bar was left out of it"));
+        for (name, config) in [(Some("provider:mpi"), auto.clone()), (None, named("provider:mpi"))] {
+            let told = decide(&request(name, none), &with_left_out(config, Vec::new())).unwrap_err();
+            assert!(told.text().contains("no provider mpi but foo; STRATA_PROVIDERS="), "{told}");
+        }
         assert!(refused(Some("provider:m-i"), &auto).contains("letters, digits and _"));
         assert!(refused(Some("two_level(provider:foo,log)"), &auto).contains("is no inner algorithm"));
     }

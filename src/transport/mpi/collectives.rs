@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::memory::Region;
 use crate::plan::Collective;
 use crate::topo::Rank;
-use crate::transport::provider::{self, CollectiveProvider, MostBytes, Opened, ProviderCall, ProviderKind};
+use crate::transport::provider::{self, CollectiveProvider, MostBytes, Opened, ProviderCall, ProviderKind, Refused};
 use crate::transport::shm::wakeup::Wakeups;
 use crate::transport::{Exchange, Site};
 use std::sync::Arc;
@@ -143,22 +143,22 @@ impl ProviderKind for MpiCollectives {
         site: &Site<'_>,
         wakeups: &Arc<Wakeups>,
         exchange: &mut dyn Exchange,
-    ) -> Result<std::result::Result<Opened, String>> {
+    ) -> Result<std::result::Result<Opened, Refused>> {
         MpiEnvironment::of_this_process().open_collectives(site, wakeups, exchange)
     }
 }
 
 impl MpiEnvironment {
-    /// Opens them for a rank. All ranks call it together; why they cannot, the same on all but for the rank that it names.
+    /// Opens them for a rank. All ranks call it together.
     pub fn open_collectives(
         &self,
         site: &Site<'_>,
         wakeups: &Arc<Wakeups>,
         exchange: &mut dyn Exchange,
-    ) -> Result<std::result::Result<Opened, String>> {
+    ) -> Result<std::result::Result<Opened, Refused>> {
         let joined = match self.join(site, true, exchange)? {
             Ok(joined) => joined,
-            Err(why) => return Ok(Err(why)),
+            Err(why) => return Ok(Err(Refused { name: provider::MPI.to_string(), why })),
         };
         let (link, _) = joined.link(wakeups, exchange)?;
         let provider = MpiProvider { me: site.me, link, runs: None, events: Vec::new(), cancelled: false };

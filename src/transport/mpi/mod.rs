@@ -14,7 +14,7 @@ mod library;
 mod peer;
 #[cfg(test)]
 mod tests;
-mod together;
+pub(super) mod together;
 mod worker;
 mod worker_thread;
 // The plugin uses what the library does not.

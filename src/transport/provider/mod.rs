@@ -16,7 +16,6 @@ pub use facts::{CommProviders, MostBytes, ProviderFacts, ProviderSet, MOST_PROVI
 use super::mpi::MpiCollectives;
 use super::shm::wakeup::Wakeups;
 use super::{card, Blocks, Exchange, NodeCall, Site};
-use crate::algorithms::is_provider_name;
 use crate::config::Config;
 use crate::device::host;
 use crate::dtype::{DataType, Operator};
@@ -85,17 +84,25 @@ pub trait CollectiveProvider: Send + fmt::Debug {
 
 /// A library that does whole collectives.
 pub trait ProviderKind {
-    /// Its name, as far as it is known before all ranks have told theirs.
+    /// Its name, as far as this rank knows it.
     fn name(&self) -> String;
 
-    /// Opens it for a rank. All ranks call it together. Why this rank cannot, which need not be the same on all; where some rank fails
-    /// in a way that others would wait for, all have to.
+    /// Opens it for a rank. All ranks call it together; all have opened it then, or none has, and all know why.
     fn open(
         &self,
         site: &Site<'_>,
         wakeups: &Arc<Wakeups>,
         exchange: &mut dyn Exchange,
-    ) -> Result<std::result::Result<Opened, String>>;
+    ) -> Result<std::result::Result<Opened, Refused>>;
+}
+
+/// One that some rank cannot use; the same on all ranks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Refused {
+    /// Its name.
+    pub name: String,
+    /// Which rank, and why.
+    pub why: String,
 }
 
 /// A provider that a rank has opened.
@@ -163,56 +170,38 @@ pub fn open(
 ) -> Result<(Providers, CommProviders)> {
     let mut known = CommProviders::default();
     let mut providers = Providers::new(site.me);
-    for wanted in wanted(&site.config.providers).map_err(Error::InvalidUsage)? {
-        let kind = kind_of(&wanted.what);
-        let opened = agree(kind.open(site, wakeups, exchange)?, exchange)?;
-        let opened = opened.and_then(|opened| match (known.place(&opened.name), is_provider_name(&opened.name)) {
-            (Some(_), _) => Err(format!("there is another provider {}", opened.name)),
-            (None, false) => Err(format!("{} cannot be a provider's name", opened.name)),
-            (None, true) => Ok(opened),
+    for WantedProvider { what, required } in wanted(&site.config.providers).map_err(Error::InvalidUsage)? {
+        let opened = kind_of(&what).open(site, wakeups, exchange)?.and_then(|opened| match known.place(&opened.name) {
+            Some(_) => Err(Refused { why: "there is another provider of this name".to_string(), name: opened.name }),
+            None => Ok(opened),
         });
         match opened {
             Ok(Opened { name, provider, most }) => {
+                let most = agree(most, exchange)?;
                 known.all.push(ProviderFacts { name: name.clone(), most });
                 providers.all.push((name, provider));
             }
-            Err(why) if wanted.required => {
-                let (what, setting) = (&wanted.what, &site.config.providers);
+            Err(Refused { why, .. }) if required => {
+                let setting = &site.config.providers;
                 return Err(Error::InvalidUsage(format!(
                     "STRATA_PROVIDERS={setting}: {what} cannot be used: {why}; without the ! it would be left out"
                 )));
             }
-            Err(why) => known.left_out.push((kind.name(), why)),
+            Err(Refused { name, why }) => known.left_out.push((name, why)),
         }
     }
     Ok((providers, known))
 }
 
-/// What all ranks have opened alike, with what all of them take; or why some rank has not.
-fn agree(
-    mine: std::result::Result<Opened, String>,
-    exchange: &mut dyn Exchange,
-) -> Result<std::result::Result<Opened, String>> {
-    type Told = std::result::Result<(String, Runs), String>;
-    let card: Told = mine.as_ref().map(|opened| (opened.name.clone(), opened.most.runs())).map_err(Clone::clone);
-    let told = exchange.allgather(card::encode(&card))?;
-    let strange = |rank: usize| Error::Remote(format!("rank {rank} told something else than how a provider opened"));
-    let mut all: Vec<(String, MostBytes)> = Vec::new();
-    for (rank, bytes) in told.iter().enumerate() {
-        match card::decode::<Told>(bytes).ok_or_else(|| strange(rank))? {
-            Ok((name, runs)) => all.push((name, MostBytes::from_runs(&runs).ok_or_else(|| strange(rank))?)),
-            Err(why) => return Ok(Err(format!("rank {rank}: {why}"))),
-        }
+/// What all ranks' libraries take.
+fn agree(mut most: MostBytes, exchange: &mut dyn Exchange) -> Result<MostBytes> {
+    for (rank, bytes) in exchange.allgather(card::encode(&most.runs()))?.iter().enumerate() {
+        let theirs = card::decode::<Runs>(bytes).and_then(|runs| MostBytes::from_runs(&runs));
+        most.least(&theirs.ok_or_else(|| {
+            Error::Remote(format!("rank {rank} told something else than which calls its provider takes"))
+        })?);
     }
-    Ok(mine.and_then(|mut opened| {
-        for (rank, (name, most)) in all.iter().enumerate() {
-            if *name != all[0].0 {
-                return Err(format!("rank {rank} has {name}, rank 0 {}", all[0].0));
-            }
-            opened.most.least(most);
-        }
-        Ok(opened)
-    }))
+    Ok(most)
 }
 
 /// Memory of a call, as a provider sees it.

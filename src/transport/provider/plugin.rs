@@ -3,12 +3,13 @@
 //! A rank opens only libraries that its own environment names, whatever rank 0's settings say. A library is never closed again. Each
 //! function is called by one thread at a time for one handle.
 
-use super::{CollectiveProvider, MostBytes, Opened, ProviderCall, ProviderKind};
+use super::{CollectiveProvider, MostBytes, Opened, ProviderCall, ProviderKind, Refused};
 use crate::config::Config;
 use crate::dtype::{DataType, Operator, RedOp};
 use crate::error::{Error, Result};
 use crate::memory::Region;
 use crate::plan::Collective;
+use crate::transport::mpi::together::{together, ROUND};
 use crate::transport::shm::wakeup::Wakeups;
 use crate::transport::{card, Exchange, Site};
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
@@ -16,6 +17,7 @@ use std::ffi::{c_char, c_int, c_void, CStr};
 use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// The version of everything below. It changes whenever anything here does, but for what is added at the end of a structure.
 pub const VERSION: u32 = 1;
@@ -25,6 +27,8 @@ const SYMBOL: &[u8] = b"strata_provider_plugin\0";
 pub const BLOB_BYTES: usize = 4096;
 /// Bytes of a text that says why something failed, its zero byte included.
 pub const TEXT_BYTES: usize = 256;
+/// Between two looks whether a plugin is connected.
+const PAUSE: Duration = Duration::from_micros(200);
 /// What a function returns that has succeeded.
 const SUCCESS: c_int = 0;
 
@@ -36,7 +40,6 @@ struct PluginSite {
     nranks: i32,
     nnodes: i32,
     nodes: *const i32,
-    timeout_ms: u64,
 }
 
 /// `strata_provider_call`
@@ -55,7 +58,7 @@ struct PluginCall {
 }
 
 type Open = unsafe extern "C" fn(*const PluginSite, *mut *mut c_void, *mut c_void, *mut usize, *mut c_char) -> c_int;
-type Connect = unsafe extern "C" fn(*mut c_void, *const *const c_void, *const usize, *mut c_char) -> c_int;
+type Connect = unsafe extern "C" fn(*mut c_void, *const *const c_void, *const usize, *mut c_int, *mut c_char) -> c_int;
 type MostBytesOf = unsafe extern "C" fn(*mut c_void, c_int, c_int, c_int) -> u64;
 type Start = unsafe extern "C" fn(*mut c_void, *const PluginCall, *mut *mut c_void, *mut c_char) -> c_int;
 type Test = unsafe extern "C" fn(*mut c_void, *mut c_void, *mut c_int, *mut c_char) -> c_int;
@@ -79,7 +82,7 @@ struct PluginTable {
 const _: () = {
     use std::mem::offset_of;
     assert!(size_of::<PluginTable>() == 72 && offset_of!(PluginTable, close) == 64);
-    assert!(size_of::<PluginSite>() == 32 && offset_of!(PluginSite, timeout_ms) == 24);
+    assert!(size_of::<PluginSite>() == 24 && offset_of!(PluginSite, nodes) == 16);
     assert!(size_of::<PluginCall>() == 56 && offset_of!(PluginCall, elem_bytes) == 48);
 };
 
@@ -199,11 +202,7 @@ impl PluginKind {
 impl ProviderKind for PluginKind {
     /// Of a plugin that could not be loaded, as its file is called.
     fn name(&self) -> String {
-        if let Ok(plugin) = &self.loaded {
-            return plugin.name.clone();
-        }
-        let stem = Path::new(&self.path).file_stem().unwrap_or_default().to_string_lossy().into_owned();
-        stem.strip_prefix("lib").unwrap_or(&stem).to_string()
+        self.loaded.as_ref().map_or_else(|_| name_of_file(&self.path), |plugin| plugin.name.clone())
     }
 
     fn open(
@@ -211,29 +210,48 @@ impl ProviderKind for PluginKind {
         site: &Site<'_>,
         _: &Arc<Wakeups>,
         exchange: &mut dyn Exchange,
-    ) -> Result<std::result::Result<Opened, String>> {
-        type Told = std::result::Result<Vec<u8>, String>;
+    ) -> Result<std::result::Result<Opened, Refused>> {
         let opened = self.loaded.clone().and_then(|plugin| PluginHandle::open(plugin, site));
-        let card: Told = opened.as_ref().map(|(_, blob)| blob.clone()).map_err(Clone::clone);
+        let card: Told =
+            opened.as_ref().map(|(handle, blob)| (handle.plugin.name.clone(), blob.clone())).map_err(Clone::clone);
         let told = exchange.allgather(card::encode(&card))?;
-        let mut blobs = Vec::with_capacity(told.len());
+        let mut all: Vec<Told> = Vec::with_capacity(told.len());
         for (rank, bytes) in told.iter().enumerate() {
             let strange = || Error::Remote(format!("rank {rank} told something else than how its plugin opened"));
-            match card::decode::<Told>(bytes).ok_or_else(strange)? {
-                Ok(blob) => blobs.push(blob),
-                // All ranks see it, and none connects.
-                Err(why) => {
-                    let own = opened.as_ref().err().filter(|_| rank == site.me.index());
-                    return Ok(Err(own.map_or_else(|| format!("rank {rank}: {why}"), String::clone)));
+            all.push(card::decode(bytes).ok_or_else(strange)?);
+        }
+        let name = all.iter().flatten().next().map_or_else(|| name_of_file(&self.path), |(name, _)| name.clone());
+        let refused = |why: String| Ok(Err(Refused { name: name.clone(), why }));
+        let mut blobs = Vec::with_capacity(all.len());
+        for (rank, told) in all.into_iter().enumerate() {
+            match told {
+                Ok((other, _)) if other != name => {
+                    return refused(format!("rank {rank} has the provider {other} there, others {name}"));
                 }
+                Ok((_, blob)) => blobs.push(blob),
+                Err(why) => return refused(format!("rank {rank}: {why}")),
             }
         }
-        Ok(opened.and_then(|(handle, _)| {
-            handle.connect(&blobs)?;
-            let most = MostBytes::of(|collective, dtype, operator| handle.most_bytes(collective, dtype, operator));
-            Ok(Opened { name: handle.plugin.name.clone(), provider: Box::new(handle), most })
-        }))
+        // All ranks have seen the same, so each has a handle here.
+        let (handle, _) = opened.map_err(Error::Internal)?;
+        let limit = site.config.bootstrap_limit();
+        match together(exchange, |meanwhile| handle.connect_within(&blobs, limit, meanwhile))? {
+            Err(error) => refused(error.text().to_string()),
+            Ok(()) => {
+                let most = MostBytes::of(|collective, dtype, operator| handle.most_bytes(collective, dtype, operator));
+                Ok(Ok(Opened { name, provider: Box::new(handle), most }))
+            }
+        }
     }
+}
+
+/// What a rank tells of its plugin: its name, and what the others have to know of the handle; or why there is none.
+type Told = std::result::Result<(String, Vec<u8>), String>;
+
+/// `foo` of `/path/libfoo.so`: the name of a plugin that no rank could ask for it.
+fn name_of_file(path: &str) -> String {
+    let stem = Path::new(path).file_stem().unwrap_or_default().to_string_lossy().into_owned();
+    stem.strip_prefix("lib").unwrap_or(&stem).to_string()
 }
 
 /// A plugin, open for one rank of one communicator.
@@ -290,14 +308,12 @@ impl PluginHandle {
     fn open(plugin: Plugin, site: &Site<'_>) -> std::result::Result<(PluginHandle, Vec<u8>), String> {
         let ranks = (0..site.grid.nranks()).map(crate::topo::Rank::from_index);
         let nodes: Vec<i32> = ranks.map(|rank| site.grid.node(rank).index() as i32).collect();
-        let limit = site.config.bootstrap_limit().as_millis();
         let told = PluginSite {
             size: size_of::<PluginSite>() as u32,
             rank: site.me.0 as i32,
             nranks: nodes.len() as i32,
             nnodes: site.grid.nnodes() as i32,
             nodes: nodes.as_ptr(),
-            timeout_ms: u64::try_from(limit).unwrap_or(u64::MAX),
         };
         let (mut handle, mut blob, mut bytes) = (std::ptr::null_mut(), vec![0u8; BLOB_BYTES], BLOB_BYTES);
         let open = plugin.functions.open;
@@ -314,15 +330,38 @@ impl PluginHandle {
         Ok((opened, blob))
     }
 
-    /// Gives it what all ranks have told.
-    fn connect(&self, blobs: &[Vec<u8>]) -> std::result::Result<(), String> {
+    /// Gives it what all ranks have told, until it is connected. Between whiles `meanwhile` is asked whether to go on.
+    fn connect_within(
+        &self,
+        blobs: &[Vec<u8>],
+        limit: Duration,
+        meanwhile: &mut dyn FnMut() -> Result<()>,
+    ) -> Result<()> {
+        let (begun, mut round) = (Instant::now(), Instant::now() + ROUND);
+        while !self.connect(blobs).map_err(Error::System)? {
+            if begun.elapsed() >= limit {
+                return Err(Error::Timeout(format!("connect has not ended within {} ms", limit.as_millis())));
+            }
+            if Instant::now() >= round {
+                meanwhile()?;
+                round = Instant::now() + ROUND;
+            }
+            std::thread::sleep(PAUSE);
+        }
+        Ok(())
+    }
+
+    /// Whether it is connected.
+    fn connect(&self, blobs: &[Vec<u8>]) -> std::result::Result<bool, String> {
         let places: Vec<*const c_void> = blobs.iter().map(|blob| blob.as_ptr().cast()).collect();
         let sizes: Vec<usize> = blobs.iter().map(Vec::len).collect();
         let (connect, places, sizes) = (self.plugin.functions.connect, places.as_ptr(), sizes.as_ptr());
+        let mut done = 0;
         checked("connect", |why| {
             // SAFETY: the handle must be open and both lists have a place for each rank; because it was opened, and they have.
-            unsafe { connect(self.handle, places, sizes, why.place()) }
-        })
+            unsafe { connect(self.handle, places, sizes, &mut done, why.place()) }
+        })?;
+        Ok(done != 0)
     }
 
     fn most_bytes(&self, collective: Collective, dtype: DataType, operator: Option<Operator>) -> u64 {
