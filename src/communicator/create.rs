@@ -552,6 +552,20 @@ fn status(waker: &Option<Waker>) -> Arc<RankStatus> {
     Arc::new(RankStatus::new(move || wake.iter().for_each(Waker::wake)))
 }
 
+/// What watches the ranks, if there are several.
+fn monitor(
+    credentials: Credentials,
+    rank: Rank,
+    members: &[Member],
+    status: &Arc<RankStatus>,
+) -> Result<Option<Monitor>> {
+    let addresses = members.iter().map(address).collect::<Result<Vec<ServiceAddr>>>()?;
+    match members.len() {
+        1 => Ok(None),
+        _ => Monitor::start(credentials, rank, addresses, status.clone()).map(Some),
+    }
+}
+
 /// The text of the machine that rank 0's user names. One that cannot be read is told and left out.
 fn offered_machine(name: &str) -> String {
     selection::model::offer(name).unwrap_or_else(|error| {
@@ -589,11 +603,11 @@ impl Meeting<'_> {
         grid: &Arc<Grid>,
         members: &[Member],
         config: &Config,
-    ) -> Result<(Option<Engine>, CommProviders)> {
+    ) -> Result<(Option<Engine>, Arc<CommProviders>)> {
         if let Some(companion) = self.options.companion {
             let all_on_gpus = members.iter().all(|member| member.on_gpu);
             if !config.inter.in_front().is_own() || grid.nnodes() == 1 || !all_on_gpus {
-                return Ok((None, CommProviders::default()));
+                return Ok((None, Arc::default()));
             }
             self.gpu = GpuDevice::of_thread(companion.device)?;
         }
@@ -617,7 +631,7 @@ impl Meeting<'_> {
         let fuse = if self.options.companion.is_none() { config.fuse } else { Fuse::Off };
         let config = Config { fuse, ..config.clone() };
         let engine = Engine::new(rank, grid.clone(), config, transport, (place, on_devices))?;
-        Ok((Some(engine), providers))
+        Ok((Some(engine), Arc::new(providers)))
     }
 
     /// What this rank tells the others.
@@ -700,17 +714,12 @@ impl Meeting<'_> {
         let grid = Arc::new(grid_of(&members, machine.as_deref()));
         let rank = Rank::from_index(self.rank);
         let (mut engine, providers) = self.engine(rank, &grid, &members, &config)?;
-        let providers = Arc::new(providers);
         let (carrier, knowledge) = self.follow(&table, zero, &grid, machine, &mut engine)?;
         let board = engine.as_ref().is_some_and(Engine::has_board);
         let gpu = engine.as_ref().and(self.gpu.as_ref()).map(GpuLauncher::new).transpose()?;
         let waker = engine.as_ref().map(Engine::waker);
         let status = status(&waker);
-        let addresses = members.iter().map(address).collect::<Result<Vec<ServiceAddr>>>()?;
-        let monitor = match self.nranks {
-            1 => None,
-            _ => Some(Monitor::start(credentials, rank, addresses, status.clone())?),
-        };
+        let monitor = monitor(credentials, rank, &members, &status)?;
         // Nobody may use a link, or leave, before everybody has it. Nothing may be waited for before this round but
         // what the session knows of: it names those who do not come to the round.
         let (crowded, lends) = self.last_round(&mut engine)?;

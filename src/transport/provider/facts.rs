@@ -18,7 +18,7 @@ const PLACES: usize = Collective::ALL.len() * DataType::HOST.len() * OPERATORS.l
 pub struct MostBytes(Vec<u64>);
 
 /// Of a table that travels: so many places in a row with one value.
-pub(super) type Runs = Vec<(u16, u64)>;
+pub(super) type TableRuns = Vec<(u16, u64)>;
 
 /// The place of a kind of call; none of what no provider does.
 fn place(collective: Collective, dtype: DataType, operator: Option<Operator>) -> Option<usize> {
@@ -61,8 +61,8 @@ impl MostBytes {
     }
 
     /// As it travels.
-    pub(super) fn runs(&self) -> Runs {
-        let mut runs: Runs = Vec::new();
+    pub(super) fn runs(&self) -> TableRuns {
+        let mut runs: TableRuns = Vec::new();
         for &bytes in &self.0 {
             match runs.last_mut() {
                 Some((len, known)) if *known == bytes => *len += 1,
@@ -73,7 +73,7 @@ impl MostBytes {
     }
 
     /// The table that has travelled; none of what is no table.
-    pub(super) fn from_runs(runs: &Runs) -> Option<MostBytes> {
+    pub(super) fn from_runs(runs: &TableRuns) -> Option<MostBytes> {
         let places: usize = runs.iter().map(|(len, _)| usize::from(*len)).sum();
         let all = || runs.iter().flat_map(|(len, bytes)| std::iter::repeat_n(*bytes, usize::from(*len)));
         (places == PLACES).then(|| MostBytes(all().collect()))

@@ -24,7 +24,7 @@ use crate::exec::{Started, Token};
 use crate::memory::{Arena, Region};
 use crate::plan::Collective;
 use crate::topo::Rank;
-use facts::Runs;
+use facts::TableRuns;
 use std::fmt;
 use std::sync::Arc;
 
@@ -196,7 +196,7 @@ pub fn open(
 /// What all ranks' libraries take.
 fn agree(mut most: MostBytes, exchange: &mut dyn Exchange) -> Result<MostBytes> {
     for (rank, bytes) in exchange.allgather(card::encode(&most.runs()))?.iter().enumerate() {
-        let theirs = card::decode::<Runs>(bytes).and_then(|runs| MostBytes::from_runs(&runs));
+        let theirs = card::decode::<TableRuns>(bytes).and_then(|runs| MostBytes::from_runs(&runs));
         most.least(&theirs.ok_or_else(|| {
             Error::Remote(format!("rank {rank} told something else than which calls its provider takes"))
         })?);

@@ -1,3 +1,5 @@
+//! Buffers of calls as a provider sees them, on a toy; and the setting.
+
 use super::*;
 use crate::device::host::Combine;
 use crate::plan::OperandOrder;
