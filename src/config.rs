@@ -256,6 +256,8 @@ variables! {
         "Transport of Strata's collectives between nodes: mpi, tcp, auto, or the name of one that the program has registered. auto: MPI if an MPI launcher started the job, else TCP; in front of a vendor library, that library's own transport (vendor).";
     "STRATA_CARRIERS" carriers: Carriers = "auto", agreed,
         "Carriers between nodes that calls may choose by name (ring@mpi), separated by commas, such as tcp,mpi: the communicator's own first (auto: as STRATA_INTER says), then those for which it has a sibling communicator. One that some rank lacks is left out with a message; a name with ! (mpi!) refuses the communicator then.";
+    "STRATA_PROVIDERS" providers: String = "none", agreed,
+        "Libraries that carry out whole collectives, chosen by the algorithm provider:NAME: mpi for MPI's own collectives, paths of plugins (strata_plugin.h), separated by commas. On all ranks alike. One that some rank lacks is left out with a message; one with ! refuses the communicator then.";
     "STRATA_GPU_DIRECT" gpu_direct: Switch = "auto", local,
         "Give MPI addresses in device memory for messages above 8 KiB. auto: if MPI says that it takes them. on: always (an MPI that cannot take them crashes). off: never. TCP never takes them.";
     "STRATA_PACK_BESIDE_BYTES" pack_beside_bytes: usize = "1048576", local,
@@ -281,12 +283,13 @@ variables! {
 /// What stands before the names of the variables that rank 0 has set; no variable is called so.
 const GIVEN: &str = "given";
 /// The variables that name files. A program that has more rights than its starter ignores them.
-const PATHS: [&str; 7] = [
+const PATHS: [&str; 8] = [
     "STRATA_NCCL_LIB",
     "STRATA_TUNING_TABLE",
     "STRATA_PROGRAM_DIR",
     "STRATA_MACHINE",
     "STRATA_MPI_PLUGIN",
+    "STRATA_PROVIDERS",
     "STRATA_TRACE",
     "STRATA_TRACE_FAILURE",
 ];
@@ -462,6 +465,7 @@ mod tests {
             ("STRATA_PROGRAM_DIR", "/tmp"),
             ("STRATA_MACHINE", "../machine.toml"),
             ("STRATA_MPI_PLUGIN", "/tmp/evil.so"),
+            ("STRATA_PROVIDERS", "/tmp/evil.so"),
             ("STRATA_TRACE", "/etc/x.json"),
             ("STRATA_TRACE_FAILURE", "/etc/x"),
             ("STRATA_WINDOW", "7"),
@@ -469,7 +473,7 @@ mod tests {
         let vars = || given.iter().map(|(name, value)| (name.to_string(), value.to_string()));
         let (config, warnings) = Config::from_vars_of(vars(), true);
         assert_eq!(config, Config { window: 7, given: ["STRATA_WINDOW".to_string()].into(), ..Config::default() });
-        assert_eq!(warnings.len(), 7, "{warnings:?}");
+        assert_eq!(warnings.len(), 8, "{warnings:?}");
         assert_eq!(Config::from_vars_of(vars(), false).1, [""; 0]);
         let none = [("STRATA_NCCL_LIB".to_string(), "none".to_string())].into_iter();
         assert_eq!(Config::from_vars_of(none, true).0.nccl_lib, "none");

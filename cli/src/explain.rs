@@ -7,7 +7,7 @@
 use crate::options::{parse_size, Spread};
 use std::process::ExitCode;
 use std::sync::Arc;
-use strata::algorithms::levels;
+use strata::algorithms::{self, levels};
 use strata::carrier::{Carrier, Inter};
 use strata::config::Config;
 use strata::error::{counted, Error, Result};
@@ -23,6 +23,7 @@ use strata::selection::{
 use strata::sim::price::{block_bytes, grid_of, How, PricedPlan};
 use strata::sim::Cluster;
 use strata::topo::{host, Grid, Rank};
+use strata::transport::provider::{self, CommProviders, ProviderSet};
 
 /// The options of the subcommand.
 #[derive(clap::Args)]
@@ -245,12 +246,14 @@ impl Question {
         let block_bytes = block_bytes(self.collective, self.grid.nranks(), self.bytes);
         // Of elements that a code makes smaller.
         let code = self.config.code(self.collective);
-        let request = Request { root: self.root, code, ..Request::new(self.collective, block_bytes) };
+        let provided = ProviderSet::ALL;
+        let request = Request { root: self.root, code, provided, ..Request::new(self.collective, block_bytes) };
         let front = front.map(|library| Front { library, carrier: self.config.inter.in_front() });
         let carriers = if front.is_some() { CommCarriers::default() } else { self.carriers()? };
         let own = Context {
             knowledge: self.knowledge.clone(),
             carriers,
+            providers: self.providers(front.is_some()),
             ..Context::new(self.grid.clone(), self.config.clone(), true)
         };
         let context = Context { front, ..own.clone() };
@@ -281,10 +284,21 @@ impl Question {
         Ok(CommCarriers { own, further: further.collect(), left_out: Vec::new() })
     }
 
+    /// The providers that a communicator of these settings has where every rank has them, as if they took all calls.
+    fn providers(&self, in_front: bool) -> Arc<CommProviders> {
+        let names = if in_front { Vec::new() } else { provider::names(&self.config) };
+        Arc::new(CommProviders::assumed(names.into_iter().map(|(name, _)| name)))
+    }
+
     /// What carries the call's messages between nodes.
     fn carrier(&self, executor: &Executor, context: &Context) -> String {
         if self.grid.nnodes() == 1 {
             return "none, there is one node".to_string();
+        }
+        if let Executor::Own(Selection { choice, .. }) = executor {
+            if let Some(provider) = algorithms::provider_of(choice) {
+                return format!("none of Strata's: provider {provider} moves the data its own way");
+            }
         }
         match (executor, &context.front) {
             (Executor::Vendor | Executor::SubComms, _) => "vendor".to_string(),
@@ -311,6 +325,9 @@ fn what(executor: &Executor) -> String {
         Executor::Own(Selection { choice, segment_bytes, window, carrier }) => {
             let over = carrier.map_or(String::new(), |carrier| format!(" over {}", carrier.name()));
             match *segment_bytes {
+                _ if algorithms::provider_of(choice).is_some() => {
+                    format!("{choice}{over}, as one call; what the provider takes of types and operations is known when it is open")
+                }
                 usize::MAX => format!("{choice}{over}, in one segment, window {window}"),
                 bytes => format!("{choice}{over}, {} of each block at a time, window {window}", counted(bytes, "byte")),
             }

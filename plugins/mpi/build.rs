@@ -10,9 +10,9 @@ fn shown(mpicc: &str) -> Vec<String> {
     String::from_utf8_lossy(&output.stdout).split_whitespace().map(str::to_string).collect()
 }
 
-/// The name and major version of an MPI, from the macros of its header. Not by the wrapper itself: Open MPI's leaves its
-/// options out when it only preprocesses.
-fn flavour(shown: &[String]) -> Option<String> {
+/// The name and major version of an MPI, and its `MPI_IN_PLACE` as a number, from the macros of its header. Not by the wrapper
+/// itself: Open MPI's leaves its options out when it only preprocesses.
+fn flavour(shown: &[String]) -> Option<(String, isize)> {
     let mut child = Command::new(shown.first()?)
         .args(shown.iter().filter(|word| word.starts_with("-I")))
         .args(["-E", "-P", "-xc", "-"])
@@ -20,18 +20,21 @@ fn flavour(shown: &[String]) -> Option<String> {
         .stdout(Stdio::piped())
         .spawn()
         .ok()?;
-    child.stdin.take()?.write_all(b"#include <mpi.h>\n@ OMPI_MAJOR_VERSION MPICH_VERSION\n").ok()?;
+    child.stdin.take()?.write_all(b"#include <mpi.h>\n@ OMPI_MAJOR_VERSION MPICH_VERSION MPI_IN_PLACE\n").ok()?;
     let output = child.wait_with_output().ok()?;
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let line = text.lines().rev().find_map(|line| line.strip_prefix('@'))?;
     let mut words = line.split_whitespace();
-    match (words.next()?, words.next()?) {
-        ("OMPI_MAJOR_VERSION", "MPICH_VERSION") => None,
+    let name = match (words.next()?, words.next()?) {
+        ("OMPI_MAJOR_VERSION", "MPICH_VERSION") => return None,
         ("OMPI_MAJOR_VERSION", version) => {
-            Some(format!("MPICH {}", version.trim_matches('"').split('.').next().unwrap_or_default()))
+            format!("MPICH {}", version.trim_matches('"').split('.').next().unwrap_or_default())
         }
-        (major, _) => Some(format!("Open MPI {major}")),
-    }
+        (major, _) => format!("Open MPI {major}"),
+    };
+    // `((void *) 1)` or `(void *) -1`
+    let number: String = words.flat_map(str::chars).filter(|c| c.is_ascii_digit() || *c == '-').collect();
+    Some((name, number.parse().ok()?))
 }
 
 fn main() {
@@ -46,5 +49,11 @@ fn main() {
         println!("cargo:rustc-cdylib-link-arg={option}");
     }
     let flavour = if abi { None } else { flavour(&shown) };
-    println!("cargo:rustc-env=STRATA_MPI_FLAVOUR={}", flavour.unwrap_or_default());
+    let (name, in_place) = match flavour {
+        Some(found) => found,
+        None if abi => Default::default(),
+        None => panic!("the header of this MPI has neither Open MPI's nor MPICH's name and MPI_IN_PLACE"),
+    };
+    println!("cargo:rustc-env=STRATA_MPI_FLAVOUR={name}");
+    println!("cargo:rustc-env=STRATA_MPI_IN_PLACE={in_place}");
 }

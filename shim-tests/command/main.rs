@@ -21,6 +21,7 @@ mod gpu;
 mod launch;
 mod mcr_dl;
 mod profilers;
+mod providers;
 mod pytorch;
 mod script_folders;
 mod simulate;

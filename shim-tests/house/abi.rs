@@ -84,7 +84,7 @@ fn the_headers_and_the_matrix_are_what_the_table_makes() {
 /// Both languages in their strictest settings, with and without a CUDA header in sight.
 #[test]
 fn the_headers_compile_as_c_and_as_cpp_without_a_warning() {
-    let source = "#include <rccl/rccl.h>\n#include <nccl.h>\n#include <strata.h>\n\
+    let source = "#include <rccl/rccl.h>\n#include <nccl.h>\n#include <strata.h>\n#include <strata_plugin.h>\n\
                   mscclAlgoHandle_t program;\nint main(void) { return ncclSuccess; }\n";
     let cases = [("c", "-std=c99"), ("c", "-std=c11"), ("c++", "-std=c++11"), ("c++", "-std=c++17")];
     for (language, standard) in cases {

@@ -28,13 +28,18 @@ fn in_a_code(collective: Collective, grid: &Arc<Grid>) -> impl Iterator<Item = C
     all.into_iter().filter(|choice| algorithms::code_of(choice) == Some(FloatCode::Mx8) && choice.node == "direct")
 }
 
+/// The call of a provider, which has one plan whatever its name, on several ranks.
+fn by_a_provider(grid: &Arc<Grid>) -> Option<Choice> {
+    (grid.nranks() > 1).then(|| Choice::flat("provider:any"))
+}
+
 /// Proves every choice for a collective on a grid, in place and not, with and without prologue, for the given roots.
 pub fn prove(collective: Collective, grid: &Arc<Grid>, roots: &[usize], options: &[Options]) -> usize {
     let mut proved = 0;
     // Other tests of this program load scripts, which are proved when they are loaded.
     let is_built_in = |choice: &Choice| !choice.to_string().contains("script:");
     let choices = algorithms::choices(collective, grid).into_iter().chain(in_a_code(collective, grid));
-    for choice in choices.filter(is_built_in) {
+    for choice in choices.chain(by_a_provider(grid)).filter(is_built_in) {
         for &root in if collective.has_root() { roots } else { &[0] } {
             for (in_place, prologue) in [(false, false), (true, false), (false, true), (true, true)] {
                 if (in_place && collective == Collective::AllToAll) || (prologue && !collective.reduces()) {
@@ -117,7 +122,7 @@ fn attack(collective: Collective) {
     {
         // Three ranks show every kind of mutant of what is coded.
         let coded = in_a_code(collective, &grid).filter(|_| grid.nranks() < 4);
-        for choice in algorithms::choices(collective, &grid).into_iter().chain(coded) {
+        for choice in algorithms::choices(collective, &grid).into_iter().chain(coded).chain(by_a_provider(&grid)) {
             // Four ranks in place add minutes and no kind of mutant.
             let all =
                 if collective == Collective::AllToAll || grid.nranks() == 4 { &[false][..] } else { &[false, true] };

@@ -7,6 +7,7 @@ use crate::interface::pointer::{Buffer, ConstPtr, Ptr, Text};
 use crate::interface::types::{CftTeamMode, CommHandle, Status};
 use crate::selection::table::MeasuredOn;
 use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::ffi::{c_int, CStr};
 
 /// `ncclGetVersion`
@@ -68,12 +69,20 @@ pub fn reset_debug() {}
 /// `strataCommDescribe`
 pub fn describe(comm: CommHandle, text: Buffer, bytes: usize) -> Result<()> {
     let comm = handles::find(comm)?.ready()?;
-    write_description(&comm.machine(), &comm.carriers(), text, bytes)
+    write_description(&comm.machine(), (&comm.carriers(), &comm.providers()), text, bytes)
 }
 
-/// Writes a machine, the carriers that calls may choose, and whose description it is, where a program has room for so many bytes.
-pub fn write_description(machine: &MeasuredOn, carriers: &[&str], text: Buffer, bytes: usize) -> Result<()> {
-    let told = serde_json::json!({ "strata": env!("CARGO_PKG_VERSION"), "machine": machine, "carriers": carriers });
+/// Writes a machine, the carriers that calls may choose, the providers and the collectives for which calls may choose each, and whose
+/// description it is, where a program has room for so many bytes.
+pub fn write_description(
+    machine: &MeasuredOn,
+    (carriers, providers): (&[&str], &BTreeMap<&str, Vec<&str>>),
+    text: Buffer,
+    bytes: usize,
+) -> Result<()> {
+    let strata = env!("CARGO_PKG_VERSION");
+    let told =
+        serde_json::json!({ "strata": strata, "machine": machine, "carriers": carriers, "providers": providers });
     let told = told.to_string() + "\0";
     if told.len() > bytes {
         return Err(Error::InvalidArgument(format!("the description takes {} bytes, text has {bytes}", told.len())));

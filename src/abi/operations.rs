@@ -131,9 +131,7 @@ impl Call {
         let algorithm = match (self.script, self.coded) {
             (Some(script), _) => Some(script.unique_name.clone()),
             (None, Some(coded)) => self.coded_algorithm(coded.code, comm.grid(), dtype)?,
-            (None, None) => wish.map_or(Ok(None), |wish| {
-                wish.settle(self.collective, comm.grid(), &comm.scripts(), |carrier| comm.has_carrier(carrier))
-            })?,
+            (None, None) => wish.map_or(Ok(None), |wish| self.settled(wish, &comm, (dtype, reduction)))?,
         };
         let rank = Rank::from_index(comm.rank());
         let (count, most, (sent, received)) = self.blocks(comm.nranks(), rank, root)?;
@@ -184,6 +182,14 @@ impl Call {
 }
 
 impl Call {
+    /// The algorithm that a call's options name. A provider that does not take the call is left out where it is not forced.
+    fn settled(&self, wish: options::Wish, comm: &Comm, of: (DataType, Option<Reduction>)) -> Result<Option<String>> {
+        let forced = wish.forced;
+        let name = wish.settle(self.collective, comm.grid(), &comm.scripts(), |carrier| comm.has_carrier(carrier))?;
+        let size = (self.collective, self.count.saturating_mul(of.0.size()));
+        Ok(name.filter(|name| forced || comm.provides(name, size, of)))
+    }
+
     /// Elements of a block, blocks of the largest buffer of any rank, and those of this one's buffers. A custom collective's
     /// count is of a whole buffer.
     fn blocks(&self, nranks: usize, rank: Rank, root: Rank) -> Result<(usize, usize, (usize, usize))> {

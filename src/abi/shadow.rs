@@ -17,6 +17,7 @@ use crate::interface::types::{CommHandle, OpCode, Status, StreamHandle, TypeCode
 use crate::plan::Collective;
 use crate::vendor::guard::inside;
 use crate::vendor::{self, Library};
+use std::collections::BTreeMap;
 use std::ffi::c_int;
 use std::sync::Arc;
 
@@ -313,10 +314,9 @@ pub fn describe(
 ) -> Status {
     let machine = shadow::find(comm.0).and_then(|attached| attached.machine());
     let alone = || Error::InvalidUsage("the vendor's library alone serves this communicator".to_string());
-    match machine
-        .ok_or_else(alone)
-        .and_then(|machine| super::info::write_description(&machine, &[machine.inter.as_str()], text, bytes))
-    {
+    match machine.ok_or_else(alone).and_then(|machine| {
+        super::info::write_description(&machine, (&[machine.inter.as_str()], &BTreeMap::new()), text, bytes)
+    }) {
         Ok(()) => Status::SUCCESS,
         Err(error) => {
             crate::log::failed(&format!("strataCommDescribe: {error}"));

@@ -41,11 +41,16 @@ fn supports(shape: &Shape) -> bool {
     shape.grid.nnodes() == 1 && (2..=MOST_RANKS).contains(&shape.nranks())
 }
 
-fn call(shape: &Shape, collective: Collective, src: Vec<Span>, dst: Vec<Span>, finish: bool) -> Action {
+fn call(
+    shape: &Shape,
+    (collective, level): (Collective, LinkLevel),
+    (src, dst): (Vec<Span>, Vec<Span>),
+    finish: bool,
+) -> Action {
     let lists = |spans: Vec<Span>| spans.into_iter().map(|span| vec![span]).collect();
     Action::Call(Call {
         collective,
-        level: LinkLevel::Node,
+        level,
         group: (0..shape.nranks()).map(Rank::from_index).collect(),
         root: if has_root(collective) { shape.root.index() } else { 0 },
         src: lists(src),
@@ -65,8 +70,8 @@ fn two_rounds_needs(shape: &Shape, _: &InnerNeeds<'_>) -> Needs {
     Needs::new(usize::from(shape.prologue) + part, 0)
 }
 
-fn needs(shape: &Shape, _: &InnerNeeds<'_>) -> Needs {
-    // Nothing but what is scaled before it goes on the board.
+pub(super) fn needs(shape: &Shape, _: &InnerNeeds<'_>) -> Needs {
+    // Nothing but what is scaled before others see it.
     let input = if shape.collective == Collective::ReduceScatter { shape.nranks() } else { 1 };
     Needs::new(if shape.prologue { input } else { 0 }, 0)
 }
@@ -87,8 +92,13 @@ fn started(builder: &mut Builder, lane: usize, shape: &Shape, src: Vec<Span>) ->
 }
 
 fn build(shape: &Shape, rank: Rank) -> Plan {
+    one_call(shape, rank, (BOARD.name, LinkLevel::Node))
+}
+
+/// The plan of one call of all ranks, on this level.
+pub(super) fn one_call(shape: &Shape, rank: Rank, (name, level): (&str, LinkLevel)) -> Plan {
     let p = shape.nranks();
-    let mut builder = Builder::new(shape, rank, "board", 1);
+    let mut builder = Builder::new(shape, rank, name, 1);
     let lane = builder.lane();
     let is_root = rank == shape.root;
     let at_root = |spans: Vec<Span>| if is_root { spans } else { Vec::new() };
@@ -110,7 +120,7 @@ fn build(shape: &Shape, rank: Rank) -> Plan {
         Collective::Custom => (Vec::new(), Vec::new()),
     };
     let src = started(&mut builder, lane, shape, src);
-    builder.push(lane, call(shape, shape.collective, src, dst, shape.collective.reduces()));
+    builder.push(lane, call(shape, (shape.collective, level), (src, dst), shape.collective.reduces()));
     builder.plan()
 }
 
@@ -133,9 +143,9 @@ fn two_rounds(shape: &Shape, rank: Rank) -> Plan {
         true => vec![Span::output(rank.index(), 1)],
         false => vec![Span::scratch(builder.scratch(1), 1, rank.index())],
     };
-    builder.push(lane, call(shape, Collective::ReduceScatter, src, part.clone(), true));
+    builder.push(lane, call(shape, (Collective::ReduceScatter, LinkLevel::Node), (src, part.clone()), true));
     let dst = if all || rank == shape.root { blocks(Buffer::Output, p) } else { Vec::new() };
     let second = if all { Collective::AllGather } else { Collective::Gather };
-    builder.push(lane, call(shape, second, part, dst, false));
+    builder.push(lane, call(shape, (second, LinkLevel::Node), (part, dst), false));
     builder.plan()
 }

@@ -91,6 +91,7 @@ fn level_name(choice: &Choice, level: LinkLevel) -> &str {
     match level {
         LinkLevel::Node => &choice.node,
         LinkLevel::Rail => &choice.rail,
+        LinkLevel::All => &choice.name,
     }
 }
 

@@ -17,6 +17,7 @@ pub mod levels;
 mod log;
 pub mod needs;
 mod packing;
+mod provided;
 mod rd;
 mod ring;
 mod scatter_gather;
@@ -32,6 +33,7 @@ use crate::plan::inline::inline_but;
 use crate::plan::{Action, Call, Collective, LinkLevel, Plan, Shape, StepRef};
 use crate::topo::{Grid, Rank};
 use needs::{InnerNeeds, Needs};
+pub use provided::{is_provider_name, provider_in, provider_of, PROVIDER};
 use std::fmt;
 use std::str::FromStr;
 use std::sync::{Arc, PoisonError, RwLock};
@@ -122,6 +124,9 @@ pub fn all() -> Vec<&'static Algorithm> {
 
 /// The algorithm with this name.
 pub fn by_name(name: &str) -> Option<&'static Algorithm> {
+    if provider_in(name).is_some() {
+        return Some(&provided::PROVIDED);
+    }
     let own = ALGORITHMS.iter().find(|algorithm| algorithm.name == name);
     own.copied().or_else(|| {
         let registered = REGISTERED.read().unwrap_or_else(PoisonError::into_inner);
@@ -213,7 +218,7 @@ impl FromStr for Choice {
         let (node, rail) = inner.split_once(',').ok_or_else(|| wrong("two inner algorithms, (node,rail)"))?;
         for inner in [node, rail] {
             match by_name(inner) {
-                Some(inner) if !inner.is_leveled => {}
+                Some(inner) if !inner.is_leveled && provider_in(inner.name).is_none() => {}
                 None if inner.starts_with(SCRIPT) => return Err(wrong(&unknown(inner))),
                 _ => return Err(wrong(&format!("{}{inner} is no inner algorithm", meant(inner)))),
             }
@@ -229,6 +234,9 @@ impl FromStr for Choice {
 fn unknown(name: &str) -> String {
     if name.starts_with(SCRIPT) {
         return format!("there is no such script; {}", levels::loaded_text(&[]));
+    }
+    if name.starts_with(PROVIDER) {
+        return "a provider's name has letters, digits and _, as provider:mpi has".to_string();
     }
     let known: Vec<&str> = known_names().collect();
     format!("unknown; {}there are {}", meant(name), known.join(", "))
@@ -375,7 +383,7 @@ fn composed(choice: &Choice, shape: &Shape, rank: Rank) -> Result<Plan> {
 
 /// The plan of one rank.
 pub fn build(choice: &Choice, shape: &Shape, rank: Rank) -> Result<Plan> {
-    if is_on_board(choice) {
+    if is_on_board(choice) || provider_of(choice).is_some() {
         return composed(choice, shape, rank);
     }
     build_around(choice, shape, rank, &|_| false)
@@ -409,6 +417,8 @@ fn inner(choice: &Choice, level: LinkLevel, shape: &Shape) -> &'static Algorithm
     let wanted = match level {
         LinkLevel::Node => &choice.node,
         LinkLevel::Rail => &choice.rail,
+        // Its calls are never replaced.
+        LinkLevel::All => &choice.name,
     };
     let always = match shape.collective {
         Collective::Broadcast | Collective::Reduce => "tree",

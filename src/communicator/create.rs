@@ -10,7 +10,7 @@ use super::members::Member;
 use super::messages::Counters;
 use super::siblings::{self, AsSibling};
 use super::windows::Windows;
-use super::{launch, nics, ops, tuning, Comm, OperationQueue, ALIVE, ENDED};
+use super::{launch, nics, ops, provided, tuning, Comm, OperationQueue, ALIVE, ENDED};
 use crate::bootstrap::connection::{Interrupt, Interruption};
 use crate::bootstrap::launcher;
 use crate::bootstrap::rendezvous::ranges;
@@ -37,6 +37,7 @@ use crate::sync::biased::Biased;
 use crate::sync::{fence, locked};
 use crate::topo::local::LocalRank;
 use crate::topo::{host, Grid, Rank};
+use crate::transport::provider::CommProviders;
 use crate::transport::shm::Rates;
 use crate::transport::{self, Exchange as _, Transport as _, Waker};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -553,6 +554,20 @@ fn status(waker: &Option<Waker>) -> Arc<RankStatus> {
     Arc::new(RankStatus::new(move || wake.iter().for_each(Waker::wake)))
 }
 
+/// What watches the ranks, if there are several.
+fn monitor(
+    credentials: Credentials,
+    rank: Rank,
+    members: &[Member],
+    status: &Arc<RankStatus>,
+) -> Result<Option<Monitor>> {
+    let addresses = members.iter().map(address).collect::<Result<Vec<ServiceAddr>>>()?;
+    match members.len() {
+        1 => Ok(None),
+        _ => Monitor::start(credentials, rank, addresses, status.clone()).map(Some),
+    }
+}
+
 /// The text of the machine that rank 0's user names. One that cannot be read is told and left out.
 fn offered_machine(name: &str) -> String {
     selection::model::offer(name).unwrap_or_else(|error| {
@@ -582,22 +597,31 @@ impl Meeting<'_> {
         config
     }
 
-    /// What moves the data. A companion does where Strata's transports are to carry what goes between nodes.
-    fn engine(&mut self, rank: Rank, grid: &Arc<Grid>, members: &[Member], config: &Config) -> Result<Option<Engine>> {
+    /// What moves the data, with what does whole collectives. A companion does where Strata's transports are to carry what goes
+    /// between nodes.
+    fn engine(
+        &mut self,
+        rank: Rank,
+        grid: &Arc<Grid>,
+        members: &[Member],
+        config: &Config,
+    ) -> Result<(Option<Engine>, Arc<CommProviders>)> {
         if let Some(companion) = self.options.companion {
             let all_on_gpus = members.iter().all(|member| member.on_gpu);
             if !config.inter.in_front().is_own() || grid.nnodes() == 1 || !all_on_gpus {
-                return Ok(None);
+                return Ok((None, Arc::default()));
             }
             self.gpu = GpuDevice::of_thread(companion.device)?;
         }
         let nic = || nics::binding(rank, grid, members, config);
-        let transport = match &self.sibling {
+        let site = transport::Site { me: rank, grid, config, binding: &nic };
+        let mut transport = match &self.sibling {
             None => transport::open(rank, grid, config, &nic, &mut self.session)?,
-            Some(sibling) => {
-                let site = transport::Site { me: rank, grid, config, binding: &nic };
-                sibling.open(&site, &mut self.session)?
-            }
+            Some(sibling) => sibling.open(&site, &mut self.session)?,
+        };
+        let providers = match self.options.companion {
+            None => provided::open(&mut transport, &site, members, &mut self.session)?,
+            Some(_) => CommProviders::default(),
         };
         let place = match (self.options.make_device, &self.gpu) {
             (Some(make), _) => DataPlace::Made(make),
@@ -608,7 +632,8 @@ impl Meeting<'_> {
         // In front of a vendor's library nothing is joined.
         let fuse = if self.options.companion.is_none() { config.fuse } else { Fuse::Off };
         let config = Config { fuse, ..config.clone() };
-        Engine::new(rank, grid.clone(), config, transport, (place, on_devices)).map(Some)
+        let engine = Engine::new(rank, grid.clone(), config, transport, (place, on_devices))?;
+        Ok((Some(engine), Arc::new(providers)))
     }
 
     /// What this rank tells the others.
@@ -690,22 +715,19 @@ impl Meeting<'_> {
         let machine = selection::model::agree(zero.get(4).map_or("", String::as_str))?;
         let grid = Arc::new(grid_of(&members, machine.as_deref()));
         let rank = Rank::from_index(self.rank);
-        let mut engine = self.engine(rank, &grid, &members, &config)?;
+        let (mut engine, providers) = self.engine(rank, &grid, &members, &config)?;
         let (carrier, knowledge) = self.follow(&table, zero, &grid, machine, &mut engine)?;
         let board = engine.as_ref().is_some_and(Engine::has_board);
         let gpu = engine.as_ref().and(self.gpu.as_ref()).map(GpuLauncher::new).transpose()?;
         let waker = engine.as_ref().map(Engine::waker);
         let status = status(&waker);
-        let addresses = members.iter().map(address).collect::<Result<Vec<ServiceAddr>>>()?;
-        let monitor = match self.nranks {
-            1 => None,
-            _ => Some(Monitor::start(credentials, rank, addresses, status.clone())?),
-        };
+        let monitor = monitor(credentials, rank, &members, &status)?;
         // Nobody may use a link, or leave, before everybody has it. Nothing may be waited for before this round but
         // what the session knows of: it names those who do not come to the round.
         let (crowded, lends) = self.last_round(&mut engine)?;
         self.session.close();
-        let context = Context { knowledge, crowded, lends, ..Context::new(grid.clone(), config.clone(), board) };
+        let context = Context::new(grid.clone(), config.clone(), board);
+        let context = Context { knowledge, crowded, lends, providers: providers.clone(), ..context };
         link(monitor.as_ref(), &config, self.cancel)?;
         let name = self.options.name.as_ref().map_or(String::new(), |name| format!(" {name}"));
         crate::info!("comm {:032x}{name} rank {rank} nranks {} on {grid} Init COMPLETE", credentials.key, self.nranks);
@@ -721,6 +743,7 @@ impl Meeting<'_> {
             grid,
             config,
             fuse: FuseRules::of(&self.options, &context),
+            providers,
             members,
             selector: Selector::new(context),
             siblings: OnceLock::new(),

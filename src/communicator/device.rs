@@ -112,6 +112,17 @@ pub trait Device: Send {
         Err(Error::Internal(format!("a {} that nobody does on this device", call.collective.name())))
     }
 
+    /// A collective of all ranks by the provider of this name, of elements of this type. Only where all ranks' data is the host's.
+    fn call_provider(
+        &mut self,
+        _transport: &mut Router,
+        _token: Token,
+        by: (&str, DataType),
+        _call: NodeCall<'_, OnDevice>,
+    ) -> Result<Started> {
+        Err(Error::Internal(format!("provider {} for data that is not in host memory", by.0)))
+    }
+
     /// The same of all ranks, each of whose blocks lies in one piece, as token 0. Only where data is the host's.
     fn call_flat(
         &mut self,
@@ -330,6 +341,17 @@ impl Device for HostDevice {
     ) -> Result<Started> {
         // SAFETY: the bytes must be this process's; because the device is the host.
         transport.call(token, envelope, me, unsafe { call.in_process() })
+    }
+
+    fn call_provider(
+        &mut self,
+        transport: &mut Router,
+        token: Token,
+        by: (&str, DataType),
+        call: NodeCall<'_, OnDevice>,
+    ) -> Result<Started> {
+        // SAFETY: the bytes must be this process's; because the device is the host.
+        transport.provide(token, by, unsafe { call.in_process() })
     }
 
     fn call_flat(

@@ -7,6 +7,7 @@ use super::independent::{IndependentBatch, IndependentMessages};
 use super::joined::{self, JoinedStage, PACKED_ROOM_BYTES};
 use super::live::{Buffers, LiveWorld, RegionLists};
 use super::messages::{Counters, Messages};
+use super::signature::{explain, signature};
 use super::staging::{Provider, Staging};
 use super::CollectiveCall;
 use crate::algorithms::{self, needs::needs};
@@ -14,7 +15,6 @@ use crate::carrier::Switch;
 use crate::config::{Config, Fuse};
 use crate::device::gpu::driver::DriverKind;
 use crate::device::gpu::GpuDevice;
-use crate::digest::Digest;
 use crate::dtype::{Prologue, Reduction};
 use crate::error::{counted, Error, Result, ShortResult};
 use crate::exec::{Execution, Program, Progress, Started, Token};
@@ -446,6 +446,7 @@ impl Engine {
             residual: running.call.residual,
             sequence: self.sequence,
             signature: ready.signature,
+            provider: ready.decision.provider(),
             independent: self.independent.as_mut(),
             lists: &mut self.lists,
             front: running.front.as_deref().map(|front| (front, &ready.layout)),
@@ -754,44 +755,4 @@ impl Engine {
             );
         }
     }
-}
-
-/// Says of which operation an error is. A message that does not match its receive may be one `beside` it.
-fn explain(error: Error, call: &CollectiveCall, sequence: u64, beside: bool) -> Error {
-    let sizes = if call.blocks.is_some() { "blocks of different sizes of " } else { "" };
-    let (name, count, dtype) = (call.collective.name(), call.count, call.dtype.name());
-    let count = if call.blocks.is_some() { String::new() } else { format!("{count} ") };
-    let what = format!("operation {sequence}, {name} of {sizes}{count}{dtype}: ");
-    match error {
-        Error::InvalidUsage(text) if beside => {
-            Error::InvalidUsage(format!("{}, or a send or receive beside it: {text}", what.trim_end_matches(": ")))
-        }
-        Error::InvalidUsage(text) => Error::InvalidUsage(what + &text),
-        Error::Timeout(text) => Error::Timeout(what + &text),
-        Error::Remote(text) => Error::Remote(what + &text),
-        other => other,
-    }
-}
-
-/// A digest of what all ranks of one collective must agree on.
-fn signature(call: &CollectiveCall, algorithm: &str) -> u32 {
-    let mut digest = Digest::new("collective").text(call.collective.name());
-    digest = match (&call.blocks, call.known_sizes()) {
-        (None, _) => digest.number(call.count as u64),
-        (Some(_), None) => digest.text("own sizes"),
-        (Some(_), Some(sizes)) => sizes.iter().fold(digest.text("sizes"), |digest, &count| digest.number(count as u64)),
-    };
-    if let Some(joined) = &call.joined {
-        digest = joined.summary.0.iter().fold(digest.text("joined"), |digest, &word| digest.number(word));
-    }
-    digest = digest.text(call.dtype.name()).number(call.root.0).text(algorithm);
-    if let Some(reduction) = call.reduction {
-        let prologue = match reduction.prologue {
-            Prologue::None => "none",
-            Prologue::Scalar(_) => "scalar",
-            Prologue::Reciprocal(_) => "reciprocal",
-        };
-        digest = digest.number(reduction.operator as u8).number(reduction.divisor).text(prologue);
-    }
-    digest.value() as u32
 }

@@ -61,6 +61,8 @@ pub struct LiveWorld<'a> {
     pub sequence: u64,
     /// The call's digest.
     pub signature: u32,
+    /// The provider that does the calls of all ranks.
+    pub provider: Option<&'a str>,
     /// Messages that do not wait for the call, where there are such.
     pub independent: Option<&'a mut IndependentMessages>,
     /// Reused lists.
@@ -382,7 +384,10 @@ impl World for LiveWorld<'_> {
                 let operation_bytes = self.buffers.bytes();
                 let call =
                     NodeCall { collective: call.collective, root: call.root, src, dst, combine, operation_bytes };
-                self.device.call(self.transport, token, envelope, me, call)
+                match self.provider {
+                    Some(provider) => self.device.call_provider(self.transport, token, (provider, self.dtype), call),
+                    None => self.device.call(self.transport, token, envelope, me, call),
+                }
             }
         }
     }

@@ -27,10 +27,12 @@ pub(crate) mod members;
 mod messages;
 mod nics;
 mod ops;
+mod provided;
 mod queue;
 mod recorded;
 pub mod shadow;
 mod siblings;
+mod signature;
 #[cfg(test)]
 mod simulated_orders;
 mod staging;
@@ -66,6 +68,7 @@ use crate::selection::{Decision, Executor, Request, Selection, Selector, Sizes};
 use crate::sync::biased::Biased;
 use crate::sync::locked;
 use crate::topo::{Grid, Rank};
+use crate::transport::provider::CommProviders;
 use crate::transport::{Departure, Waker};
 use engine::Engine;
 pub use joined::Joined;
@@ -303,6 +306,8 @@ pub struct Comm {
     selector: Selector,
     /// Which calls of a group become one.
     fuse: fuse::FuseRules,
+    /// The libraries that do whole collectives for it.
+    providers: Arc<CommProviders>,
     /// What its calls may choose beside its own carrier, once they have been made.
     siblings: OnceLock<Siblings>,
     /// Holds its collectives back, where the program says so.
@@ -366,7 +371,8 @@ impl Comm {
     /// Decides how a call is run, unless that is known or there is nothing to do.
     fn decide(&self, call: &mut CollectiveCall) -> Result<()> {
         if call.decision.is_none() && !call.moves_nothing(self.nranks()) {
-            let request = Request { code: self.code_set_for(call.collective, call.dtype), ..call.request() };
+            let (code, provided) = (self.code_set_for(call.collective, call.dtype), self.providers_for(call));
+            let request = Request { code, provided, ..call.request() };
             let decision = self.selector.decide(&request)?;
             self.check_code(call, &decision)?;
             call.decision = Some(decision);

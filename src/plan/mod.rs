@@ -457,6 +457,8 @@ pub enum LinkLevel {
     Node,
     /// Members are on different nodes.
     Rail,
+    /// All ranks are members, and a library with collectives of its own does the call.
+    All,
 }
 
 /// A step of the same rank, by lane and position.

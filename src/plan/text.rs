@@ -105,6 +105,7 @@ fn print_call(call: &Call) -> String {
     let level = match call.level {
         LinkLevel::Node => "node",
         LinkLevel::Rail => "rail",
+        LinkLevel::All => "all",
     };
     let mut text = format!("call {} {level} group", call.collective.name());
     for member in &call.group {

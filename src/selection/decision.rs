@@ -9,7 +9,7 @@
 use super::carried::{asked, CarriedName, CommCarriers};
 use super::table::{has_thresholds, has_thresholds_over, Tuned};
 use super::vendor::{self, Route, Vendor, VENDOR};
-use super::{coded, cost, message_bytes, model, thresholds, vectored};
+use super::{coded, cost, message_bytes, model, provided, thresholds, vectored};
 use crate::algorithms::{self, levels, Choice};
 use crate::carrier::Carrier;
 use crate::code::FloatCode;
@@ -20,8 +20,8 @@ use crate::script::{LoadedScript, SharedScripts};
 use crate::sim::price::PricedPlan;
 use crate::sim::Cluster;
 use crate::topo::{Grid, Rank};
-use rustc_hash::FxHashMap;
-use std::sync::{Arc, PoisonError, RwLock};
+use crate::transport::provider::{CommProviders, ProviderSet};
+use std::sync::Arc;
 
 /// What a communicator knows beside its configuration; the same on all its ranks.
 #[derive(Debug, Clone, Default)]
@@ -63,13 +63,15 @@ pub struct Context {
     pub front: Option<Front>,
     /// What calls may choose between nodes.
     pub carriers: CommCarriers,
+    /// The libraries that do whole collectives.
+    pub providers: Arc<CommProviders>,
 }
 
 impl Context {
     /// Without a vendor library, a table or a machine.
     pub fn new(grid: Arc<Grid>, config: Config, board: bool) -> Context {
-        let (knowledge, carriers) = (Knowledge::default(), CommCarriers::default());
-        Context { grid, config, knowledge, board, crowded: false, lends: None, front: None, carriers }
+        let (knowledge, carriers, providers) = (Knowledge::default(), CommCarriers::default(), Arc::default());
+        Context { grid, config, knowledge, board, crowded: false, lends: None, front: None, carriers, providers }
     }
 }
 
@@ -88,6 +90,8 @@ pub struct Request<'a> {
     pub code: Option<FloatCode>,
     /// Whether blocks differ in size; then `block_bytes` is what they have on average, as far as all ranks know.
     pub sizes: Sizes,
+    /// The providers that carry out calls of its type, operation and size.
+    pub provided: ProviderSet,
 }
 
 /// Whether blocks differ in size, and who knows the sizes.
@@ -107,7 +111,8 @@ pub enum Sizes {
 impl Request<'_> {
     /// A call that names no algorithm; the root is rank 0.
     pub fn new(collective: Collective, block_bytes: usize) -> Request<'static> {
-        Request { collective, block_bytes, named: None, root: Rank(0), code: None, sizes: Sizes::Even }
+        let (named, code, sizes, provided) = (None, None, Sizes::Even, ProviderSet::default());
+        Request { collective, block_bytes, named, root: Rank(0), code, sizes, provided }
     }
 
     /// The bytes that thresholds and tables speak of.
@@ -209,6 +214,10 @@ pub fn decide(request: &Request<'_>, context: &Context) -> Result<Decision> {
             if let (Some(carrier), None) = (asked(request, context)?.carrier, taken.as_ref()) {
                 selection.carrier = carrier;
             }
+            let how = match provided::passed_over(request, context) {
+                Some(why) if policy != Policy::Named => format!("{how} ({why})"),
+                _ => how,
+            };
             let (by, reason) = match taken {
                 None => (policy, how),
                 Some((by, why)) if why == how => (by, why),
@@ -338,6 +347,9 @@ impl Policy {
             Policy::Named => {
                 let asked = asked(request, context)?;
                 let Some(name) = asked.algorithm else { return Ok(None) };
+                if !provided::serves(name, request, context)? {
+                    return Ok(None);
+                }
                 let choice = named_choice(name, request, context)?;
                 Ok(Some((selected(choice, (0, 0), request, context)?, asked.by.to_string())))
             }
@@ -384,6 +396,10 @@ pub(super) fn selected(
     context: &Context,
 ) -> Result<Selection> {
     let Context { grid, config, board, .. } = context;
+    if algorithms::provider_of(&choice).is_some() {
+        // One call whatever its length: the library knows how to cut it.
+        return Ok(Selection { choice, segment_bytes: usize::MAX, window: 1, carrier: None });
+    }
     let on_board = algorithms::is_on_board(&choice);
     if on_board && !board {
         let text = format!("algorithm {choice} needs shared memory between all ranks of the node");
@@ -486,110 +502,12 @@ fn fitting(
 
 /// Rows of a tuning table that are tried when a communicator is made.
 const MOST_ROWS_TRIED: usize = 64;
-/// Calls that differ in nothing that a decision rests on.
-type Key = (Collective, usize, Rank, (Sizes, Option<FloatCode>));
-/// Decisions that are kept; a program with more shapes of calls has them made again.
-const KEPT: usize = 4096;
-
-/// The decisions of one communicator: made once for each shape of call, and kept.
-#[derive(Debug)]
-pub struct Selector {
-    state: RwLock<State>,
-}
-
-#[derive(Debug)]
-struct State {
-    context: Context,
-    kept: FxHashMap<Key, Arc<Decision>>,
-    kept_by_name: FxHashMap<String, FxHashMap<Key, Arc<Decision>>>,
-}
-
-impl Selector {
-    /// For a communicator with this context.
-    pub fn new(context: Context) -> Selector {
-        let state = State { context, kept: FxHashMap::default(), kept_by_name: FxHashMap::default() };
-        Selector { state: RwLock::new(state) }
-    }
-
-    /// What its decisions rest on.
-    pub fn context(&self) -> Context {
-        self.state.read().unwrap_or_else(PoisonError::into_inner).context.clone()
-    }
-
-    /// The scripts of the communicator.
-    pub fn scripts(&self) -> Arc<SharedScripts> {
-        self.state.read().unwrap_or_else(PoisonError::into_inner).context.knowledge.scripts.clone()
-    }
-
-    /// Has later decisions made by this machine as well. All ranks do so between the same two operations.
-    pub fn know_machine(&self, machine: Arc<Cluster>) {
-        let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
-        state.context.knowledge.machine = Some(machine);
-        state.kept.clear();
-        state.kept_by_name.clear();
-    }
-
-    /// An error where calls cannot choose this carrier, with the reason.
-    pub fn has_carrier(&self, carrier: Carrier) -> Result<()> {
-        self.state.read().unwrap_or_else(PoisonError::into_inner).context.carriers.find(carrier).map(drop)
-    }
-
-    /// Has later decisions made by what calls may choose between nodes. What is said of rows of the tuning table that are left out
-    /// then, because they are for other carriers.
-    pub fn know_carriers(&self, carriers: CommCarriers) -> Option<String> {
-        let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
-        let (tuned, complaint) = state.context.knowledge.tuned.over(&carriers);
-        if complaint.is_some() {
-            state.context.knowledge.tuned = Arc::new(tuned);
-        }
-        state.context.carriers = carriers;
-        state.kept.clear();
-        state.kept_by_name.clear();
-        complaint
-    }
-
-    /// Decides a call.
-    pub fn decide(&self, request: &Request<'_>) -> Result<Arc<Decision>> {
-        self.look(request, Arc::clone)
-    }
-
-    /// Decides a call that is not the vendor library's alone; none where it is.
-    pub fn decide_own(&self, request: &Request<'_>) -> Result<Option<Arc<Decision>>> {
-        let own = |decision: &Arc<Decision>| (decision.executor != Executor::Vendor).then(|| decision.clone());
-        self.look(request, own)
-    }
-
-    fn look<T>(&self, request: &Request<'_>, take: impl FnOnce(&Arc<Decision>) -> T) -> Result<T> {
-        // The root decides which script does a call.
-        let root = if request.collective.has_root() { request.root } else { Rank(0) };
-        let key = (request.collective, request.block_bytes, root, (request.sizes, request.code));
-        let state = self.state.read().unwrap_or_else(PoisonError::into_inner);
-        let kept = match request.named {
-            None => state.kept.get(&key),
-            Some(name) => state.kept_by_name.get(name).and_then(|kept| kept.get(&key)),
-        };
-        if let Some(decision) = kept {
-            return Ok(take(decision));
-        }
-        let decision = Arc::new(decide(request, &state.context)?);
-        drop(state);
-        let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
-        let kept = match request.named {
-            None => &mut state.kept,
-            Some(name) => state.kept_by_name.entry(name.to_string()).or_default(),
-        };
-        if kept.len() == KEPT {
-            kept.clear();
-        }
-        // Another thread may have been quicker.
-        Ok(take(kept.entry(key).or_insert(decision)))
-    }
-}
 
 #[cfg(test)]
 mod tests {
     use super::super::table::tests::{row, tuned};
     use super::super::table::{Row, Size};
+    use super::super::Selector;
     use super::*;
 
     fn context(grid: Grid, config: &Config) -> Context {

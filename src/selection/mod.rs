@@ -9,6 +9,8 @@ pub mod cost;
 mod decision;
 pub mod links;
 pub mod model;
+mod provided;
+mod selector;
 pub mod table;
 mod thresholds;
 mod vectored;
@@ -17,9 +19,9 @@ pub mod vendor;
 pub use carried::{CarriedName, CommCarriers};
 pub use coded::most_scratch_bytes;
 pub use decision::{
-    can_profit, decide, Context, Decision, Executor, Front, Knowledge, Policy, Request, Selection, Selector, Sizes,
-    POLICIES,
+    can_profit, decide, Context, Decision, Executor, Front, Knowledge, Policy, Request, Selection, Sizes, POLICIES,
 };
+pub use selector::Selector;
 pub use vectored::takes_blocks_of_any_sizes;
 
 use crate::algorithms::{self, Choice};
@@ -29,6 +31,7 @@ use crate::config::Config;
 use crate::plan::Collective;
 use crate::script::SharedScripts;
 use crate::topo::{Grid, Rank};
+use crate::transport::provider;
 use decision::choice_of;
 use std::sync::Arc;
 
@@ -50,6 +53,9 @@ pub fn unknown_names(config: &Config) -> Vec<String> {
         strange.map(|name| format!("STRATA_VENDOR_ONLY={}: there is no collective {name}", config.vendor_only)),
     );
     if let Err(what) = config.carriers.read() {
+        warnings.push(format!("{what}; no communicator can be made whose rank 0 says so"));
+    }
+    if let Err(what) = provider::wanted(&config.providers) {
         warnings.push(format!("{what}; no communicator can be made whose rank 0 says so"));
     }
     if let Inter::Unknown(text) = &config.inter {

@@ -207,6 +207,9 @@ impl Tuned {
         if algorithms::is_on_board(&choice) && !(context.board && context.config.board) {
             return None;
         }
+        if !super::provided::serves_row(&choice, request, context) {
+            return None;
+        }
         let root = algorithms::levels::script(&choice.name).and_then(|facts| facts.root);
         if root.is_some_and(|root| root != request.root) {
             return None;

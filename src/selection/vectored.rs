@@ -93,7 +93,8 @@ pub fn takes_blocks_of_any_sizes(name: &str, (collective, root): (Collective, Ra
     // A coded block is in scratch, and its size follows from the row, which has to be known.
     let is_straight = is_known || STRAIGHT.contains(&choice.name.as_str());
     let shape = Shape { root, ..Shape::new(collective, grid.clone()) };
-    !is_script && !algorithms::is_on_board(&choice) && is_straight && algorithms::supports(&choice, &shape)
+    let is_whole = algorithms::is_on_board(&choice) || algorithms::provider_of(&choice).is_some();
+    !is_script && !is_whole && is_straight && algorithms::supports(&choice, &shape)
 }
 
 /// By the bytes of all blocks, and by the longest: the algorithm, the bytes of each block that are handled at a time, where they

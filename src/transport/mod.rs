@@ -27,6 +27,7 @@ mod leaving;
 mod loopback;
 pub mod matching;
 pub mod mpi;
+pub mod provider;
 mod registry;
 mod router;
 pub mod shm;

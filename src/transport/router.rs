@@ -1,6 +1,7 @@
 //! One transport for all peers: shared memory for those of this node, a transport of the registry for the others.
 #![forbid(unsafe_code)]
 
+use super::provider::{self, CommProviders, Providers};
 use super::registry::{self, Chosen, Site, TransportKind};
 use super::shm::open::Ways;
 use super::shm::wakeup::{Waker, Wakeups};
@@ -8,6 +9,7 @@ use super::shm::{self, Shm};
 use super::{Departure, DeviceMemory, Endpoint, Envelope, Exchange, FlatCall, NodeCall, Sink, Transport};
 use crate::carrier::Carrier;
 use crate::config::Config;
+use crate::dtype::DataType;
 use crate::error::{Error, Result, ShortResult};
 use crate::exec::{Started, Token};
 use crate::memory::Region;
@@ -18,6 +20,8 @@ use std::time::Duration;
 
 /// After so much sleep without an event, look whether the peers still live.
 const LIVENESS_INTERVAL: Duration = Duration::from_millis(100);
+/// The longest sleep while a provider has a call whose end wakes nobody.
+const PROVIDER_NAP: Duration = Duration::from_micros(100);
 
 #[derive(Debug, Clone, Copy)]
 enum Route {
@@ -42,6 +46,7 @@ pub struct Router {
     alone: bool,
     /// Bytes that have been sent to other nodes.
     sent_far: u64,
+    providers: Providers,
 }
 
 /// Opens the transport between all ranks of `grid`. All ranks call it together; `exchange` is used for a few rounds.
@@ -116,6 +121,7 @@ fn open_with(chosen: Chosen, site: &Site<'_>, ways: Ways, exchange: &mut dyn Exc
         busy_at: None,
         alone,
         sent_far: 0,
+        providers: Providers::none(),
     })
 }
 
@@ -123,6 +129,18 @@ impl Router {
     /// A handle that wakes this rank from any thread.
     pub fn waker(&self) -> Waker {
         Waker::new(self.wakeups.clone())
+    }
+
+    /// Opens the providers that rank 0's settings name; what all ranks know of them. All ranks call it together.
+    pub fn open_providers(&mut self, site: &Site<'_>, exchange: &mut dyn Exchange) -> Result<CommProviders> {
+        let (providers, known) = provider::open(site, &self.wakeups, exchange)?;
+        self.providers = providers;
+        Ok(known)
+    }
+
+    /// Has a provider do a call of elements of this type.
+    pub fn provide(&mut self, token: Token, by: (&str, DataType), call: NodeCall<'_>) -> Result<Started> {
+        self.providers.start(token, by, call)
     }
 
     /// Whether all ranks of this rank's node share a board, so that the node's small calls can be posted on it.
@@ -210,6 +228,7 @@ impl Router {
 
     /// Ends the use of the network; what is still on its way there, to be kept until it has arrived.
     pub fn leave(&mut self) -> Option<Departure> {
+        self.providers.close();
         self.network.take().and_then(|network| network.leave())
     }
 
@@ -274,6 +293,7 @@ impl Transport for Router {
     fn poll(&mut self, done: &mut Vec<Token>) -> Result<()> {
         let before = done.len();
         self.shm.poll(done)?;
+        self.providers.poll(done)?;
         if let Some(network) = &mut self.network {
             self.polls = self.polls.saturating_add(1);
             if self.polls >= network.polls_per_poll() || self.alone {
@@ -306,8 +326,9 @@ impl Transport for Router {
             // A poll took what a `Busy` send waited for, with no token to show for it.
             return Ok(());
         }
+        let limit = if self.providers.must_be_polled() { limit.min(PROVIDER_NAP) } else { limit };
         let before = std::time::Instant::now();
-        if self.wakeups.announce() && !self.shm.has_work() {
+        if self.wakeups.announce() && !self.shm.has_work() && !self.providers.has_news() {
             match &mut self.network {
                 Some(network) => network.wait(limit)?,
                 None => self.wakeups.wait(limit),
@@ -325,6 +346,7 @@ impl Transport for Router {
     }
 
     fn cancel(&mut self) {
+        self.providers.cancel();
         self.shm.cancel();
         if let Some(network) = &mut self.network {
             network.cancel();

@@ -252,7 +252,8 @@ fn call_edits(plan: &Plan, call: &Call) -> Vec<(String, Call)> {
     edit("another level", &|call| {
         call.level = match call.level {
             LinkLevel::Node => LinkLevel::Rail,
-            LinkLevel::Rail => LinkLevel::Node,
+            LinkLevel::Rail => LinkLevel::All,
+            LinkLevel::All => LinkLevel::Node,
         };
     });
     edit("another root", &|call| call.root += 1);

@@ -62,6 +62,8 @@ pub struct Bench<'a> {
     machine: MeasuredOn,
     /// What calls may choose beside the communicator's own carrier.
     further_carriers: Vec<String>,
+    /// The providers, and the collectives that each does.
+    providers: Vec<(String, Vec<String>)>,
     strata: String,
     /// Send and receive buffer of each rank.
     owned: Vec<[Owned<'a>; 2]>,
@@ -96,6 +98,7 @@ impl<'a> Bench<'a> {
             grid,
             machine: MeasuredOn::default(),
             further_carriers: Vec::new(),
+            providers: Vec::new(),
             strata: String::new(),
             owned: Vec::new(),
             kept: Vec::new(),
@@ -124,6 +127,11 @@ impl<'a> Bench<'a> {
         // A library of before has no others.
         let carriers = told["carriers"].as_array().into_iter().flatten().filter_map(|name| name.as_str());
         self.further_carriers = carriers.filter(|name| *name != self.machine.inter).map(str::to_string).collect();
+        let list = |names: &serde_json::Value| -> Vec<String> {
+            names.as_array().into_iter().flatten().filter_map(|name| name.as_str()).map(str::to_string).collect()
+        };
+        let providers = told["providers"].as_object().into_iter().flatten();
+        self.providers = providers.map(|(name, collectives)| (name.clone(), list(collectives))).collect();
         self.strata = told["strata"].as_str().unwrap_or_default().to_string();
         comms.into_iter().try_for_each(Comm::destroy)
     }
@@ -165,6 +173,12 @@ impl<'a> Bench<'a> {
     /// What calls may choose beside the communicator's own carrier.
     pub fn further_carriers(&self) -> &[String] {
         &self.further_carriers
+    }
+
+    /// The providers that do a collective, by name.
+    pub fn providers(&self, collective: Collective) -> impl Iterator<Item = &str> {
+        let does = move |names: &[String]| names.iter().any(|name| name == collective.name());
+        self.providers.iter().filter(move |(_, names)| does(names)).map(|(name, _)| name.as_str())
     }
 
     /// The library's version.

@@ -52,10 +52,11 @@ impl Candidate {
         self.segment_bytes == 0 && self.window == 0
     }
 
-    /// Whether other segments and windows can make a difference: not on a board, whose segments are its own, nor over
-    /// the vendor's communicators, which take messages whole.
+    /// Whether other segments and windows can make a difference: not on a board, whose segments are its own, nor
+    /// over providers and the vendor's communicators, which take messages whole.
     pub fn has_segments(&self, block_bytes: usize, vendor_rails: bool) -> bool {
-        let on_board = self.without_carrier().parse::<Choice>().is_ok_and(|choice| algorithms::is_on_board(&choice));
+        let is_whole = |choice: &Choice| algorithms::is_on_board(choice) || algorithms::provider_of(choice).is_some();
+        let on_board = self.without_carrier().parse::<Choice>().is_ok_and(|choice| is_whole(&choice));
         block_bytes > SEGMENTS[0] && !on_board && self.algorithm != vendor::VENDOR && !vendor_rails
     }
 
@@ -99,7 +100,10 @@ pub fn serving(collective: Collective, bench: &Bench) -> Vec<Candidate> {
     if machine.vendor == "none" {
         // On one node nothing goes between nodes, whatever would carry it.
         let further = if grid.nnodes() > 1 { bench.further_carriers() } else { &[] };
-        return choices().map(named).flat_map(|candidate| candidate.over(further)).collect();
+        let own = choices().map(named).flat_map(|candidate| candidate.over(further));
+        // A provider moves data its own way, whatever the carrier.
+        let provided = |name: &str| Candidate::plain(&format!("{}{name}", algorithms::PROVIDER));
+        return own.chain(bench.providers(collective).map(provided)).collect();
     }
     if !vendor::COLLECTIVES.contains(&collective) {
         return Vec::new();

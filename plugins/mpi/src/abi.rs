@@ -63,7 +63,7 @@ macro_rules! handles {
     };
 }
 
-handles! { MPI_Comm MPI_Datatype MPI_Errhandler MPI_Group MPI_Request }
+handles! { MPI_Comm MPI_Datatype MPI_Errhandler MPI_Group MPI_Op MPI_Request }
 
 /// What is known of a request that has ended.
 #[derive(Debug, Clone, Copy)]
@@ -93,7 +93,25 @@ pub const COMM_WORLD: MPI_Comm = MPI_Comm(value(0x101));
 pub const COMM_SELF: MPI_Comm = MPI_Comm(value(0x102));
 pub const ERRORS_RETURN: MPI_Errhandler = MPI_Errhandler(value(0x143));
 pub const REQUEST_NULL: MPI_Request = MPI_Request(value(0x180));
+pub const SUM: MPI_Op = MPI_Op(value(0x21));
+pub const MIN: MPI_Op = MPI_Op(value(0x22));
+pub const MAX: MPI_Op = MPI_Op(value(0x23));
+pub const PROD: MPI_Op = MPI_Op(value(0x24));
+pub const BAND: MPI_Op = MPI_Op(value(0x28));
+pub const BOR: MPI_Op = MPI_Op(value(0x29));
+pub const BXOR: MPI_Op = MPI_Op(value(0x2a));
+pub const FLOAT: MPI_Datatype = MPI_Datatype(value(0x210));
+pub const DOUBLE: MPI_Datatype = MPI_Datatype(value(0x214));
+pub const INT8_T: MPI_Datatype = MPI_Datatype(value(0x240));
+pub const UINT8_T: MPI_Datatype = MPI_Datatype(value(0x241));
 pub const BYTE: MPI_Datatype = MPI_Datatype(value(0x247));
+pub const INT16_T: MPI_Datatype = MPI_Datatype(value(0x248));
+pub const UINT16_T: MPI_Datatype = MPI_Datatype(value(0x249));
+pub const INT32_T: MPI_Datatype = MPI_Datatype(value(0x250));
+pub const UINT32_T: MPI_Datatype = MPI_Datatype(value(0x251));
+pub const INT64_T: MPI_Datatype = MPI_Datatype(value(0x258));
+pub const UINT64_T: MPI_Datatype = MPI_Datatype(value(0x259));
+pub const IN_PLACE: *mut c_void = value(1);
 pub const ANY_SOURCE: c_int = -1;
 pub const UNDEFINED: c_int = -32766;
 pub const FUNNELED: c_int = 1024;
@@ -163,6 +181,85 @@ functions! {
         comm: MPI_Comm,
         request: *mut MPI_Request,
     ) -> c_int;
+    fn MPI_Iallreduce(
+        send: *const c_void,
+        recv: *mut c_void,
+        count: c_int,
+        datatype: MPI_Datatype,
+        op: MPI_Op,
+        comm: MPI_Comm,
+        request: *mut MPI_Request,
+    ) -> c_int;
+    fn MPI_Iallgather(
+        send: *const c_void,
+        sent: c_int,
+        sent_type: MPI_Datatype,
+        recv: *mut c_void,
+        received: c_int,
+        received_type: MPI_Datatype,
+        comm: MPI_Comm,
+        request: *mut MPI_Request,
+    ) -> c_int;
+    fn MPI_Ireduce_scatter_block(
+        send: *const c_void,
+        recv: *mut c_void,
+        count: c_int,
+        datatype: MPI_Datatype,
+        op: MPI_Op,
+        comm: MPI_Comm,
+        request: *mut MPI_Request,
+    ) -> c_int;
+    fn MPI_Ibcast(
+        buffer: *mut c_void,
+        count: c_int,
+        datatype: MPI_Datatype,
+        root: c_int,
+        comm: MPI_Comm,
+        request: *mut MPI_Request,
+    ) -> c_int;
+    fn MPI_Ireduce(
+        send: *const c_void,
+        recv: *mut c_void,
+        count: c_int,
+        datatype: MPI_Datatype,
+        op: MPI_Op,
+        root: c_int,
+        comm: MPI_Comm,
+        request: *mut MPI_Request,
+    ) -> c_int;
+    fn MPI_Ialltoall(
+        send: *const c_void,
+        sent: c_int,
+        sent_type: MPI_Datatype,
+        recv: *mut c_void,
+        received: c_int,
+        received_type: MPI_Datatype,
+        comm: MPI_Comm,
+        request: *mut MPI_Request,
+    ) -> c_int;
+    fn MPI_Igather(
+        send: *const c_void,
+        sent: c_int,
+        sent_type: MPI_Datatype,
+        recv: *mut c_void,
+        received: c_int,
+        received_type: MPI_Datatype,
+        root: c_int,
+        comm: MPI_Comm,
+        request: *mut MPI_Request,
+    ) -> c_int;
+    fn MPI_Iscatter(
+        send: *const c_void,
+        sent: c_int,
+        sent_type: MPI_Datatype,
+        recv: *mut c_void,
+        received: c_int,
+        received_type: MPI_Datatype,
+        root: c_int,
+        comm: MPI_Comm,
+        request: *mut MPI_Request,
+    ) -> c_int;
+    fn MPI_Ibarrier(comm: MPI_Comm, request: *mut MPI_Request) -> c_int;
     fn MPI_Iprobe(from: c_int, tag: c_int, comm: MPI_Comm, flag: *mut c_int, status: *mut MPI_Status) -> c_int;
     fn MPI_Testsome(
         count: c_int,

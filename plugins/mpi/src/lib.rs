@@ -7,6 +7,7 @@
 
 #[cfg(feature = "abi")]
 mod abi;
+mod collectives;
 #[cfg(feature = "rsmpi")]
 mod mpi_crate;
 pub mod vtable;
@@ -487,6 +488,7 @@ static VTABLE: Vtable = Vtable {
     irecv,
     test_some,
     cancel,
+    collective: collectives::collective,
     error_text,
 };
 

@@ -7,7 +7,7 @@
 use std::ffi::{c_char, c_int};
 
 /// The version of everything below. It changes whenever anything here does.
-pub const VERSION: u32 = 5;
+pub const VERSION: u32 = 6;
 /// The function that a plugin exports: `const Vtable *strata_mpi_plugin(void)`.
 pub const SYMBOL: &[u8] = b"strata_mpi_plugin";
 /// `MPI_SUCCESS`.
@@ -65,6 +65,92 @@ pub mod fault {
     pub const LOCAL: i32 = 0;
     /// Something beyond it.
     pub const REMOTE: i32 = 1;
+}
+
+/// What [`Collective`] does: MPI's non-blocking collective of that name.
+pub mod collective {
+    /// `MPI_Iallreduce`
+    pub const ALL_REDUCE: i32 = 0;
+    /// `MPI_Iallgather`
+    pub const ALL_GATHER: i32 = 1;
+    /// `MPI_Ireduce_scatter_block`
+    pub const REDUCE_SCATTER: i32 = 2;
+    /// `MPI_Ibcast`
+    pub const BROADCAST: i32 = 3;
+    /// `MPI_Ireduce`
+    pub const REDUCE: i32 = 4;
+    /// `MPI_Ialltoall`
+    pub const ALL_TO_ALL: i32 = 5;
+    /// `MPI_Igather`
+    pub const GATHER: i32 = 6;
+    /// `MPI_Iscatter`
+    pub const SCATTER: i32 = 7;
+    /// `MPI_Ibarrier`
+    pub const BARRIER: i32 = 8;
+}
+
+/// The types of elements.
+pub mod element {
+    /// `MPI_INT8_T`
+    pub const INT8: i32 = 0;
+    /// `MPI_UINT8_T`
+    pub const UINT8: i32 = 1;
+    /// `MPI_INT16_T`
+    pub const INT16: i32 = 2;
+    /// `MPI_UINT16_T`
+    pub const UINT16: i32 = 3;
+    /// `MPI_INT32_T`
+    pub const INT32: i32 = 4;
+    /// `MPI_UINT32_T`
+    pub const UINT32: i32 = 5;
+    /// `MPI_INT64_T`
+    pub const INT64: i32 = 6;
+    /// `MPI_UINT64_T`
+    pub const UINT64: i32 = 7;
+    /// `MPI_FLOAT`
+    pub const FLOAT: i32 = 8;
+    /// `MPI_DOUBLE`
+    pub const DOUBLE: i32 = 9;
+}
+
+/// What reductions do.
+pub mod operation {
+    /// `MPI_SUM`
+    pub const SUM: i32 = 0;
+    /// `MPI_PROD`
+    pub const PROD: i32 = 1;
+    /// `MPI_MAX`
+    pub const MAX: i32 = 2;
+    /// `MPI_MIN`
+    pub const MIN: i32 = 3;
+    /// `MPI_BAND`
+    pub const BIT_AND: i32 = 4;
+    /// `MPI_BOR`
+    pub const BIT_OR: i32 = 5;
+    /// `MPI_BXOR`
+    pub const BIT_XOR: i32 = 6;
+}
+
+/// A collective of all ranks of a communicator.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct Collective {
+    /// One of [`collective`].
+    pub what: i32,
+    /// One of [`element`].
+    pub element: i32,
+    /// One of [`operation`], where something is reduced.
+    pub operation: i32,
+    /// The root, as a rank of the communicator, where there is one.
+    pub root: i32,
+    /// Whether `MPI_IN_PLACE` stands for `send`, or in a scatter for `recv`.
+    pub in_place: i32,
+    /// What is sent. A broadcast has its buffer in `recv` alone.
+    pub send: *const u8,
+    /// Where the result goes.
+    pub recv: *mut u8,
+    /// Elements of a block.
+    pub count: u64,
 }
 
 /// What is to be known of MPI in this process.
@@ -138,6 +224,8 @@ pub struct Vtable {
         unsafe extern "C" fn(requests: *mut u64, count: usize, ended: *mut Completion, how_many: *mut usize) -> c_int,
     /// Asks for the end of a request; `test_some` still reports it.
     pub cancel: unsafe extern "C" fn(request: u64) -> c_int,
+    /// Begins a collective. Its request cannot be cancelled.
+    pub collective: unsafe extern "C" fn(comm: u64, call: *const Collective, request: *mut u64) -> c_int,
     /// Writes an error's text, NUL-terminated, into `len` bytes; returns one of [`fault`].
     pub error_text: unsafe extern "C" fn(error: c_int, text: *mut c_char, len: usize) -> c_int,
 }

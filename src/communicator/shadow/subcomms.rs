@@ -285,6 +285,8 @@ impl SubComms {
         let handle = match level {
             LinkLevel::Node => self.node,
             LinkLevel::Rail => self.rail,
+            // Plans of the library's calls have none.
+            LinkLevel::All => None,
         };
         handle.unwrap_or(0)
     }

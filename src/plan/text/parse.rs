@@ -280,6 +280,7 @@ fn read_call(words: &mut Words) -> Result<Call, Fault> {
     let level = match words.any()? {
         "node" => LinkLevel::Node,
         "rail" => LinkLevel::Rail,
+        "all" => LinkLevel::All,
         word => return Err(format!("'{word}' is no level")),
     };
     words.word("group")?;

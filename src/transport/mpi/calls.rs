@@ -1,6 +1,6 @@
 //! A plugin's functions as safe calls. Only the thread that owns MPI makes them.
 
-use super::vtable::{self, fault, Completion, Hook, Vtable, World, ANY_SOURCE, SUCCESS};
+use super::vtable::{self, fault, Collective, Completion, Hook, Vtable, World, ANY_SOURCE, SUCCESS};
 use crate::error::{Error, Result};
 use crate::memory::Bytes;
 use std::ffi::{c_char, c_int, CStr};
@@ -131,6 +131,19 @@ impl MpiCalls {
         // SAFETY: nobody else may use the bytes until the request has ended; because the caller promises that.
         let code = unsafe { (self.table.irecv)(comm, start, len, from, tag, &mut request) };
         self.check("MPI_Irecv", code)?;
+        Ok(request)
+    }
+
+    /// Begins a collective of all ranks of a communicator, whose request cannot be cancelled.
+    ///
+    /// # Safety
+    /// The buffers must be those that MPI asks for such a call, and nobody else use them, until the request has ended or MPI is
+    /// called no more.
+    pub unsafe fn collective(&self, comm: u64, call: &Collective) -> Result<u64> {
+        let mut request = 0;
+        // SAFETY: nobody else may use the buffers until the request has ended; because the caller promises that.
+        let code = unsafe { (self.table.collective)(comm, call, &mut request) };
+        self.check("beginning a collective of MPI's", code)?;
         Ok(request)
     }
 

@@ -7,7 +7,9 @@
 
 use super::calls::MpiCalls;
 use super::capabilities::LauncherEnv;
-use super::vtable::{state, thread_level, Completion, Hook, Vtable, World, ANY_SOURCE, NO_REQUEST, SUCCESS, VERSION};
+use super::vtable::{
+    state, thread_level, Collective, Completion, Hook, Vtable, World, ANY_SOURCE, NO_REQUEST, SUCCESS, VERSION,
+};
 use super::worker::MpiWorker;
 use super::MpiEnvironment;
 use crate::transport::header::HEADER;
@@ -219,6 +221,11 @@ unsafe extern "C" fn look(world: *mut World) -> c_int {
     // SAFETY: `world` must be writable; because `Calls::look` passes a local.
     unsafe { world.write(found) };
     SUCCESS
+}
+
+/// It has no collectives of its own.
+unsafe extern "C" fn collective(_: u64, _: *const Collective, _: *mut u64) -> c_int {
+    PLANTED
 }
 
 unsafe extern "C" fn init() -> c_int {
@@ -486,5 +493,6 @@ pub static TABLE: Vtable = Vtable {
     irecv,
     test_some,
     cancel,
+    collective,
     error_text,
 };

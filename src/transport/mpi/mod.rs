@@ -6,6 +6,7 @@
 
 mod calls;
 pub(crate) mod capabilities;
+mod collectives;
 mod endpoint;
 #[cfg(test)]
 mod fake;
@@ -13,7 +14,7 @@ mod library;
 mod peer;
 #[cfg(test)]
 mod tests;
-mod together;
+pub(super) mod together;
 mod worker;
 mod worker_thread;
 // The plugin uses what the library does not.
@@ -21,6 +22,7 @@ mod worker_thread;
 #[path = "../../../plugins/mpi/src/vtable.rs"]
 mod vtable;
 
+pub use collectives::MpiCollectives;
 pub use library::own_file;
 
 use super::shm::wakeup::{Waker, Wakeups};
@@ -42,7 +44,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 use together::together;
-use worker::{Addresses, MpiWorker, NewComm};
+use worker::{Addresses, MpiLink, MpiWorker, NewComm};
 
 /// Its name in `STRATA_INTER` and tuning tables.
 const NAME: &str = "mpi";
@@ -173,6 +175,9 @@ struct Joined {
     worker: Arc<MpiWorker>,
     /// Each rank's rank in MPI's world.
     world: Vec<i32>,
+    /// This one's, and the world's size.
+    rank: i32,
+    size: i32,
     exclusive: bool,
     limit: Duration,
     /// Whose device memory this process's MPI takes addresses of.
@@ -223,15 +228,38 @@ impl TransportKind for MpiEnvironment {
 
     /// Decides with all ranks whether MPI carries what goes between their nodes; initialises it if need be.
     fn probe(&self, site: &Site<'_>, exchange: &mut dyn Exchange) -> Result<Probe> {
-        let Site { me, grid, config, .. } = *site;
+        let Site { me, grid, .. } = *site;
         if grid.node_ids().count() < 2 {
             if me == Rank(0) && self.launch.rank.is_some() {
                 crate::info!("MPI has nothing to carry: all ranks are on one node (NCCL_HOSTID makes it several)");
             }
             return Ok(Probe::Unwanted);
         }
-        let limit = config.bootstrap_limit();
-        let (worker, mut card, mut exclusive) = look(site, self);
+        Ok(match self.join(site, site.asks_for(NAME), exchange)? {
+            Ok(joined) => {
+                let (name, rank, size) = (library::name_in(&joined.worker.description), joined.rank, joined.size);
+                crate::info!("MPI carries messages between nodes: rank {me} is rank {rank} of {size} in {name}");
+                Probe::Taken(Box::new(joined))
+            }
+            Err(why) => Probe::Refused(why),
+        })
+    }
+
+    fn waits_for_descriptors(&self) -> bool {
+        MpiKind.waits_for_descriptors()
+    }
+}
+
+impl MpiEnvironment {
+    /// Decides with all ranks whether they have MPI; initialises it if need be. Why they have not, the same on all.
+    fn join(
+        &self,
+        site: &Site<'_>,
+        is_asked_for: bool,
+        exchange: &mut dyn Exchange,
+    ) -> Result<std::result::Result<Joined, String>> {
+        let limit = site.config.bootstrap_limit();
+        let (worker, mut card, mut exclusive) = look(site, self, is_asked_for);
         let told = cards(exchange, &card)?;
         let mut outcome = decide(&told).map(|running| (running, told));
         if let (Some(worker), Ok((false, told))) = (&worker, &outcome) {
@@ -249,21 +277,14 @@ impl TransportKind for MpiEnvironment {
                 Err(error) => Err(error.text().to_string()),
             };
         }
-        match (worker, outcome) {
+        Ok(match (worker, outcome) {
             (Some(worker), Ok((_, told))) => {
-                let name = library::name_in(&worker.description);
-                let (rank, size) = (card.world_rank, card.world_size);
-                crate::info!("MPI carries messages between nodes: rank {me} is rank {rank} of {size} in {name}");
+                let (rank, size, device_memory) = (card.world_rank, card.world_size, card.device_memory);
                 let world = told.iter().map(|card| card.world_rank).collect();
-                let device_memory = card.device_memory;
-                Ok(Probe::Taken(Box::new(Joined { me, worker, world, exclusive, limit, device_memory })))
+                Ok(Joined { me: site.me, worker, world, rank, size, exclusive, limit, device_memory })
             }
-            (_, outcome) => Ok(Probe::Refused(outcome.err().unwrap_or_default())),
-        }
-    }
-
-    fn waits_for_descriptors(&self) -> bool {
-        MpiKind.waits_for_descriptors()
+            (_, outcome) => Err(outcome.err().unwrap_or_default()),
+        })
     }
 }
 
@@ -284,8 +305,11 @@ fn own_addresses() -> Vec<IpAddr> {
 }
 
 /// What this process has of MPI. Without a launcher, and unless the user asks for MPI, no plugin is looked for.
-fn look(site: &Site<'_>, environment: &MpiEnvironment) -> (Option<Arc<MpiWorker>>, Capabilities, bool) {
-    let is_asked_for = site.asks_for(NAME);
+fn look(
+    site: &Site<'_>,
+    environment: &MpiEnvironment,
+    is_asked_for: bool,
+) -> (Option<Arc<MpiWorker>>, Capabilities, bool) {
     if environment.launch.rank.is_none() && !is_asked_for {
         return (None, Capabilities::refusal("no MPI launcher started it"), false);
     }
@@ -322,23 +346,28 @@ impl Opener for Joined {
         wakeups: &Arc<Wakeups>,
         exchange: &mut dyn Exchange,
     ) -> Result<Option<Box<dyn Endpoint>>> {
+        let (me, device_memory) = (self.me, (self.device_memory, self.worker.clone()));
+        let (link, nonce) = self.link(wakeups, exchange)?;
+        Ok(Some(Box::new(MpiEndpoint::new(me, link, nonce, far, wakeups.clone(), device_memory))))
+    }
+}
+
+impl Joined {
+    /// Makes an MPI communicator of these ranks, in their order, and a number that all of them know. All ranks call it together.
+    fn link(self, wakeups: &Arc<Wakeups>, exchange: &mut dyn Exchange) -> Result<(MpiLink, u64)> {
         let nonce = exchange.allgather(super::shm::open::random()?.to_le_bytes().to_vec())?;
         let nonce = nonce.first().and_then(|bytes| bytes.as_slice().try_into().ok()).map(u64::from_le_bytes);
         let nonce = nonce.ok_or_else(|| Error::Remote("rank 0 told no number".to_string()))?;
         self.take_turns(nonce, exchange)?;
         let tag = (nonce % vtable::MAX_TAG as u64) as i32;
         let waker = Waker::new(wakeups.clone());
-        let Joined { me, worker, world: ranks, exclusive, limit, .. } = *self;
+        let Joined { worker, world: ranks, exclusive, limit, .. } = self;
         let made =
             together(exchange, |meanwhile| worker.create(NewComm { ranks, tag, exclusive, waker, limit }, meanwhile));
         worker.let_create();
-        let link = made??;
-        let device_memory = (self.device_memory, worker);
-        Ok(Some(Box::new(MpiEndpoint::new(me, link, nonce, far, wakeups.clone(), device_memory))))
+        Ok((made??, nonce))
     }
-}
 
-impl Joined {
     /// Waits until every rank's process makes this communicator and no other: making one blocks the thread that calls
     /// MPI, so two processes that made two in opposite orders would wait for each other for ever.
     fn take_turns(&self, nonce: u64, exchange: &mut dyn Exchange) -> Result<()> {

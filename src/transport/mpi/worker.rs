@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 use super::calls::MpiCalls;
+use super::collectives::MpiCollective;
 use super::together::ROUND;
 use super::vtable::World;
 use super::worker_thread::{self, WorkerThread};
@@ -116,6 +117,8 @@ pub struct Transfer {
     pub send: bool,
     /// It waits for whatever may come, and is no reason to call MPI.
     pub idle: bool,
+    /// It is no message but a collective, which cannot be cancelled; its bytes are the result's.
+    pub collective: Option<Box<MpiCollective>>,
 }
 
 /// What the thread has to know of a rank that leaves a communicator.
@@ -453,7 +456,8 @@ impl MpiLink {
 
     fn post(&self, id: usize, bytes: TransferBytes, peer: Option<i32>, tag: i32, send: bool) {
         self.posted.store(true, Ordering::Relaxed);
-        let transfer = Transfer { comm: self.comm, id, bytes, peer, tag, send, idle: peer.is_none() };
+        let (comm, idle) = (self.comm, peer.is_none());
+        let transfer = Transfer { comm, id, bytes, peer, tag, send, idle, collective: None };
         self.shared.command(MpiCommand::Post(transfer));
     }
 
@@ -467,9 +471,30 @@ impl MpiLink {
         self.post(id, bytes, Some(from), tag, false);
     }
 
+    /// Begins a collective of all ranks of the communicator. Its memory stays valid until it has ended or the communicator is
+    /// cancelled.
+    pub fn collect(&self, id: usize, call: MpiCollective) {
+        self.posted.store(true, Ordering::Relaxed);
+        let bytes = TransferBytes::Theirs(call.recv);
+        let collective = Some(Box::new(call));
+        let (comm, peer, tag, send, idle) = (self.comm, None, 0, false, false);
+        self.shared.command(MpiCommand::Post(Transfer { comm, id, bytes, peer, tag, send, idle, collective }));
+    }
+
     /// Receives bytes from any rank, some day.
     pub fn listen(&self, id: usize, bytes: TransferBytes, tag: i32) {
         self.post(id, bytes, None, tag, false);
+    }
+
+    /// Leaves a communicator of collectives, none of which is pending. A barrier, for which nobody waits, tells when all ranks have
+    /// left it: it is freed then.
+    pub fn leave_together(&self) {
+        let (comm, id, peer, tag) = (self.comm, 0, None, 0);
+        let (bytes, collective) = (TransferBytes::Theirs(Region::EMPTY), Some(Box::new(MpiCollective::barrier())));
+        // As a send it is waited for before the communicator is freed.
+        let barrier = Transfer { comm, id, bytes, peer, tag, send: true, idle: true, collective };
+        self.shared.command(MpiCommand::Post(barrier));
+        self.leave(MpiDeparture { nonce: 0, awaited: Vec::new() });
     }
 
     /// Appends what has ended.

@@ -293,15 +293,19 @@ impl WorkerThread {
 
     fn post(&mut self, mut transfer: Transfer) {
         let Some(Some(member)) = self.comms.get(transfer.comm) else { return };
+        let call = transfer.collective.as_ref().map(|call| call.for_mpi());
         let region = transfer.bytes.region();
-        let posted = self.shared.usable().and_then(|()| match (transfer.send, transfer.peer) {
+        let posted = self.shared.usable().and_then(|()| match (transfer.send, transfer.peer, call) {
+            // SAFETY: nobody else may use the buffers until the request has ended; because whoever gave them leaves them alone until
+            // the transfer's end or the communicator's cancel, and one that has not ended by then ends the use of MPI (`cancel`).
+            (_, _, Some(call)) => unsafe { self.calls.collective(member.comm, &call) },
             // SAFETY: the bytes must stay until the request has ended; because `self.transfers` keeps those of ours, or they
             // are forgotten, and whoever gave us theirs leaves them alone until the transfer's end or the communicator's
             // cancel. After that a send rests on nobody receiving it (`cancel`).
-            (true, Some(to)) => unsafe { self.calls.isend(member.comm, region, to, transfer.tag) },
+            (true, Some(to), None) => unsafe { self.calls.isend(member.comm, region, to, transfer.tag) },
             // SAFETY: nobody else may use the bytes until the request has ended; because they are kept as above. A receive
             // that cannot be cancelled ends the use of MPI (`cancel`).
-            (_, from) => unsafe { self.calls.irecv(member.comm, region, from, transfer.tag) },
+            (_, from, None) => unsafe { self.calls.irecv(member.comm, region, from, transfer.tag) },
         });
         match posted {
             Ok(request) => {
@@ -346,9 +350,14 @@ impl WorkerThread {
 
     fn deliver(&mut self, transfer: Transfer, completion: &Completion) {
         let Some(Some(member)) = self.comms.get(transfer.comm) else { return };
-        let outcome = match (completion.cancelled, completion.error) {
+        let (cancelled, doing) = match &transfer.collective {
+            // Of a collective the status says nothing but the error.
+            Some(call) => (0, call.name()),
+            None => (completion.cancelled, if transfer.send { "MPI_Isend" } else { "MPI_Irecv" }),
+        };
+        let outcome = match (cancelled, completion.error) {
             (0, SUCCESS) => Ok(completion.bytes as usize),
-            (0, error) => Err(self.calls.error(if transfer.send { "MPI_Isend" } else { "MPI_Irecv" }, error)),
+            (0, error) => Err(self.calls.error(doing, error)),
             _ => return,
         };
         match &member.mailbox {
@@ -396,7 +405,7 @@ impl WorkerThread {
 
     fn cancel_receives(&mut self, comm: usize) {
         for (transfer, &request) in self.transfers.iter().zip(&self.requests) {
-            if transfer.comm == comm && !transfer.send {
+            if transfer.comm == comm && !transfer.send && transfer.collective.is_none() {
                 // A receive that cannot be cancelled shows below: it is still there.
                 let _ = self.calls.cancel(request);
             }
@@ -416,7 +425,10 @@ impl WorkerThread {
         self.cancel_receives(comm);
         let written = |transfer: &Transfer| !transfer.send && matches!(transfer.bytes, TransferBytes::Theirs(_));
         if !self.drain(comm, written, CANCEL_PATIENCE) {
-            let text = "a receive could not be cancelled, so MPI is not used any more in this process";
+            let text = match self.pending(comm, |transfer| transfer.collective.is_some()) {
+                true => "a collective of MPI's did not end, and MPI cannot cancel it, so MPI is not used any more in this process",
+                false => "a receive could not be cancelled, so MPI is not used any more in this process",
+            };
             self.shared.give_up(Error::Remote(text.to_string()));
             crate::log::warn(text);
             self.fail_all(Error::Remote(text.to_string()));
@@ -437,7 +449,8 @@ impl WorkerThread {
             self.overhear(comm, event);
         }
         // Sends until MPI has confirmed that they are gone.
-        let sends = |transfer: &&mut Transfer| transfer.comm == comm && transfer.send;
+        let is_message = |transfer: &&mut Transfer| transfer.collective.is_none();
+        let sends = |transfer: &&mut Transfer| transfer.comm == comm && transfer.send && is_message(transfer);
         self.transfers.iter_mut().filter(sends).for_each(|transfer| transfer.idle = false);
         self.free_left();
     }
@@ -462,7 +475,8 @@ impl WorkerThread {
 
     fn listen(&mut self, comm: usize, packet: Arena) {
         let bytes = TransferBytes::Ours(packet, PACKET);
-        self.post(Transfer { comm, id: 0, bytes, peer: None, tag: 0, send: false, idle: true });
+        let (peer, tag, send, idle, collective) = (None, 0, false, true, None);
+        self.post(Transfer { comm, id: 0, bytes, peer, tag, send, idle, collective });
     }
 
     /// Sends what a rank that has left a communicator has left to send, where the program may call or finalise MPI next.
@@ -470,7 +484,7 @@ impl WorkerThread {
         if self.shared.usable().is_ok() && (self.exclusive || self.yields_to_program()) {
             self.linger();
             let patience = if self.exclusive { CANCEL_PATIENCE } else { LINGER };
-            self.drain(comm, |transfer| transfer.send, patience);
+            self.drain(comm, |transfer| transfer.send && transfer.collective.is_none(), patience);
             self.free_left();
         }
     }

@@ -1,0 +1,103 @@
+//! MPI's own collectives, non-blocking.
+
+use super::sys::{self, MPI_Datatype, MPI_Op, MPI_Request};
+use super::vtable::{collective, element, operation, Collective, SUCCESS};
+use super::{bits, count, handle};
+use std::ffi::{c_int, c_void};
+use std::mem::MaybeUninit;
+
+/// The type of elements.
+fn datatype(code: i32) -> Result<MPI_Datatype, c_int> {
+    // SAFETY: the constants must never be written; because rsmpi.c defines them as `const`.
+    unsafe {
+        Ok(match code {
+            element::INT8 => sys::INT8_T,
+            element::UINT8 => sys::UINT8_T,
+            element::INT16 => sys::INT16_T,
+            element::UINT16 => sys::UINT16_T,
+            element::INT32 => sys::INT32_T,
+            element::UINT32 => sys::UINT32_T,
+            element::INT64 => sys::INT64_T,
+            element::UINT64 => sys::UINT64_T,
+            element::FLOAT => sys::FLOAT,
+            element::DOUBLE => sys::DOUBLE,
+            _ => return Err(sys::MPI_ERR_TYPE as c_int),
+        })
+    }
+}
+
+/// What a reduction does.
+fn op(code: i32) -> Result<MPI_Op, c_int> {
+    // SAFETY: the constants must never be written; because rsmpi.c defines them as `const`.
+    unsafe {
+        Ok(match code {
+            operation::SUM => sys::SUM,
+            operation::PROD => sys::PROD,
+            operation::MAX => sys::MAX,
+            operation::MIN => sys::MIN,
+            operation::BIT_AND => sys::BAND,
+            operation::BIT_OR => sys::BOR,
+            operation::BIT_XOR => sys::BXOR,
+            _ => return Err(sys::MPI_ERR_ARG as c_int),
+        })
+    }
+}
+
+/// Begins a call; its request.
+///
+/// # Safety
+/// The buffers must be those that MPI asks for, and stay until the request has ended.
+unsafe fn begin(comm: u64, call: &Collective) -> Result<MPI_Request, c_int> {
+    let (n, of, comm) = (count(call.count)?, datatype(call.element)?, handle(comm));
+    let (mut send, mut recv): (*const c_void, *mut c_void) = (call.send.cast(), call.recv.cast());
+    match call.in_place != 0 {
+        true if call.what == collective::SCATTER => recv = sys::IN_PLACE,
+        true => send = sys::IN_PLACE,
+        false => {}
+    }
+    let (root, mut made) = (call.root, MaybeUninit::<MPI_Request>::uninit());
+    let place = made.as_mut_ptr();
+    let error = match call.what {
+        // SAFETY: the buffers must be MPI's for this call and stay; because the caller promises it.
+        collective::ALL_REDUCE => unsafe { sys::MPI_Iallreduce(send, recv, n, of, op(call.operation)?, comm, place) },
+        // SAFETY: the buffers must be MPI's for this call and stay; because the caller promises it.
+        collective::ALL_GATHER => unsafe { sys::MPI_Iallgather(send, n, of, recv, n, of, comm, place) },
+        // SAFETY: the buffers must be MPI's for this call and stay; because the caller promises it.
+        collective::REDUCE_SCATTER => unsafe {
+            sys::MPI_Ireduce_scatter_block(send, recv, n, of, op(call.operation)?, comm, place)
+        },
+        // SAFETY: the buffers must be MPI's for this call and stay; because the caller promises it.
+        collective::BROADCAST => unsafe { sys::MPI_Ibcast(recv, n, of, root, comm, place) },
+        // SAFETY: the buffers must be MPI's for this call and stay; because the caller promises it.
+        collective::REDUCE => unsafe { sys::MPI_Ireduce(send, recv, n, of, op(call.operation)?, root, comm, place) },
+        // SAFETY: the buffers must be MPI's for this call and stay; because the caller promises it.
+        collective::ALL_TO_ALL => unsafe { sys::MPI_Ialltoall(send, n, of, recv, n, of, comm, place) },
+        // SAFETY: the buffers must be MPI's for this call and stay; because the caller promises it.
+        collective::GATHER => unsafe { sys::MPI_Igather(send, n, of, recv, n, of, root, comm, place) },
+        // SAFETY: the buffers must be MPI's for this call and stay; because the caller promises it.
+        collective::SCATTER => unsafe { sys::MPI_Iscatter(send, n, of, recv, n, of, root, comm, place) },
+        // SAFETY: the communicator must be valid; because the caller has made it.
+        collective::BARRIER => unsafe { sys::MPI_Ibarrier(comm, place) },
+        _ => return Err(sys::MPI_ERR_ARG as c_int),
+    };
+    match error {
+        // SAFETY: the request must be written; because the call succeeded.
+        SUCCESS => Ok(unsafe { made.assume_init() }),
+        error => Err(error),
+    }
+}
+
+pub unsafe extern "C" fn collective(comm: u64, call: *const Collective, request: *mut u64) -> c_int {
+    // SAFETY: `call` must be readable; because libstrata passes a local.
+    let call = unsafe { &*call };
+    // SAFETY: the buffers must be MPI's for this call and stay until the request has ended; because `MpiCalls::collective` asks it of
+    // whoever made the call.
+    match unsafe { begin(comm, call) } {
+        Ok(made) => {
+            // SAFETY: `request` must be writable; because libstrata passes a local.
+            unsafe { request.write(bits(made)) };
+            SUCCESS
+        }
+        Err(error) => error,
+    }
+}

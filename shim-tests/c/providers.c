@@ -1,0 +1,254 @@
+/* Calls by a provider, compared with the same calls by Strata's own algorithms. Arguments: the provider's name, then what to do.
+     all    every collective, type and operation, in place and not, lengths odd and none; what it does not take is refused by calls
+            that force it, and made by Strata's own algorithms where they do not
+     comms  several communicators, whose calls are made in opposite orders, and go on beside sends and receives
+     once   one all-reduce by name, whose result, or error, is told
+     idle   nothing, until the communicator has failed */
+#include "check.h"
+
+#include <stdint.h>
+#include <string.h>
+#include <unistd.h>
+
+#define MOST 70001
+#define RANKS 8
+
+static int rank, size;
+static char algorithm[64];
+static _Alignas(8) unsigned char given[MOST * 8 * RANKS], mine[MOST * 8 * RANKS], theirs[MOST * 8 * RANKS];
+
+enum { ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, BROADCAST, REDUCE, ALL_TO_ALL, GATHER, SCATTER, KINDS };
+static const char* const kinds[KINDS] = {"all_reduce", "all_gather", "reduce_scatter", "broadcast",
+                                         "reduce",     "all_to_all", "gather",         "scatter"};
+
+static int reduces(int kind) { return kind == ALL_REDUCE || kind == REDUCE_SCATTER || kind == REDUCE; }
+
+static ncclResult_t call(int kind, const void* send, void* recv, size_t count, ncclDataType_t type, ncclRedOp_t op,
+                         int root, ncclComm_t comm, strataStream_t stream, ncclCollConfig_t* config) {
+  switch (kind) {
+    case ALL_REDUCE: return ncclAllReduceConfig(send, recv, count, type, op, comm, stream, config);
+    case ALL_GATHER: return ncclAllGatherConfig(send, recv, count, type, comm, stream, config);
+    case REDUCE_SCATTER: return ncclReduceScatterConfig(send, recv, count, type, op, comm, stream, config);
+    case BROADCAST: return ncclBroadcastConfig(send, recv, count, type, root, comm, stream, config);
+    case REDUCE: return ncclReduceConfig(send, recv, count, type, op, root, comm, stream, config);
+    case ALL_TO_ALL: return ncclAlltoAllConfig(send, recv, count, type, comm, stream, config);
+    case GATHER: return ncclGatherConfig(send, recv, count, type, root, comm, stream, config);
+    default: return ncclScatterConfig(send, recv, count, type, root, comm, stream, config);
+  }
+}
+
+static const struct {
+  ncclDataType_t type;
+  int bytes, is_integer;
+} types[] = {{ncclInt8, 1, 1},    {ncclUint8, 1, 1},   {ncclInt32, 4, 1},    {ncclUint32, 4, 1},  {ncclInt64, 8, 1},
+             {ncclUint64, 8, 1},  {ncclFloat16, 2, 0}, {ncclFloat32, 4, 0},  {ncclFloat64, 8, 0}, {ncclBfloat16, 2, 0},
+             {strataInt16, 2, 1}, {strataUint16, 2, 1}};
+static const ncclRedOp_t ops[] = {ncclSum, ncclProd, ncclMax, ncclMin, ncclAvg, strataBitAnd, strataBitOr, strataBitXor};
+
+/* Small numbers, of which all sums and products are exact. */
+static void fill(int type, size_t elements, int salt) {
+  for (size_t i = 0; i < elements; i++) {
+    int value = 1 + (int)((i + 7 * rank + salt) % 3);
+    unsigned char* at = given + i * types[type].bytes;
+    switch (types[type].type) {
+      case ncclFloat32: *(float*)at = value; break;
+      case ncclFloat64: *(double*)at = value; break;
+      case ncclFloat16: *(uint16_t*)at = value == 3 ? 0x4200 : 0x3800 + 0x400 * value; break;
+      case ncclBfloat16: *(uint16_t*)at = value == 3 ? 0x4040 : 0x3f00 + 0x80 * value; break;
+      default:
+        memset(at, 0, types[type].bytes);
+        *at = value;
+    }
+  }
+}
+
+/* Makes a call on a fresh copy of the input; the bytes of the result are in `out`. */
+static ncclResult_t make(int kind, int type, ncclRedOp_t op, size_t count, int root, int in_place, ncclComm_t comm,
+                         ncclCollConfig_t* config, unsigned char* out, size_t* length) {
+  static _Alignas(8) unsigned char input[MOST * 8 * RANKS];
+  size_t block = count * types[type].bytes;
+  size_t sent = (kind == REDUCE_SCATTER || kind == ALL_TO_ALL || (kind == SCATTER && rank == root)) ? size : 1;
+  size_t got = (kind == ALL_GATHER || kind == ALL_TO_ALL || (kind == GATHER && rank == root)) ? size : 1;
+  memcpy(input, given, sent * block);
+  memset(out, 0xee, got * block);
+  const void* send = input;
+  void* recv = out;
+  if (in_place) {
+    switch (kind) {
+      case ALL_GATHER:
+      case GATHER:
+        if (kind == GATHER && rank != root) break;
+        memcpy(out + rank * block, given, block);
+        send = out + rank * block;
+        break;
+      case REDUCE_SCATTER:
+      case SCATTER:
+        if (kind == SCATTER && rank != root) break;
+        recv = input + rank * block;
+        break;
+      case ALL_TO_ALL: break;
+      default:
+        if ((kind == BROADCAST || kind == REDUCE) && rank != root) break;
+        memcpy(out, given, block);
+        send = out;
+    }
+  }
+  ncclResult_t result = call(kind, send, recv, count, types[type].type, op, root, comm, NULL, config);
+  if (recv != out && result == ncclSuccess) memcpy(out, recv, block);
+  *length = (kind == REDUCE || kind == GATHER) && rank != root ? 0 : got * block;
+  return result;
+}
+
+static void compare(ncclComm_t comm, int kind, int type, ncclRedOp_t op, size_t count, int root, int in_place,
+                    int is_taken) {
+  ncclCollConfig_t named = NCCL_COLLCONFIG_INITIALIZER, own = NCCL_COLLCONFIG_INITIALIZER;
+  size_t length = 0, other = 0;
+  named.algSelection = algorithm;
+  named.forceAlgSelection = is_taken;
+  int varied[] = {ALL_TO_ALL, REDUCE_SCATTER, SCATTER};
+  size_t blocks = 1;
+  for (int i = 0; i < 3; i++)
+    if (varied[i] == kind) blocks = size;
+  fill(type, blocks * count, kind + (int)count);
+  OK(make(kind, type, op, count, root, in_place, comm, &own, theirs, &other));
+  ncclResult_t result = make(kind, type, op, count, root, in_place, comm, &named, mine, &length);
+  if (result != ncclSuccess || length != other || memcmp(mine, theirs, length)) {
+    fprintf(stderr, "rank %d: %s of %zu, type %d, op %d, root %d, in place %d: %s\n", rank, kinds[kind], count,
+            (int)types[type].type, (int)op, root, in_place, result == ncclSuccess ? "wrong" : strataGetLastError());
+    exit(1);
+  }
+  if (!is_taken) {
+    named.forceAlgSelection = 1;
+    result = make(kind, type, op, count, root, in_place, comm, &named, mine, &length);
+    CHECK(result == ncclInvalidUsage);
+  }
+}
+
+/* What MPI, and what the example does. */
+static int takes(int kind, int type, ncclRedOp_t op) {
+  ncclDataType_t of = types[type].type;
+  if (!strcmp(algorithm, "provider:mpi")) return !reduces(kind) || (of != ncclFloat16 && of != ncclBfloat16);
+  if (kind == ALL_GATHER || kind == BROADCAST) return 1;
+  return kind == ALL_REDUCE && (of == ncclInt32 || of == ncclInt64 || of == ncclFloat32 || of == ncclFloat64) &&
+         (op <= ncclMin || op == ncclAvg);
+}
+
+static void all(ncclComm_t comm) {
+  static const size_t counts[] = {1, 3, 1000, MOST};
+  int made = 0;
+  for (int kind = 0; kind < KINDS; kind++)
+    for (int type = 0; type < (int)(sizeof types / sizeof *types); type++)
+      for (int which = 0; which < (int)(sizeof ops / sizeof *ops); which++) {
+        if (!reduces(kind) && which > 0) break;
+        if (which >= 5 && !types[type].is_integer) break;
+        /* The longest, and every place, with one operation of each. */
+        int is_first = which == 0 && (type == 2 || type == 7);
+        for (int length = 0; length < (is_first ? 4 : 3); length++)
+          for (int in_place = 0; in_place < 2; in_place++, made++) {
+            int root = made % size;
+            compare(comm, kind, type, ops[which], counts[length], root, in_place, takes(kind, type, ops[which]));
+          }
+      }
+  /* Nothing is asked of anybody. */
+  ncclCollConfig_t named = NCCL_COLLCONFIG_INITIALIZER;
+  named.algSelection = algorithm;
+  OK(ncclAllReduceConfig(given, mine, 0, ncclFloat32, ncclSum, comm, NULL, &named));
+  /* A sum whose input is scaled: by the plan, before the provider has it. */
+  ncclRedOp_t scaled;
+  float half = 0.5f;
+  OK(ncclRedOpCreatePreMulSum(&scaled, &half, ncclFloat32, ncclScalarHostImmediate, comm));
+  compare(comm, ALL_REDUCE, 7, scaled, 1001, 0, 0, 1);
+  compare(comm, ALL_REDUCE, 7, scaled, 1001, 0, 1, 1);
+  OK(ncclRedOpDestroy(scaled, comm));
+  /* Calls of a group, of which Strata may make one. */
+  static float in[3][100], out[3][100];
+  OK(ncclGroupStart());
+  for (int i = 0; i < 3; i++) {
+    for (int j = 0; j < 100; j++) in[i][j] = i + j + rank;
+    OK(ncclAllReduceConfig(in[i], out[i], 100, ncclFloat32, ncclSum, comm, NULL, &named));
+  }
+  OK(ncclGroupEnd());
+  for (int i = 0; i < 3; i++)
+    for (int j = 0; j < 100; j++) CHECK(out[i][j] == size * (i + j) + size * (size - 1) / 2);
+  if (rank == 0) printf("%d calls by %s went well\n", made, algorithm);
+}
+
+static void comms(ncclComm_t comm) {
+  enum { COMMS = 3, CALLS = 20, LENGTH = 5000 };
+  static int32_t in[COMMS][CALLS][LENGTH], out[COMMS][CALLS][LENGTH];
+  ncclComm_t all[COMMS];
+  strataStream_t streams[COMMS];
+  ncclCollConfig_t named = NCCL_COLLCONFIG_INITIALIZER;
+  named.algSelection = algorithm;
+  for (int i = 0; i < COMMS; i++) {
+    OK(ncclCommSplit(comm, 0, rank, &all[i], NULL));
+    OK(strataStreamCreate(&streams[i]));
+  }
+  for (int at = 0; at < CALLS; at++)
+    for (int i = 0; i < COMMS; i++) {
+      /* Odd ranks the other way round. */
+      int which = rank % 2 ? COMMS - 1 - i : i;
+      for (int j = 0; j < LENGTH; j++) in[which][at][j] = rank + which + at + j;
+      OK(ncclAllReduceConfig(in[which][at], out[which][at], 1 + (at * 997) % LENGTH, ncclInt32, ncclSum, all[which],
+                             streams[which], at % 3 ? &named : NULL));
+    }
+  int32_t token = rank, came = -1;
+  OK(ncclGroupStart());
+  OK(ncclSend(&token, 1, ncclInt32, (rank + 1) % size, comm, NULL));
+  OK(ncclRecv(&came, 1, ncclInt32, (rank + size - 1) % size, comm, NULL));
+  OK(ncclGroupEnd());
+  CHECK(came == (rank + size - 1) % size);
+  for (int i = 0; i < COMMS; i++) OK(strataStreamSynchronize(streams[rank % 2 ? i : COMMS - 1 - i]));
+  for (int which = 0; which < COMMS; which++)
+    for (int at = 0; at < CALLS; at++)
+      for (int j = 0; j < 1 + (at * 997) % LENGTH; j++)
+        CHECK(out[which][at][j] == size * (which + at + j) + size * (size - 1) / 2);
+  for (int i = 0; i < COMMS; i++) {
+    int which = rank % 2 ? COMMS - 1 - i : i;
+    OK(strataStreamDestroy(streams[which]));
+    OK(ncclCommDestroy(all[which]));
+  }
+  if (rank == 0) printf("%d communicators in opposite orders went well\n", COMMS);
+}
+
+static void once(ncclComm_t comm) {
+  static float in[10000], out[10000];
+  ncclCollConfig_t named = NCCL_COLLCONFIG_INITIALIZER;
+  named.algSelection = algorithm;
+  for (int i = 0; i < 10000; i++) in[i] = i + rank;
+  ncclResult_t result = ncclAllReduceConfig(in, out, 10000, ncclFloat32, ncclSum, comm, NULL, &named);
+  if (result != ncclSuccess) {
+    printf("rank %d: error %d: %s\n", rank, result, strataGetLastError());
+    ncclCommAbort(comm);
+    exit(0);
+  }
+  for (int i = 0; i < 10000; i++) CHECK(out[i] == size * i + size * (size - 1) / 2);
+  printf("rank %d: the sum is right\n", rank);
+}
+
+int main(int argc, char** argv) {
+  ncclUniqueId id;
+  ncclComm_t comm;
+  CHECK(argc == 3);
+  setvbuf(stdout, NULL, _IOLBF, 0);
+  alarm(150);
+  snprintf(algorithm, sizeof algorithm, "provider:%s", argv[1]);
+  OK(strataGetWorldId(&id, &size, &rank));
+  CHECK(size <= RANKS);
+  ncclResult_t result = ncclCommInitRank(&comm, size, id, rank);
+  if (result != ncclSuccess) {
+    printf("rank %d: no communicator: %s\n", rank, strataGetLastError());
+    return 0;
+  }
+  if (!strcmp(argv[2], "all")) all(comm);
+  if (!strcmp(argv[2], "comms")) comms(comm);
+  if (!strcmp(argv[2], "once")) once(comm);
+  if (!strcmp(argv[2], "idle")) {
+    ncclResult_t failure = ncclSuccess;
+    while (failure == ncclSuccess) OK(ncclCommGetAsyncError(comm, &failure));
+    OK(ncclCommAbort(comm));
+    return 0;
+  }
+  OK(ncclCommDestroy(comm));
+  return 0;
+}

@@ -1,0 +1,89 @@
+//! MPI's own collectives as a provider.
+
+use super::{alone, built, mpi, Mpi, LIMIT};
+use std::path::PathBuf;
+use std::time::Instant;
+
+const MPI_TOO: (&str, &str) = ("STRATA_PROVIDERS", "mpi");
+
+/// The program that compares, with the library and without MPI.
+fn program() -> PathBuf {
+    let source = built::root().join("shim-tests/c/providers.c");
+    let number = format!("providers-{}", std::process::id());
+    let program = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(number);
+    let mut command = std::process::Command::new("cc");
+    command.arg(source).args(["-O1", "-Wall", "-Wextra", "-Werror", "-pthread", "-I"]).arg(built::header_dir());
+    command.arg("-L").arg(built::library_dir()).args(["-lnccl", "-o"]).arg(&program);
+    built::checked(&mut command);
+    program
+}
+
+fn run(mpi: &Mpi, n: usize, what: &str, vars: &[(&str, &str)]) -> String {
+    let program = program();
+    mpi.run(n, "exec \"$@\"", &[program.to_str().unwrap(), "mpi", what], vars)
+}
+
+#[test]
+fn every_collective_type_and_operation_is_right_beside_each_carrier() {
+    let (_alone, Some(mpi)) = (alone(), mpi()) else { return };
+    for (n, inter) in [(4, "tcp"), (3, "mpi")] {
+        let said = run(mpi, n, "all", &[MPI_TOO, ("STRATA_INTER", inter)]);
+        assert!(said.contains("calls by provider:mpi went well"), "{said}");
+        assert!(said.contains("-> provider:mpi, 1 segment"), "it was not used\n{said}");
+    }
+}
+
+#[test]
+fn communicators_in_opposite_orders_do_not_hang_and_end_in_any_order() {
+    let (_alone, Some(mpi)) = (alone(), mpi()) else { return };
+    for n in [2, 4] {
+        let said = run(mpi, n, "comms", &[MPI_TOO]);
+        assert!(said.contains("3 communicators in opposite orders went well"), "{said}");
+    }
+}
+
+#[test]
+fn settings_choose_it_for_every_collective_and_long_messages_are_right() {
+    let (_alone, Some(mpi)) = (alone(), mpi()) else { return };
+    for (collective, variable) in [
+        ("all_reduce", "STRATA_ALLREDUCE_ALGO"),
+        ("all_gather", "STRATA_ALLGATHER_ALGO"),
+        ("reduce_scatter", "STRATA_REDUCESCATTER_ALGO"),
+        ("broadcast", "STRATA_BROADCAST_ALGO"),
+        ("reduce", "STRATA_REDUCE_ALGO"),
+        ("alltoall", "STRATA_ALLTOALL_ALGO"),
+        ("gather", "STRATA_GATHER_ALGO"),
+        ("scatter", "STRATA_SCATTER_ALGO"),
+    ] {
+        let arguments = [collective, "-b", "8", "-e", "8M", "-f", "32", "-n", "2", "-w", "1", "-c", "1"];
+        let said = mpi.perf(3, &arguments, &[MPI_TOO, (variable, "provider:mpi")]);
+        assert!(said.contains("-> provider:mpi"), "it was not used\n{said}");
+    }
+}
+
+#[test]
+fn without_a_plugin_it_is_left_out_with_one_line_and_calls_that_name_it_are_refused() {
+    let (_alone, Some(mpi)) = (alone(), mpi()) else { return };
+    let none = ("STRATA_MPI_PLUGIN", "/nonexistent/plugin.so");
+    let said = run(mpi, 3, "once", &[MPI_TOO, none, ("STRATA_INTER", "tcp"), ("NCCL_DEBUG", "")]);
+    let lines: Vec<&str> = said.lines().filter(|line| line.contains("provider:mpi is left out")).collect();
+    assert!(matches!(lines[..], [line] if line.contains("/nonexistent/plugin.so")), "{said}");
+    assert_eq!(said.lines().filter(|line| line.contains("provider mpi was left out")).count(), 3, "{said}");
+}
+
+/// A rank that ends in the midst: MPI's call never ends, the others are told, and nobody hangs.
+#[test]
+fn a_rank_that_does_not_come_fails_the_others_in_time_and_the_error_names_the_provider() {
+    let (_alone, Some(mpi)) = (alone(), mpi()) else { return };
+    let program = program();
+    let script = "if [ $RANK = 2 ]; then exec \"$1\" mpi idle; fi; exec \"$1\" mpi once";
+    let vars = [MPI_TOO, ("STRATA_TIMEOUT_MS", "3000"), ("STRATA_INTER", "tcp")];
+    // MPI cannot be finalised then, which launchers take for a failure: what ranks say counts.
+    let job = mpi.start(3, &[], script, &[program.to_str().unwrap()], &vars);
+    let end = Instant::now() + LIMIT;
+    let next = || job.lines.recv_timeout(end.saturating_duration_since(Instant::now())).ok();
+    let said = std::iter::from_fn(next).collect::<Vec<String>>().join("\n");
+    assert!(Instant::now() < end, "{said}");
+    assert!(said.contains("provider mpi has not completed it"), "{said}");
+    assert_eq!(said.lines().filter(|line| line.contains(": error ")).count(), 2, "{said}");
+}

@@ -1,0 +1,96 @@
+//! Calls that a provider may carry out: which of the communicator's providers take a call of its type, operation and size.
+#![forbid(unsafe_code)]
+
+use super::members::Member;
+use super::{CollectiveCall, Comm};
+use crate::algorithms;
+use crate::dtype::{DataType, Operator, Reduction};
+use crate::error::{Error, Result};
+use crate::fork::PerProcess;
+use crate::plan::Collective;
+use crate::selection::CarriedName;
+use crate::topo::Rank;
+use crate::transport::provider::{self, CommProviders, ProviderFacts, ProviderSet};
+use crate::transport::{Exchange, Router, Site};
+use std::collections::BTreeMap;
+use std::sync::Once;
+
+/// Said once in a process.
+static LEFT_OUT: PerProcess<Once> = PerProcess::new(Once::new);
+
+/// Opens the providers that rank 0's settings name. All ranks call it together.
+pub(super) fn open(
+    router: &mut Router,
+    site: &Site<'_>,
+    members: &[Member],
+    exchange: &mut dyn Exchange,
+) -> Result<CommProviders> {
+    let wanted = provider::wanted(&site.config.providers).map_err(Error::InvalidUsage)?;
+    if wanted.is_empty() || members.len() < 2 {
+        return Ok(CommProviders::default());
+    }
+    let on_device = members.iter().position(|member| member.on_gpu);
+    let known = match on_device {
+        None => router.open_providers(site, exchange)?,
+        Some(rank) => {
+            let why = format!("the data of rank {rank} is on a device, and providers are for host memory");
+            if let Some(required) = wanted.iter().find(|wanted| wanted.required) {
+                return Err(Error::InvalidUsage(format!("STRATA_PROVIDERS: {}! cannot be used: {why}", required.what)));
+            }
+            let left_out = provider::names(site.config).into_iter().map(|(name, _)| (name, why.clone())).collect();
+            CommProviders { all: Vec::new(), left_out }
+        }
+    };
+    if site.me == Rank(0) {
+        for (name, why) in &known.left_out {
+            let (name, setting) = (format!("provider:{name}"), &site.config.providers);
+            LEFT_OUT.get().call_once(|| {
+                crate::log::notice(&format!("STRATA_PROVIDERS={setting}: {name} is left out: {why}"));
+            });
+            crate::info!("{name} is left out: {why}");
+        }
+        let names: Vec<String> = known.all.iter().map(|facts| format!("provider:{}", facts.name)).collect();
+        if !names.is_empty() {
+            crate::info!("calls may go by {}", names.join(", "));
+        }
+    }
+    Ok(known)
+}
+
+impl Comm {
+    /// The providers that carry out such calls.
+    pub(super) fn providers_for(&self, call: &CollectiveCall) -> ProviderSet {
+        let CollectiveCall { collective, count, dtype, reduction, .. } = *call;
+        if self.providers.all.is_empty() || call.blocks.is_some() {
+            return ProviderSet::default();
+        }
+        let operator = reduction.map(|reduction| reduction.operator);
+        self.providers.of((collective, count * dtype.size()), dtype, operator)
+    }
+
+    /// Its providers by name, each with the collectives that it does of float32, where they reduce as a sum.
+    pub fn providers(&self) -> BTreeMap<&str, Vec<&'static str>> {
+        let does = |facts: &ProviderFacts, collective: Collective| {
+            let operator = collective.reduces().then_some(Operator::Sum);
+            facts.most.get(collective, DataType::F32, operator) > 0
+        };
+        let of = |facts: &ProviderFacts| -> Vec<&'static str> {
+            Collective::ALL.into_iter().filter(|collective| does(facts, *collective)).map(Collective::name).collect()
+        };
+        self.providers.all.iter().map(|facts| (facts.name.as_str(), of(facts))).collect()
+    }
+
+    /// Whether an algorithm is no provider's, or one that carries out such calls.
+    pub fn provides(
+        &self,
+        algorithm: &str,
+        (collective, block_bytes): (Collective, usize),
+        (dtype, reduction): (DataType, Option<Reduction>),
+    ) -> bool {
+        let name = CarriedName::parse(algorithm).map_or(algorithm, |name| name.algorithm);
+        let Some(provider) = algorithms::provider_in(name) else { return true };
+        let operator = reduction.map(|reduction| reduction.operator);
+        let set = self.providers.of((collective, block_bytes), dtype, operator);
+        self.providers.place(provider).is_some_and(|place| set.has(place))
+    }
+}

@@ -1,0 +1,50 @@
+//! What names a call to other ranks and to people: the digest in which its ranks must agree, and the words of its errors.
+#![forbid(unsafe_code)]
+
+use super::CollectiveCall;
+use crate::digest::Digest;
+use crate::dtype::Prologue;
+use crate::error::Error;
+
+/// Says of which operation an error is. A message that does not match its receive may be one `beside` it.
+pub(super) fn explain(error: Error, call: &CollectiveCall, sequence: u64, beside: bool) -> Error {
+    let sizes = if call.blocks.is_some() { "blocks of different sizes of " } else { "" };
+    let (name, count, dtype) = (call.collective.name(), call.count, call.dtype.name());
+    let count = if call.blocks.is_some() { String::new() } else { format!("{count} ") };
+    let what = format!("operation {sequence}, {name} of {sizes}{count}{dtype}: ");
+    match error {
+        Error::InvalidUsage(text) if beside => {
+            Error::InvalidUsage(format!("{}, or a send or receive beside it: {text}", what.trim_end_matches(": ")))
+        }
+        Error::InvalidUsage(text) => Error::InvalidUsage(what + &text),
+        Error::Timeout(text) => Error::Timeout(match call.decision.as_ref().and_then(|decision| decision.provider()) {
+            Some(provider) => format!("{what}provider {provider} has not completed it: {text}"),
+            None => what + &text,
+        }),
+        Error::Remote(text) => Error::Remote(what + &text),
+        other => other,
+    }
+}
+
+/// A digest of what all ranks of one collective must agree on.
+pub(super) fn signature(call: &CollectiveCall, algorithm: &str) -> u32 {
+    let mut digest = Digest::new("collective").text(call.collective.name());
+    digest = match (&call.blocks, call.known_sizes()) {
+        (None, _) => digest.number(call.count as u64),
+        (Some(_), None) => digest.text("own sizes"),
+        (Some(_), Some(sizes)) => sizes.iter().fold(digest.text("sizes"), |digest, &count| digest.number(count as u64)),
+    };
+    if let Some(joined) = &call.joined {
+        digest = joined.summary.0.iter().fold(digest.text("joined"), |digest, &word| digest.number(word));
+    }
+    digest = digest.text(call.dtype.name()).number(call.root.0).text(algorithm);
+    if let Some(reduction) = call.reduction {
+        let prologue = match reduction.prologue {
+            Prologue::None => "none",
+            Prologue::Scalar(_) => "scalar",
+            Prologue::Reciprocal(_) => "reciprocal",
+        };
+        digest = digest.number(reduction.operator as u8).number(reduction.divisor).text(prologue);
+    }
+    digest.value() as u32
+}

@@ -1,0 +1,237 @@
+//! MPI's own collectives as a provider: each call is the non-blocking one of that name, on a communicator of MPI's that is for these
+//! calls alone.
+//!
+//! MPI asks all ranks for the same order of collectives on a communicator. That is the order in which Strata's communicator runs its
+//! calls, and no other communicator has any part in it. Counts are an `int`: longer blocks are not taken.
+#![forbid(unsafe_code)]
+
+use super::vtable::{collective, element, operation, Collective as ForMpi};
+use super::worker::{MpiLink, TransferEnd};
+use super::MpiEnvironment;
+use crate::dtype::{DataType, Operator};
+use crate::error::{Error, Result};
+use crate::memory::Region;
+use crate::plan::Collective;
+use crate::topo::Rank;
+use crate::transport::provider::{self, CollectiveProvider, MostBytes, Opened, ProviderCall, ProviderKind, Refused};
+use crate::transport::shm::wakeup::Wakeups;
+use crate::transport::{Exchange, Site};
+use std::sync::Arc;
+
+/// Elements of a block, at most.
+const MOST_ELEMENTS: u64 = i32::MAX as u64;
+
+/// A collective on its way to the thread that calls MPI.
+#[derive(Debug, Clone, Copy)]
+pub struct MpiCollective {
+    what: i32,
+    element: i32,
+    operation: i32,
+    root: i32,
+    in_place: bool,
+    /// What is sent.
+    pub send: Region,
+    /// Where the result goes.
+    pub recv: Region,
+    count: u64,
+}
+
+/// MPI's type for elements that are reduced; none where it has none.
+fn element(dtype: DataType) -> Option<i32> {
+    Some(match dtype {
+        DataType::I8 => element::INT8,
+        DataType::U8 => element::UINT8,
+        DataType::I16 => element::INT16,
+        DataType::U16 => element::UINT16,
+        DataType::I32 => element::INT32,
+        DataType::U32 => element::UINT32,
+        DataType::I64 => element::INT64,
+        DataType::U64 => element::UINT64,
+        DataType::F32 => element::FLOAT,
+        DataType::F64 => element::DOUBLE,
+        DataType::F16 | DataType::BF16 | DataType::F8E4M3 | DataType::F8E5M2 => return None,
+    })
+}
+
+fn operation(operator: Operator) -> i32 {
+    match operator {
+        Operator::Sum => operation::SUM,
+        Operator::Prod => operation::PROD,
+        Operator::Max => operation::MAX,
+        Operator::Min => operation::MIN,
+        Operator::And => operation::BIT_AND,
+        Operator::Or => operation::BIT_OR,
+        Operator::Xor => operation::BIT_XOR,
+    }
+}
+
+/// Its number for the plugin, and its name. Only scripts do custom ones.
+fn number(collective: Collective) -> Option<i32> {
+    Some(match collective {
+        Collective::AllReduce => collective::ALL_REDUCE,
+        Collective::AllGather => collective::ALL_GATHER,
+        Collective::ReduceScatter => collective::REDUCE_SCATTER,
+        Collective::Broadcast => collective::BROADCAST,
+        Collective::Reduce => collective::REDUCE,
+        Collective::AllToAll => collective::ALL_TO_ALL,
+        Collective::Gather => collective::GATHER,
+        Collective::Scatter => collective::SCATTER,
+        Collective::Custom => return None,
+    })
+}
+
+/// The longest block of such calls. What only moves goes as bytes.
+fn most_bytes(_: Collective, dtype: DataType, operator: Option<Operator>) -> u64 {
+    match operator {
+        None => MOST_ELEMENTS,
+        Some(_) => element(dtype).map_or(0, |_| MOST_ELEMENTS * dtype.size() as u64),
+    }
+}
+
+impl MpiCollective {
+    /// A call of Strata's.
+    fn of(call: &ProviderCall) -> Option<MpiCollective> {
+        let ProviderCall { collective, root, send, recv, count, dtype, operator, in_place } = *call;
+        let (element, operation, count) = match operator {
+            Some(operator) => (element(dtype)?, operation(operator), count as u64),
+            None => (element::UINT8, 0, (count * dtype.size()) as u64),
+        };
+        let (what, root) = (number(collective)?, root.0 as i32);
+        Some(MpiCollective { what, element, operation, root, in_place, send, recv, count })
+    }
+
+    /// A barrier.
+    pub fn barrier() -> MpiCollective {
+        let (what, element) = (collective::BARRIER, element::UINT8);
+        let (send, recv) = (Region::EMPTY, Region::EMPTY);
+        MpiCollective { what, element, operation: 0, root: 0, in_place: false, send, recv, count: 0 }
+    }
+
+    /// What the plugin is given.
+    pub fn for_mpi(&self) -> ForMpi {
+        let MpiCollective { what, element, operation, root, in_place, send, recv, count } = *self;
+        let in_place = i32::from(in_place);
+        ForMpi { what, element, operation, root, in_place, send: send.as_ptr(), recv: recv.as_ptr(), count }
+    }
+
+    /// MPI's name of it.
+    pub fn name(&self) -> &'static str {
+        match self.what {
+            collective::ALL_REDUCE => "MPI_Iallreduce",
+            collective::ALL_GATHER => "MPI_Iallgather",
+            collective::REDUCE_SCATTER => "MPI_Ireduce_scatter_block",
+            collective::BROADCAST => "MPI_Ibcast",
+            collective::REDUCE => "MPI_Ireduce",
+            collective::ALL_TO_ALL => "MPI_Ialltoall",
+            collective::GATHER => "MPI_Igather",
+            collective::SCATTER => "MPI_Iscatter",
+            _ => "MPI_Ibarrier",
+        }
+    }
+}
+
+/// MPI's own collectives.
+pub struct MpiCollectives;
+
+impl ProviderKind for MpiCollectives {
+    fn name(&self) -> String {
+        provider::MPI.to_string()
+    }
+
+    fn open(
+        &self,
+        site: &Site<'_>,
+        wakeups: &Arc<Wakeups>,
+        exchange: &mut dyn Exchange,
+    ) -> Result<std::result::Result<Opened, Refused>> {
+        MpiEnvironment::of_this_process().open_collectives(site, wakeups, exchange)
+    }
+}
+
+impl MpiEnvironment {
+    /// Opens them for a rank. All ranks call it together.
+    pub fn open_collectives(
+        &self,
+        site: &Site<'_>,
+        wakeups: &Arc<Wakeups>,
+        exchange: &mut dyn Exchange,
+    ) -> Result<std::result::Result<Opened, Refused>> {
+        let joined = match self.join(site, true, exchange)? {
+            Ok(joined) => joined,
+            Err(why) => return Ok(Err(Refused { name: provider::MPI.to_string(), why })),
+        };
+        let (link, _) = joined.link(wakeups, exchange)?;
+        let provider = MpiProvider { me: site.me, link, runs: None, events: Vec::new(), cancelled: false };
+        let (name, most) = (provider::MPI.to_string(), MostBytes::of(most_bytes));
+        Ok(Ok(Opened { name, provider: Box::new(provider), most }))
+    }
+}
+
+/// MPI's collectives for one rank of one communicator.
+#[derive(Debug)]
+struct MpiProvider {
+    me: Rank,
+    link: MpiLink,
+    /// MPI's name of what is under way.
+    runs: Option<&'static str>,
+    events: Vec<TransferEnd>,
+    cancelled: bool,
+}
+
+impl CollectiveProvider for MpiProvider {
+    fn start(&mut self, call: &ProviderCall) -> Result<()> {
+        let name = call.collective.name();
+        if self.cancelled {
+            return Err(Error::InvalidUsage(format!("{name} after the communicator has failed")));
+        }
+        let call = MpiCollective::of(call);
+        let call = call.ok_or_else(|| Error::Internal(format!("MPI has no {name} of such elements")))?;
+        self.runs = Some(call.name());
+        self.link.collect(0, call);
+        self.link.wait_for(true);
+        Ok(())
+    }
+
+    fn test(&mut self) -> Result<bool> {
+        let Some(name) = self.runs else { return Ok(true) };
+        self.link.take(&mut self.events)?;
+        let Some(end) = self.events.pop() else { return Ok(false) };
+        self.runs = None;
+        // Where the program may call MPI next, MPI is silent when this returns.
+        self.link.wait_for(false);
+        let failed = |error: Error| Error::Remote(format!("{name} at rank {}: {}", self.me, error.text()));
+        end.outcome.map(|_| true).map_err(failed)
+    }
+
+    fn takes_in_place(&self, collective: Collective) -> bool {
+        // MPI has the whole input in the place of the result then.
+        collective != Collective::ReduceScatter
+    }
+
+    fn wakes(&self) -> bool {
+        true
+    }
+
+    fn has_news(&self) -> bool {
+        self.link.has_events()
+    }
+
+    fn cancel(&mut self) {
+        if !std::mem::replace(&mut self.cancelled, true) {
+            self.link.cancel();
+        }
+        self.runs = None;
+    }
+}
+
+impl Drop for MpiProvider {
+    fn drop(&mut self) {
+        if self.runs.is_some() {
+            // The memory of what is under way is the program's again.
+            self.cancel();
+        }
+        if !self.cancelled {
+            self.link.leave_together();
+        }
+    }
+}

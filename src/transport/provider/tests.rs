@@ -1,0 +1,185 @@
+//! Buffers of calls as a provider sees them, on a toy; and the setting.
+
+use super::*;
+use crate::device::host::Combine;
+use crate::plan::OperandOrder;
+
+/// A provider of two ranks whose other rank sends 100, 101, ... and whose calls end at the second look.
+#[derive(Debug, Default)]
+struct Toy {
+    call: Option<(ProviderCall, bool)>,
+    refuses: bool,
+    looks: usize,
+    cancelled: bool,
+}
+
+impl CollectiveProvider for Toy {
+    fn start(&mut self, call: &ProviderCall) -> Result<()> {
+        if self.refuses {
+            return Err(Error::System("start of it returned 7: no".to_string()));
+        }
+        self.call = Some((*call, false));
+        self.looks = 0;
+        Ok(())
+    }
+
+    fn test(&mut self) -> Result<bool> {
+        self.looks += 1;
+        let Some((call, ended)) = self.call.as_mut().filter(|_| self.looks > 1) else { return Ok(false) };
+        assert!(!std::mem::replace(ended, true), "asked after the end");
+        let theirs: Vec<u8> = (100..).take(call.count).collect();
+        let (send, recv) = (call.send, call.recv);
+        let mut mine = vec![0; send.len()];
+        send.read(&mut mine);
+        match call.collective {
+            Collective::AllReduce => {
+                let sum: Vec<u8> = mine.iter().zip(&theirs).map(|(one, other)| one.wrapping_add(*other)).collect();
+                recv.write(&sum);
+            }
+            Collective::ReduceScatter => {
+                let own = &mine[..call.count];
+                let sum: Vec<u8> = own.iter().zip(&theirs).map(|(one, other)| one.wrapping_add(*other)).collect();
+                recv.write(&sum);
+            }
+            Collective::AllGather => {
+                if !call.in_place {
+                    recv.part(0, call.count).write(&mine);
+                }
+                recv.part(call.count, call.count).write(&theirs);
+            }
+            _ => {}
+        }
+        Ok(true)
+    }
+
+    fn takes_in_place(&self, collective: Collective) -> bool {
+        collective != Collective::ReduceScatter
+    }
+
+    fn cancel(&mut self) {
+        self.cancelled = true;
+    }
+}
+
+fn toy(refuses: bool) -> Providers {
+    let mut providers = Providers::new(Rank(0));
+    providers.all.push(("toy".to_string(), Box::new(Toy { refuses, ..Toy::default() })));
+    providers
+}
+
+/// Memory, cut into pieces of these lengths.
+fn region(bytes: &[u8]) -> Region {
+    let whole = Arena::new(bytes.len().max(1)).leak().part(0, bytes.len());
+    whole.write(bytes);
+    whole
+}
+
+fn blocks(lists: &[&[Region]]) -> Blocks {
+    let mut blocks = Blocks::default();
+    lists.iter().for_each(|list| blocks.push(list.iter().copied()));
+    blocks
+}
+
+fn bytes(region: Region) -> Vec<u8> {
+    let mut bytes = vec![0; region.len()];
+    region.read(&mut bytes);
+    bytes
+}
+
+fn sum(divisor: u64) -> Option<Combine> {
+    Some(Combine { dtype: DataType::U8, operator: Operator::Sum, order: OperandOrder::LocalFirst, divisor })
+}
+
+fn run(
+    providers: &mut Providers,
+    collective: Collective,
+    (src, dst): (&Blocks, &Blocks),
+    combine: Option<Combine>,
+) -> Vec<Token> {
+    let call = NodeCall { collective, root: 0, src, dst, combine, operation_bytes: 0 };
+    assert_eq!(providers.start(9, ("toy", DataType::U8), call).unwrap(), Started::Pending);
+    assert_eq!(providers.start(10, ("toy", DataType::U8), call).unwrap(), Started::Busy);
+    assert!(providers.must_be_polled() && !providers.has_news());
+    let mut done = Vec::new();
+    providers.poll(&mut done).unwrap();
+    assert_eq!(done, [0; 0]);
+    providers.poll(&mut done).unwrap();
+    providers.poll(&mut done).unwrap();
+    assert!(!providers.must_be_polled());
+    done
+}
+
+#[test]
+fn what_lies_in_pieces_is_brought_together_and_back_and_an_average_is_divided() {
+    let mut toy = toy(false);
+    let (one, two) = (region(&[0, 1]), region(&[2, 3, 4]));
+    let (into, rest) = (region(&[0]), region(&[0; 4]));
+    let done = run(&mut toy, Collective::AllReduce, (&blocks(&[&[one, two]]), &blocks(&[&[into, rest]])), sum(2));
+    assert_eq!((done, bytes(into), bytes(rest)), (vec![9], vec![50], vec![51, 52, 53, 54]));
+}
+
+#[test]
+fn in_place_stays_so_where_the_library_has_the_convention_and_goes_through_our_memory_where_not() {
+    let mut toy = toy(false);
+    let both = region(&[1, 2, 0, 0]);
+    let (mine, theirs) = (both.part(0, 2), both.part(2, 2));
+    run(&mut toy, Collective::AllGather, (&blocks(&[&[mine]]), &blocks(&[&[mine], &[theirs]])), None);
+    assert_eq!(bytes(both), [1, 2, 100, 101]);
+    let both = region(&[1, 2, 3, 4]);
+    let (mine, theirs) = (both.part(0, 2), both.part(2, 2));
+    run(&mut toy, Collective::ReduceScatter, (&blocks(&[&[mine], &[theirs]]), &blocks(&[&[mine]])), sum(1));
+    assert_eq!(bytes(both), [101, 103, 3, 4]);
+}
+
+#[test]
+fn a_broadcast_has_one_buffer_that_its_root_has_filled() {
+    let mut toy = toy(false);
+    let (from, to) = (region(&[5, 6]), region(&[0, 0]));
+    run(&mut toy, Collective::Broadcast, (&blocks(&[&[from]]), &blocks(&[&[to]])), None);
+    assert_eq!(bytes(to), [5, 6]);
+}
+
+#[test]
+fn an_error_names_the_provider_and_after_a_cancel_nothing_is_under_way() {
+    let (data, result) = (region(&[1]), region(&[0]));
+    let (src, dst) = (blocks(&[&[data]]), blocks(&[&[result]]));
+    let call = NodeCall {
+        collective: Collective::AllReduce,
+        root: 0,
+        src: &src,
+        dst: &dst,
+        combine: sum(1),
+        operation_bytes: 0,
+    };
+    let refused = toy(true).start(1, ("toy", DataType::U8), call).unwrap_err();
+    assert_eq!(refused.text(), "provider toy: start of it returned 7: no");
+    let unknown = toy(false).start(1, ("other", DataType::U8), call).unwrap_err();
+    assert!(unknown.text().starts_with("provider other is not open"), "{unknown}");
+    let mut toy = toy(false);
+    toy.start(1, ("toy", DataType::U8), call).unwrap();
+    toy.cancel();
+    let mut done = Vec::new();
+    toy.poll(&mut done).unwrap();
+    assert!(done.is_empty() && !toy.must_be_polled());
+}
+
+#[test]
+fn the_setting_names_mpi_and_paths_and_what_is_wrong_is_told() {
+    let names = |text: &str| {
+        let wanted = wanted(text)?;
+        Ok(wanted.into_iter().map(|wanted| (wanted.what, wanted.required)).collect::<Vec<_>>())
+    };
+    let named = |what: &str, required| (what.to_string(), required);
+    assert_eq!(names("none"), Ok(Vec::new()));
+    assert_eq!(names("mpi, /a/libb.so!"), Ok(vec![named("mpi", false), named("/a/libb.so", true)]));
+    for (text, what) in [
+        ("mpj", "mpj is neither mpi nor the path of a plugin"),
+        ("mpi,,/a.so", "a name is empty"),
+        ("mpi,mpi!", "mpi is named twice"),
+        ("/1,/2,/3,/4,/5,/6,/7,/8,/9", "there may be 8"),
+    ] {
+        let told: std::result::Result<Vec<(String, bool)>, String> = names(text);
+        let told = told.unwrap_err();
+        assert!(told.starts_with(&format!("STRATA_PROVIDERS={text}: ")) && told.contains(what), "{told}");
+    }
+}
