@@ -6,7 +6,8 @@
 
 use crate::exec::Token;
 use crate::fork::Unshared;
-use crate::memory::{vectored, Arena, Bytes, Region};
+use crate::memory::vectored::{self, Delivery};
+use crate::memory::{Arena, Bytes, Region};
 use crate::transport::header::HEADER;
 use crate::transport::target::{Pieces, Target};
 use smallvec::SmallVec;
@@ -37,6 +38,26 @@ pub enum Body {
         /// How many bytes.
         len: usize,
     },
+    /// A part of the message with this number, as it lies coded in the connection's own buffer. One frame at a time is such.
+    Coded {
+        /// The message's number.
+        id: u64,
+        /// How many bytes of the message it stands for.
+        original: usize,
+        /// How many bytes it has.
+        len: usize,
+    },
+}
+
+impl Body {
+    /// Bytes of it that count as [`queued`](Connection::queued): neither a message's nor those that are coded but once.
+    fn queued(&self) -> usize {
+        if let Body::Owned(bytes) = self {
+            bytes.len()
+        } else {
+            0
+        }
+    }
 }
 
 /// A frame to be written.
@@ -95,6 +116,10 @@ pub struct Connection {
     queued: usize,
     /// Frames in the queue whose tokens are to be reported.
     owed: usize,
+    /// The body of a coded frame to be written; empty until there is one.
+    pub coded: Vec<u8>,
+    /// What it had delivered when that was last asked.
+    delivery: Delivery,
     buffer: Arena,
     start: usize,
     end: usize,
@@ -127,6 +152,8 @@ impl Connection {
             output: VecDeque::new(),
             queued: 0,
             owed: 0,
+            coded: Vec::new(),
+            delivery: Delivery::default(),
             buffer: Arena::new(if reads { BUFFER } else { 0 }),
             start: 0,
             end: 0,
@@ -159,7 +186,7 @@ impl Connection {
         if self.output_lost.is_some() {
             return;
         }
-        self.queued += HEADER + if let Body::Owned(bytes) = &body { bytes.len() } else { 0 };
+        self.queued += HEADER + body.queued();
         self.output.push_back(Outgoing { head, body, written: 0, token: None });
     }
 
@@ -211,15 +238,18 @@ impl Connection {
                     pieces.runs(*offset + in_body, *len - in_body, MAX_RUNS, &mut parts);
                     (&[], HEADER + *len)
                 }
+                Body::Coded { len, .. } => (&self.coded[in_body..*len], HEADER + *len),
             };
             match vectored::send(&*self.socket, [head, owned], &parts) {
                 Ok(sent) => {
                     frame.written += sent;
-                    if let Body::Part { id, .. } = frame.body {
-                        written(id, frame.written.saturating_sub(HEADER) - in_body);
+                    match frame.body {
+                        Body::Part { id, .. } => written(id, frame.written.saturating_sub(HEADER) - in_body),
+                        Body::Coded { id, original, .. } if frame.written == total => written(id, original),
+                        _ => {}
                     }
                     if frame.written == total {
-                        self.queued -= HEADER + if let Body::Owned(bytes) = &frame.body { bytes.len() } else { 0 };
+                        self.queued -= HEADER + frame.body.queued();
                         if let Some(token) = frame.token {
                             self.owed -= 1;
                             done.push(token);
@@ -341,6 +371,12 @@ impl Connection {
     /// Takes the buffer back.
     pub fn give_back(&mut self, buffer: Arena) {
         self.buffer = buffer;
+    }
+
+    /// What it has delivered since that was last asked; nothing where the system does not count it.
+    pub fn delivered(&mut self) -> Delivery {
+        let now = vectored::delivered(&*self.socket).unwrap_or(self.delivery);
+        now.since(std::mem::replace(&mut self.delivery, now))
     }
 
     /// Drops the first bytes that were read ahead.

@@ -5,21 +5,24 @@
 //! and goes on there: then one connection carries both ways, and the acknowledgements of the system travel with the
 //! answers instead of alone. A large message is announced
 //! there; when its receive has been posted the receiver grants it in the same way, and the bytes come in
-//! stripes over whichever connections have room. So a connection carries nothing that its reader has no place for, and
-//! no stream blocks another.
+//! stripes over whichever connections have room, or in frames that are [coded](crate::transport::lossless). So a connection carries
+//! nothing that its reader has no place for, and no stream blocks another.
 //!
 //! A message is sent when the system has all its bytes. The system then delivers them whatever becomes of this rank, and the
 //! receiver finds them before the connection's end; only a process that is killed with bytes of the peer unread takes back
 //! what has not arrived.
 #![forbid(unsafe_code)]
 
-use super::connection::{Body, Connection, Ended, Inbound};
+use super::connection::{Body, Connection, Ended, Inbound, BUFFER};
 use super::frame::Password;
 use crate::error::{Error, Result};
 use crate::exec::{Started, Token};
 use crate::memory::Region;
 use crate::topo::Rank;
 use crate::transport::header::{FrameHeader, FrameKind, HEADER};
+use crate::transport::lossless::codec::MAX_CODED;
+use crate::transport::lossless::gauge::Gauge;
+use crate::transport::lossless::{CodedPart, Lossless};
 use crate::transport::matching::{Fetch, Matching, Received};
 use crate::transport::{Envelope, Sink};
 use std::net::SocketAddr;
@@ -29,12 +32,18 @@ use std::time::{Duration, Instant};
 pub const SMALL: usize = 32 << 10;
 /// Bytes of a large message in one frame, unless it has fewer.
 const LEAST_STRIPE: usize = 256 << 10;
+/// A multiple of the size of every type.
+const WHOLE: usize = 64;
 /// Bytes of a large message in one frame at most.
 const MAX_STRIPE: usize = 1 << 20;
+/// Bytes that are coded before others get their turn.
+const CODED_TURN: usize = 256 << 10;
 /// Bytes read from one connection before others get their turn.
 const TURN: usize = 1 << 20;
 /// Small messages stop when so many bytes wait to be written.
 const MAX_QUEUED: usize = 1 << 20;
+/// A frame that is taken whole is read ahead whole.
+const _: () = assert!(HEADER + MAX_CODED <= BUFFER);
 /// Messages with a number at a time, which is no limit in practice.
 const MAX_NUMBERED: usize = 1 << 20;
 /// How long a peer that listens no more is still expected to be heard: connections that it made before may yet come in.
@@ -42,9 +51,10 @@ const LAST_WORDS: Duration = Duration::from_millis(300);
 /// The same for a peer of which no connection has come in at all.
 const FIRST_WORDS: Duration = Duration::from_secs(1);
 
-/// Bytes of one frame of a message that is shared out among so many connections.
+/// Bytes of one frame of a message that is shared out among so many connections: whole elements of any type, since a receiver
+/// reduces no part of one.
 fn stripe(bytes: usize, shares: usize) -> usize {
-    bytes.div_ceil(shares).clamp(LEAST_STRIPE, MAX_STRIPE)
+    bytes.div_ceil(shares).next_multiple_of(WHOLE).clamp(LEAST_STRIPE, MAX_STRIPE)
 }
 
 /// Who made a connection.
@@ -99,6 +109,10 @@ pub struct TcpPeer {
     silent_since: Option<Instant>,
     /// Times that its connections were written.
     writes: u64,
+    /// Whether its long messages are worth coding.
+    gauge: Gauge,
+    /// Whether more could be coded and written at once.
+    pub is_paused: bool,
     /// Whether it is among those that are [awaited](Self::awaits).
     pub is_awaited: bool,
 }
@@ -122,6 +136,8 @@ impl TcpPeer {
             has_spoken: false,
             silent_since: None,
             writes: 0,
+            gauge: Gauge::default(),
+            is_paused: false,
             is_awaited: false,
         }
     }
@@ -327,17 +343,17 @@ impl TcpPeer {
 
     /// Reads from one connection and does what its frames say. What has been read ahead is always worked off: the socket
     /// will not tell of it again.
-    pub fn read(&mut self, link: usize, done: &mut Vec<Token>) -> Result<()> {
-        self.read_link(link, done)?;
+    pub fn read(&mut self, link: usize, lossless: &mut Lossless, done: &mut Vec<Token>) -> Result<()> {
+        self.read_link(link, lossless, done)?;
         let released = self.has_switched.then(|| self.links.iter().position(|link| link.connection.is_held)).flatten();
         released.map_or(Ok(()), |held| {
             self.links[held].connection.is_held = false;
             self.speaks = Some(held);
-            self.read_link(held, done)
+            self.read_link(held, lossless, done)
         })
     }
 
-    fn read_link(&mut self, link: usize, done: &mut Vec<Token>) -> Result<()> {
+    fn read_link(&mut self, link: usize, lossless: &mut Lossless, done: &mut Vec<Token>) -> Result<()> {
         let mut budget = TURN;
         loop {
             let connection = &mut self.links[link].connection;
@@ -368,32 +384,75 @@ impl TcpPeer {
             let Some(header) = FrameHeader::decode(&bytes) else {
                 return Err(self.nonsense("a frame of no known kind"));
             };
-            if header.kind != FrameKind::Small {
-                connection.skip(HEADER);
-                self.take_header(link, &header)?;
-                continue;
-            }
-            if header.body as usize > SMALL {
-                return Err(self.nonsense("a small message that is too long"));
+            let most = match header.kind {
+                FrameKind::Small => SMALL,
+                FrameKind::Coded => MAX_CODED,
+                _ => {
+                    connection.skip(HEADER);
+                    self.take_header(link, &header)?;
+                    continue;
+                }
+            };
+            if header.body as usize > most {
+                return Err(self.nonsense("a small message or a coded frame that is too long"));
             }
             let len = HEADER + header.body as usize;
-            let Some((mut buffer, start)) = connection.lend(len) else {
+            if !connection.holds(len) {
                 if spent || !connection.fill() {
                     return Ok(());
                 }
                 continue;
-            };
-            connection.skip(len);
-            let body = buffer.region().part(start + HEADER, len - HEADER);
-            let taken = self.matching.short_came(&header.message(), body, done);
-            self.speaks = Some(link);
-            if header.nonce > 0 {
-                self.take_ack(header.nonce - 1)?;
             }
-            self.links[link].connection.give_back(buffer);
-            self.acknowledge(taken?);
-            budget = budget.saturating_sub(len);
+            budget = budget.saturating_sub(match header.kind {
+                FrameKind::Small => self.take_small(link, &header, done)?,
+                _ => self.take_coded(link, &header, lossless, done)?,
+            });
         }
+    }
+
+    /// Takes a small message, which has been read ahead. Its bytes.
+    fn take_small(&mut self, link: usize, header: &FrameHeader, done: &mut Vec<Token>) -> Result<usize> {
+        let len = HEADER + header.body as usize;
+        let connection = &mut self.links[link].connection;
+        let Some((mut buffer, start)) = connection.lend(len) else { return Ok(0) };
+        connection.skip(len);
+        let body = buffer.region().part(start + HEADER, len - HEADER);
+        let taken = self.matching.short_came(&header.message(), body, done);
+        self.speaks = Some(link);
+        if header.nonce > 0 {
+            self.take_ack(header.nonce - 1)?;
+        }
+        self.links[link].connection.give_back(buffer);
+        self.acknowledge(taken?);
+        Ok(len)
+    }
+
+    /// Decodes a frame that has been read ahead. Its lengths and places are looked at before anything is done with them. The bytes that
+    /// it stands for.
+    fn take_coded(
+        &mut self,
+        link: usize,
+        header: &FrameHeader,
+        lossless: &mut Lossless,
+        done: &mut Vec<Token>,
+    ) -> Result<usize> {
+        let (offset, original) = (header.bytes as usize, header.nonce as usize);
+        let belongs = self.matching.inflow(header.id).is_some_and(|inflow| {
+            let grain = inflow.posted.target.grain();
+            original > 0 && inflow.has(offset, original) && offset % grain == 0 && original % grain == 0
+        });
+        if !belongs {
+            return Err(self.nonsense("bytes nobody asked for"));
+        }
+        let connection = &mut self.links[link].connection;
+        let len = HEADER + header.body as usize;
+        let Some(frame) = connection.peek(len) else { return Ok(0) };
+        match lossless.decode(frame.part(HEADER, len - HEADER), original) {
+            Ok(bytes) => self.matching.copy_came(header.id, offset, bytes, done),
+            Err(what) => return Err(self.nonsense(what)),
+        };
+        self.links[link].connection.skip(len);
+        Ok(original)
     }
 
     fn take_header(&mut self, link: usize, header: &FrameHeader) -> Result<()> {
@@ -431,10 +490,22 @@ impl TcpPeer {
         }
     }
 
-    /// Writes what the connections take: queued frames, then stripes of granted messages.
-    pub fn write(&mut self, done: &mut Vec<Token>) {
+    /// Looks at how fast the connections are, from time to time, for whether coding pays.
+    fn measure(&mut self, lossless: &Lossless) {
+        if lossless.measures() && self.gauge.is_due() {
+            let TcpPeer { links, gauge, .. } = self;
+            let ours = links.iter_mut().filter(|link| link.way == Way::Out);
+            gauge.look(ours.map(|link| link.connection.delivered()), lossless.sharers, lossless.cost_ns());
+        }
+    }
+
+    /// Writes what the connections take: queued frames, then stripes of granted messages, or coded parts of them.
+    pub fn write(&mut self, lossless: &mut Lossless, done: &mut Vec<Token>) {
         self.write_answers();
-        let TcpPeer { links, matching, writes, shares, .. } = self;
+        self.measure(lossless);
+        let TcpPeer { links, matching, writes, shares, gauge, is_paused, .. } = self;
+        let mut turn = CODED_TURN;
+        *is_paused = false;
         for TcpLink { way, connection, .. } in links {
             if !connection.writes || connection.output_lost.is_some() {
                 continue;
@@ -445,14 +516,31 @@ impl TcpPeer {
                         break;
                     }
                     let Some((id, message)) = matching.next_granted() else { break };
-                    let Some((offset, len)) = message.next_part(stripe(message.src.bytes(), *shares)) else { break };
-                    message.part_begun(len);
-                    let head = FrameHeader {
-                        bytes: offset as u64,
-                        body: len as u64,
-                        ..FrameHeader::about(FrameKind::Data, id)
+                    if turn == 0 {
+                        *is_paused = true;
+                        break;
+                    }
+                    let about = |kind| FrameHeader::about(kind, id);
+                    let (head, body) = match lossless.code(gauge, id, message, &mut connection.coded) {
+                        Some(CodedPart { offset, len, coded }) => {
+                            turn = turn.saturating_sub(len);
+                            message.part_begun(len);
+                            gauge.gave(coded);
+                            let (bytes, body, nonce) = (offset as u64, coded as u64, len as u64);
+                            let head = FrameHeader { bytes, body, nonce, ..about(FrameKind::Coded) };
+                            (head, Body::Coded { id, original: len, len: coded })
+                        }
+                        None => {
+                            let most = stripe(message.src.bytes(), *shares);
+                            let Some((offset, len)) = message.next_part(most) else { break };
+                            message.part_begun(len);
+                            gauge.gave(len);
+                            gauge.passed(len);
+                            let head = FrameHeader { bytes: offset as u64, body: len as u64, ..about(FrameKind::Data) };
+                            (head, Body::Part { id, offset, len })
+                        }
                     };
-                    connection.push(head.encode(), Body::Part { id, offset, len });
+                    connection.push(head.encode(), body);
                 }
                 *writes += 1;
                 let mut left = smallvec::SmallVec::<[(u64, usize); 4]>::new();
