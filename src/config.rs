@@ -114,6 +114,49 @@ words! {
     "one of auto, all and own is wanted"
 }
 
+/// Whether messages between nodes are coded without loss.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LosslessSetting {
+    /// Never.
+    Off,
+    /// By zstd, where the link is slow enough.
+    Zstd,
+    /// By zstd, however fast the link is.
+    Always,
+}
+
+impl LosslessSetting {
+    const NAMES: [(&'static str, LosslessSetting); 3] =
+        [("off", LosslessSetting::Off), ("zstd", LosslessSetting::Zstd), ("always", LosslessSetting::Always)];
+}
+
+impl FromStr for LosslessSetting {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<LosslessSetting, String> {
+        let spelt = match text {
+            "0" | "no" | "none" => "off",
+            "1" | "on" | "yes" => "zstd",
+            text => text,
+        };
+        let near = |name: &&str| strsim::damerau_levenshtein(name, text) < 3;
+        let names = || LosslessSetting::NAMES.into_iter().map(|(name, _)| name);
+        let known = LosslessSetting::NAMES.into_iter().find(|(name, _)| *name == spelt);
+        known.map(|(_, setting)| setting).ok_or_else(|| match names().find(near) {
+            Some(near) => format!("did you mean {near}?"),
+            None => "one of off, zstd and always is wanted".to_string(),
+        })
+    }
+}
+
+impl Display for LosslessSetting {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let name =
+            LosslessSetting::NAMES.into_iter().find(|(_, setting)| setting == self).map_or("off", |(name, _)| name);
+        f.write_str(name)
+    }
+}
+
 macro_rules! variables {
     ($($name:literal $field:ident: $type:ty = $default:literal, $agreed:ident, $text:literal;)*) => {
         /// All variables, in the order of the table.
@@ -272,6 +315,10 @@ variables! {
         "Connections per pair of ranks on different nodes, for each NIC that is used.";
     "STRATA_TCP_NICS" tcp_nics: TcpNics = "auto", agreed,
         "By which NICs of its node a rank's large messages go over TCP. own: by its own. all: by all of them at once, of which each takes what it has room for, so that a slow one takes less. auto: by all in calls that have a root or blocks of different sizes, which load ranks unevenly, and by its own in others.";
+    "STRATA_LOSSLESS" lossless: LosslessSetting = "off", agreed,
+        "Whether long messages between nodes over TCP are coded without loss (docs/codes.md). zstd: where the link is slow enough that coding saves time, and for bytes that shrink. always: however fast the link is. off: never.";
+    "STRATA_LOSSLESS_MIN_BYTES" lossless_min_bytes: usize = "65536", agreed,
+        "Messages of fewer bytes go as they are. An algorithm cuts calls into messages; those of up to 32 KiB are never coded.";
     "STRATA_TRACE" trace: String = "none", local,
         "Record all calls and write them to these files, separated by commas; the extension says how: .json (Chrome's trace events, for Perfetto and `strata trace`), .csv, .txt (a summary), .pickle (PyTorch's flight recorder). %h is the host, %p the process, %r the rank; with neither %p nor %r several processes put their rank before the extension.";
     "STRATA_TRACE_RECORDS" trace_records: usize = "65536", local,
@@ -502,6 +549,15 @@ mod tests {
         }
         let (config, warnings) = parse(&[("STRATA_GPU_DIRECT", "on"), ("STRATA_DEVICE", "host")]);
         assert_eq!((config.gpu_direct, config.device, warnings.len()), (Switch::On, DeviceSetting::Host, 0));
+    }
+
+    #[test]
+    fn a_misspelt_way_to_code_is_answered_with_the_nearest_one() {
+        let (config, warnings) = parse(&[("STRATA_LOSSLESS", "zstdd")]);
+        let told = "STRATA_LOSSLESS=zstdd has no meaning and is ignored: did you mean zstd?";
+        assert_eq!((config.lossless, &warnings[..]), (LosslessSetting::Off, &[told.to_string()][..]));
+        assert_eq!(parse(&[("STRATA_LOSSLESS", "on")]).0.lossless, LosslessSetting::Zstd);
+        assert!(parse(&[("STRATA_LOSSLESS", "snappy")]).1[0].ends_with("one of off, zstd and always is wanted"));
     }
 
     #[test]

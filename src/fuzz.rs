@@ -14,6 +14,7 @@ use crate::communicator::members::Member;
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::health::Loss;
+use crate::memory::Arena;
 use crate::plan::contract::Contract;
 use crate::plan::{self, Collective, Shape};
 use crate::script::trace::Trace;
@@ -27,11 +28,13 @@ use crate::topo::local::LocalRank;
 use crate::topo::pinning::Rules;
 use crate::topo::{Grid, Rank};
 use crate::transport::header::{FrameHeader, FrameKind, HEADER};
+use crate::transport::lossless::codec::{Codec, FRAME, MAX_CODED};
 use crate::transport::mpi::capabilities::{self, LauncherEnv};
 use crate::transport::tcp::frame::Greeting;
 use crate::transport::{shm, Envelope};
 use crate::vendor::runpath;
 use crate::verify::Check;
+use std::cell::RefCell;
 use std::sync::Arc;
 
 /// A parser under test.
@@ -51,6 +54,7 @@ pub const PARSERS: &[Parser] = &[
     Parser { name: "bootstrap_room", run: bootstrap_room, seeds: room_seeds },
     Parser { name: "bootstrap_member", run: bootstrap_member, seeds: member_seeds },
     Parser { name: "tcp_frame", run: tcp_frame, seeds: tcp_seeds },
+    Parser { name: "lossless_frame", run: lossless_frame, seeds: lossless_seeds },
     Parser { name: "unique_id", run: unique_id, seeds: id_seeds },
     Parser { name: "tuning_table", run: tuning_table, seeds: table_seeds },
     Parser { name: "tuner_csv", run: tuning_table, seeds: csv_seeds },
@@ -303,6 +307,41 @@ fn tcp_seeds() -> Vec<Vec<u8>> {
     vec![header.encode().to_vec(), greeting.encode().to_vec()]
 }
 
+thread_local! {
+    /// A codec and a place for what it decodes, as a rank has one for all frames.
+    static CODEC: RefCell<Option<(Codec, Arena)>> = RefCell::new(Codec::new().map(|codec| (codec, Arena::new(MAX_CODED + 1))));
+}
+
+/// The length that a coded frame stands for, and the frame.
+fn lossless_frame(data: &[u8]) {
+    let Some((len, body)) = data.split_first_chunk() else { return };
+    let len = u32::from_le_bytes(*len) as usize;
+    let body = &body[..body.len().min(MAX_CODED + 1)];
+    CODEC.with_borrow_mut(|codec| {
+        let Some((codec, arena)) = codec else { return };
+        let region = arena.region().part(0, body.len());
+        region.write(body);
+        if let Ok(original) = codec.decode(region, len) {
+            assert_eq!(original.len(), len);
+            let form = codec.choose(len);
+            let mut again = vec![0; MAX_CODED];
+            form.and_then(|form| codec.encode(len, form, &mut again));
+        }
+    });
+}
+
+fn lossless_seeds() -> Vec<Vec<u8>> {
+    let Some(mut codec) = Codec::new() else { return Vec::new() };
+    let mut seed = |len: usize, byte: fn(usize) -> u8| {
+        codec.original(len).iter_mut().enumerate().for_each(|(at, place)| *place = byte(at));
+        let mut frame = vec![0; MAX_CODED];
+        let coded = codec.choose(len).and_then(|form| codec.encode(len, form, &mut frame)).unwrap_or(0);
+        [&(len as u32).to_le_bytes()[..], &frame[..coded]].concat()
+    };
+    let mixed: fn(usize) -> u8 = |at| (at as u32).wrapping_mul(2_654_435_761).to_le_bytes()[3] >> (at % 2 * 6);
+    vec![seed(1000, |_| 0), seed(2003, mixed), seed(FRAME, mixed), seed(4000, |at| (at / 8 >> (at % 8)) as u8)]
+}
+
 fn unique_id(data: &[u8]) {
     let mut id = UniqueId([0; 128]);
     let len = data.len().min(id.0.len());
@@ -543,6 +582,8 @@ mod tests {
             .iter()
             .all(|seed| Trace::from_json(&text(seed)).is_ok_and(|trace| trace.compile().is_ok())));
         assert!(contract_seeds().iter().all(|seed| Contract::parse(&text(seed), 4, 6).is_ok()));
+        let lossless: Vec<_> = lossless_seeds().iter().map(|seed| seed.len() > 16).collect();
+        assert_eq!(lossless, [true; 4]);
         assert!(id_seeds().len() == 4 && machine_seeds().len() == Cluster::names().count());
         for parser in PARSERS {
             (parser.seeds)().iter().for_each(|seed| run(parser.name, seed));

@@ -29,6 +29,7 @@ mod fronts;
 mod groups;
 mod large;
 mod listening;
+mod lossless;
 mod messages;
 mod programs_by_seed;
 mod script_files;

@@ -82,3 +82,64 @@ pub fn unacknowledged(socket: impl AsFd) -> io::Result<usize> {
     let result = unsafe { libc::ioctl(socket.as_fd().as_raw_fd(), libc::TIOCOUTQ, &mut bytes) };
     moved(result as isize).map(|_| bytes.max(0) as usize)
 }
+
+/// What a TCP connection has delivered so far.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Delivery {
+    /// Bytes that the other side's system has acknowledged.
+    pub bytes: u64,
+    /// Microseconds in which bytes were under way and the other side had room for more.
+    pub busy_us: u64,
+}
+
+impl Delivery {
+    /// What came since an earlier one.
+    pub fn since(self, earlier: Delivery) -> Delivery {
+        Delivery {
+            bytes: self.bytes.saturating_sub(earlier.bytes),
+            busy_us: self.busy_us.saturating_sub(earlier.busy_us),
+        }
+    }
+}
+
+/// The first bytes of the kernel's `struct tcp_info`, which only grows: libc's has the fields of 2005.
+const TCP_INFO: usize = 192;
+/// Where in it these are.
+const BYTES_ACKED: usize = 120;
+const BUSY_TIME: usize = 168;
+const RWND_LIMITED: usize = 176;
+
+/// What the connection has delivered, where the kernel counts that (since 4.10).
+pub fn delivered(socket: impl AsFd) -> Option<Delivery> {
+    let mut info = [0u8; TCP_INFO];
+    let mut len = TCP_INFO as libc::socklen_t;
+    let (place, fd) = (info.as_mut_ptr().cast(), socket.as_fd().as_raw_fd());
+    // SAFETY: the option must get a place of the length that it is told; because `len` is the array's.
+    let result = unsafe { libc::getsockopt(fd, libc::IPPROTO_TCP, libc::TCP_INFO, place, &mut len) };
+    let word = |at: usize| u64::from_ne_bytes(std::array::from_fn(|byte| info[at + byte]));
+    let busy_us = word(BUSY_TIME).saturating_sub(word(RWND_LIMITED));
+    (result == 0 && len as usize >= RWND_LIMITED + 8).then(|| Delivery { bytes: word(BYTES_ACKED), busy_us })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{Read, Write};
+
+    #[test]
+    fn the_system_counts_what_a_connection_has_delivered() {
+        let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        let mut ours = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let mut theirs = listener.accept().unwrap().0;
+        let before = delivered(&ours).expect("Linux since 4.10");
+        ours.write_all(&[1; 50_000]).unwrap();
+        theirs.read_exact(&mut [0; 50_000]).unwrap();
+        while unacknowledged(&ours).unwrap() > 0 {
+            std::thread::yield_now();
+        }
+        let now = delivered(&ours).unwrap().since(before);
+        assert_eq!(now.bytes, 50_000);
+        assert!(now.busy_us < 10_000_000, "{now:?}");
+        assert_eq!(delivered(std::io::stdin()), None, "no connection");
+    }
+}

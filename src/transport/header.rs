@@ -27,6 +27,8 @@ pub enum FrameKind {
     Leave = 6,
     /// The sender's first connection goes over to the receiver's, which from here on carries both ways. Over TCP only.
     Switch = 7,
+    /// Bytes of a granted message, [coded](super::lossless::codec). Over TCP only.
+    Coded = 8,
 }
 
 /// The head of a frame.
@@ -36,14 +38,15 @@ pub struct FrameHeader {
     pub kind: FrameKind,
     /// The message's envelope.
     pub envelope: Envelope,
-    /// Bytes of the message; of `Data`: where in the message its bytes begin.
+    /// Bytes of the message; of `Data` and `Coded`: where in the message its bytes begin.
     pub bytes: u64,
     /// The sender's number of the message.
     pub id: u64,
     /// Bytes that follow.
     pub body: u64,
     /// Which communicator it belongs to, where messages of a past one could still come in. Over TCP, of a message: one more
-    /// than the number of a small message that has been received, to save a frame. Else 0.
+    /// than the number of a small message that has been received, to save a frame. Of `Coded`: the bytes of the message that
+    /// it stands for. Else 0.
     pub nonce: u64,
 }
 
@@ -90,6 +93,7 @@ impl FrameHeader {
             5 => FrameKind::Ack,
             6 => FrameKind::Leave,
             7 => FrameKind::Switch,
+            8 => FrameKind::Coded,
             _ => return None,
         };
         let channel = u16::from_le_bytes([bytes[2], bytes[3]]);

@@ -404,7 +404,7 @@ impl<A> Matching<A> {
         posted.check(self.peer, head.envelope, head.bytes)?;
         Ok(match arrival {
             Arrival::Short(head, body) => {
-                posted.target.consume_copy(&body, &mut self.staging);
+                posted.target.consume_copy(0, &body, &mut self.staging);
                 Received::Short(head.mark())
             }
             Arrival::Long(head, announced) => {
@@ -467,6 +467,14 @@ impl<A> Matching<A> {
     /// A message whose bytes are awaited.
     pub fn inflow(&mut self, number: u64) -> Option<&mut Inflow> {
         self.inflows.iter_mut().find(|inflow| inflow.number == number)
+    }
+
+    /// Bytes of an awaited message, which begin at `offset`, have come and are kept: they go where they belong. As
+    /// [`part_came`](Self::part_came) then.
+    pub fn copy_came(&mut self, number: u64, offset: usize, bytes: &[u8], done: &mut Vec<Token>) -> Option<Posted> {
+        let at = self.inflows.iter().position(|inflow| inflow.number == number)?;
+        self.inflows[at].posted.target.consume_copy(offset, bytes, &mut self.staging);
+        self.part_came(number, bytes.len(), done)
     }
 
     /// Bytes of a long message have come; if they were the last, its token is reported, and it is given back.

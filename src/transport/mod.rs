@@ -25,6 +25,7 @@ mod leaving;
 #[cfg(test)]
 #[path = "../../examples/transport/loopback.rs"]
 mod loopback;
+pub mod lossless;
 pub mod matching;
 pub mod mpi;
 pub mod provider;

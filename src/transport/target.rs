@@ -116,22 +116,23 @@ impl Target {
         }
     }
 
-    /// Takes a whole message that was kept. `staging` is of the caller's keeping, and may be empty.
-    pub fn consume_copy(&self, message: &[u8], staging: &mut Arena) {
+    /// Takes the bytes of the message from `offset`, which were kept. For a reduction both ends lie between elements. `staging` is of
+    /// the caller's keeping, and may be empty.
+    pub fn consume_copy(&self, offset: usize, bytes: &[u8], staging: &mut Arena) {
         let mut done = 0;
-        while done < message.len() && self.reduce.is_none() {
-            let dst = self.dst.run(done, message.len() - done);
-            dst.write(&message[done..done + dst.len()]);
+        while done < bytes.len() && self.reduce.is_none() {
+            let dst = self.dst.run(offset + done, bytes.len() - done);
+            dst.write(&bytes[done..done + dst.len()]);
             done += dst.len();
         }
-        while done < message.len() {
+        while done < bytes.len() {
             if staging.is_empty() {
                 *staging = Arena::new(STAGED);
             }
-            let part = &message[done..message.len().min(done + STAGED)];
+            let part = &bytes[done..bytes.len().min(done + STAGED)];
             let staged = staging.region().part(0, part.len());
             staged.write(part);
-            self.consume(done, staged);
+            self.consume(offset + done, staged);
             done += part.len();
         }
     }

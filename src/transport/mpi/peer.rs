@@ -389,7 +389,7 @@ impl MpiPeer {
                 self.acknowledged(number)?;
             }
             FrameKind::Leave => self.gone = true,
-            FrameKind::Grant | FrameKind::Data | FrameKind::Switch => {
+            FrameKind::Grant | FrameKind::Data | FrameKind::Switch | FrameKind::Coded => {
                 return Err(self.matching.nonsense("what belongs to TCP"));
             }
         }

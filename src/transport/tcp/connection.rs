@@ -4,16 +4,17 @@
 //! the receiver's pieces; only headers, small messages and data to be combined pass through the buffer.
 #![forbid(unsafe_code)]
 
+use super::peer::wide::Pace;
 use crate::exec::Token;
 use crate::fork::Unshared;
-use crate::memory::{vectored, Arena, Bytes, Region};
+use crate::memory::vectored::{self, Delivery};
+use crate::memory::{Arena, Bytes, Region};
 use crate::transport::header::HEADER;
 use crate::transport::target::{Pieces, Target};
 use smallvec::SmallVec;
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Read};
 use std::net::TcpStream;
-use std::time::{Duration, Instant};
 
 /// Bytes read ahead at most. A small message with its header fits.
 pub const BUFFER: usize = 128 << 10;
@@ -38,6 +39,26 @@ pub enum Body {
         /// How many bytes.
         len: usize,
     },
+    /// A part of the message with this number, as it lies coded in the connection's own buffer. One frame at a time is such.
+    Coded {
+        /// The message's number.
+        id: u64,
+        /// How many bytes of the message it stands for.
+        original: usize,
+        /// How many bytes it has.
+        len: usize,
+    },
+}
+
+impl Body {
+    /// Bytes of it that count as [`queued`](Connection::queued): neither a message's nor those that are coded but once.
+    fn queued(&self) -> usize {
+        if let Body::Owned(bytes) = self {
+            bytes.len()
+        } else {
+            0
+        }
+    }
 }
 
 /// A frame to be written.
@@ -72,51 +93,6 @@ pub struct Inbound {
     pub left: usize,
 }
 
-/// How much of wide messages a connection has on its way: as much as its NIC sends in some ten milliseconds. More would be lost to
-/// faster NICs, and less would leave it idle between two looks.
-#[derive(Debug)]
-pub struct Pace {
-    window: usize,
-    /// Bytes given since the window has changed.
-    given: usize,
-    /// When something was given last.
-    since: Option<Instant>,
-}
-
-impl Pace {
-    const FIRST: usize = 256 << 10;
-    const LEAST: usize = 128 << 10;
-    const MOST: usize = 8 << 20;
-    /// A window that is full for so long is too large.
-    const PATIENCE: Duration = Duration::from_millis(20);
-
-    /// Whether there is room for more, with so much on its way.
-    pub fn has_room(&mut self, under_way: usize, now: Instant) -> bool {
-        if under_way < self.window {
-            if under_way < self.window / 4 && self.given >= self.window {
-                (self.window, self.given) = ((2 * self.window).min(Pace::MOST), 0);
-            }
-            return true;
-        }
-        if self.since.is_some_and(|since| now.saturating_duration_since(since) >= Pace::PATIENCE) {
-            (self.window, self.given, self.since) = ((self.window / 2).max(Pace::LEAST), 0, Some(now));
-        }
-        false
-    }
-
-    /// Notes that so many bytes have been given.
-    pub fn gave(&mut self, bytes: usize, now: Instant) {
-        self.given += bytes;
-        self.since = Some(now);
-    }
-}
-
-impl Default for Pace {
-    fn default() -> Pace {
-        Pace { window: Pace::FIRST, given: 0, since: None }
-    }
-}
-
 /// A connection.
 #[derive(Debug)]
 pub struct Connection {
@@ -143,6 +119,10 @@ pub struct Connection {
     queued: usize,
     /// Frames in the queue whose tokens are to be reported.
     owed: usize,
+    /// The body of a coded frame to be written; empty until there is one.
+    pub coded: Vec<u8>,
+    /// What it had delivered when that was last asked.
+    delivery: Delivery,
     buffer: Arena,
     start: usize,
     end: usize,
@@ -176,6 +156,8 @@ impl Connection {
             output: VecDeque::new(),
             queued: 0,
             owed: 0,
+            coded: Vec::new(),
+            delivery: Delivery::default(),
             buffer: Arena::new(if reads { BUFFER } else { 0 }),
             start: 0,
             end: 0,
@@ -208,7 +190,7 @@ impl Connection {
         if self.output_lost.is_some() {
             return;
         }
-        self.queued += HEADER + if let Body::Owned(bytes) = &body { bytes.len() } else { 0 };
+        self.queued += HEADER + body.queued();
         self.output.push_back(Outgoing { head, body, written: 0, token: None });
     }
 
@@ -260,15 +242,18 @@ impl Connection {
                     pieces.runs(*offset + in_body, *len - in_body, MAX_RUNS, &mut parts);
                     (&[], HEADER + *len)
                 }
+                Body::Coded { len, .. } => (&self.coded[in_body..*len], HEADER + *len),
             };
             match vectored::send(&*self.socket, [head, owned], &parts) {
                 Ok(sent) => {
                     frame.written += sent;
-                    if let Body::Part { id, .. } = frame.body {
-                        written(id, frame.written.saturating_sub(HEADER) - in_body);
+                    match frame.body {
+                        Body::Part { id, .. } => written(id, frame.written.saturating_sub(HEADER) - in_body),
+                        Body::Coded { id, original, .. } if frame.written == total => written(id, original),
+                        _ => {}
                     }
                     if frame.written == total {
-                        self.queued -= HEADER + if let Body::Owned(bytes) = &frame.body { bytes.len() } else { 0 };
+                        self.queued -= HEADER + frame.body.queued();
                         if let Some(token) = frame.token {
                             self.owed -= 1;
                             done.push(token);
@@ -395,6 +380,12 @@ impl Connection {
     /// Takes the buffer back.
     pub fn give_back(&mut self, buffer: Arena) {
         self.buffer = buffer;
+    }
+
+    /// What it has delivered since that was last asked; nothing where the system does not count it.
+    pub fn delivered(&mut self) -> Delivery {
+        let now = vectored::delivered(&*self.socket).unwrap_or(self.delivery);
+        now.since(std::mem::replace(&mut self.delivery, now))
     }
 
     /// Drops the first bytes that were read ahead.

@@ -5,22 +5,25 @@
 //! and goes on there: then one connection carries both ways, and the acknowledgements of the system travel with the
 //! answers instead of alone. A large message is announced
 //! there; when its receive has been posted the receiver grants it in the same way, and the bytes come in
-//! stripes over whichever connections have room. So a connection carries nothing that its reader has no place for, and
-//! no stream blocks another.
+//! stripes over whichever connections have room, or in frames that are [coded](crate::transport::lossless). So a connection carries
+//! nothing that its reader has no place for, and no stream blocks another.
 //!
 //! A message is sent when the system has all its bytes. The system then delivers them whatever becomes of this rank, and the
 //! receiver finds them before the connection's end; only a process that is killed with bytes of the peer unread takes back
 //! what has not arrived.
 #![forbid(unsafe_code)]
 
-use super::connection::{Body, Connection, Ended, Inbound};
+use super::connection::{Body, Connection, Ended, Inbound, BUFFER};
 use super::frame::Password;
 use crate::error::{Error, Result};
 use crate::exec::{Started, Token};
 use crate::memory::Region;
 use crate::topo::Rank;
 use crate::transport::header::{FrameHeader, FrameKind, HEADER};
-use crate::transport::matching::{Fetch, Matching, Received};
+use crate::transport::lossless::codec::MAX_CODED;
+use crate::transport::lossless::gauge::Gauge;
+use crate::transport::lossless::{CodedPart, Lossless};
+use crate::transport::matching::{Fetch, Matching, Outgoing, Received};
 use crate::transport::{Envelope, Sink};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -29,14 +32,18 @@ use std::time::{Duration, Instant};
 pub const SMALL: usize = 32 << 10;
 /// Bytes of a large message in one frame, unless it has fewer.
 const LEAST_STRIPE: usize = 256 << 10;
+/// A multiple of the size of every type.
+const WHOLE: usize = 64;
 /// Bytes of a large message in one frame at most.
 const MAX_STRIPE: usize = 1 << 20;
-/// The same where the message goes by several NICs: the slowest one's last frame is waited for.
-const WIDE_STRIPE: usize = 64 << 10;
+/// Bytes that are coded before others get their turn.
+const CODED_TURN: usize = 256 << 10;
 /// Bytes read from one connection before others get their turn.
 const TURN: usize = 1 << 20;
 /// Small messages stop when so many bytes wait to be written.
 const MAX_QUEUED: usize = 1 << 20;
+/// A frame that is taken whole is read ahead whole.
+const _: () = assert!(HEADER + MAX_CODED <= BUFFER);
 /// Messages with a number at a time, which is no limit in practice.
 const MAX_NUMBERED: usize = 1 << 20;
 /// How long a peer that listens no more is still expected to be heard: connections that it made before may yet come in.
@@ -44,9 +51,43 @@ const LAST_WORDS: Duration = Duration::from_millis(300);
 /// The same for a peer of which no connection has come in at all.
 const FIRST_WORDS: Duration = Duration::from_secs(1);
 
-/// Bytes of one frame of a message that is shared out among so many connections.
+/// Bytes of one frame of a message that is shared out among so many connections: whole elements of any type, since a receiver
+/// reduces no part of one.
 fn stripe(bytes: usize, shares: usize) -> usize {
-    bytes.div_ceil(shares).clamp(LEAST_STRIPE, MAX_STRIPE)
+    bytes.div_ceil(shares).next_multiple_of(WHOLE).clamp(LEAST_STRIPE, MAX_STRIPE)
+}
+
+/// A frame of a granted message.
+struct DataFrame {
+    head: [u8; HEADER],
+    body: Body,
+    /// Bytes of the body.
+    len: usize,
+}
+
+/// The next frame of a granted message: a coded part, or at most so many bytes of it as they are. `turn` has the bytes that are still
+/// coded before others get their turn.
+fn next_frame(
+    (lossless, gauge, coded): (&mut Lossless, &mut Gauge, &mut Vec<u8>),
+    (id, message): (u64, &mut Outgoing),
+    most: usize,
+    turn: &mut usize,
+) -> Option<DataFrame> {
+    let about = |kind| FrameHeader::about(kind, id);
+    if let Some(CodedPart { offset, len, coded }) = lossless.code(gauge, id, message, coded) {
+        *turn = turn.saturating_sub(len);
+        message.part_begun(len);
+        gauge.gave(coded);
+        let (bytes, body, nonce) = (offset as u64, coded as u64, len as u64);
+        let head = FrameHeader { bytes, body, nonce, ..about(FrameKind::Coded) }.encode();
+        return Some(DataFrame { head, body: Body::Coded { id, original: len, len: coded }, len: coded });
+    }
+    let (offset, len) = message.next_part(most)?;
+    message.part_begun(len);
+    gauge.gave(len);
+    gauge.passed(len);
+    let head = FrameHeader { bytes: offset as u64, body: len as u64, ..about(FrameKind::Data) }.encode();
+    Some(DataFrame { head, body: Body::Part { id, offset, len }, len })
 }
 
 /// Who made a connection.
@@ -107,6 +148,10 @@ pub struct TcpPeer {
     next_nic: usize,
     /// Whether a wide message waits until less of it is on its way.
     waits_for_room: bool,
+    /// Whether its long messages are worth coding.
+    gauge: Gauge,
+    /// Whether more could be coded and written at once.
+    pub is_paused: bool,
     /// Whether it is among those that are [awaited](Self::awaits).
     pub is_awaited: bool,
 }
@@ -134,6 +179,8 @@ impl TcpPeer {
             writes: 0,
             next_nic: rank.index(),
             waits_for_room: false,
+            gauge: Gauge::default(),
+            is_paused: false,
             is_awaited: false,
         }
     }
@@ -370,17 +417,17 @@ impl TcpPeer {
 
     /// Reads from one connection and does what its frames say. What has been read ahead is always worked off: the socket
     /// will not tell of it again.
-    pub fn read(&mut self, link: usize, done: &mut Vec<Token>) -> Result<()> {
-        self.read_link(link, done)?;
+    pub fn read(&mut self, link: usize, lossless: &mut Lossless, done: &mut Vec<Token>) -> Result<()> {
+        self.read_link(link, lossless, done)?;
         let released = self.has_switched.then(|| self.links.iter().position(|link| link.connection.is_held)).flatten();
         released.map_or(Ok(()), |held| {
             self.links[held].connection.is_held = false;
             self.speaks = Some(held);
-            self.read_link(held, done)
+            self.read_link(held, lossless, done)
         })
     }
 
-    fn read_link(&mut self, link: usize, done: &mut Vec<Token>) -> Result<()> {
+    fn read_link(&mut self, link: usize, lossless: &mut Lossless, done: &mut Vec<Token>) -> Result<()> {
         let mut budget = TURN;
         loop {
             let connection = &mut self.links[link].connection;
@@ -411,32 +458,75 @@ impl TcpPeer {
             let Some(header) = FrameHeader::decode(&bytes) else {
                 return Err(self.nonsense("a frame of no known kind"));
             };
-            if header.kind != FrameKind::Small {
-                connection.skip(HEADER);
-                self.take_header(link, &header)?;
-                continue;
-            }
-            if header.body as usize > SMALL {
-                return Err(self.nonsense("a small message that is too long"));
+            let most = match header.kind {
+                FrameKind::Small => SMALL,
+                FrameKind::Coded => MAX_CODED,
+                _ => {
+                    connection.skip(HEADER);
+                    self.take_header(link, &header)?;
+                    continue;
+                }
+            };
+            if header.body as usize > most {
+                return Err(self.nonsense("a small message or a coded frame that is too long"));
             }
             let len = HEADER + header.body as usize;
-            let Some((mut buffer, start)) = connection.lend(len) else {
+            if !connection.holds(len) {
                 if spent || !connection.fill() {
                     return Ok(());
                 }
                 continue;
-            };
-            connection.skip(len);
-            let body = buffer.region().part(start + HEADER, len - HEADER);
-            let taken = self.matching.short_came(&header.message(), body, done);
-            self.speaks = Some(link);
-            if header.nonce > 0 {
-                self.take_ack(header.nonce - 1)?;
             }
-            self.links[link].connection.give_back(buffer);
-            self.acknowledge(taken?);
-            budget = budget.saturating_sub(len);
+            budget = budget.saturating_sub(match header.kind {
+                FrameKind::Small => self.take_small(link, &header, done)?,
+                _ => self.take_coded(link, &header, lossless, done)?,
+            });
         }
+    }
+
+    /// Takes a small message, which has been read ahead. Its bytes.
+    fn take_small(&mut self, link: usize, header: &FrameHeader, done: &mut Vec<Token>) -> Result<usize> {
+        let len = HEADER + header.body as usize;
+        let connection = &mut self.links[link].connection;
+        let Some((mut buffer, start)) = connection.lend(len) else { return Ok(0) };
+        connection.skip(len);
+        let body = buffer.region().part(start + HEADER, len - HEADER);
+        let taken = self.matching.short_came(&header.message(), body, done);
+        self.speaks = Some(link);
+        if header.nonce > 0 {
+            self.take_ack(header.nonce - 1)?;
+        }
+        self.links[link].connection.give_back(buffer);
+        self.acknowledge(taken?);
+        Ok(len)
+    }
+
+    /// Decodes a frame that has been read ahead. Its lengths and places are looked at before anything is done with them. The bytes that
+    /// it stands for.
+    fn take_coded(
+        &mut self,
+        link: usize,
+        header: &FrameHeader,
+        lossless: &mut Lossless,
+        done: &mut Vec<Token>,
+    ) -> Result<usize> {
+        let (offset, original) = (header.bytes as usize, header.nonce as usize);
+        let belongs = self.matching.inflow(header.id).is_some_and(|inflow| {
+            let grain = inflow.posted.target.grain();
+            original > 0 && inflow.has(offset, original) && offset % grain == 0 && original % grain == 0
+        });
+        if !belongs {
+            return Err(self.nonsense("bytes nobody asked for"));
+        }
+        let connection = &mut self.links[link].connection;
+        let len = HEADER + header.body as usize;
+        let Some(frame) = connection.peek(len) else { return Ok(0) };
+        match lossless.decode(frame.part(HEADER, len - HEADER), original) {
+            Ok(bytes) => self.matching.copy_came(header.id, offset, bytes, done),
+            Err(what) => return Err(self.nonsense(what)),
+        };
+        self.links[link].connection.skip(len);
+        Ok(original)
     }
 
     fn take_header(&mut self, link: usize, header: &FrameHeader) -> Result<()> {
@@ -474,11 +564,23 @@ impl TcpPeer {
         }
     }
 
-    /// Writes what the connections take: queued frames, then stripes of granted messages.
-    pub fn write(&mut self, done: &mut Vec<Token>) {
+    /// Looks at how fast the connections are, from time to time, for whether coding pays.
+    fn measure(&mut self, lossless: &Lossless) {
+        if lossless.measures() && self.gauge.is_due() {
+            let TcpPeer { links, gauge, .. } = self;
+            let ours = links.iter_mut().filter(|link| link.way == Way::Out);
+            gauge.look(ours.map(|link| link.connection.delivered()), lossless.sharers, lossless.cost_ns());
+        }
+    }
+
+    /// Writes what the connections take: queued frames, then stripes of granted messages, or coded parts of them.
+    pub fn write(&mut self, lossless: &mut Lossless, done: &mut Vec<Token>) {
         self.write_answers();
+        self.measure(lossless);
         let (wanted, is_wide) = (self.wanted(), self.is_wide);
-        let TcpPeer { links, matching, writes, .. } = self;
+        let TcpPeer { links, matching, writes, gauge, is_paused, .. } = self;
+        let mut turn = CODED_TURN;
+        *is_paused = false;
         for TcpLink { way, index, connection } in links {
             if !connection.writes || connection.output_lost.is_some() {
                 continue;
@@ -489,14 +591,14 @@ impl TcpPeer {
                         break;
                     }
                     let Some((id, message)) = matching.next_granted() else { break };
-                    let Some((offset, len)) = message.next_part(stripe(message.src.bytes(), wanted)) else { break };
-                    message.part_begun(len);
-                    let head = FrameHeader {
-                        bytes: offset as u64,
-                        body: len as u64,
-                        ..FrameHeader::about(FrameKind::Data, id)
-                    };
-                    connection.push(head.encode(), Body::Part { id, offset, len });
+                    if turn == 0 {
+                        *is_paused = true;
+                        break;
+                    }
+                    let most = stripe(message.src.bytes(), wanted);
+                    let coders = (&mut *lossless, &mut *gauge, &mut connection.coded);
+                    let Some(frame) = next_frame(coders, (id, message), most, &mut turn) else { break };
+                    connection.push(frame.head, frame.body);
                 }
                 *writes += 1;
                 let mut left = smallvec::SmallVec::<[(u64, usize); 4]>::new();
@@ -511,60 +613,7 @@ impl TcpPeer {
                 }
             }
         }
-        self.waits_for_room = is_wide && self.hand_out(done);
-    }
-
-    /// Hands granted messages out among the connections by all NICs, each stripe to the one that has the least on its way. Whether
-    /// something is left because none has room.
-    fn hand_out(&mut self, done: &mut Vec<Token>) -> bool {
-        let (wanted, now, each) = (self.wanted(), Instant::now(), self.shares[0]);
-        let nics = wanted / each;
-        let TcpPeer { links, matching, writes, next_nic, .. } = self;
-        while let Some((id, message)) = matching.next_granted() {
-            let takes = |link: &&mut TcpLink| {
-                let TcpLink { way, index, connection } = &**link;
-                let is_ours = *way == Way::Out && usize::from(*index) < wanted && connection.writes;
-                is_ours && connection.output_lost.is_none() && connection.is_flushed()
-            };
-            let mut is_full = false;
-            // Where several have as little on their way, NICs take turns.
-            let turn = |link: &TcpLink| {
-                let (nic, nth) = (usize::from(link.index) / each, usize::from(link.index) % each);
-                (nth, (nic + nics - *next_nic % nics) % nics)
-            };
-            let with_room = links.iter_mut().filter(takes).filter_map(|link| {
-                let under_way = link.connection.under_way();
-                let has_room = link.connection.pace.has_room(under_way, now);
-                is_full |= !has_room;
-                has_room.then_some((under_way, link))
-            });
-            let Some((_, link)) = with_room.min_by_key(|(under_way, link)| (under_way / WIDE_STRIPE, turn(link)))
-            else {
-                return is_full;
-            };
-            let Some((offset, len)) = message.next_part(WIDE_STRIPE) else { return false };
-            message.part_begun(len);
-            let about = FrameHeader::about(FrameKind::Data, id);
-            let head = FrameHeader { bytes: offset as u64, body: len as u64, ..about };
-            let connection = &mut link.connection;
-            connection.push(head.encode(), Body::Part { id, offset, len });
-            connection.pace.gave(len, now);
-            *next_nic = usize::from(link.index) / each + 1;
-            *writes += 1;
-            let mut left = smallvec::SmallVec::<[(u64, usize); 4]>::new();
-            connection.flush(|id| matching.source(id), |id, bytes| left.push((id, bytes)), done);
-            for (id, bytes) in left {
-                if matching.part_sent(id, bytes, done) {
-                    matching.close(id);
-                }
-            }
-        }
-        false
-    }
-
-    /// Whether something is to be sent that no connection has room for yet, which no socket tells of.
-    pub fn waits_for_room(&self) -> bool {
-        self.waits_for_room
+        self.waits_for_room = is_wide && self.hand_out(lossless, done);
     }
 
     /// Fails when the peer is gone and something is still expected of it: at once where it will take what it is to get
@@ -609,6 +658,9 @@ impl TcpPeer {
         self.matching.cancel();
     }
 }
+
+#[path = "wide.rs"]
+pub mod wide;
 
 #[cfg(test)]
 #[path = "peer_tests.rs"]

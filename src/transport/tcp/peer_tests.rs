@@ -1,9 +1,10 @@
 //! Two peers over real sockets, of which every order of sends, receives, new connections, reads and writes comes from
-//! generated steps: frames keep their order when a direction moves to the connection for both ways, and receipts come in
-//! the headers of messages or by themselves.
+//! generated steps: frames keep their order when a direction moves to the connection for both ways, receipts come in
+//! the headers of messages or by themselves, and coded messages are what they were.
 
 use super::super::super::worlds::region;
 use super::*;
+use crate::config::{Config, LosslessSetting};
 use crate::fork;
 use proptest::prelude::*;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -29,6 +30,7 @@ fn envelope(number: usize) -> Envelope {
 struct End {
     me: usize,
     peer: TcpPeer,
+    lossless: Lossless,
     sent: Vec<Vec<u8>>,
     places: Vec<Vec<u8>>,
     done: Vec<Token>,
@@ -42,13 +44,23 @@ struct Pair {
     callers: Vec<(usize, u8, Connection)>,
 }
 
+fn setting(lossless: LosslessSetting) -> Lossless {
+    Lossless::new(&Config { lossless, lossless_min_bytes: 1, ..Config::default() })
+}
+
 impl Pair {
     fn new() -> Pair {
+        Pair::coding([LosslessSetting::Off; 2])
+    }
+
+    /// Ranks that code, or do not.
+    fn coding(settings: [LosslessSetting; 2]) -> Pair {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let address = listener.local_addr().unwrap();
         let end = |me: usize| End {
             me,
             peer: TcpPeer::new(Rank(me as u32), Rank(1 - me as u32), vec![address], [0; 16], CONNECTIONS),
+            lossless: setting(settings[me]),
             sent: Vec::new(),
             places: Vec::new(),
             done: Vec::new(),
@@ -115,9 +127,9 @@ impl Pair {
     }
 
     fn read(&mut self, me: usize, link: usize) {
-        let End { peer, done, .. } = &mut self.ends[me];
+        let End { peer, lossless, done, .. } = &mut self.ends[me];
         if peer.links.get(link).is_some_and(|link| link.connection.reads) {
-            peer.read(link, done).unwrap();
+            peer.read(link, lossless, done).unwrap();
         }
     }
 
@@ -127,8 +139,8 @@ impl Pair {
         if wants_more || (peer.has_answers() && peer.answers_on().is_none()) {
             self.connect(me);
         }
-        let End { peer, done, .. } = &mut self.ends[me];
-        peer.write(done);
+        let End { peer, lossless, done, .. } = &mut self.ends[me];
+        peer.write(lossless, done);
         peer.check().unwrap();
     }
 
@@ -176,8 +188,9 @@ proptest! {
     #[test]
     fn messages_arrive_whole_and_in_order_whatever_comes_first(
         steps in prop::collection::vec((0u8..15, 0usize..2, 0usize..8), 0..200),
+        coding in prop::array::uniform2(prop_oneof![Just(LosslessSetting::Off), Just(LosslessSetting::Always)]),
     ) {
-        let mut pair = Pair::new();
+        let mut pair = Pair::coding(coding);
         steps.into_iter().for_each(|step| pair.step(step));
         let most = |count: fn(&End) -> usize| pair.ends.iter().map(count).max().unwrap();
         let each = 40 + most(|end| end.sent.len()).max(most(|end| end.places.len()));
@@ -190,6 +203,8 @@ proptest! {
             sends.sort_unstable();
             sends.dedup();
             prop_assert_eq!(sends.len(), end.done.len(), "nothing is reported twice");
+            let (original, coded) = end.lossless.totals();
+            prop_assert_eq!(original > coded, coding[end.me] == LosslessSetting::Always, "long messages are coded where they are to be");
         }
         prop_assert_eq!(speaks_on(&pair.ends[0]), Some((Way::Out, 0)));
         prop_assert_eq!(speaks_on(&pair.ends[1]), Some((Way::In, 0)), "both speak on the lower rank's first connection");
@@ -245,6 +260,72 @@ fn a_message_has_a_frame_for_each_connection_unless_those_are_too_short_or_too_l
     let kib = |bytes: usize, shares| stripe(bytes << 10, shares) >> 10;
     assert_eq!([kib(512, 1), kib(1024, 1), kib(9000, 1)], [512, 1024, 1024]);
     assert_eq!([kib(64, 2), kib(1024, 2), kib(1536, 2), kib(9000, 2)], [256, 512, 768, 1024]);
+    // 600,004 bytes in two halves would be cut within an element, which a receiver that reduces waits for in vain.
+    assert_eq!(stripe(600_004, 2), 300_032);
+}
+
+/// Where a coded frame says that it belongs, how many bytes it says that it stands for, and its body.
+type Said = (u64, u64, Vec<u8>);
+
+/// What becomes of these frames at rank 1, which has asked for the message of 100,000 bytes that they belong to.
+fn receive(frames: &[Said]) -> Result<Vec<u8>> {
+    let mut pair = Pair::new();
+    let (mut bytes, mut place) = (vec![7; 100_000], vec![0; 100_000]);
+    pair.connect(0);
+    pair.connect(1);
+    (0..2).for_each(|_| pair.let_in());
+    pair.ends[0].peer.send(0, envelope(0), &[region(&mut bytes)]).unwrap();
+    pair.ends[1].peer.recv(1, envelope(0), Sink::Store(&[region(&mut place)])).unwrap();
+    let begun = Instant::now();
+    while !pair.ends[0].peer.has_granted() {
+        assert!(begun.elapsed() < LIMIT);
+        (0..2).for_each(|me| (0..2).for_each(|link| pair.read(me, link)));
+        pair.write(1);
+    }
+    let own = pair.ends[0].peer.link(Way::Out, 0).unwrap();
+    let connection = &mut pair.ends[0].peer.links[own].connection;
+    for (offset, original, body) in frames {
+        let about = FrameHeader::about(FrameKind::Coded, 0);
+        let head = FrameHeader { bytes: *offset, body: body.len() as u64, nonce: *original, ..about };
+        connection.push(head.encode(), Body::Owned(body.clone()));
+    }
+    connection.flush(|_| None, |_, _| {}, &mut Vec::new());
+    assert!(connection.is_flushed());
+    let End { peer, lossless, done, .. } = &mut pair.ends[1];
+    let from = peer.link(Way::In, 0).unwrap();
+    while done.is_empty() {
+        assert!(begun.elapsed() < LIMIT);
+        peer.read(from, lossless, done)?;
+    }
+    Ok(place)
+}
+
+#[test]
+fn a_coded_frame_that_makes_no_sense_names_its_rank() {
+    let mut codec = crate::transport::lossless::codec::Codec::new().unwrap();
+    let mut frame = vec![0; MAX_CODED];
+    codec.original(50_000).fill(7);
+    let form = codec.choose(50_000).unwrap();
+    let len = codec.encode(50_000, form, &mut frame).unwrap();
+    frame.truncate(len);
+    let mut damaged = frame.clone();
+    damaged[len - 3] ^= 1;
+    for (offset, original, body, told) in [
+        (0, 50_000, damaged, "a coded frame"),
+        (0, 50_001, frame.clone(), "a coded frame"),
+        (0, 50_000, frame[..len - 1].to_vec(), "a coded frame"),
+        (0, 50_000, Vec::new(), "a coded frame without a head"),
+        (50_001, 50_000, frame.clone(), "bytes nobody asked for"),
+        (u64::MAX, 50_000, frame.clone(), "bytes nobody asked for"),
+        (0, 0, frame.clone(), "bytes nobody asked for"),
+        (0, u64::MAX, frame.clone(), "bytes nobody asked for"),
+        (0, 90_000, frame.clone(), "a coded frame that is too long"),
+        (0, 50_000, vec![0; MAX_CODED + 1], "a small message or a coded frame that is too long"),
+    ] {
+        let error = receive(&[(offset, original, body)]).expect_err(told).to_string();
+        assert!(error.contains(&format!("rank 0 sent {told}")), "{error}");
+    }
+    assert_eq!(receive(&[(50_000, 50_000, frame.clone()), (0, 50_000, frame)]), Ok(vec![7; 100_000]));
 }
 
 #[test]
