@@ -188,7 +188,7 @@ proptest! {
     #[test]
     fn messages_arrive_whole_and_in_order_whatever_comes_first(
         steps in prop::collection::vec((0u8..15, 0usize..2, 0usize..8), 0..200),
-        coding in prop::array::uniform2(prop_oneof![Just(LosslessSetting::Off), Just(LosslessSetting::Always)]),
+        coding in prop::array::uniform2(prop_oneof![7 => Just(LosslessSetting::Off), 1 => Just(LosslessSetting::Always)]),
     ) {
         let mut pair = Pair::coding(coding);
         steps.into_iter().for_each(|step| pair.step(step));
