@@ -339,7 +339,7 @@ fn lossless_seeds() -> Vec<Vec<u8>> {
         [&(len as u32).to_le_bytes()[..], &frame[..coded]].concat()
     };
     let mixed: fn(usize) -> u8 = |at| (at as u32).wrapping_mul(2_654_435_761).to_le_bytes()[3] >> (at % 2 * 6);
-    vec![seed(1000, |_| 0), seed(2003, mixed), seed(FRAME, mixed), seed(4000, |at| (at / 8 >> (at % 8)) as u8)]
+    vec![seed(1000, |_| 0), seed(2003, mixed), seed(FRAME, mixed), seed(4000, |at| ((at / 8) >> (at % 8)) as u8)]
 }
 
 fn unique_id(data: &[u8]) {

@@ -1,11 +1,11 @@
-//! When coding pays: by the speed of the link, the processor's time, and what the bytes gain.
+//! When coding pays: by the speed of the link, the time of coding, and what the bytes gain.
 //!
 //! The system counts for each connection how long bytes of it were under way and how many arrived. The peer's own delays (its window) and
 //! this rank's (nothing to send) are not in that time, so a rank that waits for a processor does not take its link for a slow one. Where
 //! several messages go out at once they share the link, and each one's time is divided by their number.
 //!
 //! ```text
-//! coding pays where   time of a byte on the link * (1 - 1 / ratio)   >   processor's time to code and decode a byte
+//! coding pays where   time of a byte on the link * (1 - 1 / ratio)   >   time to code and decode a byte
 //! ```
 #![forbid(unsafe_code)]
 

@@ -14,7 +14,7 @@ use crate::config::{Config, LosslessSetting};
 use crate::memory::Bytes;
 use codec::{Codec, FRAME, MAX_CODED};
 use gauge::Gauge;
-use rustix::time::{clock_gettime, ClockId};
+use std::time::Instant;
 
 /// Shorter parts of messages are not worth a code of their own.
 const LEAST_FRAME: usize = 4 << 10;
@@ -48,14 +48,9 @@ pub struct Lossless {
     coded: u64,
 }
 
-/// What this thread has had of a processor, in ns: others that take it do not make coding dearer.
-fn processor_ns() -> f64 {
-    let now = clock_gettime(ClockId::ThreadCPUTime);
-    now.tv_sec as f64 * 1e9 + now.tv_nsec as f64
-}
-
-fn note_cost(cost: &mut f64, ns: f64, bytes: usize) {
-    *cost += (ns / bytes as f64 - *cost) / 16.0;
+/// Takes in what coding some bytes took, by the clock: a rank that has to wait for a processor meanwhile pays for that, too.
+fn note_cost(cost: &mut f64, began: Instant, bytes: usize) {
+    *cost += (began.elapsed().as_nanos() as f64 / bytes as f64 - *cost) / 32.0;
 }
 
 /// Copies bytes of a message from where it lies.
@@ -93,9 +88,15 @@ impl Lossless {
         self.setting == LosslessSetting::Zstd
     }
 
-    /// Nanoseconds of a processor for a byte, on both sides.
+    /// Nanoseconds for a byte, on both sides.
     pub fn cost_ns(&self) -> f64 {
         self.coding_ns + self.decoding_ns
+    }
+
+    /// Nothing is coded for a while: what it took counts for less and less, so that it is tried again.
+    pub fn forget_cost(&mut self) {
+        self.coding_ns += (COST_NS - self.coding_ns) / 8.0;
+        self.decoding_ns += (COST_NS - self.decoding_ns) / 8.0;
     }
 
     /// Bytes that were coded, and bytes that they became.
@@ -122,7 +123,7 @@ impl Lossless {
         }
         let (offset, len) = message.next_part(FRAME).filter(|&(_, len)| len >= LEAST_FRAME)?;
         let codec = self.codec()?;
-        let began = processor_ns();
+        let began = Instant::now();
         gather(&message.src, offset, codec.original(len));
         if gauge.wants_sample(id) {
             gauge.sampled(id, codec.choose(len));
@@ -131,7 +132,7 @@ impl Lossless {
         // Of a connection's own, once.
         out.resize(MAX_CODED, 0);
         let coded = codec.encode(len, form, out);
-        note_cost(&mut self.coding_ns, processor_ns() - began, len);
+        note_cost(&mut self.coding_ns, began, len);
         gauge.coded(len, coded);
         let coded = coded?;
         self.original += len as u64;
@@ -144,9 +145,9 @@ impl Lossless {
         self.codec();
         let Lossless { codec, decoding_ns, .. } = self;
         let codec = codec.as_deref_mut().ok_or("a coded frame, and there is no memory to decode it")?;
-        let began = processor_ns();
+        let began = Instant::now();
         let original = codec.decode(body, len)?;
-        note_cost(decoding_ns, processor_ns() - began, len.max(1));
+        note_cost(decoding_ns, began, len.max(1));
         Ok(original)
     }
 }

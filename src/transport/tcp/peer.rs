@@ -565,11 +565,14 @@ impl TcpPeer {
     }
 
     /// Looks at how fast the connections are, from time to time, for whether coding pays.
-    fn measure(&mut self, lossless: &Lossless) {
+    fn measure(&mut self, lossless: &mut Lossless) {
         if lossless.measures() && self.gauge.is_due() {
             let TcpPeer { links, gauge, .. } = self;
             let ours = links.iter_mut().filter(|link| link.way == Way::Out);
             gauge.look(ours.map(|link| link.connection.delivered()), lossless.sharers, lossless.cost_ns());
+            if !gauge.is_slow() {
+                lossless.forget_cost();
+            }
         }
     }
 
