@@ -69,6 +69,7 @@ const UNSAFE: [(&str, &str); 24] = [
     ("src/vendor", "functions of the vendor's library, and jumps to them"),
     ("src/communicator/device.rs", "scratch that messages under way point to"),
     ("src/communicator/measure.rs", "buffers of a call that ends before they do"),
+    ("src/communicator/windows.rs", "the words that close windows, buffers of a call that ends before they do"),
     ("src/communicator/staging", "slots that messages under way point to"),
     ("src/communicator/shadow", "functions of the vendor's library, with what Strata knows of its communicators"),
     ("src/transport/mod.rs", "lists of a device that is the host"),

@@ -461,10 +461,20 @@ impl Comm {
     }
 
     /// What a communicator gets when it has been made: the figures of its links, and its siblings.
-    fn complete(self: &Arc<Comm>, links: Option<Links>, further: &[FurtherCarrier], cancel: &AtomicBool) -> Result<()> {
+    fn complete(
+        self: &Arc<Comm>,
+        links: Option<Links>,
+        further: &[FurtherCarrier],
+        sibling: Option<&AsSibling<'_>>,
+        cancel: &AtomicBool,
+    ) -> Result<()> {
         super::exit::remember(self);
         let made = self.meter(links).and_then(|()| self.make_siblings(further, cancel));
-        made.inspect_err(|_| self.abort())
+        made.inspect_err(|_| self.abort())?;
+        if sibling.is_none_or(AsSibling::carries_data) {
+            self.record_calls();
+        }
+        Ok(())
     }
 
     fn child(
@@ -767,10 +777,7 @@ impl Meeting<'_> {
             seen: Mutex::new(None),
             records: OnceLock::new(),
         });
-        comm.complete(self.links, &further, self.cancel)?;
-        if self.sibling.as_ref().is_none_or(AsSibling::carries_data) {
-            comm.record_calls();
-        }
+        comm.complete(self.links, &further, self.sibling.as_ref(), self.cancel)?;
         Ok(comm)
     }
 }

@@ -4,7 +4,7 @@
 //! the receiver's pieces; only headers, small messages and data to be combined pass through the buffer.
 #![forbid(unsafe_code)]
 
-use super::peer::wide::Pace;
+use super::peer::wide::ConnectionPace;
 use crate::exec::Token;
 use crate::fork::Unshared;
 use crate::memory::vectored::{self, Delivery};
@@ -114,7 +114,7 @@ pub struct Connection {
     /// closes its end when we have yet to read its last messages, and does not care for our answers.
     pub output_lost: Option<String>,
     /// How much of wide messages it takes.
-    pub pace: Pace,
+    pub pace: ConnectionPace,
     output: VecDeque<Outgoing>,
     queued: usize,
     /// Frames in the queue whose tokens are to be reported.
@@ -152,7 +152,7 @@ impl Connection {
             inbound: None,
             ended: None,
             output_lost: None,
-            pace: Pace::default(),
+            pace: ConnectionPace::default(),
             output: VecDeque::new(),
             queued: 0,
             owed: 0,

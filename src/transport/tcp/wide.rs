@@ -15,7 +15,7 @@ const WIDE_STRIPE: usize = 64 << 10;
 /// How much of wide messages a connection has on its way: as much as its NIC sends in some ten milliseconds. More would be lost to
 /// faster NICs, and less would leave it idle between two looks.
 #[derive(Debug)]
-pub struct Pace {
+pub struct ConnectionPace {
     window: usize,
     /// Bytes given since the window has changed.
     given: usize,
@@ -23,7 +23,7 @@ pub struct Pace {
     since: Option<Instant>,
 }
 
-impl Pace {
+impl ConnectionPace {
     const FIRST: usize = 256 << 10;
     const LEAST: usize = 128 << 10;
     const MOST: usize = 8 << 20;
@@ -34,12 +34,12 @@ impl Pace {
     pub fn has_room(&mut self, under_way: usize, now: Instant) -> bool {
         if under_way < self.window {
             if under_way < self.window / 4 && self.given >= self.window {
-                (self.window, self.given) = ((2 * self.window).min(Pace::MOST), 0);
+                (self.window, self.given) = ((2 * self.window).min(ConnectionPace::MOST), 0);
             }
             return true;
         }
-        if self.since.is_some_and(|since| now.saturating_duration_since(since) >= Pace::PATIENCE) {
-            (self.window, self.given, self.since) = ((self.window / 2).max(Pace::LEAST), 0, Some(now));
+        if self.since.is_some_and(|since| now.saturating_duration_since(since) >= ConnectionPace::PATIENCE) {
+            (self.window, self.given, self.since) = ((self.window / 2).max(ConnectionPace::LEAST), 0, Some(now));
         }
         false
     }
@@ -51,9 +51,9 @@ impl Pace {
     }
 }
 
-impl Default for Pace {
-    fn default() -> Pace {
-        Pace { window: Pace::FIRST, given: 0, since: None }
+impl Default for ConnectionPace {
+    fn default() -> ConnectionPace {
+        ConnectionPace { window: ConnectionPace::FIRST, given: 0, since: None }
     }
 }
 
@@ -121,18 +121,21 @@ mod tests {
 
     #[test]
     fn a_connection_that_sends_fast_gets_more_and_a_slow_one_less() {
-        let (mut fast, mut slow, begun) = (Pace::default(), Pace::default(), Instant::now());
+        let (mut fast, mut slow, begun) = (ConnectionPace::default(), ConnectionPace::default(), Instant::now());
         let after = |ms| begun + Duration::from_millis(ms);
         for step in 0..4 {
             assert!(fast.has_room(0, after(step)));
             fast.gave(fast.window, after(step));
         }
-        assert!(fast.has_room(0, after(5)) && fast.window == 16 * Pace::FIRST);
-        slow.gave(Pace::FIRST, after(0));
-        assert!(!slow.has_room(Pace::FIRST, after(19)) && slow.window == Pace::FIRST);
-        assert!(!slow.has_room(Pace::FIRST, after(20)) && slow.window == Pace::FIRST / 2);
-        assert!(!slow.has_room(Pace::FIRST, after(80)) && slow.window == Pace::LEAST, "it does not stop");
+        assert!(fast.has_room(0, after(5)) && fast.window == 16 * ConnectionPace::FIRST);
+        slow.gave(ConnectionPace::FIRST, after(0));
+        assert!(!slow.has_room(ConnectionPace::FIRST, after(19)) && slow.window == ConnectionPace::FIRST);
+        assert!(!slow.has_room(ConnectionPace::FIRST, after(20)) && slow.window == ConnectionPace::FIRST / 2);
+        assert!(
+            !slow.has_room(ConnectionPace::FIRST, after(80)) && slow.window == ConnectionPace::LEAST,
+            "it does not stop"
+        );
         // Room that is not used makes nobody faster.
-        (0..9).for_each(|_| assert!(slow.has_room(0, after(90)) && slow.window == Pace::LEAST));
+        (0..9).for_each(|_| assert!(slow.has_room(0, after(90)) && slow.window == ConnectionPace::LEAST));
     }
 }
