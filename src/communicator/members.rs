@@ -3,8 +3,10 @@
 
 use super::CommOptions;
 use crate::error::{Error, Result};
+use crate::fork::PerProcess;
 use crate::topo::distance::PciAddress;
 use serde_json::{json, Value};
+use std::sync::Once;
 
 /// One rank, as the others know it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -97,6 +99,47 @@ pub fn on_host(members: &[Member], options: &CommOptions) -> bool {
     options.companion.is_none() && members.iter().all(|member| !member.on_gpu)
 }
 
+/// Said once in a process.
+static OTHER_VERSION: PerProcess<Once> = PerProcess::new(Once::new);
+
+/// Whether ranks with these versions of Strata make the same plans and understand each other's messages: within a release
+/// series nothing of that changes (before 1.0 a series is `0.minor`).
+fn work_together(one: &str, other: &str) -> bool {
+    let series = |version: &str| -> Option<(String, Option<String>)> {
+        let mut parts = version.split('.');
+        let major = parts.next()?.to_string();
+        let minor = parts.next()?.to_string();
+        let zero = major == "0";
+        Some((major, zero.then_some(minor)))
+    };
+    one == other || series(one).is_some_and(|ours| Some(ours) == series(other))
+}
+
+/// An error where some rank's Strata cannot work with this one's; a warning where it is another one than rank 0's and can.
+pub fn check_versions(members: &[Member], mine: &str) -> Result<()> {
+    let zero = &members[0].version;
+    let text = format!("rank 0 runs Strata {zero}, this rank {mine}");
+    if members.iter().any(|member| !work_together(&member.version, mine)) {
+        return Err(Error::InvalidUsage(text));
+    }
+    if zero != mine {
+        OTHER_VERSION.get().call_once(|| crate::log::warn(&format!("{text}; they work together")));
+    }
+    Ok(())
+}
+
+/// An error where some ranks make a communicator of the host and others do not.
+pub fn check_kinds(members: &[Member]) -> Result<()> {
+    let of = |on_host: bool| members.iter().position(|member| member.on_host == on_host);
+    match (of(true), of(false)) {
+        (Some(host), Some(other)) => Err(Error::InvalidUsage(format!(
+            "rank {host} makes a communicator by strataCommInitHost, rank {other} by another function: all ranks must call \
+             strataCommInitHost, also those that join one which grows"
+        ))),
+        _ => Ok(()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -122,6 +165,20 @@ mod tests {
         assert_eq!(Member::decode(0, &member.encode()), Ok(member));
         for bytes in [&b""[..], b"{}", b"\xff\xfe", b"[1,2]", br#"{"host_id":1}"#] {
             assert!(Member::decode(5, bytes).unwrap_err().text().starts_with("rank 5 sent"));
+        }
+    }
+
+    #[test]
+    fn versions_of_one_series_work_together_and_others_are_refused() {
+        for (one, other, together) in [
+            ("0.1.0", "0.1.7", true),
+            ("0.1.0", "0.2.0", false),
+            ("1.2.0", "1.3.5", true),
+            ("1.0.0", "2.0.0", false),
+            ("nonsense", "nonsense", true),
+            ("nonsense", "0.1.0", false),
+        ] {
+            assert_eq!(work_together(one, other), together, "{one} {other}");
         }
     }
 }
