@@ -1,8 +1,7 @@
 //! Large messages by all NICs of a node: which connection takes the next frame.
 //!
 //! Each frame goes to the connection that has the least on its way, and none to one that has more on its way than its NIC sends in
-//! some ten milliseconds, so a slow NIC takes less and its last frames are not waited for long. Whether a socket takes more says
-//! nothing: what its congestion window lets go lies in the NIC's queue.
+//! some ten milliseconds. Whether a socket takes more says nothing: what its congestion window lets go lies in the NIC's queue.
 #![forbid(unsafe_code)]
 
 use super::{next_frame, Lossless, TcpLink, TcpPeer, Way, CODED_TURN};
