@@ -51,7 +51,7 @@ pub fn binding(rank: Rank, grid: &Grid, members: &[Member], config: &Config) -> 
     let mut binding = Binding::to_nic(&machine, mine.nic, &rules.filter)?;
     let at = pinning.usable.iter().position(|&nic| nic == mine.nic).map_or(0, |at| at + 1);
     let further = pinning.usable[at..].iter().chain(&pinning.usable[..at]).filter(|&&nic| nic != mine.nic);
-    binding.further = further.map(|&nic| Binding::to_nic(&machine, nic, &rules.filter)).collect::<Result<_>>()?;
+    binding.further = further.filter_map(|&nic| Binding::to_nic(&machine, nic, &rules.filter).ok()).collect();
     let distance = mine.distance.map_or(String::new(), |distance| format!(" at distance {distance}"));
     crate::info!("rank {rank} uses {}{distance}: {}", machine.nics[mine.nic].name(), mine.why);
     if let Some(note) = &binding.note {

@@ -157,7 +157,7 @@ impl Window {
     fn take(&self, comm: &Comm, run: u64, word: Closing) -> Result<Vec<Launch>> {
         let rank = comm.rank;
         self.wait(comm, |state| {
-            if state.made < word.calls && !state.has_ended || (word.is_last && !state.has_ended) {
+            if (word.is_last || state.made < word.calls) && !state.has_ended {
                 return Err(None);
             }
             if state.made < word.calls || (word.is_last && state.made > word.calls) {

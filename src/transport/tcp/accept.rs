@@ -89,15 +89,22 @@ fn turn_away(from: SocketAddr, why: &str) {
 }
 
 impl Listener {
-    /// Listens at a free port of each of these addresses; callers need `secret`. `expected`: connections that the peers may make.
-    pub fn open(addresses: impl Iterator<Item = IpAddr>, secret: Password, expected: usize) -> Result<Listener> {
+    /// Listens at a free port of this address, and of those of the others that allow it; callers need `secret`. `expected`:
+    /// connections that the peers may make.
+    pub fn open(
+        address: IpAddr,
+        further: impl Iterator<Item = IpAddr>,
+        secret: Password,
+        expected: usize,
+    ) -> Result<Listener> {
         // A rank that is not in a call lets nobody in: its callers wait there. The system has its own limit.
         let backlog = i32::try_from((expected + SPARE_PLACES).max(1024)).unwrap_or(i32::MAX);
         let listen = |address: IpAddr| {
             listen(SocketAddr::new(address, 0), backlog)
                 .map_err(|error| Error::System(format!("listening at address {address}: {error}")))
         };
-        let listeners = addresses.map(listen).collect::<Result<_>>()?;
+        let mut listeners = vec![listen(address)?];
+        listeners.extend(further.filter_map(|address| listen(address).ok()));
         Ok(Listener { listeners, secret, callers: Vec::new(), expected, next: 0, closed_until: None })
     }
 
@@ -202,6 +209,10 @@ mod tests {
     use crate::topo::Rank;
     use std::io::Write;
 
+    fn open() -> Result<Listener> {
+        Listener::open("127.0.0.1".parse().unwrap(), std::iter::empty(), [5; 16], 2)
+    }
+
     fn call(listener: &mut Listener, bytes: &[u8]) -> Option<Greeting> {
         let mut socket = TcpStream::connect(listener.addresses().unwrap()[0]).unwrap();
         socket.write_all(bytes).unwrap();
@@ -224,7 +235,7 @@ mod tests {
 
     #[test]
     fn only_callers_with_the_secret_come_in() {
-        let mut listener = Listener::open(std::iter::once("127.0.0.1".parse().unwrap()), [5; 16], 2).unwrap();
+        let mut listener = open().unwrap();
         let greeting = Greeting { from: Rank(3), index: 1, secret: [5; 16] };
         assert_eq!(call(&mut listener, &[0xff; HEADER]), None);
         assert_eq!(call(&mut listener, &Greeting { secret: [6; 16], ..greeting }.encode()), None);
@@ -233,7 +244,7 @@ mod tests {
 
     #[test]
     fn callers_that_greet_come_in_however_many_say_nothing() {
-        let mut listener = Listener::open(std::iter::once("127.0.0.1".parse().unwrap()), [5; 16], 2).unwrap();
+        let mut listener = open().unwrap();
         let silent: Vec<_> =
             (0..3 * SPARE_PLACES).map(|_| TcpStream::connect(listener.addresses().unwrap()[0]).unwrap()).collect();
         listener.let_in();
@@ -247,7 +258,7 @@ mod tests {
 
     #[test]
     fn callers_that_have_greeted_are_never_dropped_for_later_ones() {
-        let mut listener = Listener::open(std::iter::once("127.0.0.1".parse().unwrap()), [5; 16], 2).unwrap();
+        let mut listener = open().unwrap();
         let count = 2 * SPARE_PLACES;
         let callers: Vec<_> = (0..count)
             .map(|index| {

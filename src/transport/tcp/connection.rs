@@ -113,6 +113,10 @@ pub struct Connection {
     /// Why nothing can be written any more. The peer's own connections may still have something to read: one that leaves
     /// closes its end when we have yet to read its last messages, and does not care for our answers.
     pub output_lost: Option<String>,
+    /// Whether it goes by another NIC than the rank's own, which need not reach the peer.
+    pub is_further: bool,
+    /// Whether the peer's system has answered on it; looked at where it is a further one.
+    pub has_answered: bool,
     /// How much of wide messages it takes.
     pub pace: ConnectionPace,
     output: VecDeque<Outgoing>,
@@ -152,6 +156,8 @@ impl Connection {
             inbound: None,
             ended: None,
             output_lost: None,
+            is_further: false,
+            has_answered: false,
             pace: ConnectionPace::default(),
             output: VecDeque::new(),
             queued: 0,
@@ -163,6 +169,27 @@ impl Connection {
             end: 0,
             drained: false,
         }
+    }
+
+    /// Whether something of a message may be on it, so that its failure is the peer's.
+    pub fn counts(&self) -> bool {
+        !self.is_further || self.has_answered
+    }
+
+    /// Whether it is one by another NIC that did not reach the peer.
+    pub fn is_unreached(&self) -> bool {
+        !self.counts() && self.output_lost.is_some()
+    }
+
+    /// Whether it can take a part of a message now. By a further NIC it is used once the peer's system has answered.
+    pub fn takes_parts(&mut self) -> bool {
+        if !self.writes || self.output_lost.is_some() || !self.is_flushed() {
+            return false;
+        }
+        if !self.counts() {
+            self.has_answered = vectored::unacknowledged(&*self.socket).is_ok_and(|bytes| bytes == 0);
+        }
+        self.counts()
     }
 
     /// Whether nothing waits to be written.

@@ -20,7 +20,7 @@ use super::{card, Departure, Endpoint, Envelope, Exchange, Opener, Probe, Sink, 
 use crate::config::TcpNics;
 use crate::error::{Error, Result};
 use crate::exec::{Started, Token};
-use crate::fork::{self, Unshared};
+use crate::fork::{self, PerProcess, Unshared};
 use crate::memory::Region;
 use crate::topo::binding::{Binding, Source};
 use crate::topo::Rank;
@@ -36,7 +36,7 @@ use smallvec::SmallVec;
 use std::mem::MaybeUninit;
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::{Arc, Once};
 use std::time::{Duration, Instant};
 
 const LISTENER: u64 = u64::MAX;
@@ -52,6 +52,9 @@ const MOST_AWAITED: usize = 2;
 const MADE_AT_LEAST: u8 = 2;
 /// The most connections that a rank makes to a peer.
 const MAX_CONNECTIONS: usize = 255;
+/// Said once in a process.
+static UNREACHED: PerProcess<Once> = PerProcess::new(Once::new);
+
 /// The most NICs that a message goes by.
 const MOST_NICS: usize = 16;
 /// How long a rank sleeps whose wide messages wait until less of them is on its way.
@@ -128,7 +131,8 @@ impl Tcp {
         let secret = secret()?;
         let connections = config.tcp_connections.clamp(1, MAX_CONNECTIONS);
         let expected = far.len() * (connections * bindings.len()).max(MADE_AT_LEAST.into());
-        let listener = Listener::open(bindings.iter().map(|binding| binding.address.addr), secret, expected)?;
+        let further = bindings[1..].iter().map(|binding| binding.address.addr);
+        let listener = Listener::open(bindings[0].address.addr, further, secret, expected)?;
         let addresses = listener.addresses()?;
         for (binding, address) in bindings.iter().zip(&addresses) {
             crate::info!("rank {me} uses {} at {address} for TCP", binding.address.name);
@@ -224,6 +228,7 @@ impl Tcp {
         let mut connection = Connection::outgoing(stream, self.peers[peer].is_shared(index));
         let greeting = Greeting { from: self.me, index, secret };
         connection.push(greeting.encode(), Body::Owned(Vec::new()));
+        connection.is_further = self.peers[peer].is_further(index);
         if let Err(error) = begun {
             connection.lose_output(format!("it cannot be reached: {error}"));
         }
@@ -273,7 +278,17 @@ impl Tcp {
             // What came before its end is still there to be read.
             self.peers[peer].read(torn, &mut self.lossless, &mut self.completed)?;
         }
-        for TcpLink { connection, .. } in &self.peers[peer].links {
+        for TcpLink { connection, index, .. } in &self.peers[peer].links {
+            if let Some(why) = connection.output_lost.as_ref().filter(|_| connection.is_unreached()) {
+                UNREACHED.get().call_once(|| {
+                    let (rank, nic) = (self.peers[peer].rank, self.peers[peer].path(*index).map_or(0, |(nic, _)| nic));
+                    let name = &self.bindings[nic % self.bindings.len()].address.name;
+                    crate::log::notice(&format!(
+                        "{name} does not reach rank {rank}: {why}; large messages go by the other NICs (STRATA_TCP_NICS=own keeps \
+                         all to each rank's own)"
+                    ));
+                });
+            }
             if connection.ended.is_some() || (!connection.reads && connection.output_lost.is_some()) {
                 // A socket that is not watched any more is an error without consequences.
                 let _ = epoll::delete(&self.poller, &*connection.socket);
@@ -557,7 +572,7 @@ impl Endpoint for Tcp {
                     Ok(()) => connection.hear_end(),
                     Err(error) => connection.lose_output(error.to_string()),
                 }
-                writes && connection.undelivered().is_some_and(|bytes| bytes > 0)
+                writes && connection.counts() && connection.undelivered().is_some_and(|bytes| bytes > 0)
             })
         };
         self.peers.iter_mut().filter_map(|peer| owed(peer).then_some(peer.rank)).collect()

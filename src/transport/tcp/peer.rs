@@ -226,8 +226,14 @@ impl TcpPeer {
         self.is_wide = is_wide;
     }
 
+    /// Whether a connection of ours with this number goes by another NIC than the rank's own.
+    pub fn is_further(&self, index: u8) -> bool {
+        usize::from(index) >= self.shares[0]
+    }
+
     fn outputs(&self) -> impl Iterator<Item = &Connection> {
-        self.links.iter().map(|link| &link.connection).filter(|connection| connection.writes)
+        let counts = |connection: &&Connection| connection.writes && connection.counts();
+        self.links.iter().map(|link| &link.connection).filter(counts)
     }
 
     fn inputs(&self) -> impl Iterator<Item = &Connection> {
@@ -288,7 +294,7 @@ impl TcpPeer {
         !self.has_granted()
             && !self.has_answers()
             && self.silent_since.is_none()
-            && connections.all(Connection::is_idle)
+            && connections.all(|connection| connection.is_idle() || connection.is_unreached())
     }
 
     /// Changes when a send that was `Busy` may be accepted.
@@ -648,7 +654,9 @@ impl TcpPeer {
     /// The connections on which something may be on its way, with whom they lead to.
     pub fn take_output(&mut self) -> impl Iterator<Item = (Rank, Connection)> {
         let rank = self.rank;
-        let (output, input) = std::mem::take(&mut self.links).into_iter().partition(|link| link.connection.writes);
+        let (output, input) = std::mem::take(&mut self.links)
+            .into_iter()
+            .partition(|link| link.connection.writes && link.connection.counts());
         (self.links, self.control, self.speaks) = (input, None, None);
         let output: Vec<TcpLink> = output;
         output.into_iter().map(move |link| (rank, link.connection))

@@ -83,7 +83,8 @@ impl Pair {
         };
         let peer = &mut self.ends[from].peer;
         let index = peer.made() as u8;
-        let connection = Connection::outgoing(ours, peer.is_shared(index));
+        let mut connection = Connection::outgoing(ours, peer.is_shared(index));
+        connection.is_further = peer.is_further(index);
         peer.add(TcpLink { way: Way::Out, index, connection });
         self.callers.push((1 - from, index, Connection::incoming(theirs)));
     }
@@ -326,6 +327,25 @@ fn a_coded_frame_that_makes_no_sense_names_its_rank() {
         assert!(error.contains(&format!("rank 0 sent {told}")), "{error}");
     }
     assert_eq!(receive(&[(50_000, 50_000, frame.clone()), (0, 50_000, frame)]), Ok(vec![7; 100_000]));
+}
+
+/// Nothing is given to a connection by another NIC before the peer's system has answered on it, and its failure is nobody's.
+#[test]
+fn a_nic_that_leads_nowhere_is_left_alone() {
+    let mut pair = Pair::coding([LosslessSetting::Off; 2]);
+    pair.ends[0].peer.set_wide(true);
+    (0..CONNECTIONS[1]).for_each(|_| pair.connect(0));
+    (0..CONNECTIONS[1]).for_each(|_| pair.let_in());
+    let lost = pair.ends[0].peer.link(Way::Out, 3).unwrap();
+    pair.ends[0].peer.links[lost].connection.lose_output("no route to host".into());
+    pair.finish(20);
+    for (number, place) in pair.ends[1].places.iter().enumerate() {
+        assert!(*place == message(0, number), "message {number}");
+    }
+    let peer = &pair.ends[0].peer;
+    assert!(peer.links[lost].connection.is_unreached() && !peer.takes_nothing());
+    let has_answered = |index| peer.links[peer.link(Way::Out, index).unwrap()].connection.has_answered;
+    assert!(has_answered(2) && has_answered(4) && !has_answered(3));
 }
 
 #[test]

@@ -69,10 +69,8 @@ impl TcpPeer {
                 *is_paused = true;
                 return false;
             }
-            let takes = |link: &&mut TcpLink| {
-                let TcpLink { way, index, connection } = &**link;
-                let is_ours = *way == Way::Out && usize::from(*index) < wanted && connection.writes;
-                is_ours && connection.output_lost.is_none() && connection.is_flushed()
+            let takes = |link: &mut &mut TcpLink| {
+                link.way == Way::Out && usize::from(link.index) < wanted && link.connection.takes_parts()
             };
             let mut is_full = false;
             // Where several have as little on their way, NICs take turns.
@@ -80,7 +78,8 @@ impl TcpPeer {
                 let (nic, nth) = (usize::from(link.index) / each, usize::from(link.index) % each);
                 (nth, (nic + nics - *next_nic % nics) % nics)
             };
-            let with_room = links.iter_mut().filter(takes).filter_map(|link| {
+            let ours = links.iter_mut().filter_map(|mut link| takes(&mut link).then_some(link));
+            let with_room = ours.filter_map(|link| {
                 let under_way = link.connection.under_way();
                 let has_room = link.connection.pace.has_room(under_way, now);
                 is_full |= !has_room;
