@@ -86,12 +86,12 @@ impl Group {
         }
     }
 
+    fn has_operations(&self) -> bool {
+        !self.launches.is_empty() || !self.released.is_empty()
+    }
+
     fn is_empty(&self) -> bool {
-        self.launches.is_empty()
-            && self.released.is_empty()
-            && self.tasks.is_empty()
-            && self.endings.is_empty()
-            && self.prepared.is_none()
+        !self.has_operations() && self.tasks.is_empty() && self.endings.is_empty() && self.prepared.is_none()
     }
 
     /// Notes what kind of communicator takes part.
@@ -279,7 +279,7 @@ fn close() -> Result<Option<Group>> {
     })?;
     match group {
         Some(Group { error: Some(error), .. }) => Err(error),
-        Some(group) if !group.tasks.is_empty() && !(group.launches.is_empty() && group.released.is_empty()) => {
+        Some(group) if group.has_operations() && !group.tasks.is_empty() => {
             Err(Error::InvalidUsage("communicators cannot be made or ended in one group with operations".to_string()))
         }
         group => Ok(group),
