@@ -3,8 +3,11 @@
 //! so a call that does not keep the order of its stream is seen. Every byte is compared, also of what lies between the buffers.
 
 use crate::cases::host_region;
+use std::sync::atomic::AtomicBool;
 use std::sync::Arc;
-use strata::communicator::{launch, CollectiveCall, Comm, Elements, Launch, Operation};
+use strata::communicator::{
+    group, launch, launch_one, CollectiveCall, Comm, Elements, Launch, Operation, WindowBounds,
+};
 use strata::device::gpu::memory::DeviceBuffer;
 use strata::device::gpu::stream::GpuStream;
 use strata::device::gpu::GpuDevice;
@@ -12,6 +15,7 @@ use strata::device::host::reference;
 use strata::device::host::stream::HostStream;
 use strata::device::StreamRef;
 use strata::dtype::{DataType, RedOp, Reduction};
+use strata::error::Result;
 use strata::memory::{DeviceRegion, Region};
 use strata::plan::Collective;
 use strata::sim::Random;
@@ -254,7 +258,7 @@ impl Group {
 }
 
 /// The bytes of a part of memory, from a stream's job.
-fn brought(region: Region, bytes: Vec<u8>) -> impl FnOnce() -> strata::error::Result<()> + Send {
+fn brought(region: Region, bytes: Vec<u8>) -> impl FnOnce() -> Result<()> + Send {
     move || {
         region.write(&bytes);
         Ok(())
@@ -323,7 +327,7 @@ impl Grouped {
                 host.write(&inverted(memory));
                 let all = host.as_device();
                 let launches = group.launches(comm, all, message(all), &[StreamRef::Null]);
-                launch(launches).unwrap_or_else(|error| panic!("seed {}: {error}", group.seed));
+                make(comm, launches, group.seed);
                 inverted(read(host))
             }
             Place::Host(streams) => {
@@ -341,7 +345,7 @@ impl Grouped {
                     .chain(streams.iter().map(|stream| StreamRef::Stream(stream.clone())))
                     .collect();
                 let launches = group.launches(comm, all, message(all), &refs);
-                launch(launches).unwrap_or_else(|error| panic!("seed {}: {error}", group.seed));
+                make(comm, launches, group.seed);
                 streams.iter().for_each(|stream| stream.synchronize().expect("the stream's operations"));
                 read(host)
             }
@@ -363,8 +367,7 @@ impl Grouped {
                     .expect("a copy");
                 }
                 let refs: Vec<StreamRef> = streams.iter().map(|stream| StreamRef::Gpu(stream.handle())).collect();
-                launch(group.launches(comm, all, message(all), &refs))
-                    .unwrap_or_else(|error| panic!("seed {}: {error}", group.seed));
+                make(comm, group.launches(comm, all, message(all), &refs), group.seed);
                 for (at, bytes, stream) in parts() {
                     // SAFETY: both must stay until this has ended; because all streams are waited for below.
                     unsafe { streams[stream].to_host(host.part(at, bytes).as_ptr(), all.address() + at as u64, bytes) }
@@ -378,6 +381,26 @@ impl Grouped {
                 read(host)
             }
         }
+    }
+}
+
+/// Makes these calls as a group, or one after another in a window, as the seed says: windows have no messages, which even seeds have.
+fn make(comm: &Arc<Comm>, launches: Vec<Launch>, seed: u64) {
+    let made = if seed % 4 == 1 { in_window(comm, launches, seed) } else { launch(launches) };
+    made.unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+}
+
+fn in_window(comm: &Arc<Comm>, launches: Vec<Launch>, seed: u64) -> Result<()> {
+    let mut random = Random::new(seed * 5 + 1);
+    let bytes = if random.one_in(2) { 0 } else { random.below(200_000) as usize };
+    let us = if random.one_in(2) { 0 } else { random.below(500) as u32 };
+    comm.open_window(WindowBounds { bytes, us }, &AtomicBool::new(false))?;
+    for call in launches {
+        group::record(call, true)?.map_or(Ok(()), launch_one)?;
+    }
+    match comm.window_has_clock() {
+        true => comm.await_window(),
+        false => group::release(comm.end_window()?, true),
     }
 }
 
