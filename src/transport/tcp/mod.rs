@@ -29,7 +29,7 @@ use connection::{Body, Connection};
 use departure::OpenConnections;
 use frame::{Greeting, Password};
 use nix::sys::socket::sockopt::IpBindAddressNoPort;
-use peer::{TcpLink, TcpPeer, Way};
+use peer::{Shares, TcpLink, TcpPeer, Way, MADE_AT_LEAST};
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::event::Timespec;
 use smallvec::SmallVec;
@@ -48,13 +48,13 @@ const POLLS_PER_SOCKET_POLL: u32 = 8;
 const DIRECT_POLLS: u32 = 8;
 /// Where more peers are awaited all sockets are asked about at once.
 const MOST_AWAITED: usize = 2;
-/// A rank may always make so many connections: one for both ways, and one for answers.
-const MADE_AT_LEAST: u8 = 2;
 /// The most connections that a rank makes to a peer.
 const MAX_CONNECTIONS: usize = 255;
 /// Said once in a process.
 static UNREACHED: PerProcess<Once> = PerProcess::new(Once::new);
 
+/// The most connections by other NICs that a rank makes to all peers together.
+const MOST_FURTHER: usize = 1024;
 /// The most NICs that a message goes by.
 const MOST_NICS: usize = 16;
 /// How long a rank sleeps whose wide messages wait until less of them is on its way.
@@ -117,7 +117,7 @@ impl Tcp {
     /// Opens a port for the ranks `far`, which are to be reached over TCP, at this rank's NIC. All ranks of the grid call it
     /// together; those that have no such peers get `None`.
     fn open(site: &Site<'_>, far: &[Rank], exchange: &mut dyn Exchange, wakeups: &Arc<Wakeups>) -> Result<Option<Tcp>> {
-        let Site { me, config, binding, .. } = *site;
+        let Site { me, grid, config, binding } = *site;
         if far.is_empty() {
             exchange.allgather(Vec::new())?;
             return Ok(None);
@@ -130,25 +130,31 @@ impl Tcp {
         }
         let secret = secret()?;
         let connections = config.tcp_connections.clamp(1, MAX_CONNECTIONS);
-        let expected = far.len() * (connections * bindings.len()).max(MADE_AT_LEAST.into());
+        // Where there are many ranks each peer may have few; all ranks find the same.
+        let further_nics = (MOST_FURTHER / (grid.nranks() * connections)).min(MOST_NICS - 1);
+        bindings.truncate(1 + further_nics);
+        let own = connections.max(MADE_AT_LEAST.into());
+        let expected = far.len() * (own + connections * (bindings.len() - 1));
         let further = bindings[1..].iter().map(|binding| binding.address.addr);
         let listener = Listener::open(bindings[0].address.addr, further, secret, expected)?;
         let addresses = listener.addresses()?;
         for (binding, address) in bindings.iter().zip(&addresses) {
             crate::info!("rank {me} uses {} at {address} for TCP", binding.address.name);
         }
+        let told_by_me = addresses.len();
         let cards = exchange.allgather(card::encode(&(secret, addresses)))?;
         let peer = |&rank: &Rank| {
             let told = cards.get(rank.index()).and_then(|told| card::decode::<(Password, Vec<SocketAddr>)>(told));
             let told = told.filter(|(_, addresses)| !addresses.is_empty());
             let (secret, mut addresses) = told.ok_or_else(|| Error::Remote(format!("rank {rank} told no address")))?;
-            addresses.truncate(MOST_NICS);
             // Within this host one connection has all there is, and each frame costs.
-            let shares = if bindings[0].is_of_this_host(addresses[0].ip()) {
-                [1, 1]
-            } else {
-                let all = connections * bindings.len().max(addresses.len());
-                [connections, all.min(MAX_CONNECTIONS / connections * connections)]
+            let is_within_host = bindings[0].is_of_this_host(addresses[0].ip());
+            let further =
+                (told_by_me.max(addresses.len()) - 1).min(further_nics).min((MAX_CONNECTIONS - own) / connections);
+            addresses.truncate(1 + further);
+            let shares = match is_within_host {
+                true => Shares { own: 1, further: 0 },
+                false => Shares { own: connections, further },
             };
             Ok(TcpPeer::new(me, rank, addresses, secret, shares))
         };
@@ -191,8 +197,7 @@ impl Tcp {
     /// A connection to a peer. One that fails shows as a connection that takes nothing.
     fn connect(&mut self, peer: usize, index: u8) -> Result<()> {
         let TcpPeer { rank, secret, .. } = self.peers[peer];
-        let no_path = || Error::Internal(format!("no connection {index} to rank {rank}"));
-        let (nic, address) = self.peers[peer].path(index).ok_or_else(no_path)?;
+        let (nic, address) = (self.peers[peer].nic_of(index), self.peers[peer].address(index));
         let binding = &self.bindings[nic % self.bindings.len()];
         let make = || {
             let kind = socket2::Type::STREAM.nonblocking().cloexec();
@@ -228,7 +233,7 @@ impl Tcp {
         let mut connection = Connection::outgoing(stream, self.peers[peer].is_shared(index));
         let greeting = Greeting { from: self.me, index, secret };
         connection.push(greeting.encode(), Body::Owned(Vec::new()));
-        connection.is_further = self.peers[peer].is_further(index);
+        connection.is_further = self.peers[peer].nic_of(index) > 0;
         if let Err(error) = begun {
             connection.lose_output(format!("it cannot be reached: {error}"));
         }
@@ -244,7 +249,11 @@ impl Tcp {
         let wants_more = self.peers[peer].has_granted() && self.peers[peer].made() < self.peers[peer].wanted();
         if wants_more || (self.peers[peer].has_answers() && self.peers[peer].answers_on().is_none()) {
             let index = self.peers[peer].made() as u8;
-            return self.connect(peer, index);
+            match self.connect(peer, index) {
+                // What there is must do, where descriptors are few for example.
+                Err(_) if self.peers[peer].nic_of(index) > 0 => self.peers[peer].make_no_more(),
+                connected => return connected,
+            }
         }
         if self.lossless.measures() {
             let granted = |&&peer: &&usize| self.peers[peer].has_granted();
@@ -281,7 +290,7 @@ impl Tcp {
         for TcpLink { connection, index, .. } in &self.peers[peer].links {
             if let Some(why) = connection.output_lost.as_ref().filter(|_| connection.is_unreached()) {
                 UNREACHED.get().call_once(|| {
-                    let (rank, nic) = (self.peers[peer].rank, self.peers[peer].path(*index).map_or(0, |(nic, _)| nic));
+                    let (rank, nic) = (self.peers[peer].rank, self.peers[peer].nic_of(*index));
                     let name = &self.bindings[nic % self.bindings.len()].address.name;
                     crate::log::notice(&format!(
                         "{name} does not reach rank {rank}: {why}; large messages go by the other NICs (STRATA_TCP_NICS=own keeps \
@@ -344,10 +353,8 @@ impl Tcp {
     fn hear(&mut self, number: u64) -> Result<()> {
         let Some((greeting, socket)) = self.listener.hear(number) else { return Ok(()) };
         let Greeting { from, index, .. } = greeting;
-        let known = |peer: &TcpPeer| {
-            usize::from(index) >= peer.most().max(MADE_AT_LEAST.into()) || peer.link(Way::In, index).is_some()
-        };
-        let peer = self.peers.iter().position(|peer| peer.rank == from).filter(|&peer| !known(&self.peers[peer]));
+        let is_new = |peer: &TcpPeer| usize::from(index) < peer.most() && peer.link(Way::In, index).is_none();
+        let peer = self.peers.iter().position(|peer| peer.rank == from).filter(|&peer| is_new(&self.peers[peer]));
         let Some(peer) = peer else {
             crate::log::write(crate::log::Level::Warn, &format!("connection {index} from rank {from} makes no sense"));
             return Ok(());

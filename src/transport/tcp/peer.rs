@@ -51,6 +51,9 @@ const LAST_WORDS: Duration = Duration::from_millis(300);
 /// The same for a peer of which no connection has come in at all.
 const FIRST_WORDS: Duration = Duration::from_secs(1);
 
+/// A rank may always make so many connections: one for both ways, and one for answers.
+pub const MADE_AT_LEAST: u8 = 2;
+
 /// Bytes of one frame of a message that is shared out among so many connections: whole elements of any type, since a receiver
 /// reduces no part of one.
 fn stripe(bytes: usize, shares: usize) -> usize {
@@ -110,6 +113,22 @@ pub struct TcpLink {
     pub connection: Connection,
 }
 
+/// The connections that large messages are shared out among, where they are long enough.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Shares {
+    /// By each NIC, the rank's own first.
+    pub own: usize,
+    /// By how many NICs beside the rank's own.
+    pub further: usize,
+}
+
+impl Shares {
+    /// The numbers of connections by the rank's own NIC.
+    fn numbers(self) -> usize {
+        self.own.max(MADE_AT_LEAST.into())
+    }
+}
+
 /// A peer.
 #[derive(Debug)]
 pub struct TcpPeer {
@@ -119,8 +138,8 @@ pub struct TcpPeer {
     pub addresses: Vec<SocketAddr>,
     /// What it wants to hear first.
     pub secret: Password,
-    /// Connections that a large message is shared out among, where it is long enough: by the rank's own NIC, and by all.
-    shares: [usize; 2],
+    /// What its large messages may go by.
+    shares: Shares,
     /// Whether large messages go by all NICs.
     is_wide: bool,
     /// The connections.
@@ -157,9 +176,8 @@ pub struct TcpPeer {
 }
 
 impl TcpPeer {
-    /// A peer of rank `me` to which there is no connection yet, and whose large messages go over so many at once: by the rank's own
-    /// NIC, and by all of its node's.
-    pub fn new(me: Rank, rank: Rank, addresses: Vec<SocketAddr>, secret: Password, shares: [usize; 2]) -> TcpPeer {
+    /// A peer of rank `me` to which there is no connection yet. It has one address or more.
+    pub fn new(me: Rank, rank: Rank, addresses: Vec<SocketAddr>, secret: Password, shares: Shares) -> TcpPeer {
         TcpPeer {
             rank,
             addresses,
@@ -200,35 +218,43 @@ impl TcpPeer {
         self.is_first && index == 0
     }
 
-    /// The NIC that a connection with this number goes by, the rank's own one being the first, and where it leads.
-    pub fn path(&self, index: u8) -> Option<(usize, SocketAddr)> {
-        let nic = usize::from(index) / self.shares[0];
-        Some((nic, *self.addresses.get(nic % self.addresses.len().max(1))?))
+    /// The NIC that a connection of ours with this number goes by; 0 is the rank's own.
+    pub fn nic_of(&self, index: u8) -> usize {
+        let further = usize::from(index).checked_sub(self.shares.numbers());
+        further.map_or(0, |further| 1 + further / self.shares.own)
+    }
+
+    /// Where it leads.
+    pub fn address(&self, index: u8) -> SocketAddr {
+        self.addresses[self.nic_of(index) % self.addresses.len()]
     }
 
     /// How many connections a rank may make to the other.
     pub fn most(&self) -> usize {
-        self.shares[1]
+        self.shares.numbers() + self.shares.own * self.shares.further
     }
 
     /// Whether other NICs than the rank's own lead to it, too.
     pub fn has_further(&self) -> bool {
-        self.shares[1] > self.shares[0]
+        self.shares.further > 0
     }
 
     /// How many of them this rank makes for its large messages now.
     pub fn wanted(&self) -> usize {
-        self.shares[usize::from(self.is_wide)]
+        match self.is_wide {
+            true => self.most(),
+            false => self.shares.own,
+        }
+    }
+
+    /// Makes no more connections by other NICs than there are.
+    pub fn make_no_more(&mut self) {
+        self.shares.further = self.made().saturating_sub(self.shares.numbers()) / self.shares.own;
     }
 
     /// Has large messages go by all NICs, or by the rank's own.
     pub fn set_wide(&mut self, is_wide: bool) {
         self.is_wide = is_wide;
-    }
-
-    /// Whether a connection of ours with this number goes by another NIC than the rank's own.
-    pub fn is_further(&self, index: u8) -> bool {
-        usize::from(index) >= self.shares[0]
     }
 
     fn outputs(&self) -> impl Iterator<Item = &Connection> {

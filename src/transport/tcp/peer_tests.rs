@@ -11,8 +11,8 @@ use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 
 /// Messages of zero bytes, some in a header's neighbourhood, the longest small one, and long ones of one stripe and more.
 const SIZES: [usize; 7] = [0, 8, 100, 4096, SMALL, SMALL + 1, MAX_STRIPE + 100];
-/// Connections that a rank makes where long messages wait: by its own NIC, and by all.
-const CONNECTIONS: [usize; 2] = [2, 5];
+/// Connections that a rank makes where long messages wait: two by its own NIC, and as many by another one.
+const SHARES: Shares = Shares { own: 2, further: 1 };
 /// How long the messages may take to arrive when all has been posted.
 const LIMIT: Duration = Duration::from_secs(20);
 
@@ -59,7 +59,7 @@ impl Pair {
         let address = listener.local_addr().unwrap();
         let end = |me: usize| End {
             me,
-            peer: TcpPeer::new(Rank(me as u32), Rank(1 - me as u32), vec![address], [0; 16], CONNECTIONS),
+            peer: TcpPeer::new(Rank(me as u32), Rank(1 - me as u32), vec![address], [0; 16], SHARES),
             lossless: setting(settings[me]),
             sent: Vec::new(),
             places: Vec::new(),
@@ -84,7 +84,7 @@ impl Pair {
         let peer = &mut self.ends[from].peer;
         let index = peer.made() as u8;
         let mut connection = Connection::outgoing(ours, peer.is_shared(index));
-        connection.is_further = peer.is_further(index);
+        connection.is_further = peer.nic_of(index) > 0;
         peer.add(TcpLink { way: Way::Out, index, connection });
         self.callers.push((1 - from, index, Connection::incoming(theirs)));
     }
@@ -334,8 +334,8 @@ fn a_coded_frame_that_makes_no_sense_names_its_rank() {
 fn a_nic_that_leads_nowhere_is_left_alone() {
     let mut pair = Pair::coding([LosslessSetting::Off; 2]);
     pair.ends[0].peer.set_wide(true);
-    (0..CONNECTIONS[1]).for_each(|_| pair.connect(0));
-    (0..CONNECTIONS[1]).for_each(|_| pair.let_in());
+    (0..4).for_each(|_| pair.connect(0));
+    (0..4).for_each(|_| pair.let_in());
     let lost = pair.ends[0].peer.link(Way::Out, 3).unwrap();
     pair.ends[0].peer.links[lost].connection.lose_output("no route to host".into());
     pair.finish(20);
@@ -345,13 +345,17 @@ fn a_nic_that_leads_nowhere_is_left_alone() {
     let peer = &pair.ends[0].peer;
     assert!(peer.links[lost].connection.is_unreached() && !peer.takes_nothing());
     let has_answered = |index| peer.links[peer.link(Way::Out, index).unwrap()].connection.has_answered;
-    assert!(has_answered(2) && has_answered(4) && !has_answered(3));
+    assert!(has_answered(2) && !has_answered(3));
 }
 
 #[test]
 fn a_connection_goes_by_the_nic_that_its_number_says() {
     let address = |port| SocketAddr::from((Ipv4Addr::LOCALHOST, port));
-    let peer = TcpPeer::new(Rank(0), Rank(1), vec![address(1), address(2)], [0; 16], [2, 8]);
-    let path: Vec<_> = (0..8).filter_map(|index| peer.path(index)).map(|(nic, to)| (nic, to.port())).collect();
-    assert_eq!(path, [(0, 1), (0, 1), (1, 2), (1, 2), (2, 1), (2, 1), (3, 2), (3, 2)]);
+    let paths = |own, further| {
+        let peer = TcpPeer::new(Rank(0), Rank(1), vec![address(1), address(2)], [0; 16], Shares { own, further });
+        (0..peer.most() as u8).map(|index| (peer.nic_of(index), peer.address(index).port())).collect::<Vec<_>>()
+    };
+    assert_eq!(paths(2, 3), [(0, 1), (0, 1), (1, 2), (1, 2), (2, 1), (2, 1), (3, 2), (3, 2)]);
+    // The second connection, for answers, leads where the first one does.
+    assert_eq!(paths(1, 2), [(0, 1), (0, 1), (1, 2), (2, 1)]);
 }

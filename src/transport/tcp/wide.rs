@@ -6,6 +6,7 @@
 
 use super::{next_frame, Lossless, TcpLink, TcpPeer, Way, CODED_TURN};
 use crate::exec::Token;
+use smallvec::SmallVec;
 use std::time::{Duration, Instant};
 
 /// Bytes of one frame: the slowest NIC's last one is waited for.
@@ -60,8 +61,8 @@ impl TcpPeer {
     /// Hands granted messages out among the connections by all NICs, each stripe to the one that has the least on its way. Whether
     /// something is left because none has room.
     pub(super) fn hand_out(&mut self, lossless: &mut Lossless, done: &mut Vec<Token>) -> bool {
-        let (wanted, now, each) = (self.wanted(), Instant::now(), self.shares[0]);
-        let nics = wanted / each;
+        let (wanted, now, nics) = (self.wanted(), Instant::now(), 1 + self.shares.further);
+        let nic_of: SmallVec<[usize; 32]> = (0..wanted).map(|index| self.nic_of(index as u8)).collect();
         let TcpPeer { links, matching, writes, next_nic, gauge, is_paused, .. } = self;
         let mut turn = CODED_TURN;
         while let Some((id, message)) = matching.next_granted() {
@@ -74,10 +75,7 @@ impl TcpPeer {
             };
             let mut is_full = false;
             // Where several have as little on their way, NICs take turns.
-            let order = |link: &TcpLink| {
-                let (nic, nth) = (usize::from(link.index) / each, usize::from(link.index) % each);
-                (nth, (nic + nics - *next_nic % nics) % nics)
-            };
+            let order = |link: &TcpLink| (nic_of[usize::from(link.index)] + nics - *next_nic % nics) % nics;
             let ours = links.iter_mut().filter_map(|mut link| takes(&mut link).then_some(link));
             let with_room = ours.filter_map(|link| {
                 let under_way = link.connection.under_way();
@@ -94,7 +92,7 @@ impl TcpPeer {
             let Some(frame) = next_frame(coders, (id, message), WIDE_STRIPE, &mut turn) else { return false };
             connection.push(frame.head, frame.body);
             connection.pace.gave(frame.len, now);
-            *next_nic = usize::from(link.index) / each + 1;
+            *next_nic = nic_of[usize::from(link.index)] + 1;
             *writes += 1;
             let mut left = smallvec::SmallVec::<[(u64, usize); 4]>::new();
             connection.flush(|id| matching.source(id), |id, bytes| left.push((id, bytes)), done);
