@@ -1,6 +1,7 @@
 /* Groups of collectives of random kinds, sizes, types, roots and places, which follow from seeds; each rank checks every result, and that
    nothing beside the results is touched.
-   usage: groups threads|processes|carriers|windows|windows-threads RANKS NODES FROM TO | differ CASE | chain
+   usage: groups threads|processes|carriers|windows|windows-threads RANKS NODES FROM TO | launched|windows-launched FROM TO |
+          differ CASE | chain
    windows: the calls are made in windows, by themselves or in groups as each rank likes. */
 #include "seeded.h"
 
@@ -294,13 +295,21 @@ static void *differ(void *argument) {
 int main(int argc, char **argv) {
   alarm(100);
   CHECK(argc > 1);
-  OK(ncclGetUniqueId(&id));
+  if (!strstr(argv[1], "launched")) OK(ncclGetUniqueId(&id));
   nranks = 3, nnodes = 1;
   if (!strcmp(argv[1], "chain")) return in_threads(chain), 0;
   if (!strcmp(argv[1], "differ")) {
     differing = atoi(argv[2]);
     in_threads(differ);
     CHECK(failed > 0 && told > 0);
+    return 0;
+  }
+  in_windows = !strncmp(argv[1], "windows", 7);
+  if (strstr(argv[1], "launched")) {
+    CHECK(argc > 3);
+    from_seed = atoi(argv[2]), to_seed = atoi(argv[3]);
+    launched(rank_main);
+    printf("a rank of %d: %d groups\n", nranks, to_seed - from_seed);
     return 0;
   }
   CHECK(argc > 5);
@@ -310,7 +319,6 @@ int main(int argc, char **argv) {
     nnames = sizeof names / sizeof *names;
     setenv("STRATA_CARRIERS", "tcp,mpi", 1);
   }
-  in_windows = !strncmp(argv[1], "windows", 7);
   if (strstr(argv[1], "threads")) in_threads(rank_main);
   else in_processes(rank_main);
   printf("%d ranks on %d nodes: %d groups\n", nranks, nnodes, to_seed - from_seed);

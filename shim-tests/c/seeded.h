@@ -65,3 +65,11 @@ static inline void in_processes(void *(*rank_main)(void *)) {
     CHECK(waitpid(children[rank], &status, 0) == children[rank] && status == 0);
   }
 }
+
+/* One rank of a job that a launcher has started. */
+static inline void launched(void *(*rank_main)(void *)) {
+  int rank;
+  OK(strataGetWorldId(&id, &nranks, &rank));
+  CHECK(nranks <= MOST_RANKS);
+  rank_main((void *)(intptr_t)rank);
+}
