@@ -394,7 +394,8 @@ fn strangers_are_dropped_and_do_no_harm() {
         let mut router = setup.open(me, &mut spy);
         let mut strangers = Vec::new();
         for card in &spy.seen {
-            let (_, address): ([u8; 16], SocketAddr) = super::card::decode(card).unwrap();
+            let (_, addresses): ([u8; 16], Vec<SocketAddr>) = super::card::decode(card).unwrap();
+            let address = addresses[0];
             for bytes in [vec![], vec![0xff; 5], vec![0x55; 4096], b"GET / HTTP/1.1\r\n\r\n".to_vec(), {
                 let mut greeting = b"strata\0\x01".to_vec();
                 greeting.resize(48, 1);

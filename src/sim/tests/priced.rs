@@ -87,10 +87,9 @@ fn codes_shorten_messages_and_take_their_own_time() {
     // Of each block of 128 bytes 33 go to three others.
     let bytes = 3.0 * 33.0 / 128.0;
     assert!((mib(0.0, 0.0) - bytes).abs() < 0.01, "{}", mib(0.0, 0.0));
-    // A rank codes its own block, and decodes those of three others as they come.
+    // A rank codes its own block, and decodes it and those of three others.
     assert!((mib(0.5, 0.0) - bytes - 2.0).abs() < 0.01, "{}", mib(0.5, 0.0));
-    let decoding = mib(0.0, 1.0);
-    assert!((3.2..3.8).contains(&decoding), "{decoding}");
+    assert!((mib(0.0, 1.0) - 4.0).abs() < 0.1, "{}", mib(0.0, 1.0));
 }
 
 #[test]
