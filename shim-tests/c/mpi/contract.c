@@ -18,6 +18,7 @@
 
 struct world { int32_t state, level, rank, size, device_memory; };
 struct ended { uint32_t index; int32_t error, source, cancelled; uint64_t bytes; };
+struct collective { int32_t what, element, operation, root, in_place; const void* send; void* recv; uint64_t count; };
 struct table {
   uint32_t version, size;
   int (*describe)(char*, size_t);
@@ -32,6 +33,7 @@ struct table {
   int (*irecv)(uint64_t, void*, uint64_t, int, int, uint64_t*);
   int (*test_some)(uint64_t*, size_t, struct ended*, size_t*);
   int (*cancel)(uint64_t);
+  int (*collective)(uint64_t, const struct collective*, uint64_t*);
   int (*error_text)(int, char*, size_t);
 };
 enum { MANY = 200 };
@@ -119,6 +121,43 @@ static void errors(uint64_t comm) {
   CHECK(plugin->error_text(MPI_ERR_INTERN, text, 6) == 1 && strlen(text) == 5);
 }
 
+/* Of one rank each has what it gave; MPI's types and operations go by the table's numbers. */
+static void collectives(uint64_t comm) {
+  enum { ALL_REDUCE, REDUCE_SCATTER = 2, BROADCAST = 3, ALL_TO_ALL = 5, SCATTER = 7, BARRIER = 8, FLOAT = 8, TYPES = 10, OPS = 7 };
+  static const size_t sizes[TYPES] = {1, 1, 2, 2, 4, 4, 8, 8, 4, 8};
+  uint64_t request;
+  struct ended ended;
+  for (int what = ALL_REDUCE; what <= SCATTER; what++)
+    for (int element = 0; element < TYPES; element++)
+      for (int operation = 0; operation < OPS; operation++) {
+        if (operation > 3 && element >= FLOAT) continue;
+        unsigned char from[64], into[72];
+        memset(from, 17, sizeof from), memset(into, what == BROADCAST ? 17 : 0, 64), memset(into + 64, 5, 8);
+        struct collective call = {what, element, operation, 0, 0, from, into, 64 / sizes[element]};
+        CHECK(plugin->collective(comm, &call, &request) == 0);
+        finish(&request, 1, &ended, 1);
+        CHECK(ended.error == 0 && !memcmp(from, into, 64) && into[64] == 5);
+        /* In place the other buffer is not looked at. */
+        if (what == BROADCAST || what == ALL_TO_ALL || what == REDUCE_SCATTER) continue;
+        struct collective same = call;
+        same.in_place = 1;
+        if (what == SCATTER) same.recv = NULL;
+        else same.send = NULL;
+        CHECK(plugin->collective(comm, &same, &request) == 0);
+        finish(&request, 1, &ended, 1);
+        CHECK(ended.error == 0 && !memcmp(from, into, 64));
+      }
+  struct collective barrier = {BARRIER, 1, 0, 0, 0, NULL, NULL, 0};
+  CHECK(plugin->collective(comm, &barrier, &request) == 0);
+  finish(&request, 1, &ended, 1);
+  unsigned char bytes[8];
+  struct collective wrong[] = {{99, 1, 0, 0, 0, bytes, bytes, 8},
+                               {ALL_REDUCE, TYPES, 0, 0, 0, bytes, bytes + 4, 1},
+                               {ALL_REDUCE, 1, OPS, 0, 0, bytes, bytes + 4, 1},
+                               {ALL_REDUCE, 1, 0, 0, 0, bytes, bytes, (UINT64_C(1) << 32) + 8}};
+  for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) CHECK(plugin->collective(comm, &wrong[i], &request) != 0);
+}
+
 static void fatal(MPI_Comm* comm, int* error, ...) {
   (void)comm;
   fprintf(stderr, "the program's error handler was called for %d\n", *error);
@@ -139,7 +178,7 @@ int main(int argc, char** argv) {
   const struct table* (*entry)(void) = (const struct table* (*)(void))dlsym(library, "strata_mpi_plugin");
   CHECK(entry);
   plugin = entry();
-  CHECK(plugin->version == 5 && plugin->size == sizeof *plugin);
+  CHECK(plugin->version == 6 && plugin->size == sizeof *plugin);
   char text[8192];
   int known = plugin->describe(text, sizeof text);
 #ifdef OTHER
@@ -165,6 +204,7 @@ int main(int argc, char** argv) {
   CHECK(plugin->comm_create(&wrong, 1, 1, &comm) != 0);
   CHECK(plugin->comm_create(&first, 1, 1, &comm) == 0);
   messages(comm);
+  collectives(comm);
   MPI_Comm_get_errhandler(MPI_COMM_WORLD, &found);
   CHECK(found == theirs);
   /* What goes wrong in a test of requests counts as an error of the world. */
