@@ -60,37 +60,34 @@ fn stripe(bytes: usize, shares: usize) -> usize {
     bytes.div_ceil(shares).next_multiple_of(WHOLE).clamp(LEAST_STRIPE, MAX_STRIPE)
 }
 
-/// A frame of a granted message.
-struct DataFrame {
-    head: [u8; HEADER],
-    body: Body,
-    /// Bytes of the body.
-    len: usize,
-}
-
-/// The next frame of a granted message: a coded part, or at most so many bytes of it as they are. `turn` has the bytes that are still
-/// coded before others get their turn.
-fn next_frame(
-    (lossless, gauge, coded): (&mut Lossless, &mut Gauge, &mut Vec<u8>),
+/// Gives a connection the next frame of a granted message: a coded part, or at most so many bytes of it as they are. Its bytes; none
+/// where all have begun. `turn` has the bytes that are still coded before others get their turn. Not in its callers' frames, which
+/// are on the stack of all that is written.
+#[inline(never)]
+fn give_frame(
+    (lossless, gauge): (&mut Lossless, &mut Gauge),
     (id, message): (u64, &mut Outgoing),
+    connection: &mut Connection,
     most: usize,
     turn: &mut usize,
-) -> Option<DataFrame> {
+) -> Option<usize> {
     let about = |kind| FrameHeader::about(kind, id);
-    if let Some(CodedPart { offset, len, coded }) = lossless.code(gauge, id, message, coded) {
+    if let Some(CodedPart { offset, len, coded }) = lossless.code(gauge, id, message, &mut connection.coded) {
         *turn = turn.saturating_sub(len);
         message.part_begun(len);
         gauge.gave(coded);
         let (bytes, body, nonce) = (offset as u64, coded as u64, len as u64);
-        let head = FrameHeader { bytes, body, nonce, ..about(FrameKind::Coded) }.encode();
-        return Some(DataFrame { head, body: Body::Coded { id, original: len, len: coded }, len: coded });
+        let head = FrameHeader { bytes, body, nonce, ..about(FrameKind::Coded) };
+        connection.push(head.encode(), Body::Coded { id, original: len, len: coded });
+        return Some(coded);
     }
     let (offset, len) = message.next_part(most)?;
     message.part_begun(len);
     gauge.gave(len);
     gauge.passed(len);
-    let head = FrameHeader { bytes: offset as u64, body: len as u64, ..about(FrameKind::Data) }.encode();
-    Some(DataFrame { head, body: Body::Part { id, offset, len }, len })
+    let head = FrameHeader { bytes: offset as u64, body: len as u64, ..about(FrameKind::Data) };
+    connection.push(head.encode(), Body::Part { id, offset, len });
+    Some(len)
 }
 
 /// Who made a connection.
@@ -597,6 +594,7 @@ impl TcpPeer {
     }
 
     /// Looks at how fast the connections are, from time to time, for whether coding pays.
+    #[inline(never)]
     fn measure(&mut self, lossless: &mut Lossless) {
         if lossless.measures() && self.gauge.is_due() {
             let TcpPeer { links, gauge, .. } = self;
@@ -631,9 +629,10 @@ impl TcpPeer {
                         break;
                     }
                     let most = stripe(message.src.bytes(), wanted);
-                    let coders = (&mut *lossless, &mut *gauge, &mut connection.coded);
-                    let Some(frame) = next_frame(coders, (id, message), most, &mut turn) else { break };
-                    connection.push(frame.head, frame.body);
+                    let coders = (&mut *lossless, &mut *gauge);
+                    if give_frame(coders, (id, message), connection, most, &mut turn).is_none() {
+                        break;
+                    }
                 }
                 *writes += 1;
                 let mut left = smallvec::SmallVec::<[(u64, usize); 4]>::new();

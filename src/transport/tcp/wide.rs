@@ -4,7 +4,7 @@
 //! some ten milliseconds. Whether a socket takes more says nothing: what its congestion window lets go lies in the NIC's queue.
 #![forbid(unsafe_code)]
 
-use super::{next_frame, Lossless, TcpLink, TcpPeer, Way, CODED_TURN};
+use super::{give_frame, Lossless, TcpLink, TcpPeer, Way, CODED_TURN};
 use crate::exec::Token;
 use smallvec::SmallVec;
 use std::time::{Duration, Instant};
@@ -60,6 +60,7 @@ impl Default for ConnectionPace {
 impl TcpPeer {
     /// Hands granted messages out among the connections by all NICs, each stripe to the one that has the least on its way. Whether
     /// something is left because none has room.
+    #[inline(never)]
     pub(super) fn hand_out(&mut self, lossless: &mut Lossless, done: &mut Vec<Token>) -> bool {
         let (wanted, now, nics) = (self.wanted(), Instant::now(), 1 + self.shares.further);
         let nic_of: SmallVec<[usize; 32]> = (0..wanted).map(|index| self.nic_of(index as u8)).collect();
@@ -88,10 +89,10 @@ impl TcpPeer {
                 return is_full;
             };
             let connection = &mut link.connection;
-            let coders = (&mut *lossless, &mut *gauge, &mut connection.coded);
-            let Some(frame) = next_frame(coders, (id, message), WIDE_STRIPE, &mut turn) else { return false };
-            connection.push(frame.head, frame.body);
-            connection.pace.gave(frame.len, now);
+            let coders = (&mut *lossless, &mut *gauge);
+            let given = give_frame(coders, (id, message), connection, WIDE_STRIPE, &mut turn);
+            let Some(given) = given else { return false };
+            connection.pace.gave(given, now);
             *next_nic = nic_of[usize::from(link.index)] + 1;
             *writes += 1;
             let mut left = smallvec::SmallVec::<[(u64, usize); 4]>::new();
