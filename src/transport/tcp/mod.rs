@@ -195,6 +195,7 @@ impl Tcp {
     }
 
     /// A connection to a peer. One that fails shows as a connection that takes nothing.
+    #[inline(never)]
     fn connect(&mut self, peer: usize, index: u8) -> Result<()> {
         let TcpPeer { rank, secret, .. } = self.peers[peer];
         let (nic, address) = (self.peers[peer].nic_of(index), self.peers[peer].address(index));
@@ -277,7 +278,19 @@ impl Tcp {
         self.check(peer)
     }
 
+    /// Says that a NIC of this node does not reach a peer.
+    #[cold]
+    fn tell_unreached(&self, peer: usize, index: u8, why: &str) {
+        let (rank, nic) = (self.peers[peer].rank, self.peers[peer].nic_of(index));
+        let name = &self.bindings[nic % self.bindings.len()].address.name;
+        crate::log::notice(&format!(
+            "{name} does not reach rank {rank}: {why}; large messages go by the other NICs (STRATA_TCP_NICS=own keeps all to each \
+             rank's own)"
+        ));
+    }
+
     /// Stops watching connections that have ended; fails when something is expected that cannot come any more.
+    #[inline(never)]
     fn check(&mut self, peer: usize) -> Result<()> {
         let is_torn = |link: &TcpLink| {
             let Connection { reads, ended, output_lost, .. } = &link.connection;
@@ -289,14 +302,7 @@ impl Tcp {
         }
         for TcpLink { connection, index, .. } in &self.peers[peer].links {
             if let Some(why) = connection.output_lost.as_ref().filter(|_| connection.is_unreached()) {
-                UNREACHED.get().call_once(|| {
-                    let (rank, nic) = (self.peers[peer].rank, self.peers[peer].nic_of(*index));
-                    let name = &self.bindings[nic % self.bindings.len()].address.name;
-                    crate::log::notice(&format!(
-                        "{name} does not reach rank {rank}: {why}; large messages go by the other NICs (STRATA_TCP_NICS=own keeps \
-                         all to each rank's own)"
-                    ));
-                });
+                UNREACHED.get().call_once(|| self.tell_unreached(peer, *index, why));
             }
             if connection.ended.is_some() || (!connection.reads && connection.output_lost.is_some()) {
                 // A socket that is not watched any more is an error without consequences.
