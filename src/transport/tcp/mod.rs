@@ -335,6 +335,7 @@ impl Tcp {
         self.write(peer)
     }
 
+    #[inline(never)]
     fn let_in(&mut self) -> Result<()> {
         for (number, socket) in self.listener.let_in() {
             watch(&self.poller, &**socket, CALLERS + number)?;
@@ -356,6 +357,7 @@ impl Tcp {
         Ok(())
     }
 
+    #[inline(never)]
     fn hear(&mut self, number: u64) -> Result<()> {
         let Some((greeting, socket)) = self.listener.hear(number) else { return Ok(()) };
         let Greeting { from, index, .. } = greeting;
@@ -438,6 +440,7 @@ impl Tcp {
     }
 
     /// Gives wide messages to connections that have room again, which no socket tells of.
+    #[inline(never)]
     fn look_for_room(&mut self) -> Result<()> {
         if !self.is_wide {
             return Ok(());
@@ -449,6 +452,7 @@ impl Tcp {
     }
 
     /// Looks at what no socket tells of: places at the listener that became free, peers that have been silent for too long.
+    #[inline(never)]
     fn look_at_the_clock(&mut self) -> Result<()> {
         if self.listener.closed_until().is_some_and(|until| Instant::now() >= until) {
             self.let_in()?;

@@ -532,6 +532,7 @@ impl TcpPeer {
 
     /// Decodes a frame that has been read ahead. Its lengths and places are looked at before anything is done with them. The bytes that
     /// it stands for.
+    #[inline(never)]
     fn take_coded(
         &mut self,
         link: usize,
@@ -558,6 +559,7 @@ impl TcpPeer {
         Ok(original)
     }
 
+    #[inline(never)]
     fn take_header(&mut self, link: usize, header: &FrameHeader) -> Result<()> {
         if !matches!(header.kind, FrameKind::Data | FrameKind::Ack) {
             self.speaks = Some(link);
