@@ -314,7 +314,7 @@ variables! {
     "STRATA_TCP_CONNECTIONS" tcp_connections: usize = "2", agreed,
         "Connections per pair of ranks on different nodes, for each NIC that is used.";
     "STRATA_TCP_NICS" tcp_nics: TcpNics = "auto", agreed,
-        "By which NICs of its node a rank's large messages go over TCP. own: by its own. all: by all of them at once. auto: by all in calls that have a root or blocks of different sizes, which load ranks unevenly, and by its own in others.";
+        "By which NICs of its node a rank's large messages go over TCP. own: by its own. all: by all of them at once. auto: by all in calls that have a root or blocks of different sizes (by a quarter or more), which load ranks unevenly, and by its own in others.";
     "STRATA_LOSSLESS" lossless: LosslessSetting = "off", agreed,
         "Whether long messages between nodes over TCP are coded without loss (docs/codes.md). zstd: where the link is slow enough that coding saves time, and for bytes that shrink. always: however fast the link is. off: never.";
     "STRATA_LOSSLESS_MIN_BYTES" lossless_min_bytes: usize = "65536", agreed,

@@ -323,7 +323,7 @@ impl Engine {
         let undecided = || Error::Internal("a call that moves data has not been decided".to_string());
         let decision = call.decision.as_ref().ok_or_else(undecided)?;
         let index = self.prepare(call, decision)?;
-        self.transport.set_wide(call.blocks.is_some() || call.collective.has_root());
+        self.transport.set_wide(call.loads_unevenly());
         self.run(call, index)?;
         Ok(true)
     }

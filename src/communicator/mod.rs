@@ -229,6 +229,15 @@ impl CollectiveCall {
         self.blocks.as_ref().filter(|_| known).map(|blocks| blocks.row())
     }
 
+    /// Whether some NICs of a node may have more to carry than others: with a root, and where blocks differ by a quarter, or may.
+    fn loads_unevenly(&self) -> bool {
+        let differ = |sizes: &[usize]| {
+            let (longest, all) = (sizes.iter().max().copied().unwrap_or(0), sizes.iter().sum::<usize>());
+            longest.saturating_mul(4 * sizes.len()) > all.saturating_mul(5)
+        };
+        self.collective.has_root() || self.known_sizes().map_or(self.blocks.is_some(), differ)
+    }
+
     /// What it is decided by.
     fn request(&self) -> Request<'_> {
         let even = Request::new(self.collective, self.count * self.dtype.size());
