@@ -8,6 +8,7 @@
  * longer the group takes call by call; and its time as one against one call of those bytes.
  */
 #include "both.h"
+#include "strata.h"
 #include <string.h>
 
 enum { MOST = 99, MOST_CALLS = 64, LARGEST = 65536, GAP = 64 };
