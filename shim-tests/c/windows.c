@@ -1,5 +1,5 @@
 /* Windows: what they hold back, what closes them, and what is refused in them. Ranks are threads.
-   usage: windows bytes | time | streams | one-thread | refused | differ-time | differ-bytes | abort */
+   usage: windows bytes | time | revoked | streams | one-thread | refused | differ-time | differ-bytes | abort */
 #include "seeded.h"
 
 enum { CALLS = 6, COUNT = 4, BYTES = COUNT * sizeof(int) };
@@ -75,6 +75,20 @@ static void *by_time(void *argument) {
   /* An empty one. */
   OK(strataWindowBegin(member.comm, 0, 100));
   OK(strataWindowEnd(member.comm));
+  /* What its closings were told over ends with it once, however it ends. */
+  OK(ncclCommFinalize(member.comm));
+  OK(ncclCommDestroy(member.comm));
+  return NULL;
+}
+
+static void *revoked(void *argument) {
+  Member member;
+  join(&member, (int)(intptr_t)argument);
+  OK(strataWindowBegin(member.comm, 0, 100));
+  OK(call(&member, 0, NULL));
+  OK(strataWindowEnd(member.comm));
+  CHECK(done(&member, 1));
+  OK(ncclCommRevoke(member.comm, 0));
   OK(ncclCommDestroy(member.comm));
   return NULL;
 }
@@ -211,6 +225,7 @@ int main(int argc, char **argv) {
   if (!strcmp(what, "one-thread")) one_thread();
   else if (!strcmp(what, "bytes")) in_threads(bytes);
   else if (!strcmp(what, "time")) in_threads(by_time);
+  else if (!strcmp(what, "revoked")) in_threads(revoked);
   else if (!strcmp(what, "streams")) in_threads(streams);
   else if (!strcmp(what, "refused")) in_threads(refused);
   else if (!strcmp(what, "differ-time")) in_threads(differ_time);

@@ -7,7 +7,7 @@ use super::members::on_host;
 use super::{CollectiveCall, Comm, Launch, Operation, StreamRef};
 use crate::dtype::DataType;
 use crate::error::Result;
-use crate::memory::Arena;
+use crate::memory::{Arena, DeviceRegion};
 use crate::plan::Collective;
 use crate::selection::links::Links;
 use crate::selection::model::AUTO;
@@ -27,6 +27,28 @@ const LONG_TOTAL: usize = 2 << 20;
 /// Bytes of a rank in a short one: its time of the one before, and whether it wants more.
 const WORD: usize = 16;
 
+impl CollectiveCall {
+    /// A call of Strata's own that only moves bytes, of rank 0 where there is a root: input and output, and the bytes of a block.
+    pub(super) fn of_bytes(collective: Collective, [input, output]: [DeviceRegion; 2], count: usize) -> CollectiveCall {
+        CollectiveCall {
+            collective,
+            input,
+            output,
+            count,
+            blocks: None,
+            joined: None,
+            tag: 0,
+            dtype: DataType::I8,
+            reduction: None,
+            factor_at: None,
+            residual: None,
+            root: Rank(0),
+            algorithm: None,
+            decision: None,
+        }
+    }
+}
+
 /// A communicator whose links are being measured.
 struct Meter<'a> {
     comm: &'a Arc<Comm>,
@@ -45,22 +67,9 @@ impl Meter<'_> {
         // SAFETY: the arena must outlive every use; because the launch below ends with the operation, as above.
         let output = unsafe { self.output.region().unbound() };
         input.part(0, WORD).write(&word);
-        let call = CollectiveCall {
-            collective: Collective::AllGather,
-            input: input.part(0, block).as_device(),
-            output: output.part(0, block * nranks).as_device(),
-            count: block,
-            blocks: None,
-            joined: None,
-            tag: 0,
-            dtype: DataType::I8,
-            reduction: None,
-            factor_at: None,
-            residual: None,
-            root: Rank(0),
-            algorithm: Some(String::from(if two_levels { "two_level(direct,log)" } else { "log" })),
-            decision: None,
-        };
+        let buffers = [input.part(0, block).as_device(), output.part(0, block * nranks).as_device()];
+        let algorithm = Some(String::from(if two_levels { "two_level(direct,log)" } else { "log" }));
+        let call = CollectiveCall { algorithm, ..CollectiveCall::of_bytes(Collective::AllGather, buffers, block) };
         let operation = Operation::Collective(call);
         let begun = Instant::now();
         super::launch(vec![Launch { comm: self.comm.clone(), operation, stream: StreamRef::Null }])?;

@@ -4,9 +4,8 @@
 //! says for all closings, also those by bytes, how many calls of the window run now; a thread of the communicator tells the others
 //! or hears it, over a communicator of its own in host memory, and launches them.
 
-use super::{launch, CollectiveCall, Comm, Launch, Operation};
+use super::{launch, CollectiveCall, Comm, Launch, Operation, ENDED};
 use crate::device::StreamRef;
-use crate::dtype::DataType;
 use crate::error::{Error, Result};
 use crate::memory::Arena;
 use crate::plan::Collective;
@@ -188,13 +187,16 @@ impl Windows {
         self.words.get().into_iter().for_each(|words| words.abort());
     }
 
-    /// The same in good order, unless a window is open still.
+    /// The same in good order, unless a window is open still. What has come to its end before stays as it is.
     pub(super) fn destroy(&self) -> Result<()> {
-        match self.cancel() {
-            true => self.words.get().into_iter().for_each(|words| words.abort()),
-            false => self.words.get().map_or(Ok(()), |words| words.destroy())?,
+        let was_open = self.cancel();
+        match self.words.get().filter(|words| words.phase.load(Ordering::Acquire) != ENDED) {
+            Some(words) if !was_open => words.destroy(),
+            words => {
+                words.into_iter().for_each(|words| words.abort());
+                Ok(())
+            }
         }
-        Ok(())
     }
 
     /// What an abort can do in a signal handler.
@@ -336,22 +338,7 @@ impl Comm {
         // fails cancels it.
         let place = unsafe { memory.region().unbound() };
         place.write(&(u128::from(word.calls) << 1 | u128::from(word.is_last)).to_le_bytes());
-        let call = CollectiveCall {
-            collective: Collective::Broadcast,
-            input: place.as_device(),
-            output: place.as_device(),
-            count: BYTES,
-            blocks: None,
-            joined: None,
-            tag: 0,
-            dtype: DataType::I8,
-            reduction: None,
-            factor_at: None,
-            residual: None,
-            root: Rank(0),
-            algorithm: None,
-            decision: None,
-        };
+        let call = CollectiveCall::of_bytes(Collective::Broadcast, [place.as_device(); 2], BYTES);
         super::launch_one(Launch {
             comm: self.clone(),
             operation: Operation::Collective(call),

@@ -134,7 +134,9 @@ mod tests {
         let before = delivered(&ours).expect("Linux since 4.10");
         ours.write_all(&[1; 50_000]).unwrap();
         theirs.read_exact(&mut [0; 50_000]).unwrap();
+        let begun = std::time::Instant::now();
         while unacknowledged(&ours).unwrap() > 0 {
+            assert!(begun.elapsed() < std::time::Duration::from_secs(20), "nothing is acknowledged");
             std::thread::yield_now();
         }
         let now = delivered(&ours).unwrap().since(before);

@@ -62,6 +62,9 @@ impl TcpPeer {
     /// something is left because none has room.
     #[inline(never)]
     pub(super) fn hand_out(&mut self, lossless: &mut Lossless, done: &mut Vec<Token>) -> bool {
+        if !self.has_granted() {
+            return false;
+        }
         let (wanted, now, nics) = (self.wanted(), Instant::now(), 1 + self.shares.further);
         let nic_of: SmallVec<[usize; 32]> = (0..wanted).map(|index| self.nic_of(index as u8)).collect();
         let TcpPeer { links, matching, writes, next_nic, gauge, is_paused, .. } = self;
