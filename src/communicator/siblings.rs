@@ -74,17 +74,22 @@ impl AsSibling<'_> {
 
     /// The parent's settings; what decides calls is the parent's alone.
     pub(super) fn config(&self) -> Config {
-        let (parent, inter) = match self {
-            AsSibling::Carrier { parent, carrier, .. } => (parent, Inter::Only(*carrier)),
-            AsSibling::Words { parent } => (parent, parent.config.inter.clone()),
+        let config = match self {
+            AsSibling::Carrier { parent, carrier, .. } => {
+                Config { inter: Inter::Only(*carrier), ..parent.config.clone() }
+            }
+            // What settings say of a program's broadcasts is not said of these.
+            AsSibling::Words { parent } => {
+                let Config { broadcast_algo, providers, .. } = Config::default();
+                Config { broadcast_algo, providers, ..parent.config.clone() }
+            }
         };
         Config {
-            inter,
             carriers: Carriers::alone(),
             tuning_table: NONE.to_string(),
             machine: model::NONE.to_string(),
             measure_us: 0,
-            ..parent.config.clone()
+            ..config
         }
     }
 
