@@ -38,6 +38,9 @@ fn outcome(row: &str, call: &str, how: &str, others: &str) -> (Vec<i32>, String)
     command.env("LD_LIBRARY_PATH", built::library_dir()).env("STRATA_MPI_PLUGIN", &*PLUGIN);
     command.env("STRATA_INTER", "mpi").env("STRATA_TIMEOUT_MS", "90000").env("STRATA_BOOTSTRAP_TIMEOUT_MS", "90000");
     command.env("ENDS_RANK", "1").env("ENDS_IN", call).env("ENDS_HOW", how).env("ENDS_OTHERS", others);
+    if call == "collective" {
+        command.env("STRATA_PROVIDERS", "mpi").env("STRATA_ALLREDUCE_ALGO", "provider:mpi");
+    }
     let output = command.output().expect("the command starts");
     let said = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{row}, {how} in {call}: {}\n{said}", output.status);
@@ -97,7 +100,7 @@ fn ranks_that_wait_in_mpi_for_one_where_it_has_failed_learn_why() {
 
 #[test]
 fn a_process_that_mpi_ends_in_an_operation_ends_and_the_others_fail() {
-    for call in ["isend", "irecv", "test"] {
+    for call in ["isend", "irecv", "test", "collective"] {
         for how in ["exit", "abort", "thread"] {
             let statuses = statuses("one_aborts", call, how);
             assert!(ended(statuses[1], how), "{how} in {call}: {statuses:?}");

@@ -1,4 +1,4 @@
-/* The plugin's table of functions, called as the library calls it: plugins/mpi/src/vtable.rs in C. One process.
+/* The plugin's table of functions, called as the library calls it: `table.h`. One process.
    Built with -DOTHER and -rdynamic this program is an MPI of another make to the plugin. */
 #include <dlfcn.h>
 #include <mpi.h>
@@ -8,6 +8,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "table.h"
+
 #define CHECK(condition)                                                                             \
   do {                                                                                               \
     if (!(condition)) {                                                                              \
@@ -16,26 +18,6 @@
     }                                                                                                \
   } while (0)
 
-struct world { int32_t state, level, rank, size, device_memory; };
-struct ended { uint32_t index; int32_t error, source, cancelled; uint64_t bytes; };
-struct collective { int32_t what, element, operation, root, in_place; const void* send; void* recv; uint64_t count; };
-struct table {
-  uint32_t version, size;
-  int (*describe)(char*, size_t);
-  int (*look)(struct world*);
-  int (*init)(void);
-  int (*barrier)(void);
-  int (*finalize)(void);
-  int (*at_finalize)(void (*)(void));
-  int (*comm_create)(const int*, int, int, uint64_t*);
-  int (*comm_free)(uint64_t);
-  int (*isend)(uint64_t, const void*, uint64_t, int, int, uint64_t*);
-  int (*irecv)(uint64_t, void*, uint64_t, int, int, uint64_t*);
-  int (*test_some)(uint64_t*, size_t, struct ended*, size_t*);
-  int (*cancel)(uint64_t);
-  int (*collective)(uint64_t, const struct collective*, uint64_t*);
-  int (*error_text)(int, char*, size_t);
-};
 enum { MANY = 200 };
 
 static const struct table* plugin;
@@ -178,7 +160,7 @@ int main(int argc, char** argv) {
   const struct table* (*entry)(void) = (const struct table* (*)(void))dlsym(library, "strata_mpi_plugin");
   CHECK(entry);
   plugin = entry();
-  CHECK(plugin->version == 6 && plugin->size == sizeof *plugin);
+  CHECK(plugin->version == TABLE_VERSION && plugin->size == sizeof *plugin);
   char text[8192];
   int known = plugin->describe(text, sizeof text);
 #ifdef OTHER
@@ -187,7 +169,7 @@ int main(int argc, char** argv) {
   struct world world;
   CHECK(known == 0 && strlen(text) > 5 && plugin->look(&world) == 0 && world.state == 0);
   CHECK(plugin->init() == 0 && plugin->look(&world) == 0);
-  CHECK(world.state == 1 && world.level == 3 && world.rank == 0 && world.size == 1);
+  CHECK(world.state == 1 && world.thread_level == 3 && world.rank == 0 && world.size == 1);
   CHECK(plugin->at_finalize(hook) == 0);
   MPI_Errhandler theirs, found;
   MPI_Comm whole[2] = {MPI_COMM_WORLD, MPI_COMM_SELF};

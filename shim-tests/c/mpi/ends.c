@@ -1,8 +1,8 @@
 /* A plugin whose MPI ends the process, as MPIs do of themselves: no network, a bad link, a peer that is gone. No message
    ever arrives.
 
-   ENDS_RANK says on which rank, ENDS_IN in which call (look, init, meet, create, isend, irecv, test, free, barrier,
-   finalize), ENDS_HOW how: exit, abort, or thread, which is exit on another thread while the call never returns. With
+   ENDS_RANK says on which rank, ENDS_IN in which call (look, init, meet, create, isend, irecv, test, collective, free,
+   barrier, finalize), ENDS_HOW how: exit, abort, or thread, which is exit on another thread while the call never returns. With
    error the process goes on, and the call, which may be init, meet or create, fails. With ENDS_OTHERS=wait it never
    returns on other ranks, as calls in which ranks wait for each other do. */
 #include <pthread.h>
@@ -12,10 +12,9 @@
 #include <string.h>
 #include <unistd.h>
 
-#define STATUS 7
+#include "mpi/table.h"
 
-typedef struct { int32_t state, thread_level, rank, size, device_memory; } world_t;
-typedef struct { uint32_t index; int32_t error, source, cancelled; uint64_t bytes; } completion_t;
+#define STATUS 7
 
 static int initialised;
 static uint64_t last;
@@ -49,7 +48,7 @@ static int describe(char* text, size_t len) {
   return 0;
 }
 
-static int look(world_t* world) {
+static int look(struct world* world) {
   come_to("look");
   memset(world, 0, sizeof(*world));
   world->state = initialised;
@@ -81,14 +80,14 @@ static int comm_create(const int* ranks, int count, int tag, uint64_t* comm) {
 
 static int comm_free(uint64_t comm) { (void)comm; come_to("free"); return 0; }
 
-static int isend(uint64_t comm, const uint8_t* bytes, uint64_t len, int to, int tag, uint64_t* request) {
+static int isend(uint64_t comm, const void* bytes, uint64_t len, int to, int tag, uint64_t* request) {
   (void)comm; (void)bytes; (void)len; (void)to; (void)tag;
   come_to("isend");
   *request = ++last;
   return 0;
 }
 
-static int irecv(uint64_t comm, uint8_t* bytes, uint64_t len, int from, int tag, uint64_t* request) {
+static int irecv(uint64_t comm, void* bytes, uint64_t len, int from, int tag, uint64_t* request) {
   (void)comm; (void)bytes; (void)len; (void)from; (void)tag;
   come_to("irecv");
   *request = ++last;
@@ -99,7 +98,7 @@ static uint64_t cancelled[1024];
 static size_t cancels;
 
 /* Receives end when they are cancelled, sends never. */
-static int test_some(uint64_t* requests, size_t count, completion_t* ended, size_t* how_many) {
+static int test_some(uint64_t* requests, size_t count, struct ended* ended, size_t* how_many) {
   come_to("test");
   *how_many = 0;
   for (size_t i = 0; i < count; i++)
@@ -126,10 +125,15 @@ static int error_text(int error, char* text, size_t len) {
   return 1;
 }
 
-static const struct {
-  uint32_t version, size;
-  const void* calls[13];
-} TABLE = {5, 8 + 13 * sizeof(void*),
-  {describe, look, init, barrier, finalize, at_finalize, comm_create, comm_free, isend, irecv, test_some, cancel, error_text}};
+static int collective(uint64_t comm, const struct collective* call, uint64_t* request) {
+  (void)comm; (void)call;
+  come_to("collective");
+  *request = ++last;
+  return 0;
+}
 
-const void* strata_mpi_plugin(void) { return &TABLE; }
+const void* strata_mpi_plugin(void) {
+  static const struct table table = {TABLE_VERSION, sizeof table, describe, look, init, barrier, finalize, at_finalize,
+    comm_create, comm_free, isend, irecv, test_some, cancel, collective, error_text};
+  return &table;
+}
