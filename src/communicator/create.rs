@@ -459,6 +459,7 @@ impl Comm {
         made.inspect_err(|_| self.abort())?;
         if sibling.is_none_or(AsSibling::carries_data) {
             self.record_calls();
+            self.begin_epochs()?;
         }
         Ok(())
     }
@@ -719,6 +720,7 @@ impl Meeting<'_> {
             selector: Selector::new(context),
             siblings: OnceLock::new(),
             windows: Windows::default(),
+            epochs: OnceLock::new(),
             family: OnceLock::new(),
             links: OnceLock::new(),
             carrier,

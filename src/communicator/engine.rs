@@ -2,6 +2,7 @@
 
 use super::again::{Begun, PreparedCalls};
 use super::device::{Device, HostDevice, MakeDevice};
+use super::epochs::{self, Epochs};
 use super::front::CallFront;
 use super::independent::{IndependentBatch, IndependentMessages};
 use super::joined::{self, JoinedStage, PACKED_ROOM_BYTES};
@@ -21,6 +22,7 @@ use crate::exec::{Execution, Program, Progress, Started, Token};
 use crate::memory::{shared, DeviceRegion, OnDevice};
 use crate::plan::layout::Layout;
 use crate::plan::stage::stage;
+use crate::plan::weights::ChunkWeights;
 use crate::plan::{Buffer, Collective, Plan, Shape, Span};
 use crate::records::{CallNames, CommRecords};
 use crate::selection::{Decision, Executor, Selection};
@@ -59,6 +61,8 @@ struct Running {
     ready: usize,
     /// Where those who follow it see how far it is.
     front: Option<Arc<CallFront>>,
+    /// Whose words these are, where they are no call of the program's.
+    epochs: Option<Arc<Epochs>>,
 }
 
 /// Everything a call of one shape needs, kept so that the next one of that shape allocates nothing.
@@ -86,6 +90,10 @@ pub struct Engine {
     transport: Router,
     /// Where data is.
     device: Box<dyn Device>,
+    /// Where the engine's own words are.
+    host: HostDevice,
+    /// What each rank has of all-reduces, where links deliver differently.
+    shares: Option<Arc<ChunkWeights>>,
     /// Whether the ranks exchange on boards.
     board: bool,
     /// What a message of the program's is cut into, the same on all ranks.
@@ -179,6 +187,8 @@ impl Engine {
         Ok(Engine {
             rank,
             device,
+            host: HostDevice::default(),
+            shares: None,
             board: transport.has_board() && !on_devices,
             part_bytes: if on_devices { DEVICE_PART_BYTES } else { usize::MAX },
             counters: Counters::new(grid.nranks()),
@@ -328,6 +338,33 @@ impl Engine {
         Ok(true)
     }
 
+    /// Begins the call in which ranks tell each other what their links deliver, whatever the device.
+    pub(super) fn begin_telling(&mut self, epochs: &Arc<Epochs>) -> Result<()> {
+        let call = epochs.call();
+        epochs.tell(self.transport.delivers());
+        self.sequence += 1;
+        let undecided = || Error::Internal("the words of an epoch have not been decided".to_string());
+        let index = self.prepare(call, call.decision.as_ref().ok_or_else(undecided)?)?;
+        let limit_ns = self.limit_ns();
+        let ready = &mut self.recent[index];
+        let scratch = self.host.scratch(ready.layout.scratch_bytes() * ready.window.min(ready.layout.segments()))?;
+        ready.execution.begin(ready.program.clone(), ready.layout.clone(), ready.window, limit_ns);
+        let (call, epochs) = (call.clone(), Some(epochs.clone()));
+        let (packed, stage, front) = (None, JoinedStage::Runs, None);
+        self.running = Some(Running { call, scratch, packed, stage, ready: index, front, epochs });
+        Ok(())
+    }
+
+    /// The words have come: what holds from now on.
+    #[inline(never)]
+    fn begin_epoch(&mut self, epochs: &Epochs) {
+        let shares = epochs.learn(&self.grid, self.sequence + 1);
+        if shares != self.shares {
+            self.shares = shares;
+            self.recent.retain(|ready| ready.call.collective != Collective::AllReduce);
+        }
+    }
+
     /// Runs a call that is in `recent`.
     fn run(&mut self, call: &CollectiveCall, index: usize) -> Result<()> {
         let limit_ns = self.limit_ns();
@@ -339,7 +376,8 @@ impl Engine {
         };
         self.device.begin(&ready.program, &ready.layout, ready.window)?;
         ready.execution.begin(ready.program.clone(), ready.layout.clone(), ready.window, limit_ns);
-        self.running = Some(Running { call: call.clone(), scratch, packed, stage, ready: index, front: None });
+        self.running =
+            Some(Running { call: call.clone(), scratch, packed, stage, ready: index, front: None, epochs: None });
         Ok(())
     }
 
@@ -436,8 +474,12 @@ impl Engine {
             return self.poll_moves();
         }
         let ready = &mut self.recent[running.ready];
+        let device: &mut dyn Device = match running.epochs {
+            None => &mut *self.device,
+            Some(_) => &mut self.host,
+        };
         let mut world = LiveWorld {
-            device: &mut *self.device,
+            device,
             transport: &mut self.transport,
             buffers: Buffers::of(&running.call, running.scratch, running.packed),
             rank: self.rank,
@@ -463,7 +505,8 @@ impl Engine {
                     return Ok(Progress::Moved);
                 }
             }
-            self.running = None;
+            let epochs = self.running.take().and_then(|running| running.epochs);
+            epochs.iter().for_each(|epochs| self.begin_epoch(epochs));
         }
         Ok(progress)
     }
@@ -574,6 +617,15 @@ impl Engine {
         let Executor::Own(Selection { choice, segment_bytes, window, .. }) = &decision.executor else {
             return Err(Error::Internal("a call of the vendor library's comes to Strata's engine".to_string()));
         };
+        let shared = match &self.shares {
+            Some(weights) => epochs::shared_choice(call, decision, &self.grid).map(|choice| (choice, weights.clone())),
+            None => None,
+        };
+        let shared = shared.filter(|(choice, _)| !self.is_around_node(choice));
+        let (choice, weights) = match &shared {
+            Some((choice, weights)) => (choice, Some(weights)),
+            None => (choice, None),
+        };
         let (segment_bytes, window) = &match self.cuts_messages(call) {
             true => (self.part_bytes, self.config.window.clamp(1, 64)),
             false => (*segment_bytes, *window),
@@ -585,7 +637,7 @@ impl Engine {
         let room = wished.max(least_scratch(&self.grid, self.config.window.clamp(1, 64)));
         let window = (*window).min(room / least_scratch(&self.grid, 1)).max(1);
         // Scratch is `window * scratch_blocks` segments of a block on the rank that needs most: this bounds them on all.
-        let scratch_blocks = self.most_scratch(choice, call);
+        let scratch_blocks = self.most_scratch(choice, call) * weights.map_or(1, |weights| weights.largest_by_equal());
         let most = wished / window / scratch_blocks.max(1);
         let mut segment_bytes = match scratch_blocks {
             0 => *segment_bytes,
@@ -610,9 +662,15 @@ impl Engine {
             None => program.layout(call.count, elem_bytes, segment_bytes),
             Some(blocks) => program.layout_of(blocks.clone(), elem_bytes, segment_bytes),
         };
-        self.explain_choice(call, (choice, &decision.reason), &layout, program.rounds());
+        let layout = match weights {
+            Some(weights) => layout.weighted(weights.clone()),
+            None => layout,
+        };
+        let reason = if weights.is_some() { "links deliver differently" } else { &decision.reason };
+        self.explain_choice(call, (choice, reason), &layout, program.rounds());
         self.forget_oldest();
-        let signature = signature(call, &choice.exact());
+        let parts = weights.map_or(String::new(), |weights| format!(" {:?}", weights.parts().collect::<Vec<_>>()));
+        let signature = signature(call, &(choice.exact() + &parts));
         let (execution, names) = (Execution::new(), None);
         let decision = decision.clone();
         self.recent.push(Ready {

@@ -5,6 +5,7 @@ use super::admission::admit;
 use super::bundle::{self, Bundle};
 use super::engine::Engine;
 use super::engine_watch::Claim;
+use super::epochs::Epochs;
 use super::front::Followed;
 use super::gpu::GpuLauncher;
 use super::independent::IndependentBatch;
@@ -52,6 +53,8 @@ pub(super) struct OperationBatch {
     /// Those that have not begun.
     pub(super) messages: Vec<Message>,
     pub(super) active: Active,
+    /// After the collectives the ranks tell each other what their links deliver.
+    telling: Option<Arc<Epochs>>,
     /// Messages alone that wait for no turn, once they have their places.
     pub(super) independent: bool,
     /// The stream whose next messages these may take in.
@@ -66,6 +69,7 @@ pub(super) struct OperationBatch {
 pub(super) enum Active {
     Waiting,
     Collective,
+    Telling,
     Messages(Messages),
     Independent(IndependentBatch),
 }
@@ -247,6 +251,7 @@ impl OperationBatch {
             followed_messages: Vec::new(),
             messages: Vec::new(),
             active: Active::Waiting,
+            telling: None,
             independent: false,
             stream: None,
             claim: Claim::default(),
@@ -332,6 +337,7 @@ impl OperationBatch {
         }
         self.collectives.iter_mut().try_for_each(|call| self.comm.decide(call))?;
         self.records.accept(&self.comm, &self.collectives);
+        self.telling = self.comm.epochs.get().filter(|epochs| epochs.are_due(&self.collectives)).cloned();
         Ok(())
     }
 
@@ -374,6 +380,10 @@ impl OperationBatch {
                         if begin(&self.comm, engine, call, self.followed.get_mut(index), records)? {
                             self.active = Active::Collective;
                         }
+                    } else if let Some(epochs) = self.telling.take() {
+                        self.comm.status.begin(epochs.summary());
+                        engine.begin_telling(&epochs)?;
+                        self.active = Active::Telling;
                     } else if !self.messages.is_empty() {
                         self.records.begin_messages(&self.comm);
                         self.active = match engine.begin_independent(std::mem::take(&mut self.messages))? {
@@ -387,7 +397,7 @@ impl OperationBatch {
                     moved = true;
                     continue;
                 }
-                Active::Collective => engine.poll()?,
+                Active::Collective | Active::Telling => engine.poll()?,
                 Active::Messages(messages) => engine.poll_messages(messages)?,
                 Active::Independent(batch) if !self.messages.is_empty() => {
                     self.records.begin_messages(&self.comm);
@@ -405,7 +415,9 @@ impl OperationBatch {
                         self.comm.status.wait_for(None);
                         self.comm.status.send(None);
                     }
-                    if matches!(self.active, Active::Collective) {
+                    if matches!(self.active, Active::Telling) {
+                        self.comm.status.finish();
+                    } else if matches!(self.active, Active::Collective) {
                         self.records.end_collective(&self.comm, engine, self.begun - 1);
                         self.followed.get_mut(self.begun - 1).map(SmallVec::clear);
                         self.comm.status.finish();
@@ -452,7 +464,8 @@ impl OperationBatch {
         }
         let is_lost = |(known, loss): &(Instant, Loss)| {
             let patience = if waiting.contains(&Rank(loss.rank)) { LOST } else { LOST_FOR_OTHERS };
-            let hopeless = matches!(self.active, Active::Collective) && loss.from.is_some_and(|from| from <= begun);
+            let hopeless = matches!(self.active, Active::Collective | Active::Telling)
+                && loss.from.is_some_and(|from| from <= begun);
             hopeless || since.max(*known).elapsed() >= patience
         };
         // Who is awaited may have left because another one was lost first.
@@ -486,7 +499,7 @@ impl OperationBatch {
                     _ => text,
                 })
             }
-            (None, Error::InvalidUsage(text)) if matches!(self.active, Active::Collective) => {
+            (None, Error::InvalidUsage(text)) if matches!(self.active, Active::Collective | Active::Telling) => {
                 // Two messages did not match: what was called says more than what arrived.
                 let waiting = self.waiting_for();
                 let words = locked(&comm.monitor).as_ref().and_then(|monitor| monitor.mismatch(&waiting, GRACE));

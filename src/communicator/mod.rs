@@ -12,6 +12,7 @@ mod create;
 pub mod device;
 mod engine;
 mod engine_watch;
+mod epochs;
 pub mod exit;
 pub mod front;
 mod fuse;
@@ -321,6 +322,8 @@ pub struct Comm {
     siblings: OnceLock<Siblings>,
     /// Holds its collectives back, where the program says so.
     windows: Windows,
+    /// How its ranks tell each other what their links deliver, where they do.
+    epochs: OnceLock<Arc<epochs::Epochs>>,
     /// The communicators that fail together, where there are several.
     family: OnceLock<Arc<Family>>,
     /// The links between nodes, once they have been measured.

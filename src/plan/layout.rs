@@ -7,12 +7,15 @@
 //! Where blocks differ in size ([`BlockTable`]) segments are as long as before, so that a shorter block has elements in the first
 //! ones only, and the longest says how many there are. Each block's run is cut into chunks by itself.
 //!
+//! Chunks may have different shares of a block ([`ChunkWeights`]): each run is cut by them, and a scratch slot holds the largest.
+//!
 //! Where each rank knows its own sizes only, all ranks must give the same length of segments, and a block goes as full segments
 //! and a shorter one, perhaps of nothing: so its end shows in the first message that is not full, and counts that differ between
 //! ranks are noticed wherever they do.
 #![forbid(unsafe_code)]
 
 use super::blocks::{BlockTable, Extent};
+use super::weights::ChunkWeights;
 use super::{Buffer, CodedScratch, Span};
 use std::sync::Arc;
 
@@ -44,6 +47,8 @@ pub struct Layout {
     blocks: Option<Arc<BlockTable>>,
     /// Whether blocks end with a segment that is not full: this rank knows its own sizes only.
     open_ended: bool,
+    /// What each chunk of a block has of it, where that differs.
+    weights: Option<Arc<ChunkWeights>>,
 }
 
 /// Chunks and segments begin at multiples of this many bytes of their block.
@@ -75,6 +80,7 @@ impl Layout {
             coded: None,
             blocks: None,
             open_ended: false,
+            weights: None,
         };
         layout.scratch_slot_bytes = layout.chunk_elems(layout.elems_in(0)) * elem_bytes;
         layout
@@ -111,6 +117,12 @@ impl Layout {
         Layout { coded, ..self }
     }
 
+    /// The same with chunks of different shares of their block, of which there are as many as weights. Blocks have one size.
+    pub fn weighted(self, weights: Arc<ChunkWeights>) -> Layout {
+        let scratch_slot_bytes = weights.longest(self.elems_in(0), self.align()) * self.elem_bytes;
+        Layout { scratch_slot_bytes, weights: Some(weights), ..self }
+    }
+
     /// Bytes of a slot for a coded chunk: of the largest.
     fn coded_slot_bytes(&self) -> usize {
         let elems = self.scratch_slot_bytes / self.elem_bytes;
@@ -129,8 +141,8 @@ impl Layout {
                     Some(blocks) => (blocks.row_count(block), (0..block).map(|before| blocks.row_count(before)).sum()),
                 };
                 let elems = self.elems_of(count, segment);
-                let from = phase * self.chunk_elems(elems);
-                if from < elems {
+                let from = self.chunk_start(phase, elems);
+                if from < self.chunk_start(phase + 1, elems) {
                     rows.push(at + segment * self.segment_elems + from);
                 }
             }
@@ -198,10 +210,22 @@ impl Layout {
         self.segment_elems.min(count - (segment * self.segment_elems).min(count))
     }
 
+    /// Elements of which chunks begin at multiples.
+    fn align(&self) -> usize {
+        (ALIGN_BYTES / self.elem_bytes).max(1)
+    }
+
     /// Elements of a full chunk where a segment has so many of a block.
     fn chunk_elems(&self, elems: usize) -> usize {
-        let align = (ALIGN_BYTES / self.elem_bytes).max(1);
-        elems.div_ceil(self.chunks_per_block).next_multiple_of(align)
+        elems.div_ceil(self.chunks_per_block).next_multiple_of(self.align())
+    }
+
+    /// Where a chunk begins in so many elements of a block; at their end for the number of chunks.
+    fn chunk_start(&self, chunk: usize, elems: usize) -> usize {
+        match &self.weights {
+            None => (chunk * self.chunk_elems(elems)).min(elems),
+            Some(weights) => weights.start(chunk, elems, self.align()),
+        }
     }
 
     /// The place of a slot in the set of scratch memory `set`, and bytes of a chunk of so many elements there.
@@ -222,7 +246,6 @@ impl Layout {
             return self.pieces_of_blocks(blocks, (segment, slot), span, pieces);
         }
         let elems = self.elems_in(segment);
-        let full = self.chunk_elems(elems);
         let per_block = self.chunks_per_block;
         let mut done = 0;
         while done < span.len as usize {
@@ -230,8 +253,7 @@ impl Layout {
             // Chunks of the last segment may be shorter than their slots; each stays in its own, so that it is found there
             // whichever others it is named with.
             let run = if span.buffer.is_own() { 1 } else { (span.len as usize - done).min(per_block - phase) };
-            let from = (phase * full).min(elems);
-            let to = ((phase + run) * full).min(elems);
+            let (from, to) = (self.chunk_start(phase, elems), self.chunk_start(phase + run, elems));
             let at = span.start as usize + done;
             push(
                 pieces,
@@ -269,8 +291,7 @@ impl Layout {
                 Buffer::Output => (blocks.output()[at / per_block], phase, left.min(per_block - phase)),
             };
             let elems = self.elems_of(count, segment);
-            let full = self.chunk_elems(elems);
-            let (from, to) = ((phase * full).min(elems), ((phase + run) * full).min(elems));
+            let (from, to) = (self.chunk_start(phase, elems), self.chunk_start(phase + run, elems));
             push(
                 pieces,
                 match span.buffer.is_own() {
@@ -406,6 +427,32 @@ mod tests {
         for segment in 0..even.segments() {
             for span in [Span::output(0, 12), Span::output(4, 5), Span::scratch(1, 4, 5), Span::input(1, 2)] {
                 assert_eq!(pieces_of(&even, segment, span), pieces_of(&vectored, segment, span), "{span:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn weighted_chunks_and_segments_cover_every_block_once_and_fit_their_slots() {
+        let weights = Arc::new(ChunkWeights::new(&[0, 3, 1, 7, 0]).unwrap());
+        for count in [0usize, 1, 16, 100, 1000, 4097] {
+            for segment_bytes in [64, 320, 1 << 20] {
+                let layout = Layout::new(count, 4, 5, 5, segment_bytes).weighted(weights.clone());
+                let mut seen = vec![0; 2 * count * 4];
+                for segment in 0..layout.segments() {
+                    for chunk in 0..10 {
+                        let bytes = |pieces: &[(usize, usize)]| pieces.iter().map(|piece| piece.1).sum::<usize>();
+                        let found = pieces_of(&layout, segment, Span::output(chunk, 1));
+                        for &(offset, len) in &found {
+                            seen[offset..offset + len].iter_mut().for_each(|times| *times += 1);
+                        }
+                        let slot = pieces_of(&layout, segment, Span::scratch(chunk % 5, 1, chunk));
+                        assert_eq!(bytes(&slot), bytes(&found));
+                        let end = (chunk % 5 + 1) * layout.scratch_bytes() / 5;
+                        assert!(slot.iter().all(|piece| piece.0 + piece.1 <= end), "{slot:?} in {layout:?}");
+                        assert!(chunk % 5 != 0 && chunk % 5 != 4 || found.is_empty(), "no parts, no bytes");
+                    }
+                }
+                assert!(seen.iter().all(|&times| times == 1), "count {count}");
             }
         }
     }

@@ -21,6 +21,7 @@ pub mod layout;
 pub(crate) mod rank_sets;
 pub mod stage;
 pub mod text;
+pub mod weights;
 
 use crate::code::FloatCode;
 use crate::topo::{Grid, Rank};

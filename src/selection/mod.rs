@@ -11,6 +11,7 @@ pub mod links;
 pub mod model;
 mod provided;
 mod selector;
+pub mod shares;
 pub mod table;
 mod thresholds;
 mod vectored;

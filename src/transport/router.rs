@@ -199,6 +199,11 @@ impl Router {
         self.network.iter_mut().for_each(|network| network.set_wide(is_wide));
     }
 
+    /// What this rank's link to other nodes has delivered lately, in bytes for each microsecond; nothing where that is not measured.
+    pub fn delivers(&mut self) -> Option<f64> {
+        self.network.as_mut().and_then(|network| network.delivers())
+    }
+
     /// Bytes that have been sent to other nodes.
     pub fn sent_far(&self) -> u64 {
         self.sent_far

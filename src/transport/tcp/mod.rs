@@ -11,6 +11,7 @@ mod accept;
 mod connection;
 mod departure;
 pub(crate) mod frame;
+mod meter;
 mod peer;
 
 use super::lossless::Lossless;
@@ -28,6 +29,7 @@ use accept::Listener;
 use connection::{Body, Connection};
 use departure::OpenConnections;
 use frame::{Greeting, Password};
+use meter::NicMeter;
 use nix::sys::socket::sockopt::IpBindAddressNoPort;
 use peer::{Shares, TcpLink, TcpPeer, Way, MADE_AT_LEAST};
 use rustix::event::epoll::{self, EventData, EventFlags};
@@ -75,6 +77,10 @@ pub struct Tcp {
     is_wide: bool,
     /// They always do.
     always_wide: bool,
+    /// They have done so, or may at any time.
+    may_be_wide: bool,
+    /// What this rank's NIC delivers, where that is to be told.
+    meter: Option<NicMeter>,
     poller: OwnedFd,
     listener: Listener,
     peers: Vec<TcpPeer>,
@@ -170,6 +176,8 @@ impl Tcp {
             bindings,
             is_wide: false,
             always_wide: config.tcp_nics == TcpNics::All,
+            may_be_wide: config.tcp_nics == TcpNics::Adapt,
+            meter: (config.measure_every > 0).then(|| NicMeter::new(Instant::now())),
             poller,
             listener,
             peers,
@@ -183,6 +191,9 @@ impl Tcp {
             wakeups: wakeups.clone(),
         };
         tcp.set_wide(false);
+        if config.tcp_nics == TcpNics::Adapt {
+            tcp.peers.iter_mut().filter(|peer| peer.has_further()).for_each(TcpPeer::adapt);
+        }
         Ok(Some(tcp))
     }
 
@@ -434,15 +445,27 @@ impl Tcp {
         self.look_at_the_clock()
     }
 
+    /// Looks at what this rank's NIC has delivered, from time to time.
+    fn measure(&mut self) {
+        let Some(meter) = &mut self.meter else { return };
+        if !meter.is_due() {
+            return;
+        }
+        let begun = Instant::now();
+        let acknowledged = self.peers.iter().map(TcpPeer::acknowledged).sum();
+        let now = Instant::now();
+        meter.look(now, acknowledged, now - begun);
+    }
+
     /// Whether a wide message waits until less of it is on its way.
     fn waits_for_room(&self) -> bool {
-        self.is_wide && self.peers.iter().any(TcpPeer::waits_for_room)
+        self.may_be_wide && self.peers.iter().any(TcpPeer::waits_for_room)
     }
 
     /// Gives wide messages to connections that have room again, which no socket tells of.
     #[inline(never)]
     fn look_for_room(&mut self) -> Result<()> {
-        if !self.is_wide {
+        if !self.may_be_wide {
             return Ok(());
         }
         (0..self.peers.len()).try_for_each(|peer| match self.peers[peer].waits_for_room() {
@@ -546,6 +569,7 @@ impl Endpoint for Tcp {
             self.serve_all(done)?;
         }
         self.look_for_room()?;
+        self.measure();
         done.append(&mut self.completed);
         Ok(())
     }
@@ -559,7 +583,12 @@ impl Endpoint for Tcp {
         if std::mem::replace(&mut self.is_wide, is_wide) == is_wide {
             return;
         }
+        self.may_be_wide |= is_wide;
         self.peers.iter_mut().for_each(|peer| peer.set_wide(is_wide));
+    }
+
+    fn delivers(&mut self) -> Option<f64> {
+        self.meter.as_mut().and_then(NicMeter::take)
     }
 
     fn relief(&self) -> u64 {

@@ -27,6 +27,7 @@ use crate::transport::matching::{Fetch, Matching, Outgoing, Received};
 use crate::transport::{Envelope, Sink};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
+use watch::NicWatch;
 
 /// Messages of at most this many bytes travel with their header.
 pub const SMALL: usize = 32 << 10;
@@ -129,6 +130,8 @@ impl Shares {
 /// A peer.
 #[derive(Debug)]
 pub struct TcpPeer {
+    /// This rank.
+    me: Rank,
     /// Its rank.
     pub rank: Rank,
     /// Where it listens: at its own NIC, and at the others of its node.
@@ -137,8 +140,13 @@ pub struct TcpPeer {
     pub secret: Password,
     /// What its large messages may go by.
     shares: Shares,
-    /// Whether large messages go by all NICs.
+    /// Whether large messages of the calls that run go by all NICs.
     is_wide: bool,
+    /// Whether all go by all NICs for a while, where what they deliver decides.
+    watch: Option<NicWatch>,
+    /// Bytes given to connections since those were looked at, and after how many they are.
+    unlooked: usize,
+    looks_after: usize,
     /// The connections.
     pub links: Vec<TcpLink>,
     /// Whether our first connection is the one for both ways: our rank is the lower one.
@@ -176,11 +184,15 @@ impl TcpPeer {
     /// A peer of rank `me` to which there is no connection yet. It has one address or more.
     pub fn new(me: Rank, rank: Rank, addresses: Vec<SocketAddr>, secret: Password, shares: Shares) -> TcpPeer {
         TcpPeer {
+            me,
             rank,
             addresses,
             secret,
             shares,
             is_wide: false,
+            watch: None,
+            unlooked: 0,
+            looks_after: wide::LEAST_LOOK,
             links: Vec::new(),
             is_first: me < rank,
             control: None,
@@ -238,7 +250,7 @@ impl TcpPeer {
 
     /// How many of them this rank makes for its large messages now.
     pub fn wanted(&self) -> usize {
-        match self.is_wide {
+        match self.goes_wide() {
             true => self.most(),
             false => self.shares.own,
         }
@@ -247,6 +259,11 @@ impl TcpPeer {
     /// Makes no more connections by other NICs than there are.
     pub fn make_no_more(&mut self) {
         self.shares.further = self.made().saturating_sub(self.shares.numbers()) / self.shares.own;
+    }
+
+    /// Whether large messages go by all NICs now.
+    fn goes_wide(&self) -> bool {
+        self.is_wide || self.watch.as_ref().is_some_and(NicWatch::is_wide)
     }
 
     /// Has large messages go by all NICs, or by the rank's own.
@@ -612,8 +629,11 @@ impl TcpPeer {
     pub fn write(&mut self, lossless: &mut Lossless, done: &mut Vec<Token>) {
         self.write_answers();
         self.measure(lossless);
-        let (wanted, is_wide) = (self.wanted(), self.is_wide);
-        let TcpPeer { links, matching, writes, gauge, is_paused, .. } = self;
+        if self.watch.is_some() && self.is_due() {
+            self.look_at_rates();
+        }
+        let (wanted, is_wide) = (self.wanted(), self.goes_wide());
+        let TcpPeer { links, matching, writes, unlooked, gauge, is_paused, .. } = self;
         let mut turn = CODED_TURN;
         *is_paused = false;
         for TcpLink { way, index, connection } in links {
@@ -632,9 +652,8 @@ impl TcpPeer {
                     }
                     let most = stripe(message.src.bytes(), wanted);
                     let coders = (&mut *lossless, &mut *gauge);
-                    if give_frame(coders, (id, message), connection, most, &mut turn).is_none() {
-                        break;
-                    }
+                    let Some(given) = give_frame(coders, (id, message), connection, most, &mut turn) else { break };
+                    *unlooked += given;
                 }
                 *writes += 1;
                 let mut left = smallvec::SmallVec::<[(u64, usize); 4]>::new();
@@ -697,6 +716,8 @@ impl TcpPeer {
     }
 }
 
+#[path = "watch.rs"]
+pub mod watch;
 #[path = "wide.rs"]
 pub mod wide;
 
