@@ -9,6 +9,7 @@
 //! Calls that run in two levels are recorded inside groups and issued phase by phase at the outermost end ([`group`]).
 
 mod calls;
+pub mod coded;
 pub mod group;
 mod init;
 mod scratch;
