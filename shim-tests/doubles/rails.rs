@@ -232,7 +232,8 @@ fn calls_with_a_code_and_a_residual_are_strata_s_where_its_transports_go_between
         (NCCL, "4x1", "coded_mx8"),
     ] {
         let ptx = ("SOFTGPU_PTX", if double.rccl || grid != "2x2" { "0" } else { "1" });
-        carried(coded(double, "tcp", &[grid, "runs"]).envs([ANY_CALL, ptx]), name);
+        let any = (ANY_CALL.0, if grid == "4x1" { "log" } else { ANY_CALL.1 });
+        carried(coded(double, "tcp", &[grid, "runs"]).envs([any, ptx]), name);
     }
 }
 

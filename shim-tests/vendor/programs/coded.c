@@ -66,9 +66,9 @@ static struct results begin(int with_residual, int stream) {
 }
 
 /* As many calls as there are results; behind each its result is copied out. */
-static void issue(struct results *all, int times, const char *code, ncclRedOp_t op, int scatters) {
+static void issue(struct results *all, int times, const char *name, ncclRedOp_t op, int scatters) {
   for (int i = 0; i < times; i++) {
-    OK(call(all, code, op, scatters));
+    OK(call(all, name, op, scatters));
     gpu_from(all->got[i], all->recv, COUNT * sizeof(float), all->stream);
   }
   if (all->residual) gpu_from(all->kept, all->residual, COUNT * sizeof(float), all->stream);
@@ -99,22 +99,22 @@ static int in_residual(const struct results *all) {
 
 static void runs(void) {
   const char *codes[] = {"bf16", "mx8", "int8"};
-  for (int code = 0; code < 3; code++) {
+  for (int form = 0; form < 3; form++) {
     struct results lost = begin(0, 0), kept = begin(1, 1), block = begin(1, 0);
     /* Calls on two streams; of each collective some in a group. */
-    issue(&lost, 1, codes[code], ncclSum, 0);
-    issue(&kept, TIMES, codes[code], ncclAvg, 0);
+    issue(&lost, 1, codes[form], ncclSum, 0);
+    issue(&kept, TIMES, codes[form], ncclAvg, 0);
     OK(ncclGroupStart());
-    OK(call(&block, codes[code], ncclSum, 1));
+    OK(call(&block, codes[form], ncclSum, 1));
     OK(ncclAllReduce(kept.send, kept.recv, 1, ncclInt, ncclSum, comm, (cudaStream_t)kept.stream));
     OK(ncclGroupEnd());
     gpu_from(block.got[0], block.recv, COUNT * sizeof(float), block.stream);
     gpu_from(block.kept, block.residual, COUNT * sizeof(float), block.stream);
     end(&lost), end(&kept), end(&block);
     double once = worst(&lost, 1, 1, 0), mean = worst(&kept, TIMES, n, 0), scattered = worst(&block, 1, 1, 1);
-    if (me == 0) fprintf(stderr, "%s: %g once, %g on average, %g of a block\n", codes[code], once, mean, scattered);
+    if (me == 0) fprintf(stderr, "%s: %g once, %g on average, %g of a block\n", codes[form], once, mean, scattered);
     CHECK(once > 0 && once < most() && mean * 6 < once && scattered > 0 && scattered < most());
-    CHECK(in_residual(&kept) > COUNT / 4 && in_residual(&block) > COUNT / 4);
+    CHECK(in_residual(&kept) > COUNT / 16 && in_residual(&block) > COUNT / 16);
   }
   struct results none = begin(0, 0);
   CHECK(p_strataAllReduceCoded(none.send, none.recv, NULL, COUNT, ncclInt, ncclSum, "mx8", comm, NULL) == ncclInvalidArgument);

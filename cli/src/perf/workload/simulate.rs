@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn skewed_blocks_cost_every_way_more_than_even_ones_and_strata_the_least() {
+    fn skewed_blocks_cost_a_library_as_much_as_even_ones_or_more() {
         for name in ["frontier", "lassen"] {
             let machine = Cluster::find(name).unwrap();
             let labels: Vec<usize> =
