@@ -29,7 +29,8 @@ fn json(name: &str) -> PathBuf {
 
 /// Replays a workload on ranks; the table and the figures.
 fn replay(nranks: usize, words: &[&str]) -> (String, serde_json::Value) {
-    let file = json(words[1]);
+    let (_, name) = words[1].rsplit_once('/').unwrap_or(("", words[1]));
+    let file = json(name);
     let words = [words, &["-n", "3", "-w", "1", "--json", file.to_str().unwrap()]].concat();
     let output = perf(Some(nranks), &words);
     assert!(output.status.success(), "{words:?}: {:?}\n{}", output.status, text(&output.stderr));
