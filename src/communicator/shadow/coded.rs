@@ -7,7 +7,7 @@
 #![forbid(unsafe_code)]
 
 use super::subcomms::{SubComms, VendorCall};
-use super::{calls, find, group, Attached, Handle};
+use super::{calls, find, group, Attached, Handle, ON_ONE_NODE};
 use crate::algorithms;
 use crate::code::FloatCode;
 use crate::communicator::{CollectiveCall, Launch, Operation};
@@ -37,15 +37,12 @@ pub struct CodedVendorCall {
 /// # Errors
 /// `InvalidUsage` where Strata cannot code what goes between nodes, with the reason.
 pub fn submit(coded: &CodedVendorCall, library: &'static Library) -> Result<()> {
-    let attached = find(coded.handle);
-    let companion = attached.as_ref().and_then(|attached| attached.companion.get());
-    if coded.nranks == 1 || companion.is_some_and(|companion| companion.grid().nnodes() == 1) {
+    if coded.nranks == 1 || crate::sync::locked(&ON_ONE_NODE).contains(&coded.handle) {
         return coded.uncoded(library);
     }
-    let (Some(attached), Some(_)) = (&attached, companion) else {
-        return Err(
-            coded.refused("which is the vendor's alone: Strata was switched off when it was made, or not on all ranks")
-        );
+    let Some(attached) = find(coded.handle).filter(|attached| attached.has_companion()) else {
+        let why = "which alone serves it: Strata was switched off when it was made, is not on all ranks, or does not drive its GPUs";
+        return Err(coded.refused(why));
     };
     match group::submit_own(attached.own_coded(coded)?) {
         SUCCESS => Ok(()),

@@ -99,10 +99,13 @@ pub fn routes(program: &Program, machine: &Cluster, only: &[String], bar: &indic
     }
 }
 
+/// Who carries a call out, and what is called: the collective, the group, its bytes and how blocks differ.
+type PriceKey = (CallBy, Kind, usize, usize, Option<Skew>);
+
 /// Prices by who carries a call out and by what is called.
 struct Prices<'a> {
     machine: &'a Cluster,
-    known: HashMap<(CallBy, Kind, usize, usize, Option<Skew>), Option<Price>>,
+    known: HashMap<PriceKey, Option<Price>>,
     bar: &'a indicatif::ProgressBar,
 }
 
