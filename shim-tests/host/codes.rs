@@ -318,7 +318,7 @@ fn ranks_that_ask_for_different_codes_are_told() {
     for names in
         [["coded_mx8", "coded_int8"], ["coded_mx8", "coded_bf16"], ["direct", "coded_mx8"], ["ring", "coded_bf16"]]
     {
-        run(Grid::blocks(&[1, 1]), |member| {
+        run(Grid::blocks(&[1, 1]), move |member| {
             let (mut send, mut recv) = (vec![0; 4096], vec![0; 4096]);
             let of = (Collective::AllReduce, DataType::F32, Some(RedOp::Sum));
             let error = member.collective(call(of, (&mut send, &mut recv), 1024, 2, names[member.rank])).unwrap_err();

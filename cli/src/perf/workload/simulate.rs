@@ -301,8 +301,9 @@ mod tests {
         for (name, skew) in Skew::ALL {
             let law = here.by_links(&Asked { kind: Kind::AllToAll, bytes, skew: Some(skew) });
             let simulated = here.skewed(Collective::AllToAll, bytes, Some(skew), None).unwrap().unwrap().ns;
-            // The busiest rank's NIC, which it shares with one other, where the law has those of its node as one.
-            assert!(law <= simulated * 1.01, "{name}: {law} {simulated}");
+            // The law has the NICs of a node as one: at the worst all that comes in goes by a single one.
+            let nics = here.machine.node.nics.value;
+            assert!(law <= simulated * 1.01 && simulated <= law * nics * 1.05, "{name}: {law} {simulated}");
         }
     }
 
