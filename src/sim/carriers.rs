@@ -263,8 +263,8 @@ mod tests {
         assert_eq!(us(&machine, Collective::AllToAll, Some(Skew::One)), Some((37.0 + hot * 2000.0).round()));
         assert_eq!(us(&machine, Collective::AllToAll, Some(Skew::Zeros)), us(&machine, Collective::AllToAll, None));
         // All blocks as long as the longest: 14.4 times the bytes. Sixteen broadcasts send each byte once.
-        let padded = 10.0 + 18.0 + 0.9 * 16.0 * 2000.0 * 15.0 / 16.0;
-        assert_eq!(us(&alone, Collective::AllGather, Some(Skew::One)), Some(padded));
+        let padded: f64 = 10.0 + 18.0 + 0.9 * 16.0 * 2000.0 * 15.0 / 16.0;
+        assert_eq!(us(&alone, Collective::AllGather, Some(Skew::One)), Some(padded.round()));
         assert_eq!(us(&machine, Collective::AllGather, Some(Skew::One)), Some(16.0 * (10.0 + 4.0 + 2.0) + 2000.0));
         assert_eq!(us(&machine, Collective::ReduceScatter, Some(Skew::One)), None, "it has no law of that collective");
     }
