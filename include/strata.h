@@ -62,7 +62,7 @@ ncclResult_t strataScatterV(const void* sendbuff, const size_t* sendcounts, cons
     void* recvbuff, size_t recvcount, ncclDataType_t datatype, int root, ncclComm_t comm,
     cudaStream_t stream);
 
-/* ncclAllReduce whose messages between nodes are coded: code is "bf16", "mx8" or "int8" (docs/codes.md), datatype a float that it makes smaller. Where residual is not null it has count float32, zeros at first, which the program leaves alone between calls: what coding leaves out of a sum is added to the next one. All ranks give a residual or none. Since strata. */
+/* ncclAllReduce whose messages between nodes are coded: code is "bf16", "mx8" or "int8" (docs/codes.md), datatype a float that it makes smaller. Where residual is not null it has count float32, zeros at first, which the program leaves alone between calls: what coding leaves out of a sum is added to the next one. All ranks give a residual or none. On a communicator of NCCL or RCCL on several nodes Strata's own transports have to carry what goes between them (STRATA_INTER); else it is ncclInvalidUsage. Since strata. */
 ncclResult_t strataAllReduceCoded(const void* sendbuff, void* recvbuff, void* residual, size_t count,
     ncclDataType_t datatype, ncclRedOp_t op, const char* code, ncclComm_t comm, cudaStream_t stream);
 

@@ -422,7 +422,7 @@ fn machine(data: &[u8]) {
         assert!(machine.vendor_ns(collective, &grid(), 1 << 20).is_none_or(|ns| ns >= 0.0 && ns.is_finite()));
     }
     for collective in CARRIED {
-        assert!(machine.mix_ns(collective, &grid(), 1 << 20).is_none_or(|(_, ns)| ns >= 0.0 && ns.is_finite()));
+        assert!(machine.mix_ns(collective, &grid(), 1 << 20, None).is_none_or(|(_, ns)| ns >= 0.0 && ns.is_finite()));
     }
     assert!(machine.nic_of(1, machine.ranks_per_node()) < 1 << 20);
 }

@@ -185,6 +185,12 @@ fn buffer<T>(start: *const T) -> Buffer {
     unsafe { Buffer::from_address(start as usize) }
 }
 
+/// Numbers that a call reads before it returns.
+fn numbers(all: &[usize]) -> ConstPtr<usize> {
+    // SAFETY: the target must be there, unchanged, for as long as the call reads it; because the slices of a call live until it has returned.
+    unsafe { Ptr::to(all.as_ptr().cast_mut()) }.as_const()
+}
+
 /// A text of the library's, static or of its last error.
 fn text(text: Option<Text>) -> String {
     text.filter(|text| !text.is_null()).and_then(|text| text.get("text").ok()).unwrap_or_default()
@@ -319,7 +325,7 @@ pub struct Buffers {
 /// A collective of the C interface, with what only it needs. Operations are `ncclRedOp_t`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs)]
-pub enum Call {
+pub enum Call<'b> {
     AllReduce { op: c_int },
     ReduceScatter { op: c_int },
     AllGather,
@@ -330,6 +336,9 @@ pub enum Call {
     Scatter { root: usize },
     Send { to: usize },
     Recv { from: usize },
+    AllGatherV { counts: &'b [usize] },
+    ReduceScatterV { counts: &'b [usize], op: c_int },
+    AllToAllV { sent: &'b [usize], received: &'b [usize] },
 }
 
 impl<'a> Comm<'a> {
@@ -361,7 +370,7 @@ impl<'a> Comm<'a> {
 
     /// Issues one call on its stream, or the null stream. `send_len` and `recv_len`: the bytes that it may touch, which the buffers
     /// must have.
-    pub fn issue(&self, call: Call, buffers: &Buffers, send_len: usize, recv_len: usize) -> Result<()> {
+    pub fn issue(&self, call: Call<'_>, buffers: &Buffers, send_len: usize, recv_len: usize) -> Result<()> {
         let Buffers { send, recv, count, dtype } = *buffers;
         assert!(send.len() >= send_len && recv.len() >= recv_len, "buffers too short for {call:?}");
         let (send, recv) = (buffer(send.as_ptr()).as_const(), buffer(recv.as_ptr()));
@@ -388,6 +397,18 @@ impl<'a> Comm<'a> {
             }
             Call::Send { to } => call!(library, ncclSend(send, count, dtype, to as c_int, comm, stream)),
             Call::Recv { from } => call!(library, ncclRecv(recv, count, dtype, from as c_int, comm, stream)),
+            Call::AllGatherV { counts } => {
+                let counts = numbers(counts);
+                call!(library, own strataAllGatherV(send, recv, counts, ConstPtr::null(), dtype, comm, stream))
+            }
+            Call::ReduceScatterV { counts, op } => {
+                let (counts, packed, op) = (numbers(counts), ConstPtr::null(), OpCode(op));
+                call!(library, own strataReduceScatterV(send, recv, counts, packed, dtype, op, comm, stream))
+            }
+            Call::AllToAllV { sent, received } => {
+                let (sent, received, packed) = (numbers(sent), numbers(received), ConstPtr::null());
+                call!(library, own strataAllToAllV(send, sent, packed, recv, received, packed, dtype, comm, stream))
+            }
         }
     }
 

@@ -6,7 +6,7 @@ mod lists;
 mod method;
 mod pictures;
 mod report;
-mod route;
+pub mod route;
 mod show;
 
 use cells::{price_all, Cell, Manner};

@@ -83,6 +83,15 @@ pub fn read_all(paths: &[PathBuf]) -> Result<CallTrace> {
     Ok(align::merge(traces))
 }
 
+/// Traces in an error: the first, and how many more there are.
+fn named(paths: &[PathBuf]) -> String {
+    let first = paths.first().map_or(String::new(), |path| path.display().to_string());
+    match paths.len() {
+        0 | 1 => format!("the trace {first}"),
+        many => format!("the traces {first} and {} more", many - 1),
+    }
+}
+
 fn write(path: &Path, bytes: &[u8]) -> Result<()> {
     if fs::metadata(path).is_ok_and(|there| !there.is_file()) {
         return Err(Error::InvalidArgument(format!("{} is there and is no regular file", path.display())));
@@ -103,7 +112,8 @@ pub fn run(options: &Options) -> Result<ExitCode> {
         }
         Options::Summary { traces } => out!("{}", summary::text(&read_all(traces)?)),
         Options::Workload { traces, output, rank, no_compute } => {
-            let made = workload::make(&read_all(traces)?, *rank, !no_compute)?;
+            let made = workload::make(&read_all(traces)?, *rank, !no_compute);
+            let made = made.map_err(|error| Error::InvalidArgument(format!("{}: {}", named(traces), error.text())))?;
             write(output, made.text.as_bytes())?;
             outln!("# {} in {}; strata perf --workload {}", made.told, output.display(), output.display());
         }

@@ -212,6 +212,27 @@ fn a_trace_that_cannot_be_written_is_one_warning_and_calls_go_on() {
 }
 
 #[test]
+fn a_trace_that_says_nothing_of_use_is_told_with_its_file() {
+    let folder = Folder::new("malformed");
+    let empty = r#"{"strata":1,"processes":[],"comms":[],"traceEvents":[]}"#;
+    for (name, text, why) in [
+        ("missing", None, "No such file"),
+        ("cut", Some("{\"strata\":1,\"trace"), "EOF"),
+        ("other", Some("{\"traceEvents\":[]}"), "not one of Strata's"),
+        ("empty", Some(empty), "has no calls that a workload can have"),
+    ] {
+        let file = folder.file(&format!("{name}.json"));
+        text.iter().for_each(|text| std::fs::write(&file, text).unwrap());
+        let output = folder.file("made.toml");
+        let mut command = strata();
+        command.args(["trace", "workload", &file, "-o", &output]);
+        let (said, succeeded) = outcome(&mut command);
+        assert!(said.contains(&file) && said.contains(why) && !said.contains("panicked"), "{name}: {said}");
+        assert!(!succeeded && !Path::new(&output).exists(), "{name}: {said}");
+    }
+}
+
+#[test]
 fn a_full_ring_keeps_the_newest_calls() {
     let folder = Folder::new("ring");
     let mut program = launched(&["many", &folder.file("made"), "1000"]);

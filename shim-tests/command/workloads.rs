@@ -29,7 +29,8 @@ fn json(name: &str) -> PathBuf {
 
 /// Replays a workload on ranks; the table and the figures.
 fn replay(nranks: usize, words: &[&str]) -> (String, serde_json::Value) {
-    let file = json(words[1]);
+    let (_, name) = words[1].rsplit_once('/').unwrap_or(("", words[1]));
+    let file = json(name);
     let words = [words, &["-n", "3", "-w", "1", "--json", file.to_str().unwrap()]].concat();
     let output = perf(Some(nranks), &words);
     assert!(output.status.success(), "{words:?}: {:?}\n{}", output.status, text(&output.stderr));
@@ -102,6 +103,81 @@ fn experts_and_tables_are_exchanged() {
     assert!(said.contains("alltoall       data") && said.contains("# wrong    : 0 OK"), "{said}");
 }
 
+/// All three collectives that have blocks, in groups of several sizes, with blocks that differ in every way, none among them.
+const SKEWED: &str = r#"
+title = "blocks of different sizes"
+source = []
+dtype = "float"
+grid = [{ name = "inner", size = 2 }, { name = "outer", size = "rest" }]
+[[phase]]
+name = "step"
+steps = [
+    { call = "alltoall", group = "world", count = 1001, skew = "zipf", overlap = "x" },
+    { call = "all_gather", group = "world", count = 4096, skew = "zeros", overlap = "y" },
+    { wait = "y", until = 4000 },
+    { call = "reduce_scatter", group = "inner", count = 777, skew = "one" },
+    { call = "all_gather", group = "outer", count = 3, skew = "one" },
+    { call = "alltoall", group = "outer", count = 64, skew = "even" },
+    { call = "alltoall", group = "world", count = 1001 },
+    { wait_all = "x" },
+    { wait_all = "y" },
+]
+"#;
+
+#[test]
+fn blocks_of_different_sizes_arrive_and_are_checked() {
+    let file = json("skewed").with_extension("toml");
+    std::fs::write(&file, SKEWED).expect("a file");
+    let path = file.to_str().expect("a path");
+    let labelled = |words: &[&str]| {
+        let (said, figures) = replay(6, &[&["--workload", path][..], words].concat());
+        assert!(said.contains("# wrong    : 0 OK") && figures["wrong"] == 0, "{said}");
+        let rows = figures["routes"][0]["rows"].as_array().expect("rows").clone();
+        let label = |row: &serde_json::Value| format!("{} {}", row["call"], row["skew"]).replace('"', "");
+        (said, rows.iter().map(label).collect::<Vec<_>>())
+    };
+    let (said, rows) = labelled(&["--set", "inner=3"]);
+    assert!(said.contains("  step       alltoall(zipf)      world "), "{said}");
+    let even = ["alltoall null", "alltoall null"];
+    assert_eq!(
+        rows,
+        ["alltoall zipf", "all_gather zeros", "reduce_scatter one", "all_gather one", even[0], even[1]],
+        "{said}"
+    );
+    let (said, rows) = labelled(&["--skew", "zipf"]);
+    assert_eq!(rows.iter().filter(|row| row.contains("zipf")).count(), 5, "{said}");
+    assert_eq!(rows.iter().filter(|row| row.contains("null")).count(), 1, "{said}");
+    std::fs::remove_file(file).expect("the file can go");
+    let (said, _) = replay(4, &["--workload", "ds-moe", "--scale", "1/16384", "--skew", "one"]);
+    assert!(said.contains("alltoall(one)") && said.contains("# wrong    : 0 OK"), "{said}");
+}
+
+#[test]
+fn skewed_exchanges_cost_a_simulated_step_more_by_every_way() {
+    let steps = |words: &[&str]| {
+        let words = [&["--workload", "ds-moe", "-n", "32", "--no-compute", "--json", "-"][..], words].concat();
+        let output = perf(None, &words);
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        let figures: serde_json::Value = serde_json::from_slice(&output.stdout).expect("nothing but JSON");
+        let routes = figures["routes"].as_array().expect("routes");
+        let step = |route: &serde_json::Value| {
+            (route["route"].as_str().expect("a name").to_string(), route["step_us"].as_f64().expect("a time"))
+        };
+        (routes.iter().map(step).collect::<Vec<_>>(), figures["how"].as_str().expect("words").to_string())
+    };
+    for machine in ["lassen", "frontier"] {
+        let (even, said) = steps(&["--simulate", machine]);
+        assert!(!said.contains("blocks of different sizes"), "{said}");
+        assert_eq!(steps(&["--simulate", machine, "--skew", "even"]).0, even);
+        let (zipf, said) = steps(&["--simulate", machine, "--skew", "zipf"]);
+        assert!(said.contains("blocks of different sizes: a library sends"), "{said}");
+        assert_eq!(zipf.len(), even.len());
+        for ((name, even), (_, zipf)) in even.iter().zip(&zipf) {
+            assert!(zipf > &(1.2 * even), "{machine}, {name}: {even} {zipf}");
+        }
+    }
+}
+
 #[test]
 fn a_simulated_step_compares_the_ways() {
     let output = perf(None, &["--workload", "axonn", "--simulate", "frontier", "-n", "64", "--json", "-"]);
@@ -122,7 +198,11 @@ fn what_cannot_be_replayed_is_told_and_the_exit_code_is_2() {
     let good = include_str!("../../workloads/dlrm.toml");
     std::fs::write(&file, good.replacen("samples * tables", "sample * tables", 1)).expect("a file");
     let path = file.to_str().expect("a path");
-    let cases: [(Option<usize>, &[&str], &str); 8] = [
+    let simulated = ["--simulate", "frontier", "-n", "8"];
+    let with = |words: &[&'static str]| [words, &simulated[..]].concat();
+    let (near, none) =
+        (with(&["--workload", "ds-moe", "--skew", "zipff"]), with(&["--workload", "zero3", "--skew", "one"]));
+    let cases: [(Option<usize>, &[&str], &str); 10] = [
         (Some(3), &["--workload", "axonn"], "needs a multiple of 16 ranks, not 3"),
         (None, &["--workload", "zero3"], "needs several ranks: strata launch"),
         (None, &["--workload", "zero4", "--simulate", "frontier", "-n", "8"], "did you mean `zero3`?"),
@@ -135,6 +215,8 @@ fn what_cannot_be_replayed_is_told_and_the_exit_code_is_2() {
         ),
         (Some(2), &["--workload", "zero3"], "--scale 1/64 makes all sizes smaller"),
         (None, &["all_reduce", "--workload", "zero3"], "cannot be used with"),
+        (None, &near, "--skew uses the unknown name `zipff`; did you mean `zipf`?"),
+        (None, &none, "workload zero3: --skew: no call of this workload says how its blocks differ in size"),
     ];
     for (nranks, words, part) in cases {
         let words = match part.starts_with("--scale") {

@@ -212,3 +212,48 @@ fn rails_in_codes_give_right_results() {
         }
     }
 }
+
+/// The program that makes calls with a code, with Strata in front.
+fn coded(double: Double, inter: &str, arguments: &[&str]) -> Command {
+    in_front(double, inter, another(double, "coded", arguments))
+}
+
+/// Strata has what it needs for such calls where it carries any call of the communicator.
+const ANY_CALL: (&str, &str) = ("STRATA_ALLGATHER_ALGO", "two_level");
+
+#[test]
+fn calls_with_a_code_and_a_residual_are_strata_s_where_its_transports_go_between_nodes() {
+    for (double, grid, name) in [
+        (NCCL, "2x2", "two_level(vendor,coded_mx8)"),
+        (RCCL, "2x2", "two_level(vendor,coded_mx8)"),
+        (NCCL, "3+1", "two_level(vendor,coded_mx8)"),
+        (RCCL, "rr2x3", "two_level(vendor,coded_mx8)"),
+        // A rank a node: nothing is inside a node.
+        (NCCL, "4x1", "coded_mx8"),
+    ] {
+        let ptx = ("SOFTGPU_PTX", if double.rccl || grid != "2x2" { "0" } else { "1" });
+        let any = (ANY_CALL.0, if grid == "4x1" { "log" } else { ANY_CALL.1 });
+        carried(coded(double, "tcp", &[grid, "runs"]).envs([any, ptx]), name);
+    }
+}
+
+#[test]
+fn where_nothing_goes_between_nodes_calls_with_a_code_are_the_vendor_s_as_they_are() {
+    for (double, grid) in [(NCCL, "1x3"), (RCCL, "1x2"), (NCCL, "1x1")] {
+        for inter in ["tcp", "auto"] {
+            checked(&mut coded(double, inter, &[grid, "plain"]));
+        }
+    }
+}
+
+#[test]
+fn calls_with_a_code_are_refused_in_words_where_strata_cannot_code_them() {
+    for (double, inter, variables, why) in [
+        (NCCL, "auto", [ANY_CALL, ("", "")], "STRATA_INTER=tcp or mpi"),
+        (RCCL, "tcp", [("STRATA_TWO_LEVEL_MIN_NODES", "100"), ("", "")], "STRATA_TWO_LEVEL_MIN_NODES=2"),
+        (NCCL, "tcp", [ANY_CALL, ("STRATA_DISABLE", "1")], "switched off"),
+    ] {
+        let variables = variables.into_iter().filter(|(name, _)| !name.is_empty());
+        checked(coded(double, inter, &["2x2", "refused", why]).envs(variables));
+    }
+}

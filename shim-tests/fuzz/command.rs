@@ -46,7 +46,7 @@ pub fn workload(data: &[u8]) {
 pub fn workload_program(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
     let Ok(workload) = Workload::parse(text) else { return };
-    let setting = Setting { world: 64, flops: 1e12, scale: 1.0, compute: true, set: Vec::new() };
+    let setting = Setting { world: 64, flops: 1e12, scale: 1.0, compute: true, set: Vec::new(), sizes: None };
     if let Ok(program) = Program::new(&workload, &setting) {
         assert!(program.compute_us() >= 0.0);
         program.calls.iter().for_each(|call| assert!(call.group < program.groups.len()));

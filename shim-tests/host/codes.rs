@@ -314,14 +314,22 @@ fn ranks_that_ask_for_different_codes_are_told() {
     if toy().is_some() {
         return;
     }
-    run(Grid::blocks(&[1, 1]), |member| {
-        // Both codes make as many bytes of it.
-        let (mut send, mut recv) = (vec![0; 4096], vec![0; 4096]);
-        let name = ["coded_mx8", "coded_int8"][member.rank];
-        let of = (Collective::AllReduce, DataType::F32, Some(RedOp::Sum));
-        let error = member.collective(call(of, (&mut send, &mut recv), 1024, 2, name)).unwrap_err();
-        assert!(error.text().contains("all_reduce"), "{error}");
-    });
+    // Both codes of the first make as many bytes of it; a message without a code has others.
+    for names in
+        [["coded_mx8", "coded_int8"], ["coded_mx8", "coded_bf16"], ["direct", "coded_mx8"], ["ring", "coded_bf16"]]
+    {
+        run(Grid::blocks(&[1, 1]), move |member| {
+            let (mut send, mut recv) = (vec![0; 4096], vec![0; 4096]);
+            let of = (Collective::AllReduce, DataType::F32, Some(RedOp::Sum));
+            let error = member.collective(call(of, (&mut send, &mut recv), 1024, 2, names[member.rank])).unwrap_err();
+            for (rank, name) in names.into_iter().enumerate() {
+                let in_code =
+                    name.strip_prefix("coded_").map_or("without a code".to_string(), |code| format!("in {code}"));
+                let told = format!("rank {rank} called all_reduce of 1024 float (sum) {in_code}");
+                assert!(error.text().contains(&told), "{names:?}: {error}");
+            }
+        });
+    }
 }
 
 /// A network of two layers, trained on numbers that a hidden one of the same kind makes; each rank has its own.

@@ -9,6 +9,8 @@ use super::options;
 use super::streams;
 use crate::algorithms;
 use crate::code::FloatCode;
+use crate::communicator::shadow::coded::{submit, CodedVendorCall};
+use crate::communicator::shadow::vectored::place;
 use crate::communicator::{
     group, launch_one, Again, CollectiveCall, Comm, Direction, Elements, Factor, Launch, Operation,
 };
@@ -22,6 +24,7 @@ use crate::memory::DeviceRegion;
 use crate::plan::Collective;
 use crate::script::{LoadedScript, Script};
 use crate::topo::{Grid, Rank};
+use crate::vendor;
 use std::ffi::c_int;
 use std::sync::Arc;
 
@@ -123,7 +126,10 @@ impl Call {
     /// Checks all arguments; launches the call, or records it where a group is open. With a key it shall go faster next time.
     #[inline(never)]
     fn check(&self, key: Option<Again>) -> Result<()> {
-        let handle = handles::find(self.comm)?;
+        let handle = match (handles::find(self.comm), self.coded) {
+            (Err(error), Some(coded)) => return self.of_vendor(error, coded),
+            (handle, _) => handle?,
+        };
         let comm = handle.usable()?;
         let Checked { root, dtype, reduction, factor_at, stream } =
             checked(&comm, self.root, self.dtype, self.op, self.stream)?;
@@ -145,7 +151,8 @@ impl Call {
         }
         comm.check_memory(input, "sendbuff")?;
         comm.check_memory(output, "recvbuff")?;
-        let residual = self.residual(&comm, reduction, sent, [input, output])?;
+        let residual = self.residual(reduction, sent, [input, output])?;
+        residual.map_or(Ok(()), |residual| comm.check_memory(residual, "residual"))?;
         let collective = self.collective;
         let (decision, blocks, joined) = (None, None, None);
         let mut call = CollectiveCall {
@@ -217,7 +224,6 @@ impl Call {
     /// Where what coding leaves out is kept: a float32 for each element of the input of so many blocks.
     fn residual(
         &self,
-        comm: &Arc<Comm>,
         reduction: Option<Reduction>,
         blocks: usize,
         buffers: [DeviceRegion; 2],
@@ -233,8 +239,45 @@ impl Call {
         if buffers.iter().any(|buffer| overlap(region, *buffer)) {
             return Err(Error::InvalidArgument("the residual overlaps sendbuff or recvbuff".to_string()));
         }
-        comm.check_memory(region, "residual")?;
         Ok(Some(region))
+    }
+
+    /// A call with a code on what is no communicator of Strata's: of the vendor's library, if there is one, or what the `error` says.
+    fn of_vendor(&self, error: Error, CodedCall { code, .. }: CodedCall) -> Result<()> {
+        let is_vendor_s = !self.comm.is_null() && !handles::is_name(self.comm);
+        let Some(library) = vendor::library().filter(|_| is_vendor_s) else { return Err(error) };
+        let (rank, nranks) = place(library, self.comm.0)?;
+        let (dtype, collective, op) = (self.dtype.get()?, self.collective, self.op.map_or(0, |op| op.0));
+        let own = || Error::InvalidUsage(format!("operation {op} is the program's own, which Strata does not know"));
+        let reduction = Reduction::new(RedOp::from_code(op).filter(|op| op.is_nccl()).ok_or_else(own)?, dtype, nranks);
+        streams::check_of_vendor(self.stream)?;
+        code.check(dtype)?;
+        let (count, most, (sent, received)) = self.blocks(nranks, rank, Rank(0))?;
+        let blocks = |blocks: usize| bytes(count, blocks, dtype);
+        blocks(most)?;
+        let input = self.send.on_device(blocks(sent)?, "sendbuff")?;
+        let output = self.recv.as_const().on_device(blocks(received)?, "recvbuff")?;
+        if count == 0 {
+            return Ok(());
+        }
+        let residual = self.residual(Some(reduction), sent, [input, output])?;
+        let call = CollectiveCall {
+            collective,
+            input,
+            output,
+            count,
+            blocks: None,
+            dtype,
+            reduction: Some(reduction),
+            factor_at: None,
+            residual,
+            root: Rank(0),
+            algorithm: None,
+            tag: 0,
+            joined: None,
+            decision: None,
+        };
+        submit(&CodedVendorCall { handle: self.comm.0, call, code, op, stream: self.stream.0, nranks }, library)
     }
 
     /// Why buffers that overlap are refused.

@@ -62,12 +62,24 @@ pub fn of(comm: &Comm, name: StreamHandle) -> Result<StreamRef> {
         return find(name);
     }
     match is_own(name) {
-        true => Err(Error::InvalidArgument(format!(
-            "stream {:#x} is one of strataStreamCreate's; the communicator is on a GPU, whose driver makes its streams",
-            name.0
-        ))),
+        true => Err(of_driver(name, "on a GPU")),
         false => Ok(StreamRef::Gpu(name.0)),
     }
+}
+
+/// An error for a stream of ours on a communicator of the vendor's library, which would take it for one of the driver's.
+pub fn check_of_vendor(name: StreamHandle) -> Result<()> {
+    match is_own(name) {
+        true => Err(of_driver(name, "another library's on a GPU")),
+        false => Ok(()),
+    }
+}
+
+fn of_driver(name: StreamHandle, whose: &str) -> Error {
+    Error::InvalidArgument(format!(
+        "stream {:#x} is one of strataStreamCreate's; the communicator is {whose}, whose driver makes its streams",
+        name.0
+    ))
 }
 
 /// `strataStreamCreate`

@@ -260,10 +260,11 @@ impl CollectiveCall {
         if let Some(joined) = &self.joined {
             return joined.summary;
         }
-        match (&self.blocks, self.known_sizes()) {
+        let call = match (&self.blocks, self.known_sizes()) {
             (None, _) => CallSummary::new(collective, count, dtype, reduction, root),
             (Some(_), sizes) => CallSummary::vectored(collective, sizes, dtype, reduction, root),
-        }
+        };
+        call.in_code(self.decision.as_ref().and_then(|decision| decision.code()))
     }
 }
 

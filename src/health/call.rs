@@ -1,6 +1,7 @@
 //! What a rank calls, small enough to be noted for every operation, so that ranks can compare it and errors can say it.
 #![forbid(unsafe_code)]
 
+use crate::code::FloatCode;
 use crate::digest::Digest;
 use crate::dtype::{DataType, Operator, Prologue, Reduction};
 use crate::plan::Collective;
@@ -15,8 +16,8 @@ const OPERATIONS: [&str; 10] =
 /// In the place of a collective: a message.
 const SEND: u64 = 0xff;
 
-/// What all ranks of a collective must agree on, in two words: the elements; and the collective, the type, the operation, whether
-/// blocks differ in size (a byte each) and the root.
+/// What all ranks of a collective must agree on, in two words: the elements; and the collective, the type, the operation (a byte
+/// each), whether blocks differ in size and the code (half a byte each), and the root.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct CallSummary(pub [u64; 2]);
 
@@ -54,6 +55,9 @@ const OWN_SIZES: u64 = 2;
 /// Several calls of one group; and in the place of the root, if they have several.
 const JOINED: u64 = 3;
 const SEVERAL_ROOTS: u32 = u32::MAX;
+/// Where the code is: one more than its place among all, 0 for none; and where the half byte before it ends.
+const CODE_AT: u32 = 28;
+const HALF_BYTE: u64 = 0xf;
 /// Bits of the sum of sizes; the digest of the sizes has the others of a word.
 const SUM_BITS: u32 = 44;
 
@@ -96,6 +100,28 @@ impl CallSummary {
         CallSummary([summed(sum, Digest::new("calls").bytes(&numbers)), rest | JOINED << 24])
     }
 
+    /// The same call, with its messages between nodes in a code.
+    pub fn in_code(self, code: Option<FloatCode>) -> CallSummary {
+        let CallSummary([count, rest]) = self;
+        let place = code.and_then(|code| FloatCode::ALL.into_iter().position(|known| known == code));
+        CallSummary([count, rest | place.map_or(0, |place| place as u64 + 1) << CODE_AT])
+    }
+
+    /// The code, if it has one.
+    pub fn code(self) -> Option<FloatCode> {
+        let [_, rest] = self.0;
+        let place = (rest >> CODE_AT & HALF_BYTE).checked_sub(1).filter(|_| self.receiver().is_none())?;
+        FloatCode::ALL.get(place as usize).copied()
+    }
+
+    /// The call in words beside another one, from which it may differ in its code alone.
+    pub fn beside(self, other: CallSummary) -> String {
+        match (self.code(), other.code()) {
+            (None, Some(_)) if self.receiver().is_none() => format!("{self} without a code"),
+            _ => self.to_string(),
+        }
+    }
+
     /// A message of so many bytes that a rank waits to send.
     pub fn send(bytes: usize, to: Rank) -> CallSummary {
         CallSummary([bytes as u64, SEND | u64::from(to.0) << 32])
@@ -122,7 +148,7 @@ impl fmt::Display for CallSummary {
             return f.write_str("something unknown");
         };
         let (name, dtype) = (collective.name(), dtype.name());
-        match byte(24) as u64 {
+        match byte(24) as u64 & HALF_BYTE {
             KNOWN_SIZES => {
                 let (sum, digest) = (count & ((1 << SUM_BITS) - 1), count >> SUM_BITS);
                 write!(f, "{name} of blocks of {sum} {dtype} together (digest of their sizes: {digest:05x})")?;
@@ -142,6 +168,9 @@ impl fmt::Display for CallSummary {
         } else if collective.has_root() {
             write!(f, " with root {}", rest >> 32)?;
         }
+        if let Some(code) = self.code() {
+            write!(f, " in {}", code.name())?;
+        }
         Ok(())
     }
 }
@@ -150,6 +179,25 @@ impl fmt::Display for CallSummary {
 mod tests {
     use super::*;
     use crate::dtype::RedOp;
+
+    #[test]
+    fn calls_in_different_codes_are_told_apart_by_the_codes_names() {
+        let f32 = DataType::F32;
+        let sum = CallSummary::new(Collective::AllReduce, 5, f32, Some(Reduction::new(RedOp::Sum, f32, 3)), Rank(0));
+        let all = [None, Some(FloatCode::Bf16), Some(FloatCode::Mx8), Some(FloatCode::Int8)];
+        let texts = all.map(|code| sum.in_code(code).to_string());
+        let plain = "all_reduce of 5 float (sum)";
+        assert_eq!(texts[0], plain);
+        assert_eq!(texts[1..], ["bf16", "mx8", "int8"].map(|code| format!("{plain} in {code}")));
+        assert_eq!(all.map(|code| sum.in_code(code).code()), all);
+        let coded = sum.in_code(Some(FloatCode::Mx8));
+        assert_eq!(sum.beside(coded), format!("{plain} without a code"));
+        assert_eq!((sum.beside(sum), coded.beside(sum)), (plain.to_string(), format!("{plain} in mx8")));
+        let sizes = CallSummary::vectored(Collective::AllGather, Some(&[3, 4]), f32, None, Rank(0));
+        let text = sizes.in_code(Some(FloatCode::Int8)).to_string();
+        assert!(text.starts_with("all_gather of blocks of 7 float together (digest of") && text.ends_with(" in int8"));
+        assert_eq!(CallSummary::send(5, Rank(0xffff_ffff)).code(), None);
+    }
 
     #[test]
     fn whatever_ranks_must_agree_on_shows_in_the_words_and_in_the_text() {

@@ -60,6 +60,7 @@ pub fn mismatch(inquiry: &Inquiry<'_>, waiting_for: &[Rank], grace: Duration) ->
 
 /// Two ranks have called different things.
 pub fn differs(number: u64, (me, ours): (u32, CallSummary), (other, theirs): (u32, CallSummary)) -> String {
+    let (ours, theirs) = (ours.beside(theirs), theirs.beside(ours));
     format!("operation {number} is not the same on all ranks: rank {me} called {ours}, rank {other} called {theirs}")
 }
 

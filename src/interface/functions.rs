@@ -532,6 +532,8 @@ macro_rules! own_functions {
             /// ncclAllReduce whose messages between nodes are coded: code is "bf16", "mx8" or "int8" (docs/codes.md), datatype a float
             /// that it makes smaller. Where residual is not null it has count float32, zeros at first, which the program leaves
             /// alone between calls: what coding leaves out of a sum is added to the next one. All ranks give a residual or none.
+            /// On a communicator of NCCL or RCCL on several nodes Strata's own transports have to carry what goes between them
+            /// (STRATA_INTER); else it is ncclInvalidUsage.
             "strata" fn strataAllReduceCoded(
                 sendbuff: ConstBuffer, recvbuff: Buffer, residual: Buffer, count: usize, datatype: TypeCode, op: OpCode,
                 code: Text, comm: CommHandle, stream: StreamHandle

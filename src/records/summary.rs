@@ -140,6 +140,16 @@ fn size_text(bytes: u64) -> String {
     format!("{value:.digits$} {}", units[unit as usize])
 }
 
+/// The size of a class: all bytes where rounding them would make another line of the same collective look like it.
+fn shown_size(class: &CallClass, classes: &[CallClass]) -> String {
+    let text = size_text(class.bytes);
+    let is_same = |other: &&CallClass| other.call == class.call && size_text(other.bytes) == text;
+    match classes.iter().filter(is_same).count() {
+        0 | 1 => text,
+        _ => format!("{} B", class.bytes),
+    }
+}
+
 fn ms(ns: u64) -> f64 {
     ns as f64 / 1e6
 }
@@ -171,7 +181,7 @@ pub fn text(trace: &CallTrace) -> String {
             out,
             "{:<16}{:>12}{:>9}{:>14.3}{share:>7.1}%{mean:>14.4}{:>14.4}{:>14.4}{:>14.3}{:>14.3}  {}",
             class.call,
-            size_text(class.bytes),
+            shown_size(class, &classes),
             class.calls,
             ms(class.total_ns),
             ms(class.median_ns),
@@ -216,6 +226,21 @@ mod tests {
         assert!(text.contains("# 6 calls that have ended, of 1 ranks"), "{text}");
         assert!(text.contains("3 older calls are missing"), "{text}");
         assert!(text.contains("ring 4, 1 not ended"), "{text}");
+    }
+
+    #[test]
+    fn lines_that_rounding_would_make_alike_show_all_bytes() {
+        let mut trace = sample();
+        for (call, bytes) in [("all_reduce", 1_000_000), ("all_reduce", 1_000_040), ("all_gather", 1_000_000)] {
+            trace.calls.push(CallRecord { call: call.to_string(), bytes, ..trace.calls[0].clone() });
+        }
+        let text = text(&trace);
+        let sizes = |call: &str| -> Vec<String> {
+            let lines = text.lines().filter(|line| line.starts_with(call));
+            lines.map(|line| line[16..28].trim().to_string()).collect()
+        };
+        assert_eq!(sizes("all_reduce"), ["1 KiB", "1000000 B", "1000040 B"], "{text}");
+        assert_eq!(sizes("all_gather"), ["1 KiB", "976.6 KiB"], "{text}");
     }
 
     #[test]

@@ -13,11 +13,12 @@
 //! | `log` | `log2 n` | `log2 m` |
 //! | `direct` | `p - m` | `m - 1` |
 //!
-//! An all-reduce has them twice. A ring's steps are counted as NCCL's tuning source counts them. Of a collective a carrier may
+//! The bytes of an all-to-all are those of the links that have most of them. An all-reduce has the steps and the bytes twice. A ring's steps are counted as NCCL's tuning source counts them. Of a collective a carrier may
 //! have several laws (protocols, algorithms), of which the quickest counts, as it does in a library that chooses by its own model.
 #![forbid(unsafe_code)]
 
 use super::machine::{Cluster, Sourced};
+use super::skew::{BusiestLinks, Skew};
 use crate::error::{Error, Result};
 use crate::plan::Collective;
 use crate::topo::Grid;
@@ -88,8 +89,8 @@ pub const CARRIED: [Collective; 5] = [
 
 impl CarrierLaw {
     /// The time of a call, in ns. `bytes`: the larger of a rank's two buffers. `node_ranks`: how many ranks share the rate between
-    /// nodes.
-    fn ns(&self, collective: Collective, grid: &Grid, bytes: usize, node_ranks: usize) -> f64 {
+    /// nodes. `skew`: of an all-to-all whose blocks differ in size.
+    fn ns(&self, collective: Collective, grid: &Grid, bytes: usize, node_ranks: usize, skew: Option<Skew>) -> f64 {
         let (nranks, nodes, members) = (grid.nranks() as f64, grid.nnodes() as f64, grid.nrails() as f64);
         let (between, inside) = match self.steps {
             LawSteps::Ring => (nodes - 1.0, nranks - nodes),
@@ -104,12 +105,13 @@ impl CarrierLaw {
         let wire = match (collective, grid.nnodes()) {
             (Collective::Broadcast, 1) => bytes / self.inside_gbps.value,
             (Collective::Broadcast, _) => bytes / (self.gbps.value * share),
-            (_, 1) => twice * bytes * others / self.inside_gbps.value,
             // What each rank has for its own node and for others goes over links of its own.
             (Collective::AllToAll, _) => {
-                let away = bytes * members * (nranks - members) / nranks / (self.gbps.value * share);
-                away.max(bytes * (members - 1.0) / nranks / self.inside_gbps.value)
+                let busiest = BusiestLinks::of(grid, skew);
+                let away = bytes * busiest.node / (self.gbps.value * share);
+                away.max(bytes * busiest.inside / self.inside_gbps.value)
             }
+            (_, 1) => twice * bytes * others / self.inside_gbps.value,
             _ => twice * bytes * others / (self.gbps.value * share),
         };
         (self.call_us.value + hops) * 1e3 + wire
@@ -155,19 +157,41 @@ impl Cluster {
     /// What a collective takes by the carrier of this name, in ns; none where it does not do it. `bytes` as for
     /// [`price`](super::price::price), of an all-to-all all that a rank sends.
     ///
+    /// Laws speak of blocks of one size. Of skewed blocks an all-to-all is taken to be a group of sends and receives, with the bytes of
+    /// its busiest links; an all-gather or a reduce-scatter the quicker of the call whose blocks are all as long as the longest, and a
+    /// broadcast of each block, one after another. A reduction to a rank is taken to cost what a broadcast from it does.
+    ///
     /// # Errors
     /// `InvalidArgument` where the machine has no such carrier, with those that it has.
-    pub fn carrier_ns(&self, name: &str, collective: Collective, grid: &Grid, bytes: usize) -> Result<Option<f64>> {
+    pub fn carrier_ns(
+        &self,
+        name: &str,
+        collective: Collective,
+        grid: &Grid,
+        bytes: usize,
+        skew: Option<Skew>,
+    ) -> Result<Option<f64>> {
         let laws = self.carrier(name)?;
-        let of = |law: &CarrierLaw| law.ns(collective, grid, bytes, self.ranks_per_node());
-        Ok(laws.of(collective).and_then(|laws| laws.values().map(of).min_by(f64::total_cmp)))
+        let quickest = |collective: Collective, bytes: usize| {
+            let of = |law: &CarrierLaw| law.ns(collective, grid, bytes, self.ranks_per_node(), skew);
+            laws.of(collective).and_then(|laws| laws.values().map(of).min_by(f64::total_cmp))
+        };
+        Ok(match (collective, skew) {
+            (Collective::AllGather | Collective::ReduceScatter, Some(skew)) => {
+                let padded = quickest(collective, skew.padded_bytes(grid.nranks(), bytes));
+                let blocks = skew.shares(grid.nranks()).into_iter().filter(|&share| share > 0.0);
+                let broadcast = |share: f64| quickest(Collective::Broadcast, (share * bytes as f64).ceil() as usize);
+                padded.map(|padded| blocks.map(broadcast).sum::<Option<f64>>().map_or(padded, |each| each.min(padded)))
+            }
+            _ => quickest(collective, bytes),
+        })
     }
 
     /// The carrier that is the quickest for a call, with its time in ns: what a tuning table over all of them says. None where no
     /// carrier does it.
-    pub fn mix_ns(&self, collective: Collective, grid: &Grid, bytes: usize) -> Option<(&str, f64)> {
+    pub fn mix_ns(&self, collective: Collective, grid: &Grid, bytes: usize, skew: Option<Skew>) -> Option<(&str, f64)> {
         let all = self.carriers.keys().filter_map(|name| {
-            let ns = self.carrier_ns(name, collective, grid, bytes).ok()??;
+            let ns = self.carrier_ns(name, collective, grid, bytes, skew).ok()??;
             Some((name.as_str(), ns))
         });
         all.min_by(|one, other| one.1.total_cmp(&other.1))
@@ -197,7 +221,7 @@ mod tests {
     fn a_law_counts_its_steps_and_the_bytes_that_leave_a_node() {
         // 4 nodes of 4 ranks; 16 MB, which take 2 ms at 8 GB/s.
         let (grid, bytes) = (Grid::blocks(&[4; 4]), 16_000_000);
-        let us = |steps, collective| law(steps).ns(collective, &grid, bytes, 4) / 1e3;
+        let us = |steps, collective| law(steps).ns(collective, &grid, bytes, 4, None) / 1e3;
         let ring = 3.0 * 2.0 + 12.0;
         assert_eq!(us(LawSteps::Ring, Collective::AllGather), 10.0 + ring + 2000.0 * 15.0 / 16.0);
         assert_eq!(us(LawSteps::Ring, Collective::AllReduce), 10.0 + 2.0 * ring + 2.0 * 2000.0 * 15.0 / 16.0);
@@ -206,13 +230,43 @@ mod tests {
         assert_eq!(us(LawSteps::Direct, Collective::AllToAll), 10.0 + 12.0 * 2.0 + 3.0 + 6000.0);
         // A quarter of the ranks of each node has a quarter of its rate, and no steps inside.
         let thin = Grid::blocks(&[1; 4]);
-        let one = law(LawSteps::Ring).ns(Collective::AllGather, &thin, bytes, 4) / 1e3;
+        let one = law(LawSteps::Ring).ns(Collective::AllGather, &thin, bytes, 4, None) / 1e3;
         assert_eq!(one, 10.0 + 3.0 * 2.0 + 4.0 * 2000.0 * 3.0 / 4.0);
         // On one node nothing leaves it.
         let node = Grid::blocks(&[4]);
-        let one = |collective| law(LawSteps::Direct).ns(collective, &node, bytes, 4) / 1e3;
+        let one = |collective| law(LawSteps::Direct).ns(collective, &node, bytes, 4, None) / 1e3;
         assert_eq!(one(Collective::AllToAll), 10.0 + 3.0 + 4000.0 * 3.0 / 4.0);
         assert_eq!(one(Collective::Broadcast), 10.0 + 3.0 + 4000.0);
+    }
+
+    #[test]
+    fn skewed_blocks_take_what_the_busiest_node_has_or_what_padding_or_broadcasts_of_them_take() {
+        let with_laws = |broadcast: bool| {
+            let mut machine = Cluster::find("lassen").unwrap();
+            let named = |steps| BTreeMap::from([(String::from("test"), law(steps))]);
+            let (ring, direct) = (named(LawSteps::Ring), named(LawSteps::Direct));
+            let mut laws = CarrierLaws { all_gather: ring, all_to_all: direct, ..CarrierLaws::default() };
+            if broadcast {
+                laws.broadcast = named(LawSteps::Log);
+            }
+            machine.carriers = BTreeMap::from([(String::from("round"), laws)]);
+            machine
+        };
+        let (grid, bytes) = (Grid::blocks(&[4; 4]), 16_000_000);
+        let us = |machine: &Cluster, collective, skew| {
+            machine.carrier_ns("round", collective, &grid, bytes, skew).unwrap().map(|ns| (ns / 1e3).round())
+        };
+        let (alone, machine) = (with_laws(false), with_laws(true));
+        assert_eq!(us(&machine, Collective::AllToAll, None), Some(10.0 + 24.0 + 3.0 + 6000.0));
+        // Twelve ranks send nine tenths and three of the fifteen other shares to the hot rank's node.
+        let hot: f64 = 12.0 * (0.9 + 0.1 * 3.0 / 15.0);
+        assert_eq!(us(&machine, Collective::AllToAll, Some(Skew::One)), Some((37.0 + hot * 2000.0).round()));
+        assert_eq!(us(&machine, Collective::AllToAll, Some(Skew::Zeros)), us(&machine, Collective::AllToAll, None));
+        // All blocks as long as the longest: 14.4 times the bytes. Sixteen broadcasts send each byte once.
+        let padded: f64 = 10.0 + 18.0 + 0.9 * 16.0 * 2000.0 * 15.0 / 16.0;
+        assert_eq!(us(&alone, Collective::AllGather, Some(Skew::One)), Some(padded.round()));
+        assert_eq!(us(&machine, Collective::AllGather, Some(Skew::One)), Some(16.0 * (10.0 + 4.0 + 2.0) + 2000.0));
+        assert_eq!(us(&machine, Collective::ReduceScatter, Some(Skew::One)), None, "it has no law of that collective");
     }
 
     #[test]
@@ -222,9 +276,9 @@ mod tests {
             for collective in CARRIED {
                 let ns = |name: &str, nodes: usize, bytes: usize| {
                     let grid = grid_of(&machine, nodes * machine.ranks_per_node());
-                    let ns = machine.carrier_ns(name, collective, &grid, bytes).unwrap();
+                    let ns = machine.carrier_ns(name, collective, &grid, bytes, None).unwrap();
                     let (mix, of_mix) =
-                        machine.mix_ns(collective, &grid, bytes).expect("a carrier for each collective");
+                        machine.mix_ns(collective, &grid, bytes, None).expect("a carrier for each collective");
                     assert!(machine.carriers.contains_key(mix) && ns.is_none_or(|ns| of_mix <= ns), "{name}");
                     ns
                 };
@@ -246,9 +300,9 @@ mod tests {
     fn a_carrier_that_is_not_there_and_a_collective_that_it_does_not_do_are_told_apart() {
         let machine = Cluster::find("thetagpu").unwrap();
         let grid = grid_of(&machine, 16);
-        assert_eq!(machine.carrier_ns("sccl", Collective::AllToAll, &grid, 1 << 20).unwrap(), None);
-        assert_eq!(machine.mix_ns(Collective::Gather, &grid, 1 << 20), None);
-        let error = machine.carrier_ns("ncl", Collective::AllReduce, &grid, 1 << 20).unwrap_err();
+        assert_eq!(machine.carrier_ns("sccl", Collective::AllToAll, &grid, 1 << 20, None).unwrap(), None);
+        assert_eq!(machine.mix_ns(Collective::Gather, &grid, 1 << 20, None), None);
+        let error = machine.carrier_ns("ncl", Collective::AllReduce, &grid, 1 << 20, None).unwrap_err();
         assert_eq!(error.text(), "machine thetagpu has no carrier ncl; its carriers: mvapich2-gdr, nccl, sccl");
         let two = machine.clone().with_carriers(&["nccl".into(), "sccl".into()]).unwrap();
         assert_eq!(two.carriers.keys().collect::<Vec<_>>(), ["nccl", "sccl"]);

@@ -167,12 +167,17 @@ pub fn price(
             law.map(Price::by_law).ok_or_else(|| no_law("its MPI"))
         }
         How::Carrier(name) => {
-            let law =
-                machine.carrier_ns(name, collective, grid, whole_bytes(collective, grid.nranks(), message_bytes))?;
+            let law = machine.carrier_ns(
+                name,
+                collective,
+                grid,
+                whole_bytes(collective, grid.nranks(), message_bytes),
+                None,
+            )?;
             law.map(Price::by_law).ok_or_else(|| no_law(name))
         }
         How::Mix => {
-            let best = machine.mix_ns(collective, grid, whole_bytes(collective, grid.nranks(), message_bytes));
+            let best = machine.mix_ns(collective, grid, whole_bytes(collective, grid.nranks(), message_bytes), None);
             best.map(|(_, ns)| Price::by_law(ns)).ok_or_else(|| no_law("any carrier"))
         }
         How::Pccl { rail, carrier } => pccl(machine, grid, collective, message_bytes, (rail, *carrier), detail),

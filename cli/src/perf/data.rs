@@ -161,6 +161,28 @@ impl Data {
         }
     }
 
+    /// The same where blocks differ in size and follow one another: those of an all-gather and a reduce-scatter, and what each rank of an
+    /// all-to-all sends.
+    pub fn wrong_skewed(&self, kind: Kind, result: Bytes<'_>, sizes: &[usize], rank: usize) -> usize {
+        let size = self.dtype.size();
+        let starts: Vec<usize> =
+            sizes.iter().scan(0, |next, &count| Some(std::mem::replace(next, *next + count))).collect();
+        match kind {
+            Kind::ReduceScatter => self.wrong_reduced(result, starts[rank]),
+            Kind::AllToAll => {
+                let block = sizes[rank] * size;
+                let from = |from: usize| self.wrong_moved(result.part(from * block, block), from, starts[rank]);
+                (0..sizes.len()).map(from).sum()
+            }
+            _ => {
+                let from = |(from, &count): (usize, &usize)| {
+                    self.wrong_moved(result.part(starts[from] * size, count * size), from, 0)
+                };
+                sizes.iter().enumerate().map(from).sum()
+            }
+        }
+    }
+
     fn wrong_moved(&self, result: Bytes<'_>, from: usize, first: usize) -> usize {
         let size = self.dtype.size();
         let mut wrong = 0;
@@ -266,6 +288,28 @@ mod tests {
         (0..3).for_each(|rank| data.fill(result.part(rank * 100, 100), rank, 100));
         assert_eq!(data.wrong(Kind::AllToAll, result, 100, PLACE), 0);
         assert!(data.wrong(Kind::AllGather, result, 100, PLACE) > 270);
+    }
+
+    #[test]
+    fn blocks_of_different_sizes_are_checked_each_at_its_place() {
+        let (sizes, data) = ([5, 0, 295], Data::new(DataType::U8, Reduce::None, 3, 300));
+        let mut arena = Arena::new(300);
+        let result = arena.region();
+        [(0, 0, 5), (2, 5, 295)].iter().for_each(|&(rank, at, len)| data.fill(result.part(at, len), rank, 0));
+        assert_eq!(data.wrong_skewed(Kind::AllGather, result, &sizes, 1), 0);
+        result.part(4, 2).write(&[0x55; 2]);
+        assert!(data.wrong_skewed(Kind::AllGather, result, &sizes, 1) >= 1);
+        // Rank 0 gets the first five elements of each.
+        (0..3).for_each(|rank| data.fill(result.part(rank * 5, 5), rank, 0));
+        assert_eq!(data.wrong_skewed(Kind::AllToAll, result.part(0, 15), &sizes, 0), 0);
+        (0..3).for_each(|rank| data.fill(result.part(rank * 5, 5), rank, 5));
+        assert!(data.wrong_skewed(Kind::AllToAll, result.part(0, 15), &sizes, 0) > 10);
+        let data = Data::new(DataType::F32, Reduce::Builtin(RedOp::Sum), 3, 300);
+        let whole = reduced(&data, 300).leak();
+        let block = |at: usize, count: usize| whole.part(at * 4, count * 4);
+        assert_eq!(data.wrong_skewed(Kind::ReduceScatter, block(5, 295), &sizes, 2), 0);
+        assert_eq!(data.wrong_skewed(Kind::ReduceScatter, block(5, 0), &sizes, 1), 0);
+        assert!(data.wrong_skewed(Kind::ReduceScatter, block(0, 295), &sizes, 2) > 100);
     }
 
     #[test]

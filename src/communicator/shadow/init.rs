@@ -221,6 +221,7 @@ fn in_background(making: CommInit, library: &'static Library) {
 /// is the vendor's alone.
 fn make(making: &CommInit, attached: Arc<Attached>, library: &Library) {
     let cancel = making.parent().map_or(&attached, |parent| parent).ended.clone();
+    super::note_one_node(attached.handle, false);
     match try_make(making, &attached, library, &cancel) {
         Ok(true) => insert(&attached),
         Ok(false) => remove(&attached),
@@ -237,7 +238,9 @@ fn try_make(making: &CommInit, attached: &Arc<Attached>, library: &Library, canc
     let Some(companion) = making.companion(attached.handle, library, cancel)? else { return Ok(false) };
     let grid = companion.grid();
     if attached.handle == 0 || grid.nnodes() == 1 || (grid.nrails() == 1 && companion.gpu().is_none()) {
+        let is_on_one = attached.handle != 0 && grid.nnodes() == 1;
         companion.destroy()?;
+        super::note_one_node(attached.handle, is_on_one);
         return Ok(false);
     }
     match SubComms::make(attached, &companion, library, cancel) {

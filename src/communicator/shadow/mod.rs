@@ -9,6 +9,7 @@
 //! Calls that run in two levels are recorded inside groups and issued phase by phase at the outermost end ([`group`]).
 
 mod calls;
+pub mod coded;
 pub mod group;
 mod init;
 mod scratch;
@@ -25,7 +26,7 @@ use crate::device::gpu::driver::Driver;
 use crate::error::{Code, Error, SUCCESS};
 use crate::vendor::calls::VendorComm as Handle;
 use crate::vendor::Library;
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, OnceLock, RwLock};
 use std::time::{Duration, Instant};
@@ -62,6 +63,18 @@ static TABLE: LazyLock<RwLock<FxHashMap<Handle, Arc<Attached>>>> = LazyLock::new
 pub fn find(handle: Handle) -> Option<Arc<Attached>> {
     let table = TABLE.read().unwrap_or_else(|poisoned| poisoned.into_inner());
     table.get(&handle).cloned()
+}
+
+/// Communicators that are the vendor's alone because all their ranks share a node.
+static ON_ONE_NODE: LazyLock<Mutex<FxHashSet<Handle>>> = LazyLock::new(Mutex::default);
+
+/// Notes whether all ranks of a communicator share a node, or that it ends.
+fn note_one_node(handle: Handle, is_on_one: bool) {
+    let mut noted = crate::sync::locked(&ON_ONE_NODE);
+    match is_on_one {
+        true => noted.insert(handle),
+        false => noted.remove(&handle),
+    };
 }
 
 /// How many communicators the table has.
@@ -212,6 +225,7 @@ pub enum End {
 /// Forgets a communicator that is about to end, and ends those that serve it. To be called before the vendor ends it:
 /// its handle may be another one's as soon as it has.
 pub fn forget(handle: Handle, end: End, library: &Library) {
+    note_one_node(handle, false);
     let Some(attached) = take(handle) else { return };
     group::drop_calls_of(&attached);
     if end == End::Abort {

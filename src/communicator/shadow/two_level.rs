@@ -25,6 +25,11 @@ use std::time::{Duration, Instant};
 /// end itself can end.
 const CALL_PATIENCE: Duration = Duration::from_secs(2);
 
+/// Streams that hold nothing now: what is queued on them runs when the graph does.
+const CAPTURED: &str = "a stream that is being captured into a graph";
+/// Streams before which the driver may run none of Strata's.
+const FIRST_PRIORITY: &str = "a stream of the greatest priority, which Strata's own have,";
+
 /// The end of the vendor's communicators that serve one of the program's: no call begins on them after it, and where
 /// possible none is under way.
 #[derive(Debug)]
@@ -123,21 +128,21 @@ impl SubComms {
         }
     }
 
+    /// Which streams operations of the companion cannot be on, if this is one.
+    pub(super) fn unfit_stream(&self, stream: Handle) -> Option<&'static str> {
+        if driver::is_captured(stream) {
+            return Some(CAPTURED);
+        }
+        let holds_up = self.companion().gpu().is_some_and(|device| device.gpu().may_hold_us_up(stream));
+        holds_up.then_some(FIRST_PRIORITY)
+    }
+
     /// Whether operations of the companion can be on a stream; what stands in their way is told.
     fn can_order(&self, stream: Handle) -> bool {
-        if driver::is_captured(stream) {
-            static TOLD: Once = Once::new();
-            let text = "calls on a stream that is being captured into a graph are the vendor's library's";
-            self.tell_once(&TOLD, text);
-            return false;
-        }
-        if self.companion().gpu().is_some_and(|device| device.gpu().may_hold_us_up(stream)) {
-            static TOLD: Once = Once::new();
-            let text = "calls on streams of the greatest priority are the vendor's library's: Strata's own have it";
-            self.tell_once(&TOLD, text);
-            return false;
-        }
-        true
+        static TOLD: [Once; 2] = [Once::new(), Once::new()];
+        let Some(why) = self.unfit_stream(stream) else { return true };
+        self.tell_once(&TOLD[usize::from(why == CAPTURED)], &format!("calls on {why} are the vendor's library's"));
+        false
     }
 
     /// The same of a call of blocks of different sizes. What is decided by is known to all ranks.

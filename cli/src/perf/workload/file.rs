@@ -37,7 +37,9 @@
 //!   group over one or several dimensions (`group = ["expert", "data"]`, or `"world"`). `count` is in elements and means
 //!   the larger of a rank's two buffers: what an all-gather gives, what a reduce-scatter takes, all that a rank sends in
 //!   an all-to-all. A quotient is rounded up, count 0 is no call, and neither is a call in a group of one rank. The
-//!   program waits for it, unless `overlap` gives it a name;
+//!   program waits for it, unless `overlap` gives it a name. `skew` says how the blocks of an all-gather, a reduce-scatter or an
+//!   all-to-all differ in size: `even`, or as `strata simulate --skew` has it (`zipf`, `one`, `zeros`); `count` is then that of
+//!   the average block. `strata perf --skew` says it otherwise for all calls that say it, as a model does whose tokens are routed;
 //! - `wait`: for the oldest call of that name nobody has waited for; `wait_all`: for all of them. A name that is issued
 //!   one step ahead is a prefetch. Every call must be waited for before the step ends;
 //! - `wait` with `until`: for so many leading elements of that call's result, by `strataStreamWaitRange`; 0 is no wait. The
@@ -50,12 +52,13 @@
 #![forbid(unsafe_code)]
 
 use super::super::collective::Kind;
-use super::formula::Formula;
+use super::formula::{unknown, Formula};
 use serde::{de, Deserialize, Deserializer};
 use std::collections::BTreeMap;
 use std::fmt;
 use strata::dtype::DataType;
 use strata::error::{Error, Lines, Result};
+use strata::sim::skew::Skew;
 use toml::Spanned;
 
 /// The word for the dimension that takes what the world has left.
@@ -145,10 +148,41 @@ pub struct CallStep {
     pub count: Formula,
     /// Their type.
     pub dtype: DataType,
+    /// How its blocks differ in size, where the file says it: then they may be otherwise in another run.
+    pub sizes: Option<BlockSizes>,
     /// The name by which it is waited for; `None`: at once.
     pub overlap: Option<String>,
     /// The line of the file.
     pub line: usize,
+}
+
+/// How the blocks of a call differ in size.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BlockSizes {
+    /// Not at all.
+    Even,
+    /// As a skew has them.
+    Skewed(Skew),
+}
+
+impl BlockSizes {
+    /// Those of this name; else what is to be said of it, with the nearest name.
+    pub fn named(name: &str) -> std::result::Result<BlockSizes, String> {
+        const EVEN: &str = "even";
+        match Skew::ALL.into_iter().find(|(known, _)| *known == name) {
+            Some((_, skew)) => Ok(BlockSizes::Skewed(skew)),
+            None if name == EVEN => Ok(BlockSizes::Even),
+            None => Err(unknown(name, &[&[EVEN][..], &Skew::ALL.map(|(name, _)| name)].concat())),
+        }
+    }
+
+    /// The skew, if there is one.
+    pub fn skew(self) -> Option<Skew> {
+        match self {
+            BlockSizes::Even => None,
+            BlockSizes::Skewed(skew) => Some(skew),
+        }
+    }
 }
 
 /// A number or a formula, as TOML has it.
@@ -251,6 +285,7 @@ struct StepText {
     group: Option<NameList>,
     count: Option<Spanned<Amount>>,
     dtype: Option<Spanned<String>>,
+    skew: Option<Spanned<String>>,
     overlap: Option<String>,
     wait: Option<String>,
     until: Option<Spanned<Amount>>,
@@ -303,6 +338,20 @@ impl Workload {
         let (title, source, assumptions) = (file.title, file.source, file.assumptions);
         Ok(Workload { title, source, assumptions, grid, parameters, phases })
     }
+
+    /// Whether any call says how its blocks differ in size.
+    pub fn says_sizes(&self) -> bool {
+        self.phases.iter().any(|phase| say_sizes(&phase.steps))
+    }
+}
+
+/// Whether a call among the steps says how its blocks differ in size.
+fn say_sizes(steps: &[Step]) -> bool {
+    steps.iter().any(|step| match step {
+        Step::Repeat(_, steps) => say_sizes(steps),
+        Step::Call(call) => call.sizes.is_some(),
+        _ => false,
+    })
 }
 
 impl Reader<'_> {
@@ -353,8 +402,8 @@ impl Reader<'_> {
             return wrong(line, "a step has one of call, repeat, wait, wait_all, flops, us");
         }
         let of_calls = step.group.is_some() || step.count.is_some() || step.dtype.is_some() || step.overlap.is_some();
-        if of_calls && step.call.is_none() {
-            return wrong(line, "group, count, dtype and overlap belong to a call");
+        if (of_calls || step.skew.is_some()) && step.call.is_none() {
+            return wrong(line, "group, count, dtype, skew and overlap belong to a call");
         }
         if step.until.is_some() && step.wait.is_none() {
             return wrong(line, "until belongs to a wait");
@@ -392,8 +441,18 @@ impl Reader<'_> {
             return wrong(line, "a call needs a group and a count");
         };
         let dtype = step.dtype.as_ref().map_or(Ok(self.dtype), |name| self.dtype_named(name))?;
+        let sizes = step.skew.as_ref().map(|name| self.sizes(kind, name)).transpose()?;
         let (group, count) = (group.0.clone(), self.formula(count));
-        Ok(Step::Call(CallStep { kind, group, count, dtype, overlap: step.overlap.clone(), line }))
+        Ok(Step::Call(CallStep { kind, group, count, dtype, sizes, overlap: step.overlap.clone(), line }))
+    }
+
+    fn sizes(&self, kind: Kind, name: &Spanned<String>) -> Result<BlockSizes> {
+        let line = self.line(name);
+        if !matches!(kind, Kind::AllGather | Kind::ReduceScatter | Kind::AllToAll) {
+            let kind = kind.name();
+            return wrong(line, &format!("{kind} has no blocks to skew; all_gather, reduce_scatter and alltoall have"));
+        }
+        BlockSizes::named(name.get_ref()).or_else(|what| wrong(line, &format!("the skew {what}")))
     }
 }
 
@@ -446,6 +505,19 @@ steps = [
     }
 
     #[test]
+    fn a_call_says_how_its_blocks_differ_or_nothing_of_it() {
+        for (text, expected) in [
+            ("", None),
+            (", skew = \"even\"", Some(BlockSizes::Even)),
+            (", skew = \"one\"", Some(BlockSizes::Skewed(Skew::One))),
+        ] {
+            let workload = Workload::parse(&GOOD.replace(", overlap", &format!("{text}, overlap"))).unwrap();
+            let [Step::Call(call), ..] = &workload.phases[0].steps[..] else { panic!("a call") };
+            assert_eq!(call.sizes, expected, "{text}");
+        }
+    }
+
+    #[test]
     fn what_is_wrong_in_a_file_is_told_with_its_line() {
         for (from, to, expected) in [
             ("title = \"t\"", "title = ", "line 1: "),
@@ -460,7 +532,28 @@ steps = [
             ("\"all_gather\"", "\"sendrecv\"", "line 14: `sendrecv` is not one of all_gather"),
             ("count = \"hidden\", ", "", "line 14: a call needs a group and a count"),
             ("{ wait = \"weights\" }", "{ wait = \"weights\", us = 1 }", "line 16: a step has one of call"),
-            ("{ wait = \"weights\" }", "{ wait = \"weights\", count = 1 }", "line 16: group, count, dtype and overlap"),
+            ("{ wait = \"weights\" }", "{ wait = \"weights\", count = 1 }", "line 16: group, count, dtype, skew and"),
+            (
+                "{ wait = \"weights\" }",
+                "{ wait = \"weights\", skew = \"zipf\" }",
+                "line 16: group, count, dtype, skew and",
+            ),
+            (
+                ", overlap",
+                ", skew = \"zipff\", overlap",
+                "line 14: the skew uses the unknown name `zipff`; did you mean `zipf`?",
+            ),
+            (
+                ", overlap",
+                ", skew = \"half\", overlap",
+                "line 14: the skew uses the unknown name `half`; there are: even, zipf, ",
+            ),
+            (", overlap", ", skew = 2, overlap", "line 14: invalid type"),
+            (
+                "call = \"all_gather\"",
+                "call = \"broadcast\", skew = \"zipf\"",
+                "line 14: broadcast has no blocks to skew; all_gather, reduce_scatter and alltoall have",
+            ),
             ("{ flops", "{ steps = [], flops", "line 17: repeat and steps belong together"),
             ("{ flops", "{ flop", "line 17: unknown field `flop`"),
         ] {

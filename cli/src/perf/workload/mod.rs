@@ -19,7 +19,7 @@ mod timeline;
 mod ways;
 
 use super::collective::Kind;
-use file::Workload;
+use file::{BlockSizes, Workload};
 use indicatif::ProgressBar;
 use outcome::Outcome;
 use program::{Program, Setting};
@@ -65,6 +65,10 @@ pub struct Options {
     #[arg(long, value_name = "NAME=VALUE", value_parser = parse_set, requires = "workload",
           help_heading = "Training steps")]
     set: Vec<(String, String)>,
+    /// Blocks of different sizes in the calls of which the workload says how theirs differ, as the exchanges of ds-moe and ted: even,
+    /// zipf, one (one rank has nine tenths) or zeros (every other rank has none).
+    #[arg(long, value_name = "SKEW", value_parser = parse_skew, requires = "workload", help_heading = "Training steps")]
+    skew: Option<BlockSizes>,
 }
 
 fn parse_scale(text: &str) -> std::result::Result<f64, String> {
@@ -93,6 +97,10 @@ fn parse_set(text: &str) -> std::result::Result<(String, String), String> {
     }
 }
 
+fn parse_skew(text: &str) -> std::result::Result<BlockSizes, String> {
+    BlockSizes::named(text).map_err(|what| format!("--skew {what}"))
+}
+
 /// Replays or simulates a workload; the exit code is 1 when a result was wrong.
 pub fn run(name: &str, options: &super::Options) -> Result<ExitCode> {
     if name == "list" {
@@ -102,7 +110,7 @@ pub fn run(name: &str, options: &super::Options) -> Result<ExitCode> {
     let workload = catalogue::find(name)?;
     let replay = &options.replay;
     let (flops, scale, compute) = (replay.flops, replay.scale, !replay.no_compute);
-    let setting = Setting { world: 1, flops, scale, compute, set: replay.set.clone() };
+    let setting = Setting { world: 1, flops, scale, compute, set: replay.set.clone(), sizes: replay.skew };
     match &replay.simulate {
         Some(machine) => simulated(name, &workload, setting, machine, options),
         None => measured(name, &workload, setting, options),
@@ -112,7 +120,7 @@ pub fn run(name: &str, options: &super::Options) -> Result<ExitCode> {
 /// An error for the text of a file that is no workload of so many ranks.
 #[cfg(test)]
 pub fn check(text: &str, world: usize) -> Result<()> {
-    let setting = Setting { world, flops: 1e12, scale: 1.0, compute: true, set: Vec::new() };
+    let setting = Setting { world, flops: 1e12, scale: 1.0, compute: true, set: Vec::new(), sizes: None };
     Program::new(&Workload::parse(text)?, &setting).map(drop)
 }
 
@@ -148,6 +156,9 @@ fn simulated(
     let mut how = format!("simulated on {}\n# {}", machine.text, simulate::NOT_MEASURED);
     if by_links {
         how += &format!("\n# {}", simulate::BY_LINKS);
+    }
+    if program.rows.iter().any(|row| row.skew.is_some()) {
+        how += &format!("\n# {}", simulate::OF_SKEWED);
     }
     how.extend(notes.iter().map(|note| format!("\n# {note}")));
     if let Some(overload) = machine.overload.as_ref().filter(|overload| world as f64 > overload.above_ranks.value) {

@@ -8,6 +8,7 @@ use serde_json::{json, Value};
 use std::fmt::Write as _;
 use std::path::Path;
 use strata::error::{counted, Error, Result};
+use strata::sim::skew::Skew;
 
 /// A step that was measured, or simulated on several routes.
 pub struct Outcome<'a> {
@@ -76,7 +77,8 @@ impl Outcome<'_> {
             false => "without computing".to_string(),
         };
         let _ = writeln!(text, "# {computing}; sizes and computing times {}; times in us\n#", scale(setting.scale));
-        let _ = write!(text, "# {:10} {:14} {:12} {:>6} {:>12}", "phase", "call", "group", "calls", "bytes");
+        let width = program.rows.iter().map(|row| row.label().len()).max().unwrap_or(0).max(14);
+        let _ = write!(text, "# {:10} {:width$} {:12} {:>6} {:>12}", "phase", "call", "group", "calls", "bytes");
         let single = self.routes.len() == 1;
         for (name, _) in &self.routes {
             let named = |what: &str| if single { what.to_string() } else { format!("{name} {what}") };
@@ -86,7 +88,7 @@ impl Outcome<'_> {
         for (phase, name) in program.phases.iter().enumerate() {
             let compute = self.compute_of(phase);
             if compute > 0.0 {
-                let _ = write!(text, "  {name:10} {:14} {:12} {:>6} {:>12}", "computing", "", "", "");
+                let _ = write!(text, "  {name:10} {:width$} {:12} {:>6} {:>12}", "computing", "", "", "");
                 for _ in &self.routes {
                     let _ = write!(text, " {compute:16.1} {:16}", "");
                 }
@@ -95,7 +97,7 @@ impl Outcome<'_> {
             }
             for (index, row) in program.rows.iter().enumerate().filter(|(_, row)| row.phase == phase) {
                 let group = &program.groups[row.group].name;
-                let _ = write!(text, "  {name:10} {:14} {group:12} {:6} {:12}", row.kind.name(), row.calls, row.bytes);
+                let _ = write!(text, "  {name:10} {:width$} {group:12} {:6} {:12}", row.label(), row.calls, row.bytes);
                 for (_, times) in &self.routes {
                     let _ = write!(text, " {:16.1} {:16.1}", times.busy[index], times.exposed[index]);
                 }
@@ -141,7 +143,7 @@ impl Outcome<'_> {
         let rows = |times: &Times| -> Vec<Value> {
             let row = |(index, row): (usize, &super::program::Row)| {
                 json!({
-                    "phase": program.phases[row.phase], "call": row.kind.name(),
+                    "phase": program.phases[row.phase], "call": row.kind.name(), "skew": row.skew.map(Skew::name),
                     "group": program.groups[row.group].name, "group_ranks": program.groups[row.group].size,
                     "calls": row.calls, "bytes": row.bytes,
                     "time_us": times.busy[index], "exposed_us": times.exposed[index],

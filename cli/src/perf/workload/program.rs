@@ -3,13 +3,14 @@
 //! Replaying and simulating both go through [`Program::ops`], so they cannot disagree about what a step is.
 #![forbid(unsafe_code)]
 
-use super::super::collective::Kind;
-use super::file::{CallStep, Step, Workload, WORLD};
+use super::super::collective::{Kind, Place};
+use super::file::{BlockSizes, CallStep, Step, Workload, WORLD};
 use super::formula::{unknown, Formula, Names};
 use super::groups::{Group, Layout};
 use std::collections::{BTreeMap, VecDeque};
 use strata::dtype::DataType;
 use strata::error::{Error, Result};
+use strata::sim::skew::Skew;
 
 /// More operations than a step can be meant to have.
 const MOST_OPS: usize = 4_000_000;
@@ -29,6 +30,8 @@ pub struct Setting {
     pub compute: bool,
     /// Parameters and dimensions that are set otherwise than in the file.
     pub set: Vec<(String, String)>,
+    /// How blocks differ in size, of the calls of which the file says it; `None`: as the file says.
+    pub sizes: Option<BlockSizes>,
 }
 
 /// A collective of a step.
@@ -38,12 +41,34 @@ pub struct Call {
     pub kind: Kind,
     /// The group, as an index of [`Program::groups`].
     pub group: usize,
-    /// Elements given to the call: a block, where the larger buffer has one for each rank.
+    /// Elements given to the call: a block, where the larger buffer has one for each rank; the average one of skewed blocks.
     pub count: usize,
     /// Their type.
     pub dtype: DataType,
+    /// How its blocks differ in size.
+    pub skew: Option<Skew>,
     /// The line of the table that it counts for.
     pub row: usize,
+}
+
+impl Call {
+    /// The elements of each rank's block, where they differ. Of an all-to-all each rank sends such blocks.
+    pub fn sizes(&self, nranks: usize) -> Option<Vec<usize>> {
+        self.skew.map(|skew| skew.sizes(nranks, self.count.saturating_mul(nranks)))
+    }
+
+    /// Elements of a rank's send and receive buffers.
+    pub fn elements(&self, place: Place) -> (usize, usize) {
+        let Place { rank, nranks, .. } = place;
+        let (send, recv) = self.kind.blocks(place);
+        let (send, recv) = (send.saturating_mul(self.count), recv.saturating_mul(self.count));
+        match (self.sizes(nranks), self.kind) {
+            (Some(sizes), Kind::AllGather) => (sizes[rank], recv),
+            (Some(sizes), Kind::ReduceScatter) => (send, sizes[rank]),
+            (Some(sizes), Kind::AllToAll) => (send, sizes[rank].saturating_mul(nranks)),
+            _ => (send, recv),
+        }
+    }
 }
 
 /// One thing that a rank does.
@@ -59,7 +84,7 @@ pub enum Op {
     Compute(usize, f64),
 }
 
-/// The calls of a phase that are of one kind and group.
+/// The calls of a phase that are of one kind and group, and of blocks that differ alike.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Row {
     /// The phase, as an index of [`Program::phases`].
@@ -68,10 +93,24 @@ pub struct Row {
     pub kind: Kind,
     /// The group, as an index of [`Program::groups`].
     pub group: usize,
+    /// How blocks differ in size.
+    pub skew: Option<Skew>,
     /// How many.
     pub calls: usize,
     /// Bytes of the larger buffer, all calls together.
     pub bytes: u64,
+}
+
+impl Row {
+    /// What is called, in a word: `alltoall`, `alltoall(zipf)`.
+    pub fn label(&self) -> String {
+        label(self.kind, self.skew)
+    }
+}
+
+/// A kind of call and the skew of its blocks, in a word.
+pub fn label(kind: Kind, skew: Option<Skew>) -> String {
+    skew.map_or(kind.name().to_string(), |skew| format!("{}({})", kind.name(), skew.name()))
 }
 
 /// One step of a workload in a world.
@@ -103,6 +142,10 @@ impl Program {
         for (phase, text) in workload.phases.iter().enumerate() {
             builder.phase = phase;
             builder.steps(&text.steps)?;
+        }
+        if setting.sizes.is_some() && !workload.says_sizes() {
+            let text = "--skew: no call of this workload says how its blocks differ in size (skew = \"even\")";
+            return Err(Error::InvalidArgument(text.to_string()));
         }
         if let Some((name, (line, _))) = builder.open.iter().find(|(_, (_, calls))| !calls.is_empty()) {
             return Err(Error::InvalidArgument(format!("line {line}: nothing waits for all calls named `{name}`")));
@@ -226,14 +269,15 @@ impl Builder<'_> {
             program.groups.len() - 1
         });
         let (phase, kind) = (self.phase, step.kind);
-        let same = |row: &Row| (row.phase, row.kind, row.group) == (phase, kind, group);
+        let skew = step.sizes.and_then(|stated| self.setting.sizes.unwrap_or(stated).skew());
+        let same = |row: &Row| (row.phase, row.kind, row.group, row.skew) == (phase, kind, group, skew);
         let row = program.rows.iter().position(same).unwrap_or_else(|| {
-            program.rows.push(Row { phase, kind, group, calls: 0, bytes: 0 });
+            program.rows.push(Row { phase, kind, group, skew, calls: 0, bytes: 0 });
             program.rows.len() - 1
         });
         program.rows[row].calls += 1;
         program.rows[row].bytes += kind.total_bytes(count, step.dtype.size(), nranks) as u64;
-        program.calls.push(Call { kind, group, count, dtype: step.dtype, row });
+        program.calls.push(Call { kind, group, count, dtype: step.dtype, skew, row });
         let index = program.calls.len() - 1;
         program.ops.push(Op::Issue(index));
         index
@@ -254,6 +298,11 @@ impl Builder<'_> {
         let Some(index) = self.open(name, line)?[0] else { return Ok(()) };
         let program = &mut self.program;
         let call = &program.calls[index];
+        if let (Some(skew), Kind::ReduceScatter | Kind::AllToAll) = (call.skew, call.kind) {
+            let text =
+                format!("until is for results of one size on all ranks, and {} gives", label(call.kind, Some(skew)));
+            return Err(at(line, &format!("{text} each rank another")));
+        }
         let bytes = (elems as f64 * self.setting.scale).ceil() as usize * call.dtype.size();
         let most = match call.kind {
             Kind::ReduceScatter => call.count * call.dtype.size(),
@@ -291,7 +340,7 @@ mod tests {
     }
 
     fn setting(world: usize) -> Setting {
-        Setting { world, flops: 1e9, scale: 1.0, compute: true, set: Vec::new() }
+        Setting { world, flops: 1e9, scale: 1.0, compute: true, set: Vec::new(), sizes: None }
     }
 
     fn ops(steps: &str) -> Result<Vec<Op>> {
@@ -365,6 +414,52 @@ mod tests {
         assert_eq!(program.rows.iter().map(|row| row.bytes).collect::<Vec<_>>(), [24, 20], "4 blocks of 3, padded");
         let scaled = Setting { scale: 0.5, ..setting(8) };
         assert_eq!(Program::new(&workload(steps), &scaled).unwrap().calls[1].count, 5);
+    }
+
+    #[test]
+    fn skewed_blocks_have_the_bytes_of_even_ones_and_rows_of_their_own() {
+        let call = |kind: &str, skew: &str| format!("{{ call = \"{kind}\", group = \"d\", count = 44{skew} }},\n");
+        let [plain, even, zipf] = ["", ", skew = \"even\"", ", skew = \"zipf\""];
+        let steps = [call("alltoall", plain), call("alltoall", even), call("alltoall", zipf), call("all_gather", zipf)];
+        let made = |sizes| {
+            let setting = Setting { sizes, ..setting(8) };
+            let program = Program::new(&workload(&steps.concat()), &setting).unwrap();
+            let label = |row: &Row| format!("{} {} {}", row.label(), row.calls, row.bytes);
+            (program.rows.iter().map(label).collect::<Vec<_>>(), program)
+        };
+        let (rows, program) = made(None);
+        assert_eq!(rows, ["alltoall 2 176", "alltoall(zipf) 1 88", "all_gather(zipf) 1 88"]);
+        let zipf = program.calls[2];
+        assert_eq!(zipf.sizes(4), Some(vec![21, 11, 7, 5]), "1, 1/2, 1/3, 1/4");
+        let place = |rank| Place { rank, nranks: 4, root: 0 };
+        assert_eq!([0, 3].map(|rank| zipf.elements(place(rank))), [(44, 84), (44, 20)]);
+        assert_eq!([0, 3].map(|rank| program.calls[3].elements(place(rank))), [(21, 44), (5, 44)]);
+        assert_eq!(program.calls[0].elements(place(3)), (44, 44));
+        // Another skew is for the calls that say theirs, of whatever kind.
+        let (rows, _) = made(Some(BlockSizes::Skewed(Skew::One)));
+        assert_eq!(rows, ["alltoall 1 88", "alltoall(one) 2 176", "all_gather(one) 1 88"]);
+        assert_eq!(made(Some(BlockSizes::Even)).0, ["alltoall 3 264", "all_gather 1 88"]);
+        let setting = Setting { sizes: Some(BlockSizes::Even), ..setting(8) };
+        let error = Program::new(&workload(&call("alltoall", plain)), &setting).unwrap_err();
+        assert!(error.text().starts_with("--skew: no call of this workload says"), "{error}");
+    }
+
+    #[test]
+    fn a_wait_goes_no_way_into_results_of_different_sizes() {
+        let steps = |kind: &str| {
+            format!(
+                "{{ call = \"{kind}\", group = \"d\", count = 8, skew = \"one\", overlap = \"a\" }},\n\
+                 {{ wait = \"a\", until = 1 }}, {{ wait = \"a\" }}"
+            )
+        };
+        assert_eq!(ops(&steps("all_gather")).unwrap()[1], Op::WaitUntil(0, 2));
+        for kind in ["reduce_scatter", "alltoall"] {
+            let error = ops(&steps(kind)).unwrap_err();
+            let text = format!(
+                "line 11: until is for results of one size on all ranks, and {kind}(one) gives each rank another"
+            );
+            assert_eq!(error.text(), text);
+        }
     }
 
     #[test]

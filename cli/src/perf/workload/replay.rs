@@ -3,14 +3,15 @@
 //! Times of calls are taken on their streams, before and after each; the program's thread waits where the program says.
 #![forbid(unsafe_code)]
 
-use super::super::collective::{Place, Reduce};
+use super::super::collective::{Kind, Place, Reduce};
 use super::super::data::{self, Data};
 use super::super::{communicators, Options};
 use super::program::{Call, Op, Program};
 use super::timeline::Times;
-use crate::nccl::{Buffers, Comm, HostBuffer, Library, Mark};
+use crate::nccl::{self, Buffers, Comm, HostBuffer, Library, Mark};
 use crate::process;
 use indicatif::{ProgressBar, ProgressDrawTarget};
+use std::collections::HashSet;
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 use strata::bootstrap::store::Store;
@@ -44,8 +45,10 @@ struct Pending {
 
 /// Checks every different call once and then times the step, in step with the other ranks.
 pub fn run(program: &Program, options: &Options, library: &Library, store: &mut Store) -> Result<Measured> {
-    let lengths = buffer_bytes(program, store.rank);
+    let calls = different(program);
+    let mut lengths: Vec<_> = (0..store.size).map(|rank| buffer_bytes(program, &calls, rank)).collect();
     fits(program, &lengths, store.here, process::available_memory())?;
+    let lengths = lengths.swap_remove(store.rank);
     let world = communicators(library, store, 1)?.swap_remove(0);
     let mut replay = Replay::new(program, &world, &lengths, store.rank)?;
     let wrong = if options.check > 0 { Some(replay.check(store)?) } else { None };
@@ -85,23 +88,39 @@ fn slowest(figures: &[f64], store: &mut Store) -> Result<Vec<f64>> {
         .ok_or_else(|| Error::Remote("figures of another step".into()))
 }
 
+/// The calls that differ in more than when they are made.
+fn different(program: &Program) -> Vec<&Call> {
+    let mut seen = HashSet::new();
+    let is_new = |call: &&Call| seen.insert((call.kind, call.group, call.count, call.dtype, call.skew));
+    program.calls.iter().filter(is_new).collect()
+}
+
+/// Bytes of a rank's send and receive buffers in a call.
+fn bytes_of(call: &Call, place: Place) -> [usize; 2] {
+    let (send, recv) = call.elements(place);
+    [send, recv].map(|elements| elements.saturating_mul(call.dtype.size()))
+}
+
 /// Bytes of the two buffers of each group.
-fn buffer_bytes(program: &Program, rank: usize) -> Vec<[usize; 2]> {
+fn buffer_bytes(program: &Program, calls: &[&Call], rank: usize) -> Vec<[usize; 2]> {
     let mut lengths = vec![[0; 2]; program.groups.len()];
-    for call in &program.calls {
-        let (send, recv) = call.kind.blocks(place(program, call.group, rank));
-        let block = call.count * call.dtype.size();
+    for call in calls {
+        let [send, recv] = bytes_of(call, place(program, call.group, rank));
         let [to, from] = &mut lengths[call.group];
-        (*to, *from) = ((*to).max(send * block), (*from).max(recv * block));
+        (*to, *from) = ((*to).max(send), (*from).max(recv));
     }
     lengths
 }
 
-/// Fails when the buffers of all processes on this machine cannot be in its memory.
-fn fits(program: &Program, lengths: &[[usize; 2]], processes: usize, available: u64) -> Result<()> {
-    let buffers: usize = lengths.iter().flatten().sum();
+/// Fails when the buffers of all processes on this machine cannot be in its memory. `lengths`: of each rank. Which ranks are here is not
+/// known, so they are taken to be those with the longest buffers.
+fn fits(program: &Program, lengths: &[Vec<[usize; 2]>], processes: usize, available: u64) -> Result<()> {
     let group = program.groups.iter().map(|group| group.size).max().unwrap_or(0);
-    let needed = (buffers + data::table_bytes(group, usize::MAX)) as u128 * processes as u128;
+    let tables = data::table_bytes(group, usize::MAX) as u128;
+    let of_rank = |lengths: &Vec<[usize; 2]>| tables + lengths.iter().flatten().map(|&len| len as u128).sum::<u128>();
+    let mut ranks: Vec<u128> = lengths.iter().map(of_rank).collect();
+    ranks.sort_unstable_by(|one, other| other.cmp(one));
+    let needed: u128 = ranks.iter().take(processes).sum();
     if needed <= u128::from(available) {
         return Ok(());
     }
@@ -117,6 +136,18 @@ fn fits(program: &Program, lengths: &[[usize; 2]], processes: usize, available: 
 fn place(program: &Program, group: usize, rank: usize) -> Place {
     let group = &program.groups[group];
     Place { rank: program.layout.place(group, rank).1, nranks: group.size, root: 0 }
+}
+
+/// A call of blocks of these sizes, by the function for them.
+fn issue_skewed(kind: Kind, comm: &Comm, buffers: &Buffers, (sizes, rank): (&[usize], usize)) -> Result<()> {
+    let received = vec![sizes[rank]; sizes.len()];
+    let call = match kind {
+        Kind::AllGather => nccl::Call::AllGatherV { counts: sizes },
+        Kind::ReduceScatter => nccl::Call::ReduceScatterV { counts: sizes, op: RedOp::Sum.code() },
+        Kind::AllToAll => nccl::Call::AllToAllV { sent: sizes, received: &received },
+        other => return Err(Error::Internal(format!("{} of blocks of different sizes", other.name()))),
+    };
+    comm.issue(call, buffers, buffers.send.len(), buffers.recv.len())
 }
 
 impl<'a> Replay<'a> {
@@ -138,10 +169,9 @@ impl<'a> Replay<'a> {
     }
 
     fn buffers_of(&mut self, call: &Call) -> Buffers {
-        let (send, recv) = call.kind.blocks(self.places[call.group]);
-        let block = call.count * call.dtype.size();
+        let [send, recv] = bytes_of(call, self.places[call.group]);
         let [to, from] = &mut self.buffers[call.group];
-        let (send, recv) = (to.region().part(0, send * block), from.region().part(0, recv * block));
+        let (send, recv) = (to.region().part(0, send), from.region().part(0, recv));
         Buffers { send, recv, count: call.count, dtype: call.dtype }
     }
 
@@ -150,7 +180,10 @@ impl<'a> Replay<'a> {
         let (comm, place) = (&self.comms[call.group], self.places[call.group]);
         let stream = comm.stream().ok_or_else(|| Error::Internal("a group without a stream".into()))?;
         let begun = stream.mark()?;
-        call.kind.issue(comm, &buffers, RedOp::Sum.code(), place)?;
+        match call.sizes(place.nranks) {
+            Some(sizes) => issue_skewed(call.kind, comm, &buffers, (&sizes, place.rank))?,
+            None => call.kind.issue(comm, &buffers, RedOp::Sum.code(), place)?,
+        }
         Ok(Pending { begun, ended: stream.mark()? })
     }
 
@@ -199,14 +232,8 @@ impl<'a> Replay<'a> {
 
     /// Makes each different call once; how many elements were wrong on all ranks.
     fn check(&mut self, store: &mut Store) -> Result<usize> {
-        let mut seen = Vec::new();
         let mut wrong = 0;
-        for call in &self.program.calls {
-            let what = (call.kind, call.group, call.count, call.dtype);
-            if seen.contains(&what) {
-                continue;
-            }
-            seen.push(what);
+        for call in different(self.program) {
             let place = self.places[call.group];
             let reduce = if call.kind.reduces() { Reduce::Builtin(RedOp::Sum) } else { Reduce::None };
             let larger = call.count.saturating_mul(if call.kind.is_split() { place.nranks } else { 1 });
@@ -215,7 +242,10 @@ impl<'a> Replay<'a> {
             data.fill(buffers.send, place.rank, 0);
             self.issue(call)?.ended.wait();
             self.settle()?;
-            wrong += data.wrong(call.kind, buffers.recv, call.count, place);
+            wrong += match call.sizes(place.nranks) {
+                Some(sizes) => data.wrong_skewed(call.kind, buffers.recv, &sizes, place.rank),
+                None => data.wrong(call.kind, buffers.recv, call.count, place),
+            };
         }
         let all = store.all_gather(&(wrong as u64).to_le_bytes())?;
         let number = |bytes: &Vec<u8>| bytes.as_slice().try_into().map(u64::from_le_bytes);

@@ -9,12 +9,18 @@
 //! collective and size, and Strata by its own plans, all-to-all and broadcast among them. On any other machine the vendor's library,
 //! PCCL and Strata are; there all-to-all and broadcast are the vendor's on every route, and take what their bytes take on the
 //! links when nothing else is on them.
+//!
+//! Blocks of different sizes no library of the machines has a call for. An all-to-all of them is a group of sends and receives, as
+//! PyTorch and Strata issue it: it takes what its busiest links do. An all-gather or a reduce-scatter is called with blocks that are all as
+//! long as the longest, as FSDP pads its shards; where a carrier has a law of broadcasts, a broadcast of each block, as PyTorch and
+//! Strata issue it, where that is quicker. Strata's own route is a plan for such blocks, where it has one for the even call.
 #![forbid(unsafe_code)]
 
 use super::super::collective::Kind;
 use super::groups::Group;
 use super::program::Program;
 use super::ways::CallBy;
+use crate::simulate::route;
 use std::sync::Arc;
 use strata::algorithms::{self, Choice};
 use strata::carrier::Carrier;
@@ -22,6 +28,7 @@ use strata::error::{Error, Result};
 use strata::plan::Collective;
 use strata::selection::cost::candidates;
 use strata::sim::price::{price, Detail, How, Price, PricedPlan};
+use strata::sim::skew::{BusiestLinks, Skew};
 use strata::sim::Cluster;
 use strata::topo::Grid;
 
@@ -31,20 +38,36 @@ pub const NOT_MEASURED: &str =
 /// What is said of kinds that have no price by the way.
 pub const BY_LINKS: &str = "alltoall and broadcast are the vendor's on every route, at the rates of idle links";
 
+/// What is said of calls whose blocks differ in size.
+pub const OF_SKEWED: &str =
+    "blocks of different sizes: a library sends an all-to-all's block by block, and pads others or broadcasts each, \
+whichever is quicker where it is known; Strata runs plans for them";
+
 /// More ranks than a simulation is meant for.
 pub const MOST_RANKS: usize = 8192;
 
-/// The price of a call of `bytes` in the group that it takes the longest in; none where nobody does it so.
+/// What a call is, whoever carries it out.
+#[derive(Debug, Clone, Copy)]
+pub struct Asked {
+    /// The collective.
+    pub kind: Kind,
+    /// Bytes of the larger buffer.
+    pub bytes: usize,
+    /// How its blocks differ in size.
+    pub skew: Option<Skew>,
+}
+
+/// The price of a call in the group that it takes the longest in; none where nobody does it so.
 pub fn price_in(
     program: &Program,
     group: &Group,
     machine: &Cluster,
     by: &CallBy,
-    (kind, bytes): (Kind, usize),
+    asked: &Asked,
 ) -> Result<Option<Price>> {
     let mut longest = Price::by_law(0.0);
     for labels in program.layout.shapes(group, machine.ranks_per_node()) {
-        match Here::new(machine, &labels).by(by, kind, bytes)? {
+        match Here::new(machine, &labels).by(by, asked)? {
             Some(price) if price.ns > longest.ns => longest = price,
             Some(_) => {}
             None => return Ok(None),
@@ -95,19 +118,25 @@ impl Here {
     }
 
     /// The price of a call; none where `by` does not do it.
-    fn by(&self, by: &CallBy, kind: Kind, bytes: usize) -> Result<Option<Price>> {
+    fn by(&self, by: &CallBy, asked: &Asked) -> Result<Option<Price>> {
+        let Asked { kind, bytes, skew } = *asked;
         let collective =
             collective_of(kind).ok_or_else(|| Error::Internal(format!("{} in a workload", kind.name())))?;
         let moves = matches!(collective, Collective::AllToAll | Collective::Broadcast);
         if moves && self.machine.carriers.is_empty() {
-            return Ok(Some(Price::by_law(self.by_links(kind, bytes))));
+            return Ok(Some(Price::by_law(self.by_links(asked))));
         }
-        let vendor = || self.vendor(collective, bytes);
+        let padded = match (skew, moves) {
+            (Some(skew), false) => skew.padded_bytes(self.grid.nranks(), bytes),
+            _ => bytes,
+        };
+        let vendor = || self.vendor(collective, padded);
         let law = match by {
             CallBy::Vendor => vendor(),
-            CallBy::Pccl => self.pccl(collective, bytes).or_else(vendor),
-            CallBy::Carrier(name) => self.machine.carrier_ns(name, collective, &self.grid, bytes)?,
-            CallBy::Quickest => self.machine.mix_ns(collective, &self.grid, bytes).map(|(_, ns)| ns),
+            CallBy::Pccl => self.pccl(collective, padded).or_else(vendor),
+            CallBy::Carrier(name) => self.machine.carrier_ns(name, collective, &self.grid, bytes, skew)?,
+            CallBy::Quickest => self.mix(collective, bytes, skew),
+            CallBy::Strata if skew.is_some() => return self.skewed(collective, bytes, skew, vendor()),
             CallBy::Strata if moves => return self.moved(collective, bytes),
             CallBy::Strata => return self.strata(collective, bytes, vendor().unwrap_or(f64::INFINITY)).map(Some),
         };
@@ -118,7 +147,7 @@ impl Here {
     /// which Strata leaves it.
     fn moved(&self, collective: Collective, bytes: usize) -> Result<Option<Price>> {
         if self.grid.nnodes() == 1 {
-            return Ok(self.machine.mix_ns(collective, &self.grid, bytes).map(|(_, ns)| Price::by_law(ns)));
+            return Ok(self.mix(collective, bytes, None).map(Price::by_law));
         }
         let block = if collective == Collective::AllToAll { bytes.div_ceil(self.grid.nranks()) } else { bytes };
         let mut best: Option<Price> = None;
@@ -133,6 +162,36 @@ impl Here {
             }
         }
         Ok(best)
+    }
+
+    /// Blocks of different sizes by Strata. Inside a node it leaves them to the library that is quickest there, and in front of the
+    /// vendor's library, which takes `vendor`, where it leaves the even call to it.
+    fn skewed(
+        &self,
+        collective: Collective,
+        bytes: usize,
+        skew: Option<Skew>,
+        vendor: Option<f64>,
+    ) -> Result<Option<Price>> {
+        let Some(skew) = skew else { return Ok(None) };
+        let law = match self.grid.nnodes() {
+            1 => vendor.into_iter().chain(self.mix(collective, bytes, Some(skew))).min_by(f64::total_cmp),
+            _ => {
+                let even = self.vendor(collective, bytes).unwrap_or(f64::INFINITY);
+                vendor.filter(|_| self.own(collective, bytes, even).is_none())
+            }
+        };
+        if law.is_some() {
+            return Ok(law.map(Price::by_law));
+        }
+        let message_bytes = if collective == Collective::AllToAll { bytes.div_ceil(self.grid.nranks()) } else { bytes };
+        let how = route::skewed(&self.grid, collective, message_bytes, skew)?;
+        let detail = Detail { skew: Some(skew), ..Detail::default() };
+        price(&self.machine, &self.grid, collective, message_bytes, &how, detail).map(Some)
+    }
+
+    fn mix(&self, collective: Collective, bytes: usize, skew: Option<Skew>) -> Option<f64> {
+        self.machine.mix_ns(collective, &self.grid, bytes, skew).map(|(_, ns)| ns)
     }
 
     fn vendor(&self, collective: Collective, bytes: usize) -> Option<f64> {
@@ -159,11 +218,8 @@ impl Here {
     /// What Strata would choose by its closed-form model, and what that takes in the simulation. `vendor`: what the
     /// vendor's library takes, infinite where there is none.
     fn strata(&self, collective: Collective, bytes: usize, vendor: f64) -> Result<Price> {
-        let best = candidates(&self.machine, &self.grid, collective, bytes)
-            .into_iter()
-            .find(|candidate| matches!(candidate.how, How::Strata(_)) && candidate.ns < vendor);
-        match best {
-            Some(candidate) => self.price(collective, bytes, &candidate.how),
+        match self.own(collective, bytes, vendor) {
+            Some(how) => self.price(collective, bytes, &how),
             None if vendor.is_finite() => Ok(Price::by_law(vendor)),
             // A node without a library of the vendor's.
             None => {
@@ -174,8 +230,16 @@ impl Here {
         }
     }
 
-    /// All-to-all and broadcast: the time of a rank's bytes out of its node or inside it, whichever is longer.
-    fn by_links(&self, kind: Kind, bytes: usize) -> f64 {
+    /// What Strata would choose by its closed-form model, if that promises less than the vendor's library takes.
+    fn own(&self, collective: Collective, bytes: usize, vendor: f64) -> Option<How> {
+        let all = candidates(&self.machine, &self.grid, collective, bytes).into_iter();
+        let mut own = all.filter(|candidate| matches!(candidate.how, How::Strata(_)) && candidate.ns < vendor);
+        own.next().map(|candidate| candidate.how)
+    }
+
+    /// All-to-all and broadcast: the time of the bytes out of the busiest node or inside it, whichever is longer.
+    fn by_links(&self, asked: &Asked) -> f64 {
+        let Asked { kind, bytes, skew } = *asked;
         let (machine, nranks, members) = (&self.machine, self.grid.nranks() as f64, self.grid.nrails() as f64);
         let network = machine.network_vendor.as_ref().unwrap_or(&machine.network);
         let nics = machine.node.nics.value.min(members);
@@ -185,8 +249,8 @@ impl Here {
         let bytes = bytes as f64;
         match kind {
             Kind::AllToAll => {
-                let away = bytes * (nranks - members) / nranks / outside;
-                latency + away.max(bytes * (members - 1.0) / nranks / inside)
+                let busiest = BusiestLinks::of(&self.grid, skew);
+                latency + (bytes * busiest.node / (outside * members)).max(bytes * busiest.inside / inside)
             }
             _ => latency * nranks.log2().ceil() + bytes / if alone { inside } else { outside },
         }
@@ -226,14 +290,53 @@ mod tests {
         let route =
             PricedPlan { choice: Choice::flat("direct"), segment_bytes: block, window: 1, carrier: Carrier::MPI };
         let simulated = here.price(Collective::AllToAll, block, &How::Strata(route)).unwrap().ns;
-        let law = here.by_links(Kind::AllToAll, 32 * block);
+        let law = here.by_links(&Asked { kind: Kind::AllToAll, bytes: 32 * block, skew: None });
         assert!((law / simulated - 1.0).abs() < 0.05, "{law} {simulated}");
+    }
+
+    #[test]
+    fn skewed_blocks_by_links_take_what_their_messages_take_in_the_simulation() {
+        let labels: Vec<usize> = (0..32).map(|rank| rank / 8).collect();
+        let (here, bytes) = (here("frontier", &labels), 32 << 20);
+        for (name, skew) in Skew::ALL {
+            let law = here.by_links(&Asked { kind: Kind::AllToAll, bytes, skew: Some(skew) });
+            let simulated = here.skewed(Collective::AllToAll, bytes, Some(skew), None).unwrap().unwrap().ns;
+            // The law has the NICs of a node as one: at the worst all that comes in goes by a single one.
+            let nics = here.machine.node.nics.value;
+            assert!(law <= simulated * 1.01 && simulated <= law * nics * 1.05, "{name}: {law} {simulated}");
+        }
+    }
+
+    #[test]
+    fn skewed_blocks_cost_a_library_as_much_as_even_ones_or_more() {
+        for name in ["frontier", "lassen"] {
+            let machine = Cluster::find(name).unwrap();
+            let labels: Vec<usize> =
+                (0..8 * machine.ranks_per_node()).map(|rank| rank / machine.ranks_per_node()).collect();
+            let here = Here::new(&machine, &labels);
+            let others = match machine.carriers.is_empty() {
+                true => vec![CallBy::Vendor, CallBy::Pccl],
+                false => machine.carriers.keys().cloned().map(CallBy::Carrier).chain([CallBy::Quickest]).collect(),
+            };
+            for kind in [Kind::AllGather, Kind::ReduceScatter, Kind::AllToAll] {
+                let bytes = 64 << 20;
+                let ns = |by: &CallBy, skew| here.by(by, &Asked { kind, bytes, skew }).unwrap().map(|price| price.ns);
+                for (skew_name, skew) in Skew::ALL {
+                    for by in &others {
+                        let Some(even) = ns(by, None) else { continue };
+                        let skewed = ns(by, Some(skew)).unwrap();
+                        let what = format!("{name} {} {skew_name} by {by:?}", kind.name());
+                        assert!(skewed >= even, "{what}: {even} {skewed}");
+                    }
+                }
+            }
+        }
     }
 
     #[test]
     fn strata_s_choice_is_not_slower_than_the_vendor_and_faster_for_zero_3_at_scale() {
         let step = |name: &str, machine: &str, world: usize| {
-            let setting = Setting { world, flops: 156e12, scale: 1.0, compute: true, set: Vec::new() };
+            let setting = Setting { world, flops: 156e12, scale: 1.0, compute: true, set: Vec::new(), sizes: None };
             let program = Program::new(&find(name).unwrap(), &setting).unwrap();
             let machine = Cluster::find(machine).unwrap();
             let routes = routes(&program, &machine, &[], &indicatif::ProgressBar::hidden()).unwrap().routes;

@@ -7,7 +7,7 @@ use super::program::{Program, Setting};
 
 fn program(name: &str, world: usize, set: &[(&str, &str)]) -> Program {
     let set = set.iter().map(|(name, value)| (name.to_string(), value.to_string())).collect();
-    let setting = Setting { world, flops: 156e12, scale: 1.0, compute: true, set };
+    let setting = Setting { world, flops: 156e12, scale: 1.0, compute: true, set, sizes: None };
     Program::new(&find(name).unwrap(), &setting).unwrap_or_else(|error| panic!("{name}: {error}"))
 }
 
@@ -220,7 +220,7 @@ fn every_built_in_workload_fits_several_worlds() {
         }
     }
     assert_eq!(program("ted", 8, &[("tensor", "2"), ("experts", "2")]).layout.text(), "tensor=2 expert=2 data=2");
-    let setting = Setting { world: 24, flops: 1e12, scale: 1.0, compute: true, set: Vec::new() };
+    let setting = Setting { world: 24, flops: 1e12, scale: 1.0, compute: true, set: Vec::new(), sizes: None };
     let error = Program::new(&find("axonn").unwrap(), &setting).unwrap_err();
     assert!(error.text().contains("needs a multiple of 16 ranks, not 24"), "{error}");
 }

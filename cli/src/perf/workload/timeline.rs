@@ -12,10 +12,12 @@
 //! All ranks are taken to be equally far, and calls of different groups not to slow each other down.
 #![forbid(unsafe_code)]
 
+use super::super::collective::Kind;
 use super::program::{Call, Op, Program};
 use std::collections::HashMap;
 use strata::error::Result;
 use strata::sim::price::Price;
+use strata::sim::skew::Skew;
 
 /// Says what a call costs.
 pub trait Pricer {
@@ -43,11 +45,11 @@ impl Times {
 
 /// Lays a step on the timeline.
 pub fn lay_out(program: &Program, pricer: &mut dyn Pricer) -> Result<Times> {
-    let mut prices: HashMap<(usize, usize, usize), Price> = HashMap::new();
+    let mut prices: HashMap<(Kind, usize, usize, Option<Skew>), Price> = HashMap::new();
     let mut times = Times { step: 0.0, busy: vec![0.0; program.rows.len()], exposed: vec![0.0; program.rows.len()] };
     let mut free = vec![0.0f64; program.groups.len()];
     let mut begins = vec![0.0f64; program.calls.len()];
-    let key = |call: &Call| (call.kind as usize, call.group, program.bytes_of(call));
+    let key = |call: &Call| (call.kind, call.group, program.bytes_of(call), call.skew);
     for op in &program.ops {
         match *op {
             Op::Compute(_, us) => times.step += us,
@@ -98,7 +100,7 @@ mod tests {
              grid = [{ name = \"a\", size = 2 }, { name = \"b\", size = \"rest\" }]\n\
              [[phase]]\nname = \"p\"\nsteps = [\n";
         let workload = Workload::parse(&format!("{head}{steps}\n]")).unwrap();
-        let setting = Setting { world: 4, flops: 1e6, scale: 1.0, compute: true, set: Vec::new() };
+        let setting = Setting { world: 4, flops: 1e6, scale: 1.0, compute: true, set: Vec::new(), sizes: None };
         let program = Program::new(&workload, &setting).unwrap();
         let mut pricer = Linear(0);
         let times = lay_out(&program, &mut pricer).unwrap();

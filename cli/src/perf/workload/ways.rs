@@ -5,12 +5,13 @@
 #![forbid(unsafe_code)]
 
 use super::super::collective::Kind;
-use super::program::{Call, Program};
-use super::simulate::price_in;
+use super::program::{label, Call, Program};
+use super::simulate::{price_in, Asked};
 use super::timeline::{lay_out, Pricer, Times};
 use std::collections::HashMap;
 use strata::error::{Error, Result};
 use strata::sim::price::Price;
+use strata::sim::skew::Skew;
 use strata::sim::Cluster;
 
 /// Who carries a call out.
@@ -98,10 +99,13 @@ pub fn routes(program: &Program, machine: &Cluster, only: &[String], bar: &indic
     }
 }
 
+/// Who carries a call out, and what is called: the collective, the group, its bytes and how blocks differ.
+type PriceKey = (CallBy, Kind, usize, usize, Option<Skew>);
+
 /// Prices by who carries a call out and by what is called.
 struct Prices<'a> {
     machine: &'a Cluster,
-    known: HashMap<(CallBy, usize, usize, usize), Option<Price>>,
+    known: HashMap<PriceKey, Option<Price>>,
     bar: &'a indicatif::ProgressBar,
 }
 
@@ -140,13 +144,13 @@ impl Prices<'_> {
     /// What a call takes by one of those who may carry it out; none where they do not do it.
     fn one(&mut self, program: &Program, call: &Call, by: &CallBy) -> Result<Option<Price>> {
         let bytes = program.bytes_of(call);
-        let key = (by.clone(), call.kind as usize, call.group, bytes);
+        let key = (by.clone(), call.kind, call.group, bytes, call.skew);
         if let Some(price) = self.known.get(&key) {
             return Ok(price.clone());
         }
         let group = &program.groups[call.group];
         self.bar.set_message(format!("{} of {bytes} bytes in {}", call.kind.name(), group.name));
-        let price = price_in(program, group, self.machine, by, (call.kind, bytes))?;
+        let price = price_in(program, group, self.machine, by, &Asked { kind: call.kind, bytes, skew: call.skew })?;
         self.known.insert(key, price.clone());
         Ok(price)
     }
@@ -201,7 +205,8 @@ impl Prices<'_> {
             }
             let Some((_, name)) = best else { continue };
             let (group, bytes) = (&program.groups[call.group].name, program.bytes_of(call));
-            let line = format!("{BY_SIZE}: {} of {bytes} bytes in {group} by {name}", call.kind.name());
+            let what = label(call.kind, call.skew);
+            let line = format!("{BY_SIZE}: {what} of {bytes} bytes in {group} by {name}");
             if !lines.contains(&line) {
                 lines.push(line);
             }
@@ -223,7 +228,7 @@ mod tests {
     ];
 
     fn program(name: &str, world: usize) -> Program {
-        let setting = Setting { world, flops: 156e12, scale: 1.0, compute: true, set: Vec::new() };
+        let setting = Setting { world, flops: 156e12, scale: 1.0, compute: true, set: Vec::new(), sizes: None };
         Program::new(&find(name).unwrap(), &setting).unwrap()
     }
 
