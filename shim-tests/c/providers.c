@@ -254,11 +254,17 @@ static void much(ncclComm_t comm) {
   OK(strataGatherVConfig(in, rank, out, counts, NULL, ncclInt8, 1, comm, NULL, &named));
   for (int i = 0, at = 0; rank == 1 && i < size; i++)
     for (int j = 0; j < i; j++, at++) CHECK(out[at] == i + 1);
+  /* What ranks meet by when this communicator has failed: a launcher ends all when the first one leaves. */
+  ncclComm_t beside;
+  OK(ncclCommSplit(comm, 0, rank, &beside, NULL));
   for (int i = 0; i < size; i++) counts[i] = one;
   ncclResult_t result = strataGatherVConfig(in, one, out, counts, NULL, ncclInt8, 0, comm, NULL, &named);
   CHECK(result != ncclSuccess);
   printf("rank %d: error %d: %s\n", rank, result, strataGetLastError());
   ncclCommAbort(comm);
+  int32_t ones = 1, all = 0;
+  OK(ncclAllReduce(&ones, &all, 1, ncclInt32, ncclSum, beside, NULL));
+  CHECK(all == size);
   exit(0);
 }
 

@@ -225,11 +225,8 @@ mod tests {
         use crate::transport::provider::{CommProviders, ProviderSet};
         let known = Sizes::Known { longest_bytes: 9 };
         let decided = |named, setting: &str, collective, sizes, provided| {
-            let config = Config {
-                all_gather_algo: setting.to_string(),
-                gather_algo: setting.to_string(),
-                ..Config::default()
-            };
+            let config =
+                Config { all_gather_algo: setting.to_string(), gather_algo: setting.to_string(), ..Config::default() };
             let providers = Arc::new(CommProviders::assumed(["foo".to_string()]));
             let context = Context { providers, ..Context::new(Arc::new(Grid::blocks(&[2, 2])), config, true) };
             let decision = decide(&Request { named, sizes, provided, ..Request::new(collective, 8) }, &context)?;
@@ -238,7 +235,8 @@ mod tests {
         };
         let (foo, all, none) = ("provider:foo", ProviderSet::ALL, ProviderSet::default());
         for (collective, sizes) in [(Collective::AllGather, known), (Collective::Gather, Sizes::Own)] {
-            let told = |named, setting, provided| -> Result<String> { decided(named, setting, collective, sizes, provided) };
+            let told =
+                |named, setting, provided| -> Result<String> { decided(named, setting, collective, sizes, provided) };
             assert_eq!(told(Some(foo), "auto", all).unwrap(), "provider:foo, named by the call");
             assert_eq!(told(None, foo, all).unwrap(), "provider:foo, named by the environment");
             let left = told(None, foo, none).unwrap();

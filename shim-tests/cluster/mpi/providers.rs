@@ -80,7 +80,8 @@ fn blocks_of_different_sizes_arrive_by_mpi_s_own_collectives_of_such() {
     let (_alone, Some(mpi)) = (alone(), mpi()) else { return };
     let by_mpi = VECTORED.map(|variable| (variable, "provider:mpi"));
     let (vectored, groups) = (compiled("vectored"), compiled("groups"));
-    for (n, inter, [from, to]) in [(4, "tcp", ["7000", "7080"]), (3, "mpi", ["7100", "7160"]), (2, "tcp", ["7300", "7340"])]
+    for (n, inter, [from, to]) in
+        [(4, "tcp", ["7000", "7080"]), (3, "mpi", ["7100", "7160"]), (2, "tcp", ["7300", "7340"])]
     {
         let vars = [&[MPI_TOO, ("STRATA_INTER", inter)], &by_mpi[..]].concat();
         let said = mpi.run(n, "exec \"$@\"", &[vectored.to_str().unwrap(), "launched", from, to], &vars);

@@ -176,7 +176,8 @@ impl MpiCollective {
 
     /// What the plugin is given. Its lists are this one's.
     pub fn for_mpi(&self) -> ForMpi {
-        let MpiCollective { what, element, operation, root, in_place, send, recv, count, ref sent, ref received } = *self;
+        let MpiCollective { what, element, operation, root, in_place, send, recv, count, ref sent, ref received } =
+            *self;
         let ((send_counts, send_places), (recv_counts, recv_places)) = (sent.for_mpi(), received.for_mpi());
         ForMpi {
             what,

@@ -108,7 +108,12 @@ fn places_in(buffer: Region, blocks: &Blocks, elem_bytes: usize, farthest: u64) 
 }
 
 /// Whether buffers overlap as NCCL's in-place convention says.
-pub(super) fn is_in_place(collective: Collective, me: Rank, (send, recv): (Region, Region), block_bytes: usize) -> bool {
+pub(super) fn is_in_place(
+    collective: Collective,
+    me: Rank,
+    (send, recv): (Region, Region),
+    block_bytes: usize,
+) -> bool {
     if send.is_empty() || recv.is_empty() {
         return false;
     }

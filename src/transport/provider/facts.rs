@@ -219,6 +219,9 @@ mod tests {
         for kind in CallKind::all() {
             assert!(seen.insert(kind.place().unwrap()), "{kind:?}");
         }
-        assert_eq!(CallKind::all().filter(|kind| kind.uneven && kind.collective == Collective::Scatter).count(), DataType::HOST.len());
+        assert_eq!(
+            CallKind::all().filter(|kind| kind.uneven && kind.collective == Collective::Scatter).count(),
+            DataType::HOST.len()
+        );
     }
 }

@@ -7,7 +7,7 @@ use super::{
     BlockList, CallKind, CollectiveProvider, MostBytes, Opened, ProviderCall, ProviderKind, Refused, UnevenBlocks,
 };
 use crate::config::Config;
-use crate::dtype::{DataType, Operator, RedOp};
+use crate::dtype::{Operator, RedOp};
 use crate::error::{Error, Result};
 use crate::memory::Region;
 use crate::plan::Collective;
@@ -371,7 +371,8 @@ impl PluginHandle {
     }
 
     fn most_bytes(&self, kind: CallKind) -> u64 {
-        let (collective, dtype, op) = (collective_code(kind.collective), kind.dtype.code(), operator_code(kind.operator));
+        let (collective, dtype, op) =
+            (collective_code(kind.collective), kind.dtype.code(), operator_code(kind.operator));
         let (most_bytes, uneven) = (self.plugin.functions.most_bytes, c_int::from(kind.uneven));
         // SAFETY: the handle must be open; because it is closed when this is dropped.
         unsafe { most_bytes(self.handle, collective, dtype, op, uneven) }

@@ -1,9 +1,9 @@
 //! Buffers of calls as a provider sees them, on a toy; and the setting.
 
 use super::*;
-use crate::transport::Blocks;
 use crate::device::host::Combine;
 use crate::plan::OperandOrder;
+use crate::transport::Blocks;
 
 /// A provider of two ranks whose other rank sends 100, 101, ... and whose calls end at the second look.
 #[derive(Debug, Default)]
@@ -25,6 +25,7 @@ impl Toy {
         let theirs = |region: Region| region.write(&(100..).take(region.len()).collect::<Vec<u8>>());
         assert_eq!(call.count, 0);
         if call.collective == Collective::AllGather {
+            assert_eq!(call.in_place, part(call.recv, &blocks.recv, 0).address() == call.send.address());
             if !call.in_place {
                 part(call.recv, &blocks.recv, 0).copy_from(part(call.send, &blocks.send, 0));
             }
