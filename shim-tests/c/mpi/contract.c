@@ -156,19 +156,18 @@ static void uneven_collectives(uint64_t comm) {
           int is_from_apart = what == ALL_TO_ALL_V || what == SCATTER_V;
           int is_into_apart = what != REDUCE_SCATTER_V && what != SCATTER_V;
           /* MPICH 4 takes no heed of the place in an all-gather of one rank. */
-          int place = what == ALL_GATHER_V ? 0 : AT;
-          size_t first = is_from_apart ? place * size : 0, there = is_into_apart ? place * size : 0;
-          /* MPI reads them until the end. */
-          int counts[1] = {count}, places[1] = {place};
+          int from_place = AT, into_place = what == ALL_GATHER_V ? 0 : AT - 1;
+          size_t first = is_from_apart ? from_place * size : 0, there = is_into_apart ? into_place * size : 0;
           if (in_place && (what == REDUCE_SCATTER_V || what == ALL_TO_ALL_V)) continue;
-          memset(from, 17, sizeof from), memset(into, 5, sizeof into);
-          if (in_place && what != SCATTER_V) memset(into + there, 17, length);
+          for (size_t i = 0; i < sizeof from; i++) from[i] = (unsigned char)(20 + i);
+          memset(into, 5, sizeof into);
+          if (in_place && what != SCATTER_V) memcpy(into + there, from, length);
           memcpy(before, into, sizeof into);
           struct collective call = {.what = what, .element = element, .in_place = in_place, .send = from, .recv = into};
           call.count = count;
-          if (what != REDUCE_SCATTER_V && is_into_apart) call.recv_counts = counts, call.recv_places = places;
-          if (what == REDUCE_SCATTER_V) call.recv_counts = counts;
-          if (is_from_apart) call.send_counts = counts, call.send_places = places;
+          if (what != REDUCE_SCATTER_V && is_into_apart) call.recv_counts = &count, call.recv_places = &into_place;
+          if (what == REDUCE_SCATTER_V) call.recv_counts = &count;
+          if (is_from_apart) call.send_counts = &count, call.send_places = &from_place;
           if (what == SCATTER_V && in_place) call.recv = NULL;
           else if (in_place) call.send = NULL;
           CHECK(plugin->collective(comm, &call, &request) == 0);

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::device::host::Combine;
+use crate::memory::Arena;
 use crate::plan::OperandOrder;
 use crate::transport::Blocks;
 
