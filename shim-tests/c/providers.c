@@ -136,6 +136,17 @@ static int takes(int kind, int type, ncclRedOp_t op) {
          (op <= ncclMin || op == ncclAvg);
 }
 
+/* A sum of which each rank gets another number of elements, and the first one none; its input is scaled by a half before. */
+static void scaled_uneven(ncclRedOp_t scaled, ncclComm_t comm, ncclCollConfig_t* named) {
+  size_t counts[RANKS], all = 0, own = 0;
+  float *in = (float*)given, *out = (float*)mine;
+  for (int i = 0; i < size; all += counts[i++]) counts[i] = i * (MOST / 2);
+  for (int i = 0; i < rank; i++) own += counts[i];
+  for (size_t i = 0; i < all; i++) in[i] = i % 5 + rank;
+  OK(strataReduceScatterVConfig(in, out, counts, NULL, ncclFloat32, scaled, comm, NULL, named));
+  for (size_t i = 0; i < counts[rank]; i++) CHECK(out[i] == (size * ((own + i) % 5) + size * (size - 1) / 2) * 0.5f);
+}
+
 static void all(ncclComm_t comm) {
   static const size_t counts[] = {1, 3, 1000, MOST};
   int made = 0;
@@ -162,6 +173,7 @@ static void all(ncclComm_t comm) {
   OK(ncclRedOpCreatePreMulSum(&scaled, &half, ncclFloat32, ncclScalarHostImmediate, comm));
   compare(comm, ALL_REDUCE, 7, scaled, 1001, 0, 0, 1);
   compare(comm, ALL_REDUCE, 7, scaled, 1001, 0, 1, 1);
+  scaled_uneven(scaled, comm, &named);
   OK(ncclRedOpDestroy(scaled, comm));
   /* Calls of a group, of which Strata may make one. */
   static float in[3][100], out[3][100];
