@@ -10,7 +10,7 @@ use crate::fork::PerProcess;
 use crate::plan::Collective;
 use crate::selection::CarriedName;
 use crate::topo::Rank;
-use crate::transport::provider::{self, CallKind, CommProviders, ProviderFacts, ProviderSet};
+use crate::transport::provider::{self, CommProviders, ProvidedKind, ProviderFacts, ProviderSet};
 use crate::transport::{Exchange, Router, Site};
 use std::collections::BTreeMap;
 use std::sync::Once;
@@ -71,14 +71,14 @@ impl Comm {
             None => 0,
         };
         let operator = call.reduction.map(|reduction| reduction.operator);
-        self.providers.of(CallKind { collective, dtype, operator, uneven }, elements.saturating_mul(dtype.size()))
+        self.providers.of(ProvidedKind { collective, dtype, operator, uneven }, elements.saturating_mul(dtype.size()))
     }
 
     /// Its providers by name, each with the collectives that it does of float32, where they reduce as a sum.
     pub fn providers(&self) -> BTreeMap<&str, Vec<&'static str>> {
         let does = |facts: &ProviderFacts, collective: Collective| {
             let operator = collective.reduces().then_some(Operator::Sum);
-            facts.most.get(CallKind { collective, dtype: DataType::F32, operator, uneven: false }) > 0
+            facts.most.get(ProvidedKind { collective, dtype: DataType::F32, operator, uneven: false }) > 0
         };
         let of = |facts: &ProviderFacts| -> Vec<&'static str> {
             Collective::ALL.into_iter().filter(|collective| does(facts, *collective)).map(Collective::name).collect()
@@ -94,7 +94,7 @@ impl Comm {
         (dtype, reduction): (DataType, Option<Reduction>),
     ) -> bool {
         let operator = reduction.map(|reduction| reduction.operator);
-        let kind = CallKind { collective, dtype, operator, uneven: false };
+        let kind = ProvidedKind { collective, dtype, operator, uneven: false };
         self.is_served(algorithm, || self.providers.of(kind, block_bytes))
     }
 

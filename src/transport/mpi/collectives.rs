@@ -15,7 +15,8 @@ use crate::memory::Region;
 use crate::plan::Collective;
 use crate::topo::Rank;
 use crate::transport::provider::{
-    self, BlockList, CallKind, CollectiveProvider, MostBytes, Opened, ProviderCall, ProviderKind, Refused, UnevenBlocks,
+    self, BlockList, CollectiveProvider, MostBytes, Opened, ProvidedKind, ProviderCall, ProviderKind, Refused,
+    UnevenBlocks,
 };
 use crate::transport::shm::wakeup::Wakeups;
 use crate::transport::{Exchange, Site};
@@ -110,7 +111,7 @@ fn number(collective: Collective, uneven: bool) -> Option<i32> {
 }
 
 /// The most bytes of such calls. What only moves goes as bytes where blocks are of one size, and else as elements, of which more fit.
-fn most_bytes(kind: CallKind) -> u64 {
+fn most_bytes(kind: ProvidedKind) -> u64 {
     let size = kind.dtype.size() as u64;
     match kind.operator {
         None if kind.uneven => MOST_ELEMENTS * size,

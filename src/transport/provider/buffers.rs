@@ -9,7 +9,7 @@ use crate::transport::Blocks;
 
 /// Memory of a call, as a provider sees it.
 #[derive(Debug)]
-pub(super) struct Buffer {
+pub(super) struct ProviderBuffer {
     /// In one piece.
     pub whole: Region,
     /// Ours, if that is not the call's memory.
@@ -25,24 +25,24 @@ pub struct BlockList {
     pub places: Vec<u64>,
 }
 
-impl Buffer {
+impl ProviderBuffer {
     /// Memory in one piece, or of ours in its place.
-    pub fn of(regions: &[Region]) -> Result<Buffer> {
+    pub fn of(regions: &[Region]) -> Result<ProviderBuffer> {
         match joined(regions) {
-            Some(whole) => Ok(Buffer { whole, staging: None }),
-            None => Buffer::staged(regions.iter().map(|region| region.len()).sum()),
+            Some(whole) => Ok(ProviderBuffer { whole, staging: None }),
+            None => ProviderBuffer::staged(regions.iter().map(|region| region.len()).sum()),
         }
     }
 
     /// Memory of ours.
-    pub fn staged(bytes: usize) -> Result<Buffer> {
+    pub fn staged(bytes: usize) -> Result<ProviderBuffer> {
         let arena = Arena::try_new(bytes);
         let mut arena =
             arena.ok_or_else(|| Error::System(format!("no memory for {bytes} bytes of a provider's call")))?;
         // SAFETY: the memory must outlive every use; because the buffer keeps it beside the region, and a call that is cancelled
         // forgets it.
         let whole = unsafe { arena.region().unbound() };
-        Ok(Buffer { whole, staging: Some(arena) })
+        Ok(ProviderBuffer { whole, staging: Some(arena) })
     }
 
     /// The blocks of a buffer that differ in size. Where they do not follow one another they stay where they are in the `buffer`
@@ -51,16 +51,16 @@ impl Buffer {
         blocks: &Blocks,
         (buffer, elem_bytes): (Region, usize),
         farthest: Option<u64>,
-    ) -> Result<(Buffer, BlockList)> {
+    ) -> Result<(ProviderBuffer, BlockList)> {
         let counts: Vec<u64> = (0..blocks.len()).map(|block| (blocks.block_bytes(block) / elem_bytes) as u64).collect();
         if joined(blocks.regions()).is_none() {
             let places = farthest.and_then(|farthest| places_in(buffer, blocks, elem_bytes, farthest));
             if let Some(places) = places {
-                return Ok((Buffer { whole: buffer, staging: None }, BlockList { counts, places }));
+                return Ok((ProviderBuffer { whole: buffer, staging: None }, BlockList { counts, places }));
             }
         }
         let places = counts.iter().scan(0, |end, count| Some(std::mem::replace(end, *end + count))).collect();
-        Ok((Buffer::of(blocks.regions())?, BlockList { counts, places }))
+        Ok((ProviderBuffer::of(blocks.regions())?, BlockList { counts, places }))
     }
 
     /// Fills memory of ours with what lies in several pieces.

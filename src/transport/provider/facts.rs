@@ -16,7 +16,7 @@ const EVEN_PLACES: usize = Collective::ALL.len() * DataType::HOST.len() * OPERAT
 
 /// What decides beside its length whether a provider takes a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct CallKind {
+pub struct ProvidedKind {
     /// What is done.
     pub collective: Collective,
     /// The type of elements.
@@ -35,15 +35,15 @@ pub struct MostBytes(Vec<u64>);
 /// Of a table that travels: so many places in a row with one value.
 pub(super) type TableRuns = Vec<(u16, u64)>;
 
-impl CallKind {
+impl ProvidedKind {
     /// All that a provider may be asked for.
-    fn all() -> impl Iterator<Item = CallKind> {
+    fn all() -> impl Iterator<Item = ProvidedKind> {
         let of = |(collective, uneven): (Collective, bool), dtype| {
             let operators: Vec<Option<Operator>> = match collective.reduces() {
                 true => Operator::of(dtype).map(Some).collect(),
                 false => vec![None],
             };
-            operators.into_iter().map(move |operator| CallKind { collective, dtype, operator, uneven })
+            operators.into_iter().map(move |operator| ProvidedKind { collective, dtype, operator, uneven })
         };
         let forms = Collective::ALL.into_iter().flat_map(|collective| [(collective, false), (collective, true)]);
         let forms = forms.filter(|(collective, uneven)| !uneven || has_uneven_form(*collective));
@@ -52,7 +52,7 @@ impl CallKind {
 
     /// Its place in the table; none of what no provider does.
     fn place(self) -> Option<usize> {
-        let CallKind { collective, dtype, operator, uneven } = self;
+        let ProvidedKind { collective, dtype, operator, uneven } = self;
         if uneven && !has_uneven_form(collective) {
             return None;
         }
@@ -74,9 +74,9 @@ fn has_uneven_form(collective: Collective) -> bool {
 
 impl MostBytes {
     /// The table of what is asked for each kind of call.
-    pub fn of(mut most: impl FnMut(CallKind) -> u64) -> MostBytes {
+    pub fn of(mut most: impl FnMut(ProvidedKind) -> u64) -> MostBytes {
         let mut table = vec![0; PLACES];
-        for kind in CallKind::all() {
+        for kind in ProvidedKind::all() {
             if let Some(place) = kind.place() {
                 table[place] = most(kind);
             }
@@ -85,7 +85,7 @@ impl MostBytes {
     }
 
     /// The most bytes of such calls.
-    pub fn get(&self, kind: CallKind) -> u64 {
+    pub fn get(&self, kind: ProvidedKind) -> u64 {
         kind.place().map_or(0, |place| self.0[place])
     }
 
@@ -162,7 +162,7 @@ impl CommProviders {
 
     /// Those that carry out calls of this kind of so many bytes: of a block, or, where blocks differ in size, of all together as far as
     /// all ranks know.
-    pub fn of(&self, kind: CallKind, bytes: usize) -> ProviderSet {
+    pub fn of(&self, kind: ProvidedKind, bytes: usize) -> ProviderSet {
         let does = |facts: &ProviderFacts| {
             let most = facts.most.get(kind);
             most > 0 && bytes as u64 <= most
@@ -181,8 +181,8 @@ impl CommProviders {
 mod tests {
     use super::*;
 
-    fn kind(collective: Collective, dtype: DataType, operator: Option<Operator>, uneven: bool) -> CallKind {
-        CallKind { collective, dtype, operator, uneven }
+    fn kind(collective: Collective, dtype: DataType, operator: Option<Operator>, uneven: bool) -> ProvidedKind {
+        ProvidedKind { collective, dtype, operator, uneven }
     }
 
     #[test]
@@ -216,11 +216,11 @@ mod tests {
     #[test]
     fn a_type_that_an_operator_is_not_for_has_no_place_of_its_own_in_another_s() {
         let mut seen = std::collections::HashSet::new();
-        for kind in CallKind::all() {
+        for kind in ProvidedKind::all() {
             assert!(seen.insert(kind.place().unwrap()), "{kind:?}");
         }
         assert_eq!(
-            CallKind::all().filter(|kind| kind.uneven && kind.collective == Collective::Scatter).count(),
+            ProvidedKind::all().filter(|kind| kind.uneven && kind.collective == Collective::Scatter).count(),
             DataType::HOST.len()
         );
     }

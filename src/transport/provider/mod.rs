@@ -15,7 +15,7 @@ mod facts;
 pub mod plugin;
 
 pub use buffers::BlockList;
-pub use facts::{CallKind, CommProviders, MostBytes, ProviderFacts, ProviderSet, MOST_PROVIDERS};
+pub use facts::{CommProviders, MostBytes, ProvidedKind, ProviderFacts, ProviderSet, MOST_PROVIDERS};
 
 use super::mpi::MpiCollectives;
 use super::shm::wakeup::Wakeups;
@@ -28,7 +28,7 @@ use crate::exec::{Started, Token};
 use crate::memory::{Bytes, DeviceRegion, InProcess, OnDevice, Region};
 use crate::plan::Collective;
 use crate::topo::Rank;
-use buffers::{block_bytes, is_in_place, is_in_place_among, Buffer};
+use buffers::{block_bytes, is_in_place, is_in_place_among, ProviderBuffer};
 use facts::TableRuns;
 use std::fmt;
 use std::sync::Arc;
@@ -257,8 +257,8 @@ fn agree(mut most: MostBytes, exchange: &mut dyn Exchange) -> Result<MostBytes> 
 struct Running {
     token: Token,
     place: usize,
-    send: Buffer,
-    recv: Buffer,
+    send: ProviderBuffer,
+    recv: ProviderBuffer,
     /// Where the results go.
     results: Vec<Region>,
     dtype: DataType,
@@ -309,7 +309,7 @@ impl Providers {
         })?;
         let NodeCall { collective, root, src, dst, combine, .. } = call;
         let (mut send, mut recv, blocks) = match uneven {
-            None => (Buffer::of(src.regions())?, Buffer::of(dst.regions())?, None),
+            None => (ProviderBuffer::of(src.regions())?, ProviderBuffer::of(dst.regions())?, None),
             Some(buffers) => self.uneven(place, (dtype, buffers), call).map_err(|error| failed(name, error))?,
         };
         send.gather(src.regions());
@@ -320,14 +320,14 @@ impl Providers {
             Some(blocks) => is_in_place_among(collective, self.me, buffers, blocks, dtype.size()),
         };
         if in_place && !self.all[place].provider.takes_in_place(collective) {
-            recv = Buffer::staged(recv.whole.len())?;
+            recv = ProviderBuffer::staged(recv.whole.len())?;
             in_place = false;
         }
         if collective == Collective::Broadcast {
             // One buffer, which the root has filled.
             if !send.whole.is_empty() {
                 recv.whole.copy_from(send.whole);
-                send = Buffer { whole: recv.whole, staging: None };
+                send = ProviderBuffer { whole: recv.whole, staging: None };
             }
             in_place = false;
         }
@@ -355,11 +355,11 @@ impl Providers {
         place: usize,
         (dtype, [input, output]): (DataType, [Region; 2]),
         call: NodeCall<'_>,
-    ) -> Result<(Buffer, Buffer, Option<UnevenBlocks>)> {
+    ) -> Result<(ProviderBuffer, ProviderBuffer, Option<UnevenBlocks>)> {
         let NodeCall { collective, src, dst, combine, .. } = call;
         let OpenProvider { provider, most, .. } = &self.all[place];
         let operator = combine.map(|combine| combine.operator);
-        let most = most.get(CallKind { collective, dtype, operator, uneven: true });
+        let most = most.get(ProvidedKind { collective, dtype, operator, uneven: true });
         let bytes = src.bytes().max(dst.bytes()) as u64;
         if bytes > most {
             let (name, me) = (collective.name(), self.me);
@@ -368,8 +368,8 @@ impl Providers {
             )));
         }
         let farthest = provider.farthest_place(collective);
-        let (send, sent) = Buffer::of_blocks(src, (input, dtype.size()), farthest)?;
-        let (recv, received) = Buffer::of_blocks(dst, (output, dtype.size()), farthest)?;
+        let (send, sent) = ProviderBuffer::of_blocks(src, (input, dtype.size()), farthest)?;
+        let (recv, received) = ProviderBuffer::of_blocks(dst, (output, dtype.size()), farthest)?;
         Ok((send, recv, Some(UnevenBlocks { send: sent, recv: received })))
     }
 

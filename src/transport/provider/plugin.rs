@@ -4,7 +4,7 @@
 //! function is called by one thread at a time for one handle.
 
 use super::{
-    BlockList, CallKind, CollectiveProvider, MostBytes, Opened, ProviderCall, ProviderKind, Refused, UnevenBlocks,
+    BlockList, CollectiveProvider, MostBytes, Opened, ProvidedKind, ProviderCall, ProviderKind, Refused, UnevenBlocks,
 };
 use crate::config::Config;
 use crate::dtype::{Operator, RedOp};
@@ -370,7 +370,7 @@ impl PluginHandle {
         Ok(done != 0)
     }
 
-    fn most_bytes(&self, kind: CallKind) -> u64 {
+    fn most_bytes(&self, kind: ProvidedKind) -> u64 {
         let (collective, dtype, op) =
             (collective_code(kind.collective), kind.dtype.code(), operator_code(kind.operator));
         let (most_bytes, uneven) = (self.plugin.functions.most_bytes, c_int::from(kind.uneven));

@@ -245,7 +245,7 @@ fn a_buffer_with_blocks_of_different_sizes_is_told_as_lists_and_too_much_of_it_i
 }
 
 fn blocks_of(blocks: &Blocks, in_order: bool, buffer: Region) -> BlockList {
-    Buffer::of_blocks(blocks, (buffer, 1), (!in_order).then_some(1000)).unwrap().1
+    ProviderBuffer::of_blocks(blocks, (buffer, 1), (!in_order).then_some(1000)).unwrap().1
 }
 
 #[test]
