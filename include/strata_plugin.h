@@ -26,7 +26,7 @@ extern "C" {
 #endif
 
 /* The version of the table. It changes whenever anything changes but for what is added at the end of a structure. */
-#define STRATA_PROVIDER_VERSION 1
+#define STRATA_PROVIDER_VERSION 2
 /* The longest blob that open may write. */
 #define STRATA_PROVIDER_BLOB_BYTES 4096
 /* The room at `why`. */
@@ -55,14 +55,22 @@ typedef struct strata_provider_site {
   const int32_t *nodes; /* the node of each rank; valid until open returns */
 } strata_provider_site;
 
-/* One rank's part of a call. A block has `count` elements. Memory is the host's.
+/* One rank's part of a call. Memory is the host's.
  *
  * send: what NCCL's function of that name sends: one block (all-gather, gather, all-reduce, reduce), nranks blocks (reduce-scatter,
  * all-to-all, a scatter's root). recv likewise. NULL where the rank has none. A broadcast has one buffer, recv, which the root has
  * filled; send is recv there and NULL elsewhere.
  *
  * in_place is 1 where the two overlap as NCCL has it: send is recv (all-reduce, a reduce's root), send is block `rank` of recv
- * (all-gather, a gather's root), recv is block `rank` of send (reduce-scatter, a scatter's root). It may differ from rank to rank. */
+ * (all-gather, a gather's root), recv is block `rank` of send (reduce-scatter, a scatter's root). It may differ from rank to rank.
+ *
+ * Even and uneven calls. In an even call all blocks have `count` elements and follow one another, and all lists are NULL. In an uneven
+ * call (strataAllGatherV and its like: all-gather, reduce-scatter, all-to-all, gather, scatter) blocks differ in size: send_counts[i] is
+ * how many elements block i of send has, which may be none, and send_places[i] where it begins, in elements from send; recv_counts
+ * and recv_places likewise. Such lists have an entry for each block of the buffer, so nranks or one, and are NULL where the rank has
+ * no such buffer; count is 0. At least one list is there on each rank, so all ranks know which of the two a call is. Places are each
+ * rank's own: there may be gaps between blocks, and their order may be any. Of an all-gather and a reduce-scatter all ranks have the
+ * same counts. Of the others each rank has its own only: a block has as many elements where it is sent as where it is received. */
 typedef struct strata_provider_call {
   uint32_t size; /* bytes of this structure */
   int32_t collective;
@@ -74,6 +82,10 @@ typedef struct strata_provider_call {
   void *recv;
   uint64_t count;
   uint64_t elem_bytes; /* bytes of an element */
+  const uint64_t *send_counts;
+  const uint64_t *send_places;
+  const uint64_t *recv_counts;
+  const uint64_t *recv_places;
 } strata_provider_call;
 
 typedef struct strata_provider {
@@ -90,11 +102,13 @@ typedef struct strata_provider {
    * until STRATA_BOOTSTRAP_TIMEOUT_MS is over or another rank has failed. All ranks call it, or none does. */
   int (*connect)(void *handle, const void *const *blobs, const size_t *blob_bytes, int *done, char *why);
 
-  /* The longest block, in bytes, of such calls that this rank can carry out; 0 for none. The least of all ranks counts. Calls that are
-   * not taken go by Strata's own algorithms, or are refused where they name the provider themselves. */
-  uint64_t (*most_bytes)(void *handle, int collective, int dtype, int op);
+  /* How much this rank can carry out of such calls, in bytes; 0 for none. Of even calls the longest block; of uneven ones the most
+   * that all blocks of a buffer may have together. The least of all ranks counts. Calls that are not taken go by Strata's own
+   * algorithms, or are refused where they name the provider themselves. Where no rank knows all blocks, in an uneven all-to-all, gather
+   * or scatter, a rank with more than that fails the communicator. */
+  uint64_t (*most_bytes)(void *handle, int collective, int dtype, int op, int uneven);
 
-  /* Begins a call. The structure is valid until start returns, the buffers until test has told the end or abort has returned.
+  /* Begins a call. The structure is valid until start returns, buffers and lists until test has told the end or abort has returned.
    * *request is what test gets. An error means that nothing was begun. */
   int (*start)(void *handle, const strata_provider_call *call, void **request, char *why);
 

@@ -1,4 +1,5 @@
-/* A provider of collectives: all-reduce, all-gather and broadcast over TCP, each rank connected with each other one.
+/* A provider of collectives over TCP, each rank connected with each other one: all but reduce, with blocks of one size or of
+ * different sizes.
  *
  *   cc -O2 -shared -fPIC -Iinclude -o libmesh.so examples/provider/mesh.c
  *   STRATA_PROVIDERS=$PWD/libmesh.so STRATA_ALLREDUCE_ALGO=provider:mesh strata launch -n 4 -- ./program
@@ -217,13 +218,18 @@ static int connect_mesh(void *handle, const void *const *blobs, const size_t *bl
 enum { INT32 = 2, INT64 = 4, FLOAT32 = 7, FLOAT64 = 8 };
 enum { SUM = 0, PROD = 1, MAX = 2, MIN = 3 };
 
-static uint64_t most_bytes(void *handle, int collective, int dtype, int op) {
+static uint64_t most_bytes(void *handle, int collective, int dtype, int op, int uneven) {
   (void)handle;
+  (void)uneven;
   switch (collective) {
     case STRATA_ALL_GATHER:
     case STRATA_BROADCAST:
+    case STRATA_ALL_TO_ALL:
+    case STRATA_GATHER:
+    case STRATA_SCATTER:
       return UINT64_MAX;
     case STRATA_ALL_REDUCE:
+    case STRATA_REDUCE_SCATTER:
       /* Each rank keeps the vectors of all. */
       return (dtype == INT32 || dtype == INT64 || dtype == FLOAT32 || dtype == FLOAT64) && op >= SUM && op <= MIN
                  ? 64 << 20
@@ -267,38 +273,95 @@ static void message_from(struct mesh *mesh, int rank, void *bytes, uint64_t leng
   peer->expected = length;
 }
 
+/* A block of a buffer. */
+struct block {
+  char *at;
+  uint64_t count, bytes;
+};
+
+/* Block `index` of a buffer. Without lists all blocks have the call's count and follow one another. */
+static struct block block_of(const strata_provider_call *call, const void *buffer, int index, const uint64_t *counts,
+                             const uint64_t *places) {
+  uint64_t count = counts ? counts[index] : call->count;
+  uint64_t place = counts ? places[index] : call->count * index;
+  return (struct block){(char *)buffer + place * call->elem_bytes, count, count * call->elem_bytes};
+}
+
+static struct block sent(const strata_provider_call *call, int index) {
+  return block_of(call, call->send, index, call->send_counts, call->send_places);
+}
+
+static struct block received(const strata_provider_call *call, int index) {
+  return block_of(call, call->recv, index, call->recv_counts, call->recv_places);
+}
+
+static int reduces(const strata_provider_call *call) {
+  return call->collective == STRATA_ALL_REDUCE || call->collective == STRATA_REDUCE_SCATTER;
+}
+
+/* What this rank has for `rank`, itself included; no address where it has nothing. */
+static struct block block_for(const struct mesh *mesh, const strata_provider_call *call, int rank) {
+  struct block none = {NULL, 0, 0};
+  int is_root = mesh->rank == call->root;
+  switch (call->collective) {
+    case STRATA_REDUCE_SCATTER:
+    case STRATA_ALL_TO_ALL: return sent(call, rank);
+    case STRATA_SCATTER: return is_root ? sent(call, rank) : none;
+    case STRATA_GATHER: return rank == call->root ? sent(call, 0) : none;
+    case STRATA_BROADCAST: return is_root ? received(call, 0) : none;
+    default: return sent(call, 0); /* STRATA_ALL_REDUCE, STRATA_ALL_GATHER */
+  }
+}
+
+/* Where what this rank gets of `rank`, itself included, goes; no address where it gets nothing. */
+static struct block block_from(const struct mesh *mesh, const strata_provider_call *call, int rank) {
+  struct block none = {NULL, 0, 0}, own = {NULL, 0, 0};
+  switch (call->collective) {
+    case STRATA_ALL_REDUCE:
+    case STRATA_REDUCE_SCATTER:
+      own = received(call, 0);
+      own.at = mesh->vectors + rank * own.bytes;
+      return own;
+    case STRATA_ALL_GATHER:
+    case STRATA_ALL_TO_ALL: return received(call, rank);
+    case STRATA_GATHER: return mesh->rank == call->root ? received(call, rank) : none;
+    default: return rank == call->root ? received(call, 0) : none; /* STRATA_SCATTER, STRATA_BROADCAST */
+  }
+}
+
+/* Whether this rank has a part of the call that goes to, or comes from, a rank. Also a block without elements is told: so counts that
+ * differ are noticed. */
+static int has_part(const strata_provider_call *call, int from, int to) {
+  switch (call->collective) {
+    case STRATA_GATHER: return to == call->root;
+    case STRATA_SCATTER:
+    case STRATA_BROADCAST: return from == call->root;
+    default: return 1;
+  }
+}
+
 static int start(void *handle, const strata_provider_call *call, void **request, char *why) {
   struct mesh *mesh = handle;
-  uint64_t bytes = call->count * call->elem_bytes;
-  int reduces = call->collective == STRATA_ALL_REDUCE;
-  if (reduces && mesh->room < bytes * mesh->nranks) {
+  uint64_t vectors = reduces(call) ? received(call, 0).bytes * mesh->nranks : 0;
+  if (mesh->room < vectors) {
     free(mesh->vectors);
     mesh->room = 0;
-    mesh->vectors = malloc(bytes * mesh->nranks);
+    mesh->vectors = malloc(vectors);
     if (!mesh->vectors) return fail(why, "no memory for the ranks' vectors");
-    mesh->room = bytes * mesh->nranks;
+    mesh->room = vectors;
   }
   mesh->calls++;
   mesh->call = *call;
   for (int rank = 0; rank < mesh->nranks; rank++) {
     if (rank == mesh->rank) continue;
-    switch (call->collective) {
-      case STRATA_ALL_REDUCE:
-        message_to(mesh, rank, call->send, bytes);
-        message_from(mesh, rank, mesh->vectors + rank * bytes, bytes);
-        break;
-      case STRATA_ALL_GATHER:
-        message_to(mesh, rank, call->send, bytes);
-        message_from(mesh, rank, (char *)call->recv + rank * bytes, bytes);
-        break;
-      default: /* STRATA_BROADCAST */
-        if (mesh->rank == call->root) message_to(mesh, rank, call->recv, bytes);
-        else if (rank == call->root) message_from(mesh, rank, call->recv, bytes);
-    }
+    struct block out = block_for(mesh, call, rank), in = block_from(mesh, call, rank);
+    if (has_part(call, mesh->rank, rank)) message_to(mesh, rank, out.at, out.bytes);
+    if (has_part(call, rank, mesh->rank)) message_from(mesh, rank, in.at, in.bytes);
   }
-  if (reduces) memcpy(mesh->vectors + mesh->rank * bytes, call->send, bytes);
-  if (call->collective == STRATA_ALL_GATHER && !call->in_place)
-    memcpy((char *)call->recv + mesh->rank * bytes, call->send, bytes);
+  struct block out = block_for(mesh, call, mesh->rank), in = block_from(mesh, call, mesh->rank);
+  /* In place a block lies there already, but for one that is reduced. */
+  int is_there = call->collective == STRATA_BROADCAST || (call->in_place && !reduces(call));
+  if (has_part(call, mesh->rank, mesh->rank) && !is_there && in.bytes) memcpy(in.at, out.at, in.bytes);
   *request = mesh;
   return 0;
 }
@@ -352,12 +415,10 @@ static int test(void *handle, void *request, int *done, char *why) {
     }
     is_over &= !peer->is_sending && !peer->is_receiving;
   }
-  if (is_over && mesh->call.collective == STRATA_ALL_REDUCE) {
-    uint64_t bytes = mesh->call.count * mesh->call.elem_bytes;
-    memcpy(mesh->call.recv, mesh->vectors, bytes);
-    for (int rank = 1; rank < mesh->nranks; rank++)
-      fold(mesh->call.dtype, mesh->call.op, mesh->call.recv, mesh->vectors + rank * bytes, mesh->call.count);
-  }
+  struct block own = is_over && reduces(&mesh->call) ? received(&mesh->call, 0) : (struct block){NULL, 0, 0};
+  if (own.bytes) memcpy(own.at, mesh->vectors, own.bytes);
+  for (int rank = 1; rank < mesh->nranks && own.bytes; rank++)
+    fold(mesh->call.dtype, mesh->call.op, own.at, mesh->vectors + rank * own.bytes, own.count);
   *done = is_over;
   return 0;
 }

@@ -28,8 +28,9 @@ static int bad_connect(void *handle, const void *const *blobs, const size_t *blo
   return connect_mesh(handle, blobs, blob_bytes, done, why);
 }
 
-static uint64_t bad_most_bytes(void *handle, int collective, int dtype, int op) {
-  return is_fault("most") ? 0 : most_bytes(handle, collective, dtype, op);
+static uint64_t bad_most_bytes(void *handle, int collective, int dtype, int op, int uneven) {
+  if (is_fault("uneven") && uneven) return 1000;
+  return is_fault("most") ? 0 : most_bytes(handle, collective, dtype, op, uneven);
 }
 
 static int bad_start(void *handle, const strata_provider_call *call, void **request, char *why) {

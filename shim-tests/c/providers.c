@@ -3,11 +3,14 @@
             that force it, and made by Strata's own algorithms where they do not
      comms  several communicators, whose calls are made in opposite orders, and go on beside sends and receives
      once   one all-reduce by name, whose result, or error, is told
+     much   blocks of different sizes that are too much together: an all-gather, of which all ranks know it, and a gather, of which only
+            the root does, whose error is told
      idle   nothing, until the communicator has failed */
 #include "check.h"
 
 #include <stdint.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #define MOST 70001
@@ -128,9 +131,20 @@ static void compare(ncclComm_t comm, int kind, int type, ncclRedOp_t op, size_t 
 static int takes(int kind, int type, ncclRedOp_t op) {
   ncclDataType_t of = types[type].type;
   if (!strcmp(algorithm, "provider:mpi")) return !reduces(kind) || (of != ncclFloat16 && of != ncclBfloat16);
-  if (kind == ALL_GATHER || kind == BROADCAST) return 1;
-  return kind == ALL_REDUCE && (of == ncclInt32 || of == ncclInt64 || of == ncclFloat32 || of == ncclFloat64) &&
+  if (!reduces(kind)) return 1;
+  return kind != REDUCE && (of == ncclInt32 || of == ncclInt64 || of == ncclFloat32 || of == ncclFloat64) &&
          (op <= ncclMin || op == ncclAvg);
+}
+
+/* A sum of which each rank gets another number of elements, and the first one none; its input is scaled by a half before. */
+static void scaled_uneven(ncclRedOp_t scaled, ncclComm_t comm, ncclCollConfig_t* named) {
+  size_t counts[RANKS], all = 0, own = 0;
+  float *in = (float*)given, *out = (float*)mine;
+  for (int i = 0; i < size; all += counts[i++]) counts[i] = i * (MOST / 2);
+  for (int i = 0; i < rank; i++) own += counts[i];
+  for (size_t i = 0; i < all; i++) in[i] = i % 5 + rank;
+  OK(strataReduceScatterVConfig(in, out, counts, NULL, ncclFloat32, scaled, comm, NULL, named));
+  for (size_t i = 0; i < counts[rank]; i++) CHECK(out[i] == (size * ((own + i) % 5) + size * (size - 1) / 2) * 0.5f);
 }
 
 static void all(ncclComm_t comm) {
@@ -159,6 +173,7 @@ static void all(ncclComm_t comm) {
   OK(ncclRedOpCreatePreMulSum(&scaled, &half, ncclFloat32, ncclScalarHostImmediate, comm));
   compare(comm, ALL_REDUCE, 7, scaled, 1001, 0, 0, 1);
   compare(comm, ALL_REDUCE, 7, scaled, 1001, 0, 1, 1);
+  scaled_uneven(scaled, comm, &named);
   OK(ncclRedOpDestroy(scaled, comm));
   /* Calls of a group, of which Strata may make one. */
   static float in[3][100], out[3][100];
@@ -226,6 +241,47 @@ static void once(ncclComm_t comm) {
   printf("rank %d: the sum is right\n", rank);
 }
 
+/* Of MPI 3 GiB, which are never touched; of the others 1200 bytes. */
+static void much(ncclComm_t comm) {
+  int is_mpi = !strcmp(algorithm, "provider:mpi");
+  size_t counts[RANKS], one = is_mpi ? (size_t)1 << 30 : 400;
+  for (int i = 0; i < size; i++) counts[i] = one;
+  ncclCollConfig_t named = NCCL_COLLCONFIG_INITIALIZER, wished = NCCL_COLLCONFIG_INITIALIZER;
+  named.algSelection = wished.algSelection = algorithm;
+  wished.forceAlgSelection = 0;
+  unsigned char* memory =
+      mmap(NULL, (size + 1) * one, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  CHECK(memory != MAP_FAILED);
+  unsigned char *in = memory + size * one, *out = memory;
+  CHECK(strataAllGatherVConfig(in, out, counts, NULL, ncclInt8, comm, NULL, &named) == ncclInvalidUsage);
+  CHECK(strstr(strataGetLastError(), "takes no all_gather of blocks of different sizes"));
+  if (!is_mpi) {
+    memset(in, rank + 1, one);
+    OK(strataAllGatherVConfig(in, out, counts, NULL, ncclInt8, comm, NULL, &wished));
+    for (size_t i = 0; i < size * one; i++) CHECK(out[i] == i / one + 1);
+  }
+  /* The same, less than it takes. */
+  for (int i = 0; i < size; i++) counts[i] = i;
+  memset(in, rank + 1, size);
+  OK(strataGatherVConfig(in, rank, out, counts, NULL, ncclInt8, 1, comm, NULL, &named));
+  for (int i = 0, at = 0; rank == 1 && i < size; i++)
+    for (int j = 0; j < i; j++, at++) CHECK(out[at] == i + 1);
+  /* What ranks meet by when this communicator has failed: a launcher ends all when the first one leaves. */
+  ncclComm_t beside;
+  OK(ncclCommSplit(comm, 0, rank, &beside, NULL));
+  for (int i = 0; i < size; i++) counts[i] = one;
+  ncclResult_t result = strataGatherVConfig(in, one, out, counts, NULL, ncclInt8, 0, comm, NULL, &named);
+  CHECK(rank != 0 || result != ncclSuccess);
+  /* A rank whose part was over hears of it afterwards. */
+  while (result == ncclSuccess) OK(ncclCommGetAsyncError(comm, &result));
+  printf("rank %d: error %d: %s\n", rank, result, ncclGetLastError(comm));
+  ncclCommAbort(comm);
+  int32_t ones = 1, all = 0;
+  OK(ncclAllReduce(&ones, &all, 1, ncclInt32, ncclSum, beside, NULL));
+  CHECK(all == size);
+  exit(0);
+}
+
 int main(int argc, char** argv) {
   ncclUniqueId id;
   ncclComm_t comm;
@@ -243,6 +299,7 @@ int main(int argc, char** argv) {
   if (!strcmp(argv[2], "all")) all(comm);
   if (!strcmp(argv[2], "comms")) comms(comm);
   if (!strcmp(argv[2], "once")) once(comm);
+  if (!strcmp(argv[2], "much")) much(comm);
   if (!strcmp(argv[2], "idle")) {
     ncclResult_t failure = ncclSuccess;
     while (failure == ncclSuccess) OK(ncclCommGetAsyncError(comm, &failure));

@@ -6,6 +6,15 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
+/// The settings of collectives whose blocks may differ in size.
+const VECTORED: [&str; 5] = [
+    "STRATA_ALLGATHER_ALGO",
+    "STRATA_REDUCESCATTER_ALGO",
+    "STRATA_ALLTOALL_ALGO",
+    "STRATA_GATHER_ALGO",
+    "STRATA_SCATTER_ALGO",
+];
+
 /// A file of this process's.
 fn file(name: &str) -> PathBuf {
     Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("providers-{}-{name}", std::process::id()))
@@ -30,17 +39,20 @@ fn bad() -> &'static str {
     BAD.get_or_init(|| plugin("shim-tests/c/bad_provider.c", "libbad.so", &[]).to_str().unwrap().to_string())
 }
 
+/// Compiles a program of `shim-tests/c`.
+fn compiled(source: &str, name: &str) -> String {
+    let out = file(name);
+    let mut command = Command::new("cc");
+    command.args(["-O1", "-Wall", "-Wextra", "-Werror", "-pthread", "-I"]).arg(header_dir());
+    command.arg(root().join("shim-tests/c").join(source)).arg("-L").arg(library_dir());
+    checked(command.args(["-lnccl", "-o"]).arg(&out));
+    out.to_str().unwrap().to_string()
+}
+
 /// The program that compares.
 fn program() -> &'static str {
     static PROGRAM: OnceLock<String> = OnceLock::new();
-    PROGRAM.get_or_init(|| {
-        let out = file("program");
-        let mut command = Command::new("cc");
-        command.args(["-O1", "-Wall", "-Wextra", "-Werror", "-pthread", "-I"]).arg(header_dir());
-        command.arg(root().join("shim-tests/c/providers.c")).arg("-L").arg(library_dir());
-        checked(command.args(["-lnccl", "-o"]).arg(&out));
-        out.to_str().unwrap().to_string()
-    })
+    PROGRAM.get_or_init(|| compiled("providers.c", "program"))
 }
 
 /// The command on so many ranks of so many nodes, with these variables.
@@ -64,6 +76,36 @@ fn every_call_that_the_example_takes_is_right_over_nodes_and_on_one_and_others_a
         assert!(said.contains("calls by provider:mesh went well"), "{said}");
         assert!(!lines(&said, "-> provider:mesh, 1 segment").is_empty(), "it was not used\n{said}");
     }
+}
+
+/// A provider does whatever has blocks of different sizes, where it takes it.
+#[test]
+fn blocks_of_different_sizes_arrive_by_the_example_over_nodes_and_on_one() {
+    let vectored = compiled("vectored.c", "vectored");
+    let by_mesh = VECTORED.map(|variable| (variable, "provider:mesh"));
+    let vars = [&[("STRATA_PROVIDERS", mesh())], &by_mesh[..]].concat();
+    for (ranks, nodes, [from, to]) in [(4, 2, ["7000", "7060"]), (3, 1, ["7100", "7160"])] {
+        let said = said(&mut on(ranks, nodes, &[&vectored, "launched", from, to], &vars));
+        for collective in ["all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"] {
+            let by = lines(&said, "-> provider:mesh, 1 segment");
+            assert!(by.iter().any(|line| line.contains(&format!(" {collective}: "))), "{collective}\n{said}");
+        }
+    }
+    // Broadcasts with several roots become such an all-gather.
+    let groups = compiled("groups.c", "groups");
+    let said = said(&mut on(4, 2, &[&groups, "launched", "7200", "7230"], &vars));
+    assert!(!lines(&said, "-> provider:mesh").is_empty(), "{said}");
+    [vectored, groups].iter().for_each(|program| std::fs::remove_file(program).unwrap());
+}
+
+/// Blocks of different sizes that are too much together: where all ranks know it nobody asks the provider, and else all ranks fail.
+#[test]
+fn blocks_of_different_sizes_that_are_too_much_are_strata_s_or_fail_on_all_ranks() {
+    let vars = [("STRATA_PROVIDERS", bad()), ("PROVIDER_FAULT", "uneven"), ("STRATA_TIMEOUT_MS", "60000")];
+    let text = said(&mut on(3, 2, &[program(), "mesh", "much"], &vars));
+    assert_eq!(lines(&text, ": error ").len(), 3, "{text}");
+    let why = "provider mesh: gather of blocks of different sizes: rank 0 has 1200 bytes, and 1000 are the most that it takes";
+    assert!(text.contains(why), "{text}");
 }
 
 #[test]
@@ -143,7 +185,7 @@ fn a_provider_that_one_rank_cannot_use_is_left_out_on_all_with_the_reason() {
         ("connect:2", "rank 2: connect returned 6"),
         ("null", "it has no table of functions"),
         ("version", "its table is of version 77"),
-        ("size", "(40 bytes), and this library needs version 1 (72 bytes)"),
+        ("size", "(40 bytes), and this library needs version 2 (72 bytes)"),
         ("name", "its name is no word, and a provider's has up to 32 letters, digits and _"),
         ("mpi", "its name is mpi, which is MPI's"),
         ("lacks", "its table lacks a function"),
@@ -209,7 +251,7 @@ fn a_call_that_goes_wrong_or_never_ends_fails_everywhere_and_names_the_provider(
 #[test]
 fn a_program_in_cpp_may_be_a_provider() {
     let source = "#include <strata_plugin.h>\n#include <strata_plugin.h>\n\
-                  static_assert(sizeof(strata_provider) == 72 && sizeof(strata_provider_call) == 56, \"\");\n\
+                  static_assert(sizeof(strata_provider) == 72 && sizeof(strata_provider_call) == 88, \"\");\n\
                   int main() { return STRATA_SCATTER - 7; }\n";
     let program = Compiler::new("c++").compile(source, &["-std=c++11", "-Wall", "-Wextra", "-pedantic", "-Werror"]);
     checked(&mut Command::new(&program));

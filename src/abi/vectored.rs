@@ -9,6 +9,7 @@
 use super::handles;
 use super::operations::{checked, rank_of, Checked};
 use super::options;
+use crate::algorithms;
 use crate::communicator::shadow::vectored::{place, submit, VectoredCall};
 use crate::communicator::{group, launch_one, CollectiveCall, Comm, Launch, Operation};
 use crate::dtype::DataType;
@@ -103,8 +104,11 @@ impl Vectored {
         let Checked { root, dtype, reduction, factor_at, stream } =
             checked(&comm, self.root, self.dtype, self.op, self.stream)?;
         let place = (Rank::from_index(comm.rank()), root);
-        let algorithm = self.algorithm(&comm, root)?;
-        let call = CollectiveCall { reduction, factor_at, algorithm, ..self.call(place, comm.nranks(), dtype, table)? };
+        let named = self.algorithm(&comm, root)?;
+        let call = CollectiveCall { reduction, factor_at, ..self.call(place, comm.nranks(), dtype, table)? };
+        // A provider that does not take the call is left out where it is not forced.
+        let named = named.filter(|(name, forced)| *forced || comm.provides_call(name, &call));
+        let call = CollectiveCall { algorithm: named.map(|(name, _)| name), ..call };
         comm.check_memory(call.input, "sendbuff")?;
         comm.check_memory(call.output, "recvbuff")?;
         check_overlap(&call, place.0)?;
@@ -113,15 +117,19 @@ impl Vectored {
         group::record(launch, handle.blocking)?.map_or(Ok(()), launch_one)
     }
 
-    /// The algorithm that the call's options name. One that does no such call is refused if it is forced, else Strata chooses.
-    fn algorithm(&self, comm: &Comm, root: Rank) -> Result<Option<String>> {
+    /// The algorithm that the call's options name, and whether it is forced. One that does no such call is refused if it is, else
+    /// Strata chooses.
+    fn algorithm(&self, comm: &Comm, root: Rank) -> Result<Option<(String, bool)>> {
         let Some(wish) = options::collective(self.config)? else { return Ok(None) };
         let forced = wish.forced;
         let carries = |carrier| comm.has_carrier(carrier);
         let Some(name) = wish.settle(self.collective, comm.grid(), &comm.scripts(), carries)? else { return Ok(None) };
-        let does = |algorithm: &str| takes_blocks_of_any_sizes(algorithm, (self.collective, root), comm.grid());
+        let does = |algorithm: &str| {
+            let is_provider = algorithms::provider_in(algorithm).is_some();
+            is_provider || takes_blocks_of_any_sizes(algorithm, (self.collective, root), comm.grid())
+        };
         if CarriedName::parse(&name)?.algorithm().is_none_or(does) {
-            return Ok(Some(name));
+            return Ok(Some((name, forced)));
         }
         match forced {
             false => Ok(None),

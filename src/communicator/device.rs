@@ -13,6 +13,7 @@ use crate::exec::{Program, Started, Token};
 use crate::memory::{shared, Arena, DeviceRegion, OnDevice, Region};
 use crate::plan::layout::Layout;
 use crate::topo::Rank;
+use crate::transport::provider::Provision;
 use crate::transport::{Envelope, FlatCall, NodeCall, Router, Sink, Transport};
 use std::fmt;
 use std::sync::Arc;
@@ -112,15 +113,15 @@ pub trait Device: Send {
         Err(Error::Internal(format!("a {} that nobody does on this device", call.collective.name())))
     }
 
-    /// A collective of all ranks by the provider of this name, of elements of this type. Only where all ranks' data is the host's.
+    /// A collective of all ranks by a provider. Only where all ranks' data is the host's.
     fn call_provider(
         &mut self,
         _transport: &mut Router,
         _token: Token,
-        by: (&str, DataType),
+        by: Provision<'_, OnDevice>,
         _call: NodeCall<'_, OnDevice>,
     ) -> Result<Started> {
-        Err(Error::Internal(format!("provider {} for data that is not in host memory", by.0)))
+        Err(Error::Internal(format!("provider {} for data that is not in host memory", by.name)))
     }
 
     /// The same of all ranks, each of whose blocks lies in one piece, as token 0. Only where data is the host's.
@@ -347,9 +348,11 @@ impl Device for HostDevice {
         &mut self,
         transport: &mut Router,
         token: Token,
-        by: (&str, DataType),
+        by: Provision<'_, OnDevice>,
         call: NodeCall<'_, OnDevice>,
     ) -> Result<Started> {
+        // SAFETY: the bytes must be this process's; because the device is the host.
+        let by = unsafe { by.in_process() };
         // SAFETY: the bytes must be this process's; because the device is the host.
         transport.provide(token, by, unsafe { call.in_process() })
     }

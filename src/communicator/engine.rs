@@ -489,6 +489,7 @@ impl Engine {
             sequence: self.sequence,
             signature: ready.signature,
             provider: ready.decision.provider(),
+            uneven: running.call.blocks.is_some(),
             independent: self.independent.as_mut(),
             lists: &mut self.lists,
             front: running.front.as_deref().map(|front| (front, &ready.layout)),

@@ -14,6 +14,7 @@ use crate::memory::{DeviceRegion, OnDevice};
 use crate::plan::layout::{Layout, Piece};
 use crate::plan::{Buffer, OperandOrder};
 use crate::topo::Rank;
+use crate::transport::provider::Provision;
 use crate::transport::{Blocks, Envelope, NodeCall, Router, Sink};
 use smallvec::SmallVec;
 use std::sync::OnceLock;
@@ -63,6 +64,8 @@ pub struct LiveWorld<'a> {
     pub signature: u32,
     /// The provider that does the calls of all ranks.
     pub provider: Option<&'a str>,
+    /// Whether blocks differ in size.
+    pub uneven: bool,
     /// Messages that do not wait for the call, where there are such.
     pub independent: Option<&'a mut IndependentMessages>,
     /// Reused lists.
@@ -92,6 +95,11 @@ impl<'a> Buffers<'a> {
             None => self.input.len().max(self.output.len()),
             Some(joined) => joined.input.bytes().max(joined.output.bytes()),
         }
+    }
+
+    /// The send and the receive buffer; empty where they are several calls'.
+    fn whole(&self) -> [DeviceRegion; 2] {
+        [self.input, self.output]
     }
 
     fn region(&self, piece: &Piece) -> DeviceRegion {
@@ -385,7 +393,11 @@ impl World for LiveWorld<'_> {
                 let call =
                     NodeCall { collective: call.collective, root: call.root, src, dst, combine, operation_bytes };
                 match self.provider {
-                    Some(provider) => self.device.call_provider(self.transport, token, (provider, self.dtype), call),
+                    Some(name) => {
+                        let uneven = self.uneven.then(|| self.buffers.whole());
+                        let by = Provision { name, dtype: self.dtype, uneven };
+                        self.device.call_provider(self.transport, token, by, call)
+                    }
                     None => self.device.call(self.transport, token, envelope, me, call),
                 }
             }

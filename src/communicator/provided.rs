@@ -10,7 +10,7 @@ use crate::fork::PerProcess;
 use crate::plan::Collective;
 use crate::selection::CarriedName;
 use crate::topo::Rank;
-use crate::transport::provider::{self, CommProviders, ProviderFacts, ProviderSet};
+use crate::transport::provider::{self, CommProviders, ProvidedKind, ProviderFacts, ProviderSet};
 use crate::transport::{Exchange, Router, Site};
 use std::collections::BTreeMap;
 use std::sync::Once;
@@ -60,19 +60,25 @@ pub(super) fn open(
 impl Comm {
     /// The providers that carry out such calls.
     pub(super) fn providers_for(&self, call: &CollectiveCall) -> ProviderSet {
-        let CollectiveCall { collective, count, dtype, reduction, .. } = *call;
-        if self.providers.all.is_empty() || call.blocks.is_some() {
+        if self.providers.all.is_empty() {
             return ProviderSet::default();
         }
-        let operator = reduction.map(|reduction| reduction.operator);
-        self.providers.of((collective, count * dtype.size()), dtype, operator)
+        let (collective, dtype, uneven) = (call.collective, call.dtype, call.blocks.is_some());
+        let elements = match call.known_sizes() {
+            _ if !uneven => call.count,
+            Some(sizes) => sizes.iter().fold(0, |sum: usize, &count| sum.saturating_add(count)),
+            // What a rank has too much of is told when the call begins.
+            None => 0,
+        };
+        let operator = call.reduction.map(|reduction| reduction.operator);
+        self.providers.of(ProvidedKind { collective, dtype, operator, uneven }, elements.saturating_mul(dtype.size()))
     }
 
     /// Its providers by name, each with the collectives that it does of float32, where they reduce as a sum.
     pub fn providers(&self) -> BTreeMap<&str, Vec<&'static str>> {
         let does = |facts: &ProviderFacts, collective: Collective| {
             let operator = collective.reduces().then_some(Operator::Sum);
-            facts.most.get(collective, DataType::F32, operator) > 0
+            facts.most.get(ProvidedKind { collective, dtype: DataType::F32, operator, uneven: false }) > 0
         };
         let of = |facts: &ProviderFacts| -> Vec<&'static str> {
             Collective::ALL.into_iter().filter(|collective| does(facts, *collective)).map(Collective::name).collect()
@@ -80,17 +86,26 @@ impl Comm {
         self.providers.all.iter().map(|facts| (facts.name.as_str(), of(facts))).collect()
     }
 
-    /// Whether an algorithm is no provider's, or one that carries out such calls.
+    /// Whether an algorithm is no provider's, or one that carries out calls of so many bytes a block.
     pub fn provides(
         &self,
         algorithm: &str,
         (collective, block_bytes): (Collective, usize),
         (dtype, reduction): (DataType, Option<Reduction>),
     ) -> bool {
+        let operator = reduction.map(|reduction| reduction.operator);
+        let kind = ProvidedKind { collective, dtype, operator, uneven: false };
+        self.is_served(algorithm, || self.providers.of(kind, block_bytes))
+    }
+
+    /// Whether an algorithm is no provider's, or one that carries out such a call.
+    pub fn provides_call(&self, algorithm: &str, call: &CollectiveCall) -> bool {
+        self.is_served(algorithm, || self.providers_for(call))
+    }
+
+    fn is_served(&self, algorithm: &str, set: impl FnOnce() -> ProviderSet) -> bool {
         let name = CarriedName::parse(algorithm).map_or(algorithm, |name| name.algorithm);
         let Some(provider) = algorithms::provider_in(name) else { return true };
-        let operator = reduction.map(|reduction| reduction.operator);
-        let set = self.providers.of((collective, block_bytes), dtype, operator);
-        self.providers.place(provider).is_some_and(|place| set.has(place))
+        self.providers.place(provider).is_some_and(|place| set().has(place))
     }
 }

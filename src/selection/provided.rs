@@ -42,21 +42,20 @@ fn check(provider: &str, request: &Request<'_>, context: &Context) -> std::resul
             )));
         }
         let known: Vec<&str> = context.providers.all.iter().map(|facts| facts.name.as_str()).collect();
-        let known = if known.is_empty() { "none".to_string() } else { known.join(", ") };
+        let others = if known.is_empty() { String::new() } else { format!(" but {}", known.join(", ")) };
         let remedy = "STRATA_PROVIDERS=mpi or the path of a plugin gives it one";
-        return Err(Unserved::Unknown(format!("this communicator has no provider {provider} but {known}; {remedy}")));
+        return Err(Unserved::Unknown(format!("this communicator has no provider {provider}{others}; {remedy}")));
     };
-    if request.sizes != Sizes::Even {
-        return Err(Unserved::Lacks(format!("provider {provider} takes no blocks of different sizes")));
+    if request.provided.has(place) {
+        return Ok(());
     }
-    match request.provided.has(place) {
-        true => Ok(()),
-        false => Err(Unserved::Lacks(format!(
-            "provider {provider} takes no {} of {} bytes a block of this type and operation",
-            request.collective.name(),
-            request.block_bytes
-        ))),
-    }
+    let (name, bytes) = (request.collective.name(), request.block_bytes);
+    let blocks = match request.sizes {
+        Sizes::Even => format!("{bytes} bytes a block"),
+        Sizes::Known { .. } => format!("blocks of different sizes, on average {bytes} bytes,"),
+        Sizes::Own => "blocks of different sizes".to_string(),
+    };
+    Err(Unserved::Lacks(format!("provider {provider} takes no {name} of {blocks} of this type and operation")))
 }
 
 /// Whether the algorithm that is asked for can be had, as far as providers go. An error where the call itself names a provider that
@@ -154,6 +153,9 @@ mod tests {
             let told = decide(&request(name, none), &with_left_out(config, Vec::new())).unwrap_err();
             assert!(told.text().contains("no provider mpi but foo; STRATA_PROVIDERS="), "{told}");
         }
+        let alone = Context { providers: Arc::default(), ..context(auto.clone()) };
+        let told = decide(&request(Some("provider:mpi"), none), &alone).unwrap_err();
+        assert!(told.text().contains("this communicator has no provider mpi; STRATA_PROVIDERS="), "{told}");
         assert!(refused(Some("provider:m-i"), &auto).contains("letters, digits and _"));
         assert!(refused(Some("two_level(provider:foo,log)"), &auto).contains("is no inner algorithm"));
     }

@@ -1,14 +1,14 @@
 //! Calls whose blocks differ in size: which algorithm does them.
 //!
-//! Algorithms of messages only: boards and scripts are for blocks of one size, and tables and the cost model know no others. Where
-//! each rank knows its own sizes only, a block goes straight from the rank that has it to the one that gets it, and nothing but the
-//! shape decides.
+//! Algorithms of messages, and providers where a call or a setting names them: boards and scripts are for blocks of one size, and tables
+//! and the cost model know no others. Where each rank knows its own sizes only, a block goes straight from the rank that has it to the
+//! one that gets it, and nothing but the shape decides.
 #![forbid(unsafe_code)]
 
 use super::carried::asked;
 use super::decision::{routed, selected};
 use super::vendor::Route;
-use super::{coded, thresholds, Context, Decision, Executor, Knowledge, Policy, Request, Selection, Sizes};
+use super::{coded, provided, thresholds, Context, Decision, Executor, Knowledge, Policy, Request, Selection, Sizes};
 use crate::algorithms::{self, Choice};
 use crate::error::{Error, Result};
 use crate::plan::{Collective, Shape};
@@ -48,7 +48,10 @@ fn by_own_transports(request: &Request<'_>, context: &Context) -> Result<Decisio
         &Context { board: false, lends: None, knowledge: Knowledge::default(), front: None, ..context.clone() };
     let asked = asked(request, context)?;
     let carrier = asked.carrier.flatten();
-    let named = asked.algorithm.and_then(|name| named(name, request, context));
+    let named = match asked.algorithm {
+        Some(name) if provided::serves(name, request, context)? => named(name, request, context),
+        _ => None,
+    };
     let coded = if named.is_none() { in_code(request, context) } else { None };
     let (by, named, why) = match (named, coded) {
         (None, Some((choice, reason))) => (Policy::Code, Some(choice), reason),
@@ -58,17 +61,24 @@ fn by_own_transports(request: &Request<'_>, context: &Context) -> Result<Decisio
             (Policy::Named, named, why)
         }
     };
-    let Sizes::Known { longest_bytes } = request.sizes else {
-        let choice = named.unwrap_or_else(|| Choice::flat("direct"));
-        let selection = Selection { choice, segment_bytes: usize::MAX, window: 1, carrier };
-        let reason = "each rank knows the sizes of its own blocks only".to_string();
-        return Ok(Decision { by, executor: Executor::Own(selection), reason });
+    let (choice, segment_bytes, reason) = match (named, request.sizes) {
+        (Some(choice), Sizes::Known { .. }) => (choice, 0, why),
+        (None, Sizes::Known { longest_bytes }) => by_sizes(longest_bytes, request, context),
+        (Some(choice), _) if algorithms::provider_of(&choice).is_some() => (choice, 0, why),
+        (named, _) => {
+            let why = "each rank knows the sizes of its own blocks only".to_string();
+            (named.unwrap_or_else(|| Choice::flat("direct")), usize::MAX, why)
+        }
     };
-    let (choice, segment_bytes, reason) = match named {
-        Some(choice) => (choice, 0, why),
-        None => by_sizes(longest_bytes, request, context),
+    let reason = match provided::passed_over(request, context) {
+        Some(why) if by != Policy::Named => format!("{reason} ({why})"),
+        _ => reason,
     };
-    let selection = Selection { carrier, ..selected(choice, (segment_bytes, 0), request, context)? };
+    let selection = match segment_bytes {
+        // A block goes whole.
+        usize::MAX => Selection { choice, segment_bytes, window: 1, carrier },
+        _ => Selection { carrier, ..selected(choice, (segment_bytes, 0), request, context)? },
+    };
     Ok(Decision { by, executor: Executor::Own(selection), reason })
 }
 
@@ -81,11 +91,13 @@ fn in_code(request: &Request<'_>, context: &Context) -> Option<(Choice, String)>
 
 /// What the environment or the call names, if it does such calls.
 fn named(name: &str, request: &Request<'_>, context: &Context) -> Option<Choice> {
-    let is_fit = takes_blocks_of_any_sizes(name, (request.collective, request.root), &context.grid);
+    // Whether a provider takes it has been asked.
+    let is_provider = algorithms::provider_in(name).is_some();
+    let is_fit = is_provider || takes_blocks_of_any_sizes(name, (request.collective, request.root), &context.grid);
     is_fit.then(|| name.parse().ok())?
 }
 
-/// Whether an algorithm does a collective of blocks of different sizes on a grid.
+/// Whether an algorithm of messages does a collective of blocks of different sizes on a grid.
 pub fn takes_blocks_of_any_sizes(name: &str, (collective, root): (Collective, Rank), grid: &Arc<Grid>) -> bool {
     let Ok(choice) = name.parse::<Choice>() else { return false };
     let is_script = [&choice.name, &choice.node, &choice.rail].iter().any(|name| name.starts_with(algorithms::SCRIPT));
@@ -205,6 +217,32 @@ mod tests {
         ] {
             let request = Request { sizes: Sizes::Own, ..Request::new(collective, 0) };
             assert_eq!(chosen(request, Grid::blocks(&[3, 3]), named), wanted, "{}, {named}", collective.name());
+        }
+    }
+
+    #[test]
+    fn a_provider_does_such_calls_where_it_is_named_and_leaves_to_strata_what_it_does_not_take() {
+        use crate::transport::provider::{CommProviders, ProviderSet};
+        let known = Sizes::Known { longest_bytes: 9 };
+        let decided = |named, setting: &str, collective, sizes, provided| {
+            let config =
+                Config { all_gather_algo: setting.to_string(), gather_algo: setting.to_string(), ..Config::default() };
+            let providers = Arc::new(CommProviders::assumed(["foo".to_string()]));
+            let context = Context { providers, ..Context::new(Arc::new(Grid::blocks(&[2, 2])), config, true) };
+            let decision = decide(&Request { named, sizes, provided, ..Request::new(collective, 8) }, &context)?;
+            let Executor::Own(selection) = decision.executor else { panic!("{decision:?}") };
+            Ok(format!("{}, {}", selection.choice, decision.reason))
+        };
+        let (foo, all, none) = ("provider:foo", ProviderSet::ALL, ProviderSet::default());
+        for (collective, sizes) in [(Collective::AllGather, known), (Collective::Gather, Sizes::Own)] {
+            let told =
+                |named, setting, provided| -> Result<String> { decided(named, setting, collective, sizes, provided) };
+            assert_eq!(told(Some(foo), "auto", all).unwrap(), "provider:foo, named by the call");
+            assert_eq!(told(None, foo, all).unwrap(), "provider:foo, named by the environment");
+            let left = told(None, foo, none).unwrap();
+            assert!(!left.starts_with(foo) && left.contains("(provider foo takes no "), "{left}");
+            let refused = told(Some(foo), "auto", none).unwrap_err();
+            assert!(refused.text().contains("of blocks of different sizes"), "{refused}");
         }
     }
 }

@@ -1,7 +1,7 @@
 //! One transport for all peers: shared memory for those of this node, a transport of the registry for the others.
 #![forbid(unsafe_code)]
 
-use super::provider::{self, CommProviders, Providers};
+use super::provider::{self, CommProviders, Providers, Provision};
 use super::registry::{self, Chosen, Site, TransportKind};
 use super::shm::open::Ways;
 use super::shm::wakeup::{Waker, Wakeups};
@@ -9,7 +9,6 @@ use super::shm::{self, Shm};
 use super::{Departure, DeviceMemory, Endpoint, Envelope, Exchange, FlatCall, NodeCall, Sink, Transport};
 use crate::carrier::Carrier;
 use crate::config::Config;
-use crate::dtype::DataType;
 use crate::error::{Error, Result, ShortResult};
 use crate::exec::{Started, Token};
 use crate::memory::Region;
@@ -138,8 +137,8 @@ impl Router {
         Ok(known)
     }
 
-    /// Has a provider do a call of elements of this type.
-    pub fn provide(&mut self, token: Token, by: (&str, DataType), call: NodeCall<'_>) -> Result<Started> {
+    /// Has a provider do a call.
+    pub fn provide(&mut self, token: Token, by: Provision<'_>, call: NodeCall<'_>) -> Result<Started> {
         self.providers.start(token, by, call)
     }
 

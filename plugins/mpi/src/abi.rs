@@ -259,6 +259,62 @@ functions! {
         comm: MPI_Comm,
         request: *mut MPI_Request,
     ) -> c_int;
+    fn MPI_Iallgatherv(
+        send: *const c_void,
+        sent: c_int,
+        sent_type: MPI_Datatype,
+        recv: *mut c_void,
+        received: *const c_int,
+        places: *const c_int,
+        received_type: MPI_Datatype,
+        comm: MPI_Comm,
+        request: *mut MPI_Request,
+    ) -> c_int;
+    fn MPI_Ireduce_scatter(
+        send: *const c_void,
+        recv: *mut c_void,
+        received: *const c_int,
+        datatype: MPI_Datatype,
+        op: MPI_Op,
+        comm: MPI_Comm,
+        request: *mut MPI_Request,
+    ) -> c_int;
+    fn MPI_Ialltoallv(
+        send: *const c_void,
+        sent: *const c_int,
+        from: *const c_int,
+        sent_type: MPI_Datatype,
+        recv: *mut c_void,
+        received: *const c_int,
+        to: *const c_int,
+        received_type: MPI_Datatype,
+        comm: MPI_Comm,
+        request: *mut MPI_Request,
+    ) -> c_int;
+    fn MPI_Igatherv(
+        send: *const c_void,
+        sent: c_int,
+        sent_type: MPI_Datatype,
+        recv: *mut c_void,
+        received: *const c_int,
+        places: *const c_int,
+        received_type: MPI_Datatype,
+        root: c_int,
+        comm: MPI_Comm,
+        request: *mut MPI_Request,
+    ) -> c_int;
+    fn MPI_Iscatterv(
+        send: *const c_void,
+        sent: *const c_int,
+        places: *const c_int,
+        sent_type: MPI_Datatype,
+        recv: *mut c_void,
+        received: c_int,
+        received_type: MPI_Datatype,
+        root: c_int,
+        comm: MPI_Comm,
+        request: *mut MPI_Request,
+    ) -> c_int;
     fn MPI_Ibarrier(comm: MPI_Comm, request: *mut MPI_Request) -> c_int;
     fn MPI_Iprobe(from: c_int, tag: c_int, comm: MPI_Comm, flag: *mut c_int, status: *mut MPI_Status) -> c_int;
     fn MPI_Testsome(

@@ -1,6 +1,6 @@
 //! MPI's own collectives, non-blocking.
 
-use super::sys::{self, MPI_Datatype, MPI_Op, MPI_Request};
+use super::sys::{self, MPI_Comm, MPI_Datatype, MPI_Op, MPI_Request};
 use super::vtable::{collective, element, operation, Collective, SUCCESS};
 use super::{bits, count, handle};
 use std::ffi::{c_int, c_void};
@@ -46,12 +46,12 @@ fn op(code: i32) -> Result<MPI_Op, c_int> {
 /// Begins a call; its request.
 ///
 /// # Safety
-/// The buffers must be those that MPI asks for, and stay until the request has ended.
+/// The buffers and lists must be those that MPI asks for, and stay until the request has ended.
 unsafe fn begin(comm: u64, call: &Collective) -> Result<MPI_Request, c_int> {
     let (n, of, comm) = (count(call.count)?, datatype(call.element)?, handle(comm));
     let (mut send, mut recv): (*const c_void, *mut c_void) = (call.send.cast(), call.recv.cast());
     match call.in_place != 0 {
-        true if call.what == collective::SCATTER => recv = sys::IN_PLACE,
+        true if matches!(call.what, collective::SCATTER | collective::SCATTER_V) => recv = sys::IN_PLACE,
         true => send = sys::IN_PLACE,
         false => {}
     }
@@ -78,7 +78,8 @@ unsafe fn begin(comm: u64, call: &Collective) -> Result<MPI_Request, c_int> {
         collective::SCATTER => unsafe { sys::MPI_Iscatter(send, n, of, recv, n, of, root, comm, place) },
         // SAFETY: the communicator must be valid; because the caller has made it.
         collective::BARRIER => unsafe { sys::MPI_Ibarrier(comm, place) },
-        _ => return Err(sys::MPI_ERR_ARG as c_int),
+        // SAFETY: the buffers and lists must be MPI's for this call and stay; because the caller promises it.
+        _ => unsafe { begin_uneven(call, (send, recv), (n, of), comm, place) }?,
     };
     match error {
         // SAFETY: the request must be written; because the call succeeded.
@@ -87,10 +88,41 @@ unsafe fn begin(comm: u64, call: &Collective) -> Result<MPI_Request, c_int> {
     }
 }
 
+/// Begins a call whose blocks differ in size; MPI's error code.
+///
+/// # Safety
+/// As of [`begin`].
+unsafe fn begin_uneven(
+    call: &Collective,
+    (send, recv): (*const c_void, *mut c_void),
+    (n, of): (c_int, MPI_Datatype),
+    comm: MPI_Comm,
+    place: *mut MPI_Request,
+) -> Result<c_int, c_int> {
+    let Collective { root, send_counts: sent, send_places: from, recv_counts: got, recv_places: to, .. } = *call;
+    Ok(match call.what {
+        // SAFETY: the buffers and lists must be MPI's for this call and stay; because the caller promises it.
+        collective::ALL_GATHER_V => unsafe { sys::MPI_Iallgatherv(send, n, of, recv, got, to, of, comm, place) },
+        // SAFETY: the buffers and lists must be MPI's for this call and stay; because the caller promises it.
+        collective::REDUCE_SCATTER_V => unsafe {
+            sys::MPI_Ireduce_scatter(send, recv, got, of, op(call.operation)?, comm, place)
+        },
+        // SAFETY: the buffers and lists must be MPI's for this call and stay; because the caller promises it.
+        collective::ALL_TO_ALL_V => unsafe {
+            sys::MPI_Ialltoallv(send, sent, from, of, recv, got, to, of, comm, place)
+        },
+        // SAFETY: the buffers and lists must be MPI's for this call and stay; because the caller promises it.
+        collective::GATHER_V => unsafe { sys::MPI_Igatherv(send, n, of, recv, got, to, of, root, comm, place) },
+        // SAFETY: the buffers and lists must be MPI's for this call and stay; because the caller promises it.
+        collective::SCATTER_V => unsafe { sys::MPI_Iscatterv(send, sent, from, of, recv, n, of, root, comm, place) },
+        _ => return Err(sys::MPI_ERR_ARG as c_int),
+    })
+}
+
 pub unsafe extern "C" fn collective(comm: u64, call: *const Collective, request: *mut u64) -> c_int {
     // SAFETY: `call` must be readable; because libstrata passes a local.
     let call = unsafe { &*call };
-    // SAFETY: the buffers must be MPI's for this call and stay until the request has ended; because `MpiCalls::collective` asks it of
+    // SAFETY: buffers and lists must be MPI's for this call and stay until the request has ended; because `MpiCalls::collective` asks it of
     // whoever made the call.
     match unsafe { begin(comm, call) } {
         Ok(made) => {

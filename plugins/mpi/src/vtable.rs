@@ -7,7 +7,7 @@
 use std::ffi::{c_char, c_int};
 
 /// The version of everything below. It changes whenever anything here does.
-pub const VERSION: u32 = 6;
+pub const VERSION: u32 = 7;
 /// The function that a plugin exports: `const Vtable *strata_mpi_plugin(void)`.
 pub const SYMBOL: &[u8] = b"strata_mpi_plugin";
 /// `MPI_SUCCESS`.
@@ -87,6 +87,16 @@ pub mod collective {
     pub const SCATTER: i32 = 7;
     /// `MPI_Ibarrier`
     pub const BARRIER: i32 = 8;
+    /// `MPI_Iallgatherv`
+    pub const ALL_GATHER_V: i32 = 9;
+    /// `MPI_Ireduce_scatter`
+    pub const REDUCE_SCATTER_V: i32 = 10;
+    /// `MPI_Ialltoallv`
+    pub const ALL_TO_ALL_V: i32 = 11;
+    /// `MPI_Igatherv`
+    pub const GATHER_V: i32 = 12;
+    /// `MPI_Iscatterv`
+    pub const SCATTER_V: i32 = 13;
 }
 
 /// The types of elements.
@@ -149,8 +159,17 @@ pub struct Collective {
     pub send: *const u8,
     /// Where the result goes.
     pub recv: *mut u8,
-    /// Elements of a block.
+    /// Elements of a block; where blocks differ in size, of the one block that this rank sends, or in a scatter receives.
     pub count: u64,
+    /// Where blocks differ in size: elements of each block in `send`, by rank (scatter's root, all-to-all); else null. The lists stay
+    /// as they are until the request has ended.
+    pub send_counts: *const c_int,
+    /// Where each begins, in elements.
+    pub send_places: *const c_int,
+    /// The same in `recv` (all-gather, gather's root, all-to-all); of a reduce-scatter the elements that each rank receives.
+    pub recv_counts: *const c_int,
+    /// Where each begins, in elements.
+    pub recv_places: *const c_int,
 }
 
 /// What is to be known of MPI in this process.

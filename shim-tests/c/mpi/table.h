@@ -5,11 +5,17 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { TABLE_VERSION = 6 };
+enum { TABLE_VERSION = 7 };
 
 struct world { int32_t state, thread_level, rank, size, device_memory; };
 struct ended { uint32_t index; int32_t error, source, cancelled; uint64_t bytes; };
-struct collective { int32_t what, element, operation, root, in_place; const void* send; void* recv; uint64_t count; };
+struct collective {
+  int32_t what, element, operation, root, in_place;
+  const void* send;
+  void* recv;
+  uint64_t count;
+  const int *send_counts, *send_places, *recv_counts, *recv_places;
+};
 struct table {
   uint32_t version, size;
   int (*describe)(char*, size_t);

@@ -6,10 +6,24 @@ use std::time::Instant;
 
 const MPI_TOO: (&str, &str) = ("STRATA_PROVIDERS", "mpi");
 
+/// The settings of collectives whose blocks may differ in size.
+const VECTORED: [&str; 5] = [
+    "STRATA_ALLGATHER_ALGO",
+    "STRATA_REDUCESCATTER_ALGO",
+    "STRATA_ALLTOALL_ALGO",
+    "STRATA_GATHER_ALGO",
+    "STRATA_SCATTER_ALGO",
+];
+
 /// The program that compares, with the library and without MPI.
 fn program() -> PathBuf {
-    let source = built::root().join("shim-tests/c/providers.c");
-    let number = format!("providers-{}", std::process::id());
+    compiled("providers")
+}
+
+/// A program of `shim-tests/c`, with the library and without MPI.
+fn compiled(name: &str) -> PathBuf {
+    let source = built::root().join(format!("shim-tests/c/{name}.c"));
+    let number = format!("provided-{name}-{}", std::process::id());
     let program = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(number);
     let mut command = std::process::Command::new("cc");
     command.arg(source).args(["-O1", "-Wall", "-Wextra", "-Werror", "-pthread", "-I"]).arg(built::header_dir());
@@ -59,6 +73,44 @@ fn settings_choose_it_for_every_collective_and_long_messages_are_right() {
         let said = mpi.perf(3, &arguments, &[MPI_TOO, (variable, "provider:mpi")]);
         assert!(said.contains("-> provider:mpi"), "it was not used\n{said}");
     }
+}
+
+#[test]
+fn blocks_of_different_sizes_arrive_by_mpi_s_own_collectives_of_such() {
+    let (_alone, Some(mpi)) = (alone(), mpi()) else { return };
+    let by_mpi = VECTORED.map(|variable| (variable, "provider:mpi"));
+    let (vectored, groups) = (compiled("vectored"), compiled("groups"));
+    for (n, inter, [from, to]) in
+        [(4, "tcp", ["7000", "7080"]), (3, "mpi", ["7100", "7160"]), (2, "tcp", ["7300", "7340"])]
+    {
+        let vars = [&[MPI_TOO, ("STRATA_INTER", inter)], &by_mpi[..]].concat();
+        let said = mpi.run(n, "exec \"$@\"", &[vectored.to_str().unwrap(), "launched", from, to], &vars);
+        let by: Vec<&str> = said.lines().filter(|line| line.contains("-> provider:mpi, 1 segment")).collect();
+        for collective in ["all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"] {
+            assert!(by.iter().any(|line| line.contains(&format!(" {collective}: "))), "{collective}\n{said}");
+        }
+    }
+    // Broadcasts with several roots become such an all-gather, and reduces such a reduce-scatter.
+    let vars = [&[MPI_TOO], &by_mpi[..]].concat();
+    let said = mpi.run(4, "exec \"$@\"", &[groups.to_str().unwrap(), "launched", "7200", "7230"], &vars);
+    assert!(said.contains("-> provider:mpi"), "{said}");
+    [vectored, groups].iter().for_each(|program| std::fs::remove_file(program).unwrap());
+}
+
+/// More than MPI counts, on one rank only: all fail, in time.
+#[test]
+fn blocks_of_different_sizes_beyond_mpi_s_counts_fail_on_all_ranks_with_the_reason() {
+    let (_alone, Some(mpi)) = (alone(), mpi()) else { return };
+    let program = program();
+    let vars = [MPI_TOO, ("STRATA_TIMEOUT_MS", "60000"), ("STRATA_INTER", "tcp")];
+    // MPI cannot be finalised then, which launchers take for a failure: what ranks say counts.
+    let job = mpi.start(3, &[], "exec \"$1\" mpi much", &[program.to_str().unwrap()], &vars);
+    let end = Instant::now() + LIMIT;
+    let next = || job.lines.recv_timeout(end.saturating_duration_since(Instant::now())).ok();
+    let said = std::iter::from_fn(next).collect::<Vec<String>>().join("\n");
+    assert!(Instant::now() < end, "{said}");
+    assert_eq!(said.lines().filter(|line| line.contains(": error ")).count(), 3, "{said}");
+    assert!(said.contains("rank 0 has 3221225472 bytes, and 2147483647 are the most that it takes"), "{said}");
 }
 
 #[test]

@@ -137,11 +137,11 @@ impl MpiCalls {
     /// Begins a collective of all ranks of a communicator, whose request cannot be cancelled.
     ///
     /// # Safety
-    /// The buffers must be those that MPI asks for such a call, and nobody else use them, until the request has ended or MPI is
-    /// called no more.
+    /// The buffers and lists must be those that MPI asks for such a call, and nobody else use them, until the request has ended or MPI
+    /// is called no more.
     pub unsafe fn collective(&self, comm: u64, call: &Collective) -> Result<u64> {
         let mut request = 0;
-        // SAFETY: nobody else may use the buffers until the request has ended; because the caller promises that.
+        // SAFETY: nobody else may use buffers and lists until the request has ended; because the caller promises that.
         let code = unsafe { (self.table.collective)(comm, call, &mut request) };
         self.check("beginning a collective of MPI's", code)?;
         Ok(request)

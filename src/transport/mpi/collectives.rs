@@ -2,7 +2,8 @@
 //! calls alone.
 //!
 //! MPI asks all ranks for the same order of collectives on a communicator. That is the order in which Strata's communicator runs its
-//! calls, and no other communicator has any part in it. Counts are an `int`: longer blocks are not taken.
+//! calls, and no other communicator has any part in it. Counts are an `int`: longer blocks are not taken, nor blocks of different
+//! sizes that are longer together.
 #![forbid(unsafe_code)]
 
 use super::vtable::{collective, element, operation, Collective as ForMpi};
@@ -13,16 +14,27 @@ use crate::error::{Error, Result};
 use crate::memory::Region;
 use crate::plan::Collective;
 use crate::topo::Rank;
-use crate::transport::provider::{self, CollectiveProvider, MostBytes, Opened, ProviderCall, ProviderKind, Refused};
+use crate::transport::provider::{
+    self, BlockList, CollectiveProvider, MostBytes, Opened, ProvidedKind, ProviderCall, ProviderKind, Refused,
+    UnevenBlocks,
+};
 use crate::transport::shm::wakeup::Wakeups;
 use crate::transport::{Exchange, Site};
+use std::ffi::c_int;
 use std::sync::Arc;
 
-/// Elements of a block, at most.
+/// Elements of a block, at most; of all blocks of a buffer where they differ in size.
 const MOST_ELEMENTS: u64 = i32::MAX as u64;
 
+/// Counts and places of blocks, by rank; empty where MPI has none.
+#[derive(Debug, Default)]
+struct MpiBlocks {
+    counts: Vec<c_int>,
+    places: Vec<c_int>,
+}
+
 /// A collective on its way to the thread that calls MPI.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug)]
 pub struct MpiCollective {
     what: i32,
     element: i32,
@@ -34,6 +46,9 @@ pub struct MpiCollective {
     /// Where the result goes.
     pub recv: Region,
     count: u64,
+    /// Where blocks differ in size. MPI reads the lists until the call has ended.
+    sent: MpiBlocks,
+    received: MpiBlocks,
 }
 
 /// MPI's type for elements that are reduced; none where it has none.
@@ -65,9 +80,24 @@ fn operation(operator: Operator) -> i32 {
     }
 }
 
-/// Its number for the plugin, and its name. Only scripts do custom ones.
-fn number(collective: Collective) -> Option<i32> {
+/// The type of elements of this size that only move. All ranks' elements are of one size, so that MPI's types agree.
+fn moved_element(dtype: DataType) -> i32 {
+    match dtype.size() {
+        1 => element::UINT8,
+        2 => element::UINT16,
+        4 => element::UINT32,
+        _ => element::UINT64,
+    }
+}
+
+/// Its number for the plugin. Only scripts do custom ones.
+fn number(collective: Collective, uneven: bool) -> Option<i32> {
     Some(match collective {
+        Collective::AllGather if uneven => collective::ALL_GATHER_V,
+        Collective::ReduceScatter if uneven => collective::REDUCE_SCATTER_V,
+        Collective::AllToAll if uneven => collective::ALL_TO_ALL_V,
+        Collective::Gather if uneven => collective::GATHER_V,
+        Collective::Scatter if uneven => collective::SCATTER_V,
         Collective::AllReduce => collective::ALL_REDUCE,
         Collective::AllGather => collective::ALL_GATHER,
         Collective::ReduceScatter => collective::REDUCE_SCATTER,
@@ -80,38 +110,90 @@ fn number(collective: Collective) -> Option<i32> {
     })
 }
 
-/// The longest block of such calls. What only moves goes as bytes.
-fn most_bytes(_: Collective, dtype: DataType, operator: Option<Operator>) -> u64 {
-    match operator {
+/// The most bytes of such calls. What only moves goes as bytes where blocks are of one size, and else as elements, of which more fit.
+fn most_bytes(kind: ProvidedKind) -> u64 {
+    let size = kind.dtype.size() as u64;
+    match kind.operator {
+        None if kind.uneven => MOST_ELEMENTS * size,
         None => MOST_ELEMENTS,
-        Some(_) => element(dtype).map_or(0, |_| MOST_ELEMENTS * dtype.size() as u64),
+        Some(_) => element(kind.dtype).map_or(0, |_| MOST_ELEMENTS * size),
     }
+}
+
+impl MpiBlocks {
+    /// A list for MPI; none of what is too much for its counts.
+    fn of(list: &BlockList) -> Option<MpiBlocks> {
+        let ints = |numbers: &[u64]| numbers.iter().map(|&number| c_int::try_from(number).ok()).collect::<Option<_>>();
+        Some(MpiBlocks { counts: ints(&list.counts)?, places: ints(&list.places)? })
+    }
+
+    /// Its addresses: null where there are none.
+    fn for_mpi(&self) -> (*const c_int, *const c_int) {
+        match self.counts.is_empty() {
+            true => (std::ptr::null(), std::ptr::null()),
+            false => (self.counts.as_ptr(), self.places.as_ptr()),
+        }
+    }
+}
+
+/// The one block of a rank beside the lists of others, and what MPI has as lists.
+fn uneven(collective: Collective, blocks: &UnevenBlocks) -> Option<(u64, MpiBlocks, MpiBlocks)> {
+    let UnevenBlocks { send, recv } = blocks;
+    let one = |list: &BlockList| list.counts.first().copied().unwrap_or(0);
+    let none = MpiBlocks::default;
+    Some(match collective {
+        Collective::AllGather | Collective::Gather => (one(send), none(), MpiBlocks::of(recv)?),
+        // MPI has them one after another.
+        Collective::ReduceScatter => (0, none(), MpiBlocks::of(send)?),
+        Collective::Scatter => (one(recv), MpiBlocks::of(send)?, none()),
+        _ => (0, MpiBlocks::of(send)?, MpiBlocks::of(recv)?),
+    })
 }
 
 impl MpiCollective {
     /// A call of Strata's.
     fn of(call: &ProviderCall) -> Option<MpiCollective> {
-        let ProviderCall { collective, root, send, recv, count, dtype, operator, in_place } = *call;
+        let ProviderCall { collective, root, send, recv, count, ref blocks, dtype, operator, in_place } = *call;
         let (element, operation, count) = match operator {
             Some(operator) => (element(dtype)?, operation(operator), count as u64),
+            None if blocks.is_some() => (moved_element(dtype), 0, 0),
             None => (element::UINT8, 0, (count * dtype.size()) as u64),
         };
-        let (what, root) = (number(collective)?, root.0 as i32);
-        Some(MpiCollective { what, element, operation, root, in_place, send, recv, count })
+        let (what, root) = (number(collective, blocks.is_some())?, root.0 as i32);
+        let (count, sent, received) = match blocks {
+            None => (count, MpiBlocks::default(), MpiBlocks::default()),
+            Some(blocks) => uneven(collective, blocks)?,
+        };
+        Some(MpiCollective { what, element, operation, root, in_place, send, recv, count, sent, received })
     }
 
     /// A barrier.
     pub fn barrier() -> MpiCollective {
         let (what, element) = (collective::BARRIER, element::UINT8);
         let (send, recv) = (Region::EMPTY, Region::EMPTY);
-        MpiCollective { what, element, operation: 0, root: 0, in_place: false, send, recv, count: 0 }
+        let (sent, received) = (MpiBlocks::default(), MpiBlocks::default());
+        MpiCollective { what, element, operation: 0, root: 0, in_place: false, send, recv, count: 0, sent, received }
     }
 
-    /// What the plugin is given.
+    /// What the plugin is given. Its lists are this one's.
     pub fn for_mpi(&self) -> ForMpi {
-        let MpiCollective { what, element, operation, root, in_place, send, recv, count } = *self;
-        let in_place = i32::from(in_place);
-        ForMpi { what, element, operation, root, in_place, send: send.as_ptr(), recv: recv.as_ptr(), count }
+        let MpiCollective { what, element, operation, root, in_place, send, recv, count, ref sent, ref received } =
+            *self;
+        let ((send_counts, send_places), (recv_counts, recv_places)) = (sent.for_mpi(), received.for_mpi());
+        ForMpi {
+            what,
+            element,
+            operation,
+            root,
+            in_place: i32::from(in_place),
+            send: send.as_ptr(),
+            recv: recv.as_ptr(),
+            count,
+            send_counts,
+            send_places,
+            recv_counts,
+            recv_places,
+        }
     }
 
     /// MPI's name of it.
@@ -125,6 +207,11 @@ impl MpiCollective {
             collective::ALL_TO_ALL => "MPI_Ialltoall",
             collective::GATHER => "MPI_Igather",
             collective::SCATTER => "MPI_Iscatter",
+            collective::ALL_GATHER_V => "MPI_Iallgatherv",
+            collective::REDUCE_SCATTER_V => "MPI_Ireduce_scatter",
+            collective::ALL_TO_ALL_V => "MPI_Ialltoallv",
+            collective::GATHER_V => "MPI_Igatherv",
+            collective::SCATTER_V => "MPI_Iscatterv",
             _ => "MPI_Ibarrier",
         }
     }
@@ -206,6 +293,11 @@ impl CollectiveProvider for MpiProvider {
     fn takes_in_place(&self, collective: Collective) -> bool {
         // MPI has the whole input in the place of the result then.
         collective != Collective::ReduceScatter
+    }
+
+    fn farthest_place(&self, collective: Collective) -> Option<u64> {
+        // MPI has no places for a reduce-scatter.
+        (collective != Collective::ReduceScatter).then_some(MOST_ELEMENTS)
     }
 
     fn wakes(&self) -> bool {

@@ -298,6 +298,7 @@ impl WorkerThread {
         let posted = self.shared.usable().and_then(|()| match (transfer.send, transfer.peer, call) {
             // SAFETY: nobody else may use the buffers until the request has ended; because whoever gave them leaves them alone until
             // the transfer's end or the communicator's cancel, and one that has not ended by then ends the use of MPI (`cancel`).
+            // The lists stay with the transfer, and are forgotten with it.
             (_, _, Some(call)) => unsafe { self.calls.collective(member.comm, &call) },
             // SAFETY: the bytes must stay until the request has ended; because `self.transfers` keeps those of ours, or they
             // are forgotten, and whoever gave us theirs leaves them alone until the transfer's end or the communicator's
@@ -375,13 +376,11 @@ impl WorkerThread {
         for transfer in transfers {
             let member = self.comms.get(transfer.comm).and_then(Option::as_ref);
             if let Some(mailbox) = member.and_then(|member| member.mailbox.as_ref()) {
-                // MPI may still write to what it was given, so our buffers are not used again.
-                let (id, outcome) = (transfer.id, Err(error.clone()));
-                std::mem::forget(transfer.bytes);
-                mailbox.put(TransferEnd { id, source: -1, outcome, buffer: None });
-            } else {
-                std::mem::forget(transfer.bytes);
+                let outcome = Err(error.clone());
+                mailbox.put(TransferEnd { id: transfer.id, source: -1, outcome, buffer: None });
             }
+            // MPI may still use what it was given, so our buffers and lists are not used again.
+            std::mem::forget((transfer.bytes, transfer.collective));
         }
     }
 

@@ -6,24 +6,29 @@
 //! calls in the same order.
 //!
 //! A provider gets buffers in one piece. What lies in several, or in place where the library has another convention, goes through
-//! memory of ours; what an average divides by is divided here.
+//! memory of ours; what an average divides by is divided here. Where blocks differ in size, a provider gets their counts and places.
+//! Of an all-to-all, a gather and a scatter no rank knows all of them: a rank that has more than the provider takes fails the
+//! communicator, and so the call on all ranks.
 
+mod buffers;
 mod facts;
 pub mod plugin;
 
-pub use facts::{CommProviders, MostBytes, ProviderFacts, ProviderSet, MOST_PROVIDERS};
+pub use buffers::BlockList;
+pub use facts::{CommProviders, MostBytes, ProvidedKind, ProviderFacts, ProviderSet, MOST_PROVIDERS};
 
 use super::mpi::MpiCollectives;
 use super::shm::wakeup::Wakeups;
-use super::{card, Blocks, Exchange, NodeCall, Site};
+use super::{card, Exchange, NodeCall, Site};
 use crate::config::Config;
 use crate::device::host;
 use crate::dtype::{DataType, Operator};
 use crate::error::{Error, Result};
 use crate::exec::{Started, Token};
-use crate::memory::{Arena, Region};
+use crate::memory::{Bytes, DeviceRegion, InProcess, OnDevice, Region};
 use crate::plan::Collective;
 use crate::topo::Rank;
+use buffers::{block_bytes, is_in_place, is_in_place_among, ProviderBuffer};
 use facts::TableRuns;
 use std::fmt;
 use std::sync::Arc;
@@ -33,8 +38,43 @@ pub const MPI: &str = "mpi";
 /// The setting that names none.
 const NONE: &str = "none";
 
-/// One rank's part of a call.
+/// How a call comes to a provider.
 #[derive(Debug, Clone, Copy)]
+pub struct Provision<'a, Space: 'static = InProcess> {
+    /// The provider's name.
+    pub name: &'a str,
+    /// The type of the call's elements.
+    pub dtype: DataType,
+    /// Where blocks differ in size: the send and the receive buffer, which are empty where the call stands for several.
+    pub uneven: Option<[Bytes<'static, Space>; 2]>,
+}
+
+impl<'a> Provision<'a, OnDevice> {
+    /// The same, with bytes that this process reads and writes.
+    ///
+    /// # Safety
+    /// As of [`DeviceRegion::in_process`], for both buffers.
+    pub unsafe fn in_process(self) -> Provision<'a> {
+        let Provision { name, dtype, uneven } = self;
+        // SAFETY: the bytes must be ones that whoever gets them knows to use; because the caller promises it.
+        let in_process = |buffer: DeviceRegion| unsafe { buffer.in_process() };
+        let uneven = uneven.map(|buffers| buffers.map(in_process));
+        Provision { name, dtype, uneven }
+    }
+}
+
+/// The blocks of a rank's buffers in a call in which they differ in size. A list has an entry for each block of the buffer: for each
+/// rank, or one, or none where the rank has no such buffer.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct UnevenBlocks {
+    /// Of what is sent.
+    pub send: BlockList,
+    /// Of the result.
+    pub recv: BlockList,
+}
+
+/// One rank's part of a call.
+#[derive(Debug, Clone)]
 pub struct ProviderCall {
     /// What is done.
     pub collective: Collective,
@@ -44,9 +84,11 @@ pub struct ProviderCall {
     pub send: Region,
     /// Where the result goes; empty where the rank gets none.
     pub recv: Region,
-    /// Elements of a block.
+    /// Elements of a block; 0 where they differ.
     pub count: usize,
-    /// Their type.
+    /// The blocks, where they differ in size. Lists stay valid while somebody holds them.
+    pub blocks: Option<Arc<UnevenBlocks>>,
+    /// The type of elements.
     pub dtype: DataType,
     /// What a reduction does; none where data only moves.
     pub operator: Option<Operator>,
@@ -66,6 +108,12 @@ pub trait CollectiveProvider: Send + fmt::Debug {
     /// Whether it does this collective in place by NCCL's convention.
     fn takes_in_place(&self, _collective: Collective) -> bool {
         true
+    }
+
+    /// The farthest place in a buffer, in elements, at which a block may begin where blocks differ in size; none where they must
+    /// follow one another.
+    fn farthest_place(&self, _collective: Collective) -> Option<u64> {
+        Some(u64::MAX)
     }
 
     /// Whether the rank is woken when a call ends. Else it looks often.
@@ -178,8 +226,8 @@ pub fn open(
         match opened {
             Ok(Opened { name, provider, most }) => {
                 let most = agree(most, exchange)?;
-                known.all.push(ProviderFacts { name: name.clone(), most });
-                providers.all.push((name, provider));
+                providers.all.push(OpenProvider { name: name.clone(), provider, most: most.clone() });
+                known.all.push(ProviderFacts { name, most });
             }
             Err(Refused { why, .. }) if required => {
                 let setting = &site.config.providers;
@@ -204,99 +252,34 @@ fn agree(mut most: MostBytes, exchange: &mut dyn Exchange) -> Result<MostBytes> 
     Ok(most)
 }
 
-/// Memory of a call, as a provider sees it.
-#[derive(Debug)]
-struct Buffer {
-    /// In one piece.
-    whole: Region,
-    /// Ours, if that is not the call's memory.
-    staging: Option<Arena>,
-}
-
 /// The call that is under way.
 #[derive(Debug)]
 struct Running {
     token: Token,
     place: usize,
-    send: Buffer,
-    recv: Buffer,
+    send: ProviderBuffer,
+    recv: ProviderBuffer,
     /// Where the results go.
     results: Vec<Region>,
     dtype: DataType,
     divisor: u64,
 }
 
+/// A provider that is open.
+#[derive(Debug)]
+struct OpenProvider {
+    name: String,
+    provider: Box<dyn CollectiveProvider>,
+    /// What all ranks' libraries take.
+    most: MostBytes,
+}
+
 /// The providers of one rank of one communicator.
 #[derive(Debug)]
 pub struct Providers {
     me: Rank,
-    all: Vec<(String, Box<dyn CollectiveProvider>)>,
+    all: Vec<OpenProvider>,
     running: Option<Running>,
-}
-
-impl Buffer {
-    /// Memory in one piece, or of ours in its place.
-    fn of(regions: &[Region]) -> Result<Buffer> {
-        let joined = regions.iter().try_fold(Region::EMPTY, |whole, region| match whole.is_empty() {
-            true => Some(*region),
-            false => whole.followed_by(*region),
-        });
-        match joined {
-            Some(whole) => Ok(Buffer { whole, staging: None }),
-            None => Buffer::staged(regions.iter().map(|region| region.len()).sum()),
-        }
-    }
-
-    /// Memory of ours.
-    fn staged(bytes: usize) -> Result<Buffer> {
-        let arena = Arena::try_new(bytes);
-        let mut arena =
-            arena.ok_or_else(|| Error::System(format!("no memory for {bytes} bytes of a provider's call")))?;
-        // SAFETY: the memory must outlive every use; because the buffer keeps it beside the region, and a call that is cancelled
-        // forgets it.
-        let whole = unsafe { arena.region().unbound() };
-        Ok(Buffer { whole, staging: Some(arena) })
-    }
-
-    /// Fills memory of ours with what lies in several pieces.
-    fn gather(&self, regions: &[Region]) {
-        let mut at = 0;
-        for region in regions.iter().filter(|_| self.staging.is_some()) {
-            self.whole.part(at, region.len()).copy_from(*region);
-            at += region.len();
-        }
-    }
-
-    /// Copies memory of ours to where it belongs.
-    fn scatter(&self, regions: &[Region]) {
-        let mut at = 0;
-        for region in regions.iter().filter(|_| self.staging.is_some()) {
-            region.copy_from(self.whole.part(at, region.len()));
-            at += region.len();
-        }
-    }
-}
-
-/// Whether buffers overlap as NCCL's in-place convention says.
-fn is_in_place(collective: Collective, me: Rank, (send, recv): (Region, Region), block_bytes: usize) -> bool {
-    if send.is_empty() || recv.is_empty() {
-        return false;
-    }
-    let (send, recv, own) = (send.address(), recv.address(), (me.index() * block_bytes) as u64);
-    match collective {
-        Collective::AllGather | Collective::Gather => send == recv + own,
-        Collective::ReduceScatter | Collective::Scatter => recv == send + own,
-        _ => send == recv,
-    }
-}
-
-/// The bytes of a block.
-fn block_bytes(src: &Blocks, dst: &Blocks) -> usize {
-    match src.is_empty() {
-        false => src.block_bytes(0),
-        true if dst.is_empty() => 0,
-        true => dst.block_bytes(0),
-    }
 }
 
 impl Providers {
@@ -314,30 +297,37 @@ impl Providers {
         self.all.is_empty()
     }
 
-    /// Has a provider begin a call of elements of this type. `Busy` while another one runs.
-    pub fn start(&mut self, token: Token, (name, dtype): (&str, DataType), call: NodeCall<'_>) -> Result<Started> {
+    /// Has a provider begin a call. `Busy` while another one runs.
+    pub fn start(&mut self, token: Token, by: Provision<'_>, call: NodeCall<'_>) -> Result<Started> {
         if self.running.is_some() {
             return Ok(Started::Busy);
         }
-        let place = self.all.iter().position(|(known, _)| known == name);
+        let Provision { name, dtype, uneven } = by;
+        let place = self.all.iter().position(|known| known.name == name);
         let place = place.ok_or_else(|| {
             Error::InvalidUsage(format!("provider {name} is not open on the communicator of this carrier"))
         })?;
         let NodeCall { collective, root, src, dst, combine, .. } = call;
-        let block_bytes = block_bytes(src, dst);
-        let mut send = Buffer::of(src.regions())?;
+        let (mut send, mut recv, blocks) = match uneven {
+            None => (ProviderBuffer::of(src.regions())?, ProviderBuffer::of(dst.regions())?, None),
+            Some(buffers) => self.uneven(place, (dtype, buffers), call).map_err(|error| failed(name, error))?,
+        };
         send.gather(src.regions());
-        let mut recv = Buffer::of(dst.regions())?;
-        let mut in_place = is_in_place(collective, self.me, (send.whole, recv.whole), block_bytes);
-        if in_place && !self.all[place].1.takes_in_place(collective) {
-            recv = Buffer::staged(recv.whole.len())?;
+        let block_bytes = block_bytes(src, dst);
+        let buffers = (send.whole, recv.whole);
+        let mut in_place = match &blocks {
+            None => is_in_place(collective, self.me, buffers, block_bytes),
+            Some(blocks) => is_in_place_among(collective, self.me, buffers, blocks, dtype.size()),
+        };
+        if in_place && !self.all[place].provider.takes_in_place(collective) {
+            recv = ProviderBuffer::staged(recv.whole.len())?;
             in_place = false;
         }
         if collective == Collective::Broadcast {
             // One buffer, which the root has filled.
             if !send.whole.is_empty() {
                 recv.whole.copy_from(send.whole);
-                send = Buffer { whole: recv.whole, staging: None };
+                send = ProviderBuffer { whole: recv.whole, staging: None };
             }
             in_place = false;
         }
@@ -346,22 +336,47 @@ impl Providers {
             root: Rank::from_index(root),
             send: send.whole,
             recv: recv.whole,
-            count: block_bytes / dtype.size(),
+            count: if blocks.is_some() { 0 } else { block_bytes / dtype.size() },
+            blocks: blocks.map(Arc::new),
             dtype,
             operator: combine.map(|combine| combine.operator),
             in_place,
         };
-        self.all[place].1.start(&call).map_err(|error| failed(name, error))?;
+        self.all[place].provider.start(&call).map_err(|error| failed(name, error))?;
         let divisor = combine.map_or(1, |combine| combine.divisor);
         let results = dst.regions().to_vec();
         self.running = Some(Running { token, place, send, recv, results, dtype, divisor });
         Ok(Started::Pending)
     }
 
+    /// The memory of a call whose blocks differ in size, as the provider at this place gets it.
+    fn uneven(
+        &self,
+        place: usize,
+        (dtype, [input, output]): (DataType, [Region; 2]),
+        call: NodeCall<'_>,
+    ) -> Result<(ProviderBuffer, ProviderBuffer, Option<UnevenBlocks>)> {
+        let NodeCall { collective, src, dst, combine, .. } = call;
+        let OpenProvider { provider, most, .. } = &self.all[place];
+        let operator = combine.map(|combine| combine.operator);
+        let most = most.get(ProvidedKind { collective, dtype, operator, uneven: true });
+        let bytes = src.bytes().max(dst.bytes()) as u64;
+        if bytes > most {
+            let (name, me) = (collective.name(), self.me);
+            return Err(Error::InvalidUsage(format!(
+                "{name} of blocks of different sizes: rank {me} has {bytes} bytes, and {most} are the most that it takes"
+            )));
+        }
+        let farthest = provider.farthest_place(collective);
+        let (send, sent) = ProviderBuffer::of_blocks(src, (input, dtype.size()), farthest)?;
+        let (recv, received) = ProviderBuffer::of_blocks(dst, (output, dtype.size()), farthest)?;
+        Ok((send, recv, Some(UnevenBlocks { send: sent, recv: received })))
+    }
+
     /// Makes progress with the call that is under way; its token once it has ended.
     pub fn poll(&mut self, done: &mut Vec<Token>) -> Result<()> {
         let Some(running) = &self.running else { return Ok(()) };
-        let (name, provider) = &mut self.all[running.place];
+        let OpenProvider { name, provider, .. } = &mut self.all[running.place];
         if !provider.test().map_err(|error| failed(name, error))? {
             return Ok(());
         }
@@ -376,17 +391,17 @@ impl Providers {
 
     /// Whether a call is under way whose end wakes nobody.
     pub fn must_be_polled(&self) -> bool {
-        self.running.as_ref().is_some_and(|running| !self.all[running.place].1.wakes())
+        self.running.as_ref().is_some_and(|running| !self.all[running.place].provider.wakes())
     }
 
     /// Whether a poll may show something.
     pub fn has_news(&self) -> bool {
-        self.running.as_ref().is_some_and(|running| self.all[running.place].1.has_news())
+        self.running.as_ref().is_some_and(|running| self.all[running.place].provider.has_news())
     }
 
     /// Gives the call up that is under way; no provider begins another one.
     pub fn cancel(&mut self) {
-        self.all.iter_mut().for_each(|(_, provider)| provider.cancel());
+        self.all.iter_mut().for_each(|open| open.provider.cancel());
         if let Some(Running { send, recv, .. }) = self.running.take() {
             // A library that cannot cancel may hold addresses for good.
             std::mem::forget((send.staging, recv.staging));

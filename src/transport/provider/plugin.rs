@@ -1,11 +1,13 @@
-//! Providers in libraries of their own: `include/strata_plugin.h`, version 1.
+//! Providers in libraries of their own: `include/strata_plugin.h`, version 2.
 //!
 //! A rank opens only libraries that its own environment names, whatever rank 0's settings say. A library is never closed again. Each
 //! function is called by one thread at a time for one handle.
 
-use super::{CollectiveProvider, MostBytes, Opened, ProviderCall, ProviderKind, Refused};
+use super::{
+    BlockList, CollectiveProvider, MostBytes, Opened, ProvidedKind, ProviderCall, ProviderKind, Refused, UnevenBlocks,
+};
 use crate::config::Config;
-use crate::dtype::{DataType, Operator, RedOp};
+use crate::dtype::{Operator, RedOp};
 use crate::error::{Error, Result};
 use crate::memory::Region;
 use crate::plan::Collective;
@@ -20,7 +22,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// The version of everything below. It changes whenever anything here does, but for what is added at the end of a structure.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// The function that a plugin exports: `const strata_provider *strata_provider_plugin(void)`.
 const SYMBOL: &[u8] = b"strata_provider_plugin\0";
 /// Bytes that a rank may tell the others.
@@ -55,11 +57,15 @@ struct PluginCall {
     recv: *mut c_void,
     count: u64,
     elem_bytes: u64,
+    send_counts: *const u64,
+    send_places: *const u64,
+    recv_counts: *const u64,
+    recv_places: *const u64,
 }
 
 type Open = unsafe extern "C" fn(*const PluginSite, *mut *mut c_void, *mut c_void, *mut usize, *mut c_char) -> c_int;
 type Connect = unsafe extern "C" fn(*mut c_void, *const *const c_void, *const usize, *mut c_int, *mut c_char) -> c_int;
-type MostBytesOf = unsafe extern "C" fn(*mut c_void, c_int, c_int, c_int) -> u64;
+type MostBytesOf = unsafe extern "C" fn(*mut c_void, c_int, c_int, c_int, c_int) -> u64;
 type Start = unsafe extern "C" fn(*mut c_void, *const PluginCall, *mut *mut c_void, *mut c_char) -> c_int;
 type Test = unsafe extern "C" fn(*mut c_void, *mut c_void, *mut c_int, *mut c_char) -> c_int;
 type OfHandle = unsafe extern "C" fn(*mut c_void);
@@ -83,7 +89,7 @@ const _: () = {
     use std::mem::offset_of;
     assert!(size_of::<PluginTable>() == 72 && offset_of!(PluginTable, close) == 64);
     assert!(size_of::<PluginSite>() == 24 && offset_of!(PluginSite, nodes) == 16);
-    assert!(size_of::<PluginCall>() == 56 && offset_of!(PluginCall, elem_bytes) == 48);
+    assert!(size_of::<PluginCall>() == 88 && offset_of!(PluginCall, recv_places) == 80);
 };
 
 type Entry = unsafe extern "C" fn() -> *const PluginTable;
@@ -238,7 +244,7 @@ impl ProviderKind for PluginKind {
         match together(exchange, |meanwhile| handle.connect_within(&blobs, limit, meanwhile))? {
             Err(error) => refused(error.text().to_string()),
             Ok(()) => {
-                let most = MostBytes::of(|collective, dtype, operator| handle.most_bytes(collective, dtype, operator));
+                let most = MostBytes::of(|kind| handle.most_bytes(kind));
                 Ok(Ok(Opened { name, provider: Box::new(handle), most }))
             }
         }
@@ -258,8 +264,8 @@ fn name_of_file(path: &str) -> String {
 struct PluginHandle {
     plugin: Plugin,
     handle: *mut c_void,
-    /// The call that is under way.
-    request: Option<*mut c_void>,
+    /// The call that is under way, and its lists.
+    request: Option<(*mut c_void, Option<Arc<UnevenBlocks>>)>,
     cancelled: bool,
 }
 
@@ -364,10 +370,20 @@ impl PluginHandle {
         Ok(done != 0)
     }
 
-    fn most_bytes(&self, collective: Collective, dtype: DataType, operator: Option<Operator>) -> u64 {
-        let (collective, dtype, op) = (collective_code(collective), dtype.code(), operator_code(operator));
+    fn most_bytes(&self, kind: ProvidedKind) -> u64 {
+        let (collective, dtype, op) =
+            (collective_code(kind.collective), kind.dtype.code(), operator_code(kind.operator));
+        let (most_bytes, uneven) = (self.plugin.functions.most_bytes, c_int::from(kind.uneven));
         // SAFETY: the handle must be open; because it is closed when this is dropped.
-        unsafe { (self.plugin.functions.most_bytes)(self.handle, collective, dtype, op) }
+        unsafe { most_bytes(self.handle, collective, dtype, op, uneven) }
+    }
+}
+
+/// Counts and places for C: null where there are no blocks, or blocks are of one size.
+fn lists(list: Option<&BlockList>) -> (*const u64, *const u64) {
+    match list.filter(|list| !list.counts.is_empty()) {
+        Some(BlockList { counts, places }) => (counts.as_ptr(), places.as_ptr()),
+        None => (std::ptr::null(), std::ptr::null()),
     }
 }
 
@@ -386,6 +402,9 @@ impl CollectiveProvider for PluginHandle {
         if self.cancelled {
             return Err(Error::InvalidUsage(format!("{name} after the communicator has failed")));
         }
+        let blocks = call.blocks.as_deref();
+        let (send_counts, send_places) = lists(blocks.map(|blocks| &blocks.send));
+        let (recv_counts, recv_places) = lists(blocks.map(|blocks| &blocks.recv));
         let told = PluginCall {
             size: size_of::<PluginCall>() as u32,
             collective: collective_code(call.collective),
@@ -397,21 +416,26 @@ impl CollectiveProvider for PluginHandle {
             recv: address(call.recv),
             count: call.count as u64,
             elem_bytes: call.dtype.size() as u64,
+            send_counts,
+            send_places,
+            recv_counts,
+            recv_places,
         };
         let mut request = std::ptr::null_mut();
         let (start, handle) = (self.plugin.functions.start, self.handle);
         checked(&format!("start of {name}"), |why| {
             // SAFETY: the handle must be open, and the call's memory stay until it has ended; because it is closed when this is
-            // dropped, and whoever calls `start` keeps the memory until `test` has told the end or `cancel` has returned.
+            // dropped, whoever calls `start` keeps the memory until `test` has told the end or `cancel` has returned, and
+            // `request` keeps the lists.
             unsafe { start(handle, &told, &mut request, why.place()) }
         })
         .map_err(Error::System)?;
-        self.request = Some(request);
+        self.request = Some((request, call.blocks.clone()));
         Ok(())
     }
 
     fn test(&mut self) -> Result<bool> {
-        let Some(request) = self.request else { return Ok(true) };
+        let Some((request, _)) = self.request else { return Ok(true) };
         let (test, handle, mut done) = (self.plugin.functions.test, self.handle, 0);
         let outcome = checked("test", |why| {
             // SAFETY: the handle must be open and the request have been started and not ended; because the one is closed when

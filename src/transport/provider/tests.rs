@@ -2,15 +2,39 @@
 
 use super::*;
 use crate::device::host::Combine;
+use crate::memory::Arena;
 use crate::plan::OperandOrder;
+use crate::transport::Blocks;
 
 /// A provider of two ranks whose other rank sends 100, 101, ... and whose calls end at the second look.
 #[derive(Debug, Default)]
 struct Toy {
     call: Option<(ProviderCall, bool)>,
     refuses: bool,
+    /// Blocks of different sizes must follow one another.
+    in_order: bool,
     looks: usize,
     cancelled: bool,
+}
+
+impl Toy {
+    /// The own block of an all-gather or a reduce-scatter of blocks of different sizes, and what the other rank sends.
+    fn uneven(call: &ProviderCall, blocks: &UnevenBlocks) {
+        let part = |region: Region, list: &BlockList, block: usize| {
+            region.part(list.places[block] as usize, list.counts[block] as usize)
+        };
+        let theirs = |region: Region| region.write(&(100..).take(region.len()).collect::<Vec<u8>>());
+        assert_eq!(call.count, 0);
+        if call.collective == Collective::AllGather {
+            assert_eq!(call.in_place, part(call.recv, &blocks.recv, 0).address() == call.send.address());
+            if !call.in_place {
+                part(call.recv, &blocks.recv, 0).copy_from(part(call.send, &blocks.send, 0));
+            }
+            theirs(part(call.recv, &blocks.recv, 1));
+        } else {
+            part(call.recv, &blocks.recv, 0).copy_from(part(call.send, &blocks.send, 0));
+        }
+    }
 }
 
 impl CollectiveProvider for Toy {
@@ -18,7 +42,7 @@ impl CollectiveProvider for Toy {
         if self.refuses {
             return Err(Error::System("start of it returned 7: no".to_string()));
         }
-        self.call = Some((*call, false));
+        self.call = Some((call.clone(), false));
         self.looks = 0;
         Ok(())
     }
@@ -27,6 +51,10 @@ impl CollectiveProvider for Toy {
         self.looks += 1;
         let Some((call, ended)) = self.call.as_mut().filter(|_| self.looks > 1) else { return Ok(false) };
         assert!(!std::mem::replace(ended, true), "asked after the end");
+        if let Some(blocks) = &call.blocks {
+            Toy::uneven(call, blocks);
+            return Ok(true);
+        }
         let theirs: Vec<u8> = (100..).take(call.count).collect();
         let (send, recv) = (call.send, call.recv);
         let mut mine = vec![0; send.len()];
@@ -56,15 +84,27 @@ impl CollectiveProvider for Toy {
         collective != Collective::ReduceScatter
     }
 
+    fn farthest_place(&self, _: Collective) -> Option<u64> {
+        (!self.in_order).then_some(1000)
+    }
+
     fn cancel(&mut self) {
         self.cancelled = true;
     }
 }
 
-fn toy(refuses: bool) -> Providers {
+fn of(toy: Toy, most: MostBytes) -> Providers {
     let mut providers = Providers::new(Rank(0));
-    providers.all.push(("toy".to_string(), Box::new(Toy { refuses, ..Toy::default() })));
+    providers.all.push(OpenProvider { name: "toy".to_string(), provider: Box::new(toy), most });
     providers
+}
+
+fn toy(refuses: bool) -> Providers {
+    of(Toy { refuses, ..Toy::default() }, MostBytes::of(|_| 0))
+}
+
+fn by(name: &str) -> Provision<'_> {
+    Provision { name, dtype: DataType::U8, uneven: None }
 }
 
 /// Memory, cut into pieces of these lengths.
@@ -96,9 +136,12 @@ fn run(
     (src, dst): (&Blocks, &Blocks),
     combine: Option<Combine>,
 ) -> Vec<Token> {
-    let call = NodeCall { collective, root: 0, src, dst, combine, operation_bytes: 0 };
-    assert_eq!(providers.start(9, ("toy", DataType::U8), call).unwrap(), Started::Pending);
-    assert_eq!(providers.start(10, ("toy", DataType::U8), call).unwrap(), Started::Busy);
+    run_as(providers, by("toy"), NodeCall { collective, root: 0, src, dst, combine, operation_bytes: 0 })
+}
+
+fn run_as(providers: &mut Providers, by: Provision<'_>, call: NodeCall<'_>) -> Vec<Token> {
+    assert_eq!(providers.start(9, by, call).unwrap(), Started::Pending);
+    assert_eq!(providers.start(10, by, call).unwrap(), Started::Busy);
     assert!(providers.must_be_polled() && !providers.has_news());
     let mut done = Vec::new();
     providers.poll(&mut done).unwrap();
@@ -139,6 +182,72 @@ fn a_broadcast_has_one_buffer_that_its_root_has_filled() {
     assert_eq!(bytes(to), [5, 6]);
 }
 
+/// Whether blocks of two, none or three bytes arrive: the buffer is `bytes` long, and blocks begin at these places; in memory of ours where
+/// `is_ours`.
+fn gathers_apart(toy: Toy, places: [usize; 2], is_in_place: bool, is_joined: bool) {
+    let mut providers = of(toy, MostBytes::of(|kind| if kind.uneven { 5 } else { 0 }));
+    let (whole, own) = (region(&[9; 16]), region(&[1, 2]));
+    let blocks_there = [whole.part(places[0], 2), whole.part(places[1], 3)];
+    let mine = if is_in_place { blocks_there[0] } else { own };
+    mine.write(&[1, 2]);
+    let (src, dst) = (blocks(&[&[mine]]), blocks(&[&blocks_there[..1], &blocks_there[1..]]));
+    let buffers = if is_joined { [Region::EMPTY; 2] } else { [mine, whole] };
+    let by = Provision { uneven: Some(buffers), ..by("toy") };
+    let call = NodeCall {
+        collective: Collective::AllGather,
+        root: 0,
+        src: &src,
+        dst: &dst,
+        combine: None,
+        operation_bytes: 0,
+    };
+    run_as(&mut providers, by, call);
+    let mut wanted = [9; 16];
+    wanted[places[0]..places[0] + 2].copy_from_slice(&[1, 2]);
+    wanted[places[1]..places[1] + 3].copy_from_slice(&[100, 101, 102]);
+    assert_eq!(bytes(whole), wanted, "{places:?} {is_in_place} {is_joined}");
+}
+
+#[test]
+fn blocks_of_different_sizes_lie_where_they_are_or_go_through_our_memory_and_nothing_between_is_touched() {
+    for places in [[0, 2], [3, 8], [8, 1]] {
+        for is_in_place in [false, true] {
+            for is_joined in [false, true] {
+                gathers_apart(Toy::default(), places, is_in_place, is_joined);
+                gathers_apart(Toy { in_order: true, ..Toy::default() }, places, is_in_place, is_joined);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_buffer_with_blocks_of_different_sizes_is_told_as_lists_and_too_much_of_it_is_an_error() {
+    let (whole, result) = (region(&[5, 6, 7, 8, 9]), region(&[0, 0]));
+    // None, and two before the one that goes to rank 0.
+    let (src, dst) = (blocks(&[&[whole.part(3, 2)], &[], &[whole.part(0, 1)]]), blocks(&[&[result]]));
+    let with = |in_order: bool, most: u64| {
+        let mut providers = of(Toy { in_order, ..Toy::default() }, MostBytes::of(|_| most));
+        let by = Provision { uneven: Some([whole, result]), ..by("toy") };
+        let (collective, combine) = (Collective::ReduceScatter, sum(1));
+        let call = NodeCall { collective, root: 0, src: &src, dst: &dst, combine, operation_bytes: 0 };
+        providers.start(9, by, call).map(|_| providers)
+    };
+    for (in_order, places) in [(false, [3, 0, 0]), (true, [0, 2, 2])] {
+        let mut providers = with(in_order, 3).unwrap();
+        (0..2).for_each(|_| providers.poll(&mut Vec::new()).unwrap());
+        assert_eq!(bytes(result), [8, 9]);
+        let lists = blocks_of(&src, in_order, whole);
+        assert_eq!((lists.counts, lists.places), (vec![2, 0, 1], places.to_vec()));
+    }
+    let refused = with(false, 2).unwrap_err();
+    let wanted = "provider toy: reduce_scatter of blocks of different sizes: rank 0 has 3 bytes, and 2 are the most that it takes";
+    assert_eq!(refused.text(), wanted);
+}
+
+fn blocks_of(blocks: &Blocks, in_order: bool, buffer: Region) -> BlockList {
+    ProviderBuffer::of_blocks(blocks, (buffer, 1), (!in_order).then_some(1000)).unwrap().1
+}
+
 #[test]
 fn an_error_names_the_provider_and_after_a_cancel_nothing_is_under_way() {
     let (data, result) = (region(&[1]), region(&[0]));
@@ -151,12 +260,12 @@ fn an_error_names_the_provider_and_after_a_cancel_nothing_is_under_way() {
         combine: sum(1),
         operation_bytes: 0,
     };
-    let refused = toy(true).start(1, ("toy", DataType::U8), call).unwrap_err();
+    let refused = toy(true).start(1, by("toy"), call).unwrap_err();
     assert_eq!(refused.text(), "provider toy: start of it returned 7: no");
-    let unknown = toy(false).start(1, ("other", DataType::U8), call).unwrap_err();
+    let unknown = toy(false).start(1, by("other"), call).unwrap_err();
     assert!(unknown.text().starts_with("provider other is not open"), "{unknown}");
     let mut toy = toy(false);
-    toy.start(1, ("toy", DataType::U8), call).unwrap();
+    toy.start(1, by("toy"), call).unwrap();
     toy.cancel();
     let mut done = Vec::new();
     toy.poll(&mut done).unwrap();
