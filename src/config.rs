@@ -109,11 +109,9 @@ words! {
         /// By all.
         All = "all",
         /// By its own.
-        Own = "own",
-        /// By its own while it delivers what it did, by all while others deliver more.
-        Adapt = "adapt"
+        Own = "own"
     },
-    "one of auto, all, own and adapt is wanted"
+    "one of auto, all and own is wanted"
 }
 
 /// Whether messages between nodes are coded without loss.
@@ -316,7 +314,7 @@ variables! {
     "STRATA_TCP_CONNECTIONS" tcp_connections: usize = "2", agreed,
         "Connections per pair of ranks on different nodes, for each NIC that is used.";
     "STRATA_TCP_NICS" tcp_nics: TcpNics = "auto", agreed,
-        "By which NICs of its node a rank's large messages go over TCP. own: by its own. all: by all of them at once. auto: by all in calls that have a root or blocks of different sizes (by a quarter or more), which load ranks unevenly, and by its own in others. adapt: as auto, and in other calls by its own while that delivers to a peer what it did, and by all, each by what it delivers, while another one delivers more (1.5 times).";
+        "By which NICs of its node a rank's large messages go over TCP. own: by its own. all: by all of them at once. auto: by all in calls that have a root or blocks of different sizes (by a quarter or more), which load ranks unevenly, and by its own in others.";
     "STRATA_MEASURE_EVERY" measure_every: u64 = "0", agreed,
         "After every so many all-reduces of a MiB or more the ranks of a communicator tell each other what their links to other nodes have delivered; where some are slow, all-reduces from the next one on give each rank a share of the vector by what its link delivers. 0: never, shares are even. Over TCP.";
     "STRATA_LOSSLESS" lossless: LosslessSetting = "off", agreed,

@@ -267,6 +267,17 @@ fn calls_that_are_too_short_to_count_change_nothing() {
 }
 
 #[test]
+fn shares_that_hold_are_tried_against_even_ones_now_and_then() {
+    begin();
+    let _alone = alone();
+    // Even shares for one call after 4 tellings, which is the 9th call, and after 8 more.
+    run(
+        &[2, 2, 2],
+        &[(vec![25.0, 25.0, 5.0, 25.0, 25.0, 25.0], (0..30).map(|at| float(262_144 + 1000 * at)).collect())],
+    );
+}
+
+#[test]
 fn any_grid_any_rates_any_calls() {
     begin();
     let _alone = alone();

@@ -1,5 +1,8 @@
 //! What a communicator runs operations with: its transport, its plans, its scratch memory.
 
+#[path = "engine_prepare.rs"]
+mod prepare;
+
 use super::again::{Begun, PreparedCalls};
 use super::device::{Device, HostDevice, MakeDevice};
 use super::epochs::{self, Epochs};
@@ -73,6 +76,8 @@ struct Ready {
     program: Arc<Program>,
     layout: Layout,
     window: usize,
+    /// What each chunk has, where that is not the same.
+    weights: Option<Arc<ChunkWeights>>,
     signature: u32,
     execution: Execution,
     /// What records call its algorithm, once one has asked.
@@ -94,6 +99,8 @@ pub struct Engine {
     host: HostDevice,
     /// What each rank has of all-reduces, where links deliver differently.
     shares: Option<Arc<ChunkWeights>>,
+    /// Whether the next one has even shares all the same.
+    is_trial: bool,
     /// Whether the ranks exchange on boards.
     board: bool,
     /// What a message of the program's is cut into, the same on all ranks.
@@ -189,6 +196,7 @@ impl Engine {
             device,
             host: HostDevice::default(),
             shares: None,
+            is_trial: false,
             board: transport.has_board() && !on_devices,
             part_bytes: if on_devices { DEVICE_PART_BYTES } else { usize::MAX },
             counters: Counters::new(grid.nranks()),
@@ -335,34 +343,8 @@ impl Engine {
         let index = self.prepare(call, decision)?;
         self.transport.set_wide(call.loads_unevenly());
         self.run(call, index)?;
+        self.is_trial &= !epochs::counts(call);
         Ok(true)
-    }
-
-    /// Begins the call in which ranks tell each other what their links deliver, whatever the device.
-    pub(super) fn begin_telling(&mut self, epochs: &Arc<Epochs>) -> Result<()> {
-        let call = epochs.call();
-        epochs.tell(self.transport.delivers());
-        self.sequence += 1;
-        let undecided = || Error::Internal("the words of an epoch have not been decided".to_string());
-        let index = self.prepare(call, call.decision.as_ref().ok_or_else(undecided)?)?;
-        let limit_ns = self.limit_ns();
-        let ready = &mut self.recent[index];
-        let scratch = self.host.scratch(ready.layout.scratch_bytes() * ready.window.min(ready.layout.segments()))?;
-        ready.execution.begin(ready.program.clone(), ready.layout.clone(), ready.window, limit_ns);
-        let (call, epochs) = (call.clone(), Some(epochs.clone()));
-        let (packed, stage, front) = (None, JoinedStage::Runs, None);
-        self.running = Some(Running { call, scratch, packed, stage, ready: index, front, epochs });
-        Ok(())
-    }
-
-    /// The words have come: what holds from now on.
-    #[inline(never)]
-    fn begin_epoch(&mut self, epochs: &Epochs) {
-        let shares = epochs.learn(&self.grid, self.sequence + 1);
-        if shares != self.shares {
-            self.shares = shares;
-            self.recent.retain(|ready| ready.call.collective != Collective::AllReduce);
-        }
     }
 
     /// Runs a call that is in `recent`.
@@ -603,89 +585,6 @@ impl Engine {
         self.device.cancel();
         self.independent.iter_mut().for_each(IndependentMessages::cancel);
         self.running = None;
-    }
-
-    /// The index in `recent` of what this call needs. Apart from `poll`, whose frame is on every call's stack.
-    #[inline(never)]
-    fn prepare(&mut self, call: &CollectiveCall, decision: &Arc<Decision>) -> Result<usize> {
-        let staged = self.staged(call);
-        let known = |ready: &Ready| {
-            ready.staged == staged && Arc::ptr_eq(&ready.decision, decision) && ready.call.same_shape(call, self.rank)
-        };
-        if let Some(index) = self.recent.iter().position(known) {
-            return Ok(index);
-        }
-        let Executor::Own(Selection { choice, segment_bytes, window, .. }) = &decision.executor else {
-            return Err(Error::Internal("a call of the vendor library's comes to Strata's engine".to_string()));
-        };
-        let shared = match &self.shares {
-            Some(weights) => epochs::shared_choice(call, decision, &self.grid).map(|choice| (choice, weights.clone())),
-            None => None,
-        };
-        let shared = shared.filter(|(choice, _)| !self.is_around_node(choice));
-        let (choice, weights) = match &shared {
-            Some((choice, weights)) => (choice, Some(weights)),
-            None => (choice, None),
-        };
-        let (segment_bytes, window) = &match self.cuts_messages(call) {
-            true => (self.part_bytes, self.config.window.clamp(1, 64)),
-            false => (*segment_bytes, *window),
-        };
-        let program = self.program(choice, call, staged)?;
-        let k = program.plan().chunks_per_block as usize;
-        // A table may have a larger window than the settings, for which a device's scratch was made.
-        let wished = crate::selection::most_scratch_bytes(choice, &self.config, self.part_bytes != usize::MAX);
-        let room = wished.max(least_scratch(&self.grid, self.config.window.clamp(1, 64)));
-        let window = (*window).min(room / least_scratch(&self.grid, 1)).max(1);
-        // Scratch is `window * scratch_blocks` segments of a block on the rank that needs most: this bounds them on all.
-        let scratch_blocks = self.most_scratch(choice, call) * weights.map_or(1, |weights| weights.largest_by_equal());
-        let most = wished / window / scratch_blocks.max(1);
-        let mut segment_bytes = match scratch_blocks {
-            0 => *segment_bytes,
-            _ => (*segment_bytes).min(most.max(64 * k)),
-        };
-        if self.is_around_node(choice) {
-            // The longest call of a segment has all blocks, and three find room: one is brought together and one is taken
-            // apart while the provider has the one between them.
-            let blocks = if call.collective == Collective::AllReduce { 1 } else { self.grid.nranks() };
-            segment_bytes = segment_bytes.min((self.room_bytes() / 3 / blocks).max(64));
-        }
-        let plan = program.plan();
-        let scratch_chunks = plan.chunks(Buffer::Scratch) + plan.chunks(Buffer::Coded);
-        if scratch_chunks > scratch_blocks * k {
-            return Err(Error::Internal(format!(
-                "algorithm {choice} declares {scratch_blocks} blocks of scratch, and its plan has {scratch_chunks} chunks of \
-                 which {k} are a block"
-            )));
-        }
-        let elem_bytes = call.dtype.size();
-        let layout = match &call.blocks {
-            None => program.layout(call.count, elem_bytes, segment_bytes),
-            Some(blocks) => program.layout_of(blocks.clone(), elem_bytes, segment_bytes),
-        };
-        let layout = match weights {
-            Some(weights) => layout.weighted(weights.clone()),
-            None => layout,
-        };
-        let reason = if weights.is_some() { "links deliver differently" } else { &decision.reason };
-        self.explain_choice(call, (choice, reason), &layout, program.rounds());
-        self.forget_oldest();
-        let parts = weights.map_or(String::new(), |weights| format!(" {:?}", weights.parts().collect::<Vec<_>>()));
-        let signature = signature(call, &(choice.exact() + &parts));
-        let (execution, names) = (Execution::new(), None);
-        let decision = decision.clone();
-        self.recent.push(Ready {
-            call: call.clone(),
-            decision,
-            staged,
-            program,
-            layout,
-            window,
-            signature,
-            execution,
-            names,
-        });
-        Ok(self.recent.len() - 1)
     }
 
     /// Makes room among the recent calls. One that is running stays, and is found where it is.

@@ -20,6 +20,9 @@ use std::sync::{Arc, Mutex};
 
 /// Bytes of the shortest all-reduces that are counted and shared: what links deliver matters to those.
 const LEAST_BYTES: usize = 1 << 20;
+/// Tellings before the first trial of even shares, and between two of them at most.
+const FIRST_PATIENCE: u32 = 4;
+const MOST_PATIENCE: u32 = 64;
 /// Bytes of a rank's word: its rate.
 const WORD: usize = 8;
 
@@ -31,6 +34,29 @@ struct Known {
     shares: Option<NodeShares>,
     /// How many times shares have changed.
     epoch: u64,
+    /// Tellings since even shares were tried, and after how many they are.
+    held: u32,
+    patience: u32,
+}
+
+impl Known {
+    /// Whether one call has even shares although others hold: a link that has little to carry does not show that it has recovered.
+    fn is_trial(&mut self) -> bool {
+        self.held += 1;
+        let is_trial = self.shares.is_some() && self.held >= self.patience;
+        if is_trial {
+            (self.held, self.patience) = (0, (2 * self.patience).min(MOST_PATIENCE));
+        }
+        is_trial
+    }
+}
+
+/// What holds from a call on.
+pub(super) struct Epoch {
+    /// What each chunk has, where that is not the same.
+    pub weights: Option<Arc<ChunkWeights>>,
+    /// Whether the first call has even shares all the same.
+    pub is_trial: bool,
 }
 
 /// How the ranks of a communicator tell each other what their links deliver.
@@ -49,7 +75,7 @@ pub struct Epochs {
 }
 
 /// Whether calls of this kind are counted.
-fn counts(call: &CollectiveCall) -> bool {
+pub(super) fn counts(call: &CollectiveCall) -> bool {
     let bytes = call.count.saturating_mul(call.dtype.size());
     call.collective == Collective::AllReduce && call.blocks.is_none() && bytes >= LEAST_BYTES
 }
@@ -105,7 +131,7 @@ impl Epochs {
     }
 
     /// What holds from now on, by what all ranks have told; all find the same.
-    pub(super) fn learn(&self, grid: &Grid, operation: u64) -> Option<Arc<ChunkWeights>> {
+    pub(super) fn learn(&self, grid: &Grid, operation: u64) -> Epoch {
         let mut known = locked(&self.known);
         for (rank, rate) in known.rates.iter_mut().enumerate() {
             let mut word = [0; WORD];
@@ -117,9 +143,11 @@ impl Epochs {
         known.shares = shares::next(grid, before.clone(), &known.rates);
         if known.shares != before {
             known.epoch += 1;
+            (known.held, known.patience) = (0, FIRST_PATIENCE);
             self.tell_change(&known, operation);
         }
-        known.shares.as_ref().map(|shares| shares.weights.clone())
+        let weights = known.shares.as_ref().map(|shares| shares.weights.clone());
+        Epoch { weights, is_trial: known.is_trial() }
     }
 
     #[cold]

@@ -17,8 +17,8 @@ use crate::plan::weights::ChunkWeights;
 use crate::topo::Grid;
 use std::sync::Arc;
 
-/// Rates within this of the usual one are taken for it: figures are not exact.
-const USUAL: f64 = 0.75;
+/// Rates between these parts of the usual one are taken for it: figures are not exact, and a link takes some bytes at once after a pause.
+const USUAL: std::ops::Range<f64> = 0.75..1.6;
 /// How many times as fast other shares must be before they are taken.
 const WORTH: f64 = 1.1;
 /// Parts of an even share.
@@ -45,8 +45,7 @@ fn usual(rates: &[Option<f64>]) -> Option<f64> {
 /// Rates for all ranks: where nothing is known, or nearly the usual one, the usual one.
 fn complete(rates: &[Option<f64>]) -> Option<Vec<f64>> {
     let usual = usual(rates)?;
-    let complete =
-        |rate: &Option<f64>| rate.filter(|rate| !(USUAL * usual..usual / USUAL).contains(rate)).unwrap_or(usual);
+    let complete = |rate: &Option<f64>| rate.filter(|rate| !USUAL.contains(&(rate / usual))).unwrap_or(usual);
     Some(rates.iter().map(complete).collect())
 }
 

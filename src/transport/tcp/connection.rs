@@ -15,7 +15,6 @@ use smallvec::SmallVec;
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Read};
 use std::net::TcpStream;
-use std::time::Instant;
 
 /// Bytes read ahead at most. A small message with its header fits.
 pub const BUFFER: usize = 128 << 10;
@@ -414,12 +413,6 @@ impl Connection {
     pub fn delivered(&mut self) -> Delivery {
         let now = vectored::delivered(&*self.socket).unwrap_or(self.delivery);
         now.since(std::mem::replace(&mut self.delivery, now))
-    }
-
-    /// Looks at what it delivers.
-    pub fn look_at_rate(&mut self, now: Instant) {
-        let (delivered, is_busy) = (self.acknowledged(), self.under_way() > 0);
-        self.pace.look(delivered, is_busy, now);
     }
 
     /// What the other side's system has acknowledged in all; nothing where the system does not count it.

@@ -1,15 +1,19 @@
 //! What a rank's NIC delivers, by what the peers' systems have acknowledged while time passed.
 //!
 //! A stretch of time in which the NIC had nothing to send, or a receiver was too busy to read, says too little, and never too much. So of
-//! several stretches the best one counts.
+//! several stretches the best one counts. Stretches are short: a NIC that has little to carry shows by its messages what it could.
 #![forbid(unsafe_code)]
 
 use std::time::{Duration, Instant};
 
 /// Bytes of a stretch at least: a link may take some hundred KiB at once after a pause.
-const STRETCH_BYTES: u64 = 1 << 20;
+const STRETCH_BYTES: u64 = 256 << 10;
+/// Its time at least, unless so much more was delivered.
+const STRETCH: Duration = Duration::from_millis(10);
+const MANY_BYTES: u64 = 16 << 20;
 /// A stretch in which fewer were delivered for so long has pauses.
-const LONGEST: Duration = Duration::from_millis(500);
+const LONGEST: Duration = Duration::from_millis(200);
+
 /// The pause between two looks, at least; and so many times what a look takes.
 const PAUSE: Duration = Duration::from_millis(5);
 const COST: u32 = 50;
@@ -20,6 +24,7 @@ const POLLS: u32 = 16;
 #[derive(Debug)]
 pub struct NicMeter {
     polls: u32,
+    /// When to look.
     next: Instant,
     /// When the stretch began, and what had been acknowledged then.
     begun: (Instant, u64),
@@ -41,14 +46,20 @@ impl NicMeter {
         self.polls == 0 && Instant::now() >= self.next
     }
 
-    /// Takes what has been acknowledged in all, which took so long to find out.
-    pub fn look(&mut self, now: Instant, acknowledged: u64, took: Duration) {
-        self.next = now + PAUSE.max(took * COST);
+    /// Looks at what has been acknowledged in all.
+    pub fn look(&mut self, begun: Instant, acknowledged: impl FnOnce() -> u64) {
+        self.take_in(begun, acknowledged());
+        let now = Instant::now();
+        self.next = now + PAUSE.max((now - begun) * COST);
+    }
+
+    /// So much has been acknowledged in all.
+    fn take_in(&mut self, now: Instant, acknowledged: u64) {
         let (since, before) = self.begun;
         let (time, bytes) = (now.saturating_duration_since(since), acknowledged.saturating_sub(before));
         let stands = acknowledged == self.last;
         self.last = acknowledged;
-        if bytes >= STRETCH_BYTES {
+        if bytes >= MANY_BYTES || (bytes >= STRETCH_BYTES && time >= STRETCH) {
             let rate = bytes as f64 / (time.as_nanos() as f64 / 1e3).max(1.0);
             self.best = Some(self.best.map_or(rate, |best| best.max(rate)));
         } else if !stands && time < LONGEST {
@@ -71,8 +82,8 @@ mod tests {
     fn the_best_stretch_counts_and_pauses_do_not() {
         let begun = Instant::now();
         let mut meter = NicMeter::new(begun);
-        let mut look = |meter: &mut NicMeter, ms: u64, kib: u64| {
-            meter.look(begun + Duration::from_millis(ms), kib << 10, Duration::ZERO);
+        let look = |meter: &mut NicMeter, ms: u64, kib: u64| {
+            meter.take_in(begun + Duration::from_millis(ms), kib << 10);
         };
         look(&mut meter, 0, 0);
         // 25 MB/s, then nothing, then as much after a pause, and a receiver that is busy.
@@ -92,7 +103,7 @@ mod tests {
     fn too_few_bytes_say_nothing() {
         let begun = Instant::now();
         let mut meter = NicMeter::new(begun);
-        (1..=50).for_each(|step| meter.look(begun + Duration::from_millis(20 * step), step << 14, Duration::ZERO));
+        (1..=50).for_each(|step| meter.take_in(begun + Duration::from_millis(20 * step), step << 10));
         assert_eq!(meter.take(), None);
     }
 }

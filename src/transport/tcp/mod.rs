@@ -77,8 +77,6 @@ pub struct Tcp {
     is_wide: bool,
     /// They always do.
     always_wide: bool,
-    /// They have done so, or may at any time.
-    may_be_wide: bool,
     /// What this rank's NIC delivers, where that is to be told.
     meter: Option<NicMeter>,
     poller: OwnedFd,
@@ -176,7 +174,6 @@ impl Tcp {
             bindings,
             is_wide: false,
             always_wide: config.tcp_nics == TcpNics::All,
-            may_be_wide: config.tcp_nics == TcpNics::Adapt,
             meter: (config.measure_every > 0).then(|| NicMeter::new(Instant::now())),
             poller,
             listener,
@@ -191,9 +188,6 @@ impl Tcp {
             wakeups: wakeups.clone(),
         };
         tcp.set_wide(false);
-        if config.tcp_nics == TcpNics::Adapt {
-            tcp.peers.iter_mut().filter(|peer| peer.has_further()).for_each(TcpPeer::adapt);
-        }
         Ok(Some(tcp))
     }
 
@@ -446,26 +440,29 @@ impl Tcp {
     }
 
     /// Looks at what this rank's NIC has delivered, from time to time.
+    #[inline]
     fn measure(&mut self) {
-        let Some(meter) = &mut self.meter else { return };
-        if !meter.is_due() {
-            return;
+        if self.meter.as_mut().is_some_and(NicMeter::is_due) {
+            self.look();
         }
-        let begun = Instant::now();
-        let acknowledged = self.peers.iter().map(TcpPeer::acknowledged).sum();
-        let now = Instant::now();
-        meter.look(now, acknowledged, now - begun);
+    }
+
+    #[inline(never)]
+    fn look(&mut self) {
+        let Tcp { meter, peers, .. } = self;
+        let acknowledged = || peers.iter().map(TcpPeer::acknowledged).sum();
+        meter.iter_mut().for_each(|meter| meter.look(Instant::now(), acknowledged));
     }
 
     /// Whether a wide message waits until less of it is on its way.
     fn waits_for_room(&self) -> bool {
-        self.may_be_wide && self.peers.iter().any(TcpPeer::waits_for_room)
+        self.is_wide && self.peers.iter().any(TcpPeer::waits_for_room)
     }
 
     /// Gives wide messages to connections that have room again, which no socket tells of.
     #[inline(never)]
     fn look_for_room(&mut self) -> Result<()> {
-        if !self.may_be_wide {
+        if !self.is_wide {
             return Ok(());
         }
         (0..self.peers.len()).try_for_each(|peer| match self.peers[peer].waits_for_room() {
@@ -583,7 +580,6 @@ impl Endpoint for Tcp {
         if std::mem::replace(&mut self.is_wide, is_wide) == is_wide {
             return;
         }
-        self.may_be_wide |= is_wide;
         self.peers.iter_mut().for_each(|peer| peer.set_wide(is_wide));
     }
 

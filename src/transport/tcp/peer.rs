@@ -27,7 +27,6 @@ use crate::transport::matching::{Fetch, Matching, Outgoing, Received};
 use crate::transport::{Envelope, Sink};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
-use watch::NicWatch;
 
 /// Messages of at most this many bytes travel with their header.
 pub const SMALL: usize = 32 << 10;
@@ -130,8 +129,6 @@ impl Shares {
 /// A peer.
 #[derive(Debug)]
 pub struct TcpPeer {
-    /// This rank.
-    me: Rank,
     /// Its rank.
     pub rank: Rank,
     /// Where it listens: at its own NIC, and at the others of its node.
@@ -140,13 +137,8 @@ pub struct TcpPeer {
     pub secret: Password,
     /// What its large messages may go by.
     shares: Shares,
-    /// Whether large messages of the calls that run go by all NICs.
+    /// Whether large messages go by all NICs.
     is_wide: bool,
-    /// Whether all go by all NICs for a while, where what they deliver decides.
-    watch: Option<NicWatch>,
-    /// Bytes given to connections since those were looked at, and after how many they are.
-    unlooked: usize,
-    looks_after: usize,
     /// The connections.
     pub links: Vec<TcpLink>,
     /// Whether our first connection is the one for both ways: our rank is the lower one.
@@ -184,15 +176,11 @@ impl TcpPeer {
     /// A peer of rank `me` to which there is no connection yet. It has one address or more.
     pub fn new(me: Rank, rank: Rank, addresses: Vec<SocketAddr>, secret: Password, shares: Shares) -> TcpPeer {
         TcpPeer {
-            me,
             rank,
             addresses,
             secret,
             shares,
             is_wide: false,
-            watch: None,
-            unlooked: 0,
-            looks_after: wide::LEAST_LOOK,
             links: Vec::new(),
             is_first: me < rank,
             control: None,
@@ -250,7 +238,7 @@ impl TcpPeer {
 
     /// How many of them this rank makes for its large messages now.
     pub fn wanted(&self) -> usize {
-        match self.goes_wide() {
+        match self.is_wide {
             true => self.most(),
             false => self.shares.own,
         }
@@ -259,11 +247,6 @@ impl TcpPeer {
     /// Makes no more connections by other NICs than there are.
     pub fn make_no_more(&mut self) {
         self.shares.further = self.made().saturating_sub(self.shares.numbers()) / self.shares.own;
-    }
-
-    /// Whether large messages go by all NICs now.
-    fn goes_wide(&self) -> bool {
-        self.is_wide || self.watch.as_ref().is_some_and(NicWatch::is_wide)
     }
 
     /// Has large messages go by all NICs, or by the rank's own.
@@ -326,6 +309,12 @@ impl TcpPeer {
     /// The connection that its next frame comes on, none where that may be any.
     pub fn next_input(&self) -> Option<usize> {
         self.speaks.filter(|_| !self.matching.has_inflows())
+    }
+
+    /// What the peer's system has acknowledged on the connections by the rank's own NIC.
+    pub fn acknowledged(&self) -> u64 {
+        let own = |link: &&TcpLink| link.connection.writes && !link.connection.is_further;
+        self.links.iter().filter(own).map(|link| link.connection.acknowledged()).sum()
     }
 
     /// Whether nothing waits to be written, and all connections stand.
@@ -629,11 +618,8 @@ impl TcpPeer {
     pub fn write(&mut self, lossless: &mut Lossless, done: &mut Vec<Token>) {
         self.write_answers();
         self.measure(lossless);
-        if self.watch.is_some() && self.is_due() {
-            self.look_at_rates();
-        }
-        let (wanted, is_wide) = (self.wanted(), self.goes_wide());
-        let TcpPeer { links, matching, writes, unlooked, gauge, is_paused, .. } = self;
+        let (wanted, is_wide) = (self.wanted(), self.is_wide);
+        let TcpPeer { links, matching, writes, gauge, is_paused, .. } = self;
         let mut turn = CODED_TURN;
         *is_paused = false;
         for TcpLink { way, index, connection } in links {
@@ -652,8 +638,9 @@ impl TcpPeer {
                     }
                     let most = stripe(message.src.bytes(), wanted);
                     let coders = (&mut *lossless, &mut *gauge);
-                    let Some(given) = give_frame(coders, (id, message), connection, most, &mut turn) else { break };
-                    *unlooked += given;
+                    if give_frame(coders, (id, message), connection, most, &mut turn).is_none() {
+                        break;
+                    }
                 }
                 *writes += 1;
                 let mut left = smallvec::SmallVec::<[(u64, usize); 4]>::new();
@@ -716,8 +703,6 @@ impl TcpPeer {
     }
 }
 
-#[path = "watch.rs"]
-pub mod watch;
 #[path = "wide.rs"]
 pub mod wide;
 

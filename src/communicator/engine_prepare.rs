@@ -1,0 +1,142 @@
+//! What the engine gets ready before a call runs: its program, its layout, its room, and what each rank has of it.
+#![forbid(unsafe_code)]
+
+use super::{epochs, least_scratch, signature, Engine, Ready, Running};
+use crate::algorithms;
+use crate::communicator::device::Device;
+use crate::communicator::epochs::{Epoch, Epochs};
+use crate::communicator::joined::JoinedStage;
+use crate::communicator::CollectiveCall;
+use crate::error::{Error, Result};
+use crate::exec::{Execution, Program};
+use crate::plan::weights::ChunkWeights;
+use crate::plan::{Buffer, Collective};
+use crate::selection::{Decision, Executor, Selection};
+use std::sync::Arc;
+
+impl Engine {
+    /// Begins the call in which ranks tell each other what their links deliver, whatever the device.
+    pub(in crate::communicator) fn begin_telling(&mut self, epochs: &Arc<Epochs>) -> Result<()> {
+        let call = epochs.call();
+        epochs.tell(self.transport.delivers());
+        self.sequence += 1;
+        let undecided = || Error::Internal("the words of an epoch have not been decided".to_string());
+        let index = self.prepare(call, call.decision.as_ref().ok_or_else(undecided)?)?;
+        let limit_ns = self.limit_ns();
+        let ready = &mut self.recent[index];
+        let scratch = self.host.scratch(ready.layout.scratch_bytes() * ready.window.min(ready.layout.segments()))?;
+        ready.execution.begin(ready.program.clone(), ready.layout.clone(), ready.window, limit_ns);
+        let (call, epochs) = (call.clone(), Some(epochs.clone()));
+        let (packed, stage, front) = (None, JoinedStage::Runs, None);
+        self.running = Some(Running { call, scratch, packed, stage, ready: index, front, epochs });
+        Ok(())
+    }
+
+    /// The words have come: what holds from now on.
+    #[inline(never)]
+    pub(super) fn begin_epoch(&mut self, epochs: &Epochs) {
+        let Epoch { weights, is_trial } = epochs.learn(&self.grid, self.sequence + 1);
+        (self.shares, self.is_trial) = (weights, is_trial);
+    }
+
+    /// The index in `recent` of what this call needs. Apart from `poll`, whose frame is on every call's stack.
+    #[inline(never)]
+    pub(super) fn prepare(&mut self, call: &CollectiveCall, decision: &Arc<Decision>) -> Result<usize> {
+        let staged = self.staged(call);
+        let shared = self.shared(call, decision);
+        let weights = shared.as_ref().map(|(_, weights)| weights);
+        let known = |ready: &Ready| {
+            ready.staged == staged
+                && ready.weights.as_ref() == weights
+                && Arc::ptr_eq(&ready.decision, decision)
+                && ready.call.same_shape(call, self.rank)
+        };
+        if let Some(index) = self.recent.iter().position(known) {
+            return Ok(index);
+        }
+        let Executor::Own(Selection { choice, segment_bytes, window, .. }) = &decision.executor else {
+            return Err(Error::Internal("a call of the vendor library's comes to Strata's engine".to_string()));
+        };
+        let choice = shared.as_ref().map_or(choice, |(choice, _)| choice);
+        let (segment_bytes, window) = &match self.cuts_messages(call) {
+            true => (self.part_bytes, self.config.window.clamp(1, 64)),
+            false => (*segment_bytes, *window),
+        };
+        let program = self.program(choice, call, staged)?;
+        let (segment_bytes, window) = self.segments(&program, choice, call, weights, (*segment_bytes, *window))?;
+        let elem_bytes = call.dtype.size();
+        let layout = match &call.blocks {
+            None => program.layout(call.count, elem_bytes, segment_bytes),
+            Some(blocks) => program.layout_of(blocks.clone(), elem_bytes, segment_bytes),
+        };
+        let layout = match weights {
+            Some(weights) => layout.weighted(weights.clone()),
+            None => layout,
+        };
+        let reason = if weights.is_some() { "links deliver differently" } else { &decision.reason };
+        self.explain_choice(call, (choice, reason), &layout, program.rounds());
+        self.forget_oldest();
+        let parts = weights.map_or(String::new(), |weights| format!(" {:?}", weights.parts().collect::<Vec<_>>()));
+        let signature = signature(call, &(choice.exact() + &parts));
+        let (execution, names) = (Execution::new(), None);
+        let decision = decision.clone();
+        self.recent.push(Ready {
+            call: call.clone(),
+            decision,
+            staged,
+            program,
+            layout,
+            window,
+            weights: weights.cloned(),
+            signature,
+            execution,
+            names,
+        });
+        Ok(self.recent.len() - 1)
+    }
+
+    /// Bytes of a segment of each block, and segments in flight, of those that are wished for: what room there is for their scratch.
+    fn segments(
+        &self,
+        program: &Program,
+        choice: &algorithms::Choice,
+        call: &CollectiveCall,
+        weights: Option<&Arc<ChunkWeights>>,
+        (segment_bytes, window): (usize, usize),
+    ) -> Result<(usize, usize)> {
+        let k = program.plan().chunks_per_block as usize;
+        // A table may have a larger window than the settings, for which a device's scratch was made.
+        let wished = crate::selection::most_scratch_bytes(choice, &self.config, self.part_bytes != usize::MAX);
+        let room = wished.max(least_scratch(&self.grid, self.config.window.clamp(1, 64)));
+        let window = window.min(room / least_scratch(&self.grid, 1)).max(1);
+        // Scratch is `window * scratch_blocks` segments of a block on the rank that needs most: this bounds them on all.
+        let scratch_blocks = self.most_scratch(choice, call) * weights.map_or(1, |weights| weights.largest_by_equal());
+        let most = wished / window / scratch_blocks.max(1);
+        let mut segment_bytes = match scratch_blocks {
+            0 => segment_bytes,
+            _ => segment_bytes.min(most.max(64 * k)),
+        };
+        if self.is_around_node(choice) {
+            // The longest call of a segment has all blocks, and three find room: one is brought together and one is taken
+            // apart while the provider has the one between them.
+            let blocks = if call.collective == Collective::AllReduce { 1 } else { self.grid.nranks() };
+            segment_bytes = segment_bytes.min((self.room_bytes() / 3 / blocks).max(64));
+        }
+        let plan = program.plan();
+        let scratch_chunks = plan.chunks(Buffer::Scratch) + plan.chunks(Buffer::Coded);
+        if scratch_chunks > scratch_blocks * k {
+            return Err(Error::Internal(format!(
+                "algorithm {choice} declares {scratch_blocks} blocks of scratch, and its plan has {scratch_chunks} chunks of \
+                 which {k} are a block"
+            )));
+        }
+        Ok((segment_bytes, window))
+    }
+
+    /// The choice and the shares of a call that has shares by what links deliver.
+    fn shared(&self, call: &CollectiveCall, decision: &Decision) -> Option<(algorithms::Choice, Arc<ChunkWeights>)> {
+        let weights = self.shares.as_ref().filter(|_| !self.is_trial)?;
+        let choice = epochs::shared_choice(call, decision, &self.grid)?;
+        (!self.is_around_node(&choice)).then(|| (choice, weights.clone()))
+    }
+}
