@@ -381,9 +381,7 @@ impl OperationBatch {
                             self.active = Active::Collective;
                         }
                     } else if let Some(epochs) = self.telling.take() {
-                        self.comm.status.begin(epochs.summary());
-                        engine.begin_telling(&epochs)?;
-                        self.active = Active::Telling;
+                        self.active = tell(&self.comm, engine, &epochs)?;
                     } else if !self.messages.is_empty() {
                         self.records.begin_messages(&self.comm);
                         self.active = match engine.begin_independent(std::mem::take(&mut self.messages))? {
@@ -415,15 +413,8 @@ impl OperationBatch {
                         self.comm.status.wait_for(None);
                         self.comm.status.send(None);
                     }
-                    if matches!(self.active, Active::Telling) {
-                        self.comm.status.finish();
-                    } else if matches!(self.active, Active::Collective) {
-                        self.records.end_collective(&self.comm, engine, self.begun - 1);
-                        self.followed.get_mut(self.begun - 1).map(SmallVec::clear);
-                        self.comm.status.finish();
-                    } else {
-                        self.records.end_messages(&self.comm);
-                    }
+                    let of_records = (&mut self.records, &mut self.followed);
+                    end(&self.comm, engine, &self.active, of_records, self.begun);
                     self.active = Active::Waiting;
                 }
                 Progress::Moved => moved = true,
@@ -631,6 +622,32 @@ impl Drop for OperationBatch {
             self.comm.turns.wait(turn, Duration::from_secs(10));
         }
         self.comm.turns.advance();
+    }
+}
+
+/// Begins to tell the other ranks what this one's link delivers.
+fn tell(comm: &Comm, engine: &mut Engine, epochs: &Arc<Epochs>) -> Result<Active> {
+    comm.status.begin(epochs.summary());
+    engine.begin_telling(epochs)?;
+    Ok(Active::Telling)
+}
+
+/// What was active has ended, when so many collectives have begun.
+fn end(
+    comm: &Comm,
+    engine: &Engine,
+    active: &Active,
+    (records, followed): (&mut BatchRecords, &mut SmallVec<[SmallVec<[Followed; 1]>; 1]>),
+    begun: usize,
+) {
+    match active {
+        Active::Telling => comm.status.finish(),
+        Active::Collective => {
+            records.end_collective(comm, engine, begun - 1);
+            followed.get_mut(begun - 1).map(SmallVec::clear);
+            comm.status.finish();
+        }
+        _ => records.end_messages(comm),
     }
 }
 
