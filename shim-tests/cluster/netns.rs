@@ -201,6 +201,27 @@ fn a_nic_s_rate_can_be_changed() {
     }
 }
 
+/// One NIC has a twentieth of the others' rate: all ranks find shares, before the same operation.
+#[test]
+fn all_reduces_are_shared_by_what_links_deliver() {
+    if !allowed() {
+        return;
+    }
+    let cluster = Cluster::up("epochs", &["--nodes", "3", "--nics", "2", "--rate", "400mbit"]);
+    checked(cluster.command("rate").args(["1.1", "20mbit"]));
+    let folder = std::env::temp_dir().join(format!("strata-epochs-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let file = format!("NCCL_DEBUG_FILE={}/%h.%p", folder.display());
+    cluster.collective_with(&["STRATA_MEASURE_EVERY=1", "NCCL_DEBUG=INFO", &file], "all_reduce", "4M");
+    let logs = std::fs::read_dir(&folder).unwrap().map(|log| std::fs::read_to_string(log.unwrap().path()).unwrap());
+    let first =
+        |log: String| log.lines().find_map(|line| line.split_once(" INFO epoch 1 ").map(|(_, said)| said.to_string()));
+    let said: Vec<Option<String>> = logs.map(first).collect();
+    std::fs::remove_dir_all(&folder).unwrap();
+    assert_eq!(said.len(), 6, "{said:?}");
+    assert!(said[0].is_some() && said.iter().all(|one| *one == said[0]), "{said:?}");
+}
+
 #[test]
 fn on_uneven_nodes_every_rank_s_nic_carries_its_rank_s_bytes() {
     if !allowed() {

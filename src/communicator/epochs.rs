@@ -1,7 +1,7 @@
 //! Epochs: shares of all-reduces by what links deliver while the program runs.
 //!
 //! After every so many all-reduces (`STRATA_MEASURE_EVERY`) the ranks tell each other, in the order of calls, what their links to other
-//! nodes have delivered since the last time. All compute the same [shares](crate::selection::shares) of that, and these hold from
+//! nodes have delivered since the last time. All compute the same [`shares`] of that, and these hold from
 //! the next call on. Nothing is sent to measure anything: figures are of messages that go anyway.
 
 use super::{CollectiveCall, Comm};

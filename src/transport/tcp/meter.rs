@@ -1,18 +1,18 @@
 //! What a rank's NIC delivers, by what the peers' systems have acknowledged while time passed.
 //!
 //! A stretch of time in which the NIC had nothing to send, or a receiver was too busy to read, says too little, and never too much. So of
-//! several stretches the best one counts. Stretches are short: a NIC that has little to carry shows by its messages what it could.
+//! several stretches the best one counts.
 #![forbid(unsafe_code)]
 
 use std::time::{Duration, Instant};
 
 /// Bytes of a stretch at least: a link may take some hundred KiB at once after a pause.
-const STRETCH_BYTES: u64 = 256 << 10;
+const STRETCH_BYTES: u64 = 1 << 20;
 /// Its time at least, unless so much more was delivered.
 const STRETCH: Duration = Duration::from_millis(10);
 const MANY_BYTES: u64 = 16 << 20;
 /// A stretch in which fewer were delivered for so long has pauses.
-const LONGEST: Duration = Duration::from_millis(200);
+const LONGEST: Duration = Duration::from_millis(500);
 
 /// The pause between two looks, at least; and so many times what a look takes.
 const PAUSE: Duration = Duration::from_millis(5);
