@@ -162,7 +162,7 @@ mod tests {
         let shares = of_rates(&grid, &known(&[25.0, 25.0, 25.0, 5.0])).unwrap();
         let parts: Vec<u32> = shares.weights.parts().collect();
         assert_eq!((parts[0], parts[2]), (parts[1], parts[3]));
-        assert!(parts[0] == 5 * parts[2] && shares.gain > 2.9, "{shares:?}");
+        assert!((4.9..5.2).contains(&(f64::from(parts[0]) / f64::from(parts[2]))) && shares.gain > 2.9, "{shares:?}");
     }
 
     #[test]
