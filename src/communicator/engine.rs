@@ -488,7 +488,8 @@ impl Engine {
                     return Ok(Progress::Moved);
                 }
             }
-            let epochs = self.running.take().and_then(|running| running.epochs);
+            let epochs = self.running.as_mut().and_then(|running| running.epochs.take());
+            self.running = None;
             epochs.iter().for_each(|epochs| self.begin_epoch(epochs));
         }
         Ok(progress)

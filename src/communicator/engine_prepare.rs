@@ -15,7 +15,8 @@ use crate::selection::{Decision, Executor, Selection};
 use std::sync::Arc;
 
 impl Engine {
-    /// Begins the call in which ranks tell each other what their links deliver, whatever the device.
+    /// Begins the call in which ranks tell each other what their links deliver, whatever the device. Not on every call's stack.
+    #[inline(never)]
     pub(in crate::communicator) fn begin_telling(&mut self, epochs: &Arc<Epochs>) -> Result<()> {
         let call = epochs.call();
         epochs.tell(self.transport.delivers());
@@ -76,8 +77,7 @@ impl Engine {
         let reason = if weights.is_some() { "links deliver differently" } else { &decision.reason };
         self.explain_choice(call, (choice, reason), &layout, program.rounds());
         self.forget_oldest();
-        let parts = weights.map_or(String::new(), |weights| format!(" {:?}", weights.parts().collect::<Vec<_>>()));
-        let signature = signature(call, &(choice.exact() + &parts));
+        let signature = signature(call, &Engine::named(choice, weights));
         let (execution, names) = (Execution::new(), None);
         let decision = decision.clone();
         self.recent.push(Ready {
@@ -95,7 +95,15 @@ impl Engine {
         Ok(self.recent.len() - 1)
     }
 
+    /// What names the shares to other ranks.
+    #[inline(never)]
+    fn named(choice: &algorithms::Choice, weights: Option<&Arc<ChunkWeights>>) -> String {
+        let parts = weights.map_or(String::new(), |weights| format!(" {:?}", weights.parts().collect::<Vec<_>>()));
+        choice.exact() + &parts
+    }
+
     /// Bytes of a segment of each block, and segments in flight, of those that are wished for: what room there is for their scratch.
+    #[inline(never)]
     fn segments(
         &self,
         program: &Program,
@@ -134,6 +142,7 @@ impl Engine {
     }
 
     /// The choice and the shares of a call that has shares by what links deliver.
+    #[inline(never)]
     fn shared(&self, call: &CollectiveCall, decision: &Decision) -> Option<(algorithms::Choice, Arc<ChunkWeights>)> {
         let weights = self.shares.as_ref().filter(|_| !self.is_trial)?;
         let choice = epochs::shared_choice(call, decision, &self.grid)?;

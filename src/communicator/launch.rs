@@ -626,6 +626,7 @@ impl Drop for OperationBatch {
 }
 
 /// Begins to tell the other ranks what this one's link delivers.
+#[inline(never)]
 fn tell(comm: &Comm, engine: &mut Engine, epochs: &Arc<Epochs>) -> Result<Active> {
     comm.status.begin(epochs.summary());
     engine.begin_telling(epochs)?;
