@@ -10,7 +10,8 @@ mod ranks;
 
 use loopback::Loopback;
 use ranks::{communicators, content, memory};
-use std::sync::{Arc, Barrier, Mutex, Once};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, Once};
 use std::time::Duration;
 use strata::communicator::{launch, CollectiveCall, Comm, Launch, Operation};
 use strata::device::StreamRef;
@@ -25,12 +26,21 @@ use strata::transport::{
     self, Departure, Endpoint, Envelope, Exchange, Opener, Probe, Sink, Site, TransportKind, Wakeups,
 };
 
-/// What each rank's link delivers, in bytes for each microsecond; 0 where that is not known.
-static RATES: Mutex<Vec<f64>> = Mutex::new(Vec::new());
+/// The most ranks of a test.
+const MOST_RANKS: usize = 16;
 
-fn rate_of(rank: Rank) -> Option<f64> {
-    let rates = RATES.lock().unwrap();
-    rates.get(rank.index()).copied().filter(|rate| *rate > 0.0)
+/// A rank's link: what it delivers, as the rank's thread says, and what it has sent. No other thread looks at it.
+#[derive(Default)]
+struct Link {
+    /// Bytes for each microsecond, as bits of a float; 0 where that is not known.
+    rate: AtomicU64,
+    sent: AtomicU64,
+}
+
+static LINKS: [Link; MOST_RANKS] = [const { Link { rate: AtomicU64::new(0), sent: AtomicU64::new(0) } }; MOST_RANKS];
+
+fn set_rate(rank: usize, rate: f64) {
+    LINKS[rank].rate.store(rate.to_bits(), Ordering::Relaxed);
 }
 
 /// The example's transport, whose links deliver what the test says.
@@ -77,7 +87,12 @@ impl Opener for MeteredOpener {
 
 impl Endpoint for MeteredEndpoint {
     fn send(&mut self, peer: usize, token: Token, envelope: Envelope, src: &[Region]) -> Result<Started> {
-        self.inner.send(peer, token, envelope, src)
+        let started = self.inner.send(peer, token, envelope, src)?;
+        if started != Started::Busy {
+            let bytes: usize = src.iter().map(Region::len).sum();
+            LINKS[self.me.index()].sent.fetch_add(bytes as u64, Ordering::Relaxed);
+        }
+        Ok(started)
     }
 
     fn recv(&mut self, peer: usize, token: Token, envelope: Envelope, sink: Sink<'_>) -> Result<Started> {
@@ -97,7 +112,8 @@ impl Endpoint for MeteredEndpoint {
     }
 
     fn delivers(&mut self) -> Option<f64> {
-        rate_of(self.me)
+        let rate = f64::from_bits(LINKS[self.me.index()].rate.load(Ordering::Relaxed));
+        (rate > 0.0).then_some(rate)
     }
 
     fn wait(&mut self, limit: Duration) -> Result<()> {
@@ -162,8 +178,9 @@ fn expected(case: Case, nranks: usize, at: usize) -> Vec<u8> {
     element(case.dtype, if case.op == RedOp::Max { values.max().unwrap() } else { values.sum() })
 }
 
-/// Makes the call, and looks at every element of its result. Values repeat, and so do results.
-fn all_reduce(comm: &Arc<Comm>, case: Case) {
+/// Makes the call, and looks at every element of its result. Values repeat, and so do results. What this rank has sent to other nodes for
+/// it, in parts of the vector.
+fn all_reduce(comm: &Arc<Comm>, case: Case) -> f64 {
     const PERIOD: usize = 11;
     let Case { count, dtype, op, in_place } = case;
     let repeated = |one: &dyn Fn(usize) -> Vec<u8>| -> Vec<u8> {
@@ -172,28 +189,19 @@ fn all_reduce(comm: &Arc<Comm>, case: Case) {
     };
     let input = memory(&repeated(&|at| element(dtype, value(comm.rank(), at))));
     let output = if in_place { input } else { memory(&vec![0; count * dtype.size()]) };
-    let call = CollectiveCall {
-        collective: Collective::AllReduce,
-        input: input.as_device(),
-        output: output.as_device(),
-        count,
-        blocks: None,
-        joined: None,
-        tag: 0,
-        dtype,
-        reduction: Some(Reduction::new(op, dtype, comm.nranks())),
-        factor_at: None,
-        residual: None,
-        root: Rank(0),
-        algorithm: None,
-        decision: None,
-    };
+    let reduction = Some(Reduction::new(op, dtype, comm.nranks()));
+    let buffers = [input.as_device(), output.as_device()];
+    let call = CollectiveCall { reduction, ..CollectiveCall::new(Collective::AllReduce, buffers, count, dtype) };
+    let sent = || LINKS[comm.rank()].sent.load(Ordering::Relaxed);
+    let before = sent();
     launch(vec![Launch { comm: comm.clone(), operation: Operation::Collective(call), stream: StreamRef::Null }])
         .unwrap_or_else(|error| panic!("{case:?}: {error}"));
+    let sent = sent() - before;
     let found = content(output);
     let wanted = repeated(&|at| expected(case, comm.nranks(), at));
     let wrong = found.iter().zip(&wanted).position(|(found, wanted)| found != wanted);
     assert_eq!(wrong, None, "rank {} of {case:?}: byte {wrong:?}", comm.rank());
+    sent as f64 / output.len() as f64
 }
 
 /// Numbers that look random; the same from the same seed.
@@ -210,22 +218,20 @@ impl Numbers {
     }
 }
 
-/// Rates of phases, with calls in each; in the end of a phase all ranks have the shares that its rates ask for.
+/// Rates of phases, with calls in each; in the end of a phase all ranks have the shares that its rates ask for. Each rank says for itself
+/// what its link delivers, so none waits for the others but in calls.
 fn run(sizes: &[usize], phases: &[(Vec<f64>, Vec<Case>)]) {
     let grid = Grid::blocks(sizes);
-    let barrier = Barrier::new(grid.nranks());
     communicators(sizes, |comm| {
         let mut before = None;
         for (rates, cases) in phases {
-            if barrier.wait().is_leader() {
-                *RATES.lock().unwrap() = rates.clone();
+            set_rate(comm.rank(), rates[comm.rank()]);
+            for case in cases {
+                all_reduce(comm, *case);
             }
-            barrier.wait();
-            cases.iter().for_each(|case| all_reduce(comm, *case));
-            let told: Vec<Option<f64>> = rates.iter().map(|&rate| Some(rate).filter(|rate| *rate > 0.0)).collect();
+            let told: Vec<Option<f64>> = rates.iter().map(|&rate| Some(rate)).collect();
             before = shares::next(&grid, before, &told);
             assert_eq!(comm.node_shares(), before, "rank {} with {rates:?} on {sizes:?}", comm.rank());
-            barrier.wait();
         }
     });
 }
@@ -253,28 +259,36 @@ fn shares_follow_what_links_deliver_and_come_back() {
 fn calls_that_are_too_short_to_count_change_nothing() {
     begin();
     let _alone = alone();
-    let mut rates = vec![25.0; 4];
-    rates[2] = 3.0;
     let phases = [vec![float(1000); 4], vec![float(300_000); 2], vec![float(1000); 3]];
-    RATES.lock().unwrap().clone_from(&rates);
     let [short, long, after] = phases;
     communicators(&[1; 4], |comm| {
-        short.iter().for_each(|case| all_reduce(comm, *case));
+        set_rate(comm.rank(), if comm.rank() == 2 { 3.0 } else { 25.0 });
+        for case in &short {
+            all_reduce(comm, *case);
+        }
         assert_eq!(comm.node_shares(), None);
-        long.iter().chain(&after).for_each(|case| all_reduce(comm, *case));
+        for case in long.iter().chain(&after) {
+            all_reduce(comm, *case);
+        }
         assert!(comm.node_shares().is_some());
     });
 }
 
 #[test]
-fn shares_that_hold_are_tried_against_even_ones_now_and_then() {
+fn a_slow_link_has_less_to_carry_but_in_trials_of_even_shares() {
     begin();
     let _alone = alone();
-    // Even shares for one call after 4 tellings, which is the 9th call, and after 8 more.
-    run(
-        &[2, 2, 2],
-        &[(vec![25.0, 25.0, 5.0, 25.0, 25.0, 25.0], (0..30).map(|at| float(262_144 + 1000 * at)).collect())],
-    );
+    const SLOW: usize = 2;
+    communicators(&[2, 2, 2], |comm| {
+        set_rate(comm.rank(), if comm.rank() == SLOW { 5.0 } else { 25.0 });
+        let sent: Vec<f64> = (0..30).map(|at| all_reduce(comm, float(262_144 + 1000 * at))).collect();
+        // Two thirds of a vector on two rails where shares are even; a third of that otherwise.
+        let even: Vec<usize> = (0..30).filter(|&at| sent[at] > 0.4).collect();
+        if comm.rank() == SLOW {
+            // Until the first telling, and after 4 and 8 more.
+            assert_eq!(even, [0, 1, 8, 24], "{sent:?}");
+        }
+    });
 }
 
 #[test]

@@ -261,22 +261,8 @@ impl Call {
             return Ok(());
         }
         let residual = self.residual(Some(reduction), sent, [input, output])?;
-        let call = CollectiveCall {
-            collective,
-            input,
-            output,
-            count,
-            blocks: None,
-            dtype,
-            reduction: Some(reduction),
-            factor_at: None,
-            residual,
-            root: Rank(0),
-            algorithm: None,
-            tag: 0,
-            joined: None,
-            decision: None,
-        };
+        let plain = CollectiveCall::new(collective, [input, output], count, dtype);
+        let call = CollectiveCall { reduction: Some(reduction), residual, ..plain };
         submit(&CodedVendorCall { handle: self.comm.0, call, code, op, stream: self.stream.0, nranks }, library)
     }
 

@@ -172,13 +172,16 @@ impl Epochs {
 /// asked for, or cannot have shares.
 pub(super) fn shared_choice(call: &CollectiveCall, decision: &Decision, grid: &Grid) -> Option<Choice> {
     let Executor::Own(Selection { choice, .. }) = &decision.executor else { return None };
+    if !counts(call) {
+        return None;
+    }
     let is_free = !matches!(decision.by, Policy::Named | Policy::Code | Policy::Script | Policy::Thresholds);
     let shared = match grid.nrails() {
         1 => Choice::flat("direct"),
         _ if choice.name == "two_level" => Choice { rail: "direct".to_string(), ..choice.clone() },
         _ => Choice::leveled("two_level", "direct", "direct"),
     };
-    (counts(call) && (is_free || shared == *choice)).then_some(shared)
+    (is_free || shared == *choice).then_some(shared)
 }
 
 impl Comm {
@@ -196,5 +199,21 @@ impl Comm {
             let _ = self.epochs.set(Arc::new(Epochs::new(self, every)?));
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn even_shares_are_tried_less_and_less_often_while_others_hold() {
+        let grid = Grid::blocks(&[1; 3]);
+        let mut known = Known { patience: FIRST_PATIENCE, ..Known::default() };
+        assert!((0..100).all(|_| !known.is_trial()), "nothing else holds");
+        known.held = 0;
+        known.shares = shares::of_rates(&grid, &[Some(25.0), Some(5.0), Some(25.0)]);
+        let trials: Vec<u32> = (1..=200).filter(|_| known.is_trial()).collect();
+        assert_eq!(trials, [4, 4 + 8, 12 + 16, 28 + 32, 60 + 64, 124 + 64]);
     }
 }

@@ -11,7 +11,6 @@ use crate::memory::{Arena, DeviceRegion};
 use crate::plan::Collective;
 use crate::selection::links::Links;
 use crate::selection::model::AUTO;
-use crate::topo::Rank;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -29,23 +28,8 @@ const WORD: usize = 16;
 
 impl CollectiveCall {
     /// A call of Strata's own that only moves bytes, of rank 0 where there is a root: input and output, and the bytes of a block.
-    pub(super) fn of_bytes(collective: Collective, [input, output]: [DeviceRegion; 2], count: usize) -> CollectiveCall {
-        CollectiveCall {
-            collective,
-            input,
-            output,
-            count,
-            blocks: None,
-            joined: None,
-            tag: 0,
-            dtype: DataType::I8,
-            reduction: None,
-            factor_at: None,
-            residual: None,
-            root: Rank(0),
-            algorithm: None,
-            decision: None,
-        }
+    pub(super) fn of_bytes(collective: Collective, buffers: [DeviceRegion; 2], count: usize) -> CollectiveCall {
+        CollectiveCall::new(collective, buffers, count, DataType::I8)
     }
 }
 

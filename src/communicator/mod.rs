@@ -164,6 +164,27 @@ pub struct CollectiveCall {
 }
 
 impl CollectiveCall {
+    /// A call of blocks of `count` elements that reduces nothing, of rank 0 where there is a root: its send and its receive buffer.
+    pub fn new(collective: Collective, buffers: [DeviceRegion; 2], count: usize, dtype: DataType) -> CollectiveCall {
+        let [input, output] = buffers;
+        CollectiveCall {
+            collective,
+            input,
+            output,
+            count,
+            blocks: None,
+            dtype,
+            reduction: None,
+            factor_at: None,
+            residual: None,
+            root: Rank(0),
+            algorithm: None,
+            tag: 0,
+            joined: None,
+            decision: None,
+        }
+    }
+
     /// Whether the buffers of `rank` overlap as NCCL's in-place convention says.
     pub fn in_place(&self, rank: Rank) -> bool {
         if let Some(joined) = &self.joined {

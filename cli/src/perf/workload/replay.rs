@@ -179,8 +179,9 @@ impl<'a> Replay<'a> {
         let buffers = self.buffers_of(call);
         let (comm, place) = (&self.comms[call.group], self.places[call.group]);
         let stream = comm.stream().ok_or_else(|| Error::Internal("a group without a stream".into()))?;
+        let sizes = call.sizes(place.nranks);
         let begun = stream.mark()?;
-        match call.sizes(place.nranks) {
+        match sizes {
             Some(sizes) => issue_skewed(call.kind, comm, &buffers, (&sizes, place.rank))?,
             None => call.kind.issue(comm, &buffers, RedOp::Sum.code(), place)?,
         }

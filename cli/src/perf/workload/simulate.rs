@@ -131,12 +131,14 @@ impl Here {
             _ => bytes,
         };
         let vendor = || self.vendor(collective, padded);
+        if let (CallBy::Strata, Some(skew)) = (by, skew) {
+            return self.skewed(collective, bytes, skew, vendor()).map(Some);
+        }
         let law = match by {
             CallBy::Vendor => vendor(),
             CallBy::Pccl => self.pccl(collective, padded).or_else(vendor),
             CallBy::Carrier(name) => self.machine.carrier_ns(name, collective, &self.grid, bytes, skew)?,
             CallBy::Quickest => self.mix(collective, bytes, skew),
-            CallBy::Strata if skew.is_some() => return self.skewed(collective, bytes, skew, vendor()),
             CallBy::Strata if moves => return self.moved(collective, bytes),
             CallBy::Strata => return self.strata(collective, bytes, vendor().unwrap_or(f64::INFINITY)).map(Some),
         };
@@ -166,14 +168,7 @@ impl Here {
 
     /// Blocks of different sizes by Strata. Inside a node it leaves them to the library that is quickest there, and in front of the
     /// vendor's library, which takes `vendor`, where it leaves the even call to it.
-    fn skewed(
-        &self,
-        collective: Collective,
-        bytes: usize,
-        skew: Option<Skew>,
-        vendor: Option<f64>,
-    ) -> Result<Option<Price>> {
-        let Some(skew) = skew else { return Ok(None) };
+    fn skewed(&self, collective: Collective, bytes: usize, skew: Skew, vendor: Option<f64>) -> Result<Price> {
         let law = match self.grid.nnodes() {
             1 => vendor.into_iter().chain(self.mix(collective, bytes, Some(skew))).min_by(f64::total_cmp),
             _ => {
@@ -181,13 +176,13 @@ impl Here {
                 vendor.filter(|_| self.own(collective, bytes, even).is_none())
             }
         };
-        if law.is_some() {
-            return Ok(law.map(Price::by_law));
+        if let Some(ns) = law {
+            return Ok(Price::by_law(ns));
         }
         let message_bytes = if collective == Collective::AllToAll { bytes.div_ceil(self.grid.nranks()) } else { bytes };
         let how = route::skewed(&self.grid, collective, message_bytes, skew)?;
         let detail = Detail { skew: Some(skew), ..Detail::default() };
-        price(&self.machine, &self.grid, collective, message_bytes, &how, detail).map(Some)
+        price(&self.machine, &self.grid, collective, message_bytes, &how, detail)
     }
 
     fn mix(&self, collective: Collective, bytes: usize, skew: Option<Skew>) -> Option<f64> {
@@ -300,7 +295,7 @@ mod tests {
         let (here, bytes) = (here("frontier", &labels), 32 << 20);
         for (name, skew) in Skew::ALL {
             let law = here.by_links(&Asked { kind: Kind::AllToAll, bytes, skew: Some(skew) });
-            let simulated = here.skewed(Collective::AllToAll, bytes, Some(skew), None).unwrap().unwrap().ns;
+            let simulated = here.skewed(Collective::AllToAll, bytes, skew, None).unwrap().ns;
             // The law has the NICs of a node as one: at the worst all that comes in goes by a single one.
             let nics = here.machine.node.nics.value;
             assert!(law <= simulated * 1.01 && simulated <= law * nics * 1.05, "{name}: {law} {simulated}");
