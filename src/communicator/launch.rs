@@ -380,8 +380,8 @@ impl OperationBatch {
                         if begin(&self.comm, engine, call, self.followed.get_mut(index), records)? {
                             self.active = Active::Collective;
                         }
-                    } else if let Some(epochs) = self.telling.take() {
-                        self.active = tell(&self.comm, engine, &epochs)?;
+                    } else if self.telling.is_some() {
+                        self.active = tell(&self.comm, engine, &mut self.telling)?;
                     } else if !self.messages.is_empty() {
                         self.records.begin_messages(&self.comm);
                         self.active = match engine.begin_independent(std::mem::take(&mut self.messages))? {
@@ -625,11 +625,16 @@ impl Drop for OperationBatch {
     }
 }
 
-/// Begins to tell the other ranks what this one's link delivers.
+/// Begins the next call in which the ranks tell each other of their links, or measure them, until there is none.
 #[inline(never)]
-fn tell(comm: &Comm, engine: &mut Engine, epochs: &Arc<Epochs>) -> Result<Active> {
-    comm.status.begin(epochs.summary());
-    engine.begin_telling(epochs)?;
+fn tell(comm: &Comm, engine: &mut Engine, telling: &mut Option<Arc<Epochs>>) -> Result<Active> {
+    let Some(epochs) = telling.as_ref() else { return Ok(Active::Waiting) };
+    let Some(call) = epochs.next(comm)? else {
+        *telling = None;
+        return Ok(Active::Waiting);
+    };
+    comm.status.begin(call.summary());
+    engine.begin_telling(epochs, call)?;
     Ok(Active::Telling)
 }
 
