@@ -5,7 +5,7 @@ mod prepare;
 
 use super::again::{Begun, PreparedCalls};
 use super::device::{Device, HostDevice, MakeDevice};
-use super::epochs::{Epochs, Pace};
+use super::epochs::{CallPace, Epochs};
 use super::front::CallFront;
 use super::independent::{IndependentBatch, IndependentMessages};
 use super::joined::{self, JoinedStage, PACKED_ROOM_BYTES};
@@ -100,7 +100,7 @@ pub struct Engine {
     /// What each rank has of all-reduces, where links deliver differently.
     shares: Option<Arc<ChunkWeights>>,
     /// How long all-reduces take, where ranks tell each other.
-    pace: Option<Box<Pace>>,
+    pace: Option<Box<CallPace>>,
     /// Whether the ranks exchange on boards.
     board: bool,
     /// What a message of the program's is cut into, the same on all ranks.

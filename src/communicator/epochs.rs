@@ -29,13 +29,13 @@ const WORD: usize = NUMBERS * size_of::<f64>();
 
 /// How long the counted calls take: of the largest ones since that was last asked the quickest.
 #[derive(Debug, Default)]
-pub(super) struct Pace {
+pub(super) struct CallPace {
     begun: Option<(Instant, usize)>,
     class: u32,
     least: Option<f64>,
 }
 
-impl Pace {
+impl CallPace {
     /// A call begins.
     #[inline(never)]
     pub(super) fn begin(&mut self, call: &CollectiveCall) {
@@ -62,7 +62,7 @@ impl Pace {
 
     /// The size of these calls as a power of two, and the nanoseconds of a byte.
     fn take(&mut self) -> (u32, Option<f64>) {
-        let Pace { class, least, .. } = std::mem::take(self);
+        let CallPace { class, least, .. } = std::mem::take(self);
         (class, least)
     }
 }
@@ -172,13 +172,13 @@ impl Epochs {
     }
 
     /// The call begins: what this rank has to tell is what its link delivers where that is known, and how long calls took.
-    pub(super) fn begin(&self, delivers: Option<f64>, pace: Option<&mut Pace>) {
+    pub(super) fn begin(&self, delivers: Option<f64>, pace: Option<&mut CallPace>) {
         let mut known = locked(&self.known);
         if known.round.is_some() {
             known.begun = Some(Instant::now());
             return;
         }
-        let (class, pace) = pace.map_or((0, None), Pace::take);
+        let (class, pace) = pace.map_or((0, None), CallPace::take);
         known.class = class;
         let numbers = [delivers.unwrap_or(0.0), pace.unwrap_or(0.0), std::mem::take(&mut known.figure)];
         let word: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
@@ -325,7 +325,7 @@ mod tests {
 
     #[test]
     fn the_quickest_of_the_largest_calls_says_how_fast_they_are() {
-        let mut pace = Pace::default();
+        let mut pace = CallPace::default();
         assert_eq!(pace.take(), (0, None));
         for (bytes, ns) in [(1 << 20, 9e6), (1 << 24, 4e7), (1 << 24, 2e7), (1 << 20, 1e6), (1 << 24, 3e7)] {
             pace.take_in(bytes, ns);
