@@ -1,12 +1,25 @@
 //! All-reduces whose shares follow what links deliver: right results for any grid, type and operation, before, while and after shares
 //! change, and the same shares on all ranks. Rates are made up by a transport of the test's own.
-#![forbid(unsafe_code)]
 
+#[allow(dead_code)]
+#[path = "../built/mod.rs"]
+mod built;
+#[allow(dead_code)]
+#[path = "../cases/mod.rs"]
+mod cases;
 #[path = "../../examples/transport/loopback.rs"]
 mod loopback;
 #[allow(dead_code, reason = "of the example's")]
 #[path = "../../examples/transport/ranks.rs"]
 mod ranks;
+#[allow(dead_code)]
+#[path = "../soft/mod.rs"]
+mod soft;
+#[allow(dead_code)]
+#[path = "../world/mod.rs"]
+mod world;
+
+mod device;
 
 use loopback::Loopback;
 use ranks::{communicators, content, memory};
@@ -181,6 +194,10 @@ fn expected(case: Case, nranks: usize, at: usize) -> Vec<u8> {
 /// Makes the call, and looks at every element of its result. Values repeat, and so do results. What this rank has sent to other nodes for
 /// it, in parts of the vector.
 fn all_reduce(comm: &Arc<Comm>, case: Case) -> f64 {
+    all_reduce_by(comm, case, launch)
+}
+
+fn all_reduce_by(comm: &Arc<Comm>, case: Case, launch: impl FnOnce(Vec<Launch>) -> Result<()>) -> f64 {
     const PERIOD: usize = 11;
     let Case { count, dtype, op, in_place } = case;
     let repeated = |one: &dyn Fn(usize) -> Vec<u8>| -> Vec<u8> {
