@@ -35,6 +35,6 @@ fn shares_follow_rates_and_links_are_measured() {
     world::run(Grid::blocks(&[2, 1, 2]), |member| {
         let sent = calls(member, &[0.0; 5], 6);
         let measured = 4.0 * 262_244.0 * sent[1] - 4.0 * 262_144.0 * sent[0];
-        assert!(measured > 3.0 * f64::from(1 << 20), "three rounds: {sent:?}");
+        assert!(measured > 2.9 * f64::from(1 << 20), "three rounds: {sent:?}");
     });
 }
