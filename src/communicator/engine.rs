@@ -488,10 +488,7 @@ impl Engine {
                     return Ok(Progress::Moved);
                 }
             }
-            let epochs = self.running.as_mut().and_then(|running| running.epochs.take());
-            self.running = None;
-            self.pace.iter_mut().for_each(|pace| pace.end());
-            epochs.iter().for_each(|epochs| self.begin_epoch(epochs));
+            self.end_running();
         }
         Ok(progress)
     }

@@ -33,10 +33,16 @@ impl Engine {
         Ok(())
     }
 
-    /// Such a call has ended: what holds from now on.
+    /// The call that was running has ended: if ranks have told each other of their links in it, other shares may hold from now on.
     #[inline(never)]
-    pub(super) fn begin_epoch(&mut self, epochs: &Epochs) {
-        self.shares = epochs.end(&self.grid, self.rank, self.sequence + 1);
+    pub(super) fn end_running(&mut self) {
+        let epochs = self.running.as_mut().and_then(|running| running.epochs.take());
+        self.running = None;
+        match (epochs, &mut self.pace) {
+            (Some(epochs), _) => self.shares = epochs.end(&self.grid, self.rank, self.sequence + 1),
+            (None, Some(pace)) => pace.end(),
+            (None, None) => {}
+        }
     }
 
     /// The index in `recent` of what this call needs. Apart from `poll`, whose frame is on every call's stack.

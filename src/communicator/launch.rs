@@ -381,7 +381,7 @@ impl OperationBatch {
                             self.active = Active::Collective;
                         }
                     } else if self.telling.is_some() {
-                        self.active = tell(&self.comm, engine, &mut self.telling)?;
+                        tell(&self.comm, engine, &mut self.telling, &mut self.active)?;
                     } else if !self.messages.is_empty() {
                         self.records.begin_messages(&self.comm);
                         self.active = match engine.begin_independent(std::mem::take(&mut self.messages))? {
@@ -627,15 +627,16 @@ impl Drop for OperationBatch {
 
 /// Begins the next call in which the ranks tell each other of their links, or measure them, until there is none.
 #[inline(never)]
-fn tell(comm: &Comm, engine: &mut Engine, telling: &mut Option<Arc<Epochs>>) -> Result<Active> {
-    let Some(epochs) = telling.as_ref() else { return Ok(Active::Waiting) };
+fn tell(comm: &Comm, engine: &mut Engine, telling: &mut Option<Arc<Epochs>>, active: &mut Active) -> Result<()> {
+    let Some(epochs) = telling.as_ref() else { return Ok(()) };
     let Some(call) = epochs.next(comm)? else {
         *telling = None;
-        return Ok(Active::Waiting);
+        return Ok(());
     };
     comm.status.begin(call.summary());
     engine.begin_telling(epochs, call)?;
-    Ok(Active::Telling)
+    *active = Active::Telling;
+    Ok(())
 }
 
 /// What was active has ended, when so many collectives have begun.
