@@ -22,9 +22,9 @@ use std::time::Instant;
 
 /// Bytes of the shortest all-reduces that are counted and shared: what links deliver matters to those.
 const LEAST_BYTES: usize = 1 << 20;
-/// A rank's word: what its link delivers where the transport knows that, the least time of a byte, and what it has received in a round.
-/// A number that is not known is 0.
-const NUMBERS: usize = 3;
+/// A rank's word: what its link delivers where the transport knows that, the size of its calls, the least time of a byte, and what it has
+/// received in a round. A number that is not known is 0.
+const NUMBERS: usize = 4;
 const WORD: usize = NUMBERS * size_of::<f64>();
 
 /// How long the counted calls take: of the largest ones since that was last asked the quickest.
@@ -76,8 +76,6 @@ struct Known {
     /// How many times shares have changed.
     epoch: u64,
     profiler: LinkProfiler,
-    /// The size of the calls of which the ranks tell.
-    class: u32,
     /// The round that comes next, or has begun then.
     round: Option<Round>,
     begun: Option<Instant>,
@@ -179,8 +177,8 @@ impl Epochs {
             return;
         }
         let (class, pace) = pace.map_or((0, None), CallPace::take);
-        known.class = class;
-        let numbers = [delivers.unwrap_or(0.0), pace.unwrap_or(0.0), std::mem::take(&mut known.figure)];
+        let figure = std::mem::take(&mut known.figure);
+        let numbers: [f64; NUMBERS] = [delivers.unwrap_or(0.0), class.into(), pace.unwrap_or(0.0), figure];
         let word: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
         self.word.write(&word);
     }
@@ -209,13 +207,13 @@ impl Epochs {
                 numbers.push(f64::from_le_bytes(*bytes));
             }
         }
-        let rates = match known.after(grid, &told) {
-            AfterTelling::Measure(round) => return known.round = Some(round),
-            AfterTelling::Nothing => Vec::new(),
-            AfterTelling::Rates(rates) => rates,
-        };
+        let after = known.after(grid, &told);
+        if let AfterTelling::Measure(round) = after {
+            known.round = Some(round);
+            return;
+        }
         (known.is_over, known.memory) = (true, None);
-        if !rates.is_empty() && known.learn(grid, &rates) {
+        if matches!(after, AfterTelling::Rates(rates) if known.learn(grid, &rates)) {
             tell_change(known, operation);
         }
     }
@@ -223,7 +221,7 @@ impl Epochs {
 
 impl Known {
     /// What comes after the ranks have told these numbers.
-    fn after(&mut self, grid: &Grid, [delivered, paces, figures]: &[Vec<f64>; NUMBERS]) -> AfterTelling {
+    fn after(&mut self, grid: &Grid, [delivered, classes, paces, figures]: &[Vec<f64>; NUMBERS]) -> AfterTelling {
         if self.profiler.round(grid).is_some() {
             return self.profiler.round_took(grid, figures);
         }
@@ -233,7 +231,8 @@ impl Known {
         }
         // Who comes last has waited for nobody.
         let least = paces.iter().filter_map(|&pace| meant(pace)).reduce(f64::min);
-        self.profiler.calls_took(grid, (self.class, least), self.shares.is_some())
+        let class = classes.iter().copied().fold(0.0, f64::max) as u32;
+        self.profiler.calls_took(grid, (class, least), self.shares.is_some())
     }
 
     /// Finds shares by these rates; of ranks of which nothing is known now, by what was. Whether they have changed.
@@ -339,12 +338,11 @@ mod tests {
         let grid = Grid::blocks(&[1; 3]);
         let mut known = Known { rates: vec![None; 3], ..Known::default() };
         let nothing = vec![f64::NAN, -1.0, f64::INFINITY];
-        let after = known.after(&grid, &[nothing.clone(), nothing.clone(), nothing.clone()]);
+        let told: [Vec<f64>; NUMBERS] = std::array::from_fn(|_| nothing.clone());
+        let after = known.after(&grid, &told);
         assert!(matches!(after, AfterTelling::Measure(_)), "{after:?}");
-        while !matches!(
-            known.after(&grid, &[nothing.clone(), nothing.clone(), nothing.clone()]),
-            AfterTelling::Rates(_)
-        ) {}
+        let ends = (0..10).any(|_| matches!(known.after(&grid, &told), AfterTelling::Rates(_)));
+        assert!(ends, "rounds come to an end");
         assert!(!known.learn(&grid, &[None; 3]));
         let slow = [25.0, 2.0, 25.0].map(Some);
         assert!(known.learn(&grid, &slow) && !known.learn(&grid, &[None; 3]) && known.shares.is_some());
