@@ -1,7 +1,7 @@
 //! What the engine gets ready before a call runs: its program, its layout, its room, and what each rank has of it.
 #![forbid(unsafe_code)]
 
-use super::{least_scratch, signature, Engine, Ready, Running};
+use super::{least_scratch, signature, Engine, Ready, Running, Staged};
 use crate::algorithms;
 use crate::communicator::device::Device;
 use crate::communicator::epochs::{self, Epochs};
@@ -70,34 +70,46 @@ impl Engine {
         };
         let program = self.program(choice, call, staged)?;
         let (segment_bytes, window) = self.segments(&program, choice, call, weights, (*segment_bytes, *window))?;
+        let weights = weights.cloned();
+        Ok(self.keep(call, (decision, choice), (staged, weights), (program, segment_bytes, window)))
+    }
+
+    /// Keeps what a call needs; its index. Apart from `prepare`, under whose frame plans are built.
+    #[inline(never)]
+    fn keep(
+        &mut self,
+        call: &CollectiveCall,
+        (decision, choice): (&Arc<Decision>, &algorithms::Choice),
+        (staged, weights): (Staged, Option<Arc<ChunkWeights>>),
+        (program, segment_bytes, window): (Arc<Program>, usize, usize),
+    ) -> usize {
         let elem_bytes = call.dtype.size();
         let layout = match &call.blocks {
             None => program.layout(call.count, elem_bytes, segment_bytes),
             Some(blocks) => program.layout_of(blocks.clone(), elem_bytes, segment_bytes),
         };
-        let layout = match weights {
+        let layout = match &weights {
             Some(weights) => layout.weighted(weights.clone()),
             None => layout,
         };
         let reason = if weights.is_some() { "links deliver differently" } else { &decision.reason };
         self.explain_choice(call, (choice, reason), &layout, program.rounds());
         self.forget_oldest();
-        let signature = signature(call, &Engine::named(choice, weights));
+        let signature = signature(call, &Engine::named(choice, weights.as_ref()));
         let (execution, names) = (Execution::new(), None);
-        let decision = decision.clone();
         self.recent.push(Ready {
             call: call.clone(),
-            decision,
+            decision: decision.clone(),
             staged,
             program,
             layout,
             window,
-            weights: weights.cloned(),
+            weights,
             signature,
             execution,
             names,
         });
-        Ok(self.recent.len() - 1)
+        self.recent.len() - 1
     }
 
     /// What names the shares to other ranks.

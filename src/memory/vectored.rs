@@ -27,9 +27,8 @@ fn moved(result: isize) -> io::Result<usize> {
     usize::try_from(result).map_err(|_| io::Error::last_os_error())
 }
 
-/// A message of at most so many bytes goes through one buffer: `send` of that takes less time than `sendmsg` of several. It lies on the
-/// stack of whoever calls, which programs keep short.
-const GATHERED: usize = 896;
+/// A message of at most so many bytes goes through one buffer: `send` of that takes less time than `sendmsg` of several.
+const GATHERED: usize = 1024;
 
 /// Sends as many bytes of the slices and then of the regions, in order, as the socket takes now. Never raises SIGPIPE,
 /// never blocks.
