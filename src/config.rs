@@ -114,6 +114,17 @@ words! {
     "one of auto, all and own is wanted"
 }
 
+words! {
+    /// What becomes of a communicator when ranks are lost.
+    Lost {
+        /// Its calls fail.
+        Fail = "fail",
+        /// The others go on without them.
+        Continue = "continue"
+    },
+    "one of fail and continue is wanted"
+}
+
 /// Whether messages between nodes are coded without loss.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LosslessSetting {
@@ -289,6 +300,8 @@ variables! {
         "Read large messages straight out of a peer's memory (process_vm_readv) where the system allows it.";
     "STRATA_FUSE" fuse: Fuse = "all", agreed,
         "Calls of one group that become one call, where there is no vendor library. all: calls of the same collective over all their elements, and broadcasts (reduces) with several roots as an all-gather (reduce-scatter). moves: only collectives that reduce nothing, so that reductions have the bits of single calls. off: none.";
+    "STRATA_LOST" lost: Lost = "fail", agreed,
+        "What becomes of a communicator when ranks are lost: their processes have died, or they have left it. fail: its calls fail. continue: the others go on without them, and the call in which they were lost is made again (docs/reliability.md#going-on-without-lost-ranks). In host memory, over shared memory and TCP.";
     "STRATA_STAGE" stage: bool = "true", agreed,
         "Copy messages to ranks of the node into shared memory first, unless they are there already (ncclMemAlloc).";
     "STRATA_EAGER_BYTES" eager_bytes: usize = "16384", local,

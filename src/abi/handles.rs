@@ -262,7 +262,7 @@ impl Handle {
     /// The communicator, if others can be made from it: after a revocation too, but not after a failure.
     pub fn parent(&self) -> Result<Arc<Comm>> {
         let comm = self.ready()?;
-        match comm.failure() {
+        match comm.final_failure() {
             Some(failure) if !self.revoked.load(Ordering::Acquire) => Err(failure),
             _ => Ok(comm),
         }

@@ -301,6 +301,7 @@ impl Comm {
             && !self.suspended.load(Ordering::Acquire)
             && self.status.failure().is_none()
             && self.family.get().is_none_or(|family| family.failure().is_none())
+            && self.survivors.get().is_none()
     }
 
     /// Polls for a while.

@@ -53,18 +53,9 @@ impl Bundle {
 
     /// Runs on the null stream, if that is among the streams, and has ended when this returns; else on the first one. Takes
     /// the order where the caller has not, and lets go of it to run here.
-    pub fn launch(mut self, order: &mut Option<Order>) -> Result<()> {
-        let first = self.streams.iter().position(StreamRef::is_null).unwrap_or(0);
-        let home = self.streams.swap_remove(first);
-        let gate = Opens((!self.streams.is_empty()).then(|| Arc::new(Gate::new(self.streams.len()))));
-        // Two bundles of several threads on the same streams have the same order on each.
-        order.get_or_insert_with(self::order);
-        for stream in self.streams {
-            if let Some(gate) = gate.0.clone() {
-                stream.enqueue(move || gate.pass())?;
-            }
-        }
+    pub fn launch(self, order: &mut Option<Order>) -> Result<()> {
         let mut runs = self.runs;
+        let (home, gate) = hold_up(self.streams, order)?;
         if home.is_null() {
             *order = None;
             return on_stream(runs, gate);
@@ -77,17 +68,37 @@ impl Bundle {
     }
 }
 
+/// Has all of these streams but one wait where they come to this place; the one on which goes on what they wait for.
+pub(super) fn hold_up(mut streams: Vec<StreamRef>, order: &mut Option<Order>) -> Result<(StreamRef, Opens)> {
+    let first = streams.iter().position(StreamRef::is_null).unwrap_or(0);
+    let home = streams.swap_remove(first);
+    let gate = Opens((!streams.is_empty()).then(|| Arc::new(Gate::new(streams.len()))));
+    // Two bundles of several threads on the same streams have the same order on each.
+    order.get_or_insert_with(self::order);
+    for stream in streams {
+        if let Some(gate) = gate.0.clone() {
+            stream.enqueue(move || gate.pass())?;
+        }
+    }
+    Ok((home, gate))
+}
+
 /// Runs them once the gate's streams have arrived, and lets those go on.
 fn on_stream(mut runs: Vec<OperationBatch>, gate: Opens) -> Result<()> {
-    if let Some(gate) = &gate.0 {
-        gate.wait_arrived();
-    }
+    gate.wait_arrived();
     // The failure is kept in the communicator; the stream goes on, as a GPU stream would.
     drive(&mut runs)
 }
 
 /// Opens a gate at its end, also where the runs have never come to it: a stream may have no memory for its thread.
-struct Opens(Option<Arc<Gate>>);
+pub(super) struct Opens(Option<Arc<Gate>>);
+
+impl Opens {
+    /// Waits until the gate's streams have come to it.
+    pub(super) fn wait_arrived(&self) {
+        self.0.iter().for_each(|gate| gate.wait_arrived());
+    }
+}
 
 impl Drop for Opens {
     fn drop(&mut self) {

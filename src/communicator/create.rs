@@ -131,8 +131,15 @@ static NO_MACHINE: PerProcess<Once> = PerProcess::new(Once::new);
 const LONG_BYTES: usize = 1 << 20;
 /// The purpose of a meeting that leaves ranks out begins with this.
 const SHRINK: &str = "shrink to";
+/// And that of a meeting of those who go on without lost ranks.
+const SURVIVORS: &str = "survivors";
 /// How long after news of a loss the meeting is given up: what the lost rank has said before may still be on its way.
 const HOPELESS: Duration = Duration::from_secs(1);
+
+/// Whether ranks that have failed in the parent may come, and come again.
+fn is_without_lost(purpose: &str) -> bool {
+    purpose.starts_with(SHRINK) || purpose.starts_with(SURVIVORS)
+}
 
 /// Watches the ranks of a parent that make a communicator: what one of them was to say never comes if it is lost.
 struct Watch<'a> {
@@ -411,7 +418,7 @@ impl Comm {
         let timeout = self.config.bootstrap_limit();
         let leader_rank = Rank::from_index(ranks[0]);
         Session::join_derived(
-            Derived { leader, leader_rank, room, retries: purpose.starts_with(SHRINK) },
+            Derived { leader, leader_rank, room, retries: is_without_lost(purpose) },
             ranks.len(),
             Rank::from_index(me),
             timeout,
@@ -446,6 +453,16 @@ impl Comm {
         Meeting { session, rank, nranks, options, device, gpu, links, cancel, sibling: Some(sibling) }.hold()
     }
 
+    /// The communicator with which the ranks that are `left` go on in this one's place. Collective over them.
+    pub(super) fn without_lost(&self, left: &[usize], cancel: &AtomicBool) -> Result<Arc<Comm>> {
+        let watch = Watch::new(self, left, true, cancel);
+        let session = self.meet(left, &format!("{SURVIVORS} {left:?}"), 0, 0, &watch)?;
+        let rank = left.iter().position(|&rank| rank == self.rank()).expect("meet checked it");
+        let (options, sibling) = (self.options.clone(), Some(AsSibling::Survivors { parent: self }));
+        let (nranks, device, gpu, links) = (left.len(), self.device, None, self.links.get().copied());
+        Meeting { session, rank, nranks, options, device, gpu, links, cancel, sibling }.hold()
+    }
+
     /// What a communicator gets when it has been made: the figures of its links, and its siblings.
     fn complete(
         self: &Arc<Comm>,
@@ -460,6 +477,7 @@ impl Comm {
         if sibling.is_none_or(AsSibling::carries_data) {
             self.record_calls();
             self.begin_epochs()?;
+            self.begin_survivors();
         }
         Ok(())
     }
@@ -471,7 +489,7 @@ impl Comm {
         options: CommOptions,
         cancel: &AtomicBool,
     ) -> Result<Arc<Comm>> {
-        let watch = Watch::new(self, ranks, purpose.starts_with(SHRINK), cancel);
+        let watch = Watch::new(self, ranks, is_without_lost(purpose), cancel);
         let session = self.meet(ranks, purpose, number, color, &watch).map_err(|error| self.in_parent(ranks, error))?;
         let rank = ranks.iter().position(|&rank| rank == self.rank()).expect("meet checked it");
         let options = CommOptions {
@@ -721,6 +739,7 @@ impl Meeting<'_> {
             siblings: OnceLock::new(),
             windows: Windows::default(),
             epochs: OnceLock::new(),
+            survivors: OnceLock::new(),
             family: OnceLock::new(),
             links: OnceLock::new(),
             carrier,

@@ -127,11 +127,16 @@ impl CallFront {
         stream: &Weak<HostStream>,
     ) -> SmallVec<[Followed; 1]> {
         let Some(joined) = &call.joined else { return smallvec![CallFront::follow(comm, call, stream)] };
-        let whole = |call: &CollectiveCall| {
-            let bytes = call.input.len().max(call.output.len());
-            CallFront::of(comm, [call.input, call.output], bytes, stream)
-        };
-        joined.calls.iter().map(whole).collect()
+        joined.calls.iter().map(|call| CallFront::follow_whole(comm, [call.input, call.output], stream)).collect()
+    }
+
+    /// The same of what is final all at once.
+    pub(super) fn follow_whole(
+        comm: &Arc<Comm>,
+        buffers: [DeviceRegion; 2],
+        stream: &Weak<HostStream>,
+    ) -> Followed {
+        CallFront::of(comm, buffers, buffers[0].len().max(buffers[1].len()), stream)
     }
 
     /// The same of a send or a receive.

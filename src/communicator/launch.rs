@@ -12,7 +12,7 @@ use super::independent::IndependentBatch;
 use super::messages::Messages;
 use super::recorded::BatchRecords;
 use super::stall::Stall;
-use super::{siblings, CollectiveCall, Comm, Direction, Message, Operation, StreamRef, ALIVE};
+use super::{lost, siblings, CollectiveCall, Comm, Direction, Message, Operation, StreamRef, ALIVE};
 use crate::device::gpu::driver::DriverHandle;
 use crate::device::gpu::order::{Arrival, StreamOrder};
 use crate::device::host::stream::HostStream;
@@ -61,6 +61,8 @@ pub(super) struct OperationBatch {
     pub(super) stream: Option<Arc<HostStream>>,
     /// Whether this thread watches the engine, where several may wait for it.
     claim: Claim,
+    /// Fails as soon as a rank is known to be lost.
+    pub(super) needs_all: bool,
     /// What the last poll knew of the engine's news and visits.
     seen: (u64, u64),
     pub(super) records: BatchRecords,
@@ -108,6 +110,9 @@ pub fn launch(batch: Vec<Launch>) -> Result<()> {
 
 /// Launches a single operation.
 pub fn launch_one(mut alone: Launch) -> Result<()> {
+    if alone.comm.survivors.get().is_some() {
+        return lost::launch(vec![alone]);
+    }
     alone.go_by_carrier()?;
     admit(std::slice::from_ref(&alone))?;
     let Launch { comm, operation, stream } = alone;
@@ -185,6 +190,9 @@ fn await_streams(ordered: &mut StreamOrder, comm: &Comm) -> Result<()> {
 }
 
 fn launch_group(batch: Vec<Launch>) -> Result<()> {
+    if batch.iter().any(|launch| launch.comm.survivors.get().is_some()) {
+        return lost::launch(batch);
+    }
     let (bundles, mut order) = begin_group(batch)?;
     // What this thread runs comes last: it waits for streams that others may have to reach as well.
     let (here, elsewhere): (Vec<Bundle>, Vec<Bundle>) = bundles.into_iter().partition(Bundle::has_null);
@@ -241,7 +249,7 @@ pub(super) fn asked_at<T: Copy>(ranks: &[T], time: usize) -> Vec<T> {
 }
 
 impl OperationBatch {
-    fn new(comm: Arc<Comm>) -> OperationBatch {
+    pub(super) fn new(comm: Arc<Comm>) -> OperationBatch {
         OperationBatch {
             comm,
             turn: None,
@@ -255,6 +263,7 @@ impl OperationBatch {
             independent: false,
             stream: None,
             claim: Claim::default(),
+            needs_all: false,
             seen: (0, 0),
             records: BatchRecords::default(),
         }
@@ -299,7 +308,7 @@ impl OperationBatch {
     }
 
     /// Gets the next place among the communicator's operations; messages that wait for no turn, among those of their peers.
-    fn take_turn(&mut self) {
+    pub(super) fn take_turn(&mut self) {
         if let Some(numbers) = self.comm.numbers.as_ref().filter(|_| !self.messages.is_empty()) {
             let (mut numbers, me) = (locked(numbers), self.comm.rank);
             for message in self.messages.iter_mut().filter(|message| message.peer != me) {
@@ -324,13 +333,13 @@ impl OperationBatch {
     }
 
     /// The only operation.
-    fn add(&mut self, operation: Operation) -> Result<()> {
+    pub(super) fn add(&mut self, operation: Operation) -> Result<()> {
         self.record(operation);
         self.decide()
     }
 
     /// Decides about all operations of a group, of which several may become one.
-    fn decide(&mut self) -> Result<()> {
+    pub(super) fn decide(&mut self) -> Result<()> {
         if self.collectives.len() > 1 {
             let calls = std::mem::take(&mut self.collectives).into_vec();
             self.collectives = self.comm.fuse(calls).into_iter().map(|(_, call)| call).collect();
@@ -341,7 +350,7 @@ impl OperationBatch {
         Ok(())
     }
 
-    fn record(&mut self, operation: Operation) {
+    pub(super) fn record(&mut self, operation: Operation) {
         self.records.accept_message(&self.comm, &operation);
         match operation {
             Operation::Collective(call) => self.collectives.push(call),
@@ -454,7 +463,11 @@ impl OperationBatch {
             waiting.retain(|rank| !engine.tells_what_can_come(*rank));
         }
         let is_lost = |(known, loss): &(Instant, Loss)| {
-            let patience = if waiting.contains(&Rank(loss.rank)) { LOST } else { LOST_FOR_OTHERS };
+            let patience = match waiting.contains(&Rank(loss.rank)) {
+                _ if self.needs_all && loss.is_death() => Duration::ZERO,
+                true => LOST,
+                false => LOST_FOR_OTHERS,
+            };
             let hopeless = matches!(self.active, Active::Collective | Active::Telling)
                 && loss.from.is_some_and(|from| from <= begun);
             hopeless || since.max(*known).elapsed() >= patience
@@ -776,6 +789,7 @@ impl Comm {
 
     /// Whether no operation is running or queued.
     pub fn is_quiet(&self) -> bool {
-        self.turns.is_idle() && self.turns.independent.load(Ordering::Acquire) == 0
+        self.survivors.get().is_none_or(|survivors| survivors.is_idle())
+            && self.turns.is_idle() && self.turns.independent.load(Ordering::Acquire) == 0
     }
 }

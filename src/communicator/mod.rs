@@ -23,6 +23,7 @@ mod joined;
 mod joining;
 mod launch;
 mod live;
+mod lost;
 mod measure;
 pub(crate) mod members;
 mod messages;
@@ -346,6 +347,8 @@ pub struct Comm {
     windows: Windows,
     /// How its ranks tell each other what their links deliver, where they do.
     epochs: OnceLock<Arc<epochs::Epochs>>,
+    /// Those who go on when ranks are lost, where they do.
+    survivors: OnceLock<Arc<lost::Survivors>>,
     /// The communicators that fail together, where there are several.
     family: OnceLock<Arc<Family>>,
     /// The links between nodes, once they have been measured.
@@ -528,6 +531,9 @@ impl Comm {
     /// The first failure; also the death of a rank, once nothing has run for a while that the death may leave untouched.
     /// What the program has been told so stays.
     pub fn asynchronous_failure(&self) -> Option<Error> {
+        if self.survivors.get().is_some() {
+            return self.final_failure();
+        }
         let failure = self.failure().or_else(|| self.siblings().find_map(|sibling| sibling.asynchronous_failure()));
         let losses = if failure.is_none() { self.status.losses() } else { Vec::new() };
         let Some((known, loss)) = losses.first().cloned() else { return failure };
@@ -569,10 +575,7 @@ impl Comm {
             _ if self.suspended.load(Ordering::Acquire) => {
                 Err(Error::InvalidUsage("the communicator is suspended".to_string()))
             }
-            _ => match self.failure() {
-                Some(failure) => Err(failure),
-                None => Ok(()),
-            },
+            _ => self.final_failure().map_or(Ok(()), Err),
         }
     }
 
@@ -593,7 +596,8 @@ impl Comm {
 
     fn quiesce(&self) -> Result<()> {
         let limit = self.limit().map_or(FOREVER, |limit| limit + Duration::from_secs(5));
-        match self.turns.wait_all(limit) {
+        let survive = self.survivors.get().is_none_or(|survivors| survivors.wait_all(limit));
+        match survive && self.turns.wait_all(limit) {
             true => Ok(()),
             false => Err(Error::Timeout(format!("operations did not end within {} ms", self.config.timeout_ms))),
         }
@@ -607,6 +611,7 @@ impl Comm {
         self.quiesce()?;
         self.await_delivery(deadline)?;
         self.windows.destroy()?;
+        self.generation().map_or(Ok(()), |generation| generation.finalize())?;
         self.siblings().try_for_each(|sibling| sibling.finalize())
     }
 
@@ -640,6 +645,7 @@ impl Comm {
         let mut quiet = self.quiesce();
         self.siblings().for_each(|sibling| quiet = std::mem::replace(&mut quiet, Ok(())).and(sibling.destroy()));
         quiet = quiet.and(self.windows.destroy());
+        quiet = quiet.and(self.generation().map_or(Ok(()), |generation| generation.destroy()));
         if quiet.is_err() {
             self.status.fail(Error::InvalidUsage("the communicator has been destroyed".to_string()));
         }
@@ -651,6 +657,7 @@ impl Comm {
     /// way just leaves: it fails only what needs it.
     pub fn abort(&self) {
         self.windows.abort();
+        self.survivors.get().into_iter().for_each(|survivors| survivors.abort());
         self.siblings().for_each(|sibling| sibling.abort());
         let is_over = !self.origin.is_here() || self.phase.swap(ENDED, Ordering::AcqRel) == ENDED;
         let was_interrupted = locked(&self.abortion).replace(abortion(self.rank)).is_none();
@@ -681,6 +688,7 @@ impl Comm {
         }
         self.waker.iter().for_each(Waker::wake);
         self.siblings().for_each(|sibling| sibling.interrupt());
+        self.survivors.get().into_iter().for_each(|survivors| survivors.interrupt());
         self.windows.interrupt();
     }
 

@@ -9,7 +9,7 @@
 
 use super::{CollectiveCall, Comm, CommOptions, Launch, Operation};
 use crate::carrier::{Carrier, Carriers, FurtherCarrier, Inter};
-use crate::config::Config;
+use crate::config::{Config, Lost};
 use crate::device::StreamRef;
 use crate::error::{Error, Result};
 use crate::fork::PerProcess;
@@ -56,6 +56,11 @@ pub(super) enum AsSibling<'a> {
         /// Whose.
         parent: &'a Comm,
     },
+    /// Those who go on without lost ranks: it has fewer ranks.
+    Survivors {
+        /// In whose place.
+        parent: &'a Comm,
+    },
 }
 
 impl AsSibling<'_> {
@@ -64,12 +69,13 @@ impl AsSibling<'_> {
         match self {
             AsSibling::Carrier { carrier, .. } => carrier.name(),
             AsSibling::Words { .. } => "windows",
+            AsSibling::Survivors { .. } => "survivors",
         }
     }
 
     /// Whether a program's data goes by it.
     pub(super) fn carries_data(&self) -> bool {
-        matches!(self, AsSibling::Carrier { .. })
+        !matches!(self, AsSibling::Words { .. })
     }
 
     /// The parent's settings; what decides calls is the parent's alone.
@@ -83,6 +89,8 @@ impl AsSibling<'_> {
                 let Config { broadcast_algo, providers, .. } = Config::default();
                 Config { broadcast_algo, providers, ..parent.config.clone() }
             }
+            // It decides calls itself.
+            AsSibling::Survivors { parent } => return Config { lost: Lost::Fail, ..parent.config.clone() },
         };
         Config {
             carriers: Carriers::alone(),

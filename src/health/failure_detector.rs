@@ -48,6 +48,8 @@ pub struct Watch {
 struct Entry {
     watch: Watch,
     departed: BTreeSet<u32>,
+    /// Those with whom a link has ended without a goodbye.
+    dead: BTreeSet<u32>,
     link: Option<u64>,
     linked: bool,
     expects_predecessor: bool,
@@ -75,7 +77,7 @@ impl Entry {
     fn successor(&self) -> Option<u32> {
         let count = self.watch.members.len() as u32;
         let after = (1..count).map(|distance| (self.watch.me + distance) % count);
-        after.into_iter().find(|rank| !self.departed.contains(rank))
+        after.into_iter().find(|rank| !self.departed.contains(rank) && !self.dead.contains(rank))
     }
 
     fn name(&self, rank: u32, process: Option<&Process>) -> String {
@@ -114,6 +116,7 @@ impl FailureDetector {
         let entry = Entry {
             expects_predecessor: Some(watch.members[previous]) != self.here,
             departed: BTreeSet::new(),
+            dead: BTreeSet::new(),
             link: None,
             linked: false,
             retry_at: None,
@@ -166,6 +169,7 @@ impl FailureDetector {
             // A rank that has never answered has not made the communicator either.
             let from = if entry.ready { None } else { Some(0) };
             self.died(of, to, from, &text);
+            self.link_past(net, of, to);
         }
     }
 
@@ -280,6 +284,7 @@ impl FailureDetector {
 
     /// A link has ended without a goodbye.
     pub fn gone(&mut self, net: &mut Connections, role: Role, why: Option<ErrorKind>) {
+        let is_successor = matches!(role, Role::LinkOut { .. });
         let (of, rank, process) = match role {
             Role::LinkOut { of, to, process: None } => return self.unlinked(net, of, to, why),
             Role::LinkOut { of, to, process: Some(process) } => (of, to, process),
@@ -295,6 +300,18 @@ impl FailureDetector {
         let how = if lost { "is lost: its host does not answer any more" } else { "died: its connection ended" };
         let text = format!("{} {how}", entry.name(rank, Some(&process)));
         self.died(of, rank, None, &text);
+        if is_successor {
+            self.link_past(net, of, rank);
+        }
+    }
+
+    /// The successor is dead: the next one is watched, so that those who are left miss each other too.
+    fn link_past(&mut self, net: &mut Connections, of: CommRank, dead: u32) {
+        if let Some(entry) = self.entries.get_mut(&of) {
+            entry.dead.insert(dead);
+            (entry.link, entry.attempts) = (None, 0);
+            self.link(net, of);
+        }
     }
 
     fn died(&mut self, of: CommRank, dead: u32, from: Option<u64>, text: &str) {

@@ -30,6 +30,13 @@ pub struct Loss {
     pub error: Error,
 }
 
+impl Loss {
+    /// Whether the rank itself is gone: it has died or left, and no failure of its part has been told.
+    pub fn is_death(&self) -> bool {
+        self.from.is_none_or(|from| from == 0)
+    }
+}
+
 /// In the place of an operation's number: the message that a rank waits to send.
 pub const SENDING: u64 = u64::MAX;
 

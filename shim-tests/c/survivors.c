@@ -1,0 +1,263 @@
+/* Ranks that die, and the others that go on without them (STRATA_LOST=continue). Each rank is a process; a seed says how many
+   there are, on how many nodes, what they call, and who is killed when. What ranks contribute says in each result who has
+   contributed: a rank's part is a bit. Every rank that is left writes down who contributed to each call; the parent looks that all
+   wrote the same, that nobody comes back, and that those who are left are in all. */
+#define _GNU_SOURCE
+#include <nccl.h>
+#include <strata.h>
+#include <errno.h>
+#include <signal.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#define MOST_RANKS 8
+#define MOST_CALLS 400
+#define MOST_COUNT 200000
+#define CHECK(condition)                                                                                     \
+  do {                                                                                                       \
+    if (!(condition)) {                                                                                      \
+      fprintf(stderr, "seed %llu, rank %d, call %d of kind %d, line %d: %s (%s)\n", seed, me, now, kind_now, \
+              __LINE__, #condition, ncclGetLastError(NULL));                                                 \
+      _exit(1);                                                                                              \
+    }                                                                                                        \
+  } while (0)
+#define OK(call) CHECK((call) == ncclSuccess)
+
+/* What all processes see: how far each rank is, and who contributed to each of its calls. */
+struct shared {
+  volatile int is_in[MOST_RANKS], call[MOST_RANKS], made[MOST_RANKS];
+  volatile double longest[MOST_RANKS];
+  uint64_t masks[MOST_RANKS][MOST_CALLS];
+};
+
+static unsigned long long seed = 1, state;
+static int me = -1, now, kind_now, nranks, nnodes, calls, only_kind = -1;
+static struct shared* shared;
+
+static unsigned next(unsigned below) {
+  state = state * 6364136223846793005ULL + 1442695040888963407ULL;
+  return (unsigned)(state >> 33) % below;
+}
+
+static double seconds(void) {
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return now.tv_sec + now.tv_nsec * 1e-9;
+}
+
+/* Who has contributed, by a sum of bits times a factor. */
+static uint64_t contributors(const uint64_t* out, size_t count) {
+  uint64_t mask = out[0];
+  for (size_t i = 0; i < count; i++)
+    if (out[i] != mask * (i % 1000 + 1)) {
+      fprintf(stderr, "rank %d: element %zu of %zu has contributors %llx, the first %llx\n", me, i, count,
+              (unsigned long long)(out[i] / (i % 1000 + 1)), (unsigned long long)mask);
+      CHECK(out[i] == mask * (i % 1000 + 1));
+    }
+  CHECK(mask >> nranks == 0 && mask >> me & 1);
+  return mask;
+}
+
+static void fill(uint64_t* in, size_t count, size_t first) {
+  for (size_t i = 0; i < count; i++) in[i] = (1ULL << me) * ((first + i) % 1000 + 1);
+}
+
+/* Makes one call; who contributed, or 0 where that does not show, or 1ULL << 63 where it needs somebody who is lost. */
+static uint64_t call(ncclComm_t comm, int kind, size_t count, strataStream_t stream, uint64_t* in, uint64_t* out) {
+  cudaStream_t on = (cudaStream_t)stream;
+  uint64_t mask = 0;
+  ncclResult_t result;
+  kind_now = kind;
+  switch (kind) {
+    case 0: /* All-reduce. */
+      fill(in, count, 0);
+      OK(ncclAllReduce(in, out, count, ncclUint64, ncclSum, comm, on));
+      OK(strataStreamSynchronize(stream));
+      mask = contributors(out, count);
+      for (size_t i = 0; i < count; i++) CHECK(in[i] == (1ULL << me) * (i % 1000 + 1));
+      break;
+    case 1: /* The same in place. */
+      fill(out, count, 0);
+      OK(ncclAllReduce(out, out, count, ncclUint64, ncclSum, comm, on));
+      OK(strataStreamSynchronize(stream));
+      mask = contributors(out, count);
+      break;
+    case 2: { /* Reduce-scatter, in place or not. */
+      int in_place = count % 2;
+      count = count / nranks + 1;
+      for (int rank = 0; rank < nranks; rank++) fill(in + rank * count, count, 0);
+      uint64_t* own = in_place ? in + me * count : out;
+      OK(ncclReduceScatter(in, own, count, ncclUint64, ncclSum, comm, on));
+      OK(strataStreamSynchronize(stream));
+      mask = contributors(own, count);
+      break;
+    }
+    case 3: { /* An average: of equal numbers the number, whoever contributes. */
+      float* numbers = (float*)in;
+      for (size_t i = 0; i < count; i++) numbers[i] = (float)(now + 1);
+      OK(ncclAllReduce(numbers, numbers, count, ncclFloat, ncclAvg, comm, on));
+      OK(strataStreamSynchronize(stream));
+      for (size_t i = 0; i < count; i++) CHECK(numbers[i] == (float)(now + 1));
+      break;
+    }
+    case 4: { /* Broadcast; its root may be lost. */
+      int root = now % nranks;
+      fill(in, count, 0);
+      if (me != root) memset(out, 0, 8 * count);
+      result = ncclBroadcast(in, out, count, ncclUint64, root, comm, on);
+      if (result == ncclSuccess) result = strataStreamSynchronize(stream);
+      if (result == ncclRemoteError && strstr(ncclGetLastError(NULL), "lost") != NULL) return 1ULL << 63;
+      CHECK(result == ncclSuccess);
+      for (size_t i = 0; i < count; i++) CHECK(out[i] == (1ULL << root) * (i % 1000 + 1));
+      break;
+    }
+    default: { /* All-gather: as long as nobody is lost. */
+      count = count / nranks + 1;
+      fill(in, count, 0);
+      result = ncclAllGather(in, out, count, ncclUint64, comm, on);
+      if (result == ncclSuccess) result = strataStreamSynchronize(stream);
+      if (result == ncclRemoteError && strstr(ncclGetLastError(NULL), "lost") != NULL) return 1ULL << 63;
+      CHECK(result == ncclSuccess);
+      for (int rank = 0; rank < nranks; rank++)
+        for (size_t i = 0; i < count; i++) CHECK(out[rank * count + i] == (1ULL << rank) * (i % 1000 + 1));
+    }
+  }
+  return mask;
+}
+
+static void rank_main(ncclUniqueId id) {
+  char node[32];
+  ncclComm_t comm;
+  strataStream_t stream;
+  int count_of = -1, rank_of = -1;
+  uint64_t *in = malloc(8 * 2 * MOST_COUNT), *out = malloc(8 * 2 * MOST_COUNT);
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  alarm(120);
+  snprintf(node, sizeof(node), "node%d", me * nnodes / nranks);
+  setenv("NCCL_HOSTID", node, 1);
+  OK(ncclCommInitRank(&comm, nranks, id, me));
+  OK(strataStreamCreate(&stream));
+  shared->is_in[me] = 1;
+  for (now = 0; now < calls; now++) {
+    int kind = next(6), spread = next(5);
+    size_t count = 1 + next(spread == 0 ? MOST_COUNT : spread < 3 ? 20000 : 100);
+    int pause = next(10) == 0 ? (int)next(3000) : 0, slow = next(nranks);
+    if (only_kind >= 0) kind = only_kind;
+    if (pause && slow == me) usleep(pause);
+    shared->call[me] = now;
+    double begun = seconds();
+    shared->masks[me][now] = call(comm, kind, count, stream, in, out);
+    double took = seconds() - begun;
+    if (took > shared->longest[me]) shared->longest[me] = took;
+    shared->made[me] = now + 1;
+  }
+  OK(ncclCommCount(comm, &count_of));
+  OK(ncclCommUserRank(comm, &rank_of));
+  CHECK(count_of == nranks && rank_of == me);
+  ncclResult_t async = ncclInternalError;
+  OK(ncclCommGetAsyncError(comm, &async));
+  CHECK(async == ncclSuccess);
+  OK(strataStreamDestroy(stream));
+  OK(ncclCommDestroy(comm));
+  free(in), free(out);
+  _exit(0);
+}
+
+/* The others wrote the same. */
+static int compare(const int* is_left) {
+  int first = 0;
+  uint64_t before = ~0ULL, left = 0;
+  while (!is_left[first]) first++;
+  for (int rank = 0; rank < nranks; rank++) left |= (uint64_t)is_left[rank] << rank;
+  for (int at = 0; at < calls; at++) {
+    uint64_t mask = shared->masks[first][at];
+    for (int rank = 0; rank < nranks; rank++) {
+      if (!is_left[rank] || shared->masks[rank][at] == mask) continue;
+      /* A rank that has left after its last call may be missed by others that are in it still. */
+      fprintf(stderr, "seed %llu: call %d has contributors %llx on rank %d, %llx on rank %d\n", seed, at,
+              (unsigned long long)mask, first, (unsigned long long)shared->masks[rank][at], rank);
+      return 1;
+    }
+    if (mask == 0 || mask >> 63) continue;
+    if ((mask & left) != left || (mask & ~before) != 0) {
+      fprintf(stderr, "seed %llu: call %d has contributors %llx, left are %llx, before were %llx\n", seed, at,
+              (unsigned long long)mask, (unsigned long long)left, (unsigned long long)before);
+      return 1;
+    }
+    before = mask;
+  }
+  return 0;
+}
+
+static double one(void) {
+  ncclUniqueId id;
+  pid_t pids[MOST_RANKS];
+  int is_left[MOST_RANKS], status, failed = 0;
+  state = seed * 2654435761u + 12345;
+  nranks = 2 + next(MOST_RANKS - 1);
+  if (nranks > MOST_RANKS) nranks = MOST_RANKS;
+  nnodes = 1 + next(nranks < 4 ? nranks : 4);
+  calls = 20 + next(60);
+  memset(shared, 0, sizeof(*shared));
+  OK(ncclGetUniqueId(&id));
+  for (int rank = 0; rank < nranks; rank++) {
+    is_left[rank] = 1;
+    pids[rank] = fork();
+    CHECK(pids[rank] >= 0);
+    if (pids[rank] == 0) {
+      me = rank;
+      rank_main(id);
+    }
+  }
+  for (int rank = 0; rank < nranks; rank++)
+    for (double begun = seconds(); !shared->is_in[rank] && seconds() < begun + 30;) usleep(100);
+  /* One to all but one are killed, some at once, some one after the other. */
+  int kills = 1 + next(next(2) ? 1 : nranks - 1);
+  for (int done = 0; done < kills; done++) {
+    int victim = next(nranks), at = next(calls), later = next(3);
+    unsigned us = next(2000);
+    if (!is_left[victim]) continue;
+    if (done == 0 || later) {
+      double begun = seconds();
+      while (shared->call[victim] < at && shared->made[victim] < calls && seconds() < begun + 30) usleep(50);
+      usleep(us);
+    }
+    if (shared->made[victim] < calls) kill(pids[victim], SIGKILL), is_left[victim] = 0;
+  }
+  double longest = 0;
+  for (int rank = 0; rank < nranks; rank++) {
+    CHECK(waitpid(pids[rank], &status, 0) == pids[rank]);
+    /* Whoever had come to its end before it was killed is left as well. */
+    if (WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL && !is_left[rank]) continue;
+    is_left[rank] = 1;
+    if (status != 0) fprintf(stderr, "seed %llu: rank %d ended with %x in call %d of %d\n", seed, rank, status, shared->call[rank], calls);
+    failed |= status != 0;
+    if (shared->longest[rank] > longest) longest = shared->longest[rank];
+  }
+  if (failed || compare(is_left)) exit(1);
+  return longest;
+}
+
+int main(int argc, char** argv) {
+  unsigned long long first = argc > 1 ? strtoull(argv[1], NULL, 10) : 1, seeds = argc > 2 ? strtoull(argv[2], NULL, 10) : 1;
+  if (argc > 3) only_kind = atoi(argv[3]);
+  setenv("STRATA_LOST", "continue", 1);
+  setenv("STRATA_INTER", "tcp", 1);
+  shared = mmap(NULL, sizeof(*shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  CHECK(shared != MAP_FAILED);
+  double longest = 0;
+  for (seed = first; seed < first + seeds; seed++) {
+    double took = one();
+    if (took > longest) longest = took;
+  }
+  printf("%llu seeds from %llu: all calls had the same contributors on all ranks that were left; the longest call took %.2f s\n",
+         seeds, first, longest);
+  return 0;
+}

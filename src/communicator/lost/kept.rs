@@ -1,0 +1,109 @@
+//! Memory of calls that may be made again: inputs as they were, and the word that ends a call.
+
+use crate::communicator::CollectiveCall;
+use crate::dtype::{DataType, RedOp, Reduction};
+use crate::error::{counted, Error, Result};
+use crate::memory::{Arena, DeviceRegion, Region};
+use crate::plan::Collective;
+
+/// What a call writes over and needs to be made again. The memory is used again by the next call.
+#[derive(Debug, Default)]
+pub struct KeptInput {
+    kept: Vec<(Region, Vec<u8>)>,
+    spare: Vec<Vec<u8>>,
+}
+
+/// Whether two regions have bytes in common.
+fn overlap(one: DeviceRegion, other: DeviceRegion) -> bool {
+    let end = |region: DeviceRegion| region.address() + region.len() as u64;
+    one.address() < end(other) && other.address() < end(one)
+}
+
+/// What is written over: the input of a reduction in place, and the residual. Calls that reduce nothing leave what they read.
+fn written(call: &CollectiveCall) -> impl Iterator<Item = DeviceRegion> {
+    let input = Some(call.input).filter(|input| call.reduction.is_some() && overlap(*input, call.output));
+    input.into_iter().chain(call.residual).filter(|region| !region.is_empty())
+}
+
+impl KeptInput {
+    /// Keeps what this call writes over, in place of what was kept before.
+    pub fn keep(&mut self, call: &CollectiveCall) -> Result<()> {
+        self.spare.extend(self.kept.drain(..).map(|(_, bytes)| bytes));
+        for region in written(call) {
+            let mut bytes = self.spare.pop().unwrap_or_default();
+            bytes.clear();
+            bytes.try_reserve_exact(region.len()).map_err(|_| {
+                let len = counted(region.len(), "byte");
+                Error::System(format!("there is no memory to keep the {len} that the call writes over (STRATA_LOST)"))
+            })?;
+            bytes.resize(region.len(), 0);
+            // SAFETY: the region must be in this process's memory as long as it is used; because communicators with data on a device
+            // keep nothing, and the program leaves the buffers of a call alone until that has ended.
+            let region = unsafe { region.in_process() };
+            region.read(&mut bytes);
+            self.kept.push((region, bytes));
+        }
+        Ok(())
+    }
+
+    /// Writes it back.
+    pub fn give_back(&self) {
+        self.kept.iter().for_each(|(region, bytes)| region.write(bytes));
+    }
+}
+
+/// The word that all ranks tell each other when they have their results.
+pub struct CommitWord {
+    word: Region,
+    /// Where it is.
+    _arena: Arena,
+}
+
+impl CommitWord {
+    /// A word that means nothing.
+    pub fn new() -> CommitWord {
+        let mut arena = Arena::new(size_of::<u64>());
+        // SAFETY: the arena must outlive every use; because the communicators that use the word end before what has it.
+        let word = unsafe { arena.region().unbound() };
+        CommitWord { word, _arena: arena }
+    }
+
+    /// The call by which so many ranks tell it: its result shows that all have come to it.
+    pub fn call(&self, nranks: usize) -> CollectiveCall {
+        let word = self.word.as_device();
+        let reduction = Some(Reduction::new(RedOp::Max, DataType::U64, nranks));
+        CollectiveCall { reduction, ..CollectiveCall::new(Collective::AllReduce, [word, word], 1, DataType::U64) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_reduction_in_place_writes_over_comes_back() {
+        let (mut memory, mut other) = (Arena::new(64), Arena::new(64));
+        // SAFETY: the arenas must outlive every use; because they live to the end of the test.
+        let [memory, other] = unsafe { [memory.region().unbound(), other.region().unbound()] };
+        let reduction = Some(Reduction::new(RedOp::Sum, DataType::I8, 4));
+        let call = |output: Region| CollectiveCall {
+            reduction,
+            ..CollectiveCall::of_bytes(Collective::AllReduce, [memory.as_device(), output.as_device()], 64)
+        };
+        let (before, mut after) = ([7; 64], [0; 64]);
+        memory.write(&before);
+        let mut kept = KeptInput::default();
+        for (output, comes_back) in [(memory, true), (other, false), (memory.part(0, 64), true)] {
+            memory.write(&before);
+            kept.keep(&call(output)).unwrap();
+            memory.write(&[1; 64]);
+            kept.give_back();
+            memory.read(&mut after);
+            assert_eq!(after == before, comes_back);
+        }
+        let moves = CollectiveCall { reduction: None, ..call(memory) };
+        assert_eq!(written(&moves).count(), 0);
+        let coded = CollectiveCall { residual: Some(other.as_device()), ..call(memory) };
+        assert_eq!(written(&coded).count(), 2);
+    }
+}

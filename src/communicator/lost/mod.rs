@@ -1,0 +1,402 @@
+//! Going on without lost ranks (`STRATA_LOST=continue`).
+//!
+//! A call ends with a word among all ranks: who returns from it knows that every rank has its result. So when a rank is lost, either
+//! all others have the result of the call that they are in, and it stands, or none has returned from it, and all make it again
+//! among themselves. They meet, as ranks that shrink a communicator do, tell each other how many calls they have finished, and go on
+//! over a communicator of their own, the next *generation*, under the same handle: numbers of ranks stay as they are. A rank that
+//! is lost while they meet makes them meet again without it.
+
+mod call;
+mod kept;
+mod queued;
+
+use super::launch::{drive, OperationBatch};
+use super::{CollectiveCall, Comm, Operation, OperationQueue};
+use crate::carrier::Carrier;
+use crate::config::Lost;
+use crate::error::{Error, Result};
+use crate::fork::PerProcess;
+use crate::health::Loss;
+use crate::sync::locked;
+use crate::topo::Rank;
+use kept::{CommitWord, KeptInput};
+pub(super) use queued::launch;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, Once, OnceLock};
+use std::time::{Duration, Instant};
+
+/// How long ranks that have failed wait to hear which rank is lost.
+const NEWS: Duration = Duration::from_secs(3);
+/// How often they ask meanwhile whether the others are still there.
+const ASKED_EACH: Duration = Duration::from_millis(200);
+
+/// Said once in a process.
+static REFUSED: PerProcess<Once> = PerProcess::new(Once::new);
+
+/// The ranks that go on, and over what.
+#[derive(Clone)]
+struct Generation {
+    /// None for the communicator itself.
+    comm: Option<Arc<Comm>>,
+    /// Numbers in the communicator itself, in ascending order.
+    members: Vec<usize>,
+    /// How many there have been before.
+    number: u64,
+}
+
+impl Generation {
+    /// What its calls go over.
+    fn comm<'a>(&'a self, first: &'a Arc<Comm>) -> &'a Arc<Comm> {
+        self.comm.as_ref().unwrap_or(first)
+    }
+
+    /// Members that are known to be lost.
+    fn lost(&self, first: &Comm) -> Vec<(usize, Error)> {
+        let of_first = first.status.losses().into_iter().map(|(_, loss)| (loss.rank as usize, loss));
+        let later = self.comm.iter().flat_map(|comm| comm.status.losses());
+        let of_later = later.filter_map(|(_, loss)| Some((*self.members.get(loss.rank as usize)?, loss)));
+        let mut lost: Vec<(usize, Loss)> = of_first.chain(of_later).filter(|(_, loss)| loss.is_death()).collect();
+        lost.retain(|(rank, _)| self.members.contains(rank));
+        lost.sort_by_key(|(rank, _)| *rank);
+        lost.dedup_by_key(|(rank, _)| *rank);
+        lost.into_iter().map(|(rank, loss)| (rank, loss.error)).collect()
+    }
+}
+
+/// How far a rank has come: what the members of a new generation tell each other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Standing {
+    /// Calls of which this rank has the result.
+    finished: u64,
+    /// The number of the generation that it was in.
+    generation: u64,
+}
+
+impl Standing {
+    fn encode(self) -> Vec<u8> {
+        [self.finished.to_le_bytes(), self.generation.to_le_bytes()].concat()
+    }
+
+    fn decode(bytes: &[u8]) -> Result<Standing> {
+        let wrong = || Error::Remote("a rank told what cannot be read".to_string());
+        let number = |at: usize| bytes.get(at..at + 8).and_then(|part| part.try_into().ok()).map(u64::from_le_bytes);
+        Ok(Standing { finished: number(0).ok_or_else(wrong)?, generation: number(8).ok_or_else(wrong)? })
+    }
+
+    /// Of all members: the calls that stand, and the last generation.
+    fn of_all(told: &[Vec<u8>]) -> Result<Standing> {
+        let told = told.iter().map(|bytes| Standing::decode(bytes)).collect::<Result<Vec<Standing>>>()?;
+        let finished = told.iter().map(|standing| standing.finished).min().unwrap_or(0);
+        let generation = told.iter().map(|standing| standing.generation).max().unwrap_or(0);
+        Ok(Standing { finished, generation })
+    }
+}
+
+/// Those who go on when ranks of a communicator are lost.
+pub(super) struct Survivors {
+    /// The order of operations, as the program has made them.
+    turns: OperationQueue,
+    /// Ends meetings.
+    is_aborted: AtomicBool,
+    /// What ends the communicator after all.
+    failure: OnceLock<Error>,
+    generation: Mutex<Generation>,
+    /// What only the operation that is on uses.
+    progress: Mutex<CallProgress>,
+}
+
+/// What has become of the calls.
+struct CallProgress {
+    /// Calls that have ended.
+    finished: u64,
+    kept: KeptInput,
+    word: CommitWord,
+}
+
+impl Survivors {
+    fn new(nranks: usize) -> Survivors {
+        let generation = Generation { comm: None, members: (0..nranks).collect(), number: 0 };
+        let progress = CallProgress { finished: 0, kept: KeptInput::default(), word: CommitWord::new() };
+        Survivors {
+            turns: OperationQueue::new(),
+            is_aborted: AtomicBool::new(false),
+            failure: OnceLock::new(),
+            generation: Mutex::new(generation),
+            progress: Mutex::new(progress),
+        }
+    }
+
+    fn generation(&self) -> Generation {
+        locked(&self.generation).clone()
+    }
+
+    /// Waits until all operations have ended; whether they have.
+    pub(super) fn wait_all(&self, limit: Duration) -> bool {
+        self.turns.wait_all(limit)
+    }
+
+    /// Whether no operation is running or queued.
+    pub(super) fn is_idle(&self) -> bool {
+        self.turns.is_idle()
+    }
+
+    /// Ends what runs.
+    pub(super) fn abort(&self) {
+        self.is_aborted.store(true, Ordering::Release);
+        let generation = locked(&self.generation).comm.clone();
+        generation.iter().for_each(|comm| comm.abort());
+    }
+
+    /// The same in a signal handler: nothing is waited for, and no memory taken or given back.
+    pub(super) fn interrupt(&self) {
+        self.is_aborted.store(true, Ordering::Release);
+        if let Ok(generation) = self.generation.try_lock() {
+            generation.comm.iter().for_each(|comm| comm.interrupt());
+        }
+    }
+}
+
+/// Runs operations of one kind over a communicator to their end. With `needs_all` they fail as soon as a rank is lost.
+fn run(comm: &Arc<Comm>, operations: Vec<Operation>, needs_all: bool) -> Result<()> {
+    let mut run = OperationBatch::new(comm.clone());
+    operations.into_iter().for_each(|operation| run.record(operation));
+    run.decide()?;
+    run.needs_all = needs_all;
+    run.take_turn();
+    drive(std::slice::from_mut(&mut run))
+}
+
+/// What is told of ranks by number.
+fn named(ranks: &[usize]) -> String {
+    let ranks: Vec<u32> = ranks.iter().map(|&rank| rank as u32).collect();
+    crate::bootstrap::rendezvous::name_ranks(&ranks)
+}
+
+/// How a call over one generation has ended.
+enum Outcome {
+    /// All have their results.
+    Done,
+    /// It cannot be made; on no rank, where it `counts`.
+    Refused { error: Error, counts: bool },
+    /// The generation has failed. This rank may have its result, but not know that all have theirs.
+    Broken { error: Error, has_result: bool },
+}
+
+/// Makes a call over one generation.
+fn attempt(
+    comm: &Arc<Comm>,
+    generation: &Generation,
+    call: &CollectiveCall,
+    progress: &mut CallProgress,
+    keeps: &mut bool,
+) -> Outcome {
+    if let Some((_, error)) = generation.lost(comm).into_iter().next() {
+        return Outcome::Broken { error, has_result: false };
+    }
+    let over = generation.comm(comm);
+    let mut among = match call::among(call, comm.nranks(), &generation.members, comm.rank()) {
+        Ok(among) => among,
+        Err(error) => return Outcome::Refused { error, counts: true },
+    };
+    if generation.comm.is_some() && among.algorithm.is_some() && over.decide(&mut among.clone()).is_err() {
+        // What was named is for other numbers of ranks.
+        among.algorithm = None;
+    }
+    if !std::mem::replace(keeps, true) {
+        if let Err(error) = progress.kept.keep(call) {
+            return Outcome::Refused { error, counts: false };
+        }
+    }
+    if let Err(error) = run(over, vec![Operation::Collective(among)], true) {
+        return match over.failure() {
+            None => Outcome::Refused { error, counts: false },
+            Some(_) => Outcome::Broken { error, has_result: false },
+        };
+    }
+    match run(over, vec![Operation::Collective(progress.word.call(generation.members.len()))], false) {
+        Ok(()) => Outcome::Done,
+        Err(error) => Outcome::Broken { error, has_result: true },
+    }
+}
+
+/// Makes a collective, again where ranks are lost in it.
+fn survive(comm: &Arc<Comm>, survivors: &Survivors, call: &CollectiveCall) -> Result<()> {
+    let mut progress = locked(&survivors.progress);
+    let mut keeps = false;
+    loop {
+        let generation = survivors.generation();
+        let (error, has_result) = match attempt(comm, &generation, call, &mut progress, &mut keeps) {
+            Outcome::Done => {
+                progress.finished += 1;
+                return Ok(());
+            }
+            Outcome::Refused { error, counts } => {
+                progress.finished += u64::from(counts);
+                return Err(error);
+            }
+            Outcome::Broken { error, has_result } => (error, has_result),
+        };
+        let finished = progress.finished + u64::from(has_result);
+        let stands = survivors.go_on(comm, &generation, finished, error)?;
+        if has_result && finished <= stands {
+            progress.finished = finished;
+            return Ok(());
+        }
+        if keeps {
+            progress.kept.give_back();
+        }
+    }
+}
+
+/// Sends and receives. What is under way when a rank is lost is not made again.
+fn exchange(comm: &Arc<Comm>, survivors: &Survivors, messages: Vec<Operation>) -> Result<()> {
+    let progress = locked(&survivors.progress);
+    let mut generation = survivors.generation();
+    while let Some((_, error)) = generation.lost(comm).into_iter().next() {
+        survivors.go_on(comm, &generation, progress.finished, error)?;
+        generation = survivors.generation();
+    }
+    let messages = messages.into_iter().map(|message| call::message_among(message, &generation.members));
+    run(generation.comm(comm), messages.collect::<Result<Vec<Operation>>>()?, false)
+}
+
+impl Survivors {
+    /// Has the ranks that are left go on in another generation; the calls that stand. An error where no rank is lost, or this one is.
+    fn go_on(&self, comm: &Arc<Comm>, generation: &Generation, finished: u64, error: Error) -> Result<u64> {
+        let deadline = comm.limit().map(|limit| Instant::now() + limit);
+        let (mut tried, mut error, mut is_late) = (generation.members.clone(), error, false);
+        loop {
+            let (left, lost) = self.await_loss(comm, generation, &tried, &error);
+            if self.is_aborted.load(Ordering::Acquire) {
+                return Err(super::abortion(comm.rank));
+            }
+            // Who comes later than a meeting waits is met once more.
+            let again = is_late && deadline.is_none_or(|deadline| Instant::now() < deadline);
+            if !left.contains(&comm.rank()) || (left == tried && !again) {
+                return Err(self.failure.get_or_init(|| error).clone());
+            }
+            match self.meet(comm, generation, &left, finished) {
+                Ok(standing) => {
+                    self.tell(&left, &lost, standing);
+                    return Ok(standing.finished);
+                }
+                Err(new) => (is_late, error, tried) = (matches!(new, Error::Timeout(_)), new, left),
+            }
+        }
+    }
+
+    /// Waits until others are lost than those without whom it was `tried`, for a while; who is left, and what is known of the others.
+    fn await_loss(
+        &self,
+        comm: &Comm,
+        generation: &Generation,
+        tried: &[usize],
+        error: &Error,
+    ) -> (Vec<usize>, Vec<(usize, Error)>) {
+        // A call that another one does not match, or that takes too long, is no sign of a loss.
+        let patience = match error {
+            Error::InvalidUsage(_) | Error::InvalidArgument(_) | Error::Timeout(_) => Duration::ZERO,
+            _ => NEWS,
+        };
+        let (begun, mut asked) = (Instant::now(), Instant::now());
+        loop {
+            let lost = generation.lost(comm);
+            let is_lost = |rank: &usize| lost.iter().any(|(other, _)| other == rank);
+            let left: Vec<usize> = generation.members.iter().copied().filter(|rank| !is_lost(rank)).collect();
+            if left != tried || begun.elapsed() >= patience || self.is_aborted.load(Ordering::Acquire) {
+                return (left, lost);
+            }
+            if asked.elapsed() >= ASKED_EACH {
+                asked = Instant::now();
+                let others: Vec<Rank> = left.iter().map(|&rank| Rank::from_index(rank)).collect();
+                locked(&comm.monitor).iter().for_each(|monitor| monitor.compare_sends(&others));
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Comes together with the ranks that are left.
+    fn meet(&self, comm: &Arc<Comm>, generation: &Generation, left: &[usize], finished: u64) -> Result<Standing> {
+        let next = comm.without_lost(left, &self.is_aborted)?;
+        let mine = Standing { finished, generation: generation.number };
+        let told = next.tell(mine.encode(), &self.is_aborted);
+        let standing = told.and_then(|told| Standing::of_all(&told)).inspect_err(|_| next.abort())?;
+        let standing = Standing { generation: standing.generation + 1, ..standing };
+        let (members, number) = (left.to_vec(), standing.generation);
+        let new = Generation { comm: Some(next.clone()), members, number };
+        let before = std::mem::replace(&mut *locked(&self.generation), new);
+        before.comm.iter().for_each(|comm| comm.abort());
+        if self.is_aborted.load(Ordering::Acquire) {
+            next.abort();
+        }
+        Ok(standing)
+    }
+
+    /// Says once for each generation who goes on, and why.
+    #[cold]
+    fn tell(&self, left: &[usize], lost: &[(usize, Error)], Standing { finished, generation }: Standing) {
+        let gone: Vec<usize> = lost.iter().map(|(rank, _)| *rank).collect();
+        let why = lost.first().map_or("", |(_, error)| error.text());
+        let text = format!(
+            "generation {generation} from call {} on: {} ranks go on without {}: {why}",
+            finished + 1,
+            left.len(),
+            named(&gone)
+        );
+        crate::log::warn(&text);
+    }
+}
+
+impl Comm {
+    /// The failure that later calls return.
+    pub fn final_failure(&self) -> Option<Error> {
+        match self.survivors.get() {
+            Some(survivors) => survivors.failure.get().cloned(),
+            None => self.failure(),
+        }
+    }
+
+    /// What calls go over since ranks were lost.
+    pub(super) fn generation(&self) -> Option<Arc<Comm>> {
+        locked(&self.survivors.get()?.generation).comm.clone()
+    }
+
+    /// Has calls go on without lost ranks, where that is set and can be.
+    pub(super) fn begin_survivors(&self) {
+        if self.config.lost != Lost::Continue || self.nranks() == 1 || self.options.companion.is_some() {
+            return;
+        }
+        let why = if self.members.iter().any(|member| member.on_gpu) {
+            "data is on devices"
+        } else if self.options.on_host.is_some() {
+            "sends and receives of strataCommInitHost's communicators have no order among each other"
+        } else if self.siblings.get().is_some() {
+            "calls choose between carriers (STRATA_CARRIERS)"
+        } else if self.grid.nnodes() > 1 && self.carrier != Some(Carrier::TCP) {
+            "only over TCP messages between nodes outlast a rank (STRATA_INTER=tcp)"
+        } else {
+            // Set once: this runs once for each communicator.
+            let _ = self.survivors.set(Arc::new(Survivors::new(self.nranks())));
+            return;
+        };
+        if self.rank == Rank(0) {
+            let tell = || crate::log::notice(&format!("STRATA_LOST=continue is left out: {why}"));
+            REFUSED.get().call_once(tell);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn calls_stand_that_all_have_finished() {
+        let told = |finished: &[u64]| -> Vec<Vec<u8>> {
+            finished.iter().map(|&finished| Standing { finished, generation: finished / 2 }.encode()).collect()
+        };
+        assert_eq!(Standing::of_all(&told(&[7, 6, 7])), Ok(Standing { finished: 6, generation: 3 }));
+        assert_eq!(Standing::of_all(&told(&[4])), Ok(Standing { finished: 4, generation: 2 }));
+        assert!(Standing::of_all(&[vec![0; 15]]).is_err());
+    }
+}

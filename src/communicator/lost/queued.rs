@@ -1,0 +1,151 @@
+//! Operations that go on when ranks are lost, on their streams.
+#![forbid(unsafe_code)]
+
+use super::{exchange, survive, Survivors};
+use crate::communicator::admission::admit;
+use crate::communicator::bundle::{self, Opens};
+use crate::communicator::front::{CallFront, Followed};
+use crate::communicator::{launch as launch_others, Comm, Launch, Operation, StreamRef};
+use crate::error::{Error, Result};
+use crate::memory::DeviceRegion;
+use crate::process::thread;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+/// How long a thread sleeps at most until it looks whether it is its turn.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// The operations of one communicator from one group: collectives one after the other, then messages together.
+struct Queued {
+    comm: Arc<Comm>,
+    survivors: Arc<Survivors>,
+    /// None until it has one.
+    turn: Option<u64>,
+    operations: Vec<Operation>,
+    followed: Vec<Followed>,
+    gate: Option<Opens>,
+}
+
+impl Queued {
+    fn wait_turn(&self) {
+        while let Some(turn) = self.turn.filter(|turn| !self.survivors.turns.is(*turn)) {
+            self.survivors.turns.wait(turn, LOOK);
+        }
+    }
+
+    /// Runs them to their end; the first error.
+    fn run(mut self) -> Result<()> {
+        self.gate.iter().for_each(Opens::wait_arrived);
+        self.wait_turn();
+        let (collectives, messages): (Vec<Operation>, Vec<Operation>) =
+            self.operations.drain(..).partition(|operation| matches!(operation, Operation::Collective(_)));
+        let mut outcome = Ok(());
+        for operation in &collectives {
+            if let Operation::Collective(call) = operation {
+                outcome = outcome.and(survive(&self.comm, &self.survivors, call));
+            }
+        }
+        if !messages.is_empty() {
+            outcome = outcome.and(exchange(&self.comm, &self.survivors, messages));
+        }
+        if let Err(error) = &outcome {
+            self.fail(error);
+        }
+        outcome
+    }
+
+    fn fail(&mut self, error: &Error) {
+        self.followed.drain(..).for_each(|followed| followed.fail(error));
+    }
+}
+
+impl Drop for Queued {
+    fn drop(&mut self) {
+        if !self.operations.is_empty() {
+            // A stream that takes no job has never come to them.
+            self.fail(&Error::InvalidUsage("an operation could not be put on its stream".to_string()));
+        }
+        self.followed.clear();
+        // Turns end in order.
+        self.wait_turn();
+        if self.turn.is_some() {
+            self.survivors.turns.advance();
+        }
+    }
+}
+
+/// The memory of an operation.
+fn buffers(operation: &Operation) -> [DeviceRegion; 2] {
+    match operation {
+        Operation::Collective(call) => [call.input, call.output],
+        Operation::Send { data, .. } | Operation::Recv { data, .. } => [*data, DeviceRegion::EMPTY],
+    }
+}
+
+/// Launches operations, some of which go on when ranks are lost. Those on null streams have ended when this returns.
+pub fn launch(batch: Vec<Launch>) -> Result<()> {
+    admit(&batch)?;
+    let mut others = Vec::new();
+    let mut parts: Vec<(Queued, Vec<StreamRef>)> = Vec::new();
+    for launch in batch {
+        let Some(survivors) = launch.comm.survivors.get().cloned() else {
+            others.push(launch);
+            continue;
+        };
+        let Launch { comm, operation, stream } = launch;
+        let index = parts.iter().position(|(queued, _)| Arc::ptr_eq(&queued.comm, &comm)).unwrap_or_else(|| {
+            let (operations, followed, gate) = (Vec::new(), Vec::new(), None);
+            // Set to the next turn below, in one order with the streams.
+            parts.push((Queued { comm, survivors, turn: None, operations, followed, gate }, Vec::new()));
+            parts.len() - 1
+        });
+        let (queued, streams) = &mut parts[index];
+        queued.operations.push(operation);
+        if !streams.contains(&stream) {
+            streams.push(stream);
+        }
+    }
+    let here = enqueue(parts)?;
+    run_all(here, others)
+}
+
+/// Gives the parts their turns, and puts them on their streams; those that run here are left.
+fn enqueue(mut parts: Vec<(Queued, Vec<StreamRef>)>) -> Result<Vec<Queued>> {
+    let mut order = Some(bundle::order());
+    parts.iter_mut().for_each(|(queued, _)| queued.turn = Some(queued.survivors.turns.issue()));
+    let mut here = Vec::new();
+    for (mut queued, streams) in parts {
+        let (home, gate) = bundle::hold_up(streams, &mut order)?;
+        queued.gate = Some(gate);
+        if home.is_null() {
+            here.push(queued);
+            continue;
+        }
+        let stream = if let StreamRef::Stream(stream) = &home { Arc::downgrade(stream) } else { Weak::new() };
+        let follow = |operation| CallFront::follow_whole(&queued.comm, buffers(operation), &stream);
+        queued.followed = queued.operations.iter().map(follow).collect();
+        home.enqueue(move || queued.run())?;
+    }
+    Ok(here)
+}
+
+/// Runs what is on null streams. Ranks of one thread wait for each other, so each has a thread.
+fn run_all(mut here: Vec<Queued>, others: Vec<Launch>) -> Result<()> {
+    let last = if others.is_empty() { here.pop() } else { None };
+    let threads = here.into_iter().map(|queued| {
+        let started = thread("strata-group").and_then(|thread| thread.spawn(move || queued.run()));
+        started.map_err(|error| Error::System(format!("starting a thread for a group: {error}")))
+    });
+    let threads: Vec<_> = threads.collect();
+    let mut outcome = match last {
+        Some(queued) => queued.run(),
+        None => launch_others(others),
+    };
+    for started in threads {
+        let ended = started.and_then(|thread| {
+            thread.join().unwrap_or_else(|_| Err(Error::Internal("a thread of a group has ended early".to_string())))
+        });
+        outcome = outcome.and(ended);
+    }
+    outcome
+}
