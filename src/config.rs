@@ -302,6 +302,8 @@ variables! {
         "Calls of one group that become one call, where there is no vendor library. all: calls of the same collective over all their elements, and broadcasts (reduces) with several roots as an all-gather (reduce-scatter). moves: only collectives that reduce nothing, so that reductions have the bits of single calls. off: none.";
     "STRATA_LOST" lost: Lost = "fail", agreed,
         "What becomes of a communicator when ranks are lost: their processes have died, or they have left it. fail: its calls fail. continue: the others go on without them, and the call in which they were lost is made again (docs/reliability.md#going-on-without-lost-ranks). In host memory, over shared memory and TCP.";
+    "STRATA_LOST_MS" lost_ms: u64 = "10000", agreed,
+        "With STRATA_LOST=continue: milliseconds after which a rank counts as lost whose process does not answer (it is stopped, or its host is). One that is merely late answers. 0: never.";
     "STRATA_STAGE" stage: bool = "true", agreed,
         "Copy messages to ranks of the node into shared memory first, unless they are there already (ncclMemAlloc).";
     "STRATA_EAGER_BYTES" eager_bytes: usize = "16384", local,
@@ -463,6 +465,11 @@ impl Config {
             0 => Duration::from_secs(u64::from(u32::MAX)),
             ms => Duration::from_millis(ms.min(u64::from(u32::MAX) * 1000)),
         }
+    }
+
+    /// How long a rank may take to answer before it is lost; none where it never is by that.
+    pub fn mute_after(&self) -> Option<Duration> {
+        (self.lost == Lost::Continue && self.lost_ms > 0).then(|| Duration::from_millis(self.lost_ms))
     }
 
     /// Whether `STRATA_VENDOR_ONLY` names a collective.

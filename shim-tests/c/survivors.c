@@ -20,6 +20,7 @@
 #define MOST_RANKS 8
 #define MOST_CALLS 400
 #define MOST_COUNT 200000
+#define LEFT_OUT 3
 #define CHECK(condition)                                                                                     \
   do {                                                                                                       \
     if (!(condition)) {                                                                                      \
@@ -28,7 +29,12 @@
       _exit(1);                                                                                              \
     }                                                                                                        \
   } while (0)
-#define OK(call) CHECK((call) == ncclSuccess)
+#define OK(call)                                                                                             \
+  do {                                                                                                       \
+    ncclResult_t result_of = (call);                                                                         \
+    if (result_of == ncclRemoteError && strstr(ncclGetLastError(NULL), "without it") != NULL) _exit(LEFT_OUT); \
+    CHECK(result_of == ncclSuccess);                                                                         \
+  } while (0)
 
 /* What all processes see: how far each rank is, and who contributed to each of its calls. */
 struct shared {
@@ -38,7 +44,7 @@ struct shared {
 };
 
 static unsigned long long seed = 1, state;
-static int me = -1, now, kind_now, nranks, nnodes, calls, only_kind = -1;
+static int me = -1, now, kind_now, nranks, nnodes, calls, only_kind = -1, stops;
 static struct shared* shared;
 
 static unsigned next(unsigned below) {
@@ -114,7 +120,7 @@ static uint64_t call(ncclComm_t comm, int kind, size_t count, strataStream_t str
       result = ncclBroadcast(in, out, count, ncclUint64, root, comm, on);
       if (result == ncclSuccess) result = strataStreamSynchronize(stream);
       if (result == ncclRemoteError && strstr(ncclGetLastError(NULL), "lost") != NULL) return 1ULL << 63;
-      CHECK(result == ncclSuccess);
+      OK(result);
       for (size_t i = 0; i < count; i++) CHECK(out[i] == (1ULL << root) * (i % 1000 + 1));
       break;
     }
@@ -124,7 +130,7 @@ static uint64_t call(ncclComm_t comm, int kind, size_t count, strataStream_t str
       result = ncclAllGather(in, out, count, ncclUint64, comm, on);
       if (result == ncclSuccess) result = strataStreamSynchronize(stream);
       if (result == ncclRemoteError && strstr(ncclGetLastError(NULL), "lost") != NULL) return 1ULL << 63;
-      CHECK(result == ncclSuccess);
+      OK(result);
       for (int rank = 0; rank < nranks; rank++)
         for (size_t i = 0; i < count; i++) CHECK(out[rank * count + i] == (1ULL << rank) * (i % 1000 + 1));
     }
@@ -229,13 +235,19 @@ static double one(void) {
       while (shared->call[victim] < at && shared->made[victim] < calls && seconds() < begun + 30) usleep(50);
       usleep(us);
     }
-    if (shared->made[victim] < calls) kill(pids[victim], SIGKILL), is_left[victim] = 0;
+    if (shared->made[victim] < calls) kill(pids[victim], stops ? SIGSTOP : SIGKILL), is_left[victim] = 0;
   }
   double longest = 0;
+  for (int rank = 0; stops && rank < nranks; rank++) {
+    /* Who was stopped goes on when the others have come to their end, and is told that it is out. */
+    for (double begun = seconds(); is_left[rank] && shared->made[rank] < calls && seconds() < begun + 60;) usleep(1000);
+  }
+  for (int rank = 0; stops && rank < nranks; rank++) kill(pids[rank], SIGCONT);
   for (int rank = 0; rank < nranks; rank++) {
     CHECK(waitpid(pids[rank], &status, 0) == pids[rank]);
     /* Whoever had come to its end before it was killed is left as well. */
     if (WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL && !is_left[rank]) continue;
+    if (WIFEXITED(status) && WEXITSTATUS(status) == LEFT_OUT && !is_left[rank]) continue;
     is_left[rank] = 1;
     if (status != 0) fprintf(stderr, "seed %llu: rank %d ended with %x in call %d of %d\n", seed, rank, status, shared->call[rank], calls);
     failed |= status != 0;
@@ -247,7 +259,9 @@ static double one(void) {
 
 int main(int argc, char** argv) {
   unsigned long long first = argc > 1 ? strtoull(argv[1], NULL, 10) : 1, seeds = argc > 2 ? strtoull(argv[2], NULL, 10) : 1;
-  if (argc > 3) only_kind = atoi(argv[3]);
+  if (argc > 3 && strcmp(argv[3], "stop") == 0) stops = 1;
+  else if (argc > 3) only_kind = atoi(argv[3]);
+  if (stops) setenv("STRATA_LOST_MS", "1000", 1);
   setenv("STRATA_LOST", "continue", 1);
   setenv("STRATA_INTER", "tcp", 1);
   shared = mmap(NULL, sizeof(*shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);

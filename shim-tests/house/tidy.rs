@@ -69,7 +69,10 @@ const UNSAFE: [(&str, &str); 27] = [
     ("src/vendor", "functions of the vendor's library, and jumps to them"),
     ("src/communicator/device.rs", "scratch that messages under way point to"),
     ("src/communicator/epochs.rs", "the words of an epoch, buffers of a call that keeps them"),
-    ("src/communicator/lost/kept.rs", "inputs of calls that may be made again, buffers of a call that ends before they do"),
+    (
+        "src/communicator/lost/kept.rs",
+        "inputs of calls that may be made again, buffers of a call that ends before they do",
+    ),
     ("src/communicator/measure.rs", "buffers of a call that ends before they do"),
     ("src/communicator/windows.rs", "the words that close windows, buffers of a call that ends before they do"),
     ("src/communicator/staging", "slots that messages under way point to"),

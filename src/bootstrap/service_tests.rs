@@ -51,7 +51,7 @@ fn a_rank_in_a_process_of_its_own_obeys_its_parent() {
         // The main thread may have looked at the status already.
         let _ = woken.lock().unwrap().send(());
     }));
-    let monitor = Monitor::start(id.credentials().unwrap(), rank, members, status.clone()).unwrap();
+    let monitor = Monitor::start(id.credentials().unwrap(), rank, members, status.clone(), None).unwrap();
     monitor.wait_linked(LIMIT, &NEVER).unwrap();
     let mut monitor = Some(monitor);
     println!("@ready");
@@ -280,7 +280,7 @@ fn ranks_that_share_a_process_hear_of_each_other() {
                 let members = meet(id, 8, rank);
                 let (woken, wakes) = channel();
                 let status = Arc::new(RankStatus::new(move || woken.send(()).unwrap()));
-                let monitor = Monitor::start(comm, rank, members, status.clone()).unwrap();
+                let monitor = Monitor::start(comm, rank, members, status.clone(), None).unwrap();
                 if let Err(error) = monitor.wait_linked(LIMIT, &NEVER) {
                     assert_eq!(Some(&error), status.failure());
                 }
@@ -303,7 +303,7 @@ fn waiting_for_links_ends_with_the_limit_or_when_cancelled() {
     let frozen = TcpListener::bind("127.0.0.1:0").unwrap();
     let comm = Credentials::random().unwrap();
     let members = vec![Service::get().unwrap().addr(), ServiceAddr(frozen.local_addr().unwrap())];
-    let monitor = Monitor::start(comm, Rank(0), members, Arc::default()).unwrap();
+    let monitor = Monitor::start(comm, Rank(0), members, Arc::default(), None).unwrap();
     for (limit, cancelled) in [(Duration::from_millis(50), false), (LIMIT, true)] {
         let began = Instant::now();
         monitor.wait_linked(limit, &AtomicBool::new(cancelled)).unwrap();

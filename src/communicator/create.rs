@@ -477,6 +477,8 @@ impl Comm {
         if sibling.is_none_or(AsSibling::carries_data) {
             self.record_calls();
             self.begin_epochs()?;
+        }
+        if sibling.is_none() {
             self.begin_survivors();
         }
         Ok(())
@@ -550,11 +552,12 @@ fn monitor(
     rank: Rank,
     members: &[Member],
     status: &Arc<RankStatus>,
+    config: &Config,
 ) -> Result<Option<Monitor>> {
     let addresses = members.iter().map(address).collect::<Result<Vec<ServiceAddr>>>()?;
     match members.len() {
         1 => Ok(None),
-        _ => Monitor::start(credentials, rank, addresses, status.clone()).map(Some),
+        _ => Monitor::start(credentials, rank, addresses, status.clone(), config.mute_after()).map(Some),
     }
 }
 
@@ -711,7 +714,7 @@ impl Meeting<'_> {
         let gpu = engine.as_ref().and(self.gpu.as_ref()).map(GpuLauncher::new).transpose()?;
         let waker = engine.as_ref().map(Engine::waker);
         let status = status(&waker);
-        let monitor = monitor(credentials, rank, &members, &status)?;
+        let monitor = monitor(credentials, rank, &members, &status, &config)?;
         // Nobody may use a link, or leave, before everybody has it. Nothing may be waited for before this round but
         // what the session knows of: it names those who do not come to the round.
         let (crowded, lends) = self.last_round(&mut engine)?;

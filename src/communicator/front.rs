@@ -131,11 +131,7 @@ impl CallFront {
     }
 
     /// The same of what is final all at once.
-    pub(super) fn follow_whole(
-        comm: &Arc<Comm>,
-        buffers: [DeviceRegion; 2],
-        stream: &Weak<HostStream>,
-    ) -> Followed {
+    pub(super) fn follow_whole(comm: &Arc<Comm>, buffers: [DeviceRegion; 2], stream: &Weak<HostStream>) -> Followed {
         CallFront::of(comm, buffers, buffers[0].len().max(buffers[1].len()), stream)
     }
 

@@ -790,6 +790,7 @@ impl Comm {
     /// Whether no operation is running or queued.
     pub fn is_quiet(&self) -> bool {
         self.survivors.get().is_none_or(|survivors| survivors.is_idle())
-            && self.turns.is_idle() && self.turns.independent.load(Ordering::Acquire) == 0
+            && self.turns.is_idle()
+            && self.turns.independent.load(Ordering::Acquire) == 0
     }
 }

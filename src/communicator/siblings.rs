@@ -9,7 +9,7 @@
 
 use super::{CollectiveCall, Comm, CommOptions, Launch, Operation};
 use crate::carrier::{Carrier, Carriers, FurtherCarrier, Inter};
-use crate::config::{Config, Lost};
+use crate::config::Config;
 use crate::device::StreamRef;
 use crate::error::{Error, Result};
 use crate::fork::PerProcess;
@@ -90,7 +90,7 @@ impl AsSibling<'_> {
                 Config { broadcast_algo, providers, ..parent.config.clone() }
             }
             // It decides calls itself.
-            AsSibling::Survivors { parent } => return Config { lost: Lost::Fail, ..parent.config.clone() },
+            AsSibling::Survivors { parent } => return parent.config.clone(),
         };
         Config {
             carriers: Carriers::alone(),

@@ -43,6 +43,8 @@ pub struct Watch {
     pub status: Arc<RankStatus>,
     /// Hears when both links stand.
     pub ready: Sender<()>,
+    /// How long a rank that is asked may take to answer before it counts as lost; none where it never does.
+    pub mute_after: Option<Duration>,
 }
 
 struct Entry {
@@ -50,6 +52,8 @@ struct Entry {
     departed: BTreeSet<u32>,
     /// Those with whom a link has ended without a goodbye.
     dead: BTreeSet<u32>,
+    /// Since when ranks that have been asked have not answered.
+    unanswered: HashMap<u32, Instant>,
     link: Option<u64>,
     linked: bool,
     expects_predecessor: bool,
@@ -78,6 +82,12 @@ impl Entry {
         let count = self.watch.members.len() as u32;
         let after = (1..count).map(|distance| (self.watch.me + distance) % count);
         after.into_iter().find(|rank| !self.departed.contains(rank) && !self.dead.contains(rank))
+    }
+
+    /// When the first of those who have been asked is late.
+    fn mute_at(&self) -> Option<Instant> {
+        let limit = self.watch.mute_after?;
+        self.unanswered.values().min().map(|&since| since + limit)
     }
 
     fn name(&self, rank: u32, process: Option<&Process>) -> String {
@@ -117,6 +127,7 @@ impl FailureDetector {
             expects_predecessor: Some(watch.members[previous]) != self.here,
             departed: BTreeSet::new(),
             dead: BTreeSet::new(),
+            unanswered: HashMap::new(),
             link: None,
             linked: false,
             retry_at: None,
@@ -196,6 +207,9 @@ impl FailureDetector {
 
     /// Something was said on a link.
     pub fn hear(&mut self, net: &mut Connections, id: u64, role: Role, frame: Frame) {
+        if let Role::Asked { of, rank, .. } = role {
+            self.entries.get_mut(&of).map(|entry| entry.unanswered.remove(&rank));
+        }
         match (role, frame) {
             (Role::LinkOut { of, to, .. }, Frame::Welcome(process)) => {
                 net.admit(id, Role::LinkOut { of, to, process: Some(process) });
@@ -240,10 +254,13 @@ impl FailureDetector {
     /// A rank gets no further: asks those it waits for what they have called as the operation it is in. Whoever has not
     /// called it yet is merely late, and whoever does not answer is found by other means.
     pub fn compare(&mut self, net: &mut Connections, of: CommRank, others: &[u32], number: u64) {
-        let Some(entry) = self.entries.get(&of) else { return };
+        let Some(entry) = self.entries.get_mut(&of) else { return };
         let comm = entry.watch.comm;
         for &rank in others.iter().filter(|&&rank| rank != of.1) {
             let Some(addr) = entry.watch.members.get(rank as usize) else { continue };
+            if entry.watch.mute_after.is_some() {
+                entry.unanswered.entry(rank).or_insert_with(Instant::now);
+            }
             let question = Frame::Query { comm, rank, number }.encode().into();
             if let Err(error) = net.dial(addr.0, Role::Asked { of, rank, number }, &[question]) {
                 crate::info!("asking rank {rank}: {error}");
@@ -302,6 +319,30 @@ impl FailureDetector {
         self.died(of, rank, None, &text);
         if is_successor {
             self.link_past(net, of, rank);
+        }
+    }
+
+    /// Ranks that have not answered for too long are lost, and are told so, too: they may only have been stopped.
+    fn miss_mute(&mut self, now: Instant) {
+        let is_due = |entry: &Entry| entry.mute_at().is_some_and(|at| at <= now);
+        let late: Vec<CommRank> = self.entries.iter().filter(|(_, entry)| is_due(entry)).map(|(of, _)| *of).collect();
+        for of in late {
+            let Some(entry) = self.entries.get_mut(&of) else { continue };
+            let limit = entry.watch.mute_after.unwrap_or_default();
+            let mut mute: Vec<u32> = Vec::new();
+            entry.unanswered.retain(|&rank, since| {
+                let is_mute = *since + limit <= now;
+                mute.extend(is_mute.then_some(rank));
+                !is_mute
+            });
+            for rank in mute {
+                let text = match self.entries.get(&of) {
+                    Some(entry) => format!("{} has not answered for {} ms", entry.name(rank, None), limit.as_millis()),
+                    None => continue,
+                };
+                crate::info!("{text}");
+                self.tell(of, &Loss { rank, from: Some(0), error: Error::Remote(text) }, None, None);
+            }
         }
     }
 
@@ -420,6 +461,7 @@ impl FailureDetector {
         let due = |entry: &Entry| entry.retry_at.is_some_and(|at| at <= now);
         let retries: Vec<CommRank> = self.entries.iter().filter(|(_, entry)| due(entry)).map(|(of, _)| *of).collect();
         retries.into_iter().for_each(|of| self.link(net, of));
+        self.miss_mute(now);
         self.messengers.retain(|id| net.peers.contains_key(id));
         while self.messengers.len() < MESSENGERS {
             let Some((addr, word)) = self.errands.pop_front() else { break };
@@ -432,7 +474,7 @@ impl FailureDetector {
 
     /// When the next thing is due.
     pub fn next_due(&self) -> Option<Instant> {
-        self.entries.values().filter_map(|entry| entry.retry_at).min()
+        self.entries.values().flat_map(|entry| [entry.retry_at, entry.mute_at()]).flatten().min()
     }
 
     /// Whether everybody who is to be told something has been.

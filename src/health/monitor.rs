@@ -35,13 +35,21 @@ pub struct Monitor {
 impl Monitor {
     /// Starts the watch. All ranks call this with the same credentials and members (rank `i`'s service is
     /// `members[i]`). It waits for nobody: the links to the neighbours come to stand by and by.
-    pub fn start(comm: Credentials, me: Rank, members: Vec<ServiceAddr>, status: Arc<RankStatus>) -> Result<Monitor> {
+    ///
+    /// A rank that is asked and does not answer for `mute_after` is lost, where that is given.
+    pub fn start(
+        comm: Credentials,
+        me: Rank,
+        members: Vec<ServiceAddr>,
+        status: Arc<RankStatus>,
+        mute_after: Option<Duration>,
+    ) -> Result<Monitor> {
         if me.index() >= members.len() {
             return Err(Error::Internal(format!("rank {me} watches a communicator of {} ranks", members.len())));
         }
         let service = Service::get()?;
         let (ready, standing) = channel();
-        let watch = Watch { comm, me: me.0, members: members.clone(), status: status.clone(), ready };
+        let watch = Watch { comm, me: me.0, members: members.clone(), status: status.clone(), ready, mute_after };
         service.command(ServiceCommand::Start(watch))?;
         Ok(Monitor { service, comm, me, members, status, standing: Mutex::new(standing) })
     }

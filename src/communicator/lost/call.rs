@@ -54,7 +54,8 @@ pub fn among(call: &CollectiveCall, nranks: usize, members: &[usize], me: usize)
         }
         Collective::Scatter => {
             let own = call.blocks.as_ref().and_then(|blocks| blocks.output().first().copied());
-            let sent = if me == call.root.index() { blocks_of(call, members, |blocks| blocks.input()) } else { Vec::new() };
+            let sent =
+                if me == call.root.index() { blocks_of(call, members, |blocks| blocks.input()) } else { Vec::new() };
             let own = own.unwrap_or(Extent { count: call.count, at: 0 });
             among.blocks = Some(Arc::new(BlockTable::of_pairs(sent, vec![own])));
         }
@@ -117,7 +118,8 @@ mod tests {
 
     #[test]
     fn blocks_and_roots_are_those_of_the_members() {
-        let made = |collective, members: &[usize], me| among(&call(collective, RedOp::Sum, DataType::F32), 5, members, me);
+        let made =
+            |collective, members: &[usize], me| among(&call(collective, RedOp::Sum, DataType::F32), 5, members, me);
         let scattered = made(Collective::ReduceScatter, &[0, 3, 4], 3).unwrap();
         let blocks = scattered.blocks.unwrap();
         assert_eq!(blocks.input().iter().map(|block| block.at).collect::<Vec<_>>(), [0, 30, 40]);

@@ -272,8 +272,12 @@ impl Survivors {
             }
             // Who comes later than a meeting waits is met once more.
             let again = is_late && deadline.is_none_or(|deadline| Instant::now() < deadline);
-            if !left.contains(&comm.rank()) || (left == tried && !again) {
-                return Err(self.failure.get_or_init(|| error).clone());
+            let own = lost
+                .iter()
+                .find(|(rank, _)| *rank == comm.rank())
+                .map(|(_, error)| Error::Remote(format!("{error}: the others go on without it")));
+            if own.is_some() || (left == tried && !again) {
+                return Err(self.failure.get_or_init(|| own.unwrap_or(error)).clone());
             }
             match self.meet(comm, generation, &left, finished) {
                 Ok(standing) => {
