@@ -264,6 +264,9 @@ impl Survivors {
     /// Has the ranks that are left go on in another generation; the calls that stand. An error where no rank is lost, or this one is.
     fn go_on(&self, comm: &Arc<Comm>, generation: &Generation, finished: u64, error: Error) -> Result<u64> {
         let deadline = comm.limit().map(|limit| Instant::now() + limit);
+        // Who is in a call still need not wait for this rank.
+        let over = generation.comm(comm);
+        over.status.fail_after(error.clone(), || over.report(&error));
         let (mut tried, mut error, mut is_late) = (generation.members.clone(), error, false);
         loop {
             let (left, lost) = self.await_loss(comm, generation, &tried, &error);
