@@ -100,6 +100,14 @@ ncclResult_t strataScatterVConfig(const void* sendbuff, const size_t* sendcounts
 /* Writes what a tuning table says of the machine that a communicator is on: an object in JSON, with a zero byte after it. ncclInvalidArgument if it takes more than so many bytes (1024 will do). Since strata. */
 ncclResult_t strataCommDescribe(ncclComm_t comm, void* text, size_t bytes);
 
+/* ---- Ranks that are lost ---- */
+
+/* Writes who takes part in the communicator's calls and how far they are: an object in JSON, with a zero byte after it. ranks and members are numbers of ranks as they were when it was made, generation counts how often ranks were lost, first_call is the number of the first collective of this generation, calls of the collectives that have ended, lost has each rank that is lost and why, links what STRATA_MEASURE_EVERY knows. ncclInvalidArgument if it takes more than so many bytes. Since strata. */
+ncclResult_t strataCommState(ncclComm_t comm, void* text, size_t bytes);
+
+/* Has a function called when ranks have been lost and the others go on (STRATA_LOST=continue): on every rank that is left, once for each generation, on the thread of the call in which that was found and before it ends. It may call strataCommState; other calls on the communicator return ncclInvalidUsage there. Null: none any more. Since strata. */
+ncclResult_t strataCommOnChange(ncclComm_t comm, strataCallback_t callback, void* argument);
+
 /* ---- Streams ---- */
 
 /* Makes a stream. Since strata. */

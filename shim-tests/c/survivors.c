@@ -138,6 +138,31 @@ static uint64_t call(ncclComm_t comm, int kind, size_t count, strataStream_t str
   return mask;
 }
 
+/* The program is told of each generation, and can ask for nothing but the state. */
+static ncclComm_t watched;
+static int changes;
+
+static int number_in_state(const char* name) {
+  char text[4096], key[64];
+  OK(strataCommState(watched, text, sizeof(text)));
+  snprintf(key, sizeof(key), "\"%s\":", name);
+  char* at = strstr(text, key);
+  CHECK(at != NULL);
+  return atoi(at + strlen(key));
+}
+
+static void changed(void* argument) {
+  float number = 1;
+  ncclComm_t other;
+  CHECK(argument == &changes);
+  changes++;
+  CHECK(number_in_state("generation") >= changes && number_in_state("ranks") == nranks);
+  CHECK(number_in_state("first_call") > 0 && number_in_state("first_call") <= number_in_state("calls") + 1);
+  CHECK(ncclAllReduce(&number, &number, 1, ncclFloat, ncclSum, watched, NULL) == ncclInvalidUsage);
+  CHECK(ncclCommSplit(watched, 0, 0, &other, NULL) == ncclInvalidUsage);
+  CHECK(ncclCommDestroy(watched) == ncclInvalidUsage);
+}
+
 static void rank_main(ncclUniqueId id) {
   char node[32];
   ncclComm_t comm;
@@ -150,6 +175,8 @@ static void rank_main(ncclUniqueId id) {
   setenv("NCCL_HOSTID", node, 1);
   OK(ncclCommInitRank(&comm, nranks, id, me));
   OK(strataStreamCreate(&stream));
+  watched = comm;
+  CHECK(number_in_state("generation") == 0 && strataCommOnChange(comm, changed, &changes) == ncclSuccess);
   shared->is_in[me] = 1;
   for (now = 0; now < calls; now++) {
     int kind = next(6), spread = next(5);
@@ -164,6 +191,7 @@ static void rank_main(ncclUniqueId id) {
     if (took > shared->longest[me]) shared->longest[me] = took;
     shared->made[me] = now + 1;
   }
+  CHECK(number_in_state("calls") == calls && (changes > 0) == (number_in_state("generation") > 0));
   OK(ncclCommCount(comm, &count_of));
   OK(ncclCommUserRank(comm, &rank_of));
   CHECK(count_of == nranks && rank_of == me);
@@ -240,7 +268,7 @@ static double one(void) {
   double longest = 0;
   for (int rank = 0; stops && rank < nranks; rank++) {
     /* Who was stopped goes on when the others have come to their end, and is told that it is out. */
-    for (double begun = seconds(); is_left[rank] && shared->made[rank] < calls && seconds() < begun + 60;) usleep(1000);
+    for (double begun = seconds(); is_left[rank] && shared->made[rank] < calls && seconds() < begun + 20;) usleep(1000);
   }
   for (int rank = 0; stops && rank < nranks; rank++) kill(pids[rank], SIGCONT);
   for (int rank = 0; rank < nranks; rank++) {

@@ -13,7 +13,7 @@ use crate::config::Config as Settings;
 use crate::device::gpu::GpuDevice;
 use crate::error::{counted, Error, Result};
 use crate::interface::layouts::{NcclConfig, UniqueIdBytes};
-use crate::interface::pointer::{ConstPtr, Ptr};
+use crate::interface::pointer::{Buffer, Callback, ConstPtr, Ptr};
 use crate::interface::types::{null, CommHandle};
 use crate::process::check_address_space;
 use std::ffi::c_int;
@@ -141,6 +141,8 @@ pub(super) fn run_on<F>(handle: Arc<Handle>, blocking: bool, ends: bool, work: F
 where
     F: FnOnce(&Handle, &AtomicBool) -> Result<()> + Send + 'static,
 {
+    // Asked here: the work is another thread's.
+    handle.not_in_callback()?;
     // A failure ends this task's group, not what may be done with the communicator later.
     let (communicator, cancel) = (handle.name.0, handle.cancellable());
     let cancelled = cancel.clone();
@@ -518,6 +520,7 @@ pub fn destroy(comm: CommHandle) -> Result<()> {
     if let Ok(comm) = handle.ready() {
         windows::refuse_open(&comm, "ncclCommDestroy")?;
     }
+    handle.not_in_callback()?;
     // The name goes first, so that no other call finds a communicator that is being freed.
     let Some(comm) = handle.remove() else {
         return Ok(());
@@ -558,6 +561,16 @@ pub fn abort(comm: CommHandle) -> Result<()> {
         comm.abort();
     }
     Ok(())
+}
+
+/// `strataCommOnChange`
+pub fn on_change(comm: CommHandle, callback: Callback, argument: Buffer) -> Result<()> {
+    let comm = handles::find(comm)?.ready()?;
+    let act = callback.get("callback").ok().map(|callback| {
+        let argument = argument.address();
+        Box::new(move || callback(argument)) as Box<dyn Fn() + Send>
+    });
+    comm.on_change(act)
 }
 
 /// `ncclCommRevoke`

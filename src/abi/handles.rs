@@ -214,6 +214,13 @@ impl Handle {
         }
     }
 
+    /// An error in a callback that can call nothing of the communicator.
+    pub fn not_in_callback(&self) -> Result<()> {
+        let mut may = Ok(());
+        self.with_made(|comm| may = comm.not_in_callback());
+        may
+    }
+
     /// Notes whether a window is open: no call goes the short way then.
     pub fn set_window(&self, is_open: bool) {
         self.change(|state| state.has_window = is_open);

@@ -83,6 +83,16 @@ pub fn write_description(
     let strata = env!("CARGO_PKG_VERSION");
     let told =
         serde_json::json!({ "strata": strata, "machine": machine, "carriers": carriers, "providers": providers });
+    write_json(&told, text, bytes)
+}
+
+/// `strataCommState`
+pub fn state(comm: CommHandle, text: Buffer, bytes: usize) -> Result<()> {
+    write_json(&handles::find(comm)?.ready()?.state(), text, bytes)
+}
+
+/// Writes an object where a program has room for so many bytes.
+fn write_json(told: &serde_json::Value, text: Buffer, bytes: usize) -> Result<()> {
     let told = told.to_string() + "\0";
     if told.len() > bytes {
         return Err(Error::InvalidArgument(format!("the description takes {} bytes, text has {bytes}", told.len())));

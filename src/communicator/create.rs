@@ -580,6 +580,11 @@ fn link(monitor: Option<&Monitor>, config: &Config, cancel: &AtomicBool) -> Resu
     Err(Error::InvalidUsage("the communicator was aborted while it was being made".to_string()))
 }
 
+fn tell_made(key: u128, name: Option<&str>, rank: Rank, grid: &Grid) {
+    let name = name.map_or(String::new(), |name| format!(" {name}"));
+    crate::info!("comm {key:032x}{name} rank {rank} nranks {} on {grid} Init COMPLETE", grid.nranks());
+}
+
 impl Meeting<'_> {
     /// This process's settings for it.
     fn settings(&self) -> Config {
@@ -722,8 +727,7 @@ impl Meeting<'_> {
         let context = Context::new(grid.clone(), config.clone(), board);
         let context = Context { knowledge, crowded, lends, providers: providers.clone(), ..context };
         link(monitor.as_ref(), &config, self.cancel)?;
-        let name = self.options.name.as_ref().map_or(String::new(), |name| format!(" {name}"));
-        crate::info!("comm {:032x}{name} rank {rank} nranks {} on {grid} Init COMPLETE", credentials.key, self.nranks);
+        tell_made(credentials.key, self.options.name.as_deref(), rank, &grid);
         fence::prepare();
         let comm = Arc::new(Comm {
             origin: Origin::here(),

@@ -301,6 +301,13 @@ pub(super) fn shared_choice(call: &CollectiveCall, decision: &Decision, grid: &G
 }
 
 impl Comm {
+    /// What is known of the links: how many times shares have changed, and what each rank's link delivers in MB/s. None where ranks do not
+    /// tell each other.
+    pub(super) fn told_links(&self) -> Option<serde_json::Value> {
+        let known = locked(&self.epochs.get()?.known);
+        Some(serde_json::json!({ "epoch": known.epoch, "mb_per_s": known.rates }))
+    }
+
     /// What ranks own of all-reduces now, where links deliver differently (`STRATA_MEASURE_EVERY`).
     pub fn node_shares(&self) -> Option<NodeShares> {
         self.epochs.get().and_then(|epochs| locked(&epochs.known).shares.clone())

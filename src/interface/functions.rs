@@ -580,6 +580,19 @@ macro_rules! own_functions {
                 comm: CommHandle, text: Buffer, bytes: usize
             ) -> Status = native(info::describe), over(shadow::describe);
         }
+        "Ranks that are lost" {
+            /// Writes who takes part in the communicator's calls and how far they are: an object in JSON, with a zero byte after it. ranks
+            /// and members are numbers of ranks as they were when it was made, generation counts how often ranks were lost, first_call
+            /// is the number of the first collective of this generation, calls of the collectives that have ended, lost has each rank that
+            /// is lost and why, links what STRATA_MEASURE_EVERY knows. ncclInvalidArgument if it takes more than so many bytes.
+            "strata" fn strataCommState(comm: CommHandle, text: Buffer, bytes: usize) -> Status = native(info::state);
+            /// Has a function called when ranks have been lost and the others go on (STRATA_LOST=continue): on every rank that is left,
+            /// once for each generation, on the thread of the call in which that was found and before it ends. It may call
+            /// strataCommState; other calls on the communicator return ncclInvalidUsage there. Null: none any more.
+            "strata" fn strataCommOnChange(
+                comm: CommHandle, callback: Callback, argument: Buffer
+            ) -> Status = native(communicators::on_change);
+        }
         "Streams" {
             /// Makes a stream.
             "strata" fn strataStreamCreate(stream: Ptr<StreamHandle>) -> Status = native(streams::create);

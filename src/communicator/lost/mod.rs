@@ -14,14 +14,15 @@ use super::launch::{drive, OperationBatch};
 use super::{CollectiveCall, Comm, Operation, OperationQueue};
 use crate::carrier::Carrier;
 use crate::config::Lost;
-use crate::error::{Error, Result};
+use crate::error::{counted, Error, Result};
 use crate::fork::PerProcess;
 use crate::health::Loss;
 use crate::sync::locked;
 use crate::topo::Rank;
 use kept::{CommitWord, KeptInput};
 pub(super) use queued::launch;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::cell::Cell;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Once, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -42,6 +43,10 @@ struct Generation {
     members: Vec<usize>,
     /// How many there have been before.
     number: u64,
+    /// Its first call.
+    first_call: u64,
+    /// Who has been lost, and what is known of that.
+    gone: Vec<(usize, String)>,
 }
 
 impl Generation {
@@ -101,33 +106,46 @@ pub(super) struct Survivors {
     /// What ends the communicator after all.
     failure: OnceLock<Error>,
     generation: Mutex<Generation>,
+    /// Calls that have ended. Only the operation that is on counts.
+    finished: AtomicU64,
+    /// What is called when ranks have been lost.
+    on_change: Mutex<Option<Box<dyn Fn() + Send>>>,
     /// What only the operation that is on uses.
-    progress: Mutex<CallProgress>,
+    memory: Mutex<CallMemory>,
 }
 
-/// What has become of the calls.
-struct CallProgress {
-    /// Calls that have ended.
-    finished: u64,
+/// What a call needs beside its buffers.
+struct CallMemory {
     kept: KeptInput,
     word: CommitWord,
 }
 
 impl Survivors {
     fn new(nranks: usize) -> Survivors {
-        let generation = Generation { comm: None, members: (0..nranks).collect(), number: 0 };
-        let progress = CallProgress { finished: 0, kept: KeptInput::default(), word: CommitWord::new() };
+        let (members, gone) = ((0..nranks).collect(), Vec::new());
+        let generation = Generation { comm: None, members, number: 0, first_call: 1, gone };
         Survivors {
             turns: OperationQueue::new(),
             is_aborted: AtomicBool::new(false),
             failure: OnceLock::new(),
             generation: Mutex::new(generation),
-            progress: Mutex::new(progress),
+            finished: AtomicU64::new(0),
+            on_change: Mutex::default(),
+            memory: Mutex::new(CallMemory { kept: KeptInput::default(), word: CommitWord::new() }),
         }
     }
 
     fn generation(&self) -> Generation {
         locked(&self.generation).clone()
+    }
+
+    fn finished(&self) -> u64 {
+        self.finished.load(Ordering::Acquire)
+    }
+
+    /// So many calls have ended.
+    fn finish(&self, calls: u64) {
+        self.finished.store(calls, Ordering::Release);
     }
 
     /// Waits until all operations have ended; whether they have.
@@ -187,7 +205,7 @@ fn attempt(
     comm: &Arc<Comm>,
     generation: &Generation,
     call: &CollectiveCall,
-    progress: &mut CallProgress,
+    memory: &mut CallMemory,
     keeps: &mut bool,
 ) -> Outcome {
     if let Some((_, error)) = generation.lost(comm).into_iter().next() {
@@ -203,7 +221,7 @@ fn attempt(
         among.algorithm = None;
     }
     if !std::mem::replace(keeps, true) {
-        if let Err(error) = progress.kept.keep(call) {
+        if let Err(error) = memory.kept.keep(call) {
             return Outcome::Refused { error, counts: false };
         }
     }
@@ -213,7 +231,7 @@ fn attempt(
             Some(_) => Outcome::Broken { error, has_result: false },
         };
     }
-    match run(over, vec![Operation::Collective(progress.word.call(generation.members.len()))], false) {
+    match run(over, vec![Operation::Collective(memory.word.call(generation.members.len()))], false) {
         Ok(()) => Outcome::Done,
         Err(error) => Outcome::Broken { error, has_result: true },
     }
@@ -221,39 +239,41 @@ fn attempt(
 
 /// Makes a collective, again where ranks are lost in it.
 fn survive(comm: &Arc<Comm>, survivors: &Survivors, call: &CollectiveCall) -> Result<()> {
-    let mut progress = locked(&survivors.progress);
+    let mut memory = locked(&survivors.memory);
     let mut keeps = false;
+    let before = survivors.finished();
     loop {
         let generation = survivors.generation();
-        let (error, has_result) = match attempt(comm, &generation, call, &mut progress, &mut keeps) {
+        let (error, has_result) = match attempt(comm, &generation, call, &mut memory, &mut keeps) {
             Outcome::Done => {
-                progress.finished += 1;
+                survivors.finish(before + 1);
                 return Ok(());
             }
             Outcome::Refused { error, counts } => {
-                progress.finished += u64::from(counts);
+                survivors.finish(before + u64::from(counts));
                 return Err(error);
             }
             Outcome::Broken { error, has_result } => (error, has_result),
         };
-        let finished = progress.finished + u64::from(has_result);
-        let stands = survivors.go_on(comm, &generation, finished, error)?;
-        if has_result && finished <= stands {
-            progress.finished = finished;
+        let stands = survivors.go_on(comm, &generation, before + u64::from(has_result), error)?;
+        if has_result && stands > before {
+            survivors.finish(before + 1);
+            survivors.tell_program();
             return Ok(());
         }
+        survivors.tell_program();
         if keeps {
-            progress.kept.give_back();
+            memory.kept.give_back();
         }
     }
 }
 
 /// Sends and receives. What is under way when a rank is lost is not made again.
 fn exchange(comm: &Arc<Comm>, survivors: &Survivors, messages: Vec<Operation>) -> Result<()> {
-    let progress = locked(&survivors.progress);
     let mut generation = survivors.generation();
     while let Some((_, error)) = generation.lost(comm).into_iter().next() {
-        survivors.go_on(comm, &generation, progress.finished, error)?;
+        survivors.go_on(comm, &generation, survivors.finished(), error)?;
+        survivors.tell_program();
         generation = survivors.generation();
     }
     let messages = messages.into_iter().map(|message| call::message_among(message, &generation.members));
@@ -282,9 +302,9 @@ impl Survivors {
             if own.is_some() || (left == tried && !again) {
                 return Err(self.failure.get_or_init(|| own.unwrap_or(error)).clone());
             }
-            match self.meet(comm, generation, &left, finished) {
+            match self.meet(comm, generation, (&left, &lost), finished) {
                 Ok(standing) => {
-                    self.tell(&left, &lost, standing);
+                    tell_change(&left, &lost, standing);
                     return Ok(standing.finished);
                 }
                 Err(new) => (is_late, error, tried) = (matches!(new, Error::Timeout(_)), new, left),
@@ -323,14 +343,22 @@ impl Survivors {
     }
 
     /// Comes together with the ranks that are left.
-    fn meet(&self, comm: &Arc<Comm>, generation: &Generation, left: &[usize], finished: u64) -> Result<Standing> {
+    fn meet(
+        &self,
+        comm: &Arc<Comm>,
+        generation: &Generation,
+        (left, lost): (&[usize], &[(usize, Error)]),
+        finished: u64,
+    ) -> Result<Standing> {
         let next = comm.without_lost(left, &self.is_aborted)?;
         let mine = Standing { finished, generation: generation.number };
         let told = next.tell(mine.encode(), &self.is_aborted);
         let standing = told.and_then(|told| Standing::of_all(&told)).inspect_err(|_| next.abort())?;
         let standing = Standing { generation: standing.generation + 1, ..standing };
-        let (members, number) = (left.to_vec(), standing.generation);
-        let new = Generation { comm: Some(next.clone()), members, number };
+        let mut gone = generation.gone.clone();
+        gone.extend(lost.iter().map(|(rank, error)| (*rank, error.text().to_string())));
+        let (members, number, first_call) = (left.to_vec(), standing.generation, standing.finished + 1);
+        let new = Generation { comm: Some(next.clone()), members, number, first_call, gone };
         let before = std::mem::replace(&mut *locked(&self.generation), new);
         before.comm.iter().for_each(|comm| comm.abort());
         if self.is_aborted.load(Ordering::Acquire) {
@@ -339,19 +367,47 @@ impl Survivors {
         Ok(standing)
     }
 
-    /// Says once for each generation who goes on, and why.
-    #[cold]
-    fn tell(&self, left: &[usize], lost: &[(usize, Error)], Standing { finished, generation }: Standing) {
-        let gone: Vec<usize> = lost.iter().map(|(rank, _)| *rank).collect();
-        let why = lost.first().map_or("", |(_, error)| error.text());
-        let text = format!(
-            "generation {generation} from call {} on: {} ranks go on without {}: {why}",
-            finished + 1,
-            left.len(),
-            named(&gone)
-        );
-        crate::log::warn(&text);
+    /// Has the program know that ranks have been lost.
+    fn tell_program(&self) {
+        let _in_callback = InCallback::enter();
+        if let Some(on_change) = &*locked(&self.on_change) {
+            on_change();
+        }
     }
+}
+
+thread_local! {
+    static IS_IN_CALLBACK: Cell<bool> = const { Cell::new(false) };
+}
+
+/// As long as it lives the program is told of a change.
+struct InCallback;
+
+impl InCallback {
+    fn enter() -> InCallback {
+        IS_IN_CALLBACK.set(true);
+        InCallback
+    }
+}
+
+impl Drop for InCallback {
+    fn drop(&mut self) {
+        IS_IN_CALLBACK.set(false);
+    }
+}
+
+/// Says once for each generation who goes on, and why.
+#[cold]
+fn tell_change(left: &[usize], lost: &[(usize, Error)], Standing { finished, generation }: Standing) {
+    let gone: Vec<usize> = lost.iter().map(|(rank, _)| *rank).collect();
+    let why = lost.first().map_or("", |(_, error)| error.text());
+    let ranks = counted(left.len(), "rank");
+    let verb = if left.len() == 1 { "goes" } else { "go" };
+    crate::log::warn(&format!(
+        "generation {generation} from call {} on: {ranks} {verb} on without {}: {why}",
+        finished + 1,
+        named(&gone)
+    ));
 }
 
 impl Comm {
@@ -360,6 +416,54 @@ impl Comm {
         match self.survivors.get() {
             Some(survivors) => survivors.failure.get().cloned(),
             None => self.failure(),
+        }
+    }
+
+    /// Has this called when ranks have been lost and the others go on, on the thread of the call in which that was found. It may ask for
+    /// the [`state`](Comm::state); other calls on the communicator are refused there.
+    pub fn on_change(&self, act: Option<Box<dyn Fn() + Send>>) -> Result<()> {
+        self.at_home()?;
+        let survivors = self.survivors.get().ok_or_else(|| {
+            Error::InvalidUsage("ranks that are lost end the communicator (STRATA_LOST): nothing changes".to_string())
+        })?;
+        *locked(&survivors.on_change) = act;
+        Ok(())
+    }
+
+    /// Who takes part in calls, and how far they are, as an object in JSON.
+    pub fn state(&self) -> serde_json::Value {
+        let first = || Generation {
+            comm: None,
+            members: (0..self.nranks()).collect(),
+            number: 0,
+            first_call: 1,
+            gone: Vec::new(),
+        };
+        let survivors = self.survivors.get();
+        let Generation { comm, members, number, first_call, gone } =
+            survivors.map_or_else(first, |all| all.generation());
+        let lost: Vec<_> =
+            gone.iter().map(|(rank, reason)| serde_json::json!({ "rank": rank, "reason": reason })).collect();
+        let links = comm.as_deref().unwrap_or(self).told_links();
+        serde_json::json!({
+            "ranks": self.nranks(),
+            "goes_on": survivors.is_some(),
+            "generation": number,
+            "first_call": first_call,
+            "calls": survivors.map(|survivors| survivors.finished()),
+            "members": members,
+            "lost": lost,
+            "links": links,
+        })
+    }
+
+    /// An error inside of a callback that is told of a change.
+    pub fn not_in_callback(&self) -> Result<()> {
+        match self.survivors.get().is_some() && IS_IN_CALLBACK.get() {
+            true => Err(Error::InvalidUsage(
+                "a callback of strataCommOnChange can call nothing but strataCommState of the communicator".to_string(),
+            )),
+            false => Ok(()),
         }
     }
 
