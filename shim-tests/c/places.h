@@ -52,11 +52,14 @@ static void* place_for(size_t bytes) {
   return memory;
 }
 
+/* Whatever stream reads it afterwards: a driver's copy may still be on its way when its function has returned. */
 static void put(void* to, const void* from, size_t bytes) {
-  if (!is_on_device)
+  if (!is_on_device) {
     memcpy(to, from, bytes);
-  else if (bytes)
+  } else if (bytes) {
     CHECK((is_hip ? driver_copy(to, from, bytes, 1) : driver_copy_in(to, from, bytes)) == 0);
+    CHECK(driver_wait(NULL) == 0);
+  }
 }
 
 static void take(void* to, const void* from, size_t bytes) {

@@ -39,7 +39,7 @@ impl Uneven {
     pub fn new(seed: u64, nranks: usize) -> Uneven {
         let mut random = Random::new(seed ^ 0x5eed);
         let (collective, dtype) = (random.pick(&KINDS), random.pick(&EXACT));
-        let most = random.pick(&[1, 7, 900, 40_000]);
+        let most = random.pick(&[1, 7, 900, 900, 40_000, 40_000, 400_000]);
         let factor = (collective.reduces() && random.one_in(2)).then(|| random.one_in(2));
         let mut one = || if random.one_in(4) { 0 } else { random.below(1 + most) as usize };
         let row: Vec<usize> = (0..nranks).map(|_| one()).collect();
