@@ -4,6 +4,7 @@
    succeeds or says that it was aborted, and the handler takes and gives back no memory inside the call: it may have
    interrupted the allocator, which here is slow on purpose. */
 #define _GNU_SOURCE
+#include "watched_allocator.h"
 #include <nccl.h>
 #include <strata.h>
 #include <dlfcn.h>
@@ -35,42 +36,6 @@ static volatile sig_atomic_t target, handled;
 static unsigned next(unsigned below) {
   state = state * 6364136223846793005ULL + 1442695040888963407ULL;
   return (unsigned)(state >> 33) % below;
-}
-
-/* The allocator: whether this thread is in it or in the handler, and whether the handler has used it. */
-#define OWN __thread volatile int __attribute__((tls_model("initial-exec")))
-static OWN in_allocator, in_handler, uses, slow;
-void *__libc_malloc(size_t), *__libc_calloc(size_t, size_t), *__libc_realloc(void*, size_t), *__libc_memalign(size_t, size_t);
-void __libc_free(void*);
-
-static void enter_allocator(void) {
-  uses |= in_handler;
-  in_allocator++;
-  if (!in_handler)
-    for (volatile int i = 0; i < slow; i++) continue;
-}
-
-#define ALLOCATED(call)                       \
-  {                                           \
-    enter_allocator();                        \
-    void* memory = call;                      \
-    in_allocator--;                           \
-    return memory;                            \
-  }
-void* malloc(size_t bytes) ALLOCATED(__libc_malloc(bytes))
-void* calloc(size_t count, size_t bytes) ALLOCATED(__libc_calloc(count, bytes))
-void* realloc(void* old, size_t bytes) ALLOCATED(__libc_realloc(old, bytes))
-void* aligned_alloc(size_t alignment, size_t bytes) ALLOCATED(__libc_memalign(alignment, bytes))
-
-int posix_memalign(void** memory, size_t alignment, size_t bytes) {
-  *memory = aligned_alloc(alignment, bytes);
-  return *memory == NULL ? 12 : 0;
-}
-
-void free(void* memory) {
-  enter_allocator();
-  __libc_free(memory);
-  in_allocator--;
 }
 
 /* The library's thread is asked by a byte to end what is aborted: it may have done so before the handler goes on. */

@@ -131,6 +131,21 @@ impl Call {
             (handle, _) => handle?,
         };
         let comm = handle.usable()?;
+        let Some((launch, learned)) = self.checked(comm.clone(), key)? else { return Ok(()) };
+        group::record(launch, handle.blocking)?.map_or(Ok(()), launch_one)?;
+        if let Some(learned) = learned {
+            comm.learn(learned.0, learned.1);
+        }
+        if key.is_some() {
+            handles::note(&handle, &comm);
+        }
+        Ok(())
+    }
+
+    /// The call as it is launched, with what is to be learned of it where it may go faster next time; none where nothing is moved. Apart
+    /// from `check`, whose frame is on the stack while it runs.
+    #[inline(never)]
+    fn checked(&self, comm: Arc<Comm>, key: Option<Again>) -> Result<Option<(Launch, Option<Learned>)>> {
         let Checked { root, dtype, reduction, factor_at, stream } =
             checked(&comm, self.root, self.dtype, self.op, self.stream)?;
         let wish = options::collective(self.config)?;
@@ -147,7 +162,7 @@ impl Call {
         let input = self.send.on_device(blocks(sent)?, "sendbuff")?;
         let output = self.recv.as_const().on_device(blocks(received)?, "recvbuff")?;
         if self.count == 0 {
-            return Ok(());
+            return Ok(None);
         }
         comm.check_memory(input, "sendbuff")?;
         comm.check_memory(output, "recvbuff")?;
@@ -175,18 +190,12 @@ impl Call {
             return Err(Error::InvalidArgument(self.overlap(input, output)));
         }
         let learned = key.filter(|key| comm.would_learn(*key)).map(|key| Box::new((key, call.clone())));
-        let noted = key.map(|_| comm.clone());
-        let launch = Launch { comm, operation: Operation::Collective(call), stream };
-        group::record(launch, handle.blocking)?.map_or(Ok(()), launch_one)?;
-        if let Some(comm) = noted {
-            if let Some(learned) = learned {
-                comm.learn(learned.0, learned.1);
-            }
-            handles::note(&handle, &comm);
-        }
-        Ok(())
+        Ok(Some((Launch { comm, operation: Operation::Collective(call), stream }, learned)))
     }
 }
+
+/// A call that may go faster next time.
+type Learned = Box<(Again, CollectiveCall)>;
 
 impl Call {
     /// The algorithm that a call's options name. A provider that does not take the call is left out where it is not forced.

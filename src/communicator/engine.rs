@@ -5,7 +5,7 @@ mod prepare;
 
 use super::again::{Begun, PreparedCalls};
 use super::device::{Device, HostDevice, MakeDevice};
-use super::epochs::{self, Epochs};
+use super::epochs::{CallPace, Epochs};
 use super::front::CallFront;
 use super::independent::{IndependentBatch, IndependentMessages};
 use super::joined::{self, JoinedStage, PACKED_ROOM_BYTES};
@@ -99,8 +99,8 @@ pub struct Engine {
     host: HostDevice,
     /// What each rank has of all-reduces, where links deliver differently.
     shares: Option<Arc<ChunkWeights>>,
-    /// Whether the next one has even shares all the same.
-    is_trial: bool,
+    /// How long all-reduces take, where ranks tell each other.
+    pace: Option<Box<CallPace>>,
     /// Whether the ranks exchange on boards.
     board: bool,
     /// What a message of the program's is cut into, the same on all ranks.
@@ -196,7 +196,7 @@ impl Engine {
             device,
             host: HostDevice::default(),
             shares: None,
-            is_trial: false,
+            pace: (config.measure_every > 0).then(Box::default),
             board: transport.has_board() && !on_devices,
             part_bytes: if on_devices { DEVICE_PART_BYTES } else { usize::MAX },
             counters: Counters::new(grid.nranks()),
@@ -343,7 +343,7 @@ impl Engine {
         let index = self.prepare(call, decision)?;
         self.transport.set_wide(call.loads_unevenly());
         self.run(call, index)?;
-        self.is_trial &= !epochs::counts(call);
+        self.pace.iter_mut().for_each(|pace| pace.begin(call));
         Ok(true)
     }
 
@@ -488,9 +488,7 @@ impl Engine {
                     return Ok(Progress::Moved);
                 }
             }
-            let epochs = self.running.as_mut().and_then(|running| running.epochs.take());
-            self.running = None;
-            epochs.iter().for_each(|epochs| self.begin_epoch(epochs));
+            self.end_running();
         }
         Ok(progress)
     }

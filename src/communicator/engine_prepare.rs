@@ -1,10 +1,10 @@
 //! What the engine gets ready before a call runs: its program, its layout, its room, and what each rank has of it.
 #![forbid(unsafe_code)]
 
-use super::{epochs, least_scratch, signature, Engine, Ready, Running};
+use super::{least_scratch, signature, Engine, Ready, Running, Staged};
 use crate::algorithms;
 use crate::communicator::device::Device;
-use crate::communicator::epochs::{Epoch, Epochs};
+use crate::communicator::epochs::{self, Epochs};
 use crate::communicator::joined::JoinedStage;
 use crate::communicator::CollectiveCall;
 use crate::error::{Error, Result};
@@ -15,29 +15,34 @@ use crate::selection::{Decision, Executor, Selection};
 use std::sync::Arc;
 
 impl Engine {
-    /// Begins the call in which ranks tell each other what their links deliver, whatever the device. Not on every call's stack.
+    /// Begins a call in which ranks tell each other of their links, whatever the device. Not on every call's stack.
     #[inline(never)]
-    pub(in crate::communicator) fn begin_telling(&mut self, epochs: &Arc<Epochs>) -> Result<()> {
-        let call = epochs.call();
-        epochs.tell(self.transport.delivers());
+    pub(in crate::communicator) fn begin_telling(&mut self, epochs: &Arc<Epochs>, call: CollectiveCall) -> Result<()> {
         self.sequence += 1;
-        let undecided = || Error::Internal("the words of an epoch have not been decided".to_string());
-        let index = self.prepare(call, call.decision.as_ref().ok_or_else(undecided)?)?;
+        let undecided = || Error::Internal("a call of an epoch has not been decided".to_string());
+        let index = self.prepare(&call, call.decision.as_ref().ok_or_else(undecided)?)?;
+        self.transport.set_wide(false);
         let limit_ns = self.limit_ns();
         let ready = &mut self.recent[index];
         let scratch = self.host.scratch(ready.layout.scratch_bytes() * ready.window.min(ready.layout.segments()))?;
         ready.execution.begin(ready.program.clone(), ready.layout.clone(), ready.window, limit_ns);
-        let (call, epochs) = (call.clone(), Some(epochs.clone()));
+        epochs.begin(self.transport.delivers(), self.pace.as_deref_mut());
+        let epochs = Some(epochs.clone());
         let (packed, stage, front) = (None, JoinedStage::Runs, None);
         self.running = Some(Running { call, scratch, packed, stage, ready: index, front, epochs });
         Ok(())
     }
 
-    /// The words have come: what holds from now on.
+    /// The call that was running has ended: if ranks have told each other of their links in it, other shares may hold from now on.
     #[inline(never)]
-    pub(super) fn begin_epoch(&mut self, epochs: &Epochs) {
-        let Epoch { weights, is_trial } = epochs.learn(&self.grid, self.sequence + 1);
-        (self.shares, self.is_trial) = (weights, is_trial);
+    pub(super) fn end_running(&mut self) {
+        let epochs = self.running.as_mut().and_then(|running| running.epochs.take());
+        self.running = None;
+        match (epochs, &mut self.pace) {
+            (Some(epochs), _) => self.shares = epochs.end(&self.grid, self.rank, self.sequence + 1),
+            (None, Some(pace)) => pace.end(),
+            (None, None) => {}
+        }
     }
 
     /// The index in `recent` of what this call needs. Apart from `poll`, whose frame is on every call's stack.
@@ -65,34 +70,46 @@ impl Engine {
         };
         let program = self.program(choice, call, staged)?;
         let (segment_bytes, window) = self.segments(&program, choice, call, weights, (*segment_bytes, *window))?;
+        let weights = weights.cloned();
+        Ok(self.keep(call, (decision, choice), (staged, weights), (program, segment_bytes, window)))
+    }
+
+    /// Keeps what a call needs; its index. Apart from `prepare`, under whose frame plans are built.
+    #[inline(never)]
+    fn keep(
+        &mut self,
+        call: &CollectiveCall,
+        (decision, choice): (&Arc<Decision>, &algorithms::Choice),
+        (staged, weights): (Staged, Option<Arc<ChunkWeights>>),
+        (program, segment_bytes, window): (Arc<Program>, usize, usize),
+    ) -> usize {
         let elem_bytes = call.dtype.size();
         let layout = match &call.blocks {
             None => program.layout(call.count, elem_bytes, segment_bytes),
             Some(blocks) => program.layout_of(blocks.clone(), elem_bytes, segment_bytes),
         };
-        let layout = match weights {
+        let layout = match &weights {
             Some(weights) => layout.weighted(weights.clone()),
             None => layout,
         };
         let reason = if weights.is_some() { "links deliver differently" } else { &decision.reason };
         self.explain_choice(call, (choice, reason), &layout, program.rounds());
         self.forget_oldest();
-        let signature = signature(call, &Engine::named(choice, weights));
+        let signature = signature(call, &Engine::named(choice, weights.as_ref()));
         let (execution, names) = (Execution::new(), None);
-        let decision = decision.clone();
         self.recent.push(Ready {
             call: call.clone(),
-            decision,
+            decision: decision.clone(),
             staged,
             program,
             layout,
             window,
-            weights: weights.cloned(),
+            weights,
             signature,
             execution,
             names,
         });
-        Ok(self.recent.len() - 1)
+        self.recent.len() - 1
     }
 
     /// What names the shares to other ranks.
@@ -144,7 +161,7 @@ impl Engine {
     /// The choice and the shares of a call that has shares by what links deliver.
     #[inline(never)]
     fn shared(&self, call: &CollectiveCall, decision: &Decision) -> Option<(algorithms::Choice, Arc<ChunkWeights>)> {
-        let weights = self.shares.as_ref().filter(|_| !self.is_trial)?;
+        let weights = self.shares.as_ref()?;
         let choice = epochs::shared_choice(call, decision, &self.grid)?;
         (!self.is_around_node(&choice)).then(|| (choice, weights.clone()))
     }

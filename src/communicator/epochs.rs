@@ -1,32 +1,73 @@
 //! Epochs: shares of all-reduces by what links deliver while the program runs.
 //!
-//! After every so many all-reduces (`STRATA_MEASURE_EVERY`) the ranks tell each other, in the order of calls, what their links to other
-//! nodes have delivered since the last time. All compute the same [`shares`] of that, and these hold from
-//! the next call on. Nothing is sent to measure anything: figures are of messages that go anyway.
+//! After every so many all-reduces (`STRATA_MEASURE_EVERY`) the ranks tell each other, in the order of calls, how long these took. The
+//! first time, where they have become slower, and now and then while shares hold, rounds of messages follow that measure the links
+//! ([`LinkProfiler`]), with a telling after each. All compute the same [`shares`] of that, and these hold from the next call on.
 
 use super::{CollectiveCall, Comm};
 use crate::algorithms::Choice;
 use crate::error::Result;
-use crate::health::CallSummary;
 use crate::memory::{Arena, Region};
+use crate::plan::blocks::{packed, BlockTable};
 use crate::plan::weights::ChunkWeights;
 use crate::plan::Collective;
+use crate::selection::profile::{AfterTelling, LinkProfiler, Round};
 use crate::selection::shares::{self, NodeShares};
 use crate::selection::{Decision, Executor, Policy, Selection};
 use crate::sync::locked;
-use crate::topo::Grid;
+use crate::topo::{Grid, Rank};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 /// Bytes of the shortest all-reduces that are counted and shared: what links deliver matters to those.
 const LEAST_BYTES: usize = 1 << 20;
-/// Tellings before the first trial of even shares, and between two of them at most.
-const FIRST_PATIENCE: u32 = 4;
-const MOST_PATIENCE: u32 = 64;
-/// Bytes of a rank's word: its rate.
-const WORD: usize = 8;
+/// A rank's word: what its link delivers where the transport knows that, the size of its calls, the least time of a byte, and what it has
+/// received in a round. A number that is not known is 0.
+const NUMBERS: usize = 4;
+const WORD: usize = NUMBERS * size_of::<f64>();
 
-/// What is known of the links.
+/// How long the counted calls take: of the largest ones since that was last asked the quickest.
+#[derive(Debug, Default)]
+pub(super) struct CallPace {
+    begun: Option<(Instant, usize)>,
+    class: u32,
+    least: Option<f64>,
+}
+
+impl CallPace {
+    /// A call begins.
+    #[inline(never)]
+    pub(super) fn begin(&mut self, call: &CollectiveCall) {
+        self.begun = counts(call).then(|| (Instant::now(), call.count * call.dtype.size()));
+    }
+
+    /// What has begun has ended.
+    #[inline(never)]
+    pub(super) fn end(&mut self) {
+        let Some((begun, bytes)) = self.begun.take() else { return };
+        self.take_in(bytes, begun.elapsed().as_nanos() as f64);
+    }
+
+    fn take_in(&mut self, bytes: usize, ns: f64) {
+        let class = bytes.ilog2();
+        if class > self.class {
+            (self.class, self.least) = (class, None);
+        }
+        if class == self.class {
+            let pace = ns / bytes as f64;
+            self.least = Some(self.least.map_or(pace, |least| least.min(pace)));
+        }
+    }
+
+    /// The size of these calls as a power of two, and the nanoseconds of a byte.
+    fn take(&mut self) -> (u32, Option<f64>) {
+        let CallPace { class, least, .. } = std::mem::take(self);
+        (class, least)
+    }
+}
+
+/// What is known of the links, and what the ranks do next to know more.
 #[derive(Debug, Default)]
 struct Known {
     /// Of each rank, what its link delivered when that was last known.
@@ -34,29 +75,16 @@ struct Known {
     shares: Option<NodeShares>,
     /// How many times shares have changed.
     epoch: u64,
-    /// Tellings since even shares were tried, and after how many they are.
-    held: u32,
-    patience: u32,
-}
-
-impl Known {
-    /// Whether one call has even shares although others hold: a link that has little to carry does not show that it has recovered.
-    fn is_trial(&mut self) -> bool {
-        self.held += 1;
-        let is_trial = self.shares.is_some() && self.held >= self.patience;
-        if is_trial {
-            (self.held, self.patience) = (0, (2 * self.patience).min(MOST_PATIENCE));
-        }
-        is_trial
-    }
-}
-
-/// What holds from a call on.
-pub(super) struct Epoch {
-    /// What each chunk has, where that is not the same.
-    pub weights: Option<Arc<ChunkWeights>>,
-    /// Whether the first call has even shares all the same.
-    pub is_trial: bool,
+    profiler: LinkProfiler,
+    /// The round that comes next, or has begun then.
+    round: Option<Round>,
+    begun: Option<Instant>,
+    /// What this rank has received in the last round, in bytes for each microsecond.
+    figure: f64,
+    /// What is sent in rounds, and where it is received.
+    memory: Option<[Arena; 2]>,
+    /// Whether the program's calls come next.
+    is_over: bool,
 }
 
 /// How the ranks of a communicator tell each other what their links deliver.
@@ -78,6 +106,11 @@ pub struct Epochs {
 pub(super) fn counts(call: &CollectiveCall) -> bool {
     let bytes = call.count.saturating_mul(call.dtype.size());
     call.collective == Collective::AllReduce && call.blocks.is_none() && bytes >= LEAST_BYTES
+}
+
+/// A number that was told, where it means something.
+fn meant(number: f64) -> Option<f64> {
+    Some(number).filter(|number| number.is_finite() && *number > 0.0)
 }
 
 impl Epochs {
@@ -115,57 +148,140 @@ impl Epochs {
         before / self.every != (before + more) / self.every
     }
 
-    /// The call in which they do so; its regions are in host memory, whatever the communicator's device.
-    pub(super) fn call(&self) -> &CollectiveCall {
-        &self.call
-    }
-
-    /// What all ranks must agree on.
-    pub(super) fn summary(&self) -> CallSummary {
-        self.call.summary()
-    }
-
-    /// Writes what this rank's link delivers, where that is known.
-    pub(super) fn tell(&self, rate: Option<f64>) {
-        self.word.write(&rate.unwrap_or(0.0).to_le_bytes());
-    }
-
-    /// What holds from now on, by what all ranks have told; all find the same.
-    pub(super) fn learn(&self, grid: &Grid, operation: u64) -> Epoch {
+    /// The next call of the ranks' own, with its regions in host memory, whatever the communicator's device; none where the program's
+    /// calls go on.
+    pub(super) fn next(&self, comm: &Comm) -> Result<Option<CollectiveCall>> {
         let mut known = locked(&self.known);
-        for (rank, rate) in known.rates.iter_mut().enumerate() {
+        if std::mem::take(&mut known.is_over) {
+            return Ok(None);
+        }
+        let Some(round) = known.round else { return Ok(Some(self.call.clone())) };
+        let [send, recv] = round.blocks(&comm.grid, comm.rank);
+        let [input, output] = known.memory(send.iter().sum(), recv.iter().sum());
+        let blocks = BlockTable::of_pairs(packed(&send), packed(&recv));
+        let count = blocks.longest();
+        let mut call = CollectiveCall {
+            algorithm: Some("direct".to_string()),
+            blocks: Some(Arc::new(blocks)),
+            ..CollectiveCall::of_bytes(Collective::AllToAll, [input.as_device(), output.as_device()], count)
+        };
+        comm.decide(&mut call)?;
+        Ok(Some(call))
+    }
+
+    /// The call begins: what this rank has to tell is what its link delivers where that is known, and how long calls took.
+    pub(super) fn begin(&self, delivers: Option<f64>, pace: Option<&mut CallPace>) {
+        let mut known = locked(&self.known);
+        if known.round.is_some() {
+            known.begun = Some(Instant::now());
+            return;
+        }
+        let (class, pace) = pace.map_or((0, None), CallPace::take);
+        let figure = std::mem::take(&mut known.figure);
+        let numbers: [f64; NUMBERS] = [delivers.unwrap_or(0.0), class.into(), pace.unwrap_or(0.0), figure];
+        let word: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
+        self.word.write(&word);
+    }
+
+    /// The call has ended: what ranks own from now on. All find the same.
+    pub(super) fn end(&self, grid: &Grid, me: Rank, operation: u64) -> Option<Arc<ChunkWeights>> {
+        let mut known = locked(&self.known);
+        match known.round.take() {
+            Some(round) => {
+                let received: usize = round.blocks(grid, me)[1].iter().sum();
+                let us = known.begun.take().map_or(f64::INFINITY, |begun| begun.elapsed().as_nanos() as f64 / 1e3);
+                known.figure = received as f64 / us.max(1e-3);
+            }
+            None => self.hear(&mut known, grid, operation),
+        }
+        known.shares.as_ref().map(|shares| shares.weights.clone())
+    }
+
+    /// The words have come.
+    fn hear(&self, known: &mut Known, grid: &Grid, operation: u64) {
+        let mut told: [Vec<f64>; NUMBERS] = Default::default();
+        for rank in 0..grid.nranks() {
             let mut word = [0; WORD];
             self.words.part(rank * WORD, WORD).read(&mut word);
-            let new = f64::from_le_bytes(word);
-            *rate = Some(new).filter(|new| new.is_finite() && *new > 0.0).or(*rate);
+            for (numbers, bytes) in told.iter_mut().zip(word.as_chunks().0) {
+                numbers.push(f64::from_le_bytes(*bytes));
+            }
         }
-        let before = known.shares.take();
-        known.shares = shares::next(grid, before.clone(), &known.rates);
-        if known.shares != before {
-            known.epoch += 1;
-            (known.held, known.patience) = (0, FIRST_PATIENCE);
-            self.tell_change(&known, operation);
+        let after = known.after(grid, &told);
+        if let AfterTelling::Measure(round) = after {
+            known.round = Some(round);
+            return;
         }
-        let weights = known.shares.as_ref().map(|shares| shares.weights.clone());
-        Epoch { weights, is_trial: known.is_trial() }
+        (known.is_over, known.memory) = (true, None);
+        if matches!(after, AfterTelling::Rates(rates) if known.learn(grid, &rates)) {
+            tell_change(known, operation);
+        }
+    }
+}
+
+impl Known {
+    /// What comes after the ranks have told these numbers.
+    fn after(&mut self, grid: &Grid, [delivered, classes, paces, figures]: &[Vec<f64>; NUMBERS]) -> AfterTelling {
+        if self.profiler.round(grid).is_some() {
+            return self.profiler.round_took(grid, figures);
+        }
+        let delivered: Vec<Option<f64>> = delivered.iter().map(|&rate| meant(rate)).collect();
+        if delivered.iter().any(Option::is_some) {
+            return AfterTelling::Rates(delivered);
+        }
+        // Who comes last has waited for nobody.
+        let least = paces.iter().filter_map(|&pace| meant(pace)).reduce(f64::min);
+        let class = classes.iter().copied().fold(0.0, f64::max) as u32;
+        self.profiler.calls_took(grid, (class, least), self.shares.is_some())
     }
 
-    #[cold]
-    fn tell_change(&self, known: &Known, operation: u64) {
-        let epoch = known.epoch;
-        let Some(NodeShares { rates, gain, .. }) = &known.shares else {
-            return crate::info!(
-                "epoch {epoch} from operation {operation} on: links deliver alike, and all-reduces have even shares"
-            );
-        };
-        let slowest = (0..rates.len()).min_by(|&one, &other| rates[one].total_cmp(&rates[other])).unwrap_or(0);
-        let most = rates.iter().copied().fold(0.0, f64::max);
-        crate::info!(
-            "epoch {epoch} from operation {operation} on: the link of rank {slowest} delivers {:.1} MB/s, others up to {most:.1}: \
-             shares of all-reduces by that, {gain:.2} times as fast as even ones",
-            rates[slowest]
-        );
+    /// Finds shares by these rates; of ranks of which nothing is known now, by what was. Whether they have changed.
+    fn learn(&mut self, grid: &Grid, rates: &[Option<f64>]) -> bool {
+        self.rates.iter_mut().zip(rates).for_each(|(rate, new)| *rate = new.or(*rate));
+        let before = self.shares.take();
+        self.shares = shares::next(grid, before.clone(), &self.rates);
+        let is_news = self.shares != before;
+        self.epoch += u64::from(is_news);
+        self.profiler.has_changed(is_news);
+        is_news
     }
+
+    /// Memory to send so many bytes from, and for so many that are received. Bytes look random: a link may be coded.
+    fn memory(&mut self, sent: usize, received: usize) -> [Region; 2] {
+        let is_enough =
+            |[input, output]: &mut [Arena; 2]| input.region().len() >= sent && output.region().len() >= received;
+        if !self.memory.as_mut().is_some_and(is_enough) {
+            let (mut input, output) = (Arena::new(sent), Arena::new(received));
+            let mut state = 1u64;
+            let mut number = || {
+                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                (state >> 56) as u8
+            };
+            input.region().write(&(0..sent).map(|_| number()).collect::<Vec<u8>>());
+            self.memory = Some([input, output]);
+        }
+        let [input, output] = self.memory.get_or_insert_with(|| [Arena::new(0), Arena::new(0)]);
+        // SAFETY: the arena must outlive every use; because it goes when rounds are over, and the call that uses it keeps these epochs.
+        let part = |arena: &mut Arena, bytes| unsafe { arena.region().part(0, bytes).unbound() };
+        [part(input, sent), part(output, received)]
+    }
+}
+
+#[cold]
+fn tell_change(known: &Known, operation: u64) {
+    let epoch = known.epoch;
+    let Some(NodeShares { rates, gain, .. }) = &known.shares else {
+        return crate::info!(
+            "epoch {epoch} from operation {operation} on: links deliver alike, and all-reduces have even shares"
+        );
+    };
+    let slowest = (0..rates.len()).min_by(|&one, &other| rates[one].total_cmp(&rates[other])).unwrap_or(0);
+    let most = rates.iter().copied().fold(0.0, f64::max);
+    crate::info!(
+        "epoch {epoch} from operation {operation} on: the link of rank {slowest} delivers {:.1} MB/s, others up to {most:.1}: \
+         shares of all-reduces by that, {gain:.2} times as fast as even ones",
+        rates[slowest]
+    );
 }
 
 /// The choice for a call that is to have shares by links: with rails on which every node owns a part. None where something else was
@@ -207,13 +323,28 @@ mod tests {
     use super::*;
 
     #[test]
-    fn even_shares_are_tried_less_and_less_often_while_others_hold() {
+    fn the_quickest_of_the_largest_calls_says_how_fast_they_are() {
+        let mut pace = CallPace::default();
+        assert_eq!(pace.take(), (0, None));
+        for (bytes, ns) in [(1 << 20, 9e6), (1 << 24, 4e7), (1 << 24, 2e7), (1 << 20, 1e6), (1 << 24, 3e7)] {
+            pace.take_in(bytes, ns);
+        }
+        assert_eq!(pace.take(), (24, Some(2e7 / f64::from(1 << 24))));
+        assert_eq!(pace.take(), (0, None));
+    }
+
+    #[test]
+    fn numbers_that_mean_nothing_are_left_out() {
         let grid = Grid::blocks(&[1; 3]);
-        let mut known = Known { patience: FIRST_PATIENCE, ..Known::default() };
-        assert!((0..100).all(|_| !known.is_trial()), "nothing else holds");
-        known.held = 0;
-        known.shares = shares::of_rates(&grid, &[Some(25.0), Some(5.0), Some(25.0)]);
-        let trials: Vec<u32> = (1..=200).filter(|_| known.is_trial()).collect();
-        assert_eq!(trials, [4, 4 + 8, 12 + 16, 28 + 32, 60 + 64, 124 + 64]);
+        let mut known = Known { rates: vec![None; 3], ..Known::default() };
+        let nothing = vec![f64::NAN, -1.0, f64::INFINITY];
+        let told: [Vec<f64>; NUMBERS] = std::array::from_fn(|_| nothing.clone());
+        let after = known.after(&grid, &told);
+        assert!(matches!(after, AfterTelling::Measure(_)), "{after:?}");
+        let ends = (0..10).any(|_| matches!(known.after(&grid, &told), AfterTelling::Rates(_)));
+        assert!(ends, "rounds come to an end");
+        assert!(!known.learn(&grid, &[None; 3]));
+        let slow = [25.0, 2.0, 25.0].map(Some);
+        assert!(known.learn(&grid, &slow) && !known.learn(&grid, &[None; 3]) && known.shares.is_some());
     }
 }

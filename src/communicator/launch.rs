@@ -380,8 +380,8 @@ impl OperationBatch {
                         if begin(&self.comm, engine, call, self.followed.get_mut(index), records)? {
                             self.active = Active::Collective;
                         }
-                    } else if let Some(epochs) = self.telling.take() {
-                        self.active = tell(&self.comm, engine, &epochs)?;
+                    } else if self.telling.is_some() {
+                        tell(&self.comm, engine, &mut self.telling, &mut self.active)?;
                     } else if !self.messages.is_empty() {
                         self.records.begin_messages(&self.comm);
                         self.active = match engine.begin_independent(std::mem::take(&mut self.messages))? {
@@ -625,12 +625,18 @@ impl Drop for OperationBatch {
     }
 }
 
-/// Begins to tell the other ranks what this one's link delivers.
+/// Begins the next call in which the ranks tell each other of their links, or measure them, until there is none.
 #[inline(never)]
-fn tell(comm: &Comm, engine: &mut Engine, epochs: &Arc<Epochs>) -> Result<Active> {
-    comm.status.begin(epochs.summary());
-    engine.begin_telling(epochs)?;
-    Ok(Active::Telling)
+fn tell(comm: &Comm, engine: &mut Engine, telling: &mut Option<Arc<Epochs>>, active: &mut Active) -> Result<()> {
+    let Some(epochs) = telling.as_ref() else { return Ok(()) };
+    let Some(call) = epochs.next(comm)? else {
+        *telling = None;
+        return Ok(());
+    };
+    comm.status.begin(call.summary());
+    engine.begin_telling(epochs, call)?;
+    *active = Active::Telling;
+    Ok(())
 }
 
 /// What was active has ended, when so many collectives have begun.

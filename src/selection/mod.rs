@@ -9,6 +9,7 @@ pub mod cost;
 mod decision;
 pub mod links;
 pub mod model;
+pub mod profile;
 mod provided;
 mod selector;
 pub mod shares;

@@ -155,6 +155,17 @@ mod tests {
         assert!(time(&one_of_32, &rates, &shares.weights) / even < 1.06, "OptCC: 1.02 to 1.06");
     }
 
+    /// AdapCC's mixed cluster: four servers with 100 Gbit/s and two with 50. The paper reports 1.05 to 1.29 over NCCL's equal shares.
+    #[test]
+    fn six_servers_of_two_generations_share_up_to_the_bound() {
+        let grid = grid(&[4; 6]);
+        let rates: Vec<f64> = (0..24).map(|rank| if rank < 16 { 3125.0 } else { 1562.5 }).collect();
+        let shares = of_rates(&grid, &known(&rates)).unwrap();
+        assert!((1.65..1.667).contains(&shares.gain), "{shares:?}");
+        let parts: Vec<u32> = shares.weights.parts().collect();
+        assert!(parts.chunks(6).all(|rail| rail[0] > 100 && rail[4..] == [0, 0]), "the slow ones only send: {parts:?}");
+    }
+
     #[test]
     fn two_nodes_share_by_rails_alone() {
         let grid = grid(&[2; 2]);

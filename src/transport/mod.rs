@@ -267,8 +267,8 @@ pub trait Endpoint: Send + std::fmt::Debug {
     /// Has large messages from now on go by all NICs of the node where that is so set: what follows loads them unevenly.
     fn set_wide(&mut self, _is_wide: bool) {}
 
-    /// What this rank's link to other nodes has delivered since that was last asked, in bytes for each microsecond in which something
-    /// was on its way there; nothing where that is not measured, or too little was sent.
+    /// What this rank's link to other nodes delivers, in bytes for each microsecond, where the transport knows that; of others the ranks
+    /// measure it.
     fn delivers(&mut self) -> Option<f64> {
         None
     }

@@ -203,7 +203,7 @@ impl Router {
         self.network.iter_mut().for_each(|network| network.set_wide(is_wide));
     }
 
-    /// What this rank's link to other nodes has delivered lately, in bytes for each microsecond; nothing where that is not measured.
+    /// What this rank's link to other nodes delivers, in bytes for each microsecond, where the transport knows that.
     pub fn delivers(&mut self) -> Option<f64> {
         self.network.as_mut().and_then(|network| network.delivers())
     }

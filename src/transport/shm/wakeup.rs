@@ -19,6 +19,7 @@ use crate::error::{Error, Result};
 use crate::process::above_standard;
 use crate::sync::fence;
 use rustix::thread::futex;
+use std::io::Write;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::sync::atomic::{self, AtomicBool, AtomicU64, Ordering};
@@ -76,8 +77,13 @@ pub struct Wakeups {
     woken: AtomicBool,
 }
 
+/// Takes no memory: a rank may be woken in a signal handler.
 fn address(name: u64) -> std::io::Result<SocketAddr> {
-    SocketAddr::from_abstract_name(format!("strata-{name:016x}"))
+    const PREFIX: &[u8] = b"strata-";
+    let mut text = [0; PREFIX.len() + 16];
+    text[..PREFIX.len()].copy_from_slice(PREFIX);
+    write!(&mut text[PREFIX.len()..], "{name:016x}")?;
+    SocketAddr::from_abstract_name(text)
 }
 
 /// Makes a doorbell that rings at this (random) name.

@@ -415,11 +415,6 @@ impl Connection {
         now.since(std::mem::replace(&mut self.delivery, now))
     }
 
-    /// What the other side's system has acknowledged in all; nothing where the system does not count it.
-    pub fn acknowledged(&self) -> u64 {
-        vectored::delivered(&*self.socket).map_or(0, |delivered| delivered.bytes)
-    }
-
     /// Drops the first bytes that were read ahead.
     pub fn skip(&mut self, len: usize) {
         self.start += len;

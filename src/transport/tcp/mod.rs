@@ -11,7 +11,6 @@ mod accept;
 mod connection;
 mod departure;
 pub(crate) mod frame;
-mod meter;
 mod peer;
 
 use super::lossless::Lossless;
@@ -29,7 +28,6 @@ use accept::Listener;
 use connection::{Body, Connection};
 use departure::OpenConnections;
 use frame::{Greeting, Password};
-use meter::NicMeter;
 use nix::sys::socket::sockopt::IpBindAddressNoPort;
 use peer::{Shares, TcpLink, TcpPeer, Way, MADE_AT_LEAST};
 use rustix::event::epoll::{self, EventData, EventFlags};
@@ -77,8 +75,6 @@ pub struct Tcp {
     is_wide: bool,
     /// They always do.
     always_wide: bool,
-    /// What this rank's NIC delivers, where that is to be told.
-    meter: Option<NicMeter>,
     poller: OwnedFd,
     listener: Listener,
     peers: Vec<TcpPeer>,
@@ -174,7 +170,6 @@ impl Tcp {
             bindings,
             is_wide: false,
             always_wide: config.tcp_nics == TcpNics::All,
-            meter: (config.measure_every > 0).then(|| NicMeter::new(Instant::now())),
             poller,
             listener,
             peers,
@@ -439,21 +434,6 @@ impl Tcp {
         self.look_at_the_clock()
     }
 
-    /// Looks at what this rank's NIC has delivered, from time to time.
-    #[inline]
-    fn measure(&mut self) {
-        if self.meter.as_mut().is_some_and(NicMeter::is_due) {
-            self.look();
-        }
-    }
-
-    #[inline(never)]
-    fn look(&mut self) {
-        let Tcp { meter, peers, .. } = self;
-        let acknowledged = || peers.iter().map(TcpPeer::acknowledged).sum();
-        meter.iter_mut().for_each(|meter| meter.look(Instant::now(), acknowledged));
-    }
-
     /// Whether a wide message waits until less of it is on its way.
     fn waits_for_room(&self) -> bool {
         self.is_wide && self.peers.iter().any(TcpPeer::waits_for_room)
@@ -566,7 +546,6 @@ impl Endpoint for Tcp {
             self.serve_all(done)?;
         }
         self.look_for_room()?;
-        self.measure();
         done.append(&mut self.completed);
         Ok(())
     }
@@ -581,10 +560,6 @@ impl Endpoint for Tcp {
             return;
         }
         self.peers.iter_mut().for_each(|peer| peer.set_wide(is_wide));
-    }
-
-    fn delivers(&mut self) -> Option<f64> {
-        self.meter.as_mut().and_then(NicMeter::take)
     }
 
     fn relief(&self) -> u64 {

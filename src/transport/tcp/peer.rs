@@ -311,12 +311,6 @@ impl TcpPeer {
         self.speaks.filter(|_| !self.matching.has_inflows())
     }
 
-    /// What the peer's system has acknowledged on the connections by the rank's own NIC.
-    pub fn acknowledged(&self) -> u64 {
-        let own = |link: &&TcpLink| link.connection.writes && !link.connection.is_further;
-        self.links.iter().filter(own).map(|link| link.connection.acknowledged()).sum()
-    }
-
     /// Whether nothing waits to be written, and all connections stand.
     pub fn is_settled(&self) -> bool {
         let mut connections = self.links.iter().map(|link| &link.connection);

@@ -1,0 +1,328 @@
+//! When links are measured, and what a round of messages says of them.
+//!
+//! In a round every node sends as much to another one on each rail, `distance` nodes further, and all ranks tell what they have received in
+//! which time. What a rank receives is no faster than its own link nor than the sender's: so of several rounds with different nodes the
+//! best says what a link does, as a receiver's and as a sender's. Source: AdapCC (Zhao, Zhang and Wu), whose profiler has a round for each
+//! distance; here there are as many as tell a few slow nodes from the others.
+#![forbid(unsafe_code)]
+
+use crate::topo::{Grid, NodeId, Rank};
+use std::collections::HashMap;
+
+/// Rounds at least: with fewer nodes the same ones again.
+const LEAST_ROUNDS: usize = 3;
+/// Bytes of a rail in a round: so many at first, more where the quickest rank has them in less time than that, and no more than these.
+const FIRST_BYTES: usize = 1 << 20;
+const LEAST_US: f64 = 5000.0;
+const GROWTH: usize = 8;
+const MOST_BYTES: usize = 64 << 20;
+/// So many times the least time of a byte is slower than before.
+const SLOWER: f64 = 1.25;
+/// Tellings before links are measured again while shares hold: so many at first, twice as many each time, at most these.
+const FIRST_PATIENCE: u32 = 4;
+const MOST_PATIENCE: u32 = 64;
+
+/// A round of messages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Round {
+    /// How many nodes further the receivers are.
+    pub distance: usize,
+    /// Bytes of each rail.
+    pub bytes: usize,
+}
+
+impl Round {
+    /// Bytes that a rank sends to each rank, and receives of each.
+    pub fn blocks(self, grid: &Grid, me: Rank) -> [Vec<usize>; 2] {
+        let mut blocks = [vec![0; grid.nranks()], vec![0; grid.nranks()]];
+        for (from, to) in self.pairs(grid) {
+            if from == me {
+                blocks[0][to.index()] += self.bytes;
+            }
+            if to == me {
+                blocks[1][from.index()] += self.bytes;
+            }
+        }
+        blocks
+    }
+
+    /// Of each rail and node, who sends to whom.
+    fn pairs(self, grid: &Grid) -> impl Iterator<Item = (Rank, Rank)> + '_ {
+        let nodes = grid.nnodes();
+        let rails = 0..grid.nrails();
+        rails.flat_map(move |rail| {
+            let owner = move |node: usize| grid.owner(NodeId((node % nodes) as u32), rail);
+            (0..nodes).map(move |node| (owner(node), owner(node + self.distance)))
+        })
+    }
+}
+
+/// The distances of the rounds between so many nodes.
+fn distances(nodes: usize) -> Vec<usize> {
+    let mut distances: Vec<usize> = match nodes {
+        0..=4 => (1..nodes).collect(),
+        _ => std::iter::successors(Some(1), |distance| Some(2 * distance))
+            .take_while(|&distance| distance < nodes)
+            .collect(),
+    };
+    while !distances.is_empty() && distances.len() < LEAST_ROUNDS {
+        distances.extend_from_within(..);
+    }
+    distances
+}
+
+/// Rounds that go on.
+#[derive(Debug)]
+struct Rounds {
+    next: usize,
+    bytes: usize,
+    /// Of each rank the most that it has sent and received, in bytes for each microsecond.
+    sent: Vec<f64>,
+    received: Vec<f64>,
+}
+
+/// What comes after the ranks have told.
+#[derive(Debug, PartialEq)]
+pub enum AfterTelling {
+    /// The program's calls.
+    Nothing,
+    /// This round.
+    Measure(Round),
+    /// The rate of each rank's link.
+    Rates(Vec<Option<f64>>),
+}
+
+/// Decides when links are measured; the same on all ranks, since all are told the same.
+#[derive(Debug)]
+pub struct LinkProfiler {
+    /// Of calls of each size the least time of a byte since links were measured.
+    usual: HashMap<u32, f64>,
+    /// Tellings since links were measured; none before the first time.
+    since: Option<u32>,
+    /// After how many they are measured again because shares hold, and at the soonest because calls are slower.
+    patience: u32,
+    caution: u32,
+    rounds: Option<Rounds>,
+}
+
+impl Default for LinkProfiler {
+    fn default() -> LinkProfiler {
+        LinkProfiler { usual: HashMap::new(), since: None, patience: FIRST_PATIENCE, caution: 1, rounds: None }
+    }
+}
+
+impl LinkProfiler {
+    /// All ranks have told, between rounds or after calls: of these how large they were (as a power of two) and the least time of a byte.
+    /// `holds` says whether shares by rates hold.
+    pub fn calls_took(&mut self, grid: &Grid, (class, pace): (u32, Option<f64>), holds: bool) -> AfterTelling {
+        let since = self.since.map(|since| since.saturating_add(1));
+        self.since = since;
+        let mut is_slower = false;
+        if let Some(pace) = pace {
+            let usual = self.usual.entry(class).or_insert(pace);
+            is_slower = pace > SLOWER * *usual;
+            *usual = usual.min(pace);
+        }
+        let is_due =
+            since.is_none_or(|since| (is_slower && since >= self.caution) || (holds && since >= self.patience));
+        if !is_due {
+            return AfterTelling::Nothing;
+        }
+        let nranks = grid.nranks();
+        self.rounds =
+            Some(Rounds { next: 0, bytes: FIRST_BYTES, sent: vec![0.0; nranks], received: vec![0.0; nranks] });
+        self.measure(grid)
+    }
+
+    /// The round that the ranks are in, where links are being measured.
+    pub fn round(&self, grid: &Grid) -> Option<Round> {
+        let rounds = self.rounds.as_ref()?;
+        Some(Round { distance: *distances(grid.nnodes()).get(rounds.next)?, bytes: rounds.bytes })
+    }
+
+    fn measure(&self, grid: &Grid) -> AfterTelling {
+        self.round(grid).map_or(AfterTelling::Nothing, AfterTelling::Measure)
+    }
+
+    /// A round has ended, in which each rank has received so many bytes for each microsecond.
+    pub fn round_took(&mut self, grid: &Grid, figures: &[f64]) -> AfterTelling {
+        let (Some(round), Some(rounds)) = (self.round(grid), &mut self.rounds) else { return AfterTelling::Nothing };
+        let most = figures.iter().copied().filter(|figure| figure.is_finite()).fold(0.0, f64::max);
+        if rounds.next == 0 && round.bytes < MOST_BYTES && most * LEAST_US > round.bytes as f64 {
+            rounds.bytes = (round.bytes * GROWTH).min(MOST_BYTES);
+            return self.measure(grid);
+        }
+        let mut served = vec![0.0f64; grid.nranks()];
+        round.pairs(grid).for_each(|(_, to)| served[to.index()] += 1.0);
+        let mut sent = vec![0.0; grid.nranks()];
+        for (from, to) in round.pairs(grid) {
+            sent[from.index()] += figures[to.index()] / served[to.index()];
+        }
+        let best = |all: &mut [f64], new: &[f64]| {
+            all.iter_mut().zip(new).filter(|(_, new)| new.is_finite()).for_each(|(most, new)| *most = most.max(*new));
+        };
+        best(&mut rounds.sent, &sent);
+        best(&mut rounds.received, figures);
+        rounds.next += 1;
+        if self.round(grid).is_some() {
+            return self.measure(grid);
+        }
+        let Some(Rounds { sent, received, .. }) = self.rounds.take() else { return AfterTelling::Nothing };
+        self.usual.clear();
+        self.since = Some(0);
+        AfterTelling::Rates(
+            sent.iter()
+                .zip(&received)
+                .map(|(sent, received)| Some(sent.min(*received)).filter(|&rate| rate > 0.0))
+                .collect(),
+        )
+    }
+
+    /// Whether what was found has changed the shares: else it is looked for less often.
+    pub fn has_changed(&mut self, is_news: bool) {
+        match is_news {
+            true => (self.patience, self.caution) = (FIRST_PATIENCE, 1),
+            false => {
+                (self.patience, self.caution) =
+                    ((2 * self.patience).min(MOST_PATIENCE), (2 * self.caution).min(MOST_PATIENCE));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// What each rank receives in a round on links of these rates, each of which is shared evenly by what it carries.
+    fn figures(grid: &Grid, round: Round, rates: &[f64]) -> Vec<f64> {
+        let mut loads = [vec![0.0; rates.len()], vec![0.0; rates.len()]];
+        for (from, to) in round.pairs(grid) {
+            loads[0][from.index()] += 1.0;
+            loads[1][to.index()] += 1.0;
+        }
+        let mut times = vec![0.0f64; rates.len()];
+        for (from, to) in round.pairs(grid) {
+            let time = |rank: Rank, load: &[f64]| round.bytes as f64 * load[rank.index()] / rates[rank.index()];
+            let needed = time(from, &loads[0]).max(time(to, &loads[1]));
+            times[to.index()] = times[to.index()].max(needed);
+        }
+        (0..rates.len())
+            .map(|rank| if times[rank] > 0.0 { round.bytes as f64 * loads[1][rank] / times[rank] } else { 0.0 })
+            .collect()
+    }
+
+    /// Whether these rates are found, but for what computing has rounded.
+    fn are(found: &[Option<f64>], rates: &[f64]) -> bool {
+        let is = |(found, rate): (&Option<f64>, &f64)| found.is_some_and(|found| (found / rate - 1.0).abs() < 1e-9);
+        found.len() == rates.len() && found.iter().zip(rates).all(is)
+    }
+
+    /// The rates that are found, and the rounds that it took.
+    fn measured(
+        profiler: &mut LinkProfiler,
+        grid: &Grid,
+        rates: &[f64],
+        begun: AfterTelling,
+    ) -> (Vec<Option<f64>>, usize) {
+        let mut outcome = begun;
+        for rounds in 0.. {
+            match outcome {
+                AfterTelling::Measure(round) => {
+                    assert_eq!(profiler.round(grid), Some(round));
+                    outcome = profiler.round_took(grid, &figures(grid, round, rates));
+                }
+                AfterTelling::Rates(rates) => return (rates, rounds),
+                AfterTelling::Nothing => panic!("nothing is measured"),
+            }
+        }
+        unreachable!("it ends");
+    }
+
+    #[test]
+    fn a_slow_nic_and_a_slow_node_are_told_from_the_others() {
+        for sizes in [&[4; 4][..], &[1; 7], &[2; 3], &[8; 16]] {
+            let grid = Grid::blocks(sizes);
+            for is_slow in [
+                |grid: &Grid, rank| rank == grid.nranks() / 2,
+                |grid: &Grid, rank| grid.node(Rank::from_index(rank)).index() == 1,
+            ] {
+                let rates: Vec<f64> =
+                    (0..grid.nranks()).map(|rank| if is_slow(&grid, rank) { 10.0 } else { 25.0 }).collect();
+                let mut profiler = LinkProfiler::default();
+                let begun = profiler.calls_took(&grid, (25, Some(1.0)), false);
+                let (found, rounds) = measured(&mut profiler, &grid, &rates, begun);
+                assert!(are(&found, &rates), "{grid}: {found:?}");
+                assert!(rounds <= 4, "{rounds} rounds on {grid}");
+            }
+        }
+    }
+
+    #[test]
+    fn on_fast_links_rounds_are_long_enough_to_be_timed() {
+        let grid = Grid::blocks(&[1; 3]);
+        let mut profiler = LinkProfiler::default();
+        let AfterTelling::Measure(first) = profiler.calls_took(&grid, (25, None), false) else { panic!("it measures") };
+        assert_eq!(first, Round { distance: 1, bytes: FIRST_BYTES });
+        let AfterTelling::Measure(next) = profiler.round_took(&grid, &[1e3, 9e3, 2e3]) else { panic!("it measures") };
+        assert_eq!(next, Round { distance: 1, bytes: 8 * FIRST_BYTES });
+        let begun = AfterTelling::Measure(next);
+        assert!(are(&measured(&mut profiler, &grid, &[25_000.0; 3], begun).0, &[25_000.0; 3]));
+    }
+
+    #[test]
+    fn links_are_measured_first_when_calls_are_slower_and_now_and_then_while_shares_hold() {
+        let grid = Grid::blocks(&[2; 3]);
+        let mut profiler = LinkProfiler::default();
+        let mut measures = |class, pace, holds, is_news| {
+            let begun = profiler.calls_took(&grid, (class, pace), holds);
+            if begun == AfterTelling::Nothing {
+                return false;
+            }
+            measured(&mut profiler, &grid, &[25.0; 6], begun);
+            profiler.has_changed(is_news);
+            true
+        };
+        assert!(measures(20, Some(1.0), false, false), "the first time");
+        assert!(!measures(20, Some(1.1), false, false) && !measures(20, Some(1.0), false, false));
+        assert!(!measures(25, Some(5.0), false, false), "of others nothing is known");
+        assert!(!measures(20, Some(1.2), false, false) && !measures(20, None, false, false));
+        assert!(measures(20, Some(1.3), false, true), "slower");
+        // Shares hold.
+        let times: Vec<u32> = (1..=60).filter(|_| measures(20, Some(1.3), true, false)).collect();
+        assert_eq!(times, [4, 4 + 8, 12 + 16, 28 + 32]);
+        // What is slower without a link that is gets less attention: here each telling is slower than those before.
+        let mut pace = 2.0;
+        let mut slower = || {
+            pace *= 1.3;
+            measures(20, Some(pace), false, false)
+        };
+        let times = (0..400).filter(|_| slower()).count();
+        assert!((4..10).contains(&times), "{times}");
+    }
+
+    proptest! {
+        #[test]
+        fn any_grid_and_any_figures_come_to_an_end(
+            sizes in proptest::collection::vec(1usize..5, 2..9),
+            rates in proptest::collection::vec(1.0f64..100.0, 40)
+        ) {
+            let grid = Grid::blocks(&sizes);
+            let rates = &rates[..grid.nranks()];
+            let mut profiler = LinkProfiler::default();
+            let begun = profiler.calls_took(&grid, (20, None), false);
+            let (found, _) = measured(&mut profiler, &grid, rates, begun);
+            for (rank, found) in found.iter().enumerate() {
+                prop_assert!(found.is_none_or(|found| found <= 1.0001 * rates[rank]), "{:?} of {}", found, rates[rank]);
+            }
+            let AfterTelling::Nothing = profiler.calls_took(&grid, (20, Some(1.0)), false) else { panic!("it has measured") };
+            profiler = LinkProfiler::default();
+            let mut outcome = profiler.calls_took(&grid, (20, None), false);
+            while let AfterTelling::Measure(_) = outcome {
+                outcome = profiler.round_took(&grid, &vec![f64::NAN; grid.nranks()]);
+            }
+            prop_assert_eq!(outcome, AfterTelling::Rates(vec![None; grid.nranks()]));
+        }
+    }
+}
