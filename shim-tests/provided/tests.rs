@@ -65,8 +65,6 @@ fn case(seed: u64, nranks: usize) -> Case {
 }
 
 /// What a process of a place does: even calls one by one, groups and windows of calls, and calls with blocks of different sizes.
-#[test]
-#[ignore = "run in processes by the test below"]
 fn calls_of_one_place() {
     let seeds: u64 = std::env::var("PROVIDED_SEEDS").map_or(60, |seeds| seeds.parse().expect("a number"));
     for (at, sizes) in GRIDS.into_iter().enumerate() {
@@ -86,16 +84,21 @@ fn calls_of_one_place() {
 
 #[test]
 fn calls_by_a_provider_are_right_on_the_host_on_gpus_of_both_drivers_and_on_the_toy_device() {
+    // Set for a process of one place.
+    if std::env::var_os("PROVIDED_PLACE").is_some() {
+        return calls_of_one_place();
+    }
     let mesh =
         std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("provided-mesh-{}.so", std::process::id()));
     let mut cc = Command::new("cc");
     cc.args(["-O2", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-I"]).arg(built::header_dir());
     built::checked(cc.arg(built::root().join("examples/provider/mesh.c")).arg("-o").arg(&mesh));
     // Not in the time of ranks that wait for others.
-    (soft::cuda_dir(), soft::hip_dir());
+    soft::cuda_dir();
+    soft::hip_dir();
     for place in [None, Some("cuda"), Some("hip"), Some("inverted")] {
         let mut command = Command::new(std::env::current_exe().expect("this program"));
-        command.args(["--exact", "calls_of_one_place", "--ignored", "--nocapture"]);
+        command.args(["--nocapture", "--test-threads=1"]).env("PROVIDED_PLACE", place.unwrap_or("host"));
         command.env("STRATA_PROVIDERS", &mesh).env("NCCL_DEBUG", "INFO").env("STRATA_NCCL_LIB", "none");
         command.env("STRATA_TIMEOUT_MS", "60000").envs(SETTINGS.map(|setting| (setting, "provider:mesh")));
         let ended = command.env_remove("SOFT_DEVICE").envs(place.map(|name| ("SOFT_DEVICE", name))).output();

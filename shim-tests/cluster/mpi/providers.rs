@@ -52,11 +52,11 @@ fn on_gpus_every_collective_type_and_operation_is_right_and_a_rank_that_does_not
         let place = on_gpus(driver);
         let place = place.each_ref().map(|(name, value)| (*name, value.as_str()));
         for (what, done) in [("all", "calls by provider:mpi went well"), ("comms", "in opposite orders went well")] {
-            let said = run(&mpi, n, what, &[&place[..], &[MPI_TOO, ("STRATA_INTER", inter)]].concat());
+            let said = run(mpi, n, what, &[&place[..], &[MPI_TOO, ("STRATA_INTER", inter)]].concat());
             assert!(said.contains(done), "{driver}\n{said}");
             assert!(said.contains("-> provider:mpi, 1 segment"), "{driver}: it was not used\n{said}");
         }
-        one_does_not_come(&mpi, &place);
+        one_does_not_come(mpi, &place);
     }
 }
 
@@ -150,7 +150,7 @@ fn without_a_plugin_it_is_left_out_with_one_line_and_calls_that_name_it_are_refu
 #[test]
 fn a_rank_that_does_not_come_fails_the_others_in_time_and_the_error_names_the_provider() {
     let (_alone, Some(mpi)) = (alone(), mpi()) else { return };
-    one_does_not_come(&mpi, &[]);
+    one_does_not_come(mpi, &[]);
 }
 
 fn one_does_not_come(mpi: &Mpi, place: &[(&str, &str)]) {
