@@ -13,13 +13,14 @@ use strata::exec::{Started, Token};
 use strata::memory::{Arena, DeviceRegion, OnDevice, Region};
 use strata::plan::OperandOrder;
 use strata::topo::Rank;
-use strata::transport::{Envelope, Router, Sink, Transport};
+use strata::transport::provider::Provision;
+use strata::transport::{Blocks, Envelope, NodeCall, Router, Sink, Transport};
 
 /// Communicators with this in their options work on the toy device.
 pub const INVERTED: MakeDevice = MakeDevice(|scratch_bytes| {
     let (free, work) = (Vec::new(), Vec::new());
     let (sending, arriving) = (HashMap::new(), HashMap::new());
-    Ok(Box::new(Inverted { scratch: slot(scratch_bytes), free, sending, arriving, work }))
+    Ok(Box::new(Inverted { scratch: slot(scratch_bytes), free, sending, arriving, work, provided: None }))
 });
 
 /// Host memory for what is on its way. It is never freed, as memory that a driver has pinned often is not.
@@ -64,6 +65,20 @@ struct Arriving {
     combine: Option<(Combine, Vec<DeviceRegion>)>,
 }
 
+/// A call that a provider does on slots: its token, what is sent, and the message that its result is.
+struct Provided(Token, Region, Arriving);
+
+/// The blocks of a buffer in a slot, one behind the other.
+fn blocks_in(slot: Region, blocks: &Blocks<OnDevice>) -> Blocks {
+    let (mut copies, mut at) = (Blocks::default(), 0);
+    for index in 0..blocks.len() {
+        let bytes = blocks.block_bytes(index);
+        copies.push((bytes > 0).then(|| slot.part(at, bytes)).into_iter());
+        at += bytes;
+    }
+    copies
+}
+
 /// The device of one rank.
 struct Inverted {
     scratch: Region,
@@ -74,6 +89,7 @@ struct Inverted {
     arriving: HashMap<Token, Arriving>,
     /// Local work that ends at the next poll.
     work: Vec<Token>,
+    provided: Option<Provided>,
 }
 
 impl Inverted {
@@ -166,6 +182,30 @@ impl Device for Inverted {
         Ok(started)
     }
 
+    fn call_provider(
+        &mut self,
+        transport: &mut Router,
+        token: Token,
+        by: Provision<'_, OnDevice>,
+        call: NodeCall<'_, OnDevice>,
+    ) -> Result<Started> {
+        let NodeCall { collective, root, src, dst, combine, operation_bytes } = call;
+        let (send, recv) = (self.in_slot(&load(src.regions())), self.take(dst.bytes()));
+        let (sent, received) = (blocks_in(send, src), blocks_in(recv, dst));
+        let by = Provision { name: by.name, dtype: by.dtype, uneven: by.uneven.map(|_| [send, recv]) };
+        let call = NodeCall { collective, root, src: &sent, dst: &received, combine, operation_bytes };
+        let started = transport.provide(token, by, call)?;
+        match started {
+            Started::Pending => {
+                let result = Arriving { slot: recv, dst: dst.regions().to_vec(), combine: None };
+                self.provided = Some(Provided(token, send, result));
+            }
+            // A provider's calls end in a poll.
+            Started::Busy | Started::Done => self.free.extend([send, recv]),
+        }
+        Ok(started)
+    }
+
     fn copy(&mut self, scaling: Option<Scaling>, src: DeviceRegion, dst: DeviceRegion) -> Result<()> {
         let slot = self.in_slot(&load(&[src]));
         if let Some(Scaling { reduction, start, divisor }) = scaling {
@@ -204,6 +244,9 @@ impl Device for Inverted {
                 self.free.push(slot);
             } else if let Some(message) = self.arriving.remove(token) {
                 self.land(message);
+            } else if let Some(Provided(_, send, result)) = self.provided.take_if(|call| call.0 == *token) {
+                self.free.push(send);
+                self.land(result);
             } else {
                 return Err(Error::Internal(format!("the transport finished token {token}, which is not pending")));
             }
@@ -218,6 +261,8 @@ impl Device for Inverted {
     /// The transport has forgotten its messages before this is called.
     fn cancel(&mut self) {
         self.work.clear();
+        // Slots that a provider may still know stay as they are.
+        self.provided = None;
         self.free.extend(self.sending.drain().map(|(_, slot)| slot));
         self.free.extend(self.arriving.drain().map(|(_, message)| message.slot));
     }

@@ -1,4 +1,4 @@
-/* Calls by a provider, compared with the same calls by Strata's own algorithms. Arguments: the provider's name, then what to do.
+/* Calls by a provider, compared with the same calls by Strata's own algorithms, in host memory or where SOFT_DEVICE says. Arguments: the provider's name, then what to do.
      all    every collective, type and operation, in place and not, lengths odd and none; what it does not take is refused by calls
             that force it, and made by Strata's own algorithms where they do not
      comms  several communicators, whose calls are made in opposite orders, and go on beside sends and receives
@@ -6,7 +6,7 @@
      much   blocks of different sizes that are too much together: an all-gather, of which all ranks know it, and a gather, of which only
             the root does, whose error is told
      idle   nothing, until the communicator has failed */
-#include "check.h"
+#include "places.h"
 
 #include <stdint.h>
 #include <string.h>
@@ -19,6 +19,8 @@
 static int rank, size;
 static char algorithm[64];
 static _Alignas(8) unsigned char given[MOST * 8 * RANKS], mine[MOST * 8 * RANKS], theirs[MOST * 8 * RANKS];
+/* Where calls are made. */
+static unsigned char *there_in, *there_out;
 
 enum { ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, BROADCAST, REDUCE, ALL_TO_ALL, GATHER, SCATTER, KINDS };
 static const char* const kinds[KINDS] = {"all_reduce", "all_gather", "reduce_scatter", "broadcast",
@@ -96,8 +98,13 @@ static ncclResult_t make(int kind, int type, ncclRedOp_t op, size_t count, int r
         send = out;
     }
   }
-  ncclResult_t result = call(kind, send, recv, count, types[type].type, op, root, comm, NULL, config);
-  if (recv != out && result == ncclSuccess) memcpy(out, recv, block);
+  put(there_in, input, sent * block);
+  put(there_out, out, got * block);
+  const void* from = send == input ? (void*)there_in : there_out + ((unsigned char*)send - out);
+  void* to = recv == out ? there_out : there_in + ((unsigned char*)recv - input);
+  ncclResult_t result =
+      ended(comm, NULL, call(kind, from, to, count, types[type].type, op, root, comm, NULL, config));
+  take(out, recv == out ? there_out : to, recv == out ? got * block : block);
   *length = (kind == REDUCE || kind == GATHER) && rank != root ? 0 : got * block;
   return result;
 }
@@ -143,16 +150,21 @@ static void scaled_uneven(ncclRedOp_t scaled, ncclComm_t comm, ncclCollConfig_t*
   for (int i = 0; i < size; all += counts[i++]) counts[i] = i * (MOST / 2);
   for (int i = 0; i < rank; i++) own += counts[i];
   for (size_t i = 0; i < all; i++) in[i] = i % 5 + rank;
-  OK(strataReduceScatterVConfig(in, out, counts, NULL, ncclFloat32, scaled, comm, NULL, named));
+  put(there_in, in, all * sizeof(float));
+  OK(ended(comm, NULL,
+           strataReduceScatterVConfig(there_in, there_out, counts, NULL, ncclFloat32, scaled, comm, NULL, named)));
+  take(out, there_out, counts[rank] * sizeof(float));
   for (size_t i = 0; i < counts[rank]; i++) CHECK(out[i] == (size * ((own + i) % 5) + size * (size - 1) / 2) * 0.5f);
 }
 
 static void all(ncclComm_t comm) {
   static const size_t counts[] = {1, 3, 1000, MOST};
   int made = 0;
+  /* Of Strata's own types and operations devices have none. */
+  int last_type = sizeof types / sizeof *types - (is_on_device ? 2 : 0), last_op = is_on_device ? 5 : 8;
   for (int kind = 0; kind < KINDS; kind++)
-    for (int type = 0; type < (int)(sizeof types / sizeof *types); type++)
-      for (int which = 0; which < (int)(sizeof ops / sizeof *ops); which++) {
+    for (int type = 0; type < last_type; type++)
+      for (int which = 0; which < last_op; which++) {
         if (!reduces(kind) && which > 0) break;
         if (which >= 5 && !types[type].is_integer) break;
         /* The longest, and every place, with one operation of each. */
@@ -180,9 +192,11 @@ static void all(ncclComm_t comm) {
   OK(ncclGroupStart());
   for (int i = 0; i < 3; i++) {
     for (int j = 0; j < 100; j++) in[i][j] = i + j + rank;
-    OK(ncclAllReduceConfig(in[i], out[i], 100, ncclFloat32, ncclSum, comm, NULL, &named));
+    put(there_in + 1000 * i, in[i], sizeof in[i]);
+    OK(ncclAllReduceConfig(there_in + 1000 * i, there_out + 600 * i, 100, ncclFloat32, ncclSum, comm, NULL, &named));
   }
-  OK(ncclGroupEnd());
+  OK(ended(comm, NULL, ncclGroupEnd()));
+  for (int i = 0; i < 3; i++) take(out[i], there_out + 600 * i, sizeof out[i]);
   for (int i = 0; i < 3; i++)
     for (int j = 0; j < 100; j++) CHECK(out[i][j] == size * (i + j) + size * (size - 1) / 2);
   if (rank == 0) printf("%d calls by %s went well\n", made, algorithm);
@@ -195,32 +209,44 @@ static void comms(ncclComm_t comm) {
   strataStream_t streams[COMMS];
   ncclCollConfig_t named = NCCL_COLLCONFIG_INITIALIZER;
   named.algSelection = algorithm;
+  int32_t *sent = place_for(sizeof in), *received = place_for(sizeof out);
   for (int i = 0; i < COMMS; i++) {
     OK(ncclCommSplit(comm, 0, rank, &all[i], NULL));
-    OK(strataStreamCreate(&streams[i]));
+    streams[i] = place_stream();
   }
   for (int at = 0; at < CALLS; at++)
     for (int i = 0; i < COMMS; i++) {
       /* Odd ranks the other way round. */
       int which = rank % 2 ? COMMS - 1 - i : i;
       for (int j = 0; j < LENGTH; j++) in[which][at][j] = rank + which + at + j;
-      OK(ncclAllReduceConfig(in[which][at], out[which][at], 1 + (at * 997) % LENGTH, ncclInt32, ncclSum, all[which],
+      size_t place = (which * CALLS + at) * LENGTH;
+      put(sent + place, in[which][at], sizeof in[which][at]);
+      OK(ncclAllReduceConfig(sent + place, received + place, 1 + (at * 997) % LENGTH, ncclInt32, ncclSum, all[which],
                              streams[which], at % 3 ? &named : NULL));
     }
   int32_t token = rank, came = -1;
+  put(there_in, &token, sizeof token);
   OK(ncclGroupStart());
-  OK(ncclSend(&token, 1, ncclInt32, (rank + 1) % size, comm, NULL));
-  OK(ncclRecv(&came, 1, ncclInt32, (rank + size - 1) % size, comm, NULL));
-  OK(ncclGroupEnd());
+  OK(ncclSend(there_in, 1, ncclInt32, (rank + 1) % size, comm, NULL));
+  OK(ncclRecv(there_out, 1, ncclInt32, (rank + size - 1) % size, comm, NULL));
+  OK(ended(comm, NULL, ncclGroupEnd()));
+  take(&came, there_out, sizeof came);
   CHECK(came == (rank + size - 1) % size);
-  for (int i = 0; i < COMMS; i++) OK(strataStreamSynchronize(streams[rank % 2 ? i : COMMS - 1 - i]));
+  for (int i = 0; i < COMMS; i++) {
+    int which = rank % 2 ? i : COMMS - 1 - i;
+    if (is_on_device)
+      OK(ended(all[which], streams[which], ncclSuccess));
+    else
+      OK(strataStreamSynchronize(streams[which]));
+  }
+  take(out, received, sizeof out);
   for (int which = 0; which < COMMS; which++)
     for (int at = 0; at < CALLS; at++)
       for (int j = 0; j < 1 + (at * 997) % LENGTH; j++)
         CHECK(out[which][at][j] == size * (which + at + j) + size * (size - 1) / 2);
   for (int i = 0; i < COMMS; i++) {
     int which = rank % 2 ? COMMS - 1 - i : i;
-    OK(strataStreamDestroy(streams[which]));
+    if (!is_on_device) OK(strataStreamDestroy(streams[which]));
     OK(ncclCommDestroy(all[which]));
   }
   if (rank == 0) printf("%d communicators in opposite orders went well\n", COMMS);
@@ -231,12 +257,16 @@ static void once(ncclComm_t comm) {
   ncclCollConfig_t named = NCCL_COLLCONFIG_INITIALIZER;
   named.algSelection = algorithm;
   for (int i = 0; i < 10000; i++) in[i] = i + rank;
-  ncclResult_t result = ncclAllReduceConfig(in, out, 10000, ncclFloat32, ncclSum, comm, NULL, &named);
+  put(there_in, in, sizeof in);
+  ncclResult_t result = ncclAllReduceConfig(there_in, there_out, 10000, ncclFloat32, ncclSum, comm, NULL, &named);
+  int is_refused = result != ncclSuccess;
+  result = ended(comm, NULL, result);
   if (result != ncclSuccess) {
-    printf("rank %d: error %d: %s\n", rank, result, strataGetLastError());
+    printf("rank %d: error %d: %s\n", rank, result, is_refused ? strataGetLastError() : ncclGetLastError(comm));
     ncclCommAbort(comm);
     exit(0);
   }
+  take(out, there_out, sizeof out);
   for (int i = 0; i < 10000; i++) CHECK(out[i] == size * i + size * (size - 1) / 2);
   printf("rank %d: the sum is right\n", rank);
 }
@@ -249,35 +279,42 @@ static void much(ncclComm_t comm) {
   ncclCollConfig_t named = NCCL_COLLCONFIG_INITIALIZER, wished = NCCL_COLLCONFIG_INITIALIZER;
   named.algSelection = wished.algSelection = algorithm;
   wished.forceAlgSelection = 0;
-  unsigned char* memory =
-      mmap(NULL, (size + 1) * one, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  CHECK(memory != MAP_FAILED);
-  unsigned char *in = memory + size * one, *out = memory;
+  unsigned char *in = there_in, *out = there_out;
+  if (is_mpi) {
+    out = mmap(NULL, (size + 1) * one, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    CHECK(out != MAP_FAILED && !is_on_device);
+    in = out + size * one;
+  }
   CHECK(strataAllGatherVConfig(in, out, counts, NULL, ncclInt8, comm, NULL, &named) == ncclInvalidUsage);
   CHECK(strstr(strataGetLastError(), "takes no all_gather of blocks of different sizes"));
+  memset(given, rank + 1, 400);
+  put(in, given, 400);
   if (!is_mpi) {
-    memset(in, rank + 1, one);
-    OK(strataAllGatherVConfig(in, out, counts, NULL, ncclInt8, comm, NULL, &wished));
-    for (size_t i = 0; i < size * one; i++) CHECK(out[i] == i / one + 1);
+    OK(ended(comm, NULL, strataAllGatherVConfig(in, out, counts, NULL, ncclInt8, comm, NULL, &wished)));
+    take(mine, out, size * one);
+    for (size_t i = 0; i < size * one; i++) CHECK(mine[i] == i / one + 1);
   }
   /* The same, less than it takes. */
   for (int i = 0; i < size; i++) counts[i] = i;
-  memset(in, rank + 1, size);
-  OK(strataGatherVConfig(in, rank, out, counts, NULL, ncclInt8, 1, comm, NULL, &named));
+  OK(ended(comm, NULL, strataGatherVConfig(in, rank, out, counts, NULL, ncclInt8, 1, comm, NULL, &named)));
+  take(mine, out, size * size);
   for (int i = 0, at = 0; rank == 1 && i < size; i++)
-    for (int j = 0; j < i; j++, at++) CHECK(out[at] == i + 1);
+    for (int j = 0; j < i; j++, at++) CHECK(mine[at] == i + 1);
   /* What ranks meet by when this communicator has failed: a launcher ends all when the first one leaves. */
   ncclComm_t beside;
   OK(ncclCommSplit(comm, 0, rank, &beside, NULL));
   for (int i = 0; i < size; i++) counts[i] = one;
-  ncclResult_t result = strataGatherVConfig(in, one, out, counts, NULL, ncclInt8, 0, comm, NULL, &named);
+  ncclResult_t result =
+      ended(comm, NULL, strataGatherVConfig(in, one, out, counts, NULL, ncclInt8, 0, comm, NULL, &named));
   CHECK(rank != 0 || result != ncclSuccess);
   /* A rank whose part was over hears of it afterwards. */
   while (result == ncclSuccess) OK(ncclCommGetAsyncError(comm, &result));
   printf("rank %d: error %d: %s\n", rank, result, ncclGetLastError(comm));
   ncclCommAbort(comm);
   int32_t ones = 1, all = 0;
-  OK(ncclAllReduce(&ones, &all, 1, ncclInt32, ncclSum, beside, NULL));
+  put(there_in, &ones, sizeof ones);
+  OK(ended(beside, NULL, ncclAllReduce(there_in, there_out, 1, ncclInt32, ncclSum, beside, NULL)));
+  take(&all, there_out, sizeof all);
   CHECK(all == size);
   exit(0);
 }
@@ -291,6 +328,9 @@ int main(int argc, char** argv) {
   snprintf(algorithm, sizeof algorithm, "provider:%s", argv[1]);
   OK(strataGetWorldId(&id, &size, &rank));
   CHECK(size <= RANKS);
+  open_place();
+  there_in = place_for(sizeof given);
+  there_out = place_for(sizeof mine);
   ncclResult_t result = ncclCommInitRank(&comm, size, id, rank);
   if (result != ncclSuccess) {
     printf("rank %d: no communicator: %s\n", rank, strataGetLastError());

@@ -13,6 +13,7 @@ mod vendor;
 
 mod double;
 mod drop_in;
+mod opposite;
 mod profiler;
 mod rails;
 mod real;

@@ -618,7 +618,7 @@ impl Meeting<'_> {
             Some(sibling) => sibling.open(&site, &mut self.session)?,
         };
         let providers = match self.options.companion {
-            None => provided::open(&mut transport, &site, members, &mut self.session)?,
+            None => provided::open(&mut transport, &site, &mut self.session)?,
             Some(_) => CommProviders::default(),
         };
         let place = match (self.options.make_device, &self.gpu) {

@@ -113,16 +113,14 @@ pub trait Device: Send {
         Err(Error::Internal(format!("a {} that nobody does on this device", call.collective.name())))
     }
 
-    /// A collective of all ranks by a provider. Only where all ranks' data is the host's.
+    /// A collective of all ranks by a provider: see [`Router::provide`], which knows host memory.
     fn call_provider(
         &mut self,
-        _transport: &mut Router,
-        _token: Token,
+        transport: &mut Router,
+        token: Token,
         by: Provision<'_, OnDevice>,
-        _call: NodeCall<'_, OnDevice>,
-    ) -> Result<Started> {
-        Err(Error::Internal(format!("provider {} for data that is not in host memory", by.name)))
-    }
+        call: NodeCall<'_, OnDevice>,
+    ) -> Result<Started>;
 
     /// The same of all ranks, each of whose blocks lies in one piece, as token 0. Only where data is the host's.
     fn call_flat(

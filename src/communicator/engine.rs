@@ -625,9 +625,10 @@ impl Engine {
     }
 
     /// Whether a call's blocks, of which each rank knows its own only, go in parts: where some rank's data is on a device, and
-    /// their copies overlap with messages.
-    fn cuts_messages(&self, call: &CollectiveCall) -> bool {
-        call.blocks.is_some() && call.known_sizes().is_none() && self.part_bytes != usize::MAX
+    /// their copies overlap with messages. A provider gets them whole.
+    fn cuts_messages(&self, call: &CollectiveCall, decision: &Decision) -> bool {
+        let own_sizes = call.blocks.is_some() && call.known_sizes().is_none();
+        own_sizes && self.part_bytes != usize::MAX && decision.provider().is_none()
     }
 
     /// The plan as this rank runs it.

@@ -64,7 +64,7 @@ impl Engine {
             return Err(Error::Internal("a call of the vendor library's comes to Strata's engine".to_string()));
         };
         let choice = shared.as_ref().map_or(choice, |(choice, _)| choice);
-        let (segment_bytes, window) = &match self.cuts_messages(call) {
+        let (segment_bytes, window) = &match self.cuts_messages(call, decision) {
             true => (self.part_bytes, self.config.window.clamp(1, 64)),
             false => (*segment_bytes, *window),
         };

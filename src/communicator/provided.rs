@@ -1,7 +1,6 @@
 //! Calls that a provider may carry out: which of the communicator's providers take a call of its type, operation and size.
 #![forbid(unsafe_code)]
 
-use super::members::Member;
 use super::{CollectiveCall, Comm};
 use crate::algorithms;
 use crate::dtype::{DataType, Operator, Reduction};
@@ -19,28 +18,12 @@ use std::sync::Once;
 static LEFT_OUT: PerProcess<Once> = PerProcess::new(Once::new);
 
 /// Opens the providers that rank 0's settings name. All ranks call it together.
-pub(super) fn open(
-    router: &mut Router,
-    site: &Site<'_>,
-    members: &[Member],
-    exchange: &mut dyn Exchange,
-) -> Result<CommProviders> {
+pub(super) fn open(router: &mut Router, site: &Site<'_>, exchange: &mut dyn Exchange) -> Result<CommProviders> {
     let wanted = provider::wanted(&site.config.providers).map_err(Error::InvalidUsage)?;
-    if wanted.is_empty() || members.len() < 2 {
+    if wanted.is_empty() || site.grid.nranks() < 2 {
         return Ok(CommProviders::default());
     }
-    let on_device = members.iter().position(|member| member.on_gpu);
-    let known = match on_device {
-        None => router.open_providers(site, exchange)?,
-        Some(rank) => {
-            let why = format!("the data of rank {rank} is on a device, and providers are for host memory");
-            if let Some(required) = wanted.iter().find(|wanted| wanted.required) {
-                return Err(Error::InvalidUsage(format!("STRATA_PROVIDERS: {}! cannot be used: {why}", required.what)));
-            }
-            let left_out = provider::names(site.config).into_iter().map(|(name, _)| (name, why.clone())).collect();
-            CommProviders { all: Vec::new(), left_out }
-        }
-    };
+    let known = router.open_providers(site, exchange)?;
     if site.me == Rank(0) {
         for (name, why) in &known.left_out {
             let (name, setting) = (format!("provider:{name}"), &site.config.providers);

@@ -142,6 +142,11 @@ impl Router {
         self.providers.start(token, by, call)
     }
 
+    /// An error where a call has more of this rank's blocks than its provider takes.
+    pub fn check_provided<Space>(&self, by: &Provision<'_, Space>, call: &NodeCall<'_, Space>) -> Result<()> {
+        self.providers.check(by, call)
+    }
+
     /// Whether all ranks of this rank's node share a board, so that the node's small calls can be posted on it.
     pub fn has_board(&self) -> bool {
         self.shm.has_board()

@@ -1,6 +1,6 @@
 //! MPI's own collectives as a provider.
 
-use super::{alone, built, mpi, Mpi, LIMIT};
+use super::{alone, built, mpi, soft, Mpi, LIMIT};
 use std::path::PathBuf;
 use std::time::Instant;
 
@@ -27,7 +27,7 @@ fn compiled(name: &str) -> PathBuf {
     let program = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(number);
     let mut command = std::process::Command::new("cc");
     command.arg(source).args(["-O1", "-Wall", "-Wextra", "-Werror", "-pthread", "-I"]).arg(built::header_dir());
-    command.arg("-L").arg(built::library_dir()).args(["-lnccl", "-o"]).arg(&program);
+    command.arg("-L").arg(built::library_dir()).args(["-lnccl", "-ldl", "-o"]).arg(&program);
     built::checked(&mut command);
     program
 }
@@ -35,6 +35,29 @@ fn compiled(name: &str) -> PathBuf {
 fn run(mpi: &Mpi, n: usize, what: &str, vars: &[(&str, &str)]) -> String {
     let program = program();
     mpi.run(n, "exec \"$@\"", &[program.to_str().unwrap(), "mpi", what], vars)
+}
+
+/// Where each rank has a soft GPU of this driver, on which its data is.
+fn on_gpus(driver: &'static str) -> [(&'static str, String); 3] {
+    let dir = if driver == "hip" { soft::hip_dir() } else { soft::cuda_dir() };
+    let path = std::env::join_paths([built::library_dir(), dir]).unwrap().into_string().unwrap();
+    [("LD_LIBRARY_PATH", path), ("SOFT_DEVICE", driver.to_string()), ("SOFTGPU_EAGER", "1".to_string())]
+}
+
+/// What MPI does, on copies of what is on GPUs; a dead rank does not hold up those who wait for its part.
+#[test]
+fn on_gpus_every_collective_type_and_operation_is_right_and_a_rank_that_does_not_come_is_told() {
+    let (_alone, Some(mpi)) = (alone(), mpi()) else { return };
+    for (driver, n, inter) in [("cuda", 4, "tcp"), ("hip", 3, "mpi")] {
+        let place = on_gpus(driver);
+        let place = place.each_ref().map(|(name, value)| (*name, value.as_str()));
+        for (what, done) in [("all", "calls by provider:mpi went well"), ("comms", "in opposite orders went well")] {
+            let said = run(mpi, n, what, &[&place[..], &[MPI_TOO, ("STRATA_INTER", inter)]].concat());
+            assert!(said.contains(done), "{driver}\n{said}");
+            assert!(said.contains("-> provider:mpi, 1 segment"), "{driver}: it was not used\n{said}");
+        }
+        one_does_not_come(mpi, &place);
+    }
 }
 
 #[test]
@@ -127,9 +150,13 @@ fn without_a_plugin_it_is_left_out_with_one_line_and_calls_that_name_it_are_refu
 #[test]
 fn a_rank_that_does_not_come_fails_the_others_in_time_and_the_error_names_the_provider() {
     let (_alone, Some(mpi)) = (alone(), mpi()) else { return };
+    one_does_not_come(mpi, &[]);
+}
+
+fn one_does_not_come(mpi: &Mpi, place: &[(&str, &str)]) {
     let program = program();
     let script = "if [ $RANK = 2 ]; then exec \"$1\" mpi idle; fi; exec \"$1\" mpi once";
-    let vars = [MPI_TOO, ("STRATA_TIMEOUT_MS", "3000"), ("STRATA_INTER", "tcp")];
+    let vars = [place, &[MPI_TOO, ("STRATA_TIMEOUT_MS", "3000"), ("STRATA_INTER", "tcp")]].concat();
     // MPI cannot be finalised then, which launchers take for a failure: what ranks say counts.
     let job = mpi.start(3, &[], script, &[program.to_str().unwrap()], &vars);
     let end = Instant::now() + LIMIT;

@@ -8,6 +8,7 @@
 //! A step is over when the event behind its work has ended, which a poll sees.
 mod calls;
 mod kernel_queue;
+mod provided;
 mod sequence;
 mod slots;
 
@@ -26,9 +27,11 @@ use crate::memory::{DeviceRegion, OnDevice};
 use crate::plan::layout::Layout;
 use crate::plan::{Channel, OperandOrder};
 use crate::topo::Rank;
+use crate::transport::provider::Provision;
 use crate::transport::{Envelope, NodeCall, Router, Sink, Transport};
 use calls::NodeCalls;
 use kernel_queue::{KernelQueue, Work};
+use provided::ProvidedCall;
 use slots::{MessageSlot, Slots};
 use smallvec::{smallvec, SmallVec};
 use std::collections::{HashMap, VecDeque};
@@ -82,6 +85,8 @@ pub struct Staging {
     direct_above: Option<usize>,
     /// Messages in ordinary memory that a kernel must read: they go through the bounce slot, piece by piece.
     ashore: VecDeque<(Token, Arriving)>,
+    /// The call of all ranks that a provider does.
+    provided: Option<Box<ProvidedCall>>,
     arrived: Vec<Token>,
     /// Goes last: work of the streams above may use it.
     scratch: DeviceScratch,
@@ -103,6 +108,7 @@ impl Staging {
             arriving: HashMap::new(),
             direct_above: None,
             ashore: VecDeque::new(),
+            provided: None,
             arrived: Vec::new(),
         })
     }
@@ -177,6 +183,9 @@ impl Staging {
             if let Some(slot) = self.sending.remove(&token) {
                 self.slots.put(slot);
                 done.push(token);
+                continue;
+            }
+            if self.land_provided(token, done)? {
                 continue;
             }
             let unknown = || Error::Internal(format!("the transport finished token {token:#x}, which is not pending"));
@@ -408,6 +417,16 @@ impl Device for Staging {
         }
     }
 
+    fn call_provider(
+        &mut self,
+        transport: &mut Router,
+        token: Token,
+        by: Provision<'_, OnDevice>,
+        call: NodeCall<'_, OnDevice>,
+    ) -> Result<Started> {
+        self.take_provided(transport, token, by, call)
+    }
+
     fn poll(&mut self, transport: &mut Router, done: &mut Vec<Token>) -> Result<()> {
         let staging = self;
         let gpu = staging.gpu.clone();
@@ -417,6 +436,7 @@ impl Device for Staging {
         staging.out.mark()?;
         let copied = staging.out.poll()?;
         staging.post(transport, copied, done)?;
+        staging.begin_provided(transport, copied)?;
         staging.into.turn(&mut staging.slots, done)?;
         staging.local.turn(&mut staging.slots, done)?;
         staging.calls.as_mut().map_or(Ok(()), |calls| calls.turn(&mut staging.slots, done))
@@ -503,7 +523,7 @@ impl Device for Staging {
 
     fn is_busy(&self) -> bool {
         let calls = self.calls.as_ref().is_some_and(NodeCalls::is_busy);
-        let ashore = !self.ashore.is_empty();
+        let ashore = !self.ashore.is_empty() || self.is_copying();
         self.out.is_busy() || self.into.is_busy() || self.local.is_busy() || calls || ashore
     }
 
@@ -515,6 +535,7 @@ impl Device for Staging {
         // First: other streams may share a queue of the device's with one that waits for a call.
         self.calls.iter_mut().for_each(|calls| calls.cancel(&mut self.slots));
         self.out.settle();
+        self.cancel_provided();
         self.into.cancel(&mut self.slots);
         self.local.cancel(&mut self.slots);
         let leaving = self.leaving.drain(..).map(|message| message.slot);

@@ -74,8 +74,10 @@ impl Runs {
 /// The pinned memory of a communicator, cut into slots.
 #[derive(Debug)]
 pub struct Slots {
-    pinned: Pinned,
+    pinned: Arc<Pinned>,
     runs: Runs,
+    /// Whether somebody has a slot for good.
+    is_kept: bool,
     /// A part of the pinned memory that no message waits in: whoever has it needs nothing but the device to give it back.
     bounce: Option<MessageSlot>,
     /// Memory of the device, where a transport takes addresses there.
@@ -140,8 +142,8 @@ impl Slots {
     /// Pinned memory of so many bytes.
     pub fn new(gpu: &Arc<GpuDevice>, bytes: usize) -> Result<Slots> {
         let runs = Runs::new(bytes.max(2 * ALIGN));
-        let pinned = Pinned::new(gpu, runs.bytes())?;
-        let mut slots = Slots { pinned, runs, bounce: None, room: None };
+        let pinned = Arc::new(Pinned::new(gpu, runs.bytes())?);
+        let mut slots = Slots { pinned, runs, is_kept: false, bounce: None, room: None };
         let bounce_bytes = (slots.runs.bytes() / 4).clamp(ALIGN, BOUNCE_BYTES);
         slots.bounce = slots.take_pinned(bounce_bytes).map(|slot| MessageSlot::Bounce(Box::new(slot)));
         Ok(slots)
@@ -192,8 +194,20 @@ impl Slots {
         }
     }
 
-    /// Whether all slots have come back.
+    /// Leaves a slot of the host's as it is to the end of the process, since somebody may write there whom nothing stops.
+    pub fn keep(&mut self, slot: MessageSlot) {
+        if let MessageSlot::Pinned { .. } = slot {
+            self.is_kept = true;
+            std::mem::forget(self.pinned.clone());
+        }
+        std::mem::forget(slot);
+    }
+
+    /// Whether all slots have come back, but for those that are kept.
     pub fn is_whole(&self) -> bool {
+        if self.is_kept {
+            return true;
+        }
         let bounce = self.bounce.as_ref().map_or(0, |slot| slot.region().len());
         self.runs.free_bytes() + bounce.next_multiple_of(ALIGN) == self.runs.bytes()
             && self.room.as_ref().is_none_or(|(_, runs)| runs.is_whole())

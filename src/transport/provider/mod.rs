@@ -302,11 +302,9 @@ impl Providers {
         if self.running.is_some() {
             return Ok(Started::Busy);
         }
+        self.check(&by, &call)?;
         let Provision { name, dtype, uneven } = by;
-        let place = self.all.iter().position(|known| known.name == name);
-        let place = place.ok_or_else(|| {
-            Error::InvalidUsage(format!("provider {name} is not open on the communicator of this carrier"))
-        })?;
+        let place = self.place(name)?;
         let NodeCall { collective, root, src, dst, combine, .. } = call;
         let (mut send, mut recv, blocks) = match uneven {
             None => (ProviderBuffer::of(src.regions())?, ProviderBuffer::of(dst.regions())?, None),
@@ -349,6 +347,33 @@ impl Providers {
         Ok(Started::Pending)
     }
 
+    fn place(&self, name: &str) -> Result<usize> {
+        let place = self.all.iter().position(|known| known.name == name);
+        place.ok_or_else(|| {
+            Error::InvalidUsage(format!("provider {name} is not open on the communicator of this carrier"))
+        })
+    }
+
+    /// An error where blocks differ in size and this rank has more than the provider takes, which not all ranks know beforehand.
+    pub fn check<Space>(&self, by: &Provision<'_, Space>, call: &NodeCall<'_, Space>) -> Result<()> {
+        let Provision { name, dtype, uneven } = by;
+        let most = &self.all[self.place(name)?].most;
+        if uneven.is_none() {
+            return Ok(());
+        }
+        let (collective, operator) = (call.collective, call.combine.map(|combine| combine.operator));
+        let most = most.get(ProvidedKind { collective, dtype: *dtype, operator, uneven: true });
+        let bytes = call.src.bytes().max(call.dst.bytes()) as u64;
+        if bytes <= most {
+            return Ok(());
+        }
+        let (what, me) = (collective.name(), self.me);
+        let text = format!(
+            "{what} of blocks of different sizes: rank {me} has {bytes} bytes, and {most} are the most that it takes"
+        );
+        Err(failed(name, Error::InvalidUsage(text)))
+    }
+
     /// The memory of a call whose blocks differ in size, as the provider at this place gets it.
     fn uneven(
         &self,
@@ -356,18 +381,8 @@ impl Providers {
         (dtype, [input, output]): (DataType, [Region; 2]),
         call: NodeCall<'_>,
     ) -> Result<(ProviderBuffer, ProviderBuffer, Option<UnevenBlocks>)> {
-        let NodeCall { collective, src, dst, combine, .. } = call;
-        let OpenProvider { provider, most, .. } = &self.all[place];
-        let operator = combine.map(|combine| combine.operator);
-        let most = most.get(ProvidedKind { collective, dtype, operator, uneven: true });
-        let bytes = src.bytes().max(dst.bytes()) as u64;
-        if bytes > most {
-            let (name, me) = (collective.name(), self.me);
-            return Err(Error::InvalidUsage(format!(
-                "{name} of blocks of different sizes: rank {me} has {bytes} bytes, and {most} are the most that it takes"
-            )));
-        }
-        let farthest = provider.farthest_place(collective);
+        let NodeCall { collective, src, dst, .. } = call;
+        let farthest = self.all[place].provider.farthest_place(collective);
         let (send, sent) = ProviderBuffer::of_blocks(src, (input, dtype.size()), farthest)?;
         let (recv, received) = ProviderBuffer::of_blocks(dst, (output, dtype.size()), farthest)?;
         Ok((send, recv, Some(UnevenBlocks { send: sent, recv: received })))
