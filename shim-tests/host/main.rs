@@ -34,4 +34,5 @@ mod messages;
 mod programs_by_seed;
 mod script_files;
 mod surroundings;
+mod survivors;
 mod vectored;

@@ -21,6 +21,8 @@ use std::time::Instant;
 const RANK: &str = "TEST_RANK";
 const RANKS: &str = "TEST_RANKS";
 const ID: &str = "TEST_UNIQUE_ID";
+/// In milliseconds, after how long a rank that does not answer is lost.
+const MUTE: &str = "TEST_MUTE_MS";
 const LIMIT: Duration = Duration::from_secs(60);
 
 static NEVER: AtomicBool = AtomicBool::new(false);
@@ -51,7 +53,8 @@ fn a_rank_in_a_process_of_its_own_obeys_its_parent() {
         // The main thread may have looked at the status already.
         let _ = woken.lock().unwrap().send(());
     }));
-    let monitor = Monitor::start(id.credentials().unwrap(), rank, members, status.clone(), None).unwrap();
+    let mute_after = std::env::var(MUTE).unwrap().parse().map(Duration::from_millis).ok();
+    let monitor = Monitor::start(id.credentials().unwrap(), rank, members, status.clone(), mute_after).unwrap();
     monitor.wait_linked(LIMIT, &NEVER).unwrap();
     let mut monitor = Some(monitor);
     println!("@ready");
@@ -83,6 +86,23 @@ fn obey(line: &str, status: &RankStatus, monitor: &mut Option<Monitor>, wakes: &
             // Without a wake in time there is no failure to be told.
             let _ = wakes.recv_timeout(limit);
             status.cause().map_or("none".to_string(), |error| format!("{} {error}", error.code()))
+        }
+        "lost" => {
+            let count: usize = words[1].parse().unwrap();
+            let lost = || {
+                let mut lost: Vec<u32> = status.losses().iter().map(|(_, loss)| loss.rank).collect();
+                lost.sort_unstable();
+                lost
+            };
+            let end = Instant::now() + Duration::from_secs(2);
+            while lost().len() < count && Instant::now() < end {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            format!("{:?}", lost())
+        }
+        "compare" => {
+            monitor.as_ref().unwrap().compare(&[rank(1)]);
+            "asked".to_string()
         }
         "leave" => {
             *monitor = None;
@@ -142,13 +162,22 @@ impl Process {
 }
 
 fn ranks(nranks: usize) -> Vec<Process> {
+    ranks_with(nranks, "")
+}
+
+fn ranks_with(nranks: usize, mute_ms: &str) -> Vec<Process> {
     let id = UniqueId::create().unwrap();
     let hex: String = id.0.iter().map(|byte| format!("{byte:02x}")).collect();
     let start = |rank: usize| {
         let name = "bootstrap::service_tests::a_rank_in_a_process_of_its_own_obeys_its_parent";
         let mut child = Program::new(std::env::current_exe().unwrap())
             .args(["--exact", name, "--nocapture", "--test-threads=1"])
-            .envs([(RANK, rank.to_string()), (RANKS, nranks.to_string()), (ID, hex.clone())])
+            .envs([
+                (RANK, rank.to_string()),
+                (RANKS, nranks.to_string()),
+                (ID, hex.clone()),
+                (MUTE, mute_ms.to_string()),
+            ])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
@@ -177,6 +206,37 @@ fn a_killed_rank_is_named_to_all_others_within_two_seconds() {
     for (rank, text) in ask_all(&mut ranks, &[5], |_| "failure 2000".to_string()) {
         assert!(text.starts_with("6 rank 5 (") && text.contains(&format!("pid {pid}) died")), "{rank}: {text}");
     }
+}
+
+#[test]
+fn a_rank_whose_neighbours_have_died_is_missed_as_well() {
+    let mut ranks = ranks(6);
+    let dead = [2, 4, 3];
+    for count in 1..=dead.len() {
+        ranks[dead[count - 1]].signal(Signal::KILL);
+        let mut missed = dead[..count].to_vec();
+        missed.sort_unstable();
+        for (rank, text) in ask_all(&mut ranks, &dead, |_| format!("lost {count}")) {
+            assert_eq!(text, format!("{missed:?}"), "{rank}");
+        }
+    }
+}
+
+#[test]
+fn a_rank_that_does_not_answer_in_time_is_lost_and_hears_of_it_later() {
+    let mut ranks = ranks_with(4, "300");
+    ask_all(&mut ranks, &[], |_| "begin".to_string());
+    ranks[1].signal(Signal::STOP);
+    assert_eq!(ranks[3].ask("compare 2"), "asked");
+    assert_eq!(ranks[3].ask("compare 1"), "asked");
+    for (rank, text) in ask_all(&mut ranks, &[1], |_| "failure 4000".to_string()) {
+        assert!(text.starts_with("6 rank 1 (") && text.ends_with("has not answered for 300 ms"), "{rank}: {text}");
+    }
+    for (rank, text) in ask_all(&mut ranks, &[1], |_| "lost 1".to_string()) {
+        assert_eq!(text, "[1]", "who answers is not lost: {rank}");
+    }
+    ranks[1].signal(Signal::CONT);
+    assert!(ranks[1].ask("failure 4000").contains("rank 1 ("));
 }
 
 #[test]

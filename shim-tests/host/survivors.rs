@@ -1,0 +1,51 @@
+//! Ranks that die or are stopped, and the others that go on without them. A C program makes processes, kills some by a seed, and
+//! looks that all that are left have the same contributors in every result.
+
+use crate::built::{library_dir, root, run_with, Compiler};
+use std::net::TcpListener;
+use std::process::{Command, Stdio};
+
+#[test]
+fn those_who_are_left_have_the_same_contributors_in_every_result() {
+    print!("{}", run_with("survivors.c", &[], &["1", "40"]));
+}
+
+#[test]
+fn a_rank_that_is_stopped_is_left_out_and_is_told_so_when_it_goes_on() {
+    print!("{}", run_with("survivors.c", &[], &["1", "4", "stop"]));
+}
+
+/// What the ranks of the example that come to their end print.
+fn train(program: &std::path::Path, ends: Option<(&str, &str)>) -> String {
+    const RANKS: usize = 4;
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let start = |rank: usize| {
+        let mut command = Command::new(program);
+        command.env("LD_LIBRARY_PATH", library_dir()).env("STRATA_LOST", "continue").envs(ends);
+        command.env("NCCL_COMM_ID", format!("127.0.0.1:{port}")).env("NCCL_HOSTID", format!("node{}", rank / 2));
+        command.env("STRATA_TIMEOUT_MS", "60000").env("STRATA_BOOTSTRAP_TIMEOUT_MS", "60000");
+        command.env("RANK", rank.to_string()).env("WORLD_SIZE", RANKS.to_string()).stdout(Stdio::piped());
+        command.spawn().unwrap()
+    };
+    let ranks: Vec<_> = (0..RANKS).map(start).collect();
+    let ended = ranks.into_iter().map(|rank| rank.wait_with_output().unwrap());
+    ended.map(|output| String::from_utf8(output.stdout).unwrap()).collect()
+}
+
+#[test]
+fn training_loses_as_much_by_a_death_as_by_a_rank_that_leaves_in_order() {
+    let source = std::fs::read_to_string(root().join("examples/elastic.c")).unwrap();
+    let dir = library_dir();
+    let program = Compiler::new("c").compile(&source, &["-Wall", "-Werror", "-L", dir.to_str().unwrap(), "-lnccl"]);
+    let last = |text: &str| text.lines().find(|line| line.starts_with("step 200")).unwrap_or(text).to_string();
+    let whole = last(&train(&program, None));
+    assert!(whole.ends_with("of 512 samples on 4 ranks"), "{whole}");
+    for rank in [0, 3] {
+        let at = format!("{rank}:120");
+        let [died, left] = ["ELASTIC_DIE", "ELASTIC_LEAVE"].map(|name| last(&train(&program, Some((name, &at)))));
+        println!("whole: {whole}; rank {rank} died: {died}; left: {left}");
+        assert!(died.ends_with("of 512 samples on 3 ranks"), "{died}");
+        assert_eq!(died, left);
+    }
+    std::fs::remove_file(program).unwrap();
+}
