@@ -92,6 +92,7 @@ fn obey(line: &str, status: &RankStatus, monitor: &mut Option<Monitor>, wakes: &
             let lost = || {
                 let mut lost: Vec<u32> = status.losses().iter().map(|(_, loss)| loss.rank).collect();
                 lost.sort_unstable();
+                lost.dedup();
                 lost
             };
             let end = Instant::now() + Duration::from_secs(2);
