@@ -82,9 +82,10 @@ mod tests {
 
     #[test]
     fn what_a_reduction_in_place_writes_over_comes_back() {
-        let (mut memory, mut other) = (Arena::new(64), Arena::new(64));
-        // SAFETY: the arenas must outlive every use; because they live to the end of the test.
-        let [memory, other] = unsafe { [memory.region().unbound(), other.region().unbound()] };
+        let mut arena = Arena::new(128);
+        // SAFETY: the arena must outlive every use; because it lives to the end of the test.
+        let all = unsafe { arena.region().unbound() };
+        let [memory, other] = [0, 64].map(|at| all.part(at, 64));
         let reduction = Some(Reduction::new(RedOp::Sum, DataType::I8, 4));
         let call = |output: Region| CollectiveCall {
             reduction,
