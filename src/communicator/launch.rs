@@ -111,7 +111,7 @@ pub fn launch(batch: Vec<Launch>) -> Result<()> {
 /// Launches a single operation.
 pub fn launch_one(mut alone: Launch) -> Result<()> {
     if alone.comm.survivors.get().is_some() {
-        return lost::launch(vec![alone]);
+        return lost::launch_alone(alone);
     }
     alone.go_by_carrier()?;
     admit(std::slice::from_ref(&alone))?;

@@ -20,7 +20,7 @@ use crate::health::Loss;
 use crate::sync::locked;
 use crate::topo::Rank;
 use kept::{CommitWord, KeptInput};
-pub(super) use queued::launch;
+pub(super) use queued::{launch, launch_alone};
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Once, OnceLock};
@@ -396,6 +396,13 @@ impl Drop for InCallback {
     }
 }
 
+#[cold]
+#[inline(never)]
+fn in_callback() -> Error {
+    let text = "a callback of strataCommOnChange can call nothing but strataCommState of the communicator";
+    Error::InvalidUsage(text.to_string())
+}
+
 /// Says once for each generation who goes on, and why.
 #[cold]
 fn tell_change(left: &[usize], lost: &[(usize, Error)], Standing { finished, generation }: Standing) {
@@ -460,9 +467,7 @@ impl Comm {
     /// An error inside of a callback that is told of a change.
     pub fn not_in_callback(&self) -> Result<()> {
         match self.survivors.get().is_some() && IS_IN_CALLBACK.get() {
-            true => Err(Error::InvalidUsage(
-                "a callback of strataCommOnChange can call nothing but strataCommState of the communicator".to_string(),
-            )),
+            true => Err(in_callback()),
             false => Ok(()),
         }
     }

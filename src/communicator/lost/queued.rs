@@ -82,7 +82,15 @@ fn buffers(operation: &Operation) -> [DeviceRegion; 2] {
     }
 }
 
+/// Launches an operation that goes on when ranks are lost. Apart from those that do not, on whose stacks it would be.
+#[cold]
+#[inline(never)]
+pub fn launch_alone(alone: Launch) -> Result<()> {
+    launch(vec![alone])
+}
+
 /// Launches operations, some of which go on when ranks are lost. Those on null streams have ended when this returns.
+#[inline(never)]
 pub fn launch(batch: Vec<Launch>) -> Result<()> {
     admit(&batch)?;
     let mut others = Vec::new();
