@@ -112,6 +112,8 @@ fn check(dtype: DataType, srcs: &[Bytes<'_>], dst: Bytes<'_>) {
     }
 }
 
+/// Apart from what folds before, on whose stack it would be.
+#[inline(never)]
 fn scale_at(level: InstructionSet, dtype: DataType, how: Scale, src: Bytes<'_>, dst: Bytes<'_>) {
     check(dtype, &[src], dst);
     // SAFETY: this processor must have the level and the regions must be valid for the length; because `level` comes
