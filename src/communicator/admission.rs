@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 /// Refuses operations that could never be run as they are given, before anything of their group begins: nothing has happened
 /// then, and the communicators are as good as before. Gets ready what the others need of their communicators' devices.
+#[inline(never)]
 pub(super) fn admit(batch: &[Launch]) -> Result<()> {
     for Launch { comm, stream, .. } in batch {
         comm.at_home()?;

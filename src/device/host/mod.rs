@@ -103,6 +103,8 @@ pub fn copy(dst: Bytes<'_>, src: Bytes<'_>) {
     dst.copy_from(src);
 }
 
+/// What it says of an error is on nobody else's stack.
+#[inline(never)]
 fn check(dtype: DataType, srcs: &[Bytes<'_>], dst: Bytes<'_>) {
     assert!(dst.len().is_multiple_of(dtype.size()), "{} bytes are not whole elements of {}", dst.len(), dtype.name());
     for src in srcs {
