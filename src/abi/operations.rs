@@ -132,7 +132,10 @@ impl Call {
         };
         let comm = handle.usable()?;
         let Some((launch, learned)) = self.checked(comm.clone(), key)? else { return Ok(()) };
-        group::record(launch, handle.blocking)?.map_or(Ok(()), launch_one)?;
+        // No closure, whose frame would be on the stack.
+        if let Some(launch) = group::record(launch, handle.blocking)? {
+            launch_one(launch)?;
+        }
         if let Some(learned) = learned {
             comm.learn(learned.0, learned.1);
         }
