@@ -453,6 +453,7 @@ impl OperationBatch {
     }
 
     /// Why a run that has got no further since then cannot, if that is because ranks are lost.
+    #[inline(never)]
     fn lost(&self, since: Instant) -> Option<Error> {
         let losses = self.comm.losses();
         if losses.is_empty() || !self.is_on() {
@@ -484,6 +485,7 @@ impl OperationBatch {
     }
 
     /// What is to be told of an error: the failure of which it is the consequence, or who is awaited and why.
+    #[inline(never)]
     fn reason(&self, error: Error) -> Error {
         let comm = &self.comm;
         if matches!(error, Error::Remote(_)) {
@@ -519,6 +521,7 @@ impl OperationBatch {
     }
 
     /// Ends the communicator's work with `error`: nobody else waits for this rank, and later calls return it.
+    #[inline(never)]
     fn fail(&mut self, error: Error) -> Error {
         let comm = &self.comm;
         let awaited = comm.records.get().and_then(|_| self.waiting_for().first().copied());
@@ -545,6 +548,7 @@ impl OperationBatch {
     }
 
     /// Has those who are awaited asked whether they call the same; others each `time` if they are many.
+    #[inline(never)]
     fn compare(&self, time: usize) {
         if !self.is_on() {
             return;
