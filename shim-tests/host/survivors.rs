@@ -20,7 +20,8 @@ fn train(program: &std::path::Path, ends: Option<(&str, &str)>) -> String {
     const RANKS: usize = 4;
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let start = |rank: usize| {
-        let mut command = Command::new(program);
+        let mut command = Command::new("timeout");
+        command.args(["-s", "KILL", "120"]).arg(program);
         command.env("LD_LIBRARY_PATH", library_dir()).env("STRATA_LOST", "continue").envs(ends);
         command.env("NCCL_COMM_ID", format!("127.0.0.1:{port}")).env("NCCL_HOSTID", format!("node{}", rank / 2));
         command.env("STRATA_TIMEOUT_MS", "60000").env("STRATA_BOOTSTRAP_TIMEOUT_MS", "60000");

@@ -248,7 +248,7 @@ impl Call {
             return Err(Error::InvalidArgument(text.to_string()));
         }
         let region = residual.as_const().on_device(bytes(self.count, blocks, DataType::F32)?, "residual")?;
-        if buffers.iter().any(|buffer| overlap(region, *buffer)) {
+        if buffers.iter().any(|buffer| region.overlaps(*buffer)) {
             return Err(Error::InvalidArgument("the residual overlaps sendbuff or recvbuff".to_string()));
         }
         Ok(Some(region))
@@ -292,14 +292,8 @@ impl Call {
     /// Whether results go over what may still have to be sent: all blocks of an all-to-all are read and written at once, and
     /// a custom collective has what buffers its program wants.
     fn overwrites(&self, input: DeviceRegion, output: DeviceRegion) -> bool {
-        matches!(self.collective, Collective::AllToAll | Collective::Custom) && overlap(input, output)
+        matches!(self.collective, Collective::AllToAll | Collective::Custom) && input.overlaps(output)
     }
-}
-
-/// Whether two regions have bytes in common.
-fn overlap(one: DeviceRegion, other: DeviceRegion) -> bool {
-    let (first, second) = (one.address() as usize, other.address() as usize);
-    first < second + other.len() && second < first + one.len()
 }
 
 /// What collectives have in common beside their buffers.

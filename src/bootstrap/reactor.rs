@@ -407,7 +407,7 @@ impl Reactor {
         for key in std::mem::take(&mut self.rendezvous_table.served) {
             self.fixed.retain(|(served, _, _)| *served != key);
         }
-        self.ring.tick(&mut self.net, now);
+        self.ring.tick(&mut self.net, now, self.heard);
         // Strangers are not waited for.
         let owes = |peer: &ServicePeer| peer.place.is_none() && peer.conn.has_output();
         let all_told = self.ring.all_told(&self.net);

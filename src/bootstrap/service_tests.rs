@@ -241,6 +241,22 @@ fn a_rank_that_does_not_answer_in_time_is_lost_and_hears_of_it_later() {
 }
 
 #[test]
+fn a_rank_that_was_stopped_itself_takes_nobody_for_lost() {
+    let mut ranks = ranks_with(3, "300");
+    ask_all(&mut ranks, &[], |_| "begin".to_string());
+    ranks[1].signal(Signal::STOP);
+    assert_eq!(ranks[0].ask("compare 1"), "asked");
+    ranks[0].signal(Signal::STOP);
+    // It answers while the other one cannot hear that.
+    ranks[1].signal(Signal::CONT);
+    std::thread::sleep(Duration::from_millis(600));
+    ranks[0].signal(Signal::CONT);
+    for (rank, text) in ask_all(&mut ranks, &[], |_| "failure 700".to_string()) {
+        assert_eq!(text, "none", "{rank}");
+    }
+}
+
+#[test]
 fn a_rank_killed_while_all_diagnose_is_named() {
     let mut ranks = ranks(6);
     for rank in [0, 1, 3, 4, 5] {

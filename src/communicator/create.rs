@@ -175,9 +175,7 @@ impl Interrupt for Watch<'_> {
     fn interrupted(&self) -> Option<Interruption> {
         let concerns = |loss: &Loss| {
             let rank = loss.rank as usize;
-            rank != self.parent.rank()
-                && self.ranks.contains(&rank)
-                && !(self.shrinks && loss.from.is_some_and(|from| from > 0))
+            rank != self.parent.rank() && self.ranks.contains(&rank) && (!self.shrinks || loss.is_death())
         };
         self.ask();
         self.cancel.interrupted().or_else(|| {

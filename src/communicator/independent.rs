@@ -13,7 +13,6 @@ use super::messages::{post, timed_out};
 use super::{Direction, Message};
 use crate::error::Result;
 use crate::exec::{Started, Token};
-use crate::memory::DeviceRegion;
 use crate::topo::Rank;
 use crate::transport::Router;
 use std::collections::BTreeMap;
@@ -143,11 +142,6 @@ impl IndependentMessages {
     }
 }
 
-fn overlap(one: DeviceRegion, other: DeviceRegion) -> bool {
-    let end = |region: DeviceRegion| region.address() + region.len() as u64;
-    one.address() < end(other) && other.address() < end(one)
-}
-
 /// The messages of one group, and of others that have joined it, that have not completed.
 #[derive(Debug)]
 pub struct IndependentBatch {
@@ -191,7 +185,7 @@ impl IndependentBatch {
         next.iter().all(|message| match message.direction {
             _ if message.peer == me => false,
             Direction::Send => !receives,
-            Direction::Recv => !self.open.iter().any(|(_, open)| overlap(open.data, message.data)),
+            Direction::Recv => !self.open.iter().any(|(_, open)| open.data.overlaps(message.data)),
         })
     }
 

@@ -333,7 +333,7 @@ impl OperationBatch {
     }
 
     /// The only operation.
-    pub(super) fn add(&mut self, operation: Operation) -> Result<()> {
+    fn add(&mut self, operation: Operation) -> Result<()> {
         self.record(operation);
         self.decide()
     }

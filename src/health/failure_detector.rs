@@ -307,6 +307,7 @@ impl FailureDetector {
             Role::LinkOut { of, to, process: Some(process) } => (of, to, process),
             Role::LinkIn { of, from, process } => (of, from, process),
             Role::Asked { of, rank, .. } if why == Some(ErrorKind::ConnectionRefused) => {
+                self.entries.get_mut(&of).map(|entry| entry.unanswered.remove(&rank));
                 return self.left(of, rank, ": its process has ended");
             }
             _ => return,
@@ -323,23 +324,18 @@ impl FailureDetector {
     }
 
     /// Ranks that have not answered for too long are lost, and are told so, too: they may only have been stopped.
-    fn miss_mute(&mut self, now: Instant) {
-        let is_due = |entry: &Entry| entry.mute_at().is_some_and(|at| at <= now);
+    fn miss_mute(&mut self, heard: Instant) {
+        let is_due = |entry: &Entry| entry.mute_at().is_some_and(|at| at <= heard);
         let late: Vec<CommRank> = self.entries.iter().filter(|(_, entry)| is_due(entry)).map(|(of, _)| *of).collect();
         for of in late {
             let Some(entry) = self.entries.get_mut(&of) else { continue };
             let limit = entry.watch.mute_after.unwrap_or_default();
-            let mut mute: Vec<u32> = Vec::new();
-            entry.unanswered.retain(|&rank, since| {
-                let is_mute = *since + limit <= now;
-                mute.extend(is_mute.then_some(rank));
-                !is_mute
-            });
-            for rank in mute {
-                let text = match self.entries.get(&of) {
-                    Some(entry) => format!("{} has not answered for {} ms", entry.name(rank, None), limit.as_millis()),
-                    None => continue,
-                };
+            let is_mute = |since: Instant| since + limit <= heard;
+            let text = |rank| format!("{} has not answered for {} ms", entry.name(rank, None), limit.as_millis());
+            let unanswered = entry.unanswered.iter().filter(|(_, since)| is_mute(**since));
+            let mute: Vec<(u32, String)> = unanswered.map(|(&rank, _)| (rank, text(rank))).collect();
+            entry.unanswered.retain(|_, since| !is_mute(*since));
+            for (rank, text) in mute {
                 crate::info!("{text}");
                 self.tell(of, &Loss { rank, from: Some(0), error: Error::Remote(text) }, None, None);
             }
@@ -456,12 +452,13 @@ impl FailureDetector {
         links
     }
 
-    /// Does what is due: tries links again, sends messengers.
-    pub fn tick(&mut self, net: &mut Connections, now: Instant) {
+    /// Does what is due: tries links again, sends messengers, and misses those who have not answered. What was said until `heard` has
+    /// been heard, which is less than `now` where this process was stopped.
+    pub fn tick(&mut self, net: &mut Connections, now: Instant, heard: Instant) {
         let due = |entry: &Entry| entry.retry_at.is_some_and(|at| at <= now);
         let retries: Vec<CommRank> = self.entries.iter().filter(|(_, entry)| due(entry)).map(|(of, _)| *of).collect();
         retries.into_iter().for_each(|of| self.link(net, of));
-        self.miss_mute(now);
+        self.miss_mute(heard);
         self.messengers.retain(|id| net.peers.contains_key(id));
         while self.messengers.len() < MESSENGERS {
             let Some((addr, word)) = self.errands.pop_front() else { break };

@@ -107,6 +107,12 @@ impl<'a, Space> Bytes<'a, Space> {
         is_next.then(|| Bytes::at(self.start, self.len + next.len))
     }
 
+    /// Whether both have bytes in common.
+    pub fn overlaps(&self, other: Bytes<'_, Space>) -> bool {
+        let end = |start: *mut u8, len: usize| start as usize + len;
+        (self.start as usize) < end(other.start, other.len) && (other.start as usize) < end(self.start, self.len)
+    }
+
     /// The part of `len` bytes from `offset`.
     ///
     /// # Panics

@@ -13,15 +13,9 @@ pub struct KeptInput {
     spare: Vec<Vec<u8>>,
 }
 
-/// Whether two regions have bytes in common.
-fn overlap(one: DeviceRegion, other: DeviceRegion) -> bool {
-    let end = |region: DeviceRegion| region.address() + region.len() as u64;
-    one.address() < end(other) && other.address() < end(one)
-}
-
 /// What is written over: the input of a reduction in place, and the residual. Calls that reduce nothing leave what they read.
 fn written(call: &CollectiveCall) -> impl Iterator<Item = DeviceRegion> {
-    let input = Some(call.input).filter(|input| call.reduction.is_some() && overlap(*input, call.output));
+    let input = Some(call.input).filter(|input| call.reduction.is_some() && input.overlaps(call.output));
     input.into_iter().chain(call.residual).filter(|region| !region.is_empty())
 }
 

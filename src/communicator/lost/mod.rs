@@ -35,7 +35,6 @@ const ASKED_EACH: Duration = Duration::from_millis(200);
 static REFUSED: PerProcess<Once> = PerProcess::new(Once::new);
 
 /// The ranks that go on, and over what.
-#[derive(Clone)]
 struct Generation {
     /// None for the communicator itself.
     comm: Option<Arc<Comm>>,
@@ -50,6 +49,11 @@ struct Generation {
 }
 
 impl Generation {
+    /// All ranks.
+    fn first(nranks: usize) -> Generation {
+        Generation { comm: None, members: (0..nranks).collect(), number: 0, first_call: 1, gone: Vec::new() }
+    }
+
     /// What its calls go over.
     fn comm<'a>(&'a self, first: &'a Arc<Comm>) -> &'a Arc<Comm> {
         self.comm.as_ref().unwrap_or(first)
@@ -105,7 +109,7 @@ pub(super) struct Survivors {
     is_aborted: AtomicBool,
     /// What ends the communicator after all.
     failure: OnceLock<Error>,
-    generation: Mutex<Generation>,
+    generation: Mutex<Arc<Generation>>,
     /// Calls that have ended. Only the operation that is on counts.
     finished: AtomicU64,
     /// What is called when ranks have been lost.
@@ -122,20 +126,18 @@ struct CallMemory {
 
 impl Survivors {
     fn new(nranks: usize) -> Survivors {
-        let (members, gone) = ((0..nranks).collect(), Vec::new());
-        let generation = Generation { comm: None, members, number: 0, first_call: 1, gone };
         Survivors {
             turns: OperationQueue::new(),
             is_aborted: AtomicBool::new(false),
             failure: OnceLock::new(),
-            generation: Mutex::new(generation),
+            generation: Mutex::new(Arc::new(Generation::first(nranks))),
             finished: AtomicU64::new(0),
             on_change: Mutex::default(),
             memory: Mutex::new(CallMemory { kept: KeptInput::default(), word: CommitWord::new() }),
         }
     }
 
-    fn generation(&self) -> Generation {
+    fn generation(&self) -> Arc<Generation> {
         locked(&self.generation).clone()
     }
 
@@ -175,7 +177,7 @@ impl Survivors {
 }
 
 /// Runs operations of one kind over a communicator to their end. With `needs_all` they fail as soon as a rank is lost.
-fn run(comm: &Arc<Comm>, operations: Vec<Operation>, needs_all: bool) -> Result<()> {
+fn run(comm: &Arc<Comm>, operations: impl IntoIterator<Item = Operation>, needs_all: bool) -> Result<()> {
     let mut run = OperationBatch::new(comm.clone());
     operations.into_iter().for_each(|operation| run.record(operation));
     run.decide()?;
@@ -216,7 +218,7 @@ fn attempt(
         Ok(among) => among,
         Err(error) => return Outcome::Refused { error, counts: true },
     };
-    if generation.comm.is_some() && among.algorithm.is_some() && over.decide(&mut among.clone()).is_err() {
+    if generation.comm.is_some() && among.algorithm.is_some() && over.decide(&mut among).is_err() {
         // What was named is for other numbers of ranks.
         among.algorithm = None;
     }
@@ -225,13 +227,13 @@ fn attempt(
             return Outcome::Refused { error, counts: false };
         }
     }
-    if let Err(error) = run(over, vec![Operation::Collective(among)], true) {
+    if let Err(error) = run(over, [Operation::Collective(among)], true) {
         return match over.failure() {
             None => Outcome::Refused { error, counts: false },
             Some(_) => Outcome::Broken { error, has_result: false },
         };
     }
-    match run(over, vec![Operation::Collective(memory.word.call(generation.members.len()))], false) {
+    match run(over, [Operation::Collective(memory.word.call(generation.members.len()))], false) {
         Ok(()) => Outcome::Done,
         Err(error) => Outcome::Broken { error, has_result: true },
     }
@@ -359,7 +361,7 @@ impl Survivors {
         gone.extend(lost.iter().map(|(rank, error)| (*rank, error.text().to_string())));
         let (members, number, first_call) = (left.to_vec(), standing.generation, standing.finished + 1);
         let new = Generation { comm: Some(next.clone()), members, number, first_call, gone };
-        let before = std::mem::replace(&mut *locked(&self.generation), new);
+        let before = std::mem::replace(&mut *locked(&self.generation), Arc::new(new));
         before.comm.iter().for_each(|comm| comm.abort());
         if self.is_aborted.load(Ordering::Acquire) {
             next.abort();
@@ -439,16 +441,10 @@ impl Comm {
 
     /// Who takes part in calls, and how far they are, as an object in JSON.
     pub fn state(&self) -> serde_json::Value {
-        let first = || Generation {
-            comm: None,
-            members: (0..self.nranks()).collect(),
-            number: 0,
-            first_call: 1,
-            gone: Vec::new(),
-        };
         let survivors = self.survivors.get();
-        let Generation { comm, members, number, first_call, gone } =
-            survivors.map_or_else(first, |all| all.generation());
+        let first = || Arc::new(Generation::first(self.nranks()));
+        let generation = survivors.map_or_else(first, |all| all.generation());
+        let Generation { comm, members, number, first_call, gone } = &*generation;
         let lost: Vec<_> =
             gone.iter().map(|(rank, reason)| serde_json::json!({ "rank": rank, "reason": reason })).collect();
         let links = comm.as_deref().unwrap_or(self).told_links();

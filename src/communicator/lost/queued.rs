@@ -37,12 +37,11 @@ impl Queued {
     fn run(mut self) -> Result<()> {
         self.gate.iter().for_each(Opens::wait_arrived);
         self.wait_turn();
-        let (collectives, messages): (Vec<Operation>, Vec<Operation>) =
-            self.operations.drain(..).partition(|operation| matches!(operation, Operation::Collective(_)));
-        let mut outcome = Ok(());
-        for operation in &collectives {
-            if let Operation::Collective(call) = operation {
-                outcome = outcome.and(survive(&self.comm, &self.survivors, call));
+        let (mut outcome, mut messages) = (Ok(()), Vec::new());
+        for operation in std::mem::take(&mut self.operations) {
+            match operation {
+                Operation::Collective(call) => outcome = outcome.and(survive(&self.comm, &self.survivors, &call)),
+                message => messages.push(message),
             }
         }
         if !messages.is_empty() {
