@@ -7,8 +7,8 @@
 //! where others are not there yet it becomes an operation like any other, which waits as they all do.
 #![forbid(unsafe_code)]
 
+use super::batch::OperationBatch;
 use super::engine::Engine;
-use super::launch::OperationBatch;
 use super::messages::Messages;
 use super::recorded::PreparedRecord;
 use super::{CollectiveCall, Comm, Direction, Elements, Message, ALIVE};

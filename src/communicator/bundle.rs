@@ -1,7 +1,7 @@
 //! The operations of a group on host streams: which of its communicators run together, and which streams they hold up.
 #![forbid(unsafe_code)]
 
-use super::launch::{drive, OperationBatch};
+use super::batch::{drive, OperationBatch};
 use super::StreamRef;
 use crate::error::Result;
 use crate::fork::PerProcess;

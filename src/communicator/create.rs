@@ -10,7 +10,7 @@ use super::members::{check_kinds, check_versions, Member};
 use super::messages::Counters;
 use super::siblings::{self, AsSibling};
 use super::windows::Windows;
-use super::{launch, nics, ops, provided, tuning, Comm, OperationQueue, ALIVE, ENDED};
+use super::{batch, nics, ops, provided, tuning, Comm, OperationQueue, ALIVE, ENDED};
 use crate::bootstrap::connection::{Interrupt, Interruption};
 use crate::bootstrap::launcher;
 use crate::bootstrap::rendezvous::ranges;
@@ -166,7 +166,7 @@ impl Watch<'_> {
             return;
         }
         self.asked.store(asked + 1, Ordering::Relaxed);
-        let others: Vec<Rank> = launch::asked_at(self.ranks, asked).into_iter().map(Rank::from_index).collect();
+        let others: Vec<Rank> = batch::asked_at(self.ranks, asked).into_iter().map(Rank::from_index).collect();
         locked(&self.parent.monitor).iter().for_each(|monitor| monitor.compare_sends(&others));
     }
 }

@@ -8,7 +8,7 @@
 //! Source: C-Cube (Jo, Son and Kim, HPCA 2023), section III-D, where the gradient's address is its place in the queue.
 #![forbid(unsafe_code)]
 
-use super::launch::OperationBatch;
+use super::batch::OperationBatch;
 use super::{CollectiveCall, Comm, Message};
 use crate::device::gpu::driver::{Driver, DriverHandle};
 use crate::device::gpu::order::StreamOrder;

@@ -7,7 +7,7 @@
 //! behind them waits for all.
 #![forbid(unsafe_code)]
 
-use super::launch::{drive, Active, OperationBatch};
+use super::batch::{drive, Active, OperationBatch};
 use super::StreamRef;
 use crate::error::{Error, Result};
 use std::any::Any;

@@ -7,6 +7,7 @@
 
 mod admission;
 mod again;
+mod batch;
 mod bundle;
 mod create;
 pub mod device;

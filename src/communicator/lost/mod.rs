@@ -10,7 +10,7 @@ mod call;
 mod kept;
 mod queued;
 
-use super::launch::{drive, OperationBatch};
+use super::batch::{drive, OperationBatch};
 use super::{CollectiveCall, Comm, Operation, OperationQueue};
 use crate::carrier::Carrier;
 use crate::config::Lost;

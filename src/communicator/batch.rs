@@ -1,0 +1,638 @@
+//! A batch: the operations of one communicator from one group as they run, the loop that waits for them, and how they fail.
+#![forbid(unsafe_code)]
+
+use super::engine::Engine;
+use super::engine_watch::Claim;
+use super::epochs::Epochs;
+use super::front::Followed;
+use super::independent::IndependentBatch;
+use super::messages::Messages;
+use super::recorded::BatchRecords;
+use super::stall::Stall;
+use super::{CollectiveCall, Comm, Direction, Message, Operation};
+use crate::device::host::stream::HostStream;
+use crate::error::{Error, Result};
+use crate::exec::Progress;
+use crate::health::{CallSummary, Loss};
+use crate::records::{CallTicket, CommRecords};
+use crate::sync::locked;
+use crate::topo::Rank;
+use crate::transport::{Idle, Transport, Waker};
+use smallvec::SmallVec;
+use std::sync::atomic::Ordering;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// The operations of one communicator from one group.
+pub(super) struct OperationBatch {
+    pub(super) comm: Arc<Comm>,
+    /// None until it has one.
+    turn: Option<u64>,
+    pub(super) collectives: SmallVec<[CollectiveCall; 1]>,
+    /// How many of the collectives have begun.
+    begun: usize,
+    /// Of each of them, where it is followed.
+    pub(super) followed: SmallVec<[SmallVec<[Followed; 1]>; 1]>,
+    /// The messages that are followed.
+    pub(super) followed_messages: Vec<Followed>,
+    /// Those that have not begun.
+    pub(super) messages: Vec<Message>,
+    pub(super) active: Active,
+    /// After the collectives the ranks tell each other what their links deliver.
+    telling: Option<Arc<Epochs>>,
+    /// Messages alone that wait for no turn, once they have their places.
+    pub(super) independent: bool,
+    /// The stream whose next messages these may take in.
+    pub(super) stream: Option<Arc<HostStream>>,
+    /// Whether this thread watches the engine, where several may wait for it.
+    claim: Claim,
+    /// Fails as soon as a rank is known to be lost.
+    pub(super) needs_all: bool,
+    /// What the last poll knew of the engine's news and visits.
+    seen: (u64, u64),
+    pub(super) records: BatchRecords,
+}
+
+pub(super) enum Active {
+    Waiting,
+    Collective,
+    Telling,
+    Messages(Messages),
+    Independent(IndependentBatch),
+}
+
+/// How long a rank that asks why it waits in vain gives the others to answer.
+const GRACE: Duration = Duration::from_millis(1000);
+/// Idle polls between two looks at whom a run waits for: by then it sleeps between polls.
+const TELL_POLLS: u32 = 64;
+/// How many ranks are asked each time.
+const ASKED_AT_ONCE: usize = 16;
+/// How long a rank that has met the consequence of a failure waits to hear of the failure.
+const ECHO: Duration = Duration::from_millis(500);
+/// How long another thread that has failed the communicator first may take to tell the others.
+const FAILS: Duration = Duration::from_secs(5);
+/// How long a run that waits for a lost rank gets no further before it fails: what the rank sent may be on its way.
+const LOST: Duration = Duration::from_secs(1);
+/// The same for a run that waits for others: they may be late, and find that they need nothing of the lost rank.
+const LOST_FOR_OTHERS: Duration = Duration::from_secs(5);
+/// How long a run waits for its turn before it looks for a failure.
+const TURN_WAIT: Duration = Duration::from_millis(50);
+/// How long a thread that has several runs sleeps on one of them.
+const SHARED_WAIT: Duration = Duration::from_micros(200);
+
+/// Those of the ranks that are asked this `time`: others each time if they are many.
+pub(super) fn asked_at<T: Copy>(ranks: &[T], time: usize) -> Vec<T> {
+    let number = ranks.len().min(ASKED_AT_ONCE);
+    ranks.iter().copied().cycle().skip(time * ASKED_AT_ONCE).take(number).collect()
+}
+
+impl OperationBatch {
+    pub(super) fn new(comm: Arc<Comm>) -> OperationBatch {
+        OperationBatch {
+            comm,
+            turn: None,
+            collectives: SmallVec::new(),
+            begun: 0,
+            followed: SmallVec::new(),
+            followed_messages: Vec::new(),
+            messages: Vec::new(),
+            active: Active::Waiting,
+            telling: None,
+            independent: false,
+            stream: None,
+            claim: Claim::default(),
+            needs_all: false,
+            seen: (0, 0),
+            records: BatchRecords::default(),
+        }
+    }
+
+    /// One call that has begun, in this turn.
+    pub(super) fn begun(
+        comm: Arc<Comm>,
+        turn: u64,
+        call: CollectiveCall,
+        record: Option<CallTicket>,
+    ) -> OperationBatch {
+        let mut run = OperationBatch::new(comm);
+        run.records.goes_on(record);
+        run.collectives.push(call);
+        (run.turn, run.begun, run.active) = (Some(turn), 1, Active::Collective);
+        run
+    }
+
+    /// A message alone that has begun, in this turn.
+    pub(super) fn with_message(
+        comm: Arc<Comm>,
+        turn: u64,
+        message: Messages,
+        record: (Option<CallTicket>, u64),
+    ) -> OperationBatch {
+        let mut run = OperationBatch::new(comm);
+        run.records.message_goes_on(record);
+        (run.turn, run.active) = (Some(turn), Active::Messages(message));
+        run
+    }
+
+    /// Brings what has begun to its end.
+    pub(super) fn end(mut self, begun: Result<()>) -> Result<()> {
+        match begun {
+            Ok(()) => drive(std::slice::from_mut(&mut self)),
+            Err(error) => {
+                let error = self.reason(error);
+                Err(self.fail(error))
+            }
+        }
+    }
+
+    /// Gets the next place among the communicator's operations; messages that wait for no turn, among those of their peers.
+    pub(super) fn take_turn(&mut self) {
+        if let Some(numbers) = self.comm.numbers.as_ref().filter(|_| !self.messages.is_empty()) {
+            let (mut numbers, me) = (locked(numbers), self.comm.rank);
+            for message in self.messages.iter_mut().filter(|message| message.peer != me) {
+                message.sequence = numbers.next(message.direction, message.peer);
+            }
+            if self.collectives.is_empty() {
+                self.independent = true;
+                return self.comm.turns.begin_independent();
+            }
+        }
+        self.turn = Some(self.comm.turns.issue());
+    }
+
+    /// Whether it is this run's turn, or it waits for none.
+    fn is_on(&self) -> bool {
+        self.independent || self.turn.is_some_and(|turn| self.comm.turns.is(turn))
+    }
+
+    /// Whether what this run waits for is what ranks are told that this one waits for.
+    fn is_told(&self) -> bool {
+        self.is_on() && (!self.independent || self.comm.turns.is_idle())
+    }
+
+    /// The only operation.
+    pub(super) fn add(&mut self, operation: Operation) -> Result<()> {
+        self.record(operation);
+        self.decide()
+    }
+
+    /// Decides about all operations of a group, of which several may become one.
+    pub(super) fn decide(&mut self) -> Result<()> {
+        if self.collectives.len() > 1 {
+            let calls = std::mem::take(&mut self.collectives).into_vec();
+            self.collectives = self.comm.fuse(calls).into_iter().map(|(_, call)| call).collect();
+        }
+        self.collectives.iter_mut().try_for_each(|call| self.comm.decide(call))?;
+        self.records.accept(&self.comm, &self.collectives);
+        self.telling = self.comm.epochs.get().filter(|epochs| epochs.are_due(&self.collectives)).cloned();
+        Ok(())
+    }
+
+    pub(super) fn record(&mut self, operation: Operation) {
+        self.records.accept_message(&self.comm, &operation);
+        match operation {
+            Operation::Collective(call) => self.collectives.push(call),
+            Operation::Send { to, data, .. } => {
+                self.messages.push(Message { direction: Direction::Send, peer: to, data, sequence: 0 });
+            }
+            Operation::Recv { from, data, .. } => {
+                self.messages.push(Message { direction: Direction::Recv, peer: from, data, sequence: 0 });
+            }
+        }
+    }
+
+    /// Goes as far as possible without waiting. After an error the communicator is to be failed, once its engine is not locked
+    /// any more.
+    fn poll(&mut self) -> Result<Progress> {
+        if !self.is_on() {
+            return Ok(Progress::Idle);
+        }
+        self.seize();
+        self.join_next();
+        let told = self.is_told();
+        let mut moved = false;
+        let mut engine = self.comm.engine(&self.claim);
+        let engine = engine.as_mut().ok_or_else(|| self.comm.usable().err().unwrap_or_else(ended))?;
+        self.seen = (self.comm.watch.news(), engine.visit());
+        loop {
+            if let Some(failure) = self.comm.failure() {
+                return Err(failure);
+            }
+            let progress = match &mut self.active {
+                Active::Waiting => {
+                    if let Some(call) = self.collectives.get_mut(self.begun) {
+                        let index = self.begun;
+                        self.begun += 1;
+                        let records = (&mut self.records, index);
+                        if begin(&self.comm, engine, call, self.followed.get_mut(index), records)? {
+                            self.active = Active::Collective;
+                        }
+                    } else if self.telling.is_some() {
+                        tell(&self.comm, engine, &mut self.telling, &mut self.active)?;
+                    } else if !self.messages.is_empty() {
+                        self.records.begin_messages(&self.comm);
+                        self.active = match engine.begin_independent(std::mem::take(&mut self.messages))? {
+                            Ok(batch) => Active::Independent(batch),
+                            Err(messages) => Active::Messages(engine.begin_messages(messages)),
+                        };
+                    } else {
+                        self.followed_messages.clear();
+                        return Ok(Progress::Done);
+                    }
+                    moved = true;
+                    continue;
+                }
+                Active::Collective | Active::Telling => engine.poll()?,
+                Active::Messages(messages) => engine.poll_messages(messages)?,
+                Active::Independent(batch) if !self.messages.is_empty() => {
+                    self.records.begin_messages(&self.comm);
+                    engine.join_independent(batch, std::mem::take(&mut self.messages))?;
+                    Progress::Moved
+                }
+                Active::Independent(messages) => engine.poll_independent(messages)?,
+            };
+            if engine.has_news() {
+                self.comm.watch.tell();
+            }
+            match progress {
+                Progress::Done => {
+                    if told {
+                        self.comm.status.wait_for(None);
+                        self.comm.status.send(None);
+                    }
+                    let of_records = (&mut self.records, &mut self.followed);
+                    end(&self.comm, engine, &self.active, of_records, self.begun);
+                    self.active = Active::Waiting;
+                }
+                Progress::Moved => moved = true,
+                Progress::Idle => return Ok(if moved { Progress::Moved } else { Progress::Idle }),
+            }
+        }
+    }
+
+    /// Has this thread watch the engine in its turn, where others wait for messages.
+    fn seize(&mut self) {
+        let turns = &self.comm.turns;
+        if self.independent || self.claim.is_made() || turns.independent.load(Ordering::Acquire) == 0 {
+            return;
+        }
+        if self.comm.watch.seize(&mut self.claim) {
+            self.comm.waker.iter().for_each(Waker::wake);
+        }
+    }
+
+    /// The ranks this run waits for.
+    fn waiting_for(&self) -> Vec<Rank> {
+        match &self.active {
+            Active::Messages(messages) => messages.waiting_for(),
+            Active::Independent(messages) => messages.waiting_for(),
+            _ => self.comm.engine(&self.claim).as_ref().map_or_else(Vec::new, |engine| engine.waiting_for()),
+        }
+    }
+
+    /// Why a run that has got no further since then cannot, if that is because ranks are lost.
+    #[inline(never)]
+    fn lost(&self, since: Instant) -> Option<Error> {
+        let losses = self.comm.losses();
+        if losses.is_empty() || !self.is_on() {
+            return None;
+        }
+        let (mut waiting, begun) = (self.waiting_for(), self.comm.status.begun());
+        if let Some(engine) = self.comm.engine(&self.claim).as_ref() {
+            waiting.retain(|rank| !engine.tells_what_can_come(*rank));
+        }
+        let is_lost = |(known, loss): &(Instant, Loss)| {
+            let patience = match waiting.contains(&Rank(loss.rank)) {
+                _ if self.needs_all && loss.is_death() => Duration::ZERO,
+                true => LOST,
+                false => LOST_FOR_OTHERS,
+            };
+            let hopeless = matches!(self.active, Active::Collective | Active::Telling)
+                && loss.from.is_some_and(|from| from <= begun);
+            hopeless || since.max(*known).elapsed() >= patience
+        };
+        // Who is awaited may have left because another one was lost first.
+        losses.iter().any(is_lost).then(|| losses[0].1.error.clone())
+    }
+
+    /// Why the device of a run that gets no further cannot go on, if it cannot: a device with nothing to do shows that only
+    /// when it is asked.
+    fn device_error(&self) -> Option<Error> {
+        let engine = self.comm.engine(&self.claim);
+        engine.as_ref().filter(|_| self.is_on()).and_then(|engine| engine.check_device().err())
+    }
+
+    /// What is to be told of an error: the failure of which it is the consequence, or who is awaited and why.
+    #[inline(never)]
+    pub(super) fn reason(&self, error: Error) -> Error {
+        let comm = &self.comm;
+        if matches!(error, Error::Remote(_)) {
+            // A link that breaks may be the echo of a failure elsewhere; the news of the failure itself is on its way.
+            comm.await_news(ECHO);
+        }
+        match (comm.failure(), error) {
+            (None, Error::Remote(text)) => comm.status.cause().unwrap_or(Error::Remote(text)),
+            (None, Error::Timeout(text)) => {
+                let waiting = self.waiting_for();
+                let monitor = locked(&comm.monitor);
+                // With another thread's failure on its way, this one's is not told.
+                let asked = monitor.as_ref().filter(|_| !comm.status.is_failing());
+                let why = asked.map(|monitor| monitor.diagnose(&waiting, GRACE));
+                Error::Timeout(match why {
+                    Some(why) if !why.is_empty() => format!("{text}: {why}"),
+                    _ => text,
+                })
+            }
+            (None, Error::InvalidUsage(text)) if matches!(self.active, Active::Collective | Active::Telling) => {
+                // Two messages did not match: what was called says more than what arrived.
+                let waiting = self.waiting_for();
+                let words = locked(&comm.monitor).as_ref().and_then(|monitor| monitor.mismatch(&waiting, GRACE));
+                crate::info!("{text}");
+                if words.is_none() {
+                    // The other may have found out first, told it and left.
+                    comm.await_news(GRACE);
+                }
+                words.map_or_else(|| comm.failure().unwrap_or(Error::InvalidUsage(text)), Error::InvalidUsage)
+            }
+            (_, error) => error,
+        }
+    }
+
+    /// Ends the communicator's work with `error`: nobody else waits for this rank, and later calls return it.
+    #[inline(never)]
+    pub(super) fn fail(&mut self, error: Error) -> Error {
+        let comm = &self.comm;
+        let awaited = comm.records.get().and_then(|_| self.waiting_for().first().copied());
+        // Told before the links are given up, so that the others hear the reason first.
+        if !comm.status.fail_after(error.clone(), || comm.report(&error)) {
+            comm.await_failure(FAILS);
+        }
+        if let Some(engine) = comm.engine(&self.claim).as_mut() {
+            engine.cancel();
+        }
+        let error = comm.failure().unwrap_or(error);
+        self.records.fail(comm, awaited);
+        self.end_followed(&error);
+        self.stop_watching();
+        self.comm.records.get().into_iter().for_each(CommRecords::write_failure);
+        error
+    }
+
+    /// Says which rank is awaited, for ranks that look for the one that holds everybody up.
+    fn tell(&self) {
+        if self.is_told() {
+            self.comm.status.wait_for(self.waiting_for().first().copied());
+        }
+    }
+
+    /// Has those who are awaited asked whether they call the same; others each `time` if they are many.
+    #[inline(never)]
+    fn compare(&self, time: usize) {
+        if !self.is_on() {
+            return;
+        }
+        let others = asked_at(&self.waiting_for(), time);
+        let monitor = locked(&self.comm.monitor);
+        let Some(monitor) = monitor.as_ref() else { return };
+        match &self.active {
+            Active::Messages(messages) => {
+                let stuck = messages.stuck_send();
+                self.comm.status.send(stuck.map(|(to, bytes)| CallSummary::send(bytes, to)));
+                monitor.compare_sends(&others);
+            }
+            // Whether the others are still there. That both send is no mistake: either may yet receive.
+            Active::Independent(_) => monitor.compare_sends(&others),
+            _ => monitor.compare(&others),
+        }
+    }
+
+    /// Passes a little time, at most `limit` where the wait is for another run.
+    fn wait(&mut self, idle: &mut Idle, limit: Option<Duration>) {
+        if !self.is_on() {
+            let turn = self.turn.unwrap_or(u64::MAX);
+            return self.comm.turns.wait(turn, limit.unwrap_or(TURN_WAIT));
+        }
+        if self.independent && !self.comm.watch.take(&mut self.claim) {
+            if !self.comm.watch.wait(self.seen.0, limit.unwrap_or(TURN_WAIT)) {
+                idle.has_slept();
+            }
+            return;
+        }
+        if let Some(engine) = self.comm.engine(&self.claim).as_mut() {
+            if engine.visits() != self.seen.1 {
+                // Another thread has polled since, and may have found what this one waits for.
+                return;
+            }
+            if engine.waits_for_device() {
+                return idle.nap();
+            }
+            // An error shows at the next poll, which has the operation to name.
+            let _ = match limit {
+                None => idle.pause(engine.transport()),
+                Some(limit) => engine.transport().sleep(limit),
+            };
+        }
+        if limit.is_some() {
+            // The next wait may be another run's.
+            self.stop_watching();
+        }
+    }
+
+    fn stop_watching(&mut self) {
+        self.comm.watch.give_up(&mut self.claim);
+    }
+
+    /// Gives back the places of messages that were never handed in: those of a stream that takes no job, say.
+    fn withdraw(&mut self) {
+        let comm = &self.comm;
+        let (Some(numbers), None) = (&comm.numbers, comm.failure()) else { return };
+        let mut numbers = locked(numbers);
+        let mut placed = self.messages.iter().rev().filter(|message| message.sequence > 0);
+        let is_given = placed.all(|message| numbers.take_back(message.direction, message.peer, message.sequence));
+        drop(numbers);
+        if !is_given {
+            // Those behind them in their orders could never be posted.
+            let error = Error::InvalidUsage("a send or receive could not be put on its stream".to_string());
+            comm.status.fail_after(error.clone(), || comm.report(&error));
+        }
+    }
+}
+
+impl Drop for OperationBatch {
+    fn drop(&mut self) {
+        self.stop_watching();
+        self.withdraw();
+        self.records.fail(&self.comm, None);
+        if !self.followed.is_empty() || !self.followed_messages.is_empty() {
+            // Those that have ended are followed no more.
+            let error = self.comm.failure().unwrap_or_else(ended);
+            self.end_followed(&error);
+        }
+        if self.independent {
+            return self.comm.turns.end_independent();
+        }
+        // Turns end in order even when a run is given up before its own came.
+        let Some(turn) = self.turn else { return };
+        if !self.is_on() {
+            self.comm.turns.wait(turn, Duration::from_secs(10));
+        }
+        self.comm.turns.advance();
+    }
+}
+
+/// Begins the next call in which the ranks tell each other of their links, or measure them, until there is none.
+#[inline(never)]
+fn tell(comm: &Comm, engine: &mut Engine, telling: &mut Option<Arc<Epochs>>, active: &mut Active) -> Result<()> {
+    let Some(epochs) = telling.as_ref() else { return Ok(()) };
+    let Some(call) = epochs.next(comm)? else {
+        *telling = None;
+        return Ok(());
+    };
+    comm.status.begin(call.summary());
+    engine.begin_telling(epochs, call)?;
+    *active = Active::Telling;
+    Ok(())
+}
+
+/// What was active has ended, when so many collectives have begun.
+fn end(
+    comm: &Comm,
+    engine: &Engine,
+    active: &Active,
+    (records, followed): (&mut BatchRecords, &mut SmallVec<[SmallVec<[Followed; 1]>; 1]>),
+    begun: usize,
+) {
+    match active {
+        Active::Telling => comm.status.finish(),
+        Active::Collective => {
+            records.end_collective(comm, engine, begun - 1);
+            followed.get_mut(begun - 1).map(SmallVec::clear);
+            comm.status.finish();
+        }
+        _ => records.end_messages(comm),
+    }
+}
+
+/// Begins a collective; false where nothing is to be done. Who follows it is told how far it is.
+fn begin(
+    comm: &Comm,
+    engine: &mut Engine,
+    call: &mut CollectiveCall,
+    followed: Option<&mut SmallVec<[Followed; 1]>>,
+    (records, index): (&mut BatchRecords, usize),
+) -> Result<bool> {
+    records.begin(comm, engine, index);
+    if call.factor_at.is_some() {
+        call.read_factor(engine)?;
+    }
+    comm.status.begin(call.summary());
+    let has_begun = engine.begin(call)?;
+    match (has_begun, followed) {
+        // The data of calls that are made as one is final at its end.
+        (true, Some(followed)) if call.joined.is_none() => {
+            followed.iter().for_each(|followed| engine.follow(followed.front()));
+        }
+        (false, Some(followed)) => followed.clear(),
+        _ => {}
+    }
+    records.runs(comm, engine, index, has_begun);
+    if !has_begun {
+        comm.status.finish();
+    }
+    Ok(has_begun)
+}
+
+fn ended() -> Error {
+    Error::InvalidArgument("the communicator has been destroyed".to_string())
+}
+
+/// Runs all of `runs` to their end on this thread. The first failure is returned; the others are run to their end.
+pub(super) fn drive(runs: &mut [OperationBatch]) -> Result<()> {
+    let mut first = Ok(());
+    let mut open: SmallVec<[bool; 8]> = runs.iter().map(|_| true).collect();
+    let mut left = runs.len();
+    let mut idle = Idle::new(runs.first().map_or(0, |run| run.comm.config.spin_us));
+    let mut idle_polls = 0u32;
+    let mut stall = Stall::NONE;
+    while left > 0 {
+        let mut moved = false;
+        for (run, open) in runs.iter_mut().zip(&mut open).filter(|(_, open)| **open) {
+            match run.poll() {
+                Ok(Progress::Idle) => continue,
+                Ok(Progress::Moved) => {}
+                Ok(Progress::Done) => {
+                    (*open, left) = (false, left - 1);
+                    run.stop_watching();
+                }
+                Err(error) => {
+                    let error = run.reason(error);
+                    (*open, left) = (false, left - 1);
+                    first = first.and(Err(run.fail(error)));
+                }
+            }
+            moved = true;
+        }
+        if moved {
+            idle.reset();
+            idle_polls = 0;
+            stall = Stall::NONE;
+            continue;
+        }
+        idle_polls += 1;
+        if idle_polls.is_multiple_of(TELL_POLLS) || idle.sleeps() {
+            let waiting = runs.iter().zip(&open).filter(|(_, open)| **open).map(|(run, _)| run);
+            waiting.clone().for_each(OperationBatch::tell);
+            if let Some(time) = stall.due() {
+                waiting.for_each(|run| run.compare(time));
+            }
+            let (since, looks) = (stall.since(), stall.looks());
+            for (run, open) in runs.iter_mut().zip(&mut open).filter(|(_, open)| **open) {
+                let ended = if looks { run.device_error() } else { None };
+                let Some(error) = ended.or_else(|| run.lost(since)) else { continue };
+                let error = run.fail(error);
+                (*open, left) = (false, left - 1);
+                first = first.and(Err(error));
+            }
+        }
+        let Some((run, _)) = runs.iter_mut().zip(&open).find(|(_, open)| **open) else { break };
+        match left {
+            1 => run.wait(&mut idle, None),
+            // Several runs on one thread: only one of them can be slept on, so not at once and not for long.
+            _ if idle_polls < 100 => std::thread::yield_now(),
+            _ => run.wait(&mut idle, Some(SHARED_WAIT)),
+        }
+    }
+    first
+}
+
+impl Comm {
+    /// Tells the others that this rank has failed and completes no more operations.
+    pub(super) fn report(&self, error: &Error) {
+        if let Some(monitor) = locked(&self.monitor).as_ref() {
+            monitor.report(self.status.finished() + 1, error);
+        }
+    }
+
+    /// Waits a little for another rank's word about a failure.
+    fn await_news(&self, limit: Duration) {
+        let end = Instant::now() + limit;
+        while self.status.cause().is_none() && Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Waits until a failure that another thread has met can be seen.
+    fn await_failure(&self, limit: Duration) {
+        let end = Instant::now() + limit;
+        while self.failure().is_none() && Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Whether no operation is running or queued.
+    pub fn is_quiet(&self) -> bool {
+        self.survivors.get().is_none_or(|survivors| survivors.is_idle())
+            && self.turns.is_idle()
+            && self.turns.independent.load(Ordering::Acquire) == 0
+    }
+}
