@@ -58,6 +58,13 @@ impl std::fmt::Debug for Secret {
     }
 }
 
+/// What is said of a text that is none of these words: the nearest one, if one is near, else what is wanted.
+fn meant(text: &str, words: &[&str], wanted: &str) -> String {
+    let near = words.iter().map(|word| (strsim::damerau_levenshtein(word, text), word)).min();
+    let near = near.filter(|(distance, _)| *distance <= 2);
+    near.map_or_else(|| wanted.to_string(), |(_, word)| format!("did you mean {word}?"))
+}
+
 /// A setting that is one of a few words.
 macro_rules! words {
     ($(#[doc = $doc:literal])* $name:ident { $($(#[doc = $of:literal])* $variant:ident = $text:literal),* }, $wanted:literal) => {
@@ -73,7 +80,7 @@ macro_rules! words {
             fn from_str(text: &str) -> Result<$name, String> {
                 match text {
                     $($text => Ok($name::$variant),)*
-                    _ => Err($wanted.to_string()),
+                    _ => Err(meant(text, &[$($text),*], $wanted)),
                 }
             }
         }
@@ -125,6 +132,17 @@ words! {
     "one of fail and continue is wanted"
 }
 
+words! {
+    /// What becomes of calls for which ranks are late.
+    Late {
+        /// The others wait.
+        Wait = "wait",
+        /// Those who are late relay what the others reduce, and their own part is added when they come.
+        Relay = "relay"
+    },
+    "one of wait and relay is wanted"
+}
+
 /// Whether messages between nodes are coded without loss.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LosslessSetting {
@@ -150,13 +168,10 @@ impl FromStr for LosslessSetting {
             "1" | "on" | "yes" => "zstd",
             text => text,
         };
-        let near = |name: &&str| strsim::damerau_levenshtein(name, text) < 3;
-        let names = || LosslessSetting::NAMES.into_iter().map(|(name, _)| name);
         let known = LosslessSetting::NAMES.into_iter().find(|(name, _)| *name == spelt);
-        known.map(|(_, setting)| setting).ok_or_else(|| match names().find(near) {
-            Some(near) => format!("did you mean {near}?"),
-            None => "one of off, zstd and always is wanted".to_string(),
-        })
+        let names = LosslessSetting::NAMES.map(|(name, _)| name);
+        let wrong = || meant(text, &names, "one of off, zstd and always is wanted");
+        known.map(|(_, setting)| setting).ok_or_else(wrong)
     }
 }
 
@@ -304,6 +319,8 @@ variables! {
         "What becomes of a communicator when ranks are lost: their processes have died, or they have left it. fail: its calls fail. continue: the others go on without them, and the call in which they were lost is made again (docs/user.md#going-on-without-a-lost-rank). In host memory, over shared memory and TCP.";
     "STRATA_LOST_MS" lost_ms: u64 = "10000", agreed,
         "With STRATA_LOST=continue: milliseconds after which a rank counts as lost whose process does not answer (it is stopped, or its host is). One that is merely late answers. 0: never.";
+    "STRATA_LATE" late: Late = "wait", agreed,
+        "What becomes of all-reduces of a MiB or more for which ranks are late. wait: the others wait. relay: late ranks relay what the others reduce, on a thread of the library, and their own part is added when they come (docs/user.md#late-ranks). In host memory.";
     "STRATA_STAGE" stage: bool = "true", agreed,
         "Copy messages to ranks of the node into shared memory first, unless they are there already (ncclMemAlloc).";
     "STRATA_EAGER_BYTES" eager_bytes: usize = "16384", local,
@@ -524,6 +541,20 @@ mod tests {
         let (config, warnings) = parse(&[("STRATA_TIMEOUTMS", "5"), ("PATH", "/bin"), ("STRATA_CMA", "0")]);
         assert_eq!(warnings, ["unknown variable STRATA_TIMEOUTMS; did you mean STRATA_TIMEOUT_MS?"]);
         assert!(!config.cma);
+    }
+
+    #[test]
+    fn a_misspelt_word_is_answered_with_the_nearest_one_and_leaves_the_default() {
+        for (name, value, said) in [
+            ("STRATA_LATE", "relai", "did you mean relay?"),
+            ("STRATA_LOST", "go on", "one of fail and continue is wanted"),
+            ("STRATA_FUSE", "of", "did you mean off?"),
+        ] {
+            let (config, warnings) = parse(&[(name, value)]);
+            assert!(warnings.len() == 1 && warnings[0].contains(said), "{warnings:?}");
+            let default = Config::default();
+            assert_eq!((config.late, config.lost, config.fuse), (default.late, default.lost, default.fuse));
+        }
     }
 
     #[test]

@@ -28,6 +28,7 @@ mod failures;
 mod fronts;
 mod groups;
 mod large;
+mod late;
 mod listening;
 mod lossless;
 mod messages;

@@ -54,7 +54,7 @@ const EXCEPTIONS: [(&str, &str, &str); 6] = [
 ];
 
 /// Where `unsafe` may stand, and for what.
-const UNSAFE: [(&str, &str); 27] = [
+const UNSAFE: [(&str, &str); 28] = [
     ("mpitrampoline/src", "functions of a library opened at run time, and pointers of C callers"),
     ("src/process.rs", "what the system was told when the process began, and numbers of descriptors"),
     ("src/fork.rs", "handlers of fork, and values that live as long as the process"),
@@ -69,6 +69,7 @@ const UNSAFE: [(&str, &str); 27] = [
     ("src/vendor", "functions of the vendor's library, and jumps to them"),
     ("src/communicator/device.rs", "scratch that messages under way point to"),
     ("src/communicator/epochs.rs", "the words of an epoch, buffers of a call that keeps them"),
+    ("src/communicator/late/mod.rs", "parts that late ranks bring, buffers of calls that keep them"),
     (
         "src/communicator/lost/kept.rs",
         "inputs of calls that may be made again, buffers of a call that ends before they do",

@@ -25,7 +25,7 @@ pub const HEAD_BYTES: usize = 8;
 pub const MAX_RANKS: u32 = 1 << 20;
 
 /// The protocol and, in its last byte, the version.
-const MAGIC: u32 = 0x5354_5203;
+const MAGIC: u32 = 0x5354_5204;
 const MAX_NAME_BYTES: usize = 256;
 /// Short enough for a first frame, credentials included.
 const MAX_TEXT_BYTES: usize = FIRST_FRAME_LIMIT / 2;
@@ -187,6 +187,19 @@ pub enum Frame {
         /// Which rank, and what happened.
         loss: Loss,
     },
+    /// A rank that waits to one that has not come: relay what the others are in.
+    Relay {
+        /// Which communicator.
+        comm: Credentials,
+        /// Who waits.
+        from: u32,
+        /// Who is late.
+        rank: u32,
+        /// The number of the operation.
+        number: u64,
+        /// What it is.
+        call: CallSummary,
+    },
 }
 
 /// The bytes are not a frame.
@@ -337,6 +350,7 @@ mod tests {
             Frame::Answer(Answer { left: true, call: Some(CallSummary([5, 6])), ..Answer::default() }),
             Frame::Notice { comm, loss: Loss { rank: 5, from: None, error: Error::Remote("rank 5 died".to_string()) } },
             Frame::Notice { comm, loss: Loss { rank: 6, from: Some(7), error: Error::Timeout("late".to_string()) } },
+            Frame::Relay { comm, from: 1, rank: 2, number: 900, call: CallSummary([5, 6]) },
         ]
     }
 
@@ -438,7 +452,7 @@ mod tests {
         }
 
         #[test]
-        fn a_changed_byte_never_panics(which in 0usize..14, at in any::<prop::sample::Index>(), to in any::<u8>()) {
+        fn a_changed_byte_never_panics(which in 0usize..17, at in any::<prop::sample::Index>(), to in any::<u8>()) {
             let mut bytes = frames()[which].encode();
             let at = at.index(bytes.len());
             bytes[at] = to;

@@ -12,6 +12,7 @@ use crate::admission::{self, SERVICE};
 use crate::error::{Error, Result};
 use crate::fork::{self, Unshared};
 use crate::health::failure_detector::{FailureDetector, Watch};
+use crate::health::{CallSummary, RelayRequest};
 use crate::process::thread;
 use crate::transport::Departure;
 use rustix::event::{poll, PollFd, PollFlags};
@@ -42,6 +43,8 @@ pub enum ServiceCommand {
     Report(CommRank, u64, Error),
     /// A rank gets no further and waits for these: do they call what it calls?
     Compare(CommRank, Vec<u32>, u64),
+    /// A rank waits for these to begin the operation of this number: they may relay it.
+    Relay(CommRank, Vec<u32>, (u64, CallSummary)),
     /// A rank leaves in good order; the sender hears when the others can know.
     Leave(CommRank, Sender<()>),
     /// Keep what a rank that has left owes to others, until the time is over.
@@ -198,6 +201,9 @@ impl Reactor {
                 ServiceCommand::Keep(departure, deadline) => self.departures.keep(departure, deadline),
                 ServiceCommand::AwaitDepartures(done) => self.departures.wait(done),
                 ServiceCommand::Compare(of, others, number) => self.ring.compare(&mut self.net, of, &others, number),
+                ServiceCommand::Relay(of, others, what) => {
+                    self.ring.ask_to_relay(&mut self.net, of, &others, what);
+                }
                 ServiceCommand::Leave(of, done) => {
                     let links = self.ring.leave(&mut self.net, of);
                     self.bid_farewell(links, Until::Told, done);
@@ -344,6 +350,11 @@ impl Reactor {
             },
             Frame::Notice { comm, loss } => {
                 let welcome = self.ring.notice(comm, &loss);
+                self.net.end(id);
+                welcome
+            }
+            Frame::Relay { comm, from, rank, number, call } => {
+                let welcome = self.ring.relay(comm, rank, RelayRequest { from, number, call });
                 self.net.end(id);
                 welcome
             }

@@ -302,6 +302,7 @@ impl Comm {
             && self.status.failure().is_none()
             && self.family.get().is_none_or(|family| family.failure().is_none())
             && self.survivors.get().is_none()
+            && self.late.get().is_none()
     }
 
     /// Polls for a while.

@@ -6,6 +6,7 @@ use super::engine_watch::Claim;
 use super::epochs::Epochs;
 use super::front::Followed;
 use super::independent::IndependentBatch;
+use super::late::{LateCall, NextOfLate};
 use super::messages::Messages;
 use super::recorded::BatchRecords;
 use super::stall::Stall;
@@ -38,6 +39,8 @@ pub(super) struct OperationBatch {
     /// Those that have not begun.
     pub(super) messages: Vec<Message>,
     pub(super) active: Active,
+    /// The collective that is under way, where late ranks may bring their parts of it later.
+    late: Option<Box<LateCall>>,
     /// After the collectives the ranks tell each other what their links deliver.
     telling: Option<Arc<Epochs>>,
     /// Messages alone that wait for no turn, once they have their places.
@@ -97,6 +100,7 @@ impl OperationBatch {
             followed_messages: Vec::new(),
             messages: Vec::new(),
             active: Active::Waiting,
+            late: None,
             telling: None,
             independent: false,
             stream: None,
@@ -160,6 +164,28 @@ impl OperationBatch {
         self.turn = Some(self.comm.turns.issue());
     }
 
+    /// Gets the next place if nothing is running or queued; whether it does.
+    pub(super) fn take_turn_now(&mut self) -> bool {
+        self.turn = self.comm.turns.issue_now();
+        self.turn.is_some()
+    }
+
+    /// Runs a call of the others' in the program's place.
+    pub(super) fn relay(&mut self, call: CollectiveCall, late: Box<LateCall>) {
+        self.collectives.push(call);
+        self.late = Some(late);
+    }
+
+    /// Has the one that relays this call contribute to what has not begun.
+    fn arrive(&self) {
+        let is_next = |turn: u64| turn.checked_sub(1).is_some_and(|before| self.comm.turns.is(before));
+        if let (Some(late), Some(call)) = (self.comm.late.get(), self.collectives.get(self.begun)) {
+            if self.turn.is_some_and(is_next) {
+                late.arrive(call, self.comm.waker.as_ref());
+            }
+        }
+    }
+
     /// Whether it is this run's turn, or it waits for none.
     fn is_on(&self) -> bool {
         self.independent || self.turn.is_some_and(|turn| self.comm.turns.is(turn))
@@ -205,6 +231,7 @@ impl OperationBatch {
     /// any more.
     fn poll(&mut self) -> Result<Progress> {
         if !self.is_on() {
+            self.arrive();
             return Ok(Progress::Idle);
         }
         self.seize();
@@ -220,11 +247,12 @@ impl OperationBatch {
             }
             let progress = match &mut self.active {
                 Active::Waiting => {
-                    if let Some(call) = self.collectives.get_mut(self.begun) {
-                        let index = self.begun;
+                    let of_records = (&mut self.records, &mut self.followed);
+                    if self.begun > 0 && self.late.is_some() {
+                        go_on_late(&self.comm, engine, (&mut self.late, &mut self.active), of_records, self.begun)?;
+                    } else if let Some(call) = self.collectives.get_mut(self.begun) {
                         self.begun += 1;
-                        let records = (&mut self.records, index);
-                        if begin(&self.comm, engine, call, self.followed.get_mut(index), records)? {
+                        if begin(&self.comm, engine, call, &mut self.late, of_records, self.begun - 1)? {
                             self.active = Active::Collective;
                         }
                     } else if self.telling.is_some() {
@@ -242,7 +270,7 @@ impl OperationBatch {
                     moved = true;
                     continue;
                 }
-                Active::Collective | Active::Telling => engine.poll()?,
+                Active::Collective | Active::Telling => poll_call(engine, &self.late)?,
                 Active::Messages(messages) => engine.poll_messages(messages)?,
                 Active::Independent(batch) if !self.messages.is_empty() => {
                     self.records.begin_messages(&self.comm);
@@ -261,7 +289,7 @@ impl OperationBatch {
                         self.comm.status.send(None);
                     }
                     let of_records = (&mut self.records, &mut self.followed);
-                    end(&self.comm, engine, &self.active, of_records, self.begun);
+                    end(&self.comm, engine, (&self.active, self.late.is_some()), of_records, self.begun);
                     self.active = Active::Waiting;
                 }
                 Progress::Moved => moved = true,
@@ -406,6 +434,17 @@ impl OperationBatch {
         }
     }
 
+    /// Has those who are awaited relay the call, if they are late and it can be relayed.
+    fn ask_late(&mut self, since: Instant) {
+        if !matches!(self.active, Active::Collective) {
+            return;
+        }
+        if let Some(mut late) = self.late.take() {
+            late.ask(&self.comm, since, || self.waiting_for());
+            self.late = Some(late);
+        }
+    }
+
     /// Passes a little time, at most `limit` where the wait is for another run.
     fn wait(&mut self, idle: &mut Idle, limit: Option<Duration>) {
         if !self.is_on() {
@@ -494,15 +533,16 @@ fn tell(comm: &Comm, engine: &mut Engine, telling: &mut Option<Arc<Epochs>>, act
     Ok(())
 }
 
-/// What was active has ended, when so many collectives have begun.
+/// What was active has ended, when so many collectives have begun. One of which late ranks' parts may come has not.
 fn end(
     comm: &Comm,
     engine: &Engine,
-    active: &Active,
+    (active, is_late): (&Active, bool),
     (records, followed): (&mut BatchRecords, &mut SmallVec<[SmallVec<[Followed; 1]>; 1]>),
     begun: usize,
 ) {
     match active {
+        Active::Collective if is_late => comm.status.finish(),
         Active::Telling => comm.status.finish(),
         Active::Collective => {
             records.end_collective(comm, engine, begun - 1);
@@ -513,23 +553,67 @@ fn end(
     }
 }
 
-/// Begins a collective; false where nothing is to be done. Who follows it is told how far it is.
+/// Makes progress with a call; of one that is relayed, with what this rank contributes now that its program has come.
+fn poll_call(engine: &mut Engine, late: &Option<Box<LateCall>>) -> Result<Progress> {
+    late.iter().for_each(|late| late.join(engine));
+    engine.poll()
+}
+
+/// Begins what comes next in a call of which late ranks' parts may come later, until there is nothing.
+#[inline(never)]
+fn go_on_late(
+    comm: &Comm,
+    engine: &mut Engine,
+    (late, active): (&mut Option<Box<LateCall>>, &mut Active),
+    of_records: (&mut BatchRecords, &mut SmallVec<[SmallVec<[Followed; 1]>; 1]>),
+    begun: usize,
+) -> Result<()> {
+    let Some(under_way) = late else { return Ok(()) };
+    match under_way.next(comm)? {
+        NextOfLate::Tell(call) => {
+            comm.status.begin(call.summary());
+            engine.begin_own(call)?;
+            *active = Active::Telling;
+        }
+        NextOfLate::Bring(call) => {
+            comm.status.begin(call.summary());
+            engine.begin(&call)?;
+            *active = Active::Telling;
+        }
+        NextOfLate::Nothing => {
+            *late = None;
+            let (records, followed) = of_records;
+            records.end_collective(comm, engine, begun - 1);
+            followed.get_mut(begun - 1).map(SmallVec::clear);
+        }
+    }
+    Ok(())
+}
+
+/// Begins a collective; false where nothing is to be done now. Who follows it is told how far it is.
 fn begin(
     comm: &Comm,
     engine: &mut Engine,
     call: &mut CollectiveCall,
-    followed: Option<&mut SmallVec<[Followed; 1]>>,
-    (records, index): (&mut BatchRecords, usize),
+    late: &mut Option<Box<LateCall>>,
+    (records, followed): (&mut BatchRecords, &mut SmallVec<[SmallVec<[Followed; 1]>; 1]>),
+    index: usize,
 ) -> Result<bool> {
     records.begin(comm, engine, index);
+    if let Some(all) = comm.late.get().filter(|_| late.is_none()) {
+        *late = all.begin(comm, engine, call)?;
+        if late.as_ref().is_some_and(|late| late.has_come()) {
+            return Ok(false);
+        }
+    }
     if call.factor_at.is_some() {
         call.read_factor(engine)?;
     }
-    comm.status.begin(call.summary());
+    comm.status.begin(late.as_ref().map_or_else(|| call.summary(), |late| late.summary()));
     let has_begun = engine.begin(call)?;
-    match (has_begun, followed) {
-        // The data of calls that are made as one is final at its end.
-        (true, Some(followed)) if call.joined.is_none() => {
+    match (has_begun, followed.get_mut(index)) {
+        // The data of calls that are made as one is final at its end, and so is that to which late ranks may add.
+        (true, Some(followed)) if call.joined.is_none() && late.is_none() => {
             followed.iter().for_each(|followed| engine.follow(followed.front()));
         }
         (false, Some(followed)) => followed.clear(),
@@ -586,6 +670,9 @@ pub(super) fn drive(runs: &mut [OperationBatch]) -> Result<()> {
                 waiting.for_each(|run| run.compare(time));
             }
             let (since, looks) = (stall.since(), stall.looks());
+            for (run, _) in runs.iter_mut().zip(&open).filter(|(_, open)| **open) {
+                run.ask_late(since);
+            }
             for (run, open) in runs.iter_mut().zip(&mut open).filter(|(_, open)| **open) {
                 let ended = if looks { run.device_error() } else { None };
                 let Some(error) = ended.or_else(|| run.lost(since)) else { continue };

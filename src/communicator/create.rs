@@ -10,7 +10,7 @@ use super::members::{check_kinds, check_versions, Member};
 use super::messages::Counters;
 use super::siblings::{self, AsSibling};
 use super::windows::Windows;
-use super::{batch, nics, ops, provided, tuning, Comm, OperationQueue, ALIVE, ENDED};
+use super::{batch, late, nics, ops, provided, tuning, Comm, OperationQueue, ALIVE, ENDED};
 use crate::bootstrap::connection::{Interrupt, Interruption};
 use crate::bootstrap::launcher;
 use crate::bootstrap::rendezvous::ranges;
@@ -475,6 +475,7 @@ impl Comm {
         if sibling.is_none_or(AsSibling::carries_data) {
             self.record_calls();
             self.begin_epochs()?;
+            self.begin_late()?;
         }
         if sibling.is_none() {
             self.begin_survivors();
@@ -507,11 +508,19 @@ impl Comm {
     }
 }
 
-/// Numbers messages where they take no turns, and has the engine know that they do not.
-fn numbers(options: &CommOptions, nranks: usize, engine: &mut Option<Engine>) -> Option<Mutex<Counters>> {
-    options.on_host?;
-    engine.iter_mut().for_each(Engine::free_messages);
-    Some(Mutex::new(Counters::new(nranks)))
+/// Numbers messages where they take no turns, and has the engine know that they do not. Where late ranks are relayed, messages that waited for
+/// such a call would wait for who waits for them.
+fn numbers(
+    config: &Config,
+    members: &[Member],
+    options: &CommOptions,
+    engine: &mut Option<Engine>,
+) -> Option<Mutex<Counters>> {
+    let takes_none = options.on_host.is_some() || late::relays(config, members, options) == Ok(true);
+    takes_none.then(|| {
+        engine.iter_mut().for_each(Engine::free_messages);
+        Mutex::new(Counters::new(members.len()))
+    })
 }
 
 /// How rank 0's process is reached, and what it is asked with.
@@ -732,7 +741,7 @@ impl Meeting<'_> {
             credentials,
             rank,
             device: self.device,
-            numbers: numbers(&self.options, self.nranks, &mut engine),
+            numbers: numbers(&config, &members, &self.options, &mut engine),
             engine: Biased::new(engine),
             gpu,
             grid,
@@ -744,6 +753,7 @@ impl Meeting<'_> {
             siblings: OnceLock::new(),
             windows: Windows::default(),
             epochs: OnceLock::new(),
+            late: OnceLock::new(),
             survivors: OnceLock::new(),
             family: OnceLock::new(),
             links: OnceLock::new(),

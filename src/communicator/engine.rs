@@ -64,7 +64,9 @@ struct Running {
     ready: usize,
     /// Where those who follow it see how far it is.
     front: Option<Arc<CallFront>>,
-    /// Whose words these are, where they are no call of the program's.
+    /// Whether its data is the host's, whatever the device: it is no call of the program's.
+    on_host: bool,
+    /// Whose words these are.
     epochs: Option<Arc<Epochs>>,
 }
 
@@ -358,8 +360,16 @@ impl Engine {
         };
         self.device.begin(&ready.program, &ready.layout, ready.window)?;
         ready.execution.begin(ready.program.clone(), ready.layout.clone(), ready.window, limit_ns);
-        self.running =
-            Some(Running { call: call.clone(), scratch, packed, stage, ready: index, front: None, epochs: None });
+        self.running = Some(Running {
+            call: call.clone(),
+            scratch,
+            packed,
+            stage,
+            ready: index,
+            front: None,
+            on_host: false,
+            epochs: None,
+        });
         Ok(())
     }
 
@@ -456,9 +466,9 @@ impl Engine {
             return self.poll_moves();
         }
         let ready = &mut self.recent[running.ready];
-        let device: &mut dyn Device = match running.epochs {
-            None => &mut *self.device,
-            Some(_) => &mut self.host,
+        let device: &mut dyn Device = match running.on_host {
+            false => &mut *self.device,
+            true => &mut self.host,
         };
         let mut world = LiveWorld {
             device,
@@ -566,6 +576,14 @@ impl Engine {
             (true, _) => Progress::Done,
             (false, true) => Progress::Moved,
             (false, false) => Progress::Idle,
+        })
+    }
+
+    /// Bytes of each block, from its front, that what is running may have read or written.
+    pub(super) fn touched_bytes(&self) -> usize {
+        self.running.as_ref().map_or(usize::MAX, |running| {
+            let Ready { layout, execution, .. } = &self.recent[running.ready];
+            layout.front_bytes(execution.entered())
         })
     }
 

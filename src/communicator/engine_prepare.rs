@@ -15,21 +15,28 @@ use crate::selection::{Decision, Executor, Selection};
 use std::sync::Arc;
 
 impl Engine {
-    /// Begins a call in which ranks tell each other of their links, whatever the device. Not on every call's stack.
+    /// Begins a call in which ranks tell each other of their links.
     #[inline(never)]
     pub(in crate::communicator) fn begin_telling(&mut self, epochs: &Arc<Epochs>, call: CollectiveCall) -> Result<()> {
+        epochs.begin(self.transport.delivers(), self.pace.as_deref_mut());
+        self.begin_own(call)?;
+        self.running.iter_mut().for_each(|running| running.epochs = Some(epochs.clone()));
+        Ok(())
+    }
+
+    /// Begins a call of the ranks' own, whose data is in host memory whatever the device. Not on every call's stack.
+    #[inline(never)]
+    pub(in crate::communicator) fn begin_own(&mut self, call: CollectiveCall) -> Result<()> {
         self.sequence += 1;
-        let undecided = || Error::Internal("a call of an epoch has not been decided".to_string());
+        let undecided = || Error::Internal("a call of the ranks' own has not been decided".to_string());
         let index = self.prepare(&call, call.decision.as_ref().ok_or_else(undecided)?)?;
         self.transport.set_wide(false);
         let limit_ns = self.limit_ns();
         let ready = &mut self.recent[index];
         let scratch = self.host.scratch(ready.layout.scratch_bytes() * ready.window.min(ready.layout.segments()))?;
         ready.execution.begin(ready.program.clone(), ready.layout.clone(), ready.window, limit_ns);
-        epochs.begin(self.transport.delivers(), self.pace.as_deref_mut());
-        let epochs = Some(epochs.clone());
-        let (packed, stage, front) = (None, JoinedStage::Runs, None);
-        self.running = Some(Running { call, scratch, packed, stage, ready: index, front, epochs });
+        let (packed, stage, front, epochs) = (None, JoinedStage::Runs, None, None);
+        self.running = Some(Running { call, scratch, packed, stage, ready: index, front, on_host: true, epochs });
         Ok(())
     }
 

@@ -122,13 +122,7 @@ impl Epochs {
         let word = unsafe { input.region().unbound() };
         // SAFETY: the arena must outlive every use; because of the same.
         let words = unsafe { output.region().unbound() };
-        let algorithm = if comm.grid.nrails() > 1 { "two_level(direct,log)" } else { "log" };
-        let buffers = [word.as_device(), words.as_device()];
-        let mut call = CollectiveCall {
-            algorithm: Some(algorithm.to_string()),
-            ..CollectiveCall::of_bytes(Collective::AllGather, buffers, WORD)
-        };
-        comm.decide(&mut call)?;
+        let call = comm.gather_of_words([word, words])?;
         let known = Known { rates: vec![None; nranks], ..Known::default() };
         Ok(Epochs {
             every,
@@ -301,6 +295,20 @@ pub(super) fn shared_choice(call: &CollectiveCall, decision: &Decision, grid: &G
 }
 
 impl Comm {
+    /// The all-gather in which each rank tells a word.
+    pub(super) fn gather_of_words(&self, [word, words]: [Region; 2]) -> Result<CollectiveCall> {
+        let algorithm = match (self.grid.nnodes(), self.grid.nrails()) {
+            (1, _) => None,
+            (_, 1) => Some("log".to_string()),
+            _ => Some("two_level(direct,log)".to_string()),
+        };
+        let of_words =
+            CollectiveCall::of_bytes(Collective::AllGather, [word, words].map(|region| region.as_device()), word.len());
+        let mut call = CollectiveCall { algorithm, ..of_words };
+        self.decide(&mut call)?;
+        Ok(call)
+    }
+
     /// What is known of the links: how many times shares have changed, and what each rank's link delivers in MB/s. None where ranks do not
     /// tell each other.
     pub(super) fn told_links(&self) -> Option<serde_json::Value> {

@@ -23,6 +23,7 @@ pub mod group;
 mod independent;
 mod joined;
 mod joining;
+mod late;
 mod launch;
 mod live;
 mod lost;
@@ -349,6 +350,8 @@ pub struct Comm {
     windows: Windows,
     /// How its ranks tell each other what their links deliver, where they do.
     epochs: OnceLock<Arc<epochs::Epochs>>,
+    /// How its calls go on without late ranks, where they do.
+    late: OnceLock<Arc<late::LateRanks>>,
     /// Those who go on when ranks are lost, where they do.
     survivors: OnceLock<Arc<lost::Survivors>>,
     /// The communicators that fail together, where there are several.

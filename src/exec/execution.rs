@@ -175,6 +175,12 @@ impl Execution {
         outcome
     }
 
+    /// How many leading segments have been begun, in part or whole.
+    pub fn entered(&self) -> usize {
+        let begun = |place: &LanePosition| if place.wait == Wait::End { place.segment } else { place.segment + 1 };
+        self.state.places.iter().map(begun).max().unwrap_or(0) as usize
+    }
+
     /// What the run has done so far.
     pub fn stats(&self) -> Stats {
         let rounds = self.run.as_ref().map_or(0, |run| run.program.rounds());

@@ -3,7 +3,7 @@
 
 use crate::code::FloatCode;
 use crate::digest::Digest;
-use crate::dtype::{DataType, Operator, Prologue, Reduction};
+use crate::dtype::{DataType, Operator, Prologue, RedOp, Reduction};
 use crate::plan::Collective;
 use crate::topo::Rank;
 use serde::{Deserialize, Serialize};
@@ -122,6 +122,31 @@ impl CallSummary {
         }
     }
 
+    /// The elements, their type and the operation of an all-reduce of one block without a code; none of other calls, and of words
+    /// that mean nothing.
+    pub fn all_reduce(self, nranks: usize) -> Option<(usize, Reduction)> {
+        let [count, rest] = self.0;
+        let byte = |at: u32| usize::from((rest >> at) as u8);
+        if byte(0) != Collective::AllReduce as usize || byte(24) != 0 || rest >> 32 != 0 {
+            return None;
+        }
+        let dtype = *DataType::HOST.get(byte(8))?;
+        let op = match byte(16) {
+            1 => RedOp::Sum,
+            2 => RedOp::Prod,
+            3 => RedOp::Max,
+            4 => RedOp::Min,
+            5 => RedOp::Avg,
+            6 => return Some((count as usize, Reduction::pre_mul_sum(dtype, Default::default()))),
+            7 => RedOp::BitAnd,
+            8 => RedOp::BitOr,
+            9 => RedOp::BitXor,
+            _ => return None,
+        };
+        RedOp::of(dtype).find(|known| *known == op)?;
+        Some((count as usize, Reduction::new(op, dtype, nranks)))
+    }
+
     /// A message of so many bytes that a rank waits to send.
     pub fn send(bytes: usize, to: Rank) -> CallSummary {
         CallSummary([bytes as u64, SEND | u64::from(to.0) << 32])
@@ -179,6 +204,29 @@ impl fmt::Display for CallSummary {
 mod tests {
     use super::*;
     use crate::dtype::RedOp;
+
+    #[test]
+    fn an_all_reduce_is_read_from_its_words_and_nothing_else_is() {
+        for dtype in DataType::HOST {
+            for op in RedOp::of(dtype) {
+                let reduction = Reduction::new(op, dtype, 5);
+                let call = CallSummary::new(Collective::AllReduce, 77, dtype, Some(reduction), Rank(0));
+                assert_eq!(call.all_reduce(5), Some((77, reduction)), "{call}");
+                let other = CallSummary::new(Collective::Reduce, 77, dtype, Some(reduction), Rank(0));
+                assert_eq!(other.all_reduce(5), None);
+                assert_eq!(
+                    CallSummary::vectored(Collective::AllReduce, None, dtype, Some(reduction), Rank(0)).all_reduce(5),
+                    None
+                );
+                if let Some(code) = FloatCode::ALL.into_iter().find(|code| code.codes(dtype)) {
+                    assert_eq!(call.in_code(Some(code)).all_reduce(5), None);
+                }
+            }
+        }
+        let bits_of_floats = CallSummary([1, Collective::AllReduce as u64 | (DataType::F32 as u64) << 8 | 7 << 16]);
+        assert_eq!(bits_of_floats.all_reduce(2), None);
+        assert_eq!(CallSummary([u64::MAX; 2]).all_reduce(2), None);
+    }
 
     #[test]
     fn calls_in_different_codes_are_told_apart_by_the_codes_names() {

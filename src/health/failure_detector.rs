@@ -8,7 +8,7 @@
 #![forbid(unsafe_code)]
 
 use super::diagnosis::differs;
-use super::status::{Loss, RankStatus, SENDING};
+use super::status::{Loss, RankStatus, RelayRequest, SENDING};
 use super::CallSummary;
 use crate::bootstrap::connections::{CommRank, Connections, Role};
 use crate::bootstrap::protocol::{Answer, Credentials, Frame, Process};
@@ -409,6 +409,35 @@ impl FailureDetector {
             return false;
         }
         self.lose_here(comm, loss, None);
+        true
+    }
+
+    /// Asks ranks that are waited for to relay an operation, each over a connection of its own.
+    pub fn ask_to_relay(
+        &mut self,
+        net: &mut Connections,
+        of: CommRank,
+        others: &[u32],
+        (number, call): (u64, CallSummary),
+    ) {
+        let Some(entry) = self.entries.get(&of) else { return };
+        let (comm, from) = (entry.watch.comm, of.1);
+        for &rank in others.iter().filter(|&&rank| rank != from) {
+            let Some(addr) = entry.watch.members.get(rank as usize) else { continue };
+            let request = Frame::Relay { comm, from, rank, number, call }.encode().into();
+            if let Err(error) = net.dial(addr.0, Role::Ending, &[request]) {
+                crate::info!("asking rank {rank} to relay: {error}");
+            }
+        }
+    }
+
+    /// A rank here is asked to relay. `false`: with a wrong secret.
+    pub fn relay(&self, comm: Credentials, rank: u32, request: RelayRequest) -> bool {
+        match self.entries.get(&(comm.key, rank)) {
+            Some(entry) if !entry.watch.comm.secret_is(&comm.secret) => return false,
+            Some(entry) => entry.watch.status.relay(request),
+            None => {}
+        }
         true
     }
 

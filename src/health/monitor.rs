@@ -4,7 +4,7 @@
 use super::diagnosis::{self, Inquiry};
 use super::failure_detector::Watch;
 use super::status::SENDING;
-use super::RankStatus;
+use super::{CallSummary, RankStatus};
 use crate::bootstrap::reactor::ServiceCommand;
 use crate::bootstrap::{Credentials, Service, ServiceAddr};
 use crate::error::{Error, Result};
@@ -123,6 +123,13 @@ impl Monitor {
     /// waits to send to waits to send to this one. Returns at once.
     pub fn compare_sends(&self, waiting_for: &[Rank]) {
         self.ask(waiting_for, SENDING);
+    }
+
+    /// Has the service ask those who are waited for to relay the operation of this number, if they have not begun it. Returns at once.
+    pub fn ask_to_relay(&self, waiting_for: &[Rank], number: u64, call: CallSummary) {
+        let others = waiting_for.iter().map(|rank| rank.0).collect();
+        // Without a service nobody is asked, and all wait.
+        let _ = self.service.command(ServiceCommand::Relay((self.comm.key, self.me.0), others, (number, call)));
     }
 
     fn ask(&self, ranks: &[Rank], number: u64) {

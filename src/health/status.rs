@@ -13,6 +13,7 @@ use std::sync::{Mutex, OnceLock};
 use std::time::Instant;
 
 type Wake = Box<dyn Fn() + Send + Sync>;
+type ActOnRelay = Box<dyn Fn(RelayRequest) + Send + Sync>;
 
 /// How many calls are remembered: no rank is further ahead of one that waits for it.
 const KEPT: usize = 64;
@@ -35,6 +36,17 @@ impl Loss {
     pub fn is_death(&self) -> bool {
         self.from.is_none_or(|from| from == 0)
     }
+}
+
+/// What a rank that is late is asked for by one that waits for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RelayRequest {
+    /// Who waits.
+    pub from: u32,
+    /// The number of the operation.
+    pub number: u64,
+    /// What it is.
+    pub call: CallSummary,
 }
 
 /// In the place of an operation's number: the message that a rank waits to send.
@@ -63,6 +75,7 @@ pub struct RankStatus {
     has_losses: AtomicBool,
     losses: Mutex<Vec<(Instant, Loss)>>,
     wake: Mutex<Option<Wake>>,
+    relays: OnceLock<ActOnRelay>,
 }
 
 impl Default for RankStatus {
@@ -80,6 +93,7 @@ impl Default for RankStatus {
             has_losses: AtomicBool::new(false),
             losses: Mutex::default(),
             wake: Mutex::default(),
+            relays: OnceLock::new(),
         }
     }
 }
@@ -209,6 +223,19 @@ impl RankStatus {
     /// Whether a failure is there or about to be: the others are being told.
     pub fn is_failing(&self) -> bool {
         self.fails.load(Ordering::Acquire)
+    }
+
+    /// Has this act, on the service's thread, where the rank is asked to relay an operation. Once.
+    pub fn relays_by(&self, act: impl Fn(RelayRequest) + Send + Sync + 'static) {
+        // The first one stays.
+        let _ = self.relays.set(Box::new(act));
+    }
+
+    /// The rank is asked to relay an operation. One that has begun it needs not.
+    pub fn relay(&self, request: RelayRequest) {
+        if let Some(act) = self.relays.get().filter(|_| self.begun() < request.number) {
+            act(request);
+        }
     }
 
     /// Has news wake this, too.

@@ -457,6 +457,7 @@ impl Comm {
             "members": members,
             "lost": lost,
             "links": links,
+            "late_calls": comm.as_deref().unwrap_or(self).late_calls(),
         })
     }
 

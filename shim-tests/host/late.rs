@@ -1,0 +1,9 @@
+//! Ranks that are late, and the others that do not wait for them. A C program makes processes and lets some come late by a seed; it
+//! compares every element, and the bits of results between ranks.
+
+use crate::built::run_with;
+
+#[test]
+fn results_are_complete_and_the_same_on_all_ranks_whoever_is_late() {
+    print!("{}", run_with("late.c", &[], &["1", "12"]));
+}

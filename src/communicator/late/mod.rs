@@ -1,0 +1,437 @@
+//! Late ranks (`STRATA_LATE=relay`): the others do not wait for them.
+//!
+//! Ranks that have made a call run it at once. Where they get no further for a while, they ask those whom they wait for to *relay* the
+//! call: a thread of the late rank's communicator runs it in the program's place, with an input that leaves every other one as it is
+//! ([`identity`]). So one plan serves, whoever is there. A rank that comes meanwhile contributes to the segments that have not begun.
+//! After the call all ranks tell each other how much of the vector they have not contributed to, a front of it, mostly nothing. Where that is
+//! something, the rank brings it when its program makes the call: a broadcast, and a local reduction on all ranks. Results are complete and the
+//! same on all ranks; only the order of operands depends on who was late.
+//! Source: AdapCC (Zhao, Zhang and Wu), whose relays these are.
+
+mod identity;
+mod relay;
+
+use super::engine::Engine;
+use super::members::Member;
+use super::{CollectiveCall, Comm, CommOptions};
+use crate::algorithms::Choice;
+use crate::config::{Config, Late};
+use crate::dtype::Reduction;
+use crate::error::{Error, Result};
+use crate::fork::PerProcess;
+use crate::health::CallSummary;
+use crate::memory::{Arena, DeviceRegion, Region};
+use crate::plan::Collective;
+use crate::selection::{Executor, Selection};
+use crate::sync::locked;
+use crate::topo::{Grid, Rank};
+use crate::transport::Waker;
+use relay::Relay;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, Once, Weak};
+use std::time::{Duration, Instant};
+
+/// Bytes of the shortest all-reduces that are relayed: for shorter ones the word after them costs too much.
+pub(super) const LEAST_BYTES: usize = 1 << 20;
+/// A rank's word after a call: to how many bytes it has not contributed, and what it has called.
+const WORD: usize = 3 * size_of::<u64>();
+/// Ranks that get no further for this part of what such a call takes ask for relays; and no sooner than this.
+const PART: f64 = 0.25;
+const SOONEST: Duration = Duration::from_millis(2);
+/// Who relays asks further ones after this.
+const ASKED_BY_RELAY: Duration = Duration::from_millis(2);
+/// Nodes up to which a ring brings a late rank's part; on more of them trees do.
+const RING_NODES: usize = 16;
+
+/// Said once in a process.
+static REFUSED: PerProcess<Once> = PerProcess::new(Once::new);
+
+/// What a rank has not contributed to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Absence {
+    rank: Rank,
+    /// Of the vector from its front.
+    bytes: usize,
+}
+
+#[derive(Debug, Default)]
+struct LateState {
+    /// Of calls of each size the least time of a byte in ns, with nobody absent.
+    paces: HashMap<u32, f64>,
+    /// The call that this rank relays, or has relayed and not made yet.
+    relay: Option<Relay>,
+}
+
+/// How the calls of a communicator go on without those who are late.
+pub(super) struct LateRanks {
+    /// The all-gather of the ranks' words.
+    call: CollectiveCall,
+    word: Region,
+    words: Region,
+    _arenas: [Arena; 2],
+    state: Mutex<LateState>,
+    /// Calls in which somebody was absent.
+    calls: AtomicU64,
+}
+
+/// A call of which late ranks' parts may come later.
+pub(super) struct LateCall {
+    late: Arc<LateRanks>,
+    summary: CallSummary,
+    /// What the program gave; the call that runs reduces without dividing.
+    reduction: Reduction,
+    call: CollectiveCall,
+    /// Whether this rank relays it.
+    relays: bool,
+    begun: Instant,
+    asked_at: Option<Instant>,
+    stage: Stage,
+}
+
+/// How far it is.
+enum Stage {
+    /// Those who are there reduce.
+    Reduces,
+    /// All tell what they have not contributed to.
+    Tells,
+    /// This rank relayed it, and its program has come.
+    Comes { absences: Vec<Absence>, own: DeviceRegion, kept: Option<Arena> },
+    /// Those who were late bring their parts.
+    Brings {
+        absences: Vec<Absence>,
+        /// The one that is under way.
+        next: usize,
+        /// Where that part is, or goes.
+        part: DeviceRegion,
+        /// This rank's own, where it was late.
+        own: Option<DeviceRegion>,
+        /// What `own` lies in, where that is not the send buffer, and what others' parts go to.
+        memory: [Option<Arena>; 2],
+    },
+    /// The result is there.
+    Ended,
+}
+
+/// What is to be done next.
+pub(super) enum NextOfLate {
+    /// This call of the ranks' own, in host memory.
+    Tell(CollectiveCall),
+    /// This call.
+    Bring(CollectiveCall),
+    /// Nothing more.
+    Nothing,
+}
+
+/// Memory of the host.
+fn here(region: DeviceRegion) -> Region {
+    // SAFETY: the bytes must be this process's; because only communicators in host memory have late ranks relayed.
+    unsafe { region.in_process() }
+}
+
+/// New memory; its region may be used until the arena goes.
+fn memory(bytes: usize) -> Result<(Arena, Region)> {
+    let none =
+        || Error::System(format!("there is no memory for the {bytes} bytes of a late rank's part (STRATA_LATE)"));
+    let mut arena = Arena::try_new(bytes).ok_or_else(none)?;
+    // SAFETY: the arena must outlive every use; because who keeps the region keeps the arena, and a communicator that fails cancels
+    // what uses it.
+    let region = unsafe { arena.region().unbound() };
+    Ok((arena, region))
+}
+
+/// The size of a call as a power of two.
+fn class(bytes: usize) -> u32 {
+    bytes.max(1).ilog2()
+}
+
+fn bytes_of(call: &CollectiveCall) -> usize {
+    call.count.saturating_mul(call.dtype.size())
+}
+
+/// Whether calls like this one go on without late ranks; the same on all ranks.
+fn is_relayed(call: &CollectiveCall) -> bool {
+    let is_plain =
+        call.blocks.is_none() && call.joined.is_none() && call.residual.is_none() && call.algorithm.is_none();
+    let Some(decision) = call.decision.as_ref().filter(|_| is_plain) else { return false };
+    let is_own = matches!(&decision.executor, Executor::Own(Selection { .. }));
+    call.collective == Collective::AllReduce
+        && bytes_of(call) >= LEAST_BYTES
+        && is_own
+        && decision.code().is_none()
+        && decision.provider().is_none()
+}
+
+impl LateRanks {
+    fn new(comm: &Comm) -> Result<LateRanks> {
+        let nranks = comm.nranks();
+        let (mut input, mut output) = (Arena::new(WORD), Arena::new(WORD * nranks));
+        // SAFETY: the arena must outlive every use; because the call that uses it keeps this, and a communicator that fails cancels it.
+        let word = unsafe { input.region().unbound() };
+        // SAFETY: the arena must outlive every use; because of the same.
+        let words = unsafe { output.region().unbound() };
+        let call = comm.gather_of_words([word, words])?;
+        let (_arenas, state) = ([input, output], Mutex::default());
+        Ok(LateRanks { call, word, words, _arenas, state, calls: AtomicU64::new(0) })
+    }
+
+    /// What the call that begins is among late ranks: one whose late parts may come later, and its form that divides nothing. A call
+    /// that this rank has relayed needs not begin.
+    #[inline(never)]
+    pub(super) fn begin(
+        self: &Arc<LateRanks>,
+        comm: &Comm,
+        engine: &mut Engine,
+        call: &mut CollectiveCall,
+    ) -> Result<Option<Box<LateCall>>> {
+        let relayed = locked(&self.state).relay.take_if(|relay| relay.absences.is_some());
+        if call.factor_at.is_some() && (relayed.is_some() || is_relayed(call)) {
+            call.read_factor(engine)?;
+            call.factor_at = None;
+        }
+        let summary = call.summary();
+        if let Some(relay) = relayed {
+            return relay.come(comm, self.clone(), call, summary).map(Some);
+        }
+        let Some(reduction) = call.reduction.filter(|_| is_relayed(call)) else { return Ok(None) };
+        call.reduction = Some(Reduction { divisor: 1, ..reduction });
+        Ok(Some(Box::new(LateCall::new(self.clone(), summary, reduction, call.clone()))))
+    }
+
+    /// The program has come to a call while this rank may be relaying it.
+    pub(super) fn arrive(&self, call: &CollectiveCall, waker: Option<&Waker>) {
+        relay::arrive(self, call, waker);
+    }
+
+    /// What such a call takes with nobody late, where that is known.
+    fn usual(&self, bytes: usize) -> Option<Duration> {
+        let state = locked(&self.state);
+        let pace = state.paces.get(&class(bytes)).copied();
+        let pace = pace.or_else(|| state.paces.values().copied().reduce(f64::max))?;
+        Some(Duration::from_nanos((pace * bytes as f64) as u64))
+    }
+
+    fn took(&self, bytes: usize, time: Duration) {
+        let pace = time.as_nanos() as f64 / bytes as f64;
+        let mut state = locked(&self.state);
+        let least = state.paces.entry(class(bytes)).or_insert(pace);
+        *least = least.min(pace);
+    }
+
+    /// The words of all ranks: who was absent. All must have called the same.
+    fn heard(&self, summary: CallSummary, number: u64, me: Rank) -> Result<Vec<Absence>> {
+        let mut absences = Vec::new();
+        for index in 0..self.words.len() / WORD {
+            let mut word = [0; WORD];
+            self.words.part(index * WORD, WORD).read(&mut word);
+            let mut numbers = word.as_chunks().0.iter().map(|bytes| u64::from_le_bytes(*bytes));
+            let [bytes, one, other] = std::array::from_fn(|_| numbers.next().unwrap_or(0));
+            let (rank, theirs) = (Rank::from_index(index), CallSummary([one, other]));
+            if theirs != summary {
+                let words = crate::health::diagnosis::differs(number, (me.0, summary), (rank.0, theirs));
+                return Err(Error::InvalidUsage(words));
+            }
+            if bytes > 0 {
+                absences.push(Absence { rank, bytes: bytes as usize });
+            }
+        }
+        Ok(absences)
+    }
+}
+
+impl LateCall {
+    fn new(late: Arc<LateRanks>, summary: CallSummary, reduction: Reduction, call: CollectiveCall) -> LateCall {
+        let (begun, asked_at, stage) = (Instant::now(), None, Stage::Reduces);
+        LateCall { late, summary, reduction, call, relays: false, begun, asked_at, stage }
+    }
+
+    /// Whether this rank has relayed what its program calls now.
+    pub(super) fn has_come(&self) -> bool {
+        matches!(self.stage, Stage::Comes { .. })
+    }
+
+    /// What others are told of this call.
+    pub(super) fn summary(&self) -> CallSummary {
+        self.summary
+    }
+
+    /// Between two polls: a rank whose program has come contributes to what has not begun.
+    pub(super) fn join(&self, engine: &Engine) {
+        if self.relays && matches!(self.stage, Stage::Reduces) {
+            relay::join(&self.late, engine);
+        }
+    }
+
+    /// Asks those who are waited for to relay, if nothing has moved for long enough.
+    #[inline(never)]
+    pub(super) fn ask(&mut self, comm: &Comm, since: Instant, waiting_for: impl Fn() -> Vec<Rank>) {
+        if !matches!(self.stage, Stage::Reduces) {
+            return;
+        }
+        let patience = match (self.relays, self.asked_at) {
+            (true, None) => ASKED_BY_RELAY,
+            _ => match self.late.usual(bytes_of(&self.call)) {
+                Some(usual) => usual.mul_f64(PART).max(SOONEST),
+                None => return,
+            },
+        };
+        let last = self.asked_at.map_or(since, |asked| asked.max(since));
+        if last.elapsed() < patience {
+            return;
+        }
+        self.asked_at = Some(Instant::now());
+        let waiting = waiting_for();
+        if let Some(monitor) = locked(&comm.monitor).as_ref() {
+            monitor.ask_to_relay(&waiting, comm.status.begun(), self.summary);
+        }
+    }
+
+    /// What was under way has ended: what comes next.
+    #[inline(never)]
+    pub(super) fn next(&mut self, comm: &Comm) -> Result<NextOfLate> {
+        match std::mem::replace(&mut self.stage, Stage::Ended) {
+            Stage::Reduces => {
+                let absent = if self.relays { relay::absent(&self.late) } else { 0 };
+                let CallSummary([one, other]) = self.summary;
+                let word: Vec<u8> =
+                    [absent as u64, one, other].iter().flat_map(|number| number.to_le_bytes()).collect();
+                self.late.word.write(&word);
+                self.stage = Stage::Tells;
+                Ok(NextOfLate::Tell(self.late.call.clone()))
+            }
+            Stage::Tells => {
+                // The word was the last operation.
+                let absences = self.late.heard(self.summary, comm.status.begun() - 1, comm.rank)?;
+                if !self.relays && absences.is_empty() {
+                    self.late.took(bytes_of(&self.call), self.begun.elapsed());
+                }
+                if self.relays {
+                    relay::ended(&self.late, absences);
+                    return Ok(NextOfLate::Nothing);
+                }
+                self.tell(comm, &absences);
+                self.bring(comm, (absences, 0), None, [None, None])
+            }
+            Stage::Comes { absences, own, kept } => self.bring(comm, (absences, 0), Some(own), [kept, None]),
+            Stage::Brings { absences, next, part, own, memory } => {
+                let output = here(self.call.output).part(0, part.len());
+                let reduction = self.reduction;
+                crate::device::host::reduce(reduction.dtype, reduction.operator, 1, &[output, here(part)], output);
+                self.bring(comm, (absences, next + 1), own, memory)
+            }
+            Stage::Ended => Ok(NextOfLate::Nothing),
+        }
+    }
+
+    fn tell(&self, comm: &Comm, absences: &[Absence]) {
+        if absences.is_empty() {
+            return;
+        }
+        self.late.calls.fetch_add(1, Ordering::Relaxed);
+        let (number, all) = (comm.status.begun() - 1, bytes_of(&self.call));
+        for Absence { rank, bytes } in absences {
+            crate::info!("operation {number}: rank {rank} was late, and brings its part of {bytes} of {all} bytes");
+        }
+    }
+
+    /// Begins to bring the next part of those who were late; `own` is this rank's, where it was.
+    fn bring(
+        &mut self,
+        comm: &Comm,
+        (absences, next): (Vec<Absence>, usize),
+        own: Option<DeviceRegion>,
+        [kept, mut received]: [Option<Arena>; 2],
+    ) -> Result<NextOfLate> {
+        let Some(&Absence { rank, bytes }) = absences.get(next) else {
+            self.divide();
+            return Ok(NextOfLate::Nothing);
+        };
+        let part = match own.filter(|_| rank == comm.rank) {
+            Some(own) => own.part(0, bytes),
+            None => {
+                let most = absences[next..].iter().map(|absence| absence.bytes).max().unwrap_or(bytes);
+                if received.as_ref().is_none_or(|arena| arena.len() < bytes) {
+                    received = Some(self::memory(most)?.0);
+                }
+                let arena = received.get_or_insert_with(|| Arena::new(0));
+                // SAFETY: the arena must outlive every use; because the stage keeps it until the call that uses it has ended, and a
+                // communicator that fails cancels it.
+                unsafe { arena.region().part(0, bytes).unbound() }.as_device()
+            }
+        };
+        let mut call = CollectiveCall {
+            root: rank,
+            algorithm: Some(broadcast(comm.grid()).exact()),
+            ..CollectiveCall::of_bytes(Collective::Broadcast, [part, part], bytes)
+        };
+        if comm.decide(&mut call).is_err() {
+            // The ranks' places on nodes do not suit it: of those that do, any does.
+            call.algorithm = None;
+            comm.decide(&mut call)?;
+        }
+        self.stage = Stage::Brings { absences, next, part, own, memory: [kept, received] };
+        Ok(NextOfLate::Bring(call))
+    }
+
+    /// What is divided of averages is the sum of all.
+    fn divide(&self) {
+        let Reduction { dtype, divisor, .. } = self.reduction;
+        if divisor != 1 {
+            let output = here(self.call.output).part(0, bytes_of(&self.call));
+            crate::device::host::divide(dtype, divisor, output, output);
+        }
+    }
+}
+
+/// What brings a late rank's part: its node's NICs carry a part each, and every node passes it on.
+fn broadcast(grid: &Grid) -> Choice {
+    match (grid.nnodes(), grid.nrails()) {
+        (1, _) => Choice::flat("ring"),
+        (nodes, rails) if nodes <= RING_NODES && rails > 1 => Choice::leveled("two_level", "direct", "ring"),
+        (nodes, _) if nodes <= RING_NODES => Choice::flat("ring"),
+        (_, 1) => Choice::flat("two_trees"),
+        _ => Choice::leveled("two_level", "direct", "tree"),
+    }
+}
+
+impl Comm {
+    /// Calls in which late ranks were absent; none where nobody relays.
+    pub(super) fn late_calls(&self) -> Option<u64> {
+        self.late.get().map(|late| late.calls.load(Ordering::Relaxed))
+    }
+
+    /// Has late ranks relayed, where that is set and can be.
+    pub(super) fn begin_late(self: &Arc<Comm>) -> Result<()> {
+        match relays(&self.config, &self.members, &self.options) {
+            Ok(false) => {}
+            Ok(true) => {
+                let late = Arc::new(LateRanks::new(self)?);
+                let comm: Weak<Comm> = Arc::downgrade(self);
+                self.status.relays_by(move |request| relay::begin(&comm, request));
+                // Set once: this runs once for each communicator.
+                let _ = self.late.set(late);
+            }
+            Err(why) if self.rank == Rank(0) => {
+                let tell = || crate::log::notice(&format!("STRATA_LATE=relay is left out: {why}"));
+                REFUSED.get().call_once(tell);
+            }
+            Err(_) => {}
+        }
+        Ok(())
+    }
+}
+
+/// Whether late ranks of such a communicator are relayed; the same on all ranks. An error says why not, where that is set.
+pub(super) fn relays(
+    config: &Config,
+    members: &[Member],
+    options: &CommOptions,
+) -> std::result::Result<bool, &'static str> {
+    if config.late != Late::Relay || members.len() == 1 || options.companion.is_some() {
+        return Ok(false);
+    }
+    match members.iter().any(|member| member.on_gpu) || options.make_device.is_some() {
+        true => Err("data is on devices"),
+        false => Ok(true),
+    }
+}

@@ -1,0 +1,158 @@
+//! What a late rank does in its program's place, on a thread of the library.
+#![forbid(unsafe_code)]
+
+use super::{bytes_of, here, identity, is_relayed, memory, Absence, LateCall, LateRanks, Stage, LEAST_BYTES};
+use crate::communicator::batch::{drive, OperationBatch};
+use crate::communicator::engine::Engine;
+use crate::communicator::{CollectiveCall, Comm};
+use crate::device::host;
+use crate::dtype::{Prologue, Reduction};
+use crate::error::{Error, Result};
+use crate::health::{diagnosis, CallSummary, RelayRequest};
+use crate::memory::{Arena, DeviceRegion, Region};
+use crate::plan::Collective;
+use crate::process::thread;
+use crate::sync::locked;
+use crate::transport::Waker;
+use std::sync::{Arc, Weak};
+
+/// A call that this rank relays, or has relayed.
+#[derive(Debug)]
+pub struct Relay {
+    request: RelayRequest,
+    /// What goes into the call in the place of the program's input, and then its result.
+    memory: (Arena, Region),
+    /// The program has come: its input, and what its factor makes of it.
+    arrived: Option<(DeviceRegion, Reduction)>,
+    /// To how much this rank has not contributed, from the vector's front, once that is known.
+    absent: Option<usize>,
+    /// Who has not, once the call has ended.
+    pub absences: Option<Vec<Absence>>,
+}
+
+/// A rank that waits asks this one to relay. On the service's thread, which waits for nobody.
+pub fn begin(comm: &Weak<Comm>, request: RelayRequest) {
+    let Some(comm) = comm.upgrade() else { return };
+    let is_free = comm.late.get().is_some_and(|late| locked(&late.state).relay.is_none());
+    if !is_free || !comm.turns.is_idle() || comm.usable().is_err() {
+        return;
+    }
+    let started = thread("strata-relay").and_then(|thread| {
+        thread.spawn(move || {
+            if let Err(error) = run(&comm, request) {
+                crate::info!("operation {}, which rank {} asked to relay: {error}", request.number, request.from);
+            }
+        })
+    });
+    if let Err(error) = started {
+        crate::info!("no thread to relay operation {}: {error}", request.number);
+    }
+}
+
+/// Runs the operation in the program's place, if the program has not come meanwhile.
+fn run(comm: &Arc<Comm>, request: RelayRequest) -> Result<()> {
+    let Some(late) = comm.late.get() else { return Ok(()) };
+    let Some((count, reduction)) = request.call.all_reduce(comm.nranks()) else { return Ok(()) };
+    let bytes = count.saturating_mul(reduction.dtype.size());
+    if bytes < LEAST_BYTES {
+        return Ok(());
+    }
+    let (arena, region) = memory(bytes)?;
+    identity::fill(region, &reduction);
+    let buffers = [region.as_device(); 2];
+    let mut call = CollectiveCall::new(Collective::AllReduce, buffers, count, reduction.dtype);
+    call.reduction = Some(identity::without_own_factor(Reduction { divisor: 1, ..reduction }));
+    comm.decide(&mut call)?;
+    let mut batch = OperationBatch::new(comm.clone());
+    if !is_relayed(&call) || !batch.take_turn_now() {
+        return Ok(());
+    }
+    // Nothing else runs from here on.
+    let mut state = locked(&late.state);
+    if state.relay.is_some() || comm.status.begun() + 1 != request.number {
+        return Ok(());
+    }
+    state.relay = Some(Relay { request, memory: (arena, region), arrived: None, absent: None, absences: None });
+    drop(state);
+    let mut relayed = LateCall::new(late.clone(), request.call, reduction, call.clone());
+    relayed.relays = true;
+    batch.relay(call, Box::new(relayed));
+    drive(std::slice::from_mut(&mut batch))
+}
+
+/// The program has come to a call while this rank may be relaying it.
+pub fn arrive(late: &LateRanks, call: &CollectiveCall, waker: Option<&Waker>) {
+    let mut state = locked(&late.state);
+    let Some(relay) = state.relay.as_mut().filter(|relay| relay.arrived.is_none()) else { return };
+    let (Some(reduction), None) = (call.reduction, call.factor_at) else { return };
+    if relay.absent.is_none() && is_relayed(call) && call.summary() == relay.request.call {
+        relay.arrived = Some((call.input.part(0, bytes_of(call)), reduction));
+        drop(state);
+        waker.into_iter().for_each(Waker::wake);
+    }
+}
+
+/// Between two polls of the call that is relayed: contributes the program's input to what has not begun.
+pub fn join(late: &LateRanks, engine: &Engine) {
+    let mut state = locked(&late.state);
+    let Some(relay) = state.relay.as_mut().filter(|relay| relay.absent.is_none()) else { return };
+    let Some((input, reduction)) = relay.arrived else { return };
+    let absent = engine.touched_bytes().min(input.len());
+    let len = input.len() - absent;
+    host::prologue(&own_factor(reduction), here(input).part(absent, len), relay.memory.1.part(absent, len));
+    relay.absent = Some(absent);
+}
+
+/// The part of a reduction's prologue that is the rank's own: what all ranks' inputs are multiplied by is the plan's to apply.
+fn own_factor(reduction: Reduction) -> Reduction {
+    match reduction.prologue {
+        Prologue::Scalar(_) => reduction,
+        Prologue::None | Prologue::Reciprocal(_) => Reduction { prologue: Prologue::None, ..reduction },
+    }
+}
+
+/// The call has ended: to how much of it this rank has not contributed.
+pub fn absent(late: &LateRanks) -> usize {
+    let mut state = locked(&late.state);
+    state.relay.as_mut().map_or(0, |relay| *relay.absent.get_or_insert(relay.memory.1.len()))
+}
+
+/// All have told.
+pub fn ended(late: &LateRanks, absences: Vec<Absence>) {
+    if let Some(relay) = &mut locked(&late.state).relay {
+        relay.absences = Some(absences);
+    }
+}
+
+impl Relay {
+    /// The program has come to the call: has the result of the others, and brings what this rank has not contributed to.
+    pub fn come(
+        self,
+        comm: &Comm,
+        late: Arc<LateRanks>,
+        call: &CollectiveCall,
+        summary: CallSummary,
+    ) -> Result<Box<LateCall>> {
+        let RelayRequest { from, number, call: theirs } = self.request;
+        let reduction = call.reduction.filter(|_| summary == theirs);
+        let differs = || Error::InvalidUsage(diagnosis::differs(number, (comm.rank.0, summary), (from, theirs)));
+        let reduction = reduction.ok_or_else(differs)?;
+        let absences = self.absences.unwrap_or_default();
+        let bytes = absences.iter().find(|absence| absence.rank == comm.rank).map_or(0, |absence| absence.bytes);
+        let input = here(call.input).part(0, bytes);
+        let is_kept = call.input.overlaps(call.output) || reduction.needs_prologue();
+        let (own, kept) = match is_kept && bytes > 0 {
+            false => (input, None),
+            true => {
+                let (arena, region) = memory(bytes)?;
+                host::prologue(&reduction, input, region);
+                (region, Some(arena))
+            }
+        };
+        here(call.output).part(0, bytes_of(call)).copy_from(self.memory.1);
+        let mut brought = LateCall::new(late, summary, reduction, call.clone());
+        brought.tell(comm, &absences);
+        brought.stage = Stage::Comes { absences, own: own.as_device(), kept };
+        Ok(Box::new(brought))
+    }
+}
