@@ -60,7 +60,9 @@ impl Measuring for ThisHost {
 
 /// The devices that the driver has; or why there are none.
 fn devices() -> Result<Vec<Arc<GpuDevice>>, String> {
-    let driver = Driver::installed().map_err(|why| format!("there is no GPU's driver on this machine: {why}"))?;
+    let driver = Driver::installed();
+    let driver =
+        driver.map_err(|_| "there is no GPU's driver on this machine, neither CUDA's nor HIP's".to_string())?;
     let count = driver.devices().map_err(|error| error.text().to_string())?;
     let device = |number: usize| match GpuDevice::of_thread(Some(number as i32)) {
         Ok(device) => device.ok_or_else(|| "the driver has no device".to_string()),

@@ -11,13 +11,15 @@ use strata::topo::probe::{Measured, Series, COPY_BYTES, LOAD_COPIES};
 
 /// Samples of a copy, after one that does not count.
 const SAMPLES: usize = 5;
-/// How often each of the other GPU's copies is made, so that they outlast the one that is timed.
-const LOAD_ROUNDS: usize = 4;
+/// How many copies wait on each stream of the other GPU when a copy is timed, so that they outlast it.
+const AHEAD: u64 = 3;
 
 /// A stream with its own host memory, to which it copies.
 struct Lane {
     stream: GpuStream,
     target: Pinned,
+    /// Copies that were started.
+    started: u64,
 }
 
 /// Copies of one GPU to the host. The streams go before the memory.
@@ -29,21 +31,24 @@ struct Copies {
 
 impl Copies {
     fn new(gpu: &Arc<GpuDevice>, lanes: usize) -> Result<Copies> {
-        let lane = |_| Ok(Lane { stream: GpuStream::new(gpu)?, target: Pinned::new(gpu, COPY_BYTES)? });
+        let lane = |_| Ok(Lane { stream: GpuStream::new(gpu)?, target: Pinned::new(gpu, COPY_BYTES)?, started: 0 });
         let lanes = (0..lanes).map(lane).collect::<Result<Vec<Lane>>>()?;
         Ok(Copies { gpu: gpu.clone(), lanes, source: DeviceBuffer::new(gpu, COPY_BYTES)? })
     }
 
-    /// Starts a copy on each stream.
-    fn start(&mut self) -> Result<()> {
+    /// Starts copies, until so many wait on each stream.
+    fn start(&mut self, ahead: u64) -> Result<()> {
         let _entered = self.gpu.enter()?;
         let from = self.source.region().address();
         for lane in &mut self.lanes {
-            // SAFETY: both places must have so many bytes until the copy has ended; because both belong to this value, whose
-            // streams are settled before its memory goes, and a stream's copies come one after the other.
-            unsafe { lane.stream.to_host(lane.target.host().as_ptr(), from, COPY_BYTES) }?;
-            lane.stream.issued();
-            lane.stream.mark()?;
+            let ended = lane.stream.poll()?;
+            for _ in lane.started - ended..ahead {
+                // SAFETY: both places must have so many bytes until the copy has ended; because both belong to this value,
+                // whose streams are settled before its memory goes, and a stream's copies come one after the other.
+                unsafe { lane.stream.to_host(lane.target.host().as_ptr(), from, COPY_BYTES) }?;
+                lane.started = lane.stream.issued() + 1;
+                lane.stream.mark()?;
+            }
         }
         Ok(())
     }
@@ -75,20 +80,20 @@ fn samples(gpu: &Arc<GpuDevice>, other: Option<&Arc<GpuDevice>>) -> Result<Optio
     let mut load = other.map(|other| Copies::new(other, LOAD_COPIES)).transpose()?;
     let mut rates = Vec::new();
     for _ in 0..=SAMPLES {
-        for load in load.iter_mut() {
-            (0..LOAD_ROUNDS).try_for_each(|_| load.start())?;
+        if let Some(load) = &mut load {
+            load.start(AHEAD)?;
         }
         let start = Instant::now();
-        timed.start()?;
+        timed.start(1)?;
         timed.finish()?;
         rates.push(COPY_BYTES as f64 / start.elapsed().as_secs_f64() / 1e6);
         if let Some(load) = &mut load {
-            let outlasted = load.is_busy()?;
-            load.finish()?;
-            if !outlasted {
+            if !load.is_busy()? {
                 return Ok(None);
             }
         }
     }
+    // A failure of the load is one of the measurement.
+    load.as_mut().map_or(Ok(()), Copies::finish)?;
     Ok(Some(rates.split_off(1)))
 }

@@ -97,10 +97,10 @@ fn switch(subjects: &Subjects, gpu: usize, verdict: &Verdict<Vec<Option<bool>>>)
     let taken: Vec<Option<bool>> = sysfs.iter().zip(&probe).map(|(sysfs, probe)| sysfs.or(*probe)).collect();
     let name = |other: usize| &subjects.gpus[other].name;
     let against = |other: usize| match (sysfs[other]?, probe[other]?) {
-        (true, false) => Some(format!("sysfs has {} behind its switch, but the two do not slow each other", name(other))),
-        (false, true) => {
-            Some(format!("sysfs has {} behind another switch, but the two slow each other", name(other)))
+        (true, false) => {
+            Some(format!("sysfs has {} behind its switch, but the two do not slow each other", name(other)))
         }
+        (false, true) => Some(format!("sysfs has {} behind another switch, but the two slow each other", name(other))),
         _ => None,
     };
     fn joined(texts: Vec<String>) -> Option<String> {

@@ -88,7 +88,9 @@ fn node_of(nodes: &[u32], trips: &[Measured]) -> Verdict<u32> {
     let answer = clear_least(&measured);
     let why = match answer {
         Some(_) => list(&texts),
-        None => format!("{}: not apart by more than the noise, {}", list(&texts), noise(measured.iter().map(|of| of.1))),
+        None => {
+            format!("{}: not apart by more than the noise, {}", list(&texts), noise(measured.iter().map(|of| of.1)))
+        }
     };
     Verdict { answer, why }
 }

@@ -81,7 +81,8 @@ impl LoopbackHost {
             // Each message is sent, and received again.
             Some((before, after)) => {
                 let counted = after.iter().zip(before).map(|(after, before)| after.saturating_sub(before)).min();
-                (counted < Some(2 * messages)).then(|| format!("loopback does not pass {interface}: the kernel delivers it"))
+                (counted < Some(2 * messages))
+                    .then(|| format!("loopback does not pass {interface}: the kernel delivers it"))
             }
         };
         Ok((result, passed))
@@ -202,7 +203,8 @@ fn time_trips(address: &Interface, cpus: &CpuSet) -> Result<Series, String> {
         times.sort_by(f64::total_cmp);
         Ok(times[rounds / 2])
     };
-    let samples = sample(WARMUP).and_then(|_| (0..SAMPLES).map(|_| sample(ROUNDS)).collect::<std::io::Result<Vec<f64>>>());
+    let samples =
+        sample(WARMUP).and_then(|_| (0..SAMPLES).map(|_| sample(ROUNDS)).collect::<std::io::Result<Vec<f64>>>());
     drop(out);
     let _ = echo.join();
     let samples = samples.map_err(|error| format!("a round trip to {}: {error}", address.addr))?;

@@ -122,16 +122,18 @@ fn machines(clear: f64, noise: f64) -> impl Strategy<Value = Made> {
         );
         let unit = clear..=1.0f64;
         let rates = (unit.clone(), unit.clone(), unit.clone(), unit, 10.0..60.0f64, 0.0..=noise, any::<u64>());
-        (places, rates).prop_map(move |((node_of, switch_of, nic_of), (step, own, other, nic, us, noise, random))| Made {
-            nodes,
-            node_of,
-            switch_of,
-            nic_of,
-            trip: (us, 0.5 * step),
-            kept: (SHARES - 0.4 * own, APART + (1.0 - APART) * other),
-            beside_nic: (1.0 - 0.6 * nic, 1.0 - 0.2 * nic),
-            noise,
-            random,
+        (places, rates).prop_map(move |((node_of, switch_of, nic_of), (step, own, other, nic, us, noise, random))| {
+            Made {
+                nodes,
+                node_of,
+                switch_of,
+                nic_of,
+                trip: (us, 0.5 * step),
+                kept: (SHARES - 0.4 * own, APART + (1.0 - APART) * other),
+                beside_nic: (1.0 - 0.6 * nic, 1.0 - 0.2 * nic),
+                noise,
+                random,
+            }
         })
     })
 }
@@ -236,7 +238,7 @@ fn sysfs_comes_first_and_contradictions_are_told_in_words() {
     );
     assert_eq!(fact(&devices, "NIC eth1", "NUMA node").contradiction, None);
     let switch = fact(&devices, "GPU gpu1", "behind one switch with");
-    assert_eq!((switch.sysfs.as_str(), switch.probe.as_str(), switch.taken.as_str()), ("GPU gpu2", "gpu0", "gpu2"));
+    assert_eq!((switch.sysfs.as_str(), switch.probe.as_str(), switch.taken.as_str()), ("gpu2", "gpu0", "gpu2"));
     assert_eq!(
         switch.contradiction.as_deref(),
         Some(
@@ -264,7 +266,7 @@ fn devices_on_the_root_bus_are_no_word_of_sysfs() {
     let (_, inferred) = made.inferred();
     let devices = compare(&subjects, &inferred);
     for what in ["behind one switch with", "nearest NIC"] {
-        assert_eq!(fact(&devices, "gpu1", what).sysfs, "-");
+        assert_eq!(fact(&devices, "GPU gpu1", what).sysfs, "-");
     }
     assert_eq!(fact(&devices, "GPU gpu1", "behind one switch with").taken, "gpu0");
     assert_eq!(fact(&devices, "NIC eth0", "NUMA node").sysfs, "-");
