@@ -10,7 +10,7 @@ use strata::error::Result;
 use strata::topo::probe::{Measured, Series, COPY_BYTES, LOAD_COPIES};
 
 /// Samples of a copy, after one that does not count.
-const SAMPLES: usize = 5;
+const SAMPLES: usize = 9;
 /// How many copies wait on each stream of the other GPU when a copy is timed, so that they outlast it.
 const AHEAD: u64 = 3;
 

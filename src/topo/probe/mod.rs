@@ -10,8 +10,8 @@
 //! function. [`compare`] sets its answers beside sysfs's: sysfs comes first where it says something. [`loopback`] measures
 //! round trips and traffic on this host; copies are measured where the GPU's driver is.
 //!
-//! A figure is the median of several samples. It is taken to be off by [`NOISE`], or by the samples' interquartile range where
-//! that is more; an answer that the figures do not give for all values within that is `unknown`.
+//! A figure is the median of several samples. It is taken to be off by [`NOISE`], or by half of the samples' interquartile range
+//! where that is more; an answer that the figures do not give for all values within that is `unknown`.
 #![forbid(unsafe_code)]
 
 pub mod compare;
@@ -53,7 +53,7 @@ impl Series {
     pub fn noise(&self) -> f64 {
         let quarter = self.samples.len() / 4;
         let spread = self.samples[self.samples.len() - 1 - quarter] - self.samples[quarter];
-        NOISE.max(spread / self.median())
+        NOISE.max(spread / 2.0 / self.median())
     }
 
     /// The least and the greatest that the true value may be.

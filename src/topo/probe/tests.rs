@@ -322,7 +322,7 @@ fn samples_that_do_not_agree_are_noise() {
     assert_eq!(series(&[1.0, f64::NAN]), None);
     assert_eq!(series(&[10.0, 10.1, 9.9]).unwrap().noise(), NOISE);
     let loud = series(&[30.0, 10.0, 20.0, 10.0, 30.0]).unwrap();
-    assert_eq!((loud.median(), loud.noise()), (20.0, 1.0));
+    assert_eq!((loud.median(), loud.noise()), (20.0, 0.5));
     let one_late = series(&[10.0, 10.0, 10.0, 10.0, 90.0]).unwrap();
     assert_eq!(one_late.noise(), NOISE, "a sample that was interrupted is passed over");
 }
