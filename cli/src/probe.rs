@@ -9,7 +9,7 @@ use strata::device::gpu::GpuDevice;
 use strata::topo::interface::{Filter, Interface};
 use strata::topo::machine::Machine;
 use strata::topo::nics::address;
-use strata::topo::probe::compare::{compare, PlacedDevice};
+use strata::topo::probe::compare::{compare, PlacedDevice, NEAREST_NIC};
 use strata::topo::probe::infer::infer;
 use strata::topo::probe::loopback::LoopbackHost;
 use strata::topo::probe::{
@@ -105,6 +105,9 @@ pub fn print(machine: &Machine) {
     );
     let devices = compare(&subjects, &inferred);
     devices.iter().for_each(print_device);
+    if let Some(map) = map(&subjects, &devices) {
+        outln!("To use it, with local rank i on the i-th GPU: STRATA_NIC_MAP={map}");
+    }
     for (index, nic) in machine.nics.iter().enumerate().filter(|(index, _)| !fit.contains(index)) {
         let why = match () {
             () if nic.loopback || !machine.nics[index].physical => "there is no hardware to it",
@@ -118,6 +121,17 @@ pub fn print(machine: &Machine) {
     }
 }
 
+/// The NICs of all GPUs, where all are known and the probe has found one.
+fn map(subjects: &Subjects, devices: &[PlacedDevice]) -> Option<String> {
+    let gpus = &devices[subjects.nics.len()..];
+    let listed = subjects.gpus.iter().filter(|gpu| gpu.place.is_some()).count();
+    let measured = gpus.iter().any(|gpu| gpu.facts.iter().any(|fact| fact.what == NEAREST_NIC && fact.sysfs == "-"));
+    let nics: Vec<&str> = gpus.iter().filter_map(|gpu| Some(subjects.nics[gpu.nic?].name.as_str())).collect();
+    // Of a driver's devices and sysfs's together the order is not known.
+    let ordered = listed == 0 || listed == gpus.len();
+    (measured && ordered && nics.len() == gpus.len()).then(|| nics.join(","))
+}
+
 fn print_device(device: &PlacedDevice) {
     outln!("{}", device.name);
     for fact in &device.facts {
@@ -126,5 +140,32 @@ fn print_device(device: &PlacedDevice) {
         if let Some(contradiction) = &fact.contradiction {
             outln!("    contradiction: {contradiction}");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use strata::topo::probe::compare::PlaceFact;
+    use strata::topo::probe::ProbedNic;
+
+    fn gpu(sysfs: &str, nic: Option<usize>) -> PlacedDevice {
+        let (taken, probe, figures) = (String::new(), String::new(), String::new());
+        let fact = PlaceFact { what: NEAREST_NIC, taken, sysfs: sysfs.into(), probe, figures, contradiction: None };
+        PlacedDevice { name: String::new(), facts: vec![fact], nic }
+    }
+
+    #[test]
+    fn a_map_is_told_where_the_probe_has_found_a_nic_and_none_is_missing() {
+        let nic = |name: &str| ProbedNic { name: name.into(), place: None };
+        let device = || ProbedGpu { name: String::new(), place: None };
+        let subjects = Subjects { nics: vec![nic("eth0"), nic("eth1")], gpus: vec![device(), device()] };
+        let told = |gpus: [PlacedDevice; 2]| {
+            let nics = ["eth0", "eth1"].map(|name| PlacedDevice { name: name.into(), facts: Vec::new(), nic: None });
+            map(&subjects, &[&nics[..], &gpus[..]].concat())
+        };
+        assert_eq!(told([gpu("-", Some(1)), gpu("eth0 (PIX)", Some(0))]).as_deref(), Some("eth1,eth0"));
+        assert_eq!(told([gpu("-", Some(1)), gpu("-", None)]), None);
+        assert_eq!(told([gpu("eth1 (PIX)", Some(1)), gpu("eth0 (PIX)", Some(0))]), None, "sysfs is followed anyway");
     }
 }

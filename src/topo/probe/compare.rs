@@ -8,6 +8,9 @@ use super::infer::{Inferred, Verdict};
 use super::{ProbedGpu, ProbedNic, Subjects};
 use crate::topo::distance::{Distance, PciPath};
 
+/// The fact of which NIC a GPU is to use.
+pub const NEAREST_NIC: &str = "nearest NIC";
+
 /// One fact about a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PlaceFact {
@@ -140,7 +143,7 @@ fn nic_of(subjects: &Subjects, gpu: &ProbedGpu, verdict: &Verdict<usize>) -> (Op
         format!("sysfs says {near} ({distance}), but traffic of {probe} slows its copies most; sysfs is taken")
     });
     let fact = PlaceFact {
-        what: "nearest NIC",
+        what: NEAREST_NIC,
         taken: if taken.is_empty() { "unknown".to_string() } else { names(&taken) },
         sysfs: sysfs.map_or("-".to_string(), |(near, distance)| format!("{} ({distance})", names(&near))),
         probe: verdict.answer.map_or("unknown".to_string(), |nic| name(nic).to_string()),
