@@ -13,7 +13,7 @@ use strata::topo::probe::compare::{compare, PlacedDevice, NEAREST_NIC};
 use strata::topo::probe::infer::infer;
 use strata::topo::probe::loopback::LoopbackHost;
 use strata::topo::probe::{
-    measurable, measure, Load, Measured, Measuring, ProbedGpu, Subjects, COPY_BYTES, LOAD_COPIES, NOISE,
+    measurable, measure, Load, Measuring, ProbeMeasured, ProbedGpu, Subjects, COPY_BYTES, LOAD_COPIES, NOISE,
 };
 
 /// This host, whose NICs and GPUs are numbered as in [`Subjects`].
@@ -31,7 +31,7 @@ impl Measuring for ThisHost {
         self.loopback.nodes()
     }
 
-    fn round_trip_us(&mut self, nic: usize, node: u32) -> Measured {
+    fn round_trip_us(&mut self, nic: usize, node: u32) -> ProbeMeasured {
         let (series, defect) = self.loopback.round_trips(&self.addresses[nic], node)?;
         match defect {
             None => Ok(series),
@@ -42,7 +42,7 @@ impl Measuring for ThisHost {
         }
     }
 
-    fn copy_mbs(&mut self, gpu: usize, load: Load) -> Measured {
+    fn copy_mbs(&mut self, gpu: usize, load: Load) -> ProbeMeasured {
         let timed = self.gpus[gpu].as_ref().map_err(String::clone)?;
         match load {
             Load::Nothing => rate_mbs(timed, None),

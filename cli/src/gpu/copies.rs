@@ -7,7 +7,7 @@ use strata::device::gpu::memory::{DeviceBuffer, Pinned};
 use strata::device::gpu::stream::GpuStream;
 use strata::device::gpu::GpuDevice;
 use strata::error::Result;
-use strata::topo::probe::{Measured, Series, COPY_BYTES, LOAD_COPIES};
+use strata::topo::probe::{ProbeMeasured, Series, COPY_BYTES, LOAD_COPIES};
 
 /// Samples of a copy, after one that does not count.
 const SAMPLES: usize = 9;
@@ -68,7 +68,7 @@ impl Copies {
 }
 
 /// MB/s of a GPU's copy to the host, beside those of another one where one is given.
-pub fn rate_mbs(gpu: &Arc<GpuDevice>, other: Option<&Arc<GpuDevice>>) -> Measured {
+pub fn rate_mbs(gpu: &Arc<GpuDevice>, other: Option<&Arc<GpuDevice>>) -> ProbeMeasured {
     let samples = samples(gpu, other).map_err(|error| error.text().to_string())?;
     let samples = samples.ok_or("the other GPU's copies ended before the one that was timed")?;
     Series::new(samples).ok_or_else(|| "the clock stood still".to_string())

@@ -9,7 +9,7 @@
 //! - A GPU's copy is slowed most by traffic through its own NIC.
 #![forbid(unsafe_code)]
 
-use super::{CopyFigures, Measured, ProbeFigures, Series, Subjects};
+use super::{CopyFigures, ProbeFigures, ProbeMeasured, Series, Subjects};
 
 /// A copy that keeps less than this share of its rate beside another GPU's copies has a link in common with it.
 pub const SHARES: f64 = 0.75;
@@ -67,8 +67,8 @@ fn noise<'a>(series: impl Iterator<Item = &'a Series>) -> String {
     percent(series.map(Series::noise).fold(0.0, f64::max))
 }
 
-fn node_of(nodes: &[u32], trips: &[Measured]) -> Verdict<u32> {
-    let text = |(node, trip): (&u32, &Measured)| match trip {
+fn node_of(nodes: &[u32], trips: &[ProbeMeasured]) -> Verdict<u32> {
+    let text = |(node, trip): (&u32, &ProbeMeasured)| match trip {
         Ok(series) => format!("{:.1} us from node {node}", series.median()),
         Err(why) => why.clone(),
     };
@@ -152,7 +152,7 @@ fn switches(subjects: &Subjects, figures: &ProbeFigures) -> Vec<Verdict<Vec<Opti
             Err(why) => return Verdict { answer: None, why: why.clone() },
         };
         let others = copies.beside.iter().enumerate().filter_map(|(other, beside)| Some((other, beside.as_ref()?)));
-        let text = |(other, beside): (usize, &Measured)| match beside {
+        let text = |(other, beside): (usize, &ProbeMeasured)| match beside {
             Ok(beside) => format!("{:.0} beside {}", beside.median(), subjects.gpus[other].name),
             Err(why) => format!("{}: {why}", subjects.gpus[other].name),
         };
@@ -176,7 +176,7 @@ fn nic_of(subjects: &Subjects, copies: &CopyFigures) -> Verdict<usize> {
         Ok(alone) => alone,
         Err(why) => return Verdict { answer: None, why: why.clone() },
     };
-    let text = |(nic, beside): (usize, &Measured)| match beside {
+    let text = |(nic, beside): (usize, &ProbeMeasured)| match beside {
         Ok(beside) => format!("{:.0} beside traffic of {}", beside.median(), subjects.nics[nic].name),
         Err(why) => why.clone(),
     };

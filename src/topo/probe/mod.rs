@@ -64,7 +64,7 @@ impl Series {
 }
 
 /// What a measurement gave: samples, or why there are none.
-pub type Measured = Result<Series, String>;
+pub type ProbeMeasured = Result<Series, String>;
 
 /// What a GPU's copy to the host runs beside.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -82,9 +82,9 @@ pub trait Measuring {
     /// The NUMA nodes that have processors this process may use.
     fn nodes(&self) -> Vec<u32>;
     /// Microseconds of a round trip over loopback through a NIC, both ends on processors of a node.
-    fn round_trip_us(&mut self, nic: usize, node: u32) -> Measured;
+    fn round_trip_us(&mut self, nic: usize, node: u32) -> ProbeMeasured;
     /// MB/s of a GPU's copy of [`COPY_BYTES`] to the host.
-    fn copy_mbs(&mut self, gpu: usize, load: Load) -> Measured;
+    fn copy_mbs(&mut self, gpu: usize, load: Load) -> ProbeMeasured;
 }
 
 /// A NIC to be placed.
@@ -136,11 +136,11 @@ pub fn measurable(machine: &Machine) -> Vec<usize> {
 #[derive(Debug, Clone, PartialEq)]
 pub struct CopyFigures {
     /// Its copy by itself.
-    pub alone: Measured,
+    pub alone: ProbeMeasured,
     /// Its copy beside those of each other GPU; none at its own place.
-    pub beside: Vec<Option<Measured>>,
+    pub beside: Vec<Option<ProbeMeasured>>,
     /// Its copy beside loopback traffic through each NIC.
-    pub loopback: Vec<Measured>,
+    pub loopback: Vec<ProbeMeasured>,
 }
 
 /// All that was measured.
@@ -149,7 +149,7 @@ pub struct ProbeFigures {
     /// The NUMA nodes.
     pub nodes: Vec<u32>,
     /// Round trips in microseconds, of each NIC from each node.
-    pub round_trips: Vec<Vec<Measured>>,
+    pub round_trips: Vec<Vec<ProbeMeasured>>,
     /// Copies of each GPU.
     pub copies: Vec<CopyFigures>,
 }
@@ -162,7 +162,7 @@ pub fn measure(subjects: &Subjects, machine: &mut dyn Measuring) -> ProbeFigures
     for nic in 0..nnics {
         round_trips.push(nodes.iter().map(|&node| machine.round_trip_us(nic, node)).collect());
     }
-    let alone: Vec<Measured> = (0..ngpus).map(|gpu| machine.copy_mbs(gpu, Load::Nothing)).collect();
+    let alone: Vec<ProbeMeasured> = (0..ngpus).map(|gpu| machine.copy_mbs(gpu, Load::Nothing)).collect();
     let mut copies = Vec::new();
     for gpu in 0..ngpus {
         let mut beside = Vec::new();

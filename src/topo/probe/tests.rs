@@ -2,7 +2,7 @@
 
 use super::compare::{compare, PlaceFact, PlacedDevice};
 use super::infer::{infer, pairs, Inferred, APART, SHARES};
-use super::{measure, Load, Measured, Measuring, ProbeFigures, ProbedGpu, ProbedNic, Series, Subjects, NOISE};
+use super::{measure, Load, Measuring, ProbeFigures, ProbeMeasured, ProbedGpu, ProbedNic, Series, Subjects, NOISE};
 use crate::topo::distance::PciPath;
 use proptest::prelude::*;
 use std::path::Path;
@@ -35,7 +35,7 @@ impl Made {
     }
 
     /// Samples of a value, each off by as much as the noise, mostly all to one side.
-    fn samples(&mut self, value: f64) -> Measured {
+    fn samples(&mut self, value: f64) -> ProbeMeasured {
         let side = if self.roll() < 0.5 { -1.0 } else { 1.0 };
         let samples = (0..5).map(|_| value * (1.0 + self.noise * side * (1.2 * self.roll()).min(1.0))).collect();
         Series::new(samples).ok_or("no samples".to_string())
@@ -94,12 +94,12 @@ impl Measuring for Made {
         (0..self.nodes as u32).collect()
     }
 
-    fn round_trip_us(&mut self, nic: usize, node: u32) -> Measured {
+    fn round_trip_us(&mut self, nic: usize, node: u32) -> ProbeMeasured {
         let away = (node as usize).abs_diff(self.node_of[nic]) as f64;
         self.samples(self.trip.0 * (1.0 + self.trip.1 * away))
     }
 
-    fn copy_mbs(&mut self, gpu: usize, load: Load) -> Measured {
+    fn copy_mbs(&mut self, gpu: usize, load: Load) -> ProbeMeasured {
         let kept = match load {
             Load::Nothing => 1.0,
             Load::Copies(other) if self.switch_of[gpu] == self.switch_of[other] => self.kept.0,
@@ -281,10 +281,10 @@ fn what_was_not_measured_is_unknown_and_the_reason_is_told() {
         fn nodes(&self) -> Vec<u32> {
             vec![0, 1]
         }
-        fn round_trip_us(&mut self, _: usize, _: u32) -> Measured {
+        fn round_trip_us(&mut self, _: usize, _: u32) -> ProbeMeasured {
             Err("loopback does not pass it".to_string())
         }
-        fn copy_mbs(&mut self, _: usize, load: Load) -> Measured {
+        fn copy_mbs(&mut self, _: usize, load: Load) -> ProbeMeasured {
             assert_eq!(load, Load::Nothing, "what cannot copy alone is not measured further");
             Err("no driver".to_string())
         }
