@@ -6,16 +6,21 @@ samples as without a loss.
 
     sampler = ElasticSampler(len(data), batch_size=512, rank=rank, members=world_size, seed=7)
     batches = sampler.batches()
+    on_change(lambda: sampler.follow(state()))          # strataCommOnChange, strataCommState
+    calls = 0
     for epoch in range(epochs):
         sampler.set_epoch(epoch)
         for step, part in enumerate(DataLoader(data, batch_sampler=batches)):
-            sums = gradients(part)
-            all_reduce(sums)                            # ranks may be lost here: sampler.set_members(...)
-            while (rest := batches.rest()) is not None: # what they had of this batch, divided
-                more = gradients([data[index] for index in rest])
-                all_reduce(more)
-                sums += more
+            sums, calls = all_reduce(gradients(part)), calls + 1
+            while (rest := batches.rest(calls)) is not None:    # what ranks that were lost had of this batch, divided
+                sums, calls = sums + all_reduce(gradients([data[index] for index in rest])), calls + 1
             update(sums / sampler.batch_size(step))
+
+Every collective of the communicator counts as a call, and each part, or rest, is reduced in one.
+
+Ranks hear of a loss in the same call or in two that follow each other: one may have the result of a call, which has the lost
+rank's part in it, and hear of the loss in the next one, while another hears of it at that call's end. So what is heard holds from
+a call on, which is the same for all (`first_call` of strataCommState), and not from the moment at which it is heard.
 
 `sampler` itself is an iterable of indices, for loops that do not ask for batches.
 """
@@ -24,15 +29,7 @@ import json
 import random
 from collections import deque
 
-__all__ = ["ElasticBatches", "ElasticSampler", "members_of"]
-
-
-def members_of(state):
-    """The members in the text that strataCommState writes."""
-    members = json.loads(state).get("members")
-    if not isinstance(members, list):
-        raise ValueError(f"no members in the state of a communicator: {state!r}")
-    return members
+__all__ = ["ElasticBatches", "ElasticSampler"]
 
 
 class _Portion:
@@ -75,7 +72,8 @@ class ElasticSampler:
         self.global_batch_size, self.rank = batch_size, rank
         self._shuffle, self._seed, self._drop_last = shuffle, seed, drop_last
         self._order_of, self._order = None, ()
-        self.epoch, self.batch, self._first, self._members = 0, 0, 0, ()
+        self.epoch, self.batch, self._first = 0, 0, 0
+        self._members, self._coming = (), []
         self.set_members(members)
 
     @property
@@ -83,15 +81,34 @@ class ElasticSampler:
         """The ranks that divide the batches, in order."""
         return list(self._members)
 
-    def set_members(self, members):
-        """Who takes part from now on: ranks in any order, or how many there are. May be called at any time, on every member."""
+    def _checked(self, members):
         members = range(members) if isinstance(members, int) else sorted(members)
         if len(set(members)) != len(members):
             raise ValueError(f"a member stands twice in {members}")
         if self.rank not in members:
             raise ValueError(f"rank {self.rank} is not among the members {list(members)}")
-        if tuple(members) != self._members:
-            self._members = tuple(members)
+        return tuple(members)
+
+    def set_members(self, members):
+        """Who takes part from now on: ranks in any order, or how many there are. For programs that make a new communicator, at the
+        same place between calls on every rank."""
+        members = self._checked(members)
+        self._coming.clear()
+        if members != self._members:
+            self._members = members
+
+    def follow(self, state):
+        """Takes the members of a new generation from the text that strataCommState writes: for the function of
+        strataCommOnChange, each time it is called. They hold when the first call of that generation has ended (`ended`)."""
+        state = json.loads(state)
+        if not isinstance(state.get("members"), list) or not isinstance(state.get("first_call"), int):
+            raise ValueError(f"no members or no first_call in the state of a communicator: {state}")
+        self._coming.append((state["first_call"], self._checked(state["members"])))
+
+    def ended(self, calls):
+        """So many collectives of the communicator have ended on this rank."""
+        while self._coming and self._coming[0][0] <= calls:
+            self._members = self._coming.pop(0)[1]
 
     def set_epoch(self, epoch, batch=0):
         """The epoch, which has an order of its own, and where in it the next iteration begins: `epoch` and `batch` of another rank
@@ -142,7 +159,8 @@ class ElasticSampler:
 
 
 class ElasticBatches:
-    """This rank's parts of the global batches, as lists of indices. It may be read ahead, as a DataLoader with workers does.
+    """This rank's parts of the global batches, as lists of indices. It may be read ahead, as a DataLoader with workers does, equally
+    far on all ranks.
 
     A part is empty where a batch has fewer samples than there are members. It is given all the same, since all ranks make the
     same calls: with a DataLoader `collate_fn` has to take it, or `drop_last` leaves such a batch out.
@@ -161,11 +179,13 @@ class ElasticBatches:
             self._given.append(portion)
             yield portion.of(self.sampler.rank)
 
-    def rest(self):
-        """To be asked when a part, or a rest, has been trained and reduced with those of the others. If members were lost since it
-        was divided: this rank's part of what they had of it, which may be empty; the others have theirs. None: the batch is
-        whole, and the next part is of the next one.
+    def rest(self, calls=None):
+        """To be asked when a part, or a rest, has been reduced with those of the others, by all members alike. `calls` is how many
+        collectives of the communicator have ended; it is left out with `set_members`. If members were lost before that reduction:
+        this rank's part of what they had of it, which may be empty; the others have theirs. None: the batch is whole.
         """
+        if calls is not None:
+            self.sampler.ended(calls)
         if not self._given:
             raise RuntimeError("no batch is under way: rest() is asked after each part")
         missing = self._given[0].missing(self.sampler._members)

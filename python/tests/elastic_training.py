@@ -11,7 +11,7 @@ import signal
 import sys
 from ctypes import CFUNCTYPE, byref, c_char, c_int, c_int64, c_size_t, c_void_p
 
-from strata.elastic import ElasticSampler, members_of
+from strata.elastic import ElasticSampler
 
 INT64, SUM = 4, 0
 
@@ -48,7 +48,7 @@ def main():
     def on_change(_):
         text = ctypes.create_string_buffer(1 << 16)
         check(library.strataCommState(comm, text, len(text)))
-        sampler.set_members(members_of(text.value.decode()))
+        sampler.follow(text.value)
 
     check(library.strataCommOnChange(comm, on_change, None))
 
@@ -66,7 +66,7 @@ def main():
     whole = []
     for part in batches:
         counts = reduce(part)
-        while (rest := batches.rest()) is not None:
+        while (rest := batches.rest(reduction)) is not None:
             counts = [one + more for one, more in zip(counts, reduce(rest))]
         whole.append(counts)
     check(library.ncclCommDestroy(comm))

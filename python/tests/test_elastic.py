@@ -1,5 +1,5 @@
 """The sampler that keeps the global batch: whoever is lost and whenever, each global batch has the samples that it has without
-a loss. Ranks are objects here, which are told of losses as strataCommOnChange tells them: all in the same call."""
+a loss. Ranks are objects here, which are told of losses as strataCommOnChange tells them, or processes that are killed."""
 
 import itertools
 import json
@@ -15,7 +15,7 @@ import ranks
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-from strata.elastic import ElasticSampler, members_of  # noqa: E402
+from strata.elastic import ElasticSampler  # noqa: E402
 
 
 def samplers(count, length, batch_size, **options):
@@ -30,29 +30,60 @@ def lose(group, lost):
         sampler.set_members(list(group))
 
 
+class World:
+    """Ranks that reduce, and are lost meanwhile. `losses` has, by the number of the call, ranks and whether the call has their
+    part. If it has, the others hear of the loss at its end or in the next call, as `chance` decides, and the first call without
+    the rank is the next one."""
+
+    def __init__(self, group, losses, chance):
+        self.group, self.losses, self.chance, self.calls = group, losses, chance, 0
+        self.late = []
+
+    def hear(self, rank, state):
+        if rank in self.group:
+            self.group[rank].follow(state)
+
+    def lose(self, ranks, first_call):
+        for rank in ranks:
+            del self.group[rank]
+        return json.dumps({"members": sorted(self.group), "first_call": first_call}) if ranks else None
+
+    def reduce(self, parts):
+        self.calls += 1
+        late, self.late = self.late, []
+        for rank, state in late:
+            self.hear(rank, state)
+        here = [(rank, counts) for rank, counts in self.losses.get(self.calls, []) if rank in self.group]
+        state = self.lose([rank for rank, counts in here if not counts], self.calls)
+        for rank in self.group if state else ():
+            self.hear(rank, state)
+        samples = [sample for rank in self.group for sample in parts[rank]]
+        state = self.lose([rank for rank, counts in here if counts], self.calls + 1)
+        for rank in self.group if state else ():
+            if self.chance.random() < 0.5:
+                self.hear(rank, state)
+            else:
+                self.late.append((rank, state))
+        return samples
+
+
 def trained(nranks, length, batch_size, losses, ahead=0, seed=3):
-    """Trains an epoch by batches. `losses` has, by number of the reduction, the ranks that are lost in it: their parts are not
-    in it. Each loader is `ahead` batches ahead. The samples of each global batch, as they were reduced."""
+    """Trains an epoch by batches. Each loader is `ahead` batches ahead. The samples of each global batch, as they were reduced."""
     group = samplers(nranks, length, batch_size, seed=seed)
     batches = {rank: sampler.batches() for rank, sampler in group.items()}
     loaders = {rank: iter(batches[rank]) for rank in group}
     read = {rank: list(itertools.islice(loader, ahead)) for rank, loader in loaders.items()}
-    reduction, whole = itertools.count(), []
-
-    def reduce(parts):
-        lose(group, [rank for rank in losses.get(next(reduction), []) if rank in group])
-        return [sample for rank in group for sample in parts[rank]]
-
+    world, whole = World(group, losses, random.Random(length)), []
     for _ in range(len(batches[0])):
         for rank in group:
             read[rank].extend(itertools.islice(loaders[rank], 1))
-        samples = reduce({rank: read[rank].pop(0) for rank in group})
+        samples = world.reduce({rank: read[rank].pop(0) for rank in group})
         while True:
-            rests = {rank: batches[rank].rest() for rank in group}
+            rests = {rank: batches[rank].rest(world.calls) for rank in group}
             if None in rests.values():
                 assert set(map(type, rests.values())) == {type(None)}, "all ranks go on alike"
                 break
-            samples += reduce(rests)
+            samples += world.reduce(rests)
         whole.append(samples)
     assert all(next(loaders[rank], None) is None for rank in group), "the epoch has ended on all"
     return whole
@@ -70,16 +101,20 @@ class Batches(unittest.TestCase):
         self.same(trained(4, 103, 20, {}), 103, 20)
 
     def test_what_lost_ranks_had_of_the_batch_and_of_later_ones_is_divided(self):
-        self.same(trained(4, 103, 20, {2: [1]}), 103, 20)
-        self.same(trained(4, 103, 20, {0: [0, 3], 2: [1]}), 103, 20)
+        self.same(trained(4, 103, 20, {2: [(1, False)]}), 103, 20)
+        self.same(trained(4, 103, 20, {1: [(0, False), (3, False)], 3: [(1, False)]}), 103, 20)
 
     def test_a_rank_lost_with_a_rest_has_had_its_part_of_the_batch(self):
-        # Reduction 1 is that of the rest of batch 0.
-        self.same(trained(4, 60, 20, {0: [2], 1: [1], 2: [3]}), 60, 20)
+        # Call 2 is that of the rest of the first batch.
+        self.same(trained(4, 60, 20, {1: [(2, False)], 2: [(1, False)], 3: [(3, False)]}), 60, 20)
+
+    def test_ranks_that_hear_of_a_loss_in_different_calls_divide_alike(self):
+        for length in range(60, 80):
+            self.same(trained(4, length, 20, {1: [(2, True)], 2: [(1, True)]}), length, 20)
 
     def test_loaders_that_read_ahead_have_given_parts_by_the_members_of_before(self):
         for ahead in (1, 2, 5, 9):
-            self.same(trained(4, 103, 20, {1: [3], 4: [0]}, ahead=ahead), 103, 20)
+            self.same(trained(4, 103, 20, {1: [(3, True)], 4: [(0, False)]}, ahead=ahead), 103, 20)
 
     def test_any_losses_at_any_time(self):
         chance = random.Random(5)
@@ -87,7 +122,7 @@ class Batches(unittest.TestCase):
             nranks, length, size = chance.randint(1, 6), chance.randint(0, 60), chance.randint(1, 17)
             losses = {}
             for rank in chance.sample(range(nranks), chance.randint(0, nranks - 1)):
-                losses.setdefault(chance.randint(0, 12), []).append(rank)
+                losses.setdefault(chance.randint(1, 12), []).append((rank, chance.random() < 0.5))
             with self.subTest(nranks=nranks, length=length, size=size, losses=losses):
                 self.same(trained(nranks, length, size, losses, ahead=chance.randint(0, 3)), length, size)
 
@@ -148,10 +183,19 @@ class Indices(unittest.TestCase):
             ElasticSampler(10, 0, rank=0, members=1)
         self.assertEqual(sampler.members, [1, 3])
 
-    def test_the_members_are_read_from_a_communicator_s_state(self):
-        self.assertEqual(members_of('{"generation":1,"ranks":4,"members":[0,1,3],"lost":[]}'), [0, 1, 3])
-        with self.assertRaisesRegex(ValueError, "no members"):
-            members_of("{}")
+    def test_what_a_communicator_s_state_says_holds_from_its_first_call_on(self):
+        sampler = ElasticSampler(10, 5, rank=1, members=4)
+        sampler.follow('{"generation":1,"ranks":4,"members":[0,1,3],"first_call":7,"calls":6,"lost":[]}')
+        sampler.follow(b'{"members":[1,3],"first_call":8}')
+        held = []
+        for calls in (6, 7, 8):
+            sampler.ended(calls)
+            held.append(sampler.members)
+        self.assertEqual(held, [[0, 1, 2, 3], [0, 1, 3], [1, 3]])
+        with self.assertRaisesRegex(ValueError, "no members or no first_call"):
+            sampler.follow('{"members":[1]}')
+        with self.assertRaisesRegex(ValueError, "rank 1 is not among"):
+            sampler.follow('{"members":[0],"first_call":9}')
 
 
 class Communicator(unittest.TestCase):
