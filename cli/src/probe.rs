@@ -78,9 +78,9 @@ fn devices() -> Result<Vec<Arc<GpuDevice>>, String> {
 pub fn print(machine: &Machine) {
     let fit = measurable(machine);
     let mut subjects = Subjects::of(machine, &fit);
-    let unused = Err("the driver has no such device".to_string());
-    let mut gpus = vec![unused; subjects.gpus.len()];
     let found = devices();
+    let unknown = found.as_ref().err().cloned().unwrap_or_else(|| "the driver has no such device".to_string());
+    let mut gpus = vec![Err(unknown); subjects.gpus.len()];
     for device in found.iter().flatten() {
         let name = device.pci_address().map_or(format!("device {}", device.number()), |address| address.to_string());
         match subjects.gpus.iter().position(|gpu| gpu.name == name) {

@@ -248,13 +248,14 @@ mod tests {
         let folder = root.join("class/net/eth0/statistics");
         fs::create_dir_all(&folder).unwrap();
         let put = |counts: [u64; 2]| {
-            fs::write(folder.join("rx_packets"), format!("{}\n", counts[0])).unwrap();
-            fs::write(folder.join("tx_packets"), format!("{}\n", counts[1])).unwrap();
+            let file = |name: &str, count: u64| fs::write(folder.join(name), format!("{count}\n"));
+            let written = file("rx_packets", counts[0]).and_then(|()| file("tx_packets", counts[1]));
+            written.map_err(|error| error.to_string())
         };
         let host = LoopbackHost { sysfs: root.clone(), nodes: Vec::new() };
         let passes = |after: [u64; 2]| {
-            put([5, 7]);
-            host.counted("eth0", 100, || Ok(put(after))).unwrap().1.is_none()
+            put([5, 7]).unwrap();
+            host.counted("eth0", 100, || put(after)).unwrap().1.is_none()
         };
         assert!(passes([205, 207]));
         assert!(!passes([205, 206]), "one was not sent by it");
