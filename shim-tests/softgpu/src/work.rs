@@ -260,9 +260,11 @@ fn is_to_host(dst: u64, src: u64) -> bool {
 /// Copies in the time that the device's switch takes, in pieces that take turns with those of others.
 fn copy_by_switch(stream: &Stream, (dst, src): (View, View)) {
     const PIECE: usize = 1 << 20;
+    let mut until = Instant::now();
     for at in (0..dst.bytes()).step_by(PIECE) {
         let length = PIECE.min(dst.bytes() - at);
-        let until = carried(stream.context.device, length);
+        // A thread that wakes late makes up for it.
+        until = carried(stream.context.device, length, until);
         // SAFETY: the pieces must be readable and writable and not overlap; because they are parts of views, and of memory of
         // a device and of the host.
         unsafe { ptr::copy(src.host().wrapping_add(at), dst.host().wrapping_add(at), length) };
