@@ -32,26 +32,47 @@
     } while (0)
 
 /* Who divides the batch: how many, and which of them this rank is. */
-struct share {
-    ncclComm_t comm;
-    int rank, place, members;
+struct division {
+    int place, members;
 };
 
-/* Called inside of the call in which ranks were lost. The state has the members as "members":[0,1,3]. */
+/* The division now, and that which holds when the call `first_call` has ended; 0: none. */
+struct share {
+    ncclComm_t comm;
+    int rank;
+    long calls;
+    struct division now, next;
+    long first_call;
+};
+
+/* So many calls have ended. */
+static void ended(struct share *share, long calls)
+{
+    if (share->first_call > 0 && share->first_call <= calls) {
+        share->now = share->next;
+        share->first_call = 0;
+    }
+}
+
+/* Called inside of the call in which this rank hears that others were lost. The state has the members as "members":[0,1,3], and
+ * the first call that these made among themselves. A rank that has the result of a call before the loss may hear of it at that
+ * call's end, and another one in the next call: only when that one has ended do all know. */
 static void on_change(void *argument)
 {
     struct share *share = argument;
     static char state[65536];
     CHECK(strataCommState(share->comm, state, sizeof state));
-    char *at = strstr(state, "\"members\":[");
-    if (at == NULL)
+    char *at = strstr(state, "\"members\":["), *first = strstr(state, "\"first_call\":");
+    if (at == NULL || first == NULL)
         return;
+    ended(share, share->calls + 1);
+    share->first_call = atol(first + strlen("\"first_call\":"));
     at += strlen("\"members\":[");
-    share->members = 0;
+    share->next.members = 0;
     do {
         if (strtol(at, &at, 10) == share->rank)
-            share->place = share->members;
-        share->members++;
+            share->next.place = share->next.members;
+        share->next.members++;
     } while (*at++ == ',');
 }
 
@@ -84,7 +105,7 @@ static double feature(int sample, int which)
 int main(void)
 {
     int rank = number("RANK"), nranks = number("WORLD_SIZE");
-    struct share share = {.rank = rank, .place = rank, .members = nranks};
+    struct share share = {.rank = rank, .now = {.place = rank, .members = nranks}};
     double weights[FEATURES] = {0}, sums[FEATURES + 2];
     ncclUniqueId id;
     CHECK(ncclGetUniqueId(&id)); /* The same on all ranks, by NCCL_COMM_ID. */
@@ -97,7 +118,7 @@ int main(void)
             break;
         /* The gradient, the loss and the number of samples of this rank's part of the batch. */
         memset(sums, 0, sizeof sums);
-        for (int k = share.place; k < BATCH; k += share.members) {
+        for (int k = share.now.place; k < BATCH; k += share.now.members) {
             int sample = (step * BATCH + k) % SAMPLES;
             double error = 0;
             for (int which = 0; which < FEATURES; which++)
@@ -108,11 +129,12 @@ int main(void)
             sums[FEATURES + 1]++;
         }
         CHECK(ncclAllReduce(sums, sums, FEATURES + 2, ncclDouble, ncclSum, share.comm, NULL));
+        ended(&share, ++share.calls);
         for (int which = 0; which < FEATURES; which++)
             weights[which] -= RATE * 2 * sums[which] / sums[FEATURES + 1];
-        if (step % 50 == 49 && share.place == 0)
+        if (step % 50 == 49 && share.now.place == 0)
             printf("step %d: loss %.12g of %.0f samples on %d ranks\n", step + 1, sums[FEATURES] / sums[FEATURES + 1],
-                   sums[FEATURES + 1], share.members);
+                   sums[FEATURES + 1], share.now.members);
     }
     CHECK(ncclCommDestroy(share.comm));
     return 0;

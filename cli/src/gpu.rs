@@ -5,6 +5,7 @@
 
 mod bandwidth;
 mod codes;
+pub mod copies;
 mod found;
 mod kernels;
 mod order;

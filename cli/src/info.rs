@@ -30,6 +30,9 @@ pub struct Options {
     /// With --nics: another machine's sysfs, with a file `addresses` of lines such as `eth0 10.0.0.1/24`.
     #[arg(long, value_name = "FOLDER")]
     sysfs: Option<PathBuf>,
+    /// With --nics: measure where NICs and GPUs are, for machines whose sysfs does not say, such as virtual ones. Takes seconds.
+    #[arg(long, requires = "nics", conflicts_with = "sysfs")]
+    probe: bool,
     /// Every algorithm with its collectives.
     #[arg(long)]
     algorithms: bool,
@@ -38,13 +41,13 @@ pub struct Options {
     library: Option<PathBuf>,
     /// For the command itself: reads `process:address` and says what is there.
     #[arg(long, hide = true)]
-    probe: Option<String>,
+    reads: Option<String>,
 }
 
 /// Prints what was asked for.
 pub fn run(options: &Options) -> Result<ExitCode> {
-    if let Some(what) = &options.probe {
-        return probe(what);
+    if let Some(what) = &options.reads {
+        return read(what);
     }
     if options.env {
         print_variables();
@@ -53,7 +56,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
         print_algorithms();
     }
     if options.nics || options.sysfs.is_some() {
-        return nics::print(options.sysfs.as_deref(), options.ranks.map(usize::from));
+        return nics::print(options.sysfs.as_deref(), options.ranks.map(usize::from), options.probe);
     }
     if !options.env && !options.algorithms {
         print_found(options);
@@ -119,7 +122,7 @@ fn direct_reads(config: &Config) -> String {
     }
     let secret = Box::new(0x5354_5241_5441_u64 ^ u64::from(std::process::id()));
     let place = format!("{}:{}", std::process::id(), std::ptr::from_ref(&*secret) as usize);
-    let child = std::env::current_exe().and_then(|exe| Command::new(exe).args(["info", "--probe", &place]).output());
+    let child = std::env::current_exe().and_then(|exe| Command::new(exe).args(["info", "--reads", &place]).output());
     let said = match child {
         Ok(output) => String::from_utf8_lossy(&output.stdout).trim().to_string(),
         Err(error) => return format!("not known: cannot start a process to try it: {error}"),
@@ -135,7 +138,7 @@ fn direct_reads(config: &Config) -> String {
     format!("off: {said}; {why}. Large messages go through shared memory instead")
 }
 
-fn probe(what: &str) -> Result<ExitCode> {
+fn read(what: &str) -> Result<ExitCode> {
     let wrong = || Error::InvalidArgument(format!("`{what}` is not process:address"));
     let (pid, address) = what.split_once(':').ok_or_else(wrong)?;
     let (pid, address) = (pid.parse().map_err(|_| wrong())?, address.parse().map_err(|_| wrong())?);

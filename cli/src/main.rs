@@ -36,6 +36,7 @@ mod nics;
 mod options;
 mod perf;
 mod plan;
+mod probe;
 mod process;
 mod simulate;
 mod trace;

@@ -1,6 +1,7 @@
 //! `strata info --nics`: the GPUs and NICs of this machine, or of one on record, and which local rank uses which NIC.
 #![forbid(unsafe_code)]
 
+use crate::probe;
 use std::path::Path;
 use std::process::ExitCode;
 use strata::config::Config;
@@ -47,8 +48,8 @@ pub fn summary() -> Result<Vec<String>> {
     Ok(lines)
 }
 
-/// Prints all that is known.
-pub fn print(sysfs: Option<&Path>, ranks: Option<usize>) -> Result<ExitCode> {
+/// Prints all that is known, and what can be measured if that is wanted.
+pub fn print(sysfs: Option<&Path>, ranks: Option<usize>, measured: bool) -> Result<ExitCode> {
     let machine = sysfs.map_or_else(Machine::this, Machine::recorded)?;
     let rules = rules()?;
     print_devices(&machine);
@@ -60,6 +61,9 @@ pub fn print(sysfs: Option<&Path>, ranks: Option<usize>) -> Result<ExitCode> {
             Ok(pinning) => print_pins(&machine, &pinning),
             Err(error) => outln!("{error}"),
         }
+    }
+    if measured {
+        probe::print(&machine);
     }
     Ok(ExitCode::SUCCESS)
 }

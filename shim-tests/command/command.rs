@@ -90,7 +90,7 @@ fn no_number_and_no_name_makes_it_panic() {
         of(&["plan", "show", "all_gather"], &["--rank", "--root", "--placement"], &["-n", "3"]),
         of(&["plan", "verify", "broadcast"], &["--max-ranks"], &["--shape", "2"]),
         of(&["plan", "verify", "broadcast", "--max-ranks", "2"], &["--shape", "--capacity", "--algo"], &[]),
-        of(&["info"], &["--probe", "--library"], &[]),
+        of(&["info"], &["--reads", "--library"], &[]),
         of(&tune, &["--budget", "--sizes", "--collectives", "-g"], &["--library", library()]),
         of(&tune, &["--library", "--report"], &[]),
     ];

@@ -20,6 +20,7 @@ mod figures;
 mod gpu;
 mod launch;
 mod mcr_dl;
+mod probe;
 mod profilers;
 mod providers;
 mod pytorch;

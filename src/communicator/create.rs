@@ -722,7 +722,6 @@ impl Meeting<'_> {
         let rank = Rank::from_index(self.rank);
         let (mut engine, providers) = self.engine(rank, &grid, &members, &config)?;
         let (carrier, knowledge) = self.follow(&table, zero, &grid, machine, &mut engine)?;
-        let board = engine.as_ref().is_some_and(Engine::has_board);
         let gpu = engine.as_ref().and(self.gpu.as_ref()).map(GpuLauncher::new).transpose()?;
         let waker = engine.as_ref().map(Engine::waker);
         let status = status(&waker);
@@ -731,7 +730,7 @@ impl Meeting<'_> {
         // what the session knows of: it names those who do not come to the round.
         let (crowded, lends) = self.last_round(&mut engine)?;
         self.session.close();
-        let context = Context::new(grid.clone(), config.clone(), board);
+        let context = Context::new(grid.clone(), config.clone(), engine.as_ref().is_some_and(Engine::has_board));
         let context = Context { knowledge, crowded, lends, providers: providers.clone(), ..context };
         link(monitor.as_ref(), &config, self.cancel)?;
         tell_made(credentials.key, self.options.name.as_deref(), rank, &grid);

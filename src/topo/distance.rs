@@ -56,6 +56,12 @@ impl PciPath {
         (!chain.is_empty()).then(|| PciPath { host_bridge: parts[root].to_string(), chain, numa })
     }
 
+    /// Whether there is a bridge between the root bus and the device. Hypervisors put devices directly on the root bus, whatever
+    /// is above them in the hardware.
+    pub fn is_below_bridge(&self) -> bool {
+        self.chain.len() > 1
+    }
+
     /// The device's own address.
     pub fn address(&self) -> PciAddress {
         *self.chain.last().expect("a path has a device")

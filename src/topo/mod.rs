@@ -1,7 +1,8 @@
 //! Where ranks live: nodes, local ranks, rails; and what a node has for them: GPUs, NICs, and which rank uses which.
 //!
 //! [`machine`] reads GPUs and NICs, [`nics`] says which NICs are fit for use, [`pinning`] gives each local rank its own,
-//! [`binding`] holds sockets to it and [`export`] tells it to an MPI. Both ask the kernel's routes (`route`).
+//! [`binding`] holds sockets to it and [`export`] tells it to an MPI. Both ask the kernel's routes (`route`). [`probe`] measures
+//! where devices are on machines that do not say.
 #![forbid(unsafe_code)]
 
 mod assign;
@@ -15,6 +16,7 @@ pub mod local;
 pub mod machine;
 pub mod nics;
 pub mod pinning;
+pub mod probe;
 #[cfg(test)]
 mod recorded;
 mod route;

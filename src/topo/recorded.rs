@@ -6,6 +6,9 @@ use super::interface::{Filter, Interface};
 use super::machine::{gpu_of, gpus_of_ranks, Machine, NicKind};
 use super::nics::{meeting_address, Purpose};
 use super::pinning::{pin, Pinning, Rules};
+use super::probe::compare::{compare, PlacedDevice};
+use super::probe::infer::infer;
+use super::probe::{measurable, measure, Load, Measuring, ProbeMeasured, Subjects};
 use super::route::By;
 use crate::error::Result;
 
@@ -323,4 +326,48 @@ fn mpis_are_known_by_what_they_say_of_themselves() {
     for (text, mpi) in texts {
         assert_eq!(MpiLibrary::from_version(text), mpi);
     }
+}
+
+/// Nothing can be measured on a machine on record.
+struct Unmeasured;
+
+impl Measuring for Unmeasured {
+    fn nodes(&self) -> Vec<u32> {
+        vec![0, 1]
+    }
+
+    fn round_trip_us(&mut self, _: usize, _: u32) -> ProbeMeasured {
+        Err("on record".to_string())
+    }
+
+    fn copy_mbs(&mut self, _: usize, _: Load) -> ProbeMeasured {
+        Err("on record".to_string())
+    }
+}
+
+#[test]
+fn where_sysfs_says_where_devices_are_the_probe_has_nothing_to_fill() {
+    let placed = |name: &str, all: bool| -> Vec<PlacedDevice> {
+        let machine = machine(name);
+        let nics: Vec<usize> = if all { (0..machine.nics.len()).collect() } else { measurable(&machine) };
+        let subjects = Subjects::of(&machine, &nics);
+        compare(&subjects, &infer(&subjects, &measure(&subjects, &mut Unmeasured)))
+    };
+    let taken = |devices: &[PlacedDevice], name: &str| -> Vec<String> {
+        let device = devices.iter().find(|device| device.name == name).expect("a device");
+        device.facts.iter().map(|fact| format!("{} (sysfs: {})", fact.taken, fact.sysfs)).collect()
+    };
+    let dgx = placed("dgx-h100", true);
+    assert_eq!(
+        taken(&dgx, "GPU 0000:1b:00.0"),
+        ["no other GPU (sysfs: no other GPU)", "ibp24s0 (sysfs: ibp24s0 (PIX))"]
+    );
+    assert_eq!(taken(&dgx, "NIC ibp24s0"), ["0 (sysfs: 0)"]);
+    let frontier = placed("frontier", false);
+    assert_eq!(taken(&frontier, "GPU 0000:d1:00.0")[1], "hsn2 (sysfs: hsn2 (PHB))");
+    let names: Vec<&str> = frontier.iter().take(5).map(|device| device.name.as_str()).collect();
+    assert_eq!(names[..4], ["NIC hsn0", "NIC hsn1", "NIC hsn2", "NIC hsn3"], "and not the loopback");
+    assert!(names[4].starts_with("GPU "));
+    let one = placed("one-nic", false);
+    assert_eq!(taken(&one, "NIC eth0"), ["unknown (sysfs: -)"], "a virtual machine's");
 }

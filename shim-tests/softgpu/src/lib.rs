@@ -11,6 +11,8 @@
 //! | `SOFTGPU_CONNECTIONS=1` | all streams of a priority share one queue ([`pipe`]) |
 //! | `SOFTGPU_MEMORY_BYTES`, `SOFTGPU_PINNED_BYTES` | memory of each device, and host memory that may be pinned |
 //! | `SOFTGPU_PTX=1` | kernels are the PTX that the program loads, interpreted ([`interpreted`]), and not computed on the host |
+//! | `SOFTGPU_SWITCHES` | the PCIe switch of each device, as numbers separated by commas; without it copies are as fast as they are |
+//! | `SOFTGPU_SWITCH_MBS` | MB/s that the copies to the host behind one switch share (1000) |
 //! | `SOFTGPU_ABSENT` | functions, separated by commas, that are not supported |
 //! | `SOFTGPU_BREAK` | synchronisations and kernels, separated by commas, that do nothing and claim success |
 //!
@@ -37,6 +39,7 @@ pub mod random;
 pub mod reserved;
 pub mod settings;
 pub mod stream;
+pub mod switch;
 pub mod work;
 
 use memory::{By, View};

@@ -19,6 +19,10 @@ pub struct Settings {
     pub one_queue: bool,
     /// `SOFTGPU_PTX`: the PTX that a program loads is run, not its twin.
     pub ptx: bool,
+    /// `SOFTGPU_SWITCHES`: the PCIe switch of each device.
+    pub switches: Vec<usize>,
+    /// `SOFTGPU_SWITCH_MBS`: what copies to the host behind one switch share.
+    pub switch_mbs: f64,
     /// `SOFTGPU_ABSENT`: functions that are not supported.
     absent: Vec<String>,
     /// `SOFTGPU_BREAK`: synchronisations and kernels that do nothing.
@@ -44,6 +48,8 @@ pub fn settings() -> &'static Settings {
         eager: number("SOFTGPU_EAGER", 0) != 0,
         ptx: number("SOFTGPU_PTX", 0) != 0,
         one_queue: number("SOFTGPU_CONNECTIONS", 8) == 1,
+        switches: list("SOFTGPU_SWITCHES").iter().filter_map(|switch| switch.parse().ok()).collect(),
+        switch_mbs: number("SOFTGPU_SWITCH_MBS", 1000.0),
         absent: list("SOFTGPU_ABSENT"),
         broken: list("SOFTGPU_BREAK"),
     })

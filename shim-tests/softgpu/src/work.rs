@@ -3,10 +3,11 @@
 use crate::capture::Graph;
 use crate::fault::{Result, ILLEGAL_ADDRESS, INVALID_VALUE};
 use crate::kernels::Launch;
-use crate::memory::{self, By, View};
+use crate::memory::{self, By, Kind, View};
 use crate::random::Random;
-use crate::settings::is_broken;
+use crate::settings::{is_broken, settings};
 use crate::stream::{Fence, Stream};
+use crate::switch::carried;
 use std::cell::Cell;
 use std::ffi::c_void;
 use std::fmt;
@@ -199,6 +200,9 @@ impl Work {
             Work::Nothing => {}
             Work::Reach(reached) => drop(reached.set(Instant::now())),
             Work::After(fence) => fence.wait_unless(|| stream.context.has_stopped()),
+            Work::Copy { dst, src, bytes } if is_to_host(*dst, *src) && !settings().switches.is_empty() => {
+                copy_by_switch(stream, (View::of(*dst, *bytes, By::Copy)?, View::of(*src, *bytes, By::Copy)?));
+            }
             Work::Copy { dst, src, bytes } => {
                 let (dst, src) = (View::of(*dst, *bytes, By::Copy)?, View::of(*src, *bytes, By::Copy)?);
                 copy(stream, random, src.host(), &dst);
@@ -244,6 +248,27 @@ fn copy(stream: &Stream, random: &mut Random, src: *const u8, dst: &View) {
         // lies outside of the driver's memory is as long as the program said.
         unsafe { ptr::copy(src.wrapping_add(at), dst.host().wrapping_add(at), length) };
         stream.breathe(random);
+    }
+}
+
+/// Whether a copy goes from a device to the host.
+fn is_to_host(dst: u64, src: u64) -> bool {
+    let is_device = |address: u64| memory::find(address).is_some_and(|block| block.kind == Kind::Device);
+    is_device(src) && !is_device(dst)
+}
+
+/// Copies in the time that the device's switch takes, in pieces that take turns with those of others.
+fn copy_by_switch(stream: &Stream, (dst, src): (View, View)) {
+    const PIECE: usize = 1 << 20;
+    let mut until = Instant::now();
+    for at in (0..dst.bytes()).step_by(PIECE) {
+        let length = PIECE.min(dst.bytes() - at);
+        // A thread that wakes late makes up for it.
+        until = carried(stream.context.device, length, until);
+        // SAFETY: the pieces must be readable and writable and not overlap; because they are parts of views, and of memory of
+        // a device and of the host.
+        unsafe { ptr::copy(src.host().wrapping_add(at), dst.host().wrapping_add(at), length) };
+        thread::sleep(until.saturating_duration_since(Instant::now()));
     }
 }
 

@@ -43,6 +43,7 @@ fn every_function_of_the_table_takes_what_cuda_s_header_says() {
         cuDeviceGet(_ _),
         cuDeviceGetAttribute(_ _ _),
         cuDeviceGetName(_ _ _),
+        cuDeviceGetPCIBusId(_ _ _),
         cuMemGetInfo_v2(_ _),
         cuDevicePrimaryCtxRetain(_ _),
         cuDevicePrimaryCtxRelease_v2(_),

@@ -105,6 +105,8 @@ functions! {
     fn device_attribute(value: *mut c_int, attribute: c_int, device: c_int) = "cuDeviceGetAttribute", "hipDeviceGetAttribute";
     /// What a device is called, in at most so many bytes.
     fn device_name(text: *mut c_char, bytes: c_int, device: c_int) = "cuDeviceGetName", "hipDeviceGetName";
+    /// Where a device is on PCI, as text in at most so many bytes.
+    fn device_pci(text: *mut c_char, bytes: c_int, device: c_int) = "cuDeviceGetPCIBusId", "hipDeviceGetPCIBusId";
     /// How much memory of the current device is free, and how much there is.
     fn memory_info(free: *mut usize, total: *mut usize) = "cuMemGetInfo_v2", "hipMemGetInfo";
     /// Keeps a device's own context alive.

@@ -16,6 +16,7 @@ pub mod stream;
 use crate::error::{Error, Result};
 use crate::fork::PerProcess;
 use crate::sync::locked;
+use crate::topo::distance::PciAddress;
 use driver::{is_no_device, Address, Driver, DriverHandle, DriverKind, DriverStatus, NOT_READY, SUCCESS};
 use kernels::{Kernel, Module};
 use order::CompletionFlag;
@@ -206,8 +207,15 @@ impl GpuDevice {
         // SAFETY: the place must have so many bytes; because it is a local of that length.
         let status = unsafe { self.driver.device_name(text.as_mut_ptr(), text.len() as c_int, self.number) };
         self.check("device_name", status)?;
-        let bytes: Vec<u8> = text.iter().take_while(|&&byte| byte != 0).map(|&byte| byte as u8).collect();
-        Ok(String::from_utf8_lossy(&bytes).into_owned())
+        Ok(text_of(&text))
+    }
+
+    /// Where the device is on PCI; none where the driver does not tell.
+    pub fn pci_address(&self) -> Option<PciAddress> {
+        let mut text = [0 as c_char; 64];
+        // SAFETY: the place must have so many bytes; because it is a local of that length.
+        let status = unsafe { self.driver.device_pci(text.as_mut_ptr(), text.len() as c_int, self.number) };
+        (status == SUCCESS).then(|| text_of(&text))?.parse().ok()
     }
 
     /// Bytes of the device's memory: free, and in all.
@@ -390,6 +398,12 @@ impl GpuDevice {
         };
         self.check("launch", status)
     }
+}
+
+/// What stands before the zero byte.
+fn text_of(text: &[c_char]) -> String {
+    let bytes: Vec<u8> = text.iter().take_while(|&&byte| byte != 0).map(|&byte| byte as u8).collect();
+    String::from_utf8_lossy(&bytes).into_owned()
 }
 
 /// A device, and the context that all its users share. It stays retained: streams of the program's may use it at any time.
