@@ -38,6 +38,7 @@ mod perf;
 mod plan;
 mod process;
 mod simulate;
+mod synthesize;
 mod trace;
 mod tune;
 
@@ -63,6 +64,8 @@ enum What {
     Plan(plan::Options),
     /// Estimate the time of collectives on clusters you do not have: tables, heat maps, timelines.
     Simulate(simulate::Options),
+    /// Find what collectives are to do on a machine's links, and write it as a file for STRATA_STRATEGY.
+    Synthesize(synthesize::Options),
     /// Measure a collective, with nccl-tests' options and columns.
     Perf(perf::Options),
     /// Measure which algorithm is fastest here and write a tuning table; or draw one.
@@ -91,6 +94,7 @@ fn main() -> ExitCode {
         What::Info(options) => info::run(&options),
         What::Plan(options) => plan::run(&options),
         What::Simulate(options) => simulate::run(&options),
+        What::Synthesize(options) => synthesize::run(&options),
         What::Perf(options) => perf::run(&options),
         What::Tune(options) => tune::run(&options),
         What::Explain(options) => explain::run(&options),

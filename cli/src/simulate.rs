@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod cells;
-mod lists;
+pub mod lists;
 mod method;
 pub mod mixed;
 mod pictures;

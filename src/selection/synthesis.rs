@@ -42,8 +42,8 @@ impl Synthesized {
 /// Into how many segments a message is cut at a first look, and how many are in flight.
 const FIRST: (usize, usize) = (16, 4);
 /// The same of a second look, at the best algorithms.
-const CUTS: [usize; 6] = [4, 8, 16, 32, 64, 128];
-const WINDOWS: [usize; 2] = [2, 4];
+const CUTS: [usize; 8] = [4, 8, 16, 32, 64, 128, 256, 512];
+const WINDOWS: [usize; 3] = [2, 4, 8];
 /// How many algorithms get a second look.
 const SECOND_LOOKS: usize = 3;
 /// A segment of less than this, in bytes of a block, is not worth its steps.
@@ -62,7 +62,12 @@ fn choices(collective: Collective, grid: &Arc<Grid>) -> Vec<Choice> {
     choices.retain(|choice| is_known(choice) && algorithms::supports(choice, &shape));
     choices.retain(|choice| is_small(choice) || !leveled);
     let mut seen: Vec<Choice> = Vec::new();
-    choices.retain(|choice| !seen.contains(choice) && { seen.push(choice.clone()); true });
+    choices.retain(|choice| {
+        !seen.contains(choice) && {
+            seen.push(choice.clone());
+            true
+        }
+    });
     choices
 }
 
@@ -83,7 +88,12 @@ struct Search<'a> {
 }
 
 impl Search<'_> {
-    fn try_out(&self, choice: &Choice, (cut, window): (usize, usize), weights: Option<&Arc<ChunkWeights>>) -> Result<Synthesized> {
+    fn try_out(
+        &self,
+        choice: &Choice,
+        (cut, window): (usize, usize),
+        weights: Option<&Arc<ChunkWeights>>,
+    ) -> Result<Synthesized> {
         let block = block_bytes(self.collective, self.grid.nranks(), self.bytes).max(1);
         // Segments begin at multiples of 64 bytes of a block.
         let segment_bytes = match block.div_ceil(cut).next_multiple_of(64) {
@@ -135,7 +145,12 @@ pub fn evenly(machine: &Arc<Cluster>, grid: &Arc<Grid>, collective: Collective, 
 ///
 /// # Errors
 /// As [`evenly`].
-pub fn synthesize(machine: &Arc<Cluster>, grid: &Arc<Grid>, collective: Collective, bytes: usize) -> Result<Synthesized> {
+pub fn synthesize(
+    machine: &Arc<Cluster>,
+    grid: &Arc<Grid>,
+    collective: Collective,
+    bytes: usize,
+) -> Result<Synthesized> {
     let even = evenly(machine, grid, collective, bytes)?;
     if collective != Collective::AllReduce {
         return Ok(even);
@@ -157,7 +172,8 @@ pub fn nic_bound_ns(machine: &Cluster, grid: &Grid, collective: Collective, byte
     // In GB/s, which are bytes a ns.
     let rate = |node| grid.members(node).iter().map(|rank| rates[rank.index()]).sum::<f64>() / 1e3;
     let (nranks, bytes) = (grid.nranks() as f64, bytes as f64);
-    let longest = |moved: &dyn Fn(f64) -> f64| grid.node_ids().map(|node| moved(members(node)) / rate(node)).fold(0.0, f64::max);
+    let longest =
+        |moved: &dyn Fn(f64) -> f64| grid.node_ids().map(|node| moved(members(node)) / rate(node)).fold(0.0, f64::max);
     match collective {
         Collective::AllReduce => {
             let sum: f64 = grid.node_ids().map(rate).sum();
@@ -204,7 +220,8 @@ mod tests {
         let machine = testbed().as_ref().clone().with_nodes(&[32, 0]).unwrap();
         let slow = machine.clone().with_slow(SlowNode { node: 7, factor: 0.5, from_ns: 0 }).unwrap();
         let grid = Arc::new(Grid::blocks(&[1; 32]));
-        let time = |machine: Cluster| synthesize(&Arc::new(machine), &grid, Collective::AllReduce, 256_000_000).unwrap();
+        let time =
+            |machine: Cluster| synthesize(&Arc::new(machine), &grid, Collective::AllReduce, 256_000_000).unwrap();
         let (none, one) = (time(machine), time(slow));
         assert!(one.ns / none.ns <= 1.06, "{} of {}: {one:?} {none:?}", one.ns / none.ns, none.ns);
         assert!(one.weights.is_some() && none.weights.is_none());

@@ -485,7 +485,11 @@ fn bounds(name: &str) -> (f64, f64) {
 fn is_rate(name: &str) -> bool {
     let rate =
         name.ends_with("gbps") && !["processor_gbps", "link_gbps"].iter().any(|optional| name.ends_with(optional));
-    rate || name.starts_with("node.") || name.ends_with(".count") || name.ends_with(".q") || name.ends_with(".factor") || name.ends_with(".share")
+    rate || name.starts_with("node.")
+        || name.ends_with(".count")
+        || name.ends_with(".q")
+        || name.ends_with(".factor")
+        || name.ends_with(".share")
 }
 
 #[cfg(test)]

@@ -271,7 +271,8 @@ fn run(
     let blocks = contract.map_or(1, |contract| contract.blocks());
     let count = block_bytes(collective, grid.nranks(), message_bytes).div_ceil(blocks * dtype.size());
     let tables = detail.skew.map(|skew| skew.tables(collective, grid.nranks(), count)).transpose()?;
-    let job = Job { count, blocks: tables.as_deref(), dtype, segment_bytes: route.segment_bytes, inputs: None, weights };
+    let job =
+        Job { count, blocks: tables.as_deref(), dtype, segment_bytes: route.segment_bytes, inputs: None, weights };
     let options = SimOptions { window: route.window, capacity: 64, ..SimOptions::default() };
     let report = Sim::with_durations(0, options, fabric)
         .run_mirrored(&programs, &job)

@@ -29,7 +29,8 @@ impl FromStr for Slow {
         let wrong = || format!("`{text}` is not a node and a part of its rate, such as 7=0.5 or 7=0.5@2000");
         let (node, rest) = text.split_once('=').ok_or_else(wrong)?;
         let (factor, from_us) = rest.split_once('@').unwrap_or((rest, "0"));
-        let number = |text: &str| text.parse::<f64>().ok().filter(|number| (0.0..1e12).contains(number)).ok_or_else(wrong);
+        let number =
+            |text: &str| text.parse::<f64>().ok().filter(|number| (0.0..1e12).contains(number)).ok_or_else(wrong);
         let from_ns = (number(from_us)? * 1e3) as u64;
         Ok(Slow(SlowNode { node: node.parse().map_err(|_| wrong())?, factor: number(factor)?, from_ns }))
     }

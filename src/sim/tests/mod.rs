@@ -212,7 +212,8 @@ fn a_seed_gives_the_same_events_again_and_another_seed_others() {
 fn with_a_message_time_of_one_the_clock_counts_rounds() {
     let rounds = |shape: &Shape, plan: fn(&Shape, usize) -> Plan| {
         let programs = compile(plans::all(shape, plan)).unwrap();
-        let job = Job { count: 1, blocks: None, dtype: DataType::F32, segment_bytes: 1 << 20, inputs: None, weights: None };
+        let job =
+            Job { count: 1, blocks: None, dtype: DataType::F32, segment_bytes: 1 << 20, inputs: None, weights: None };
         let mut sim = Sim::with_durations(0, SimOptions::default(), Uniform { alpha_ns: 1, beta_ps: 0 });
         let report = sim.run(&programs, &job).unwrap();
         assert!(report.stats.iter().all(|stats| stats.rounds as u64 == report.last_ns()));
@@ -222,7 +223,8 @@ fn with_a_message_time_of_one_the_clock_counts_rounds() {
     assert_eq!(rounds(&plans::flat(Collective::AllGather, 12), plans::ring_all_gather), 11);
     let two = Uniform { alpha_ns: 1000, beta_ps: 2000 };
     let programs = compile(plans::all(&plans::flat(Collective::AllGather, 4), plans::ring_all_gather)).unwrap();
-    let job = Job { count: 250, blocks: None, dtype: DataType::F32, segment_bytes: 1 << 20, inputs: None, weights: None };
+    let job =
+        Job { count: 250, blocks: None, dtype: DataType::F32, segment_bytes: 1 << 20, inputs: None, weights: None };
     let report = Sim::with_durations(0, SimOptions::default(), two).run(&programs, &job).unwrap();
     assert_eq!(report.last_ns(), 3 * (1000 + 2 * 1000));
 }

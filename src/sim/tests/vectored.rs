@@ -160,7 +160,8 @@ fn told(sent: usize, expected: usize) -> String {
     let programs = compile(direct("direct", &shape)).unwrap();
     let table = |input: [usize; 3], output: [usize; 3]| Arc::new(BlockTable::of_pairs(packed(&input), packed(&output)));
     let tables = [table([0, 0, sent], [0; 3]), table([0; 3], [0; 3]), table([0; 3], [expected, 0, 0])];
-    let job = Job { count: 0, blocks: Some(&tables), dtype: DataType::I32, segment_bytes: 64, inputs: None, weights: None };
+    let job =
+        Job { count: 0, blocks: Some(&tables), dtype: DataType::I32, segment_bytes: 64, inputs: None, weights: None };
     let failure = Sim::new(1, SimOptions::default()).run(&programs, &job).unwrap_err();
     let RankOutcome::Failed { error, .. } = &failure.outcomes[2] else { panic!("{failure}") };
     error.text().to_string()
