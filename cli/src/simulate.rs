@@ -40,6 +40,7 @@ Methods:
                      pccl(ring,vendor), which runs its ring over the vendor's library
   strata             the route that Strata takes, without falling back to the vendor's library
   chosen             the same with the vendor's library as a candidate
+  thresholds         what default thresholds choose, which know nothing of the machine
   even               of Strata's algorithms and cuts the quickest, found by pricing them, with equal shares for all nodes
   synthesized        the same with shares by what each node's NICs deliver, as `strata synthesize` writes it
   code(mx8)          Strata with messages between nodes in a code: bf16, mx8 or int8

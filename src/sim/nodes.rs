@@ -118,6 +118,11 @@ impl Cluster {
         told.max_by_key(|slow| slow.from_ns).map_or(1.0, |slow| slow.factor)
     }
 
+    /// Whether its file has kinds of nodes, or some node is slow.
+    pub fn has_unequal_nodes(&self) -> bool {
+        !self.nodes.is_empty() || !self.slow.is_empty()
+    }
+
     /// Whether some node of a grid has other NICs than the rest at the beginning.
     pub fn is_mixed(&self, grid: &Grid) -> bool {
         let part = |node| self.rates_of(node).nic * self.slowness(node, 0);

@@ -38,6 +38,8 @@ pub enum Method {
     Chosen,
     /// Strata with messages between nodes in a code.
     Code(FloatCode),
+    /// What thresholds decide that nobody has set, whatever the machine.
+    Thresholds,
     /// The quickest of Strata's algorithms and segments, by pricing them, with even shares.
     Even,
     /// The same with shares by what links deliver: what `strata synthesize` writes.
@@ -59,7 +61,7 @@ pub enum Method {
 
 /// What `--method` takes, for messages and `--help`.
 pub const KNOWN: &str =
-    "vendor, mpi, pccl, pccl(ring), pccl(rd), pccl(ring,vendor), strata, code(mx8), chosen, even, synthesized, carrier(NAME), mix, \
+    "vendor, mpi, pccl, pccl(ring), pccl(rd), pccl(ring,vendor), strata, code(mx8), chosen, thresholds, even, synthesized, carrier(NAME), mix, \
                          or an algorithm such as two_level(direct,log)/segment=1M/window=4/carrier=vendor, \
                          or script:FILE.xml/segment=1M or two_level(script:FILE.xml,log)";
 
@@ -76,6 +78,7 @@ impl Method {
             "pccl(ring,vendor)" => Method::Pccl(Some(("ring", Carrier::Vendor))),
             "strata" => Method::Strata,
             "chosen" => Method::Chosen,
+            "thresholds" => Method::Thresholds,
             "even" => Method::Even,
             "synthesized" => Method::Synthesized,
             text => match text.strip_prefix("carrier(").and_then(|rest| rest.strip_suffix(')')) {
@@ -185,6 +188,7 @@ impl Method {
             Method::Strata => route::own(machine, grid, collective, message_bytes).into_iter().collect(),
             Method::Chosen => route::chosen(machine, grid, collective, message_bytes).into_iter().collect(),
             Method::Code(code) => route::coded(grid, collective, message_bytes, *code).into_iter().collect(),
+            Method::Thresholds => vec![route::by_thresholds(grid, collective, message_bytes)?],
             Method::Even => vec![synthesis::evenly(machine, grid, collective, message_bytes)?.how()],
             Method::Synthesized => vec![synthesis::synthesize(machine, grid, collective, message_bytes)?.how()],
             Method::Plan { choice, segment_bytes, window, carrier, .. } => vec![How::Strata(PricedPlan {
@@ -208,6 +212,7 @@ impl fmt::Display for Method {
             Method::Pccl(Some((rail, carrier))) => pccl_text(rail, *carrier),
             Method::Strata => String::from("strata"),
             Method::Chosen => String::from("chosen"),
+            Method::Thresholds => String::from("thresholds"),
             Method::Even => String::from("even"),
             Method::Synthesized => String::from("synthesized"),
             Method::Code(code) => format!("code({})", code.name()),
@@ -313,6 +318,7 @@ mod tests {
             "pccl(ring,vendor)",
             "strata",
             "chosen",
+            "thresholds",
             "even",
             "synthesized",
             "code(mx8)",

@@ -19,6 +19,7 @@ mod timeline;
 mod ways;
 
 use super::collective::Kind;
+use crate::simulate::mixed::Mixed;
 use file::{BlockSizes, Workload};
 use indicatif::ProgressBar;
 use outcome::Outcome;
@@ -44,6 +45,8 @@ pub struct Options {
     /// Simulate it on this machine, for -n ranks, instead of running it.
     #[arg(long, value_name = "MACHINE", requires = "workload", help_heading = "Training steps")]
     simulate: Option<String>,
+    #[command(flatten)]
+    mixed: Mixed,
     /// Mix only these carriers of the simulated machine: nccl,mvapich2-gdr
     #[arg(long, value_name = "NAMES", value_delimiter = ',', requires = "simulate", help_heading = "Training steps")]
     carriers: Vec<String>,
@@ -141,7 +144,7 @@ fn simulated(
     if world > simulate::MOST_RANKS {
         return Err(Error::InvalidArgument(format!("-n: at most {} ranks are simulated", simulate::MOST_RANKS)));
     }
-    let machine = Cluster::find(machine)?.with_carriers(&options.replay.carriers)?;
+    let machine = options.replay.mixed.applied(Cluster::find(machine)?)?.with_carriers(&options.replay.carriers)?;
     let setting = Setting { world, ..setting };
     let program = program_of(name, workload, &setting)?;
     let bar = match std::io::stderr().is_terminal() {
@@ -154,6 +157,9 @@ fn simulated(
     let by_links = machine.carriers.is_empty()
         && program.rows.iter().any(|row| matches!(row.kind, Kind::AllToAll | Kind::Broadcast));
     let mut how = format!("simulated on {}\n# {}", machine.text, simulate::NOT_MEASURED);
+    if machine.has_unequal_nodes() {
+        how = format!("simulated on {}\n# {}", machine.text, simulate::ON_UNEQUAL);
+    }
     if by_links {
         how += &format!("\n# {}", simulate::BY_LINKS);
     }
