@@ -66,6 +66,8 @@ pub struct Strategy {
 pub struct Strategies {
     /// The ranks of each node of the grid that it is for.
     pub nodes: Vec<usize>,
+    /// The line that says so.
+    pub grid_line: usize,
     /// Its strategies, in the file's order.
     pub all: Vec<Strategy>,
 }
@@ -113,7 +115,7 @@ fn numbers<N: std::str::FromStr>(text: &str) -> Option<Vec<N>> {
 impl Strategies {
     /// Strategies for a grid.
     pub fn of(grid: &Grid, all: Vec<Strategy>) -> Strategies {
-        Strategies { nodes: sizes(grid), all }
+        Strategies { nodes: sizes(grid), grid_line: 2, all }
     }
 
     /// Reads a file's text.
@@ -136,7 +138,7 @@ impl Strategies {
         let nodes = nodes.filter(|nodes| nodes.iter().all(|&ranks| ranks > 0));
         let nodes =
             nodes.ok_or_else(|| at(line, "`grid` and the ranks of each node are wanted, as grid 4,4".into()))?;
-        let mut strategies = Strategies { nodes, all: Vec::new() };
+        let mut strategies = Strategies { nodes, grid_line: line, all: Vec::new() };
         for (line, text) in lines {
             let strategy = strategies.strategy(line, text).map_err(|what| at(line, what))?;
             if strategies.all.len() == MOST_STRATEGIES {
@@ -212,7 +214,7 @@ impl Strategies {
     ) -> std::result::Result<Vec<verify::Report>, StrategyFault> {
         if sizes(grid) != self.nodes {
             let what = format!("the file is for a grid of {:?} ranks, and these are {grid}", self.nodes);
-            return Err(StrategyFault { line: self.all.first().map_or(2, |first| first.line.saturating_sub(1)), what });
+            return Err(StrategyFault { line: self.grid_line, what });
         }
         let proved = |strategy: &Strategy| {
             let fault = |what: String| StrategyFault { line: strategy.line, what };

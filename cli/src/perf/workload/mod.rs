@@ -47,6 +47,11 @@ pub struct Options {
     simulate: Option<String>,
     #[command(flatten)]
     mixed: Mixed,
+    /// By which part the last rank of a simulated step computes longer than the one whose timeline is shown: 0.1. What that one waits for
+    /// it counts as exposed.
+    #[arg(long, value_name = "PART", default_value = "0", value_parser = parse_late, requires = "simulate",
+          help_heading = "Training steps")]
+    late: f64,
     /// Mix only these carriers of the simulated machine: nccl,mvapich2-gdr
     #[arg(long, value_name = "NAMES", value_delimiter = ',', requires = "simulate", help_heading = "Training steps")]
     carriers: Vec<String>,
@@ -83,6 +88,11 @@ fn parse_scale(text: &str) -> std::result::Result<f64, String> {
     value
         .filter(|scale| (1e-12..=1e6).contains(scale))
         .ok_or_else(|| format!("`{text}` is not a factor such as 1/64 or 0.5"))
+}
+
+fn parse_late(text: &str) -> std::result::Result<f64, String> {
+    let part = text.parse::<f64>().ok().filter(|part| (0.0..=100.0).contains(part));
+    part.ok_or_else(|| format!("`{text}` is not a part such as 0.1"))
 }
 
 fn parse_rate(text: &str) -> std::result::Result<f64, String> {
@@ -146,7 +156,7 @@ fn simulated(
     }
     let machine = options.replay.mixed.applied(Cluster::find(machine)?)?.with_carriers(&options.replay.carriers)?;
     let setting = Setting { world, ..setting };
-    let program = program_of(name, workload, &setting)?;
+    let program = Program { late: options.replay.late, ..program_of(name, workload, &setting)? };
     let bar = match std::io::stderr().is_terminal() {
         true => ProgressBar::new_spinner(),
         false => ProgressBar::hidden(),
@@ -156,6 +166,10 @@ fn simulated(
     bar.finish_and_clear();
     let by_links = machine.carriers.is_empty()
         && program.rows.iter().any(|row| matches!(row.kind, Kind::AllToAll | Kind::Broadcast));
+    let late = match options.replay.late {
+        0.0 => String::new(),
+        late => format!("\n# the last rank computes {late} of its time longer than the one whose timeline this is"),
+    };
     let mut how = format!("simulated on {}\n# {}", machine.text, simulate::NOT_MEASURED);
     if machine.has_unequal_nodes() {
         how = format!("simulated on {}\n# {}", machine.text, simulate::ON_UNEQUAL);
@@ -166,6 +180,7 @@ fn simulated(
     if program.rows.iter().any(|row| row.skew.is_some()) {
         how += &format!("\n# {}", simulate::OF_SKEWED);
     }
+    how += &late;
     how.extend(notes.iter().map(|note| format!("\n# {note}")));
     if let Some(overload) = machine.overload.as_ref().filter(|overload| world as f64 > overload.above_ranks.value) {
         how += &format!(
