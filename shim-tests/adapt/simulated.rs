@@ -56,7 +56,7 @@ fn other_collectives_reach_nine_tenths_of_what_nics_allow() {
 fn a_node_of_32_at_half_its_rate_costs_six_percent_at_most() {
     let machine = testbed().with_nodes(&[32, 0]).expect("two kinds");
     let slow = machine.clone().with_slow(SlowNode { node: 7, factor: 0.5, from_ns: 0 }).expect("a part");
-    let grid = grid_of(&machine, 128);
+    let grid = Arc::new(Grid::blocks(&[1; 32]));
     let time =
         |machine: Cluster| synthesize(&Arc::new(machine), &grid, Collective::AllReduce, BYTES).expect("a plan").ns;
     let cost = time(slow) / time(machine);

@@ -44,6 +44,8 @@ const FIRST: (usize, usize) = (16, 4);
 /// The same of a second look, at the best algorithms.
 const CUTS: [usize; 8] = [4, 8, 16, 32, 64, 128, 256, 512];
 const WINDOWS: [usize; 3] = [2, 4, 8];
+/// A second look tries no cuts that take more events than this to simulate; a first one did as well as it did.
+const MOST_EVENTS: u64 = 300_000;
 /// How many algorithms get a second look.
 const SECOND_LOOKS: usize = 3;
 /// A segment of less than this, in bytes of a block, is not worth its steps.
@@ -88,12 +90,13 @@ struct Search<'a> {
 }
 
 impl Search<'_> {
+    /// A way and what it takes, with the events of its simulation.
     fn try_out(
         &self,
         choice: &Choice,
         (cut, window): (usize, usize),
         weights: Option<&Arc<ChunkWeights>>,
-    ) -> Result<Synthesized> {
+    ) -> Result<(Synthesized, u64)> {
         let block = block_bytes(self.collective, self.grid.nranks(), self.bytes).max(1);
         // Segments begin at multiples of 64 bytes of a block.
         let segment_bytes = match block.div_ceil(cut).next_multiple_of(64) {
@@ -104,8 +107,8 @@ impl Search<'_> {
         let window = if segment_bytes == usize::MAX { 1 } else { window };
         let route = PricedPlan { choice: choice.clone(), segment_bytes, window, carrier: Carrier::MPI };
         let found = Synthesized { route, weights: weights.cloned(), ns: 0.0 };
-        let ns = price(self.machine, self.grid, self.collective, self.bytes, &found.how(), Detail::default())?.ns;
-        Ok(Synthesized { ns, ..found })
+        let price = price(self.machine, self.grid, self.collective, self.bytes, &found.how(), Detail::default())?;
+        Ok((Synthesized { ns: price.ns, ..found }, price.events))
     }
 
     /// The best way, of these algorithms with these weights.
@@ -113,15 +116,17 @@ impl Search<'_> {
         let mut first = Vec::new();
         for (choice, weights) in ways {
             let way = |cut| self.try_out(choice, cut, weights.as_ref());
-            let (cut, whole) = (way(FIRST)?, way((1, 1))?);
-            first.push(if whole.ns <= cut.ns { whole } else { cut });
+            let ((cut, _), (whole, events)) = (way(FIRST)?, way((1, 1))?);
+            first.push((if whole.ns <= cut.ns { whole } else { cut }, events));
         }
-        first.sort_by(|one, other| one.ns.total_cmp(&other.ns));
+        first.sort_by(|(one, _), (other, _)| one.ns.total_cmp(&other.ns));
         first.truncate(SECOND_LOOKS);
-        let mut best = first.first().cloned();
-        for looked in &first {
-            for cut in CUTS.into_iter().flat_map(|cut| WINDOWS.map(|window| (cut, window))) {
-                let way = self.try_out(&looked.route.choice, cut, looked.weights.as_ref())?;
+        let mut best = first.first().map(|(first, _)| first.clone());
+        for (looked, events) in &first {
+            let is_cheap = |cut: &usize| *cut as u64 * events <= MOST_EVENTS;
+            let cuts = CUTS.into_iter().filter(is_cheap).flat_map(|cut| WINDOWS.map(|window| (cut, window)));
+            for cut in cuts {
+                let (way, _) = self.try_out(&looked.route.choice, cut, looked.weights.as_ref())?;
                 if best.as_ref().is_none_or(|best| way.ns < best.ns) {
                     best = Some(way);
                 }

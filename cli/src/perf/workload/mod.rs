@@ -165,6 +165,7 @@ fn simulated(
     let ways::Routes { routes, notes } = ways::routes(&program, &machine, &options.replay.routes, &bar)?;
     bar.finish_and_clear();
     let by_links = machine.carriers.is_empty()
+        && !machine.has_unequal_nodes()
         && program.rows.iter().any(|row| matches!(row.kind, Kind::AllToAll | Kind::Broadcast));
     let late = match options.replay.late {
         0.0 => String::new(),
