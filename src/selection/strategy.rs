@@ -437,7 +437,7 @@ mod tests {
             ("two_level(direct,direct)", "two_level(direct,ring)", "has no shares"),
             ("two_level(direct,direct)", "board", "not for strategies"),
             ("two_level(direct,direct)", "reduce_scatter_gather", "does not do"),
-            ("two_level(direct,direct)", "mx8", "not for strategies"),
+            ("two_level(direct,direct)", "two_level(direct,coded_mx8)", "not for strategies"),
         ] {
             let fault = prove(&GOOD.replacen(from, to, 1), grid()).unwrap_err();
             assert!(fault.line == 4 && fault.what.contains(said), "{to}: {fault}");
