@@ -45,7 +45,7 @@ const FIRST: (usize, usize) = (16, 4);
 const CUTS: [usize; 8] = [4, 8, 16, 32, 64, 128, 256, 512];
 const WINDOWS: [usize; 3] = [2, 4, 8];
 /// A second look tries no cuts that take more events than this to simulate; a first one did as well as it did.
-const MOST_EVENTS: u64 = 300_000;
+const MOST_EVENTS: u64 = 1_000_000;
 /// How many algorithms get a second look.
 const SECOND_LOOKS: usize = 3;
 /// A segment of less than this, in bytes of a block, is not worth its steps.
