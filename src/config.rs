@@ -295,6 +295,8 @@ variables! {
         "The same for reduce-scatter, in bytes of its input.";
     "STRATA_TUNING_TABLE" tuning_table: String = "none", local,
         "Path of a tuning table: written by `strata tune`, or rows of NCCL's tuner plugin. All ranks use rank 0's table.";
+    "STRATA_STRATEGY" strategy: String = "none", local,
+        "Path of a file of strategies, written by `strata synthesize`: algorithm, segments, and shares of all-reduces for each node, by collective and size. All ranks use rank 0's file. One that is malformed, not proved or for another grid is refused with one warning, and thresholds decide (docs/user.md#strategies).";
     "STRATA_PROGRAM_DIR" program_dir: String = "none", local,
         "Folder of algorithms in MSCCL's XML. Rank 0 reads and proves them for all ranks; calls take the first, by file name, that fits in collective, ranks and bytes. MSCCL_ALGO_DIR and MSCCL_XML_FILES (a list with colons) name more.";
     "STRATA_MACHINE" machine: String = "auto", agreed,
@@ -364,9 +366,10 @@ variables! {
 /// What stands before the names of the variables that rank 0 has set; no variable is called so.
 const GIVEN: &str = "given";
 /// The variables that name files. A program that has more rights than its starter ignores them.
-const PATHS: [&str; 8] = [
+const PATHS: [&str; 9] = [
     "STRATA_NCCL_LIB",
     "STRATA_TUNING_TABLE",
+    "STRATA_STRATEGY",
     "STRATA_PROGRAM_DIR",
     "STRATA_MACHINE",
     "STRATA_MPI_PLUGIN",

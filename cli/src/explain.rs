@@ -18,7 +18,8 @@ use strata::selection::table::MeasuredOn as Place;
 use strata::selection::vendor::{self, Vendor};
 
 use strata::selection::{
-    self, cost, model, CommCarriers, Context, Executor, Front, Knowledge, Policy, Request, Selection, POLICIES,
+    self, cost, model, strategy, CommCarriers, Context, Executor, Front, Knowledge, Policy, Request, Selection,
+    POLICIES,
 };
 use strata::sim::price::{block_bytes, grid_of, How, PricedPlan};
 use strata::sim::Cluster;
@@ -97,7 +98,10 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     // A row of the table, and a setting, may name a script.
     let scripts = scripts(&config, &grid)?;
     let tuned = Arc::new(tuned(&config, &grid, (options, &scripts))?);
-    let knowledge = Knowledge { tuned, scripts: Arc::new(scripts), machine };
+    let followed = strategy::agree(&strategy::offer(&config), &config, &grid)?;
+    followed.complaint.iter().for_each(|complaint| tell!("strata: {complaint}"));
+    let strategies = Arc::new(followed.strategies);
+    let knowledge = Knowledge { tuned, scripts: Arc::new(scripts), strategies, machine };
     let (root, nranks) = (Rank(options.root), grid.nranks());
     if root.index() >= nranks {
         return Err(Error::InvalidArgument(format!("there is no root {root} of {}", counted(nranks, "rank"))));
@@ -197,6 +201,10 @@ impl Question {
                 known => format!("{} for these ranks, none for this call", counted(known, "script")),
             },
             Policy::Thresholds => "none set".to_string(),
+            Policy::Strategy => match self.config.strategy.as_str() {
+                "none" => "none".to_string(),
+                path => format!("{path}: none for this call, or it is not followed"),
+            },
             Policy::TuningTable => match rows() {
                 ("none", _) => "none".to_string(),
                 (path, rows) => format!("{path}: {} for these ranks, none for this call", counted(rows, "row")),
@@ -322,8 +330,9 @@ fn what(executor: &Executor) -> String {
     match executor {
         Executor::Vendor => "the vendor's library alone".to_string(),
         Executor::SubComms => "two levels".to_string(),
-        Executor::Own(Selection { choice, segment_bytes, window, carrier }) => {
+        Executor::Own(Selection { choice, segment_bytes, window, carrier, shares }) => {
             let over = carrier.map_or(String::new(), |carrier| format!(" over {}", carrier.name()));
+            let over = if shares.is_some() { over + " with shares of its own for each node" } else { over };
             match *segment_bytes {
                 _ if algorithms::provider_of(choice).is_some() => {
                     format!("{choice}{over}, as one call; what the provider takes of types and operations is known when it is open")

@@ -39,6 +39,7 @@ mod plan;
 mod probe;
 mod process;
 mod simulate;
+mod synthesize;
 mod trace;
 mod tune;
 
@@ -64,6 +65,8 @@ enum What {
     Plan(plan::Options),
     /// Estimate the time of collectives on clusters you do not have: tables, heat maps, timelines.
     Simulate(simulate::Options),
+    /// Find what collectives are to do on a machine's links, and write it as a file for STRATA_STRATEGY.
+    Synthesize(synthesize::Options),
     /// Measure a collective, with nccl-tests' options and columns.
     Perf(perf::Options),
     /// Measure which algorithm is fastest here and write a tuning table; or draw one.
@@ -92,6 +95,7 @@ fn main() -> ExitCode {
         What::Info(options) => info::run(&options),
         What::Plan(options) => plan::run(&options),
         What::Simulate(options) => simulate::run(&options),
+        What::Synthesize(options) => synthesize::run(&options),
         What::Perf(options) => perf::run(&options),
         What::Tune(options) => tune::run(&options),
         What::Explain(options) => explain::run(&options),

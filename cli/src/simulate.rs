@@ -2,8 +2,9 @@
 #![forbid(unsafe_code)]
 
 mod cells;
-mod lists;
+pub mod lists;
 mod method;
+pub mod mixed;
 mod pictures;
 mod report;
 pub mod route;
@@ -13,6 +14,7 @@ use cells::{price_all, Cell, Manner};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use lists::List;
 use method::Method;
+use mixed::Mixed;
 use report::Outcome;
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
@@ -38,6 +40,9 @@ Methods:
                      pccl(ring,vendor), which runs its ring over the vendor's library
   strata             the route that Strata takes, without falling back to the vendor's library
   chosen             the same with the vendor's library as a candidate
+  thresholds         what default thresholds choose, which know nothing of the machine
+  even               of Strata's algorithms and cuts the quickest, found by pricing them, with equal shares for all nodes
+  synthesized        the same with shares by what each node's NICs deliver, as `strata synthesize` writes it
   code(mx8)          Strata with messages between nodes in a code: bf16, mx8 or int8
   two_level(direct,log)/segment=1M/window=4/carrier=vendor
                      an algorithm, the bytes of each rank's block that it handles at a time (or `whole`), how many such
@@ -52,15 +57,18 @@ Examples:
   strata simulate                                     Frontier, all-gather, 32 to 2,048 GCDs, 16 MB to 1 GB
   strata simulate --machine perlmutter -n 32..2048 --bytes 16M..1G -o map.svg
   strata simulate -n 32 --bytes 1G --method pccl,strata --timeline overlap.svg
+  strata simulate --machine adapcc --collective all_reduce -n 24 --bytes 256M --method even,synthesized
   strata simulate --machine my-cluster.toml --show";
 
 /// Options of `strata simulate`.
 #[derive(clap::Args)]
 #[command(after_long_help = MORE)]
 pub struct Options {
-    /// frontier, perlmutter, dgx-h100, ndv4, dgx2, dgx-1, lassen, thetagpu, netns, or a file of such numbers.
+    /// frontier, perlmutter, dgx-h100, ndv4, dgx2, dgx-1, lassen, thetagpu, adapcc, netns, or a file of such numbers.
     #[arg(long, default_value = "frontier")]
     machine: String,
+    #[command(flatten)]
+    mixed: Mixed,
     /// Print every number of the machine with its source, and whether it was fitted; nothing is simulated.
     #[arg(long)]
     show: bool,
@@ -117,7 +125,7 @@ pub struct Options {
 
 /// Runs the subcommand.
 pub fn run(options: &Options) -> Result<ExitCode> {
-    let mut machine = Cluster::find(&options.machine)?;
+    let mut machine = options.mixed.applied(Cluster::find(&options.machine)?)?;
     for term in &options.without {
         machine = machine.without(term)?;
     }

@@ -65,7 +65,8 @@ fn it_gathers_under_every_seed_of_the_simulator() {
     let (nranks, count) = (5, 250);
     let inputs = inputs(nranks, count * DataType::U32.size());
     let programs = sim::compile(plans(Grid::blocks(&[3, 2]), false)).expect("the plans compile");
-    let job = Job { count, blocks: None, dtype: DataType::U32, segment_bytes: 256, inputs: Some(&inputs) };
+    let job =
+        Job { count, blocks: None, dtype: DataType::U32, segment_bytes: 256, inputs: Some(&inputs), weights: None };
     for seed in 0..50 {
         let report = Sim::new(seed, SimOptions::default()).run(&programs, &job).expect("all ranks succeed");
         assert!(report.outputs.iter().all(|output| *output == inputs.concat()), "seed {seed}");

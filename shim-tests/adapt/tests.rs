@@ -20,6 +20,8 @@ mod soft;
 mod world;
 
 mod device;
+mod simulated;
+mod strategies;
 
 use loopback::Loopback;
 use ranks::{communicators, content, memory};

@@ -43,7 +43,14 @@ fn overlap_takes_seven_steps_where_two_phases_take_ten() {
         let shape = Shape { root: Rank(3), ..Shape::new(collective, grid.clone()) };
         let plan = |rank| strata::algorithms::build(&Choice::flat("one_tree"), &shape, Rank(rank)).unwrap();
         let programs: Vec<_> = (0..4).map(|rank| Arc::new(Program::new(plan(rank)).unwrap())).collect();
-        let job = Job { count: 4 * 1024, blocks: None, dtype: DataType::F32, segment_bytes: 4096, inputs: None };
+        let job = Job {
+            count: 4 * 1024,
+            blocks: None,
+            dtype: DataType::F32,
+            segment_bytes: 4096,
+            inputs: None,
+            weights: None,
+        };
         let options = SimOptions { window: 8, capacity: 1, ..SimOptions::default() };
         // A message takes a step, and the next of its stream comes behind it.
         let clock = Uniform { alpha_ns: 1, beta_ps: 0 };

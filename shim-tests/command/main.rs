@@ -26,6 +26,7 @@ mod providers;
 mod pytorch;
 mod script_folders;
 mod simulate;
+mod strategies;
 mod traces;
 mod tune;
 mod workloads;

@@ -302,8 +302,14 @@ fn rounds(collective: Collective, grid: &Arc<Grid>, named: Option<&str>) -> (usi
         panic!("there is no vendor library");
     };
     let programs = sim::compile(plans(&choice, &Shape::new(collective, grid.clone()))).unwrap();
-    let job =
-        Job { count: block_bytes / 4, blocks: None, dtype: DataType::F32, segment_bytes: usize::MAX, inputs: None };
+    let job = Job {
+        count: block_bytes / 4,
+        blocks: None,
+        dtype: DataType::F32,
+        segment_bytes: usize::MAX,
+        inputs: None,
+        weights: None,
+    };
     let clock = Uniform { alpha_ns: 1, beta_ps: 0 };
     let report = Sim::with_durations(1, SimOptions::default(), clock).run(&programs, &job).unwrap();
     let counted = report.stats.iter().map(|stats| stats.rounds).max().unwrap();

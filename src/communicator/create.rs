@@ -30,6 +30,7 @@ use crate::script::share;
 use crate::script::store;
 use crate::selection;
 use crate::selection::links::Links;
+use crate::selection::strategy;
 use crate::selection::table::agree::{Followers, OwnTable};
 use crate::selection::{Context, Knowledge, Selector};
 use crate::sim::Cluster;
@@ -663,6 +664,7 @@ impl Meeting<'_> {
             let (scripts, complaints) = share::offer(config, &is_wanted);
             complaints.iter().for_each(|complaint| crate::log::notice(complaint));
             me.extra.push(scripts);
+            me.extra.push(strategy::offer(config));
         }
         Ok(me)
     }
@@ -676,6 +678,7 @@ impl Meeting<'_> {
         grid: &Arc<Grid>,
         machine: Option<Arc<Cluster>>,
         engine: &mut Option<Engine>,
+        config: &Config,
     ) -> Result<(Option<Carrier>, Knowledge)> {
         let carrier = engine.as_mut().map_or(Some(Carrier::Vendor), |engine| engine.transport().carrier());
         // Rows of the table may name scripts.
@@ -683,7 +686,8 @@ impl Meeting<'_> {
         let scripts = share::share(offer, self.rank == 0, &mut |mine| self.session.allgather(mine))?;
         let world = Followers { grid, inter: carrier, in_front: self.options.companion.is_some(), scripts: &scripts };
         let tuned = Arc::new(tuning::agree(self.rank, table, zero.get(3), &world)?);
-        let knowledge = Knowledge { tuned, scripts: Arc::new(scripts), machine };
+        let strategies = tuning::follow_strategies(self.rank, config, zero.get(6), grid)?;
+        let knowledge = Knowledge { tuned, scripts: Arc::new(scripts), strategies, machine };
         Ok((carrier, knowledge))
     }
 
@@ -721,7 +725,7 @@ impl Meeting<'_> {
         let grid = Arc::new(grid_of(&members, machine.as_deref()));
         let rank = Rank::from_index(self.rank);
         let (mut engine, providers) = self.engine(rank, &grid, &members, &config)?;
-        let (carrier, knowledge) = self.follow(&table, zero, &grid, machine, &mut engine)?;
+        let (carrier, knowledge) = self.follow(&table, zero, &grid, machine, &mut engine, &config)?;
         let gpu = engine.as_ref().and(self.gpu.as_ref()).map(GpuLauncher::new).transpose()?;
         let waker = engine.as_ref().map(Engine::waker);
         let status = status(&waker);

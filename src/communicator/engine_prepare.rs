@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::exec::{Execution, Program};
 use crate::plan::weights::ChunkWeights;
 use crate::plan::{Buffer, Collective};
-use crate::selection::{Decision, Executor, Selection};
+use crate::selection::{Decision, Executor, Policy, Selection};
 use std::sync::Arc;
 
 impl Engine {
@@ -99,7 +99,8 @@ impl Engine {
             Some(weights) => layout.weighted(weights.clone()),
             None => layout,
         };
-        let reason = if weights.is_some() { "links deliver differently" } else { &decision.reason };
+        let by_links = weights.is_some() && decision.by != Policy::Strategy;
+        let reason = if by_links { "links deliver differently" } else { &decision.reason };
         self.explain_choice(call, (choice, reason), &layout, program.rounds());
         self.forget_oldest();
         let signature = signature(call, &Engine::named(choice, weights.as_ref()));
@@ -165,9 +166,15 @@ impl Engine {
         Ok((segment_bytes, window))
     }
 
-    /// The choice and the shares of a call that has shares by what links deliver.
+    /// The choice and the shares of a call that has shares by a strategy or by what links deliver.
     #[inline(never)]
     fn shared(&self, call: &CollectiveCall, decision: &Decision) -> Option<(algorithms::Choice, Arc<ChunkWeights>)> {
+        if decision.by == Policy::Strategy {
+            // A file's shares hold, whatever was measured.
+            let Executor::Own(Selection { choice, shares, .. }) = &decision.executor else { return None };
+            let shares = shares.as_ref().filter(|_| call.blocks.is_none() && !self.is_around_node(choice))?;
+            return Some((choice.clone(), shares.clone()));
+        }
         let weights = self.shares.as_ref()?;
         let choice = epochs::shared_choice(call, decision, &self.grid)?;
         (!self.is_around_node(&choice)).then(|| (choice, weights.clone()))

@@ -95,6 +95,7 @@ impl AsSibling<'_> {
         Config {
             carriers: Carriers::alone(),
             tuning_table: NONE.to_string(),
+            strategy: NONE.to_string(),
             machine: model::NONE.to_string(),
             measure_us: 0,
             ..config

@@ -3,18 +3,22 @@
 
 use super::{Comm, Companion};
 use crate::carrier::Carrier;
+use crate::config::Config;
 use crate::device::gpu::driver::Driver;
 use crate::device::gpu::GpuDevice;
 use crate::error::{counted, Error, Result};
 use crate::fork::PerProcess;
+use crate::selection::strategy::{self, Strategies};
 use crate::selection::table::agree::{Followers, OwnTable};
 use crate::selection::table::{MeasuredOn, Tuned};
-use crate::topo::host;
+use crate::topo::{host, Grid};
 use std::sync::{Arc, Once};
 
 /// What has been told in this process: the same communicator settings make many communicators.
 static COMPLAINED: PerProcess<Once> = PerProcess::new(Once::new);
 static DIFFERED: PerProcess<Once> = PerProcess::new(Once::new);
+static COMPLAINED_OF_STRATEGIES: PerProcess<Once> = PerProcess::new(Once::new);
+static DIFFERED_IN_STRATEGIES: PerProcess<Once> = PerProcess::new(Once::new);
 
 /// This process's machine as a tuning table has it, but for what carries messages between nodes.
 fn machine(gpu: Option<&Arc<GpuDevice>>, companion: Option<Companion>) -> MeasuredOn {
@@ -61,6 +65,24 @@ pub fn agree(rank: usize, table: &OwnTable, offer: Option<&String>, world: &Foll
         DIFFERED.get().call_once(|| crate::log::warn(difference));
     }
     Ok(agreed.tuned)
+}
+
+/// The strategies that all ranks follow: rank 0's, where they are for this grid and proved; tells rank 0's user why they are not
+/// followed, and other ranks' that theirs are others.
+pub fn follow_strategies(
+    rank: usize,
+    config: &Config,
+    offer: Option<&String>,
+    grid: &Arc<Grid>,
+) -> Result<Arc<Strategies>> {
+    let agreed = strategy::agree(offer.map_or("", String::as_str), config, grid)?;
+    if let Some(complaint) = agreed.complaint.iter().find(|_| rank == 0) {
+        COMPLAINED_OF_STRATEGIES.get().call_once(|| crate::log::notice(complaint));
+    }
+    if let Some(difference) = &agreed.difference {
+        DIFFERED_IN_STRATEGIES.get().call_once(|| crate::log::warn(difference));
+    }
+    Ok(Arc::new(agreed.strategies))
 }
 
 impl Comm {

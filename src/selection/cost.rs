@@ -117,7 +117,7 @@ impl Model<'_> {
     fn rail_ns_per_byte(&self, carrier: Carrier) -> f64 {
         let ranks = self.grid.nrails();
         let nics = (self.machine.node.nics.value as usize).clamp(1, ranks);
-        ranks.div_ceil(nics) as f64 / self.network(carrier).nic_gbps.value
+        ranks.div_ceil(nics) as f64 / self.machine.slowest_gbps(self.network(carrier), self.grid.nnodes())
     }
 
     /// What the script of this name does of a collective on so many ranks; none where it is no script, or not for that.

@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 use super::carried::{asked, CarriedName, CommCarriers};
+use super::strategy::Strategies;
 use super::table::{has_thresholds, has_thresholds_over, Tuned};
 use super::vendor::{self, Route, Vendor, VENDOR};
 use super::{coded, cost, message_bytes, model, provided, thresholds, vectored};
@@ -15,6 +16,7 @@ use crate::carrier::Carrier;
 use crate::code::FloatCode;
 use crate::config::Config;
 use crate::error::{Error, Result};
+use crate::plan::weights::ChunkWeights;
 use crate::plan::{Collective, Shape};
 use crate::script::{LoadedScript, SharedScripts};
 use crate::sim::price::PricedPlan;
@@ -30,6 +32,8 @@ pub struct Knowledge {
     pub tuned: Arc<Tuned>,
     /// The scripts of rank 0, and what their names mean here.
     pub scripts: Arc<SharedScripts>,
+    /// Rank 0's strategies for this grid.
+    pub strategies: Arc<Strategies>,
     /// What the cost model goes by: the machine that `STRATA_MACHINE` names, or the links as they were measured.
     pub machine: Option<Arc<Cluster>>,
 }
@@ -132,6 +136,8 @@ pub struct Selection {
     pub window: usize,
     /// The further carrier by which it goes; none for the communicator's own.
     pub carrier: Option<Carrier>,
+    /// What each chunk of a block has of it, where a strategy says so.
+    pub shares: Option<Arc<ChunkWeights>>,
 }
 
 /// Who runs a call.
@@ -171,6 +177,8 @@ pub enum Policy {
     Script,
     /// Thresholds that the user has set.
     Thresholds,
+    /// `STRATA_STRATEGY`, without a vendor library.
+    Strategy,
     /// `STRATA_TUNING_TABLE`.
     TuningTable,
     /// The cost model, of `STRATA_MACHINE` or of measured links, where it sees a clear win.
@@ -180,13 +188,14 @@ pub enum Policy {
 }
 
 /// The order in which policies are asked. The last one always has an opinion.
-pub const POLICIES: [Policy; 9] = [
+pub const POLICIES: [Policy; 10] = [
     Policy::Conditions,
     Policy::VendorOnly,
     Policy::Named,
     Policy::Code,
     Policy::Script,
     Policy::Thresholds,
+    Policy::Strategy,
     Policy::TuningTable,
     Policy::CostModel,
     Policy::Defaults,
@@ -265,6 +274,7 @@ impl Policy {
             Policy::Code => "code",
             Policy::Script => "script",
             Policy::Thresholds => "thresholds of the user",
+            Policy::Strategy => "strategy",
             Policy::TuningTable => "tuning table",
             Policy::CostModel => "cost model",
             Policy::Defaults => "defaults",
@@ -315,7 +325,8 @@ impl Policy {
             Policy::Thresholds if has_thresholds_over(collective, config) => {
                 Some(vendor::by_bytes(collective, bytes, grid, config, front.library))
             }
-            Policy::Thresholds => None,
+            // Shares and cuts of a strategy are for Strata's own transports.
+            Policy::Thresholds | Policy::Strategy => None,
             Policy::TuningTable => {
                 let route = match knowledge.tuned.leaves_to_vendor(collective, bytes)? {
                     true => Route::Vendor,
@@ -360,6 +371,8 @@ impl Policy {
             Policy::Script => by_script(request, context),
             Policy::Thresholds if !has_thresholds(collective, config) => Ok(None),
             Policy::Thresholds | Policy::Defaults => by_thresholds().map(Some),
+            Policy::Strategy if context.front.is_some() => Ok(None),
+            Policy::Strategy => knowledge.strategies.select(request, context),
             Policy::TuningTable => match knowledge.tuned.advice(request, context) {
                 None => Ok(None),
                 Some(advice) => {
@@ -398,7 +411,7 @@ pub(super) fn selected(
     let Context { grid, config, board, .. } = context;
     if algorithms::provider_of(&choice).is_some() {
         // One call whatever its length: the library knows how to cut it.
-        return Ok(Selection { choice, segment_bytes: usize::MAX, window: 1, carrier: None });
+        return Ok(Selection { choice, segment_bytes: usize::MAX, window: 1, carrier: None, shares: None });
     }
     let on_board = algorithms::is_on_board(&choice);
     if on_board && !board {
@@ -417,7 +430,7 @@ pub(super) fn selected(
         0 if !config.is_given("STRATA_WINDOW") => in_trees.map_or(config.window, |(_, window)| window),
         _ => config.window,
     };
-    Ok(Selection { choice, segment_bytes, window: window.clamp(1, 64), carrier: None })
+    Ok(Selection { choice, segment_bytes, window: window.clamp(1, 64), carrier: None, shares: None })
 }
 
 /// What the cost model would rather have than a selection by thresholds, if that is one of those it prices.
@@ -428,7 +441,7 @@ fn by_model(
     machine: &Cluster,
 ) -> Option<(Selection, String)> {
     let Context { grid, config, .. } = context;
-    let Selection { choice, segment_bytes, window, carrier } = selection;
+    let Selection { choice, segment_bytes, window, carrier, .. } = selection;
     let is_priced = match grid.nnodes() {
         // A board is the memory of processors, not links.
         1 => grid.links().is_some() && !algorithms::is_on_board(&choice),
@@ -445,6 +458,7 @@ fn by_model(
         segment_bytes: if config.is_given("STRATA_SEGMENT_BYTES") { segment_bytes } else { better.segment_bytes },
         window: if config.is_given("STRATA_WINDOW") { window } else { better.window },
         carrier,
+        shares: None,
     };
     Some((selection, reason))
 }

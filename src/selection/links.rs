@@ -75,6 +75,8 @@ impl Links {
             lanes: None,
             protocols: None,
             launch: None,
+            nodes: Vec::new(),
+            slow: Vec::new(),
             links: None,
             numbers: Vec::new(),
         }

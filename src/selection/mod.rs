@@ -13,6 +13,8 @@ pub mod profile;
 mod provided;
 mod selector;
 pub mod shares;
+pub mod strategy;
+pub mod synthesis;
 pub mod table;
 mod thresholds;
 mod vectored;

@@ -21,6 +21,8 @@ use std::sync::Arc;
 const USUAL: std::ops::Range<f64> = 0.75..1.6;
 /// How many times as fast other shares must be before they are taken.
 const WORTH: f64 = 1.1;
+/// The same where rates are exact: what whole parts are off.
+const EXACT: f64 = 1.001;
 /// Parts of an even share.
 const PARTS: f64 = 1024.0;
 
@@ -53,6 +55,12 @@ fn complete(rates: &[Option<f64>]) -> Option<Vec<f64>> {
 pub fn of_rates(grid: &Grid, rates: &[Option<f64>]) -> Option<NodeShares> {
     let meant = |rate: &Option<f64>| rate.filter(|rate| rate.is_finite() && *rate > 0.0);
     let rates = complete(&rates.iter().map(meant).collect::<Vec<_>>())?;
+    of_known_rates(grid, &rates).filter(|shares| shares.gain >= WORTH)
+}
+
+/// The same by rates that are known exactly, such as a machine's file has them. Nothing where even shares are as fast.
+pub fn of_known_rates(grid: &Grid, rates: &[f64]) -> Option<NodeShares> {
+    let rates = rates.to_vec();
     let (nodes, nrails) = (grid.nnodes(), grid.nrails());
     if nodes < 2 {
         return None;
@@ -77,7 +85,7 @@ pub fn of_rates(grid: &Grid, rates: &[Option<f64>]) -> Option<NodeShares> {
     let weights = ChunkWeights::new(&parts.iter().map(of_all).collect::<Vec<_>>())?;
     let even = ChunkWeights::new(&vec![1; parts.len()])?;
     let gain = time(grid, &rates, &even) / time(grid, &rates, &weights);
-    (gain >= WORTH).then(|| NodeShares { rates, gain, weights: Arc::new(weights) })
+    (gain > EXACT).then(|| NodeShares { rates, gain, weights: Arc::new(weights) })
 }
 
 /// What holds from now on: what holds already, unless other shares are worth it.

@@ -76,7 +76,7 @@ fn by_own_transports(request: &Request<'_>, context: &Context) -> Result<Decisio
     };
     let selection = match segment_bytes {
         // A block goes whole.
-        usize::MAX => Selection { choice, segment_bytes, window: 1, carrier },
+        usize::MAX => Selection { choice, segment_bytes, window: 1, carrier, shares: None },
         _ => Selection { carrier, ..selected(choice, (segment_bytes, 0), request, context)? },
     };
     Ok(Decision { by, executor: Executor::Own(selection), reason })

@@ -8,6 +8,7 @@
 
 use super::durations::{CallWork, Durations, InFlight, LocalWork};
 use super::machine::{Cluster, InterNode, Laws, Sourced};
+use super::nodes::NodeRates;
 use super::random::Random;
 use super::terms::Protocol;
 use crate::config::Config;
@@ -190,6 +191,8 @@ pub(super) struct Fabric {
     /// For each rank its NIC among all.
     nics: Rc<[u32]>,
     links: Rc<LinkPlaces>,
+    /// What each node has of the machine's rates.
+    rates: Rc<[NodeRates]>,
     /// Blocks of calls of more bytes than this are brought together and taken apart beside other calls.
     beside_bytes: usize,
     /// The protocol of messages inside nodes, and that of messages between them, where the machine has one of that name.
@@ -222,6 +225,7 @@ impl Fabric {
         };
         let nics: Rc<[u32]> = (0..grid.nranks()).map(nic).collect();
         let links = LinkPlaces::new(grid);
+        let rates: Rc<[NodeRates]> = grid.node_ids().map(|node| machine.rates_of(node.index())).collect();
         let servers = |resource: &Resource| match resource {
             Resource::NicOut | Resource::NicIn => grid.nnodes() * stride,
             Resource::Inside | Resource::InsideOut | Resource::Thread | Resource::Engine => grid.nranks(),
@@ -241,6 +245,7 @@ impl Fabric {
             manner,
             nics,
             links: Rc::new(links),
+            rates,
             beside_bytes,
             protocols: [None, None],
             state: Rc::new(RefCell::new(state)),
@@ -251,6 +256,14 @@ impl Fabric {
     pub(super) fn speaking(mut self, inside: Option<&Protocol>, between: Option<&Protocol>) -> Fabric {
         self.protocols = [inside.cloned(), between.cloned()];
         self
+    }
+
+    fn node(&self, rank: Rank) -> usize {
+        self.grid.node(rank).index()
+    }
+
+    fn rates(&self, rank: Rank) -> NodeRates {
+        self.rates[self.node(rank)]
     }
 
     fn protocol(&self, same_node: bool) -> Option<&Protocol> {
@@ -322,12 +335,15 @@ impl Fabric {
         let InFlight { now_ns, from, to, bytes, .. } = *transfer;
         let network = self.network();
         let handled = self.handle(from, now_ns, network, bytes);
-        let occupied = ns(&network.gap_us) + self.on_link(bytes, network.nic_gbps.value, false);
+        let occupied = |rank| {
+            let gbps = network.nic_gbps.value * self.rates(rank).nic;
+            ns(&network.gap_us) + self.on_link(bytes, gbps * self.machine.slowness(self.node(rank), handled), false)
+        };
         let latency = self.protocol(false).map_or(&network.latency_us, |protocol| &protocol.network_us);
         let latency = ns(latency) + self.manner.round_ns;
         let connected = self.connect(transfer, handled, false);
-        let out = self.take(Resource::NicOut, self.nics[from.index()] as usize, handled, occupied);
-        let into = self.take(Resource::NicIn, self.nics[to.index()] as usize, handled + latency, occupied);
+        let out = self.take(Resource::NicOut, self.nics[from.index()] as usize, handled, occupied(from));
+        let into = self.take(Resource::NicIn, self.nics[to.index()] as usize, handled + latency, occupied(to));
         into.max(out.max(connected) + latency)
     }
 
@@ -347,7 +363,7 @@ impl Fabric {
             sent = sent.max(self.take(Resource::InsideOut, from.index(), now_ns, time));
         }
         sent = sent.max(self.cross_link(transfer));
-        let time = gap + self.on_link(bytes, inside.rank_gbps.value, true);
+        let time = gap + self.on_link(bytes, inside.rank_gbps.value * self.rates(to).inside, true);
         sent.max(self.take(Resource::Inside, to.index(), now_ns, time)) + latency
     }
 
@@ -389,7 +405,11 @@ impl Durations for Fabric {
 
     fn local_ns(&mut self, work: &LocalWork, _: &mut Random) -> u64 {
         let local = &self.machine.local;
-        let rate = if work.operands > 1 { local.reduce_gbps.value } else { local.copy_gbps.value };
+        let own = self.rates(work.rank);
+        let rate = match work.operands > 1 {
+            true => local.reduce_gbps.value * own.reduce,
+            false => local.copy_gbps.value * own.copy,
+        };
         // Of n operands n - 1 pairs are reduced.
         let bytes = work.bytes * work.operands.saturating_sub(1).max(1);
         let coding = |bytes: usize, rate: &Sourced| if rate.value > 0.0 { at_rate(bytes, rate.value) } else { 0 };
@@ -408,7 +428,7 @@ impl Durations for Fabric {
         if work.operands > 1 {
             let rate = match self.manner.reduce_gbps {
                 rate if far && rate > 0.0 => rate,
-                _ => local.reduce_gbps.value,
+                _ => local.reduce_gbps.value * self.rates(work.rank).reduce,
             };
             now = self.compute(work.rank, now, ns(&local.launch_us) + at_rate(work.bytes, rate));
         }
@@ -419,7 +439,7 @@ impl Durations for Fabric {
         let node = self.grid.node(call.group[0]).index();
         let law = self.calls().and_then(|laws| laws.ns(call.collective, call.group.len(), work.bytes));
         let law = law.unwrap_or(0.0).round() as u64;
-        let copy = self.machine.local.copy_gbps.value;
+        let copy = self.machine.local.copy_gbps.value * self.rates[node].copy;
         // Over the vendor's rails a call is made for each node's blocks, which lie together (`vendor::lower`).
         let arranged = |bytes| if self.manner.vendor_rails { 0 } else { at_rate(bytes, copy) };
         let [pack, unpack] = [work.packed, work.unpacked].map(arranged);

@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 use super::carriers::{CarrierLaws, MOST_CARRIERS};
+use super::nodes::{NodeKind, SlowNode};
 use super::terms::{KernelLaunch, LaneRates, Protocols, RankOut};
 use crate::error::{Error, Result};
 use crate::plan::Collective;
@@ -272,6 +273,12 @@ pub struct Cluster {
     pub protocols: Option<Protocols>,
     /// The kernel of a call.
     pub launch: Option<KernelLaunch>,
+    /// Kinds of nodes, where they differ, in the order of nodes.
+    #[serde(default)]
+    pub nodes: Vec<NodeKind>,
+    /// Nodes whose NICs are slower than the file says; no file says this itself.
+    #[serde(skip)]
+    pub slow: Vec<SlowNode>,
     /// The links inside a node, where it has them.
     #[serde(skip)]
     pub links: Option<Arc<NodeLinks>>,
@@ -281,7 +288,7 @@ pub struct Cluster {
 }
 
 /// The machines known by name, and their files.
-const KNOWN: [(&str, &str); 9] = [
+const KNOWN: [(&str, &str); 10] = [
     ("frontier", include_str!("../../machines/frontier.toml")),
     ("perlmutter", include_str!("../../machines/perlmutter.toml")),
     ("dgx-h100", include_str!("../../machines/dgx-h100.toml")),
@@ -290,6 +297,7 @@ const KNOWN: [(&str, &str); 9] = [
     ("dgx-1", include_str!("../../machines/dgx-1.toml")),
     ("lassen", include_str!("../../machines/lassen.toml")),
     ("thetagpu", include_str!("../../machines/thetagpu.toml")),
+    ("adapcc", include_str!("../../machines/adapcc.toml")),
     ("netns", include_str!("../../machines/netns.toml")),
 ];
 
@@ -350,6 +358,9 @@ impl Cluster {
         let (ranks, nics) = (machine.node.ranks.value, machine.node.nics.value);
         if ranks.fract() != 0.0 || nics.fract() != 0.0 || ranks > 1024.0 || nics > 1024.0 {
             return Err(wrong(format!("a node of {ranks} ranks and {nics} NICs")));
+        }
+        if machine.nodes.iter().any(|kind| kind.count.value.fract() != 0.0) {
+            return Err(wrong("a number of nodes of a kind that is not whole".to_string()));
         }
         if machine.carriers.len() > MOST_CARRIERS {
             return Err(wrong(format!("{} carriers; {MOST_CARRIERS} are the most", machine.carriers.len())));
@@ -445,8 +456,11 @@ impl Cluster {
 /// Every number of a machine's file, by its place there (`network.nic_gbps`), in the file's order.
 fn numbers(table: &toml::Table, place: &str, found: &mut Vec<(String, Sourced)>) {
     for (name, value) in table {
-        let Some(inner) = value.as_table() else { continue };
         let name = if place.is_empty() { name.clone() } else { format!("{place}.{name}") };
+        for (index, inner) in value.as_array().into_iter().flatten().enumerate() {
+            inner.as_table().into_iter().for_each(|inner| numbers(inner, &format!("{name}.{index}"), found));
+        }
+        let Some(inner) = value.as_table() else { continue };
         match inner.clone().try_into::<Sourced>() {
             Ok(number) => found.push((name, number)),
             Err(_) => numbers(inner, &name, found),
@@ -457,7 +471,7 @@ fn numbers(table: &toml::Table, place: &str, found: &mut Vec<(String, Sourced)>)
 /// From where to where a number may be: beyond, times would not fit the clock, or memory the resources.
 fn bounds(name: &str) -> (f64, f64) {
     match name.rsplit('.').next().unwrap_or(name) {
-        "ranks" | "nics" | "processors" => (1.0, 65_536.0),
+        "ranks" | "nics" | "processors" | "count" => (1.0, 65_536.0),
         "q" => (0.1, 20.0),
         "factor" => (0.001, 1e6),
         "share" => (0.01, 1.0),
@@ -471,7 +485,11 @@ fn bounds(name: &str) -> (f64, f64) {
 fn is_rate(name: &str) -> bool {
     let rate =
         name.ends_with("gbps") && !["processor_gbps", "link_gbps"].iter().any(|optional| name.ends_with(optional));
-    rate || name.starts_with("node.") || name.ends_with(".q") || name.ends_with(".factor") || name.ends_with(".share")
+    rate || name.starts_with("node.")
+        || name.ends_with(".count")
+        || name.ends_with(".q")
+        || name.ends_with(".factor")
+        || name.ends_with(".share")
 }
 
 #[cfg(test)]

@@ -14,6 +14,7 @@ mod fabric;
 pub mod machine;
 mod memory;
 mod network;
+pub mod nodes;
 pub mod orders;
 mod outcome;
 pub mod price;
@@ -36,6 +37,7 @@ use crate::error::{Error, Result};
 use crate::exec::{Execution, Program, Progress};
 use crate::plan::blocks::BlockTable;
 use crate::plan::layout::Layout;
+use crate::plan::weights::ChunkWeights;
 use crate::plan::Plan;
 use crate::topo::Rank;
 use memory::RankMemory;
@@ -104,14 +106,22 @@ pub struct Job<'a> {
     pub segment_bytes: usize,
     /// One input per rank, of `Collective::input_blocks` blocks or as `blocks` says; None simulates sizes and times only.
     pub inputs: Option<&'a [Vec<u8>]>,
+    /// What each chunk of a block has of it, where that differs; blocks have one size.
+    pub weights: Option<&'a Arc<ChunkWeights>>,
 }
 
 impl Job<'_> {
     fn layout(&self, program: &Program) -> Layout {
         let elem_bytes = self.dtype.size();
-        match self.blocks.and_then(|blocks| blocks.get(program.plan().rank.index())) {
+        let layout = match self.blocks.and_then(|blocks| blocks.get(program.plan().rank.index())) {
             None => program.layout(self.count, elem_bytes, self.segment_bytes),
             Some(blocks) => program.layout_of(Arc::clone(blocks), elem_bytes, self.segment_bytes),
+        };
+        match self.weights {
+            Some(weights) if weights.chunks() == program.plan().chunks_per_block as usize => {
+                layout.weighted(Arc::clone(weights))
+            }
+            _ => layout,
         }
     }
 }

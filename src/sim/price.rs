@@ -14,6 +14,7 @@ use crate::carrier::Carrier;
 use crate::dtype::DataType;
 use crate::error::{Error, Result};
 use crate::exec::Program;
+use crate::plan::weights::ChunkWeights;
 use crate::plan::{Call, Collective, LinkLevel, Shape};
 use crate::script::store;
 use crate::topo::{Grid, Rank};
@@ -52,6 +53,8 @@ pub enum How {
     },
     /// Strata.
     Strata(PricedPlan),
+    /// Strata, each chunk of a block with a share of its own (`selection::shares`).
+    Shared(PricedPlan, Arc<ChunkWeights>),
 }
 
 /// How much is to be found out.
@@ -184,7 +187,12 @@ pub fn price(
         How::Strata(route) => {
             let manner =
                 Manner { vendor_rails: route.carrier == Carrier::Vendor, keep: detail.timeline, ..Manner::default() };
-            let price = run(machine, grid, (collective, message_bytes), route, manner, detail)?;
+            let price = run(machine, grid, (collective, message_bytes), (route, None), manner, detail)?;
+            Ok(price.later(machine.strata_call_ns()))
+        }
+        How::Shared(route, weights) => {
+            let manner = Manner { keep: detail.timeline, ..Manner::default() };
+            let price = run(machine, grid, (collective, message_bytes), (route, Some(weights)), manner, detail)?;
             Ok(price.later(machine.strata_call_ns()))
         }
     }
@@ -215,7 +223,7 @@ fn pccl(
     let name = if collective == Collective::AllReduce { "two_level" } else { "two_level_shuffle" };
     let choice = Choice::leveled(name, "direct", rail);
     let route = PricedPlan { choice, segment_bytes: usize::MAX, window: 1, carrier };
-    Ok(run(machine, grid, (collective, message_bytes), &route, manner, detail)?.later(call_ns))
+    Ok(run(machine, grid, (collective, message_bytes), (&route, None), manner, detail)?.later(call_ns))
 }
 
 /// Runs a plan on all ranks, or on those that differ.
@@ -223,7 +231,7 @@ fn run(
     machine: &Arc<Cluster>,
     grid: &Arc<Grid>,
     (collective, message_bytes): (Collective, usize),
-    route: &PricedPlan,
+    (route, weights): (&PricedPlan, Option<&Arc<ChunkWeights>>),
     manner: Manner,
     detail: Detail,
 ) -> Result<Price> {
@@ -231,7 +239,7 @@ fn run(
     let choice = &route.choice;
     let leveled = algorithms::is_leveled(choice);
     // What a library does inside a node is known for blocks of one size.
-    let calls = machine.calls.is_some() && leveled && detail.skew.is_none();
+    let calls = machine.calls.is_some() && leveled && detail.skew.is_none() && weights.is_none();
     let calls =
         calls && matches!(collective, Collective::AllGather | Collective::ReduceScatter | Collective::AllReduce);
     // The vendor's library does what is called inside a node, but for what a script is named for.
@@ -263,7 +271,8 @@ fn run(
     let blocks = contract.map_or(1, |contract| contract.blocks());
     let count = block_bytes(collective, grid.nranks(), message_bytes).div_ceil(blocks * dtype.size());
     let tables = detail.skew.map(|skew| skew.tables(collective, grid.nranks(), count)).transpose()?;
-    let job = Job { count, blocks: tables.as_deref(), dtype, segment_bytes: route.segment_bytes, inputs: None };
+    let job =
+        Job { count, blocks: tables.as_deref(), dtype, segment_bytes: route.segment_bytes, inputs: None, weights };
     let options = SimOptions { window: route.window, capacity: 64, ..SimOptions::default() };
     let report = Sim::with_durations(0, options, fabric)
         .run_mirrored(&programs, &job)
@@ -290,6 +299,6 @@ fn front(
     let Some(program) = programs.iter().flatten().next().filter(|_| one_block && job.blocks.is_none()) else {
         return Vec::new();
     };
-    let layout = program.layout(job.count, job.dtype.size(), job.segment_bytes);
+    let layout = job.layout(program);
     (1..).zip(front_ns).map(|(segments, &ns)| (layout.front_bytes(segments), ns as f64)).collect()
 }

@@ -1,12 +1,12 @@
 //! `strata plan verify`: every algorithm, every shape, one line per algorithm.
 #![forbid(unsafe_code)]
 
-use super::grids::{parse_grid, standard};
+use super::grids::{parse_grid, standard, MOST_PROVED};
 use super::scripts;
 use crate::options::{number, parse_algorithm};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::IsTerminal;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use strata::algorithms::{self, Choice};
 use strata::error::{counted, Error, Result};
 use strata::plan::{Collective, Shape};
+use strata::selection::strategy::{self, Strategies, Strategy};
 use strata::sim::Cluster;
 use strata::topo::{Grid, Rank};
 use strata::verify::{self, verify};
@@ -48,6 +49,9 @@ pub struct Options {
     /// The contract of files with a custom collective, where it does not lie beside them.
     #[arg(long, value_name = "FILE")]
     contract: Option<PathBuf>,
+    /// The strategies of this file, which `strata synthesize` writes, for the grid that it names; nothing else is proved.
+    #[arg(long, value_name = "FILE", exclusive = true)]
+    strategy: Option<PathBuf>,
 }
 
 /// The most ranks whose mutants are tried: their number grows with the square of the ranks and more.
@@ -72,6 +76,9 @@ struct Verdict {
 
 /// Proves what the options name and prints the table.
 pub fn run(options: &Options) -> Result<ExitCode> {
+    if let Some(path) = &options.strategy {
+        return prove_strategies(path);
+    }
     if options.what.iter().any(|what| scripts::is_file(what)) {
         let files: Vec<PathBuf> = options.what.iter().map(PathBuf::from).collect();
         return scripts::verify(&files, options.contract.as_deref());
@@ -113,6 +120,31 @@ pub fn run(options: &Options) -> Result<ExitCode> {
         outln!("{mutants} of plans of up to {MUTATED_RANKS} ranks: {verdict}");
     }
     Ok(if rejected == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Proves a file of strategies, and prints a line for each.
+fn prove_strategies(path: &Path) -> Result<ExitCode> {
+    let text = strategy::text_of(path)?;
+    let proved = Strategies::parse(&text).and_then(|strategies| {
+        let reports = strategies.prove(&Arc::new(Grid::blocks(&strategies.nodes)), MOST_PROVED)?;
+        Ok((strategies, reports))
+    });
+    let (strategies, reports) = match proved {
+        Ok(proved) => proved,
+        Err(fault) => {
+            outln!("rejected: {}: {fault}", path.display());
+            return Ok(ExitCode::FAILURE);
+        }
+    };
+    outln!("{:<15} {:>11} {:>11} {:<30} {:<8} {:>9}", "collective", "from", "below", "algorithm", "shares", "messages");
+    for (strategy, report) in strategies.all.iter().zip(reports) {
+        let Strategy { collective, from_bytes, below_bytes, choice, shares, .. } = strategy;
+        let shares = if shares.is_some() { "unequal" } else { "even" };
+        let (name, choice) = (collective.name(), choice.to_string());
+        outln!("{name:<15} {from_bytes:>11} {below_bytes:>11} {choice:<30} {shares:<8} {:>9}", report.messages);
+    }
+    outln!("{} accepted on {}", counted(strategies.all.len(), "line"), Grid::blocks(&strategies.nodes));
+    Ok(ExitCode::SUCCESS)
 }
 
 fn progress(total: usize) -> ProgressBar {

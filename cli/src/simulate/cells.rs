@@ -118,7 +118,7 @@ pub fn ask(manner: &Manner, cell: &Cell, method: &Method) -> Result<Option<Answe
     let mut best: Option<Answer> = None;
     let ways = match (manner.detail.skew, method) {
         (Some(skew), Method::Strata) => vec![route::skewed(&grid, collective, message_bytes, skew)?],
-        _ => method.ways(machine, &grid, collective, message_bytes),
+        _ => method.ways(machine, &grid, collective, message_bytes)?,
     };
     for way in ways {
         if manner.alone {

@@ -14,6 +14,7 @@ use strata::error::{counted, Error, Result};
 use strata::plan::{Collective, Shape};
 use strata::script::store::{self, Steps};
 use strata::script::{LoadedScript, ScriptNames, SharedScripts};
+use strata::selection::synthesis;
 use strata::sim::price::{block_bytes, How, PricedPlan};
 use strata::sim::Cluster;
 use strata::topo::Grid;
@@ -37,6 +38,12 @@ pub enum Method {
     Chosen,
     /// Strata with messages between nodes in a code.
     Code(FloatCode),
+    /// What thresholds decide that nobody has set, whatever the machine.
+    Thresholds,
+    /// The quickest of Strata's algorithms and segments, by pricing them, with even shares.
+    Even,
+    /// The same with shares by what links deliver: what `strata synthesize` writes.
+    Synthesized,
     /// One algorithm.
     Plan {
         /// Which.
@@ -54,7 +61,7 @@ pub enum Method {
 
 /// What `--method` takes, for messages and `--help`.
 pub const KNOWN: &str =
-    "vendor, mpi, pccl, pccl(ring), pccl(rd), pccl(ring,vendor), strata, code(mx8), chosen, carrier(NAME), mix, \
+    "vendor, mpi, pccl, pccl(ring), pccl(rd), pccl(ring,vendor), strata, code(mx8), chosen, thresholds, even, synthesized, carrier(NAME), mix, \
                          or an algorithm such as two_level(direct,log)/segment=1M/window=4/carrier=vendor, \
                          or script:FILE.xml/segment=1M or two_level(script:FILE.xml,log)";
 
@@ -71,6 +78,9 @@ impl Method {
             "pccl(ring,vendor)" => Method::Pccl(Some(("ring", Carrier::Vendor))),
             "strata" => Method::Strata,
             "chosen" => Method::Chosen,
+            "thresholds" => Method::Thresholds,
+            "even" => Method::Even,
+            "synthesized" => Method::Synthesized,
             text => match text.strip_prefix("carrier(").and_then(|rest| rest.strip_suffix(')')) {
                 Some(name) => Method::Carrier(name.to_string()),
                 None => match text.strip_prefix("code(").and_then(|rest| rest.strip_suffix(')')) {
@@ -151,9 +161,18 @@ impl Method {
     }
 
     /// The ways among which this method takes the fastest; none where it has nothing to offer.
-    pub fn ways(&self, machine: &Cluster, grid: &Arc<Grid>, collective: Collective, message_bytes: usize) -> Vec<How> {
+    ///
+    /// # Errors
+    /// Those of pricing, for methods that price ways themselves.
+    pub fn ways(
+        &self,
+        machine: &Arc<Cluster>,
+        grid: &Arc<Grid>,
+        collective: Collective,
+        message_bytes: usize,
+    ) -> Result<Vec<How>> {
         let pccl = |(rail, carrier)| How::Pccl { rail, carrier };
-        match self {
+        Ok(match self {
             Method::Vendor => vec![How::Vendor],
             Method::Mpi => vec![How::Mpi],
             Method::Carrier(name) => match machine.carriers.get(name) {
@@ -169,13 +188,16 @@ impl Method {
             Method::Strata => route::own(machine, grid, collective, message_bytes).into_iter().collect(),
             Method::Chosen => route::chosen(machine, grid, collective, message_bytes).into_iter().collect(),
             Method::Code(code) => route::coded(grid, collective, message_bytes, *code).into_iter().collect(),
+            Method::Thresholds => vec![route::by_thresholds(grid, collective, message_bytes)?],
+            Method::Even => vec![synthesis::evenly(machine, grid, collective, message_bytes)?.how()],
+            Method::Synthesized => vec![synthesis::synthesize(machine, grid, collective, message_bytes)?.how()],
             Method::Plan { choice, segment_bytes, window, carrier, .. } => vec![How::Strata(PricedPlan {
                 choice: choice.clone(),
                 segment_bytes: segment_bytes.unwrap_or(usize::MAX),
                 window: *window,
                 carrier: *carrier,
             })],
-        }
+        })
     }
 }
 
@@ -190,6 +212,9 @@ impl fmt::Display for Method {
             Method::Pccl(Some((rail, carrier))) => pccl_text(rail, *carrier),
             Method::Strata => String::from("strata"),
             Method::Chosen => String::from("chosen"),
+            Method::Thresholds => String::from("thresholds"),
+            Method::Even => String::from("even"),
+            Method::Synthesized => String::from("synthesized"),
             Method::Code(code) => format!("code({})", code.name()),
             Method::Plan { choice, segment_bytes, window, carrier, .. } => {
                 plan_text(choice, segment_bytes.unwrap_or(usize::MAX), usize::MAX, *window, *carrier)
@@ -271,6 +296,9 @@ pub fn way_text(way: &How, collective: Collective, nranks: usize, message_bytes:
         How::Strata(PricedPlan { choice, segment_bytes, window, carrier }) => {
             plan_text(choice, *segment_bytes, block_bytes(collective, nranks, message_bytes), *window, *carrier)
         }
+        How::Shared(plan, _) => {
+            way_text(&How::Strata(plan.clone()), collective, nranks, message_bytes) + " with shares by links"
+        }
     }
 }
 
@@ -290,6 +318,9 @@ mod tests {
             "pccl(ring,vendor)",
             "strata",
             "chosen",
+            "thresholds",
+            "even",
+            "synthesized",
             "code(mx8)",
             "ring/segment=whole/window=2",
             "two_level(direct,log)/segment=1M/window=4/carrier=vendor",

@@ -38,6 +38,12 @@ pub fn skewed(grid: &Arc<Grid>, collective: Collective, message_bytes: usize, sk
     of_settings(&request, grid, Config::default())
 }
 
+/// What Strata takes by default thresholds, which know nothing of the machine.
+pub fn by_thresholds(grid: &Arc<Grid>, collective: Collective, message_bytes: usize) -> Result<How> {
+    let block_bytes = block_bytes(collective, grid.nranks(), message_bytes);
+    of_settings(&Request::new(collective, block_bytes), grid, Config::default())
+}
+
 /// What Strata takes where this code is set for the collective; None where it codes no such calls.
 pub fn coded(grid: &Arc<Grid>, collective: Collective, message_bytes: usize, code: FloatCode) -> Option<How> {
     let block_bytes = block_bytes(collective, grid.nranks(), message_bytes);

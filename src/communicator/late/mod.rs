@@ -16,15 +16,15 @@ use super::members::Member;
 use super::{CollectiveCall, Comm, CommOptions};
 use crate::algorithms::Choice;
 use crate::config::{Config, Late};
-use crate::dtype::Reduction;
+use crate::dtype::{Prologue, Reduction};
 use crate::error::{Error, Result};
 use crate::fork::PerProcess;
 use crate::health::CallSummary;
 use crate::memory::{Arena, DeviceRegion, Region};
 use crate::plan::Collective;
-use crate::selection::{Executor, Selection};
+use crate::selection::{Decision, Executor, Selection};
 use crate::sync::locked;
-use crate::topo::{Grid, Rank};
+use crate::topo::Rank;
 use crate::transport::Waker;
 use relay::Relay;
 use std::collections::HashMap;
@@ -37,10 +37,17 @@ pub(super) const LEAST_BYTES: usize = 1 << 20;
 /// A rank's word after a call: to how many bytes it has not contributed, and what it has called.
 const WORD: usize = 3 * size_of::<u64>();
 /// Ranks that get no further for this part of what such a call takes ask for relays; and no sooner than this.
-const PART: f64 = 0.25;
+const PART: f64 = 0.15;
 const SOONEST: Duration = Duration::from_millis(2);
 /// Who relays asks further ones after this.
 const ASKED_BY_RELAY: Duration = Duration::from_millis(2);
+/// What a broadcast takes of an all-reduce of as many bytes, about.
+const BROADCAST: f64 = 0.7;
+/// Segments of a broadcast, and how long they are.
+const SEGMENTS: usize = 64;
+const SEGMENT_BYTES: std::ops::Range<usize> = 256 << 10..4 << 20;
+/// Vectors of memory that are kept for the next call with late ranks.
+const SPARE: usize = 2;
 /// Nodes up to which a ring brings a late rank's part; on more of them trees do.
 const RING_NODES: usize = 16;
 
@@ -61,6 +68,8 @@ struct LateState {
     paces: HashMap<u32, f64>,
     /// The call that this rank relays, or has relayed and not made yet.
     relay: Option<Relay>,
+    /// For the next ones.
+    spare: Vec<Arena>,
 }
 
 /// How the calls of a communicator go on without those who are late.
@@ -96,21 +105,36 @@ enum Stage {
     /// All tell what they have not contributed to.
     Tells,
     /// This rank relayed it, and its program has come.
-    Comes { absences: Vec<Absence>, own: DeviceRegion, kept: Option<Arena> },
+    Comes(Coming),
     /// Those who were late bring their parts.
     Brings {
-        absences: Vec<Absence>,
-        /// The one that is under way.
-        next: usize,
-        /// Where that part is, or goes.
+        coming: Coming,
+        /// What is under way: where it is, or goes.
         part: DeviceRegion,
-        /// This rank's own, where it was late.
-        own: Option<DeviceRegion>,
-        /// What `own` lies in, where that is not the send buffer, and what others' parts go to.
-        memory: [Option<Arena>; 2],
+        memory: Option<Arena>,
     },
     /// The result is there.
     Ended,
+}
+
+/// Parts that late ranks bring.
+struct Coming {
+    absences: Vec<Absence>,
+    /// The one that comes next.
+    next: usize,
+    /// This rank's own, where it was late.
+    own: Option<DeviceRegion>,
+    /// What that lies in, where it is not the send buffer.
+    kept: Option<Arena>,
+}
+
+impl Coming {
+    /// Whether all come in one reduction: where that is quicker than a broadcast of each. The most bytes of one.
+    fn together(&self) -> Option<usize> {
+        let most = self.absences.iter().map(|absence| absence.bytes).max()?;
+        let sum: usize = self.absences.iter().map(|absence| absence.bytes).sum();
+        (sum as f64 * BROADCAST > most as f64).then_some(most)
+    }
 }
 
 /// What is to be done next.
@@ -127,17 +151,6 @@ pub(super) enum NextOfLate {
 fn here(region: DeviceRegion) -> Region {
     // SAFETY: the bytes must be this process's; because only communicators in host memory have late ranks relayed.
     unsafe { region.in_process() }
-}
-
-/// New memory; its region may be used until the arena goes.
-fn memory(bytes: usize) -> Result<(Arena, Region)> {
-    let none =
-        || Error::System(format!("there is no memory for the {bytes} bytes of a late rank's part (STRATA_LATE)"));
-    let mut arena = Arena::try_new(bytes).ok_or_else(none)?;
-    // SAFETY: the arena must outlive every use; because who keeps the region keeps the arena, and a communicator that fails cancels
-    // what uses it.
-    let region = unsafe { arena.region().unbound() };
-    Ok((arena, region))
 }
 
 /// The size of a call as a power of two.
@@ -173,6 +186,30 @@ impl LateRanks {
         let call = comm.gather_of_words([word, words])?;
         let (_arenas, state) = ([input, output], Mutex::default());
         Ok(LateRanks { call, word, words, _arenas, state, calls: AtomicU64::new(0) })
+    }
+
+    /// Memory; its region may be used until the arena goes.
+    fn memory(&self, bytes: usize) -> Result<(Arena, Region)> {
+        let none =
+            || Error::System(format!("there is no memory for the {bytes} bytes of a late rank's part (STRATA_LATE)"));
+        let mut state = locked(&self.state);
+        let place = state.spare.iter().position(|arena| arena.len() >= bytes);
+        let spare = place.map(|place| state.spare.swap_remove(place));
+        drop(state);
+        let mut arena = spare.or_else(|| Arena::try_new(bytes)).ok_or_else(none)?;
+        // SAFETY: the arena must outlive every use; because who keeps the region keeps the arena, and a communicator that fails cancels
+        // what uses it.
+        let region = unsafe { arena.region().part(0, bytes).unbound() };
+        Ok((arena, region))
+    }
+
+    /// Keeps memory that is not used any more.
+    fn keep(&self, arena: Arena) {
+        let mut state = locked(&self.state);
+        if state.spare.len() == SPARE {
+            state.spare.remove(0);
+        }
+        state.spare.push(arena);
     }
 
     /// What the call that begins is among late ranks: one whose late parts may come later, and its form that divides nothing. A call
@@ -247,7 +284,7 @@ impl LateCall {
 
     /// Whether this rank has relayed what its program calls now.
     pub(super) fn has_come(&self) -> bool {
-        matches!(self.stage, Stage::Comes { .. })
+        matches!(self.stage, Stage::Comes(_))
     }
 
     /// What others are told of this call.
@@ -310,14 +347,14 @@ impl LateCall {
                     return Ok(NextOfLate::Nothing);
                 }
                 self.tell(comm, &absences);
-                self.bring(comm, (absences, 0), None, [None, None])
+                self.bring(comm, Coming { absences, next: 0, own: None, kept: None }, None)
             }
-            Stage::Comes { absences, own, kept } => self.bring(comm, (absences, 0), Some(own), [kept, None]),
-            Stage::Brings { absences, next, part, own, memory } => {
+            Stage::Comes(coming) => self.bring(comm, coming, None),
+            Stage::Brings { coming, part, memory } => {
                 let output = here(self.call.output).part(0, part.len());
                 let reduction = self.reduction;
                 crate::device::host::reduce(reduction.dtype, reduction.operator, 1, &[output, here(part)], output);
-                self.bring(comm, (absences, next + 1), own, memory)
+                self.bring(comm, coming, memory)
             }
             Stage::Ended => Ok(NextOfLate::Nothing),
         }
@@ -334,43 +371,44 @@ impl LateCall {
         }
     }
 
-    /// Begins to bring the next part of those who were late; `own` is this rank's, where it was.
-    fn bring(
-        &mut self,
-        comm: &Comm,
-        (absences, next): (Vec<Absence>, usize),
-        own: Option<DeviceRegion>,
-        [kept, mut received]: [Option<Arena>; 2],
-    ) -> Result<NextOfLate> {
-        let Some(&Absence { rank, bytes }) = absences.get(next) else {
+    /// Begins to bring what those who were late have not contributed to: all of it in one reduction, or the next one's.
+    fn bring(&mut self, comm: &Comm, mut coming: Coming, memory: Option<Arena>) -> Result<NextOfLate> {
+        let together = coming.together().filter(|_| coming.next == 0);
+        let Some(&Absence { rank, bytes }) = coming.absences.get(coming.next) else {
+            memory.into_iter().chain(coming.kept).for_each(|arena| self.late.keep(arena));
             self.divide();
             return Ok(NextOfLate::Nothing);
         };
-        let part = match own.filter(|_| rank == comm.rank) {
-            Some(own) => own.part(0, bytes),
+        let is_own = together.is_none() && rank == comm.rank;
+        let bytes = together.unwrap_or(bytes);
+        coming.next = if together.is_some() { coming.absences.len() } else { coming.next + 1 };
+        let (memory, part) = match coming.own.filter(|_| is_own) {
+            Some(own) => (memory, own.part(0, bytes)),
             None => {
-                let most = absences[next..].iter().map(|absence| absence.bytes).max().unwrap_or(bytes);
-                if received.as_ref().is_none_or(|arena| arena.len() < bytes) {
-                    received = Some(self::memory(most)?.0);
-                }
-                let arena = received.get_or_insert_with(|| Arena::new(0));
-                // SAFETY: the arena must outlive every use; because the stage keeps it until the call that uses it has ended, and a
-                // communicator that fails cancels it.
-                unsafe { arena.region().part(0, bytes).unbound() }.as_device()
+                memory.into_iter().for_each(|arena| self.late.keep(arena));
+                let (arena, region) = self.late.memory(bytes)?;
+                (Some(arena), region.as_device())
             }
         };
-        let mut call = CollectiveCall {
-            root: rank,
-            algorithm: Some(broadcast(comm.grid()).exact()),
-            ..CollectiveCall::of_bytes(Collective::Broadcast, [part, part], bytes)
+        let call = match together {
+            Some(_) => self.reduction_of_all(comm, &coming, part)?,
+            None => broadcast(comm, rank, part)?,
         };
-        if comm.decide(&mut call).is_err() {
-            // The ranks' places on nodes do not suit it: of those that do, any does.
-            call.algorithm = None;
-            comm.decide(&mut call)?;
-        }
-        self.stage = Stage::Brings { absences, next, part, own, memory: [kept, received] };
+        self.stage = Stage::Brings { coming, part, memory };
         Ok(NextOfLate::Bring(call))
+    }
+
+    /// The all-reduce of the parts of all who were late, in this memory.
+    fn reduction_of_all(&self, comm: &Comm, coming: &Coming, part: DeviceRegion) -> Result<CollectiveCall> {
+        let reduction = Reduction { divisor: 1, prologue: Prologue::None, ..self.reduction };
+        let own = coming.own.map_or(0, |own| own.len());
+        coming.own.into_iter().for_each(|from| here(part).part(0, own).copy_from(here(from)));
+        identity::fill(here(part).part(own, part.len() - own), &reduction);
+        let count = part.len() / reduction.dtype.size();
+        let call = CollectiveCall::new(Collective::AllReduce, [part, part], count, reduction.dtype);
+        let mut call = CollectiveCall { reduction: Some(reduction), ..call };
+        comm.decide(&mut call)?;
+        Ok(call)
     }
 
     /// What is divided of averages is the sum of all.
@@ -383,15 +421,34 @@ impl LateCall {
     }
 }
 
-/// What brings a late rank's part: its node's NICs carry a part each, and every node passes it on.
-fn broadcast(grid: &Grid) -> Choice {
-    match (grid.nnodes(), grid.nrails()) {
+/// The broadcast of a late rank's part: its node's NICs carry a part each, and every node passes it on.
+fn broadcast(comm: &Comm, root: Rank, part: DeviceRegion) -> Result<CollectiveCall> {
+    let choice = match (comm.grid().nnodes(), comm.grid().nrails()) {
         (1, _) => Choice::flat("ring"),
         (nodes, rails) if nodes <= RING_NODES && rails > 1 => Choice::leveled("two_level", "direct", "ring"),
         (nodes, _) if nodes <= RING_NODES => Choice::flat("ring"),
         (_, 1) => Choice::flat("two_trees"),
         _ => Choice::leveled("two_level", "direct", "tree"),
+    };
+    let named = CollectiveCall {
+        root,
+        algorithm: Some(choice.exact()),
+        ..CollectiveCall::of_bytes(Collective::Broadcast, [part, part], part.len())
+    };
+    let mut call = named.clone();
+    if comm.decide(&mut call).is_err() {
+        // The ranks' places on nodes do not suit it: of those that do, any does.
+        call = CollectiveCall { algorithm: None, ..named };
+        comm.decide(&mut call)?;
     }
+    if let Some(decision) = &mut call.decision {
+        let mut own = Decision::clone(decision);
+        if let Executor::Own(selection) = &mut own.executor {
+            selection.segment_bytes = (part.len() / SEGMENTS).clamp(SEGMENT_BYTES.start, SEGMENT_BYTES.end);
+        }
+        *decision = Arc::new(own);
+    }
+    Ok(call)
 }
 
 impl Comm {

@@ -1,7 +1,7 @@
 //! What a late rank does in its program's place, on a thread of the library.
 #![forbid(unsafe_code)]
 
-use super::{bytes_of, here, identity, is_relayed, memory, Absence, LateCall, LateRanks, Stage, LEAST_BYTES};
+use super::{bytes_of, here, identity, is_relayed, Absence, Coming, LateCall, LateRanks, Stage, LEAST_BYTES};
 use crate::communicator::batch::{drive, OperationBatch};
 use crate::communicator::engine::Engine;
 use crate::communicator::{CollectiveCall, Comm};
@@ -57,7 +57,7 @@ fn run(comm: &Arc<Comm>, request: RelayRequest) -> Result<()> {
     if bytes < LEAST_BYTES {
         return Ok(());
     }
-    let (arena, region) = memory(bytes)?;
+    let (arena, region) = late.memory(bytes)?;
     identity::fill(region, &reduction);
     let buffers = [region.as_device(); 2];
     let mut call = CollectiveCall::new(Collective::AllReduce, buffers, count, reduction.dtype);
@@ -144,15 +144,16 @@ impl Relay {
         let (own, kept) = match is_kept && bytes > 0 {
             false => (input, None),
             true => {
-                let (arena, region) = memory(bytes)?;
+                let (arena, region) = late.memory(bytes)?;
                 host::prologue(&reduction, input, region);
                 (region, Some(arena))
             }
         };
         here(call.output).part(0, bytes_of(call)).copy_from(self.memory.1);
+        late.keep(self.memory.0);
         let mut brought = LateCall::new(late, summary, reduction, call.clone());
         brought.tell(comm, &absences);
-        brought.stage = Stage::Comes { absences, own: own.as_device(), kept };
+        brought.stage = Stage::Comes(Coming { absences, next: 0, own: Some(own.as_device()), kept });
         Ok(Box::new(brought))
     }
 }

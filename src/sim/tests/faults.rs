@@ -13,7 +13,7 @@ fn ring(nranks: usize) -> Vec<Arc<Program>> {
 
 fn run(seed: u64, fault: InjectedFault, programs: &[Arc<Program>]) -> std::result::Result<SimReport, Box<SimFailure>> {
     let options = SimOptions { window: 2, capacity: 1, limit_ns: LIMIT_NS, overwrites: false, faults: vec![fault] };
-    let job = Job { count: 64, blocks: None, dtype: DataType::I32, segment_bytes: 128, inputs: None };
+    let job = Job { count: 64, blocks: None, dtype: DataType::I32, segment_bytes: 128, inputs: None, weights: None };
     Sim::new(seed, options).run(programs, &job)
 }
 

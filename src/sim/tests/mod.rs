@@ -58,7 +58,7 @@ fn run_seed(sim: &mut Sim, shape: &Shape, programs: &[Arc<Program>], seed: u64) 
     let dtype = random.pick(&[DataType::I32, DataType::U64, DataType::F32]);
     let inputs = inputs(shape, dtype, count, &mut random);
     let segment_bytes = random.pick(&[64, 192, 1 << 20]);
-    let job = Job { count, blocks: None, dtype, segment_bytes, inputs: Some(&inputs) };
+    let job = Job { count, blocks: None, dtype, segment_bytes, inputs: Some(&inputs), weights: None };
     sim.reset(seed, options.clone());
     let again = format!("(replay: SIM_SEED={seed}; {options:?}, {count} of {dtype:?}, segments of {segment_bytes})");
     let report = sim.run(programs, &job).map_err(|failure| format!("{failure}{again}"))?;
@@ -185,7 +185,7 @@ fn a_message_of_another_size_is_an_error_that_names_the_sender() {
     if let Action::Recv { dst, .. } = &mut plans[1].lanes[0].steps[2].action {
         *dst = vec![Span::output(0, 2)];
     }
-    let job = Job { count: 4, blocks: None, dtype: DataType::I32, segment_bytes: 64, inputs: None };
+    let job = Job { count: 4, blocks: None, dtype: DataType::I32, segment_bytes: 64, inputs: None, weights: None };
     let failure = Sim::new(1, SimOptions::default()).run(&compile(plans).unwrap(), &job).unwrap_err();
     let RankOutcome::Failed { error, .. } = &failure.outcomes[1] else { panic!("{failure}") };
     assert_eq!(error.text(), "a message of 16 bytes from rank 0 where 32 were expected");
@@ -197,7 +197,7 @@ fn a_seed_gives_the_same_events_again_and_another_seed_others() {
     let programs = compile(plans::all(&shape, plans::ring_all_reduce)).unwrap();
     let trace = |seed| {
         let count = 100;
-        let job = Job { count, blocks: None, dtype: DataType::F32, segment_bytes: 64, inputs: None };
+        let job = Job { count, blocks: None, dtype: DataType::F32, segment_bytes: 64, inputs: None, weights: None };
         Sim::new(seed, SimOptions::default()).run(&programs, &job).unwrap().trace
     };
     assert_eq!(trace(5), trace(5));
@@ -212,7 +212,8 @@ fn a_seed_gives_the_same_events_again_and_another_seed_others() {
 fn with_a_message_time_of_one_the_clock_counts_rounds() {
     let rounds = |shape: &Shape, plan: fn(&Shape, usize) -> Plan| {
         let programs = compile(plans::all(shape, plan)).unwrap();
-        let job = Job { count: 1, blocks: None, dtype: DataType::F32, segment_bytes: 1 << 20, inputs: None };
+        let job =
+            Job { count: 1, blocks: None, dtype: DataType::F32, segment_bytes: 1 << 20, inputs: None, weights: None };
         let mut sim = Sim::with_durations(0, SimOptions::default(), Uniform { alpha_ns: 1, beta_ps: 0 });
         let report = sim.run(&programs, &job).unwrap();
         assert!(report.stats.iter().all(|stats| stats.rounds as u64 == report.last_ns()));
@@ -222,7 +223,8 @@ fn with_a_message_time_of_one_the_clock_counts_rounds() {
     assert_eq!(rounds(&plans::flat(Collective::AllGather, 12), plans::ring_all_gather), 11);
     let two = Uniform { alpha_ns: 1000, beta_ps: 2000 };
     let programs = compile(plans::all(&plans::flat(Collective::AllGather, 4), plans::ring_all_gather)).unwrap();
-    let job = Job { count: 250, blocks: None, dtype: DataType::F32, segment_bytes: 1 << 20, inputs: None };
+    let job =
+        Job { count: 250, blocks: None, dtype: DataType::F32, segment_bytes: 1 << 20, inputs: None, weights: None };
     let report = Sim::with_durations(0, SimOptions::default(), two).run(&programs, &job).unwrap();
     assert_eq!(report.last_ns(), 3 * (1000 + 2 * 1000));
 }
@@ -232,7 +234,7 @@ fn plans_that_wait_for_each_other_end_the_simulation_with_every_place() {
     let shape = plans::flat(Collective::AllGather, 2);
     let mut plans = plans::all(&shape, plans::doubling_all_gather);
     plans.iter_mut().for_each(|plan| plan.lanes[0].steps.swap(1, 2));
-    let job = Job { count: 4, blocks: None, dtype: DataType::I32, segment_bytes: 64, inputs: None };
+    let job = Job { count: 4, blocks: None, dtype: DataType::I32, segment_bytes: 64, inputs: None, weights: None };
     let failure = Sim::new(3, SimOptions::default()).run(&compile(plans).unwrap(), &job).unwrap_err();
     let text = failure.to_string();
     for part in

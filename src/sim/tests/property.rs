@@ -177,7 +177,8 @@ fn all_ranks_have_the_same_bits_after_an_all_reduce_of_rough_floats() {
         let inputs: Vec<Vec<u8>> =
             plans.iter().map(|_| (0..count).flat_map(|_| element(&mut random)).collect()).collect();
         sim.reset(seed, SimOptions::default());
-        let job = Job { count, blocks: None, dtype: DataType::F64, segment_bytes: 128, inputs: Some(&inputs) };
+        let job =
+            Job { count, blocks: None, dtype: DataType::F64, segment_bytes: 128, inputs: Some(&inputs), weights: None };
         let report = sim.run(&compile(plans).unwrap(), &job).unwrap_or_else(|failure| panic!("{failure}"));
         assert!(report.outputs.iter().all(|output| *output == report.outputs[0]), "SIM_SEED={seed} {name} {shape:?}");
     }

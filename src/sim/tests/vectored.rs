@@ -94,7 +94,7 @@ fn run_case(sim: &mut Sim, shape: &Shape, plans: Vec<Plan>, seed: u64, own: bool
     let of_pairs = |table: &Arc<BlockTable>| BlockTable::of_pairs(table.input().to_vec(), table.output().to_vec());
     let given = |table: &Arc<BlockTable>| if own { Arc::new(of_pairs(table)) } else { table.clone() };
     let given: Vec<Arc<BlockTable>> = tables.iter().map(given).collect();
-    let job = Job { count: 0, blocks: Some(&given), dtype, segment_bytes, inputs: Some(&inputs) };
+    let job = Job { count: 0, blocks: Some(&given), dtype, segment_bytes, inputs: Some(&inputs), weights: None };
     let again = format!("staged {staged}, segments of {segment_bytes}, {tables:?}");
     let report = sim.run(&programs, &job).map_err(|failure| format!("{failure}{again}"))?;
     let arithmetic = Arithmetic::new(dtype, shape.prologue).map_err(|error| error.to_string())?;
@@ -160,7 +160,8 @@ fn told(sent: usize, expected: usize) -> String {
     let programs = compile(direct("direct", &shape)).unwrap();
     let table = |input: [usize; 3], output: [usize; 3]| Arc::new(BlockTable::of_pairs(packed(&input), packed(&output)));
     let tables = [table([0, 0, sent], [0; 3]), table([0; 3], [0; 3]), table([0; 3], [expected, 0, 0])];
-    let job = Job { count: 0, blocks: Some(&tables), dtype: DataType::I32, segment_bytes: 64, inputs: None };
+    let job =
+        Job { count: 0, blocks: Some(&tables), dtype: DataType::I32, segment_bytes: 64, inputs: None, weights: None };
     let failure = Sim::new(1, SimOptions::default()).run(&programs, &job).unwrap_err();
     let RankOutcome::Failed { error, .. } = &failure.outcomes[2] else { panic!("{failure}") };
     error.text().to_string()

@@ -9,7 +9,7 @@ use std::path::Path;
 use strata::error::{Error, Result};
 
 /// Names and texts.
-pub const EMBEDDED: [(&str, &str); 13] = [
+pub const EMBEDDED: [(&str, &str); 17] = [
     ("zero3", include_str!("../../../../workloads/zero3.toml")),
     ("fsdp", include_str!("../../../../workloads/fsdp.toml")),
     ("ddp-resnet50", include_str!("../../../../workloads/ddp-resnet50.toml")),
@@ -22,6 +22,10 @@ pub const EMBEDDED: [(&str, &str); 13] = [
     ("dlrm", include_str!("../../../../workloads/dlrm.toml")),
     ("ds-moe", include_str!("../../../../workloads/ds-moe.toml")),
     ("dlrm-mcr", include_str!("../../../../workloads/dlrm-mcr.toml")),
+    ("adapcc-vgg16", include_str!("../../../../workloads/adapcc-vgg16.toml")),
+    ("adapcc-gpt2", include_str!("../../../../workloads/adapcc-gpt2.toml")),
+    ("adapcc-vit", include_str!("../../../../workloads/adapcc-vit.toml")),
+    ("adapcc-moe", include_str!("../../../../workloads/adapcc-moe.toml")),
     ("megatron-6.7b", include_str!("../../../../workloads/megatron-6.7b.toml")),
 ];
 

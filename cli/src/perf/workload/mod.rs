@@ -19,6 +19,7 @@ mod timeline;
 mod ways;
 
 use super::collective::Kind;
+use crate::simulate::mixed::Mixed;
 use file::{BlockSizes, Workload};
 use indicatif::ProgressBar;
 use outcome::Outcome;
@@ -44,6 +45,13 @@ pub struct Options {
     /// Simulate it on this machine, for -n ranks, instead of running it.
     #[arg(long, value_name = "MACHINE", requires = "workload", help_heading = "Training steps")]
     simulate: Option<String>,
+    #[command(flatten)]
+    mixed: Mixed,
+    /// By which part the last rank of a simulated step computes longer than the one whose timeline is shown: 0.1. What that one waits for
+    /// it counts as exposed.
+    #[arg(long, value_name = "PART", default_value = "0", value_parser = parse_late, requires = "simulate",
+          help_heading = "Training steps")]
+    late: f64,
     /// Mix only these carriers of the simulated machine: nccl,mvapich2-gdr
     #[arg(long, value_name = "NAMES", value_delimiter = ',', requires = "simulate", help_heading = "Training steps")]
     carriers: Vec<String>,
@@ -80,6 +88,11 @@ fn parse_scale(text: &str) -> std::result::Result<f64, String> {
     value
         .filter(|scale| (1e-12..=1e6).contains(scale))
         .ok_or_else(|| format!("`{text}` is not a factor such as 1/64 or 0.5"))
+}
+
+fn parse_late(text: &str) -> std::result::Result<f64, String> {
+    let part = text.parse::<f64>().ok().filter(|part| (0.0..=100.0).contains(part));
+    part.ok_or_else(|| format!("`{text}` is not a part such as 0.1"))
 }
 
 fn parse_rate(text: &str) -> std::result::Result<f64, String> {
@@ -141,9 +154,9 @@ fn simulated(
     if world > simulate::MOST_RANKS {
         return Err(Error::InvalidArgument(format!("-n: at most {} ranks are simulated", simulate::MOST_RANKS)));
     }
-    let machine = Cluster::find(machine)?.with_carriers(&options.replay.carriers)?;
+    let machine = options.replay.mixed.applied(Cluster::find(machine)?)?.with_carriers(&options.replay.carriers)?;
     let setting = Setting { world, ..setting };
-    let program = program_of(name, workload, &setting)?;
+    let program = Program { late: options.replay.late, ..program_of(name, workload, &setting)? };
     let bar = match std::io::stderr().is_terminal() {
         true => ProgressBar::new_spinner(),
         false => ProgressBar::hidden(),
@@ -152,14 +165,23 @@ fn simulated(
     let ways::Routes { routes, notes } = ways::routes(&program, &machine, &options.replay.routes, &bar)?;
     bar.finish_and_clear();
     let by_links = machine.carriers.is_empty()
+        && !machine.has_unequal_nodes()
         && program.rows.iter().any(|row| matches!(row.kind, Kind::AllToAll | Kind::Broadcast));
+    let late = match options.replay.late {
+        0.0 => String::new(),
+        late => format!("\n# the last rank computes {late} of its time longer than the one whose timeline this is"),
+    };
     let mut how = format!("simulated on {}\n# {}", machine.text, simulate::NOT_MEASURED);
+    if machine.has_unequal_nodes() {
+        how = format!("simulated on {}\n# {}", machine.text, simulate::ON_UNEQUAL);
+    }
     if by_links {
         how += &format!("\n# {}", simulate::BY_LINKS);
     }
     if program.rows.iter().any(|row| row.skew.is_some()) {
         how += &format!("\n# {}", simulate::OF_SKEWED);
     }
+    how += &late;
     how.extend(notes.iter().map(|note| format!("\n# {note}")));
     if let Some(overload) = machine.overload.as_ref().filter(|overload| world as f64 > overload.above_ranks.value) {
         how += &format!(

@@ -128,6 +128,8 @@ pub struct Program {
     pub rows: Vec<Row>,
     /// The ranks' grid.
     pub layout: Layout,
+    /// By which part the last rank computes longer than this one, on a timeline.
+    pub late: f64,
 }
 
 impl Program {
@@ -137,7 +139,7 @@ impl Program {
         let layout = Layout::new(&workload.grid, setting.world, &mut names)?;
         let phases = workload.phases.iter().map(|phase| phase.name.clone()).collect();
         let (groups, calls, ops, rows) = Default::default();
-        let program = Program { groups, phases, calls, ops, rows, layout };
+        let program = Program { groups, phases, calls, ops, rows, layout, late: 0.0 };
         let mut builder = Builder { program, names, setting, phase: 0, turns: 0, open: BTreeMap::new() };
         for (phase, text) in workload.phases.iter().enumerate() {
             builder.phase = phase;

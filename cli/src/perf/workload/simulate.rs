@@ -10,6 +10,9 @@
 //! PCCL and Strata are; there all-to-all and broadcast are the vendor's on every route, and take what their bytes take on the
 //! links when nothing else is on them.
 //!
+//! On a machine of unequal nodes the best of Strata's plans with even shares is compared with the best with shares by links. All its
+//! nodes are in a group then.
+//!
 //! Blocks of different sizes no library of the machines has a call for. An all-to-all of them is a group of sends and receives, as
 //! PyTorch and Strata issue it: it takes what its busiest links do. An all-gather or a reduce-scatter is called with blocks that are all as
 //! long as the longest, as FSDP pads its shards; where a carrier has a law of broadcasts, a broadcast of each block, as PyTorch and
@@ -27,6 +30,7 @@ use strata::carrier::Carrier;
 use strata::error::{Error, Result};
 use strata::plan::Collective;
 use strata::selection::cost::candidates;
+use strata::selection::synthesis;
 use strata::sim::price::{price, Detail, How, Price, PricedPlan};
 use strata::sim::skew::{BusiestLinks, Skew};
 use strata::sim::Cluster;
@@ -35,6 +39,8 @@ use strata::topo::Grid;
 /// What is to be known of Strata's column.
 pub const NOT_MEASURED: &str =
     "Strata's own ways need STRATA_INTER=mpi or tcp and STRATA_MACHINE over a vendor's library; nothing of it was measured there";
+/// What is to be known of columns on machines of unequal nodes.
+pub const ON_UNEQUAL: &str = "even and synthesized: the quickest of Strata's plans with equal shares for all nodes, and with shares by their NICs";
 /// What is said of kinds that have no price by the way.
 pub const BY_LINKS: &str = "alltoall and broadcast are the vendor's on every route, at the rates of idle links";
 
@@ -65,6 +71,11 @@ pub fn price_in(
     by: &CallBy,
     asked: &Asked,
 ) -> Result<Option<Price>> {
+    if machine.has_unequal_nodes() && group.size != program.layout.world() {
+        let (group, machine) = (&group.name, &machine.name);
+        let text = format!("{machine} has unequal nodes, on which only groups of all ranks are priced, not {group}");
+        return Err(Error::InvalidArgument(text));
+    }
     let mut longest = Price::by_law(0.0);
     for labels in program.layout.shapes(group, machine.ranks_per_node()) {
         match Here::new(machine, &labels).by(by, asked)? {
@@ -102,10 +113,8 @@ impl Here {
         if grid.nnodes() > 1 {
             let (members, ranks) = (grid.nrails() as f64, machine.node.ranks.value);
             let nics = machine.node.nics.value;
-            for network in [Some(&mut machine.network), machine.network_vendor.as_mut()].into_iter().flatten() {
-                // A node's ranks use as many NICs as there are ranks, at most all.
-                network.nic_gbps.value *= (members.max(nics) / ranks).min(1.0);
-            }
+            // A node's ranks use as many NICs as there are ranks, at most all.
+            machine.scale_nics((members.max(nics) / ranks).min(1.0));
             if let Some(laws) = &mut machine.vendor {
                 let laws = [Some(&mut laws.all_gather), Some(&mut laws.reduce_scatter), laws.all_reduce.as_mut()];
                 laws.into_iter().flatten().for_each(|law| law.gbps.value *= members / ranks);
@@ -123,6 +132,9 @@ impl Here {
         let collective =
             collective_of(kind).ok_or_else(|| Error::Internal(format!("{} in a workload", kind.name())))?;
         let moves = matches!(collective, Collective::AllToAll | Collective::Broadcast);
+        if matches!(by, CallBy::Even | CallBy::Synthesized) {
+            return self.found(collective, by, asked).map(Some);
+        }
         if moves && self.machine.carriers.is_empty() {
             return Ok(Some(Price::by_law(self.by_links(asked))));
         }
@@ -139,10 +151,26 @@ impl Here {
             CallBy::Pccl => self.pccl(collective, padded).or_else(vendor),
             CallBy::Carrier(name) => self.machine.carrier_ns(name, collective, &self.grid, bytes, skew)?,
             CallBy::Quickest => self.mix(collective, bytes, skew),
+            CallBy::Even | CallBy::Synthesized => None,
             CallBy::Strata if moves => return self.moved(collective, bytes),
             CallBy::Strata => return self.strata(collective, bytes, vendor().unwrap_or(f64::INFINITY)).map(Some),
         };
         Ok(law.filter(|ns| ns.is_finite()).map(Price::by_law))
+    }
+
+    /// What pricing all of Strata's algorithms finds, with even shares or with shares by links; of blocks of one size.
+    fn found(&self, collective: Collective, by: &CallBy, asked: &Asked) -> Result<Price> {
+        let Asked { bytes, skew, .. } = *asked;
+        if skew.is_some() {
+            let text = "blocks of different sizes are not priced on machines with unequal nodes (--skew even)";
+            return Err(Error::InvalidArgument(text.to_string()));
+        }
+        let bytes = if collective == Collective::AllToAll { bytes.div_ceil(self.grid.nranks()) } else { bytes };
+        let found = match by {
+            CallBy::Even => synthesis::evenly(&self.machine, &self.grid, collective, bytes)?,
+            _ => synthesis::synthesize(&self.machine, &self.grid, collective, bytes)?,
+        };
+        self.price(collective, bytes, &found.how())
     }
 
     /// An all-to-all or a broadcast by the quickest of Strata's algorithms; inside a node by the library that is quickest there, to

@@ -9,7 +9,8 @@
 //! group a        [---all_gather---]  [-reduce_scatter-]
 //! ```
 //!
-//! All ranks are taken to be equally far, and calls of different groups not to slow each other down.
+//! All ranks are taken to be equally far, and calls of different groups not to slow each other down. Where the last rank computes longer
+//! than this one ([`Program::late`]), a call begins when that rank has issued it, and what this one waits for it is exposed, too.
 #![forbid(unsafe_code)]
 
 use super::super::collective::Kind;
@@ -48,11 +49,16 @@ pub fn lay_out(program: &Program, pricer: &mut dyn Pricer) -> Result<Times> {
     let mut prices: HashMap<(Kind, usize, usize, Option<Skew>), Price> = HashMap::new();
     let mut times = Times { step: 0.0, busy: vec![0.0; program.rows.len()], exposed: vec![0.0; program.rows.len()] };
     let mut free = vec![0.0f64; program.groups.len()];
+    // By how much the last rank is behind.
+    let mut behind = 0.0f64;
     let mut begins = vec![0.0f64; program.calls.len()];
     let key = |call: &Call| (call.kind, call.group, program.bytes_of(call), call.skew);
     for op in &program.ops {
         match *op {
-            Op::Compute(_, us) => times.step += us,
+            Op::Compute(_, us) => {
+                times.step += us;
+                behind += us * program.late;
+            }
             Op::Issue(index) => {
                 let call = &program.calls[index];
                 let ns = match prices.get(&key(call)) {
@@ -60,7 +66,7 @@ pub fn lay_out(program: &Program, pricer: &mut dyn Pricer) -> Result<Times> {
                     None => prices.entry(key(call)).or_insert(pricer.price(program, call)?).ns,
                 };
                 let us = ns / 1e3;
-                begins[index] = times.step.max(free[call.group]);
+                begins[index] = (times.step + behind).max(free[call.group]);
                 free[call.group] = begins[index] + us;
                 times.busy[call.row] += us;
             }
@@ -71,6 +77,7 @@ pub fn lay_out(program: &Program, pricer: &mut dyn Pricer) -> Result<Times> {
                 let waited = (begins[index] + ns / 1e3 - times.step).max(0.0);
                 times.exposed[call.row] += waited;
                 times.step += waited;
+                behind = (behind - waited).max(0.0);
             }
         }
     }
@@ -96,12 +103,16 @@ mod tests {
     }
 
     fn times(steps: &str) -> (Times, usize) {
+        times_with(steps, 0.0)
+    }
+
+    fn times_with(steps: &str, late: f64) -> (Times, usize) {
         let head = "title = \"t\"\nsource = []\ndtype = \"int8\"\n\
              grid = [{ name = \"a\", size = 2 }, { name = \"b\", size = \"rest\" }]\n\
              [[phase]]\nname = \"p\"\nsteps = [\n";
         let workload = Workload::parse(&format!("{head}{steps}\n]")).unwrap();
         let setting = Setting { world: 4, flops: 1e6, scale: 1.0, compute: true, set: Vec::new(), sizes: None };
-        let program = Program::new(&workload, &setting).unwrap();
+        let program = Program { late, ..Program::new(&workload, &setting).unwrap() };
         let mut pricer = Linear(0);
         let times = lay_out(&program, &mut pricer).unwrap();
         assert!((times.step - program.compute_us() - times.all_exposed()).abs() < 1e-9, "nothing else takes time");
@@ -122,6 +133,15 @@ mod tests {
         assert_eq!(times(&steps(4)).0, Times { step: 10.0, busy: vec![10.0], exposed: vec![6.0] });
         assert_eq!(times(&steps(10)).0, Times { step: 10.0, busy: vec![10.0], exposed: vec![0.0] });
         assert_eq!(times(&steps(30)).0, Times { step: 30.0, busy: vec![10.0], exposed: vec![0.0] });
+    }
+
+    #[test]
+    fn what_the_last_rank_is_behind_is_exposed_once() {
+        // The last rank comes 2 us after this one, which then is no longer ahead; computing of 8 us hides the second call but for 2 us.
+        let steps = "{ us = 4 }, { call = \"all_reduce\", group = \"a\", count = 9 },\
+                     { call = \"all_reduce\", group = \"a\", count = 9, overlap = \"x\" }, { us = 8 }, { wait = \"x\" }";
+        let (times, _) = times_with(steps, 0.5);
+        assert_eq!(times, Times { step: 4.0 + 12.0 + 10.0, busy: vec![20.0], exposed: vec![12.0 + 2.0] });
     }
 
     #[test]

@@ -27,6 +27,10 @@ pub enum CallBy {
     Quickest,
     /// Strata's own plans.
     Strata,
+    /// The quickest of Strata's plans with even shares, found by pricing them.
+    Even,
+    /// The same with shares by what links deliver.
+    Synthesized,
 }
 
 /// A way to carry the calls of a step out.
@@ -42,6 +46,8 @@ enum Way {
 
 /// The names of the ways on a machine without carriers.
 pub const WAYS: [&str; 3] = ["vendor", "PCCL", "Strata"];
+/// The names of the ways on a machine of unequal nodes.
+pub const UNEQUAL: [&str; 2] = ["even", "synthesized"];
 /// The name of the mix that has a carrier for each collective.
 const BY_COLLECTIVE: &str = "mix";
 /// The name of the mix that has a carrier for each collective and size.
@@ -66,6 +72,9 @@ pub fn routes(program: &Program, machine: &Cluster, only: &[String], bar: &indic
     let mut prices = Prices { machine, known: HashMap::new(), bar };
     let all = |(name, by): (&str, CallBy)| (name.to_string(), Way::All(by));
     let named: Vec<(String, Way)> = match machine.carriers.is_empty() {
+        true if machine.has_unequal_nodes() => {
+            UNEQUAL.into_iter().zip([CallBy::Even, CallBy::Synthesized]).map(all).collect()
+        }
         true => WAYS.into_iter().zip([CallBy::Vendor, CallBy::Pccl, CallBy::Strata]).map(all).collect(),
         false => {
             let carriers = machine.carriers.keys().map(|name| (name.clone(), Way::All(CallBy::Carrier(name.clone()))));
