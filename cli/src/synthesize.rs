@@ -33,7 +33,7 @@ Examples:
 #[command(after_long_help = MORE)]
 pub struct Options {
     /// all_reduce, reduce, broadcast, all_gather, reduce_scatter or all_to_all; several separated by commas.
-    #[arg(value_delimiter = ',', value_parser = lists::collective)]
+    #[arg(required = true, value_delimiter = ',', value_parser = lists::collective)]
     collective: Vec<Collective>,
     /// Sizes as `strata simulate --bytes` has them: `256M`, `16M..1G`.
     #[arg(value_parser = lists::sizes)]

@@ -16,7 +16,7 @@ const OF_WORLD: &str = "strata strategy 1\ngrid 2,2\nall_gather 1K 1M two_level(
 #[test]
 fn a_synthesized_file_is_proved_and_a_changed_one_refused_with_its_line() {
     let path = file("made");
-    let made = ["all_reduce,reduce", "1M,16M", "--machine", "adapcc", "--kinds", "2,1", "-o", path.to_str().unwrap()];
+    let made = ["all_reduce,reduce", "16M,64M", "--machine", "adapcc", "--kinds", "2,1", "-o", path.to_str().unwrap()];
     let told = said(strata().arg("synthesize").args(made));
     assert_eq!(lines(&told, "NICs allow").len(), 4, "{told}");
     let text = std::fs::read_to_string(&path).unwrap();
@@ -42,7 +42,8 @@ fn ranks_follow_the_file_of_rank_zero() {
     assert!(chosen(&told).starts_with("two_level(ring,ring), "), "{told}");
     let told = perf("all_reduce", "2M", &path);
     assert!(chosen(&told).starts_with("two_level(direct,direct), ") && told.contains("line 4"), "{told}");
-    std::fs::write(&path, OF_WORLD.replace("grid 2,2", "grid 4,4")).unwrap();
+    let of_another = OF_WORLD.replace("grid 2,2", "grid 4,4").replace("shares=2,2,1,1", "shares=2,1");
+    std::fs::write(&path, of_another).unwrap();
     let told = perf("all_gather", "64K", &path);
     assert!(!chosen(&told).starts_with("two_level(ring,ring), "), "{told}");
     assert_eq!(lines(&told, "STRATA_STRATEGY is not followed").len(), 1, "{told}");
