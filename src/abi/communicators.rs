@@ -573,6 +573,11 @@ pub fn on_change(comm: CommHandle, callback: Callback, argument: Buffer) -> Resu
     comm.on_change(act)
 }
 
+/// `strataCommProfile`
+pub fn profile(comm: CommHandle) -> Result<()> {
+    handles::find(comm)?.usable()?.profile()
+}
+
 /// `ncclCommRevoke`
 pub fn revoke(comm: CommHandle, flags: c_int) -> Result<()> {
     if comm.is_null() {

@@ -42,7 +42,7 @@ pub(super) struct OperationBatch {
     /// The collective that is under way, where late ranks may bring their parts of it later.
     late: Option<Box<LateCall>>,
     /// After the collectives the ranks tell each other what their links deliver.
-    telling: Option<Arc<Epochs>>,
+    telling: Option<Telling>,
     /// Messages alone that wait for no turn, once they have their places.
     pub(super) independent: bool,
     /// The stream whose next messages these may take in.
@@ -54,6 +54,12 @@ pub(super) struct OperationBatch {
     /// What the last poll knew of the engine's news and visits.
     seen: (u64, u64),
     pub(super) records: BatchRecords,
+}
+
+/// What the ranks tell each other, and whether they measure their links first.
+struct Telling {
+    epochs: Arc<Epochs>,
+    measures: bool,
 }
 
 pub(super) enum Active {
@@ -176,6 +182,13 @@ impl OperationBatch {
         self.late = Some(late);
     }
 
+    /// Has the ranks measure their links.
+    pub(super) fn profile(mut self, epochs: Arc<Epochs>) -> Result<()> {
+        self.telling = Some(Telling { epochs, measures: true });
+        self.take_turn();
+        drive(std::slice::from_mut(&mut self))
+    }
+
     /// Has the one that relays this call contribute to what has not begun.
     fn arrive(&self) {
         let is_next = |turn: u64| turn.checked_sub(1).is_some_and(|before| self.comm.turns.is(before));
@@ -210,7 +223,8 @@ impl OperationBatch {
         }
         self.collectives.iter_mut().try_for_each(|call| self.comm.decide(call))?;
         self.records.accept(&self.comm, &self.collectives);
-        self.telling = self.comm.epochs.get().filter(|epochs| epochs.are_due(&self.collectives)).cloned();
+        let due = self.comm.epochs.get().filter(|epochs| epochs.are_due(&self.collectives)).cloned();
+        self.telling = due.map(|epochs| Telling { epochs, measures: false });
         Ok(())
     }
 
@@ -521,8 +535,11 @@ impl Drop for OperationBatch {
 
 /// Begins the next call in which the ranks tell each other of their links, or measure them, until there is none.
 #[inline(never)]
-fn tell(comm: &Comm, engine: &mut Engine, telling: &mut Option<Arc<Epochs>>, active: &mut Active) -> Result<()> {
-    let Some(epochs) = telling.as_ref() else { return Ok(()) };
+fn tell(comm: &Comm, engine: &mut Engine, telling: &mut Option<Telling>, active: &mut Active) -> Result<()> {
+    let Some(Telling { epochs, measures }) = telling else { return Ok(()) };
+    if std::mem::take(measures) {
+        epochs.measure_now();
+    }
     let Some(call) = epochs.next(comm)? else {
         *telling = None;
         return Ok(());

@@ -4,9 +4,10 @@
 //! first time, where they have become slower, and now and then while shares hold, rounds of messages follow that measure the links
 //! ([`LinkProfiler`]), with a telling after each. All compute the same [`shares`] of that, and these hold from the next call on.
 
+use super::batch::OperationBatch;
 use super::{CollectiveCall, Comm};
 use crate::algorithms::Choice;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::memory::{Arena, Region};
 use crate::plan::blocks::{packed, BlockTable};
 use crate::plan::weights::ChunkWeights;
@@ -133,6 +134,11 @@ impl Epochs {
             _arenas: [input, output],
             known: Mutex::new(known),
         })
+    }
+
+    /// Has links be measured after the next telling.
+    pub(super) fn measure_now(&self) {
+        locked(&self.known).profiler.forget();
     }
 
     /// Whether the ranks tell each other after these calls, by their number.
@@ -323,13 +329,35 @@ impl Comm {
 
     /// Begins to count all-reduces, where that is set. On communicators with a vendor's library in front nothing is shared so.
     pub(super) fn begin_epochs(&self) -> Result<()> {
-        let every = self.config.measure_every;
-        let is_meant = every > 0 && self.grid.nnodes() > 1 && self.nranks() > 1;
+        let is_meant = self.config.measure_every > 0 && self.grid.nnodes() > 1;
         if is_meant && self.options.companion.is_none() && self.options.on_host.is_none() {
-            // Set once: this runs once for each communicator.
-            let _ = self.epochs.set(Arc::new(Epochs::new(self, every)?));
+            self.epochs(self.config.measure_every)?;
         }
         Ok(())
+    }
+
+    /// Its epochs, made if there are none: after `every` all-reduces the ranks tell each other.
+    fn epochs(&self, every: u64) -> Result<Arc<Epochs>> {
+        if self.epochs.get().is_none() {
+            // Another thread may have been first.
+            let _ = self.epochs.set(Arc::new(Epochs::new(self, every)?));
+        }
+        self.epochs.get().cloned().ok_or_else(|| Error::Internal("a communicator's epochs are gone".to_string()))
+    }
+
+    /// Measures the links between the nodes now; shares of all-reduces follow. Collective.
+    pub fn profile(self: &Arc<Comm>) -> Result<()> {
+        self.usable()?;
+        if self.options.on_host.is_some() {
+            let text = "strataCommProfile: collectives of strataCommInitHost's communicators have even shares";
+            return Err(Error::InvalidUsage(text.to_string()));
+        }
+        self.quiesce()?;
+        let over = self.generation().unwrap_or_else(|| self.clone());
+        match over.grid.nnodes() {
+            1 => Ok(()),
+            _ => OperationBatch::new(over.clone()).profile(over.epochs(u64::MAX)?),
+        }
     }
 }
 

@@ -593,6 +593,13 @@ macro_rules! own_functions {
                 comm: CommHandle, callback: Callback, argument: Buffer
             ) -> Status = native(communicators::on_change);
         }
+        "Links" {
+            /// Measures the links between the communicator's nodes now, with a MiB or more for each of its NICs, and has all-reduces of a MiB or more share their work by
+            /// that from then on, until they are measured again (by this, or after every STRATA_MEASURE_EVERY calls). All ranks call it, in the same place among their
+            /// collectives; it returns when all have the figures, which strataCommState tells as links. Of ranks on one node it does nothing.
+            /// ncclInvalidUsage on communicators of strataCommInitHost.
+            "strata" fn strataCommProfile(comm: CommHandle) -> Status = native(communicators::profile);
+        }
         "Streams" {
             /// Makes a stream.
             "strata" fn strataStreamCreate(stream: Ptr<StreamHandle>) -> Status = native(streams::create);

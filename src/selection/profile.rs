@@ -134,6 +134,11 @@ impl LinkProfiler {
         self.measure(grid)
     }
 
+    /// Has links be measured when ranks tell next.
+    pub fn forget(&mut self) {
+        self.since = None;
+    }
+
     /// The round that the ranks are in, where links are being measured.
     pub fn round(&self, grid: &Grid) -> Option<Round> {
         let rounds = self.rounds.as_ref()?;
