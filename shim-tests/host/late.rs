@@ -1,4 +1,4 @@
-//! Ranks that are late, and the others that do not wait for them. A C program makes processes and lets some come late by a seed; it
+//! Ranks that measure their links; ranks that are late, and the others that do not wait for them. A C program makes processes and lets some come late by a seed; it
 //! compares every element, and the bits of results between ranks.
 
 use crate::built::run_with;
@@ -6,4 +6,9 @@ use crate::built::run_with;
 #[test]
 fn results_are_complete_and_the_same_on_all_ranks_whoever_is_late() {
     print!("{}", run_with("late.c", &[], &["1", "12"]));
+}
+
+#[test]
+fn links_are_measured_where_a_program_asks_for_it() {
+    print!("{}", run_with("profile.c", &[], &[]));
 }
