@@ -1,7 +1,7 @@
 //! What a collective is to do on a machine's links: the algorithm, the bytes of a segment, the segments in flight, and what each
 //! rank of each rail owns.
 //!
-//! Shares are the formula of [`shares`](super::shares). Algorithm and segments are found by pricing: the simulator counts for each
+//! Shares are the formula of [`shares`]. Algorithm and segments are found by pricing: the simulator counts for each
 //! link what AdapCC's cost model does (latency, and bytes by the rate that flows leave each other; equations 2, 3 and 5), so a first
 //! look prices every algorithm with one cut, and a second one prices the best of them with all cuts. A pure function: the same
 //! machine, grid and bytes give the same strategy. No solver. Source: AdapCC (Zhao, Zhang and Wu), section IV-D.
