@@ -11,6 +11,7 @@ fn unit(name: &str) -> &'static str {
     match last {
         "ranks" | "above_ranks" => "ranks",
         "nics" => "NICs",
+        "count" => "nodes",
         "processors" => "processors",
         "factor" => "times",
         "share" => "of rates",
