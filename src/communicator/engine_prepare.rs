@@ -9,6 +9,7 @@ use crate::communicator::joined::JoinedStage;
 use crate::communicator::CollectiveCall;
 use crate::error::{Error, Result};
 use crate::exec::{Execution, Program};
+use crate::plan::layout::Layout;
 use crate::plan::weights::ChunkWeights;
 use crate::plan::{Buffer, Collective};
 use crate::selection::{Decision, Executor, Policy, Selection};
@@ -104,6 +105,18 @@ impl Engine {
         self.explain_choice(call, (choice, reason), &layout, program.rounds());
         self.forget_oldest();
         let signature = signature(call, &Engine::named(choice, weights.as_ref()));
+        self.remember((call, decision), (staged, weights), (program, layout, window), signature)
+    }
+
+    /// The end of `keep`: a frame of its own for what is moved into the list.
+    #[inline(never)]
+    fn remember(
+        &mut self,
+        (call, decision): (&CollectiveCall, &Arc<Decision>),
+        (staged, weights): (Staged, Option<Arc<ChunkWeights>>),
+        (program, layout, window): (Arc<Program>, Layout, usize),
+        signature: u32,
+    ) -> usize {
         let (execution, names) = (Execution::new(), None);
         self.recent.push(Ready {
             call: call.clone(),
