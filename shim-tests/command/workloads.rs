@@ -231,5 +231,5 @@ fn what_cannot_be_replayed_is_told_and_the_exit_code_is_2() {
     }
     std::fs::remove_file(file).expect("the file can go");
     let listed = text(&perf(None, &["--workload", "list"]).stdout);
-    assert!(listed.lines().count() == 13 && listed.contains("\nfsdp "), "{listed}");
+    assert!(listed.lines().count() == 17 && listed.contains("\nfsdp "), "{listed}");
 }

@@ -5,7 +5,7 @@ use crate::built::run_with;
 
 #[test]
 fn results_are_complete_and_the_same_on_all_ranks_whoever_is_late() {
-    print!("{}", run_with("late.c", &["-O2", "-lm"], &["1", "12"]));
+    print!("{}", run_with("late.c", &["-O2", "-lm"], &["1", "8"]));
 }
 
 #[test]
