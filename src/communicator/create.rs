@@ -515,9 +515,10 @@ fn numbers(
     config: &Config,
     members: &[Member],
     options: &CommOptions,
+    between: (usize, Option<Carrier>),
     engine: &mut Option<Engine>,
 ) -> Option<Mutex<Counters>> {
-    let takes_none = options.on_host.is_some() || late::relays(config, members, options) == Ok(true);
+    let takes_none = options.on_host.is_some() || late::relays(config, members, options, between) == Ok(true);
     takes_none.then(|| {
         engine.iter_mut().for_each(Engine::free_messages);
         Mutex::new(Counters::new(members.len()))
@@ -744,7 +745,7 @@ impl Meeting<'_> {
             credentials,
             rank,
             device: self.device,
-            numbers: numbers(&config, &members, &self.options, &mut engine),
+            numbers: numbers(&config, &members, &self.options, (grid.nnodes(), carrier), &mut engine),
             engine: Biased::new(engine),
             gpu,
             grid,

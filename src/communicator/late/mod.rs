@@ -15,6 +15,7 @@ use super::engine::Engine;
 use super::members::Member;
 use super::{CollectiveCall, Comm, CommOptions};
 use crate::algorithms::Choice;
+use crate::carrier::Carrier;
 use crate::config::{Config, Late};
 use crate::dtype::{Prologue, Reduction};
 use crate::error::{Error, Result};
@@ -459,7 +460,7 @@ impl Comm {
 
     /// Has late ranks relayed, where that is set and can be.
     pub(super) fn begin_late(self: &Arc<Comm>) -> Result<()> {
-        match relays(&self.config, &self.members, &self.options) {
+        match relays(&self.config, &self.members, &self.options, (self.grid.nnodes(), self.carrier)) {
             Ok(false) => {}
             Ok(true) => {
                 let late = Arc::new(LateRanks::new(self)?);
@@ -483,12 +484,16 @@ pub(super) fn relays(
     config: &Config,
     members: &[Member],
     options: &CommOptions,
+    (nnodes, carrier): (usize, Option<Carrier>),
 ) -> std::result::Result<bool, &'static str> {
     if config.late != Late::Relay || members.len() == 1 || options.companion.is_some() {
         return Ok(false);
     }
-    match members.iter().any(|member| member.on_gpu) || options.make_device.is_some() {
-        true => Err("data is on devices"),
+    if members.iter().any(|member| member.on_gpu) || options.make_device.is_some() {
+        return Err("data is on devices");
+    }
+    match nnodes > 1 && carrier != Some(Carrier::TCP) {
+        true => Err("only over TCP it gains anything (STRATA_INTER=tcp)"),
         false => Ok(true),
     }
 }
