@@ -9,7 +9,7 @@
  * thirds of the calls, without and with it, the range with it, how many times faster that is, what the links allow at most (the time of
  * even shares by that of shares that load all alike), and after how many calls it is within 1.2 of its median.
  */
-#include "both.h"
+#include "numbers.h"
 #include <string.h>
 
 enum { OFF, ON, WAYS, MOST_CALLS = 999, MOST_NICS = 16 };
@@ -40,22 +40,6 @@ static void set_rates(const Phase *phase, int nics, double mbit) {
     if (system(line) != 0) fprintf(stderr, "cannot set a rate: %s\n", line), MPI_Abort(MPI_COMM_WORLD, 1);
   }
   wait_asleep();
-}
-
-/* Small whole numbers, whose sums floats hold exactly. */
-static float element(int from, size_t i, int call) { return (float)((i * 7 + (size_t)from * 13 + (size_t)call) % 1024); }
-
-static void look_at(const float *recv, size_t count, int call) {
-  float sums[1024];
-  for (size_t i = 0; i < 1024; i++) {
-    sums[i] = 0;
-    for (int from = 0; from < nranks; from++) sums[i] += element(from, i, call);
-  }
-  for (size_t i = 0; i < count; i++)
-    if (recv[i] != sums[i % 1024]) {
-      fprintf(stderr, "rank %d, call %d: element %zu is %g, not %g\n", rank, call, i, recv[i], sums[i % 1024]);
-      MPI_Abort(MPI_COMM_WORLD, 1);
-    }
 }
 
 static double call_once(ncclComm_t comm, float *send, float *recv, size_t count, int call) {

@@ -6,7 +6,7 @@
  * turn by turn; every element of each result is compared. Times are of a plain call, medians over the calls: from the moment at which the last rank
  * comes until the last one has its result, with waiting and with relaying, the range of the latter, and the whole call, from the first rank that comes.
  */
-#include "both.h"
+#include "numbers.h"
 #include <string.h>
 #include <unistd.h>
 
@@ -22,22 +22,6 @@ static const Row rows[] = {
     {"each up to 0.5", -0.5}, {"each up to 2", -2},
 };
 enum { ROWS = sizeof rows / sizeof *rows };
-
-/* Small whole numbers, whose sums floats hold exactly. */
-static float element(int from, size_t i, int call) { return (float)((i * 7 + (size_t)from * 13 + (size_t)call) % 1024); }
-
-static void look_at(const float *recv, size_t count, int call) {
-  float sums[1024];
-  for (size_t i = 0; i < 1024; i++) {
-    sums[i] = 0;
-    for (int from = 0; from < nranks; from++) sums[i] += element(from, i, call);
-  }
-  for (size_t i = 0; i < count; i++)
-    if (recv[i] != sums[i % 1024]) {
-      fprintf(stderr, "rank %d, call %d: element %zu is %g, not %g\n", rank, call, i, recv[i], sums[i % 1024]);
-      MPI_Abort(MPI_COMM_WORLD, 1);
-    }
-}
 
 static double from_all(double value, MPI_Op op) {
   double result;

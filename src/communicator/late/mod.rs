@@ -11,6 +11,7 @@
 mod identity;
 mod relay;
 
+use super::batch::asked_at;
 use super::engine::Engine;
 use super::members::Member;
 use super::{CollectiveCall, Comm, CommOptions};
@@ -29,7 +30,7 @@ use crate::topo::Rank;
 use crate::transport::Waker;
 use relay::Relay;
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Once, Weak};
 use std::time::{Duration, Instant};
 
@@ -42,6 +43,8 @@ const PART: f64 = 0.15;
 const SOONEST: Duration = Duration::from_millis(2);
 /// Who relays asks further ones after this.
 const ASKED_BY_RELAY: Duration = Duration::from_millis(2);
+/// Who gets no further all the same asks again after twice as long each time, at most after this.
+const LONGEST_PATIENCE: Duration = Duration::from_secs(1);
 /// What a broadcast takes of an all-reduce of as many bytes, about.
 const BROADCAST: f64 = 0.7;
 /// Segments of a broadcast, and how long they are.
@@ -81,6 +84,8 @@ pub(super) struct LateRanks {
     words: Region,
     _arenas: [Arena; 2],
     state: Mutex<LateState>,
+    /// A thread relays, or is about to.
+    is_relaying: AtomicBool,
     /// Calls in which somebody was absent.
     calls: AtomicU64,
 }
@@ -96,6 +101,8 @@ pub(super) struct LateCall {
     relays: bool,
     begun: Instant,
     asked_at: Option<Instant>,
+    /// How often it has asked since something moved.
+    asked: u32,
     stage: Stage,
 }
 
@@ -186,7 +193,8 @@ impl LateRanks {
         let words = unsafe { output.region().unbound() };
         let call = comm.gather_of_words([word, words])?;
         let (_arenas, state) = ([input, output], Mutex::default());
-        Ok(LateRanks { call, word, words, _arenas, state, calls: AtomicU64::new(0) })
+        let (is_relaying, calls) = (AtomicBool::new(false), AtomicU64::new(0));
+        Ok(LateRanks { call, word, words, _arenas, state, is_relaying, calls })
     }
 
     /// Memory; its region may be used until the arena goes.
@@ -280,7 +288,7 @@ impl LateRanks {
 impl LateCall {
     fn new(late: Arc<LateRanks>, summary: CallSummary, reduction: Reduction, call: CollectiveCall) -> LateCall {
         let (begun, asked_at, stage) = (Instant::now(), None, Stage::Reduces);
-        LateCall { late, summary, reduction, call, relays: false, begun, asked_at, stage }
+        LateCall { late, summary, reduction, call, relays: false, begun, asked_at, asked: 0, stage }
     }
 
     /// Whether this rank has relayed what its program calls now.
@@ -313,12 +321,17 @@ impl LateCall {
                 None => return,
             },
         };
+        if self.asked_at.is_some_and(|asked| asked < since) {
+            self.asked = 0;
+        }
         let last = self.asked_at.map_or(since, |asked| asked.max(since));
-        if last.elapsed() < patience {
+        let longest = LONGEST_PATIENCE.max(patience);
+        if last.elapsed() < patience.saturating_mul(1 << self.asked.min(16)).min(longest) {
             return;
         }
+        let waiting = asked_at(&waiting_for(), self.asked as usize);
         self.asked_at = Some(Instant::now());
-        let waiting = waiting_for();
+        self.asked += 1;
         if let Some(monitor) = locked(&comm.monitor).as_ref() {
             monitor.ask_to_relay(&waiting, comm.status.begun(), self.summary);
         }

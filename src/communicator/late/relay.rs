@@ -14,6 +14,7 @@ use crate::plan::Collective;
 use crate::process::thread;
 use crate::sync::locked;
 use crate::transport::Waker;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
 /// A call that this rank relays, or has relayed.
@@ -30,16 +31,21 @@ pub struct Relay {
     pub absences: Option<Vec<Absence>>,
 }
 
-/// A rank that waits asks this one to relay. On the service's thread, which waits for nobody.
+/// A rank that waits asks this one to relay; one thread does, however many ask. On the service's thread, which waits for nobody.
 pub fn begin(comm: &Weak<Comm>, request: RelayRequest) {
     let Some(comm) = comm.upgrade() else { return };
-    let is_free = comm.late.get().is_some_and(|late| locked(&late.state).relay.is_none());
-    if !is_free || !comm.turns.is_idle() || comm.usable().is_err() {
+    let Some(late) = comm.late.get().cloned() else { return };
+    if late.is_relaying.swap(true, Ordering::AcqRel) {
+        return;
+    }
+    let is_free = locked(&late.state).relay.is_none() && comm.turns.is_idle() && comm.usable().is_ok();
+    let relaying = Relaying(late);
+    if !is_free {
         return;
     }
     let started = thread("strata-relay").and_then(|thread| {
         thread.spawn(move || {
-            if let Err(error) = run(&comm, request) {
+            if let Err(error) = run(&comm, &relaying.0, request) {
                 crate::info!("operation {}, which rank {} asked to relay: {error}", request.number, request.from);
             }
         })
@@ -49,9 +55,17 @@ pub fn begin(comm: &Weak<Comm>, request: RelayRequest) {
     }
 }
 
+/// As long as it lives no other thread relays.
+struct Relaying(Arc<LateRanks>);
+
+impl Drop for Relaying {
+    fn drop(&mut self) {
+        self.0.is_relaying.store(false, Ordering::Release);
+    }
+}
+
 /// Runs the operation in the program's place, if the program has not come meanwhile.
-fn run(comm: &Arc<Comm>, request: RelayRequest) -> Result<()> {
-    let Some(late) = comm.late.get() else { return Ok(()) };
+fn run(comm: &Arc<Comm>, late: &Arc<LateRanks>, request: RelayRequest) -> Result<()> {
     let Some((count, reduction)) = request.call.all_reduce(comm.nranks()) else { return Ok(()) };
     let bytes = count.saturating_mul(reduction.dtype.size());
     if bytes < LEAST_BYTES {
