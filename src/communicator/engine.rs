@@ -28,7 +28,7 @@ use crate::plan::stage::stage;
 use crate::plan::weights::ChunkWeights;
 use crate::plan::{Buffer, Collective, Plan, Shape, Span};
 use crate::records::{CallNames, CommRecords};
-use crate::selection::{Decision, Executor, Selection};
+use crate::selection::{Decision, Executor, Policy, Selection};
 use crate::topo::{Grid, Rank};
 use crate::transport::{Departure, Envelope, FlatCall, Router, Transport, Waker};
 use std::collections::HashMap;
@@ -702,33 +702,32 @@ impl Engine {
         Ok(program)
     }
 
-    fn explain_choice(
-        &mut self,
-        call: &CollectiveCall,
-        (choice, reason): (&algorithms::Choice, &str),
-        layout: &Layout,
-        rounds: usize,
-    ) {
+    /// Says once why calls of this size go by this choice. Not on the stack of those that run.
+    #[inline(never)]
+    fn explain_choice(&mut self, index: usize, choice: &algorithms::Choice) {
         if self.silent || !crate::log::enabled(crate::log::Level::Info) {
             return;
         }
+        let Ready { call, decision, program, layout, weights, .. } = &self.recent[index];
         let bytes = layout.block_bytes();
         let provided = match self.is_around_node(choice) {
             true => algorithms::Choice { node: "vendor".to_string(), ..choice.clone() },
             false => choice.clone(),
         };
         let choice = provided.to_string();
-        if self.explained.insert((call.collective, bytes.max(1).ilog2(), choice.clone())) {
-            let name = call.collective.name();
-            crate::info!(
-                "{name}: {} of {} ({} a block) -> {choice}, {} of {}, because: {}",
-                counted(call.count, "element"),
-                call.dtype.name(),
-                counted(bytes, "byte"),
-                counted(layout.segments(), "segment"),
-                counted(rounds, "round"),
-                reason
-            );
+        if !self.explained.insert((call.collective, bytes.max(1).ilog2(), choice.clone())) {
+            return;
         }
+        let by_links = weights.is_some() && decision.by != Policy::Strategy;
+        crate::info!(
+            "{}: {} of {} ({} a block) -> {choice}, {} of {}, because: {}",
+            call.collective.name(),
+            counted(call.count, "element"),
+            call.dtype.name(),
+            counted(bytes, "byte"),
+            counted(layout.segments(), "segment"),
+            counted(program.rounds(), "round"),
+            if by_links { "links deliver differently" } else { &decision.reason }
+        );
     }
 }

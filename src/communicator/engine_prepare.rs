@@ -15,6 +15,16 @@ use crate::plan::{Buffer, Collective};
 use crate::selection::{Decision, Executor, Policy, Selection};
 use std::sync::Arc;
 
+/// How a call that is new will run.
+struct Planned {
+    choice: algorithms::Choice,
+    staged: Staged,
+    weights: Option<Arc<ChunkWeights>>,
+    program: Arc<Program>,
+    segment_bytes: usize,
+    window: usize,
+}
+
 impl Engine {
     /// Begins a call in which ranks tell each other of their links.
     #[inline(never)]
@@ -53,9 +63,22 @@ impl Engine {
         }
     }
 
-    /// The index in `recent` of what this call needs. Apart from `poll`, whose frame is on every call's stack.
+    /// The index in `recent` of what this call needs. Apart from `poll`, whose frame is on every call's stack; and what finds, plans and
+    /// keeps is apart, so that none is on the stack of the others.
     #[inline(never)]
     pub(super) fn prepare(&mut self, call: &CollectiveCall, decision: &Arc<Decision>) -> Result<usize> {
+        if let Some(index) = self.known(call, decision) {
+            return Ok(index);
+        }
+        let planned = self.planned(call, decision)?;
+        let choice = self.remember((call, decision), planned);
+        let index = self.recent.len() - 1;
+        self.explain_choice(index, &choice);
+        Ok(index)
+    }
+
+    #[inline(never)]
+    fn known(&self, call: &CollectiveCall, decision: &Arc<Decision>) -> Option<usize> {
         let staged = self.staged(call);
         let shared = self.shared(call, decision);
         let weights = shared.as_ref().map(|(_, weights)| weights);
@@ -65,79 +88,77 @@ impl Engine {
                 && Arc::ptr_eq(&ready.decision, decision)
                 && ready.call.same_shape(call, self.rank)
         };
-        if let Some(index) = self.recent.iter().position(known) {
-            return Ok(index);
-        }
+        self.recent.iter().position(known)
+    }
+
+    #[inline(never)]
+    fn planned(&mut self, call: &CollectiveCall, decision: &Decision) -> Result<Box<Planned>> {
         let Executor::Own(Selection { choice, segment_bytes, window, .. }) = &decision.executor else {
             return Err(Error::Internal("a call of the vendor library's comes to Strata's engine".to_string()));
         };
-        let choice = shared.as_ref().map_or(choice, |(choice, _)| choice);
-        let (segment_bytes, window) = &match self.cuts_messages(call, decision) {
+        let (choice, weights) = match self.shared(call, decision) {
+            Some((choice, weights)) => (choice, Some(weights)),
+            None => (choice.clone(), None),
+        };
+        let wished = match self.cuts_messages(call, decision) {
             true => (self.part_bytes, self.config.window.clamp(1, 64)),
             false => (*segment_bytes, *window),
         };
-        let program = self.program(choice, call, staged)?;
-        let (segment_bytes, window) = self.segments(&program, choice, call, weights, (*segment_bytes, *window))?;
-        let weights = weights.cloned();
-        Ok(self.keep(call, (decision, choice), (staged, weights), (program, segment_bytes, window)))
+        let staged = self.staged(call);
+        let program = self.program(&choice, call, staged)?;
+        let (segment_bytes, window) = self.segments(&program, &choice, call, weights.as_ref(), wished)?;
+        Ok(Box::new(Planned { choice, staged, weights, program, segment_bytes, window }))
     }
 
-    /// Keeps what a call needs; its index. Apart from `prepare`, under whose frame plans are built.
+    /// Keeps what a call needs, at the end of the list.
     #[inline(never)]
-    fn keep(
+    fn remember(
         &mut self,
+        (call, decision): (&CollectiveCall, &Arc<Decision>),
+        planned: Box<Planned>,
+    ) -> algorithms::Choice {
+        let Planned { choice, staged, weights, program, segment_bytes, window } = *planned;
+        self.forget_oldest();
+        let signature = Engine::signature(call, &choice, weights.as_ref());
+        self.recent.push(Ready {
+            call: call.clone(),
+            decision: decision.clone(),
+            staged,
+            layout: Engine::layout(&program, call, segment_bytes, weights.as_ref()),
+            program,
+            window,
+            weights,
+            signature,
+            execution: Execution::new(),
+            names: None,
+        });
+        choice
+    }
+
+    /// Where the parts of a call's blocks lie.
+    #[inline(never)]
+    fn layout(
+        program: &Program,
         call: &CollectiveCall,
-        (decision, choice): (&Arc<Decision>, &algorithms::Choice),
-        (staged, weights): (Staged, Option<Arc<ChunkWeights>>),
-        (program, segment_bytes, window): (Arc<Program>, usize, usize),
-    ) -> usize {
+        segment_bytes: usize,
+        weights: Option<&Arc<ChunkWeights>>,
+    ) -> Layout {
         let elem_bytes = call.dtype.size();
         let layout = match &call.blocks {
             None => program.layout(call.count, elem_bytes, segment_bytes),
             Some(blocks) => program.layout_of(blocks.clone(), elem_bytes, segment_bytes),
         };
-        let layout = match &weights {
+        match weights {
             Some(weights) => layout.weighted(weights.clone()),
             None => layout,
-        };
-        let by_links = weights.is_some() && decision.by != Policy::Strategy;
-        let reason = if by_links { "links deliver differently" } else { &decision.reason };
-        self.explain_choice(call, (choice, reason), &layout, program.rounds());
-        self.forget_oldest();
-        let signature = signature(call, &Engine::named(choice, weights.as_ref()));
-        self.remember((call, decision), (staged, weights), (program, layout, window), signature)
+        }
     }
 
-    /// The end of `keep`: a frame of its own for what is moved into the list.
+    /// What other ranks must have as well: the call, the algorithm, and the shares.
     #[inline(never)]
-    fn remember(
-        &mut self,
-        (call, decision): (&CollectiveCall, &Arc<Decision>),
-        (staged, weights): (Staged, Option<Arc<ChunkWeights>>),
-        (program, layout, window): (Arc<Program>, Layout, usize),
-        signature: u32,
-    ) -> usize {
-        let (execution, names) = (Execution::new(), None);
-        self.recent.push(Ready {
-            call: call.clone(),
-            decision: decision.clone(),
-            staged,
-            program,
-            layout,
-            window,
-            weights,
-            signature,
-            execution,
-            names,
-        });
-        self.recent.len() - 1
-    }
-
-    /// What names the shares to other ranks.
-    #[inline(never)]
-    fn named(choice: &algorithms::Choice, weights: Option<&Arc<ChunkWeights>>) -> String {
+    fn signature(call: &CollectiveCall, choice: &algorithms::Choice, weights: Option<&Arc<ChunkWeights>>) -> u32 {
         let parts = weights.map_or(String::new(), |weights| format!(" {:?}", weights.parts().collect::<Vec<_>>()));
-        choice.exact() + &parts
+        signature(call, &(choice.exact() + &parts))
     }
 
     /// Bytes of a segment of each block, and segments in flight, of those that are wished for: what room there is for their scratch.
