@@ -304,7 +304,7 @@ variables! {
     "STRATA_MEASURE_US" measure_us: u64 = "0", agreed,
         "About how many microseconds a new communicator may spend on measuring the links between its nodes (20000 is enough); 0: it does not measure.";
     "STRATA_TREE_MAX_BYTES" tree_max_bytes: usize = "65536", agreed,
-        "Broadcasts and reduces of at most this many bytes, and all between two ranks, use a binomial tree; larger ones scatter and gather.";
+        "Broadcasts and reduces of at most this many bytes, and all between two ranks, use a binomial tree, and so do rails between nodes that have at most this many bytes each; larger ones scatter and gather, or go along a ring of few nodes.";
     "STRATA_ALLTOALL_TWO_STEP_MAX_BYTES" two_step_max_bytes: usize = "16384", agreed,
         "All-to-alls with blocks of at most this many bytes are aggregated inside the node before they cross the network.";
     "STRATA_DIRECT_MAX_RANKS" direct_max_ranks: usize = "16", agreed,

@@ -211,8 +211,11 @@ impl Question {
             },
             Policy::CostModel => match &self.knowledge.machine {
                 Some(machine) => format!("{}: {}, no clear win", machine.name, machine.text),
-                None if self.config.machine == model::AUTO && !over => {
+                None if self.config.machine == model::AUTO && self.config.measure_us > 0 && !over => {
                     "by the links, which a communicator measures when it is made".to_string()
+                }
+                None if self.config.machine == model::AUTO && !over => {
+                    "none (STRATA_MACHINE names no machine, and STRATA_MEASURE_US has nothing measured)".to_string()
                 }
                 None => "none (STRATA_MACHINE names no machine)".to_string(),
             },

@@ -15,6 +15,16 @@ fn a_rank_that_is_stopped_is_left_out_and_is_told_so_when_it_goes_on() {
     print!("{}", run_with("survivors.c", &[], &["1", "4", "stop"]));
 }
 
+#[test]
+fn a_new_process_comes_in_the_place_of_a_lost_rank() {
+    print!("{}", run_with("come_back.c", &[], &["1", "10"]));
+}
+
+#[test]
+fn queued_calls_wait_for_a_rank_that_does_not_come_once() {
+    print!("{}", run_with("queued_behind.c", &[], &[]));
+}
+
 /// What the ranks of the example that come to their end print.
 fn train(program: &std::path::Path, ends: Option<(&str, &str)>) -> String {
     const RANKS: usize = 4;

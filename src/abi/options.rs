@@ -160,6 +160,8 @@ impl Wish {
         }
         match selection::by_nccl_name(name.algorithm, collective, grid, scripts) {
             Some(choice) => Ok(Some(name.with(&choice.exact()))),
+            // On one node nothing is coded.
+            None if grid.nnodes() == 1 && is_code_for(name.algorithm, collective) => Ok(None),
             None if self.forced => {
                 let codes = FloatCode::ALL.into_iter();
                 let codes = codes.filter(|code| algorithms::coded_choice(*code, collective, grid).is_some());
@@ -180,6 +182,12 @@ impl Wish {
             None => Ok(None),
         }
     }
+}
+
+/// Whether that is the name of a code in which this collective's messages can be.
+fn is_code_for(name: &str, collective: Collective) -> bool {
+    let is_code = FloatCode::ALL.iter().any(|code| code.name() == name);
+    is_code && algorithms::coded::BF16.collectives.contains(&collective)
 }
 
 /// The tag that a collective's configuration gives it for traces; 0 for none.

@@ -335,6 +335,14 @@ pub fn choices_with(collective: Collective, grid: &Arc<Grid>, scripts: &[&str]) 
             (true, Collective::Broadcast | Collective::Reduce) => {
                 choices.push(Choice::leveled(algorithm.name, "direct", "tree"));
                 choices.push(Choice::leveled(algorithm.name, "ring", "ring"));
+                if algorithm.name == two_level_split::TWO_LEVEL_SPLIT.name {
+                    let long = match collective {
+                        Collective::Broadcast => scatter_gather::SCATTER_ALLGATHER.name,
+                        _ => scatter_gather::REDUCE_SCATTER_GATHER.name,
+                    };
+                    choices.push(Choice::leveled(algorithm.name, "direct", "ring"));
+                    choices.push(Choice::leveled(algorithm.name, "direct", long));
+                }
                 if grid.links().is_some() {
                     choices.push(Choice::leveled(algorithm.name, trees::LINK_TREES.name, trees::TWO_TREES.name));
                 }

@@ -14,7 +14,7 @@ use crate::plan::weights::ChunkWeights;
 use crate::plan::Collective;
 use crate::selection::profile::{AfterTelling, LinkProfiler, Round};
 use crate::selection::shares::{self, NodeShares};
-use crate::selection::{Decision, Executor, Policy, Selection};
+use crate::selection::{Decision, Executor, Policy, Selection, AUTO};
 use crate::sync::locked;
 use crate::topo::{Grid, Rank};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -304,7 +304,7 @@ impl Comm {
     /// The all-gather in which each rank tells a word.
     pub(super) fn gather_of_words(&self, [word, words]: [Region; 2]) -> Result<CollectiveCall> {
         let algorithm = match (self.grid.nnodes(), self.grid.nrails()) {
-            (1, _) => None,
+            (1, _) => Some(AUTO.to_string()),
             (_, 1) => Some("log".to_string()),
             _ => Some("two_level(direct,log)".to_string()),
         };

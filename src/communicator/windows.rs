@@ -2,16 +2,18 @@
 //!
 //! Where bytes alone close a window every rank finds the same place by itself: with the call that fills it. Where time does, rank 0
 //! says for all closings, also those by bytes, how many calls of the window run now; a thread of the communicator tells the others
-//! or hears it, over a communicator of its own in host memory, and launches them.
+//! or hears it, over a communicator of its own in host memory, and launches them. Where lost ranks end nothing (`STRATA_LOST`) the
+//! lowest one that is left says it, in a reduction, which goes on without them as all calls do.
 
 use super::{launch, CollectiveCall, Comm, Launch, Operation, ENDED};
 use crate::device::StreamRef;
+use crate::dtype::{DataType, RedOp, Reduction};
 use crate::error::{Error, Result};
-use crate::memory::Arena;
+use crate::memory::{Arena, DeviceRegion};
 use crate::plan::Collective;
+use crate::selection::AUTO;
 use crate::process;
 use crate::sync::locked;
-use crate::topo::Rank;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
@@ -123,7 +125,7 @@ impl Window {
             if state.is_cancelled {
                 return Err(Error::InvalidUsage("the communicator has come to its end in a window".to_string()));
             }
-            if let Some(failure) = comm.failure() {
+            if let Some(failure) = comm.final_failure() {
                 return Err(failure);
             }
             let until = match ready(&mut state) {
@@ -245,7 +247,11 @@ impl Comm {
         }
         let has_clock = bounds.us > 0;
         if has_clock && self.nranks() > 1 && self.windows.words.get().is_none() {
-            let _ = self.windows.words.set(self.make_words(cancel)?);
+            let words = match self.survivors.get() {
+                None => self.make_words(cancel)?,
+                Some(_) => self.words_of_survivors(cancel)?,
+            };
+            let _ = self.windows.words.set(words);
         }
         let window = Arc::new(Window { bounds, state: Mutex::default(), news: Condvar::new() });
         if has_clock {
@@ -257,6 +263,31 @@ impl Comm {
         *locked(&self.windows.current) = Some(window);
         self.windows.is_open.store(true, Ordering::Release);
         Ok(())
+    }
+
+    /// Makes the communicator for words among the ranks that are left. All of them have it, or make it again without those that were
+    /// lost meanwhile.
+    fn words_of_survivors(self: &Arc<Comm>, cancel: &AtomicBool) -> Result<Arc<Comm>> {
+        let over = || self.generation().unwrap_or_else(|| self.clone());
+        // Who has been lost before is found out here.
+        self.word_of_all(0, RedOp::Min)?;
+        loop {
+            let before = over();
+            let made = before.make_words(cancel).inspect(|words| words.begin_survivors());
+            let all_have_it = self.word_of_all(u64::from(made.is_ok()), RedOp::Min);
+            let error = match (made, all_have_it) {
+                (Ok(words), Ok(1)) => return Ok(words),
+                (Ok(words), outcome) => {
+                    words.abort();
+                    let other = "another rank could not make the communicator that windows with a time need";
+                    outcome.err().unwrap_or_else(|| Error::Remote(other.to_string()))
+                }
+                (Err(error), outcome) => outcome.err().unwrap_or(error),
+            };
+            if self.final_failure().is_some() || Arc::ptr_eq(&before, &over()) {
+                return Err(error);
+            }
+        }
     }
 
     /// Ends a window that no time closes; what it holds is to run now.
@@ -306,48 +337,78 @@ impl Comm {
         drop(held);
     }
 
+    /// Whether this rank says when a window closes, on the communicator over which it is said.
+    fn says_closings(&self) -> bool {
+        self.lowest() == self.rank()
+    }
+
+    /// Runs the window's calls as they are to run. A call that fails without ending the communicator does not end the window: all ranks
+    /// have it fail.
     fn keep_time(&self, window: &Window) -> Result<()> {
-        let mut run = 0;
+        let (mut run, mut failed) = (0, None);
         loop {
-            let mut word = match self.rank {
-                Rank(0) => window.closing(self)?,
-                _ => {
+            let words = self.windows.words.get();
+            let mut word = match words.is_none_or(|words| words.says_closings()) {
+                true => window.closing(self)?,
+                false => {
                     window.await_call(self)?;
                     Closing { calls: 0, is_last: false }
                 }
             };
-            if let Some(words) = self.windows.words.get() {
+            if let Some(words) = words {
                 word = words.pass_on(word)?;
             }
             let held = window.take(self, run, word)?;
-            run = word.calls;
+            run = run.max(word.calls);
             if !held.is_empty() {
-                launch(held)?;
+                match launch(held) {
+                    Err(error) if self.survivors.get().is_some() && self.final_failure().is_none() => {
+                        failed.get_or_insert(error);
+                    }
+                    outcome => outcome?,
+                }
             }
             if word.is_last {
-                return Ok(());
+                return failed.map_or(Ok(()), Err);
             }
         }
     }
 
-    /// Has all ranks know rank 0's word.
+    /// Has all ranks know the word of the rank that says it.
     fn pass_on(self: &Arc<Comm>, word: Closing) -> Result<Closing> {
-        const BYTES: usize = 16;
-        let mut memory = Arena::new(BYTES);
+        let said = word.calls << 1 | u64::from(word.is_last);
+        let said = match self.survivors.get() {
+            // The others say 0.
+            Some(_) => self.word_of_all(said, RedOp::Max)?,
+            None => self.said(said, |place| CollectiveCall::of_bytes(Collective::Broadcast, place, size_of::<u64>()))?,
+        };
+        Ok(Closing { calls: said >> 1, is_last: said & 1 == 1 })
+    }
+
+    /// The least or the greatest of all ranks' words.
+    fn word_of_all(self: &Arc<Comm>, word: u64, op: RedOp) -> Result<u64> {
+        self.said(word, |place| {
+            let reduction = Some(Reduction::new(op, DataType::U64, self.nranks()));
+            CollectiveCall { reduction, ..CollectiveCall::new(Collective::AllReduce, place, 1, DataType::U64) }
+        })
+    }
+
+    /// What a call makes of a word in the place that it is given.
+    fn said(self: &Arc<Comm>, word: u64, call: impl FnOnce([DeviceRegion; 2]) -> CollectiveCall) -> Result<u64> {
+        let mut memory = Arena::new(size_of::<u64>());
         // SAFETY: the arena must outlive every use; because the launch below ends with the operation, and a communicator that
         // fails cancels it.
         let place = unsafe { memory.region().unbound() };
-        place.write(&(u128::from(word.calls) << 1 | u128::from(word.is_last)).to_le_bytes());
-        let call = CollectiveCall::of_bytes(Collective::Broadcast, [place.as_device(); 2], BYTES);
+        place.write(&word.to_le_bytes());
+        let call = CollectiveCall { algorithm: Some(AUTO.to_string()), ..call([place.as_device(); 2]) };
         super::launch_one(Launch {
             comm: self.clone(),
             operation: Operation::Collective(call),
             stream: StreamRef::Null,
         })?;
-        let mut said = [0; BYTES];
+        let mut said = [0; size_of::<u64>()];
         place.read(&mut said);
-        let said = u128::from_le_bytes(said);
-        Ok(Closing { calls: (said >> 1) as u64, is_last: said & 1 == 1 })
+        Ok(u64::from_le_bytes(said))
     }
 }
 

@@ -9,8 +9,8 @@ use super::{Context, Request};
 use crate::carrier::Carrier;
 use crate::error::{Error, Result};
 
-/// What leaves a choice to Strata.
-const AUTO: &str = "auto";
+/// What leaves a choice to Strata, whatever settings name.
+pub const AUTO: &str = "auto";
 
 /// An algorithm's name, taken apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

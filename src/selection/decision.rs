@@ -422,7 +422,7 @@ pub(super) fn selected(
     let segment_bytes = match config.segment_bytes {
         _ if on_board => thresholds::board_segment(request, context),
         0 if segments > 0 => segments,
-        0 => in_trees.map_or_else(|| thresholds::segment(&choice, request.collective, grid), |(bytes, _)| bytes),
+        0 => in_trees.map_or_else(|| thresholds::segment(&choice, request, grid), |(bytes, _)| bytes),
         bytes => bytes,
     };
     let window = match window {
@@ -555,15 +555,24 @@ mod tests {
     }
 
     #[test]
-    fn two_ranks_take_a_tree_at_every_size_and_three_up_to_the_threshold() {
+    fn two_ranks_take_a_tree_at_every_size_and_others_up_to_the_threshold() {
         for (collective, long) in
             [(Collective::Broadcast, "scatter_allgather"), (Collective::Reduce, "reduce_scatter_gather")]
         {
-            let on = |nodes, bytes| chosen(collective, bytes, Grid::blocks(&vec![1; nodes]), &Config::default());
+            let on = |sizes: &[usize], bytes| chosen(collective, bytes, Grid::blocks(sizes), &Config::default());
             for bytes in [8, 65536, 65537, 1 << 30] {
-                assert_eq!(on(2, bytes), "tree", "{collective:?} of {bytes} bytes");
+                assert_eq!(on(&[1, 1], bytes), "tree", "{collective:?} of {bytes} bytes");
             }
-            assert_eq!([on(3, 65536).as_str(), on(3, 65537).as_str()], ["tree", long]);
+            let three = [65536, 65537, 1 << 20, (1 << 20) + 1].map(|bytes| on(&[1; 3], bytes));
+            assert_eq!(three, ["tree", long, long, "ring"]);
+            assert_eq!(on(&[1; 5], 1 << 30), long);
+            // On several nodes each rail has a part, which is long or not.
+            let split = |rail: &str| format!("two_level_split(direct,{rail})");
+            let sizes = [65536, 65537, 4 * 65536, 4 * 65536 + 1, 1 << 30];
+            let few = sizes.map(|bytes| on(&[4; 4], bytes));
+            assert_eq!(few, ["tree".to_string(), split("tree"), split("tree"), split(long), split("ring")]);
+            assert_eq!(on(&[4; 5], 1 << 30), split(long));
+            assert_eq!(on(&[17, 17], 1 << 30), "two_level_split(ring,ring)");
         }
     }
 

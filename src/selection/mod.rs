@@ -20,7 +20,7 @@ mod thresholds;
 mod vectored;
 pub mod vendor;
 
-pub use carried::{CarriedName, CommCarriers};
+pub use carried::{CarriedName, CommCarriers, AUTO};
 pub use coded::most_scratch_bytes;
 pub use decision::{
     can_profit, decide, Context, Decision, Executor, Front, Knowledge, Policy, Request, Selection, Sizes, POLICIES,

@@ -24,6 +24,13 @@ const TREE_MIN_RANKS: usize = 64;
 /// a block's part is then 64 KiB, which MPIs send at once over TCP; of twice that they first ask the receiver, and every round
 /// waits for the answer: all-gather of 64 MB took 0.71 s instead of 0.53 (Open MPI and MPICH, NICs of 200 Mbit/s).
 const PIPELINE_BYTES: usize = 1 << 20;
+/// The same for each rail where every rail has a part of its own of one vector.
+const RAIL_PIPELINE_BYTES: usize = 2 << 20;
+/// Nodes up to which a long vector goes along all of them, in pieces, once over each NIC; on more of them filling the pipeline takes longer
+/// than the second half that a scatter and a gather send.
+const RING_NODES: usize = 4;
+/// Pieces of a vector that goes along a ring.
+const RING_PIECES: usize = 16;
 /// What a link is taken to carry in its latency where that is not known.
 const LATENCY_BYTES: usize = 64 << 10;
 /// No shorter pieces go along a tree.
@@ -102,14 +109,7 @@ fn by_bytes(request: &Request<'_>, grid: &Grid, config: &Config) -> (Choice, Str
         Collective::Broadcast | Collective::Reduce if nranks == 2 => {
             (Choice::flat("tree"), "two ranks: all bytes go from one to the other once".to_string())
         }
-        Collective::Broadcast | Collective::Reduce => {
-            let long = match request.collective {
-                Collective::Broadcast => "scatter_allgather",
-                _ => "reduce_scatter_gather",
-            };
-            let algorithm = if bytes <= config.tree_max_bytes { "tree" } else { long };
-            (Choice::flat(algorithm), compared(bytes, "STRATA_TREE_MAX_BYTES", config.tree_max_bytes))
-        }
+        Collective::Broadcast | Collective::Reduce => rooted(request.collective, bytes, grid, config),
         Collective::AllToAll if grid.nnodes() == 1 || grid.nrails() == 1 => {
             (Choice::flat("direct"), "one node, or one rank a node: nothing to aggregate".to_string())
         }
@@ -151,6 +151,32 @@ fn all_reduce(bytes: usize, grid: &Grid, config: &Config, node_direct: bool) -> 
         return (Choice::flat("rd_one"), format!("one rank a node, whole vectors in {rounds} rounds: {why}"));
     }
     leveled(grid, node_direct, bytes, ("STRATA_ALLREDUCE_RD_MAX_BYTES", config.all_reduce_rd_max_bytes))
+}
+
+/// Broadcasts and reduces. A vector leaves the root's node over all of its rails, each of which has an algorithm for its own part's length.
+fn rooted(collective: Collective, bytes: usize, grid: &Grid, config: &Config) -> (Choice, String) {
+    let most = config.tree_max_bytes;
+    if bytes <= most {
+        return (Choice::flat("tree"), compared(bytes, "STRATA_TREE_MAX_BYTES", most));
+    }
+    let (nodes, rails) = (grid.nnodes(), grid.nrails());
+    let (part, has_rails) = (bytes.div_ceil(rails), nodes > 1 && rails > 1);
+    let rail = match collective {
+        _ if has_rails && part <= most => "tree",
+        _ if (2..=RING_NODES).contains(&nodes) && bytes > PIPELINE_BYTES => "ring",
+        Collective::Broadcast => "scatter_allgather",
+        _ => "reduce_scatter_gather",
+    };
+    if !has_rails {
+        return (Choice::flat(rail), compared(bytes, "STRATA_TREE_MAX_BYTES", most));
+    }
+    let node = if rails <= config.direct_max_ranks { "direct" } else { "ring" };
+    let why = format!(
+        "{grid}, of {} for each rail {}",
+        counted(bytes, "byte"),
+        compared(part, "STRATA_TREE_MAX_BYTES", most)
+    );
+    (Choice::leveled("two_level_split", node, rail), why)
 }
 
 /// An algorithm inside the node and one between nodes, which is logarithmic up to the threshold of this name.
@@ -209,8 +235,10 @@ impl TreePieces {
 
 /// Bytes of each block handled at a time. On one node reductions work on pieces that stay in cache; plain copies are
 /// not cut. Between nodes the message is cut so that the phases overlap.
-pub fn segment(choice: &Choice, collective: Collective, grid: &Grid) -> usize {
-    let nranks = grid.nranks();
+pub fn segment(choice: &Choice, request: &Request<'_>, grid: &Grid) -> usize {
+    let (collective, nranks) = (request.collective, grid.nranks());
+    let between = if algorithms::is_leveled(choice) { &choice.rail } else { &choice.name };
+    let most = RAIL_PIPELINE_BYTES * grid.nrails();
     let blocks = match collective {
         Collective::AllGather | Collective::ReduceScatter | Collective::AllToAll => nranks,
         _ => 1,
@@ -220,6 +248,11 @@ pub fn segment(choice: &Choice, collective: Collective, grid: &Grid) -> usize {
         (1, Collective::AllReduce | Collective::Reduce) => CACHE_BYTES * nranks,
         (1, Collective::ReduceScatter) => CACHE_BYTES,
         (1, _) => CACHE_BYTES,
+        (_, Collective::Broadcast | Collective::Reduce) => match between.as_str() {
+            "ring" => (request.block_bytes / RING_PIECES).clamp(PIPELINE_BYTES, most),
+            "scatter_allgather" | "reduce_scatter_gather" => most,
+            _ => PIPELINE_BYTES,
+        },
         _ => (PIPELINE_BYTES / blocks).max(4096),
     }
 }

@@ -15,7 +15,6 @@ use super::batch::asked_at;
 use super::engine::Engine;
 use super::members::Member;
 use super::{CollectiveCall, Comm, CommOptions};
-use crate::algorithms::Choice;
 use crate::carrier::Carrier;
 use crate::config::{Config, Late};
 use crate::dtype::{Prologue, Reduction};
@@ -24,7 +23,7 @@ use crate::fork::PerProcess;
 use crate::health::CallSummary;
 use crate::memory::{Arena, DeviceRegion, Region};
 use crate::plan::Collective;
-use crate::selection::{Decision, Executor, Selection};
+use crate::selection::{Executor, Selection, AUTO};
 use crate::sync::locked;
 use crate::topo::Rank;
 use crate::transport::Waker;
@@ -47,13 +46,8 @@ const ASKED_BY_RELAY: Duration = Duration::from_millis(2);
 const LONGEST_PATIENCE: Duration = Duration::from_secs(1);
 /// What a broadcast takes of an all-reduce of as many bytes, about.
 const BROADCAST: f64 = 0.7;
-/// Segments of a broadcast, and how long they are.
-const SEGMENTS: usize = 64;
-const SEGMENT_BYTES: std::ops::Range<usize> = 256 << 10..4 << 20;
 /// Vectors of memory that are kept for the next call with late ranks.
 const SPARE: usize = 2;
-/// Nodes up to which a ring brings a late rank's part; on more of them trees do.
-const RING_NODES: usize = 16;
 
 /// Said once in a process.
 static REFUSED: PerProcess<Once> = PerProcess::new(Once::new);
@@ -435,33 +429,12 @@ impl LateCall {
     }
 }
 
-/// The broadcast of a late rank's part: its node's NICs carry a part each, and every node passes it on.
+/// The broadcast of a late rank's part.
 fn broadcast(comm: &Comm, root: Rank, part: DeviceRegion) -> Result<CollectiveCall> {
-    let choice = match (comm.grid().nnodes(), comm.grid().nrails()) {
-        (1, _) => Choice::flat("ring"),
-        (nodes, rails) if nodes <= RING_NODES && rails > 1 => Choice::leveled("two_level", "direct", "ring"),
-        (nodes, _) if nodes <= RING_NODES => Choice::flat("ring"),
-        (_, 1) => Choice::flat("two_trees"),
-        _ => Choice::leveled("two_level", "direct", "tree"),
-    };
-    let named = CollectiveCall {
-        root,
-        algorithm: Some(choice.exact()),
-        ..CollectiveCall::of_bytes(Collective::Broadcast, [part, part], part.len())
-    };
-    let mut call = named.clone();
-    if comm.decide(&mut call).is_err() {
-        // The ranks' places on nodes do not suit it: of those that do, any does.
-        call = CollectiveCall { algorithm: None, ..named };
-        comm.decide(&mut call)?;
-    }
-    if let Some(decision) = &mut call.decision {
-        let mut own = Decision::clone(decision);
-        if let Executor::Own(selection) = &mut own.executor {
-            selection.segment_bytes = (part.len() / SEGMENTS).clamp(SEGMENT_BYTES.start, SEGMENT_BYTES.end);
-        }
-        *decision = Arc::new(own);
-    }
+    let of_bytes = CollectiveCall::of_bytes(Collective::Broadcast, [part, part], part.len());
+    // Settings are for the program's broadcasts.
+    let mut call = CollectiveCall { root, algorithm: Some(AUTO.to_string()), ..of_bytes };
+    comm.decide(&mut call)?;
     Ok(call)
 }
 

@@ -5,6 +5,7 @@ use crate::dtype::{DataType, RedOp, Reduction};
 use crate::error::{counted, Error, Result};
 use crate::memory::{Arena, DeviceRegion, Region};
 use crate::plan::Collective;
+use crate::selection::AUTO;
 
 /// What a call writes over and needs to be made again. The memory is used again by the next call.
 #[derive(Debug, Default)]
@@ -66,7 +67,10 @@ impl CommitWord {
     pub fn call(&self, nranks: usize) -> CollectiveCall {
         let word = self.word.as_device();
         let reduction = Some(Reduction::new(RedOp::Max, DataType::U64, nranks));
-        CollectiveCall { reduction, ..CollectiveCall::new(Collective::AllReduce, [word, word], 1, DataType::U64) }
+        // Algorithms that settings name are for the program's calls.
+        let algorithm = Some(AUTO.to_string());
+        let call = CollectiveCall::new(Collective::AllReduce, [word, word], 1, DataType::U64);
+        CollectiveCall { reduction, algorithm, ..call }
     }
 }
 

@@ -17,6 +17,7 @@ use crate::config::Lost;
 use crate::error::{counted, Error, Result};
 use crate::fork::PerProcess;
 use crate::health::Loss;
+use crate::selection::AUTO;
 use crate::sync::locked;
 use crate::topo::Rank;
 use kept::{CommitWord, KeptInput};
@@ -145,6 +146,11 @@ impl Survivors {
         self.finished.load(Ordering::Acquire)
     }
 
+    /// An error where the communicator has ended after all: what is queued then does not wait once more for those who did not come.
+    fn still_go_on(&self) -> Result<()> {
+        self.failure.get().map_or(Ok(()), |failure| Err(failure.clone()))
+    }
+
     /// So many calls have ended.
     fn finish(&self, calls: u64) {
         self.finished.store(calls, Ordering::Release);
@@ -177,7 +183,7 @@ impl Survivors {
 }
 
 /// Runs operations of one kind over a communicator to their end. With `needs_all` they fail as soon as a rank is lost.
-fn run(comm: &Arc<Comm>, operations: impl IntoIterator<Item = Operation>, needs_all: bool) -> Result<()> {
+pub(super) fn run(comm: &Arc<Comm>, operations: impl IntoIterator<Item = Operation>, needs_all: bool) -> Result<()> {
     let mut run = OperationBatch::new(comm.clone());
     operations.into_iter().for_each(|operation| run.record(operation));
     run.decide()?;
@@ -218,9 +224,9 @@ fn attempt(
         Ok(among) => among,
         Err(error) => return Outcome::Refused { error, counts: true },
     };
-    if generation.comm.is_some() && among.algorithm.is_some() && over.decide(&mut among).is_err() {
-        // What was named is for other numbers of ranks.
-        among.algorithm = None;
+    if let (Some(_), Err(error)) = (&generation.comm, over.decide(&mut among)) {
+        tell_left_out(&generation.members, comm.rank(), &error);
+        among.algorithm = Some(AUTO.to_string());
     }
     if !std::mem::replace(keeps, true) {
         if let Err(error) = memory.kept.keep(call) {
@@ -244,6 +250,7 @@ fn survive(comm: &Arc<Comm>, survivors: &Survivors, call: &CollectiveCall) -> Re
     let mut memory = locked(&survivors.memory);
     let mut keeps = false;
     let before = survivors.finished();
+    survivors.still_go_on()?;
     loop {
         let generation = survivors.generation();
         let (error, has_result) = match attempt(comm, &generation, call, &mut memory, &mut keeps) {
@@ -272,6 +279,7 @@ fn survive(comm: &Arc<Comm>, survivors: &Survivors, call: &CollectiveCall) -> Re
 
 /// Sends and receives. What is under way when a rank is lost is not made again.
 fn exchange(comm: &Arc<Comm>, survivors: &Survivors, messages: Vec<Operation>) -> Result<()> {
+    survivors.still_go_on()?;
     let mut generation = survivors.generation();
     while let Some((_, error)) = generation.lost(comm).into_iter().next() {
         survivors.go_on(comm, &generation, survivors.finished(), error)?;
@@ -419,7 +427,23 @@ fn tell_change(left: &[usize], lost: &[(usize, Error)], Standing { finished, gen
     ));
 }
 
+/// Says once that what was named is for other numbers of ranks.
+#[cold]
+#[inline(never)]
+fn tell_left_out(members: &[usize], rank: usize, error: &Error) {
+    static TOLD: PerProcess<Once> = PerProcess::new(Once::new);
+    if members.first() == Some(&rank) {
+        let text = error.text();
+        TOLD.get().call_once(|| crate::log::warn(&format!("defaults choose for the ranks that are left: {text}")));
+    }
+}
+
 impl Comm {
+    /// The lowest rank that is left.
+    pub(super) fn lowest(&self) -> usize {
+        self.survivors.get().map_or(0, |survivors| survivors.generation().members.first().copied().unwrap_or(0))
+    }
+
     /// The failure that later calls return.
     pub fn final_failure(&self) -> Option<Error> {
         match self.survivors.get() {
