@@ -11,8 +11,8 @@ use crate::dtype::{DataType, RedOp, Reduction};
 use crate::error::{Error, Result};
 use crate::memory::{Arena, DeviceRegion};
 use crate::plan::Collective;
-use crate::selection::AUTO;
 use crate::process;
+use crate::selection::AUTO;
 use crate::sync::locked;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -380,7 +380,9 @@ impl Comm {
         let said = match self.survivors.get() {
             // The others say 0.
             Some(_) => self.word_of_all(said, RedOp::Max)?,
-            None => self.said(said, |place| CollectiveCall::of_bytes(Collective::Broadcast, place, size_of::<u64>()))?,
+            None => {
+                self.said(said, |place| CollectiveCall::of_bytes(Collective::Broadcast, place, size_of::<u64>()))?
+            }
         };
         Ok(Closing { calls: said >> 1, is_last: said & 1 == 1 })
     }
