@@ -55,39 +55,39 @@ fn all_pass(arguments: &[&str]) {
 
 #[test]
 fn programs_over_shared_memory_are_as_the_model_has_them() {
-    all_pass(&["--carrier", "shm", "--from", "1", "--count", "150", "--seconds", "8"]);
+    all_pass(&["--carrier", "shm", "--from", "1", "--count", "80", "--seconds", "8"]);
 }
 
 #[test]
 fn programs_over_tcp_are_as_the_model_has_them() {
-    all_pass(&["--carrier", "tcp", "--from", "1", "--count", "250", "--seconds", "7"]);
+    all_pass(&["--carrier", "tcp", "--from", "1", "--count", "100", "--seconds", "7"]);
 }
 
 #[test]
 fn faults_are_told_and_survivors_go_on() {
     let kinds = ["kill", "exit", "exit-now", "pause", "freeze", "descriptors", "memory", "small-shm", "slow", "glitch"];
     for kind in kinds {
-        all_pass(&["--faults", "--fault", kind, "--from", "1", "--count", "15", "--seconds", "3"]);
+        all_pass(&["--faults", "--fault", kind, "--from", "1", "--count", "8", "--seconds", "3"]);
     }
 }
 
 #[test]
 fn survivors_of_a_cut_network_hold_nothing() {
-    all_pass(&["--faults", "--fault", "cut", "--from", "1", "--count", "8", "--seconds", "120"]);
+    all_pass(&["--faults", "--fault", "cut", "--from", "1", "--count", "5", "--seconds", "120"]);
 }
 
 #[test]
 fn programs_in_front_of_a_vendor_are_as_the_model_has_them() {
     let library = vendor::NCCL.library();
     let vendor = ["--carrier", "vendor", "--vendor", library.to_str().unwrap()];
-    all_pass(&[&vendor[..], &["--from", "1", "--count", "60", "--seconds", "7"]].concat());
+    all_pass(&[&vendor[..], &["--from", "1", "--count", "30", "--seconds", "7"]].concat());
 }
 
 #[test]
 fn programs_on_soft_gpus_are_as_the_model_has_them() {
     let driver = soft::cuda_dir();
     let soft = ["--carrier", "softgpu", "--driver", driver.to_str().unwrap()];
-    all_pass(&[&soft[..], &["--from", "1", "--count", "40", "--seconds", "8"]].concat());
+    all_pass(&[&soft[..], &["--from", "1", "--count", "20", "--seconds", "8"]].concat());
 }
 
 #[test]
@@ -108,7 +108,7 @@ fn programs_over_mpi_are_as_the_model_has_them() {
     if launcher.contains("Open MPI") || launcher.contains("OpenRTE") {
         arguments.push("--mpi-option=--oversubscribe");
     }
-    all_pass(&[&arguments[..], &["--from", "1", "--count", "40", "--seconds", "8"]].concat());
+    all_pass(&[&arguments[..], &["--from", "1", "--count", "20", "--seconds", "8"]].concat());
     std::fs::remove_file(plugin).unwrap();
 }
 

@@ -92,7 +92,7 @@ impl Engine {
     }
 
     #[inline(never)]
-    fn planned(&mut self, call: &CollectiveCall, decision: &Decision) -> Result<Box<Planned>> {
+    fn planned(&mut self, call: &CollectiveCall, decision: &Decision) -> Result<Planned> {
         let Executor::Own(Selection { choice, segment_bytes, window, .. }) = &decision.executor else {
             return Err(Error::Internal("a call of the vendor library's comes to Strata's engine".to_string()));
         };
@@ -107,7 +107,7 @@ impl Engine {
         let staged = self.staged(call);
         let program = self.program(&choice, call, staged)?;
         let (segment_bytes, window) = self.segments(&program, &choice, call, weights.as_ref(), wished)?;
-        Ok(Box::new(Planned { choice, staged, weights, program, segment_bytes, window }))
+        Ok(Planned { choice, staged, weights, program, segment_bytes, window })
     }
 
     /// Keeps what a call needs, at the end of the list.
@@ -115,9 +115,9 @@ impl Engine {
     fn remember(
         &mut self,
         (call, decision): (&CollectiveCall, &Arc<Decision>),
-        planned: Box<Planned>,
+        planned: Planned,
     ) -> algorithms::Choice {
-        let Planned { choice, staged, weights, program, segment_bytes, window } = *planned;
+        let Planned { choice, staged, weights, program, segment_bytes, window } = planned;
         self.forget_oldest();
         let signature = Engine::signature(call, &choice, weights.as_ref());
         self.recent.push(Ready {
