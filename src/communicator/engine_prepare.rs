@@ -71,9 +71,9 @@ impl Engine {
             return Ok(index);
         }
         let planned = self.planned(call, decision)?;
-        let choice = self.remember((call, decision), planned);
+        self.remember(call, decision, &planned);
         let index = self.recent.len() - 1;
-        self.explain_choice(index, &choice);
+        self.explain_choice(index, &planned.choice);
         Ok(index)
     }
 
@@ -92,7 +92,7 @@ impl Engine {
     }
 
     #[inline(never)]
-    fn planned(&mut self, call: &CollectiveCall, decision: &Decision) -> Result<Planned> {
+    fn planned(&mut self, call: &CollectiveCall, decision: &Decision) -> Result<Box<Planned>> {
         let Executor::Own(Selection { choice, segment_bytes, window, .. }) = &decision.executor else {
             return Err(Error::Internal("a call of the vendor library's comes to Strata's engine".to_string()));
         };
@@ -107,32 +107,26 @@ impl Engine {
         let staged = self.staged(call);
         let program = self.program(&choice, call, staged)?;
         let (segment_bytes, window) = self.segments(&program, &choice, call, weights.as_ref(), wished)?;
-        Ok(Planned { choice, staged, weights, program, segment_bytes, window })
+        Ok(Box::new(Planned { choice, staged, weights, program, segment_bytes, window }))
     }
 
     /// Keeps what a call needs, at the end of the list.
     #[inline(never)]
-    fn remember(
-        &mut self,
-        (call, decision): (&CollectiveCall, &Arc<Decision>),
-        planned: Planned,
-    ) -> algorithms::Choice {
+    fn remember(&mut self, call: &CollectiveCall, decision: &Arc<Decision>, planned: &Planned) {
         let Planned { choice, staged, weights, program, segment_bytes, window } = planned;
         self.forget_oldest();
-        let signature = Engine::signature(call, &choice, weights.as_ref());
         self.recent.push(Ready {
             call: call.clone(),
             decision: decision.clone(),
-            staged,
-            layout: Engine::layout(&program, call, segment_bytes, weights.as_ref()),
-            program,
-            window,
-            weights,
-            signature,
+            staged: *staged,
+            program: program.clone(),
+            layout: Engine::layout(program, call, *segment_bytes, weights.as_ref()),
+            window: *window,
+            weights: weights.clone(),
+            signature: Engine::signature(call, choice, weights.as_ref()),
             execution: Execution::new(),
             names: None,
         });
-        choice
     }
 
     /// Where the parts of a call's blocks lie.
