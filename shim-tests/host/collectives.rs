@@ -1,8 +1,9 @@
 //! Every collective, type and operation on every shape, against a reference in higher precision.
 
 use crate::built::run_with;
-use crate::cases::{elements, verify, Case};
+use crate::cases::{kept_elements, verify, Case};
 use crate::world::{self, region, run, Member};
+use std::sync::Arc;
 use strata::communicator::CollectiveCall;
 use strata::dtype::{DataType, RedOp, Reduction};
 use strata::plan::Collective;
@@ -120,9 +121,9 @@ pub fn run_by(
     let nranks = member.grid.nranks();
     let (count, size) = (5003, dtype.size());
     let rank = Rank::from_index(member.rank);
-    let input = |r| elements(dtype, op, collective.input_blocks(nranks, Rank::from_index(r), Rank(0)) * count, r);
-    let inputs: Vec<Vec<u8>> = (0..nranks).map(input).collect();
-    let mut send = inputs[member.rank].clone();
+    let of = |r| kept_elements(dtype, op, collective.input_blocks(nranks, Rank::from_index(r), Rank(0)) * count, r);
+    let inputs: Vec<Arc<Vec<u8>>> = (0..nranks).map(of).collect();
+    let mut send = inputs[member.rank].to_vec();
     let mut recv = vec![0; collective.output_blocks(nranks, rank, Rank(0)) * count * size];
     let call = CollectiveCall {
         collective,
