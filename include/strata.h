@@ -108,6 +108,9 @@ ncclResult_t strataCommState(ncclComm_t comm, void* text, size_t bytes);
 /* Has a function called when ranks have been lost and the others go on (STRATA_LOST=continue): on every rank that is left, once for each generation, on the thread of the call in which that was found and before it ends. It may call strataCommState; other calls on the communicator return ncclInvalidUsage there. Null: none any more. Since strata. */
 ncclResult_t strataCommOnChange(ncclComm_t comm, strataCallback_t callback, void* argument);
 
+/* Says how calls go on without lost ranks (STRATA_LOST=continue): options are names with values, commas between them; what is not named is off, and null names nothing. "rescale=on" has floats' sums (ncclSum and operations of ncclRedOpCreatePreMulSum) multiplied by the number of ranks over the number of contributors, so that they are what all would have added on average; sums of integers are ncclInvalidUsage then. All ranks call it, with equal options and in the same place among their collectives; it holds from the next call on. ncclInvalidUsage where ranks ask for different options, and where lost ranks end the communicator; ncclInvalidArgument for what is no option. Since strata. */
+ncclResult_t strataCommAdapt(ncclComm_t comm, const char* options);
+
 /* ---- Links ---- */
 
 /* Measures the links between the communicator's nodes now, with a MiB or more for each of its NICs, and has all-reduces of a MiB or more share their work by that from then on, until they are measured again (by this, or after every STRATA_MEASURE_EVERY calls). All ranks call it, in the same place among their collectives; it returns when all have the figures, which strataCommState tells as links. Of ranks on one node it does nothing. ncclInvalidUsage on communicators of strataCommInitHost. Since strata. */

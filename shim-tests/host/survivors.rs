@@ -21,6 +21,11 @@ fn a_new_process_comes_in_the_place_of_a_lost_rank() {
 }
 
 #[test]
+fn sums_are_rescaled_where_the_program_asks_for_it() {
+    print!("{}", run_with("adapt_lost.c", &[], &[]));
+}
+
+#[test]
 fn queued_calls_wait_for_a_rank_that_does_not_come_once() {
     print!("{}", run_with("queued_behind.c", &[], &[]));
 }

@@ -8,12 +8,12 @@ use super::windows;
 use crate::bootstrap::store::Store;
 use crate::carrier::DeviceSetting;
 use crate::communicator::shadow::read_id;
-use crate::communicator::{group, Comm, CommOptions, InitParams, OnHost, UniqueId};
+use crate::communicator::{group, AdaptOptions, Comm, CommOptions, InitParams, OnHost, UniqueId};
 use crate::config::Config as Settings;
 use crate::device::gpu::GpuDevice;
 use crate::error::{counted, Error, Result};
 use crate::interface::layouts::{NcclConfig, UniqueIdBytes};
-use crate::interface::pointer::{Buffer, Callback, ConstPtr, Ptr};
+use crate::interface::pointer::{Buffer, Callback, ConstPtr, Ptr, Text};
 use crate::interface::types::{null, CommHandle};
 use crate::process::check_address_space;
 use std::ffi::c_int;
@@ -571,6 +571,13 @@ pub fn on_change(comm: CommHandle, callback: Callback, argument: Buffer) -> Resu
         Box::new(move || callback(argument)) as Box<dyn Fn() + Send>
     });
     comm.on_change(act)
+}
+
+/// `strataCommAdapt`
+pub fn adapt(comm: CommHandle, options: Text) -> Result<()> {
+    let comm = handles::find(comm)?.usable()?;
+    let options = if options.is_null() { AdaptOptions::default() } else { options.get("options")?.parse()? };
+    comm.adapt(options)
 }
 
 /// `strataCommProfile`

@@ -49,6 +49,7 @@ pub use crate::bootstrap::UniqueId;
 pub use again::Again;
 pub use create::{CommOptions, Companion, InitParams, OnHost};
 pub use launch::{launch, launch_one, Launch};
+pub use lost::AdaptOptions;
 pub use ops::Factor;
 pub use windows::WindowBounds;
 

@@ -388,7 +388,7 @@ impl Comm {
     }
 
     /// The least or the greatest of all ranks' words.
-    fn word_of_all(self: &Arc<Comm>, word: u64, op: RedOp) -> Result<u64> {
+    pub(super) fn word_of_all(self: &Arc<Comm>, word: u64, op: RedOp) -> Result<u64> {
         self.said(word, |place| {
             let reduction = Some(Reduction::new(op, DataType::U64, self.nranks()));
             CollectiveCall { reduction, ..CollectiveCall::new(Collective::AllReduce, place, 1, DataType::U64) }

@@ -592,6 +592,14 @@ macro_rules! own_functions {
             "strata" fn strataCommOnChange(
                 comm: CommHandle, callback: Callback, argument: Buffer
             ) -> Status = native(communicators::on_change);
+            /// Says how calls go on without lost ranks (STRATA_LOST=continue): options are names with values, commas between them;
+            /// what is not named is off, and null names nothing.
+            /// "rescale=on" has floats' sums (ncclSum and operations of ncclRedOpCreatePreMulSum) multiplied by the number of ranks over the
+            /// number of contributors, so that they are what all would have added on average; sums of integers are ncclInvalidUsage then.
+            /// All ranks call it, with equal options and in the same place among their collectives; it holds from the next call on.
+            /// ncclInvalidUsage where ranks ask for different options, and where lost ranks end the communicator; ncclInvalidArgument for
+            /// what is no option.
+            "strata" fn strataCommAdapt(comm: CommHandle, options: Text) -> Status = native(communicators::adapt);
         }
         "Links" {
             /// Measures the links between the communicator's nodes now, with a MiB or more for each of its NICs, and has all-reduces of a MiB or more share their work by

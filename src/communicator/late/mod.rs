@@ -150,8 +150,9 @@ pub(super) enum NextOfLate {
 }
 
 /// Memory of the host.
-fn here(region: DeviceRegion) -> Region {
-    // SAFETY: the bytes must be this process's; because only communicators in host memory have late ranks relayed.
+pub(super) fn here(region: DeviceRegion) -> Region {
+    // SAFETY: the bytes must be this process's; because only communicators in host memory have late ranks relayed, or go on without
+    // lost ones.
     unsafe { region.in_process() }
 }
 

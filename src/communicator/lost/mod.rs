@@ -6,6 +6,7 @@
 //! over a communicator of their own, the next *generation*, under the same handle: numbers of ranks stay as they are. A rank that
 //! is lost while they meet makes them meet again without it.
 
+mod adapt;
 mod call;
 mod kept;
 mod queued;
@@ -20,6 +21,7 @@ use crate::health::Loss;
 use crate::selection::AUTO;
 use crate::sync::locked;
 use crate::topo::Rank;
+pub use adapt::AdaptOptions;
 use kept::{CommitWord, KeptInput};
 pub(super) use queued::{launch, launch_alone};
 use std::cell::Cell;
@@ -113,6 +115,8 @@ pub(super) struct Survivors {
     generation: Mutex<Arc<Generation>>,
     /// Calls that have ended. Only the operation that is on counts.
     finished: AtomicU64,
+    /// Whether sums are multiplied for those who do not contribute.
+    rescales: AtomicBool,
     /// What is called when ranks have been lost.
     on_change: Mutex<Option<Box<dyn Fn() + Send>>>,
     /// What only the operation that is on uses.
@@ -133,6 +137,7 @@ impl Survivors {
             failure: OnceLock::new(),
             generation: Mutex::new(Arc::new(Generation::first(nranks))),
             finished: AtomicU64::new(0),
+            rescales: AtomicBool::new(false),
             on_change: Mutex::default(),
             memory: Mutex::new(CallMemory { kept: KeptInput::default(), word: CommitWord::new() }),
         }
@@ -251,10 +256,12 @@ fn survive(comm: &Arc<Comm>, survivors: &Survivors, call: &CollectiveCall) -> Re
     let mut keeps = false;
     let before = survivors.finished();
     survivors.still_go_on()?;
+    survivors.can_rescale(call)?;
     loop {
         let generation = survivors.generation();
         let (error, has_result) = match attempt(comm, &generation, call, &mut memory, &mut keeps) {
             Outcome::Done => {
+                survivors.rescale(comm, call, generation.members.len());
                 survivors.finish(before + 1);
                 return Ok(());
             }
@@ -266,6 +273,7 @@ fn survive(comm: &Arc<Comm>, survivors: &Survivors, call: &CollectiveCall) -> Re
         };
         let stands = survivors.go_on(comm, &generation, before + u64::from(has_result), error)?;
         if has_result && stands > before {
+            survivors.rescale(comm, call, generation.members.len());
             survivors.finish(before + 1);
             survivors.tell_program();
             return Ok(());

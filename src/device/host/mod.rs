@@ -95,6 +95,15 @@ pub fn divide(dtype: DataType, divisor: u64, src: Bytes<'_>, dst: Bytes<'_>) {
     }
 }
 
+/// Multiplies every float by `factor` and divides it by `divisor`, in float32 (double in double), and rounds once.
+///
+/// # Panics
+/// As [`prologue`], of integers, and when the divisor is 0.
+pub fn multiply_by_ratio(dtype: DataType, (factor, divisor): (u64, u64), region: Bytes<'_>) {
+    assert!(divisor != 0 && !dtype.is_integer(), "{} times {factor} over {divisor}", dtype.name());
+    scale_at(InstructionSet::best(), dtype, Scale::Ratio(factor, divisor), region, region);
+}
+
 /// Copies the bytes of `src` to `dst`.
 ///
 /// # Panics
