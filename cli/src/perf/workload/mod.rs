@@ -43,7 +43,13 @@ pub struct Options {
     #[arg(long, value_name = "NAME|FILE", conflicts_with = "collective", help_heading = "Training steps")]
     pub workload: Option<String>,
     /// Simulate it on this machine, for -n ranks, instead of running it.
-    #[arg(long, value_name = "MACHINE", requires = "workload", help_heading = "Training steps")]
+    #[arg(
+        long,
+        value_name = "MACHINE",
+        requires = "workload",
+        conflicts_with = "collective",
+        help_heading = "Training steps"
+    )]
     simulate: Option<String>,
     #[command(flatten)]
     mixed: Mixed,
@@ -59,23 +65,23 @@ pub struct Options {
     #[arg(long, value_name = "NAMES", value_delimiter = ',', requires = "simulate", help_heading = "Training steps")]
     routes: Vec<String>,
     /// Multiply all sizes, and the time of computing, by this: 1/64, 0.5.
-    #[arg(long, value_name = "FACTOR", default_value = "1", value_parser = parse_scale, requires = "workload",
+    #[arg(long, value_name = "FACTOR", default_value = "1", value_parser = parse_scale, requires = "workload", conflicts_with = "collective",
           help_heading = "Training steps")]
     scale: f64,
     /// Operations a second at which a rank computes; K, M, G, T and P are powers of 1000.
-    #[arg(long, value_name = "RATE", default_value = A100_FLOPS, value_parser = parse_rate, requires = "workload",
+    #[arg(long, value_name = "RATE", default_value = A100_FLOPS, value_parser = parse_rate, requires = "workload", conflicts_with = "collective",
           help_heading = "Training steps")]
     flops: f64,
     /// Leave the computing out.
-    #[arg(long, requires = "workload", help_heading = "Training steps")]
+    #[arg(long, requires = "workload", conflicts_with = "collective", help_heading = "Training steps")]
     no_compute: bool,
     /// Set a parameter or a dimension of the workload: layers=2. May be given several times.
-    #[arg(long, value_name = "NAME=VALUE", value_parser = parse_set, requires = "workload",
+    #[arg(long, value_name = "NAME=VALUE", value_parser = parse_set, requires = "workload", conflicts_with = "collective",
           help_heading = "Training steps")]
     set: Vec<(String, String)>,
     /// Blocks of different sizes in the calls of which the workload says how theirs differ, as the exchanges of ds-moe and ted: even,
     /// zipf, one (one rank has nine tenths) or zeros (every other rank has none).
-    #[arg(long, value_name = "SKEW", value_parser = parse_skew, requires = "workload", help_heading = "Training steps")]
+    #[arg(long, value_name = "SKEW", value_parser = parse_skew, requires = "workload", conflicts_with = "collective", help_heading = "Training steps")]
     skew: Option<BlockSizes>,
 }
 
