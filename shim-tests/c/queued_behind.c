@@ -1,10 +1,7 @@
 /* One rank dies and another one does not call: what the third has queued fails together, after one time-out (STRATA_LOST=continue). */
 #define _GNU_SOURCE
-#include <nccl.h>
-#include <strata.h>
+#include "check.h"
 #include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -12,14 +9,6 @@
 
 #define QUEUED 6
 #define SECONDS 3
-#define CHECK(condition)                                                                             \
-  do {                                                                                               \
-    if (!(condition)) {                                                                              \
-      fprintf(stderr, "line %d: %s (%s)\n", __LINE__, #condition, ncclGetLastError(NULL));           \
-      _exit(1);                                                                                      \
-    }                                                                                                \
-  } while (0)
-#define OK(call) CHECK((call) == ncclSuccess)
 
 static double seconds(void) {
   struct timespec now;

@@ -52,7 +52,7 @@ pub fn elements(dtype: DataType, op: Option<RedOp>, count: usize, rank: usize) -
 pub fn kept_elements(dtype: DataType, op: Option<RedOp>, count: usize, rank: usize) -> Arc<Vec<u8>> {
     type Key = (DataType, Option<RedOp>, usize, usize);
     static KEPT: Mutex<Vec<(Key, Arc<Vec<u8>>)>> = Mutex::new(Vec::new());
-    const MOST: usize = 64;
+    const MOST: usize = 32;
     let key = (dtype, op, count, rank);
     let kept = || KEPT.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some((_, made)) = kept().iter().rev().find(|(of, _)| *of == key) {

@@ -202,7 +202,7 @@ fn what_cannot_be_replayed_is_told_and_the_exit_code_is_2() {
     let with = |words: &[&'static str]| [words, &simulated[..]].concat();
     let (near, none) =
         (with(&["--workload", "ds-moe", "--skew", "zipff"]), with(&["--workload", "zero3", "--skew", "one"]));
-    let cases: [(Option<usize>, &[&str], &str); 10] = [
+    let cases: [(Option<usize>, &[&str], &str); 11] = [
         (Some(3), &["--workload", "axonn"], "needs a multiple of 16 ranks, not 3"),
         (None, &["--workload", "zero3"], "needs several ranks: strata launch"),
         (None, &["--workload", "zero4", "--simulate", "frontier", "-n", "8"], "did you mean `zero3`?"),
@@ -215,6 +215,7 @@ fn what_cannot_be_replayed_is_told_and_the_exit_code_is_2() {
         ),
         (Some(2), &["--workload", "zero3"], "--scale 1/64 makes all sizes smaller"),
         (None, &["all_reduce", "--workload", "zero3"], "cannot be used with"),
+        (None, &["broadcast", "--simulate", "frontier", "-n", "8"], "cannot be used with"),
         (None, &near, "--skew uses the unknown name `zipff`; did you mean `zipf`?"),
         (None, &none, "workload zero3: --skew: no call of this workload says how its blocks differ in size"),
     ];

@@ -281,6 +281,19 @@ mod tests {
     }
 
     #[test]
+    fn on_one_node_a_code_is_taken_and_nothing_is_coded() {
+        let settled = |nodes: &[usize], collective_of: Collective| {
+            let mut config = CollConfig { alg_selection: Text::to(c"mx8"), ..CollConfig::DEFAULT };
+            let wish = collective(at(&mut config)).unwrap().expect("a wish");
+            let grid = Arc::new(Grid::blocks(nodes));
+            wish.settle(collective_of, &grid, &SharedScripts::default(), |_| Ok(()))
+        };
+        assert_eq!(settled(&[4], Collective::AllReduce).unwrap(), None);
+        assert!(settled(&[2, 2], Collective::AllReduce).unwrap().is_some_and(|name| name.contains("coded_mx8")));
+        assert!(settled(&[4], Collective::Broadcast).is_err());
+    }
+
+    #[test]
     fn a_forced_algorithm_must_be_had_and_a_wish_need_not() {
         let grid = Arc::new(Grid::blocks(&[2, 2]));
         let settled = |config: &mut CollConfig| {

@@ -584,7 +584,10 @@ macro_rules! own_functions {
             /// Writes who takes part in the communicator's calls and how far they are: an object in JSON, with a zero byte after it. ranks
             /// and members are numbers of ranks as they were when it was made, generation counts how often ranks were lost, first_call
             /// is the number of the first collective of this generation, calls of the collectives that have ended, lost has each rank that
-            /// is lost and why, links what STRATA_MEASURE_EVERY or strataCommProfile knows, goes_on whether lost ranks end nothing, late_calls in how many calls somebody was late. Where STRATA_LOST=continue does not hold calls is null, and where STRATA_LATE=relay does not late_calls; links where nothing was measured. ncclInvalidArgument if it takes more than so many bytes.
+            /// is lost and why, links what STRATA_MEASURE_EVERY or strataCommProfile knows, goes_on whether lost ranks end nothing,
+            /// late_calls in how many calls somebody was late. Where STRATA_LOST=continue does not hold calls is null, and where
+            /// STRATA_LATE=relay does not late_calls; links where nothing was measured. ncclInvalidArgument if it takes more than so many
+            /// bytes.
             "strata" fn strataCommState(comm: CommHandle, text: Buffer, bytes: usize) -> Status = native(info::state);
             /// Has a function called when ranks have been lost and the others go on (STRATA_LOST=continue): on every rank that is left,
             /// once for each generation, on the thread of the call in which that was found and before it ends. It may call

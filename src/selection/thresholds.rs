@@ -109,7 +109,7 @@ fn by_bytes(request: &Request<'_>, grid: &Grid, config: &Config) -> (Choice, Str
         Collective::Broadcast | Collective::Reduce if nranks == 2 => {
             (Choice::flat("tree"), "two ranks: all bytes go from one to the other once".to_string())
         }
-        Collective::Broadcast | Collective::Reduce => rooted(request.collective, bytes, grid, config),
+        Collective::Broadcast | Collective::Reduce => rooted(request.collective, bytes, grid, config, node_direct),
         Collective::AllToAll if grid.nnodes() == 1 || grid.nrails() == 1 => {
             (Choice::flat("direct"), "one node, or one rank a node: nothing to aggregate".to_string())
         }
@@ -154,7 +154,7 @@ fn all_reduce(bytes: usize, grid: &Grid, config: &Config, node_direct: bool) -> 
 }
 
 /// Broadcasts and reduces. A vector leaves the root's node over all of its rails, each of which has an algorithm for its own part's length.
-fn rooted(collective: Collective, bytes: usize, grid: &Grid, config: &Config) -> (Choice, String) {
+fn rooted(collective: Collective, bytes: usize, grid: &Grid, config: &Config, node_direct: bool) -> (Choice, String) {
     let most = config.tree_max_bytes;
     if bytes <= most {
         return (Choice::flat("tree"), compared(bytes, "STRATA_TREE_MAX_BYTES", most));
@@ -170,7 +170,7 @@ fn rooted(collective: Collective, bytes: usize, grid: &Grid, config: &Config) ->
     if !has_rails {
         return (Choice::flat(rail), compared(bytes, "STRATA_TREE_MAX_BYTES", most));
     }
-    let node = if rails <= config.direct_max_ranks { "direct" } else { "ring" };
+    let node = if node_direct { "direct" } else { "ring" };
     let why = format!(
         "{grid}, of {} for each rail {}",
         counted(bytes, "byte"),

@@ -95,7 +95,8 @@ pub fn divide(dtype: DataType, divisor: u64, src: Bytes<'_>, dst: Bytes<'_>) {
     }
 }
 
-/// Multiplies every float by `factor` and divides it by `divisor`, in float32 (double in double), and rounds once.
+/// Divides every float by `divisor` and multiplies it by `factor`, in float32 (double in double); smaller types are rounded once, at the
+/// end.
 ///
 /// # Panics
 /// As [`prologue`], of integers, and when the divisor is 0.
