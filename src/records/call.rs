@@ -1,6 +1,7 @@
 //! What is kept of a call: its words in the ring, and the record that is made of them.
 #![forbid(unsafe_code)]
 
+use super::clock::TickScale;
 use super::ring::WORDS;
 use crate::dtype::{DataType, Operator, Prologue, Reduction};
 use crate::plan::Collective;
@@ -245,14 +246,14 @@ impl CallWords {
 
     /// The call as it is accepted; begun at once where `names` is given.
     #[inline]
-    pub(super) fn accepted(&self, number: u64, now_ns: u64, names: Option<CallNames>) -> [u64; WORDS] {
+    pub(super) fn accepted(&self, number: u64, now: u64, names: Option<CallNames>) -> [u64; WORDS] {
         let mut words = self.words;
         words[at::NUMBER] = number;
-        words[at::ACCEPTED] = now_ns;
+        words[at::ACCEPTED] = now;
         words[at::GROUP] = UNKNOWN;
         if let Some(names) = names {
             words[at::PLACE] |= names.word();
-            words[at::BEGUN] = now_ns;
+            words[at::BEGUN] = now;
             words[at::STATE] = CallState::Begun as u64;
         }
         words
@@ -289,33 +290,33 @@ pub(super) fn name(words: &Words, names: CallNames) {
 
 /// A call begins.
 #[inline]
-pub(super) fn begin(words: &Words, now_ns: u64, names: CallNames) {
+pub(super) fn begin(words: &Words, now: u64, names: CallNames) {
     name(words, names);
-    set(words, at::BEGUN, now_ns);
+    set(words, at::BEGUN, now);
     set(words, at::STATE, CallState::Begun as u64);
 }
 
 /// A call ends, and has sent so many bytes over NICs.
 #[inline]
-pub(super) fn end(words: &Words, now_ns: u64, nic_bytes: Option<u64>) {
-    set(words, at::ENDED, now_ns);
+pub(super) fn end(words: &Words, now: u64, nic_bytes: Option<u64>) {
+    set(words, at::ENDED, now);
     set(words, at::NIC, nic_bytes.unwrap_or(UNKNOWN));
     set(words, at::STATE, CallState::Ended as u64);
 }
 
 /// A call of the vendor's library has been enqueued. Where its kernel tells nothing, that is all that is known of its times.
-pub(super) fn enqueue(words: &Words, now_ns: u64) {
+pub(super) fn enqueue(words: &Words, now: u64) {
     if words[at::BEGUN].load(Ordering::Relaxed) == UNKNOWN {
         set(words, at::BEGUN, words[at::ACCEPTED].load(Ordering::Relaxed));
-        end(words, now_ns, None);
+        end(words, now, None);
     }
 }
 
 /// The kernel of such a call has begun on one more channel; the first says when the call did.
-pub(super) fn begin_channel(words: &Words, now_ns: u64) {
+pub(super) fn begin_channel(words: &Words, now: u64) {
     let channels = words[at::KERNELS].load(Ordering::Relaxed);
     if channels == 0 {
-        set(words, at::BEGUN, now_ns);
+        set(words, at::BEGUN, now);
     }
     set(words, at::KERNELS, (channels + 1) | CHANNELS);
     set(words, at::ENDED, UNKNOWN);
@@ -323,19 +324,19 @@ pub(super) fn begin_channel(words: &Words, now_ns: u64) {
 }
 
 /// It has ended on a channel; the last says when the call did.
-pub(super) fn end_channel(words: &Words, now_ns: u64) {
+pub(super) fn end_channel(words: &Words, now: u64) {
     let channels = words[at::KERNELS].load(Ordering::Relaxed);
     if channels & !CHANNELS > 0 {
         set(words, at::KERNELS, channels - 1);
         if channels - 1 == CHANNELS {
-            end(words, now_ns, None);
+            end(words, now, None);
         }
     }
 }
 
 /// A call fails; perhaps it waited for a rank.
-pub(super) fn fail(words: &Words, now_ns: u64, awaited: Option<u32>) {
-    set(words, at::ENDED, now_ns);
+pub(super) fn fail(words: &Words, now: u64, awaited: Option<u32>) {
+    set(words, at::ENDED, now);
     set(words, at::STATE, CallState::Failed as u64 | awaited.map_or(0, |rank| u64::from(rank) + 1) << 8);
 }
 
@@ -409,6 +410,7 @@ pub(super) struct RecordPlace<'a> {
     pub rank: u32,
     pub nranks: u32,
     pub names: &'a [String],
+    pub scale: TickScale,
 }
 
 /// The number of a record's communicator.
@@ -456,9 +458,9 @@ pub(super) fn record(number: u64, words: &[u64; WORDS], place: &RecordPlace<'_>)
         carrier: name(48),
         group: known(at::GROUP),
         nic_bytes: known(at::NIC),
-        accepted_ns: words[at::ACCEPTED],
-        begun_ns: known(at::BEGUN),
-        ended_ns: known(at::ENDED),
+        accepted_ns: place.scale.ns(words[at::ACCEPTED]),
+        begun_ns: known(at::BEGUN).map(|ticks| place.scale.ns(ticks)),
+        ended_ns: known(at::ENDED).map(|ticks| place.scale.ns(ticks)),
         state: CallState::ALL.get(state as u8 as usize).copied()?,
         awaited: (state >> 8).checked_sub(1).map(|rank| rank as u32),
     })
@@ -488,7 +490,7 @@ mod tests {
 
     fn as_record(words: &[u64; WORDS]) -> CallRecord {
         let names = ["", "none", "ring"].map(str::to_string);
-        record(7, words, &RecordPlace { key: "ab", rank: 2, nranks: 8, names: &names }).unwrap()
+        record(7, words, &RecordPlace { key: "ab", rank: 2, nranks: 8, names: &names, scale: TickScale::NS }).unwrap()
     }
 
     #[test]

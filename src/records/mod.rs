@@ -2,15 +2,15 @@
 //!
 //! `STRATA_TRACE` names files and so switches records on. A process then has one [`ring`] of records, and each of its
 //! communicators a [`CommRecords`]. A record is written as its call is accepted, begins, and ends or fails: a few words each
-//! time, without locks, allocations or system calls but the clock's. Where nothing is recorded a communicator has no
+//! time, without locks, allocations or system calls; the [`clock`] is the processor's counter where that can be trusted. Where nothing is recorded a communicator has no
 //! `CommRecords`, and that is all that calls look at.
 //!
 //! Files are written ([`output`]) when the last recorded communicator of the process ends, when one fails, and when the process
 //! exits; never while a call runs.
-#![forbid(unsafe_code)]
 
 pub mod call;
 pub mod chrome;
+pub mod clock;
 pub mod flight;
 pub mod output;
 pub mod pickle;
@@ -28,6 +28,7 @@ pub use trace::{CallTrace, TraceComm, TraceProcess};
 use crate::config::Config;
 use crate::fork::PerProcess;
 use crate::profiler::{HeardComm, ProfiledComm};
+use clock::RecordClock;
 use output::{TraceForm, TraceOutput};
 use ring::RecordRing;
 use std::collections::HashMap;
@@ -88,7 +89,8 @@ struct Written {
 #[derive(Debug)]
 pub struct Recorder {
     ring: RecordRing,
-    start: Instant,
+    clock: RecordClock,
+    /// When the clock began, by the system's clock of the day.
     wall_ns: u64,
     host: String,
     /// The rank that names of files have.
@@ -160,10 +162,12 @@ impl Recorder {
         }
         RECORDED_BY.store(std::process::id(), Ordering::Relaxed);
         let ring = RecordRing::new(config.trace_records);
-        let (start, wall_ns) = both_clocks();
+        let (moment, wall_ns) = both_clocks();
+        let clock = RecordClock::since(moment);
+        let wall_ns = wall_ns + (clock.start() - moment).as_nanos() as u64;
         Some(Recorder {
             ring,
-            start,
+            clock,
             wall_ns,
             host: crate::log::host_name(),
             rank,
@@ -176,10 +180,10 @@ impl Recorder {
         })
     }
 
-    /// Nanoseconds since the process has had records.
+    /// Ticks of the clock since the process has had records.
     #[inline]
-    fn now_ns(&self) -> u64 {
-        self.start.elapsed().as_nanos() as u64
+    fn ticks(&self) -> u64 {
+        self.clock.ticks()
     }
 
     /// Notes a communicator; forgets those of which the ring has no calls any more.
@@ -219,13 +223,14 @@ impl Recorder {
 
     /// What is recorded now.
     fn trace(&self) -> CallTrace {
-        let records = self.ring.read();
+        let (records, scale) = (self.ring.read(), self.clock.scale());
         let names: Vec<String> = names().iter().map(|name| name.to_string_lossy().into_owned()).collect();
         let comms = locked(&self.comms);
         let by_number: HashMap<u32, &TraceComm> = comms.iter().map(|known| (known.number, &known.comm)).collect();
         let call = |(number, words): &(u64, [u64; ring::WORDS])| {
             let comm = by_number.get(&call::comm_of(words))?;
-            let place = call::RecordPlace { key: &comm.key, rank: comm.rank, nranks: comm.nranks, names: &names };
+            let place =
+                call::RecordPlace { key: &comm.key, rank: comm.rank, nranks: comm.nranks, names: &names, scale };
             call::record(*number, words, &place)
         };
         let calls = records.iter().filter_map(call).collect();
@@ -236,7 +241,7 @@ impl Recorder {
             rank: self.rank,
             strata: env!("CARGO_PKG_VERSION").to_string(),
             wall_ns: self.wall_ns,
-            written_ns: self.now_ns(),
+            written_ns: scale.ns(self.ticks()),
             overwritten: added.saturating_sub(self.ring.size() as u64),
             lost: self.ring.lost(),
         };
@@ -405,15 +410,15 @@ impl CommRecords {
     fn add(&self, call: &CallWords, names: Option<CallNames>) -> CallTicket {
         let record = self
             .recorder
-            .and_then(|recorder| recorder.ring.add(&call.accepted(self.number(call), recorder.now_ns(), names)));
+            .and_then(|recorder| recorder.ring.add(&call.accepted(self.number(call), recorder.ticks(), names)));
         let event = self.profiled.as_ref().map_or(0, |profiled| profiled.accepted(call.heard()));
         CallTicket { record: record.unwrap_or(u64::MAX), event }
     }
 
     /// The time, where it is recorded.
     #[inline]
-    fn now_ns(&self) -> u64 {
-        self.recorder.map_or(0, Recorder::now_ns)
+    fn ticks(&self) -> u64 {
+        self.recorder.map_or(0, Recorder::ticks)
     }
 
     /// Changes what is recorded of a call.
@@ -452,8 +457,8 @@ impl CommRecords {
     /// A call begins.
     #[inline]
     pub fn begun(&self, ticket: CallTicket, names: CallNames) {
-        let now_ns = self.now_ns();
-        self.change(ticket, |words| call::begin(words, now_ns, names));
+        let now = self.ticks();
+        self.change(ticket, |words| call::begin(words, now, names));
         self.tell_begun(ticket, names);
     }
 
@@ -467,15 +472,15 @@ impl CommRecords {
     /// A call has ended, and has sent so many bytes to other nodes.
     #[inline]
     pub fn ended(&self, ticket: CallTicket, nic_bytes: Option<u64>) {
-        let now_ns = self.now_ns();
-        self.change(ticket, |words| call::end(words, now_ns, nic_bytes));
+        let now = self.ticks();
+        self.change(ticket, |words| call::end(words, now, nic_bytes));
         self.tell(ticket, ProfiledComm::ended);
     }
 
     /// A call has failed; perhaps it waited for a rank.
     pub fn failed(&self, ticket: CallTicket, awaited: Option<u32>) {
-        let now_ns = self.now_ns();
-        self.change(ticket, |words| call::fail(words, now_ns, awaited));
+        let now = self.ticks();
+        self.change(ticket, |words| call::fail(words, now, awaited));
         self.tell(ticket, ProfiledComm::ended);
     }
 

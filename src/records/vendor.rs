@@ -88,8 +88,8 @@ fn is_in_place(collective: Collective, (send, recv): (u64, u64), own: u64, is_ro
 /// Changes the record of a call of the vendor's. Several of its threads may tell of one call.
 fn change(VendorTicket(number): VendorTicket, change: impl Fn(&[AtomicU64; super::ring::WORDS], u64)) {
     if let Some(recorder) = RECORDER.get().get().and_then(Option::as_ref) {
-        let now_ns = recorder.now_ns();
-        recorder.ring.change_soon(number, |words| change(words, now_ns));
+        let now = recorder.ticks();
+        recorder.ring.change_soon(number, |words| change(words, now));
     }
 }
 
@@ -111,7 +111,9 @@ pub fn channel_ended(ticket: VendorTicket) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::records::clock::RecordClock;
     use crate::records::{CallState, RecordedComm, Recorder};
+    use std::time::Instant;
 
     fn event() -> VendorEvent<'static> {
         let kind = CallKind::Collective(Collective::AllGather);
@@ -122,14 +124,17 @@ mod tests {
     #[test]
     fn channels_say_how_long_a_call_ran_and_without_them_its_enqueueing_does() {
         let config = crate::config::Config { trace: "unused.json".to_string(), ..Default::default() };
-        let recorder: &'static Recorder = Box::leak(Box::new(Recorder::new(&config, 0, true).unwrap()));
+        let recorder: &'static Recorder = Box::leak(Box::new(Recorder {
+            clock: RecordClock::of_system(Instant::now()),
+            ..Recorder::new(&config, 0, true).unwrap()
+        }));
         let comm = RecordedComm { launched: vec![None; 4], carrier: VENDOR.to_string(), ..RecordedComm::default() };
         let records = CommRecords::of(recorder, &comm);
-        let change = |VendorTicket(number), now_ns, change: fn(&[AtomicU64; crate::records::ring::WORDS], u64)| {
-            recorder.ring.change_soon(number, |words| change(words, now_ns));
+        let change = |VendorTicket(number), now, change: fn(&[AtomicU64; crate::records::ring::WORDS], u64)| {
+            recorder.ring.change_soon(number, |words| change(words, now));
         };
         let (silent, told) = (records.told(&event(), (1, 4)).unwrap(), records.told(&event(), (1, 4)).unwrap());
-        let later = recorder.now_ns() + 1000;
+        let later = recorder.ticks() + 1000;
         [silent, told].into_iter().for_each(|ticket| change(ticket, later, call::enqueue));
         let read = |index: usize| recorder.trace().calls[index].clone();
         let call = read(0);
