@@ -21,6 +21,8 @@ mod world;
 
 mod device;
 mod simulated;
+mod steps;
+
 mod strategies;
 
 use loopback::Loopback;

@@ -12,7 +12,7 @@ use crate::memory::{Arena, Region};
 use crate::plan::blocks::{packed, BlockTable};
 use crate::plan::weights::ChunkWeights;
 use crate::plan::Collective;
-use crate::selection::profile::{AfterTelling, LinkProfiler, Round};
+use crate::selection::profile::{AfterTelling, CallsTook, LinkProfiler, Round};
 use crate::selection::shares::{self, NodeShares};
 use crate::selection::{Decision, Executor, Policy, Selection, AUTO};
 use crate::sync::locked;
@@ -71,6 +71,8 @@ impl CallPace {
 /// What is known of the links, and what the ranks do next to know more.
 #[derive(Debug, Default)]
 struct Known {
+    /// Calls between two tellings.
+    every: u64,
     /// Of each rank, what its link delivered when that was last known.
     rates: Vec<Option<f64>>,
     shares: Option<NodeShares>,
@@ -124,7 +126,7 @@ impl Epochs {
         // SAFETY: the arena must outlive every use; because of the same.
         let words = unsafe { output.region().unbound() };
         let call = comm.gather_of_words([word, words])?;
-        let known = Known { rates: vec![None; nranks], ..Known::default() };
+        let known = Known { every, rates: vec![None; nranks], ..Known::default() };
         Ok(Epochs {
             every,
             calls: AtomicU64::new(0),
@@ -230,9 +232,9 @@ impl Known {
             return AfterTelling::Rates(delivered);
         }
         // Who comes last has waited for nobody.
-        let least = paces.iter().filter_map(|&pace| meant(pace)).reduce(f64::min);
+        let pace = paces.iter().filter_map(|&pace| meant(pace)).reduce(f64::min);
         let class = classes.iter().copied().fold(0.0, f64::max) as u32;
-        self.profiler.calls_took(grid, (class, least), self.shares.is_some())
+        self.profiler.calls_took(grid, CallsTook { calls: self.every, class, pace }, self.shares.is_some())
     }
 
     /// Finds shares by these rates; of ranks of which nothing is known now, by what was. Whether they have changed.

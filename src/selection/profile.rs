@@ -11,16 +11,19 @@ use std::collections::HashMap;
 
 /// Rounds at least: with fewer nodes the same ones again.
 const LEAST_ROUNDS: usize = 3;
-/// Bytes of a rail in a round: so many at first, more where the quickest rank has them in less time than that, and no more than these.
+/// Bytes of a rail in a round: so many at first; where the quickest rank has them in less than that time, as many as take it a little
+/// longer, and no more than these.
 const FIRST_BYTES: usize = 1 << 20;
-const LEAST_US: f64 = 5000.0;
-const GROWTH: usize = 8;
+const LEAST_US: f64 = 2000.0;
+const LONGER: f64 = 1.25;
 const MOST_BYTES: usize = 64 << 20;
 /// So many times the least time of a byte is slower than before.
-const SLOWER: f64 = 1.25;
-/// Tellings before links are measured again while shares hold: so many at first, twice as many each time, at most these.
-const FIRST_PATIENCE: u32 = 4;
-const MOST_PATIENCE: u32 = 64;
+const SLOWER: f64 = 1.1;
+/// Links are measured again when calls have taken so many times as long as measuring took: while shares hold, and where calls are slower.
+/// It is twice as many each time that nothing has changed, at most `MOST_PATIENCE` times as many.
+const WHILE_SHARES_HOLD: f64 = 50.0;
+const WHERE_SLOWER: f64 = 10.0;
+const MOST_PATIENCE: f64 = 8.0;
 
 /// A round of messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -92,42 +95,60 @@ pub enum AfterTelling {
     Rates(Vec<Option<f64>>),
 }
 
+/// Calls of the program between two tellings.
+#[derive(Debug, Clone, Copy)]
+pub struct CallsTook {
+    /// How many.
+    pub calls: u64,
+    /// How large the largest were, as a power of two.
+    pub class: u32,
+    /// The least time of a byte of these, in nanoseconds, where it is known.
+    pub pace: Option<f64>,
+}
+
+impl CallsTook {
+    /// Microseconds of all of them, if none was larger and none slower.
+    fn us(self) -> f64 {
+        self.pace.map_or(0.0, |pace| self.calls as f64 * pace * 2f64.powi(self.class as i32) / 1e3)
+    }
+}
+
 /// Decides when links are measured; the same on all ranks, since all are told the same.
 #[derive(Debug)]
 pub struct LinkProfiler {
     /// Of calls of each size the least time of a byte since links were measured.
     usual: HashMap<u32, f64>,
-    /// Tellings since links were measured; none before the first time.
-    since: Option<u32>,
-    /// After how many they are measured again because shares hold, and at the soonest because calls are slower.
-    patience: u32,
-    caution: u32,
+    /// Microseconds of calls since links were measured; none before the first time.
+    since: Option<f64>,
+    /// Microseconds that rounds took when they were measured.
+    cost: f64,
+    /// How many times as long to wait because nothing had changed.
+    patience: f64,
     rounds: Option<Rounds>,
 }
 
 impl Default for LinkProfiler {
     fn default() -> LinkProfiler {
-        LinkProfiler { usual: HashMap::new(), since: None, patience: FIRST_PATIENCE, caution: 1, rounds: None }
+        LinkProfiler { usual: HashMap::new(), since: None, cost: 0.0, patience: 1.0, rounds: None }
     }
 }
 
 impl LinkProfiler {
-    /// All ranks have told, between rounds or after calls: of these how large they were (as a power of two) and the least time of a byte.
-    /// `holds` says whether shares by rates hold.
-    pub fn calls_took(&mut self, grid: &Grid, (class, pace): (u32, Option<f64>), holds: bool) -> AfterTelling {
-        let since = self.since.map(|since| since.saturating_add(1));
-        self.since = since;
+    /// All ranks have told how long calls took. `holds` says whether shares by rates hold.
+    pub fn calls_took(&mut self, grid: &Grid, calls: CallsTook, holds: bool) -> AfterTelling {
+        self.since = self.since.map(|since| since + calls.us());
         let mut is_slower = false;
-        if let Some(pace) = pace {
-            let usual = self.usual.entry(class).or_insert(pace);
+        if let Some(pace) = calls.pace {
+            let usual = self.usual.entry(calls.class).or_insert(pace);
             is_slower = pace > SLOWER * *usual;
             *usual = usual.min(pace);
         }
-        let is_due =
-            since.is_none_or(|since| (is_slower && since >= self.caution) || (holds && since >= self.patience));
+        let (soon, in_time) = (WHERE_SLOWER * self.patience * self.cost, WHILE_SHARES_HOLD * self.patience * self.cost);
+        let is_due = self.since.is_none_or(|since| (is_slower && since >= soon) || (holds && since >= in_time));
         if !is_due {
             return AfterTelling::Nothing;
         }
+        self.cost = 0.0;
         let nranks = grid.nranks();
         self.rounds =
             Some(Rounds { next: 0, bytes: FIRST_BYTES, sent: vec![0.0; nranks], received: vec![0.0; nranks] });
@@ -152,9 +173,14 @@ impl LinkProfiler {
     /// A round has ended, in which each rank has received so many bytes for each microsecond.
     pub fn round_took(&mut self, grid: &Grid, figures: &[f64]) -> AfterTelling {
         let (Some(round), Some(rounds)) = (self.round(grid), &mut self.rounds) else { return AfterTelling::Nothing };
+        let took = |(rank, figure): (usize, &f64)| {
+            let received: usize = round.blocks(grid, Rank::from_index(rank))[1].iter().sum();
+            Some(received as f64 / figure).filter(|took| took.is_finite())
+        };
+        self.cost += figures.iter().enumerate().filter_map(took).fold(0.0, f64::max);
         let most = figures.iter().copied().filter(|figure| figure.is_finite()).fold(0.0, f64::max);
         if rounds.next == 0 && round.bytes < MOST_BYTES && most * LEAST_US > round.bytes as f64 {
-            rounds.bytes = (round.bytes * GROWTH).min(MOST_BYTES);
+            rounds.bytes = ((most * LEAST_US * LONGER) as usize).min(MOST_BYTES);
             return self.measure(grid);
         }
         let mut served = vec![0.0f64; grid.nranks()];
@@ -174,7 +200,7 @@ impl LinkProfiler {
         }
         let Some(Rounds { sent, received, .. }) = self.rounds.take() else { return AfterTelling::Nothing };
         self.usual.clear();
-        self.since = Some(0);
+        self.since = Some(0.0);
         AfterTelling::Rates(
             sent.iter()
                 .zip(&received)
@@ -185,13 +211,7 @@ impl LinkProfiler {
 
     /// Whether what was found has changed the shares: else it is looked for less often.
     pub fn has_changed(&mut self, is_news: bool) {
-        match is_news {
-            true => (self.patience, self.caution) = (FIRST_PATIENCE, 1),
-            false => {
-                (self.patience, self.caution) =
-                    ((2 * self.patience).min(MOST_PATIENCE), (2 * self.caution).min(MOST_PATIENCE));
-            }
-        }
+        self.patience = if is_news { 1.0 } else { (2.0 * self.patience).min(MOST_PATIENCE) };
     }
 }
 
@@ -199,6 +219,11 @@ impl LinkProfiler {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    /// Calls that take so long for a byte: ten between two tellings.
+    fn calls(class: u32, pace: impl Into<Option<f64>>) -> CallsTook {
+        CallsTook { calls: 10, class, pace: pace.into() }
+    }
 
     /// What each rank receives in a round on links of these rates, each of which is shared evenly by what it carries.
     fn figures(grid: &Grid, round: Round, rates: &[f64]) -> Vec<f64> {
@@ -256,7 +281,7 @@ mod tests {
                 let rates: Vec<f64> =
                     (0..grid.nranks()).map(|rank| if is_slow(&grid, rank) { 10.0 } else { 25.0 }).collect();
                 let mut profiler = LinkProfiler::default();
-                let begun = profiler.calls_took(&grid, (25, Some(1.0)), false);
+                let begun = profiler.calls_took(&grid, calls(25, 1.0), false);
                 let (found, rounds) = measured(&mut profiler, &grid, &rates, begun);
                 assert!(are(&found, &rates), "{grid}: {found:?}");
                 assert!(rounds <= 4, "{rounds} rounds on {grid}");
@@ -268,10 +293,12 @@ mod tests {
     fn on_fast_links_rounds_are_long_enough_to_be_timed() {
         let grid = Grid::blocks(&[1; 3]);
         let mut profiler = LinkProfiler::default();
-        let AfterTelling::Measure(first) = profiler.calls_took(&grid, (25, None), false) else { panic!("it measures") };
+        let AfterTelling::Measure(first) = profiler.calls_took(&grid, calls(25, None), false) else {
+            panic!("it measures")
+        };
         assert_eq!(first, Round { distance: 1, bytes: FIRST_BYTES });
         let AfterTelling::Measure(next) = profiler.round_took(&grid, &[1e3, 9e3, 2e3]) else { panic!("it measures") };
-        assert_eq!(next, Round { distance: 1, bytes: 8 * FIRST_BYTES });
+        assert_eq!(next, Round { distance: 1, bytes: 22_500_000 });
         let begun = AfterTelling::Measure(next);
         assert!(are(&measured(&mut profiler, &grid, &[25_000.0; 3], begun).0, &[25_000.0; 3]));
     }
@@ -281,7 +308,7 @@ mod tests {
         let grid = Grid::blocks(&[2; 3]);
         let mut profiler = LinkProfiler::default();
         let mut measures = |class, pace, holds, is_news| {
-            let begun = profiler.calls_took(&grid, (class, pace), holds);
+            let begun = profiler.calls_took(&grid, calls(class, pace), holds);
             if begun == AfterTelling::Nothing {
                 return false;
             }
@@ -289,22 +316,31 @@ mod tests {
             profiler.has_changed(is_news);
             true
         };
-        assert!(measures(20, Some(1.0), false, false), "the first time");
-        assert!(!measures(20, Some(1.1), false, false) && !measures(20, Some(1.0), false, false));
-        assert!(!measures(25, Some(5.0), false, false), "of others nothing is known");
-        assert!(!measures(20, Some(1.2), false, false) && !measures(20, None, false, false));
-        assert!(measures(20, Some(1.3), false, true), "slower");
+        // Ten calls of a mebibyte take as long as the four rounds of that.
+        const PACE: f64 = 16.0;
+        assert!(measures(20, Some(PACE), false, true), "the first time");
+        assert!((0..200).all(|_| !measures(20, Some(1.05 * PACE), false, false)), "as before");
+        assert!(!measures(25, Some(5.0 * PACE), false, false), "of others nothing is known");
+        assert!(!measures(20, None, false, false) && measures(20, Some(1.2 * PACE), false, true), "slower");
+        assert!(!measures(20, Some(PACE), false, false), "the usual pace is known anew");
+        let slower: Vec<bool> = (0..12).map(|_| measures(20, Some(1.2 * PACE), false, true)).collect();
+        let first = slower.iter().position(|&measures| measures).unwrap();
+        assert!((6..10).contains(&first), "measuring has its price: {slower:?}");
         // Shares hold.
-        let times: Vec<u32> = (1..=60).filter(|_| measures(20, Some(1.3), true, false)).collect();
-        assert_eq!(times, [4, 4 + 8, 12 + 16, 28 + 32]);
-        // What is slower without a link that is gets less attention: here each telling is slower than those before.
-        let mut pace = 2.0;
+        let times: Vec<usize> = (0..1200).filter(|_| measures(20, Some(PACE), true, false)).collect();
+        let waits: Vec<usize> = times.windows(2).map(|two| two[1] - two[0]).collect();
+        let wanted = [100, 200, 400, 400];
+        assert!((40..=50).contains(&times[0]) && waits.len() == 4, "{times:?}");
+        assert!(waits.iter().zip(wanted).all(|(&wait, wanted)| wait.abs_diff(wanted) <= 1), "{waits:?}");
+        // What is slower without a link that is gets less attention: here every telling but the first after links were measured.
+        let mut has_measured = true;
         let mut slower = || {
-            pace *= 1.3;
-            measures(20, Some(pace), false, false)
+            let pace = if has_measured { PACE } else { 1.2 * PACE };
+            has_measured = measures(20, Some(pace), false, false);
+            has_measured
         };
-        let times = (0..400).filter(|_| slower()).count();
-        assert!((4..10).contains(&times), "{times}");
+        let times = (0..600).filter(|_| slower()).count();
+        assert!((8..=10).contains(&times), "{times}");
     }
 
     proptest! {
@@ -316,14 +352,14 @@ mod tests {
             let grid = Grid::blocks(&sizes);
             let rates = &rates[..grid.nranks()];
             let mut profiler = LinkProfiler::default();
-            let begun = profiler.calls_took(&grid, (20, None), false);
+            let begun = profiler.calls_took(&grid, calls(20, None), false);
             let (found, _) = measured(&mut profiler, &grid, rates, begun);
             for (rank, found) in found.iter().enumerate() {
                 prop_assert!(found.is_none_or(|found| found <= 1.0001 * rates[rank]), "{:?} of {}", found, rates[rank]);
             }
-            let AfterTelling::Nothing = profiler.calls_took(&grid, (20, Some(1.0)), false) else { panic!("it has measured") };
+            let AfterTelling::Nothing = profiler.calls_took(&grid, calls(20, 1.0), false) else { panic!("it has measured") };
             profiler = LinkProfiler::default();
-            let mut outcome = profiler.calls_took(&grid, (20, None), false);
+            let mut outcome = profiler.calls_took(&grid, calls(20, None), false);
             while let AfterTelling::Measure(_) = outcome {
                 outcome = profiler.round_took(&grid, &vec![f64::NAN; grid.nranks()]);
             }

@@ -18,9 +18,9 @@ use crate::topo::Grid;
 use std::sync::Arc;
 
 /// Rates between these parts of the usual one are taken for it: figures are not exact, and a link takes some bytes at once after a pause.
-const USUAL: std::ops::Range<f64> = 0.75..1.6;
+const USUAL: std::ops::Range<f64> = 0.9..1.6;
 /// How many times as fast other shares must be before they are taken.
-const WORTH: f64 = 1.1;
+const WORTH: f64 = 1.07;
 /// The same where rates are exact: what whole parts are off.
 const EXACT: f64 = 1.001;
 /// Parts of an even share.
@@ -134,7 +134,7 @@ mod tests {
     fn equal_links_keep_even_shares() {
         let grid = grid(&[4; 4]);
         assert_eq!(of_rates(&grid, &four_by_four(|_| 1.0)), None);
-        assert_eq!(of_rates(&grid, &four_by_four(|rank| 0.85 + 0.02 * rank as f64)), None, "figures are not exact");
+        assert_eq!(of_rates(&grid, &four_by_four(|rank| 0.93 + 0.01 * rank as f64)), None, "figures are not exact");
         assert_eq!(of_rates(&grid, &[None; 16]), None);
     }
 
