@@ -28,7 +28,7 @@ fn is_counted() -> bool {
 #[cfg(target_arch = "x86_64")]
 #[inline]
 fn counter() -> u64 {
-    // SAFETY: Every x86-64 processor has the instruction, and it writes nothing.
+    // SAFETY: the processor must have the instruction; because every x86-64 one does.
     unsafe { std::arch::x86_64::_rdtsc() }
 }
 
