@@ -51,6 +51,11 @@ pub fn heavy() {
 
 /// Whether this process can take part in fences between processes: its [`light`] ones, where all have prepared, are whole
 /// wherever another calls [`heavy_everywhere`].
+///
+/// Linux (seen on 6.18) notes of each processor whether the process there takes part, and looks anew only where the processor comes
+/// from another process's memory. One that was idle, with this process's memory still, when the process registered is left out until another
+/// process has run there: on it a light fence may be none. Measured: 1 to 20 of the first 300,000 pairs are blind in some runs, and 200 without any
+/// fence. So who relies on these fences must not sleep for ever: a rank looks again after a millisecond, then after twice that.
 pub fn prepare_everywhere() -> bool {
     static CAN: OnceLock<bool> = OnceLock::new();
     *CAN.get_or_init(|| {

@@ -238,6 +238,24 @@ mod tests {
     use super::super::processors;
     use super::super::segment::Line;
     use super::*;
+    use rustix::thread::{sched_getaffinity, sched_setaffinity, CpuSet};
+
+    /// Has Linux know on every processor that this process takes part in fences everywhere: see [`fence::prepare_everywhere`].
+    fn run_another_process_everywhere() {
+        if cfg!(miri) {
+            return;
+        }
+        let all = sched_getaffinity(None).unwrap();
+        for processor in (0..CpuSet::MAX_CPU).filter(|&processor| all.is_set(processor)) {
+            let mut one = CpuSet::new();
+            one.set(processor);
+            let run = move || {
+                sched_setaffinity(None, &one).unwrap();
+                assert!(std::process::Command::new("true").status().unwrap().success());
+            };
+            std::thread::spawn(run).join().unwrap();
+        }
+    }
 
     /// One publishes and the other announces sleep at the same time: it sees what was published, or is woken.
     #[test]
@@ -246,6 +264,7 @@ mod tests {
         let segment = Arc::new(Segment::of_heap(2));
         (0..2).for_each(|local| processors::tell(&segment, local));
         let [one, other] = [0, 1].map(|local| Wakeups::new(segment.clone(), local, vec![0; 2], None).unwrap());
+        run_another_process_everywhere();
         let word = Line(AtomicU64::new(0));
         let reached: [Line<AtomicU64>; 2] = Default::default();
         // Both sides begin a round, and end it, together.
