@@ -22,7 +22,6 @@ mod world;
 mod device;
 mod simulated;
 mod steps;
-
 mod strategies;
 
 use loopback::Loopback;

@@ -71,8 +71,6 @@ impl CallPace {
 /// What is known of the links, and what the ranks do next to know more.
 #[derive(Debug, Default)]
 struct Known {
-    /// Calls between two tellings.
-    every: u64,
     /// Of each rank, what its link delivered when that was last known.
     rates: Vec<Option<f64>>,
     shares: Option<NodeShares>,
@@ -126,7 +124,7 @@ impl Epochs {
         // SAFETY: the arena must outlive every use; because of the same.
         let words = unsafe { output.region().unbound() };
         let call = comm.gather_of_words([word, words])?;
-        let known = Known { every, rates: vec![None; nranks], ..Known::default() };
+        let known = Known { rates: vec![None; nranks], ..Known::default() };
         Ok(Epochs {
             every,
             calls: AtomicU64::new(0),
@@ -209,7 +207,7 @@ impl Epochs {
                 numbers.push(f64::from_le_bytes(*bytes));
             }
         }
-        let after = known.after(grid, &told);
+        let after = known.after(grid, self.every, &told);
         if let AfterTelling::Measure(round) = after {
             known.round = Some(round);
             return;
@@ -222,8 +220,13 @@ impl Epochs {
 }
 
 impl Known {
-    /// What comes after the ranks have told these numbers.
-    fn after(&mut self, grid: &Grid, [delivered, classes, paces, figures]: &[Vec<f64>; NUMBERS]) -> AfterTelling {
+    /// What comes after the ranks have told these numbers, every so many calls.
+    fn after(
+        &mut self,
+        grid: &Grid,
+        every: u64,
+        [delivered, classes, paces, figures]: &[Vec<f64>; NUMBERS],
+    ) -> AfterTelling {
         if self.profiler.round(grid).is_some() {
             return self.profiler.round_took(grid, figures);
         }
@@ -234,7 +237,7 @@ impl Known {
         // Who comes last has waited for nobody.
         let pace = paces.iter().filter_map(|&pace| meant(pace)).reduce(f64::min);
         let class = classes.iter().copied().fold(0.0, f64::max) as u32;
-        self.profiler.calls_took(grid, CallsTook { calls: self.every, class, pace }, self.shares.is_some())
+        self.profiler.calls_took(grid, CallsTook { calls: every, class, pace }, self.shares.is_some())
     }
 
     /// Finds shares by these rates; of ranks of which nothing is known now, by what was. Whether they have changed.
@@ -384,9 +387,9 @@ mod tests {
         let mut known = Known { rates: vec![None; 3], ..Known::default() };
         let nothing = vec![f64::NAN, -1.0, f64::INFINITY];
         let told: [Vec<f64>; NUMBERS] = std::array::from_fn(|_| nothing.clone());
-        let after = known.after(&grid, &told);
+        let after = known.after(&grid, 5, &told);
         assert!(matches!(after, AfterTelling::Measure(_)), "{after:?}");
-        let ends = (0..10).any(|_| matches!(known.after(&grid, &told), AfterTelling::Rates(_)));
+        let ends = (0..10).any(|_| matches!(known.after(&grid, 5, &told), AfterTelling::Rates(_)));
         assert!(ends, "rounds come to an end");
         assert!(!known.learn(&grid, &[None; 3]));
         let slow = [25.0, 2.0, 25.0].map(Some);

@@ -2,12 +2,24 @@
 //!
 //! A record takes two or three times, and to ask the system for one is a third of what a record costs. The counter is read by one
 //! instruction. How long a tick is nobody has to measure beforehand: when records are read, what has passed by both clocks since
-//! they began says it.
+//! they began says it. (Crates that read the counter, `quanta` and `minstant`, measure a tick when a process begins, and go by that ever after.)
 
 use std::time::Instant;
 
-/// How often both clocks are read to have a moment by both.
+/// How often another clock is read to have a moment by both.
 const TRIES: usize = 5;
+
+/// What another clock says, and when, as nearly as a few tries bring the two together.
+pub fn at_once<T>(read: impl Fn() -> T) -> (Instant, T) {
+    let once = || {
+        let before = Instant::now();
+        let said = read();
+        let took = before.elapsed();
+        (took, (before + took / 2, said))
+    };
+    let nearer = |best: (_, _), new: (_, _)| if new.0 < best.0 { new } else { best };
+    (1..TRIES).map(|_| once()).fold(once(), nearer).1
+}
 
 /// Whether the system tells the time by the processor's counter. Then that counts evenly, on all processors alike.
 #[cfg(target_arch = "x86_64")]
@@ -53,24 +65,18 @@ pub struct TickScale {
 }
 
 impl RecordClock {
-    /// A clock that began at this moment.
-    pub fn since(start: Instant) -> RecordClock {
+    /// A clock that begins now.
+    pub fn begin() -> RecordClock {
         if !is_counted() {
-            return RecordClock::of_system(start);
+            return RecordClock::of_system();
         }
-        let read = |_| {
-            let (before, counted, after) = (Instant::now(), counter(), Instant::now());
-            (after - before, before + (after - before) / 2, counted)
-        };
-        let nearest = (0..TRIES).map(read).min_by_key(|(took, ..)| *took);
-        // From here on it is as if it had begun when both were read; the start is a moment earlier.
-        let counted = nearest.map(|(_, _, counted)| counted);
-        RecordClock { start: nearest.map_or(start, |(_, when, _)| when), counted }
+        let (start, counted) = at_once(counter);
+        RecordClock { start, counted: Some(counted) }
     }
 
-    /// A clock that asks the system: its ticks are nanoseconds.
-    pub fn of_system(start: Instant) -> RecordClock {
-        RecordClock { start, counted: None }
+    /// The same by the system's clock: its ticks are nanoseconds.
+    pub fn of_system() -> RecordClock {
+        RecordClock { start: Instant::now(), counted: None }
     }
 
     /// When it began.
@@ -93,11 +99,8 @@ impl RecordClock {
         if self.counted.is_none() {
             return TickScale::NS;
         }
-        let read = |_| {
-            let (before, ticks, after) = (self.start.elapsed(), self.ticks(), self.start.elapsed());
-            (after - before, TickScale { ticks: ticks.max(1), ns: ((before + after) / 2).as_nanos() as u64 })
-        };
-        (0..TRIES).map(read).min_by_key(|(took, _)| *took).map_or(TickScale::NS, |(_, scale)| scale)
+        let (now, ticks) = at_once(|| self.ticks());
+        TickScale { ticks: ticks.max(1), ns: (now - self.start).as_nanos() as u64 }
     }
 }
 
@@ -118,8 +121,7 @@ mod tests {
 
     /// Both kinds of clock, whatever this system tells the time by.
     fn clocks() -> Vec<RecordClock> {
-        let counted = RecordClock::since(Instant::now());
-        vec![counted, RecordClock::of_system(Instant::now())]
+        vec![RecordClock::begin(), RecordClock::of_system()]
     }
 
     #[test]

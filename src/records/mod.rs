@@ -130,18 +130,6 @@ fn outputs(names: &str, one_process: bool) -> Vec<TraceOutput> {
     names.split(',').map(str::trim).filter(|name| !name.is_empty()).filter_map(output).collect()
 }
 
-/// The same moment by both clocks, as nearly as a few tries bring them together.
-fn both_clocks() -> (Instant, u64) {
-    let read = |_| {
-        let before = Instant::now();
-        let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let took = before.elapsed();
-        (took, (before + took / 2, wall.as_nanos() as u64))
-    };
-    let nearest = (0..5).map(read).min_by_key(|(took, _)| *took);
-    nearest.map_or_else(|| (Instant::now(), 0), |(_, both)| both)
-}
-
 impl Recorder {
     /// What these settings ask for, in a process of this rank; nothing where they name no file.
     fn new(config: &Config, rank: u32, one_process: bool) -> Option<Recorder> {
@@ -162,9 +150,9 @@ impl Recorder {
         }
         RECORDED_BY.store(std::process::id(), Ordering::Relaxed);
         let ring = RecordRing::new(config.trace_records);
-        let (moment, wall_ns) = both_clocks();
-        let clock = RecordClock::since(moment);
-        let wall_ns = wall_ns + (clock.start() - moment).as_nanos() as u64;
+        let clock = RecordClock::begin();
+        let (moment, wall) = clock::at_once(|| SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default());
+        let wall_ns = wall.saturating_sub(moment - clock.start()).as_nanos() as u64;
         Some(Recorder {
             ring,
             clock,

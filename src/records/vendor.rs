@@ -113,7 +113,6 @@ mod tests {
     use super::*;
     use crate::records::clock::RecordClock;
     use crate::records::{CallState, RecordedComm, Recorder};
-    use std::time::Instant;
 
     fn event() -> VendorEvent<'static> {
         let kind = CallKind::Collective(Collective::AllGather);
@@ -125,7 +124,7 @@ mod tests {
     fn channels_say_how_long_a_call_ran_and_without_them_its_enqueueing_does() {
         let config = crate::config::Config { trace: "unused.json".to_string(), ..Default::default() };
         let recorder: &'static Recorder = Box::leak(Box::new(Recorder {
-            clock: RecordClock::of_system(Instant::now()),
+            clock: RecordClock::of_system(),
             ..Recorder::new(&config, 0, true).unwrap()
         }));
         let comm = RecordedComm { launched: vec![None; 4], carrier: VENDOR.to_string(), ..RecordedComm::default() };

@@ -173,18 +173,15 @@ impl LinkProfiler {
     /// A round has ended, in which each rank has received so many bytes for each microsecond.
     pub fn round_took(&mut self, grid: &Grid, figures: &[f64]) -> AfterTelling {
         let (Some(round), Some(rounds)) = (self.round(grid), &mut self.rounds) else { return AfterTelling::Nothing };
-        let took = |(rank, figure): (usize, &f64)| {
-            let received: usize = round.blocks(grid, Rank::from_index(rank))[1].iter().sum();
-            Some(received as f64 / figure).filter(|took| took.is_finite())
-        };
-        self.cost += figures.iter().enumerate().filter_map(took).fold(0.0, f64::max);
+        let mut served = vec![0.0f64; grid.nranks()];
+        round.pairs(grid).for_each(|(_, to)| served[to.index()] += 1.0);
+        let times = served.iter().zip(figures).map(|(served, figure)| served * round.bytes as f64 / figure);
+        self.cost += times.filter(|time| time.is_finite()).fold(0.0, f64::max);
         let most = figures.iter().copied().filter(|figure| figure.is_finite()).fold(0.0, f64::max);
         if rounds.next == 0 && round.bytes < MOST_BYTES && most * LEAST_US > round.bytes as f64 {
             rounds.bytes = ((most * LEAST_US * LONGER) as usize).min(MOST_BYTES);
             return self.measure(grid);
         }
-        let mut served = vec![0.0f64; grid.nranks()];
-        round.pairs(grid).for_each(|(_, to)| served[to.index()] += 1.0);
         let mut sent = vec![0.0; grid.nranks()];
         for (from, to) in round.pairs(grid) {
             sent[from.index()] += figures[to.index()] / served[to.index()];

@@ -8,7 +8,8 @@
 //!
 //! Where each rank has a processor of its own the one who publishes has no fence but by the compiler: the sleeper's is one on
 //! all processors ([`fence::heavy_everywhere`]), which sleepers can afford. A rank that begins to publish so says it first
-//! (`light`) and makes such a fence itself: a sleeper that has not seen it has announced itself before, for all to see.
+//! (`light`) and makes such a fence itself: a sleeper that has not seen it has announced itself before, for all to see. Linux may leave a processor
+//! out of such fences for a while ([`fence::prepare_everywhere`]): then a sleeper may miss its wakeup, and sleeps for as long as its wait allows.
 //!
 //! A rank without TCP peers sleeps on the futex; one with TCP peers must wait for sockets too, and it is woken by a
 //! datagram to a socket in the abstract name space.
