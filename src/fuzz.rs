@@ -228,7 +228,7 @@ fn frame_seeds() -> Vec<Vec<u8>> {
         Frame::Link { comm: COMM, from: 1, to: 2, process: process.clone() },
         Frame::Welcome(process),
         Frame::Goodbye(vec![4, 5]),
-        Frame::Query { comm: COMM, rank: 6, number: 1 << 40 },
+        Frame::Query { comm: COMM, rank: 6, number: 1 << 40, from: 2 },
         Frame::Answer(Answer { begun: 3, waiting_for: Some(0), aborted: true, failure, ..Answer::default() }),
         Frame::Notice {
             comm: COMM,

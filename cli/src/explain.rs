@@ -265,6 +265,7 @@ impl Question {
             knowledge: self.knowledge.clone(),
             carriers,
             providers: self.providers(front.is_some()),
+            on_devices: front.is_some(),
             ..Context::new(self.grid.clone(), self.config.clone(), true)
         };
         let context = Context { front, ..own.clone() };

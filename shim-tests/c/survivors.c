@@ -1,7 +1,7 @@
 /* Ranks that die, and the others that go on without them (STRATA_LOST=continue). Each rank is a process; a seed says how many
    there are, on how many nodes, what they call, and who is killed when. What ranks contribute says in each result who has
    contributed: a rank's part is a bit. Every rank that is left writes down who contributed to each call; the parent looks that all
-   wrote the same, that nobody comes back, and that those who are left are in all. */
+   wrote the same, that nobody comes back, and that those who are left are in all. With SURVIVORS_PROVIDER calls are that provider's. */
 #define _GNU_SOURCE
 #include <nccl.h>
 #include <strata.h>
@@ -85,14 +85,14 @@ static uint64_t call(ncclComm_t comm, int kind, size_t count, strataStream_t str
   switch (kind) {
     case 0: /* All-reduce. */
       fill(in, count, 0);
-      OK(ncclAllReduce(in, out, count, ncclUint64, ncclSum, comm, on));
+      OK(ncclAllReduce(in, out, count, ncclInt64, ncclSum, comm, on));
       OK(strataStreamSynchronize(stream));
       mask = contributors(out, count);
       for (size_t i = 0; i < count; i++) CHECK(in[i] == (1ULL << me) * (i % 1000 + 1));
       break;
     case 1: /* The same in place. */
       fill(out, count, 0);
-      OK(ncclAllReduce(out, out, count, ncclUint64, ncclSum, comm, on));
+      OK(ncclAllReduce(out, out, count, ncclInt64, ncclSum, comm, on));
       OK(strataStreamSynchronize(stream));
       mask = contributors(out, count);
       break;
@@ -101,7 +101,7 @@ static uint64_t call(ncclComm_t comm, int kind, size_t count, strataStream_t str
       count = count / nranks + 1;
       for (int rank = 0; rank < nranks; rank++) fill(in + rank * count, count, 0);
       uint64_t* own = in_place ? in + me * count : out;
-      OK(ncclReduceScatter(in, own, count, ncclUint64, ncclSum, comm, on));
+      OK(ncclReduceScatter(in, own, count, ncclInt64, ncclSum, comm, on));
       OK(strataStreamSynchronize(stream));
       mask = contributors(own, count);
       break;
@@ -118,7 +118,7 @@ static uint64_t call(ncclComm_t comm, int kind, size_t count, strataStream_t str
       int root = now % nranks;
       fill(in, count, 0);
       if (me != root) memset(out, 0, 8 * count);
-      result = ncclBroadcast(in, out, count, ncclUint64, root, comm, on);
+      result = ncclBroadcast(in, out, count, ncclInt64, root, comm, on);
       if (result == ncclSuccess) result = strataStreamSynchronize(stream);
       if (result == ncclRemoteError && strstr(ncclGetLastError(NULL), "lost") != NULL) return 1ULL << 63;
       OK(result);
@@ -132,7 +132,7 @@ static uint64_t call(ncclComm_t comm, int kind, size_t count, strataStream_t str
       for (int held = 0; held < HELD; held++) fill(in + held * count, count, 0);
       OK(strataWindowBegin(comm, count % 2 ? 4096 : 0, us));
       for (int held = 0; held < HELD; held++) {
-        OK(ncclAllReduce(in + held * count, out + held * count, count, ncclUint64, ncclSum, comm, on));
+        OK(ncclAllReduce(in + held * count, out + held * count, count, ncclInt64, ncclSum, comm, on));
         if (us && held == 2) usleep(us);
       }
       OK(strataWindowEnd(comm));
@@ -150,7 +150,7 @@ static uint64_t call(ncclComm_t comm, int kind, size_t count, strataStream_t str
     default: { /* All-gather: as long as nobody is lost. */
       count = count / nranks + 1;
       fill(in, count, 0);
-      result = ncclAllGather(in, out, count, ncclUint64, comm, on);
+      result = ncclAllGather(in, out, count, ncclInt64, comm, on);
       if (result == ncclSuccess) result = strataStreamSynchronize(stream);
       if (result == ncclRemoteError && strstr(ncclGetLastError(NULL), "lost") != NULL) return 1ULL << 63;
       OK(result);
@@ -256,6 +256,10 @@ static int compare(const int* is_left) {
   return 0;
 }
 
+/* What is a provider's where SURVIVORS_PROVIDER names one, as provider:mesh. */
+static const char* const by_provider[] = {"STRATA_ALLREDUCE_ALGO", "STRATA_ALLGATHER_ALGO", "STRATA_REDUCESCATTER_ALGO",
+                                          "STRATA_BROADCAST_ALGO", "STRATA_REDUCE_ALGO", "STRATA_ALLTOALL_ALGO"};
+
 static double one(void) {
   ncclUniqueId id;
   pid_t pids[MOST_RANKS];
@@ -271,6 +275,8 @@ static double one(void) {
   int is_power = (nranks & (nranks - 1)) == 0;
   setenv("STRATA_ALLREDUCE_ALGO", seed % 4 == 0 && is_power && nnodes > 1 ? "rd" : "auto", 1);
   setenv("STRATA_ALLGATHER_ALGO", nnodes > 1 && nnodes < nranks && seed % 5 == 0 ? "two_level" : "auto", 1);
+  const char* provider = getenv("SURVIVORS_PROVIDER");
+  for (int at = 0; provider && at < (int)(sizeof(by_provider) / sizeof(*by_provider)); at++) setenv(by_provider[at], provider, 1);
   OK(ncclGetUniqueId(&id));
   for (int rank = 0; rank < nranks; rank++) {
     is_left[rank] = 1;

@@ -198,14 +198,17 @@ static double now(void) {
   return time.tv_sec + time.tv_nsec / 1e9;
 }
 
+enum { LONG = 1 << 20 };
+static pthread_barrier_t all_have_returned;
+
 /* Three ranks whose counts do not agree. */
 static void *differ(void *argument) {
   int rank = (int)(intptr_t)argument;
   static const size_t none[3], some[3] = {0, 4, 0}, other[3] = {4, 0, 0}, more[3] = {0, 5, 0};
-  static int out[3][16], in[3][16];
+  static int out[3][16], in[3][LONG];
   ncclComm_t comm;
   OK(ncclCommInitRank(&comm, nranks, id, rank));
-  const size_t *odd[] = {none, other, more, none, more, none, none, more};
+  const size_t *odd[] = {none, other, more, none, more, none, none, more, none};
   const size_t *mine = rank == 0 ? odd[differing] : some;
   int *from = in[rank], *to = out[rank];
   double begun = now();
@@ -219,8 +222,12 @@ static void *differ(void *argument) {
       result = strataAllToAllV(from, none, NULL, to, rank == 1 ? expected : none, NULL, ncclInt, comm, NULL);
       break;
     }
-    /* Rank 1 has 4 elements, and the root expects none, or 5. */
-    default: result = strataGatherV(from, rank == 1 ? 4 : 0, to, mine, NULL, ncclInt, 0, comm, NULL);
+    /* Rank 1 has many elements, and the root expects none. */
+    case 8: result = strataGatherV(from, rank == 1 ? LONG : 0, to, mine, NULL, ncclInt, 0, comm, NULL); break;
+    /* Rank 1 has 4 elements, and the root expects none, or 5. Of none it hears when it receives from that rank again. */
+    default:
+      result = strataGatherV(from, rank == 1 ? 4 : 0, to, mine, NULL, ncclInt, 0, comm, NULL);
+      if (result == ncclSuccess) result = strataGatherV(from, rank == 1 ? 4 : 0, to, some, NULL, ncclInt, 0, comm, NULL);
   }
   pthread_mutex_lock(&lock);
   double seconds = now() - begun;
@@ -230,6 +237,7 @@ static void *differ(void *argument) {
   if (strstr(text, "do not call the same operations") || strstr(text, "is not the same on all ranks"))
     snprintf(told, sizeof told, "%s", text);
   pthread_mutex_unlock(&lock);
+  pthread_barrier_wait(&all_have_returned); /* Of a rank that has left nobody hears what it called. */
   ncclCommAbort(comm);
   return NULL;
 }
@@ -284,6 +292,7 @@ int main(int argc, char **argv) {
   if (!strcmp(argv[1], "refusals")) return refusals(), 0;
   if (!strcmp(argv[1], "differ")) {
     nranks = 3, differing = atoi(argv[2]);
+    pthread_barrier_init(&all_have_returned, NULL, 3);
     OK(ncclGetUniqueId(&id));
     in_threads(differ);
     CHECK(failed > 0);

@@ -204,6 +204,18 @@ fn a_tuning_run_tries_it_and_its_row_is_followed() {
     std::fs::remove_file(table).unwrap();
 }
 
+/// Ranks die in calls of a provider's, and before they have come to them.
+#[test]
+fn those_who_are_left_go_on_by_it_where_ranks_may_be_lost() {
+    let survivors = compiled("survivors.c", "survivors");
+    let mut command = Command::new("timeout");
+    command.args(["-s", "KILL", "300", &survivors, "1", "12"]);
+    command.env("LD_LIBRARY_PATH", library_dir()).env("STRATA_PROVIDERS", mesh());
+    let told = said(command.env("SURVIVORS_PROVIDER", "provider:mesh").env("NCCL_DEBUG", "INFO"));
+    assert!(told.contains("12 seeds from 1") && !lines(&told, "-> provider:mesh").is_empty(), "{told}");
+    std::fs::remove_file(survivors).unwrap();
+}
+
 /// One that cannot be used is left out on all ranks, with one line that says where and why, and calls that name it are refused.
 #[test]
 fn a_provider_that_one_rank_cannot_use_is_left_out_on_all_with_the_reason() {

@@ -36,7 +36,7 @@ fn blocks_of_any_sizes_arrive_between_nodes() {
 
 #[test]
 fn counts_that_differ_between_ranks_are_told_at_once() {
-    for case in 0..8 {
+    for case in 0..9 {
         print!("{}", run_with("vectored.c", &[], &["differ", &case.to_string()]));
     }
 }

@@ -130,6 +130,9 @@ pub struct Answer {
     pub left: bool,
     /// What it called as the operation that was asked about, if it has and still knows.
     pub call: Option<CallSummary>,
+    /// Whether it has elements for who asks, and whether it expects some from there, in an operation in which each rank knows the sizes of
+    /// its own blocks only.
+    pub exchanges: Option<[bool; 2]>,
     /// What failed there, or nothing.
     #[serde(serialize_with = "put_text::<MAX_TEXT_BYTES, _>", deserialize_with = "text::<MAX_TEXT_BYTES, _>")]
     pub failure: String,
@@ -177,6 +180,8 @@ pub enum Frame {
         rank: u32,
         /// The number of the operation in question.
         number: u64,
+        /// Who asks.
+        from: u32,
     },
     /// The answer to a query.
     Answer(Answer),
@@ -345,9 +350,10 @@ mod tests {
             Frame::Link { comm, from: 1, to: 2, process: process.clone() },
             Frame::Welcome(process),
             Frame::Goodbye(vec![4, 5]),
-            Frame::Query { comm, rank: 6, number: 1 << 40 },
+            Frame::Query { comm, rank: 6, number: 1 << 40, from: 2 },
             Frame::Answer(Answer { begun: 3, waiting_for: Some(0), aborted: true, ..Answer::default() }),
             Frame::Answer(Answer { left: true, call: Some(CallSummary([5, 6])), ..Answer::default() }),
+            Frame::Answer(Answer { exchanges: Some([true, false]), ..Answer::default() }),
             Frame::Notice { comm, loss: Loss { rank: 5, from: None, error: Error::Remote("rank 5 died".to_string()) } },
             Frame::Notice { comm, loss: Loss { rank: 6, from: Some(7), error: Error::Timeout("late".to_string()) } },
             Frame::Relay { comm, from: 1, rank: 2, number: 900, call: CallSummary([5, 6]) },
@@ -412,10 +418,10 @@ mod tests {
 
     #[test]
     fn the_bytes_of_a_frame_are_those_of_the_specification() {
-        // Query: kind 11; a key as a varint and 16 bytes; two varints.
+        // Query: kind 11; a key as a varint and 16 bytes; three varints.
         let comm = Credentials { key: 300, secret: [9; 16] };
-        let body = [&[11, 0xac, 2][..], &[9; 16], &[6, 0x80, 1]].concat();
-        assert_eq!(Frame::Query { comm, rank: 6, number: 128 }.encode(), framed(&body));
+        let body = [&[11, 0xac, 2][..], &[9; 16], &[6, 0x80, 1, 3]].concat();
+        assert_eq!(Frame::Query { comm, rank: 6, number: 128, from: 3 }.encode(), framed(&body));
     }
 
     #[test]

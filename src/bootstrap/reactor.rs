@@ -336,7 +336,7 @@ impl Reactor {
                 !matches!(self.rendezvous_table.join(&mut self.net, id, &join, trusted), Admittance::Intruder)
             }
             Frame::Link { comm, from, to, process } => self.ring.welcome(&mut self.net, id, (comm, from, to, process)),
-            Frame::Query { comm, rank, number } => match self.ring.answer(comm, rank, number) {
+            Frame::Query { comm, rank, number, from } => match self.ring.answer(comm, rank, (number, from)) {
                 Some(answer) => {
                     // What is told of those who are gone needs no secret.
                     if matches!(&answer, Frame::Answer(answer) if !answer.left) {

@@ -154,7 +154,7 @@ fn withstands(first: &[u8], slowly: bool) {
 #[test]
 fn questions_about_unknown_communicators_do_not_take_the_descriptors() {
     let comm = Credentials::random().unwrap();
-    withstands(&Frame::Query { comm, rank: 0, number: 1 }.encode(), false);
+    withstands(&Frame::Query { comm, rank: 0, number: 1, from: 1 }.encode(), false);
 }
 
 #[test]

@@ -626,7 +626,11 @@ fn begin(
     if call.factor_at.is_some() {
         call.read_factor(engine)?;
     }
-    comm.status.begin(late.as_ref().map_or_else(|| call.summary(), |late| late.summary()));
+    let summary = late.as_ref().map_or_else(|| call.summary(), |late| late.summary());
+    match call.exchanges(comm.rank, comm.grid.nranks()) {
+        Some(exchanges) => comm.status.begin_exchange(summary, exchanges),
+        None => comm.status.begin(summary),
+    };
     let has_begun = engine.begin(call)?;
     match (has_begun, followed.get_mut(index)) {
         // The data of calls that are made as one is final at its end, and so is that to which late ranks may add.

@@ -237,6 +237,11 @@ fn myself(device: i32) -> Result<Member> {
     })
 }
 
+/// Whether the data of any rank is not in host memory.
+fn on_devices(members: &[Member]) -> bool {
+    members.iter().any(|member| member.on_gpu)
+}
+
 fn decode_all(infos: &[Vec<u8>]) -> Result<Vec<Member>> {
     infos.iter().enumerate().map(|(rank, bytes)| Member::decode(rank, bytes)).collect()
 }
@@ -635,7 +640,7 @@ impl Meeting<'_> {
             (None, Some(gpu)) => DataPlace::Gpu(gpu),
             (None, None) => DataPlace::Host,
         };
-        let on_devices = members.iter().any(|member| member.on_gpu);
+        let on_devices = on_devices(members);
         // In front of a vendor's library nothing is joined.
         let fuse = if self.options.companion.is_none() { config.fuse } else { Fuse::Off };
         let config = Config { fuse, ..config.clone() };
@@ -736,7 +741,8 @@ impl Meeting<'_> {
         let (crowded, lends) = self.last_round(&mut engine)?;
         self.session.close();
         let context = Context::new(grid.clone(), config.clone(), engine.as_ref().is_some_and(Engine::has_board));
-        let context = Context { knowledge, crowded, lends, providers: providers.clone(), ..context };
+        let context = Context { on_devices: on_devices(&members), providers: providers.clone(), ..context };
+        let context = Context { knowledge, crowded, lends, ..context };
         link(monitor.as_ref(), &config, self.cancel)?;
         tell_made(credentials.key, self.options.name.as_deref(), rank, &grid);
         fence::prepare();

@@ -63,7 +63,7 @@ use crate::device::StreamRef;
 use crate::dtype::{DataType, Prologue, RedOp, Reduction};
 use crate::error::{Error, Result};
 use crate::fork::Origin;
-use crate::health::{CallSummary, Loss, Monitor, RankStatus};
+use crate::health::{CallSummary, Exchanges, Loss, Monitor, RankStatus};
 use crate::memory::DeviceRegion;
 use crate::plan::blocks::{BlockTable, Extent};
 use crate::plan::{Collective, Shape};
@@ -81,6 +81,7 @@ pub use joined::Joined;
 use members::Member;
 use queue::OperationQueue;
 use siblings::{Family, Siblings};
+use smallvec::SmallVec;
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -278,6 +279,20 @@ impl CollectiveCall {
             }
         };
         Request { named: self.algorithm.as_deref(), root: self.root, block_bytes, sizes, ..even }
+    }
+
+    /// With whom the rank `me` exchanges elements, where each rank knows the sizes of its own blocks only.
+    fn exchanges(&self, me: Rank, nranks: usize) -> Option<Exchanges> {
+        let blocks = self.blocks.as_ref().filter(|blocks| !blocks.knows_all())?;
+        let peers = |blocks: &[Extent], is_list: bool| -> SmallVec<[usize; 16]> {
+            let peer = |at: usize| if is_list { at } else { self.root.index() };
+            let some = blocks.iter().enumerate().filter(|(_, block)| block.count > 0);
+            some.map(|(at, _)| peer(at)).filter(|&peer| peer != me.index()).collect()
+        };
+        let (is_root, all) = (self.root == me, self.collective == Collective::AllToAll);
+        let to = peers(blocks.input(), all || (is_root && self.collective == Collective::Scatter));
+        let from = peers(blocks.output(), all || (is_root && self.collective == Collective::Gather));
+        Some(Exchanges::new(nranks, to.into_iter(), from.into_iter()))
     }
 
     /// What all ranks must agree on.

@@ -508,13 +508,19 @@ fn moves_nothing(program: &Program, code: &StepCode) -> bool {
     !matches!(collective, Some(Collective::AllToAll | Collective::Gather | Collective::Scatter))
 }
 
-/// Whether a step is a message that is sent though it has no bytes. Where blocks differ in size a rank's counts may be none where
-/// another's are some, or end where another's go on: only a message tells.
+/// Whether a step is a message that is sent though it has no bytes. Where blocks differ in size and all ranks know all sizes, one
+/// rank's list may have none where another's has some: the message tells. Where each rank knows its own, an empty block has no
+/// message, as there may be thousands; a block that ends where another's would go on has its last.
 fn is_told(run: &PlanRun, code: &StepCode, segment: usize) -> bool {
     let PlanRun { program, layout } = run;
+    let Some(blocks) = layout.blocks() else { return false };
     let messages = matches!(code.kind, StepKind::Send { .. } | StepKind::Recv { .. } | StepKind::RecvReduce { .. });
     let mut spans = code.lists.clone().flat_map(|list| program.list(list));
-    messages && layout.is_vectored() && (segment == 0 || spans.any(|span| layout.ends_in(segment, span)))
+    let is_told = match blocks.knows_all() {
+        true => segment == 0,
+        false => segment > 0 && spans.any(|span| layout.ends_in(segment, span)),
+    };
+    messages && is_told
 }
 
 /// The same memory for references of another lifetime: collecting the items of a vector, here none, into a vector of

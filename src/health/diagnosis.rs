@@ -98,7 +98,8 @@ fn ask(inquiry: &Inquiry<'_>, waiting_for: &[Rank], grace: Duration) -> BTreeMap
             found.insert(rank, Found::Asked);
             match Conn::dial(inquiry.members[rank as usize].0) {
                 Ok(mut conn) => {
-                    conn.send(Frame::Query { comm: inquiry.comm, rank, number: inquiry.begun }.encode().into());
+                    let query = Frame::Query { comm: inquiry.comm, rank, number: inquiry.begun, from: inquiry.me };
+                    conn.send(query.encode().into());
                     open.push((rank, conn));
                 }
                 Err(error) => {

@@ -243,9 +243,9 @@ impl FailureDetector {
                 net.end(id);
                 self.left(of, rank, "");
             }
-            (Role::Asked { of, rank, number }, Frame::Answer(Answer { call: Some(theirs), .. })) => {
+            (Role::Asked { of, rank, number }, Frame::Answer(Answer { call: Some(theirs), exchanges, .. })) => {
                 net.end(id);
-                self.heard_call(of, rank, number, theirs);
+                self.heard_call(of, rank, number, (theirs, exchanges));
             }
             _ => {}
         }
@@ -261,7 +261,7 @@ impl FailureDetector {
             if entry.watch.mute_after.is_some() {
                 entry.unanswered.entry(rank).or_insert_with(Instant::now);
             }
-            let question = Frame::Query { comm, rank, number }.encode().into();
+            let question = Frame::Query { comm, rank, number, from: of.1 }.encode().into();
             if let Err(error) = net.dial(addr.0, Role::Asked { of, rank, number }, &[question]) {
                 crate::info!("asking rank {rank}: {error}");
             }
@@ -279,7 +279,13 @@ impl FailureDetector {
         entry.watch.status.lose(Loss { rank, from: None, error });
     }
 
-    fn heard_call(&mut self, of: CommRank, rank: u32, number: u64, theirs: CallSummary) {
+    fn heard_call(
+        &mut self,
+        of: CommRank,
+        rank: u32,
+        number: u64,
+        (theirs, exchanges): (CallSummary, Option<[bool; 2]>),
+    ) {
         let Some(status) = self.entries.get(&of).map(|entry| entry.watch.status.clone()) else { return };
         let Some(ours) = status.call(number) else { return };
         if number == SENDING {
@@ -293,10 +299,25 @@ impl FailureDetector {
                 crate::log::write(crate::log::Level::Warn, &text);
             }
         } else if ours != theirs {
-            let error = Error::InvalidUsage(differs(number, (of.1, ours), (rank, theirs)));
-            crate::info!("{error}");
-            self.tell(of, &Loss { rank: of.1, from: Some(number), error }, None, None);
+            self.tell_differing(of, number, differs(number, (of.1, ours), (rank, theirs)));
+        } else if let (Some([sends, expects]), Some([has, awaits])) = (status.exchanges(number, rank), exchanges) {
+            let me = of.1;
+            let what = format!("operation {number} is not the same on all ranks, {ours}:");
+            if expects && !has {
+                let text = format!("{what} rank {me} expects elements of rank {rank}, which has none for it");
+                self.tell_differing(of, number, text);
+            } else if sends && !awaits {
+                let text = format!("{what} rank {me} has elements for rank {rank}, which expects none of it");
+                self.tell_differing(of, number, text);
+            }
         }
+    }
+
+    /// Ranks have called different things: tells all.
+    fn tell_differing(&mut self, of: CommRank, number: u64, text: String) {
+        let error = Error::InvalidUsage(text);
+        crate::info!("{error}");
+        self.tell(of, &Loss { rank: of.1, from: Some(number), error }, None, None);
     }
 
     /// A link has ended without a goodbye.
@@ -441,12 +462,12 @@ impl FailureDetector {
         true
     }
 
-    /// The answer to a question about a rank, or `None` for a wrong secret.
-    pub fn answer(&self, comm: Credentials, rank: u32, number: u64) -> Option<Frame> {
+    /// The answer to a question about a rank's operation of this number, which the rank `from` asks, or `None` for a wrong secret.
+    pub fn answer(&self, comm: Credentials, rank: u32, (number, from): (u64, u32)) -> Option<Frame> {
         let of = (comm.key, rank);
         match self.entries.get(&of) {
             Some(entry) if !entry.watch.comm.secret_is(&comm.secret) => None,
-            Some(entry) => Some(Frame::Answer(entry.watch.status.answer(number))),
+            Some(entry) => Some(Frame::Answer(entry.watch.status.answer(number, from))),
             None if self.past.contains(&of) => Some(Frame::Answer(Answer { left: true, ..Answer::default() })),
             None => Some(Frame::Unknown),
         }

@@ -13,4 +13,4 @@ pub mod status;
 
 pub use call::CallSummary;
 pub use monitor::Monitor;
-pub use status::{Loss, RankStatus, RelayRequest};
+pub use status::{Exchanges, Loss, RankStatus, RelayRequest};

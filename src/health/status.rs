@@ -7,6 +7,8 @@ use crate::error::Error;
 use crate::sync::locked;
 use crate::topo::Rank;
 use serde::{Deserialize, Serialize};
+use smallvec::{smallvec, SmallVec};
+use std::collections::VecDeque;
 use std::fmt;
 use std::sync::atomic::{fence, AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock};
@@ -49,6 +51,26 @@ pub struct RelayRequest {
     pub call: CallSummary,
 }
 
+/// With whom a rank exchanges elements in an operation of which each rank knows the sizes of its own blocks only; a bit for each rank.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Exchanges([SmallVec<[u64; 4]>; 2]);
+
+impl Exchanges {
+    /// For those to whom the rank has elements, and those from whom it expects some.
+    pub fn new(nranks: usize, to: impl Iterator<Item = usize>, from: impl Iterator<Item = usize>) -> Exchanges {
+        let none = || smallvec![0; nranks.div_ceil(64)];
+        let mut both = Exchanges([none(), none()]);
+        to.for_each(|rank| both.0[0][rank / 64] |= 1 << (rank % 64));
+        from.for_each(|rank| both.0[1][rank / 64] |= 1 << (rank % 64));
+        both
+    }
+
+    /// Whether it has elements for a rank, and whether it expects some from there.
+    pub fn with(&self, rank: usize) -> [bool; 2] {
+        [0, 1].map(|way| self.0[way].get(rank / 64).is_some_and(|word| word >> (rank % 64) & 1 == 1))
+    }
+}
+
 /// In the place of an operation's number: the message that a rank waits to send.
 pub const SENDING: u64 = u64::MAX;
 
@@ -62,6 +84,8 @@ struct Noted {
 /// One rank's state in one communicator.
 pub struct RankStatus {
     calls: [Noted; KEPT],
+    /// With whom elements are exchanged, in those of the calls for which that follows from no summary; the last ones.
+    exchanges: Mutex<VecDeque<(u64, Exchanges)>>,
     sending: Noted,
     has_told_sending: AtomicBool,
     begun: AtomicU64,
@@ -82,6 +106,7 @@ impl Default for RankStatus {
     fn default() -> RankStatus {
         RankStatus {
             calls: std::array::from_fn(|_| Noted::default()),
+            exchanges: Mutex::default(),
             sending: Noted::default(),
             has_told_sending: AtomicBool::new(false),
             begun: AtomicU64::new(0),
@@ -127,6 +152,21 @@ impl RankStatus {
         self.calls[number as usize % KEPT].write(number, call);
         self.begun.store(number, Ordering::Release);
         number
+    }
+
+    /// The same of a call in which each rank knows the sizes of its own blocks only.
+    pub fn begin_exchange(&self, call: CallSummary, with: Exchanges) -> u64 {
+        let mut kept = locked(&self.exchanges);
+        kept.truncate(KEPT - 1);
+        kept.push_front((self.begun.load(Ordering::Relaxed) + 1, with));
+        drop(kept);
+        self.begin(call)
+    }
+
+    /// Whether elements go to a rank, and come from it, in such an operation, if it is not long past.
+    pub fn exchanges(&self, number: u64, rank: u32) -> Option<[bool; 2]> {
+        let kept = locked(&self.exchanges);
+        kept.iter().find(|(kept, _)| *kept == number).map(|(_, with)| with.with(rank as usize))
     }
 
     /// What was called as the operation with this number, if it has been begun and is not long past.
@@ -283,8 +323,8 @@ impl RankStatus {
         self.failure().cloned().or_else(|| self.losses().first().map(|(_, loss)| loss.error.clone()))
     }
 
-    /// As others are told who ask about the operation with this number.
-    pub fn answer(&self, number: u64) -> Answer {
+    /// As the rank `from` is told, which asks about the operation with this number.
+    pub fn answer(&self, number: u64, from: u32) -> Answer {
         let waiting_for = self.waiting_for.load(Ordering::Relaxed);
         Answer {
             begun: self.begun(),
@@ -293,6 +333,7 @@ impl RankStatus {
             aborted: self.aborted(),
             left: false,
             call: self.call(number),
+            exchanges: self.exchanges(number, from),
             failure: self.failure().map(|error| error.text().to_string()).unwrap_or_default(),
         }
     }
@@ -300,7 +341,7 @@ impl RankStatus {
 
 impl fmt::Debug for RankStatus {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.answer(self.begun()).fmt(f)
+        self.answer(self.begun(), u32::MAX).fmt(f)
     }
 }
 
@@ -322,6 +363,23 @@ mod tests {
         assert!(status.fail_after(error("first"), tell));
         assert!(!status.fail_after(error("second"), || panic!("nobody is told of it")));
         assert_eq!((status.failure(), told.into_inner()), (Some(&error("first")), 1));
+    }
+
+    #[test]
+    fn with_whom_elements_are_exchanged_is_known_of_the_last_such_operations() {
+        let status = RankStatus::default();
+        let call = CallSummary([3, 0]);
+        let number = status.begin_exchange(call, Exchanges::new(130, [0, 129].into_iter(), [64].into_iter()));
+        status.begin(call);
+        let with = |rank| status.answer(number, rank).exchanges;
+        assert_eq!([0, 1, 64, 129].map(with), [[true, false], [false, false], [false, true], [true, false]].map(Some));
+        assert_eq!((status.exchanges(number + 1, 0), with(u32::MAX)), (None, Some([false; 2])));
+        for _ in 1..KEPT {
+            status.begin_exchange(call, Exchanges::default());
+        }
+        assert!(with(0).is_some());
+        status.begin_exchange(call, Exchanges::default());
+        assert_eq!(with(0), None);
     }
 
     #[test]
@@ -360,11 +418,11 @@ mod tests {
         status.begin(call(2));
         status.finish();
         status.wait_for(Some(Rank(0)));
-        let answer = status.answer(1);
+        let answer = status.answer(1, 0);
         assert_eq!(answer.call, Some(call(1)));
         assert_eq!((answer.begun, answer.finished, answer.waiting_for), (2, 1, Some(0)));
         status.wait_for(None);
-        assert_eq!(status.answer(0).waiting_for, None);
+        assert_eq!(status.answer(0, 0).waiting_for, None);
     }
 
     #[test]

@@ -60,6 +60,8 @@ pub struct Context {
     pub board: bool,
     /// Whether the ranks of the one node outnumber the processors that they may run on.
     pub crowded: bool,
+    /// Whether the data of any rank is not in host memory.
+    pub on_devices: bool,
     /// Where the two ranks of the one node have the kernel read each other's long parts: from how many bytes on an operation
     /// bypasses the cache of one of them. All ranks must have the same.
     pub lends: Option<usize>,
@@ -75,7 +77,8 @@ impl Context {
     /// Without a vendor library, a table or a machine.
     pub fn new(grid: Arc<Grid>, config: Config, board: bool) -> Context {
         let (knowledge, carriers, providers) = (Knowledge::default(), CommCarriers::default(), Arc::default());
-        Context { grid, config, knowledge, board, crowded: false, lends: None, front: None, carriers, providers }
+        let (crowded, on_devices, lends, front) = (false, false, None, None);
+        Context { grid, config, knowledge, board, crowded, on_devices, lends, front, carriers, providers }
     }
 }
 
@@ -223,7 +226,7 @@ pub fn decide(request: &Request<'_>, context: &Context) -> Result<Decision> {
             if let (Some(carrier), None) = (asked(request, context)?.carrier, taken.as_ref()) {
                 selection.carrier = carrier;
             }
-            let how = match provided::passed_over(request, context) {
+            let how = match provided::passed_over(request, context).or_else(|| coded::passed_over(request, context)) {
                 Some(why) if policy != Policy::Named => format!("{how} ({why})"),
                 _ => how,
             };
@@ -409,6 +412,9 @@ pub(super) fn selected(
     context: &Context,
 ) -> Result<Selection> {
     let Context { grid, config, board, .. } = context;
+    if let Some(why) = coded::unfit(&choice, request, context) {
+        return Err(Error::InvalidUsage(why));
+    }
     if algorithms::provider_of(&choice).is_some() {
         // One call whatever its length: the library knows how to cut it.
         return Ok(Selection { choice, segment_bytes: usize::MAX, window: 1, carrier: None, shares: None });

@@ -21,7 +21,7 @@ mod vectored;
 pub mod vendor;
 
 pub use carried::{CarriedName, CommCarriers, AUTO};
-pub use coded::most_scratch_bytes;
+pub use coded::{most_scratch_bytes, MOST_FOLDED_ON_DEVICES};
 pub use decision::{
     can_profit, decide, Context, Decision, Executor, Front, Knowledge, Policy, Request, Selection, Sizes, POLICIES,
 };

@@ -15,7 +15,7 @@ mod slots;
 pub use calls::Provider;
 
 use super::device::{CodedResult, Coding, Device, Scaling};
-use crate::device::gpu::kernels::Kernel;
+use crate::device::gpu::kernels::{Batch, Kernel};
 use crate::device::gpu::memory::DeviceBuffer;
 use crate::device::gpu::stream::GpuStream;
 use crate::device::gpu::GpuDevice;
@@ -26,6 +26,7 @@ use crate::exec::{Program, Started, Token};
 use crate::memory::{DeviceRegion, OnDevice};
 use crate::plan::layout::Layout;
 use crate::plan::{Channel, OperandOrder};
+use crate::selection::MOST_FOLDED_ON_DEVICES;
 use crate::topo::Rank;
 use crate::transport::provider::Provision;
 use crate::transport::{Envelope, NodeCall, Router, Sink, Transport};
@@ -571,6 +572,9 @@ fn residual_at(how: &Coding) -> u64 {
 fn elements_of(how: &Coding, chunk: DeviceRegion) -> usize {
     how.code.elements(chunk.len()).unwrap_or(0)
 }
+
+// Contributions of as many ranks as are promised are one launch, with the residual and some stretches.
+const _: () = assert!(Batch::capacity(1 + MOST_FOLDED_ON_DEVICES + 2 * 32) > 0);
 
 /// Adds stretches of elements as the kernels have them: where each lies, and how many elements there are up to its end.
 fn add_stretches(words: &mut CodeWords, how: &Coding, stretches: &[DeviceRegion]) {
