@@ -1,16 +1,14 @@
 /* Ranks that die, and the others that go on without them (STRATA_LOST=continue). Each rank is a process; a seed says how many
    there are, on how many nodes, what they call, and who is killed when. What ranks contribute says in each result who has
    contributed: a rank's part is a bit. Every rank that is left writes down who contributed to each call; the parent looks that all
-   wrote the same, that nobody comes back, and that those who are left are in all. With SURVIVORS_PROVIDER calls are that provider's. */
+   wrote the same, that nobody comes back, and that those who are left are in all. With SURVIVORS_PROVIDER calls are that provider's; with
+   SOFT_DEVICE data is on that driver's GPU. */
 #define _GNU_SOURCE
-#include <nccl.h>
-#include <strata.h>
+#include "places.h"
+
 #include <errno.h>
 #include <signal.h>
 #include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
@@ -22,6 +20,9 @@
 #define MOST_COUNT 200000
 #define LEFT_OUT 3
 #define HELD 6
+#define MOST_BYTES (8 * 2 * MOST_COUNT)
+#undef CHECK
+#undef OK
 #define CHECK(condition)                                                                                     \
   do {                                                                                                       \
     if (!(condition)) {                                                                                      \
@@ -59,6 +60,27 @@ static double seconds(void) {
   return now.tv_sec + now.tv_nsec * 1e-9;
 }
 
+/* Buffers, and where they are for calls: on the host the same. */
+static uint64_t *in_here, *out_here, *in_there, *out_there;
+
+static void* there(const void* here) {
+  size_t from_in = (size_t)((const char*)here - (const char*)in_here);
+  return from_in < MOST_BYTES ? (char*)in_there + from_in : (char*)out_there + ((const char*)here - (const char*)out_here);
+}
+
+static void give(const void* here, size_t bytes) {
+  if (is_on_device) put(there(here), here, bytes);
+}
+
+static void fetch(void* here, size_t bytes) {
+  if (is_on_device) take(here, there(here), bytes);
+}
+
+/* What has come of what is on a stream. */
+static ncclResult_t behind(ncclComm_t comm, strataStream_t stream) {
+  return is_on_device ? ended(comm, stream, ncclSuccess) : strataStreamSynchronize(stream);
+}
+
 /* Who has contributed, by a sum of bits times a factor. */
 static uint64_t contributors(const uint64_t* out, size_t count) {
   uint64_t mask = out[0];
@@ -84,59 +106,68 @@ static uint64_t call(ncclComm_t comm, int kind, size_t count, strataStream_t str
   kind_now = kind;
   switch (kind) {
     case 0: /* All-reduce. */
-      fill(in, count, 0);
-      OK(ncclAllReduce(in, out, count, ncclInt64, ncclSum, comm, on));
-      OK(strataStreamSynchronize(stream));
+      fill(in, count, 0), give(in, 8 * count);
+      OK(ncclAllReduce(there(in), there(out), count, ncclInt64, ncclSum, comm, on));
+      OK(behind(comm, stream));
+      fetch(out, 8 * count), fetch(in, 8 * count);
       mask = contributors(out, count);
       for (size_t i = 0; i < count; i++) CHECK(in[i] == (1ULL << me) * (i % 1000 + 1));
       break;
     case 1: /* The same in place. */
-      fill(out, count, 0);
-      OK(ncclAllReduce(out, out, count, ncclInt64, ncclSum, comm, on));
-      OK(strataStreamSynchronize(stream));
+      fill(out, count, 0), give(out, 8 * count);
+      OK(ncclAllReduce(there(out), there(out), count, ncclInt64, ncclSum, comm, on));
+      OK(behind(comm, stream));
+      fetch(out, 8 * count);
       mask = contributors(out, count);
       break;
     case 2: { /* Reduce-scatter, in place or not. */
       int in_place = count % 2;
       count = count / nranks + 1;
       for (int rank = 0; rank < nranks; rank++) fill(in + rank * count, count, 0);
+      give(in, 8 * nranks * count);
       uint64_t* own = in_place ? in + me * count : out;
-      OK(ncclReduceScatter(in, own, count, ncclInt64, ncclSum, comm, on));
-      OK(strataStreamSynchronize(stream));
+      OK(ncclReduceScatter(there(in), there(own), count, ncclInt64, ncclSum, comm, on));
+      OK(behind(comm, stream));
+      fetch(own, 8 * count);
       mask = contributors(own, count);
       break;
     }
     case 3: { /* An average: of equal numbers the number, whoever contributes. */
       float* numbers = (float*)in;
       for (size_t i = 0; i < count; i++) numbers[i] = (float)(now + 1);
-      OK(ncclAllReduce(numbers, numbers, count, ncclFloat, ncclAvg, comm, on));
-      OK(strataStreamSynchronize(stream));
+      give(numbers, 4 * count);
+      OK(ncclAllReduce(there(numbers), there(numbers), count, ncclFloat, ncclAvg, comm, on));
+      OK(behind(comm, stream));
+      fetch(numbers, 4 * count);
       for (size_t i = 0; i < count; i++) CHECK(numbers[i] == (float)(now + 1));
       break;
     }
     case 4: { /* Broadcast; its root may be lost. */
       int root = now % nranks;
-      fill(in, count, 0);
+      fill(in, count, 0), give(in, 8 * count);
       if (me != root) memset(out, 0, 8 * count);
-      result = ncclBroadcast(in, out, count, ncclInt64, root, comm, on);
-      if (result == ncclSuccess) result = strataStreamSynchronize(stream);
+      result = ncclBroadcast(there(in), there(out), count, ncclInt64, root, comm, on);
+      if (result == ncclSuccess) result = behind(comm, stream);
+      fetch(out, 8 * count);
       if (result == ncclRemoteError && strstr(ncclGetLastError(NULL), "lost") != NULL) return 1ULL << 63;
       OK(result);
       for (size_t i = 0; i < count; i++) CHECK(out[i] == (1ULL << root) * (i % 1000 + 1));
       break;
     }
     case 6: { /* All-reduces in a window, which time may close; each has contributors of its own. */
-      unsigned us = count % 3 ? 300 : 0;
+      unsigned us = count % 3 && !is_on_device ? 300 : 0;
       uint64_t all = 0, of_one;
       count = count / HELD + 1;
       for (int held = 0; held < HELD; held++) fill(in + held * count, count, 0);
+      give(in, 8 * HELD * count);
       OK(strataWindowBegin(comm, count % 2 ? 4096 : 0, us));
       for (int held = 0; held < HELD; held++) {
-        OK(ncclAllReduce(in + held * count, out + held * count, count, ncclInt64, ncclSum, comm, on));
+        OK(ncclAllReduce(there(in + held * count), there(out + held * count), count, ncclInt64, ncclSum, comm, on));
         if (us && held == 2) usleep(us);
       }
       OK(strataWindowEnd(comm));
-      OK(strataStreamSynchronize(stream));
+      OK(behind(comm, stream));
+      fetch(out, 8 * HELD * count);
       for (int held = 0; held < HELD; held++) {
         of_one = contributors(out + held * count, count);
         CHECK(held == 0 || (of_one & ~mask) == 0);
@@ -149,9 +180,10 @@ static uint64_t call(ncclComm_t comm, int kind, size_t count, strataStream_t str
     }
     default: { /* All-gather: as long as nobody is lost. */
       count = count / nranks + 1;
-      fill(in, count, 0);
-      result = ncclAllGather(in, out, count, ncclInt64, comm, on);
-      if (result == ncclSuccess) result = strataStreamSynchronize(stream);
+      fill(in, count, 0), give(in, 8 * count);
+      result = ncclAllGather(there(in), there(out), count, ncclInt64, comm, on);
+      if (result == ncclSuccess) result = behind(comm, stream);
+      fetch(out, 8 * nranks * count);
       if (result == ncclRemoteError && strstr(ncclGetLastError(NULL), "lost") != NULL) return 1ULL << 63;
       OK(result);
       for (int rank = 0; rank < nranks; rank++)
@@ -186,30 +218,35 @@ static void changed(void* argument) {
   CHECK(ncclCommDestroy(watched) == ncclInvalidUsage);
 }
 
+/* Kinds that need nobody. */
+static const int on_gpus[] = {0, 1, 2, 3};
+
 static void rank_main(ncclUniqueId id) {
   char node[32];
   ncclComm_t comm;
   strataStream_t stream;
   int count_of = -1, rank_of = -1;
-  uint64_t *in = malloc(8 * 2 * MOST_COUNT), *out = malloc(8 * 2 * MOST_COUNT);
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   alarm(120);
   snprintf(node, sizeof(node), "node%d", me * nnodes / nranks);
   setenv("NCCL_HOSTID", node, 1);
+  open_place();
+  in_here = in_there = malloc(MOST_BYTES), out_here = out_there = malloc(MOST_BYTES);
+  if (is_on_device) in_there = place_for(MOST_BYTES), out_there = place_for(MOST_BYTES);
   OK(ncclCommInitRank(&comm, nranks, id, me));
-  OK(strataStreamCreate(&stream));
+  stream = place_stream();
   watched = comm;
   CHECK(number_in_state("generation") == 0 && strataCommOnChange(comm, changed, &changes) == ncclSuccess);
   shared->is_in[me] = 1;
   for (now = 0; now < calls; now++) {
-    int kind = next(7), spread = next(5);
+    int kind = is_on_device ? on_gpus[next(4)] : (int)next(7), spread = next(5);
     size_t count = 1 + next(spread == 0 ? MOST_COUNT : spread < 3 ? 20000 : 100);
     int pause = next(10) == 0 ? (int)next(3000) : 0, slow = next(nranks);
     if (only_kind >= 0) kind = only_kind;
     if (pause && slow == me) usleep(pause);
     shared->call[me] = now;
     double begun = seconds();
-    shared->masks[me][now] = call(comm, kind, count, stream, in, out);
+    shared->masks[me][now] = call(comm, kind, count, stream, in_here, out_here);
     double took = seconds() - begun;
     if (took > shared->longest[me]) shared->longest[me] = took;
     shared->made[me] = now + 1;
@@ -224,9 +261,15 @@ static void rank_main(ncclUniqueId id) {
   ncclResult_t async = ncclInternalError;
   OK(ncclCommGetAsyncError(comm, &async));
   CHECK(async == ncclSuccess);
-  OK(strataStreamDestroy(stream));
+  if (is_on_device) {
+    /* A call on a GPU that needs what is lost ends the communicator: nobody would know that its result is none. */
+    OK(ncclAllGather(there(in_here), there(out_here), 8, ncclInt64, comm, (cudaStream_t)stream));
+    CHECK(behind(comm, stream) == (changes > 0 ? ncclRemoteError : ncclSuccess));
+    if (changes > 0) ncclCommAbort(comm), _exit(0);
+  } else {
+    OK(strataStreamDestroy(stream));
+  }
   OK(ncclCommDestroy(comm));
-  free(in), free(out);
   _exit(0);
 }
 

@@ -1,13 +1,34 @@
 //! Ranks that die or are stopped, and the others that go on without them. A C program makes processes, kills some by a seed, and
 //! looks that all that are left have the same contributors in every result.
 
-use crate::built::{library_dir, root, run_with, Compiler};
+use crate::built::{checked, library_dir, root, run_with, Compiler};
+use crate::soft;
 use std::net::TcpListener;
 use std::process::{Command, Stdio};
 
 #[test]
 fn those_who_are_left_have_the_same_contributors_in_every_result() {
     print!("{}", run_with("survivors.c", &[], &["1", "40"]));
+}
+
+/// On the double of each driver: the program's streams wait until the call has been made again.
+#[test]
+fn those_who_are_left_go_on_on_gpus() {
+    let source = std::fs::read_to_string(root().join("shim-tests/c/survivors.c")).unwrap();
+    let dir = library_dir();
+    let options =
+        ["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-pthread", "-L", dir.to_str().unwrap(), "-lnccl", "-ldl"];
+    let include = format!("-I{}", root().join("shim-tests/c").display());
+    let program = Compiler::new("c").compile(&source, &[&options[..], &[&include]].concat());
+    for (driver, drivers) in [("cuda", soft::cuda_dir()), ("hip", soft::hip_dir())] {
+        let path = std::env::join_paths([&dir, &drivers]).unwrap();
+        let mut command = Command::new("timeout");
+        command.args(["-s", "KILL", "300"]).arg(&program).args(["1", "12"]).env("LD_LIBRARY_PATH", path);
+        // The communicator's thread must not do what waits for the program's streams, which wait for it.
+        command.env("SOFT_DEVICE", driver).env("SOFTGPU_STILL", "strata-stream");
+        print!("{}", checked(command.env("STRATA_BOOTSTRAP_TIMEOUT_MS", "30000")));
+    }
+    std::fs::remove_file(program).unwrap();
 }
 
 #[test]

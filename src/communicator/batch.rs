@@ -51,6 +51,8 @@ pub(super) struct OperationBatch {
     claim: Claim,
     /// Fails as soon as a rank is known to be lost.
     pub(super) needs_all: bool,
+    /// Its collectives are over words of the ranks' own, in host memory wherever the program's data is.
+    pub(super) is_own: bool,
     /// What the last poll knew of the engine's news and visits.
     seen: (u64, u64),
     pub(super) records: BatchRecords,
@@ -112,6 +114,7 @@ impl OperationBatch {
             stream: None,
             claim: Claim::default(),
             needs_all: false,
+            is_own: false,
             seen: (0, 0),
             records: BatchRecords::default(),
         }
@@ -266,7 +269,8 @@ impl OperationBatch {
                         go_on_late(&self.comm, engine, (&mut self.late, &mut self.active), of_records, self.begun)?;
                     } else if let Some(call) = self.collectives.get_mut(self.begun) {
                         self.begun += 1;
-                        if begin(&self.comm, engine, call, &mut self.late, of_records, self.begun - 1)? {
+                        let which = (self.begun - 1, self.is_own);
+                        if begin(&self.comm, engine, call, &mut self.late, of_records, which)? {
                             self.active = Active::Collective;
                         }
                     } else if self.telling.is_some() {
@@ -614,7 +618,7 @@ fn begin(
     call: &mut CollectiveCall,
     late: &mut Option<Box<LateCall>>,
     (records, followed): (&mut BatchRecords, &mut SmallVec<[SmallVec<[Followed; 1]>; 1]>),
-    index: usize,
+    (index, is_own): (usize, bool),
 ) -> Result<bool> {
     records.begin(comm, engine, index);
     if let Some(all) = comm.late.get().filter(|_| late.is_none()) {
@@ -631,7 +635,7 @@ fn begin(
         Some(exchanges) => comm.status.begin_exchange(summary, exchanges),
         None => comm.status.begin(summary),
     };
-    let has_begun = engine.begin(call)?;
+    let has_begun = if is_own { engine.begin_word(call)? } else { engine.begin(call)? };
     match (has_begun, followed.get_mut(index)) {
         // The data of calls that are made as one is final at its end, and so is that to which late ranks may add.
         (true, Some(followed)) if call.joined.is_none() && late.is_none() => {

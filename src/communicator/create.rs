@@ -1,7 +1,7 @@
 //! Making communicators: from a unique id, and out of another communicator.
 #![forbid(unsafe_code)]
 
-use super::device::MakeDevice;
+use super::device::{DeviceHome, MakeDevice};
 use super::engine::{DataPlace, Engine};
 use super::engine_watch::EngineWatch;
 use super::fuse::FuseRules;
@@ -458,11 +458,17 @@ impl Comm {
     }
 
     /// The communicator with which the ranks that are `left` go on in this one's place. Collective over them.
-    pub(super) fn without_lost(&self, left: &[usize], cancel: &AtomicBool) -> Result<Arc<Comm>> {
+    pub(super) fn without_lost(
+        &self,
+        left: &[usize],
+        on_device: Option<&DeviceHome>,
+        cancel: &AtomicBool,
+    ) -> Result<Arc<Comm>> {
         let watch = Watch::new(self, left, true, cancel);
         let session = self.meet(left, &format!("{SURVIVORS} {left:?}"), 0, 0, &watch)?;
         let rank = left.iter().position(|&rank| rank == self.rank()).expect("meet checked it");
-        let (options, sibling) = (self.options.clone(), Some(AsSibling::Survivors { parent: self }));
+        let sibling = Some(AsSibling::Survivors { parent: self, device: on_device });
+        let options = self.options.clone();
         let (nranks, device, gpu, links) = (left.len(), self.device, None, self.links.get().copied());
         Meeting { session, rank, nranks, options, device, gpu, links, cancel, sibling }.hold()
     }
@@ -484,7 +490,7 @@ impl Comm {
             self.begin_late()?;
         }
         if sibling.is_none() {
-            self.begin_survivors();
+            self.begin_survivors()?;
         }
         Ok(())
     }
@@ -635,7 +641,9 @@ impl Meeting<'_> {
             None => provided::open(&mut transport, &site, &mut self.session)?,
             Some(_) => CommProviders::default(),
         };
+        let taken = self.sibling.as_ref().and_then(AsSibling::device);
         let place = match (self.options.make_device, &self.gpu) {
+            _ if taken.is_some() => taken.map_or(DataPlace::Host, DataPlace::Taken),
             (Some(make), _) => DataPlace::Made(make),
             (None, Some(gpu)) => DataPlace::Gpu(gpu),
             (None, None) => DataPlace::Host,
@@ -654,6 +662,7 @@ impl Meeting<'_> {
         let beside_gpu = |companion: Companion| companion.device.is_some() && Driver::get().is_some();
         me.on_gpu =
             self.gpu.is_some() || self.options.make_device.is_some() || self.options.companion.is_some_and(beside_gpu);
+        me.on_gpu |= self.sibling.as_ref().is_some_and(|sibling| sibling.device().is_some());
         me.on_host = self.options.on_host.is_some();
         if let Some(host_id) = &self.options.host_id {
             me.host_id.clone_from(host_id);
@@ -741,8 +750,8 @@ impl Meeting<'_> {
         let (crowded, lends) = self.last_round(&mut engine)?;
         self.session.close();
         let context = Context::new(grid.clone(), config.clone(), engine.as_ref().is_some_and(Engine::has_board));
-        let context = Context { on_devices: on_devices(&members), providers: providers.clone(), ..context };
-        let context = Context { knowledge, crowded, lends, ..context };
+        let (on_devices, known) = (on_devices(&members), providers.clone());
+        let context = Context { knowledge, crowded, on_devices, lends, providers: known, ..context };
         link(monitor.as_ref(), &config, self.cancel)?;
         tell_made(credentials.key, self.options.name.as_deref(), rank, &grid);
         fence::prepare();

@@ -12,11 +12,13 @@ use crate::error::{Error, Result, ShortResult};
 use crate::exec::{Program, Started, Token};
 use crate::memory::{shared, Arena, DeviceRegion, OnDevice, Region};
 use crate::plan::layout::Layout;
+use crate::sync::locked;
 use crate::topo::Rank;
 use crate::transport::provider::Provision;
 use crate::transport::{Envelope, FlatCall, NodeCall, Router, Sink, Transport};
 use std::fmt;
-use std::sync::Arc;
+use std::ops::{Deref, DerefMut};
+use std::sync::{Arc, Mutex};
 
 /// What a copy does to the elements on their way.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -209,6 +211,70 @@ pub trait Device: Send {
 
     /// The process ends, and a driver may have ended already: leaves everything as it is.
     fn leave(self: Box<Self>) {}
+}
+
+/// Where a device waits for the next communicator that goes on with it.
+pub type DeviceHome = Arc<Mutex<Option<Box<dyn Device>>>>;
+
+/// A communicator's device. One with a home outlives the communicator, and another one goes on with it where ranks are lost: a driver
+/// may allocate only when its streams have come to rest, and those of the program wait for the call then.
+pub struct DeviceSeat {
+    device: Box<dyn Device>,
+    home: Option<DeviceHome>,
+}
+
+impl DeviceSeat {
+    /// The device that waits at a home.
+    pub fn taken_from(home: &DeviceHome) -> Result<DeviceSeat> {
+        let device = locked(home).take();
+        let device = device.ok_or_else(|| Error::Internal("another communicator still has the device".to_string()))?;
+        Ok(DeviceSeat { device, home: Some(home.clone()) })
+    }
+
+    /// Gives the device a home.
+    pub fn settle(&mut self, home: DeviceHome) {
+        self.home = Some(home);
+    }
+
+    /// Sends the device home, if it has one; nothing may be pending on it. Host memory is in its place.
+    pub fn give_back(&mut self) {
+        if let Some(home) = self.home.take() {
+            let device = std::mem::replace(&mut self.device, Box::new(HostDevice::default()));
+            *locked(&home) = Some(device);
+        }
+    }
+
+    /// See [`Device::leave`].
+    pub fn leave(&mut self) {
+        self.home = None;
+        std::mem::replace(&mut self.device, Box::new(HostDevice::default())).leave();
+    }
+}
+
+impl From<Box<dyn Device>> for DeviceSeat {
+    fn from(device: Box<dyn Device>) -> DeviceSeat {
+        DeviceSeat { device, home: None }
+    }
+}
+
+impl Deref for DeviceSeat {
+    type Target = dyn Device;
+
+    fn deref(&self) -> &(dyn Device + 'static) {
+        &*self.device
+    }
+}
+
+impl DerefMut for DeviceSeat {
+    fn deref_mut(&mut self) -> &mut (dyn Device + 'static) {
+        &mut *self.device
+    }
+}
+
+impl Drop for DeviceSeat {
+    fn drop(&mut self) {
+        self.give_back();
+    }
 }
 
 /// Makes the device of a communicator's rank. All that plans with the least segments need finds room in so many bytes of

@@ -4,7 +4,7 @@
 mod prepare;
 
 use super::again::{Begun, PreparedCalls};
-use super::device::{Device, HostDevice, MakeDevice};
+use super::device::{Device, DeviceHome, DeviceSeat, HostDevice, MakeDevice};
 use super::epochs::{CallPace, Epochs};
 use super::front::CallFront;
 use super::independent::{IndependentBatch, IndependentMessages};
@@ -96,7 +96,7 @@ pub struct Engine {
     /// Declared before the device: when it goes, it forgets the messages that point into the device's scratch.
     transport: Router,
     /// Where data is.
-    device: Box<dyn Device>,
+    device: DeviceSeat,
     /// Where the engine's own words are.
     host: HostDevice,
     /// What each rank has of all-reduces, where links deliver differently.
@@ -132,6 +132,8 @@ pub enum DataPlace<'a> {
     Gpu(&'a Arc<GpuDevice>),
     /// On a device that the program has made.
     Made(MakeDevice),
+    /// On the device of a communicator in whose place this one is.
+    Taken(&'a DeviceHome),
 }
 
 /// Has messages to other nodes go from and to device memory, where the transport takes addresses there.
@@ -184,14 +186,16 @@ impl Engine {
         // All that a plan's segments need, from the beginning: see `gpu`.
         let scratch_bytes = config.scratch_bytes.max(least_scratch(&grid, config.window.clamp(1, 64)));
         let scratch_bytes = scratch_bytes + if config.fuse == Fuse::Off { 0 } else { PACKED_ROOM_BYTES };
-        let device: Box<dyn Device> = match place {
-            DataPlace::Host => Box::new(HostDevice::default()),
+        let made = |device: Box<dyn Device>| DeviceSeat::from(device);
+        let device = match place {
+            DataPlace::Host => made(Box::<HostDevice>::default()),
             DataPlace::Gpu(gpu) => {
                 let mut staging = Staging::new(gpu, config.pinned_bytes, scratch_bytes)?;
                 give_addresses(&mut staging, gpu, &transport, &config)?;
-                Box::new(staging)
+                made(Box::new(staging))
             }
-            DataPlace::Made(MakeDevice(make)) => make(scratch_bytes)?,
+            DataPlace::Made(MakeDevice(make)) => made(make(scratch_bytes)?),
+            DataPlace::Taken(home) => DeviceSeat::taken_from(home)?,
         };
         Ok(Engine {
             rank,
@@ -287,7 +291,7 @@ impl Engine {
 
     /// The same while the process exits: the device is left to the end of the process, as its driver may have ended already.
     pub fn leave_at_exit(self) -> Option<Departure> {
-        let Engine { mut transport, device, .. } = self;
+        let Engine { mut transport, mut device, .. } = self;
         let departure = transport.leave();
         // First, as its messages may point into the device's scratch.
         drop(transport);
@@ -321,7 +325,8 @@ impl Engine {
 
     /// Has a provider do collectives inside the node.
     pub fn provide(&mut self, provider: Arc<dyn Provider>) -> Result<()> {
-        self.device.provide(provider, self.room_bytes(), self.config.pack_beside_bytes)
+        let room_bytes = self.room_bytes();
+        self.device.provide(provider, room_bytes, self.config.pack_beside_bytes)
     }
 
     /// Device memory to bring blocks together for a provider; the same on all ranks.
@@ -602,6 +607,17 @@ impl Engine {
         self.device.cancel();
         self.independent.iter_mut().for_each(IndependentMessages::cancel);
         self.running = None;
+    }
+
+    /// Gives the device a home, where another communicator may go on with it.
+    pub fn settle_device(&mut self, home: DeviceHome) {
+        self.device.settle(home);
+    }
+
+    /// Sends the device there. Nothing runs here any more.
+    pub fn give_device_back(&mut self) {
+        self.cancel();
+        self.device.give_back();
     }
 
     /// Makes room among the recent calls. One that is running stays, and is found where it is.

@@ -51,6 +51,14 @@ impl Engine {
         Ok(())
     }
 
+    /// Begins a call over a word of the ranks' own: as any, where all data is in host memory.
+    pub(in crate::communicator) fn begin_word(&mut self, call: &CollectiveCall) -> Result<bool> {
+        match self.device.is_host() || call.moves_nothing(self.grid.nranks()) {
+            true => self.begin(call),
+            false => self.begin_own(call.clone()).map(|()| true),
+        }
+    }
+
     /// The call that was running has ended: if ranks have told each other of their links in it, other shares may hold from now on.
     #[inline(never)]
     pub(super) fn end_running(&mut self) {

@@ -86,7 +86,7 @@ fn on_gpu(mut run: OperationBatch, arrival: Arrival) -> Result<()> {
     run.take_turn();
     device.run(move || {
         let has_failed = run.comm.failure().is_some();
-        let outcome = match await_streams(&mut ordered, &run.comm) {
+        let outcome = match await_streams(&mut ordered, || run.comm.failure().is_some()) {
             Ok(()) => drive(std::slice::from_mut(&mut run)),
             Err(error) => {
                 let error = run.reason(error);
@@ -104,15 +104,15 @@ fn on_gpu(mut run: OperationBatch, arrival: Arrival) -> Result<()> {
     })
 }
 
-fn device_of(comm: &Comm) -> Result<&GpuLauncher> {
+pub(super) fn device_of(comm: &Comm) -> Result<&GpuLauncher> {
     comm.gpu().ok_or_else(|| Error::Internal("a stream of a driver's without a device".to_string()))
 }
 
 /// Waits until the streams have come to the operation, which takes as long as the program's own work on them, or the
-/// communicator has failed.
-fn await_streams(ordered: &mut StreamOrder, comm: &Comm) -> Result<()> {
+/// communicator `has_failed`.
+pub(super) fn await_streams(ordered: &mut StreamOrder, has_failed: impl Fn() -> bool) -> Result<()> {
     let mut idle = Idle::new(0);
-    while comm.failure().is_none() && !ordered.may_begin()? {
+    while !has_failed() && !ordered.may_begin()? {
         idle.nap();
     }
     Ok(())

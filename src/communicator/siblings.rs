@@ -7,6 +7,7 @@
 //! other ranks over its own links, and what waits for a rank that has failed in another one of the family fails as well.
 #![forbid(unsafe_code)]
 
+use super::device::DeviceHome;
 use super::{CollectiveCall, Comm, CommOptions, Launch, Operation};
 use crate::carrier::{Carrier, Carriers, FurtherCarrier, Inter};
 use crate::config::Config;
@@ -60,10 +61,20 @@ pub(super) enum AsSibling<'a> {
     Survivors {
         /// In whose place.
         parent: &'a Comm,
+        /// Where the device is, where data is on one.
+        device: Option<&'a DeviceHome>,
     },
 }
 
 impl AsSibling<'_> {
+    /// Where the device is with which it goes on.
+    pub(super) fn device(&self) -> Option<&DeviceHome> {
+        match self {
+            AsSibling::Survivors { device, .. } => *device,
+            _ => None,
+        }
+    }
+
     /// The carrier's name, or what it is for.
     pub(super) fn name(&self) -> &'static str {
         match self {
@@ -90,7 +101,7 @@ impl AsSibling<'_> {
                 Config { broadcast_algo, providers, ..parent.config.clone() }
             }
             // It decides calls itself.
-            AsSibling::Survivors { parent } => return parent.config.clone(),
+            AsSibling::Survivors { parent, .. } => return parent.config.clone(),
         };
         Config {
             carriers: Carriers::alone(),

@@ -249,6 +249,10 @@ impl Comm {
         if has_clock && self.nranks() > 1 && self.windows.words.get().is_none() {
             let words = match self.survivors.get() {
                 None => self.make_words(cancel)?,
+                Some(survivors) if survivors.is_on_gpu() => {
+                    let text = "windows that time closes are not for communicators on GPUs that go on without lost ranks (STRATA_LOST)";
+                    return Err(Error::InvalidUsage(text.to_string()));
+                }
                 Some(_) => self.words_of_survivors(cancel)?,
             };
             let _ = self.windows.words.set(words);
@@ -273,7 +277,7 @@ impl Comm {
         self.word_of_all(0, RedOp::Min)?;
         loop {
             let before = over();
-            let made = before.make_words(cancel).inspect(|words| words.begin_survivors());
+            let made = before.make_words(cancel).and_then(|words| words.begin_survivors().map(|()| words));
             let all_have_it = self.word_of_all(u64::from(made.is_ok()), RedOp::Min);
             let error = match (made, all_have_it) {
                 (Ok(words), Ok(1)) => return Ok(words),

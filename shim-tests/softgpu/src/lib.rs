@@ -13,6 +13,7 @@
 //! | `SOFTGPU_PTX=1` | kernels are the PTX that the program loads, interpreted ([`interpreted`]), and not computed on the host |
 //! | `SOFTGPU_SWITCHES` | the PCIe switch of each device, as numbers separated by commas; without it copies are as fast as they are |
 //! | `SOFTGPU_SWITCH_MBS` | MB/s that the copies to the host behind one switch share (1000) |
+//! | `SOFTGPU_STILL` | the beginning of threads' names: one of them that allocates, frees, pins or loads ends the process |
 //! | `SOFTGPU_ABSENT` | functions, separated by commas, that are not supported |
 //! | `SOFTGPU_BREAK` | synchronisations and kernels, separated by commas, that do nothing and claim success |
 //!

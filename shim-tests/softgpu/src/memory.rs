@@ -145,6 +145,7 @@ fn check_limit(blocks: &BTreeMap<u64, Arc<Block>>, kind: Kind, device: i32, byte
 
 /// Allocates memory of a context.
 pub fn allocate(context: &Context, kind: Kind, bytes: usize) -> Result<u64> {
+    crate::settings::check_still("allocating");
     if bytes == 0 {
         return Err(INVALID_VALUE);
     }
@@ -164,6 +165,7 @@ pub fn allocate(context: &Context, kind: Kind, bytes: usize) -> Result<u64> {
 
 /// Registers memory of the program.
 pub fn register(context: &Context, start: u64, bytes: usize) -> Result {
+    crate::settings::check_still("pinning");
     let bytes = bytes as u64;
     let end = start.checked_add(bytes).ok_or(INVALID_VALUE)?;
     if bytes == 0 || start == 0 || is_of_device(start) {
@@ -185,6 +187,7 @@ pub fn register(context: &Context, start: u64, bytes: usize) -> Result {
 
 /// Frees the block that starts here and is of one of these kinds.
 pub fn free(start: u64, kinds: &[Kind]) -> Result {
+    crate::settings::check_still("freeing");
     let mut blocks = BLOCKS.write().unwrap();
     let found = blocks.get(&start).is_some_and(|block| kinds.contains(&block.kind) && block.may_be_freed());
     if !found {
@@ -196,6 +199,7 @@ pub fn free(start: u64, kinds: &[Kind]) -> Result {
 
 /// Leaves it to a stream to free a device's memory; nothing else frees it from then on.
 pub fn let_go(start: u64) -> Result {
+    crate::settings::check_still("unpinning");
     let block = find(start).filter(|block| block.start == start && block.kind == Kind::Device && block.may_be_freed());
     match block.ok_or(INVALID_VALUE)?.is_let_go.swap(true, Ordering::SeqCst) {
         true => Err(INVALID_VALUE),

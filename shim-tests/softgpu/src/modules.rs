@@ -38,6 +38,7 @@ pub fn launches() -> u64 {
 
 /// Loads a module from text that ends with a 0.
 pub fn load(context: &Arc<Context>, image: *const c_void) -> Result<usize> {
+    crate::settings::check_still("loading");
     if image.is_null() {
         return Err(INVALID_VALUE);
     }

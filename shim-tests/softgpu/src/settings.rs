@@ -23,6 +23,8 @@ pub struct Settings {
     pub switches: Vec<usize>,
     /// `SOFTGPU_SWITCH_MBS`: what copies to the host behind one switch share.
     pub switch_mbs: f64,
+    /// `SOFTGPU_STILL`: threads whose names begin so take and give no memory.
+    still: Option<String>,
     /// `SOFTGPU_ABSENT`: functions that are not supported.
     absent: Vec<String>,
     /// `SOFTGPU_BREAK`: synchronisations and kernels that do nothing.
@@ -50,9 +52,20 @@ pub fn settings() -> &'static Settings {
         one_queue: number("SOFTGPU_CONNECTIONS", 8) == 1,
         switches: list("SOFTGPU_SWITCHES").iter().filter_map(|switch| switch.parse().ok()).collect(),
         switch_mbs: number("SOFTGPU_SWITCH_MBS", 1000.0),
+        still: std::env::var("SOFTGPU_STILL").ok(),
         absent: list("SOFTGPU_ABSENT"),
         broken: list("SOFTGPU_BREAK"),
     })
+}
+
+/// Ends the process where this thread does what a driver may do only when all streams have come to rest, and streams may wait for it.
+pub fn check_still(what: &str) {
+    let Some(still) = &settings().still else { return };
+    let name = std::fs::read_to_string("/proc/thread-self/comm").unwrap_or_default();
+    if name.starts_with(still.as_str()) {
+        eprintln!("soft GPU: thread {} does what may wait for all streams: {what}", name.trim());
+        std::process::abort();
+    }
 }
 
 /// Whether a function is to answer that it is not supported.

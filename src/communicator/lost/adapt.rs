@@ -87,6 +87,10 @@ impl Comm {
             let text = "strataCommAdapt: ranks that are lost end this communicator (STRATA_LOST): nothing goes on that could adapt";
             Error::InvalidUsage(text.to_string())
         })?;
+        if survivors.is_on_gpu() {
+            let text = "strataCommAdapt: results on GPUs are not rescaled";
+            return Err(Error::InvalidUsage(text.to_string()));
+        }
         let mine = u64::from(options.rescale);
         let [least, most] = [self.word_of_all(mine, RedOp::Min)?, self.word_of_all(mine, RedOp::Max)?];
         if least != most {

@@ -1,11 +1,19 @@
 //! Memory of calls that may be made again: inputs as they were, and the word that ends a call.
 
 use crate::communicator::CollectiveCall;
+use crate::device::gpu::memory::DeviceBuffer;
+use crate::device::gpu::stream::GpuStream;
+use crate::device::gpu::GpuDevice;
 use crate::dtype::{DataType, RedOp, Reduction};
 use crate::error::{counted, Error, Result};
 use crate::memory::{Arena, DeviceRegion, Region};
 use crate::plan::Collective;
 use crate::selection::AUTO;
+use crate::sync::locked;
+use std::sync::{Arc, Mutex};
+
+/// Where each region begins on a GPU.
+const ALIGN: usize = 256;
 
 /// What a call writes over and needs to be made again. The memory is used again by the next call.
 #[derive(Debug, Default)]
@@ -44,6 +52,75 @@ impl KeptInput {
     /// Writes it back.
     pub fn give_back(&self) {
         self.kept.iter().for_each(|(region, bytes)| region.write(bytes));
+    }
+}
+
+/// Memory on a GPU for inputs of calls that may be made again, and a stream for copies.
+///
+/// A driver may allocate only when its streams have come to rest, and the program's wait for a call from its acceptance on, so memory is
+/// taken before that, on the program's thread.
+#[derive(Debug)]
+pub struct KeptOnGpu {
+    gpu: Arc<GpuDevice>,
+    stream: Mutex<GpuStream>,
+    /// The last one is the largest. The others stay: freeing waits for streams, too.
+    memory: Mutex<Vec<DeviceBuffer>>,
+    /// What the call that is on has kept, and where.
+    kept: Mutex<Vec<(DeviceRegion, DeviceRegion)>>,
+}
+
+impl KeptOnGpu {
+    /// Without memory.
+    pub fn new(gpu: &Arc<GpuDevice>) -> Result<KeptOnGpu> {
+        let stream = Mutex::new(GpuStream::new(gpu)?);
+        Ok(KeptOnGpu { gpu: gpu.clone(), stream, memory: Mutex::default(), kept: Mutex::default() })
+    }
+
+    /// Has memory for what a call writes over. Others that are queued may still use what there was.
+    pub fn make_room(&self, call: &CollectiveCall) -> Result<()> {
+        let bytes = written(call).map(|region| region.len().next_multiple_of(ALIGN)).sum::<usize>();
+        let mut memory = locked(&self.memory);
+        let there = memory.last().map_or(0, DeviceBuffer::bytes);
+        if there < bytes {
+            // Twice as much at least, so that all that stays is no more than the largest twice.
+            memory.push(DeviceBuffer::new(&self.gpu, bytes.max(2 * there))?);
+        }
+        Ok(())
+    }
+
+    /// Keeps what this call writes over, in place of what was kept before.
+    pub fn keep(&self, call: &CollectiveCall) -> Result<()> {
+        let memory = locked(&self.memory).last().map_or(DeviceRegion::EMPTY, DeviceBuffer::region);
+        let mut at = 0;
+        let copies = written(call).map(|region| {
+            let kept = memory.part(at, region.len());
+            at += region.len().next_multiple_of(ALIGN);
+            (region, kept)
+        });
+        let copies: Vec<_> = copies.collect();
+        if !copies.is_empty() {
+            self.copy(copies.iter().map(|(region, kept)| (*kept, *region)))?;
+        }
+        *locked(&self.kept) = copies;
+        Ok(())
+    }
+
+    /// Writes it back.
+    pub fn give_back(&self) -> Result<()> {
+        self.copy(locked(&self.kept).iter().copied())
+    }
+
+    /// Copies, and waits until all has been copied.
+    fn copy(&self, copies: impl Iterator<Item = (DeviceRegion, DeviceRegion)>) -> Result<()> {
+        let mut stream = locked(&self.stream);
+        let entered = self.gpu.enter()?;
+        for (to, from) in copies {
+            // SAFETY: both must be there until the copy has ended; because that is waited for below, the program leaves a call's buffers
+            // alone until the call has ended, and what is kept is in memory of ours.
+            unsafe { stream.on_device(to.address(), from.address(), from.len()) }?;
+        }
+        drop(entered);
+        stream.finish()
     }
 }
 

@@ -12,6 +12,8 @@ mod kept;
 mod queued;
 
 use super::batch::{drive, OperationBatch};
+use super::device::DeviceHome;
+use super::engine::Engine;
 use super::{CollectiveCall, Comm, Operation, OperationQueue};
 use crate::carrier::Carrier;
 use crate::config::Lost;
@@ -22,7 +24,7 @@ use crate::selection::AUTO;
 use crate::sync::locked;
 use crate::topo::Rank;
 pub use adapt::AdaptOptions;
-use kept::{CommitWord, KeptInput};
+use kept::{CommitWord, KeptInput, KeptOnGpu};
 pub(super) use queued::{launch, launch_alone};
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -121,6 +123,15 @@ pub(super) struct Survivors {
     on_change: Mutex<Option<Box<dyn Fn() + Send>>>,
     /// What only the operation that is on uses.
     memory: Mutex<CallMemory>,
+    /// Where data is on a GPU.
+    on_gpu: Option<OnGpu>,
+}
+
+/// What goes on from one generation to the next where data is on a GPU.
+struct OnGpu {
+    /// Where the device waits meanwhile.
+    device: DeviceHome,
+    kept: KeptOnGpu,
 }
 
 /// What a call needs beside its buffers.
@@ -130,8 +141,9 @@ struct CallMemory {
 }
 
 impl Survivors {
-    fn new(nranks: usize) -> Survivors {
+    fn new(nranks: usize, on_gpu: Option<OnGpu>) -> Survivors {
         Survivors {
+            on_gpu,
             turns: OperationQueue::new(),
             is_aborted: AtomicBool::new(false),
             failure: OnceLock::new(),
@@ -154,6 +166,21 @@ impl Survivors {
     /// An error where the communicator has ended after all: what is queued then does not wait once more for those who did not come.
     fn still_go_on(&self) -> Result<()> {
         self.failure.get().map_or(Ok(()), |failure| Err(failure.clone()))
+    }
+
+    /// Ends the communicator, for this reason or one before it; which.
+    fn end(&self, error: Error) -> Error {
+        self.failure.get_or_init(|| error).clone()
+    }
+
+    /// Whether data is on a GPU.
+    pub(super) fn is_on_gpu(&self) -> bool {
+        self.on_gpu.is_some()
+    }
+
+    /// Whether nothing runs any more.
+    fn has_ended(&self) -> bool {
+        self.failure.get().is_some() || self.is_aborted.load(Ordering::Acquire)
     }
 
     /// So many calls have ended.
@@ -213,12 +240,22 @@ enum Outcome {
     Broken { error: Error, has_result: bool },
 }
 
+/// Has so many ranks tell each other that they have come to the end of a call.
+fn commit(over: &Arc<Comm>, word: &CommitWord, nranks: usize) -> Result<()> {
+    let mut run = OperationBatch::new(over.clone());
+    run.record(Operation::Collective(word.call(nranks)));
+    run.is_own = true;
+    run.decide()?;
+    run.take_turn();
+    drive(std::slice::from_mut(&mut run))
+}
+
 /// Makes a call over one generation.
 fn attempt(
     comm: &Arc<Comm>,
     generation: &Generation,
     call: &CollectiveCall,
-    memory: &mut CallMemory,
+    (memory, on_gpu): (&mut CallMemory, Option<&OnGpu>),
     keeps: &mut bool,
 ) -> Outcome {
     if let Some((_, error)) = generation.lost(comm).into_iter().next() {
@@ -234,7 +271,11 @@ fn attempt(
         among.algorithm = Some(AUTO.to_string());
     }
     if !std::mem::replace(keeps, true) {
-        if let Err(error) = memory.kept.keep(call) {
+        let kept = match on_gpu {
+            Some(on_gpu) => on_gpu.kept.keep(call),
+            None => memory.kept.keep(call),
+        };
+        if let Err(error) = kept {
             return Outcome::Refused { error, counts: false };
         }
     }
@@ -244,7 +285,7 @@ fn attempt(
             Some(_) => Outcome::Broken { error, has_result: false },
         };
     }
-    match run(over, [Operation::Collective(memory.word.call(generation.members.len()))], false) {
+    match commit(over, &memory.word, generation.members.len()) {
         Ok(()) => Outcome::Done,
         Err(error) => Outcome::Broken { error, has_result: true },
     }
@@ -259,7 +300,8 @@ fn survive(comm: &Arc<Comm>, survivors: &Survivors, call: &CollectiveCall) -> Re
     survivors.can_rescale(call)?;
     loop {
         let generation = survivors.generation();
-        let (error, has_result) = match attempt(comm, &generation, call, &mut memory, &mut keeps) {
+        let call_memory = (&mut *memory, survivors.on_gpu.as_ref());
+        let (error, has_result) = match attempt(comm, &generation, call, call_memory, &mut keeps) {
             Outcome::Done => {
                 survivors.rescale(comm, call, generation.members.len());
                 survivors.finish(before + 1);
@@ -279,8 +321,10 @@ fn survive(comm: &Arc<Comm>, survivors: &Survivors, call: &CollectiveCall) -> Re
             return Ok(());
         }
         survivors.tell_program();
-        if keeps {
-            memory.kept.give_back();
+        match &survivors.on_gpu {
+            Some(on_gpu) if keeps => on_gpu.kept.give_back()?,
+            None if keeps => memory.kept.give_back(),
+            _ => {}
         }
     }
 }
@@ -305,6 +349,9 @@ impl Survivors {
         // Who is in a call still need not wait for this rank.
         let over = generation.comm(comm);
         over.status.fail_after(error.clone(), || over.report(&error));
+        if self.on_gpu.is_some() {
+            over.engine.lock().iter_mut().for_each(Engine::give_device_back);
+        }
         let (mut tried, mut error, mut is_late) = (generation.members.clone(), error, false);
         loop {
             let (left, lost) = self.await_loss(comm, generation, &tried, &error);
@@ -368,7 +415,8 @@ impl Survivors {
         (left, lost): (&[usize], &[(usize, Error)]),
         finished: u64,
     ) -> Result<Standing> {
-        let next = comm.without_lost(left, &self.is_aborted)?;
+        let device = self.on_gpu.as_ref().map(|on_gpu| &on_gpu.device);
+        let next = comm.without_lost(left, device, &self.is_aborted)?;
         let mine = Standing { finished, generation: generation.number };
         let told = next.tell(mine.encode(), &self.is_aborted);
         let standing = told.and_then(|told| Standing::of_all(&told)).inspect_err(|_| next.abort())?;
@@ -506,13 +554,24 @@ impl Comm {
         locked(&self.survivors.get()?.generation).comm.clone()
     }
 
+    fn outlast_lost(&self) -> Result<()> {
+        let on_gpu = self.gpu().map(|device| -> Result<OnGpu> {
+            let home = DeviceHome::default();
+            self.engine.lock().iter_mut().for_each(|engine| engine.settle_device(home.clone()));
+            Ok(OnGpu { device: home, kept: KeptOnGpu::new(device.gpu())? })
+        });
+        // Set once: this runs once for each communicator.
+        let _ = self.survivors.set(Arc::new(Survivors::new(self.nranks(), on_gpu.transpose()?)));
+        Ok(())
+    }
+
     /// Has calls go on without lost ranks, where that is set and can be.
-    pub(super) fn begin_survivors(&self) {
+    pub(super) fn begin_survivors(&self) -> Result<()> {
         if self.config.lost != Lost::Continue || self.nranks() == 1 || self.options.companion.is_some() {
-            return;
+            return Ok(());
         }
-        let why = if self.members.iter().any(|member| member.on_gpu) {
-            "data is on devices"
+        let why = if self.options.make_device.is_some() {
+            "data is on a device of the program's own"
         } else if self.options.on_host.is_some() {
             "sends and receives of strataCommInitHost's communicators have no order among each other"
         } else if self.siblings.get().is_some() {
@@ -520,14 +579,13 @@ impl Comm {
         } else if self.grid.nnodes() > 1 && self.carrier != Some(Carrier::TCP) {
             "only over TCP messages between nodes outlast a rank (STRATA_INTER=tcp)"
         } else {
-            // Set once: this runs once for each communicator.
-            let _ = self.survivors.set(Arc::new(Survivors::new(self.nranks())));
-            return;
+            return self.outlast_lost();
         };
         if self.rank == Rank(0) {
             let tell = || crate::log::notice(&format!("STRATA_LOST=continue is left out: {why}"));
             REFUSED.get().call_once(tell);
         }
+        Ok(())
     }
 }
 

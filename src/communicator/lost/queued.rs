@@ -5,10 +5,15 @@ use super::{exchange, survive, Survivors};
 use crate::communicator::admission::admit;
 use crate::communicator::bundle::{self, Opens};
 use crate::communicator::front::{CallFront, Followed};
-use crate::communicator::{launch as launch_others, Comm, Launch, Operation, StreamRef};
+use crate::communicator::launch::{await_streams, device_of};
+use crate::communicator::{launch as launch_others, Comm, Launch, Operation, StreamRef, ALIVE};
+use crate::device::gpu::driver::DriverHandle;
+use crate::device::gpu::order::Arrival;
 use crate::error::{Error, Result};
 use crate::memory::DeviceRegion;
 use crate::process::thread;
+use smallvec::SmallVec;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -112,8 +117,57 @@ pub fn launch(batch: Vec<Launch>) -> Result<()> {
             streams.push(stream);
         }
     }
+    let (on_gpus, parts): (Vec<_>, Vec<_>) = parts.into_iter().partition(|(queued, _)| queued.comm.gpu().is_some());
+    let placed = place_on_gpus(on_gpus)?;
     let here = enqueue(parts)?;
+    placed.into_iter().try_for_each(|(queued, arrival)| run_on_gpu(queued, arrival))?;
     run_all(here, others)
+}
+
+/// Notes where the streams of parts on GPUs are, before any waits, and has memory for what they write over: a driver may allocate as long as
+/// no stream waits for this thread.
+fn place_on_gpus(parts: Vec<(Queued, Vec<StreamRef>)>) -> Result<Vec<(Queued, Arrival)>> {
+    let placed = parts.into_iter().map(|(queued, streams)| {
+        for operation in &queued.operations {
+            if let (Operation::Collective(call), Some(on_gpu)) = (operation, &queued.survivors.on_gpu) {
+                on_gpu.kept.make_room(call)?;
+            }
+        }
+        let handle = |stream: &StreamRef| if let StreamRef::Gpu(handle) = stream { Some(*handle) } else { None };
+        let streams: SmallVec<[DriverHandle; 4]> = streams.iter().filter_map(handle).collect();
+        let arrival = device_of(&queued.comm)?.arrive(&streams)?;
+        Ok((queued, arrival))
+    });
+    placed.collect()
+}
+
+/// Has operations run on their communicator's thread, in the order of the driver's streams.
+fn run_on_gpu(mut queued: Queued, arrival: Arrival) -> Result<()> {
+    let comm = queued.comm.clone();
+    let device = device_of(&comm)?;
+    let _accepting = device.accepting();
+    let (mut ordered, held) = device.hold(arrival);
+    queued.turn = Some(queued.survivors.turns.issue());
+    if held.is_err() {
+        // Nothing of it runs, and streams that wait already go on in their turn.
+        queued.operations.clear();
+    }
+    device.run(move || {
+        let has_ended = || queued.survivors.has_ended();
+        let come = await_streams(&mut ordered, has_ended);
+        let was_over = has_ended();
+        let comm = queued.comm.clone();
+        let survivors = queued.survivors.clone();
+        // No call returns what is wrong with this one, and nobody would know that its result is none.
+        let outcome = come.and_then(|()| queued.run()).map_err(|error| survivors.end(error));
+        // Its text is kept for who asks; the program knows of its own abort.
+        if let (false, Err(error), ALIVE) = (was_over, &outcome, comm.phase.load(Ordering::Acquire)) {
+            crate::log::warn(error.text());
+        }
+        drop(ordered);
+        outcome
+    })?;
+    held
 }
 
 /// Gives the parts their turns, and puts them on their streams; those that run here are left.
