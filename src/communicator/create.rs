@@ -742,7 +742,7 @@ impl Meeting<'_> {
         let (mut engine, providers) = self.engine(rank, &grid, &members, &config)?;
         let (carrier, knowledge) = self.follow(&table, zero, &grid, machine, &mut engine, &config)?;
         let gpu = engine.as_ref().and(self.gpu.as_ref()).map(GpuLauncher::new).transpose()?;
-        let waker = engine.as_ref().map(Engine::waker);
+        let (waker, on_devices) = (engine.as_ref().map(Engine::waker), on_devices(&members));
         let status = status(&waker);
         let monitor = monitor(credentials, rank, &members, &status, &config)?;
         // Nobody may use a link, or leave, before everybody has it. Nothing may be waited for before this round but
@@ -750,8 +750,7 @@ impl Meeting<'_> {
         let (crowded, lends) = self.last_round(&mut engine)?;
         self.session.close();
         let context = Context::new(grid.clone(), config.clone(), engine.as_ref().is_some_and(Engine::has_board));
-        let (on_devices, known) = (on_devices(&members), providers.clone());
-        let context = Context { knowledge, crowded, on_devices, lends, providers: known, ..context };
+        let context = Context { knowledge, crowded, on_devices, lends, providers: providers.clone(), ..context };
         link(monitor.as_ref(), &config, self.cancel)?;
         tell_made(credentials.key, self.options.name.as_deref(), rank, &grid);
         fence::prepare();
