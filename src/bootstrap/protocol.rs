@@ -8,7 +8,7 @@
 #![forbid(unsafe_code)]
 
 use crate::error::{Code, Error};
-use crate::health::{CallSummary, Loss};
+use crate::health::{CallSummary, Loss, RelayRequest};
 use serde::de::{self, Deserializer, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize, Serializer};
 use serde_bytes::{ByteBuf, Bytes};
@@ -196,14 +196,10 @@ pub enum Frame {
     Relay {
         /// Which communicator.
         comm: Credentials,
-        /// Who waits.
-        from: u32,
         /// Who is late.
         rank: u32,
-        /// The number of the operation.
-        number: u64,
-        /// What it is.
-        call: CallSummary,
+        /// Who waits, and for what.
+        request: RelayRequest,
     },
 }
 
@@ -356,7 +352,7 @@ mod tests {
             Frame::Answer(Answer { exchanges: Some([true, false]), ..Answer::default() }),
             Frame::Notice { comm, loss: Loss { rank: 5, from: None, error: Error::Remote("rank 5 died".to_string()) } },
             Frame::Notice { comm, loss: Loss { rank: 6, from: Some(7), error: Error::Timeout("late".to_string()) } },
-            Frame::Relay { comm, from: 1, rank: 2, number: 900, call: CallSummary([5, 6]) },
+            Frame::Relay { comm, rank: 2, request: RelayRequest::new(1, 900, CallSummary([5, 6])) },
         ]
     }
 

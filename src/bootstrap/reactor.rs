@@ -12,7 +12,7 @@ use crate::admission::{self, SERVICE};
 use crate::error::{Error, Result};
 use crate::fork::{self, Unshared};
 use crate::health::failure_detector::{FailureDetector, Watch};
-use crate::health::{CallSummary, RelayRequest};
+use crate::health::RelayRequest;
 use crate::process::thread;
 use crate::transport::Departure;
 use rustix::event::{poll, PollFd, PollFlags};
@@ -44,7 +44,7 @@ pub enum ServiceCommand {
     /// A rank gets no further and waits for these: do they call what it calls?
     Compare(CommRank, Vec<u32>, u64),
     /// A rank waits for these to begin the operation of this number: they may relay it.
-    Relay(CommRank, Vec<u32>, (u64, CallSummary)),
+    Relay(CommRank, Vec<u32>, RelayRequest),
     /// A rank leaves in good order; the sender hears when the others can know.
     Leave(CommRank, Sender<()>),
     /// Keep what a rank that has left owes to others, until the time is over.
@@ -201,8 +201,8 @@ impl Reactor {
                 ServiceCommand::Keep(departure, deadline) => self.departures.keep(departure, deadline),
                 ServiceCommand::AwaitDepartures(done) => self.departures.wait(done),
                 ServiceCommand::Compare(of, others, number) => self.ring.compare(&mut self.net, of, &others, number),
-                ServiceCommand::Relay(of, others, what) => {
-                    self.ring.ask_to_relay(&mut self.net, of, &others, what);
+                ServiceCommand::Relay(of, others, request) => {
+                    self.ring.ask_to_relay(&mut self.net, of, &others, request);
                 }
                 ServiceCommand::Leave(of, done) => {
                     let links = self.ring.leave(&mut self.net, of);
@@ -353,8 +353,8 @@ impl Reactor {
                 self.net.end(id);
                 welcome
             }
-            Frame::Relay { comm, from, rank, number, call } => {
-                let welcome = self.ring.relay(comm, rank, RelayRequest { from, number, call });
+            Frame::Relay { comm, rank, request } => {
+                let welcome = self.ring.relay(comm, rank, request);
                 self.net.end(id);
                 welcome
             }

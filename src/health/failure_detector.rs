@@ -434,19 +434,13 @@ impl FailureDetector {
     }
 
     /// Asks ranks that are waited for to relay an operation, each over a connection of its own.
-    pub fn ask_to_relay(
-        &mut self,
-        net: &mut Connections,
-        of: CommRank,
-        others: &[u32],
-        (number, call): (u64, CallSummary),
-    ) {
+    pub fn ask_to_relay(&mut self, net: &mut Connections, of: CommRank, others: &[u32], request: RelayRequest) {
         let Some(entry) = self.entries.get(&of) else { return };
-        let (comm, from) = (entry.watch.comm, of.1);
-        for &rank in others.iter().filter(|&&rank| rank != from) {
+        let comm = entry.watch.comm;
+        for &rank in others.iter().filter(|&&rank| rank != of.1) {
             let Some(addr) = entry.watch.members.get(rank as usize) else { continue };
-            let request = Frame::Relay { comm, from, rank, number, call }.encode().into();
-            if let Err(error) = net.dial(addr.0, Role::Ending, &[request]) {
+            let asked = Frame::Relay { comm, rank, request }.encode().into();
+            if let Err(error) = net.dial(addr.0, Role::Ending, &[asked]) {
                 crate::info!("asking rank {rank} to relay: {error}");
             }
         }

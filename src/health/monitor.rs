@@ -4,7 +4,7 @@
 use super::diagnosis::{self, Inquiry};
 use super::failure_detector::Watch;
 use super::status::SENDING;
-use super::{CallSummary, RankStatus};
+use super::{CallSummary, RankStatus, RelayRequest};
 use crate::bootstrap::reactor::ServiceCommand;
 use crate::bootstrap::{Credentials, Service, ServiceAddr};
 use crate::error::{Error, Result};
@@ -128,8 +128,9 @@ impl Monitor {
     /// Has the service ask those who are waited for to relay the operation of this number, if they have not begun it. Returns at once.
     pub fn ask_to_relay(&self, waiting_for: &[Rank], number: u64, call: CallSummary) {
         let others = waiting_for.iter().map(|rank| rank.0).collect();
+        let request = RelayRequest::new(self.me.0, number, call);
         // Without a service nobody is asked, and all wait.
-        let _ = self.service.command(ServiceCommand::Relay((self.comm.key, self.me.0), others, (number, call)));
+        let _ = self.service.command(ServiceCommand::Relay((self.comm.key, self.me.0), others, request));
     }
 
     fn ask(&self, ranks: &[Rank], number: u64) {

@@ -12,7 +12,7 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::sync::atomic::{fence, AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock};
-use std::time::Instant;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 type Wake = Box<dyn Fn() + Send + Sync>;
 type ActOnRelay = Box<dyn Fn(RelayRequest) + Send + Sync>;
@@ -41,7 +41,7 @@ impl Loss {
 }
 
 /// What a rank that is late is asked for by one that waits for it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RelayRequest {
     /// Who waits.
     pub from: u32,
@@ -49,6 +49,26 @@ pub struct RelayRequest {
     pub number: u64,
     /// What it is.
     pub call: CallSummary,
+    /// When it was asked, in microseconds of the clock of who waits.
+    pub at_us: u64,
+}
+
+impl RelayRequest {
+    /// Of now.
+    pub fn new(from: u32, number: u64, call: CallSummary) -> RelayRequest {
+        RelayRequest { from, number, call, at_us: clock_us() }
+    }
+
+    /// How many microseconds ago it was asked, as far as the two clocks agree.
+    pub fn age_us(&self) -> u64 {
+        clock_us().saturating_sub(self.at_us)
+    }
+}
+
+/// Microseconds of the system's clock.
+fn clock_us() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.map_or(0, |since| since.as_micros() as u64)
 }
 
 /// With whom a rank exchanges elements in an operation of which each rank knows the sizes of its own blocks only; a bit for each rank.

@@ -24,6 +24,10 @@ const SLOWER: f64 = 1.1;
 const WHILE_SHARES_HOLD: f64 = 25.0;
 const WHERE_SLOWER: f64 = 10.0;
 const MOST_PATIENCE: f64 = 16.0;
+/// While shares hold, one round looks whether a link has become better, when calls have taken so many times as long as that round: a round
+/// in which one has received so many times what its rate allows has links be measured.
+const LOOKS_APART: f64 = 25.0;
+const BETTER: f64 = 1.25;
 
 /// A round of messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,6 +51,24 @@ impl Round {
             }
         }
         blocks
+    }
+
+    /// What each rank receives for each microsecond on links of these rates, each of which is shared evenly by what it carries; 0 where it
+    /// receives nothing.
+    pub fn figures(self, grid: &Grid, rates: &[f64]) -> Vec<f64> {
+        let mut loads = [vec![0.0; rates.len()], vec![0.0; rates.len()]];
+        for (from, to) in self.pairs(grid) {
+            loads[0][from.index()] += 1.0;
+            loads[1][to.index()] += 1.0;
+        }
+        let mut times = vec![0.0f64; rates.len()];
+        for (from, to) in self.pairs(grid) {
+            let time = |rank: Rank, load: &[f64]| self.bytes as f64 * load[rank.index()] / rates[rank.index()];
+            let needed = time(from, &loads[0]).max(time(to, &loads[1]));
+            times[to.index()] = times[to.index()].max(needed);
+        }
+        let figure = |(time, load): (f64, f64)| if load > 0.0 { self.bytes as f64 * load / time } else { 0.0 };
+        times.into_iter().zip(loads[1].iter().copied()).map(figure).collect()
     }
 
     /// Of each rail and node, who sends to whom.
@@ -82,6 +104,14 @@ struct Rounds {
     /// Of each rank the most that it has sent and received, in bytes for each microsecond.
     sent: Vec<f64>,
     received: Vec<f64>,
+    /// Whether this one round only looks whether links have become better.
+    looks: bool,
+}
+
+impl Rounds {
+    fn new(nranks: usize, bytes: usize, looks: bool) -> Rounds {
+        Rounds { next: 0, bytes, sent: vec![0.0; nranks], received: vec![0.0; nranks], looks }
+    }
 }
 
 /// What comes after the ranks have told.
@@ -125,11 +155,27 @@ pub struct LinkProfiler {
     /// How many times as long to wait because nothing had changed.
     patience: f64,
     rounds: Option<Rounds>,
+    /// Microseconds of calls since a round was last made, and those that a look takes.
+    unseen: f64,
+    look_cost: f64,
+    /// What was found last, and by rounds of how many bytes.
+    rates: Vec<Option<f64>>,
+    bytes: usize,
 }
 
 impl Default for LinkProfiler {
     fn default() -> LinkProfiler {
-        LinkProfiler { usual: HashMap::new(), since: None, cost: 0.0, patience: 1.0, rounds: None }
+        LinkProfiler {
+            usual: HashMap::new(),
+            since: None,
+            cost: 0.0,
+            patience: 1.0,
+            rounds: None,
+            unseen: 0.0,
+            look_cost: 0.0,
+            rates: Vec::new(),
+            bytes: FIRST_BYTES,
+        }
     }
 }
 
@@ -137,6 +183,7 @@ impl LinkProfiler {
     /// All ranks have told how long calls took. `holds` says whether shares by rates hold.
     pub fn calls_took(&mut self, grid: &Grid, calls: CallsTook, holds: bool) -> AfterTelling {
         self.since = self.since.map(|since| since + calls.us());
+        self.unseen += calls.us();
         let mut is_slower = false;
         if let Some(pace) = calls.pace {
             let usual = self.usual.entry(calls.class).or_insert(pace);
@@ -145,13 +192,19 @@ impl LinkProfiler {
         }
         let (soon, in_time) = (WHERE_SLOWER * self.patience * self.cost, WHILE_SHARES_HOLD * self.patience * self.cost);
         let is_due = self.since.is_none_or(|since| (is_slower && since >= soon) || (holds && since >= in_time));
-        if !is_due {
-            return AfterTelling::Nothing;
+        if is_due {
+            return self.measure_all(grid);
         }
+        if holds && !self.rates.is_empty() && self.unseen >= LOOKS_APART * self.look_cost {
+            self.rounds = Some(Rounds::new(grid.nranks(), self.bytes, true));
+            return self.measure(grid);
+        }
+        AfterTelling::Nothing
+    }
+
+    fn measure_all(&mut self, grid: &Grid) -> AfterTelling {
         self.cost = 0.0;
-        let nranks = grid.nranks();
-        self.rounds =
-            Some(Rounds { next: 0, bytes: FIRST_BYTES, sent: vec![0.0; nranks], received: vec![0.0; nranks] });
+        self.rounds = Some(Rounds::new(grid.nranks(), FIRST_BYTES, false));
         self.measure(grid)
     }
 
@@ -176,7 +229,17 @@ impl LinkProfiler {
         let mut served = vec![0.0f64; grid.nranks()];
         round.pairs(grid).for_each(|(_, to)| served[to.index()] += 1.0);
         let times = served.iter().zip(figures).map(|(served, figure)| served * round.bytes as f64 / figure);
-        self.cost += times.filter(|time| time.is_finite()).fold(0.0, f64::max);
+        let took = times.filter(|time| time.is_finite()).fold(0.0, f64::max);
+        if rounds.looks {
+            (self.rounds, self.unseen, self.look_cost) = (None, 0.0, took);
+            let known: Vec<f64> = self.rates.iter().map(|rate| rate.unwrap_or(f64::INFINITY)).collect();
+            let expected = round.figures(grid, &known);
+            return match figures.iter().zip(expected).any(|(figure, expected)| *figure > BETTER * expected) {
+                true => self.measure_all(grid),
+                false => AfterTelling::Nothing,
+            };
+        }
+        self.cost += took;
         let most = figures.iter().copied().filter(|figure| figure.is_finite()).fold(0.0, f64::max);
         if rounds.next == 0 && round.bytes < MOST_BYTES && most * LEAST_US > round.bytes as f64 {
             rounds.bytes = ((most * LEAST_US * LONGER) as usize).min(MOST_BYTES);
@@ -195,15 +258,14 @@ impl LinkProfiler {
         if self.round(grid).is_some() {
             return self.measure(grid);
         }
-        let Some(Rounds { sent, received, .. }) = self.rounds.take() else { return AfterTelling::Nothing };
+        let Some(Rounds { sent, received, bytes, .. }) = self.rounds.take() else { return AfterTelling::Nothing };
         self.usual.clear();
         self.since = Some(0.0);
-        AfterTelling::Rates(
-            sent.iter()
-                .zip(&received)
-                .map(|(sent, received)| Some(sent.min(*received)).filter(|&rate| rate > 0.0))
-                .collect(),
-        )
+        let rate = |(sent, received): (&f64, &f64)| Some(sent.min(*received)).filter(|&rate| rate > 0.0);
+        self.rates = sent.iter().zip(&received).map(rate).collect();
+        // The last of the rounds was one as a look is.
+        (self.bytes, self.unseen, self.look_cost) = (bytes, 0.0, took);
+        AfterTelling::Rates(self.rates.clone())
     }
 
     /// Whether what was found has changed the shares: else it is looked for less often.
@@ -220,24 +282,6 @@ mod tests {
     /// Calls that take so long for a byte: ten between two tellings.
     fn calls(class: u32, pace: impl Into<Option<f64>>) -> CallsTook {
         CallsTook { calls: 10, class, pace: pace.into() }
-    }
-
-    /// What each rank receives in a round on links of these rates, each of which is shared evenly by what it carries.
-    fn figures(grid: &Grid, round: Round, rates: &[f64]) -> Vec<f64> {
-        let mut loads = [vec![0.0; rates.len()], vec![0.0; rates.len()]];
-        for (from, to) in round.pairs(grid) {
-            loads[0][from.index()] += 1.0;
-            loads[1][to.index()] += 1.0;
-        }
-        let mut times = vec![0.0f64; rates.len()];
-        for (from, to) in round.pairs(grid) {
-            let time = |rank: Rank, load: &[f64]| round.bytes as f64 * load[rank.index()] / rates[rank.index()];
-            let needed = time(from, &loads[0]).max(time(to, &loads[1]));
-            times[to.index()] = times[to.index()].max(needed);
-        }
-        (0..rates.len())
-            .map(|rank| if times[rank] > 0.0 { round.bytes as f64 * loads[1][rank] / times[rank] } else { 0.0 })
-            .collect()
     }
 
     /// Whether these rates are found, but for what computing has rounded.
@@ -258,7 +302,7 @@ mod tests {
             match outcome {
                 AfterTelling::Measure(round) => {
                     assert_eq!(profiler.round(grid), Some(round));
-                    outcome = profiler.round_took(grid, &figures(grid, round, rates));
+                    outcome = profiler.round_took(grid, &round.figures(grid, rates));
                 }
                 AfterTelling::Rates(rates) => return (rates, rounds),
                 AfterTelling::Nothing => panic!("nothing is measured"),
@@ -306,7 +350,10 @@ mod tests {
         let mut profiler = LinkProfiler::default();
         let mut measures = |class, pace, holds, is_news| {
             let begun = profiler.calls_took(&grid, calls(class, pace), holds);
-            if begun == AfterTelling::Nothing {
+            let AfterTelling::Measure(round) = begun else { return false };
+            if profiler.rounds.as_ref().is_some_and(|rounds| rounds.looks) {
+                let after = profiler.round_took(&grid, &round.figures(&grid, &[25.0; 6]));
+                assert_eq!(after, AfterTelling::Nothing, "all links are as they were");
                 return false;
             }
             measured(&mut profiler, &grid, &[25.0; 6], begun);
@@ -338,6 +385,38 @@ mod tests {
         };
         let times = (0..600).filter(|_| slower()).count();
         assert!((4..=6).contains(&times), "{times}");
+    }
+
+    /// After how many tellings of ten calls it is found that links have become others.
+    fn found_after(before: &[f64], now: &[f64]) -> Option<usize> {
+        let grid = Grid::blocks(&[4; 4]);
+        let mut profiler = LinkProfiler::default();
+        let begun = profiler.calls_took(&grid, calls(20, 16.0), false);
+        assert!(are(&measured(&mut profiler, &grid, before, begun).0, before));
+        (1..200).find(|_| {
+            let AfterTelling::Measure(round) = profiler.calls_took(&grid, calls(20, 16.0), true) else { return false };
+            match profiler.round_took(&grid, &round.figures(&grid, now)) {
+                AfterTelling::Nothing => false,
+                begun => are(&measured(&mut profiler, &grid, now, begun).0, now),
+            }
+        })
+    }
+
+    #[test]
+    fn while_shares_hold_one_round_now_and_then_sees_that_a_link_is_better_again() {
+        let with = |rank: usize, rate: f64| {
+            let mut rates = vec![25.0; 16];
+            rates[rank] = rate;
+            rates
+        };
+        for rank in [0, 5, 15] {
+            // A round on the slow link takes as long as the calls of one telling.
+            let found = found_after(&with(rank, 6.25), &with(rank, 25.0));
+            assert!(found.is_some_and(|tellings| (20..=30).contains(&tellings)), "{found:?}");
+        }
+        // A link may also be seen to be slower by it, but calls show that.
+        let unchanged = found_after(&with(3, 6.25), &with(3, 6.25)).unwrap();
+        assert!(unchanged > 50, "links are measured as without looks: {unchanged}");
     }
 
     proptest! {

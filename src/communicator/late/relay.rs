@@ -88,6 +88,7 @@ fn run(comm: &Arc<Comm>, late: &Arc<LateRanks>, request: RelayRequest) -> Result
     }
     state.relay = Some(Relay { request, memory: (arena, region), arrived: None, absent: None, absences: None });
     drop(state);
+    crate::info!("operation {} is relayed, as rank {} asked {} us ago", request.number, request.from, request.age_us());
     let mut relayed = LateCall::new(late.clone(), request.call, reduction, call.clone());
     relayed.relays = true;
     batch.relay(call, Box::new(relayed));
@@ -147,7 +148,7 @@ impl Relay {
         call: &CollectiveCall,
         summary: CallSummary,
     ) -> Result<Box<LateCall>> {
-        let RelayRequest { from, number, call: theirs } = self.request;
+        let RelayRequest { from, number, call: theirs, .. } = self.request;
         let reduction = call.reduction.filter(|_| summary == theirs);
         let differs = || Error::InvalidUsage(diagnosis::differs(number, (comm.rank.0, summary), (from, theirs)));
         let reduction = reduction.ok_or_else(differs)?;

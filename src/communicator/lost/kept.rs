@@ -82,7 +82,7 @@ impl KeptOnGpu {
         let mut memory = locked(&self.memory);
         let there = memory.last().map_or(0, DeviceBuffer::bytes);
         if there < bytes {
-            // Twice as much at least, so that all that stays is no more than the largest twice.
+            // Twice as much at least, so that all that stays is at most three times what a call has needed.
             memory.push(DeviceBuffer::new(&self.gpu, bytes.max(2 * there))?);
         }
         Ok(())
