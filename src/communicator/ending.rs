@@ -106,6 +106,10 @@ impl Comm {
         self.stop(abortion(self.rank));
         // What runs sees the failure at its next poll; the limit is for a thread that was stopped from outside.
         self.turns.wait_all(Duration::from_secs(10));
+        // Nothing of the program's is written any more, by a call that is being made again neither. A callback is in such a call itself.
+        if let (Some(survivors), Ok(())) = (self.survivors.get(), self.not_in_callback()) {
+            survivors.wait_all(Duration::from_secs(10));
+        }
         self.release(LAST_WORDS);
     }
 

@@ -256,6 +256,7 @@ impl Comm {
                 Some(_) => self.words_of_survivors(cancel)?,
             };
             let _ = self.windows.words.set(words);
+            self.attend_meetings();
         }
         let window = Arc::new(Window { bounds, state: Mutex::default(), news: Condvar::new() });
         if has_clock {

@@ -79,11 +79,14 @@ impl KeptOnGpu {
     /// Has memory for what a call writes over. Others that are queued may still use what there was.
     pub fn make_room(&self, call: &CollectiveCall) -> Result<()> {
         let bytes = written(call).map(|region| region.len().next_multiple_of(ALIGN)).sum::<usize>();
-        let mut memory = locked(&self.memory);
-        let there = memory.last().map_or(0, DeviceBuffer::bytes);
+        let there = locked(&self.memory).last().map_or(0, DeviceBuffer::bytes);
         if there < bytes {
+            // Without the lock: where the driver waits for streams, these may wait for a call that keeps something now.
             // Twice as much at least, so that all that stays is at most three times what a call has needed.
-            memory.push(DeviceBuffer::new(&self.gpu, bytes.max(2 * there))?);
+            let more = DeviceBuffer::new(&self.gpu, bytes.max(2 * there))?;
+            let mut memory = locked(&self.memory);
+            memory.push(more);
+            memory.sort_by_key(DeviceBuffer::bytes);
         }
         Ok(())
     }
@@ -114,13 +117,14 @@ impl KeptOnGpu {
     fn copy(&self, copies: impl Iterator<Item = (DeviceRegion, DeviceRegion)>) -> Result<()> {
         let mut stream = locked(&self.stream);
         let entered = self.gpu.enter()?;
-        for (to, from) in copies {
+        let mut begun = copies.map(|(to, from)| {
             // SAFETY: both must be there until the copy has ended; because that is waited for below, the program leaves a call's buffers
             // alone until the call has ended, and what is kept is in memory of ours.
-            unsafe { stream.on_device(to.address(), from.address(), from.len()) }?;
-        }
+            unsafe { stream.on_device(to.address(), from.address(), from.len()) }
+        });
+        let begun = begun.find(Result::is_err).unwrap_or(Ok(()));
         drop(entered);
-        stream.finish()
+        begun.and(stream.finish())
     }
 }
 

@@ -7,6 +7,7 @@
 //! is lost while they meet makes them meet again without it.
 
 mod adapt;
+mod attend;
 mod call;
 mod kept;
 mod queued;
@@ -24,6 +25,7 @@ use crate::selection::AUTO;
 use crate::sync::locked;
 use crate::topo::Rank;
 pub use adapt::AdaptOptions;
+use attend::Meetings;
 use kept::{CommitWord, KeptInput, KeptOnGpu};
 pub(super) use queued::{launch, launch_alone};
 use std::cell::Cell;
@@ -125,6 +127,7 @@ pub(super) struct Survivors {
     memory: Mutex<CallMemory>,
     /// Where data is on a GPU.
     on_gpu: Option<OnGpu>,
+    meetings: Meetings,
 }
 
 /// What goes on from one generation to the next where data is on a GPU.
@@ -144,6 +147,7 @@ impl Survivors {
     fn new(nranks: usize, on_gpu: Option<OnGpu>) -> Survivors {
         Survivors {
             on_gpu,
+            meetings: Meetings::default(),
             turns: OperationQueue::new(),
             is_aborted: AtomicBool::new(false),
             failure: OnceLock::new(),
@@ -297,6 +301,7 @@ fn survive(comm: &Arc<Comm>, survivors: &Survivors, call: &CollectiveCall) -> Re
     let mut keeps = false;
     let before = survivors.finished();
     survivors.still_go_on()?;
+    survivors.tell_untold();
     survivors.can_rescale(call)?;
     loop {
         let generation = survivors.generation();
@@ -321,6 +326,9 @@ fn survive(comm: &Arc<Comm>, survivors: &Survivors, call: &CollectiveCall) -> Re
             return Ok(());
         }
         survivors.tell_program();
+        if survivors.is_aborted.load(Ordering::Acquire) {
+            return Err(super::abortion(comm.rank));
+        }
         match &survivors.on_gpu {
             Some(on_gpu) if keeps => on_gpu.kept.give_back()?,
             None if keeps => memory.kept.give_back(),
@@ -332,6 +340,7 @@ fn survive(comm: &Arc<Comm>, survivors: &Survivors, call: &CollectiveCall) -> Re
 /// Sends and receives. What is under way when a rank is lost is not made again.
 fn exchange(comm: &Arc<Comm>, survivors: &Survivors, messages: Vec<Operation>) -> Result<()> {
     survivors.still_go_on()?;
+    survivors.tell_untold();
     let mut generation = survivors.generation();
     while let Some((_, error)) = generation.lost(comm).into_iter().next() {
         survivors.go_on(comm, &generation, survivors.finished(), error)?;
@@ -426,6 +435,7 @@ impl Survivors {
         let (members, number, first_call) = (left.to_vec(), standing.generation, standing.finished + 1);
         let new = Generation { comm: Some(next.clone()), members, number, first_call, gone };
         let before = std::mem::replace(&mut *locked(&self.generation), Arc::new(new));
+        self.hear_of_losses(comm, &next.status);
         before.comm.iter().for_each(|comm| comm.abort());
         if self.is_aborted.load(Ordering::Acquire) {
             next.abort();

@@ -539,6 +539,8 @@ impl Device for Staging {
         self.cancel_provided();
         self.into.cancel(&mut self.slots);
         self.local.cancel(&mut self.slots);
+        // Another communicator may go on with this device, whose tokens begin anew.
+        self.arrived.clear();
         let leaving = self.leaving.drain(..).map(|message| message.slot);
         let sending = self.sending.drain().map(|(_, slot)| slot);
         let arriving = self.arriving.drain().map(|(_, message)| message.slot);
