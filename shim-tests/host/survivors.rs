@@ -11,6 +11,15 @@ fn those_who_are_left_have_the_same_contributors_in_every_result() {
     print!("{}", run_with("survivors.c", &[], &["1", "40"]));
 }
 
+/// Those in a call that a loss has broken, and those who wait for the next window to close, come together.
+#[test]
+fn those_who_are_left_meet_in_windows_that_time_closes() {
+    for seed in ["1314", "2118"] {
+        (0..6).for_each(|_| print!("{}", run_with("survivors.c", &[], &[seed, "1"])));
+    }
+    print!("{}", run_with("survivors.c", &[], &["10", "20", "6"]));
+}
+
 /// On the double of each driver: the program's streams wait until the call has been made again.
 #[test]
 fn those_who_are_left_go_on_on_gpus() {
@@ -24,7 +33,8 @@ fn those_who_are_left_go_on_on_gpus() {
         let path = std::env::join_paths([&dir, &drivers]).unwrap();
         let mut command = Command::new("timeout");
         command.args(["-s", "KILL", "300"]).arg(&program).args(["1", "12"]).env("LD_LIBRARY_PATH", path);
-        // The communicator's thread must not do what waits for the program's streams, which wait for it.
+        // The communicator's thread must not do what waits for the program's streams, which wait for it. (Where a program ends a
+        // communicator without waiting for its stream, that thread may free memory, when its stream goes on.)
         command.env("SOFT_DEVICE", driver).env("SOFTGPU_STILL", "strata-stream");
         print!("{}", checked(command.env("STRATA_BOOTSTRAP_TIMEOUT_MS", "30000")));
     }

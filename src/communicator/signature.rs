@@ -16,6 +16,10 @@ pub(super) fn explain(error: Error, call: &CollectiveCall, sequence: u64, beside
         Error::InvalidUsage(text) if beside => {
             Error::InvalidUsage(format!("{}, or a send or receive beside it: {text}", what.trim_end_matches(": ")))
         }
+        // An empty block has no message there, so one that somebody has elements for looks like another call's.
+        Error::InvalidUsage(text) if call.blocks.is_some() && call.known_sizes().is_none() => {
+            Error::InvalidUsage(format!("{what}{text}, or one has elements for another one that expects none"))
+        }
         Error::InvalidUsage(text) => Error::InvalidUsage(what + &text),
         Error::Timeout(text) => Error::Timeout(match call.decision.as_ref().and_then(|decision| decision.provider()) {
             Some(provider) => format!("{what}provider {provider} has not completed it: {text}"),

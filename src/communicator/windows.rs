@@ -277,8 +277,14 @@ impl Comm {
         // Who has been lost before is found out here.
         self.word_of_all(0, RedOp::Min)?;
         loop {
+            // Who was in the word still when a rank was lost comes here over what is new; others were here before, have given up with what
+            // was lost, and are in the next word. So what is new is used by all only behind a word that ran over it.
+            let is_new = self.survivors.get().is_some_and(|survivors| survivors.is_new_since_call());
             let before = over();
-            let made = before.make_words(cancel).and_then(|words| words.begin_survivors().map(|()| words));
+            let made = match is_new {
+                true => Err(Error::Remote("ranks were lost while a window was opened".to_string())),
+                false => before.make_words(cancel).and_then(|words| words.begin_survivors().map(|()| words)),
+            };
             let all_have_it = self.word_of_all(u64::from(made.is_ok()), RedOp::Min);
             let error = match (made, all_have_it) {
                 (Ok(words), Ok(1)) => return Ok(words),
@@ -289,7 +295,7 @@ impl Comm {
                 }
                 (Err(error), outcome) => outcome.err().unwrap_or(error),
             };
-            if self.final_failure().is_some() || Arc::ptr_eq(&before, &over()) {
+            if self.final_failure().is_some() || (!is_new && Arc::ptr_eq(&before, &over())) {
                 return Err(error);
             }
         }

@@ -70,12 +70,23 @@ impl Generation {
     fn lost(&self, first: &Comm) -> Vec<(usize, Error)> {
         let of_first = first.status.losses().into_iter().map(|(_, loss)| (loss.rank as usize, loss));
         let later = self.comm.iter().flat_map(|comm| comm.status.losses());
-        let of_later = later.filter_map(|(_, loss)| Some((*self.members.get(loss.rank as usize)?, loss)));
+        let of_later = later.filter_map(|(_, loss)| {
+            let rank = *self.members.get(loss.rank as usize)?;
+            Some((rank, Loss { error: renumbered(&loss.error, loss.rank as usize, rank), ..loss }))
+        });
         let mut lost: Vec<(usize, Loss)> = of_first.chain(of_later).filter(|(_, loss)| loss.is_death()).collect();
         lost.retain(|(rank, _)| self.members.contains(rank));
         lost.sort_by_key(|(rank, _)| *rank);
         lost.dedup_by_key(|(rank, _)| *rank);
         lost.into_iter().map(|(rank, loss)| (rank, loss.error)).collect()
+    }
+}
+
+/// What is said of a rank of a generation, with its number in the communicator itself.
+fn renumbered(error: &Error, number: usize, rank: usize) -> Error {
+    match error.text().strip_prefix(&format!("rank {number} ")) {
+        Some(what) => Error::of_code(error.code(), format!("rank {rank} {what}")),
+        None => error.clone(),
     }
 }
 
@@ -119,6 +130,8 @@ pub(super) struct Survivors {
     generation: Mutex<Arc<Generation>>,
     /// Calls that have ended. Only the operation that is on counts.
     finished: AtomicU64,
+    /// The number of the generation in which the last of them ran.
+    ran_in: AtomicU64,
     /// Whether sums are multiplied for those who do not contribute.
     rescales: AtomicBool,
     /// What is called when ranks have been lost.
@@ -153,6 +166,7 @@ impl Survivors {
             failure: OnceLock::new(),
             generation: Mutex::new(Arc::new(Generation::first(nranks))),
             finished: AtomicU64::new(0),
+            ran_in: AtomicU64::new(0),
             rescales: AtomicBool::new(false),
             on_change: Mutex::default(),
             memory: Mutex::new(CallMemory { kept: KeptInput::default(), word: CommitWord::new() }),
@@ -185,6 +199,17 @@ impl Survivors {
     /// Whether nothing runs any more.
     fn has_ended(&self) -> bool {
         self.failure.get().is_some() || self.is_aborted.load(Ordering::Acquire)
+    }
+
+    /// Whether ranks have been lost since the last call ran, as far as this one knows: others may have known when they went on from it.
+    pub(super) fn is_new_since_call(&self) -> bool {
+        self.generation().number != self.ran_in.load(Ordering::Acquire)
+    }
+
+    /// So many calls have ended, the last one in this generation.
+    fn finish_in(&self, generation: &Generation, calls: u64) {
+        self.ran_in.store(generation.number, Ordering::Release);
+        self.finish(calls);
     }
 
     /// So many calls have ended.
@@ -309,7 +334,7 @@ fn survive(comm: &Arc<Comm>, survivors: &Survivors, call: &CollectiveCall) -> Re
         let (error, has_result) = match attempt(comm, &generation, call, call_memory, &mut keeps) {
             Outcome::Done => {
                 survivors.rescale(comm, call, generation.members.len());
-                survivors.finish(before + 1);
+                survivors.finish_in(&generation, before + 1);
                 return Ok(());
             }
             Outcome::Refused { error, counts } => {
@@ -321,7 +346,7 @@ fn survive(comm: &Arc<Comm>, survivors: &Survivors, call: &CollectiveCall) -> Re
         let stands = survivors.go_on(comm, &generation, before + u64::from(has_result), error)?;
         if has_result && stands > before {
             survivors.rescale(comm, call, generation.members.len());
-            survivors.finish(before + 1);
+            survivors.finish_in(&generation, before + 1);
             survivors.tell_program();
             return Ok(());
         }
@@ -602,6 +627,15 @@ impl Comm {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn reasons_have_the_numbers_that_ranks_had_when_the_communicator_was_made() {
+        let said = |text: &str| renumbered(&Error::Remote(text.to_string()), 3, 14);
+        assert_eq!(said("rank 3 (host, pid 7) died"), Error::Remote("rank 14 (host, pid 7) died".to_string()));
+        for other in ["rank 30 died", "no rank 3 here"] {
+            assert_eq!(said(other), Error::Remote(other.to_string()));
+        }
+    }
 
     #[test]
     fn calls_stand_that_all_have_finished() {
