@@ -218,9 +218,6 @@ static void changed(void* argument) {
   CHECK(ncclCommDestroy(watched) == ncclInvalidUsage);
 }
 
-/* Kinds that need nobody. */
-static const int on_gpus[] = {0, 1, 2, 3};
-
 static void rank_main(ncclUniqueId id) {
   char node[32];
   ncclComm_t comm;
@@ -239,7 +236,7 @@ static void rank_main(ncclUniqueId id) {
   CHECK(number_in_state("generation") == 0 && strataCommOnChange(comm, changed, &changes) == ncclSuccess);
   shared->is_in[me] = 1;
   for (now = 0; now < calls; now++) {
-    int kind = is_on_device ? on_gpus[next(4)] : (int)next(7), spread = next(5);
+    int kind = next(is_on_device ? 4 : 7), spread = next(5); /* The first four need nobody who may be lost. */
     size_t count = 1 + next(spread == 0 ? MOST_COUNT : spread < 3 ? 20000 : 100);
     int pause = next(10) == 0 ? (int)next(3000) : 0, slow = next(nranks);
     if (only_kind >= 0) kind = only_kind;

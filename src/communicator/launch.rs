@@ -108,6 +108,13 @@ pub(super) fn device_of(comm: &Comm) -> Result<&GpuLauncher> {
     comm.gpu().ok_or_else(|| Error::Internal("a stream of a driver's without a device".to_string()))
 }
 
+/// Notes where those of the streams are that are the driver's.
+pub(super) fn arrive(comm: &Comm, streams: &[StreamRef]) -> Result<Arrival> {
+    let handle = |stream: &StreamRef| if let StreamRef::Gpu(handle) = stream { Some(*handle) } else { None };
+    let streams: SmallVec<[DriverHandle; 4]> = streams.iter().filter_map(handle).collect();
+    device_of(comm)?.arrive(&streams)
+}
+
 /// Waits until the streams have come to the operation, which takes as long as the program's own work on them, or the
 /// communicator `has_failed`.
 pub(super) fn await_streams(ordered: &mut StreamOrder, has_failed: impl Fn() -> bool) -> Result<()> {
@@ -156,9 +163,7 @@ fn begin_group(batch: Vec<Launch>) -> Result<(Vec<Bundle>, Option<bundle::Order>
     // All operations of a group go on at once, so none on a stream comes after another one's wait on it.
     let mut arrivals = Vec::new();
     for (run, streams) in parts.iter().filter(|(run, _)| run.comm.gpu().is_some()) {
-        let handle = |stream: &StreamRef| if let StreamRef::Gpu(handle) = stream { Some(*handle) } else { None };
-        let streams: SmallVec<[DriverHandle; 4]> = streams.iter().filter_map(handle).collect();
-        arrivals.push(device_of(&run.comm)?.arrive(&streams)?);
+        arrivals.push(arrive(&run.comm, streams)?);
     }
     let mut arrivals = arrivals.into_iter();
     let mut bundles: Vec<Bundle> = Vec::new();

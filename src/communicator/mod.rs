@@ -81,7 +81,6 @@ pub use joined::Joined;
 use members::Member;
 use queue::OperationQueue;
 use siblings::{Family, Siblings};
-use smallvec::SmallVec;
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -284,15 +283,18 @@ impl CollectiveCall {
     /// With whom the rank `me` exchanges elements, where each rank knows the sizes of its own blocks only.
     fn exchanges(&self, me: Rank, nranks: usize) -> Option<Exchanges> {
         let blocks = self.blocks.as_ref().filter(|blocks| !blocks.knows_all())?;
-        let peers = |blocks: &[Extent], is_list: bool| -> SmallVec<[usize; 16]> {
-            let peer = |at: usize| if is_list { at } else { self.root.index() };
-            let some = blocks.iter().enumerate().filter(|(_, block)| block.count > 0);
-            some.map(|(at, _)| peer(at)).filter(|&peer| peer != me.index()).collect()
+        // A rank other than the root has one block, whose other end is the root.
+        let (all, is_root, root) = (self.collective == Collective::AllToAll, self.root == me, self.root.index());
+        let peers = |is_list: bool| {
+            move |(at, block): (usize, &Extent)| {
+                let peer = if is_list { at } else { root };
+                (block.count > 0 && peer != me.index()).then_some(peer)
+            }
         };
-        let (is_root, all) = (self.root == me, self.collective == Collective::AllToAll);
-        let to = peers(blocks.input(), all || (is_root && self.collective == Collective::Scatter));
-        let from = peers(blocks.output(), all || (is_root && self.collective == Collective::Gather));
-        Some(Exchanges::new(nranks, to.into_iter(), from.into_iter()))
+        let to = peers(all || (is_root && self.collective == Collective::Scatter));
+        let from = peers(all || (is_root && self.collective == Collective::Gather));
+        let [input, output] = [blocks.input(), blocks.output()].map(|blocks| blocks.iter().enumerate());
+        Some(Exchanges::new(nranks, input.filter_map(to), output.filter_map(from)))
     }
 
     /// What all ranks must agree on.

@@ -11,10 +11,6 @@ use crate::health::RankStatus;
 use crate::process::thread;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
-use std::time::Duration;
-
-/// How long the thread sleeps at most until it looks whether it is its turn.
-const LOOK: Duration = Duration::from_millis(50);
 
 /// Whether ranks come to meetings without a call.
 #[derive(Debug, Default)]
@@ -60,10 +56,7 @@ impl Survivors {
 
     /// Meets the others as long as there is a reason to, in a turn among the program's operations.
     fn come(&self, first: &Arc<Comm>) {
-        let turn = self.turns.issue();
-        while !self.turns.is(turn) {
-            self.turns.wait(turn, LOOK);
-        }
+        self.wait_turn(self.turns.issue());
         while !self.has_ended() {
             let generation = self.generation();
             let lost = generation.lost(first).into_iter().next().map(|(_, error)| error);

@@ -35,6 +35,8 @@ use std::time::{Duration, Instant};
 
 /// How long ranks that have failed wait to hear which rank is lost.
 const NEWS: Duration = Duration::from_secs(3);
+/// How long a thread sleeps at most until it looks whether it is its turn.
+const LOOK: Duration = Duration::from_millis(50);
 /// How often they ask meanwhile whether the others are still there.
 const ASKED_EACH: Duration = Duration::from_millis(200);
 
@@ -222,6 +224,13 @@ impl Survivors {
         self.turns.wait_all(limit)
     }
 
+    /// Waits until it is this operation's turn.
+    fn wait_turn(&self, turn: u64) {
+        while !self.turns.is(turn) {
+            self.turns.wait(turn, LOOK);
+        }
+    }
+
     /// Whether no operation is running or queued.
     pub(super) fn is_idle(&self) -> bool {
         self.turns.is_idle()
@@ -247,8 +256,12 @@ impl Survivors {
 pub(super) fn run(comm: &Arc<Comm>, operations: impl IntoIterator<Item = Operation>, needs_all: bool) -> Result<()> {
     let mut run = OperationBatch::new(comm.clone());
     operations.into_iter().for_each(|operation| run.record(operation));
-    run.decide()?;
     run.needs_all = needs_all;
+    run_in_turn(run)
+}
+
+fn run_in_turn(mut run: OperationBatch) -> Result<()> {
+    run.decide()?;
     run.take_turn();
     drive(std::slice::from_mut(&mut run))
 }
@@ -274,9 +287,7 @@ fn commit(over: &Arc<Comm>, word: &CommitWord, nranks: usize) -> Result<()> {
     let mut run = OperationBatch::new(over.clone());
     run.record(Operation::Collective(word.call(nranks)));
     run.is_own = true;
-    run.decide()?;
-    run.take_turn();
-    drive(std::slice::from_mut(&mut run))
+    run_in_turn(run)
 }
 
 /// Makes a call over one generation.

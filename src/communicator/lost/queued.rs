@@ -5,20 +5,14 @@ use super::{exchange, survive, Survivors};
 use crate::communicator::admission::admit;
 use crate::communicator::bundle::{self, Opens};
 use crate::communicator::front::{CallFront, Followed};
-use crate::communicator::launch::{await_streams, device_of};
+use crate::communicator::launch::{arrive, await_streams, device_of};
 use crate::communicator::{launch as launch_others, Comm, Launch, Operation, StreamRef, ALIVE};
-use crate::device::gpu::driver::DriverHandle;
 use crate::device::gpu::order::Arrival;
 use crate::error::{Error, Result};
 use crate::memory::DeviceRegion;
 use crate::process::thread;
-use smallvec::SmallVec;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
-use std::time::Duration;
-
-/// How long a thread sleeps at most until it looks whether it is its turn.
-const LOOK: Duration = Duration::from_millis(50);
 
 /// The operations of one communicator from one group: collectives one after the other, then messages together.
 struct Queued {
@@ -33,9 +27,7 @@ struct Queued {
 
 impl Queued {
     fn wait_turn(&self) {
-        while let Some(turn) = self.turn.filter(|turn| !self.survivors.turns.is(*turn)) {
-            self.survivors.turns.wait(turn, LOOK);
-        }
+        self.turn.into_iter().for_each(|turn| self.survivors.wait_turn(turn));
     }
 
     /// Runs them to their end; the first error.
@@ -133,9 +125,7 @@ fn place_on_gpus(parts: Vec<(Queued, Vec<StreamRef>)>) -> Result<Vec<(Queued, Ar
                 on_gpu.kept.make_room(call)?;
             }
         }
-        let handle = |stream: &StreamRef| if let StreamRef::Gpu(handle) = stream { Some(*handle) } else { None };
-        let streams: SmallVec<[DriverHandle; 4]> = streams.iter().filter_map(handle).collect();
-        let arrival = device_of(&queued.comm)?.arrive(&streams)?;
+        let arrival = arrive(&queued.comm, &streams)?;
         Ok((queued, arrival))
     });
     placed.collect()
