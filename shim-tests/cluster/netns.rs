@@ -58,6 +58,18 @@ impl Cluster {
         self.run(&["--each", "node"], &["sh", "-c", script]).lines().map(str::to_string).collect()
     }
 
+    /// Runs calls of a collective with these variables; what each rank has logged.
+    fn logged(&self, set: &[&str], name: &str, bytes: &str, calls: &str) -> Vec<String> {
+        let folder = std::env::temp_dir().join(format!("strata-{}", self.0));
+        std::fs::create_dir_all(&folder).unwrap();
+        let file = format!("NCCL_DEBUG_FILE={}/%h.%p", folder.display());
+        self.calls_with(&[set, &["NCCL_DEBUG=INFO", &file]].concat(), name, bytes, calls);
+        let logs = std::fs::read_dir(&folder).unwrap();
+        let logs = logs.map(|log| std::fs::read_to_string(log.unwrap().path()).unwrap()).collect();
+        std::fs::remove_dir_all(&folder).unwrap();
+        logs
+    }
+
     /// Bytes that each NIC has sent, by node and NIC.
     pub fn sent(&self) -> BTreeMap<(String, String), u64> {
         let out = checked(&mut self.command("counters"));
@@ -75,10 +87,15 @@ impl Cluster {
 
     /// The same with these variables.
     fn collective_with(&self, set: &[&str], name: &str, bytes: &str) -> BTreeMap<(String, String), u64> {
+        self.calls_with(set, name, bytes, "2")
+    }
+
+    /// The same, so many times in a row.
+    fn calls_with(&self, set: &[&str], name: &str, bytes: &str, calls: &str) -> BTreeMap<(String, String), u64> {
         let before = self.sent();
         let library = built::library();
         let perf =
-            [env!("CARGO_BIN_EXE_strata"), "perf", name, "-b", bytes, "-e", bytes, "-n", "2", "-w", "0", "-c", "1"];
+            [env!("CARGO_BIN_EXE_strata"), "perf", name, "-b", bytes, "-e", bytes, "-n", calls, "-w", "0", "-c", "1"];
         let line = [&["env"][..], set, &perf[..], &["--library", library.to_str().unwrap()]].concat();
         let out = self.run(&["--each", "rank"], &line);
         assert!(out.contains("# Out of bounds values : 0 OK"), "{out}");
@@ -209,17 +226,26 @@ fn all_reduces_are_shared_by_what_links_deliver() {
     }
     let cluster = Cluster::up("epochs", &["--nodes", "3", "--nics", "2", "--rate", "400mbit"]);
     checked(cluster.command("rate").args(["1.1", "20mbit"]));
-    let folder = std::env::temp_dir().join(format!("strata-epochs-{}", std::process::id()));
-    std::fs::create_dir_all(&folder).unwrap();
-    let file = format!("NCCL_DEBUG_FILE={}/%h.%p", folder.display());
-    cluster.collective_with(&["STRATA_MEASURE_EVERY=1", "NCCL_DEBUG=INFO", &file], "all_reduce", "4M");
-    let logs = std::fs::read_dir(&folder).unwrap().map(|log| std::fs::read_to_string(log.unwrap().path()).unwrap());
+    let logs = cluster.logged(&["STRATA_MEASURE_EVERY=1"], "all_reduce", "4M", "2");
     let first =
         |log: String| log.lines().find_map(|line| line.split_once(" INFO epoch 1 ").map(|(_, said)| said.to_string()));
-    let said: Vec<Option<String>> = logs.map(first).collect();
-    std::fs::remove_dir_all(&folder).unwrap();
+    let said: Vec<Option<String>> = logs.into_iter().map(first).collect();
     assert_eq!(said.len(), 6, "{said:?}");
     assert!(said[0].is_some() && said.iter().all(|one| *one == said[0]), "{said:?}");
+}
+
+/// Links of 5 MB/s, where coding a byte takes a hundredth of what it saves: the calls themselves say that, to each rank.
+#[test]
+fn messages_are_coded_without_loss_where_calls_are_quicker_by_that() {
+    if !allowed() {
+        return;
+    }
+    let cluster = Cluster::up("lossless", &["--nodes", "2", "--nics", "1", "--rate", "40mbit"]);
+    let logs = cluster.logged(&["STRATA_LOSSLESS=zstd"], "all_reduce", "1M", "8");
+    let said = |log: &String| {
+        log.contains("messages of all_reduce of float, from 1048576 bytes a block on are coded from now on")
+    };
+    assert!(logs.len() == 2 && logs.iter().all(said), "{logs:?}");
 }
 
 #[test]

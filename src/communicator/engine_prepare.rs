@@ -64,6 +64,7 @@ impl Engine {
     pub(super) fn end_running(&mut self) {
         let epochs = self.running.as_mut().and_then(|running| running.epochs.take());
         self.running = None;
+        self.transport.call_ends();
         match (epochs, &mut self.pace) {
             (Some(epochs), _) => self.shares = epochs.end(&self.grid, self.rank, self.sequence + 1),
             (None, Some(pace)) => pace.end(),

@@ -75,7 +75,7 @@ use crate::sync::biased::Biased;
 use crate::sync::locked;
 use crate::topo::{Grid, Rank};
 use crate::transport::provider::CommProviders;
-use crate::transport::Waker;
+use crate::transport::{CollectiveKind, Waker};
 use engine::Engine;
 pub use joined::Joined;
 use members::Member;
@@ -263,6 +263,13 @@ impl CollectiveCall {
             longest.saturating_mul(4 * sizes.len()) > all.saturating_mul(5)
         };
         self.collective.has_root() || self.known_sizes().map_or(self.blocks.is_some(), differ)
+    }
+
+    /// What other calls are like it.
+    fn kind(&self) -> CollectiveKind {
+        let bytes = self.count.saturating_mul(self.dtype.size());
+        let class = self.blocks.is_none().then(|| bytes.checked_ilog2().unwrap_or(0) as u8);
+        CollectiveKind { collective: self.collective, dtype: self.dtype, class }
     }
 
     /// What it is decided by.

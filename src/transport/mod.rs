@@ -5,11 +5,13 @@
 //! they are in cache) is its [`Sink`].
 
 use crate::device::host::Combine;
+use crate::dtype::DataType;
 use crate::error::{Error, Result};
 use crate::exec::{Started, Token};
 use crate::memory::{Bytes, DeviceRegion, InProcess, OnDevice, Region};
 use crate::plan::{Channel, Collective};
 use crate::topo::Rank;
+use std::fmt;
 use std::time::Duration;
 
 #[cfg(test)]
@@ -245,6 +247,27 @@ pub struct DeviceMemory {
     pub above_bytes: usize,
 }
 
+/// What makes collectives alike, the same on all ranks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CollectiveKind {
+    /// What is called.
+    pub collective: Collective,
+    /// The type of its elements.
+    pub dtype: DataType,
+    /// The bytes of its blocks as a power of two; none where ranks may know different ones.
+    pub class: Option<u8>,
+}
+
+impl fmt::Display for CollectiveKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} of {}", self.collective.name(), self.dtype.name())?;
+        match self.class {
+            Some(class) => write!(f, ", from {} bytes a block on", 1u64 << class.min(63)),
+            None => f.write_str(", blocks of different sizes"),
+        }
+    }
+}
+
 /// One rank's side of an open transport between nodes: message streams to the ranks that shared memory does not reach.
 /// Peers go by their place among those. No call but [`wait`](Endpoint::wait) blocks.
 pub trait Endpoint: Send + std::fmt::Debug {
@@ -266,6 +289,12 @@ pub trait Endpoint: Send + std::fmt::Debug {
 
     /// Has large messages from now on go by all NICs of the node where that is so set: what follows loads them unevenly.
     fn set_wide(&mut self, _is_wide: bool) {}
+
+    /// A collective begins, which all ranks call.
+    fn call_begins(&mut self, _kind: CollectiveKind) {}
+
+    /// The last one has ended. One that failed has not.
+    fn call_ends(&mut self) {}
 
     /// What this rank's link to other nodes delivers, in bytes for each microsecond, where the transport knows that; of others the ranks
     /// measure it.

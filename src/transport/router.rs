@@ -6,7 +6,9 @@ use super::registry::{self, Chosen, Site, TransportKind};
 use super::shm::open::Ways;
 use super::shm::wakeup::{Waker, Wakeups};
 use super::shm::{self, Shm};
-use super::{Departure, DeviceMemory, Endpoint, Envelope, Exchange, FlatCall, NodeCall, Sink, Transport};
+use super::{
+    CollectiveKind, Departure, DeviceMemory, Endpoint, Envelope, Exchange, FlatCall, NodeCall, Sink, Transport,
+};
 use crate::carrier::Carrier;
 use crate::config::Config;
 use crate::error::{Error, Result, ShortResult};
@@ -201,6 +203,16 @@ impl Router {
     /// Has large messages from now on go by all NICs of the node, where that is so set.
     pub fn set_wide(&mut self, is_wide: bool) {
         self.network.iter_mut().for_each(|network| network.set_wide(is_wide));
+    }
+
+    /// A collective begins, which all ranks call.
+    pub fn call_begins(&mut self, kind: CollectiveKind) {
+        self.network.iter_mut().for_each(|network| network.call_begins(kind));
+    }
+
+    /// It has ended.
+    pub fn call_ends(&mut self) {
+        self.network.iter_mut().for_each(|network| network.call_ends());
     }
 
     /// What this rank's link to other nodes delivers, in bytes for each microsecond, where the transport knows that.

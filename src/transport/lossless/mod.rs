@@ -1,18 +1,21 @@
 //! Messages between nodes in fewer bytes, without loss, below plans and without their knowledge.
 //!
-//! A sender codes frames of long messages where that pays ([`gauge`]); a frame says itself that it is coded ([`codec`]), so each
-//! side decides alone, frame by frame, and every receiver reads both.
+//! A sender codes frames of long messages where that pays, by its link ([`gauge`]) and by how long calls take ([`contest`]); a frame
+//! says itself that it is coded ([`codec`]), so each side decides alone, frame by frame, and every receiver reads both.
 #![forbid(unsafe_code)]
 
 pub mod codec;
+pub mod contest;
 pub mod gauge;
 mod planes;
 
 use super::matching::Outgoing;
 use super::target::Pieces;
+use super::CollectiveKind;
 use crate::config::{Config, LosslessSetting};
 use crate::memory::Bytes;
 use codec::{Codec, FRAME, MAX_CODED};
+use contest::{Contest, ContestVerdict};
 use gauge::Gauge;
 use std::time::Instant;
 
@@ -43,9 +46,16 @@ pub struct Lossless {
     pub sharers: usize,
     coding_ns: f64,
     decoding_ns: f64,
-    /// Bytes that were coded, and what they took.
+    /// Bytes that were coded, and what they became.
     original: u64,
     coded: u64,
+    /// Bytes that came coded.
+    decoded: u64,
+    contest: Contest,
+    /// What the call that runs is, when it began, and the bytes that had been coded or decoded then.
+    running: Option<(CollectiveKind, Instant, u64)>,
+    /// Messages of the call that runs may be coded.
+    may_code: bool,
 }
 
 /// Takes in what coding some bytes took, by the clock: a rank that has to wait for a processor meanwhile pays for that, too.
@@ -75,6 +85,29 @@ impl Lossless {
             decoding_ns: COST_NS,
             original: 0,
             coded: 0,
+            decoded: 0,
+            contest: Contest::default(),
+            running: None,
+            may_code: true,
+        }
+    }
+
+    /// A collective begins, which all ranks call.
+    pub fn call_begins(&mut self, kind: CollectiveKind) {
+        if self.measures() {
+            self.may_code = self.contest.begin(kind);
+            self.running = Some((kind, Instant::now(), self.original + self.decoded));
+        }
+    }
+
+    /// It has ended; what comes before the next one is no collective.
+    pub fn call_ends(&mut self) {
+        self.may_code = true;
+        let Some((kind, began, before)) = self.running.take() else { return };
+        let verdict = self.contest.end(began.elapsed(), self.original + self.decoded > before);
+        if let Some(ContestVerdict { coded, took: [with, without] }) = verdict {
+            let goes = if coded { "are coded from now on" } else { "go as they are for a while" };
+            crate::info!("messages of {kind} {goes}: {with:?} coded without loss, {without:?} as they are");
         }
     }
 
@@ -115,7 +148,7 @@ impl Lossless {
     pub fn code(&mut self, gauge: &mut Gauge, id: u64, message: &Outgoing, out: &mut Vec<u8>) -> Option<CodedPart> {
         let goes = match self.setting {
             LosslessSetting::Off => false,
-            LosslessSetting::Zstd => gauge.is_slow(),
+            LosslessSetting::Zstd => gauge.is_slow() && self.may_code,
             LosslessSetting::Always => true,
         };
         if !goes || message.src.bytes() < self.least || (gauge.form().is_none() && !gauge.wants_sample(id)) {
@@ -143,11 +176,12 @@ impl Lossless {
     /// The `len` bytes that a coded frame stands for. The error says what is wrong with it.
     pub fn decode(&mut self, body: Bytes<'_>, len: usize) -> Result<&[u8], &'static str> {
         self.codec();
-        let Lossless { codec, decoding_ns, .. } = self;
+        let Lossless { codec, decoding_ns, decoded, .. } = self;
         let codec = codec.as_deref_mut().ok_or("a coded frame, and there is no memory to decode it")?;
         let began = Instant::now();
         let original = codec.decode(body, len)?;
         note_cost(decoding_ns, began, len.max(1));
+        *decoded += len as u64;
         Ok(original)
     }
 }

@@ -16,7 +16,7 @@ mod peer;
 use super::lossless::Lossless;
 use super::matching::check_usable;
 use super::shm::wakeup::Wakeups;
-use super::{card, Departure, Endpoint, Envelope, Exchange, Opener, Probe, Sink, Site, TransportKind};
+use super::{card, CollectiveKind, Departure, Endpoint, Envelope, Exchange, Opener, Probe, Sink, Site, TransportKind};
 use crate::config::TcpNics;
 use crate::error::{Error, Result};
 use crate::exec::{Started, Token};
@@ -560,6 +560,14 @@ impl Endpoint for Tcp {
             return;
         }
         self.peers.iter_mut().for_each(|peer| peer.set_wide(is_wide));
+    }
+
+    fn call_begins(&mut self, kind: CollectiveKind) {
+        self.lossless.call_begins(kind);
+    }
+
+    fn call_ends(&mut self) {
+        self.lossless.call_ends();
     }
 
     fn relief(&self) -> u64 {
