@@ -26,6 +26,14 @@ pub fn header_dir() -> PathBuf {
     root().join("include")
 }
 
+/// Sends a process a signal, such as KILL; whether it could. By a shell, each of which has a `kill` of its own: a bare machine has no
+/// such program.
+pub fn signal(name: &str, id: u32) -> bool {
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "kill -s \"$1\" \"$2\"", "sh", name, &id.to_string()]);
+    shell.status().is_ok_and(|status| status.success())
+}
+
 /// Runs a command to its end within a limit; its output, if it succeeded.
 pub fn checked(command: &mut Command) -> String {
     let shown = format!("{command:?}");

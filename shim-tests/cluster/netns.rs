@@ -218,6 +218,38 @@ fn a_nic_s_rate_can_be_changed() {
     }
 }
 
+/// A rank whose NIC goes down in a call says so, while it waits and in its error.
+#[test]
+fn a_nic_that_goes_down_is_named_by_who_waits_for_it() {
+    if !allowed() {
+        return;
+    }
+    let cluster = Cluster::up("down", &["--nodes", "2", "--nics", "2", "--rate", "40mbit"]);
+    let library = built::library();
+    let mut ranks = cluster.command("run");
+    ranks.args([
+        "--each",
+        "rank",
+        "--",
+        "env",
+        "NCCL_DEBUG=WARN",
+        "STRATA_TIMEOUT_MS=4000",
+        env!("CARGO_BIN_EXE_strata"),
+    ]);
+    ranks.args(["perf", "all_reduce", "-b", "32M", "-e", "32M", "-n", "5", "--library"]).arg(&library);
+    let ranks = ranks.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    // A call takes 3 s at least.
+    let deadline = Instant::now() + LIMIT;
+    while cluster.sent()[&("node1".to_string(), "eth1".to_string())] < 1 << 20 {
+        assert!(Instant::now() < deadline, "nothing is sent");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    checked(cluster.command("link").args(["1.1", "down"]));
+    let ended = ranks.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&ended.stdout).into_owned() + &String::from_utf8_lossy(&ended.stderr);
+    assert!(!ended.status.success() && said.contains("eth1, the NIC of rank 3, is down: operation "), "{said}");
+}
+
 /// One NIC has a twentieth of the others' rate: all ranks find shares, before the same operation.
 #[test]
 fn all_reduces_are_shared_by_what_links_deliver() {

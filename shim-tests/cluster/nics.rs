@@ -123,7 +123,7 @@ impl Cluster {
         while !waits.iter().all(|wait| wait.is_finished()) {
             if Instant::now() > deadline {
                 for pid in &pids {
-                    let _ = Command::new("kill").args(["-KILL", &pid.to_string()]).status();
+                    built::signal("KILL", *pid);
                 }
                 break;
             }

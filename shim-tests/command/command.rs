@@ -21,7 +21,7 @@ fn output(command: &mut Command) -> Output {
     let (done, wait) = std::sync::mpsc::channel::<()>();
     let watchdog = std::thread::spawn(move || {
         if wait.recv_timeout(LIMIT) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
-            let _ = Command::new("kill").args(["-KILL", &id.to_string()]).status();
+            built::signal("KILL", id);
         }
     });
     let start = Instant::now();

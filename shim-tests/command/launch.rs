@@ -38,11 +38,6 @@ fn sleepers(line: &[&str], nranks: usize) -> (Child, Vec<u32>) {
     (launcher, ids)
 }
 
-fn signal(name: &str, id: u32) {
-    let status = Command::new("kill").args([name, &id.to_string()]).status().expect("kill starts");
-    assert!(status.success());
-}
-
 fn wait_until_gone(ids: &[u32]) {
     let deadline = Instant::now() + LIMIT;
     let alive = |id: &u32| {
@@ -133,7 +128,7 @@ fn a_timeout_names_who_still_runs() {
 #[test]
 fn a_launcher_that_is_told_to_end_ends_its_ranks() {
     let (mut launcher, ids) = sleepers(&["-n", "3"], 3);
-    signal("-TERM", launcher.id());
+    assert!(built::signal("TERM", launcher.id()));
     let status = launcher.wait().expect("the launcher ends");
     assert_eq!(status.code(), Some(128 + 15));
     wait_until_gone(&ids);
@@ -150,8 +145,8 @@ fn a_killed_launcher_leaves_no_rank_behind() {
 #[test]
 fn a_frozen_rank_is_ended_too() {
     let (mut launcher, ids) = sleepers(&["-n", "2"], 2);
-    signal("-STOP", ids[0]);
-    signal("-KILL", ids[1]);
+    assert!(built::signal("STOP", ids[0]));
+    assert!(built::signal("KILL", ids[1]));
     let status = launcher.wait().expect("the launcher ends");
     assert_eq!(status.code(), Some(128 + 9));
     wait_until_gone(&ids);

@@ -3,6 +3,7 @@
 //! Each rank is a process of its own: this test binary, started again with `STRATA_TEST_RANK` set by the parent test.
 
 use crate::again::again;
+use crate::built;
 use std::io::{BufRead, BufReader};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::atomic::AtomicBool;
@@ -30,9 +31,7 @@ impl Drop for Process {
 
 impl Process {
     fn signal(&self, name: &str) {
-        let pid = self.0.id().to_string();
-        let status = Command::new("kill").args(["-s", name, &pid]).status().expect("kill");
-        assert!(status.success());
+        assert!(built::signal(name, self.0.id()));
     }
 }
 

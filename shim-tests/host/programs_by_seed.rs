@@ -49,6 +49,9 @@ fn run(command: &mut Command) -> (Output, String) {
 fn all_pass(arguments: &[&str]) {
     let mut command = programs("many", &[&["--jobs", "2"], arguments].concat());
     let (output, said) = run(&mut command);
+    if output.status.code() == Some(2) && said.contains("no namespace can be made") {
+        return println!("SKIPPED: {}: no namespace can be made on this machine", arguments.join(" "));
+    }
     assert!(output.status.success() && said.contains(" passed, 0 failed"), "{command:?}: {}\n{said}", output.status);
     assert!(!said.contains("\n0 passed"), "nothing ran");
 }

@@ -368,6 +368,14 @@ impl OperationBatch {
         engine.as_ref().filter(|_| self.is_on()).and_then(|engine| engine.check_device().err())
     }
 
+    /// What is to be told of a NIC of this rank's that is down; nothing of one that is not.
+    #[inline(never)]
+    fn nic_down(&self) -> Option<String> {
+        let engine = self.comm.engine(&self.claim);
+        let name = engine.as_ref().filter(|_| self.is_on()).and_then(|engine| engine.nic_down())?;
+        Some(format!("{name}, the NIC of rank {}, is down", self.comm.rank))
+    }
+
     /// What is to be told of an error: the failure of which it is the consequence, or who is awaited and why.
     #[inline(never)]
     pub(super) fn reason(&self, error: Error) -> Error {
@@ -384,10 +392,8 @@ impl OperationBatch {
                 // With another thread's failure on its way, this one's is not told.
                 let asked = monitor.as_ref().filter(|_| !comm.status.is_failing());
                 let why = asked.map(|monitor| monitor.diagnose(&waiting, GRACE));
-                Error::Timeout(match why {
-                    Some(why) if !why.is_empty() => format!("{text}: {why}"),
-                    _ => text,
-                })
+                let whys = [self.nic_down(), why].into_iter().flatten().filter(|why| !why.is_empty());
+                Error::Timeout([text].into_iter().chain(whys).collect::<Vec<String>>().join(": "))
             }
             (None, Error::InvalidUsage(text)) if matches!(self.active, Active::Collective | Active::Telling) => {
                 // Two messages did not match: what was called says more than what arrived.
@@ -436,6 +442,9 @@ impl OperationBatch {
     fn compare(&self, time: usize) {
         if !self.is_on() {
             return;
+        }
+        if let Some(nic) = self.nic_down() {
+            crate::log::warn(&format!("{nic}: operation {} waits for it", self.comm.status.begun()));
         }
         let others = asked_at(&self.waiting_for(), time);
         let monitor = locked(&self.comm.monitor);

@@ -314,6 +314,11 @@ impl Engine {
         self.device.check()
     }
 
+    /// The NIC of this rank that is down, where its transport knows that.
+    pub fn nic_down(&self) -> Option<&str> {
+        self.transport.nic_down()
+    }
+
     /// Bytes of scratch memory held.
     pub fn scratch_bytes(&self) -> usize {
         self.device.scratch_bytes()

@@ -106,6 +106,14 @@ pub fn all() -> Result<Vec<Interface>> {
     Ok(listed.filter_map(interface).collect())
 }
 
+/// Whether the interface of this name can carry bytes now: it is up, and so is its link, or it does not tell.
+pub fn is_running(name: &str) -> bool {
+    use nix::net::if_::InterfaceFlags;
+    let Ok(mut listed) = nix::ifaddrs::getifaddrs() else { return true };
+    let runs = InterfaceFlags::IFF_UP | InterfaceFlags::IFF_RUNNING;
+    listed.any(|listed| listed.interface_name.split(':').next() == Some(name) && listed.flags.contains(runs))
+}
+
 /// What `NCCL_SOCKET_IFNAME` and `NCCL_SOCKET_FAMILY` say.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Filter {
@@ -252,6 +260,12 @@ mod tests {
 
     #[test]
     fn this_machine_has_an_interface_that_is_up() {
-        assert!(all().unwrap().iter().any(|interface| interface.up));
+        let all = all().unwrap();
+        assert!(all.iter().any(|interface| interface.up));
+        assert!(all
+            .iter()
+            .filter(|interface| interface.loopback && interface.up)
+            .all(|loopback| is_running(&loopback.name)));
+        assert!(!is_running("no-such-nic"));
     }
 }

@@ -302,6 +302,11 @@ pub trait Endpoint: Send + std::fmt::Debug {
         None
     }
 
+    /// The NIC of this rank that is down, where the transport knows that.
+    fn nic_down(&self) -> Option<&str> {
+        None
+    }
+
     /// Blocks until there is something to poll for, the rank is woken ([`Wakeups`]), or for `limit`.
     fn wait(&mut self, limit: Duration) -> Result<()>;
 

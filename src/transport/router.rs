@@ -220,6 +220,11 @@ impl Router {
         self.network.as_mut().and_then(|network| network.delivers())
     }
 
+    /// The NIC of this rank that is down, where the transport knows that.
+    pub fn nic_down(&self) -> Option<&str> {
+        self.network.as_ref().and_then(|network| network.nic_down())
+    }
+
     /// Bytes that have been sent to other nodes.
     pub fn sent_far(&self) -> u64 {
         self.sent_far

@@ -78,7 +78,7 @@ impl Drop for Job {
     fn drop(&mut self) {
         // Asked kindly, a launcher ends its ranks; a process that is killed leaves them behind.
         if matches!(self.child.try_wait(), Ok(None)) {
-            let _ = Command::new("kill").arg(self.child.id().to_string()).status();
+            built::signal("TERM", self.child.id());
         }
         let end = Instant::now() + Duration::from_secs(10);
         while Instant::now() < end && matches!(self.child.try_wait(), Ok(None)) {
@@ -436,7 +436,7 @@ fn survivors_of_a_killed_rank_learn_of_it_when_the_launcher_does_not_end_them() 
     until("not all ranks run", &|| (0..4).all(|rank| said(rank).contains("all_reduce: 524288 elements")));
     assert!(all().contains("MPI carries messages between nodes"), "MPI was not used\n{}", all());
     let victim = std::fs::read_to_string(dir.join("3.pid")).unwrap();
-    assert!(Command::new("kill").args(["-9", victim.trim()]).status().unwrap().success());
+    assert!(built::signal("KILL", victim.trim().parse().unwrap()));
     let knows =
         |rank: usize| said(rank).lines().any(|line| line.starts_with("strata: rank") && line.contains("rank 3"));
     until("not all survivors learnt of it", &|| (0..3).all(knows));

@@ -23,7 +23,7 @@ use crate::exec::{Started, Token};
 use crate::fork::{self, PerProcess, Unshared};
 use crate::memory::Region;
 use crate::topo::binding::{Binding, Source};
-use crate::topo::Rank;
+use crate::topo::{interface, Rank};
 use accept::Listener;
 use connection::{Body, Connection};
 use departure::OpenConnections;
@@ -568,6 +568,13 @@ impl Endpoint for Tcp {
 
     fn call_ends(&mut self) {
         self.lossless.call_ends();
+    }
+
+    fn nic_down(&self) -> Option<&str> {
+        // Its own first; others only where messages go by them, too.
+        let used = if self.is_wide { self.bindings.len() } else { 1 };
+        let mut names = self.bindings.iter().take(used).map(|binding| binding.address.name.as_str());
+        names.find(|name| !interface::is_running(name))
     }
 
     fn relief(&self) -> u64 {
