@@ -232,7 +232,7 @@ fn frame_seeds() -> Vec<Vec<u8>> {
         Frame::Answer(Answer { begun: 3, waiting_for: Some(0), aborted: true, failure, ..Answer::default() }),
         Frame::Notice {
             comm: COMM,
-            loss: Loss { rank: 5, from: Some(7), error: Error::Remote("it died".to_string()) },
+            loss: Loss { rank: 5, from: Some(7), is_link: true, error: Error::Remote("it died".to_string()) },
         },
     ];
     frames.iter().map(Frame::encode).collect()

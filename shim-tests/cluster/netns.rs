@@ -250,6 +250,42 @@ fn a_nic_that_goes_down_is_named_by_who_waits_for_it() {
     assert!(!ended.status.success() && said.contains("eth1, the NIC of rank 3, is down: operation "), "{said}");
 }
 
+/// A rank's NIC goes down in a call, and all ranks make it again over NICs that are up: every element of every call is checked.
+#[test]
+fn all_ranks_go_on_over_other_nics_when_one_goes_down() {
+    if !allowed() {
+        return;
+    }
+    let cluster = Cluster::up("nic", &["--nodes", "3", "--nics", "2", "--rate", "100mbit"]);
+    let source = std::fs::read_to_string(built::root().join("shim-tests/c/nic_down.c")).unwrap();
+    let library = built::library_dir();
+    let program = built::Compiler::new("c").compile(&source, &["-L", library.to_str().unwrap(), "-lnccl"]);
+    let mut ranks = cluster.command("run");
+    ranks.args([
+        "--each",
+        "rank",
+        "--",
+        "env",
+        "NCCL_COMM_ID=10.0.0.1:29555",
+        "NCCL_DEBUG=WARN",
+        "STRATA_LOST=continue",
+    ]);
+    ranks.arg("STRATA_TIMEOUT_MS=30000").arg(&program).args(["8388608", "12"]).env("LD_LIBRARY_PATH", &library);
+    let ranks = ranks.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let deadline = Instant::now() + LIMIT;
+    while cluster.sent()[&("node1".to_string(), "eth1".to_string())] < 12 << 20 {
+        assert!(Instant::now() < deadline, "nothing is sent");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    checked(cluster.command("link").args(["1.1", "down"]));
+    let ended = ranks.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&ended.stdout).into_owned() + &String::from_utf8_lossy(&ended.stderr);
+    println!("{said}");
+    let all_go_on =
+        said.contains(": 6 ranks go on over NICs that are up: ") && said.contains("eth1, the NIC of rank 3, is down");
+    assert!(ended.status.success() && said.matches(" done, longest call ").count() == 6 && all_go_on, "{said}");
+}
+
 /// One NIC has a twentieth of the others' rate: all ranks find shares, before the same operation.
 #[test]
 fn all_reduces_are_shared_by_what_links_deliver() {

@@ -1,5 +1,6 @@
 //! `strata launch` with real processes: what ranks are told, and that none outlives its launch.
 
+use crate::built;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};

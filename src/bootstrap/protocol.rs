@@ -25,7 +25,7 @@ pub const HEAD_BYTES: usize = 8;
 pub const MAX_RANKS: u32 = 1 << 20;
 
 /// The protocol and, in its last byte, the version.
-const MAGIC: u32 = 0x5354_5204;
+const MAGIC: u32 = 0x5354_5205;
 const MAX_NAME_BYTES: usize = 256;
 /// Short enough for a first frame, credentials included.
 const MAX_TEXT_BYTES: usize = FIRST_FRAME_LIMIT / 2;
@@ -350,8 +350,14 @@ mod tests {
             Frame::Answer(Answer { begun: 3, waiting_for: Some(0), aborted: true, ..Answer::default() }),
             Frame::Answer(Answer { left: true, call: Some(CallSummary([5, 6])), ..Answer::default() }),
             Frame::Answer(Answer { exchanges: Some([true, false]), ..Answer::default() }),
-            Frame::Notice { comm, loss: Loss { rank: 5, from: None, error: Error::Remote("rank 5 died".to_string()) } },
-            Frame::Notice { comm, loss: Loss { rank: 6, from: Some(7), error: Error::Timeout("late".to_string()) } },
+            Frame::Notice {
+                comm,
+                loss: Loss { rank: 5, from: None, is_link: false, error: Error::Remote("rank 5 died".to_string()) },
+            },
+            Frame::Notice {
+                comm,
+                loss: Loss { rank: 6, from: Some(7), is_link: false, error: Error::Timeout("late".to_string()) },
+            },
             Frame::Relay { comm, rank: 2, request: RelayRequest::new(1, 900, CallSummary([5, 6])) },
         ]
     }
@@ -378,8 +384,11 @@ mod tests {
     #[test]
     fn the_longest_host_and_error_text_fit_a_first_frame() {
         let comm = Credentials { key: 7, secret: [9; 16] };
-        let notice =
-            Frame::Notice { comm, loss: Loss { rank: 1, from: None, error: Error::Remote("é".repeat(5000)) } }.encode();
+        let notice = Frame::Notice {
+            comm,
+            loss: Loss { rank: 1, from: None, is_link: false, error: Error::Remote("é".repeat(5000)) },
+        }
+        .encode();
         assert!(notice.len() - HEAD_BYTES <= FIRST_FRAME_LIMIT);
         assert!(matches!(Frame::decode(&notice, FIRST_FRAME_LIMIT), Ok(Some(_))));
     }

@@ -51,6 +51,8 @@ pub(super) struct OperationBatch {
     claim: Claim,
     /// Fails as soon as a rank is known to be lost.
     pub(super) needs_all: bool,
+    /// It can be made again over other NICs.
+    pub(super) is_made_again: bool,
     /// Its collectives are over words of the ranks' own, in host memory wherever the program's data is.
     pub(super) is_own: bool,
     /// What the last poll knew of the engine's news and visits.
@@ -114,6 +116,7 @@ impl OperationBatch {
             stream: None,
             claim: Claim::default(),
             needs_all: false,
+            is_made_again: false,
             is_own: false,
             seen: (0, 0),
             records: BatchRecords::default(),
@@ -374,6 +377,14 @@ impl OperationBatch {
         let engine = self.comm.engine(&self.claim);
         let name = engine.as_ref().filter(|_| self.is_on()).and_then(|engine| engine.nic_down())?;
         Some(format!("{name}, the NIC of rank {}, is down", self.comm.rank))
+    }
+
+    /// Why a run that gets no further cannot go on over this rank's NIC, where it can be made again over others.
+    #[inline(never)]
+    fn link_error(&self) -> Option<Error> {
+        let nic = self.is_made_again.then(|| self.nic_down()).flatten()?;
+        self.comm.status.lose_link();
+        Some(Error::Remote(nic))
     }
 
     /// What is to be told of an error: the failure of which it is the consequence, or who is awaited and why.
@@ -708,7 +719,7 @@ pub(super) fn drive(runs: &mut [OperationBatch]) -> Result<()> {
                 run.ask_late(since);
             }
             for (run, open) in runs.iter_mut().zip(&mut open).filter(|(_, open)| **open) {
-                let ended = if looks { run.device_error() } else { None };
+                let ended = if looks { run.device_error().or_else(|| run.link_error()) } else { None };
                 let Some(error) = ended.or_else(|| run.lost(since)) else { continue };
                 let error = run.fail(error);
                 (*open, left) = (false, left - 1);

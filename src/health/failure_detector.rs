@@ -276,7 +276,7 @@ impl FailureDetector {
         let earlier = losses.first().filter(|(_, loss)| loss.rank != rank);
         let why = earlier.map_or(String::new(), |(_, loss)| format!("; before that, {}", loss.error.text()));
         let error = Error::Remote(format!("rank {rank} has left the communicator{how}{why}"));
-        entry.watch.status.lose(Loss { rank, from: None, error });
+        entry.watch.status.lose(Loss { rank, from: None, is_link: false, error });
     }
 
     fn heard_call(
@@ -317,7 +317,7 @@ impl FailureDetector {
     fn tell_differing(&mut self, of: CommRank, number: u64, text: String) {
         let error = Error::InvalidUsage(text);
         crate::info!("{error}");
-        self.tell(of, &Loss { rank: of.1, from: Some(number), error }, None, None);
+        self.tell(of, &Loss { rank: of.1, from: Some(number), is_link: false, error }, None, None);
     }
 
     /// A link has ended without a goodbye.
@@ -358,7 +358,7 @@ impl FailureDetector {
             entry.unanswered.retain(|_, since| !is_mute(*since));
             for (rank, text) in mute {
                 crate::info!("{text}");
-                self.tell(of, &Loss { rank, from: Some(0), error: Error::Remote(text) }, None, None);
+                self.tell(of, &Loss { rank, from: Some(0), is_link: false, error: Error::Remote(text) }, None, None);
             }
         }
     }
@@ -378,7 +378,7 @@ impl FailureDetector {
         text.push_str(" without leaving the communicator");
         crate::info!("{text}");
         let gone = entry.watch.members[dead as usize];
-        self.tell(of, &Loss { rank: dead, from, error: Error::Remote(text) }, Some(gone), None);
+        self.tell(of, &Loss { rank: dead, from, is_link: false, error: Error::Remote(text) }, Some(gone), None);
     }
 
     /// Tells everybody of a loss, but not the process that `gone` was, nor the rank `but`.
@@ -416,7 +416,8 @@ impl FailureDetector {
 
     /// A rank of this process reports what happened to it, and the first collective that cannot be completed.
     pub fn report(&mut self, of: CommRank, from: u64, error: &Error) {
-        self.tell(of, &Loss { rank: of.1, from: Some(from), error: error.clone() }, None, Some(of.1));
+        let is_link = self.entries.get(&of).is_some_and(|entry| entry.watch.status.has_lost_link());
+        self.tell(of, &Loss { rank: of.1, from: Some(from), is_link, error: error.clone() }, None, Some(of.1));
     }
 
     /// Another service tells of a loss. `false`: with a wrong secret.

@@ -28,6 +28,8 @@ pub struct Loss {
     pub rank: u32,
     /// The first collective that cannot be completed, if the rank has told.
     pub from: Option<u64>,
+    /// It lives, and so do all others, but a NIC of its is down: all can go on over others.
+    pub is_link: bool,
     /// What happened to it.
     #[serde(with = "protocol::error")]
     pub error: Error,
@@ -117,6 +119,7 @@ pub struct RankStatus {
     fails: AtomicBool,
     failure: OnceLock<Error>,
     has_losses: AtomicBool,
+    has_lost_link: AtomicBool,
     losses: Mutex<Vec<(Instant, Loss)>>,
     wake: Mutex<Option<Wake>>,
     relays: OnceLock<ActOnRelay>,
@@ -136,6 +139,7 @@ impl Default for RankStatus {
             fails: AtomicBool::new(false),
             failure: OnceLock::new(),
             has_losses: AtomicBool::new(false),
+            has_lost_link: AtomicBool::new(false),
             losses: Mutex::default(),
             wake: Mutex::default(),
             relays: OnceLock::new(),
@@ -318,6 +322,9 @@ impl RankStatus {
     /// Notes a loss. It is a failure only of operations that need the lost rank, which show as they get no further; an
     /// operation that the rank says cannot be completed fails at once.
     pub fn lose(&self, loss: Loss) {
+        if loss.is_link {
+            self.lose_link();
+        }
         if loss.from.is_some_and(|from| from <= self.begun()) {
             self.fail(loss.error.clone());
         }
@@ -328,6 +335,16 @@ impl RankStatus {
         drop(losses);
         self.has_losses.store(true, Ordering::Release);
         self.wake();
+    }
+
+    /// A NIC of this rank or another one is down, and nobody is lost: to be noted before that is told as a failure.
+    pub fn lose_link(&self) {
+        self.has_lost_link.store(true, Ordering::Release);
+    }
+
+    /// Whether that is so.
+    pub fn has_lost_link(&self) -> bool {
+        self.has_lost_link.load(Ordering::Acquire)
     }
 
     /// The losses that are known, each with the time at which it became known.
@@ -417,7 +434,8 @@ mod tests {
 
     #[test]
     fn a_loss_fails_only_operations_that_cannot_be_completed() {
-        let loss = |rank, from| Loss { rank, from, error: Error::Remote(format!("rank {rank} is lost")) };
+        let loss =
+            |rank, from| Loss { rank, from, is_link: false, error: Error::Remote(format!("rank {rank} is lost")) };
         let status = RankStatus::default();
         (1..=5).for_each(|number| assert_eq!(status.begin(CallSummary::default()), number));
         status.lose(loss(1, None));

@@ -59,8 +59,7 @@ impl Survivors {
         self.wait_turn(self.turns.issue());
         while !self.has_ended() {
             let generation = self.generation();
-            let lost = generation.lost(first).into_iter().next().map(|(_, error)| error);
-            let Some(error) = lost.or_else(|| generation.comm(first).failure()) else { break };
+            let Some(error) = generation.broken(first).or_else(|| generation.comm(first).failure()) else { break };
             if self.go_on(first, &generation, self.finished(), error).is_err() {
                 break;
             }

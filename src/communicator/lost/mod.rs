@@ -68,6 +68,13 @@ impl Generation {
         self.comm.as_ref().unwrap_or(first)
     }
 
+    /// Why others have to go on, as far as this rank knows: a member is lost, or a NIC is down.
+    fn broken(&self, first: &Arc<Comm>) -> Option<Error> {
+        let lost = self.lost(first).into_iter().next().map(|(_, error)| error);
+        let status = &self.comm(first).status;
+        lost.or_else(|| status.has_lost_link().then(|| status.cause()).flatten())
+    }
+
     /// Members that are known to be lost.
     fn lost(&self, first: &Comm) -> Vec<(usize, Error)> {
         let of_first = first.status.losses().into_iter().map(|(_, loss)| (loss.rank as usize, loss));
@@ -252,11 +259,12 @@ impl Survivors {
     }
 }
 
-/// Runs operations of one kind over a communicator to their end. With `needs_all` they fail as soon as a rank is lost.
+/// Runs operations of one kind over a communicator to their end. With `needs_all` they fail as soon as a rank is lost, or this rank's
+/// NIC is found down.
 pub(super) fn run(comm: &Arc<Comm>, operations: impl IntoIterator<Item = Operation>, needs_all: bool) -> Result<()> {
     let mut run = OperationBatch::new(comm.clone());
     operations.into_iter().for_each(|operation| run.record(operation));
-    run.needs_all = needs_all;
+    (run.needs_all, run.is_made_again) = (needs_all, needs_all);
     run_in_turn(run)
 }
 
@@ -286,7 +294,7 @@ enum Outcome {
 fn commit(over: &Arc<Comm>, word: &CommitWord, nranks: usize) -> Result<()> {
     let mut run = OperationBatch::new(over.clone());
     run.record(Operation::Collective(word.call(nranks)));
-    run.is_own = true;
+    (run.is_own, run.is_made_again) = (true, true);
     run_in_turn(run)
 }
 
@@ -298,7 +306,7 @@ fn attempt(
     (memory, on_gpu): (&mut CallMemory, Option<&OnGpu>),
     keeps: &mut bool,
 ) -> Outcome {
-    if let Some((_, error)) = generation.lost(comm).into_iter().next() {
+    if let Some(error) = generation.broken(comm) {
         return Outcome::Broken { error, has_result: false };
     }
     let over = generation.comm(comm);
@@ -378,7 +386,7 @@ fn exchange(comm: &Arc<Comm>, survivors: &Survivors, messages: Vec<Operation>) -
     survivors.still_go_on()?;
     survivors.tell_untold();
     let mut generation = survivors.generation();
-    while let Some((_, error)) = generation.lost(comm).into_iter().next() {
+    while let Some(error) = generation.broken(comm) {
         survivors.go_on(comm, &generation, survivors.finished(), error)?;
         survivors.tell_program();
         generation = survivors.generation();
@@ -388,7 +396,8 @@ fn exchange(comm: &Arc<Comm>, survivors: &Survivors, messages: Vec<Operation>) -
 }
 
 impl Survivors {
-    /// Has the ranks that are left go on in another generation; the calls that stand. An error where no rank is lost, or this one is.
+    /// Has the ranks that are left go on in another generation, or all of them over NICs that are up; the calls that stand. An error where
+    /// neither a rank nor a link is lost, or this rank is.
     fn go_on(&self, comm: &Arc<Comm>, generation: &Generation, finished: u64, error: Error) -> Result<u64> {
         let deadline = comm.limit().map(|limit| Instant::now() + limit);
         // Who is in a call still need not wait for this rank.
@@ -398,8 +407,12 @@ impl Survivors {
             over.engine.lock().iter_mut().for_each(Engine::give_device_back);
         }
         let (mut tried, mut error, mut is_late) = (generation.members.clone(), error, false);
+        // Of a NIC that is down the generation's links tell once, and all can meet as they are.
+        let mut tried_link = false;
         loop {
-            let (left, lost) = self.await_loss(comm, generation, &tried, &error);
+            let (left, lost) = self.await_loss(comm, generation, (&tried, tried_link), &error);
+            let is_link = !tried_link && over.status.has_lost_link();
+            tried_link |= is_link;
             if self.is_aborted.load(Ordering::Acquire) {
                 return Err(super::abortion(comm.rank));
             }
@@ -409,12 +422,12 @@ impl Survivors {
                 .iter()
                 .find(|(rank, _)| *rank == comm.rank())
                 .map(|(_, error)| Error::Remote(format!("{error}: the others go on without it")));
-            if own.is_some() || (left == tried && !again) {
+            if own.is_some() || (left == tried && !again && !is_link) {
                 return Err(self.failure.get_or_init(|| own.unwrap_or(error)).clone());
             }
             match self.meet(comm, generation, (&left, &lost), finished) {
                 Ok(standing) => {
-                    tell_change(&left, &lost, standing);
+                    tell_change(&left, &lost, standing, &error);
                     return Ok(standing.finished);
                 }
                 Err(new) => (is_late, error, tried) = (matches!(new, Error::Timeout(_)), new, left),
@@ -422,12 +435,13 @@ impl Survivors {
         }
     }
 
-    /// Waits until others are lost than those without whom it was `tried`, for a while; who is left, and what is known of the others.
+    /// Waits until others are lost than those without whom it was `tried`, or a link is that was not, for a while; who is left, and what is
+    /// known of the others.
     fn await_loss(
         &self,
-        comm: &Comm,
+        comm: &Arc<Comm>,
         generation: &Generation,
-        tried: &[usize],
+        (tried, tried_link): (&[usize], bool),
         error: &Error,
     ) -> (Vec<usize>, Vec<(usize, Error)>) {
         // A call that another one does not match, or that takes too long, is no sign of a loss.
@@ -436,11 +450,13 @@ impl Survivors {
             _ => NEWS,
         };
         let (begun, mut asked) = (Instant::now(), Instant::now());
+        let status = &generation.comm(comm).status;
         loop {
             let lost = generation.lost(comm);
             let is_lost = |rank: &usize| lost.iter().any(|(other, _)| other == rank);
             let left: Vec<usize> = generation.members.iter().copied().filter(|rank| !is_lost(rank)).collect();
-            if left != tried || begun.elapsed() >= patience || self.is_aborted.load(Ordering::Acquire) {
+            let is_link = !tried_link && status.has_lost_link();
+            if left != tried || is_link || begun.elapsed() >= patience || self.is_aborted.load(Ordering::Acquire) {
                 return (left, lost);
             }
             if asked.elapsed() >= ASKED_EACH {
@@ -515,18 +531,15 @@ fn in_callback() -> Error {
     Error::InvalidUsage(text.to_string())
 }
 
-/// Says once for each generation who goes on, and why.
+/// Says once for each generation who goes on, and why: those that are lost, or an error of a link.
 #[cold]
-fn tell_change(left: &[usize], lost: &[(usize, Error)], Standing { finished, generation }: Standing) {
+fn tell_change(left: &[usize], lost: &[(usize, Error)], Standing { finished, generation }: Standing, error: &Error) {
     let gone: Vec<usize> = lost.iter().map(|(rank, _)| *rank).collect();
-    let why = lost.first().map_or("", |(_, error)| error.text());
+    let why = lost.first().map_or(error, |(_, error)| error).text();
+    let how = if gone.is_empty() { "over NICs that are up".to_string() } else { format!("without {}", named(&gone)) };
     let ranks = counted(left.len(), "rank");
     let verb = if left.len() == 1 { "goes" } else { "go" };
-    crate::log::warn(&format!(
-        "generation {generation} from call {} on: {ranks} {verb} on without {}: {why}",
-        finished + 1,
-        named(&gone)
-    ));
+    crate::log::warn(&format!("generation {generation} from call {} on: {ranks} {verb} on {how}: {why}", finished + 1));
 }
 
 /// Says once that what was named is for other numbers of ranks.
