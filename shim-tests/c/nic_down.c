@@ -3,21 +3,9 @@
  *
  * usage: nic_down BYTES CALLS     with RANK, WORLD_SIZE and NCCL_COMM_ID; prints `done` on each rank, and the longest call
  */
-#include <stdio.h>
-#include <stdlib.h>
+#include "check.h"
 #include <time.h>
 #include <unistd.h>
-
-#include <nccl.h>
-
-#define OK(call)                                                                                            \
-  do {                                                                                                      \
-    ncclResult_t result = (call);                                                                           \
-    if (result != ncclSuccess) {                                                                            \
-      fprintf(stderr, "rank %d: %s: %s\n", rank, #call, ncclGetLastError(NULL));                            \
-      exit(1);                                                                                              \
-    }                                                                                                       \
-  } while (0)
 
 static double now(void) {
   struct timespec time;

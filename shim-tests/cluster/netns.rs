@@ -5,7 +5,7 @@
 use crate::built::{self, checked};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -68,6 +68,29 @@ impl Cluster {
         let logs = logs.map(|log| std::fs::read_to_string(log.unwrap().path()).unwrap()).collect();
         std::fs::remove_dir_all(&folder).unwrap();
         logs
+    }
+
+    /// Starts ranks, and sets node1's eth1 down when it has sent so many bytes; whether they succeed, and what they say.
+    fn with_nic_down(&self, ranks: &mut Command, bytes: u64) -> (bool, String) {
+        let child = ranks.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let (id, deadline) = (child.id(), Instant::now() + 2 * LIMIT);
+        let ended = std::thread::spawn(move || child.wait_with_output().unwrap());
+        let wait = |what: &str| {
+            std::thread::sleep(Duration::from_millis(50));
+            if Instant::now() > deadline {
+                built::signal("KILL", id);
+                panic!("{what}");
+            }
+        };
+        while self.sent()[&("node1".to_string(), "eth1".to_string())] < bytes {
+            wait("nothing is sent");
+        }
+        checked(self.command("link").args(["1.1", "down"]));
+        while !ended.is_finished() {
+            wait("the ranks do not end");
+        }
+        let Output { status, stdout, stderr } = ended.join().unwrap();
+        (status.success(), String::from_utf8_lossy(&stdout).into_owned() + &String::from_utf8_lossy(&stderr))
     }
 
     /// Bytes that each NIC has sent, by node and NIC.
@@ -226,28 +249,13 @@ fn a_nic_that_goes_down_is_named_by_who_waits_for_it() {
     }
     let cluster = Cluster::up("down", &["--nodes", "2", "--nics", "2", "--rate", "40mbit"]);
     let library = built::library();
+    let perf = ["perf", "all_reduce", "-b", "32M", "-e", "32M", "-n", "5", "--library"];
+    let env = ["env", "NCCL_DEBUG=WARN", "STRATA_TIMEOUT_MS=4000", env!("CARGO_BIN_EXE_strata")];
     let mut ranks = cluster.command("run");
-    ranks.args([
-        "--each",
-        "rank",
-        "--",
-        "env",
-        "NCCL_DEBUG=WARN",
-        "STRATA_TIMEOUT_MS=4000",
-        env!("CARGO_BIN_EXE_strata"),
-    ]);
-    ranks.args(["perf", "all_reduce", "-b", "32M", "-e", "32M", "-n", "5", "--library"]).arg(&library);
-    let ranks = ranks.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    ranks.args(["--each", "rank", "--"]).args(env).args(perf).arg(&library);
     // A call takes 3 s at least.
-    let deadline = Instant::now() + LIMIT;
-    while cluster.sent()[&("node1".to_string(), "eth1".to_string())] < 1 << 20 {
-        assert!(Instant::now() < deadline, "nothing is sent");
-        std::thread::sleep(Duration::from_millis(50));
-    }
-    checked(cluster.command("link").args(["1.1", "down"]));
-    let ended = ranks.wait_with_output().unwrap();
-    let said = String::from_utf8_lossy(&ended.stdout).into_owned() + &String::from_utf8_lossy(&ended.stderr);
-    assert!(!ended.status.success() && said.contains("eth1, the NIC of rank 3, is down: operation "), "{said}");
+    let (has_succeeded, said) = cluster.with_nic_down(&mut ranks, 1 << 20);
+    assert!(!has_succeeded && said.contains("eth1, the NIC of rank 3, is down: operation "), "{said}");
 }
 
 /// A rank's NIC goes down in a call, and all ranks make it again over NICs that are up: every element of every call is checked.
@@ -259,31 +267,18 @@ fn all_ranks_go_on_over_other_nics_when_one_goes_down() {
     let cluster = Cluster::up("nic", &["--nodes", "3", "--nics", "2", "--rate", "100mbit"]);
     let source = std::fs::read_to_string(built::root().join("shim-tests/c/nic_down.c")).unwrap();
     let library = built::library_dir();
-    let program = built::Compiler::new("c").compile(&source, &["-L", library.to_str().unwrap(), "-lnccl"]);
+    let checks = built::root().join("shim-tests/c");
+    let options = ["-I", checks.to_str().unwrap(), "-L", library.to_str().unwrap(), "-lnccl"];
+    let program = built::Compiler::new("c").compile(&source, &options);
+    let env =
+        ["env", "NCCL_COMM_ID=10.0.0.1:29555", "NCCL_DEBUG=WARN", "STRATA_LOST=continue", "STRATA_TIMEOUT_MS=30000"];
     let mut ranks = cluster.command("run");
-    ranks.args([
-        "--each",
-        "rank",
-        "--",
-        "env",
-        "NCCL_COMM_ID=10.0.0.1:29555",
-        "NCCL_DEBUG=WARN",
-        "STRATA_LOST=continue",
-    ]);
-    ranks.arg("STRATA_TIMEOUT_MS=30000").arg(&program).args(["8388608", "12"]).env("LD_LIBRARY_PATH", &library);
-    let ranks = ranks.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    let deadline = Instant::now() + LIMIT;
-    while cluster.sent()[&("node1".to_string(), "eth1".to_string())] < 12 << 20 {
-        assert!(Instant::now() < deadline, "nothing is sent");
-        std::thread::sleep(Duration::from_millis(50));
-    }
-    checked(cluster.command("link").args(["1.1", "down"]));
-    let ended = ranks.wait_with_output().unwrap();
-    let said = String::from_utf8_lossy(&ended.stdout).into_owned() + &String::from_utf8_lossy(&ended.stderr);
+    ranks.args(["--each", "rank", "--"]).args(env).arg(&program).args(["8388608", "12"]);
+    let (has_succeeded, said) = cluster.with_nic_down(ranks.env("LD_LIBRARY_PATH", &library), 12 << 20);
     println!("{said}");
     let all_go_on =
         said.contains(": 6 ranks go on over NICs that are up: ") && said.contains("eth1, the NIC of rank 3, is down");
-    assert!(ended.status.success() && said.matches(" done, longest call ").count() == 6 && all_go_on, "{said}");
+    assert!(has_succeeded && said.matches(" done, longest call ").count() == 6 && all_go_on, "{said}");
 }
 
 /// One NIC has a twentieth of the others' rate: all ranks find shares, before the same operation.

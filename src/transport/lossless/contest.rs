@@ -45,7 +45,9 @@ struct Kind {
 /// What the last call of a comparison has decided.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ContestVerdict {
-    /// Whether calls of this kind are coded from now on.
+    /// Of which calls.
+    pub kind: CollectiveKind,
+    /// Whether they are coded from now on.
     pub coded: bool,
     /// The least times, coded and as they are.
     pub took: [Duration; 2],
@@ -88,13 +90,13 @@ impl Kind {
         let took = self.took.each_ref().map(|times| times.iter().min().copied().unwrap_or_default());
         let coded = took[0] < took[1];
         self.way = if coded { Way::Coded } else { Way::Plain };
-        Some(ContestVerdict { coded, took })
+        Some(ContestVerdict { kind: self.kind, coded, took })
     }
 }
 
 impl Contest {
-    /// A call begins; whether it may be coded.
-    pub fn begin(&mut self, kind: CollectiveKind) -> bool {
+    /// A call begins.
+    pub fn begin(&mut self, kind: CollectiveKind) {
         let known = self.kinds.iter().position(|known| known.kind == kind);
         let at = known.or_else(|| {
             let is_new = self.kinds.len() < KINDS;
@@ -105,6 +107,10 @@ impl Contest {
             })
         });
         self.running = at.map(|at| (at, self.kinds[at].next()));
+    }
+
+    /// Whether what goes out now may be coded: always where it is of no call, or of one that is not known.
+    pub fn may_code(&self) -> bool {
         self.running.is_none_or(|(_, may_be_coded)| may_be_coded)
     }
 
@@ -130,7 +136,8 @@ mod tests {
     fn calls(contest: &mut Contest, n: usize, [coded_ms, plain_ms]: [u64; 2]) -> (Vec<bool>, Vec<bool>) {
         let mut verdicts = Vec::new();
         let each = (0..n).map(|_| {
-            let coded = contest.begin(KIND);
+            contest.begin(KIND);
+            let coded = contest.may_code();
             let ms = if coded { coded_ms } else { plain_ms };
             verdicts.extend(contest.end(Duration::from_millis(ms), coded).map(|verdict| verdict.coded));
             coded
@@ -184,8 +191,8 @@ mod tests {
     fn of_calls_that_fail_and_of_too_many_kinds_nothing_is_kept() {
         let mut contest = Contest::default();
         for bytes in 0..200 {
-            let may_be_coded = contest.begin(CollectiveKind { class: Some(bytes), ..KIND });
-            assert_eq!(may_be_coded, usize::from(bytes) >= KINDS, "the links decide of what is not known");
+            contest.begin(CollectiveKind { class: Some(bytes), ..KIND });
+            assert_eq!(contest.may_code(), usize::from(bytes) >= KINDS, "the links decide of what is not known");
         }
         assert_eq!(contest.kinds.len(), KINDS);
         assert!(contest.kinds.iter().all(|kind| kind.took.iter().all(Vec::is_empty)));

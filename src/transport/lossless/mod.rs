@@ -52,10 +52,8 @@ pub struct Lossless {
     /// Bytes that came coded.
     decoded: u64,
     contest: Contest,
-    /// What the call that runs is, when it began, and the bytes that had been coded or decoded then.
-    running: Option<(CollectiveKind, Instant, u64)>,
-    /// Messages of the call that runs may be coded.
-    may_code: bool,
+    /// When the call that runs began, and the bytes that had been coded or decoded then.
+    running: Option<(Instant, u64)>,
 }
 
 /// Takes in what coding some bytes took, by the clock: a rank that has to wait for a processor meanwhile pays for that, too.
@@ -88,24 +86,22 @@ impl Lossless {
             decoded: 0,
             contest: Contest::default(),
             running: None,
-            may_code: true,
         }
     }
 
     /// A collective begins, which all ranks call.
     pub fn call_begins(&mut self, kind: CollectiveKind) {
         if self.measures() {
-            self.may_code = self.contest.begin(kind);
-            self.running = Some((kind, Instant::now(), self.original + self.decoded));
+            self.contest.begin(kind);
+            self.running = Some((Instant::now(), self.original + self.decoded));
         }
     }
 
     /// It has ended; what comes before the next one is no collective.
     pub fn call_ends(&mut self) {
-        self.may_code = true;
-        let Some((kind, began, before)) = self.running.take() else { return };
+        let Some((began, before)) = self.running.take() else { return };
         let verdict = self.contest.end(began.elapsed(), self.original + self.decoded > before);
-        if let Some(ContestVerdict { coded, took: [with, without] }) = verdict {
+        if let Some(ContestVerdict { kind, coded, took: [with, without] }) = verdict {
             let goes = if coded { "are coded from now on" } else { "go as they are for a while" };
             crate::info!("messages of {kind} {goes}: {with:?} coded without loss, {without:?} as they are");
         }
@@ -148,7 +144,7 @@ impl Lossless {
     pub fn code(&mut self, gauge: &mut Gauge, id: u64, message: &Outgoing, out: &mut Vec<u8>) -> Option<CodedPart> {
         let goes = match self.setting {
             LosslessSetting::Off => false,
-            LosslessSetting::Zstd => gauge.is_slow() && self.may_code,
+            LosslessSetting::Zstd => gauge.is_slow() && self.contest.may_code(),
             LosslessSetting::Always => true,
         };
         if !goes || message.src.bytes() < self.least || (gauge.form().is_none() && !gauge.wants_sample(id)) {
