@@ -1,5 +1,5 @@
 /* Windows: what they hold back, what closes them, and what is refused in them. Ranks are threads.
-   usage: windows bytes | time | revoked | streams | one-thread | refused | differ-time | differ-bytes | abort */
+   usage: windows bytes | time | revoked | streams | one-thread | refused | differ-time | differ-bytes | abort | shrunk */
 #include "seeded.h"
 
 enum { CALLS = 6, COUNT = 4, BYTES = COUNT * sizeof(int) };
@@ -215,6 +215,38 @@ static void *aborts(void *argument) {
   return NULL;
 }
 
+/* A rank leaves while another one is in a window that time may close, whose end waits for a third one's word; who has heard of it
+   shrinks the communicator, and the one in the window hears of it too. */
+static void *shrunk(void *argument) {
+  Member member;
+  join(&member, (int)(intptr_t)argument);
+  for (int i = 0; i < 2; i++) {
+    OK(strataWindowBegin(member.comm, 0, 1000));
+    OK(call(&member, i, NULL));
+    OK(strataWindowEnd(member.comm));
+  }
+  if (member.rank == 1) {
+    OK(strataWindowBegin(member.comm, 0, 1000));
+    OK(call(&member, 2, NULL));
+  }
+  pthread_barrier_wait(&barrier);
+  if (member.rank == 2) {
+    OK(ncclCommAbort(member.comm));
+    return NULL;
+  }
+  CHECK(member.rank == 1 || call(&member, 2, NULL) == ncclRemoteError);
+  ncclResult_t result = member.rank == 1 ? strataWindowEnd(member.comm) : strataWindowBegin(member.comm, 0, 1000);
+  CHECK(result == ncclRemoteError || result == ncclInvalidUsage);
+  ncclComm_t smaller;
+  int gone = 2, in = member.rank + 1, out = 0;
+  OK(ncclCommShrink(member.comm, &gone, 1, &smaller, NULL, NCCL_SHRINK_ABORT));
+  OK(ncclAllReduce(&in, &out, 1, ncclInt, ncclSum, smaller, NULL));
+  CHECK(out == 3);
+  OK(ncclCommDestroy(smaller));
+  OK(ncclCommAbort(member.comm));
+  return NULL;
+}
+
 int main(int argc, char **argv) {
   alarm(100);
   CHECK(argc > 1);
@@ -233,6 +265,7 @@ int main(int argc, char **argv) {
   else if (!strcmp(what, "differ-time")) in_threads(differ_time);
   else if (!strcmp(what, "differ-bytes")) in_threads(differ_bytes);
   else if (!strcmp(what, "abort")) in_threads(aborts);
+  else if (!strcmp(what, "shrunk")) in_threads(shrunk);
   else return 2;
   CHECK(strncmp(what, "differ", 6) || told > 0);
   printf("windows: %s\n", what);

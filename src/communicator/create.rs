@@ -318,6 +318,7 @@ impl Comm {
     ) -> Result<Arc<Comm>> {
         self.at_home()?;
         if abort {
+            self.windows.abort();
             self.stop(Error::Remote(format!("rank {} shrank the communicator", self.rank)));
             self.turns.wait_all(Duration::from_secs(10));
         }

@@ -240,9 +240,23 @@ impl Comm {
         Ok(())
     }
 
-    /// Makes the communicator over which the closings of windows are told. Collective.
+    /// Makes the communicator over which the closings of windows are told. It fails with this one, unless this one goes on without lost
+    /// ranks. Collective.
     pub(super) fn make_words(&self, cancel: &AtomicBool) -> Result<Arc<Comm>> {
-        self.make_sibling(AsSibling::Words { parent: self }, cancel)
+        let words = self.make_sibling(AsSibling::Words { parent: self }, cancel)?;
+        if self.survivors.get().is_none() {
+            let family = || std::iter::once(self).chain(self.siblings().map(|sibling| &**sibling));
+            family().for_each(|comm| comm.wakes(&words));
+            let statuses = family().chain([&*words]).map(|comm| comm.status.clone());
+            let _ = words.family.set(Arc::new(Family(statuses.collect())));
+        }
+        Ok(words)
+    }
+
+    /// Has another communicator's operations look for a failure when this one fails.
+    fn wakes(&self, other: &Comm) {
+        let waker = other.waker.clone();
+        self.status.wakes_also(move || waker.iter().for_each(Waker::wake));
     }
 
     fn refusal(&self, carrier: Carrier, why: &str) -> Error {
@@ -257,10 +271,7 @@ impl Comm {
         let all = || std::iter::once(self).chain(siblings.iter().map(|(_, sibling)| &**sibling));
         let family = Arc::new(Family(all().map(|comm| comm.status.clone()).collect()));
         for comm in all() {
-            for other in all().filter(|other| !std::ptr::eq(*other, comm)) {
-                let waker = other.waker.clone();
-                comm.status.wakes_also(move || waker.iter().for_each(Waker::wake));
-            }
+            all().filter(|other| !std::ptr::eq(*other, comm)).for_each(|other| comm.wakes(other));
             let _ = comm.family.set(family.clone());
         }
         let _ = self.siblings.set(siblings);
