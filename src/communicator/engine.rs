@@ -354,7 +354,8 @@ impl Engine {
         let decision = call.decision.as_ref().ok_or_else(undecided)?;
         let index = self.prepare(call, decision)?;
         self.transport.set_wide(call.loads_unevenly());
-        self.transport.call_begins(call.kind());
+        let (kind, bytes) = call.kind();
+        self.transport.call_begins(kind, bytes);
         self.run(call, index)?;
         self.pace.iter_mut().for_each(|pace| pace.begin(call));
         Ok(true)

@@ -265,11 +265,18 @@ impl CollectiveCall {
         self.collective.has_root() || self.known_sizes().map_or(self.blocks.is_some(), differ)
     }
 
-    /// What other calls are like it.
-    fn kind(&self) -> CollectiveKind {
-        let bytes = self.count.saturating_mul(self.dtype.size());
-        let class = self.blocks.is_none().then(|| bytes.checked_ilog2().unwrap_or(0) as u8);
-        CollectiveKind { collective: self.collective, dtype: self.dtype, class }
+    /// What other calls are like it, and its bytes as this rank knows them.
+    fn kind(&self) -> (CollectiveKind, usize) {
+        let sum = |extents: &[Extent]| extents.iter().map(|extent| extent.count).sum::<usize>();
+        let elements = match (&self.blocks, self.known_sizes()) {
+            (None, _) => self.count,
+            (Some(_), Some(sizes)) => sizes.iter().sum(),
+            (Some(blocks), None) => sum(blocks.input()) + sum(blocks.output()),
+        };
+        let bytes = elements.saturating_mul(self.dtype.size());
+        let all_know = self.blocks.is_none() || self.known_sizes().is_some();
+        let class = all_know.then(|| bytes.checked_ilog2().unwrap_or(0) as u8);
+        (CollectiveKind { collective: self.collective, dtype: self.dtype, class }, bytes)
     }
 
     /// What it is decided by.

@@ -254,7 +254,7 @@ pub struct CollectiveKind {
     pub collective: Collective,
     /// The type of its elements.
     pub dtype: DataType,
-    /// The bytes of its blocks as a power of two; none where ranks may know different ones.
+    /// The bytes of its blocks as a power of two, of all of them where they differ; none where ranks may know different ones.
     pub class: Option<u8>,
 }
 
@@ -262,7 +262,7 @@ impl fmt::Display for CollectiveKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} of {}", self.collective.name(), self.dtype.name())?;
         match self.class {
-            Some(class) => write!(f, ", from {} bytes a block on", 1u64 << class.min(63)),
+            Some(class) => write!(f, ", from {} bytes on", 1u64 << class.min(63)),
             None => f.write_str(", blocks of different sizes"),
         }
     }
@@ -290,8 +290,8 @@ pub trait Endpoint: Send + std::fmt::Debug {
     /// Has large messages from now on go by all NICs of the node where that is so set: what follows loads them unevenly.
     fn set_wide(&mut self, _is_wide: bool) {}
 
-    /// A collective begins, which all ranks call.
-    fn call_begins(&mut self, _kind: CollectiveKind) {}
+    /// A collective begins, which all ranks call, with so many bytes that this rank knows of.
+    fn call_begins(&mut self, _kind: CollectiveKind, _bytes: usize) {}
 
     /// The last one has ended. One that failed has not.
     fn call_ends(&mut self) {}

@@ -107,9 +107,10 @@ impl Gauge {
         }
     }
 
-    /// Whether a sample is to be taken before the next bytes of a message go out.
-    pub fn wants_sample(&self, message: u64) -> bool {
-        self.until == 0 || (self.form.is_some() && self.sampled != message)
+    /// Whether a sample is to be taken before the next bytes of a message of so many go out.
+    pub fn wants_sample(&self, message: u64, bytes: usize) -> bool {
+        let is_new = self.sampled != message;
+        self.until == 0 || (is_new && (self.form.is_some() || bytes >= SAMPLED))
     }
 
     /// What the sample of a message said.
@@ -195,24 +196,22 @@ mod tests {
     fn bytes_that_do_not_shrink_are_looked_at_less_and_less_often() {
         let mut gauge = Gauge::default();
         let mut samples = 0;
-        for message in 0..1024 {
-            if gauge.wants_sample(message) {
+        for message in 0..2048 {
+            if gauge.wants_sample(message, SAMPLED / 2) {
                 samples += 1;
                 gauge.sampled(message, None);
             }
             assert_eq!(gauge.form(), None);
-            gauge.passed(256 << 10);
+            gauge.passed(SAMPLED / 2);
         }
         assert!((20..30).contains(&samples), "{samples} samples of 256 MiB");
+        assert!(gauge.wants_sample(2048, SAMPLED), "in a longer message other things may be");
         let form = PlaneForm { width: 2, coded: 2 };
-        while !gauge.wants_sample(1024) {
-            gauge.passed(1 << 20);
-        }
-        gauge.sampled(1024, Some(form));
+        gauge.sampled(2048, Some(form));
         assert_eq!(gauge.form(), Some(form));
-        assert!(!gauge.wants_sample(1024) && gauge.wants_sample(1025), "another message may have another type");
+        assert!(!gauge.wants_sample(2048, 1) && gauge.wants_sample(2049, 1), "another message may have another type");
         gauge.coded(64 << 10, None);
         assert_eq!(gauge.form(), None);
-        assert!(!gauge.wants_sample(1025));
+        assert!(!gauge.wants_sample(2049, 1));
     }
 }

@@ -89,10 +89,10 @@ impl Lossless {
         }
     }
 
-    /// A collective begins, which all ranks call.
-    pub fn call_begins(&mut self, kind: CollectiveKind) {
+    /// A collective begins, which all ranks call, with so many bytes that this rank knows of.
+    pub fn call_begins(&mut self, kind: CollectiveKind, bytes: usize) {
         if self.measures() {
-            self.contest.begin(kind);
+            self.contest.begin(kind, bytes);
             self.running = Some((Instant::now(), self.original + self.decoded));
         }
     }
@@ -101,9 +101,9 @@ impl Lossless {
     pub fn call_ends(&mut self) {
         let Some((began, before)) = self.running.take() else { return };
         let verdict = self.contest.end(began.elapsed(), self.original + self.decoded > before);
-        if let Some(ContestVerdict { kind, coded, took: [with, without] }) = verdict {
+        if let Some(ContestVerdict { kind, coded, gain }) = verdict {
             let goes = if coded { "are coded from now on" } else { "go as they are for a while" };
-            crate::info!("messages of {kind} {goes}: {with:?} coded without loss, {without:?} as they are");
+            crate::info!("messages of {kind} {goes}: coding without loss made calls {gain:.2} times as fast");
         }
     }
 
@@ -147,14 +147,15 @@ impl Lossless {
             LosslessSetting::Zstd => gauge.is_slow() && self.contest.may_code(),
             LosslessSetting::Always => true,
         };
-        if !goes || message.src.bytes() < self.least || (gauge.form().is_none() && !gauge.wants_sample(id)) {
+        let wants_sample = gauge.wants_sample(id, message.src.bytes());
+        if !goes || message.src.bytes() < self.least || (gauge.form().is_none() && !wants_sample) {
             return None;
         }
         let (offset, len) = message.next_part(FRAME).filter(|&(_, len)| len >= LEAST_FRAME)?;
         let codec = self.codec()?;
         let began = Instant::now();
         gather(&message.src, offset, codec.original(len));
-        if gauge.wants_sample(id) {
+        if wants_sample {
             gauge.sampled(id, codec.choose(len));
         }
         let form = gauge.form()?;
