@@ -1,6 +1,6 @@
 /* Codes from a C program: what is refused, what the environment codes and what it leaves alone, and residuals.
  *
- * usage: codes entries|environment|vectored RANKS NODES
+ * usage: codes entries|environment|vectored|one-residual RANKS NODES
  *
  * With "environment" STRATA_ALLREDUCE_CODE is set, with "vectored" those of the collectives whose blocks may differ in size.
  */
@@ -134,6 +134,13 @@ static void vectored(int seed) {
   free(send), free(recv);
 }
 
+/* Rank 1 alone gives a residual: its call is another one. */
+static void one_residual(const float *send, float *recv, float *residual) {
+  ncclResult_t result = strataAllReduceCoded(send, recv, rank == 1 ? residual : NULL, COUNT, ncclFloat, ncclSum, "mx8", comm, NULL);
+  CHECK(result == ncclInvalidUsage || result == ncclRemoteError);
+  CHECK(strstr(ncclGetLastError(comm), "rank 1 called all_reduce of") && strstr(ncclGetLastError(comm), "in mx8 with a residual"));
+}
+
 static void *rank_main(void *which) {
   rank = (int)(intptr_t)which;
   OK(ncclCommInitRank(&comm, nranks, id, rank));
@@ -144,8 +151,9 @@ static void *rank_main(void *which) {
     for (int seed = 0; seed < 30; seed++) vectored(seed);
     CHECK(inexact > 1000); /* Else nothing was coded. */
   }
+  else if (!strcmp(what, "one-residual")) one_residual(send, recv, residual);
   else entries(send, recv, residual);
-  OK(ncclCommDestroy(comm));
+  OK(strcmp(what, "one-residual") ? ncclCommDestroy(comm) : ncclCommAbort(comm));
   free(send), free(recv), free(residual);
   return NULL;
 }

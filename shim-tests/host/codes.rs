@@ -436,6 +436,7 @@ fn a_model_trained_for_a_thousand_steps_with_residuals_ends_with_the_loss_of_exa
 fn a_c_program_names_codes_and_keeps_residuals() {
     run_with("codes.c", &["-lm"], &["entries", "3", "3"]);
     run_with("codes.c", &["-lm"], &["entries", "4", "2"]);
+    run_with("codes.c", &["-lm"], &["one-residual", "3", "3"]);
 }
 
 #[test]

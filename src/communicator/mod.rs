@@ -321,7 +321,13 @@ impl CollectiveCall {
             (None, _) => CallSummary::new(collective, count, dtype, reduction, root),
             (Some(_), sizes) => CallSummary::vectored(collective, sizes, dtype, reduction, root),
         };
-        call.in_code(self.decision.as_ref().and_then(|decision| decision.code()))
+        let code = self.decision.as_ref().and_then(|decision| decision.code());
+        call.in_code(code).with_residual(self.keeps_residual())
+    }
+
+    /// Whether what coding leaves out is kept.
+    fn keeps_residual(&self) -> bool {
+        self.residual.is_some() && self.decision.as_ref().is_some_and(|decision| decision.code().is_some())
     }
 }
 

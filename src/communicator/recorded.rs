@@ -9,6 +9,7 @@ use super::{CollectiveCall, Comm, Direction, Elements, Operation};
 use crate::bootstrap::launcher;
 use crate::carrier::Carrier;
 use crate::memory::DeviceRegion;
+use crate::plan::blocks::Extent;
 use crate::plan::Collective;
 use crate::records::{CallKind, CallNames, CallTicket, CallWords, CommRecords, NewCall, RecordedComm};
 use crate::selection::{Executor, Selection};
@@ -17,13 +18,19 @@ use smallvec::SmallVec;
 
 /// A call as its record has it.
 fn new_collective(call: &CollectiveCall, rank: Rank) -> NewCall {
+    let sum = |extents: &[Extent]| (extents.iter().map(|extent| extent.count).sum::<usize>() * call.dtype.size()) as u64;
+    let buffers = match &call.blocks {
+        None => (call.input.len() as u64, call.output.len() as u64),
+        // What lies between blocks is nobody's.
+        Some(blocks) => (sum(blocks.input()), sum(blocks.output())),
+    };
     NewCall {
         kind: CallKind::Collective(call.collective),
         dtype: Some(call.dtype),
         reduction: call.reduction,
         peer: call.root.0,
         count: call.count as u64,
-        buffers: (call.input.len() as u64, call.output.len() as u64),
+        buffers,
         in_place: call.in_place(rank),
         vectored: call.blocks.is_some(),
         addresses: (call.input.address(), call.output.address()),

@@ -42,6 +42,9 @@ pub(super) fn signature(call: &CollectiveCall, algorithm: &str) -> u32 {
         digest = joined.summary.0.iter().fold(digest.text("joined"), |digest, &word| digest.number(word));
     }
     digest = digest.text(call.dtype.name()).number(call.root.0).text(algorithm);
+    if call.keeps_residual() {
+        digest = digest.text("residual");
+    }
     if let Some(reduction) = call.reduction {
         let prologue = match reduction.prologue {
             Prologue::None => "none",

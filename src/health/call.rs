@@ -17,7 +17,7 @@ const OPERATIONS: [&str; 10] =
 const SEND: u64 = 0xff;
 
 /// What all ranks of a collective must agree on, in two words: the elements; and the collective, the type, the operation (a byte
-/// each), whether blocks differ in size and the code (half a byte each), and the root.
+/// each), whether blocks differ in size (half a byte), the code (three bits), whether there is a residual (a bit), and the root.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct CallSummary(pub [u64; 2]);
 
@@ -55,9 +55,12 @@ const OWN_SIZES: u64 = 2;
 /// Several calls of one group; and in the place of the root, if they have several.
 const JOINED: u64 = 3;
 const SEVERAL_ROOTS: u32 = u32::MAX;
-/// Where the code is: one more than its place among all, 0 for none; and where the half byte before it ends.
-const CODE_AT: u32 = 28;
+/// The half byte of these; where the code is after it, one more than its place among all, 0 for none; and its bits.
 const HALF_BYTE: u64 = 0xf;
+const CODE_AT: u32 = 28;
+const CODE_BITS: u64 = 7;
+/// What coding leaves out is kept.
+const RESIDUAL: u64 = 1 << 31;
 /// Bits of the sum of sizes; the digest of the sizes has the others of a word.
 const SUM_BITS: u32 = 44;
 
@@ -107,10 +110,16 @@ impl CallSummary {
         CallSummary([count, rest | place.map_or(0, |place| place as u64 + 1) << CODE_AT])
     }
 
+    /// The same call, with a residual or none.
+    pub fn with_residual(self, has_residual: bool) -> CallSummary {
+        let CallSummary([count, rest]) = self;
+        CallSummary([count, if has_residual { rest | RESIDUAL } else { rest }])
+    }
+
     /// The code, if it has one.
     pub fn code(self) -> Option<FloatCode> {
         let [_, rest] = self.0;
-        let place = (rest >> CODE_AT & HALF_BYTE).checked_sub(1).filter(|_| self.receiver().is_none())?;
+        let place = (rest >> CODE_AT & CODE_BITS).checked_sub(1).filter(|_| self.receiver().is_none())?;
         FloatCode::ALL.get(place as usize).copied()
     }
 
@@ -195,6 +204,9 @@ impl fmt::Display for CallSummary {
         }
         if let Some(code) = self.code() {
             write!(f, " in {}", code.name())?;
+            if rest & RESIDUAL != 0 {
+                f.write_str(" with a residual")?;
+            }
         }
         Ok(())
     }
@@ -239,6 +251,8 @@ mod tests {
         assert_eq!(texts[1..], ["bf16", "mx8", "int8"].map(|code| format!("{plain} in {code}")));
         assert_eq!(all.map(|code| sum.in_code(code).code()), all);
         let coded = sum.in_code(Some(FloatCode::Mx8));
+        assert_eq!(coded.with_residual(true).to_string(), format!("{plain} in mx8 with a residual"));
+        assert_eq!(coded.with_residual(true).code(), coded.code());
         assert_eq!(sum.beside(coded), format!("{plain} without a code"));
         assert_eq!((sum.beside(sum), coded.beside(sum)), (plain.to_string(), format!("{plain} in mx8")));
         let sizes = CallSummary::vectored(Collective::AllGather, Some(&[3, 4]), f32, None, Rank(0));

@@ -367,9 +367,9 @@ pub struct CallRecord {
     pub dtype: String,
     /// Bytes of the message, as tuning tables count them: of an all-gather's output, a reduce-scatter's input, else of a block.
     pub bytes: u64,
-    /// Bytes of the rank's input.
+    /// Bytes of the rank's input, of its blocks together where they differ in size.
     pub input_bytes: u64,
-    /// Bytes of the rank's output.
+    /// The same of its output.
     pub output_bytes: u64,
     /// How it reduces; empty where it does not.
     pub op: String,
@@ -432,7 +432,12 @@ pub(super) fn record(number: u64, words: &[u64; WORDS], place: &RecordPlace<'_>)
     let block = (count as usize).saturating_mul(dtype.map_or(1, DataType::size));
     let (bytes, root, peer) = match kind {
         CallKind::Collective(collective) => {
-            (message_bytes(collective, place.nranks as usize, block), collective.has_root().then_some(peer), None)
+            let bytes = match (collective, flags & VECTORED > 0) {
+                (Collective::AllGather, true) => words[at::OUTPUT] as usize,
+                (Collective::ReduceScatter, true) => words[at::INPUT] as usize,
+                _ => message_bytes(collective, place.nranks as usize, block),
+            };
+            (bytes, collective.has_root().then_some(peer), None)
         }
         _ => (block, None, Some(peer)),
     };
@@ -509,8 +514,15 @@ mod tests {
             assert_eq!((record.tag, CallKind::of_nccl(kind.nccl_name())), (12, (kind != CUSTOM).then_some(kind)));
             let has_root = matches!(kind, CallKind::Collective(collective) if collective.has_root());
             assert_eq!(record.root.is_some(), has_root);
+            // The blocks differ in size: those of all ranks are what the rank's buffer has.
+            let bytes = match kind {
+                CallKind::Collective(Collective::AllGather) => 160,
+                _ => 20,
+            };
+            assert_eq!(record.bytes, bytes);
+            let even = as_record(&CallWords::new(&NewCall { vectored: false, ..call(kind) }, 3).accepted(4, 99, None));
             let is_gather = matches!(kind, CallKind::Collective(Collective::AllGather | Collective::ReduceScatter));
-            assert_eq!(record.bytes, if is_gather { 160 } else { 20 });
+            assert_eq!((even.bytes, even.vectored), (if is_gather { 160 } else { 20 }, false));
         }
     }
 

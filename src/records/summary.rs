@@ -49,9 +49,10 @@ pub struct RankWait {
     pub awaited_ns: u64,
 }
 
-/// Bytes as nccl-tests counts them.
+/// Bytes as nccl-tests counts them; where blocks differ in size, those of the rank's larger buffer.
 fn size_of(call: &CallRecord) -> u64 {
     match call.call.as_str() {
+        _ if call.vectored => call.input_bytes.max(call.output_bytes),
         "all_to_all" | "gather" | "scatter" => call.bytes.saturating_mul(u64::from(call.nranks)),
         _ => call.bytes,
     }
@@ -73,26 +74,34 @@ fn quantile(sorted: &[u64], part: f64) -> u64 {
     sorted.get(index.clamp(1, sorted.len().max(1)) - 1).copied().unwrap_or(0)
 }
 
+/// The class of a call. Calls whose blocks differ in size are like those of up to the next power of two.
+fn class_of(call: &CallRecord) -> (String, u64) {
+    match call.vectored {
+        true => (format!("{}_v", call.call), size_of(call).next_power_of_two()),
+        false => (call.call.clone(), size_of(call)),
+    }
+}
+
 /// The classes of a trace, by name and size.
 pub fn classes(trace: &CallTrace) -> Vec<CallClass> {
-    let mut found: BTreeMap<(&str, u64), Vec<&CallRecord>> = BTreeMap::new();
+    let mut found: BTreeMap<(String, u64), Vec<&CallRecord>> = BTreeMap::new();
     for call in &trace.calls {
-        found.entry((&call.call, size_of(call))).or_default().push(call);
+        found.entry(class_of(call)).or_default().push(call);
     }
-    let class = |((name, bytes), calls): ((&str, u64), Vec<&CallRecord>)| {
+    let class = |((name, bytes), calls): ((String, u64), Vec<&CallRecord>)| {
         let ended = || calls.iter().filter(|call| call.state == CallState::Ended);
         let mut times: Vec<u64> = ended().filter_map(|call| call.duration_ns()).collect();
         times.sort_unstable();
         let total_ns: u64 = times.iter().sum();
         let moved = |of: &dyn Fn(&CallRecord) -> f64| {
-            ended().map(|call| of(call) * bytes as f64).sum::<f64>() / (total_ns.max(1) as f64)
+            ended().map(|call| of(call) * size_of(call) as f64).sum::<f64>() / (total_ns.max(1) as f64)
         };
         let mut algorithms = BTreeMap::new();
         for call in ended().filter(|call| !call.algorithm.is_empty()) {
             *algorithms.entry(call.algorithm.clone()).or_default() += 1;
         }
         CallClass {
-            call: name.to_string(),
+            call: name,
             bytes,
             calls: times.len(),
             open: calls.len() - times.len(),
@@ -268,5 +277,20 @@ mod tests {
         assert_eq!([0, 1, 1024, 1536, 5 << 30].map(size_text), ["0 B", "1 B", "1 KiB", "1.5 KiB", "5 GiB"]);
         assert_eq!([0.5, 0.9, 1.0].map(|part| quantile(&[1, 2, 3], part)), [2, 3, 3]);
         assert_eq!(quantile(&[], 0.5), 0);
+    }
+
+    #[test]
+    fn calls_whose_blocks_differ_in_size_count_the_bytes_that_the_rank_has() {
+        let mut trace = sample();
+        trace.calls.clear();
+        for (input_bytes, output_bytes, ns) in [(1000, 700, 100), (600, 1024, 300)] {
+            let to_all = CallRecord { call: "all_to_all".to_string(), vectored: true, nranks: 2, ..sample().calls[0].clone() };
+            let ended_ns = to_all.begun_ns.map(|begun| begun + ns);
+            trace.calls.push(CallRecord { input_bytes, output_bytes, ended_ns, ..to_all });
+        }
+        let classes = classes(&trace);
+        assert_eq!((classes.len(), classes[0].call.as_str(), classes[0].bytes), (1, "all_to_all_v", 1024));
+        assert!((classes[0].algorithm_rate - (1000.0 + 1024.0) / 400.0).abs() < 1e-9);
+        assert!((classes[0].bus_rate - classes[0].algorithm_rate / 2.0).abs() < 1e-9);
     }
 }
