@@ -305,9 +305,8 @@ fn messages_are_coded_without_loss_where_calls_are_quicker_by_that() {
     }
     let cluster = Cluster::up("lossless", &["--nodes", "2", "--nics", "1", "--rate", "40mbit"]);
     let logs = cluster.logged(&["STRATA_LOSSLESS=zstd"], "all_reduce", "1M", "16");
-    let said = |log: &String| {
-        log.contains("messages of all_reduce of float, from 1048576 bytes on are coded from now on")
-    };
+    let said =
+        |log: &String| log.contains("messages of all_reduce of float, from 1048576 bytes on are coded from now on");
     assert!(logs.len() == 2 && logs.iter().all(said), "{logs:?}");
 }
 

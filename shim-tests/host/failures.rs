@@ -284,3 +284,11 @@ fn a_rank_that_is_merely_late_is_waited_for() {
         assert_eq!(line, "through", "rank {rank}");
     }
 }
+
+/// It is nothing to do, so that no rank fails by it; who waits says both calls.
+#[test]
+fn a_collective_of_no_elements_in_the_place_of_another_one_is_told() {
+    let log = std::env::temp_dir().join(format!("strata-empty-{}.log", std::process::id()));
+    print!("{}", built::run_with("empty.c", &[], &[log.to_str().unwrap()]));
+    let _ = std::fs::remove_file(log);
+}

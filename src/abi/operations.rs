@@ -17,6 +17,7 @@ use crate::communicator::{
 use crate::device::StreamRef;
 use crate::dtype::{DataType, Operator, RedOp, Reduction};
 use crate::error::{Error, Result, ShortResult};
+use crate::health::CallSummary;
 use crate::interface::layouts::{read_versioned, write_versioned, CollConfig, SimInfo};
 use crate::interface::pointer::{Buffer, ConstBuffer, ConstPtr, Ptr, Text};
 use crate::interface::types::{null, CommHandle, OpCode, Residence, StreamHandle, TypeCode};
@@ -165,6 +166,7 @@ impl Call {
         let input = self.send.on_device(blocks(sent)?, "sendbuff")?;
         let output = self.recv.as_const().on_device(blocks(received)?, "recvbuff")?;
         if self.count == 0 {
+            comm.note_empty(CallSummary::new(self.collective, 0, dtype, reduction, root));
             return Ok(None);
         }
         comm.check_memory(input, "sendbuff")?;

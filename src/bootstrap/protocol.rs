@@ -25,7 +25,7 @@ pub const HEAD_BYTES: usize = 8;
 pub const MAX_RANKS: u32 = 1 << 20;
 
 /// The protocol and, in its last byte, the version.
-const MAGIC: u32 = 0x5354_5205;
+const MAGIC: u32 = 0x5354_5206;
 const MAX_NAME_BYTES: usize = 256;
 /// Short enough for a first frame, credentials included.
 const MAX_TEXT_BYTES: usize = FIRST_FRAME_LIMIT / 2;
@@ -133,9 +133,19 @@ pub struct Answer {
     /// Whether it has elements for who asks, and whether it expects some from there, in an operation in which each rank knows the sizes of
     /// its own blocks only.
     pub exchanges: Option<[bool; 2]>,
+    /// The last collective of no elements that it called, which is no operation, and how many operations it had begun then.
+    pub empty: Option<(u64, CallSummary)>,
     /// What failed there, or nothing.
     #[serde(serialize_with = "put_text::<MAX_TEXT_BYTES, _>", deserialize_with = "text::<MAX_TEXT_BYTES, _>")]
     pub failure: String,
+}
+
+impl Answer {
+    /// What it called of no elements in the place of the operation with this number, of which it has begun none since.
+    pub fn empty_at(&self, number: u64) -> Option<CallSummary> {
+        let (after, call) = self.empty?;
+        (after == self.begun && after + 1 == number).then_some(call)
+    }
 }
 
 /// One message. The place of a kind in this list is its number on the wire.
@@ -350,6 +360,7 @@ mod tests {
             Frame::Answer(Answer { begun: 3, waiting_for: Some(0), aborted: true, ..Answer::default() }),
             Frame::Answer(Answer { left: true, call: Some(CallSummary([5, 6])), ..Answer::default() }),
             Frame::Answer(Answer { exchanges: Some([true, false]), ..Answer::default() }),
+            Frame::Answer(Answer { empty: Some((7, CallSummary([0, 6]))), ..Answer::default() }),
             Frame::Notice {
                 comm,
                 loss: Loss { rank: 5, from: None, is_link: false, error: Error::Remote("rank 5 died".to_string()) },

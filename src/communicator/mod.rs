@@ -443,6 +443,13 @@ impl Comm {
         self.grid.nranks()
     }
 
+    /// A collective of no elements has been called: it is nothing to do, and who waits for this rank can be told of it.
+    pub fn note_empty(&self, call: CallSummary) {
+        let all = std::iter::once(&self.status).chain(self.siblings().map(|sibling| &sibling.status));
+        all.for_each(|status| status.note_empty(call));
+        self.generation().into_iter().for_each(|generation| generation.status.note_empty(call));
+    }
+
     /// The device given when the communicator was made.
     pub fn device(&self) -> i32 {
         self.device

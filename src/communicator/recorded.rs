@@ -18,7 +18,8 @@ use smallvec::SmallVec;
 
 /// A call as its record has it.
 fn new_collective(call: &CollectiveCall, rank: Rank) -> NewCall {
-    let sum = |extents: &[Extent]| (extents.iter().map(|extent| extent.count).sum::<usize>() * call.dtype.size()) as u64;
+    let sum =
+        |extents: &[Extent]| (extents.iter().map(|extent| extent.count).sum::<usize>() * call.dtype.size()) as u64;
     let buffers = match &call.blocks {
         None => (call.input.len() as u64, call.output.len() as u64),
         // What lies between blocks is nobody's.

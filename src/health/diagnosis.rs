@@ -33,6 +33,8 @@ pub struct Inquiry<'a> {
     pub begun: u64,
     /// What it called as that.
     pub call: Option<CallSummary>,
+    /// How many operations it had begun when it called a collective of no elements last.
+    pub empty: Option<u64>,
 }
 
 /// What was found out about a rank.
@@ -62,6 +64,22 @@ pub fn mismatch(inquiry: &Inquiry<'_>, waiting_for: &[Rank], grace: Duration) ->
 pub fn differs(number: u64, (me, ours): (u32, CallSummary), (other, theirs): (u32, CallSummary)) -> String {
     let (ours, theirs) = (ours.beside(theirs), theirs.beside(ours));
     format!("operation {number} is not the same on all ranks: rank {me} called {ours}, rank {other} called {theirs}")
+}
+
+/// A rank has called a collective of no elements where another one waits for it. It need not be a mistake: it is nothing to do, and the
+/// operation may yet come.
+pub fn is_empty(number: u64, (me, ours): (u32, CallSummary), (other, theirs): (u32, CallSummary)) -> String {
+    format!("rank {other} called {theirs}, which is nothing to do, and nothing since; rank {me} is in operation {number}, {ours}")
+}
+
+fn empty_calls<'a>(inquiry: &'a Inquiry<'_>, found: &'a BTreeMap<u32, Found>) -> impl Iterator<Item = String> + 'a {
+    let ours = inquiry.call.filter(|_| inquiry.empty.is_none_or(|after| after + 1 != inquiry.begun));
+    found.iter().filter_map(move |(&rank, found)| match (found, ours) {
+        (Found::Answer(answer), Some(ours)) => {
+            Some(is_empty(inquiry.begun, (inquiry.me, ours), (rank, answer.empty_at(inquiry.begun)?)))
+        }
+        _ => None,
+    })
 }
 
 fn other_calls<'a>(inquiry: &'a Inquiry<'_>, found: &'a BTreeMap<u32, Found>) -> impl Iterator<Item = String> + 'a {
@@ -171,7 +189,8 @@ fn explain(inquiry: &Inquiry<'_>, found: &BTreeMap<u32, Found>, named: usize) ->
             Found::Answer(answer) => waiting.push((rank, answer)),
         }
     }
-    let mut culprits: Vec<String> = other_calls(inquiry, found).take(named).collect();
+    let mut culprits: Vec<String> =
+        other_calls(inquiry, found).chain(empty_calls(inquiry, found)).take(named).collect();
     if !gone.is_empty() {
         culprits.push(format!("{} {} gone: the process has ended", name_ranks(&gone), plural(&gone, "is", "are")));
     }
@@ -222,7 +241,8 @@ mod tests {
 
     fn explained(found: &[(u32, Found)]) -> String {
         let comm = Credentials { key: 1, secret: [0; 16] };
-        let inquiry = Inquiry { comm, me: 0, members: &[], begun: 12, call: Some(CallSummary([4, 0])) };
+        let inquiry =
+            Inquiry { comm, me: 0, members: &[], begun: 12, call: Some(CallSummary([4, 0])), empty: Some(10) };
         explain(&inquiry, &found.iter().cloned().collect(), NAMED)
     }
 
@@ -262,6 +282,24 @@ mod tests {
             ),
             "{text}"
         );
+    }
+
+    #[test]
+    fn who_called_no_elements_in_the_place_of_an_operation_is_named() {
+        let empty =
+            |after| Found::Answer(Answer { begun: 11, empty: Some((after, CallSummary([0, 0]))), ..Answer::default() });
+        let text = explained(&[(1, empty(11)), (2, empty(10)), (3, answer(11, None))]);
+        assert!(
+            text.starts_with(
+                "rank 1 called all_reduce of 0 int8 (no operation), which is nothing to do, and nothing since; \
+                 rank 0 is in operation 12, all_reduce of 4 int8 (no operation); ranks 1-3 are alive"
+            ),
+            "{text}"
+        );
+        let comm = Credentials { key: 1, secret: [0; 16] };
+        let call = Some(CallSummary([4, 0]));
+        let same = Inquiry { comm, me: 0, members: &[], begun: 12, call, empty: Some(11) };
+        assert_eq!(empty_calls(&same, &BTreeMap::from([(1, empty(11))])).next(), None, "all ranks called that");
     }
 
     #[test]

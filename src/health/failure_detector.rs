@@ -7,7 +7,7 @@
 //! everybody it knows to have left, and its predecessor links to the next that remains.
 #![forbid(unsafe_code)]
 
-use super::diagnosis::differs;
+use super::diagnosis::{differs, is_empty};
 use super::status::{Loss, RankStatus, RelayRequest, SENDING};
 use super::CallSummary;
 use crate::bootstrap::connections::{CommRank, Connections, Role};
@@ -247,6 +247,11 @@ impl FailureDetector {
                 net.end(id);
                 self.heard_call(of, rank, number, (theirs, exchanges));
             }
+            (Role::Asked { of, rank, number }, Frame::Answer(answer)) => {
+                if let Some(empty) = answer.empty_at(number) {
+                    self.heard_empty(of, (rank, empty), number);
+                }
+            }
             _ => {}
         }
     }
@@ -265,6 +270,17 @@ impl FailureDetector {
             if let Err(error) = net.dial(addr.0, Role::Asked { of, rank, number }, &[question]) {
                 crate::info!("asking rank {rank}: {error}");
             }
+        }
+    }
+
+    /// A rank that is waited for has called a collective of no elements in the place of an operation. Where this one has not that is
+    /// told, and no failure: it is nothing to do, and the operation may yet come.
+    fn heard_empty(&self, of: CommRank, theirs: (u32, CallSummary), number: u64) {
+        let Some(entry) = self.entries.get(&of) else { return };
+        let status = &entry.watch.status;
+        let is_ours = status.empty().is_some_and(|(after, _)| after + 1 == number);
+        if let Some(ours) = status.call(number).filter(|_| !is_ours && status.begun() == number) {
+            crate::log::warn(&is_empty(number, (of.1, ours), theirs));
         }
     }
 

@@ -141,7 +141,8 @@ impl Monitor {
 
     fn inquiry(&self) -> Inquiry<'_> {
         let begun = self.status.begun();
-        Inquiry { comm: self.comm, me: self.me.0, members: &self.members, begun, call: self.status.call(begun) }
+        let (call, empty) = (self.status.call(begun), self.status.empty().map(|(after, _)| after));
+        Inquiry { comm: self.comm, me: self.me.0, members: &self.members, begun, call, empty }
     }
 }
 

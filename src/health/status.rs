@@ -109,6 +109,8 @@ pub struct RankStatus {
     /// With whom elements are exchanged, in those of the calls for which that follows from no summary; the last ones.
     exchanges: Mutex<VecDeque<(u64, Exchanges)>>,
     sending: Noted,
+    /// The last collective of no elements; its number is that of the operation which comes next.
+    empty: Noted,
     has_told_sending: AtomicBool,
     begun: AtomicU64,
     finished: AtomicU64,
@@ -131,6 +133,7 @@ impl Default for RankStatus {
             calls: std::array::from_fn(|_| Noted::default()),
             exchanges: Mutex::default(),
             sending: Noted::default(),
+            empty: Noted::default(),
             has_told_sending: AtomicBool::new(false),
             begun: AtomicU64::new(0),
             finished: AtomicU64::new(0),
@@ -199,6 +202,17 @@ impl RankStatus {
             return self.sending.read(1);
         }
         self.calls[number as usize % KEPT].read(number).filter(|_| number > 0)
+    }
+
+    /// A collective of no elements has been called, which is no operation.
+    pub fn note_empty(&self, call: CallSummary) {
+        self.empty.write(self.begun() + 1, call);
+    }
+
+    /// The last collective of no elements, and how many operations had been begun then.
+    pub fn empty(&self) -> Option<(u64, CallSummary)> {
+        let next = self.empty.number.load(Ordering::Acquire);
+        Some((next.checked_sub(1)?, self.empty.read(next)?))
     }
 
     /// The message that the rank has waited to send for a while, or none any more.
@@ -371,6 +385,7 @@ impl RankStatus {
             left: false,
             call: self.call(number),
             exchanges: self.exchanges(number, from),
+            empty: self.empty(),
             failure: self.failure().map(|error| error.text().to_string()).unwrap_or_default(),
         }
     }

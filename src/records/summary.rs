@@ -284,7 +284,8 @@ mod tests {
         let mut trace = sample();
         trace.calls.clear();
         for (input_bytes, output_bytes, ns) in [(1000, 700, 100), (600, 1024, 300)] {
-            let to_all = CallRecord { call: "all_to_all".to_string(), vectored: true, nranks: 2, ..sample().calls[0].clone() };
+            let to_all =
+                CallRecord { call: "all_to_all".to_string(), vectored: true, nranks: 2, ..sample().calls[0].clone() };
             let ended_ns = to_all.begun_ns.map(|begun| begun + ns);
             trace.calls.push(CallRecord { input_bytes, output_bytes, ended_ns, ..to_all });
         }

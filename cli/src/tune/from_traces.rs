@@ -36,7 +36,9 @@ fn read(paths: &[PathBuf], nranks: usize) -> Result<String> {
     let calls = || traces.iter().flat_map(|trace| &trace.calls);
     let left = calls().filter(|call| call.vectored && !has_rows(call)).count();
     if left > 0 {
-        eprintln!("strata: {left} calls with blocks that ranks do not all know are left out: tables have no rows for them");
+        eprintln!(
+            "strata: {left} calls with blocks that ranks do not all know are left out: tables have no rows for them"
+        );
     }
     if classes.is_empty() {
         let mut ranks: Vec<u32> = traces.iter().flat_map(|trace| &trace.comms).map(|comm| comm.nranks).collect();
