@@ -354,8 +354,7 @@ impl Engine {
         let decision = call.decision.as_ref().ok_or_else(undecided)?;
         let index = self.prepare(call, decision)?;
         self.transport.set_wide(call.loads_unevenly());
-        let (kind, bytes) = call.kind();
-        self.transport.call_begins(kind, bytes);
+        self.transport.call_begins(&|| call.kind());
         self.run(call, index)?;
         self.pace.iter_mut().for_each(|pace| pace.begin(call));
         Ok(true)

@@ -267,14 +267,12 @@ impl CollectiveCall {
 
     /// What other calls are like it, and its bytes as this rank knows them.
     fn kind(&self) -> (CollectiveKind, usize) {
-        let sum = |extents: &[Extent]| extents.iter().map(|extent| extent.count).sum::<usize>();
-        let elements = match (&self.blocks, self.known_sizes()) {
-            (None, _) => self.count,
-            (Some(_), Some(sizes)) => sizes.iter().sum(),
-            (Some(blocks), None) => sum(blocks.input()) + sum(blocks.output()),
+        let (elements, all_know) = match (&self.blocks, self.known_sizes()) {
+            (None, _) => (self.count, true),
+            (Some(_), Some(sizes)) => (sizes.iter().sum(), true),
+            (Some(blocks), None) => (blocks.elements().iter().sum::<usize>(), false),
         };
         let bytes = elements.saturating_mul(self.dtype.size());
-        let all_know = self.blocks.is_none() || self.known_sizes().is_some();
         let class = all_know.then(|| bytes.checked_ilog2().unwrap_or(0) as u8);
         (CollectiveKind { collective: self.collective, dtype: self.dtype, class }, bytes)
     }

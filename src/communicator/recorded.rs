@@ -9,7 +9,6 @@ use super::{CollectiveCall, Comm, Direction, Elements, Operation};
 use crate::bootstrap::launcher;
 use crate::carrier::Carrier;
 use crate::memory::DeviceRegion;
-use crate::plan::blocks::Extent;
 use crate::plan::Collective;
 use crate::records::{CallKind, CallNames, CallTicket, CallWords, CommRecords, NewCall, RecordedComm};
 use crate::selection::{Executor, Selection};
@@ -18,12 +17,10 @@ use smallvec::SmallVec;
 
 /// A call as its record has it.
 fn new_collective(call: &CollectiveCall, rank: Rank) -> NewCall {
-    let sum =
-        |extents: &[Extent]| (extents.iter().map(|extent| extent.count).sum::<usize>() * call.dtype.size()) as u64;
-    let buffers = match &call.blocks {
-        None => (call.input.len() as u64, call.output.len() as u64),
+    let [input, output] = match &call.blocks {
+        None => [call.input.len(), call.output.len()],
         // What lies between blocks is nobody's.
-        Some(blocks) => (sum(blocks.input()), sum(blocks.output())),
+        Some(blocks) => blocks.elements().map(|elements| elements * call.dtype.size()),
     };
     NewCall {
         kind: CallKind::Collective(call.collective),
@@ -31,7 +28,7 @@ fn new_collective(call: &CollectiveCall, rank: Rank) -> NewCall {
         reduction: call.reduction,
         peer: call.root.0,
         count: call.count as u64,
-        buffers,
+        buffers: (input as u64, output as u64),
         in_place: call.in_place(rank),
         vectored: call.blocks.is_some(),
         addresses: (call.input.address(), call.output.address()),

@@ -68,7 +68,7 @@ pub fn differs(number: u64, (me, ours): (u32, CallSummary), (other, theirs): (u3
 
 /// A rank has called a collective of no elements where another one waits for it. It need not be a mistake: it is nothing to do, and the
 /// operation may yet come.
-pub fn is_empty(number: u64, (me, ours): (u32, CallSummary), (other, theirs): (u32, CallSummary)) -> String {
+pub fn calls_nothing(number: u64, (me, ours): (u32, CallSummary), (other, theirs): (u32, CallSummary)) -> String {
     format!("rank {other} called {theirs}, which is nothing to do, and nothing since; rank {me} is in operation {number}, {ours}")
 }
 
@@ -76,7 +76,7 @@ fn empty_calls<'a>(inquiry: &'a Inquiry<'_>, found: &'a BTreeMap<u32, Found>) ->
     let ours = inquiry.call.filter(|_| inquiry.empty.is_none_or(|after| after + 1 != inquiry.begun));
     found.iter().filter_map(move |(&rank, found)| match (found, ours) {
         (Found::Answer(answer), Some(ours)) => {
-            Some(is_empty(inquiry.begun, (inquiry.me, ours), (rank, answer.empty_at(inquiry.begun)?)))
+            Some(calls_nothing(inquiry.begun, (inquiry.me, ours), (rank, answer.empty_at(inquiry.begun)?)))
         }
         _ => None,
     })

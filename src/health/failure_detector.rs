@@ -7,7 +7,7 @@
 //! everybody it knows to have left, and its predecessor links to the next that remains.
 #![forbid(unsafe_code)]
 
-use super::diagnosis::{differs, is_empty};
+use super::diagnosis::{calls_nothing, differs};
 use super::status::{Loss, RankStatus, RelayRequest, SENDING};
 use super::CallSummary;
 use crate::bootstrap::connections::{CommRank, Connections, Role};
@@ -280,7 +280,7 @@ impl FailureDetector {
         let status = &entry.watch.status;
         let is_ours = status.empty().is_some_and(|(after, _)| after + 1 == number);
         if let Some(ours) = status.call(number).filter(|_| !is_ours && status.begun() == number) {
-            crate::log::warn(&is_empty(number, (of.1, ours), theirs));
+            crate::log::warn(&calls_nothing(number, (of.1, ours), theirs));
         }
     }
 
@@ -360,13 +360,16 @@ impl FailureDetector {
         }
     }
 
-    /// Ranks that have not answered for too long are lost, and are told so, too: they may only have been stopped.
+    /// Ranks that have not answered for too long are lost, and are told so, too: they may only have been stopped. Where this one was, as
+    /// it shows by coming late, its question may not have gone out: they have as long again.
     fn miss_mute(&mut self, heard: Instant) {
         let is_due = |entry: &Entry| entry.mute_at().is_some_and(|at| at <= heard);
         let late: Vec<CommRank> = self.entries.iter().filter(|(_, entry)| is_due(entry)).map(|(of, _)| *of).collect();
         for of in late {
             let Some(entry) = self.entries.get_mut(&of) else { continue };
             let limit = entry.watch.mute_after.unwrap_or_default();
+            let was_stopped = |since: Instant| since + limit + limit / 4 < heard;
+            entry.unanswered.values_mut().filter(|since| was_stopped(**since)).for_each(|since| *since = heard);
             let is_mute = |since: Instant| since + limit <= heard;
             let text = |rank| format!("{} has not answered for {} ms", entry.name(rank, None), limit.as_millis());
             let unanswered = entry.unanswered.iter().filter(|(_, since)| is_mute(**since));

@@ -135,6 +135,11 @@ impl BlockTable {
         self.longest
     }
 
+    /// The elements of all blocks of the input, and of the output.
+    pub fn elements(&self) -> [usize; 2] {
+        [&self.input, &self.output].map(|blocks| blocks.iter().map(|block| block.count).sum())
+    }
+
     /// Elements of the send and of the receive buffer, from their start to the end of the block that ends last.
     pub fn spans(&self) -> (usize, usize) {
         let end = |blocks: &[Extent]| blocks.iter().filter(|block| block.count > 0).map(|block| block.end()).max();
@@ -161,6 +166,13 @@ mod tests {
         assert_eq!(overlapping(&at(&[(5, 2), (0, 6)])), Some((0, 1)));
         assert_eq!(overlapping(&at(&[(0, 9), (20, 1), (8, 1)])), Some((0, 2)));
         assert_eq!(overlapping(&at(&[(0, 9), (1, 1), (8, 1)])), Some((0, 1)));
+    }
+
+    #[test]
+    fn elements_are_those_of_blocks_and_not_what_lies_between() {
+        let apart = extents(&[2, 0, 3], Some(&[0, 7, 10]), 4, "displs").unwrap();
+        let table = BlockTable::of_pairs(apart, packed(&[1]));
+        assert_eq!((table.elements(), table.spans()), ([5, 1], (13, 1)));
     }
 
     #[test]

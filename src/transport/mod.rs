@@ -290,8 +290,8 @@ pub trait Endpoint: Send + std::fmt::Debug {
     /// Has large messages from now on go by all NICs of the node where that is so set: what follows loads them unevenly.
     fn set_wide(&mut self, _is_wide: bool) {}
 
-    /// A collective begins, which all ranks call, with so many bytes that this rank knows of.
-    fn call_begins(&mut self, _kind: CollectiveKind, _bytes: usize) {}
+    /// A collective begins, which all ranks call; of which kind, and its bytes as this rank knows them, is worked out where it is asked.
+    fn call_begins(&mut self, _call: &dyn Fn() -> (CollectiveKind, usize)) {}
 
     /// The last one has ended. One that failed has not.
     fn call_ends(&mut self) {}

@@ -206,8 +206,8 @@ impl Router {
     }
 
     /// A collective begins, which all ranks call.
-    pub fn call_begins(&mut self, kind: CollectiveKind, bytes: usize) {
-        self.network.iter_mut().for_each(|network| network.call_begins(kind, bytes));
+    pub fn call_begins(&mut self, call: &dyn Fn() -> (CollectiveKind, usize)) {
+        self.network.iter_mut().for_each(|network| network.call_begins(call));
     }
 
     /// It has ended.

@@ -33,8 +33,8 @@ fn classes(traces: &[CallTrace], nranks: usize) -> Vec<(String, usize)> {
 fn read(paths: &[PathBuf], nranks: usize) -> Result<String> {
     let traces = paths.iter().map(|path| crate::trace::read(path)).collect::<Result<Vec<CallTrace>>>()?;
     let classes = classes(&traces, nranks);
-    let calls = || traces.iter().flat_map(|trace| &trace.calls);
-    let left = calls().filter(|call| call.vectored && !has_rows(call)).count();
+    let calls = traces.iter().flat_map(|trace| &trace.calls);
+    let left = calls.filter(|call| call.nranks as usize == nranks && call.vectored && !has_rows(call)).count();
     if left > 0 {
         eprintln!(
             "strata: {left} calls with blocks that ranks do not all know are left out: tables have no rows for them"

@@ -89,9 +89,10 @@ impl Lossless {
         }
     }
 
-    /// A collective begins, which all ranks call, with so many bytes that this rank knows of.
-    pub fn call_begins(&mut self, kind: CollectiveKind, bytes: usize) {
+    /// A collective begins, which all ranks call, of a kind and with so many bytes that this rank knows of.
+    pub fn call_begins(&mut self, call: &dyn Fn() -> (CollectiveKind, usize)) {
         if self.measures() {
+            let (kind, bytes) = call();
             self.contest.begin(kind, bytes);
             self.running = Some((Instant::now(), self.original + self.decoded));
         }
@@ -147,8 +148,12 @@ impl Lossless {
             LosslessSetting::Zstd => gauge.is_slow() && self.contest.may_code(),
             LosslessSetting::Always => true,
         };
-        let wants_sample = gauge.wants_sample(id, message.src.bytes());
-        if !goes || message.src.bytes() < self.least || (gauge.form().is_none() && !wants_sample) {
+        let bytes = message.src.bytes();
+        if !goes || bytes < self.least {
+            return None;
+        }
+        let wants_sample = gauge.wants_sample(id, bytes);
+        if gauge.form().is_none() && !wants_sample {
             return None;
         }
         let (offset, len) = message.next_part(FRAME).filter(|&(_, len)| len >= LEAST_FRAME)?;

@@ -562,8 +562,8 @@ impl Endpoint for Tcp {
         self.peers.iter_mut().for_each(|peer| peer.set_wide(is_wide));
     }
 
-    fn call_begins(&mut self, kind: CollectiveKind, bytes: usize) {
-        self.lossless.call_begins(kind, bytes);
+    fn call_begins(&mut self, call: &dyn Fn() -> (CollectiveKind, usize)) {
+        self.lossless.call_begins(call);
     }
 
     fn call_ends(&mut self) {
