@@ -252,7 +252,25 @@ static void comms(ncclComm_t comm) {
   if (rank == 0) printf("%d communicators in opposite orders went well\n", COMMS);
 }
 
+/* What ranks meet by when their communicator has failed: a launcher ends all when the first one leaves. */
+static ncclComm_t beside_of(ncclComm_t comm) {
+  ncclComm_t beside;
+  OK(ncclCommSplit(comm, 0, rank, &beside, NULL));
+  return beside;
+}
+
+static void leave_together(ncclComm_t failed, ncclComm_t beside) {
+  ncclCommAbort(failed);
+  int32_t ones = 1, all = 0;
+  put(there_in, &ones, sizeof ones);
+  OK(ended(beside, NULL, ncclAllReduce(there_in, there_out, 1, ncclInt32, ncclSum, beside, NULL)));
+  take(&all, there_out, sizeof all);
+  CHECK(all == size);
+  exit(0);
+}
+
 static void once(ncclComm_t comm) {
+  ncclComm_t beside = beside_of(comm);
   static float in[10000], out[10000];
   ncclCollConfig_t named = NCCL_COLLCONFIG_INITIALIZER;
   named.algSelection = algorithm;
@@ -263,9 +281,9 @@ static void once(ncclComm_t comm) {
   result = ended(comm, NULL, result);
   if (result != ncclSuccess) {
     printf("rank %d: error %d: %s\n", rank, result, is_refused ? strataGetLastError() : ncclGetLastError(comm));
-    ncclCommAbort(comm);
-    exit(0);
+    leave_together(comm, beside);
   }
+  OK(ncclCommDestroy(beside));
   take(out, there_out, sizeof out);
   for (int i = 0; i < 10000; i++) CHECK(out[i] == size * i + size * (size - 1) / 2);
   printf("rank %d: the sum is right\n", rank);
@@ -300,9 +318,7 @@ static void much(ncclComm_t comm) {
   take(mine, out, size * size);
   for (int i = 0, at = 0; rank == 1 && i < size; i++)
     for (int j = 0; j < i; j++, at++) CHECK(mine[at] == i + 1);
-  /* What ranks meet by when this communicator has failed: a launcher ends all when the first one leaves. */
-  ncclComm_t beside;
-  OK(ncclCommSplit(comm, 0, rank, &beside, NULL));
+  ncclComm_t beside = beside_of(comm);
   for (int i = 0; i < size; i++) counts[i] = one;
   ncclResult_t result =
       ended(comm, NULL, strataGatherVConfig(in, one, out, counts, NULL, ncclInt8, 0, comm, NULL, &named));
@@ -310,13 +326,14 @@ static void much(ncclComm_t comm) {
   /* A rank whose part was over hears of it afterwards. */
   while (result == ncclSuccess) OK(ncclCommGetAsyncError(comm, &result));
   printf("rank %d: error %d: %s\n", rank, result, ncclGetLastError(comm));
-  ncclCommAbort(comm);
-  int32_t ones = 1, all = 0;
-  put(there_in, &ones, sizeof ones);
-  OK(ended(beside, NULL, ncclAllReduce(there_in, there_out, 1, ncclInt32, ncclSum, beside, NULL)));
-  take(&all, there_out, sizeof all);
-  CHECK(all == size);
-  exit(0);
+  leave_together(comm, beside);
+}
+
+static void idle(ncclComm_t comm) {
+  ncclComm_t beside = beside_of(comm);
+  ncclResult_t failure = ncclSuccess;
+  while (failure == ncclSuccess) OK(ncclCommGetAsyncError(comm, &failure));
+  leave_together(comm, beside);
 }
 
 int main(int argc, char** argv) {
@@ -340,12 +357,7 @@ int main(int argc, char** argv) {
   if (!strcmp(argv[2], "comms")) comms(comm);
   if (!strcmp(argv[2], "once")) once(comm);
   if (!strcmp(argv[2], "much")) much(comm);
-  if (!strcmp(argv[2], "idle")) {
-    ncclResult_t failure = ncclSuccess;
-    while (failure == ncclSuccess) OK(ncclCommGetAsyncError(comm, &failure));
-    OK(ncclCommAbort(comm));
-    return 0;
-  }
+  if (!strcmp(argv[2], "idle")) idle(comm);
   OK(ncclCommDestroy(comm));
   return 0;
 }
