@@ -192,6 +192,15 @@ pub fn make(trace: &CallTrace, rank: Option<u32>, with_gaps: bool) -> Result<Mad
     Ok(MadeWorkload { text: text.0, told })
 }
 
+/// How many calls were made by each algorithm whose messages are coded.
+fn coded<'a>(calls: &[(&'a CallRecord, Kind)]) -> BTreeMap<&'a str, usize> {
+    let algorithms = calls.iter().map(|(call, _)| call.algorithm.as_str());
+    algorithms.filter(|algorithm| algorithm.contains("coded_")).fold(BTreeMap::new(), |mut coded, algorithm| {
+        *coded.entry(algorithm).or_default() += 1;
+        coded
+    })
+}
+
 /// The file, and how many calls it has.
 fn text(
     trace: &CallTrace,
@@ -227,6 +236,10 @@ fn text(
     let _ = writeln!(out, "    \"one step is {} of the program's: {repeats}\",", counted(step.len(), "call"));
     let _ =
         writeln!(out, "    \"a call that overlaps the next ones is waited for where a call was made after its end\",");
+    for (algorithm, calls) in coded(calls) {
+        let calls = counted(calls, "call");
+        let _ = writeln!(out, "    \"{calls} by {algorithm}: in a code, which a workload does not have\",");
+    }
     for ((name, why), calls) in left {
         let _ = writeln!(out, "    \"left out: {} of {name}, {why}\",", counted(*calls, "call"));
     }
@@ -351,6 +364,17 @@ mod tests {
     }
 
     #[test]
+    fn codes_of_calls_are_told_since_a_workload_has_none() {
+        let mut with_codes = sample();
+        for call in with_codes.calls.iter_mut().filter(|call| call.call == "all_reduce" && call.nranks == 8) {
+            call.algorithm = "two_level(direct,coded_mx8)".to_string();
+        }
+        let made = make(&with_codes, None, true).unwrap();
+        assert!(made.text.contains("\"4 calls by two_level(direct,coded_mx8): in a code, which"), "{}", made.text);
+        workload::check(&made.text, 8).unwrap();
+    }
+
+    #[test]
     fn what_a_workload_cannot_have_is_left_out_and_told() {
         let mut with_send = sample();
         with_send.calls.push(call("ab", 0, 8, "send", 1, (9_000_000, 9_000_001)));
@@ -374,6 +398,7 @@ mod tests {
         ];
         assert_eq!(left, expected);
         workload::check(&made.text, 8).unwrap();
+        assert!(!made.text.contains("in a code"), "{}", made.text);
         assert_eq!(made.told, "4 calls of 21 of rank 0");
         with_send.calls.retain(|call| call.call == "send");
         let refused = make(&with_send, None, true).err().expect("no call is left");
