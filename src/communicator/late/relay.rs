@@ -33,6 +33,7 @@ pub struct Relay {
 
 /// A rank that waits asks this one to relay; one thread does, however many ask. On the service's thread, which waits for nobody.
 pub fn begin(comm: &Weak<Comm>, request: RelayRequest) {
+    let heard_us = request.age_us();
     let Some(comm) = comm.upgrade() else { return };
     let Some(late) = comm.late.get().cloned() else { return };
     if late.is_relaying.swap(true, Ordering::AcqRel) {
@@ -45,7 +46,7 @@ pub fn begin(comm: &Weak<Comm>, request: RelayRequest) {
     }
     let started = thread("strata-relay").and_then(|thread| {
         thread.spawn(move || {
-            if let Err(error) = run(&comm, &relaying.0, request) {
+            if let Err(error) = run(&comm, &relaying.0, request, heard_us) {
                 crate::info!("operation {}, which rank {} asked to relay: {error}", request.number, request.from);
             }
         })
@@ -64,8 +65,8 @@ impl Drop for Relaying {
     }
 }
 
-/// Runs the operation in the program's place, if the program has not come meanwhile.
-fn run(comm: &Arc<Comm>, late: &Arc<LateRanks>, request: RelayRequest) -> Result<()> {
+/// Runs the operation in the program's place, if the program has not come meanwhile. `heard_us`: when the question was heard here.
+fn run(comm: &Arc<Comm>, late: &Arc<LateRanks>, request: RelayRequest, heard_us: u64) -> Result<()> {
     let Some((count, reduction)) = request.call.all_reduce(comm.nranks()) else { return Ok(()) };
     let bytes = count.saturating_mul(reduction.dtype.size());
     if bytes < LEAST_BYTES {
@@ -88,7 +89,9 @@ fn run(comm: &Arc<Comm>, late: &Arc<LateRanks>, request: RelayRequest) -> Result
     }
     state.relay = Some(Relay { request, memory: (arena, region), arrived: None, absent: None, absences: None });
     drop(state);
-    crate::info!("operation {} is relayed, as rank {} asked {} us ago", request.number, request.from, request.age_us());
+    let RelayRequest { number, from, .. } = request;
+    let age_us = request.age_us();
+    crate::info!("operation {number} is relayed, as rank {from} asked {age_us} us ago, which was heard after {heard_us} us");
     let mut relayed = LateCall::new(late.clone(), request.call, reduction, call.clone());
     relayed.relays = true;
     batch.relay(call, Box::new(relayed));
