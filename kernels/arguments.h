@@ -1,7 +1,7 @@
 // What kernels take, as src/device/gpu/kernels.rs lays it out and explains it.
 #pragma once
 
-enum { SCALE_NONE = 0, SCALE_MULTIPLY = 1, SCALE_RECIPROCAL = 2, SCALE_DIVIDE = 3 };
+enum { SCALE_NONE = 0, SCALE_MULTIPLY = 1, SCALE_RECIPROCAL = 2, SCALE_DIVIDE = 3, SCALE_RATIO = 4 };
 
 // Of codes: the types of elements in `scale`, and what folds them in `operation`.
 enum { ELEMENT_F16 = 0, ELEMENT_BF16 = 1, ELEMENT_F32 = 2, ELEMENT_F64 = 3 };

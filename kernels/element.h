@@ -137,6 +137,9 @@ struct Float : F {
         } else if (MULTIPLIES && scale == SCALE_RECIPROCAL) {
             made.how = TIMES;
             made.value = (Wide)(1.0f / (float)value);
+        } else if (MULTIPLIES && scale == SCALE_RATIO) {
+            made.how = TIMES;
+            made.value = (Wide)(u32)(value >> 32) / (Wide)(u32)value;
         } else if (scale == SCALE_DIVIDE && value != 1) {
             made.how = OVER;
             made.value = (Wide)value;
@@ -330,6 +333,9 @@ struct Byte {
         } else if (MULTIPLIES && scale == SCALE_RECIPROCAL) {
             made.how = TIMES;
             made.value = 1.0f / (float)value;
+        } else if (MULTIPLIES && scale == SCALE_RATIO) {
+            made.how = TIMES;
+            made.value = (float)(u32)(value >> 32) / (float)(u32)value;
         } else if (scale == SCALE_DIVIDE && value != 1) {
             made.how = OVER;
             made.value = (float)value;

@@ -1,8 +1,8 @@
 /* strataCommAdapt: sums of ranks that go on without a lost one are multiplied for it, of all floats, in place and not, over one node and two;
-   what it refuses. Each rank is a process, and the last one is killed. */
+   what it refuses. Each rank is a process, and the last one is killed. Data is on the host, or on the GPU of SOFT_DEVICE. */
 #define _GNU_SOURCE
-#include <nccl.h>
-#include <strata.h>
+#include "places.h"
+
 #include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -13,6 +13,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#undef CHECK
 #define MOST 5
 #define COUNT 3000
 #define CHECK(condition)                                                                                        \
@@ -23,10 +24,21 @@
       _exit(1);                                                                                                 \
     }                                                                                                           \
   } while (0)
-#define OK(call) CHECK((call) == ncclSuccess)
 #define SAYS(word) CHECK(strstr(ncclGetLastError(NULL), word) != NULL)
 
 static int me = -1, nranks, nnodes;
+static char in[8 * COUNT * MOST], out[8 * COUNT * MOST], expected[8 * COUNT];
+/* The same where calls are made. */
+static char *there_in, *there_out;
+static strataStream_t stream;
+
+/* A call that reads and writes `bytes` of the buffers. */
+#define DONE(bytes, call)                              \
+  do {                                                 \
+    put(there_in, in, bytes), put(there_out, out, bytes); \
+    OK(ended(comm, stream, call));                     \
+    take(in, there_in, bytes), take(out, there_out, bytes); \
+  } while (0)
 
 static double seconds(void) {
   struct timespec now;
@@ -35,7 +47,7 @@ static double seconds(void) {
 }
 
 /* The number `value`, a small power of two, in each type: what a sum of equal ones is exact in. */
-static void put(void* at, ncclDataType_t type, int i, int value) {
+static void put_number(void* at, ncclDataType_t type, int i, int value) {
   double number = value;
   float single = (float)value;
   uint32_t bits;
@@ -54,29 +66,29 @@ static void put(void* at, ncclDataType_t type, int i, int value) {
 static void sums(ncclComm_t comm, int contributors, int rescaled) {
   static const ncclDataType_t types[] = {ncclFloat64, ncclFloat32, ncclBfloat16, ncclFloat16};
   static const int sizes[] = {8, 4, 2, 2};
-  static char in[8 * COUNT * MOST], out[8 * COUNT * MOST], expected[8 * COUNT];
   for (int t = 0; t < 4; t++) {
-    int bytes = COUNT * sizes[t];
-    for (int i = 0; i < COUNT * nranks; i++) put(in, types[t], i, 4);
-    for (int i = 0; i < COUNT; i++) put(expected, types[t], i, 4 * (rescaled ? nranks : contributors));
-    OK(ncclAllReduce(in, out, COUNT, types[t], ncclSum, comm, NULL));
+    int bytes = COUNT * sizes[t], all = bytes * nranks;
+    ncclDataType_t type = types[t];
+    for (int i = 0; i < COUNT * nranks; i++) put_number(in, type, i, 4);
+    for (int i = 0; i < COUNT; i++) put_number(expected, type, i, 4 * (rescaled ? nranks : contributors));
+    DONE(all, ncclAllReduce(there_in, there_out, COUNT, type, ncclSum, comm, stream));
     CHECK(memcmp(out, expected, bytes) == 0);
-    OK(ncclReduceScatter(in, out, COUNT, types[t], ncclSum, comm, NULL));
+    DONE(all, ncclReduceScatter(there_in, there_out, COUNT, type, ncclSum, comm, stream));
     CHECK(memcmp(out, expected, bytes) == 0);
-    OK(ncclReduceScatter(in, in + me * bytes, COUNT, types[t], ncclSum, comm, NULL));
+    DONE(all, ncclReduceScatter(there_in, there_in + me * bytes, COUNT, type, ncclSum, comm, stream));
     CHECK(memcmp(in + me * bytes, expected, bytes) == 0);
-    for (int i = 0; i < COUNT; i++) put(in, types[t], i, 4);
+    for (int i = 0; i < COUNT; i++) put_number(in, type, i, 4);
     memset(out, 1, bytes);
-    OK(ncclReduce(in, out, COUNT, types[t], ncclSum, 0, comm, NULL));
+    DONE(all, ncclReduce(there_in, there_out, COUNT, type, ncclSum, 0, comm, stream));
     if (me == 0) CHECK(memcmp(out, expected, bytes) == 0);
     else CHECK(out[0] == 1 && out[bytes - 1] == 1);
-    OK(ncclAllReduce(in, in, COUNT, types[t], ncclSum, comm, NULL));
+    DONE(all, ncclAllReduce(there_in, there_in, COUNT, type, ncclSum, comm, stream));
     CHECK(memcmp(in, expected, bytes) == 0);
     /* An average is one already, and a maximum is none. A half's average is of inputs that have been divided, and rounded. */
-    for (int i = 0; i < COUNT; i++) put(in, types[t], i, 4), put(expected, types[t], i, 4);
-    OK(ncclAllReduce(in, out, COUNT, types[t], ncclAvg, comm, NULL));
-    if (types[t] != ncclFloat16) CHECK(memcmp(out, expected, bytes) == 0);
-    OK(ncclAllReduce(in, out, COUNT, types[t], ncclMax, comm, NULL));
+    for (int i = 0; i < COUNT; i++) put_number(in, type, i, 4), put_number(expected, type, i, 4);
+    DONE(all, ncclAllReduce(there_in, there_out, COUNT, type, ncclAvg, comm, stream));
+    if (type != ncclFloat16) CHECK(memcmp(out, expected, bytes) == 0);
+    DONE(all, ncclAllReduce(there_in, there_out, COUNT, type, ncclMax, comm, stream));
     CHECK(memcmp(out, expected, bytes) == 0);
   }
 }
@@ -84,12 +96,14 @@ static void sums(ncclComm_t comm, int contributors, int rescaled) {
 static void rank_main(ncclUniqueId id, ncclUniqueId other) {
   ncclComm_t comm, mixed;
   char node[32];
-  float number = 1;
-  int32_t integer = 1;
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   alarm(100);
   snprintf(node, sizeof(node), "node%d", me * nnodes / nranks);
   setenv("NCCL_HOSTID", node, 1);
+  open_place();
+  there_in = place_for(sizeof in);
+  there_out = place_for(sizeof out);
+  if (is_on_device) stream = place_stream();
   OK(ncclCommInitRank(&comm, nranks, id, me));
   CHECK(strataCommAdapt(comm, "rescal=on") == ncclInvalidArgument);
   SAYS("did you mean rescale?");
@@ -100,15 +114,15 @@ static void rank_main(ncclUniqueId id, ncclUniqueId other) {
   sums(comm, nranks, 0);
   OK(strataCommAdapt(comm, "rescale=on"));
   sums(comm, nranks, 1);
-  CHECK(ncclAllReduce(&integer, &integer, 1, ncclInt32, ncclSum, comm, NULL) == ncclInvalidUsage);
+  CHECK(ncclAllReduce(there_in, there_in, 1, ncclInt32, ncclSum, comm, stream) == ncclInvalidUsage);
   SAYS("int32");
-  OK(ncclAllReduce(&integer, &integer, 1, ncclInt32, ncclMax, comm, NULL));
+  OK(ended(comm, stream, ncclAllReduce(there_in, there_in, 1, ncclInt32, ncclMax, comm, stream)));
 
   /* Who does not ask calls something else, and hears of it at once. */
   OK(ncclCommInitRank(&mixed, nranks, other, me));
   double begun = seconds();
   ncclResult_t result = me == 0 ? strataCommAdapt(mixed, "rescale=on")
-                                : ncclAllReduce(&number, &number, 1, ncclFloat, ncclSum, mixed, NULL);
+                                : ended(mixed, stream, ncclAllReduce(there_in, there_in, 1, ncclFloat, ncclSum, mixed, stream));
   CHECK(result == ncclInvalidUsage || result == ncclRemoteError);
   CHECK(seconds() - begun < 10);
   OK(ncclCommAbort(mixed));

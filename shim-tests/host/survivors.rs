@@ -23,7 +23,12 @@ fn those_who_are_left_meet_in_windows_that_time_closes() {
 /// On the double of each driver: the program's streams wait until the call has been made again.
 #[test]
 fn those_who_are_left_go_on_on_gpus() {
-    let source = std::fs::read_to_string(root().join("shim-tests/c/survivors.c")).unwrap();
+    on_gpus("survivors.c", &["1", "8"]);
+}
+
+/// Runs a program on the double of each driver.
+fn on_gpus(program: &str, arguments: &[&str]) {
+    let source = std::fs::read_to_string(root().join("shim-tests/c").join(program)).unwrap();
     let dir = library_dir();
     let options =
         ["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-pthread", "-L", dir.to_str().unwrap(), "-lnccl", "-ldl"];
@@ -32,7 +37,7 @@ fn those_who_are_left_go_on_on_gpus() {
     for (driver, drivers) in [("cuda", soft::cuda_dir()), ("hip", soft::hip_dir())] {
         let path = std::env::join_paths([&dir, &drivers]).unwrap();
         let mut command = Command::new("timeout");
-        command.args(["-s", "KILL", "300"]).arg(&program).args(["1", "8"]).env("LD_LIBRARY_PATH", path);
+        command.args(["-s", "KILL", "300"]).arg(&program).args(arguments).env("LD_LIBRARY_PATH", path);
         // The communicator's thread must not do what waits for the program's streams, which wait for it. (Where a program ends a
         // communicator without waiting for its stream, that thread may free memory, when its stream goes on.)
         command.env("SOFT_DEVICE", driver).env("SOFTGPU_STILL", "strata-stream");
@@ -54,6 +59,7 @@ fn a_new_process_comes_in_the_place_of_a_lost_rank() {
 #[test]
 fn sums_are_rescaled_where_the_program_asks_for_it() {
     print!("{}", run_with("adapt_lost.c", &[], &[]));
+    on_gpus("adapt_lost.c", &[]);
 }
 
 #[test]

@@ -57,7 +57,7 @@ impl Meter<'_> {
         let operation = Operation::Collective(call);
         let begun = Instant::now();
         // Ranks that go on without lost ones may be on a stream's thread.
-        super::lost::run(self.comm, [operation], false)?;
+        super::lost::run(self.comm, [operation], (false, false))?;
         let time = begun.elapsed();
         let mut said = vec![[0; WORD]; nranks];
         said.iter_mut().enumerate().for_each(|(rank, word)| output.part(rank * block, WORD).read(word));

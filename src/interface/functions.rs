@@ -600,7 +600,8 @@ macro_rules! own_functions {
             /// what is not named is off, and null names nothing.
             /// "rescale=on" has floats' sums (ncclSum and operations of ncclRedOpCreatePreMulSum) multiplied by the number of ranks over the
             /// number of contributors, so that they are what all would have added on average; sums of integers are ncclInvalidUsage then.
-            /// All ranks call it, with equal options and in the same place among their collectives; it holds from the next call on.
+            /// All ranks call it, with equal options and in the same place among their collectives; it holds from the next call on. With data on
+            /// GPUs it returns when all that was called before has ended.
             /// ncclInvalidUsage where ranks ask for different options, and where lost ranks end the communicator; ncclInvalidArgument for
             /// what is no option.
             "strata" fn strataCommAdapt(comm: CommHandle, options: Text) -> Status = native(communicators::adapt);

@@ -37,6 +37,8 @@ pub struct Options {
 
 const OPERATORS: [Operator; 4] = [Operator::Sum, Operator::Prod, Operator::Max, Operator::Min];
 const SOURCES: [usize; 4] = [1, 2, 3, 9];
+/// Of what sums are multiplied by.
+const RATIO: (u64, u64) = (7, 5);
 const DIVISORS: [u64; 10] = [2, 3, 5, 7, 100, 128, 255, 70_001, 1 << 33, u64::MAX];
 /// Failures that are told in words; the others are counted.
 const TOLD: usize = 20;
@@ -178,7 +180,8 @@ fn reductions(dtype: DataType, operator: Operator, memory: &mut Twice, random: &
 fn scalings(dtype: DataType, memory: &mut Twice, random: &mut Random) -> Result<Tally> {
     let mut tally = Tally::new("scale");
     let kinds = [BatchScale::None, BatchScale::Multiply, BatchScale::Reciprocal, BatchScale::Divide];
-    for (kind, form) in kinds.into_iter().flat_map(|kind| FORMS.map(|form| (kind, form))) {
+    let of_floats = (!dtype.is_integer()).then_some(BatchScale::Ratio);
+    for (kind, form) in kinds.into_iter().chain(of_floats).flat_map(|kind| FORMS.map(|form| (kind, form))) {
         let jobs = jobs(form, dtype, 1, memory, random);
         let (scalar, divisor) = (random.element(dtype), random.one_of(&DIVISORS));
         let (factor, prologue) = match kind {
@@ -186,6 +189,7 @@ fn scalings(dtype: DataType, memory: &mut Twice, random: &mut Random) -> Result<
             BatchScale::Multiply => (u64::from_le_bytes(scalar), Prologue::Scalar(scalar)),
             BatchScale::Reciprocal => (divisor, Prologue::Reciprocal(divisor)),
             BatchScale::Divide => (divisor, Prologue::None),
+            BatchScale::Ratio => (RATIO.0 << 32 | RATIO.1, Prologue::None),
         };
         let batch = memory.batch(&jobs, kind, factor);
         let reduction = Reduction { dtype, operator: Operator::Sum, prologue, divisor: 1 };
@@ -199,6 +203,10 @@ fn scalings(dtype: DataType, memory: &mut Twice, random: &mut Random) -> Result<
             },
             |srcs, dst| match kind {
                 BatchScale::Divide => host::divide(dtype, divisor, srcs[0], dst),
+                BatchScale::Ratio => {
+                    host::copy(dst, srcs[0]);
+                    host::multiply_by_ratio(dtype, RATIO, dst);
+                }
                 _ => host::prologue(&reduction, srcs[0], dst),
             },
             || format!("{} scale, {kind:?} by {factor:#x}, {form:?}", type_name(dtype)),

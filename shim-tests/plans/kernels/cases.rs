@@ -100,11 +100,13 @@ pub fn reduction(
 pub fn scaling(bed: &dyn Bed, dtype: DataType, round: usize, random: &mut Random) -> Result<(), String> {
     let (memory, jobs) = jobs(dtype, 1, random);
     let divisor = DIVISORS[round / 4 % DIVISORS.len()];
+    let ratio = 1 + random.below(12) as u64;
     let scalar = random.element(dtype);
     let (scale, factor, prologue) = match round % 4 {
         0 => (BatchScale::None, 0, Prologue::None),
         1 => (BatchScale::Multiply, u64::from_le_bytes(scalar), Prologue::Scalar(scalar)),
         2 => (BatchScale::Reciprocal, divisor, Prologue::Reciprocal(divisor)),
+        3 if !dtype.is_integer() && random.below(2) == 0 => (BatchScale::Ratio, 7 << 32 | ratio, Prologue::None),
         _ => (BatchScale::Divide, divisor, Prologue::None),
     };
     let (grid, batch) = (random.grid(), batch(&jobs, &memory, scale, factor));
@@ -115,6 +117,9 @@ pub fn scaling(bed: &dyn Bed, dtype: DataType, round: usize, random: &mut Random
         let (srcs, dst) = job.regions(&memory);
         if scale == BatchScale::Divide {
             host::divide(dtype, divisor, srcs[0], dst);
+        } else if scale == BatchScale::Ratio {
+            dst.copy_from(srcs[0]);
+            host::multiply_by_ratio(dtype, (7, ratio), dst);
         } else {
             host::prologue(&Reduction { dtype, operator: Operator::Sum, prologue, divisor: 1 }, srcs[0], dst);
         }

@@ -269,6 +269,10 @@ impl Computed {
             (Twin::Scale(dtype), 1) => multiply(dtype, Prologue::Scalar(factor.to_le_bytes()), srcs[0], dst),
             (Twin::Scale(dtype), 2) if factor != 0 => multiply(dtype, Prologue::Reciprocal(factor), srcs[0], dst),
             (Twin::Scale(dtype), 3) if factor != 0 => host::divide(dtype, factor, srcs[0], dst),
+            (Twin::Scale(dtype), 4) if factor >> 32 != 0 && factor as u32 != 0 && !dtype.is_integer() => {
+                host::copy(dst, srcs[0]);
+                host::multiply_by_ratio(dtype, (factor >> 32, u64::from(factor as u32)), dst);
+            }
             (Twin::Reduce(operator, dtype), 0) => host::reduce(dtype, operator, 1, srcs, dst),
             (Twin::Reduce(operator, dtype), 3) if factor != 0 => host::reduce(dtype, operator, factor, srcs, dst),
             (twin, scale) => return nonsense(&format!("{twin:?} with scale {scale} and factor {factor}")),

@@ -91,7 +91,9 @@ fn run(comm: &Arc<Comm>, late: &Arc<LateRanks>, request: RelayRequest, heard_us:
     drop(state);
     let RelayRequest { number, from, .. } = request;
     let age_us = request.age_us();
-    crate::info!("operation {number} is relayed, as rank {from} asked {age_us} us ago, which was heard after {heard_us} us");
+    crate::info!(
+        "operation {number} is relayed, as rank {from} asked {age_us} us ago, which was heard after {heard_us} us"
+    );
     let mut relayed = LateCall::new(late.clone(), request.call, reduction, call.clone());
     relayed.relays = true;
     batch.relay(call, Box::new(relayed));

@@ -1,6 +1,8 @@
 //! What a program asks for where calls go on without lost ranks (`strataCommAdapt`).
 #![forbid(unsafe_code)]
 
+use super::kept::CommitWord;
+use super::queued::run_words;
 use super::Survivors;
 use crate::communicator::late::here;
 use crate::communicator::{CollectiveCall, Comm};
@@ -67,14 +69,19 @@ impl Survivors {
     }
 
     /// Makes of a sum of so many contributors, where that is asked for, what it would be on average with all ranks.
-    pub(super) fn rescale(&self, comm: &Comm, call: &CollectiveCall, contributors: usize) {
+    pub(super) fn rescale(&self, comm: &Comm, call: &CollectiveCall, contributors: usize) -> Result<()> {
         let has_result = call.collective != Collective::Reduce || call.root == comm.rank;
         if !self.rescales.load(Ordering::Acquire) || contributors == comm.nranks() || !has_result {
-            return;
+            return Ok(());
         }
-        if let Some(sum) = sum(call) {
-            let ratio = (comm.nranks() as u64, contributors as u64);
-            crate::device::host::multiply_by_ratio(sum.dtype, ratio, here(call.output));
+        let Some(Reduction { dtype, .. }) = sum(call) else { return Ok(()) };
+        let ratio = (comm.nranks() as u64, contributors as u64);
+        match &self.on_gpu {
+            Some(on_gpu) => on_gpu.kept.multiply_by_ratio(dtype, ratio, call.output),
+            None => {
+                crate::device::host::multiply_by_ratio(dtype, ratio, here(call.output));
+                Ok(())
+            }
         }
     }
 }
@@ -87,12 +94,17 @@ impl Comm {
             let text = "strataCommAdapt: ranks that are lost end this communicator (STRATA_LOST): nothing goes on that could adapt";
             Error::InvalidUsage(text.to_string())
         })?;
-        if survivors.is_on_gpu() {
-            let text = "strataCommAdapt: results on GPUs are not rescaled";
-            return Err(Error::InvalidUsage(text.to_string()));
-        }
         let mine = u64::from(options.rescale);
-        let [least, most] = [self.word_of_all(mine, RedOp::Min)?, self.word_of_all(mine, RedOp::Max)?];
+        let ops = [RedOp::Min, RedOp::Max];
+        let [least, most] = match survivors.is_on_gpu() {
+            true => {
+                let words = ops.map(|_| CommitWord::new(mine));
+                let calls = [0, 1].map(|index| words[index].call(self.nranks(), ops[index]));
+                run_words(self, survivors, &calls)?;
+                words.map(|word| word.said())
+            }
+            false => [self.word_of_all(mine, ops[0])?, self.word_of_all(mine, ops[1])?],
+        };
         if least != most {
             let text = format!(
                 "strataCommAdapt: ranks ask for different options: this one for rescale={}",

@@ -1,6 +1,7 @@
 //! Memory of calls that may be made again: inputs as they were, and the word that ends a call.
 
 use crate::communicator::CollectiveCall;
+use crate::device::gpu::kernels::{Batch, BatchScale};
 use crate::device::gpu::memory::DeviceBuffer;
 use crate::device::gpu::stream::GpuStream;
 use crate::device::gpu::GpuDevice;
@@ -55,7 +56,7 @@ impl KeptInput {
     }
 }
 
-/// Memory on a GPU for inputs of calls that may be made again, and a stream for copies.
+/// Memory on a GPU for inputs of calls that may be made again, and a stream for what is done to buffers between calls.
 ///
 /// A driver may allocate only when its streams have come to rest, and the program's wait for a call from its acceptance on, so memory is
 /// taken before that, on the program's thread.
@@ -113,6 +114,24 @@ impl KeptOnGpu {
         self.copy(locked(&self.kept).iter().copied())
     }
 
+    /// Multiplies floats by the first number over the second, and waits until that has been done.
+    pub fn multiply_by_ratio(
+        &self,
+        dtype: DataType,
+        (factor, divisor): (u64, u64),
+        region: DeviceRegion,
+    ) -> Result<()> {
+        let mut batch = Box::new(Batch::new(1, BatchScale::Ratio, factor << 32 | divisor));
+        batch.push(region.len(), region.address(), std::iter::once(region.address()));
+        let mut stream = locked(&self.stream);
+        let entered = self.gpu.enter()?;
+        // SAFETY: the memory must stay until this has ended; because that is waited for below, and the program leaves a call's buffers
+        // alone until the call has ended.
+        let begun = unsafe { stream.scale(dtype, &batch) };
+        drop(entered);
+        begun.and(stream.finish())
+    }
+
     /// Copies, and waits until all has been copied.
     fn copy(&self, copies: impl Iterator<Item = (DeviceRegion, DeviceRegion)>) -> Result<()> {
         let mut stream = locked(&self.stream);
@@ -128,7 +147,7 @@ impl KeptOnGpu {
     }
 }
 
-/// The word that all ranks tell each other when they have their results.
+/// A word that all ranks tell each other: when they have their results one that means nothing, and what they ask for.
 pub struct CommitWord {
     word: Region,
     /// Where it is.
@@ -136,18 +155,26 @@ pub struct CommitWord {
 }
 
 impl CommitWord {
-    /// A word that means nothing.
-    pub fn new() -> CommitWord {
+    /// This word.
+    pub fn new(word: u64) -> CommitWord {
         let mut arena = Arena::new(size_of::<u64>());
-        // SAFETY: the arena must outlive every use; because the communicators that use the word end before what has it.
-        let word = unsafe { arena.region().unbound() };
-        CommitWord { word, _arena: arena }
+        // SAFETY: the arena must outlive every use; because calls that use the word end before what has it.
+        let region = unsafe { arena.region().unbound() };
+        region.write(&word.to_le_bytes());
+        CommitWord { word: region, _arena: arena }
     }
 
-    /// The call by which so many ranks tell it: its result shows that all have come to it.
-    pub fn call(&self, nranks: usize) -> CollectiveCall {
+    /// What it has become.
+    pub fn said(&self) -> u64 {
+        let mut said = [0; size_of::<u64>()];
+        self.word.read(&mut said);
+        u64::from_le_bytes(said)
+    }
+
+    /// The call by which so many ranks tell it: its result shows that all have come to it, and is the least or greatest word.
+    pub fn call(&self, nranks: usize, op: RedOp) -> CollectiveCall {
         let word = self.word.as_device();
-        let reduction = Some(Reduction::new(RedOp::Max, DataType::U64, nranks));
+        let reduction = Some(Reduction::new(op, DataType::U64, nranks));
         // Algorithms that settings name are for the program's calls.
         let algorithm = Some(AUTO.to_string());
         let call = CollectiveCall::new(Collective::AllReduce, [word, word], 1, DataType::U64);

@@ -18,6 +18,7 @@ use super::engine::Engine;
 use super::{CollectiveCall, Comm, Operation, OperationQueue};
 use crate::carrier::Carrier;
 use crate::config::Lost;
+use crate::dtype::RedOp;
 use crate::error::{counted, Error, Result};
 use crate::fork::PerProcess;
 use crate::health::Loss;
@@ -178,7 +179,7 @@ impl Survivors {
             ran_in: AtomicU64::new(0),
             rescales: AtomicBool::new(false),
             on_change: Mutex::default(),
-            memory: Mutex::new(CallMemory { kept: KeptInput::default(), word: CommitWord::new() }),
+            memory: Mutex::new(CallMemory { kept: KeptInput::default(), word: CommitWord::new(0) }),
         }
     }
 
@@ -260,11 +261,15 @@ impl Survivors {
 }
 
 /// Runs operations of one kind over a communicator to their end. With `needs_all` they fail as soon as a rank is lost, or this rank's
-/// NIC is found down.
-pub(super) fn run(comm: &Arc<Comm>, operations: impl IntoIterator<Item = Operation>, needs_all: bool) -> Result<()> {
+/// NIC is found down; what `is_own` is a call over words of the library's.
+pub(super) fn run(
+    comm: &Arc<Comm>,
+    operations: impl IntoIterator<Item = Operation>,
+    (needs_all, is_own): (bool, bool),
+) -> Result<()> {
     let mut run = OperationBatch::new(comm.clone());
     operations.into_iter().for_each(|operation| run.record(operation));
-    (run.needs_all, run.is_made_again) = (needs_all, needs_all);
+    (run.needs_all, run.is_made_again, run.is_own) = (needs_all, needs_all, is_own);
     run_in_turn(run)
 }
 
@@ -293,7 +298,7 @@ enum Outcome {
 /// Has so many ranks tell each other that they have come to the end of a call.
 fn commit(over: &Arc<Comm>, word: &CommitWord, nranks: usize) -> Result<()> {
     let mut run = OperationBatch::new(over.clone());
-    run.record(Operation::Collective(word.call(nranks)));
+    run.record(Operation::Collective(word.call(nranks, RedOp::Max)));
     (run.is_own, run.is_made_again) = (true, true);
     run_in_turn(run)
 }
@@ -304,7 +309,7 @@ fn attempt(
     generation: &Generation,
     call: &CollectiveCall,
     (memory, on_gpu): (&mut CallMemory, Option<&OnGpu>),
-    keeps: &mut bool,
+    (keeps, is_own): (&mut bool, bool),
 ) -> Outcome {
     if let Some(error) = generation.broken(comm) {
         return Outcome::Broken { error, has_result: false };
@@ -327,7 +332,7 @@ fn attempt(
             return Outcome::Refused { error, counts: false };
         }
     }
-    if let Err(error) = run(over, [Operation::Collective(among)], true) {
+    if let Err(error) = run(over, [Operation::Collective(among)], (true, is_own)) {
         return match over.failure() {
             None => Outcome::Refused { error, counts: false },
             Some(_) => Outcome::Broken { error, has_result: false },
@@ -339,22 +344,22 @@ fn attempt(
     }
 }
 
-/// Makes a collective, again where ranks are lost in it.
-fn survive(comm: &Arc<Comm>, survivors: &Survivors, call: &CollectiveCall) -> Result<()> {
+/// Makes a collective, again where ranks are lost in it. One that `is_own` is over words in host memory wherever the program's data is.
+fn survive(comm: &Arc<Comm>, survivors: &Survivors, call: &CollectiveCall, is_own: bool) -> Result<()> {
     let mut memory = locked(&survivors.memory);
     let mut keeps = false;
     let before = survivors.finished();
     survivors.still_go_on()?;
     survivors.tell_untold();
     survivors.can_rescale(call)?;
+    let on_gpu = survivors.on_gpu.as_ref().filter(|_| !is_own);
     loop {
         let generation = survivors.generation();
-        let call_memory = (&mut *memory, survivors.on_gpu.as_ref());
-        let (error, has_result) = match attempt(comm, &generation, call, call_memory, &mut keeps) {
+        let call_memory = (&mut *memory, on_gpu);
+        let (error, has_result) = match attempt(comm, &generation, call, call_memory, (&mut keeps, is_own)) {
             Outcome::Done => {
-                survivors.rescale(comm, call, generation.members.len());
                 survivors.finish_in(&generation, before + 1);
-                return Ok(());
+                return survivors.rescale(comm, call, generation.members.len());
             }
             Outcome::Refused { error, counts } => {
                 survivors.finish(before + u64::from(counts));
@@ -364,16 +369,15 @@ fn survive(comm: &Arc<Comm>, survivors: &Survivors, call: &CollectiveCall) -> Re
         };
         let stands = survivors.go_on(comm, &generation, before + u64::from(has_result), error)?;
         if has_result && stands > before {
-            survivors.rescale(comm, call, generation.members.len());
             survivors.finish_in(&generation, before + 1);
             survivors.tell_program();
-            return Ok(());
+            return survivors.rescale(comm, call, generation.members.len());
         }
         survivors.tell_program();
         if survivors.is_aborted.load(Ordering::Acquire) {
             return Err(super::abortion(comm.rank));
         }
-        match &survivors.on_gpu {
+        match on_gpu {
             Some(on_gpu) if keeps => on_gpu.kept.give_back()?,
             None if keeps => memory.kept.give_back(),
             _ => {}
@@ -392,7 +396,7 @@ fn exchange(comm: &Arc<Comm>, survivors: &Survivors, messages: Vec<Operation>) -
         generation = survivors.generation();
     }
     let messages = messages.into_iter().map(|message| call::message_among(message, &generation.members));
-    run(generation.comm(comm), messages.collect::<Result<Vec<Operation>>>()?, false)
+    run(generation.comm(comm), messages.collect::<Result<Vec<Operation>>>()?, (false, false))
 }
 
 impl Survivors {

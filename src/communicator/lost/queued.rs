@@ -6,7 +6,7 @@ use crate::communicator::admission::admit;
 use crate::communicator::bundle::{self, Opens};
 use crate::communicator::front::{CallFront, Followed};
 use crate::communicator::launch::{arrive, await_streams, device_of};
-use crate::communicator::{launch as launch_others, Comm, Launch, Operation, StreamRef, ALIVE};
+use crate::communicator::{launch as launch_others, CollectiveCall, Comm, Launch, Operation, StreamRef, ALIVE};
 use crate::device::gpu::order::Arrival;
 use crate::error::{Error, Result};
 use crate::memory::DeviceRegion;
@@ -37,7 +37,9 @@ impl Queued {
         let (mut outcome, mut messages) = (Ok(()), Vec::new());
         for operation in std::mem::take(&mut self.operations) {
             match operation {
-                Operation::Collective(call) => outcome = outcome.and(survive(&self.comm, &self.survivors, &call)),
+                Operation::Collective(call) => {
+                    outcome = outcome.and(survive(&self.comm, &self.survivors, &call, false))
+                }
                 message => messages.push(message),
             }
         }
@@ -117,11 +119,12 @@ pub fn launch(batch: Vec<Launch>) -> Result<()> {
 }
 
 /// Notes where the streams of parts on GPUs are, before any waits, and has memory for what they write over: a driver may allocate as long as
-/// no stream waits for this thread.
+/// no stream waits for this thread. What cannot be rescaled is refused here, since no call returns what is found later.
 fn place_on_gpus(parts: Vec<(Queued, Vec<StreamRef>)>) -> Result<Vec<(Queued, Arrival)>> {
     let placed = parts.into_iter().map(|(queued, streams)| {
         for operation in &queued.operations {
             if let (Operation::Collective(call), Some(on_gpu)) = (operation, &queued.survivors.on_gpu) {
+                queued.survivors.can_rescale(call)?;
                 on_gpu.kept.make_room(call)?;
             }
         }
@@ -158,6 +161,18 @@ fn run_on_gpu(mut queued: Queued, arrival: Arrival) -> Result<()> {
         outcome
     })?;
     held
+}
+
+/// Makes calls over words of the library's own, in the communicator's next turn, on this thread; the program's data is on a GPU.
+pub fn run_words(comm: &Arc<Comm>, survivors: &Survivors, calls: &[CollectiveCall]) -> Result<()> {
+    let turn = {
+        let _accepting = device_of(comm)?.accepting();
+        survivors.turns.issue()
+    };
+    survivors.wait_turn(turn);
+    let outcome = calls.iter().try_for_each(|call| survive(comm, survivors, call, true));
+    survivors.turns.advance();
+    outcome
 }
 
 /// Gives the parts their turns, and puts them on their streams; those that run here are left.

@@ -47,6 +47,9 @@ pub enum BatchScale {
     Reciprocal = 2,
     /// It is divided by `factor`, as [`host::divide`](crate::device::host::divide) does it.
     Divide = 3,
+    /// It is multiplied by the upper half of `factor` over the lower one, whole numbers, as
+    /// [`host::multiply_by_ratio`](crate::device::host::multiply_by_ratio) does it; of floats.
+    Ratio = 4,
 }
 
 /// Jobs of one launch.

@@ -230,7 +230,7 @@ pub(super) enum Scale {
     Multiply(Prologue),
     /// The epilogue.
     Divide(u64),
-    /// Times the first, over the second; of floats.
+    /// Times the first over the second; of floats.
     Ratio(u64, u64),
 }
 
@@ -306,9 +306,9 @@ where
             unsafe { map::<E, L>(|x| x / divisor, src, dst, bytes) }
         }
         Scale::Ratio(factor, divisor) => {
-            let (factor, divisor) = (E::Wide::from_count(factor), E::Wide::from_count(divisor));
+            let ratio = E::Wide::from_count(factor) / E::Wide::from_count(divisor);
             // SAFETY: `map`'s requirements must hold; because the caller promises them.
-            unsafe { map::<E, L>(|x| (x / divisor).times(factor), src, dst, bytes) }
+            unsafe { map::<E, L>(|x| x.times(ratio), src, dst, bytes) }
         }
         // SAFETY: `src` must be readable and `dst` writable for `bytes` bytes; because the caller promises it.
         _ => unsafe { ptr::copy(src, dst, bytes) },
