@@ -1,9 +1,8 @@
-/* All-reduces and reduce-scatters for which a rank comes late: a communicator whose ranks wait for it, against one on which it is relayed
- * (STRATA_LATE).
+/* All-reduces for which a rank comes late: a communicator whose ranks wait for it, against one on which it is relayed (STRATA_LATE).
  *
  * usage: bench-late LABEL [BYTES [CALLS]]
  *
- * BYTES is a rank's input. In a row one rank comes late by a part of what a plain call takes, or each by a part of its own that changes from call to call. The two communicators make CALLS calls,
+ * In a row one rank comes late by a part of what a plain call takes, or each by a part of its own that changes from call to call. The two communicators make CALLS calls,
  * turn by turn; every element of each result is compared. Times are of a plain call, medians over the calls: from the moment at which the last rank
  * comes until the last one has its result, with waiting and with relaying, the range of the latter, and the whole call, from the first rank that comes.
  */
@@ -14,16 +13,13 @@
 enum { WAITS, RELAYS, WAYS, MOST_CALLS = 999 };
 
 typedef struct {
-  int which;
   const char *name;
   double late; /* Of a plain call; below 0: each rank by up to so much. */
 } Row;
 
 static const Row rows[] = {
-    {ALL_REDUCE, "nobody late", 0}, {ALL_REDUCE, "one by 0.1", 0.1}, {ALL_REDUCE, "one by 0.5", 0.5}, {ALL_REDUCE, "one by 1", 1},
-    {ALL_REDUCE, "one by 1.5", 1.5}, {ALL_REDUCE, "one by 3", 3}, {ALL_REDUCE, "each up to 0.5", -0.5}, {ALL_REDUCE, "each up to 2", -2},
-    {REDUCE_SCATTER, "nobody late", 0}, {REDUCE_SCATTER, "one by 0.1", 0.1}, {REDUCE_SCATTER, "one by 1.5", 1.5},
-    {REDUCE_SCATTER, "each up to 2", -2},
+    {"nobody late", 0}, {"one by 0.1", 0.1}, {"one by 0.5", 0.5}, {"one by 1", 1}, {"one by 1.5", 1.5}, {"one by 3", 3},
+    {"each up to 0.5", -0.5}, {"each up to 2", -2},
 };
 enum { ROWS = sizeof rows / sizeof *rows };
 
@@ -42,39 +38,18 @@ static double lateness(const Row *row, int call) {
 }
 
 /* What a call took from the moment at which the last rank came, and from the first. */
-static void call_once(int which, ncclComm_t comm, float *send, float *recv, size_t count, int call, double late, double took[2]) {
-  size_t block = count / (size_t)nranks;
+static void call_once(ncclComm_t comm, float *send, float *recv, size_t count, int call, double late, double took[2]) {
   for (size_t i = 0; i < count; i++) send[i] = element(rank, i, call);
   memset(recv, 0xff, count * sizeof *recv);
   wait_asleep();
   MPI_Barrier(MPI_COMM_WORLD);
   if (late > 0) usleep((useconds_t)(1e6 * late));
   double start = MPI_Wtime(), last, first, end;
-  if (which == ALL_REDUCE) check(ncclAllReduce(send, recv, count, ncclFloat, ncclSum, comm, NULL), "ncclAllReduce");
-  else check(ncclReduceScatter(send, recv, block, ncclFloat, ncclSum, comm, NULL), "ncclReduceScatter");
+  check(ncclAllReduce(send, recv, count, ncclFloat, ncclSum, comm, NULL), "ncclAllReduce");
   end = MPI_Wtime();
   last = from_all(start, MPI_MAX), first = from_all(start, MPI_MIN), end = from_all(end, MPI_MAX);
   took[0] = end - last, took[1] = end - first;
-  if (which == ALL_REDUCE) look_at(recv, count, call);
-  else look_at_part(recv, (size_t)rank * block, block, call);
-}
-
-/* What a call takes for which nobody is late, from the first that comes to the last that has it; the first ones teach the library that. */
-static double plain_call(int which, ncclComm_t *comms, float *send, float *recv, size_t count, int calls, int *call) {
-  double after[MOST_CALLS], took[2];
-  for (int warm = 0; warm < 2; warm++, ++*call)
-    for (int way = 0; way < WAYS; way++) call_once(which, comms[way], send, recv, count, *call, 0, took);
-  for (int i = 0; i < calls; i++, ++*call) {
-    call_once(which, comms[WAITS], send, recv, count, *call, 0, took);
-    after[i] = took[1];
-  }
-  double plain = median(after, calls);
-  if (rank == 0)
-    printf("# %d ranks, %s of %zu bytes, %d calls of each in a row; a plain call takes %.3f s; every element compared\n"
-           "%-5s %-16s %8s %8s %18s %10s %10s %8s\n",
-           nranks, which == ALL_REDUCE ? "all-reduce" : "reduce-scatter", count * sizeof(float), calls, plain, "#over", "late", "waits",
-           "relays", "range", "whole,w", "whole,r", "ratio");
-  return plain;
+  look_at(recv, count, call);
 }
 
 int main(int argc, char **argv) {
@@ -86,18 +61,26 @@ int main(int argc, char **argv) {
   comms[RELAYS] = communicator();
   size_t bytes = argc > 2 ? strtoull(argv[2], NULL, 10) : (size_t)32 << 20, count = bytes / sizeof(float);
   int calls = argc > 3 ? atoi(argv[3]) : 9, call = 0;
-  count -= count % (size_t)nranks;
   if (calls < 1 || calls > MOST_CALLS || count == 0) {
     if (rank == 0) fprintf(stderr, "usage: bench-late LABEL [BYTES [CALLS, 1 to %d]]\n", MOST_CALLS);
     MPI_Abort(MPI_COMM_WORLD, 2);
   }
   float *send = malloc(bytes), *recv = malloc(bytes);
-  double plain = 0;
+  for (int warm = 0; warm < 2; warm++, call++)
+    for (int way = 0; way < WAYS; way++) call_once(comms[way], send, recv, count, call, 0, took);
+  for (int i = 0; i < calls; i++, call++) {
+    call_once(comms[WAITS], send, recv, count, call, 0, took);
+    after[WAITS][i] = took[1];
+  }
+  double plain = median(after[WAITS], calls);
+  if (rank == 0)
+    printf("# %d ranks, all-reduce of %zu bytes, %d calls of each in a row; a plain call takes %.3f s; every element compared\n"
+           "%-5s %-16s %8s %8s %18s %10s %10s %8s\n",
+           nranks, bytes, calls, plain, "#over", "late", "waits", "relays", "range", "whole,w", "whole,r", "ratio");
   for (int row = 0; row < ROWS; row++) {
-    if (row == 0 || rows[row].which != rows[row - 1].which) plain = plain_call(rows[row].which, comms, send, recv, count, calls, &call);
     for (int i = 0; i < calls; i++, call++)
       for (int way = 0; way < WAYS; way++) {
-        call_once(rows[row].which, comms[way], send, recv, count, call, plain * lateness(&rows[row], call), took);
+        call_once(comms[way], send, recv, count, call, plain * lateness(&rows[row], call), took);
         after[way][i] = took[0] / plain, whole[way][i] = took[1] / plain;
       }
     double waits = median(after[WAITS], calls), relays = median(after[RELAYS], calls);
