@@ -1,6 +1,6 @@
 /* Ranks that are late, and the others that do not wait for them (STRATA_LATE=relay). Each rank is a process; a seed says how many there
    are, on how many nodes, what they call, and who comes how much later. Every element of every result is compared with what it
-   must be, and all ranks compare a digest of the bits of each all-reduce's result: it is the same on all, whoever was late. */
+   must be, and all ranks compare a digest of the bits of each result: it is the same on all, whoever was late. */
 #define _GNU_SOURCE
 #include <nccl.h>
 #include <strata.h>
@@ -105,12 +105,12 @@ static double expected(size_t at, ncclRedOp_t op, const struct type* type, int s
   return result;
 }
 
-static void check(const struct type* type, ncclRedOp_t op, int scaled, const char* out, size_t first, size_t count) {
+static void check(const struct type* type, ncclRedOp_t op, int scaled, const char* out, size_t count) {
   uint64_t digest = 1469598103934665603ULL;
   int is_average = !scaled && op == ncclAvg;
   int is_narrow = is_average && (type->type == ncclFloat16 || type->bytes == 1) && type->exponent;
   for (size_t i = 0; i < count; i++) {
-    double got = get(type, out + i * type->bytes), want = expected(first + i, scaled ? ncclSum : op, type, scaled);
+    double got = get(type, out + i * type->bytes), want = expected(i, scaled ? ncclSum : op, type, scaled);
     if (is_average) want = type->exponent ? want / nranks : trunc(want / nranks);
     if (op == ncclProd && !type->exponent && type->bytes == 1) want = type->is_signed ? (int8_t)(int)want : (uint8_t)(int)want;
     /* Each input is multiplied by 1/n and rounded, and so is each sum. */
@@ -137,14 +137,13 @@ static long late_calls(ncclComm_t comm) {
   return strtol(at + 13, NULL, 10);
 }
 
-/* One all-reduce or reduce-scatter, by itself or in a group with an all-reduce, of host memory on a stream or on none. */
-static void reduction(ncclComm_t comm, strataStream_t stream, char* in, char* out) {
+/* One all-reduce, by itself or in a group with another one, of host memory on a stream or on none. */
+static void all_reduce(ncclComm_t comm, strataStream_t stream, char* in, char* out) {
   const struct type* type = &types[next(sizeof(types) / sizeof(types[0]))];
   ncclRedOp_t op = next(5), made = op;
-  int scatters = next(3) == 0, in_place = next(2), on_stream = next(2), scaled = next(6) == 0 && type->bytes > 1, grouped = next(5) == 0;
+  int in_place = next(2), on_stream = next(2), scaled = next(6) == 0 && type->bytes > 1, grouped = next(5) == 0;
   size_t bytes = next(8) ? (1 << 20) + next(next(2) ? MOST_BYTES - (1 << 20) : 4096) : next(1 << 16);
-  size_t count = bytes / type->bytes, block = scatters ? count / nranks : count, first = scatters ? me * block : 0;
-  if (scatters) count = block * nranks;
+  size_t count = bytes / type->bytes;
   cudaStream_t on = on_stream ? (cudaStream_t)stream : NULL;
   float small = (float)me, sum = 0;
   if (scaled) {
@@ -152,14 +151,12 @@ static void reduction(ncclComm_t comm, strataStream_t stream, char* in, char* ou
     put(type, factor, me + 1);
     OK(ncclRedOpCreatePreMulSum(&made, factor, type->type, ncclScalarHostImmediate, comm));
   }
-  snprintf(what, sizeof(what), "%s%zu %s, operation %d%s%s%s%s", scatters ? "reduce-scatter of " : "", count, type->name, scaled ? 5 : op, in_place ? ", in place" : "",
+  snprintf(what, sizeof(what), "%zu %s, operation %d%s%s%s%s", count, type->name, scaled ? 5 : op, in_place ? ", in place" : "",
            on_stream ? ", on a stream" : "", grouped ? ", in a group" : "", scaled ? ", scaled" : "");
   char* from = in_place ? out : in;
   for (size_t i = 0; i < count; i++) put(type, from + i * type->bytes, element(me, i, scaled ? ncclSum : op, type));
   if (grouped) OK(ncclGroupStart());
-  char* to = in_place ? out + first * type->bytes : out;
-  if (scatters) OK(ncclReduceScatter(from, to, block, type->type, made, comm, on));
-  else OK(ncclAllReduce(from, out, count, type->type, made, comm, on));
+  OK(ncclAllReduce(from, out, count, type->type, made, comm, on));
   if (grouped) {
     OK(ncclAllReduce(&small, &sum, 1, ncclFloat, ncclSum, comm, on));
     OK(ncclGroupEnd());
@@ -168,8 +165,7 @@ static void reduction(ncclComm_t comm, strataStream_t stream, char* in, char* ou
   if (grouped) CHECK(sum == nranks * (nranks - 1) / 2);
   if (!in_place)
     for (size_t i = 0; i < count; i += 97) CHECK(get(type, in + i * type->bytes) == element(me, i, scaled ? ncclSum : op, type));
-  check(type, op, scaled, to, first, block);
-  if (scatters) shared->digests[me][now] = 0;
+  check(type, op, scaled, out, count);
   if (scaled) OK(ncclRedOpDestroy(made, comm));
 }
 
@@ -217,7 +213,7 @@ static void rank_main(ncclUniqueId id) {
       if (rank == me) is_among = of_rank % 3 == 0, us += of_rank * 10;
     }
     if (is_late && (who == me || is_among)) usleep(us);
-    if (kind < 5) reduction(comm, stream, in, out);
+    if (kind < 5) all_reduce(comm, stream, in, out);
     else other(comm, in, out);
   }
   shared->late_calls[me] = late_calls(comm);

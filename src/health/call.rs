@@ -131,14 +131,12 @@ impl CallSummary {
         }
     }
 
-    /// Which of the two it is, the elements of a block, and the reduction, of an all-reduce or a reduce-scatter of equal blocks without
-    /// a code; none of other calls, and of words that mean nothing.
-    pub fn reduction_of_all(self, nranks: usize) -> Option<(Collective, usize, Reduction)> {
+    /// The elements, their type and the operation of an all-reduce of one block without a code; none of other calls, and of words
+    /// that mean nothing.
+    pub fn all_reduce(self, nranks: usize) -> Option<(usize, Reduction)> {
         let [count, rest] = self.0;
         let byte = |at: u32| usize::from((rest >> at) as u8);
-        let kinds = [Collective::AllReduce, Collective::ReduceScatter];
-        let kind = kinds.into_iter().find(|kind| *kind as usize == byte(0))?;
-        if byte(24) != 0 || rest >> 32 != 0 {
+        if byte(0) != Collective::AllReduce as usize || byte(24) != 0 || rest >> 32 != 0 {
             return None;
         }
         let dtype = *DataType::HOST.get(byte(8))?;
@@ -148,14 +146,14 @@ impl CallSummary {
             3 => RedOp::Max,
             4 => RedOp::Min,
             5 => RedOp::Avg,
-            6 => return Some((kind, count as usize, Reduction::pre_mul_sum(dtype, Default::default()))),
+            6 => return Some((count as usize, Reduction::pre_mul_sum(dtype, Default::default()))),
             7 => RedOp::BitAnd,
             8 => RedOp::BitOr,
             9 => RedOp::BitXor,
             _ => return None,
         };
         RedOp::of(dtype).find(|known| *known == op)?;
-        Some((kind, count as usize, Reduction::new(op, dtype, nranks)))
+        Some((count as usize, Reduction::new(op, dtype, nranks)))
     }
 
     /// A message of so many bytes that a rank waits to send.
@@ -224,22 +222,22 @@ mod tests {
         for dtype in DataType::HOST {
             for op in RedOp::of(dtype) {
                 let reduction = Reduction::new(op, dtype, 5);
+                let call = CallSummary::new(Collective::AllReduce, 77, dtype, Some(reduction), Rank(0));
+                assert_eq!(call.all_reduce(5), Some((77, reduction)), "{call}");
                 let other = CallSummary::new(Collective::Reduce, 77, dtype, Some(reduction), Rank(0));
-                assert_eq!(other.reduction_of_all(5), None);
-                for kind in [Collective::AllReduce, Collective::ReduceScatter] {
-                    let call = CallSummary::new(kind, 77, dtype, Some(reduction), Rank(0));
-                    assert_eq!(call.reduction_of_all(5), Some((kind, 77, reduction)), "{call}");
-                    let vectored = CallSummary::vectored(kind, None, dtype, Some(reduction), Rank(0));
-                    assert_eq!(vectored.reduction_of_all(5), None);
-                    if let Some(code) = FloatCode::ALL.into_iter().find(|code| code.codes(dtype)) {
-                        assert_eq!(call.in_code(Some(code)).reduction_of_all(5), None);
-                    }
+                assert_eq!(other.all_reduce(5), None);
+                assert_eq!(
+                    CallSummary::vectored(Collective::AllReduce, None, dtype, Some(reduction), Rank(0)).all_reduce(5),
+                    None
+                );
+                if let Some(code) = FloatCode::ALL.into_iter().find(|code| code.codes(dtype)) {
+                    assert_eq!(call.in_code(Some(code)).all_reduce(5), None);
                 }
             }
         }
         let bits_of_floats = CallSummary([1, Collective::AllReduce as u64 | (DataType::F32 as u64) << 8 | 7 << 16]);
-        assert_eq!(bits_of_floats.reduction_of_all(2), None);
-        assert_eq!(CallSummary([u64::MAX; 2]).reduction_of_all(2), None);
+        assert_eq!(bits_of_floats.all_reduce(2), None);
+        assert_eq!(CallSummary([u64::MAX; 2]).all_reduce(2), None);
     }
 
     #[test]

@@ -3,9 +3,9 @@
 //! Ranks that have made a call run it at once. Where they get no further for a while, they ask those whom they wait for to *relay* the
 //! call: a thread of the late rank's communicator runs it in the program's place, with an input that leaves every other one as it is
 //! ([`identity`]). So one plan serves, whoever is there. A rank that comes meanwhile contributes to the segments that have not begun.
-//! After the call all ranks tell each other how much of each block they have not contributed to, a front of it, mostly nothing. Where that is
-//! something, the rank brings it when its program makes the call: a broadcast (of a reduce-scatter a scatter), and a local reduction on all
-//! ranks. Results are complete and those of an all-reduce the same on all ranks; only the order of operands depends on who was late.
+//! After the call all ranks tell each other how much of the vector they have not contributed to, a front of it, mostly nothing. Where that is
+//! something, the rank brings it when its program makes the call: a broadcast, and a local reduction on all ranks. Results are complete and the
+//! same on all ranks; only the order of operands depends on who was late.
 //! Source: AdapCC (Zhao, Zhang and Wu), whose relays these are.
 
 mod identity;
@@ -33,7 +33,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Once, Weak};
 use std::time::{Duration, Instant};
 
-/// Bytes of the shortest inputs of calls that are relayed: for shorter ones the word after them costs too much.
+/// Bytes of the shortest all-reduces that are relayed: for shorter ones the word after them costs too much.
 pub(super) const LEAST_BYTES: usize = 1 << 20;
 /// A rank's word after a call: to how many bytes it has not contributed, and what it has called.
 const WORD: usize = 3 * size_of::<u64>();
@@ -44,7 +44,7 @@ const SOONEST: Duration = Duration::from_millis(2);
 const ASKED_BY_RELAY: Duration = Duration::from_millis(2);
 /// Who gets no further all the same asks again after twice as long each time, at most after this.
 const LONGEST_PATIENCE: Duration = Duration::from_secs(1);
-/// What a broadcast takes of an all-reduce of as many bytes, about, and a scatter of a reduce-scatter.
+/// What a broadcast takes of an all-reduce of as many bytes, about.
 const BROADCAST: f64 = 0.7;
 /// Vectors of memory that are kept for the next call with late ranks.
 const SPARE: usize = 2;
@@ -56,14 +56,14 @@ static REFUSED: PerProcess<Once> = PerProcess::new(Once::new);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Absence {
     rank: Rank,
-    /// Of each block from its front.
+    /// Of the vector from its front.
     bytes: usize,
 }
 
 #[derive(Debug, Default)]
 struct LateState {
-    /// Of calls of each kind and size the least time of a byte in ns, with nobody absent.
-    paces: HashMap<(Collective, u32), f64>,
+    /// Of calls of each size the least time of a byte in ns, with nobody absent.
+    paces: HashMap<u32, f64>,
     /// The call that this rank relays, or has relayed and not made yet.
     relay: Option<Relay>,
     /// For the next ones.
@@ -124,7 +124,7 @@ struct Coming {
     absences: Vec<Absence>,
     /// The one that comes next.
     next: usize,
-    /// This rank's own, where it was late: the fronts of all blocks, one behind the other.
+    /// This rank's own, where it was late.
     own: Option<DeviceRegion>,
     /// What that lies in, where it is not the send buffer.
     kept: Option<Arena>,
@@ -161,33 +161,18 @@ fn class(bytes: usize) -> u32 {
     bytes.max(1).ilog2()
 }
 
-/// The blocks of each rank's input of an all-reduce or a reduce-scatter.
-fn blocks_of(collective: Collective, nranks: usize) -> usize {
-    if collective == Collective::ReduceScatter {
-        nranks
-    } else {
-        1
-    }
-}
-
-/// Bytes of a block: of an all-reduce of the vector.
-fn block_of(call: &CollectiveCall) -> usize {
+fn bytes_of(call: &CollectiveCall) -> usize {
     call.count.saturating_mul(call.dtype.size())
 }
 
-/// Bytes of each rank's input.
-fn bytes_of(call: &CollectiveCall, nranks: usize) -> usize {
-    block_of(call).saturating_mul(blocks_of(call.collective, nranks))
-}
-
 /// Whether calls like this one go on without late ranks; the same on all ranks.
-fn is_relayed(call: &CollectiveCall, nranks: usize) -> bool {
+fn is_relayed(call: &CollectiveCall) -> bool {
     let is_plain =
         call.blocks.is_none() && call.joined.is_none() && call.residual.is_none() && call.algorithm.is_none();
     let Some(decision) = call.decision.as_ref().filter(|_| is_plain) else { return false };
     let is_own = matches!(&decision.executor, Executor::Own(Selection { .. }));
-    matches!(call.collective, Collective::AllReduce | Collective::ReduceScatter)
-        && bytes_of(call, nranks) >= LEAST_BYTES
+    call.collective == Collective::AllReduce
+        && bytes_of(call) >= LEAST_BYTES
         && is_own
         && decision.code().is_none()
         && decision.provider().is_none()
@@ -205,10 +190,6 @@ impl LateRanks {
         let (_arenas, state) = ([input, output], Mutex::default());
         let (is_relaying, calls) = (AtomicBool::new(false), AtomicU64::new(0));
         Ok(LateRanks { call, word, words, _arenas, state, is_relaying, calls })
-    }
-
-    fn nranks(&self) -> usize {
-        self.words.len() / WORD
     }
 
     /// Memory; its region may be used until the arena goes.
@@ -245,7 +226,7 @@ impl LateRanks {
         call: &mut CollectiveCall,
     ) -> Result<Option<Box<LateCall>>> {
         let relayed = locked(&self.state).relay.take_if(|relay| relay.absences.is_some());
-        if call.factor_at.is_some() && (relayed.is_some() || is_relayed(call, comm.nranks())) {
+        if call.factor_at.is_some() && (relayed.is_some() || is_relayed(call)) {
             call.read_factor(engine)?;
             call.factor_at = None;
         }
@@ -253,7 +234,7 @@ impl LateRanks {
         if let Some(relay) = relayed {
             return relay.come(comm, self.clone(), call, summary).map(Some);
         }
-        let Some(reduction) = call.reduction.filter(|_| is_relayed(call, comm.nranks())) else { return Ok(None) };
+        let Some(reduction) = call.reduction.filter(|_| is_relayed(call)) else { return Ok(None) };
         call.reduction = Some(Reduction { divisor: 1, ..reduction });
         Ok(Some(Box::new(LateCall::new(self.clone(), summary, reduction, call.clone()))))
     }
@@ -264,26 +245,24 @@ impl LateRanks {
     }
 
     /// What such a call takes with nobody late, where that is known.
-    fn usual(&self, call: &CollectiveCall) -> Option<Duration> {
-        let bytes = bytes_of(call, self.nranks());
+    fn usual(&self, bytes: usize) -> Option<Duration> {
         let state = locked(&self.state);
-        let pace = state.paces.get(&(call.collective, class(bytes))).copied();
+        let pace = state.paces.get(&class(bytes)).copied();
         let pace = pace.or_else(|| state.paces.values().copied().reduce(f64::max))?;
         Some(Duration::from_nanos((pace * bytes as f64) as u64))
     }
 
-    fn took(&self, call: &CollectiveCall, time: Duration) {
-        let bytes = bytes_of(call, self.nranks());
+    fn took(&self, bytes: usize, time: Duration) {
         let pace = time.as_nanos() as f64 / bytes as f64;
         let mut state = locked(&self.state);
-        let least = state.paces.entry((call.collective, class(bytes))).or_insert(pace);
+        let least = state.paces.entry(class(bytes)).or_insert(pace);
         *least = least.min(pace);
     }
 
     /// The words of all ranks: who was absent. All must have called the same.
     fn heard(&self, summary: CallSummary, number: u64, me: Rank) -> Result<Vec<Absence>> {
         let mut absences = Vec::new();
-        for index in 0..self.nranks() {
+        for index in 0..self.words.len() / WORD {
             let mut word = [0; WORD];
             self.words.part(index * WORD, WORD).read(&mut word);
             let mut numbers = word.as_chunks().0.iter().map(|bytes| u64::from_le_bytes(*bytes));
@@ -332,7 +311,7 @@ impl LateCall {
         }
         let patience = match (self.relays, self.asked_at) {
             (true, None) => ASKED_BY_RELAY,
-            _ => match self.late.usual(&self.call) {
+            _ => match self.late.usual(bytes_of(&self.call)) {
                 Some(usual) => usual.mul_f64(PART).max(SOONEST),
                 None => return,
             },
@@ -370,7 +349,7 @@ impl LateCall {
                 // The word was the last operation.
                 let absences = self.late.heard(self.summary, comm.status.begun() - 1, comm.rank)?;
                 if !self.relays && absences.is_empty() {
-                    self.late.took(&self.call, self.begun.elapsed());
+                    self.late.took(bytes_of(&self.call), self.begun.elapsed());
                 }
                 if self.relays {
                     relay::ended(&self.late, absences);
@@ -395,9 +374,8 @@ impl LateCall {
             return;
         }
         self.late.calls.fetch_add(1, Ordering::Relaxed);
-        let (number, all) = (comm.status.begun() - 1, bytes_of(&self.call, comm.nranks()));
+        let (number, all) = (comm.status.begun() - 1, bytes_of(&self.call));
         for Absence { rank, bytes } in absences {
-            let bytes = bytes * self.blocks();
             crate::info!("operation {number}: rank {rank} was late, and brings its part of {bytes} of {all} bytes");
         }
     }
@@ -410,69 +388,34 @@ impl LateCall {
             self.divide();
             return Ok(NextOfLate::Nothing);
         };
+        let is_own = together.is_none() && rank == comm.rank;
         let bytes = together.unwrap_or(bytes);
         coming.next = if together.is_some() { coming.absences.len() } else { coming.next + 1 };
-        let from_here = coming.own.filter(|_| together.is_none() && rank == comm.rank);
-        // All blocks' fronts, or the one that comes here.
-        let has_all = together.is_some() || self.blocks() == 1;
-        let (memory, given) = match from_here {
-            Some(own) => (memory, own.part(0, bytes * self.blocks())),
+        let (memory, part) = match coming.own.filter(|_| is_own) {
+            Some(own) => (memory, own.part(0, bytes)),
             None => {
                 memory.into_iter().for_each(|arena| self.late.keep(arena));
-                let (arena, region) = self.late.memory(if has_all { bytes * self.blocks() } else { bytes })?;
+                let (arena, region) = self.late.memory(bytes)?;
                 (Some(arena), region.as_device())
             }
         };
-        let part = match has_all || from_here.is_some() {
-            true => self.front_of(given, comm.rank, bytes),
-            false => given,
-        };
         let call = match together {
-            Some(_) => self.reduction_of_all(comm, &coming, [given, part])?,
-            None => self.from_one(comm, rank, [if from_here.is_some() { given } else { part }, part])?,
+            Some(_) => self.reduction_of_all(comm, &coming, part)?,
+            None => broadcast(comm, rank, part)?,
         };
         self.stage = Stage::Brings { coming, part, memory };
         Ok(NextOfLate::Bring(call))
     }
 
-    /// The blocks of each rank's input.
-    fn blocks(&self) -> usize {
-        blocks_of(self.call.collective, self.late.nranks())
-    }
-
-    /// What of all blocks' fronts a rank's result is made of.
-    fn front_of(&self, fronts: DeviceRegion, rank: Rank, bytes: usize) -> DeviceRegion {
-        match self.blocks() {
-            1 => fronts,
-            _ => fronts.part(rank.index() * bytes, bytes),
-        }
-    }
-
-    /// The reduction of the parts of all who were late, in this memory: all blocks' fronts, and the one that comes here.
-    fn reduction_of_all(&self, comm: &Comm, coming: &Coming, parts: [DeviceRegion; 2]) -> Result<CollectiveCall> {
+    /// The all-reduce of the parts of all who were late, in this memory.
+    fn reduction_of_all(&self, comm: &Comm, coming: &Coming, part: DeviceRegion) -> Result<CollectiveCall> {
         let reduction = Reduction { divisor: 1, prologue: Prologue::None, ..self.reduction };
-        let [fronts, part] = parts;
-        let (bytes, own) = (part.len(), coming.own.map_or(0, |own| own.len() / self.blocks()));
-        for block in 0..self.blocks() {
-            let front = here(fronts).part(block * bytes, bytes);
-            coming.own.into_iter().for_each(|from| front.part(0, own).copy_from(here(from).part(block * own, own)));
-            identity::fill(front.part(own, bytes - own), &reduction);
-        }
-        let call = CollectiveCall::new(self.call.collective, parts, bytes / reduction.dtype.size(), reduction.dtype);
+        let own = coming.own.map_or(0, |own| own.len());
+        coming.own.into_iter().for_each(|from| here(part).part(0, own).copy_from(here(from)));
+        identity::fill(here(part).part(own, part.len() - own), &reduction);
+        let count = part.len() / reduction.dtype.size();
+        let call = CollectiveCall::new(Collective::AllReduce, [part, part], count, reduction.dtype);
         let mut call = CollectiveCall { reduction: Some(reduction), ..call };
-        comm.decide(&mut call)?;
-        Ok(call)
-    }
-
-    /// How a late rank's part comes to all: what it has, and what comes here.
-    fn from_one(&self, comm: &Comm, root: Rank, [fronts, part]: [DeviceRegion; 2]) -> Result<CollectiveCall> {
-        let of_bytes = match self.blocks() {
-            1 => CollectiveCall::of_bytes(Collective::Broadcast, [part, part], part.len()),
-            _ if root == comm.rank => CollectiveCall::of_bytes(Collective::Scatter, [fronts, part], part.len()),
-            _ => CollectiveCall::of_bytes(Collective::Scatter, [DeviceRegion::EMPTY, part], part.len()),
-        };
-        // Settings are for the program's calls.
-        let mut call = CollectiveCall { root, algorithm: Some(AUTO.to_string()), ..of_bytes };
         comm.decide(&mut call)?;
         Ok(call)
     }
@@ -481,10 +424,19 @@ impl LateCall {
     fn divide(&self) {
         let Reduction { dtype, divisor, .. } = self.reduction;
         if divisor != 1 {
-            let output = here(self.call.output).part(0, block_of(&self.call));
+            let output = here(self.call.output).part(0, bytes_of(&self.call));
             crate::device::host::divide(dtype, divisor, output, output);
         }
     }
+}
+
+/// The broadcast of a late rank's part.
+fn broadcast(comm: &Comm, root: Rank, part: DeviceRegion) -> Result<CollectiveCall> {
+    let of_bytes = CollectiveCall::of_bytes(Collective::Broadcast, [part, part], part.len());
+    // Settings are for the program's broadcasts.
+    let mut call = CollectiveCall { root, algorithm: Some(AUTO.to_string()), ..of_bytes };
+    comm.decide(&mut call)?;
+    Ok(call)
 }
 
 impl Comm {

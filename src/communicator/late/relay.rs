@@ -1,9 +1,7 @@
 //! What a late rank does in its program's place, on a thread of the library.
 #![forbid(unsafe_code)]
 
-use super::{
-    block_of, blocks_of, here, identity, is_relayed, Absence, Coming, LateCall, LateRanks, Stage, LEAST_BYTES,
-};
+use super::{bytes_of, here, identity, is_relayed, Absence, Coming, LateCall, LateRanks, Stage, LEAST_BYTES};
 use crate::communicator::batch::{drive, OperationBatch};
 use crate::communicator::engine::Engine;
 use crate::communicator::{CollectiveCall, Comm};
@@ -12,9 +10,9 @@ use crate::dtype::{Prologue, Reduction};
 use crate::error::{Error, Result};
 use crate::health::{diagnosis, CallSummary, RelayRequest};
 use crate::memory::{Arena, DeviceRegion, Region};
+use crate::plan::Collective;
 use crate::process::thread;
 use crate::sync::locked;
-use crate::topo::Rank;
 use crate::transport::Waker;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
@@ -23,13 +21,11 @@ use std::sync::{Arc, Weak};
 #[derive(Debug)]
 pub struct Relay {
     request: RelayRequest,
-    /// What goes into the call in the place of the program's input, and, in place, its result.
+    /// What goes into the call in the place of the program's input, and then its result.
     memory: (Arena, Region),
-    /// The blocks of an input.
-    blocks: usize,
     /// The program has come: its input, and what its factor makes of it.
     arrived: Option<(DeviceRegion, Reduction)>,
-    /// To how much this rank has not contributed, from each block's front, once that is known.
+    /// To how much this rank has not contributed, from the vector's front, once that is known.
     absent: Option<usize>,
     /// Who has not, once the call has ended.
     pub absences: Option<Vec<Absence>>,
@@ -71,21 +67,19 @@ impl Drop for Relaying {
 
 /// Runs the operation in the program's place, if the program has not come meanwhile. `heard_us`: when the question was heard here.
 fn run(comm: &Arc<Comm>, late: &Arc<LateRanks>, request: RelayRequest, heard_us: u64) -> Result<()> {
-    let nranks = comm.nranks();
-    let Some((collective, count, reduction)) = request.call.reduction_of_all(nranks) else { return Ok(()) };
-    let (block, blocks) = (count.saturating_mul(reduction.dtype.size()), blocks_of(collective, nranks));
-    let bytes = block.saturating_mul(blocks);
+    let Some((count, reduction)) = request.call.all_reduce(comm.nranks()) else { return Ok(()) };
+    let bytes = count.saturating_mul(reduction.dtype.size());
     if bytes < LEAST_BYTES {
         return Ok(());
     }
     let (arena, region) = late.memory(bytes)?;
     identity::fill(region, &reduction);
-    let result = result_in(region.as_device(), blocks, comm.rank);
-    let mut call = CollectiveCall::new(collective, [region.as_device(), result], count, reduction.dtype);
+    let buffers = [region.as_device(); 2];
+    let mut call = CollectiveCall::new(Collective::AllReduce, buffers, count, reduction.dtype);
     call.reduction = Some(identity::without_own_factor(Reduction { divisor: 1, ..reduction }));
     comm.decide(&mut call)?;
     let mut batch = OperationBatch::new(comm.clone());
-    if !is_relayed(&call, nranks) || !batch.take_turn_now() {
+    if !is_relayed(&call) || !batch.take_turn_now() {
         return Ok(());
     }
     // Nothing else runs from here on.
@@ -93,8 +87,7 @@ fn run(comm: &Arc<Comm>, late: &Arc<LateRanks>, request: RelayRequest, heard_us:
     if state.relay.is_some() || comm.status.begun() + 1 != request.number {
         return Ok(());
     }
-    let memory = (arena, region);
-    state.relay = Some(Relay { request, memory, blocks, arrived: None, absent: None, absences: None });
+    state.relay = Some(Relay { request, memory: (arena, region), arrived: None, absent: None, absences: None });
     drop(state);
     let RelayRequest { number, from, .. } = request;
     let age_us = request.age_us();
@@ -107,19 +100,13 @@ fn run(comm: &Arc<Comm>, late: &Arc<LateRanks>, request: RelayRequest, heard_us:
     drive(std::slice::from_mut(&mut batch))
 }
 
-/// Where in the input of so many blocks a rank's result is made in place.
-fn result_in(input: DeviceRegion, blocks: usize, rank: Rank) -> DeviceRegion {
-    let block = input.len() / blocks;
-    input.part(if blocks == 1 { 0 } else { rank.index() * block }, block)
-}
-
 /// The program has come to a call while this rank may be relaying it.
 pub fn arrive(late: &LateRanks, call: &CollectiveCall, waker: Option<&Waker>) {
     let mut state = locked(&late.state);
     let Some(relay) = state.relay.as_mut().filter(|relay| relay.arrived.is_none()) else { return };
     let (Some(reduction), None) = (call.reduction, call.factor_at) else { return };
-    if relay.absent.is_none() && is_relayed(call, late.nranks()) && call.summary() == relay.request.call {
-        relay.arrived = Some((call.input.part(0, block_of(call) * relay.blocks), reduction));
+    if relay.absent.is_none() && is_relayed(call) && call.summary() == relay.request.call {
+        relay.arrived = Some((call.input.part(0, bytes_of(call)), reduction));
         drop(state);
         waker.into_iter().for_each(Waker::wake);
     }
@@ -130,12 +117,9 @@ pub fn join(late: &LateRanks, engine: &Engine) {
     let mut state = locked(&late.state);
     let Some(relay) = state.relay.as_mut().filter(|relay| relay.absent.is_none()) else { return };
     let Some((input, reduction)) = relay.arrived else { return };
-    let block = input.len() / relay.blocks;
-    let absent = engine.touched_bytes().min(block);
-    for number in 0..relay.blocks {
-        let (at, len) = (number * block + absent, block - absent);
-        host::prologue(&own_factor(reduction), here(input).part(at, len), relay.memory.1.part(at, len));
-    }
+    let absent = engine.touched_bytes().min(input.len());
+    let len = input.len() - absent;
+    host::prologue(&own_factor(reduction), here(input).part(absent, len), relay.memory.1.part(absent, len));
     relay.absent = Some(absent);
 }
 
@@ -150,7 +134,7 @@ fn own_factor(reduction: Reduction) -> Reduction {
 /// The call has ended: to how much of it this rank has not contributed.
 pub fn absent(late: &LateRanks) -> usize {
     let mut state = locked(&late.state);
-    state.relay.as_mut().map_or(0, |relay| *relay.absent.get_or_insert(relay.memory.1.len() / relay.blocks))
+    state.relay.as_mut().map_or(0, |relay| *relay.absent.get_or_insert(relay.memory.1.len()))
 }
 
 /// All have told.
@@ -175,24 +159,17 @@ impl Relay {
         let reduction = reduction.ok_or_else(differs)?;
         let absences = self.absences.unwrap_or_default();
         let bytes = absences.iter().find(|absence| absence.rank == comm.rank).map_or(0, |absence| absence.bytes);
-        let (block, blocks) = (block_of(call), self.blocks);
-        let input = here(call.input).part(0, block * blocks);
-        let is_apart = call.input.overlaps(call.output) || reduction.needs_prologue();
-        // Fronts of several blocks are not one behind the other.
-        let is_kept = is_apart || (blocks > 1 && bytes < block);
+        let input = here(call.input).part(0, bytes);
+        let is_kept = call.input.overlaps(call.output) || reduction.needs_prologue();
         let (own, kept) = match is_kept && bytes > 0 {
-            false => (input.part(0, bytes * blocks), None),
+            false => (input, None),
             true => {
-                let (arena, region) = late.memory(bytes * blocks)?;
-                for number in 0..blocks {
-                    let front = input.part(number * block, bytes);
-                    host::prologue(&reduction, front, region.part(number * bytes, bytes));
-                }
+                let (arena, region) = late.memory(bytes)?;
+                host::prologue(&reduction, input, region);
                 (region, Some(arena))
             }
         };
-        let result = result_in(self.memory.1.as_device(), blocks, comm.rank);
-        here(call.output).part(0, block).copy_from(here(result));
+        here(call.output).part(0, bytes_of(call)).copy_from(self.memory.1);
         late.keep(self.memory.0);
         let mut brought = LateCall::new(late, summary, reduction, call.clone());
         brought.tell(comm, &absences);
