@@ -594,7 +594,7 @@ fn end(
     }
 }
 
-/// Makes progress with a call; of one that is relayed, with what this rank contributes now that its program has come.
+/// Makes progress with a call; of one that is relayed, with what this rank gives in the place of its program's input, or as that.
 fn poll_call(engine: &mut Engine, late: &Option<Box<LateCall>>) -> Result<Progress> {
     late.iter().for_each(|late| late.join(engine));
     engine.poll()

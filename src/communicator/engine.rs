@@ -598,6 +598,21 @@ impl Engine {
         })
     }
 
+    /// Bytes of each block that a segment of what is running covers.
+    pub(super) fn segment_bytes(&self) -> usize {
+        self.running.as_ref().map_or(usize::MAX, |running| self.recent[running.ready].layout.segment_bytes())
+    }
+
+    /// Has what is running use only so many bytes of each block, from its front, until it is told of more. Whole segments count, of which
+    /// there is one at least.
+    pub(super) fn admit(&mut self, bytes: usize) {
+        if let Some(running) = &self.running {
+            let Ready { layout, execution, .. } = &mut self.recent[running.ready];
+            let is_all = bytes >= layout.block_bytes();
+            execution.admit(if is_all { usize::MAX } else { bytes / layout.segment_bytes() });
+        }
+    }
+
     /// The ranks that the running collective waits for.
     pub fn waiting_for(&self) -> Vec<Rank> {
         let missing = self.transport.missing();

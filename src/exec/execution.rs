@@ -116,6 +116,8 @@ pub(super) struct RunState {
     segments_left: u32,
     /// How many leading segments have completed, as the world knows.
     front: u32,
+    /// How many may begin.
+    admitted: u32,
     ready: Vec<u32>,
     full: Vec<u32>,
     done: Vec<Token>,
@@ -181,6 +183,20 @@ impl Execution {
         self.state.places.iter().map(begun).max().unwrap_or(0) as usize
     }
 
+    /// Lets so many leading segments of the run begin, and no others until it is told of more; the first one at least. All may where this is
+    /// not called.
+    pub fn admit(&mut self, segments: usize) {
+        let state = &mut self.state;
+        state.admitted = u32::try_from(segments).unwrap_or(u32::MAX).max(1);
+        for (lane, place) in (0u32..).zip(&mut state.places) {
+            let is_on = state.slots.get(place.slot as usize).is_some_and(|slot| slot.segment == place.segment);
+            if place.wait == Wait::Segment && is_on && place.segment < state.admitted {
+                place.wait = Wait::Nothing;
+                state.ready.push(lane);
+            }
+        }
+    }
+
     /// What the run has done so far.
     pub fn stats(&self) -> Stats {
         let rounds = self.run.as_ref().map_or(0, |run| run.program.rounds());
@@ -190,6 +206,10 @@ impl Execution {
     /// An error for a run that waits for nothing, or that has got no further for too long.
     fn check_time(&mut self, now_ns: u64) -> Result<()> {
         if self.state.npending == 0 && self.state.full.is_empty() {
+            if self.state.places.iter().any(|place| place.wait == Wait::Segment && place.segment >= self.state.admitted)
+            {
+                return Ok(());
+            }
             return Err(Error::Internal(format!("nothing is left to wait for; {}", self.describe())));
         }
         let since = *self.idle_since.get_or_insert(now_ns);
@@ -224,6 +244,7 @@ impl RunState {
         self.segments = segments as u32;
         self.segments_left = if nsteps == 0 { 0 } else { segments as u32 };
         self.front = 0;
+        self.admitted = u32::MAX;
         self.ready.clear();
         self.ready.extend(0..program.lanes.len() as u32);
         self.full.clear();
@@ -321,7 +342,7 @@ impl RunState {
                 place.step = steps.start;
                 place.slot = if place.slot as usize + 1 == self.slots.len() { 0 } else { place.slot + 1 };
             }
-            if self.slots[place.slot as usize].segment != place.segment {
+            if self.slots[place.slot as usize].segment != place.segment || place.segment >= self.admitted {
                 break Wait::Segment;
             }
             let code = &program.steps[place.step as usize];

@@ -224,6 +224,31 @@ fn a_ring_gathers_every_block_in_one_or_many_segments() {
     }
 }
 
+/// Rank 2 is given one segment of its input after the other, when no rank gets any further.
+#[test]
+fn segments_that_are_not_admitted_do_not_begin() {
+    let programs = programs(5, ring_all_gather);
+    for (count, window) in [(1000, 1), (1000, 3), (1000, 100), (64, 3)] {
+        let layout = Layout::new(count, 1, 1, 0, 64);
+        let mut bed = Bed::new(&programs, layout.clone(), window, 0);
+        let inputs: Vec<u8> = bed.nodes.iter().flat_map(|node| node.buffers[&Buffer::Input].clone()).collect();
+        let given = bed.nodes[2].buffers[&Buffer::Input].clone();
+        bed.nodes[2].buffers.get_mut(&Buffer::Input).unwrap().fill(0xee);
+        for admitted in 1..=layout.segments() {
+            let front = layout.front_bytes(admitted);
+            bed.nodes[2].buffers.get_mut(&Buffer::Input).unwrap()[..front].copy_from_slice(&given[..front]);
+            bed.runs[2].admit(admitted);
+            for _ in 0..200 {
+                for rank in 0..5 {
+                    bed.poll(rank).unwrap();
+                }
+            }
+            assert!((0..5).all(|rank| bed.nodes[rank].fronts.last() == Some(&admitted)), "{count} {window} {admitted}");
+        }
+        (0..5).for_each(|rank| assert_eq!(bed.output(rank), inputs));
+    }
+}
+
 #[test]
 fn what_lies_before_the_front_is_final_and_may_be_overwritten() {
     let programs = programs(5, ring_all_gather);

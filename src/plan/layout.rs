@@ -200,6 +200,15 @@ impl Layout {
         (segments * self.segment_elems).min(self.count) * self.elem_bytes
     }
 
+    /// Bytes of each block that a segment covers; of all of them where blocks differ in size.
+    pub fn segment_bytes(&self) -> usize {
+        if self.is_vectored() {
+            usize::MAX
+        } else {
+            self.segment_elems * self.elem_bytes
+        }
+    }
+
     /// Elements of each block that a segment covers; of the longest where they differ.
     fn elems_in(&self, segment: usize) -> usize {
         self.elems_of(self.count, segment)

@@ -296,8 +296,9 @@ impl LateCall {
         self.summary
     }
 
-    /// Between two polls: a rank whose program has come contributes to what has not begun.
-    pub(super) fn join(&self, engine: &Engine) {
+    /// Between two polls: what a relay contributes is ready for the segments that come next, and is its program's, if that has come, in those
+    /// that have not begun.
+    pub(super) fn join(&self, engine: &mut Engine) {
         if self.relays && matches!(self.stage, Stage::Reduces) {
             relay::join(&self.late, engine);
         }

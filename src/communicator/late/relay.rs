@@ -17,12 +17,19 @@ use crate::transport::Waker;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
+/// Bytes that are made ready before they are needed.
+const AHEAD: usize = 1 << 20;
+
 /// A call that this rank relays, or has relayed.
 #[derive(Debug)]
 pub struct Relay {
     request: RelayRequest,
     /// What goes into the call in the place of the program's input, and then its result.
     memory: (Arena, Region),
+    /// What the call computes.
+    reduction: Reduction,
+    /// How much of the memory, from its front, has what leaves every other input as it is: so much may be used.
+    filled: usize,
     /// The program has come: its input, and what its factor makes of it.
     arrived: Option<(DeviceRegion, Reduction)>,
     /// To how much this rank has not contributed, from the vector's front, once that is known.
@@ -73,7 +80,6 @@ fn run(comm: &Arc<Comm>, late: &Arc<LateRanks>, request: RelayRequest, heard_us:
         return Ok(());
     }
     let (arena, region) = late.memory(bytes)?;
-    identity::fill(region, &reduction);
     let buffers = [region.as_device(); 2];
     let mut call = CollectiveCall::new(Collective::AllReduce, buffers, count, reduction.dtype);
     call.reduction = Some(identity::without_own_factor(Reduction { divisor: 1, ..reduction }));
@@ -87,7 +93,9 @@ fn run(comm: &Arc<Comm>, late: &Arc<LateRanks>, request: RelayRequest, heard_us:
     if state.relay.is_some() || comm.status.begun() + 1 != request.number {
         return Ok(());
     }
-    state.relay = Some(Relay { request, memory: (arena, region), arrived: None, absent: None, absences: None });
+    let memory = (arena, region);
+    let (filled, arrived, absent, absences) = (0, None, None, None);
+    state.relay = Some(Relay { request, memory, reduction, filled, arrived, absent, absences });
     drop(state);
     let RelayRequest { number, from, .. } = request;
     let age_us = request.age_us();
@@ -112,15 +120,17 @@ pub fn arrive(late: &LateRanks, call: &CollectiveCall, waker: Option<&Waker>) {
     }
 }
 
-/// Between two polls of the call that is relayed: contributes the program's input to what has not begun.
-pub fn join(late: &LateRanks, engine: &Engine) {
+/// Between two polls of the call that is relayed: has something in the place of the program's input for the segments that come next, or
+/// contributes that input to what has not begun.
+pub fn join(late: &LateRanks, engine: &mut Engine) {
     let mut state = locked(&late.state);
     let Some(relay) = state.relay.as_mut().filter(|relay| relay.absent.is_none()) else { return };
-    let Some((input, reduction)) = relay.arrived else { return };
+    let Some((input, reduction)) = relay.arrived else { return relay.fill(engine) };
     let absent = engine.touched_bytes().min(input.len());
     let len = input.len() - absent;
     host::prologue(&own_factor(reduction), here(input).part(absent, len), relay.memory.1.part(absent, len));
     relay.absent = Some(absent);
+    engine.admit(usize::MAX);
 }
 
 /// The part of a reduction's prologue that is the rank's own: what all ranks' inputs are multiplied by is the plan's to apply.
@@ -145,6 +155,18 @@ pub fn ended(late: &LateRanks, absences: Vec<Absence>) {
 }
 
 impl Relay {
+    /// Fills as much as the next segments take: filling all of it before the call begins would hold up those who wait for it.
+    fn fill(&mut self, engine: &mut Engine) {
+        let region = self.memory.1;
+        let ahead = engine.segment_bytes().saturating_mul(2).max(AHEAD);
+        let wanted = engine.touched_bytes().saturating_add(ahead).min(region.len());
+        if wanted > self.filled {
+            identity::fill(region.part(self.filled, wanted - self.filled), &self.reduction);
+            self.filled = wanted;
+            engine.admit(wanted);
+        }
+    }
+
     /// The program has come to the call: has the result of the others, and brings what this rank has not contributed to.
     pub fn come(
         self,
