@@ -382,7 +382,7 @@ fn a_message_to_oneself_of_another_size_is_refused_before_anything_of_its_group_
             one(recvs(region(&mut recv), 8)),
         ];
         refused(batch, "sends itself 4 elements of int32 (16 bytes) and receives 8 elements of int32 (32 bytes)");
-        refused(vec![one(sends(region(&mut send), 8))], "1 sends to itself in this group and 0 receives");
+        refused(vec![one(sends(region(&mut send), 8))], "1 sends to itself and 0 receives: both belong in one group");
         assert_eq!((&recv[..], &total[..]), (&[0; 32][..], &[0; 4][..]), "nothing of the group is done");
         assert_eq!(sum(&member.comm, 1), Ok(2), "the communicator is as good as before");
         launch_all(vec![one(sends(region(&mut send), 8)), one(recvs(region(&mut recv), 8))]).expect("equal lengths");

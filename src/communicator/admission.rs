@@ -58,7 +58,8 @@ fn check_own(batch: &[Launch]) -> Result<()> {
         let rank = comm.rank();
         if sends.len() != receives.len() {
             let (sends, receives) = (sends.len(), receives.len());
-            let text = format!("rank {rank} has {sends} sends to itself in this group and {receives} receives");
+            let text =
+                format!("rank {rank} has {sends} sends to itself and {receives} receives: both belong in one group");
             return Err(Error::InvalidUsage(text));
         }
         if let Some((sent, received)) = sends.iter().zip(&receives).find(|(sent, got)| sent.bytes() != got.bytes()) {

@@ -248,7 +248,10 @@ impl Comm {
         let has_clock = bounds.us > 0;
         if has_clock && self.nranks() > 1 && self.windows.words.get().is_none() {
             let words = match self.survivors.get() {
-                None => self.make_words(cancel)?,
+                None => self.make_words(cancel).map_err(|error| {
+                    let text = format!("a window with a limit of time, which all ranks open: {error}");
+                    Error::of_code(error.code(), text)
+                })?,
                 Some(survivors) if survivors.is_on_gpu() => {
                     let text = "windows that time closes are not for communicators on GPUs that go on without lost ranks (STRATA_LOST)";
                     return Err(Error::InvalidUsage(text.to_string()));

@@ -84,17 +84,19 @@ fn class_of(call: &CallRecord) -> (String, u64) {
 
 /// The classes of a trace, by name and size.
 pub fn classes(trace: &CallTrace) -> Vec<CallClass> {
-    let mut found: BTreeMap<(String, u64), Vec<&CallRecord>> = BTreeMap::new();
-    for call in &trace.calls {
-        found.entry(class_of(call)).or_default().push(call);
+    let mut found: BTreeMap<(String, u64), Vec<(&CallRecord, Option<u64>)>> = BTreeMap::new();
+    for (call, ns) in trace.calls.iter().zip(trace.own_ns()) {
+        found.entry(class_of(call)).or_default().push((call, ns));
     }
-    let class = |((name, bytes), calls): ((String, u64), Vec<&CallRecord>)| {
-        let ended = || calls.iter().filter(|call| call.state == CallState::Ended);
-        let mut times: Vec<u64> = ended().filter_map(|call| call.duration_ns()).collect();
+    let class = |((name, bytes), calls): ((String, u64), Vec<(&CallRecord, Option<u64>)>)| {
+        let ended = || calls.iter().filter(|(call, _)| call.state == CallState::Ended).map(|(call, _)| *call);
+        let mut times: Vec<u64> = calls.iter().filter_map(|(_, ns)| *ns).collect();
         times.sort_unstable();
         let total_ns: u64 = times.iter().sum();
         let moved = |of: &dyn Fn(&CallRecord) -> f64| {
-            ended().map(|call| of(call) * size_of(call) as f64).sum::<f64>() / (total_ns.max(1) as f64)
+            // Of none the sum is -0.
+            ended().map(|call| of(call) * size_of(call) as f64).fold(0.0, |sum, part| sum + part)
+                / (total_ns.max(1) as f64)
         };
         let mut algorithms = BTreeMap::new();
         for call in ended().filter(|call| !call.algorithm.is_empty()) {
@@ -235,6 +237,27 @@ mod tests {
         assert!(text.contains("# 6 calls that have ended, of 1 ranks"), "{text}");
         assert!(text.contains("3 older calls are missing"), "{text}");
         assert!(text.contains("ring 4, 1 not ended"), "{text}");
+    }
+
+    #[test]
+    fn what_ran_together_shares_its_time_by_bytes() {
+        let mut trace = sample();
+        let grouped = |record: u64, bytes: u64, group: u64| CallRecord {
+            record,
+            bytes,
+            group: Some(group),
+            ..sample().calls[0].clone()
+        };
+        // Two groups of 2000 ns, one of three calls and one of two; a group of another rank has the same number.
+        trace.calls = [(10, 99, 10), (11, 299, 10), (12, 599, 10), (20, 99, 20), (21, 99, 20)]
+            .map(|(record, bytes, group)| grouped(record, bytes, group))
+            .to_vec();
+        trace.calls.push(CallRecord { rank: 0, ..grouped(10, 99, 10) });
+        assert_eq!(trace.own_ns(), [200, 600, 1200, 1000, 1000, 2000].map(Some));
+        let classes = classes(&trace);
+        assert_eq!(classes.iter().map(|class| class.total_ns).sum::<u64>(), 6000);
+        let of_99 = classes.iter().find(|class| class.bytes == 99).unwrap();
+        assert_eq!((of_99.calls, of_99.total_ns), (4, 4200));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! What a trace file holds: the calls of a process, of several after a merge, and their communicators.
 #![forbid(unsafe_code)]
 
-use super::call::CallRecord;
+use super::call::{CallRecord, CallState};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 
@@ -92,6 +92,24 @@ impl CallTrace {
     /// An index of its communicators.
     pub fn index(&self) -> CommIndex<'_> {
         CommIndex(self.comms.iter().map(|comm| ((comm.key.as_str(), comm.rank), comm)).collect())
+    }
+
+    /// How many nanoseconds each call took, none where it has not ended. What runs together in a group, with one beginning and end, shares
+    /// that time by bytes.
+    pub fn own_ns(&self) -> Vec<Option<u64>> {
+        let time = |call: &CallRecord| call.duration_ns().filter(|_| call.state == CallState::Ended);
+        let group = |call: &CallRecord| call.group.map(|group| (call.comm.clone(), call.rank, group));
+        // Calls without bytes count as well.
+        let part = |call: &CallRecord| u128::from(call.bytes) + 1;
+        let mut all: HashMap<_, u128> = HashMap::new();
+        for call in self.calls.iter().filter(|call| time(call).is_some()) {
+            group(call).into_iter().for_each(|group| *all.entry(group).or_default() += part(call));
+        }
+        let own = |call: &CallRecord| {
+            let (ns, all) = (time(call)?, group(call).and_then(|group| all.get(&group)).copied());
+            Some(all.map_or(ns, |all| (u128::from(ns) * part(call) / all) as u64))
+        };
+        self.calls.iter().map(own).collect()
     }
 }
 

@@ -19,9 +19,9 @@ fn has_rows(call: &CallRecord) -> bool {
 /// Names and sizes of the calls on so many ranks, those first that took most time.
 fn classes(traces: &[CallTrace], nranks: usize) -> Vec<(String, usize)> {
     let mut classes: BTreeMap<(&str, usize), u64> = BTreeMap::new();
-    for call in traces.iter().flat_map(|trace| &trace.calls) {
+    for (call, ns) in traces.iter().flat_map(|trace| trace.calls.iter().zip(trace.own_ns())) {
         if has_rows(call) && call.nranks as usize == nranks {
-            *classes.entry((&call.call, call.bytes as usize)).or_default() += call.duration_ns().unwrap_or(0);
+            *classes.entry((&call.call, call.bytes as usize)).or_default() += ns.unwrap_or(0);
         }
     }
     let mut sorted: Vec<_> = classes.into_iter().collect();
