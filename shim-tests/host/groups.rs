@@ -56,6 +56,13 @@ fn windows_hold_calls_back_until_bytes_time_or_the_end_close_them() {
     }
 }
 
+/// In host memory, and on the double of each driver.
+#[test]
+fn windows_that_time_closes_leave_other_communicators_calls_in_order() {
+    print!("{}", run_with("windows_beside.c", &[], &[]));
+    crate::survivors::on_gpus("windows_beside.c", &[]);
+}
+
 #[test]
 fn calls_of_a_group_that_depend_on_each_other_run_in_order() {
     run_with("groups.c", &[], &["chain"]);

@@ -27,7 +27,7 @@ fn those_who_are_left_go_on_on_gpus() {
 }
 
 /// Runs a program on the double of each driver.
-fn on_gpus(program: &str, arguments: &[&str]) {
+pub fn on_gpus(program: &str, arguments: &[&str]) {
     let source = std::fs::read_to_string(root().join("shim-tests/c").join(program)).unwrap();
     let dir = library_dir();
     let options =

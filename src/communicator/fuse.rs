@@ -6,7 +6,8 @@
 //!
 //! The rewriting is a pure function of what all ranks of a communicator know: the calls' collectives, counts, types, operations and
 //! roots, in the order of the group. One thing is each rank's own: calls of which one writes what another one reads or writes are made one
-//! after another, as they are recorded. Ranks that do not share that see a mismatch, told in words.
+//! after another, as they are recorded. Of calls with a root that may be seen on one rank only, so no call is moved past one with a root
+//! that is of another collective. Ranks that do not share what is left of that see a mismatch, told in words.
 //! Source: MCR-DL (Anthony et al., IPDPS 2023), section V-E, where a program's tensors are fused within bounds of bytes and time.
 #![forbid(unsafe_code)]
 
@@ -17,7 +18,7 @@ use crate::config::Fuse;
 use crate::dtype::{DataType, Prologue, Reduction};
 use crate::health::CallSummary;
 use crate::memory::DeviceRegion;
-use crate::plan::blocks::{packed, BlockTable};
+use crate::plan::blocks::{packed, BlockTable, Extent};
 use crate::plan::Collective;
 use crate::selection::{CarriedName, Context};
 use crate::topo::Rank;
@@ -96,7 +97,9 @@ pub fn fuse(
     if rules.fuse == Fuse::Off || calls.len() < 2 || nranks < 2 {
         return each_alone(calls.into_iter().enumerate());
     }
-    let kinds: Vec<Option<Kind>> = calls.iter().map(|call| kind(call, nranks, rules)).collect();
+    let stretches = stretches(&calls);
+    let kind = |(call, stretch)| Some((kind(call, nranks, rules)?, stretch));
+    let kinds: Vec<Option<(Kind, usize)>> = calls.iter().zip(stretches).map(kind).collect();
     let has_equals = |index: usize| kinds[index].is_some() && kinds[index + 1..].contains(&kinds[index]);
     if !(0..calls.len()).any(has_equals) || depend(&calls) {
         return each_alone(calls.into_iter().enumerate());
@@ -106,7 +109,7 @@ pub fn fuse(
         return rewrite(placed.collect(), (rank, nranks), rules);
     }
     // Each kind at the place of its first call.
-    let mut classes: Vec<(Option<Kind>, Vec<Placed>)> = Vec::new();
+    let mut classes: Vec<(Option<(Kind, usize)>, Vec<Placed>)> = Vec::new();
     for (call, kind) in placed.zip(kinds) {
         match classes.iter_mut().find(|(known, _)| kind.is_some() && *known == kind) {
             Some((_, class)) => class.push(call),
@@ -346,8 +349,36 @@ fn gather_roots(collective: Collective, calls: Vec<CollectiveCall>, (rank, nrank
     CollectiveCall { root: Rank(0), ..joining.call(calls, collective, longest, blocks) }
 }
 
-/// Whether one call writes what another one reads or writes.
+/// Calls between which no other one can have come to a root, or gone from it: those of one collective with a root, or those without roots.
+fn root_class(call: &CollectiveCall) -> Option<Collective> {
+    call.collective.has_root().then_some(call.collective)
+}
+
+/// The stretch of each call: calls do not leave theirs, since only the root knows what calls with a root use there.
+fn stretches(calls: &[CollectiveCall]) -> Vec<usize> {
+    let mut stretch = 0;
+    let next = |index: usize| {
+        stretch += usize::from(index > 0 && root_class(&calls[index]) != root_class(&calls[index - 1]));
+        stretch
+    };
+    (0..calls.len()).map(next).collect()
+}
+
+/// Whether one call writes what another one reads or writes that may come to be one with it, or to another place.
 fn depend(calls: &[CollectiveCall]) -> bool {
+    calls.chunk_by(|one, next| root_class(one) == root_class(next)).any(depend_in_stretch)
+}
+
+/// Where each block of a buffer lies.
+fn blocks_of(region: DeviceRegion, blocks: Option<&[Extent]>, size: usize) -> SmallVec<[(u64, u64); 1]> {
+    let part = |at: usize, len: usize| (region.address() + at as u64, region.address() + (at + len) as u64);
+    match blocks {
+        None => smallvec![part(0, region.len())],
+        Some(blocks) => blocks.iter().map(|block| part(block.at * size, block.count * size)).collect(),
+    }
+}
+
+fn depend_in_stretch(calls: &[CollectiveCall]) -> bool {
     struct Used {
         begin: u64,
         end: u64,
@@ -356,11 +387,13 @@ fn depend(calls: &[CollectiveCall]) -> bool {
     }
     let mut used: Vec<Used> = Vec::with_capacity(2 * calls.len());
     for (index, call) in calls.iter().enumerate() {
-        for (region, is_written) in [(call.input, false), (call.output, true)] {
-            let (begin, end) = (region.address(), region.address() + region.len() as u64);
-            if begin < end {
-                used.push(Used { begin, end, call: index, is_written });
-            }
+        let (blocks, size) = (call.blocks.as_deref(), call.dtype.size());
+        let read = blocks_of(call.input, blocks.map(BlockTable::input), size);
+        let written = blocks_of(call.output, blocks.map(BlockTable::output), size);
+        let regions =
+            read.into_iter().map(|region| (region, false)).chain(written.into_iter().map(|region| (region, true)));
+        for ((begin, end), is_written) in regions.filter(|((begin, end), _)| begin < end) {
+            used.push(Used { begin, end, call: index, is_written });
         }
     }
     used.sort_unstable_by_key(|used| used.begin);
@@ -463,8 +496,22 @@ mod tests {
         texts
     }
 
-    use Collective::{AllGather, AllReduce, AllToAll, Broadcast, Gather, Reduce};
+    use Collective::{AllGather, AllReduce, AllToAll, Broadcast, Gather, Reduce, Scatter};
     use DataType::{F32, F64, I8};
+
+    #[test]
+    fn no_call_is_moved_past_one_with_a_root_of_another_collective() {
+        // Only the root of a reduce could see that a broadcast sends its result.
+        let in_turns = [(Reduce, F32, 4, 0), (Broadcast, F32, 4, 0), (Reduce, F32, 4, 0), (Broadcast, F32, 4, 0)];
+        assert_eq!(fused(&in_turns, &RULES).len(), 4);
+        let gathered = [(Gather, F32, 4, 0), (Scatter, F32, 4, 0), (Gather, F32, 4, 0), (Scatter, F32, 4, 0)];
+        assert_eq!(fused(&gathered, &RULES).len(), 4);
+        let between = [(AllReduce, F32, 4, 0), (Broadcast, F32, 4, 0), (AllReduce, F32, 4, 0), (AllReduce, F32, 4, 0)];
+        assert_eq!(fused(&between, &RULES).len(), 3);
+        // The others go together, in their stretches.
+        let apart = [(Reduce, F32, 4, 0), (Reduce, F32, 4, 0), (Broadcast, F32, 4, 0), (Broadcast, F32, 4, 0)];
+        assert_eq!(fused(&apart, &RULES).len(), 2);
+    }
 
     #[test]
     fn calls_of_one_kind_become_one_at_the_place_of_the_first() {

@@ -104,6 +104,19 @@ fn on_gpu(mut run: OperationBatch, arrival: Arrival) -> Result<()> {
     })
 }
 
+/// Has streams of the driver's wait for what has been launched on the communicator before.
+pub(super) fn hold_up(comm: &Comm, streams: &[StreamRef]) -> Result<()> {
+    let device = device_of(comm)?;
+    let arrival = arrive(comm, streams)?;
+    let _accepting = device.accepting();
+    let (ordered, held) = device.hold(arrival);
+    device.run(move || {
+        drop(ordered);
+        Ok(())
+    })?;
+    held
+}
+
 pub(super) fn device_of(comm: &Comm) -> Result<&GpuLauncher> {
     comm.gpu().ok_or_else(|| Error::Internal("a stream of a driver's without a device".to_string()))
 }

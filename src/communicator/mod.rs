@@ -43,6 +43,7 @@ mod simulated_orders;
 mod staging;
 mod stall;
 mod tuning;
+mod window_stream;
 mod windows;
 
 pub use crate::bootstrap::UniqueId;

@@ -5,7 +5,9 @@
 //! or hears it, over a communicator of its own in host memory, and launches them. Where lost ranks end nothing (`STRATA_LOST`) the
 //! lowest one that is left says it, in a reduction, which goes on without them as all calls do.
 
+use super::window_stream::{StreamPlace, WindowStream};
 use super::{launch, CollectiveCall, Comm, Launch, Operation, ENDED};
+use crate::device::gpu::stream::GpuStream;
 use crate::device::StreamRef;
 use crate::dtype::{DataType, RedOp, Reduction};
 use crate::error::{Error, Result};
@@ -37,11 +39,15 @@ pub(super) struct Windows {
     is_open: AtomicBool,
     current: Mutex<Option<Arc<Window>>>,
     words: OnceLock<Arc<Comm>>,
+    /// Where data is on a GPU: what the calls of windows of time run on.
+    gpu_stream: OnceLock<Arc<GpuStream>>,
 }
 
 /// One window.
 struct Window {
     bounds: WindowBounds,
+    /// Where time may close it.
+    stream: Option<WindowStream>,
     state: Mutex<WindowState>,
     news: Condvar,
 }
@@ -64,6 +70,8 @@ struct WindowState {
 /// A call that is held back.
 struct HeldCall {
     launch: Launch,
+    /// What it comes after, where it runs on the window's own stream.
+    place: Option<StreamPlace>,
     bytes: usize,
     /// When it was made.
     since: Instant,
@@ -94,19 +102,24 @@ impl Window {
     }
 
     /// Holds a call back. Where bytes alone close the window and it is full: all that it holds, which is to run now.
-    fn hold(&self, launch: Launch, bytes: usize) -> Result<Vec<Launch>> {
+    fn hold(&self, mut launch: Launch, bytes: usize) -> Result<Vec<Launch>> {
         let mut state = self.state();
         if let Some(Err(error)) = &state.outcome {
             return Err(error.clone());
         }
-        state.held.push(HeldCall { launch, bytes, since: Instant::now() });
+        let mut place = None;
+        if let Some(stream) = &self.stream {
+            (launch.stream, place) = stream.in_place_of(launch.stream)?;
+        }
+        state.held.push(HeldCall { launch, place, bytes, since: Instant::now() });
         state.made += 1;
         state.bytes += bytes;
         if self.bounds.us > 0 {
             self.news.notify_all();
             return Ok(Vec::new());
         }
-        Ok(if self.is_full(&state) { state.take(usize::MAX) } else { Vec::new() })
+        let held = if self.is_full(&state) { state.take(usize::MAX) } else { Vec::new() };
+        Ok(launches(held))
     }
 
     fn is_full(&self, state: &WindowState) -> bool {
@@ -155,7 +168,7 @@ impl Window {
     }
 
     /// Waits until all calls that rank 0 speaks of have been made here, of which so many have `run`; takes the others.
-    fn take(&self, comm: &Comm, run: u64, word: Closing) -> Result<Vec<Launch>> {
+    fn take(&self, comm: &Comm, run: u64, word: Closing) -> Result<Vec<HeldCall>> {
         let rank = comm.rank;
         self.wait(comm, |state| {
             if (word.is_last || state.made < word.calls) && !state.has_ended {
@@ -175,11 +188,15 @@ impl Window {
 
 impl WindowState {
     /// The first calls that are held back, at most so many.
-    fn take(&mut self, most: usize) -> Vec<Launch> {
+    fn take(&mut self, most: usize) -> Vec<HeldCall> {
         let taken: Vec<HeldCall> = self.held.drain(..most.min(self.held.len())).collect();
         self.bytes -= taken.iter().map(|call| call.bytes).sum::<usize>();
-        taken.into_iter().map(|call| call.launch).collect()
+        taken
     }
+}
+
+fn launches(held: Vec<HeldCall>) -> Vec<Launch> {
+    held.into_iter().map(|call| call.launch).collect()
 }
 
 impl Windows {
@@ -261,7 +278,8 @@ impl Comm {
             let _ = self.windows.words.set(words);
             self.attend_meetings();
         }
-        let window = Arc::new(Window { bounds, state: Mutex::default(), news: Condvar::new() });
+        let stream = has_clock.then(|| self.window_stream()).transpose()?;
+        let window = Arc::new(Window { bounds, stream, state: Mutex::default(), news: Condvar::new() });
         if has_clock {
             let (comm, window) = (self.clone(), window.clone());
             process::thread("strata-window")
@@ -271,6 +289,14 @@ impl Comm {
         *locked(&self.windows.current) = Some(window);
         self.windows.is_open.store(true, Ordering::Release);
         Ok(())
+    }
+
+    /// What the calls of a window run on that time may close.
+    fn window_stream(&self) -> Result<WindowStream> {
+        if let (Some(device), None) = (self.gpu(), self.windows.gpu_stream.get()) {
+            let _ = self.windows.gpu_stream.set(Arc::new(GpuStream::ordinary(device.gpu())?));
+        }
+        Ok(WindowStream::new(self.windows.gpu_stream.get().cloned()))
     }
 
     /// Makes the communicator for words among the ranks that are left. All of them have it, or make it again without those that were
@@ -308,7 +334,7 @@ impl Comm {
     pub fn end_window(&self) -> Result<Vec<Launch>> {
         let held = self.window()?.state().take(usize::MAX);
         self.forget_window();
-        Ok(held)
+        Ok(launches(held))
     }
 
     /// Ends a window that time may close, and waits until its last calls have been launched.
@@ -323,8 +349,9 @@ impl Comm {
             }
             drop(window.news.wait(state));
         };
+        let joined = window.stream.iter().try_for_each(|stream| stream.join(self));
         self.forget_window();
-        outcome
+        outcome.and(joined)
     }
 
     fn forget_window(&self) {
@@ -375,7 +402,9 @@ impl Comm {
             let held = window.take(self, run, word)?;
             run = run.max(word.calls);
             if !held.is_empty() {
-                match launch(held) {
+                let places = || held.iter().filter_map(|call| call.place.as_ref());
+                window.stream.iter().try_for_each(|own| places().try_for_each(|place| own.wait_for(place)))?;
+                match launch(launches(held)) {
                     Err(error) if self.survivors.get().is_some() && self.final_failure().is_none() => {
                         failed.get_or_insert(error);
                     }

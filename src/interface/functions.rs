@@ -654,7 +654,8 @@ macro_rules! own_functions {
             /// another library nothing is held back.
             "strata" fn strataWindowBegin(comm: CommHandle, bytes: usize, us: u32) -> Status = native(windows::begin);
             /// Launches what is held back. When it returns the calls of the window are as they would be without one: queued on their
-            /// streams, those on null streams ended. In a group it acts at the group's end.
+            /// streams, those on null streams ended. With a limit of time each runs behind what its stream had been given when it was
+            /// made, and what the streams are given from here on comes after them. In a group it acts at the group's end.
             "strata" fn strataWindowEnd(comm: CommHandle) -> Status = native(windows::end);
         }
         "Events" {

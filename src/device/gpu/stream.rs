@@ -7,6 +7,7 @@ use crate::dtype::{DataType, Operator};
 use crate::error::Result;
 use crate::sync::locked;
 use std::collections::VecDeque;
+use std::ffi::c_int;
 use std::sync::Arc;
 
 /// `CU_STREAM_NON_BLOCKING`, `hipStreamNonBlocking`: the legacy stream does not hold it up.
@@ -44,7 +45,7 @@ impl GpuEvent {
     }
 
     /// Has a stream wait for it. The context must be current.
-    fn hold(&self, stream: DriverHandle) -> Result<()> {
+    pub fn hold(&self, stream: DriverHandle) -> Result<()> {
         // SAFETY: event and stream must be alive and of one context; because both are ours and of one device.
         let status = unsafe { self.gpu.driver.stream_wait_event(stream, self.handle, 0) };
         self.gpu.check("stream_wait_event", status)
@@ -85,12 +86,26 @@ impl GpuStream {
     /// A stream of the greatest priority: what a collective waits for goes before what others compute, and, since drivers
     /// have queues for each priority, it is not held up by streams of the program's that wait.
     pub fn new(gpu: &Arc<GpuDevice>) -> Result<GpuStream> {
+        GpuStream::of_priority(gpu, gpu.greatest_priority)
+    }
+
+    /// A stream as the program makes them, on which calls are.
+    pub fn ordinary(gpu: &Arc<GpuDevice>) -> Result<GpuStream> {
+        GpuStream::of_priority(gpu, 0)
+    }
+
+    fn of_priority(gpu: &Arc<GpuDevice>, priority: c_int) -> Result<GpuStream> {
         let _entered = gpu.enter()?;
         let mut stream = 0;
         // SAFETY: the place must be valid; because it is a local.
-        let status = unsafe { gpu.driver.stream_create(&mut stream, NON_BLOCKING, gpu.greatest_priority) };
+        let status = unsafe { gpu.driver.stream_create(&mut stream, NON_BLOCKING, priority) };
         gpu.check("stream_create", status)?;
         Ok(GpuStream { gpu: gpu.clone(), stream, next: 0, marked: 0, done: 0, events: VecDeque::new() })
+    }
+
+    /// Its device.
+    pub fn gpu(&self) -> &Arc<GpuDevice> {
+        &self.gpu
     }
 
     /// The driver's handle, for what others enqueue; [`issued`](GpuStream::issued) gives that its number.

@@ -291,8 +291,9 @@ impl CollectiveProvider for MpiProvider {
     }
 
     fn takes_in_place(&self, collective: Collective) -> bool {
-        // MPI has the whole input in the place of the result then.
-        collective != Collective::ReduceScatter
+        // Of a reduce-scatter MPI has the whole input in the place of the result then; of the other two it wants all ranks to be in place
+        // or none, which each of ours knows of itself only.
+        !matches!(collective, Collective::ReduceScatter | Collective::AllReduce | Collective::AllGather)
     }
 
     fn farthest_place(&self, collective: Collective) -> Option<u64> {
