@@ -1,7 +1,7 @@
 /* Groups of collectives of random kinds, sizes, types, roots and places, which follow from seeds; each rank checks every result, and that
    nothing beside the results is touched.
    usage: groups threads|processes|carriers|windows|windows-threads RANKS NODES FROM TO | launched|windows-launched FROM TO |
-          differ CASE | chain
+          differ CASE | chain | rooted
    windows: the calls are made in windows, by themselves or in groups as each rank likes. */
 #include "seeded.h"
 
@@ -264,6 +264,48 @@ static void *chain(void *argument) {
   return NULL;
 }
 
+/* The same where the root alone sees that they do, and where blocks with gaps between them do not. */
+static void *rooted(void *argument) {
+  int rank = (int)(intptr_t)argument;
+  ncclComm_t comm;
+  uint64_t n = (uint64_t)nranks, sum = n * (n + 1) / 2, own[2] = {(uint64_t)rank + 1, 10 * ((uint64_t)rank + 1)};
+  uint64_t result[2] = {0, 0}, gathered[2][MOST_RANKS] = {{0}}, part[2] = {0, 0}, gaps[2 * MOST_RANKS] = {0}, behind = 0;
+  size_t counts[MOST_RANKS], places[MOST_RANKS];
+  OK(ncclCommInitRank(&comm, nranks, id, rank));
+  OK(ncclGroupStart());
+  for (int i = 0; i < 2; i++) {
+    OK(ncclReduce(&own[i], &result[i], 1, ncclUint64, ncclSum, 0, comm, NULL));
+    OK(ncclBroadcast(&result[i], &result[i], 1, ncclUint64, 0, comm, NULL));
+  }
+  OK(ncclGroupEnd());
+  CHECK(result[0] == sum && result[1] == 10 * sum);
+  OK(ncclGroupStart());
+  for (int i = 0; i < 2; i++) {
+    OK(ncclGather(&own[i], gathered[i], 1, ncclUint64, 0, comm, NULL));
+    OK(ncclScatter(gathered[i], &part[i], 1, ncclUint64, 0, comm, NULL));
+  }
+  OK(ncclGroupEnd());
+  CHECK(part[0] == own[0] && part[1] == own[1]);
+  /* Only rank 0 has gaps, in which other results lie. */
+  for (int i = 0; i < nranks; i++) counts[i] = 1, places[i] = rank == 0 ? 2 * (size_t)i : (size_t)i;
+  uint64_t *between = rank == 0 ? &gaps[1] : &behind;
+  OK(ncclGroupStart());
+  OK(strataAllGatherV(own, gaps, counts, places, ncclUint64, comm, NULL));
+  OK(ncclAllReduce(&own[1], between, 1, ncclUint64, ncclSum, comm, NULL));
+  OK(ncclAllReduce(own, &result[0], 1, ncclUint64, ncclSum, comm, NULL));
+  OK(ncclGroupEnd());
+  CHECK(*between == 10 * sum && result[0] == sum && gaps[places[nranks - 1]] == n);
+  for (int i = 0; i < nranks; i++) places[i] = 2 * (size_t)i;
+  OK(ncclGroupStart());
+  for (int i = 0; i < 2; i++) OK(strataGatherV(&own[i], 1, gaps + i, counts, places, ncclUint64, 0, comm, NULL));
+  for (int i = 0; i < 2; i++) OK(ncclAllReduce(&own[i], &result[i], 1, ncclUint64, ncclSum, comm, NULL));
+  OK(ncclGroupEnd());
+  for (int i = 0; rank == 0 && i < nranks; i++) CHECK(gaps[2 * i] == (uint64_t)i + 1 && gaps[2 * i + 1] == 10 * ((uint64_t)i + 1));
+  CHECK(result[0] == sum && result[1] == 10 * sum);
+  OK(ncclCommDestroy(comm));
+  return NULL;
+}
+
 static int failed, told, differing;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
@@ -298,6 +340,7 @@ int main(int argc, char **argv) {
   if (!strstr(argv[1], "launched")) OK(ncclGetUniqueId(&id));
   nranks = 3, nnodes = 1;
   if (!strcmp(argv[1], "chain")) return in_threads(chain), 0;
+  if (!strcmp(argv[1], "rooted")) return in_threads(rooted), 0;
   if (!strcmp(argv[1], "differ")) {
     differing = atoi(argv[2]);
     in_threads(differ);

@@ -170,8 +170,9 @@ static void all(ncclComm_t comm) {
         /* The longest, and every place, with one operation of each. */
         int is_first = which == 0 && (type == 2 || type == 7);
         for (int length = 0; length < (is_first ? 4 : 3); length++)
-          for (int in_place = 0; in_place < 2; in_place++, made++) {
-            int root = made % size;
+          /* None, all, and of the longer ones every other rank. */
+          for (int places = 0; places < (length < 2 ? 2 : 3); places++, made++) {
+            int root = made % size, in_place = places == 2 ? (rank + made) % 2 : places;
             compare(comm, kind, type, ops[which], counts[length], root, in_place, takes(kind, type, ops[which]));
           }
       }

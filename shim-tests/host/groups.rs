@@ -66,6 +66,7 @@ fn windows_that_time_closes_leave_other_communicators_calls_in_order() {
 #[test]
 fn calls_of_a_group_that_depend_on_each_other_run_in_order() {
     run_with("groups.c", &[], &["chain"]);
+    run_with("groups.c", &[], &["rooted"]);
 }
 
 #[test]

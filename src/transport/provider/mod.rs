@@ -318,7 +318,15 @@ impl Providers {
             Some(blocks) => is_in_place_among(collective, self.me, buffers, blocks, dtype.size()),
         };
         if in_place && !self.all[place].provider.takes_in_place(collective) {
-            recv = ProviderBuffer::staged(recv.whole.len())?;
+            // The smaller of the two goes through memory of ours.
+            match collective {
+                Collective::ReduceScatter | Collective::Scatter => recv = ProviderBuffer::staged(recv.whole.len())?,
+                _ => {
+                    let staged = ProviderBuffer::staged(send.whole.len())?;
+                    staged.whole.copy_from(send.whole);
+                    send = staged;
+                }
+            }
             in_place = false;
         }
         if collective == Collective::Broadcast {

@@ -13,6 +13,8 @@ struct Toy {
     refuses: bool,
     /// Blocks of different sizes must follow one another.
     in_order: bool,
+    /// It gathers nothing in place.
+    apart: bool,
     looks: usize,
     cancelled: bool,
 }
@@ -81,7 +83,7 @@ impl CollectiveProvider for Toy {
     }
 
     fn takes_in_place(&self, collective: Collective) -> bool {
-        collective != Collective::ReduceScatter
+        collective != Collective::ReduceScatter && !(self.apart && collective == Collective::AllGather)
     }
 
     fn farthest_place(&self, _: Collective) -> Option<u64> {
@@ -215,6 +217,7 @@ fn blocks_of_different_sizes_lie_where_they_are_or_go_through_our_memory_and_not
             for is_joined in [false, true] {
                 gathers_apart(Toy::default(), places, is_in_place, is_joined);
                 gathers_apart(Toy { in_order: true, ..Toy::default() }, places, is_in_place, is_joined);
+                gathers_apart(Toy { apart: true, ..Toy::default() }, places, is_in_place, is_joined);
             }
         }
     }
