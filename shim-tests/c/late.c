@@ -206,11 +206,12 @@ static void rank_main(ncclUniqueId id) {
   OK(strataStreamCreate(&stream));
   for (now = 0; now < calls; now++) {
     /* How long such calls take is known after the first ones. */
-    int is_late = now > 1 && next(2), who = next(nranks), others = next(4) == 0, us = next(next(2) ? 60000 : 6000), kind = next(6);
-    int own = next(1000), is_among = others && own % 2;
-    for (int rank = 0; others && rank < nranks; rank++) {
+    int is_late = now > 1 && next(2), who = next(nranks), others = next(4), us = next(next(2) ? 60000 : 6000), kind = next(6);
+    int is_among = 0;
+    /* Some of the others, or each rank by a time of its own: they come when they have just been asked to relay. */
+    for (int rank = 0; others < 2 && rank < nranks; rank++) {
       unsigned of_rank = next(1000);
-      if (rank == me) is_among = of_rank % 3 == 0, us += of_rank * 10;
+      if (rank == me) is_among = others || of_rank % 3 == 0, us = others ? (int)(us * of_rank / 1000) : us + (int)of_rank * 10;
     }
     if (is_late && (who == me || is_among)) usleep(us);
     if (kind < 5) all_reduce(comm, stream, in, out);

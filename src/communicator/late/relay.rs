@@ -127,6 +127,8 @@ pub fn join(late: &LateRanks, engine: &mut Engine) {
     let Some(relay) = state.relay.as_mut().filter(|relay| relay.absent.is_none()) else { return };
     let Some((input, reduction)) = relay.arrived else { return relay.fill(engine) };
     let absent = engine.touched_bytes().min(input.len());
+    // A program that has come before the first poll finds nothing filled, and one segment is taken as begun from the start.
+    relay.fill_up_to(absent);
     let len = input.len() - absent;
     host::prologue(&own_factor(reduction), here(input).part(absent, len), relay.memory.1.part(absent, len));
     relay.absent = Some(absent);
@@ -161,9 +163,15 @@ impl Relay {
         let ahead = engine.segment_bytes().saturating_mul(2).max(AHEAD);
         let wanted = engine.touched_bytes().saturating_add(ahead).min(region.len());
         if wanted > self.filled {
-            identity::fill(region.part(self.filled, wanted - self.filled), &self.reduction);
-            self.filled = wanted;
+            self.fill_up_to(wanted);
             engine.admit(wanted);
+        }
+    }
+
+    fn fill_up_to(&mut self, bytes: usize) {
+        if bytes > self.filled {
+            identity::fill(self.memory.1.part(self.filled, bytes - self.filled), &self.reduction);
+            self.filled = bytes;
         }
     }
 
