@@ -148,7 +148,7 @@ ncclResult_t strataRangeQuery(const void* data, size_t bytes, size_t* finalBytes
 /* From here to strataWindowEnd the program promises that no collective on this communicator needs the result of another one. They are held back and run as calls of one group, which become fewer calls: when those held back have this many bytes (0: no limit), when the first of them is us microseconds old on rank 0 (0: no limit), and at the end. Bytes of a call are those of its largest buffer on any rank; of blocks whose sizes no rank knows all, none. What is held back is on no stream yet: nothing but strataWindowEnd waits for it, also where stream is null, and its buffers must stay. All ranks call it with equal bounds; with a limit of time they come together in it, as in ncclCommSplit. ncclSend, ncclRecv and what ends the communicator, but for ncclCommAbort, return ncclInvalidUsage until the end. On communicators of another library nothing is held back. Since strata. */
 ncclResult_t strataWindowBegin(ncclComm_t comm, size_t bytes, unsigned int us);
 
-/* Launches what is held back. When it returns the calls of the window are as they would be without one: queued on their streams, those on null streams ended. In a group it acts at the group's end. Since strata. */
+/* Launches what is held back. When it returns the calls of the window are as they would be without one: queued on their streams, those on null streams ended. With a limit of time each runs behind what its stream had been given when it was made, and what the streams are given from here on comes after them. In a group it acts at the group's end. Since strata. */
 ncclResult_t strataWindowEnd(ncclComm_t comm);
 
 /* ---- Events ---- */

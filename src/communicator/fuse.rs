@@ -85,6 +85,9 @@ struct Kind {
 /// The places in the group of the calls that become one.
 pub type GroupPlaces = SmallVec<[usize; 1]>;
 
+/// What calls of a group that become one have in common, with their stretch; none of those that stay as they are.
+type StretchKind = Option<(Kind, usize)>;
+
 /// A call of a group, and its place there.
 type Placed = (usize, CollectiveCall);
 
@@ -99,7 +102,7 @@ pub fn fuse(
     }
     let stretches = stretches(&calls);
     let kind = |(call, stretch)| Some((kind(call, nranks, rules)?, stretch));
-    let kinds: Vec<Option<(Kind, usize)>> = calls.iter().zip(stretches).map(kind).collect();
+    let kinds: Vec<StretchKind> = calls.iter().zip(stretches).map(kind).collect();
     let has_equals = |index: usize| kinds[index].is_some() && kinds[index + 1..].contains(&kinds[index]);
     if !(0..calls.len()).any(has_equals) || depend(&calls) {
         return each_alone(calls.into_iter().enumerate());
@@ -109,7 +112,7 @@ pub fn fuse(
         return rewrite(placed.collect(), (rank, nranks), rules);
     }
     // Each kind at the place of its first call.
-    let mut classes: Vec<(Option<(Kind, usize)>, Vec<Placed>)> = Vec::new();
+    let mut classes: Vec<(StretchKind, Vec<Placed>)> = Vec::new();
     for (call, kind) in placed.zip(kinds) {
         match classes.iter_mut().find(|(known, _)| kind.is_some() && *known == kind) {
             Some((_, class)) => class.push(call),

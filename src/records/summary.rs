@@ -82,13 +82,16 @@ fn class_of(call: &CallRecord) -> (String, u64) {
     }
 }
 
+/// A call, and its own time if it has ended.
+type TimedCall<'a> = (&'a CallRecord, Option<u64>);
+
 /// The classes of a trace, by name and size.
 pub fn classes(trace: &CallTrace) -> Vec<CallClass> {
-    let mut found: BTreeMap<(String, u64), Vec<(&CallRecord, Option<u64>)>> = BTreeMap::new();
+    let mut found: BTreeMap<(String, u64), Vec<TimedCall<'_>>> = BTreeMap::new();
     for (call, ns) in trace.calls.iter().zip(trace.own_ns()) {
         found.entry(class_of(call)).or_default().push((call, ns));
     }
-    let class = |((name, bytes), calls): ((String, u64), Vec<(&CallRecord, Option<u64>)>)| {
+    let class = |((name, bytes), calls): ((String, u64), Vec<TimedCall<'_>>)| {
         let ended = || calls.iter().filter(|(call, _)| call.state == CallState::Ended).map(|(call, _)| *call);
         let mut times: Vec<u64> = calls.iter().filter_map(|(_, ns)| *ns).collect();
         times.sort_unstable();
