@@ -352,7 +352,7 @@ fn gather_roots(collective: Collective, calls: Vec<CollectiveCall>, (rank, nrank
     CollectiveCall { root: Rank(0), ..joining.call(calls, collective, longest, blocks) }
 }
 
-/// Calls between which no other one can have come to a root, or gone from it: those of one collective with a root, or those without roots.
+/// What neighbours in a group have in common that are of one stretch: their collective, where it has a root.
 fn root_class(call: &CollectiveCall) -> Option<Collective> {
     call.collective.has_root().then_some(call.collective)
 }
@@ -376,6 +376,8 @@ fn depend(calls: &[CollectiveCall]) -> bool {
 fn blocks_of(region: DeviceRegion, blocks: Option<&[Extent]>, size: usize) -> SmallVec<[(u64, u64); 1]> {
     let part = |at: usize, len: usize| (region.address() + at as u64, region.address() + (at + len) as u64);
     match blocks {
+        // What only the root has.
+        _ if region.is_empty() => SmallVec::new(),
         None => smallvec![part(0, region.len())],
         Some(blocks) => blocks.iter().map(|block| part(block.at * size, block.count * size)).collect(),
     }

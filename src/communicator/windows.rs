@@ -266,7 +266,7 @@ impl Comm {
         if has_clock && self.nranks() > 1 && self.windows.words.get().is_none() {
             let words = match self.survivors.get() {
                 None => self.make_words(cancel).map_err(|error| {
-                    let text = format!("a window with a limit of time, which all ranks open: {error}");
+                    let text = format!("a window with a limit of time, which all ranks open: {}", error.text());
                     Error::of_code(error.code(), text)
                 })?,
                 Some(survivors) if survivors.is_on_gpu() => {

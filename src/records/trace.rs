@@ -97,8 +97,10 @@ impl CallTrace {
     /// How many nanoseconds each call took, none where it has not ended. What runs together in a group, with one beginning and end, shares
     /// that time by bytes.
     pub fn own_ns(&self) -> Vec<Option<u64>> {
+        fn group(call: &CallRecord) -> Option<(&str, u32, u64)> {
+            Some((&call.comm, call.rank, call.group?))
+        }
         let time = |call: &CallRecord| call.duration_ns().filter(|_| call.state == CallState::Ended);
-        let group = |call: &CallRecord| call.group.map(|group| (call.comm.clone(), call.rank, group));
         // Calls without bytes count as well.
         let part = |call: &CallRecord| u128::from(call.bytes) + 1;
         let mut all: HashMap<_, u128> = HashMap::new();

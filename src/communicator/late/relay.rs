@@ -160,6 +160,9 @@ impl Relay {
     /// Fills as much as the next segments take: filling all of it before the call begins would hold up those who wait for it.
     fn fill(&mut self, engine: &mut Engine) {
         let region = self.memory.1;
+        if self.filled == region.len() {
+            return;
+        }
         let ahead = engine.segment_bytes().saturating_mul(2).max(AHEAD);
         let wanted = engine.touched_bytes().saturating_add(ahead).min(region.len());
         if wanted > self.filled {
