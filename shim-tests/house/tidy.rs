@@ -70,7 +70,7 @@ const UNSAFE: [(&str, &str); 29] = [
     ("src/vendor", "functions of the vendor's library, and jumps to them"),
     ("src/communicator/device.rs", "scratch that messages under way point to"),
     ("src/communicator/epochs.rs", "the words of an epoch, buffers of a call that keeps them"),
-    ("src/communicator/late/mod.rs", "parts that late ranks bring, buffers of calls that keep them"),
+    ("src/communicator/late", "parts that late ranks bring, buffers of calls that keep them"),
     (
         "src/communicator/lost/kept.rs",
         "inputs of calls that may be made again, buffers of a call that ends before they do",

@@ -45,18 +45,19 @@ pub fn header_dir() -> PathBuf {
 
 /// Builds the double for a vendor, which exports this, and puts it where only its names are.
 fn build(vendor: &str, name: &str, links: &[&str], exports: &str) -> PathBuf {
-    let target = root().join("target/softgpu");
-    let dir = target.join(vendor);
+    let target = root().join("target");
+    let dir = target.join("softgpu").join(vendor);
     fs::create_dir_all(&dir).unwrap();
     // Other test programs may build it at the same time.
-    let lock = File::create(target.join("lock")).unwrap();
+    let lock = File::create(dir.with_file_name("lock")).unwrap();
     flock(&lock, FlockOperation::LockExclusive).unwrap();
+    // With the packages that cargo builds by itself and a test, so that the features of what Strata needs are those that the
+    // tests' library has: that is not built once more.
     let mut cargo = Command::new(env!("CARGO"));
-    cargo.args(["build", "--quiet", "--locked", "--package", &format!("softgpu-{vendor}"), "--manifest-path"]);
-    cargo.arg(root().join("shim-tests/softgpu/Cargo.toml")).arg("--target-dir").arg(&target);
-    let hint =
-        "after a change of Strata's dependencies: cargo check in shim-tests/softgpu brings its Cargo.lock up to date";
-    assert!(cargo.status().unwrap().success(), "{cargo:?} ({hint})");
+    cargo.args(["build", "--quiet", "--locked", "--lib", "--test", "house", "--package", &format!("softgpu-{vendor}")]);
+    cargo.args(["strata", "strata-cli", "strata-mpitrampoline"].map(|name| format!("--package={name}")));
+    cargo.current_dir(root()).arg("--target-dir").arg(&target);
+    assert!(cargo.status().unwrap().success(), "{cargo:?}");
     let archive = target.join(format!("debug/libsoftgpu_{vendor}.a"));
     let age = |path: &Path| fs::metadata(path).and_then(|data| data.modified()).ok();
     if age(&dir.join(name)) < age(&archive) {

@@ -23,6 +23,10 @@
 //! What it is stricter in than a driver: calls that the documentation lets be asynchronous are; freeing memory waits for
 //! nothing; a kernel reaches only its own device's memory and pinned memory; nothing is ever at an address again.
 
+// Fields of variants that have the names of a driver's parameters; functions of a C interface take its pointers on trust, and are
+// not declared unsafe.
+#![allow(missing_docs, clippy::not_unsafe_ptr_arg_deref)]
+
 pub mod capture;
 pub mod context;
 pub mod copies;

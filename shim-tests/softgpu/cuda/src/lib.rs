@@ -1,5 +1,5 @@
 //! `libcuda.so.1`: the soft GPU with the functions of CUDA's driver.
-#![allow(non_snake_case)]
+#![allow(non_snake_case, clippy::not_unsafe_ptr_arg_deref)]
 
 mod absent;
 mod attributes;

@@ -7,6 +7,7 @@
 //! A device's primary context comes to life with the first call that needs it, as the documentation says, and is never
 //! released. Error codes are the driver's: those that programs meet have the same number in both interfaces. What no
 //! test needs returns `cudaErrorNotSupported` ([`absent`]).
+#![allow(clippy::not_unsafe_ptr_arg_deref)]
 
 mod absent;
 mod calls;
