@@ -307,6 +307,8 @@ variables! {
         "Broadcasts and reduces of at most this many bytes, and all between two ranks, use a binomial tree, and so do rails between nodes that have at most this many bytes each; larger ones scatter and gather, or go along a ring of few nodes.";
     "STRATA_ALLTOALL_TWO_STEP_MAX_BYTES" two_step_max_bytes: usize = "16384", agreed,
         "All-to-alls with blocks of at most this many bytes are aggregated inside the node before they cross the network.";
+    "STRATA_ALLTOALLV_BOUND_BYTES" all_to_all_v_bound_bytes: usize = "0", agreed,
+        "Bytes that blocks of the program's all-to-alls of blocks of different sizes do not exceed, as far as it knows, where each rank knows its own sizes only: a bound of at most STRATA_ALLTOALL_TWO_STEP_MAX_BYTES has them aggregated inside the node (docs/user.md#blocks-of-different-sizes). A longer block is right, and slower. 0: nothing is known.";
     "STRATA_DIRECT_MAX_RANKS" direct_max_ranks: usize = "16", agreed,
         "Nodes of at most this many ranks exchange directly, each rank with each; larger ones use rings or trees.";
     "STRATA_SPIN_US" spin_us: u64 = "5", local,
@@ -322,7 +324,7 @@ variables! {
     "STRATA_LOST_MS" lost_ms: u64 = "10000", agreed,
         "With STRATA_LOST=continue: milliseconds after which a rank counts as lost whose process does not answer (it is stopped, or its host is). One that is merely late answers. 0: never.";
     "STRATA_LATE" late: Late = "wait", agreed,
-        "What becomes of all-reduces of a MiB or more for which ranks are late. wait: the others wait. relay: late ranks relay what the others reduce, on a thread of the library, and their own part is added when they come (docs/user.md#late-ranks). In host memory, over shared memory and TCP.";
+        "What becomes of all-reduces of a MiB or more for which ranks are late. wait: the others wait. relay: late ranks relay what the others reduce, on a thread of the library, and their own part is added when they come (docs/user.md#late-ranks). Over shared memory and TCP.";
     "STRATA_STAGE" stage: bool = "true", agreed,
         "Copy messages to ranks of the node into shared memory first, unless they are there already (ncclMemAlloc).";
     "STRATA_EAGER_BYTES" eager_bytes: usize = "16384", local,

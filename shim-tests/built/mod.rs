@@ -47,7 +47,7 @@ pub fn checked(command: &mut Command) -> String {
     };
     let out = read(Box::new(child.stdout.take().unwrap()));
     let err = read(Box::new(child.stderr.take().unwrap()));
-    let deadline = Instant::now() + Duration::from_secs(120);
+    let deadline = Instant::now() + Duration::from_secs(300);
     let status = loop {
         match child.try_wait().unwrap() {
             Some(status) => break Some(status),

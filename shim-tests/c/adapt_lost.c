@@ -109,6 +109,8 @@ static void rank_main(ncclUniqueId id, ncclUniqueId other) {
   SAYS("did you mean rescale?");
   CHECK(strataCommAdapt(comm, "rescale") == ncclInvalidArgument);
   CHECK(strataCommAdapt(NULL, "rescale=on") == ncclInvalidArgument);
+  CHECK(strataCommAdapt(comm, "late=drop") == ncclInvalidUsage);
+  SAYS("with STRATA_LOST=continue");
   CHECK(strataCommAdapt(comm, me == 0 ? "rescale=on" : "") == ncclInvalidUsage);
   SAYS("different options");
   sums(comm, nranks, 0);

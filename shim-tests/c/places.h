@@ -3,7 +3,9 @@
 #include "check.h"
 
 #include <dlfcn.h>
+#include <stdint.h>
 #include <string.h>
+#include <unistd.h>
 
 static int is_hip, is_on_device;
 static int (*driver_copy_in)(void*, const void*, size_t);
@@ -11,6 +13,7 @@ static int (*driver_copy_out)(void*, const void*, size_t);
 static int (*driver_copy)(void*, const void*, size_t, int);
 static int (*driver_stream)(void**, unsigned);
 static int (*driver_wait)(void*);
+static int (*driver_host)(void*, void (*)(void*), void*);
 
 static void* driver_function(void* driver, const char* name) {
   void* function = dlsym(driver, name);
@@ -27,6 +30,7 @@ static void open_place(void) {
   void* driver = dlopen(is_hip ? "libamdhip64.so.6" : "libcuda.so.1", RTLD_NOW | RTLD_GLOBAL);
   CHECK(driver != NULL);
   *(void**)&driver_wait = driver_function(driver, is_hip ? "hipStreamSynchronize" : "cuStreamSynchronize");
+  *(void**)&driver_host = driver_function(driver, is_hip ? "hipLaunchHostFunc" : "cuLaunchHostFunc");
   *(void**)&driver_stream = driver_function(driver, is_hip ? "hipStreamCreateWithFlags" : "cuStreamCreate");
   if (is_hip) {
     int (*set)(int);
@@ -79,8 +83,23 @@ static inline strataStream_t place_stream(void) {
   return stream;
 }
 
+static inline void place_sleep(void* us) { usleep((useconds_t)(uintptr_t)us); }
+
+/* What a stream of a GPU is given from now on waits for so long. */
+static inline void place_delay(strataStream_t stream, unsigned us) {
+  CHECK(driver_host((void*)stream, place_sleep, (void*)(uintptr_t)us) == 0);
+}
+
+/* Waits for all of a stream. */
+static inline void place_finish(strataStream_t stream) {
+  if (is_on_device)
+    CHECK(driver_wait((void*)stream) == 0);
+  else
+    OK(strataStreamSynchronize(stream));
+}
+
 /* Waits for a stream; what has come of a call there, which on a GPU may fail behind its return. */
-static ncclResult_t ended(ncclComm_t comm, strataStream_t stream, ncclResult_t result) {
+static inline ncclResult_t ended(ncclComm_t comm, strataStream_t stream, ncclResult_t result) {
   if (!is_on_device || result != ncclSuccess) return result;
   CHECK(driver_wait((void*)stream) == 0);
   OK(ncclCommGetAsyncError(comm, &result));

@@ -5,7 +5,8 @@
      once   one all-reduce by name, whose result, or error, is told
      much   blocks of different sizes that are too much together: an all-gather, of which all ranks know it, and a gather, of which only
             the root does, whose error is told
-     idle   nothing, until the communicator has failed */
+     idle   nothing, until the communicator has failed
+     left   nothing: leaves the communicator in order, before the others' call */
 #include "places.h"
 
 #include <stdint.h>
@@ -261,7 +262,7 @@ static ncclComm_t beside_of(ncclComm_t comm) {
 }
 
 static void leave_together(ncclComm_t failed, ncclComm_t beside) {
-  ncclCommAbort(failed);
+  if (failed) ncclCommAbort(failed);
   int32_t ones = 1, all = 0;
   put(there_in, &ones, sizeof ones);
   OK(ended(beside, NULL, ncclAllReduce(there_in, there_out, 1, ncclInt32, ncclSum, beside, NULL)));
@@ -337,6 +338,12 @@ static void idle(ncclComm_t comm) {
   leave_together(comm, beside);
 }
 
+static void left(ncclComm_t comm) {
+  ncclComm_t beside = beside_of(comm);
+  OK(ncclCommDestroy(comm));
+  leave_together(NULL, beside);
+}
+
 int main(int argc, char** argv) {
   ncclUniqueId id;
   ncclComm_t comm;
@@ -359,6 +366,7 @@ int main(int argc, char** argv) {
   if (!strcmp(argv[2], "once")) once(comm);
   if (!strcmp(argv[2], "much")) much(comm);
   if (!strcmp(argv[2], "idle")) idle(comm);
+  if (!strcmp(argv[2], "left")) left(comm);
   OK(ncclCommDestroy(comm));
   return 0;
 }

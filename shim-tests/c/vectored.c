@@ -208,7 +208,7 @@ static void *differ(void *argument) {
   static int out[3][16], in[3][LONG];
   ncclComm_t comm;
   OK(ncclCommInitRank(&comm, nranks, id, rank));
-  const size_t *odd[] = {none, other, more, none, more, none, none, more, none};
+  const size_t *odd[] = {none, other, more, none, more, none, none, more, none, none};
   const size_t *mine = rank == 0 ? odd[differing] : some;
   int *from = in[rank], *to = out[rank];
   double begun = now();
@@ -224,6 +224,11 @@ static void *differ(void *argument) {
     }
     /* Rank 1 has many elements, and the root expects none. */
     case 8: result = strataGatherV(from, rank == 1 ? LONG : 0, to, mine, NULL, ncclInt, 0, comm, NULL); break;
+    /* The next call is one of blocks of one size, which goes by messages. */
+    case 9:
+      result = strataGatherV(from, rank == 1 ? 4 : 0, to, mine, NULL, ncclInt, 0, comm, NULL);
+      if (result == ncclSuccess) result = ncclReduce(from, to, 4, ncclInt, ncclSum, 0, comm, NULL);
+      break;
     /* Rank 1 has 4 elements, and the root expects none, or 5. Of none it hears when it receives from that rank again. */
     default:
       result = strataGatherV(from, rank == 1 ? 4 : 0, to, mine, NULL, ncclInt, 0, comm, NULL);
@@ -238,6 +243,22 @@ static void *differ(void *argument) {
     snprintf(told, sizeof told, "%s", text);
   pthread_mutex_unlock(&lock);
   pthread_barrier_wait(&all_have_returned); /* Of a rank that has left nobody hears what it called. */
+  ncclCommAbort(comm);
+  return NULL;
+}
+
+/* Counts of two ranks of one node that are wrong by as much up as down: in two steps their blocks leave in one message. */
+static void *balanced(void *argument) {
+  int rank = (int)(intptr_t)argument;
+  ncclComm_t comm;
+  size_t sent[4] = {10, 10, 10, rank == 0 ? 7 : rank == 1 ? 13 : 10}, received[4] = {10, 10, 10, 10};
+  int in[43] = {0}, out[40];
+  OK(ncclCommInitRank(&comm, nranks, id, rank));
+  if (rank == 3) sent[3] = 10;
+  ncclResult_t result = strataAllToAllV(in, sent, NULL, out, received, NULL, ncclInt, comm, NULL);
+  CHECK(result != ncclSuccess);
+  CHECK(rank != 3 || strstr(strataGetLastError(), "rank 0 has 7 elements for rank 3, which expects 10 of it"));
+  sleep(2); /* Of a rank that has left nobody hears why. */
   ncclCommAbort(comm);
   return NULL;
 }
@@ -292,17 +313,29 @@ int main(int argc, char **argv) {
   if (!strcmp(argv[1], "refusals")) return refusals(), 0;
   if (!strcmp(argv[1], "differ")) {
     nranks = 3, differing = atoi(argv[2]);
+    if (differing == 9) setenv("STRATA_BOARD", "0", 1);
+    if (argc > 3) setenv("STRATA_ALLTOALL_ALGO", argv[3], 1);
     pthread_barrier_init(&all_have_returned, NULL, 3);
     OK(ncclGetUniqueId(&id));
     in_threads(differ);
     CHECK(failed > 0);
     printf("case %d: %d failed within %.1f s: %s\n", differing, failed, longest, told);
     CHECK(longest < 5 && *told);
+    CHECK(differing != 9 || strstr(told, "counts may differ"));
+    return 0;
+  }
+  if (!strcmp(argv[1], "balanced")) {
+    nranks = 4, nnodes = 2;
+    setenv("STRATA_ALLTOALL_ALGO", "two_step", 1);
+    OK(ncclGetUniqueId(&id));
+    in_processes(balanced);
+    printf("counts that are wrong by as much up as down are told\n");
     return 0;
   }
   if (!strcmp(argv[1], "launched")) {
     CHECK(argc > 3);
     from_seed = atoi(argv[2]), to_seed = atoi(argv[3]);
+    if (argc > 4) setenv("STRATA_ALLTOALL_ALGO", argv[4], 1);
     launched(rank_main);
     printf("a rank of %d: %d calls\n", nranks, to_seed - from_seed);
     return 0;
@@ -310,7 +343,9 @@ int main(int argc, char **argv) {
   CHECK(argc > 5);
   nranks = atoi(argv[2]), nnodes = atoi(argv[3]), from_seed = atoi(argv[4]), to_seed = atoi(argv[5]);
   CHECK(nranks <= MOST_RANKS);
-  if (argc > 6) setenv("STRATA_ALLGATHER_ALGO", argv[6], 1), setenv("STRATA_REDUCESCATTER_ALGO", argv[6], 1);
+  if (argc > 6 && !strcmp(argv[6], "two_step")) setenv("STRATA_ALLTOALL_ALGO", argv[6], 1);
+  else if (argc > 6) setenv("STRATA_ALLGATHER_ALGO", argv[6], 1), setenv("STRATA_REDUCESCATTER_ALGO", argv[6], 1);
+  if (argc > 7) setenv("STRATA_SEGMENT_BYTES", argv[7], 1);
   OK(ncclGetUniqueId(&id));
   if (!strcmp(argv[1], "threads")) in_threads(rank_main);
   else in_processes(rank_main);

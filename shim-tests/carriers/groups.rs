@@ -120,3 +120,29 @@ fn a_joined_call_waits_for_the_streams_of_its_calls_and_for_no_others() {
         [first, second, third].iter().for_each(|stream| stream.close());
     });
 }
+
+/// A call reads what one before it writes on another carrier, and the next one writes that: they run one after the other.
+#[test]
+fn calls_of_a_group_that_use_each_other_keep_their_order_over_carriers() {
+    let _setting = setting("tcp,loopback");
+    for sizes in [&[2, 2][..], &[3], &[1, 1]] {
+        ranks(sizes, |comm| {
+            let (count, nranks) = (100_000, comm.nranks() as i32);
+            let on_stream = stream().1;
+            for (turn, on) in [StreamRef::Null, on_stream].into_iter().cycle().take(10).enumerate() {
+                let [a, b, c, d] = [1, 0, 0, 0].map(|value| memory(&vec![value; count]));
+                let names =
+                    if turn % 3 == 0 { ["@loopback", "auto", "@loopback"] } else { ["auto", "@loopback", "@tcp"] };
+                let calls = [(a, b), (b, c), (c, d)];
+                let calls = calls.iter().zip(names).map(|(&(from, to), name)| sum(comm, from, to, name, &on));
+                launch(calls.collect()).unwrap();
+                if let StreamRef::Stream(stream) = &on {
+                    stream.synchronize().unwrap();
+                }
+                for (region, power) in [(b, 1), (c, 2), (d, 3)] {
+                    assert_eq!(numbers(region), vec![nranks.pow(power); count], "turn {turn}");
+                }
+            }
+        });
+    }
+}

@@ -69,6 +69,22 @@ fn on_gpus_of_strata_alone_each_algorithm_takes_blocks_of_any_sizes() {
     }
 }
 
+/// Ranks hand on blocks whose sizes they are told in host memory; named, or by a bound.
+#[test]
+fn on_gpus_of_strata_alone_blocks_are_handed_on_in_two_steps() {
+    let (named, bounded) = (("STRATA_ALLTOALL_ALGO", "two_step"), ("STRATA_ALLTOALLV_BOUND_BYTES", "4096"));
+    for (double, (name, value), arguments) in [
+        (NCCL, named, &["2x2", "30", "24"][..]),
+        (RCCL, bounded, &["3+1", "31", "24"]),
+        (NCCL, bounded, &["2x3", "32", "24"]),
+        (RCCL, named, &["2x2", "33", "24", "12000000"]),
+    ] {
+        let mut command = alone(double, arguments);
+        let said = said(command.env(name, value).env("NCCL_DEBUG", "INFO"));
+        assert!(said.contains("-> two_step"), "{command:?}\n{said}");
+    }
+}
+
 #[test]
 fn in_front_of_a_vendor_s_library_blocks_of_any_sizes_arrive() {
     for double in [NCCL, RCCL] {

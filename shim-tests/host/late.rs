@@ -8,6 +8,19 @@ fn results_are_complete_and_the_same_on_all_ranks_whoever_is_late() {
     print!("{}", run_with("late.c", &["-O2", "-lm"], &["1", "8"]));
 }
 
+/// On the double of each driver a rank's stream is late, or its program.
+#[test]
+fn results_on_gpus_are_complete_and_the_same_on_all_ranks_whoever_is_late() {
+    crate::survivors::on_gpus("late.c", &["1", "2"]);
+}
+
+/// On the host and on the double of each driver.
+#[test]
+fn what_late_ranks_have_is_left_out_where_a_program_asks_for_it() {
+    print!("{}", run_with("late_dropped.c", &["-O2", "-lm"], &[]));
+    crate::survivors::on_gpus("late_dropped.c", &[]);
+}
+
 #[test]
 fn links_are_measured_where_a_program_asks_for_it() {
     print!("{}", run_with("profile.c", &[], &[]));

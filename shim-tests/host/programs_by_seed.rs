@@ -70,7 +70,7 @@ fn programs_over_tcp_are_as_the_model_has_them() {
 fn faults_are_told_and_survivors_go_on() {
     let kinds = ["kill", "exit", "exit-now", "pause", "freeze", "descriptors", "memory", "small-shm", "slow", "glitch"];
     for kind in kinds {
-        all_pass(&["--faults", "--fault", kind, "--from", "1", "--count", "8", "--seconds", "3"]);
+        all_pass(&["--faults", "--fault", kind, "--from", "1", "--count", "6", "--seconds", "2"]);
     }
 }
 

@@ -30,8 +30,19 @@ fn those_who_are_left_go_on_on_gpus() {
 pub fn on_gpus(program: &str, arguments: &[&str]) {
     let source = std::fs::read_to_string(root().join("shim-tests/c").join(program)).unwrap();
     let dir = library_dir();
-    let options =
-        ["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-pthread", "-L", dir.to_str().unwrap(), "-lnccl", "-ldl"];
+    let options = [
+        "-std=gnu11",
+        "-O2",
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+        "-pthread",
+        "-L",
+        dir.to_str().unwrap(),
+        "-lnccl",
+        "-ldl",
+        "-lm",
+    ];
     let include = format!("-I{}", root().join("shim-tests/c").display());
     let program = Compiler::new("c").compile(&source, &[&options[..], &[&include]].concat());
     for (driver, drivers) in [("cuda", soft::cuda_dir()), ("hip", soft::hip_dir())] {

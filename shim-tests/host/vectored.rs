@@ -34,11 +34,23 @@ fn blocks_of_any_sizes_arrive_between_nodes() {
     }
 }
 
+/// Ranks hand on blocks of others, and are told first how long they are; in segments of any length.
+#[test]
+fn blocks_that_ranks_hand_on_arrive_whatever_their_sizes() {
+    for (seed, ranks, nodes) in [(4000, 4, 2), (4100, 5, 2), (4200, 6, 3), (4300, 7, 3), (4400, 3, 3), (4500, 3, 1)] {
+        calls("processes", [ranks, nodes, seed, seed + 40], &["two_step"]);
+        calls("processes", [ranks, nodes, seed + 50, seed + 70], &["two_step", "512"]);
+    }
+    calls("threads", [4, 1, 4600, 4640], &["two_step"]);
+}
+
 #[test]
 fn counts_that_differ_between_ranks_are_told_at_once() {
-    for case in 0..9 {
+    for case in 0..10 {
         print!("{}", run_with("vectored.c", &[], &["differ", &case.to_string()]));
     }
+    print!("{}", run_with("vectored.c", &[], &["differ", "5", "two_step"]));
+    print!("{}", run_with("vectored.c", &[], &["balanced"]));
 }
 
 #[test]

@@ -25,7 +25,7 @@ mod tree;
 mod trees;
 mod two_level;
 mod two_level_split;
-mod two_step;
+pub mod two_step;
 
 use crate::code::FloatCode;
 use crate::error::{Error, Result};

@@ -18,13 +18,18 @@
 //!   rank 2:  23 21 -> rank 3      20 30 -> rank 0     02 12 22 32
 //!   rank 3:  32 30 -> rank 2      21 31 -> rank 1     03 13 23 33
 //! ```
+//!
+//! Where blocks differ in size and each rank knows its own only, an all-to-all of their lengths comes before, by this very plan: a slot
+//! of scratch holds the length of the block that it holds afterwards.
 #![forbid(unsafe_code)]
 
 use super::builder::{alone, joined, Builder};
 use super::needs::{InnerNeeds, Needs};
 use super::Algorithm;
+use crate::plan::blocks::BlockTable;
 use crate::plan::{Action, Collective, Plan, Shape, Span, Spans};
 use crate::topo::{Grid, NodeId, Rank};
+use std::sync::Arc;
 
 /// Two-step all-to-all.
 pub const TWO_STEP: Algorithm = Algorithm {
@@ -82,12 +87,27 @@ fn push_local(builder: &mut Builder, lane: usize, place: &Place, step: usize, ns
     let local = place.grid.local(place.rank);
     let to = members[(local + step) % members.len()];
     let from = members[(local + members.len() - step) % members.len()];
-    let handed = |server| (1..place.grid.nnodes()).flat_map(move |step| place.served(server, place.node_at(step)));
-    let src = std::iter::once(to).chain(handed(to)).map(|block| Span::input(block.index(), 1));
+    let src = std::iter::once(to).chain(place.handed(to)).map(|block| Span::input(block.index(), 1));
     builder.push(lane, Action::Send { to, channel: 0, src: joined(src) });
     let mut dst = vec![Span::output(from.index(), 1)];
-    dst.extend(joined(handed(place.rank).enumerate().map(|(index, to)| place.held(from, to, index, nserved))));
+    dst.extend(joined(place.handed(place.rank).enumerate().map(|(index, to)| place.held(from, to, index, nserved))));
     builder.push(lane, Action::Recv { from, channel: 0, dst });
+}
+
+/// The tables of all ranks with what each hands on, where the sizes of all blocks are at hand.
+pub fn handing(tables: &[Arc<BlockTable>], grid: &Grid) -> Vec<Arc<BlockTable>> {
+    let of = |(rank, table): (usize, &Arc<BlockTable>)| {
+        let handed = handed(grid, Rank::from_index(rank)).into_iter();
+        Arc::new(table.handing(handed.map(|[from, to]| tables[from.index()].input()[to.index()].count).collect()))
+    };
+    tables.iter().enumerate().map(of).collect()
+}
+
+/// The blocks that a rank hands on, as pairs of sender and receiver, by their slots of scratch.
+fn handed(grid: &Grid, rank: Rank) -> Vec<[Rank; 2]> {
+    let place = Place { grid, rank };
+    let others = place.members().iter().filter(|&&member| member != rank);
+    others.flat_map(|&member| place.handed(rank).map(move |to| [member, to])).collect()
 }
 
 /// A rank among the nodes.
@@ -116,6 +136,11 @@ impl Place<'_> {
     fn served(&self, server: Rank, node: NodeId) -> Vec<Rank> {
         let rails = self.grid.local(server)..self.grid.members(node).len();
         rails.step_by(self.members().len()).map(|rail| self.grid.members(node)[rail]).collect()
+    }
+
+    /// All ranks to which `server`, a rank of this node, sends for the node, in the order in which it does.
+    fn handed(&self, server: Rank) -> impl Iterator<Item = Rank> + '_ {
+        (1..self.grid.nnodes()).flat_map(move |step| self.served(server, self.node_at(step)))
     }
 
     /// Which row of scratch holds what another rank of the node has handed over.

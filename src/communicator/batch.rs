@@ -29,6 +29,8 @@ pub(super) struct OperationBatch {
     pub(super) comm: Arc<Comm>,
     /// None until it has one.
     turn: Option<u64>,
+    /// The turn is another one's, which ends it.
+    is_lent: bool,
     pub(super) collectives: SmallVec<[CollectiveCall; 1]>,
     /// How many of the collectives have begun.
     begun: usize,
@@ -104,6 +106,7 @@ impl OperationBatch {
         OperationBatch {
             comm,
             turn: None,
+            is_lent: false,
             collectives: SmallVec::new(),
             begun: 0,
             followed: SmallVec::new(),
@@ -182,6 +185,13 @@ impl OperationBatch {
         self.turn.is_some()
     }
 
+    /// Without operations, in this one's turn, which has not begun.
+    pub(super) fn in_its_turn(&self) -> OperationBatch {
+        let mut batch = OperationBatch::new(self.comm.clone());
+        (batch.turn, batch.is_lent) = (self.turn, true);
+        batch
+    }
+
     /// Runs a call of the others' in the program's place.
     pub(super) fn relay(&mut self, call: CollectiveCall, late: Box<LateCall>) {
         self.collectives.push(call);
@@ -206,7 +216,7 @@ impl OperationBatch {
     }
 
     /// Whether it is this run's turn, or it waits for none.
-    fn is_on(&self) -> bool {
+    pub(super) fn is_on(&self) -> bool {
         self.independent || self.turn.is_some_and(|turn| self.comm.turns.is(turn))
     }
 
@@ -228,6 +238,7 @@ impl OperationBatch {
             self.collectives = self.comm.fuse(calls).into_iter().map(|(_, call)| call).collect();
         }
         self.collectives.iter_mut().try_for_each(|call| self.comm.decide(call))?;
+        self.comm.late.get().map_or(Ok(()), |late| late.accept(&self.collectives))?;
         self.records.accept(&self.comm, &self.collectives);
         let due = self.comm.epochs.get().filter(|epochs| epochs.are_due(&self.collectives)).cloned();
         self.telling = due.map(|epochs| Telling { epochs, measures: false });
@@ -549,7 +560,7 @@ impl Drop for OperationBatch {
             return self.comm.turns.end_independent();
         }
         // Turns end in order even when a run is given up before its own came.
-        let Some(turn) = self.turn else { return };
+        let Some(turn) = self.turn.filter(|_| !self.is_lent) else { return };
         if !self.is_on() {
             self.comm.turns.wait(turn, Duration::from_secs(10));
         }
@@ -596,8 +607,9 @@ fn end(
 
 /// Makes progress with a call; of one that is relayed, with what this rank gives in the place of its program's input, or as that.
 fn poll_call(engine: &mut Engine, late: &Option<Box<LateCall>>) -> Result<Progress> {
-    late.iter().for_each(|late| late.join(engine));
-    engine.poll()
+    let Some(late) = late else { return engine.poll() };
+    late.join(engine)?;
+    engine.poll().map_err(|error| late.explained(error))
 }
 
 /// Begins what comes next in a call of which late ranks' parts may come later, until there is nothing.
@@ -677,6 +689,12 @@ fn ended() -> Error {
 
 /// Runs all of `runs` to their end on this thread. The first failure is returned; the others are run to their end.
 pub(super) fn drive(runs: &mut [OperationBatch]) -> Result<()> {
+    drive_beside(runs, || {})
+}
+
+/// The same, with something beside it, now and then.
+#[inline(always)]
+pub(super) fn drive_beside(runs: &mut [OperationBatch], mut beside: impl FnMut()) -> Result<()> {
     let mut first = Ok(());
     let mut open: SmallVec<[bool; 8]> = runs.iter().map(|_| true).collect();
     let mut left = runs.len();
@@ -684,6 +702,7 @@ pub(super) fn drive(runs: &mut [OperationBatch]) -> Result<()> {
     let mut idle_polls = 0u32;
     let mut stall = Stall::NONE;
     while left > 0 {
+        beside();
         let mut moved = false;
         for (run, open) in runs.iter_mut().zip(&mut open).filter(|(_, open)| **open) {
             match run.poll() {

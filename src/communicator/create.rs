@@ -521,8 +521,8 @@ impl Comm {
     }
 }
 
-/// Numbers messages where they take no turns, and has the engine know that they do not. Where late ranks are relayed, messages that waited for
-/// such a call would wait for who waits for them.
+/// Numbers messages where they take no turns, and has the engine know that they do not. Where late ranks are relayed before their programs
+/// have made the call, messages that waited for such a call would wait for who waits for them.
 fn numbers(
     config: &Config,
     members: &[Member],
@@ -530,7 +530,7 @@ fn numbers(
     between: (usize, Option<Carrier>),
     engine: &mut Option<Engine>,
 ) -> Option<Mutex<Counters>> {
-    let takes_none = options.on_host.is_some() || late::relays(config, members, options, between) == Ok(true);
+    let takes_none = options.on_host.is_some() || late::relays_before_calls(config, members, options, between);
     takes_none.then(|| {
         engine.iter_mut().for_each(Engine::free_messages);
         Mutex::new(Counters::new(members.len()))

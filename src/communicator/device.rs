@@ -333,6 +333,13 @@ impl Default for HostDevice {
     }
 }
 
+impl HostDevice {
+    /// Writes to its memory.
+    pub fn write(&mut self, to: DeviceRegion, bytes: &[u8]) {
+        here(to).write(bytes);
+    }
+}
+
 /// A region of the host as the device.
 fn here(region: DeviceRegion) -> Region {
     // SAFETY: the bytes must be this process's; because the device is the host.

@@ -1,5 +1,7 @@
 //! What a communicator runs operations with: its transport, its plans, its scratch memory.
 
+#[path = "engine_counts.rs"]
+mod counts;
 #[path = "engine_prepare.rs"]
 mod prepare;
 
@@ -8,7 +10,7 @@ use super::device::{Device, DeviceHome, DeviceSeat, HostDevice, MakeDevice};
 use super::epochs::{CallPace, Epochs};
 use super::front::CallFront;
 use super::independent::{IndependentBatch, IndependentMessages};
-use super::joined::{self, JoinedStage, PACKED_ROOM_BYTES};
+use super::joined::{self, CallStage, PACKED_ROOM_BYTES};
 use super::live::{Buffers, LiveWorld, RegionLists};
 use super::messages::{Counters, Messages};
 use super::signature::{explain, signature};
@@ -59,7 +61,7 @@ struct Running {
     scratch: DeviceRegion,
     /// Where the data of several calls is brought together: what is sent, and what is received.
     packed: Option<[DeviceRegion; 2]>,
-    stage: JoinedStage,
+    stage: CallStage,
     /// Index in `recent`.
     ready: usize,
     /// Where those who follow it see how far it is.
@@ -77,6 +79,7 @@ struct Ready {
     staged: Staged,
     program: Arc<Program>,
     layout: Layout,
+    segment_bytes: usize,
     window: usize,
     /// What each chunk has, where that is not the same.
     weights: Option<Arc<ChunkWeights>>,
@@ -116,7 +119,10 @@ pub struct Engine {
     explained: std::collections::HashSet<(Collective, u32, String)>,
     lists: RegionLists,
     running: Option<Running>,
+    counting: counts::CountRound,
     sequence: u64,
+    /// That of the last one in which each rank knew its own sizes only; 0: none.
+    own_sizes: u64,
     counters: Counters,
     /// Messages that do not wait for operations in turn, where the communicator has such.
     independent: Option<IndependentMessages>,
@@ -217,7 +223,9 @@ impl Engine {
             explained: Default::default(),
             lists: RegionLists::default(),
             running: None,
+            counting: Default::default(),
             sequence: 0,
+            own_sizes: 0,
             independent: None,
             visits: 0,
         })
@@ -253,7 +261,7 @@ impl Engine {
     /// the same two operations.
     pub fn keep_quiet(&mut self, quiet: bool) {
         self.silent = quiet;
-        self.sequence = 0;
+        (self.sequence, self.own_sizes) = (0, 0);
     }
 
     /// Wakes the thread that waits for an operation.
@@ -347,6 +355,9 @@ impl Engine {
     /// Begins a collective. Returns false for one that moves nothing: nobody has decided about it.
     pub fn begin(&mut self, call: &CollectiveCall) -> Result<bool> {
         self.sequence += 1;
+        if call.has_own_sizes() {
+            self.own_sizes = self.sequence;
+        }
         if call.moves_nothing(self.grid.nranks()) {
             return Ok(false);
         }
@@ -355,7 +366,10 @@ impl Engine {
         let index = self.prepare(call, decision)?;
         self.transport.set_wide(call.loads_unevenly());
         self.transport.call_begins(&|| call.kind());
-        self.run(call, index)?;
+        match self.hands_on(call, index) {
+            true => self.begin_counts(call, index)?,
+            false => self.run(call, index)?,
+        }
         self.pace.iter_mut().for_each(|pace| pace.begin(call));
         Ok(true)
     }
@@ -366,7 +380,7 @@ impl Engine {
         let ready = &mut self.recent[index];
         let scratch_bytes = ready.layout.scratch_bytes() * ready.window.min(ready.layout.segments());
         let (scratch, packed, stage) = match &call.joined {
-            None => (self.device.scratch(scratch_bytes)?, None, JoinedStage::Runs),
+            None => (self.device.scratch(scratch_bytes)?, None, CallStage::Runs),
             Some(joined) => joined::gather(&mut *self.device, joined, scratch_bytes, MOVES)?,
         };
         self.device.begin(&ready.program, &ready.layout, ready.window)?;
@@ -467,14 +481,16 @@ impl Engine {
 
     /// An error of such a call, said as of any.
     pub(super) fn explained(&self, error: Error, call: &CollectiveCall) -> Error {
-        explain(error, call, self.sequence, false)
+        explain(error, call, (self.sequence, self.own_sizes), false)
     }
 
     /// Makes progress with the collective that is running.
     pub fn poll(&mut self) -> Result<Progress> {
         let running = self.running.as_ref().ok_or_else(|| Error::Internal("no collective is running".to_string()))?;
-        if running.stage != JoinedStage::Runs {
-            return self.poll_moves();
+        match running.stage {
+            CallStage::Runs => {}
+            CallStage::Counts => return self.poll_counts(),
+            CallStage::Gathers | CallStage::Scatters => return self.poll_moves(),
         }
         let ready = &mut self.recent[running.ready];
         let device: &mut dyn Device = match running.on_host {
@@ -499,13 +515,14 @@ impl Engine {
         };
         let outcome = ready.execution.poll(&mut world);
         let beside = || self.independent.as_ref().is_some_and(IndependentMessages::are_open);
-        let progress = outcome.map_err(|error| explain(error, &running.call, self.sequence, beside()))?;
+        let progress =
+            outcome.map_err(|error| explain(error, &running.call, (self.sequence, self.own_sizes), beside()))?;
         if progress == Progress::Done {
             if let Some(Running { call: CollectiveCall { joined: Some(joined), .. }, packed, stage, .. }) =
                 &mut self.running
             {
                 if joined::scatter(&mut *self.device, joined, *packed, MOVES)? == Started::Pending {
-                    *stage = JoinedStage::Scatters;
+                    *stage = CallStage::Scatters;
                     return Ok(Progress::Moved);
                 }
             }
@@ -529,8 +546,8 @@ impl Engine {
         self.done_alone = done;
         polled?;
         match &mut self.running {
-            Some(running) if has_moved && running.stage == JoinedStage::Gathers => {
-                running.stage = JoinedStage::Runs;
+            Some(running) if has_moved && running.stage == CallStage::Gathers => {
+                running.stage = CallStage::Runs;
                 Ok(Progress::Moved)
             }
             _ if has_moved => {
@@ -619,7 +636,10 @@ impl Engine {
         if !missing.is_empty() {
             return missing;
         }
-        self.running.as_ref().map_or_else(Vec::new, |running| self.recent[running.ready].execution.waiting_for())
+        self.running.as_ref().map_or_else(Vec::new, |running| match running.stage {
+            CallStage::Counts => self.counting.waiting_for(),
+            _ => self.recent[running.ready].execution.waiting_for(),
+        })
     }
 
     /// Forgets what is running; user memory is not touched afterwards.
@@ -675,15 +695,13 @@ impl Engine {
     /// Whether messages are long enough to be staged; the same on all ranks. Where each rank knows its own counts only, none are:
     /// such a message is one segment.
     fn may_stage(&self, call: &CollectiveCall) -> bool {
-        let own_sizes = call.blocks.is_some() && call.known_sizes().is_none();
-        self.config.stage && !own_sizes && call.count * call.dtype.size() > self.config.eager_bytes
+        self.config.stage && !call.has_own_sizes() && call.count * call.dtype.size() > self.config.eager_bytes
     }
 
     /// Whether a call's blocks, of which each rank knows its own only, go in parts: where some rank's data is on a device, and
     /// their copies overlap with messages. A provider gets them whole.
     fn cuts_messages(&self, call: &CollectiveCall, decision: &Decision) -> bool {
-        let own_sizes = call.blocks.is_some() && call.known_sizes().is_none();
-        own_sizes && self.part_bytes != usize::MAX && decision.provider().is_none()
+        call.has_own_sizes() && self.part_bytes != usize::MAX && decision.provider().is_none()
     }
 
     /// The plan as this rank runs it.

@@ -5,7 +5,7 @@ use super::{least_scratch, signature, Engine, Ready, Running, Staged};
 use crate::algorithms;
 use crate::communicator::device::Device;
 use crate::communicator::epochs::{self, Epochs};
-use crate::communicator::joined::JoinedStage;
+use crate::communicator::joined::CallStage;
 use crate::communicator::CollectiveCall;
 use crate::error::{Error, Result};
 use crate::exec::{Execution, Program};
@@ -46,7 +46,7 @@ impl Engine {
         let ready = &mut self.recent[index];
         let scratch = self.host.scratch(ready.layout.scratch_bytes() * ready.window.min(ready.layout.segments()))?;
         ready.execution.begin(ready.program.clone(), ready.layout.clone(), ready.window, limit_ns);
-        let (packed, stage, front, epochs) = (None, JoinedStage::Runs, None, None);
+        let (packed, stage, front, epochs) = (None, CallStage::Runs, None, None);
         self.running = Some(Running { call, scratch, packed, stage, ready: index, front, on_host: true, epochs });
         Ok(())
     }
@@ -130,6 +130,7 @@ impl Engine {
             staged: *staged,
             program: program.clone(),
             layout: Engine::layout(program, call, *segment_bytes, weights.as_ref()),
+            segment_bytes: *segment_bytes,
             window: *window,
             weights: weights.clone(),
             signature: Engine::signature(call, choice, weights.as_ref()),

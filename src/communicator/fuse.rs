@@ -104,7 +104,7 @@ pub fn fuse(
     let kind = |(call, stretch)| Some((kind(call, nranks, rules)?, stretch));
     let kinds: Vec<StretchKind> = calls.iter().zip(stretches).map(kind).collect();
     let has_equals = |index: usize| kinds[index].is_some() && kinds[index + 1..].contains(&kinds[index]);
-    if !(0..calls.len()).any(has_equals) || depend(&calls) {
+    if !(0..calls.len()).any(has_equals) || depend_in_stretches(&calls) {
         return each_alone(calls.into_iter().enumerate());
     }
     let placed = calls.into_iter().enumerate();
@@ -368,8 +368,8 @@ fn stretches(calls: &[CollectiveCall]) -> Vec<usize> {
 }
 
 /// Whether one call writes what another one reads or writes that may come to be one with it, or to another place.
-fn depend(calls: &[CollectiveCall]) -> bool {
-    calls.chunk_by(|one, next| root_class(one) == root_class(next)).any(depend_in_stretch)
+fn depend_in_stretches(calls: &[CollectiveCall]) -> bool {
+    calls.chunk_by(|one, next| root_class(one) == root_class(next)).any(depend)
 }
 
 /// Where each block of a buffer lies.
@@ -383,7 +383,8 @@ fn blocks_of(region: DeviceRegion, blocks: Option<&[Extent]>, size: usize) -> Sm
     }
 }
 
-fn depend_in_stretch(calls: &[CollectiveCall]) -> bool {
+/// Whether one call writes what another one reads or writes, as far as this rank knows.
+pub fn depend(calls: &[CollectiveCall]) -> bool {
     struct Used {
         begin: u64,
         end: u64,

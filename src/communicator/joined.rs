@@ -65,12 +65,14 @@ impl Joined {
     }
 }
 
-/// How far a call that stands for several is.
+/// How far a call is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum JoinedStage {
-    /// Its data is being brought together.
+pub enum CallStage {
+    /// Ranks tell each other how long the blocks are that they hand on.
+    Counts,
+    /// It stands for several, whose data is being brought together.
     Gathers,
-    /// It runs, as any other call does from the beginning.
+    /// It runs, as most calls do from the beginning.
     Runs,
     /// Its results are being taken apart.
     Scatters,
@@ -83,7 +85,7 @@ pub fn gather(
     joined: &Joined,
     scratch_bytes: usize,
     token: Token,
-) -> Result<(DeviceRegion, Option<[DeviceRegion; 2]>, JoinedStage)> {
+) -> Result<(DeviceRegion, Option<[DeviceRegion; 2]>, CallStage)> {
     joined.copies.iter().try_for_each(|&(from, to)| device.copy(None, from, to))?;
     let (scratch, packed) = match joined.is_packed {
         false => (device.scratch(scratch_bytes)?, None),
@@ -99,8 +101,8 @@ pub fn gather(
         }
     };
     let stage = match joined.moves_data() {
-        true if device.keep_order(token)? == Started::Pending => JoinedStage::Gathers,
-        _ => JoinedStage::Runs,
+        true if device.keep_order(token)? == Started::Pending => CallStage::Gathers,
+        _ => CallStage::Runs,
     };
     Ok((scratch, packed, stage))
 }

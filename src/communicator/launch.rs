@@ -5,7 +5,8 @@ use super::admission::admit;
 use super::batch::{drive, OperationBatch};
 use super::bundle::{self, Bundle};
 use super::gpu::GpuLauncher;
-use super::{lost, siblings, Comm, Operation, StreamRef, ALIVE};
+use super::siblings::{self, Spread};
+use super::{lost, Comm, Operation, StreamRef, ALIVE};
 use crate::device::gpu::driver::DriverHandle;
 use crate::device::gpu::order::{Arrival, StreamOrder};
 use crate::error::{Error, Result};
@@ -86,7 +87,11 @@ fn on_gpu(mut run: OperationBatch, arrival: Arrival) -> Result<()> {
     run.take_turn();
     device.run(move || {
         let has_failed = run.comm.failure().is_some();
-        let outcome = match await_streams(&mut ordered, || run.comm.failure().is_some()) {
+        let come = match run.comm.late.get().cloned() {
+            None => await_streams(&mut ordered, || run.comm.failure().is_some(), |_| {}),
+            Some(late) => late.await_streams(&run, &mut ordered),
+        };
+        let outcome = match come {
             Ok(()) => drive(std::slice::from_mut(&mut run)),
             Err(error) => {
                 let error = run.reason(error);
@@ -129,10 +134,15 @@ pub(super) fn arrive(comm: &Comm, streams: &[StreamRef]) -> Result<Arrival> {
 }
 
 /// Waits until the streams have come to the operation, which takes as long as the program's own work on them, or the
-/// communicator `has_failed`.
-pub(super) fn await_streams(ordered: &mut StreamOrder, has_failed: impl Fn() -> bool) -> Result<()> {
+/// communicator `has_failed`. Does something `meanwhile`, again and again.
+pub(super) fn await_streams(
+    ordered: &mut StreamOrder,
+    has_failed: impl Fn() -> bool,
+    mut meanwhile: impl FnMut(&mut StreamOrder),
+) -> Result<()> {
     let mut idle = Idle::new(0);
     while !has_failed() && !ordered.may_begin()? {
+        meanwhile(ordered);
         idle.nap();
     }
     Ok(())
@@ -142,7 +152,12 @@ fn launch_group(batch: Vec<Launch>) -> Result<()> {
     if batch.iter().any(|launch| launch.comm.survivors.get().is_some()) {
         return lost::launch(batch);
     }
-    let (bundles, mut order) = begin_group(batch)?;
+    admit(&batch)?;
+    siblings::spread(batch)?.into_iter().try_for_each(launch_part)
+}
+
+fn launch_part(part: Vec<Spread>) -> Result<()> {
+    let (bundles, mut order) = begin_part(part)?;
     // What this thread runs comes last: it waits for streams that others may have to reach as well.
     let (here, elsewhere): (Vec<Bundle>, Vec<Bundle>) = bundles.into_iter().partition(Bundle::has_null);
     elsewhere.into_iter().chain(here).try_for_each(|bundle| bundle.launch(&mut order))
@@ -151,10 +166,9 @@ fn launch_group(batch: Vec<Launch>) -> Result<()> {
 /// Launches what runs on GPUs; gives what is left, and the order, which is held for it where threads may share communicators. A
 /// function of its own, so that what it needs of the stack is free again while the bundles run.
 #[inline(never)]
-fn begin_group(batch: Vec<Launch>) -> Result<(Vec<Bundle>, Option<bundle::Order>)> {
-    admit(&batch)?;
+fn begin_part(part: Vec<Spread>) -> Result<(Vec<Bundle>, Option<bundle::Order>)> {
     let mut parts: Vec<(OperationBatch, Vec<StreamRef>)> = Vec::new();
-    for (Launch { comm, operation, stream }, further) in siblings::spread(batch)? {
+    for (Launch { comm, operation, stream }, further) in part {
         let index = parts.iter().position(|(run, _)| Arc::ptr_eq(&run.comm, &comm)).unwrap_or_else(|| {
             parts.push((OperationBatch::new(comm), Vec::new()));
             parts.len() - 1

@@ -5,6 +5,7 @@
 //! of `strataCommInitHost`'s communicators take no turns ([`independent`]). Once an operation fails, or another rank reports a failure, the communicator keeps that first failure and every later call
 //! returns it.
 
+mod adapt;
 mod admission;
 mod again;
 mod batch;
@@ -47,10 +48,10 @@ mod window_stream;
 mod windows;
 
 pub use crate::bootstrap::UniqueId;
+pub use adapt::AdaptOptions;
 pub use again::Again;
 pub use create::{CommOptions, Companion, InitParams, OnHost};
 pub use launch::{launch, launch_one, Launch};
-pub use lost::AdaptOptions;
 pub use ops::Factor;
 pub use windows::WindowBounds;
 
@@ -255,6 +256,11 @@ impl CollectiveCall {
     fn known_sizes(&self) -> Option<&[usize]> {
         let known = matches!(self.collective, Collective::AllGather | Collective::ReduceScatter);
         self.blocks.as_ref().filter(|_| known).map(|blocks| blocks.row())
+    }
+
+    /// Whether blocks differ in size, and each rank knows its own sizes only.
+    fn has_own_sizes(&self) -> bool {
+        self.blocks.is_some() && self.known_sizes().is_none()
     }
 
     /// Whether some NICs of a node may have more to carry than others: with a root, and where blocks differ by a quarter, or may.

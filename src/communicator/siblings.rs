@@ -8,7 +8,7 @@
 #![forbid(unsafe_code)]
 
 use super::device::DeviceHome;
-use super::{CollectiveCall, Comm, CommOptions, Launch, Operation};
+use super::{fuse, CollectiveCall, Comm, CommOptions, Launch, Operation};
 use crate::carrier::{Carrier, Carriers, FurtherCarrier, Inter};
 use crate::config::Config;
 use crate::device::StreamRef;
@@ -294,17 +294,21 @@ impl Launch {
     }
 }
 
-/// The operations of a group, with the streams that each waits for beside its own. Where calls choose between carriers they have
-/// become fewer already, and each goes by the carrier that a single call of its size would choose, and waits for the streams of the
-/// calls in whose places it is.
-pub(super) fn spread(batch: Vec<Launch>) -> Result<Vec<(Launch, Vec<StreamRef>)>> {
+/// An operation of a group, with the streams that it waits for beside its own.
+pub(super) type Spread = (Launch, Vec<StreamRef>);
+
+/// The operations of a group. Where calls choose between carriers they have become fewer already, and each goes by the carrier that a
+/// single call of its size would choose, and waits for the streams of the calls in whose places it is.
+///
+/// There are several parts, one after the other, where a call uses what another one writes: between carriers there is no other order.
+pub(super) fn spread(batch: Vec<Launch>) -> Result<Vec<Vec<Spread>>> {
     let chooses =
         |launch: &Launch| launch.comm.siblings.get().is_some() && matches!(launch.operation, Operation::Collective(_));
-    let mut spread = Vec::with_capacity(batch.len());
+    let mut parts = vec![Vec::with_capacity(batch.len())];
     let mut groups: Vec<(Arc<Comm>, Vec<CollectiveCall>, Vec<StreamRef>)> = Vec::new();
     for launch in batch {
         if !chooses(&launch) {
-            spread.push((launch, Vec::new()));
+            parts[0].push((launch, Vec::new()));
             continue;
         }
         let Launch { comm, operation: Operation::Collective(call), stream } = launch else { continue };
@@ -316,15 +320,27 @@ pub(super) fn spread(batch: Vec<Launch>) -> Result<Vec<(Launch, Vec<StreamRef>)>
             None => groups.push((comm, vec![call], vec![stream])),
         }
     }
-    for (comm, calls, streams) in groups {
+    // Of ranks that share a thread none may wait for a part that another one has not come to.
+    let depend = groups.iter().any(|(_, calls, _)| fuse::depend(calls));
+    for (comm, calls, all) in groups {
+        let mut part = 0;
+        let mut before: Option<Arc<Comm>> = None;
         for (places, mut call) in comm.fuse(calls) {
             comm.decide(&mut call)?;
             let carried_by = comm.sibling_for(&call).unwrap_or(&comm).clone();
-            let mut streams = places.iter().map(|&place| streams[place].clone());
+            let mut streams = places.iter().map(|&place| all[place].clone());
             let stream = streams.next().unwrap_or(StreamRef::Null);
+            let further = if depend { all.clone() } else { streams.collect() };
+            if depend && before.as_ref().is_some_and(|before| !Arc::ptr_eq(before, &carried_by)) {
+                part += 1;
+            }
+            before = Some(carried_by.clone());
+            if parts.len() == part {
+                parts.push(Vec::new());
+            }
             let launch = Launch { comm: carried_by, operation: Operation::Collective(call), stream };
-            spread.push((launch, streams.collect()));
+            parts[part].push((launch, further));
         }
     }
-    Ok(spread)
+    Ok(parts)
 }

@@ -6,8 +6,9 @@ use crate::digest::Digest;
 use crate::dtype::Prologue;
 use crate::error::Error;
 
-/// Says of which operation an error is. A message that does not match its receive may be one `beside` it.
-pub(super) fn explain(error: Error, call: &CollectiveCall, sequence: u64, beside: bool) -> Error {
+/// Says of which operation an error is. A message that does not match its receive may be one `beside` it, or of an operation before in which
+/// each rank knew its own sizes only, the last of which has the number `own_sizes`; 0 is none.
+pub(super) fn explain(error: Error, call: &CollectiveCall, (sequence, own_sizes): (u64, u64), beside: bool) -> Error {
     let sizes = if call.blocks.is_some() { "blocks of different sizes of " } else { "" };
     let (name, count, dtype) = (call.collective.name(), call.count, call.dtype.name());
     let count = if call.blocks.is_some() { String::new() } else { format!("{count} ") };
@@ -17,9 +18,12 @@ pub(super) fn explain(error: Error, call: &CollectiveCall, sequence: u64, beside
             Error::InvalidUsage(format!("{}, or a send or receive beside it: {text}", what.trim_end_matches(": ")))
         }
         // An empty block has no message there, so one that somebody has elements for looks like another call's.
-        Error::InvalidUsage(text) if call.blocks.is_some() && call.known_sizes().is_none() => {
+        Error::InvalidUsage(text) if call.has_own_sizes() => {
             Error::InvalidUsage(format!("{what}{text}, or one has elements for another one that expects none"))
         }
+        Error::InvalidUsage(text) if (1..sequence).contains(&own_sizes) => Error::InvalidUsage(format!(
+            "{what}{text}, or in operation {own_sizes} one had elements for another one that expected none: counts may differ"
+        )),
         Error::InvalidUsage(text) => Error::InvalidUsage(what + &text),
         Error::Timeout(text) => Error::Timeout(match call.decision.as_ref().and_then(|decision| decision.provider()) {
             Some(provider) => format!("{what}provider {provider} has not completed it: {text}"),

@@ -583,7 +583,7 @@ macro_rules! own_functions {
         "Ranks that are lost" {
             /// Writes who takes part in the communicator's calls and how far they are: an object in JSON, with a zero byte after it. ranks
             /// and members are numbers of ranks as they were when it was made, generation counts how often ranks were lost, first_call
-            /// is the number of the first collective of this generation, calls of the collectives that have ended, lost has each rank that
+            /// is the number of the first collective of this generation, calls of the collectives that have ended (strataCommAdapt takes two), lost has each rank that
             /// is lost and why, links what STRATA_MEASURE_EVERY or strataCommProfile knows, goes_on whether lost ranks end nothing,
             /// late_calls in how many calls somebody was late. Where STRATA_LOST=continue does not hold calls is null, and where
             /// STRATA_LATE=relay does not late_calls; links where neither of the two has been asked for. links has epoch, how often shares
@@ -596,14 +596,16 @@ macro_rules! own_functions {
             "strata" fn strataCommOnChange(
                 comm: CommHandle, callback: Callback, argument: Buffer
             ) -> Status = native(communicators::on_change);
-            /// Says how calls go on without lost ranks (STRATA_LOST=continue): options are names with values, commas between them;
-            /// what is not named is off, and null names nothing.
+            /// Says how calls go on without lost ranks (STRATA_LOST=continue) and late ones (STRATA_LATE=relay): options are names with values, commas
+            /// between them; what is not named is off, and null names nothing.
             /// "rescale=on" has floats' sums (ncclSum and operations of ncclRedOpCreatePreMulSum) multiplied by the number of ranks over the
             /// number of contributors, so that they are what all would have added on average; sums of integers are ncclInvalidUsage then.
+            /// "late=drop" ends the all-reduces that late ranks relay without what these have not contributed: the others wait no longer, the late rank's
+            /// call gives the same result, and averages are over the contributors of each element. "late=bring" has it brought, as ever.
             /// All ranks call it, with equal options and in the same place among their collectives; it holds from the next call on. With data on
-            /// GPUs it returns when all that was called before has ended.
-            /// ncclInvalidUsage where ranks ask for different options, and where lost ranks end the communicator; ncclInvalidArgument for
-            /// what is no option.
+            /// GPUs, and where lost ranks end the communicator, it returns when all that was called before has ended.
+            /// ncclInvalidUsage where ranks ask for different options, where lost ranks end the communicator and late ones are waited for, and for "late=drop"
+            /// where late ones are waited for, or calls end when all ranks say that they have them (STRATA_LOST=continue); ncclInvalidArgument for what is no option.
             "strata" fn strataCommAdapt(comm: CommHandle, options: Text) -> Status = native(communicators::adapt);
         }
         "Links" {

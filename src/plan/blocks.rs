@@ -34,6 +34,8 @@ pub struct BlockTable {
     output: Vec<Extent>,
     /// How many elements each block of the row has, as far as this rank knows; those that are not there it does not know.
     row: Vec<usize>,
+    /// How many elements the blocks of others have that this rank hands on, by their slots of scratch; none where blocks go straight.
+    handed: Option<Vec<usize>>,
     /// Elements of the longest block.
     longest: usize,
 }
@@ -107,7 +109,7 @@ impl BlockTable {
     pub fn new(input: Vec<Extent>, output: Vec<Extent>, row: Vec<usize>) -> BlockTable {
         let user = input.iter().chain(&output).map(|block| block.count);
         let longest = user.chain(row.iter().copied()).max().unwrap_or(0);
-        BlockTable { input, output, row, longest }
+        BlockTable { input, output, row, handed: None, longest }
     }
 
     /// The blocks of the send buffer.
@@ -123,6 +125,25 @@ impl BlockTable {
     /// The sizes of the row of blocks.
     pub fn row(&self) -> &[usize] {
         &self.row
+    }
+
+    /// The same where this rank hands on blocks of others, of which it has been told the sizes, by their slots of scratch.
+    pub fn handing(&self, counts: Vec<usize>) -> BlockTable {
+        let longest = counts.iter().copied().fold(self.longest, usize::max);
+        BlockTable { handed: Some(counts), longest, ..self.clone() }
+    }
+
+    /// Whether ranks hand on blocks whose sizes they have been told.
+    pub fn hands_on(&self) -> bool {
+        self.handed.is_some()
+    }
+
+    /// Elements of what a slot of scratch holds, where that is block `block` of the row.
+    pub fn held_count(&self, slot: usize, block: usize) -> usize {
+        match &self.handed {
+            Some(counts) => counts.get(slot).copied().unwrap_or(0),
+            None => self.row_count(block),
+        }
     }
 
     /// Whether this rank knows the sizes of all blocks.

@@ -149,16 +149,18 @@ impl Layout {
         }
     }
 
-    /// Whether the last segment of a block of `span` is this one, where blocks end with one that is not full.
+    /// Whether the last segment of one of the blocks of `span` is this one, where blocks end with one that is not full.
     pub fn ends_in(&self, segment: usize, span: &Span) -> bool {
         let Some(blocks) = self.blocks.as_ref().filter(|_| self.open_ended) else { return false };
-        let block = span.start as usize / self.chunks_per_block;
-        let extent = match span.buffer {
-            Buffer::Input => blocks.input().get(block),
-            Buffer::Output => blocks.output().get(block),
+        let (start, end) = (span.start as usize, (span.start + span.len) as usize);
+        let count = |block: usize| match span.buffer {
+            Buffer::Input => blocks.input().get(block).map(|extent| extent.count),
+            Buffer::Output => blocks.output().get(block).map(|extent| extent.count),
+            Buffer::Scratch if blocks.hands_on() => Some(blocks.held_count(block, 0)),
             Buffer::Scratch | Buffer::Coded => None,
         };
-        extent.is_some_and(|extent| extent.count / self.segment_elems == segment)
+        let mut all = start / self.chunks_per_block..end.div_ceil(self.chunks_per_block);
+        all.any(|block| count(block).is_some_and(|count| count / self.segment_elems == segment))
     }
 
     /// The blocks, where they may differ in size.
@@ -294,7 +296,7 @@ impl Layout {
             let (phase, left) = (at % per_block, span.len as usize - done);
             let (Extent { count, at: place }, phase, run) = match span.buffer {
                 Buffer::Scratch | Buffer::Coded => {
-                    (Extent { count: blocks.row_count(like / per_block), at: 0 }, like % per_block, 1)
+                    (Extent { count: blocks.held_count(at, like / per_block), at: 0 }, like % per_block, 1)
                 }
                 Buffer::Input => (blocks.input()[at / per_block], phase, left.min(per_block - phase)),
                 Buffer::Output => (blocks.output()[at / per_block], phase, left.min(per_block - phase)),

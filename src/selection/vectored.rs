@@ -2,14 +2,15 @@
 //!
 //! Algorithms of messages, and providers where a call or a setting names them: boards and scripts are for blocks of one size, and tables
 //! and the cost model know no others. Where each rank knows its own sizes only, a block goes straight from the rank that has it to the
-//! one that gets it, and nothing but the shape decides.
+//! one that gets it, and nothing but the shape decides. Of an all-to-all in two steps, where one is named, or a bound for blocks is set
+//! and small, ranks are told how long the blocks are that they hand on.
 #![forbid(unsafe_code)]
 
 use super::carried::asked;
 use super::decision::{routed, selected};
 use super::vendor::Route;
 use super::{coded, provided, thresholds, Context, Decision, Executor, Knowledge, Policy, Request, Selection, Sizes};
-use crate::algorithms::{self, Choice};
+use crate::algorithms::{self, two_step, Choice};
 use crate::error::{Error, Result};
 use crate::plan::{Collective, Shape};
 use crate::topo::{Grid, Rank};
@@ -65,10 +66,7 @@ fn by_own_transports(request: &Request<'_>, context: &Context) -> Result<Decisio
         (Some(choice), Sizes::Known { .. }) => (choice, 0, why),
         (None, Sizes::Known { longest_bytes }) => by_sizes(longest_bytes, request, context),
         (Some(choice), _) if algorithms::provider_of(&choice).is_some() => (choice, 0, why),
-        (named, _) => {
-            let why = "each rank knows the sizes of its own blocks only".to_string();
-            (named.unwrap_or_else(|| Choice::flat("direct")), usize::MAX, why)
-        }
+        (named, _) => by_shape(named.map(|choice| (choice, why)), request, context),
     };
     let reason = match provided::passed_over(request, context) {
         Some(why) if by != Policy::Named => format!("{reason} ({why})"),
@@ -103,10 +101,31 @@ pub fn takes_blocks_of_any_sizes(name: &str, (collective, root): (Collective, Ra
     let is_script = [&choice.name, &choice.node, &choice.rail].iter().any(|name| name.starts_with(algorithms::SCRIPT));
     let is_known = matches!(collective, Collective::AllGather | Collective::ReduceScatter);
     // A coded block is in scratch, and its size follows from the row, which has to be known.
-    let is_straight = is_known || STRAIGHT.contains(&choice.name.as_str());
+    let is_straight = is_known || STRAIGHT.contains(&choice.name.as_str()) || hands_on(&choice);
     let shape = Shape { root, ..Shape::new(collective, grid.clone()) };
     let is_whole = algorithms::is_on_board(&choice) || algorithms::provider_of(&choice).is_some();
     !is_script && !is_whole && is_straight && algorithms::supports(&choice, &shape)
+}
+
+/// Whether ranks hand on blocks, and tell each other first how long these are.
+fn hands_on(choice: &Choice) -> bool {
+    choice.name == two_step::TWO_STEP.name
+}
+
+/// Where each rank knows its own sizes only: by the shape, and by the bound that the settings have for blocks of an all-to-all.
+fn by_shape(named: Option<(Choice, String)>, request: &Request<'_>, context: &Context) -> (Choice, usize, String) {
+    let bound = context.config.all_to_all_v_bound_bytes;
+    let bounded = || {
+        let request = Request { block_bytes: bound, ..*request };
+        let (choice, why) = thresholds::choose(&request, context);
+        let is_fit = bound > 0 && request.collective == Collective::AllToAll && hands_on(&choice);
+        is_fit.then(|| (choice, format!("by STRATA_ALLTOALLV_BOUND_BYTES {why}")))
+    };
+    let own = || (Choice::flat("direct"), "each rank knows the sizes of its own blocks only".to_string());
+    let (choice, why) = named.or_else(bounded).unwrap_or_else(own);
+    // A block that is handed on goes in parts that find room on the way, any other one whole.
+    let segment_bytes = if hands_on(&choice) { 0 } else { usize::MAX };
+    (choice, segment_bytes, why)
 }
 
 /// By the bytes of all blocks, and by the longest: the algorithm, the bytes of each block that are handled at a time, where they
@@ -181,7 +200,7 @@ mod tests {
         assert_eq!(named(None, Collective::AllGather, sizes), "ring, named by the environment");
         let takes = |name, collective| takes_blocks_of_any_sizes(name, (collective, Rank(0)), &context.grid);
         assert!(takes("two_level", Collective::ReduceScatter) && takes("pairwise", Collective::AllToAll));
-        assert!(!takes("two_step", Collective::AllToAll) && !takes("board", Collective::AllGather));
+        assert!(takes("two_step", Collective::AllToAll) && !takes("board", Collective::AllGather));
         assert!(!takes("script:mine", Collective::AllGather) && !takes("nothing", Collective::AllGather));
     }
 
@@ -207,16 +226,34 @@ mod tests {
     }
 
     #[test]
-    fn where_ranks_know_their_own_sizes_blocks_go_straight() {
+    fn where_ranks_know_their_own_sizes_blocks_go_straight_unless_two_steps_are_named() {
         for (collective, named, wanted) in [
             (Collective::AllToAll, "auto", "direct"),
-            (Collective::AllToAll, "two_step", "direct"),
+            (Collective::AllToAll, "two_step", "two_step"),
             (Collective::AllToAll, "pairwise", "pairwise"),
             (Collective::Gather, "tree", "direct"),
             (Collective::Scatter, "board", "direct"),
         ] {
             let request = Request { sizes: Sizes::Own, ..Request::new(collective, 0) };
             assert_eq!(chosen(request, Grid::blocks(&[3, 3]), named), wanted, "{}, {named}", collective.name());
+        }
+    }
+
+    #[test]
+    fn a_small_bound_has_blocks_of_an_all_to_all_handed_on_where_nodes_have_several_ranks() {
+        for (collective, nodes, bound, wanted) in [
+            (Collective::AllToAll, &[3, 3][..], 4096, "two_step"),
+            (Collective::AllToAll, &[3, 3], 1 << 20, "direct"),
+            (Collective::AllToAll, &[1, 1], 4096, "direct"),
+            (Collective::AllToAll, &[4], 4096, "direct"),
+            (Collective::Gather, &[3, 3], 4096, "direct"),
+        ] {
+            let config = Config { all_to_all_v_bound_bytes: bound, ..Config::default() };
+            let context = Context::new(Arc::new(Grid::blocks(nodes)), config, true);
+            let decision = decide(&Request { sizes: Sizes::Own, ..Request::new(collective, 0) }, &context).unwrap();
+            let Executor::Own(selection) = decision.executor else { panic!("{decision:?}") };
+            assert_eq!(selection.choice.to_string(), wanted, "{}, {nodes:?}, {bound}", collective.name());
+            assert_eq!(selection.segment_bytes == usize::MAX, wanted == "direct", "only what goes straight goes whole");
         }
     }
 

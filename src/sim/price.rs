@@ -9,7 +9,7 @@ use super::fabric::{Busy, Fabric, Manner, Resource};
 use super::machine::Cluster;
 use super::skew::Skew;
 use super::{Job, Sim, SimOptions};
-use crate::algorithms::{self, levels, Choice};
+use crate::algorithms::{self, levels, two_step, Choice};
 use crate::carrier::Carrier;
 use crate::dtype::DataType;
 use crate::error::{Error, Result};
@@ -270,7 +270,12 @@ fn run(
     let contract = store::by_name(&choice.name).and_then(|script| script.script.contract.as_ref());
     let blocks = contract.map_or(1, |contract| contract.blocks());
     let count = block_bytes(collective, grid.nranks(), message_bytes).div_ceil(blocks * dtype.size());
-    let tables = detail.skew.map(|skew| skew.tables(collective, grid.nranks(), count)).transpose()?;
+    let mut tables = detail.skew.map(|skew| skew.tables(collective, grid.nranks(), count)).transpose()?;
+    let mut told_ns = 0.0;
+    if let (Some(tables), true) = (&mut tables, choice.name == two_step::TWO_STEP.name) {
+        *tables = two_step::handing(tables, grid);
+        told_ns = counts_ns(&programs, Fabric::new(machine, grid, manner))?;
+    }
     let job =
         Job { count, blocks: tables.as_deref(), dtype, segment_bytes: route.segment_bytes, inputs: None, weights };
     let options = SimOptions { window: route.window, capacity: 64, ..SimOptions::default() };
@@ -285,7 +290,17 @@ fn run(
         timeline: state.take_kept(),
         events: report.events,
     };
-    Ok(price.later(machine.launch_ns(lanes)))
+    Ok(price.later(told_ns + machine.launch_ns(lanes)))
+}
+
+/// The time of the round of counts before a call by these programs.
+fn counts_ns(programs: &[Option<Arc<Program>>], fabric: Fabric) -> Result<f64> {
+    let programs: Vec<Arc<Program>> = programs.iter().flatten().cloned().collect();
+    let job =
+        Job { count: 1, blocks: None, dtype: DataType::U64, segment_bytes: usize::MAX, inputs: None, weights: None };
+    let report = Sim::with_durations(0, SimOptions::default(), fabric).run(&programs, &job);
+    let report = report.map_err(|failure| Error::Internal(format!("a round of counts: {}", failure.reason)))?;
+    Ok(report.last_ns() as f64)
 }
 
 /// Which bytes are final when, of a message that is one block.

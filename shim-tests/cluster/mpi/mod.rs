@@ -207,14 +207,16 @@ fn every_collective_is_right_over_mpi_on_uneven_nodes() {
 }
 
 /// Runs a program of calls that follow from seeds on ranks that MPI has started.
-fn by_seeds(mpi: &Mpi, file: &str, runs: &[(usize, [&str; 3])]) {
+fn by_seeds(mpi: &Mpi, file: &str, runs: &[(usize, &[&str])]) {
     let source = std::fs::read_to_string(built::root().join("shim-tests/c").join(file)).unwrap();
     let library = built::library_dir();
     let program = built::Compiler::new("c").compile(&source, &["-pthread", "-L", library.to_str().unwrap(), "-lnccl"]);
     let program_path = program.to_str().unwrap();
-    for &(n, [how, from, to]) in runs {
-        let said = mpi.run(n, "exec \"$@\"", &[program_path, how, from, to], &[]);
+    for &(n, arguments) in runs {
+        let said = mpi.run(n, "exec \"$@\"", &[&[program_path], arguments].concat(), &[]);
         assert!(said.contains("MPI carries messages between nodes"), "MPI was not used\n{said}");
+        let is_used = |name: &&str| said.contains(&format!("-> {name}"));
+        assert!(arguments.get(3).is_none_or(is_used), "{arguments:?}: it was not used\n{said}");
         assert_eq!(said.lines().filter(|line| line.starts_with(&format!("a rank of {n}: "))).count(), n, "{said}");
     }
     std::fs::remove_file(program).unwrap();
@@ -223,17 +225,25 @@ fn by_seeds(mpi: &Mpi, file: &str, runs: &[(usize, [&str; 3])]) {
 #[test]
 fn blocks_of_different_sizes_arrive_over_mpi_on_uneven_nodes() {
     let (_alone, Some(mpi)) = (alone(), mpi()) else { return };
-    by_seeds(mpi, "vectored.c", &[(4, ["launched", "3000", "3060"]), (3, ["launched", "3100", "3140"])]);
+    by_seeds(
+        mpi,
+        "vectored.c",
+        &[
+            (4, &["launched", "3000", "3060"]),
+            (3, &["launched", "3100", "3140"]),
+            (4, &["launched", "3200", "3230", "two_step"]),
+        ],
+    );
 }
 
 #[test]
 fn groups_and_windows_have_the_results_of_each_call_over_mpi() {
     let (_alone, Some(mpi)) = (alone(), mpi()) else { return };
-    let runs = [
-        (4, ["launched", "6000", "6040"]),
-        (3, ["launched", "6100", "6130"]),
-        (4, ["windows-launched", "6200", "6240"]),
-        (3, ["windows-launched", "6300", "6330"]),
+    let runs: [(usize, &[&str]); 4] = [
+        (4, &["launched", "6000", "6040"]),
+        (3, &["launched", "6100", "6130"]),
+        (4, &["windows-launched", "6200", "6240"]),
+        (3, &["windows-launched", "6300", "6330"]),
     ];
     by_seeds(mpi, "groups.c", &runs);
 }

@@ -56,7 +56,7 @@ fn on_gpus_every_collective_type_and_operation_is_right_and_a_rank_that_does_not
             assert!(said.contains(done), "{driver}\n{said}");
             assert!(said.contains("-> provider:mpi, 1 segment"), "{driver}: it was not used\n{said}");
         }
-        one_does_not_come(mpi, &place);
+        one_does_not_come(mpi, "idle", &place, "provider mpi has not completed it");
     }
 }
 
@@ -150,19 +150,27 @@ fn without_a_plugin_it_is_left_out_with_one_line_and_calls_that_name_it_are_refu
 #[test]
 fn a_rank_that_does_not_come_fails_the_others_in_time_and_the_error_names_the_provider() {
     let (_alone, Some(mpi)) = (alone(), mpi()) else { return };
-    one_does_not_come(mpi, &[]);
+    one_does_not_come(mpi, "idle", &[], "provider mpi has not completed it");
 }
 
-fn one_does_not_come(mpi: &Mpi, place: &[(&str, &str)]) {
+/// What a rank does to leave is no part of the others' call, which would have a result without it.
+#[test]
+fn a_rank_that_has_left_in_order_fails_the_others_call() {
+    let (_alone, Some(mpi)) = (alone(), mpi()) else { return };
+    one_does_not_come(mpi, "left", &[], "rank 2 has left");
+}
+
+/// The last one of three ranks does something else, and the others' calls fail with these words.
+fn one_does_not_come(mpi: &Mpi, instead: &str, place: &[(&str, &str)], words: &str) {
     let program = program();
-    let script = "if [ $RANK = 2 ]; then exec \"$1\" mpi idle; fi; exec \"$1\" mpi once";
+    let script = format!("if [ $RANK = 2 ]; then exec \"$1\" mpi {instead}; fi; exec \"$1\" mpi once");
     let vars = [place, &[MPI_TOO, ("STRATA_TIMEOUT_MS", "3000"), ("STRATA_INTER", "tcp")]].concat();
     // MPI cannot be finalised then, which launchers take for a failure: what ranks say counts.
-    let job = mpi.start(3, &[], script, &[program.to_str().unwrap()], &vars);
+    let job = mpi.start(3, &[], &script, &[program.to_str().unwrap()], &vars);
     let end = Instant::now() + LIMIT;
     let next = || job.lines.recv_timeout(end.saturating_duration_since(Instant::now())).ok();
     let said = std::iter::from_fn(next).collect::<Vec<String>>().join("\n");
     assert!(Instant::now() < end, "{said}");
-    assert!(said.contains("provider mpi has not completed it"), "{said}");
-    assert_eq!(said.lines().filter(|line| line.contains(": error ")).count(), 2, "{said}");
+    let errors: Vec<&str> = said.lines().filter(|line| line.contains(": error ")).collect();
+    assert!(errors.len() == 2 && errors.iter().any(|line| line.contains(words)), "{said}");
 }

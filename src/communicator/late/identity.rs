@@ -40,11 +40,15 @@ fn one(dtype: DataType) -> u64 {
     }
 }
 
+/// It again and again, in at most so many bytes.
+pub fn pattern(reduction: &Reduction, most: usize) -> Vec<u8> {
+    let element = bits(reduction.dtype, reduction.operator).to_le_bytes();
+    element[..reduction.dtype.size()].iter().copied().cycle().take(STRETCH.min(most)).collect()
+}
+
 /// Fills a region with it.
 pub fn fill(region: Bytes<'_>, reduction: &Reduction) {
-    let element = bits(reduction.dtype, reduction.operator).to_le_bytes();
-    let size = reduction.dtype.size();
-    let pattern: Vec<u8> = element[..size].iter().copied().cycle().take(STRETCH.min(region.len())).collect();
+    let pattern = pattern(reduction, region.len());
     let mut at = 0;
     while at < region.len() {
         let len = pattern.len().min(region.len() - at);

@@ -8,25 +8,29 @@
 //! same on all ranks; only the order of operands depends on who was late.
 //! Source: AdapCC (Zhao, Zhang and Wu), whose relays these are.
 
+mod dropped;
 mod identity;
+mod memory;
 mod relay;
 
-use super::batch::asked_at;
+use super::batch::{asked_at, OperationBatch};
 use super::engine::Engine;
 use super::members::Member;
-use super::{CollectiveCall, Comm, CommOptions};
+use super::{AdaptOptions, CollectiveCall, Comm, CommOptions};
 use crate::carrier::Carrier;
-use crate::config::{Config, Late};
+use crate::config::{Config, Late, Lost};
+use crate::device::gpu::order::StreamOrder;
 use crate::dtype::{Prologue, Reduction};
 use crate::error::{Error, Result};
 use crate::fork::PerProcess;
-use crate::health::CallSummary;
+use crate::health::{CallSummary, RelayRequest};
 use crate::memory::{Arena, DeviceRegion, Region};
 use crate::plan::Collective;
 use crate::selection::{Executor, Selection, AUTO};
 use crate::sync::locked;
 use crate::topo::Rank;
 use crate::transport::Waker;
+use memory::{LateMemory, Vector};
 use relay::Relay;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -40,14 +44,14 @@ const WORD: usize = 3 * size_of::<u64>();
 /// Ranks that get no further for this part of what such a call takes ask for relays; and no sooner than this.
 const PART: f64 = 0.15;
 const SOONEST: Duration = Duration::from_millis(2);
+/// The same where what late ranks have is left out: as long as the call takes.
+const PART_TO_DROP: f64 = 1.0;
 /// Who relays asks further ones after this.
 const ASKED_BY_RELAY: Duration = Duration::from_millis(2);
 /// Who gets no further all the same asks again after twice as long each time, at most after this.
 const LONGEST_PATIENCE: Duration = Duration::from_secs(1);
 /// What a broadcast takes of an all-reduce of as many bytes, about.
 const BROADCAST: f64 = 0.7;
-/// Vectors of memory that are kept for the next call with late ranks.
-const SPARE: usize = 2;
 
 /// Said once in a process.
 static REFUSED: PerProcess<Once> = PerProcess::new(Once::new);
@@ -66,8 +70,10 @@ struct LateState {
     paces: HashMap<u32, f64>,
     /// The call that this rank relays, or has relayed and not made yet.
     relay: Option<Relay>,
-    /// For the next ones.
-    spare: Vec<Arena>,
+    /// What this rank is asked to relay while its stream has not come to the call, and when that was heard, as the question's age in us.
+    asked: Option<(RelayRequest, u64)>,
+    /// What the program has asked for.
+    options: AdaptOptions,
 }
 
 /// How the calls of a communicator go on without those who are late.
@@ -77,6 +83,8 @@ pub(super) struct LateRanks {
     word: Region,
     words: Region,
     _arenas: [Arena; 2],
+    /// For parts that come late.
+    memory: Arc<LateMemory>,
     state: Mutex<LateState>,
     /// A thread relays, or is about to.
     is_relaying: AtomicBool,
@@ -93,6 +101,7 @@ pub(super) struct LateCall {
     call: CollectiveCall,
     /// Whether this rank relays it.
     relays: bool,
+    options: AdaptOptions,
     begun: Instant,
     asked_at: Option<Instant>,
     /// How often it has asked since something moved.
@@ -113,7 +122,7 @@ enum Stage {
         coming: Coming,
         /// What is under way: where it is, or goes.
         part: DeviceRegion,
-        memory: Option<Arena>,
+        memory: Option<Vector>,
     },
     /// The result is there.
     Ended,
@@ -127,7 +136,7 @@ struct Coming {
     /// This rank's own, where it was late.
     own: Option<DeviceRegion>,
     /// What that lies in, where it is not the send buffer.
-    kept: Option<Arena>,
+    _kept: Option<Vector>,
 }
 
 impl Coming {
@@ -151,8 +160,7 @@ pub(super) enum NextOfLate {
 
 /// Memory of the host.
 pub(super) fn here(region: DeviceRegion) -> Region {
-    // SAFETY: the bytes must be this process's; because only communicators in host memory have late ranks relayed, or go on without
-    // lost ones.
+    // SAFETY: the bytes must be this process's; because who calls this knows that the communicator's data is in host memory.
     unsafe { region.in_process() }
 }
 
@@ -188,32 +196,24 @@ impl LateRanks {
         let words = unsafe { output.region().unbound() };
         let call = comm.gather_of_words([word, words])?;
         let (_arenas, state) = ([input, output], Mutex::default());
+        let memory = LateMemory::new(comm.gpu().map(|device| device.gpu()))?;
         let (is_relaying, calls) = (AtomicBool::new(false), AtomicU64::new(0));
-        Ok(LateRanks { call, word, words, _arenas, state, is_relaying, calls })
+        Ok(LateRanks { call, word, words, _arenas, memory, state, is_relaying, calls })
     }
 
-    /// Memory; its region may be used until the arena goes.
-    fn memory(&self, bytes: usize) -> Result<(Arena, Region)> {
-        let none =
-            || Error::System(format!("there is no memory for the {bytes} bytes of a late rank's part (STRATA_LATE)"));
-        let mut state = locked(&self.state);
-        let place = state.spare.iter().position(|arena| arena.len() >= bytes);
-        let spare = place.map(|place| state.spare.swap_remove(place));
-        drop(state);
-        let mut arena = spare.or_else(|| Arena::try_new(bytes)).ok_or_else(none)?;
-        // SAFETY: the arena must outlive every use; because who keeps the region keeps the arena, and a communicator that fails cancels
-        // what uses it.
-        let region = unsafe { arena.region().part(0, bytes).unbound() };
-        Ok((arena, region))
-    }
-
-    /// Keeps memory that is not used any more.
-    fn keep(&self, arena: Arena) {
-        let mut state = locked(&self.state);
-        if state.spare.len() == SPARE {
-            state.spare.remove(0);
+    /// Calls are accepted: has what they may need, where that cannot be taken when ranks are late.
+    pub(super) fn accept(&self, calls: &[CollectiveCall]) -> Result<()> {
+        let options = locked(&self.state).options;
+        if options.drops_late {
+            calls.iter().filter(|call| is_relayed(call)).try_for_each(|call| options.check(call))?;
         }
-        state.spare.push(arena);
+        let longest = calls.iter().filter(|call| is_relayed(call)).map(bytes_of).max();
+        longest.map_or(Ok(()), |bytes| self.memory.make_room(bytes))
+    }
+
+    /// What holds from the next call on.
+    pub(super) fn adapt(&self, options: AdaptOptions) {
+        locked(&self.state).options = options;
     }
 
     /// What the call that begins is among late ranks: one whose late parts may come later, and its form that divides nothing. A call
@@ -237,6 +237,15 @@ impl LateRanks {
         let Some(reduction) = call.reduction.filter(|_| is_relayed(call)) else { return Ok(None) };
         call.reduction = Some(Reduction { divisor: 1, ..reduction });
         Ok(Some(Box::new(LateCall::new(self.clone(), summary, reduction, call.clone()))))
+    }
+
+    /// Waits until the streams have come to what is called on a GPU, and relays it meanwhile where others ask for it.
+    pub(super) fn await_streams(
+        self: &Arc<LateRanks>,
+        called: &OperationBatch,
+        ordered: &mut StreamOrder,
+    ) -> Result<()> {
+        relay::await_streams(called, self, ordered)
     }
 
     /// The program has come to a call while this rank may be relaying it.
@@ -283,7 +292,8 @@ impl LateRanks {
 impl LateCall {
     fn new(late: Arc<LateRanks>, summary: CallSummary, reduction: Reduction, call: CollectiveCall) -> LateCall {
         let (begun, asked_at, stage) = (Instant::now(), None, Stage::Reduces);
-        LateCall { late, summary, reduction, call, relays: false, begun, asked_at, asked: 0, stage }
+        let options = locked(&late.state).options;
+        LateCall { late, summary, reduction, call, relays: false, options, begun, asked_at, asked: 0, stage }
     }
 
     /// Whether this rank has relayed what its program calls now.
@@ -298,9 +308,27 @@ impl LateCall {
 
     /// Between two polls: what a relay contributes is ready for the segments that come next, and is its program's, if that has come, in those
     /// that have not begun.
-    pub(super) fn join(&self, engine: &mut Engine) {
-        if self.relays && matches!(self.stage, Stage::Reduces) {
-            relay::join(&self.late, engine);
+    pub(super) fn join(&self, engine: &mut Engine) -> Result<()> {
+        match self.relays && matches!(self.stage, Stage::Reduces) {
+            true => relay::join(&self.late, engine),
+            false => Ok(()),
+        }
+    }
+
+    /// An error of what is under way, as one of the program's call.
+    #[cold]
+    pub(super) fn explained(&self, error: Error) -> Error {
+        let what = match self.stage {
+            Stage::Tells => "whose ranks tell each other who was late",
+            Stage::Brings { .. } => "of which late ranks' parts come",
+            Stage::Reduces | Stage::Comes(_) | Stage::Ended => return error,
+        };
+        let CollectiveCall { count, dtype, .. } = &self.call;
+        let said = |text: String| format!("all_reduce of {count} {}, {what}: {text}", dtype.name());
+        match error {
+            Error::Timeout(text) => Error::Timeout(said(text)),
+            Error::Remote(text) => Error::Remote(said(text)),
+            other => other,
         }
     }
 
@@ -310,10 +338,11 @@ impl LateCall {
         if !matches!(self.stage, Stage::Reduces) {
             return;
         }
-        let patience = match (self.relays, self.asked_at) {
+        let drops = self.options.drops_late;
+        let patience = match (self.relays && !drops, self.asked_at) {
             (true, None) => ASKED_BY_RELAY,
             _ => match self.late.usual(bytes_of(&self.call)) {
-                Some(usual) => usual.mul_f64(PART).max(SOONEST),
+                Some(usual) => usual.mul_f64(if drops { PART_TO_DROP } else { PART }).max(SOONEST),
                 None => return,
             },
         };
@@ -357,13 +386,15 @@ impl LateCall {
                     return Ok(NextOfLate::Nothing);
                 }
                 self.tell(comm, &absences);
-                self.bring(comm, Coming { absences, next: 0, own: None, kept: None }, None)
+                if self.options.drops_late {
+                    self.settle(comm, &absences)?;
+                    return Ok(NextOfLate::Nothing);
+                }
+                self.bring(comm, Coming { absences, next: 0, own: None, _kept: None }, None)
             }
             Stage::Comes(coming) => self.bring(comm, coming, None),
             Stage::Brings { coming, part, memory } => {
-                let output = here(self.call.output).part(0, part.len());
-                let reduction = self.reduction;
-                crate::device::host::reduce(reduction.dtype, reduction.operator, 1, &[output, here(part)], output);
+                self.late.memory.fold(&self.reduction, self.call.output.part(0, part.len()), part)?;
                 self.bring(comm, coming, memory)
             }
             Stage::Ended => Ok(NextOfLate::Nothing),
@@ -376,17 +407,26 @@ impl LateCall {
         }
         self.late.calls.fetch_add(1, Ordering::Relaxed);
         let (number, all) = (comm.status.begun() - 1, bytes_of(&self.call));
+        let part = if self.options.drops_late { "is left out of" } else { "brings its part of" };
         for Absence { rank, bytes } in absences {
-            crate::info!("operation {number}: rank {rank} was late, and brings its part of {bytes} of {all} bytes");
+            crate::info!("operation {number}: rank {rank} was late, and {part} {bytes} of {all} bytes");
         }
     }
 
+    /// Ends the call without what these have not contributed.
+    fn settle(&self, comm: &Comm, absences: &[Absence]) -> Result<()> {
+        let output = self.call.output.part(0, bytes_of(&self.call));
+        let what = (&self.reduction, self.options.rescale);
+        dropped::settle(&self.late.memory, what, output, (absences, comm.nranks()))
+    }
+
     /// Begins to bring what those who were late have not contributed to: all of it in one reduction, or the next one's.
-    fn bring(&mut self, comm: &Comm, mut coming: Coming, memory: Option<Arena>) -> Result<NextOfLate> {
+    fn bring(&mut self, comm: &Comm, mut coming: Coming, memory: Option<Vector>) -> Result<NextOfLate> {
         let together = coming.together().filter(|_| coming.next == 0);
         let Some(&Absence { rank, bytes }) = coming.absences.get(coming.next) else {
-            memory.into_iter().chain(coming.kept).for_each(|arena| self.late.keep(arena));
-            self.divide();
+            if !self.options.drops_late {
+                self.divide()?;
+            }
             return Ok(NextOfLate::Nothing);
         };
         let is_own = together.is_none() && rank == comm.rank;
@@ -395,9 +435,10 @@ impl LateCall {
         let (memory, part) = match coming.own.filter(|_| is_own) {
             Some(own) => (memory, own.part(0, bytes)),
             None => {
-                memory.into_iter().for_each(|arena| self.late.keep(arena));
-                let (arena, region) = self.late.memory(bytes)?;
-                (Some(arena), region.as_device())
+                drop(memory);
+                let vector = self.late.memory.take(bytes)?;
+                let region = vector.region();
+                (Some(vector), region)
             }
         };
         let call = match together {
@@ -412,8 +453,8 @@ impl LateCall {
     fn reduction_of_all(&self, comm: &Comm, coming: &Coming, part: DeviceRegion) -> Result<CollectiveCall> {
         let reduction = Reduction { divisor: 1, prologue: Prologue::None, ..self.reduction };
         let own = coming.own.map_or(0, |own| own.len());
-        coming.own.into_iter().for_each(|from| here(part).part(0, own).copy_from(here(from)));
-        identity::fill(here(part).part(own, part.len() - own), &reduction);
+        coming.own.map_or(Ok(()), |from| self.late.memory.copy(part.part(0, own), from))?;
+        self.late.memory.fill(part.part(own, part.len() - own), &reduction)?;
         let count = part.len() / reduction.dtype.size();
         let call = CollectiveCall::new(Collective::AllReduce, [part, part], count, reduction.dtype);
         let mut call = CollectiveCall { reduction: Some(reduction), ..call };
@@ -422,11 +463,13 @@ impl LateCall {
     }
 
     /// What is divided of averages is the sum of all.
-    fn divide(&self) {
+    fn divide(&self) -> Result<()> {
         let Reduction { dtype, divisor, .. } = self.reduction;
-        if divisor != 1 {
-            let output = here(self.call.output).part(0, bytes_of(&self.call));
-            crate::device::host::divide(dtype, divisor, output, output);
+        let output = self.call.output.part(0, bytes_of(&self.call));
+        if divisor == 1 {
+            Ok(())
+        } else {
+            self.late.memory.divide(dtype, divisor, output)
         }
     }
 }
@@ -477,11 +520,28 @@ pub(super) fn relays(
     if config.late != Late::Relay || members.len() == 1 || options.companion.is_some() {
         return Ok(false);
     }
-    if members.iter().any(|member| member.on_gpu) || options.make_device.is_some() {
-        return Err("data is on devices");
+    if options.make_device.is_some() {
+        return Err("data is on devices that are neither the host nor GPUs");
+    }
+    if members.iter().any(|member| member.on_gpu != members[0].on_gpu) {
+        return Err("data is on GPUs on some ranks only");
+    }
+    if members[0].on_gpu && config.lost == Lost::Continue {
+        return Err("on GPUs it does not go with STRATA_LOST=continue");
     }
     match nnodes > 1 && carrier != Some(Carrier::TCP) {
         true => Err("only over TCP it gains anything (STRATA_INTER=tcp)"),
         false => Ok(true),
     }
+}
+
+/// Whether a rank relays calls that its program has not made. On a GPU it relays those that its stream has not come to: there programs
+/// run ahead, and what a relay needs of the driver is taken when a call is accepted.
+pub(super) fn relays_before_calls(
+    config: &Config,
+    members: &[Member],
+    options: &CommOptions,
+    between: (usize, Option<Carrier>),
+) -> bool {
+    relays(config, members, options, between) == Ok(true) && !members.iter().any(|member| member.on_gpu)
 }

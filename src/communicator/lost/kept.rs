@@ -1,9 +1,8 @@
 //! Memory of calls that may be made again: inputs as they were, and the word that ends a call.
 
 use crate::communicator::CollectiveCall;
-use crate::device::gpu::kernels::{Batch, BatchScale};
 use crate::device::gpu::memory::DeviceBuffer;
-use crate::device::gpu::stream::GpuStream;
+use crate::device::gpu::work::GpuWork;
 use crate::device::gpu::GpuDevice;
 use crate::dtype::{DataType, RedOp, Reduction};
 use crate::error::{counted, Error, Result};
@@ -56,14 +55,13 @@ impl KeptInput {
     }
 }
 
-/// Memory on a GPU for inputs of calls that may be made again, and a stream for what is done to buffers between calls.
+/// Memory on a GPU for inputs of calls that may be made again.
 ///
 /// A driver may allocate only when its streams have come to rest, and the program's wait for a call from its acceptance on, so memory is
 /// taken before that, on the program's thread.
 #[derive(Debug)]
 pub struct KeptOnGpu {
-    gpu: Arc<GpuDevice>,
-    stream: Mutex<GpuStream>,
+    work: GpuWork,
     /// The last one is the largest. The others stay: freeing waits for streams, too.
     memory: Mutex<Vec<DeviceBuffer>>,
     /// What the call that is on has kept, and where.
@@ -73,8 +71,7 @@ pub struct KeptOnGpu {
 impl KeptOnGpu {
     /// Without memory.
     pub fn new(gpu: &Arc<GpuDevice>) -> Result<KeptOnGpu> {
-        let stream = Mutex::new(GpuStream::new(gpu)?);
-        Ok(KeptOnGpu { gpu: gpu.clone(), stream, memory: Mutex::default(), kept: Mutex::default() })
+        Ok(KeptOnGpu { work: GpuWork::new(gpu)?, memory: Mutex::default(), kept: Mutex::default() })
     }
 
     /// Has memory for what a call writes over. Others that are queued may still use what there was.
@@ -84,7 +81,7 @@ impl KeptOnGpu {
         if there < bytes {
             // Without the lock: where the driver waits for streams, these may wait for a call that keeps something now.
             // Twice as much at least, so that all that stays is at most three times what a call has needed.
-            let more = DeviceBuffer::new(&self.gpu, bytes.max(2 * there))?;
+            let more = DeviceBuffer::new(self.work.gpu(), bytes.max(2 * there))?;
             let mut memory = locked(&self.memory);
             memory.push(more);
             memory.sort_by_key(DeviceBuffer::bytes);
@@ -103,7 +100,7 @@ impl KeptOnGpu {
         });
         let copies: Vec<_> = copies.collect();
         if !copies.is_empty() {
-            self.copy(copies.iter().map(|(region, kept)| (*kept, *region)))?;
+            self.work.copy(copies.iter().map(|(region, kept)| (*kept, *region)))?;
         }
         *locked(&self.kept) = copies;
         Ok(())
@@ -111,39 +108,12 @@ impl KeptOnGpu {
 
     /// Writes it back.
     pub fn give_back(&self) -> Result<()> {
-        self.copy(locked(&self.kept).iter().copied())
+        self.work.copy(locked(&self.kept).iter().copied())
     }
 
-    /// Multiplies floats by the first number over the second, and waits until that has been done.
-    pub fn multiply_by_ratio(
-        &self,
-        dtype: DataType,
-        (factor, divisor): (u64, u64),
-        region: DeviceRegion,
-    ) -> Result<()> {
-        let mut batch = Box::new(Batch::new(1, BatchScale::Ratio, factor << 32 | divisor));
-        batch.push(region.len(), region.address(), std::iter::once(region.address()));
-        let mut stream = locked(&self.stream);
-        let entered = self.gpu.enter()?;
-        // SAFETY: the memory must stay until this has ended; because that is waited for below, and the program leaves a call's buffers
-        // alone until the call has ended.
-        let begun = unsafe { stream.scale(dtype, &batch) };
-        drop(entered);
-        begun.and(stream.finish())
-    }
-
-    /// Copies, and waits until all has been copied.
-    fn copy(&self, copies: impl Iterator<Item = (DeviceRegion, DeviceRegion)>) -> Result<()> {
-        let mut stream = locked(&self.stream);
-        let entered = self.gpu.enter()?;
-        let mut begun = copies.map(|(to, from)| {
-            // SAFETY: both must be there until the copy has ended; because that is waited for below, the program leaves a call's buffers
-            // alone until the call has ended, and what is kept is in memory of ours.
-            unsafe { stream.on_device(to.address(), from.address(), from.len()) }
-        });
-        let begun = begun.find(Result::is_err).unwrap_or(Ok(()));
-        drop(entered);
-        begun.and(stream.finish())
+    /// What is done to buffers between calls.
+    pub fn work(&self) -> &GpuWork {
+        &self.work
     }
 }
 

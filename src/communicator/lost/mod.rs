@@ -12,6 +12,7 @@ mod call;
 mod kept;
 mod queued;
 
+use super::adapt::AdaptOptions;
 use super::batch::{drive, OperationBatch};
 use super::device::DeviceHome;
 use super::engine::Engine;
@@ -25,9 +26,10 @@ use crate::health::Loss;
 use crate::selection::AUTO;
 use crate::sync::locked;
 use crate::topo::Rank;
-pub use adapt::AdaptOptions;
 use attend::Meetings;
-use kept::{CommitWord, KeptInput, KeptOnGpu};
+pub(super) use kept::CommitWord;
+use kept::{KeptInput, KeptOnGpu};
+pub(super) use queued::run_words;
 pub(super) use queued::{launch, launch_alone};
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -142,8 +144,8 @@ pub(super) struct Survivors {
     finished: AtomicU64,
     /// The number of the generation in which the last of them ran.
     ran_in: AtomicU64,
-    /// Whether sums are multiplied for those who do not contribute.
-    rescales: AtomicBool,
+    /// What the program has asked for.
+    options: Mutex<AdaptOptions>,
     /// What is called when ranks have been lost.
     on_change: Mutex<Option<Box<dyn Fn() + Send>>>,
     /// What only the operation that is on uses.
@@ -177,7 +179,7 @@ impl Survivors {
             generation: Mutex::new(Arc::new(Generation::first(nranks))),
             finished: AtomicU64::new(0),
             ran_in: AtomicU64::new(0),
-            rescales: AtomicBool::new(false),
+            options: Mutex::default(),
             on_change: Mutex::default(),
             memory: Mutex::new(CallMemory { kept: KeptInput::default(), word: CommitWord::new(0) }),
         }
@@ -351,7 +353,7 @@ fn survive(comm: &Arc<Comm>, survivors: &Survivors, call: &CollectiveCall, is_ow
     let before = survivors.finished();
     survivors.still_go_on()?;
     survivors.tell_untold();
-    survivors.can_rescale(call)?;
+    survivors.options().check(call)?;
     let on_gpu = survivors.on_gpu.as_ref().filter(|_| !is_own);
     loop {
         let generation = survivors.generation();
@@ -483,6 +485,7 @@ impl Survivors {
         let device = self.on_gpu.as_ref().map(|on_gpu| &on_gpu.device);
         let next = comm.without_lost(left, device, &self.is_aborted)?;
         let mine = Standing { finished, generation: generation.number };
+        next.late.get().into_iter().for_each(|late| late.adapt(self.options()));
         let told = next.tell(mine.encode(), &self.is_aborted);
         let standing = told.and_then(|told| Standing::of_all(&told)).inspect_err(|_| next.abort())?;
         let standing = Standing { generation: standing.generation + 1, ..standing };

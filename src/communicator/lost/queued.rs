@@ -124,7 +124,7 @@ fn place_on_gpus(parts: Vec<(Queued, Vec<StreamRef>)>) -> Result<Vec<(Queued, Ar
     let placed = parts.into_iter().map(|(queued, streams)| {
         for operation in &queued.operations {
             if let (Operation::Collective(call), Some(on_gpu)) = (operation, &queued.survivors.on_gpu) {
-                queued.survivors.can_rescale(call)?;
+                queued.survivors.options().check(call)?;
                 on_gpu.kept.make_room(call)?;
             }
         }
@@ -147,7 +147,7 @@ fn run_on_gpu(mut queued: Queued, arrival: Arrival) -> Result<()> {
     }
     device.run(move || {
         let has_ended = || queued.survivors.has_ended();
-        let come = await_streams(&mut ordered, has_ended);
+        let come = await_streams(&mut ordered, has_ended, |_| {});
         let was_over = has_ended();
         let comm = queued.comm.clone();
         let survivors = queued.survivors.clone();

@@ -12,6 +12,7 @@ pub mod kernels;
 pub mod memory;
 pub mod order;
 pub mod stream;
+pub mod work;
 
 use crate::error::{Error, Result};
 use crate::fork::PerProcess;

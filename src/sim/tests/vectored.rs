@@ -3,6 +3,7 @@
 
 use super::property::{accepted, case};
 use super::*;
+use crate::algorithms::two_step;
 use crate::plan::blocks::{packed, BlockTable, Extent};
 use crate::plan::stage::stage;
 use crate::plan::Buffer;
@@ -93,7 +94,10 @@ fn run_case(sim: &mut Sim, shape: &Shape, plans: Vec<Plan>, seed: u64, own: bool
     sim.reset(seed, options);
     let of_pairs = |table: &Arc<BlockTable>| BlockTable::of_pairs(table.input().to_vec(), table.output().to_vec());
     let given = |table: &Arc<BlockTable>| if own { Arc::new(of_pairs(table)) } else { table.clone() };
-    let given: Vec<Arc<BlockTable>> = tables.iter().map(given).collect();
+    let mut given: Vec<Arc<BlockTable>> = tables.iter().map(given).collect();
+    if own && programs[0].plan().algorithm == two_step::TWO_STEP.name {
+        given = two_step::handing(&given, &shape.grid);
+    }
     let job = Job { count: 0, blocks: Some(&given), dtype, segment_bytes, inputs: Some(&inputs), weights: None };
     let again = format!("staged {staged}, segments of {segment_bytes}, {tables:?}");
     let report = sim.run(&programs, &job).map_err(|failure| format!("{failure}{again}"))?;
@@ -142,11 +146,15 @@ fn where_ranks_know_their_own_sizes_only_blocks_go_in_parts_that_both_ends_cut_a
     let mut sim = Sim::new(0, SimOptions::default());
     for seed in seeds(600) {
         let mut random = Random::new(seed);
-        let nranks = 2 + random.below(5) as usize;
+        let nodes: Vec<usize> = (0..1 + random.below(3)).map(|_| 1 + random.below(4) as usize).collect();
+        let nranks = nodes.iter().sum::<usize>();
         let collective = random.pick(&[Collective::AllToAll, Collective::Gather, Collective::Scatter]);
-        let name = if collective == Collective::AllToAll { random.pick(&["direct", "pairwise"]) } else { "direct" };
+        let name = match collective {
+            Collective::AllToAll => random.pick(&["direct", "pairwise", "two_step"]),
+            _ => "direct",
+        };
         let root = if collective.has_root() { random.below(nranks as u64) as usize } else { 0 };
-        let grid = Arc::new(crate::topo::Grid::flat(nranks));
+        let grid = Arc::new(crate::topo::Grid::blocks(&nodes));
         let shape = Shape { root: Rank::from_index(root), ..Shape::new(collective, grid) };
         if let Err(text) = run_case(&mut sim, &shape, direct(name, &shape), seed, true) {
             panic!("SIM_SEED={seed}: {name}, {shape:?}: {text}");

@@ -248,7 +248,8 @@ impl MpiEnvironment {
             Err(why) => return Ok(Err(Refused { name: provider::MPI.to_string(), why })),
         };
         let (link, _) = joined.link(wakeups, exchange)?;
-        let provider = MpiProvider { me: site.me, link, runs: None, events: Vec::new(), cancelled: false };
+        let (farewell, _) = joined.link(wakeups, exchange)?;
+        let provider = MpiProvider { me: site.me, link, farewell, runs: None, events: Vec::new(), cancelled: false };
         let (name, most) = (provider::MPI.to_string(), MostBytes::of(most_bytes));
         Ok(Ok(Opened { name, provider: Box::new(provider), most }))
     }
@@ -259,6 +260,8 @@ impl MpiEnvironment {
 struct MpiProvider {
     me: Rank,
     link: MpiLink,
+    /// Where ranks say that they leave.
+    farewell: MpiLink,
     /// MPI's name of what is under way.
     runs: Option<&'static str>,
     events: Vec<TransferEnd>,
@@ -324,7 +327,7 @@ impl Drop for MpiProvider {
             self.cancel();
         }
         if !self.cancelled {
-            self.link.leave_together();
+            self.link.leave_together(&self.farewell);
         }
     }
 }

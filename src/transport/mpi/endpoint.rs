@@ -299,6 +299,6 @@ impl Drop for MpiEndpoint {
             }
             self.io.listen(packet);
         }
-        self.io.link.leave(MpiDeparture { nonce: self.io.nonce, awaited });
+        self.io.link.leave(MpiDeparture { nonce: self.io.nonce, awaited, behind: None });
     }
 }

@@ -354,17 +354,17 @@ impl Opener for Joined {
 
 impl Joined {
     /// Makes an MPI communicator of these ranks, in their order, and a number that all of them know. All ranks call it together.
-    fn link(self, wakeups: &Arc<Wakeups>, exchange: &mut dyn Exchange) -> Result<(MpiLink, u64)> {
+    fn link(&self, wakeups: &Arc<Wakeups>, exchange: &mut dyn Exchange) -> Result<(MpiLink, u64)> {
         let nonce = exchange.allgather(super::shm::open::random()?.to_le_bytes().to_vec())?;
         let nonce = nonce.first().and_then(|bytes| bytes.as_slice().try_into().ok()).map(u64::from_le_bytes);
         let nonce = nonce.ok_or_else(|| Error::Remote("rank 0 told no number".to_string()))?;
         self.take_turns(nonce, exchange)?;
         let tag = (nonce % vtable::MAX_TAG as u64) as i32;
         let waker = Waker::new(wakeups.clone());
-        let Joined { worker, world: ranks, exclusive, limit, .. } = self;
-        let made =
-            together(exchange, |meanwhile| worker.create(NewComm { ranks, tag, exclusive, waker, limit }, meanwhile));
-        worker.let_create();
+        let (ranks, exclusive, limit) = (self.world.clone(), self.exclusive, self.limit);
+        let wish = NewComm { ranks, tag, exclusive, waker, limit };
+        let made = together(exchange, |meanwhile| self.worker.create(wish, meanwhile));
+        self.worker.let_create();
         Ok((made??, nonce))
     }
 

@@ -128,6 +128,8 @@ pub struct MpiDeparture {
     pub nonce: u64,
     /// Ranks that have not left, from which packets may still come: acknowledgements of what they took late.
     pub awaited: Vec<i32>,
+    /// Another communicator of the same ranks, in which nothing is on its way when all have left this one.
+    pub behind: Option<usize>,
 }
 
 /// What the thread is asked to do.
@@ -486,15 +488,17 @@ impl MpiLink {
         self.post(id, bytes, None, tag, false);
     }
 
-    /// Leaves a communicator of collectives, none of which is pending. A barrier, for which nobody waits, tells when all ranks have
-    /// left it: it is freed then.
-    pub fn leave_together(&self) {
-        let (comm, id, peer, tag) = (self.comm, 0, None, 0);
+    /// Leaves a communicator of collectives, none of which is pending here. A barrier, for which nobody waits, tells when all ranks have
+    /// left it: it is freed then. The barrier is in a communicator of its own, `farewell`: others may yet begin collectives in this one,
+    /// which it would take part in.
+    pub fn leave_together(&self, farewell: &MpiLink) {
+        let (comm, id, peer, tag) = (farewell.comm, 0, None, 0);
         let (bytes, collective) = (TransferBytes::Theirs(Region::EMPTY), Some(Box::new(MpiCollective::barrier())));
         // As a send it is waited for before the communicator is freed.
         let barrier = Transfer { comm, id, bytes, peer, tag, send: true, idle: true, collective };
         self.shared.command(MpiCommand::Post(barrier));
-        self.leave(MpiDeparture { nonce: 0, awaited: Vec::new() });
+        farewell.leave(MpiDeparture { nonce: 0, awaited: Vec::new(), behind: None });
+        self.leave(MpiDeparture { nonce: 0, awaited: Vec::new(), behind: Some(farewell.comm) });
     }
 
     /// Appends what has ended.

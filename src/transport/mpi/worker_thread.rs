@@ -492,7 +492,8 @@ impl WorkerThread {
     fn free_left(&mut self) {
         for comm in 0..self.comms.len() {
             let Some(Some(Member { departure: Some(departure), .. })) = self.comms.get(comm) else { continue };
-            let quiet = departure.awaited.is_empty() && !self.pending(comm, |transfer| transfer.send);
+            let sends = |comm: usize| self.pending(comm, |transfer| transfer.send);
+            let quiet = departure.awaited.is_empty() && !sends(comm) && !departure.behind.is_some_and(sends);
             if !quiet || self.shared.usable().is_err() {
                 continue;
             }
